@@ -1,0 +1,55 @@
+# Everyday commands. `make` alone lists them.
+
+SHELL := /bin/bash
+export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH):/usr/sbin:/sbin
+
+CARGO  ?= cargo
+TARGET  = $(or $(CARGO_TARGET_DIR),target)
+PREFIX ?= /usr/local
+BINS    = vtl vtld
+C_FILES = $(shell git ls-files -co --exclude-standard 'bpf/*.c' 'bpf/*.h' 'include/*.h')
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build demo test lint fmt install uninstall clean
+
+help: ## This list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+setup: ## Install what is missing: system packages (as root), the pinned Rust toolchain
+	@scripts/setup.sh
+
+build: setup ## Build everything (release)
+	@$(CARGO) build --release --workspace --locked
+
+demo: build ## Download a file over a bad link: TCP cubic, TCP BBR and VTL, side by side (as root)
+	@$(TARGET)/release/vtl demo $(DEMO_ARGS)
+
+test: setup lint ## Check formatting and lints, then run all tests (as root: also those in namespaces)
+	$(CARGO) test --release --workspace --locked
+
+lint: setup ## rustfmt, clang-format, clippy, rustdoc, and cargo-deny if it is installed
+	$(CARGO) fmt --all --check
+	$(if $(C_FILES),clang-format-19 --dry-run --Werror $(C_FILES))
+	$(CARGO) clippy --release --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --release --workspace --no-deps --locked --quiet
+	@if command -v cargo-deny >/dev/null; then $(CARGO) deny --log-level error check; \
+	 else echo 'skipped: cargo deny is not installed (cargo install cargo-deny)'; fi
+
+fmt: ## Format Rust and C
+	$(CARGO) fmt --all
+	$(if $(C_FILES),clang-format-19 -i $(C_FILES))
+
+install: build ## Copy the binaries, completions and man pages below PREFIX (/usr/local)
+	install -Dm755 -t $(DESTDIR)$(PREFIX)/bin $(BINS:%=$(TARGET)/release/%)
+	install -d $(DESTDIR)$(PREFIX)/share/man/man1
+	$(TARGET)/release/vtl man $(DESTDIR)$(PREFIX)/share/man/man1
+	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions
+	$(TARGET)/release/vtl completions bash >$(DESTDIR)$(PREFIX)/share/bash-completion/completions/vtl
+
+uninstall: ## Remove what `make install` copied
+	rm -f $(BINS:%=$(DESTDIR)$(PREFIX)/bin/%) $(DESTDIR)$(PREFIX)/share/man/man1/vtl.1 \
+	    $(DESTDIR)$(PREFIX)/share/man/man1/vtl-*.1 \
+	    $(DESTDIR)$(PREFIX)/share/bash-completion/completions/vtl
+
+clean: ## Remove build output
+	$(CARGO) clean
