@@ -1,0 +1,202 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
+/*
+ * What the kernel's programs and user space share: ring and session layouts. Host byte order.
+ * Each field says who writes it. "app" is whoever maps the ring (an aware application, or vtld on
+ * behalf of a hooked one): hostile. "vtld" is the daemon. "egress", "ingress" and "listener" are
+ * the graft's programs; "root" the root programs.
+ */
+#ifndef VTL_INTF_H
+#define VTL_INTF_H
+
+#include "wire.h"
+
+enum {
+    VTL_MAX_SESSIONS = 1024, /* index 0 is never handed out */
+    VTL_MAX_RINGS = 1024,    /* entries of the ring directories */
+    VTL_MAX_GRAFTS = 64,     /* gids 1..63 */
+    VTL_SLOT_SIZE = 2048,    /* bytes; the rings are arrays of this */
+    VTL_SLOT_DATA = 2032,
+    VTL_WINDOW_WORDS = VTL_MAX_WINDOW / 64,
+    VTL_HEADROOM = 54, /* Ethernet + IPv6 header: the longest that precedes a VTL header */
+    VTL_PUMP_ETHERTYPE = 0x88b5, /* IEEE 802 local experimental 1: a frame for egress to fill */
+};
+
+/* One packet's payload. Slot 0 of a ring is struct vtl_ring_ctl; packet s lies in slot
+ * 1 + s % slots. */
+struct vtl_slot {
+    __u32 len; /* transmit: app; receive: ingress. Bytes of data in use */
+    __u32 pad[3];
+    __u8 data[VTL_SLOT_DATA];
+};
+
+/* Slot 0 of each ring. */
+struct vtl_ring_ctl {
+    __u64 producer; /* transmit: app, next packet to be written. receive: ingress, packets below
+                     * lie in the ring, in order. Store after the data, load with acquire */
+    __u64 pad0[7];
+    __u64 consumer; /* transmit: listener, packets below are acknowledged and their slots free.
+                     * receive: app, packets below were read */
+    __u64 pad1[7];
+    __u32 waiting;  /* transmit: egress sets it when it ran dry: the app kicks vtld after the next
+                     * store to `producer` and clears it. receive: app sets it before it sleeps,
+                     * ingress clears it and wakes vtld */
+    __u32 closed;   /* vtld: 0, or 1 + enum vtl_closed: the session is over */
+    __u64 pad2[7];
+};
+
+/* Why a session ended; in vtl_ring_ctl.closed plus one. */
+enum vtl_closed {
+    VTL_CLOSED_BY_PEER = 0,
+    VTL_CLOSED_TIMEOUT = 1,
+    VTL_CLOSED_LOCAL = 2,
+};
+
+/* What the sender knows of the latest transmission of one packet. Egress writes, listener reads;
+ * one array per session, as long as the transmit ring. */
+struct vtl_sent {
+    __u64 sent_ns;      /* when */
+    __u64 first_ns;     /* vtl_tx.first_sent_ns at that time */
+    __u64 delivered;    /* vtl_tx.delivered at that time */
+    __u64 delivered_ns; /* vtl_tx.delivered_ns at that time */
+    __u32 xid;
+    __u32 app_limited;
+};
+
+/* Congestion control, BBR-like: written by the listener. Rates in packets per 1,024 seconds. */
+struct vtl_bbr {
+    __u64 bw_max[10];   /* maximum delivery rate of each of the latest rounds */
+    __u64 bw;           /* maximum of those */
+    __u64 full_bw;      /* startup: the rate that growth is measured against */
+    __u64 next_round;   /* the round ends when a packet sent at this `delivered` is acknowledged */
+    __u64 min_rtt_ns_at;
+    __u64 cycle_ns;     /* when the current phase of the gain cycle began */
+    __u64 probe_rtt_end_ns;
+    __u64 round_lost;   /* tx.lost and tx.delivered at the beginning of the round */
+    __u64 round_delivered;
+    __u32 rounds;
+    __u32 min_rtt_us;
+    __u32 mode;         /* enum vtl_bbr_mode */
+    __u32 cycle;
+    __u32 full_count;
+    __u32 loss_q16;     /* smoothed share of packets lost, 65,536 = all */
+};
+
+enum vtl_bbr_mode { VTL_BBR_STARTUP, VTL_BBR_DRAIN, VTL_BBR_PROBE_BW, VTL_BBR_PROBE_RTT };
+
+/* The sending half. */
+struct vtl_tx {
+    /* egress */
+    __u64 next;         /* first packet never sent */
+    __u64 sent;         /* transmissions of DATA */
+    __u64 retransmitted;
+    __u64 pace_ns;      /* nothing leaves before */
+    __u64 wake_ns;      /* for the pump: 0 = call again at once, ~0 = on an event, else a time */
+    __u64 last_sent_ns;
+    __u64 app_limited;  /* delivered count up to which rate samples are too low, 0 = none */
+    __u32 xid;          /* of the next transmission */
+    __u32 timeouts;     /* consecutive probe timeouts; the listener clears it */
+    __u32 idle;         /* egress sets, listener clears: an acknowledgement must kick the pump */
+    __u32 probe;        /* vtld sets, listener clears: send PROBEs until one is acknowledged */
+    __u32 scan;         /* word of `lost` where the search goes on */
+    __u32 pad0;
+    /* listener */
+    __u64 una __attribute__((aligned(64))); /* first packet not acknowledged */
+    __u64 limit;        /* flow control: the peer's ring ends here. vtld sets the first */
+    __u64 delivered;    /* packets that the peer has received */
+    __u64 delivered_ns;
+    __u64 first_sent_ns;/* when the latest acknowledged packet was sent */
+    __u64 lost_total;   /* transmissions given up */
+    __u64 acks;
+    __u64 cwnd;         /* packets in flight allowed */
+    __u64 pacing_gap_ns;/* between two packets; 0 = no pacing */
+    __u32 acked_xid;    /* largest xid acknowledged */
+    __u32 reorder;      /* transmissions that may overtake one before it counts as lost */
+    __u32 dups;         /* vtl_ack_hdr.dups of the latest acknowledgement */
+    __u32 srtt_us;      /* RFC 6298 */
+    __u32 rttvar_us;
+    __u32 lost_pending; /* bits set in `lost`: listener adds, egress subtracts, both atomically */
+    __u32 busy;         /* lock of the listener */
+    __u32 pad1;
+    struct vtl_bbr bbr;
+    __u64 lost[VTL_WINDOW_WORDS]; /* to be sent again: listener sets, egress clears, atomically */
+};
+
+/* The receiving half: written by ingress. */
+struct vtl_rx {
+    __u64 cum;       /* next packet expected in order */
+    __u64 max;       /* one above the highest packet received */
+    __u64 received;  /* distinct packets */
+    __u64 consumer;  /* the app's position, as far as it was believable */
+    __u64 bad_csum;
+    __u64 beyond;    /* packets that found no room */
+    __u64 echo_seq;  /* of the latest packet: for acknowledgements that egress sends */
+    __u32 echo_xid;
+    __u32 echo_ts;
+    __u32 dups;
+    __u32 busy;      /* lock of ingress */
+    __u32 ack_now;   /* vtld sets, egress clears: send an acknowledgement (window update) */
+    __u32 pad;
+    __u64 map[VTL_WINDOW_WORDS]; /* bit s % VTL_MAX_WINDOW: packet s, cum <= s < max, is there */
+};
+
+enum vtl_state {
+    VTL_FREE = 0,
+    VTL_OPENING = 1, /* initiator: NEGO sent */
+    VTL_OPEN = 2,
+};
+
+/* One session. vtld maps the array of these; applications never do. */
+struct vtl_session {
+    /* vtld, before it stores `state` */
+    __u32 state; /* enum vtl_state */
+    __u32 ring;  /* entry of the ring directories */
+    __u64 token; /* must be in every packet that arrives */
+    __u64 peer_token;
+    __u32 peer_sid;
+    __u32 slots; /* of each of the two rings, a power of two, at most VTL_MAX_WINDOW */
+    __u16 gid;
+    __u16 max_payload;
+    __u8 ip_version; /* 4 or 6 */
+    __u8 pad[3];
+    /* vtld the IP header (addresses, protocol, hop limit), root the Ethernet header: taken from
+     * the latest authentic packet, with the addresses exchanged */
+    __u8 headers[VTL_HEADROOM];
+    __u8 pad1[2];
+    __u32 ifindex; /* root: where that packet came in; 0 = none yet, nothing can be sent */
+    __u32 pad2;
+    struct vtl_tx tx __attribute__((aligned(64)));
+    struct vtl_rx rx __attribute__((aligned(64)));
+};
+
+/* What the programs tell vtld through the ring buffer `vtl_events`. */
+struct vtl_event {
+    __u32 sid;
+    __u32 what; /* bit set of enum vtl_what */
+};
+
+enum vtl_what {
+    VTL_EV_SEND = 1 << 0, /* the session may have something to send: run egress */
+    VTL_EV_RECV = 1 << 1, /* packets lie in the receive ring */
+};
+
+/* Counters of the root programs and grafts, per CPU, in the map `vtl_stats`. */
+enum vtl_stat {
+    VTL_ST_RX_PACKETS,
+    VTL_ST_RX_MALFORMED,   /* shorter than it says, wrong version, unknown type, bad lengths */
+    VTL_ST_RX_NO_SESSION,  /* no such session, or the token does not fit */
+    VTL_ST_RX_NO_GRAFT,    /* no graft deployed under that gid */
+    VTL_ST_RX_BAD_CSUM,
+    VTL_ST_RX_DUPLICATE,
+    VTL_ST_RX_BEYOND,      /* outside the receive window */
+    VTL_ST_RX_CONTENDED,   /* dropped because another CPU was in the same session */
+    VTL_ST_RX_CONTROL,     /* passed to vtld */
+    VTL_ST_TX_PACKETS,
+    VTL_ST_TX_ACKS,
+    VTL_ST_TX_FAILED,
+    VTL_STATS,
+};
+
+/* The slots of the PROG_ARRAYs: gid * VTL_ROLES + role. */
+enum vtl_role { VTL_INGRESS = 0, VTL_LISTENER = 1, VTL_ROLES = 2 };
+
+#endif

@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
+/*
+ * What crosses the network: PROTOCOL.md explains it, this file defines it.
+ *
+ * Packets travel as IP protocol VTL_IPPROTO over IPv4 or IPv6. Integers are big-endian unless
+ * said otherwise. C and Rust (through bindgen) both use this file; nothing mirrors it by hand.
+ */
+#ifndef VTL_WIRE_H
+#define VTL_WIRE_H
+
+#include <linux/types.h>
+
+enum {
+    VTL_IPPROTO = 253, /* experimentation, RFC 3692 */
+    VTL_VERSION = 1,
+    /* The most payload bytes that one packet may carry, whatever the MTU. */
+    VTL_MAX_PAYLOAD = 1920,
+    /* The largest window in packets: what the bitmap of one acknowledgement can describe. */
+    VTL_MAX_WINDOW = 8192,
+    VTL_ACK_MAX_BITMAP = VTL_MAX_WINDOW / 8, /* bytes */
+};
+
+/* Low four bits of vtl_hdr.version_type. */
+enum vtl_type {
+    VTL_DATA = 0,      /* payload for the receive ring; struct vtl_data_hdr */
+    VTL_ACK = 1,       /* the receiver's whole state; struct vtl_ack_hdr and a bitmap */
+    VTL_PROBE = 2,     /* asks for an acknowledgement, carries nothing; struct vtl_data_hdr */
+    VTL_NEGO = 3,      /* opens a session; struct vtl_nego */
+    VTL_NEGO_ACK = 4,  /* accepts; struct vtl_nego */
+    VTL_NEGO_NACK = 5, /* refuses; struct vtl_nego with the reason */
+    VTL_CLOSE = 6,     /* the sender has forgotten the session, or is about to; bare header */
+    VTL_TYPES = 7,
+};
+
+/* vtl_hdr.flags */
+enum {
+    VTL_F_ACK_NOW = 1 << 0, /* DATA, PROBE: acknowledge this packet at once */
+    VTL_F_PARTIAL = 1 << 1, /* ACK: the bitmap was cut; nothing is said about later packets */
+    VTL_F_RETRANSMIT = 1 << 2, /* DATA: sent before under the same sequence number */
+};
+
+/* Starts every packet. 24 bytes. */
+struct vtl_hdr {
+    __u8 version_type; /* version in the high four bits, enum vtl_type in the low four */
+    __u8 flags;
+    __be16 gid;   /* the graft that made the packet and that must process it */
+    __be32 sid;   /* the session's index at the receiver, which handed it out; 0 in NEGO */
+    __be64 token; /* the receiver's random guard of that session; 0 in NEGO */
+    __le32 csum;  /* see vtl_csum: over everything from version_type to the end */
+    __be16 len;   /* bytes that follow this packet type's own header */
+    __u16 reserved;
+};
+
+/* DATA and PROBE. 40 bytes. */
+struct vtl_data_hdr {
+    struct vtl_hdr h;
+    __be64 seq; /* the packet's place in the stream; PROBE: the next new one */
+    __be32 xid; /* number of this transmission: grows by one with every DATA or PROBE sent */
+    __be32 ts;  /* sender's clock, microseconds modulo 2^32; echoed, never interpreted */
+};
+
+/*
+ * ACK. 72 bytes, then h.len bytes of bitmap. Each one describes the whole state of the receiver,
+ * so a lost acknowledgement costs nothing. Bit (s - base) % 8 of byte (s - base) / 8 says that
+ * packet s has arrived, where base = cum rounded down to a multiple of 64. h.len is a multiple of 8.
+ */
+struct vtl_ack_hdr {
+    struct vtl_hdr h;
+    __be64 cum;      /* every packet below has arrived (next one expected) */
+    __be64 limit;    /* flow control: packets from here on find no room in the receive ring */
+    __be64 received; /* distinct DATA packets accepted since the session began */
+    __be64 echo_seq; /* seq of the packet that caused this acknowledgement */
+    __be32 echo_xid; /* its xid */
+    __be32 echo_ts;  /* its ts */
+    __be32 dups;     /* DATA packets received more than once, modulo 2^32 */
+    __be32 reserved;
+};
+
+/*
+ * NEGO, NEGO_ACK, NEGO_NACK: 72 bytes, handled by the daemons. The initiator offers up to
+ * VTL_NEGO_GRAFTS grafts in order of preference; the answer names the one chosen in gids[0].
+ */
+enum { VTL_NEGO_GRAFTS = 8 };
+
+/* vtl_nego.reason in a NEGO_NACK. */
+enum vtl_nack {
+    VTL_NACK_NONE = 0,
+    VTL_NACK_NO_GRAFT = 1,  /* none of the offered grafts is in the pool, or policy forbids it */
+    VTL_NACK_NO_ROOM = 2,   /* too many sessions */
+    VTL_NACK_NO_LISTENER = 3, /* nobody waits at that port */
+    VTL_NACK_VERSION = 4,   /* version not spoken */
+};
+
+struct vtl_nego {
+    struct vtl_hdr h;
+    __be64 token;       /* the guard that the peer must put into packets it sends to us */
+    __be64 peer_token;  /* answer: the initiator's token, as proof that its NEGO was seen */
+    __be32 sid;         /* our session index, likewise */
+    __be32 ring_slots;  /* packets our receive ring holds: our first flow-control limit */
+    __be16 max_payload; /* the most payload per packet we take */
+    __be16 port;        /* rendezvous: 0 is the Hooker's multiplexed stream service */
+    __be16 services;    /* bit set of enum vtl_service: what the initiator requires */
+    __u8 reason;        /* enum vtl_nack */
+    __u8 grafts;        /* valid entries of gids */
+    __be16 gids[VTL_NEGO_GRAFTS];
+};
+
+/* Services of the thesis, table 3.1. */
+enum vtl_service {
+    VTL_S_RELIABLE = 1 << 0,
+    VTL_S_ORDERED = 1 << 1,
+    VTL_S_FLOW_CONTROL = 1 << 2,
+    VTL_S_CONGESTION_CONTROL = 1 << 3,
+};
+
+/*
+ * Frames of the Hooker's stream service (port 0): the payload of each DATA packet is a sequence
+ * of frames, each one header and `len` bytes. See crates/vtl-proto/src/mux.rs.
+ */
+enum vtl_frame_type {
+    VTL_FRAME_OPEN = 1,     /* new stream; body: struct vtl_open */
+    VTL_FRAME_OPENED = 2,   /* the application has accepted; no body */
+    VTL_FRAME_DATA = 3,     /* bytes at `offset` */
+    VTL_FRAME_FIN = 4,      /* the stream ends at `offset` */
+    VTL_FRAME_RESET = 5,    /* abandoned; `offset` holds an errno of enum vtl_reset */
+    VTL_FRAME_CREDIT = 6,   /* the peer may send up to `offset` */
+};
+
+/* Why a stream was reset: what the application's socket shall say. */
+enum vtl_reset {
+    VTL_RESET_RST = 0,     /* connection reset */
+    VTL_RESET_REFUSED = 1, /* nobody listens there */
+    VTL_RESET_UNREACHABLE = 2,
+    VTL_RESET_TIMEOUT = 3,
+    VTL_RESET_NOT_HOOKED = 4, /* this host does not serve that port through VTL: use plain TCP */
+};
+
+/* 16 bytes. */
+struct vtl_frame {
+    __be32 stream; /* chosen by the opener: even by the session's initiator, odd by the other */
+    __be16 len;    /* bytes of body that follow */
+    __u8 type;     /* enum vtl_frame_type */
+    __u8 reserved;
+    __be64 offset;
+};
+
+/* Body of VTL_FRAME_OPEN: addresses in network order, IPv4 mapped into IPv6 (RFC 4291, 2.5.5.2). */
+struct vtl_open {
+    __u8 dst[16];
+    __u8 src[16];
+    __be16 dst_port;
+    __be16 src_port;
+};
+
+#endif
