@@ -1,0 +1,75 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::doctor::DoctorArgs;
+
+const EXAMPLES: &str = "\
+Examples:
+  vtl doctor                          can this machine run VTL, and how fast?
+  vtl hook add --port 80              carry this server's clients that speak VTL
+  vtl run -- curl -O http://host/big  carry one program's TCP connections
+  vtl status                          what the daemon is carrying
+  vtl demo                            TCP cubic, TCP BBR and VTL on a bad link
+
+Exit status:
+  0   success
+  1   failure; one sentence on stderr says what failed and how to mend it
+  2   the command line is wrong
+  69  the daemon does not answer
+  77  this needs root, or membership in the daemon's group
+  Any other: `vtl run` and `vtl testbed exec` end as the command that they ran.";
+
+/// Move TCP applications onto another transport protocol, at run time
+///
+/// VTL swaps the transport under a running machine: applications stay as they are, the kernel stays
+/// as it is, and a peer without VTL gets plain TCP. The daemon, vtld, does the work; this command
+/// tells it what to carry.
+#[derive(Debug, Parser)]
+#[command(name = "vtl", version, after_help = EXAMPLES, max_term_width = 100)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Say which kernel features are there, which are not, and what follows
+    #[command(
+        after_help = "Exits with 0 if VTL can run here, 1 if it cannot, 77 if only root can tell."
+    )]
+    Doctor(DoctorArgs),
+    /// Print a completion script for a shell
+    #[command(after_help = "Example: vtl completions bash >/etc/bash_completion.d/vtl")]
+    Completions(CompletionsArgs),
+    /// Write the manual pages into a directory
+    #[command(after_help = "Example: vtl man /usr/local/share/man/man1")]
+    Man(ManArgs),
+}
+
+/// Arguments of `vtl completions`.
+#[derive(Debug, Args)]
+pub(crate) struct CompletionsArgs {
+    /// The shell to complete for
+    pub(crate) shell: clap_complete::Shell,
+}
+
+/// Arguments of `vtl man`.
+#[derive(Debug, Args)]
+pub(crate) struct ManArgs {
+    /// An existing directory
+    pub(crate) dir: PathBuf,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn cli__is_consistent() {
+        super::Cli::command().debug_assert();
+    }
+}

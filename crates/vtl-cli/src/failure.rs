@@ -1,0 +1,57 @@
+//! How the `vtl` command ends when it does not succeed.
+
+use std::fmt;
+use std::process::ExitCode;
+
+/// Exit statuses, as documented in `vtl --help`.
+const FAILURE: u8 = 1;
+/// As in `sysexits.h`: EX_UNAVAILABLE.
+const UNREACHABLE: u8 = 69;
+/// As in `sysexits.h`: EX_NOPERM.
+const PERMISSION: u8 = 77;
+
+/// An error with an exit status of its own. Any other error ends with status 1.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    status: u8,
+    /// One sentence for the user; empty if the command has said it already.
+    message: String,
+}
+
+impl Failure {
+    /// The command has already said what is wrong.
+    pub(crate) fn reported() -> anyhow::Error {
+        Self::error(FAILURE, String::new())
+    }
+
+    /// The daemon does not answer.
+    pub(crate) fn unreachable(message: impl Into<String>) -> anyhow::Error {
+        Self::error(UNREACHABLE, message.into())
+    }
+
+    /// The user may not do this.
+    pub(crate) fn permission(message: impl Into<String>) -> anyhow::Error {
+        Self::error(PERMISSION, message.into())
+    }
+
+    fn error(status: u8, message: String) -> anyhow::Error {
+        Self { status, message }.into()
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// Prints the error, unless it was reported, and gives its exit status.
+pub(crate) fn report(err: &anyhow::Error) -> ExitCode {
+    let failure = err.downcast_ref::<Failure>();
+    if failure.is_none_or(|failure| !failure.message.is_empty()) {
+        eprintln!("vtl: {err:#}");
+    }
+    ExitCode::from(failure.map_or(FAILURE, |failure| failure.status))
+}
