@@ -1,1 +1,34 @@
-//! VTL.
+//! VTL's protocol logic, without I/O: no sockets, no clock, no randomness. Packets come in as
+//! slices, time and random values as arguments; what shall be sent comes out.
+//!
+//! - [`wire`]: packets, parsed once into checked values, and emitted with their checksum;
+//! - [`nego`]: how a session is opened;
+//! - [`services`]: what applications require and grafts provide;
+//! - [`mux`]: the Hooker's streams inside one session;
+//! - [`intf`]: the C headers `bpf/include/vtl/{wire,intf}.h`, generated.
+//!
+//! `PROTOCOL.md` is the specification.
+
+#![deny(unsafe_code)]
+
+pub mod mux;
+pub mod nego;
+pub mod services;
+pub mod wire;
+
+/// `bpf/include/vtl/wire.h` and `intf.h` through bindgen; the comments are there. Integers named
+/// `__be16` and so on are plain integers here: [`wire`] converts them.
+#[allow(
+    missing_docs,
+    non_camel_case_types,
+    non_snake_case,
+    non_upper_case_globals,
+    unreachable_pub,
+    unsafe_code,
+    clippy::all,
+    clippy::undocumented_unsafe_blocks,
+    rustdoc::all
+)]
+pub mod intf {
+    include!(concat!(env!("OUT_DIR"), "/intf.rs"));
+}

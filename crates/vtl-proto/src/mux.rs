@@ -1,0 +1,614 @@
+//! The Hooker's streams: many ordered byte streams in the one reliable, ordered sequence of
+//! packets that a session delivers.
+//!
+//! # Sending
+//! The caller fills one packet payload after the other, and places frames in the order in which it
+//! got them from [`Mux`]: first [`Mux::poll_control`] until it returns 0 or the packet is full,
+//! then for each stream that has data and [`Mux::credit`]: read up to that many bytes from the
+//! application behind room for a header ([`DATA_HEADER`] bytes), and put what
+//! [`Mux::data_header`] returns before them. A stream has no credit before its OPEN or OPENED was
+//! polled, and a FIN is polled after all data that was accounted for, so frames of one stream are
+//! always in order.
+//!
+//! # Credit
+//! Per stream: OPEN and OPENED tell how many bytes their sender takes, CREDIT raises that. Before
+//! OPENED the opener may send [`EARLY_CREDIT`] bytes.
+//!
+//! # End
+//! A stream is forgotten when both FINs have passed, or a RESET in either direction. Bytes that
+//! the caller still holds for the application are its own.
+
+use core::{fmt, net::SocketAddr};
+use std::collections::BTreeMap;
+
+use crate::intf;
+
+mod frame;
+mod stream;
+
+pub use stream::StreamInfo;
+
+use frame::Frame;
+use stream::Stream;
+
+/// Bytes of receive credit per stream unless told otherwise.
+pub const DEFAULT_WINDOW: u64 = 8 << 20;
+/// Bytes that an opener may send before OPENED arrives; part of the protocol.
+pub const EARLY_CREDIT: u64 = 64 << 10;
+/// Streams that each side may have open at a time; part of the protocol.
+pub const MAX_STREAMS: usize = 4096;
+/// Bytes that go before each piece of data in a packet.
+pub const DATA_HEADER: usize = frame::HEADER;
+/// Bytes of the longest control frame: with less room, [`Mux::poll_control`] may return 0.
+pub const MAX_CONTROL: usize = frame::HEADER + frame::OPEN;
+
+/// A stream's identity within its session: even if the session's initiator opened it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StreamId(pub u32);
+
+impl fmt::Display for StreamId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Why a stream is abandoned, `enum vtl_reset`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ResetCode {
+    /// Connection reset.
+    Rst,
+    /// Nobody listens there.
+    Refused,
+    /// No route, or prohibited.
+    Unreachable,
+    /// The application's peer did not answer.
+    Timeout,
+    /// That host does not serve that port through VTL: use plain TCP.
+    NotHooked,
+}
+
+impl ResetCode {
+    const ALL: [(Self, u32); 5] = [
+        (Self::Rst, intf::VTL_RESET_RST),
+        (Self::Refused, intf::VTL_RESET_REFUSED),
+        (Self::Unreachable, intf::VTL_RESET_UNREACHABLE),
+        (Self::Timeout, intf::VTL_RESET_TIMEOUT),
+        (Self::NotHooked, intf::VTL_RESET_NOT_HOOKED),
+    ];
+
+    /// An unknown code is a reset all the same.
+    fn from_wire(value: u64) -> Self {
+        let found = Self::ALL.iter().find(|(_, code)| u64::from(*code) == value);
+        found.map_or(Self::Rst, |(reset, _)| *reset)
+    }
+
+    fn to_wire(self) -> u64 {
+        let found = Self::ALL.iter().find(|(reset, _)| *reset == self);
+        found.map_or(0, |(_, code)| u64::from(*code))
+    }
+}
+
+/// What a packet meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event<'a> {
+    /// The peer opens a stream: answer with [`Mux::accept_opened`] or [`Mux::reset`].
+    Open {
+        /// The new stream.
+        id: StreamId,
+        /// Where the peer's application wants to go.
+        dst: SocketAddr,
+        /// Who it is.
+        src: SocketAddr,
+    },
+    /// The application at the peer has accepted.
+    Opened {
+        /// The stream.
+        id: StreamId,
+    },
+    /// The next bytes; report them with [`Mux::consumed`] once written to the application.
+    Data {
+        /// The stream.
+        id: StreamId,
+        /// Never empty.
+        bytes: &'a [u8],
+    },
+    /// No data follow.
+    Fin {
+        /// The stream.
+        id: StreamId,
+    },
+    /// The stream is gone, at once.
+    Reset {
+        /// The stream, already forgotten.
+        id: StreamId,
+        /// Why.
+        code: ResetCode,
+    },
+    /// Sending was blocked by credit and no longer is.
+    Writable {
+        /// The stream.
+        id: StreamId,
+    },
+}
+
+/// How a peer broke the rules: the session must end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MuxError {
+    /// A frame reaches beyond its packet.
+    #[error("truncated frame")]
+    Truncated,
+    /// No `enum vtl_frame_type`.
+    #[error("unknown frame type {0}")]
+    UnknownType(u8),
+    /// The body's length does not fit the type.
+    #[error("frame of type {kind} with {len} bytes of body")]
+    BodyLength {
+        /// `enum vtl_frame_type`.
+        kind: u8,
+        /// Bytes.
+        len: usize,
+    },
+    /// An OPEN with an identity of ours, or not above the peer's previous one.
+    #[error("stream {0} cannot be opened by the peer")]
+    BadOpen(StreamId),
+    /// A frame for a stream that never was.
+    #[error("stream {0} was never opened")]
+    NeverOpened(StreamId),
+    /// The peer has more than [`MAX_STREAMS`] streams open.
+    #[error("too many streams")]
+    TooManyStreams,
+    /// OPENED for a stream of the peer's own, or twice.
+    #[error("unexpected OPENED for stream {0}")]
+    UnexpectedOpened(StreamId),
+    /// Data or FIN from the side that accepts, before OPENED.
+    #[error("stream {0} carries data before it is accepted")]
+    NotOpened(StreamId),
+    /// A gap or an overlap.
+    #[error("stream {id}: offset {found} where {expected} comes next")]
+    Offset {
+        /// The stream.
+        id: StreamId,
+        /// Bytes received so far.
+        expected: u64,
+        /// The frame's offset.
+        found: u64,
+    },
+    /// More bytes than were allowed.
+    #[error("stream {0}: data beyond credit")]
+    BeyondCredit(StreamId),
+    /// Data or FIN after FIN.
+    #[error("stream {0}: data after its end")]
+    AfterFin(StreamId),
+    /// Credit was taken back.
+    #[error("stream {0}: credit shrank")]
+    CreditShrank(StreamId),
+}
+
+/// Why a stream cannot be opened now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OpenError {
+    /// [`MAX_STREAMS`] of ours are open.
+    #[error("too many streams in this session")]
+    TooManyStreams,
+    /// All 2^31 identities were used.
+    #[error("no stream identities left in this session")]
+    Exhausted,
+}
+
+/// One side of a session's streams.
+#[derive(Debug)]
+pub struct Mux {
+    initiator: bool,
+    window: u64,
+    streams: BTreeMap<StreamId, Stream>,
+    /// Streams that owe a control frame, oldest first.
+    queue: BTreeMap<u64, StreamId>,
+    next_place: u64,
+    /// Next identity of ours, and the lowest that the peer may still use.
+    next_local: Option<u32>,
+    next_peer: Option<u32>,
+    /// Streams opened by us, by the peer.
+    counts: [usize; 2],
+}
+
+impl Mux {
+    /// `initiator`: this side sent the NEGO. `window`: receive credit of each stream in bytes, at
+    /// least [`EARLY_CREDIT`]; so much the caller may have to buffer per stream.
+    pub fn new(initiator: bool, window: u64) -> Self {
+        let first = |even: bool| Some(u32::from(!even));
+        Self {
+            initiator,
+            window: window.max(EARLY_CREDIT),
+            streams: BTreeMap::new(),
+            queue: BTreeMap::new(),
+            next_place: 0,
+            next_local: first(initiator),
+            next_peer: first(!initiator),
+            counts: [0; 2],
+        }
+    }
+
+    /// Opens a stream and queues OPEN.
+    ///
+    /// # Errors
+    /// The session has no room for another.
+    pub fn open(&mut self, dst: SocketAddr, src: SocketAddr) -> Result<StreamId, OpenError> {
+        let id = self.next_local.ok_or(OpenError::Exhausted)?;
+        if self.counts[0] >= MAX_STREAMS {
+            return Err(OpenError::TooManyStreams);
+        }
+        self.next_local = id.checked_add(2);
+        let id = StreamId(id);
+        self.insert(id, true, dst, src).hello_pending = true;
+        self.enqueue(id);
+        Ok(id)
+    }
+
+    /// Queues OPENED: the local application has accepted the peer's stream. Without effect on
+    /// streams that are gone, ours, or accepted before.
+    pub fn accept_opened(&mut self, id: StreamId) {
+        let Some(stream) = self.streams.get_mut(&id) else {
+            return;
+        };
+        if !stream.info.local && !stream.info.opened {
+            stream.info.opened = true;
+            stream.hello_pending = true;
+            self.enqueue(id);
+        }
+    }
+
+    /// Abandons a stream, with data under way in both directions, and queues RESET.
+    pub fn reset(&mut self, id: StreamId, code: ResetCode) {
+        let Some(stream) = self.streams.get_mut(&id) else {
+            return;
+        };
+        if stream.info.local && !stream.hello_sent {
+            // The peer has never heard of it.
+            self.forget(id);
+        } else if stream.reset_pending.is_none() {
+            stream.reset_pending = Some(code);
+            self.enqueue(id);
+        }
+    }
+
+    /// Ends our direction behind the data accounted for so far, and queues FIN.
+    pub fn finish(&mut self, id: StreamId) {
+        let Some(stream) = self.streams.get_mut(&id) else {
+            return;
+        };
+        if !stream.info.finished {
+            stream.info.finished = true;
+            stream.fin_pending = true;
+            self.enqueue(id);
+        }
+    }
+
+    /// `n` bytes more were written to the application; queues CREDIT once a quarter of the window
+    /// is free again.
+    pub fn consumed(&mut self, id: StreamId, n: u64) {
+        let window = self.window;
+        let Some(stream) = self.streams.get_mut(&id) else {
+            return;
+        };
+        let info = &mut stream.info;
+        info.consumed = info.consumed.saturating_add(n).min(info.received);
+        let free = info
+            .consumed
+            .saturating_add(window)
+            .saturating_sub(info.recv_limit);
+        if free >= window / 4 && !info.fin_received && stream.hello_sent {
+            stream.credit_pending = true;
+            self.enqueue(id);
+        }
+    }
+
+    /// Bytes of data that may be sent on a stream now; 0 if it is gone or finished.
+    pub fn credit(&self, id: StreamId) -> u64 {
+        self.streams.get(&id).map_or(0, Stream::credit)
+    }
+
+    /// Accounts for `len` bytes that the caller puts into the packet, and returns the header that
+    /// goes right before them. `None` if `len` is 0 or more than [`Mux::credit`].
+    pub fn data_header(&mut self, id: StreamId, len: u16) -> Option<[u8; DATA_HEADER]> {
+        let stream = self.streams.get_mut(&id)?;
+        if len == 0 || u64::from(len) > stream.credit() {
+            return None;
+        }
+        let offset = stream.info.sent;
+        stream.info.sent += u64::from(len);
+        Some(frame::header(id, intf::VTL_FRAME_DATA, offset, len))
+    }
+
+    /// Whether [`Mux::poll_control`] has frames.
+    pub fn has_control(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
+    /// Writes control frames, as many as fit, to the beginning of `buffer`; returns their bytes.
+    pub fn poll_control(&mut self, buffer: &mut [u8]) -> usize {
+        let mut used = 0;
+        while let Some((place, id)) = self.queue.first_key_value().map(|(p, i)| (*p, *i)) {
+            used += self.poll_stream(id, &mut buffer[used..]);
+            let Some(stream) = self.streams.get_mut(&id) else {
+                continue;
+            };
+            if stream.owes() {
+                break; // no room
+            }
+            stream.queued = None;
+            self.queue.remove(&place);
+            if stream.is_over() {
+                self.forget(id);
+            }
+        }
+        used
+    }
+
+    /// Decodes a packet's payload and tells `sink` what it meant.
+    ///
+    /// # Errors
+    /// The peer broke the rules: the session must end, and this `Mux` with it.
+    pub fn handle_packet(
+        &mut self,
+        mut payload: &[u8],
+        sink: &mut impl FnMut(Event<'_>),
+    ) -> Result<(), MuxError> {
+        while !payload.is_empty() {
+            let frame = Frame::take(&mut payload)?;
+            if frame.kind == intf::VTL_FRAME_OPEN {
+                self.handle_open(&frame, sink)?;
+            } else if self.streams.contains_key(&frame.stream) {
+                self.handle_frame(&frame, sink)?;
+            } else if !self.was_used(frame.stream) {
+                return Err(MuxError::NeverOpened(frame.stream));
+            }
+        }
+        Ok(())
+    }
+
+    /// Streams that are not forgotten.
+    pub fn streams(&self) -> usize {
+        self.streams.len()
+    }
+
+    /// Their states, by identity.
+    pub fn iter(&self) -> impl Iterator<Item = &StreamInfo> {
+        self.streams.values().map(|stream| &stream.info)
+    }
+
+    /// The state of one.
+    pub fn stream(&self, id: StreamId) -> Option<&StreamInfo> {
+        self.streams.get(&id).map(|stream| &stream.info)
+    }
+
+    fn handle_open(
+        &mut self,
+        frame: &Frame<'_>,
+        sink: &mut impl FnMut(Event<'_>),
+    ) -> Result<(), MuxError> {
+        let id = frame.stream;
+        if self.is_local(id) || self.next_peer.is_none_or(|next| id.0 < next) {
+            return Err(MuxError::BadOpen(id));
+        }
+        if self.counts[1] >= MAX_STREAMS {
+            return Err(MuxError::TooManyStreams);
+        }
+        self.next_peer = id.0.checked_add(2);
+        let (dst, src) = frame::open_addrs(frame.body);
+        let stream = self.insert(id, false, dst, src);
+        stream.info.send_limit = frame.offset;
+        stream.info.recv_limit = EARLY_CREDIT;
+        sink(Event::Open { id, dst, src });
+        Ok(())
+    }
+
+    /// A frame for a stream that exists.
+    fn handle_frame(
+        &mut self,
+        frame: &Frame<'_>,
+        sink: &mut impl FnMut(Event<'_>),
+    ) -> Result<(), MuxError> {
+        let id = frame.stream;
+        let Some(stream) = self.streams.get_mut(&id) else {
+            return Ok(());
+        };
+        if frame.kind == intf::VTL_FRAME_RESET {
+            let ours = stream.reset_pending.is_some();
+            self.forget(id);
+            if !ours {
+                sink(Event::Reset {
+                    id,
+                    code: ResetCode::from_wire(frame.offset),
+                });
+            }
+            return Ok(());
+        }
+        if stream.reset_pending.is_some() {
+            return Ok(());
+        }
+        match frame.kind {
+            intf::VTL_FRAME_OPENED => {
+                if !stream.info.local || stream.info.opened {
+                    return Err(MuxError::UnexpectedOpened(id));
+                }
+                stream.info.opened = true;
+                let writable = stream.raise_send_limit(frame.offset);
+                sink(Event::Opened { id });
+                if writable {
+                    sink(Event::Writable { id });
+                }
+            }
+            intf::VTL_FRAME_DATA => {
+                let len = frame.body.len() as u64;
+                stream.check_data(frame.offset, len)?;
+                stream.info.received += len;
+                if len > 0 {
+                    sink(Event::Data {
+                        id,
+                        bytes: frame.body,
+                    });
+                }
+            }
+            intf::VTL_FRAME_FIN => {
+                stream.check_data(frame.offset, 0)?;
+                stream.info.fin_received = true;
+                stream.credit_pending = false;
+                let over = stream.is_over();
+                sink(Event::Fin { id });
+                if over {
+                    self.forget(id);
+                } else {
+                    self.dequeue_if_idle(id);
+                }
+            }
+            _ => {
+                if frame.offset < stream.info.send_limit {
+                    return Err(MuxError::CreditShrank(id));
+                }
+                if stream.raise_send_limit(frame.offset) {
+                    sink(Event::Writable { id });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes frames that one stream owes, in their order, as far as there is room.
+    fn poll_stream(&mut self, id: StreamId, buffer: &mut [u8]) -> usize {
+        let window = self.window;
+        let Some(stream) = self.streams.get_mut(&id) else {
+            return 0;
+        };
+        let mut out = Out { buffer, used: 0 };
+        if let Some(code) = stream.reset_pending {
+            if out.push(id, intf::VTL_FRAME_RESET, code.to_wire(), &[]) {
+                self.forget(id);
+            }
+            return out.used;
+        }
+        if stream.hello_pending {
+            let (kind, body) = if stream.info.local {
+                (
+                    intf::VTL_FRAME_OPEN,
+                    &frame::open_body(stream.info.dst, stream.info.src)[..],
+                )
+            } else {
+                (intf::VTL_FRAME_OPENED, &[][..])
+            };
+            if !out.fits(body.len()) {
+                return out.used;
+            }
+            out.push(id, kind, stream.advertise(window), body);
+            stream.hello_pending = false;
+            stream.hello_sent = true;
+            if stream.info.local {
+                stream.info.send_limit = EARLY_CREDIT;
+            }
+        }
+        if stream.credit_pending && out.fits(0) {
+            out.push(id, intf::VTL_FRAME_CREDIT, stream.advertise(window), &[]);
+        }
+        // A stream that the peer opened may be finished before it is accepted: FIN waits.
+        if stream.fin_pending && stream.hello_sent && out.fits(0) {
+            out.push(id, intf::VTL_FRAME_FIN, stream.info.sent, &[]);
+            stream.fin_pending = false;
+            stream.info.fin_sent = true;
+        }
+        out.used
+    }
+
+    fn insert(
+        &mut self,
+        id: StreamId,
+        local: bool,
+        dst: SocketAddr,
+        src: SocketAddr,
+    ) -> &mut Stream {
+        self.counts[usize::from(!local)] += 1;
+        self.streams.entry(id).or_insert(Stream::new(StreamInfo {
+            id,
+            local,
+            dst,
+            src,
+            opened: false,
+            sent: 0,
+            send_limit: 0,
+            received: 0,
+            consumed: 0,
+            recv_limit: 0,
+            finished: false,
+            fin_sent: false,
+            fin_received: false,
+        }))
+    }
+
+    fn enqueue(&mut self, id: StreamId) {
+        let Some(stream) = self.streams.get_mut(&id) else {
+            return;
+        };
+        if stream.queued.is_none() && stream.owes() {
+            stream.queued = Some(self.next_place);
+            self.queue.insert(self.next_place, id);
+            self.next_place += 1;
+        }
+    }
+
+    fn dequeue_if_idle(&mut self, id: StreamId) {
+        let Some(stream) = self.streams.get_mut(&id) else {
+            return;
+        };
+        if !stream.owes()
+            && let Some(place) = stream.queued.take()
+        {
+            self.queue.remove(&place);
+        }
+    }
+
+    fn forget(&mut self, id: StreamId) {
+        let Some(stream) = self.streams.remove(&id) else {
+            return;
+        };
+        self.counts[usize::from(!stream.info.local)] -= 1;
+        if let Some(place) = stream.queued {
+            self.queue.remove(&place);
+        }
+    }
+
+    fn is_local(&self, id: StreamId) -> bool {
+        id.0.is_multiple_of(2) == self.initiator
+    }
+
+    /// Whether a stream of this identity has been open, or was skipped.
+    fn was_used(&self, id: StreamId) -> bool {
+        let next = if self.is_local(id) {
+            self.next_local
+        } else {
+            self.next_peer
+        };
+        next.is_none_or(|next| id.0 < next)
+    }
+}
+
+/// Frames written one behind the other.
+struct Out<'a> {
+    buffer: &'a mut [u8],
+    used: usize,
+}
+
+impl Out<'_> {
+    fn fits(&self, body: usize) -> bool {
+        self.buffer.len() - self.used >= frame::HEADER + body
+    }
+
+    fn push(&mut self, id: StreamId, kind: u32, offset: u64, body: &[u8]) -> bool {
+        if !self.fits(body.len()) {
+            return false;
+        }
+        let (head, rest) = self.buffer[self.used..].split_at_mut(frame::HEADER);
+        // Bodies are empty or of MAX_CONTROL - HEADER bytes.
+        head.copy_from_slice(&frame::header(id, kind, offset, body.len() as u16));
+        rest[..body.len()].copy_from_slice(body);
+        self.used += frame::HEADER + body.len();
+        true
+    }
+}

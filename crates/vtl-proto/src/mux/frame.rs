@@ -1,0 +1,111 @@
+//! Frames: `struct vtl_frame` and its bodies.
+
+use core::{
+    mem::{offset_of, size_of},
+    net::{Ipv6Addr, SocketAddr, SocketAddrV6},
+};
+
+use super::{MuxError, StreamId};
+use crate::{
+    intf,
+    wire::{get, put},
+};
+
+/// Bytes of a frame's header.
+pub(super) const HEADER: usize = size_of::<intf::vtl_frame>();
+/// Bytes of an OPEN frame's body.
+pub(super) const OPEN: usize = size_of::<intf::vtl_open>();
+
+/// One frame, as found in a packet.
+pub(super) struct Frame<'a> {
+    pub(super) stream: StreamId,
+    pub(super) kind: u32,
+    pub(super) offset: u64,
+    pub(super) body: &'a [u8],
+}
+
+impl<'a> Frame<'a> {
+    /// Takes the first frame off `payload`, which is not empty.
+    pub(super) fn take(payload: &mut &'a [u8]) -> Result<Self, MuxError> {
+        let (head, rest) = payload
+            .split_at_checked(HEADER)
+            .ok_or(MuxError::Truncated)?;
+        let len = usize::from(get!(head, vtl_frame, len));
+        let (body, rest) = rest.split_at_checked(len).ok_or(MuxError::Truncated)?;
+        *payload = rest;
+        let kind = u32::from(get!(head, vtl_frame, type_));
+        let expected = match kind {
+            intf::VTL_FRAME_DATA => len,
+            intf::VTL_FRAME_OPEN => OPEN,
+            intf::VTL_FRAME_OPENED
+            | intf::VTL_FRAME_FIN
+            | intf::VTL_FRAME_RESET
+            | intf::VTL_FRAME_CREDIT => 0,
+            _ => return Err(MuxError::UnknownType(kind as u8)),
+        };
+        if len != expected {
+            return Err(MuxError::BodyLength {
+                kind: kind as u8,
+                len,
+            });
+        }
+        let stream = StreamId(get!(head, vtl_frame, stream));
+        Ok(Self {
+            stream,
+            kind,
+            offset: get!(head, vtl_frame, offset),
+            body,
+        })
+    }
+}
+
+/// The header of a frame with `len` bytes of body.
+pub(super) fn header(stream: StreamId, kind: u32, offset: u64, len: u16) -> [u8; HEADER] {
+    let mut bytes = [0; HEADER];
+    put!(&mut bytes, vtl_frame, stream, stream.0);
+    put!(&mut bytes, vtl_frame, len, len);
+    put!(&mut bytes, vtl_frame, type_, kind as u8);
+    put!(&mut bytes, vtl_frame, offset, offset);
+    bytes
+}
+
+/// The body of an OPEN frame.
+pub(super) fn open_body(dst: SocketAddr, src: SocketAddr) -> [u8; OPEN] {
+    let mut bytes = [0; OPEN];
+    put!(&mut bytes, vtl_open, dst_port, dst.port());
+    put!(&mut bytes, vtl_open, src_port, src.port());
+    for (addr, at) in [
+        (dst, offset_of!(intf::vtl_open, dst)),
+        (src, offset_of!(intf::vtl_open, src)),
+    ] {
+        let octets = match addr {
+            SocketAddr::V4(addr) => addr.ip().to_ipv6_mapped().octets(),
+            SocketAddr::V6(addr) => addr.ip().octets(),
+        };
+        bytes[at..at + octets.len()].copy_from_slice(&octets);
+    }
+    bytes
+}
+
+/// Destination and source of an OPEN frame with this body, whose length was checked.
+pub(super) fn open_addrs(body: &[u8]) -> (SocketAddr, SocketAddr) {
+    let addr = |at: usize, port| {
+        let mut octets = [0; size_of::<Ipv6Addr>()];
+        octets.copy_from_slice(&body[at..at + size_of::<Ipv6Addr>()]);
+        let ip = Ipv6Addr::from(octets);
+        match ip.to_ipv4_mapped() {
+            Some(ip) => SocketAddr::from((ip, port)),
+            None => SocketAddr::V6(SocketAddrV6::new(ip, port, 0, 0)),
+        }
+    };
+    (
+        addr(
+            offset_of!(intf::vtl_open, dst),
+            get!(body, vtl_open, dst_port),
+        ),
+        addr(
+            offset_of!(intf::vtl_open, src),
+            get!(body, vtl_open, src_port),
+        ),
+    )
+}

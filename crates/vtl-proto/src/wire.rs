@@ -1,0 +1,237 @@
+//! Packets: parsed once into checked values, and emitted from them.
+//!
+//! Offsets and widths come from the C structs of `wire.h`; no other code computes any.
+//!
+//! A packet is what follows the IP (or UDP) header, cut to the length that header states:
+//! Ethernet padding is not part of it.
+
+mod emit;
+pub(crate) mod fields;
+mod parse;
+
+use crate::intf;
+
+pub(crate) use fields::{get, put};
+
+/// The part that every packet starts with. The checksum and the length are handled by
+/// [`Packet::parse`] and [`Packet::emit`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Header {
+    /// Bit set of `intf::VTL_F_*`; unknown bits are carried and mean nothing.
+    pub flags: u8,
+    /// The graft that made the packet and must process it; 0 in NEGO, NEGO_ACK, NEGO_NACK, CLOSE.
+    pub gid: u16,
+    /// The session's index at the receiver of the packet; 0 in NEGO.
+    pub sid: u32,
+    /// The guard that the receiver of the packet chose for the session; 0 in NEGO.
+    pub token: u64,
+}
+
+/// A packet of data, or a probe, which carries none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Data<'a> {
+    /// Common part.
+    pub header: Header,
+    /// The packet's number in the session; in a probe, that of the next new packet.
+    pub seq: u64,
+    /// Number of this transmission, modulo 2^32.
+    pub xid: u32,
+    /// Sender's clock, microseconds modulo 2^32.
+    pub ts: u32,
+    /// At most `intf::VTL_MAX_PAYLOAD` bytes; empty in a probe.
+    pub payload: &'a [u8],
+}
+
+/// An acknowledgement: the whole state of the receiver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ack<'a> {
+    /// Common part.
+    pub header: Header,
+    /// Every packet below has arrived.
+    pub cum: u64,
+    /// Packets from here on find no room.
+    pub limit: u64,
+    /// Distinct packets accepted since the session began.
+    pub received: u64,
+    /// `seq` of the packet that caused this acknowledgement.
+    pub echo_seq: u64,
+    /// Its `xid`.
+    pub echo_xid: u32,
+    /// Its `ts`.
+    pub echo_ts: u32,
+    /// Packets received more than once, modulo 2^32.
+    pub dups: u32,
+    /// Which packets have arrived; see [`Ack::has`]. A multiple of 8 bytes, at most
+    /// `intf::VTL_ACK_MAX_BITMAP`.
+    pub bitmap: &'a [u8],
+}
+
+impl Ack<'_> {
+    /// The packet that the bitmap's first bit speaks of: `cum` rounded down to a multiple of 64.
+    pub fn base(&self) -> u64 {
+        self.cum & !63
+    }
+
+    /// Whether packet `seq` has arrived; `None` when this acknowledgement says nothing about it
+    /// (its bitmap was cut before).
+    pub fn has(&self, seq: u64) -> Option<bool> {
+        if seq < self.cum {
+            return Some(true);
+        }
+        let bit = seq - self.base();
+        let byte = usize::try_from(bit / 8)
+            .ok()
+            .and_then(|i| self.bitmap.get(i));
+        match byte {
+            Some(byte) => Some(byte >> (bit % 8) & 1 == 1),
+            None if u32::from(self.header.flags) & intf::VTL_F_PARTIAL != 0 => None,
+            None => Some(false),
+        }
+    }
+}
+
+/// Up to `intf::VTL_NEGO_GRAFTS` gids, in order of preference.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Gids {
+    count: u8,
+    gids: [u16; intf::VTL_NEGO_GRAFTS as usize],
+}
+
+impl Gids {
+    /// The list, or `None` if it is too long to be offered.
+    pub fn new(gids: &[u16]) -> Option<Self> {
+        let mut list = Self {
+            count: u8::try_from(gids.len()).ok()?,
+            ..Self::default()
+        };
+        list.gids.get_mut(..gids.len())?.copy_from_slice(gids);
+        Some(list)
+    }
+}
+
+impl core::ops::Deref for Gids {
+    type Target = [u16];
+
+    fn deref(&self) -> &[u16] {
+        &self.gids[..usize::from(self.count)]
+    }
+}
+
+/// NEGO, NEGO_ACK and NEGO_NACK. "We" is who sends the packet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Nego {
+    /// Common part.
+    pub header: Header,
+    /// The guard that the peer must put into packets it sends to us.
+    pub token: u64,
+    /// In an answer: the initiator's token. In NEGO 0.
+    pub peer_token: u64,
+    /// Our session index; never 0, except in NEGO_NACK.
+    pub sid: u32,
+    /// Packets that our receive ring holds; never 0, except in NEGO_NACK.
+    pub ring_slots: u32,
+    /// The most payload bytes per packet that we take; never 0, except in NEGO_NACK.
+    pub max_payload: u16,
+    /// Rendezvous; 0 is the Hooker's stream service.
+    pub port: u16,
+    /// What the initiator requires: bits of [`crate::services::Services`].
+    pub services: u16,
+    /// `intf::VTL_NACK_*`; 0 except in NEGO_NACK.
+    pub reason: u8,
+    /// Offered grafts; in NEGO_ACK exactly one, the chosen one.
+    pub gids: Gids,
+}
+
+/// One packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Packet<'a> {
+    /// Payload for the receive ring.
+    Data(Data<'a>),
+    /// The receiver's state.
+    Ack(Ack<'a>),
+    /// Asks for an acknowledgement; the payload is empty.
+    Probe(Data<'a>),
+    /// Opens a session.
+    Nego(Nego),
+    /// Accepts.
+    NegoAck(Nego),
+    /// Refuses.
+    NegoNack(Nego),
+    /// The sender has forgotten the session.
+    Close(Header),
+}
+
+/// Why bytes are no packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WireError {
+    /// Shorter than the header of its type.
+    #[error("truncated: {have} bytes where the header takes {need}")]
+    Truncated {
+        /// Bytes there.
+        have: usize,
+        /// Bytes of the header.
+        need: usize,
+    },
+    /// Another version than `intf::VTL_VERSION`.
+    #[error("version {0} is not spoken here")]
+    Version(u8),
+    /// No `enum vtl_type`.
+    #[error("unknown packet type {0}")]
+    Type(u8),
+    /// `len` differs from what follows the header.
+    #[error("length field says {field}, {follow} bytes follow")]
+    Length {
+        /// The field's value.
+        field: usize,
+        /// Bytes there.
+        follow: usize,
+    },
+    /// More payload than a slot takes, or payload in a type that has none.
+    #[error("payload of {0} bytes")]
+    Payload(usize),
+    /// The bitmap is too long or no multiple of 8 bytes.
+    #[error("bitmap of {0} bytes")]
+    Bitmap(usize),
+    /// The checksum does not fit.
+    #[error("wrong checksum")]
+    Checksum,
+    /// A field has a value that its type of packet never has.
+    #[error("field {0} out of range")]
+    Field(&'static str),
+}
+
+/// Why a packet could not be emitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EmitError {
+    /// The buffer is shorter than [`Packet::wire_len`].
+    #[error("buffer of {have} bytes for a packet of {need}")]
+    Buffer {
+        /// Length of the buffer.
+        have: usize,
+        /// Length of the packet.
+        need: usize,
+    },
+    /// The packet would not parse.
+    #[error(transparent)]
+    Invalid(#[from] WireError),
+}
+
+/// The checksum of `packet`, which starts at `version_type`: complement of the one's complement
+/// sum of its little-endian 32-bit words, zero-padded, with the checksum's own field as zero.
+/// Stored little-endian.
+pub fn checksum(packet: &[u8]) -> u32 {
+    let at = core::mem::offset_of!(intf::vtl_hdr, csum) / 4;
+    let mut sum = 0u64;
+    for (i, word) in packet.chunks(4).enumerate() {
+        if i != at {
+            let mut bytes = [0; 4];
+            bytes[..word.len()].copy_from_slice(word);
+            sum += u64::from(u32::from_le_bytes(bytes));
+        }
+    }
+    sum = (sum & 0xffff_ffff) + (sum >> 32);
+    sum = (sum & 0xffff_ffff) + (sum >> 32);
+    !(sum as u32)
+}
+
+const _: () = assert!(core::mem::offset_of!(intf::vtl_hdr, csum) % 4 == 0);

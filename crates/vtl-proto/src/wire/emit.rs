@@ -1,0 +1,123 @@
+use core::mem::{offset_of, size_of};
+
+use super::parse::{check_body, check_nego, header_len};
+use super::{Ack, Data, EmitError, Header, Nego, Packet, checksum, put};
+use crate::intf;
+
+impl Packet<'_> {
+    /// The packet's `enum vtl_type`.
+    pub fn kind(&self) -> u32 {
+        match self {
+            Self::Data(_) => intf::VTL_DATA,
+            Self::Ack(_) => intf::VTL_ACK,
+            Self::Probe(_) => intf::VTL_PROBE,
+            Self::Nego(_) => intf::VTL_NEGO,
+            Self::NegoAck(_) => intf::VTL_NEGO_ACK,
+            Self::NegoNack(_) => intf::VTL_NEGO_NACK,
+            Self::Close(_) => intf::VTL_CLOSE,
+        }
+    }
+
+    /// The common part.
+    pub fn header(&self) -> &Header {
+        match self {
+            Self::Data(data) | Self::Probe(data) => &data.header,
+            Self::Ack(ack) => &ack.header,
+            Self::Nego(nego) | Self::NegoAck(nego) | Self::NegoNack(nego) => &nego.header,
+            Self::Close(header) => header,
+        }
+    }
+
+    /// Bytes that [`Packet::emit`] writes.
+    pub fn wire_len(&self) -> usize {
+        header_len(self.kind()).unwrap_or_default() + self.body().len()
+    }
+
+    /// Writes the packet with its checksum to the beginning of `buffer` and returns its length.
+    ///
+    /// # Errors
+    /// The buffer is too short, or [`Packet::parse`] would refuse the result.
+    pub fn emit(&self, buffer: &mut [u8]) -> Result<usize, EmitError> {
+        let (have, need) = (buffer.len(), self.wire_len());
+        let bytes = buffer
+            .get_mut(..need)
+            .ok_or(EmitError::Buffer { have, need })?;
+        let body = self.body();
+        check_body(self.kind(), body)?;
+        let (head, tail) = bytes.split_at_mut(need - body.len());
+        head.fill(0);
+        tail.copy_from_slice(body);
+        put!(
+            head,
+            vtl_hdr,
+            version_type,
+            (intf::VTL_VERSION << 4 | self.kind()) as u8
+        );
+        // check_body bounds it far below 2^16.
+        put!(head, vtl_hdr, len, body.len() as u16);
+        emit_header(head, self.header());
+        match self {
+            Self::Data(data) | Self::Probe(data) => emit_data(head, data),
+            Self::Ack(ack) => emit_ack(head, ack),
+            Self::Nego(nego) | Self::NegoAck(nego) | Self::NegoNack(nego) => {
+                check_nego(self.kind(), nego)?;
+                emit_nego(head, nego);
+            }
+            Self::Close(_) => {}
+        }
+        let sum = checksum(bytes);
+        put!(bytes, vtl_hdr, csum, sum.swap_bytes());
+        Ok(need)
+    }
+
+    fn body(&self) -> &[u8] {
+        match self {
+            Self::Data(data) | Self::Probe(data) => data.payload,
+            Self::Ack(ack) => ack.bitmap,
+            _ => &[],
+        }
+    }
+}
+
+fn emit_header(b: &mut [u8], header: &Header) {
+    put!(b, vtl_hdr, flags, header.flags);
+    put!(b, vtl_hdr, gid, header.gid);
+    put!(b, vtl_hdr, sid, header.sid);
+    put!(b, vtl_hdr, token, header.token);
+}
+
+fn emit_data(b: &mut [u8], data: &Data<'_>) {
+    put!(b, vtl_data_hdr, seq, data.seq);
+    put!(b, vtl_data_hdr, xid, data.xid);
+    put!(b, vtl_data_hdr, ts, data.ts);
+}
+
+fn emit_ack(b: &mut [u8], ack: &Ack<'_>) {
+    put!(b, vtl_ack_hdr, cum, ack.cum);
+    put!(b, vtl_ack_hdr, limit, ack.limit);
+    put!(b, vtl_ack_hdr, received, ack.received);
+    put!(b, vtl_ack_hdr, echo_seq, ack.echo_seq);
+    put!(b, vtl_ack_hdr, echo_xid, ack.echo_xid);
+    put!(b, vtl_ack_hdr, echo_ts, ack.echo_ts);
+    put!(b, vtl_ack_hdr, dups, ack.dups);
+}
+
+fn emit_nego(b: &mut [u8], nego: &Nego) {
+    put!(b, vtl_nego, token, nego.token);
+    put!(b, vtl_nego, peer_token, nego.peer_token);
+    put!(b, vtl_nego, sid, nego.sid);
+    put!(b, vtl_nego, ring_slots, nego.ring_slots);
+    put!(b, vtl_nego, max_payload, nego.max_payload);
+    put!(b, vtl_nego, port, nego.port);
+    put!(b, vtl_nego, services, nego.services);
+    put!(b, vtl_nego, reason, nego.reason);
+    // Gids holds at most VTL_NEGO_GRAFTS.
+    put!(b, vtl_nego, grafts, nego.gids.len() as u8);
+    let list = &mut b[offset_of!(intf::vtl_nego, gids)..];
+    for (bytes, gid) in list
+        .chunks_exact_mut(size_of::<u16>())
+        .zip(nego.gids.iter())
+    {
+        bytes.copy_from_slice(&gid.to_be_bytes());
+    }
+}

@@ -1,0 +1,180 @@
+use core::mem::{offset_of, size_of};
+
+use super::{Ack, Data, Gids, Header, Nego, Packet, WireError, checksum, get};
+use crate::intf;
+
+impl<'a> Packet<'a> {
+    /// Checks and decodes a whole packet.
+    ///
+    /// # Errors
+    /// Every deviation from the wire format, the checksum last.
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, WireError> {
+        let packet = Self::parse_unverified(bytes)?;
+        if checksum(bytes) != stored_checksum(bytes) {
+            return Err(WireError::Checksum);
+        }
+        Ok(packet)
+    }
+
+    /// As [`Packet::parse`], for packets whose checksum the kernel has already compared.
+    ///
+    /// # Errors
+    /// Every deviation from the wire format, except the checksum's.
+    pub fn parse_unverified(bytes: &'a [u8]) -> Result<Self, WireError> {
+        split(bytes, size_of::<intf::vtl_hdr>())?;
+        let version_type = get!(bytes, vtl_hdr, version_type);
+        if u32::from(version_type >> 4) != intf::VTL_VERSION {
+            return Err(WireError::Version(version_type >> 4));
+        }
+        let kind = version_type & 15;
+        let size = header_len(u32::from(kind)).ok_or(WireError::Type(kind))?;
+        let (head, body) = split(bytes, size)?;
+        let field = usize::from(get!(head, vtl_hdr, len));
+        if field != body.len() {
+            return Err(WireError::Length {
+                field,
+                follow: body.len(),
+            });
+        }
+        check_body(u32::from(kind), body)?;
+        Ok(match u32::from(kind) {
+            intf::VTL_DATA => Self::Data(data(head, body)),
+            intf::VTL_PROBE => Self::Probe(data(head, body)),
+            intf::VTL_ACK => Self::Ack(ack(head, body)),
+            intf::VTL_CLOSE => Self::Close(header(head)),
+            nego_kind => {
+                let nego = nego(head)?;
+                check_nego(nego_kind, &nego)?;
+                match nego_kind {
+                    intf::VTL_NEGO => Self::Nego(nego),
+                    intf::VTL_NEGO_ACK => Self::NegoAck(nego),
+                    _ => Self::NegoNack(nego),
+                }
+            }
+        })
+    }
+}
+
+/// Length of the header of packets of type `kind`, in bytes.
+pub(super) fn header_len(kind: u32) -> Option<usize> {
+    Some(match kind {
+        intf::VTL_DATA | intf::VTL_PROBE => size_of::<intf::vtl_data_hdr>(),
+        intf::VTL_ACK => size_of::<intf::vtl_ack_hdr>(),
+        intf::VTL_NEGO | intf::VTL_NEGO_ACK | intf::VTL_NEGO_NACK => size_of::<intf::vtl_nego>(),
+        intf::VTL_CLOSE => size_of::<intf::vtl_hdr>(),
+        _ => return None,
+    })
+}
+
+/// What may follow the header of a packet of type `kind`.
+pub(super) fn check_body(kind: u32, body: &[u8]) -> Result<(), WireError> {
+    let max = match kind {
+        intf::VTL_DATA => intf::VTL_MAX_PAYLOAD,
+        intf::VTL_ACK => intf::VTL_ACK_MAX_BITMAP,
+        _ => 0,
+    };
+    match kind {
+        intf::VTL_ACK if body.len() > max as usize || !body.len().is_multiple_of(8) => {
+            Err(WireError::Bitmap(body.len()))
+        }
+        _ if body.len() > max as usize => Err(WireError::Payload(body.len())),
+        _ => Ok(()),
+    }
+}
+
+/// What the fields of the three negotiation packets never are.
+pub(super) fn check_nego(kind: u32, nego: &Nego) -> Result<(), WireError> {
+    let nack = kind == intf::VTL_NEGO_NACK;
+    let gids_ok = match kind {
+        intf::VTL_NEGO => !nego.gids.is_empty(),
+        intf::VTL_NEGO_ACK => nego.gids.len() == 1,
+        _ => true,
+    };
+    let rules = [
+        ("grafts", gids_ok),
+        ("reason", nack == (nego.reason != 0)),
+        ("sid", nack || nego.sid != 0),
+        ("ring_slots", nack || nego.ring_slots != 0),
+        ("max_payload", nack || nego.max_payload != 0),
+    ];
+    match rules.iter().find(|(_, ok)| !ok) {
+        Some((name, _)) => Err(WireError::Field(name)),
+        None => Ok(()),
+    }
+}
+
+fn split(bytes: &[u8], need: usize) -> Result<(&[u8], &[u8]), WireError> {
+    bytes.split_at_checked(need).ok_or(WireError::Truncated {
+        have: bytes.len(),
+        need,
+    })
+}
+
+fn stored_checksum(bytes: &[u8]) -> u32 {
+    get!(bytes, vtl_hdr, csum).swap_bytes()
+}
+
+// The common header opens each of the longer ones.
+const _: () = assert!(
+    offset_of!(intf::vtl_data_hdr, h) == 0
+        && offset_of!(intf::vtl_ack_hdr, h) == 0
+        && offset_of!(intf::vtl_nego, h) == 0
+);
+
+fn header(b: &[u8]) -> Header {
+    Header {
+        flags: get!(b, vtl_hdr, flags),
+        gid: get!(b, vtl_hdr, gid),
+        sid: get!(b, vtl_hdr, sid),
+        token: get!(b, vtl_hdr, token),
+    }
+}
+
+fn data<'a>(b: &[u8], payload: &'a [u8]) -> Data<'a> {
+    Data {
+        header: header(b),
+        seq: get!(b, vtl_data_hdr, seq),
+        xid: get!(b, vtl_data_hdr, xid),
+        ts: get!(b, vtl_data_hdr, ts),
+        payload,
+    }
+}
+
+fn ack<'a>(b: &[u8], bitmap: &'a [u8]) -> Ack<'a> {
+    Ack {
+        header: header(b),
+        cum: get!(b, vtl_ack_hdr, cum),
+        limit: get!(b, vtl_ack_hdr, limit),
+        received: get!(b, vtl_ack_hdr, received),
+        echo_seq: get!(b, vtl_ack_hdr, echo_seq),
+        echo_xid: get!(b, vtl_ack_hdr, echo_xid),
+        echo_ts: get!(b, vtl_ack_hdr, echo_ts),
+        dups: get!(b, vtl_ack_hdr, dups),
+        bitmap,
+    }
+}
+
+fn nego(b: &[u8]) -> Result<Nego, WireError> {
+    let count = usize::from(get!(b, vtl_nego, grafts));
+    let gids = &b[offset_of!(intf::vtl_nego, gids)..];
+    let mut list = [0; intf::VTL_NEGO_GRAFTS as usize];
+    for (gid, bytes) in list.iter_mut().zip(gids.as_chunks().0) {
+        *gid = u16::from_be_bytes(*bytes);
+    }
+    let gids = list
+        .get(..count)
+        .and_then(Gids::new)
+        .ok_or(WireError::Field("grafts"))?;
+    Ok(Nego {
+        header: header(b),
+        token: get!(b, vtl_nego, token),
+        peer_token: get!(b, vtl_nego, peer_token),
+        sid: get!(b, vtl_nego, sid),
+        ring_slots: get!(b, vtl_nego, ring_slots),
+        max_payload: get!(b, vtl_nego, max_payload),
+        port: get!(b, vtl_nego, port),
+        services: get!(b, vtl_nego, services),
+        reason: get!(b, vtl_nego, reason),
+        gids,
+    })
+}
