@@ -1,1 +1,54 @@
-//! VTL.
+//! Two hosts and the link between them, on one machine.
+//!
+//! A testbed is three network namespaces, `<name>-client`, `<name>-router` and `<name>-server`. The client
+//! and the server share a subnet; the router carries their Ethernet frames from one side to the other and
+//! makes the path behave like the [`Link`] asked for: rate, drop-tail queue, loss, delay, jitter, reordering,
+//! duplication and bit errors.
+//!
+//! ```text
+//!  <name>-client            <name>-router               <name>-server
+//!  eth0 10.73.0.1  ──veth── to-client ⇄ to-server ──veth── eth0 10.73.0.2
+//!       fd73::1                  emulator                       fd73::2
+//! ```
+//!
+//! ```no_run
+//! use vtl_testbed::{Host, Lifetime, Link, Profile, Testbed};
+//!
+//! let mut link = Profile::Terrestrial.link();
+//! link.loss_pct = 1.0;
+//! let testbed = Testbed::up("demo", &link, Lifetime::Guarded)?;
+//! let status = testbed.command(Host::Client, "ping")?.args(["-c1", "10.73.0.2"]).status();
+//! # Ok::<(), vtl_testbed::Error>(())
+//! ```
+//!
+//! Every testbed uses the same addresses: namespaces keep them apart. Root is needed throughout.
+
+// Tests are named `function__case`.
+#![cfg_attr(test, allow(non_snake_case))]
+
+pub mod cli;
+mod control;
+mod emulator;
+mod error;
+mod link;
+mod loss;
+mod model;
+mod namespace;
+mod netem;
+mod offload;
+mod packet_socket;
+mod profile;
+mod rng;
+mod state;
+mod tcp;
+mod testbed;
+
+pub use emulator::{DirectionStats, Stats};
+pub use error::{Error, Result};
+pub use link::{Link, LossModel, Slots};
+pub use loss::LossProcess;
+pub use model::{Direction, Frame, Nanos, Params};
+pub use namespace::Host;
+pub use profile::Profile;
+pub use tcp::CongestionControl;
+pub use testbed::{Backend, Lifetime, Testbed};

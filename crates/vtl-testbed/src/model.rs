@@ -1,0 +1,300 @@
+//! One direction of a link as a state machine: packets and the time go in, packets and deadlines come out.
+//! Nothing here reads a clock or touches a socket.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+use crate::emulator::DirectionStats;
+use crate::link::{Link, Slots};
+use crate::loss::LossProcess;
+use crate::rng::Rng;
+
+/// A point in time or a span, nanoseconds. The origin is the caller's.
+pub type Nanos = u64;
+
+/// What the model needs to know of a packet.
+pub trait Frame: Clone {
+    /// Bytes that occupy the link.
+    fn link_bytes(&self) -> u64;
+    /// Flips one bit after the IP header, chosen by `random`. False if there is no such bit.
+    fn flip_bit(&mut self, random: u64) -> bool;
+}
+
+/// The figures of one direction, in the units of the model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Params {
+    /// Propagation delay one way.
+    pub delay: Nanos,
+    /// Serialisation time of a byte, nanoseconds. 0: no limit.
+    pub ns_per_byte: f64,
+    /// Packets that may wait behind the one being sent.
+    pub queue_limit: usize,
+    /// Mean loss, 0 to 1.
+    pub loss: f64,
+    /// Probability that a packet is held back by `reorder_hold`.
+    pub reorder: f64,
+    /// How long a reordered packet is held back.
+    pub reorder_hold: Nanos,
+    /// Probability that a packet arrives twice.
+    pub duplicate: f64,
+    /// Probability that a bit of a packet flips.
+    pub corrupt: f64,
+    slots: Option<Slots>,
+    loss_model: crate::link::LossModel,
+    seed: u64,
+}
+
+fn nanos(ms: f64) -> Nanos {
+    (ms * 1e6).round() as Nanos
+}
+
+impl Params {
+    fn new(link: &Link, loss_pct: f64, seed: u64) -> Self {
+        let ns_per_byte = if link.rate_mbit > 0.0 {
+            8e3 / link.rate_mbit
+        } else {
+            0.0
+        };
+        let eight_packets = (8.0 * f64::from(crate::link::MTU) * ns_per_byte) as Nanos;
+        Params {
+            delay: nanos(link.rtt_ms / 2.0),
+            ns_per_byte,
+            queue_limit: link.queue_limit() as usize,
+            loss: loss_pct / 100.0,
+            reorder: link.reorder_pct / 100.0,
+            reorder_hold: link.reorder_ms.map_or(eight_packets.max(1_000_000), nanos),
+            duplicate: link.duplicate_pct / 100.0,
+            corrupt: link.corrupt_pct / 100.0,
+            slots: link.slots,
+            loss_model: link.loss_model,
+            seed,
+        }
+    }
+
+    /// The figures from client to server.
+    pub fn up(link: &Link) -> Self {
+        Params::new(link, link.loss_up(), link.seed)
+    }
+
+    /// The figures from server to client.
+    pub fn down(link: &Link) -> Self {
+        // The directions must not lose the same packets.
+        Params::new(link, link.loss_down(), !link.seed)
+    }
+}
+
+#[derive(Debug)]
+struct Flying<F> {
+    at: Nanos,
+    /// Breaks ties: packets released at one instant keep their order.
+    order: u64,
+    frame: F,
+}
+
+impl<F> PartialEq for Flying<F> {
+    fn eq(&self, other: &Self) -> bool {
+        (self.at, self.order) == (other.at, other.order)
+    }
+}
+impl<F> Eq for Flying<F> {}
+impl<F> PartialOrd for Flying<F> {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl<F> Ord for Flying<F> {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.order).cmp(&(other.at, other.order))
+    }
+}
+
+/// One direction of the link.
+#[derive(Debug)]
+pub struct Direction<F> {
+    params: Params,
+    /// Waiting packets with the time they arrived. The front one is being serialised.
+    queue: VecDeque<(Nanos, F)>,
+    /// When the front of `queue` has left.
+    front_done: Nanos,
+    /// When the packet before the front had left.
+    free_at: Nanos,
+    /// Packets on their way, the next to arrive on top.
+    flying: BinaryHeap<Reverse<Flying<F>>>,
+    /// Arrival of the last packet that was not held back: arrivals never run backwards, even if a change of
+    /// the link shortens the delay.
+    last_arrival: Nanos,
+    next_slot: Nanos,
+    order: u64,
+    loss: LossProcess,
+    reorder: Rng,
+    duplicate: Rng,
+    corrupt: Rng,
+    slot: Rng,
+    stats: DirectionStats,
+}
+
+impl<F: Frame> Direction<F> {
+    /// An empty link.
+    pub fn new(params: Params) -> Self {
+        let seed = params.seed;
+        Direction {
+            loss: LossProcess::new(params.loss_model, params.loss, seed),
+            reorder: Rng::new(seed, 2),
+            duplicate: Rng::new(seed, 3),
+            corrupt: Rng::new(seed, 4),
+            slot: Rng::new(seed, 5),
+            params,
+            queue: VecDeque::new(),
+            front_done: 0,
+            free_at: 0,
+            flying: BinaryHeap::new(),
+            last_arrival: 0,
+            next_slot: 0,
+            order: 0,
+            stats: DirectionStats::default(),
+        }
+    }
+
+    /// Changes the link at `now`. What is already under way arrives when it would have; what still waits
+    /// in the queue is sent at the new figures. Random numbers continue unless the seed changes.
+    pub fn set(&mut self, now: Nanos, params: Params) {
+        self.advance(now);
+        if params.seed == self.params.seed {
+            self.loss.set(params.loss_model, params.loss);
+        } else {
+            let seed = params.seed;
+            self.loss = LossProcess::new(params.loss_model, params.loss, seed);
+            self.reorder = Rng::new(seed, 2);
+            self.duplicate = Rng::new(seed, 3);
+            self.corrupt = Rng::new(seed, 4);
+            self.slot = Rng::new(seed, 5);
+        }
+        self.params = params;
+        // A front packet that the old rate would have kept for minutes is sent at the new one.
+        if let Some((arrived, frame)) = self.queue.front() {
+            let anew = self.free_at.max(*arrived).max(now) + self.serialisation(frame);
+            self.front_done = self.front_done.min(anew);
+        }
+    }
+
+    /// A packet reached the link at `now`.
+    pub fn push(&mut self, now: Nanos, frame: F) {
+        self.advance(now);
+        self.stats.rx_packets += 1;
+        self.stats.rx_bytes += frame.link_bytes();
+        if self.queue.len() > self.params.queue_limit {
+            self.stats.queue_drops += 1;
+            return;
+        }
+        if self.queue.is_empty() {
+            self.front_done = self.free_at.max(now) + self.serialisation(&frame);
+        }
+        self.queue.push_back((now, frame));
+        let waiting = self.queue.len() as u64 - 1;
+        self.stats.max_queue_packets = self.stats.max_queue_packets.max(waiting);
+        // Without a rate the packet is gone at once and does not count as waiting.
+        self.advance(now);
+    }
+
+    /// The next packet that has arrived by `now`, if any.
+    pub fn pop(&mut self, now: Nanos) -> Option<F> {
+        self.advance(now);
+        if self.flying.peek()?.0.at > now {
+            return None;
+        }
+        let flying = self.flying.pop()?.0;
+        self.stats.tx_packets += 1;
+        self.stats.tx_bytes += flying.frame.link_bytes();
+        self.stats.max_late_us = self.stats.max_late_us.max((now - flying.at) / 1000);
+        Some(flying.frame)
+    }
+
+    /// When to call [`pop`](Self::pop) again. It may be earlier than the next arrival, never later.
+    pub fn next_event(&self) -> Option<Nanos> {
+        let leaving = (!self.queue.is_empty()).then(|| self.front_done + self.params.delay);
+        let arriving = self.flying.peek().map(|f| f.0.at);
+        match (leaving, arriving) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+
+    /// Counters since the start, and gauges at this moment.
+    pub fn stats(&self) -> DirectionStats {
+        DirectionStats {
+            queue_packets: self.queue.len().saturating_sub(1) as u64,
+            flying_packets: self.flying.len() as u64,
+            ..self.stats.clone()
+        }
+    }
+
+    fn serialisation(&self, frame: &F) -> Nanos {
+        (frame.link_bytes() as f64 * self.params.ns_per_byte).round() as Nanos
+    }
+
+    /// Lets every packet leave that has been serialised by `now`.
+    fn advance(&mut self, now: Nanos) {
+        while !self.queue.is_empty() && self.front_done <= now {
+            let Some((_, frame)) = self.queue.pop_front() else {
+                return;
+            };
+            let left = self.front_done;
+            self.free_at = left;
+            self.depart(left, frame);
+            if let Some((arrived, next)) = self.queue.front() {
+                self.front_done = left.max(*arrived) + self.serialisation(next);
+            }
+        }
+    }
+
+    fn depart(&mut self, left: Nanos, mut frame: F) {
+        if self.loss.lose_next() {
+            self.stats.lost += 1;
+            return;
+        }
+        let mut at = (self.slot_after(left) + self.params.delay).max(self.last_arrival);
+        if self.reorder.chance(self.params.reorder) {
+            at += self.params.reorder_hold;
+            self.stats.reordered += 1;
+        } else {
+            self.last_arrival = at;
+        }
+        if self.corrupt.chance(self.params.corrupt) && frame.flip_bit(self.corrupt.next_u64()) {
+            self.stats.corrupted += 1;
+        }
+        if self.duplicate.chance(self.params.duplicate) {
+            self.stats.duplicated += 1;
+            self.fly(at, frame.clone());
+        }
+        self.fly(at, frame);
+    }
+
+    fn fly(&mut self, at: Nanos, frame: F) {
+        self.flying.push(Reverse(Flying {
+            at,
+            order: self.order,
+            frame,
+        }));
+        self.order += 1;
+    }
+
+    /// When the first slot opens at or after `time`.
+    fn slot_after(&mut self, time: Nanos) -> Nanos {
+        let Some(slots) = self.params.slots else {
+            return time;
+        };
+        let (min, max) = (nanos(slots.min_ms).max(1), nanos(slots.max_ms).max(1));
+        // After a long silence there is no need to draw every slot that nobody used.
+        if time > self.next_slot + 1000 * max {
+            self.next_slot = time - 10 * max;
+        }
+        while self.next_slot < time {
+            self.next_slot += min + ((max - min) as f64 * self.slot.unit()) as Nanos;
+        }
+        self.next_slot
+    }
+}
+
+#[cfg(test)]
+#[path = "model_tests.rs"]
+mod tests;

@@ -1,0 +1,585 @@
+//! Making, using and removing a testbed.
+
+use std::ffi::{OsStr, OsString};
+use std::io::Write;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde::{Deserialize, Serialize};
+
+use crate::control::{self, Request, Response};
+use crate::emulator::{Emulator, Stats, TO_CLIENT, TO_SERVER};
+use crate::error::{Error, Result};
+use crate::link::Link;
+use crate::namespace::{self, Host};
+use crate::netem;
+use crate::offload::{self, Offload};
+use crate::state::{self, Process, State};
+use crate::tcp::{self, CongestionControl};
+
+/// How long a testbed lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lifetime {
+    /// As long as the [`Testbed`] value, and no longer than this process: also after a panic, an interrupt or
+    /// a kill nothing is left behind. The emulator is a thread of this process.
+    Guarded,
+    /// Until [`Testbed::down`]. The emulator is a process of its own: the present executable, run with the
+    /// arguments `testbed emulate --name NAME`, which must lead to [`Testbed::emulate`].
+    Persistent,
+}
+
+/// What makes the link of a testbed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Backend {
+    /// This crate's emulator in user space.
+    Emulator,
+    /// The kernel's netem.
+    Netem,
+    /// Nothing: client and server are joined by a veth pair.
+    Direct,
+}
+
+/// The testbed of this name that a host's tools are in, for tools started there.
+const ENV_NAME: &str = "VTL_TESTBED";
+/// The control socket of the VTL daemon of this host.
+const ENV_SOCKET: &str = "VTL_SOCKET";
+/// Set to `emulator` to use the emulator where the kernel has netem.
+const ENV_BACKEND: &str = "VTL_TESTBED_BACKEND";
+
+/// How long a persistent emulator may take to answer first.
+const START: Duration = Duration::from_secs(5);
+/// How long processes inside a testbed may take to end before they are killed.
+const GRACE: Duration = Duration::from_millis(500);
+
+/// A testbed that is up.
+#[derive(Debug)]
+pub struct Testbed {
+    name: String,
+    backend: Backend,
+    guard: Option<Guard>,
+}
+
+impl Testbed {
+    /// Makes a testbed with the given link. What a dead testbed of this name left behind is removed first.
+    ///
+    /// Where the kernel has netem it makes the link, unless `VTL_TESTBED_BACKEND=emulator` is set.
+    ///
+    /// # Errors
+    /// Without root, without the `ip` tool, with a name or a link that make no sense, and if a testbed of
+    /// this name is up. After any failure nothing is left behind.
+    pub fn up(name: &str, link: &Link, lifetime: Lifetime) -> Result<Testbed> {
+        namespace::check_name(name)?;
+        link.check()?;
+        need_root()?;
+        let _lock = state::lock()?;
+        if is_up(name) {
+            return Err(Error::AlreadyUp(name.to_owned()));
+        }
+        remove(name);
+        let result = Testbed::build(name, link, lifetime);
+        if result.is_err() {
+            remove(name);
+        }
+        result
+    }
+
+    fn build(name: &str, link: &Link, lifetime: Lifetime) -> Result<Testbed> {
+        let mut guard = match lifetime {
+            Lifetime::Guarded => Some(Guard::new(name)?),
+            Lifetime::Persistent => None,
+        };
+        make_hosts(name, link.direct)?;
+        let wants_emulator =
+            std::env::var_os(ENV_BACKEND).is_some_and(|b| b == OsStr::new("emulator"));
+        let backend = if link.direct {
+            Backend::Direct
+        } else if !wants_emulator && netem::available(name) {
+            netem::build(name, link)?;
+            Backend::Netem
+        } else {
+            Backend::Emulator
+        };
+        let mut record = State {
+            name: name.to_owned(),
+            backend,
+            link: link.clone(),
+            process: Process::of(std::process::id()).filter(|_| guard.is_some()),
+        };
+        if backend == Backend::Emulator {
+            match &mut guard {
+                Some(guard) => guard.emulator = Some(Emulator::start(name, link)?),
+                None => {
+                    // The emulator reads its link from the record.
+                    state::write(&record)?;
+                    record.process = Some(spawn_emulator(name)?);
+                }
+            }
+        }
+        state::write(&record)?;
+        Ok(Testbed {
+            name: name.to_owned(),
+            backend,
+            guard,
+        })
+    }
+
+    /// A testbed that someone else made. Dropping the value leaves the testbed as it is.
+    pub fn attach(name: &str) -> Result<Testbed> {
+        namespace::check_name(name)?;
+        need_root()?;
+        match state::read(name).filter(|_| is_up(name)) {
+            Some(record) => Ok(Testbed {
+                name: name.to_owned(),
+                backend: record.backend,
+                guard: None,
+            }),
+            None => Err(Error::NotUp(name.to_owned())),
+        }
+    }
+
+    /// Removes a testbed and all it consists of, whole or half, alive or dead. Processes that still run in
+    /// its namespaces are ended. Returns false if there was nothing.
+    pub fn down(name: &str) -> Result<bool> {
+        namespace::check_name(name)?;
+        need_root()?;
+        let _lock = state::lock()?;
+        let existed = state::read(name).is_some()
+            || Host::ALL
+                .iter()
+                .any(|h| namespace::path_of(name, *h).exists());
+        remove(name);
+        Ok(existed)
+    }
+
+    /// The names of all testbeds that are up.
+    pub fn names() -> Vec<String> {
+        state::names().into_iter().filter(|n| is_up(n)).collect()
+    }
+
+    /// Runs the emulator of a persistent testbed until it is told to stop. For the hidden command that
+    /// [`Lifetime::Persistent`] starts.
+    pub fn emulate(name: &str) -> Result<()> {
+        namespace::check_name(name)?;
+        need_root()?;
+        let record = state::read(name).ok_or_else(|| Error::NotUp(name.to_owned()))?;
+        Emulator::start(name, &record.link)?.join();
+        Ok(())
+    }
+
+    /// The testbed's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What makes the link.
+    pub fn backend(&self) -> Backend {
+        self.backend
+    }
+
+    /// The link as it was last set.
+    pub fn link(&self) -> Result<Link> {
+        state::read(&self.name)
+            .map(|s| s.link)
+            .ok_or_else(|| Error::NotUp(self.name.clone()))
+    }
+
+    /// Changes the link while traffic flows. Packets that wait in the queue are sent at the new rate;
+    /// packets already on their way arrive as they would have.
+    pub fn set(&self, link: &Link) -> Result<()> {
+        link.check()?;
+        if link.direct != (self.backend == Backend::Direct) {
+            return Err(Error::WireFixed);
+        }
+        match self.backend {
+            Backend::Direct => {}
+            Backend::Netem => netem::set(&self.name, link)?,
+            Backend::Emulator => {
+                control::ask(&self.name, &Request::Set(link.clone()))?;
+            }
+        }
+        let mut record = state::read(&self.name).ok_or_else(|| Error::NotUp(self.name.clone()))?;
+        record.link = link.clone();
+        state::write(&record)
+    }
+
+    /// What the link did so far. All zero if the link is not the emulator's.
+    pub fn stats(&self) -> Result<Stats> {
+        if self.backend != Backend::Emulator {
+            return Ok(Stats::default());
+        }
+        match control::ask(&self.name, &Request::Stats)? {
+            Response::Stats(stats) => Ok(*stats),
+            _ => Err(Error::Emulator {
+                name: self.name.clone(),
+                problem: "answers something else".to_owned(),
+            }),
+        }
+    }
+
+    /// A command that will run on a host, in its network namespace. Its environment names the testbed
+    /// (`VTL_TESTBED`) and the socket of the host's VTL daemon (`VTL_SOCKET`).
+    pub fn command(&self, host: Host, program: impl AsRef<OsStr>) -> Result<Command> {
+        let mut command = namespace::command_in(&self.netns_path(host), program)?;
+        command
+            .env(ENV_NAME, &self.name)
+            .env(ENV_SOCKET, self.daemon_socket(host));
+        Ok(command)
+    }
+
+    /// Runs `work` on a thread of its own in a host's network namespace, and waits for it. Sockets opened
+    /// there stay in that namespace.
+    pub fn in_netns<T: Send>(&self, host: Host, work: impl FnOnce() -> T + Send) -> Result<T> {
+        namespace::run_in(&self.netns_path(host), work)
+    }
+
+    /// The file that stands for a host's network namespace.
+    pub fn netns_path(&self, host: Host) -> PathBuf {
+        namespace::path_of(&self.name, host)
+    }
+
+    /// The control socket of a host's VTL daemon.
+    pub fn daemon_socket(&self, host: Host) -> PathBuf {
+        PathBuf::from(format!(
+            "/run/vtl/{}.sock",
+            namespace::name_of(&self.name, host)
+        ))
+    }
+
+    /// A host's IPv4 address. The router has none; it is given the unused third address.
+    pub fn addr4(&self, host: Host) -> Ipv4Addr {
+        Ipv4Addr::new(10, 73, 0, number(host))
+    }
+
+    /// A host's IPv6 address. The router has none; it is given the unused third address.
+    pub fn addr6(&self, host: Host) -> Ipv6Addr {
+        Ipv6Addr::new(0xfd73, 0, 0, 0, 0, 0, 0, number(host).into())
+    }
+
+    /// The network device of a host that leads to the other side (of the router: to the client).
+    pub fn device(&self, host: Host) -> &'static str {
+        if host == Host::Router {
+            TO_CLIENT
+        } else {
+            DEVICE
+        }
+    }
+
+    /// Makes a host a fair TCP baseline: the given congestion control for all connections from now on,
+    /// buffers that may grow to twice the bandwidth-delay product and at least to 32 MiB, SACK, timestamps,
+    /// and no memory of earlier connections.
+    ///
+    /// The congestion control must be on the machine-wide list of allowed ones; it is added, and the list is
+    /// restored when the last testbed goes down.
+    pub fn tune_tcp(&self, host: Host, congestion_control: &str) -> Result<()> {
+        tcp::tune(&self.name, host, &self.link()?, congestion_control)
+    }
+
+    /// The established TCP connections of a host and the congestion control that each really uses, from
+    /// `ss -tin`. A baseline is what this says, not what was configured: an accepted connection takes the
+    /// default of its namespace unless its listener chose.
+    pub fn congestion_controls(&self, host: Host) -> Result<Vec<CongestionControl>> {
+        tcp::connections(&self.name, host)
+    }
+}
+
+impl Drop for Testbed {
+    fn drop(&mut self) {
+        let Some(guard) = self.guard.take() else {
+            return;
+        };
+        let lock = state::lock();
+        drop(guard.emulator);
+        remove(&self.name);
+        guard.watcher.dismiss();
+        drop(lock);
+    }
+}
+
+/// Ties a testbed to this process.
+#[derive(Debug)]
+struct Guard {
+    emulator: Option<Emulator>,
+    watcher: Watcher,
+}
+
+impl Guard {
+    fn new(name: &str) -> Result<Guard> {
+        Ok(Guard {
+            emulator: None,
+            watcher: Watcher::start(name)?,
+        })
+    }
+}
+
+/// A shell that waits for this process's end and then removes what the process could not.
+#[derive(Debug)]
+struct Watcher {
+    shell: Child,
+    line: Option<ChildStdin>,
+}
+
+impl Watcher {
+    fn start(name: &str) -> Result<Watcher> {
+        let names: Vec<String> = Host::ALL
+            .iter()
+            .map(|h| namespace::name_of(name, *h))
+            .collect();
+        let saved = state::saved_congestion_controls();
+        // A line means that all is well; the end of the pipe without one, that this process has died.
+        let script = format!(
+            "trap '' INT TERM HUP; read -r line && exit; \
+             for n in {namespaces}; do \
+               kill $(ip netns pids $n) ; \
+               for d in {DEVICE} {TO_CLIENT} {TO_SERVER}; do ip -n $n link del $d; done; \
+               ip netns del $n; \
+             done; \
+             rm -f {directory}/{name}.json {directory}/{name}.sock; \
+             if [ -e {saved} ] && ! ls {directory}/*.json; then \
+               cat {saved} > /proc/sys/net/ipv4/tcp_allowed_congestion_control && rm -f {saved}; \
+             fi",
+            namespaces = names.join(" "),
+            directory = state::directory().display(),
+            saved = saved.display(),
+        );
+        let mut shell = Command::new("sh")
+            .args(["-c", &script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            // An interrupt typed at the terminal goes to the process group.
+            .process_group(0)
+            .spawn()
+            .map_err(Error::system("run `sh`"))?;
+        let line = shell.stdin.take();
+        Ok(Watcher { shell, line })
+    }
+
+    fn dismiss(mut self) {
+        if let Some(mut line) = self.line.take() {
+            let _ = line.write_all(b"done\n");
+        }
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        self.line = None;
+        let _ = self.shell.wait();
+    }
+}
+
+/// The device of the client and of the server.
+const DEVICE: &str = "eth0";
+
+fn number(host: Host) -> u8 {
+    match host {
+        Host::Client => 1,
+        Host::Server => 2,
+        Host::Router => 3,
+    }
+}
+
+fn need_root() -> Result<()> {
+    if nix::unistd::geteuid().is_root() {
+        Ok(())
+    } else {
+        Err(Error::NotRoot)
+    }
+}
+
+/// A testbed is up while its namespaces are there and the process that it depends on lives.
+fn is_up(name: &str) -> bool {
+    state::read(name).is_some_and(|record| {
+        Host::ALL
+            .iter()
+            .all(|h| namespace::path_of(name, *h).exists())
+            && record.process.is_none_or(Process::is_alive)
+            && (record.backend != Backend::Emulator || record.process.is_some())
+    })
+}
+
+/// Removes whatever there is of a testbed. The caller holds the lock.
+fn remove(name: &str) {
+    if let Some(State {
+        backend: Backend::Emulator,
+        process: Some(process),
+        ..
+    }) = state::read(name)
+        && process.is_alive()
+        && process.pid != std::process::id() as i32
+    {
+        let _ = control::ask(name, &Request::Stop);
+    }
+    let hosts: Vec<Host> = Host::ALL
+        .into_iter()
+        .filter(|h| namespace::path_of(name, *h).exists())
+        .collect();
+    end_processes(name, &hosts);
+    for host in hosts {
+        // A namespace outlives its name while anything refers to it; its devices need not.
+        for device in [DEVICE, TO_CLIENT, TO_SERVER] {
+            let _ = namespace::ip(&["-n", &namespace::name_of(name, host), "link", "del", device]);
+        }
+        let _ = namespace::ip(&["netns", "del", &namespace::name_of(name, host)]);
+    }
+    state::remove(name);
+    tcp::restore_allowed();
+}
+
+/// Ends what runs inside a testbed: gently, then not.
+fn end_processes(name: &str, hosts: &[Host]) {
+    let own = std::process::id() as i32;
+    let inside = || {
+        hosts
+            .iter()
+            .flat_map(|h| namespace::pids_in(name, *h))
+            .filter(|pid| *pid != own)
+    };
+    let deadline = Instant::now() + GRACE;
+    for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+        let mut any = false;
+        for pid in inside() {
+            any = true;
+            let _ = kill(Pid::from_raw(pid), signal);
+        }
+        while any
+            && signal == Signal::SIGTERM
+            && Instant::now() < deadline
+            && inside().next().is_some()
+        {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// Makes the namespaces, their devices and their addresses.
+fn make_hosts(name: &str, direct: bool) -> Result<()> {
+    for host in Host::ALL {
+        namespace::ip(&["netns", "add", &namespace::name_of(name, host)])?;
+        namespace::run_in(&namespace::path_of(name, host), || {
+            // Duplicate address detection would hold back the first IPv6 packets for a second, and router
+            // solicitations would be counted among the packets of an experiment.
+            for scope in ["all", "default"] {
+                namespace::write_sysctl(&format!("ipv6/conf/{scope}/accept_dad"), "0")?;
+                namespace::write_sysctl(&format!("ipv6/conf/{scope}/router_solicitations"), "0")?;
+                if host == Host::Router {
+                    namespace::write_sysctl(&format!("ipv6/conf/{scope}/disable_ipv6"), "1")?;
+                }
+            }
+            Ok::<(), Error>(())
+        })??;
+    }
+    if direct {
+        join(name, (Host::Client, DEVICE), (Host::Server, DEVICE))?;
+    } else {
+        join(name, (Host::Client, DEVICE), (Host::Router, TO_CLIENT))?;
+        join(name, (Host::Server, DEVICE), (Host::Router, TO_SERVER))?;
+        // Both ends receive by NAPI, which frames that XDP transmits into a veth need, and which `gro on`
+        // switches on. The router must not merge what it receives, or a loss would take several packets:
+        // this limit lets no two packets merge.
+        namespace::ip_batch(
+            name,
+            Host::Router,
+            &format!(
+                "link set {TO_CLIENT} gro_max_size 1\nlink set {TO_SERVER} gro_max_size 1\n\
+                 link set lo up\nlink set {TO_CLIENT} up\nlink set {TO_SERVER} up\n"
+            ),
+        )?;
+    }
+    for (host, peer) in [(Host::Client, Host::Server), (Host::Server, Host::Client)] {
+        let (own, other) = (number(host), number(peer));
+        // The neighbours are permanent: a lost ARP request would cost a second and look like a slow protocol.
+        namespace::ip_batch(
+            name,
+            host,
+            &format!(
+                "link set lo up\n\
+                 link set {DEVICE} address 02:56:54:4c:00:0{own}\n\
+                 link set {DEVICE} up\n\
+                 addr add 10.73.0.{own}/24 dev {DEVICE}\n\
+                 addr add fd73::{own}/64 dev {DEVICE} nodad\n\
+                 neigh replace 10.73.0.{other} lladdr 02:56:54:4c:00:0{other} dev {DEVICE} nud permanent\n\
+                 neigh replace fd73::{other} lladdr 02:56:54:4c:00:0{other} dev {DEVICE} nud permanent\n"
+            ),
+        )?;
+    }
+    Ok(())
+}
+
+/// Lays a cable. One queue at each end: with more, packets of one flow could pass each other.
+fn join(name: &str, a: (Host, &str), b: (Host, &str)) -> Result<()> {
+    let (space_a, space_b) = (namespace::name_of(name, a.0), namespace::name_of(name, b.0));
+    let one = ["numrxqueues", "1", "numtxqueues", "1"];
+    let mut args = vec!["link", "add", a.1, "netns", &space_a];
+    args.extend(one);
+    args.extend(["type", "veth", "peer", "name", b.1, "netns", &space_b]);
+    args.extend(one);
+    namespace::ip(&args)?;
+    for (host, device) in [a, b] {
+        namespace::run_in(&namespace::path_of(name, host), || {
+            // Frames on the link are real ones: whole checksums, and no more than 1,500 bytes, as
+            // segmentation by the device goes off with its checksums.
+            offload::set(device, Offload::TxChecksum, false)?;
+            offload::set(device, Offload::Gro, true)
+        })??;
+    }
+    Ok(())
+}
+
+/// Starts the emulator of a persistent testbed and waits until it answers.
+fn spawn_emulator(name: &str) -> Result<Process> {
+    let failed = |problem: String| Error::Emulator {
+        name: name.to_owned(),
+        problem,
+    };
+    let program = std::env::current_exe().map_err(Error::system("find the present executable"))?;
+    let log_path = state::log_path(name);
+    let log = std::fs::File::create(&log_path).map_err(Error::file("create", &log_path))?;
+    let arguments: [OsString; 4] = [
+        "testbed".into(),
+        "emulate".into(),
+        "--name".into(),
+        name.into(),
+    ];
+    let mut command = Command::new(program);
+    command
+        .args(arguments)
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(log);
+    // SAFETY: setsid is a plain system call and may be made between fork and exec.
+    unsafe {
+        command.pre_exec(|| nix::unistd::setsid().map(drop).map_err(Into::into));
+    }
+    let mut child = command
+        .spawn()
+        .map_err(Error::system("start the emulator"))?;
+    let process = Process::of(child.id());
+    let deadline = Instant::now() + START;
+    loop {
+        if let Ok(Some(status)) = child.try_wait() {
+            let log = std::fs::read_to_string(&log_path).unwrap_or_default();
+            let why = log
+                .lines()
+                .next()
+                .map_or_else(|| status.to_string(), str::to_owned);
+            return Err(failed(format!("did not start: {why}")));
+        }
+        if state::socket_path(name).exists() && control::ask(name, &Request::Stats).is_ok() {
+            return process.ok_or_else(|| failed("ended at once".to_owned()));
+        }
+        if Instant::now() > deadline {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(failed("did not start within five seconds".to_owned()));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
