@@ -4,7 +4,12 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::daemon::SocketArgs;
+use crate::demo::DemoArgs;
 use crate::doctor::DoctorArgs;
+use crate::graft::GraftCommand;
+use crate::hook::{HookCommand, RunArgs};
+use vtl_testbed::cli::TestbedArgs;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -20,7 +25,9 @@ Exit status:
   2   the command line is wrong
   69  the daemon does not answer
   77  this needs root, or membership in the daemon's group
-  Any other: `vtl run` and `vtl testbed exec` end as the command that they ran.";
+  130 interrupted
+  Any other: `vtl run` and `vtl testbed exec` end as the command that they ran,
+  with 127 if there is no such command, 126 if it cannot be run.";
 
 /// Move TCP applications onto another transport protocol, at run time
 ///
@@ -30,6 +37,8 @@ Exit status:
 #[derive(Debug, Parser)]
 #[command(name = "vtl", version, after_help = EXAMPLES, max_term_width = 100)]
 pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) socket: SocketArgs,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
@@ -37,6 +46,30 @@ pub(crate) struct Cli {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Run a program with its TCP connections captured
+    #[command(after_help = "Example: vtl run -- curl -O http://host/file\n\n\
+        A peer that does not speak VTL gets plain TCP. Exits as the program does.")]
+    Run(RunArgs),
+    /// Choose whose TCP connections are captured
+    #[command(subcommand)]
+    Hook(HookCommand),
+    /// Show and change which protocols are in the kernel
+    #[command(subcommand)]
+    Graft(GraftCommand),
+    /// Say what the daemon is carrying
+    Status {
+        /// Write JSON for machines instead of text
+        #[arg(long)]
+        json: bool,
+    },
+    /// Make a client, a router and a server on this machine, with a link of any quality
+    Testbed(TestbedArgs),
+    /// Download a file over a bad link by TCP cubic, TCP BBR and VTL, and compare
+    #[command(after_help = "Examples:\n  \
+        vtl demo                                 100 Mbit/s, 100 ms, 2 % loss\n  \
+        vtl demo --runs 5 --loss 5 --json r.json  medians of five, rows into r.json\n\n\
+        Needs root, nginx and curl. Leaves nothing behind but the files below --out.")]
+    Demo(DemoArgs),
     /// Say which kernel features are there, which are not, and what follows
     #[command(
         after_help = "Exits with 0 if VTL can run here, 1 if it cannot, 77 if only root can tell."

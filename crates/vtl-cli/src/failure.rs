@@ -1,6 +1,7 @@
 //! How the `vtl` command ends when it does not succeed.
 
 use std::fmt;
+use std::io;
 use std::process::ExitCode;
 
 /// Exit statuses, as documented in `vtl --help`.
@@ -9,6 +10,12 @@ const FAILURE: u8 = 1;
 const UNREACHABLE: u8 = 69;
 /// As in `sysexits.h`: EX_NOPERM.
 const PERMISSION: u8 = 77;
+/// As a shell reports a program that it may not or cannot run.
+const NOT_EXECUTABLE: u8 = 126;
+/// As a shell reports a program that does not exist.
+const NOT_FOUND: u8 = 127;
+/// As a shell reports a program that SIGINT ended.
+const INTERRUPTED: u8 = 130;
 
 /// An error with an exit status of its own. Any other error ends with status 1.
 #[derive(Debug)]
@@ -34,6 +41,21 @@ impl Failure {
         Self::error(PERMISSION, message.into())
     }
 
+    /// The program to run cannot be run.
+    pub(crate) fn not_executable(message: impl Into<String>) -> anyhow::Error {
+        Self::error(NOT_EXECUTABLE, message.into())
+    }
+
+    /// The program to run does not exist.
+    pub(crate) fn not_found(message: impl Into<String>) -> anyhow::Error {
+        Self::error(NOT_FOUND, message.into())
+    }
+
+    /// The user asked the program to end; it has cleaned up.
+    pub(crate) fn interrupted() -> anyhow::Error {
+        Self::error(INTERRUPTED, "interrupted".to_owned())
+    }
+
     fn error(status: u8, message: String) -> anyhow::Error {
         Self { status, message }.into()
     }
@@ -49,9 +71,20 @@ impl std::error::Error for Failure {}
 
 /// Prints the error, unless it was reported, and gives its exit status.
 pub(crate) fn report(err: &anyhow::Error) -> ExitCode {
+    // The reader of our output has seen enough, as in `vtl status | head`.
+    if let Some(io) = err.downcast_ref::<io::Error>()
+        && io.kind() == io::ErrorKind::BrokenPipe
+    {
+        return ExitCode::from(FAILURE);
+    }
     let failure = err.downcast_ref::<Failure>();
     if failure.is_none_or(|failure| !failure.message.is_empty()) {
         eprintln!("vtl: {err:#}");
     }
-    ExitCode::from(failure.map_or(FAILURE, |failure| failure.status))
+    let status = match (failure, err.downcast_ref::<vtl_testbed::Error>()) {
+        (Some(failure), _) => failure.status,
+        (None, Some(vtl_testbed::Error::NotRoot)) => PERMISSION,
+        (None, _) => FAILURE,
+    };
+    ExitCode::from(status)
 }

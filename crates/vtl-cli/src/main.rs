@@ -2,9 +2,17 @@
 #![cfg_attr(test, allow(non_snake_case))] // tests are named `function__case`
 
 mod cli;
+mod control;
+mod daemon;
+mod demo;
 mod doctor;
 mod failure;
+mod graft;
+mod hook;
+mod interrupt;
 mod manual;
+mod output;
+mod progress;
 
 use std::process::ExitCode;
 
@@ -13,7 +21,19 @@ use clap::Parser;
 use cli::{Cli, Command};
 
 fn main() -> ExitCode {
-    let outcome = match Cli::parse().command {
+    let cli = Cli::parse();
+    let socket = &cli.socket;
+    let outcome = match cli.command {
+        Command::Run(args) => hook::exec(&args, socket),
+        Command::Hook(command) => hook::run(&command, socket),
+        Command::Graft(command) => graft::run(&command, socket),
+        Command::Status { json } => status(socket, json),
+        Command::Testbed(args) => match vtl_testbed::cli::run(args) {
+            // `testbed exec` ends as the command that it ran.
+            Ok(status) => return status,
+            Err(err) => Err(err.into()),
+        },
+        Command::Demo(args) => demo::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Completions(args) => manual::completions(&args),
         Command::Man(args) => manual::pages(&args),
@@ -22,4 +42,10 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(err) => failure::report(&err),
     }
+}
+
+fn status(socket: &daemon::SocketArgs, json: bool) -> anyhow::Result<()> {
+    let answer = socket.call(&serde_json::json!({ "op": "status" }))?;
+    output::show(&answer, json)?;
+    Ok(())
 }

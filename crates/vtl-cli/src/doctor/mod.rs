@@ -14,6 +14,7 @@ use serde::Serialize;
 
 use crate::failure::Failure;
 use check::{Check, Need, State};
+pub(crate) use host::find_program;
 use nic::Nic;
 
 /// Arguments of `vtl doctor`.
@@ -41,6 +42,26 @@ struct Report {
     verdict: Verdict,
     checks: Vec<Check>,
     interfaces: Vec<Nic>,
+}
+
+/// Fails with one sentence if this machine lacks something that VTL requires.
+pub(crate) fn require_fit() -> anyhow::Result<()> {
+    bpf::silence();
+    let mut checks = kernel::checks();
+    checks.extend(network::checks());
+    let missing = |check: &&Check| check.need == Need::Required && check.state == State::Missing;
+    match checks.iter().find(missing) {
+        Some(Check {
+            name,
+            found,
+            advice,
+            ..
+        }) => anyhow::bail!(
+            "VTL cannot run on this machine, because of {name} ({found}): {}",
+            advice.unwrap_or("see `vtl doctor`")
+        ),
+        None => Ok(()),
+    }
 }
 
 /// Examines this machine; fails if VTL cannot run on it.

@@ -1,0 +1,132 @@
+//! The two daemons of the VTL leg: one in the client's namespace, one in the server's.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::control::Client;
+use anyhow::{Context, bail};
+use serde_json::{Value, json};
+use vtl_testbed::{Host, Testbed};
+
+use super::child::Background;
+use super::server::{PORT, Scratch};
+use crate::interrupt::Interrupt;
+
+/// How long a daemon may take to answer.
+const START: Duration = Duration::from_secs(15);
+
+/// Two running daemons, with the web server's port hooked.
+#[derive(Debug)]
+pub(super) struct Daemons {
+    client_socket: PathBuf,
+    _client: Background,
+    _server: Background,
+}
+
+impl Daemons {
+    /// Starts both and waits until they answer.
+    pub(super) fn start(
+        testbed: &Testbed,
+        scratch: &Scratch,
+        interrupt: &Interrupt,
+    ) -> anyhow::Result<Self> {
+        let client_socket = scratch.path().join("client.sock");
+        let server_socket = scratch.path().join("server.sock");
+        let mut server = spawn(testbed, Host::Server, &server_socket, scratch)?;
+        let mut client = spawn(testbed, Host::Client, &client_socket, scratch)?;
+        wait(&mut server, &server_socket, interrupt)
+            .with_context(|| complaint(scratch, Host::Server))?;
+        wait(&mut client, &client_socket, interrupt)
+            .with_context(|| complaint(scratch, Host::Client))?;
+        Client::connect(&server_socket)?.call(&json!({ "op": "hook_add", "port": PORT }))?;
+        Ok(Self {
+            client_socket,
+            _client: client,
+            _server: server,
+        })
+    }
+
+    /// A command in the client's namespace whose TCP connections are captured, as a user would
+    /// start it.
+    pub(super) fn client_command(
+        &self,
+        testbed: &Testbed,
+        program: &str,
+    ) -> anyhow::Result<Command> {
+        let vtl = env::current_exe().context("cannot find this program's own file")?;
+        let mut command = testbed.command(Host::Client, vtl)?;
+        command
+            .arg("--socket")
+            .arg(&self.client_socket)
+            .args(["run", "--", program]);
+        Ok(command)
+    }
+
+    /// What the client's daemon says it is carrying.
+    pub(super) fn status(&self) -> anyhow::Result<Value> {
+        Ok(Client::connect(&self.client_socket)?.call(&json!({ "op": "status" }))?)
+    }
+}
+
+/// Starts a daemon; what it says goes into a file that names its host.
+fn spawn(
+    testbed: &Testbed,
+    host: Host,
+    socket: &Path,
+    scratch: &Scratch,
+) -> anyhow::Result<Background> {
+    let program = vtld()?;
+    let log = std::fs::File::create(log_of(scratch, host))?;
+    let mut command = testbed.command(host, program)?;
+    command
+        .arg("--socket")
+        .arg(socket)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(log);
+    Background::start("vtld", &mut command)
+}
+
+/// The daemon's binary, which lies beside this one.
+fn vtld() -> anyhow::Result<PathBuf> {
+    let path = env::current_exe()
+        .context("cannot find this program's own file")?
+        .with_file_name("vtld");
+    if !path.exists() {
+        bail!("{} is missing: run `make build`", path.display());
+    }
+    Ok(path)
+}
+
+fn wait(daemon: &mut Background, socket: &Path, interrupt: &Interrupt) -> anyhow::Result<()> {
+    let started = Instant::now();
+    loop {
+        if let Ok(mut client) = Client::connect(socket)
+            && client.call(&json!({ "op": "status" })).is_ok()
+        {
+            return Ok(());
+        }
+        interrupt.check()?;
+        if let Some(status) = daemon.ended()? {
+            bail!("{} ended ({status})", daemon.name());
+        }
+        if started.elapsed() > START {
+            bail!("{} does not answer", daemon.name());
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn log_of(scratch: &Scratch, host: Host) -> PathBuf {
+    scratch.path().join(format!("vtld-{}.log", host.name()))
+}
+
+/// The last line the daemon wrote.
+fn complaint(scratch: &Scratch, host: Host) -> String {
+    let text = std::fs::read_to_string(log_of(scratch, host)).unwrap_or_default();
+    let words = text.lines().next_back().unwrap_or("it gave no reason");
+    format!("the {}'s daemon: {words}", host.name())
+}

@@ -1,0 +1,102 @@
+//! `vtl hook` and `vtl run`: whose TCP connections are captured.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+
+use crate::daemon::SocketArgs;
+use crate::failure::Failure;
+use crate::output;
+
+/// Arguments of `vtl hook`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum HookCommand {
+    /// Capture the TCP connections of a server's port or of a cgroup's programs
+    #[command(after_help = "Examples:\n  \
+        vtl hook add --port 80                                  clients that speak VTL reach port 80 over it\n  \
+        vtl hook add --cgroup /sys/fs/cgroup/system.slice/x     what runs there connects over VTL")]
+    Add(HookTarget),
+    /// List what is captured
+    List {
+        /// Write JSON for machines instead of text
+        #[arg(long)]
+        json: bool,
+    },
+    /// Capture no further connections; those that run go on
+    Remove(HookTarget),
+}
+
+/// What to capture.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub(crate) struct HookTarget {
+    /// A TCP port that a server on this host listens on
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    port: Option<u16>,
+    /// A cgroup's directory
+    #[arg(long, value_name = "PATH")]
+    cgroup: Option<PathBuf>,
+}
+
+impl HookTarget {
+    fn request(&self, op: &str) -> anyhow::Result<Value> {
+        Ok(match (&self.port, &self.cgroup) {
+            (Some(port), _) => json!({ "op": op, "port": port }),
+            (None, Some(path)) => {
+                // The daemon has another working directory.
+                let path = path.canonicalize().map_err(|err| {
+                    anyhow::anyhow!("there is no cgroup {}: {err}", path.display())
+                })?;
+                json!({ "op": op, "cgroup": path })
+            }
+            (None, None) => unreachable!("clap requires one of the two"),
+        })
+    }
+}
+
+/// Runs a subcommand of `vtl hook`.
+pub(crate) fn run(command: &HookCommand, socket: &SocketArgs) -> anyhow::Result<()> {
+    match command {
+        HookCommand::Add(target) => {
+            socket.call(&target.request("hook_add")?)?;
+        }
+        HookCommand::Remove(target) => {
+            socket.call(&target.request("hook_remove")?)?;
+        }
+        HookCommand::List { json } => {
+            let answer = socket.call(&json!({ "op": "hook_list" }))?;
+            output::show(&answer, *json)?;
+        }
+    }
+    Ok(())
+}
+
+/// Arguments of `vtl run`.
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    /// The program and its arguments
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "CMD"
+    )]
+    command: Vec<OsString>,
+}
+
+/// Has the daemon move this process into a captured cgroup, and becomes the program.
+pub(crate) fn exec(args: &RunArgs, socket: &SocketArgs) -> anyhow::Result<()> {
+    socket.call(&json!({ "op": "hook_run" }))?;
+    let (program, arguments) = args.command.split_first().expect("clap requires one");
+    let err = Command::new(program).args(arguments).exec();
+    let program = program.to_string_lossy();
+    Err(match err.kind() {
+        io::ErrorKind::NotFound => Failure::not_found(format!("there is no program `{program}`")),
+        _ => Failure::not_executable(format!("cannot run `{program}`: {err}")),
+    })
+}
