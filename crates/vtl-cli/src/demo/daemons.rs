@@ -91,7 +91,7 @@ fn spawn(
 }
 
 /// The daemon's binary, which lies beside this one.
-fn vtld() -> anyhow::Result<PathBuf> {
+pub(super) fn vtld() -> anyhow::Result<PathBuf> {
     let path = env::current_exe()
         .context("cannot find this program's own file")?
         .with_file_name("vtld");

@@ -72,7 +72,7 @@ pub(crate) struct DemoArgs {
 
 /// Runs the demo; fails if a byte differs or a download other than cubic's does not finish.
 pub(crate) fn run(args: &DemoArgs) -> anyhow::Result<()> {
-    preflight()?;
+    preflight(args)?;
     let interrupt = Interrupt::catch()?;
     let link = Link {
         loss_pct: args.loss,
@@ -108,7 +108,7 @@ pub(crate) fn run(args: &DemoArgs) -> anyhow::Result<()> {
 }
 
 /// Refuses, in one sentence each, what would fail later at greater length.
-fn preflight() -> anyhow::Result<()> {
+fn preflight(args: &DemoArgs) -> anyhow::Result<()> {
     if !nix::unistd::geteuid().is_root() {
         return Err(Failure::permission(
             "the demo needs root, to make network namespaces and load eBPF: run it with sudo",
@@ -118,6 +118,9 @@ fn preflight() -> anyhow::Result<()> {
         if doctor::find_program(program).is_err() {
             bail!("`{program}` is missing: apt install {package} (or run `make setup`)");
         }
+    }
+    if args.only.contains(&Transport::Vtl) {
+        daemons::vtld()?;
     }
     doctor::require_fit()
 }

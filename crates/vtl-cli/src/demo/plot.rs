@@ -38,12 +38,14 @@ fn draw_chart(
         .margin(16)
         .x_label_area_size(44)
         .y_label_area_size(56)
-        .build_cartesian_2d(0.0..end, 0.0..rate_mbit * 1.15)?;
+        .build_cartesian_2d(0.0..end, 0.0..goodput_axis(&rows, rate_mbit))?;
     chart
         .configure_mesh()
         .x_desc("seconds since curl was started")
         .y_desc("goodput, Mbit/s")
         .label_style(("sans-serif", 15))
+        .x_label_formatter(&|x| format!("{x:.0}"))
+        .y_label_formatter(&|y| format!("{y:.0}"))
         .axis_desc_style(("sans-serif", 16))
         .light_line_style(TRANSPARENT)
         .draw()?;
@@ -89,6 +91,13 @@ fn time_axis(rows: &[&Row]) -> f64 {
     };
     let end = longest(true).map_or_else(|| longest(false).unwrap_or(0.0), |s| s * 1.5);
     end.max(SHORTEST)
+}
+
+/// High enough for the link's rate, and for the bursts that follow a hole being filled.
+fn goodput_axis(rows: &[&Row], rate_mbit: f64) -> f64 {
+    let points = rows.iter().flat_map(|row| goodput(&row.samples));
+    let highest = points.map(|point| point.1).fold(rate_mbit, f64::max);
+    highest * 1.08
 }
 
 /// Goodput at each sample over the window that ends there, in Mbit/s.

@@ -164,7 +164,7 @@ pub(super) fn table(summaries: &[Summary], rate_mbit: f64, size: u64) -> String 
             format!("{:.2} s", s.seconds)
         } else {
             let percent = s.bytes as f64 / size as f64 * 100.0;
-            format!("cut at {:.0} s, {percent:.0} % of the file", s.seconds)
+            format!("cut at {:.0} s and {percent:.0} %", s.seconds)
         };
         let mut goodput = format!("{:.1} Mbit/s", s.goodput_mbit);
         if several {
@@ -306,6 +306,6 @@ mod tests {
     fn table__says_how_far_a_cut_download_came() {
         let rows = [row(Transport::Cubic, 1, SIZE / 4, 45.0)];
         let table = table(&summarise(&rows), 100.0, SIZE);
-        assert!(table.contains("cut at 45 s, 25 % of the file"), "{table}");
+        assert!(table.contains("cut at 45 s and 25 %"), "{table}");
     }
 }

@@ -22,14 +22,18 @@ pub(super) const FILE: &str = "file";
 /// How long it may take to listen.
 const START: Duration = Duration::from_secs(10);
 
+/// What the names of scratch directories begin with; a process id follows.
+const SCRATCH: &str = "vtl-demo-";
+
 /// A directory that vanishes with its owner.
 #[derive(Debug)]
 pub(super) struct Scratch(PathBuf);
 
 impl Scratch {
-    /// Makes a directory that only this user can read.
+    /// Makes a directory that only this user can read, and removes those of demos that were killed.
     pub(super) fn new() -> anyhow::Result<Self> {
-        let path = std::env::temp_dir().join(format!("vtl-demo-{}", std::process::id()));
+        sweep();
+        let path = std::env::temp_dir().join(format!("{SCRATCH}{}", std::process::id()));
         fs::DirBuilder::new()
             .mode(0o700)
             .create(&path)
@@ -46,6 +50,24 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Removes the scratch directories of demos that no longer run: SIGKILL leaves no time to clean up.
+fn sweep() {
+    for entry in fs::read_dir(std::env::temp_dir())
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
+        let name = entry.file_name();
+        let owner = name.to_str().and_then(|name| name.strip_prefix(SCRATCH));
+        let Some(owner) = owner.and_then(|pid| pid.parse::<u32>().ok()) else {
+            continue;
+        };
+        if !Path::new("/proc").join(owner.to_string()).exists() {
+            let _ = fs::remove_dir_all(entry.path());
+        }
     }
 }
 
