@@ -33,6 +33,7 @@ fn compile(clang: &str, bpf: &Path, source: &Path, object: &Path) {
         .clang_args([
             "-mcpu=v3".into(),
             "-O2".into(),
+            "-fno-strict-aliasing".into(),
             "-Wall".into(),
             "-Wextra".into(),
             "-Werror".into(),

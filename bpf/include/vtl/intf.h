@@ -74,11 +74,13 @@ struct vtl_bbr {
     __u64 round_lost;   /* tx.lost and tx.delivered at the beginning of the round */
     __u64 round_delivered;
     __u32 rounds;
+    __u32 slot;         /* of bw_max that the current round fills */
     __u32 min_rtt_us;
     __u32 mode;         /* enum vtl_bbr_mode */
     __u32 cycle;
     __u32 full_count;
     __u32 loss_q16;     /* smoothed share of packets lost, 65,536 = all */
+    __u32 pad;
 };
 
 enum vtl_bbr_mode { VTL_BBR_STARTUP, VTL_BBR_DRAIN, VTL_BBR_PROBE_BW, VTL_BBR_PROBE_RTT };
@@ -149,6 +151,7 @@ enum vtl_state {
 struct vtl_session {
     /* vtld, before it stores `state` */
     __u32 state; /* enum vtl_state */
+    __u32 sid;   /* its own index */
     __u32 ring;  /* entry of the ring directories */
     __u64 token; /* must be in every packet that arrives */
     __u64 peer_token;

@@ -1,3 +1,77 @@
-//! The only user of libbpf: loads, attaches and swaps VTL's eBPF programs, and maps their rings.
+//! The only user of libbpf: loads, attaches and swaps VTL's eBPF programs.
+//!
+//! - [`plane`]: the root programs with their maps, and the grafts behind them;
+//! - [`sessions`]: the table of sessions, shared with the kernel;
+//! - [`rings`]: the stock of rings;
+//! - [`pump`]: the egress drivers;
+//! - [`link`]: attachments that vanish with the process;
+//! - [`netdev`]: what a network interface can do;
+//! - [`objects`]: the compiled programs.
+//!
+//! Nothing is pinned: when the process ends, however it ends, the kernel removes everything.
 
+pub mod link;
+pub mod netdev;
 pub mod objects;
+pub mod plane;
+pub mod pump;
+pub mod rings;
+pub mod sessions;
+
+use std::io;
+
+/// Why the data plane refused.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The kernel or libbpf did not load an object.
+    #[error("the kernel refused to load {what}: {source}{hint}")]
+    Load {
+        /// Which object.
+        what: String,
+        /// libbpf's error.
+        source: libbpf_rs::Error,
+        /// What follows from it, or nothing.
+        hint: &'static str,
+    },
+    /// A system call failed.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried.
+        what: String,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// A graft object does not describe itself as VTL expects.
+    #[error("{0}")]
+    BadGraft(String),
+    /// The gid is taken by another graft.
+    #[error("graft id {gid} is taken by \"{name}\": remove that graft first")]
+    GidTaken {
+        /// The id.
+        gid: u16,
+        /// Who has it.
+        name: String,
+    },
+    /// No graft with this id or name is deployed.
+    #[error("no graft \"{0}\" is deployed")]
+    NoGraft(String),
+}
+
+impl Error {
+    pub(crate) fn last(what: impl Into<String>) -> Self {
+        Self::System { what: what.into(), source: io::Error::last_os_error() }
+    }
+
+    pub(crate) fn load(what: impl Into<String>, source: libbpf_rs::Error) -> Self {
+        let hint = match source.kind() {
+            libbpf_rs::ErrorKind::PermissionDenied => {
+                " (loading eBPF programs needs root, or CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON)"
+            }
+            _ => "",
+        };
+        Self::Load { what: what.into(), source, hint }
+    }
+}
+
+/// This crate's results.
+pub type Result<T> = std::result::Result<T, Error>;

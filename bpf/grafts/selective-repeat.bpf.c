@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/* Selective repeat: reliable, in order, flow and congestion controlled. */
+#include "../tf/ack.h"
+#include "../tf/checksum.h"
+#include "../tf/congestion_bbr.h"
+#include "../tf/loss.h"
+#include "../tf/number.h"
+#include "../tf/pacing.h"
+#include "../tf/receive.h"
+#include "../tf/retransmit.h"
+#include "../tf/rtt.h"
+#include "selective-repeat.h"
+#include "vtl/graft.h"
+
+VTL_GRAFT("selective-repeat", 2,
+          VTL_S_RELIABLE | VTL_S_ORDERED | VTL_S_FLOW_CONTROL | VTL_S_CONGESTION_CONTROL);

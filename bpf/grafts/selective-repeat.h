@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
+/* The composition of selective-repeat, for the kernel and for native simulation. */
+
+VTL_INLINE enum vtl_verdict vtl_fetch(struct vtl_out *o);
+
+VTL_INLINE enum vtl_verdict graft_egress(struct vtl_out *o)
+{
+    if (tf_pace_wait(o) || tf_choose(o) || vtl_fetch(o))
+        return VTL_STOP;
+    tf_number(o);
+    tf_checksum_add(o);
+    tf_pace_charge(o);
+    return VTL_SEND;
+}
+
+VTL_INLINE enum vtl_verdict graft_admit(struct vtl_in *in)
+{
+    return tf_receive_admit(in);
+}
+
+VTL_INLINE enum vtl_verdict graft_ingress(struct vtl_in *in)
+{
+    if (tf_checksum_verify(in))
+        return VTL_STOP;
+    tf_receive_place(in);
+    tf_ack_note(in);
+    return in->hdr->h.flags & VTL_F_ACK_NOW ? VTL_SEND : VTL_STOP;
+}
+
+VTL_INLINE enum vtl_verdict graft_listener(struct vtl_ackd *a)
+{
+    if (tf_ack_verify(a) || tf_ack_cumulative(a))
+        return VTL_STOP;
+    tf_loss_reordering(a);
+    tf_loss_selective(a);
+    tf_rtt(a);
+    tf_rate(a);
+    tf_congestion_bbr(a);
+    return VTL_NEXT;
+}

@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* The maps, and the environment of transport functions inside the kernel. Every object declares
+ * all maps; vtl-bpf creates them once, with the root programs, and hands them to each graft. */
+#ifndef VTL_ENV_BPF_H
+#define VTL_ENV_BPF_H
+
+#include "tf.h"
+
+struct {
+    __uint(type, BPF_MAP_TYPE_ARRAY);
+    __uint(max_entries, VTL_MAX_SESSIONS);
+    __uint(map_flags, BPF_F_MMAPABLE);
+    __type(key, __u32);
+    __type(value, struct vtl_session);
+} vtl_sessions SEC(".maps");
+
+struct vtl_ring_template {
+    __uint(type, BPF_MAP_TYPE_ARRAY);
+    __uint(max_entries, 1);
+    __uint(map_flags, BPF_F_MMAPABLE | BPF_F_INNER_MAP);
+    __uint(key_size, sizeof(__u32));
+    __uint(value_size, sizeof(struct vtl_slot));
+};
+
+struct vtl_scoreboard_template {
+    __uint(type, BPF_MAP_TYPE_ARRAY);
+    __uint(max_entries, 1);
+    __uint(map_flags, BPF_F_INNER_MAP);
+    __uint(key_size, sizeof(__u32));
+    __uint(value_size, sizeof(struct vtl_sent));
+};
+
+#define VTL_DIRECTORY(name, template)                                                              \
+    struct {                                                                                       \
+        __uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);                                                  \
+        __uint(max_entries, VTL_MAX_RINGS);                                                        \
+        __type(key, __u32);                                                                        \
+        __array(values, struct template);                                                          \
+    } name SEC(".maps")
+VTL_DIRECTORY(vtl_tx_rings, vtl_ring_template);
+VTL_DIRECTORY(vtl_rx_rings, vtl_ring_template);
+VTL_DIRECTORY(vtl_scoreboards, vtl_scoreboard_template);
+
+struct {
+    __uint(type, BPF_MAP_TYPE_RINGBUF);
+    __uint(max_entries, 1 << 18);
+} vtl_events SEC(".maps");
+
+struct {
+    __uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+    __uint(max_entries, VTL_STATS);
+    __type(key, __u32);
+    __type(value, __u64);
+} vtl_stats SEC(".maps");
+
+/* An acknowledgement's bitmap, too large for the stack. */
+struct vtl_scratch {
+    __u64 map[VTL_WINDOW_WORDS + 1];
+};
+struct {
+    __uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+    __uint(max_entries, 1);
+    __type(key, __u32);
+    __type(value, struct vtl_scratch);
+} vtl_scratch SEC(".maps");
+
+VTL_INLINE struct vtl_scratch *vtl_get_scratch(void)
+{
+    __u32 zero = 0;
+    return bpf_map_lookup_elem(&vtl_scratch, &zero);
+}
+
+#define VTL_PROGRAMS(name, entries)                                                                \
+    struct {                                                                                       \
+        __uint(type, BPF_MAP_TYPE_PROG_ARRAY);                                                     \
+        __uint(max_entries, entries);                                                              \
+        __type(key, __u32);                                                                        \
+        __type(value, __u32);                                                                      \
+    } name SEC(".maps")
+VTL_PROGRAMS(vtl_in_tc, VTL_MAX_GRAFTS * VTL_ROLES);
+VTL_PROGRAMS(vtl_in_xdp, VTL_MAX_GRAFTS * VTL_ROLES);
+VTL_PROGRAMS(vtl_out_tc, VTL_MAX_GRAFTS);
+VTL_PROGRAMS(vtl_out_xdp, VTL_MAX_GRAFTS);
+
+VTL_INLINE struct vtl_session *vtl_session_at(__u32 sid)
+{
+    return bpf_map_lookup_elem(&vtl_sessions, &sid);
+}
+
+VTL_INLINE void *vtl_env_entry(void *directory, struct vtl_session *s, __u32 index)
+{
+    __u32 ring = s->ring;
+    void *inner = bpf_map_lookup_elem(directory, &ring);
+    return inner ? bpf_map_lookup_elem(inner, &index) : 0;
+}
+
+VTL_INLINE __u32 vtl_env_index(struct vtl_session *s, __u64 seq)
+{
+    return seq & (s->slots - 1);
+}
+
+VTL_INLINE struct vtl_slot *vtl_env_tx_slot(struct vtl_session *s, __u64 seq)
+{
+    return vtl_env_entry(&vtl_tx_rings, s, 1 + vtl_env_index(s, seq));
+}
+
+VTL_INLINE struct vtl_slot *vtl_env_rx_slot(struct vtl_session *s, __u64 seq)
+{
+    return vtl_env_entry(&vtl_rx_rings, s, 1 + vtl_env_index(s, seq));
+}
+
+VTL_INLINE struct vtl_ring_ctl *vtl_env_tx_ctl(struct vtl_session *s)
+{
+    return vtl_env_entry(&vtl_tx_rings, s, 0);
+}
+
+VTL_INLINE struct vtl_ring_ctl *vtl_env_rx_ctl(struct vtl_session *s)
+{
+    return vtl_env_entry(&vtl_rx_rings, s, 0);
+}
+
+VTL_INLINE struct vtl_sent *vtl_env_sent(struct vtl_session *s, __u64 seq)
+{
+    return vtl_env_entry(&vtl_scoreboards, s, vtl_env_index(s, seq));
+}
+
+VTL_INLINE void vtl_env_count(__u32 stat)
+{
+    __u64 *n = bpf_map_lookup_elem(&vtl_stats, &stat);
+    if (n)
+        (*n)++;
+}
+
+VTL_INLINE __u32 vtl_env_sid(struct vtl_session *s)
+{
+    return s->sid;
+}
+
+VTL_INLINE void vtl_env_notify(struct vtl_session *s, __u32 what)
+{
+    struct vtl_event event = {.sid = vtl_env_sid(s), .what = what};
+    bpf_ringbuf_output(&vtl_events, &event, sizeof(event), 0);
+}
+
+#endif

@@ -1,0 +1,426 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Turns a composition into programs. A graft defines, then includes this file:
+ *
+ *   VTL_GRAFT("name", gid, services)
+ *   enum vtl_verdict graft_egress(struct vtl_out *);    choose and make one packet
+ *   enum vtl_verdict graft_admit(struct vtl_in *);      before the payload is copied to its slot
+ *   enum vtl_verdict graft_ingress(struct vtl_in *);    once it is there
+ *   enum vtl_verdict graft_listener(struct vtl_ackd *);
+ *
+ * The programs do what all grafts share: find the session, move bytes between packet and slot, take
+ * the locks, answer with acknowledgements. They are reached by tail call from the root programs,
+ * which have checked version, lengths, session and token.
+ */
+#ifndef VTL_GRAFT_H
+#define VTL_GRAFT_H
+
+#include "env_bpf.h"
+#include "parse.h"
+
+enum {
+    VTL_TC_NEXT = -1,  /* TCX_NEXT: not ours */
+    VTL_TC_SHOT = 2,   /* TC_ACT_SHOT */
+    VTL_TC_STOLEN = 4, /* TC_ACT_STOLEN: consumed, and not an error to the sender */
+};
+
+char _license[] SEC("license") = "GPL";
+
+/* The graft's description, in an ELF section of its own; vtl-bpf reads it before loading. */
+struct vtl_graft_info {
+    char name[32];
+    __u32 gid;
+    __u32 services; /* bit set of enum vtl_service */
+    __u32 version;  /* of this structure and of the interface: VTL_GRAFT_ABI */
+    __u32 reserved;
+};
+#define VTL_GRAFT_ABI 1
+#define VTL_GRAFT(name_, gid_, services_)                                                          \
+    const struct vtl_graft_info vtl_graft_info SEC(".vtl.graft") __attribute__((used)) = {         \
+        .name = name_, .gid = gid_, .services = services_, .version = VTL_GRAFT_ABI}
+
+#define VTL_TRY_LOCK(busy) (__sync_lock_test_and_set(&(busy), 1) == 0)
+#define VTL_UNLOCK(busy)                                                                           \
+    do {                                                                                           \
+        VTL_BARRIER();                                                                             \
+        VTL_STORE(busy, 0);                                                                        \
+    } while (0)
+
+/* ------------------------------------------------------------------------------------- egress */
+
+/* Makes the next packet in `o`. VTL_STOP: none now, s->tx.wake_ns says when. */
+VTL_INLINE enum vtl_verdict vtl_make(struct vtl_out *o)
+{
+    struct vtl_session *s = o->s;
+    s->tx.wake_ns = VTL_NEVER;
+    if (!VTL_LOAD(s->ifindex))
+        return VTL_STOP; /* the peer's first packet will tell where it lives */
+    if (VTL_LOAD(s->rx.ack_now) && __sync_lock_test_and_set(&s->rx.ack_now, 0) &&
+        VTL_TRY_LOCK(s->rx.busy)) {
+        vtl_ack_build(s, &o->hdr.ack, 0, 0, 1);
+        VTL_UNLOCK(s->rx.busy);
+        o->type = VTL_ACK;
+        o->header_len = sizeof(struct vtl_ack_hdr);
+        o->len = 0;
+        s->tx.wake_ns = 0;
+        return VTL_SEND;
+    }
+    enum vtl_verdict v = graft_egress(o);
+    if (v == VTL_SEND) {
+        s->tx.wake_ns = 0;
+        vtl_env_count(VTL_ST_TX_PACKETS);
+        return v;
+    }
+    /* Ask for a kick by the next acknowledgement and by the app, then look once more. */
+    struct vtl_ring_ctl *ctl = vtl_env_tx_ctl(s);
+    if (ctl)
+        VTL_STORE(ctl->waiting, 1);
+    __sync_lock_test_and_set(&s->tx.idle, 1);
+    if (vtl_can_send(s) && s->tx.pace_ns <= o->now)
+        s->tx.wake_ns = 0;
+    return VTL_STOP;
+}
+
+/* Finds payload and scoreboard of o->seq. */
+VTL_INLINE enum vtl_verdict vtl_fetch(struct vtl_out *o)
+{
+    o->len = 0;
+    if (o->type != VTL_DATA)
+        return VTL_NEXT;
+    o->slot = vtl_env_tx_slot(o->s, o->seq);
+    o->sent = vtl_env_sent(o->s, o->seq);
+    if (!o->slot || !o->sent)
+        return VTL_STOP;
+    /* The app wrote this length, and may be changing it now. */
+    __u32 len = VTL_LOAD(o->slot->len);
+    __u32 most = o->s->max_payload;
+    if (most > VTL_MAX_PAYLOAD)
+        most = VTL_MAX_PAYLOAD;
+    o->len = len > most ? most : len;
+    return VTL_NEXT;
+}
+
+VTL_INLINE struct vtl_session *vtl_pumped(void *data, void *end)
+{
+    struct vtl_pump_frame *f = data;
+    if ((void *)(f + 1) > end)
+        return 0;
+    struct vtl_session *s = vtl_session_at(f->sid);
+    return s && s->state == VTL_OPEN ? s : 0;
+}
+
+/* Bytes of the frame. The verifier does not take a difference of packet pointers in 32 bits. */
+VTL_INLINE __u32 vtl_xdp_length(struct xdp_md *ctx)
+{
+    return bpf_xdp_get_buff_len(ctx);
+}
+
+VTL_INLINE int vtl_xdp_emit(struct xdp_md *ctx, struct vtl_out *o, int offset)
+{
+    __u32 header = offset + o->header_len;
+    __u32 n = o->len;
+    int grow = (int)(header + n) - (int)vtl_xdp_length(ctx);
+    if (grow > 0 || (grow && bpf_xdp_adjust_tail(ctx, grow)))
+        return XDP_ABORTED;
+    if (o->type == VTL_DATA && n) {
+        if (n > VTL_MAX_PAYLOAD || !o->slot ||
+            bpf_xdp_store_bytes(ctx, offset + sizeof(struct vtl_data_hdr), o->slot->data, n))
+            return XDP_ABORTED;
+    }
+    void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+    if (data + offset + sizeof(struct vtl_data_hdr) > end)
+        return XDP_ABORTED;
+    vtl_write_headers(data, o->s, offset, o->header_len + n);
+    if (o->type != VTL_ACK) {
+        __builtin_memcpy(data + offset, &o->hdr.data, sizeof(struct vtl_data_hdr));
+        return XDP_TX;
+    }
+    if (data + offset + sizeof(struct vtl_ack_hdr) > end)
+        return XDP_ABORTED;
+    __builtin_memcpy(data + offset, &o->hdr.ack, sizeof(struct vtl_ack_hdr));
+    return XDP_TX;
+}
+
+SEC("xdp") int vtl_egress_xdp(struct xdp_md *ctx)
+{
+    struct vtl_session *s = vtl_pumped((void *)(long)ctx->data, (void *)(long)ctx->data_end);
+    if (!s)
+        return XDP_DROP;
+    struct vtl_out o = {.s = s, .now = bpf_ktime_get_ns()};
+    if (vtl_make(&o) != VTL_SEND)
+        return XDP_DROP;
+    int verdict =
+        s->ip_version == 4 ? vtl_xdp_emit(ctx, &o, VTL_OFFSET_V4) : vtl_xdp_emit(ctx, &o, VTL_OFFSET_V6);
+    if (verdict != XDP_TX) {
+        vtl_env_count(VTL_ST_TX_FAILED);
+        return XDP_DROP;
+    }
+    return verdict;
+}
+
+VTL_INLINE int vtl_tc_emit(struct __sk_buff *ctx, struct vtl_out *o, int offset)
+{
+    __u32 n = o->len;
+    if (bpf_skb_change_tail(ctx, offset + o->header_len + n, 0))
+        return VTL_TC_SHOT;
+    if (o->type == VTL_DATA && n) {
+        if (n > VTL_MAX_PAYLOAD || !o->slot ||
+            bpf_skb_store_bytes(ctx, offset + sizeof(struct vtl_data_hdr), o->slot->data, n, 0))
+            return VTL_TC_SHOT;
+    }
+    void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+    if (data + offset + sizeof(struct vtl_data_hdr) > end)
+        return VTL_TC_SHOT;
+    vtl_write_headers(data, o->s, offset, o->header_len + n);
+    if (o->type != VTL_ACK) {
+        __builtin_memcpy(data + offset, &o->hdr.data, sizeof(struct vtl_data_hdr));
+        return VTL_TC_NEXT;
+    }
+    if (data + offset + sizeof(struct vtl_ack_hdr) > end)
+        return VTL_TC_SHOT;
+    __builtin_memcpy(data + offset, &o->hdr.ack, sizeof(struct vtl_ack_hdr));
+    return VTL_TC_NEXT;
+}
+
+SEC("tcx/egress") int vtl_egress_tc(struct __sk_buff *ctx)
+{
+    struct vtl_session *s = vtl_pumped((void *)(long)ctx->data, (void *)(long)ctx->data_end);
+    if (!s)
+        return VTL_TC_STOLEN;
+    struct vtl_out o = {.s = s, .now = bpf_ktime_get_ns()};
+    if (vtl_make(&o) != VTL_SEND)
+        return VTL_TC_STOLEN;
+    int verdict =
+        s->ip_version == 4 ? vtl_tc_emit(ctx, &o, VTL_OFFSET_V4) : vtl_tc_emit(ctx, &o, VTL_OFFSET_V6);
+    if (verdict == VTL_TC_SHOT) {
+        vtl_env_count(VTL_ST_TX_FAILED);
+        return VTL_TC_STOLEN;
+    }
+    return verdict;
+}
+
+/* ------------------------------------------------------------------------------------ ingress */
+
+/* What the two ingress drivers have in common once they hold a copy of the header. */
+VTL_INLINE enum vtl_verdict vtl_in_start(struct vtl_in *in, __u32 room)
+{
+    in->type = in->hdr->h.version_type & 0xf;
+    in->len = vtl_swap16(in->hdr->h.len);
+    in->seq = vtl_swap64(in->hdr->seq);
+    if (in->len > VTL_MAX_PAYLOAD || in->len > room || (in->type == VTL_DATA) != (in->len != 0)) {
+        vtl_env_count(VTL_ST_RX_MALFORMED);
+        return VTL_STOP;
+    }
+    if (in->type == VTL_PROBE)
+        return VTL_NEXT;
+    enum vtl_verdict v = graft_admit(in);
+    if (v == VTL_NEXT) {
+        in->slot = vtl_env_rx_slot(in->s, in->seq);
+        if (!in->slot)
+            return VTL_STOP;
+    }
+    return v;
+}
+
+/* Turns the packet into an acknowledgement and sends it back. */
+VTL_INLINE int vtl_tc_answer(struct __sk_buff *ctx, struct vtl_session *s, int offset)
+{
+    struct vtl_scratch *scratch = vtl_get_scratch();
+    __u32 words = vtl_ack_words(s);
+    __u32 length = sizeof(struct vtl_ack_hdr) + words * 8;
+    if (!scratch || bpf_skb_change_tail(ctx, offset + length, 0))
+        return VTL_TC_STOLEN;
+    struct vtl_ack_hdr ack;
+    vtl_ack_build(s, &ack, scratch->map, words, 0);
+    __u32 bytes = words * 8;
+    if (bytes - 1 < VTL_ACK_MAX_BITMAP &&
+        bpf_skb_store_bytes(ctx, offset + sizeof(ack), scratch->map, bytes, 0))
+        return VTL_TC_STOLEN;
+    void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+    if (data + offset + sizeof(ack) > end)
+        return VTL_TC_STOLEN;
+    vtl_turn_round(data, offset, length);
+    __builtin_memcpy(data + offset, &ack, sizeof(ack));
+    vtl_env_count(VTL_ST_TX_ACKS);
+    return bpf_redirect(ctx->ifindex, 0);
+}
+
+VTL_INLINE int vtl_ingress_tc_at(struct __sk_buff *ctx, int offset)
+{
+    struct vtl_data_hdr hdr;
+    if (bpf_skb_load_bytes(ctx, offset, &hdr, sizeof(hdr)))
+        return VTL_TC_STOLEN;
+    struct vtl_session *s = vtl_session_at(vtl_swap32(hdr.h.sid));
+    if (!s)
+        return VTL_TC_STOLEN;
+    if (!VTL_TRY_LOCK(s->rx.busy)) {
+        vtl_env_count(VTL_ST_RX_CONTENDED);
+        return VTL_TC_STOLEN;
+    }
+    struct vtl_in in = {.s = s, .hdr = &hdr, .now = bpf_ktime_get_ns()};
+    int verdict = VTL_TC_STOLEN;
+    enum vtl_verdict v = vtl_in_start(&in, ctx->len - offset - sizeof(hdr));
+    if (v == VTL_NEXT) {
+        __u32 n = in.len;
+        if (in.type == VTL_DATA &&
+            (n - 1 >= VTL_MAX_PAYLOAD || !in.slot ||
+             bpf_skb_load_bytes(ctx, offset + sizeof(hdr), in.slot->data, n)))
+            v = VTL_STOP;
+        else
+            v = graft_ingress(&in);
+    }
+    if (v == VTL_SEND)
+        verdict = vtl_tc_answer(ctx, s, offset);
+    VTL_UNLOCK(s->rx.busy);
+    return verdict;
+}
+
+SEC("tcx/ingress") int vtl_ingress_tc(struct __sk_buff *ctx)
+{
+    return ctx->protocol == vtl_swap16(ETH_P_IP) ? vtl_ingress_tc_at(ctx, VTL_OFFSET_V4)
+                                                 : vtl_ingress_tc_at(ctx, VTL_OFFSET_V6);
+}
+
+VTL_INLINE int vtl_xdp_answer(struct xdp_md *ctx, struct vtl_session *s, int offset)
+{
+    /* A frame can only be cut here: growing it fails on veth. */
+    __u32 total = vtl_xdp_length(ctx);
+    __u32 fixed = offset + sizeof(struct vtl_ack_hdr);
+    __u32 words = vtl_ack_words(s);
+    struct vtl_scratch *scratch = vtl_get_scratch();
+    if (!scratch || total < fixed)
+        return XDP_DROP;
+    if (words > (total - fixed) / 8)
+        words = (total - fixed) / 8;
+    __u32 length = sizeof(struct vtl_ack_hdr) + words * 8;
+    if (bpf_xdp_adjust_tail(ctx, (int)(offset + length) - (int)total))
+        return XDP_DROP;
+    struct vtl_ack_hdr ack;
+    vtl_ack_build(s, &ack, scratch->map, words, 0);
+    __u32 bytes = words * 8;
+    if (bytes - 1 < VTL_ACK_MAX_BITMAP && bpf_xdp_store_bytes(ctx, fixed, scratch->map, bytes))
+        return XDP_DROP;
+    void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+    if (data + fixed > end)
+        return XDP_DROP;
+    vtl_turn_round(data, offset, length);
+    __builtin_memcpy(data + offset, &ack, sizeof(ack));
+    vtl_env_count(VTL_ST_TX_ACKS);
+    /* XDP_TX loses acknowledgements on veth behind a router; a redirect does not. */
+    return bpf_redirect(ctx->ingress_ifindex, 0);
+}
+
+VTL_INLINE int vtl_ingress_xdp_at(struct xdp_md *ctx, int offset)
+{
+    struct vtl_data_hdr hdr;
+    if (bpf_xdp_load_bytes(ctx, offset, &hdr, sizeof(hdr)))
+        return XDP_DROP;
+    struct vtl_session *s = vtl_session_at(vtl_swap32(hdr.h.sid));
+    if (!s)
+        return XDP_DROP;
+    if (!VTL_TRY_LOCK(s->rx.busy)) {
+        vtl_env_count(VTL_ST_RX_CONTENDED);
+        return XDP_DROP;
+    }
+    struct vtl_in in = {.s = s, .hdr = &hdr, .now = bpf_ktime_get_ns()};
+    int verdict = XDP_DROP;
+    enum vtl_verdict v =
+        vtl_in_start(&in, vtl_xdp_length(ctx) - offset - sizeof(hdr));
+    if (v == VTL_NEXT) {
+        __u32 n = in.len;
+        if (in.type == VTL_DATA &&
+            (n - 1 >= VTL_MAX_PAYLOAD || !in.slot ||
+             bpf_xdp_load_bytes(ctx, offset + sizeof(hdr), in.slot->data, n)))
+            v = VTL_STOP;
+        else
+            v = graft_ingress(&in);
+    }
+    if (v == VTL_SEND)
+        verdict = vtl_xdp_answer(ctx, s, offset);
+    VTL_UNLOCK(s->rx.busy);
+    return verdict;
+}
+
+/* IPv4 or IPv6; root has parsed the frame already. */
+VTL_INLINE int vtl_xdp_is_v4(struct xdp_md *ctx)
+{
+    struct ethhdr *eth = (void *)(long)ctx->data;
+    return (void *)(eth + 1) <= (void *)(long)ctx->data_end &&
+           eth->h_proto == vtl_swap16(ETH_P_IP);
+}
+
+SEC("xdp") int vtl_ingress_xdp(struct xdp_md *ctx)
+{
+    return vtl_xdp_is_v4(ctx) ? vtl_ingress_xdp_at(ctx, VTL_OFFSET_V4)
+                              : vtl_ingress_xdp_at(ctx, VTL_OFFSET_V6);
+}
+
+/* ----------------------------------------------------------------------------------- listener */
+
+/* An acknowledgement whose header and bitmap were copied out of the packet. */
+VTL_INLINE void vtl_listen(struct vtl_ack_hdr *hdr, struct vtl_scratch *scratch, __u32 words)
+{
+    struct vtl_session *s = vtl_session_at(vtl_swap32(hdr->h.sid));
+    if (!s)
+        return;
+    if (!VTL_TRY_LOCK(s->tx.busy)) {
+        vtl_env_count(VTL_ST_RX_CONTENDED);
+        return;
+    }
+    struct vtl_ackd a = {
+        .s = s, .now = bpf_ktime_get_ns(), .hdr = hdr, .map = scratch->map, .words = words};
+    graft_listener(&a);
+    VTL_UNLOCK(s->tx.busy);
+    if (VTL_LOAD(s->tx.idle) && __sync_lock_test_and_set(&s->tx.idle, 0))
+        vtl_env_notify(s, VTL_EV_SEND);
+}
+
+/* Words of the bitmap, or -1 if the header's length cannot be right. `room` is what the packet has
+ * behind the header. */
+VTL_INLINE int vtl_ack_length(const struct vtl_ack_hdr *hdr, __u32 room)
+{
+    __u32 bytes = vtl_swap16(hdr->h.len);
+    if (bytes <= room && bytes <= VTL_ACK_MAX_BITMAP && bytes % 8 == 0)
+        return bytes / 8;
+    vtl_env_count(VTL_ST_RX_MALFORMED);
+    return -1;
+}
+
+SEC("tcx/ingress") int vtl_listener_tc(struct __sk_buff *ctx)
+{
+    struct vtl_ack_hdr hdr;
+    __u32 offset = ctx->protocol == vtl_swap16(ETH_P_IP) ? VTL_OFFSET_V4 : VTL_OFFSET_V6;
+    struct vtl_scratch *scratch = vtl_get_scratch();
+    if (!scratch || bpf_skb_load_bytes(ctx, offset, &hdr, sizeof(hdr)))
+        return VTL_TC_STOLEN;
+    int words = vtl_ack_length(&hdr, ctx->len - offset - sizeof(hdr));
+    if (words < 0)
+        return VTL_TC_STOLEN;
+    __u32 bytes = words * 8;
+    if (bytes - 1 < VTL_ACK_MAX_BITMAP &&
+        bpf_skb_load_bytes(ctx, offset + sizeof(hdr), scratch->map, bytes))
+        return VTL_TC_STOLEN;
+    vtl_listen(&hdr, scratch, words);
+    return VTL_TC_STOLEN;
+}
+
+SEC("xdp") int vtl_listener_xdp(struct xdp_md *ctx)
+{
+    struct vtl_ack_hdr hdr;
+    __u32 offset = vtl_xdp_is_v4(ctx) ? VTL_OFFSET_V4 : VTL_OFFSET_V6;
+    struct vtl_scratch *scratch = vtl_get_scratch();
+    if (!scratch || bpf_xdp_load_bytes(ctx, offset, &hdr, sizeof(hdr)))
+        return XDP_DROP;
+    int words =
+        vtl_ack_length(&hdr, vtl_xdp_length(ctx) - offset - sizeof(hdr));
+    if (words < 0)
+        return XDP_DROP;
+    __u32 bytes = words * 8;
+    if (bytes - 1 < VTL_ACK_MAX_BITMAP &&
+        bpf_xdp_load_bytes(ctx, offset + sizeof(hdr), scratch->map, bytes))
+        return XDP_DROP;
+    vtl_listen(&hdr, scratch, words);
+    return XDP_DROP;
+}
+
+#endif

@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* Frames: finds and checks the VTL header of an Ethernet frame, and writes frames. */
+#ifndef VTL_PARSE_H
+#define VTL_PARSE_H
+
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include "tf.h"
+
+/* A frame that the pump hands to egress, which replaces all of it. */
+struct vtl_pump_frame {
+    struct ethhdr eth; /* h_proto is VTL_PUMP_ETHERTYPE */
+    __u16 pad;
+    __u32 sid; /* host order */
+};
+
+#define VTL_OFFSET_V4 (sizeof(struct ethhdr) + sizeof(struct iphdr))
+#define VTL_OFFSET_V6 (sizeof(struct ethhdr) + sizeof(struct ipv6hdr))
+
+/*
+ * Offset of the VTL header behind Ethernet and IP, or 0 if the frame carries something else, or -1
+ * if it is VTL's and malformed. Sees `data`..`end`, and trusts the IP length only if it fits into
+ * `total` bytes. On success at least a struct vtl_hdr lies before `end`.
+ */
+VTL_INLINE int vtl_parse_frame(void *data, void *end, __u32 total)
+{
+    struct ethhdr *eth = data;
+    if ((void *)(eth + 1) > end)
+        return 0;
+    if (eth->h_proto == vtl_swap16(ETH_P_IP)) {
+        struct iphdr *ip = (void *)(eth + 1);
+        if ((void *)(ip + 1) > end || ip->protocol != VTL_IPPROTO)
+            return 0;
+        if (ip->ihl != 5 || ip->frag_off & vtl_swap16(0x3fff))
+            return -1;
+        __u32 length = vtl_swap16(ip->tot_len);
+        if (length < sizeof(*ip) + sizeof(struct vtl_hdr) || length + sizeof(*eth) > total)
+            return -1;
+        return (void *)(ip + 1) + sizeof(struct vtl_hdr) > end ? -1 : (int)VTL_OFFSET_V4;
+    }
+    if (eth->h_proto == vtl_swap16(ETH_P_IPV6)) {
+        struct ipv6hdr *ip = (void *)(eth + 1);
+        if ((void *)(ip + 1) > end || ip->nexthdr != VTL_IPPROTO)
+            return 0;
+        __u32 length = vtl_swap16(ip->payload_len);
+        if (length < sizeof(struct vtl_hdr) || length + VTL_OFFSET_V6 > total)
+            return -1;
+        return (void *)(ip + 1) + sizeof(struct vtl_hdr) > end ? -1 : (int)VTL_OFFSET_V6;
+    }
+    return 0;
+}
+
+VTL_INLINE void vtl_ip4_finish(struct iphdr *ip, __u16 length)
+{
+    ip->tot_len = vtl_swap16(length);
+    ip->check = 0;
+    __u32 sum = 0;
+    __u16 *w = (__u16 *)ip;
+    for (int i = 0; i < 10; i++)
+        sum += w[i];
+    sum = (sum & 0xffff) + (sum >> 16);
+    sum = (sum & 0xffff) + (sum >> 16);
+    ip->check = ~sum;
+}
+
+/* Exchanges the addresses of a received frame and sets its length, for an answer of `length` bytes
+ * behind the IP header. `offset` is what vtl_parse_frame said; the caller checked the bounds. */
+VTL_INLINE void vtl_turn_round(void *data, int offset, __u32 length)
+{
+    struct ethhdr *eth = data;
+    __u8 mac[ETH_ALEN];
+    __builtin_memcpy(mac, eth->h_dest, ETH_ALEN);
+    __builtin_memcpy(eth->h_dest, eth->h_source, ETH_ALEN);
+    __builtin_memcpy(eth->h_source, mac, ETH_ALEN);
+    if (offset == (int)VTL_OFFSET_V4) {
+        struct iphdr *ip = (void *)(eth + 1);
+        __be32 address = ip->saddr;
+        ip->saddr = ip->daddr;
+        ip->daddr = address;
+        ip->ttl = 64;
+        ip->tos = 0;
+        ip->id = 0;
+        ip->frag_off = vtl_swap16(0x4000);
+        vtl_ip4_finish(ip, sizeof(*ip) + length);
+    } else {
+        struct ipv6hdr *ip = (void *)(eth + 1);
+        struct in6_addr address = ip->saddr;
+        ip->saddr = ip->daddr;
+        ip->daddr = address;
+        ip->hop_limit = 64;
+        ip->payload_len = vtl_swap16(length);
+    }
+}
+
+/* Writes Ethernet and IP headers of a session in front of `length` bytes. */
+VTL_INLINE void vtl_write_headers(void *data, struct vtl_session *s, int offset, __u32 length)
+{
+    if (offset == (int)VTL_OFFSET_V4) {
+        __builtin_memcpy(data, s->headers, VTL_OFFSET_V4);
+        vtl_ip4_finish(data + sizeof(struct ethhdr), sizeof(struct iphdr) + length);
+    } else {
+        __builtin_memcpy(data, s->headers, VTL_OFFSET_V6);
+        struct ipv6hdr *ip = data + sizeof(struct ethhdr);
+        ip->payload_len = vtl_swap16(length);
+    }
+}
+
+#endif

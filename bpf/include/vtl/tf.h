@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
+/*
+ * The contract of transport functions.
+ *
+ * A transport function is a static inline C function over one of the contexts below: the session's
+ * state, the packet, and the time as an argument. It reads and writes what the context gives it
+ * and calls nothing but other inline functions and the vtl_env_* functions, so the same source
+ * compiles into XDP, into TC and natively for tests and simulation. The environment (env_bpf.h, or
+ * crates/vtl-sim/native) supplies the vtl_env_* functions; graft.h supplies the contexts.
+ *
+ * Locking: `tx` fields of the listener and `rx` fields are written under the session's busy flags,
+ * which graft.h takes; egress runs on vtld's pump thread only.
+ */
+#ifndef VTL_TF_H
+#define VTL_TF_H
+
+#include "intf.h"
+
+#define VTL_INLINE static inline __attribute__((always_inline, unused))
+
+/* A store or load that the compiler may neither split nor move across another such access. */
+#define VTL_STORE(x, v) (*(volatile __typeof__(x) *)&(x) = (v))
+#define VTL_LOAD(x) (*(volatile const __typeof__(x) *)&(x))
+/* Orders plain accesses for the compiler; enough on x86, whose stores keep their order. */
+#define VTL_BARRIER() asm volatile("" ::: "memory")
+
+/* Runs the body with int i = from .. to - 1. In the kernel an open-coded iterator (Linux 6.4), which the
+ * verifier follows without unrolling; a call of 3 ns a turn. */
+#ifdef __bpf__
+#include <linux/bpf.h>
+struct bpf_iter_num {
+    __u64 opaque[1];
+} __attribute__((aligned(8)));
+#include <bpf/bpf_helpers.h>
+#define vtl_for(i, from, to) bpf_for (i, (int)(from), (int)(to))
+#else
+#define vtl_for(i, from, to) for ((i) = (from); (i) < (int)(to); (i)++)
+#endif
+
+#define VTL_NEVER (~0ull)
+#define VTL_NS_PER_US 1000ull
+#define VTL_NS_PER_MS 1000000ull
+#define VTL_NS_PER_S 1000000000ull
+
+enum vtl_verdict {
+    VTL_NEXT = 0, /* go on with the next transport function */
+    VTL_SEND,     /* egress: transmit the packet. ingress: answer with an acknowledgement */
+    VTL_STOP,     /* done with this packet; nothing leaves */
+};
+
+/* Egress: the packet being made. */
+struct vtl_out {
+    struct vtl_session *s;
+    __u64 now; /* ns */
+    __u64 seq;
+    struct vtl_slot *slot;  /* DATA: the payload */
+    struct vtl_sent *sent;  /* DATA: the scoreboard entry of seq */
+    __u32 len;              /* DATA: payload bytes, 1..max_payload */
+    __u8 type;              /* enum vtl_type */
+    __u8 flags;
+    __u8 header_len;        /* of hdr in use */
+    union {
+        struct vtl_data_hdr data;
+        struct vtl_ack_hdr ack;
+        __u32 words[18];
+    } hdr;
+};
+
+/* Ingress: a DATA or PROBE packet that belongs to the session. */
+struct vtl_in {
+    struct vtl_session *s;
+    __u64 now;
+    __u64 seq;
+    struct vtl_data_hdr *hdr; /* a copy: the packet cannot change it */
+    struct vtl_slot *slot;    /* where the payload belongs and, unless seen before, now lies */
+    __u32 len;                /* payload bytes as the header says, at most VTL_MAX_PAYLOAD */
+    __u8 type;
+};
+
+/* Listener: an acknowledgement that belongs to the session. */
+struct vtl_ackd {
+    struct vtl_session *s;
+    __u64 now;
+    struct vtl_ack_hdr *hdr;
+    const __u64 *map; /* the bitmap, little-endian words, VTL_WINDOW_WORDS + 1 of them readable */
+    __u32 words;      /* of it that came */
+    /* filled in by transport functions on the way */
+    __u64 cum;
+    __u64 delivered;  /* packets newly known to have arrived */
+    __u32 rtt_us;     /* 0 = no sample */
+    __u64 rate;       /* delivery rate sample, packets per 1,024 s; 0 = none */
+    __u32 app_limited;
+    __u64 in_flight;  /* after this acknowledgement */
+};
+
+/* Supplied by the environment. Pointers are NULL if the ring does not exist. */
+VTL_INLINE struct vtl_slot *vtl_env_tx_slot(struct vtl_session *s, __u64 seq);
+VTL_INLINE struct vtl_slot *vtl_env_rx_slot(struct vtl_session *s, __u64 seq);
+VTL_INLINE struct vtl_ring_ctl *vtl_env_tx_ctl(struct vtl_session *s);
+VTL_INLINE struct vtl_ring_ctl *vtl_env_rx_ctl(struct vtl_session *s);
+VTL_INLINE struct vtl_sent *vtl_env_sent(struct vtl_session *s, __u64 seq);
+/* Tells vtld about an event (enum vtl_what). */
+VTL_INLINE void vtl_env_notify(struct vtl_session *s, __u32 what);
+VTL_INLINE void vtl_env_count(__u32 stat);
+VTL_INLINE __u32 vtl_env_sid(struct vtl_session *s);
+
+/* Packets in flight: sent, and neither delivered nor given up. */
+VTL_INLINE __u64 vtl_in_flight(const struct vtl_session *s)
+{
+    __u64 out = s->tx.delivered + s->tx.lost_total;
+    return s->tx.sent > out ? s->tx.sent - out : 0;
+}
+
+/* Index of the lowest set bit; x must not be 0. BPF has no instruction for it. */
+VTL_INLINE __u32 vtl_lowest_bit(__u64 x)
+{
+    __u32 n = 0;
+    if (!(x & 0xffffffffull)) {
+        n += 32;
+        x >>= 32;
+    }
+    if (!(x & 0xffff)) {
+        n += 16;
+        x >>= 16;
+    }
+    if (!(x & 0xff)) {
+        n += 8;
+        x >>= 8;
+    }
+    if (!(x & 0xf)) {
+        n += 4;
+        x >>= 4;
+    }
+    if (!(x & 3)) {
+        n += 2;
+        x >>= 2;
+    }
+    return n + !(x & 1);
+}
+
+/* Number of set bits. */
+VTL_INLINE __u32 vtl_bits(__u64 x)
+{
+    x -= (x >> 1) & 0x5555555555555555ull;
+    x = (x & 0x3333333333333333ull) + ((x >> 2) & 0x3333333333333333ull);
+    x = (x + (x >> 4)) & 0x0f0f0f0f0f0f0f0full;
+    return (x * 0x0101010101010101ull) >> 56;
+}
+
+#define vtl_swap16 __builtin_bswap16
+#define vtl_swap32 __builtin_bswap32
+#define vtl_swap64 __builtin_bswap64
+
+#endif

@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
+/*
+ * reliability: cumulative and selective acknowledgement. An acknowledgement tells everything that
+ * the receiver has, so losing one costs nothing and no state is kept about what was told.
+ */
+#ifndef VTL_TF_ACK_H
+#define VTL_TF_ACK_H
+
+#include "checksum.h"
+#include "receive.h"
+
+/* Words of the bitmap that are needed now. */
+VTL_INLINE __u32 vtl_ack_words(const struct vtl_session *s)
+{
+    if (s->rx.max <= s->rx.cum)
+        return 0;
+    __u64 words = (s->rx.max + 63) / 64 - s->rx.cum / 64;
+    return words < VTL_WINDOW_WORDS ? words : VTL_WINDOW_WORDS;
+}
+
+/*
+ * Fills in the header of an acknowledgement, and `map` with the `words` words that go behind it.
+ * `update`: no packet caused it. The caller holds the session.
+ */
+VTL_INLINE void vtl_ack_build(struct vtl_session *s, struct vtl_ack_hdr *a, __u64 *map,
+                              __u32 words, int update)
+{
+    __u32 full = vtl_ack_words(s);
+    a->h.version_type = VTL_VERSION << 4 | VTL_ACK;
+    a->h.flags = (words < full ? VTL_F_PARTIAL : 0) | (update ? VTL_F_UPDATE : 0);
+    a->h.gid = vtl_swap16(s->gid);
+    a->h.sid = vtl_swap32(s->peer_sid);
+    a->h.token = vtl_swap64(s->peer_token);
+    a->h.csum = 0;
+    a->h.len = vtl_swap16(words * 8);
+    a->h.reserved = 0;
+    a->cum = vtl_swap64(s->rx.cum);
+    a->limit = vtl_swap64(vtl_rx_limit(s));
+    a->received = vtl_swap64(s->rx.received);
+    a->echo_seq = vtl_swap64(s->rx.echo_seq);
+    a->echo_xid = vtl_swap32(s->rx.echo_xid);
+    a->echo_ts = vtl_swap32(s->rx.echo_ts);
+    a->dups = vtl_swap32(s->rx.dups);
+    a->reserved = 0;
+    __u64 sum = vtl_csum_words((const __u32 *)a, sizeof(*a) / 4);
+    int i;
+    vtl_for(i, 0, words)
+    {
+        if (i >= VTL_WINDOW_WORDS)
+            break;
+        __u64 w = s->rx.map[(s->rx.cum / 64 + i) % VTL_WINDOW_WORDS];
+        map[i] = w;
+        sum += (w & 0xffffffff) + (w >> 32);
+    }
+    a->h.csum = vtl_csum_fold(sum);
+}
+
+/* ingress: remembers what the next acknowledgement shall echo. */
+VTL_INLINE void tf_ack_note(struct vtl_in *in)
+{
+    in->s->rx.echo_seq = in->seq;
+    in->s->rx.echo_xid = vtl_swap32(in->hdr->xid);
+    in->s->rx.echo_ts = vtl_swap32(in->hdr->ts);
+}
+
+/* listener */
+VTL_INLINE enum vtl_verdict tf_ack_verify(struct vtl_ackd *a)
+{
+    __u32 want = a->hdr->h.csum;
+    a->hdr->h.csum = 0;
+    __u64 sum = vtl_csum_words((const __u32 *)a->hdr, sizeof(*a->hdr) / 4);
+    int i;
+    vtl_for(i, 0, a->words)
+    {
+        if (i >= VTL_WINDOW_WORDS)
+            break;
+        sum += (a->map[i] & 0xffffffff) + (a->map[i] >> 32);
+    }
+    if (vtl_csum_fold(sum) == want)
+        return VTL_NEXT;
+    vtl_env_count(VTL_ST_RX_BAD_CSUM);
+    return VTL_STOP;
+}
+
+/*
+ * listener: takes in the cumulative part and the flow-control limit. A peer that acknowledges what
+ * was never sent, or takes an acknowledgement back, is not listened to.
+ */
+VTL_INLINE enum vtl_verdict tf_ack_cumulative(struct vtl_ackd *a)
+{
+    struct vtl_session *s = a->s;
+    struct vtl_tx *tx = &s->tx;
+    __u64 cum = vtl_swap64(a->hdr->cum);
+    __u64 received = vtl_swap64(a->hdr->received);
+    __u64 limit = vtl_swap64(a->hdr->limit);
+    __u64 next = VTL_LOAD(tx->next);
+    if (cum > next || received > tx->sent)
+        return VTL_STOP;
+    if (cum < tx->una || received < tx->delivered)
+        return VTL_STOP; /* overtaken by a newer one */
+    tx->acks++;
+    tx->timeouts = 0;
+    tx->probe = 0;
+    a->cum = cum;
+    a->delivered = received - tx->delivered;
+    tx->delivered = received;
+    if (a->delivered)
+        tx->delivered_ns = a->now;
+    __u64 most = (cum & ~63ull) + VTL_MAX_WINDOW;
+    if (limit > most)
+        limit = most;
+    if (limit > tx->limit)
+        tx->limit = limit;
+    if (cum == tx->una)
+        return VTL_NEXT;
+    /* What is acknowledged need not be sent again; its bits will serve later packets. */
+    __u64 first = tx->una / 64, last = cum / 64;
+    int i;
+    vtl_for(i, 0, VTL_WINDOW_WORDS + 1)
+    {
+        if (first + i > last)
+            break;
+        __u32 word = (first + i) % VTL_WINDOW_WORDS;
+        __u64 keep = first + i == last ? ~0ull << (cum % 64) : 0;
+        if (!(VTL_LOAD(tx->lost[word]) & ~keep))
+            continue;
+        __u64 old = __sync_fetch_and_and(&tx->lost[word], keep);
+        __sync_fetch_and_add(&tx->lost_pending, -(int)vtl_bits(old & ~keep));
+    }
+    VTL_STORE(tx->una, cum);
+    struct vtl_ring_ctl *ctl = vtl_env_tx_ctl(s);
+    if (ctl)
+        VTL_STORE(ctl->consumer, cum);
+    return VTL_NEXT;
+}
+
+#endif

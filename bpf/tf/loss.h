@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
+/*
+ * reliability: finds lost packets. A packet is lost if it has not arrived although one that was
+ * transmitted `reorder` transmissions later has: the packet threshold of RFC 9002, 6.1.1, applied
+ * to transmission numbers, so that a lost retransmission is found just as fast. `reorder` grows
+ * whenever the peer reports duplicates, which means that packets were given up too early (RFC 2883
+ * and RFC 8985, 3.3 for the idea).
+ */
+#ifndef VTL_TF_LOSS_H
+#define VTL_TF_LOSS_H
+
+#include "vtl/tf.h"
+
+#define VTL_REORDER_MIN 3
+#define VTL_REORDER_MAX 256
+
+/* Was the latest transmission of seq overtaken? Gives it up if so. Returns false when later
+ * packets that were sent once only need no look. */
+VTL_INLINE int vtl_loss_check(struct vtl_session *s, __u64 seq)
+{
+    struct vtl_sent *sent = vtl_env_sent(s, seq);
+    if (!sent)
+        return 0;
+    struct vtl_tx *tx = &s->tx;
+    if ((__s32)(tx->acked_xid - VTL_LOAD(sent->xid)) < (__s32)tx->reorder)
+        return 0;
+    __u64 mask = 1ull << (seq % 64);
+    __u32 word = (seq / 64) % VTL_WINDOW_WORDS;
+    if (__sync_fetch_and_or(&tx->lost[word], mask) & mask)
+        return 1;
+    tx->lost_total++;
+    __sync_fetch_and_add(&tx->lost_pending, 1);
+    return 1;
+}
+
+VTL_INLINE void tf_loss_reordering(struct vtl_ackd *a)
+{
+    struct vtl_tx *tx = &a->s->tx;
+    __u32 dups = vtl_swap32(a->hdr->dups);
+    /* Duplicates that the network makes are few; ours come with reordering. Widen slowly. */
+    if ((__s32)(dups - tx->dups) > 0) {
+        __u32 reorder = tx->reorder + 1 + tx->reorder / 8;
+        tx->reorder = reorder < VTL_REORDER_MAX ? reorder : VTL_REORDER_MAX;
+        tx->dups = dups;
+    }
+    __u32 xid = vtl_swap32(a->hdr->echo_xid);
+    if ((__s32)(xid - tx->acked_xid) > 0 && (__s32)(xid - tx->xid) < 0)
+        tx->acked_xid = xid;
+}
+
+VTL_INLINE void tf_loss_selective(struct vtl_ackd *a)
+{
+    struct vtl_session *s = a->s;
+    __u64 next = VTL_LOAD(s->tx.next);
+    __u64 base = a->cum & ~63ull;
+
+    int i;
+    vtl_for(i, 0, a->words)
+    {
+        __u64 from = base + i * 64ull;
+        if (i >= VTL_WINDOW_WORDS || from >= next)
+            break;
+        __u64 have = a->map[i];
+        __u32 word = (from / 64) % VTL_WINDOW_WORDS;
+        __u64 marked = VTL_LOAD(s->tx.lost[word]);
+        if (marked & have) {
+            /* Given up, but it arrived after all. */
+            __u64 old = __sync_fetch_and_and(&s->tx.lost[word], ~have);
+            __sync_fetch_and_add(&s->tx.lost_pending, -(int)vtl_bits(old & have));
+        }
+        __u64 missing = ~(have | marked);
+        if (!i)
+            missing &= ~0ull << (a->cum % 64);
+        int n;
+        vtl_for(n, 0, 64)
+        {
+            if (!missing)
+                break;
+            __u64 seq = from + vtl_lowest_bit(missing);
+            missing &= missing - 1;
+            if (seq >= next)
+                break;
+            vtl_loss_check(s, seq);
+        }
+    }
+    /* Beyond the bitmap nothing has arrived. First transmissions are in order there, so the search
+     * ends at the first packet that may still come. */
+    if (a->hdr->h.flags & VTL_F_PARTIAL)
+        return;
+    __u64 seq = base + a->words * 64ull;
+    if (seq < a->cum)
+        seq = a->cum;
+    int n;
+    vtl_for(n, 0, 64)
+    {
+        if (seq >= next || !vtl_loss_check(s, seq))
+            break;
+        seq++;
+    }
+}
+
+#endif

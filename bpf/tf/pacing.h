@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
+/*
+ * pacing: spreads packets at the rate that congestion control asks for. A late pump may catch up
+ * with a burst of at most VTL_PACE_BURST_NS worth of packets.
+ */
+#ifndef VTL_TF_PACING_H
+#define VTL_TF_PACING_H
+
+#include "vtl/tf.h"
+
+#define VTL_PACE_BURST_NS (1 * VTL_NS_PER_MS)
+/* When nothing may leave yet, sleep for this long at least: a call of the pump costs about 8 us,
+ * so several packets a call. */
+#define VTL_PACE_SLEEP_NS (250 * VTL_NS_PER_US)
+
+/* Before the choice of a packet. */
+VTL_INLINE enum vtl_verdict tf_pace_wait(struct vtl_out *o)
+{
+    struct vtl_tx *tx = &o->s->tx;
+    if (!tx->pacing_gap_ns || tx->pace_ns <= o->now)
+        return VTL_NEXT;
+    tx->wake_ns = tx->pace_ns + VTL_PACE_SLEEP_NS;
+    return VTL_STOP;
+}
+
+/* After a packet was made. */
+VTL_INLINE void tf_pace_charge(struct vtl_out *o)
+{
+    struct vtl_tx *tx = &o->s->tx;
+    __u64 from = tx->pace_ns;
+    if (from + VTL_PACE_BURST_NS < o->now)
+        from = o->now - VTL_PACE_BURST_NS;
+    tx->pace_ns = from + tx->pacing_gap_ns;
+}
+
+#endif

@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
+/*
+ * reliability, ordering and flow control at the receiver: which packets are new, where they lie,
+ * what is in order. Placement by sequence number makes reordering free; ring space is the window.
+ */
+#ifndef VTL_TF_RECEIVE_H
+#define VTL_TF_RECEIVE_H
+
+#include "vtl/tf.h"
+
+/* The first packet that finds no room. The app's position is believed only if it moved forward and
+ * not beyond what it was given. */
+VTL_INLINE __u64 vtl_rx_limit(struct vtl_session *s)
+{
+    struct vtl_ring_ctl *ctl = vtl_env_rx_ctl(s);
+    if (ctl) {
+        __u64 consumer = VTL_LOAD(ctl->consumer);
+        if (consumer - s->rx.consumer <= s->rx.cum - s->rx.consumer)
+            s->rx.consumer = consumer;
+    }
+    /* No two packets of the window may share a word of the bitmap. */
+    __u64 most = (s->rx.cum & ~63ull) + VTL_MAX_WINDOW;
+    __u64 limit = s->rx.consumer + s->slots;
+    return limit < most ? limit : most;
+}
+
+/* Is there a place for this packet, and is it still empty? Runs before the payload is copied, so
+ * that a duplicate never overwrites data that the app may be reading. */
+VTL_INLINE enum vtl_verdict tf_receive_admit(struct vtl_in *in)
+{
+    struct vtl_session *s = in->s;
+    if (in->type == VTL_PROBE)
+        return VTL_NEXT;
+    if (in->seq >= vtl_rx_limit(s)) {
+        s->rx.beyond++;
+        vtl_env_count(VTL_ST_RX_BEYOND);
+        return VTL_STOP;
+    }
+    __u64 word = s->rx.map[(in->seq / 64) % VTL_WINDOW_WORDS];
+    if (in->seq < s->rx.cum || (word >> (in->seq % 64) & 1)) {
+        s->rx.dups++;
+        vtl_env_count(VTL_ST_RX_DUPLICATE);
+        return VTL_SEND;
+    }
+    return VTL_NEXT;
+}
+
+/* Marks the packet as received, moves the in-order position, and publishes that to the app. */
+VTL_INLINE void tf_receive_place(struct vtl_in *in)
+{
+    struct vtl_session *s = in->s;
+    struct vtl_rx *rx = &s->rx;
+    if (in->type == VTL_PROBE)
+        return;
+    in->slot->len = in->len;
+    rx->map[(in->seq / 64) % VTL_WINDOW_WORDS] |= 1ull << (in->seq % 64);
+    rx->received++;
+    if (in->seq >= rx->max)
+        rx->max = in->seq + 1;
+    if (in->seq != rx->cum)
+        return;
+    __u64 cum = rx->cum;
+    int i;
+    vtl_for(i, 0, VTL_WINDOW_WORDS + 1)
+    {
+        __u32 word = (cum / 64) % VTL_WINDOW_WORDS;
+        __u64 missing = ~rx->map[word] & (~0ull << (cum % 64));
+        if (missing) {
+            cum = (cum & ~63ull) + vtl_lowest_bit(missing);
+            break;
+        }
+        rx->map[word] = 0;
+        cum = (cum & ~63ull) + 64;
+    }
+    rx->cum = cum;
+    struct vtl_ring_ctl *ctl = vtl_env_rx_ctl(s);
+    if (!ctl)
+        return;
+    /* A sleeper sets `waiting`, fences, and looks at `producer` again; here the order is the other
+     * way round. The fence costs 70 ns, so only packets that ask for an acknowledgement pay for it:
+     * the last of every burst does. */
+    VTL_BARRIER();
+    if (in->hdr->h.flags & VTL_F_ACK_NOW)
+        __sync_lock_test_and_set(&ctl->producer, cum);
+    else
+        VTL_STORE(ctl->producer, cum);
+    if (VTL_LOAD(ctl->waiting) && __sync_lock_test_and_set(&ctl->waiting, 0))
+        vtl_env_notify(s, VTL_EV_RECV);
+}
+
+#endif

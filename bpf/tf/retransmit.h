@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
+/*
+ * reliability: which packet to send next. Selective repeat: packets that were declared lost go
+ * first, in order; then new ones, as far as the peer's ring, our ring and the congestion window
+ * allow. When neither is possible and packets are out, a probe timeout (RFC 9002, 6.2) sends the
+ * oldest one again; its acknowledgement describes all the others.
+ */
+#ifndef VTL_TF_RETRANSMIT_H
+#define VTL_TF_RETRANSMIT_H
+
+#include "vtl/tf.h"
+
+/* Probe timeout without backoff, ns. */
+VTL_INLINE __u64 vtl_probe_timeout(const struct vtl_session *s)
+{
+    if (!s->tx.srtt_us)
+        return 500 * VTL_NS_PER_MS;
+    __u64 ns = (s->tx.srtt_us + 4ull * s->tx.rttvar_us) * VTL_NS_PER_US + 5 * VTL_NS_PER_MS;
+    return ns < 10 * VTL_NS_PER_MS ? 10 * VTL_NS_PER_MS : ns;
+}
+
+/* The first packet of `lost`, taken out of it, or VTL_NEVER. */
+VTL_INLINE __u64 vtl_take_lost(struct vtl_session *s)
+{
+    __u64 una = VTL_LOAD(s->tx.una);
+    __u32 start = una / 64;
+    __u32 skip = (s->tx.scan - start) % VTL_WINDOW_WORDS;
+    /* From where the last search ended to the end, and, if need be, once more from the start: the
+     * listener may have marked one behind us. */
+    int turn;
+    vtl_for(turn, skip, 2 * VTL_WINDOW_WORDS)
+    {
+        __u32 i = (__u32)turn % VTL_WINDOW_WORDS;
+        __u32 word = (start + i) % VTL_WINDOW_WORDS;
+        __u64 bits = VTL_LOAD(s->tx.lost[word]);
+        if (!bits)
+            continue;
+        __u64 mask = bits & -bits;
+        s->tx.scan = start + i;
+        if (!(__sync_fetch_and_and(&s->tx.lost[word], ~mask) & mask))
+            continue; /* acknowledged meanwhile */
+        __sync_fetch_and_add(&s->tx.lost_pending, -1);
+        return ((una & ~63ull) + i * 64ull) | vtl_lowest_bit(mask);
+    }
+    s->tx.scan = start;
+    return VTL_NEVER;
+}
+
+/*
+ * Chooses o->seq, or says when to try again (s->tx.wake_ns). `producer` is what the app claims to
+ * have written: it is believed only as far as its own ring.
+ */
+VTL_INLINE enum vtl_verdict tf_choose(struct vtl_out *o)
+{
+    struct vtl_session *s = o->s;
+    struct vtl_ring_ctl *ctl = vtl_env_tx_ctl(s);
+    if (!ctl)
+        return VTL_STOP;
+    __u64 una = VTL_LOAD(s->tx.una);
+    __u64 limit = VTL_LOAD(s->tx.limit);
+    __u64 end = VTL_LOAD(ctl->producer);
+    if (end - una > s->slots)
+        end = una + s->slots;
+    __u64 in_flight = vtl_in_flight(s);
+    int room = in_flight < s->tx.cwnd;
+
+    if (room && VTL_LOAD(s->tx.lost_pending)) {
+        __u64 seq = vtl_take_lost(s);
+        if (seq != VTL_NEVER && seq >= una && seq < s->tx.next) {
+            o->seq = seq;
+            o->type = VTL_DATA;
+            o->flags = VTL_F_RETRANSMIT | VTL_F_ACK_NOW;
+            return VTL_NEXT;
+        }
+    }
+    if (room && s->tx.next < end && s->tx.next < limit) {
+        o->seq = s->tx.next;
+        o->type = VTL_DATA;
+        o->flags = 0;
+        return VTL_NEXT;
+    }
+    if (room && s->tx.next >= end) /* the app, not the path, sets the pace from here */
+        s->tx.app_limited = s->tx.delivered + in_flight + !in_flight;
+    __u64 outstanding = s->tx.next - una;
+    if (!outstanding && !s->tx.probe && s->tx.next >= end)
+        return VTL_STOP;
+    /* Packets are out, or the peer's ring is full, or vtld asks whether the peer is there. */
+    __u32 shift = s->tx.timeouts < 6 ? s->tx.timeouts : 6;
+    __u64 timeout = vtl_probe_timeout(s) << shift;
+    if (timeout > 3 * VTL_NS_PER_S)
+        timeout = 3 * VTL_NS_PER_S;
+    __u64 due = s->tx.last_sent_ns + timeout;
+    if (s->tx.probe == 1) {
+        s->tx.probe = 2; /* the first leaves at once */
+        due = o->now;
+    }
+    if (o->now < due) {
+        s->tx.wake_ns = due;
+        return VTL_STOP;
+    }
+    s->tx.timeouts++;
+    o->flags = VTL_F_ACK_NOW;
+    if (outstanding && !s->tx.probe) {
+        o->seq = una;
+        o->type = VTL_DATA;
+        o->flags |= VTL_F_RETRANSMIT;
+    } else {
+        o->seq = s->tx.next;
+        o->type = VTL_PROBE;
+    }
+    return VTL_NEXT;
+}
+
+/* Would tf_choose find a packet? Asked again after egress said that it has none, so that an event
+ * in between is not missed. */
+VTL_INLINE int vtl_can_send(struct vtl_session *s)
+{
+    struct vtl_ring_ctl *ctl = vtl_env_tx_ctl(s);
+    if (!ctl || vtl_in_flight(s) >= VTL_LOAD(s->tx.cwnd))
+        return 0;
+    if (VTL_LOAD(s->tx.lost_pending))
+        return 1;
+    __u64 end = VTL_LOAD(ctl->producer);
+    __u64 una = VTL_LOAD(s->tx.una);
+    if (end - una > s->slots)
+        end = una + s->slots;
+    return s->tx.next < end && s->tx.next < VTL_LOAD(s->tx.limit);
+}
+
+#endif

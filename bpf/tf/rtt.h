@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
+/*
+ * measurement: round-trip time (RFC 6298 with the timestamps of RFC 7323: every echo is a sample,
+ * retransmissions included) and delivery rate (draft-cheng-iccrg-delivery-rate-estimation).
+ */
+#ifndef VTL_TF_RTT_H
+#define VTL_TF_RTT_H
+
+#include "vtl/tf.h"
+
+VTL_INLINE void tf_rtt(struct vtl_ackd *a)
+{
+    struct vtl_tx *tx = &a->s->tx;
+    if (a->hdr->h.flags & VTL_F_UPDATE)
+        return;
+    __u32 rtt = (__u32)(a->now / VTL_NS_PER_US) - vtl_swap32(a->hdr->echo_ts);
+    if (rtt > 60 * 1000000u)
+        return; /* no clock of ours said that */
+    if (!rtt)
+        rtt = 1;
+    a->rtt_us = rtt;
+    if (!tx->srtt_us) {
+        tx->srtt_us = rtt;
+        tx->rttvar_us = rtt / 2;
+        return;
+    }
+    __u32 error = rtt > tx->srtt_us ? rtt - tx->srtt_us : tx->srtt_us - rtt;
+    tx->rttvar_us = (3 * tx->rttvar_us + error) / 4;
+    tx->srtt_us = (7ull * tx->srtt_us + rtt + 7) / 8;
+}
+
+VTL_INLINE void tf_rate(struct vtl_ackd *a)
+{
+    struct vtl_session *s = a->s;
+    struct vtl_tx *tx = &s->tx;
+    a->in_flight = vtl_in_flight(s);
+    if (tx->app_limited && tx->delivered > tx->app_limited)
+        tx->app_limited = 0;
+    __u64 seq = vtl_swap64(a->hdr->echo_seq);
+    if (!a->delivered || a->hdr->h.flags & VTL_F_UPDATE || seq >= VTL_LOAD(tx->next))
+        return;
+    struct vtl_sent *sent = vtl_env_sent(s, seq);
+    if (!sent || sent->xid != vtl_swap32(a->hdr->echo_xid))
+        return;
+    __u64 delivered = tx->delivered - sent->delivered;
+    __u64 send_ns = sent->sent_ns - sent->first_ns;
+    __u64 ack_ns = a->now - sent->delivered_ns;
+    __u64 ns = send_ns > ack_ns ? send_ns : ack_ns;
+    tx->first_sent_ns = sent->sent_ns;
+    a->app_limited = sent->app_limited;
+    /* A sample over less than the shortest round trip says nothing (section 4.1.2 of the draft). */
+    if (!ns || ns > 60 * VTL_NS_PER_S || delivered > 1u << 24 ||
+        ns / VTL_NS_PER_US < tx->bbr.min_rtt_us)
+        return;
+    a->rate = delivered * (1024 * VTL_NS_PER_S) / ns;
+}
+
+#endif

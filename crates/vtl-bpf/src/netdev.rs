@@ -1,0 +1,105 @@
+//! What a network interface can do, asked from the kernel.
+
+use std::{ffi::CString, fs, io};
+
+use crate::{Error, Result};
+
+/// A network interface of the calling thread's namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interface {
+    /// Kernel index.
+    pub index: u32,
+    /// Name.
+    pub name: String,
+    /// Largest packet, bytes, without the Ethernet header.
+    pub mtu: u32,
+}
+
+/// The interfaces that are up and carry Ethernet: VTL attaches to those.
+///
+/// # Errors
+/// [`Error::System`] if the kernel does not list them.
+pub fn interfaces() -> Result<Vec<Interface>> {
+    let mut found = Vec::new();
+    let list = nix::net::if_::if_nameindex()
+        .map_err(|e| Error::System { what: "listing interfaces".into(), source: e.into() })?;
+    for entry in list.iter() {
+        let name = entry.name().to_string_lossy().into_owned();
+        if let Ok(Some(mtu)) = ethernet_mtu(&name) {
+            found.push(Interface { index: entry.index(), name, mtu });
+        }
+    }
+    Ok(found)
+}
+
+/// MTU of an Ethernet interface that is up; `None` for others.
+fn ethernet_mtu(name: &str) -> io::Result<Option<u32>> {
+    let socket = nix::sys::socket::socket(
+        nix::sys::socket::AddressFamily::Inet,
+        nix::sys::socket::SockType::Datagram,
+        nix::sys::socket::SockFlag::SOCK_CLOEXEC,
+        None,
+    )?;
+    let ask = |request| -> io::Result<libc::ifreq> {
+        // SAFETY: ifreq is plain data for which zeros are valid.
+        let mut ifr: libc::ifreq = unsafe { std::mem::zeroed() };
+        for (to, from) in ifr.ifr_name.iter_mut().zip(name.bytes()).take(libc::IFNAMSIZ - 1) {
+            *to = from as libc::c_char;
+        }
+        // SAFETY: the request reads the name and writes one union member of ifr.
+        let r = unsafe {
+            libc::ioctl(std::os::fd::AsRawFd::as_raw_fd(&socket), request, &raw mut ifr)
+        };
+        if r < 0 { Err(io::Error::last_os_error()) } else { Ok(ifr) }
+    };
+    // SAFETY: SIOCGIFFLAGS filled in this member.
+    let flags = i32::from(unsafe { ask(libc::SIOCGIFFLAGS)?.ifr_ifru.ifru_flags });
+    if flags & libc::IFF_UP == 0 || flags & libc::IFF_LOOPBACK != 0 {
+        return Ok(None);
+    }
+    // SAFETY: SIOCGIFHWADDR filled in this member.
+    let kind = unsafe { ask(libc::SIOCGIFHWADDR)?.ifr_ifru.ifru_hwaddr.sa_family };
+    if kind != libc::ARPHRD_ETHER {
+        return Ok(None);
+    }
+    // SAFETY: SIOCGIFMTU filled in this member.
+    Ok(Some(unsafe { ask(libc::SIOCGIFMTU)?.ifr_ifru.ifru_mtu } as u32))
+}
+
+/// May XDP frames be handed to this interface for transmission (`ndo_xdp_xmit`)? The `live` egress
+/// driver needs that. `None` if the kernel does not say (before Linux 6.3).
+///
+/// On veth it takes a peer that receives through NAPI: GRO switched on there, or an XDP program.
+pub fn can_transmit_xdp(ifindex: u32) -> Option<bool> {
+    let mut options = libbpf_sys::bpf_xdp_query_opts {
+        sz: std::mem::size_of::<libbpf_sys::bpf_xdp_query_opts>() as _,
+        ..Default::default()
+    };
+    // SAFETY: the options carry their size and outlive the call.
+    let r = unsafe { libbpf_sys::bpf_xdp_query(ifindex as i32, 0, &raw mut options) };
+    if r < 0 || options.feature_flags == 0 {
+        return None;
+    }
+    // enum netdev_xdp_act in linux/netdev.h
+    const NETDEV_XDP_ACT_NDO_XMIT: u64 = 4;
+    Some(options.feature_flags & NETDEV_XDP_ACT_NDO_XMIT != 0)
+}
+
+/// Index of an interface by name.
+///
+/// # Errors
+/// [`Error::System`] if there is none.
+pub fn index_of(name: &str) -> Result<u32> {
+    let c = CString::new(name).map_err(|_| Error::System {
+        what: format!("interface {name:?}"),
+        source: io::ErrorKind::InvalidInput.into(),
+    })?;
+    // SAFETY: a NUL-terminated string.
+    let index = unsafe { libc::if_nametoindex(c.as_ptr()) };
+    if index == 0 { Err(Error::last(format!("interface {name:?}"))) } else { Ok(index) }
+}
+
+/// The running kernel's release string.
+pub fn kernel_release() -> String {
+    fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned()
+}

@@ -1,0 +1,301 @@
+//! The root programs with their maps, and the grafts behind them.
+
+use std::{
+    collections::BTreeMap,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+};
+
+use libbpf_rs::{Map, MapCore, MapFlags, MapHandle, Object, ObjectBuilder};
+use vtl_proto::intf;
+
+use crate::{
+    Error, Result,
+    link::{self, Hook},
+    netdev::Interface,
+    objects,
+    sessions::SessionTable,
+};
+
+/// On which hook packets are received.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ingress {
+    /// Traffic control: costs other traffic nothing measurable.
+    #[default]
+    Tcx,
+    /// XDP: a little faster for VTL, slower for everybody else on virtual interfaces.
+    Xdp,
+}
+
+/// What a graft says about itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GraftInfo {
+    /// Its name.
+    pub name: String,
+    /// The id that its packets carry.
+    pub gid: u16,
+    /// Bits of `VTL_S_*`.
+    pub services: u16,
+    /// Bytes of its object.
+    pub size: usize,
+    /// eBPF instructions over all its programs; 0 before it is deployed.
+    pub instructions: usize,
+}
+
+struct Deployed {
+    info: GraftInfo,
+    /// Keeps the programs alive.
+    _object: Object,
+}
+
+/// The loaded data plane of one network namespace.
+pub struct DataPlane {
+    root: Object,
+    sessions: SessionTable,
+    grafts: BTreeMap<u16, Deployed>,
+    attached: BTreeMap<u32, Vec<OwnedFd>>,
+}
+
+const SLOT_PROGRAMS: [(&str, &str, u32, u32); 6] = [
+    // program, PROG_ARRAY, slots per gid, slot
+    ("vtl_ingress_tc", "vtl_in_tc", intf::VTL_ROLES, intf::VTL_INGRESS),
+    ("vtl_listener_tc", "vtl_in_tc", intf::VTL_ROLES, intf::VTL_LISTENER),
+    ("vtl_ingress_xdp", "vtl_in_xdp", intf::VTL_ROLES, intf::VTL_INGRESS),
+    ("vtl_listener_xdp", "vtl_in_xdp", intf::VTL_ROLES, intf::VTL_LISTENER),
+    ("vtl_egress_tc", "vtl_out_tc", 1, 0),
+    ("vtl_egress_xdp", "vtl_out_xdp", 1, 0),
+];
+
+impl DataPlane {
+    /// Loads the root programs and creates the maps. Attaches nothing.
+    ///
+    /// # Errors
+    /// [`Error::Load`] if the kernel refuses, [`Error::System`] if the table cannot be mapped.
+    pub fn load() -> Result<Self> {
+        let root = ObjectBuilder::default()
+            .name("vtl_root")
+            .and_then(|b| b.open_memory(objects::ROOT))
+            .and_then(|o| o.load())
+            .map_err(|e| Error::load("the root programs", e))?;
+        let sessions = SessionTable::map(map_of(&root, "vtl_sessions").as_fd())?;
+        Ok(Self { root, sessions, grafts: BTreeMap::new(), attached: BTreeMap::new() })
+    }
+
+    /// Attaches the root programs to an interface. Again for the same interface: nothing happens.
+    ///
+    /// # Errors
+    /// See [`link::attach`].
+    pub fn attach(&mut self, interface: &Interface, ingress: Ingress) -> Result<()> {
+        if self.attached.contains_key(&interface.index) {
+            return Ok(());
+        }
+        let (program, hook) = match ingress {
+            Ingress::Tcx => ("vtl_root_in_tc", Hook::TcxIngress),
+            Ingress::Xdp => ("vtl_root_in_xdp", Hook::XdpNative),
+        };
+        let links = vec![
+            link::attach(self.program(program), interface.index, hook)?,
+            link::attach(self.program("vtl_root_out_tc"), interface.index, Hook::TcxEgress)?,
+        ];
+        self.attached.insert(interface.index, links);
+        Ok(())
+    }
+
+    /// Indexes of the interfaces with root programs.
+    pub fn attached(&self) -> impl Iterator<Item = u32> + '_ {
+        self.attached.keys().copied()
+    }
+
+    /// Loads a graft's object into the kernel and makes it reachable under its gid. The same graft
+    /// again replaces the programs without losing a packet.
+    ///
+    /// # Errors
+    /// [`Error::BadGraft`] if the object does not describe a graft, [`Error::GidTaken`],
+    /// [`Error::Load`] with the verifier's refusal. Running grafts are not touched then.
+    pub fn deploy(&mut self, image: &[u8]) -> Result<GraftInfo> {
+        let mut info = describe(image)?;
+        if let Some(other) = self.grafts.get(&info.gid)
+            && other.info.name != info.name
+        {
+            return Err(Error::GidTaken { gid: info.gid, name: other.info.name.clone() });
+        }
+        let what = format!("graft \"{}\"", info.name);
+        let mut open = ObjectBuilder::default()
+            .open_memory(image)
+            .map_err(|e| Error::load(&what, e))?;
+        for mut map in open.maps_mut() {
+            let name = map.name().to_string_lossy().into_owned();
+            if let Some(shared) = self.root.maps().find(|m| m.name() == name.as_str()) {
+                map.reuse_fd(shared.as_fd()).map_err(|e| Error::load(&what, e))?;
+            }
+        }
+        let object = open.load().map_err(|e| Error::load(&what, e))?;
+        info.instructions = object.progs().map(|p| p.insn_cnt()).sum();
+        for (program, array, stride, slot) in SLOT_PROGRAMS {
+            let fd = program_of(&object, program)
+                .ok_or_else(|| Error::BadGraft(format!("{what} has no program {program}")))?;
+            let key = u32::from(info.gid) * stride + slot;
+            map_of(&self.root, array)
+                .update(&key.to_ne_bytes(), &fd.as_raw_fd().to_ne_bytes(), MapFlags::ANY)
+                .map_err(|e| Error::load(&what, e))?;
+        }
+        self.grafts.insert(info.gid, Deployed { info: info.clone(), _object: object });
+        Ok(info)
+    }
+
+    /// Takes a graft out of the kernel.
+    ///
+    /// # Errors
+    /// [`Error::NoGraft`] if it is not deployed.
+    pub fn remove(&mut self, name: &str) -> Result<()> {
+        let gid = self
+            .grafts
+            .iter()
+            .find_map(|(gid, d)| (d.info.name == name).then_some(*gid))
+            .ok_or_else(|| Error::NoGraft(name.to_owned()))?;
+        for (_, array, stride, slot) in SLOT_PROGRAMS {
+            let key = u32::from(gid) * stride + slot;
+            // A slot that is empty already is as good.
+            let _ = map_of(&self.root, array).delete(&key.to_ne_bytes());
+        }
+        self.grafts.remove(&gid);
+        Ok(())
+    }
+
+    /// The deployed grafts, by gid.
+    pub fn grafts(&self) -> impl Iterator<Item = &GraftInfo> {
+        self.grafts.values().map(|d| &d.info)
+    }
+
+    /// The table of sessions.
+    pub fn sessions(&self) -> &SessionTable {
+        &self.sessions
+    }
+
+    /// One of the root object's maps, as a handle of its own.
+    ///
+    /// # Errors
+    /// [`Error::Load`] if its descriptor cannot be duplicated.
+    pub fn map_handle(&self, name: &str) -> Result<MapHandle> {
+        MapHandle::try_from(&map_of(&self.root, name))
+            .map_err(|e| Error::load(format!("map {name}"), e))
+    }
+
+    /// A root program, for the egress drivers.
+    pub(crate) fn program(&self, name: &str) -> BorrowedFd<'_> {
+        program_of(&self.root, name).expect("the root object is built with this crate")
+    }
+
+    /// Counters of the kernel side, indexed by `VTL_ST_*`, summed over CPUs.
+    pub fn stats(&self) -> Vec<u64> {
+        let map = map_of(&self.root, "vtl_stats");
+        (0..intf::VTL_STATS)
+            .map(|i| {
+                map.lookup_percpu(&i.to_ne_bytes(), MapFlags::ANY)
+                    .ok()
+                    .flatten()
+                    .unwrap_or_default()
+                    .iter()
+                    .filter_map(|v| v.as_slice().try_into().ok().map(u64::from_ne_bytes))
+                    .sum()
+            })
+            .collect()
+    }
+}
+
+fn map_of<'a>(object: &'a Object, name: &str) -> Map<'a> {
+    object
+        .maps()
+        .find(|m| m.name() == name)
+        .unwrap_or_else(|| panic!("the root object is built with this crate and has map {name}"))
+}
+
+fn program_of<'a>(object: &'a Object, name: &str) -> Option<BorrowedFd<'a>> {
+    object.progs().find(|p| p.name() == name).map(|p| {
+        let fd = p.as_fd().as_raw_fd();
+        // SAFETY: the object owns the program, whose descriptor stays open as long as it lives.
+        unsafe { BorrowedFd::borrow_raw(fd) }
+    })
+}
+
+/// Reads the description from a graft's `.vtl.graft` section without loading anything.
+///
+/// # Errors
+/// [`Error::BadGraft`] if the object is not a graft of this interface version.
+pub fn describe(image: &[u8]) -> Result<GraftInfo> {
+    const ABI: u32 = 1;
+    let bad = |why: &str| Error::BadGraft(format!("not a usable graft object: {why}"));
+    let section = elf_section(image, ".vtl.graft").ok_or_else(|| bad("no .vtl.graft section"))?;
+    if section.len() < 48 {
+        return Err(bad("its .vtl.graft section is too short"));
+    }
+    let word = |at: usize| u32::from_le_bytes(section[at..at + 4].try_into().unwrap());
+    let name = section[..32].split(|b| *b == 0).next().unwrap_or_default();
+    let name = std::str::from_utf8(name).map_err(|_| bad("its name is not text"))?;
+    let (gid, services, abi) = (word(32), word(36), word(40));
+    if abi != ABI {
+        return Err(bad(&format!("built for interface version {abi}, this is {ABI}")));
+    }
+    if gid == 0 || gid >= intf::VTL_MAX_GRAFTS {
+        return Err(bad(&format!("gid {gid} is not within 1..{}", intf::VTL_MAX_GRAFTS - 1)));
+    }
+    if name.is_empty() || !name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-') {
+        return Err(bad("its name is empty or has other characters than letters, digits and -"));
+    }
+    Ok(GraftInfo {
+        name: name.to_owned(),
+        gid: gid as u16,
+        services: services as u16,
+        size: image.len(),
+        instructions: 0,
+    })
+}
+
+/// The bytes of a section of a 64-bit little-endian ELF file.
+fn elf_section<'a>(image: &'a [u8], name: &str) -> Option<&'a [u8]> {
+    let u64_at = |at: usize| Some(u64::from_le_bytes(image.get(at..at + 8)?.try_into().ok()?));
+    let u32_at = |at: usize| Some(u32::from_le_bytes(image.get(at..at + 4)?.try_into().ok()?));
+    let u16_at = |at: usize| Some(u16::from_le_bytes(image.get(at..at + 2)?.try_into().ok()?));
+    if image.get(..6)? != b"\x7fELF\x02\x01" {
+        return None;
+    }
+    let table = usize::try_from(u64_at(40)?).ok()?;
+    let size = usize::from(u16_at(58)?);
+    let count = usize::from(u16_at(60)?);
+    let header = |i: usize| table.checked_add(i.checked_mul(size)?);
+    let bytes = |at: usize| -> Option<&'a [u8]> {
+        let start = usize::try_from(u64_at(at + 24)?).ok()?;
+        let length = usize::try_from(u64_at(at + 32)?).ok()?;
+        image.get(start..start.checked_add(length)?)
+    };
+    let names = bytes(header(usize::from(u16_at(62)?))?)?;
+    (0..count).find_map(|i| {
+        let at = header(i)?;
+        let own = names.get(u32_at(at)? as usize..)?.split(|b| *b == 0).next()?;
+        if own == name.as_bytes() { bytes(at) } else { None }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn describe__built_in_grafts_match_their_names() {
+        for (name, image) in objects::GRAFTS {
+            let info = describe(image).unwrap();
+            assert_eq!(&info.name, name);
+        }
+    }
+
+    #[test]
+    fn describe__refuses_what_is_no_graft() {
+        assert!(describe(b"").is_err());
+        assert!(describe(b"\x7fELF\x02\x01").is_err());
+        assert!(describe(objects::ROOT).is_err());
+        let (_, image) = objects::GRAFTS[0];
+        for cut in (0..image.len()).step_by(997) {
+            // Must not panic; a prefix may or may not still hold the section.
+            let _ = describe(&image[..cut]);
+        }
+    }
+}

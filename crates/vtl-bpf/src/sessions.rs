@@ -1,0 +1,166 @@
+//! The table of sessions, shared with the kernel's programs.
+
+use std::{
+    num::NonZero,
+    os::fd::BorrowedFd,
+    ptr::NonNull,
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+};
+
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+use vtl_proto::intf::{self, vtl_session};
+
+use crate::{Error, Result};
+
+/// The mapped array `vtl_sessions`.
+pub struct SessionTable {
+    base: NonNull<vtl_session>,
+}
+
+// SAFETY: the table is shared memory by nature; every access goes through atomics or through the
+// exclusive phase before a session's `state` is published.
+unsafe impl Send for SessionTable {}
+// SAFETY: as above.
+unsafe impl Sync for SessionTable {}
+
+const BYTES: usize = size_of::<vtl_session>() * intf::VTL_MAX_SESSIONS as usize;
+
+impl SessionTable {
+    pub(crate) fn map(fd: BorrowedFd<'_>) -> Result<Self> {
+        let length = NonZero::new(BYTES.next_multiple_of(4096)).expect("not empty");
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let base = unsafe {
+            mmap(
+                None,
+                length,
+                ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
+                MapFlags::MAP_SHARED,
+                fd,
+                0,
+            )
+        }
+        .map_err(|e| Error::System { what: "mapping the sessions".into(), source: e.into() })?;
+        Ok(Self { base: base.cast() })
+    }
+
+    /// The entry of a session. `None` for 0 and for indexes beyond the table.
+    pub fn get(&self, sid: u32) -> Option<Session<'_>> {
+        if sid == 0 || sid >= intf::VTL_MAX_SESSIONS {
+            return None;
+        }
+        // SAFETY: within the mapping, which lives as long as the table.
+        let at = unsafe { self.base.add(sid as usize) };
+        Some(Session { at, _table: std::marker::PhantomData })
+    }
+
+    /// An entry that nobody uses.
+    pub fn free(&self) -> Option<u32> {
+        (1..intf::VTL_MAX_SESSIONS)
+            .find(|sid| self.get(*sid).is_some_and(|s| s.state() == intf::VTL_FREE))
+    }
+}
+
+impl Drop for SessionTable {
+    fn drop(&mut self) {
+        // SAFETY: mapped with this length in `map`, and nobody can hold a Session any more.
+        let _ = unsafe { munmap(self.base.cast(), BYTES.next_multiple_of(4096)) };
+    }
+}
+
+/// One session's entry.
+#[derive(Clone, Copy)]
+pub struct Session<'a> {
+    at: NonNull<vtl_session>,
+    _table: std::marker::PhantomData<&'a SessionTable>,
+}
+
+macro_rules! atomic {
+    ($kind:ty, $self:ident . $($field:tt)+) => {{
+        // SAFETY: the field is aligned, lives as long as the table, and is only touched atomically
+        // while the session is open.
+        unsafe { <$kind>::from_ptr(&raw mut (*$self.at.as_ptr()).$($field)+) }
+    }};
+}
+
+impl Session<'_> {
+    /// `VTL_FREE`, `VTL_OPENING` or `VTL_OPEN`.
+    pub fn state(&self) -> u32 {
+        atomic!(AtomicU32, self.state).load(Ordering::Acquire)
+    }
+
+    /// Publishes the state: everything stored before becomes visible to the programs first.
+    pub fn set_state(&self, state: u32) {
+        atomic!(AtomicU32, self.state).store(state, Ordering::Release);
+    }
+
+    /// Overwrites a free entry, except its state.
+    ///
+    /// # Panics
+    /// If the entry is in use.
+    pub fn initialise(&self, mut value: vtl_session) {
+        assert_eq!(self.state(), intf::VTL_FREE, "only a free session may be overwritten");
+        value.state = intf::VTL_FREE;
+        // SAFETY: no program touches a free entry, and vtld's broker is the only writer.
+        unsafe { self.at.as_ptr().write_volatile(value) };
+    }
+
+    /// Changes an entry that no program processes data for: state `VTL_OPENING`, in which only
+    /// `ifindex` and the Ethernet header are written by the root programs.
+    ///
+    /// # Panics
+    /// If the session is open.
+    pub fn complete(&self, change: impl FnOnce(&mut vtl_session)) {
+        assert_eq!(self.state(), intf::VTL_OPENING, "an open session belongs to the programs");
+        // SAFETY: in this state the programs write only fields that `change` has no reason to
+        // touch, and nothing else refers to the entry.
+        change(unsafe { &mut *self.at.as_ptr() });
+    }
+
+    /// A copy of the whole entry, each field as it was at some moment during the call.
+    pub fn snapshot(&self) -> vtl_session {
+        // SAFETY: within the mapping; any bit pattern is valid.
+        unsafe { self.at.as_ptr().read_volatile() }
+    }
+
+    /// When the pump must call egress again: 0 at once, `u64::MAX` on an event, else a time of
+    /// CLOCK_MONOTONIC in ns.
+    pub fn wake_ns(&self) -> u64 {
+        atomic!(AtomicU64, self.tx.wake_ns).load(Ordering::Acquire)
+    }
+
+    /// Interface through which the peer is reached; 0 as long as no packet came from it.
+    pub fn ifindex(&self) -> u32 {
+        atomic!(AtomicU32, self.ifindex).load(Ordering::Acquire)
+    }
+
+    /// Consecutive probe timeouts without any acknowledgement.
+    pub fn timeouts(&self) -> u32 {
+        atomic!(AtomicU32, self.tx.timeouts).load(Ordering::Relaxed)
+    }
+
+    /// Packets that the peer has not acknowledged.
+    pub fn unacknowledged(&self) -> u64 {
+        let next = atomic!(AtomicU64, self.tx.next).load(Ordering::Relaxed);
+        next.saturating_sub(atomic!(AtomicU64, self.tx.una).load(Ordering::Relaxed))
+    }
+
+    /// Asks for PROBEs until the peer acknowledges one.
+    pub fn probe(&self) {
+        atomic!(AtomicU32, self.tx.probe).store(1, Ordering::Release);
+    }
+
+    /// Asks egress for an acknowledgement: tells the peer about new room in the receive ring.
+    pub fn request_ack(&self) {
+        atomic!(AtomicU32, self.rx.ack_now).store(1, Ordering::Release);
+    }
+
+    /// What ingress believes the application has read: room was last offered on this basis.
+    pub fn believed_consumer(&self) -> u64 {
+        atomic!(AtomicU64, self.rx.consumer).load(Ordering::Relaxed)
+    }
+
+    /// Packets received so far, to tell whether the peer is alive.
+    pub fn acks(&self) -> u64 {
+        atomic!(AtomicU64, self.tx.acks).load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,35 @@
+//! The kernel's verifier accepts the root programs and every graft.
+#![allow(missing_docs, non_snake_case)]
+
+use vtl_bpf::{objects, plane::DataPlane, rings::RingStock};
+
+fn privileged(test: &str) -> bool {
+    // SAFETY: takes no arguments.
+    let root = unsafe { libc::geteuid() } == 0;
+    if !root {
+        println!("{test}: skipped: loading eBPF programs needs root");
+    }
+    root
+}
+
+#[test]
+fn load__root_and_every_graft() {
+    if !privileged("load__root_and_every_graft") {
+        return;
+    }
+    let mut plane = DataPlane::load().unwrap();
+    for (name, image) in objects::GRAFTS {
+        let start = std::time::Instant::now();
+        let info = plane.deploy(image).unwrap();
+        println!("{name}: {} instructions, {:?}", info.instructions, start.elapsed());
+        assert!(info.instructions > 0);
+    }
+    assert_eq!(plane.grafts().count(), objects::GRAFTS.len());
+    let mut stock = RingStock::new(&plane).unwrap();
+    stock.make(256).unwrap();
+    let set = stock.take(256).unwrap();
+    assert!(stock.take(256).is_none());
+    stock.put(set);
+    plane.remove("selective-repeat").unwrap();
+    assert!(plane.remove("selective-repeat").is_err());
+}
