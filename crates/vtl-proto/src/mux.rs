@@ -18,17 +18,21 @@
 //! A stream is forgotten when both FINs have passed, or a RESET in either direction. Bytes that
 //! the caller still holds for the application are its own.
 
-use core::{fmt, net::SocketAddr};
+use core::net::SocketAddr;
 use std::collections::BTreeMap;
 
 use crate::intf;
 
-mod frame;
+pub mod frame;
 mod stream;
+#[cfg(test)]
+mod tests;
+mod types;
 
 pub use stream::StreamInfo;
+pub use types::{Event, MuxError, OpenError, ResetCode, StreamId};
 
-use frame::Frame;
+use frame::{Frame, Out};
 use stream::Stream;
 
 /// Bytes of receive credit per stream unless told otherwise.
@@ -41,159 +45,6 @@ pub const MAX_STREAMS: usize = 4096;
 pub const DATA_HEADER: usize = frame::HEADER;
 /// Bytes of the longest control frame: with less room, [`Mux::poll_control`] may return 0.
 pub const MAX_CONTROL: usize = frame::HEADER + frame::OPEN;
-
-/// A stream's identity within its session: even if the session's initiator opened it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct StreamId(pub u32);
-
-impl fmt::Display for StreamId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-/// Why a stream is abandoned, `enum vtl_reset`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ResetCode {
-    /// Connection reset.
-    Rst,
-    /// Nobody listens there.
-    Refused,
-    /// No route, or prohibited.
-    Unreachable,
-    /// The application's peer did not answer.
-    Timeout,
-    /// That host does not serve that port through VTL: use plain TCP.
-    NotHooked,
-}
-
-impl ResetCode {
-    const ALL: [(Self, u32); 5] = [
-        (Self::Rst, intf::VTL_RESET_RST),
-        (Self::Refused, intf::VTL_RESET_REFUSED),
-        (Self::Unreachable, intf::VTL_RESET_UNREACHABLE),
-        (Self::Timeout, intf::VTL_RESET_TIMEOUT),
-        (Self::NotHooked, intf::VTL_RESET_NOT_HOOKED),
-    ];
-
-    /// An unknown code is a reset all the same.
-    fn from_wire(value: u64) -> Self {
-        let found = Self::ALL.iter().find(|(_, code)| u64::from(*code) == value);
-        found.map_or(Self::Rst, |(reset, _)| *reset)
-    }
-
-    fn to_wire(self) -> u64 {
-        let found = Self::ALL.iter().find(|(reset, _)| *reset == self);
-        found.map_or(0, |(_, code)| u64::from(*code))
-    }
-}
-
-/// What a packet meant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event<'a> {
-    /// The peer opens a stream: answer with [`Mux::accept_opened`] or [`Mux::reset`].
-    Open {
-        /// The new stream.
-        id: StreamId,
-        /// Where the peer's application wants to go.
-        dst: SocketAddr,
-        /// Who it is.
-        src: SocketAddr,
-    },
-    /// The application at the peer has accepted.
-    Opened {
-        /// The stream.
-        id: StreamId,
-    },
-    /// The next bytes; report them with [`Mux::consumed`] once written to the application.
-    Data {
-        /// The stream.
-        id: StreamId,
-        /// Never empty.
-        bytes: &'a [u8],
-    },
-    /// No data follow.
-    Fin {
-        /// The stream.
-        id: StreamId,
-    },
-    /// The stream is gone, at once.
-    Reset {
-        /// The stream, already forgotten.
-        id: StreamId,
-        /// Why.
-        code: ResetCode,
-    },
-    /// Sending was blocked by credit and no longer is.
-    Writable {
-        /// The stream.
-        id: StreamId,
-    },
-}
-
-/// How a peer broke the rules: the session must end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum MuxError {
-    /// A frame reaches beyond its packet.
-    #[error("truncated frame")]
-    Truncated,
-    /// No `enum vtl_frame_type`.
-    #[error("unknown frame type {0}")]
-    UnknownType(u8),
-    /// The body's length does not fit the type.
-    #[error("frame of type {kind} with {len} bytes of body")]
-    BodyLength {
-        /// `enum vtl_frame_type`.
-        kind: u8,
-        /// Bytes.
-        len: usize,
-    },
-    /// An OPEN with an identity of ours, or not above the peer's previous one.
-    #[error("stream {0} cannot be opened by the peer")]
-    BadOpen(StreamId),
-    /// A frame for a stream that never was.
-    #[error("stream {0} was never opened")]
-    NeverOpened(StreamId),
-    /// The peer has more than [`MAX_STREAMS`] streams open.
-    #[error("too many streams")]
-    TooManyStreams,
-    /// OPENED for a stream of the peer's own, or twice.
-    #[error("unexpected OPENED for stream {0}")]
-    UnexpectedOpened(StreamId),
-    /// Data or FIN from the side that accepts, before OPENED.
-    #[error("stream {0} carries data before it is accepted")]
-    NotOpened(StreamId),
-    /// A gap or an overlap.
-    #[error("stream {id}: offset {found} where {expected} comes next")]
-    Offset {
-        /// The stream.
-        id: StreamId,
-        /// Bytes received so far.
-        expected: u64,
-        /// The frame's offset.
-        found: u64,
-    },
-    /// More bytes than were allowed.
-    #[error("stream {0}: data beyond credit")]
-    BeyondCredit(StreamId),
-    /// Data or FIN after FIN.
-    #[error("stream {0}: data after its end")]
-    AfterFin(StreamId),
-    /// Credit was taken back.
-    #[error("stream {0}: credit shrank")]
-    CreditShrank(StreamId),
-}
-
-/// Why a stream cannot be opened now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum OpenError {
-    /// [`MAX_STREAMS`] of ours are open.
-    #[error("too many streams in this session")]
-    TooManyStreams,
-    /// All 2^31 identities were used.
-    #[error("no stream identities left in this session")]
-    Exhausted,
-}
 
 /// One side of a session's streams.
 #[derive(Debug)]
@@ -412,6 +263,9 @@ impl Mux {
         let Some(stream) = self.streams.get_mut(&id) else {
             return Ok(());
         };
+        if stream.info.local && !stream.hello_sent {
+            return Err(MuxError::NeverOpened(id));
+        }
         if frame.kind == intf::VTL_FRAME_RESET {
             let ours = stream.reset_pending.is_some();
             self.forget(id);
@@ -431,8 +285,8 @@ impl Mux {
                 if !stream.info.local || stream.info.opened {
                     return Err(MuxError::UnexpectedOpened(id));
                 }
+                let writable = stream.raise_send_limit(frame.offset)?;
                 stream.info.opened = true;
-                let writable = stream.raise_send_limit(frame.offset);
                 sink(Event::Opened { id });
                 if writable {
                     sink(Event::Writable { id });
@@ -462,10 +316,7 @@ impl Mux {
                 }
             }
             _ => {
-                if frame.offset < stream.info.send_limit {
-                    return Err(MuxError::CreditShrank(id));
-                }
-                if stream.raise_send_limit(frame.offset) {
+                if stream.raise_send_limit(frame.offset)? {
                     sink(Event::Writable { id });
                 }
             }
@@ -586,29 +437,5 @@ impl Mux {
             self.next_peer
         };
         next.is_none_or(|next| id.0 < next)
-    }
-}
-
-/// Frames written one behind the other.
-struct Out<'a> {
-    buffer: &'a mut [u8],
-    used: usize,
-}
-
-impl Out<'_> {
-    fn fits(&self, body: usize) -> bool {
-        self.buffer.len() - self.used >= frame::HEADER + body
-    }
-
-    fn push(&mut self, id: StreamId, kind: u32, offset: u64, body: &[u8]) -> bool {
-        if !self.fits(body.len()) {
-            return false;
-        }
-        let (head, rest) = self.buffer[self.used..].split_at_mut(frame::HEADER);
-        // Bodies are empty or of MAX_CONTROL - HEADER bytes.
-        head.copy_from_slice(&frame::header(id, kind, offset, body.len() as u16));
-        rest[..body.len()].copy_from_slice(body);
-        self.used += frame::HEADER + body.len();
-        true
     }
 }

@@ -8,7 +8,7 @@ use core::{net::IpAddr, time::Duration};
 use crate::{
     intf,
     services::{GraftInfo, Services},
-    wire::{Gids, Header, Nego, Packet},
+    wire::{Gids, Header, Nego, Packet, get},
 };
 
 /// First wait for an answer where the round-trip time is unknown.
@@ -220,9 +220,9 @@ pub struct Policy<'a> {
     pub ports: &'a [u16],
     /// Whether another session fits.
     pub room: bool,
-    /// Slots that our receive ring would have.
+    /// Slots that our receive ring would have, 1 to `intf::VTL_MAX_WINDOW`.
     pub ring_slots: u32,
-    /// The most payload bytes per packet that we take.
+    /// The most payload bytes per packet that we take, 1 to `intf::VTL_MAX_PAYLOAD`.
     pub max_payload: u16,
 }
 
@@ -312,6 +312,18 @@ pub fn respond(nego: &Nego, policy: &Policy<'_>) -> Result<Choice, Nack> {
     })
 }
 
+/// The refusal of a NEGO of another version, from the whole packet; `None` if it is no NEGO. All
+/// versions keep the place of `version_type`, `token` and `sid`, so that this can be answered.
+pub fn refuse_version(packet: &[u8]) -> Option<Nack> {
+    let nego = packet.get(..size_of::<intf::vtl_nego>())?;
+    let kind = u32::from(get!(nego, vtl_hdr, version_type) & 15);
+    (kind == intf::VTL_NEGO).then(|| Nack {
+        reason: Reason::Version,
+        sid: get!(nego, vtl_nego, sid),
+        token: get!(nego, vtl_nego, token),
+    })
+}
+
 /// Names one attempt to open a session. A responder keeps a table from this to its answer: a
 /// retransmitted NEGO gets the same one again and opens nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -361,3 +373,5 @@ fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
+#[cfg(test)]
+mod tests;

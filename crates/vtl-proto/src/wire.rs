@@ -8,6 +8,8 @@
 mod emit;
 pub(crate) mod fields;
 mod parse;
+#[cfg(test)]
+mod tests;
 
 use crate::intf;
 

@@ -16,17 +16,25 @@ pub(super) const HEADER: usize = size_of::<intf::vtl_frame>();
 /// Bytes of an OPEN frame's body.
 pub(super) const OPEN: usize = size_of::<intf::vtl_open>();
 
-/// One frame, as found in a packet.
-pub(super) struct Frame<'a> {
-    pub(super) stream: StreamId,
-    pub(super) kind: u32,
-    pub(super) offset: u64,
-    pub(super) body: &'a [u8],
+/// One frame, as found in a packet, without regard to its stream's state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frame<'a> {
+    /// The stream.
+    pub stream: StreamId,
+    /// `intf::VTL_FRAME_*`.
+    pub kind: u32,
+    /// Its meaning depends on `kind`.
+    pub offset: u64,
+    /// As long as `kind` wants it.
+    pub body: &'a [u8],
 }
 
 impl<'a> Frame<'a> {
     /// Takes the first frame off `payload`, which is not empty.
-    pub(super) fn take(payload: &mut &'a [u8]) -> Result<Self, MuxError> {
+    ///
+    /// # Errors
+    /// [`MuxError::Truncated`], [`MuxError::UnknownType`], [`MuxError::BodyLength`].
+    pub fn take(payload: &mut &'a [u8]) -> Result<Self, MuxError> {
         let (head, rest) = payload
             .split_at_checked(HEADER)
             .ok_or(MuxError::Truncated)?;
@@ -87,7 +95,7 @@ pub(super) fn open_body(dst: SocketAddr, src: SocketAddr) -> [u8; OPEN] {
     bytes
 }
 
-/// Destination and source of an OPEN frame with this body, whose length was checked.
+/// Destination and source in the body of an OPEN frame, of [`Frame::take`].
 pub(super) fn open_addrs(body: &[u8]) -> (SocketAddr, SocketAddr) {
     let addr = |at: usize, port| {
         let mut octets = [0; size_of::<Ipv6Addr>()];
@@ -108,4 +116,28 @@ pub(super) fn open_addrs(body: &[u8]) -> (SocketAddr, SocketAddr) {
             get!(body, vtl_open, src_port),
         ),
     )
+}
+
+/// Frames written one behind the other.
+pub(super) struct Out<'a> {
+    pub(super) buffer: &'a mut [u8],
+    pub(super) used: usize,
+}
+
+impl Out<'_> {
+    pub(super) fn fits(&self, body: usize) -> bool {
+        self.buffer.len() - self.used >= HEADER + body
+    }
+
+    pub(super) fn push(&mut self, id: StreamId, kind: u32, offset: u64, body: &[u8]) -> bool {
+        if !self.fits(body.len()) {
+            return false;
+        }
+        let (head, rest) = self.buffer[self.used..].split_at_mut(HEADER);
+        // Bodies are empty or of OPEN bytes.
+        head.copy_from_slice(&header(id, kind, offset, body.len() as u16));
+        rest[..body.len()].copy_from_slice(body);
+        self.used += HEADER + body.len();
+        true
+    }
 }

@@ -71,12 +71,14 @@ impl Stream {
         self.info.send_limit - self.info.sent
     }
 
-    /// Raises the peer's permission; whether sending was blocked by it.
-    pub(super) fn raise_send_limit(&mut self, limit: u64) -> bool {
+    /// Takes the peer's new permission; tells whether that unblocks sending.
+    pub(super) fn raise_send_limit(&mut self, limit: u64) -> Result<bool, MuxError> {
+        if limit < self.info.send_limit {
+            return Err(MuxError::CreditShrank(self.info.id));
+        }
         let blocked = self.info.sent == self.info.send_limit;
-        let raised = limit > self.info.send_limit;
-        self.info.send_limit = self.info.send_limit.max(limit);
-        blocked && raised && self.credit() > 0
+        self.info.send_limit = limit;
+        Ok(blocked && self.credit() > 0)
     }
 
     /// What the next OPEN, OPENED or CREDIT says, and from then on holds.
