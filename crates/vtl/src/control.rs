@@ -1,0 +1,167 @@
+//! Requests to the daemon: JSON messages over a Unix `SOCK_SEQPACKET` socket. Each request is one
+//! message `{"op": …}`, each answer one message `{"ok": true, …}` or `{"ok": false, "error": "…"}`;
+//! an answer may carry file descriptors.
+
+use std::{
+    io::{IoSlice, IoSliceMut},
+    os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
+    path::{Path, PathBuf},
+};
+
+use nix::{
+    cmsg_space,
+    errno::Errno,
+    sys::socket::{
+        AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr,
+        connect, recvmsg, sendmsg, socket,
+    },
+};
+use serde_json::Value;
+
+/// Where the daemon listens unless told otherwise.
+pub const DEFAULT_SOCKET: &str = "/run/vtl/vtld.sock";
+/// The longest message, bytes.
+pub const MAX_MESSAGE: usize = 128 << 10;
+/// The most descriptors in one message.
+pub const MAX_DESCRIPTORS: usize = 8;
+
+/// Why a request failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Nobody answers at the socket.
+    #[error("no VTL daemon answers at {path}: {cause} (start one with: vtld --socket {path})")]
+    Unreachable {
+        /// The socket.
+        path: PathBuf,
+        /// The system's reason.
+        cause: Errno,
+    },
+    /// The socket may not be opened by this user.
+    #[error("{0} may only be used by root and by members of its group: ask to join it")]
+    Denied(PathBuf),
+    /// The daemon went away, or sent what makes no sense.
+    #[error("the VTL daemon closed the connection")]
+    Closed,
+    /// A message could not be sent or received.
+    #[error("talking to the VTL daemon: {0}")]
+    System(#[from] Errno),
+    /// The daemon answered what is not JSON of the expected form.
+    #[error("the VTL daemon answered something else than expected: {0}")]
+    Malformed(String),
+    /// The daemon's own sentence.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// The socket to use: an explicit one, else `$VTL_SOCKET`, else [`DEFAULT_SOCKET`].
+pub fn socket_path(explicit: Option<&Path>) -> PathBuf {
+    explicit.map_or_else(
+        || std::env::var_os("VTL_SOCKET").map_or_else(|| DEFAULT_SOCKET.into(), PathBuf::from),
+        Path::to_path_buf,
+    )
+}
+
+/// A connection to the daemon. What a connection makes (a session, a listener) ends with it.
+#[derive(Debug)]
+pub struct Client {
+    socket: OwnedFd,
+}
+
+impl Client {
+    /// Connects.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`], [`Error::Denied`].
+    pub fn connect(path: &Path) -> Result<Self, Error> {
+        let socket = socket(
+            AddressFamily::Unix,
+            SockType::SeqPacket,
+            SockFlag::SOCK_CLOEXEC,
+            None,
+        )?;
+        let to = UnixAddr::new(path)?;
+        match connect(socket.as_raw_fd(), &to) {
+            Ok(()) => Ok(Self { socket }),
+            Err(Errno::EACCES | Errno::EPERM) => Err(Error::Denied(path.to_path_buf())),
+            Err(cause) => Err(Error::Unreachable { path: path.to_path_buf(), cause }),
+        }
+    }
+
+    /// Asks, and waits for the answer.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] with the daemon's sentence, or what went wrong on the way.
+    pub fn call(&self, request: &Value) -> Result<Value, Error> {
+        Ok(self.call_with_descriptors(request)?.0)
+    }
+
+    /// As [`Client::call`]; also returns the descriptors that came with the answer.
+    ///
+    /// # Errors
+    /// As [`Client::call`].
+    pub fn call_with_descriptors(&self, request: &Value) -> Result<(Value, Vec<OwnedFd>), Error> {
+        send(self.socket.as_raw_fd(), request, &[])?;
+        let (mut value, descriptors) = receive(self.socket.as_raw_fd())?.ok_or(Error::Closed)?;
+        match value.get("ok").and_then(Value::as_bool) {
+            Some(true) => Ok((value, descriptors)),
+            Some(false) => Err(Error::Refused(match value["error"].take() {
+                Value::String(text) => text,
+                other => other.to_string(),
+            })),
+            None => Err(Error::Malformed(value.to_string())),
+        }
+    }
+}
+
+/// Sends one message.
+///
+/// # Errors
+/// [`Error::System`].
+pub fn send(socket: RawFd, value: &Value, descriptors: &[RawFd]) -> Result<(), Error> {
+    let text = value.to_string();
+    let rights = [ControlMessage::ScmRights(descriptors)];
+    let control = if descriptors.is_empty() { &rights[..0] } else { &rights[..] };
+    sendmsg::<()>(
+        socket,
+        &[IoSlice::new(text.as_bytes())],
+        control,
+        MsgFlags::MSG_NOSIGNAL,
+        None,
+    )?;
+    Ok(())
+}
+
+/// Receives one message; `None` at the end.
+///
+/// # Errors
+/// [`Error::System`], or [`Error::Malformed`] if the message is longer than [`MAX_MESSAGE`] or no
+/// JSON.
+pub fn receive(socket: RawFd) -> Result<Option<(Value, Vec<OwnedFd>)>, Error> {
+    let mut buffer = vec![0; MAX_MESSAGE];
+    let mut space = cmsg_space!([RawFd; MAX_DESCRIPTORS]);
+    let mut parts = [IoSliceMut::new(&mut buffer)];
+    let message = loop {
+        match recvmsg::<()>(socket, &mut parts, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC) {
+            Err(Errno::EINTR) => {}
+            Err(Errno::ECONNRESET) => return Ok(None),
+            other => break other?,
+        }
+    };
+    let mut descriptors = Vec::new();
+    for control in message.cmsgs()? {
+        if let ControlMessageOwned::ScmRights(list) = control {
+            // SAFETY: the kernel has just made these descriptors for us alone.
+            descriptors.extend(list.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
+        }
+    }
+    let (bytes, cut) = (message.bytes, message.flags.contains(MsgFlags::MSG_TRUNC));
+    if bytes == 0 {
+        return Ok(None);
+    }
+    if cut {
+        return Err(Error::Malformed(format!("a message of more than {MAX_MESSAGE} bytes")));
+    }
+    let value = serde_json::from_slice(&buffer[..bytes])
+        .map_err(|e| Error::Malformed(e.to_string()))?;
+    Ok(Some((value, descriptors)))
+}

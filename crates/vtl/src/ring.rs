@@ -1,0 +1,279 @@
+//! The two rings of a session: packet-sized slots in memory that the application and the kernel's
+//! programs share. Layout: `bpf/include/vtl/intf.h`.
+
+use std::{
+    io,
+    num::NonZero,
+    os::fd::BorrowedFd,
+    ptr::NonNull,
+    sync::atomic::{AtomicU32, AtomicU64, Ordering, fence},
+};
+
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+use vtl_proto::intf::{self, vtl_ring_ctl, vtl_slot};
+
+const SLOT: usize = intf::VTL_SLOT_SIZE as usize;
+
+/// A mapped ring: the control slot, then `slots` packets.
+struct Ring {
+    base: NonNull<u8>,
+    slots: u32,
+}
+
+// SAFETY: shared memory by nature; the control fields are only touched atomically, and the slots
+// only by the side that the protocol of producer and consumer names.
+unsafe impl Send for Ring {}
+
+impl Ring {
+    fn map(fd: BorrowedFd<'_>, slots: u32) -> io::Result<Self> {
+        if !slots.is_power_of_two() || slots > intf::VTL_MAX_WINDOW {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "bad number of slots"));
+        }
+        let length = NonZero::new(Self::length(slots)).expect("at least the control slot");
+        // SAFETY: a new mapping at an address of the kernel's choice; the kernel checks its length.
+        let base = unsafe {
+            mmap(
+                None,
+                length,
+                ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
+                MapFlags::MAP_SHARED,
+                fd,
+                0,
+            )
+        }?;
+        Ok(Self { base: base.cast(), slots })
+    }
+
+    fn length(slots: u32) -> usize {
+        ((slots as usize + 1) * SLOT).next_multiple_of(4096)
+    }
+
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        // SAFETY: an aligned field of the control slot, inside the mapping.
+        unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(offset).cast()) }
+    }
+
+    fn half(&self, offset: usize) -> &AtomicU32 {
+        // SAFETY: as above.
+        unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(offset).cast()) }
+    }
+
+    fn producer(&self) -> &AtomicU64 {
+        self.word(std::mem::offset_of!(vtl_ring_ctl, producer))
+    }
+
+    fn consumer(&self) -> &AtomicU64 {
+        self.word(std::mem::offset_of!(vtl_ring_ctl, consumer))
+    }
+
+    fn waiting(&self) -> &AtomicU32 {
+        self.half(std::mem::offset_of!(vtl_ring_ctl, waiting))
+    }
+
+    fn closed(&self) -> &AtomicU32 {
+        self.half(std::mem::offset_of!(vtl_ring_ctl, closed))
+    }
+
+    fn slot(&self, packet: u64) -> NonNull<vtl_slot> {
+        let index = 1 + (packet & u64::from(self.slots - 1)) as usize;
+        // SAFETY: index is at most `slots`, inside the mapping.
+        unsafe { self.base.add(index * SLOT) }.cast()
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `map` with this length; the borrows of it have ended.
+        let _ = unsafe { munmap(self.base.cast(), Self::length(self.slots)) };
+    }
+}
+
+/// How a session ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Closed {
+    /// The peer closed it after everything was delivered.
+    ByPeer,
+    /// The peer did not answer any more, or gave up: data may be missing.
+    Broken,
+    /// This side's daemon closed it.
+    Local,
+}
+
+fn closed(value: u32) -> Option<Closed> {
+    match value.checked_sub(1)? {
+        intf::VTL_CLOSED_BY_PEER => Some(Closed::ByPeer),
+        intf::VTL_CLOSED_LOCAL => Some(Closed::Local),
+        _ => Some(Closed::Broken),
+    }
+}
+
+/// The sending side.
+pub struct TxRing {
+    ring: Ring,
+    next: u64,
+    max_payload: u32,
+}
+
+impl TxRing {
+    /// Maps a transmit ring of `slots` packets with at most `max_payload` bytes each.
+    ///
+    /// # Errors
+    /// The system's, or `InvalidInput` for impossible sizes.
+    pub fn map(fd: BorrowedFd<'_>, slots: u32, max_payload: u16) -> io::Result<Self> {
+        if max_payload == 0 || u32::from(max_payload) > intf::VTL_MAX_PAYLOAD {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "bad payload size"));
+        }
+        let ring = Ring::map(fd, slots)?;
+        let next = ring.producer().load(Ordering::Relaxed);
+        Ok(Self { ring, next, max_payload: max_payload.into() })
+    }
+
+    /// Bytes per packet.
+    pub fn max_payload(&self) -> usize {
+        self.max_payload as usize
+    }
+
+    /// Slots that may be written now.
+    pub fn room(&self) -> u64 {
+        let used = self.next.wrapping_sub(self.ring.consumer().load(Ordering::Acquire));
+        u64::from(self.ring.slots).saturating_sub(used)
+    }
+
+    /// The payload area of the `ahead`-th slot to be written, `max_payload` bytes.
+    ///
+    /// # Panics
+    /// If `ahead` is not below [`TxRing::room`].
+    pub fn slot(&mut self, ahead: u64) -> &mut [u8] {
+        assert!(ahead < self.room(), "that slot still holds a packet in flight");
+        let slot = self.ring.slot(self.next + ahead).as_ptr();
+        // SAFETY: inside the slot; the kernel only reads it, and not before it is published.
+        unsafe {
+            std::slice::from_raw_parts_mut((&raw mut (*slot).data).cast(), self.max_payload())
+        }
+    }
+
+    /// Publishes the next slots, with the lengths of their payload. Returns true if the daemon must
+    /// be kicked because its pump had gone to sleep.
+    ///
+    /// # Panics
+    /// If a length is 0 or too large, or there are more than [`TxRing::room`].
+    pub fn publish(&mut self, lengths: &[u32]) -> bool {
+        assert!(lengths.len() as u64 <= self.room());
+        for (i, len) in lengths.iter().enumerate() {
+            assert!((1..=self.max_payload).contains(len));
+            let slot = self.ring.slot(self.next + i as u64).as_ptr();
+            // SAFETY: inside the slot, which is ours until it is published.
+            unsafe { (*slot).len = *len };
+        }
+        self.next += lengths.len() as u64;
+        self.ring.producer().store(self.next, Ordering::Release);
+        // Pairs with egress, which sets `waiting` and then looks at `producer` again.
+        fence(Ordering::SeqCst);
+        self.ring.waiting().load(Ordering::Relaxed) != 0
+            && self.ring.waiting().swap(0, Ordering::AcqRel) != 0
+    }
+
+    /// Packets that the peer has not acknowledged.
+    pub fn unacknowledged(&self) -> u64 {
+        self.next.wrapping_sub(self.ring.consumer().load(Ordering::Acquire))
+    }
+
+    /// Whether and how the session ended.
+    pub fn closed(&self) -> Option<Closed> {
+        closed(self.ring.closed().load(Ordering::Acquire))
+    }
+
+    /// Marks the session as ended, for the other user of the ring.
+    pub fn set_closed(&self, why: u32) {
+        self.ring.closed().store(why + 1, Ordering::Release);
+    }
+}
+
+/// The receiving side.
+pub struct RxRing {
+    ring: Ring,
+    next: u64,
+    told: u64,
+}
+
+impl RxRing {
+    /// Maps a receive ring of `slots` packets.
+    ///
+    /// # Errors
+    /// The system's, or `InvalidInput` for impossible sizes.
+    pub fn map(fd: BorrowedFd<'_>, slots: u32) -> io::Result<Self> {
+        let ring = Ring::map(fd, slots)?;
+        let next = ring.consumer().load(Ordering::Relaxed);
+        Ok(Self { ring, next, told: next })
+    }
+
+    /// Packets that can be read now.
+    pub fn available(&self) -> u64 {
+        self.ring.producer().load(Ordering::Acquire).wrapping_sub(self.next)
+    }
+
+    /// The payload of the `ahead`-th packet to be read.
+    ///
+    /// # Panics
+    /// If `ahead` is not below [`RxRing::available`].
+    pub fn packet(&self, ahead: u64) -> &[u8] {
+        assert!(ahead < self.available());
+        let slot = self.ring.slot(self.next + ahead).as_ptr();
+        // SAFETY: published by the kernel, which leaves it alone until it is consumed.
+        unsafe {
+            let len = ((*slot).len as usize).min(intf::VTL_MAX_PAYLOAD as usize);
+            std::slice::from_raw_parts((&raw const (*slot).data).cast(), len)
+        }
+    }
+
+    /// Frees the next `count` packets. Returns true if the daemon should be kicked, because the
+    /// sender may be waiting for the room.
+    pub fn consume(&mut self, count: u64) -> bool {
+        let backlog = self.available();
+        self.next += count;
+        self.ring.consumer().store(self.next, Ordering::Release);
+        let slots = u64::from(self.ring.slots);
+        let freed = self.next - self.told;
+        if freed >= slots / 2 && backlog >= slots / 2 {
+            self.told = self.next;
+            return true;
+        }
+        if backlog < slots / 4 {
+            self.told = self.next; // acknowledgements carry the news
+        }
+        false
+    }
+
+    /// Announces that the reader goes to sleep. Returns false if there is something to read after
+    /// all.
+    pub fn prepare_wait(&self) -> bool {
+        self.ring.waiting().store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        if self.available() == 0 && self.closed().is_none() {
+            return true;
+        }
+        self.ring.waiting().store(0, Ordering::Relaxed);
+        false
+    }
+
+    /// Whether and how the session ended. Packets may still be there to be read.
+    pub fn closed(&self) -> Option<Closed> {
+        closed(self.ring.closed().load(Ordering::Acquire))
+    }
+
+    /// Marks the session as ended, for the other user of the ring.
+    pub fn set_closed(&self, why: u32) {
+        self.ring.closed().store(why + 1, Ordering::Release);
+    }
+}
+
+/// Overwrites everything in a ring, so that its next user sees nothing of the last one's.
+///
+/// # Errors
+/// The system's, if it cannot be mapped.
+pub fn clear(fd: BorrowedFd<'_>, slots: u32) -> io::Result<()> {
+    let ring = Ring::map(fd, slots)?;
+    // SAFETY: the whole mapping; nobody else uses a ring that is out of use.
+    unsafe { ring.base.write_bytes(0, Ring::length(slots)) };
+    Ok(())
+}

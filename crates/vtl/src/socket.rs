@@ -1,0 +1,2 @@
+//! The six operations.
+pub struct Socket; pub struct Error;
