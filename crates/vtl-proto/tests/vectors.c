@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
+/*
+ * Decodes test vectors with the C structs of wire.h. Each line of standard input is a packet
+ * ("packets") or a payload of frames ("frames") in hexadecimal, `-` for none; each line of output
+ * what it means, in the notation of vectors/packets.txt. vectors.rs compiles and runs this.
+ */
+#include <endian.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "vtl/wire.h"
+
+enum { MAX_BYTES = 4096 };
+
+static void print_hex(const char *name, const __u8 *bytes, size_t len) {
+    printf(" %s=%s", name, len ? "" : "-");
+    for (size_t i = 0; i < len; i++)
+        printf("%02x", bytes[i]);
+}
+
+static void print_header(const char *type, const struct vtl_hdr *h) {
+    printf("%s flags=%u gid=%u sid=%" PRIu32 " token=%" PRIu64, type, h->flags, be16toh(h->gid),
+           be32toh(h->sid), (uint64_t)be64toh(h->token));
+}
+
+static uint32_t checksum(const __u8 *packet, size_t len) {
+    __u8 copy[MAX_BYTES + 4] = {0};
+    memcpy(copy, packet, len);
+    memset(copy + __builtin_offsetof(struct vtl_hdr, csum), 0, sizeof(__le32));
+    uint64_t sum = 0;
+    for (size_t i = 0; i < len; i += 4) {
+        uint32_t word;
+        memcpy(&word, copy + i, 4);
+        sum += le32toh(word);
+    }
+    sum = (sum & 0xffffffff) + (sum >> 32);
+    sum = (sum & 0xffffffff) + (sum >> 32);
+    return ~(uint32_t)sum;
+}
+
+static size_t header_size(unsigned type) {
+    switch (type) {
+    case VTL_DATA:
+    case VTL_PROBE:
+        return sizeof(struct vtl_data_hdr);
+    case VTL_ACK:
+        return sizeof(struct vtl_ack_hdr);
+    case VTL_NEGO:
+    case VTL_NEGO_ACK:
+    case VTL_NEGO_NACK:
+        return sizeof(struct vtl_nego);
+    case VTL_CLOSE:
+        return sizeof(struct vtl_hdr);
+    }
+    return 0;
+}
+
+static int nego_is_valid(unsigned type, const struct vtl_nego *n) {
+    if (n->grafts > VTL_NEGO_GRAFTS)
+        return 0;
+    if (type == VTL_NEGO_NACK)
+        return n->reason != VTL_NACK_NONE;
+    if (type == VTL_NEGO ? n->grafts == 0 : n->grafts != 1)
+        return 0;
+    return n->reason == VTL_NACK_NONE && n->sid && n->ring_slots && n->max_payload;
+}
+
+/* The class of what is wrong with a packet, or NULL. */
+static const char *packet_error(const __u8 *packet, size_t len) {
+    struct vtl_hdr h;
+    if (len < sizeof(h))
+        return "truncated";
+    memcpy(&h, packet, sizeof(h));
+    if (h.version_type >> 4 != VTL_VERSION)
+        return "version";
+    unsigned type = h.version_type & 15;
+    size_t size = header_size(type);
+    if (!size)
+        return "type";
+    if (len < size)
+        return "truncated";
+    size_t body = len - size;
+    if (be16toh(h.len) != body)
+        return "length";
+    if (type == VTL_ACK) {
+        if (body > VTL_ACK_MAX_BITMAP || body % 8)
+            return "bitmap";
+    } else if (body > (type == VTL_DATA ? VTL_MAX_PAYLOAD : 0)) {
+        return "payload";
+    }
+    if (type == VTL_NEGO || type == VTL_NEGO_ACK || type == VTL_NEGO_NACK) {
+        struct vtl_nego n;
+        memcpy(&n, packet, sizeof(n));
+        if (!nego_is_valid(type, &n))
+            return "field";
+    }
+    if (checksum(packet, len) != le32toh(h.csum))
+        return "checksum";
+    return NULL;
+}
+
+static void print_data(const char *type, const __u8 *packet, size_t len) {
+    struct vtl_data_hdr d;
+    memcpy(&d, packet, sizeof(d));
+    print_header(type, &d.h);
+    printf(" seq=%" PRIu64 " xid=%" PRIu32 " ts=%" PRIu32, (uint64_t)be64toh(d.seq), be32toh(d.xid),
+           be32toh(d.ts));
+    print_hex("payload", packet + sizeof(d), len - sizeof(d));
+}
+
+static void print_ack(const __u8 *packet, size_t len) {
+    struct vtl_ack_hdr a;
+    memcpy(&a, packet, sizeof(a));
+    print_header("ack", &a.h);
+    printf(" cum=%" PRIu64 " limit=%" PRIu64 " received=%" PRIu64 " echo_seq=%" PRIu64,
+           (uint64_t)be64toh(a.cum), (uint64_t)be64toh(a.limit), (uint64_t)be64toh(a.received),
+           (uint64_t)be64toh(a.echo_seq));
+    printf(" echo_xid=%" PRIu32 " echo_ts=%" PRIu32 " dups=%" PRIu32, be32toh(a.echo_xid),
+           be32toh(a.echo_ts), be32toh(a.dups));
+    print_hex("bitmap", packet + sizeof(a), len - sizeof(a));
+}
+
+static void print_nego(const char *type, const __u8 *packet) {
+    struct vtl_nego n;
+    memcpy(&n, packet, sizeof(n));
+    print_header(type, &n.h);
+    printf(" own_token=%" PRIu64 " peer_token=%" PRIu64 " own_sid=%" PRIu32 " ring_slots=%" PRIu32,
+           (uint64_t)be64toh(n.token), (uint64_t)be64toh(n.peer_token), be32toh(n.sid),
+           be32toh(n.ring_slots));
+    printf(" max_payload=%u port=%u services=%u reason=%u gids=%s", be16toh(n.max_payload),
+           be16toh(n.port), be16toh(n.services), n.reason, n.grafts ? "" : "-");
+    for (unsigned i = 0; i < n.grafts; i++)
+        printf("%s%u", i ? "," : "", be16toh(n.gids[i]));
+}
+
+static void print_packet(const __u8 *packet, size_t len) {
+    const char *error = packet_error(packet, len);
+    if (error) {
+        printf("error %s", error);
+        return;
+    }
+    struct vtl_hdr h;
+    memcpy(&h, packet, sizeof(h));
+    switch (h.version_type & 15) {
+    case VTL_DATA:
+        print_data("data", packet, len);
+        break;
+    case VTL_PROBE:
+        print_data("probe", packet, len);
+        break;
+    case VTL_ACK:
+        print_ack(packet, len);
+        break;
+    case VTL_NEGO:
+        print_nego("nego", packet);
+        break;
+    case VTL_NEGO_ACK:
+        print_nego("nego_ack", packet);
+        break;
+    case VTL_NEGO_NACK:
+        print_nego("nego_nack", packet);
+        break;
+    case VTL_CLOSE:
+        print_header("close", &h);
+        break;
+    }
+}
+
+/* The class of what is wrong with the frame in front, or NULL. */
+static const char *frame_error(const __u8 *bytes, size_t len) {
+    struct vtl_frame f;
+    if (len < sizeof(f))
+        return "truncated";
+    memcpy(&f, bytes, sizeof(f));
+    size_t body = be16toh(f.len);
+    if (len - sizeof(f) < body)
+        return "truncated";
+    if (f.type < VTL_FRAME_OPEN || f.type > VTL_FRAME_CREDIT)
+        return "type";
+    if (f.type != VTL_FRAME_DATA &&
+        body != (f.type == VTL_FRAME_OPEN ? sizeof(struct vtl_open) : 0))
+        return "length";
+    return NULL;
+}
+
+static void print_frames(const __u8 *bytes, size_t len) {
+    struct vtl_frame f;
+    for (size_t at = 0; at < len; at += sizeof(f) + be16toh(f.len)) {
+        const char *error = frame_error(bytes + at, len - at);
+        if (error) {
+            printf("error %s", error);
+            return;
+        }
+        memcpy(&f, bytes + at, sizeof(f));
+    }
+    if (!len)
+        printf("-");
+    for (size_t at = 0; at < len; at += sizeof(f) + be16toh(f.len)) {
+        memcpy(&f, bytes + at, sizeof(f));
+        printf("%sstream=%" PRIu32 " type=%u offset=%" PRIu64, at ? "; " : "", be32toh(f.stream),
+               f.type, (uint64_t)be64toh(f.offset));
+        print_hex("body", bytes + at + sizeof(f), be16toh(f.len));
+    }
+}
+
+int main(int argc, char **argv) {
+    static char line[2 * MAX_BYTES + 2];
+    static __u8 bytes[MAX_BYTES];
+    if (argc != 2 || (strcmp(argv[1], "packets") && strcmp(argv[1], "frames"))) {
+        fprintf(stderr, "usage: %s packets|frames\n", argv[0]);
+        return 2;
+    }
+    while (fgets(line, sizeof(line), stdin)) {
+        size_t len = 0;
+        unsigned byte;
+        while (len < MAX_BYTES && sscanf(line + 2 * len, "%2x", &byte) == 1)
+            bytes[len++] = (__u8)byte;
+        if (argv[1][0] == 'p')
+            print_packet(bytes, len);
+        else
+            print_frames(bytes, len);
+        putchar('\n');
+    }
+    return 0;
+}

@@ -1,0 +1,276 @@
+//! The test vectors of `vectors/`, decoded by this crate and by C (`vectors.c`) from the same
+//! header, and emitted again.
+#![allow(non_snake_case)]
+
+use std::{
+    fmt::Write as _,
+    io::Write as _,
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use vtl_proto::{
+    mux::{MuxError, frame::Frame},
+    wire::{Ack, Data, Header, Nego, Packet, WireError},
+};
+
+struct Vector {
+    name: String,
+    bytes: Vec<u8>,
+    want: String,
+}
+
+fn folder() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests"))
+}
+
+fn vectors(file: &str) -> Vec<Vector> {
+    let text = std::fs::read_to_string(folder().join("vectors").join(file)).unwrap();
+    let mut list: Vec<Vector> = Vec::new();
+    for line in text
+        .lines()
+        .filter(|line| !line.is_empty() && !line.starts_with('#'))
+    {
+        let (key, value) = line.split_once(' ').unwrap();
+        let last = list.last_mut();
+        match (key, last) {
+            ("vector", _) => {
+                list.push(Vector {
+                    name: value.into(),
+                    bytes: Vec::new(),
+                    want: String::new(),
+                });
+            }
+            ("hex", Some(vector)) => vector.bytes = unhex(value),
+            ("want", Some(vector)) => vector.want = value.into(),
+            _ => panic!("{file}: {line}"),
+        }
+    }
+    assert!(list.len() > 10);
+    list
+}
+
+fn unhex(text: &str) -> Vec<u8> {
+    let text = text.trim_start_matches('-');
+    (0..text.len())
+        .step_by(2)
+        .map(|i| u8::from_str_radix(&text[i..i + 2], 16).unwrap())
+        .collect()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    if bytes.is_empty() {
+        return "-".into();
+    }
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        write!(text, "{byte:02x}").unwrap();
+        text
+    })
+}
+
+fn describe(packet: Result<Packet<'_>, WireError>) -> String {
+    match packet {
+        Ok(Packet::Data(data)) => describe_data("data", &data),
+        Ok(Packet::Probe(data)) => describe_data("probe", &data),
+        Ok(Packet::Ack(ack)) => describe_ack(&ack),
+        Ok(Packet::Nego(nego)) => describe_nego("nego", &nego),
+        Ok(Packet::NegoAck(nego)) => describe_nego("nego_ack", &nego),
+        Ok(Packet::NegoNack(nego)) => describe_nego("nego_nack", &nego),
+        Ok(Packet::Close(header)) => describe_header("close", &header),
+        Err(error) => format!("error {}", class(error)),
+    }
+}
+
+fn class(error: WireError) -> &'static str {
+    match error {
+        WireError::Truncated { .. } => "truncated",
+        WireError::Version(_) => "version",
+        WireError::Type(_) => "type",
+        WireError::Length { .. } => "length",
+        WireError::Payload(_) => "payload",
+        WireError::Bitmap(_) => "bitmap",
+        WireError::Field(_) => "field",
+        WireError::Checksum => "checksum",
+    }
+}
+
+fn describe_header(kind: &str, header: &Header) -> String {
+    let Header {
+        flags,
+        gid,
+        sid,
+        token,
+    } = header;
+    format!("{kind} flags={flags} gid={gid} sid={sid} token={token}")
+}
+
+fn describe_data(kind: &str, data: &Data<'_>) -> String {
+    let Data {
+        header,
+        seq,
+        xid,
+        ts,
+        payload,
+    } = data;
+    let header = describe_header(kind, header);
+    format!(
+        "{header} seq={seq} xid={xid} ts={ts} payload={}",
+        hex(payload)
+    )
+}
+
+fn describe_ack(ack: &Ack<'_>) -> String {
+    let Ack {
+        header,
+        cum,
+        limit,
+        received,
+        echo_seq,
+        echo_xid,
+        echo_ts,
+        dups,
+        bitmap,
+    } = ack;
+    let header = describe_header("ack", header);
+    format!(
+        "{header} cum={cum} limit={limit} received={received} echo_seq={echo_seq} \
+         echo_xid={echo_xid} echo_ts={echo_ts} dups={dups} bitmap={}",
+        hex(bitmap)
+    )
+}
+
+fn describe_nego(kind: &str, nego: &Nego) -> String {
+    let header = describe_header(kind, &nego.header);
+    let Nego {
+        token,
+        peer_token,
+        sid,
+        ring_slots,
+        max_payload,
+        port,
+        services,
+        reason,
+        ..
+    } = nego;
+    let gids: Vec<_> = nego.gids.iter().map(u16::to_string).collect();
+    let gids = if gids.is_empty() {
+        "-".into()
+    } else {
+        gids.join(",")
+    };
+    format!(
+        "{header} own_token={token} peer_token={peer_token} own_sid={sid} \
+         ring_slots={ring_slots} max_payload={max_payload} port={port} services={services} \
+         reason={reason} gids={gids}"
+    )
+}
+
+fn describe_frames(mut payload: &[u8]) -> String {
+    let mut list = Vec::new();
+    while !payload.is_empty() {
+        match Frame::take(&mut payload) {
+            Ok(Frame {
+                stream,
+                kind,
+                offset,
+                body,
+            }) => {
+                list.push(format!(
+                    "stream={stream} type={kind} offset={offset} body={}",
+                    hex(body)
+                ));
+            }
+            Err(MuxError::Truncated) => return "error truncated".into(),
+            Err(MuxError::UnknownType(_)) => return "error type".into(),
+            Err(MuxError::BodyLength { .. }) => return "error length".into(),
+            Err(other) => panic!("{other}"),
+        }
+    }
+    if list.is_empty() {
+        "-".into()
+    } else {
+        list.join("; ")
+    }
+}
+
+#[test]
+fn packets__rust() {
+    for Vector { name, bytes, want } in vectors("packets.txt") {
+        assert_eq!(describe(Packet::parse(&bytes)), want, "{name}");
+    }
+}
+
+/// What parses is emitted as the same bytes, except for fields that receivers ignore.
+#[test]
+fn packets__emit() {
+    for Vector { name, bytes, .. } in vectors("packets.txt") {
+        let Ok(packet) = Packet::parse(&bytes) else {
+            continue;
+        };
+        let mut buffer = vec![0; packet.wire_len()];
+        packet.emit(&mut buffer).unwrap();
+        if name.ends_with("ignored") {
+            assert_eq!(Packet::parse(&buffer), Ok(packet), "{name}");
+        } else {
+            assert_eq!(buffer, bytes, "{name}");
+        }
+    }
+}
+
+#[test]
+fn frames__rust() {
+    for Vector { name, bytes, want } in vectors("frames.txt") {
+        assert_eq!(describe_frames(&bytes), want, "{name}");
+    }
+}
+
+#[test]
+fn vectors__c() {
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("vectors");
+    let compilers = ["clang-19", "cc", "clang", "gcc"];
+    let works = |name: &&&str| {
+        let mut command = Command::new(name);
+        command
+            .arg("--version")
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        command.status().is_ok_and(|status| status.success())
+    };
+    let Some(compiler) = compilers.iter().find(works) else {
+        eprintln!("skipped: no C compiler (tried {})", compilers.join(", "));
+        return;
+    };
+    let status = Command::new(compiler)
+        .args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-I"])
+        .arg(folder().join("../../../bpf/include"))
+        .arg("-o")
+        .arg(&program)
+        .arg(folder().join("vectors.c"))
+        .status()
+        .unwrap();
+    assert!(status.success(), "{compiler} refuses tests/vectors.c");
+    for (mode, file) in [("packets", "packets.txt"), ("frames", "frames.txt")] {
+        let list = vectors(file);
+        let input: String = list
+            .iter()
+            .map(|vector| hex(&vector.bytes) + "\n")
+            .collect();
+        let mut child = Command::new(&program)
+            .arg(mode)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // Larger than a pipe holds in both directions: the writer must not wait for the reader.
+        let mut stdin = child.stdin.take().unwrap();
+        let writer = std::thread::spawn(move || stdin.write_all(input.as_bytes()));
+        let output = child.wait_with_output().unwrap();
+        writer.join().unwrap().unwrap();
+        assert!(output.status.success());
+        let output = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(output.lines().count(), list.len());
+        for (Vector { name, want, .. }, line) in list.iter().zip(output.lines()) {
+            assert_eq!(line, want, "{name}");
+        }
+    }
+}
