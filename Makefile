@@ -32,7 +32,7 @@ lint: setup ## rustfmt, clang-format, clippy, rustdoc, and cargo-deny if it is i
 	$(if $(C_FILES),clang-format-19 --dry-run --Werror $(C_FILES))
 	$(CARGO) clippy --release --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --release --workspace --no-deps --locked --quiet
-	@if command -v cargo-deny >/dev/null; then $(CARGO) deny --log-level error check; \
+	@if command -v cargo-deny >/dev/null; then $(CARGO) deny --log-level error check licenses bans sources; \
 	 else echo 'skipped: cargo deny is not installed (cargo install cargo-deny)'; fi
 
 fmt: ## Format Rust and C

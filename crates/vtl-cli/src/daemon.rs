@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::Value;
+use vtl::control::{Client, DEFAULT_SOCKET, Error};
 
-use crate::control::{Client, Error};
 use crate::failure::Failure;
 
 /// Where the daemon listens.
@@ -17,7 +17,7 @@ pub(crate) struct SocketArgs {
         global = true,
         env = "VTL_SOCKET",
         value_name = "PATH",
-        default_value = "/run/vtl/vtld.sock",
+        default_value = DEFAULT_SOCKET,
         hide_env_values = true
     )]
     pub(crate) socket: PathBuf,
@@ -30,26 +30,18 @@ impl SocketArgs {
     }
 }
 
-fn call(socket: &Path, request: &Value) -> anyhow::Result<Value> {
+/// One request to the daemon at `socket`, one answer.
+pub(crate) fn call(socket: &Path, request: &Value) -> anyhow::Result<Value> {
     Client::connect(socket)
-        .and_then(|mut client| client.call(request))
-        .map_err(|err| explain(socket, err))
+        .and_then(|client| client.call(request))
+        .map_err(explain)
 }
 
-/// Turns the absence of a daemon into a sentence with a cure; a refusal is the daemon's own words.
-fn explain(socket: &Path, err: Error) -> anyhow::Error {
-    use std::io::ErrorKind::{ConnectionRefused, NotFound, PermissionDenied};
-    let socket = socket.display();
+/// Gives the daemon's absence, and its refusal to talk to this user, their exit statuses.
+fn explain(err: Error) -> anyhow::Error {
     match err {
-        Error::Io(err) if matches!(err.kind(), NotFound | ConnectionRefused) => {
-            Failure::unreachable(format!(
-                "no vtld answers on {socket}: start it with `sudo vtld`, or name its socket with --socket"
-            ))
-        }
-        Error::Io(err) if err.kind() == PermissionDenied => Failure::permission(format!(
-            "you may not use {socket}: join the group that owns it, or use sudo"
-        )),
-        Error::Io(err) => Failure::unreachable(format!("vtld on {socket} broke off: {err}")),
-        refused @ Error::Refused(_) => refused.into(),
+        Error::Unreachable { .. } | Error::Closed => Failure::unreachable(err.to_string()),
+        Error::Denied(_) => Failure::permission(err.to_string()),
+        err => err.into(),
     }
 }

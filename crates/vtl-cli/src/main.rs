@@ -2,7 +2,6 @@
 #![cfg_attr(test, allow(non_snake_case))] // tests are named `function__case`
 
 mod cli;
-mod control;
 mod daemon;
 mod demo;
 mod doctor;
@@ -31,7 +30,7 @@ fn main() -> ExitCode {
         Command::Testbed(args) => match vtl_testbed::cli::run(args) {
             // `testbed exec` ends as the command that it ran.
             Ok(status) => return status,
-            Err(err) => Err(err.into()),
+            Err(err) => Err(err),
         },
         Command::Demo(args) => demo::run(&args),
         Command::Doctor(args) => doctor::run(&args),

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::control::Client;
+use crate::daemon;
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
 use vtl_testbed::{Host, Testbed};
@@ -41,7 +41,7 @@ impl Daemons {
             .with_context(|| complaint(scratch, Host::Server))?;
         wait(&mut client, &client_socket, interrupt)
             .with_context(|| complaint(scratch, Host::Client))?;
-        Client::connect(&server_socket)?.call(&json!({ "op": "hook_add", "port": PORT }))?;
+        daemon::call(&server_socket, &json!({ "op": "hook_add", "port": PORT }))?;
         Ok(Self {
             client_socket,
             _client: client,
@@ -67,7 +67,7 @@ impl Daemons {
 
     /// What the client's daemon says it is carrying.
     pub(super) fn status(&self) -> anyhow::Result<Value> {
-        Ok(Client::connect(&self.client_socket)?.call(&json!({ "op": "status" }))?)
+        daemon::call(&self.client_socket, &json!({ "op": "status" }))
     }
 }
 
@@ -101,20 +101,18 @@ pub(super) fn vtld() -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
-fn wait(daemon: &mut Background, socket: &Path, interrupt: &Interrupt) -> anyhow::Result<()> {
+fn wait(vtld: &mut Background, socket: &Path, interrupt: &Interrupt) -> anyhow::Result<()> {
     let started = Instant::now();
     loop {
-        if let Ok(mut client) = Client::connect(socket)
-            && client.call(&json!({ "op": "status" })).is_ok()
-        {
+        if daemon::call(socket, &json!({ "op": "status" })).is_ok() {
             return Ok(());
         }
         interrupt.check()?;
-        if let Some(status) = daemon.ended()? {
-            bail!("{} ended ({status})", daemon.name());
+        if let Some(status) = vtld.ended()? {
+            bail!("{} ended ({status})", vtld.name());
         }
         if started.elapsed() > START {
-            bail!("{} does not answer", daemon.name());
+            bail!("{} does not answer", vtld.name());
         }
         thread::sleep(Duration::from_millis(20));
     }
