@@ -100,15 +100,21 @@ apt_run() {
     rm -f "$log"
 }
 
+# True if apt can install the package. `apt-cache show` would not do: it also knows names that other
+# packages merely mention.
+packaged() {
+    [ -n "$(apt-cache madison "$1" 2>/dev/null)" ]
+}
+
 install_packages() {
-    local packages=("$@") package absent=() log
+    local packages=("$@") package absent=()
     command -v apt-get >/dev/null ||
         fail "missing: ${packages[*]}; this script installs only with apt (Debian 12, 13, Ubuntu 24.04): install these yourself, then run it again"
     [ "$(id -u)" = 0 ] ||
         fail "missing packages: ${packages[*]}; run 'sudo $0' once to install them"
     apt_run "refreshing the package lists" update
     for package in "${packages[@]}"; do
-        apt-cache show "$package" >/dev/null 2>&1 || absent+=("$package")
+        packaged "$package" || absent+=("$package")
     done
     [ ${#absent[@]} = 0 ] ||
         fail "this distribution has no package ${absent[*]}; VTL is set up on Debian 12, Debian 13 and Ubuntu 24.04 (with 'universe' enabled)"
@@ -126,22 +132,26 @@ install_packages() {
 install_rustup() {
     # Debian 13 and Ubuntu 24.04 package rustup. It would replace an installed `cargo` package, so
     # it is used only where there is none.
-    if [ "$(id -u)" = 0 ] && ! command -v cargo >/dev/null && apt-cache show rustup >/dev/null 2>&1; then
+    if [ "$(id -u)" = 0 ] && ! command -v cargo >/dev/null && packaged rustup; then
         apt_run "installing rustup" install --no-install-recommends rustup
         return
     fi
-    printf 'setup: installing rustup from https://sh.rustup.rs into %s\n' "${CARGO_HOME:-$HOME/.cargo}"
-    local script
-    script=$(mktemp)
-    if ! curl --proto '=https' --tlsv1.2 -sSfL https://sh.rustup.rs -o "$script"; then
-        rm -f "$script"
-        fail "cannot download rustup from https://sh.rustup.rs; install Rust $(pinned_toolchain) by hand (https://rustup.rs), then run this again"
+    # What the script at https://sh.rustup.rs would fetch: its own host is one name less to reach.
+    local base dir
+    base=${RUSTUP_UPDATE_ROOT:-https://static.rust-lang.org/rustup}/dist/$(uname -m)-unknown-linux-gnu
+    printf 'setup: installing rustup from %s into %s\n' "$base" "${CARGO_HOME:-$HOME/.cargo}"
+    dir=$(mktemp -d)
+    if ! (
+        cd "$dir" &&
+        curl --proto '=https' --tlsv1.2 -sSfL --remote-name-all "$base/rustup-init" "$base/rustup-init.sha256" &&
+        printf '%s  rustup-init\n' "$(cut -d' ' -f1 rustup-init.sha256)" | sha256sum --check --quiet &&
+        chmod +x rustup-init &&
+        ./rustup-init -y -q --no-modify-path --profile minimal --default-toolchain none >/dev/null
+    ); then
+        rm -rf "$dir"
+        fail "cannot install rustup; check the network, or install Rust $(pinned_toolchain) by hand (https://rustup.rs), then run this again"
     fi
-    if ! sh "$script" -y -q --no-modify-path --profile minimal --default-toolchain none; then
-        rm -f "$script"
-        fail "rustup's installer failed; install Rust $(pinned_toolchain) by hand (https://rustup.rs), then run this again"
-    fi
-    rm -f "$script"
+    rm -rf "$dir"
 }
 
 install_toolchain() {
