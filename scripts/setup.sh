@@ -158,7 +158,8 @@ install_toolchain() {
     command -v rustup >/dev/null || install_rustup
     hash -r
     printf 'setup: installing Rust %s\n' "$(pinned_toolchain)"
-    rustup toolchain install "$(pinned_toolchain)" --profile minimal -c rustfmt -c clippy >/dev/null ||
+    rustup toolchain install "$(pinned_toolchain)" --no-self-update \
+        --profile minimal -c rustfmt -c clippy >/dev/null ||
         fail "rustup could not install Rust $(pinned_toolchain); check the network (https://static.rust-lang.org), then run this again"
 }
 
