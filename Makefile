@@ -39,8 +39,10 @@ fmt: ## Format Rust and C
 	$(CARGO) fmt --all
 	$(if $(C_FILES),clang-format-19 -i $(C_FILES))
 
-install: build ## Copy the binaries, completions and man pages below PREFIX (/usr/local)
+install: build ## Copy the binaries, service, completions and man pages below PREFIX (/usr/local)
 	install -Dm755 -t $(DESTDIR)$(PREFIX)/bin $(BINS:%=$(TARGET)/release/%)
+	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
+	sed 's|@PREFIX@|$(PREFIX)|' dist/vtld.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/vtld.service
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1
 	$(TARGET)/release/vtl man $(DESTDIR)$(PREFIX)/share/man/man1
 	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions
@@ -49,7 +51,8 @@ install: build ## Copy the binaries, completions and man pages below PREFIX (/us
 uninstall: ## Remove what `make install` copied
 	rm -f $(BINS:%=$(DESTDIR)$(PREFIX)/bin/%) $(DESTDIR)$(PREFIX)/share/man/man1/vtl.1 \
 	    $(DESTDIR)$(PREFIX)/share/man/man1/vtl-*.1 \
-	    $(DESTDIR)$(PREFIX)/share/bash-completion/completions/vtl
+	    $(DESTDIR)$(PREFIX)/share/bash-completion/completions/vtl \
+	    $(DESTDIR)$(PREFIX)/lib/systemd/system/vtld.service
 
 clean: ## Remove build output
 	$(CARGO) clean
