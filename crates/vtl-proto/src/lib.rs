@@ -5,7 +5,7 @@
 //! - [`nego`]: how a session is opened;
 //! - [`services`]: what applications require and grafts provide;
 //! - [`mux`]: the Hooker's streams inside one session;
-//! - [`intf`]: the C headers `bpf/include/vtl/{wire,intf}.h`, generated.
+//! - [`intf`]: the C headers `bpf/include/vtl/{wire,intf,hooker}.h`, generated.
 //!
 //! `PROTOCOL.md` is the specification.
 

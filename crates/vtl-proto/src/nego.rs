@@ -27,7 +27,8 @@ pub struct Offer {
     pub sid: u32,
     /// Slots of our receive ring, 1 to `intf::VTL_MAX_WINDOW`.
     pub ring_slots: u32,
-    /// The most payload bytes per packet that we take, 1 to `intf::VTL_MAX_PAYLOAD`.
+    /// The most payload bytes per packet that we take, [`crate::wire::MIN_PAYLOAD`] to
+    /// `intf::VTL_MAX_PAYLOAD`.
     pub max_payload: u16,
     /// Rendezvous; 0 is the Hooker's stream service.
     pub port: u16,
@@ -222,7 +223,8 @@ pub struct Policy<'a> {
     pub room: bool,
     /// Slots that our receive ring would have, 1 to `intf::VTL_MAX_WINDOW`.
     pub ring_slots: u32,
-    /// The most payload bytes per packet that we take, 1 to `intf::VTL_MAX_PAYLOAD`.
+    /// The most payload bytes per packet that we take, [`crate::wire::MIN_PAYLOAD`] to
+    /// `intf::VTL_MAX_PAYLOAD`.
     pub max_payload: u16,
 }
 

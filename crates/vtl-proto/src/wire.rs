@@ -15,6 +15,10 @@ use crate::intf;
 
 pub(crate) use fields::{get, put};
 
+/// The smallest `max_payload` that negotiation accepts, bytes: what every IPv4 path carries (RFC 791:
+/// 576), rounded down. So whoever fills packets need not think of tiny ones.
+pub const MIN_PAYLOAD: u16 = 512;
+
 /// The part that every packet starts with. The checksum and the length are handled by
 /// [`Packet::parse`] and [`Packet::emit`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,7 +44,7 @@ pub struct Data<'a> {
     pub xid: u32,
     /// Sender's clock, microseconds modulo 2^32.
     pub ts: u32,
-    /// At most `intf::VTL_MAX_PAYLOAD` bytes; empty in a probe.
+    /// 1 to `intf::VTL_MAX_PAYLOAD` bytes; none in a probe.
     pub payload: &'a [u8],
 }
 
@@ -132,7 +136,7 @@ pub struct Nego {
     pub sid: u32,
     /// Packets that our receive ring holds; never 0, except in NEGO_NACK.
     pub ring_slots: u32,
-    /// The most payload bytes per packet that we take; never 0, except in NEGO_NACK.
+    /// The most payload bytes per packet that we take, at least [`MIN_PAYLOAD`]; 0 in NEGO_NACK.
     pub max_payload: u16,
     /// Rendezvous; 0 is the Hooker's stream service.
     pub port: u16,
@@ -188,7 +192,7 @@ pub enum WireError {
         /// Bytes there.
         follow: usize,
     },
-    /// More payload than a slot takes, or payload in a type that has none.
+    /// Data without payload or with more than fits into a slot, or payload in another type.
     #[error("payload of {0} bytes")]
     Payload(usize),
     /// The bitmap is too long or no multiple of 8 bytes.

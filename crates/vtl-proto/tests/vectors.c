@@ -2,7 +2,8 @@
 /*
  * Decodes test vectors with the C structs of wire.h. Each line of standard input is a packet
  * ("packets") or a payload of frames ("frames") in hexadecimal, `-` for none; each line of output
- * what it means, in the notation of vectors/packets.txt. vectors.rs compiles and runs this.
+ * what it means, in the notation of vectors/packets.txt. vectors.rs compiles and runs this, and
+ * passes MIN_PAYLOAD, which the kernel does not need.
  */
 #include <endian.h>
 #include <inttypes.h>
@@ -63,7 +64,8 @@ static int nego_is_valid(unsigned type, const struct vtl_nego *n) {
         return n->reason != VTL_NACK_NONE;
     if (type == VTL_NEGO ? n->grafts == 0 : n->grafts != 1)
         return 0;
-    return n->reason == VTL_NACK_NONE && n->sid && n->ring_slots && n->max_payload;
+    return n->reason == VTL_NACK_NONE && n->sid && n->ring_slots &&
+           be16toh(n->max_payload) >= MIN_PAYLOAD;
 }
 
 /* The class of what is wrong with a packet, or NULL. */
@@ -86,7 +88,7 @@ static const char *packet_error(const __u8 *packet, size_t len) {
     if (type == VTL_ACK) {
         if (body > VTL_ACK_MAX_BITMAP || body % 8)
             return "bitmap";
-    } else if (body > (type == VTL_DATA ? VTL_MAX_PAYLOAD : 0)) {
+    } else if (type == VTL_DATA ? body == 0 || body > VTL_MAX_PAYLOAD : body != 0) {
         return "payload";
     }
     if (type == VTL_NEGO || type == VTL_NEGO_ACK || type == VTL_NEGO_NACK) {

@@ -11,7 +11,7 @@ use std::{
 
 use vtl_proto::{
     mux::{MuxError, frame::Frame},
-    wire::{Ack, Data, Header, Nego, Packet, WireError},
+    wire::{Ack, Data, Header, MIN_PAYLOAD, Nego, Packet, WireError},
 };
 
 struct Vector {
@@ -243,6 +243,7 @@ fn vectors__c() {
     let status = Command::new(compiler)
         .args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-I"])
         .arg(folder().join("../../../bpf/include"))
+        .arg(format!("-DMIN_PAYLOAD={MIN_PAYLOAD}"))
         .arg("-o")
         .arg(&program)
         .arg(folder().join("vectors.c"))

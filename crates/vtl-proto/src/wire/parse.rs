@@ -1,6 +1,6 @@
 use core::mem::{offset_of, size_of};
 
-use super::{Ack, Data, Gids, Header, Nego, Packet, WireError, checksum, get};
+use super::{Ack, Data, Gids, Header, MIN_PAYLOAD, Nego, Packet, WireError, checksum, get};
 use crate::intf;
 
 impl<'a> Packet<'a> {
@@ -68,18 +68,19 @@ pub(super) fn header_len(kind: u32) -> Option<usize> {
 
 /// What may follow the header of a packet of type `kind`.
 pub(super) fn check_body(kind: u32, body: &[u8]) -> Result<(), WireError> {
-    let max = match kind {
-        intf::VTL_DATA => intf::VTL_MAX_PAYLOAD,
-        intf::VTL_ACK => intf::VTL_ACK_MAX_BITMAP,
-        _ => 0,
-    };
-    match kind {
-        intf::VTL_ACK if body.len() > max as usize || !body.len().is_multiple_of(8) => {
-            Err(WireError::Bitmap(body.len()))
+    let len = body.len();
+    let (fits, error) = match kind {
+        intf::VTL_DATA => (
+            (1..=intf::VTL_MAX_PAYLOAD as usize).contains(&len),
+            WireError::Payload(len),
+        ),
+        intf::VTL_ACK => {
+            let fits = len <= intf::VTL_ACK_MAX_BITMAP as usize && len.is_multiple_of(8);
+            (fits, WireError::Bitmap(len))
         }
-        _ if body.len() > max as usize => Err(WireError::Payload(body.len())),
-        _ => Ok(()),
-    }
+        _ => (len == 0, WireError::Payload(len)),
+    };
+    if fits { Ok(()) } else { Err(error) }
 }
 
 /// What the fields of the three negotiation packets never are.
@@ -95,7 +96,7 @@ pub(super) fn check_nego(kind: u32, nego: &Nego) -> Result<(), WireError> {
         ("reason", nack == (nego.reason != 0)),
         ("sid", nack || nego.sid != 0),
         ("ring_slots", nack || nego.ring_slots != 0),
-        ("max_payload", nack || nego.max_payload != 0),
+        ("max_payload", nack || nego.max_payload >= MIN_PAYLOAD),
     ];
     match rules.iter().find(|(_, ok)| !ok) {
         Some((name, _)) => Err(WireError::Field(name)),

@@ -28,7 +28,7 @@ fn nego(kind: u32) -> impl Strategy<Value = Nego> {
         fields,
         1u32..,
         1u32..,
-        1u16..,
+        MIN_PAYLOAD..,
         reason,
         vec(any::<u16>(), grafts),
     )
@@ -93,7 +93,7 @@ proptest! {
     fn emit__data_round_trip(
         header in header(),
         fields in any::<(u64, u32, u32)>(),
-        payload in vec(any::<u8>(), 0..=1920),
+        payload in vec(any::<u8>(), 1..=1920),
     ) {
         let (seq, xid, ts) = fields;
         round_trip(Packet::Data(Data { header, seq, xid, ts, payload: &payload }));
