@@ -119,11 +119,11 @@ enum vtl_service {
  * of frames, each one header and `len` bytes. See crates/vtl-proto/src/mux.rs.
  */
 enum vtl_frame_type {
-    VTL_FRAME_OPEN = 1,     /* new stream; body: struct vtl_open */
-    VTL_FRAME_OPENED = 2,   /* the application has accepted; no body */
+    VTL_FRAME_OPEN = 1,     /* new stream; body: struct vtl_open; credit as in CREDIT */
+    VTL_FRAME_OPENED = 2,   /* the application has accepted; no body; credit as in CREDIT */
     VTL_FRAME_DATA = 3,     /* bytes at `offset` */
     VTL_FRAME_FIN = 4,      /* the stream ends at `offset` */
-    VTL_FRAME_RESET = 5,    /* abandoned; `offset` holds an errno of enum vtl_reset */
+    VTL_FRAME_RESET = 5,    /* abandoned; `offset` holds an enum vtl_reset */
     VTL_FRAME_CREDIT = 6,   /* the peer may send up to `offset` */
 };
 
