@@ -1,5 +1,555 @@
 // SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Moves unmodified TCP applications: captures their connects, holds the SYN of a captured connect
+ * until vtld knows how the real destination answers, finds peers that run VTL by a TCP option,
+ * and steers connections from such peers to vtld. Sockets outside the daemon's network namespace
+ * are left alone.
+ */
 #include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/pkt_cls.h>
+#include <linux/tcp.h>
+#include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "vtl/hooker.h"
+
 char _license[] SEC("license") = "GPL";
+
+enum { AF_INET = 2, AF_INET6 = 10, SOCK_STREAM = 1, LOOPBACK_IFINDEX = 1 };
+
+const volatile struct vtl_hook_config config SEC(".rodata");
+
+/* What the application asked for; lives and dies with its socket. */
+struct {
+    __uint(type, BPF_MAP_TYPE_SK_STORAGE);
+    __uint(map_flags, BPF_F_NO_PREALLOC);
+    __type(key, int);
+    __type(value, struct vtl_captured);
+} vtl_captured SEC(".maps");
+
+/* Socket cookie -> local address (16 bytes) that getsockname shows. vtld writes it once it knows
+ * the route; the program copies it into the socket's storage at the first question. */
+struct {
+    __uint(type, BPF_MAP_TYPE_LRU_HASH);
+    __uint(max_entries, 65536);
+    __type(key, __u64);
+    __type(value, __u8[16]);
+} vtl_locals SEC(".maps");
+
+/* Destinations known to be without VTL -> CLOCK_MONOTONIC nanoseconds until which this is
+ * believed. vtld writes. */
+struct {
+    __uint(type, BPF_MAP_TYPE_LRU_HASH);
+    __uint(max_entries, 16384);
+    __type(key, struct vtl_endpoint);
+    __type(value, __u64);
+} vtl_plain SEC(".maps");
+
+/* vtld's own end of a connection to a local application -> the remote client that it stands for.
+ * vtld writes after bind() and removes at close. */
+struct {
+    __uint(type, BPF_MAP_TYPE_HASH);
+    __uint(max_entries, 65536);
+    __uint(map_flags, BPF_F_NO_PREALLOC);
+    __type(key, struct vtl_endpoint);
+    __type(value, struct vtl_endpoint);
+} vtl_clients SEC(".maps");
+
+/* vtld's own sockets by cookie -> enum vtl_own. */
+struct {
+    __uint(type, BPF_MAP_TYPE_LRU_HASH);
+    __uint(max_entries, 65536);
+    __type(key, __u64);
+    __type(value, __u32);
+} vtl_own SEC(".maps");
+
+/* Ports (host order) whose connections vtld takes over if the peer speaks VTL: 0 or 1. */
+struct {
+    __uint(type, BPF_MAP_TYPE_ARRAY);
+    __uint(max_entries, 65536);
+    __type(key, __u32);
+    __type(value, __u8);
+} vtl_ports SEC(".maps");
+
+struct {
+    __uint(type, BPF_MAP_TYPE_SOCKMAP);
+    __uint(max_entries, VTL_STEER_SLOTS);
+    __type(key, __u32);
+    __type(value, __u64);
+} vtl_steer SEC(".maps");
+
+struct {
+    __uint(type, BPF_MAP_TYPE_RINGBUF);
+    __uint(max_entries, 1 << 20);
+} vtl_syns SEC(".maps");
+
+static __always_inline void map_v4(__u8 out[16], __be32 addr) {
+    __u32 *w = (__u32 *)out;
+    w[0] = 0;
+    w[1] = 0;
+    w[2] = bpf_htonl(0xffff);
+    w[3] = addr;
+}
+
+static __always_inline void copy_addr(void *to, const void *from) {
+    __builtin_memcpy(to, from, 16);
+}
+
+static __always_inline int is_mapped(const __u32 w[4]) {
+    return w[0] == 0 && w[1] == 0 && w[2] == bpf_htonl(0xffff);
+}
+
+static __always_inline int is_zero(const __u8 addr[16]) {
+    const __u64 *w = (const __u64 *)addr;
+    return (w[0] | w[1]) == 0;
+}
+
+/* 1: this network, loopback, multicast, broadcast. */
+static __always_inline int stays_local4(__be32 addr) {
+    __u32 top = bpf_ntohl(addr) >> 24;
+    return top == 0 || top == 127 || top >= 224;
+}
+
+/* ---- client capture ---- */
+
+/* 1 if the connect goes to vtld and `dest` was stored. Everything that speaks against it comes
+ * first, cheapest test first. */
+static __always_inline int capture(struct bpf_sock_addr *ctx, const struct vtl_endpoint *dest) {
+    struct bpf_sock *sk = ctx->sk;
+    __u64 cookie, *until;
+    struct vtl_captured *c;
+
+    if (bpf_get_netns_cookie(ctx) != config.netns_cookie)
+        return 0;
+    cookie = bpf_get_socket_cookie(ctx);
+    if (bpf_map_lookup_elem(&vtl_own, &cookie))
+        return 0;
+    until = bpf_map_lookup_elem(&vtl_plain, dest);
+    if (until && *until > bpf_ktime_get_ns())
+        return 0;
+    c = bpf_sk_storage_get(&vtl_captured, sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
+    if (!c)
+        return 0;
+    c->dest = *dest;
+    __builtin_memset(c->local, 0, sizeof(c->local));
+    /* The socket may have carried a captured connect before. */
+    bpf_map_delete_elem(&vtl_locals, &cookie);
+    return 1;
+}
+
+/* TCP that the kernel routes as it likes. A socket bound to a device cannot reach lo. */
+static __always_inline int is_candidate(struct bpf_sock_addr *ctx) {
+    return ctx->type == SOCK_STREAM && ctx->protocol == IPPROTO_TCP && ctx->sk &&
+           ctx->sk->bound_dev_if == 0 && ctx->user_port != 0;
+}
+
+SEC("cgroup/connect4")
+int vtl_connect4(struct bpf_sock_addr *ctx) {
+    struct vtl_endpoint dest = {.port = ctx->user_port};
+    __be32 addr = ctx->user_ip4;
+
+    if (!is_candidate(ctx))
+        return 1;
+    /* Captured already, for a cgroup below this one. */
+    if (addr == bpf_htonl(0x7f000001) && ctx->user_port == bpf_htons(config.capture_port4))
+        return 1;
+    map_v4(dest.addr, addr);
+    if (config.capture_port4 && !stays_local4(addr) && capture(ctx, &dest)) {
+        ctx->user_ip4 = bpf_htonl(0x7f000001);
+        ctx->user_port = bpf_htons(config.capture_port4);
+    } else {
+        bpf_sk_storage_delete(&vtl_captured, ctx->sk);
+    }
+    return 1;
+}
+
+SEC("cgroup/connect6")
+int vtl_connect6(struct bpf_sock_addr *ctx) {
+    struct vtl_endpoint dest = {.port = ctx->user_port};
+    __u32 w[4] = {ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3]};
+    __u16 port;
+
+    if (!is_candidate(ctx))
+        return 1;
+    copy_addr(dest.addr, w);
+    if (is_mapped(w)) {
+        if (w[3] == bpf_htonl(0x7f000001) && dest.port == bpf_htons(config.capture_port4))
+            return 1;
+        port = stays_local4(w[3]) ? 0 : config.capture_port4;
+        w[3] = bpf_htonl(0x7f000001);
+    } else {
+        /* Unspecified and loopback (::/96), multicast ff00::/8, and link-local fe80::/10, whose
+         * scope this program cannot see. */
+        __u32 top = bpf_ntohl(w[0]);
+        if (w[3] == bpf_htonl(1) && dest.port == bpf_htons(config.capture_port6))
+            return 1;
+        int local = (w[0] | w[1] | w[2]) == 0 || top >> 24 == 0xff || top >> 22 == 0xfe80 >> 6;
+        port = local ? 0 : config.capture_port6;
+        w[0] = w[1] = w[2] = 0;
+        w[3] = bpf_htonl(1);
+    }
+    if (port && capture(ctx, &dest)) {
+        ctx->user_ip6[0] = w[0];
+        ctx->user_ip6[1] = w[1];
+        ctx->user_ip6[2] = w[2];
+        ctx->user_ip6[3] = w[3];
+        ctx->user_port = bpf_htons(port);
+    } else {
+        bpf_sk_storage_delete(&vtl_captured, ctx->sk);
+    }
+    return 1;
+}
+
+/* ---- addresses that applications see ---- */
+
+static __always_inline void show4(struct bpf_sock_addr *ctx, const __u8 addr[16]) {
+    ctx->user_ip4 = ((const __u32 *)addr)[3];
+}
+
+static __always_inline void show6(struct bpf_sock_addr *ctx, const __u8 addr[16]) {
+    const __u32 *w = (const __u32 *)addr;
+    ctx->user_ip6[0] = w[0];
+    ctx->user_ip6[1] = w[1];
+    ctx->user_ip6[2] = w[2];
+    ctx->user_ip6[3] = w[3];
+}
+
+/* What getpeername shall say instead of `seen`; NULL: what the kernel says. */
+static __always_inline struct vtl_endpoint *true_peer(struct bpf_sock_addr *ctx,
+                                                      struct vtl_endpoint *seen) {
+    struct vtl_captured *c;
+
+    if (!ctx->sk)
+        return NULL;
+    c = bpf_sk_storage_get(&vtl_captured, ctx->sk, NULL, 0);
+    if (c)
+        return &c->dest;
+    if (bpf_get_netns_cookie(ctx) != config.netns_cookie)
+        return NULL;
+    return bpf_map_lookup_elem(&vtl_clients, seen);
+}
+
+SEC("cgroup/getpeername4")
+int vtl_getpeername4(struct bpf_sock_addr *ctx) {
+    struct vtl_endpoint seen = {.port = ctx->user_port};
+    struct vtl_endpoint *peer;
+
+    map_v4(seen.addr, ctx->user_ip4);
+    peer = true_peer(ctx, &seen);
+    if (peer) {
+        show4(ctx, peer->addr);
+        ctx->user_port = peer->port;
+    }
+    return 1;
+}
+
+SEC("cgroup/getpeername6")
+int vtl_getpeername6(struct bpf_sock_addr *ctx) {
+    struct vtl_endpoint seen = {.port = ctx->user_port};
+    __u32 w[4] = {ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3]};
+    struct vtl_endpoint *peer;
+
+    copy_addr(seen.addr, w);
+    peer = true_peer(ctx, &seen);
+    if (peer) {
+        show6(ctx, peer->addr);
+        ctx->user_port = peer->port;
+    }
+    return 1;
+}
+
+/* The local address toward the real destination; NULL: what the kernel says. */
+static __always_inline __u8 *true_local(struct bpf_sock_addr *ctx) {
+    struct vtl_captured *c;
+    __u64 cookie;
+    __u8 *local;
+
+    if (!ctx->sk)
+        return NULL;
+    c = bpf_sk_storage_get(&vtl_captured, ctx->sk, NULL, 0);
+    if (!c)
+        return NULL;
+    if (is_zero(c->local)) {
+        cookie = bpf_get_socket_cookie(ctx);
+        local = bpf_map_lookup_elem(&vtl_locals, &cookie);
+        if (!local)
+            return NULL;
+        copy_addr(c->local, local);
+    }
+    return c->local;
+}
+
+SEC("cgroup/getsockname4")
+int vtl_getsockname4(struct bpf_sock_addr *ctx) {
+    __u8 *local = true_local(ctx);
+
+    if (local)
+        show4(ctx, local);
+    return 1;
+}
+
+SEC("cgroup/getsockname6")
+int vtl_getsockname6(struct bpf_sock_addr *ctx) {
+    __u8 *local = true_local(ctx);
+
+    if (local)
+        show6(ctx, local);
+    return 1;
+}
+
+/* ---- SYN hold ---- */
+
+/* The TCP header of skb behind the IPv4 or IPv6 header; *off is where it begins, counted from the
+ * network header. 0 if this is no first fragment of TCP. IPv6 extension headers are not searched:
+ * such a SYN counts as plain TCP. */
+static __always_inline int load_tcp(struct __sk_buff *skb, struct tcphdr *tcp, __u32 *off,
+                                    int *v4) {
+    union {
+        struct iphdr v4;
+        struct ipv6hdr v6;
+    } ip;
+
+    if (skb->protocol == bpf_htons(ETH_P_IP)) {
+        if (bpf_skb_load_bytes_relative(skb, 0, &ip.v4, sizeof(ip.v4), BPF_HDR_START_NET))
+            return 0;
+        /* 0x3fff: more fragments, offset. */
+        if (ip.v4.protocol != IPPROTO_TCP || (ip.v4.frag_off & bpf_htons(0x3fff)))
+            return 0;
+        *off = ip.v4.ihl * 4;
+        *v4 = 1;
+    } else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
+        if (bpf_skb_load_bytes_relative(skb, 0, &ip.v6, sizeof(ip.v6), BPF_HDR_START_NET))
+            return 0;
+        if (ip.v6.nexthdr != IPPROTO_TCP)
+            return 0;
+        *off = sizeof(ip.v6);
+        *v4 = 0;
+    } else {
+        return 0;
+    }
+    return !bpf_skb_load_bytes_relative(skb, *off, tcp, sizeof(*tcp), BPF_HDR_START_NET);
+}
+
+/* tcx egress on lo. */
+SEC("tcx/egress")
+int vtl_hold_syn(struct __sk_buff *skb) {
+    /* A locally administered address that lo does not have. */
+    static const __u8 nobody[ETH_ALEN] = {0x02, 0, 0, 0, 0, 0x01};
+    struct vtl_captured *c = NULL;
+    struct bpf_sock *sk;
+    struct tcphdr tcp;
+    struct vtl_syn *s;
+    __u32 off, len;
+    int v4;
+
+    if (!load_tcp(skb, &tcp, &off, &v4) || !tcp.syn || tcp.ack)
+        return TC_ACT_UNSPEC;
+    if (tcp.dest != bpf_htons(v4 ? config.capture_port4 : config.capture_port6))
+        return TC_ACT_UNSPEC;
+    if (skb->mark == config.mark)
+        return TC_ACT_UNSPEC;
+
+    /* Without room in the ring the SYN is lost; the application sends it again. */
+    s = bpf_ringbuf_reserve(&vtl_syns, sizeof(*s), 0);
+    if (!s)
+        return TC_ACT_SHOT;
+    __builtin_memset(&s->dest, 0, sizeof(s->dest));
+    s->cookie = bpf_get_socket_cookie(skb);
+    s->mark = skb->mark;
+    sk = skb->sk;
+    if (sk)
+        sk = bpf_sk_fullsock(sk);
+    if (sk)
+        c = bpf_sk_storage_get(&vtl_captured, sk, NULL, 0);
+    if (c)
+        s->dest = c->dest;
+    len = off + tcp.doff * 4;
+    if (len > VTL_SYN_MAX || len < sizeof(struct iphdr) + sizeof(tcp) ||
+        bpf_skb_load_bytes_relative(skb, 0, s->packet, len, BPF_HDR_START_NET)) {
+        bpf_ringbuf_discard(s, 0);
+        return TC_ACT_SHOT;
+    }
+    s->len = len;
+    bpf_ringbuf_submit(s, 0);
+
+    /* Make the packet vanish. Dropping it here would tell TCP of congestion, and the connection
+     * would begin with a reduced window; a packet for another host's Ethernet address is dropped in
+     * silence when it comes in. */
+    bpf_skb_store_bytes(skb, 0, nobody, sizeof(nobody), 0);
+    return bpf_redirect(LOOPBACK_IFINDEX, BPF_F_INGRESS);
+}
+
+/* ---- discovery ---- */
+
+static __always_inline int offers_option(struct bpf_sock_ops *ops, __u64 flags) {
+    __u8 opt[VTL_OPT_LEN] = {VTL_OPT_KIND, VTL_OPT_LEN, VTL_OPT_EXID >> 8, VTL_OPT_EXID & 0xff};
+
+    return bpf_load_hdr_opt(ops, opt, sizeof(opt), flags) == sizeof(opt);
+}
+
+static __always_inline void set_writing(struct bpf_sock_ops *ops, int on) {
+    __u32 flags = ops->bpf_sock_ops_cb_flags & ~BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG;
+
+    bpf_sock_ops_cb_flags_set(ops, on ? flags | BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG : flags);
+}
+
+static __always_inline int port_is_hooked(struct bpf_sock_ops *ops) {
+    __u32 port = ops->local_port;
+    __u8 *hooked = bpf_map_lookup_elem(&vtl_ports, &port);
+
+    return hooked && *hooked;
+}
+
+/* Whether the segment about to leave carries the option. The active side: SYN, and all segments
+ * until data was acknowledged, so that a lost third ACK does not hide it. The passive side: the
+ * answer to a SYN that had it. */
+static __always_inline int writes_option(struct bpf_sock_ops *ops) {
+    __u64 cookie;
+    __u32 *own;
+
+    if (ops->skb_tcp_flags == (0x12 /* SYN | ACK */))
+        return port_is_hooked(ops) && offers_option(ops, BPF_LOAD_HDR_OPT_TCP_SYN);
+    cookie = bpf_get_socket_cookie(ops);
+    own = bpf_map_lookup_elem(&vtl_own, &cookie);
+    return own && (*own & VTL_OWN_OFFER);
+}
+
+SEC("sockops")
+int vtl_sockops(struct bpf_sock_ops *ops) {
+    __u32 *own, result;
+    __u64 cookie;
+
+    switch (ops->op) {
+    case BPF_SOCK_OPS_TCP_CONNECT_CB:
+    case BPF_SOCK_OPS_TCP_LISTEN_CB:
+        cookie = bpf_get_socket_cookie(ops);
+        own = bpf_map_lookup_elem(&vtl_own, &cookie);
+        if (own && (*own & VTL_OWN_OFFER))
+            set_writing(ops, 1);
+        break;
+    case BPF_SOCK_OPS_HDR_OPT_LEN_CB:
+        /* bytes_acked counts the SYN. */
+        if (ops->is_fullsock && ops->bytes_acked > 1) {
+            set_writing(ops, 0);
+            cookie = bpf_get_socket_cookie(ops);
+            bpf_map_delete_elem(&vtl_own, &cookie);
+        } else if (writes_option(ops)) {
+            bpf_reserve_hdr_opt(ops, VTL_OPT_LEN, 0);
+        }
+        break;
+    case BPF_SOCK_OPS_WRITE_HDR_OPT_CB:
+        if (writes_option(ops)) {
+            __u8 opt[VTL_OPT_LEN] = {VTL_OPT_KIND, VTL_OPT_LEN, VTL_OPT_EXID >> 8,
+                                     VTL_OPT_EXID & 0xff};
+            bpf_store_hdr_opt(ops, opt, sizeof(opt), 0);
+        }
+        break;
+    case BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB:
+        if (!(ops->bpf_sock_ops_cb_flags & BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG))
+            break;
+        cookie = bpf_get_socket_cookie(ops);
+        own = bpf_map_lookup_elem(&vtl_own, &cookie);
+        if (!own || !(*own & VTL_OWN_OFFER))
+            break;
+        if (offers_option(ops, 0))
+            *own |= VTL_OWN_PEER;
+        else
+            set_writing(ops, 0);
+        break;
+    case BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB:
+        /* The flag was inherited from the steering listener. */
+        if (!(ops->bpf_sock_ops_cb_flags & BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG) ||
+            !port_is_hooked(ops))
+            break;
+        set_writing(ops, 0);
+        cookie = bpf_get_socket_cookie(ops);
+        result = VTL_OWN_LISTEN | (offers_option(ops, 0) ? VTL_OWN_PEER : 0);
+        bpf_map_update_elem(&vtl_own, &cookie, &result, BPF_ANY);
+        break;
+    }
+    return 1;
+}
+
+/* ---- server steering ---- */
+
+/* 1 if the options of the TCP header at `off` hold VTL's. */
+static __always_inline int syn_has_option(struct __sk_buff *skb, __u32 off, __u32 doff) {
+    __u8 opts[40];
+    __u32 len = doff * 4 - sizeof(struct tcphdr), i = 0;
+
+    if (doff <= 5 || len < VTL_OPT_LEN || len > sizeof(opts))
+        return 0;
+    __builtin_memset(opts, 0, sizeof(opts));
+    if (bpf_skb_load_bytes_relative(skb, off + sizeof(struct tcphdr), opts, len, BPF_HDR_START_NET))
+        return 0;
+    /* Every option that is not the end takes at least one byte. */
+    for (int turn = 0; turn < 40; turn++) {
+        if (i > sizeof(opts) - VTL_OPT_LEN)
+            return 0;
+        __u8 kind = opts[i], size = opts[i + 1];
+        if (kind == 0)
+            return 0;
+        if (kind == 1) {
+            i++;
+            continue;
+        }
+        if (kind == VTL_OPT_KIND && size == VTL_OPT_LEN && opts[i + 2] == VTL_OPT_EXID >> 8 &&
+            opts[i + 3] == (VTL_OPT_EXID & 0xff))
+            return 1;
+        if (size < 2)
+            return 0;
+        i += size;
+    }
+    return 0;
+}
+
+/* tcx ingress on every interface but lo. */
+SEC("tcx/ingress")
+int vtl_steer_syn(struct __sk_buff *skb) {
+    struct bpf_sock_tuple tuple = {};
+    struct bpf_sock *sk;
+    struct tcphdr tcp;
+    __u32 off, port, slot;
+    __u8 *hooked;
+    int v4, listens;
+
+    if (!load_tcp(skb, &tcp, &off, &v4) || !tcp.syn || tcp.ack)
+        return TC_ACT_UNSPEC;
+    port = bpf_ntohs(tcp.dest);
+    hooked = bpf_map_lookup_elem(&vtl_ports, &port);
+    if (!hooked || !*hooked || !syn_has_option(skb, off, tcp.doff))
+        return TC_ACT_UNSPEC;
+
+    /* Only where the application listens, so that a closed port still answers with a RST; and
+     * only for a new connection: a SYN for an existing one is TCP's to judge. */
+    if (v4) {
+        /* saddr and daddr lie side by side in both headers and tuples. */
+        bpf_skb_load_bytes_relative(skb, 12, &tuple.ipv4.saddr, 8, BPF_HDR_START_NET);
+        tuple.ipv4.sport = tcp.source;
+        tuple.ipv4.dport = tcp.dest;
+        sk = bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS, 0);
+    } else {
+        bpf_skb_load_bytes_relative(skb, 8, &tuple.ipv6.saddr, 32, BPF_HDR_START_NET);
+        tuple.ipv6.sport = tcp.source;
+        tuple.ipv6.dport = tcp.dest;
+        sk = bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv6), BPF_F_CURRENT_NETNS, 0);
+    }
+    if (!sk)
+        return TC_ACT_UNSPEC;
+    listens = sk->state == BPF_TCP_LISTEN;
+    bpf_sk_release(sk);
+    if (!listens)
+        return TC_ACT_UNSPEC;
+
+    slot = v4 ? VTL_STEER_4 : VTL_STEER_6;
+    sk = bpf_map_lookup_elem(&vtl_steer, &slot);
+    if (!sk)
+        return TC_ACT_UNSPEC;
+    bpf_sk_assign(skb, sk, 0);
+    bpf_sk_release(sk);
+    return TC_ACT_UNSPEC;
+}

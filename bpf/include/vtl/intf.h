@@ -9,6 +9,7 @@
 #define VTL_INTF_H
 
 #include "wire.h"
+#include "hooker.h"
 
 enum {
     VTL_MAX_SESSIONS = 1024, /* index 0 is never handed out */

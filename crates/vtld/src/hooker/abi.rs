@@ -1,0 +1,53 @@
+//! `bpf/include/vtl/hooker.h` in Rust, and addresses in its form.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+pub(super) use vtl_proto::intf::{
+    VTL_OWN_OFFER, VTL_OWN_PEER, VTL_STEER_4, VTL_STEER_6, vtl_endpoint, vtl_hook_config, vtl_syn,
+};
+
+/// Types without padding or invalid values, so that they and their bytes are the same thing.
+///
+/// # Safety
+/// Every byte pattern of the type's size must be a valid value, and no byte may be padding.
+pub(super) unsafe trait Pod: Copy {}
+
+// SAFETY: integers and arrays of them, laid out without holes.
+unsafe impl Pod for vtl_endpoint {}
+// SAFETY: as above.
+unsafe impl Pod for vtl_hook_config {}
+// SAFETY: as above; the tail of `vtl_syn` is filled by `packet`, a multiple of eight bytes.
+unsafe impl Pod for vtl_syn {}
+
+pub(super) fn bytes_of<T: Pod>(value: &T) -> &[u8] {
+    // SAFETY: `value` is live for the returned lifetime and, being Pod, all its bytes are
+    // initialised.
+    unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }
+}
+
+/// The value in `bytes`, if it is as long as a `T`.
+pub(super) fn from_bytes<T: Pod>(bytes: &[u8]) -> Option<T> {
+    // SAFETY: the length was checked, the read is unaligned, every pattern is a valid Pod.
+    (bytes.len() >= size_of::<T>()).then(|| unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
+}
+
+pub(super) fn endpoint(addr: SocketAddr) -> vtl_endpoint {
+    vtl_endpoint {
+        addr: wide(addr.ip()).octets(),
+        port: addr.port().to_be(),
+        pad: 0,
+    }
+}
+
+pub(super) fn socket_addr(endpoint: &vtl_endpoint) -> SocketAddr {
+    let ip = Ipv6Addr::from(endpoint.addr).to_canonical();
+    SocketAddr::new(ip, u16::from_be(endpoint.port))
+}
+
+/// IPv4 mapped into IPv6 (RFC 4291, 2.5.5.2).
+pub(super) fn wide(ip: IpAddr) -> Ipv6Addr {
+    match ip {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+        IpAddr::V6(v6) => v6,
+    }
+}

@@ -1,0 +1,268 @@
+//! The Hooker's programs and maps in the kernel.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    os::fd::{AsFd, AsRawFd},
+    path::Path,
+    ptr::NonNull,
+    time::Duration,
+};
+
+use libbpf_rs::{
+    AsRawLibbpf, Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, ProgramMut, RingBuffer,
+    RingBufferBuilder,
+};
+
+use super::{
+    abi::{self, bytes_of, vtl_hook_config, vtl_syn},
+    error::HookerError,
+};
+
+/// Programs that see connects of the hooked cgroup.
+pub(super) const CAPTURE: [&str; 2] = ["vtl_connect4", "vtl_connect6"];
+/// Programs that show applications the addresses that they expect.
+pub(super) const ADDRESSES: [&str; 4] = [
+    "vtl_getpeername4",
+    "vtl_getpeername6",
+    "vtl_getsockname4",
+    "vtl_getsockname6",
+];
+/// Discovery.
+pub(super) const SOCKOPS: &str = "vtl_sockops";
+/// tcx egress on lo.
+pub(super) const HOLD_SYN: &str = "vtl_hold_syn";
+/// tcx ingress elsewhere.
+pub(super) const STEER_SYN: &str = "vtl_steer_syn";
+
+/// The loaded programs. Links are separate: dropping one detaches.
+#[derive(Debug)]
+pub(super) struct Programs {
+    object: Object,
+}
+
+impl Programs {
+    pub(super) fn load(config: &vtl_hook_config) -> Result<Self, HookerError> {
+        let mut object = ObjectBuilder::default()
+            .open_memory(vtl_bpf::objects::HOOKER)
+            .map_err(HookerError::Load)?;
+        let mut rodata = object
+            .maps_mut()
+            .find(|map| map.name().to_string_lossy().ends_with(".rodata"))
+            .ok_or(HookerError::Missing(".rodata"))?;
+        // The section may hold more constants behind the configuration.
+        let value = rodata
+            .initial_value_mut()
+            .ok_or(HookerError::Missing(".rodata"))?;
+        let config = bytes_of(config);
+        value
+            .get_mut(..config.len())
+            .ok_or(HookerError::Missing("config"))?
+            .copy_from_slice(config);
+        Ok(Self {
+            object: object.load().map_err(HookerError::Load)?,
+        })
+    }
+
+    fn program(&self, name: &'static str) -> Result<ProgramMut<'_>, HookerError> {
+        let mut programs = self.object.progs_mut();
+        programs
+            .find(|program| program.name() == name)
+            .ok_or(HookerError::Missing(name))
+    }
+
+    pub(super) fn attach_cgroup(
+        &self,
+        name: &'static str,
+        path: &Path,
+        cgroup: &impl AsFd,
+    ) -> Result<Link, HookerError> {
+        let program = self.program(name)?;
+        program
+            .attach_cgroup(cgroup.as_fd().as_raw_fd())
+            .map_err(|source| HookerError::Attach {
+                program: name,
+                to: path.display().to_string(),
+                source,
+            })
+    }
+
+    pub(super) fn attach_tcx(
+        &self,
+        name: &'static str,
+        ifindex: u32,
+        ifname: &str,
+    ) -> Result<Link, HookerError> {
+        let program = self.program(name)?;
+        // SAFETY: the program is alive; null options are the defaults. The result is a new link
+        // that nobody else owns, or null with errno set.
+        let link = unsafe {
+            let link = libbpf_sys::bpf_program__attach_tcx(
+                program.as_libbpf_object().as_ptr(),
+                ifindex as i32,
+                std::ptr::null(),
+            );
+            NonNull::new(link).map(|link| Link::from_ptr(link))
+        };
+        link.ok_or_else(|| HookerError::Attach {
+            program: name,
+            to: ifname.to_owned(),
+            source: io::Error::last_os_error().into(),
+        })
+    }
+
+    fn map(&self, name: &'static str) -> Result<MapHandle, HookerError> {
+        let map = self.object.maps().find(|map| map.name() == name);
+        let map = map.ok_or(HookerError::Missing(name))?;
+        MapHandle::try_from(&map).map_err(|source| HookerError::Map { map: name, source })
+    }
+
+    /// Calls `each` for every held SYN when the ring is consumed.
+    pub(super) fn syns(
+        &self,
+        mut each: impl FnMut(&vtl_syn) + Send + 'static,
+    ) -> Result<RingBuffer<'static>, HookerError> {
+        let failed = |source| HookerError::Map {
+            map: "vtl_syns",
+            source,
+        };
+        let map = self.map("vtl_syns")?;
+        let mut builder = RingBufferBuilder::new();
+        let callback = move |bytes: &[u8]| {
+            if let Some(syn) = abi::from_bytes(bytes) {
+                each(&syn);
+            }
+            0
+        };
+        builder.add(&map, callback).map_err(failed)?;
+        builder.build().map_err(failed)
+    }
+
+    pub(super) fn maps(&self) -> Result<Maps, HookerError> {
+        Ok(Maps {
+            locals: self.map("vtl_locals")?,
+            plain: self.map("vtl_plain")?,
+            clients: self.map("vtl_clients")?,
+            own: self.map("vtl_own")?,
+            ports: self.map("vtl_ports")?,
+            steer: self.map("vtl_steer")?,
+        })
+    }
+}
+
+/// The maps that vtld writes. Failures to write are reported by the caller or cost no more than
+/// the service of one entry; none may stop a connection.
+#[derive(Debug)]
+pub(super) struct Maps {
+    locals: MapHandle,
+    plain: MapHandle,
+    clients: MapHandle,
+    own: MapHandle,
+    ports: MapHandle,
+    steer: MapHandle,
+}
+
+fn put(map: &MapHandle, name: &'static str, key: &[u8], value: &[u8]) -> Result<(), HookerError> {
+    let result = map.update(key, value, MapFlags::ANY);
+    result.map_err(|source| HookerError::Map { map: name, source })
+}
+
+impl Maps {
+    /// What getsockname shows on the socket with this cookie.
+    pub(super) fn show_local(&self, cookie: u64, ip: IpAddr) -> Result<(), HookerError> {
+        put(
+            &self.locals,
+            "vtl_locals",
+            &cookie.to_ne_bytes(),
+            &abi::wide(ip).octets(),
+        )
+    }
+
+    /// Connects to `dest` are left native for the given time.
+    pub(super) fn leave_plain(&self, dest: SocketAddr, ttl: Duration) -> Result<(), HookerError> {
+        let until = monotonic().saturating_add(ttl).as_nanos() as u64;
+        put(
+            &self.plain,
+            "vtl_plain",
+            bytes_of(&abi::endpoint(dest)),
+            &until.to_ne_bytes(),
+        )
+    }
+
+    /// Connects to `dest` are captured again.
+    pub(super) fn forget_plain(&self, dest: SocketAddr) {
+        // Absent is as good as removed.
+        let _ = self.plain.delete(bytes_of(&abi::endpoint(dest)));
+    }
+
+    /// Whoever is connected to vtld's `end` sees `client` as its peer.
+    pub(super) fn show_client(
+        &self,
+        end: SocketAddr,
+        client: SocketAddr,
+    ) -> Result<(), HookerError> {
+        let (end, client) = (abi::endpoint(end), abi::endpoint(client));
+        put(
+            &self.clients,
+            "vtl_clients",
+            bytes_of(&end),
+            bytes_of(&client),
+        )
+    }
+
+    pub(super) fn hide_client(&self, end: SocketAddr) {
+        let _ = self.clients.delete(bytes_of(&abi::endpoint(end)));
+    }
+
+    /// Enters a socket of vtld's: it is never captured, and does what `flags` say.
+    pub(super) fn own(&self, cookie: u64, flags: u32) -> Result<(), HookerError> {
+        put(
+            &self.own,
+            "vtl_own",
+            &cookie.to_ne_bytes(),
+            &flags.to_ne_bytes(),
+        )
+    }
+
+    /// What is known of a socket.
+    pub(super) fn owned(&self, cookie: u64) -> u32 {
+        let flags = self
+            .own
+            .lookup(&cookie.to_ne_bytes(), MapFlags::ANY)
+            .ok()
+            .flatten();
+        flags
+            .and_then(|flags| flags.try_into().ok())
+            .map_or(0, u32::from_ne_bytes)
+    }
+
+    pub(super) fn disown(&self, cookie: u64) {
+        // Absent is as good as removed.
+        let _ = self.own.delete(&cookie.to_ne_bytes());
+    }
+
+    pub(super) fn hook_port(&self, port: u16, on: bool) -> Result<(), HookerError> {
+        put(
+            &self.ports,
+            "vtl_ports",
+            &u32::from(port).to_ne_bytes(),
+            &[on.into()],
+        )
+    }
+
+    pub(super) fn steer_to(&self, slot: u32, listener: &impl AsFd) -> Result<(), HookerError> {
+        let fd = listener.as_fd().as_raw_fd() as u64;
+        put(
+            &self.steer,
+            "vtl_steer",
+            &slot.to_ne_bytes(),
+            &fd.to_ne_bytes(),
+        )
+    }
+}
+
+/// The clock of `bpf_ktime_get_ns`.
+fn monotonic() -> Duration {
+    nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC)
+        .map_or(Duration::ZERO, Duration::from)
+}

@@ -1,0 +1,243 @@
+//! Control groups: where they are, which this daemon made, and what was left by dead ones.
+
+use std::{
+    fs, io,
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    path::{Path, PathBuf},
+};
+
+use nix::fcntl::{Flock, FlockArg};
+
+use super::error::HookerError;
+
+/// Every directory that a daemon makes begins with this, its process id follows.
+const PREFIX: &str = "vtl-";
+
+fn at(path: &Path) -> impl FnOnce(io::Error) -> HookerError {
+    let path = path.to_owned();
+    move |source| HookerError::Cgroup { path, source }
+}
+
+/// The cgroup v2 hierarchy as this process sees it.
+pub(super) struct Hierarchy {
+    root: PathBuf,
+    own: PathBuf,
+    /// Keeps a private mount alive.
+    _mount: Option<OwnedFd>,
+}
+
+impl Hierarchy {
+    /// Looks for a mounted hierarchy; in a mount namespace without one (`ip netns exec` makes
+    /// such) mounts one that nobody else sees.
+    pub(super) fn find() -> Result<Self, HookerError> {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").map_err(HookerError::NoCgroup2)?;
+        let visible = |path: &PathBuf| path.join("cgroup.procs").exists();
+        let (root, mount) = match mounts.lines().filter_map(mount_point).find(visible) {
+            Some(root) => (root, None),
+            None => {
+                let mount = private_mount().map_err(HookerError::NoCgroup2)?;
+                let root = format!("/proc/self/fd/{}", mount.as_raw_fd());
+                (PathBuf::from(root), Some(mount))
+            }
+        };
+        let groups = fs::read_to_string("/proc/self/cgroup").map_err(HookerError::NoCgroup2)?;
+        let own = groups
+            .lines()
+            .find_map(|line| line.strip_prefix("0::/"))
+            .unwrap_or("");
+        let own = root.join(own);
+        // In a container the path may be one of the host's.
+        let own = if own.join("cgroup.procs").exists() {
+            own
+        } else {
+            root.clone()
+        };
+        Ok(Self {
+            root,
+            own,
+            _mount: mount,
+        })
+    }
+
+    /// The topmost group visible here.
+    pub(super) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The group that this process is in.
+    pub(super) fn own(&self) -> &Path {
+        &self.own
+    }
+
+    /// Removes the groups of daemons that died, after moving their living members up.
+    pub(super) fn sweep(&self) {
+        let Ok(entries) = fs::read_dir(&self.root) else {
+            return;
+        };
+        for entry in entries.flatten() {
+            let stale = entry.file_name().to_string_lossy().starts_with(PREFIX);
+            if stale && let Some(lock) = lock(&entry.path()) {
+                remove(&entry.path(), &self.root);
+                drop(lock);
+            }
+        }
+    }
+}
+
+/// The mount point in a line of mountinfo, if that is a cgroup v2 hierarchy.
+fn mount_point(line: &str) -> Option<PathBuf> {
+    let (mount, kind) = line.split_once(" - ")?;
+    if kind.split(' ').next() != Some("cgroup2") {
+        return None;
+    }
+    let path = mount.split(' ').nth(4)?;
+    Some(path.replace("\\040", " ").into())
+}
+
+fn private_mount() -> io::Result<OwnedFd> {
+    const FSCONFIG_CMD_CREATE: u32 = 6;
+    let descriptor = |result: libc::c_long| {
+        if result < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a new descriptor that nobody else owns.
+        Ok(unsafe { OwnedFd::from_raw_fd(result as i32) })
+    };
+    // SAFETY: the name is a C string; fsopen copies it.
+    let context = descriptor(unsafe { libc::syscall(libc::SYS_fsopen, c"cgroup2".as_ptr(), 1) })?;
+    let null = std::ptr::null::<u8>();
+    // SAFETY: this command takes no key and no value.
+    let made = unsafe {
+        let context = context.as_raw_fd();
+        libc::syscall(
+            libc::SYS_fsconfig,
+            context,
+            FSCONFIG_CMD_CREATE,
+            null,
+            null,
+            0,
+        )
+    };
+    if made < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: no pointers; 1 is FSMOUNT_CLOEXEC.
+    descriptor(unsafe { libc::syscall(libc::SYS_fsmount, context.as_raw_fd(), 1, 0) })
+}
+
+/// Holds the directory for as long as its daemon lives; the kernel lets go of it at any death.
+fn lock(path: &Path) -> Option<Flock<fs::File>> {
+    Flock::lock(fs::File::open(path).ok()?, FlockArg::LockExclusiveNonblock).ok()
+}
+
+/// Moves all members of the group and of those below it to `parent`, and removes them.
+fn remove(path: &Path, parent: &Path) {
+    for entry in fs::read_dir(path).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove(&entry.path(), parent);
+        }
+    }
+    // A member may fork while the others are moved.
+    for _ in 0..100 {
+        for pid in members(path) {
+            let _ = move_to(pid, parent);
+        }
+        match fs::remove_dir(path) {
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => continue,
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(path = %path.display(), %error, "cannot remove a cgroup");
+            }
+            _ => (),
+        }
+        return;
+    }
+}
+
+/// The processes in a group, not counting those in groups below it.
+pub(super) fn members(path: &Path) -> Vec<u32> {
+    let procs = fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
+    procs.lines().filter_map(|line| line.parse().ok()).collect()
+}
+
+fn move_to(pid: u32, path: &Path) -> io::Result<()> {
+    fs::write(path.join("cgroup.procs"), pid.to_string())
+}
+
+/// The groups that this daemon makes for the programs that it runs.
+pub(super) struct Runs {
+    root: PathBuf,
+    base: PathBuf,
+    _lock: Flock<fs::File>,
+    made: u32,
+}
+
+impl Runs {
+    pub(super) fn new(hierarchy: &Hierarchy) -> Result<Self, HookerError> {
+        let root = hierarchy.root().to_owned();
+        // A second daemon in the same process, or one with the same number in another PID
+        // namespace, has the first names.
+        for attempt in 0..1000 {
+            let pid = std::process::id();
+            let base = root.join(format!("{PREFIX}{pid}-{attempt}"));
+            match fs::create_dir(&base) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
+                result => result.map_err(at(&base))?,
+            }
+            // Another daemon's sweep may have been faster.
+            if let Some(lock) = lock(&base)
+                && base.exists()
+            {
+                return Ok(Self {
+                    root,
+                    base,
+                    _lock: lock,
+                    made: 0,
+                });
+            }
+        }
+        Err(at(&root)(io::ErrorKind::AlreadyExists.into()))
+    }
+
+    /// A new, empty group.
+    pub(super) fn make(&mut self) -> Result<PathBuf, HookerError> {
+        self.made += 1;
+        let path = self.base.join(format!("run-{}", self.made));
+        fs::create_dir(&path).map_err(at(&path))?;
+        Ok(path)
+    }
+
+    /// Moves a process with all its threads.
+    pub(super) fn enter(pid: u32, path: &Path) -> Result<(), HookerError> {
+        move_to(pid, path).map_err(at(&path.join("cgroup.procs")))
+    }
+
+    /// Removes a group made here; those who are still in it leave it.
+    pub(super) fn remove(&self, path: &Path) {
+        remove(path, &self.root);
+    }
+
+    /// Removes all of them.
+    pub(super) fn close(&self) {
+        remove(&self.base, &self.root);
+    }
+}
+
+impl Drop for Runs {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mount_point__takes_cgroup2_only() {
+        let v2 = "35 24 0:30 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw";
+        let v1 = "36 24 0:31 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu";
+        assert_eq!(mount_point(v2), Some("/sys/fs/cgroup/unified".into()));
+        assert_eq!(mount_point(v1), None);
+        assert_eq!(mount_point(""), None);
+    }
+}

@@ -1,0 +1,134 @@
+//! Connections to the real destinations, and whether VTL runs there.
+//!
+//! The SYN carries the TCP option (`VTL_OPT_KIND`); an answer that carries it too comes from a
+//! VTL daemon. A network that drops such SYNs costs one [`Config::offer_timeout`] per destination.
+//!
+//! [`Config::offer_timeout`]: super::Config::offer_timeout
+
+use std::{
+    io,
+    net::{SocketAddr, TcpStream},
+    os::fd::OwnedFd,
+    time::Instant,
+};
+
+use super::{Shared, abi, held::HeldConnect, sock};
+
+/// A TCP connection to a real destination in the making.
+pub(super) struct Attempt {
+    pub(super) held: HeldConnect,
+    pub(super) socket: OwnedFd,
+    cookie: u64,
+    /// The SYN carries the option.
+    offers: bool,
+    /// When to try without it.
+    pub(super) deadline: Option<Instant>,
+}
+
+/// What became of a successful attempt.
+pub(super) struct Connected {
+    pub(super) held: HeldConnect,
+    pub(super) stream: TcpStream,
+    pub(super) peer_speaks_vtl: bool,
+}
+
+/// Finds out which local address leads to the destination, for getsockname. True if the
+/// destination is this host, where no other daemon can be.
+pub(super) fn find_source(held: &mut HeldConnect) -> io::Result<bool> {
+    let port = held.src().port();
+    let ip = match held.bound() {
+        Some(bound) => bound.ip(),
+        None => sock::route_source(held.dest(), held.mark())?,
+    };
+    held.set_src(SocketAddr::new(ip, port));
+    Ok(ip == held.dest().ip())
+}
+
+/// Begins to connect; gives the held connect back if that fails at once.
+pub(super) fn start(
+    shared: &Shared,
+    held: HeldConnect,
+    offers: bool,
+) -> Result<Attempt, (HeldConnect, io::Error)> {
+    match open(shared, &held, offers) {
+        Ok((socket, cookie)) => {
+            let deadline = offers.then(|| Instant::now() + shared.config.offer_timeout);
+            Ok(Attempt {
+                held,
+                socket,
+                cookie,
+                offers,
+                deadline,
+            })
+        }
+        Err(error) => Err((held, error)),
+    }
+}
+
+fn open(shared: &Shared, held: &HeldConnect, offers: bool) -> io::Result<(OwnedFd, u64)> {
+    // The application's own port, so that the peer sees what the application's getsockname says;
+    // if somebody else has it, or a former connection to the same destination lingers, another.
+    match open_from(shared, held, offers, true) {
+        Err(error)
+            if matches!(
+                error.raw_os_error(),
+                Some(libc::EADDRINUSE | libc::EADDRNOTAVAIL)
+            ) =>
+        {
+            open_from(shared, held, offers, false)
+        }
+        result => result,
+    }
+}
+
+fn open_from(
+    shared: &Shared,
+    held: &HeldConnect,
+    offers: bool,
+    same_port: bool,
+) -> io::Result<(OwnedFd, u64)> {
+    let socket = sock::tcp(held.dest().ip())?;
+    sock::tune(&socket)?;
+    if held.mark() != 0 {
+        sock::mark(&socket, held.mark())?;
+    }
+    if same_port {
+        sock::bind(&socket, held.src(), true)?;
+    } else if held.bound().is_some() {
+        sock::bind(&socket, SocketAddr::new(held.src().ip(), 0), false)?;
+    }
+    let cookie = sock::cookie(&socket)?;
+    let flags = if offers { abi::VTL_OWN_OFFER } else { 0 };
+    shared.maps.own(cookie, flags).map_err(io::Error::other)?;
+    if let Err(error) = sock::connect(&socket, held.dest()) {
+        shared.maps.disown(cookie);
+        return Err(error);
+    }
+    Ok((socket, cookie))
+}
+
+impl Attempt {
+    /// The socket became writable or failed.
+    pub(super) fn finish(self, shared: &Shared) -> Result<Connected, (HeldConnect, io::Error)> {
+        let peer_speaks_vtl =
+            self.offers && shared.maps.owned(self.cookie) & abi::VTL_OWN_PEER != 0;
+        if !peer_speaks_vtl {
+            // Otherwise the entry is still needed: the option goes on until data is acknowledged.
+            shared.maps.disown(self.cookie);
+        }
+        if let Err(error) = sock::take_error(&self.socket) {
+            return Err((self.held, error));
+        }
+        Ok(Connected {
+            held: self.held,
+            stream: self.socket.into(),
+            peer_speaks_vtl,
+        })
+    }
+
+    /// Gives up, to try in another way.
+    pub(super) fn cancel(self, shared: &Shared) -> HeldConnect {
+        shared.maps.disown(self.cookie);
+        self.held
+    }
+}

@@ -1,0 +1,316 @@
+//! The Hooker's thread: held SYNs, connects to real destinations, accepted connections.
+
+use std::{
+    collections::HashMap,
+    io,
+    net::TcpListener,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{
+        Arc,
+        mpsc::{Receiver, channel},
+    },
+    time::{Duration, Instant},
+};
+
+use libbpf_rs::RingBuffer;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+
+use super::{
+    ClientFlow, ServerFlow, Shared,
+    abi::vtl_syn,
+    bpf::Programs,
+    discovery::{self, Attempt, Connected},
+    error::{ConnectError, HookerError},
+    held::HeldConnect,
+    sock, steering,
+};
+
+/// Housekeeping: expiry, reaping.
+const TICK: Duration = Duration::from_secs(1);
+
+const WAKE: u64 = 0;
+const SYNS: u64 = 1;
+const LINKS: u64 = 2;
+const CAPTURE: u64 = 3;
+const STEER: u64 = 5;
+const ATTEMPTS: u64 = 16;
+
+/// Requests from other threads.
+pub(super) enum Command {
+    Discover(HeldConnect),
+    Stop,
+}
+
+/// The listeners; a family that the host does not have is absent.
+pub(super) struct Listeners {
+    pub(super) capture: Vec<TcpListener>,
+    pub(super) steer: Vec<TcpListener>,
+}
+
+/// The ring buffer of held SYNs.
+pub(super) struct Syns {
+    ring: RingBuffer<'static>,
+    read: Receiver<vtl_syn>,
+}
+
+impl Syns {
+    pub(super) fn new(programs: &Programs) -> Result<Self, HookerError> {
+        let (sender, read) = channel();
+        let ring = programs.syns(move |syn| {
+            // The receiver lives as long as the ring.
+            let _ = sender.send(*syn);
+        })?;
+        Ok(Self { ring, read })
+    }
+}
+
+pub(super) struct Engine {
+    shared: Arc<Shared>,
+    epoll: Epoll,
+    listeners: Listeners,
+    syns: Syns,
+    links: OwnedFd,
+    commands: Receiver<Command>,
+    attempts: HashMap<u64, Attempt>,
+    last: u64,
+}
+
+impl Engine {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        syns: Syns,
+        listeners: Listeners,
+        commands: Receiver<Command>,
+    ) -> Result<Self, HookerError> {
+        let links = steering::watch_interfaces()?;
+        let failed = |source: nix::Error| HookerError::Socket {
+            what: "set up epoll",
+            source: source.into(),
+        };
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed)?;
+        let add = |fd: BorrowedFd<'_>, token| {
+            epoll
+                .add(fd, EpollEvent::new(EpollFlags::EPOLLIN, token))
+                .map_err(failed)
+        };
+        add(shared.wake.as_fd(), WAKE)?;
+        add(links.as_fd(), LINKS)?;
+        // SAFETY: the ring owns this descriptor and lives as long as the epoll instance.
+        let ring = unsafe { BorrowedFd::borrow_raw(syns.ring.epoll_fd()) };
+        add(ring, SYNS)?;
+        for (token, listener) in (CAPTURE..).zip(&listeners.capture) {
+            add(listener.as_fd(), token)?;
+        }
+        for (token, listener) in (STEER..).zip(&listeners.steer) {
+            add(listener.as_fd(), token)?;
+        }
+        Ok(Self {
+            shared,
+            epoll,
+            listeners,
+            syns,
+            links,
+            commands,
+            attempts: HashMap::new(),
+            last: ATTEMPTS,
+        })
+    }
+
+    pub(super) fn run(mut self) {
+        let mut events = [EpollEvent::empty(); 64];
+        let mut tick = Instant::now() + TICK;
+        loop {
+            let left = tick.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
+            let timeout = EpollTimeout::try_from(left).unwrap_or(EpollTimeout::ZERO);
+            let count = match self.epoll.wait(&mut events, timeout) {
+                Ok(count) => count,
+                Err(nix::Error::EINTR) => continue,
+                Err(error) => {
+                    tracing::error!(%error, "the Hooker cannot wait for its sockets");
+                    return;
+                }
+            };
+            for event in &events[..count] {
+                match event.data() {
+                    WAKE => {
+                        if !self.commands() {
+                            return;
+                        }
+                    }
+                    SYNS => self.held_syns(),
+                    LINKS => {
+                        steering::drain(self.links.as_fd());
+                        self.shared.hooks().interfaces_changed();
+                    }
+                    token @ CAPTURE..STEER => self.captured((token - CAPTURE) as usize),
+                    token @ STEER..ATTEMPTS => self.steered((token - STEER) as usize),
+                    token => self.attempted(token),
+                }
+            }
+            let now = Instant::now();
+            if now >= tick {
+                tick = now + TICK;
+                self.housekeeping(now);
+            }
+        }
+    }
+
+    fn commands(&mut self) -> bool {
+        let _ = self.shared.wake.read();
+        while let Ok(command) = self.commands.try_recv() {
+            match command {
+                Command::Stop => return false,
+                Command::Discover(held) => self.discover(held),
+            }
+        }
+        true
+    }
+
+    fn housekeeping(&mut self, now: Instant) {
+        self.shared.flows.expire(now);
+        for end in self.shared.clients().expire(now) {
+            self.shared.maps.hide_client(end);
+        }
+        self.shared.hooks().reap();
+        let due = |attempt: &Attempt| attempt.deadline.is_some_and(|deadline| deadline <= now);
+        let due: Vec<u64> = self
+            .attempts
+            .iter()
+            .filter(|(_, each)| due(each))
+            .map(|(&token, _)| token)
+            .collect();
+        for token in due {
+            if let Some(attempt) = self.attempts.remove(&token) {
+                let held = attempt.cancel(&self.shared);
+                tracing::debug!(dest = %held.dest(), "no answer to a SYN with the option");
+                self.connect(held, false);
+            }
+        }
+    }
+
+    fn held_syns(&mut self) {
+        if let Err(error) = self.syns.ring.consume() {
+            tracing::warn!(%error, "cannot read held SYNs");
+        }
+        while let Ok(syn) = self.syns.read.try_recv() {
+            if let Some(held) = self.shared.flows.hold(&self.shared, &syn) {
+                self.opened(held);
+            }
+        }
+    }
+
+    /// An application connects.
+    fn opened(&mut self, mut held: HeldConnect) {
+        match discovery::find_source(&mut held) {
+            Err(error) => held.refuse(ConnectError::from(&error)),
+            // A connection of this host to itself gains nothing.
+            Ok(true) => self.connect(held, false),
+            Ok(false) => {
+                if let Err(held) = self.shared.broker.try_session(held) {
+                    self.discover(held);
+                }
+            }
+        }
+    }
+
+    fn discover(&mut self, held: HeldConnect) {
+        self.connect(held, true);
+    }
+
+    fn connect(&mut self, held: HeldConnect, offers: bool) {
+        let attempt = match discovery::start(&self.shared, held, offers) {
+            Ok(attempt) => attempt,
+            Err((held, error)) => return held.refuse(ConnectError::from(&error)),
+        };
+        self.last += 1;
+        let event = EpollEvent::new(EpollFlags::EPOLLOUT, self.last);
+        match self.epoll.add(&attempt.socket, event) {
+            Ok(()) => drop(self.attempts.insert(self.last, attempt)),
+            Err(errno) => {
+                let error = io::Error::from(errno);
+                attempt
+                    .cancel(&self.shared)
+                    .refuse(ConnectError::from(&error));
+            }
+        }
+    }
+
+    /// A connect to a real destination has an outcome.
+    fn attempted(&mut self, token: u64) {
+        let Some(attempt) = self.attempts.remove(&token) else {
+            return;
+        };
+        // The socket goes on to somebody else's epoll.
+        let _ = self.epoll.delete(&attempt.socket);
+        match attempt.finish(&self.shared) {
+            Err((held, error)) => held.refuse(ConnectError::from(&error)),
+            Ok(Connected {
+                held,
+                stream,
+                peer_speaks_vtl: true,
+            }) => {
+                let (dest, src) = (held.dest(), held.src());
+                self.shared.broker.client(ClientFlow {
+                    app: held,
+                    dest,
+                    src,
+                    peer: stream,
+                });
+            }
+            Ok(Connected {
+                held,
+                stream,
+                peer_speaks_vtl: false,
+            }) => {
+                let ttl = self.shared.config.plain_ttl;
+                if let Err(error) = self.shared.maps.leave_plain(held.dest(), ttl) {
+                    tracing::debug!(%error, "a destination without VTL was not remembered");
+                }
+                let proxy = self.shared.proxy.clone();
+                held.accept(move |app| {
+                    if let Ok(app) = app {
+                        proxy.join(app, stream, None);
+                    }
+                });
+            }
+        }
+    }
+
+    fn captured(&mut self, index: usize) {
+        while let Ok((stream, app)) = self.listeners.capture[index].accept() {
+            let tuned = sock::tune(&stream).and_then(|()| stream.set_nonblocking(true));
+            if tuned.is_ok() {
+                self.shared.flows.accepted(app, stream);
+            }
+        }
+    }
+
+    fn steered(&mut self, index: usize) {
+        while let Ok((stream, client)) = self.listeners.steer[index].accept() {
+            let taken = sock::tune(&stream)
+                .and_then(|()| stream.set_nonblocking(true))
+                .and_then(|()| stream.local_addr())
+                .and_then(|dest| Ok((dest, steering::client_speaks_vtl(&self.shared, &stream)?)));
+            match taken {
+                Err(error) => tracing::debug!(%error, %client, "a steered connection is gone"),
+                Ok((dest, true)) => {
+                    self.shared.broker.server(ServerFlow {
+                        peer: stream,
+                        dest,
+                        client,
+                    });
+                }
+                // Something on the way took the option out of our answer: the client goes on as
+                // with a peer without VTL.
+                Ok((dest, false)) => {
+                    match steering::connect_local_app(&self.shared, dest, client) {
+                        Ok((app, guard)) => {
+                            self.shared.proxy.join(app, stream, Some(Box::new(guard)));
+                        }
+                        Err(error) => tracing::debug!(%error, %dest, "no local application"),
+                    }
+                }
+            }
+        }
+    }
+}

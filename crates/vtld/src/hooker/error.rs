@@ -1,0 +1,85 @@
+//! What can go wrong in the Hooker, each with its cure.
+
+use std::{io, path::PathBuf};
+
+/// Why the Hooker cannot start or cannot do what was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum HookerError {
+    /// The programs do not load.
+    #[error(
+        "the Hooker's eBPF programs do not load: {0:#} (they need root and Linux 6.6 or newer)"
+    )]
+    Load(#[source] libbpf_rs::Error),
+    /// A program cannot be attached.
+    #[error("cannot attach {program} to {to}: {source:#}")]
+    Attach {
+        /// The program's name.
+        program: &'static str,
+        /// Interface or cgroup.
+        to: String,
+        /// The kernel's answer.
+        source: libbpf_rs::Error,
+    },
+    /// A map operation failed.
+    #[error("eBPF map {map}: {source:#}")]
+    Map {
+        /// The map's name.
+        map: &'static str,
+        /// The kernel's answer.
+        source: libbpf_rs::Error,
+    },
+    /// The object lacks a program or map: it does not belong to this build.
+    #[error("the eBPF object has no {0}: build it anew")]
+    Missing(&'static str),
+    /// No cgroup v2 hierarchy.
+    #[error("there is no cgroup v2 hierarchy and none can be mounted: {0}")]
+    NoCgroup2(#[source] io::Error),
+    /// A cgroup operation failed.
+    #[error("cgroup {path}: {source}")]
+    Cgroup {
+        /// The file or directory.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// A socket operation failed.
+    #[error("{what}: {source}")]
+    Socket {
+        /// What was tried.
+        what: &'static str,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// No hook has that number.
+    #[error("there is no hook {0}: `vtl hook list` shows those there are")]
+    NoSuchHook(u32),
+    /// The same thing is hooked already.
+    #[error("{0} is hooked already")]
+    AlreadyHooked(String),
+}
+
+/// Why a held connect fails, as the application shall see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConnectError {
+    /// `ECONNREFUSED`.
+    Refused,
+    /// `EHOSTUNREACH`.
+    HostUnreachable,
+    /// `ENETUNREACH`.
+    NetUnreachable,
+    /// Nothing answers: the application's own timer decides, as with TCP.
+    TimedOut,
+}
+
+impl From<&io::Error> for ConnectError {
+    fn from(error: &io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(libc::ENETUNREACH | libc::ENETDOWN) => Self::NetUnreachable,
+            Some(libc::EHOSTUNREACH | libc::EHOSTDOWN | libc::EACCES | libc::EPERM) => {
+                Self::HostUnreachable
+            }
+            Some(libc::ETIMEDOUT) => Self::TimedOut,
+            _ => Self::Refused,
+        }
+    }
+}

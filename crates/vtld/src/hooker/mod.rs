@@ -1,0 +1,349 @@
+//! The Hooker moves unmodified TCP applications.
+//!
+//! * *Client side*: connects of hooked processes go to vtld, and their SYNs wait until it is known
+//!   how the real destination answers ([`HeldConnect`]). A peer that runs VTL is found by a TCP
+//!   option and given to the [`Broker`]; to any other the Hooker carries the bytes over plain TCP,
+//!   and later connects to it are left alone.
+//! * *Server side*: connections to hooked ports whose SYN has the option are steered to vtld and
+//!   given to the [`Broker`], which reaches the application by [`Hooker::connect_local_app`].
+//!
+//! Nothing is pinned: when vtld dies, however it dies, the kernel detaches every program, new
+//! connections are plain TCP, and those under way end with an error.
+
+mod abi;
+mod bpf;
+mod cgroup;
+mod discovery;
+mod engine;
+mod error;
+mod held;
+mod hooks;
+mod packet;
+mod proxy;
+mod sock;
+mod steering;
+
+use std::{
+    io,
+    net::{SocketAddr, TcpListener, TcpStream},
+    os::fd::{AsFd, OwnedFd},
+    path::Path,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        mpsc::{Sender, channel},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use libbpf_rs::Link;
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+pub use error::{ConnectError, HookerError};
+pub use held::HeldConnect;
+pub use hooks::{Hook, Hooked};
+pub use steering::ClientAddressGuard;
+
+use abi::vtl_hook_config;
+use bpf::{ADDRESSES, HOLD_SYN, Maps, Programs, SOCKOPS};
+use cgroup::Hierarchy;
+use engine::{Command, Engine, Listeners};
+use held::Flows;
+use hooks::Hooks;
+use proxy::ProxyHandle;
+use steering::Clients;
+
+/// The loopback's interface index in every network namespace.
+const LOOPBACK: u32 = 1;
+
+/// Knobs, fixed once the Hooker runs.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// How long a destination without VTL is left alone before it is asked again. Long values
+    /// save a proxied connection per destination, short ones notice sooner that VTL came.
+    pub plain_ttl: Duration,
+    /// How long a SYN with the option may stay unanswered before one without it is sent. Counted
+    /// in whole seconds.
+    pub offer_timeout: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            plain_ttl: Duration::from_secs(600),
+            offer_timeout: Duration::from_secs(3),
+        }
+    }
+}
+
+/// A captured connection whose destination runs VTL.
+#[derive(Debug)]
+pub struct ClientFlow {
+    /// The application's side: waits for [`HeldConnect::accept`].
+    pub app: HeldConnect,
+    /// Where the application wants to go.
+    pub dest: SocketAddr,
+    /// The application's address as the server shall see it.
+    pub src: SocketAddr,
+    /// The TCP connection to the destination, non-blocking; the other end is the peer's vtld.
+    pub peer: TcpStream,
+}
+
+/// A connection that was steered to vtld at the server.
+#[derive(Debug)]
+pub struct ServerFlow {
+    /// The TCP connection, non-blocking; the other end is the client's vtld.
+    pub peer: TcpStream,
+    /// The application's address that the client connected to.
+    pub dest: SocketAddr,
+    /// The client's address on that connection.
+    pub client: SocketAddr,
+}
+
+/// What becomes of connections whose both ends run VTL. All methods run on the Hooker's thread and
+/// must not block.
+pub trait Broker: Send + Sync + 'static {
+    /// An application connects. With a live session to `held.dest()`'s host, take it and answer
+    /// it later; else give it back, and the Hooker asks the destination itself.
+    fn try_session(&self, held: HeldConnect) -> Result<(), HeldConnect> {
+        Err(held)
+    }
+
+    /// A captured connection's destination turned out to run VTL.
+    fn client(&self, flow: ClientFlow);
+
+    /// A peer with VTL connected to a hooked port.
+    fn server(&self, flow: ServerFlow);
+}
+
+/// What the Hooker's threads and handles share.
+struct Shared {
+    config: Config,
+    broker: Arc<dyn Broker>,
+    maps: Maps,
+    flows: Flows,
+    proxy: ProxyHandle,
+    commands: Sender<Command>,
+    wake: Arc<EventFd>,
+    clients: Mutex<Clients>,
+    hooks: Mutex<Hooks>,
+}
+
+impl Shared {
+    // Neither lock is held across code that may panic half-way through a change.
+    fn clients(&self) -> MutexGuard<'_, Clients> {
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn hooks(&self) -> MutexGuard<'_, Hooks> {
+        self.hooks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What a [`Broker`] needs of the Hooker. Cheap to clone; usable from any thread.
+#[derive(Clone)]
+pub struct Handle {
+    shared: Arc<Shared>,
+}
+
+impl Handle {
+    /// Begins to connect to the application that listens at `dest`, which will see `client` as its
+    /// peer. The stream does not block and may still be connecting: it becomes writable once
+    /// connected. Keep the guard as long as the stream.
+    pub fn connect_local_app(
+        &self,
+        dest: SocketAddr,
+        client: SocketAddr,
+    ) -> io::Result<(TcpStream, ClientAddressGuard)> {
+        steering::connect_local_app(&self.shared, dest, client)
+    }
+
+    /// Carries bytes between two non-blocking streams, with TCP's semantics at both ends, until
+    /// both have ended. `guard` is dropped then.
+    pub fn carry(&self, a: TcpStream, b: TcpStream, guard: Option<ClientAddressGuard>) {
+        let guard = guard.map(|guard| Box::new(guard) as Box<_>);
+        self.shared.proxy.join(a, b, guard);
+    }
+
+    /// Leaves connects to `dest` alone for [`Config::plain_ttl`].
+    pub fn leave_plain(&self, dest: SocketAddr) -> Result<(), HookerError> {
+        self.shared
+            .maps
+            .leave_plain(dest, self.shared.config.plain_ttl)
+    }
+
+    /// Captures connects to `dest` again.
+    pub fn forget_plain(&self, dest: SocketAddr) {
+        self.shared.maps.forget_plain(dest);
+    }
+
+    /// Exempts a socket of vtld's own from capture. Call it before connect().
+    pub fn exempt(&self, socket: &impl AsFd) -> Result<(), HookerError> {
+        let cookie = sock::cookie(socket).map_err(|source| HookerError::Socket {
+            what: "read a socket's cookie",
+            source,
+        })?;
+        self.shared.maps.own(cookie, 0)
+    }
+}
+
+/// The running Hooker of one network namespace: that of the thread which started it.
+pub struct Hooker {
+    handle: Handle,
+    /// Programs that serve all hooks.
+    links: Vec<Link>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Hooker {
+    /// Loads the programs and starts the threads. Nothing is captured or steered until something
+    /// is hooked.
+    pub fn start(config: Config, broker: Arc<dyn Broker>) -> Result<Self, HookerError> {
+        let failed = |what| move |source| HookerError::Socket { what, source };
+        let mark = random_mark().map_err(failed("get random bytes"))?;
+        let raw4 = sock::raw(true, mark).map_err(failed("open a raw socket (needs root)"))?;
+        // A host without IPv6 has nothing to capture there.
+        let raw6 = sock::raw(false, mark).ok();
+        let mut hook = vtl_hook_config {
+            netns_cookie: sock::netns_cookie(&raw4).map_err(failed("identify the namespace"))?,
+            mark,
+            ..Default::default()
+        };
+        let (capture4, port4) = sock::loopback(true).map_err(failed("bind to 127.0.0.1"))?;
+        let steer4 = sock::loopback(true).map_err(failed("bind to 127.0.0.1"))?.0;
+        let six = raw6
+            .as_ref()
+            .and_then(|_| Some((sock::loopback(false).ok()?, sock::loopback(false).ok()?.0)));
+        hook.capture_port4 = port4;
+        hook.capture_port6 = six.as_ref().map_or(0, |((_, port6), _)| *port6);
+
+        let programs = Programs::load(&hook)?;
+        let maps = programs.maps()?;
+        let hierarchy = Hierarchy::find()?;
+        let mut links = attach(&programs, &hierarchy)?;
+        links.push(programs.attach_tcx(HOLD_SYN, LOOPBACK, "lo")?);
+
+        // Listening comes after the attachment: the sock_ops program must see it.
+        let listen = failed("listen on the loopback");
+        let mut listeners = Listeners {
+            capture: vec![sock::listen(capture4).map_err(listen)?],
+            steer: Vec::new(),
+        };
+        let mut steer = |socket: OwnedFd, slot| -> Result<(), HookerError> {
+            let cookie = sock::cookie(&socket).map_err(failed("read a socket's cookie"))?;
+            maps.own(cookie, abi::VTL_OWN_OFFER)?;
+            let listener: TcpListener =
+                sock::listen(socket).map_err(failed("listen on the loopback"))?;
+            maps.steer_to(slot, &listener)?;
+            listeners.steer.push(listener);
+            Ok(())
+        };
+        steer(steer4, abi::VTL_STEER_4)?;
+        if let Some(((capture6, _), steer6)) = six {
+            steer(steer6, abi::VTL_STEER_6)?;
+            listeners
+                .capture
+                .push(sock::listen(capture6).map_err(failed("listen on [::1]"))?);
+        }
+
+        let (commands, inbox) = channel();
+        let wake = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC);
+        let wake = wake.map_err(|errno| failed("make an eventfd")(errno.into()))?;
+        let ring = engine::Syns::new(&programs)?;
+        let hooks = Hooks::new(programs, hierarchy)?;
+        let (proxy, proxy_thread) = proxy::spawn().map_err(failed("start the proxy"))?;
+        let shared = Arc::new(Shared {
+            config,
+            broker,
+            maps,
+            flows: Flows::new(raw4, raw6),
+            proxy,
+            commands,
+            wake: Arc::new(wake),
+            clients: Mutex::default(),
+            hooks: Mutex::new(hooks),
+        });
+        let engine = Engine::new(Arc::clone(&shared), ring, listeners, inbox)?;
+        let engine_thread = std::thread::Builder::new()
+            .name("vtl-hooker".into())
+            .spawn(move || engine.run())
+            .map_err(failed("start the Hooker's thread"))?;
+        Ok(Self {
+            handle: Handle { shared },
+            links,
+            threads: vec![engine_thread, proxy_thread],
+        })
+    }
+
+    /// For brokers.
+    pub fn handle(&self) -> Handle {
+        self.handle.clone()
+    }
+
+    /// Captures the TCP connections that the process opens from now on, and those of its future
+    /// children. Sockets that it has already are left alone.
+    pub fn hook_pid(&self, pid: u32) -> Result<u32, HookerError> {
+        self.handle.shared.hooks().hook_pid(pid)
+    }
+
+    /// Captures the connections of all processes in a control group and in those below it: by its
+    /// path in the hierarchy (`/user.slice`), or in the file system.
+    pub fn hook_cgroup(&self, path: &Path) -> Result<u32, HookerError> {
+        self.handle.shared.hooks().hook_cgroup(path)
+    }
+
+    /// Takes over connections to a local port from peers that run VTL.
+    pub fn hook_port(&self, port: u16) -> Result<u32, HookerError> {
+        let shared = &self.handle.shared;
+        shared.hooks().hook_port(shared, port)
+    }
+
+    /// Ends a hook. Connections under way go on.
+    pub fn unhook(&self, id: u32) -> Result<(), HookerError> {
+        let shared = &self.handle.shared;
+        shared.hooks().unhook(shared, id)
+    }
+
+    /// All hooks.
+    pub fn list(&self) -> Vec<Hook> {
+        self.handle.shared.hooks().list()
+    }
+}
+
+impl Drop for Hooker {
+    fn drop(&mut self) {
+        let shared = &self.handle.shared;
+        // First no new connects come, then the threads end; what they still carry is reset.
+        shared.hooks().close();
+        self.links.clear();
+        // A thread that has ended already needs no command.
+        let _ = shared.commands.send(Command::Stop);
+        let _ = shared.wake.write(1);
+        shared.proxy.stop();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Attaches what every hook needs: discovery to the group of vtld, the addresses to all processes,
+/// since any may be the server that vtld connects to.
+fn attach(programs: &Programs, hierarchy: &Hierarchy) -> Result<Vec<Link>, HookerError> {
+    let open = |path: &Path| {
+        let path = path.to_owned();
+        std::fs::File::open(&path).map_err(|source| HookerError::Cgroup { path, source })
+    };
+    let (root, own) = (open(hierarchy.root())?, open(hierarchy.own())?);
+    let mut links = vec![programs.attach_cgroup(SOCKOPS, hierarchy.own(), &own)?];
+    for name in ADDRESSES {
+        links.push(programs.attach_cgroup(name, hierarchy.root(), &root)?);
+    }
+    Ok(links)
+}
+
+/// A mark that no other program uses by accident.
+fn random_mark() -> io::Result<u32> {
+    let mut bytes = [0; 4];
+    std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bytes)?;
+    Ok(u32::from_ne_bytes(bytes) | 1)
+}

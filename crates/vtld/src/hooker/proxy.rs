@@ -1,0 +1,351 @@
+//! Plain TCP proxying between pairs of sockets, all on one thread.
+//!
+//! The two connections of a pair behave as one: an end of stream is passed on once every byte
+//! before it was written, a reset at one side resets the other, and a side that does not read
+//! stops the other from sending. Sockets may still be connecting when they are handed over.
+
+use std::{
+    any::Any,
+    io::{self, ErrorKind, Read, Write},
+    net::{Shutdown, TcpStream},
+    sync::{
+        Arc,
+        mpsc::{self, Receiver, Sender},
+    },
+    thread::JoinHandle,
+};
+
+use nix::sys::{
+    epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout},
+    eventfd::{EfdFlags, EventFd},
+};
+
+use super::sock;
+
+/// One read. A direction that is blocked keeps at most this much.
+const CHUNK: usize = 64 * 1024;
+/// Chunks that one direction may move before others get their turn.
+const TURN: usize = 16;
+const WAKE: u64 = u64::MAX;
+
+/// What lives as long as a pair.
+pub(super) type Guard = Option<Box<dyn Any + Send>>;
+
+enum Command {
+    Join(TcpStream, TcpStream, Guard),
+    Stop,
+}
+
+/// Hands pairs to the proxy's thread.
+#[derive(Clone)]
+pub(super) struct ProxyHandle {
+    commands: Sender<Command>,
+    wake: Arc<EventFd>,
+}
+
+impl ProxyHandle {
+    /// Carries bytes between the two from now on.
+    pub(super) fn join(&self, a: TcpStream, b: TcpStream, guard: Guard) {
+        // Without a thread the sockets are dropped, which resets both.
+        let _ = self.commands.send(Command::Join(a, b, guard));
+        let _ = self.wake.write(1);
+    }
+
+    /// Ends the thread; what it carries is reset.
+    pub(super) fn stop(&self) {
+        let _ = self.commands.send(Command::Stop);
+        let _ = self.wake.write(1);
+    }
+}
+
+/// Starts the proxy's thread.
+pub(super) fn spawn() -> io::Result<(ProxyHandle, JoinHandle<()>)> {
+    let (commands, inbox) = mpsc::channel();
+    let wake = Arc::new(EventFd::from_flags(
+        EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC,
+    )?);
+    let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+    epoll.add(&*wake, EpollEvent::new(EpollFlags::EPOLLIN, WAKE))?;
+    let handle = ProxyHandle {
+        commands,
+        wake: Arc::clone(&wake),
+    };
+    let mut proxy = Proxy {
+        epoll,
+        wake,
+        inbox,
+        pairs: Vec::new(),
+        free: Vec::new(),
+        rounds: 0,
+    };
+    let thread = std::thread::Builder::new()
+        .name("vtl-proxy".into())
+        .spawn(move || proxy.run())?;
+    Ok((handle, thread))
+}
+
+struct Side {
+    stream: TcpStream,
+    /// Edge-triggered: true until the kernel says EAGAIN. Not writable before it is connected.
+    readable: bool,
+    writable: bool,
+    /// An end or an error is waiting behind the data: read until it shows.
+    ending: bool,
+    /// Nothing more will be read from this side.
+    ended: bool,
+    /// Nothing more will be written to this side.
+    shut: bool,
+    /// Read from the other side, not yet written to this one: `pending[done..]`.
+    pending: Vec<u8>,
+    done: usize,
+}
+
+impl Side {
+    fn new(stream: TcpStream) -> Self {
+        Self {
+            stream,
+            readable: true,
+            writable: false,
+            ending: false,
+            ended: false,
+            shut: false,
+            pending: Vec::new(),
+            done: 0,
+        }
+    }
+
+    /// Notes what epoll saw. An error is the end of the pair.
+    fn note(&mut self, flags: EpollFlags) -> io::Result<()> {
+        if flags.contains(EpollFlags::EPOLLERR) {
+            sock::take_error(&self.stream)?;
+        }
+        let ends = EpollFlags::EPOLLRDHUP | EpollFlags::EPOLLHUP | EpollFlags::EPOLLERR;
+        self.ending |= flags.intersects(ends);
+        self.readable |= flags.intersects(EpollFlags::EPOLLIN | ends);
+        self.writable |= flags.contains(EpollFlags::EPOLLOUT);
+        Ok(())
+    }
+
+    /// Writes what it can; true if all of `pending` is out.
+    fn flush(&mut self) -> io::Result<bool> {
+        while self.done < self.pending.len() {
+            if !self.writable {
+                return Ok(false);
+            }
+            match self.stream.write(&self.pending[self.done..]) {
+                Ok(n) => self.done += n,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.writable = false,
+                Err(error) if error.kind() == ErrorKind::Interrupted => (),
+                Err(error) => return Err(error),
+            }
+        }
+        self.pending = Vec::new();
+        self.done = 0;
+        Ok(true)
+    }
+
+    /// Writes `data`, keeping what does not fit.
+    fn write(&mut self, data: &[u8]) -> io::Result<()> {
+        debug_assert!(self.pending.is_empty());
+        let mut done = 0;
+        while self.writable && done < data.len() {
+            match self.stream.write(&data[done..]) {
+                Ok(n) => done += n,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.writable = false,
+                Err(error) if error.kind() == ErrorKind::Interrupted => (),
+                Err(error) => return Err(error),
+            }
+        }
+        self.pending = data[done..].to_vec();
+        Ok(())
+    }
+}
+
+struct Pair {
+    sides: [Side; 2],
+    generation: u32,
+    /// Lives as long as the pair.
+    _guard: Guard,
+}
+
+enum Outcome {
+    Waits,
+    MoreToDo,
+    Finished,
+}
+
+impl Pair {
+    /// Moves bytes from side `from` to the other. True if it stopped for fairness alone.
+    fn carry(&mut self, from: usize, scratch: &mut [u8]) -> io::Result<bool> {
+        let [a, b] = &mut self.sides;
+        let (source, sink) = if from == 0 { (a, b) } else { (b, a) };
+        for _ in 0..TURN {
+            if !sink.flush()? {
+                return Ok(false);
+            }
+            if source.ended {
+                if !sink.shut && sink.writable {
+                    sink.shut = true;
+                    // From here a close is orderly: all of this direction was written.
+                    sock::abort_on_close(&sink.stream, false)?;
+                    sink.stream.shutdown(Shutdown::Write)?;
+                }
+                return Ok(false);
+            }
+            if !source.readable {
+                return Ok(false);
+            }
+            match source.stream.read(scratch) {
+                Ok(0) => source.ended = true,
+                Ok(n) => {
+                    // A short read emptied the queue, and more data means a new edge; but no new
+                    // edge announces an end that was announced before.
+                    source.readable = n == scratch.len() || source.ending;
+                    sink.write(&scratch[..n])?;
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => source.readable = false,
+                Err(error) if error.kind() == ErrorKind::Interrupted => (),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    fn turn(&mut self, scratch: &mut [u8]) -> io::Result<Outcome> {
+        let more = self.carry(0, scratch)? | self.carry(1, scratch)?;
+        Ok(match self.sides.iter().all(|side| side.shut) {
+            true => Outcome::Finished,
+            false if more => Outcome::MoreToDo,
+            false => Outcome::Waits,
+        })
+    }
+}
+
+struct Proxy {
+    epoll: Epoll,
+    wake: Arc<EventFd>,
+    inbox: Receiver<Command>,
+    pairs: Vec<Option<Pair>>,
+    free: Vec<usize>,
+    /// Distinguishes pairs that used the same place one after the other.
+    rounds: u32,
+}
+
+impl Proxy {
+    fn run(&mut self) {
+        let mut events = [EpollEvent::empty(); 256];
+        let mut scratch = vec![0; CHUNK];
+        // Pairs that stopped for fairness.
+        let mut ready: Vec<(usize, u32)> = Vec::new();
+        loop {
+            let timeout = if ready.is_empty() {
+                EpollTimeout::NONE
+            } else {
+                EpollTimeout::ZERO
+            };
+            let count = match self.epoll.wait(&mut events, timeout) {
+                Ok(count) => count,
+                Err(nix::Error::EINTR) => continue,
+                Err(error) => {
+                    tracing::error!(%error, "the proxy cannot wait for its sockets");
+                    return;
+                }
+            };
+            let mut touched = std::mem::take(&mut ready);
+            for event in &events[..count] {
+                if event.data() == WAKE {
+                    if !self.commands(&mut touched) {
+                        return;
+                    }
+                } else if let Some(place) = self.note(event) {
+                    touched.push(place);
+                }
+            }
+            for (index, generation) in touched {
+                let Some(pair) = self.pair(index, generation) else {
+                    continue;
+                };
+                match pair.turn(&mut scratch) {
+                    Ok(Outcome::Waits) => (),
+                    Ok(Outcome::MoreToDo) => ready.push((index, generation)),
+                    Ok(Outcome::Finished) => self.close(index),
+                    Err(_) => self.reset(index),
+                }
+            }
+        }
+    }
+
+    fn pair(&mut self, index: usize, generation: u32) -> Option<&mut Pair> {
+        let pair = self.pairs.get_mut(index)?.as_mut()?;
+        (pair.generation == generation).then_some(pair)
+    }
+
+    /// The pair that the event is about, unless it is gone or the event ended it.
+    fn note(&mut self, event: &EpollEvent) -> Option<(usize, u32)> {
+        let generation = (event.data() >> 32) as u32;
+        let index = (event.data() as u32 >> 1) as usize;
+        let side = (event.data() & 1) as usize;
+        let pair = self.pair(index, generation)?;
+        if pair.sides[side].note(event.events()).is_err() {
+            self.reset(index);
+            return None;
+        }
+        Some((index, generation))
+    }
+
+    fn commands(&mut self, touched: &mut Vec<(usize, u32)>) -> bool {
+        let _ = self.wake.read();
+        while let Ok(command) = self.inbox.try_recv() {
+            match command {
+                Command::Stop => return false,
+                Command::Join(a, b, guard) => match self.join(a, b, guard) {
+                    Ok(place) => touched.push(place),
+                    Err(error) => tracing::warn!(%error, "a connection cannot be proxied"),
+                },
+            }
+        }
+        true
+    }
+
+    fn join(&mut self, a: TcpStream, b: TcpStream, guard: Guard) -> io::Result<(usize, u32)> {
+        self.rounds = self.rounds.wrapping_add(1) & 0x7fff_ffff;
+        let generation = self.rounds;
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.pairs.push(None);
+            self.pairs.len() - 1
+        });
+        let flags = EpollFlags::EPOLLIN
+            | EpollFlags::EPOLLOUT
+            | EpollFlags::EPOLLRDHUP
+            | EpollFlags::EPOLLET;
+        let token = u64::from(generation) << 32 | (index as u64) << 1;
+        let added = self
+            .epoll
+            .add(&a, EpollEvent::new(flags, token))
+            .and_then(|()| self.epoll.add(&b, EpollEvent::new(flags, token | 1)));
+        if let Err(errno) = added {
+            self.free.push(index);
+            return Err(errno.into());
+        }
+        let sides = [Side::new(a), Side::new(b)];
+        self.pairs[index] = Some(Pair {
+            sides,
+            generation,
+            _guard: guard,
+        });
+        Ok((index, generation))
+    }
+
+    fn close(&mut self, index: usize) {
+        self.pairs[index] = None;
+        self.free.push(index);
+    }
+
+    fn reset(&mut self, index: usize) {
+        for side in self.pairs[index].iter().flat_map(|pair| &pair.sides) {
+            // A socket without an option for it has no connection left to reset.
+            let _ = sock::abort_on_close(&side.stream, true);
+        }
+        self.close(index);
+    }
+}

@@ -1,0 +1,164 @@
+//! The socket calls that the Hooker needs and the standard library lacks.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+};
+
+use nix::sys::socket::{
+    self, AddressFamily, Backlog, SockFlag, SockProtocol, SockType, SockaddrStorage, setsockopt,
+    sockopt,
+};
+
+fn family(addr: IpAddr) -> AddressFamily {
+    if addr.is_ipv4() {
+        AddressFamily::Inet
+    } else {
+        AddressFamily::Inet6
+    }
+}
+
+fn get<T: Default>(fd: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<T> {
+    let mut value = T::default();
+    let mut len = size_of::<T>() as libc::socklen_t;
+    // SAFETY: `value` is writable for `len` bytes; the callers pass integers only.
+    let result = unsafe {
+        let value = std::ptr::from_mut(&mut value).cast();
+        libc::getsockopt(fd.as_raw_fd(), level, name, value, &raw mut len)
+    };
+    if result == 0 {
+        Ok(value)
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// The kernel's name for a socket, unique until reboot.
+pub(super) fn cookie(fd: &impl AsFd) -> io::Result<u64> {
+    get(fd.as_fd(), libc::SOL_SOCKET, libc::SO_COOKIE)
+}
+
+/// The kernel's name for the socket's network namespace.
+pub(super) fn netns_cookie(fd: &impl AsFd) -> io::Result<u64> {
+    const SO_NETNS_COOKIE: i32 = 71;
+    get(fd.as_fd(), libc::SOL_SOCKET, SO_NETNS_COOKIE)
+}
+
+/// Takes the pending error off the socket.
+pub(super) fn take_error(fd: &impl AsFd) -> io::Result<()> {
+    match get::<i32>(fd.as_fd(), libc::SOL_SOCKET, libc::SO_ERROR)? {
+        0 => Ok(()),
+        errno => Err(io::Error::from_raw_os_error(errno)),
+    }
+}
+
+/// A TCP socket that does not block.
+pub(super) fn tcp(ip: IpAddr) -> io::Result<OwnedFd> {
+    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+    Ok(socket::socket(
+        family(ip),
+        SockType::Stream,
+        flags,
+        SockProtocol::Tcp,
+    )?)
+}
+
+/// What every stream that carries an application's bytes gets: small writes leave at once, urgent
+/// data stays in the stream, and a close without an orderly end is a reset. The last also covers
+/// the death of vtld: the other end never takes truncated data for the whole.
+pub(super) fn tune(fd: &impl AsFd) -> io::Result<()> {
+    setsockopt(fd, sockopt::TcpNoDelay, &true)?;
+    setsockopt(fd, sockopt::OobInline, &true)?;
+    abort_on_close(fd, true)
+}
+
+/// Whether closing the socket resets the connection.
+pub(super) fn abort_on_close(fd: &impl AsFd, abort: bool) -> io::Result<()> {
+    let linger = libc::linger {
+        l_onoff: abort.into(),
+        l_linger: 0,
+    };
+    Ok(setsockopt(fd, sockopt::Linger, &linger)?)
+}
+
+/// SO_MARK.
+pub(super) fn mark(fd: &impl AsFd, mark: u32) -> io::Result<()> {
+    Ok(setsockopt(fd, sockopt::Mark, &mark)?)
+}
+
+/// Binds. `shared`: next to others that share, such as connections that linger in TIME_WAIT.
+pub(super) fn bind(fd: &OwnedFd, addr: SocketAddr, shared: bool) -> io::Result<()> {
+    setsockopt(fd, sockopt::ReuseAddr, &shared)?;
+    Ok(socket::bind(fd.as_raw_fd(), &SockaddrStorage::from(addr))?)
+}
+
+/// Begins to connect.
+pub(super) fn connect(fd: &OwnedFd, addr: SocketAddr) -> io::Result<()> {
+    match socket::connect(fd.as_raw_fd(), &SockaddrStorage::from(addr)) {
+        Ok(()) | Err(nix::Error::EINPROGRESS) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Turns the socket into a listener with the longest queue that the kernel allows.
+pub(super) fn listen(fd: OwnedFd) -> io::Result<TcpListener> {
+    socket::listen(&fd, Backlog::MAXCONN)?;
+    Ok(fd.into())
+}
+
+/// A bound loopback socket of one family, not yet listening, and its port.
+pub(super) fn loopback(v4: bool) -> io::Result<(OwnedFd, u16)> {
+    let ip: IpAddr = if v4 {
+        Ipv4Addr::LOCALHOST.into()
+    } else {
+        Ipv6Addr::LOCALHOST.into()
+    };
+    let fd = tcp(ip)?;
+    bind(&fd, SocketAddr::new(ip, 0), true)?;
+    let port = local(&fd)?.port();
+    Ok((fd, port))
+}
+
+/// getsockname.
+pub(super) fn local(fd: &OwnedFd) -> io::Result<SocketAddr> {
+    TcpStream::from(fd.try_clone()?).local_addr()
+}
+
+/// A socket that sends whole IP packets, marked.
+pub(super) fn raw(v4: bool, mark_value: u32) -> io::Result<OwnedFd> {
+    let domain = if v4 { libc::AF_INET } else { libc::AF_INET6 };
+    let flags = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: no pointers; nix has no name for IPPROTO_RAW over IPv6.
+    let fd = unsafe { libc::socket(domain, flags, libc::IPPROTO_RAW) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a new descriptor that nobody else owns.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    mark(&fd, mark_value)?;
+    Ok(fd)
+}
+
+/// Sends one packet through a raw socket.
+pub(super) fn send_to(fd: &OwnedFd, packet: &[u8], to: IpAddr) -> io::Result<()> {
+    // IPv6 raw sockets insist on port 0.
+    let to = SockaddrStorage::from(SocketAddr::new(to, 0));
+    socket::sendto(fd.as_raw_fd(), packet, &to, socket::MsgFlags::empty())?;
+    Ok(())
+}
+
+/// The local address from which the kernel would reach `dest`. Sends nothing.
+pub(super) fn route_source(dest: SocketAddr, mark_value: u32) -> io::Result<IpAddr> {
+    let any: IpAddr = if dest.is_ipv4() {
+        Ipv4Addr::UNSPECIFIED.into()
+    } else {
+        Ipv6Addr::UNSPECIFIED.into()
+    };
+    let probe = UdpSocket::bind((any, 0))?;
+    if mark_value != 0 {
+        mark(&probe, mark_value)?;
+    }
+    probe.connect(dest)?;
+    Ok(probe.local_addr()?.ip())
+}
