@@ -29,7 +29,7 @@ test: setup lint ## Check formatting and lints, then run all tests (as root: als
 
 lint: setup ## rustfmt, clang-format, clippy, rustdoc, and cargo-deny if it is installed
 	$(CARGO) fmt --all --check
-	$(if $(C_FILES),clang-format-19 --dry-run --Werror $(C_FILES))
+	@$(if $(C_FILES),clang-format-19 --dry-run --Werror $(C_FILES))
 	$(CARGO) clippy --release --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --release --workspace --no-deps --locked --quiet
 	@if command -v cargo-deny >/dev/null; then $(CARGO) deny --log-level error check licenses bans sources; \
@@ -37,7 +37,7 @@ lint: setup ## rustfmt, clang-format, clippy, rustdoc, and cargo-deny if it is i
 
 fmt: ## Format Rust and C
 	$(CARGO) fmt --all
-	$(if $(C_FILES),clang-format-19 -i $(C_FILES))
+	@$(if $(C_FILES),clang-format-19 -i $(C_FILES))
 
 install: build ## Copy the binaries, service, completions and man pages below PREFIX (/usr/local)
 	install -Dm755 -t $(DESTDIR)$(PREFIX)/bin $(BINS:%=$(TARGET)/release/%)
