@@ -3,12 +3,21 @@
 mod common;
 
 use std::{
-    io::{Read, Write},
-    net::{Shutdown, SocketAddr, TcpListener},
+    fs,
+    io::{BufRead, BufReader, Read, Write},
+    net::{SocketAddr, TcpListener},
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
     process::Stdio,
-    sync::mpsc,
+    sync::{
+        atomic::{AtomicU32, Ordering},
+        mpsc,
+    },
+    thread::JoinHandle,
     time::{Duration, Instant},
 };
+
+use libbpf_rs::query::LinkTypeInfo;
 
 use common::{CLIENT, CLIENT_IPS, Daemon, Net, SERVER, SERVER_IPS, cannot_run};
 
@@ -128,7 +137,7 @@ fn listen(
     ip: &str,
     port: u16,
     body: impl FnOnce(std::net::TcpStream) + Send + 'static,
-) -> std::thread::JoinHandle<()> {
+) -> JoinHandle<()> {
     let at = SocketAddr::new(ip.parse().unwrap(), port);
     let (ready, is_ready) = mpsc::channel();
     let thread = net.thread(SERVER, move || {
@@ -201,11 +210,21 @@ except ConnectionResetError:
         let mut all = Vec::new();
         stream.read_to_end(&mut all).unwrap();
         stream.write_all(&(all.len() as u64).to_be_bytes()).unwrap();
-        stream.shutdown(Shutdown::Write).unwrap();
     });
-    let pressure = "
+    let mut writer = daemon.run_python(net, &program(PRESSURE, ip, port + 4));
+    let mut line = String::new();
+    let mut stdout = BufReader::new(writer.stdout.take().unwrap());
+    stdout.read_line(&mut line).unwrap();
+    assert!(line.starts_with("stopped"), "{line}");
+    release.send(()).unwrap();
+    slow.join().unwrap();
+    assert!(writer.wait().unwrap().success());
+}
+
+/// Writes until it blocks; later the reader has read as much.
+const PRESSURE: &str = "
 s = connect(HOST, PORT)
-s.settimeout(1)
+s.settimeout(0.3)
 sent = 0
 try:
     while sent < 1 << 30:
@@ -213,20 +232,11 @@ try:
 except TimeoutError:
     pass
 assert sent < 64 << 20, sent
-print(sent, flush=True)
+print('stopped at', sent, flush=True)
 s.settimeout(10)
-sys.stdin.readline()
 s.shutdown(socket.SHUT_WR)
 assert int.from_bytes(read_all(s), 'big') == sent
 ";
-    let script = program(pressure, ip, port + 4);
-    std::thread::spawn(move || {
-        std::thread::sleep(Duration::from_millis(2500));
-        let _ = release.send(());
-    });
-    daemon.python(net, &script);
-    slow.join().unwrap();
-}
 
 #[test]
 fn plain_peer__sees_and_shows_plain_tcp() {
@@ -248,12 +258,313 @@ fn vtl_peer__sees_and_shows_plain_tcp() {
         server.order(&format!("port {port}"));
     }
     behaves_like_tcp(&mut daemon, &net, 0, 8000);
-    let steered = server.answer();
-    assert!(
-        steered.starts_with("server 10.77.0.1:") && steered.ends_with(" 10.77.0.2:8000"),
-        "{steered}"
-    );
+    assert_steered(&server.answer(), 0, 8000);
+    server.forget_answers();
     behaves_like_tcp(&mut daemon, &net, 1, 8000);
+    assert_steered(&server.answer(), 1, 8000);
     daemon.stop();
     server.stop();
+}
+
+/// The server's daemon said that it got a connection, with these addresses.
+fn assert_steered(answer: &str, family: usize, port: u16) {
+    let words: Vec<&str> = answer.split(' ').collect();
+    let ["server", client, server] = words[..] else {
+        panic!("{answer}")
+    };
+    let [client, server] = [client, server].map(|word| word.parse::<SocketAddr>().unwrap());
+    assert_eq!(client.ip().to_string(), CLIENT_IPS[family]);
+    assert_eq!(
+        (server.ip().to_string().as_str(), server.port()),
+        (SERVER_IPS[family], port)
+    );
+}
+
+/// A directory with 8 MB of noise, and a web server for it.
+struct Web {
+    _directory: Scratch,
+    server: std::process::Child,
+    noise: Vec<u8>,
+}
+
+struct Scratch(PathBuf);
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+impl Web {
+    fn new(net: &Net, port: u16) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("vtl-hooker-{}-{number}", std::process::id());
+        let directory = Scratch(std::env::temp_dir().join(name));
+        fs::create_dir(&directory.0).unwrap();
+        let mut noise = vec![0; 8 << 20];
+        fs::File::open("/dev/urandom")
+            .unwrap()
+            .read_exact(&mut noise)
+            .unwrap();
+        fs::write(directory.0.join("noise"), &noise).unwrap();
+        let mut server = net
+            .command(SERVER, "python3")
+            .args(["-u", "-m", "http.server", "--bind", "::"])
+            .arg(port.to_string())
+            .current_dir(&directory.0)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(server.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        assert!(line.starts_with("Serving"), "{line}");
+        Self {
+            _directory: directory,
+            server,
+            noise,
+        }
+    }
+
+    /// What the server logged: a line per request, beginning with the client's address.
+    fn log(mut self) -> String {
+        self.server.kill().unwrap();
+        let mut log = String::new();
+        self.server
+            .stderr
+            .take()
+            .unwrap()
+            .read_to_string(&mut log)
+            .unwrap();
+        log
+    }
+}
+
+impl Drop for Web {
+    fn drop(&mut self) {
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+    }
+}
+
+#[test]
+fn curl__gets_the_same_bytes() {
+    require_root!();
+    let net = Net::new();
+    let mut client = Daemon::start(&net, CLIENT);
+    let mut server = Daemon::start(&net, SERVER);
+    let (plain, vtl) = (Web::new(&net, 8080), Web::new(&net, 8081));
+    server.order("port 8081");
+    for (port, noise) in [(8080, &plain.noise), (8081, &vtl.noise)] {
+        for host in ["10.77.0.2", "[fd77::2]"] {
+            let url = format!("http://{host}:{port}/noise");
+            let output = client.output(&net, &["curl", "-sS", "--noproxy", "*", &url]);
+            assert!(output.stdout == *noise, "{url}: wrong bytes");
+        }
+    }
+    for log in [plain.log(), vtl.log()] {
+        let clients: Vec<&str> = log
+            .lines()
+            .filter_map(|line| line.split(' ').next())
+            .collect();
+        assert_eq!(clients, ["::ffff:10.77.0.1", "fd77::1"], "{log}");
+    }
+    client.stop();
+    server.stop();
+}
+
+#[test]
+fn discovery__leaves_plain_destinations_alone() {
+    require_root!();
+    let net = Net::new();
+    let mut daemon = Daemon::start(&net, CLIENT);
+    let peers = echo_server(&net, SERVER_IPS[0], 8000);
+    // A connection that goes through vtld has its first end on the loopback.
+    let probe = "
+s = connect(HOST, PORT)
+s.recv(100)
+inode = str(os.fstat(s.fileno()).st_ino)
+rows = [row.split() for row in open('/proc/self/net/tcp')]
+local = next(row[1] for row in rows if row[9] == inode)
+print('captured' if local.startswith('0100007F') else 'native')
+";
+    let probe = program(probe, SERVER_IPS[0], 8000);
+    assert_eq!(daemon.python(&net, &probe), "captured");
+    assert_eq!(daemon.python(&net, &probe), "native");
+    daemon.order("forget 10.77.0.2:8000");
+    assert_eq!(daemon.python(&net, &probe), "captured");
+    assert_eq!(peers.try_iter().count(), 3);
+    // Outside the hook nothing changes, nor for other namespaces.
+    daemon.order("forget 10.77.0.2:8000");
+    let script = format!("{}\n{probe}", common::PRELUDE);
+    let output = net
+        .command(CLIENT, "python3")
+        .args(["-c", &script])
+        .output()
+        .unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "native");
+    daemon.stop();
+}
+
+#[test]
+fn discovery__survives_networks_that_drop_the_option() {
+    require_root!();
+    let net = Net::new();
+    let drop = [
+        "-A",
+        "INPUT",
+        "-p",
+        "tcp",
+        "--tcp-option",
+        "253",
+        "-j",
+        "DROP",
+    ];
+    if !net
+        .command(SERVER, "iptables")
+        .args(drop)
+        .output()
+        .is_ok_and(|o| o.status.success())
+    {
+        println!("skipped: needs iptables");
+        return;
+    }
+    let mut daemon = Daemon::start(&net, CLIENT);
+    let _peers = echo_server(&net, SERVER_IPS[0], 8000);
+    let timed = "
+begin = time.monotonic()
+s = connect(HOST, PORT)
+assert s.recv(8) == b'10.77.0.'
+print(time.monotonic() - begin)
+";
+    let timed = program(timed, SERVER_IPS[0], 8000);
+    let first: f64 = daemon.python(&net, &timed).parse().unwrap();
+    assert!((2.9..4.5).contains(&first), "{first}");
+    let second: f64 = daemon.python(&net, &timed).parse().unwrap();
+    assert!(second < 0.5, "{second}");
+    daemon.stop();
+}
+
+#[test]
+fn sigkill__ends_connections_with_an_error() {
+    require_root!();
+    let net = Net::new();
+    let mut client = Daemon::start(&net, CLIENT);
+    let mut server = Daemon::start(&net, SERVER);
+    server.order("port 8001");
+    // One connection to a server without VTL, one through both daemons.
+    let (plain, vtl) = (pour(&net, 8000), pour(&net, 8001));
+    let mut readers = [8000, 8001].map(|port| {
+        let body = "
+s = connect(HOST, PORT)
+s.recv(1000)
+print('reads', flush=True)
+try:
+    while s.recv(65536):
+        pass
+    print('EOF')
+except ConnectionResetError:
+    print('reset')
+s = connect(HOST, PORT + 2)
+print(s.recv(4), s.getpeername()[0])
+";
+        let mut child = client.run_python(&net, &program(body, SERVER_IPS[0], port));
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        stdout.read_line(&mut line).unwrap();
+        assert_eq!(line, "reads\n");
+        (child, stdout)
+    });
+    let later = [8002, 8003].map(|port| {
+        listen(&net, SERVER_IPS[0], port, |mut s| {
+            s.write_all(b"late").unwrap();
+        })
+    });
+    let groups = Daemon::groups(client.pid());
+    let runs = [1, 2].map(|number| groups[0].join(format!("run-{number}")));
+    let attached = |path: &Path| {
+        let id = fs::metadata(path).unwrap().ino();
+        libbpf_rs::query::LinkInfoIter::default()
+            .filter(|link| matches!(&link.info, LinkTypeInfo::Cgroup(at) if at.cgroup_id == id))
+            .count()
+    };
+    assert_eq!(attached(&runs[0]), 2);
+    client.kill();
+    assert_eq!(attached(&runs[0]), 0);
+    for (child, stdout) in &mut readers {
+        let mut text = String::new();
+        stdout.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "reset\nb'late' 10.77.0.2\n");
+        assert!(child.wait().unwrap().success());
+    }
+    for thread in later {
+        thread.join().unwrap();
+    }
+    // The servers got an error, too: at the far end, the second daemon passed it on.
+    assert!(plain.join().unwrap().is_err());
+    assert!(vtl.join().unwrap().is_err());
+    // The next daemon removes what the dead one could not.
+    let next = Daemon::start(&net, CLIENT);
+    assert!(!groups[0].exists());
+    next.stop();
+    server.stop();
+}
+
+/// A server that writes until it cannot.
+fn pour(net: &Net, port: u16) -> JoinHandle<std::io::Result<()>> {
+    let (result, outcome) = mpsc::channel();
+    listen(net, SERVER_IPS[0], port, move |mut stream| {
+        let end = loop {
+            if let Err(error) = stream.write_all(&[7; 65536]) {
+                break Err(error);
+            }
+        };
+        let _ = result.send(end);
+    });
+    std::thread::spawn(move || outcome.recv().unwrap())
+}
+
+#[test]
+fn hooks__come_and_go() {
+    require_root!();
+    let net = Net::new();
+    let mut daemon = Daemon::start(&net, CLIENT);
+    let pid = daemon.pid();
+    let mut child = daemon.run(&net, &["sleep", "100"]);
+    let group = Daemon::groups(pid)[0].join("run-1");
+    assert!(group.exists());
+    assert!(daemon.order("list").contains("processes: 1"));
+    // Leaving the hook is no harm to the program.
+    daemon.order("unhook 1");
+    assert!(!group.exists());
+    assert!(child.try_wait().unwrap().is_none());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    // The group of a program that ended goes away by itself.
+    daemon.output(&net, &["true"]);
+    let begin = Instant::now();
+    while Daemon::groups(pid)[0].join("run-2").exists() {
+        assert!(begin.elapsed() < Duration::from_secs(5));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(
+        daemon.refused("unhook 77"),
+        "there is no hook 77: `vtl hook list` shows those there are"
+    );
+    daemon.order("port 80");
+    assert_eq!(daemon.refused("port 80"), "port 80 is hooked already");
+    assert!(
+        daemon
+            .refused("cgroup /no/such/group")
+            .contains("/no/such/group")
+    );
+    let mut child = daemon.run(&net, &["sleep", "100"]);
+    daemon.stop();
+    assert!(Daemon::groups(pid).is_empty());
+    assert!(child.try_wait().unwrap().is_none());
+    child.kill().unwrap();
+    child.wait().unwrap();
 }

@@ -210,6 +210,30 @@ impl Daemon {
         output
     }
 
+    /// Gives an order that must fail; what the daemon says of it.
+    pub(crate) fn refused(&mut self, order: &str) -> String {
+        writeln!(self.commands.as_mut().unwrap(), "{order}").unwrap();
+        loop {
+            let answer = self.answer();
+            assert!(!answer.starts_with("ok"), "{order}: {answer}");
+            if let Some(reason) = answer.strip_prefix("error ") {
+                return reason.to_owned();
+            }
+        }
+    }
+
+    /// Drops what the daemon has said so far.
+    pub(crate) fn forget_answers(&mut self) {
+        // Its answer comes after all that.
+        self.order("list");
+    }
+
+    /// Starts a captured Python program with the prelude.
+    pub(crate) fn run_python(&mut self, net: &Net, program: &str) -> Child {
+        let program = format!("{PRELUDE}\n{program}");
+        self.run(net, &["python3", "-c", &program])
+    }
+
     /// Runs a Python program with this prelude: sockets by family, and the error of a connect.
     pub(crate) fn python(&mut self, net: &Net, program: &str) -> String {
         let program = format!("{PRELUDE}\n{program}");
@@ -257,7 +281,7 @@ impl Drop for Daemon {
     }
 }
 
-const PRELUDE: &str = r"
+pub(crate) const PRELUDE: &str = r"
 import errno, os, socket, struct, sys, time
 def connect(host, port, timeout=10):
     s = socket.socket(socket.AF_INET6 if ':' in host else socket.AF_INET)
