@@ -204,6 +204,19 @@ fn initiator__answer_to_an_earlier_session_is_ignored() {
 }
 
 #[test]
+fn initiator__answer_before_the_first_nego_is_ignored() {
+    let mut earlier = Initiator::new(offer(), 0, 0xaaaa);
+    let grafts = [graft(9, Services::RELIABLE)];
+    let answer = respond(&first_nego(&mut earlier), &policy(&grafts))
+        .unwrap()
+        .answer(3, 2);
+    assert_eq!(
+        Initiator::new(offer(), 0, 0xaaaa).handle(1, &answer),
+        Ok(None)
+    );
+}
+
+#[test]
 fn initiator__graft_not_offered() {
     let mut initiator = Initiator::new(offer(), 0, 1);
     let nego = first_nego(&mut initiator);

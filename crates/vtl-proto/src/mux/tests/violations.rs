@@ -81,6 +81,22 @@ fn handle_packet__rules() {
             }),
         ),
         (
+            &[open(0), data(0, 0, b"xy"), data(0, 1, b"y")],
+            Err(MuxError::Offset {
+                id: id(0),
+                expected: 2,
+                found: 1,
+            }),
+        ),
+        (
+            &[open(0), data(0, 0, b"x"), bare(0, VTL_FRAME_FIN, 0)],
+            Err(MuxError::Offset {
+                id: id(0),
+                expected: 1,
+                found: 0,
+            }),
+        ),
+        (
             &[open(0), data(0, 0, b"x"), bare(0, VTL_FRAME_FIN, 2)],
             Err(MuxError::Offset {
                 id: id(0),
