@@ -337,7 +337,7 @@ fn table(status: &Status) -> String {
     };
     text += "\n                  client -> server  server -> client";
     type Figure = fn(&DirectionStats) -> u64;
-    let rows: [(&str, Figure); 11] = [
+    let rows: [(&str, Figure); 12] = [
         ("packets in", |s| s.rx_packets),
         ("packets out", |s| s.tx_packets),
         ("lost", |s| s.lost),
@@ -347,6 +347,7 @@ fn table(status: &Status) -> String {
         ("duplicated", |s| s.duplicated),
         ("reordered", |s| s.reordered),
         ("corrupted", |s| s.corrupted),
+        ("aggregates", |s| s.aggregates),
         ("host drops", |s| s.host_drops + s.send_errors),
         ("most late, us", |s| s.max_late_us),
     ];
