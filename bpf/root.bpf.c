@@ -51,6 +51,8 @@ VTL_INLINE int vtl_route_at(void *data, void *end, __u32 ifindex, int offset)
     if ((void *)(h + 1) > end)
         return VTL_ROUTE_DROP;
     __u32 type = h->version_type & 0xf;
+    if (h->version_type >> 4 != VTL_VERSION && type == VTL_NEGO)
+        return VTL_ROUTE_PASS; /* vtld says that it does not speak that version */
     if (h->version_type >> 4 != VTL_VERSION || type >= VTL_TYPES) {
         vtl_env_count(VTL_ST_RX_MALFORMED);
         return VTL_ROUTE_DROP;

@@ -37,11 +37,7 @@ VTL_INLINE enum vtl_verdict tf_receive_admit(struct vtl_in *in)
         return VTL_STOP;
     }
     __u64 word = s->rx.map[(in->seq / 64) % VTL_WINDOW_WORDS];
-    if (in->seq < s->rx.cum || (word >> (in->seq % 64) & 1)) {
-        s->rx.dups++;
-        vtl_env_count(VTL_ST_RX_DUPLICATE);
-        return VTL_SEND;
-    }
+    in->duplicate = in->seq < s->rx.cum || (word >> (in->seq % 64) & 1);
     return VTL_NEXT;
 }
 
@@ -52,6 +48,11 @@ VTL_INLINE void tf_receive_place(struct vtl_in *in)
     struct vtl_rx *rx = &s->rx;
     if (in->type == VTL_PROBE)
         return;
+    if (in->duplicate) {
+        rx->dups++;
+        vtl_env_count(VTL_ST_RX_DUPLICATE);
+        return;
+    }
     in->slot->len = in->len;
     rx->map[(in->seq / 64) % VTL_WINDOW_WORDS] |= 1ull << (in->seq % 64);
     rx->received++;

@@ -53,8 +53,9 @@ struct {
     __type(value, __u64);
 } vtl_stats SEC(".maps");
 
-/* An acknowledgement's bitmap, too large for the stack. */
+/* Too large for the stack: an acknowledgement's bitmap, and the payload of a duplicate. */
 struct vtl_scratch {
+    struct vtl_slot slot;
     __u64 map[VTL_WINDOW_WORDS + 1];
 };
 struct {

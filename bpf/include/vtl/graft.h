@@ -96,7 +96,7 @@ VTL_INLINE enum vtl_verdict vtl_fetch(struct vtl_out *o)
     __u32 most = o->s->max_payload;
     if (most > VTL_MAX_PAYLOAD)
         most = VTL_MAX_PAYLOAD;
-    o->len = len > most ? most : len;
+    o->len = len > most ? most : len ? len : 1;
     return VTL_NEXT;
 }
 
@@ -214,12 +214,14 @@ VTL_INLINE enum vtl_verdict vtl_in_start(struct vtl_in *in, __u32 room)
     if (in->type == VTL_PROBE)
         return VTL_NEXT;
     enum vtl_verdict v = graft_admit(in);
-    if (v == VTL_NEXT) {
+    if (v != VTL_NEXT)
+        return v;
+    struct vtl_scratch *scratch = vtl_get_scratch();
+    if (!in->duplicate)
         in->slot = vtl_env_rx_slot(in->s, in->seq);
-        if (!in->slot)
-            return VTL_STOP;
-    }
-    return v;
+    else
+        in->slot = scratch ? &scratch->slot : 0;
+    return in->slot ? VTL_NEXT : VTL_STOP;
 }
 
 /* Turns the packet into an acknowledgement and sends it back. */

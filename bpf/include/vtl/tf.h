@@ -75,6 +75,7 @@ struct vtl_in {
     struct vtl_slot *slot;    /* where the payload belongs and, unless seen before, now lies */
     __u32 len;                /* payload bytes as the header says, at most VTL_MAX_PAYLOAD */
     __u8 type;
+    __u8 duplicate; /* its place is taken: the payload goes nowhere, the checksum still counts */
 };
 
 /* Listener: an acknowledgement that belongs to the session. */

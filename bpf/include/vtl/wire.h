@@ -38,6 +38,7 @@ enum {
     VTL_F_PARTIAL = 1 << 1, /* ACK: the bitmap was cut; nothing is said about later packets */
     VTL_F_RETRANSMIT = 1 << 2, /* DATA: sent before under the same sequence number */
     VTL_F_UPDATE = 1 << 3, /* ACK: a window update that no packet caused: the echo is an old one */
+    VTL_F_ABORT = 1 << 4, /* CLOSE: something may not have been delivered */
 };
 
 /* Starts every packet. 24 bytes. */

@@ -2,7 +2,7 @@
 //!
 //! - [`plane`]: the root programs with their maps, and the grafts behind them;
 //! - [`sessions`]: the table of sessions, shared with the kernel;
-//! - [`rings`]: the stock of rings;
+//! - [`rings`]: makes the sessions' rings;
 //! - [`pump`]: the egress drivers;
 //! - [`link`]: attachments that vanish with the process;
 //! - [`netdev`]: what a network interface can do;

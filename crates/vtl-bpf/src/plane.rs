@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    sync::Arc,
 };
 
 use libbpf_rs::{Map, MapCore, MapFlags, MapHandle, Object, ObjectBuilder};
@@ -50,7 +51,7 @@ struct Deployed {
 /// The loaded data plane of one network namespace.
 pub struct DataPlane {
     root: Object,
-    sessions: SessionTable,
+    sessions: Arc<SessionTable>,
     grafts: BTreeMap<u16, Deployed>,
     attached: BTreeMap<u32, Vec<OwnedFd>>,
 }
@@ -76,7 +77,7 @@ impl DataPlane {
             .and_then(|b| b.open_memory(objects::ROOT))
             .and_then(|o| o.load())
             .map_err(|e| Error::load("the root programs", e))?;
-        let sessions = SessionTable::map(map_of(&root, "vtl_sessions").as_fd())?;
+        let sessions = Arc::new(SessionTable::map(map_of(&root, "vtl_sessions").as_fd())?);
         Ok(Self { root, sessions, grafts: BTreeMap::new(), attached: BTreeMap::new() })
     }
 
@@ -167,7 +168,7 @@ impl DataPlane {
     }
 
     /// The table of sessions.
-    pub fn sessions(&self) -> &SessionTable {
+    pub fn sessions(&self) -> &Arc<SessionTable> {
         &self.sessions
     }
 

@@ -1,5 +1,5 @@
-//! The stock of rings. Installing one waits for an RCU grace period (15 ms), so rings are made
-//! ahead of time and used again after their session.
+//! Rings. Installing one waits for an RCU grace period (15 ms), so the
+//! daemon makes them ahead of time and uses them again after their session.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
@@ -31,15 +31,14 @@ impl RingSet {
     }
 }
 
-/// Makes and keeps rings.
-pub struct RingStock {
+/// Makes rings.
+pub struct RingMaker {
     directories: [MapHandle; 3],
     next: u32,
-    free: Vec<RingSet>,
 }
 
-impl RingStock {
-    /// An empty stock.
+impl RingMaker {
+    /// Prepares to make rings.
     ///
     /// # Errors
     /// [`Error::Load`] if the directories' descriptors cannot be duplicated.
@@ -51,18 +50,17 @@ impl RingStock {
                 plane.map_handle("vtl_scoreboards")?,
             ],
             next: 0,
-            free: Vec::new(),
         })
     }
 
-    /// Makes one more set of rings of `slots` packets and puts it into stock. About 50 ms.
+    /// Makes one more set of rings of `slots` packets. About 50 ms.
     ///
     /// # Errors
     /// [`Error::Load`] if memory or directory entries are used up.
     ///
     /// # Panics
     /// If `slots` is not a power of two of at most `VTL_MAX_WINDOW`.
-    pub fn make(&mut self, slots: u32) -> Result<()> {
+    pub fn make(&mut self, slots: u32) -> Result<RingSet> {
         assert!(slots.is_power_of_two() && slots <= intf::VTL_MAX_WINDOW);
         if self.next >= intf::VTL_MAX_RINGS {
             return Err(Error::System {
@@ -93,30 +91,7 @@ impl RingStock {
                 .map_err(|e| Error::load("a ring", e))?;
         }
         self.next += 1;
-        self.free.push(set);
-        Ok(())
-    }
-
-    /// A set of rings of at least `slots` packets, if there is one in stock.
-    pub fn take(&mut self, slots: u32) -> Option<RingSet> {
-        let at = self.free.iter().position(|set| set.slots >= slots)?;
-        Some(self.free.swap_remove(at))
-    }
-
-    /// Puts a set back. The next session's application must not see what it holds: whoever used it
-    /// has cleared it.
-    pub fn put(&mut self, set: RingSet) {
-        self.free.push(set);
-    }
-
-    /// Sets in stock.
-    pub fn len(&self) -> usize {
-        self.free.len()
-    }
-
-    /// Nothing in stock?
-    pub fn is_empty(&self) -> bool {
-        self.free.is_empty()
+        Ok(set)
     }
 }
 

@@ -53,9 +53,11 @@ impl SessionTable {
         Some(Session { at, _table: std::marker::PhantomData })
     }
 
-    /// An entry that nobody uses.
-    pub fn free(&self) -> Option<u32> {
-        (1..intf::VTL_MAX_SESSIONS)
+    /// An entry that nobody uses, the first behind `last`: one that was freed is left alone for as
+    /// long as possible, as a program may still be at work on it.
+    pub fn free_after(&self, last: u32) -> Option<u32> {
+        (last + 1..intf::VTL_MAX_SESSIONS)
+            .chain(1..=last)
             .find(|sid| self.get(*sid).is_some_and(|s| s.state() == intf::VTL_FREE))
     }
 }
@@ -126,6 +128,13 @@ impl Session<'_> {
     /// CLOCK_MONOTONIC in ns.
     pub fn wake_ns(&self) -> u64 {
         atomic!(AtomicU64, self.tx.wake_ns).load(Ordering::Acquire)
+    }
+
+    /// Packets that pacing lets go at time `now`; `u64::MAX` without pacing.
+    pub fn paced(&self, now: u64) -> u64 {
+        let gap = atomic!(AtomicU64, self.tx.pacing_gap_ns).load(Ordering::Relaxed);
+        let from = atomic!(AtomicU64, self.tx.pace_ns).load(Ordering::Relaxed);
+        now.saturating_sub(from).checked_div(gap).map_or(u64::MAX, |n| n + 1)
     }
 
     /// Interface through which the peer is reached; 0 as long as no packet came from it.

@@ -1,7 +1,7 @@
 //! The kernel's verifier accepts the root programs and every graft.
 #![allow(missing_docs, non_snake_case)]
 
-use vtl_bpf::{objects, plane::DataPlane, rings::RingStock};
+use vtl_bpf::{objects, plane::DataPlane, rings::RingMaker};
 
 fn privileged(test: &str) -> bool {
     // SAFETY: takes no arguments.
@@ -25,11 +25,8 @@ fn load__root_and_every_graft() {
         assert!(info.instructions > 0);
     }
     assert_eq!(plane.grafts().count(), objects::GRAFTS.len());
-    let mut stock = RingStock::new(&plane).unwrap();
-    stock.make(256).unwrap();
-    let set = stock.take(256).unwrap();
-    assert!(stock.take(256).is_none());
-    stock.put(set);
+    let set = RingMaker::new(&plane).unwrap().make(256).unwrap();
+    assert_eq!((set.index, set.slots), (0, 256));
     plane.remove("selective-repeat").unwrap();
     assert!(plane.remove("selective-repeat").is_err());
 }

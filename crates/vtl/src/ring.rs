@@ -152,6 +152,30 @@ impl TxRing {
         }
     }
 
+    /// Room for `bytes` bytes in the next slots, leaving out the first `skip` bytes of each: for
+    /// reading straight into them. The last area is cut to make the sum right.
+    ///
+    /// # Panics
+    /// If that takes more slots than [`TxRing::room`], or `skip` is not below the payload.
+    pub fn areas(&mut self, bytes: usize, skip: usize) -> Vec<std::io::IoSliceMut<'_>> {
+        let each = self.max_payload() - skip;
+        let count = bytes.div_ceil(each);
+        assert!(count as u64 <= self.room());
+        (0..count)
+            .map(|ahead| {
+                let slot = self.ring.slot(self.next + ahead as u64).as_ptr();
+                let length = each.min(bytes - ahead * each);
+                // SAFETY: inside the slot; different slots do not overlap, as count is at most
+                // the number of slots; the kernel only reads them, once they are published.
+                let area = unsafe {
+                    let data: *mut u8 = (&raw mut (*slot).data).cast();
+                    std::slice::from_raw_parts_mut(data.add(skip), length)
+                };
+                std::io::IoSliceMut::new(area)
+            })
+            .collect()
+    }
+
     /// Publishes the next slots, with the lengths of their payload. Returns true if the daemon must
     /// be kicked because its pump had gone to sleep.
     ///

@@ -1,3 +1,9 @@
 //! VTL's daemon as a library: what the binary `vtld` is made of.
+//!
+//! - [`hooker`]: captures unmodified applications' connections;
+//! - [`broker`]: opens sessions with peers and moves the bytes;
+//! - [`control`]: the Unix socket for `vtl` and the client library.
 
+pub mod broker;
+pub mod control;
 pub mod hooker;

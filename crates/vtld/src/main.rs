@@ -1,2 +1,131 @@
-//! VTL.
-fn main() {}
+//! VTL's daemon: one per network namespace.
+
+use std::{path::PathBuf, process::ExitCode, sync::Arc};
+
+use anyhow::Context;
+use clap::{Parser, ValueEnum};
+use nix::sys::{
+    resource::{Resource, getrlimit, setrlimit},
+    signal::{SigSet, Signal},
+};
+use vtl_bpf::{plane::Ingress, pump::Choice};
+use vtld::{broker, control::Control, hooker::Hooker};
+
+/// Changes this host's transport protocol: loads grafts into the kernel, opens sessions with peers,
+/// and carries the connections of hooked applications.
+///
+/// Needs root. Runs in the foreground, or under systemd; `vtl doctor` says what the kernel lacks.
+/// When it ends, however it ends, everything it loaded is gone and new connections are plain TCP.
+#[derive(Parser)]
+#[command(version, about, long_about)]
+struct Args {
+    /// Control socket
+    #[arg(long, env = "VTL_SOCKET", default_value = vtl::control::DEFAULT_SOCKET)]
+    socket: PathBuf,
+    /// Group whose members may use the control socket
+    #[arg(long, default_value = "vtl")]
+    group: String,
+    /// How packets leave
+    #[arg(long, value_enum, default_value_t)]
+    driver: Driver,
+    /// Where packets are received
+    #[arg(long, value_enum, default_value_t)]
+    ingress: Hook,
+    /// Packets per ring (2 KiB each), a power of two; two bandwidth-delay products are enough
+    #[arg(long, default_value_t = broker::Config::default().ring_slots, value_parser = slots)]
+    ring_slots: u32,
+    /// Sets of rings kept ready for new sessions
+    #[arg(long, default_value_t = broker::Config::default().stock)]
+    stock: usize,
+    /// What to log: error, warn, info, debug, or a tracing filter
+    #[arg(long, env = "VTL_LOG", default_value = "info")]
+    log: String,
+}
+
+#[derive(Clone, Copy, Default, ValueEnum)]
+enum Driver {
+    /// XDP live frames where the interface can, else tc
+    #[default]
+    Auto,
+    /// XDP live frames: highest goodput, needs native XDP
+    Live,
+    /// Packet socket and tcx: any interface
+    Tc,
+}
+
+#[derive(Clone, Copy, Default, ValueEnum)]
+enum Hook {
+    /// Traffic control: costs other traffic nothing
+    #[default]
+    Tcx,
+    /// XDP: a little faster for VTL, slower for others on virtual interfaces
+    Xdp,
+}
+
+fn slots(text: &str) -> Result<u32, String> {
+    let most = vtl_proto::intf::VTL_MAX_WINDOW;
+    match text.parse() {
+        Ok(n) if (64..=most).contains(&n) && u32::is_power_of_two(n) => Ok(n),
+        _ => Err(format!("must be a power of two from 64 to {most}")),
+    }
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("vtld: loading programs into the kernel needs root: use sudo, or systemctl start vtld");
+        return ExitCode::from(77);
+    }
+    tracing_subscriber::fmt()
+        .with_env_filter(args.log.as_str())
+        .with_target(false)
+        .with_writer(std::io::stderr)
+        .init();
+    match run(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("vtld: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> anyhow::Result<()> {
+    // Blocked in every thread, so that only the wait below sees them.
+    let mut signals = SigSet::empty();
+    signals.add(Signal::SIGINT);
+    signals.add(Signal::SIGTERM);
+    signals.thread_block()?;
+    // A descriptor per flow and more: as many as we may have.
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
+    libbpf_rs::set_print(None);
+
+    let control = Control::bind(&args.socket, &args.group)?;
+    let config = broker::Config {
+        ingress: match args.ingress {
+            Hook::Tcx => Ingress::Tcx,
+            Hook::Xdp => Ingress::Xdp,
+        },
+        driver: match args.driver {
+            Driver::Auto => Choice::Auto,
+            Driver::Live => Choice::Live,
+            Driver::Tc => Choice::Tc,
+        },
+        ring_slots: args.ring_slots,
+        stock: args.stock,
+    };
+    let (broker, thread) = broker::start(config).context("the data plane does not start (try: vtl doctor)")?;
+    let hooker = Hooker::start(Default::default(), Arc::new(broker.clone()))
+        .context("the Hooker does not start (try: vtl doctor)")?;
+    broker.set_hooker(hooker.handle());
+    let hooker = Arc::new(hooker);
+    control.serve(broker.clone(), Arc::clone(&hooker))?;
+    tracing::info!(socket = %args.socket.display(), "ready");
+
+    let signal = signals.wait()?;
+    tracing::info!(%signal, "stopping");
+    broker.stop();
+    let _ = thread.join();
+    Ok(())
+}

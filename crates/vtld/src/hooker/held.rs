@@ -225,8 +225,8 @@ impl HeldConnect {
         (!self.0.app.ip().is_loopback()).then_some(self.0.app)
     }
 
-    /// Decides what getsockname shows.
-    pub(super) fn set_src(&mut self, src: SocketAddr) {
+    /// Decides what getsockname shows: the address part of `src`; the port is the application's own.
+    pub fn set_src(&mut self, src: SocketAddr) {
         self.0.src = src;
         // Failing shows the loopback's address, as before.
         let _ = self.0.shared.maps.show_local(self.0.cookie, src.ip());

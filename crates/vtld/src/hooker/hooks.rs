@@ -121,6 +121,10 @@ impl Hooks {
         Ok(self.add(what, links))
     }
 
+    pub(super) fn has_port(&self, port: u16) -> bool {
+        self.entries.values().any(|e| e.what == Hooked::Port(port))
+    }
+
     pub(super) fn hook_port(&mut self, shared: &Shared, port: u16) -> Result<u32, HookerError> {
         let what = Hooked::Port(port);
         if self.entries.values().any(|entry| entry.what == what) {

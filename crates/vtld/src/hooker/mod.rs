@@ -158,6 +158,11 @@ impl Handle {
         steering::connect_local_app(&self.shared, dest, client)
     }
 
+    /// Is this port hooked, so that peers may reach it through VTL?
+    pub fn serves(&self, dest: SocketAddr) -> bool {
+        self.shared.hooks().has_port(dest.port())
+    }
+
     /// Carries bytes between two non-blocking streams, with TCP's semantics at both ends, until
     /// both have ended. `guard` is dropped then.
     pub fn carry(&self, a: TcpStream, b: TcpStream, guard: Option<ClientAddressGuard>) {

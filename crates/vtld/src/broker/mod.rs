@@ -1,0 +1,280 @@
+//! The Control Broker and the Data Broker: opens sessions with peers, runs the pump, and moves
+//! bytes between rings and applications. One thread does all of it; this module is the way to
+//! reach it.
+
+mod engine;
+mod preamble;
+mod raw;
+mod session;
+mod stock;
+mod streams;
+
+use std::{
+    collections::HashSet,
+    io,
+    net::{IpAddr, SocketAddr, TcpStream},
+    os::fd::{AsFd, AsRawFd, OwnedFd},
+    sync::{
+        Arc, PoisonError, RwLock,
+        mpsc::{self, Receiver, Sender, SyncSender},
+    },
+    thread::JoinHandle,
+};
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use serde_json::Value;
+use vtl_bpf::{plane::Ingress, pump::Choice};
+use vtl_proto::services::Services;
+
+use crate::hooker::{self, ClientFlow, HeldConnect, ServerFlow};
+
+/// Knobs of the data plane, fixed once the daemon runs.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Hook on which packets are received.
+    pub ingress: Ingress,
+    /// Egress driver.
+    pub driver: Choice,
+    /// Packets that each of a session's rings holds: a power of two, at most 8,192. Two
+    /// bandwidth-delay products of the fastest path are enough; a packet takes 2 KiB.
+    pub ring_slots: u32,
+    /// Sets of rings kept ready. Making one takes 50 ms.
+    pub stock: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { ingress: Ingress::Tcx, driver: Choice::Auto, ring_slots: 8192, stock: 2 }
+    }
+}
+
+/// Identifies a connection to the control socket: what it made ends with it.
+pub type Owner = u64;
+
+/// A session that was handed to an aware application.
+#[derive(Debug)]
+pub struct Granted {
+    /// Session index.
+    pub sid: u32,
+    /// Packets per ring.
+    pub slots: u32,
+    /// Payload bytes per packet.
+    pub max_payload: u16,
+    /// The graft's name.
+    pub graft: String,
+    /// The peer.
+    pub peer: IpAddr,
+    /// Transmit ring, receive ring, eventfd towards the daemon, eventfd from the daemon.
+    pub descriptors: [OwnedFd; 4],
+}
+
+type Reply<T> = SyncSender<Result<T, String>>;
+
+enum Command {
+    /// The application's connection, and the discovered connection to the peer.
+    Client { app: TcpStream, dest: SocketAddr, src: SocketAddr, peer: TcpStream },
+    /// A connect to a host with a live session.
+    Held(HeldConnect),
+    /// The connection of a held connect that was accepted for this flow.
+    Accepted { sid: u32, stream: u32, app: io::Result<TcpStream> },
+    Server(ServerFlow),
+    Connect { owner: Owner, to: SocketAddr, services: Services, reply: Reply<Granted> },
+    Listen { owner: Owner, port: u16, reply: Reply<()> },
+    Accept { owner: Owner, reply: Reply<Granted> },
+    CloseSession { owner: Owner, aborted: bool },
+    Gone { owner: Owner },
+    Status { reply: Reply<Value> },
+    Grafts { reply: Reply<Value> },
+    Deploy { name: String, reply: Reply<Value> },
+    Remove { name: String, reply: Reply<()> },
+    Hooker(hooker::Handle),
+    Stop,
+}
+
+/// The way to the broker's thread. Cheap to clone.
+#[derive(Clone)]
+pub struct Handle {
+    commands: Sender<Command>,
+    wake: Arc<EventFd>,
+    peers: Arc<RwLock<HashSet<IpAddr>>>,
+}
+
+impl Handle {
+    fn send(&self, command: Command) {
+        // Without a thread the daemon is ending, and the command's reply channel says so.
+        let _ = self.commands.send(command);
+        let _ = self.wake.write(1);
+    }
+
+    fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, String> {
+        let (reply, answer) = mpsc::sync_channel(1);
+        self.send(command(reply));
+        answer.recv().unwrap_or_else(|_| Err("the daemon is stopping".into()))
+    }
+
+    /// Opens a session for an aware application, and waits until it is negotiated.
+    ///
+    /// # Errors
+    /// A sentence that says why not.
+    pub fn connect(
+        &self,
+        owner: Owner,
+        to: SocketAddr,
+        services: Services,
+    ) -> Result<Granted, String> {
+        self.ask(|reply| Command::Connect { owner, to, services, reply })
+    }
+
+    /// Waits for sessions at a port.
+    ///
+    /// # Errors
+    /// The port is taken, or 0.
+    pub fn listen(&self, owner: Owner, port: u16) -> Result<(), String> {
+        self.ask(|reply| Command::Listen { owner, port, reply })
+    }
+
+    /// Waits for the next session at the owner's port.
+    ///
+    /// # Errors
+    /// The owner does not listen.
+    pub fn accept(&self, owner: Owner) -> Result<Granted, String> {
+        self.ask(|reply| Command::Accept { owner, reply })
+    }
+
+    /// Ends the owner's session.
+    pub fn close(&self, owner: Owner, aborted: bool) {
+        self.send(Command::CloseSession { owner, aborted });
+    }
+
+    /// The owner has gone.
+    pub fn gone(&self, owner: Owner) {
+        self.send(Command::Gone { owner });
+    }
+
+    /// State of the data plane and of each session.
+    ///
+    /// # Errors
+    /// The daemon is stopping.
+    pub fn status(&self) -> Result<Value, String> {
+        self.ask(|reply| Command::Status { reply })
+    }
+
+    /// The deployed grafts.
+    ///
+    /// # Errors
+    /// The daemon is stopping.
+    pub fn grafts(&self) -> Result<Value, String> {
+        self.ask(|reply| Command::Grafts { reply })
+    }
+
+    /// Loads a graft of the pool into the kernel.
+    ///
+    /// # Errors
+    /// The pool does not have it, or why the kernel refused.
+    pub fn deploy(&self, name: String) -> Result<Value, String> {
+        self.ask(|reply| Command::Deploy { name, reply })
+    }
+
+    /// Takes a graft out of the kernel.
+    ///
+    /// # Errors
+    /// It is not deployed, or sessions use it.
+    pub fn remove(&self, name: String) -> Result<(), String> {
+        self.ask(|reply| Command::Remove { name, reply })
+    }
+
+    /// Lets hooked applications use the broker.
+    pub fn set_hooker(&self, hooker: hooker::Handle) {
+        self.send(Command::Hooker(hooker));
+    }
+
+    /// Ends all sessions and the thread.
+    pub fn stop(&self) {
+        self.send(Command::Stop);
+    }
+
+    fn knows(&self, peer: IpAddr) -> bool {
+        self.peers.read().unwrap_or_else(PoisonError::into_inner).contains(&peer)
+    }
+}
+
+impl hooker::Broker for Handle {
+    fn try_session(&self, held: HeldConnect) -> Result<(), HeldConnect> {
+        if !self.knows(held.dest().ip()) {
+            return Err(held);
+        }
+        self.send(Command::Held(held));
+        Ok(())
+    }
+
+    fn client(&self, flow: ClientFlow) {
+        let ClientFlow { app, dest, src, peer } = flow;
+        let broker = self.clone();
+        app.accept(move |app| match app {
+            Ok(app) => broker.send(Command::Client { app, dest, src, peer }),
+            Err(error) => tracing::debug!(%error, %dest, "the application has gone"),
+        });
+    }
+
+    fn server(&self, flow: ServerFlow) {
+        self.send(Command::Server(flow));
+    }
+}
+
+/// Loads the data plane in the calling thread's network namespace and starts the broker.
+///
+/// # Errors
+/// What the kernel refused.
+pub fn start(config: Config) -> anyhow::Result<(Handle, JoinHandle<()>)> {
+    let (commands, inbox): (_, Receiver<Command>) = mpsc::channel();
+    let wake = Arc::new(EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?);
+    let handle = Handle { commands, wake, peers: Arc::default() };
+    let own = handle.clone();
+    let (ready, started) = mpsc::sync_channel(1);
+    // The data plane is made on the thread that uses it: libbpf's objects stay there.
+    let thread = std::thread::Builder::new().name("vtl-broker".into()).spawn(move || {
+        match engine::Engine::new(config, own, inbox) {
+            Ok(engine) => {
+                let _ = ready.send(Ok(()));
+                engine.run();
+            }
+            Err(error) => {
+                let _ = ready.send(Err(error));
+            }
+        }
+    })?;
+    started.recv()??;
+    Ok((handle, thread))
+}
+
+/// With `on`, closing the socket resets the connection: how an end that is not the true one is kept
+/// from looking like one, even if this process is killed.
+fn set_linger(socket: &impl AsFd, on: bool) {
+    let linger = libc::linger { l_onoff: on.into(), l_linger: 0 };
+    // SAFETY: the option's own structure with its size. Cannot fail on a TCP socket.
+    unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_LINGER,
+            (&raw const linger).cast(),
+            size_of::<libc::linger>() as libc::socklen_t,
+        );
+    }
+}
+
+/// CLOCK_MONOTONIC in ns: the clock of `bpf_ktime_get_ns`.
+fn now_ns() -> u64 {
+    let t = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC)
+        .expect("every Linux has this clock");
+    t.tv_sec() as u64 * 1_000_000_000 + t.tv_nsec() as u64
+}
+
+/// 64 unpredictable bits.
+fn random_token() -> u64 {
+    let mut bytes = [0_u8; 8];
+    // SAFETY: the buffer's own length; 8 bytes are never cut short.
+    let n = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    assert_eq!(n, 8, "the kernel always gives random bytes");
+    u64::from_ne_bytes(bytes)
+}

@@ -1,0 +1,60 @@
+//! The first bytes that a client's vtld sends on a discovery connection, which tell the server's
+//! vtld what the connection is for. PROTOCOL.md, "The discovery connection".
+
+/// Bytes of a preamble.
+pub(super) const LENGTH: usize = 16;
+const MAGIC: &[u8; 4] = b"VTL1";
+
+/// What a discovery connection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Preamble {
+    /// Plain TCP after all: the application's bytes follow.
+    Plain,
+    /// Ends when the client's vtld ends. The token is the server's guard of the session.
+    Lifeline {
+        /// `vtl_session.token` at the server.
+        token: u64,
+    },
+}
+
+impl Preamble {
+    pub(super) fn emit(self) -> [u8; LENGTH] {
+        let mut bytes = [0; LENGTH];
+        bytes[..4].copy_from_slice(MAGIC);
+        if let Self::Lifeline { token } = self {
+            bytes[4] = 1;
+            bytes[8..].copy_from_slice(&token.to_be_bytes());
+        }
+        bytes
+    }
+
+    /// `None` for anything that is no preamble.
+    pub(super) fn parse(bytes: &[u8; LENGTH]) -> Option<Self> {
+        let rest = bytes.strip_prefix(MAGIC)?;
+        match rest[0] {
+            0 => Some(Self::Plain),
+            1 => Some(Self::Lifeline { token: u64::from_be_bytes(rest[4..].try_into().ok()?) }),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn preamble__emit_then_parse_is_identity() {
+        for preamble in [Preamble::Plain, Preamble::Lifeline { token: 0x0123_4567_89ab_cdef }] {
+            assert_eq!(Preamble::parse(&preamble.emit()), Some(preamble));
+        }
+    }
+
+    #[test]
+    fn preamble__anything_else_is_refused() {
+        assert_eq!(Preamble::parse(b"GET / HTTP/1.1\r\n"), None);
+        let mut bytes = Preamble::Plain.emit();
+        bytes[4] = 2;
+        assert_eq!(Preamble::parse(&bytes), None);
+    }
+}

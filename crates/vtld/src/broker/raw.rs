@@ -1,0 +1,174 @@
+//! Raw sockets for control packets: IP protocol 253 over IPv4 and IPv6. The root programs let only
+//! NEGO, NEGO_ACK, NEGO_NACK and CLOSE through to them.
+
+use std::{
+    io::{self, IoSlice, IoSliceMut},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+};
+
+use nix::{
+    cmsg_space,
+    errno::Errno,
+    sys::socket::{
+        ControlMessage, ControlMessageOwned, MsgFlags, SockaddrIn, SockaddrIn6, SockaddrLike,
+        SockaddrStorage, recvmsg, sendmsg, setsockopt, sockopt,
+    },
+};
+use vtl_proto::intf;
+
+/// One raw socket.
+pub(super) struct Raw {
+    fd: OwnedFd,
+    v6: bool,
+}
+
+/// A packet from the network, without its IP header.
+pub(super) struct Received {
+    pub(super) from: IpAddr,
+    pub(super) to: IpAddr,
+    pub(super) bytes: Vec<u8>,
+}
+
+impl Raw {
+    /// A socket for one IP version.
+    pub(super) fn open(v6: bool) -> io::Result<Self> {
+        let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
+        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        // SAFETY: a plain system call.
+        let fd = unsafe { libc::socket(family, kind, intf::VTL_IPPROTO as i32) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a new descriptor that nobody else owns.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        if v6 {
+            setsockopt(&fd, sockopt::Ipv6RecvPacketInfo, &true)?;
+        }
+        Ok(Self { fd, v6 })
+    }
+
+    /// Sends from a local address.
+    pub(super) fn send(&self, bytes: &[u8], from: IpAddr, to: IpAddr) -> io::Result<()> {
+        let parts = [IoSlice::new(bytes)];
+        match (from, to) {
+            (IpAddr::V4(from), IpAddr::V4(to)) => {
+                let info = libc::in_pktinfo {
+                    ipi_ifindex: 0,
+                    ipi_spec_dst: libc::in_addr { s_addr: u32::from(from).to_be() },
+                    ipi_addr: libc::in_addr { s_addr: 0 },
+                };
+                let to = SockaddrIn::from(SocketAddrV4::new(to, 0));
+                self.transmit(&parts, &ControlMessage::Ipv4PacketInfo(&info), &to)
+            }
+            (IpAddr::V6(from), IpAddr::V6(to)) => {
+                let info = libc::in6_pktinfo {
+                    ipi6_addr: libc::in6_addr { s6_addr: from.octets() },
+                    ipi6_ifindex: 0,
+                };
+                let to = SockaddrIn6::from(SocketAddrV6::new(to, 0, 0, 0));
+                self.transmit(&parts, &ControlMessage::Ipv6PacketInfo(&info), &to)
+            }
+            _ => Err(io::ErrorKind::InvalidInput.into()),
+        }
+    }
+
+    fn transmit(
+        &self,
+        parts: &[IoSlice<'_>],
+        info: &ControlMessage<'_>,
+        to: &impl SockaddrLike,
+    ) -> io::Result<()> {
+        sendmsg(
+            self.fd.as_raw_fd(),
+            parts,
+            std::slice::from_ref(info),
+            MsgFlags::empty(),
+            Some(to),
+        )?;
+        Ok(())
+    }
+
+    /// The next packet, or `None` if none is there.
+    pub(super) fn receive(&self) -> io::Result<Option<Received>> {
+        let mut buffer = [0; 2048];
+        let mut space = cmsg_space!(libc::in6_pktinfo);
+        let mut parts = [IoSliceMut::new(&mut buffer)];
+        let message = match recvmsg::<SockaddrStorage>(
+            self.fd.as_raw_fd(),
+            &mut parts,
+            Some(&mut space),
+            MsgFlags::empty(),
+        ) {
+            Ok(message) => message,
+            Err(Errno::EAGAIN | Errno::EINTR) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let from = message.address.and_then(|a| {
+            a.as_sockaddr_in()
+                .map(|a| IpAddr::V4(a.ip()))
+                .or_else(|| a.as_sockaddr_in6().map(|a| IpAddr::V6(a.ip())))
+        });
+        let mut to = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+        for control in message.cmsgs()? {
+            if let ControlMessageOwned::Ipv6PacketInfo(info) = control {
+                to = IpAddr::V6(info.ipi6_addr.s6_addr.into());
+            }
+        }
+        let count = message.bytes;
+        let mut bytes = &buffer[..count];
+        if !self.v6 {
+            // IPv4 raw sockets deliver the IP header; the root programs allow no options.
+            let Some(destination) = bytes.get(16..20) else { return Ok(None) };
+            let octets: [u8; 4] = destination.try_into().expect("four bytes");
+            to = IpAddr::V4(Ipv4Addr::from(octets));
+            let length = usize::from(bytes[0] & 15) * 4;
+            let Some(rest) = bytes.get(length..) else { return Ok(None) };
+            bytes = rest;
+        }
+        let Some(from) = from else { return Ok(None) };
+        Ok(Some(Received { from, to, bytes: bytes.to_vec() }))
+    }
+}
+
+impl AsFd for Raw {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// The local address from which a destination is reached, and the MTU of that route. Sends nothing.
+pub(super) fn route(to: IpAddr) -> io::Result<(IpAddr, u32)> {
+    let any: IpAddr =
+        if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind(SocketAddr::new(any, 0))?;
+    socket.connect(SocketAddr::new(to, 9))?;
+    let mut mtu: libc::c_int = 0;
+    let mut length = size_of::<libc::c_int>() as libc::socklen_t;
+    let (level, name) = if to.is_ipv4() {
+        (libc::IPPROTO_IP, libc::IP_MTU)
+    } else {
+        (libc::IPPROTO_IPV6, libc::IPV6_MTU)
+    };
+    // SAFETY: an int and its size, both alive during the call.
+    let r = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            level,
+            name,
+            (&raw mut mtu).cast(),
+            &raw mut length,
+        )
+    };
+    if r < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok((socket.local_addr()?.ip(), mtu as u32))
+}
+
+/// The most payload per packet for an MTU, a multiple of 8.
+pub(super) fn max_payload(mtu: u32, to: IpAddr) -> u16 {
+    let headers = if to.is_ipv4() { 20 } else { 40 } + size_of::<intf::vtl_data_hdr>() as u32;
+    let most = mtu.saturating_sub(headers).min(intf::VTL_MAX_PAYLOAD);
+    (most & !7).max(8) as u16
+}

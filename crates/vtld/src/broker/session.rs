@@ -1,0 +1,186 @@
+//! One session's user-space side.
+
+use std::{
+    collections::VecDeque,
+    net::{IpAddr, SocketAddr, TcpStream},
+    os::fd::{BorrowedFd, OwnedFd},
+    sync::Arc,
+};
+
+use nix::sys::eventfd::EventFd;
+use vtl::ring::{RxRing, TxRing};
+use vtl_bpf::rings::RingSet;
+use vtl_proto::{
+    intf::{self, vtl_session},
+    nego::{Established, Initiator, NegoKey},
+    wire::Packet,
+};
+
+use super::{Granted, Owner, Reply, streams::Streams};
+use crate::hooker::HeldConnect;
+
+/// A flow that waits for its session to open.
+pub(super) struct Waiting {
+    pub(super) app: TcpStream,
+    pub(super) dest: SocketAddr,
+    pub(super) src: SocketAddr,
+    /// The discovery connection: the lifeline of the session, or the flow's way out.
+    pub(super) peer: TcpStream,
+}
+
+/// What a session is for.
+pub(super) enum Use {
+    /// Hooked applications' flows; rings are mapped once it is open.
+    Streams { waiting: Vec<Waiting>, streams: Option<Box<Streams<HeldConnect>>> },
+    /// An aware application's.
+    Aware(Aware),
+}
+
+pub(super) struct Aware {
+    pub(super) owner: Owner,
+    /// Who waits for the session to open, at the initiator.
+    pub(super) reply: Option<Reply<Granted>>,
+    /// From the application: low half, something to send; high half, room in the receive ring.
+    pub(super) kick: Arc<EventFd>,
+    /// To the application.
+    pub(super) wake: Arc<EventFd>,
+    /// Only to mark the end.
+    pub(super) tx: TxRing,
+    pub(super) rx: RxRing,
+}
+
+/// How far a session is.
+pub(super) enum Phase {
+    Opening(Initiator),
+    Open,
+    /// Nothing is sent any more; CLOSE is repeated until the peer says CLOSE, or gives no sound.
+    Closing { tries: u32, next_ns: u64 },
+    /// The programs have let go of it.
+    Ended,
+}
+
+pub(super) struct Session {
+    pub(super) peer: IpAddr,
+    pub(super) local: IpAddr,
+    pub(super) port: u16,
+    pub(super) token: u64,
+    pub(super) initiator: bool,
+    /// At the responder: what opened it, and what was answered.
+    pub(super) answered: Option<(NegoKey, Packet<'static>)>,
+    pub(super) phase: Phase,
+    pub(super) rings: RingSet,
+    pub(super) purpose: Use,
+    /// Ends when the peer's vtld ends.
+    pub(super) lifeline: Option<TcpStream>,
+    /// When the pump must run it: 0 at once, `u64::MAX` on an event.
+    pub(super) wake_ns: u64,
+    /// Acknowledgements counted at `heard_ns`.
+    pub(super) acks: u64,
+    /// When the peer was last heard.
+    pub(super) heard_ns: u64,
+    /// When something was last to be sent or received.
+    pub(super) used_ns: u64,
+}
+
+impl Session {
+    pub(super) fn is_open(&self) -> bool {
+        matches!(self.phase, Phase::Open)
+    }
+
+    pub(super) fn streams(&mut self) -> Option<&mut Streams<HeldConnect>> {
+        match &mut self.purpose {
+            Use::Streams { streams, .. } => streams.as_deref_mut(),
+            Use::Aware(_) => None,
+        }
+    }
+}
+
+/// Listener of an aware application.
+pub(super) struct Listener {
+    pub(super) owner: Owner,
+    /// Sessions that opened and were not accepted yet.
+    pub(super) backlog: VecDeque<u32>,
+    /// Who waits in accept.
+    pub(super) waiting: Option<Reply<Granted>>,
+}
+
+/// The kernel's entry of a new session, before anything is known of the peer.
+pub(super) fn entry(
+    sid: u32,
+    token: u64,
+    rings: &RingSet,
+    local: IpAddr,
+    peer: IpAddr,
+) -> vtl_session {
+    let mut s = vtl_session { sid, token, ring: rings.index, slots: rings.slots, ..Default::default() };
+    let headers = &mut s.headers;
+    match (local, peer) {
+        (IpAddr::V4(local), IpAddr::V4(peer)) => {
+            s.ip_version = 4;
+            headers[12..14].copy_from_slice(&0x0800_u16.to_be_bytes());
+            headers[14] = 0x45;
+            headers[20] = 0x40; // do not fragment
+            headers[22] = 64; // hops
+            headers[23] = intf::VTL_IPPROTO as u8;
+            headers[26..30].copy_from_slice(&local.octets());
+            headers[30..34].copy_from_slice(&peer.octets());
+        }
+        (local, peer) => {
+            s.ip_version = 6;
+            headers[12..14].copy_from_slice(&0x86dd_u16.to_be_bytes());
+            headers[14] = 0x60;
+            headers[20] = intf::VTL_IPPROTO as u8;
+            headers[21] = 64;
+            headers[22..38].copy_from_slice(&octets6(local));
+            headers[38..54].copy_from_slice(&octets6(peer));
+        }
+    }
+    // The first window is as wide as BBR's first flight; the first acknowledgement takes over.
+    s.tx.cwnd = 32;
+    s.tx.reorder = 3;
+    s.tx.xid = 1;
+    s
+}
+
+/// What negotiation found out.
+pub(super) fn fill(s: &mut vtl_session, e: &Established) {
+    s.peer_sid = e.peer_sid;
+    s.peer_token = e.peer_token;
+    s.gid = e.gid;
+    s.max_payload = e.max_payload;
+    s.tx.limit = e.peer_slots.into();
+    if let Some(rtt) = e.rtt {
+        let us = rtt.as_micros().clamp(1, 60_000_000) as u32;
+        s.tx.srtt_us = us;
+        s.tx.rttvar_us = us / 2;
+        // The first flight is spread over a round trip.
+        s.tx.pacing_gap_ns = u64::from(us) * 1000 / 64;
+    }
+}
+
+fn octets6(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(a) => a.to_ipv6_mapped().octets(),
+        IpAddr::V6(a) => a.octets(),
+    }
+}
+
+/// Descriptors for an aware application.
+pub(super) fn grant(sid: u32, session: &Session, s: &vtl_session, graft: String) -> Option<Granted> {
+    let Use::Aware(aware) = &session.purpose else { return None };
+    let own = |fd: BorrowedFd<'_>| -> Option<OwnedFd> { fd.try_clone_to_owned().ok() };
+    use std::os::fd::AsFd;
+    Some(Granted {
+        sid,
+        slots: session.rings.slots,
+        max_payload: s.max_payload,
+        graft,
+        peer: session.peer,
+        descriptors: [
+            own(session.rings.transmit())?,
+            own(session.rings.receive())?,
+            own(aware.kick.as_fd())?,
+            own(aware.wake.as_fd())?,
+        ],
+    })
+}

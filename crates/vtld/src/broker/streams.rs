@@ -1,0 +1,377 @@
+//! The Hooker's stream service over one session: moves bytes between applications' TCP sockets and
+//! the session's rings, many flows side by side.
+
+use std::{
+    any::Any,
+    collections::{BTreeMap, VecDeque},
+    io::{self, Read, Write},
+    net::{Shutdown, SocketAddr, TcpStream},
+};
+
+use vtl::ring::{RxRing, TxRing};
+use vtl_proto::mux::{DATA_HEADER, Event, Mux, MuxError, ResetCode, StreamId};
+
+use super::set_linger;
+
+/// Packets taken from the receive ring between two flushes to the applications.
+const RECEIVE_BATCH: u64 = 64;
+/// Packets that one flow may fill before the next flow's turn.
+const QUANTUM: u64 = 32;
+
+/// What the application's side of a flow is.
+pub(super) enum App<H> {
+    /// Its connection.
+    Socket(TcpStream),
+    /// vtld's connection to a local server, not established yet.
+    Connecting(TcpStream),
+    /// It waits for the outcome of its connect.
+    Held(H),
+    /// Told that its connect succeeded; its connection is on the way.
+    Accepting,
+}
+
+pub(super) struct Flow<H> {
+    pub(super) app: App<H>,
+    readable: bool,
+    writable: bool,
+    /// The application has sent its FIN.
+    eof: bool,
+    /// The peer's application has sent its FIN, behind `inbox`.
+    peer_fin: bool,
+    /// Our FIN to the application has left.
+    shut: bool,
+    /// Bytes for the application.
+    inbox: VecDeque<u8>,
+    /// What must live as long as the flow.
+    _guard: Option<Box<dyn Any + Send>>,
+}
+
+/// What the engine must do after a call.
+pub(super) enum Effect<H> {
+    /// Connect to the local application; then [`Streams::serve`] or [`Streams::refuse`].
+    Open { id: StreamId, dest: SocketAddr, client: SocketAddr },
+    /// The peer has accepted the flow of this waiting connect.
+    Accept { id: StreamId, held: H },
+    /// The peer refused it.
+    Refuse { held: H, code: ResetCode },
+}
+
+pub(super) struct Streams<H> {
+    mux: Mux,
+    flows: BTreeMap<StreamId, Flow<H>>,
+    tx: TxRing,
+    rx: RxRing,
+    /// The flow whose turn it is.
+    turn: StreamId,
+    pub(super) bytes_sent: u64,
+    pub(super) bytes_received: u64,
+}
+
+/// What a round of work leaves to be done.
+#[derive(Default)]
+pub(super) struct Progress {
+    /// The peer should hear about room in our receive ring.
+    pub(super) window: bool,
+    /// There is more to read right away.
+    pub(super) more: bool,
+}
+
+impl<H> Streams<H> {
+    pub(super) fn new(initiator: bool, tx: TxRing, rx: RxRing) -> Self {
+        let mux = Mux::new(initiator, vtl_proto::mux::DEFAULT_WINDOW);
+        Self {
+            mux,
+            flows: BTreeMap::new(),
+            tx,
+            rx,
+            turn: StreamId(0),
+            bytes_sent: 0,
+            bytes_received: 0,
+        }
+    }
+
+    pub(super) fn flows(&self) -> usize {
+        self.flows.len()
+    }
+
+    /// Opens a stream for a local application; gives it back if the session is full.
+    pub(super) fn open(
+        &mut self,
+        app: App<H>,
+        dest: SocketAddr,
+        src: SocketAddr,
+    ) -> Result<StreamId, App<H>> {
+        match self.mux.open(dest, src) {
+            Ok(id) => {
+                self.insert(id, app, None);
+                Ok(id)
+            }
+            Err(_) => Err(app),
+        }
+    }
+
+    /// The local server of a flow that the peer opened is being connected to.
+    pub(super) fn serve(&mut self, id: StreamId, app: TcpStream, guard: Option<Box<dyn Any + Send>>) {
+        self.insert(id, App::Connecting(app), guard);
+    }
+
+    pub(super) fn refuse(&mut self, id: StreamId, code: ResetCode) {
+        self.flows.remove(&id);
+        self.mux.reset(id, code);
+    }
+
+    /// The connection of an application whose connect was accepted.
+    pub(super) fn attach(&mut self, id: StreamId, app: TcpStream) {
+        if let Some(flow) = self.flows.get_mut(&id) {
+            flow.app = App::Socket(app);
+            flow.readable = true;
+            flow.writable = true;
+        }
+    }
+
+    fn insert(&mut self, id: StreamId, app: App<H>, guard: Option<Box<dyn Any + Send>>) {
+        let ready = matches!(app, App::Socket(_));
+        let flow = Flow {
+            app,
+            readable: ready,
+            writable: ready,
+            eof: false,
+            peer_fin: false,
+            shut: false,
+            inbox: VecDeque::new(),
+            _guard: guard,
+        };
+        self.flows.insert(id, flow);
+    }
+
+    /// The flow's socket, to be watched.
+    pub(super) fn socket(&self, id: StreamId) -> Option<&TcpStream> {
+        match &self.flows.get(&id)?.app {
+            App::Socket(socket) | App::Connecting(socket) => Some(socket),
+            App::Held(_) | App::Accepting => None,
+        }
+    }
+
+    /// The socket of a flow is ready (edge-triggered).
+    pub(super) fn ready(&mut self, id: StreamId, read: bool, write: bool) {
+        let Some(flow) = self.flows.get_mut(&id) else { return };
+        flow.readable |= read;
+        flow.writable |= write;
+        if write && matches!(flow.app, App::Connecting(_)) {
+            self.connected(id);
+        }
+        self.flush(id);
+    }
+
+    fn connected(&mut self, id: StreamId) {
+        let Some(flow) = self.flows.get_mut(&id) else { return };
+        let App::Connecting(socket) = &flow.app else { return };
+        match socket.take_error() {
+            Ok(None) if socket.peer_addr().is_ok() => {
+                let App::Connecting(socket) = std::mem::replace(&mut flow.app, App::Accepting) else {
+                    return;
+                };
+                flow.app = App::Socket(socket);
+                flow.readable = true;
+                self.mux.accept_opened(id);
+            }
+            Ok(None) => {} // still on its way
+            Ok(Some(error)) | Err(error) => {
+                let code = match error.raw_os_error() {
+                    Some(libc::ECONNREFUSED) => ResetCode::Refused,
+                    Some(libc::ETIMEDOUT) => ResetCode::Timeout,
+                    Some(libc::EHOSTUNREACH | libc::ENETUNREACH) => ResetCode::Unreachable,
+                    _ => ResetCode::Rst,
+                };
+                self.refuse(id, code);
+            }
+        }
+    }
+
+    /// Takes packets from the receive ring and hands bytes to the applications.
+    pub(super) fn receive(&mut self, effects: &mut Vec<Effect<H>>) -> Result<Progress, MuxError> {
+        let mut progress = Progress::default();
+        for _ in 0..8 {
+            let count = self.rx.available().min(RECEIVE_BATCH);
+            if count == 0 {
+                if self.rx.prepare_wait() || self.rx.closed().is_some() {
+                    return Ok(progress);
+                }
+                continue;
+            }
+            let mut touched: Vec<StreamId> = Vec::new();
+            let Self { mux, flows, rx, .. } = self;
+            for i in 0..count {
+                self.bytes_received += rx.packet(i).len() as u64;
+                mux.handle_packet(rx.packet(i), &mut |event| {
+                    take(event, flows, effects, &mut touched);
+                })?;
+            }
+            progress.window |= self.rx.consume(count);
+            for id in touched {
+                self.flush(id);
+            }
+        }
+        progress.more = true;
+        Ok(progress)
+    }
+
+    /// Writes what waits for an application, and ends its direction behind it.
+    fn flush(&mut self, id: StreamId) {
+        let Some(flow) = self.flows.get_mut(&id) else { return };
+        let App::Socket(socket) = &mut flow.app else { return };
+        while flow.writable && !flow.inbox.is_empty() {
+            let (front, _) = flow.inbox.as_slices();
+            match socket.write(front) {
+                Ok(n) => {
+                    flow.inbox.drain(..n);
+                    self.mux.consumed(id, n as u64);
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => flow.writable = false,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => {
+                    self.refuse(id, ResetCode::Rst);
+                    return;
+                }
+            }
+        }
+        if flow.peer_fin && flow.inbox.is_empty() && !flow.shut {
+            // From here on the end that the application sees is the true one.
+            set_linger(socket, false);
+            let _ = socket.shutdown(Shutdown::Write);
+            flow.shut = true;
+        }
+        if flow.shut && flow.eof {
+            self.flows.remove(&id);
+        }
+    }
+
+    /// Fills the transmit ring with control frames and the applications' bytes. Returns whether
+    /// packets were published.
+    pub(super) fn transmit(&mut self) -> bool {
+        let mut published = false;
+        loop {
+            while self.mux.has_control() && self.tx.room() > 0 {
+                let n = self.mux.poll_control(self.tx.slot(0));
+                if n == 0 {
+                    break;
+                }
+                self.tx.publish(&[n as u32]);
+                published = true;
+            }
+            let mut moved = false;
+            let behind = self.flows.range(self.turn..).map(|(id, _)| *id);
+            let before = self.flows.range(..self.turn).map(|(id, _)| *id);
+            for id in behind.chain(before).collect::<Vec<_>>() {
+                if self.tx.room() == 0 {
+                    self.turn = id;
+                    return published;
+                }
+                moved |= self.read(id);
+            }
+            published |= moved;
+            if !moved && !(self.mux.has_control() && self.tx.room() > 0) {
+                return published;
+            }
+        }
+    }
+
+    /// Reads from one application straight into the ring. Returns whether packets were made.
+    fn read(&mut self, id: StreamId) -> bool {
+        let Some(flow) = self.flows.get_mut(&id) else { return false };
+        let App::Socket(socket) = &mut flow.app else { return false };
+        if !flow.readable || flow.eof {
+            return false;
+        }
+        let each = self.tx.max_payload() - DATA_HEADER;
+        let credit = self.mux.credit(id);
+        let count = self.tx.room().min(QUANTUM).min(credit.div_ceil(each as u64));
+        if credit == 0 || count == 0 {
+            return false;
+        }
+        let most = credit.min(count * each as u64) as usize;
+        let mut areas = self.tx.areas(most, DATA_HEADER);
+        let mut left = match socket.read_vectored(&mut areas) {
+            Ok(0) => {
+                flow.eof = true;
+                self.mux.finish(id);
+                if flow.shut {
+                    self.flows.remove(&id);
+                }
+                return false;
+            }
+            Ok(n) => n,
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                flow.readable = false;
+                return false;
+            }
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => return false,
+            Err(_) => {
+                self.refuse(id, ResetCode::Rst);
+                return false;
+            }
+        };
+        self.bytes_sent += left as u64;
+        let mut lengths = Vec::with_capacity(count as usize);
+        while left > 0 {
+            let len = left.min(each);
+            let header = self.mux.data_header(id, len as u16).expect("within the credit");
+            self.tx.slot(lengths.len() as u64)[..DATA_HEADER].copy_from_slice(&header);
+            lengths.push((DATA_HEADER + len) as u32);
+            left -= len;
+        }
+        self.tx.publish(&lengths);
+        true
+    }
+
+    /// Everything that was handed over has reached the peer.
+    pub(super) fn idle(&self) -> bool {
+        self.flows.is_empty() && !self.mux.has_control() && self.tx.unacknowledged() == 0
+    }
+
+    /// The flows that wait for the peer's answer, when the session ends without one.
+    pub(super) fn into_held(self) -> impl Iterator<Item = H> {
+        self.flows.into_values().filter_map(|flow| match flow.app {
+            App::Held(held) => Some(held),
+            App::Socket(_) | App::Connecting(_) | App::Accepting => None,
+        })
+    }
+}
+
+/// Applies what arrived to the flows.
+fn take<H>(
+    event: Event<'_>,
+    flows: &mut BTreeMap<StreamId, Flow<H>>,
+    effects: &mut Vec<Effect<H>>,
+    touched: &mut Vec<StreamId>,
+) {
+    match event {
+        Event::Open { id, dst, src } => effects.push(Effect::Open { id, dest: dst, client: src }),
+        Event::Opened { id } => {
+            let Some(flow) = flows.get_mut(&id) else { return };
+            match std::mem::replace(&mut flow.app, App::Accepting) {
+                App::Held(held) => effects.push(Effect::Accept { id, held }),
+                other => flow.app = other,
+            }
+        }
+        Event::Data { id, bytes } => {
+            if let Some(flow) = flows.get_mut(&id) {
+                flow.inbox.extend(bytes);
+                touched.push(id);
+            }
+        }
+        Event::Fin { id } => {
+            if let Some(flow) = flows.get_mut(&id) {
+                flow.peer_fin = true;
+                touched.push(id);
+            }
+        }
+        Event::Reset { id, code } => {
+            // Dropping the socket resets the application's connection: it lingers for zero.
+            if let Some(Flow { app: App::Held(held), .. }) = flows.remove(&id) {
+                effects.push(Effect::Refuse { held, code });
+            }
+        }
+        Event::Writable { .. } => {} // every round tries all flows
+    }
+}

@@ -1,0 +1,292 @@
+//! The control socket: JSON requests of `vtl` and of the client library, one thread a connection.
+//!
+//! Members of the socket's group may look, run their own programs hooked, and have sessions of
+//! their own. What changes the host for others (hooks, grafts) is for root.
+
+use std::{
+    fs, io,
+    os::{
+        fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
+        unix::fs::{PermissionsExt, chown},
+    },
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    thread,
+};
+
+use anyhow::{Context, bail};
+use nix::{
+    sys::socket::{
+        AddressFamily, Backlog, SockFlag, SockType, UnixAddr, accept4, bind, getsockopt, listen,
+        socket, sockopt,
+    },
+    unistd::{Gid, Group},
+};
+use serde_json::{Value, json};
+use vtl::control::{self, Client};
+use vtl_proto::services::Services;
+
+use crate::{
+    broker::{self, Granted, Owner},
+    hooker::{Hooked, Hooker},
+};
+
+/// Connections at a time.
+const MAX_CLIENTS: usize = 2048;
+
+/// The listening control socket; its file goes with it.
+pub struct Control {
+    socket: OwnedFd,
+    path: PathBuf,
+}
+
+/// What requests act on.
+struct Service {
+    broker: broker::Handle,
+    hooker: Arc<Hooker>,
+    clients: AtomicUsize,
+    next_owner: AtomicU64,
+}
+
+impl Control {
+    /// Binds the socket, and opens it to a group if there is one of that name.
+    ///
+    /// # Errors
+    /// Another daemon answers there, or the place cannot be written.
+    pub fn bind(path: &Path, group: &str) -> anyhow::Result<Self> {
+        if Client::connect(path).is_ok() {
+            bail!("another vtld answers at {}: stop it, or choose another --socket", path.display());
+        }
+        if let Some(folder) = path.parent().filter(|f| !f.as_os_str().is_empty()) {
+            fs::create_dir_all(folder)
+                .with_context(|| format!("cannot make the folder {}", folder.display()))?;
+        }
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(error).with_context(|| format!("cannot replace {}", path.display()));
+            }
+            _ => {}
+        }
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let fd = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
+        bind(fd.as_raw_fd(), &UnixAddr::new(path)?)
+            .with_context(|| format!("cannot bind {}", path.display()))?;
+        // Narrow before anybody can connect: listen comes last.
+        fs::set_permissions(path, fs::Permissions::from_mode(0o660))?;
+        if let Ok(Some(group)) = Group::from_name(group) {
+            chown(path, None, Some(Gid::as_raw(group.gid)))?;
+        }
+        listen(&fd, Backlog::new(128)?)?;
+        Ok(Self { socket: fd, path: path.to_path_buf() })
+    }
+
+    /// Serves requests on threads of their own, from now until the process ends.
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub fn serve(&self, broker: broker::Handle, hooker: Arc<Hooker>) -> io::Result<()> {
+        let service = Arc::new(Service {
+            broker,
+            hooker,
+            clients: AtomicUsize::new(0),
+            next_owner: AtomicU64::new(1),
+        });
+        let socket = self.socket.try_clone()?;
+        thread::Builder::new().name("vtl-control".into()).spawn(move || {
+            loop {
+                match accept4(socket.as_raw_fd(), SockFlag::SOCK_CLOEXEC) {
+                    Ok(fd) => {
+                        // SAFETY: accept made this descriptor for us alone.
+                        let client = unsafe { OwnedFd::from_raw_fd(fd) };
+                        start(Arc::clone(&service), client);
+                    }
+                    Err(error) => {
+                        tracing::warn!(%error, "accepting a control connection");
+                        thread::sleep(std::time::Duration::from_millis(50));
+                    }
+                }
+            }
+        })?;
+        Ok(())
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+fn start(service: Arc<Service>, client: OwnedFd) {
+    if service.clients.fetch_add(1, Ordering::Relaxed) >= MAX_CLIENTS {
+        service.clients.fetch_sub(1, Ordering::Relaxed);
+        return;
+    }
+    let work = move || {
+        let owner = service.next_owner.fetch_add(1, Ordering::Relaxed);
+        service.converse(&client, owner);
+        service.broker.gone(owner);
+        service.clients.fetch_sub(1, Ordering::Relaxed);
+    };
+    let started = thread::Builder::new().name("vtl-client".into()).stack_size(256 << 10).spawn(work);
+    if let Err(error) = started {
+        tracing::warn!(%error, "no thread for a control connection");
+    }
+}
+
+/// Who asks.
+struct Peer {
+    pid: u32,
+    root: bool,
+}
+
+type Answer = Result<(Value, Vec<OwnedFd>), String>;
+
+impl Service {
+    fn converse(&self, client: &OwnedFd, owner: Owner) {
+        let Ok(credentials) = getsockopt(client, sockopt::PeerCredentials) else { return };
+        let peer = Peer { pid: credentials.pid() as u32, root: credentials.uid() == 0 };
+        loop {
+            let answer = match control::receive(client.as_raw_fd()) {
+                Ok(Some((request, _))) => self.answer(&request, &peer, owner),
+                Ok(None) => return,
+                Err(error @ control::Error::Malformed(_)) => Err(error.to_string()),
+                Err(_) => return,
+            };
+            let (value, descriptors) = match answer {
+                Ok((mut value, descriptors)) => {
+                    value["ok"] = true.into();
+                    (value, descriptors)
+                }
+                Err(error) => (json!({ "ok": false, "error": error }), Vec::new()),
+            };
+            let fds: Vec<_> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
+            if control::send(client.as_fd().as_raw_fd(), &value, &fds).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn answer(&self, request: &Value, peer: &Peer, owner: Owner) -> Answer {
+        let op = request["op"].as_str().ok_or("the request names no op")?;
+        let plain = |value: Value| Ok((value, Vec::new()));
+        let done = || Ok((json!({}), Vec::new()));
+        let root = || {
+            if peer.root { Ok(()) } else { Err(format!("{op} is for root: use sudo")) }
+        };
+        match op {
+            "status" => {
+                let mut status = self.broker.status()?;
+                status["hooks"] = self.hooks();
+                plain(status)
+            }
+            "graft_list" => plain(self.broker.grafts()?),
+            "graft_deploy" => {
+                root()?;
+                plain(self.broker.deploy(text(request, "name")?)?)
+            }
+            "graft_remove" => {
+                root()?;
+                self.broker.remove(text(request, "name")?)?;
+                done()
+            }
+            "hook_list" => plain(json!({ "hooks": self.hooks() })),
+            "hook_run" => {
+                let id = self.hooker.hook_pid(peer.pid).map_err(|e| e.to_string())?;
+                plain(json!({ "id": id }))
+            }
+            "hook_add" => {
+                root()?;
+                let id = match target(request)? {
+                    Target::Port(port) => self.hooker.hook_port(port),
+                    Target::Cgroup(path) => self.hooker.hook_cgroup(&path),
+                };
+                plain(json!({ "id": id.map_err(|e| e.to_string())? }))
+            }
+            "hook_remove" => {
+                root()?;
+                let wanted = target(request)?;
+                let hook = self.hooker.list().into_iter().find(|h| match (&h.what, &wanted) {
+                    (Hooked::Port(port), Target::Port(other)) => port == other,
+                    (Hooked::Cgroup(path), Target::Cgroup(other)) => path == other,
+                    _ => false,
+                });
+                let hook = hook.ok_or("there is no such hook: vtl hook list")?;
+                self.hooker.unhook(hook.id).map_err(|e| e.to_string())?;
+                done()
+            }
+            "connect" => {
+                let host = text(request, "host")?;
+                let host = host.parse().map_err(|_| format!("{host} is no IP address"))?;
+                let port = number(request, "port")?;
+                let services = request["services"].as_u64().and_then(|n| n.try_into().ok());
+                let services = Services::from_bits(services.unwrap_or_default());
+                let to = std::net::SocketAddr::new(host, port);
+                granted(self.broker.connect(owner, to, services)?)
+            }
+            "listen" => {
+                self.broker.listen(owner, number(request, "port")?)?;
+                done()
+            }
+            "accept" => granted(self.broker.accept(owner)?),
+            "close" => {
+                self.broker.close(owner, request["aborted"].as_bool().unwrap_or(false));
+                done()
+            }
+            other => Err(format!("unknown op \"{other}\"")),
+        }
+    }
+
+    fn hooks(&self) -> Value {
+        let row = |hook: crate::hooker::Hook| match hook.what {
+            Hooked::Run { pid, cgroup } => json!({
+                "id": hook.id, "run": pid, "cgroup": cgroup, "processes": hook.processes,
+            }),
+            Hooked::Cgroup(path) => {
+                json!({ "id": hook.id, "cgroup": path, "processes": hook.processes })
+            }
+            Hooked::Port(port) => json!({ "id": hook.id, "port": port }),
+        };
+        self.hooker.list().into_iter().map(row).collect()
+    }
+}
+
+/// What a hook is put on.
+enum Target {
+    Port(u16),
+    Cgroup(PathBuf),
+}
+
+fn target(request: &Value) -> Result<Target, String> {
+    match (request["port"].as_u64(), request["cgroup"].as_str()) {
+        (Some(_), None) => number(request, "port").map(Target::Port),
+        (None, Some(path)) => Ok(Target::Cgroup(path.into())),
+        _ => Err("name either a port or a cgroup".into()),
+    }
+}
+
+fn text(request: &Value, key: &str) -> Result<String, String> {
+    request[key].as_str().map(str::to_owned).ok_or_else(|| format!("the request lacks \"{key}\""))
+}
+
+fn number(request: &Value, key: &str) -> Result<u16, String> {
+    request[key]
+        .as_u64()
+        .and_then(|n| u16::try_from(n).ok())
+        .filter(|n| *n > 0)
+        .ok_or_else(|| format!("\"{key}\" must be a number from 1 to 65535"))
+}
+
+fn granted(granted: Granted) -> Answer {
+    let value = json!({
+        "sid": granted.sid,
+        "slots": granted.slots,
+        "max_payload": granted.max_payload,
+        "graft": granted.graft,
+        "peer": granted.peer,
+    });
+    Ok((value, granted.descriptors.into()))
+}
