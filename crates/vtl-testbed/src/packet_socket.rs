@@ -171,9 +171,8 @@ impl PacketSocket {
             ));
         }
         // SAFETY: `fd` was just created and belongs to nobody else.
-        let socket = PacketSocket {
-            fd: unsafe { OwnedFd::from_raw_fd(fd) },
-        };
+        let owned = unsafe { OwnedFd::from_raw_fd(fd) };
+        let socket = PacketSocket { fd: owned };
         for (level, option, value) in [
             // What the emulator itself sends through this device is not to be seen again.
             (libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, 1),
