@@ -127,10 +127,11 @@ pub(crate) fn flood(testbed: &Testbed, from: Host, to: Host, mbit: f64, time: Du
                     std::thread::sleep(Duration::from_micros(50));
                 }
                 // A machine that stalled must not catch up in one burst.
-                for _ in sent..owed.min(sent + 20) {
+                let due = owed.saturating_sub(sent).min(20);
+                for _ in 0..due {
                     sender.send_to(&payload, target).expect("sent");
-                    sent += 1;
                 }
+                sent += due;
             }
             sent
         });
