@@ -12,6 +12,7 @@ mod interrupt;
 mod manual;
 mod output;
 mod progress;
+mod status;
 
 use std::process::ExitCode;
 
@@ -26,7 +27,7 @@ fn main() -> ExitCode {
         Command::Run(args) => hook::exec(&args, socket),
         Command::Hook(command) => hook::run(&command, socket),
         Command::Graft(command) => graft::run(&command, socket),
-        Command::Status { json } => status(socket, json),
+        Command::Status { json } => status::run(socket, json),
         Command::Testbed(args) => match vtl_testbed::cli::run(args) {
             // `testbed exec` ends as the command that it ran.
             Ok(status) => return status,
@@ -41,10 +42,4 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(err) => failure::report(&err),
     }
-}
-
-fn status(socket: &daemon::SocketArgs, json: bool) -> anyhow::Result<()> {
-    let answer = socket.call(&serde_json::json!({ "op": "status" }))?;
-    output::show(&answer, json)?;
-    Ok(())
 }

@@ -7,13 +7,16 @@ use serde_json::{Map, Value};
 
 /// Prints an answer: as JSON, or as lines `key: value` with lists as tables.
 pub(crate) fn show(answer: &Value, json: bool) -> io::Result<()> {
-    let mut out = io::stdout().lock();
     if json {
-        serde_json::to_writer_pretty(&mut out, answer)?;
-        writeln!(out)
+        print(&format!("{answer:#}\n"))
     } else {
-        out.write_all(text(answer).as_bytes())
+        print(&text(answer))
     }
+}
+
+/// Writes to standard output; unlike `print!`, a failure is an error and no panic.
+pub(crate) fn print(text: &str) -> io::Result<()> {
+    io::stdout().lock().write_all(text.as_bytes())
 }
 
 fn text(answer: &Value) -> String {
@@ -28,7 +31,7 @@ fn text(answer: &Value) -> String {
             Value::Array(items) if items.iter().all(Value::is_object) => {
                 let rows: Vec<&Map<String, Value>> =
                     items.iter().filter_map(Value::as_object).collect();
-                let _ = writeln!(out, "{}:\n{}", words(key), table(&rows));
+                let _ = writeln!(out, "{}:\n{}", words(key), table(&rows, &keys(&rows)));
             }
             value => {
                 let _ = writeln!(out, "{}: {}", words(key), cell(value));
@@ -40,21 +43,27 @@ fn text(answer: &Value) -> String {
     out
 }
 
-/// One column for each key of any row, in the order of first appearance.
-fn table(rows: &[&Map<String, Value>]) -> String {
-    let mut keys: Vec<&String> = Vec::new();
+/// Every key of any row, in the order of first appearance.
+fn keys<'a>(rows: &[&'a Map<String, Value>]) -> Vec<&'a str> {
+    let mut keys: Vec<&str> = Vec::new();
     for key in rows.iter().flat_map(|row| row.keys()) {
-        if !keys.contains(&key) {
+        if !keys.contains(&key.as_str()) {
             keys.push(key);
         }
     }
-    let mut lines = vec![keys.iter().map(|key| words(key)).collect::<Vec<_>>()];
+    keys
+}
+
+/// A table of these columns; one that no row fills is left out.
+pub(crate) fn table(rows: &[&Map<String, Value>], columns: &[&str]) -> String {
+    let filled = |column: &&&str| rows.iter().any(|row| row.contains_key(**column));
+    let columns: Vec<&str> = columns.iter().filter(filled).copied().collect();
+    let mut lines = vec![columns.iter().map(|key| words(key)).collect::<Vec<_>>()];
     for row in rows {
-        lines.push(
-            keys.iter()
-                .map(|key| row.get(*key).map_or(String::new(), cell))
-                .collect(),
-        );
+        let cells = columns
+            .iter()
+            .map(|key| row.get(*key).map_or(String::new(), cell));
+        lines.push(cells.collect());
     }
     let mut out = String::new();
     for line in &lines {
@@ -81,12 +90,25 @@ fn cell(value: &Value) -> String {
                 .map(|(key, value)| format!("{} {}", words(key), cell(value)));
             pairs.collect::<Vec<_>>().join(", ")
         }
-        Value::Number(number) => number.to_string(),
+        // Measurements do not deserve more digits than they have.
+        Value::Number(number) => match number.as_f64() {
+            Some(value) if number.is_f64() => format!("{value:.1}"),
+            _ => number.to_string(),
+        },
     }
 }
 
-fn words(key: &str) -> String {
+/// A key of the protocol as people write it.
+pub(crate) fn words(key: &str) -> String {
     key.replace('_', " ")
+}
+
+/// Lower-case hexadecimal.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
 }
 
 #[cfg(test)]

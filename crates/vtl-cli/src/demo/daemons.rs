@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::daemon;
 use anyhow::{Context, bail};
+use serde::Serialize;
 use serde_json::{Value, json};
 use vtl_testbed::{Host, Testbed};
 
@@ -22,28 +23,31 @@ const START: Duration = Duration::from_secs(15);
 #[derive(Debug)]
 pub(super) struct Daemons {
     client_socket: PathBuf,
+    server_socket: PathBuf,
     _client: Background,
     _server: Background,
 }
 
 impl Daemons {
-    /// Starts both and waits until they answer.
+    /// Starts both and waits until they answer. What they say goes into files below `logs`.
     pub(super) fn start(
         testbed: &Testbed,
         scratch: &Scratch,
+        logs: &Path,
         interrupt: &Interrupt,
     ) -> anyhow::Result<Self> {
         let client_socket = scratch.path().join("client.sock");
         let server_socket = scratch.path().join("server.sock");
-        let mut server = spawn(testbed, Host::Server, &server_socket, scratch)?;
-        let mut client = spawn(testbed, Host::Client, &client_socket, scratch)?;
+        let mut server = spawn(testbed, Host::Server, &server_socket, logs)?;
+        let mut client = spawn(testbed, Host::Client, &client_socket, logs)?;
         wait(&mut server, &server_socket, interrupt)
-            .with_context(|| complaint(scratch, Host::Server))?;
+            .with_context(|| complaint(logs, Host::Server))?;
         wait(&mut client, &client_socket, interrupt)
-            .with_context(|| complaint(scratch, Host::Client))?;
+            .with_context(|| complaint(logs, Host::Client))?;
         daemon::call(&server_socket, &json!({ "op": "hook_add", "port": PORT }))?;
         Ok(Self {
             client_socket,
+            server_socket,
             _client: client,
             _server: server,
         })
@@ -65,21 +69,36 @@ impl Daemons {
         Ok(command)
     }
 
-    /// What the client's daemon says it is carrying.
-    pub(super) fn status(&self) -> anyhow::Result<Value> {
-        daemon::call(&self.client_socket, &json!({ "op": "status" }))
+    /// What both say they are carrying.
+    pub(super) fn statuses(&self) -> anyhow::Result<Statuses> {
+        let status = |socket| daemon::call(socket, &json!({ "op": "status" }));
+        Ok(Statuses {
+            client: status(&self.client_socket)?,
+            server: status(&self.server_socket)?,
+        })
     }
 }
 
-/// Starts a daemon; what it says goes into a file that names its host.
-fn spawn(
-    testbed: &Testbed,
-    host: Host,
-    socket: &Path,
-    scratch: &Scratch,
-) -> anyhow::Result<Background> {
+/// What the daemons answer to `status`.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Statuses {
+    client: Value,
+    server: Value,
+}
+
+impl Statuses {
+    /// Bytes of applications that reached the client over VTL.
+    pub(super) fn carried(&self) -> u64 {
+        let sessions = self.client["sessions"].as_array();
+        let bytes = |session: &Value| session["bytes_received"].as_u64().unwrap_or(0);
+        sessions.into_iter().flatten().map(bytes).sum()
+    }
+}
+
+/// Starts a daemon; its log names its host.
+fn spawn(testbed: &Testbed, host: Host, socket: &Path, logs: &Path) -> anyhow::Result<Background> {
     let program = vtld()?;
-    let log = std::fs::File::create(log_of(scratch, host))?;
+    let log = std::fs::File::create(log_of(logs, host))?;
     let mut command = testbed.command(host, program)?;
     command
         .arg("--socket")
@@ -118,13 +137,13 @@ fn wait(vtld: &mut Background, socket: &Path, interrupt: &Interrupt) -> anyhow::
     }
 }
 
-fn log_of(scratch: &Scratch, host: Host) -> PathBuf {
-    scratch.path().join(format!("vtld-{}.log", host.name()))
+fn log_of(logs: &Path, host: Host) -> PathBuf {
+    logs.join(format!("vtld-{}.log", host.name()))
 }
 
 /// The last line the daemon wrote.
-fn complaint(scratch: &Scratch, host: Host) -> String {
-    let text = std::fs::read_to_string(log_of(scratch, host)).unwrap_or_default();
+fn complaint(logs: &Path, host: Host) -> String {
+    let text = std::fs::read_to_string(log_of(logs, host)).unwrap_or_default();
     let words = text.lines().next_back().unwrap_or("it gave no reason");
     format!("the {}'s daemon: {words}", host.name())
 }

@@ -13,6 +13,7 @@ use sha2::{Digest, Sha256};
 use super::child::Background;
 use super::payload;
 use crate::interrupt::Interrupt;
+use crate::output::hex;
 
 /// The distance between two samples of the progress.
 const SAMPLE: Duration = Duration::from_millis(100);
@@ -102,7 +103,7 @@ pub(super) fn run(
     drop(curl);
     let time = if cut { limit } else { last_byte };
     samples.push((time, bytes));
-    let sha256 = payload::hex(&hash.finalize());
+    let sha256 = hex(&hash.finalize());
     Ok(Outcome {
         bytes,
         time,

@@ -173,7 +173,12 @@ impl Leg<'_> {
             self.testbed.tune_tcp(host, control)?;
         }
         let daemons = match self.transport {
-            Transport::Vtl => Some(Daemons::start(self.testbed, self.scratch, self.interrupt)?),
+            Transport::Vtl => Some(Daemons::start(
+                self.testbed,
+                self.scratch,
+                &self.args.out,
+                self.interrupt,
+            )?),
             Transport::Cubic | Transport::Bbr => None,
         };
         let mut command = match &daemons {
@@ -183,7 +188,7 @@ impl Leg<'_> {
         self.curl(&mut command);
 
         let mut progress = Progress::start(label, Some(self.args.size));
-        let mut seen = None;
+        let mut control = None;
         let limit = Duration::from_secs(self.args.cut);
         let outcome = download::run(
             &mut command,
@@ -192,18 +197,27 @@ impl Leg<'_> {
             self.interrupt,
             |elapsed, bytes| {
                 progress.update(bytes);
-                if seen.is_none() && elapsed >= LOOK {
-                    seen = Some(self.look(daemons.as_ref())?);
+                if control.is_none() && elapsed >= LOOK {
+                    control = self.congestion_control()?;
                 }
                 Ok(())
             },
         )
-        .with_context(|| format!("{}, run {}", self.transport.name(), self.run))?;
+        .with_context(|| self.describe())?;
 
         let mut row = Row::new(self.transport, self.run, self.args.size, outcome);
-        let seen = seen.unwrap_or_default();
-        row.congestion_control = seen.congestion_control;
-        row.daemon = seen.daemon;
+        row.congestion_control = control;
+        if let Some(daemons) = &daemons {
+            let statuses = daemons.statuses()?;
+            let carried = statuses.carried();
+            if carried < row.bytes {
+                bail!(
+                    "only {carried} of the {} bytes that curl received came over VTL; the rest was plain TCP",
+                    row.bytes
+                );
+            }
+            row.daemons = Some(statuses);
+        }
         progress.finish(&format!(
             "{:.1} MB in {:.2} s, {:.1} Mbit/s{}",
             row.bytes as f64 / 1e6,
@@ -212,6 +226,15 @@ impl Leg<'_> {
             if row.complete { "" } else { " (cut)" },
         ));
         Ok(row)
+    }
+
+    /// Which download failed, and where more is said about it.
+    fn describe(&self) -> String {
+        let which = format!("{}, run {}", self.transport.name(), self.run);
+        match self.transport {
+            Transport::Vtl => format!("{which} (see {}/vtld-*.log)", self.args.out.display()),
+            Transport::Cubic | Transport::Bbr => which,
+        }
     }
 
     /// Adds curl's arguments: the user's configuration and proxies have no say.
@@ -234,36 +257,22 @@ impl Leg<'_> {
             .arg(format!("http://{host}:{}/{}", server::PORT, server::FILE));
     }
 
-    /// Looks at the transfer while it runs. A TCP baseline that uses another congestion control
-    /// than its name says is an error: a "cubic" that is BBR would go unnoticed.
-    fn look(&self, daemons: Option<&Daemons>) -> anyhow::Result<Seen> {
-        let control = congestion_control(self.testbed)?;
-        if let (Some(want), Some(is)) = (self.transport.congestion_control(), &control)
+    /// The congestion control of the web server's connection, if there is one now. A TCP baseline
+    /// that uses another one than its name says is an error: a "cubic" that is BBR would go
+    /// unnoticed.
+    fn congestion_control(&self) -> anyhow::Result<Option<String>> {
+        let connections = self.testbed.congestion_controls(Host::Server)?;
+        let served = connections
+            .into_iter()
+            .find(|c| c.local.port() == server::PORT);
+        let is = served.map(|connection| connection.name);
+        if let (Some(want), Some(is)) = (self.transport.congestion_control(), &is)
             && want != is
         {
             bail!("the web server's connection uses {is} where {want} was set");
         }
-        Ok(Seen {
-            congestion_control: control,
-            daemon: daemons.map(Daemons::status).transpose()?,
-        })
+        Ok(is)
     }
-}
-
-/// What a look at a running transfer shows.
-#[derive(Default)]
-struct Seen {
-    congestion_control: Option<String>,
-    daemon: Option<serde_json::Value>,
-}
-
-/// The congestion control of the web server's connection, if there is one.
-fn congestion_control(testbed: &Testbed) -> anyhow::Result<Option<String>> {
-    let connections = testbed.congestion_controls(Host::Server)?;
-    let served = connections
-        .into_iter()
-        .find(|c| c.local.port() == server::PORT);
-    Ok(served.map(|connection| connection.name))
 }
 
 /// Writes the rows and the picture, prints the table, and judges.

@@ -7,6 +7,8 @@ use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
+use crate::output::hex;
+
 /// Bytes generated at a time.
 const BLOCK: usize = 64 * 1024;
 
@@ -26,15 +28,6 @@ pub(super) fn sha256(size: u64) -> String {
         Ok(())
     });
     hex(&hash.finalize())
-}
-
-/// Lower-case hexadecimal.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write;
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 fn each_block(size: u64, mut take: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {

@@ -5,6 +5,7 @@ use std::fmt::Write;
 use serde::Serialize;
 use vtl_testbed::Link;
 
+use super::daemons::Statuses;
 use super::download::Outcome;
 use super::transport::Transport;
 
@@ -34,9 +35,9 @@ pub(super) struct Row {
     /// The congestion control of the server's connection, read back from the kernel; for VTL, that
     /// of the connection that stands by.
     pub(super) congestion_control: Option<String>,
-    /// What the client's daemon said about the session while it ran.
+    /// What both daemons said about the session at its end.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) daemon: Option<serde_json::Value>,
+    pub(super) daemons: Option<Statuses>,
     /// Seconds since the start, and bytes received by then.
     pub(super) samples: Vec<(f64, u64)>,
 }
@@ -62,7 +63,7 @@ impl Row {
             goodput_mbit: mbit(outcome.bytes, seconds),
             second_half_mbit: second_half,
             congestion_control: None,
-            daemon: None,
+            daemons: None,
             samples: outcome
                 .samples
                 .into_iter()

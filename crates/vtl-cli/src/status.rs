@@ -1,0 +1,110 @@
+//! `vtl status`: what the daemon is carrying.
+
+use std::fmt::Write;
+
+use serde_json::{Value, json};
+
+use crate::daemon::SocketArgs;
+use crate::output;
+
+/// Asks the daemon, and prints its answer.
+pub(crate) fn run(socket: &SocketArgs, json: bool) -> anyhow::Result<()> {
+    let answer = socket.call(&json!({ "op": "status" }))?;
+    if json {
+        output::show(&answer, true)?;
+    } else {
+        output::print(&text(&answer))?;
+    }
+    Ok(())
+}
+
+/// What an operator looks for; the JSON form has everything.
+fn text(status: &Value) -> String {
+    let mut out = String::new();
+    let _ = writeln!(
+        out,
+        "vtld {}, up {:.0} s, Linux {}",
+        status["version"].as_str().unwrap_or("?"),
+        status["uptime_s"].as_f64().unwrap_or(0.0),
+        status["kernel"].as_str().unwrap_or("?"),
+    );
+    section(
+        &mut out,
+        "interfaces",
+        &status["interfaces"],
+        &["name", "mtu", "driver", "why"],
+    );
+    section(
+        &mut out,
+        "sessions",
+        &status["sessions"],
+        &[
+            "sid",
+            "peer",
+            "phase",
+            "graft",
+            "rtt_ms",
+            "rate_mbit",
+            "loss_pct",
+            "flows",
+            "sent",
+            "retransmitted",
+            "received",
+        ],
+    );
+    section(
+        &mut out,
+        "hooks",
+        &status["hooks"],
+        &["id", "run", "port", "cgroup", "processes"],
+    );
+    let packets = status["packets"].as_object().into_iter().flatten();
+    let counts = packets.filter(|(_, count)| count.as_u64() != Some(0));
+    let counts: Vec<String> = counts
+        .map(|(name, count)| format!("{} {count}", output::words(name)))
+        .collect();
+    let counts = if counts.is_empty() {
+        "none".to_owned()
+    } else {
+        counts.join(", ")
+    };
+    let _ = writeln!(out, "packets: {counts}");
+    out
+}
+
+fn section(out: &mut String, title: &str, rows: &Value, columns: &[&str]) {
+    let rows: Vec<_> = rows
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_object)
+        .collect();
+    if rows.is_empty() {
+        let _ = writeln!(out, "{title}: none");
+    } else {
+        let _ = write!(out, "{title}:\n{}", output::table(&rows, columns));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text__shows_what_is_there_and_says_what_is_not() {
+        let status = json!({
+            "ok": true, "version": "1.2.3", "uptime_s": 3.7, "kernel": "6.18",
+            "interfaces": [{ "name": "eth0", "mtu": 1500, "driver": "live", "why": "it can" }],
+            "sessions": [], "hooks": [{ "id": 1, "port": 80 }],
+            "packets": { "received": 5, "malformed": 0 },
+        });
+        assert_eq!(
+            text(&status),
+            "vtld 1.2.3, up 4 s, Linux 6.18\n\
+             interfaces:\n  name  mtu   driver  why\n  eth0  1500  live    it can\n\
+             sessions: none\n\
+             hooks:\n  id  port\n  1   80\n\
+             packets: received 5\n"
+        );
+    }
+}
