@@ -16,6 +16,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "vtl/hooker.h"
+#include "vtl/tf.h"
 
 char _license[] SEC("license") = "GPL";
 
@@ -141,10 +142,12 @@ static __always_inline int capture(struct bpf_sock_addr *ctx, const struct vtl_e
     return 1;
 }
 
-/* TCP that the kernel routes as it likes. A socket bound to a device cannot reach lo. */
+/* TCP that the kernel routes as it likes. A socket bound to a device cannot reach lo. A privileged
+ * source port is there to be seen by the server (NFS, rsh), and vtld cannot bind it again. */
 static __always_inline int is_candidate(struct bpf_sock_addr *ctx) {
     return ctx->type == SOCK_STREAM && ctx->protocol == IPPROTO_TCP && ctx->sk &&
-           ctx->sk->bound_dev_if == 0 && ctx->user_port != 0;
+           ctx->sk->bound_dev_if == 0 && ctx->user_port != 0 &&
+           (ctx->sk->src_port == 0 || ctx->sk->src_port >= 1024);
 }
 
 SEC("cgroup/connect4")
@@ -423,6 +426,8 @@ int vtl_sockops(struct bpf_sock_ops *ops) {
     __u32 *own, result;
     __u64 cookie;
 
+    if (bpf_get_netns_cookie(ops) != config.netns_cookie)
+        return 1;
     switch (ops->op) {
     case BPF_SOCK_OPS_TCP_CONNECT_CB:
     case BPF_SOCK_OPS_TCP_LISTEN_CB:
@@ -487,7 +492,9 @@ static __always_inline int syn_has_option(struct __sk_buff *skb, __u32 off, __u3
     if (bpf_skb_load_bytes_relative(skb, off + sizeof(struct tcphdr), opts, len, BPF_HDR_START_NET))
         return 0;
     /* Every option that is not the end takes at least one byte. */
-    for (int turn = 0; turn < 40; turn++) {
+    int turn;
+    vtl_for(turn, 0, 40)
+    {
         if (i > sizeof(opts) - VTL_OPT_LEN)
             return 0;
         __u8 kind = opts[i], size = opts[i + 1];

@@ -56,7 +56,7 @@ fn echo_server(net: &Net, ip: &str, port: u16) -> mpsc::Receiver<SocketAddr> {
                 return;
             }
             std::thread::spawn(move || {
-                let _ = writeln!(stream, "{peer} {local}");
+                let _ = stream.write_all(format!("{peer} {local}\n").as_bytes());
                 let mut buffer = [0; 65536];
                 while let Ok(n @ 1..) = stream.read(&mut buffer) {
                     if stream.write_all(&buffer[..n]).is_err() {
@@ -72,7 +72,7 @@ fn echo_server(net: &Net, ip: &str, port: u16) -> mpsc::Receiver<SocketAddr> {
 
 /// Connects, reads the greeting, says what both ends see.
 const ADDRESSES: &str = "
-s = connect(HOST, PORT)
+s = connect(HOST, PORT, None)
 greeting = b''
 while not greeting.endswith(b'\\n'):
     greeting += s.recv(1000)
@@ -489,9 +489,15 @@ print(s.recv(4), s.getpeername()[0])
     client.kill();
     assert_eq!(attached(&runs[0]), 0);
     for (child, stdout) in &mut readers {
-        let mut text = String::new();
+        let (mut text, mut errors) = (String::new(), String::new());
         stdout.read_to_string(&mut text).unwrap();
-        assert_eq!(text, "reset\nb'late' 10.77.0.2\n");
+        child
+            .stderr
+            .take()
+            .unwrap()
+            .read_to_string(&mut errors)
+            .unwrap();
+        assert_eq!(text, "reset\nb'late' 10.77.0.2\n", "{errors}");
         assert!(child.wait().unwrap().success());
     }
     for thread in later {
@@ -519,6 +525,123 @@ fn pour(net: &Net, port: u16) -> JoinHandle<std::io::Result<()>> {
         let _ = result.send(end);
     });
     std::thread::spawn(move || outcome.recv().unwrap())
+}
+
+#[test]
+fn capture__respects_what_the_socket_was_bound_to() {
+    require_root!();
+    let net = Net::new();
+    let mut daemon = Daemon::start(&net, CLIENT);
+    let _peers = echo_server(&net, SERVER_IPS[0], 8000);
+    let body = "
+s = socket.socket(FAMILY)
+s.bind(BIND)
+s.connect((HOST, PORT))
+print(s.recv(100).split()[0].decode(), *s.getsockname()[:2], *s.getpeername()[:2])
+";
+    let mut run = |family: &str, bind: &str, host: &str| {
+        daemon.order("forget 10.77.0.2:8000");
+        let begin = format!("FAMILY, BIND = socket.{family}, {bind}\n");
+        daemon.python(&net, &(begin + &program(body, host, 8000)))
+    };
+    assert_eq!(
+        run("AF_INET", "('10.77.0.1', 5555)", "10.77.0.2")
+            .split_once(' ')
+            .unwrap()
+            .1,
+        "10.77.0.1 5555 10.77.0.2 8000"
+    );
+    // The server sees a privileged port.
+    assert_eq!(
+        run("AF_INET", "('10.77.0.1', 1023)", "10.77.0.2"),
+        "10.77.0.1:1023 10.77.0.1 1023 10.77.0.2 8000"
+    );
+    assert_eq!(
+        run("AF_INET", "('', 5556)", "10.77.0.2")
+            .split_once(' ')
+            .unwrap()
+            .1,
+        "10.77.0.1 5556 10.77.0.2 8000"
+    );
+    assert_eq!(
+        run("AF_INET6", "('::', 5557)", "::ffff:10.77.0.2")
+            .split_once(' ')
+            .unwrap()
+            .1,
+        "::ffff:10.77.0.1 5557 ::ffff:10.77.0.2 8000"
+    );
+    daemon.stop();
+}
+
+#[test]
+fn capture__serves_connections_of_a_host_to_itself() {
+    require_root!();
+    let net = Net::new();
+    let mut daemon = Daemon::start(&net, CLIENT);
+    let body = "
+listener = socket.create_server((HOST, 0))
+for i in range(3):
+    s = connect(HOST, listener.getsockname()[1])
+    other, peer = listener.accept()
+    assert peer == s.getsockname(), (peer, s.getsockname())
+    assert s.getpeername() == listener.getsockname()
+    other.close()
+    assert read_all(s) == b''
+";
+    for host in ["127.0.0.1", CLIENT_IPS[0]] {
+        daemon.python(&net, &program(body, host, 0));
+    }
+    daemon.stop();
+}
+
+#[test]
+fn held_connect__is_answered_by_the_broker() {
+    require_root!();
+    let net = Net::new();
+    let mut daemon = Daemon::start(&net, CLIENT);
+    let _peers = echo_server(&net, SERVER_IPS[0], 8000);
+    daemon.order("session accept");
+    let body = "
+s = connect(HOST, PORT)
+src, dest = read_all(s).decode().rsplit(' ', 1)
+assert src.rsplit(':', 1)[1] == str(s.getsockname()[1]), (src, s.getsockname())
+assert src.rsplit(':', 1)[0].strip('[]') == s.getsockname()[0]
+print(dest)
+";
+    // Nothing is there, nor need it be: the broker says that the connect succeeds.
+    assert_eq!(
+        daemon.python(&net, &program(body, "10.77.0.77", 99)),
+        "10.77.0.77:99"
+    );
+    assert_eq!(
+        daemon.python(&net, &program(body, "fd77::77", 99)),
+        "[fd77::77]:99"
+    );
+    for host in ["10.77.0.77", "fd77::77"] {
+        for (session, outcome) in [
+            ("refuse", "ECONNREFUSED"),
+            ("drop", "ECONNREFUSED"),
+            ("unreachable", "EHOSTUNREACH"),
+        ] {
+            daemon.order(&format!("session {session}"));
+            let program = format!("print(outcome('{host}', 99))");
+            assert_eq!(daemon.python(&net, &program), outcome, "{session}, {host}");
+        }
+    }
+    daemon.order("session timeout");
+    let waits = "
+try:
+    connect(HOST, PORT, 1.5)
+except TimeoutError:
+    print('nothing')
+";
+    assert_eq!(
+        daemon.python(&net, &program(waits, "10.77.0.77", 99)),
+        "nothing"
+    );
+    daemon.order("session fall back");
+    check_addresses(&mut daemon, &net, 0, 8000);
+    daemon.stop();
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::{
     io,
     net::{IpAddr, SocketAddr},
-    os::fd::{AsFd, AsRawFd},
+    os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
     path::Path,
     ptr::NonNull,
     time::Duration,
@@ -12,6 +12,11 @@ use std::{
 use libbpf_rs::{
     AsRawLibbpf, Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, ProgramMut, RingBuffer,
     RingBufferBuilder,
+};
+
+use nix::{
+    fcntl::{FcntlArg, fcntl},
+    sys::resource::{Resource, getrlimit},
 };
 
 use super::{
@@ -35,7 +40,34 @@ pub(super) const HOLD_SYN: &str = "vtl_hold_syn";
 /// tcx ingress elsewhere.
 pub(super) const STEER_SYN: &str = "vtl_steer_syn";
 
-/// The loaded programs. Links are separate: dropping one detaches.
+/// An attached program; dropping it detaches.
+///
+/// Its descriptor lies above those of all sockets. When a process dies, the kernel closes the
+/// highest first: the programs are gone before the first application learns of it by a reset, and
+/// an application that connects again at once gets plain TCP.
+#[derive(Debug)]
+pub(super) struct Attached {
+    _link: OwnedFd,
+}
+
+/// Descriptors of links begin here, or close below the limit. A process's table of descriptors
+/// takes eight bytes for each one below the highest.
+const LINKS_FROM: u64 = 1 << 15;
+/// Room for links below the limit.
+const LINKS: u64 = 256;
+
+impl Attached {
+    fn new(link: Link) -> libbpf_rs::Result<Self> {
+        let (limit, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((1024, 1024));
+        let from = LINKS_FROM.min(limit.saturating_sub(LINKS)) as i32;
+        let high = fcntl(link.as_fd(), FcntlArg::F_DUPFD_CLOEXEC(from)).map_err(io::Error::from)?;
+        // SAFETY: a new descriptor that nobody else owns.
+        let high = unsafe { OwnedFd::from_raw_fd(high) };
+        Ok(Self { _link: high })
+    }
+}
+
+/// The loaded programs. What is attached is separate.
 #[derive(Debug)]
 pub(super) struct Programs {
     object: Object,
@@ -76,10 +108,11 @@ impl Programs {
         name: &'static str,
         path: &Path,
         cgroup: &impl AsFd,
-    ) -> Result<Link, HookerError> {
-        let program = self.program(name)?;
-        program
-            .attach_cgroup(cgroup.as_fd().as_raw_fd())
+    ) -> Result<Attached, HookerError> {
+        let link = self
+            .program(name)?
+            .attach_cgroup(cgroup.as_fd().as_raw_fd());
+        link.and_then(Attached::new)
             .map_err(|source| HookerError::Attach {
                 program: name,
                 to: path.display().to_string(),
@@ -92,7 +125,7 @@ impl Programs {
         name: &'static str,
         ifindex: u32,
         ifname: &str,
-    ) -> Result<Link, HookerError> {
+    ) -> Result<Attached, HookerError> {
         let program = self.program(name)?;
         // SAFETY: the program is alive; null options are the defaults. The result is a new link
         // that nobody else owns, or null with errno set.
@@ -104,11 +137,13 @@ impl Programs {
             );
             NonNull::new(link).map(|link| Link::from_ptr(link))
         };
-        link.ok_or_else(|| HookerError::Attach {
-            program: name,
-            to: ifname.to_owned(),
-            source: io::Error::last_os_error().into(),
-        })
+        link.ok_or_else(|| io::Error::last_os_error().into())
+            .and_then(Attached::new)
+            .map_err(|source| HookerError::Attach {
+                program: name,
+                to: ifname.to_owned(),
+                source,
+            })
     }
 
     fn map(&self, name: &'static str) -> Result<MapHandle, HookerError> {

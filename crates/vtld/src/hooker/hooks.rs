@@ -6,11 +6,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use libbpf_rs::Link;
-
 use super::{
     Shared,
-    bpf::{CAPTURE, Programs},
+    bpf::{Attached, CAPTURE, Programs},
     cgroup::{self, Hierarchy, Runs},
     error::HookerError,
     steering::Interfaces,
@@ -46,7 +44,7 @@ pub struct Hook {
 struct Entry {
     what: Hooked,
     /// The capture programs at the group; dropped first, so that nothing is captured on the way out.
-    links: Vec<Link>,
+    links: Vec<Attached>,
 }
 
 /// All hooks of one daemon.
@@ -73,13 +71,13 @@ impl Hooks {
         })
     }
 
-    fn add(&mut self, what: Hooked, links: Vec<Link>) -> u32 {
+    fn add(&mut self, what: Hooked, links: Vec<Attached>) -> u32 {
         self.last += 1;
         self.entries.insert(self.last, Entry { what, links });
         self.last
     }
 
-    fn capture(&self, path: &Path) -> Result<Vec<Link>, HookerError> {
+    fn capture(&self, path: &Path) -> Result<Vec<Attached>, HookerError> {
         let group = File::open(path).map_err(|source| HookerError::Cgroup {
             path: path.to_owned(),
             source,

@@ -36,7 +36,6 @@ use std::{
     time::Duration,
 };
 
-use libbpf_rs::Link;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 pub use error::{ConnectError, HookerError};
@@ -45,7 +44,7 @@ pub use hooks::{Hook, Hooked};
 pub use steering::ClientAddressGuard;
 
 use abi::vtl_hook_config;
-use bpf::{ADDRESSES, HOLD_SYN, Maps, Programs, SOCKOPS};
+use bpf::{ADDRESSES, Attached, HOLD_SYN, Maps, Programs, SOCKOPS};
 use cgroup::Hierarchy;
 use engine::{Command, Engine, Listeners};
 use held::Flows;
@@ -196,7 +195,7 @@ impl Handle {
 pub struct Hooker {
     handle: Handle,
     /// Programs that serve all hooks.
-    links: Vec<Link>,
+    links: Vec<Attached>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -205,6 +204,7 @@ impl Hooker {
     /// is hooked.
     pub fn start(config: Config, broker: Arc<dyn Broker>) -> Result<Self, HookerError> {
         let failed = |what| move |source| HookerError::Socket { what, source };
+        allow_many_descriptors();
         let mark = random_mark().map_err(failed("get random bytes"))?;
         let raw4 = sock::raw(true, mark).map_err(failed("open a raw socket (needs root)"))?;
         // A host without IPv6 has nothing to capture there.
@@ -333,7 +333,7 @@ impl Drop for Hooker {
 
 /// Attaches what every hook needs: discovery to the group of vtld, the addresses to all processes,
 /// since any may be the server that vtld connects to.
-fn attach(programs: &Programs, hierarchy: &Hierarchy) -> Result<Vec<Link>, HookerError> {
+fn attach(programs: &Programs, hierarchy: &Hierarchy) -> Result<Vec<Attached>, HookerError> {
     let open = |path: &Path| {
         let path = path.to_owned();
         std::fs::File::open(&path).map_err(|source| HookerError::Cgroup { path, source })
@@ -344,6 +344,16 @@ fn attach(programs: &Programs, hierarchy: &Hierarchy) -> Result<Vec<Link>, Hooke
         links.push(programs.attach_cgroup(name, hierarchy.root(), &root)?);
     }
     Ok(links)
+}
+
+/// Each proxied connection takes two descriptors, and the customary limit is 1,024.
+fn allow_many_descriptors() {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
+    if let Err(error) = raised {
+        tracing::debug!(%error, "the limit of open files stays as it is");
+    }
 }
 
 /// A mark that no other program uses by accident.

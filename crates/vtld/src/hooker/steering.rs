@@ -10,7 +10,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use libbpf_rs::Link;
 use nix::{
     net::if_::if_nameindex,
     sys::socket::{self, AddressFamily, NetlinkAddr, SockFlag, SockProtocol, SockType},
@@ -18,7 +17,7 @@ use nix::{
 
 use super::{
     Shared, abi,
-    bpf::{Programs, STEER_SYN},
+    bpf::{Attached, Programs, STEER_SYN},
     error::HookerError,
     sock,
 };
@@ -30,7 +29,7 @@ const LINGER: Duration = Duration::from_secs(60);
 /// The steering program's links, one for each interface but lo, while any port is hooked.
 #[derive(Default)]
 pub(super) struct Interfaces {
-    links: HashMap<u32, Link>,
+    links: HashMap<u32, Attached>,
 }
 
 impl Interfaces {

@@ -8,7 +8,7 @@ use std::{
     path::PathBuf,
     process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio},
     sync::{
-        Arc, OnceLock,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicU32, Ordering},
     },
     time::Duration,
@@ -16,10 +16,15 @@ use std::{
 
 use nix::{
     sched::{CloneFlags, setns},
-    sys::signal::{Signal, kill},
+    sys::{
+        signal::{Signal, kill},
+        socket::{setsockopt, sockopt},
+    },
     unistd::Pid,
 };
-use vtld::hooker::{Broker, ClientFlow, Config, Handle, Hooker, ServerFlow};
+use vtld::hooker::{
+    Broker, ClientFlow, Config, ConnectError, Handle, HeldConnect, Hooker, ServerFlow,
+};
 
 /// Why namespaces and programs cannot be had here, if so.
 pub(crate) fn cannot_run() -> Option<&'static str> {
@@ -303,13 +308,44 @@ def read_all(s):
         data += part
 ";
 
-/// Carries everything over plain TCP, and says what came.
-struct Plain(Arc<OnceLock<Handle>>);
+/// Carries everything over plain TCP, and says what came. Ordered to, it acts as if there were a
+/// session to every host, and answers from another thread.
+#[derive(Default)]
+struct Plain {
+    handle: OnceLock<Handle>,
+    session: Mutex<String>,
+}
 
 impl Broker for Plain {
+    fn try_session(&self, held: HeldConnect) -> Result<(), HeldConnect> {
+        let mode = self.session.lock().unwrap().clone();
+        let answer: Box<dyn FnOnce(HeldConnect) + Send> = match mode.as_str() {
+            "" => return Err(held),
+            "accept" => Box::new(|held| {
+                let greeting = format!("{} {}", held.src(), held.dest());
+                held.accept(move |app| {
+                    let mut app = app.unwrap();
+                    app.write_all(greeting.as_bytes()).unwrap();
+                    setsockopt(&app, sockopt::Linger, &NO_LINGER).unwrap();
+                });
+            }),
+            "fall back" => Box::new(HeldConnect::fall_back),
+            "drop" => Box::new(drop),
+            "refuse" => Box::new(|held| held.refuse(ConnectError::Refused)),
+            "unreachable" => Box::new(|held| held.refuse(ConnectError::HostUnreachable)),
+            "timeout" => Box::new(|held| held.refuse(ConnectError::TimedOut)),
+            _ => panic!("{mode}"),
+        };
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(20));
+            answer(held);
+        });
+        Ok(())
+    }
+
     fn client(&self, flow: ClientFlow) {
         println!("{MARKER}client {} {}", flow.src, flow.dest);
-        let handle = self.0.get().unwrap().clone();
+        let handle = self.handle.get().unwrap().clone();
         let peer = flow.peer;
         flow.app.accept(move |app| {
             if let Ok(app) = app {
@@ -320,22 +356,26 @@ impl Broker for Plain {
 
     fn server(&self, flow: ServerFlow) {
         println!("{MARKER}server {} {}", flow.client, flow.dest);
-        let handle = self.0.get().unwrap();
+        let handle = self.handle.get().unwrap();
         let (app, guard) = handle.connect_local_app(flow.dest, flow.client).unwrap();
         handle.carry(flow.peer, app, Some(guard));
     }
 }
 
+const NO_LINGER: nix::libc::linger = nix::libc::linger {
+    l_onoff: 0,
+    l_linger: 0,
+};
+
 /// The daemon's side of [`Daemon`].
 pub(crate) fn daemon() {
-    let handle = Arc::new(OnceLock::new());
-    let broker = Arc::new(Plain(Arc::clone(&handle)));
+    let broker = Arc::new(Plain::default());
     let config = Config {
         plain_ttl: Duration::from_secs(600),
         ..Config::default()
     };
-    let hooker = Hooker::start(config, broker).unwrap();
-    assert!(handle.set(hooker.handle()).is_ok());
+    let hooker = Hooker::start(config, broker.clone()).unwrap();
+    assert!(broker.handle.set(hooker.handle()).is_ok());
     println!("\n{MARKER}ready");
     for line in std::io::stdin().lines() {
         let line = line.unwrap();
@@ -356,6 +396,10 @@ pub(crate) fn daemon() {
                 hooker
                     .handle()
                     .forget_plain(object.parse::<SocketAddr>().unwrap());
+                Ok(String::new())
+            }
+            "session" => {
+                object.clone_into(&mut broker.session.lock().unwrap());
                 Ok(String::new())
             }
             "list" => Ok(format!("{:?}", hooker.list())),
