@@ -13,6 +13,8 @@ mod manual;
 mod output;
 mod progress;
 mod status;
+#[cfg(test)]
+mod transfer;
 
 use std::process::ExitCode;
 
