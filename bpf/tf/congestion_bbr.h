@@ -22,6 +22,8 @@
 #define VTL_BBR_PROBE_RTT_NS (200 * VTL_NS_PER_MS)
 /* The largest share of lost packets that is made up for: 10 % in 65,536ths. */
 #define VTL_BBR_LOSS_MAX 6554
+/* Startup ends when a round loses more than this, 20 %: the queue runs over. */
+#define VTL_BBR_LOSS_FULL 13107
 
 VTL_INLINE __u32 vtl_bbr_gain(const struct vtl_bbr *b)
 {
@@ -57,6 +59,8 @@ VTL_INLINE void vtl_bbr_round(struct vtl_ackd *a)
     __u64 delivered = tx->delivered - b->round_delivered;
     if (lost + delivered >= 64) {
         __u32 share = lost * 65536 / (lost + delivered);
+        if (b->mode == VTL_BBR_STARTUP && share > VTL_BBR_LOSS_FULL)
+            b->mode = VTL_BBR_DRAIN;
         b->loss_q16 = (3 * b->loss_q16 + share) / 4;
         b->round_lost = tx->lost_total;
         b->round_delivered = tx->delivered;
@@ -139,11 +143,13 @@ VTL_INLINE void tf_congestion_bbr(struct vtl_ackd *a)
     vtl_bbr_min_rtt(a);
     vtl_bbr_mode(a);
 
+    /* Until the path is known, no slower than the initial window per round trip: the first samples
+     * may say more about the application than about the path. */
     __u64 bw = b->bw;
     __u32 rtt = b->min_rtt_us ? b->min_rtt_us : 100000;
-    if (!bw) {
-        bw = (__u64)VTL_BBR_INITIAL_CWND * 1024 * 1000000 / rtt;
-    }
+    __u64 initial = (__u64)VTL_BBR_INITIAL_CWND * 1024 * 1000000 / rtt;
+    if (b->mode == VTL_BBR_STARTUP && bw < initial)
+        bw = initial;
     __u32 loss = b->loss_q16 < VTL_BBR_LOSS_MAX ? b->loss_q16 : VTL_BBR_LOSS_MAX;
     __u64 made_up = bw + bw * loss / 65536;
     __u64 pace = made_up * vtl_bbr_gain(b) / 256;
@@ -153,8 +159,7 @@ VTL_INLINE void tf_congestion_bbr(struct vtl_ackd *a)
     if (b->mode == VTL_BBR_PROBE_RTT) {
         cwnd = vtl_bbr_bdp(b, bw, 128);
     } else {
-        cwnd = vtl_bbr_bdp(b, made_up,
-                           b->mode == VTL_BBR_STARTUP ? VTL_BBR_HIGH_GAIN : VTL_BBR_CWND_GAIN);
+        cwnd = vtl_bbr_bdp(b, made_up, VTL_BBR_CWND_GAIN);
         cwnd += 3 * 16; /* acknowledgements come for up to 16 packets at once */
         if (cwnd < VTL_BBR_INITIAL_CWND)
             cwnd = VTL_BBR_INITIAL_CWND;

@@ -104,6 +104,7 @@ VTL_INLINE enum vtl_verdict tf_choose(struct vtl_out *o)
         o->seq = una;
         o->type = VTL_DATA;
         o->flags |= VTL_F_RETRANSMIT;
+        s->tx.abandoned++;
     } else {
         o->seq = s->tx.next;
         o->type = VTL_PROBE;

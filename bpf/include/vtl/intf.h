@@ -95,6 +95,7 @@ struct vtl_tx {
     __u64 pace_ns;      /* nothing leaves before */
     __u64 wake_ns;      /* for the pump: 0 = call again at once, ~0 = on an event, else a time */
     __u64 last_sent_ns;
+    __u64 abandoned;    /* transmissions that a probe timeout gave up */
     __u64 app_limited;  /* delivered count up to which rate samples are too low, 0 = none */
     __u32 xid;          /* of the next transmission */
     __u32 timeouts;     /* consecutive probe timeouts; the listener clears it */

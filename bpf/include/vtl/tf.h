@@ -108,7 +108,7 @@ VTL_INLINE __u32 vtl_env_sid(struct vtl_session *s);
 /* Packets in flight: sent, and neither delivered nor given up. */
 VTL_INLINE __u64 vtl_in_flight(const struct vtl_session *s)
 {
-    __u64 out = s->tx.delivered + s->tx.lost_total;
+    __u64 out = s->tx.delivered + s->tx.lost_total + s->tx.abandoned;
     return s->tx.sent > out ? s->tx.sent - out : 0;
 }
 

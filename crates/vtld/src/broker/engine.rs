@@ -219,6 +219,10 @@ impl Engine {
             plane,
         };
         engine.find_interfaces()?;
+        // Ahead of the first session, which would wait for the verifier.
+        for gid in engine.pool.iter().map(|p| p.info.gid).collect::<Vec<_>>() {
+            engine.launch(gid).map_err(anyhow::Error::msg)?;
+        }
         Ok(engine)
     }
 

@@ -26,8 +26,8 @@ pub(super) enum App<H> {
     Connecting(TcpStream),
     /// It waits for the outcome of its connect.
     Held(H),
-    /// Told that its connect succeeded; its connection is on the way.
-    Accepting,
+    /// Its connection is on the way.
+    Pending,
 }
 
 pub(super) struct Flow<H> {
@@ -44,6 +44,22 @@ pub(super) struct Flow<H> {
     inbox: VecDeque<u8>,
     /// What must live as long as the flow.
     _guard: Option<Box<dyn Any + Send>>,
+}
+
+impl<H> Flow<H> {
+    fn new(app: App<H>) -> Self {
+        let ready = matches!(app, App::Socket(_));
+        Self {
+            app,
+            readable: ready,
+            writable: ready,
+            eof: false,
+            peer_fin: false,
+            shut: false,
+            inbox: VecDeque::new(),
+            _guard: None,
+        }
+    }
 }
 
 /// What the engine must do after a call.
@@ -103,7 +119,7 @@ impl<H> Streams<H> {
     ) -> Result<StreamId, App<H>> {
         match self.mux.open(dest, src) {
             Ok(id) => {
-                self.insert(id, app, None);
+                self.flows.insert(id, Flow::new(app));
                 Ok(id)
             }
             Err(_) => Err(app),
@@ -112,7 +128,10 @@ impl<H> Streams<H> {
 
     /// The local server of a flow that the peer opened is being connected to.
     pub(super) fn serve(&mut self, id: StreamId, app: TcpStream, guard: Option<Box<dyn Any + Send>>) {
-        self.insert(id, App::Connecting(app), guard);
+        if let Some(flow) = self.flows.get_mut(&id) {
+            flow.app = App::Connecting(app);
+            flow._guard = guard;
+        }
     }
 
     pub(super) fn refuse(&mut self, id: StreamId, code: ResetCode) {
@@ -129,26 +148,11 @@ impl<H> Streams<H> {
         }
     }
 
-    fn insert(&mut self, id: StreamId, app: App<H>, guard: Option<Box<dyn Any + Send>>) {
-        let ready = matches!(app, App::Socket(_));
-        let flow = Flow {
-            app,
-            readable: ready,
-            writable: ready,
-            eof: false,
-            peer_fin: false,
-            shut: false,
-            inbox: VecDeque::new(),
-            _guard: guard,
-        };
-        self.flows.insert(id, flow);
-    }
-
     /// The flow's socket, to be watched.
     pub(super) fn socket(&self, id: StreamId) -> Option<&TcpStream> {
         match &self.flows.get(&id)?.app {
             App::Socket(socket) | App::Connecting(socket) => Some(socket),
-            App::Held(_) | App::Accepting => None,
+            App::Held(_) | App::Pending => None,
         }
     }
 
@@ -168,7 +172,7 @@ impl<H> Streams<H> {
         let App::Connecting(socket) = &flow.app else { return };
         match socket.take_error() {
             Ok(None) if socket.peer_addr().is_ok() => {
-                let App::Connecting(socket) = std::mem::replace(&mut flow.app, App::Accepting) else {
+                let App::Connecting(socket) = std::mem::replace(&mut flow.app, App::Pending) else {
                     return;
                 };
                 flow.app = App::Socket(socket);
@@ -333,7 +337,7 @@ impl<H> Streams<H> {
     pub(super) fn into_held(self) -> impl Iterator<Item = H> {
         self.flows.into_values().filter_map(|flow| match flow.app {
             App::Held(held) => Some(held),
-            App::Socket(_) | App::Connecting(_) | App::Accepting => None,
+            App::Socket(_) | App::Connecting(_) | App::Pending => None,
         })
     }
 }
@@ -346,10 +350,14 @@ fn take<H>(
     touched: &mut Vec<StreamId>,
 ) {
     match event {
-        Event::Open { id, dst, src } => effects.push(Effect::Open { id, dest: dst, client: src }),
+        Event::Open { id, dst, src } => {
+            // Data may follow in the same packet, long before the server is connected.
+            flows.insert(id, Flow::new(App::Pending));
+            effects.push(Effect::Open { id, dest: dst, client: src });
+        }
         Event::Opened { id } => {
             let Some(flow) = flows.get_mut(&id) else { return };
-            match std::mem::replace(&mut flow.app, App::Accepting) {
+            match std::mem::replace(&mut flow.app, App::Pending) {
                 App::Held(held) => effects.push(Effect::Accept { id, held }),
                 other => flow.app = other,
             }
