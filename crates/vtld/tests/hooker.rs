@@ -19,7 +19,7 @@ use std::{
 
 use libbpf_rs::query::LinkTypeInfo;
 
-use common::{CLIENT, CLIENT_IPS, Daemon, Net, SERVER, SERVER_IPS, cannot_run};
+use common::{CLIENT, CLIENT_IPS, Daemon, Net, SERVER, SERVER_IPS, cannot_run, python};
 
 /// Ends the test early, saying why, where it cannot run.
 macro_rules! require_root {
@@ -309,7 +309,7 @@ impl Web {
             .unwrap();
         fs::write(directory.0.join("noise"), &noise).unwrap();
         let mut server = net
-            .command(SERVER, "python3")
+            .command(SERVER, python())
             .args(["-u", "-m", "http.server", "--bind", "::"])
             .arg(port.to_string())
             .current_dir(&directory.0)
@@ -774,4 +774,17 @@ fn measure() {
         "hook_pid: {}",
         daemon.order(&format!("pid {}", std::process::id()))
     );
+}
+
+#[test]
+fn hooks__need_no_visible_hierarchy() {
+    require_root!();
+    let net = Net::new();
+    let mut daemon = Daemon::start_without_sys(&net, CLIENT);
+    let _peers = echo_server(&net, SERVER_IPS[0], 8000);
+    check_addresses(&mut daemon, &net, 0, 8000);
+    let pid = daemon.pid();
+    assert!(!Daemon::groups(pid).is_empty());
+    daemon.stop();
+    assert!(Daemon::groups(pid).is_empty());
 }

@@ -57,7 +57,7 @@ const LINKS_FROM: u64 = 1 << 15;
 const LINKS: u64 = 256;
 
 impl Attached {
-    fn new(link: Link) -> libbpf_rs::Result<Self> {
+    fn new(link: &Link) -> libbpf_rs::Result<Self> {
         let (limit, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((1024, 1024));
         let from = LINKS_FROM.min(limit.saturating_sub(LINKS)) as i32;
         let high = fcntl(link.as_fd(), FcntlArg::F_DUPFD_CLOEXEC(from)).map_err(io::Error::from)?;
@@ -112,7 +112,7 @@ impl Programs {
         let link = self
             .program(name)?
             .attach_cgroup(cgroup.as_fd().as_raw_fd());
-        link.and_then(Attached::new)
+        link.and_then(|link| Attached::new(&link))
             .map_err(|source| HookerError::Attach {
                 program: name,
                 to: path.display().to_string(),
@@ -138,7 +138,7 @@ impl Programs {
             NonNull::new(link).map(|link| Link::from_ptr(link))
         };
         link.ok_or_else(|| io::Error::last_os_error().into())
-            .and_then(Attached::new)
+            .and_then(|link| Attached::new(&link))
             .map_err(|source| HookerError::Attach {
                 program: name,
                 to: ifname.to_owned(),

@@ -214,8 +214,11 @@ impl Hooker {
             mark,
             ..Default::default()
         };
-        let (capture4, port4) = sock::loopback(true).map_err(failed("bind to 127.0.0.1"))?;
-        let steer4 = sock::loopback(true).map_err(failed("bind to 127.0.0.1"))?.0;
+        let (capture4, port4) =
+            sock::loopback(true).map_err(failed("bind to 127.0.0.1 (is lo up?)"))?;
+        let steer4 = sock::loopback(true)
+            .map_err(failed("bind to 127.0.0.1 (is lo up?)"))?
+            .0;
         let six = raw6
             .as_ref()
             .and_then(|_| Some((sock::loopback(false).ok()?, sock::loopback(false).ok()?.0)));

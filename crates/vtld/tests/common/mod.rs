@@ -32,7 +32,7 @@ pub(crate) fn cannot_run() -> Option<&'static str> {
         return Some("needs root");
     }
     let has = |program: &str| Command::new(program).arg("--version").output().is_ok();
-    if !has("curl") || !has("python3") {
+    if !has("curl") || python().is_empty() {
         return Some("needs curl and python3");
     }
     let ip = Command::new("ip").arg("-V").output();
@@ -41,6 +41,18 @@ pub(crate) fn cannot_run() -> Option<&'static str> {
     } else {
         None
     }
+}
+
+/// The interpreter itself: what is in the path may be a slow wrapper. Empty if there is none.
+pub(crate) fn python() -> &'static str {
+    static PATH: OnceLock<String> = OnceLock::new();
+    PATH.get_or_init(|| {
+        let ask = ["-c", "import sys; print(sys.executable)"];
+        let output = Command::new("python3").args(ask).output();
+        output.map_or(String::new(), |out| {
+            String::from_utf8_lossy(&out.stdout).trim().to_owned()
+        })
+    })
 }
 
 /// Two namespaces, `client` and `server`, with a veth pair: 10.77.0.1 and .2, fd77::1 and ::2.
@@ -141,8 +153,19 @@ const MARKER: &str = "daemon: ";
 
 impl Daemon {
     pub(crate) fn start(net: &Net, side: usize) -> Self {
-        let mut child = net
-            .command(side, std::env::current_exe().unwrap())
+        Self::start_as(net.command(side, std::env::current_exe().unwrap()))
+    }
+
+    /// As users of `ip netns exec` start it: without the file systems below /sys.
+    pub(crate) fn start_without_sys(net: &Net, side: usize) -> Self {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &net.names[side]]);
+        command.arg(std::env::current_exe().unwrap());
+        Self::start_as(command)
+    }
+
+    fn start_as(mut command: Command) -> Self {
+        let mut child = command
             .args(["--exact", "daemon", "--ignored", "--nocapture"])
             .env("VTL_TEST_DAEMON", "1")
             .stdin(Stdio::piped())
@@ -236,13 +259,13 @@ impl Daemon {
     /// Starts a captured Python program with the prelude.
     pub(crate) fn run_python(&mut self, net: &Net, program: &str) -> Child {
         let program = format!("{PRELUDE}\n{program}");
-        self.run(net, &["python3", "-c", &program])
+        self.run(net, &[python(), "-SEc", &program])
     }
 
     /// Runs a Python program with this prelude: sockets by family, and the error of a connect.
     pub(crate) fn python(&mut self, net: &Net, program: &str) -> String {
         let program = format!("{PRELUDE}\n{program}");
-        let output = self.output(net, &["python3", "-c", &program]);
+        let output = self.output(net, &[python(), "-SEc", &program]);
         String::from_utf8(output.stdout)
             .unwrap()
             .trim_end()
