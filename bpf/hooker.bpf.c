@@ -337,6 +337,35 @@ static __always_inline int load_tcp(struct __sk_buff *skb, struct tcphdr *tcp, _
     return !bpf_skb_load_bytes_relative(skb, *off, tcp, sizeof(*tcp), BPF_HDR_START_NET);
 }
 
+/* 1 if a glance at an Ethernet frame shows that it opens no TCP connection: the answer for nearly
+ * every packet, at a tenth of the price of load_tcp(), which decides on all others. */
+static __always_inline int surely_no_syn(struct __sk_buff *skb) {
+    void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+    struct ethhdr *eth = data;
+    struct tcphdr *tcp;
+
+    if ((void *)(eth + 1) > end || eth->h_proto != skb->protocol)
+        return 0;
+    if (eth->h_proto == bpf_htons(ETH_P_IP)) {
+        struct iphdr *ip = (void *)(eth + 1);
+        tcp = (void *)(ip + 1);
+        if ((void *)(tcp + 1) > end || ip->ihl != 5)
+            return 0;
+        if (ip->protocol != IPPROTO_TCP)
+            return 1;
+    } else if (eth->h_proto == bpf_htons(ETH_P_IPV6)) {
+        struct ipv6hdr *ip = (void *)(eth + 1);
+        tcp = (void *)(ip + 1);
+        if ((void *)(tcp + 1) > end)
+            return 0;
+        if (ip->nexthdr != IPPROTO_TCP)
+            return 1;
+    } else {
+        return 1;
+    }
+    return !tcp->syn || tcp->ack;
+}
+
 /* tcx egress on lo. */
 SEC("tcx/egress")
 int vtl_hold_syn(struct __sk_buff *skb) {
@@ -349,7 +378,7 @@ int vtl_hold_syn(struct __sk_buff *skb) {
     __u32 off, len;
     int v4;
 
-    if (!load_tcp(skb, &tcp, &off, &v4) || !tcp.syn || tcp.ack)
+    if (surely_no_syn(skb) || !load_tcp(skb, &tcp, &off, &v4) || !tcp.syn || tcp.ack)
         return TC_ACT_UNSPEC;
     if (tcp.dest != bpf_htons(v4 ? config.capture_port4 : config.capture_port6))
         return TC_ACT_UNSPEC;
@@ -493,8 +522,7 @@ static __always_inline int syn_has_option(struct __sk_buff *skb, __u32 off, __u3
         return 0;
     /* Every option that is not the end takes at least one byte. */
     int turn;
-    vtl_for(turn, 0, 40)
-    {
+    vtl_for(turn, 0, 40) {
         if (i > sizeof(opts) - VTL_OPT_LEN)
             return 0;
         __u8 kind = opts[i], size = opts[i + 1];
@@ -524,7 +552,7 @@ int vtl_steer_syn(struct __sk_buff *skb) {
     __u8 *hooked;
     int v4, listens;
 
-    if (!load_tcp(skb, &tcp, &off, &v4) || !tcp.syn || tcp.ack)
+    if (surely_no_syn(skb) || !load_tcp(skb, &tcp, &off, &v4) || !tcp.syn || tcp.ack)
         return TC_ACT_UNSPEC;
     port = bpf_ntohs(tcp.dest);
     hooked = bpf_map_lookup_elem(&vtl_ports, &port);
