@@ -595,6 +595,44 @@ for i in range(3):
 }
 
 #[test]
+fn capture__keeps_many_connections_apart() {
+    require_root!();
+    let net = Net::new();
+    let mut client = Daemon::start(&net, CLIENT);
+    let mut server = Daemon::start(&net, SERVER);
+    let servers = [8000, 8001].map(|port| echo_server(&net, SERVER_IPS[1], port));
+    server.order("port 8001");
+    let body = "
+import threading
+failed = []
+def one(i):
+    try:
+        s = connect(HOST, PORT)
+        data = b'%d,' % i * 5000
+        s.sendall(data)
+        s.shutdown(socket.SHUT_WR)
+        greeting, echo = read_all(s).split(b'\\n', 1)
+        assert echo == data
+        assert greeting.split()[0] == b'[%s]:%d' % (s.getsockname()[0].encode(), s.getsockname()[1])
+    except BaseException as e:
+        failed.append((i, repr(e)))
+threads = [threading.Thread(target=one, args=(i,)) for i in range(300)]
+for t in threads: t.start()
+for t in threads: t.join()
+print(failed)
+";
+    for port in [8000, 8001] {
+        assert_eq!(
+            client.python(&net, &program(body, SERVER_IPS[1], port)),
+            "[]"
+        );
+    }
+    assert_eq!(servers.map(|peers| peers.try_iter().count()), [300, 300]);
+    client.stop();
+    server.stop();
+}
+
+#[test]
 fn held_connect__is_answered_by_the_broker() {
     require_root!();
     let net = Net::new();
