@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand};
 use crate::daemon::SocketArgs;
 use crate::demo::DemoArgs;
 use crate::doctor::DoctorArgs;
+use crate::exchange::{RecvArgs, SendArgs};
 use crate::graft::GraftCommand;
 use crate::hook::{HookCommand, RunArgs};
 use vtl_testbed::cli::TestbedArgs;
@@ -16,6 +17,7 @@ Examples:
   vtl doctor                          can this machine run VTL, and how fast?
   vtl hook add --port 80              carry this server's clients that speak VTL
   vtl run -- curl -O http://host/big  carry one program's TCP connections
+  vtl send backup.tar 192.0.2.7       a file to a host where `vtl recv` waits
   vtl status                          what the daemon is carrying
   vtl demo                            TCP cubic, TCP BBR and VTL on a bad link
 
@@ -56,6 +58,13 @@ pub(crate) enum Command {
     /// Show and change which protocols are in the kernel
     #[command(subcommand)]
     Graft(GraftCommand),
+    /// Send a file to a host on which `vtl recv` waits
+    #[command(after_help = "Example: vtl send backup.tar 192.0.2.7\n\n\
+        Both ends print the file's SHA-256; the receiver keeps it only if they agree.")]
+    Send(SendArgs),
+    /// Wait for a file from `vtl send`
+    #[command(after_help = "Example: vtl recv --output /srv/incoming")]
+    Recv(RecvArgs),
     /// Say what the daemon is carrying
     Status {
         /// Write JSON for machines instead of text

@@ -38,7 +38,7 @@ pub(crate) fn call(socket: &Path, request: &Value) -> anyhow::Result<Value> {
 }
 
 /// Gives the daemon's absence, and its refusal to talk to this user, their exit statuses.
-fn explain(err: Error) -> anyhow::Error {
+pub(crate) fn explain(err: Error) -> anyhow::Error {
     match err {
         Error::Unreachable { .. } | Error::Closed => Failure::unreachable(err.to_string()),
         Error::Denied(_) => Failure::permission(err.to_string()),

@@ -5,6 +5,7 @@ mod cli;
 mod daemon;
 mod demo;
 mod doctor;
+mod exchange;
 mod failure;
 mod graft;
 mod hook;
@@ -13,7 +14,6 @@ mod manual;
 mod output;
 mod progress;
 mod status;
-#[cfg(test)]
 mod transfer;
 
 use std::process::ExitCode;
@@ -29,6 +29,8 @@ fn main() -> ExitCode {
         Command::Run(args) => hook::exec(&args, socket),
         Command::Hook(command) => hook::run(&command, socket),
         Command::Graft(command) => graft::run(&command, socket),
+        Command::Send(args) => exchange::send(&args, socket),
+        Command::Recv(args) => exchange::recv(&args, socket),
         Command::Status { json } => status::run(socket, json),
         Command::Testbed(args) => match vtl_testbed::cli::run(args) {
             // `testbed exec` ends as the command that it ran.

@@ -4,7 +4,7 @@
 
 use std::{
     io::{IoSlice, IoSliceMut},
-    os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
     path::{Path, PathBuf},
 };
 
@@ -110,6 +110,13 @@ impl Client {
             })),
             None => Err(Error::Malformed(value.to_string())),
         }
+    }
+}
+
+impl AsFd for Client {
+    /// Readable or hung up without a request under way: the daemon has gone.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 }
 

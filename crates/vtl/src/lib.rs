@@ -8,5 +8,5 @@ pub mod control;
 pub mod ring;
 pub mod socket;
 
-pub use socket::{Error, Socket};
+pub use socket::{Agreement, Error, Mode, Socket};
 pub use vtl_proto::services::{Qos, Requirements, Services};

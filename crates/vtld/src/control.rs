@@ -11,7 +11,7 @@ use std::{
     },
     path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     thread,
@@ -46,7 +46,8 @@ pub struct Control {
 /// What requests act on.
 struct Service {
     broker: broker::Handle,
-    hooker: Arc<Hooker>,
+    /// Ends with the daemon, whoever still asks.
+    hooker: Weak<Hooker>,
     clients: AtomicUsize,
     next_owner: AtomicU64,
 }
@@ -87,7 +88,7 @@ impl Control {
     ///
     /// # Errors
     /// No thread can be started.
-    pub fn serve(&self, broker: broker::Handle, hooker: Arc<Hooker>) -> io::Result<()> {
+    pub fn serve(&self, broker: broker::Handle, hooker: Weak<Hooker>) -> io::Result<()> {
         let service = Arc::new(Service {
             broker,
             hooker,
@@ -171,6 +172,7 @@ impl Service {
     }
 
     fn answer(&self, request: &Value, peer: &Peer, owner: Owner) -> Answer {
+        let hooker = self.hooker.upgrade().ok_or("the daemon is stopping")?;
         let op = request["op"].as_str().ok_or("the request names no op")?;
         let plain = |value: Value| Ok((value, Vec::new()));
         let done = || Ok((json!({}), Vec::new()));
@@ -180,7 +182,7 @@ impl Service {
         match op {
             "status" => {
                 let mut status = self.broker.status()?;
-                status["hooks"] = self.hooks();
+                status["hooks"] = hooks(&hooker);
                 plain(status)
             }
             "graft_list" => plain(self.broker.grafts()?),
@@ -193,29 +195,29 @@ impl Service {
                 self.broker.remove(text(request, "name")?)?;
                 done()
             }
-            "hook_list" => plain(json!({ "hooks": self.hooks() })),
+            "hook_list" => plain(json!({ "hooks": hooks(&hooker) })),
             "hook_run" => {
-                let id = self.hooker.hook_pid(peer.pid).map_err(|e| e.to_string())?;
+                let id = hooker.hook_pid(peer.pid).map_err(|e| e.to_string())?;
                 plain(json!({ "id": id }))
             }
             "hook_add" => {
                 root()?;
                 let id = match target(request)? {
-                    Target::Port(port) => self.hooker.hook_port(port),
-                    Target::Cgroup(path) => self.hooker.hook_cgroup(&path),
+                    Target::Port(port) => hooker.hook_port(port),
+                    Target::Cgroup(path) => hooker.hook_cgroup(&path),
                 };
                 plain(json!({ "id": id.map_err(|e| e.to_string())? }))
             }
             "hook_remove" => {
                 root()?;
                 let wanted = target(request)?;
-                let hook = self.hooker.list().into_iter().find(|h| match (&h.what, &wanted) {
+                let hook = hooker.list().into_iter().find(|h| match (&h.what, &wanted) {
                     (Hooked::Port(port), Target::Port(other)) => port == other,
                     (Hooked::Cgroup(path), Target::Cgroup(other)) => path == other,
                     _ => false,
                 });
                 let hook = hook.ok_or("there is no such hook: vtl hook list")?;
-                self.hooker.unhook(hook.id).map_err(|e| e.to_string())?;
+                hooker.unhook(hook.id).map_err(|e| e.to_string())?;
                 done()
             }
             "connect" => {
@@ -240,18 +242,19 @@ impl Service {
         }
     }
 
-    fn hooks(&self) -> Value {
-        let row = |hook: crate::hooker::Hook| match hook.what {
-            Hooked::Run { pid, cgroup } => json!({
-                "id": hook.id, "run": pid, "cgroup": cgroup, "processes": hook.processes,
-            }),
-            Hooked::Cgroup(path) => {
-                json!({ "id": hook.id, "cgroup": path, "processes": hook.processes })
-            }
-            Hooked::Port(port) => json!({ "id": hook.id, "port": port }),
-        };
-        self.hooker.list().into_iter().map(row).collect()
-    }
+}
+
+fn hooks(hooker: &Hooker) -> Value {
+    let row = |hook: crate::hooker::Hook| match hook.what {
+        Hooked::Run { pid, cgroup } => json!({
+            "id": hook.id, "run": pid, "cgroup": cgroup, "processes": hook.processes,
+        }),
+        Hooked::Cgroup(path) => {
+            json!({ "id": hook.id, "cgroup": path, "processes": hook.processes })
+        }
+        Hooked::Port(port) => json!({ "id": hook.id, "port": port }),
+    };
+    hooker.list().into_iter().map(row).collect()
 }
 
 /// What a hook is put on.

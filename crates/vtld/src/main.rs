@@ -4,10 +4,7 @@ use std::{path::PathBuf, process::ExitCode, sync::Arc};
 
 use anyhow::Context;
 use clap::{Parser, ValueEnum};
-use nix::sys::{
-    resource::{Resource, getrlimit, setrlimit},
-    signal::{SigSet, Signal},
-};
+use nix::sys::signal::{SigSet, Signal};
 use vtl_bpf::{plane::Ingress, pump::Choice};
 use vtld::{broker, control::Control, hooker::Hooker};
 
@@ -96,9 +93,6 @@ fn run(args: &Args) -> anyhow::Result<()> {
     signals.add(Signal::SIGINT);
     signals.add(Signal::SIGTERM);
     signals.thread_block()?;
-    // A descriptor per flow and more: as many as we may have.
-    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
     libbpf_rs::set_print(None);
 
     let control = Control::bind(&args.socket, &args.group)?;
@@ -120,11 +114,14 @@ fn run(args: &Args) -> anyhow::Result<()> {
         .context("the Hooker does not start (try: vtl doctor)")?;
     broker.set_hooker(hooker.handle());
     let hooker = Arc::new(hooker);
-    control.serve(broker.clone(), Arc::clone(&hooker))?;
+    control.serve(broker.clone(), Arc::downgrade(&hooker))?;
     tracing::info!(socket = %args.socket.display(), "ready");
 
     let signal = signals.wait()?;
     tracing::info!(%signal, "stopping");
+    // No new work, then no hooks, then no sessions.
+    drop(control);
+    drop(hooker);
     broker.stop();
     let _ = thread.join();
     Ok(())

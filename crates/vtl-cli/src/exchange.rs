@@ -1,0 +1,120 @@
+//! The commands `vtl send` and `vtl recv`: sockets for [`crate::transfer`].
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use vtl::{Mode, Requirements, Services, Socket};
+
+use crate::daemon::{self, SocketArgs};
+use crate::transfer::{self, Destination};
+
+/// VTL port of `vtl recv`, unless told otherwise.
+const PORT: u16 = 9253;
+
+/// Arguments of `vtl send`.
+#[derive(Debug, Args)]
+pub(crate) struct SendArgs {
+    /// The file
+    file: PathBuf,
+    /// The host on which `vtl recv` runs: a name, an address, HOST:PORT or [ADDRESS]:PORT
+    #[arg(value_name = "HOST[:PORT]")]
+    to: String,
+}
+
+/// Arguments of `vtl recv`.
+#[derive(Debug, Args)]
+pub(crate) struct RecvArgs {
+    /// VTL port to wait at
+    #[arg(long, default_value_t = PORT, value_parser = clap::value_parser!(u16).range(1..))]
+    port: u16,
+    /// Where the file goes: a directory, or the file itself
+    #[arg(long, short, default_value = ".", value_name = "PATH")]
+    output: PathBuf,
+    /// Replace an existing file
+    #[arg(long, short)]
+    force: bool,
+}
+
+/// Runs `vtl send`.
+pub(crate) fn send(args: &SendArgs, socket: &SocketArgs) -> anyhow::Result<()> {
+    // Before anybody is bothered.
+    let file = &args.file;
+    let metadata = file.metadata().with_context(|| format!("cannot open {}", file.display()))?;
+    if !metadata.is_file() {
+        bail!("{} is not a regular file: pack a directory with tar first", file.display());
+    }
+    let to = resolve(&args.to)?;
+    let mut connection = open(Mode::Initiator, to, socket)?;
+    let services = Services::RELIABLE.union(Services::ORDERED);
+    let agreement =
+        connection.negotiate(&Requirements { services, ..Default::default() }).map_err(explain)?;
+    eprintln!("session with {} over graft {}", agreement.peer, agreement.graft);
+    transfer::send(file, &mut connection)?;
+    connection.close().map_err(explain)
+}
+
+/// Runs `vtl recv`.
+pub(crate) fn recv(args: &RecvArgs, socket: &SocketArgs) -> anyhow::Result<()> {
+    let any = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), args.port);
+    let mut connection = open(Mode::Responder, any, socket)?;
+    eprintln!("waiting at VTL port {}", args.port);
+    let agreement = connection.validate().map_err(explain)?;
+    eprintln!("session with {} over graft {}", agreement.peer, agreement.graft);
+    let destination = Destination { path: args.output.clone(), force: args.force };
+    transfer::receive(&destination, &mut connection)?;
+    // The sender closes; its last word was ours. Without it the file is here all the same.
+    let _ = connection.close();
+    Ok(())
+}
+
+fn open(mode: Mode, address: SocketAddr, socket: &SocketArgs) -> anyhow::Result<Socket> {
+    Socket::init(mode, address, &socket.socket).map_err(explain)
+}
+
+/// Gives the daemon's absence, and its refusal to talk to this user, their exit statuses.
+fn explain(error: vtl::Error) -> anyhow::Error {
+    match error {
+        vtl::Error::Daemon(error) => daemon::explain(error),
+        other => other.into(),
+    }
+}
+
+/// HOST, HOST:PORT, ADDRESS, or [ADDRESS]:PORT.
+fn resolve(text: &str) -> anyhow::Result<SocketAddr> {
+    if let Ok(address) = text.parse::<IpAddr>() {
+        return Ok(SocketAddr::new(address, PORT));
+    }
+    if let Ok(address) = text.parse::<SocketAddr>() {
+        return Ok(address);
+    }
+    let (host, port) = match text.rsplit_once(':') {
+        Some((host, port)) => {
+            let port = port.parse().ok().filter(|p| *p > 0);
+            (host, port.with_context(|| format!("{text}: the port must be 1 to 65535"))?)
+        }
+        None => (text, PORT),
+    };
+    (host, port)
+        .to_socket_addrs()
+        .with_context(|| format!("cannot resolve {host}"))?
+        .next()
+        .with_context(|| format!("{host} has no address"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::resolve;
+
+    #[test]
+    fn resolve__takes_all_forms() {
+        let text = |t: &str| resolve(t).unwrap().to_string();
+        assert_eq!(text("10.0.0.2"), "10.0.0.2:9253");
+        assert_eq!(text("10.0.0.2:7"), "10.0.0.2:7");
+        assert_eq!(text("fd00::2"), "[fd00::2]:9253");
+        assert_eq!(text("[fd00::2]:7"), "[fd00::2]:7");
+        assert!(resolve("host:0").is_err());
+        assert!(resolve("host:notaport").is_err());
+    }
+}
