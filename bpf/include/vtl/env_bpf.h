@@ -53,11 +53,6 @@ struct {
     __type(value, __u64);
 } vtl_stats SEC(".maps");
 
-/* Too large for the stack: an acknowledgement's bitmap, and the payload of a duplicate. */
-struct vtl_scratch {
-    struct vtl_slot slot;
-    __u64 map[VTL_WINDOW_WORDS + 1];
-};
 struct {
     __uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
     __uint(max_entries, 1);

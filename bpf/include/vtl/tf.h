@@ -105,6 +105,14 @@ VTL_INLINE void vtl_env_notify(struct vtl_session *s, __u32 what);
 VTL_INLINE void vtl_env_count(__u32 stat);
 VTL_INLINE __u32 vtl_env_sid(struct vtl_session *s);
 
+/* Too large for the stack: an acknowledgement's bitmap, and the payload of a duplicate. One for each
+ * CPU, also from the environment. */
+struct vtl_scratch {
+    struct vtl_slot slot;
+    __u64 map[VTL_WINDOW_WORDS + 1];
+};
+VTL_INLINE struct vtl_scratch *vtl_get_scratch(void);
+
 /* Packets in flight: sent, and neither delivered nor given up. */
 VTL_INLINE __u64 vtl_in_flight(const struct vtl_session *s)
 {

@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* The root programs' decision: what every VTL packet must satisfy, and which program it is for. */
+#ifndef VTL_ROUTE_H
+#define VTL_ROUTE_H
+
+#include "parse.h"
+
+/* Supplied by the environment. */
+VTL_INLINE struct vtl_session *vtl_session_at(__u32 sid);
+
+/* What to do with a packet: a slot of the PROG_ARRAY (>= 0), or one of these. */
+enum vtl_route {
+    VTL_ROUTE_PASS = -1, /* not VTL's, or vtld's to handle */
+    VTL_ROUTE_DROP = -2,
+};
+
+/* Remembers the way back to the peer of an authentic packet. */
+VTL_INLINE void vtl_learn(struct vtl_session *s, struct ethhdr *eth, __u32 ifindex) {
+    struct ethhdr *known = (struct ethhdr *)s->headers;
+    if (s->ifindex == ifindex && !__builtin_memcmp(known->h_dest, eth->h_source, ETH_ALEN) &&
+        !__builtin_memcmp(known->h_source, eth->h_dest, ETH_ALEN))
+        return;
+    __builtin_memcpy(known->h_dest, eth->h_source, ETH_ALEN);
+    __builtin_memcpy(known->h_source, eth->h_dest, ETH_ALEN);
+    known->h_proto = eth->h_proto;
+    VTL_BARRIER();
+    VTL_STORE(s->ifindex, ifindex);
+}
+
+/* Did the packet come from the host that the session is with? */
+VTL_INLINE int vtl_from_peer(struct vtl_session *s, void *data, int offset) {
+    void *ours = s->headers + sizeof(struct ethhdr);
+    void *theirs = data + sizeof(struct ethhdr);
+    if (offset == (int)VTL_OFFSET_V4)
+        return s->ip_version == 4 &&
+               ((struct iphdr *)ours)->daddr == ((struct iphdr *)theirs)->saddr;
+    return s->ip_version == 6 &&
+           !__builtin_memcmp(&((struct ipv6hdr *)ours)->daddr, &((struct ipv6hdr *)theirs)->saddr,
+                             sizeof(struct in6_addr));
+}
+
+VTL_INLINE int vtl_route_at(void *data, void *end, __u32 ifindex, int offset) {
+    struct vtl_hdr *h = data + offset;
+    if ((void *)(h + 1) > end)
+        return VTL_ROUTE_DROP;
+    __u32 type = h->version_type & 0xf;
+    if (h->version_type >> 4 != VTL_VERSION && type == VTL_NEGO)
+        return VTL_ROUTE_PASS; /* vtld says that it does not speak that version */
+    if (h->version_type >> 4 != VTL_VERSION || type >= VTL_TYPES) {
+        vtl_env_count(VTL_ST_RX_MALFORMED);
+        return VTL_ROUTE_DROP;
+    }
+    vtl_env_count(VTL_ST_RX_PACKETS);
+    if (type == VTL_NEGO || type == VTL_NEGO_NACK) {
+        vtl_env_count(VTL_ST_RX_CONTROL);
+        return VTL_ROUTE_PASS;
+    }
+    struct vtl_session *s = vtl_session_at(vtl_swap32(h->sid));
+    if (!s || s->state == VTL_FREE || s->token != vtl_swap64(h->token) ||
+        !vtl_from_peer(s, data, offset)) {
+        vtl_env_count(VTL_ST_RX_NO_SESSION);
+        return VTL_ROUTE_DROP;
+    }
+    __u32 was = s->ifindex;
+    vtl_learn(s, data, ifindex);
+    if (!was)
+        vtl_env_notify(s, VTL_EV_SEND);
+    if (type == VTL_NEGO_ACK || type == VTL_CLOSE) {
+        vtl_env_count(VTL_ST_RX_CONTROL);
+        return VTL_ROUTE_PASS;
+    }
+    __u32 gid = vtl_swap16(h->gid);
+    if (s->state != VTL_OPEN || gid != s->gid || gid >= VTL_MAX_GRAFTS) {
+        vtl_env_count(VTL_ST_RX_NO_GRAFT);
+        return VTL_ROUTE_DROP;
+    }
+    return gid * VTL_ROLES + (type == VTL_ACK ? VTL_LISTENER : VTL_INGRESS);
+}
+
+VTL_INLINE int vtl_route(void *data, void *end, __u32 total, __u32 ifindex) {
+    int offset = vtl_parse_frame(data, end, total);
+    if (!offset)
+        return VTL_ROUTE_PASS;
+    if (offset == (int)VTL_OFFSET_V4)
+        return vtl_route_at(data, end, ifindex, VTL_OFFSET_V4);
+    if (offset == (int)VTL_OFFSET_V6)
+        return vtl_route_at(data, end, ifindex, VTL_OFFSET_V6);
+    vtl_env_count(VTL_ST_RX_MALFORMED);
+    return VTL_ROUTE_DROP;
+}
+
+#endif
