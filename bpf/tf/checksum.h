@@ -28,7 +28,7 @@ VTL_INLINE __u64 vtl_csum_words(const __u32 *w, __u32 words)
 
 /*
  * Sum of `len` bytes of a slot, len at most VTL_MAX_PAYLOAD. Zeroes up to 64 bytes behind them, so
- * that whole blocks can be added; VTL_SLOT_DATA leaves room for that.
+ * that whole blocks can be added and short packets padded; VTL_SLOT_DATA leaves room for that.
  */
 VTL_INLINE __u64 vtl_csum_slot(struct vtl_slot *slot, __u32 len)
 {

@@ -55,7 +55,7 @@ VTL_INLINE void tf_number(struct vtl_out *o)
     o->hdr.data.seq = vtl_swap64(o->seq);
     o->hdr.data.xid = vtl_swap32(tx->xid);
     o->hdr.data.ts = vtl_swap32((__u32)(o->now / VTL_NS_PER_US));
-    o->header_len = sizeof(struct vtl_data_hdr);
+    o->header_len = o->type == VTL_DATA ? sizeof(struct vtl_data_hdr) : VTL_MIN_PACKET;
     tx->xid++;
     tx->last_sent_ns = o->now;
 }

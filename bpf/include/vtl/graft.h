@@ -51,6 +51,13 @@ VTL_INLINE struct vtl_session *vtl_pumped(void *data, void *end)
     return s && s->state == VTL_OPEN ? s : 0;
 }
 
+/* Bytes behind the header: payload and padding. */
+VTL_INLINE __u32 vtl_padded(const struct vtl_out *o)
+{
+    const __u32 least = VTL_MIN_PACKET - sizeof(struct vtl_data_hdr);
+    return o->type != VTL_DATA ? 0 : o->len < least ? least : o->len;
+}
+
 /* Bytes of the frame. The verifier does not take a difference of packet pointers in 32 bits. */
 VTL_INLINE __u32 vtl_xdp_length(struct xdp_md *ctx)
 {
@@ -60,7 +67,7 @@ VTL_INLINE __u32 vtl_xdp_length(struct xdp_md *ctx)
 VTL_INLINE int vtl_xdp_emit(struct xdp_md *ctx, struct vtl_out *o, int offset)
 {
     __u32 header = offset + o->header_len;
-    __u32 n = o->len;
+    __u32 n = vtl_padded(o);
     int grow = (int)(header + n) - (int)vtl_xdp_length(ctx);
     if (grow > 0 || (grow && bpf_xdp_adjust_tail(ctx, grow)))
         return XDP_ABORTED;
@@ -73,7 +80,7 @@ VTL_INLINE int vtl_xdp_emit(struct xdp_md *ctx, struct vtl_out *o, int offset)
     if (data + offset + sizeof(struct vtl_data_hdr) > end)
         return XDP_ABORTED;
     vtl_write_headers(data, o->s, offset, o->header_len + n);
-    if (o->type != VTL_ACK) {
+    if (o->type == VTL_DATA) {
         __builtin_memcpy(data + offset, &o->hdr.data, sizeof(struct vtl_data_hdr));
         return XDP_TX;
     }
@@ -102,7 +109,7 @@ SEC("xdp") int vtl_egress_xdp(struct xdp_md *ctx)
 
 VTL_INLINE int vtl_tc_emit(struct __sk_buff *ctx, struct vtl_out *o, int offset)
 {
-    __u32 n = o->len;
+    __u32 n = vtl_padded(o);
     if (bpf_skb_change_tail(ctx, offset + o->header_len + n, 0))
         return VTL_TC_SHOT;
     if (o->type == VTL_DATA && n) {
@@ -114,7 +121,7 @@ VTL_INLINE int vtl_tc_emit(struct __sk_buff *ctx, struct vtl_out *o, int offset)
     if (data + offset + sizeof(struct vtl_data_hdr) > end)
         return VTL_TC_SHOT;
     vtl_write_headers(data, o->s, offset, o->header_len + n);
-    if (o->type != VTL_ACK) {
+    if (o->type == VTL_DATA) {
         __builtin_memcpy(data + offset, &o->hdr.data, sizeof(struct vtl_data_hdr));
         return VTL_TC_NEXT;
     }

@@ -18,6 +18,7 @@ enum {
     /* The largest window in packets: what the bitmap of one acknowledgement can describe. */
     VTL_MAX_WINDOW = 8192,
     VTL_ACK_MAX_BITMAP = VTL_MAX_WINDOW / 8, /* bytes */
+    VTL_MIN_PACKET = 72, /* bytes of a DATA or PROBE with its padding */
 };
 
 /* Low four bits of vtl_hdr.version_type. */
@@ -53,7 +54,11 @@ struct vtl_hdr {
     __u16 reserved;
 };
 
-/* DATA and PROBE. 40 bytes. */
+/*
+ * DATA and PROBE. 40 bytes, padded with zeros behind the payload to VTL_MIN_PACKET, so that an
+ * acknowledgement is never longer than what it answers: XDP can turn the one into the other in
+ * place, and nobody gains by asking.
+ */
 struct vtl_data_hdr {
     struct vtl_hdr h;
     __be64 seq; /* the packet's place in the stream; PROBE: the next new one */

@@ -168,8 +168,11 @@ impl Session<'_> {
         atomic!(AtomicU64, self.rx.consumer).load(Ordering::Relaxed)
     }
 
-    /// Packets received so far, to tell whether the peer is alive.
-    pub fn acks(&self) -> u64 {
-        atomic!(AtomicU64, self.tx.acks).load(Ordering::Relaxed)
+    /// Changes with every packet of the peer that counts.
+    pub fn heard(&self) -> u64 {
+        let acks = atomic!(AtomicU64, self.tx.acks).load(Ordering::Relaxed);
+        let data = atomic!(AtomicU64, self.rx.received).load(Ordering::Relaxed);
+        let again = atomic!(AtomicU32, self.rx.dups).load(Ordering::Relaxed);
+        acks.wrapping_add(data).wrapping_add(again.into())
     }
 }

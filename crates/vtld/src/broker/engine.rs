@@ -503,9 +503,9 @@ impl Engine {
             }
             Phase::Closing { .. } | Phase::Ended => {}
             Phase::Open => {
-                let acks = entry.acks();
-                if acks != session.acks {
-                    session.acks = acks;
+                let heard = entry.heard();
+                if heard != session.heard {
+                    session.heard = heard;
                     session.heard_ns = now;
                 }
                 let silent = now - session.heard_ns;
@@ -872,7 +872,7 @@ impl Engine {
             purpose,
             lifeline: None,
             wake_ns: u64::MAX,
-            acks: 0,
+            heard: 0,
             heard_ns: now,
             used_ns: now,
         };

@@ -74,8 +74,8 @@ pub(super) struct Session {
     pub(super) lifeline: Option<TcpStream>,
     /// When the pump must run it: 0 at once, `u64::MAX` on an event.
     pub(super) wake_ns: u64,
-    /// Acknowledgements counted at `heard_ns`.
-    pub(super) acks: u64,
+    /// The kernel's count of the peer's packets at `heard_ns`.
+    pub(super) heard: u64,
     /// When the peer was last heard.
     pub(super) heard_ns: u64,
     /// When something was last to be sent or received.
