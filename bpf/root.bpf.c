@@ -10,7 +10,7 @@
 
 char _license[] SEC("license") = "GPL";
 
-enum { VTL_TC_NEXT = -1, VTL_TC_STOLEN = 4 };
+enum { VTL_TC_NEXT = -1, VTL_TC_DROP = 2 };
 
 SEC("tcx/ingress") int vtl_root_in_tc(struct __sk_buff *ctx)
 {
@@ -27,7 +27,7 @@ SEC("tcx/ingress") int vtl_root_in_tc(struct __sk_buff *ctx)
         bpf_tail_call(ctx, &vtl_in_tc, route);
         vtl_env_count(VTL_ST_RX_NO_GRAFT);
     }
-    return VTL_TC_STOLEN;
+    return VTL_TC_DROP;
 }
 
 SEC("xdp") int vtl_root_in_xdp(struct xdp_md *ctx)
@@ -59,7 +59,7 @@ SEC("tcx/egress") int vtl_root_out_tc(struct __sk_buff *ctx)
         return VTL_TC_NEXT;
     __u32 gid = vtl_pumped_gid((void *)(long)ctx->data, (void *)(long)ctx->data_end);
     bpf_tail_call(ctx, &vtl_out_tc, gid);
-    return VTL_TC_STOLEN;
+    return VTL_TC_DROP;
 }
 
 SEC("xdp") int vtl_root_out_xdp(struct xdp_md *ctx)

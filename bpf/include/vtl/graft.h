@@ -21,8 +21,7 @@
 
 enum {
     VTL_TC_NEXT = -1,  /* TCX_NEXT: not ours */
-    VTL_TC_SHOT = 2,   /* TC_ACT_SHOT */
-    VTL_TC_STOLEN = 4, /* TC_ACT_STOLEN: consumed, and not an error to the sender */
+    VTL_TC_DROP = 2,  /* TCX_DROP. tcx knows no TC_ACT_STOLEN: it would pass the packet on */
 };
 
 char _license[] SEC("license") = "GPL";
@@ -111,22 +110,22 @@ VTL_INLINE int vtl_tc_emit(struct __sk_buff *ctx, struct vtl_out *o, int offset)
 {
     __u32 n = vtl_padded(o);
     if (bpf_skb_change_tail(ctx, offset + o->header_len + n, 0))
-        return VTL_TC_SHOT;
+        return VTL_TC_DROP;
     if (o->type == VTL_DATA && n) {
         if (n > VTL_MAX_PAYLOAD || !o->slot ||
             bpf_skb_store_bytes(ctx, offset + sizeof(struct vtl_data_hdr), o->slot->data, n, 0))
-            return VTL_TC_SHOT;
+            return VTL_TC_DROP;
     }
     void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
     if (data + offset + sizeof(struct vtl_data_hdr) > end)
-        return VTL_TC_SHOT;
+        return VTL_TC_DROP;
     vtl_write_headers(data, o->s, offset, o->header_len + n);
     if (o->type == VTL_DATA) {
         __builtin_memcpy(data + offset, &o->hdr.data, sizeof(struct vtl_data_hdr));
         return VTL_TC_NEXT;
     }
     if (data + offset + sizeof(struct vtl_ack_hdr) > end)
-        return VTL_TC_SHOT;
+        return VTL_TC_DROP;
     __builtin_memcpy(data + offset, &o->hdr.ack, sizeof(struct vtl_ack_hdr));
     return VTL_TC_NEXT;
 }
@@ -135,15 +134,15 @@ SEC("tcx/egress") int vtl_egress_tc(struct __sk_buff *ctx)
 {
     struct vtl_session *s = vtl_pumped((void *)(long)ctx->data, (void *)(long)ctx->data_end);
     if (!s)
-        return VTL_TC_STOLEN;
+        return VTL_TC_DROP;
     struct vtl_out o = {.s = s, .now = bpf_ktime_get_ns()};
     if (vtl_make(&o) != VTL_SEND)
-        return VTL_TC_STOLEN;
+        return VTL_TC_DROP;
     int verdict =
         s->ip_version == 4 ? vtl_tc_emit(ctx, &o, VTL_OFFSET_V4) : vtl_tc_emit(ctx, &o, VTL_OFFSET_V6);
-    if (verdict == VTL_TC_SHOT) {
+    if (verdict == VTL_TC_DROP) {
         vtl_env_count(VTL_ST_TX_FAILED);
-        return VTL_TC_STOLEN;
+        return VTL_TC_DROP;
     }
     return verdict;
 }
@@ -157,16 +156,16 @@ VTL_INLINE int vtl_tc_answer(struct __sk_buff *ctx, struct vtl_session *s, int o
     __u32 words = vtl_ack_words(s);
     __u32 length = sizeof(struct vtl_ack_hdr) + words * 8;
     if (!scratch || bpf_skb_change_tail(ctx, offset + length, 0))
-        return VTL_TC_STOLEN;
+        return VTL_TC_DROP;
     struct vtl_ack_hdr ack;
     vtl_ack_build(s, &ack, scratch->map, words, 0);
     __u32 bytes = words * 8;
     if (bytes - 1 < VTL_ACK_MAX_BITMAP &&
         bpf_skb_store_bytes(ctx, offset + sizeof(ack), scratch->map, bytes, 0))
-        return VTL_TC_STOLEN;
+        return VTL_TC_DROP;
     void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
     if (data + offset + sizeof(ack) > end)
-        return VTL_TC_STOLEN;
+        return VTL_TC_DROP;
     vtl_turn_round(data, offset, length);
     __builtin_memcpy(data + offset, &ack, sizeof(ack));
     vtl_env_count(VTL_ST_TX_ACKS);
@@ -177,16 +176,16 @@ VTL_INLINE int vtl_ingress_tc_at(struct __sk_buff *ctx, int offset)
 {
     struct vtl_data_hdr hdr;
     if (bpf_skb_load_bytes(ctx, offset, &hdr, sizeof(hdr)))
-        return VTL_TC_STOLEN;
+        return VTL_TC_DROP;
     struct vtl_session *s = vtl_session_at(vtl_swap32(hdr.h.sid));
     if (!s)
-        return VTL_TC_STOLEN;
+        return VTL_TC_DROP;
     if (!VTL_TRY_LOCK(s->rx.busy)) {
         vtl_env_count(VTL_ST_RX_CONTENDED);
-        return VTL_TC_STOLEN;
+        return VTL_TC_DROP;
     }
     struct vtl_in in = {.s = s, .hdr = &hdr, .now = bpf_ktime_get_ns()};
-    int verdict = VTL_TC_STOLEN;
+    int verdict = VTL_TC_DROP;
     enum vtl_verdict v = vtl_in_start(&in, ctx->len - offset - sizeof(hdr));
     if (v == VTL_NEXT) {
         __u32 n = in.len;
@@ -291,18 +290,18 @@ SEC("tcx/ingress") int vtl_listener_tc(struct __sk_buff *ctx)
     __u32 offset = ctx->protocol == vtl_swap16(ETH_P_IP) ? VTL_OFFSET_V4 : VTL_OFFSET_V6;
     struct vtl_scratch *scratch = vtl_get_scratch();
     if (!scratch || bpf_skb_load_bytes(ctx, offset, &hdr, sizeof(hdr)))
-        return VTL_TC_STOLEN;
+        return VTL_TC_DROP;
     int words = vtl_ack_length(&hdr, ctx->len - offset - sizeof(hdr));
     if (words < 0)
-        return VTL_TC_STOLEN;
+        return VTL_TC_DROP;
     __u32 bytes = words * 8;
     if (bytes - 1 < VTL_ACK_MAX_BITMAP &&
         bpf_skb_load_bytes(ctx, offset + sizeof(hdr), scratch->map, bytes))
-        return VTL_TC_STOLEN;
+        return VTL_TC_DROP;
     struct vtl_session *s = vtl_session_at(vtl_swap32(hdr.h.sid));
     if (s)
         vtl_listen(s, bpf_ktime_get_ns(), &hdr, scratch->map, words);
-    return VTL_TC_STOLEN;
+    return VTL_TC_DROP;
 }
 
 SEC("xdp") int vtl_listener_xdp(struct xdp_md *ctx)
