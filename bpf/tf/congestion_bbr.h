@@ -22,6 +22,8 @@
 #define VTL_BBR_PROBE_RTT_NS (200 * VTL_NS_PER_MS)
 /* The largest share of lost packets that is made up for: 10 % in 65,536ths. */
 #define VTL_BBR_LOSS_MAX 6554
+/* What sleeping pumps and readers may add to a round trip: it counts only on short paths. */
+#define VTL_BBR_HOST_US 1000
 /* Startup ends when a round loses more than this, 20 %: the queue runs over. */
 #define VTL_BBR_LOSS_FULL 13107
 
@@ -161,6 +163,7 @@ VTL_INLINE void tf_congestion_bbr(struct vtl_ackd *a)
     } else {
         cwnd = vtl_bbr_bdp(b, made_up, VTL_BBR_CWND_GAIN);
         cwnd += 3 * 16; /* acknowledgements come for up to 16 packets at once */
+        cwnd += bw / 1024 * VTL_BBR_HOST_US / 1000000;
         if (cwnd < VTL_BBR_INITIAL_CWND)
             cwnd = VTL_BBR_INITIAL_CWND;
     }
