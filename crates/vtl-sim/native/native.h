@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * The data plane of one host in plain memory: the same transport functions, engine and root checks
+ * that run in the kernel, called by tests. Not thread-safe; one host may not be used by two
+ * threads.
+ */
+#ifndef VTL_NATIVE_H
+#define VTL_NATIVE_H
+
+#include "vtl/tf.h"
+
+/* The longest frame: headers of Ethernet, IPv6 and VTL, and payload. */
+enum { VTL_NATIVE_FRAME = 2048, VTL_NATIVE_SESSIONS = 8 };
+
+struct vtl_native_host;
+
+struct vtl_native_host *vtl_native_new(void);
+void vtl_native_free(struct vtl_native_host *h);
+
+/* Makes session `sid` (1 to VTL_NATIVE_SESSIONS - 1) with rings of `slots` packets. The rings end
+ * where inaccessible memory begins, so that a stray access is a crash. */
+int vtl_native_add(struct vtl_native_host *h, __u32 sid, __u32 slots);
+
+/* What a session owns; the pointers live as long as the host. */
+struct vtl_session *vtl_native_session(struct vtl_native_host *h, __u32 sid);
+struct vtl_slot *vtl_native_tx_ring(struct vtl_native_host *h, __u32 sid);
+struct vtl_slot *vtl_native_rx_ring(struct vtl_native_host *h, __u32 sid);
+struct vtl_sent *vtl_native_scoreboard(struct vtl_native_host *h, __u32 sid);
+/* VTL_STATS counters. */
+__u64 *vtl_native_stats(struct vtl_native_host *h);
+/* Bit set of enum vtl_what since the last call. */
+__u32 vtl_native_events(struct vtl_native_host *h, __u32 sid);
+
+/* What the pump does for one packet: writes a frame and returns its length, or 0 when there is
+ * nothing to send before wake_ns. */
+__u32 vtl_native_egress(struct vtl_native_host *h, __u32 sid, __u64 now, __u8 *frame);
+
+/* A frame arrives. Returns the length of the answer in `answer`, or 0. `room` is the longest answer
+ * possible: XDP cannot make a frame longer. */
+__u32 vtl_native_ingress(struct vtl_native_host *h, __u64 now, const __u8 *frame, __u32 length,
+                         __u8 *answer, __u32 room);
+
+/* Single transport functions, for tables. The host is the one that the session belongs to. */
+#define VTL_NATIVE_OUT(name)                                                                       \
+    enum vtl_verdict vtl_native_##name(struct vtl_native_host *, struct vtl_out *)
+#define VTL_NATIVE_IN(name)                                                                        \
+    enum vtl_verdict vtl_native_##name(struct vtl_native_host *, struct vtl_in *)
+#define VTL_NATIVE_ACKD(name)                                                                      \
+    enum vtl_verdict vtl_native_##name(struct vtl_native_host *, struct vtl_ackd *)
+VTL_NATIVE_OUT(make);
+VTL_NATIVE_OUT(choose);
+VTL_NATIVE_OUT(fetch);
+VTL_NATIVE_OUT(number);
+VTL_NATIVE_OUT(checksum_add);
+VTL_NATIVE_OUT(pace_wait);
+VTL_NATIVE_OUT(pace_charge);
+VTL_NATIVE_IN(checksum_verify);
+VTL_NATIVE_IN(receive_admit);
+VTL_NATIVE_IN(receive_place);
+VTL_NATIVE_IN(ack_note);
+VTL_NATIVE_ACKD(ack_verify);
+VTL_NATIVE_ACKD(ack_cumulative);
+VTL_NATIVE_ACKD(loss_reordering);
+VTL_NATIVE_ACKD(loss_selective);
+VTL_NATIVE_ACKD(rtt);
+VTL_NATIVE_ACKD(rate);
+VTL_NATIVE_ACKD(congestion_bbr);
+/* Builds an acknowledgement of all `words`; returns vtl_ack_words. */
+__u32 vtl_native_ack_build(struct vtl_native_host *h, struct vtl_session *s,
+                           struct vtl_ack_hdr *hdr, __u64 *map, __u32 words, int update);
+__u64 vtl_native_rx_limit(struct vtl_native_host *h, struct vtl_session *s);
+int vtl_native_can_send(struct vtl_native_host *h, struct vtl_session *s);
+
+#endif

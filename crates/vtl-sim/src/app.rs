@@ -1,0 +1,203 @@
+//! The applications at both ends of a session. They use the rings as the client library does.
+
+use vtl_proto::intf;
+
+use crate::{host::Host, rng::Rng};
+
+/// How long packets are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lengths {
+    /// All of `max_payload`.
+    Full,
+    /// Anything from 1 byte, drawn from the packet's number.
+    Random,
+}
+
+/// When the receiving application reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pace {
+    /// As soon as it is woken.
+    AtOnce,
+    /// `packets` every `every_ns`.
+    Steady {
+        /// Packets at a time.
+        packets: u64,
+        /// Time between reads.
+        every_ns: u64,
+    },
+    /// Everything there is, after pauses that are uniform below `pause_ns`.
+    Pausing {
+        /// The longest pause.
+        pause_ns: u64,
+    },
+}
+
+/// What packet `seq` of a stream contains.
+#[derive(Clone, Debug)]
+pub struct Pattern {
+    seed: u64,
+    lengths: Lengths,
+    most: u16,
+}
+
+impl Pattern {
+    /// The pattern of a stream.
+    pub fn new(seed: u64, lengths: Lengths, most: u16) -> Self {
+        Self {
+            seed,
+            lengths,
+            most,
+        }
+    }
+
+    fn rng(&self, seq: u64) -> Rng {
+        Rng::new(self.seed, seq)
+    }
+
+    /// Writes the packet into `data` and returns its length.
+    pub fn write(&self, seq: u64, data: &mut [u8]) -> usize {
+        let mut rng = self.rng(seq);
+        let len = match self.lengths {
+            Lengths::Full => self.most.into(),
+            Lengths::Random => 1 + rng.below(self.most.into()) as usize,
+        };
+        for part in data[..len].chunks_mut(8) {
+            part.copy_from_slice(&rng.bits().to_le_bytes()[..part.len()]);
+        }
+        len
+    }
+
+    /// Whether `data` is packet `seq`.
+    pub fn matches(&self, seq: u64, data: &[u8]) -> bool {
+        let mut want = [0; intf::VTL_MAX_PAYLOAD as usize];
+        let len = self.write(seq, &mut want);
+        data == &want[..len]
+    }
+}
+
+/// Fills a transmit ring.
+#[derive(Clone, Debug)]
+pub struct Writer {
+    pattern: Pattern,
+    next: u64,
+    end: u64,
+}
+
+impl Writer {
+    /// An application that sends `packets` packets as fast as its ring takes them.
+    pub fn new(pattern: Pattern, packets: u64) -> Self {
+        Self {
+            pattern,
+            next: 0,
+            end: packets,
+        }
+    }
+
+    /// Everything is in the ring, or was.
+    pub fn is_done(&self) -> bool {
+        self.next == self.end
+    }
+
+    /// Writes as much as there is room for. Returns true if vtld must be kicked.
+    pub fn run(&mut self, host: &mut Host, sid: u32) -> bool {
+        let slots = u64::from(host.session(sid).slots);
+        let upto = self.end.min(host.tx_ctl(sid).consumer + slots);
+        if upto <= self.next {
+            return false;
+        }
+        while self.next < upto {
+            let slot = host.tx_slot(sid, self.next);
+            slot.len = self.pattern.write(self.next, &mut slot.data) as u32;
+            self.next += 1;
+        }
+        let ctl = host.tx_ctl(sid);
+        ctl.producer = self.next;
+        std::mem::take(&mut ctl.waiting) != 0
+    }
+}
+
+/// Empties a receive ring.
+#[derive(Clone, Debug)]
+pub struct Reader {
+    pattern: Pattern,
+    pace: Pace,
+    rng: Rng,
+    next: u64,
+    told: u64,
+    bytes: u64,
+    /// When it reads next; `u64::MAX` when it waits to be woken.
+    pub due: u64,
+}
+
+impl Reader {
+    /// An application that expects this stream.
+    pub fn new(pattern: Pattern, pace: Pace, seed: u64) -> Self {
+        Self {
+            pattern,
+            pace,
+            rng: Rng::new(seed, 77),
+            next: 0,
+            told: 0,
+            bytes: 0,
+            due: 0,
+        }
+    }
+
+    /// Packets read so far, all of them right.
+    pub fn packets(&self) -> u64 {
+        self.next
+    }
+
+    /// Bytes read so far.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// vtld says that there is something to read.
+    pub fn wake(&mut self, now: u64) {
+        if self.due == u64::MAX {
+            self.due = match self.pace {
+                Pace::AtOnce => now,
+                Pace::Steady { every_ns, .. } => now + every_ns,
+                Pace::Pausing { pause_ns } => now + self.rng.below(pause_ns),
+            };
+        }
+    }
+
+    /// Reads. `Ok(true)`: vtld must tell the peer about the room made, by the client library's
+    /// rule.
+    ///
+    /// # Errors
+    /// The number of a packet that is not what was sent.
+    pub fn run(&mut self, host: &mut Host, sid: u32, now: u64) -> Result<bool, u64> {
+        let slots = u64::from(host.session(sid).slots);
+        let backlog = host.rx_ctl(sid).producer - self.next;
+        let count = match self.pace {
+            Pace::Steady { packets, .. } => backlog.min(packets),
+            Pace::AtOnce | Pace::Pausing { .. } => backlog,
+        };
+        for _ in 0..count {
+            let slot = host.rx_slot(sid, self.next);
+            let data = &slot.data[..(slot.len as usize).min(intf::VTL_MAX_PAYLOAD as usize)];
+            if !self.pattern.matches(self.next, data) {
+                return Err(self.next);
+            }
+            self.bytes += data.len() as u64;
+            self.next += 1;
+        }
+        let ctl = host.rx_ctl(sid);
+        ctl.consumer = self.next;
+        self.due = u64::MAX;
+        if ctl.producer == self.next {
+            ctl.waiting = 1;
+        } else {
+            self.wake(now);
+        }
+        let freed = self.next - self.told;
+        let kick = freed >= slots / 2 && backlog >= slots / 2;
+        if kick || backlog < slots / 4 {
+            self.told = self.next;
+        }
+        Ok(kick)
+    }
+}

@@ -1,0 +1,336 @@
+//! One host's data plane: a safe face on `native/native.c`.
+
+use std::ptr::NonNull;
+
+use vtl_proto::intf::{self, vtl_ack_hdr, vtl_ring_ctl, vtl_sent, vtl_session, vtl_slot};
+
+use crate::ffi;
+
+/// Room for any frame.
+pub type FrameBuffer = [u8; ffi::VTL_NATIVE_FRAME as usize];
+
+/// What a new session is like.
+#[derive(Clone, Copy, Debug)]
+pub struct SessionConfig {
+    /// Packets that each ring holds, a power of two.
+    pub slots: u32,
+    /// Bytes of payload per packet.
+    pub max_payload: u16,
+    /// IPv6 instead of IPv4.
+    pub ipv6: bool,
+    /// Number of the first transmission. vtld takes 1; others show what happens when it wraps.
+    pub first_xid: u32,
+    /// What negotiation measured, microseconds; 0 if it did not.
+    pub rtt_us: u32,
+}
+
+impl Default for SessionConfig {
+    fn default() -> Self {
+        Self {
+            slots: 1024,
+            max_payload: 1440,
+            ipv6: false,
+            first_xid: 1,
+            rtt_us: 0,
+        }
+    }
+}
+
+/// A host with sessions 1 to 7.
+pub struct Host {
+    at: NonNull<ffi::vtl_native_host>,
+    slots: [u32; ffi::VTL_NATIVE_SESSIONS as usize],
+}
+
+impl Default for Host {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        // SAFETY: made by vtl_native_new, and references into it cannot outlive `self`.
+        unsafe { ffi::vtl_native_free(self.at.as_ptr()) };
+    }
+}
+
+impl Host {
+    /// A host without sessions.
+    ///
+    /// # Panics
+    /// When there is no memory.
+    pub fn new() -> Self {
+        // SAFETY: takes nothing.
+        let at = NonNull::new(unsafe { ffi::vtl_native_new() }).expect("memory");
+        Self {
+            at,
+            slots: Default::default(),
+        }
+    }
+
+    /// Opens session `sid` with the peer's session of the same number, as vtld does (`entry` and
+    /// `fill` in its broker). `side` is 0 at one host and 1 at the other.
+    ///
+    /// # Panics
+    /// If the session exists, or the numbers are impossible.
+    pub fn open(&mut self, sid: u32, side: u8, config: &SessionConfig) {
+        assert!(config.slots.is_power_of_two() && config.slots <= intf::VTL_MAX_WINDOW);
+        // SAFETY: the host is alive; the call checks `sid`.
+        let r = unsafe { ffi::vtl_native_add(self.at.as_ptr(), sid, config.slots) };
+        assert_eq!(r, 0, "session {sid}");
+        self.slots[sid as usize] = config.slots;
+        let s = self.session_mut(sid);
+        s.token = token(sid, side);
+        s.peer_token = token(sid, 1 - side);
+        s.peer_sid = sid;
+        s.gid = 2;
+        s.max_payload = config.max_payload;
+        s.headers[..12].copy_from_slice(&[2, 0, 0, 0, 0, 2 - side, 2, 0, 0, 0, 0, 1 + side]);
+        if config.ipv6 {
+            s.ip_version = 6;
+            s.headers[12..14].copy_from_slice(&0x86dd_u16.to_be_bytes());
+            s.headers[14] = 0x60;
+            s.headers[20] = intf::VTL_IPPROTO as u8;
+            s.headers[21] = 64;
+            (s.headers[22], s.headers[37]) = (0xfd, 1 + side);
+            (s.headers[38], s.headers[53]) = (0xfd, 2 - side);
+        } else {
+            s.ip_version = 4;
+            s.headers[12..14].copy_from_slice(&0x0800_u16.to_be_bytes());
+            s.headers[14] = 0x45;
+            s.headers[20] = 0x40;
+            s.headers[22] = 64;
+            s.headers[23] = intf::VTL_IPPROTO as u8;
+            s.headers[26..34].copy_from_slice(&[10, 0, 0, 1 + side, 10, 0, 0, 2 - side]);
+        }
+        s.ifindex = 1;
+        s.tx.limit = config.slots.into();
+        s.tx.cwnd = 32;
+        s.tx.reorder = 3;
+        s.tx.xid = config.first_xid;
+        s.tx.acked_xid = config.first_xid.wrapping_sub(1);
+        if config.rtt_us != 0 {
+            s.tx.srtt_us = config.rtt_us;
+            s.tx.rttvar_us = config.rtt_us / 2;
+            s.tx.pacing_gap_ns = u64::from(config.rtt_us) * 1000 / 64;
+        }
+        s.state = intf::VTL_OPEN;
+    }
+
+    fn slots(&self, sid: u32) -> u64 {
+        let slots = self.slots[sid as usize];
+        assert_ne!(slots, 0, "there is no session {sid}");
+        slots.into()
+    }
+
+    /// A session's state.
+    pub fn session(&self, sid: u32) -> &vtl_session {
+        self.slots(sid);
+        // SAFETY: the session exists and lives as long as the host, which is borrowed; C code runs
+        // only in methods that borrow it exclusively.
+        unsafe { &*ffi::vtl_native_session(self.at.as_ptr(), sid) }
+    }
+
+    /// A session's state, to be changed.
+    pub fn session_mut(&mut self, sid: u32) -> &mut vtl_session {
+        self.slots(sid);
+        // SAFETY: as in `session`, and the borrow is exclusive.
+        unsafe { &mut *ffi::vtl_native_session(self.at.as_ptr(), sid) }
+    }
+
+    /// Control words of the transmit ring.
+    pub fn tx_ctl(&mut self, sid: u32) -> &mut vtl_ring_ctl {
+        self.slots(sid);
+        // SAFETY: slot 0 of the ring, which is larger and aligned to 8 bytes; exclusive borrow.
+        unsafe { &mut *ffi::vtl_native_tx_ring(self.at.as_ptr(), sid).cast() }
+    }
+
+    /// Control words of the receive ring.
+    pub fn rx_ctl(&mut self, sid: u32) -> &mut vtl_ring_ctl {
+        self.slots(sid);
+        // SAFETY: as in `tx_ctl`.
+        unsafe { &mut *ffi::vtl_native_rx_ring(self.at.as_ptr(), sid).cast() }
+    }
+
+    /// The slot of packet `seq` in the transmit ring.
+    pub fn tx_slot(&mut self, sid: u32, seq: u64) -> &mut vtl_slot {
+        let index = 1 + (seq % self.slots(sid)) as usize;
+        // SAFETY: the ring has `slots` + 1 entries; exclusive borrow.
+        unsafe { &mut *ffi::vtl_native_tx_ring(self.at.as_ptr(), sid).add(index) }
+    }
+
+    /// The slot of packet `seq` in the receive ring.
+    pub fn rx_slot(&mut self, sid: u32, seq: u64) -> &mut vtl_slot {
+        let index = 1 + (seq % self.slots(sid)) as usize;
+        // SAFETY: as in `tx_slot`.
+        unsafe { &mut *ffi::vtl_native_rx_ring(self.at.as_ptr(), sid).add(index) }
+    }
+
+    /// The scoreboard entry of packet `seq`.
+    pub fn sent(&mut self, sid: u32, seq: u64) -> &mut vtl_sent {
+        let index = (seq % self.slots(sid)) as usize;
+        // SAFETY: the scoreboard has `slots` entries; exclusive borrow.
+        unsafe { &mut *ffi::vtl_native_scoreboard(self.at.as_ptr(), sid).add(index) }
+    }
+
+    /// One of the counters `VTL_ST_*`.
+    pub fn stat(&self, stat: u32) -> u64 {
+        assert!(stat < intf::VTL_STATS);
+        // SAFETY: VTL_STATS counters, alive as long as the host.
+        unsafe { *ffi::vtl_native_stats(self.at.as_ptr()).add(stat as usize) }
+    }
+
+    /// What the programs told vtld about a session since the last call: bits of `VTL_EV_*`.
+    pub fn events(&mut self, sid: u32) -> u32 {
+        self.slots(sid);
+        // SAFETY: the session exists.
+        unsafe { ffi::vtl_native_events(self.at.as_ptr(), sid) }
+    }
+
+    /// The pump asks for one packet. Returns the frame's length, or nothing: then the session's
+    /// `wake_ns` says when to ask again.
+    pub fn egress(&mut self, sid: u32, now: u64, frame: &mut FrameBuffer) -> Option<usize> {
+        self.slots(sid);
+        // SAFETY: the buffer is as long as the header says that any frame needs.
+        let n = unsafe { ffi::vtl_native_egress(self.at.as_ptr(), sid, now, frame.as_mut_ptr()) };
+        (n != 0).then_some(n as usize)
+    }
+
+    /// A frame arrives. Returns the answer's length, if there is one.
+    pub fn ingress(&mut self, now: u64, frame: &[u8], answer: &mut FrameBuffer) -> Option<usize> {
+        // SAFETY: the lengths are those of the slices.
+        let n = unsafe {
+            ffi::vtl_native_ingress(
+                self.at.as_ptr(),
+                now,
+                frame.as_ptr(),
+                frame.len() as u32,
+                answer.as_mut_ptr(),
+                1514,
+            )
+        };
+        (n != 0).then_some(n as usize)
+    }
+
+    /// Calls a transport function of egress. The closure fills in the context, whose session and
+    /// time are set already; what the function left there is returned with its verdict.
+    pub fn out(
+        &mut self,
+        function: OutFunction,
+        sid: u32,
+        now: u64,
+        fill: impl FnOnce(&mut ffi::vtl_out),
+    ) -> (u32, ffi::vtl_out) {
+        // SAFETY: plain data, for which zeros are valid.
+        let mut o: ffi::vtl_out = unsafe { std::mem::zeroed() };
+        (o.s, o.now) = (self.session_mut(sid), now);
+        fill(&mut o);
+        // SAFETY: the session belongs to this host, and `fill` had only pointers into it to give.
+        let verdict = unsafe { function(self.at.as_ptr(), &raw mut o) };
+        (verdict, o)
+    }
+
+    /// Calls a transport function of ingress for the packet with this header; see
+    /// [`Host::out`].
+    pub fn input(
+        &mut self,
+        function: InFunction,
+        sid: u32,
+        now: u64,
+        hdr: &mut intf::vtl_data_hdr,
+        fill: impl FnOnce(&mut ffi::vtl_in),
+    ) -> (u32, ffi::vtl_in) {
+        // SAFETY: plain data, for which zeros are valid.
+        let mut i: ffi::vtl_in = unsafe { std::mem::zeroed() };
+        (i.s, i.now, i.hdr) = (self.session_mut(sid), now, hdr);
+        fill(&mut i);
+        // SAFETY: as in `out`.
+        let verdict = unsafe { function(self.at.as_ptr(), &raw mut i) };
+        (verdict, i)
+    }
+
+    /// Calls a transport function of the listener for an acknowledgement; see [`Host::out`].
+    ///
+    /// # Panics
+    /// If the bitmap is longer than one can be.
+    pub fn ackd(
+        &mut self,
+        function: AckFunction,
+        sid: u32,
+        now: u64,
+        hdr: &mut vtl_ack_hdr,
+        map: &[u64],
+        fill: impl FnOnce(&mut ffi::vtl_ackd),
+    ) -> (u32, ffi::vtl_ackd) {
+        let mut words = [0; intf::VTL_WINDOW_WORDS as usize + 1];
+        words[..map.len()].copy_from_slice(map);
+        // SAFETY: plain data, for which zeros are valid.
+        let mut a: ffi::vtl_ackd = unsafe { std::mem::zeroed() };
+        (a.s, a.now, a.hdr) = (self.session_mut(sid), now, hdr);
+        (a.map, a.words) = (words.as_ptr(), map.len() as u32);
+        fill(&mut a);
+        // SAFETY: as in `out`; the bitmap has the length that the contract asks for.
+        let verdict = unsafe { function(self.at.as_ptr(), &raw mut a) };
+        a.map = std::ptr::null();
+        (verdict, a)
+    }
+
+    /// Builds an acknowledgement with up to `words` words of bitmap. Returns how many a complete
+    /// one has.
+    pub fn build_ack(
+        &mut self,
+        sid: u32,
+        hdr: &mut vtl_ack_hdr,
+        map: &mut [u64; intf::VTL_WINDOW_WORDS as usize + 1],
+        words: u32,
+        update: bool,
+    ) -> u32 {
+        let s: *mut vtl_session = self.session_mut(sid);
+        // SAFETY: the session belongs to this host, and the bitmap is as long as any.
+        unsafe {
+            ffi::vtl_native_ack_build(
+                self.at.as_ptr(),
+                s,
+                hdr,
+                map.as_mut_ptr(),
+                words.min(intf::VTL_WINDOW_WORDS),
+                update.into(),
+            )
+        }
+    }
+
+    /// `vtl_rx_limit`.
+    pub fn rx_limit(&mut self, sid: u32) -> u64 {
+        let s: *mut vtl_session = self.session_mut(sid);
+        // SAFETY: the session belongs to this host.
+        unsafe { ffi::vtl_native_rx_limit(self.at.as_ptr(), s) }
+    }
+
+    /// `vtl_can_send`.
+    pub fn can_send(&mut self, sid: u32) -> bool {
+        let s: *mut vtl_session = self.session_mut(sid);
+        // SAFETY: the session belongs to this host.
+        unsafe { ffi::vtl_native_can_send(self.at.as_ptr(), s) != 0 }
+    }
+}
+
+/// A transport function of egress.
+pub type OutFunction =
+    unsafe extern "C" fn(*mut ffi::vtl_native_host, *mut ffi::vtl_out) -> ffi::vtl_verdict;
+/// A transport function of ingress.
+pub type InFunction =
+    unsafe extern "C" fn(*mut ffi::vtl_native_host, *mut ffi::vtl_in) -> ffi::vtl_verdict;
+/// A transport function of the listener.
+pub type AckFunction =
+    unsafe extern "C" fn(*mut ffi::vtl_native_host, *mut ffi::vtl_ackd) -> ffi::vtl_verdict;
+
+/// The guard of session `sid` at one of the two hosts.
+pub fn token(sid: u32, side: u8) -> u64 {
+    0x0123_4567_89ab_cdef ^ u64::from(sid) << 32 ^ u64::from(side)
+}
+
+/// Packets in flight as the sender counts them (`vtl_in_flight`), without its floor of 0.
+pub fn in_flight(s: &vtl_session) -> i64 {
+    s.tx.sent as i64 - (s.tx.delivered + s.tx.lost_total + s.tx.abandoned) as i64
+}

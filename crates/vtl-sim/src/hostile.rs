@@ -1,0 +1,177 @@
+//! What nobody should do: garbled frames, applications that write nonsense into their rings, and
+//! peers that send it.
+
+use vtl_proto::{intf, wire};
+
+use crate::{
+    host::{FrameBuffer, Host},
+    rng::Rng,
+};
+
+/// Bytes in front of the VTL header, or the frame's length if it is shorter.
+pub fn offset(frame: &[u8]) -> usize {
+    let v6 = frame.get(12..14) == Some(&[0x86, 0xdd]);
+    (if v6 { 54 } else { 34 }).min(frame.len())
+}
+
+/// Damages a frame in one of several ways. None of them is one that a sum of 32-bit words cannot
+/// see (words exchanged, two opposite flips of one bit): PROTOCOL.md promises no more.
+pub fn garble(frame: &mut Vec<u8>, rng: &mut Rng) {
+    let length = frame.len() as u64;
+    match rng.below(6) {
+        0 => frame.truncate(rng.below(length) as usize),
+        1 => {
+            let more = 1 + rng.below(64) as usize;
+            frame.resize_with((frame.len() + more).min(1900), || 0xa5);
+            // Longer than its headers say: that alone is harmless padding.
+            let at = rng.below(length) as usize;
+            frame[at] ^= 1 << rng.below(8);
+        }
+        2 => {
+            for byte in frame.iter_mut() {
+                *byte = rng.bits() as u8;
+            }
+        }
+        3 => {
+            // The headers stay, what follows is noise.
+            let from = offset(frame) + 24;
+            for byte in frame.iter_mut().skip(from) {
+                *byte = rng.bits() as u8;
+            }
+        }
+        4 => {
+            // A burst of up to four bytes.
+            let at = rng.below(length) as usize;
+            let random = rng.bits() | 1;
+            let end = (at + 1 + rng.below(3) as usize).min(frame.len());
+            for (i, byte) in frame[at..end].iter_mut().enumerate() {
+                *byte ^= (random >> (8 * i)) as u8;
+            }
+        }
+        _ => {
+            let at = rng.below(length) as usize;
+            frame[at] ^= 1 << rng.below(8);
+        }
+    }
+}
+
+/// Writes the checksum that belongs to a frame's VTL packet.
+pub fn seal(frame: &mut [u8]) {
+    let from = offset(frame);
+    let at = from + std::mem::offset_of!(intf::vtl_hdr, csum);
+    if frame.len() >= at + 4 {
+        let sum = wire::checksum(&frame[from..]);
+        frame[at..at + 4].copy_from_slice(&sum.to_le_bytes());
+    }
+}
+
+/// An application, and a peer, that break the rules.
+pub struct Hostile {
+    rng: Rng,
+    /// When it strikes again.
+    pub due: u64,
+}
+
+impl Hostile {
+    /// From a seed.
+    pub fn new(seed: u64) -> Self {
+        Self {
+            rng: Rng::new(seed, 0xbad),
+            due: 0,
+        }
+    }
+
+    fn number(&mut self, near: u64) -> u64 {
+        match self.rng.below(8) {
+            0 => 0,
+            1 => u64::MAX,
+            2 => near.wrapping_sub(self.rng.below(100)),
+            3 => near.wrapping_add(self.rng.below(100_000)),
+            4 => 1 << 63,
+            5 => self.rng.bits(),
+            _ => near.wrapping_add(self.rng.below(64)),
+        }
+    }
+
+    /// Writes nonsense into both rings of a session.
+    pub fn misuse(&mut self, host: &mut Host, sid: u32, now: u64) {
+        self.due = now + 200_000 + self.rng.below(2_000_000);
+        let (next, cum) = (host.session(sid).tx.next, host.session(sid).rx.cum);
+        let producer = self.number(next);
+        let consumer = self.number(cum);
+        let tx = host.tx_ctl(sid);
+        tx.producer = producer;
+        (tx.consumer, tx.waiting, tx.closed) = (self.rng.bits(), self.rng.bits() as u32, 7);
+        let rx = host.rx_ctl(sid);
+        rx.consumer = consumer;
+        (rx.producer, rx.waiting) = (self.rng.bits(), self.rng.bits() as u32);
+        for _ in 0..8 {
+            let seq = next.wrapping_add(self.rng.below(64));
+            let length = self
+                .rng
+                .pick(&[0, 1, 7, 1440, 1441, 1920, 1921, 0xffff, 0x8000_0000, !0]);
+            host.tx_slot(sid, seq).len = length;
+            host.rx_slot(sid, seq).len = length;
+        }
+    }
+
+    /// A packet for session `sid` of this host that only its peer could send: token and checksum
+    /// are right, everything else is chosen to hurt.
+    pub fn forge(&mut self, host: &Host, token: u64, frame: &mut FrameBuffer) -> Option<usize> {
+        const SID: u32 = crate::sim::HOSTILE;
+        let s = host.session(SID);
+        let (next, cum) = (s.tx.next, s.rx.cum);
+        let header = wire::Header {
+            flags: self.rng.bits() as u8,
+            gid: s.gid,
+            sid: SID,
+            token,
+        };
+        let from = if s.ip_version == 4 { 34 } else { 54 };
+        let mut body = [0; 1920];
+        for byte in &mut body {
+            *byte = self.rng.bits() as u8;
+        }
+        let echo_xid = self.number(s.tx.xid.into()) as u32;
+        let packet = match self.rng.below(3) {
+            0 => wire::Packet::Data(wire::Data {
+                header,
+                seq: self.number(cum),
+                xid: echo_xid,
+                ts: self.rng.bits() as u32,
+                payload: &body[..1 + self.rng.below(1440) as usize],
+            }),
+            1 => wire::Packet::Probe(wire::Data {
+                header,
+                seq: self.number(cum),
+                xid: echo_xid,
+                ts: self.rng.bits() as u32,
+                payload: &[],
+            }),
+            _ => wire::Packet::Ack(wire::Ack {
+                header,
+                cum: self.number(next),
+                limit: self.number(next),
+                received: self.number(s.tx.delivered),
+                echo_seq: self.number(next),
+                echo_xid,
+                echo_ts: self.rng.bits() as u32,
+                dups: self.number(s.tx.dups.into()) as u32,
+                bitmap: &body[..8 * self.rng.below(129) as usize],
+            }),
+        };
+        let length = packet.emit(&mut frame[from..]).ok()?;
+        // As the peer would address it.
+        frame[..from].copy_from_slice(&s.headers[..from]);
+        if from == 34 {
+            frame.copy_within(30..34, 26);
+            frame[30..34].copy_from_slice(&s.headers[26..30]);
+            frame[16..18].copy_from_slice(&(20 + length as u16).to_be_bytes());
+        } else {
+            frame.copy_within(38..54, 22);
+            frame[38..54].copy_from_slice(&s.headers[22..38]);
+            frame[18..20].copy_from_slice(&(length as u16).to_be_bytes());
+        }
+        Some(from + length)
+    }
+}

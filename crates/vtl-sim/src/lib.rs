@@ -1,0 +1,29 @@
+//! VTL's transport functions outside the kernel: the C sources of `bpf/tf` and the composition
+//! `selective-repeat`, compiled for this machine with undefined behaviour trapped and with rings
+//! that end where inaccessible memory begins.
+//!
+//! - [`host`]: one host's data plane, packets in and out;
+//! - [`sim`]: two hosts on the testbed's link model, in virtual time;
+//! - [`hostile`]: what breaks the rules;
+//! - [`app`]: the applications at both ends;
+//! - [`ffi`]: the C interface, generated.
+
+pub mod app;
+pub mod host;
+pub mod hostile;
+pub mod rng;
+pub mod sim;
+
+/// `native/native.h` through bindgen; the comments are there.
+#[allow(
+    missing_docs,
+    non_camel_case_types,
+    non_snake_case,
+    non_upper_case_globals,
+    unreachable_pub,
+    clippy::all,
+    clippy::undocumented_unsafe_blocks
+)]
+pub mod ffi {
+    include!(concat!(env!("OUT_DIR"), "/native.rs"));
+}

@@ -1,0 +1,547 @@
+//! Two hosts and the testbed's link model, in virtual time. One seed, one result.
+
+use std::fmt;
+
+use vtl_proto::{intf, wire};
+use vtl_testbed::{Direction, Frame, Link, Nanos, Params};
+
+use crate::{
+    app::{Lengths, Pace, Pattern, Reader, Writer},
+    ffi,
+    host::{FrameBuffer, Host, SessionConfig, in_flight},
+    hostile::{self, Hostile},
+    rng::Rng,
+};
+
+/// The session whose applications behave.
+pub const HONEST: u32 = 1;
+/// The session whose applications do not, if there is one.
+pub const HOSTILE: u32 = 2;
+
+/// Nanoseconds per millisecond.
+pub const MS: Nanos = 1_000_000;
+
+/// A frame on the link.
+#[derive(Clone, Debug)]
+pub struct Packet {
+    bytes: Vec<u8>,
+    entered: Nanos,
+}
+
+/// Bytes of the Ethernet header, which does not occupy the link.
+const ETHERNET: usize = 14;
+
+impl Frame for Packet {
+    fn link_bytes(&self) -> u64 {
+        (self.bytes.len() - ETHERNET) as u64
+    }
+
+    fn flip_bit(&mut self, random: u64) -> bool {
+        let from = hostile::offset(&self.bytes);
+        let bits = (self.bytes.len() - from) as u64 * 8;
+        if bits == 0 {
+            return false;
+        }
+        let bit = (random % bits) as usize;
+        self.bytes[from + bit / 8] ^= 1 << (bit % 8);
+        true
+    }
+}
+
+/// What to simulate.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    /// The link. Host 0 is its server, the sender of a download; host 1 its client.
+    pub link: Link,
+    /// Both ends of the session.
+    pub session: SessionConfig,
+    /// Packets that host 0 and host 1 have to send.
+    pub packets: [u64; 2],
+    /// How long they are.
+    pub lengths: Lengths,
+    /// How fast they are read.
+    pub pace: Pace,
+    /// Seed of everything but the link, which has its own.
+    pub seed: u64,
+    /// When to stop, even if not everything has arrived.
+    pub until: Nanos,
+    /// Measurements begin then.
+    pub measure_from: Nanos,
+    /// A session that delivers nothing for so long, though it could, has stalled.
+    pub patience: Nanos,
+    /// Times during which nothing arrives.
+    pub outages: Vec<(Nanos, Nanos)>,
+    /// One packet in so many arrives a second time, garbled; 0: none.
+    pub garbled_one_in: u64,
+    /// A second session whose applications and peers break every rule.
+    pub hostile: bool,
+}
+
+impl Scenario {
+    /// An endless transfer from host 0 to host 1.
+    pub fn bulk(link: Link, until: Nanos) -> Self {
+        Self {
+            seed: link.seed,
+            link,
+            session: SessionConfig::default(),
+            packets: [u64::MAX, 0],
+            lengths: Lengths::Full,
+            pace: Pace::AtOnce,
+            until,
+            measure_from: 0,
+            patience: 15_000 * MS,
+            outages: Vec::new(),
+            garbled_one_in: 0,
+            hostile: false,
+        }
+    }
+}
+
+/// What came out, of the direction from host 0 to host 1.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// When everything had arrived, or the simulation ended.
+    pub end: Nanos,
+    /// Packets read by each host, all of them right.
+    pub packets: [u64; 2],
+    /// Goodput since `measure_from`, bit/s.
+    pub goodput: f64,
+    /// Retransmissions per packet sent.
+    pub retransmitted: f64,
+    /// Duplicates that reached the receiver, per packet sent.
+    pub duplicates: f64,
+    /// Mean time in the bottleneck's queue, ns.
+    pub queue_mean: f64,
+    /// 95 % of packets waited no longer there, ns.
+    pub queue_p95: f64,
+    /// When the first million bytes had been read, 0 if never.
+    pub first_megabyte: Nanos,
+    /// Probe timeouts.
+    pub abandoned: u64,
+}
+
+/// What must never happen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// The application got something else than was sent.
+    WrongData {
+        /// Which host.
+        host: usize,
+        /// Which packet.
+        seq: u64,
+    },
+    /// Nothing moves any more.
+    Stalled {
+        /// Since when.
+        since: Nanos,
+        /// The sessions' states.
+        state: String,
+    },
+    /// Egress asks to be called again at once, for ever.
+    Spins {
+        /// When.
+        at: Nanos,
+        /// The session's state.
+        state: String,
+    },
+    /// When all is over, packets are still counted as being in flight.
+    Leak(String),
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::WrongData { host, seq } => write!(f, "host {host} got a wrong packet {seq}"),
+            Self::Stalled { since, state } => write!(f, "stalled since {} ms: {state}", since / MS),
+            Self::Spins { at, state } => write!(f, "spins at {} ms: {state}", at / MS),
+            Self::Leak(state) => write!(f, "accounting: {state}"),
+        }
+    }
+}
+
+struct Side {
+    host: Host,
+    writer: Writer,
+    reader: Reader,
+    /// When the pump runs each session.
+    wake: [Nanos; 3],
+    hostile: Option<Hostile>,
+}
+
+/// A simulation under way.
+pub struct Sim {
+    scenario: Scenario,
+    now: Nanos,
+    sides: [Side; 2],
+    links: [Direction<Packet>; 2],
+    params: [Params; 2],
+    noise: Rng,
+    queueing: Vec<u32>,
+    /// When the receivers last got on, and with how many packets.
+    moved: (Nanos, u64),
+    measured: (u64, u64, u64, u64),
+    first_megabyte: Nanos,
+    buffer: FrameBuffer,
+    pool: Vec<Vec<u8>>,
+}
+
+impl Sim {
+    /// Two hosts with an open session, and nothing sent yet.
+    pub fn new(scenario: Scenario) -> Self {
+        let side = |i: usize| {
+            let mut host = Host::new();
+            host.open(HONEST, i as u8, &scenario.session);
+            if scenario.hostile {
+                host.open(
+                    HOSTILE,
+                    i as u8,
+                    &SessionConfig {
+                        slots: 64,
+                        ..scenario.session
+                    },
+                );
+            }
+            let pattern = |of: usize| {
+                Pattern::new(
+                    scenario.seed ^ of as u64,
+                    scenario.lengths,
+                    scenario.session.max_payload,
+                )
+            };
+            Side {
+                host,
+                writer: Writer::new(pattern(i), scenario.packets[i]),
+                reader: Reader::new(pattern(1 - i), scenario.pace, scenario.seed ^ i as u64),
+                wake: [u64::MAX, 0, if scenario.hostile { 0 } else { u64::MAX }],
+                hostile: scenario
+                    .hostile
+                    .then(|| Hostile::new(scenario.seed ^ i as u64)),
+            }
+        };
+        let params = [Params::down(&scenario.link), Params::up(&scenario.link)];
+        Self {
+            sides: [side(0), side(1)],
+            links: params.clone().map(Direction::new),
+            params,
+            noise: Rng::new(scenario.seed, 99),
+            now: 0,
+            queueing: Vec::new(),
+            moved: (0, 0),
+            measured: (0, 0, 0, 0),
+            first_megabyte: 0,
+            buffer: [0; ffi::VTL_NATIVE_FRAME as usize],
+            pool: Vec::new(),
+            scenario,
+        }
+    }
+
+    /// Runs until everything has been delivered and acknowledged, or to the scenario's end.
+    ///
+    /// # Errors
+    /// A [`Failure`], which is a bug in a transport function.
+    pub fn run(mut self) -> Result<Outcome, Failure> {
+        let mut measuring = false;
+        while self.now < self.scenario.until && !self.is_complete() {
+            if !measuring && self.now >= self.scenario.measure_from {
+                measuring = true;
+                self.queueing.clear();
+                self.measured = self.counts();
+            }
+            self.outages();
+            self.arrivals();
+            for i in 0..2 {
+                self.applications(i)?;
+                self.pump(i)?;
+            }
+            self.check_progress()?;
+            self.now = self.next_event().max(self.now + 1).min(self.scenario.until);
+        }
+        if self.is_complete() {
+            self.check_accounts()?;
+        }
+        Ok(self.outcome())
+    }
+
+    fn counts(&self) -> (u64, u64, u64, u64) {
+        let tx = &self.sides[0].host.session(HONEST).tx;
+        let rx = &self.sides[1].host.session(HONEST).rx;
+        (
+            self.sides[1].reader.bytes(),
+            tx.sent,
+            tx.retransmitted,
+            rx.dups.into(),
+        )
+    }
+
+    fn is_complete(&self) -> bool {
+        (0..2).all(|i| {
+            let tx = &self.sides[i].host.session(HONEST).tx;
+            let all = self.scenario.packets[i];
+            tx.una == all && self.sides[1 - i].reader.packets() == all
+        })
+    }
+
+    fn next_event(&self) -> Nanos {
+        let mut next = u64::MAX;
+        for link in &self.links {
+            next = next.min(link.next_event().unwrap_or(u64::MAX));
+        }
+        for side in &self.sides {
+            next = side
+                .wake
+                .iter()
+                .fold(next.min(side.reader.due), |a, b| a.min(*b));
+            next = next.min(side.hostile.as_ref().map_or(u64::MAX, |h| h.due));
+        }
+        for &(from, to) in &self.scenario.outages {
+            next = [from, to]
+                .into_iter()
+                .filter(|t| *t > self.now)
+                .fold(next, Nanos::min);
+        }
+        next
+    }
+
+    fn outages(&mut self) {
+        if self.scenario.outages.is_empty() {
+            return;
+        }
+        let dark = self
+            .scenario
+            .outages
+            .iter()
+            .any(|o| (o.0..o.1).contains(&self.now));
+        for (link, normal) in self.links.iter_mut().zip(&self.params) {
+            let mut params = normal.clone();
+            if dark {
+                params.loss = 1.0;
+            }
+            link.set(self.now, params);
+        }
+    }
+
+    fn send(&mut self, from: usize, length: usize) {
+        let mut bytes = self.pool.pop().unwrap_or_default();
+        bytes.clear();
+        bytes.extend_from_slice(&self.buffer[..length]);
+        self.links[from].push(
+            self.now,
+            Packet {
+                bytes,
+                entered: self.now,
+            },
+        );
+    }
+
+    fn arrivals(&mut self) {
+        for from in 0..2 {
+            while let Some(packet) = self.links[from].pop(self.now) {
+                if from == 0 && packet.bytes.len() > 200 {
+                    let p = &self.params[0];
+                    let own = p.delay as f64 + packet.link_bytes() as f64 * p.ns_per_byte;
+                    let waited = (self.now - packet.entered) as f64 - own;
+                    self.queueing.push((waited.max(0.0) / 1000.0) as u32);
+                }
+                let garble = self.scenario.garbled_one_in;
+                if garble != 0 && self.noise.one_in(garble) {
+                    let mut copy = packet.bytes.clone();
+                    hostile::garble(&mut copy, &mut self.noise);
+                    self.arrive(1 - from, &copy);
+                }
+                self.arrive(1 - from, &packet.bytes);
+                if self.pool.len() < 1024 {
+                    self.pool.push(packet.bytes);
+                }
+            }
+        }
+    }
+
+    fn arrive(&mut self, at: usize, bytes: &[u8]) {
+        let answer = self.sides[at]
+            .host
+            .ingress(self.now, bytes, &mut self.buffer);
+        if let Some(length) = answer {
+            self.send(at, length);
+        }
+    }
+
+    fn applications(&mut self, i: usize) -> Result<(), Failure> {
+        let now = self.now;
+        let side = &mut self.sides[i];
+        if let Some(hostile) = &mut side.hostile
+            && hostile.due <= now
+        {
+            hostile.misuse(&mut side.host, HOSTILE, now);
+            side.wake[HOSTILE as usize] = now;
+            let token = crate::host::token(HOSTILE, i as u8);
+            if let Some(length) = hostile.forge(&side.host, token, &mut self.buffer) {
+                let frame = self.buffer[..length].to_vec();
+                self.arrive(i, &frame);
+            }
+        }
+        let side = &mut self.sides[i];
+        for sid in [HONEST, HOSTILE]
+            .into_iter()
+            .take(1 + usize::from(side.hostile.is_some()))
+        {
+            let events = side.host.events(sid);
+            if events & intf::VTL_EV_SEND != 0 {
+                side.wake[sid as usize] = now;
+            }
+            if sid == HONEST && events & intf::VTL_EV_RECV != 0 {
+                side.reader.wake(now);
+            }
+        }
+        if side.writer.run(&mut side.host, HONEST) {
+            side.wake[HONEST as usize] = now;
+        }
+        if side.reader.due <= now {
+            let kick = side
+                .reader
+                .run(&mut side.host, HONEST, now)
+                .map_err(|seq| Failure::WrongData { host: i, seq })?;
+            if kick {
+                side.host.session_mut(HONEST).rx.ack_now = 1;
+                side.wake[HONEST as usize] = now;
+            }
+        }
+        if i == 1 && self.first_megabyte == 0 && self.sides[1].reader.bytes() >= 1_000_000 {
+            self.first_megabyte = now;
+        }
+        Ok(())
+    }
+
+    fn pump(&mut self, i: usize) -> Result<(), Failure> {
+        for sid in [HONEST, HOSTILE] {
+            if self.sides[i].wake[sid as usize] > self.now {
+                continue;
+            }
+            let mut dry = 0;
+            loop {
+                let made = self.sides[i].host.egress(sid, self.now, &mut self.buffer);
+                if let Some(length) = made {
+                    self.send(i, length);
+                    continue;
+                }
+                let s = self.sides[i].host.session(sid);
+                self.sides[i].wake[sid as usize] = s.tx.wake_ns;
+                if s.tx.wake_ns > self.now {
+                    break;
+                }
+                dry += 1;
+                if dry > 100 {
+                    return Err(Failure::Spins {
+                        at: self.now,
+                        state: self.state(),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check_progress(&mut self) -> Result<(), Failure> {
+        let read = self.sides.iter().map(|s| s.reader.packets()).sum::<u64>()
+            + self
+                .sides
+                .iter()
+                .map(|s| s.host.session(HONEST).tx.una)
+                .sum::<u64>();
+        let dark = self
+            .scenario
+            .outages
+            .iter()
+            .any(|o| (o.0..o.1).contains(&self.now));
+        if read != self.moved.1 || dark {
+            self.moved = (self.now, read);
+        }
+        if self.now - self.moved.0 > self.scenario.patience {
+            return Err(Failure::Stalled {
+                since: self.moved.0,
+                state: self.state(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Every packet is acknowledged: the sender must count none as lost or under way. A packet
+    /// that was sent twice although it had arrived may still be.
+    fn check_accounts(&self) -> Result<(), Failure> {
+        for side in &self.sides {
+            let s = side.host.session(HONEST);
+            let marked: u32 = s.tx.lost.iter().map(|w| w.count_ones()).sum();
+            if s.tx.lost_pending != 0 || marked != 0 || in_flight(s) < 0 {
+                return Err(Failure::Leak(self.state()));
+            }
+        }
+        Ok(())
+    }
+
+    fn state(&self) -> String {
+        let mut out = format!("at {} ms", self.now as f64 / 1e6);
+        for side in &self.sides {
+            let s = side.host.session(HONEST);
+            let (tx, rx) = (&s.tx, &s.rx);
+            out += &format!(
+                "; una {} next {} limit {} cwnd {} flight {} sent {} retx {} lost {} abandoned {} \
+                 pending {} timeouts {} reorder {} srtt {} us gap {} ns mode {} wake {} | cum {} \
+                 max {} read {} dups {} bad {} beyond {}",
+                tx.una,
+                tx.next,
+                tx.limit,
+                tx.cwnd,
+                in_flight(s),
+                tx.sent,
+                tx.retransmitted,
+                tx.lost_total,
+                tx.abandoned,
+                tx.lost_pending,
+                tx.timeouts,
+                tx.reorder,
+                tx.srtt_us,
+                tx.pacing_gap_ns,
+                tx.bbr.mode,
+                side.wake[1],
+                rx.cum,
+                rx.max,
+                rx.consumer,
+                rx.dups,
+                rx.bad_csum,
+                rx.beyond
+            );
+        }
+        out
+    }
+
+    fn outcome(mut self) -> Outcome {
+        let (bytes, sent, retransmitted, dups) = self.counts();
+        let (bytes0, sent0, retransmitted0, dups0) = self.measured;
+        let span = (self.now - self.scenario.measure_from.min(self.now)).max(1) as f64 / 1e9;
+        let share = |a: u64, b: u64| if b == 0 { 0.0 } else { a as f64 / b as f64 };
+        self.queueing.sort_unstable();
+        let n = self.queueing.len();
+        let sum: f64 = self.queueing.iter().map(|us| f64::from(*us)).sum();
+        Outcome {
+            end: self.now,
+            packets: [
+                self.sides[0].reader.packets(),
+                self.sides[1].reader.packets(),
+            ],
+            goodput: (bytes - bytes0) as f64 * 8.0 / span,
+            retransmitted: share(retransmitted - retransmitted0, sent - sent0),
+            duplicates: share(dups - dups0, sent - sent0),
+            queue_mean: if n == 0 { 0.0 } else { sum * 1000.0 / n as f64 },
+            queue_p95: self
+                .queueing
+                .get(n * 95 / 100)
+                .map_or(0.0, |us| f64::from(*us) * 1000.0),
+            first_megabyte: self.first_megabyte,
+            abandoned: self.sides[0].host.session(HONEST).tx.abandoned,
+        }
+    }
+}
+
+/// The VTL packet in a frame, as far as there is one.
+pub fn packet(frame: &[u8]) -> Result<wire::Packet<'_>, wire::WireError> {
+    wire::Packet::parse(&frame[hostile::offset(frame)..])
+}
