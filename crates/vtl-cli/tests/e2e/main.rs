@@ -1,0 +1,10 @@
+//! The whole system as its users meet it: the real daemon, the real command, unmodified programs,
+//! in namespaces with a link between them that can be made as bad as one likes.
+//!
+//! What is asserted: bytes, errors and leftovers; never speed.
+
+mod process;
+mod world;
+
+mod files;
+mod web;

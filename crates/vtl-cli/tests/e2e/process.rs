@@ -1,0 +1,234 @@
+//! Programs that end with the test, and what they leave in the kernel.
+
+use std::{
+    collections::BTreeSet,
+    fs, io,
+    os::unix::process::CommandExt,
+    path::PathBuf,
+    process::{Child, Command, ExitStatus, Output, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+/// Asks again and again, until the answer is yes or the time is over.
+#[track_caller]
+pub(crate) fn until(what: &str, seconds: u64, mut yes: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(seconds);
+    while !yes() {
+        assert!(Instant::now() < deadline, "not within {seconds} s: {what}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A running program; killed when dropped, and should this process be killed.
+pub(crate) struct Process {
+    child: Option<Child>,
+}
+
+impl Process {
+    /// Starts it. It ends with the calling thread at the latest.
+    pub(crate) fn start(command: &mut Command) -> Self {
+        command.stdin(Stdio::null()).process_group(0);
+        // SAFETY: prctl is async-signal-safe, and the closure touches nothing of the parent's.
+        unsafe {
+            command.pre_exec(|| {
+                nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).map_err(io::Error::from)
+            });
+        }
+        let child = command
+            .spawn()
+            .unwrap_or_else(|e| panic!("{command:?}: {e}"));
+        Self { child: Some(child) }
+    }
+
+    /// Starts it with its output collected.
+    pub(crate) fn piped(command: &mut Command) -> Self {
+        Self::start(command.stdout(Stdio::piped()).stderr(Stdio::piped()))
+    }
+
+    fn child(&mut self) -> &mut Child {
+        self.child.as_mut().expect("there until the end")
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.as_ref().expect("there until the end").id()
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.pid() as i32), signal).expect("signalled");
+    }
+
+    pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
+        self.child().try_wait().expect("a child")
+    }
+
+    /// Waits for its end, which must come within this time.
+    #[track_caller]
+    pub(crate) fn wait(&mut self, seconds: u64) -> ExitStatus {
+        let mut status = None;
+        until("the program's end", seconds, || {
+            status = self.ended();
+            status.is_some()
+        });
+        status.expect("until")
+    }
+
+    /// Waits for its end, and returns what it said. For programs that say little.
+    #[track_caller]
+    pub(crate) fn output(mut self, seconds: u64) -> Output {
+        self.wait(seconds);
+        let child = self.child.take().expect("there until the end");
+        child.wait_with_output().expect("its output")
+    }
+
+    /// Kills it.
+    pub(crate) fn kill(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            // The group: what it has started ends too, unless it left the group.
+            if matches!(child.try_wait(), Ok(None)) {
+                let _ = kill(Pid::from_raw(-(child.id() as i32)), Signal::SIGKILL);
+            }
+            let _ = child.wait();
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Standard error of a program that has ended.
+pub(crate) fn words(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// One clear sentence, and not success.
+#[track_caller]
+pub(crate) fn refused(output: &Output, status: i32, about: &str) {
+    let words = words(output);
+    assert_eq!(output.status.code(), Some(status), "{words}");
+    let sentences: Vec<&str> = words
+        .lines()
+        .filter(|line| line.starts_with("vtl"))
+        .collect();
+    assert_eq!(sentences.len(), 1, "one sentence: {words}");
+    assert!(sentences[0].contains(about), "{about}: {words}");
+    assert!(!words.contains("panicked"), "{words}");
+}
+
+/// What a process holds in the kernel's BPF: identities of maps, programs and links.
+#[derive(Debug, Default)]
+pub(crate) struct Held {
+    maps: BTreeSet<u32>,
+    programs: BTreeSet<u32>,
+    links: BTreeSet<u32>,
+}
+
+impl Held {
+    /// What a process holds now.
+    pub(crate) fn by(pid: u32) -> Self {
+        let mut held = Self::default();
+        for entry in fs::read_dir(format!("/proc/{pid}/fdinfo"))
+            .expect("it runs")
+            .flatten()
+        {
+            let text = fs::read_to_string(entry.path()).unwrap_or_default();
+            for line in text.lines() {
+                let Some((key, value)) = line.split_once(':') else {
+                    continue;
+                };
+                let Ok(id) = value.trim().parse() else {
+                    continue;
+                };
+                let kind = match key {
+                    "map_id" => &mut held.maps,
+                    "prog_id" => &mut held.programs,
+                    "link_id" => &mut held.links,
+                    _ => continue,
+                };
+                kind.insert(id);
+            }
+        }
+        held
+    }
+
+    pub(crate) fn links(&self) -> usize {
+        self.links.len()
+    }
+
+    pub(crate) fn maps(&self) -> usize {
+        self.maps.len()
+    }
+
+    /// None of it must exist any more, soon.
+    #[track_caller]
+    pub(crate) fn assert_gone(&self) {
+        let exists = |get: unsafe extern "C" fn(u32) -> i32, ids: &BTreeSet<u32>| -> Vec<u32> {
+            let there = |id: &u32| {
+                // SAFETY: a system call without pointers.
+                let fd = unsafe { get(*id) };
+                // SAFETY: a descriptor that this call has just made.
+                fd >= 0 && unsafe { libc::close(fd) } == 0
+            };
+            ids.iter().copied().filter(there).collect()
+        };
+        let left = || {
+            [
+                exists(libbpf_sys::bpf_link_get_fd_by_id, &self.links),
+                exists(libbpf_sys::bpf_prog_get_fd_by_id, &self.programs),
+                exists(libbpf_sys::bpf_map_get_fd_by_id, &self.maps),
+            ]
+        };
+        // The kernel frees them behind grace periods.
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while left().iter().any(|ids| !ids.is_empty()) {
+            assert!(
+                Instant::now() < deadline,
+                "left: links, programs, maps {:?}",
+                left()
+            );
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// The control groups that a daemon made.
+pub(crate) fn groups(pid: u32) -> Vec<PathBuf> {
+    let roots = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
+    let prefix = format!("vtl-{pid}-");
+    roots
+        .iter()
+        .filter_map(|root| fs::read_dir(root).ok())
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| {
+            path.file_name()
+                .is_some_and(|name| name.to_string_lossy().starts_with(&prefix))
+        })
+        .collect()
+}
+
+/// Memory of a process's own, mapped rings included, KiB.
+pub(crate) fn memory_kib(pid: u32) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .expect("a size");
+    line.trim()
+        .trim_end_matches(" kB")
+        .parse()
+        .expect("a number")
+}

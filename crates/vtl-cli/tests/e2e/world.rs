@@ -1,0 +1,456 @@
+//! Two hosts with daemons, a web server and a bad link, for one test.
+
+use std::{
+    fs::{self, File},
+    net::IpAddr,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use nix::fcntl::{Flock, FlockArg};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use vtl::control::Client;
+use vtl_testbed::{Host, Lifetime, Link, Testbed};
+
+use crate::process::{Process, until};
+
+/// The command under test.
+pub(crate) const VTL: &str = env!("CARGO_BIN_EXE_vtl");
+/// Where the web server listens.
+pub(crate) const PORT: u16 = 80;
+
+/// The daemon under test, which lies beside the command.
+fn vtld() -> PathBuf {
+    Path::new(VTL).with_file_name("vtld")
+}
+
+/// Why namespaces and programs cannot be had here, if so.
+fn cannot_run() -> Option<String> {
+    if !nix::unistd::geteuid().is_root() {
+        return Some("needs root".to_owned());
+    }
+    if !vtld().exists() {
+        return Some(format!(
+            "{} is not built: cargo build -p vtld",
+            vtld().display()
+        ));
+    }
+    let missing = |tool: &&&str| Command::new(tool).arg("-V").output().is_err();
+    ["ip", "ss", "curl", "nginx"]
+        .iter()
+        .find(missing)
+        .map(|tool| format!("needs {tool}"))
+}
+
+/// A link that does everything wrong that a link can.
+pub(crate) fn bad_link() -> Link {
+    Link {
+        loss_pct: 5.0,
+        duplicate_pct: 1.0,
+        reorder_pct: 2.0,
+        corrupt_pct: 1.0,
+        ..Link::new(10.0, 100.0)
+    }
+}
+
+/// A directory that vanishes with its owner.
+struct Scratch(PathBuf);
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+struct Daemon {
+    process: Process,
+    host: Host,
+}
+
+/// Everything that a test uses. Dropped in order of declaration: the link outlives the daemons.
+pub(crate) struct World {
+    web: Option<Process>,
+    daemons: Vec<Daemon>,
+    pub(crate) testbed: Testbed,
+    scratch: Scratch,
+    /// One test at a time over all processes of this machine: two cores are no more than one needs.
+    _turn: Flock<File>,
+}
+
+impl World {
+    /// Hosts without daemons; `None`, and the reason on standard output, where that cannot be.
+    pub(crate) fn bare(name: &str, link: &Link) -> Option<Self> {
+        if let Some(reason) = cannot_run() {
+            println!("{name}: skipped: {reason}");
+            return None;
+        }
+        let lock = File::create("/run/vtl-testbed-tests.lock").expect("a lock file");
+        let turn = Flock::lock(lock, FlockArg::LockExclusive).expect("a lock");
+        let name = format!("e2e-{name}");
+        let path = std::env::temp_dir().join(&name);
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir_all(path.join("www")).expect("a directory");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("ours");
+        let scratch = Scratch(path);
+        let testbed = Testbed::up(&name, link, Lifetime::Guarded).expect("a testbed");
+        Some(Self {
+            web: None,
+            daemons: Vec::new(),
+            testbed,
+            scratch,
+            _turn: turn,
+        })
+    }
+
+    /// Hosts with daemons and a web server whose port is hooked.
+    pub(crate) fn new(name: &str, link: &Link) -> Option<Self> {
+        let mut world = Self::bare(name, link)?;
+        world.start_web();
+        world.start_both(&[]);
+        Some(world)
+    }
+
+    /// Starts both daemons, and hooks the web server's port.
+    pub(crate) fn start_both(&mut self, args: &[&str]) {
+        for host in [Host::Server, Host::Client] {
+            self.spawn(host, args);
+        }
+        self.ready(Host::Server);
+        self.ready(Host::Client);
+        self.hook();
+    }
+
+    /// Starts one daemon and waits until it answers.
+    pub(crate) fn start(&mut self, host: Host, args: &[&str]) {
+        self.spawn(host, args);
+        self.ready(host);
+    }
+
+    fn spawn(&mut self, host: Host, args: &[&str]) {
+        assert!(
+            self.daemons.iter().all(|d| d.host != host),
+            "one daemon a host"
+        );
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(self.log_path(host));
+        let mut command = self.testbed.command(host, vtld()).expect("a namespace");
+        command
+            .args(args)
+            .env("VTL_LOG", "info")
+            .stdout(std::process::Stdio::null());
+        let process = Process::start(command.stderr(log.expect("a log")));
+        self.daemons.push(Daemon { process, host });
+    }
+
+    fn ready(&mut self, host: Host) {
+        let log = self.log_path(host);
+        let socket = self.socket(host);
+        let request = json!({ "op": "status" });
+        let daemon = self.daemon(host);
+        until("the daemon answers", 20, || {
+            let text = || fs::read_to_string(&log).unwrap_or_default();
+            assert!(daemon.ended().is_none(), "the daemon has ended: {}", text());
+            Client::connect(&socket)
+                .and_then(|c| c.call(&request))
+                .is_ok()
+        });
+    }
+
+    /// Has the server's daemon serve the web server's port.
+    pub(crate) fn hook(&self) {
+        self.call(Host::Server, &json!({ "op": "hook_add", "port": PORT }));
+    }
+
+    pub(crate) fn daemon(&mut self, host: Host) -> &mut Process {
+        let found = self.daemons.iter_mut().find(|d| d.host == host);
+        &mut found.expect("its daemon runs").process
+    }
+
+    /// Takes a daemon away, to be ended by the test.
+    pub(crate) fn take_daemon(&mut self, host: Host) -> Process {
+        let at = self
+            .daemons
+            .iter()
+            .position(|d| d.host == host)
+            .expect("its daemon runs");
+        self.daemons.remove(at).process
+    }
+
+    pub(crate) fn socket(&self, host: Host) -> PathBuf {
+        self.testbed.daemon_socket(host)
+    }
+
+    /// One request to a host's daemon.
+    #[track_caller]
+    pub(crate) fn call(&self, host: Host, request: &Value) -> Value {
+        let client = Client::connect(&self.socket(host)).expect("the daemon answers");
+        client
+            .call(request)
+            .unwrap_or_else(|error| panic!("{request}: {error}"))
+    }
+
+    /// `vtl status --json` on a host.
+    #[track_caller]
+    pub(crate) fn status(&self, host: Host) -> Value {
+        let output = self
+            .vtl(host, &["status", "--json"])
+            .output()
+            .expect("vtl runs");
+        serde_json::from_slice(&output.stdout).expect("JSON")
+    }
+
+    /// A figure of a host's sessions, summed up.
+    pub(crate) fn sum(&self, host: Host, figure: &str) -> u64 {
+        let status = self.status(host);
+        let sessions = status["sessions"].as_array().expect("a list");
+        sessions
+            .iter()
+            .map(|s| s[figure].as_u64().unwrap_or(0))
+            .sum()
+    }
+
+    /// The `vtl` command on a host.
+    pub(crate) fn vtl(&self, host: Host, args: &[&str]) -> Command {
+        let mut command = self.testbed.command(host, VTL).expect("a namespace");
+        command.args(args);
+        command
+    }
+
+    /// An unmodified curl on the client, hooked by `vtl run`.
+    pub(crate) fn curl(&self, args: &[&str]) -> Command {
+        let curl = [
+            "run",
+            "--",
+            "curl",
+            "--noproxy",
+            "*",
+            "-sS",
+            "--fail",
+            "--max-time",
+            "60",
+        ];
+        self.vtl(Host::Client, &[&curl, args].concat())
+    }
+
+    /// Downloads a file by a hooked curl, and demands the very bytes.
+    #[track_caller]
+    pub(crate) fn download(&self, server: IpAddr, name: &str) {
+        let mut transfer = self.start_download(server, name);
+        let status = transfer.process.wait(70);
+        assert!(status.success(), "curl of {name} from {server}: {status}");
+        transfer.check();
+    }
+
+    /// Begins to download a file by a hooked curl.
+    pub(crate) fn start_download(&self, server: IpAddr, name: &str) -> Download {
+        self.start_download_by(server, name, &[])
+    }
+
+    /// The same with more of curl's options.
+    pub(crate) fn start_download_by(&self, server: IpAddr, name: &str, args: &[&str]) -> Download {
+        static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let to = self.path(&format!("got-{number}"));
+        let url = url(server, name);
+        let output = to.to_str().expect("UTF-8");
+        let mut command = self.curl(&[args, &["-o", output, &url]].concat());
+        let process = Process::start(command.stderr(self.client_log()));
+        Download {
+            process,
+            wanted: self.path("www").join(name),
+            to,
+        }
+    }
+
+    fn client_log(&self) -> File {
+        File::options()
+            .create(true)
+            .append(true)
+            .open(self.path("curl.log"))
+            .expect("a log")
+    }
+
+    /// A file that the web server serves.
+    pub(crate) fn serve(&self, name: &str, size: usize) -> PathBuf {
+        let path = self.path("www").join(name);
+        fs::write(&path, payload(size, size as u64)).expect("written");
+        path
+    }
+
+    /// A place in the test's own directory.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.scratch.0.join(name)
+    }
+
+    pub(crate) fn log_path(&self, host: Host) -> PathBuf {
+        self.path(&format!("vtld-{}.log", host.name()))
+    }
+
+    /// The server's IPv4 and IPv6 addresses.
+    pub(crate) fn servers(&self) -> [IpAddr; 2] {
+        let (v4, v6) = (
+            self.testbed.addr4(Host::Server),
+            self.testbed.addr6(Host::Server),
+        );
+        [v4.into(), v6.into()]
+    }
+
+    /// Starts an unmodified web server on the server, and waits until it listens.
+    pub(crate) fn start_web(&mut self) {
+        let dir = &self.scratch.0;
+        let config = dir.join("nginx.conf");
+        fs::write(&config, configuration(dir)).expect("written");
+        let mut command = self
+            .testbed
+            .command(Host::Server, "nginx")
+            .expect("a namespace");
+        command
+            .arg("-p")
+            .arg(dir)
+            .arg("-c")
+            .arg(&config)
+            .arg("-e")
+            .arg(dir.join("error.log"));
+        let mut web = Process::start(&mut command);
+        until("nginx listens", 10, || {
+            assert!(web.ended().is_none(), "nginx has ended");
+            let mut ss = self
+                .testbed
+                .command(Host::Server, "ss")
+                .expect("a namespace");
+            let output = ss.args(["-Htln", "sport = :80"]).output().expect("ss runs");
+            String::from_utf8_lossy(&output.stdout).lines().count() >= 2
+        });
+        self.web = Some(web);
+    }
+
+    /// Makes the link as lossy as wanted.
+    pub(crate) fn set_loss(&self, pct: f64) {
+        let link = Link {
+            loss_pct: pct,
+            ..self.testbed.link().expect("a link")
+        };
+        self.testbed.set(&link).expect("set");
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        for name in ["vtld-server.log", "vtld-client.log", "curl.log"] {
+            let text = fs::read_to_string(self.path(name)).unwrap_or_default();
+            let lines: Vec<&str> = text.lines().collect();
+            let last = lines[lines.len().saturating_sub(15)..].join("\n");
+            eprintln!("-- {name}:\n{last}");
+        }
+    }
+}
+
+/// A download under way.
+pub(crate) struct Download {
+    pub(crate) process: Process,
+    wanted: PathBuf,
+    to: PathBuf,
+}
+
+impl Download {
+    /// Bytes that have arrived.
+    pub(crate) fn arrived(&self) -> u64 {
+        self.to.metadata().map_or(0, |m| m.len())
+    }
+
+    /// Waits until so much has arrived, and not all of it.
+    #[track_caller]
+    pub(crate) fn reaches(&mut self, bytes: u64) {
+        until("the download is under way", 30, || {
+            assert!(
+                self.process.ended().is_none(),
+                "it ended after {} bytes",
+                self.arrived()
+            );
+            self.arrived() >= bytes
+        });
+    }
+
+    /// The whole file must be there, with the very bytes.
+    #[track_caller]
+    pub(crate) fn check(&self) {
+        same(&self.wanted, &self.to);
+    }
+
+    /// It must have failed, and must not look complete.
+    #[track_caller]
+    pub(crate) fn broke(&mut self, seconds: u64) {
+        let status = self.process.wait(seconds);
+        assert!(!status.success(), "curl believes that it has everything");
+        let whole = self.wanted.metadata().expect("a file").len();
+        assert!(self.arrived() < whole, "everything has arrived");
+        // What did arrive is right.
+        let (wanted, got) = (fs::read(&self.wanted), fs::read(&self.to));
+        assert!(wanted.expect("a file").starts_with(&got.expect("a file")));
+    }
+}
+
+/// Two files must be the same.
+#[track_caller]
+pub(crate) fn same(wanted: &Path, got: &Path) {
+    let read = |path: &Path| fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let (wanted, got) = (read(wanted), read(got));
+    assert_eq!(wanted.len(), got.len(), "sizes");
+    assert_eq!(sha256(&wanted), sha256(&got), "SHA-256");
+}
+
+pub(crate) fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes)
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}
+
+/// Bytes that no compression shortens and no offset repeats.
+pub(crate) fn payload(size: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(2).wrapping_add(1);
+    let mut next = || {
+        // xorshift64*, Vigna 2016.
+        state ^= state >> 12;
+        state ^= state << 25;
+        state ^= state >> 27;
+        state.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    };
+    let mut bytes: Vec<u8> = (0..size.div_ceil(8))
+        .flat_map(|_| next().to_le_bytes())
+        .collect();
+    bytes.truncate(size);
+    bytes
+}
+
+/// A URL of the web server.
+pub(crate) fn url(server: IpAddr, name: &str) -> String {
+    match server {
+        IpAddr::V4(v4) => format!("http://{v4}:{PORT}/{name}"),
+        IpAddr::V6(v6) => format!("http://[{v6}]:{PORT}/{name}"),
+    }
+}
+
+/// Everything nginx writes stays below `dir`.
+fn configuration(dir: &Path) -> String {
+    let dir = dir.display();
+    let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+        .map(|what| format!("{what}_temp_path {dir}/{what};\n"))
+        .concat();
+    format!(
+        "daemon off; user root; worker_processes 1; pid {dir}/nginx.pid;\n\
+         error_log {dir}/error.log;\n\
+         events {{ worker_connections 64; }}\n\
+         http {{\n\
+         access_log off; client_max_body_size 64m; {temporary}\
+         server {{ listen {PORT}; listen [::]:{PORT}; root {dir}/www; dav_methods PUT; }}\n\
+         }}\n"
+    )
+}
