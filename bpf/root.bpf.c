@@ -12,15 +12,14 @@ char _license[] SEC("license") = "GPL";
 
 enum { VTL_TC_NEXT = -1, VTL_TC_DROP = 2 };
 
-SEC("tcx/ingress") int vtl_root_in_tc(struct __sk_buff *ctx)
-{
+SEC("tcx/ingress") int vtl_root_in_tc(struct __sk_buff *ctx) {
     if (ctx->protocol != vtl_swap16(ETH_P_IP) && ctx->protocol != vtl_swap16(ETH_P_IPV6))
         return VTL_TC_NEXT;
     if ((void *)(long)ctx->data_end - (void *)(long)ctx->data < (long)VTL_OFFSET_V6 + 24 &&
         ctx->len > ctx->data_end - ctx->data)
         bpf_skb_pull_data(ctx, ctx->len < 128 ? ctx->len : 128);
-    int route = vtl_route((void *)(long)ctx->data, (void *)(long)ctx->data_end, ctx->len,
-                          ctx->ifindex);
+    int route =
+        vtl_route((void *)(long)ctx->data, (void *)(long)ctx->data_end, ctx->len, ctx->ifindex);
     if (route == VTL_ROUTE_PASS)
         return VTL_TC_NEXT;
     if (route >= 0) {
@@ -30,8 +29,7 @@ SEC("tcx/ingress") int vtl_root_in_tc(struct __sk_buff *ctx)
     return VTL_TC_DROP;
 }
 
-SEC("xdp") int vtl_root_in_xdp(struct xdp_md *ctx)
-{
+SEC("xdp") int vtl_root_in_xdp(struct xdp_md *ctx) {
     int route = vtl_route((void *)(long)ctx->data, (void *)(long)ctx->data_end,
                           ctx->data_end - ctx->data, ctx->ingress_ifindex);
     if (route == VTL_ROUTE_PASS)
@@ -44,8 +42,7 @@ SEC("xdp") int vtl_root_in_xdp(struct xdp_md *ctx)
 }
 
 /* The gid of the session that the pump put into its frame, or 0. */
-VTL_INLINE __u32 vtl_pumped_gid(void *data, void *end)
-{
+VTL_INLINE __u32 vtl_pumped_gid(void *data, void *end) {
     struct vtl_pump_frame *f = data;
     if ((void *)(f + 1) > end)
         return 0;
@@ -53,8 +50,7 @@ VTL_INLINE __u32 vtl_pumped_gid(void *data, void *end)
     return s ? s->gid : 0;
 }
 
-SEC("tcx/egress") int vtl_root_out_tc(struct __sk_buff *ctx)
-{
+SEC("tcx/egress") int vtl_root_out_tc(struct __sk_buff *ctx) {
     if (ctx->protocol != vtl_swap16(VTL_PUMP_ETHERTYPE))
         return VTL_TC_NEXT;
     __u32 gid = vtl_pumped_gid((void *)(long)ctx->data, (void *)(long)ctx->data_end);
@@ -62,8 +58,7 @@ SEC("tcx/egress") int vtl_root_out_tc(struct __sk_buff *ctx)
     return VTL_TC_DROP;
 }
 
-SEC("xdp") int vtl_root_out_xdp(struct xdp_md *ctx)
-{
+SEC("xdp") int vtl_root_out_xdp(struct xdp_md *ctx) {
     __u32 gid = vtl_pumped_gid((void *)(long)ctx->data, (void *)(long)ctx->data_end);
     bpf_tail_call(ctx, &vtl_out_xdp, gid);
     return XDP_DROP;

@@ -3,8 +3,7 @@
 
 VTL_INLINE enum vtl_verdict vtl_fetch(struct vtl_out *o);
 
-VTL_INLINE enum vtl_verdict graft_egress(struct vtl_out *o)
-{
+VTL_INLINE enum vtl_verdict graft_egress(struct vtl_out *o) {
     if (tf_pace_wait(o) || tf_choose(o) || vtl_fetch(o))
         return VTL_STOP;
     tf_number(o);
@@ -13,13 +12,11 @@ VTL_INLINE enum vtl_verdict graft_egress(struct vtl_out *o)
     return VTL_SEND;
 }
 
-VTL_INLINE enum vtl_verdict graft_admit(struct vtl_in *in)
-{
+VTL_INLINE enum vtl_verdict graft_admit(struct vtl_in *in) {
     return tf_receive_admit(in);
 }
 
-VTL_INLINE enum vtl_verdict graft_ingress(struct vtl_in *in)
-{
+VTL_INLINE enum vtl_verdict graft_ingress(struct vtl_in *in) {
     if (tf_checksum_verify(in))
         return VTL_STOP;
     tf_receive_place(in);
@@ -27,8 +24,7 @@ VTL_INLINE enum vtl_verdict graft_ingress(struct vtl_in *in)
     return in->hdr->h.flags & VTL_F_ACK_NOW ? VTL_SEND : VTL_STOP;
 }
 
-VTL_INLINE enum vtl_verdict graft_listener(struct vtl_ackd *a)
-{
+VTL_INLINE enum vtl_verdict graft_listener(struct vtl_ackd *a) {
     if (tf_ack_verify(a) || tf_ack_cumulative(a))
         return VTL_STOP;
     tf_loss_reordering(a);

@@ -7,11 +7,11 @@
 #define VTL_TF_ACK_H
 
 #include "checksum.h"
+#include "loss.h"
 #include "receive.h"
 
 /* Words of the bitmap that are needed now. */
-VTL_INLINE __u32 vtl_ack_words(const struct vtl_session *s)
-{
+VTL_INLINE __u32 vtl_ack_words(const struct vtl_session *s) {
     if (s->rx.max <= s->rx.cum)
         return 0;
     __u64 words = (s->rx.max + 63) / 64 - s->rx.cum / 64;
@@ -22,9 +22,8 @@ VTL_INLINE __u32 vtl_ack_words(const struct vtl_session *s)
  * Fills in the header of an acknowledgement, and `map` with the `words` words that go behind it.
  * `update`: no packet caused it. The caller holds the session.
  */
-VTL_INLINE void vtl_ack_build(struct vtl_session *s, struct vtl_ack_hdr *a, __u64 *map,
-                              __u32 words, int update)
-{
+VTL_INLINE void vtl_ack_build(struct vtl_session *s, struct vtl_ack_hdr *a, __u64 *map, __u32 words,
+                              int update) {
     __u32 full = vtl_ack_words(s);
     a->h.version_type = VTL_VERSION << 4 | VTL_ACK;
     a->h.flags = (words < full ? VTL_F_PARTIAL : 0) | (update ? VTL_F_UPDATE : 0);
@@ -44,8 +43,7 @@ VTL_INLINE void vtl_ack_build(struct vtl_session *s, struct vtl_ack_hdr *a, __u6
     a->reserved = 0;
     __u64 sum = vtl_csum_words((const __u32 *)a, sizeof(*a) / 4);
     int i;
-    vtl_for(i, 0, words)
-    {
+    vtl_for(i, 0, words) {
         if (i >= VTL_WINDOW_WORDS)
             break;
         __u64 w = s->rx.map[(s->rx.cum / 64 + i) % VTL_WINDOW_WORDS];
@@ -56,22 +54,19 @@ VTL_INLINE void vtl_ack_build(struct vtl_session *s, struct vtl_ack_hdr *a, __u6
 }
 
 /* ingress: remembers what the next acknowledgement shall echo. */
-VTL_INLINE void tf_ack_note(struct vtl_in *in)
-{
+VTL_INLINE void tf_ack_note(struct vtl_in *in) {
     in->s->rx.echo_seq = in->seq;
     in->s->rx.echo_xid = vtl_swap32(in->hdr->xid);
     in->s->rx.echo_ts = vtl_swap32(in->hdr->ts);
 }
 
 /* listener */
-VTL_INLINE enum vtl_verdict tf_ack_verify(struct vtl_ackd *a)
-{
+VTL_INLINE enum vtl_verdict tf_ack_verify(struct vtl_ackd *a) {
     __u32 want = a->hdr->h.csum;
     a->hdr->h.csum = 0;
     __u64 sum = vtl_csum_words((const __u32 *)a->hdr, sizeof(*a->hdr) / 4);
     int i;
-    vtl_for(i, 0, a->words)
-    {
+    vtl_for(i, 0, a->words) {
         if (i >= VTL_WINDOW_WORDS)
             break;
         sum += (a->map[i] & 0xffffffff) + (a->map[i] >> 32);
@@ -86,8 +81,7 @@ VTL_INLINE enum vtl_verdict tf_ack_verify(struct vtl_ackd *a)
  * listener: takes in the cumulative part and the flow-control limit. A peer that acknowledges what
  * was never sent, or takes an acknowledgement back, is not listened to.
  */
-VTL_INLINE enum vtl_verdict tf_ack_cumulative(struct vtl_ackd *a)
-{
+VTL_INLINE enum vtl_verdict tf_ack_cumulative(struct vtl_ackd *a) {
     struct vtl_session *s = a->s;
     struct vtl_tx *tx = &s->tx;
     __u64 cum = vtl_swap64(a->hdr->cum);
@@ -116,8 +110,7 @@ VTL_INLINE enum vtl_verdict tf_ack_cumulative(struct vtl_ackd *a)
     /* What is acknowledged need not be sent again; its bits will serve later packets. */
     __u64 first = tx->una / 64, last = cum / 64;
     int i;
-    vtl_for(i, 0, VTL_WINDOW_WORDS + 1)
-    {
+    vtl_for(i, 0, VTL_WINDOW_WORDS + 1) {
         if (first + i > last)
             break;
         __u32 word = (first + i) % VTL_WINDOW_WORDS;
@@ -125,7 +118,7 @@ VTL_INLINE enum vtl_verdict tf_ack_cumulative(struct vtl_ackd *a)
         if (!(VTL_LOAD(tx->lost[word]) & ~keep))
             continue;
         __u64 old = __sync_fetch_and_and(&tx->lost[word], keep);
-        __sync_fetch_and_add(&tx->lost_pending, -(int)vtl_bits(old & ~keep));
+        vtl_loss_undo(s, vtl_bits(old & ~keep));
     }
     VTL_STORE(tx->una, cum);
     struct vtl_ring_ctl *ctl = vtl_env_tx_ctl(s);

@@ -10,16 +10,14 @@
 
 #include "vtl/tf.h"
 
-VTL_INLINE __u32 vtl_csum_fold(__u64 sum)
-{
+VTL_INLINE __u32 vtl_csum_fold(__u64 sum) {
     sum = (sum & 0xffffffff) + (sum >> 32);
     sum = (sum & 0xffffffff) + (sum >> 32);
     return ~(__u32)sum;
 }
 
 /* Sum of the words of a header on the stack. */
-VTL_INLINE __u64 vtl_csum_words(const __u32 *w, __u32 words)
-{
+VTL_INLINE __u64 vtl_csum_words(const __u32 *w, __u32 words) {
     __u64 sum = 0;
     for (__u32 i = 0; i < words; i++)
         sum += w[i];
@@ -30,8 +28,7 @@ VTL_INLINE __u64 vtl_csum_words(const __u32 *w, __u32 words)
  * Sum of `len` bytes of a slot, len at most VTL_MAX_PAYLOAD. Zeroes up to 64 bytes behind them, so
  * that whole blocks can be added and short packets padded; VTL_SLOT_DATA leaves room for that.
  */
-VTL_INLINE __u64 vtl_csum_slot(struct vtl_slot *slot, __u32 len)
-{
+VTL_INLINE __u64 vtl_csum_slot(struct vtl_slot *slot, __u32 len) {
     __u64 sum = 0;
     if (len > VTL_MAX_PAYLOAD)
         return 0;
@@ -51,8 +48,7 @@ VTL_INLINE __u64 vtl_csum_slot(struct vtl_slot *slot, __u32 len)
 }
 
 /* egress */
-VTL_INLINE void tf_checksum_add(struct vtl_out *o)
-{
+VTL_INLINE void tf_checksum_add(struct vtl_out *o) {
     o->hdr.data.h.csum = 0;
     __u64 sum = vtl_csum_words(o->hdr.words, sizeof(struct vtl_data_hdr) / 4);
     if (o->type == VTL_DATA)
@@ -61,8 +57,7 @@ VTL_INLINE void tf_checksum_add(struct vtl_out *o)
 }
 
 /* ingress: the payload already lies in its slot, where nobody looks before it is published. */
-VTL_INLINE enum vtl_verdict tf_checksum_verify(struct vtl_in *in)
-{
+VTL_INLINE enum vtl_verdict tf_checksum_verify(struct vtl_in *in) {
     __u32 want = in->hdr->h.csum;
     in->hdr->h.csum = 0;
     __u64 sum = vtl_csum_words((const __u32 *)in->hdr, sizeof(struct vtl_data_hdr) / 4);

@@ -12,10 +12,10 @@
 #include "vtl/tf.h"
 
 /* Gains in 256ths. */
-#define VTL_BBR_HIGH_GAIN 739   /* 2 / ln 2 */
-#define VTL_BBR_DRAIN_GAIN 88   /* its inverse */
+#define VTL_BBR_HIGH_GAIN 739 /* 2 / ln 2 */
+#define VTL_BBR_DRAIN_GAIN 88 /* its inverse */
 #define VTL_BBR_CWND_GAIN 512
-#define VTL_BBR_ROUNDS 10       /* the maximum filter of the rate */
+#define VTL_BBR_ROUNDS 10 /* the maximum filter of the rate */
 #define VTL_BBR_MIN_CWND 4
 #define VTL_BBR_INITIAL_CWND 32
 #define VTL_BBR_MIN_RTT_NS (10 * VTL_NS_PER_S)
@@ -27,8 +27,7 @@
 /* Startup ends when a round loses more than this, 20 %: the queue runs over. */
 #define VTL_BBR_LOSS_FULL 13107
 
-VTL_INLINE __u32 vtl_bbr_gain(const struct vtl_bbr *b)
-{
+VTL_INLINE __u32 vtl_bbr_gain(const struct vtl_bbr *b) {
     switch (b->mode) {
     case VTL_BBR_STARTUP:
         return VTL_BBR_HIGH_GAIN;
@@ -42,14 +41,12 @@ VTL_INLINE __u32 vtl_bbr_gain(const struct vtl_bbr *b)
 }
 
 /* Bandwidth-delay product in packets, times gain / 256. */
-VTL_INLINE __u64 vtl_bbr_bdp(const struct vtl_bbr *b, __u64 bw, __u32 gain)
-{
+VTL_INLINE __u64 vtl_bbr_bdp(const struct vtl_bbr *b, __u64 bw, __u32 gain) {
     /* packets / 1024 s * us * gain / 256 */
     return bw * b->min_rtt_us / 1000000 * gain / 256 / 1024;
 }
 
-VTL_INLINE void vtl_bbr_round(struct vtl_ackd *a)
-{
+VTL_INLINE void vtl_bbr_round(struct vtl_ackd *a) {
     struct vtl_tx *tx = &a->s->tx;
     struct vtl_bbr *b = &tx->bbr;
     b->next_round = tx->delivered + a->in_flight;
@@ -57,7 +54,8 @@ VTL_INLINE void vtl_bbr_round(struct vtl_ackd *a)
     b->slot = b->slot + 1 < VTL_BBR_ROUNDS ? b->slot + 1 : 0;
     if (b->slot < VTL_BBR_ROUNDS)
         b->bw_max[b->slot] = 0;
-    __u64 lost = tx->lost_total - b->round_lost;
+    /* Losses can be taken back (vtl_loss_undo). */
+    __u64 lost = tx->lost_total > b->round_lost ? tx->lost_total - b->round_lost : 0;
     __u64 delivered = tx->delivered - b->round_delivered;
     if (lost + delivered >= 64) {
         __u32 share = lost * 65536 / (lost + delivered);
@@ -77,11 +75,11 @@ VTL_INLINE void vtl_bbr_round(struct vtl_ackd *a)
     }
 }
 
-VTL_INLINE void vtl_bbr_rate(struct vtl_ackd *a)
-{
+VTL_INLINE void vtl_bbr_rate(struct vtl_ackd *a) {
     struct vtl_bbr *b = &a->s->tx.bbr;
     __u32 slot = b->slot;
-    if (slot < VTL_BBR_ROUNDS && a->rate && (!a->app_limited || a->rate > b->bw) && a->rate > b->bw_max[slot])
+    if (slot < VTL_BBR_ROUNDS && a->rate && (!a->app_limited || a->rate > b->bw) &&
+        a->rate > b->bw_max[slot])
         b->bw_max[slot] = a->rate;
     __u64 bw = 0;
     for (int i = 0; i < VTL_BBR_ROUNDS; i++)
@@ -90,8 +88,7 @@ VTL_INLINE void vtl_bbr_rate(struct vtl_ackd *a)
         b->bw = bw;
 }
 
-VTL_INLINE void vtl_bbr_min_rtt(struct vtl_ackd *a)
-{
+VTL_INLINE void vtl_bbr_min_rtt(struct vtl_ackd *a) {
     struct vtl_bbr *b = &a->s->tx.bbr;
     int expired = a->now - b->min_rtt_ns_at > VTL_BBR_MIN_RTT_NS;
     if (!a->rtt_us)
@@ -110,8 +107,7 @@ VTL_INLINE void vtl_bbr_min_rtt(struct vtl_ackd *a)
     }
 }
 
-VTL_INLINE void vtl_bbr_mode(struct vtl_ackd *a)
-{
+VTL_INLINE void vtl_bbr_mode(struct vtl_ackd *a) {
     struct vtl_bbr *b = &a->s->tx.bbr;
     if (b->mode == VTL_BBR_DRAIN && a->in_flight <= vtl_bbr_bdp(b, b->bw, 256)) {
         b->mode = VTL_BBR_PROBE_BW;
@@ -135,8 +131,7 @@ VTL_INLINE void vtl_bbr_mode(struct vtl_ackd *a)
 }
 
 /* listener */
-VTL_INLINE void tf_congestion_bbr(struct vtl_ackd *a)
-{
+VTL_INLINE void tf_congestion_bbr(struct vtl_ackd *a) {
     struct vtl_tx *tx = &a->s->tx;
     struct vtl_bbr *b = &tx->bbr;
     if (tx->delivered >= b->next_round)

@@ -14,10 +14,16 @@
 #define VTL_REORDER_MIN 3
 #define VTL_REORDER_MAX 256
 
+/* Packets whose marks were just cleared, though not sent again, have arrived. They must not count
+ * as lost and as delivered: in_flight would forget one packet for each, for ever. */
+VTL_INLINE void vtl_loss_undo(struct vtl_session *s, __u32 packets) {
+    __sync_fetch_and_add(&s->tx.lost_pending, -(int)packets);
+    s->tx.lost_total -= packets;
+}
+
 /* Was the latest transmission of seq overtaken? Gives it up if so. Returns false when later
  * packets that were sent once only need no look. */
-VTL_INLINE int vtl_loss_check(struct vtl_session *s, __u64 seq)
-{
+VTL_INLINE int vtl_loss_check(struct vtl_session *s, __u64 seq) {
     struct vtl_sent *sent = vtl_env_sent(s, seq);
     if (!sent)
         return 0;
@@ -33,8 +39,7 @@ VTL_INLINE int vtl_loss_check(struct vtl_session *s, __u64 seq)
     return 1;
 }
 
-VTL_INLINE void tf_loss_reordering(struct vtl_ackd *a)
-{
+VTL_INLINE void tf_loss_reordering(struct vtl_ackd *a) {
     struct vtl_tx *tx = &a->s->tx;
     __u32 dups = vtl_swap32(a->hdr->dups);
     /* Duplicates that the network makes are few; ours come with reordering. Widen slowly. */
@@ -48,15 +53,13 @@ VTL_INLINE void tf_loss_reordering(struct vtl_ackd *a)
         tx->acked_xid = xid;
 }
 
-VTL_INLINE void tf_loss_selective(struct vtl_ackd *a)
-{
+VTL_INLINE void tf_loss_selective(struct vtl_ackd *a) {
     struct vtl_session *s = a->s;
     __u64 next = VTL_LOAD(s->tx.next);
     __u64 base = a->cum & ~63ull;
 
     int i;
-    vtl_for(i, 0, a->words)
-    {
+    vtl_for(i, 0, a->words) {
         __u64 from = base + i * 64ull;
         if (i >= VTL_WINDOW_WORDS || from >= next)
             break;
@@ -64,16 +67,15 @@ VTL_INLINE void tf_loss_selective(struct vtl_ackd *a)
         __u32 word = (from / 64) % VTL_WINDOW_WORDS;
         __u64 marked = VTL_LOAD(s->tx.lost[word]);
         if (marked & have) {
-            /* Given up, but it arrived after all. */
+            /* Given up, but it arrived after all: it was not lost. */
             __u64 old = __sync_fetch_and_and(&s->tx.lost[word], ~have);
-            __sync_fetch_and_add(&s->tx.lost_pending, -(int)vtl_bits(old & have));
+            vtl_loss_undo(s, vtl_bits(old & have));
         }
         __u64 missing = ~(have | marked);
         if (!i)
             missing &= ~0ull << (a->cum % 64);
         int n;
-        vtl_for(n, 0, 64)
-        {
+        vtl_for(n, 0, 64) {
             if (!missing)
                 break;
             __u64 seq = from + vtl_lowest_bit(missing);
@@ -91,8 +93,7 @@ VTL_INLINE void tf_loss_selective(struct vtl_ackd *a)
     if (seq < a->cum)
         seq = a->cum;
     int n;
-    vtl_for(n, 0, 64)
-    {
+    vtl_for(n, 0, 64) {
         if (seq >= next || !vtl_loss_check(s, seq))
             break;
         seq++;

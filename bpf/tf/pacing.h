@@ -14,8 +14,7 @@
 #define VTL_PACE_SLEEP_NS (250 * VTL_NS_PER_US)
 
 /* Before the choice of a packet. */
-VTL_INLINE enum vtl_verdict tf_pace_wait(struct vtl_out *o)
-{
+VTL_INLINE enum vtl_verdict tf_pace_wait(struct vtl_out *o) {
     struct vtl_tx *tx = &o->s->tx;
     if (!tx->pacing_gap_ns || tx->pace_ns <= o->now)
         return VTL_NEXT;
@@ -24,8 +23,7 @@ VTL_INLINE enum vtl_verdict tf_pace_wait(struct vtl_out *o)
 }
 
 /* After a packet was made. */
-VTL_INLINE void tf_pace_charge(struct vtl_out *o)
-{
+VTL_INLINE void tf_pace_charge(struct vtl_out *o) {
     struct vtl_tx *tx = &o->s->tx;
     __u64 from = tx->pace_ns;
     if (from + VTL_PACE_BURST_NS < o->now)

@@ -10,8 +10,7 @@
 
 /* The first packet that finds no room. The app's position is believed only if it moved forward and
  * not beyond what it was given. */
-VTL_INLINE __u64 vtl_rx_limit(struct vtl_session *s)
-{
+VTL_INLINE __u64 vtl_rx_limit(struct vtl_session *s) {
     struct vtl_ring_ctl *ctl = vtl_env_rx_ctl(s);
     if (ctl) {
         __u64 consumer = VTL_LOAD(ctl->consumer);
@@ -26,8 +25,7 @@ VTL_INLINE __u64 vtl_rx_limit(struct vtl_session *s)
 
 /* Is there a place for this packet, and is it still empty? Runs before the payload is copied, so
  * that a duplicate never overwrites data that the app may be reading. */
-VTL_INLINE enum vtl_verdict tf_receive_admit(struct vtl_in *in)
-{
+VTL_INLINE enum vtl_verdict tf_receive_admit(struct vtl_in *in) {
     struct vtl_session *s = in->s;
     if (in->type == VTL_PROBE)
         return VTL_NEXT;
@@ -42,8 +40,7 @@ VTL_INLINE enum vtl_verdict tf_receive_admit(struct vtl_in *in)
 }
 
 /* Marks the packet as received, moves the in-order position, and publishes that to the app. */
-VTL_INLINE void tf_receive_place(struct vtl_in *in)
-{
+VTL_INLINE void tf_receive_place(struct vtl_in *in) {
     struct vtl_session *s = in->s;
     struct vtl_rx *rx = &s->rx;
     if (in->type == VTL_PROBE)
@@ -62,8 +59,7 @@ VTL_INLINE void tf_receive_place(struct vtl_in *in)
         return;
     __u64 cum = rx->cum;
     int i;
-    vtl_for(i, 0, VTL_WINDOW_WORDS + 1)
-    {
+    vtl_for(i, 0, VTL_WINDOW_WORDS + 1) {
         __u32 word = (cum / 64) % VTL_WINDOW_WORDS;
         __u64 missing = ~rx->map[word] & (~0ull << (cum % 64));
         if (missing) {

@@ -11,8 +11,7 @@
 #include "vtl/tf.h"
 
 /* Probe timeout without backoff, ns. */
-VTL_INLINE __u64 vtl_probe_timeout(const struct vtl_session *s)
-{
+VTL_INLINE __u64 vtl_probe_timeout(const struct vtl_session *s) {
     if (!s->tx.srtt_us)
         return 500 * VTL_NS_PER_MS;
     __u64 ns = (s->tx.srtt_us + 4ull * s->tx.rttvar_us) * VTL_NS_PER_US + 5 * VTL_NS_PER_MS;
@@ -20,16 +19,14 @@ VTL_INLINE __u64 vtl_probe_timeout(const struct vtl_session *s)
 }
 
 /* The first packet of `lost`, taken out of it, or VTL_NEVER. */
-VTL_INLINE __u64 vtl_take_lost(struct vtl_session *s)
-{
+VTL_INLINE __u64 vtl_take_lost(struct vtl_session *s) {
     __u64 una = VTL_LOAD(s->tx.una);
     __u32 start = una / 64;
     __u32 skip = (s->tx.scan - start) % VTL_WINDOW_WORDS;
     /* From where the last search ended to the end, and, if need be, once more from the start: the
      * listener may have marked one behind us. */
     int turn;
-    vtl_for(turn, skip, 2 * VTL_WINDOW_WORDS)
-    {
+    vtl_for(turn, skip, 2 * VTL_WINDOW_WORDS) {
         __u32 i = (__u32)turn % VTL_WINDOW_WORDS;
         __u32 word = (start + i) % VTL_WINDOW_WORDS;
         __u64 bits = VTL_LOAD(s->tx.lost[word]);
@@ -50,8 +47,7 @@ VTL_INLINE __u64 vtl_take_lost(struct vtl_session *s)
  * Chooses o->seq, or says when to try again (s->tx.wake_ns). `producer` is what the app claims to
  * have written: it is believed only as far as its own ring.
  */
-VTL_INLINE enum vtl_verdict tf_choose(struct vtl_out *o)
-{
+VTL_INLINE enum vtl_verdict tf_choose(struct vtl_out *o) {
     struct vtl_session *s = o->s;
     struct vtl_ring_ctl *ctl = vtl_env_tx_ctl(s);
     if (!ctl)
@@ -114,8 +110,7 @@ VTL_INLINE enum vtl_verdict tf_choose(struct vtl_out *o)
 
 /* Would tf_choose find a packet? Asked again after egress said that it has none, so that an event
  * in between is not missed. */
-VTL_INLINE int vtl_can_send(struct vtl_session *s)
-{
+VTL_INLINE int vtl_can_send(struct vtl_session *s) {
     struct vtl_ring_ctl *ctl = vtl_env_tx_ctl(s);
     if (!ctl || vtl_in_flight(s) >= VTL_LOAD(s->tx.cwnd))
         return 0;

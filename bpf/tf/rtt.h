@@ -8,8 +8,7 @@
 
 #include "vtl/tf.h"
 
-VTL_INLINE void tf_rtt(struct vtl_ackd *a)
-{
+VTL_INLINE void tf_rtt(struct vtl_ackd *a) {
     struct vtl_tx *tx = &a->s->tx;
     if (a->hdr->h.flags & VTL_F_UPDATE)
         return;
@@ -29,8 +28,7 @@ VTL_INLINE void tf_rtt(struct vtl_ackd *a)
     tx->srtt_us = (7ull * tx->srtt_us + rtt + 7) / 8;
 }
 
-VTL_INLINE void tf_rate(struct vtl_ackd *a)
-{
+VTL_INLINE void tf_rate(struct vtl_ackd *a) {
     struct vtl_session *s = a->s;
     struct vtl_tx *tx = &s->tx;
     a->in_flight = vtl_in_flight(s);

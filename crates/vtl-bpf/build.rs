@@ -10,14 +10,23 @@ fn main() {
     println!("cargo::rerun-if-changed={}", bpf.display());
     println!("cargo::rerun-if-env-changed=CLANG");
     let clang = env::var("CLANG").unwrap_or_else(|_| "clang-19".into());
-    if std::process::Command::new(&clang).arg("--version").output().is_err() {
+    if std::process::Command::new(&clang)
+        .arg("--version")
+        .output()
+        .is_err()
+    {
         panic!("{clang} was not found; VTL's eBPF programs need it: run `make setup`");
     }
     for folder in [bpf.clone(), bpf.join("grafts")] {
         for entry in fs::read_dir(&folder).expect("bpf/ is part of the source tree") {
             let source = entry.unwrap().path();
-            let name = source.file_name().and_then(OsStr::to_str).unwrap_or_default();
-            let Some(stem) = name.strip_suffix(".bpf.c") else { continue };
+            let name = source
+                .file_name()
+                .and_then(OsStr::to_str)
+                .unwrap_or_default();
+            let Some(stem) = name.strip_suffix(".bpf.c") else {
+                continue;
+            };
             compile(&clang, &bpf, &source, &out.join(format!("{stem}.bpf.o")));
         }
     }

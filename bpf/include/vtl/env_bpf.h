@@ -60,8 +60,7 @@ struct {
     __type(value, struct vtl_scratch);
 } vtl_scratch SEC(".maps");
 
-VTL_INLINE struct vtl_scratch *vtl_get_scratch(void)
-{
+VTL_INLINE struct vtl_scratch *vtl_get_scratch(void) {
     __u32 zero = 0;
     return bpf_map_lookup_elem(&vtl_scratch, &zero);
 }
@@ -73,67 +72,56 @@ VTL_INLINE struct vtl_scratch *vtl_get_scratch(void)
         __type(key, __u32);                                                                        \
         __type(value, __u32);                                                                      \
     } name SEC(".maps")
-VTL_PROGRAMS(vtl_in_tc, VTL_MAX_GRAFTS * VTL_ROLES);
-VTL_PROGRAMS(vtl_in_xdp, VTL_MAX_GRAFTS * VTL_ROLES);
+VTL_PROGRAMS(vtl_in_tc, VTL_MAX_GRAFTS *VTL_ROLES);
+VTL_PROGRAMS(vtl_in_xdp, VTL_MAX_GRAFTS *VTL_ROLES);
 VTL_PROGRAMS(vtl_out_tc, VTL_MAX_GRAFTS);
 VTL_PROGRAMS(vtl_out_xdp, VTL_MAX_GRAFTS);
 
-VTL_INLINE struct vtl_session *vtl_session_at(__u32 sid)
-{
+VTL_INLINE struct vtl_session *vtl_session_at(__u32 sid) {
     return bpf_map_lookup_elem(&vtl_sessions, &sid);
 }
 
-VTL_INLINE void *vtl_env_entry(void *directory, struct vtl_session *s, __u32 index)
-{
+VTL_INLINE void *vtl_env_entry(void *directory, struct vtl_session *s, __u32 index) {
     __u32 ring = s->ring;
     void *inner = bpf_map_lookup_elem(directory, &ring);
     return inner ? bpf_map_lookup_elem(inner, &index) : 0;
 }
 
-VTL_INLINE __u32 vtl_env_index(struct vtl_session *s, __u64 seq)
-{
+VTL_INLINE __u32 vtl_env_index(struct vtl_session *s, __u64 seq) {
     return seq & (s->slots - 1);
 }
 
-VTL_INLINE struct vtl_slot *vtl_env_tx_slot(struct vtl_session *s, __u64 seq)
-{
+VTL_INLINE struct vtl_slot *vtl_env_tx_slot(struct vtl_session *s, __u64 seq) {
     return vtl_env_entry(&vtl_tx_rings, s, 1 + vtl_env_index(s, seq));
 }
 
-VTL_INLINE struct vtl_slot *vtl_env_rx_slot(struct vtl_session *s, __u64 seq)
-{
+VTL_INLINE struct vtl_slot *vtl_env_rx_slot(struct vtl_session *s, __u64 seq) {
     return vtl_env_entry(&vtl_rx_rings, s, 1 + vtl_env_index(s, seq));
 }
 
-VTL_INLINE struct vtl_ring_ctl *vtl_env_tx_ctl(struct vtl_session *s)
-{
+VTL_INLINE struct vtl_ring_ctl *vtl_env_tx_ctl(struct vtl_session *s) {
     return vtl_env_entry(&vtl_tx_rings, s, 0);
 }
 
-VTL_INLINE struct vtl_ring_ctl *vtl_env_rx_ctl(struct vtl_session *s)
-{
+VTL_INLINE struct vtl_ring_ctl *vtl_env_rx_ctl(struct vtl_session *s) {
     return vtl_env_entry(&vtl_rx_rings, s, 0);
 }
 
-VTL_INLINE struct vtl_sent *vtl_env_sent(struct vtl_session *s, __u64 seq)
-{
+VTL_INLINE struct vtl_sent *vtl_env_sent(struct vtl_session *s, __u64 seq) {
     return vtl_env_entry(&vtl_scoreboards, s, vtl_env_index(s, seq));
 }
 
-VTL_INLINE void vtl_env_count(__u32 stat)
-{
+VTL_INLINE void vtl_env_count(__u32 stat) {
     __u64 *n = bpf_map_lookup_elem(&vtl_stats, &stat);
     if (n)
         (*n)++;
 }
 
-VTL_INLINE __u32 vtl_env_sid(struct vtl_session *s)
-{
+VTL_INLINE __u32 vtl_env_sid(struct vtl_session *s) {
     return s->sid;
 }
 
-VTL_INLINE void vtl_env_notify(struct vtl_session *s, __u32 what)
-{
+VTL_INLINE void vtl_env_notify(struct vtl_session *s, __u32 what) {
     struct vtl_event event = {.sid = vtl_env_sid(s), .what = what};
     bpf_ringbuf_output(&vtl_events, &event, sizeof(event), 0);
 }

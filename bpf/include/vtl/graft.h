@@ -20,7 +20,7 @@
 #include "parse.h"
 
 enum {
-    VTL_TC_NEXT = -1,  /* TCX_NEXT: not ours */
+    VTL_TC_NEXT = -1, /* TCX_NEXT: not ours */
     VTL_TC_DROP = 2,  /* TCX_DROP. tcx knows no TC_ACT_STOLEN: it would pass the packet on */
 };
 
@@ -41,8 +41,7 @@ struct vtl_graft_info {
 
 /* ------------------------------------------------------------------------------------- egress */
 
-VTL_INLINE struct vtl_session *vtl_pumped(void *data, void *end)
-{
+VTL_INLINE struct vtl_session *vtl_pumped(void *data, void *end) {
     struct vtl_pump_frame *f = data;
     if ((void *)(f + 1) > end)
         return 0;
@@ -51,20 +50,17 @@ VTL_INLINE struct vtl_session *vtl_pumped(void *data, void *end)
 }
 
 /* Bytes behind the header: payload and padding. */
-VTL_INLINE __u32 vtl_padded(const struct vtl_out *o)
-{
+VTL_INLINE __u32 vtl_padded(const struct vtl_out *o) {
     const __u32 least = VTL_MIN_PACKET - sizeof(struct vtl_data_hdr);
     return o->type != VTL_DATA ? 0 : o->len < least ? least : o->len;
 }
 
 /* Bytes of the frame. The verifier does not take a difference of packet pointers in 32 bits. */
-VTL_INLINE __u32 vtl_xdp_length(struct xdp_md *ctx)
-{
+VTL_INLINE __u32 vtl_xdp_length(struct xdp_md *ctx) {
     return bpf_xdp_get_buff_len(ctx);
 }
 
-VTL_INLINE int vtl_xdp_emit(struct xdp_md *ctx, struct vtl_out *o, int offset)
-{
+VTL_INLINE int vtl_xdp_emit(struct xdp_md *ctx, struct vtl_out *o, int offset) {
     __u32 header = offset + o->header_len;
     __u32 n = vtl_padded(o);
     int grow = (int)(header + n) - (int)vtl_xdp_length(ctx);
@@ -89,16 +85,15 @@ VTL_INLINE int vtl_xdp_emit(struct xdp_md *ctx, struct vtl_out *o, int offset)
     return XDP_TX;
 }
 
-SEC("xdp") int vtl_egress_xdp(struct xdp_md *ctx)
-{
+SEC("xdp") int vtl_egress_xdp(struct xdp_md *ctx) {
     struct vtl_session *s = vtl_pumped((void *)(long)ctx->data, (void *)(long)ctx->data_end);
     if (!s)
         return XDP_DROP;
     struct vtl_out o = {.s = s, .now = bpf_ktime_get_ns()};
     if (vtl_make(&o) != VTL_SEND)
         return XDP_DROP;
-    int verdict =
-        s->ip_version == 4 ? vtl_xdp_emit(ctx, &o, VTL_OFFSET_V4) : vtl_xdp_emit(ctx, &o, VTL_OFFSET_V6);
+    int verdict = s->ip_version == 4 ? vtl_xdp_emit(ctx, &o, VTL_OFFSET_V4)
+                                     : vtl_xdp_emit(ctx, &o, VTL_OFFSET_V6);
     if (verdict != XDP_TX) {
         vtl_env_count(VTL_ST_TX_FAILED);
         return XDP_DROP;
@@ -106,8 +101,7 @@ SEC("xdp") int vtl_egress_xdp(struct xdp_md *ctx)
     return verdict;
 }
 
-VTL_INLINE int vtl_tc_emit(struct __sk_buff *ctx, struct vtl_out *o, int offset)
-{
+VTL_INLINE int vtl_tc_emit(struct __sk_buff *ctx, struct vtl_out *o, int offset) {
     __u32 n = vtl_padded(o);
     if (bpf_skb_change_tail(ctx, offset + o->header_len + n, 0))
         return VTL_TC_DROP;
@@ -130,16 +124,15 @@ VTL_INLINE int vtl_tc_emit(struct __sk_buff *ctx, struct vtl_out *o, int offset)
     return VTL_TC_NEXT;
 }
 
-SEC("tcx/egress") int vtl_egress_tc(struct __sk_buff *ctx)
-{
+SEC("tcx/egress") int vtl_egress_tc(struct __sk_buff *ctx) {
     struct vtl_session *s = vtl_pumped((void *)(long)ctx->data, (void *)(long)ctx->data_end);
     if (!s)
         return VTL_TC_DROP;
     struct vtl_out o = {.s = s, .now = bpf_ktime_get_ns()};
     if (vtl_make(&o) != VTL_SEND)
         return VTL_TC_DROP;
-    int verdict =
-        s->ip_version == 4 ? vtl_tc_emit(ctx, &o, VTL_OFFSET_V4) : vtl_tc_emit(ctx, &o, VTL_OFFSET_V6);
+    int verdict = s->ip_version == 4 ? vtl_tc_emit(ctx, &o, VTL_OFFSET_V4)
+                                     : vtl_tc_emit(ctx, &o, VTL_OFFSET_V6);
     if (verdict == VTL_TC_DROP) {
         vtl_env_count(VTL_ST_TX_FAILED);
         return VTL_TC_DROP;
@@ -150,8 +143,7 @@ SEC("tcx/egress") int vtl_egress_tc(struct __sk_buff *ctx)
 /* ------------------------------------------------------------------------------------ ingress */
 
 /* Turns the packet into an acknowledgement and sends it back. */
-VTL_INLINE int vtl_tc_answer(struct __sk_buff *ctx, struct vtl_session *s, int offset)
-{
+VTL_INLINE int vtl_tc_answer(struct __sk_buff *ctx, struct vtl_session *s, int offset) {
     struct vtl_scratch *scratch = vtl_get_scratch();
     __u32 words = vtl_ack_words(s);
     __u32 length = sizeof(struct vtl_ack_hdr) + words * 8;
@@ -172,8 +164,7 @@ VTL_INLINE int vtl_tc_answer(struct __sk_buff *ctx, struct vtl_session *s, int o
     return bpf_redirect(ctx->ifindex, 0);
 }
 
-VTL_INLINE int vtl_ingress_tc_at(struct __sk_buff *ctx, int offset)
-{
+VTL_INLINE int vtl_ingress_tc_at(struct __sk_buff *ctx, int offset) {
     struct vtl_data_hdr hdr;
     if (bpf_skb_load_bytes(ctx, offset, &hdr, sizeof(hdr)))
         return VTL_TC_DROP;
@@ -202,14 +193,12 @@ VTL_INLINE int vtl_ingress_tc_at(struct __sk_buff *ctx, int offset)
     return verdict;
 }
 
-SEC("tcx/ingress") int vtl_ingress_tc(struct __sk_buff *ctx)
-{
+SEC("tcx/ingress") int vtl_ingress_tc(struct __sk_buff *ctx) {
     return ctx->protocol == vtl_swap16(ETH_P_IP) ? vtl_ingress_tc_at(ctx, VTL_OFFSET_V4)
                                                  : vtl_ingress_tc_at(ctx, VTL_OFFSET_V6);
 }
 
-VTL_INLINE int vtl_xdp_answer(struct xdp_md *ctx, struct vtl_session *s, int offset)
-{
+VTL_INLINE int vtl_xdp_answer(struct xdp_md *ctx, struct vtl_session *s, int offset) {
     /* A frame can only be cut here: growing it fails on veth. */
     __u32 total = vtl_xdp_length(ctx);
     __u32 fixed = offset + sizeof(struct vtl_ack_hdr);
@@ -237,8 +226,7 @@ VTL_INLINE int vtl_xdp_answer(struct xdp_md *ctx, struct vtl_session *s, int off
     return bpf_redirect(ctx->ingress_ifindex, 0);
 }
 
-VTL_INLINE int vtl_ingress_xdp_at(struct xdp_md *ctx, int offset)
-{
+VTL_INLINE int vtl_ingress_xdp_at(struct xdp_md *ctx, int offset) {
     struct vtl_data_hdr hdr;
     if (bpf_xdp_load_bytes(ctx, offset, &hdr, sizeof(hdr)))
         return XDP_DROP;
@@ -251,8 +239,7 @@ VTL_INLINE int vtl_ingress_xdp_at(struct xdp_md *ctx, int offset)
     }
     struct vtl_in in = {.s = s, .hdr = &hdr, .now = bpf_ktime_get_ns()};
     int verdict = XDP_DROP;
-    enum vtl_verdict v =
-        vtl_in_start(&in, vtl_xdp_length(ctx) - offset - sizeof(hdr));
+    enum vtl_verdict v = vtl_in_start(&in, vtl_xdp_length(ctx) - offset - sizeof(hdr));
     if (v == VTL_NEXT) {
         __u32 n = in.len;
         if (in.type == VTL_DATA &&
@@ -269,23 +256,19 @@ VTL_INLINE int vtl_ingress_xdp_at(struct xdp_md *ctx, int offset)
 }
 
 /* IPv4 or IPv6; root has parsed the frame already. */
-VTL_INLINE int vtl_xdp_is_v4(struct xdp_md *ctx)
-{
+VTL_INLINE int vtl_xdp_is_v4(struct xdp_md *ctx) {
     struct ethhdr *eth = (void *)(long)ctx->data;
-    return (void *)(eth + 1) <= (void *)(long)ctx->data_end &&
-           eth->h_proto == vtl_swap16(ETH_P_IP);
+    return (void *)(eth + 1) <= (void *)(long)ctx->data_end && eth->h_proto == vtl_swap16(ETH_P_IP);
 }
 
-SEC("xdp") int vtl_ingress_xdp(struct xdp_md *ctx)
-{
+SEC("xdp") int vtl_ingress_xdp(struct xdp_md *ctx) {
     return vtl_xdp_is_v4(ctx) ? vtl_ingress_xdp_at(ctx, VTL_OFFSET_V4)
                               : vtl_ingress_xdp_at(ctx, VTL_OFFSET_V6);
 }
 
 /* ----------------------------------------------------------------------------------- listener */
 
-SEC("tcx/ingress") int vtl_listener_tc(struct __sk_buff *ctx)
-{
+SEC("tcx/ingress") int vtl_listener_tc(struct __sk_buff *ctx) {
     struct vtl_ack_hdr hdr;
     __u32 offset = ctx->protocol == vtl_swap16(ETH_P_IP) ? VTL_OFFSET_V4 : VTL_OFFSET_V6;
     struct vtl_scratch *scratch = vtl_get_scratch();
@@ -304,15 +287,13 @@ SEC("tcx/ingress") int vtl_listener_tc(struct __sk_buff *ctx)
     return VTL_TC_DROP;
 }
 
-SEC("xdp") int vtl_listener_xdp(struct xdp_md *ctx)
-{
+SEC("xdp") int vtl_listener_xdp(struct xdp_md *ctx) {
     struct vtl_ack_hdr hdr;
     __u32 offset = vtl_xdp_is_v4(ctx) ? VTL_OFFSET_V4 : VTL_OFFSET_V6;
     struct vtl_scratch *scratch = vtl_get_scratch();
     if (!scratch || bpf_xdp_load_bytes(ctx, offset, &hdr, sizeof(hdr)))
         return XDP_DROP;
-    int words =
-        vtl_ack_length(&hdr, vtl_xdp_length(ctx) - offset - sizeof(hdr));
+    int words = vtl_ack_length(&hdr, vtl_xdp_length(ctx) - offset - sizeof(hdr));
     if (words < 0)
         return XDP_DROP;
     __u32 bytes = words * 8;

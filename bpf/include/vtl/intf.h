@@ -38,10 +38,10 @@ struct vtl_ring_ctl {
     __u64 consumer; /* transmit: listener, packets below are acknowledged and their slots free.
                      * receive: app, packets below were read */
     __u64 pad1[7];
-    __u32 waiting;  /* transmit: egress sets it when it ran dry: the app kicks vtld after the next
-                     * store to `producer` and clears it. receive: app sets it before it sleeps,
-                     * ingress clears it and wakes vtld */
-    __u32 closed;   /* vtld: 0, or 1 + enum vtl_closed: the session is over */
+    __u32 waiting; /* transmit: egress sets it when it ran dry: the app kicks vtld after the next
+                    * store to `producer` and clears it. receive: app sets it before it sleeps,
+                    * ingress clears it and wakes vtld */
+    __u32 closed;  /* vtld: 0, or 1 + enum vtl_closed: the session is over */
     __u64 pad2[7];
 };
 
@@ -65,22 +65,22 @@ struct vtl_sent {
 
 /* Congestion control, BBR-like: written by the listener. Rates in packets per 1,024 seconds. */
 struct vtl_bbr {
-    __u64 bw_max[10];   /* maximum delivery rate of each of the latest rounds */
-    __u64 bw;           /* maximum of those */
-    __u64 full_bw;      /* startup: the rate that growth is measured against */
-    __u64 next_round;   /* the round ends when a packet sent at this `delivered` is acknowledged */
+    __u64 bw_max[10]; /* maximum delivery rate of each of the latest rounds */
+    __u64 bw;         /* maximum of those */
+    __u64 full_bw;    /* startup: the rate that growth is measured against */
+    __u64 next_round; /* the round ends when a packet sent at this `delivered` is acknowledged */
     __u64 min_rtt_ns_at;
-    __u64 cycle_ns;     /* when the current phase of the gain cycle began */
+    __u64 cycle_ns; /* when the current phase of the gain cycle began */
     __u64 probe_rtt_end_ns;
-    __u64 round_lost;   /* tx.lost and tx.delivered at the beginning of the round */
+    __u64 round_lost; /* tx.lost and tx.delivered at the beginning of the round */
     __u64 round_delivered;
     __u32 rounds;
-    __u32 slot;         /* of bw_max that the current round fills */
+    __u32 slot; /* of bw_max that the current round fills */
     __u32 min_rtt_us;
-    __u32 mode;         /* enum vtl_bbr_mode */
+    __u32 mode; /* enum vtl_bbr_mode */
     __u32 cycle;
     __u32 full_count;
-    __u32 loss_q16;     /* smoothed share of packets lost, 65,536 = all */
+    __u32 loss_q16; /* smoothed share of packets lost, 65,536 = all */
     __u32 pad;
 };
 
@@ -89,34 +89,34 @@ enum vtl_bbr_mode { VTL_BBR_STARTUP, VTL_BBR_DRAIN, VTL_BBR_PROBE_BW, VTL_BBR_PR
 /* The sending half. */
 struct vtl_tx {
     /* egress */
-    __u64 next;         /* first packet never sent */
-    __u64 sent;         /* transmissions of DATA */
+    __u64 next; /* first packet never sent */
+    __u64 sent; /* transmissions of DATA */
     __u64 retransmitted;
-    __u64 pace_ns;      /* nothing leaves before */
-    __u64 wake_ns;      /* for the pump: 0 = call again at once, ~0 = on an event, else a time */
+    __u64 pace_ns; /* nothing leaves before */
+    __u64 wake_ns; /* for the pump: 0 = call again at once, ~0 = on an event, else a time */
     __u64 last_sent_ns;
-    __u64 abandoned;    /* transmissions that a probe timeout gave up */
-    __u64 app_limited;  /* delivered count up to which rate samples are too low, 0 = none */
-    __u32 xid;          /* of the next transmission */
-    __u32 timeouts;     /* consecutive probe timeouts; the listener clears it */
-    __u32 idle;         /* egress sets, listener clears: an acknowledgement must kick the pump */
-    __u32 probe;        /* vtld sets, listener clears: send PROBEs until one is acknowledged */
-    __u32 scan;         /* word of `lost` where the search goes on */
+    __u64 abandoned;   /* transmissions that a probe timeout gave up */
+    __u64 app_limited; /* delivered count up to which rate samples are too low, 0 = none */
+    __u32 xid;         /* of the next transmission */
+    __u32 timeouts;    /* consecutive probe timeouts; the listener clears it */
+    __u32 idle;        /* egress sets, listener clears: an acknowledgement must kick the pump */
+    __u32 probe;       /* vtld sets, listener clears: send PROBEs until one is acknowledged */
+    __u32 scan;        /* word of `lost` where the search goes on */
     __u32 pad0;
     /* listener */
     __u64 una __attribute__((aligned(64))); /* first packet not acknowledged */
-    __u64 limit;        /* flow control: the peer's ring ends here. vtld sets the first */
-    __u64 delivered;    /* packets that the peer has received */
+    __u64 limit;     /* flow control: the peer's ring ends here. vtld sets the first */
+    __u64 delivered; /* packets that the peer has received */
     __u64 delivered_ns;
-    __u64 first_sent_ns;/* when the latest acknowledged packet was sent */
-    __u64 lost_total;   /* transmissions given up */
+    __u64 first_sent_ns; /* when the latest acknowledged packet was sent */
+    __u64 lost_total;    /* transmissions given up */
     __u64 acks;
-    __u64 cwnd;         /* packets in flight allowed */
-    __u64 pacing_gap_ns;/* between two packets; 0 = no pacing */
-    __u32 acked_xid;    /* largest xid acknowledged */
-    __u32 reorder;      /* transmissions that may overtake one before it counts as lost */
-    __u32 dups;         /* vtl_ack_hdr.dups of the latest acknowledgement */
-    __u32 srtt_us;      /* RFC 6298 */
+    __u64 cwnd;          /* packets in flight allowed */
+    __u64 pacing_gap_ns; /* between two packets; 0 = no pacing */
+    __u32 acked_xid;     /* largest xid acknowledged */
+    __u32 reorder;       /* transmissions that may overtake one before it counts as lost */
+    __u32 dups;          /* vtl_ack_hdr.dups of the latest acknowledgement */
+    __u32 srtt_us;       /* RFC 6298 */
     __u32 rttvar_us;
     __u32 lost_pending; /* bits set in `lost`: listener adds, egress subtracts, both atomically */
     __u32 busy;         /* lock of the listener */
@@ -127,18 +127,18 @@ struct vtl_tx {
 
 /* The receiving half: written by ingress. */
 struct vtl_rx {
-    __u64 cum;       /* next packet expected in order */
-    __u64 max;       /* one above the highest packet received */
-    __u64 received;  /* distinct packets */
-    __u64 consumer;  /* the app's position, as far as it was believable */
+    __u64 cum;      /* next packet expected in order */
+    __u64 max;      /* one above the highest packet received */
+    __u64 received; /* distinct packets */
+    __u64 consumer; /* the app's position, as far as it was believable */
     __u64 bad_csum;
-    __u64 beyond;    /* packets that found no room */
-    __u64 echo_seq;  /* of the latest packet: for acknowledgements that egress sends */
+    __u64 beyond;   /* packets that found no room */
+    __u64 echo_seq; /* of the latest packet: for acknowledgements that egress sends */
     __u32 echo_xid;
     __u32 echo_ts;
     __u32 dups;
-    __u32 busy;      /* lock of ingress */
-    __u32 ack_now;   /* vtld sets, egress clears: send an acknowledgement (window update) */
+    __u32 busy;    /* lock of ingress */
+    __u32 ack_now; /* vtld sets, egress clears: send an acknowledgement (window update) */
     __u32 pad;
     __u64 map[VTL_WINDOW_WORDS]; /* bit s % VTL_MAX_WINDOW: packet s, cum <= s < max, is there */
 };
@@ -187,14 +187,14 @@ enum vtl_what {
 /* Counters of the root programs and grafts, per CPU, in the map `vtl_stats`. */
 enum vtl_stat {
     VTL_ST_RX_PACKETS,
-    VTL_ST_RX_MALFORMED,   /* shorter than it says, wrong version, unknown type, bad lengths */
-    VTL_ST_RX_NO_SESSION,  /* no such session, or the token does not fit */
-    VTL_ST_RX_NO_GRAFT,    /* no graft deployed under that gid */
+    VTL_ST_RX_MALFORMED,  /* shorter than it says, wrong version, unknown type, bad lengths */
+    VTL_ST_RX_NO_SESSION, /* no such session, or the token does not fit */
+    VTL_ST_RX_NO_GRAFT,   /* no graft deployed under that gid */
     VTL_ST_RX_BAD_CSUM,
     VTL_ST_RX_DUPLICATE,
-    VTL_ST_RX_BEYOND,      /* outside the receive window */
-    VTL_ST_RX_CONTENDED,   /* dropped because another CPU was in the same session */
-    VTL_ST_RX_CONTROL,     /* passed to vtld */
+    VTL_ST_RX_BEYOND,    /* outside the receive window */
+    VTL_ST_RX_CONTENDED, /* dropped because another CPU was in the same session */
+    VTL_ST_RX_CONTROL,   /* passed to vtld */
     VTL_ST_TX_PACKETS,
     VTL_ST_TX_ACKS,
     VTL_ST_TX_FAILED,

@@ -24,8 +24,7 @@ struct vtl_pump_frame {
  * if it is VTL's and malformed. Sees `data`..`end`, and trusts the IP length only if it fits into
  * `total` bytes. On success at least a struct vtl_hdr lies before `end`.
  */
-VTL_INLINE int vtl_parse_frame(void *data, void *end, __u32 total)
-{
+VTL_INLINE int vtl_parse_frame(void *data, void *end, __u32 total) {
     struct ethhdr *eth = data;
     if ((void *)(eth + 1) > end)
         return 0;
@@ -52,8 +51,7 @@ VTL_INLINE int vtl_parse_frame(void *data, void *end, __u32 total)
     return 0;
 }
 
-VTL_INLINE void vtl_ip4_finish(struct iphdr *ip, __u16 length)
-{
+VTL_INLINE void vtl_ip4_finish(struct iphdr *ip, __u16 length) {
     ip->tot_len = vtl_swap16(length);
     ip->check = 0;
     __u32 sum = 0;
@@ -67,8 +65,7 @@ VTL_INLINE void vtl_ip4_finish(struct iphdr *ip, __u16 length)
 
 /* Exchanges the addresses of a received frame and sets its length, for an answer of `length` bytes
  * behind the IP header. `offset` is what vtl_parse_frame said; the caller checked the bounds. */
-VTL_INLINE void vtl_turn_round(void *data, int offset, __u32 length)
-{
+VTL_INLINE void vtl_turn_round(void *data, int offset, __u32 length) {
     struct ethhdr *eth = data;
     __u8 mac[ETH_ALEN];
     __builtin_memcpy(mac, eth->h_dest, ETH_ALEN);
@@ -95,8 +92,7 @@ VTL_INLINE void vtl_turn_round(void *data, int offset, __u32 length)
 }
 
 /* Writes Ethernet and IP headers of a session in front of `length` bytes. */
-VTL_INLINE void vtl_write_headers(void *data, struct vtl_session *s, int offset, __u32 length)
-{
+VTL_INLINE void vtl_write_headers(void *data, struct vtl_session *s, int offset, __u32 length) {
     if (offset == (int)VTL_OFFSET_V4) {
         __builtin_memcpy(data, s->headers, VTL_OFFSET_V4);
         vtl_ip4_finish(data + sizeof(struct ethhdr), sizeof(struct iphdr) + length);

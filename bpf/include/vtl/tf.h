@@ -24,15 +24,15 @@
 /* Orders plain accesses for the compiler; enough on x86, whose stores keep their order. */
 #define VTL_BARRIER() asm volatile("" ::: "memory")
 
-/* Runs the body with int i = from .. to - 1. In the kernel an open-coded iterator (Linux 6.4), which the
- * verifier follows without unrolling; a call of 3 ns a turn. */
+/* Runs the body with int i = from .. to - 1. In the kernel an open-coded iterator (Linux 6.4),
+ * which the verifier follows without unrolling; a call of 3 ns a turn. */
 #ifdef __bpf__
 #include <linux/bpf.h>
 struct bpf_iter_num {
     __u64 opaque[1];
 } __attribute__((aligned(8)));
 #include <bpf/bpf_helpers.h>
-#define vtl_for(i, from, to) bpf_for (i, (int)(from), (int)(to))
+#define vtl_for(i, from, to) bpf_for(i, (int)(from), (int)(to))
 #else
 #define vtl_for(i, from, to) for ((i) = (from); (i) < (int)(to); (i)++)
 #endif
@@ -53,12 +53,12 @@ struct vtl_out {
     struct vtl_session *s;
     __u64 now; /* ns */
     __u64 seq;
-    struct vtl_slot *slot;  /* DATA: the payload */
-    struct vtl_sent *sent;  /* DATA: the scoreboard entry of seq */
-    __u32 len;              /* DATA: payload bytes, 1..max_payload */
-    __u8 type;              /* enum vtl_type */
+    struct vtl_slot *slot; /* DATA: the payload */
+    struct vtl_sent *sent; /* DATA: the scoreboard entry of seq */
+    __u32 len;             /* DATA: payload bytes, 1..max_payload */
+    __u8 type;             /* enum vtl_type */
     __u8 flags;
-    __u8 header_len;        /* of hdr in use */
+    __u8 header_len; /* of hdr in use */
     union {
         struct vtl_data_hdr data;
         struct vtl_ack_hdr ack;
@@ -87,11 +87,11 @@ struct vtl_ackd {
     __u32 words;      /* of it that came */
     /* filled in by transport functions on the way */
     __u64 cum;
-    __u64 delivered;  /* packets newly known to have arrived */
-    __u32 rtt_us;     /* 0 = no sample */
-    __u64 rate;       /* delivery rate sample, packets per 1,024 s; 0 = none */
+    __u64 delivered; /* packets newly known to have arrived */
+    __u32 rtt_us;    /* 0 = no sample */
+    __u64 rate;      /* delivery rate sample, packets per 1,024 s; 0 = none */
     __u32 app_limited;
-    __u64 in_flight;  /* after this acknowledgement */
+    __u64 in_flight; /* after this acknowledgement */
 };
 
 /* Supplied by the environment. Pointers are NULL if the ring does not exist. */
@@ -105,8 +105,8 @@ VTL_INLINE void vtl_env_notify(struct vtl_session *s, __u32 what);
 VTL_INLINE void vtl_env_count(__u32 stat);
 VTL_INLINE __u32 vtl_env_sid(struct vtl_session *s);
 
-/* Too large for the stack: an acknowledgement's bitmap, and the payload of a duplicate. One for each
- * CPU, also from the environment. */
+/* Too large for the stack: an acknowledgement's bitmap, and the payload of a duplicate. One for
+ * each CPU, also from the environment. */
 struct vtl_scratch {
     struct vtl_slot slot;
     __u64 map[VTL_WINDOW_WORDS + 1];
@@ -114,15 +114,13 @@ struct vtl_scratch {
 VTL_INLINE struct vtl_scratch *vtl_get_scratch(void);
 
 /* Packets in flight: sent, and neither delivered nor given up. */
-VTL_INLINE __u64 vtl_in_flight(const struct vtl_session *s)
-{
+VTL_INLINE __u64 vtl_in_flight(const struct vtl_session *s) {
     __u64 out = s->tx.delivered + s->tx.lost_total + s->tx.abandoned;
     return s->tx.sent > out ? s->tx.sent - out : 0;
 }
 
 /* Index of the lowest set bit; x must not be 0. BPF has no instruction for it. */
-VTL_INLINE __u32 vtl_lowest_bit(__u64 x)
-{
+VTL_INLINE __u32 vtl_lowest_bit(__u64 x) {
     __u32 n = 0;
     if (!(x & 0xffffffffull)) {
         n += 32;
@@ -148,8 +146,7 @@ VTL_INLINE __u32 vtl_lowest_bit(__u64 x)
 }
 
 /* Number of set bits. */
-VTL_INLINE __u32 vtl_bits(__u64 x)
-{
+VTL_INLINE __u32 vtl_bits(__u64 x) {
     x -= (x >> 1) & 0x5555555555555555ull;
     x = (x & 0x3333333333333333ull) + ((x >> 2) & 0x3333333333333333ull);
     x = (x + (x >> 4)) & 0x0f0f0f0f0f0f0f0full;

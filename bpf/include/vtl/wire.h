@@ -18,7 +18,7 @@ enum {
     /* The largest window in packets: what the bitmap of one acknowledgement can describe. */
     VTL_MAX_WINDOW = 8192,
     VTL_ACK_MAX_BITMAP = VTL_MAX_WINDOW / 8, /* bytes */
-    VTL_MIN_PACKET = 72, /* bytes of a DATA or PROBE with its padding */
+    VTL_MIN_PACKET = 72,                     /* bytes of a DATA or PROBE with its padding */
 };
 
 /* Low four bits of vtl_hdr.version_type. */
@@ -35,11 +35,11 @@ enum vtl_type {
 
 /* vtl_hdr.flags */
 enum {
-    VTL_F_ACK_NOW = 1 << 0, /* DATA, PROBE: acknowledge this packet at once */
-    VTL_F_PARTIAL = 1 << 1, /* ACK: the bitmap was cut; nothing is said about later packets */
+    VTL_F_ACK_NOW = 1 << 0,    /* DATA, PROBE: acknowledge this packet at once */
+    VTL_F_PARTIAL = 1 << 1,    /* ACK: the bitmap was cut; nothing is said about later packets */
     VTL_F_RETRANSMIT = 1 << 2, /* DATA: sent before under the same sequence number */
     VTL_F_UPDATE = 1 << 3, /* ACK: a window update that no packet caused: the echo is an old one */
-    VTL_F_ABORT = 1 << 4, /* CLOSE: something may not have been delivered */
+    VTL_F_ABORT = 1 << 4,  /* CLOSE: something may not have been delivered */
 };
 
 /* Starts every packet. 24 bytes. */
@@ -69,7 +69,8 @@ struct vtl_data_hdr {
 /*
  * ACK. 72 bytes, then h.len bytes of bitmap. Each one describes the whole state of the receiver,
  * so a lost acknowledgement costs nothing. Bit (s - base) % 8 of byte (s - base) / 8 says that
- * packet s has arrived, where base = cum rounded down to a multiple of 64. h.len is a multiple of 8.
+ * packet s has arrived, where base = cum rounded down to a multiple of 64. h.len is a multiple
+ * of 8.
  */
 struct vtl_ack_hdr {
     struct vtl_hdr h;
@@ -92,10 +93,10 @@ enum { VTL_NEGO_GRAFTS = 8 };
 /* vtl_nego.reason in a NEGO_NACK. */
 enum vtl_nack {
     VTL_NACK_NONE = 0,
-    VTL_NACK_NO_GRAFT = 1,  /* none of the offered grafts is in the pool, or policy forbids it */
-    VTL_NACK_NO_ROOM = 2,   /* too many sessions */
+    VTL_NACK_NO_GRAFT = 1,    /* none of the offered grafts is in the pool, or policy forbids it */
+    VTL_NACK_NO_ROOM = 2,     /* too many sessions */
     VTL_NACK_NO_LISTENER = 3, /* nobody waits at that port */
-    VTL_NACK_VERSION = 4,   /* version not spoken */
+    VTL_NACK_VERSION = 4,     /* version not spoken */
 };
 
 struct vtl_nego {
@@ -125,12 +126,12 @@ enum vtl_service {
  * of frames, each one header and `len` bytes. See crates/vtl-proto/src/mux.rs.
  */
 enum vtl_frame_type {
-    VTL_FRAME_OPEN = 1,     /* new stream; body: struct vtl_open; credit as in CREDIT */
-    VTL_FRAME_OPENED = 2,   /* the application has accepted; no body; credit as in CREDIT */
-    VTL_FRAME_DATA = 3,     /* bytes at `offset` */
-    VTL_FRAME_FIN = 4,      /* the stream ends at `offset` */
-    VTL_FRAME_RESET = 5,    /* abandoned; `offset` holds an enum vtl_reset */
-    VTL_FRAME_CREDIT = 6,   /* the peer may send up to `offset` */
+    VTL_FRAME_OPEN = 1,   /* new stream; body: struct vtl_open; credit as in CREDIT */
+    VTL_FRAME_OPENED = 2, /* the application has accepted; no body; credit as in CREDIT */
+    VTL_FRAME_DATA = 3,   /* bytes at `offset` */
+    VTL_FRAME_FIN = 4,    /* the stream ends at `offset` */
+    VTL_FRAME_RESET = 5,  /* abandoned; `offset` holds an enum vtl_reset */
+    VTL_FRAME_CREDIT = 6, /* the peer may send up to `offset` */
 };
 
 /* Why a stream was reset: what the application's socket shall say. */

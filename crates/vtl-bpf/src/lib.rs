@@ -59,7 +59,10 @@ pub enum Error {
 
 impl Error {
     pub(crate) fn last(what: impl Into<String>) -> Self {
-        Self::System { what: what.into(), source: io::Error::last_os_error() }
+        Self::System {
+            what: what.into(),
+            source: io::Error::last_os_error(),
+        }
     }
 
     pub(crate) fn load(what: impl Into<String>, source: libbpf_rs::Error) -> Self {
@@ -69,7 +72,11 @@ impl Error {
             }
             _ => "",
         };
-        Self::Load { what: what.into(), source, hint }
+        Self::Load {
+            what: what.into(),
+            source,
+            hint,
+        }
     }
 }
 

@@ -39,7 +39,12 @@ pub fn attach(program: BorrowedFd<'_>, ifindex: u32, hook: Hook) -> Result<Owned
     };
     // SAFETY: the options are initialised with their size, and outlive the call.
     let fd = unsafe {
-        libbpf_sys::bpf_link_create(program.as_raw_fd(), ifindex as i32, kind, &raw const options)
+        libbpf_sys::bpf_link_create(
+            program.as_raw_fd(),
+            ifindex as i32,
+            kind,
+            &raw const options,
+        )
     };
     if fd < 0 {
         let source = std::io::Error::from_raw_os_error(-fd);

@@ -21,12 +21,18 @@ pub struct Interface {
 /// [`Error::System`] if the kernel does not list them.
 pub fn interfaces() -> Result<Vec<Interface>> {
     let mut found = Vec::new();
-    let list = nix::net::if_::if_nameindex()
-        .map_err(|e| Error::System { what: "listing interfaces".into(), source: e.into() })?;
+    let list = nix::net::if_::if_nameindex().map_err(|e| Error::System {
+        what: "listing interfaces".into(),
+        source: e.into(),
+    })?;
     for entry in list.iter() {
         let name = entry.name().to_string_lossy().into_owned();
         if let Ok(Some(mtu)) = ethernet_mtu(&name) {
-            found.push(Interface { index: entry.index(), name, mtu });
+            found.push(Interface {
+                index: entry.index(),
+                name,
+                mtu,
+            });
         }
     }
     Ok(found)
@@ -43,14 +49,27 @@ fn ethernet_mtu(name: &str) -> io::Result<Option<u32>> {
     let ask = |request| -> io::Result<libc::ifreq> {
         // SAFETY: ifreq is plain data for which zeros are valid.
         let mut ifr: libc::ifreq = unsafe { std::mem::zeroed() };
-        for (to, from) in ifr.ifr_name.iter_mut().zip(name.bytes()).take(libc::IFNAMSIZ - 1) {
+        for (to, from) in ifr
+            .ifr_name
+            .iter_mut()
+            .zip(name.bytes())
+            .take(libc::IFNAMSIZ - 1)
+        {
             *to = from as libc::c_char;
         }
         // SAFETY: the request reads the name and writes one union member of ifr.
         let r = unsafe {
-            libc::ioctl(std::os::fd::AsRawFd::as_raw_fd(&socket), request, &raw mut ifr)
+            libc::ioctl(
+                std::os::fd::AsRawFd::as_raw_fd(&socket),
+                request,
+                &raw mut ifr,
+            )
         };
-        if r < 0 { Err(io::Error::last_os_error()) } else { Ok(ifr) }
+        if r < 0 {
+            Err(io::Error::last_os_error())
+        } else {
+            Ok(ifr)
+        }
     };
     // SAFETY: SIOCGIFFLAGS filled in this member.
     let flags = i32::from(unsafe { ask(libc::SIOCGIFFLAGS)?.ifr_ifru.ifru_flags });
@@ -63,7 +82,9 @@ fn ethernet_mtu(name: &str) -> io::Result<Option<u32>> {
         return Ok(None);
     }
     // SAFETY: SIOCGIFMTU filled in this member.
-    Ok(Some(unsafe { ask(libc::SIOCGIFMTU)?.ifr_ifru.ifru_mtu } as u32))
+    Ok(Some(
+        unsafe { ask(libc::SIOCGIFMTU)?.ifr_ifru.ifru_mtu } as u32
+    ))
 }
 
 /// May XDP frames be handed to this interface for transmission (`ndo_xdp_xmit`)? The `live` egress
@@ -96,10 +117,17 @@ pub fn index_of(name: &str) -> Result<u32> {
     })?;
     // SAFETY: a NUL-terminated string.
     let index = unsafe { libc::if_nametoindex(c.as_ptr()) };
-    if index == 0 { Err(Error::last(format!("interface {name:?}"))) } else { Ok(index) }
+    if index == 0 {
+        Err(Error::last(format!("interface {name:?}")))
+    } else {
+        Ok(index)
+    }
 }
 
 /// The running kernel's release string.
 pub fn kernel_release() -> String {
-    fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned()
+    fs::read_to_string("/proc/sys/kernel/osrelease")
+        .unwrap_or_default()
+        .trim()
+        .to_owned()
 }

@@ -58,10 +58,30 @@ pub struct DataPlane {
 
 const SLOT_PROGRAMS: [(&str, &str, u32, u32); 6] = [
     // program, PROG_ARRAY, slots per gid, slot
-    ("vtl_ingress_tc", "vtl_in_tc", intf::VTL_ROLES, intf::VTL_INGRESS),
-    ("vtl_listener_tc", "vtl_in_tc", intf::VTL_ROLES, intf::VTL_LISTENER),
-    ("vtl_ingress_xdp", "vtl_in_xdp", intf::VTL_ROLES, intf::VTL_INGRESS),
-    ("vtl_listener_xdp", "vtl_in_xdp", intf::VTL_ROLES, intf::VTL_LISTENER),
+    (
+        "vtl_ingress_tc",
+        "vtl_in_tc",
+        intf::VTL_ROLES,
+        intf::VTL_INGRESS,
+    ),
+    (
+        "vtl_listener_tc",
+        "vtl_in_tc",
+        intf::VTL_ROLES,
+        intf::VTL_LISTENER,
+    ),
+    (
+        "vtl_ingress_xdp",
+        "vtl_in_xdp",
+        intf::VTL_ROLES,
+        intf::VTL_INGRESS,
+    ),
+    (
+        "vtl_listener_xdp",
+        "vtl_in_xdp",
+        intf::VTL_ROLES,
+        intf::VTL_LISTENER,
+    ),
     ("vtl_egress_tc", "vtl_out_tc", 1, 0),
     ("vtl_egress_xdp", "vtl_out_xdp", 1, 0),
 ];
@@ -78,7 +98,12 @@ impl DataPlane {
             .and_then(|o| o.load())
             .map_err(|e| Error::load("the root programs", e))?;
         let sessions = Arc::new(SessionTable::map(map_of(&root, "vtl_sessions").as_fd())?);
-        Ok(Self { root, sessions, grafts: BTreeMap::new(), attached: BTreeMap::new() })
+        Ok(Self {
+            root,
+            sessions,
+            grafts: BTreeMap::new(),
+            attached: BTreeMap::new(),
+        })
     }
 
     /// Attaches the root programs to an interface. Again for the same interface: nothing happens.
@@ -95,7 +120,11 @@ impl DataPlane {
         };
         let links = vec![
             link::attach(self.program(program), interface.index, hook)?,
-            link::attach(self.program("vtl_root_out_tc"), interface.index, Hook::TcxEgress)?,
+            link::attach(
+                self.program("vtl_root_out_tc"),
+                interface.index,
+                Hook::TcxEgress,
+            )?,
         ];
         self.attached.insert(interface.index, links);
         Ok(())
@@ -117,7 +146,10 @@ impl DataPlane {
         if let Some(other) = self.grafts.get(&info.gid)
             && other.info.name != info.name
         {
-            return Err(Error::GidTaken { gid: info.gid, name: other.info.name.clone() });
+            return Err(Error::GidTaken {
+                gid: info.gid,
+                name: other.info.name.clone(),
+            });
         }
         let what = format!("graft \"{}\"", info.name);
         let mut open = ObjectBuilder::default()
@@ -126,7 +158,8 @@ impl DataPlane {
         for mut map in open.maps_mut() {
             let name = map.name().to_string_lossy().into_owned();
             if let Some(shared) = self.root.maps().find(|m| m.name() == name.as_str()) {
-                map.reuse_fd(shared.as_fd()).map_err(|e| Error::load(&what, e))?;
+                map.reuse_fd(shared.as_fd())
+                    .map_err(|e| Error::load(&what, e))?;
             }
         }
         let object = open.load().map_err(|e| Error::load(&what, e))?;
@@ -136,10 +169,20 @@ impl DataPlane {
                 .ok_or_else(|| Error::BadGraft(format!("{what} has no program {program}")))?;
             let key = u32::from(info.gid) * stride + slot;
             map_of(&self.root, array)
-                .update(&key.to_ne_bytes(), &fd.as_raw_fd().to_ne_bytes(), MapFlags::ANY)
+                .update(
+                    &key.to_ne_bytes(),
+                    &fd.as_raw_fd().to_ne_bytes(),
+                    MapFlags::ANY,
+                )
                 .map_err(|e| Error::load(&what, e))?;
         }
-        self.grafts.insert(info.gid, Deployed { info: info.clone(), _object: object });
+        self.grafts.insert(
+            info.gid,
+            Deployed {
+                info: info.clone(),
+                _object: object,
+            },
+        );
         Ok(info)
     }
 
@@ -234,13 +277,20 @@ pub fn describe(image: &[u8]) -> Result<GraftInfo> {
     let name = std::str::from_utf8(name).map_err(|_| bad("its name is not text"))?;
     let (gid, services, abi) = (word(32), word(36), word(40));
     if abi != ABI {
-        return Err(bad(&format!("built for interface version {abi}, this is {ABI}")));
+        return Err(bad(&format!(
+            "built for interface version {abi}, this is {ABI}"
+        )));
     }
     if gid == 0 || gid >= intf::VTL_MAX_GRAFTS {
-        return Err(bad(&format!("gid {gid} is not within 1..{}", intf::VTL_MAX_GRAFTS - 1)));
+        return Err(bad(&format!(
+            "gid {gid} is not within 1..{}",
+            intf::VTL_MAX_GRAFTS - 1
+        )));
     }
     if name.is_empty() || !name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-') {
-        return Err(bad("its name is empty or has other characters than letters, digits and -"));
+        return Err(bad(
+            "its name is empty or has other characters than letters, digits and -",
+        ));
     }
     Ok(GraftInfo {
         name: name.to_owned(),
@@ -271,8 +321,15 @@ fn elf_section<'a>(image: &'a [u8], name: &str) -> Option<&'a [u8]> {
     let names = bytes(header(usize::from(u16_at(62)?))?)?;
     (0..count).find_map(|i| {
         let at = header(i)?;
-        let own = names.get(u32_at(at)? as usize..)?.split(|b| *b == 0).next()?;
-        if own == name.as_bytes() { bytes(at) } else { None }
+        let own = names
+            .get(u32_at(at)? as usize..)?
+            .split(|b| *b == 0)
+            .next()?;
+        if own == name.as_bytes() {
+            bytes(at)
+        } else {
+            None
+        }
     })
 }
 

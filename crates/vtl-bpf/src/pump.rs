@@ -61,7 +61,12 @@ impl Pump {
     ///
     /// # Errors
     /// [`Error::System`] if the chosen driver does not work here.
-    pub fn open(plane: &DataPlane, ifindex: u32, mtu: u32, choice: Choice) -> Result<(Self, String)> {
+    pub fn open(
+        plane: &DataPlane,
+        ifindex: u32,
+        mtu: u32,
+        choice: Choice,
+    ) -> Result<(Self, String)> {
         let can = netdev::can_transmit_xdp(ifindex);
         let frame = frame(mtu);
         let (live, why) = match (choice, can) {
@@ -75,8 +80,11 @@ impl Pump {
             ),
             (Choice::Auto, None) => (false, "the kernel does not say whether XDP frames work"),
         };
-        let pump =
-            if live { Self::Live(Live::open(plane, ifindex, frame)?) } else { Self::Tc(Tc::open(ifindex, frame)?) };
+        let pump = if live {
+            Self::Live(Live::open(plane, ifindex, frame)?)
+        } else {
+            Self::Tc(Tc::open(ifindex, frame)?)
+        };
         Ok((pump, why.to_owned()))
     }
 
@@ -117,23 +125,39 @@ impl Live {
         let program = plane
             .program("vtl_root_out_xdp")
             .try_clone_to_owned()
-            .map_err(|source| Error::System { what: "the egress program".into(), source })?;
+            .map_err(|source| Error::System {
+                what: "the egress program".into(),
+                source,
+            })?;
         let anchor = thread::scope(|scope| {
             scope
                 .spawn(|| {
                     nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).map_err(|e| {
-                        Error::System { what: "a namespace for live frames".into(), source: e.into() }
+                        Error::System {
+                            what: "a namespace for live frames".into(),
+                            source: e.into(),
+                        }
                     })?;
-                    let namespace = File::open("/proc/thread-self/ns/net").map_err(|source| {
-                        Error::System { what: "a namespace for live frames".into(), source }
-                    })?;
+                    let namespace =
+                        File::open("/proc/thread-self/ns/net").map_err(|source| Error::System {
+                            what: "a namespace for live frames".into(),
+                            source,
+                        })?;
                     const LOOPBACK: u32 = 1;
-                    Ok((link::attach(program.as_fd(), LOOPBACK, Hook::XdpGeneric)?, namespace))
+                    Ok((
+                        link::attach(program.as_fd(), LOOPBACK, Hook::XdpGeneric)?,
+                        namespace,
+                    ))
                 })
                 .join()
                 .expect("does not panic")
         })?;
-        Ok(Self { program, ifindex, frame, _anchor: anchor })
+        Ok(Self {
+            program,
+            ifindex,
+            frame,
+            _anchor: anchor,
+        })
     }
 
     fn run(&mut self, sid: u32, count: u32) -> io::Result<()> {
@@ -158,7 +182,11 @@ impl Live {
         let r = unsafe {
             libbpf_sys::bpf_prog_test_run_opts(self.program.as_raw_fd(), &raw mut options)
         };
-        if r < 0 { Err(io::Error::from_raw_os_error(-r)) } else { Ok(()) }
+        if r < 0 {
+            Err(io::Error::from_raw_os_error(-r))
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -182,7 +210,11 @@ impl Tc {
         };
         // SAFETY: the address is initialised and its true size is given.
         let r = unsafe {
-            libc::bind(fd, (&raw const to).cast(), size_of::<libc::sockaddr_ll>() as u32)
+            libc::bind(
+                fd,
+                (&raw const to).cast(),
+                size_of::<libc::sockaddr_ll>() as u32,
+            )
         };
         if r < 0 {
             return Err(Error::last("binding a packet socket"));
@@ -204,8 +236,10 @@ impl Tc {
 
     fn run(&mut self, sid: u32, count: u32) -> io::Result<()> {
         address(&mut self.frame, sid);
-        let mut part =
-            libc::iovec { iov_base: self.frame.as_mut_ptr().cast(), iov_len: self.frame.len() };
+        let mut part = libc::iovec {
+            iov_base: self.frame.as_mut_ptr().cast(),
+            iov_len: self.frame.len(),
+        };
         // SAFETY: mmsghdr is plain data for which zeros are valid.
         let mut messages: [libc::mmsghdr; BATCH as usize] = unsafe { std::mem::zeroed() };
         for message in &mut messages[..count as usize] {
@@ -214,7 +248,12 @@ impl Tc {
         }
         // SAFETY: `count` messages, each with one part, all alive during the call.
         let r = unsafe {
-            libc::sendmmsg(self.socket.as_raw_fd(), messages.as_mut_ptr(), count, libc::MSG_DONTWAIT)
+            libc::sendmmsg(
+                self.socket.as_raw_fd(),
+                messages.as_mut_ptr(),
+                count,
+                libc::MSG_DONTWAIT,
+            )
         };
         let error = io::Error::last_os_error();
         // A full queue is the path's normal way to say "later".

@@ -80,7 +80,9 @@ impl RingMaker {
             _scoreboard: array("vtl_scoreboard", sent, slots, libbpf_sys::BPF_F_INNER_MAP)?,
         };
         for (directory, map) in
-            self.directories.iter().zip([&set.transmit, &set.receive, &set._scoreboard])
+            self.directories
+                .iter()
+                .zip([&set.transmit, &set.receive, &set._scoreboard])
         {
             directory
                 .update(

@@ -39,7 +39,10 @@ impl SessionTable {
                 0,
             )
         }
-        .map_err(|e| Error::System { what: "mapping the sessions".into(), source: e.into() })?;
+        .map_err(|e| Error::System {
+            what: "mapping the sessions".into(),
+            source: e.into(),
+        })?;
         Ok(Self { base: base.cast() })
     }
 
@@ -50,7 +53,10 @@ impl SessionTable {
         }
         // SAFETY: within the mapping, which lives as long as the table.
         let at = unsafe { self.base.add(sid as usize) };
-        Some(Session { at, _table: std::marker::PhantomData })
+        Some(Session {
+            at,
+            _table: std::marker::PhantomData,
+        })
     }
 
     /// An entry that nobody uses, the first behind `last`: one that was freed is left alone for as
@@ -100,7 +106,11 @@ impl Session<'_> {
     /// # Panics
     /// If the entry is in use.
     pub fn initialise(&self, mut value: vtl_session) {
-        assert_eq!(self.state(), intf::VTL_FREE, "only a free session may be overwritten");
+        assert_eq!(
+            self.state(),
+            intf::VTL_FREE,
+            "only a free session may be overwritten"
+        );
         value.state = intf::VTL_FREE;
         // SAFETY: no program touches a free entry, and vtld's broker is the only writer.
         unsafe { self.at.as_ptr().write_volatile(value) };
@@ -112,7 +122,11 @@ impl Session<'_> {
     /// # Panics
     /// If the session is open.
     pub fn complete(&self, change: impl FnOnce(&mut vtl_session)) {
-        assert_eq!(self.state(), intf::VTL_OPENING, "an open session belongs to the programs");
+        assert_eq!(
+            self.state(),
+            intf::VTL_OPENING,
+            "an open session belongs to the programs"
+        );
         // SAFETY: in this state the programs write only fields that `change` has no reason to
         // touch, and nothing else refers to the entry.
         change(unsafe { &mut *self.at.as_ptr() });
@@ -134,7 +148,9 @@ impl Session<'_> {
     pub fn paced(&self, now: u64) -> u64 {
         let gap = atomic!(AtomicU64, self.tx.pacing_gap_ns).load(Ordering::Relaxed);
         let from = atomic!(AtomicU64, self.tx.pace_ns).load(Ordering::Relaxed);
-        now.saturating_sub(from).checked_div(gap).map_or(u64::MAX, |n| n + 1)
+        now.saturating_sub(from)
+            .checked_div(gap)
+            .map_or(u64::MAX, |n| n + 1)
     }
 
     /// Interface through which the peer is reached; 0 as long as no packet came from it.

@@ -21,7 +21,11 @@ fn load__root_and_every_graft() {
     for (name, image) in objects::GRAFTS {
         let start = std::time::Instant::now();
         let info = plane.deploy(image).unwrap();
-        println!("{name}: {} instructions, {:?}", info.instructions, start.elapsed());
+        println!(
+            "{name}: {} instructions, {:?}",
+            info.instructions,
+            start.elapsed()
+        );
         assert!(info.instructions > 0);
     }
     assert_eq!(plane.grafts().count(), objects::GRAFTS.len());

@@ -41,16 +41,28 @@ pub(crate) struct RecvArgs {
 pub(crate) fn send(args: &SendArgs, socket: &SocketArgs) -> anyhow::Result<()> {
     // Before anybody is bothered.
     let file = &args.file;
-    let metadata = file.metadata().with_context(|| format!("cannot open {}", file.display()))?;
+    let metadata = file
+        .metadata()
+        .with_context(|| format!("cannot open {}", file.display()))?;
     if !metadata.is_file() {
-        bail!("{} is not a regular file: pack a directory with tar first", file.display());
+        bail!(
+            "{} is not a regular file: pack a directory with tar first",
+            file.display()
+        );
     }
     let to = resolve(&args.to)?;
     let mut connection = open(Mode::Initiator, to, socket)?;
     let services = Services::RELIABLE.union(Services::ORDERED);
-    let agreement =
-        connection.negotiate(&Requirements { services, ..Default::default() }).map_err(explain)?;
-    eprintln!("session with {} over graft {}", agreement.peer, agreement.graft);
+    let agreement = connection
+        .negotiate(&Requirements {
+            services,
+            ..Default::default()
+        })
+        .map_err(explain)?;
+    eprintln!(
+        "session with {} over graft {}",
+        agreement.peer, agreement.graft
+    );
     transfer::send(file, &mut connection)?;
     connection.close().map_err(explain)
 }
@@ -61,8 +73,14 @@ pub(crate) fn recv(args: &RecvArgs, socket: &SocketArgs) -> anyhow::Result<()> {
     let mut connection = open(Mode::Responder, any, socket)?;
     eprintln!("waiting at VTL port {}", args.port);
     let agreement = connection.validate().map_err(explain)?;
-    eprintln!("session with {} over graft {}", agreement.peer, agreement.graft);
-    let destination = Destination { path: args.output.clone(), force: args.force };
+    eprintln!(
+        "session with {} over graft {}",
+        agreement.peer, agreement.graft
+    );
+    let destination = Destination {
+        path: args.output.clone(),
+        force: args.force,
+    };
     transfer::receive(&destination, &mut connection)?;
     // The sender closes; its last word was ours. Without it the file is here all the same.
     let _ = connection.close();
@@ -92,7 +110,10 @@ fn resolve(text: &str) -> anyhow::Result<SocketAddr> {
     let (host, port) = match text.rsplit_once(':') {
         Some((host, port)) => {
             let port = port.parse().ok().filter(|p| *p > 0);
-            (host, port.with_context(|| format!("{text}: the port must be 1 to 65535"))?)
+            (
+                host,
+                port.with_context(|| format!("{text}: the port must be 1 to 65535"))?,
+            )
         }
         None => (text, PORT),
     };

@@ -21,7 +21,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         Some("send") => {
             let to: IpAddr = arg(1).ok_or("send to whom?")?.parse()?;
             let seconds = arg(2).unwrap_or("5").parse()?;
-            send(SocketAddr::new(to, port(3)?), Duration::from_secs_f64(seconds))
+            send(
+                SocketAddr::new(to, port(3)?),
+                Duration::from_secs_f64(seconds),
+            )
         }
         _ => Err("usage: goodput recv [PORT] | goodput send ADDRESS SECONDS [PORT]".into()),
     }
@@ -55,7 +58,9 @@ fn receive(port: u16) -> Result<(), Box<dyn std::error::Error>> {
     let mut start: Option<Instant> = None;
     loop {
         let count = socket.recv_in_place(256, |packet| {
-            let first = packet.get(..8).map(|b| u64::from_ne_bytes(b.try_into().unwrap()));
+            let first = packet
+                .get(..8)
+                .map(|b| u64::from_ne_bytes(b.try_into().unwrap()));
             wrong += u64::from(first != Some(bytes / 8));
             bytes += packet.len() as u64;
         })?;

@@ -83,7 +83,10 @@ impl Client {
         match connect(socket.as_raw_fd(), &to) {
             Ok(()) => Ok(Self { socket }),
             Err(Errno::EACCES | Errno::EPERM) => Err(Error::Denied(path.to_path_buf())),
-            Err(cause) => Err(Error::Unreachable { path: path.to_path_buf(), cause }),
+            Err(cause) => Err(Error::Unreachable {
+                path: path.to_path_buf(),
+                cause,
+            }),
         }
     }
 
@@ -127,7 +130,11 @@ impl AsFd for Client {
 pub fn send(socket: RawFd, value: &Value, descriptors: &[RawFd]) -> Result<(), Error> {
     let text = value.to_string();
     let rights = [ControlMessage::ScmRights(descriptors)];
-    let control = if descriptors.is_empty() { &rights[..0] } else { &rights[..] };
+    let control = if descriptors.is_empty() {
+        &rights[..0]
+    } else {
+        &rights[..]
+    };
     sendmsg::<()>(
         socket,
         &[IoSlice::new(text.as_bytes())],
@@ -148,7 +155,12 @@ pub fn receive(socket: RawFd) -> Result<Option<(Value, Vec<OwnedFd>)>, Error> {
     let mut space = cmsg_space!([RawFd; MAX_DESCRIPTORS]);
     let mut parts = [IoSliceMut::new(&mut buffer)];
     let message = loop {
-        match recvmsg::<()>(socket, &mut parts, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC) {
+        match recvmsg::<()>(
+            socket,
+            &mut parts,
+            Some(&mut space),
+            MsgFlags::MSG_CMSG_CLOEXEC,
+        ) {
             Err(Errno::EINTR) => {}
             Err(Errno::ECONNRESET) => return Ok(None),
             other => break other?,
@@ -158,7 +170,10 @@ pub fn receive(socket: RawFd) -> Result<Option<(Value, Vec<OwnedFd>)>, Error> {
     for control in message.cmsgs()? {
         if let ControlMessageOwned::ScmRights(list) = control {
             // SAFETY: the kernel has just made these descriptors for us alone.
-            descriptors.extend(list.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
+            descriptors.extend(
+                list.into_iter()
+                    .map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }),
+            );
         }
     }
     let (bytes, cut) = (message.bytes, message.flags.contains(MsgFlags::MSG_TRUNC));
@@ -166,9 +181,11 @@ pub fn receive(socket: RawFd) -> Result<Option<(Value, Vec<OwnedFd>)>, Error> {
         return Ok(None);
     }
     if cut {
-        return Err(Error::Malformed(format!("a message of more than {MAX_MESSAGE} bytes")));
+        return Err(Error::Malformed(format!(
+            "a message of more than {MAX_MESSAGE} bytes"
+        )));
     }
-    let value = serde_json::from_slice(&buffer[..bytes])
-        .map_err(|e| Error::Malformed(e.to_string()))?;
+    let value =
+        serde_json::from_slice(&buffer[..bytes]).map_err(|e| Error::Malformed(e.to_string()))?;
     Ok(Some((value, descriptors)))
 }

@@ -27,7 +27,10 @@ unsafe impl Send for Ring {}
 impl Ring {
     fn map(fd: BorrowedFd<'_>, slots: u32) -> io::Result<Self> {
         if !slots.is_power_of_two() || slots > intf::VTL_MAX_WINDOW {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "bad number of slots"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "bad number of slots",
+            ));
         }
         let length = NonZero::new(Self::length(slots)).expect("at least the control slot");
         // SAFETY: a new mapping at an address of the kernel's choice; the kernel checks its length.
@@ -41,7 +44,10 @@ impl Ring {
                 0,
             )
         }?;
-        Ok(Self { base: base.cast(), slots })
+        Ok(Self {
+            base: base.cast(),
+            slots,
+        })
     }
 
     fn length(slots: u32) -> usize {
@@ -121,11 +127,18 @@ impl TxRing {
     /// The system's, or `InvalidInput` for impossible sizes.
     pub fn map(fd: BorrowedFd<'_>, slots: u32, max_payload: u16) -> io::Result<Self> {
         if max_payload == 0 || u32::from(max_payload) > intf::VTL_MAX_PAYLOAD {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "bad payload size"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "bad payload size",
+            ));
         }
         let ring = Ring::map(fd, slots)?;
         let next = ring.producer().load(Ordering::Relaxed);
-        Ok(Self { ring, next, max_payload: max_payload.into() })
+        Ok(Self {
+            ring,
+            next,
+            max_payload: max_payload.into(),
+        })
     }
 
     /// Bytes per packet.
@@ -135,7 +148,9 @@ impl TxRing {
 
     /// Slots that may be written now.
     pub fn room(&self) -> u64 {
-        let used = self.next.wrapping_sub(self.ring.consumer().load(Ordering::Acquire));
+        let used = self
+            .next
+            .wrapping_sub(self.ring.consumer().load(Ordering::Acquire));
         u64::from(self.ring.slots).saturating_sub(used)
     }
 
@@ -144,7 +159,10 @@ impl TxRing {
     /// # Panics
     /// If `ahead` is not below [`TxRing::room`].
     pub fn slot(&mut self, ahead: u64) -> &mut [u8] {
-        assert!(ahead < self.room(), "that slot still holds a packet in flight");
+        assert!(
+            ahead < self.room(),
+            "that slot still holds a packet in flight"
+        );
         let slot = self.ring.slot(self.next + ahead).as_ptr();
         // SAFETY: inside the slot; the kernel only reads it, and not before it is published.
         unsafe {
@@ -199,7 +217,8 @@ impl TxRing {
 
     /// Packets that the peer has not acknowledged.
     pub fn unacknowledged(&self) -> u64 {
-        self.next.wrapping_sub(self.ring.consumer().load(Ordering::Acquire))
+        self.next
+            .wrapping_sub(self.ring.consumer().load(Ordering::Acquire))
     }
 
     /// Whether and how the session ended.
@@ -228,12 +247,19 @@ impl RxRing {
     pub fn map(fd: BorrowedFd<'_>, slots: u32) -> io::Result<Self> {
         let ring = Ring::map(fd, slots)?;
         let next = ring.consumer().load(Ordering::Relaxed);
-        Ok(Self { ring, next, told: next })
+        Ok(Self {
+            ring,
+            next,
+            told: next,
+        })
     }
 
     /// Packets that can be read now.
     pub fn available(&self) -> u64 {
-        self.ring.producer().load(Ordering::Acquire).wrapping_sub(self.next)
+        self.ring
+            .producer()
+            .load(Ordering::Acquire)
+            .wrapping_sub(self.next)
     }
 
     /// The payload of the `ahead`-th packet to be read.

@@ -124,7 +124,12 @@ impl Socket {
         if mode == Mode::Responder {
             client.call(&json!({ "op": "listen", "port": address.port() }))?;
         }
-        Ok(Self { client, mode, address, session: None })
+        Ok(Self {
+            client,
+            mode,
+            address,
+            session: None,
+        })
     }
 
     /// Opens a session that meets the requirements; returns once the peer has agreed.
@@ -134,7 +139,9 @@ impl Socket {
     /// not answer.
     pub fn negotiate(&mut self, requirements: &Requirements) -> Result<Agreement, Error> {
         if self.mode != Mode::Initiator || self.session.is_some() {
-            return Err(Error::Misuse("only an initiator without session can negotiate"));
+            return Err(Error::Misuse(
+                "only an initiator without session can negotiate",
+            ));
         }
         if let Some(contradiction) = requirements.contradiction() {
             return Err(contradiction.into());
@@ -153,7 +160,9 @@ impl Socket {
     /// The daemon has gone.
     pub fn validate(&mut self) -> Result<Agreement, Error> {
         if self.mode != Mode::Responder || self.session.is_some() {
-            return Err(Error::Misuse("only a responder without session can validate"));
+            return Err(Error::Misuse(
+                "only a responder without session can validate",
+            ));
         }
         self.adopt(&json!({ "op": "accept" }))
     }
@@ -165,9 +174,13 @@ impl Socket {
             <[OwnedFd; 4]>::try_from(descriptors).map_err(|_| malformed())?;
         let number = |key: &str| answer[key].as_u64().and_then(|n| u32::try_from(n).ok());
         let slots = number("slots").ok_or_else(malformed)?;
-        let payload = number("max_payload").and_then(|n| n.try_into().ok()).ok_or_else(malformed)?;
-        let peer: IpAddr =
-            answer["peer"].as_str().and_then(|p| p.parse().ok()).ok_or_else(malformed)?;
+        let payload = number("max_payload")
+            .and_then(|n| n.try_into().ok())
+            .ok_or_else(malformed)?;
+        let peer: IpAddr = answer["peer"]
+            .as_str()
+            .and_then(|p| p.parse().ok())
+            .ok_or_else(malformed)?;
         self.session = Some(Session {
             tx: TxRing::map(transmit.as_fd(), slots, payload)?,
             rx: RxRing::map(receive.as_fd(), slots)?,
@@ -187,7 +200,10 @@ impl Socket {
             let services = Services::RELIABLE.union(Services::ORDERED);
             match self.mode {
                 Mode::Initiator => {
-                    self.negotiate(&Requirements { services, ..Default::default() })?;
+                    self.negotiate(&Requirements {
+                        services,
+                        ..Default::default()
+                    })?;
                 }
                 Mode::Responder => {
                     self.validate()?;
@@ -339,7 +355,11 @@ impl Session {
 
     /// Sleeps until the daemon wakes us, if `wake`, or for `ms` milliseconds.
     fn sleep(&self, ms: u16, wake: bool) -> Result<(), Error> {
-        let wanted = if wake { PollFlags::POLLIN } else { PollFlags::empty() };
+        let wanted = if wake {
+            PollFlags::POLLIN
+        } else {
+            PollFlags::empty()
+        };
         let mut events = [
             PollFd::new(self.wake.as_fd(), wanted),
             PollFd::new(self.daemon.as_fd(), PollFlags::empty()),
@@ -391,7 +411,9 @@ impl Write for Socket {
 
 impl std::fmt::Debug for Socket {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Socket").field("mode", &self.mode).field("address", &self.address).finish()
+        f.debug_struct("Socket")
+            .field("mode", &self.mode)
+            .field("address", &self.address)
+            .finish()
     }
 }
-

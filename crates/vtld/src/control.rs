@@ -59,7 +59,10 @@ impl Control {
     /// Another daemon answers there, or the place cannot be written.
     pub fn bind(path: &Path, group: &str) -> anyhow::Result<Self> {
         if Client::connect(path).is_ok() {
-            bail!("another vtld answers at {}: stop it, or choose another --socket", path.display());
+            bail!(
+                "another vtld answers at {}: stop it, or choose another --socket",
+                path.display()
+            );
         }
         if let Some(folder) = path.parent().filter(|f| !f.as_os_str().is_empty()) {
             fs::create_dir_all(folder)
@@ -81,7 +84,10 @@ impl Control {
             chown(path, None, Some(Gid::as_raw(group.gid)))?;
         }
         listen(&fd, Backlog::new(128)?)?;
-        Ok(Self { socket: fd, path: path.to_path_buf() })
+        Ok(Self {
+            socket: fd,
+            path: path.to_path_buf(),
+        })
     }
 
     /// Serves requests on threads of their own, from now until the process ends.
@@ -96,21 +102,23 @@ impl Control {
             next_owner: AtomicU64::new(1),
         });
         let socket = self.socket.try_clone()?;
-        thread::Builder::new().name("vtl-control".into()).spawn(move || {
-            loop {
-                match accept4(socket.as_raw_fd(), SockFlag::SOCK_CLOEXEC) {
-                    Ok(fd) => {
-                        // SAFETY: accept made this descriptor for us alone.
-                        let client = unsafe { OwnedFd::from_raw_fd(fd) };
-                        start(Arc::clone(&service), client);
-                    }
-                    Err(error) => {
-                        tracing::warn!(%error, "accepting a control connection");
-                        thread::sleep(std::time::Duration::from_millis(50));
+        thread::Builder::new()
+            .name("vtl-control".into())
+            .spawn(move || {
+                loop {
+                    match accept4(socket.as_raw_fd(), SockFlag::SOCK_CLOEXEC) {
+                        Ok(fd) => {
+                            // SAFETY: accept made this descriptor for us alone.
+                            let client = unsafe { OwnedFd::from_raw_fd(fd) };
+                            start(Arc::clone(&service), client);
+                        }
+                        Err(error) => {
+                            tracing::warn!(%error, "accepting a control connection");
+                            thread::sleep(std::time::Duration::from_millis(50));
+                        }
                     }
                 }
-            }
-        })?;
+            })?;
         Ok(())
     }
 }
@@ -132,7 +140,10 @@ fn start(service: Arc<Service>, client: OwnedFd) {
         service.broker.gone(owner);
         service.clients.fetch_sub(1, Ordering::Relaxed);
     };
-    let started = thread::Builder::new().name("vtl-client".into()).stack_size(256 << 10).spawn(work);
+    let started = thread::Builder::new()
+        .name("vtl-client".into())
+        .stack_size(256 << 10)
+        .spawn(work);
     if let Err(error) = started {
         tracing::warn!(%error, "no thread for a control connection");
     }
@@ -148,8 +159,13 @@ type Answer = Result<(Value, Vec<OwnedFd>), String>;
 
 impl Service {
     fn converse(&self, client: &OwnedFd, owner: Owner) {
-        let Ok(credentials) = getsockopt(client, sockopt::PeerCredentials) else { return };
-        let peer = Peer { pid: credentials.pid() as u32, root: credentials.uid() == 0 };
+        let Ok(credentials) = getsockopt(client, sockopt::PeerCredentials) else {
+            return;
+        };
+        let peer = Peer {
+            pid: credentials.pid() as u32,
+            root: credentials.uid() == 0,
+        };
         loop {
             let answer = match control::receive(client.as_raw_fd()) {
                 Ok(Some((request, _))) => self.answer(&request, &peer, owner),
@@ -177,7 +193,11 @@ impl Service {
         let plain = |value: Value| Ok((value, Vec::new()));
         let done = || Ok((json!({}), Vec::new()));
         let root = || {
-            if peer.root { Ok(()) } else { Err(format!("{op} is for root: use sudo")) }
+            if peer.root {
+                Ok(())
+            } else {
+                Err(format!("{op} is for root: use sudo"))
+            }
         };
         match op {
             "status" => {
@@ -211,18 +231,23 @@ impl Service {
             "hook_remove" => {
                 root()?;
                 let wanted = target(request)?;
-                let hook = hooker.list().into_iter().find(|h| match (&h.what, &wanted) {
-                    (Hooked::Port(port), Target::Port(other)) => port == other,
-                    (Hooked::Cgroup(path), Target::Cgroup(other)) => path == other,
-                    _ => false,
-                });
+                let hook = hooker
+                    .list()
+                    .into_iter()
+                    .find(|h| match (&h.what, &wanted) {
+                        (Hooked::Port(port), Target::Port(other)) => port == other,
+                        (Hooked::Cgroup(path), Target::Cgroup(other)) => path == other,
+                        _ => false,
+                    });
                 let hook = hook.ok_or("there is no such hook: vtl hook list")?;
                 hooker.unhook(hook.id).map_err(|e| e.to_string())?;
                 done()
             }
             "connect" => {
                 let host = text(request, "host")?;
-                let host = host.parse().map_err(|_| format!("{host} is no IP address"))?;
+                let host = host
+                    .parse()
+                    .map_err(|_| format!("{host} is no IP address"))?;
                 let port = number(request, "port")?;
                 let services = request["services"].as_u64().and_then(|n| n.try_into().ok());
                 let services = Services::from_bits(services.unwrap_or_default());
@@ -235,13 +260,13 @@ impl Service {
             }
             "accept" => granted(self.broker.accept(owner)?),
             "close" => {
-                self.broker.close(owner, request["aborted"].as_bool().unwrap_or(false));
+                self.broker
+                    .close(owner, request["aborted"].as_bool().unwrap_or(false));
                 done()
             }
             other => Err(format!("unknown op \"{other}\"")),
         }
     }
-
 }
 
 fn hooks(hooker: &Hooker) -> Value {
@@ -272,7 +297,10 @@ fn target(request: &Value) -> Result<Target, String> {
 }
 
 fn text(request: &Value, key: &str) -> Result<String, String> {
-    request[key].as_str().map(str::to_owned).ok_or_else(|| format!("the request lacks \"{key}\""))
+    request[key]
+        .as_str()
+        .map(str::to_owned)
+        .ok_or_else(|| format!("the request lacks \"{key}\""))
 }
 
 fn number(request: &Value, key: &str) -> Result<u16, String> {

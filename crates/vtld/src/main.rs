@@ -70,7 +70,9 @@ fn slots(text: &str) -> Result<u32, String> {
 fn main() -> ExitCode {
     let args = Args::parse();
     if !nix::unistd::geteuid().is_root() {
-        eprintln!("vtld: loading programs into the kernel needs root: use sudo, or systemctl start vtld");
+        eprintln!(
+            "vtld: loading programs into the kernel needs root: use sudo, or systemctl start vtld"
+        );
         return ExitCode::from(77);
     }
     tracing_subscriber::fmt()
@@ -109,7 +111,8 @@ fn run(args: &Args) -> anyhow::Result<()> {
         ring_slots: args.ring_slots,
         stock: args.stock,
     };
-    let (broker, thread) = broker::start(config).context("the data plane does not start (try: vtl doctor)")?;
+    let (broker, thread) =
+        broker::start(config).context("the data plane does not start (try: vtl doctor)")?;
     let hooker = Hooker::start(Default::default(), Arc::new(broker.clone()))
         .context("the Hooker does not start (try: vtl doctor)")?;
     broker.set_hooker(hooker.handle());

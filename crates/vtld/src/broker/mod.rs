@@ -44,7 +44,12 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Self {
-        Self { ingress: Ingress::Tcx, driver: Choice::Auto, ring_slots: 8192, stock: 2 }
+        Self {
+            ingress: Ingress::Tcx,
+            driver: Choice::Auto,
+            ring_slots: 8192,
+            stock: 2,
+        }
     }
 }
 
@@ -72,21 +77,57 @@ type Reply<T> = SyncSender<Result<T, String>>;
 
 enum Command {
     /// The application's connection, and the discovered connection to the peer.
-    Client { app: TcpStream, dest: SocketAddr, src: SocketAddr, peer: TcpStream },
+    Client {
+        app: TcpStream,
+        dest: SocketAddr,
+        src: SocketAddr,
+        peer: TcpStream,
+    },
     /// A connect to a host with a live session.
     Held(HeldConnect),
     /// The connection of a held connect that was accepted for this flow.
-    Accepted { sid: u32, stream: u32, app: io::Result<TcpStream> },
+    Accepted {
+        sid: u32,
+        stream: u32,
+        app: io::Result<TcpStream>,
+    },
     Server(ServerFlow),
-    Connect { owner: Owner, to: SocketAddr, services: Services, reply: Reply<Granted> },
-    Listen { owner: Owner, port: u16, reply: Reply<()> },
-    Accept { owner: Owner, reply: Reply<Granted> },
-    CloseSession { owner: Owner, aborted: bool },
-    Gone { owner: Owner },
-    Status { reply: Reply<Value> },
-    Grafts { reply: Reply<Value> },
-    Deploy { name: String, reply: Reply<Value> },
-    Remove { name: String, reply: Reply<()> },
+    Connect {
+        owner: Owner,
+        to: SocketAddr,
+        services: Services,
+        reply: Reply<Granted>,
+    },
+    Listen {
+        owner: Owner,
+        port: u16,
+        reply: Reply<()>,
+    },
+    Accept {
+        owner: Owner,
+        reply: Reply<Granted>,
+    },
+    CloseSession {
+        owner: Owner,
+        aborted: bool,
+    },
+    Gone {
+        owner: Owner,
+    },
+    Status {
+        reply: Reply<Value>,
+    },
+    Grafts {
+        reply: Reply<Value>,
+    },
+    Deploy {
+        name: String,
+        reply: Reply<Value>,
+    },
+    Remove {
+        name: String,
+        reply: Reply<()>,
+    },
     Hooker(hooker::Handle),
     Stop,
 }
@@ -109,7 +150,9 @@ impl Handle {
     fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, String> {
         let (reply, answer) = mpsc::sync_channel(1);
         self.send(command(reply));
-        answer.recv().unwrap_or_else(|_| Err("the daemon is stopping".into()))
+        answer
+            .recv()
+            .unwrap_or_else(|_| Err("the daemon is stopping".into()))
     }
 
     /// Opens a session for an aware application, and waits until it is negotiated.
@@ -122,7 +165,12 @@ impl Handle {
         to: SocketAddr,
         services: Services,
     ) -> Result<Granted, String> {
-        self.ask(|reply| Command::Connect { owner, to, services, reply })
+        self.ask(|reply| Command::Connect {
+            owner,
+            to,
+            services,
+            reply,
+        })
     }
 
     /// Waits for sessions at a port.
@@ -194,7 +242,10 @@ impl Handle {
     }
 
     fn knows(&self, peer: IpAddr) -> bool {
-        self.peers.read().unwrap_or_else(PoisonError::into_inner).contains(&peer)
+        self.peers
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .contains(&peer)
     }
 }
 
@@ -208,10 +259,20 @@ impl hooker::Broker for Handle {
     }
 
     fn client(&self, flow: ClientFlow) {
-        let ClientFlow { app, dest, src, peer } = flow;
+        let ClientFlow {
+            app,
+            dest,
+            src,
+            peer,
+        } = flow;
         let broker = self.clone();
         app.accept(move |app| match app {
-            Ok(app) => broker.send(Command::Client { app, dest, src, peer }),
+            Ok(app) => broker.send(Command::Client {
+                app,
+                dest,
+                src,
+                peer,
+            }),
             Err(error) => tracing::debug!(%error, %dest, "the application has gone"),
         });
     }
@@ -227,13 +288,20 @@ impl hooker::Broker for Handle {
 /// What the kernel refused.
 pub fn start(config: Config) -> anyhow::Result<(Handle, JoinHandle<()>)> {
     let (commands, inbox): (_, Receiver<Command>) = mpsc::channel();
-    let wake = Arc::new(EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?);
-    let handle = Handle { commands, wake, peers: Arc::default() };
+    let wake = Arc::new(EventFd::from_flags(
+        EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC,
+    )?);
+    let handle = Handle {
+        commands,
+        wake,
+        peers: Arc::default(),
+    };
     let own = handle.clone();
     let (ready, started) = mpsc::sync_channel(1);
     // The data plane is made on the thread that uses it: libbpf's objects stay there.
-    let thread = std::thread::Builder::new().name("vtl-broker".into()).spawn(move || {
-        match engine::Engine::new(config, own, inbox) {
+    let thread = std::thread::Builder::new()
+        .name("vtl-broker".into())
+        .spawn(move || match engine::Engine::new(config, own, inbox) {
             Ok(engine) => {
                 let _ = ready.send(Ok(()));
                 engine.run();
@@ -241,8 +309,7 @@ pub fn start(config: Config) -> anyhow::Result<(Handle, JoinHandle<()>)> {
             Err(error) => {
                 let _ = ready.send(Err(error));
             }
-        }
-    })?;
+        })?;
     started.recv()??;
     Ok((handle, thread))
 }
@@ -250,7 +317,10 @@ pub fn start(config: Config) -> anyhow::Result<(Handle, JoinHandle<()>)> {
 /// With `on`, closing the socket resets the connection: how an end that is not the true one is kept
 /// from looking like one, even if this process is killed.
 fn set_linger(socket: &impl AsFd, on: bool) {
-    let linger = libc::linger { l_onoff: on.into(), l_linger: 0 };
+    let linger = libc::linger {
+        l_onoff: on.into(),
+        l_linger: 0,
+    };
     // SAFETY: the option's own structure with its size. Cannot fail on a TCP socket.
     unsafe {
         libc::setsockopt(

@@ -33,7 +33,9 @@ impl Preamble {
         let rest = bytes.strip_prefix(MAGIC)?;
         match rest[0] {
             0 => Some(Self::Plain),
-            1 => Some(Self::Lifeline { token: u64::from_be_bytes(rest[4..].try_into().ok()?) }),
+            1 => Some(Self::Lifeline {
+                token: u64::from_be_bytes(rest[4..].try_into().ok()?),
+            }),
             _ => None,
         }
     }
@@ -45,7 +47,12 @@ mod tests {
 
     #[test]
     fn preamble__emit_then_parse_is_identity() {
-        for preamble in [Preamble::Plain, Preamble::Lifeline { token: 0x0123_4567_89ab_cdef }] {
+        for preamble in [
+            Preamble::Plain,
+            Preamble::Lifeline {
+                token: 0x0123_4567_89ab_cdef,
+            },
+        ] {
             assert_eq!(Preamble::parse(&preamble.emit()), Some(preamble));
         }
     }

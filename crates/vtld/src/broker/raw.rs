@@ -55,7 +55,9 @@ impl Raw {
             (IpAddr::V4(from), IpAddr::V4(to)) => {
                 let info = libc::in_pktinfo {
                     ipi_ifindex: 0,
-                    ipi_spec_dst: libc::in_addr { s_addr: u32::from(from).to_be() },
+                    ipi_spec_dst: libc::in_addr {
+                        s_addr: u32::from(from).to_be(),
+                    },
                     ipi_addr: libc::in_addr { s_addr: 0 },
                 };
                 let to = SockaddrIn::from(SocketAddrV4::new(to, 0));
@@ -63,7 +65,9 @@ impl Raw {
             }
             (IpAddr::V6(from), IpAddr::V6(to)) => {
                 let info = libc::in6_pktinfo {
-                    ipi6_addr: libc::in6_addr { s6_addr: from.octets() },
+                    ipi6_addr: libc::in6_addr {
+                        s6_addr: from.octets(),
+                    },
                     ipi6_ifindex: 0,
                 };
                 let to = SockaddrIn6::from(SocketAddrV6::new(to, 0, 0, 0));
@@ -119,15 +123,23 @@ impl Raw {
         let mut bytes = &buffer[..count];
         if !self.v6 {
             // IPv4 raw sockets deliver the IP header; the root programs allow no options.
-            let Some(destination) = bytes.get(16..20) else { return Ok(None) };
+            let Some(destination) = bytes.get(16..20) else {
+                return Ok(None);
+            };
             let octets: [u8; 4] = destination.try_into().expect("four bytes");
             to = IpAddr::V4(Ipv4Addr::from(octets));
             let length = usize::from(bytes[0] & 15) * 4;
-            let Some(rest) = bytes.get(length..) else { return Ok(None) };
+            let Some(rest) = bytes.get(length..) else {
+                return Ok(None);
+            };
             bytes = rest;
         }
         let Some(from) = from else { return Ok(None) };
-        Ok(Some(Received { from, to, bytes: bytes.to_vec() }))
+        Ok(Some(Received {
+            from,
+            to,
+            bytes: bytes.to_vec(),
+        }))
     }
 }
 
@@ -139,8 +151,11 @@ impl AsFd for Raw {
 
 /// The local address from which a destination is reached, and the MTU of that route. Sends nothing.
 pub(super) fn route(to: IpAddr) -> io::Result<(IpAddr, u32)> {
-    let any: IpAddr =
-        if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let any: IpAddr = if to.is_ipv4() {
+        Ipv4Addr::UNSPECIFIED.into()
+    } else {
+        Ipv6Addr::UNSPECIFIED.into()
+    };
     let socket = UdpSocket::bind(SocketAddr::new(any, 0))?;
     socket.connect(SocketAddr::new(to, 9))?;
     let mut mtu: libc::c_int = 0;

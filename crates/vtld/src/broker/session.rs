@@ -31,7 +31,10 @@ pub(super) struct Waiting {
 /// What a session is for.
 pub(super) enum Use {
     /// Hooked applications' flows; rings are mapped once it is open.
-    Streams { waiting: Vec<Waiting>, streams: Option<Box<Streams<HeldConnect>>> },
+    Streams {
+        waiting: Vec<Waiting>,
+        streams: Option<Box<Streams<HeldConnect>>>,
+    },
     /// An aware application's.
     Aware(Aware),
 }
@@ -54,7 +57,10 @@ pub(super) enum Phase {
     Opening(Initiator),
     Open,
     /// Nothing is sent any more; CLOSE is repeated until the peer says CLOSE, or gives no sound.
-    Closing { tries: u32, next_ns: u64 },
+    Closing {
+        tries: u32,
+        next_ns: u64,
+    },
     /// The programs have let go of it.
     Ended,
 }
@@ -112,7 +118,13 @@ pub(super) fn entry(
     local: IpAddr,
     peer: IpAddr,
 ) -> vtl_session {
-    let mut s = vtl_session { sid, token, ring: rings.index, slots: rings.slots, ..Default::default() };
+    let mut s = vtl_session {
+        sid,
+        token,
+        ring: rings.index,
+        slots: rings.slots,
+        ..Default::default()
+    };
     let headers = &mut s.headers;
     match (local, peer) {
         (IpAddr::V4(local), IpAddr::V4(peer)) => {
@@ -166,8 +178,15 @@ fn octets6(address: IpAddr) -> [u8; 16] {
 }
 
 /// Descriptors for an aware application.
-pub(super) fn grant(sid: u32, session: &Session, s: &vtl_session, graft: String) -> Option<Granted> {
-    let Use::Aware(aware) = &session.purpose else { return None };
+pub(super) fn grant(
+    sid: u32,
+    session: &Session,
+    s: &vtl_session,
+    graft: String,
+) -> Option<Granted> {
+    let Use::Aware(aware) = &session.purpose else {
+        return None;
+    };
     let own = |fd: BorrowedFd<'_>| -> Option<OwnedFd> { fd.try_clone_to_owned().ok() };
     use std::os::fd::AsFd;
     Some(Granted {

@@ -48,7 +48,10 @@ impl Stock {
                 }
             }
         };
-        thread::Builder::new().name("vtl-stock".into()).spawn(work).expect("a thread can be started");
+        thread::Builder::new()
+            .name("vtl-stock".into())
+            .spawn(work)
+            .expect("a thread can be started");
         let stock = Self { orders, ready };
         for _ in 0..count {
             stock.order(Order::Make);
@@ -66,7 +69,9 @@ impl Stock {
             return Ok(set);
         }
         self.order(Order::Make);
-        self.ready.recv().expect("the thread lives as long as the stock")
+        self.ready
+            .recv()
+            .expect("the thread lives as long as the stock")
     }
 
     /// Gives a set back.

@@ -65,7 +65,11 @@ impl<H> Flow<H> {
 /// What the engine must do after a call.
 pub(super) enum Effect<H> {
     /// Connect to the local application; then [`Streams::serve`] or [`Streams::refuse`].
-    Open { id: StreamId, dest: SocketAddr, client: SocketAddr },
+    Open {
+        id: StreamId,
+        dest: SocketAddr,
+        client: SocketAddr,
+    },
     /// The peer has accepted the flow of this waiting connect.
     Accept { id: StreamId, held: H },
     /// The peer refused it.
@@ -127,7 +131,12 @@ impl<H> Streams<H> {
     }
 
     /// The local server of a flow that the peer opened is being connected to.
-    pub(super) fn serve(&mut self, id: StreamId, app: TcpStream, guard: Option<Box<dyn Any + Send>>) {
+    pub(super) fn serve(
+        &mut self,
+        id: StreamId,
+        app: TcpStream,
+        guard: Option<Box<dyn Any + Send>>,
+    ) {
         if let Some(flow) = self.flows.get_mut(&id) {
             flow.app = App::Connecting(app);
             flow._guard = guard;
@@ -158,7 +167,9 @@ impl<H> Streams<H> {
 
     /// The socket of a flow is ready (edge-triggered).
     pub(super) fn ready(&mut self, id: StreamId, read: bool, write: bool) {
-        let Some(flow) = self.flows.get_mut(&id) else { return };
+        let Some(flow) = self.flows.get_mut(&id) else {
+            return;
+        };
         flow.readable |= read;
         flow.writable |= write;
         if write && matches!(flow.app, App::Connecting(_)) {
@@ -168,8 +179,12 @@ impl<H> Streams<H> {
     }
 
     fn connected(&mut self, id: StreamId) {
-        let Some(flow) = self.flows.get_mut(&id) else { return };
-        let App::Connecting(socket) = &flow.app else { return };
+        let Some(flow) = self.flows.get_mut(&id) else {
+            return;
+        };
+        let App::Connecting(socket) = &flow.app else {
+            return;
+        };
         match socket.take_error() {
             Ok(None) if socket.peer_addr().is_ok() => {
                 let App::Connecting(socket) = std::mem::replace(&mut flow.app, App::Pending) else {
@@ -222,8 +237,12 @@ impl<H> Streams<H> {
 
     /// Writes what waits for an application, and ends its direction behind it.
     fn flush(&mut self, id: StreamId) {
-        let Some(flow) = self.flows.get_mut(&id) else { return };
-        let App::Socket(socket) = &mut flow.app else { return };
+        let Some(flow) = self.flows.get_mut(&id) else {
+            return;
+        };
+        let App::Socket(socket) = &mut flow.app else {
+            return;
+        };
         while flow.writable && !flow.inbox.is_empty() {
             let (front, _) = flow.inbox.as_slices();
             match socket.write(front) {
@@ -274,7 +293,8 @@ impl<H> Streams<H> {
                 moved |= self.read(id);
             }
             published |= moved;
-            if !moved && !(self.mux.has_control() && self.tx.room() > 0) {
+            let control = self.mux.has_control() && self.tx.room() > 0;
+            if !moved && !control {
                 return published;
             }
         }
@@ -282,14 +302,22 @@ impl<H> Streams<H> {
 
     /// Reads from one application straight into the ring. Returns whether packets were made.
     fn read(&mut self, id: StreamId) -> bool {
-        let Some(flow) = self.flows.get_mut(&id) else { return false };
-        let App::Socket(socket) = &mut flow.app else { return false };
+        let Some(flow) = self.flows.get_mut(&id) else {
+            return false;
+        };
+        let App::Socket(socket) = &mut flow.app else {
+            return false;
+        };
         if !flow.readable || flow.eof {
             return false;
         }
         let each = self.tx.max_payload() - DATA_HEADER;
         let credit = self.mux.credit(id);
-        let count = self.tx.room().min(QUANTUM).min(credit.div_ceil(each as u64));
+        let count = self
+            .tx
+            .room()
+            .min(QUANTUM)
+            .min(credit.div_ceil(each as u64));
         if credit == 0 || count == 0 {
             return false;
         }
@@ -319,7 +347,10 @@ impl<H> Streams<H> {
         let mut lengths = Vec::with_capacity(count as usize);
         while left > 0 {
             let len = left.min(each);
-            let header = self.mux.data_header(id, len as u16).expect("within the credit");
+            let header = self
+                .mux
+                .data_header(id, len as u16)
+                .expect("within the credit");
             self.tx.slot(lengths.len() as u64)[..DATA_HEADER].copy_from_slice(&header);
             lengths.push((DATA_HEADER + len) as u32);
             left -= len;
@@ -353,10 +384,16 @@ fn take<H>(
         Event::Open { id, dst, src } => {
             // Data may follow in the same packet, long before the server is connected.
             flows.insert(id, Flow::new(App::Pending));
-            effects.push(Effect::Open { id, dest: dst, client: src });
+            effects.push(Effect::Open {
+                id,
+                dest: dst,
+                client: src,
+            });
         }
         Event::Opened { id } => {
-            let Some(flow) = flows.get_mut(&id) else { return };
+            let Some(flow) = flows.get_mut(&id) else {
+                return;
+            };
             match std::mem::replace(&mut flow.app, App::Pending) {
                 App::Held(held) => effects.push(Effect::Accept { id, held }),
                 other => flow.app = other,
@@ -376,7 +413,11 @@ fn take<H>(
         }
         Event::Reset { id, code } => {
             // Dropping the socket resets the application's connection: it lingers for zero.
-            if let Some(Flow { app: App::Held(held), .. }) = flows.remove(&id) {
+            if let Some(Flow {
+                app: App::Held(held),
+                ..
+            }) = flows.remove(&id)
+            {
                 effects.push(Effect::Refuse { held, code });
             }
         }

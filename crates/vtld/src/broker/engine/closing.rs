@@ -1,0 +1,148 @@
+//! How sessions end.
+
+use std::sync::PoisonError;
+
+use vtl_proto::{
+    intf,
+    wire::{Header, Packet},
+};
+
+use super::{
+    super::{
+        Owner, now_ns,
+        raw::Received,
+        session::{Phase, Session, Use},
+    },
+    CLOSE_NS, Engine,
+};
+
+impl Engine {
+    pub(super) fn close_owned(&mut self, owner: Owner, aborted: bool) {
+        let owned = |s: &Session| matches!(&s.purpose, Use::Aware(a) if a.owner == owner);
+        let sids: Vec<u32> = self
+            .sessions
+            .iter()
+            .filter(|(_, s)| owned(s))
+            .map(|(sid, _)| *sid)
+            .collect();
+        for sid in sids {
+            self.close(sid, aborted);
+        }
+    }
+
+    /// Ends a session from our side.
+    pub(super) fn close(&mut self, sid: u32, aborted: bool) {
+        let Some(session) = self.sessions.get_mut(&sid) else {
+            return;
+        };
+        match session.phase {
+            Phase::Open => {}
+            Phase::Closing { .. } => return,
+            Phase::Opening(_) | Phase::Ended => {
+                self.forget(sid);
+                return;
+            }
+        }
+        session.phase = Phase::Closing {
+            tries: 1,
+            next_ns: now_ns() + CLOSE_NS,
+        };
+        self.send_close(sid, aborted);
+        if aborted {
+            self.end(sid, intf::VTL_CLOSED_LOCAL);
+        }
+    }
+
+    pub(super) fn send_close(&mut self, sid: u32, aborted: bool) {
+        let Some(session) = self.sessions.get(&sid) else {
+            return;
+        };
+        let Some(entry) = self.plane.sessions().get(sid) else {
+            return;
+        };
+        let entry = entry.snapshot();
+        let header = Header {
+            flags: if aborted { intf::VTL_F_ABORT as u8 } else { 0 },
+            gid: 0,
+            sid: entry.peer_sid,
+            token: entry.peer_token,
+        };
+        self.send(&Packet::Close(header), session.local, session.peer);
+    }
+
+    /// The peer's CLOSE.
+    pub(super) fn closed(&mut self, header: Header, received: &Received) {
+        let Some(session) = self.sessions.get(&header.sid) else {
+            return;
+        };
+        if session.token != header.token || session.peer != received.from {
+            return;
+        }
+        let aborted = u32::from(header.flags) & intf::VTL_F_ABORT != 0;
+        match session.phase {
+            Phase::Closing { .. } => self.end(header.sid, intf::VTL_CLOSED_LOCAL),
+            Phase::Open => {
+                self.send_close(header.sid, false);
+                // What arrived in order is still to be read.
+                self.receive(header.sid);
+                let why = if aborted {
+                    intf::VTL_CLOSED_TIMEOUT
+                } else {
+                    intf::VTL_CLOSED_BY_PEER
+                };
+                self.end(header.sid, why);
+            }
+            Phase::Opening(_) | Phase::Ended => {}
+        }
+    }
+
+    /// The session is over: the programs let go of it, its users learn why. An aware application
+    /// may still read what has arrived; its rings are freed when it leaves.
+    pub(super) fn end(&mut self, sid: u32, why: u32) {
+        let Some(session) = self.sessions.get_mut(&sid) else {
+            return;
+        };
+        if let Some(entry) = self.plane.sessions().get(sid) {
+            entry.set_state(intf::VTL_FREE);
+        }
+        let was_closing = matches!(session.phase, Phase::Closing { .. });
+        session.phase = Phase::Ended;
+        session.wake_ns = u64::MAX;
+        session.lifeline = None;
+        match &mut session.purpose {
+            Use::Aware(aware) if !was_closing => {
+                aware.tx.set_closed(why);
+                aware.rx.set_closed(why);
+                let _ = aware.wake.write(1);
+            }
+            Use::Aware(_) | Use::Streams { .. } => self.forget(sid),
+        }
+    }
+
+    /// Removes a session and everything that belongs to it.
+    pub(super) fn forget(&mut self, sid: u32) {
+        let Some(session) = self.sessions.remove(&sid) else {
+            return;
+        };
+        if let Some(entry) = self.plane.sessions().get(sid) {
+            entry.set_state(intf::VTL_FREE);
+        }
+        for listener in self.listeners.values_mut() {
+            listener.backlog.retain(|s| *s != sid);
+        }
+        if let Use::Streams { streams, .. } = session.purpose {
+            let peer = session.peer;
+            if self.stream_session(peer).is_none() {
+                self.handle
+                    .peers
+                    .write()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .remove(&peer);
+            }
+            for held in streams.into_iter().flat_map(|s| s.into_held()) {
+                held.fall_back();
+            }
+        }
+        self.stock.put(session.rings);
+    }
+}

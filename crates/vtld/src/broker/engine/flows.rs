@@ -1,0 +1,411 @@
+//! Hooked applications' flows: from capture or steering into a session's streams, and back out to
+//! plain TCP.
+
+use std::{
+    io::{Read, Write},
+    net::{IpAddr, SocketAddr},
+};
+
+use nix::sys::epoll::{EpollEvent, EpollFlags};
+use vtl_proto::{
+    intf,
+    mux::{ResetCode, StreamId},
+    services::Services,
+};
+
+use super::{
+    super::{
+        Command, now_ns,
+        preamble::{self, Preamble},
+        session::{Phase, Session, Use, Waiting},
+        set_linger,
+        streams::{App, Effect},
+    },
+    Arriving, Engine, Source,
+};
+use crate::hooker::{ConnectError, HeldConnect, ServerFlow};
+
+impl Engine {
+    pub(super) fn kick(&mut self, sid: u32) {
+        let Some(session) = self.sessions.get_mut(&sid) else {
+            return;
+        };
+        let Use::Aware(aware) = &session.purpose else {
+            return;
+        };
+        let value = aware.kick.read().unwrap_or(0);
+        session.wake_ns = 0;
+        if value >> 32 != 0
+            && let Some(entry) = self.plane.sessions().get(sid)
+        {
+            entry.request_ack();
+        }
+    }
+
+    /// Packets lie in the receive ring.
+    pub(super) fn receive(&mut self, sid: u32) {
+        let Some(session) = self.sessions.get_mut(&sid) else {
+            return;
+        };
+        session.used_ns = now_ns();
+        match &mut session.purpose {
+            Use::Aware(aware) => {
+                let _ = aware.wake.write(1);
+            }
+            Use::Streams { streams: None, .. } => {}
+            Use::Streams {
+                streams: Some(streams),
+                ..
+            } => {
+                let mut effects = Vec::new();
+                match streams.receive(&mut effects) {
+                    Ok(progress) => {
+                        if progress.window
+                            && let Some(entry) = self.plane.sessions().get(sid)
+                        {
+                            entry.request_ack();
+                            session.wake_ns = 0;
+                        }
+                        if progress.more {
+                            self.events.borrow_mut().push((sid, intf::VTL_EV_RECV));
+                            let _ = self.handle.wake.write(1);
+                        }
+                    }
+                    Err(error) => {
+                        tracing::warn!(%error, peer = %session.peer, "the peer breaks the rules");
+                        self.close(sid, true);
+                        return;
+                    }
+                }
+                for effect in effects {
+                    self.effect(sid, effect);
+                }
+                self.transmit(sid);
+            }
+        }
+    }
+
+    /// Fills a stream session's transmit ring.
+    pub(super) fn transmit(&mut self, sid: u32) {
+        let Some(session) = self.sessions.get_mut(&sid) else {
+            return;
+        };
+        let now = now_ns();
+        if let Some(streams) = session.streams()
+            && streams.transmit()
+        {
+            session.used_ns = now;
+            session.wake_ns = 0;
+        }
+    }
+
+    pub(super) fn effect(&mut self, sid: u32, effect: Effect<HeldConnect>) {
+        match effect {
+            Effect::Open { id, dest, client } => self.serve(sid, id, dest, client),
+            Effect::Accept { id, held } => {
+                let handle = self.handle.clone();
+                held.accept(move |app| {
+                    handle.send(Command::Accepted {
+                        sid,
+                        stream: id.0,
+                        app,
+                    })
+                });
+            }
+            Effect::Refuse { held, code } => match code {
+                ResetCode::NotHooked => held.fall_back(),
+                ResetCode::Unreachable => held.refuse(ConnectError::HostUnreachable),
+                ResetCode::Timeout => held.refuse(ConnectError::TimedOut),
+                ResetCode::Rst | ResetCode::Refused => held.refuse(ConnectError::Refused),
+            },
+        }
+    }
+
+    /// The peer wants to reach a local application.
+    pub(super) fn serve(&mut self, sid: u32, id: StreamId, dest: SocketAddr, client: SocketAddr) {
+        let local = self.sessions.get(&sid).map(|s| (s.local, s.peer));
+        let hooker = self.hooker.clone();
+        let Some(streams) = self.sessions.get_mut(&sid).and_then(Session::streams) else {
+            return;
+        };
+        // Only what a TCP connection over the same path could have asked for.
+        let honest = local == Some((dest.ip(), client.ip()));
+        let Some(hooker) = hooker.filter(|h| honest && h.serves(dest)) else {
+            streams.refuse(id, ResetCode::NotHooked);
+            return;
+        };
+        match hooker.connect_local_app(dest, client) {
+            Ok((app, guard)) => {
+                streams.serve(id, app, Some(Box::new(guard)));
+                self.watch_flow(sid, id);
+            }
+            Err(error) => {
+                tracing::debug!(%error, %dest, "the local application cannot be reached");
+                streams.refuse(id, ResetCode::Refused);
+            }
+        }
+    }
+
+    pub(super) fn watch_flow(&mut self, sid: u32, id: StreamId) {
+        let Some(streams) = self.sessions.get_mut(&sid).and_then(Session::streams) else {
+            return;
+        };
+        let Some(socket) = streams.socket(id) else {
+            return;
+        };
+        let flags = EpollFlags::EPOLLIN
+            | EpollFlags::EPOLLOUT
+            | EpollFlags::EPOLLRDHUP
+            | EpollFlags::EPOLLET;
+        let event = EpollEvent::new(flags, Source::Flow { sid, stream: id.0 }.pack());
+        if self.epoll.add(socket, event).is_err() {
+            streams.refuse(id, ResetCode::Rst);
+        }
+    }
+
+    /// A captured connection to a peer that speaks VTL.
+    pub(super) fn client(&mut self, flow: Waiting) {
+        let peer = flow.dest.ip();
+        let sid = match self.stream_session(peer) {
+            Some(sid) => sid,
+            None => {
+                let services = Services::RELIABLE
+                    .union(Services::ORDERED)
+                    .union(Services::FLOW_CONTROL);
+                let purpose = Use::Streams {
+                    waiting: Vec::new(),
+                    streams: None,
+                };
+                match self.open(peer, 0, services, |_| Ok(purpose)) {
+                    Ok(sid) => sid,
+                    Err(error) => {
+                        tracing::warn!(%error, %peer, "plain TCP instead of a session");
+                        self.plain(flow);
+                        return;
+                    }
+                }
+            }
+        };
+        let Some(session) = self.sessions.get_mut(&sid) else {
+            return;
+        };
+        let Use::Streams { waiting, .. } = &mut session.purpose else {
+            return;
+        };
+        waiting.push(flow);
+        if session.is_open() {
+            self.start_waiting(sid);
+        }
+    }
+
+    /// The stream session with a peer that is open or being opened.
+    pub(super) fn stream_session(&self, peer: IpAddr) -> Option<u32> {
+        let fits = |s: &Session| {
+            s.peer == peer
+                && matches!(s.purpose, Use::Streams { .. })
+                && matches!(s.phase, Phase::Open | Phase::Opening(_))
+        };
+        self.sessions
+            .iter()
+            .find(|(_, s)| fits(s))
+            .map(|(sid, _)| *sid)
+    }
+
+    /// Flows that waited for the session start in it.
+    pub(super) fn start_waiting(&mut self, sid: u32) {
+        let Some(session) = self.sessions.get_mut(&sid) else {
+            return;
+        };
+        let Some(entry) = self.plane.sessions().get(sid) else {
+            return;
+        };
+        let Use::Streams {
+            waiting,
+            streams: Some(streams),
+        } = &mut session.purpose
+        else {
+            return;
+        };
+        let mut opened = Vec::new();
+        let mut rejected = Vec::new();
+        for Waiting {
+            app,
+            dest,
+            src,
+            mut peer,
+        } in std::mem::take(waiting)
+        {
+            match streams.open(App::Socket(app), dest, src) {
+                Ok(id) => opened.push(id),
+                Err(App::Socket(app)) => {
+                    rejected.push(Waiting {
+                        app,
+                        dest,
+                        src,
+                        peer,
+                    });
+                    continue;
+                }
+                Err(_) => continue,
+            }
+            if session.lifeline.is_none() && session.initiator {
+                let token = entry.snapshot().peer_token;
+                let preamble = Preamble::Lifeline { token }.emit();
+                // A fresh connection takes 16 bytes.
+                if matches!(peer.write(&preamble), Ok(preamble::LENGTH)) {
+                    set_linger(&peer, true);
+                    let event = EpollEvent::new(
+                        EpollFlags::EPOLLIN | EpollFlags::EPOLLRDHUP,
+                        Source::Lifeline { sid }.pack(),
+                    );
+                    let _ = self.epoll.add(&peer, event);
+                    session.lifeline = Some(peer);
+                }
+            } else {
+                // Without a preamble the peer lets it go.
+                set_linger(&peer, false);
+            }
+        }
+        for id in opened {
+            self.watch_flow(sid, id);
+        }
+        for flow in rejected {
+            self.plain(flow);
+        }
+        self.transmit(sid);
+    }
+
+    /// Carries a flow over its discovery connection.
+    pub(super) fn plain(&mut self, flow: Waiting) {
+        let Waiting { app, mut peer, .. } = flow;
+        let Some(hooker) = &self.hooker else { return };
+        if matches!(peer.write(&Preamble::Plain.emit()), Ok(preamble::LENGTH)) {
+            hooker.carry(app, peer, None);
+        }
+    }
+
+    /// A connect to a host with a live session.
+    pub(super) fn held(&mut self, held: HeldConnect) {
+        let (dest, port) = (held.dest(), held.src().port());
+        let session = self
+            .stream_session(dest.ip())
+            .and_then(|sid| Some((sid, self.sessions.get_mut(&sid)?)));
+        let Some((sid, session)) = session else {
+            held.fall_back();
+            return;
+        };
+        let src = SocketAddr::new(session.local, port);
+        let Some(streams) = session.streams() else {
+            held.fall_back();
+            return;
+        };
+        let mut held = held;
+        held.set_src(src);
+        if let Err(App::Held(held)) = streams.open(App::Held(held), dest, src) {
+            held.fall_back();
+        }
+        self.transmit(sid);
+    }
+
+    /// A steered connection.
+    pub(super) fn arrive(&mut self, flow: ServerFlow) {
+        let id = self.next_arriving;
+        self.next_arriving = self.next_arriving.wrapping_add(1);
+        let event = EpollEvent::new(
+            EpollFlags::EPOLLIN | EpollFlags::EPOLLRDHUP,
+            Source::Preamble { id }.pack(),
+        );
+        if self.epoll.add(&flow.peer, event).is_ok() {
+            self.arriving.insert(
+                id,
+                Arriving {
+                    flow,
+                    bytes: Vec::new(),
+                    since_ns: now_ns(),
+                },
+            );
+        }
+    }
+
+    /// A steered connection says what it is for.
+    pub(super) fn preamble(&mut self, id: u32) {
+        let Some(arriving) = self.arriving.get_mut(&id) else {
+            return;
+        };
+        let mut buffer = [0; preamble::LENGTH];
+        let rest = &mut buffer[arriving.bytes.len()..];
+        match arriving.flow.peer.read(rest) {
+            Ok(0) => {
+                self.arriving.remove(&id);
+                return;
+            }
+            Ok(n) => {
+                let bytes = rest[..n].to_vec();
+                arriving.bytes.extend(bytes);
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return,
+            Err(_) => {
+                self.arriving.remove(&id);
+                return;
+            }
+        }
+        let Ok(bytes) = <[u8; preamble::LENGTH]>::try_from(arriving.bytes.as_slice()) else {
+            return;
+        };
+        let Some(Arriving { flow, .. }) = self.arriving.remove(&id) else {
+            return;
+        };
+        let _ = self.epoll.delete(&flow.peer);
+        match Preamble::parse(&bytes) {
+            Some(Preamble::Plain) => {
+                let Some(hooker) = &self.hooker else { return };
+                match hooker.connect_local_app(flow.dest, flow.client) {
+                    Ok((app, guard)) => hooker.carry(flow.peer, app, Some(guard)),
+                    Err(error) => {
+                        tracing::debug!(%error, dest = %flow.dest, "the local application cannot be reached");
+                    }
+                }
+            }
+            Some(Preamble::Lifeline { token }) => {
+                let found = self
+                    .sessions
+                    .iter_mut()
+                    .find(|(_, s)| s.token == token && !s.initiator && s.peer == flow.client.ip());
+                let Some((sid, session)) = found else { return };
+                let event = EpollEvent::new(
+                    EpollFlags::EPOLLIN | EpollFlags::EPOLLRDHUP,
+                    Source::Lifeline { sid: *sid }.pack(),
+                );
+                if self.epoll.add(&flow.peer, event).is_ok() {
+                    set_linger(&flow.peer, true);
+                    session.lifeline = Some(flow.peer);
+                }
+            }
+            None => {
+                // No vtld of this kind: not a byte of it may be lost, and none can be given back.
+                tracing::warn!(client = %flow.client, "a discovery connection without preamble");
+            }
+        }
+    }
+
+    /// Something happened on a lifeline: only its end can.
+    pub(super) fn lifeline(&mut self, sid: u32) {
+        let Some(session) = self.sessions.get_mut(&sid) else {
+            return;
+        };
+        let Some(lifeline) = &mut session.lifeline else {
+            return;
+        };
+        let mut byte = [0];
+        match lifeline.read(&mut byte) {
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
+            _ => {
+                session.lifeline = None;
+                if session.is_open() {
+                    tracing::info!(peer = %session.peer, "the peer's daemon has ended");
+                    self.end(sid, intf::VTL_CLOSED_TIMEOUT);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,554 @@
+//! The broker's thread: waits for events, opens and ends sessions, runs the pump.
+
+mod closing;
+mod flows;
+mod opening;
+mod report;
+
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, HashMap},
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
+    rc::Rc,
+    sync::{Arc, mpsc::Receiver},
+};
+
+use anyhow::Context;
+use libbpf_rs::{RingBuffer, RingBufferBuilder};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
+use vtl_bpf::{
+    netdev::{self, Interface},
+    objects,
+    plane::{DataPlane, describe},
+    pump::{BATCH, Pump},
+    rings::RingMaker,
+};
+use vtl_proto::{
+    intf,
+    mux::{ResetCode, StreamId},
+    services::{GraftInfo, Services},
+};
+
+use super::{
+    Command, Config, Handle, now_ns,
+    raw::Raw,
+    session::{Listener, Phase, Session, Waiting},
+    stock::Stock,
+};
+use crate::hooker::{self, ServerFlow};
+
+const MS: u64 = 1_000_000;
+/// Housekeeping of sessions.
+const TICK_NS: u64 = 100 * MS;
+/// An idle peer is asked after this long whether it is still there.
+const KEEPALIVE_NS: u64 = 10_000 * MS;
+/// A peer that has owed an answer for this long is gone.
+const DEAD_NS: u64 = 15_000 * MS;
+/// A stream session without flows is closed after this long.
+const IDLE_NS: u64 = 300_000 * MS;
+/// How long a discovery connection may take to say what it is for.
+const PREAMBLE_NS: u64 = 10_000 * MS;
+/// CLOSE is sent this often, and this far apart.
+const CLOSE_TRIES: u32 = 5;
+const CLOSE_NS: u64 = 200 * MS;
+/// Batches that one session may have before the next one's turn.
+const BATCHES: u32 = 4;
+/// Connections that wait for an aware application's accept.
+const BACKLOG: usize = 64;
+
+/// Where an epoll event comes from; packed into 64 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    Wake,
+    Ring,
+    Raw { v6: bool },
+    Kick { sid: u32 },
+    Lifeline { sid: u32 },
+    Flow { sid: u32, stream: u32 },
+    Preamble { id: u32 },
+}
+
+impl Source {
+    fn pack(self) -> u64 {
+        let (kind, high, low) = match self {
+            Self::Wake => (0, 0, 0),
+            Self::Ring => (1, 0, 0),
+            Self::Raw { v6 } => (2, 0, v6.into()),
+            Self::Kick { sid } => (3, sid, 0),
+            Self::Lifeline { sid } => (4, sid, 0),
+            Self::Flow { sid, stream } => (5, sid, stream),
+            Self::Preamble { id } => (6, 0, id),
+        };
+        kind << 56 | u64::from(high) << 32 | u64::from(low)
+    }
+
+    fn unpack(data: u64) -> Self {
+        let (high, low) = ((data >> 32 & 0xff_ffff) as u32, data as u32);
+        match data >> 56 {
+            0 => Self::Wake,
+            1 => Self::Ring,
+            2 => Self::Raw { v6: low != 0 },
+            3 => Self::Kick { sid: high },
+            4 => Self::Lifeline { sid: high },
+            5 => Self::Flow {
+                sid: high,
+                stream: low,
+            },
+            _ => Self::Preamble { id: low },
+        }
+    }
+}
+
+/// A graft of the pool.
+struct Pooled {
+    info: GraftInfo,
+    image: &'static [u8],
+    /// Taken out by hand: not to be used until it is deployed again.
+    disabled: bool,
+}
+
+/// A steered connection that has not said what it is for.
+struct Arriving {
+    flow: ServerFlow,
+    bytes: Vec<u8>,
+    since_ns: u64,
+}
+
+pub(super) struct Engine {
+    config: Config,
+    handle: Handle,
+    inbox: Receiver<Command>,
+    epoll: Epoll,
+    events: Rc<RefCell<Vec<(u32, u32)>>>,
+    ring: RingBuffer<'static>,
+    raw: [Option<Raw>; 2],
+    interfaces: BTreeMap<u32, Interface>,
+    pumps: HashMap<u32, (Pump, String)>,
+    stock: Stock,
+    pool: Vec<Pooled>,
+    sessions: BTreeMap<u32, Session>,
+    listeners: BTreeMap<u16, Listener>,
+    arriving: BTreeMap<u32, Arriving>,
+    next_arriving: u32,
+    last_sid: u32,
+    hooker: Option<hooker::Handle>,
+    started_ns: u64,
+    next_tick: u64,
+    stopping: bool,
+    // Last: everything above is gone before the kernel's side goes.
+    plane: DataPlane,
+}
+
+impl Engine {
+    pub(super) fn new(
+        config: Config,
+        handle: Handle,
+        inbox: Receiver<Command>,
+    ) -> anyhow::Result<Self> {
+        let plane = DataPlane::load()?;
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        let watch = |fd: BorrowedFd<'_>, source: Source| {
+            epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, source.pack()))
+        };
+        watch(handle.wake.as_fd(), Source::Wake)?;
+
+        let events = Rc::new(RefCell::new(Vec::new()));
+        let sink = Rc::clone(&events);
+        let map = plane.map_handle("vtl_events")?;
+        let mut builder = RingBufferBuilder::new();
+        builder.add(&map, move |bytes: &[u8]| {
+            if let Some((sid, what)) = bytes.split_at_checked(4) {
+                let word = |b: &[u8]| {
+                    b.get(..4)
+                        .and_then(|b| b.try_into().ok())
+                        .map(u32::from_ne_bytes)
+                };
+                if let (Some(sid), Some(what)) = (word(sid), word(what)) {
+                    sink.borrow_mut().push((sid, what));
+                }
+            }
+            0
+        })?;
+        let ring = builder.build().context("the ring of events")?;
+        // SAFETY: the ring buffer keeps its descriptor open as long as it lives, and it lives as
+        // long as the epoll instance that watches it.
+        let fd = unsafe { BorrowedFd::borrow_raw(ring.epoll_fd()) };
+        watch(fd, Source::Ring)?;
+
+        let raw4 = Raw::open(false).context("a raw socket for IP protocol 253")?;
+        watch(raw4.as_fd(), Source::Raw { v6: false })?;
+        // A host may have no IPv6.
+        let raw6 = Raw::open(true).ok();
+        if let Some(raw6) = &raw6 {
+            watch(raw6.as_fd(), Source::Raw { v6: true })?;
+        }
+
+        let pool = objects::GRAFTS
+            .iter()
+            .map(|(_, image)| {
+                let d = describe(image)?;
+                let info = GraftInfo {
+                    name: d.name,
+                    gid: d.gid,
+                    provides: Services::from_bits(d.services),
+                };
+                Ok(Pooled {
+                    info,
+                    image,
+                    disabled: false,
+                })
+            })
+            .collect::<vtl_bpf::Result<_>>()?;
+        let stock = Stock::start(RingMaker::new(&plane)?, config.ring_slots, config.stock);
+        let mut engine = Self {
+            config,
+            handle,
+            inbox,
+            epoll,
+            events,
+            ring,
+            raw: [Some(raw4), raw6],
+            interfaces: BTreeMap::new(),
+            pumps: HashMap::new(),
+            stock,
+            pool,
+            sessions: BTreeMap::new(),
+            listeners: BTreeMap::new(),
+            arriving: BTreeMap::new(),
+            next_arriving: 0,
+            last_sid: 0,
+            hooker: None,
+            started_ns: now_ns(),
+            next_tick: 0,
+            stopping: false,
+            plane,
+        };
+        engine.find_interfaces()?;
+        // Ahead of the first session, which would wait for the verifier.
+        for gid in engine.pool.iter().map(|p| p.info.gid).collect::<Vec<_>>() {
+            engine.launch(gid).map_err(anyhow::Error::msg)?;
+        }
+        Ok(engine)
+    }
+
+    /// Attaches the root programs to interfaces that are new.
+    fn find_interfaces(&mut self) -> vtl_bpf::Result<()> {
+        for interface in netdev::interfaces()? {
+            if self.interfaces.contains_key(&interface.index) {
+                continue;
+            }
+            self.plane.attach(&interface, self.config.ingress)?;
+            tracing::info!(interface = interface.name, mtu = interface.mtu, ingress = ?self.config.ingress, "attached");
+            self.interfaces.insert(interface.index, interface);
+        }
+        Ok(())
+    }
+
+    pub(super) fn run(mut self) {
+        let mut found = [EpollEvent::empty(); 64];
+        while !(self.stopping && self.sessions.is_empty()) {
+            self.pump();
+            let timeout = self.deadline().saturating_sub(now_ns());
+            let count = wait(&self.epoll, &mut found, timeout);
+            for event in &found[..count] {
+                self.handle_event(Source::unpack(event.data()), event.events());
+            }
+            let _ = self.ring.consume();
+            self.notifications();
+            if now_ns() >= self.next_tick {
+                self.tick();
+            }
+        }
+    }
+
+    fn deadline(&self) -> u64 {
+        let opening = |s: &Session| match &s.phase {
+            Phase::Opening(nego) => nego.poll_at(),
+            Phase::Open => s.wake_ns,
+            Phase::Closing { next_ns, .. } => *next_ns,
+            Phase::Ended => u64::MAX,
+        };
+        let first = self
+            .sessions
+            .values()
+            .map(opening)
+            .min()
+            .unwrap_or(u64::MAX);
+        first.min(self.next_tick)
+    }
+
+    fn handle_event(&mut self, source: Source, flags: EpollFlags) {
+        match source {
+            Source::Wake => {
+                let _ = self.handle.wake.read();
+                while let Ok(command) = self.inbox.try_recv() {
+                    self.command(command);
+                }
+            }
+            Source::Ring => {}
+            Source::Raw { v6 } => self.control_packets(v6),
+            Source::Kick { sid } => self.kick(sid),
+            Source::Lifeline { sid } => self.lifeline(sid),
+            Source::Flow { sid, stream } => {
+                let read = flags.intersects(
+                    EpollFlags::EPOLLIN
+                        | EpollFlags::EPOLLRDHUP
+                        | EpollFlags::EPOLLHUP
+                        | EpollFlags::EPOLLERR,
+                );
+                let write = flags
+                    .intersects(EpollFlags::EPOLLOUT | EpollFlags::EPOLLHUP | EpollFlags::EPOLLERR);
+                if let Some(streams) = self.sessions.get_mut(&sid).and_then(Session::streams) {
+                    streams.ready(StreamId(stream), read, write);
+                    self.transmit(sid);
+                }
+            }
+            Source::Preamble { id } => self.preamble(id),
+        }
+    }
+
+    /// What the kernel's programs reported.
+    fn notifications(&mut self) {
+        let events = std::mem::take(&mut *self.events.borrow_mut());
+        for (sid, what) in events {
+            if what & intf::VTL_EV_SEND != 0
+                && let Some(session) = self.sessions.get_mut(&sid)
+            {
+                session.wake_ns = 0;
+                self.transmit(sid);
+            }
+            if what & intf::VTL_EV_RECV != 0 {
+                self.receive(sid);
+            }
+        }
+    }
+
+    /// Runs the egress graft of every session that is due.
+    fn pump(&mut self) {
+        let now = now_ns();
+        let table = Arc::clone(self.plane.sessions());
+        let due: Vec<u32> = self
+            .sessions
+            .iter()
+            .filter(|(_, s)| s.is_open() && s.wake_ns <= now)
+            .map(|(sid, _)| *sid)
+            .collect();
+        for sid in due {
+            self.transmit(sid);
+            let Some(entry) = table.get(sid) else {
+                continue;
+            };
+            let ifindex = entry.ifindex();
+            let mut wake = u64::MAX;
+            if ifindex != 0 {
+                if !self.pumps.contains_key(&ifindex) {
+                    self.open_pump(ifindex);
+                }
+                let Some((pump, _)) = self.pumps.get_mut(&ifindex) else {
+                    continue;
+                };
+                for _ in 0..BATCHES {
+                    let count = entry.paced(now_ns()).min(BATCH.into()) as u32;
+                    if let Err(error) = pump.run(sid, count) {
+                        tracing::warn!(%error, sid, "cannot transmit");
+                        wake = now + 10 * MS;
+                        break;
+                    }
+                    wake = entry.wake_ns();
+                    if wake != 0 {
+                        break;
+                    }
+                }
+            }
+            if let Some(session) = self.sessions.get_mut(&sid) {
+                session.wake_ns = wake;
+            }
+        }
+    }
+
+    fn open_pump(&mut self, ifindex: u32) {
+        let mtu = self.interfaces.get(&ifindex).map_or(1500, |i| i.mtu);
+        match Pump::open(&self.plane, ifindex, mtu, self.config.driver) {
+            Ok((pump, why)) => {
+                tracing::info!(ifindex, driver = pump.name(), why, "egress driver");
+                self.pumps.insert(ifindex, (pump, why));
+            }
+            Err(error) => tracing::error!(%error, ifindex, "no egress driver works"),
+        }
+    }
+
+    fn tick(&mut self) {
+        let now = now_ns();
+        self.next_tick = now + TICK_NS;
+        let _ = self.find_interfaces();
+        self.arriving.retain(|_, a| now - a.since_ns < PREAMBLE_NS);
+        for sid in self.sessions.keys().copied().collect::<Vec<_>>() {
+            self.tick_session(sid, now);
+        }
+    }
+
+    fn tick_session(&mut self, sid: u32, now: u64) {
+        let Some(session) = self.sessions.get_mut(&sid) else {
+            return;
+        };
+        let Some(entry) = self.plane.sessions().get(sid) else {
+            return;
+        };
+        match &mut session.phase {
+            Phase::Opening(_) => self.open_timer(sid, now),
+            Phase::Closing { tries, next_ns } if *next_ns <= now => {
+                *tries += 1;
+                *next_ns = now + CLOSE_NS;
+                if *tries > CLOSE_TRIES {
+                    self.end(sid, intf::VTL_CLOSED_LOCAL);
+                } else {
+                    self.send_close(sid, false);
+                }
+            }
+            Phase::Closing { .. } | Phase::Ended => {}
+            Phase::Open => {
+                let heard = entry.heard();
+                if heard != session.heard {
+                    session.heard = heard;
+                    session.heard_ns = now;
+                }
+                let silent = now - session.heard_ns;
+                let used = session.used_ns;
+                if silent > DEAD_NS && entry.timeouts() >= 3 {
+                    tracing::info!(peer = %session.peer, "the peer does not answer any more");
+                    self.end(sid, intf::VTL_CLOSED_TIMEOUT);
+                    return;
+                }
+                if silent > KEEPALIVE_NS && entry.unacknowledged() == 0 && entry.timeouts() == 0 {
+                    entry.probe();
+                    session.wake_ns = 0;
+                }
+                let idle = self
+                    .sessions
+                    .get_mut(&sid)
+                    .and_then(Session::streams)
+                    .is_some_and(|s| s.idle());
+                if idle && now - used > IDLE_NS {
+                    self.close(sid, false);
+                }
+            }
+        }
+    }
+
+    fn command(&mut self, command: Command) {
+        match command {
+            Command::Client {
+                app,
+                dest,
+                src,
+                peer,
+            } => self.client(Waiting {
+                app,
+                dest,
+                src,
+                peer,
+            }),
+            Command::Held(held) => self.held(held),
+            Command::Accepted { sid, stream, app } => {
+                let id = StreamId(stream);
+                let Some(streams) = self.sessions.get_mut(&sid).and_then(Session::streams) else {
+                    return;
+                };
+                match app {
+                    Ok(app) => {
+                        streams.attach(id, app);
+                        self.watch_flow(sid, id);
+                    }
+                    Err(_) => streams.refuse(id, ResetCode::Rst),
+                }
+                self.transmit(sid);
+            }
+            Command::Server(flow) => self.arrive(flow),
+            Command::Connect {
+                owner,
+                to,
+                services,
+                reply,
+            } => {
+                self.connect(owner, to, services, &reply);
+            }
+            Command::Listen { owner, port, reply } => {
+                let answer = match self.listeners.entry(port) {
+                    _ if port == 0 => Err("port 0 is the Hooker's".into()),
+                    std::collections::btree_map::Entry::Occupied(_) => Err(format!(
+                        "VTL port {port} is taken by another receiver: choose another one"
+                    )),
+                    std::collections::btree_map::Entry::Vacant(free) => {
+                        free.insert(Listener {
+                            owner,
+                            backlog: Default::default(),
+                            waiting: None,
+                        });
+                        Ok(())
+                    }
+                };
+                let _ = reply.send(answer);
+            }
+            Command::Accept { owner, reply } => {
+                let Some(listener) = self.listeners.values_mut().find(|l| l.owner == owner) else {
+                    let _ = reply.send(Err("accept without listen".into()));
+                    return;
+                };
+                listener.waiting = Some(reply);
+                self.grant_accepted();
+            }
+            Command::CloseSession { owner, aborted } => self.close_owned(owner, aborted),
+            Command::Gone { owner } => {
+                let orphans: Vec<u32> = self
+                    .listeners
+                    .extract_if(.., |_, l| l.owner == owner)
+                    .flat_map(|(_, l)| l.backlog)
+                    .collect();
+                for sid in orphans {
+                    self.close(sid, true);
+                }
+                self.close_owned(owner, true);
+            }
+            Command::Status { reply } => {
+                let _ = reply.send(Ok(self.status()));
+            }
+            Command::Grafts { reply } => {
+                let _ = reply.send(Ok(self.grafts()));
+            }
+            Command::Deploy { name, reply } => {
+                let _ = reply.send(self.deploy(&name));
+            }
+            Command::Remove { name, reply } => {
+                let _ = reply.send(self.remove(&name));
+            }
+            Command::Hooker(hooker) => self.hooker = Some(hooker),
+            Command::Stop => {
+                self.stopping = true;
+                for sid in self.sessions.keys().copied().collect::<Vec<_>>() {
+                    self.close(sid, true);
+                }
+            }
+        }
+    }
+}
+
+/// epoll_wait with a timeout in nanoseconds.
+fn wait(epoll: &Epoll, events: &mut [EpollEvent], timeout_ns: u64) -> usize {
+    let timeout = libc::timespec {
+        tv_sec: (timeout_ns / 1_000_000_000) as libc::time_t,
+        tv_nsec: (timeout_ns % 1_000_000_000) as libc::c_long,
+    };
+    // SAFETY: EpollEvent is a transparent epoll_event; the buffer's length is given; no mask.
+    let n = unsafe {
+        libc::syscall(
+            libc::SYS_epoll_pwait2,
+            epoll.0.as_raw_fd(),
+            events.as_mut_ptr(),
+            events.len() as libc::c_int,
+            &raw const timeout,
+            std::ptr::null::<libc::sigset_t>(),
+            0_usize,
+        )
+    };
+    usize::try_from(n).unwrap_or(0)
+}

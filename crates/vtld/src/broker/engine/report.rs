@@ -1,0 +1,169 @@
+//! Grafts by name, and what `vtl status` shows.
+
+use std::collections::{HashMap, HashSet};
+
+use serde_json::{Value, json};
+use vtl_bpf::netdev;
+use vtl_proto::{intf, services::Services};
+
+use super::{
+    super::{now_ns, session::Phase},
+    Engine,
+};
+
+impl Engine {
+    pub(super) fn deploy(&mut self, name: &str) -> Result<Value, String> {
+        let start = now_ns();
+        let pooled = self.pool.iter_mut().find(|p| p.info.name == name);
+        let pooled = pooled
+            .ok_or_else(|| format!("the pool has no graft \"{name}\": vtl graft list shows it"))?;
+        let info = self.plane.deploy(pooled.image).map_err(|e| e.to_string())?;
+        pooled.disabled = false;
+        Ok(json!({
+            "name": info.name,
+            "gid": info.gid,
+            "instructions": info.instructions,
+            "ms": (now_ns() - start) as f64 / 1e6,
+        }))
+    }
+
+    pub(super) fn remove(&mut self, name: &str) -> Result<(), String> {
+        let gid = self.plane.grafts().find(|g| g.name == name).map(|g| g.gid);
+        let gid = gid.ok_or_else(|| format!("no graft \"{name}\" is deployed: vtl graft list"))?;
+        let used = self
+            .sessions
+            .keys()
+            .filter_map(|sid| self.plane.sessions().get(*sid))
+            .filter(|e| e.state() == intf::VTL_OPEN && e.snapshot().gid == gid)
+            .count();
+        if used > 0 {
+            return Err(format!(
+                "graft \"{name}\" carries {used} sessions: end them first"
+            ));
+        }
+        self.plane.remove(name).map_err(|e| e.to_string())?;
+        for pooled in self.pool.iter_mut().filter(|p| p.info.gid == gid) {
+            pooled.disabled = true;
+        }
+        Ok(())
+    }
+
+    pub(super) fn grafts(&self) -> Value {
+        let deployed: HashSet<u16> = self.plane.grafts().map(|g| g.gid).collect();
+        let row = |name: &str, gid: u16, services: u16, size: usize, instructions: usize| {
+            json!({
+                "name": name,
+                "gid": gid,
+                "services": Services::from_bits(services).to_string(),
+                "bytes": size,
+                "instructions": instructions,
+                "deployed": deployed.contains(&gid),
+            })
+        };
+        let mut rows: Vec<Value> = self
+            .plane
+            .grafts()
+            .map(|g| row(&g.name, g.gid, g.services, g.size, g.instructions))
+            .collect();
+        for p in self.pool.iter().filter(|p| !deployed.contains(&p.info.gid)) {
+            rows.push(row(
+                &p.info.name,
+                p.info.gid,
+                p.info.provides.bits(),
+                p.image.len(),
+                0,
+            ));
+        }
+        json!({ "grafts": rows })
+    }
+
+    pub(super) fn status(&mut self) -> Value {
+        let stats = self.plane.stats();
+        let stat = |i: u32| stats.get(i as usize).copied().unwrap_or_default();
+        let interfaces: Vec<Value> = self
+            .interfaces
+            .values()
+            .map(|i| {
+                let pump = self.pumps.get(&i.index);
+                json!({
+                    "name": i.name,
+                    "mtu": i.mtu,
+                    "driver": pump.map(|(p, _)| p.name()),
+                    "why": pump.map(|(_, why)| why),
+                })
+            })
+            .collect();
+        let names: HashMap<u16, String> = self
+            .plane
+            .grafts()
+            .map(|g| (g.gid, g.name.clone()))
+            .collect();
+        let mut sessions = Vec::new();
+        for (sid, session) in &mut self.sessions {
+            let Some(entry) = self.plane.sessions().get(*sid) else {
+                continue;
+            };
+            let s = entry.snapshot();
+            let (tx, rx) = (&s.tx, &s.rx);
+            let modes = ["startup", "drain", "probe-bw", "probe-rtt"];
+            let mode = modes.get(tx.bbr.mode as usize);
+            let mut row = json!({
+                "sid": sid,
+                "peer": session.peer,
+                "port": session.port,
+                "phase": match session.phase {
+                    Phase::Opening(_) => "opening",
+                    Phase::Open => "open",
+                    Phase::Closing { .. } => "closing",
+                    Phase::Ended => "ended",
+                },
+                "graft": names.get(&s.gid),
+                "rtt_ms": f64::from(tx.srtt_us) / 1e3,
+                "min_rtt_ms": f64::from(tx.bbr.min_rtt_us) / 1e3,
+                "rate_mbit": tx.bbr.bw as f64 / 1024.0 * f64::from(s.max_payload) * 8.0 / 1e6,
+                "loss_pct": f64::from(tx.bbr.loss_q16) / 655.36,
+                "mode": mode,
+                "cwnd": tx.cwnd,
+                "sent": tx.sent,
+                "retransmitted": tx.retransmitted,
+                "delivered": tx.delivered,
+                "lost": tx.lost_total,
+                "reorder": tx.reorder,
+                "timeouts": tx.timeouts,
+                "unacknowledged": tx.next.saturating_sub(tx.una),
+                "received": rx.received,
+                "duplicates": rx.dups,
+                "bad_checksum": rx.bad_csum,
+                "beyond_window": rx.beyond,
+            });
+            if let Some(streams) = session.streams() {
+                row["flows"] = streams.flows().into();
+                row["bytes_sent"] = streams.bytes_sent.into();
+                row["bytes_received"] = streams.bytes_received.into();
+            }
+            sessions.push(row);
+        }
+        json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "kernel": netdev::kernel_release(),
+            "uptime_s": (now_ns() - self.started_ns) as f64 / 1e9,
+            "interfaces": interfaces,
+            "sessions": sessions,
+            "listeners": self.listeners.keys().collect::<Vec<_>>(),
+            "packets": {
+                "received": stat(intf::VTL_ST_RX_PACKETS),
+                "malformed": stat(intf::VTL_ST_RX_MALFORMED),
+                "no_session": stat(intf::VTL_ST_RX_NO_SESSION),
+                "no_graft": stat(intf::VTL_ST_RX_NO_GRAFT),
+                "bad_checksum": stat(intf::VTL_ST_RX_BAD_CSUM),
+                "duplicate": stat(intf::VTL_ST_RX_DUPLICATE),
+                "beyond_window": stat(intf::VTL_ST_RX_BEYOND),
+                "contended": stat(intf::VTL_ST_RX_CONTENDED),
+                "control": stat(intf::VTL_ST_RX_CONTROL),
+                "sent": stat(intf::VTL_ST_TX_PACKETS),
+                "acknowledgements": stat(intf::VTL_ST_TX_ACKS),
+                "failed": stat(intf::VTL_ST_TX_FAILED),
+            },
+        })
+    }
+}
