@@ -34,6 +34,9 @@ struct Args {
     /// Sets of rings kept ready for new sessions
     #[arg(long, default_value_t = broker::Config::default().stock)]
     stock: usize,
+    /// Sessions at a time; each takes two rings
+    #[arg(long, default_value_t = broker::Config::default().max_sessions)]
+    max_sessions: usize,
     /// What to log: error, warn, info, debug, or a tracing filter
     #[arg(long, env = "VTL_LOG", default_value = "info")]
     log: String,
@@ -110,6 +113,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
         },
         ring_slots: args.ring_slots,
         stock: args.stock,
+        max_sessions: args.max_sessions,
     };
     let (broker, thread) =
         broker::start(config).context("the data plane does not start (try: vtl doctor)")?;

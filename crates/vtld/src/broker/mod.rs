@@ -40,6 +40,8 @@ pub struct Config {
     pub ring_slots: u32,
     /// Sets of rings kept ready. Making one takes 50 ms.
     pub stock: usize,
+    /// Sessions at a time: each takes the memory of two rings.
+    pub max_sessions: usize,
 }
 
 impl Default for Config {
@@ -49,6 +51,7 @@ impl Default for Config {
             driver: Choice::Auto,
             ring_slots: 8192,
             stock: 2,
+            max_sessions: 64,
         }
     }
 }

@@ -109,7 +109,7 @@ impl Engine {
                         sid,
                         stream: id.0,
                         app,
-                    })
+                    });
                 });
             }
             Effect::Refuse { held, code } => match code {

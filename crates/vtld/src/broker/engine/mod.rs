@@ -48,6 +48,10 @@ const DEAD_NS: u64 = 15_000 * MS;
 const IDLE_NS: u64 = 300_000 * MS;
 /// How long a discovery connection may take to say what it is for.
 const PREAMBLE_NS: u64 = 10_000 * MS;
+/// Peers that opened a session and have not shown yet that they got the answer: how many at a time,
+/// and for how long.
+const UNVALIDATED: usize = 8;
+const UNVALIDATED_NS: u64 = 5_000 * MS;
 /// CLOSE is sent this often, and this far apart.
 const CLOSE_TRIES: u32 = 5;
 const CLOSE_NS: u64 = 200 * MS;
@@ -407,6 +411,13 @@ impl Engine {
             }
             Phase::Closing { .. } | Phase::Ended => {}
             Phase::Open => {
+                if !session.initiator
+                    && entry.ifindex() == 0
+                    && now - session.heard_ns > UNVALIDATED_NS
+                {
+                    self.forget(sid);
+                    return;
+                }
                 let heard = entry.heard();
                 if heard != session.heard {
                     session.heard = heard;

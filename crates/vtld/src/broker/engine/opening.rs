@@ -24,7 +24,7 @@ use super::{
         session::{self, Aware, Phase, Session, Use},
         streams::Streams,
     },
-    BACKLOG, Engine, Source,
+    BACKLOG, Engine, Source, UNVALIDATED,
 };
 
 impl Engine {
@@ -62,6 +62,15 @@ impl Engine {
         Ok(())
     }
 
+    /// May a peer open a session now?
+    fn room_for_strangers(&self) -> bool {
+        let table = self.plane.sessions();
+        let unvalidated = |sid: &&u32| table.get(**sid).is_some_and(|e| e.ifindex() == 0);
+        !self.stopping
+            && self.sessions.len() < self.config.max_sessions
+            && self.sessions.keys().filter(unvalidated).count() < UNVALIDATED
+    }
+
     /// Makes a session's entry and rings.
     pub(super) fn create(
         &mut self,
@@ -70,6 +79,12 @@ impl Engine {
         port: u16,
         purpose: impl FnOnce(&vtl_bpf::rings::RingSet) -> Result<Use, String>,
     ) -> Result<(u32, u64), String> {
+        if self.sessions.len() >= self.config.max_sessions {
+            return Err(format!(
+                "this host has {} sessions already: raise vtld --max-sessions",
+                self.sessions.len()
+            ));
+        }
         let sid = self
             .plane
             .sessions()
@@ -267,7 +282,7 @@ impl Engine {
         let policy = Policy {
             grafts: &grafts,
             ports: &ports,
-            room: !self.stopping,
+            room: self.room_for_strangers(),
             ring_slots: self.config.ring_slots,
             max_payload: raw::max_payload(mtu, received.from),
         };
