@@ -4,7 +4,8 @@
  * transmitted `reorder` transmissions later has: the packet threshold of RFC 9002, 6.1.1, applied
  * to transmission numbers, so that a lost retransmission is found just as fast. `reorder` grows
  * whenever the peer reports duplicates, which means that packets were given up too early (RFC 2883
- * and RFC 8985, 3.3 for the idea).
+ * and RFC 8985, 3.3 for the idea). However far it has grown, one that was overtaken at all is lost
+ * after two round-trip times: RFC 8985, 6.2, never waits longer.
  */
 #ifndef VTL_TF_LOSS_H
 #define VTL_TF_LOSS_H
@@ -23,12 +24,15 @@ VTL_INLINE void vtl_loss_undo(struct vtl_session *s, __u32 packets) {
 
 /* Was the latest transmission of seq overtaken? Gives it up if so. Returns false when later
  * packets that were sent once only need no look. */
-VTL_INLINE int vtl_loss_check(struct vtl_session *s, __u64 seq) {
+VTL_INLINE int vtl_loss_check(struct vtl_ackd *a, __u64 seq) {
+    struct vtl_session *s = a->s;
     struct vtl_sent *sent = vtl_env_sent(s, seq);
     if (!sent)
         return 0;
     struct vtl_tx *tx = &s->tx;
-    if ((__s32)(tx->acked_xid - VTL_LOAD(sent->xid)) < (__s32)tx->reorder)
+    __s32 overtaken = tx->acked_xid - VTL_LOAD(sent->xid);
+    if (overtaken < (__s32)tx->reorder &&
+        (overtaken <= 0 || a->now - sent->sent_ns < 2 * VTL_NS_PER_US * tx->srtt_us))
         return 0;
     __u64 mask = 1ull << (seq % 64);
     __u32 word = (seq / 64) % VTL_WINDOW_WORDS;
@@ -82,7 +86,7 @@ VTL_INLINE void tf_loss_selective(struct vtl_ackd *a) {
             missing &= missing - 1;
             if (seq >= next)
                 break;
-            vtl_loss_check(s, seq);
+            vtl_loss_check(a, seq);
         }
     }
     /* Beyond the bitmap nothing has arrived. First transmissions are in order there, so the search
@@ -94,7 +98,7 @@ VTL_INLINE void tf_loss_selective(struct vtl_ackd *a) {
         seq = a->cum;
     int n;
     vtl_for(n, 0, 64) {
-        if (seq >= next || !vtl_loss_check(s, seq))
+        if (seq >= next || !vtl_loss_check(a, seq))
             break;
         seq++;
     }
