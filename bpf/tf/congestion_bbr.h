@@ -46,6 +46,13 @@ VTL_INLINE __u64 vtl_bbr_bdp(const struct vtl_bbr *b, __u64 bw, __u32 gain) {
     return bw * b->min_rtt_us / 1000000 * gain / 256 / 1024;
 }
 
+/* Has the queue gone? A path that holds less than a packet is never empty while one is under way. */
+VTL_INLINE int vtl_bbr_drained(const struct vtl_ackd *a) {
+    const struct vtl_bbr *b = &a->s->tx.bbr;
+    __u64 bdp = vtl_bbr_bdp(b, b->bw, 256);
+    return a->in_flight <= (bdp > VTL_BBR_MIN_CWND ? bdp : VTL_BBR_MIN_CWND);
+}
+
 VTL_INLINE void vtl_bbr_round(struct vtl_ackd *a) {
     struct vtl_tx *tx = &a->s->tx;
     struct vtl_bbr *b = &tx->bbr;
@@ -109,14 +116,14 @@ VTL_INLINE void vtl_bbr_min_rtt(struct vtl_ackd *a) {
 
 VTL_INLINE void vtl_bbr_mode(struct vtl_ackd *a) {
     struct vtl_bbr *b = &a->s->tx.bbr;
-    if (b->mode == VTL_BBR_DRAIN && a->in_flight <= vtl_bbr_bdp(b, b->bw, 256)) {
+    if (b->mode == VTL_BBR_DRAIN && vtl_bbr_drained(a)) {
         b->mode = VTL_BBR_PROBE_BW;
         b->cycle = 2;
         b->cycle_ns = a->now;
     } else if (b->mode == VTL_BBR_PROBE_BW) {
         int full = a->now - b->cycle_ns > b->min_rtt_us * VTL_NS_PER_US;
         /* Stop draining as soon as the queue that probing made is gone. */
-        if (b->cycle == 1 && a->in_flight <= vtl_bbr_bdp(b, b->bw, 256))
+        if (b->cycle == 1 && vtl_bbr_drained(a))
             full = 1;
         if (full) {
             b->cycle = (b->cycle + 1) % 8;
