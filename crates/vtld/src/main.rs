@@ -92,7 +92,36 @@ fn main() -> ExitCode {
     }
 }
 
+/// Gives up every privilege of root but those that the daemon uses. Before any thread starts, which
+/// inherits what is left.
+fn drop_privileges() -> Result<(), caps::errors::CapsError> {
+    use caps::{CapSet, Capability};
+    let needed = [
+        Capability::CAP_BPF,              // programs and maps
+        Capability::CAP_PERFMON,          // the verifier's larger freedoms
+        Capability::CAP_NET_ADMIN,        // attaching, live frames, marks
+        Capability::CAP_NET_RAW,          // raw and packet sockets
+        Capability::CAP_SYS_ADMIN,        // a namespace for live frames, mounting cgroup2
+        Capability::CAP_SYS_RESOURCE,     // as many descriptors as flows need
+        Capability::CAP_CHOWN,            // the socket's group
+        Capability::CAP_DAC_OVERRIDE,     // cgroups of other users
+        Capability::CAP_NET_BIND_SERVICE, // the port that an application bound
+    ];
+    for capability in caps::all() {
+        if !needed.contains(&capability) && caps::has_cap(None, CapSet::Bounding, capability)? {
+            caps::drop(None, CapSet::Bounding, capability)?;
+        }
+    }
+    // A container may have been given less; what that means shows when it is missed.
+    let ours = caps::read(None, CapSet::Permitted)?;
+    let needed = needed.into_iter().filter(|c| ours.contains(c)).collect();
+    caps::set(None, CapSet::Effective, &needed)?;
+    caps::set(None, CapSet::Permitted, &needed)?;
+    caps::clear(None, CapSet::Inheritable)
+}
+
 fn run(args: &Args) -> anyhow::Result<()> {
+    drop_privileges().context("cannot give up privileges")?;
     // Blocked in every thread, so that only the wait below sees them.
     let mut signals = SigSet::empty();
     signals.add(Signal::SIGINT);
