@@ -95,7 +95,7 @@ impl Hostile {
 
     /// Writes nonsense into both rings of a session.
     pub fn misuse(&mut self, host: &mut Host, sid: u32, now: u64) {
-        self.due = now + 200_000 + self.rng.below(2_000_000);
+        self.due = now + 1_000_000 + self.rng.below(20_000_000);
         let (next, cum) = (host.session(sid).tx.next, host.session(sid).rx.cum);
         let producer = self.number(next);
         let consumer = self.number(cum);

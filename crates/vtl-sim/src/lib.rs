@@ -5,12 +5,14 @@
 //! - [`host`]: one host's data plane, packets in and out;
 //! - [`sim`]: two hosts on the testbed's link model, in virtual time;
 //! - [`hostile`]: what breaks the rules;
+//! - [`report`]: the table of results;
 //! - [`app`]: the applications at both ends;
 //! - [`ffi`]: the C interface, generated.
 
 pub mod app;
 pub mod host;
 pub mod hostile;
+pub mod report;
 pub mod rng;
 pub mod sim;
 

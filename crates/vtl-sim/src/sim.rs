@@ -89,7 +89,7 @@ impl Scenario {
             pace: Pace::AtOnce,
             until,
             measure_from: 0,
-            patience: 15_000 * MS,
+            patience: 90_000 * MS,
             outages: Vec::new(),
             garbled_one_in: 0,
             hostile: false,

@@ -1,0 +1,111 @@
+//! The table of results: every link profile under every kind of loss.
+
+use std::fmt::Write;
+
+use vtl_testbed::{Link, LossModel};
+
+use crate::{
+    host::SessionConfig,
+    sim::{Failure, MS, Outcome, Scenario, Sim},
+};
+
+/// Links by name, and how long a measurement on them takes, in seconds.
+const LINKS: [(&str, f64, f64, u64); 10] = [
+    ("campus", 10.0, 16.0, 12),
+    ("lte-like", 40.0, 20.0, 12),
+    ("lan", 50.0, 850.0, 4),
+    ("terrestrial", 100.0, 100.0, 12),
+    ("satellite", 600.0, 4.0, 60),
+    ("", 10.0, 4.0, 12),
+    ("", 10.0, 100.0, 12),
+    ("", 10.0, 850.0, 3),
+    ("", 100.0, 16.0, 12),
+    ("", 600.0, 100.0, 40),
+];
+
+/// What happens to the data; nothing happens to acknowledgements.
+const CONDITIONS: [(&str, f64, bool, f64); 8] = [
+    ("loss 0 %", 0.0, false, 0.0),
+    ("loss 1 %", 1.0, false, 0.0),
+    ("loss 2 %", 2.0, false, 0.0),
+    ("loss 5 %", 5.0, false, 0.0),
+    ("bursts 1 %", 1.0, true, 0.0),
+    ("bursts 2 %", 2.0, true, 0.0),
+    ("bursts 5 %", 5.0, true, 0.0),
+    ("reordering 1 %", 0.0, false, 1.0),
+];
+
+/// One cell of the grid.
+///
+/// # Errors
+/// A [`Failure`] of the transport functions.
+pub fn measure(
+    rtt_ms: f64,
+    rate_mbit: f64,
+    seconds: u64,
+    loss_pct: f64,
+    bursts: bool,
+    reorder_pct: f64,
+) -> Result<Outcome, Failure> {
+    let mut link = Link::new(rtt_ms, rate_mbit);
+    link.loss_down_pct = Some(loss_pct);
+    link.loss_up_pct = Some(0.0);
+    link.reorder_pct = reorder_pct;
+    if bursts {
+        link.loss_model = LossModel::BURSTS;
+    }
+    let mut scenario = Scenario::bulk(link, seconds * 1000 * MS);
+    scenario.measure_from = scenario.until / 4;
+    scenario.session = SessionConfig {
+        slots: 8192,
+        rtt_us: (rtt_ms * 1000.0) as u32,
+        ..Default::default()
+    };
+    Sim::new(scenario).run()
+}
+
+/// The whole table. The same sources give the same text, to the byte.
+///
+/// # Panics
+/// When a transport function fails, with the cell's name.
+pub fn table() -> String {
+    let mut out = String::from(
+        "# selective-repeat, simulated: one bulk transfer of 1,440-byte packets, queue of one\n\
+         # bandwidth-delay product (at least 64 packets), measured in the last three quarters of the\n\
+         # time. `of rate`: goodput's share of the link's rate, 96 % is all there is. `again`:\n\
+         # retransmissions per packet sent. `dup`: of them, those the receiver had already. `queue`:\n\
+         # waiting time in the bottleneck. `1 MB`: from the session's opening to the millionth byte.\n\
+         # UPDATE_RESULTS=1 cargo test -p vtl-sim --test results   writes this file anew.\n",
+    );
+    for (name, rtt, rate, seconds) in LINKS {
+        writeln!(
+            out,
+            "\n{rtt} ms, {rate} Mbit/s, {seconds} s{}{name}",
+            if name.is_empty() { "" } else { ": " }
+        )
+        .expect("a String takes everything");
+        writeln!(
+            out,
+            "{:16}{:>8}{:>9}{:>8}{:>8}{:>12}{:>12}{:>9}",
+            "", "Mbit/s", "of rate", "again", "dup", "queue mean", "queue 95 %", "1 MB"
+        )
+        .expect("a String takes everything");
+        for (what, loss, bursts, reorder) in CONDITIONS {
+            let o = measure(rtt, rate, seconds, loss, bursts, reorder)
+                .unwrap_or_else(|failure| panic!("{rtt} ms, {rate} Mbit/s, {what}: {failure}"));
+            writeln!(
+                out,
+                "{what:16}{:8.2}{:7.1} %{:6.2} %{:6.2} %{:9.1} ms{:9.1} ms{:6} ms",
+                o.goodput / 1e6,
+                o.goodput / rate / 1e4,
+                o.retransmitted * 100.0,
+                o.duplicates * 100.0,
+                o.queue_mean / 1e6,
+                o.queue_p95 / 1e6,
+                o.first_megabyte / MS,
+            )
+            .expect("a String takes everything");
+        }
+    }
+    out
+}

@@ -1,0 +1,138 @@
+//! Whatever the link, the readers and hostile neighbours do: every packet is delivered exactly, in
+//! order, and no session stalls.
+//!
+//! `VTL_SIM_SEEDS=10000` runs more seeds than the default, `VTL_SIM_FIRST=n` starts at another one.
+#![allow(missing_docs, non_snake_case)]
+
+use std::{
+    sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+};
+
+use vtl_sim::{
+    app::{Lengths, Pace},
+    host::SessionConfig,
+    rng::Rng,
+    sim::{MS, Scenario, Sim},
+};
+use vtl_testbed::{Link, LossModel};
+
+/// A scenario drawn from a seed: any link, any reader, both directions.
+fn draw(seed: u64) -> Scenario {
+    let mut rng = Rng::new(seed, 1);
+    let rtt_ms = rng.pick(&[0.2, 1.0, 10.0, 50.0, 100.0, 300.0, 600.0]);
+    let rate = rng.pick(&[1.0, 4.0, 16.0, 100.0, 850.0]);
+    let mut link = Link::new(rtt_ms, rate);
+    link.seed = seed;
+    let losses = [0.0, 0.0, 1.0, 2.0, 5.0, 10.0, 20.0];
+    link.loss_down_pct = Some(rng.pick(&losses));
+    link.loss_up_pct = Some(rng.pick(&losses));
+    if rng.one_in(2) {
+        // Bursts are counted in packets: a long one outlives many probe timeouts.
+        let (burst_packets, bad_loss_pct) = rng.pick(&[(3.0, 100.0), (8.0, 50.0)]);
+        link.loss_model = LossModel::GilbertElliott {
+            burst_packets,
+            bad_loss_pct,
+        };
+    }
+    link.reorder_pct = rng.pick(&[0.0, 0.0, 1.0, 10.0]);
+    link.reorder_ms = rng.pick(&[None, Some(0.5), Some(rtt_ms / 4.0)]);
+    link.duplicate_pct = rng.pick(&[0.0, 0.0, 1.0, 10.0]);
+    link.corrupt_pct = rng.pick(&[0.0, 0.0, 0.5, 3.0]);
+    link.queue_packets = rng.pick(&[None, None, Some(5), Some(32), Some(2000)]);
+    let packets = 1 + rng.below(2500);
+    let mut scenario = Scenario::bulk(link, 600_000 * MS);
+    scenario.packets = [packets, rng.pick(&[0, 0, 1, packets / 2])];
+    scenario.lengths = rng.pick(&[Lengths::Full, Lengths::Random]);
+    scenario.pace = rng.pick(&[
+        Pace::AtOnce,
+        Pace::AtOnce,
+        Pace::Steady {
+            packets: 20,
+            every_ns: 5 * MS,
+        },
+        Pace::Pausing { pause_ns: 800 * MS },
+    ]);
+    scenario.session = SessionConfig {
+        slots: rng.pick(&[16, 64, 256, 1024, 8192]),
+        max_payload: rng.pick(&[512, 1440]),
+        ipv6: rng.one_in(3),
+        first_xid: rng.pick(&[1, 0, u32::MAX - 500, i32::MAX as u32 - 500]),
+        rtt_us: rng.pick(&[0, 1, (rtt_ms * 1000.0) as u32]),
+    };
+    if rng.one_in(4) {
+        let from = rng.below(2000) * MS;
+        scenario
+            .outages
+            .push((from, from + (1 + rng.below(4000)) * MS));
+    }
+    scenario.garbled_one_in = rng.pick(&[0, 0, 10, 100]);
+    scenario.hostile = rng.one_in(4);
+    if scenario.hostile && scenario.link.queue_packets == Some(2000) {
+        // Its packets would fill the queue, and everybody would wait for minutes.
+        scenario.link.queue_packets = None;
+    }
+    scenario.seed = seed;
+    scenario
+}
+
+fn seeds() -> u64 {
+    std::env::var("VTL_SIM_SEEDS")
+        .ok()
+        .and_then(|n| n.parse().ok())
+        .unwrap_or(400)
+}
+
+/// What went wrong with a seed, if anything.
+fn try_seed(seed: u64) -> Option<String> {
+    let scenario = draw(seed);
+    let want = scenario.packets;
+    let description = format!("{scenario:?}");
+    let failure = match Sim::new(scenario).run() {
+        Ok(outcome) if outcome.packets == [want[1], want[0]] => return None,
+        Ok(outcome) => format!("incomplete: {:?} of {want:?}", outcome.packets),
+        Err(failure) => failure.to_string(),
+    };
+    Some(format!("seed {seed}: {failure}\n  {description}"))
+}
+
+fn number(variable: &str, default: u64) -> u64 {
+    std::env::var(variable)
+        .ok()
+        .and_then(|n| n.parse().ok())
+        .unwrap_or(default)
+}
+
+#[test]
+fn any_link__delivers_everything_exactly_once_and_in_order() {
+    let first = number("VTL_SIM_FIRST", 0);
+    let seeds = number("VTL_SIM_SEEDS", 200);
+    let next = AtomicU64::new(first);
+    let failures = Mutex::new(Vec::new());
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= first + seeds {
+                        break;
+                    }
+                    if let Some(failure) = try_seed(seed) {
+                        failures
+                            .lock()
+                            .expect("nobody panics with it")
+                            .push(failure);
+                    }
+                }
+            });
+        }
+    });
+    let failures = failures.into_inner().expect("nobody panics with it");
+    for failure in failures.iter().take(10) {
+        println!("{failure}");
+    }
+    assert!(failures.is_empty(), "{} of {seeds} seeds", failures.len());
+}
