@@ -327,3 +327,122 @@ pub fn clear(fd: BorrowedFd<'_>, slots: u32) -> io::Result<()> {
     unsafe { ring.base.write_bytes(0, Ring::length(slots)) };
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{AsFd, OwnedFd};
+
+    use super::*;
+
+    const SLOTS: u32 = 8;
+
+    /// A ring in ordinary memory, in place of the kernel's.
+    fn memory() -> OwnedFd {
+        let fd = nix::sys::memfd::memfd_create(c"ring", nix::sys::memfd::MFdFlags::MFD_CLOEXEC)
+            .unwrap();
+        nix::unistd::ftruncate(&fd, Ring::length(SLOTS) as i64).unwrap();
+        fd
+    }
+
+    #[test]
+    fn tx_ring__room_shrinks_until_acknowledged() {
+        let fd = memory();
+        let mut tx = TxRing::map(fd.as_fd(), SLOTS, 100).unwrap();
+        assert_eq!(tx.room(), 8);
+        tx.slot(0)[..3].copy_from_slice(b"abc");
+        assert!(!tx.publish(&[3]), "nobody waits");
+        assert_eq!((tx.room(), tx.unacknowledged()), (7, 1));
+        tx.ring.consumer().store(1, Ordering::Release);
+        assert_eq!((tx.room(), tx.unacknowledged()), (8, 0));
+    }
+
+    #[test]
+    fn tx_ring__kicks_once_when_egress_waits() {
+        let fd = memory();
+        let mut tx = TxRing::map(fd.as_fd(), SLOTS, 100).unwrap();
+        tx.ring.waiting().store(1, Ordering::Release);
+        assert!(tx.publish(&[1]));
+        assert!(!tx.publish(&[1]));
+    }
+
+    #[test]
+    fn tx_ring__areas_cover_the_bytes_and_skip_headers() {
+        let fd = memory();
+        let mut tx = TxRing::map(fd.as_fd(), SLOTS, 100).unwrap();
+        let areas = tx.areas(200, 16);
+        let lengths: Vec<usize> = areas.iter().map(|a| a.len()).collect();
+        assert_eq!(lengths, [84, 84, 32]);
+    }
+
+    #[test]
+    #[should_panic(expected = "still holds a packet")]
+    fn tx_ring__a_packet_in_flight_is_not_overwritten() {
+        let fd = memory();
+        let mut tx = TxRing::map(fd.as_fd(), SLOTS, 100).unwrap();
+        tx.publish(&[1; 8]);
+        let _ = tx.slot(0);
+    }
+
+    #[test]
+    fn tx_ring__a_consumer_ahead_of_the_producer_gives_no_room() {
+        let fd = memory();
+        let tx = TxRing::map(fd.as_fd(), SLOTS, 100).unwrap();
+        tx.ring.consumer().store(5, Ordering::Release);
+        assert_eq!(tx.room(), 0);
+    }
+
+    #[test]
+    fn rx_ring__reads_in_order_and_never_beyond_a_slot() {
+        let fd = memory();
+        let mut rx = RxRing::map(fd.as_fd(), SLOTS).unwrap();
+        assert_eq!(rx.available(), 0);
+        assert!(rx.prepare_wait());
+        let slot = rx.ring.slot(0).as_ptr();
+        // SAFETY: the mapping is ours alone.
+        unsafe { (*slot).len = u32::MAX };
+        rx.ring.producer().store(1, Ordering::Release);
+        assert_eq!(rx.packet(0).len(), intf::VTL_MAX_PAYLOAD as usize);
+        rx.consume(1);
+        assert_eq!(rx.available(), 0);
+    }
+
+    #[test]
+    fn rx_ring__waiting_is_not_announced_when_there_is_something() {
+        let fd = memory();
+        let rx = RxRing::map(fd.as_fd(), SLOTS).unwrap();
+        rx.ring.producer().store(1, Ordering::Release);
+        assert!(!rx.prepare_wait());
+        assert_eq!(rx.ring.waiting().load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn rx_ring__a_full_ring_that_empties_tells_the_sender() {
+        let fd = memory();
+        let mut rx = RxRing::map(fd.as_fd(), SLOTS).unwrap();
+        rx.ring.producer().store(8, Ordering::Release);
+        let kicks = (0..8).filter(|_| rx.consume(1)).count();
+        assert_eq!(kicks, 1);
+    }
+
+    #[test]
+    fn map__refuses_impossible_sizes() {
+        let fd = memory();
+        assert!(TxRing::map(fd.as_fd(), 7, 100).is_err());
+        assert!(TxRing::map(fd.as_fd(), 1 << 20, 100).is_err());
+        assert!(TxRing::map(fd.as_fd(), SLOTS, 0).is_err());
+        assert!(RxRing::map(fd.as_fd(), 0).is_err());
+    }
+
+    #[test]
+    fn clear__leaves_nothing() {
+        let fd = memory();
+        let mut tx = TxRing::map(fd.as_fd(), SLOTS, 100).unwrap();
+        tx.slot(0).fill(7);
+        tx.publish(&[100]);
+        drop(tx);
+        clear(fd.as_fd(), SLOTS).unwrap();
+        let mut tx = TxRing::map(fd.as_fd(), SLOTS, 100).unwrap();
+        assert_eq!(tx.unacknowledged(), 0);
+        assert!(tx.slot(0).iter().all(|b| *b == 0));
+    }
+}

@@ -19,6 +19,7 @@ use std::{
 
 use anyhow::{Context, bail};
 use nix::{
+    poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::socket::{
         AddressFamily, Backlog, SockFlag, SockType, UnixAddr, accept4, bind, getsockopt, listen,
         socket, sockopt,
@@ -168,7 +169,7 @@ impl Service {
         };
         loop {
             let answer = match control::receive(client.as_raw_fd()) {
-                Ok(Some((request, _))) => self.answer(&request, &peer, owner),
+                Ok(Some((request, _))) => self.answer(&request, &peer, owner, || hung_up(client)),
                 Ok(None) => return,
                 Err(error @ control::Error::Malformed(_)) => Err(error.to_string()),
                 Err(_) => return,
@@ -187,8 +188,15 @@ impl Service {
         }
     }
 
-    fn answer(&self, request: &Value, peer: &Peer, owner: Owner) -> Answer {
-        let hooker = self.hooker.upgrade().ok_or("the daemon is stopping")?;
+    fn answer(
+        &self,
+        request: &Value,
+        peer: &Peer,
+        owner: Owner,
+        gone: impl Fn() -> bool,
+    ) -> Answer {
+        // Not held while an application waits for a session: the daemon could not end in order.
+        let hooker = || self.hooker.upgrade().ok_or("the daemon is stopping");
         let op = request["op"].as_str().ok_or("the request names no op")?;
         let plain = |value: Value| Ok((value, Vec::new()));
         let done = || Ok((json!({}), Vec::new()));
@@ -202,7 +210,7 @@ impl Service {
         match op {
             "status" => {
                 let mut status = self.broker.status()?;
-                status["hooks"] = hooks(&hooker);
+                status["hooks"] = hooks(&*hooker()?);
                 plain(status)
             }
             "graft_list" => plain(self.broker.grafts()?),
@@ -215,13 +223,14 @@ impl Service {
                 self.broker.remove(text(request, "name")?)?;
                 done()
             }
-            "hook_list" => plain(json!({ "hooks": hooks(&hooker) })),
+            "hook_list" => plain(json!({ "hooks": hooks(&*hooker()?) })),
             "hook_run" => {
-                let id = hooker.hook_pid(peer.pid).map_err(|e| e.to_string())?;
+                let id = hooker()?.hook_pid(peer.pid).map_err(|e| e.to_string())?;
                 plain(json!({ "id": id }))
             }
             "hook_add" => {
                 root()?;
+                let hooker = hooker()?;
                 let id = match target(request)? {
                     Target::Port(port) => hooker.hook_port(port),
                     Target::Cgroup(path) => hooker.hook_cgroup(&path),
@@ -231,6 +240,7 @@ impl Service {
             "hook_remove" => {
                 root()?;
                 let wanted = target(request)?;
+                let hooker = hooker()?;
                 let hook = hooker
                     .list()
                     .into_iter()
@@ -252,13 +262,13 @@ impl Service {
                 let services = request["services"].as_u64().and_then(|n| n.try_into().ok());
                 let services = Services::from_bits(services.unwrap_or_default());
                 let to = std::net::SocketAddr::new(host, port);
-                granted(self.broker.connect(owner, to, services)?)
+                granted(self.broker.connect(owner, to, services, gone)?)
             }
             "listen" => {
                 self.broker.listen(owner, number(request, "port")?)?;
                 done()
             }
-            "accept" => granted(self.broker.accept(owner)?),
+            "accept" => granted(self.broker.accept(owner, gone)?),
             "close" => {
                 self.broker
                     .close(owner, request["aborted"].as_bool().unwrap_or(false));
@@ -267,6 +277,12 @@ impl Service {
             other => Err(format!("unknown op \"{other}\"")),
         }
     }
+}
+
+/// Has the other end closed the connection?
+fn hung_up(client: &OwnedFd) -> bool {
+    let mut events = [PollFd::new(client.as_fd(), PollFlags::empty())];
+    matches!(poll(&mut events, PollTimeout::ZERO), Ok(1..))
 }
 
 fn hooks(hooker: &Hooker) -> Value {

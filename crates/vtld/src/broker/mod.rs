@@ -16,9 +16,10 @@ use std::{
     os::fd::{AsFd, AsRawFd, OwnedFd},
     sync::{
         Arc, PoisonError, RwLock,
-        mpsc::{self, Receiver, Sender, SyncSender},
+        mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender},
     },
     thread::JoinHandle,
+    time::Duration,
 };
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -75,6 +76,9 @@ pub struct Granted {
     /// Transmit ring, receive ring, eventfd towards the daemon, eventfd from the daemon.
     pub descriptors: [OwnedFd; 4],
 }
+
+/// How soon it is noticed that an application has gone while it waits for a session.
+const PATIENCE: Duration = Duration::from_millis(200);
 
 type Reply<T> = SyncSender<Result<T, String>>;
 
@@ -158,7 +162,28 @@ impl Handle {
             .unwrap_or_else(|_| Err("the daemon is stopping".into()))
     }
 
-    /// Opens a session for an aware application, and waits until it is negotiated.
+    /// As [`Handle::ask`], for what may take long: gives up once nobody waits for the answer.
+    fn ask_patiently<T>(
+        &self,
+        command: impl FnOnce(Reply<T>) -> Command,
+        gone: impl Fn() -> bool,
+    ) -> Result<T, String> {
+        let (reply, answer) = mpsc::sync_channel(1);
+        self.send(command(reply));
+        loop {
+            match answer.recv_timeout(PATIENCE) {
+                Ok(result) => return result,
+                Err(RecvTimeoutError::Disconnected) => return Err("the daemon is stopping".into()),
+                Err(RecvTimeoutError::Timeout) if gone() => {
+                    return Err("the application has gone".into());
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+    }
+
+    /// Opens a session for an aware application, and waits until it is negotiated or the
+    /// application is gone.
     ///
     /// # Errors
     /// A sentence that says why not.
@@ -167,13 +192,15 @@ impl Handle {
         owner: Owner,
         to: SocketAddr,
         services: Services,
+        gone: impl Fn() -> bool,
     ) -> Result<Granted, String> {
-        self.ask(|reply| Command::Connect {
+        let command = |reply| Command::Connect {
             owner,
             to,
             services,
             reply,
-        })
+        };
+        self.ask_patiently(command, gone)
     }
 
     /// Waits for sessions at a port.
@@ -184,12 +211,12 @@ impl Handle {
         self.ask(|reply| Command::Listen { owner, port, reply })
     }
 
-    /// Waits for the next session at the owner's port.
+    /// Waits for the next session at the owner's port, or until the application is gone.
     ///
     /// # Errors
     /// The owner does not listen.
-    pub fn accept(&self, owner: Owner) -> Result<Granted, String> {
-        self.ask(|reply| Command::Accept { owner, reply })
+    pub fn accept(&self, owner: Owner, gone: impl Fn() -> bool) -> Result<Granted, String> {
+        self.ask_patiently(|reply| Command::Accept { owner, reply }, gone)
     }
 
     /// Ends the owner's session.
