@@ -41,7 +41,7 @@ pub(crate) fn call(socket: &Path, request: &Value) -> anyhow::Result<Value> {
 pub(crate) fn explain(err: Error) -> anyhow::Error {
     match err {
         Error::Unreachable { .. } | Error::Closed => Failure::unreachable(err.to_string()),
-        Error::Denied(_) => Failure::permission(err.to_string()),
+        Error::Denied(_) | Error::Forbidden(_) => Failure::permission(err.to_string()),
         err => err.into(),
     }
 }

@@ -51,6 +51,9 @@ pub enum Error {
     /// The daemon's own sentence.
     #[error("{0}")]
     Refused(String),
+    /// The daemon's own sentence: others may do this, this user may not.
+    #[error("{0}")]
+    Forbidden(String),
 }
 
 /// The socket to use: an explicit one, else `$VTL_SOCKET`, else [`DEFAULT_SOCKET`].
@@ -93,7 +96,8 @@ impl Client {
     /// Asks, and waits for the answer.
     ///
     /// # Errors
-    /// [`Error::Refused`] with the daemon's sentence, or what went wrong on the way.
+    /// [`Error::Refused`] or [`Error::Forbidden`] with the daemon's sentence, or what went wrong on
+    /// the way.
     pub fn call(&self, request: &Value) -> Result<Value, Error> {
         Ok(self.call_with_descriptors(request)?.0)
     }
@@ -107,10 +111,17 @@ impl Client {
         let (mut value, descriptors) = receive(self.socket.as_raw_fd())?.ok_or(Error::Closed)?;
         match value.get("ok").and_then(Value::as_bool) {
             Some(true) => Ok((value, descriptors)),
-            Some(false) => Err(Error::Refused(match value["error"].take() {
-                Value::String(text) => text,
-                other => other.to_string(),
-            })),
+            Some(false) => {
+                let why = match value["error"].take() {
+                    Value::String(text) => text,
+                    other => other.to_string(),
+                };
+                Err(if value["denied"] == true {
+                    Error::Forbidden(why)
+                } else {
+                    Error::Refused(why)
+                })
+            }
             None => Err(Error::Malformed(value.to_string())),
         }
     }

@@ -156,7 +156,22 @@ struct Peer {
     root: bool,
 }
 
-type Answer = Result<(Value, Vec<OwnedFd>), String>;
+type Answer = Result<(Value, Vec<OwnedFd>), Refusal>;
+
+/// Why a request is not granted.
+struct Refusal {
+    /// One sentence.
+    why: String,
+    /// Only because of who asks.
+    denied: bool,
+}
+
+impl<T: Into<String>> From<T> for Refusal {
+    fn from(why: T) -> Self {
+        let why = why.into();
+        Self { why, denied: false }
+    }
+}
 
 impl Service {
     fn converse(&self, client: &OwnedFd, owner: Owner) {
@@ -171,7 +186,7 @@ impl Service {
             let answer = match control::receive(client.as_raw_fd()) {
                 Ok(Some((request, _))) => self.answer(&request, &peer, owner, || hung_up(client)),
                 Ok(None) => return,
-                Err(error @ control::Error::Malformed(_)) => Err(error.to_string()),
+                Err(error @ control::Error::Malformed(_)) => Err(error.to_string().into()),
                 Err(_) => return,
             };
             let (value, descriptors) = match answer {
@@ -179,7 +194,10 @@ impl Service {
                     value["ok"] = true.into();
                     (value, descriptors)
                 }
-                Err(error) => (json!({ "ok": false, "error": error }), Vec::new()),
+                Err(Refusal { why, denied }) => {
+                    let answer = json!({ "ok": false, "error": why, "denied": denied });
+                    (answer, Vec::new())
+                }
             };
             let fds: Vec<_> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
             if control::send(client.as_fd().as_raw_fd(), &value, &fds).is_err() {
@@ -204,7 +222,8 @@ impl Service {
             if peer.root {
                 Ok(())
             } else {
-                Err(format!("{op} is for root: use sudo"))
+                let why = format!("vtl {} is for root: use sudo", op.replace('_', " "));
+                Err(Refusal { why, denied: true })
             }
         };
         match op {
@@ -274,7 +293,7 @@ impl Service {
                     .close(owner, request["aborted"].as_bool().unwrap_or(false));
                 done()
             }
-            other => Err(format!("unknown op \"{other}\"")),
+            other => Err(format!("unknown op \"{other}\"").into()),
         }
     }
 }
