@@ -6,5 +6,10 @@
 mod process;
 mod world;
 
+mod death;
 mod files;
+mod hostile;
+mod outage;
+mod pool;
+mod users;
 mod web;

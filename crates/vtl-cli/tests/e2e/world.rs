@@ -8,7 +8,10 @@ use std::{
     process::Command,
 };
 
-use nix::fcntl::{Flock, FlockArg};
+use nix::{
+    fcntl::{Flock, FlockArg},
+    sys::signal::Signal,
+};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use vtl::control::Client;
@@ -326,6 +329,17 @@ impl World {
             String::from_utf8_lossy(&output.stdout).lines().count() >= 2
         });
         self.web = Some(web);
+    }
+
+    /// Ends both daemons in order.
+    pub(crate) fn stop_daemons(&mut self) {
+        for mut daemon in self.daemons.drain(..) {
+            daemon.process.signal(Signal::SIGTERM);
+            assert!(
+                daemon.process.wait(10).success(),
+                "the daemon ends in order"
+            );
+        }
     }
 
     /// Makes the link as lossy as wanted.

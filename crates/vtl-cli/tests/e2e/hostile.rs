@@ -1,0 +1,218 @@
+//! Packets of protocol 253 that nobody asked for.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    time::{Duration, Instant},
+};
+
+use nix::sys::socket::{MsgFlags, SockaddrStorage, sendto};
+use vtl_proto::{
+    intf,
+    services::Services,
+    wire::{Gids, Header, Nego, Packet, checksum},
+};
+use vtl_testbed::{Host, Link};
+
+use crate::{
+    process::{memory_kib, until},
+    world::World,
+};
+
+/// A stranger on the client's host: sends what it likes, from the client's own address.
+struct Stranger {
+    fd: OwnedFd,
+    to: SockaddrStorage,
+    state: u64,
+}
+
+impl Stranger {
+    fn new(world: &World, server: IpAddr) -> Self {
+        let family = if server.is_ipv6() {
+            libc::AF_INET6
+        } else {
+            libc::AF_INET
+        };
+        let open = || {
+            // SAFETY: a plain system call.
+            let fd = unsafe { libc::socket(family, libc::SOCK_RAW, intf::VTL_IPPROTO as i32) };
+            assert!(fd >= 0, "{}", io::Error::last_os_error());
+            // SAFETY: a new descriptor that nobody else owns.
+            unsafe { OwnedFd::from_raw_fd(fd) }
+        };
+        let fd = world
+            .testbed
+            .in_netns(Host::Client, open)
+            .expect("a namespace");
+        Self {
+            fd,
+            to: SocketAddr::new(server, 0).into(),
+            state: 7,
+        }
+    }
+
+    fn random(&mut self) -> u64 {
+        // xorshift64, Marsaglia 2003.
+        self.state ^= self.state << 13;
+        self.state ^= self.state >> 7;
+        self.state ^= self.state << 17;
+        self.state
+    }
+
+    fn send(&self, bytes: &[u8]) {
+        // A full queue is not the test's concern.
+        let _ = sendto(self.fd.as_raw_fd(), bytes, &self.to, MsgFlags::empty());
+    }
+
+    /// Correct as far as the checksum goes.
+    fn send_sealed(&self, bytes: &mut [u8]) {
+        if bytes.len() >= 20 {
+            bytes[16..20].fill(0);
+            let sum = checksum(bytes);
+            bytes[16..20].copy_from_slice(&sum.to_le_bytes());
+        }
+        self.send(bytes);
+    }
+
+    /// A packet of each type with random fields, whole, cut, grown, or with a lie about its length.
+    fn send_mutations(&mut self, count: usize) {
+        for i in 0..count {
+            let mut bytes = vec![0; [24, 40, 72, 96, 512, 1400][i % 6]];
+            for chunk in bytes.chunks_mut(8) {
+                let word = self.random().to_ne_bytes();
+                chunk.copy_from_slice(&word[..chunk.len()]);
+            }
+            let kind = (self.random() % 16) as u8;
+            // Mostly the right version, mostly sessions that exist.
+            bytes[0] = if i % 8 == 0 { kind << 4 } else { 0x10 } | kind;
+            bytes[2..4].copy_from_slice(&((self.random() % 4) as u16).to_be_bytes());
+            bytes[4..8].copy_from_slice(&((self.random() % 5) as u32).to_be_bytes());
+            let own = match kind {
+                0 | 2 => 40,
+                1 | 3 | 4 | 5 => 72,
+                _ => 24,
+            };
+            let length = match i % 3 {
+                0 => bytes.len().saturating_sub(own) as u16,
+                1 => 0xffff,
+                _ => self.random() as u16,
+            };
+            bytes[20..22].copy_from_slice(&length.to_be_bytes());
+            bytes[22..24].fill(0);
+            match i % 4 {
+                0 => self.send(&bytes),
+                1 => {
+                    let cut = self.random() as usize % bytes.len();
+                    self.send(&bytes[..cut]);
+                }
+                _ => self.send_sealed(&mut bytes),
+            }
+        }
+    }
+
+    /// Asks for a session that it will never use.
+    fn send_nego(&mut self, port: u16) {
+        let nego = Nego {
+            header: Header {
+                flags: 0,
+                gid: 0,
+                sid: 0,
+                token: 0,
+            },
+            token: self.random(),
+            peer_token: 0,
+            sid: 900 + (self.random() % 100) as u32,
+            ring_slots: 64,
+            max_payload: 1400,
+            port,
+            services: Services::RELIABLE.bits(),
+            reason: 0,
+            gids: Gids::new(&[1, 2, 3]).expect("few"),
+        };
+        let mut buffer = [0; 128];
+        let length = Packet::Nego(nego).emit(&mut buffer).expect("fits");
+        self.send(&buffer[..length]);
+    }
+}
+
+/// A counter of the server's packets.
+fn count(world: &World, name: &str) -> u64 {
+    world.status(Host::Server)["packets"][name]
+        .as_u64()
+        .expect("a number")
+}
+
+#[test]
+fn garbage__is_counted_and_disturbs_nothing() {
+    let Some(world) = World::new("garbage", &Link::new(5.0, 100.0)) else {
+        return;
+    };
+    world.serve("f", 8 << 20);
+    for server in world.servers() {
+        let counters = ["malformed", "no_session", "control"];
+        let before = counters.map(|name| count(&world, name));
+        let mut download = world.start_download(server, "f");
+        download.reaches(100_000);
+        let mut stranger = Stranger::new(&world, server);
+        while download.process.ended().is_none() {
+            stranger.send_mutations(200);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(download.process.wait(1).success());
+        download.check();
+        for (name, before) in counters.iter().zip(before) {
+            assert!(count(&world, name) > before, "{name}");
+        }
+        // Sessions that strangers' packets broke would be opened anew.
+        world.download(server, "f");
+    }
+    let sessions = world.status(Host::Server)["sessions"].clone();
+    assert!(
+        sessions.as_array().is_some_and(|s| s.len() <= 2),
+        "{sessions}"
+    );
+    assert!(
+        world.sum(Host::Client, "bytes_received") >= 4 * (8 << 20),
+        "one session a family"
+    );
+}
+
+#[test]
+fn flood__of_requests_is_survived() {
+    let Some(mut world) = World::bare("flood", &Link::new(5.0, 100.0)) else {
+        return;
+    };
+    world.start_web();
+    world.start_both(&["--ring-slots", "64"]);
+    world.serve("f", 4 << 20);
+    let server = world.servers()[0];
+    let before = memory_kib(world.daemon(Host::Server).pid());
+    let mut download = world.start_download(server, "f");
+    download.reaches(100_000);
+    let mut stranger = Stranger::new(&world, server);
+    let started = Instant::now();
+    for i in 0..3000 {
+        stranger.send_nego([0, 9][i % 2]);
+        if i % 50 == 0 {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+    assert!(download.process.wait(60).success());
+    download.check();
+    let sessions = |world: &World| {
+        let status = world.status(Host::Server);
+        status["sessions"].as_array().map_or(0, Vec::len)
+    };
+    let most = sessions(&world);
+    let after = memory_kib(world.daemon(Host::Server).pid());
+    println!(
+        "flood: {most} sessions, {before} KiB became {after}, {:?}",
+        started.elapsed()
+    );
+    // Nobody uses them: they go.
+    until("strangers' sessions end", 40, || sessions(&world) <= 1);
+    println!("flood: over after {:?}", started.elapsed());
+    assert!(world.daemon(Host::Server).ended().is_none());
+    world.download(server, "f");
+}
