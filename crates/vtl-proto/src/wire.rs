@@ -33,7 +33,8 @@ pub struct Header {
     pub token: u64,
 }
 
-/// A packet of data, or a probe, which carries none.
+/// A packet of data, or a probe, which carries none. On the wire short ones are padded to
+/// `intf::VTL_MIN_PACKET` bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Data<'a> {
     /// Common part.
@@ -59,7 +60,8 @@ pub struct Ack<'a> {
     pub limit: u64,
     /// Distinct packets accepted since the session began.
     pub received: u64,
-    /// `seq` of the packet that caused this acknowledgement.
+    /// `seq` of the packet that caused this acknowledgement, or, with `intf::VTL_F_UPDATE`, which
+    /// says that none did, of the one before.
     pub echo_seq: u64,
     /// Its `xid`.
     pub echo_xid: u32,
@@ -163,7 +165,7 @@ pub enum Packet<'a> {
     NegoAck(Nego),
     /// Refuses.
     NegoNack(Nego),
-    /// The sender has forgotten the session.
+    /// The sender ends the session; with `intf::VTL_F_ABORT` before everything was delivered.
     Close(Header),
 }
 
@@ -184,7 +186,7 @@ pub enum WireError {
     /// No `enum vtl_type`.
     #[error("unknown packet type {0}")]
     Type(u8),
-    /// `len` differs from what follows the header.
+    /// `len`, with the padding that belongs to it, differs from what follows the header.
     #[error("length field says {field}, {follow} bytes follow")]
     Length {
         /// The field's value.
@@ -222,9 +224,9 @@ pub enum EmitError {
     Invalid(#[from] WireError),
 }
 
-/// The checksum of `packet`, which starts at `version_type`: complement of the one's complement
-/// sum of its little-endian 32-bit words, zero-padded, with the checksum's own field as zero.
-/// Stored little-endian.
+/// The checksum of `packet`, which starts at `version_type` and comes without its padding, or with
+/// the zeros that were sent: complement of the one's complement sum of its little-endian 32-bit
+/// words, zero-padded, with the checksum's own field as zero. Stored little-endian.
 pub fn checksum(packet: &[u8]) -> u32 {
     let at = core::mem::offset_of!(intf::vtl_hdr, csum) / 4;
     let mut sum = 0u64;

@@ -57,6 +57,14 @@ static size_t header_size(unsigned type) {
     return 0;
 }
 
+/* Bytes behind the payload. Whatever they are, the checksum counts them as zero. */
+static size_t padding(unsigned type, size_t body) {
+    size_t used = sizeof(struct vtl_data_hdr) + body;
+    if ((type != VTL_DATA && type != VTL_PROBE) || used >= VTL_MIN_PACKET)
+        return 0;
+    return VTL_MIN_PACKET - used;
+}
+
 static int nego_is_valid(unsigned type, const struct vtl_nego *n) {
     if (n->grafts > VTL_NEGO_GRAFTS)
         return 0;
@@ -82,8 +90,8 @@ static const char *packet_error(const __u8 *packet, size_t len) {
         return "type";
     if (len < size)
         return "truncated";
-    size_t body = len - size;
-    if (be16toh(h.len) != body)
+    size_t body = be16toh(h.len);
+    if (size + body + padding(type, body) != len)
         return "length";
     if (type == VTL_ACK) {
         if (body > VTL_ACK_MAX_BITMAP || body % 8)
@@ -97,18 +105,18 @@ static const char *packet_error(const __u8 *packet, size_t len) {
         if (!nego_is_valid(type, &n))
             return "field";
     }
-    if (checksum(packet, len) != le32toh(h.csum))
+    if (checksum(packet, size + body) != le32toh(h.csum))
         return "checksum";
     return NULL;
 }
 
-static void print_data(const char *type, const __u8 *packet, size_t len) {
+static void print_data(const char *type, const __u8 *packet) {
     struct vtl_data_hdr d;
     memcpy(&d, packet, sizeof(d));
     print_header(type, &d.h);
     printf(" seq=%" PRIu64 " xid=%" PRIu32 " ts=%" PRIu32, (uint64_t)be64toh(d.seq), be32toh(d.xid),
            be32toh(d.ts));
-    print_hex("payload", packet + sizeof(d), len - sizeof(d));
+    print_hex("payload", packet + sizeof(d), be16toh(d.h.len));
 }
 
 static void print_ack(const __u8 *packet, size_t len) {
@@ -146,10 +154,10 @@ static void print_packet(const __u8 *packet, size_t len) {
     memcpy(&h, packet, sizeof(h));
     switch (h.version_type & 15) {
     case VTL_DATA:
-        print_data("data", packet, len);
+        print_data("data", packet);
         break;
     case VTL_PROBE:
-        print_data("probe", packet, len);
+        print_data("probe", packet);
         break;
     case VTL_ACK:
         print_ack(packet, len);

@@ -1,6 +1,6 @@
 use core::mem::{offset_of, size_of};
 
-use super::parse::{check_body, check_nego, header_len};
+use super::parse::{check_body, check_nego, header_len, padding};
 use super::{Ack, Data, EmitError, Header, Nego, Packet, checksum, put};
 use crate::intf;
 
@@ -30,10 +30,12 @@ impl Packet<'_> {
 
     /// Bytes that [`Packet::emit`] writes.
     pub fn wire_len(&self) -> usize {
-        header_len(self.kind()).unwrap_or_default() + self.body().len()
+        let (kind, body) = (self.kind(), self.body().len());
+        header_len(kind).unwrap_or_default() + body + padding(kind, body)
     }
 
-    /// Writes the packet with its checksum to the beginning of `buffer` and returns its length.
+    /// Writes the packet with its checksum and its padding to the beginning of `buffer` and returns
+    /// its length.
     ///
     /// # Errors
     /// The buffer is too short, or [`Packet::parse`] would refuse the result.
@@ -44,9 +46,10 @@ impl Packet<'_> {
             .ok_or(EmitError::Buffer { have, need })?;
         let body = self.body();
         check_body(self.kind(), body)?;
-        let (head, tail) = bytes.split_at_mut(need - body.len());
-        head.fill(0);
-        tail.copy_from_slice(body);
+        bytes.fill(0);
+        let size = need - body.len() - padding(self.kind(), body.len());
+        let (head, tail) = bytes.split_at_mut(size);
+        tail[..body.len()].copy_from_slice(body);
         put!(
             head,
             vtl_hdr,
@@ -70,7 +73,7 @@ impl Packet<'_> {
         Ok(need)
     }
 
-    fn body(&self) -> &[u8] {
+    pub(super) fn body(&self) -> &[u8] {
         match self {
             Self::Data(data) | Self::Probe(data) => data.payload,
             Self::Ack(ack) => ack.bitmap,

@@ -10,7 +10,9 @@ impl<'a> Packet<'a> {
     /// Every deviation from the wire format, the checksum last.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, WireError> {
         let packet = Self::parse_unverified(bytes)?;
-        if checksum(bytes) != stored_checksum(bytes) {
+        let padded = padding(packet.kind(), packet.body().len());
+        let used = &bytes[..bytes.len() - padded];
+        if checksum(used) != stored_checksum(used) {
             return Err(WireError::Checksum);
         }
         Ok(packet)
@@ -28,14 +30,15 @@ impl<'a> Packet<'a> {
         }
         let kind = version_type & 15;
         let size = header_len(u32::from(kind)).ok_or(WireError::Type(kind))?;
-        let (head, body) = split(bytes, size)?;
+        let (head, rest) = split(bytes, size)?;
         let field = usize::from(get!(head, vtl_hdr, len));
-        if field != body.len() {
-            return Err(WireError::Length {
+        let body = rest
+            .get(..field)
+            .filter(|body| rest.len() - body.len() == padding(u32::from(kind), field))
+            .ok_or(WireError::Length {
                 field,
-                follow: body.len(),
-            });
-        }
+                follow: rest.len(),
+            })?;
         check_body(u32::from(kind), body)?;
         Ok(match u32::from(kind) {
             intf::VTL_DATA => Self::Data(data(head, body)),
@@ -64,6 +67,17 @@ pub(super) fn header_len(kind: u32) -> Option<usize> {
         intf::VTL_CLOSE => size_of::<intf::vtl_hdr>(),
         _ => return None,
     })
+}
+
+/// Bytes of padding behind `body` bytes of a packet of type `kind`. Zero when sent, ignored when
+/// received: the checksum counts them as zero.
+pub(super) fn padding(kind: u32, body: usize) -> usize {
+    match kind {
+        intf::VTL_DATA | intf::VTL_PROBE => {
+            (intf::VTL_MIN_PACKET as usize).saturating_sub(size_of::<intf::vtl_data_hdr>() + body)
+        }
+        _ => 0,
+    }
 }
 
 /// What may follow the header of a packet of type `kind`.

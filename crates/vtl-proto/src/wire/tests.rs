@@ -71,14 +71,18 @@ proptest! {
     /// As above, but the version, the type and mostly the length are right.
     #[test]
     fn parse__plausible_bytes_never_panic(
-        mut bytes in vec(any::<u8>(), 24..1300),
+        mut bytes in prop_oneof![vec(any::<u8>(), 24..1300), vec(any::<u8>(), 72)],
         kind in 0u8..16,
         lie in prop::bool::weighted(0.1),
+        padding in 0usize..=32,
     ) {
         bytes[0] = 0x10 | kind;
-        if let Some(follow) = parse::header_len(kind.into()).and_then(|n| bytes.len().checked_sub(n))
+        if let Some(mut follow) = parse::header_len(kind.into()).and_then(|n| bytes.len().checked_sub(n))
             && !lie
         {
+            if parse::padding(kind.into(), 0) == follow {
+                follow -= padding.min(follow);
+            }
             put!(&mut bytes, vtl_hdr, len, follow as u16);
         }
         if let Ok(packet) = Packet::parse_unverified(&bytes) {
@@ -86,6 +90,52 @@ proptest! {
             let len = packet.emit(&mut again).unwrap();
             prop_assert_eq!(len, bytes.len());
             prop_assert_eq!(Packet::parse(&again[..len]), Ok(packet));
+        }
+    }
+
+    /// Only one length of a packet is right for each length of its payload.
+    #[test]
+    fn parse__padding_is_exact(payload in vec(any::<u8>(), 0..48), total in 40usize..100) {
+        let kind = if payload.is_empty() { intf::VTL_PROBE } else { intf::VTL_DATA };
+        let mut bytes = vec![0; total.max(40 + payload.len())];
+        bytes[40..40 + payload.len()].copy_from_slice(&payload);
+        put!(&mut bytes, vtl_hdr, version_type, (0x10 | kind) as u8);
+        put!(&mut bytes, vtl_hdr, len, payload.len() as u16);
+        let sum = checksum(&bytes);
+        put!(&mut bytes, vtl_hdr, csum, sum.swap_bytes());
+        let right = bytes.len() == 72.max(40 + payload.len());
+        let length = WireError::Length { field: payload.len(), follow: bytes.len() - 40 };
+        match Packet::parse(&bytes) {
+            Ok(Packet::Data(data) | Packet::Probe(data)) => {
+                prop_assert!(right);
+                prop_assert_eq!(data.payload, &payload);
+            }
+            other => {
+                prop_assert!(!right);
+                prop_assert_eq!(other, Err(length));
+            }
+        }
+    }
+
+    /// Padding may be anything, and means nothing; every other bit is covered.
+    #[test]
+    fn parse__only_padding_may_change(
+        header in header(),
+        payload in vec(any::<u8>(), 1..48),
+        byte in 0usize..88,
+        bit in 0..8u8,
+    ) {
+        let data = Packet::Data(Data { header, seq: 1, xid: 2, ts: 3, payload: &payload });
+        let mut buffer = [0; 88];
+        let len = data.emit(&mut buffer).unwrap();
+        prop_assert_eq!(len, 72.max(40 + payload.len()));
+        let byte = byte.min(len - 1);
+        buffer[byte] ^= 1u8 << bit;
+        let parsed = Packet::parse(&buffer[..len]);
+        if byte >= 40 + payload.len() {
+            prop_assert_eq!(parsed, Ok(data));
+        } else {
+            prop_assert!(parsed.is_err());
         }
     }
 
@@ -195,6 +245,20 @@ fn emit__refuses_what_would_not_parse() {
         ..Nego::default()
     });
     assert_eq!(nego.emit(&mut buffer), invalid(WireError::Field("grafts")));
+}
+
+#[test]
+fn emit__padding_is_zero() {
+    let probe = Packet::Probe(Data {
+        header: Header::default(),
+        seq: 0,
+        xid: 0,
+        ts: 0,
+        payload: &[],
+    });
+    let mut buffer = [0xaa; 80];
+    assert_eq!(probe.emit(&mut buffer), Ok(72));
+    assert_eq!(buffer[40..], [[0; 32].as_slice(), &[0xaa; 8]].concat());
 }
 
 #[test]
