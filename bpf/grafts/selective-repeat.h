@@ -21,7 +21,7 @@ VTL_INLINE enum vtl_verdict graft_ingress(struct vtl_in *in) {
         return VTL_STOP;
     tf_receive_place(in);
     tf_ack_note(in);
-    return in->hdr->h.flags & VTL_F_ACK_NOW ? VTL_SEND : VTL_STOP;
+    return in->duplicate || in->hdr->h.flags & VTL_F_ACK_NOW ? VTL_SEND : VTL_STOP;
 }
 
 VTL_INLINE enum vtl_verdict graft_listener(struct vtl_ackd *a) {

@@ -66,6 +66,12 @@ VTL_INLINE enum vtl_verdict vtl_fetch(struct vtl_out *o) {
     return VTL_NEXT;
 }
 
+/* Bytes behind the header: payload and padding. */
+VTL_INLINE __u32 vtl_padded(const struct vtl_out *o) {
+    const __u32 least = VTL_MIN_PACKET - sizeof(struct vtl_data_hdr);
+    return o->type != VTL_DATA ? 0 : o->len < least ? least : o->len;
+}
+
 /* What the two ingress drivers have in common once they hold a copy of the header. */
 VTL_INLINE enum vtl_verdict vtl_in_start(struct vtl_in *in, __u32 room) {
     in->type = in->hdr->h.version_type & 0xf;

@@ -49,12 +49,6 @@ VTL_INLINE struct vtl_session *vtl_pumped(void *data, void *end) {
     return s && s->state == VTL_OPEN ? s : 0;
 }
 
-/* Bytes behind the header: payload and padding. */
-VTL_INLINE __u32 vtl_padded(const struct vtl_out *o) {
-    const __u32 least = VTL_MIN_PACKET - sizeof(struct vtl_data_hdr);
-    return o->type != VTL_DATA ? 0 : o->len < least ? least : o->len;
-}
-
 /* Bytes of the frame. The verifier does not take a difference of packet pointers in 32 bits. */
 VTL_INLINE __u32 vtl_xdp_length(struct xdp_md *ctx) {
     return bpf_xdp_get_buff_len(ctx);

@@ -186,11 +186,12 @@ __u32 vtl_native_egress(struct vtl_native_host *h, __u32 sid, __u64 now, __u8 *f
     if (vtl_make(&o) != VTL_SEND)
         return 0;
     int offset = header_offset(s);
-    vtl_write_headers(frame, s, offset, o.header_len + o.len);
+    __u32 bytes = vtl_padded(&o);
+    vtl_write_headers(frame, s, offset, o.header_len + bytes);
     memcpy(frame + offset, &o.hdr, o.header_len);
-    if (o.type == VTL_DATA)
-        memcpy(frame + offset + o.header_len, o.slot->data, o.len);
-    return offset + o.header_len + o.len;
+    if (bytes)
+        memcpy(frame + offset + o.header_len, o.slot->data, bytes);
+    return offset + o.header_len + bytes;
 }
 
 static __u32 data_arrives(struct vtl_session *s, __u64 now, const __u8 *frame, __u32 length,
