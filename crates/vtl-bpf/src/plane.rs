@@ -224,8 +224,11 @@ impl DataPlane {
             .map_err(|e| Error::load(format!("map {name}"), e))
     }
 
-    /// A root program, for the egress drivers.
-    pub(crate) fn program(&self, name: &str) -> BorrowedFd<'_> {
+    /// A root program, for the egress drivers and for test runs.
+    ///
+    /// # Panics
+    /// If there is no such program.
+    pub fn program(&self, name: &str) -> BorrowedFd<'_> {
         program_of(&self.root, name).expect("the root object is built with this crate")
     }
 

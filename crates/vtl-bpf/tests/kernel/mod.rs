@@ -1,0 +1,281 @@
+//! A loaded data plane with one open session, whose programs run through `BPF_PROG_TEST_RUN`.
+#![allow(dead_code, unreachable_pub)]
+
+use std::{
+    num::NonZero,
+    os::fd::{AsRawFd, BorrowedFd},
+    ptr::NonNull,
+};
+
+use nix::sys::mman::{MapFlags, ProtFlags, mmap};
+use vtl_bpf::{
+    objects,
+    plane::DataPlane,
+    rings::{RingMaker, RingSet},
+};
+use vtl_proto::{
+    intf::{self, vtl_ring_ctl, vtl_session, vtl_slot},
+    wire::{Ack, Data, Header, Packet},
+};
+
+pub const SID: u32 = 1;
+pub const PEER_SID: u32 = 7;
+pub const TOKEN: u64 = 0x1122_3344_5566_7788;
+pub const PEER_TOKEN: u64 = 0x99aa_bbcc_ddee_ff00;
+pub const GID: u16 = 2;
+pub const SLOTS: u32 = 256;
+const OURS: [u8; 4] = [10, 0, 0, 1];
+const THEIRS: [u8; 4] = [10, 0, 0, 2];
+
+/// `TCX_NEXT`, `TCX_DROP` and `TCX_REDIRECT`.
+pub const TC: Verdicts = Verdicts {
+    pass: u32::MAX,
+    stop: 2,
+    answer: 7,
+    send: u32::MAX,
+};
+/// `XDP_PASS`, `XDP_DROP`, `XDP_REDIRECT`, `XDP_TX`.
+pub const XDP: Verdicts = Verdicts {
+    pass: 2,
+    stop: 1,
+    answer: 4,
+    send: 3,
+};
+
+/// What one kind of program returns.
+#[derive(Clone, Copy)]
+pub struct Verdicts {
+    pub pass: u32,
+    pub stop: u32,
+    pub answer: u32,
+    pub send: u32,
+}
+
+/// Root, or a line that says why not.
+pub fn privileged(test: &str) -> bool {
+    // SAFETY: takes no arguments.
+    let root = unsafe { libc::geteuid() } == 0;
+    if !root {
+        println!("{test}: skipped: loading eBPF programs needs root");
+    }
+    root
+}
+
+pub struct Kernel {
+    pub plane: DataPlane,
+    _rings: RingSet,
+    transmit: NonNull<vtl_slot>,
+    receive: NonNull<vtl_slot>,
+}
+
+/// What a test run returned.
+pub struct Ran {
+    pub verdict: u32,
+    pub frame: Vec<u8>,
+    /// Mean per repetition, nanoseconds.
+    pub ns: u32,
+}
+
+fn map_ring(fd: BorrowedFd<'_>) -> NonNull<vtl_slot> {
+    let bytes = size_of::<vtl_slot>() * (SLOTS as usize + 1);
+    let length = NonZero::new(bytes.next_multiple_of(4096)).expect("not empty");
+    // SAFETY: a new mapping at an address of the kernel's choice; it stays for the process's life.
+    let at = unsafe {
+        mmap(
+            None,
+            length,
+            ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
+            MapFlags::MAP_SHARED,
+            fd,
+            0,
+        )
+    };
+    at.expect("rings can be mapped").cast()
+}
+
+impl Kernel {
+    /// Loads everything; session 1 is open, over IPv4.
+    pub fn new() -> Self {
+        let mut plane = DataPlane::load().expect("the root programs load");
+        plane
+            .deploy(objects::GRAFTS[0].1)
+            .expect("selective-repeat loads");
+        let rings = RingMaker::new(&plane)
+            .expect("descriptors")
+            .make(SLOTS)
+            .expect("memory");
+        let (transmit, receive) = (map_ring(rings.transmit()), map_ring(rings.receive()));
+        let kernel = Self {
+            plane,
+            _rings: rings,
+            transmit,
+            receive,
+        };
+        kernel.open(SID, GID, intf::VTL_OPEN);
+        kernel
+    }
+
+    /// Makes a session like the first one; they share rings.
+    pub fn open(&self, sid: u32, gid: u16, state: u32) {
+        let mut s = vtl_session {
+            sid,
+            token: TOKEN,
+            peer_token: PEER_TOKEN,
+            peer_sid: PEER_SID,
+            slots: SLOTS,
+            gid,
+            max_payload: 1440,
+            ip_version: 4,
+            ..Default::default()
+        };
+        s.headers[12..15].copy_from_slice(&[0x08, 0x00, 0x45]);
+        s.headers[20] = 0x40;
+        s.headers[22] = 64;
+        s.headers[23] = intf::VTL_IPPROTO as u8;
+        s.headers[26..30].copy_from_slice(&OURS);
+        s.headers[30..34].copy_from_slice(&THEIRS);
+        s.tx.limit = SLOTS.into();
+        s.tx.cwnd = 32;
+        s.tx.reorder = 3;
+        s.tx.xid = 1;
+        let entry = self.plane.sessions().get(sid).expect("a session");
+        entry.initialise(s);
+        entry.set_state(state);
+    }
+
+    pub fn session(&self) -> vtl_session {
+        self.plane
+            .sessions()
+            .get(SID)
+            .expect("a session")
+            .snapshot()
+    }
+
+    /// The application writes a packet and publishes it.
+    pub fn write(&self, seq: u64, payload: &[u8]) {
+        let index = 1 + (seq % u64::from(SLOTS)) as usize;
+        // SAFETY: the ring has SLOTS + 1 slots, and no program runs at this moment.
+        unsafe {
+            let slot = &mut *self.transmit.as_ptr().add(index);
+            slot.len = payload.len() as u32;
+            slot.data[..payload.len()].copy_from_slice(payload);
+            (*self.transmit.as_ptr().cast::<vtl_ring_ctl>()).producer = seq + 1;
+        }
+    }
+
+    /// What lies in the receive ring for the application: the packet, and how far it is in order.
+    pub fn read(&self, seq: u64) -> (Vec<u8>, u64) {
+        let index = 1 + (seq % u64::from(SLOTS)) as usize;
+        // SAFETY: as in `write`.
+        unsafe {
+            let slot = &*self.receive.as_ptr().add(index);
+            let producer = (*self.receive.as_ptr().cast::<vtl_ring_ctl>()).producer;
+            (slot.data[..slot.len as usize].to_vec(), producer)
+        }
+    }
+
+    /// Runs a root program on a frame; it tail-calls the graft's.
+    pub fn run(&self, program: &str, frame: &[u8], repeat: u32) -> Ran {
+        let mut out = vec![0; 4096];
+        let mut options = libbpf_sys::bpf_test_run_opts {
+            sz: size_of::<libbpf_sys::bpf_test_run_opts>() as _,
+            data_in: frame.as_ptr().cast(),
+            data_size_in: frame.len() as u32,
+            data_out: out.as_mut_ptr().cast(),
+            data_size_out: out.len() as u32,
+            repeat: repeat as i32,
+            ..Default::default()
+        };
+        let fd = self.plane.program(program).as_raw_fd();
+        // SAFETY: the options refer to both buffers with their lengths; they outlive the call.
+        let r = unsafe { libbpf_sys::bpf_prog_test_run_opts(fd, &raw mut options) };
+        assert_eq!(r, 0, "{program}: {}", std::io::Error::from_raw_os_error(-r));
+        out.truncate(options.data_size_out as usize);
+        Ran {
+            verdict: options.retval,
+            frame: out,
+            ns: options.duration,
+        }
+    }
+
+    /// Runs a program, and names the counters that moved.
+    pub fn counted(&self, program: &str, frame: &[u8]) -> (Ran, Vec<(u32, u64)>) {
+        let before = self.plane.stats();
+        let ran = self.run(program, frame, 1);
+        let moved = self
+            .plane
+            .stats()
+            .into_iter()
+            .zip(before)
+            .map(|(a, b)| a - b);
+        (ran, (0..).zip(moved).filter(|(_, n)| *n != 0).collect())
+    }
+}
+
+/// The header of packets that the peer sends.
+pub fn header() -> Header {
+    Header {
+        flags: 0,
+        gid: GID,
+        sid: SID,
+        token: TOKEN,
+    }
+}
+
+/// A DATA packet from the peer.
+pub fn data(seq: u64, flags: u32, payload: &[u8]) -> Vec<u8> {
+    let header = Header {
+        flags: flags as u8,
+        ..header()
+    };
+    frame(&Packet::Data(Data {
+        header,
+        seq,
+        xid: (seq as u32).wrapping_add(1),
+        ts: 77,
+        payload,
+    }))
+}
+
+/// An acknowledgement from the peer.
+pub fn ack(cum: u64, received: u64, echo_xid: u32, bitmap: &[u8]) -> Vec<u8> {
+    frame(&Packet::Ack(Ack {
+        header: header(),
+        cum,
+        limit: cum + u64::from(SLOTS),
+        received,
+        echo_seq: cum.saturating_sub(1),
+        echo_xid,
+        echo_ts: 0,
+        dups: 0,
+        bitmap,
+    }))
+}
+
+/// A packet in Ethernet and IPv4, from the peer.
+pub fn frame(packet: &Packet<'_>) -> Vec<u8> {
+    let mut body = vec![0; packet.wire_len()];
+    packet.emit(&mut body).expect("a packet that parses");
+    around(&body)
+}
+
+/// Ethernet and IPv4 around anything.
+pub fn around(body: &[u8]) -> Vec<u8> {
+    let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 0x08, 0x00];
+    frame.extend_from_slice(&[0x45, 0]);
+    frame.extend_from_slice(&(20 + body.len() as u16).to_be_bytes());
+    frame.extend_from_slice(&[0, 0, 0x40, 0, 64, intf::VTL_IPPROTO as u8, 0, 0]);
+    frame.extend_from_slice(&THEIRS);
+    frame.extend_from_slice(&OURS);
+    frame.extend_from_slice(body);
+    frame
+}
+
+/// Where the VTL header starts.
+pub const VTL: usize = 34;
+
+/// Writes the checksum anew after a change of a frame of [`around`].
+pub fn seal(frame: &mut [u8]) {
+    let sum = vtl_proto::wire::checksum(&frame[VTL..]);
+    frame[VTL + 16..VTL + 20].copy_from_slice(&sum.to_le_bytes());
+}

@@ -1,0 +1,600 @@
+//! Root programs and graft as tables, in the kernel: packet in; verdict, counters, packet out.
+#![allow(missing_docs, non_snake_case)]
+
+mod kernel;
+
+use kernel::{
+    GID, Kernel, SID, SLOTS, TC, TOKEN, VTL, XDP, ack, around, data, frame, header, seal,
+};
+use vtl_proto::{
+    intf,
+    wire::{Data, Header, Nego, Packet},
+};
+
+const INGRESS: [(&str, kernel::Verdicts); 2] = [("vtl_root_in_tc", TC), ("vtl_root_in_xdp", XDP)];
+const EGRESS: [(&str, kernel::Verdicts); 2] = [("vtl_root_out_tc", TC), ("vtl_root_out_xdp", XDP)];
+
+/// What a program does with a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Then {
+    Pass,
+    Stop,
+    Answer,
+}
+use Then::{Answer, Pass, Stop};
+
+struct Case {
+    name: &'static str,
+    frame: Vec<u8>,
+    then: Then,
+    counts: &'static [u32],
+}
+
+fn case(name: &'static str, frame: Vec<u8>, then: Then, counts: &'static [u32]) -> Case {
+    Case {
+        name,
+        frame,
+        then,
+        counts,
+    }
+}
+
+/// A good packet, changed, and with the checksum that it should have then.
+fn changed(change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+    let mut frame = data(0, intf::VTL_F_ACK_NOW, &[9; 100]);
+    change(&mut frame);
+    seal(&mut frame);
+    frame
+}
+
+fn nego(header: Header) -> Nego {
+    Nego {
+        header,
+        token: 5,
+        peer_token: 6,
+        sid: 3,
+        ring_slots: 64,
+        max_payload: 1440,
+        gids: vtl_proto::wire::Gids::new(&[GID]).expect("one fits"),
+        ..Default::default()
+    }
+}
+
+const RX: u32 = intf::VTL_ST_RX_PACKETS;
+const BAD: u32 = intf::VTL_ST_RX_MALFORMED;
+const NONE: u32 = intf::VTL_ST_RX_NO_SESSION;
+const GRAFT: u32 = intf::VTL_ST_RX_NO_GRAFT;
+const CONTROL: u32 = intf::VTL_ST_RX_CONTROL;
+const ACKS: u32 = intf::VTL_ST_TX_ACKS;
+const SUM: u32 = intf::VTL_ST_RX_BAD_CSUM;
+
+/// Before any packet is accepted, so that the order of cases does not matter. Frames, PROTOCOL.md
+/// section 2.
+fn malformed() -> Vec<Case> {
+    let ip = |at: usize, value: u8| {
+        let mut f = data(0, 0, &[9; 100]);
+        f[14 + at] = value;
+        f
+    };
+    let big = |length: usize| {
+        let mut body = data(0, 0, &[9; 100])[VTL..VTL + 40].to_vec();
+        body.resize(40 + length, 1);
+        body[20..22].copy_from_slice(&(length as u16).to_be_bytes());
+        let mut f = around(&body);
+        seal(&mut f);
+        f
+    };
+    let bitmap = |field: u16, bytes: usize| {
+        let mut body = ack(0, 0, 0, &[])[VTL..].to_vec();
+        body.resize(72 + bytes, 0);
+        body[20..22].copy_from_slice(&field.to_be_bytes());
+        let mut f = around(&body);
+        seal(&mut f);
+        f
+    };
+    vec![
+        case("IP header with options", ip(0, 0x46), Stop, &[BAD]),
+        case("a fragment", ip(6, 0x20), Stop, &[BAD]),
+        case("a later fragment", ip(7, 0x10), Stop, &[BAD]),
+        case("IP length beyond the frame", ip(2, 0x40), Stop, &[BAD]),
+        case(
+            "IP length without a header of ours",
+            ip(3, 43),
+            Stop,
+            &[BAD],
+        ),
+        case("shorter than any header", around(&[0x10; 23]), Stop, &[BAD]),
+        case("version 0", changed(|f| f[VTL] = 0), Stop, &[BAD]),
+        case("version 2", changed(|f| f[VTL] = 0x20), Stop, &[BAD]),
+        case("type 7", changed(|f| f[VTL] = 0x17), Stop, &[BAD]),
+        case("type 15", changed(|f| f[VTL] = 0x1f), Stop, &[BAD]),
+        case(
+            "length field beyond the packet",
+            changed(|f| f[VTL + 21] = 101),
+            Stop,
+            &[RX, BAD],
+        ),
+        case(
+            "length field short of the packet",
+            changed(|f| f[VTL + 21] = 99),
+            Stop,
+            &[RX, BAD],
+        ),
+        case(
+            "DATA without payload",
+            changed(|f| f[VTL + 20..VTL + 22].fill(0)),
+            Stop,
+            &[RX, BAD],
+        ),
+        case(
+            "PROBE with payload",
+            changed(|f| f[VTL] = 0x12),
+            Stop,
+            &[RX, BAD],
+        ),
+        case(
+            "more payload than a slot holds",
+            big(1921),
+            Stop,
+            &[RX, BAD],
+        ),
+        case(
+            "DATA cut in its header",
+            around(&data(0, 0, &[1])[VTL..VTL + 30]),
+            Stop,
+            &[RX, BAD],
+        ),
+        case(
+            "ACK cut in its header",
+            around(&ack(0, 0, 0, &[])[VTL..VTL + 71]),
+            Stop,
+            &[RX, BAD],
+        ),
+        case("bitmap of 7 bytes", bitmap(7, 7), Stop, &[RX, BAD]),
+        case("bitmap beyond the packet", bitmap(16, 8), Stop, &[RX, BAD]),
+        case(
+            "bitmap of 1,032 bytes",
+            bitmap(1032, 1032),
+            Stop,
+            &[RX, BAD],
+        ),
+        case(
+            "not IP",
+            changed(|f| f[12..14].copy_from_slice(&[0x08, 0x06])),
+            Pass,
+            &[],
+        ),
+        case("TCP", ip(9, 6), Pass, &[]),
+        case("UDP", ip(9, 17), Pass, &[]),
+        case(
+            "NEGO",
+            frame(&Packet::Nego(Nego {
+                peer_token: 0,
+                ..nego(Header::default())
+            })),
+            Pass,
+            &[RX, CONTROL],
+        ),
+        case(
+            "NEGO of another version",
+            changed(|f| f[VTL] = 0x23),
+            Pass,
+            &[],
+        ),
+        case(
+            "NEGO_ACK",
+            frame(&Packet::NegoAck(nego(Header { gid: 0, ..header() }))),
+            Pass,
+            &[RX, CONTROL],
+        ),
+        case(
+            "NEGO_ACK with a wrong token",
+            frame(&Packet::NegoAck(nego(Header {
+                gid: 0,
+                token: TOKEN ^ 1,
+                ..header()
+            }))),
+            Stop,
+            &[RX, NONE],
+        ),
+        case(
+            "CLOSE",
+            frame(&Packet::Close(Header { gid: 0, ..header() })),
+            Pass,
+            &[RX, CONTROL],
+        ),
+        case(
+            "CLOSE with a wrong token",
+            frame(&Packet::Close(Header {
+                gid: 0,
+                token: !TOKEN,
+                ..header()
+            })),
+            Stop,
+            &[RX, NONE],
+        ),
+        case(
+            "wrong token",
+            changed(|f| f[VTL + 15] ^= 1),
+            Stop,
+            &[RX, NONE],
+        ),
+        case(
+            "wrong token, first byte",
+            changed(|f| f[VTL + 8] ^= 0x80),
+            Stop,
+            &[RX, NONE],
+        ),
+        case("session 0", changed(|f| f[VTL + 7] = 0), Stop, &[RX, NONE]),
+        case(
+            "a free session",
+            changed(|f| f[VTL + 7] = 9),
+            Stop,
+            &[RX, NONE],
+        ),
+        case(
+            "a session beyond the table",
+            changed(|f| f[VTL + 4] = 0xff),
+            Stop,
+            &[RX, NONE],
+        ),
+        case("wrong source address", ip(15, 99), Stop, &[RX, NONE]),
+        case(
+            "another graft's packet",
+            changed(|f| f[VTL + 3] = 3),
+            Stop,
+            &[RX, GRAFT],
+        ),
+        case(
+            "gid beyond the table",
+            changed(|f| f[VTL + 2] = 1),
+            Stop,
+            &[RX, GRAFT],
+        ),
+        case(
+            "session still opening",
+            changed(|f| f[VTL + 7] = 2),
+            Stop,
+            &[RX, GRAFT],
+        ),
+        case(
+            "graft that is not deployed",
+            changed(|f| (f[VTL + 3], f[VTL + 7]) = (5, 3)),
+            Stop,
+            &[RX, GRAFT],
+        ),
+    ]
+}
+
+fn check(k: &Kernel, program: &str, verdicts: kernel::Verdicts, cases: &[Case]) {
+    let mut wrong = 0;
+    for c in cases {
+        let (ran, counts) = k.counted(program, &c.frame);
+        let then = match ran.verdict {
+            v if v == verdicts.pass => Pass,
+            v if v == verdicts.stop => Stop,
+            v if v == verdicts.answer => Answer,
+            v => panic!("{}: verdict {v}", c.name),
+        };
+        let want: Vec<_> = c.counts.iter().map(|n| (*n, 1)).collect();
+        if (then, &counts) != (c.then, &want) {
+            wrong += 1;
+            println!(
+                "{program}: {}: {then:?} {counts:?}, not {:?} {want:?}",
+                c.name, c.then
+            );
+        }
+    }
+    assert_eq!(wrong, 0);
+}
+
+#[test]
+fn root_ingress__what_is_malformed_or_not_authentic() {
+    if !kernel::privileged("root_ingress__what_is_malformed_or_not_authentic") {
+        return;
+    }
+    for (program, verdicts) in INGRESS {
+        let k = Kernel::new();
+        k.open(2, GID, intf::VTL_OPENING);
+        k.open(3, 5, intf::VTL_OPEN);
+        check(&k, program, verdicts, &malformed());
+        let s = k.session();
+        assert_eq!(
+            (s.rx.cum, s.rx.received, s.tx.una),
+            (0, 0, 0),
+            "nothing was accepted"
+        );
+    }
+}
+
+#[test]
+fn root_ingress__learns_the_way_back_from_authentic_packets_only() {
+    if !kernel::privileged("root_ingress__learns_the_way_back_from_authentic_packets_only") {
+        return;
+    }
+    for (program, _) in INGRESS {
+        let k = Kernel::new();
+        k.run(program, &changed(|f| f[VTL + 15] ^= 1), 1);
+        assert_eq!(k.session().ifindex, 0);
+        k.run(program, &data(0, 0, &[1]), 1);
+        let s = k.session();
+        assert_ne!(s.ifindex, 0);
+        assert_eq!(s.headers[..14], [2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0]);
+    }
+}
+
+#[test]
+fn graft_ingress__new_duplicate_beyond_and_damaged() {
+    if !kernel::privileged("graft_ingress__new_duplicate_beyond_and_damaged") {
+        return;
+    }
+    const DUPLICATE: u32 = intf::VTL_ST_RX_DUPLICATE;
+    const BEYOND: u32 = intf::VTL_ST_RX_BEYOND;
+    let now = intf::VTL_F_ACK_NOW;
+    let damaged = |at: usize| {
+        let mut f = data(1, now, &[3; 200]);
+        f[at] ^= 4;
+        f
+    };
+    let probe = frame(&Packet::Probe(Data {
+        header: Header {
+            flags: now as u8,
+            ..header()
+        },
+        seq: 0,
+        xid: 9,
+        ts: 5,
+        payload: &[],
+    }));
+    for (program, verdicts) in INGRESS {
+        let k = Kernel::new();
+        let cases = [
+            case("probe", probe.clone(), Answer, &[RX, ACKS]),
+            case("new, quiet", data(0, 0, &[1; 300]), Stop, &[RX]),
+            case("damaged payload", damaged(VTL + 50), Stop, &[RX, SUM]),
+            case("damaged last byte", damaged(VTL + 239), Stop, &[RX, SUM]),
+            case("damaged header", damaged(VTL + 33), Stop, &[RX, SUM]),
+            case(
+                "new, to be acknowledged",
+                data(1, now, &[2; 1440]),
+                Answer,
+                &[RX, ACKS],
+            ),
+            case(
+                "duplicate",
+                data(1, now, &[7; 1440]),
+                Answer,
+                &[RX, DUPLICATE, ACKS],
+            ),
+            case(
+                "duplicate, quiet",
+                data(0, 0, &[1; 300]),
+                Answer,
+                &[RX, DUPLICATE, ACKS],
+            ),
+            case("ahead", data(70, now, &[4; 1440]), Answer, &[RX, ACKS]),
+            case(
+                "duplicate ahead",
+                data(70, now, &[8; 1440]),
+                Answer,
+                &[RX, DUPLICATE, ACKS],
+            ),
+            case(
+                "the last that fits",
+                data(u64::from(SLOTS) - 1, now, &[5; 1440]),
+                Answer,
+                &[RX, ACKS],
+            ),
+            case(
+                "the first that does not",
+                data(SLOTS.into(), now, &[5; 99]),
+                Stop,
+                &[RX, BEYOND],
+            ),
+            case(
+                "far beyond",
+                data(1 << 63, now, &[5; 99]),
+                Stop,
+                &[RX, BEYOND],
+            ),
+            case(
+                "the largest",
+                data(u64::MAX, now, &[5; 99]),
+                Stop,
+                &[RX, BEYOND],
+            ),
+        ];
+        check(&k, program, verdicts, &cases);
+        let s = k.session();
+        assert_eq!((s.rx.cum, s.rx.max, s.rx.received), (2, SLOTS.into(), 4));
+        assert_eq!((s.rx.dups, s.rx.bad_csum, s.rx.beyond), (3, 3, 3));
+        // Duplicates did not overwrite what the application may be reading.
+        assert_eq!(k.read(0), (vec![1; 300], 2));
+        assert_eq!(k.read(1), (vec![2; 1440], 2));
+        assert_eq!(k.read(70), (vec![4; 1440], 2));
+    }
+}
+
+#[test]
+fn graft_ingress__its_acknowledgement_says_it_all() {
+    if !kernel::privileged("graft_ingress__its_acknowledgement_says_it_all") {
+        return;
+    }
+    for (program, verdicts) in INGRESS {
+        let k = Kernel::new();
+        for seq in [0, 1, 2, 5, 64, 200] {
+            k.run(program, &data(seq, 0, &[seq as u8 + 1; 1000]), 1);
+        }
+        let ran = k.run(program, &data(130, intf::VTL_F_ACK_NOW, &[1; 1000]), 1);
+        assert_eq!(ran.verdict, verdicts.answer);
+        let f = &ran.frame;
+        assert_eq!(
+            f[..12],
+            [2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1],
+            "link addresses exchanged"
+        );
+        assert_eq!(f[26..34], [10, 0, 0, 1, 10, 0, 0, 2], "addresses exchanged");
+        assert_eq!(
+            usize::from(u16::from_be_bytes([f[16], f[17]])) + 14,
+            f.len()
+        );
+        let sum: u32 = f[14..34]
+            .chunks(2)
+            .map(|w| u32::from(u16::from_be_bytes([w[0], w[1]])))
+            .sum();
+        assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff, "IP checksum");
+        let Ok(Packet::Ack(a)) = Packet::parse(&f[VTL..]) else {
+            panic!("{:?}", Packet::parse(&f[VTL..]))
+        };
+        assert_eq!(
+            (a.header.sid, a.header.token),
+            (kernel::PEER_SID, kernel::PEER_TOKEN)
+        );
+        assert_eq!((a.header.gid, a.header.flags), (GID, 0));
+        assert_eq!(
+            (a.cum, a.limit, a.received, a.dups),
+            (3, SLOTS.into(), 7, 0)
+        );
+        assert_eq!((a.echo_seq, a.echo_xid, a.echo_ts), (130, 131, 77));
+        for seq in 0..300 {
+            let want = [0, 1, 2, 5, 64, 130, 200].contains(&seq);
+            assert_eq!(a.has(seq), Some(want), "{seq}");
+        }
+    }
+}
+
+/// A frame as the pump makes it.
+fn pump(sid: u32) -> Vec<u8> {
+    let mut f = vec![0; 1514];
+    f[12..14].copy_from_slice(&(intf::VTL_PUMP_ETHERTYPE as u16).to_be_bytes());
+    f[16..20].copy_from_slice(&sid.to_ne_bytes());
+    f
+}
+
+#[test]
+fn egress_and_listener__one_packet_there_and_its_acknowledgement_back() {
+    if !kernel::privileged("egress_and_listener__one_packet_there_and_its_acknowledgement_back") {
+        return;
+    }
+    for ((program, verdicts), (input, _)) in EGRESS.into_iter().zip(INGRESS) {
+        let k = Kernel::new();
+        k.write(0, b"before anything is known of the peer");
+        assert_eq!(
+            k.run(program, &pump(SID), 1).verdict,
+            verdicts.stop,
+            "no way known"
+        );
+        k.run(input, &data(0, 0, &[1]), 1);
+
+        let (ran, counts) = k.counted(program, &pump(SID));
+        assert_eq!(ran.verdict, verdicts.send);
+        assert_eq!(counts, [(intf::VTL_ST_TX_PACKETS, 1)]);
+        assert_eq!(ran.frame[26..34], [10, 0, 0, 1, 10, 0, 0, 2]);
+        let Ok(Packet::Data(d)) = Packet::parse(&ran.frame[VTL..]) else {
+            panic!("no DATA")
+        };
+        assert_eq!((d.seq, d.xid, d.header.sid), (0, 1, kernel::PEER_SID));
+        assert_eq!(d.payload, b"before anything is known of the peer");
+        assert_eq!(
+            u32::from(d.header.flags),
+            intf::VTL_F_ACK_NOW,
+            "the last one before silence"
+        );
+        let (ran, counts) = k.counted(program, &pump(SID));
+        assert_eq!(
+            (ran.verdict, counts),
+            (verdicts.stop, vec![]),
+            "nothing more"
+        );
+        assert_ne!(k.session().tx.wake_ns, 0);
+        for sid in [0, 5, intf::VTL_MAX_SESSIONS, u32::MAX] {
+            assert_eq!(
+                k.run(program, &pump(sid), 1).verdict,
+                verdicts.stop,
+                "session {sid}"
+            );
+        }
+
+        // Acknowledgements: a damaged one, a lie, the true one, an old one.
+        let mut damaged = ack(1, 1, 1, &[]);
+        damaged[VTL + 31] ^= 2;
+        let (_, counts) = k.counted(input, &damaged);
+        assert_eq!(counts, [(RX, 1), (intf::VTL_ST_RX_BAD_CSUM, 1)]);
+        for (lie, what) in [(ack(2, 1, 1, &[]), "cum"), (ack(1, 2, 1, &[]), "received")] {
+            k.run(input, &lie, 1);
+            assert_eq!((k.session().tx.una, k.session().tx.acks), (0, 0), "{what}");
+        }
+        k.run(input, &ack(1, 1, 1, &[0; 8]), 1);
+        let s = k.session();
+        assert_eq!(
+            (s.tx.una, s.tx.delivered, s.tx.acked_xid, s.tx.acks),
+            (1, 1, 1, 1)
+        );
+        assert_eq!(s.tx.limit, 1 + u64::from(SLOTS));
+        k.run(input, &ack(0, 0, 1, &[]), 1);
+        assert_eq!(
+            (k.session().tx.una, k.session().tx.acks),
+            (1, 1),
+            "an old one"
+        );
+    }
+}
+
+/// Information, not a test: what each step costs. Medians of single runs include the clock's cost.
+#[test]
+fn costs__in_nanoseconds() {
+    if !kernel::privileged("costs__in_nanoseconds") {
+        return;
+    }
+    const TIMES: u32 = 100_000;
+    let tcp = {
+        let mut f = data(0, 0, &[9; 1400]);
+        f[23] = 6;
+        f
+    };
+    for ((input, _), (output, _)) in INGRESS.into_iter().zip(EGRESS) {
+        let k = Kernel::new();
+        println!("{input}: TCP passes: {} ns", k.run(input, &tcp, TIMES).ns);
+        println!(
+            "{input}: wrong token: {} ns",
+            k.run(input, &changed(|f| f[VTL + 8] = 0), TIMES).ns
+        );
+        println!(
+            "{input}: beyond the window: {} ns",
+            k.run(input, &data(1 << 40, 0, &[1; 1440]), TIMES).ns
+        );
+        println!(
+            "{input}: acknowledgement, nothing new: {} ns",
+            k.run(input, &ack(0, 0, 0, &[0; 64]), TIMES).ns
+        );
+        let median = |mut all: Vec<u32>| {
+            all.sort_unstable();
+            all[all.len() / 2]
+        };
+        let quiet = (0..SLOTS).map(|seq| k.run(input, &data(seq.into(), 0, &[1; 1440]), 1).ns);
+        println!(
+            "{input}: new DATA of 1,440 bytes: {} ns",
+            median(quiet.collect())
+        );
+        let again = (0..SLOTS).map(|seq| k.run(input, &data(seq.into(), 1, &[1; 1440]), 1).ns);
+        println!(
+            "{input}: the same again, answered: {} ns",
+            median(again.collect())
+        );
+        let k = Kernel::new();
+        k.run(input, &data(0, 0, &[1]), 1);
+        let out = (0..32).map(|seq| {
+            k.write(seq, &[1; 1440]);
+            k.run(output, &pump(SID), 1).ns
+        });
+        println!(
+            "{output}: DATA of 1,440 bytes: {} ns",
+            median(out.collect())
+        );
+        let acked = (1..=32).map(|cum| k.run(input, &ack(cum, cum, cum as u32, &[]), 1).ns);
+        println!(
+            "{input}: acknowledgement of one packet: {} ns",
+            median(acked.collect())
+        );
+    }
+}
