@@ -46,7 +46,8 @@ VTL_INLINE __u64 vtl_bbr_bdp(const struct vtl_bbr *b, __u64 bw, __u32 gain) {
     return bw * b->min_rtt_us / 1000000 * gain / 256 / 1024;
 }
 
-/* Has the queue gone? A path that holds less than a packet is never empty while one is under way. */
+/* Has the queue gone? A path that holds less than a packet is never empty while one is under way.
+ */
 VTL_INLINE int vtl_bbr_drained(const struct vtl_ackd *a) {
     const struct vtl_bbr *b = &a->s->tx.bbr;
     __u64 bdp = vtl_bbr_bdp(b, b->bw, 256);

@@ -34,10 +34,9 @@ VTL_INLINE void tf_number(struct vtl_out *o) {
         sent->app_limited = tx->app_limited != 0;
         tx->sent++;
         if (o->seq == tx->next) {
-            struct vtl_ring_ctl *ctl = vtl_env_tx_ctl(s);
             VTL_STORE(tx->next, o->seq + 1);
             if (o->seq % vtl_ack_every(tx->cwnd) == 0 || in_flight + 1 >= tx->cwnd ||
-                tx->next >= tx->limit || (ctl && tx->next >= VTL_LOAD(ctl->producer)))
+                tx->next >= tx->limit || tx->next >= o->end)
                 o->flags |= VTL_F_ACK_NOW;
         } else {
             tx->retransmitted++;

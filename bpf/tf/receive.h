@@ -8,8 +8,16 @@
 
 #include "vtl/tf.h"
 
-/* The first packet that finds no room. The app's position is believed only if it moved forward and
- * not beyond what it was given. */
+/* The first packet that finds no room, as far as the app's position is known. */
+VTL_INLINE __u64 vtl_rx_known_limit(const struct vtl_session *s) {
+    /* No two packets of the window may share a word of the bitmap. */
+    __u64 most = (s->rx.cum & ~63ull) + VTL_MAX_WINDOW;
+    __u64 limit = s->rx.consumer + s->slots;
+    return limit < most ? limit : most;
+}
+
+/* The same after a look at the app's position, which is believed only if it moved forward and not
+ * beyond what the app was given. The app writes there, so looking costs a cache miss. */
 VTL_INLINE __u64 vtl_rx_limit(struct vtl_session *s) {
     struct vtl_ring_ctl *ctl = vtl_env_rx_ctl(s);
     if (ctl) {
@@ -17,10 +25,7 @@ VTL_INLINE __u64 vtl_rx_limit(struct vtl_session *s) {
         if (consumer - s->rx.consumer <= s->rx.cum - s->rx.consumer)
             s->rx.consumer = consumer;
     }
-    /* No two packets of the window may share a word of the bitmap. */
-    __u64 most = (s->rx.cum & ~63ull) + VTL_MAX_WINDOW;
-    __u64 limit = s->rx.consumer + s->slots;
-    return limit < most ? limit : most;
+    return vtl_rx_known_limit(s);
 }
 
 /* Is there a place for this packet, and is it still empty? Runs before the payload is copied, so
@@ -29,7 +34,7 @@ VTL_INLINE enum vtl_verdict tf_receive_admit(struct vtl_in *in) {
     struct vtl_session *s = in->s;
     if (in->type == VTL_PROBE)
         return VTL_NEXT;
-    if (in->seq >= vtl_rx_limit(s)) {
+    if (in->seq >= vtl_rx_known_limit(s) && in->seq >= vtl_rx_limit(s)) {
         s->rx.beyond++;
         vtl_env_count(VTL_ST_RX_BEYOND);
         return VTL_STOP;

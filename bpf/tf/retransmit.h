@@ -57,6 +57,7 @@ VTL_INLINE enum vtl_verdict tf_choose(struct vtl_out *o) {
     __u64 end = VTL_LOAD(ctl->producer);
     if (end - una > s->slots)
         end = una + s->slots;
+    o->end = end;
     __u64 in_flight = vtl_in_flight(s);
     int room = in_flight < s->tx.cwnd;
 

@@ -39,6 +39,17 @@ VTL_INLINE int vtl_from_peer(struct vtl_session *s, void *data, int offset) {
                              sizeof(struct in6_addr));
 }
 
+/* Does the packet end where the header says, padding included, no sooner and no later? */
+VTL_INLINE int vtl_is_exact(void *data, int offset, struct vtl_hdr *h, __u32 type) {
+    void *ip = data + sizeof(struct ethhdr);
+    __u32 length = offset == (int)VTL_OFFSET_V4
+                       ? vtl_swap16(((struct iphdr *)ip)->tot_len) - sizeof(struct iphdr)
+                       : vtl_swap16(((struct ipv6hdr *)ip)->payload_len);
+    __u32 want = vtl_swap16(h->len);
+    want += type == VTL_ACK ? sizeof(struct vtl_ack_hdr) : sizeof(struct vtl_data_hdr);
+    return length == (want < VTL_MIN_PACKET ? VTL_MIN_PACKET : want);
+}
+
 VTL_INLINE int vtl_route_at(void *data, void *end, __u32 ifindex, int offset) {
     struct vtl_hdr *h = data + offset;
     if ((void *)(h + 1) > end)
@@ -68,6 +79,10 @@ VTL_INLINE int vtl_route_at(void *data, void *end, __u32 ifindex, int offset) {
     if (type == VTL_NEGO_ACK || type == VTL_CLOSE) {
         vtl_env_count(VTL_ST_RX_CONTROL);
         return VTL_ROUTE_PASS;
+    }
+    if (!vtl_is_exact(data, offset, h, type)) {
+        vtl_env_count(VTL_ST_RX_MALFORMED);
+        return VTL_ROUTE_DROP;
     }
     __u32 gid = vtl_swap16(h->gid);
     if (s->state != VTL_OPEN || gid != s->gid || gid >= VTL_MAX_GRAFTS) {

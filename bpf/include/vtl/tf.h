@@ -52,6 +52,7 @@ enum vtl_verdict {
 struct vtl_out {
     struct vtl_session *s;
     __u64 now; /* ns */
+    __u64 end; /* first packet that the app has not written */
     __u64 seq;
     struct vtl_slot *slot; /* DATA: the payload */
     struct vtl_sent *sent; /* DATA: the scoreboard entry of seq */

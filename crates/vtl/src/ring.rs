@@ -117,6 +117,8 @@ fn closed(value: u32) -> Option<Closed> {
 pub struct TxRing {
     ring: Ring,
     next: u64,
+    /// `consumer` when it was last looked at: the kernel writes there, so looking is not free.
+    acknowledged: u64,
     max_payload: u32,
 }
 
@@ -137,6 +139,7 @@ impl TxRing {
         Ok(Self {
             ring,
             next,
+            acknowledged: next,
             max_payload: max_payload.into(),
         })
     }
@@ -147,10 +150,14 @@ impl TxRing {
     }
 
     /// Slots that may be written now.
-    pub fn room(&self) -> u64 {
-        let used = self
-            .next
-            .wrapping_sub(self.ring.consumer().load(Ordering::Acquire));
+    pub fn room(&mut self) -> u64 {
+        self.acknowledged = self.ring.consumer().load(Ordering::Acquire);
+        self.known_room()
+    }
+
+    /// As [`TxRing::room`] when that was last asked: at most what it is now.
+    fn known_room(&self) -> u64 {
+        let used = self.next.wrapping_sub(self.acknowledged);
         u64::from(self.ring.slots).saturating_sub(used)
     }
 
@@ -160,7 +167,7 @@ impl TxRing {
     /// If `ahead` is not below [`TxRing::room`].
     pub fn slot(&mut self, ahead: u64) -> &mut [u8] {
         assert!(
-            ahead < self.room(),
+            ahead < self.known_room() || ahead < self.room(),
             "that slot still holds a packet in flight"
         );
         let slot = self.ring.slot(self.next + ahead).as_ptr();
@@ -200,7 +207,8 @@ impl TxRing {
     /// # Panics
     /// If a length is 0 or too large, or there are more than [`TxRing::room`].
     pub fn publish(&mut self, lengths: &[u32]) -> bool {
-        assert!(lengths.len() as u64 <= self.room());
+        let count = lengths.len() as u64;
+        assert!(count <= self.known_room() || count <= self.room());
         for (i, len) in lengths.iter().enumerate() {
             assert!((1..=self.max_payload).contains(len));
             let slot = self.ring.slot(self.next + i as u64).as_ptr();
@@ -236,6 +244,8 @@ impl TxRing {
 pub struct RxRing {
     ring: Ring,
     next: u64,
+    /// `producer` when it was last looked at: the kernel writes there, so looking is not free.
+    arrived: u64,
     told: u64,
 }
 
@@ -250,24 +260,23 @@ impl RxRing {
         Ok(Self {
             ring,
             next,
+            arrived: next,
             told: next,
         })
     }
 
     /// Packets that can be read now.
-    pub fn available(&self) -> u64 {
-        self.ring
-            .producer()
-            .load(Ordering::Acquire)
-            .wrapping_sub(self.next)
+    pub fn available(&mut self) -> u64 {
+        self.arrived = self.ring.producer().load(Ordering::Acquire);
+        self.arrived.wrapping_sub(self.next)
     }
 
     /// The payload of the `ahead`-th packet to be read.
     ///
     /// # Panics
-    /// If `ahead` is not below [`RxRing::available`].
+    /// If `ahead` is not below what [`RxRing::available`] last said.
     pub fn packet(&self, ahead: u64) -> &[u8] {
-        assert!(ahead < self.available());
+        assert!(ahead < self.arrived.wrapping_sub(self.next));
         let slot = self.ring.slot(self.next + ahead).as_ptr();
         // SAFETY: published by the kernel, which leaves it alone until it is consumed.
         unsafe {
@@ -296,7 +305,7 @@ impl RxRing {
 
     /// Announces that the reader goes to sleep. Returns false if there is something to read after
     /// all.
-    pub fn prepare_wait(&self) -> bool {
+    pub fn prepare_wait(&mut self) -> bool {
         self.ring.waiting().store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         if self.available() == 0 && self.closed().is_none() {

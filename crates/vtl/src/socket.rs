@@ -17,6 +17,7 @@ use std::{
     net::{IpAddr, SocketAddr},
     os::fd::{AsFd, OwnedFd},
     path::Path,
+    time::Duration,
 };
 
 use nix::{
@@ -97,6 +98,8 @@ struct Session {
     peer: IpAddr,
     /// Bytes of the first packet in `rx` that were read.
     read: usize,
+    /// Packets read at a time last.
+    batch: u64,
 }
 
 /// A VTL socket. Data flows both ways, whoever opened the session.
@@ -110,6 +113,11 @@ pub struct Socket {
 /// How long a sender whose ring is full sleeps before it looks again, ms: shorter than a ring lasts
 /// at any rate.
 const FULL_MS: u16 = 1;
+/// A reader that got this many packets at once naps before it asks to be woken: in bulk transfers a
+/// wake-up for every few packets costs more than the packets.
+const BULK: u64 = 32;
+/// How long.
+const NAP: Duration = Duration::from_micros(50);
 /// The longest that a lost wake-up can cost a receiver, ms.
 const WAIT_MS: u16 = 200;
 
@@ -189,6 +197,7 @@ impl Socket {
             daemon: self.client.as_fd().try_clone_to_owned()?,
             peer,
             read: 0,
+            batch: 0,
         });
         let graft = answer["graft"].as_str().unwrap_or_default().to_owned();
         Ok(Agreement { graft, peer })
@@ -249,7 +258,8 @@ impl Socket {
         }
         let mut filled = 0;
         let mut packets = 0;
-        while packets < session.rx.available() && filled < buffer.len() {
+        let available = session.rx.available();
+        while packets < available && filled < buffer.len() {
             let rest = &session.rx.packet(packets)[session.read..];
             let n = rest.len().min(buffer.len() - filled);
             buffer[filled..filled + n].copy_from_slice(&rest[..n]);
@@ -334,7 +344,10 @@ impl Session {
     }
 
     /// Waits for packets. False at the end.
-    fn wait(&self) -> Result<bool, Error> {
+    fn wait(&mut self) -> Result<bool, Error> {
+        if self.batch >= BULK && self.rx.available() == 0 {
+            std::thread::sleep(NAP);
+        }
         loop {
             if self.rx.available() > 0 {
                 return Ok(true);
@@ -380,6 +393,7 @@ impl Session {
     }
 
     fn consume(&mut self, packets: u64) {
+        self.batch = packets;
         if packets > 0 && self.rx.consume(packets) {
             signal(&self.kick, 1 << 32);
         }

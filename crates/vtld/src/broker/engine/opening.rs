@@ -363,7 +363,7 @@ impl Engine {
             let map = |e: std::io::Error| format!("mapping a ring: {e}");
             let tx =
                 TxRing::map(rings.transmit(), rings.slots, established.max_payload).map_err(map)?;
-            let rx = RxRing::map(rings.receive(), rings.slots).map_err(map)?;
+            let mut rx = RxRing::map(rings.receive(), rings.slots).map_err(map)?;
             rx.prepare_wait();
             *streams = Some(Box::new(Streams::new(session.initiator, tx, rx)));
         }
