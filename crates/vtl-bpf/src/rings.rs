@@ -34,7 +34,10 @@ impl RingSet {
 /// Makes rings.
 pub struct RingMaker {
     directories: [MapHandle; 3],
+    /// Entries from here on were never used.
     next: u32,
+    /// Entries below that are free again.
+    free: Vec<u32>,
 }
 
 impl RingMaker {
@@ -50,6 +53,7 @@ impl RingMaker {
                 plane.map_handle("vtl_scoreboards")?,
             ],
             next: 0,
+            free: Vec::new(),
         })
     }
 
@@ -62,7 +66,8 @@ impl RingMaker {
     /// If `slots` is not a power of two of at most `VTL_MAX_WINDOW`.
     pub fn make(&mut self, slots: u32) -> Result<RingSet> {
         assert!(slots.is_power_of_two() && slots <= intf::VTL_MAX_WINDOW);
-        if self.next >= intf::VTL_MAX_RINGS {
+        let index = self.free.last().copied().unwrap_or(self.next);
+        if index >= intf::VTL_MAX_RINGS {
             return Err(Error::System {
                 what: "all entries of the ring directories are in use".into(),
                 source: std::io::ErrorKind::StorageFull.into(),
@@ -71,7 +76,6 @@ impl RingMaker {
         let slot = intf::VTL_SLOT_SIZE;
         let sent = size_of::<intf::vtl_sent>() as u32;
         let shared = libbpf_sys::BPF_F_MMAPABLE | libbpf_sys::BPF_F_INNER_MAP;
-        let index = self.next;
         let set = RingSet {
             index,
             slots,
@@ -92,8 +96,26 @@ impl RingMaker {
                 )
                 .map_err(|e| Error::load("a ring", e))?;
         }
-        self.next += 1;
+        if self.free.pop().is_none() {
+            self.next += 1;
+        }
         Ok(set)
+    }
+
+    /// Takes a set out of the directories for good. Whoever has it mapped keeps its memory, and
+    /// sees nothing new there. No program may be at work on it.
+    ///
+    /// # Errors
+    /// [`Error::Load`] if the directories cannot be changed; the entry is then lost.
+    #[allow(clippy::needless_pass_by_value)] // it ends here
+    pub fn retire(&mut self, set: RingSet) -> Result<()> {
+        for directory in &self.directories {
+            directory
+                .delete(&set.index.to_ne_bytes())
+                .map_err(|e| Error::load("the end of a ring", e))?;
+        }
+        self.free.push(set.index);
+        Ok(())
     }
 }
 

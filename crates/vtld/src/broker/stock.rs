@@ -14,6 +14,7 @@ const GRACE: Duration = Duration::from_millis(50);
 enum Order {
     Make,
     Recycle(RingSet),
+    Replace(RingSet),
 }
 
 /// The stock.
@@ -41,6 +42,13 @@ impl Stock {
                             continue;
                         }
                         Ok(set)
+                    }
+                    Order::Replace(set) => {
+                        thread::sleep(GRACE);
+                        if let Err(error) = maker.retire(set) {
+                            tracing::warn!(%error, "a ring cannot be taken away");
+                        }
+                        maker.make(slots)
                     }
                 };
                 if outbox.send(set).is_err() {
@@ -74,8 +82,13 @@ impl Stock {
             .expect("the thread lives as long as the stock")
     }
 
-    /// Gives a set back.
+    /// Gives a set back that only the daemon and the kernel have seen.
     pub(super) fn put(&self, set: RingSet) {
         self.order(Order::Recycle(set));
+    }
+
+    /// Gives a set back that an application may still have mapped: nobody else may get it.
+    pub(super) fn put_exposed(&self, set: RingSet) {
+        self.order(Order::Replace(set));
     }
 }

@@ -130,6 +130,10 @@ impl Engine {
         for listener in self.listeners.values_mut() {
             listener.backlog.retain(|s| *s != sid);
         }
+        match session.purpose {
+            Use::Streams { .. } => self.stock.put(session.rings),
+            Use::Aware(_) => self.stock.put_exposed(session.rings),
+        }
         if let Use::Streams { streams, .. } = session.purpose {
             let peer = session.peer;
             if self.stream_session(peer).is_none() {
@@ -143,6 +147,5 @@ impl Engine {
                 held.fall_back();
             }
         }
-        self.stock.put(session.rings);
     }
 }
