@@ -9,6 +9,7 @@ mod world;
 mod death;
 mod files;
 mod hostile;
+mod insider;
 mod outage;
 mod pool;
 mod users;

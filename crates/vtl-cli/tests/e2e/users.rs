@@ -157,7 +157,7 @@ fn vtld__needs_root() {
 }
 
 /// A session between two applications of the library.
-fn session(world: &World, port: u16) -> (Socket, Socket) {
+pub(crate) fn session(world: &World, port: u16) -> (Socket, Socket) {
     let at = SocketAddr::new(world.servers()[0], port);
     let mut responder =
         Socket::init(Mode::Responder, at, &world.socket(Host::Server)).expect("a socket");
@@ -176,6 +176,29 @@ fn session(world: &World, port: u16) -> (Socket, Socket) {
     (initiator, accepting.join().expect("no panic"))
 }
 
+/// Sends from one end to the other until the end, and compares.
+#[track_caller]
+pub(crate) fn transfer((mut from, mut to): (Socket, Socket), wanted: &[u8]) {
+    let got = thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut rest = wanted;
+            while !rest.is_empty() {
+                rest = &rest[from.send_data(rest).expect("sent")..];
+            }
+            from.close().expect("delivered");
+        });
+        let mut got = Vec::new();
+        let mut buffer = vec![0; 1 << 16];
+        loop {
+            match to.recv_data(&mut buffer).expect("received") {
+                0 => return got,
+                n => got.extend_from_slice(&buffer[..n]),
+            }
+        }
+    });
+    assert!(got == wanted, "{} of {} bytes", got.len(), wanted.len());
+}
+
 #[test]
 fn applications__cannot_touch_each_other() {
     let Some(mut world) = World::bare("apart", &Link::new(5.0, 100.0)) else {
@@ -183,7 +206,7 @@ fn applications__cannot_touch_each_other() {
     };
     world.start(Host::Server, &[]);
     world.start(Host::Client, &[]);
-    let (mut ours, mut theirs) = session(&world, 40);
+    let (ours, theirs) = session(&world, 40);
     // Another connection to the same daemons: it owns nothing, so nothing happens.
     let strangers =
         [Host::Client, Host::Server].map(|h| Client::connect(&world.socket(h)).expect("answers"));
@@ -211,23 +234,5 @@ fn applications__cannot_touch_each_other() {
     }
     // One application ends at once: its session, and no other.
     drop(other);
-    let wanted = payload(3 * SIZE, 9);
-    let sending = wanted.clone();
-    let sender = thread::spawn(move || {
-        let mut rest = &sending[..];
-        while !rest.is_empty() {
-            rest = &rest[ours.send_data(rest).expect("sent")..];
-        }
-        ours.close().expect("delivered");
-    });
-    let mut got = Vec::new();
-    let mut buffer = vec![0; 1 << 16];
-    loop {
-        match theirs.recv_data(&mut buffer).expect("received") {
-            0 => break,
-            n => got.extend_from_slice(&buffer[..n]),
-        }
-    }
-    sender.join().expect("no panic");
-    assert!(got == wanted, "{} of {} bytes", got.len(), wanted.len());
+    transfer((ours, theirs), &payload(3 * SIZE, 9));
 }
