@@ -22,8 +22,9 @@ VTL_INLINE enum vtl_verdict vtl_make(struct vtl_out *o) {
     s->tx.wake_ns = VTL_NEVER;
     if (!VTL_LOAD(s->ifindex))
         return VTL_STOP; /* the peer's first packet will tell where it lives */
-    if (VTL_LOAD(s->rx.ack_now) && __sync_lock_test_and_set(&s->rx.ack_now, 0) &&
-        VTL_TRY_LOCK(s->rx.busy)) {
+    if (VTL_LOAD(s->rx.ack_now) && VTL_TRY_LOCK(s->rx.busy)) {
+        /* Before the look at what the app has read: it may read more, and ask again. */
+        __sync_lock_test_and_set(&s->rx.ack_now, 0);
         vtl_ack_build(s, &o->hdr.ack, 0, 0, 1);
         VTL_UNLOCK(s->rx.busy);
         o->type = VTL_ACK;
@@ -43,7 +44,8 @@ VTL_INLINE enum vtl_verdict vtl_make(struct vtl_out *o) {
     if (ctl)
         VTL_STORE(ctl->waiting, 1);
     __sync_lock_test_and_set(&s->tx.idle, 1);
-    if (vtl_can_send(s) && s->tx.pace_ns <= o->now)
+    /* An acknowledgement that found ingress at work is still due. */
+    if ((vtl_can_send(s) && s->tx.pace_ns <= o->now) || VTL_LOAD(s->rx.ack_now))
         s->tx.wake_ns = 0;
     return VTL_STOP;
 }
@@ -95,6 +97,20 @@ VTL_INLINE enum vtl_verdict vtl_in_start(struct vtl_in *in, __u32 room) {
 }
 
 /* An acknowledgement of session `s`, whose header and bitmap were copied out of the packet. */
+VTL_INLINE void vtl_wake_sender(struct vtl_session *s) {
+    __u32 what = 0;
+    if (VTL_LOAD(s->tx.idle) && vtl_can_send(s) && __sync_lock_test_and_set(&s->tx.idle, 0))
+        what = VTL_EV_SEND;
+    struct vtl_ring_ctl *ctl = vtl_env_tx_ctl(s);
+    if (ctl && VTL_LOAD(ctl->refill)) {
+        __u64 used = VTL_LOAD(ctl->producer) - s->tx.una;
+        if (used <= s->slots - s->slots / 4 && __sync_lock_test_and_set(&ctl->refill, 0))
+            what |= VTL_EV_ROOM;
+    }
+    if (what)
+        vtl_env_notify(s, what);
+}
+
 VTL_INLINE void vtl_listen(struct vtl_session *s, __u64 now, struct vtl_ack_hdr *hdr,
                            const __u64 *map, __u32 words) {
     if (!VTL_TRY_LOCK(s->tx.busy)) {
@@ -103,9 +119,9 @@ VTL_INLINE void vtl_listen(struct vtl_session *s, __u64 now, struct vtl_ack_hdr 
     }
     struct vtl_ackd a = {.s = s, .now = now, .hdr = hdr, .map = map, .words = words};
     graft_listener(&a);
-    VTL_UNLOCK(s->tx.busy);
-    if (VTL_LOAD(s->tx.idle) && __sync_lock_test_and_set(&s->tx.idle, 0))
-        vtl_env_notify(s, VTL_EV_SEND);
+    /* An exchange, not a store: who looks for news after saying that it sleeps must see them. */
+    __sync_lock_test_and_set(&s->tx.busy, 0);
+    vtl_wake_sender(s);
 }
 
 /* Words of the bitmap, or -1 if the header's length cannot be right. `room` is what the packet has
