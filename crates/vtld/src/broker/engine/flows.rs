@@ -199,15 +199,28 @@ impl Engine {
     }
 
     /// The stream session with a peer that is open or being opened.
+    ///
+    /// One that the peer opened counts once the peer has shown itself: a stranger may ask in its
+    /// name, and connects would wait there for nobody.
     pub(super) fn stream_session(&self, peer: IpAddr) -> Option<u32> {
-        let fits = |s: &Session| {
+        let shown = |sid: u32| {
+            self.plane
+                .sessions()
+                .get(sid)
+                .is_some_and(|e| e.ifindex() != 0)
+        };
+        let fits = |sid: u32, s: &Session| {
             s.peer == peer
                 && matches!(s.purpose, Use::Streams { .. })
-                && matches!(s.phase, Phase::Open | Phase::Opening(_))
+                && match s.phase {
+                    Phase::Opening(_) => true,
+                    Phase::Open => s.initiator || shown(sid),
+                    Phase::Closing { .. } | Phase::Ended => false,
+                }
         };
         self.sessions
             .iter()
-            .find(|(_, s)| fits(s))
+            .find(|(sid, s)| fits(**sid, s))
             .map(|(sid, _)| *sid)
     }
 
