@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nix::sys::socket::{MsgFlags, SockaddrStorage, sendto};
+use nix::sys::socket::{MsgFlags, SockaddrStorage, recv, sendto};
 use vtl_proto::{
     intf,
     services::Services,
@@ -21,38 +21,49 @@ use crate::{
 };
 
 /// A stranger on the client's host: sends what it likes, from the client's own address.
-struct Stranger {
+pub(crate) struct Stranger {
     fd: OwnedFd,
+    /// Hears what the host's daemon keeps from raw sockets.
+    ears: OwnedFd,
     to: SockaddrStorage,
     state: u64,
 }
 
 impl Stranger {
-    fn new(world: &World, server: IpAddr) -> Self {
+    pub(crate) fn new(world: &World, server: IpAddr) -> Self {
+        Self::on(world, Host::Client, server)
+    }
+
+    pub(crate) fn on(world: &World, host: Host, server: IpAddr) -> Self {
         let family = if server.is_ipv6() {
             libc::AF_INET6
         } else {
             libc::AF_INET
         };
-        let open = || {
+        let open = |family, kind, protocol: i32| {
             // SAFETY: a plain system call.
-            let fd = unsafe { libc::socket(family, libc::SOCK_RAW, intf::VTL_IPPROTO as i32) };
+            let fd = unsafe { libc::socket(family, kind, protocol) };
             assert!(fd >= 0, "{}", io::Error::last_os_error());
             // SAFETY: a new descriptor that nobody else owns.
             unsafe { OwnedFd::from_raw_fd(fd) }
         };
-        let fd = world
-            .testbed
-            .in_netns(Host::Client, open)
-            .expect("a namespace");
+        let both = || {
+            let all = i32::from((libc::ETH_P_ALL as u16).to_be());
+            [
+                open(family, libc::SOCK_RAW, intf::VTL_IPPROTO as i32),
+                open(libc::AF_PACKET, libc::SOCK_DGRAM, all),
+            ]
+        };
+        let [fd, ears] = world.testbed.in_netns(host, both).expect("a namespace");
         Self {
             fd,
+            ears,
             to: SocketAddr::new(server, 0).into(),
             state: 7,
         }
     }
 
-    fn random(&mut self) -> u64 {
+    pub(crate) fn random(&mut self) -> u64 {
         // xorshift64, Marsaglia 2003.
         self.state ^= self.state << 13;
         self.state ^= self.state >> 7;
@@ -60,7 +71,7 @@ impl Stranger {
         self.state
     }
 
-    fn send(&self, bytes: &[u8]) {
+    pub(crate) fn send(&self, bytes: &[u8]) {
         // A full queue is not the test's concern.
         let _ = sendto(self.fd.as_raw_fd(), bytes, &self.to, MsgFlags::empty());
     }
@@ -111,8 +122,30 @@ impl Stranger {
         }
     }
 
-    /// Asks for a session that it will never use.
-    fn send_nego(&mut self, port: u16) {
+    /// Opens a session at a port, and returns the answer.
+    pub(crate) fn negotiate(&mut self, port: u16) -> Nego {
+        let mut answer = None;
+        let token = self.random();
+        until("a session", 10, || {
+            // Under the same guard it is the same request.
+            self.send_nego(port, token);
+            std::thread::sleep(Duration::from_millis(30));
+            let mut buffer = [0; 2048];
+            let ears = self.ears.as_raw_fd();
+            while let Ok(length) = recv(ears, &mut buffer, MsgFlags::MSG_DONTWAIT) {
+                let start = if buffer[0] >> 4 == 4 { 20 } else { 40 };
+                match Packet::parse(buffer[..length].get(start..).unwrap_or_default()) {
+                    Ok(Packet::NegoAck(nego)) if nego.header.token == token => answer = Some(nego),
+                    _ => {}
+                }
+            }
+            answer.is_some()
+        });
+        answer.expect("until")
+    }
+
+    /// Asks for a session; the answer must have this guard.
+    fn send_nego(&self, port: u16, token: u64) {
         let nego = Nego {
             header: Header {
                 flags: 0,
@@ -120,9 +153,9 @@ impl Stranger {
                 sid: 0,
                 token: 0,
             },
-            token: self.random(),
+            token,
             peer_token: 0,
-            sid: 900 + (self.random() % 100) as u32,
+            sid: 900 + (token % 100) as u32,
             ring_slots: 64,
             max_payload: 1400,
             port,
@@ -193,7 +226,8 @@ fn flood__of_requests_is_survived() {
     let mut stranger = Stranger::new(&world, server);
     let started = Instant::now();
     for i in 0..3000 {
-        stranger.send_nego([0, 9][i % 2]);
+        let token = stranger.random();
+        stranger.send_nego([0, 9][i % 2], token);
         if i % 50 == 0 {
             std::thread::sleep(Duration::from_millis(5));
         }

@@ -11,6 +11,7 @@ mod files;
 mod hostile;
 mod insider;
 mod outage;
+mod peer;
 mod pool;
 mod users;
 mod web;
