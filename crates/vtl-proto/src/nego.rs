@@ -314,12 +314,14 @@ pub fn respond(nego: &Nego, policy: &Policy<'_>) -> Result<Choice, Nack> {
     })
 }
 
-/// The refusal of a NEGO of another version, from the whole packet; `None` if it is no NEGO. All
-/// versions keep the place of `version_type`, `token` and `sid`, so that this can be answered.
+/// The refusal of a NEGO of another version, from the whole packet; `None` if it is anything else,
+/// such as a damaged NEGO of this version, which gets no answer. All versions keep the place of
+/// `version_type`, `token` and `sid`, so that this can be answered.
 pub fn refuse_version(packet: &[u8]) -> Option<Nack> {
     let nego = packet.get(..size_of::<intf::vtl_nego>())?;
-    let kind = u32::from(get!(nego, vtl_hdr, version_type) & 15);
-    (kind == intf::VTL_NEGO).then(|| Nack {
+    let version_type = u32::from(get!(nego, vtl_hdr, version_type));
+    let other = version_type >> 4 != intf::VTL_VERSION;
+    (other && version_type & 15 == intf::VTL_NEGO).then(|| Nack {
         reason: Reason::Version,
         sid: get!(nego, vtl_nego, sid),
         token: get!(nego, vtl_nego, token),

@@ -312,6 +312,11 @@ fn refuse_version__answers_only_a_nego() {
     assert_eq!(refuse_version(&buffer[..71]), None);
     buffer[0] = 0x25;
     assert_eq!(refuse_version(&buffer), None);
+    // One of this version that was damaged on the way: the next try may be whole.
+    buffer[0] = 0x13;
+    buffer[71] ^= 1;
+    assert_eq!(Packet::parse(&buffer), Err(WireError::Checksum));
+    assert_eq!(refuse_version(&buffer), None);
 }
 
 #[test]
