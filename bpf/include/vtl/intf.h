@@ -42,7 +42,9 @@ struct vtl_ring_ctl {
                     * store to `producer` and clears it. receive: app sets it before it sleeps,
                     * ingress clears it and wakes vtld */
     __u32 closed;  /* vtld: 0, or 1 + enum vtl_closed: the session is over */
-    __u64 pad2[7];
+    __u32 refill;  /* transmit: app sets it when the ring is full; the listener clears it and
+                    * wakes vtld when a quarter of the slots is free */
+    __u32 pad2[13];
 };
 
 /* Why a session ended; in vtl_ring_ctl.closed plus one. */
@@ -99,7 +101,8 @@ struct vtl_tx {
     __u64 app_limited; /* delivered count up to which rate samples are too low, 0 = none */
     __u32 xid;         /* of the next transmission */
     __u32 timeouts;    /* consecutive probe timeouts; the listener clears it */
-    __u32 idle;        /* egress sets, listener clears: an acknowledgement must kick the pump */
+    __u32 idle;        /* egress sets; the listener clears it and kicks the pump once there is
+                        * something to send */
     __u32 probe;       /* vtld sets, listener clears: send PROBEs until one is acknowledged */
     __u32 scan;        /* word of `lost` where the search goes on */
     __u32 pad0;
@@ -182,6 +185,7 @@ struct vtl_event {
 enum vtl_what {
     VTL_EV_SEND = 1 << 0, /* the session may have something to send: run egress */
     VTL_EV_RECV = 1 << 1, /* packets lie in the receive ring */
+    VTL_EV_ROOM = 1 << 2, /* the transmit ring has room again */
 };
 
 /* Counters of the root programs and grafts, per CPU, in the map `vtl_stats`. */

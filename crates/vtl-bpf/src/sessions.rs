@@ -153,6 +153,11 @@ impl Session<'_> {
             .map_or(u64::MAX, |n| n + 1)
     }
 
+    /// Time between two packets, ns; 0 without pacing.
+    pub fn pacing_gap_ns(&self) -> u64 {
+        atomic!(AtomicU64, self.tx.pacing_gap_ns).load(Ordering::Relaxed)
+    }
+
     /// Interface through which the peer is reached; 0 as long as no packet came from it.
     pub fn ifindex(&self) -> u32 {
         atomic!(AtomicU32, self.ifindex).load(Ordering::Acquire)

@@ -76,6 +76,10 @@ impl Ring {
         self.half(std::mem::offset_of!(vtl_ring_ctl, waiting))
     }
 
+    fn refill(&self) -> &AtomicU32 {
+        self.half(std::mem::offset_of!(vtl_ring_ctl, refill))
+    }
+
     fn closed(&self) -> &AtomicU32 {
         self.half(std::mem::offset_of!(vtl_ring_ctl, closed))
     }
@@ -221,6 +225,17 @@ impl TxRing {
         fence(Ordering::SeqCst);
         self.ring.waiting().load(Ordering::Relaxed) != 0
             && self.ring.waiting().swap(0, Ordering::AcqRel) != 0
+    }
+
+    /// Asks to be woken when a quarter of the ring is free. Returns false if it is already.
+    pub fn wait_for_room(&mut self) -> bool {
+        self.ring.refill().store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        if self.room() < u64::from(self.ring.slots / 4) && self.closed().is_none() {
+            return true;
+        }
+        self.ring.refill().store(0, Ordering::Relaxed);
+        false
     }
 
     /// Packets that the peer has not acknowledged.

@@ -110,15 +110,14 @@ pub struct Socket {
     session: Option<Session>,
 }
 
-/// How long a sender whose ring is full sleeps before it looks again, ms: shorter than a ring lasts
-/// at any rate.
-const FULL_MS: u16 = 1;
+/// How often close looks whether everything has arrived, ms.
+const CLOSE_MS: u16 = 1;
 /// A reader that got this many packets at once naps before it asks to be woken: in bulk transfers a
 /// wake-up for every few packets costs more than the packets.
 const BULK: u64 = 32;
 /// How long.
 const NAP: Duration = Duration::from_micros(50);
-/// The longest that a lost wake-up can cost a receiver, ms.
+/// The longest that a lost wake-up can cost, ms.
 const WAIT_MS: u16 = 200;
 
 impl Socket {
@@ -239,7 +238,9 @@ impl Socket {
             if room > 0 {
                 return Ok(session.fill(data, room));
             }
-            session.sleep(FULL_MS, false)?;
+            if session.tx.wait_for_room() {
+                session.sleep(WAIT_MS, true)?;
+            }
         }
     }
 
@@ -303,7 +304,7 @@ impl Socket {
         if let Some(session) = self.session.take() {
             while session.tx.unacknowledged() > 0 {
                 session.check_open()?;
-                session.sleep(FULL_MS, false)?;
+                session.sleep(CLOSE_MS, false)?;
             }
             self.client.call(&json!({ "op": "close" }))?;
         }

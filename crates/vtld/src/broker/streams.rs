@@ -274,6 +274,17 @@ impl<H> Streams<H> {
     pub(super) fn transmit(&mut self) -> bool {
         let mut published = false;
         loop {
+            published |= self.fill();
+            if self.tx.room() > 0 || self.tx.wait_for_room() {
+                return published;
+            }
+        }
+    }
+
+    /// As much of that as the ring takes.
+    fn fill(&mut self) -> bool {
+        let mut published = false;
+        loop {
             while self.mux.has_control() && self.tx.room() > 0 {
                 let n = self.mux.poll_control(self.tx.slot(0));
                 if n == 0 {

@@ -32,7 +32,7 @@ use vtl_proto::{
 use super::{
     Command, Config, Handle, now_ns,
     raw::Raw,
-    session::{Listener, Phase, Session, Waiting},
+    session::{Listener, Phase, Session, Use, Waiting},
     stock::Stock,
 };
 use crate::hooker::{self, ServerFlow};
@@ -55,6 +55,8 @@ const UNVALIDATED_NS: u64 = 5_000 * MS;
 /// CLOSE is sent this often, and this far apart.
 const CLOSE_TRIES: u32 = 5;
 const CLOSE_NS: u64 = 200 * MS;
+/// The longest that packets wait for others to be sent with.
+const PACE_NS: u64 = MS / 4;
 /// Batches that one session may have before the next one's turn.
 const BATCHES: u32 = 4;
 /// Connections that wait for an aware application's accept.
@@ -319,7 +321,15 @@ impl Engine {
                 && let Some(session) = self.sessions.get_mut(&sid)
             {
                 session.wake_ns = 0;
+            }
+            if what & (intf::VTL_EV_SEND | intf::VTL_EV_ROOM) != 0 {
                 self.transmit(sid);
+            }
+            if what & intf::VTL_EV_ROOM != 0
+                && let Some(session) = self.sessions.get(&sid)
+                && let Use::Aware(aware) = &session.purpose
+            {
+                let _ = aware.wake.write(1);
             }
             if what & intf::VTL_EV_RECV != 0 {
                 self.receive(sid);
@@ -359,6 +369,12 @@ impl Engine {
                         break;
                     }
                     wake = entry.wake_ns();
+                    if wake == 0 && count < BATCH {
+                        // Pacing lets no more go now. A call costs as much as ten packets, so the
+                        // next one waits for a batch, or for as long as a burst may be late.
+                        let batch = entry.pacing_gap_ns() * u64::from(BATCH);
+                        wake = now_ns() + batch.min(PACE_NS);
+                    }
                     if wake != 0 {
                         break;
                     }
