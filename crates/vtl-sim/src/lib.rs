@@ -14,6 +14,7 @@ pub mod host;
 pub mod hostile;
 pub mod report;
 pub mod rng;
+mod scenario;
 pub mod sim;
 
 /// `native/native.h` through bindgen; the comments are there.

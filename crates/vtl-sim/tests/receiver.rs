@@ -139,7 +139,7 @@ fn receive_admit__table() {
         h.rx_ctl(SID).consumer = l.consumer;
         let mut hdr = data_header(VTL_DATA, l.seq, 1, 0);
         let (verdict, i) = h.input(ffi::vtl_native_receive_admit, SID, NOW, &mut hdr, |i| {
-            i.seq = l.seq
+            i.seq = l.seq;
         });
         assert_eq!(
             (verdict, i.duplicate),

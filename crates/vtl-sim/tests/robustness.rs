@@ -83,13 +83,6 @@ fn draw(seed: u64) -> Scenario {
     scenario
 }
 
-fn seeds() -> u64 {
-    std::env::var("VTL_SIM_SEEDS")
-        .ok()
-        .and_then(|n| n.parse().ok())
-        .unwrap_or(400)
-}
-
 /// What went wrong with a seed, if anything.
 fn try_seed(seed: u64) -> Option<String> {
     let scenario = draw(seed);
