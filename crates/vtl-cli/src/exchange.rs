@@ -18,7 +18,8 @@ const PORT: u16 = 9253;
 pub(crate) struct SendArgs {
     /// The file
     file: PathBuf,
-    /// The host on which `vtl recv` runs: a name, an address, HOST:PORT or [ADDRESS]:PORT
+    /// The host on which `vtl recv` runs: a name or an address, with :PORT behind it if not the default one
+    /// (an IPv6 address then goes into brackets)
     #[arg(value_name = "HOST[:PORT]")]
     to: String,
 }
@@ -99,7 +100,7 @@ fn explain(error: vtl::Error) -> anyhow::Error {
     }
 }
 
-/// HOST, HOST:PORT, ADDRESS, or [ADDRESS]:PORT.
+/// A name or an address, either with a port behind it or without.
 fn resolve(text: &str) -> anyhow::Result<SocketAddr> {
     if let Ok(address) = text.parse::<IpAddr>() {
         return Ok(SocketAddr::new(address, PORT));

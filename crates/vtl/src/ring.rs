@@ -362,8 +362,8 @@ mod tests {
 
     /// A ring in ordinary memory, in place of the kernel's.
     fn memory() -> OwnedFd {
-        let fd = nix::sys::memfd::memfd_create(c"ring", nix::sys::memfd::MFdFlags::MFD_CLOEXEC)
-            .unwrap();
+        let fd =
+            nix::sys::memfd::memfd_create(c"ring", nix::sys::memfd::MFdFlags::MFD_CLOEXEC).unwrap();
         nix::unistd::ftruncate(&fd, Ring::length(SLOTS) as i64).unwrap();
         fd
     }

@@ -1,10 +1,21 @@
 //! VTL's daemon: one per network namespace.
 
-use std::{path::PathBuf, process::ExitCode, sync::Arc};
+use std::{
+    fs::{self, File},
+    io::IsTerminal,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::Arc,
+};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::{Parser, ValueEnum};
-use nix::sys::signal::{SigSet, Signal};
+use nix::{
+    errno::Errno,
+    fcntl::{Flock, FlockArg},
+    sys::signal::{SigSet, Signal},
+};
 use vtl_bpf::{plane::Ingress, pump::Choice};
 use vtld::{broker, control::Control, hooker::Hooker};
 
@@ -81,6 +92,7 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(args.log.as_str())
         .with_target(false)
+        .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr)
         .init();
     match run(&args) {
@@ -120,6 +132,27 @@ fn drop_privileges() -> Result<(), caps::errors::CapsError> {
     caps::clear(None, CapSet::Inheritable)
 }
 
+/// The right to be this network namespace's daemon: two would take each other's packets away. Ends
+/// with the process, however it ends.
+fn claim_namespace() -> anyhow::Result<Flock<File>> {
+    let folder = Path::new(vtl::control::DEFAULT_SOCKET)
+        .parent()
+        .unwrap_or(Path::new("/run"));
+    // Of the root user, so that nobody else can claim it.
+    fs::create_dir_all(folder)
+        .with_context(|| format!("cannot make the folder {}", folder.display()))?;
+    let number = fs::metadata("/proc/self/ns/net")?.ino();
+    let path = folder.join(format!("net-{number}.lock"));
+    let file = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
+    match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+        Ok(claim) => Ok(claim),
+        Err((_, Errno::EWOULDBLOCK)) => {
+            bail!("another vtld runs in this network namespace: stop it first")
+        }
+        Err((_, error)) => Err(error).with_context(|| format!("cannot lock {}", path.display())),
+    }
+}
+
 fn run(args: &Args) -> anyhow::Result<()> {
     drop_privileges().context("cannot give up privileges")?;
     // Blocked in every thread, so that only the wait below sees them.
@@ -130,6 +163,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     libbpf_rs::set_print(None);
 
     let control = Control::bind(&args.socket, &args.group)?;
+    let _claim = claim_namespace()?;
     let config = broker::Config {
         ingress: match args.ingress {
             Hook::Tcx => Ingress::Tcx,

@@ -60,6 +60,9 @@ impl Engine {
         let Some(entry) = self.plane.sessions().get(sid) else {
             return;
         };
+        if entry.ifindex() == 0 {
+            return; // the address has not been proven: nothing unasked goes there
+        }
         let entry = entry.snapshot();
         let header = Header {
             flags: if aborted { intf::VTL_F_ABORT as u8 } else { 0 },

@@ -268,18 +268,9 @@ impl Engine {
     }
 
     fn deadline(&self) -> u64 {
-        let opening = |s: &Session| match &s.phase {
-            Phase::Opening(nego) => nego.poll_at(),
-            Phase::Open => s.wake_ns,
-            Phase::Closing { next_ns, .. } => *next_ns,
-            Phase::Ended => u64::MAX,
-        };
-        let first = self
-            .sessions
-            .values()
-            .map(opening)
-            .min()
-            .unwrap_or(u64::MAX);
+        // The timers of opening and closing are coarse: the next tick is soon enough for them.
+        let open = self.sessions.values().filter(|s| s.is_open());
+        let first = open.map(|s| s.wake_ns).min().unwrap_or(u64::MAX);
         first.min(self.next_tick)
     }
 

@@ -65,10 +65,12 @@ impl Engine {
     /// May a peer open a session now?
     fn room_for_strangers(&self) -> bool {
         let table = self.plane.sessions();
-        let unvalidated = |sid: &&u32| table.get(**sid).is_some_and(|e| e.ifindex() == 0);
+        let unvalidated = |(sid, session): &(&u32, &Session)| {
+            !session.initiator && table.get(**sid).is_some_and(|e| e.ifindex() == 0)
+        };
         !self.stopping
             && self.sessions.len() < self.config.max_sessions
-            && self.sessions.keys().filter(unvalidated).count() < UNVALIDATED
+            && self.sessions.iter().filter(unvalidated).count() < UNVALIDATED
     }
 
     /// Makes a session's entry and rings.
