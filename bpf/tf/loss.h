@@ -90,18 +90,24 @@ VTL_INLINE void tf_loss_selective(struct vtl_ackd *a) {
         }
     }
     /* Beyond the bitmap nothing has arrived. First transmissions are in order there, so the search
-     * ends at the first packet that may still come. */
+     * ends at the first packet that may still come. One acknowledgement looks at 64; after a loss
+     * of more than that the next one goes on, or the end of a transfer would wait for a round trip
+     * each 64 packets. */
     if (a->hdr->h.flags & VTL_F_PARTIAL)
         return;
-    __u64 seq = base + a->words * 64ull;
-    if (seq < a->cum)
-        seq = a->cum;
+    __u64 from = base + a->words * 64ull;
+    if (from < a->cum)
+        from = a->cum;
+    __s32 done = s->tx.tail - (__u32)from;
+    __u64 seq = done > 0 && from + done < next ? from + done : from;
+    s->tx.tail = from;
     int n;
     vtl_for(n, 0, 64) {
         if (seq >= next || !vtl_loss_check(a, seq))
-            break;
+            return;
         seq++;
     }
+    s->tx.tail = seq;
 }
 
 #endif

@@ -123,7 +123,7 @@ struct vtl_tx {
     __u32 rttvar_us;
     __u32 lost_pending; /* bits set in `lost`: listener adds, egress subtracts, both atomically */
     __u32 busy;         /* lock of the listener */
-    __u32 pad1;
+    __u32 tail;         /* low half: where the search for losses beyond the bitmap goes on */
     struct vtl_bbr bbr;
     __u64 lost[VTL_WINDOW_WORDS]; /* to be sent again: listener sets, egress clears, atomically */
 };

@@ -1,6 +1,6 @@
 //! The table of results: every link profile under every kind of loss.
 
-use std::fmt::Write;
+use std::{fmt::Write, thread};
 
 use vtl_testbed::{Link, LossModel};
 
@@ -77,35 +77,46 @@ pub fn table() -> String {
          # waiting time in the bottleneck. `1 MB`: from the session's opening to the millionth byte.\n\
          # UPDATE_RESULTS=1 cargo test -p vtl-sim --test results   writes this file anew.\n",
     );
-    for (name, rtt, rate, seconds) in LINKS {
+    // Independent of each other: one thread each.
+    let parts: Vec<String> = thread::scope(|scope| {
+        let all = LINKS.map(|link| scope.spawn(move || block(link)));
+        all.into_iter()
+            .map(|t| t.join().expect("a cell that works"))
+            .collect()
+    });
+    out + &parts.concat()
+}
+
+/// The part of the table about one link.
+fn block((name, rtt, rate, seconds): (&str, f64, f64, u64)) -> String {
+    let mut out = String::new();
+    writeln!(
+        out,
+        "\n{rtt} ms, {rate} Mbit/s, {seconds} s{}{name}",
+        if name.is_empty() { "" } else { ": " }
+    )
+    .expect("a String takes everything");
+    writeln!(
+        out,
+        "{:16}{:>8}{:>9}{:>8}{:>8}{:>12}{:>12}{:>9}",
+        "", "Mbit/s", "of rate", "again", "dup", "queue mean", "queue 95 %", "1 MB"
+    )
+    .expect("a String takes everything");
+    for (what, loss, bursts, reorder) in CONDITIONS {
+        let o = measure(rtt, rate, seconds, loss, bursts, reorder)
+            .unwrap_or_else(|failure| panic!("{rtt} ms, {rate} Mbit/s, {what}: {failure}"));
         writeln!(
             out,
-            "\n{rtt} ms, {rate} Mbit/s, {seconds} s{}{name}",
-            if name.is_empty() { "" } else { ": " }
+            "{what:16}{:8.2}{:7.1} %{:6.2} %{:6.2} %{:9.1} ms{:9.1} ms{:6} ms",
+            o.goodput / 1e6,
+            o.goodput / rate / 1e4,
+            o.retransmitted * 100.0,
+            o.duplicates * 100.0,
+            o.queue_mean / 1e6,
+            o.queue_p95 / 1e6,
+            o.first_megabyte / MS,
         )
         .expect("a String takes everything");
-        writeln!(
-            out,
-            "{:16}{:>8}{:>9}{:>8}{:>8}{:>12}{:>12}{:>9}",
-            "", "Mbit/s", "of rate", "again", "dup", "queue mean", "queue 95 %", "1 MB"
-        )
-        .expect("a String takes everything");
-        for (what, loss, bursts, reorder) in CONDITIONS {
-            let o = measure(rtt, rate, seconds, loss, bursts, reorder)
-                .unwrap_or_else(|failure| panic!("{rtt} ms, {rate} Mbit/s, {what}: {failure}"));
-            writeln!(
-                out,
-                "{what:16}{:8.2}{:7.1} %{:6.2} %{:6.2} %{:9.1} ms{:9.1} ms{:6} ms",
-                o.goodput / 1e6,
-                o.goodput / rate / 1e4,
-                o.retransmitted * 100.0,
-                o.duplicates * 100.0,
-                o.queue_mean / 1e6,
-                o.queue_p95 / 1e6,
-                o.first_megabyte / MS,
-            )
-            .expect("a String takes everything");
-        }
     }
     out
 }

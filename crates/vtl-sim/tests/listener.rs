@@ -475,3 +475,25 @@ fn rate__table() {
         assert_eq!(a.in_flight, 490, "{name}");
     }
 }
+
+#[test]
+fn loss_selective__a_long_tail_takes_several_acknowledgements() {
+    let mut h = sent(200, u32::MAX - 100, 0);
+    h.sent(SID, 0).xid = 99; // the probe timeout's
+    h.session_mut(SID).tx.xid = 100;
+    h.session_mut(SID).tx.acked_xid = 99;
+    let fields = Fields { cum: 1, ..NONE };
+    // The last two were not overtaken by three.
+    for found in [64, 128, 192, 197, 197] {
+        call(&mut h, ffi::vtl_native_loss_selective, fields, &[]);
+        assert_eq!(h.session(SID).tx.lost_total, found);
+    }
+    assert_eq!(lost(h.session(SID)), (1..198).collect::<Vec<_>>());
+    // All sent again and lost again.
+    h.session_mut(SID).tx.lost = [0; 128];
+    h.session_mut(SID).tx.lost_pending = 0;
+    for found in [197 + 64, 197 + 128] {
+        call(&mut h, ffi::vtl_native_loss_selective, fields, &[]);
+        assert_eq!(h.session(SID).tx.lost_total, found);
+    }
+}
