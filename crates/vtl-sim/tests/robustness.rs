@@ -133,3 +133,28 @@ fn any_link__delivers_everything_exactly_once_and_in_order() {
     }
     assert!(failures.is_empty(), "{} of {seeds} seeds", failures.len());
 }
+
+/// When the transfer's last seconds are lost, how much later it ends, in milliseconds.
+fn cost_of_darkness(rtt_ms: f64, rate_mbit: f64, from: u64, to: u64) -> u64 {
+    let end = |outages| {
+        let mut scenario = Scenario::bulk(Link::new(rtt_ms, rate_mbit), 100_000 * MS);
+        scenario.packets = [(rate_mbit * 10e6 / 8.0 / 1440.0) as u64, 0];
+        scenario.session.slots = 8192;
+        scenario.session.rtt_us = (rtt_ms * 1000.0) as u32;
+        scenario.outages = outages;
+        Sim::new(scenario)
+            .run()
+            .unwrap_or_else(|f| panic!("{f}"))
+            .end
+            / MS
+    };
+    end(vec![(from * MS, to * MS)]) - end(Vec::new())
+}
+
+#[test]
+fn outage_at_the_end__costs_a_few_round_trips() {
+    let cost = cost_of_darkness(600.0, 100.0, 14_000, 15_000);
+    assert!(cost < 1000 + 5 * 600, "{cost} ms");
+    let cost = cost_of_darkness(100.0, 100.0, 10_700, 11_000);
+    assert!(cost < 300 + 5 * 100, "{cost} ms");
+}
