@@ -134,22 +134,44 @@ fn drop_privileges() -> Result<(), caps::errors::CapsError> {
 
 /// The right to be this network namespace's daemon: two would take each other's packets away. Ends
 /// with the process, however it ends.
-fn claim_namespace() -> anyhow::Result<Flock<File>> {
-    let folder = Path::new(vtl::control::DEFAULT_SOCKET)
-        .parent()
-        .unwrap_or(Path::new("/run"));
-    // Of the root user, so that nobody else can claim it.
-    fs::create_dir_all(folder)
-        .with_context(|| format!("cannot make the folder {}", folder.display()))?;
-    let number = fs::metadata("/proc/self/ns/net")?.ino();
-    let path = folder.join(format!("net-{number}.lock"));
-    let file = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
-    match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-        Ok(claim) => Ok(claim),
-        Err((_, Errno::EWOULDBLOCK)) => {
-            bail!("another vtld runs in this network namespace: stop it first")
+struct Claim {
+    path: PathBuf,
+    _lock: Flock<File>,
+}
+
+impl Claim {
+    fn new() -> anyhow::Result<Self> {
+        let socket = Path::new(vtl::control::DEFAULT_SOCKET);
+        let folder = socket.parent().unwrap_or(Path::new("/run"));
+        // Of the root user, so that nobody else can claim it.
+        fs::create_dir_all(folder)
+            .with_context(|| format!("cannot make the folder {}", folder.display()))?;
+        let number = fs::metadata("/proc/self/ns/net")?.ino();
+        let path = folder.join(format!("net-{number}.lock"));
+        loop {
+            let file =
+                File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
+            let lock = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+                Ok(lock) => lock,
+                Err((_, Errno::EWOULDBLOCK)) => {
+                    bail!("another vtld runs in this network namespace: stop it first")
+                }
+                Err((_, error)) => {
+                    return Err(error).with_context(|| format!("cannot lock {}", path.display()));
+                }
+            };
+            // Unless its owner has just removed it.
+            if fs::metadata(&path).is_ok_and(|m| lock.metadata().is_ok_and(|l| l.ino() == m.ino()))
+            {
+                return Ok(Self { path, _lock: lock });
+            }
         }
-        Err((_, error)) => Err(error).with_context(|| format!("cannot lock {}", path.display())),
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
     }
 }
 
@@ -163,7 +185,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     libbpf_rs::set_print(None);
 
     let control = Control::bind(&args.socket, &args.group)?;
-    let _claim = claim_namespace()?;
+    let _claim = Claim::new()?;
     let config = broker::Config {
         ingress: match args.ingress {
             Hook::Tcx => Ingress::Tcx,
