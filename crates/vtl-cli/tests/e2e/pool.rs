@@ -90,19 +90,24 @@ fn graft__removed_means_plain_tcp_until_it_is_back() {
 }
 
 #[test]
-fn vtld__second_one_on_a_socket_goes() {
+fn vtld__second_one_goes() {
     let Some(world) = World::new("second", &Link::new(5.0, 100.0)) else {
         return;
     };
     world.serve("f", SIZE);
     world.download(world.servers()[0], "f");
     let vtld = std::path::Path::new(VTL).with_file_name("vtld");
-    let mut second = world
-        .testbed
-        .command(Host::Client, vtld)
-        .expect("a namespace");
-    let output = Process::piped(&mut second).output(20);
+    let second = || {
+        let command = world.testbed.command(Host::Client, &vtld);
+        command.expect("a namespace")
+    };
+    let output = Process::piped(&mut second()).output(20);
     refused(&output, 1, "another vtld answers");
+    // With a socket of its own it would take the first one's packets away.
+    let socket = world.path("second.sock");
+    let output = Process::piped(second().arg("--socket").arg(&socket)).output(20);
+    refused(&output, 1, "another vtld runs in this network namespace");
+    assert!(!socket.exists());
     // The first one carries on.
     assert!(world.socket(Host::Client).exists());
     for server in world.servers() {

@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File},
     net::IpAddr,
-    os::unix::fs::PermissionsExt,
+    os::unix::fs::{MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
     process::Command,
 };
@@ -333,11 +333,15 @@ impl World {
 
     /// Ends both daemons in order.
     pub(crate) fn stop_daemons(&mut self) {
-        for mut daemon in self.daemons.drain(..) {
+        for daemon in &self.daemons {
             daemon.process.signal(Signal::SIGTERM);
+        }
+        for mut daemon in self.daemons.drain(..) {
+            let status = daemon.process.wait(10);
+            let host = daemon.host.name();
             assert!(
-                daemon.process.wait(10).success(),
-                "the daemon ends in order"
+                status.success(),
+                "the {host}'s daemon ends in order: {status}"
             );
         }
     }
@@ -354,6 +358,16 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.stop_daemons();
+        }
+        // Of daemons that were killed.
+        for host in [Host::Client, Host::Server] {
+            let _ = fs::remove_file(self.socket(host));
+            if let Ok(namespace) = fs::metadata(self.testbed.netns_path(host)) {
+                let _ = fs::remove_file(format!("/run/vtl/net-{}.lock", namespace.ino()));
+            }
+        }
         if !std::thread::panicking() {
             return;
         }
