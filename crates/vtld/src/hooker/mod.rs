@@ -240,6 +240,8 @@ impl Hooker {
         let mut steer = |socket: OwnedFd, slot| -> Result<(), HookerError> {
             let cookie = sock::cookie(&socket).map_err(failed("read a socket's cookie"))?;
             maps.own(cookie, abi::VTL_OWN_OFFER)?;
+            // Without it the second answer to a SYN would lack the option.
+            sock::save_syn(&socket).map_err(listen)?;
             let listener: TcpListener =
                 sock::listen(socket).map_err(failed("listen on the loopback"))?;
             maps.steer_to(slot, &listener)?;

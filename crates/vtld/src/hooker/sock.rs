@@ -101,6 +101,27 @@ pub(super) fn connect(fd: &OwnedFd, addr: SocketAddr) -> io::Result<()> {
     }
 }
 
+/// Has a listener keep the SYN of each connection, so that programs can look at its options again
+/// when the answer to it was lost and is sent once more.
+pub(super) fn save_syn(fd: &impl AsFd) -> io::Result<()> {
+    let on: libc::c_int = 1;
+    // SAFETY: the option's value is an int that outlives the call, and the length says so.
+    let result = unsafe {
+        libc::setsockopt(
+            fd.as_fd().as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_SAVE_SYN,
+            (&raw const on).cast(),
+            size_of_val(&on) as libc::socklen_t,
+        )
+    };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
 /// Turns the socket into a listener with the longest queue that the kernel allows.
 pub(super) fn listen(fd: OwnedFd) -> io::Result<TcpListener> {
     socket::listen(&fd, Backlog::MAXCONN)?;
