@@ -6,16 +6,17 @@ use vtl_testbed::{Host, Link};
 
 use crate::{
     process::{memory_kib, words},
-    world::{World, bad_link, same, url},
+    world::{World, same, url},
 };
 
 const MB: usize = 1 << 20;
 
 #[test]
 fn web__every_byte_over_a_bad_link() {
-    let Some(world) = World::new("web", &bad_link()) else {
+    let Some(world) = World::new("web", &Link::new(10.0, 100.0)) else {
         return;
     };
+    world.spoil();
     let sizes = [0, 1, MB, 8 * MB];
     for size in sizes {
         world.serve(&format!("f{size}"), size);
@@ -50,9 +51,10 @@ fn web__every_byte_over_a_bad_link() {
 
 #[test]
 fn web__uploads_over_a_bad_link() {
-    let Some(world) = World::new("put", &bad_link()) else {
+    let Some(world) = World::new("put", &Link::new(10.0, 100.0)) else {
         return;
     };
+    world.spoil();
     let file = world.path("upload");
     fs::write(&file, crate::world::payload(4 * MB, 7)).expect("written");
     for (i, server) in world.servers().into_iter().enumerate() {
@@ -90,6 +92,30 @@ fn web__peer_without_vtl_gets_plain_tcp() {
             .map(Vec::len),
         Some(0)
     );
+}
+
+#[test]
+fn web__peer_is_found_though_its_first_answer_is_lost() {
+    let clean = Link::new(5.0, 100.0);
+    let Some(world) = World::new("answer", &clean) else {
+        return;
+    };
+    world.serve("f", MB);
+    for server in world.servers() {
+        let deaf = Link {
+            loss_down_pct: Some(100.0),
+            ..clean.clone()
+        };
+        world.testbed.set(&deaf).expect("set");
+        let mut download = world.start_download(server, "f");
+        // TCP asks again after a second.
+        std::thread::sleep(std::time::Duration::from_millis(500));
+        world.testbed.set(&clean).expect("set");
+        assert!(download.process.wait(30).success());
+        download.check();
+    }
+    let carried = world.sum(Host::Client, "bytes_received");
+    assert!(carried >= 2 * MB as u64, "VTL carried {carried} bytes");
 }
 
 #[test]
@@ -158,11 +184,12 @@ fn drivers__each_is_exact_on_each_hook() {
         ("tc", "tcx"),
         ("tc", "xdp"),
     ] {
-        let Some(mut world) = World::bare("driver", &bad_link()) else {
+        let Some(mut world) = World::bare("driver", &Link::new(10.0, 100.0)) else {
             return;
         };
         world.start_web();
         world.start_both(&["--driver", driver, "--ingress", ingress]);
+        world.spoil();
         world.serve("f", MB);
         for server in world.servers() {
             world.download(server, "f");

@@ -346,6 +346,18 @@ impl World {
         }
     }
 
+    /// Opens both families' sessions, then makes the link do everything wrong: a destination whose
+    /// answers to three SYNs are lost counts as one without VTL, which is right and not the matter.
+    pub(crate) fn spoil(&self) {
+        self.serve("meet", 1);
+        for server in self.servers() {
+            self.download(server, "meet");
+        }
+        let carried = self.sum(Host::Client, "bytes_received");
+        assert!(carried >= 2, "the hosts have not met");
+        self.testbed.set(&bad_link()).expect("set");
+    }
+
     /// Makes the link as lossy as wanted.
     pub(crate) fn set_loss(&self, pct: f64) {
         let link = Link {
