@@ -12,7 +12,7 @@ use crate::{
     world::{World, payload, same},
 };
 
-const SIZE: usize = 8 << 20;
+const SIZE: usize = 5 << 20;
 
 impl World {
     /// A file on its way from the client to the server: sender, receiver.
