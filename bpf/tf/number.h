@@ -12,7 +12,7 @@
 /* Packets per acknowledgement: about 1 % of the window, so that an acknowledgement's loss or delay
  * matters little, and at most 16. */
 VTL_INLINE __u32 vtl_ack_every(__u64 cwnd) {
-    return cwnd >= 512 ? 16 : cwnd >= 64 ? 4 : cwnd >= 16 ? 2 : 1;
+    return cwnd >= 256 ? 16 : cwnd >= 128 ? 8 : cwnd >= 64 ? 4 : cwnd >= 16 ? 2 : 1;
 }
 
 VTL_INLINE void tf_number(struct vtl_out *o) {

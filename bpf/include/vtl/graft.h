@@ -97,7 +97,8 @@ SEC("xdp") int vtl_egress_xdp(struct xdp_md *ctx) {
 
 VTL_INLINE int vtl_tc_emit(struct __sk_buff *ctx, struct vtl_out *o, int offset) {
     __u32 n = vtl_padded(o);
-    if (bpf_skb_change_tail(ctx, offset + o->header_len + n, 0))
+    __u32 length = offset + o->header_len + n;
+    if (length != ctx->len && bpf_skb_change_tail(ctx, length, 0))
         return VTL_TC_DROP;
     if (o->type == VTL_DATA && n) {
         if (n > VTL_MAX_PAYLOAD || !o->slot ||

@@ -114,9 +114,9 @@ pub struct Socket {
 const CLOSE_MS: u16 = 1;
 /// A reader that got this many packets at once naps before it asks to be woken: in bulk transfers a
 /// wake-up for every few packets costs more than the packets.
-const BULK: u64 = 32;
+const BULK: u64 = 4;
 /// How long.
-const NAP: Duration = Duration::from_micros(50);
+const NAP: Duration = Duration::from_micros(100);
 /// The longest that a lost wake-up can cost, ms.
 const WAIT_MS: u16 = 200;
 
