@@ -23,12 +23,12 @@ cleanup() {
 trap cleanup EXIT
 trap 'exit 130' INT TERM
 
-at() { local host=$1; shift; "$bin/vtl" testbed exec "$host" -- "$@"; }
+at() { local host=$1; shift; exec "$bin/vtl" testbed exec "$host" -- "$@"; }
 
 start() { # vtld arguments
     daemons=()
     for host in client server; do
-        at $host "$bin/vtld" --socket "$work/$host.sock" --log warn "$@" &
+        (at $host "$bin/vtld" --socket "$work/$host.sock" --log warn "$@") &
         daemons+=($!)
         for _ in $(seq 100); do
             "$bin/vtl" --socket "$work/$host.sock" status >/dev/null 2>&1 && break
@@ -45,20 +45,20 @@ stop() {
 row() { echo "{\"date\":\"$(date -u +%FT%TZ)\",\"kernel\":\"$(uname -r)\",\"run\":$1,\"what\":\"$2\",\"gbit\":$3}"; }
 
 vtl() { # run name
-    at server env VTL_SOCKET="$work/server.sock" "$bin/examples/goodput" recv >"$work/out" &
+    (at server env VTL_SOCKET="$work/server.sock" "$bin/examples/goodput" recv) >"$work/out" &
     local receiver=$!
     sleep 0.3
-    at client env VTL_SOCKET="$work/client.sock" "$bin/examples/goodput" send 10.73.0.2 "$seconds"
+    (at client env VTL_SOCKET="$work/client.sock" "$bin/examples/goodput" send 10.73.0.2 "$seconds")
     wait $receiver
     grep -q '"wrong":0' "$work/out" || { echo "wrong bytes: $(cat "$work/out")" >&2; exit 1; }
     row "$1" "$2" "$(sed 's/.*"gbit":\([0-9.]*\).*/\1/' "$work/out")"
 }
 
 tcp() { # run name
-    at server iperf3 -s -1 >/dev/null &
+    (at server iperf3 -s -1) >/dev/null &
     local server=$!
     sleep 0.3
-    at client iperf3 -c 10.73.0.2 -t "$seconds" -C cubic -J >"$work/iperf"
+    (at client iperf3 -c 10.73.0.2 -t "$seconds" -C cubic -J) >"$work/iperf"
     wait $server
     row "$1" "$2" "$(python3 -c "import json; print(round(json.load(open('$work/iperf'))['end']['sum_received']['bits_per_second']/1e9, 3))")"
 }
