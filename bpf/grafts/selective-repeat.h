@@ -4,6 +4,7 @@
 VTL_INLINE enum vtl_verdict vtl_fetch(struct vtl_out *o);
 
 VTL_INLINE enum vtl_verdict graft_egress(struct vtl_out *o) {
+    tf_congestion_start(o);
     if (tf_pace_wait(o) || tf_choose(o) || vtl_fetch(o))
         return VTL_STOP;
     tf_number(o);

@@ -27,6 +27,26 @@
 /* Startup ends when a round loses more than this, 20 %: the queue runs over. */
 #define VTL_BBR_LOSS_FULL 13107
 
+/*
+ * The initial window: a packet for each millisecond of round trip, which is about 12 Mbit/s, but
+ * between 32 packets and 128. A long path costs the most round trips to get to know, and hardly one
+ * of today's is slower; on a slow one 128 packets are less than its bandwidth-delay product.
+ */
+VTL_INLINE __u32 vtl_bbr_initial(__u32 rtt_us) {
+    __u32 window = rtt_us / 1000;
+    return window < VTL_BBR_INITIAL_CWND ? VTL_BBR_INITIAL_CWND : window > 128 ? 128 : window;
+}
+
+/* egress: before the first packet, spreads the initial window over half a round trip, if
+ * negotiation has measured one. */
+VTL_INLINE void tf_congestion_start(struct vtl_out *o) {
+    struct vtl_tx *tx = &o->s->tx;
+    if (tx->next || tx->acks)
+        return;
+    tx->cwnd = vtl_bbr_initial(tx->srtt_us);
+    tx->pacing_gap_ns = tx->srtt_us * VTL_NS_PER_US / (2 * tx->cwnd);
+}
+
 VTL_INLINE __u32 vtl_bbr_gain(const struct vtl_bbr *b) {
     switch (b->mode) {
     case VTL_BBR_STARTUP:
@@ -152,7 +172,7 @@ VTL_INLINE void tf_congestion_bbr(struct vtl_ackd *a) {
      * may say more about the application than about the path. */
     __u64 bw = b->bw;
     __u32 rtt = b->min_rtt_us ? b->min_rtt_us : 100000;
-    __u64 initial = (__u64)VTL_BBR_INITIAL_CWND * 1024 * 1000000 / rtt;
+    __u64 initial = (__u64)vtl_bbr_initial(rtt) * 1024 * 1000000 / rtt;
     if (b->mode == VTL_BBR_STARTUP && bw < initial)
         bw = initial;
     __u32 loss = b->loss_q16 < VTL_BBR_LOSS_MAX ? b->loss_q16 : VTL_BBR_LOSS_MAX;

@@ -153,6 +153,18 @@ impl Session<'_> {
             .map_or(u64::MAX, |n| n + 1)
     }
 
+    /// Tells the round-trip time that negotiation took, before the first packet is sent.
+    pub fn suppose_rtt(&self, rtt: std::time::Duration) {
+        let us = rtt.as_micros().clamp(1, 60_000_000) as u32;
+        let srtt = atomic!(AtomicU32, self.tx.srtt_us);
+        if srtt
+            .compare_exchange(0, us, Ordering::Relaxed, Ordering::Relaxed)
+            .is_ok()
+        {
+            atomic!(AtomicU32, self.tx.rttvar_us).store(us / 2, Ordering::Relaxed);
+        }
+    }
+
     /// Time between two packets, ns; 0 without pacing.
     pub fn pacing_gap_ns(&self) -> u64 {
         atomic!(AtomicU64, self.tx.pacing_gap_ns).load(Ordering::Relaxed)

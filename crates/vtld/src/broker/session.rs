@@ -73,6 +73,8 @@ pub(super) struct Session {
     pub(super) initiator: bool,
     /// At the responder: what opened it, and what was answered.
     pub(super) answered: Option<(NegoKey, Packet<'static>)>,
+    /// When, until the peer has shown that it got the answer.
+    pub(super) answered_ns: Option<u64>,
     pub(super) phase: Phase,
     pub(super) rings: RingSet,
     pub(super) purpose: Use,
@@ -147,7 +149,7 @@ pub(super) fn entry(
             headers[38..54].copy_from_slice(&octets6(peer));
         }
     }
-    // The first window is as wide as BBR's first flight; the first acknowledgement takes over.
+    // Not nothing, for whoever asks before egress has set the initial window.
     s.tx.cwnd = 32;
     s.tx.reorder = 3;
     s.tx.xid = 1;
@@ -165,8 +167,6 @@ pub(super) fn fill(s: &mut vtl_session, e: &Established) {
         let us = rtt.as_micros().clamp(1, 60_000_000) as u32;
         s.tx.srtt_us = us;
         s.tx.rttvar_us = us / 2;
-        // The first flight is spread over a round trip.
-        s.tx.pacing_gap_ns = u64::from(us) * 1000 / 64;
     }
 }
 

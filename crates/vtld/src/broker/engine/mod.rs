@@ -11,6 +11,7 @@ use std::{
     os::fd::{AsFd, AsRawFd, BorrowedFd},
     rc::Rc,
     sync::{Arc, mpsc::Receiver},
+    time::Duration,
 };
 
 use anyhow::Context;
@@ -312,6 +313,12 @@ impl Engine {
                 && let Some(session) = self.sessions.get_mut(&sid)
             {
                 session.wake_ns = 0;
+                // The peer's first packet, an answer to our answer: a round trip has passed.
+                if let Some(answered) = session.answered_ns.take()
+                    && let Some(entry) = self.plane.sessions().get(sid)
+                {
+                    entry.suppose_rtt(Duration::from_nanos(now_ns() - answered));
+                }
             }
             if what & (intf::VTL_EV_SEND | intf::VTL_EV_ROOM) != 0 {
                 self.transmit(sid);

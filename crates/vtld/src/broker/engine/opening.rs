@@ -119,6 +119,7 @@ impl Engine {
             token,
             initiator: false,
             answered: None,
+            answered_ns: None,
             phase: Phase::Ended,
             rings,
             purpose,
@@ -321,7 +322,9 @@ impl Engine {
             })
         })?;
         let answer = choice.answer(sid, token);
-        self.sessions.get_mut(&sid).expect("just made").answered = Some((key, answer));
+        let session = self.sessions.get_mut(&sid).expect("just made");
+        session.answered = Some((key, answer));
+        session.answered_ns = Some(now_ns());
         self.establish(sid, &choice.session)?;
         self.send(&answer, received.to, received.from);
         if let Some(listener) = self.listeners.get_mut(&port) {
