@@ -410,7 +410,7 @@ mod tests {
     #[test]
     fn tx_ring__a_consumer_ahead_of_the_producer_gives_no_room() {
         let fd = memory();
-        let tx = TxRing::map(fd.as_fd(), SLOTS, 100).unwrap();
+        let mut tx = TxRing::map(fd.as_fd(), SLOTS, 100).unwrap();
         tx.ring.consumer().store(5, Ordering::Release);
         assert_eq!(tx.room(), 0);
     }
@@ -433,7 +433,7 @@ mod tests {
     #[test]
     fn rx_ring__waiting_is_not_announced_when_there_is_something() {
         let fd = memory();
-        let rx = RxRing::map(fd.as_fd(), SLOTS).unwrap();
+        let mut rx = RxRing::map(fd.as_fd(), SLOTS).unwrap();
         rx.ring.producer().store(1, Ordering::Release);
         assert!(!rx.prepare_wait());
         assert_eq!(rx.ring.waiting().load(Ordering::Relaxed), 0);
