@@ -5,7 +5,7 @@
 //!   option and given to the [`Broker`]; to any other the Hooker carries the bytes over plain TCP,
 //!   and later connects to it are left alone.
 //! * *Server side*: connections to hooked ports whose SYN has the option are steered to vtld and
-//!   given to the [`Broker`], which reaches the application by [`Hooker::connect_local_app`].
+//!   given to the [`Broker`], which reaches the application by [`Handle::connect_local_app`].
 //!
 //! Nothing is pinned: when vtld dies, however it dies, the kernel detaches every program, new
 //! connections are plain TCP, and those under way end with an error.
