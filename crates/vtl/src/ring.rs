@@ -425,6 +425,7 @@ mod tests {
         // SAFETY: the mapping is ours alone.
         unsafe { (*slot).len = u32::MAX };
         rx.ring.producer().store(1, Ordering::Release);
+        assert_eq!(rx.available(), 1);
         assert_eq!(rx.packet(0).len(), intf::VTL_MAX_PAYLOAD as usize);
         rx.consume(1);
         assert_eq!(rx.available(), 0);
