@@ -96,7 +96,7 @@ VTL_INLINE enum vtl_verdict vtl_in_start(struct vtl_in *in, __u32 room) {
     return in->slot ? VTL_NEXT : VTL_STOP;
 }
 
-/* An acknowledgement of session `s`, whose header and bitmap were copied out of the packet. */
+/* Tells vtld what an acknowledgement made possible, if somebody waits for it. */
 VTL_INLINE void vtl_wake_sender(struct vtl_session *s) {
     __u32 what = 0;
     if (VTL_LOAD(s->tx.idle) && vtl_can_send(s) && __sync_lock_test_and_set(&s->tx.idle, 0))
@@ -111,6 +111,7 @@ VTL_INLINE void vtl_wake_sender(struct vtl_session *s) {
         vtl_env_notify(s, what);
 }
 
+/* An acknowledgement of session `s`, whose header and bitmap were copied out of the packet. */
 VTL_INLINE void vtl_listen(struct vtl_session *s, __u64 now, struct vtl_ack_hdr *hdr,
                            const __u64 *map, __u32 words) {
     if (!VTL_TRY_LOCK(s->tx.busy)) {
