@@ -8,6 +8,6 @@ pub static ROOT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/root.bpf.o"))
 
 /// The grafts that come with VTL, by name.
 pub static GRAFTS: &[(&str, &[u8])] = &[(
-    "selective-repeat",
-    include_bytes!(concat!(env!("OUT_DIR"), "/selective-repeat.bpf.o")),
+    "stream",
+    include_bytes!(concat!(env!("OUT_DIR"), "/stream.bpf.o")),
 )];

@@ -31,6 +31,6 @@ fn load__root_and_every_graft() {
     assert_eq!(plane.grafts().count(), objects::GRAFTS.len());
     let set = RingMaker::new(&plane).unwrap().make(256).unwrap();
     assert_eq!((set.index, set.slots), (0, 256));
-    plane.remove("selective-repeat").unwrap();
-    assert!(plane.remove("selective-repeat").is_err());
+    plane.remove("stream").unwrap();
+    assert!(plane.remove("stream").is_err());
 }

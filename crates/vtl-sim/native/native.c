@@ -83,7 +83,7 @@ VTL_INLINE struct vtl_scratch *vtl_get_scratch(void) {
 #include "tf/receive.h"
 #include "tf/retransmit.h"
 #include "tf/rtt.h"
-#include "grafts/selective-repeat.h"
+#include "grafts/stream.h"
 #include "vtl/engine.h"
 #include "vtl/route.h"
 

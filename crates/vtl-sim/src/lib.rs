@@ -1,5 +1,5 @@
 //! VTL's transport functions outside the kernel: the C sources of `bpf/tf` and the composition
-//! `selective-repeat`, compiled for this machine with undefined behaviour trapped and with rings
+//! `stream`, compiled for this machine with undefined behaviour trapped and with rings
 //! that end where inaccessible memory begins.
 //!
 //! - [`host`]: one host's data plane, packets in and out;

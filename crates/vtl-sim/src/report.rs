@@ -70,7 +70,7 @@ pub fn measure(
 /// When a transport function fails, with the cell's name.
 pub fn table() -> String {
     let out = String::from(
-        "# selective-repeat, simulated: one bulk transfer of 1,440-byte packets, queue of one\n\
+        "# stream, simulated: one bulk transfer of 1,440-byte packets, queue of one\n\
          # bandwidth-delay product (at least 64 packets), measured in the last three quarters of the\n\
          # time. `of rate`: goodput's share of the link's rate, 96 % is all there is. `again`:\n\
          # retransmissions per packet sent. `dup`: of them, those the receiver had already. `queue`:\n\

@@ -5,7 +5,7 @@ use std::{env, fs, path::Path};
 
 #[test]
 fn results__are_those_committed() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("results/selective-repeat.txt");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("results/stream.txt");
     let now = vtl_sim::report::table();
     if env::var_os("UPDATE_RESULTS").is_some() {
         fs::write(&path, now).expect("the source tree is writable");

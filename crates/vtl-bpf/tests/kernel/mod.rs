@@ -99,7 +99,7 @@ impl Kernel {
         let mut plane = DataPlane::load().expect("the root programs load");
         plane
             .deploy(objects::GRAFTS[0].1)
-            .expect("selective-repeat loads");
+            .expect("stream loads");
         let rings = RingMaker::new(&plane)
             .expect("descriptors")
             .make(SLOTS)

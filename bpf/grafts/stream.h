@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
-/* The composition of selective-repeat, for the kernel and for native simulation. */
+/* The composition of stream, for the kernel and for native simulation. */
 
 VTL_INLINE enum vtl_verdict vtl_fetch(struct vtl_out *o);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Selective repeat: reliable, in order, flow and congestion controlled. */
+/* Byte stream: selective repeat, reliable, in order, flow and congestion controlled. */
 #include "../tf/ack.h"
 #include "../tf/checksum.h"
 #include "../tf/congestion_bbr.h"
@@ -9,8 +9,8 @@
 #include "../tf/receive.h"
 #include "../tf/retransmit.h"
 #include "../tf/rtt.h"
-#include "selective-repeat.h"
+#include "stream.h"
 #include "vtl/graft.h"
 
-VTL_GRAFT("selective-repeat", 2,
+VTL_GRAFT("stream", 2,
           VTL_S_RELIABLE | VTL_S_ORDERED | VTL_S_FLOW_CONTROL | VTL_S_CONGESTION_CONTROL);
