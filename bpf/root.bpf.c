@@ -41,25 +41,21 @@ SEC("xdp") int vtl_root_in_xdp(struct xdp_md *ctx) {
     return XDP_DROP;
 }
 
-/* The gid of the session that the pump put into its frame, or 0. */
-VTL_INLINE __u32 vtl_pumped_gid(void *data, void *end) {
-    struct vtl_pump_frame *f = data;
-    if ((void *)(f + 1) > end)
-        return 0;
-    struct vtl_session *s = vtl_session_at(f->sid);
-    return s ? s->gid : 0;
-}
-
 SEC("tcx/egress") int vtl_root_out_tc(struct __sk_buff *ctx) {
     if (ctx->protocol != vtl_swap16(VTL_PUMP_ETHERTYPE))
         return VTL_TC_NEXT;
-    __u32 gid = vtl_pumped_gid((void *)(long)ctx->data, (void *)(long)ctx->data_end);
-    bpf_tail_call(ctx, &vtl_out_tc, gid);
+    struct vtl_pump_frame *f = (void *)(long)ctx->data;
+    if ((void *)(f + 1) > (void *)(long)ctx->data_end)
+        return VTL_TC_DROP;
+    struct vtl_session *s = vtl_session_at(f->sid);
+    if (s)
+        bpf_tail_call(ctx, &vtl_out_tc, s->gid);
     return VTL_TC_DROP;
 }
 
 SEC("xdp") int vtl_root_out_xdp(struct xdp_md *ctx) {
-    __u32 gid = vtl_pumped_gid((void *)(long)ctx->data, (void *)(long)ctx->data_end);
-    bpf_tail_call(ctx, &vtl_out_xdp, gid);
+    struct vtl_session *s = vtl_live_session();
+    if (s)
+        bpf_tail_call(ctx, &vtl_out_xdp, s->gid);
     return XDP_DROP;
 }

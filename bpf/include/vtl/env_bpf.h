@@ -14,6 +14,14 @@ struct {
     __type(value, struct vtl_session);
 } vtl_sessions SEC(".maps");
 
+struct {
+    __uint(type, BPF_MAP_TYPE_ARRAY);
+    __uint(max_entries, 1);
+    __uint(map_flags, BPF_F_MMAPABLE);
+    __type(key, __u32);
+    __type(value, struct vtl_pump);
+} vtl_pump SEC(".maps");
+
 struct vtl_ring_template {
     __uint(type, BPF_MAP_TYPE_ARRAY);
     __uint(max_entries, 1);
@@ -79,6 +87,13 @@ VTL_PROGRAMS(vtl_out_xdp, VTL_MAX_GRAFTS);
 
 VTL_INLINE struct vtl_session *vtl_session_at(__u32 sid) {
     return bpf_map_lookup_elem(&vtl_sessions, &sid);
+}
+
+/* The session whose egress the pump runs with live frames. */
+VTL_INLINE struct vtl_session *vtl_live_session(void) {
+    __u32 zero = 0;
+    struct vtl_pump *pump = bpf_map_lookup_elem(&vtl_pump, &zero);
+    return pump ? vtl_session_at(pump->sid) : 0;
 }
 
 VTL_INLINE void *vtl_env_entry(void *directory, struct vtl_session *s, __u32 index) {

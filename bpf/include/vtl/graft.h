@@ -41,14 +41,6 @@ struct vtl_graft_info {
 
 /* ------------------------------------------------------------------------------------- egress */
 
-VTL_INLINE struct vtl_session *vtl_pumped(void *data, void *end) {
-    struct vtl_pump_frame *f = data;
-    if ((void *)(f + 1) > end)
-        return 0;
-    struct vtl_session *s = vtl_session_at(f->sid);
-    return s && s->state == VTL_OPEN ? s : 0;
-}
-
 /* Bytes of the frame. The verifier does not take a difference of packet pointers in 32 bits. */
 VTL_INLINE __u32 vtl_xdp_length(struct xdp_md *ctx) {
     return bpf_xdp_get_buff_len(ctx);
@@ -80,8 +72,8 @@ VTL_INLINE int vtl_xdp_emit(struct xdp_md *ctx, struct vtl_out *o, int offset) {
 }
 
 SEC("xdp") int vtl_egress_xdp(struct xdp_md *ctx) {
-    struct vtl_session *s = vtl_pumped((void *)(long)ctx->data, (void *)(long)ctx->data_end);
-    if (!s)
+    struct vtl_session *s = vtl_live_session();
+    if (!s || s->state != VTL_OPEN)
         return XDP_DROP;
     struct vtl_out o = {.s = s, .now = bpf_ktime_get_ns()};
     if (vtl_make(&o) != VTL_SEND)
@@ -120,8 +112,11 @@ VTL_INLINE int vtl_tc_emit(struct __sk_buff *ctx, struct vtl_out *o, int offset)
 }
 
 SEC("tcx/egress") int vtl_egress_tc(struct __sk_buff *ctx) {
-    struct vtl_session *s = vtl_pumped((void *)(long)ctx->data, (void *)(long)ctx->data_end);
-    if (!s)
+    struct vtl_pump_frame *f = (void *)(long)ctx->data;
+    if ((void *)(f + 1) > (void *)(long)ctx->data_end)
+        return VTL_TC_DROP;
+    struct vtl_session *s = vtl_session_at(f->sid);
+    if (!s || s->state != VTL_OPEN)
         return VTL_TC_DROP;
     struct vtl_out o = {.s = s, .now = bpf_ktime_get_ns()};
     if (vtl_make(&o) != VTL_SEND)

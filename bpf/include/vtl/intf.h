@@ -176,6 +176,12 @@ struct vtl_session {
     struct vtl_rx rx __attribute__((aligned(64)));
 };
 
+/* The map `vtl_pump`, one entry: what XDP egress works on. Live frames cannot carry it: those of a
+ * call's later batches still hold what earlier ones made of them. */
+struct vtl_pump {
+    __u32 sid; /* vtld, before each call: the session whose egress runs */
+};
+
 /* What the programs tell vtld through the ring buffer `vtl_events`. */
 struct vtl_event {
     __u32 sid;

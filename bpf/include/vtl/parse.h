@@ -9,7 +9,7 @@
 #include <linux/ipv6.h>
 #include "tf.h"
 
-/* A frame that the pump hands to egress, which replaces all of it. */
+/* A frame that the pump hands to tc egress, which replaces all of it. */
 struct vtl_pump_frame {
     struct ethhdr eth; /* h_proto is VTL_PUMP_ETHERTYPE */
     __u16 pad;

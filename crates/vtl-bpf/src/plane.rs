@@ -14,6 +14,7 @@ use crate::{
     link::{self, Hook},
     netdev::Interface,
     objects,
+    pump::Order,
     sessions::SessionTable,
 };
 
@@ -52,6 +53,7 @@ struct Deployed {
 pub struct DataPlane {
     root: Object,
     sessions: Arc<SessionTable>,
+    order: Arc<Order>,
     grafts: BTreeMap<u16, Deployed>,
     attached: BTreeMap<u32, Vec<OwnedFd>>,
 }
@@ -98,9 +100,11 @@ impl DataPlane {
             .and_then(|o| o.load())
             .map_err(|e| Error::load("the root programs", e))?;
         let sessions = Arc::new(SessionTable::map(map_of(&root, "vtl_sessions").as_fd())?);
+        let order = Arc::new(Order::map(map_of(&root, "vtl_pump").as_fd())?);
         Ok(Self {
             root,
             sessions,
+            order,
             grafts: BTreeMap::new(),
             attached: BTreeMap::new(),
         })
@@ -213,6 +217,11 @@ impl DataPlane {
     /// The table of sessions.
     pub fn sessions(&self) -> &Arc<SessionTable> {
         &self.sessions
+    }
+
+    /// What tells XDP egress which session to work on.
+    pub fn pump_order(&self) -> &Arc<Order> {
+        &self.order
     }
 
     /// One of the root object's maps, as a handle of its own.

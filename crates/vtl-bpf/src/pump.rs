@@ -4,10 +4,17 @@
 use std::{
     fs::File,
     io,
-    os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
+    num::NonZero,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    ptr::NonNull,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
     thread,
 };
 
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use vtl_proto::intf;
 
 use crate::{
@@ -17,8 +24,59 @@ use crate::{
     plane::DataPlane,
 };
 
-/// Frames that one call asks for. More overflow the ring of 256 that a veth has.
-pub const BATCH: u32 = 64;
+/// Packets that one call may ask for.
+pub const BATCH: u32 = 256;
+/// Frames that the kernel transmits at a time, before it lets the receiving side of a veth, whose
+/// ring holds 256, take them. Later batches of a call use the frames of earlier ones again, which
+/// costs half as much as new ones.
+const FRAMES: u32 = 64;
+
+/// The map `vtl_pump`: what XDP egress works on.
+pub struct Order {
+    at: NonNull<intf::vtl_pump>,
+}
+
+// SAFETY: shared memory by nature, touched atomically only.
+unsafe impl Send for Order {}
+// SAFETY: as above.
+unsafe impl Sync for Order {}
+
+impl Order {
+    const BYTES: NonZero<usize> = NonZero::new(4096).unwrap();
+
+    pub(crate) fn map(fd: BorrowedFd<'_>) -> Result<Self> {
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let base = unsafe {
+            mmap(
+                None,
+                Self::BYTES,
+                ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
+                MapFlags::MAP_SHARED,
+                fd,
+                0,
+            )
+        }
+        .map_err(|e| Error::System {
+            what: "mapping the pump's order".into(),
+            source: e.into(),
+        })?;
+        Ok(Self { at: base.cast() })
+    }
+
+    /// Names the session whose egress the XDP program shall run from now on.
+    pub fn set(&self, sid: u32) {
+        // SAFETY: an aligned field inside the mapping.
+        let field = unsafe { AtomicU32::from_ptr(&raw mut (*self.at.as_ptr()).sid) };
+        field.store(sid, Ordering::Release);
+    }
+}
+
+impl Drop for Order {
+    fn drop(&mut self) {
+        // SAFETY: mapped with this length in `map`.
+        let _ = unsafe { munmap(self.at.cast(), Self::BYTES.get()) };
+    }
+}
 
 /// Which driver a user asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,6 +101,7 @@ pub enum Pump {
 /// See [`Pump::Live`].
 pub struct Live {
     program: OwnedFd,
+    order: Arc<Order>,
     ifindex: u32,
     frame: Vec<u8>,
     /// The program's attachment in a namespace that nobody else sees: a program that is attached
@@ -116,10 +175,6 @@ fn frame(mtu: u32) -> Vec<u8> {
     frame
 }
 
-fn address(frame: &mut [u8], sid: u32) {
-    frame[16..20].copy_from_slice(&sid.to_ne_bytes());
-}
-
 impl Live {
     fn open(plane: &DataPlane, ifindex: u32, frame: Vec<u8>) -> Result<Self> {
         let program = plane
@@ -154,6 +209,7 @@ impl Live {
         })?;
         Ok(Self {
             program,
+            order: Arc::clone(plane.pump_order()),
             ifindex,
             frame,
             _anchor: anchor,
@@ -161,7 +217,7 @@ impl Live {
     }
 
     fn run(&mut self, sid: u32, count: u32) -> io::Result<()> {
-        address(&mut self.frame, sid);
+        self.order.set(sid);
         let mut context = libbpf_sys::xdp_md {
             data_end: self.frame.len() as u32,
             ingress_ifindex: self.ifindex,
@@ -175,7 +231,7 @@ impl Live {
             ctx_size_in: size_of::<libbpf_sys::xdp_md>() as u32,
             repeat: count as i32,
             flags: libbpf_sys::BPF_F_TEST_XDP_LIVE_FRAMES,
-            batch_size: count,
+            batch_size: count.min(FRAMES),
             ..Default::default()
         };
         // SAFETY: the options refer to the frame and the context, which outlive the call.
@@ -235,7 +291,7 @@ impl Tc {
     }
 
     fn run(&mut self, sid: u32, count: u32) -> io::Result<()> {
-        address(&mut self.frame, sid);
+        self.frame[16..20].copy_from_slice(&sid.to_ne_bytes());
         let mut part = libc::iovec {
             iov_base: self.frame.as_mut_ptr().cast(),
             iov_len: self.frame.len(),

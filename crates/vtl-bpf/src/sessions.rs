@@ -153,6 +153,23 @@ impl Session<'_> {
             .map_or(u64::MAX, |n| n + 1)
     }
 
+    /// About how many packets egress would send now if pacing let it, with `producer` packets
+    /// written to the transmit ring since the session began.
+    pub fn sendable(&self, producer: u64) -> u64 {
+        let load = |at: &AtomicU64| at.load(Ordering::Relaxed);
+        let next = load(atomic!(AtomicU64, self.tx.next));
+        let lost = atomic!(AtomicU32, self.tx.lost_pending).load(Ordering::Relaxed);
+        let fresh = producer
+            .min(load(atomic!(AtomicU64, self.tx.limit)))
+            .saturating_sub(next);
+        let out = load(atomic!(AtomicU64, self.tx.delivered))
+            + load(atomic!(AtomicU64, self.tx.lost_total))
+            + load(atomic!(AtomicU64, self.tx.abandoned));
+        let in_flight = load(atomic!(AtomicU64, self.tx.sent)).saturating_sub(out);
+        let room = load(atomic!(AtomicU64, self.tx.cwnd)).saturating_sub(in_flight);
+        room.min(fresh + u64::from(lost))
+    }
+
     /// Tells the round-trip time that negotiation took, before the first packet is sent.
     pub fn suppose_rtt(&self, rtt: std::time::Duration) {
         let us = rtt.as_micros().clamp(1, 60_000_000) as u32;

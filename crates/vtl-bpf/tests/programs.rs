@@ -463,14 +463,6 @@ fn graft_ingress__its_acknowledgement_says_it_all() {
     }
 }
 
-/// A frame as the pump makes it.
-fn pump(sid: u32) -> Vec<u8> {
-    let mut f = vec![0; 1514];
-    f[12..14].copy_from_slice(&(intf::VTL_PUMP_ETHERTYPE as u16).to_be_bytes());
-    f[16..20].copy_from_slice(&sid.to_ne_bytes());
-    f
-}
-
 #[test]
 fn egress_and_listener__one_packet_there_and_its_acknowledgement_back() {
     if !kernel::privileged("egress_and_listener__one_packet_there_and_its_acknowledgement_back") {
@@ -480,13 +472,13 @@ fn egress_and_listener__one_packet_there_and_its_acknowledgement_back() {
         let k = Kernel::new();
         k.write(0, b"before anything is known of the peer");
         assert_eq!(
-            k.run(program, &pump(SID), 1).verdict,
+            k.run(program, &k.pump(SID), 1).verdict,
             verdicts.stop,
             "no way known"
         );
         k.run(input, &data(0, 0, &[1]), 1);
 
-        let (ran, counts) = k.counted(program, &pump(SID));
+        let (ran, counts) = k.counted(program, &k.pump(SID));
         assert_eq!(ran.verdict, verdicts.send);
         assert_eq!(counts, [(intf::VTL_ST_TX_PACKETS, 1)]);
         assert_eq!(ran.frame[26..34], [10, 0, 0, 1, 10, 0, 0, 2]);
@@ -500,7 +492,7 @@ fn egress_and_listener__one_packet_there_and_its_acknowledgement_back() {
             intf::VTL_F_ACK_NOW,
             "the last one before silence"
         );
-        let (ran, counts) = k.counted(program, &pump(SID));
+        let (ran, counts) = k.counted(program, &k.pump(SID));
         assert_eq!(
             (ran.verdict, counts),
             (verdicts.stop, vec![]),
@@ -509,7 +501,7 @@ fn egress_and_listener__one_packet_there_and_its_acknowledgement_back() {
         assert_ne!(k.session().tx.wake_ns, 0);
         for sid in [0, 5, intf::VTL_MAX_SESSIONS, u32::MAX] {
             assert_eq!(
-                k.run(program, &pump(sid), 1).verdict,
+                k.run(program, &k.pump(sid), 1).verdict,
                 verdicts.stop,
                 "session {sid}"
             );
@@ -585,7 +577,7 @@ fn costs__in_nanoseconds() {
         k.run(input, &data(0, 0, &[1]), 1);
         let out = (0..32).map(|seq| {
             k.write(seq, &[1; 1440]);
-            k.run(output, &pump(SID), 1).ns
+            k.run(output, &k.pump(SID), 1).ns
         });
         println!(
             "{output}: DATA of 1,440 bytes: {} ns",

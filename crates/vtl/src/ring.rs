@@ -238,6 +238,11 @@ impl TxRing {
         false
     }
 
+    /// Packets published since the session began, whoever did it.
+    pub fn published(&self) -> u64 {
+        self.ring.producer().load(Ordering::Acquire)
+    }
+
     /// Packets that the peer has not acknowledged.
     pub fn unacknowledged(&self) -> u64 {
         self.next

@@ -97,9 +97,7 @@ impl Kernel {
     /// Loads everything; session 1 is open, over IPv4.
     pub fn new() -> Self {
         let mut plane = DataPlane::load().expect("the root programs load");
-        plane
-            .deploy(objects::GRAFTS[0].1)
-            .expect("stream loads");
+        plane.deploy(objects::GRAFTS[0].1).expect("stream loads");
         let rings = RingMaker::new(&plane)
             .expect("descriptors")
             .make(SLOTS)
@@ -149,6 +147,15 @@ impl Kernel {
             .get(SID)
             .expect("a session")
             .snapshot()
+    }
+
+    /// Aims both egress drivers at a session: XDP's through its map, tc's in the frame.
+    pub fn pump(&self, sid: u32) -> Vec<u8> {
+        self.plane.pump_order().set(sid);
+        let mut f = vec![0; 1514];
+        f[12..14].copy_from_slice(&(intf::VTL_PUMP_ETHERTYPE as u16).to_be_bytes());
+        f[16..20].copy_from_slice(&sid.to_ne_bytes());
+        f
     }
 
     /// The application writes a packet and publishes it.

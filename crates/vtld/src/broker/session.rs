@@ -95,6 +95,14 @@ impl Session {
         matches!(self.phase, Phase::Open)
     }
 
+    /// Packets that were written to the transmit ring since the session began.
+    pub(super) fn published(&self) -> u64 {
+        match &self.purpose {
+            Use::Streams { streams, .. } => streams.as_ref().map_or(0, |s| s.published()),
+            Use::Aware(aware) => aware.tx.published(),
+        }
+    }
+
     pub(super) fn streams(&mut self) -> Option<&mut Streams<HeldConnect>> {
         match &mut self.purpose {
             Use::Streams { streams, .. } => streams.as_deref_mut(),

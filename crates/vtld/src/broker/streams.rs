@@ -97,6 +97,11 @@ pub(super) struct Progress {
 }
 
 impl<H> Streams<H> {
+    /// Packets that were written to the transmit ring since the session began.
+    pub(super) fn published(&self) -> u64 {
+        self.tx.published()
+    }
+
     pub(super) fn new(initiator: bool, tx: TxRing, rx: RxRing) -> Self {
         let mux = Mux::new(initiator, vtl_proto::mux::DEFAULT_WINDOW);
         Self {

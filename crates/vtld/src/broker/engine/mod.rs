@@ -360,14 +360,17 @@ impl Engine {
                     continue;
                 };
                 for _ in 0..BATCHES {
-                    let count = entry.paced(now_ns()).min(BATCH.into()) as u32;
+                    let published = self.sessions.get(&sid).map_or(0, Session::published);
+                    // One more, so that egress finds out that it has run dry.
+                    let ready = entry.sendable(published) + 1;
+                    let count = entry.paced(now_ns()).min(ready).min(BATCH.into()) as u32;
                     if let Err(error) = pump.run(sid, count) {
                         tracing::warn!(%error, sid, "cannot transmit");
                         wake = now + 10 * MS;
                         break;
                     }
                     wake = entry.wake_ns();
-                    if wake == 0 && count < BATCH {
+                    if wake == 0 && u64::from(count) < ready.min(BATCH.into()) {
                         // Pacing lets no more go now. A call costs as much as ten packets, so the
                         // next one waits for a batch, or for as long as a burst may be late.
                         let batch = entry.pacing_gap_ns() * u64::from(BATCH);
