@@ -176,7 +176,11 @@ fn frame(mtu: u32) -> Vec<u8> {
 }
 
 impl Live {
-    fn open(plane: &DataPlane, ifindex: u32, frame: Vec<u8>) -> Result<Self> {
+    fn open(plane: &DataPlane, ifindex: u32, mut frame: Vec<u8>) -> Result<Self> {
+        // Larger than any packet, so that egress always cuts it: of a frame that a program leaves
+        // as it was, the kernel takes the length from the frame's last use, which may have become a
+        // short acknowledgement on the receiving side of a veth.
+        frame.extend([0; 2]);
         let program = plane
             .program("vtl_root_out_xdp")
             .try_clone_to_owned()
