@@ -10,12 +10,31 @@
 #include "loss.h"
 #include "receive.h"
 
-/* Words of the bitmap that are needed now. */
-VTL_INLINE __u32 vtl_ack_words(const struct vtl_session *s) {
+/* Words from cum's own to that of the last packet received. */
+VTL_INLINE __u32 vtl_rx_words(const struct vtl_session *s) {
     if (s->rx.max <= s->rx.cum)
         return 0;
     __u64 words = (s->rx.max + 63) / 64 - s->rx.cum / 64;
     return words < VTL_WINDOW_WORDS ? words : VTL_WINDOW_WORDS;
+}
+
+/* Words of the bitmap that are wanted now. */
+VTL_INLINE __u32 vtl_ack_words(const struct vtl_session *s) {
+    __u32 words = vtl_rx_words(s);
+    return words < VTL_ACK_WORDS ? words : VTL_ACK_WORDS;
+}
+
+/*
+ * Where the bitmap begins, in words from cum's own. One that cannot hold all `full` words is about
+ * the oldest packets and about those round the packet that caused it, in turn: losses are found
+ * where packets arrive, and what is missing at the beginning holds up everything else.
+ */
+VTL_INLINE __u32 vtl_ack_skip(struct vtl_session *s, __u32 words, __u32 full) {
+    if (words >= full || !words || !(s->rx.turn++ & 1) || s->rx.echo_seq < s->rx.cum)
+        return 0;
+    __u64 skip = s->rx.echo_seq / 64 - s->rx.cum / 64;
+    skip = skip > words / 2 ? skip - words / 2 : 0;
+    return skip < full - words ? skip : full - words;
 }
 
 /*
@@ -24,9 +43,10 @@ VTL_INLINE __u32 vtl_ack_words(const struct vtl_session *s) {
  */
 VTL_INLINE void vtl_ack_build(struct vtl_session *s, struct vtl_ack_hdr *a, __u64 *map, __u32 words,
                               int update) {
-    __u32 full = vtl_ack_words(s);
+    __u32 full = vtl_rx_words(s);
+    __u32 skip = vtl_ack_skip(s, words, full);
     a->h.version_type = VTL_VERSION << 4 | VTL_ACK;
-    a->h.flags = (words < full ? VTL_F_PARTIAL : 0) | (update ? VTL_F_UPDATE : 0);
+    a->h.flags = (skip + words < full ? VTL_F_PARTIAL : 0) | (update ? VTL_F_UPDATE : 0);
     a->h.gid = vtl_swap16(s->gid);
     a->h.sid = vtl_swap32(s->peer_sid);
     a->h.token = vtl_swap64(s->peer_token);
@@ -40,13 +60,13 @@ VTL_INLINE void vtl_ack_build(struct vtl_session *s, struct vtl_ack_hdr *a, __u6
     a->echo_xid = vtl_swap32(s->rx.echo_xid);
     a->echo_ts = vtl_swap32(s->rx.echo_ts);
     a->dups = vtl_swap32(s->rx.dups);
-    a->reserved = 0;
+    a->skip = vtl_swap32(skip);
     __u64 sum = vtl_csum_words((const __u32 *)a, sizeof(*a) / 4);
     int i;
     vtl_for(i, 0, words) {
-        if (i >= VTL_WINDOW_WORDS)
+        if (i >= VTL_ACK_WORDS)
             break;
-        __u64 w = s->rx.map[(s->rx.cum / 64 + i) % VTL_WINDOW_WORDS];
+        __u64 w = s->rx.map[(s->rx.cum / 64 + skip + i) % VTL_WINDOW_WORDS];
         map[i] = w;
         sum += (w & 0xffffffff) + (w >> 32);
     }
@@ -67,7 +87,7 @@ VTL_INLINE enum vtl_verdict tf_ack_verify(struct vtl_ackd *a) {
     __u64 sum = vtl_csum_words((const __u32 *)a->hdr, sizeof(*a->hdr) / 4);
     int i;
     vtl_for(i, 0, a->words) {
-        if (i >= VTL_WINDOW_WORDS)
+        if (i >= VTL_ACK_WORDS)
             break;
         sum += (a->map[i] & 0xffffffff) + (a->map[i] >> 32);
     }

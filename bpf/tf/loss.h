@@ -60,12 +60,16 @@ VTL_INLINE void tf_loss_reordering(struct vtl_ackd *a) {
 VTL_INLINE void tf_loss_selective(struct vtl_ackd *a) {
     struct vtl_session *s = a->s;
     __u64 next = VTL_LOAD(s->tx.next);
-    __u64 base = a->cum & ~63ull;
+    __u32 skip = vtl_swap32(a->hdr->skip);
+    __u64 base = (a->cum & ~63ull) + skip * 64ull;
 
+    /* Whatever part of the window the bitmap is about, the next packet in order is missing. */
+    if (skip && a->cum < next)
+        vtl_loss_check(a, a->cum);
     int i;
     vtl_for(i, 0, a->words) {
         __u64 from = base + i * 64ull;
-        if (i >= VTL_WINDOW_WORDS || from >= next)
+        if (i >= VTL_ACK_WORDS || from >= next)
             break;
         __u64 have = a->map[i];
         __u32 word = (from / 64) % VTL_WINDOW_WORDS;
@@ -76,7 +80,7 @@ VTL_INLINE void tf_loss_selective(struct vtl_ackd *a) {
             vtl_loss_undo(s, vtl_bits(old & have));
         }
         __u64 missing = ~(have | marked);
-        if (!i)
+        if (from < a->cum)
             missing &= ~0ull << (a->cum % 64);
         int n;
         vtl_for(n, 0, 64) {

@@ -22,12 +22,19 @@ VTL_INLINE __u64 vtl_probe_timeout(const struct vtl_session *s) {
 VTL_INLINE __u64 vtl_take_lost(struct vtl_session *s) {
     __u64 una = VTL_LOAD(s->tx.una);
     __u32 start = una / 64;
-    __u32 skip = (s->tx.scan - start) % VTL_WINDOW_WORDS;
-    /* From where the last search ended to the end, and, if need be, once more from the start: the
-     * listener may have marked one behind us. */
+    __u32 words = (__u32)((s->tx.next + 63) / 64) - start;
+    if (words > VTL_WINDOW_WORDS)
+        words = VTL_WINDOW_WORDS;
+    __u32 skip = s->tx.scan - start;
+    if (skip >= words)
+        skip = 0;
+    /* From where the last search ended to the end, then from the start: the listener may have
+     * marked one behind us. */
     int turn;
-    vtl_for(turn, skip, 2 * VTL_WINDOW_WORDS) {
-        __u32 i = (__u32)turn % VTL_WINDOW_WORDS;
+    vtl_for(turn, 0, words) {
+        __u32 i = skip + turn;
+        if (i >= words)
+            i -= words;
         __u32 word = (start + i) % VTL_WINDOW_WORDS;
         __u64 bits = VTL_LOAD(s->tx.lost[word]);
         if (!bits)

@@ -125,11 +125,12 @@ VTL_INLINE void vtl_listen(struct vtl_session *s, __u64 now, struct vtl_ack_hdr 
     vtl_wake_sender(s);
 }
 
-/* Words of the bitmap, or -1 if the header's length cannot be right. `room` is what the packet has
+/* Words of the bitmap, or -1 if its length or place cannot be right. `room` is what the packet has
  * behind the header. */
 VTL_INLINE int vtl_ack_length(const struct vtl_ack_hdr *hdr, __u32 room) {
     __u32 bytes = vtl_swap16(hdr->h.len);
-    if (bytes <= room && bytes <= VTL_ACK_MAX_BITMAP && bytes % 8 == 0)
+    if (bytes <= room && bytes <= VTL_ACK_MAX_BITMAP && bytes % 8 == 0 &&
+        vtl_swap32(hdr->skip) <= VTL_WINDOW_WORDS - bytes / 8)
         return bytes / 8;
     vtl_env_count(VTL_ST_RX_MALFORMED);
     return -1;

@@ -18,6 +18,7 @@ enum {
     VTL_SLOT_SIZE = 2048,    /* bytes; the rings are arrays of this */
     VTL_SLOT_DATA = 2032,
     VTL_WINDOW_WORDS = VTL_MAX_WINDOW / 64,
+    VTL_ACK_WORDS = VTL_ACK_MAX_BITMAP / 8, /* of one acknowledgement's bitmap */
     VTL_HEADROOM = 54, /* Ethernet + IPv6 header: the longest that precedes a VTL header */
     VTL_PUMP_ETHERTYPE = 0x88b5, /* IEEE 802 local experimental 1: a frame for egress to fill */
 };
@@ -142,7 +143,7 @@ struct vtl_rx {
     __u32 dups;
     __u32 busy;    /* lock of ingress */
     __u32 ack_now; /* vtld sets, egress clears: send an acknowledgement (window update) */
-    __u32 pad;
+    __u32 turn;    /* which part of the window the next bitmap that cannot hold all describes */
     __u64 map[VTL_WINDOW_WORDS]; /* bit s % VTL_MAX_WINDOW: packet s, cum <= s < max, is there */
 };
 

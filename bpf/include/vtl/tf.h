@@ -84,7 +84,7 @@ struct vtl_ackd {
     struct vtl_session *s;
     __u64 now;
     struct vtl_ack_hdr *hdr;
-    const __u64 *map; /* the bitmap, little-endian words, VTL_WINDOW_WORDS + 1 of them readable */
+    const __u64 *map; /* the bitmap, little-endian words, VTL_ACK_WORDS + 1 of them readable */
     __u32 words;      /* of it that came */
     /* filled in by transport functions on the way */
     __u64 cum;
@@ -110,7 +110,7 @@ VTL_INLINE __u32 vtl_env_sid(struct vtl_session *s);
  * each CPU, also from the environment. */
 struct vtl_scratch {
     struct vtl_slot slot;
-    __u64 map[VTL_WINDOW_WORDS + 1];
+    __u64 map[VTL_ACK_WORDS + 1];
 };
 VTL_INLINE struct vtl_scratch *vtl_get_scratch(void);
 

@@ -15,10 +15,9 @@ enum {
     VTL_VERSION = 1,
     /* The most payload bytes that one packet may carry, whatever the MTU. */
     VTL_MAX_PAYLOAD = 1920,
-    /* The largest window in packets: what the bitmap of one acknowledgement can describe. */
-    VTL_MAX_WINDOW = 8192,
-    VTL_ACK_MAX_BITMAP = VTL_MAX_WINDOW / 8, /* bytes */
-    VTL_MIN_PACKET = 72,                     /* bytes of a DATA or PROBE with its padding */
+    VTL_MAX_WINDOW = 32768,    /* packets from the oldest one missing on */
+    VTL_ACK_MAX_BITMAP = 1024, /* bytes: an ACK passes every IPv6 path */
+    VTL_MIN_PACKET = 72,       /* bytes of a DATA or PROBE with its padding */
 };
 
 /* Low four bits of vtl_hdr.version_type. */
@@ -36,7 +35,7 @@ enum vtl_type {
 /* vtl_hdr.flags */
 enum {
     VTL_F_ACK_NOW = 1 << 0,    /* DATA, PROBE: acknowledge this packet at once */
-    VTL_F_PARTIAL = 1 << 1,    /* ACK: the bitmap was cut; nothing is said about later packets */
+    VTL_F_PARTIAL = 1 << 1,    /* ACK: the bitmap ends early; nothing is said about later packets */
     VTL_F_RETRANSMIT = 1 << 2, /* DATA: sent before under the same sequence number */
     VTL_F_UPDATE = 1 << 3, /* ACK: a window update that no packet caused: the echo is an old one */
     VTL_F_ABORT = 1 << 4,  /* CLOSE: something may not have been delivered */
@@ -69,8 +68,8 @@ struct vtl_data_hdr {
 /*
  * ACK. 72 bytes, then h.len bytes of bitmap. Each one describes the whole state of the receiver,
  * so a lost acknowledgement costs nothing. Bit (s - base) % 8 of byte (s - base) / 8 says that
- * packet s has arrived, where base = cum rounded down to a multiple of 64. h.len is a multiple
- * of 8.
+ * packet s has arrived, where base = cum rounded down to a multiple of 64, plus 64 * skip. Nothing
+ * is said about packets between cum and base. h.len is a multiple of 8.
  */
 struct vtl_ack_hdr {
     struct vtl_hdr h;
@@ -81,7 +80,7 @@ struct vtl_ack_hdr {
     __be32 echo_xid; /* its xid */
     __be32 echo_ts;  /* its ts */
     __be32 dups;     /* DATA packets received more than once, modulo 2^32 */
-    __be32 reserved;
+    __be32 skip;     /* words of 64 packets between cum's own and the bitmap's first */
 };
 
 /*

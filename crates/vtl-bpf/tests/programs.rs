@@ -151,6 +151,18 @@ fn malformed() -> Vec<Case> {
             &[RX, BAD],
         ),
         case("bitmap of 7 bytes", bitmap(7, 7), Stop, &[RX, BAD]),
+        case(
+            "bitmap beyond every window",
+            {
+                let mut body = ack(0, 0, 0, &[0; 16])[VTL..].to_vec();
+                body[68..72].copy_from_slice(&511u32.to_be_bytes());
+                let mut f = around(&body);
+                seal(&mut f);
+                f
+            },
+            Stop,
+            &[RX, BAD],
+        ),
         case("bitmap beyond the packet", bitmap(16, 8), Stop, &[RX, BAD]),
         case(
             "bitmap of 1,032 bytes",

@@ -69,24 +69,30 @@ pub struct Ack<'a> {
     pub echo_ts: u32,
     /// Packets received more than once, modulo 2^32.
     pub dups: u32,
+    /// Words of 64 packets between `cum`'s own and the bitmap's first; they and the bitmap's words
+    /// are at most `intf::VTL_WINDOW_WORDS`.
+    pub skip: u32,
     /// Which packets have arrived; see [`Ack::has`]. A multiple of 8 bytes, at most
     /// `intf::VTL_ACK_MAX_BITMAP`.
     pub bitmap: &'a [u8],
 }
 
 impl Ack<'_> {
-    /// The packet that the bitmap's first bit speaks of: `cum` rounded down to a multiple of 64.
+    /// The packet that the bitmap's first bit speaks of.
     pub fn base(&self) -> u64 {
-        self.cum & !63
+        (self.cum & !63).saturating_add(u64::from(self.skip) * 64)
     }
 
     /// Whether packet `seq` has arrived; `None` when this acknowledgement says nothing about it
-    /// (its bitmap was cut before).
+    /// (its bitmap is about others).
     pub fn has(&self, seq: u64) -> Option<bool> {
         if seq < self.cum {
             return Some(true);
         }
-        let bit = seq - self.base();
+        let Some(bit) = seq.checked_sub(self.base()) else {
+            // Only what holds up everything else is known to be missing.
+            return (seq == self.cum).then_some(false);
+        };
         let byte = usize::try_from(bit / 8)
             .ok()
             .and_then(|i| self.bitmap.get(i));
@@ -197,7 +203,7 @@ pub enum WireError {
     /// Data without payload or with more than fits into a slot, or payload in another type.
     #[error("payload of {0} bytes")]
     Payload(usize),
-    /// The bitmap is too long or no multiple of 8 bytes.
+    /// The bitmap is too long, no multiple of 8 bytes, or goes beyond any window.
     #[error("bitmap of {0} bytes")]
     Bitmap(usize),
     /// The checksum does not fit.

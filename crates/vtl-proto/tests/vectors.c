@@ -94,7 +94,10 @@ static const char *packet_error(const __u8 *packet, size_t len) {
     if (size + body + padding(type, body) != len)
         return "length";
     if (type == VTL_ACK) {
-        if (body > VTL_ACK_MAX_BITMAP || body % 8)
+        struct vtl_ack_hdr a;
+        memcpy(&a, packet, sizeof(a));
+        if (body > VTL_ACK_MAX_BITMAP || body % 8 ||
+            be32toh(a.skip) > VTL_MAX_WINDOW / 64 - body / 8)
             return "bitmap";
     } else if (type == VTL_DATA ? body == 0 || body > VTL_MAX_PAYLOAD : body != 0) {
         return "payload";
@@ -126,8 +129,8 @@ static void print_ack(const __u8 *packet, size_t len) {
     printf(" cum=%" PRIu64 " limit=%" PRIu64 " received=%" PRIu64 " echo_seq=%" PRIu64,
            (uint64_t)be64toh(a.cum), (uint64_t)be64toh(a.limit), (uint64_t)be64toh(a.received),
            (uint64_t)be64toh(a.echo_seq));
-    printf(" echo_xid=%" PRIu32 " echo_ts=%" PRIu32 " dups=%" PRIu32, be32toh(a.echo_xid),
-           be32toh(a.echo_ts), be32toh(a.dups));
+    printf(" echo_xid=%" PRIu32 " echo_ts=%" PRIu32 " dups=%" PRIu32 " skip=%" PRIu32,
+           be32toh(a.echo_xid), be32toh(a.echo_ts), be32toh(a.dups), be32toh(a.skip));
     print_hex("bitmap", packet + sizeof(a), len - sizeof(a));
 }
 

@@ -129,12 +129,13 @@ fn describe_ack(ack: &Ack<'_>) -> String {
         echo_xid,
         echo_ts,
         dups,
+        skip,
         bitmap,
     } = ack;
     let header = describe_header("ack", header);
     format!(
         "{header} cum={cum} limit={limit} received={received} echo_seq={echo_seq} \
-         echo_xid={echo_xid} echo_ts={echo_ts} dups={dups} bitmap={}",
+         echo_xid={echo_xid} echo_ts={echo_ts} dups={dups} skip={skip} bitmap={}",
         hex(bitmap)
     )
 }

@@ -263,7 +263,7 @@ impl Host {
         map: &[u64],
         fill: impl FnOnce(&mut ffi::vtl_ackd),
     ) -> (u32, ffi::vtl_ackd) {
-        let mut words = [0; intf::VTL_WINDOW_WORDS as usize + 1];
+        let mut words = [0; intf::VTL_ACK_WORDS as usize + 1];
         words[..map.len()].copy_from_slice(map);
         // SAFETY: plain data, for which zeros are valid.
         let mut a: ffi::vtl_ackd = unsafe { std::mem::zeroed() };
@@ -282,7 +282,7 @@ impl Host {
         &mut self,
         sid: u32,
         hdr: &mut vtl_ack_hdr,
-        map: &mut [u64; intf::VTL_WINDOW_WORDS as usize + 1],
+        map: &mut [u64; intf::VTL_ACK_WORDS as usize + 1],
         words: u32,
         update: bool,
     ) -> u32 {
@@ -294,7 +294,7 @@ impl Host {
                 s,
                 hdr,
                 map.as_mut_ptr(),
-                words.min(intf::VTL_WINDOW_WORDS),
+                words.min(intf::VTL_ACK_WORDS),
                 update.into(),
             )
         }

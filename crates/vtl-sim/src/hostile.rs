@@ -157,6 +157,7 @@ impl Hostile {
                 echo_xid,
                 echo_ts: self.rng.bits() as u32,
                 dups: self.number(s.tx.dups.into()) as u32,
+                skip: self.rng.pick(&[0, 0, 1, 50, 384]),
                 bitmap: &body[..8 * self.rng.below(129) as usize],
             }),
         };

@@ -2,6 +2,7 @@
 
 use std::{fmt::Write, thread};
 
+use vtl_proto::intf;
 use vtl_testbed::{Link, LossModel};
 
 use crate::{
@@ -35,6 +36,15 @@ const CONDITIONS: [(&str, f64, bool, f64); 8] = [
     ("reordering 1 %", 0.0, false, 1.0),
 ];
 
+/// Rings that do not limit a path: its bandwidth-delay product four times over, for holes that take
+/// two or three round trips to fill.
+fn slots(rtt_ms: f64, rate_mbit: f64) -> u32 {
+    let packets = rtt_ms * rate_mbit * 125.0 / 1500.0;
+    ((4.0 * packets) as u32)
+        .clamp(8192, intf::VTL_MAX_WINDOW)
+        .next_power_of_two()
+}
+
 /// One cell of the grid.
 ///
 /// # Errors
@@ -57,7 +67,7 @@ pub fn measure(
     let mut scenario = Scenario::bulk(link, seconds * 1000 * MS);
     scenario.measure_from = scenario.until / 4;
     scenario.session = SessionConfig {
-        slots: 8192,
+        slots: slots(rtt_ms, rate_mbit),
         rtt_us: (rtt_ms * 1000.0) as u32,
         ..Default::default()
     };

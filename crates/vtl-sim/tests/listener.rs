@@ -19,6 +19,7 @@ const NONE: Fields = Fields {
     echo_xid: 0,
     echo_ts: 0,
     dups: 0,
+    skip: 0,
 };
 
 fn call(h: &mut Host, f: AckFunction, fields: Fields, map: &[u64]) -> (u32, ffi::vtl_ackd) {
@@ -81,7 +82,7 @@ fn ack_cumulative__table() {
             u64::MAX,
             NEXT,
             50,
-            8192,
+            32768,
         ),
         (
             "the largest numbers",
@@ -490,10 +491,40 @@ fn loss_selective__a_long_tail_takes_several_acknowledgements() {
     }
     assert_eq!(lost(h.session(SID)), (1..198).collect::<Vec<_>>());
     // All sent again and lost again.
-    h.session_mut(SID).tx.lost = [0; 128];
+    h.session_mut(SID).tx.lost = [0; 512];
     h.session_mut(SID).tx.lost_pending = 0;
     for found in [197 + 64, 197 + 128] {
         call(&mut h, ffi::vtl_native_loss_selective, fields, &[]);
         assert_eq!(h.session(SID).tx.lost_total, found);
     }
+}
+
+#[test]
+fn loss_selective__a_bitmap_about_a_part_of_the_window() {
+    let mut h = Host::new();
+    let config = vtl_sim::host::SessionConfig {
+        slots: 1024,
+        ..Default::default()
+    };
+    h.open(SID, 0, &config);
+    (h.session_mut(SID).tx.next, h.session_mut(SID).tx.xid) = (1000, 1001);
+    h.session_mut(SID).tx.acked_xid = 1000;
+    for seq in 0..1000 {
+        h.sent(SID, seq).xid = seq as u32 + 1;
+    }
+    // From word 1 + 4, of 64 to 127 and so on: 320 to 447.
+    let fields = Fields {
+        cum: 70,
+        skip: 4,
+        flags: VTL_F_PARTIAL,
+        ..NONE
+    };
+    let all_but = |missing: u32| !(1u64 << missing);
+    let map = [all_but(3), all_but(63)];
+    call(&mut h, ffi::vtl_native_loss_selective, fields, &map);
+    assert_eq!(
+        lost(h.session(SID)),
+        [70, 320 + 3, 384 + 63],
+        "what cum waits for is missing; nothing is said about the others"
+    );
 }

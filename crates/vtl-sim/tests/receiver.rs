@@ -133,7 +133,7 @@ fn receive_admit__table() {
         let mut h = host(|s| {
             s.rx.cum = l.cum;
             for seq in l.have {
-                s.rx.map[(seq / 64 % 128) as usize] |= 1 << (seq % 64);
+                s.rx.map[(seq / 64 % 512) as usize] |= 1 << (seq % 64);
             }
         });
         h.rx_ctl(SID).consumer = l.consumer;
@@ -172,16 +172,16 @@ fn rx_limit__never_falls_and_fits_the_bitmap() {
         SID,
         0,
         &vtl_sim::host::SessionConfig {
-            slots: 8192,
+            slots: 32768,
             ..Default::default()
         },
     );
-    assert_eq!(h.rx_limit(SID), 8192);
+    assert_eq!(h.rx_limit(SID), 32768);
     h.session_mut(SID).rx.cum = 100;
     h.rx_ctl(SID).consumer = 100;
-    assert_eq!(h.rx_limit(SID), 64 + 8192, "no two packets share a word");
+    assert_eq!(h.rx_limit(SID), 64 + 32768, "no two packets share a word");
     h.rx_ctl(SID).consumer = 50;
-    assert_eq!(h.rx_limit(SID), 64 + 8192, "what was read stays read");
+    assert_eq!(h.rx_limit(SID), 64 + 32768, "what was read stays read");
     assert_eq!(h.session(SID).rx.consumer, 100);
 }
 
@@ -259,7 +259,7 @@ fn ack_build__parses_and_says_what_is_there() {
             (s.rx.received, s.rx.dups) = (cum + beyond.len() as u64, 3);
             (s.rx.echo_seq, s.rx.echo_xid, s.rx.echo_ts) = (8, 9, 10);
             for seq in (cum & !63..cum).chain(beyond.iter().copied()) {
-                s.rx.map[(seq / 64 % 128) as usize] |= 1 << (seq % 64);
+                s.rx.map[(seq / 64 % 512) as usize] |= 1 << (seq % 64);
             }
         });
         h.rx_ctl(SID).consumer = cum;
@@ -296,6 +296,37 @@ fn ack_build__parses_and_says_what_is_there() {
                 Some(there)
             };
             assert_eq!(a.has(seq), want, "{cum} {beyond:?} {words}: {seq}");
+        }
+    }
+}
+
+#[test]
+fn ack_build__wide_windows_in_turn() {
+    // cum's word is 1, the last packet's 301: 301 words, of which 128 fit.
+    // echo; where the bitmap starts in turn, in words from cum's own
+    for (echo, second) in [
+        (19_327, 173),  // the last one
+        (64 * 151, 86), // in the middle: 64 words on each side
+        (64 * 20, 0),   // near the beginning
+        (3, 0),         // an old one
+    ] {
+        let mut h = host(|s| {
+            (s.rx.cum, s.rx.max, s.rx.echo_seq) = (70, 64 * 302, echo);
+            for word in 1..302 {
+                s.rx.map[word] = word as u64;
+            }
+        });
+        for skip in [0, second, 0] {
+            let mut hdr = Default::default();
+            let mut map = [0; 129];
+            assert_eq!(h.build_ack(SID, &mut hdr, &mut map, 128, false), 128);
+            assert_eq!(u32::from_be(hdr.skip), skip, "{echo}");
+            assert_eq!(
+                (map[0], map[127]),
+                (1 + u64::from(skip), 128 + u64::from(skip))
+            );
+            let partial = u32::from(hdr.h.flags) & intf::VTL_F_PARTIAL != 0;
+            assert_eq!(partial, skip + 128 < 301, "{echo}");
         }
     }
 }

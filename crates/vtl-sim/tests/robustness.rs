@@ -57,7 +57,7 @@ fn draw(seed: u64) -> Scenario {
         Pace::Pausing { pause_ns: 800 * MS },
     ]);
     scenario.session = SessionConfig {
-        slots: rng.pick(&[16, 64, 256, 1024, 8192]),
+        slots: rng.pick(&[16, 64, 256, 1024, 8192, 32768]),
         max_payload: rng.pick(&[512, 1440]),
         ipv6: rng.one_in(3),
         first_xid: rng.pick(&[1, 0, u32::MAX - 500, i32::MAX as u32 - 500]),

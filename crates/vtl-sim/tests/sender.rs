@@ -227,13 +227,13 @@ fn choose__table() {
         ),
         (
             "the window wraps round the bitmap",
-            9000,
+            33_576,
             |s| {
                 ten_out(s);
-                (s.tx.una, s.tx.next, s.tx.limit, s.tx.sent) = (8960, 8980, 10_000, 10);
+                (s.tx.una, s.tx.next, s.tx.limit, s.tx.sent) = (33_536, 33_556, 40_000, 10);
                 (s.tx.lost[12], s.tx.lost_pending) = (1 << 3, 1);
             },
-            Data(8963, AGAIN),
+            Data(33_539, AGAIN),
         ),
     ];
     for (name, producer, change, want) in table {

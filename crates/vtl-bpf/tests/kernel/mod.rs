@@ -255,6 +255,7 @@ pub fn ack(cum: u64, received: u64, echo_xid: u32, bitmap: &[u8]) -> Vec<u8> {
         echo_xid,
         echo_ts: 0,
         dups: 0,
+        skip: 0,
         bitmap,
     }))
 }

@@ -101,6 +101,7 @@ impl Peer {
             echo_xid: self.awkward() as u32,
             echo_ts: self.random() as u32,
             dups: self.random() as u32,
+            skip: self.random() as u32 % 384,
             bitmap: &bitmap,
         };
         self.emit(&Packet::Ack(ack));

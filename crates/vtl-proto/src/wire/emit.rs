@@ -1,6 +1,6 @@
 use core::mem::{offset_of, size_of};
 
-use super::parse::{check_body, check_nego, header_len, padding};
+use super::parse::{check_ack, check_body, check_nego, header_len, padding};
 use super::{Ack, Data, EmitError, Header, Nego, Packet, checksum, put};
 use crate::intf;
 
@@ -61,7 +61,10 @@ impl Packet<'_> {
         emit_header(head, self.header());
         match self {
             Self::Data(data) | Self::Probe(data) => emit_data(head, data),
-            Self::Ack(ack) => emit_ack(head, ack),
+            Self::Ack(ack) => {
+                check_ack(ack)?;
+                emit_ack(head, ack);
+            }
             Self::Nego(nego) | Self::NegoAck(nego) | Self::NegoNack(nego) => {
                 check_nego(self.kind(), nego)?;
                 emit_nego(head, nego);
@@ -103,6 +106,7 @@ fn emit_ack(b: &mut [u8], ack: &Ack<'_>) {
     put!(b, vtl_ack_hdr, echo_xid, ack.echo_xid);
     put!(b, vtl_ack_hdr, echo_ts, ack.echo_ts);
     put!(b, vtl_ack_hdr, dups, ack.dups);
+    put!(b, vtl_ack_hdr, skip, ack.skip);
 }
 
 fn emit_nego(b: &mut [u8], nego: &Nego) {

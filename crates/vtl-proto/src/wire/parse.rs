@@ -43,7 +43,11 @@ impl<'a> Packet<'a> {
         Ok(match u32::from(kind) {
             intf::VTL_DATA => Self::Data(data(head, body)),
             intf::VTL_PROBE => Self::Probe(data(head, body)),
-            intf::VTL_ACK => Self::Ack(ack(head, body)),
+            intf::VTL_ACK => {
+                let ack = ack(head, body);
+                check_ack(&ack)?;
+                Self::Ack(ack)
+            }
             intf::VTL_CLOSE => Self::Close(header(head)),
             nego_kind => {
                 let nego = nego(head)?;
@@ -95,6 +99,16 @@ pub(super) fn check_body(kind: u32, body: &[u8]) -> Result<(), WireError> {
         _ => (len == 0, WireError::Payload(len)),
     };
     if fits { Ok(()) } else { Err(error) }
+}
+
+/// No bitmap is about packets beyond the largest window.
+pub(super) fn check_ack(ack: &Ack<'_>) -> Result<(), WireError> {
+    let words = ack.bitmap.len() as u64 / 8 + u64::from(ack.skip);
+    if words <= u64::from(intf::VTL_WINDOW_WORDS) {
+        Ok(())
+    } else {
+        Err(WireError::Bitmap(ack.bitmap.len()))
+    }
 }
 
 /// What the fields of the three negotiation packets never are.
@@ -165,6 +179,7 @@ fn ack<'a>(b: &[u8], bitmap: &'a [u8]) -> Ack<'a> {
         echo_xid: get!(b, vtl_ack_hdr, echo_xid),
         echo_ts: get!(b, vtl_ack_hdr, echo_ts),
         dups: get!(b, vtl_ack_hdr, dups),
+        skip: get!(b, vtl_ack_hdr, skip),
         bitmap,
     }
 }

@@ -155,12 +155,14 @@ proptest! {
     fn emit__ack_round_trip(
         header in header(),
         fields in any::<([u64; 4], [u32; 3])>(),
+        skip in 0u32..=512 - 128,
         words in vec(any::<u64>(), 0..=128),
     ) {
         let ([cum, limit, received, echo_seq], [echo_xid, echo_ts, dups]) = fields;
         let bitmap: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let ack = Ack {
-            header, cum, limit, received, echo_seq, echo_xid, echo_ts, dups, bitmap: &bitmap,
+            header, cum, limit, received, echo_seq, echo_xid, echo_ts, dups, skip,
+            bitmap: &bitmap,
         };
         round_trip(Packet::Ack(ack));
         for (i, word) in words.iter().enumerate() {
@@ -202,6 +204,7 @@ fn has__beyond_the_bitmap() {
         echo_xid: 0,
         echo_ts: 0,
         dups: 0,
+        skip: 0,
         bitmap: &[0xff; 8],
     };
     assert_eq!(ack.base(), 64);
@@ -212,6 +215,11 @@ fn has__beyond_the_bitmap() {
     );
     ack.header.flags = intf::VTL_F_PARTIAL as u8;
     assert_eq!((ack.has(127), ack.has(128)), (Some(true), None));
+    ack.skip = 2;
+    assert_eq!(ack.base(), 192);
+    assert_eq!((ack.has(69), ack.has(70)), (Some(true), Some(false)));
+    assert_eq!((ack.has(71), ack.has(191)), (None, None));
+    assert_eq!((ack.has(192), ack.has(256)), (Some(true), None));
 }
 
 #[test]

@@ -55,6 +55,7 @@ pub struct Fields {
     pub echo_xid: u32,
     pub echo_ts: u32,
     pub dups: u32,
+    pub skip: u32,
 }
 
 /// The header of an acknowledgement that arrives.
@@ -71,13 +72,13 @@ pub fn ack_header(f: Fields) -> vtl_ack_hdr {
         echo_xid: f.echo_xid.to_be(),
         echo_ts: f.echo_ts.to_be(),
         dups: f.dups.to_be(),
-        reserved: 0,
+        skip: f.skip.to_be(),
     }
 }
 
 /// Sequence numbers whose `lost` bits are set, as if the window began at 0.
 pub fn lost(s: &vtl_session) -> Vec<u64> {
-    (0..8192)
+    (0..u64::from(vtl_proto::intf::VTL_MAX_WINDOW))
         .filter(|seq| s.tx.lost[(seq / 64) as usize] >> (seq % 64) & 1 == 1)
         .collect()
 }

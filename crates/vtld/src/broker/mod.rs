@@ -36,7 +36,7 @@ pub struct Config {
     pub ingress: Ingress,
     /// Egress driver.
     pub driver: Choice,
-    /// Packets that each of a session's rings holds: a power of two, at most 8,192. Two
+    /// Packets that each of a session's rings holds: a power of two, at most 32,768. Two
     /// bandwidth-delay products of the fastest path are enough; a packet takes 2 KiB.
     pub ring_slots: u32,
     /// Sets of rings kept ready. Making one takes 50 ms.
