@@ -14,12 +14,11 @@ VTL_INLINE enum vtl_verdict graft_egress(struct vtl_out *o) {
 }
 
 VTL_INLINE enum vtl_verdict graft_admit(struct vtl_in *in) {
-    return tf_receive_admit(in);
+    enum vtl_verdict v = tf_receive_admit(in);
+    return v ? v : tf_checksum_verify(in);
 }
 
 VTL_INLINE enum vtl_verdict graft_ingress(struct vtl_in *in) {
-    if (tf_checksum_verify(in))
-        return VTL_STOP;
     tf_receive_place(in);
     tf_ack_note(in);
     return in->duplicate || in->hdr->h.flags & VTL_F_ACK_NOW ? VTL_SEND : VTL_STOP;

@@ -16,6 +16,14 @@ VTL_INLINE __u32 vtl_csum_fold(__u64 sum) {
     return ~(__u32)sum;
 }
 
+/* A word that may lie anywhere. Every machine that has a JIT for eBPF reads those in one go, but
+ * clang does not know that and would read bytes. */
+#ifdef __bpf__
+typedef __u32 vtl_word;
+#else
+typedef __u32 vtl_word __attribute__((aligned(1)));
+#endif
+
 /* Sum of the words of a header on the stack. */
 VTL_INLINE __u64 vtl_csum_words(const __u32 *w, __u32 words) {
     __u64 sum = 0;
@@ -25,24 +33,34 @@ VTL_INLINE __u64 vtl_csum_words(const __u32 *w, __u32 words) {
 }
 
 /*
- * Sum of `len` bytes of a slot, len at most VTL_MAX_PAYLOAD. Zeroes up to 64 bytes behind them, so
- * that whole blocks can be added and short packets padded; VTL_SLOT_DATA leaves room for that.
+ * Sum of `len` bytes from `data`, at most VTL_MAX_PAYLOAD; none at or behind `end` is read. `data`
+ * may be unaligned.
  */
-VTL_INLINE __u64 vtl_csum_slot(struct vtl_slot *slot, __u32 len) {
+VTL_INLINE __u64 vtl_csum_bytes(const void *data, const void *end, __u32 len) {
     __u64 sum = 0;
-    if (len > VTL_MAX_PAYLOAD)
-        return 0;
-    /* Unaligned on purpose, which clang would split into bytes: the stores are volatile words. */
-    volatile __u64 *pad = (volatile __u64 *)(slot->data + len);
-    for (int i = 0; i < 8; i++)
-        pad[i] = 0;
-    const __u32 *w = (const __u32 *)slot->data;
-    for (int block = 0; block < (VTL_MAX_PAYLOAD + 63) / 64; block++) {
-        if ((__u32)block * 64 >= len)
+    for (int block = 0; block < VTL_MAX_PAYLOAD / 64; block++) {
+        if (len < 64 || data + 64 > end)
             break;
+        const vtl_word *w = data;
         sum += (__u64)w[0] + w[1] + w[2] + w[3] + w[4] + w[5] + w[6] + w[7];
         sum += (__u64)w[8] + w[9] + w[10] + w[11] + w[12] + w[13] + w[14] + w[15];
-        w += 16;
+        data += 64;
+        len -= 64;
+    }
+    for (int word = 0; word < 15; word++) {
+        if (len < 4 || data + 4 > end)
+            break;
+        sum += *(const vtl_word *)data;
+        data += 4;
+        len -= 4;
+    }
+    const __u8 *rest = data;
+    if (len & 2 && data + 2 <= end) {
+        sum += rest[0] | (__u32)rest[1] << 8;
+        if (len & 1 && data + 3 <= end)
+            sum += (__u32)rest[2] << 16;
+    } else if (len & 1 && data + 1 <= end) {
+        sum += rest[0];
     }
     return sum;
 }
@@ -52,17 +70,17 @@ VTL_INLINE void tf_checksum_add(struct vtl_out *o) {
     o->hdr.data.h.csum = 0;
     __u64 sum = vtl_csum_words(o->hdr.words, sizeof(struct vtl_data_hdr) / 4);
     if (o->type == VTL_DATA)
-        sum += vtl_csum_slot(o->slot, o->len);
+        sum += vtl_csum_bytes(o->slot->data, o->slot->data + VTL_SLOT_DATA, o->len);
     o->hdr.data.h.csum = vtl_csum_fold(sum);
 }
 
-/* ingress: the payload already lies in its slot, where nobody looks before it is published. */
+/* ingress */
 VTL_INLINE enum vtl_verdict tf_checksum_verify(struct vtl_in *in) {
     __u32 want = in->hdr->h.csum;
     in->hdr->h.csum = 0;
     __u64 sum = vtl_csum_words((const __u32 *)in->hdr, sizeof(struct vtl_data_hdr) / 4);
-    if (in->type == VTL_DATA && in->slot)
-        sum += vtl_csum_slot(in->slot, in->len);
+    if (in->type == VTL_DATA)
+        sum += vtl_csum_bytes(in->payload, in->end, in->len);
     if (vtl_csum_fold(sum) == want)
         return VTL_NEXT;
     in->s->rx.bad_csum++;

@@ -74,7 +74,8 @@ VTL_INLINE __u32 vtl_padded(const struct vtl_out *o) {
     return o->type != VTL_DATA ? 0 : o->len < least ? least : o->len;
 }
 
-/* What the two ingress drivers have in common once they hold a copy of the header. */
+/* What the two ingress drivers have in common once they hold a copy of the header. The payload of a
+ * new packet is then to be copied to its slot. */
 VTL_INLINE enum vtl_verdict vtl_in_start(struct vtl_in *in, __u32 room) {
     in->type = in->hdr->h.version_type & 0xf;
     in->len = vtl_swap16(in->hdr->h.len);
@@ -83,16 +84,10 @@ VTL_INLINE enum vtl_verdict vtl_in_start(struct vtl_in *in, __u32 room) {
         vtl_env_count(VTL_ST_RX_MALFORMED);
         return VTL_STOP;
     }
-    if (in->type == VTL_PROBE)
-        return VTL_NEXT;
     enum vtl_verdict v = graft_admit(in);
-    if (v != VTL_NEXT)
+    if (v != VTL_NEXT || in->type == VTL_PROBE || in->duplicate)
         return v;
-    struct vtl_scratch *scratch = vtl_get_scratch();
-    if (!in->duplicate)
-        in->slot = vtl_env_rx_slot(in->s, in->seq);
-    else
-        in->slot = scratch ? &scratch->slot : 0;
+    in->slot = vtl_env_rx_slot(in->s, in->seq);
     return in->slot ? VTL_NEXT : VTL_STOP;
 }
 

@@ -4,7 +4,7 @@
  *
  *   VTL_GRAFT("name", gid, services)
  *   enum vtl_verdict graft_egress(struct vtl_out *);    choose and make one packet
- *   enum vtl_verdict graft_admit(struct vtl_in *);      before the payload is copied to its slot
+ *   enum vtl_verdict graft_admit(struct vtl_in *);      before a payload is copied to its slot
  *   enum vtl_verdict graft_ingress(struct vtl_in *);    once it is there
  *   enum vtl_verdict graft_listener(struct vtl_ackd *);
  *
@@ -62,12 +62,12 @@ VTL_INLINE int vtl_xdp_emit(struct xdp_md *ctx, struct vtl_out *o, int offset) {
         return XDP_ABORTED;
     vtl_write_headers(data, o->s, offset, o->header_len + n);
     if (o->type == VTL_DATA) {
-        __builtin_memcpy(data + offset, &o->hdr.data, sizeof(struct vtl_data_hdr));
+        vtl_copy(data + offset, &o->hdr, sizeof(struct vtl_data_hdr));
         return XDP_TX;
     }
     if (data + offset + sizeof(struct vtl_ack_hdr) > end)
         return XDP_ABORTED;
-    __builtin_memcpy(data + offset, &o->hdr.ack, sizeof(struct vtl_ack_hdr));
+    vtl_copy(data + offset, &o->hdr, sizeof(struct vtl_ack_hdr));
     return XDP_TX;
 }
 
@@ -102,12 +102,12 @@ VTL_INLINE int vtl_tc_emit(struct __sk_buff *ctx, struct vtl_out *o, int offset)
         return VTL_TC_DROP;
     vtl_write_headers(data, o->s, offset, o->header_len + n);
     if (o->type == VTL_DATA) {
-        __builtin_memcpy(data + offset, &o->hdr.data, sizeof(struct vtl_data_hdr));
+        vtl_copy(data + offset, &o->hdr, sizeof(struct vtl_data_hdr));
         return VTL_TC_NEXT;
     }
     if (data + offset + sizeof(struct vtl_ack_hdr) > end)
         return VTL_TC_DROP;
-    __builtin_memcpy(data + offset, &o->hdr.ack, sizeof(struct vtl_ack_hdr));
+    vtl_copy(data + offset, &o->hdr, sizeof(struct vtl_ack_hdr));
     return VTL_TC_NEXT;
 }
 
@@ -149,15 +149,21 @@ VTL_INLINE int vtl_tc_answer(struct __sk_buff *ctx, struct vtl_session *s, int o
     if (data + offset + sizeof(ack) > end)
         return VTL_TC_DROP;
     vtl_turn_round(data, offset, length);
-    __builtin_memcpy(data + offset, &ack, sizeof(ack));
+    vtl_copy(data + offset, &ack, sizeof(ack));
     vtl_env_count(VTL_ST_TX_ACKS);
     return bpf_redirect(ctx->ifindex, 0);
 }
 
 VTL_INLINE int vtl_ingress_tc_at(struct __sk_buff *ctx, int offset) {
-    struct vtl_data_hdr hdr;
-    if (bpf_skb_load_bytes(ctx, offset, &hdr, sizeof(hdr)))
+    /* Drivers may leave a part of the packet in pages. */
+    if (ctx->data_end - ctx->data < ctx->len && bpf_skb_pull_data(ctx, ctx->len))
         return VTL_TC_DROP;
+    void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+    struct vtl_data_hdr hdr;
+    void *payload = data + offset + sizeof(hdr);
+    if (payload > end)
+        return VTL_TC_DROP;
+    vtl_copy(&hdr, data + offset, sizeof(hdr));
     struct vtl_session *s = vtl_session_at(vtl_swap32(hdr.h.sid));
     if (!s)
         return VTL_TC_DROP;
@@ -165,18 +171,16 @@ VTL_INLINE int vtl_ingress_tc_at(struct __sk_buff *ctx, int offset) {
         vtl_env_count(VTL_ST_RX_CONTENDED);
         return VTL_TC_DROP;
     }
-    struct vtl_in in = {.s = s, .hdr = &hdr, .now = bpf_ktime_get_ns()};
+    struct vtl_in in = {.s = s, .hdr = &hdr, .payload = payload, .end = end};
     int verdict = VTL_TC_DROP;
     enum vtl_verdict v = vtl_in_start(&in, ctx->len - offset - sizeof(hdr));
-    if (v == VTL_NEXT) {
-        __u32 n = in.len;
-        if (in.type == VTL_DATA &&
-            (n - 1 >= VTL_MAX_PAYLOAD || !in.slot ||
-             bpf_skb_load_bytes(ctx, offset + sizeof(hdr), in.slot->data, n)))
-            v = VTL_STOP;
-        else
-            v = graft_ingress(&in);
-    }
+    __u32 n = in.len;
+    if (v == VTL_NEXT && in.slot &&
+        (n - 1 >= VTL_MAX_PAYLOAD ||
+         bpf_skb_load_bytes(ctx, offset + sizeof(hdr), in.slot->data, n)))
+        v = VTL_STOP;
+    if (v == VTL_NEXT)
+        v = graft_ingress(&in);
     if (v == VTL_SEND)
         verdict = vtl_tc_answer(ctx, s, offset);
     VTL_UNLOCK(s->rx.busy);
@@ -210,16 +214,19 @@ VTL_INLINE int vtl_xdp_answer(struct xdp_md *ctx, struct vtl_session *s, int off
     if (data + fixed > end)
         return XDP_DROP;
     vtl_turn_round(data, offset, length);
-    __builtin_memcpy(data + offset, &ack, sizeof(ack));
+    vtl_copy(data + offset, &ack, sizeof(ack));
     vtl_env_count(VTL_ST_TX_ACKS);
     /* XDP_TX loses acknowledgements on veth behind a router; a redirect does not. */
     return bpf_redirect(ctx->ingress_ifindex, 0);
 }
 
 VTL_INLINE int vtl_ingress_xdp_at(struct xdp_md *ctx, int offset) {
+    void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
     struct vtl_data_hdr hdr;
-    if (bpf_xdp_load_bytes(ctx, offset, &hdr, sizeof(hdr)))
+    void *payload = data + offset + sizeof(hdr);
+    if (payload > end)
         return XDP_DROP;
+    vtl_copy(&hdr, data + offset, sizeof(hdr));
     struct vtl_session *s = vtl_session_at(vtl_swap32(hdr.h.sid));
     if (!s)
         return XDP_DROP;
@@ -227,18 +234,16 @@ VTL_INLINE int vtl_ingress_xdp_at(struct xdp_md *ctx, int offset) {
         vtl_env_count(VTL_ST_RX_CONTENDED);
         return XDP_DROP;
     }
-    struct vtl_in in = {.s = s, .hdr = &hdr, .now = bpf_ktime_get_ns()};
+    struct vtl_in in = {.s = s, .hdr = &hdr, .payload = payload, .end = end};
     int verdict = XDP_DROP;
     enum vtl_verdict v = vtl_in_start(&in, vtl_xdp_length(ctx) - offset - sizeof(hdr));
-    if (v == VTL_NEXT) {
-        __u32 n = in.len;
-        if (in.type == VTL_DATA &&
-            (n - 1 >= VTL_MAX_PAYLOAD || !in.slot ||
-             bpf_xdp_load_bytes(ctx, offset + sizeof(hdr), in.slot->data, n)))
-            v = VTL_STOP;
-        else
-            v = graft_ingress(&in);
-    }
+    __u32 n = in.len;
+    if (v == VTL_NEXT && in.slot &&
+        (n - 1 >= VTL_MAX_PAYLOAD ||
+         bpf_xdp_load_bytes(ctx, offset + sizeof(hdr), in.slot->data, n)))
+        v = VTL_STOP;
+    if (v == VTL_NEXT)
+        v = graft_ingress(&in);
     if (v == VTL_SEND)
         verdict = vtl_xdp_answer(ctx, s, offset);
     VTL_UNLOCK(s->rx.busy);

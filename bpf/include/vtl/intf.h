@@ -166,11 +166,9 @@ struct vtl_session {
     __u16 gid;
     __u16 max_payload;
     __u8 ip_version; /* 4 or 6 */
-    __u8 pad[3];
     /* vtld the IP header (addresses, protocol, hop limit), root the Ethernet header: taken from
      * the latest authentic packet, with the addresses exchanged */
-    __u8 headers[VTL_HEADROOM];
-    __u8 pad1[2];
+    __u8 headers[VTL_HEADROOM] __attribute__((aligned(8)));
     __u32 ifindex; /* root: where that packet came in; 0 = none yet, nothing can be sent */
     __u32 pad2;
     struct vtl_tx tx __attribute__((aligned(64)));

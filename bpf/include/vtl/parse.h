@@ -94,10 +94,10 @@ VTL_INLINE void vtl_turn_round(void *data, int offset, __u32 length) {
 /* Writes Ethernet and IP headers of a session in front of `length` bytes. */
 VTL_INLINE void vtl_write_headers(void *data, struct vtl_session *s, int offset, __u32 length) {
     if (offset == (int)VTL_OFFSET_V4) {
-        __builtin_memcpy(data, s->headers, VTL_OFFSET_V4);
+        vtl_copy(data, s->headers, VTL_OFFSET_V4);
         vtl_ip4_finish(data + sizeof(struct ethhdr), sizeof(struct iphdr) + length);
     } else {
-        __builtin_memcpy(data, s->headers, VTL_OFFSET_V6);
+        vtl_copy(data, s->headers, VTL_OFFSET_V6);
         struct ipv6hdr *ip = data + sizeof(struct ethhdr);
         ip->payload_len = vtl_swap16(length);
     }

@@ -70,10 +70,11 @@ struct vtl_out {
 /* Ingress: a DATA or PROBE packet that belongs to the session. */
 struct vtl_in {
     struct vtl_session *s;
-    __u64 now;
     __u64 seq;
     struct vtl_data_hdr *hdr; /* a copy: the packet cannot change it */
-    struct vtl_slot *slot;    /* where the payload belongs and, unless seen before, now lies */
+    const void *payload;      /* in the packet */
+    const void *end;          /* of the packet: nothing at or behind it may be read */
+    struct vtl_slot *slot;    /* where the payload goes; NULL for a duplicate */
     __u32 len;                /* payload bytes as the header says, at most VTL_MAX_PAYLOAD */
     __u8 type;
     __u8 duplicate; /* its place is taken: the payload goes nowhere, the checksum still counts */
@@ -106,10 +107,9 @@ VTL_INLINE void vtl_env_notify(struct vtl_session *s, __u32 what);
 VTL_INLINE void vtl_env_count(__u32 stat);
 VTL_INLINE __u32 vtl_env_sid(struct vtl_session *s);
 
-/* Too large for the stack: an acknowledgement's bitmap, and the payload of a duplicate. One for
- * each CPU, also from the environment. */
+/* Too large for the stack: an acknowledgement's bitmap. One for each CPU, also from the
+ * environment. */
 struct vtl_scratch {
-    struct vtl_slot slot;
     __u64 map[VTL_ACK_WORDS + 1];
 };
 VTL_INLINE struct vtl_scratch *vtl_get_scratch(void);
@@ -152,6 +152,20 @@ VTL_INLINE __u32 vtl_bits(__u64 x) {
     x = (x & 0x3333333333333333ull) + ((x >> 2) & 0x3333333333333333ull);
     x = (x + (x >> 4)) & 0x0f0f0f0f0f0f0f0full;
     return (x * 0x0101010101010101ull) >> 56;
+}
+
+/* Copies a constant number of bytes in the largest words there are. A memcpy between pointers of
+ * unknown alignment goes byte by byte in eBPF, and reading words from bytes just stored stalls. */
+VTL_INLINE void vtl_copy(void *to, const void *from, const __u32 bytes) {
+#ifdef __bpf__
+    __u32 i = 0;
+    for (; i + 8 <= bytes; i += 8)
+        *(__u64 *)(to + i) = *(const __u64 *)(from + i);
+    for (; i + 2 <= bytes; i += 2)
+        *(__u16 *)(to + i) = *(const __u16 *)(from + i);
+#else
+    __builtin_memcpy(to, from, bytes);
+#endif
 }
 
 #define vtl_swap16 __builtin_bswap16

@@ -194,17 +194,18 @@ __u32 vtl_native_egress(struct vtl_native_host *h, __u32 sid, __u64 now, __u8 *f
     return offset + o.header_len + bytes;
 }
 
-static __u32 data_arrives(struct vtl_session *s, __u64 now, const __u8 *frame, __u32 length,
-                          int offset, __u8 *answer, __u32 room) {
+static __u32 data_arrives(struct vtl_session *s, const __u8 *frame, __u32 length, int offset,
+                          __u8 *answer, __u32 room) {
     struct vtl_data_hdr hdr;
     if (offset + sizeof(hdr) > length || !VTL_TRY_LOCK(s->rx.busy))
         return 0;
     memcpy(&hdr, frame + offset, sizeof(hdr));
-    struct vtl_in in = {.s = s, .hdr = &hdr, .now = now};
+    const __u8 *payload = frame + offset + sizeof(hdr);
+    struct vtl_in in = {.s = s, .hdr = &hdr, .payload = payload, .end = frame + length};
     enum vtl_verdict v = vtl_in_start(&in, length - offset - sizeof(hdr));
     if (v == VTL_NEXT) {
-        if (in.type == VTL_DATA)
-            memcpy(in.slot->data, frame + offset + sizeof(hdr), in.len);
+        if (in.slot)
+            memcpy(in.slot->data, payload, in.len);
         v = graft_ingress(&in);
     }
     __u32 bytes = 0;
@@ -253,7 +254,7 @@ __u32 vtl_native_ingress(struct vtl_native_host *h, __u64 now, const __u8 *recei
     const struct vtl_hdr *hdr = (const void *)(frame + offset);
     struct vtl_session *s = vtl_session_at(vtl_swap32(hdr->sid));
     if (route == GID * VTL_ROLES + VTL_INGRESS)
-        return data_arrives(s, now, frame, length, offset, answer, room);
+        return data_arrives(s, frame, length, offset, answer, room);
     if (route == GID * VTL_ROLES + VTL_LISTENER)
         ack_arrives(s, now, frame, length, offset);
     else

@@ -237,13 +237,12 @@ impl Host {
         &mut self,
         function: InFunction,
         sid: u32,
-        now: u64,
         hdr: &mut intf::vtl_data_hdr,
         fill: impl FnOnce(&mut ffi::vtl_in),
     ) -> (u32, ffi::vtl_in) {
         // SAFETY: plain data, for which zeros are valid.
         let mut i: ffi::vtl_in = unsafe { std::mem::zeroed() };
-        (i.s, i.now, i.hdr) = (self.session_mut(sid), now, hdr);
+        (i.s, i.hdr) = (self.session_mut(sid), hdr);
         fill(&mut i);
         // SAFETY: as in `out`.
         let verdict = unsafe { function(self.at.as_ptr(), &raw mut i) };

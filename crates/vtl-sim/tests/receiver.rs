@@ -38,28 +38,27 @@ fn checksum_verify__every_length_and_every_bit() {
         // SAFETY: 40 initialised bytes; any bit pattern is a header.
         let good: intf::vtl_data_hdr =
             unsafe { std::ptr::read_unaligned(frame[34..].as_ptr().cast()) };
-        let slot = receiver.rx_slot(SID, 0);
-        slot.data[..len].copy_from_slice(&payload);
-        let at: *mut _ = slot;
-        let verify = |receiver: &mut Host, hdr: &mut _| {
-            let fill = |i: &mut ffi::vtl_in| (i.slot, i.len) = (at, len as u32);
+        let verify = |receiver: &mut Host, hdr: &mut _, payload: &[u8]| {
+            let packet = payload.as_ptr_range();
+            let fill = |i: &mut ffi::vtl_in| {
+                (i.payload, i.end, i.len) = (packet.start.cast(), packet.end.cast(), len as u32);
+            };
             receiver
-                .input(ffi::vtl_native_checksum_verify, SID, NOW, hdr, fill)
+                .input(ffi::vtl_native_checksum_verify, SID, hdr, fill)
                 .0
         };
-        assert_eq!(verify(&mut receiver, &mut good.clone()), NEXT, "{len}");
+        let mut payload = payload;
+        let verdict = verify(&mut receiver, &mut good.clone(), &payload);
+        assert_eq!(verdict, NEXT, "{len}");
         for bit in 0..len * 8 {
-            receiver.rx_slot(SID, 0).data[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(
-                verify(&mut receiver, &mut good.clone()),
-                STOP,
-                "{len}: bit {bit}"
-            );
-            receiver.rx_slot(SID, 0).data[bit / 8] ^= 1 << (bit % 8);
+            payload[bit / 8] ^= 1 << (bit % 8);
+            let verdict = verify(&mut receiver, &mut good.clone(), &payload);
+            assert_eq!(verdict, STOP, "{len}: bit {bit}");
+            payload[bit / 8] ^= 1 << (bit % 8);
         }
         let mut other = good;
         other.seq ^= 1 << 40;
-        assert_eq!(verify(&mut receiver, &mut other), STOP);
+        assert_eq!(verify(&mut receiver, &mut other, &payload), STOP);
         assert_eq!(receiver.session(SID).rx.bad_csum, len as u64 * 8 + 1);
         assert_eq!(receiver.stat(intf::VTL_ST_RX_BAD_CSUM), len as u64 * 8 + 1);
     }
@@ -79,7 +78,7 @@ fn checksum_verify__probe_has_no_payload() {
         unsafe { std::ptr::read_unaligned(frame[34..].as_ptr().cast()) };
     let probe = |i: &mut ffi::vtl_in| i.type_ = VTL_PROBE as u8;
     assert_eq!(
-        h.input(ffi::vtl_native_checksum_verify, SID, NOW, &mut hdr, probe)
+        h.input(ffi::vtl_native_checksum_verify, SID, &mut hdr, probe)
             .0,
         NEXT
     );
@@ -138,7 +137,7 @@ fn receive_admit__table() {
         });
         h.rx_ctl(SID).consumer = l.consumer;
         let mut hdr = data_header(VTL_DATA, l.seq, 1, 0);
-        let (verdict, i) = h.input(ffi::vtl_native_receive_admit, SID, NOW, &mut hdr, |i| {
+        let (verdict, i) = h.input(ffi::vtl_native_receive_admit, SID, &mut hdr, |i| {
             i.seq = l.seq;
         });
         assert_eq!(
@@ -158,7 +157,7 @@ fn receive_admit__table() {
     let mut hdr = data_header(VTL_PROBE, u64::MAX, 1, 0);
     let fill = |i: &mut ffi::vtl_in| (i.type_, i.seq) = (VTL_PROBE as u8, u64::MAX);
     assert_eq!(
-        h.input(ffi::vtl_native_receive_admit, SID, NOW, &mut hdr, fill)
+        h.input(ffi::vtl_native_receive_admit, SID, &mut hdr, fill)
             .0,
         NEXT,
         "probe"
@@ -189,7 +188,7 @@ fn rx_limit__never_falls_and_fits_the_bitmap() {
 fn place(h: &mut Host, seq: u64, duplicate: bool, flags: u32) {
     let slot: *mut _ = h.rx_slot(SID, seq);
     let mut hdr = data_header(VTL_DATA, seq, 1, flags);
-    h.input(ffi::vtl_native_receive_place, SID, NOW, &mut hdr, |i| {
+    h.input(ffi::vtl_native_receive_place, SID, &mut hdr, |i| {
         (i.seq, i.slot, i.len, i.duplicate) = (seq, slot, 99, duplicate.into());
     });
 }
@@ -336,7 +335,7 @@ fn ack_note__echoes_the_latest() {
     let mut h = host(|_| ());
     let mut hdr = data_header(VTL_DATA, 4, 77, 0);
     hdr.ts = 1234u32.to_be();
-    h.input(ffi::vtl_native_ack_note, SID, NOW, &mut hdr, |i| i.seq = 4);
+    h.input(ffi::vtl_native_ack_note, SID, &mut hdr, |i| i.seq = 4);
     let rx = &h.session(SID).rx;
     assert_eq!((rx.echo_seq, rx.echo_xid, rx.echo_ts), (4, 77, 1234));
 }
