@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::bench::BenchCommand;
 use crate::daemon::SocketArgs;
 use crate::demo::DemoArgs;
 use crate::doctor::DoctorArgs;
@@ -79,6 +80,9 @@ pub(crate) enum Command {
         vtl demo --runs 5 --loss 5 --json r.json  medians of five, rows into r.json\n\n\
         Needs root, nginx and curl. Leaves nothing behind but the files below --out.")]
     Demo(DemoArgs),
+    /// Measure VTL against TCP, QUIC and UDP, over links of any quality
+    #[command(subcommand)]
+    Bench(BenchCommand),
     /// Say which kernel features are there, which are not, and what follows
     #[command(
         after_help = "Exits with 0 if VTL can run here, 1 if it cannot, 77 if only root can tell."

@@ -51,11 +51,6 @@ impl Failure {
         Self::error(NOT_FOUND, message.into())
     }
 
-    /// The user asked the program to end; it has cleaned up.
-    pub(crate) fn interrupted() -> anyhow::Error {
-        Self::error(INTERRUPTED, "interrupted".to_owned())
-    }
-
     fn error(status: u8, message: String) -> anyhow::Error {
         Self { status, message }.into()
     }
@@ -80,6 +75,9 @@ pub(crate) fn report(err: &anyhow::Error) -> ExitCode {
     let failure = err.downcast_ref::<Failure>();
     if failure.is_none_or(|failure| !failure.message.is_empty()) {
         eprintln!("vtl: {err:#}");
+    }
+    if err.downcast_ref::<vtl_bench::Interrupted>().is_some() {
+        return ExitCode::from(INTERRUPTED);
     }
     let status = match (failure, err.downcast_ref::<vtl_testbed::Error>()) {
         (Some(failure), _) => failure.status,

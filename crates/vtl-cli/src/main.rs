@@ -1,6 +1,7 @@
 //! The `vtl` command.
 #![cfg_attr(test, allow(non_snake_case))] // tests are named `function__case`
 
+mod bench;
 mod cli;
 mod daemon;
 mod demo;
@@ -9,7 +10,6 @@ mod exchange;
 mod failure;
 mod graft;
 mod hook;
-mod interrupt;
 mod manual;
 mod output;
 mod progress;
@@ -38,6 +38,7 @@ fn main() -> ExitCode {
             Err(err) => Err(err),
         },
         Command::Demo(args) => demo::run(&args),
+        Command::Bench(command) => bench::run(&command),
         Command::Doctor(args) => doctor::run(&args),
         Command::Completions(args) => manual::completions(&args),
         Command::Man(args) => manual::pages(&args),

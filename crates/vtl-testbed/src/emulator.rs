@@ -47,6 +47,11 @@ pub struct DirectionStats {
     pub queue_packets: u64,
     /// Most packets that ever waited.
     pub max_queue_packets: u64,
+    /// Time that half of the packets spent at the bottleneck at most, from arrival until they were on the
+    /// wire, microseconds.
+    pub sojourn_p50_us: u64,
+    /// The same for 95 of 100 packets.
+    pub sojourn_p95_us: u64,
     /// Packets on their way at this moment.
     pub flying_packets: u64,
     /// Captured frames of more than one MTU: the sender's offloads were switched back on. They are carried

@@ -39,6 +39,7 @@ mod offload;
 mod packet_socket;
 mod profile;
 mod rng;
+mod sojourn;
 mod state;
 mod tcp;
 mod testbed;

@@ -8,6 +8,7 @@ use crate::emulator::DirectionStats;
 use crate::link::{Link, Slots};
 use crate::loss::LossProcess;
 use crate::rng::Rng;
+use crate::sojourn::Sojourn;
 
 /// A point in time or a span, nanoseconds. The origin is the caller's.
 pub type Nanos = u64;
@@ -130,6 +131,7 @@ pub struct Direction<F> {
     duplicate: Rng,
     corrupt: Rng,
     slot: Rng,
+    sojourn: Sojourn,
     stats: DirectionStats,
 }
 
@@ -151,6 +153,7 @@ impl<F: Frame> Direction<F> {
             last_arrival: 0,
             next_slot: 0,
             order: 0,
+            sojourn: Sojourn::default(),
             stats: DirectionStats::default(),
         }
     }
@@ -224,6 +227,8 @@ impl<F: Frame> Direction<F> {
         DirectionStats {
             queue_packets: self.queue.len().saturating_sub(1) as u64,
             flying_packets: self.flying.len() as u64,
+            sojourn_p50_us: self.sojourn.quantile(0.5) / 1_000,
+            sojourn_p95_us: self.sojourn.quantile(0.95) / 1_000,
             ..self.stats.clone()
         }
     }
@@ -235,10 +240,11 @@ impl<F: Frame> Direction<F> {
     /// Lets every packet leave that has been serialised by `now`.
     fn advance(&mut self, now: Nanos) {
         while !self.queue.is_empty() && self.front_done <= now {
-            let Some((_, frame)) = self.queue.pop_front() else {
+            let Some((arrived, frame)) = self.queue.pop_front() else {
                 return;
             };
             let left = self.front_done;
+            self.sojourn.record(left.saturating_sub(arrived));
             self.free_at = left;
             self.depart(left, frame);
             if let Some((arrived, next)) = self.queue.front() {

@@ -1,17 +1,13 @@
 //! `vtl demo`: an unmodified curl downloads a file from an unmodified web server over a bad link,
 //! by TCP cubic, by TCP BBR and by VTL.
 
-mod child;
-mod daemons;
-mod download;
 mod payload;
 mod plot;
 mod report;
-mod server;
 mod transport;
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, SystemTime};
 
@@ -21,12 +17,16 @@ use vtl_testbed::{Host, Lifetime, Link, Testbed};
 
 use crate::doctor;
 use crate::failure::Failure;
-use crate::interrupt::Interrupt;
+use crate::output::hex;
 use crate::progress::Progress;
-use daemons::Daemons;
 use report::{Report, Row};
-use server::Scratch;
+use sha2::{Digest, Sha256};
 use transport::Transport;
+use vtl_bench::Interrupt;
+use vtl_bench::daemons::{self, Daemons};
+use vtl_bench::download;
+use vtl_bench::nginx::{self, Scratch};
+use vtl_bench::programs::{Programs, find_program};
 
 /// When the running transfer is looked at: past the handshake, before the end at any rate.
 const LOOK: Duration = Duration::from_millis(800);
@@ -115,12 +115,12 @@ fn preflight(args: &DemoArgs) -> anyhow::Result<()> {
         ));
     }
     for (program, package) in [("nginx", "nginx"), ("curl", "curl"), ("ss", "iproute2")] {
-        if doctor::find_program(program).is_err() {
+        if find_program(program).is_err() {
             bail!("`{program}` is missing: apt install {package} (or run `make setup`)");
         }
     }
     if args.only.contains(&Transport::Vtl) {
-        daemons::vtld()?;
+        Programs::find()?;
     }
     doctor::require_fit()
 }
@@ -131,7 +131,7 @@ fn measure(args: &DemoArgs, link: &Link, interrupt: &Interrupt) -> anyhow::Resul
     let name = format!("demo-{}", std::process::id());
     let testbed = Testbed::up(&name, link, Lifetime::Guarded)?;
     interrupt.check()?;
-    let server = server::start(&testbed, &scratch, args.size, interrupt)?;
+    let server = nginx::start(&testbed, &scratch, &[(nginx::FILE, args.size)], interrupt)?;
     let mut rows = Vec::new();
     for run in 1..=args.runs {
         for &transport in &args.only {
@@ -173,28 +173,39 @@ impl Leg<'_> {
             self.testbed.tune_tcp(host, control)?;
         }
         let daemons = match self.transport {
-            Transport::Vtl => Some(Daemons::start(
-                self.testbed,
-                self.scratch,
-                &self.args.out,
-                self.interrupt,
-            )?),
+            Transport::Vtl => {
+                let programs = Programs::find()?;
+                let daemons = Daemons::start(
+                    self.testbed,
+                    &programs,
+                    &daemons::Options::default(),
+                    self.scratch.path(),
+                    &self.args.out,
+                    self.interrupt,
+                )?;
+                daemons.hook(nginx::PORT)?;
+                Some((programs, daemons))
+            }
             Transport::Cubic | Transport::Bbr => None,
         };
         let mut command = match &daemons {
-            Some(daemons) => daemons.client_command(self.testbed, "curl")?,
+            Some((programs, daemons)) => {
+                daemons.captured(self.testbed, programs, Path::new("curl"))?
+            }
             None => self.testbed.command(Host::Client, "curl")?,
         };
         self.curl(&mut command);
 
         let mut progress = Progress::start(label, Some(self.args.size));
         let mut control = None;
+        let mut hash = Sha256::new();
         let limit = Duration::from_secs(self.args.cut);
         let outcome = download::run(
             &mut command,
             self.args.size,
             limit,
             self.interrupt,
+            |data| hash.update(data),
             |elapsed, bytes| {
                 progress.update(bytes);
                 if control.is_none() && elapsed >= LOOK {
@@ -205,9 +216,15 @@ impl Leg<'_> {
         )
         .with_context(|| self.describe())?;
 
-        let mut row = Row::new(self.transport, self.run, self.args.size, outcome);
+        let mut row = Row::new(
+            self.transport,
+            self.run,
+            self.args.size,
+            outcome,
+            hex(&hash.finalize()),
+        );
         row.congestion_control = control;
-        if let Some(daemons) = &daemons {
+        if let Some((_, daemons)) = &daemons {
             let statuses = daemons.statuses()?;
             let carried = statuses.carried();
             if carried < row.bytes {
@@ -254,7 +271,7 @@ impl Leg<'_> {
                 "--fail",
             ])
             .args(["--output", "-"])
-            .arg(format!("http://{host}:{}/{}", server::PORT, server::FILE));
+            .arg(format!("http://{host}:{}/{}", nginx::PORT, nginx::FILE));
     }
 
     /// The congestion control of the web server's connection, if there is one now. A TCP baseline
@@ -264,7 +281,7 @@ impl Leg<'_> {
         let connections = self.testbed.congestion_controls(Host::Server)?;
         let served = connections
             .into_iter()
-            .find(|c| c.local.port() == server::PORT);
+            .find(|c| c.local.port() == nginx::PORT);
         let is = served.map(|connection| connection.name);
         if let (Some(want), Some(is)) = (self.transport.congestion_control(), &is)
             && want != is

@@ -5,8 +5,10 @@ use std::fmt::Write;
 use serde::Serialize;
 use vtl_testbed::Link;
 
-use super::daemons::Statuses;
-use super::download::Outcome;
+use vtl_bench::daemons::Statuses;
+use vtl_bench::download::Outcome;
+
+use super::payload;
 use super::transport::Transport;
 
 /// One download.
@@ -43,8 +45,14 @@ pub(super) struct Row {
 }
 
 impl Row {
-    /// The row of one download of a file of `size` bytes.
-    pub(super) fn new(transport: Transport, run: u32, size: u64, outcome: Outcome) -> Self {
+    /// The row of one download of a file of `size` bytes, with the digest of what arrived.
+    pub(super) fn new(
+        transport: Transport,
+        run: u32,
+        size: u64,
+        outcome: Outcome,
+        sha256: String,
+    ) -> Self {
         let seconds = outcome.time.as_secs_f64();
         let complete = outcome.bytes == size;
         let second_half = outcome
@@ -56,8 +64,8 @@ impl Row {
             run,
             bytes: outcome.bytes,
             complete,
-            intact: outcome.intact,
-            sha256: outcome.sha256,
+            intact: (outcome.cut || complete) && sha256 == payload::sha256(outcome.bytes),
+            sha256,
             seconds,
             first_byte_seconds: outcome.first_byte.as_secs_f64(),
             goodput_mbit: mbit(outcome.bytes, seconds),
@@ -262,11 +270,11 @@ mod tests {
             time: Duration::from_secs_f64(seconds),
             first_byte: Duration::from_millis(200),
             half_time: (bytes == SIZE).then(|| Duration::from_secs_f64(seconds / 2.0)),
-            intact: true,
-            sha256: String::new(),
+            cut: bytes != SIZE,
+            peak_kb: 0,
             samples: vec![],
         };
-        Row::new(transport, run, SIZE, outcome)
+        Row::new(transport, run, SIZE, outcome, String::new())
     }
 
     #[test]

@@ -1,10 +1,9 @@
 //! Checks of what is installed and running beside the kernel.
 
-use std::env;
 use std::io;
-use std::path::{Path, PathBuf};
 
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
+use vtl_bench::programs::find_program;
 
 use super::check::{Check, Need, Spec};
 
@@ -61,20 +60,4 @@ fn clang() -> Check {
         advice: "VTL cannot be built here: apt install clang-19 (or `make setup`)",
     };
     spec.outcome(find_program("clang-19").map(|path| path.display().to_string()))
-}
-
-/// Looks a program up in PATH, and where root's programs live even if PATH lacks that.
-pub(crate) fn find_program(name: &str) -> io::Result<PathBuf> {
-    let path = env::var_os("PATH").unwrap_or_default();
-    env::split_paths(&path)
-        .chain([PathBuf::from("/usr/sbin"), PathBuf::from("/sbin")])
-        .map(|dir| dir.join(name))
-        .find(|candidate| is_executable(candidate))
-        .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "not installed"))
-}
-
-fn is_executable(path: &Path) -> bool {
-    use std::os::unix::fs::PermissionsExt;
-    path.metadata()
-        .is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
 }

@@ -14,7 +14,6 @@ use serde::Serialize;
 
 use crate::failure::Failure;
 use check::{Check, Need, State};
-pub(crate) use host::find_program;
 use nic::Nic;
 
 /// Arguments of `vtl doctor`.

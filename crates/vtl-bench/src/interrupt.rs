@@ -6,15 +6,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use crate::failure::Failure;
+/// The user asked the program to end.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("interrupted")]
+pub struct Interrupted;
 
 /// Set once SIGINT, SIGTERM or SIGHUP has arrived.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Interrupt(Arc<AtomicBool>);
+pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
     /// Catches the signals from now on.
-    pub(crate) fn catch() -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// A handler cannot be installed.
+    pub fn catch() -> io::Result<Self> {
         let flag = Self::default();
         for signal in [SIGINT, SIGTERM, SIGHUP] {
             signal_hook::flag::register(signal, Arc::clone(&flag.0))?;
@@ -22,10 +28,18 @@ impl Interrupt {
         Ok(flag)
     }
 
+    /// Whether a signal has arrived.
+    pub fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
     /// Fails once a signal has arrived.
-    pub(crate) fn check(&self) -> anyhow::Result<()> {
-        if self.0.load(Ordering::Relaxed) {
-            return Err(Failure::interrupted());
+    ///
+    /// # Errors
+    /// [`Interrupted`].
+    pub fn check(&self) -> Result<(), Interrupted> {
+        if self.is_set() {
+            return Err(Interrupted);
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Programs that run in the background of the demo and end with it.
+//! Programs that run in the background and end with this one.
 
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -15,15 +15,18 @@ const GRACE: Duration = Duration::from_secs(5);
 
 /// A running program, ended when dropped.
 #[derive(Debug)]
-pub(super) struct Background {
+pub struct Background {
     name: &'static str,
     child: Child,
 }
 
 impl Background {
-    /// Starts `command`, out of reach of the terminal's Ctrl-C, which is for the demo to handle;
-    /// should the demo be killed, so is the program.
-    pub(super) fn start(name: &'static str, command: &mut Command) -> anyhow::Result<Self> {
+    /// Starts `command`, out of reach of the terminal's Ctrl-C, which is for this program to
+    /// handle; should this program be killed, so is that one.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn start(name: &'static str, command: &mut Command) -> anyhow::Result<Self> {
         command.process_group(0);
         // SAFETY: prctl is async-signal-safe, and the closure touches nothing of the parent's.
         unsafe {
@@ -38,22 +41,33 @@ impl Background {
     }
 
     /// The process, for its pipes.
-    pub(super) fn child(&mut self) -> &mut Child {
+    pub fn child(&mut self) -> &mut Child {
         &mut self.child
     }
 
     /// The program's name, for messages.
-    pub(super) fn name(&self) -> &'static str {
+    pub fn name(&self) -> &'static str {
         self.name
     }
 
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Its exit status, if it has ended.
-    pub(super) fn ended(&mut self) -> io::Result<Option<ExitStatus>> {
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn ended(&mut self) -> io::Result<Option<ExitStatus>> {
         self.child.try_wait()
     }
 
     /// Waits for its end.
-    pub(super) fn wait(&mut self) -> io::Result<ExitStatus> {
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn wait(&mut self) -> io::Result<ExitStatus> {
         self.child.wait()
     }
 }
@@ -78,4 +92,28 @@ impl Drop for Background {
             thread::sleep(Duration::from_millis(10));
         }
     }
+}
+
+/// Lets `command` run on one core only.
+pub fn pin(command: &mut Command, core: usize) {
+    let mut set = nix::sched::CpuSet::new();
+    // A machine with fewer cores than that runs it anywhere.
+    if set.set(core).is_err() {
+        return;
+    }
+    // SAFETY: sched_setaffinity is a plain system call; the set was made before the fork.
+    unsafe {
+        command.pre_exec(move || {
+            let _ = nix::sched::sched_setaffinity(Pid::from_raw(0), &set);
+            Ok(())
+        });
+    }
+}
+
+/// The most memory that a running process has had resident, KiB; 0 if it is gone.
+pub fn peak_kb(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    line.and_then(|rest| rest.split_whitespace().next()?.parse().ok())
+        .unwrap_or(0)
 }

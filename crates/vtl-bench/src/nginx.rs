@@ -1,4 +1,4 @@
-//! The unmodified web server of the demo.
+//! The unmodified web server that downloads come from.
 
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
@@ -10,28 +10,32 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use vtl_testbed::{Host, Testbed};
 
-use super::child::Background;
-use super::payload;
-use crate::doctor::find_program;
+use crate::child::Background;
 use crate::interrupt::Interrupt;
+use crate::payload;
+use crate::programs::find_program;
 
 /// The port it listens on.
-pub(super) const PORT: u16 = 80;
+pub const PORT: u16 = 80;
 /// The name of the file that it serves.
-pub(super) const FILE: &str = "file";
+pub const FILE: &str = "file";
 /// How long it may take to listen.
 const START: Duration = Duration::from_secs(10);
 
 /// What the names of scratch directories begin with; a process id follows.
-const SCRATCH: &str = "vtl-demo-";
+const SCRATCH: &str = "vtl-bench-";
 
 /// A directory that vanishes with its owner.
 #[derive(Debug)]
-pub(super) struct Scratch(PathBuf);
+pub struct Scratch(PathBuf);
 
 impl Scratch {
-    /// Makes a directory that only this user can read, and removes those of demos that were killed.
-    pub(super) fn new() -> anyhow::Result<Self> {
+    /// Makes a directory that only this user can read, and removes those of processes that were
+    /// killed.
+    ///
+    /// # Errors
+    /// The directory cannot be made.
+    pub fn new() -> anyhow::Result<Self> {
         sweep();
         let path = std::env::temp_dir().join(format!("{SCRATCH}{}", std::process::id()));
         fs::DirBuilder::new()
@@ -42,7 +46,7 @@ impl Scratch {
     }
 
     /// Where it is.
-    pub(super) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.0
     }
 }
@@ -53,7 +57,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Removes the scratch directories of demos that no longer run: SIGKILL leaves no time to clean up.
+/// Removes the scratch directories of processes that no longer run: SIGKILL leaves no time to clean up.
 fn sweep() {
     for entry in fs::read_dir(std::env::temp_dir())
         .into_iter()
@@ -71,19 +75,26 @@ fn sweep() {
     }
 }
 
-/// Starts nginx in the server's namespace with a payload of `size` bytes, and waits until it
-/// listens.
-pub(super) fn start(
+/// Starts nginx in the server's namespace with `files`, names and sizes of payloads, and
+/// waits until it listens.
+///
+/// # Errors
+/// It cannot be started, or does not listen: then with its own words.
+pub fn start(
     testbed: &Testbed,
     scratch: &Scratch,
-    size: u64,
+    files: &[(&str, u64)],
     interrupt: &Interrupt,
 ) -> anyhow::Result<Background> {
     let dir = scratch.path();
     let root = dir.join("www");
+    // A scratch directory may serve several times.
+    let _ = fs::remove_dir_all(&root);
     fs::create_dir(&root)?;
-    payload::write(&root.join(FILE), size)
-        .with_context(|| format!("cannot write the file to serve below {}", dir.display()))?;
+    for (name, size) in files {
+        payload::write(&root.join(name), *size)
+            .with_context(|| format!("cannot write the file to serve below {}", dir.display()))?;
+    }
     let config = dir.join("nginx.conf");
     fs::write(&config, configuration(dir))?;
     let log = dir.join("error.log");

@@ -1,0 +1,353 @@
+//! QUIC by quinn, with windows of twice the bandwidth-delay product and full-size datagrams.
+
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use quinn::congestion::{BbrConfig, CubicConfig};
+use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use quinn::{
+    Connection, Endpoint, EndpointConfig, MtuDiscoveryConfig, RecvStream, SendStream, TokioRuntime,
+    TransportConfig, VarInt,
+};
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::{DigitallySignedStruct, SignatureScheme};
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::LocalSet;
+
+use super::conn::Conn;
+use super::workload::{Progress, fetch, serve};
+use super::{Order, Summary, Work, buffer_limit, tcp};
+
+/// UDP payload of a full-size packet over IPv4 at an MTU of 1,500.
+const DATAGRAM: u16 = 1_472;
+/// Bytes of the sockets' own buffers.
+const SOCKET: i32 = 16 << 20;
+/// Bytes read at a time.
+const READ: usize = 256 * 1024;
+/// The name in the certificate, which nobody checks.
+const NAME: &str = "vtl-bench";
+/// The most flows at a time, and some.
+const STREAMS: u32 = 4_096;
+
+/// A bidirectional stream of a connection.
+struct Quic {
+    _connection: Connection,
+    send: SendStream,
+    receive: RecvStream,
+}
+
+impl Conn for Quic {
+    async fn send(&mut self, data: &[u8]) -> io::Result<()> {
+        self.send.write_all(data).await.map_err(io::Error::from)
+    }
+
+    async fn receive(&mut self, mut take: impl FnMut(&[u8])) -> io::Result<usize> {
+        let chunk = self.receive.read_chunk(READ, true).await?;
+        Ok(chunk.map_or(0, |chunk| {
+            take(&chunk.bytes);
+            chunk.bytes.len()
+        }))
+    }
+
+    async fn pause(&mut self, time: Duration) {
+        tokio::time::sleep(time).await;
+    }
+}
+
+fn runtime() -> io::Result<Runtime> {
+    Builder::new_current_thread().enable_all().build()
+}
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(ring::default_provider())
+}
+
+fn transport(order: &Order, control: &str) -> Arc<TransportConfig> {
+    let window = buffer_limit(order);
+    let credit = VarInt::from_u64(window).unwrap_or(VarInt::MAX);
+    let mut config = TransportConfig::default();
+    config
+        .stream_receive_window(credit)
+        .receive_window(credit)
+        .send_window(window)
+        .max_concurrent_bidi_streams(STREAMS.into())
+        .initial_mtu(DATAGRAM)
+        .mtu_discovery_config(Some({
+            let mut discovery = MtuDiscoveryConfig::default();
+            discovery.upper_bound(DATAGRAM);
+            discovery
+        }))
+        .max_idle_timeout(VarInt::from_u32(120_000).try_into().ok());
+    if control == "bbr" {
+        config.congestion_controller_factory(Arc::new(BbrConfig::default()));
+    } else {
+        config.congestion_controller_factory(Arc::new(CubicConfig::default()));
+    }
+    Arc::new(config)
+}
+
+fn socket(at: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = UdpSocket::bind(at)?;
+    tcp::enlarge(&socket, SOCKET);
+    Ok(socket)
+}
+
+fn endpoint_config() -> io::Result<EndpointConfig> {
+    let mut config = EndpointConfig::default();
+    config
+        .max_udp_payload_size(DATAGRAM)
+        .map_err(io::Error::other)?;
+    Ok(config)
+}
+
+/// The asking end: one connection for each flow, from one socket.
+pub(super) struct Client {
+    runtime: Runtime,
+    endpoint: Endpoint,
+    server: SocketAddr,
+    open: Mutex<Vec<Connection>>,
+}
+
+impl Client {
+    pub(super) fn new(order: &Order, control: &str) -> io::Result<Self> {
+        let runtime = runtime()?;
+        let mut crypto = rustls::ClientConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .map_err(io::Error::other)?
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(AnyServer))
+            .with_no_client_auth();
+        crypto.enable_early_data = true;
+        let crypto = QuicClientConfig::try_from(crypto).map_err(io::Error::other)?;
+        let mut config = quinn::ClientConfig::new(Arc::new(crypto));
+        config.transport_config(transport(order, control));
+        let any: SocketAddr = if order.address.is_ipv4() {
+            (Ipv4Addr::UNSPECIFIED, 0).into()
+        } else {
+            (Ipv6Addr::UNSPECIFIED, 0).into()
+        };
+        let mut endpoint = {
+            let _inside = runtime.enter();
+            Endpoint::new(
+                endpoint_config()?,
+                None,
+                socket(any)?,
+                Arc::new(TokioRuntime),
+            )?
+        };
+        endpoint.set_default_client_config(config);
+        Ok(Self {
+            runtime,
+            endpoint,
+            server: order.address,
+            open: Mutex::default(),
+        })
+    }
+
+    /// Fetches on so many connections at the same time. They stay open.
+    pub(super) fn fetch(
+        &self,
+        connections: u32,
+        work: Work,
+        progress: &Arc<Progress>,
+    ) -> io::Result<()> {
+        let local = LocalSet::new();
+        local.block_on(&self.runtime, async {
+            if connections == 1 {
+                return self.one(work, progress).await;
+            }
+            let tasks: Vec<_> = (0..connections)
+                .map(|_| {
+                    let (endpoint, server) = (self.endpoint.clone(), self.server);
+                    let progress = Arc::clone(progress);
+                    tokio::task::spawn_local(async move {
+                        let mut conn = connect(&endpoint, server).await?;
+                        let result = fetch(&mut conn, work, &progress).await;
+                        result.map(|()| conn._connection.clone())
+                    })
+                })
+                .collect();
+            for task in tasks {
+                let connection = task.await.map_err(io::Error::other)??;
+                self.keep(connection);
+            }
+            Ok(())
+        })
+    }
+
+    async fn one(&self, work: Work, progress: &Progress) -> io::Result<()> {
+        let mut conn = connect(&self.endpoint, self.server).await?;
+        let result = fetch(&mut conn, work, progress).await;
+        self.keep(conn._connection.clone());
+        result
+    }
+
+    fn keep(&self, connection: Connection) {
+        if let Ok(mut open) = self.open.lock() {
+            open.push(connection);
+        }
+    }
+}
+
+/// Opens a connection and a stream; without a round trip if the server is known.
+async fn connect(endpoint: &Endpoint, server: SocketAddr) -> io::Result<Quic> {
+    let connecting = endpoint.connect(server, NAME).map_err(io::Error::other)?;
+    let connection = match connecting.into_0rtt() {
+        Ok((connection, _accepted)) => connection,
+        Err(connecting) => connecting.await?,
+    };
+    let (send, receive) = connection.open_bi().await?;
+    Ok(Quic {
+        _connection: connection,
+        send,
+        receive,
+    })
+}
+
+/// The answering end, on a thread of its own.
+pub(super) struct Server {
+    connections: Arc<Mutex<Vec<Connection>>>,
+    settings: String,
+}
+
+impl Server {
+    pub(super) fn start(order: &Order, control: &str) -> io::Result<Self> {
+        let certified =
+            rcgen::generate_simple_self_signed([NAME.to_owned()]).map_err(io::Error::other)?;
+        let key = PrivateKeyDer::try_from(certified.signing_key.serialize_der())
+            .map_err(io::Error::other)?;
+        let mut crypto = rustls::ServerConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .map_err(io::Error::other)?
+            .with_no_client_auth()
+            .with_single_cert(vec![certified.cert.der().clone()], key)
+            .map_err(io::Error::other)?;
+        crypto.max_early_data_size = u32::MAX;
+        let crypto = QuicServerConfig::try_from(crypto).map_err(io::Error::other)?;
+        let mut config = quinn::ServerConfig::with_crypto(Arc::new(crypto));
+        config.transport_config(transport(order, control));
+        let connections = Arc::<Mutex<Vec<Connection>>>::default();
+        let (seen, at) = (Arc::clone(&connections), order.address);
+        let (tell, started) = mpsc::channel();
+        thread::spawn(move || {
+            let run = || -> io::Result<()> {
+                let runtime = runtime()?;
+                let endpoint = {
+                    let _inside = runtime.enter();
+                    Endpoint::new(
+                        endpoint_config()?,
+                        Some(config),
+                        socket(at)?,
+                        Arc::new(TokioRuntime),
+                    )?
+                };
+                let _ = tell.send(Ok(()));
+                LocalSet::new().block_on(&runtime, accept(&endpoint, &seen));
+                Ok(())
+            };
+            if let Err(error) = run() {
+                let _ = tell.send(Err(error));
+            }
+        });
+        started.recv().map_err(io::Error::other)??;
+        Ok(Self {
+            connections,
+            settings: format!(
+                "quinn, {control}, windows {} bytes, datagrams of {DATAGRAM} bytes, GSO if the kernel has it",
+                buffer_limit(order)
+            ),
+        })
+    }
+
+    pub(super) fn summary(&self) -> Summary {
+        let mut summary = Summary {
+            settings: self.settings.clone(),
+            ..Summary::default()
+        };
+        if let Ok(connections) = self.connections.lock() {
+            for connection in connections.iter() {
+                let path = connection.stats().path;
+                summary.sent += path.sent_packets;
+                summary.again += path.lost_packets;
+            }
+        }
+        summary
+    }
+}
+
+async fn accept(endpoint: &Endpoint, seen: &Mutex<Vec<Connection>>) {
+    while let Some(incoming) = endpoint.accept().await {
+        let Ok(connecting) = incoming.accept() else {
+            continue;
+        };
+        // Data of a known client is answered before the handshake is over.
+        let connection = match connecting.into_0rtt() {
+            Ok((connection, _accepted)) => connection,
+            Err(connecting) => match connecting.await {
+                Ok(connection) => connection,
+                Err(_) => continue,
+            },
+        };
+        if let Ok(mut seen) = seen.lock() {
+            seen.push(connection.clone());
+        }
+        tokio::task::spawn_local(async move {
+            while let Ok((send, receive)) = connection.accept_bi().await {
+                let mut conn = Quic {
+                    _connection: connection.clone(),
+                    send,
+                    receive,
+                };
+                // The client says what went wrong.
+                tokio::task::spawn_local(async move { serve(&mut conn).await });
+            }
+        });
+    }
+}
+
+/// Trusts any server: the certificate is made for one run inside a testbed.
+#[derive(Debug)]
+struct AnyServer;
+
+impl ServerCertVerifier for AnyServer {
+    fn verify_server_cert(
+        &self,
+        _end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _server_name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _cert: &CertificateDer<'_>,
+        _dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _message: &[u8],
+        _cert: &CertificateDer<'_>,
+        _dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        provider()
+            .signature_verification_algorithms
+            .supported_schemes()
+    }
+}

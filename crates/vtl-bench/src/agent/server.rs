@@ -1,0 +1,101 @@
+//! The end that answers and sends.
+
+use std::io::{self, Read};
+use std::net::TcpListener;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use anyhow::Context;
+
+use super::conn::run_blocking;
+use super::graft::Session;
+use super::tcp::{self, Tcp};
+use super::workload::serve;
+use super::{Order, Over, READY, Summary, own_peak_kb, quic, say, udp};
+
+/// TCP connections, to look at in the end.
+type Watched = Arc<Mutex<Vec<OwnedFd>>>;
+
+pub(super) fn run(order: &Order) -> anyhow::Result<()> {
+    let summary: Box<dyn Fn() -> Summary> = match &order.over {
+        Over::Tcp(control) => {
+            let listener = tcp::bind_listener(order.address, control.as_deref())
+                .with_context(|| format!("cannot listen on {}", order.address))?;
+            let watched = Watched::default();
+            let seen = Arc::clone(&watched);
+            thread::spawn(move || accept(&listener, &seen));
+            Box::new(move || tcp_summary(&watched))
+        }
+        Over::Graft { name, daemon } => {
+            let sessions = order.connections + u32::from(order.known);
+            for index in 0..sessions {
+                let mut at = order.address;
+                at.set_port(at.port() + index as u16);
+                let session = Session::listen(at, daemon)?;
+                thread::Builder::new()
+                    .stack_size(512 * 1024)
+                    .spawn(move || one_session(session))?;
+            }
+            let settings = name.clone();
+            Box::new(move || Summary {
+                settings: settings.clone(),
+                ..Summary::default()
+            })
+        }
+        Over::Quic(control) => {
+            let server = quic::Server::start(order, control)?;
+            Box::new(move || server.summary())
+        }
+        Over::Udp => {
+            let server = udp::Server::start(order)?;
+            Box::new(move || server.summary())
+        }
+    };
+    say(&READY)?;
+    let _ = io::stdin().lock().read_to_end(&mut Vec::new());
+    say(&Summary {
+        peak_kb: own_peak_kb(),
+        ..summary()
+    })?;
+    std::process::exit(0);
+}
+
+fn accept(listener: &TcpListener, watched: &Watched) {
+    for stream in listener.incoming() {
+        let Ok(stream) = stream else { continue };
+        if let (Ok(fd), Ok(mut watched)) = (tcp::watch(&stream), watched.lock()) {
+            watched.push(fd);
+        }
+        let work = move || {
+            // The client says what went wrong.
+            let _ = Tcp::new(stream).and_then(|mut conn| run_blocking(serve(&mut conn)));
+        };
+        let _ = thread::Builder::new().stack_size(512 * 1024).spawn(work);
+    }
+}
+
+fn tcp_summary(watched: &Watched) -> Summary {
+    let Ok(watched) = watched.lock() else {
+        return Summary::default();
+    };
+    let mut summary = Summary::default();
+    for socket in watched.iter() {
+        let (sent, again) = tcp::retransmissions(socket);
+        summary.sent += sent;
+        summary.again += again;
+    }
+    if let Some(socket) = watched.last() {
+        summary.settings = tcp::settings(socket);
+    }
+    summary
+}
+
+fn one_session(mut session: Session) {
+    // The client says what went wrong.
+    if session.accept().is_ok() && run_blocking(serve(&mut session)).is_err() {
+        return;
+    }
+    // A session that is dropped here tells the peer nothing that it does not know.
+    drop(session);
+}

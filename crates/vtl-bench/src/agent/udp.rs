@@ -1,0 +1,152 @@
+//! Datagrams at the link's rate: what arrives of them is the most that any protocol could deliver.
+
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::workload::Progress;
+use super::{Order, Summary, Work, tcp};
+use crate::payload::{self, Checker};
+
+/// UDP payload of a full-size packet over IPv4 at an MTU of 1,500.
+const DATAGRAM: u64 = 1_472;
+/// Datagrams that one system call sends, cut by the kernel (`UDP_SEGMENT`).
+const BURST: u64 = 44;
+/// Bytes of the sockets' own buffers.
+const SOCKET: i32 = 16 << 20;
+/// How often the client asks until something comes, and the silence after which nothing more comes.
+const ASK_EVERY: Duration = Duration::from_millis(500);
+/// The question of a client: bytes to send, in 8 bytes.
+const QUESTION: usize = 8;
+
+/// Asks the server to send, and counts what comes until it is silent.
+pub(super) fn fetch(order: &Order, progress: &Progress) -> io::Result<()> {
+    let any: SocketAddr = if order.address.is_ipv4() {
+        (Ipv4Addr::UNSPECIFIED, 0).into()
+    } else {
+        (Ipv6Addr::UNSPECIFIED, 0).into()
+    };
+    let socket = UdpSocket::bind(any)?;
+    tcp::enlarge(&socket, SOCKET);
+    socket.connect(order.address)?;
+    let silence = ASK_EVERY + Duration::from_secs_f64(order.rtt_ms * 2e-3);
+    socket.set_read_timeout(Some(silence))?;
+    let bytes = match order.work {
+        Work::File(bytes) => bytes,
+        Work::Stream { .. } | Work::Messages { .. } => u64::MAX,
+    };
+    let mut buffer = vec![0; 65_536];
+    let started = Instant::now();
+    socket.send(&bytes.to_le_bytes())?;
+    loop {
+        match socket.recv(&mut buffer) {
+            Ok(n) => {
+                // Every datagram is the payload from its beginning.
+                let mut checker = Checker::default();
+                checker.check(&buffer[..n]);
+                progress.add(n as u64, checker.wrong());
+                if progress.bytes() >= bytes {
+                    return Ok(());
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                if progress.bytes() > 0 {
+                    return Ok(());
+                }
+                if started.elapsed().as_secs_f64() > order.limit_s {
+                    return Err(io::Error::other("the server does not answer"));
+                }
+                socket.send(&bytes.to_le_bytes())?;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// The sending end, on a thread of its own.
+pub(super) struct Server {
+    sent: Arc<AtomicU64>,
+    settings: String,
+}
+
+impl Server {
+    pub(super) fn start(order: &Order) -> io::Result<Self> {
+        let socket = UdpSocket::bind(order.address)?;
+        tcp::enlarge(&socket, SOCKET);
+        let size = DATAGRAM as libc::c_int;
+        // SAFETY: the option's value is an int that outlives the call.
+        let result = unsafe {
+            libc::setsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_UDP,
+                libc::UDP_SEGMENT,
+                (&raw const size).cast(),
+                size_of::<libc::c_int>() as libc::socklen_t,
+            )
+        };
+        let segmented = result == 0;
+        let sent = Arc::<AtomicU64>::default();
+        let (count, rate) = (Arc::clone(&sent), order.rate_mbit);
+        let rate_text = if rate > 0.0 {
+            format!("{rate} Mbit/s")
+        } else {
+            "no limit".to_owned()
+        };
+        thread::spawn(move || send(&socket, rate, segmented, &count));
+        Ok(Self {
+            sent,
+            settings: format!("datagrams of {DATAGRAM} bytes, paced at {rate_text}"),
+        })
+    }
+
+    pub(super) fn summary(&self) -> Summary {
+        Summary {
+            sent: self.sent.load(Ordering::Relaxed),
+            settings: self.settings.clone(),
+            ..Summary::default()
+        }
+    }
+}
+
+/// Waits for a question, and sends as many bytes as it says at the link's rate.
+fn send(socket: &UdpSocket, rate_mbit: f64, segmented: bool, sent: &AtomicU64) {
+    let mut question = [0; QUESTION];
+    let Ok((_, peer)) = socket.recv_from(&mut question) else {
+        return;
+    };
+    let bytes = u64::from_le_bytes(question);
+    // IP and UDP headers take their part of the link.
+    let ns_per_datagram = if rate_mbit > 0.0 {
+        (DATAGRAM + 28) as f64 * 8e3 / rate_mbit
+    } else {
+        0.0
+    };
+    // Bursts of about a millisecond, so that no queue overflows that holds one product.
+    let burst = if ns_per_datagram > 0.0 {
+        ((1e6 / ns_per_datagram) as u64).clamp(1, BURST)
+    } else {
+        BURST
+    };
+    let burst = if segmented { burst } else { 1 };
+    let one = payload::at(0, DATAGRAM);
+    let many: Vec<u8> = one.repeat(burst as usize);
+    let start = Instant::now();
+    let mut datagrams = 0_u64;
+    let mut offset = 0;
+    while offset < bytes {
+        let due = Duration::from_nanos((datagrams as f64 * ns_per_datagram) as u64);
+        if let Some(early) = due.checked_sub(start.elapsed()).filter(|t| !t.is_zero()) {
+            thread::sleep(early);
+        }
+        let length = (many.len() as u64).min(bytes - offset);
+        // A full queue at this host or a peer that has gone: as good as lost.
+        let _ = socket.send_to(&many[..length as usize], peer);
+        offset += length;
+        datagrams += length.div_ceil(DATAGRAM);
+        sent.store(datagrams, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,367 @@
+//! What both ends do on a connection, whatever carries it.
+
+use std::io;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use nix::time::{ClockId, clock_gettime};
+
+use super::Work;
+use super::conn::Conn;
+use crate::payload::{self, CHUNK, Checker};
+
+/// A request is five numbers of eight bytes: the kind, and what belongs to it.
+const REQUEST: usize = 40;
+/// The first bytes of a stream at a rate: when it began, in nanoseconds of the monotonic clock,
+/// which both ends share.
+const STAMP: usize = 8;
+/// The distance of the blocks of a stream at a rate, and the least that is sent at a time.
+const INTERVAL: Duration = Duration::from_millis(1);
+const BLOCK_MIN: u64 = 1_200;
+
+impl Work {
+    fn encode(self) -> [u8; REQUEST] {
+        let numbers: [u64; 5] = match self {
+            Self::File(bytes) => [1, bytes, 0, 0, 0],
+            Self::Messages {
+                request,
+                response,
+                count,
+            } => [2, request.into(), response.into(), count.into(), 0],
+            Self::Stream { rate_kbit, millis } => [3, rate_kbit, millis, 0, 0],
+        };
+        let mut bytes = [0; REQUEST];
+        for (to, number) in bytes.chunks_exact_mut(8).zip(numbers) {
+            to.copy_from_slice(&number.to_le_bytes());
+        }
+        bytes
+    }
+
+    fn decode(bytes: &[u8; REQUEST]) -> io::Result<Self> {
+        let mut numbers = [0; 5];
+        for (number, from) in numbers.iter_mut().zip(bytes.chunks_exact(8)) {
+            *number = u64::from_le_bytes(from.try_into().map_err(io::Error::other)?);
+        }
+        let small = |n: u64| u32::try_from(n).map_err(io::Error::other);
+        let [kind, a, b, c, _] = numbers;
+        match kind {
+            1 => Ok(Self::File(a)),
+            2 => Ok(Self::Messages {
+                request: small(a)?,
+                response: small(b)?,
+                count: small(c)?,
+            }),
+            3 => Ok(Self::Stream {
+                rate_kbit: a,
+                millis: b,
+            }),
+            _ => Err(io::Error::other("not a request")),
+        }
+    }
+}
+
+/// Nanoseconds of the clock that both ends share.
+pub(super) fn now_ns() -> u64 {
+    clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |t| {
+        t.tv_sec() as u64 * 1_000_000_000 + t.tv_nsec() as u64
+    })
+}
+
+/// Bytes and distance of the blocks of a stream.
+fn blocks(rate_kbit: u64) -> (u64, Duration) {
+    let per_interval = rate_kbit * 1000 / 8 * INTERVAL.as_micros() as u64 / 1_000_000;
+    let bytes = per_interval.max(BLOCK_MIN);
+    let nanos = bytes * 8 * 1_000_000 / rate_kbit.max(1);
+    (bytes, Duration::from_nanos(nanos))
+}
+
+/// How far a transfer has come, seen by the thread that times it. All connections add to it.
+pub(super) struct Progress {
+    start: Instant,
+    /// The bytes of all connections at which the time is taken; 0 if half-way is a time.
+    half_at: u64,
+    bytes: AtomicU64,
+    wrong: AtomicU64,
+    first_ns: AtomicU64,
+    half_ns: AtomicU64,
+    last_ns: AtomicU64,
+    latency: Mutex<Histogram<u64>>,
+}
+
+impl Progress {
+    pub(super) fn new(start: Instant, half_at: u64) -> Self {
+        // Up to 100 s in µs, three digits; the bounds are valid.
+        let latency = Histogram::new_with_bounds(1, 100_000_000_000, 3).expect("valid bounds");
+        Self {
+            start,
+            half_at,
+            bytes: 0.into(),
+            wrong: 0.into(),
+            first_ns: 0.into(),
+            half_ns: 0.into(),
+            last_ns: 0.into(),
+            latency: Mutex::new(latency),
+        }
+    }
+
+    /// Counts bytes that have just arrived and been checked.
+    pub(super) fn add(&self, bytes: u64, wrong: u64) {
+        let now = (self.start.elapsed().as_nanos() as u64).max(1);
+        let before = self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        if before == 0 {
+            self.first_ns.store(now, Ordering::Relaxed);
+        }
+        if self.half_at > 0 && before < self.half_at && before + bytes >= self.half_at {
+            self.half_ns.store(now, Ordering::Relaxed);
+        }
+        if wrong > 0 {
+            self.wrong.fetch_add(wrong, Ordering::Relaxed);
+        }
+        self.last_ns.fetch_max(now, Ordering::Relaxed);
+    }
+
+    fn record(&self, nanos: u64) {
+        if let Ok(mut histogram) = self.latency.lock() {
+            histogram.saturating_record(nanos.max(1));
+        }
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn wrong(&self) -> u64 {
+        self.wrong.load(Ordering::Relaxed)
+    }
+
+    fn seconds(counter: &AtomicU64) -> Option<f64> {
+        let nanos = counter.load(Ordering::Relaxed);
+        (nanos > 0).then(|| nanos as f64 / 1e9)
+    }
+
+    pub(super) fn first_s(&self) -> Option<f64> {
+        Self::seconds(&self.first_ns)
+    }
+
+    pub(super) fn half_s(&self) -> Option<f64> {
+        Self::seconds(&self.half_ns)
+    }
+
+    pub(super) fn last_s(&self) -> Option<f64> {
+        Self::seconds(&self.last_ns)
+    }
+
+    /// Microseconds at the 50th, 99th and 99.9th percentile, if there were messages.
+    pub(super) fn latency_us(&self) -> Option<[f64; 3]> {
+        let histogram = self.latency.lock().ok()?;
+        let at = |q| histogram.value_at_quantile(q) as f64 / 1e3;
+        (!histogram.is_empty()).then(|| [at(0.5), at(0.99), at(0.999)])
+    }
+}
+
+/// The client's part: asks, receives, checks.
+pub(super) async fn fetch<C: Conn>(
+    conn: &mut C,
+    work: Work,
+    progress: &Progress,
+) -> io::Result<()> {
+    conn.send(&work.encode()).await?;
+    match work {
+        Work::File(bytes) => receive(conn, bytes, progress).await,
+        Work::Messages {
+            request,
+            response,
+            count,
+        } => exchange(conn, [request, response, count], progress).await,
+        Work::Stream {
+            rate_kbit: 0,
+            millis: _,
+        } => receive(conn, u64::MAX, progress).await,
+        Work::Stream { rate_kbit, millis } => follow(conn, rate_kbit, millis, progress).await,
+    }
+}
+
+async fn receive<C: Conn>(conn: &mut C, bytes: u64, progress: &Progress) -> io::Result<()> {
+    let mut checker = Checker::default();
+    while checker.bytes() < bytes {
+        let wrong = checker.wrong();
+        let n = conn.receive(|data| checker.check(data)).await?;
+        if n == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        progress.add(n as u64, checker.wrong() - wrong);
+    }
+    if checker.bytes() > bytes {
+        return Err(io::Error::other("more came than was asked for"));
+    }
+    Ok(())
+}
+
+async fn exchange<C: Conn>(
+    conn: &mut C,
+    [request, response, count]: [u32; 3],
+    progress: &Progress,
+) -> io::Result<()> {
+    let question = payload::at(0, CHUNK as u64);
+    for _ in 0..count {
+        let start = Instant::now();
+        send_payload(conn, request.into(), question).await?;
+        let mut checker = Checker::default();
+        while checker.bytes() < response.into() {
+            if conn.receive(|data| checker.check(data)).await? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+        progress.record(start.elapsed().as_nanos() as u64);
+        progress.add(checker.bytes(), checker.wrong());
+    }
+    Ok(())
+}
+
+async fn send_payload<C: Conn>(conn: &mut C, bytes: u64, first: &[u8]) -> io::Result<()> {
+    if bytes <= first.len() as u64 {
+        return conn.send(&first[..bytes as usize]).await;
+    }
+    let mut offset = 0;
+    while offset < bytes {
+        let data = payload::at(offset, bytes - offset);
+        conn.send(data).await?;
+        offset += data.len() as u64;
+    }
+    Ok(())
+}
+
+/// A stream at a rate: each block's latency is from when it was due at the sender.
+async fn follow<C: Conn>(
+    conn: &mut C,
+    rate_kbit: u64,
+    millis: u64,
+    progress: &Progress,
+) -> io::Result<()> {
+    let (block, distance) = blocks(rate_kbit);
+    let total = Duration::from_millis(millis).as_nanos() / distance.as_nanos().max(1);
+    let mut stamp = Vec::with_capacity(STAMP);
+    let mut checker = Checker::default();
+    let mut arrived = 0;
+    while arrived < total as u64 {
+        let (before, wrong) = (checker.bytes(), checker.wrong());
+        let n = conn
+            .receive(|data| {
+                let (head, rest) = data.split_at((STAMP - stamp.len()).min(data.len()));
+                stamp.extend_from_slice(head);
+                checker.check(rest);
+            })
+            .await?;
+        if n == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let Ok(began) = <[u8; STAMP]>::try_from(&stamp[..]).map(u64::from_le_bytes) else {
+            continue;
+        };
+        while arrived < checker.bytes() / block {
+            let due = began + arrived * distance.as_nanos() as u64;
+            progress.record(now_ns().saturating_sub(due));
+            arrived += 1;
+        }
+        progress.add(checker.bytes() - before, checker.wrong() - wrong);
+    }
+    Ok(())
+}
+
+/// The server's part: answers requests until the peer goes.
+pub(super) async fn serve<C: Conn>(conn: &mut C) -> io::Result<()> {
+    let mut inbox = Vec::new();
+    while fill(conn, &mut inbox, REQUEST).await? {
+        let request: [u8; REQUEST] = inbox[..REQUEST].try_into().map_err(io::Error::other)?;
+        inbox.drain(..REQUEST);
+        match Work::decode(&request)? {
+            Work::File(bytes) => send_payload(conn, bytes, &[]).await?,
+            Work::Messages {
+                request,
+                response,
+                count,
+            } => {
+                let answer = payload::at(0, CHUNK as u64);
+                for _ in 0..count {
+                    if !fill(conn, &mut inbox, request as usize).await? {
+                        return Ok(());
+                    }
+                    inbox.drain(..request as usize);
+                    send_payload(conn, response.into(), answer).await?;
+                }
+            }
+            // The client ends it.
+            Work::Stream { rate_kbit: 0, .. } => send_payload(conn, u64::MAX, &[]).await?,
+            Work::Stream { rate_kbit, millis } => pace(conn, rate_kbit, millis).await?,
+        }
+    }
+    Ok(())
+}
+
+/// Waits until so many bytes are there; false at the end.
+async fn fill<C: Conn>(conn: &mut C, inbox: &mut Vec<u8>, bytes: usize) -> io::Result<bool> {
+    while inbox.len() < bytes {
+        if conn.receive(|data| inbox.extend_from_slice(data)).await? == 0 {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+async fn pace<C: Conn>(conn: &mut C, rate_kbit: u64, millis: u64) -> io::Result<()> {
+    let (block, distance) = blocks(rate_kbit);
+    let total = (Duration::from_millis(millis).as_nanos() / distance.as_nanos().max(1)) as u64;
+    let began = now_ns();
+    conn.send(&began.to_le_bytes()).await?;
+    let mut offset = 0;
+    for number in 0..total {
+        let due = began + number * distance.as_nanos() as u64;
+        let early = due.saturating_sub(now_ns());
+        if early > 0 {
+            conn.pause(Duration::from_nanos(early)).await;
+        }
+        let end = offset + block;
+        while offset < end {
+            let data = payload::at(offset, end - offset);
+            conn.send(data).await?;
+            offset += data.len() as u64;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work__encode_and_decode() {
+        for work in [
+            Work::File(7),
+            Work::Messages {
+                request: 64,
+                response: 65,
+                count: 66,
+            },
+            Work::Stream {
+                rate_kbit: 5_000,
+                millis: 9,
+            },
+        ] {
+            let back = Work::decode(&work.encode()).expect("valid");
+            assert_eq!(format!("{back:?}"), format!("{work:?}"));
+        }
+        assert!(Work::decode(&[0xff; REQUEST]).is_err());
+    }
+
+    #[test]
+    fn blocks__keep_the_rate() {
+        for rate_kbit in [64, 1_000, 20_000, 10_000_000] {
+            let (bytes, distance) = blocks(rate_kbit);
+            let rate = bytes as f64 * 8.0 / distance.as_secs_f64() / 1e3;
+            assert!((rate / rate_kbit as f64 - 1.0).abs() < 1e-3, "{rate}");
+        }
+    }
+}

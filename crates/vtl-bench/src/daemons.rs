@@ -1,0 +1,214 @@
+//! A daemon in the client's namespace and one in the server's.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::bail;
+use serde::Serialize;
+use serde_json::{Value, json};
+use vtl::control::{self, Client};
+use vtl_testbed::{Host, Testbed};
+
+use crate::child::{Background, peak_kb, pin};
+use crate::interrupt::Interrupt;
+use crate::programs::Programs;
+
+/// How long a daemon may take to answer.
+const START: Duration = Duration::from_secs(15);
+
+/// How the daemons are started.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Arguments of `vtld` besides the socket.
+    pub arguments: Vec<String>,
+    /// The core that each runs on, client's and server's; none: any.
+    pub cores: Option<[usize; 2]>,
+}
+
+/// Two running daemons.
+#[derive(Debug)]
+pub struct Daemons {
+    client_socket: PathBuf,
+    server_socket: PathBuf,
+    client: Background,
+    server: Background,
+}
+
+impl Daemons {
+    /// Starts both and waits until they answer. Their sockets lie in `scratch`; what they say goes
+    /// into files below `logs`.
+    ///
+    /// # Errors
+    /// One of them does not start: then with its last words.
+    pub fn start(
+        testbed: &Testbed,
+        programs: &Programs,
+        options: &Options,
+        scratch: &Path,
+        logs: &Path,
+        interrupt: &Interrupt,
+    ) -> anyhow::Result<Self> {
+        let spawn = |host: Host, socket: &Path| -> anyhow::Result<Background> {
+            let log = std::fs::File::create(log_of(logs, host))?;
+            let mut command = testbed.command(host, &programs.vtld)?;
+            command
+                .arg("--socket")
+                .arg(socket)
+                .args(&options.arguments)
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(log);
+            if let Some(cores) = options.cores {
+                pin(&mut command, cores[usize::from(host == Host::Server)]);
+            }
+            Background::start("vtld", &mut command)
+        };
+        let client_socket = scratch.join("client.sock");
+        let server_socket = scratch.join("server.sock");
+        let mut server = spawn(Host::Server, &server_socket)?;
+        let mut client = spawn(Host::Client, &client_socket)?;
+        for (host, daemon, socket) in [
+            (Host::Server, &mut server, &server_socket),
+            (Host::Client, &mut client, &client_socket),
+        ] {
+            wait(daemon, socket, interrupt).map_err(|error| {
+                if error.is::<crate::Interrupted>() {
+                    error
+                } else {
+                    error.context(complaint(logs, host))
+                }
+            })?;
+        }
+        Ok(Self {
+            client_socket,
+            server_socket,
+            client,
+            server,
+        })
+    }
+
+    /// Has the server's daemon carry the clients of a port.
+    ///
+    /// # Errors
+    /// The daemon's.
+    pub fn hook(&self, port: u16) -> Result<(), control::Error> {
+        call(
+            &self.server_socket,
+            &json!({ "op": "hook_add", "port": port }),
+        )
+        .map(drop)
+    }
+
+    /// A command in the client's namespace whose TCP connections are captured, as a user would
+    /// start it.
+    ///
+    /// # Errors
+    /// The namespace is gone.
+    pub fn captured(
+        &self,
+        testbed: &Testbed,
+        programs: &Programs,
+        program: &Path,
+    ) -> anyhow::Result<Command> {
+        let mut command = testbed.command(Host::Client, &programs.vtl)?;
+        command
+            .arg("--socket")
+            .arg(&self.client_socket)
+            .args(["run", "--"])
+            .arg(program);
+        Ok(command)
+    }
+
+    /// Where a host's daemon listens.
+    pub fn socket(&self, host: Host) -> &Path {
+        match host {
+            Host::Client => &self.client_socket,
+            Host::Server | Host::Router => &self.server_socket,
+        }
+    }
+
+    /// What both say they are carrying.
+    ///
+    /// # Errors
+    /// One of them does not answer.
+    pub fn statuses(&self) -> Result<Statuses, control::Error> {
+        let status = |socket| call(socket, &json!({ "op": "status" }));
+        Ok(Statuses {
+            client: status(&self.client_socket)?,
+            server: status(&self.server_socket)?,
+        })
+    }
+
+    /// The most memory that both together had resident, KiB.
+    pub fn peak_kb(&self) -> u64 {
+        peak_kb(self.client.pid()) + peak_kb(self.server.pid())
+    }
+}
+
+/// What the daemons answer to `status`.
+#[derive(Clone, Debug, Serialize)]
+pub struct Statuses {
+    client: Value,
+    server: Value,
+}
+
+impl Statuses {
+    /// Bytes of applications that reached the client over VTL.
+    pub fn carried(&self) -> u64 {
+        sum(&self.client, "bytes_received")
+    }
+
+    /// Packets of the server's sessions that were sent again, per cent of all it sent; none if it
+    /// has sent nothing.
+    pub fn retransmitted_pct(&self) -> Option<f64> {
+        let sent = sum(&self.server, "sent");
+        let again = sum(&self.server, "retransmitted");
+        (sent > 0).then(|| again as f64 / sent as f64 * 100.0)
+    }
+
+    /// The driver of the server's interface and where it received, for the record.
+    pub fn driver(&self) -> Option<&str> {
+        let interfaces = self.server["interfaces"].as_array()?;
+        interfaces.iter().find_map(|i| i["driver"].as_str())
+    }
+}
+
+fn sum(status: &Value, key: &str) -> u64 {
+    let sessions = status["sessions"].as_array();
+    let number = |session: &Value| session[key].as_u64().unwrap_or(0);
+    sessions.into_iter().flatten().map(number).sum()
+}
+
+fn call(socket: &Path, request: &Value) -> Result<Value, control::Error> {
+    Client::connect(socket)?.call(request)
+}
+
+fn wait(vtld: &mut Background, socket: &Path, interrupt: &Interrupt) -> anyhow::Result<()> {
+    let started = Instant::now();
+    loop {
+        if call(socket, &json!({ "op": "status" })).is_ok() {
+            return Ok(());
+        }
+        interrupt.check()?;
+        if let Some(status) = vtld.ended()? {
+            bail!("{} ended ({status})", vtld.name());
+        }
+        if started.elapsed() > START {
+            bail!("{} does not answer", vtld.name());
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn log_of(logs: &Path, host: Host) -> PathBuf {
+    logs.join(format!("vtld-{}.log", host.name()))
+}
+
+/// The last line the daemon wrote.
+fn complaint(logs: &Path, host: Host) -> String {
+    let text = std::fs::read_to_string(log_of(logs, host)).unwrap_or_default();
+    let words = text.lines().next_back().unwrap_or("it gave no reason");
+    format!("the {}'s daemon: {words}", host.name())
+}

@@ -1,0 +1,250 @@
+use std::path::Path;
+
+use vtl_testbed::LossModel;
+
+use super::*;
+
+const GOOD: &str = "transports = [\"tcp-cubic\", \"graft:stream\"]
+runs = 3
+[link]
+profile = \"terrestrial\"
+loss_pct = 2
+seed = 7
+[workload]
+kind = \"file\"
+bytes = 33554432
+";
+
+fn parse(text: &str) -> Result<Plan, Error> {
+    Plan::parse(Path::new("plans/p.toml"), text)
+}
+
+#[test]
+fn parse__the_documented_example() {
+    let plan = parse(GOOD).expect("valid");
+    assert_eq!(
+        (plan.name.as_str(), plan.runs, plan.cells.len()),
+        ("p", 3, 1)
+    );
+    assert_eq!(plan.transfers(), 6);
+    let cell = &plan.cells[0];
+    assert_eq!(cell.profile, Some(Profile::Terrestrial));
+    assert_eq!(
+        (cell.link.rtt_ms, cell.link.loss_pct, cell.link.seed),
+        (100.0, 2.0, 7)
+    );
+    assert_eq!(cell.workload, Workload::File { bytes: 33_554_432 });
+    assert_eq!(
+        (cell.time_limit_s, cell.known, cell.curl),
+        (60.0, false, false)
+    );
+}
+
+#[test]
+fn parse__lists_multiply() {
+    let text = GOOD
+        .replace("\"terrestrial\"", "[\"terrestrial\", \"campus\"]")
+        .replace(
+            "loss_pct = 2",
+            "loss_pct = [0, 1, 5]\nloss_model = [\"uniform\", \"gilbert-elliott\"]",
+        )
+        .replace(
+            "bytes = 33554432",
+            "bytes = [4096, 65536]\nknown = [false, true]",
+        );
+    let plan = parse(&text).expect("valid");
+    assert_eq!(plan.cells.len(), 2 * 3 * 2 * 2 * 2);
+    assert!(
+        plan.cells
+            .iter()
+            .any(|c| c.link.loss_model == LossModel::BURSTS && c.known)
+    );
+}
+
+#[test]
+fn parse__seconds_worth_follows_the_rate() {
+    let text = GOOD
+        .replace("\"terrestrial\"", "[\"terrestrial\", \"satellite\"]")
+        .replace("bytes = 33554432", "seconds_worth = 10");
+    let cells = parse(&text).expect("valid").cells;
+    assert_eq!(cells[0].workload, Workload::File { bytes: 125_000_000 });
+    assert_eq!(cells[1].workload, Workload::File { bytes: 5_000_000 });
+}
+
+#[test]
+fn parse__timeline_builds_on_what_was_before() {
+    let text = GOOD.to_owned()
+        + "[[link.timeline]]\nat_s = 5\nrate_mbit = 50\n[[link.timeline]]\nat_s = 9.5\nloss_pct = 0\n";
+    let cell = &parse(&text).expect("valid").cells[0];
+    assert_eq!(cell.timeline.len(), 2);
+    let last = &cell.timeline[1];
+    assert_eq!(
+        (last.at_s, last.link.rate_mbit, last.link.loss_pct),
+        (9.5, 50.0, 0.0)
+    );
+}
+
+#[test]
+fn parse__compete_runs_all_at_once() {
+    let text = GOOD.replace(
+        "kind = \"file\"\nbytes = 33554432",
+        "kind = \"compete\"\nseconds = 60\nstart_s = [0, 5]",
+    );
+    let plan = parse(&text).expect("valid");
+    assert_eq!(plan.transfers(), 3);
+    assert_eq!(plan.cells[0].legs().len(), 1);
+    assert_eq!(plan.cells[0].longest_s(), 65.0);
+}
+
+/// What to change in the good plan, where the complaint must point, and words that it must have.
+const WRONG: [(&str, &str, usize, &[&str]); 27] = [
+    (
+        "loss_pct = 2",
+        "los_pct = 2",
+        5,
+        &["los_pct", "loss_pct", "queue_packets"],
+    ),
+    ("runs = 3", "rums = 3", 2, &["rums", "transports", "runs"]),
+    (
+        "bytes = 33554432",
+        "size = 3",
+        9,
+        &["size", "seconds_worth"],
+    ),
+    ("runs = 3", "runs = 0", 2, &["runs", "1,000"]),
+    ("runs = 3", "runs = \"x\"", 2, &["u32"]),
+    ("runs = 3", "runs = ", 2, &[]),
+    (
+        "\"tcp-cubic\"",
+        "\"tcp-vegas\"",
+        1,
+        &["tcp-vegas", "tcp-reno", "hook:graft:NAME"],
+    ),
+    (
+        "\"tcp-cubic\", \"graft:stream\"",
+        "",
+        1,
+        &["transports", "empty"],
+    ),
+    ("terrestrial", "wifi", 4, &["wifi", "satellite", "wire"]),
+    (
+        "profile = \"terrestrial\"",
+        "rtt_ms = 5",
+        1,
+        &["profile", "rate_mbit"],
+    ),
+    ("terrestrial\"", "wire\"\nrate_mbit = 5", 4, &["wire"]),
+    ("loss_pct = 2", "loss_pct = 101", 1, &["loss of 101 %"]),
+    ("loss_pct = 2", "loss_pct = true", 5, &["list"]),
+    (
+        "loss_pct = 2",
+        "loss_model = \"x\"",
+        5,
+        &["\"x\"", "gilbert-elliott"],
+    ),
+    (
+        "\"file\"",
+        "\"files\"",
+        8,
+        &["files", "request-response", "compete"],
+    ),
+    ("bytes = 33554432", "", 1, &["bytes", "needs it"]),
+    ("bytes = 33554432", "bytes = 0", 9, &["bytes"]),
+    (
+        "bytes = 33554432",
+        "bytes = 9\ncount = 7",
+        10,
+        &["count", "\"file\"", "seconds_worth"],
+    ),
+    (
+        "bytes = 33554432",
+        "bytes = 9\napp = \"wget\"",
+        10,
+        &["wget", "curl"],
+    ),
+    (
+        "bytes = 33554432",
+        "bytes = 9\ntime_limit_s = -1",
+        10,
+        &["time_limit_s"],
+    ),
+    (
+        "\"file\"\nbytes = 33554432",
+        "\"stream\"",
+        1,
+        &["seconds", "needs it"],
+    ),
+    ("\"file\"", "\"flows\"", 1, &["count", "needs it"]),
+    (
+        "\"file\"\nbytes = 33554432",
+        "\"compete\"\nseconds = 9\nstart_s = [1]",
+        10,
+        &["start_s", "2 times"],
+    ),
+    ("runs = 3", "cores = 3", 2, &["cores", "1", "2"]),
+    (
+        "runs = 3",
+        "runs = 3\n[vtl]\ndriver = \"fast\"",
+        4,
+        &["fast", "live"],
+    ),
+    (
+        "runs = 3",
+        "runs = 3\n[vtl]\nring_slots = 100",
+        4,
+        &["ring_slots", "power of two"],
+    ),
+    (
+        "kind = \"file\"\nbytes = 33554432",
+        "kind = \"file\"\nbytes = 9\n[[link.timeline]]\nat_s = 9\n[[link.timeline]]\nat_s = 8",
+        11,
+        &["at_s", "order"],
+    ),
+];
+
+#[test]
+fn parse__refuses_with_line_and_words() {
+    for (from, to, line, words) in WRONG {
+        assert!(GOOD.contains(from), "{from}");
+        let error = parse(&GOOD.replace(from, to)).expect_err(to);
+        let text = error.to_string();
+        assert!(
+            text.starts_with(&format!("plans/p.toml:{line}: ")),
+            "{to}: {text}"
+        );
+        for word in words {
+            assert!(text.contains(word), "{to}: no {word} in {text}");
+        }
+    }
+}
+
+#[test]
+fn parse__refuses_what_a_transport_cannot() {
+    let curl = GOOD.replace("bytes = 33554432", "bytes = 9\napp = \"curl\"");
+    let text = parse(&curl).expect_err("an aware program").to_string();
+    assert!(text.contains("graft:stream cannot carry it"), "{text}");
+    let udp = GOOD.replace("tcp-cubic", "udp").replace(
+        "kind = \"file\"\nbytes = 33554432",
+        "kind = \"request-response\"",
+    );
+    let text = parse(&udp).expect_err("no messages").to_string();
+    assert!(text.contains("udp carries only"), "{text}");
+}
+
+#[test]
+fn read__names_a_missing_file() {
+    let error = Plan::read(Path::new("/nowhere/x.toml")).expect_err("not there");
+    assert!(error.to_string().contains("/nowhere/x.toml"));
+}
+
+#[test]
+fn read__every_plan_of_the_repository() {
+    let plans = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/plans");
+    let mut count = 0;
+    for entry in std::fs::read_dir(plans).expect("bench/plans") {
+        let path = entry.expect("an entry").path();
+        Plan::read(&path).unwrap_or_else(|error| panic!("{error}"));
+        count += 1;
+    }
+    assert!(count > 0);
+}

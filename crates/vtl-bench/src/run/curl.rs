@@ -1,0 +1,142 @@
+//! An unmodified curl and an unmodified nginx.
+
+use std::path::Path;
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::bail;
+use vtl_testbed::Host;
+
+use super::transfer::Stage;
+use crate::agent::Outcome;
+use crate::child::peak_kb;
+use crate::plan::{Transport, Workload};
+use crate::row::Row;
+use crate::{cpu, download, nginx, payload};
+
+/// The file that makes a peer known, and its size.
+const GREETING: (&str, u64) = ("greeting", 4_096);
+/// When the connection's congestion control is looked at: past the handshake.
+const LOOK: Duration = Duration::from_millis(500);
+
+impl Stage<'_> {
+    /// A download, and the row that it makes.
+    pub(super) fn curl(&self, transport: &Transport, row: &mut Row) -> anyhow::Result<()> {
+        let bench = self.bench;
+        let Workload::File { bytes } = self.cell.workload else {
+            bail!("curl downloads files only");
+        };
+        let files = [(nginx::FILE, bytes), GREETING];
+        let server = nginx::start(&self.testbed, &bench.scratch, &files, &bench.interrupt)?;
+        let hooked = matches!(transport, Transport::Hook(_));
+        if let Some(daemons) = self.daemons.as_ref().filter(|_| hooked) {
+            daemons.hook(nginx::PORT)?;
+        }
+        if self.cell.known {
+            let patience = Duration::from_secs(30);
+            let mut command = self.curl_command(hooked, GREETING.0)?;
+            download::run(
+                &mut command,
+                GREETING.1,
+                patience,
+                &bench.interrupt,
+                |_| {},
+                |_, _| Ok(()),
+            )?;
+            thread::sleep(Duration::from_secs_f64(self.cell.link.rtt_ms * 4e-3));
+        }
+        let mut command = self.curl_command(hooked, nginx::FILE)?;
+        let since = cpu::Since::now();
+        let mut checker = payload::Checker::default();
+        let mut control = None;
+        let result = download::run(
+            &mut command,
+            bytes,
+            Duration::from_secs_f64(self.cell.time_limit_s),
+            &bench.interrupt,
+            |data| checker.check(data),
+            |elapsed, _| {
+                if control.is_none() && elapsed >= LOOK && !hooked {
+                    let connections = self.testbed.congestion_controls(Host::Server)?;
+                    control = connections.into_iter().next().map(|c| c.name);
+                }
+                Ok(())
+            },
+        )?;
+        let busy = since.busy_s();
+        let outcome = Outcome {
+            bytes: result.bytes,
+            wrong: checker.wrong(),
+            complete: result.bytes == bytes,
+            cut: result.cut,
+            seconds: result.time.as_secs_f64(),
+            first_byte_s: Some(result.first_byte.as_secs_f64()),
+            half: result.half_time.map(|t| (t.as_secs_f64(), bytes / 2)),
+            samples: result
+                .samples
+                .iter()
+                .map(|(time, bytes)| (time.as_secs_f64(), *bytes))
+                .collect(),
+            ..Outcome::default()
+        };
+        row.measured(self.cell, transport, &outcome);
+        row.cpu(busy);
+        let mut memory = result.peak_kb + web_server_kb(server.pid());
+        if let Some(daemons) = &self.daemons {
+            memory += daemons.peak_kb();
+        }
+        row.memory_peak_kb = Some(memory);
+        if hooked {
+            row.retransmitted_pct = self.vtl_retransmitted();
+            row.settings = self.vtl_settings();
+            self.check_carried(row)?;
+        } else {
+            row.settings = control.map_or("over before it was looked at".to_owned(), |name| {
+                format!("{name}, as ss reports it")
+            });
+        }
+        self.link_figures(row)
+    }
+
+    /// Plain TCP must not pass for VTL.
+    fn check_carried(&self, row: &mut Row) -> anyhow::Result<()> {
+        let Some(daemons) = &self.daemons else {
+            return Ok(());
+        };
+        let carried = daemons.statuses()?.carried();
+        if carried < row.bytes {
+            row.ok = false;
+            row.error = Some(format!(
+                "only {carried} of {} bytes came over VTL, the rest was plain TCP",
+                row.bytes
+            ));
+        }
+        Ok(())
+    }
+
+    /// The user's configuration and proxies have no say.
+    fn curl_command(&self, hooked: bool, file: &str) -> anyhow::Result<Command> {
+        let mut command = match self.daemons.as_ref().filter(|_| hooked) {
+            Some(daemons) => {
+                daemons.captured(&self.testbed, &self.bench.programs, Path::new("curl"))?
+            }
+            None => self.testbed.command(Host::Client, "curl")?,
+        };
+        self.pin(&mut command, Host::Client);
+        let host = self.testbed.addr4(Host::Server);
+        command
+            .args(["--disable", "--noproxy", "*", "--silent", "--show-error"])
+            .args(["--fail", "--output", "-"])
+            .arg(format!("http://{host}:{}/{file}", nginx::PORT));
+        Ok(command)
+    }
+}
+
+/// Of nginx's two processes together.
+fn web_server_kb(pid: u32) -> u64 {
+    let children = format!("/proc/{pid}/task/{pid}/children");
+    let children = std::fs::read_to_string(children).unwrap_or_default();
+    let pids = children.split_whitespace().filter_map(|p| p.parse().ok());
+    peak_kb(pid) + pids.map(peak_kb).sum::<u64>()
+}

@@ -1,0 +1,122 @@
+//! `vtl bench`: VTL against what it competes with.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use vtl_bench::Interrupt;
+use vtl_bench::plan::Plan;
+use vtl_bench::programs::Programs;
+use vtl_bench::row::{Row, columns};
+use vtl_bench::run::Bench;
+use vtl_bench::table;
+
+use crate::doctor;
+use crate::failure::Failure;
+use crate::output;
+
+/// What to measure.
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    /// Carry out plans: transfers over emulated links, by every transport that they name
+    #[command(after_help = "Examples:\n  \
+        vtl bench run bench/plans/quick.toml --plot target/bench\n  \
+        vtl bench run bench/plans/small.toml --runs 9 --json rows.json --csv rows.csv\n\n\
+        bench/README.md describes plans and rows. Measure on a machine that does nothing else.\n\
+        Needs root; plans with app = \"curl\" need nginx and curl. An interrupt ends it early:\n\
+        the rows so far are written, and nothing else is left behind.")]
+    Run(RunArgs),
+    /// One end of a measured transfer
+    #[command(hide = true)]
+    Agent {
+        /// What to do, as JSON
+        order: String,
+    },
+}
+
+/// Arguments of `vtl bench run`.
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    /// What to measure
+    #[arg(required = true, value_name = "PLAN.toml")]
+    plans: Vec<PathBuf>,
+    /// How often, instead of what the plans say
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    runs: Option<u32>,
+    /// Write all rows into this file, as a JSON array
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write all rows into this file, as CSV
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+}
+
+/// Runs a subcommand of `vtl bench`.
+pub(crate) fn run(command: &BenchCommand) -> anyhow::Result<()> {
+    match command {
+        BenchCommand::Run(args) => measure(args),
+        BenchCommand::Agent { order } => vtl_bench::agent::main(order),
+    }
+}
+
+fn measure(args: &RunArgs) -> anyhow::Result<()> {
+    let mut plans = Vec::new();
+    for path in &args.plans {
+        let mut plan = Plan::read(path)?;
+        plan.runs = args.runs.unwrap_or(plan.runs);
+        plans.push(plan);
+    }
+    if !nix::unistd::geteuid().is_root() {
+        return Err(Failure::permission(
+            "the bench needs root, to make network namespaces and load eBPF: run it with sudo",
+        ));
+    }
+    doctor::require_fit()?;
+    for path in [&args.json, &args.csv].into_iter().flatten() {
+        // Better now than after hours.
+        fs::File::create(path).with_context(|| cannot_write(path))?;
+    }
+    let interrupt = Interrupt::catch()?;
+    let bench = Bench::new(Programs::find()?, Bench::testbed_name(), interrupt)?;
+    let finished = bench.run(&plans, |line| eprintln!("{line}"));
+    let rows = &finished.rows;
+    if let Some(path) = &args.json {
+        write(path, &json(rows)?)?;
+    }
+    if let Some(path) = &args.csv {
+        write(path, &csv(rows))?;
+    }
+    output::print(&table::table(rows))?;
+    if let Some(error) = finished.stopped {
+        return Err(error);
+    }
+    let failed = rows.iter().filter(|row| !row.ok).count();
+    if failed > 0 {
+        anyhow::bail!(
+            "{failed} of {} transfers failed: see \"error\" in the rows",
+            rows.len()
+        );
+    }
+    Ok(())
+}
+
+/// One row a line, so that results can be compared line by line.
+fn json(rows: &[Row]) -> anyhow::Result<String> {
+    let lines: Result<Vec<_>, _> = rows.iter().map(serde_json::to_string).collect();
+    Ok(format!("[\n{}\n]\n", lines?.join(",\n")))
+}
+
+fn csv(rows: &[Row]) -> String {
+    let head = columns().collect::<Vec<_>>().join(",");
+    let lines = std::iter::once(head).chain(rows.iter().map(Row::csv));
+    lines.map(|line| line + "\n").collect()
+}
+
+fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+    fs::write(path, text).with_context(|| cannot_write(path))
+}
+
+fn cannot_write(path: &Path) -> String {
+    format!("cannot write {}", path.display())
+}
