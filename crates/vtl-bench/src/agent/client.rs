@@ -18,15 +18,15 @@ const SAMPLE: Duration = Duration::from_millis(100);
 /// What is fetched from a peer to make it known, bytes.
 const GREETING: u64 = 4_096;
 
-pub(super) fn run(order: Order) -> anyhow::Result<()> {
-    let warm = if order.known { warm_up(&order)? } else { None };
+pub(super) fn run(order: &Order) -> anyhow::Result<()> {
+    let warm = if order.known { warm_up(order)? } else { None };
     say(&READY)?;
     let mut line = String::new();
     if io::stdin().lock().read_line(&mut line)? == 0 {
         return Ok(());
     }
     thread::sleep(Duration::from_secs_f64(order.delay_s));
-    let outcome = measure(&order, warm);
+    let outcome = measure(order, warm);
     say(&outcome)?;
     // The connections, which belong to threads, end with the process.
     let _ = io::stdin().lock().read_to_end(&mut Vec::new());

@@ -145,7 +145,7 @@ pub struct Summary {
 pub fn main(order: &str) -> anyhow::Result<()> {
     let order: Order = serde_json::from_str(order)?;
     match order.side {
-        Side::Client => client::run(order),
+        Side::Client => client::run(&order),
         Side::Server => server::run(&order),
     }
 }

@@ -83,7 +83,7 @@ fn transport(order: &Order, control: &str) -> Arc<TransportConfig> {
             discovery.upper_bound(DATAGRAM);
             discovery
         }))
-        .max_idle_timeout(VarInt::from_u32(120_000).try_into().ok());
+        .max_idle_timeout(Some(VarInt::from_u32(120_000).into()));
     if control == "bbr" {
         config.congestion_controller_factory(Arc::new(BbrConfig::default()));
     } else {

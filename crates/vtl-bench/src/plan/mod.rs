@@ -263,7 +263,7 @@ impl fmt::Display for Cell {
 pub fn size(bytes: u64) -> String {
     match bytes {
         b if b >= 1 << 20 && b % (1 << 20) == 0 => format!("{} MiB", b >> 20),
-        b if b >= 1 << 10 && b < 1 << 20 && b % (1 << 10) == 0 => format!("{} KiB", b >> 10),
+        b if (1 << 10..1 << 20).contains(&b) && b % (1 << 10) == 0 => format!("{} KiB", b >> 10),
         b if b >= 100_000 => format!("{:.1} MB", b as f64 / 1e6),
         b => format!("{b} B"),
     }
