@@ -15,7 +15,7 @@
 use std::{
     io::{self, Read, Write},
     net::{IpAddr, SocketAddr},
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::Path,
     time::Duration,
 };
@@ -221,6 +221,12 @@ impl Socket {
         self.session.as_mut().ok_or(Error::Misuse("no session"))
     }
 
+    /// The session, which must be open already.
+    fn open_session(&mut self) -> Result<&mut Session, Error> {
+        const WHY: &str = "negotiate or validate a session first";
+        self.session.as_mut().ok_or(Error::Misuse(WHY))
+    }
+
     /// Hands bytes over for sending; waits until there is room for some. Returns how many it took:
     /// at least one, unless `data` is empty. They are on their way, not yet delivered:
     /// [`Socket::close`] waits for that.
@@ -233,15 +239,30 @@ impl Socket {
         }
         let session = self.ready()?;
         loop {
-            session.check_open()?;
-            let room = session.tx.room().min(256) as usize;
-            if room > 0 {
-                return Ok(session.fill(data, room));
+            if let Some(taken) = session.try_send(data)? {
+                return Ok(taken);
             }
-            if session.tx.wait_for_room() {
-                session.sleep(WAIT_MS, true)?;
-            }
+            session.sleep(WAIT_MS, true)?;
         }
+    }
+
+    /// As [`Socket::send_data`], but never waits: `None` means that there is no room. The
+    /// socket's descriptor becomes readable when there is.
+    ///
+    /// # Errors
+    /// The session has ended, or there is none yet.
+    pub fn try_send_data(&mut self, data: &[u8]) -> Result<Option<usize>, Error> {
+        if data.is_empty() {
+            return Ok(Some(0));
+        }
+        let session = self.open_session()?;
+        let taken = session.try_send(data)?;
+        if taken.is_none() {
+            session.clear();
+            // What became free before the descriptor was cleared is not told again.
+            return session.try_send(data);
+        }
+        Ok(taken)
     }
 
     /// Fetches bytes that have arrived, in order; waits for the first. 0 means that the peer has
@@ -286,13 +307,30 @@ impl Socket {
         if !session.wait()? {
             return Ok(0);
         }
-        let count = session.rx.available().min(most);
-        for i in 0..count {
-            take(&session.rx.packet(i)[session.read..]);
-            session.read = 0;
+        Ok(session.read_in_place(most, &mut take))
+    }
+
+    /// As [`Socket::recv_in_place`], but never waits: `None` means that nothing has arrived. The
+    /// socket's descriptor becomes readable when something does.
+    ///
+    /// # Errors
+    /// As [`Socket::recv_data`], or there is no session yet.
+    pub fn try_recv_in_place(
+        &mut self,
+        most: u64,
+        mut take: impl FnMut(&[u8]),
+    ) -> Result<Option<u64>, Error> {
+        let session = self.open_session()?;
+        let mut state = session.receivable()?;
+        if state == Receivable::NotYet {
+            session.clear();
+            state = session.receivable()?;
         }
-        session.consume(count);
-        Ok(count)
+        Ok(match state {
+            Receivable::NotYet => None,
+            Receivable::End => Some(0),
+            Receivable::Packets => Some(session.read_in_place(most, &mut take)),
+        })
     }
 
     /// Waits until the peer has everything, and ends the session. Dropping the socket instead ends
@@ -317,7 +355,40 @@ impl Socket {
     }
 }
 
+/// What a reader finds.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Receivable {
+    Packets,
+    End,
+    /// Nothing, and the reader will be woken.
+    NotYet,
+}
+
 impl Session {
+    /// Hands over what there is room for; without room, asks to be woken and returns `None`.
+    fn try_send(&mut self, data: &[u8]) -> Result<Option<usize>, Error> {
+        loop {
+            self.check_open()?;
+            let room = self.tx.room().min(256) as usize;
+            if room > 0 {
+                return Ok(Some(self.fill(data, room)));
+            }
+            if self.tx.wait_for_room() {
+                return Ok(None);
+            }
+        }
+    }
+
+    fn read_in_place(&mut self, most: u64, take: &mut dyn FnMut(&[u8])) -> u64 {
+        let count = self.rx.available().min(most);
+        for i in 0..count {
+            take(&self.rx.packet(i)[self.read..]);
+            self.read = 0;
+        }
+        self.consume(count);
+        count
+    }
+
     /// Copies as much of `data` as fits into `room` slots, and publishes them.
     fn fill(&mut self, data: &[u8], room: usize) -> usize {
         let each = self.tx.max_payload();
@@ -350,20 +421,29 @@ impl Session {
             std::thread::sleep(NAP);
         }
         loop {
+            match self.receivable()? {
+                Receivable::Packets => return Ok(true),
+                Receivable::End => return Ok(false),
+                Receivable::NotYet => self.sleep(WAIT_MS, true)?,
+            }
+        }
+    }
+
+    fn receivable(&mut self) -> Result<Receivable, Error> {
+        loop {
             if self.rx.available() > 0 {
-                return Ok(true);
+                return Ok(Receivable::Packets);
             }
             match self.rx.closed() {
                 // What arrived before the end was published before it.
-                Some(_) if self.rx.available() > 0 => return Ok(true),
-                Some(Closed::ByPeer) => return Ok(false),
+                Some(_) if self.rx.available() > 0 => return Ok(Receivable::Packets),
+                Some(Closed::ByPeer) => return Ok(Receivable::End),
                 Some(Closed::Broken | Closed::Local) => return Err(Error::Broken(self.peer)),
                 None => {}
             }
-            if !self.rx.prepare_wait() {
-                continue;
+            if self.rx.prepare_wait() {
+                return Ok(Receivable::NotYet);
             }
-            self.sleep(WAIT_MS, true)?;
         }
     }
 
@@ -387,10 +467,15 @@ impl Session {
             return Err(Error::Broken(self.peer));
         }
         if !woken.is_empty() {
-            let mut value = [0; 8];
-            let _ = nix::unistd::read(&self.wake, &mut value);
+            self.clear();
         }
         Ok(())
+    }
+
+    /// Makes the descriptor unreadable until the next wake-up.
+    fn clear(&self) {
+        let mut value = [0; 8];
+        let _ = nix::unistd::read(&self.wake, &mut value);
     }
 
     fn consume(&mut self, packets: u64) {
@@ -405,6 +490,18 @@ impl Session {
 fn signal(event: &OwnedFd, value: u64) {
     // Fails only if the counter is full, and then the daemon has been told already.
     let _ = nix::unistd::write(event, &value.to_ne_bytes());
+}
+
+impl AsFd for Socket {
+    /// Readable when something has arrived, there is room again, or the session has ended: one
+    /// descriptor for both directions, so try both. Only what `try_…` found missing is told.
+    /// Without a session, the control connection.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.session {
+            Some(session) => session.wake.as_fd(),
+            None => self.client.as_fd(),
+        }
+    }
 }
 
 impl Read for Socket {
