@@ -44,18 +44,17 @@ SEC("xdp") int vtl_root_in_xdp(struct xdp_md *ctx) {
 SEC("tcx/egress") int vtl_root_out_tc(struct __sk_buff *ctx) {
     if (ctx->protocol != vtl_swap16(VTL_PUMP_ETHERTYPE))
         return VTL_TC_NEXT;
-    struct vtl_pump_frame *f = (void *)(long)ctx->data;
-    if ((void *)(f + 1) > (void *)(long)ctx->data_end)
-        return VTL_TC_DROP;
-    struct vtl_session *s = vtl_session_at(f->sid);
+    struct vtl_session *s = vtl_pumped_session();
     if (s)
         bpf_tail_call(ctx, &vtl_out_tc, s->gid);
+    vtl_end_turn(0);
     return VTL_TC_DROP;
 }
 
 SEC("xdp") int vtl_root_out_xdp(struct xdp_md *ctx) {
-    struct vtl_session *s = vtl_live_session();
+    struct vtl_session *s = vtl_pumped_session();
     if (s)
         bpf_tail_call(ctx, &vtl_out_xdp, s->gid);
+    vtl_end_turn(0);
     return XDP_DROP;
 }

@@ -89,11 +89,24 @@ VTL_INLINE struct vtl_session *vtl_session_at(__u32 sid) {
     return bpf_map_lookup_elem(&vtl_sessions, &sid);
 }
 
-/* The session whose egress the pump runs with live frames. */
-VTL_INLINE struct vtl_session *vtl_live_session(void) {
+VTL_INLINE struct vtl_pump *vtl_get_pump(void) {
     __u32 zero = 0;
-    struct vtl_pump *pump = bpf_map_lookup_elem(&vtl_pump, &zero);
-    return pump ? vtl_session_at(pump->sid) : 0;
+    return bpf_map_lookup_elem(&vtl_pump, &zero);
+}
+
+/* The session whose turn it is. */
+VTL_INLINE struct vtl_session *vtl_pumped_session(void) {
+    struct vtl_pump *p = vtl_get_pump();
+    __u32 at = p ? p->at : ~0u;
+    return p && at < p->count ? vtl_session_at(p->turns[at % VTL_TURNS].sid) : 0;
+}
+
+/* The session whose turn it is was given a frame, and has `used` it or had nothing to send. */
+VTL_INLINE void vtl_end_turn(int used) {
+    struct vtl_pump *p = vtl_get_pump();
+    __u32 at = p ? p->at : ~0u;
+    if (p && at < p->count && (!used || !--p->turns[at % VTL_TURNS].quota))
+        VTL_STORE(p->at, at + 1);
 }
 
 VTL_INLINE void *vtl_env_entry(void *directory, struct vtl_session *s, __u32 index) {
@@ -138,7 +151,15 @@ VTL_INLINE __u32 vtl_env_sid(struct vtl_session *s) {
 
 VTL_INLINE void vtl_env_notify(struct vtl_session *s, __u32 what) {
     struct vtl_event event = {.sid = vtl_env_sid(s), .what = what};
-    bpf_ringbuf_output(&vtl_events, &event, sizeof(event), 0);
+    struct vtl_pump *p = vtl_get_pump();
+    /* A wake-up is an interrupt to oneself, as dear as several packets. */
+    __u32 awake = p ? VTL_LOAD(p->awake) : 0;
+    bpf_ringbuf_output(&vtl_events, &event, sizeof(event), awake ? BPF_RB_NO_WAKEUP : 0);
+    if (!awake || VTL_LOAD(p->awake))
+        return;
+    /* It has gone to sleep, perhaps before the event was there. The event of no session wakes. */
+    event.sid = 0;
+    bpf_ringbuf_output(&vtl_events, &event, sizeof(event), BPF_RB_FORCE_WAKEUP);
 }
 
 #endif

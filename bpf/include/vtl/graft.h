@@ -72,11 +72,13 @@ VTL_INLINE int vtl_xdp_emit(struct xdp_md *ctx, struct vtl_out *o, int offset) {
 }
 
 SEC("xdp") int vtl_egress_xdp(struct xdp_md *ctx) {
-    struct vtl_session *s = vtl_live_session();
-    if (!s || s->state != VTL_OPEN)
+    struct vtl_session *s = vtl_pumped_session();
+    if (!s)
         return XDP_DROP;
     struct vtl_out o = {.s = s, .now = bpf_ktime_get_ns()};
-    if (vtl_make(&o) != VTL_SEND)
+    int made = s->state == VTL_OPEN && vtl_make(&o) == VTL_SEND;
+    vtl_end_turn(made);
+    if (!made)
         return XDP_DROP;
     int verdict = s->ip_version == 4 ? vtl_xdp_emit(ctx, &o, VTL_OFFSET_V4)
                                      : vtl_xdp_emit(ctx, &o, VTL_OFFSET_V6);
@@ -112,14 +114,13 @@ VTL_INLINE int vtl_tc_emit(struct __sk_buff *ctx, struct vtl_out *o, int offset)
 }
 
 SEC("tcx/egress") int vtl_egress_tc(struct __sk_buff *ctx) {
-    struct vtl_pump_frame *f = (void *)(long)ctx->data;
-    if ((void *)(f + 1) > (void *)(long)ctx->data_end)
-        return VTL_TC_DROP;
-    struct vtl_session *s = vtl_session_at(f->sid);
-    if (!s || s->state != VTL_OPEN)
+    struct vtl_session *s = vtl_pumped_session();
+    if (!s)
         return VTL_TC_DROP;
     struct vtl_out o = {.s = s, .now = bpf_ktime_get_ns()};
-    if (vtl_make(&o) != VTL_SEND)
+    int made = s->state == VTL_OPEN && vtl_make(&o) == VTL_SEND;
+    vtl_end_turn(made);
+    if (!made)
         return VTL_TC_DROP;
     int verdict = s->ip_version == 4 ? vtl_tc_emit(ctx, &o, VTL_OFFSET_V4)
                                      : vtl_tc_emit(ctx, &o, VTL_OFFSET_V6);

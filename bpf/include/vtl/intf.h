@@ -14,6 +14,7 @@
 enum {
     VTL_MAX_SESSIONS = 1024, /* index 0 is never handed out */
     VTL_MAX_RINGS = 1024,    /* entries of the ring directories */
+    VTL_TURNS = 64,          /* sessions that one call of the pump serves, a power of two */
     VTL_MAX_GRAFTS = 64,     /* gids 1..63 */
     VTL_SLOT_SIZE = 2048,    /* bytes; the rings are arrays of this */
     VTL_SLOT_DATA = 2032,
@@ -175,10 +176,21 @@ struct vtl_session {
     struct vtl_rx rx __attribute__((aligned(64)));
 };
 
-/* The map `vtl_pump`, one entry: what XDP egress works on. Live frames cannot carry it: those of a
- * call's later batches still hold what earlier ones made of them. */
+/* One session's turn in a call of the pump. */
+struct vtl_turn {
+    __u32 sid;   /* vtld */
+    __u32 quota; /* frames that it may still have: vtld sets it, egress counts down */
+};
+
+/* The map `vtl_pump`, one entry: whom a call of the pump serves, in order. A turn ends with its
+ * quota, or when the session has nothing to send. Frames cannot carry it: live frames of a call's
+ * later batches still hold what earlier ones made of them. */
 struct vtl_pump {
-    __u32 sid; /* vtld, before each call: the session whose egress runs */
+    __u32 at;    /* the turn under way: vtld sets 0, egress counts up */
+    __u32 count; /* vtld: turns */
+    __u32 awake; /* vtld: it will look at `vtl_events` before it sleeps, and needs no wake-up */
+    __u32 pad;
+    struct vtl_turn turns[VTL_TURNS];
 };
 
 /* What the programs tell vtld through the ring buffer `vtl_events`. */

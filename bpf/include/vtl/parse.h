@@ -9,13 +9,6 @@
 #include <linux/ipv6.h>
 #include "tf.h"
 
-/* A frame that the pump hands to tc egress, which replaces all of it. */
-struct vtl_pump_frame {
-    struct ethhdr eth; /* h_proto is VTL_PUMP_ETHERTYPE */
-    __u16 pad;
-    __u32 sid; /* host order */
-};
-
 #define VTL_OFFSET_V4 (sizeof(struct ethhdr) + sizeof(struct iphdr))
 #define VTL_OFFSET_V6 (sizeof(struct ethhdr) + sizeof(struct ipv6hdr))
 

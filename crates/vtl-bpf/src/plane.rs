@@ -219,7 +219,7 @@ impl DataPlane {
         &self.sessions
     }
 
-    /// What tells XDP egress which session to work on.
+    /// What tells egress which sessions to work on.
     pub fn pump_order(&self) -> &Arc<Order> {
         &self.order
     }

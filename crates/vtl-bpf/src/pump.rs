@@ -31,7 +31,26 @@ pub const BATCH: u32 = 256;
 /// costs half as much as new ones.
 const FRAMES: u32 = 64;
 
-/// The map `vtl_pump`: what XDP egress works on.
+/// One session's part of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Turn {
+    /// The session.
+    pub sid: u32,
+    /// Frames for it, at least one. One more than it has packets lets egress find out, and note
+    /// in the session, that it has run dry.
+    pub quota: u32,
+}
+
+/// How far a call came: the turns below `turns` have ended, the next one has `left` frames to go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Served {
+    /// Turns that have ended.
+    pub turns: usize,
+    /// Frames that the turn behind those may still have.
+    pub left: u32,
+}
+
+/// The map `vtl_pump`: whom egress serves.
 pub struct Order {
     at: NonNull<intf::vtl_pump>,
 }
@@ -63,11 +82,55 @@ impl Order {
         Ok(Self { at: base.cast() })
     }
 
-    /// Names the session whose egress the XDP program shall run from now on.
-    pub fn set(&self, sid: u32) {
-        // SAFETY: an aligned field inside the mapping.
-        let field = unsafe { AtomicU32::from_ptr(&raw mut (*self.at.as_ptr()).sid) };
-        field.store(sid, Ordering::Release);
+    fn field(&self, field: *mut u32) -> &AtomicU32 {
+        // SAFETY: callers name an aligned field inside the mapping, which is touched atomically
+        // only and lives as long as `self`.
+        unsafe { AtomicU32::from_ptr(field) }
+    }
+
+    /// Names the sessions whose egress runs from now on.
+    ///
+    /// # Panics
+    /// If there are more than `VTL_TURNS`.
+    pub fn set(&self, turns: &[Turn]) {
+        assert!(turns.len() <= intf::VTL_TURNS as usize);
+        let map = self.at.as_ptr();
+        for (i, turn) in turns.iter().enumerate() {
+            // SAFETY: only addresses are taken, of entry i, which exists.
+            let (sid, quota) =
+                unsafe { (&raw mut (*map).turns[i].sid, &raw mut (*map).turns[i].quota) };
+            self.field(sid).store(turn.sid, Ordering::Relaxed);
+            self.field(quota).store(turn.quota, Ordering::Relaxed);
+        }
+        // SAFETY: only addresses are taken.
+        let (at, count) = unsafe { (&raw mut (*map).at, &raw mut (*map).count) };
+        self.field(at).store(0, Ordering::Relaxed);
+        self.field(count)
+            .store(turns.len() as u32, Ordering::Release);
+    }
+
+    /// Says whether the caller will look at the events before it sleeps, so that they need not wake
+    /// it. Look once more after saying that you will not.
+    pub fn set_awake(&self, awake: bool) {
+        // SAFETY: only the address is taken.
+        let field = self.field(unsafe { &raw mut (*self.at.as_ptr()).awake });
+        // An exchange: the look at the events must not come before it.
+        field.swap(awake.into(), Ordering::SeqCst);
+    }
+
+    /// How far egress has come.
+    pub fn served(&self) -> Served {
+        let map = self.at.as_ptr();
+        // SAFETY: only the address is taken.
+        let at = self.field(unsafe { &raw mut (*map).at });
+        let turns = at.load(Ordering::Acquire) as usize;
+        let left = turns.min(intf::VTL_TURNS as usize - 1);
+        // SAFETY: as above; the entry exists.
+        let left = self.field(unsafe { &raw mut (*map).turns[left].quota });
+        Served {
+            turns,
+            left: left.load(Ordering::Relaxed),
+        }
     }
 }
 
@@ -112,6 +175,7 @@ pub struct Live {
 /// See [`Pump::Tc`].
 pub struct Tc {
     socket: OwnedFd,
+    order: Arc<Order>,
     frame: Vec<u8>,
 }
 
@@ -142,7 +206,7 @@ impl Pump {
         let pump = if live {
             Self::Live(Live::open(plane, ifindex, frame)?)
         } else {
-            Self::Tc(Tc::open(ifindex, frame)?)
+            Self::Tc(Tc::open(plane, ifindex, frame)?)
         };
         Ok((pump, why.to_owned()))
     }
@@ -155,15 +219,27 @@ impl Pump {
         }
     }
 
-    /// Has the kernel make and transmit up to `count` packets (at most [`BATCH`]) of a session.
+    /// Has the kernel make and transmit packets of one session after the other, with at most
+    /// [`BATCH`] frames. All sessions must be reached through the pump's interface.
     ///
     /// # Errors
     /// The system call's error.
-    pub fn run(&mut self, sid: u32, count: u32) -> io::Result<()> {
+    ///
+    /// # Panics
+    /// If there are more turns than `VTL_TURNS`.
+    pub fn run(&mut self, turns: &[Turn]) -> io::Result<Served> {
+        let frames: u32 = turns.iter().map(|t| t.quota).sum();
+        let order = match self {
+            Self::Live(live) => &live.order,
+            Self::Tc(tc) => &tc.order,
+        };
+        let order = Arc::clone(order);
+        order.set(turns);
         match self {
-            Self::Live(live) => live.run(sid, count.min(BATCH)),
-            Self::Tc(tc) => tc.run(sid, count.min(BATCH)),
-        }
+            Self::Live(live) => live.run(frames.clamp(1, BATCH)),
+            Self::Tc(tc) => tc.run(frames.clamp(1, BATCH)),
+        }?;
+        Ok(order.served())
     }
 }
 
@@ -220,8 +296,7 @@ impl Live {
         })
     }
 
-    fn run(&mut self, sid: u32, count: u32) -> io::Result<()> {
-        self.order.set(sid);
+    fn run(&mut self, count: u32) -> io::Result<()> {
         let mut context = libbpf_sys::xdp_md {
             data_end: self.frame.len() as u32,
             ingress_ifindex: self.ifindex,
@@ -251,7 +326,7 @@ impl Live {
 }
 
 impl Tc {
-    fn open(ifindex: u32, frame: Vec<u8>) -> Result<Self> {
+    fn open(plane: &DataPlane, ifindex: u32, frame: Vec<u8>) -> Result<Self> {
         // SAFETY: a plain system call; protocol 0 receives nothing.
         let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
         if fd < 0 {
@@ -291,11 +366,14 @@ impl Tc {
                 size_of::<libc::c_int>() as u32,
             );
         }
-        Ok(Self { socket, frame })
+        Ok(Self {
+            socket,
+            order: Arc::clone(plane.pump_order()),
+            frame,
+        })
     }
 
-    fn run(&mut self, sid: u32, count: u32) -> io::Result<()> {
-        self.frame[16..20].copy_from_slice(&sid.to_ne_bytes());
+    fn run(&mut self, count: u32) -> io::Result<()> {
         let mut part = libc::iovec {
             iov_base: self.frame.as_mut_ptr().cast(),
             iov_len: self.frame.len(),

@@ -11,6 +11,7 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap};
 use vtl_bpf::{
     objects,
     plane::DataPlane,
+    pump::Turn,
     rings::{RingMaker, RingSet},
 };
 use vtl_proto::{
@@ -149,12 +150,11 @@ impl Kernel {
             .snapshot()
     }
 
-    /// Aims both egress drivers at a session: XDP's through its map, tc's in the frame.
+    /// Aims both egress drivers at a session, for one frame.
     pub fn pump(&self, sid: u32) -> Vec<u8> {
-        self.plane.pump_order().set(sid);
+        self.plane.pump_order().set(&[Turn { sid, quota: 1 }]);
         let mut f = vec![0; 1514];
         f[12..14].copy_from_slice(&(intf::VTL_PUMP_ETHERTYPE as u16).to_be_bytes());
-        f[16..20].copy_from_slice(&sid.to_ne_bytes());
         f
     }
 

@@ -5,6 +5,7 @@
 mod engine;
 mod preamble;
 mod raw;
+mod schedule;
 mod session;
 mod stock;
 mod streams;

@@ -80,8 +80,6 @@ pub(super) struct Session {
     pub(super) purpose: Use,
     /// Ends when the peer's vtld ends.
     pub(super) lifeline: Option<TcpStream>,
-    /// When the pump must run it: 0 at once, `u64::MAX` on an event.
-    pub(super) wake_ns: u64,
     /// The kernel's count of the peer's packets at `heard_ns`.
     pub(super) heard: u64,
     /// When the peer was last heard.

@@ -110,7 +110,7 @@ impl Engine {
         }
         let was_closing = matches!(session.phase, Phase::Closing { .. });
         session.phase = Phase::Ended;
-        session.wake_ns = u64::MAX;
+        self.schedule.cancel(sid);
         session.lifeline = None;
         match &mut session.purpose {
             Use::Aware(aware) if !was_closing => {

@@ -19,7 +19,7 @@ use super::{
         preamble::{self, Preamble},
         session::{Phase, Session, Use, Waiting},
         set_linger,
-        streams::{App, Effect},
+        streams::{App, Effect, Streams},
     },
     Arriving, Engine, Source,
 };
@@ -34,7 +34,7 @@ impl Engine {
             return;
         };
         let value = aware.kick.read().unwrap_or(0);
-        session.wake_ns = 0;
+        self.schedule.now(sid);
         if value >> 32 != 0
             && let Some(entry) = self.plane.sessions().get(sid)
         {
@@ -64,7 +64,7 @@ impl Engine {
                             && let Some(entry) = self.plane.sessions().get(sid)
                         {
                             entry.request_ack();
-                            session.wake_ns = 0;
+                            self.schedule.now(sid);
                         }
                         if progress.more {
                             self.events.borrow_mut().push((sid, intf::VTL_EV_RECV));
@@ -85,18 +85,23 @@ impl Engine {
         }
     }
 
-    /// Fills a stream session's transmit ring.
+    /// Fills a stream session's transmit ring, and has the pump empty it.
     pub(super) fn transmit(&mut self, sid: u32) {
-        let Some(session) = self.sessions.get_mut(&sid) else {
-            return;
-        };
-        let now = now_ns();
-        if let Some(streams) = session.streams()
-            && streams.transmit()
-        {
-            session.used_ns = now;
-            session.wake_ns = 0;
+        if self.fill(sid) {
+            self.schedule.now(sid);
         }
+    }
+
+    /// Fills a stream session's transmit ring. Returns whether packets were published.
+    pub(super) fn fill(&mut self, sid: u32) -> bool {
+        let Some(session) = self.sessions.get_mut(&sid) else {
+            return false;
+        };
+        let published = session.streams().is_some_and(Streams::transmit);
+        if published {
+            session.used_ns = now_ns();
+        }
+        published
     }
 
     pub(super) fn effect(&mut self, sid: u32, effect: Effect<HeldConnect>) {

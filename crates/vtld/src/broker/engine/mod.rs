@@ -21,7 +21,7 @@ use vtl_bpf::{
     netdev::{self, Interface},
     objects,
     plane::{DataPlane, describe},
-    pump::{BATCH, Pump},
+    pump::{BATCH, Pump, Turn},
     rings::RingMaker,
 };
 use vtl_proto::{
@@ -33,6 +33,7 @@ use vtl_proto::{
 use super::{
     Command, Config, Handle, now_ns,
     raw::Raw,
+    schedule::Schedule,
     session::{Listener, Phase, Session, Use, Waiting},
     stock::Stock,
 };
@@ -58,8 +59,14 @@ const CLOSE_TRIES: u32 = 5;
 const CLOSE_NS: u64 = 200 * MS;
 /// The longest that packets wait for others to be sent with.
 const PACE_NS: u64 = MS / 4;
-/// Batches that one session may have before the next one's turn.
-const BATCHES: u32 = 4;
+/// Calls of the pump between two looks at events.
+const CALLS: u32 = 4;
+/// Frames that one session may have before the next one's turn.
+const QUANTUM: u32 = 32;
+/// What could not be sent is tried again after this long; likewise what found the interface's
+/// queue full.
+const RETRY_NS: u64 = 10 * MS;
+const QUEUE_NS: u64 = MS / 10;
 /// Connections that wait for an aware application's accept.
 const BACKLOG: usize = 64;
 
@@ -134,6 +141,7 @@ pub(super) struct Engine {
     stock: Stock,
     pool: Vec<Pooled>,
     sessions: BTreeMap<u32, Session>,
+    schedule: Schedule,
     listeners: BTreeMap<u16, Listener>,
     arriving: BTreeMap<u32, Arriving>,
     next_arriving: u32,
@@ -220,6 +228,7 @@ impl Engine {
             stock,
             pool,
             sessions: BTreeMap::new(),
+            schedule: Schedule::new(),
             listeners: BTreeMap::new(),
             arriving: BTreeMap::new(),
             next_arriving: 0,
@@ -253,10 +262,19 @@ impl Engine {
 
     pub(super) fn run(mut self) {
         let mut found = [EpollEvent::empty(); 64];
+        let order = Arc::clone(self.plane.pump_order());
         while !(self.stopping && self.sessions.is_empty()) {
             self.pump();
-            let timeout = self.deadline().saturating_sub(now_ns());
+            let mut timeout = self.deadline().saturating_sub(now_ns());
+            if timeout > 0 {
+                order.set_awake(false);
+                let _ = self.ring.consume();
+                if !self.events.borrow().is_empty() {
+                    timeout = 0;
+                }
+            }
             let count = wait(&self.epoll, &mut found, timeout);
+            order.set_awake(true);
             for event in &found[..count] {
                 self.handle_event(Source::unpack(event.data()), event.events());
             }
@@ -270,9 +288,7 @@ impl Engine {
 
     fn deadline(&self) -> u64 {
         // The timers of opening and closing are coarse: the next tick is soon enough for them.
-        let open = self.sessions.values().filter(|s| s.is_open());
-        let first = open.map(|s| s.wake_ns).min().unwrap_or(u64::MAX);
-        first.min(self.next_tick)
+        self.schedule.next().min(self.next_tick)
     }
 
     fn handle_event(&mut self, source: Source, flags: EpollFlags) {
@@ -312,7 +328,7 @@ impl Engine {
             if what & intf::VTL_EV_SEND != 0
                 && let Some(session) = self.sessions.get_mut(&sid)
             {
-                session.wake_ns = 0;
+                self.schedule.now(sid);
                 // The peer's first packet, an answer to our answer: a round trip has passed.
                 if let Some(answered) = session.answered_ns.take()
                     && let Some(entry) = self.plane.sessions().get(sid)
@@ -335,56 +351,90 @@ impl Engine {
         }
     }
 
-    /// Runs the egress graft of every session that is due.
+    /// Runs the egress grafts of sessions that are due, for a while: events want their turn too.
     fn pump(&mut self) {
-        let now = now_ns();
+        self.schedule.expire(now_ns());
+        for _ in 0..CALLS {
+            if !self.call_pump() {
+                return;
+            }
+        }
+    }
+
+    /// One call of the pump, for as many sessions as it takes. False if no session is due.
+    fn call_pump(&mut self) -> bool {
         let table = Arc::clone(self.plane.sessions());
-        let due: Vec<u32> = self
-            .sessions
-            .iter()
-            .filter(|(_, s)| s.is_open() && s.wake_ns <= now)
-            .map(|(sid, _)| *sid)
-            .collect();
-        for sid in due {
-            self.transmit(sid);
-            let Some(entry) = table.get(sid) else {
+        let now = now_ns();
+        let most = if self.schedule.ready() > 1 {
+            QUANTUM
+        } else {
+            BATCH
+        };
+        let mut interface = None;
+        let mut turns = Vec::with_capacity(intf::VTL_TURNS as usize);
+        // Of each turn, the time to go on at if pacing made it short.
+        let mut paced = Vec::with_capacity(intf::VTL_TURNS as usize);
+        let mut frames = 0;
+        while frames < BATCH
+            && turns.len() < intf::VTL_TURNS as usize
+            && let Some(sid) = self.schedule.pop()
+        {
+            self.fill(sid);
+            let (Some(session), Some(entry)) = (self.sessions.get(&sid), table.get(sid)) else {
                 continue;
             };
             let ifindex = entry.ifindex();
-            let mut wake = u64::MAX;
-            if ifindex != 0 {
-                if !self.pumps.contains_key(&ifindex) {
-                    self.open_pump(ifindex);
-                }
-                let Some((pump, _)) = self.pumps.get_mut(&ifindex) else {
-                    continue;
-                };
-                for _ in 0..BATCHES {
-                    let published = self.sessions.get(&sid).map_or(0, Session::published);
-                    // One more, so that egress finds out that it has run dry.
-                    let ready = entry.sendable(published) + 1;
-                    let count = entry.paced(now_ns()).min(ready).min(BATCH.into()) as u32;
-                    if let Err(error) = pump.run(sid, count) {
-                        tracing::warn!(%error, sid, "cannot transmit");
-                        wake = now + 10 * MS;
-                        break;
-                    }
-                    wake = entry.wake_ns();
-                    if wake == 0 && u64::from(count) < ready.min(BATCH.into()) {
-                        // Pacing lets no more go now. A call costs as much as ten packets, so the
-                        // next one waits for a batch, or for as long as a burst may be late.
-                        let batch = entry.pacing_gap_ns() * u64::from(BATCH);
-                        wake = now_ns() + batch.min(PACE_NS);
-                    }
-                    if wake != 0 {
-                        break;
-                    }
-                }
+            if !session.is_open() || ifindex == 0 {
+                continue; // the peer's first packet will be an event
             }
-            if let Some(session) = self.sessions.get_mut(&sid) {
-                session.wake_ns = wake;
+            if *interface.get_or_insert(ifindex) != ifindex {
+                self.schedule.first(sid);
+                break;
+            }
+            // One more, so that egress finds out that it has run dry.
+            let ready = (entry.sendable(session.published()) + 1).min(most.into());
+            let quota = entry.paced(now).min(ready).min((BATCH - frames).into()) as u32;
+            frames += quota;
+            turns.push(Turn { sid, quota });
+            // A call costs as much as ten packets, so the next one waits for a batch, or for as
+            // long as a burst may be late.
+            let batch = entry.pacing_gap_ns() * u64::from(BATCH);
+            let short = u64::from(quota) < ready && frames < BATCH;
+            paced.push(if short { now + batch.min(PACE_NS) } else { 0 });
+        }
+        let Some(ifindex) = interface else {
+            return false;
+        };
+        if !self.pumps.contains_key(&ifindex) {
+            self.open_pump(ifindex);
+        }
+        let Some((pump, _)) = self.pumps.get_mut(&ifindex) else {
+            return true;
+        };
+        let served = match pump.run(&turns) {
+            Ok(served) => served,
+            Err(error) => {
+                tracing::warn!(%error, ifindex, "cannot transmit");
+                for turn in &turns {
+                    self.schedule.at(turn.sid, now + RETRY_NS);
+                }
+                return true;
+            }
+        };
+        let stuck = served.turns == 0 && served.left == turns[0].quota;
+        for (turn, paced) in turns.iter().zip(&paced).take(served.turns) {
+            let wake = table.get(turn.sid).map_or(u64::MAX, |e| e.wake_ns());
+            self.schedule
+                .at(turn.sid, if wake == 0 { *paced } else { wake });
+        }
+        for turn in turns[served.turns.min(turns.len())..].iter().rev() {
+            if stuck {
+                self.schedule.at(turn.sid, now + QUEUE_NS);
+            } else {
+                self.schedule.first(turn.sid);
             }
         }
+        true
     }
 
     fn open_pump(&mut self, ifindex: u32) {
@@ -449,7 +499,7 @@ impl Engine {
                 }
                 if silent > KEEPALIVE_NS && entry.unacknowledged() == 0 && entry.timeouts() == 0 {
                     entry.probe();
-                    session.wake_ns = 0;
+                    self.schedule.now(sid);
                 }
                 let idle = self
                     .sessions

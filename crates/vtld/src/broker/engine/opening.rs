@@ -124,7 +124,6 @@ impl Engine {
             rings,
             purpose,
             lifeline: None,
-            wake_ns: u64::MAX,
             heard: 0,
             heard_ns: now,
             used_ns: now,
@@ -377,7 +376,7 @@ impl Engine {
         entry.set_state(intf::VTL_OPEN);
         session.phase = Phase::Open;
         session.heard_ns = now_ns();
-        session.wake_ns = 0;
+        self.schedule.now(sid);
         if matches!(session.purpose, Use::Streams { .. }) {
             let peer = session.peer;
             self.handle

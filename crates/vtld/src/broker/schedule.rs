@@ -1,0 +1,215 @@
+//! When the pump must serve which session. A step costs no more with many sessions than with few,
+//! except for timers, which are a heap.
+
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, VecDeque},
+};
+
+use vtl_proto::intf;
+
+/// On an event.
+const NEVER: u64 = u64::MAX;
+/// At once.
+const NOW: u64 = 0;
+
+#[derive(Clone, Copy)]
+struct Entry {
+    /// When the session is due: `NOW`, `NEVER`, or a time.
+    due_ns: u64,
+    /// Its earliest entry in the heap, which may come before it is due; `NEVER` without one.
+    armed_ns: u64,
+}
+
+/// Who is due, and when. Times are nanoseconds of one monotonic clock.
+pub(super) struct Schedule {
+    ready: VecDeque<u32>,
+    timers: BinaryHeap<Reverse<(u64, u32)>>,
+    sessions: Vec<Entry>,
+}
+
+impl Schedule {
+    pub(super) fn new() -> Self {
+        let none = Entry {
+            due_ns: NEVER,
+            armed_ns: NEVER,
+        };
+        Self {
+            ready: VecDeque::new(),
+            timers: BinaryHeap::new(),
+            sessions: vec![none; intf::VTL_MAX_SESSIONS as usize],
+        }
+    }
+
+    /// The session is due at once, behind those that are already.
+    pub(super) fn now(&mut self, sid: u32) {
+        self.at(sid, NOW);
+    }
+
+    /// The session goes on before all others.
+    pub(super) fn first(&mut self, sid: u32) {
+        let entry = &mut self.sessions[sid as usize];
+        if entry.due_ns != NOW {
+            entry.due_ns = NOW;
+            self.ready.push_front(sid);
+        }
+    }
+
+    /// The session is due at a time: 0 for at once, `u64::MAX` for on an event only. One that is
+    /// due at once stays so.
+    pub(super) fn at(&mut self, sid: u32, ns: u64) {
+        let entry = &mut self.sessions[sid as usize];
+        if entry.due_ns == NOW {
+            return;
+        }
+        entry.due_ns = ns;
+        match ns {
+            NOW => self.ready.push_back(sid),
+            NEVER => {}
+            _ if ns < entry.armed_ns => {
+                entry.armed_ns = ns;
+                self.timers.push(Reverse((ns, sid)));
+            }
+            _ => {} // the entry in the heap moves itself when its time comes
+        }
+    }
+
+    /// The session is not due any more.
+    pub(super) fn cancel(&mut self, sid: u32) {
+        self.sessions[sid as usize].due_ns = NEVER;
+    }
+
+    /// Makes those ready whose time has come.
+    pub(super) fn expire(&mut self, now_ns: u64) {
+        while let Some(&Reverse((ns, sid))) = self.timers.peek()
+            && ns <= now_ns
+        {
+            self.timers.pop();
+            let entry = &mut self.sessions[sid as usize];
+            if entry.armed_ns != ns {
+                continue; // an earlier one took its place
+            }
+            entry.armed_ns = NEVER;
+            let due = entry.due_ns;
+            if due != NOW && due != NEVER {
+                self.at(sid, if due <= now_ns { NOW } else { due });
+            }
+        }
+    }
+
+    /// When [`Schedule::pop`] will have one: 0 for now, `u64::MAX` for never, or not later than a
+    /// time.
+    pub(super) fn next(&self) -> u64 {
+        if !self.ready.is_empty() {
+            return NOW;
+        }
+        self.timers.peek().map_or(NEVER, |Reverse((ns, _))| *ns)
+    }
+
+    /// How many are ready, at most.
+    pub(super) fn ready(&self) -> usize {
+        self.ready.len()
+    }
+
+    /// The next session to be served; it is not due any more.
+    pub(super) fn pop(&mut self) -> Option<u32> {
+        while let Some(sid) = self.ready.pop_front() {
+            let entry = &mut self.sessions[sid as usize];
+            if entry.due_ns == NOW {
+                entry.due_ns = NEVER;
+                return Some(sid);
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(schedule: &mut Schedule) -> Vec<u32> {
+        std::iter::from_fn(|| schedule.pop()).collect()
+    }
+
+    #[test]
+    fn pop__in_the_order_of_arrival_and_once_each() {
+        let mut s = Schedule::new();
+        for sid in [3, 1, 3, 2, 1] {
+            s.now(sid);
+        }
+        assert_eq!((s.next(), s.ready()), (0, 3));
+        assert_eq!(all(&mut s), [3, 1, 2]);
+        assert_eq!((s.next(), s.ready()), (u64::MAX, 0));
+    }
+
+    #[test]
+    fn first__goes_before_all_others() {
+        let mut s = Schedule::new();
+        s.now(1);
+        s.first(2);
+        s.first(1);
+        assert_eq!(all(&mut s), [2, 1]);
+    }
+
+    #[test]
+    fn at__ready_when_its_time_has_come() {
+        let mut s = Schedule::new();
+        s.at(1, 500);
+        s.at(2, 300);
+        assert_eq!(s.next(), 300);
+        s.expire(299);
+        assert_eq!(s.pop(), None);
+        s.expire(300);
+        assert_eq!(all(&mut s), [2]);
+        s.expire(1000);
+        assert_eq!(all(&mut s), [1]);
+    }
+
+    #[test]
+    fn at__later_and_earlier_than_before() {
+        let mut s = Schedule::new();
+        s.at(1, 100);
+        s.at(1, 900);
+        s.expire(100);
+        assert_eq!((s.pop(), s.next()), (None, 900));
+        s.at(1, 200);
+        assert_eq!(s.next(), 200);
+        s.expire(200);
+        assert_eq!(all(&mut s), [1]);
+        s.expire(900);
+        assert_eq!(s.pop(), None, "the old time means nothing any more");
+    }
+
+    #[test]
+    fn at__many_changes_leave_no_heap_behind() {
+        let mut s = Schedule::new();
+        for ns in 1000..100_000 {
+            s.at(1, ns);
+        }
+        assert_eq!(s.timers.len(), 1);
+    }
+
+    #[test]
+    fn at__does_not_put_off_what_is_due() {
+        let mut s = Schedule::new();
+        s.now(1);
+        s.at(1, 100);
+        s.at(1, u64::MAX);
+        assert_eq!(all(&mut s), [1]);
+    }
+
+    #[test]
+    fn cancel__neither_queue_nor_timer() {
+        let mut s = Schedule::new();
+        s.now(1);
+        s.at(2, 100);
+        s.cancel(1);
+        s.cancel(2);
+        s.expire(100);
+        assert_eq!(s.pop(), None);
+        // The same index is used again.
+        s.now(1);
+        assert_eq!(all(&mut s), [1]);
+    }
+}
