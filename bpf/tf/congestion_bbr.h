@@ -1,20 +1,27 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
 /*
- * congestion control: model of the path after BBR (Cardwell et al., ACM Queue 2016;
+ * congestion control: a model of the path after BBR (Cardwell et al., ACM Queue 2016;
  * draft-cardwell-iccrg-bbr-congestion-control). Sends at the measured delivery rate, probes for
- * more one round in eight, keeps at most two bandwidth-delay products in flight, and takes losses
- * below the level of congestion as the link's own: the pacing rate makes up for them, so that
- * what the bottleneck carries stays at its rate.
+ * more every few rounds, and keeps a quarter more than a bandwidth-delay product in flight. Where
+ * it differs:
+ *
+ * - Losses tell of congestion only together with a queue. While round trips are short, the pacing
+ *   rate makes up for them, so that what the bottleneck carries stays at its rate.
+ * - A queue that stands longer than probing takes is drained, until a round trip shows it empty.
+ * - One that does not empty belongs to somebody else, who fills buffers. Against such a competitor
+ *   the window follows CUBIC (RFC 9438), until the queue is found empty again; except that it
+ *   yields to losses only if the competitor does too.
  */
 #ifndef VTL_TF_CONGESTION_BBR_H
 #define VTL_TF_CONGESTION_BBR_H
 
-#include "vtl/tf.h"
+#include "number.h"
 
 /* Gains in 256ths. */
 #define VTL_BBR_HIGH_GAIN 739 /* 2 / ln 2 */
 #define VTL_BBR_DRAIN_GAIN 88 /* its inverse */
-#define VTL_BBR_CWND_GAIN 512
+#define VTL_BBR_UP_GAIN 320
+#define VTL_BBR_DOWN_GAIN 192
 #define VTL_BBR_ROUNDS 10 /* the maximum filter of the rate */
 #define VTL_BBR_MIN_CWND 4
 #define VTL_BBR_INITIAL_CWND 32
@@ -26,6 +33,10 @@
 #define VTL_BBR_HOST_US 1000
 /* Startup ends when a round loses more than this, 20 %: the queue runs over. */
 #define VTL_BBR_LOSS_FULL 13107
+/* A competitor that did not yield to losses is not yielded to for so long. */
+#define VTL_BBR_STUBBORN_NS (10 * VTL_NS_PER_S)
+/* Rounds from a loss to the question whether the competitor has yielded. */
+#define VTL_BBR_VERDICT_ROUNDS 5
 
 /*
  * The initial window: a packet for each millisecond of round trip, which is about 12 Mbit/s, but
@@ -43,6 +54,8 @@ VTL_INLINE void tf_congestion_start(struct vtl_out *o) {
     struct vtl_tx *tx = &o->s->tx;
     if (tx->next || tx->acks)
         return;
+    /* Round trips of data may find a queue already. But they are a little longer, too. */
+    tx->bbr.min_rtt_us = tx->srtt_us + tx->srtt_us / 8;
     tx->cwnd = vtl_bbr_initial(tx->srtt_us);
     tx->pacing_gap_ns = tx->srtt_us * VTL_NS_PER_US / (2 * tx->cwnd);
 }
@@ -54,7 +67,15 @@ VTL_INLINE __u32 vtl_bbr_gain(const struct vtl_bbr *b) {
     case VTL_BBR_DRAIN:
         return VTL_BBR_DRAIN_GAIN;
     case VTL_BBR_PROBE_BW:
-        return b->cycle == 0 ? 320 : b->cycle == 1 ? 192 : 256;
+        switch (b->phase) {
+        case VTL_BBR_UP:
+            return VTL_BBR_UP_GAIN;
+        case VTL_BBR_DOWN:
+        case VTL_BBR_EMPTY:
+            return VTL_BBR_DOWN_GAIN;
+        default:
+            return 256;
+        }
     default:
         return 256;
     }
@@ -66,12 +87,110 @@ VTL_INLINE __u64 vtl_bbr_bdp(const struct vtl_bbr *b, __u64 bw, __u32 gain) {
     return bw * b->min_rtt_us / 1000000 * gain / 256 / 1024;
 }
 
-/* Has the queue gone? A path that holds less than a packet is never empty while one is under way.
- */
+/* Round trips up to this one show an empty queue: an eighth longer than the shortest, with what
+ * hosts and the packet in front of one may add. */
+VTL_INLINE __u32 vtl_bbr_empty_us(const struct vtl_bbr *b) {
+    __u32 packet = b->bw ? 1024 * 1000000ull / b->bw : 0;
+    return b->min_rtt_us + b->min_rtt_us / 8 + VTL_BBR_HOST_US / 4 + packet;
+}
+
+/* Has what we put into the queue gone? A path that holds less than a packet is never empty while
+ * one is under way. */
 VTL_INLINE int vtl_bbr_drained(const struct vtl_ackd *a) {
     const struct vtl_bbr *b = &a->s->tx.bbr;
     __u64 bdp = vtl_bbr_bdp(b, b->bw, 256);
     return a->in_flight <= (bdp > VTL_BBR_MIN_CWND ? bdp : VTL_BBR_MIN_CWND);
+}
+
+VTL_INLINE void vtl_bbr_enter(struct vtl_ackd *a, __u32 phase) {
+    struct vtl_bbr *b = &a->s->tx.bbr;
+    b->mode = VTL_BBR_PROBE_BW;
+    b->phase = phase;
+    b->phase_ns = a->now;
+    b->phase_bw = b->bw;
+    b->phase_round = b->rounds;
+}
+
+/* A queue stands. While it does, every rate is what we get of the link, and the latest counts: the
+ * maximum of many would keep the queue for ever, where several flows share it. */
+VTL_INLINE void vtl_bbr_empty(struct vtl_ackd *a) {
+    struct vtl_bbr *b = &a->s->tx.bbr;
+    __u32 last = b->slot ? b->slot - 1 : VTL_BBR_ROUNDS - 1;
+    __u64 bw = last < VTL_BBR_ROUNDS ? b->bw_max[last] : 0;
+    /* A round that happened to lose much says little. */
+    if (bw < b->bw - b->bw / 4)
+        bw = b->bw - b->bw / 4;
+    if (bw && !a->app_limited) {
+        for (int i = 0; i < VTL_BBR_ROUNDS; i++)
+            b->bw_max[i] = b->bw_max[i] < bw ? b->bw_max[i] : bw;
+        b->bw = bw;
+    }
+    /* What a competitor will be met with, if there is one: not what draining in vain has left. */
+    if (!b->busy)
+        b->window = a->s->tx.cwnd;
+    vtl_bbr_enter(a, VTL_BBR_EMPTY);
+}
+
+/* Cube root. */
+VTL_INLINE __u32 vtl_bbr_cbrt(__u64 x) {
+    __u64 root = 0;
+    for (int bit = 20; bit >= 0; bit--) {
+        __u64 more = root | 1ull << bit;
+        if (more * more * more <= x)
+            root = more;
+    }
+    return root;
+}
+
+/* CUBIC's epoch begins: the window grows towards `most` and beyond from now on. */
+VTL_INLINE void vtl_bbr_epoch(struct vtl_ackd *a, __u64 most, __u64 from) {
+    struct vtl_bbr *b = &a->s->tx.bbr;
+    b->most = most;
+    b->window = from;
+    b->epoch_ns = a->now;
+    /* (most - from) / 0.4, in cubic milliseconds */
+    b->k_ms = vtl_bbr_cbrt((most - from) * 2500000000ull);
+}
+
+VTL_INLINE void vtl_bbr_compete(struct vtl_ackd *a) {
+    struct vtl_bbr *b = &a->s->tx.bbr;
+    b->competing = 1;
+    b->yielded = 0;
+    vtl_bbr_epoch(a, b->window, b->window);
+}
+
+/* At the end of a round against a competitor: did it lose packets, and did the competitor yield to
+ * the loss before? */
+VTL_INLINE void vtl_bbr_rival(struct vtl_ackd *a, int lost, int flood) {
+    struct vtl_bbr *b = &a->s->tx.bbr;
+    if (b->yielded && !flood) {
+        if (b->rounds - b->yielded < VTL_BBR_VERDICT_ROUNDS)
+            return;
+        b->yielded = 0;
+        /* Both windows 30 % smaller: so are round trips. Ours alone: hardly more than 15 %. */
+        if (b->round_min_us > b->full_rtt_us * 4ull / 5) {
+            vtl_bbr_epoch(a, b->most, b->most);
+            b->epoch_ns += VTL_BBR_STUBBORN_NS;
+        }
+        return;
+    }
+    if (!lost || (a->now < b->epoch_ns && !flood))
+        return;
+    b->yielded = flood ? 0 : b->rounds;
+    b->full_rtt_us = b->round_min_us;
+    __u64 window = b->window;
+    __u64 less = window * 179 / 256;
+    vtl_bbr_epoch(a, window, less > VTL_BBR_MIN_CWND ? less : VTL_BBR_MIN_CWND);
+}
+
+/* Drains the queue to see the shortest round trip. */
+VTL_INLINE void vtl_bbr_probe(struct vtl_ackd *a) {
+    struct vtl_bbr *b = &a->s->tx.bbr;
+    b->mode = VTL_BBR_PROBE_RTT;
+    b->phase_round = b->rounds;
+    b->probe_rtt_end_ns = a->now + VTL_BBR_PROBE_RTT_NS + 3 * b->min_rtt_us * VTL_NS_PER_US;
+    b->probe_us = ~0u;
+    b->min_rtt_ns_at = a->now;
 }
 
 VTL_INLINE void vtl_bbr_round(struct vtl_ackd *a) {
@@ -82,23 +201,42 @@ VTL_INLINE void vtl_bbr_round(struct vtl_ackd *a) {
     b->slot = b->slot + 1 < VTL_BBR_ROUNDS ? b->slot + 1 : 0;
     if (b->slot < VTL_BBR_ROUNDS)
         b->bw_max[b->slot] = 0;
+    b->queued = b->round_min_us > vtl_bbr_empty_us(b);
     /* Losses can be taken back (vtl_loss_undo). */
     __u64 lost = tx->lost_total > b->round_lost ? tx->lost_total - b->round_lost : 0;
     __u64 delivered = tx->delivered - b->round_delivered;
+    if (b->competing) {
+        __u64 gone = tx->lost_total > b->last_lost ? tx->lost_total - b->last_lost : 0;
+        vtl_bbr_rival(a, gone != 0, gone * 12 > tx->cwnd);
+    }
+    b->last_lost = tx->lost_total;
     if (lost + delivered >= 64) {
         __u32 share = lost * 65536 / (lost + delivered);
         if (b->mode == VTL_BBR_STARTUP && share > VTL_BBR_LOSS_FULL)
             b->mode = VTL_BBR_DRAIN;
-        b->loss_q16 = (3 * b->loss_q16 + share) / 4;
+        /* With a queue, losses may be its own: what was known before stays, and fades. */
+        if (!b->queued || share < b->loss_q16)
+            b->loss_q16 = (3 * b->loss_q16 + share) / 4;
+        else
+            b->loss_q16 -= b->loss_q16 / 16;
+        /* Hardly a link's own: is the shortest round trip known one with a queue? */
+        if (b->loss_q16 > VTL_BBR_LOSS_MAX && b->mode == VTL_BBR_PROBE_BW && !b->competing &&
+            a->now - b->probe_rtt_end_ns > VTL_BBR_MIN_RTT_NS / 2)
+            vtl_bbr_probe(a);
         b->round_lost = tx->lost_total;
         b->round_delivered = tx->delivered;
     }
+    if (b->mode == VTL_BBR_PROBE_BW && b->phase == VTL_BBR_CRUISE && b->queued &&
+        b->rounds - b->phase_round >= 2)
+        vtl_bbr_empty(a);
+    b->round_min_us = ~0u;
+    b->round_max_us = 0;
     if (b->mode != VTL_BBR_STARTUP || a->app_limited || !b->bw)
         return;
     if (b->bw * 4 >= b->full_bw * 5) {
         b->full_bw = b->bw;
         b->full_count = 0;
-    } else if (++b->full_count >= 3) {
+    } else if (++b->full_count >= (b->queued ? 2 : 3)) {
         b->mode = VTL_BBR_DRAIN;
     }
 }
@@ -118,54 +256,107 @@ VTL_INLINE void vtl_bbr_rate(struct vtl_ackd *a) {
 
 VTL_INLINE void vtl_bbr_min_rtt(struct vtl_ackd *a) {
     struct vtl_bbr *b = &a->s->tx.bbr;
-    int expired = a->now - b->min_rtt_ns_at > VTL_BBR_MIN_RTT_NS;
     if (!a->rtt_us)
         return;
+    if (a->rtt_us < b->round_min_us)
+        b->round_min_us = a->rtt_us;
+    if (a->rtt_us > b->round_max_us)
+        b->round_max_us = a->rtt_us;
+    int expired = a->now - b->min_rtt_ns_at > VTL_BBR_MIN_RTT_NS;
     /* A sample within 2 % is as good as a new minimum: an idle queue needs no probing. */
     if (!b->min_rtt_us || a->rtt_us <= b->min_rtt_us) {
         b->min_rtt_us = a->rtt_us;
         b->min_rtt_ns_at = a->now;
     } else if (a->rtt_us <= b->min_rtt_us + b->min_rtt_us / 50) {
         b->min_rtt_ns_at = a->now;
-    } else if (expired && b->mode == VTL_BBR_PROBE_BW) {
-        b->mode = VTL_BBR_PROBE_RTT;
-        b->probe_rtt_end_ns = a->now + VTL_BBR_PROBE_RTT_NS + b->min_rtt_us * VTL_NS_PER_US;
-        b->min_rtt_us = a->rtt_us;
-        b->min_rtt_ns_at = a->now;
+    } else if (b->mode == VTL_BBR_PROBE_BW &&
+               (expired || (b->competing && a->now >> 33 != b->phase_ns >> 33))) {
+        vtl_bbr_probe(a);
     }
+    if (b->mode == VTL_BBR_PROBE_RTT && b->rounds - b->phase_round >= 2 && a->rtt_us < b->probe_us)
+        b->probe_us = a->rtt_us;
 }
 
 VTL_INLINE void vtl_bbr_mode(struct vtl_ackd *a) {
     struct vtl_bbr *b = &a->s->tx.bbr;
-    if (b->mode == VTL_BBR_DRAIN && vtl_bbr_drained(a)) {
-        b->mode = VTL_BBR_PROBE_BW;
-        b->cycle = 2;
-        b->cycle_ns = a->now;
-    } else if (b->mode == VTL_BBR_PROBE_BW) {
-        int full = a->now - b->cycle_ns > b->min_rtt_us * VTL_NS_PER_US;
-        /* Stop draining as soon as the queue that probing made is gone. */
-        if (b->cycle == 1 && vtl_bbr_drained(a))
-            full = 1;
-        if (full) {
-            b->cycle = (b->cycle + 1) % 8;
-            b->cycle_ns = a->now;
+    __u64 rtt_ns = b->min_rtt_us * VTL_NS_PER_US;
+    __u64 spent = a->now - b->phase_ns;
+    int empty = a->rtt_us && a->rtt_us <= vtl_bbr_empty_us(b);
+    if (b->mode == VTL_BBR_DRAIN) {
+        if (vtl_bbr_drained(a))
+            vtl_bbr_enter(a, VTL_BBR_CRUISE);
+    } else if (b->mode == VTL_BBR_PROBE_BW && !b->competing) {
+        switch (b->phase) {
+        case VTL_BBR_UP:
+            if (spent < rtt_ns)
+                break;
+            /* There is more, and no queue yet: go on. */
+            if (empty && b->bw > b->phase_bw + b->phase_bw / 8)
+                vtl_bbr_enter(a, VTL_BBR_UP);
+            else if (a->in_flight >= vtl_bbr_bdp(b, b->bw, VTL_BBR_UP_GAIN) || spent > 3 * rtt_ns)
+                vtl_bbr_enter(a, VTL_BBR_DOWN);
+            break;
+        case VTL_BBR_DOWN:
+            /* Stop draining as soon as the queue that probing made is gone. */
+            if (vtl_bbr_drained(a) || spent > 2 * rtt_ns)
+                vtl_bbr_enter(a, VTL_BBR_CRUISE);
+            break;
+        case VTL_BBR_EMPTY:
+            if (empty) {
+                b->busy = 0;
+                vtl_bbr_enter(a, VTL_BBR_CRUISE);
+            } else if (b->rounds - b->phase_round >= 4) {
+                if (++b->busy >= 3)
+                    vtl_bbr_compete(a);
+                vtl_bbr_enter(a, VTL_BBR_CRUISE);
+            }
+            break;
+        default:
+            /* Not in step with others: when they probe we keep still, and lose to them if we have
+             * more. */
+            if (!b->queued && spent > (2 + (b->phase_ns >> 10 & 7)) * rtt_ns)
+                vtl_bbr_enter(a, VTL_BBR_UP);
         }
     } else if (b->mode == VTL_BBR_PROBE_RTT && a->now > b->probe_rtt_end_ns) {
-        b->mode = VTL_BBR_PROBE_BW;
-        b->cycle = 2;
-        b->cycle_ns = a->now;
+        __u32 seen = b->probe_us;
+        if (seen != ~0u) {
+            if (seen <= vtl_bbr_empty_us(b))
+                b->competing = b->busy = 0;
+            /* A competitor's queue makes round trips look longer. */
+            if (seen > b->min_rtt_us && b->competing)
+                seen = b->min_rtt_us + (seen - b->min_rtt_us) / 4;
+            b->min_rtt_us = seen;
+        }
         b->min_rtt_ns_at = a->now;
+        vtl_bbr_enter(a, VTL_BBR_CRUISE);
     }
+}
+
+/* CUBIC's window, in packets. */
+VTL_INLINE __u64 vtl_bbr_cubic(struct vtl_ackd *a) {
+    struct vtl_bbr *b = &a->s->tx.bbr;
+    if (a->now < b->epoch_ns)
+        return b->window;
+    __u64 ms = (a->now - b->epoch_ns) / VTL_NS_PER_MS;
+    __u64 off = ms > b->k_ms ? ms - b->k_ms : b->k_ms - ms;
+    if (off > 60000)
+        off = 60000;
+    __u64 cube = off * off * off / 1000 * 2 / 5000000;
+    __u64 window = ms > b->k_ms ? b->most + cube : b->most > cube ? b->most - cube : 0;
+    /* It grows only while it is what limits. */
+    if (window > b->window && a->in_flight + a->delivered + 16 >= b->window)
+        b->window = window;
+    return b->window;
 }
 
 /* listener */
 VTL_INLINE void tf_congestion_bbr(struct vtl_ackd *a) {
     struct vtl_tx *tx = &a->s->tx;
     struct vtl_bbr *b = &tx->bbr;
-    if (tx->delivered >= b->next_round)
-        vtl_bbr_round(a);
     vtl_bbr_rate(a);
     vtl_bbr_min_rtt(a);
+    if (tx->delivered >= b->next_round)
+        vtl_bbr_round(a);
     vtl_bbr_mode(a);
 
     /* Until the path is known, no slower than the initial window per round trip: the first samples
@@ -175,21 +366,30 @@ VTL_INLINE void tf_congestion_bbr(struct vtl_ackd *a) {
     __u64 initial = (__u64)vtl_bbr_initial(rtt) * 1024 * 1000000 / rtt;
     if (b->mode == VTL_BBR_STARTUP && bw < initial)
         bw = initial;
-    __u32 loss = b->loss_q16 < VTL_BBR_LOSS_MAX ? b->loss_q16 : VTL_BBR_LOSS_MAX;
+    __u32 loss = b->loss_q16 < VTL_BBR_LOSS_MAX ? b->loss_q16 : 0;
     __u64 made_up = bw + bw * loss / 65536;
-    __u64 pace = made_up * vtl_bbr_gain(b) / 256;
-    tx->pacing_gap_ns = pace ? 1024 * VTL_NS_PER_S / pace : 0;
 
-    __u64 cwnd;
+    __u64 cwnd, pace;
     if (b->mode == VTL_BBR_PROBE_RTT) {
-        cwnd = vtl_bbr_bdp(b, bw, 128);
+        pace = bw;
+        cwnd = vtl_bbr_bdp(b, bw, b->rounds - b->phase_round < 2 ? 256 : 128);
+        if (b->competing && cwnd > b->window)
+            cwnd = b->window;
+    } else if (b->competing) {
+        cwnd = vtl_bbr_cubic(a);
+        pace = cwnd * 1280 * 1000000 / (tx->srtt_us ? tx->srtt_us : 1);
     } else {
-        cwnd = vtl_bbr_bdp(b, made_up, VTL_BBR_CWND_GAIN);
-        cwnd += 3 * 16; /* acknowledgements come for up to 16 packets at once */
-        cwnd += bw / 1024 * VTL_BBR_HOST_US / 1000000;
-        if (cwnd < VTL_BBR_INITIAL_CWND)
+        pace = (b->queued && b->mode == VTL_BBR_PROBE_BW ? bw : made_up) * vtl_bbr_gain(b) / 256;
+        int starting = b->mode == VTL_BBR_STARTUP || b->mode == VTL_BBR_DRAIN;
+        int emptying = b->mode == VTL_BBR_PROBE_BW && b->phase == VTL_BBR_EMPTY;
+        cwnd = vtl_bbr_bdp(b, made_up, starting ? 512 : emptying ? 192 : VTL_BBR_UP_GAIN);
+        /* Acknowledgements come for several packets at once, late, and unevenly. */
+        cwnd += emptying ? 0 : 2 * vtl_ack_every(cwnd) + 2;
+        cwnd += bw / 1024 * (VTL_BBR_HOST_US + 2 * (b->queued ? 0 : tx->rttvar_us)) / 1000000;
+        if (starting && cwnd < VTL_BBR_INITIAL_CWND)
             cwnd = VTL_BBR_INITIAL_CWND;
     }
+    tx->pacing_gap_ns = pace ? 1024 * VTL_NS_PER_S / pace : 0;
     tx->cwnd = cwnd > VTL_BBR_MIN_CWND ? cwnd : VTL_BBR_MIN_CWND;
 }
 

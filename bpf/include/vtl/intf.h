@@ -74,21 +74,42 @@ struct vtl_bbr {
     __u64 full_bw;    /* startup: the rate that growth is measured against */
     __u64 next_round; /* the round ends when a packet sent at this `delivered` is acknowledged */
     __u64 min_rtt_ns_at;
-    __u64 cycle_ns; /* when the current phase of the gain cycle began */
+    __u64 phase_ns; /* when the phase began */
+    __u64 phase_bw; /* bw at that time */
     __u64 probe_rtt_end_ns;
-    __u64 round_lost; /* tx.lost and tx.delivered at the beginning of the round */
+    __u64 round_lost; /* tx.lost_total and tx.delivered when `loss_q16` was last updated */
     __u64 round_delivered;
+    __u64 last_lost; /* tx.lost_total at the end of the last round */
+    /* against a competitor that fills the queue */
+    __u64 window;      /* packets, after CUBIC */
+    __u64 most;        /* the window at the latest loss */
+    __u64 epoch_ns;    /* when that was. In the future: losses mean nothing before then, since the
+                        * competitor ignored them, too */
+    __u32 k_ms;        /* from the epoch until the window is `most` again */
+    __u32 competing;   /* 0 or 1 */
+    __u32 busy;        /* times in a row that the queue would not drain */
+    __u32 yielded;     /* round of a loss whose effect on the competitor is not known yet, or 0 */
+    __u32 full_rtt_us; /* the longest round trip at that loss */
     __u32 rounds;
-    __u32 slot; /* of bw_max that the current round fills */
+    __u32 phase_round; /* when the phase began */
+    __u32 slot;        /* of bw_max that the current round fills */
     __u32 min_rtt_us;
-    __u32 mode; /* enum vtl_bbr_mode */
-    __u32 cycle;
+    __u32 round_min_us; /* round trips of this round */
+    __u32 round_max_us;
+    __u32 probe_us; /* the shortest while probing for it */
+    __u32 mode;     /* enum vtl_bbr_mode */
+    __u32 phase;    /* enum vtl_bbr_phase */
     __u32 full_count;
     __u32 loss_q16; /* smoothed share of packets lost, 65,536 = all */
+    __u32 queued;   /* the last round never saw the queue empty */
     __u32 pad;
 };
 
 enum vtl_bbr_mode { VTL_BBR_STARTUP, VTL_BBR_DRAIN, VTL_BBR_PROBE_BW, VTL_BBR_PROBE_RTT };
+
+/* In VTL_BBR_PROBE_BW: ask for more, drain what that added to the queue, keep to the rate, and
+ * drain a queue that stands nevertheless. */
+enum vtl_bbr_phase { VTL_BBR_UP, VTL_BBR_DOWN, VTL_BBR_CRUISE, VTL_BBR_EMPTY };
 
 /* The sending half. */
 struct vtl_tx {

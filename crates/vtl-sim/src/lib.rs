@@ -4,14 +4,17 @@
 //!
 //! - [`host`]: one host's data plane, packets in and out;
 //! - [`sim`]: two hosts on the testbed's link model, in virtual time;
+//! - [`contest`]: flows that share a bottleneck, among them [`models`] of TCP;
 //! - [`hostile`]: what breaks the rules;
 //! - [`report`]: the table of results;
 //! - [`app`]: the applications at both ends;
 //! - [`ffi`]: the C interface, generated.
 
 pub mod app;
+pub mod contest;
 pub mod host;
 pub mod hostile;
+pub mod models;
 pub mod report;
 pub mod rng;
 mod scenario;

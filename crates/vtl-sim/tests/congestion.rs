@@ -4,7 +4,10 @@
 mod table;
 
 use table::{Fields, MS, NOW, SID, ack_header, host};
-use vtl_proto::intf::{VTL_BBR_DRAIN, VTL_BBR_PROBE_BW, VTL_BBR_PROBE_RTT, VTL_BBR_STARTUP};
+use vtl_proto::intf::{
+    VTL_BBR_CRUISE, VTL_BBR_DOWN, VTL_BBR_DRAIN, VTL_BBR_EMPTY, VTL_BBR_PROBE_BW,
+    VTL_BBR_PROBE_RTT, VTL_BBR_STARTUP, VTL_BBR_UP, vtl_bbr,
+};
 use vtl_sim::{ffi, host::Host};
 
 /// One acknowledgement for BBR: a rate sample, a round-trip sample, packets in flight.
@@ -40,7 +43,7 @@ fn congestion_bbr__startup_drain_probe() {
     // 1,000 packets/s times 2.89: one packet each 346 us.
     let gap = h.session(SID).tx.pacing_gap_ns;
     assert!((345_000..347_500).contains(&gap), "{gap}");
-    for n in 0..4 {
+    for n in 0..3 {
         assert_eq!(mode(&h), VTL_BBR_STARTUP, "plateau {n}");
         round(&mut h, 1000, 300);
     }
@@ -50,66 +53,161 @@ fn congestion_bbr__startup_drain_probe() {
     assert_eq!(mode(&h), VTL_BBR_DRAIN, "the path holds 100");
     round(&mut h, 1000, 100);
     assert_eq!(
-        (mode(&h), h.session(SID).tx.bbr.cycle),
-        (VTL_BBR_PROBE_BW, 2)
+        (mode(&h), h.session(SID).tx.bbr.phase),
+        (VTL_BBR_PROBE_BW, VTL_BBR_CRUISE)
     );
     let tx = &h.session(SID).tx;
     assert!(
-        (200..320).contains(&tx.cwnd),
-        "two of what the path holds: {}",
+        (125..180).contains(&tx.cwnd),
+        "a quarter more than the path holds, and what hosts may hold up: {}",
         tx.cwnd
     );
 }
 
-#[test]
-fn congestion_bbr__gain_cycle() {
-    let mut h = host(|s| {
+/// A path of 1,000 packets/s and 100 ms, known, in PROBE_BW.
+fn known(phase: u32) -> Host {
+    host(|s| {
         let b = &mut s.tx.bbr;
-        (b.mode, b.cycle, b.cycle_ns, b.min_rtt_us, b.min_rtt_ns_at) =
-            (VTL_BBR_PROBE_BW, 0, NOW, 100_000, NOW);
-        (b.bw, b.bw_max[0], b.next_round) = (1000 * 1024, 1000 * 1024, u64::MAX);
-    });
-    let mut seen = Vec::new();
-    for step in 0..9 {
-        let now = NOW + step * 101 * MS;
-        bbr(&mut h, now, 0, 100_000, 150);
-        seen.push((
-            h.session(SID).tx.bbr.cycle,
-            h.session(SID).tx.pacing_gap_ns / 1000,
-        ));
+        *b = vtl_bbr {
+            mode: VTL_BBR_PROBE_BW,
+            phase,
+            phase_ns: NOW,
+            min_rtt_us: 100_000,
+            min_rtt_ns_at: NOW,
+            round_min_us: u32::MAX,
+            bw: 1000 * 1024,
+            phase_bw: 1000 * 1024,
+            next_round: u64::MAX,
+            ..Default::default()
+        };
+        b.bw_max = [1000 * 1024; 10];
+        s.tx.srtt_us = 100_000;
+    })
+}
+
+/// As [`bbr`], at the end of a round.
+fn round(h: &mut Host, now: u64, rtt_us: u32, flight: u64) {
+    let tx = &mut h.session_mut(SID).tx;
+    tx.delivered += 100;
+    tx.bbr.next_round = tx.delivered;
+    bbr(h, now, 1000, rtt_us, flight);
+}
+
+fn phase(h: &Host) -> u32 {
+    h.session(SID).tx.bbr.phase
+}
+
+#[test]
+fn congestion_bbr__phases() {
+    let mut h = known(VTL_BBR_UP);
+    let gap = |h: &Host| h.session(SID).tx.pacing_gap_ns / 1000;
+    bbr(&mut h, NOW, 0, 120_000, 110);
+    assert_eq!((phase(&h), gap(&h)), (VTL_BBR_UP, 800));
+    bbr(&mut h, NOW + 101 * MS, 0, 120_000, 124);
+    assert_eq!(phase(&h), VTL_BBR_UP, "a quarter more is not out yet");
+    bbr(&mut h, NOW + 102 * MS, 0, 120_000, 125);
+    assert_eq!((phase(&h), gap(&h)), (VTL_BBR_DOWN, 1333));
+    bbr(&mut h, NOW + 103 * MS, 0, 120_000, 101);
+    assert_eq!(phase(&h), VTL_BBR_DOWN);
+    bbr(&mut h, NOW + 104 * MS, 0, 120_000, 100);
+    assert_eq!((phase(&h), gap(&h)), (VTL_BBR_CRUISE, 1000));
+    bbr(&mut h, NOW + 104 * MS + 150 * MS, 0, 100_000, 100);
+    assert_eq!(phase(&h), VTL_BBR_CRUISE);
+    bbr(&mut h, NOW + 104 * MS + 910 * MS, 0, 100_000, 100);
+    assert_eq!(phase(&h), VTL_BBR_UP, "after nine round trips at most");
+    // More came of it, and round trips are as short as ever: go on.
+    bbr(&mut h, NOW + 1120 * MS, 1200, 101_000, 150);
+    assert_eq!(phase(&h), VTL_BBR_UP);
+    assert_eq!(h.session(SID).tx.bbr.phase_ns, NOW + 1120 * MS);
+}
+
+#[test]
+fn congestion_bbr__a_standing_queue_is_drained() {
+    let mut h = known(VTL_BBR_CRUISE);
+    for n in 0..2 {
+        assert_eq!(phase(&h), VTL_BBR_CRUISE, "round {n}");
+        round(&mut h, NOW, 115_000, 110);
     }
+    assert_eq!(phase(&h), VTL_BBR_EMPTY);
+    let tx = &h.session(SID).tx;
+    assert!(tx.cwnd < 80, "less than the path holds: {}", tx.cwnd);
+    bbr(&mut h, NOW + 1, 0, 114_000, 75);
+    assert_eq!(phase(&h), VTL_BBR_EMPTY);
+    bbr(&mut h, NOW + 2, 0, 113_000, 75);
     assert_eq!(
-        seen,
-        [
-            (0, 800),
-            (1, 1333),
-            (2, 1000),
-            (3, 1000),
-            (4, 1000),
-            (5, 1000),
-            (6, 1000),
-            (7, 1000),
-            (0, 800)
-        ]
+        phase(&h),
+        VTL_BBR_CRUISE,
+        "an eighth longer than the shortest"
     );
-    bbr(&mut h, NOW + 1000 * MS, 0, 100_000, 150);
-    assert_eq!(h.session(SID).tx.bbr.cycle, 1);
-    bbr(&mut h, NOW + 1001 * MS, 0, 100_000, 99);
-    assert_eq!(
-        h.session(SID).tx.bbr.cycle,
-        2,
-        "the queue that probing made is gone"
-    );
+}
+
+#[test]
+fn congestion_bbr__a_queue_that_stays_is_a_competitors() {
+    let mut h = known(VTL_BBR_CRUISE);
+    bbr(&mut h, NOW, 0, 150_000, 120);
+    let before = h.session(SID).tx.cwnd;
+    for n in 0..100 {
+        if h.session(SID).tx.bbr.competing != 0 {
+            break;
+        }
+        assert!(n < 30, "three times in vain are enough");
+        round(&mut h, NOW + n * MS, 150_000, 110);
+    }
+    let tx = &h.session(SID).tx;
+    assert_eq!(tx.cwnd, before, "not what draining has left");
+    // CUBIC: 0.4 packets for the cube of each second.
+    h.session_mut(SID).tx.bbr.next_round = u64::MAX;
+    let start = h.session(SID).tx.bbr.epoch_ns;
+    bbr(&mut h, start + 5000 * MS, 0, 150_000, 1000);
+    assert_eq!(h.session(SID).tx.cwnd, before + 50);
+    // A loss: 30 % less.
+    round(&mut h, start + 5000 * MS, 200_000, 150);
+    h.session_mut(SID).tx.lost_total += 1;
+    round(&mut h, start + 5001 * MS, 200_000, 150);
+    let less = h.session(SID).tx.cwnd;
+    assert!(((before + 50) * 179 / 256).abs_diff(less) <= 1, "{less}");
+    // The competitor yields, too: round trips shorter by as much. So the window stays.
+    for n in 1..=5 {
+        round(&mut h, start + 5001 * MS + n, 150_000, less);
+    }
+    assert_eq!(h.session(SID).tx.cwnd, less);
+    // It is gone after some seconds of CUBIC, and more.
+    let k = u64::from(h.session(SID).tx.bbr.k_ms);
+    assert!((3000..6000).contains(&k), "{k}");
+    h.session_mut(SID).tx.bbr.min_rtt_ns_at = start + 5000 * MS;
+    let later = start + (5002 + k) * MS;
+    // Probing for the round trip happens at times that hosts share, and one may be in between.
+    for n in 0..2 {
+        bbr(&mut h, later + n * 600 * MS, 0, 150_000, 1000);
+    }
+    let window = h.session(SID).tx.bbr.window;
+    assert!((before + 49..=before + 51).contains(&window), "{window}");
+}
+
+#[test]
+fn congestion_bbr__who_does_not_yield_is_not_yielded_to() {
+    let mut h = known(VTL_BBR_CRUISE);
+    let b = &mut h.session_mut(SID).tx.bbr;
+    (b.competing, b.window, b.most, b.epoch_ns, b.rounds) = (1, 200, 200, NOW, 10);
+    h.session_mut(SID).tx.lost_total = 1;
+    round(&mut h, NOW, 200_000, 200);
+    assert_eq!(h.session(SID).tx.cwnd, 140);
+    for n in 1..=5 {
+        round(&mut h, NOW + n, 180_000, 140);
+    }
+    assert_eq!(h.session(SID).tx.cwnd, 200, "restored");
+    h.session_mut(SID).tx.lost_total = 5;
+    round(&mut h, NOW + 1000 * MS, 200_000, 200);
+    assert_eq!(h.session(SID).tx.cwnd, 200, "for ten seconds");
+    h.session_mut(SID).tx.lost_total = 50;
+    round(&mut h, NOW + 1001 * MS, 200_000, 200);
+    assert_eq!(h.session(SID).tx.cwnd, 140, "but never against a flood");
 }
 
 #[test]
 fn congestion_bbr__probe_rtt() {
     const S: u64 = 1000 * MS;
-    let mut h = host(|s| {
-        let b = &mut s.tx.bbr;
-        (b.mode, b.cycle, b.min_rtt_us, b.min_rtt_ns_at) = (VTL_BBR_PROBE_BW, 2, 100_000, NOW);
-        (b.bw, b.bw_max[0], b.next_round) = (1000 * 1024, 1000 * 1024, u64::MAX);
-    });
+    let mut h = known(VTL_BBR_CRUISE);
     let mode = |h: &Host| h.session(SID).tx.bbr.mode;
     bbr(&mut h, NOW + 9 * S, 0, 150_000, 150);
     assert_eq!(mode(&h), VTL_BBR_PROBE_BW);
@@ -118,25 +216,50 @@ fn congestion_bbr__probe_rtt() {
     bbr(&mut h, NOW + 22 * S, 0, 150_000, 150);
     assert_eq!(
         (mode(&h), h.session(SID).tx.cwnd),
-        (VTL_BBR_PROBE_RTT, 75),
-        "half of what the path holds"
+        (VTL_BBR_PROBE_RTT, 100),
+        "what the path holds, first"
     );
-    bbr(&mut h, NOW + 22 * S + 250 * MS, 0, 120_000, 60);
+    for n in 1..=2 {
+        round(&mut h, NOW + 22 * S + n * 100 * MS, 130_000, 100);
+    }
+    assert_eq!(h.session(SID).tx.cwnd, 50, "then half of it");
+    bbr(&mut h, NOW + 22 * S + 250 * MS, 0, 120_000, 50);
+    bbr(&mut h, NOW + 22 * S + 501 * MS, 0, 125_000, 50);
     assert_eq!(
         (mode(&h), h.session(SID).tx.bbr.min_rtt_us),
-        (VTL_BBR_PROBE_RTT, 120_000)
+        (VTL_BBR_PROBE_BW, 120_000)
     );
-    bbr(&mut h, NOW + 22 * S + 301 * MS, 0, 120_000, 60);
-    assert_eq!(mode(&h), VTL_BBR_PROBE_BW);
+}
+
+#[test]
+fn congestion_bbr__probe_rtt_finds_the_competitor_gone() {
+    const S: u64 = 1000 * MS;
+    for (rtt_us, competing, min_rtt_us) in [(105_000, 0, 105_000), (140_000, 1, 110_000)] {
+        let mut h = known(VTL_BBR_CRUISE);
+        let b = &mut h.session_mut(SID).tx.bbr;
+        (b.competing, b.window, b.most, b.epoch_ns) = (1, 200, 200, NOW);
+        bbr(&mut h, NOW + 11 * S, 0, 180_000, 200);
+        for n in 1..=3 {
+            round(&mut h, NOW + 11 * S + n * 100 * MS, rtt_us, 50);
+        }
+        bbr(&mut h, NOW + 11 * S + 501 * MS, 0, rtt_us, 50);
+        let b = &h.session(SID).tx.bbr;
+        assert_eq!((b.mode, b.competing), (VTL_BBR_PROBE_BW, competing));
+        assert_eq!(
+            b.min_rtt_us, min_rtt_us,
+            "a competitor's queue counts little"
+        );
+    }
 }
 
 #[test]
 fn congestion_bbr__losses_are_made_up_for_to_a_limit() {
     // lost per 1,000 delivered; the pace's surplus in per mille at most and at least
-    for (lost, low, high) in [(0, 0, 0), (10, 2, 3), (1000, 100, 101)] {
+    for (lost, low, high) in [(0, 0, 0), (10, 2, 3), (400, 71, 72), (1000, 0, 0)] {
         let mut h = host(|s| {
             s.tx.bbr.mode = VTL_BBR_PROBE_BW;
-            (s.tx.bbr.cycle, s.tx.bbr.cycle_ns, s.tx.bbr.min_rtt_us) = (2, NOW, 100_000);
+            (s.tx.bbr.phase, s.tx.bbr.phase_ns) = (VTL_BBR_CRUISE, NOW);
+            (s.tx.bbr.min_rtt_us, s.tx.bbr.min_rtt_ns_at) = (100_000, NOW);
             (s.tx.delivered, s.tx.lost_total) = (1000, lost);
         });
         bbr(&mut h, NOW, 1000, 100_000, 100);

@@ -136,11 +136,30 @@ fn choose__table() {
             Wait(NOW + 1),
         ),
         (
+            "four packets at a time",
+            10,
+            |s| {
+                ten_out(s);
+                s.tx.timeouts = 3;
+                s.tx.last_sent_ns = NOW - MS;
+            },
+            Data(0, AGAIN),
+        ),
+        (
+            "three times without backoff",
+            10,
+            |s| {
+                ten_out(s);
+                s.tx.timeouts = 8;
+            },
+            Wait(NOW + TIMEOUT),
+        ),
+        (
             "it doubles",
             10,
             |s| {
                 ten_out(s);
-                s.tx.timeouts = 2;
+                s.tx.timeouts = 16;
             },
             Wait(NOW + 4 * TIMEOUT),
         ),
@@ -149,7 +168,7 @@ fn choose__table() {
             10,
             |s| {
                 ten_out(s);
-                s.tx.timeouts = 20;
+                s.tx.timeouts = 40;
             },
             Wait(NOW + 3000 * MS),
         ),

@@ -1,0 +1,371 @@
+//! Flows that share one bottleneck: sessions of the graft among themselves, and against models of
+//! TCP, on a link that may change on the way.
+
+use vtl_proto::intf;
+use vtl_testbed::{Direction, Frame, Link, Nanos, Params};
+
+use crate::{
+    app::{Lengths, Pace, Pattern, Reader, Writer},
+    ffi,
+    host::{FrameBuffer, Host, SessionConfig},
+    models::{Model, SEGMENT, Sender},
+    sim::{HONEST, MS},
+};
+
+/// Who sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A session of the graft.
+    Vtl,
+    /// A model of TCP.
+    Tcp(Model),
+}
+
+/// One flow, from host 0 to host 1.
+#[derive(Clone, Copy, Debug)]
+pub struct Flow {
+    /// Who sends.
+    pub kind: Kind,
+    /// When it starts.
+    pub start: Nanos,
+    /// Packets of 1,440 bytes of payload that it has to send.
+    pub packets: u64,
+}
+
+impl Flow {
+    /// A flow without end from the beginning.
+    pub fn endless(kind: Kind) -> Self {
+        Self {
+            kind,
+            start: 0,
+            packets: u64::MAX / 2,
+        }
+    }
+}
+
+/// What to simulate.
+#[derive(Clone, Debug)]
+pub struct Contest {
+    /// The link at first.
+    pub link: Link,
+    /// What becomes of it, and when.
+    pub changes: Vec<(Nanos, Link)>,
+    /// Who shares it.
+    pub flows: Vec<Flow>,
+    /// Measurements begin then.
+    pub measure_from: Nanos,
+    /// When to stop, unless all flows have ended before.
+    pub until: Nanos,
+    /// Slots of each session's rings.
+    pub slots: u32,
+}
+
+/// What came out.
+#[derive(Clone, Debug, Default)]
+pub struct Shares {
+    /// Each flow's bits on the link per second of the measurement, headers included, without
+    /// retransmissions.
+    pub rates: Vec<f64>,
+    /// When each flow had arrived completely, 0 if it has not.
+    pub ends: Vec<Nanos>,
+    /// Half of the packets waited no longer than that in the bottleneck, ns.
+    pub queue_p50: f64,
+    /// Packets lost by a full queue, as a share of those sent.
+    pub overflow: f64,
+}
+
+impl Shares {
+    /// Jain's index of the rates: 1 if all are equal.
+    pub fn jain(&self) -> f64 {
+        let sum: f64 = self.rates.iter().sum();
+        let squares: f64 = self.rates.iter().map(|r| r * r).sum();
+        sum * sum / (self.rates.len() as f64 * squares)
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Load {
+    Vtl(Vec<u8>),
+    Segment(u64),
+    Acknowledgement(u64),
+}
+
+#[derive(Clone, Debug)]
+struct Packet {
+    flow: usize,
+    entered: Nanos,
+    load: Load,
+}
+
+impl Frame for Packet {
+    fn link_bytes(&self) -> u64 {
+        match &self.load {
+            Load::Vtl(bytes) => bytes.len() as u64 - 14,
+            Load::Segment(_) => SEGMENT,
+            Load::Acknowledgement(_) => 64,
+        }
+    }
+
+    fn flip_bit(&mut self, _: u64) -> bool {
+        false
+    }
+}
+
+struct Session {
+    hosts: [Host; 2],
+    writer: Writer,
+    reader: Reader,
+    wake: [Nanos; 2],
+}
+
+impl Session {
+    fn new(flow: &Flow, contest: &Contest, seed: u64) -> Self {
+        let config = SessionConfig {
+            slots: contest.slots,
+            rtt_us: (contest.link.rtt_ms * 1000.0) as u32,
+            ..Default::default()
+        };
+        let host = |side| {
+            let mut host = Host::new();
+            host.open(HONEST, side, &config);
+            host
+        };
+        let pattern = || Pattern::new(seed, Lengths::Full, config.max_payload);
+        Self {
+            hosts: [host(0), host(1)],
+            writer: Writer::new(pattern(), flow.packets),
+            reader: Reader::new(pattern(), Pace::AtOnce, seed),
+            wake: [flow.start, Nanos::MAX],
+        }
+    }
+}
+
+enum Party {
+    Vtl(Box<Session>),
+    Tcp(Box<Sender>),
+}
+
+impl Party {
+    fn delivered(&self) -> u64 {
+        match self {
+            Self::Vtl(s) => s.reader.packets(),
+            Self::Tcp(t) => t.delivered,
+        }
+    }
+}
+
+struct Run<'a> {
+    contest: &'a Contest,
+    links: [Direction<Packet>; 2],
+    params: [Params; 2],
+    parties: Vec<Party>,
+    queueing: Vec<u32>,
+    buffer: FrameBuffer,
+    now: Nanos,
+    watch: &'a mut dyn FnMut(Nanos, usize, &intf::vtl_tx),
+}
+
+impl Contest {
+    /// These flows on a link, measured in the last three quarters of the time.
+    pub fn new(link: Link, flows: Vec<Flow>, until: Nanos) -> Self {
+        Self {
+            link,
+            changes: Vec::new(),
+            flows,
+            measure_from: until / 4,
+            until,
+            slots: 8192,
+        }
+    }
+
+    /// Runs it.
+    ///
+    /// # Panics
+    /// If a session delivers something else than was sent, or its pump spins.
+    pub fn run(&self) -> Shares {
+        self.run_watched(&mut |_, _, _| ())
+    }
+
+    /// Runs it, and shows each session's sending half after each acknowledgement.
+    ///
+    /// # Panics
+    /// As [`Contest::run`].
+    pub fn run_watched(&self, watch: &mut dyn FnMut(Nanos, usize, &intf::vtl_tx)) -> Shares {
+        let params = [Params::down(&self.link), Params::up(&self.link)];
+        let party = |(i, flow): (usize, &Flow)| match flow.kind {
+            Kind::Vtl => Party::Vtl(Box::new(Session::new(flow, self, i as u64))),
+            Kind::Tcp(model) => {
+                let seed = self.link.seed.wrapping_add(i as u64);
+                Party::Tcp(Box::new(Sender::new(model, flow.packets, seed)))
+            }
+        };
+        Run {
+            contest: self,
+            links: params.clone().map(Direction::new),
+            params,
+            parties: self.flows.iter().enumerate().map(party).collect(),
+            queueing: Vec::new(),
+            buffer: [0; ffi::VTL_NATIVE_FRAME as usize],
+            now: 0,
+            watch,
+        }
+        .run()
+    }
+}
+
+impl Run<'_> {
+    fn run(mut self) -> Shares {
+        let mut before = vec![0; self.parties.len()];
+        let mut ends = vec![0; self.parties.len()];
+        let mut changes = self.contest.changes.iter().peekable();
+        let mut measuring = false;
+        while self.now < self.contest.until && ends.contains(&0) {
+            if !measuring && self.now >= self.contest.measure_from {
+                measuring = true;
+                self.queueing.clear();
+                before = self.parties.iter().map(Party::delivered).collect();
+            }
+            while let Some((_, link)) = changes.next_if(|c| c.0 <= self.now) {
+                self.params = [Params::down(link), Params::up(link)];
+                for (direction, params) in self.links.iter_mut().zip(&self.params) {
+                    direction.set(self.now, params.clone());
+                }
+            }
+            self.arrivals();
+            let mut next = changes.peek().map_or(Nanos::MAX, |c| c.0);
+            for i in 0..self.parties.len() {
+                next = next.min(self.party(i));
+                if ends[i] == 0 && self.parties[i].delivered() >= self.contest.flows[i].packets {
+                    ends[i] = self.now;
+                }
+            }
+            for link in &self.links {
+                next = next.min(link.next_event().unwrap_or(Nanos::MAX));
+            }
+            self.now = next.max(self.now + 1).min(self.contest.until);
+        }
+        let span = (self.now - self.contest.measure_from.min(self.now)).max(1) as f64 / 1e9;
+        self.queueing.sort_unstable();
+        let stats = self.links[0].stats();
+        Shares {
+            rates: self
+                .parties
+                .iter()
+                .zip(&before)
+                .map(|(p, b)| ((p.delivered() - b) * SEGMENT * 8) as f64 / span)
+                .collect(),
+            ends,
+            queue_p50: self
+                .queueing
+                .get(self.queueing.len() / 2)
+                .map_or(0.0, |us| f64::from(*us) * 1000.0),
+            overflow: stats.queue_drops as f64 / stats.rx_packets.max(1) as f64,
+        }
+    }
+
+    fn push(&mut self, from: usize, flow: usize, load: Load) {
+        let packet = Packet {
+            flow,
+            entered: self.now,
+            load,
+        };
+        self.links[from].push(self.now, packet);
+    }
+
+    fn arrivals(&mut self) {
+        for from in 0..2 {
+            while let Some(packet) = self.links[from].pop(self.now) {
+                if from == 0 {
+                    let p = &self.params[0];
+                    let own = p.delay as f64 + packet.link_bytes() as f64 * p.ns_per_byte;
+                    let waited = (self.now - packet.entered) as f64 - own;
+                    self.queueing.push((waited.max(0.0) / 1000.0) as u32);
+                }
+                self.arrive(1 - from, packet);
+            }
+        }
+    }
+
+    fn arrive(&mut self, at: usize, packet: Packet) {
+        match (packet.load, &mut self.parties[packet.flow]) {
+            (Load::Vtl(bytes), Party::Vtl(session)) => {
+                let host = &mut session.hosts[at];
+                if let Some(length) = host.ingress(self.now, &bytes, &mut self.buffer) {
+                    let answer = self.buffer[..length].to_vec();
+                    self.push(at, packet.flow, Load::Vtl(answer));
+                } else if at == 0 {
+                    (self.watch)(self.now, packet.flow, &host.session(HONEST).tx);
+                }
+            }
+            (Load::Segment(id), _) => self.push(1, packet.flow, Load::Acknowledgement(id)),
+            (Load::Acknowledgement(id), Party::Tcp(sender)) => sender.acknowledged(self.now, id),
+            _ => {}
+        }
+    }
+
+    /// Lets a flow do what it can; returns when it wants to be called again.
+    fn party(&mut self, i: usize) -> Nanos {
+        if self.now < self.contest.flows[i].start {
+            return self.contest.flows[i].start;
+        }
+        match &mut self.parties[i] {
+            Party::Tcp(sender) => {
+                let mut ids = Vec::new();
+                while let Some(id) = sender.send(self.now) {
+                    ids.push(id);
+                }
+                let due = sender.due();
+                for id in ids {
+                    self.push(0, i, Load::Segment(id));
+                }
+                due
+            }
+            Party::Vtl(_) => self.session(i),
+        }
+    }
+
+    fn session(&mut self, i: usize) -> Nanos {
+        let now = self.now;
+        let Party::Vtl(session) = &mut self.parties[i] else {
+            return Nanos::MAX;
+        };
+        let [sender, receiver] = &mut session.hosts;
+        if sender.events(HONEST) & intf::VTL_EV_SEND != 0 {
+            session.wake[0] = now;
+        }
+        if receiver.events(HONEST) & intf::VTL_EV_RECV != 0 {
+            session.reader.wake(now);
+        }
+        if session.writer.run(sender, HONEST) {
+            session.wake[0] = now;
+        }
+        if session.reader.due <= now {
+            let kick = session
+                .reader
+                .run(receiver, HONEST, now)
+                .unwrap_or_else(|seq| panic!("flow {i}: wrong packet {seq} at {} ms", now / MS));
+            if kick {
+                receiver.session_mut(HONEST).rx.ack_now = 1;
+                session.wake[1] = now;
+            }
+        }
+        let mut made = Vec::new();
+        for (side, host) in session.hosts.iter_mut().enumerate() {
+            let mut dry = 0;
+            while session.wake[side] <= now {
+                if let Some(length) = host.egress(HONEST, now, &mut self.buffer) {
+                    made.push((side, self.buffer[..length].to_vec()));
+                } else {
+                    session.wake[side] = host.session(HONEST).tx.wake_ns;
+                    dry += 1;
+                    assert!(dry < 100, "flow {i} spins at {} ms", now / MS);
+                }
+            }
+        }
+        let due = session.wake[0].min(session.wake[1]).min(session.reader.due);
+        for (side, bytes) in made {
+            self.push(side, i, Load::Vtl(bytes));
+        }
+        due
+    }
+}

@@ -1,0 +1,423 @@
+//! Packet-level models of TCP senders, to compete with: what matters to a shared queue, and no
+//! more. Every transmission is acknowledged on its own, without delay, so loss detection and
+//! recovery are those of an ideal SACK: a transmission overtaken by three is lost, and the next
+//! packet sent repeats it.
+
+use std::collections::VecDeque;
+
+use vtl_testbed::Nanos;
+
+/// Bytes on the link of a full segment.
+pub const SEGMENT: u64 = 1500;
+/// The initial window, segments (RFC 6928).
+const INITIAL: f64 = 10.0;
+const SECOND: f64 = 1e9;
+
+/// A congestion control that is modelled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Model {
+    /// CUBIC (RFC 9438) as in Linux: HyStart's delay rule, no pacing.
+    Cubic,
+    /// BBR version 1, as in Linux.
+    Bbr,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Sent {
+    id: u64,
+    at: Nanos,
+    first: Nanos,
+    delivered: u64,
+    delivered_at: Nanos,
+    limited: bool,
+}
+
+/// What an acknowledgement says to congestion control.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    now: Nanos,
+    rtt: f64,
+    /// Segments per second.
+    rate: f64,
+    in_flight: f64,
+    round: bool,
+    lost: bool,
+    limited: bool,
+}
+
+/// A bulk sender.
+#[derive(Debug)]
+pub struct Sender {
+    control: Control,
+    out: VecDeque<Sent>,
+    next: u64,
+    /// Transmissions that arrived.
+    pub delivered: u64,
+    delivered_at: Nanos,
+    first: Nanos,
+    round_end: u64,
+    recover: u64,
+    srtt: f64,
+    heard: Nanos,
+    pace_at: Nanos,
+    left: u64,
+}
+
+#[derive(Debug)]
+enum Control {
+    Cubic(Cubic),
+    Bbr(Bbr),
+}
+
+impl Sender {
+    /// A sender of `segments` segments. `seed` chooses BBR's first phase.
+    pub fn new(model: Model, segments: u64, seed: u64) -> Self {
+        Self {
+            control: match model {
+                Model::Cubic => Control::Cubic(Cubic::new()),
+                Model::Bbr => Control::Bbr(Bbr::new(seed)),
+            },
+            out: VecDeque::new(),
+            next: 0,
+            delivered: 0,
+            delivered_at: 0,
+            first: 0,
+            round_end: 0,
+            recover: 0,
+            srtt: 0.0,
+            heard: 0,
+            pace_at: 0,
+            left: segments,
+        }
+    }
+
+    fn cwnd(&self) -> f64 {
+        match &self.control {
+            Control::Cubic(c) => c.cwnd,
+            Control::Bbr(b) => b.cwnd,
+        }
+    }
+
+    /// When to look for something to send, if no acknowledgement comes before.
+    pub fn due(&self) -> Nanos {
+        let timeout = self.heard + (2.0 * self.srtt) as Nanos + 1_000_000_000;
+        if self.left > 0 && (self.out.len() as f64) < self.cwnd() {
+            self.pace_at
+        } else if self.out.is_empty() {
+            Nanos::MAX
+        } else {
+            timeout
+        }
+    }
+
+    /// The next transmission's number, if one may leave now.
+    pub fn send(&mut self, now: Nanos) -> Option<u64> {
+        if !self.out.is_empty() && now >= self.heard + (2.0 * self.srtt) as Nanos + 1_000_000_000 {
+            self.left += self.out.len() as u64;
+            self.out.clear();
+            self.heard = now;
+            match &mut self.control {
+                Control::Cubic(c) => c.timeout(),
+                Control::Bbr(b) => b.cwnd = 4.0,
+            }
+        }
+        if self.left == 0 || self.out.len() as f64 >= self.cwnd() || now < self.pace_at {
+            return None;
+        }
+        if self.out.is_empty() {
+            (self.first, self.delivered_at, self.heard) = (now, now, now);
+        }
+        let rate = match &self.control {
+            Control::Cubic(_) => f64::INFINITY,
+            Control::Bbr(b) => b.pace(self.srtt),
+        };
+        self.pace_at = self.pace_at.max(now.saturating_sub(1_000_000)) + (SECOND / rate) as Nanos;
+        self.left -= 1;
+        let id = self.next;
+        self.next += 1;
+        self.out.push_back(Sent {
+            id,
+            at: now,
+            first: self.first,
+            delivered: self.delivered,
+            delivered_at: self.delivered_at,
+            limited: self.left == 0,
+        });
+        Some(id)
+    }
+
+    /// Transmission `id` has arrived.
+    pub fn acknowledged(&mut self, now: Nanos, id: u64) {
+        let Ok(place) = self.out.binary_search_by_key(&id, |s| s.id) else {
+            return;
+        };
+        let Some(sent) = self.out.remove(place) else {
+            return;
+        };
+        self.heard = now;
+        self.delivered += 1;
+        self.delivered_at = now;
+        self.first = sent.at;
+        let rtt = (now - sent.at) as f64;
+        self.srtt = if self.srtt == 0.0 {
+            rtt
+        } else {
+            self.srtt * 0.875 + rtt * 0.125
+        };
+        let mut lost = false;
+        while let Some(front) = self.out.front().filter(|s| s.id + 3 <= id).copied() {
+            self.out.pop_front();
+            self.left += 1;
+            // One reaction per window.
+            if front.id >= self.recover {
+                self.recover = self.next;
+                lost = true;
+            }
+        }
+        let round = sent.delivered >= self.round_end;
+        if round {
+            self.round_end = self.delivered;
+        }
+        let span = (sent.at - sent.first).max(now - sent.delivered_at).max(1);
+        let sample = Sample {
+            now,
+            rtt,
+            rate: (self.delivered - sent.delivered) as f64 * SECOND / span as f64,
+            in_flight: self.out.len() as f64,
+            round,
+            lost,
+            limited: sent.limited,
+        };
+        match &mut self.control {
+            Control::Cubic(c) => c.sample(&sample, self.srtt),
+            Control::Bbr(b) => b.sample(&sample, self.delivered),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Cubic {
+    cwnd: f64,
+    threshold: f64,
+    most: f64,
+    k: f64,
+    epoch: Nanos,
+    friendly: f64,
+    min_rtt: f64,
+    round_rtt: f64,
+    round_samples: u32,
+}
+
+impl Cubic {
+    const C: f64 = 0.4;
+    const BETA: f64 = 0.7;
+
+    fn new() -> Self {
+        Self {
+            cwnd: INITIAL,
+            threshold: f64::INFINITY,
+            most: 0.0,
+            k: 0.0,
+            epoch: 0,
+            friendly: 0.0,
+            min_rtt: f64::INFINITY,
+            round_rtt: f64::INFINITY,
+            round_samples: 0,
+        }
+    }
+
+    fn timeout(&mut self) {
+        self.threshold = (self.cwnd * Self::BETA).max(2.0);
+        self.cwnd = 1.0;
+        self.epoch = 0;
+    }
+
+    fn sample(&mut self, s: &Sample, srtt: f64) {
+        self.min_rtt = self.min_rtt.min(s.rtt);
+        if s.round {
+            (self.round_rtt, self.round_samples) = (f64::INFINITY, 0);
+        }
+        self.round_rtt = self.round_rtt.min(s.rtt);
+        self.round_samples += 1;
+        if s.lost {
+            self.most = if self.cwnd < self.most {
+                self.cwnd * (1.0 + Self::BETA) / 2.0
+            } else {
+                self.cwnd
+            };
+            self.cwnd = (self.cwnd * Self::BETA).max(2.0);
+            (self.threshold, self.epoch) = (self.cwnd, 0);
+            return;
+        }
+        // The window was not what held the sender back.
+        if s.in_flight + 3.0 < self.cwnd {
+            return;
+        }
+        if self.cwnd < self.threshold {
+            self.cwnd += 1.0;
+            let slack = (self.min_rtt / 8.0).clamp(4e6, 16e6);
+            if self.cwnd >= 16.0 && self.round_samples >= 8 && self.round_rtt > self.min_rtt + slack
+            {
+                self.threshold = self.cwnd;
+            }
+            return;
+        }
+        if self.epoch == 0 {
+            self.epoch = s.now;
+            self.friendly = self.cwnd;
+            self.most = self.most.max(self.cwnd);
+            self.k = ((self.most - self.cwnd) / Self::C).cbrt();
+        }
+        let t = (s.now - self.epoch) as f64 / SECOND + srtt / SECOND;
+        let target = Self::C * (t - self.k).powi(3) + self.most;
+        self.friendly += 3.0 * (1.0 - Self::BETA) / (1.0 + Self::BETA) / self.cwnd;
+        let target = target.max(self.friendly).min(self.cwnd * 1.5);
+        self.cwnd += ((target - self.cwnd) / self.cwnd).max(0.01 / self.cwnd);
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Startup,
+    Drain,
+    Bandwidth,
+    RoundTrip,
+}
+
+#[derive(Debug)]
+struct Bbr {
+    mode: Mode,
+    cwnd: f64,
+    /// The best rate of each of ten rounds.
+    rates: [f64; 10],
+    slot: usize,
+    min_rtt: f64,
+    min_at: Nanos,
+    full: f64,
+    full_rounds: u32,
+    cycle: usize,
+    cycle_at: Nanos,
+    probe_end: Nanos,
+    recovery: bool,
+}
+
+impl Bbr {
+    const HIGH: f64 = 2.885;
+    const GAINS: [f64; 8] = [1.25, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0];
+
+    fn new(seed: u64) -> Self {
+        Self {
+            mode: Mode::Startup,
+            cwnd: INITIAL,
+            rates: [0.0; 10],
+            slot: 0,
+            min_rtt: f64::INFINITY,
+            min_at: 0,
+            full: 0.0,
+            full_rounds: 0,
+            cycle: 2 + (seed % 6) as usize,
+            cycle_at: 0,
+            probe_end: 0,
+            recovery: false,
+        }
+    }
+
+    fn bw(&self) -> f64 {
+        self.rates.iter().fold(0.0, |a, b| a.max(*b))
+    }
+
+    fn bdp(&self) -> f64 {
+        self.bw() * self.min_rtt / SECOND
+    }
+
+    fn pace(&self, srtt: f64) -> f64 {
+        let gain = match self.mode {
+            Mode::Startup => Self::HIGH,
+            Mode::Drain => 1.0 / Self::HIGH,
+            Mode::Bandwidth => Self::GAINS[self.cycle],
+            Mode::RoundTrip => 1.0,
+        };
+        let bw = self.bw();
+        if bw == 0.0 {
+            return if srtt == 0.0 {
+                f64::INFINITY
+            } else {
+                Self::HIGH * INITIAL * SECOND / srtt
+            };
+        }
+        0.99 * gain * bw
+    }
+
+    fn sample(&mut self, s: &Sample, delivered: u64) {
+        if s.round {
+            self.slot = (self.slot + 1) % self.rates.len();
+            self.rates[self.slot] = 0.0;
+            self.recovery = false;
+        }
+        if !s.limited || s.rate > self.bw() {
+            self.rates[self.slot] = self.rates[self.slot].max(s.rate);
+        }
+        if s.round && self.mode == Mode::Startup {
+            if self.bw() >= 1.25 * self.full {
+                (self.full, self.full_rounds) = (self.bw(), 0);
+            } else {
+                self.full_rounds += 1;
+                if self.full_rounds >= 3 {
+                    self.mode = Mode::Drain;
+                }
+            }
+        }
+        if self.mode == Mode::Drain && s.in_flight <= self.bdp() {
+            (self.mode, self.cycle_at) = (Mode::Bandwidth, s.now);
+        }
+        if self.mode == Mode::Bandwidth {
+            let full = (s.now - self.cycle_at) as f64 > self.min_rtt;
+            let next = match Self::GAINS[self.cycle] {
+                g if g > 1.0 => full && (s.lost || s.in_flight >= g * self.bdp()),
+                g if g < 1.0 => full || s.in_flight <= self.bdp(),
+                _ => full,
+            };
+            if next {
+                (self.cycle, self.cycle_at) = ((self.cycle + 1) % 8, s.now);
+            }
+        }
+        let expired = s.now > self.min_at + 10_000_000_000;
+        if s.rtt <= self.min_rtt || expired {
+            (self.min_rtt, self.min_at) = (s.rtt, s.now);
+        }
+        if expired && self.mode != Mode::RoundTrip && self.full_rounds >= 3 {
+            (self.mode, self.probe_end) = (Mode::RoundTrip, 0);
+        }
+        if self.mode == Mode::RoundTrip {
+            if self.probe_end == 0 && s.in_flight <= 4.0 {
+                self.probe_end = s.now + 200_000_000 + self.min_rtt as Nanos;
+            } else if self.probe_end != 0 && s.now > self.probe_end {
+                (self.mode, self.min_at, self.cycle_at) = (Mode::Bandwidth, s.now, s.now);
+                self.cycle = 2 + (delivered % 6) as usize;
+            }
+        }
+        let target = (2.0 * self.bdp()).max(4.0) + 3.0;
+        if s.lost {
+            // Conserve packets for a round.
+            self.recovery = true;
+            self.cwnd = self.cwnd.min(s.in_flight + 1.0).max(4.0);
+        }
+        self.cwnd = if self.mode == Mode::RoundTrip {
+            self.cwnd.min(4.0)
+        } else if self.recovery {
+            self.cwnd
+        } else if self.full_rounds >= 3 {
+            target.min(
+                self.cwnd
+                    + 1.0
+                    + if self.cwnd < target / 2.0 {
+                        target
+                    } else {
+                        0.0
+                    },
+            )
+        } else {
+            self.cwnd + 1.0
+        };
+    }
+}
