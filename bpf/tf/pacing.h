@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
 /*
  * pacing: spreads packets at the rate that congestion control asks for. A late pump may catch up
- * with a burst of at most VTL_PACE_BURST_NS worth of packets.
+ * with a burst: of what it missed in a sixteenth of a round trip, and VTL_PACE_BURST_NS at least.
+ * The queue that congestion control allows is several times as long.
  */
 #ifndef VTL_TF_PACING_H
 #define VTL_TF_PACING_H
@@ -25,9 +26,11 @@ VTL_INLINE enum vtl_verdict tf_pace_wait(struct vtl_out *o) {
 /* After a packet was made. */
 VTL_INLINE void tf_pace_charge(struct vtl_out *o) {
     struct vtl_tx *tx = &o->s->tx;
-    __u64 from = tx->pace_ns;
-    if (from + VTL_PACE_BURST_NS < o->now)
-        from = o->now - VTL_PACE_BURST_NS;
+    __u64 from = tx->pace_ns, burst = tx->srtt_us * (VTL_NS_PER_US / 16);
+    if (burst < VTL_PACE_BURST_NS)
+        burst = VTL_PACE_BURST_NS;
+    if (from + burst < o->now)
+        from = o->now - burst;
     tx->pace_ns = from + tx->pacing_gap_ns;
 }
 

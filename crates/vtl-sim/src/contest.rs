@@ -233,10 +233,10 @@ impl Run<'_> {
             }
             self.arrivals();
             let mut next = changes.peek().map_or(Nanos::MAX, |c| c.0);
-            for i in 0..self.parties.len() {
+            for (i, end) in ends.iter_mut().enumerate() {
                 next = next.min(self.party(i));
-                if ends[i] == 0 && self.parties[i].delivered() >= self.contest.flows[i].packets {
-                    ends[i] = self.now;
+                if *end == 0 && self.parties[i].delivered() >= self.contest.flows[i].packets {
+                    *end = self.now;
                 }
             }
             for link in &self.links {

@@ -423,7 +423,7 @@ fn number__asks_for_acknowledgements() {
 }
 
 #[test]
-fn pacing__waits_and_catches_up_by_a_millisecond() {
+fn pacing__waits_and_catches_up_a_little() {
     let wait = |gap, at| {
         let mut h = host(|s| (s.tx.pacing_gap_ns, s.tx.pace_ns) = (gap, at));
         (
@@ -453,6 +453,13 @@ fn pacing__waits_and_catches_up_by_a_millisecond() {
         charge(100, 0),
         NOW - MS + 100,
         "very late: by no more than a millisecond"
+    );
+    let mut h = host(|s| (s.tx.pacing_gap_ns, s.tx.srtt_us) = (100, 160_000));
+    h.out(ffi::vtl_native_pace_charge, SID, NOW, |_| ());
+    assert_eq!(
+        h.session(SID).tx.pace_ns,
+        NOW - 160 * 62_000 + 100,
+        "on long paths by a sixteenth of a round trip"
     );
 }
 
