@@ -16,7 +16,7 @@ pub struct RingSet {
     pub slots: u32,
     transmit: MapHandle,
     receive: MapHandle,
-    _scoreboard: MapHandle,
+    scoreboard: MapHandle,
 }
 
 impl RingSet {
@@ -31,13 +31,33 @@ impl RingSet {
     }
 }
 
+/// Memory of a set of rings of `slots` packets, bytes.
+pub const fn bytes(slots: u32) -> u64 {
+    let slots = slots as u64;
+    (slots + 1) * 2 * intf::VTL_SLOT_SIZE as u64 + slots * size_of::<intf::vtl_sent>() as u64
+}
+
 /// Makes rings.
 pub struct RingMaker {
     directories: [MapHandle; 3],
+    /// What stands in the directories where there are no rings any more.
+    nothing: [MapHandle; 3],
     /// Entries from here on were never used.
     next: u32,
     /// Entries below that are free again.
     free: Vec<u32>,
+}
+
+/// Transmit ring, receive ring and scoreboard of `slots` packets.
+fn maps(slots: u32) -> Result<[MapHandle; 3]> {
+    let slot = intf::VTL_SLOT_SIZE;
+    let sent = size_of::<intf::vtl_sent>() as u32;
+    let shared = libbpf_sys::BPF_F_MMAPABLE | libbpf_sys::BPF_F_INNER_MAP;
+    Ok([
+        array("vtl_tx_ring", slot, slots + 1, shared)?,
+        array("vtl_rx_ring", slot, slots + 1, shared)?,
+        array("vtl_scoreboard", sent, slots, libbpf_sys::BPF_F_INNER_MAP)?,
+    ])
 }
 
 impl RingMaker {
@@ -52,71 +72,105 @@ impl RingMaker {
                 plane.map_handle("vtl_rx_rings")?,
                 plane.map_handle("vtl_scoreboards")?,
             ],
+            nothing: maps(1)?,
             next: 0,
             free: Vec::new(),
         })
     }
 
-    /// Makes one more set of rings of `slots` packets. About 50 ms.
+    /// Makes sets of rings, each of so many packets. About 50 ms, and little more for many sets.
+    /// May make fewer than asked for, if memory or directory entries are used up.
     ///
     /// # Errors
-    /// [`Error::Load`] if memory or directory entries are used up.
+    /// [`Error::Load`] if not even one can be made.
     ///
     /// # Panics
-    /// If `slots` is not a power of two of at most `VTL_MAX_WINDOW`.
-    pub fn make(&mut self, slots: u32) -> Result<RingSet> {
-        assert!(slots.is_power_of_two() && slots <= intf::VTL_MAX_WINDOW);
-        let index = self.free.last().copied().unwrap_or(self.next);
-        if index >= intf::VTL_MAX_RINGS {
+    /// If a number of slots is not a power of two of at most `VTL_MAX_WINDOW`.
+    pub fn make(&mut self, slots: &[u32]) -> Result<Vec<RingSet>> {
+        let mut sets = Vec::with_capacity(slots.len());
+        for &slots in slots {
+            assert!(slots.is_power_of_two() && slots <= intf::VTL_MAX_WINDOW);
+            let made = self.entry().and_then(|index| {
+                let maps = maps(slots).inspect_err(|_| self.free.push(index))?;
+                let [transmit, receive, scoreboard] = maps;
+                Ok(RingSet {
+                    index,
+                    slots,
+                    transmit,
+                    receive,
+                    scoreboard,
+                })
+            });
+            match made {
+                Ok(set) => sets.push(set),
+                Err(error) if sets.is_empty() => return Err(error),
+                Err(_) => break,
+            }
+        }
+        let entries: Vec<_> = sets
+            .iter()
+            .map(|s| (s.index, [&s.transmit, &s.receive, &s.scoreboard]))
+            .collect();
+        install(&self.directories, &entries)?;
+        Ok(sets)
+    }
+
+    /// A free entry of the directories.
+    fn entry(&mut self) -> Result<u32> {
+        if let Some(index) = self.free.pop() {
+            return Ok(index);
+        }
+        if self.next >= intf::VTL_MAX_RINGS {
             return Err(Error::System {
                 what: "all entries of the ring directories are in use".into(),
                 source: std::io::ErrorKind::StorageFull.into(),
             });
         }
-        let slot = intf::VTL_SLOT_SIZE;
-        let sent = size_of::<intf::vtl_sent>() as u32;
-        let shared = libbpf_sys::BPF_F_MMAPABLE | libbpf_sys::BPF_F_INNER_MAP;
-        let set = RingSet {
-            index,
-            slots,
-            transmit: array("vtl_tx_ring", slot, slots + 1, shared)?,
-            receive: array("vtl_rx_ring", slot, slots + 1, shared)?,
-            _scoreboard: array("vtl_scoreboard", sent, slots, libbpf_sys::BPF_F_INNER_MAP)?,
-        };
-        for (directory, map) in
-            self.directories
-                .iter()
-                .zip([&set.transmit, &set.receive, &set._scoreboard])
-        {
-            directory
-                .update(
-                    &index.to_ne_bytes(),
-                    &map.as_fd().as_raw_fd().to_ne_bytes(),
-                    MapFlags::ANY,
-                )
-                .map_err(|e| Error::load("a ring", e))?;
-        }
-        if self.free.pop().is_none() {
-            self.next += 1;
-        }
-        Ok(set)
+        self.next += 1;
+        Ok(self.next - 1)
     }
 
-    /// Takes a set out of the directories for good. Whoever has it mapped keeps its memory, and
-    /// sees nothing new there. No program may be at work on it.
+    /// Takes sets out of the directories for good. Whoever has them mapped keeps their memory, and
+    /// sees nothing new there. No program may be at work on them.
     ///
     /// # Errors
-    /// [`Error::Load`] if the directories cannot be changed; the entry is then lost.
-    #[allow(clippy::needless_pass_by_value)] // it ends here
-    pub fn retire(&mut self, set: RingSet) -> Result<()> {
-        for directory in &self.directories {
-            directory
-                .delete(&set.index.to_ne_bytes())
-                .map_err(|e| Error::load("the end of a ring", e))?;
-        }
-        self.free.push(set.index);
+    /// [`Error::Load`] if the directories cannot be changed; the entries are then lost.
+    #[allow(clippy::needless_pass_by_value)] // they end here
+    pub fn retire(&mut self, sets: Vec<RingSet>) -> Result<()> {
+        let [transmit, receive, scoreboard] = &self.nothing;
+        let entries: Vec<_> = sets
+            .iter()
+            .map(|s| (s.index, [transmit, receive, scoreboard]))
+            .collect();
+        install(&self.directories, &entries)?;
+        self.free.extend(sets.iter().map(|s| s.index));
         Ok(())
     }
+}
+
+/// Puts maps into the directories. Each directory makes the call wait for an RCU grace period,
+/// however many entries change.
+fn install(directories: &[MapHandle; 3], entries: &[(u32, [&MapHandle; 3])]) -> Result<()> {
+    if entries.is_empty() {
+        return Ok(());
+    }
+    let keys: Vec<u8> = entries.iter().flat_map(|(i, _)| i.to_ne_bytes()).collect();
+    for (at, directory) in directories.iter().enumerate() {
+        let values: Vec<u8> = entries
+            .iter()
+            .flat_map(|(_, maps)| maps[at].as_fd().as_raw_fd().to_ne_bytes())
+            .collect();
+        directory
+            .update_batch(
+                &keys,
+                &values,
+                entries.len() as u32,
+                MapFlags::ANY,
+                MapFlags::ANY,
+            )
+            .map_err(|e| Error::load("rings", e))?;
+    }
+    Ok(())
 }
 
 fn array(name: &str, value: u32, entries: u32, flags: u32) -> Result<MapHandle> {

@@ -138,6 +138,12 @@ impl Session<'_> {
         unsafe { self.at.as_ptr().read_volatile() }
     }
 
+    /// Lets the session use more of its rings. Only before a packet that did not fit into the part
+    /// used so far was accepted or written: up to there both sizes put it at the same place.
+    pub fn widen(&self, slots: u32) {
+        atomic!(AtomicU32, self.slots).store(slots, Ordering::Release);
+    }
+
     /// When the pump must call egress again: 0 at once, `u64::MAX` on an event, else a time of
     /// CLOCK_MONOTONIC in ns.
     pub fn wake_ns(&self) -> u64 {

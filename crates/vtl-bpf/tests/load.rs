@@ -29,8 +29,12 @@ fn load__root_and_every_graft() {
         assert!(info.instructions > 0);
     }
     assert_eq!(plane.grafts().count(), objects::GRAFTS.len());
-    let set = RingMaker::new(&plane).unwrap().make(256).unwrap();
-    assert_eq!((set.index, set.slots), (0, 256));
+    let mut maker = RingMaker::new(&plane).unwrap();
+    let sets = maker.make(&[256, 64, 1024]).unwrap();
+    let made: Vec<_> = sets.iter().map(|s| (s.index, s.slots)).collect();
+    assert_eq!(made, [(0, 256), (1, 64), (2, 1024)]);
+    maker.retire(sets).unwrap();
+    assert!(maker.make(&[64]).unwrap()[0].index < 3, "used again");
     plane.remove("stream").unwrap();
     assert!(plane.remove("stream").is_err());
 }

@@ -241,6 +241,12 @@ pub struct Choice {
 }
 
 impl Choice {
+    /// The same with a receive ring of another size, for when the policy was a guess.
+    #[must_use]
+    pub fn with_ring_slots(self, ring_slots: u32) -> Self {
+        Self { ring_slots, ..self }
+    }
+
     /// The NEGO_ACK, with the index and the guard of the session that the caller made.
     pub fn answer(&self, sid: u32, token: u64) -> Packet<'static> {
         Packet::NegoAck(Nego {

@@ -39,12 +39,15 @@ struct Args {
     /// Where packets are received
     #[arg(long, value_enum, default_value_t)]
     ingress: Hook,
-    /// Packets per ring (2 KiB each), a power of two; two bandwidth-delay products are enough
+    /// Most packets per ring (2 KiB each), a power of two; sessions over short paths get fewer
     #[arg(long, default_value_t = broker::Config::default().ring_slots, value_parser = slots)]
     ring_slots: u32,
-    /// Sets of rings kept ready for new sessions
+    /// Sets of rings of each usual size kept ready for new sessions
     #[arg(long, default_value_t = broker::Config::default().stock)]
     stock: usize,
+    /// Memory for all rings together, MiB; an eighth of the machine's unless given
+    #[arg(long)]
+    ring_memory: Option<u64>,
     /// Sessions at a time; each takes two rings
     #[arg(long, default_value_t = broker::Config::default().max_sessions)]
     max_sessions: usize,
@@ -198,6 +201,10 @@ fn run(args: &Args) -> anyhow::Result<()> {
         },
         ring_slots: args.ring_slots,
         stock: args.stock,
+        ring_memory: args.ring_memory.map_or_else(
+            || broker::Config::default().ring_memory,
+            |mib| mib.saturating_mul(1 << 20),
+        ),
         max_sessions: args.max_sessions,
     };
     let (broker, thread) =

@@ -101,8 +101,9 @@ impl Kernel {
         plane.deploy(objects::GRAFTS[0].1).expect("stream loads");
         let rings = RingMaker::new(&plane)
             .expect("descriptors")
-            .make(SLOTS)
-            .expect("memory");
+            .make(&[SLOTS])
+            .expect("memory")
+            .remove(0);
         let (transmit, receive) = (map_ring(rings.transmit()), map_ring(rings.receive()));
         let kernel = Self {
             plane,

@@ -37,12 +37,14 @@ pub struct Config {
     pub ingress: Ingress,
     /// Egress driver.
     pub driver: Choice,
-    /// Packets that each of a session's rings holds: a power of two, at most 32,768. Two
-    /// bandwidth-delay products of the fastest path are enough; a packet takes 2 KiB.
+    /// Packets that each of a session's rings holds at most: a power of two, at most 32,768. Short
+    /// paths get less; a packet takes 2 KiB.
     pub ring_slots: u32,
-    /// Sets of rings kept ready. Making one takes 50 ms.
+    /// Sets of rings of each usual size kept ready. Making one takes 50 ms.
     pub stock: usize,
-    /// Sessions at a time: each takes the memory of two rings.
+    /// Bytes that all rings together may take. As it runs out, new sessions get smaller ones.
+    pub ring_memory: u64,
+    /// Sessions at a time.
     pub max_sessions: usize,
 }
 
@@ -53,9 +55,22 @@ impl Default for Config {
             driver: Choice::Auto,
             ring_slots: 8192,
             stock: 2,
-            max_sessions: 64,
+            ring_memory: physical_memory() / 8,
+            max_sessions: 1000,
         }
     }
+}
+
+/// Bytes of this machine.
+fn physical_memory() -> u64 {
+    // SAFETY: plain calls; -1 means that the system does not say.
+    let (pages, size) = unsafe {
+        (
+            libc::sysconf(libc::_SC_PHYS_PAGES),
+            libc::sysconf(libc::_SC_PAGESIZE),
+        )
+    };
+    u64::try_from(pages).unwrap_or(0) * u64::try_from(size).unwrap_or(0)
 }
 
 /// Identifies a connection to the control socket: what it made ends with it.

@@ -77,6 +77,8 @@ pub(super) struct Session {
     pub(super) answered_ns: Option<u64>,
     pub(super) phase: Phase,
     pub(super) rings: RingSet,
+    /// Packets that are used of each ring: no more than the path asks for.
+    pub(super) slots: u32,
     pub(super) purpose: Use,
     /// Ends when the peer's vtld ends.
     pub(super) lifeline: Option<TcpStream>,
@@ -101,6 +103,19 @@ impl Session {
         }
     }
 
+    /// Maps the rings of a stream session, whose size is settled.
+    pub(super) fn map_streams(&mut self, max_payload: u16) -> Result<(), String> {
+        let Use::Streams { streams, .. } = &mut self.purpose else {
+            return Ok(());
+        };
+        let map = |e: std::io::Error| format!("mapping a ring: {e}");
+        let tx = TxRing::map(self.rings.transmit(), self.slots, max_payload).map_err(map)?;
+        let mut rx = RxRing::map(self.rings.receive(), self.slots).map_err(map)?;
+        rx.prepare_wait();
+        *streams = Some(Box::new(Streams::new(self.initiator, tx, rx)));
+        Ok(())
+    }
+
     pub(super) fn streams(&mut self) -> Option<&mut Streams<HeldConnect>> {
         match &mut self.purpose {
             Use::Streams { streams, .. } => streams.as_deref_mut(),
@@ -122,15 +137,16 @@ pub(super) struct Listener {
 pub(super) fn entry(
     sid: u32,
     token: u64,
-    rings: &RingSet,
+    ring: u32,
+    slots: u32,
     local: IpAddr,
     peer: IpAddr,
 ) -> vtl_session {
     let mut s = vtl_session {
         sid,
         token,
-        ring: rings.index,
-        slots: rings.slots,
+        ring,
+        slots,
         ..Default::default()
     };
     let headers = &mut s.headers;
@@ -197,7 +213,7 @@ pub(super) fn grant(
     use std::os::fd::AsFd;
     Some(Granted {
         sid,
-        slots: session.rings.slots,
+        slots: session.slots,
         max_payload: s.max_payload,
         graft,
         peer: session.peer,

@@ -1,94 +1,321 @@
 //! Keeps sets of rings ready, on a thread of its own: making and clearing them takes milliseconds.
+//!
+//! Rings come in a few sizes, for short and for long paths. All of them together take no more than
+//! a budget of memory; as it runs out, sets become smaller.
 
 use std::{
+    collections::BTreeMap,
     sync::mpsc::{self, Receiver, Sender},
     thread,
     time::Duration,
 };
 
-use vtl_bpf::rings::{RingMaker, RingSet};
+use vtl_bpf::rings::{RingMaker, RingSet, bytes};
 
 /// After a session's end a program may still be at work on its rings; none runs for this long.
 const GRACE: Duration = Duration::from_millis(50);
+/// The smallest size, for when memory is short, or many sessions share a short path.
+pub(super) const LEAST: u32 = 256;
+/// What a path within a site needs: 10 Gbit/s at 1 ms. More only makes memory colder.
+pub(super) const NEAR: u32 = 1024;
+/// What paths over the internet need, and those of which nothing is known: two bandwidth-delay
+/// products of 1 Gbit/s at 45 ms.
+pub(super) const FAR: u32 = 8192;
+/// Sets made at a time when sessions come faster than they can be made one by one.
+const BURST: usize = 32;
+
+/// Slots for a path with this round-trip time, at most `most`: two bandwidth-delay products at
+/// 1 Gbit/s. Faster paths are shorter as a rule, and get at least [`NEAR`].
+pub(super) fn slots_for(rtt: Duration, most: u32) -> u32 {
+    let packets = 2 * rtt.as_micros() / 12;
+    let size = if packets <= u128::from(NEAR) {
+        NEAR
+    } else if packets <= u128::from(FAR) {
+        FAR
+    } else {
+        most
+    };
+    size.min(most)
+}
 
 enum Order {
-    Make,
+    Make(u32, usize),
+    /// To be used again.
     Recycle(RingSet),
-    Replace(RingSet),
+    /// Not to be used again.
+    Retire(RingSet),
+}
+
+enum Delivery {
+    Made(vtl_bpf::Result<RingSet>),
+    Recycled(RingSet),
 }
 
 /// The stock.
 pub(super) struct Stock {
     orders: Sender<Order>,
-    ready: Receiver<vtl_bpf::Result<RingSet>>,
+    deliveries: Receiver<Delivery>,
+    /// By size.
+    ready: BTreeMap<u32, Vec<RingSet>>,
+    /// Ordered and not made yet.
+    coming: usize,
+    /// Of each size that sessions start with, so many are kept ready.
+    level: usize,
+    /// The largest size.
+    most: u32,
 }
 
 impl Stock {
-    /// Starts the thread, which makes `count` sets of `slots` packets.
-    pub(super) fn start(mut maker: RingMaker, slots: u32, count: usize) -> Self {
+    /// Starts the thread, which makes `level` sets of each usual size up to `most` packets, within
+    /// `budget` bytes for all sets that there are at a time.
+    pub(super) fn start(maker: RingMaker, most: u32, level: usize, budget: u64) -> Self {
         let (orders, inbox) = mpsc::channel();
-        let (outbox, ready) = mpsc::channel();
-        let work = move || {
-            for order in inbox {
-                let set = match order {
-                    Order::Make => maker.make(slots),
-                    Order::Recycle(set) => {
-                        thread::sleep(GRACE);
-                        // What cannot be cleared must not be used again.
-                        let cleared = vtl::ring::clear(set.transmit(), set.slots)
-                            .and_then(|()| vtl::ring::clear(set.receive(), set.slots));
-                        if let Err(error) = cleared {
-                            tracing::warn!(%error, "a ring cannot be used again");
-                            continue;
-                        }
-                        Ok(set)
-                    }
-                    Order::Replace(set) => {
-                        thread::sleep(GRACE);
-                        if let Err(error) = maker.retire(set) {
-                            tracing::warn!(%error, "a ring cannot be taken away");
-                        }
-                        maker.make(slots)
-                    }
-                };
-                if outbox.send(set).is_err() {
-                    return;
-                }
-            }
+        let (outbox, deliveries) = mpsc::channel();
+        let workshop = Workshop {
+            maker,
+            budget,
+            used: 0,
+            outbox,
         };
         thread::Builder::new()
             .name("vtl-stock".into())
-            .spawn(work)
+            .spawn(move || workshop.run(&inbox))
             .expect("a thread can be started");
-        let stock = Self { orders, ready };
-        for _ in 0..count {
-            stock.order(Order::Make);
+        let mut stock = Self {
+            orders,
+            deliveries,
+            ready: BTreeMap::new(),
+            coming: 0,
+            level,
+            most,
+        };
+        let mut sizes = vec![FAR.min(most), NEAR.min(most)];
+        sizes.dedup();
+        for size in sizes {
+            stock.order(size, level);
         }
         stock
     }
 
-    fn order(&self, order: Order) {
-        let _ = self.orders.send(order);
+    fn order(&mut self, slots: u32, count: usize) {
+        if count > 0 && self.orders.send(Order::Make(slots, count)).is_ok() {
+            self.coming += count;
+        }
     }
 
-    /// A set of rings: from stock, or a new one.
-    pub(super) fn take(&self) -> vtl_bpf::Result<RingSet> {
-        if let Ok(Ok(set)) = self.ready.try_recv() {
-            return Ok(set);
+    fn accept(&mut self, delivery: Delivery) -> vtl_bpf::Result<()> {
+        let set = match delivery {
+            Delivery::Recycled(set) => set,
+            Delivery::Made(made) => {
+                self.coming -= 1;
+                made?
+            }
+        };
+        self.ready.entry(set.slots).or_default().push(set);
+        Ok(())
+    }
+
+    fn collect(&mut self) {
+        while let Ok(delivery) = self.deliveries.try_recv() {
+            if let Err(error) = self.accept(delivery) {
+                tracing::debug!(%error, "no rings to keep ready");
+            }
         }
-        self.order(Order::Make);
-        self.ready
-            .recv()
-            .expect("the thread lives as long as the stock")
+    }
+
+    /// A set of rings of `slots` packets, or of what comes next to it: a larger one, else a
+    /// smaller one. Waits only if there is none at all.
+    pub(super) fn take(&mut self, slots: u32) -> vtl_bpf::Result<RingSet> {
+        self.collect();
+        let slots = slots.min(self.most);
+        let mut wanted = self.level;
+        let set = loop {
+            let larger = self.ready.range(slots..).find(|(_, s)| !s.is_empty());
+            let smaller = || self.ready.range(..slots).rfind(|(_, s)| !s.is_empty());
+            let next = larger.or_else(smaller).map(|(size, _)| *size);
+            if let Some(set) = next.and_then(|size| self.ready.get_mut(&size)?.pop()) {
+                break set;
+            }
+            // Sessions come faster than single sets can be made.
+            if self.coming == 0 {
+                self.order(slots, BURST);
+            }
+            wanted = 0;
+            let delivery = self.deliveries.recv();
+            self.accept(delivery.expect("the thread lives as long as the stock"))?;
+        };
+        let left = self.ready.get(&slots).map_or(0, Vec::len) + self.coming;
+        self.order(slots, wanted.saturating_sub(left));
+        Ok(set)
     }
 
     /// Gives a set back that only the daemon and the kernel have seen.
-    pub(super) fn put(&self, set: RingSet) {
-        self.order(Order::Recycle(set));
+    pub(super) fn put(&mut self, set: RingSet) {
+        self.collect();
+        let enough = self.ready.get(&set.slots).map_or(0, Vec::len) >= self.level;
+        let order = if enough {
+            Order::Retire
+        } else {
+            Order::Recycle
+        };
+        let _ = self.orders.send(order(set));
     }
 
     /// Gives a set back that an application may still have mapped: nobody else may get it.
     pub(super) fn put_exposed(&self, set: RingSet) {
-        self.order(Order::Replace(set));
+        let _ = self.orders.send(Order::Retire(set));
+    }
+
+    /// Gives back the memory of what was made for a rush that is over.
+    pub(super) fn trim(&mut self) {
+        self.collect();
+        for sets in self.ready.values_mut() {
+            for set in sets.drain(self.level.min(sets.len())..) {
+                let _ = self.orders.send(Order::Retire(set));
+            }
+        }
+    }
+}
+
+/// The thread's side.
+struct Workshop {
+    maker: RingMaker,
+    /// Bytes that all sets together may take.
+    budget: u64,
+    /// Bytes that they take.
+    used: u64,
+    outbox: Sender<Delivery>,
+}
+
+impl Workshop {
+    fn run(mut self, inbox: &Receiver<Order>) {
+        while let Ok(order) = inbox.recv() {
+            let mut making = Vec::new();
+            let mut ended = Vec::new();
+            for order in std::iter::once(order).chain(inbox.try_iter()) {
+                match order {
+                    Order::Make(slots, count) => making.push((slots, count)),
+                    Order::Recycle(set) => ended.push((set, true)),
+                    Order::Retire(set) => ended.push((set, false)),
+                }
+            }
+            // Somebody may be waiting for these.
+            for (slots, count) in making {
+                if self.make(slots, count).is_none() {
+                    return;
+                }
+            }
+            if !ended.is_empty() {
+                thread::sleep(GRACE);
+                if self.clean_up(ended).is_none() {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// The largest size up to `slots` that may be made.
+    fn affordable(&self, slots: u32) -> Option<u32> {
+        affordable(slots, self.used, self.budget)
+    }
+
+    /// Delivers `count` times. `None` if nobody wants anything any more.
+    fn make(&mut self, slots: u32, count: usize) -> Option<()> {
+        let mut sizes = Vec::new();
+        while sizes.len() < count
+            && let Some(size) = self.affordable(slots)
+        {
+            self.used += bytes(size);
+            sizes.push(size);
+        }
+        let made = self.maker.make(&sizes).unwrap_or_else(|error| {
+            tracing::warn!(%error, "rings cannot be made");
+            Vec::new()
+        });
+        self.used -= sizes[made.len()..].iter().copied().map(bytes).sum::<u64>();
+        let missing = count - made.len();
+        for set in made {
+            self.outbox.send(Delivery::Made(Ok(set))).ok()?;
+        }
+        for _ in 0..missing {
+            self.outbox
+                .send(Delivery::Made(Err(out_of_memory())))
+                .ok()?;
+        }
+        Some(())
+    }
+
+    fn clean_up(&mut self, ended: Vec<(RingSet, bool)>) -> Option<()> {
+        let mut retired = Vec::new();
+        for (set, again) in ended {
+            let clear = || {
+                vtl::ring::clear(set.transmit(), set.slots)
+                    .and_then(|()| vtl::ring::clear(set.receive(), set.slots))
+            };
+            // What cannot be cleared must not be used again.
+            if again && clear().is_ok() {
+                self.outbox.send(Delivery::Recycled(set)).ok()?;
+            } else {
+                retired.push(set);
+            }
+        }
+        let freed: u64 = retired.iter().map(|s| bytes(s.slots)).sum();
+        match self.maker.retire(retired) {
+            Ok(()) => self.used -= freed,
+            Err(error) => tracing::warn!(%error, "rings cannot be taken away"),
+        }
+        Some(())
+    }
+}
+
+/// The largest size up to `slots` for which `used` of `budget` bytes leave room. Large sets get only
+/// half of the budget, those for near peers three quarters, so that there are many small ones.
+fn affordable(slots: u32, used: u64, budget: u64) -> Option<u32> {
+    let share = |size: u32| match size {
+        _ if size > NEAR => budget / 2,
+        _ if size > LEAST => budget / 4 * 3,
+        _ => budget,
+    };
+    [slots, FAR, NEAR, LEAST]
+        .into_iter()
+        .filter(|size| *size <= slots)
+        .find(|size| used + bytes(*size) <= share(*size))
+}
+
+fn out_of_memory() -> vtl_bpf::Error {
+    vtl_bpf::Error::System {
+        what: "no memory for rings: raise vtld --ring-memory".into(),
+        source: std::io::ErrorKind::OutOfMemory.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn affordable__smaller_ones_as_memory_runs_out() {
+        const BUDGET: u64 = 1 << 30;
+        let (mut used, mut sizes) = (0, Vec::new());
+        while let Some(size) = affordable(32768, used, BUDGET) {
+            used += bytes(size);
+            sizes.push(size);
+        }
+        assert!(used <= BUDGET && sizes.is_sorted_by(|a, b| a >= b));
+        let count = |size| sizes.iter().filter(|s| **s == size).count();
+        assert_eq!([32768, 8192].map(count), [3, 3]);
+        assert!(count(1024) > 50 && count(256) > 200);
+        assert_eq!(affordable(64, 0, BUDGET), Some(64));
+        assert_eq!(affordable(32768, 0, 0), None);
+    }
+
+    #[test]
+    fn slots_for__grows_with_the_round_trip_and_never_beyond_the_most() {
+        let ms = |n| Duration::from_micros(n * 1000);
+        let sizes = [0, 1, 6, 10, 45, 100, 600].map(|n| slots_for(ms(n), 32768));
+        assert_eq!(sizes, [1024, 1024, 1024, 8192, 8192, 32768, 32768]);
+        let sizes = [0, 10, 600].map(|n| slots_for(ms(n), 512));
+        assert_eq!(sizes, [512, 512, 512]);
+        assert_eq!(slots_for(ms(600), 8192), 8192);
     }
 }

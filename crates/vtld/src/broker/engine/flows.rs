@@ -3,7 +3,9 @@
 
 use std::{
     io::{Read, Write},
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, SocketAddr, TcpStream},
+    os::fd::AsRawFd,
+    time::Duration,
 };
 
 use nix::sys::epoll::{EpollEvent, EpollFlags};
@@ -171,6 +173,9 @@ impl Engine {
     /// A captured connection to a peer that speaks VTL.
     pub(super) fn client(&mut self, flow: Waiting) {
         let peer = flow.dest.ip();
+        if let Some(rtt) = tcp_rtt(&flow.peer) {
+            self.note_path(peer, rtt);
+        }
         let sid = match self.stream_session(peer) {
             Some(sid) => sid,
             None => {
@@ -327,6 +332,9 @@ impl Engine {
 
     /// A steered connection.
     pub(super) fn arrive(&mut self, flow: ServerFlow) {
+        if let Some(rtt) = tcp_rtt(&flow.peer) {
+            self.note_path(flow.client.ip(), rtt);
+        }
         let id = self.next_arriving;
         self.next_arriving = self.next_arriving.wrapping_add(1);
         let event = EpollEvent::new(
@@ -426,4 +434,22 @@ impl Engine {
             }
         }
     }
+}
+
+/// The round-trip time that TCP measured while it connected.
+fn tcp_rtt(socket: &TcpStream) -> Option<Duration> {
+    // SAFETY: plain data for which zeros are valid.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
+    // SAFETY: the option's structure and its size, both alive during the call.
+    let r = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            (&raw mut info).cast(),
+            &raw mut length,
+        )
+    };
+    (r == 0 && info.tcpi_rtt > 0).then(|| Duration::from_micros(info.tcpi_rtt.into()))
 }

@@ -8,6 +8,7 @@ mod report;
 use std::{
     cell::RefCell,
     collections::{BTreeMap, HashMap},
+    net::IpAddr,
     os::fd::{AsFd, AsRawFd, BorrowedFd},
     rc::Rc,
     sync::{Arc, mpsc::Receiver},
@@ -67,6 +68,13 @@ const QUANTUM: u32 = 32;
 /// queue full.
 const RETRY_NS: u64 = 10 * MS;
 const QUEUE_NS: u64 = MS / 10;
+/// With so many sessions, each needs a part of a short path only, and all together should not be
+/// larger than they must be.
+const CROWD: usize = 32;
+/// How long spare rings are kept after the last session was opened.
+const SPARE_NS: u64 = 10_000 * MS;
+/// Peers whose round-trip time is remembered.
+const PATHS: usize = 4096;
 /// Connections that wait for an aware application's accept.
 const BACKLOG: usize = 64;
 
@@ -139,6 +147,8 @@ pub(super) struct Engine {
     interfaces: BTreeMap<u32, Interface>,
     pumps: HashMap<u32, (Pump, String)>,
     stock: Stock,
+    /// Round-trip times of peers, as last measured.
+    paths: HashMap<IpAddr, Duration>,
     pool: Vec<Pooled>,
     sessions: BTreeMap<u32, Session>,
     schedule: Schedule,
@@ -146,6 +156,7 @@ pub(super) struct Engine {
     arriving: BTreeMap<u32, Arriving>,
     next_arriving: u32,
     last_sid: u32,
+    last_opened_ns: u64,
     hooker: Option<hooker::Handle>,
     started_ns: u64,
     next_tick: u64,
@@ -214,7 +225,8 @@ impl Engine {
                 })
             })
             .collect::<vtl_bpf::Result<_>>()?;
-        let stock = Stock::start(RingMaker::new(&plane)?, config.ring_slots, config.stock);
+        let maker = RingMaker::new(&plane)?;
+        let stock = Stock::start(maker, config.ring_slots, config.stock, config.ring_memory);
         let mut engine = Self {
             config,
             handle,
@@ -226,6 +238,7 @@ impl Engine {
             interfaces: BTreeMap::new(),
             pumps: HashMap::new(),
             stock,
+            paths: HashMap::new(),
             pool,
             sessions: BTreeMap::new(),
             schedule: Schedule::new(),
@@ -233,6 +246,7 @@ impl Engine {
             arriving: BTreeMap::new(),
             next_arriving: 0,
             last_sid: 0,
+            last_opened_ns: 0,
             hooker: None,
             started_ns: now_ns(),
             next_tick: 0,
@@ -329,11 +343,8 @@ impl Engine {
                 && let Some(session) = self.sessions.get_mut(&sid)
             {
                 self.schedule.now(sid);
-                // The peer's first packet, an answer to our answer: a round trip has passed.
-                if let Some(answered) = session.answered_ns.take()
-                    && let Some(entry) = self.plane.sessions().get(sid)
-                {
-                    entry.suppose_rtt(Duration::from_nanos(now_ns() - answered));
+                if let Some(answered) = session.answered_ns.take() {
+                    self.validated(sid, Duration::from_nanos(now_ns() - answered));
                 }
             }
             if what & (intf::VTL_EV_SEND | intf::VTL_EV_ROOM) != 0 {
@@ -452,6 +463,9 @@ impl Engine {
         let now = now_ns();
         self.next_tick = now + TICK_NS;
         let _ = self.find_interfaces();
+        if now - self.last_opened_ns > SPARE_NS {
+            self.stock.trim();
+        }
         self.arriving.retain(|_, a| now - a.since_ns < PREAMBLE_NS);
         for sid in self.sessions.keys().copied().collect::<Vec<_>>() {
             self.tick_session(sid, now);

@@ -3,6 +3,7 @@
 use std::{
     net::{IpAddr, SocketAddr},
     sync::{Arc, PoisonError},
+    time::Duration,
 };
 
 use nix::sys::{
@@ -22,9 +23,9 @@ use super::{
         Granted, Owner, Reply, now_ns, random_token,
         raw::{self, Received},
         session::{self, Aware, Phase, Session, Use},
-        streams::Streams,
+        stock,
     },
-    BACKLOG, Engine, Source, UNVALIDATED,
+    BACKLOG, CROWD, Engine, PATHS, Source, UNVALIDATED,
 };
 
 impl Engine {
@@ -73,7 +74,16 @@ impl Engine {
             && self.sessions.iter().filter(unvalidated).count() < UNVALIDATED
     }
 
-    /// Makes a session's entry and rings.
+    /// Remembers a peer's round-trip time.
+    pub(super) fn note_path(&mut self, peer: IpAddr, rtt: Duration) {
+        if self.paths.len() >= PATHS && !self.paths.contains_key(&peer) {
+            self.paths.clear(); // it costs no more than the first session to a stranger
+        }
+        self.paths.insert(peer, rtt);
+    }
+
+    /// Makes a session's entry and rings, as large as a known path needs. While the path is not
+    /// known, a small part of large rings is used.
     pub(super) fn create(
         &mut self,
         peer: IpAddr,
@@ -93,7 +103,17 @@ impl Engine {
             .free_after(self.last_sid)
             .ok_or("all sessions of this host are in use")?;
         self.last_sid = sid;
-        let rings = self.stock.take().map_err(|e| e.to_string())?;
+        let known = self.paths.get(&peer).copied();
+        let mut wanted = known.map_or(stock::FAR, |rtt| {
+            stock::slots_for(rtt, self.config.ring_slots)
+        });
+        if wanted == stock::NEAR && self.sessions.len() >= CROWD {
+            wanted = stock::LEAST;
+        }
+        let rings = self.stock.take(wanted).map_err(|e| e.to_string())?;
+        let used = if known.is_some() { wanted } else { stock::NEAR };
+        let slots = used.min(rings.slots);
+        self.last_opened_ns = now_ns();
         let token = random_token();
         let purpose = match purpose(&rings) {
             Ok(purpose) => purpose,
@@ -109,7 +129,7 @@ impl Engine {
                 .map_err(|e| e.to_string())?;
         }
         let entry = self.plane.sessions().get(sid).expect("it was found free");
-        entry.initialise(session::entry(sid, token, &rings, local, peer));
+        entry.initialise(session::entry(sid, token, rings.index, slots, local, peer));
         entry.set_state(intf::VTL_OPENING);
         let now = now_ns();
         let session = Session {
@@ -122,6 +142,7 @@ impl Engine {
             answered_ns: None,
             phase: Phase::Ended,
             rings,
+            slots,
             purpose,
             lifeline: None,
             heard: 0,
@@ -153,16 +174,16 @@ impl Engine {
             .filter(|g| !g.is_empty())
             .ok_or("no graft of the pool provides the services asked for")?;
         let (sid, token) = self.create(peer, local, port, purpose)?;
+        let session = self.sessions.get_mut(&sid).expect("just made");
         let offer = Offer {
             sid,
-            ring_slots: self.config.ring_slots,
+            ring_slots: session.slots,
             max_payload: raw::max_payload(mtu, peer),
             port,
             services,
             gids,
             known_rtt: None,
         };
-        let session = self.sessions.get_mut(&sid).expect("just made");
         session.initiator = true;
         session.phase = Phase::Opening(Initiator::new(offer, now_ns(), token));
         self.open_timer(sid, now_ns());
@@ -285,7 +306,7 @@ impl Engine {
             grafts: &grafts,
             ports: &ports,
             room: self.room_for_strangers(),
-            ring_slots: self.config.ring_slots,
+            ring_slots: stock::NEAR,
             max_payload: raw::max_payload(mtu, received.from),
         };
         let choice = match nego::respond(nego, &policy) {
@@ -320,17 +341,45 @@ impl Engine {
                 Use::Aware(aware(owner, rings, max_payload, None)?)
             })
         })?;
-        let answer = choice.answer(sid, token);
         let session = self.sessions.get_mut(&sid).expect("just made");
+        let answer = choice.with_ring_slots(session.slots).answer(sid, token);
         session.answered = Some((key, answer));
         session.answered_ns = Some(now_ns());
         self.establish(sid, &choice.session)?;
         self.send(&answer, received.to, received.from);
+        Ok(())
+    }
+
+    /// The first packet of a peer that opened a session came `rtt` after our answer. From here on
+    /// the session may be used.
+    pub(super) fn validated(&mut self, sid: u32, rtt: Duration) {
+        let Some(session) = self.sessions.get_mut(&sid) else {
+            return;
+        };
+        let Some(entry) = self.plane.sessions().get(sid) else {
+            return;
+        };
+        if !session.is_open() {
+            return;
+        }
+        entry.suppose_rtt(rtt);
+        let slots = stock::slots_for(rtt, session.rings.slots);
+        if slots > session.slots {
+            session.slots = slots;
+            entry.widen(slots);
+        }
+        let (peer, port) = (session.peer, session.port);
+        if let Err(error) = session.map_streams(entry.snapshot().max_payload) {
+            tracing::warn!(%error, %peer, "a session cannot be used");
+            self.close(sid, true);
+            return;
+        }
+        self.note_path(peer, rtt);
         if let Some(listener) = self.listeners.get_mut(&port) {
             listener.backlog.push_back(sid);
             self.grant_accepted();
         }
-        Ok(())
+        self.receive(sid);
     }
 
     /// The answer to our NEGO.
@@ -362,28 +411,34 @@ impl Engine {
     /// Hands the session to the kernel's programs.
     pub(super) fn establish(&mut self, sid: u32, established: &Established) -> Result<(), String> {
         let session = self.sessions.get_mut(&sid).ok_or("the session has gone")?;
-        if let Use::Streams { streams, .. } = &mut session.purpose {
-            let rings = &session.rings;
-            let map = |e: std::io::Error| format!("mapping a ring: {e}");
-            let tx =
-                TxRing::map(rings.transmit(), rings.slots, established.max_payload).map_err(map)?;
-            let mut rx = RxRing::map(rings.receive(), rings.slots).map_err(map)?;
-            rx.prepare_wait();
-            *streams = Some(Box::new(Streams::new(session.initiator, tx, rx)));
+        if session.initiator {
+            // After more than one NEGO nobody knows which was answered.
+            let slots = established.rtt.map_or(session.rings.slots, |rtt| {
+                stock::slots_for(rtt, session.rings.slots)
+            });
+            session.slots = session.slots.max(slots);
+            session.map_streams(established.max_payload)?;
         }
         let entry = self.plane.sessions().get(sid).expect("it has an entry");
-        entry.complete(|s| session::fill(s, established));
+        let slots = session.slots;
+        entry.complete(|s| {
+            session::fill(s, established);
+            s.slots = slots;
+        });
         entry.set_state(intf::VTL_OPEN);
         session.phase = Phase::Open;
         session.heard_ns = now_ns();
         self.schedule.now(sid);
+        let peer = session.peer;
         if matches!(session.purpose, Use::Streams { .. }) {
-            let peer = session.peer;
             self.handle
                 .peers
                 .write()
                 .unwrap_or_else(PoisonError::into_inner)
                 .insert(peer);
+        }
+        if let Some(rtt) = established.rtt {
+            self.note_path(peer, rtt);
         }
         Ok(())
     }
