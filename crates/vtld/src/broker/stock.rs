@@ -311,7 +311,7 @@ mod tests {
 
     #[test]
     fn slots_for__grows_with_the_round_trip_and_never_beyond_the_most() {
-        let ms = |n| Duration::from_micros(n * 1000);
+        let ms = |n: u64| Duration::from_micros(n * 1000);
         let sizes = [0, 1, 6, 10, 45, 100, 600].map(|n| slots_for(ms(n), 32768));
         assert_eq!(sizes, [1024, 1024, 1024, 8192, 8192, 32768, 32768]);
         let sizes = [0, 10, 600].map(|n| slots_for(ms(n), 512));
