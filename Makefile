@@ -10,10 +10,10 @@ BINS    = vtl vtld
 C_FILES = $(shell git ls-files -co --exclude-standard 'bpf/*.c' 'bpf/*.h' 'include/*.h')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test lint fmt install uninstall clean
+.PHONY: help setup build demo bench bench-full test lint fmt install uninstall clean
 
 help: ## This list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
 setup: ## Install what is missing: system packages (as root), the pinned Rust toolchain
 	@scripts/setup.sh
@@ -23,6 +23,14 @@ build: setup ## Build everything (release)
 
 demo: build ## Download a file over a bad link: TCP cubic, TCP BBR and VTL, side by side (as root)
 	@$(TARGET)/release/vtl demo $(DEMO_ARGS)
+
+bench: build ## Ten minutes of measurements with pictures in target/bench (as root, nothing else running)
+	@mkdir -p $(TARGET)/bench
+	@$(TARGET)/release/vtl bench run bench/plans/quick*.toml --json $(TARGET)/bench/rows.json --plot $(TARGET)/bench
+
+bench-full: build ## Every plan: many hours
+	@mkdir -p $(TARGET)/bench-full
+	@$(TARGET)/release/vtl bench run bench/plans/*.toml --json $(TARGET)/bench-full/rows.json --plot $(TARGET)/bench-full
 
 test: setup lint ## Check formatting and lints, then run all tests (as root: also those in namespaces)
 	$(CARGO) test --release --workspace --locked

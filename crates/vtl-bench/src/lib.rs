@@ -4,7 +4,7 @@
 //! - [`plan`]: what to measure, from a TOML file;
 //! - [`run`]: carries a plan out, one transfer after the other, each on a testbed of its own;
 //! - [`agent`]: the two ends of a transfer, processes in the testbed's namespaces;
-//! - [`row`]: what a transfer came to; [`table`] shows rows to people;
+//! - [`row`]: what a transfer came to; [`table`] and [`plot`] show rows to people;
 //! - [`payload`], [`daemons`], [`nginx`], [`download`], [`child`]: what the demo uses too.
 //!
 //! This is the inside of a command rather than a library for others, so functions that can fail in
@@ -19,6 +19,7 @@ mod interrupt;
 pub mod nginx;
 pub mod payload;
 pub mod plan;
+pub mod plot;
 pub mod programs;
 pub mod row;
 pub mod run;

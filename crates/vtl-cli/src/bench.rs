@@ -7,6 +7,7 @@ use anyhow::Context;
 use clap::{Args, Subcommand};
 use vtl_bench::Interrupt;
 use vtl_bench::plan::Plan;
+use vtl_bench::plot;
 use vtl_bench::programs::Programs;
 use vtl_bench::row::{Row, columns};
 use vtl_bench::run::Bench;
@@ -50,6 +51,9 @@ pub(crate) struct RunArgs {
     /// Write all rows into this file, as CSV
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
+    /// Draw the results into this directory, as SVG
+    #[arg(long, value_name = "DIR")]
+    plot: Option<PathBuf>,
 }
 
 /// Runs a subcommand of `vtl bench`.
@@ -86,6 +90,11 @@ fn measure(args: &RunArgs) -> anyhow::Result<()> {
     }
     if let Some(path) = &args.csv {
         write(path, &csv(rows))?;
+    }
+    if let Some(directory) = &args.plot {
+        for file in plot::draw(directory, rows)? {
+            eprintln!("drawn: {}", file.display());
+        }
     }
     output::print(&table::table(rows))?;
     if let Some(error) = finished.stopped {

@@ -32,6 +32,7 @@ mod emulator;
 mod error;
 mod link;
 mod loss;
+mod lossy_wire;
 mod model;
 mod namespace;
 mod netem;

@@ -46,7 +46,8 @@ pub struct Slots {
 #[serde(default, deny_unknown_fields)]
 pub struct Link {
     /// No emulation at all: client and server are the two ends of one veth pair. Nothing but the offloads
-    /// is controlled (segments of 1,500 bytes), and all other fields are ignored.
+    /// is controlled (segments of 1,500 bytes), and all other fields but the loss are ignored. With loss, the
+    /// router drops that share of the frames in the kernel, uniformly, without a seed.
     pub direct: bool,
     /// Propagation delay there and back, milliseconds.
     pub rtt_ms: f64,
@@ -199,7 +200,15 @@ impl Link {
                 return refuse("the mean loss is more than the loss within a burst");
             }
         }
+        if self.loses_directly() && self.loss_model != LossModel::Uniform {
+            return refuse("without emulation only uniform loss can be had");
+        }
         Ok(())
+    }
+
+    /// Whether this is a link without emulation that loses packets all the same.
+    pub(crate) fn loses_directly(&self) -> bool {
+        self.direct && self.loss_up().max(self.loss_down()) > 0.0
     }
 }
 

@@ -16,6 +16,7 @@ use crate::control::{self, Request, Response};
 use crate::emulator::{Emulator, Stats, TO_CLIENT, TO_SERVER};
 use crate::error::{Error, Result};
 use crate::link::Link;
+use crate::lossy_wire::LossyWire;
 use crate::namespace::{self, Host};
 use crate::netem;
 use crate::offload::{self, Offload};
@@ -41,7 +42,8 @@ pub enum Backend {
     Emulator,
     /// The kernel's netem.
     Netem,
-    /// Nothing: client and server are joined by a veth pair.
+    /// Nothing: client and server are joined by a veth pair, or by a router that loses packets in the
+    /// kernel.
     Direct,
 }
 
@@ -94,10 +96,18 @@ impl Testbed {
             Lifetime::Guarded => Some(Guard::new(name)?),
             Lifetime::Persistent => None,
         };
-        make_hosts(name, link.direct)?;
+        make_hosts(name, link)?;
         let wants_emulator =
             std::env::var_os(ENV_BACKEND).is_some_and(|b| b == OsStr::new("emulator"));
         let backend = if link.direct {
+            if link.loses_directly() {
+                let Some(guard) = &mut guard else {
+                    return Err(Error::BadLink(
+                        "loss on `wire` ends with the process that makes it, so it cannot be kept up".to_owned(),
+                    ));
+                };
+                guard.wire = Some(LossyWire::build(name, link)?);
+            }
             Backend::Direct
         } else if !wants_emulator && netem::available(name) {
             netem::build(name, link)?;
@@ -295,6 +305,7 @@ impl Drop for Testbed {
         };
         let lock = state::lock();
         drop(guard.emulator);
+        drop(guard.wire);
         remove(&self.name);
         guard.watcher.dismiss();
         drop(lock);
@@ -305,6 +316,7 @@ impl Drop for Testbed {
 #[derive(Debug)]
 struct Guard {
     emulator: Option<Emulator>,
+    wire: Option<LossyWire>,
     watcher: Watcher,
 }
 
@@ -312,6 +324,7 @@ impl Guard {
     fn new(name: &str) -> Result<Guard> {
         Ok(Guard {
             emulator: None,
+            wire: None,
             watcher: Watcher::start(name)?,
         })
     }
@@ -459,7 +472,8 @@ fn end_processes(name: &str, hosts: &[Host]) {
 }
 
 /// Makes the namespaces, their devices and their addresses.
-fn make_hosts(name: &str, direct: bool) -> Result<()> {
+fn make_hosts(name: &str, link: &Link) -> Result<()> {
+    let direct = link.direct && !link.loses_directly();
     for host in Host::ALL {
         namespace::ip(&["netns", "add", &namespace::name_of(name, host)])?;
         namespace::run_in(&namespace::path_of(name, host), || {
@@ -492,7 +506,7 @@ fn make_hosts(name: &str, direct: bool) -> Result<()> {
             ),
         )?;
     }
-    if !direct {
+    if !link.direct {
         for host in [Host::Client, Host::Server] {
             coalesce(name, host)?;
         }

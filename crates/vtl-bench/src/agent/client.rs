@@ -3,20 +3,22 @@
 use std::io::{self, BufRead, Read};
 use std::net::SocketAddr;
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::conn::{Conn, run_blocking};
 use super::graft::Session;
 use super::tcp::Tcp;
-use super::workload::{Progress, fetch};
+use super::workload::{Progress, fetch, wait_at_gate};
 use super::{Order, Outcome, Over, READY, Work, own_peak_kb, quic, say, udp};
 
 /// The distance between two samples of the progress.
 const SAMPLE: Duration = Duration::from_millis(100);
 /// What is fetched from a peer to make it known, bytes.
 const GREETING: u64 = 4_096;
+/// How long many connections may take to open.
+const OPENING: Duration = Duration::from_secs(60);
 
 pub(super) fn run(order: &Order) -> anyhow::Result<()> {
     let warm = if order.known { warm_up(order)? } else { None };
@@ -35,7 +37,8 @@ pub(super) fn run(order: &Order) -> anyhow::Result<()> {
 
 /// Fetches a little, and waits until the path is quiet again.
 fn warm_up(order: &Order) -> io::Result<Option<quic::Client>> {
-    let progress = Progress::new(Instant::now(), 0);
+    let progress = Progress::new(0);
+    progress.open_gate();
     let work = Work::File(GREETING);
     let mut ticket = None;
     match &order.over {
@@ -66,7 +69,6 @@ pub(super) fn greeting_port(order: &Order) -> SocketAddr {
 }
 
 fn measure(order: &Order, warm: Option<quic::Client>) -> Outcome {
-    let start = Instant::now();
     let (half_at, half_time, limit) = match order.work {
         Work::File(bytes) => (
             bytes * u64::from(order.connections) / 2,
@@ -82,8 +84,22 @@ fn measure(order: &Order, warm: Option<quic::Client>) -> Outcome {
     // A stream without a rate ends by the clock; everything else by its last byte.
     let open_end = matches!(order.work, Work::Stream { rate_kbit: 0, .. });
     let limit = if open_end { limit } else { order.limit_s };
-    let progress = Arc::new(Progress::new(start, half_at));
+    let progress = Arc::new(Progress::new(half_at));
+    // What many streams carry is measured once all of them are open; all else includes set-up.
+    let gated = open_end && order.connections > 1;
+    if !gated {
+        progress.begin();
+        progress.open_gate();
+    }
     let done = start_work(order.clone(), Arc::clone(&progress), warm);
+    if gated {
+        let asked = Instant::now();
+        while progress.open() < order.connections && asked.elapsed() < OPENING {
+            thread::sleep(Duration::from_millis(2));
+        }
+        progress.open_gate();
+    }
+    let start = progress.begin();
 
     let mut samples = vec![(0.0, 0)];
     let mut half = None;
@@ -117,6 +133,12 @@ fn measure(order: &Order, warm: Option<quic::Client>) -> Outcome {
         samples.push((start.elapsed().as_secs_f64(), progress.bytes()));
     }
     let bytes = progress.bytes();
+    if gated && progress.open() < order.connections {
+        error = Some(io::Error::other("not all connections opened in time"));
+    }
+    if let Some(why) = progress.failed() {
+        error.get_or_insert(io::Error::other(why));
+    }
     let cut = !complete && error.is_none() && !open_end;
     let seconds = match progress.last_s() {
         Some(last) if complete => last,
@@ -176,8 +198,12 @@ fn each<C: Conn + Send + 'static>(
     connect: impl Fn(u32) -> io::Result<C> + Sync,
 ) -> io::Result<()> {
     let open = Mutex::new(Vec::new());
+    let places = Places::default();
     let one = |index| -> io::Result<()> {
-        let mut conn = connect(index)?;
+        let result = places.with(|| connect(index));
+        progress.opened(result.as_ref().err());
+        let mut conn = result?;
+        run_blocking(wait_at_gate(&mut conn, progress));
         let result = run_blocking(fetch(&mut conn, order.work, progress));
         open.lock()
             .map_err(|_| io::Error::other("a thread panicked"))?
@@ -209,4 +235,30 @@ fn each<C: Conn + Send + 'static>(
     // What is open stays open until the process ends.
     std::mem::forget(open);
     result
+}
+
+/// Few connections are opened at a time: a daemon has eight places for peers that it does not know
+/// yet, and a listener's backlog is not endless either.
+#[derive(Default)]
+struct Places {
+    taken: Mutex<u32>,
+    freed: Condvar,
+}
+
+impl Places {
+    const ALL: u32 = 4;
+
+    fn with<T>(&self, work: impl FnOnce() -> T) -> T {
+        if let Ok(taken) = self.taken.lock()
+            && let Ok(mut taken) = self.freed.wait_while(taken, |n| *n >= Self::ALL)
+        {
+            *taken += 1;
+        }
+        let result = work();
+        if let Ok(mut taken) = self.taken.lock() {
+            *taken = taken.saturating_sub(1);
+        }
+        self.freed.notify_one();
+        result
+    }
 }

@@ -168,8 +168,9 @@ fn own_peak_kb() -> u64 {
 }
 
 /// The largest buffer that a baseline is given, bytes: twice the bandwidth-delay product, at least
-/// 32 MiB, as [`vtl_testbed::Testbed::tune_tcp`] does for TCP.
+/// 32 MiB, as [`vtl_testbed::Testbed::tune_tcp`] does for TCP; many connections share that.
 fn buffer_limit(order: &Order) -> u64 {
     let bdp = order.rate_mbit * 1e6 / 8.0 * order.rtt_ms / 1e3;
-    (2.0 * bdp).max(f64::from(32 << 20)) as u64
+    let all = (2.0 * bdp).max(f64::from(32 << 20)) as u64;
+    (all / u64::from(order.connections)).max(1 << 20)
 }

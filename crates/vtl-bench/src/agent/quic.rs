@@ -21,7 +21,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::task::LocalSet;
 
 use super::conn::Conn;
-use super::workload::{Progress, fetch, serve};
+use super::workload::{Progress, fetch, serve, wait_at_gate};
 use super::{Order, Summary, Work, buffer_limit, tcp};
 
 /// UDP payload of a full-size packet over IPv4 at an MTU of 1,500.
@@ -44,7 +44,10 @@ struct Quic {
 
 impl Conn for Quic {
     async fn send(&mut self, data: &[u8]) -> io::Result<()> {
-        self.send.write_all(data).await.map_err(io::Error::from)
+        self.send.write_all(data).await?;
+        // A large window takes everything at once; the other connections of this thread must get on.
+        tokio::task::yield_now().await;
+        Ok(())
     }
 
     async fn receive(&mut self, mut take: impl FnMut(&[u8])) -> io::Result<usize> {
@@ -167,7 +170,10 @@ impl Client {
                     let (endpoint, server) = (self.endpoint.clone(), self.server);
                     let progress = Arc::clone(progress);
                     tokio::task::spawn_local(async move {
-                        let mut conn = connect(&endpoint, server).await?;
+                        let result = connect(&endpoint, server, false).await;
+                        progress.opened(result.as_ref().err());
+                        let mut conn = result?;
+                        wait_at_gate(&mut conn, &progress).await;
                         let result = fetch(&mut conn, work, &progress).await;
                         result.map(|()| conn._connection.clone())
                     })
@@ -182,7 +188,7 @@ impl Client {
     }
 
     async fn one(&self, work: Work, progress: &Progress) -> io::Result<()> {
-        let mut conn = connect(&self.endpoint, self.server).await?;
+        let mut conn = connect(&self.endpoint, self.server, true).await?;
         let result = fetch(&mut conn, work, progress).await;
         self.keep(conn._connection.clone());
         result
@@ -195,12 +201,16 @@ impl Client {
     }
 }
 
-/// Opens a connection and a stream; without a round trip if the server is known.
-async fn connect(endpoint: &Endpoint, server: SocketAddr) -> io::Result<Quic> {
+/// Opens a connection and a stream; without a round trip if `early` and the server is known.
+async fn connect(endpoint: &Endpoint, server: SocketAddr, early: bool) -> io::Result<Quic> {
     let connecting = endpoint.connect(server, NAME).map_err(io::Error::other)?;
-    let connection = match connecting.into_0rtt() {
-        Ok((connection, _accepted)) => connection,
-        Err(connecting) => connecting.await?,
+    let connection = if early {
+        match connecting.into_0rtt() {
+            Ok((connection, _accepted)) => connection,
+            Err(connecting) => connecting.await?,
+        }
+    } else {
+        connecting.await?
     };
     let (send, receive) = connection.open_bi().await?;
     Ok(Quic {

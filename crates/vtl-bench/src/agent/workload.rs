@@ -1,8 +1,8 @@
 //! What both ends do on a connection, whatever carries it.
 
 use std::io;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
@@ -20,6 +20,8 @@ const STAMP: usize = 8;
 /// The distance of the blocks of a stream at a rate, and the least that is sent at a time.
 const INTERVAL: Duration = Duration::from_millis(1);
 const BLOCK_MIN: u64 = 1_200;
+/// How often connections look whether they may begin.
+const GATE: Duration = Duration::from_millis(2);
 
 impl Work {
     fn encode(self) -> [u8; REQUEST] {
@@ -79,7 +81,11 @@ fn blocks(rate_kbit: u64) -> (u64, Duration) {
 
 /// How far a transfer has come, seen by the thread that times it. All connections add to it.
 pub(super) struct Progress {
-    start: Instant,
+    start: OnceLock<Instant>,
+    /// Connections that are open, or never will be.
+    opened: AtomicU32,
+    failed: Mutex<Option<String>>,
+    gate: AtomicBool,
     /// The bytes of all connections at which the time is taken; 0 if half-way is a time.
     half_at: u64,
     bytes: AtomicU64,
@@ -91,11 +97,14 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    pub(super) fn new(start: Instant, half_at: u64) -> Self {
+    pub(super) fn new(half_at: u64) -> Self {
         // Up to 100 s in µs, three digits; the bounds are valid.
         let latency = Histogram::new_with_bounds(1, 100_000_000_000, 3).expect("valid bounds");
         Self {
-            start,
+            start: OnceLock::new(),
+            opened: 0.into(),
+            failed: Mutex::default(),
+            gate: false.into(),
             half_at,
             bytes: 0.into(),
             wrong: 0.into(),
@@ -106,9 +115,42 @@ impl Progress {
         }
     }
 
+    /// Starts the clock.
+    pub(super) fn begin(&self) -> Instant {
+        *self.start.get_or_init(Instant::now)
+    }
+
+    /// Lets connections that wait at the gate begin.
+    pub(super) fn open_gate(&self) {
+        self.gate.store(true, Ordering::Release);
+    }
+
+    /// Whether they may.
+    pub(super) fn gate_is_open(&self) -> bool {
+        self.gate.load(Ordering::Acquire)
+    }
+
+    /// Counts a connection that has been opened, or could not be.
+    pub(super) fn opened(&self, error: Option<&io::Error>) {
+        if let (Some(error), Ok(mut failed)) = (error, self.failed.lock()) {
+            failed.get_or_insert(error.to_string());
+        }
+        self.opened.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many those are.
+    pub(super) fn open(&self) -> u32 {
+        self.opened.load(Ordering::Relaxed)
+    }
+
+    /// Why one could not be opened, if so.
+    pub(super) fn failed(&self) -> Option<String> {
+        self.failed.lock().ok().and_then(|failed| failed.clone())
+    }
+
     /// Counts bytes that have just arrived and been checked.
     pub(super) fn add(&self, bytes: u64, wrong: u64) {
-        let now = (self.start.elapsed().as_nanos() as u64).max(1);
+        let now = (self.begin().elapsed().as_nanos() as u64).max(1);
         let before = self.bytes.fetch_add(bytes, Ordering::Relaxed);
         if before == 0 {
             self.first_ns.store(now, Ordering::Relaxed);
@@ -158,6 +200,13 @@ impl Progress {
         let histogram = self.latency.lock().ok()?;
         let at = |q| histogram.value_at_quantile(q) as f64 / 1e3;
         (!histogram.is_empty()).then(|| [at(0.5), at(0.99), at(0.999)])
+    }
+}
+
+/// Waits until all connections are open, if it is told to.
+pub(super) async fn wait_at_gate<C: Conn>(conn: &mut C, progress: &Progress) {
+    while !progress.gate_is_open() {
+        conn.pause(GATE).await;
     }
 }
 

@@ -230,7 +230,7 @@ impl<'a> Stage<'a> {
         }
         let mut outcomes: Vec<Outcome> = Vec::new();
         for (client, _) in &mut pairs {
-            let patience = Duration::from_secs_f64(self.cell.longest_s() + 2.0 * GRACE_S);
+            let patience = Duration::from_secs_f64(self.cell.longest_s() + 60.0 + 2.0 * GRACE_S);
             outcomes.push(client.hear(patience, interrupt, || clock.tick())?);
         }
         let busy = since.busy_s();

@@ -6,6 +6,7 @@
 mod process;
 mod world;
 
+mod bench;
 mod death;
 mod files;
 mod hostile;

@@ -30,7 +30,7 @@ fn vtld() -> PathBuf {
 }
 
 /// Why namespaces and programs cannot be had here, if so.
-fn cannot_run() -> Option<String> {
+pub(crate) fn cannot_run() -> Option<String> {
     if !nix::unistd::geteuid().is_root() {
         return Some("needs root".to_owned());
     }
