@@ -8,17 +8,21 @@ VTL_INLINE enum vtl_verdict graft_egress(struct vtl_out *o) {
     if (tf_pace_wait(o) || tf_choose(o) || vtl_fetch(o))
         return VTL_STOP;
     tf_number(o);
-    tf_checksum_add(o);
     tf_pace_charge(o);
     return VTL_SEND;
 }
 
+VTL_INLINE void graft_seal(struct vtl_out *o) {
+    tf_checksum_add(o);
+}
+
 VTL_INLINE enum vtl_verdict graft_admit(struct vtl_in *in) {
-    enum vtl_verdict v = tf_receive_admit(in);
-    return v ? v : tf_checksum_verify(in);
+    return tf_receive_admit(in);
 }
 
 VTL_INLINE enum vtl_verdict graft_ingress(struct vtl_in *in) {
+    if (tf_checksum_verify(in))
+        return VTL_STOP;
     tf_receive_place(in);
     tf_ack_note(in);
     return in->duplicate || in->hdr->h.flags & VTL_F_ACK_NOW ? VTL_SEND : VTL_STOP;

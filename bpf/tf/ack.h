@@ -61,14 +61,14 @@ VTL_INLINE void vtl_ack_build(struct vtl_session *s, struct vtl_ack_hdr *a, __u6
     a->echo_ts = vtl_swap32(s->rx.echo_ts);
     a->dups = vtl_swap32(s->rx.dups);
     a->skip = vtl_swap32(skip);
-    __u64 sum = vtl_csum_words((const __u32 *)a, sizeof(*a) / 4);
+    __u64 sum = vtl_csum_words((const __u64 *)a, sizeof(*a) / 8);
     int i;
     vtl_for(i, 0, words) {
         if (i >= VTL_ACK_WORDS)
             break;
         __u64 w = s->rx.map[(s->rx.cum / 64 + skip + i) % VTL_WINDOW_WORDS];
         map[i] = w;
-        sum += (w & 0xffffffff) + (w >> 32);
+        sum += w;
     }
     a->h.csum = vtl_csum_fold(sum);
 }
@@ -84,12 +84,12 @@ VTL_INLINE void tf_ack_note(struct vtl_in *in) {
 VTL_INLINE enum vtl_verdict tf_ack_verify(struct vtl_ackd *a) {
     __u32 want = a->hdr->h.csum;
     a->hdr->h.csum = 0;
-    __u64 sum = vtl_csum_words((const __u32 *)a->hdr, sizeof(*a->hdr) / 4);
+    __u64 sum = vtl_csum_words((const __u64 *)a->hdr, sizeof(*a->hdr) / 8);
     int i;
     vtl_for(i, 0, a->words) {
         if (i >= VTL_ACK_WORDS)
             break;
-        sum += (a->map[i] & 0xffffffff) + (a->map[i] >> 32);
+        sum += a->map[i];
     }
     if (vtl_csum_fold(sum) == want)
         return VTL_NEXT;

@@ -3,7 +3,8 @@
  * Turns a composition into programs. A graft defines, then includes this file:
  *
  *   VTL_GRAFT("name", gid, services)
- *   enum vtl_verdict graft_egress(struct vtl_out *);    choose and make one packet
+ *   enum vtl_verdict graft_egress(struct vtl_out *);    choose one packet and make its header
+ *   void graft_seal(struct vtl_out *);                  once the payload is in it
  *   enum vtl_verdict graft_admit(struct vtl_in *);      before a payload is copied to its slot
  *   enum vtl_verdict graft_ingress(struct vtl_in *);    once it is there
  *   enum vtl_verdict graft_listener(struct vtl_ackd *);
@@ -39,6 +40,29 @@ struct vtl_graft_info {
     const struct vtl_graft_info vtl_graft_info SEC(".vtl.graft") __attribute__((used)) = {         \
         .name = name_, .gid = gid_, .services = services_, .version = VTL_GRAFT_ABI}
 
+/*
+ * vtl_move for both kinds of context: between a slot and the packet from `offset` on. Functions of
+ * their own, so that the verifier looks at them once, and not at all that follows once for each
+ * length.
+ */
+#define VTL_MOVES(kind, context)                                                                   \
+    __attribute__((noinline)) __u64 vtl_##kind##_put(struct context *ctx, struct vtl_slot *slot,   \
+                                                     __u32 offset, __u32 len) {                    \
+        void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;                  \
+        if (!slot || offset > VTL_HEADROOM + sizeof(struct vtl_data_hdr))                          \
+            return 0;                                                                              \
+        return vtl_move(data + offset, slot->data, 1, end, len);                                   \
+    }                                                                                              \
+    __attribute__((noinline)) __u64 vtl_##kind##_take(struct context *ctx, struct vtl_slot *slot,  \
+                                                      __u32 offset, __u32 len) {                   \
+        void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;                  \
+        if (!slot || offset > VTL_HEADROOM + sizeof(struct vtl_data_hdr))                          \
+            return 0;                                                                              \
+        return vtl_move(slot->data, data + offset, 0, end, len);                                   \
+    }
+VTL_MOVES(xdp, xdp_md)
+VTL_MOVES(tc, __sk_buff)
+
 /* ------------------------------------------------------------------------------------- egress */
 
 /* Bytes of the frame. The verifier does not take a difference of packet pointers in 32 bits. */
@@ -52,22 +76,17 @@ VTL_INLINE int vtl_xdp_emit(struct xdp_md *ctx, struct vtl_out *o, int offset) {
     int grow = (int)(header + n) - (int)vtl_xdp_length(ctx);
     if (grow > 0 || (grow && bpf_xdp_adjust_tail(ctx, grow)))
         return XDP_ABORTED;
-    if (o->type == VTL_DATA && n) {
-        if (n > VTL_MAX_PAYLOAD || !o->slot ||
-            bpf_xdp_store_bytes(ctx, offset + sizeof(struct vtl_data_hdr), o->slot->data, n))
-            return XDP_ABORTED;
-    }
+    if (o->type == VTL_DATA)
+        o->sum = vtl_xdp_put(ctx, o->slot, offset + sizeof(struct vtl_data_hdr), o->len);
+    vtl_seal(o);
     void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
-    if (data + offset + sizeof(struct vtl_data_hdr) > end)
+    if (data + offset + VTL_MIN_PACKET > end)
         return XDP_ABORTED;
     vtl_write_headers(data, o->s, offset, o->header_len + n);
-    if (o->type == VTL_DATA) {
+    if (o->type == VTL_DATA)
         vtl_copy(data + offset, &o->hdr, sizeof(struct vtl_data_hdr));
-        return XDP_TX;
-    }
-    if (data + offset + sizeof(struct vtl_ack_hdr) > end)
-        return XDP_ABORTED;
-    vtl_copy(data + offset, &o->hdr, sizeof(struct vtl_ack_hdr));
+    else
+        vtl_copy(data + offset, &o->hdr, VTL_MIN_PACKET);
     return XDP_TX;
 }
 
@@ -94,22 +113,17 @@ VTL_INLINE int vtl_tc_emit(struct __sk_buff *ctx, struct vtl_out *o, int offset)
     __u32 length = offset + o->header_len + n;
     if (length != ctx->len && bpf_skb_change_tail(ctx, length, 0))
         return VTL_TC_DROP;
-    if (o->type == VTL_DATA && n) {
-        if (n > VTL_MAX_PAYLOAD || !o->slot ||
-            bpf_skb_store_bytes(ctx, offset + sizeof(struct vtl_data_hdr), o->slot->data, n, 0))
-            return VTL_TC_DROP;
-    }
+    if (o->type == VTL_DATA)
+        o->sum = vtl_tc_put(ctx, o->slot, offset + sizeof(struct vtl_data_hdr), o->len);
+    vtl_seal(o);
     void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
-    if (data + offset + sizeof(struct vtl_data_hdr) > end)
+    if (data + offset + VTL_MIN_PACKET > end)
         return VTL_TC_DROP;
     vtl_write_headers(data, o->s, offset, o->header_len + n);
-    if (o->type == VTL_DATA) {
+    if (o->type == VTL_DATA)
         vtl_copy(data + offset, &o->hdr, sizeof(struct vtl_data_hdr));
-        return VTL_TC_NEXT;
-    }
-    if (data + offset + sizeof(struct vtl_ack_hdr) > end)
-        return VTL_TC_DROP;
-    vtl_copy(data + offset, &o->hdr, sizeof(struct vtl_ack_hdr));
+    else
+        vtl_copy(data + offset, &o->hdr, VTL_MIN_PACKET);
     return VTL_TC_NEXT;
 }
 
@@ -161,8 +175,7 @@ VTL_INLINE int vtl_ingress_tc_at(struct __sk_buff *ctx, int offset) {
         return VTL_TC_DROP;
     void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
     struct vtl_data_hdr hdr;
-    void *payload = data + offset + sizeof(hdr);
-    if (payload > end)
+    if (data + offset + sizeof(hdr) > end)
         return VTL_TC_DROP;
     vtl_copy(&hdr, data + offset, sizeof(hdr));
     struct vtl_session *s = vtl_session_at(vtl_swap32(hdr.h.sid));
@@ -172,16 +185,14 @@ VTL_INLINE int vtl_ingress_tc_at(struct __sk_buff *ctx, int offset) {
         vtl_env_count(VTL_ST_RX_CONTENDED);
         return VTL_TC_DROP;
     }
-    struct vtl_in in = {.s = s, .hdr = &hdr, .payload = payload, .end = end};
+    struct vtl_in in = {.s = s, .hdr = &hdr};
     int verdict = VTL_TC_DROP;
     enum vtl_verdict v = vtl_in_start(&in, ctx->len - offset - sizeof(hdr));
-    __u32 n = in.len;
-    if (v == VTL_NEXT && in.slot &&
-        (n - 1 >= VTL_MAX_PAYLOAD ||
-         bpf_skb_load_bytes(ctx, offset + sizeof(hdr), in.slot->data, n)))
-        v = VTL_STOP;
-    if (v == VTL_NEXT)
+    if (v == VTL_NEXT) {
+        if (in.slot)
+            in.sum = vtl_tc_take(ctx, in.slot, offset + sizeof(hdr), in.len);
         v = graft_ingress(&in);
+    }
     if (v == VTL_SEND)
         verdict = vtl_tc_answer(ctx, s, offset);
     VTL_UNLOCK(s->rx.busy);
@@ -224,8 +235,7 @@ VTL_INLINE int vtl_xdp_answer(struct xdp_md *ctx, struct vtl_session *s, int off
 VTL_INLINE int vtl_ingress_xdp_at(struct xdp_md *ctx, int offset) {
     void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
     struct vtl_data_hdr hdr;
-    void *payload = data + offset + sizeof(hdr);
-    if (payload > end)
+    if (data + offset + sizeof(hdr) > end)
         return XDP_DROP;
     vtl_copy(&hdr, data + offset, sizeof(hdr));
     struct vtl_session *s = vtl_session_at(vtl_swap32(hdr.h.sid));
@@ -235,16 +245,14 @@ VTL_INLINE int vtl_ingress_xdp_at(struct xdp_md *ctx, int offset) {
         vtl_env_count(VTL_ST_RX_CONTENDED);
         return XDP_DROP;
     }
-    struct vtl_in in = {.s = s, .hdr = &hdr, .payload = payload, .end = end};
+    struct vtl_in in = {.s = s, .hdr = &hdr};
     int verdict = XDP_DROP;
     enum vtl_verdict v = vtl_in_start(&in, vtl_xdp_length(ctx) - offset - sizeof(hdr));
-    __u32 n = in.len;
-    if (v == VTL_NEXT && in.slot &&
-        (n - 1 >= VTL_MAX_PAYLOAD ||
-         bpf_xdp_load_bytes(ctx, offset + sizeof(hdr), in.slot->data, n)))
-        v = VTL_STOP;
-    if (v == VTL_NEXT)
+    if (v == VTL_NEXT) {
+        if (in.slot)
+            in.sum = vtl_xdp_take(ctx, in.slot, offset + sizeof(hdr), in.len);
         v = graft_ingress(&in);
+    }
     if (v == VTL_SEND)
         verdict = vtl_xdp_answer(ctx, s, offset);
     VTL_UNLOCK(s->rx.busy);

@@ -60,10 +60,11 @@ struct vtl_out {
     __u8 type;             /* enum vtl_type */
     __u8 flags;
     __u8 header_len; /* of hdr in use */
+    __u64 sum;       /* of the payload, once it was copied into the packet: see vtl_move */
     union {
         struct vtl_data_hdr data;
         struct vtl_ack_hdr ack;
-        __u32 words[18];
+        __u64 words[9];
     } hdr;
 };
 
@@ -72,9 +73,8 @@ struct vtl_in {
     struct vtl_session *s;
     __u64 seq;
     struct vtl_data_hdr *hdr; /* a copy: the packet cannot change it */
-    const void *payload;      /* in the packet */
-    const void *end;          /* of the packet: nothing at or behind it may be read */
-    struct vtl_slot *slot;    /* where the payload goes; NULL for a duplicate */
+    struct vtl_slot *slot;    /* where the payload belongs and, unless seen before, now lies */
+    __u64 sum;                /* of the payload: see vtl_move */
     __u32 len;                /* payload bytes as the header says, at most VTL_MAX_PAYLOAD */
     __u8 type;
     __u8 duplicate; /* its place is taken: the payload goes nowhere, the checksum still counts */
@@ -107,9 +107,10 @@ VTL_INLINE void vtl_env_notify(struct vtl_session *s, __u32 what);
 VTL_INLINE void vtl_env_count(__u32 stat);
 VTL_INLINE __u32 vtl_env_sid(struct vtl_session *s);
 
-/* Too large for the stack: an acknowledgement's bitmap. One for each CPU, also from the
- * environment. */
+/* Too large for the stack: an acknowledgement's bitmap, and the payload of a duplicate. One for
+ * each CPU, also from the environment. */
 struct vtl_scratch {
+    struct vtl_slot slot;
     __u64 map[VTL_ACK_WORDS + 1];
 };
 VTL_INLINE struct vtl_scratch *vtl_get_scratch(void);

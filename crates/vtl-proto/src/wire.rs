@@ -231,21 +231,22 @@ pub enum EmitError {
 }
 
 /// The checksum of `packet`, which starts at `version_type` and comes without its padding, or with
-/// the zeros that were sent: complement of the one's complement sum of its little-endian 32-bit
-/// words, zero-padded, with the checksum's own field as zero. Stored little-endian.
+/// the zeros that were sent: the sum modulo 2^64 of its little-endian 64-bit words, zero-padded, with
+/// the checksum's own field as zero, folded to 32 bits and complemented. Stored little-endian.
 pub fn checksum(packet: &[u8]) -> u32 {
-    let at = core::mem::offset_of!(intf::vtl_hdr, csum) / 4;
+    let at = core::mem::offset_of!(intf::vtl_hdr, csum);
     let mut sum = 0u64;
-    for (i, word) in packet.chunks(4).enumerate() {
-        if i != at {
-            let mut bytes = [0; 4];
-            bytes[..word.len()].copy_from_slice(word);
-            sum += u64::from(u32::from_le_bytes(bytes));
+    for (i, word) in packet.chunks(8).enumerate() {
+        let mut bytes = [0; 8];
+        bytes[..word.len()].copy_from_slice(word);
+        if i == at / 8 {
+            bytes[at % 8..at % 8 + 4].fill(0);
         }
+        sum = sum.wrapping_add(u64::from_le_bytes(bytes));
     }
     sum = (sum & 0xffff_ffff) + (sum >> 32);
     sum = (sum & 0xffff_ffff) + (sum >> 32);
     !(sum as u32)
 }
 
-const _: () = assert!(core::mem::offset_of!(intf::vtl_hdr, csum) % 4 == 0);
+const _: () = assert!(core::mem::offset_of!(intf::vtl_hdr, csum) % 8 <= 4);

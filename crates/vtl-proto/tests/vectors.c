@@ -26,14 +26,14 @@ static void print_header(const char *type, const struct vtl_hdr *h) {
 }
 
 static uint32_t checksum(const __u8 *packet, size_t len) {
-    __u8 copy[MAX_BYTES + 4] = {0};
+    __u8 copy[MAX_BYTES + 8] = {0};
     memcpy(copy, packet, len);
     memset(copy + __builtin_offsetof(struct vtl_hdr, csum), 0, sizeof(__le32));
     uint64_t sum = 0;
-    for (size_t i = 0; i < len; i += 4) {
-        uint32_t word;
-        memcpy(&word, copy + i, 4);
-        sum += le32toh(word);
+    for (size_t i = 0; i < len; i += 8) {
+        uint64_t word;
+        memcpy(&word, copy + i, 8);
+        sum += le64toh(word);
     }
     sum = (sum & 0xffffffff) + (sum >> 32);
     sum = (sum & 0xffffffff) + (sum >> 32);

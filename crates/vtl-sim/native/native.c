@@ -187,11 +187,14 @@ __u32 vtl_native_egress(struct vtl_native_host *h, __u32 sid, __u64 now, __u8 *f
         return 0;
     int offset = header_offset(s);
     __u32 bytes = vtl_padded(&o);
+    __u32 length = offset + o.header_len + bytes;
+    __u8 *body = frame + offset + sizeof(struct vtl_data_hdr);
+    if (o.type == VTL_DATA)
+        o.sum = vtl_move(body, o.slot->data, 1, frame + length, o.len);
+    vtl_seal(&o);
     vtl_write_headers(frame, s, offset, o.header_len + bytes);
     memcpy(frame + offset, &o.hdr, o.header_len);
-    if (bytes)
-        memcpy(frame + offset + o.header_len, o.slot->data, bytes);
-    return offset + o.header_len + bytes;
+    return length;
 }
 
 static __u32 data_arrives(struct vtl_session *s, const __u8 *frame, __u32 length, int offset,
@@ -200,12 +203,12 @@ static __u32 data_arrives(struct vtl_session *s, const __u8 *frame, __u32 length
     if (offset + sizeof(hdr) > length || !VTL_TRY_LOCK(s->rx.busy))
         return 0;
     memcpy(&hdr, frame + offset, sizeof(hdr));
-    const __u8 *payload = frame + offset + sizeof(hdr);
-    struct vtl_in in = {.s = s, .hdr = &hdr, .payload = payload, .end = frame + length};
+    struct vtl_in in = {.s = s, .hdr = &hdr};
     enum vtl_verdict v = vtl_in_start(&in, length - offset - sizeof(hdr));
     if (v == VTL_NEXT) {
         if (in.slot)
-            memcpy(in.slot->data, payload, in.len);
+            in.sum =
+                vtl_move(in.slot->data, frame + offset + sizeof(hdr), 0, frame + length, in.len);
         v = graft_ingress(&in);
     }
     __u32 bytes = 0;

@@ -39,10 +39,13 @@ fn checksum_verify__every_length_and_every_bit() {
         let good: intf::vtl_data_hdr =
             unsafe { std::ptr::read_unaligned(frame[34..].as_ptr().cast()) };
         let verify = |receiver: &mut Host, hdr: &mut _, payload: &[u8]| {
-            let packet = payload.as_ptr_range();
-            let fill = |i: &mut ffi::vtl_in| {
-                (i.payload, i.end, i.len) = (packet.start.cast(), packet.end.cast(), len as u32);
-            };
+            let sum = payload.chunks(8).map(|word| {
+                let mut bytes = [0; 8];
+                bytes[..word.len()].copy_from_slice(word);
+                u64::from_le_bytes(bytes)
+            });
+            let sum = sum.fold(0, u64::wrapping_add);
+            let fill = |i: &mut ffi::vtl_in| (i.sum, i.len) = (sum, len as u32);
             receiver
                 .input(ffi::vtl_native_checksum_verify, SID, hdr, fill)
                 .0
