@@ -9,8 +9,7 @@
  *   rate makes up for them, so that what the bottleneck carries stays at its rate.
  * - A queue that stands longer than probing takes is drained, until a round trip shows it empty.
  * - One that does not empty belongs to somebody else, who fills buffers. Against such a competitor
- *   the window follows CUBIC (RFC 9438), until the queue is found empty again; except that it
- *   yields to losses only if the competitor does too.
+ *   the window follows CUBIC (RFC 9438), until the queue is found empty again.
  */
 #ifndef VTL_TF_CONGESTION_BBR_H
 #define VTL_TF_CONGESTION_BBR_H
@@ -33,10 +32,6 @@
 #define VTL_BBR_HOST_US 1000
 /* Startup ends when a round loses more than this, 20 %: the queue runs over. */
 #define VTL_BBR_LOSS_FULL 13107
-/* A competitor that did not yield to losses is not yielded to for so long. */
-#define VTL_BBR_STUBBORN_NS (10 * VTL_NS_PER_S)
-/* Rounds from a loss to the question whether the competitor has yielded. */
-#define VTL_BBR_VERDICT_ROUNDS 5
 
 /*
  * The initial window: a packet for each millisecond of round trip, which is about 12 Mbit/s, but
@@ -155,32 +150,19 @@ VTL_INLINE void vtl_bbr_epoch(struct vtl_ackd *a, __u64 most, __u64 from) {
 VTL_INLINE void vtl_bbr_compete(struct vtl_ackd *a) {
     struct vtl_bbr *b = &a->s->tx.bbr;
     b->competing = 1;
-    b->yielded = 0;
+    b->yielded = b->rounds;
     vtl_bbr_epoch(a, b->window, b->window);
 }
 
-/* At the end of a round against a competitor: did it lose packets, and did the competitor yield to
- * the loss before? */
-VTL_INLINE void vtl_bbr_rival(struct vtl_ackd *a, int lost, int flood) {
+/* At the end of a round with losses against a competitor: the window yields by 30 %. What gets lost
+ * in the round after that had been sent before. */
+VTL_INLINE void vtl_bbr_yield(struct vtl_ackd *a) {
     struct vtl_bbr *b = &a->s->tx.bbr;
-    if (b->yielded && !flood) {
-        if (b->rounds - b->yielded < VTL_BBR_VERDICT_ROUNDS)
-            return;
-        b->yielded = 0;
-        /* Both windows 30 % smaller: so are round trips. Ours alone: hardly more than 15 %. */
-        if (b->round_min_us > b->full_rtt_us * 4ull / 5) {
-            vtl_bbr_epoch(a, b->most, b->most);
-            b->epoch_ns += VTL_BBR_STUBBORN_NS;
-        }
+    if (b->rounds - b->yielded < 2)
         return;
-    }
-    if (!lost || (a->now < b->epoch_ns && !flood))
-        return;
-    b->yielded = flood ? 0 : b->rounds;
-    b->full_rtt_us = b->round_min_us;
-    __u64 window = b->window;
-    __u64 less = window * 179 / 256;
-    vtl_bbr_epoch(a, window, less > VTL_BBR_MIN_CWND ? less : VTL_BBR_MIN_CWND);
+    b->yielded = b->rounds;
+    __u64 less = b->window * 179 / 256;
+    vtl_bbr_epoch(a, b->window, less > VTL_BBR_MIN_CWND ? less : VTL_BBR_MIN_CWND);
 }
 
 /* Drains the queue to see the shortest round trip. */
@@ -205,10 +187,8 @@ VTL_INLINE void vtl_bbr_round(struct vtl_ackd *a) {
     /* Losses can be taken back (vtl_loss_undo). */
     __u64 lost = tx->lost_total > b->round_lost ? tx->lost_total - b->round_lost : 0;
     __u64 delivered = tx->delivered - b->round_delivered;
-    if (b->competing) {
-        __u64 gone = tx->lost_total > b->last_lost ? tx->lost_total - b->last_lost : 0;
-        vtl_bbr_rival(a, gone != 0, gone * 12 > tx->cwnd);
-    }
+    if (b->competing && tx->lost_total > b->last_lost)
+        vtl_bbr_yield(a);
     b->last_lost = tx->lost_total;
     if (lost + delivered >= 64) {
         __u32 share = lost * 65536 / (lost + delivered);
@@ -230,7 +210,6 @@ VTL_INLINE void vtl_bbr_round(struct vtl_ackd *a) {
         b->rounds - b->phase_round >= 2)
         vtl_bbr_empty(a);
     b->round_min_us = ~0u;
-    b->round_max_us = 0;
     if (b->mode != VTL_BBR_STARTUP || a->app_limited || !b->bw)
         return;
     if (b->bw * 4 >= b->full_bw * 5) {
@@ -260,8 +239,6 @@ VTL_INLINE void vtl_bbr_min_rtt(struct vtl_ackd *a) {
         return;
     if (a->rtt_us < b->round_min_us)
         b->round_min_us = a->rtt_us;
-    if (a->rtt_us > b->round_max_us)
-        b->round_max_us = a->rtt_us;
     int expired = a->now - b->min_rtt_ns_at > VTL_BBR_MIN_RTT_NS;
     /* A sample within 2 % is as good as a new minimum: an idle queue needs no probing. */
     if (!b->min_rtt_us || a->rtt_us <= b->min_rtt_us) {
@@ -335,8 +312,6 @@ VTL_INLINE void vtl_bbr_mode(struct vtl_ackd *a) {
 /* CUBIC's window, in packets. */
 VTL_INLINE __u64 vtl_bbr_cubic(struct vtl_ackd *a) {
     struct vtl_bbr *b = &a->s->tx.bbr;
-    if (a->now < b->epoch_ns)
-        return b->window;
     __u64 ms = (a->now - b->epoch_ns) / VTL_NS_PER_MS;
     __u64 off = ms > b->k_ms ? ms - b->k_ms : b->k_ms - ms;
     if (off > 60000)

@@ -95,7 +95,7 @@ VTL_INLINE enum vtl_verdict tf_choose(struct vtl_out *o) {
         o->flags = 0;
         return VTL_NEXT;
     }
-    if (room && s->tx.next >= end) /* the app, not the path, sets the pace from here */
+    if (room && (s->tx.next >= end || s->tx.next >= limit)) /* not the path sets the pace */
         s->tx.app_limited = s->tx.delivered + in_flight + !in_flight;
     __u64 outstanding = s->tx.next - una;
     if (!outstanding && !s->tx.probe && s->tx.next >= end)

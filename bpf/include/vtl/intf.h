@@ -81,28 +81,24 @@ struct vtl_bbr {
     __u64 round_delivered;
     __u64 last_lost; /* tx.lost_total at the end of the last round */
     /* against a competitor that fills the queue */
-    __u64 window;      /* packets, after CUBIC */
-    __u64 most;        /* the window at the latest loss */
-    __u64 epoch_ns;    /* when that was. In the future: losses mean nothing before then, since the
-                        * competitor ignored them, too */
-    __u32 k_ms;        /* from the epoch until the window is `most` again */
-    __u32 competing;   /* 0 or 1 */
-    __u32 busy;        /* times in a row that the queue would not drain */
-    __u32 yielded;     /* round of a loss whose effect on the competitor is not known yet, or 0 */
-    __u32 full_rtt_us; /* the longest round trip at that loss */
+    __u64 window;    /* packets, after CUBIC */
+    __u64 most;      /* the window at the latest loss */
+    __u64 epoch_ns;  /* when that was */
+    __u32 k_ms;      /* from the epoch until the window is `most` again */
+    __u32 competing; /* 0 or 1 */
+    __u32 busy;      /* times in a row that the queue would not drain */
+    __u32 yielded;   /* round of the latest loss that was yielded to */
     __u32 rounds;
     __u32 phase_round; /* when the phase began */
     __u32 slot;        /* of bw_max that the current round fills */
     __u32 min_rtt_us;
-    __u32 round_min_us; /* round trips of this round */
-    __u32 round_max_us;
-    __u32 probe_us; /* the shortest while probing for it */
-    __u32 mode;     /* enum vtl_bbr_mode */
-    __u32 phase;    /* enum vtl_bbr_phase */
+    __u32 round_min_us; /* the shortest round trip of this round */
+    __u32 probe_us;     /* the shortest while probing for it */
+    __u32 mode;         /* enum vtl_bbr_mode */
+    __u32 phase;        /* enum vtl_bbr_phase */
     __u32 full_count;
     __u32 loss_q16; /* smoothed share of packets lost, 65,536 = all */
     __u32 queued;   /* the last round never saw the queue empty */
-    __u32 pad;
 };
 
 enum vtl_bbr_mode { VTL_BBR_STARTUP, VTL_BBR_DRAIN, VTL_BBR_PROBE_BW, VTL_BBR_PROBE_RTT };

@@ -6,7 +6,9 @@ use vtl_proto::intf;
 use vtl_testbed::{Link, LossModel};
 
 use crate::{
+    contest::{Contest, Flow, Kind},
     host::SessionConfig,
+    models::Model,
     sim::{Failure, MS, Outcome, Scenario, Sim},
 };
 
@@ -94,7 +96,63 @@ pub fn table() -> String {
             .map(|t| t.join().expect("a cell that works"))
             .collect()
     });
-    out + &parts.concat()
+    out + &parts.concat() + &sharing()
+}
+
+/// Who shares a bottleneck: names, and flows.
+const PARTIES: [(&str, &[Kind]); 4] = [
+    ("alone", &[Kind::Vtl]),
+    ("and CUBIC", &[Kind::Vtl, Kind::Tcp(Model::Cubic)]),
+    ("and BBR", &[Kind::Vtl, Kind::Tcp(Model::Bbr)]),
+    ("four of them", &[Kind::Vtl; 4]),
+];
+
+/// The part about flows that share a bottleneck.
+fn sharing() -> String {
+    let mut out = String::from(
+        "\n# Flows that share the bottleneck, from the beginning on, each starting 100 ms after the\n\
+         # one before: shares of the rate in per cent, stream first, then a model of TCP; Jain's\n\
+         # index; median waiting time; packets that found the queue full.\n",
+    );
+    let parts: Vec<String> = thread::scope(|scope| {
+        let links = [(10.0, 16.0), (40.0, 20.0), (100.0, 100.0), (600.0, 4.0)];
+        let all = links.map(|(rtt, rate)| scope.spawn(move || shared(rtt, rate)));
+        all.into_iter()
+            .map(|t| t.join().expect("a contest that ends"))
+            .collect()
+    });
+    out += &parts.concat();
+    out
+}
+
+/// One link's part.
+fn shared(rtt: f64, rate: f64) -> String {
+    let mut out = format!("\n{rtt} ms, {rate} Mbit/s, 60 s, no loss\n");
+    for (name, kinds) in PARTIES {
+        let flow = |(i, kind): (usize, &Kind)| Flow {
+            start: i as u64 * 100 * MS,
+            ..Flow::endless(*kind)
+        };
+        let flows = kinds.iter().enumerate().map(flow).collect();
+        let mut contest = Contest::new(Link::new(rtt, rate), flows, 60_000 * MS);
+        contest.measure_from = 0;
+        let shares = contest.run();
+        let rates: Vec<String> = shares
+            .rates
+            .iter()
+            .map(|r| format!("{:.1}", r / rate / 1e4))
+            .collect();
+        writeln!(
+            out,
+            "{name:16}{:24}{:8.3}{:9.1} ms{:6.2} %",
+            rates.join("  "),
+            shares.jain(),
+            shares.queue_p50 / 1e6,
+            shares.overflow * 100.0
+        )
+        .expect("a String takes everything");
+    }
+    out
 }
 
 /// The part of the table about one link.
@@ -109,7 +167,7 @@ fn block((name, rtt, rate, seconds): (&str, f64, f64, u64)) -> String {
     writeln!(
         out,
         "{:16}{:>8}{:>9}{:>8}{:>8}{:>12}{:>12}{:>9}",
-        "", "Mbit/s", "of rate", "again", "dup", "queue mean", "queue 95 %", "1 MB"
+        "", "Mbit/s", "of rate", "again", "dup", "queue 50 %", "queue 95 %", "1 MB"
     )
     .expect("a String takes everything");
     for (what, loss, bursts, reorder) in CONDITIONS {
@@ -122,7 +180,7 @@ fn block((name, rtt, rate, seconds): (&str, f64, f64, u64)) -> String {
             o.goodput / rate / 1e4,
             o.retransmitted * 100.0,
             o.duplicates * 100.0,
-            o.queue_mean / 1e6,
+            o.queue_p50 / 1e6,
             o.queue_p95 / 1e6,
             o.first_megabyte / MS,
         )

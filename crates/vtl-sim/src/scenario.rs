@@ -72,8 +72,8 @@ pub struct Outcome {
     pub retransmitted: f64,
     /// Duplicates that reached the receiver, per packet sent.
     pub duplicates: f64,
-    /// Mean time in the bottleneck's queue, ns.
-    pub queue_mean: f64,
+    /// Half of the packets waited no longer than that in the bottleneck's queue, ns.
+    pub queue_p50: f64,
     /// 95 % of packets waited no longer there, ns.
     pub queue_p95: f64,
     /// When the first million bytes had been read, 0 if never.

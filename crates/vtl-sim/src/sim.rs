@@ -409,7 +409,10 @@ impl Sim {
         let share = |a: u64, b: u64| if b == 0 { 0.0 } else { a as f64 / b as f64 };
         self.queueing.sort_unstable();
         let n = self.queueing.len();
-        let sum: f64 = self.queueing.iter().map(|us| f64::from(*us)).sum();
+        let waited = |percent| {
+            let us = self.queueing.get(n * percent / 100);
+            us.map_or(0.0, |us| f64::from(*us) * 1000.0)
+        };
         Outcome {
             end: self.now,
             packets: [
@@ -419,11 +422,8 @@ impl Sim {
             goodput: (bytes - bytes0) as f64 * 8.0 / span,
             retransmitted: share(retransmitted - retransmitted0, sent - sent0),
             duplicates: share(dups - dups0, sent - sent0),
-            queue_mean: if n == 0 { 0.0 } else { sum * 1000.0 / n as f64 },
-            queue_p95: self
-                .queueing
-                .get(n * 95 / 100)
-                .map_or(0.0, |us| f64::from(*us) * 1000.0),
+            queue_p50: waited(50),
+            queue_p95: waited(95),
             first_megabyte: self.first_megabyte,
             abandoned: self.sides[0].host.session(HONEST).tx.abandoned,
         }
