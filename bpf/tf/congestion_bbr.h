@@ -241,7 +241,9 @@ VTL_INLINE void vtl_bbr_min_rtt(struct vtl_ackd *a) {
         b->round_min_us = a->rtt_us;
     int expired = a->now - b->min_rtt_ns_at > VTL_BBR_MIN_RTT_NS;
     /* A sample within 2 % is as good as a new minimum: an idle queue needs no probing. */
-    if (!b->min_rtt_us || a->rtt_us <= b->min_rtt_us) {
+    /* The first sample of data shows whether what negotiation measured was this path at all. */
+    int wrong = !b->rounds && a->rtt_us > 8ull * b->min_rtt_us;
+    if (wrong || a->rtt_us <= b->min_rtt_us) {
         b->min_rtt_us = a->rtt_us;
         b->min_rtt_ns_at = a->now;
     } else if (a->rtt_us <= b->min_rtt_us + b->min_rtt_us / 50) {
@@ -294,16 +296,14 @@ VTL_INLINE void vtl_bbr_mode(struct vtl_ackd *a) {
             if (!b->queued && spent > (2 + (b->phase_ns >> 10 & 7)) * rtt_ns)
                 vtl_bbr_enter(a, VTL_BBR_UP);
         }
-    } else if (b->mode == VTL_BBR_PROBE_RTT && a->now > b->probe_rtt_end_ns) {
+    } else if (b->mode == VTL_BBR_PROBE_RTT && a->now > b->probe_rtt_end_ns && b->probe_us != ~0u) {
         __u32 seen = b->probe_us;
-        if (seen != ~0u) {
-            if (seen <= vtl_bbr_empty_us(b))
-                b->competing = b->busy = 0;
-            /* A competitor's queue makes round trips look longer. */
-            if (seen > b->min_rtt_us && b->competing)
-                seen = b->min_rtt_us + (seen - b->min_rtt_us) / 4;
-            b->min_rtt_us = seen;
-        }
+        if (seen <= vtl_bbr_empty_us(b))
+            b->competing = b->busy = 0;
+        /* A competitor's queue makes round trips look longer. */
+        if (seen > b->min_rtt_us && b->competing)
+            seen = b->min_rtt_us + (seen - b->min_rtt_us) / 4;
+        b->min_rtt_us = seen;
         b->min_rtt_ns_at = a->now;
         vtl_bbr_enter(a, VTL_BBR_CRUISE);
     }
@@ -330,6 +330,9 @@ VTL_INLINE void tf_congestion_bbr(struct vtl_ackd *a) {
     struct vtl_bbr *b = &tx->bbr;
     vtl_bbr_rate(a);
     vtl_bbr_min_rtt(a);
+    /* What was given up need not be waited for. */
+    if (b->next_round > tx->delivered + a->in_flight)
+        b->next_round = tx->delivered + a->in_flight;
     if (tx->delivered >= b->next_round)
         vtl_bbr_round(a);
     vtl_bbr_mode(a);

@@ -18,15 +18,18 @@ VTL_INLINE __u64 vtl_probe_timeout(const struct vtl_session *s) {
     return ns < 10 * VTL_NS_PER_MS ? 10 * VTL_NS_PER_MS : ns;
 }
 
-/* The same with backoff. Four packets leave at each timeout, where RFC 9002, 6.2.4, has two, and
- * the first three timeouts follow each other without backoff: loss comes in bursts of packets, and
- * on a narrow path only our own packets bring a burst to its end. */
-VTL_INLINE __u64 vtl_timeout(const struct vtl_session *s) {
-    __u32 group = s->tx.timeouts / 4;
-    if (s->tx.timeouts % 4)
+/*
+ * The same with backoff. Where data are out, four packets leave at each timeout (two in RFC 9002,
+ * 6.2.4), and the first three timeouts follow each other without backoff: loss comes in bursts of
+ * packets, and on a narrow path only our own packets bring a burst to its end.
+ */
+VTL_INLINE __u64 vtl_timeout(const struct vtl_session *s, int data) {
+    __u32 timeouts = s->tx.timeouts;
+    if (data && timeouts % 4)
         return VTL_NS_PER_MS;
-    __u32 shift = group < 3 ? 0 : group < 8 ? group - 2 : 6;
-    __u64 timeout = vtl_probe_timeout(s) << shift;
+    if (data)
+        timeouts = timeouts < 12 ? 0 : timeouts / 4 - 2;
+    __u64 timeout = vtl_probe_timeout(s) << (timeouts < 6 ? timeouts : 6);
     return timeout < 3 * VTL_NS_PER_S ? timeout : 3 * VTL_NS_PER_S;
 }
 
@@ -101,7 +104,8 @@ VTL_INLINE enum vtl_verdict tf_choose(struct vtl_out *o) {
     if (!outstanding && !s->tx.probe && s->tx.next >= end)
         return VTL_STOP;
     /* Packets are out, or the peer's ring is full, or vtld asks whether the peer is there. */
-    __u64 timeout = vtl_timeout(s);
+    int data = outstanding && !s->tx.probe;
+    __u64 timeout = vtl_timeout(s, data);
     __u64 due = s->tx.last_sent_ns + timeout;
     if (s->tx.probe == 1) {
         s->tx.probe = 2; /* the first leaves at once */
@@ -113,7 +117,7 @@ VTL_INLINE enum vtl_verdict tf_choose(struct vtl_out *o) {
     }
     s->tx.timeouts++;
     o->flags = VTL_F_ACK_NOW;
-    if (outstanding && !s->tx.probe) {
+    if (data) {
         o->seq = una;
         o->type = VTL_DATA;
         o->flags |= VTL_F_RETRANSMIT;
