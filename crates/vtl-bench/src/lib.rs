@@ -5,6 +5,7 @@
 //! - [`run`]: carries a plan out, one transfer after the other, each on a testbed of its own;
 //! - [`agent`]: the two ends of a transfer, processes in the testbed's namespaces;
 //! - [`row`]: what a transfer came to; [`table`] and [`plot`] show rows to people;
+//! - [`micro`]: what each program costs by itself;
 //! - [`payload`], [`daemons`], [`nginx`], [`download`], [`child`]: what the demo uses too.
 //!
 //! This is the inside of a command rather than a library for others, so functions that can fail in
@@ -16,6 +17,7 @@ mod cpu;
 pub mod daemons;
 pub mod download;
 mod interrupt;
+pub mod micro;
 pub mod nginx;
 pub mod payload;
 pub mod plan;

@@ -6,7 +6,8 @@
 //! - [`pump`]: the egress drivers;
 //! - [`link`]: attachments that vanish with the process;
 //! - [`netdev`]: what a network interface can do;
-//! - [`objects`]: the compiled programs.
+//! - [`objects`]: the compiled programs;
+//! - [`trial`]: a session whose programs run on single frames, to test and to time them.
 //!
 //! Nothing is pinned: when the process ends, however it ends, the kernel removes everything.
 
@@ -17,6 +18,7 @@ pub mod plane;
 pub mod pump;
 pub mod rings;
 pub mod sessions;
+pub mod trial;
 
 use std::io;
 

@@ -1,11 +1,10 @@
 //! Root programs and graft as tables, in the kernel: packet in; verdict, counters, packet out.
 #![allow(missing_docs, non_snake_case)]
 
-mod kernel;
-
 use kernel::{
     GID, Kernel, SID, SLOTS, TC, TOKEN, VTL, XDP, ack, around, data, frame, header, seal,
 };
+use vtl_bpf::trial as kernel;
 use vtl_proto::{
     intf,
     wire::{Data, Header, Nego, Packet},

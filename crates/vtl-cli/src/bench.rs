@@ -28,6 +28,12 @@ pub(crate) enum BenchCommand {
         Needs root; plans with app = \"curl\" need nginx and curl. An interrupt ends it early:\n\
         the rows so far are written, and nothing else is left behind.")]
     Run(RunArgs),
+    /// Nanoseconds a packet of every program, without a network
+    Micro {
+        /// Write the figures into this file, as a JSON array
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+    },
     /// One end of a measured transfer
     #[command(hide = true)]
     Agent {
@@ -60,8 +66,21 @@ pub(crate) struct RunArgs {
 pub(crate) fn run(command: &BenchCommand) -> anyhow::Result<()> {
     match command {
         BenchCommand::Run(args) => measure(args),
+        BenchCommand::Micro { json } => micro(json.as_deref()),
         BenchCommand::Agent { order } => vtl_bench::agent::main(order),
     }
+}
+
+fn micro(json: Option<&Path>) -> anyhow::Result<()> {
+    if !nix::unistd::geteuid().is_root() {
+        return Err(Failure::permission("loading eBPF programs needs root"));
+    }
+    doctor::require_fit()?;
+    let costs = vtl_bench::micro::run();
+    if let Some(path) = json {
+        write(path, &(serde_json::to_string_pretty(&costs)? + "\n"))?;
+    }
+    Ok(output::print(&vtl_bench::micro::table(&costs))?)
 }
 
 fn measure(args: &RunArgs) -> anyhow::Result<()> {

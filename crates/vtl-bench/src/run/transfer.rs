@@ -21,8 +21,6 @@ pub(super) const PORT: u16 = 5201;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// What is left of a time limit when a client must have spoken.
 const GRACE_S: f64 = 15.0;
-/// Packets of all rings of one direction together, if there are many sessions.
-const RING_SLOTS_OF_ALL: u32 = 65_536;
 /// More sessions than this are many.
 const MANY: u32 = 16;
 
@@ -322,23 +320,13 @@ fn arguments(cell: &Cell) -> Vec<String> {
     };
     add("driver", cell.vtl.driver.clone());
     add("ingress", cell.vtl.ingress.clone());
-    let mut slots = cell.vtl.ring_slots;
     if let Workload::Flows { count, .. } = cell.workload
         && count > MANY
     {
-        let sessions = count + MANY;
-        add("max-sessions", Some(sessions.to_string()));
-        add("stock", Some(sessions.to_string()));
-        slots = slots.or(Some(ring_slots_for(count)));
+        add("max-sessions", Some((count + MANY).to_string()));
     }
-    add("ring-slots", slots.map(|n| n.to_string()));
+    add("ring-slots", cell.vtl.ring_slots.map(|n| n.to_string()));
     arguments
-}
-
-/// So that many sessions do not take more memory than a few.
-fn ring_slots_for(sessions: u32) -> u32 {
-    let each = (RING_SLOTS_OF_ALL / sessions).max(1);
-    (1 << each.ilog2()).clamp(64, 1_024)
 }
 
 /// The cores of client and server.
@@ -375,18 +363,5 @@ impl<'a> Clock<'a> {
             self.left = rest;
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ring_slots__shrink_with_the_number_of_sessions() {
-        assert_eq!(ring_slots_for(17), 1_024);
-        assert_eq!(ring_slots_for(100), 512);
-        assert_eq!(ring_slots_for(1_000), 64);
-        assert_eq!(ring_slots_for(2_000), 64);
     }
 }

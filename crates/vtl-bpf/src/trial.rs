@@ -1,5 +1,6 @@
 //! A loaded data plane with one open session, whose programs run through `BPF_PROG_TEST_RUN`.
-#![allow(dead_code, unreachable_pub)]
+//! For tests and micro-benchmarks: what fails here panics.
+#![allow(clippy::missing_panics_doc)]
 
 use std::{
     num::NonZero,
@@ -7,23 +8,29 @@ use std::{
     ptr::NonNull,
 };
 
-use nix::sys::mman::{MapFlags, ProtFlags, mmap};
-use vtl_bpf::{
+use crate::{
     objects,
     plane::DataPlane,
     pump::Turn,
     rings::{RingMaker, RingSet},
 };
+use nix::sys::mman::{MapFlags, ProtFlags, mmap};
 use vtl_proto::{
     intf::{self, vtl_ring_ctl, vtl_session, vtl_slot},
     wire::{Ack, Data, Header, Packet},
 };
 
+/// The open session.
 pub const SID: u32 = 1;
+/// The peer's number for it.
 pub const PEER_SID: u32 = 7;
+/// What its packets carry.
 pub const TOKEN: u64 = 0x1122_3344_5566_7788;
+/// What packets to the peer carry.
 pub const PEER_TOKEN: u64 = 0x99aa_bbcc_ddee_ff00;
+/// The graft.
 pub const GID: u16 = 2;
+/// Packets of its rings.
 pub const SLOTS: u32 = 256;
 const OURS: [u8; 4] = [10, 0, 0, 1];
 const THEIRS: [u8; 4] = [10, 0, 0, 2];
@@ -44,11 +51,15 @@ pub const XDP: Verdicts = Verdicts {
 };
 
 /// What one kind of program returns.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct Verdicts {
+    /// On to the rest of the system.
     pub pass: u32,
+    /// Dropped or consumed.
     pub stop: u32,
+    /// Sent back where it came from.
     pub answer: u32,
+    /// Out of the interface.
     pub send: u32,
 }
 
@@ -62,7 +73,9 @@ pub fn privileged(test: &str) -> bool {
     root
 }
 
+/// The data plane, and its one session's rings.
 pub struct Kernel {
+    /// The data plane.
     pub plane: DataPlane,
     _rings: RingSet,
     transmit: NonNull<vtl_slot>,
@@ -71,7 +84,9 @@ pub struct Kernel {
 
 /// What a test run returned.
 pub struct Ran {
+    /// What the program returned.
     pub verdict: u32,
+    /// The frame as it left it.
     pub frame: Vec<u8>,
     /// Mean per repetition, nanoseconds.
     pub ns: u32,
@@ -96,6 +111,7 @@ fn map_ring(fd: BorrowedFd<'_>) -> NonNull<vtl_slot> {
 
 impl Kernel {
     /// Loads everything; session 1 is open, over IPv4.
+    #[allow(clippy::new_without_default)] // it does far too much for a default
     pub fn new() -> Self {
         let mut plane = DataPlane::load().expect("the root programs load");
         plane.deploy(objects::GRAFTS[0].1).expect("stream loads");
@@ -143,6 +159,7 @@ impl Kernel {
         entry.set_state(state);
     }
 
+    /// The session's state.
     pub fn session(&self) -> vtl_session {
         self.plane
             .sessions()
