@@ -51,6 +51,21 @@ SEC("tcx/egress") int vtl_root_out_tc(struct __sk_buff *ctx) {
     return VTL_TC_DROP;
 }
 
+/* On the loopback: an aware application runs its own session's egress. It can send no more by it
+ * than what its session may send now. */
+SEC("tcx/egress") int vtl_root_direct(struct __sk_buff *ctx) {
+    if (ctx->mark != VTL_DIRECT_MARK)
+        return VTL_TC_NEXT;
+    __u64 cookie = bpf_get_socket_cookie(ctx);
+    __u32 *sid = bpf_map_lookup_elem(&vtl_callers, &cookie);
+    struct vtl_session *s = sid ? vtl_session_at(*sid) : 0;
+    if (s) {
+        ctx->cb[0] = *sid;
+        bpf_tail_call(ctx, &vtl_out_direct, s->gid);
+    }
+    return VTL_TC_DROP;
+}
+
 SEC("xdp") int vtl_root_out_xdp(struct xdp_md *ctx) {
     struct vtl_session *s = vtl_pumped_session();
     if (s)

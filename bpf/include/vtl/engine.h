@@ -16,6 +16,18 @@
         VTL_STORE(busy, 0);                                                                        \
     } while (0)
 
+/* Asks for a kick by the next acknowledgement and by the app. Is there something to send after all?
+ */
+VTL_INLINE int vtl_rest(struct vtl_out *o) {
+    struct vtl_session *s = o->s;
+    struct vtl_ring_ctl *ctl = vtl_env_tx_ctl(s);
+    if (ctl)
+        VTL_STORE(ctl->waiting, 1);
+    __sync_lock_test_and_set(&s->tx.idle, 1);
+    /* An acknowledgement that found ingress at work is still due. */
+    return (vtl_can_send(s) && s->tx.pace_ns <= o->now) || VTL_LOAD(s->rx.ack_now);
+}
+
 /* Makes the next packet in `o`. VTL_STOP: none now, s->tx.wake_ns says when. */
 VTL_INLINE enum vtl_verdict vtl_make(struct vtl_out *o) {
     struct vtl_session *s = o->s;
@@ -39,15 +51,26 @@ VTL_INLINE enum vtl_verdict vtl_make(struct vtl_out *o) {
         vtl_env_count(VTL_ST_TX_PACKETS);
         return v;
     }
-    /* Ask for a kick by the next acknowledgement and by the app, then look once more. */
-    struct vtl_ring_ctl *ctl = vtl_env_tx_ctl(s);
-    if (ctl)
-        VTL_STORE(ctl->waiting, 1);
-    __sync_lock_test_and_set(&s->tx.idle, 1);
-    /* An acknowledgement that found ingress at work is still due. */
-    if ((vtl_can_send(s) && s->tx.pace_ns <= o->now) || VTL_LOAD(s->rx.ack_now))
+    if (vtl_rest(o))
         s->tx.wake_ns = 0;
     return VTL_STOP;
+}
+
+/* As vtl_make, but called by the application's own send, beside the pump. Makes one packet at most;
+ * vtld is told if there is more, or if nobody watches over the packet's acknowledgement yet. */
+VTL_INLINE enum vtl_verdict vtl_make_direct(struct vtl_out *o) {
+    struct vtl_session *s = o->s;
+    if (!VTL_TRY_LOCK(s->tx.running)) {
+        __sync_lock_test_and_set(&s->tx.again, 1);
+        if (!VTL_TRY_LOCK(s->tx.running))
+            return VTL_STOP; /* its holder looks at `again` after it let go */
+    }
+    enum vtl_verdict v = vtl_make(o);
+    int more = v == VTL_SEND ? vtl_rest(o) : s->tx.wake_ns != VTL_NEVER;
+    __sync_lock_test_and_set(&s->tx.running, 0);
+    if (__sync_lock_test_and_set(&s->tx.again, 0) || more || !VTL_LOAD(s->tx.timed))
+        vtl_env_notify(s, VTL_EV_SEND);
+    return v;
 }
 
 /* Finds payload and scoreboard of o->seq. */

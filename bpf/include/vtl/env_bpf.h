@@ -54,6 +54,22 @@ struct {
     __uint(max_entries, 1 << 18);
 } vtl_events SEC(".maps");
 
+struct vtl_wake_template {
+    __uint(type, BPF_MAP_TYPE_RINGBUF);
+    __uint(max_entries, VTL_WAKE_BYTES);
+};
+
+/* What wakes aware applications, by the index of the session's rings. */
+VTL_DIRECTORY(vtl_wakes, vtl_wake_template);
+
+/* Cookies of the sockets by which aware applications call egress, and their sessions. */
+struct {
+    __uint(type, BPF_MAP_TYPE_HASH);
+    __uint(max_entries, VTL_MAX_SESSIONS);
+    __type(key, __u64);
+    __type(value, __u32);
+} vtl_callers SEC(".maps");
+
 struct {
     __uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
     __uint(max_entries, VTL_STATS);
@@ -84,6 +100,7 @@ VTL_PROGRAMS(vtl_in_tc, VTL_MAX_GRAFTS *VTL_ROLES);
 VTL_PROGRAMS(vtl_in_xdp, VTL_MAX_GRAFTS *VTL_ROLES);
 VTL_PROGRAMS(vtl_out_tc, VTL_MAX_GRAFTS);
 VTL_PROGRAMS(vtl_out_xdp, VTL_MAX_GRAFTS);
+VTL_PROGRAMS(vtl_out_direct, VTL_MAX_GRAFTS);
 
 VTL_INLINE struct vtl_session *vtl_session_at(__u32 sid) {
     return bpf_map_lookup_elem(&vtl_sessions, &sid);
@@ -151,6 +168,15 @@ VTL_INLINE __u32 vtl_env_sid(struct vtl_session *s) {
 
 VTL_INLINE void vtl_env_notify(struct vtl_session *s, __u32 what) {
     struct vtl_event event = {.sid = vtl_env_sid(s), .what = what};
+    if (s->aware && what & ~VTL_EV_SEND) {
+        __u32 ring = s->ring;
+        void *wake = bpf_map_lookup_elem(&vtl_wakes, &ring);
+        if (wake)
+            bpf_ringbuf_output(wake, &event, sizeof(event), 0);
+        event.what &= VTL_EV_SEND;
+        if (!event.what)
+            return;
+    }
     struct vtl_pump *p = vtl_get_pump();
     /* A wake-up is an interrupt to oneself, as dear as several packets. */
     __u32 awake = p ? VTL_LOAD(p->awake) : 0;

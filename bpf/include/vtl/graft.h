@@ -145,6 +145,24 @@ SEC("tcx/egress") int vtl_egress_tc(struct __sk_buff *ctx) {
     return verdict;
 }
 
+/* A packet that an aware application sent to nobody, on the loopback, becomes its session's next
+ * one and leaves through the session's interface. */
+SEC("tcx/egress") int vtl_egress_direct(struct __sk_buff *ctx) {
+    struct vtl_session *s = vtl_session_at(ctx->cb[0]);
+    if (!s || s->state != VTL_OPEN)
+        return VTL_TC_DROP;
+    struct vtl_out o = {.s = s, .now = bpf_ktime_get_ns()};
+    if (vtl_make_direct(&o) != VTL_SEND)
+        return VTL_TC_DROP;
+    int verdict = s->ip_version == 4 ? vtl_tc_emit(ctx, &o, VTL_OFFSET_V4)
+                                     : vtl_tc_emit(ctx, &o, VTL_OFFSET_V6);
+    if (verdict == VTL_TC_DROP) {
+        vtl_env_count(VTL_ST_TX_FAILED);
+        return VTL_TC_DROP;
+    }
+    return bpf_redirect(s->ifindex, 0);
+}
+
 /* ------------------------------------------------------------------------------------ ingress */
 
 /* Turns the packet into an acknowledgement and sends it back. */

@@ -12,11 +12,13 @@
 #include "hooker.h"
 
 enum {
-    VTL_MAX_SESSIONS = 1024, /* index 0 is never handed out */
-    VTL_MAX_RINGS = 1024,    /* entries of the ring directories */
-    VTL_TURNS = 64,          /* sessions that one call of the pump serves, a power of two */
-    VTL_MAX_GRAFTS = 64,     /* gids 1..63 */
-    VTL_SLOT_SIZE = 2048,    /* bytes; the rings are arrays of this */
+    VTL_MAX_SESSIONS = 1024,      /* index 0 is never handed out */
+    VTL_MAX_RINGS = 1024,         /* entries of the ring directories */
+    VTL_DIRECT_MARK = 0x56544c31, /* of sockets whose packets are an application's call of egress */
+    VTL_TURNS = 64,               /* sessions that one call of the pump serves, a power of two */
+    VTL_WAKE_BYTES = 4096,        /* of an application's ring of events */
+    VTL_MAX_GRAFTS = 64,          /* gids 1..63 */
+    VTL_SLOT_SIZE = 2048,         /* bytes; the rings are arrays of this */
     VTL_SLOT_DATA = 2032,
     VTL_WINDOW_WORDS = VTL_MAX_WINDOW / 64,
     VTL_ACK_WORDS = VTL_ACK_MAX_BITMAP / 8, /* of one acknowledgement's bitmap */
@@ -124,7 +126,10 @@ struct vtl_tx {
                         * something to send */
     __u32 probe;       /* vtld sets, listener clears: send PROBEs until one is acknowledged */
     __u32 scan;        /* word of `lost` where the search goes on */
-    __u32 pad0;
+    __u32 running;     /* lock of egress: vtld holds it while it calls the pump, direct egress while
+                        * it makes a packet */
+    __u32 again;       /* direct egress found the lock taken: its holder runs egress once more */
+    __u32 timed;       /* vtld: it will run egress at the next probe timeout by itself */
     /* listener */
     __u64 una __attribute__((aligned(64))); /* first packet not acknowledged */
     __u64 limit;     /* flow control: the peer's ring ends here. vtld sets the first */
@@ -188,7 +193,7 @@ struct vtl_session {
      * the latest authentic packet, with the addresses exchanged */
     __u8 headers[VTL_HEADROOM] __attribute__((aligned(8)));
     __u32 ifindex; /* root: where that packet came in; 0 = none yet, nothing can be sent */
-    __u32 pad2;
+    __u32 aware;   /* vtld, before `state`: wake-ups go to the application's own ring of events */
     struct vtl_tx tx __attribute__((aligned(64)));
     struct vtl_rx rx __attribute__((aligned(64)));
 };

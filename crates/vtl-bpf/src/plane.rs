@@ -58,7 +58,7 @@ pub struct DataPlane {
     attached: BTreeMap<u32, Vec<OwnedFd>>,
 }
 
-const SLOT_PROGRAMS: [(&str, &str, u32, u32); 6] = [
+const SLOT_PROGRAMS: [(&str, &str, u32, u32); 7] = [
     // program, PROG_ARRAY, slots per gid, slot
     (
         "vtl_ingress_tc",
@@ -85,6 +85,7 @@ const SLOT_PROGRAMS: [(&str, &str, u32, u32); 6] = [
         intf::VTL_LISTENER,
     ),
     ("vtl_egress_tc", "vtl_out_tc", 1, 0),
+    ("vtl_egress_direct", "vtl_out_direct", 1, 0),
     ("vtl_egress_xdp", "vtl_out_xdp", 1, 0),
 ];
 
@@ -131,6 +132,18 @@ impl DataPlane {
             )?,
         ];
         self.attached.insert(interface.index, links);
+        Ok(())
+    }
+
+    /// Attaches what lets aware applications run their own egress to the loopback.
+    ///
+    /// # Errors
+    /// See [`link::attach`].
+    pub fn attach_direct(&mut self) -> Result<()> {
+        const LOOPBACK: u32 = 1;
+        let program = self.program("vtl_root_direct");
+        let link = link::attach(program, LOOPBACK, Hook::TcxEgress)?;
+        self.attached.entry(LOOPBACK).or_default().push(link);
         Ok(())
     }
 

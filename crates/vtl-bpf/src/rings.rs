@@ -17,12 +17,18 @@ pub struct RingSet {
     transmit: MapHandle,
     receive: MapHandle,
     scoreboard: MapHandle,
+    wake: MapHandle,
 }
 
 impl RingSet {
     /// Descriptor of the transmit ring, for mapping.
     pub fn transmit(&self) -> BorrowedFd<'_> {
         self.transmit.as_fd()
+    }
+
+    /// Descriptor of the ring of events: readable when the application must be woken.
+    pub fn wake(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
     }
 
     /// Descriptor of the receive ring, for mapping.
@@ -39,17 +45,17 @@ pub const fn bytes(slots: u32) -> u64 {
 
 /// Makes rings.
 pub struct RingMaker {
-    directories: [MapHandle; 3],
+    directories: [MapHandle; 4],
     /// What stands in the directories where there are no rings any more.
-    nothing: [MapHandle; 3],
+    nothing: [MapHandle; 4],
     /// Entries from here on were never used.
     next: u32,
     /// Entries below that are free again.
     free: Vec<u32>,
 }
 
-/// Transmit ring, receive ring and scoreboard of `slots` packets.
-fn maps(slots: u32) -> Result<[MapHandle; 3]> {
+/// Transmit ring, receive ring and scoreboard of `slots` packets, and a ring of events.
+fn maps(slots: u32) -> Result<[MapHandle; 4]> {
     let slot = intf::VTL_SLOT_SIZE;
     let sent = size_of::<intf::vtl_sent>() as u32;
     let shared = libbpf_sys::BPF_F_MMAPABLE | libbpf_sys::BPF_F_INNER_MAP;
@@ -57,6 +63,7 @@ fn maps(slots: u32) -> Result<[MapHandle; 3]> {
         array("vtl_tx_ring", slot, slots + 1, shared)?,
         array("vtl_rx_ring", slot, slots + 1, shared)?,
         array("vtl_scoreboard", sent, slots, libbpf_sys::BPF_F_INNER_MAP)?,
+        ring_of_events()?,
     ])
 }
 
@@ -71,6 +78,7 @@ impl RingMaker {
                 plane.map_handle("vtl_tx_rings")?,
                 plane.map_handle("vtl_rx_rings")?,
                 plane.map_handle("vtl_scoreboards")?,
+                plane.map_handle("vtl_wakes")?,
             ],
             nothing: maps(1)?,
             next: 0,
@@ -92,13 +100,14 @@ impl RingMaker {
             assert!(slots.is_power_of_two() && slots <= intf::VTL_MAX_WINDOW);
             let made = self.entry().and_then(|index| {
                 let maps = maps(slots).inspect_err(|_| self.free.push(index))?;
-                let [transmit, receive, scoreboard] = maps;
+                let [transmit, receive, scoreboard, wake] = maps;
                 Ok(RingSet {
                     index,
                     slots,
                     transmit,
                     receive,
                     scoreboard,
+                    wake,
                 })
             });
             match made {
@@ -109,7 +118,7 @@ impl RingMaker {
         }
         let entries: Vec<_> = sets
             .iter()
-            .map(|s| (s.index, [&s.transmit, &s.receive, &s.scoreboard]))
+            .map(|s| (s.index, [&s.transmit, &s.receive, &s.scoreboard, &s.wake]))
             .collect();
         install(&self.directories, &entries)?;
         Ok(sets)
@@ -137,10 +146,10 @@ impl RingMaker {
     /// [`Error::Load`] if the directories cannot be changed; the entries are then lost.
     #[allow(clippy::needless_pass_by_value)] // they end here
     pub fn retire(&mut self, sets: Vec<RingSet>) -> Result<()> {
-        let [transmit, receive, scoreboard] = &self.nothing;
+        let [transmit, receive, scoreboard, wake] = &self.nothing;
         let entries: Vec<_> = sets
             .iter()
-            .map(|s| (s.index, [transmit, receive, scoreboard]))
+            .map(|s| (s.index, [transmit, receive, scoreboard, wake]))
             .collect();
         install(&self.directories, &entries)?;
         self.free.extend(sets.iter().map(|s| s.index));
@@ -150,7 +159,7 @@ impl RingMaker {
 
 /// Puts maps into the directories. Each directory makes the call wait for an RCU grace period,
 /// however many entries change.
-fn install(directories: &[MapHandle; 3], entries: &[(u32, [&MapHandle; 3])]) -> Result<()> {
+fn install(directories: &[MapHandle; 4], entries: &[(u32, [&MapHandle; 4])]) -> Result<()> {
     if entries.is_empty() {
         return Ok(());
     }
@@ -171,6 +180,16 @@ fn install(directories: &[MapHandle; 3], entries: &[(u32, [&MapHandle; 3])]) -> 
             .map_err(|e| Error::load("rings", e))?;
     }
     Ok(())
+}
+
+fn ring_of_events() -> Result<MapHandle> {
+    let options = libbpf_sys::bpf_map_create_opts {
+        sz: size_of::<libbpf_sys::bpf_map_create_opts>() as _,
+        ..Default::default()
+    };
+    let bytes = intf::VTL_WAKE_BYTES;
+    MapHandle::create(MapType::RingBuf, Some("vtl_wake"), 0, 0, bytes, &options)
+        .map_err(|e| Error::load("a ring of events", e))
 }
 
 fn array(name: &str, value: u32, entries: u32, flags: u32) -> Result<MapHandle> {

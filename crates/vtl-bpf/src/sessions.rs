@@ -144,6 +144,25 @@ impl Session<'_> {
         atomic!(AtomicU32, self.slots).store(slots, Ordering::Release);
     }
 
+    /// Takes the lock of egress, which direct egress holds for less than a microsecond. False if it
+    /// is not to be had.
+    pub fn lock_egress(&self) -> bool {
+        const TRIES: u32 = 10_000;
+        let lock = atomic!(AtomicU32, self.tx.running);
+        (0..TRIES).any(|_| {
+            std::hint::spin_loop();
+            lock.swap(1, Ordering::SeqCst) == 0
+        })
+    }
+
+    /// Gives it back. `timed`: the caller will run egress by itself before or at the next probe
+    /// timeout. True if egress must run once more.
+    pub fn unlock_egress(&self, timed: bool) -> bool {
+        atomic!(AtomicU32, self.tx.timed).store(timed.into(), Ordering::Relaxed);
+        atomic!(AtomicU32, self.tx.running).swap(0, Ordering::SeqCst);
+        atomic!(AtomicU32, self.tx.again).swap(0, Ordering::SeqCst) != 0
+    }
+
     /// When the pump must call egress again: 0 at once, `u64::MAX` on an event, else a time of
     /// CLOCK_MONOTONIC in ns.
     pub fn wake_ns(&self) -> u64 {
@@ -174,6 +193,11 @@ impl Session<'_> {
         let in_flight = load(atomic!(AtomicU64, self.tx.sent)).saturating_sub(out);
         let room = load(atomic!(AtomicU64, self.tx.cwnd)).saturating_sub(in_flight);
         room.min(fresh + u64::from(lost))
+    }
+
+    /// Transmissions of DATA so far.
+    pub fn sent(&self) -> u64 {
+        atomic!(AtomicU64, self.tx.sent).load(Ordering::Relaxed)
     }
 
     /// Tells the round-trip time that negotiation took, before the first packet is sent.

@@ -5,6 +5,7 @@
 //! - [`control`]: requests to the daemon.
 
 pub mod control;
+mod events;
 pub mod ring;
 pub mod socket;
 

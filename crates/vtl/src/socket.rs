@@ -20,15 +20,20 @@ use std::{
     time::Duration,
 };
 
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use nix::{
     errno::Errno,
     poll::{PollFd, PollFlags, PollTimeout, poll},
 };
 use serde_json::{Value, json};
-use vtl_proto::services::{Contradiction, Requirements, Services};
+use vtl_proto::{
+    intf,
+    services::{Contradiction, Requirements, Services},
+};
 
 use crate::{
     control::{self, Client},
+    events::Events,
     ring::{Closed, RxRing, TxRing},
 };
 
@@ -93,6 +98,12 @@ struct Session {
     kick: OwnedFd,
     /// From the daemon.
     wake: OwnedFd,
+    /// From the kernel.
+    events: Events,
+    /// Readable when one of those two is.
+    either: Epoll,
+    /// Sending here runs egress, without the daemon.
+    caller: Option<OwnedFd>,
     /// The control connection: hangs up when the daemon dies.
     daemon: OwnedFd,
     peer: IpAddr,
@@ -177,8 +188,10 @@ impl Socket {
     fn adopt(&mut self, request: &Value) -> Result<Agreement, Error> {
         let (answer, descriptors) = self.client.call_with_descriptors(request)?;
         let malformed = || control::Error::Malformed(answer.to_string());
-        let [transmit, receive, kick, wake] =
-            <[OwnedFd; 4]>::try_from(descriptors).map_err(|_| malformed())?;
+        let mut descriptors = descriptors.into_iter();
+        let mut next = || descriptors.next().ok_or_else(malformed);
+        let [transmit, receive, kick, wake, events] = [next()?, next()?, next()?, next()?, next()?];
+        let caller = descriptors.next();
         let number = |key: &str| answer[key].as_u64().and_then(|n| u32::try_from(n).ok());
         let slots = number("slots").ok_or_else(malformed)?;
         let payload = number("max_payload")
@@ -188,11 +201,20 @@ impl Socket {
             .as_str()
             .and_then(|p| p.parse().ok())
             .ok_or_else(malformed)?;
+        let events = Events::map(events)?;
+        let either = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(io::Error::from)?;
+        for fd in [wake.as_fd(), events.as_fd()] {
+            let readable = EpollEvent::new(EpollFlags::EPOLLIN, 0);
+            either.add(fd, readable).map_err(io::Error::from)?;
+        }
         self.session = Some(Session {
             tx: TxRing::map(transmit.as_fd(), slots, payload)?,
             rx: RxRing::map(receive.as_fd(), slots)?,
             kick,
             wake,
+            events,
+            either,
+            caller,
             daemon: self.client.as_fd().try_clone_to_owned()?,
             peer,
             read: 0,
@@ -401,10 +423,25 @@ impl Session {
             count += 1;
             taken += chunk.len();
         }
-        if self.tx.publish(&lengths[..count]) {
+        if self.tx.publish(&lengths[..count]) && !(count == 1 && self.call_egress(lengths[0])) {
             signal(&self.kick, 1);
         }
         taken
+    }
+
+    /// Runs egress for one packet of `length` bytes. False if that is not possible here or now.
+    fn call_egress(&self, length: u32) -> bool {
+        /// What precedes the payload, less what precedes that of a UDP packet: then the kernel
+        /// need not change the packet's length.
+        const HEADERS: usize = size_of::<intf::vtl_data_hdr>() - 8;
+        /// What is sent is replaced.
+        static NOTHING: [u8; HEADERS + intf::VTL_MAX_PAYLOAD as usize] =
+            [0; HEADERS + intf::VTL_MAX_PAYLOAD as usize];
+        let least = intf::VTL_MIN_PACKET as usize - 8;
+        let length = (HEADERS + length as usize).clamp(least, NOTHING.len());
+        self.caller
+            .as_ref()
+            .is_some_and(|caller| nix::unistd::write(caller, &NOTHING[..length]).is_ok())
     }
 
     fn check_open(&self) -> Result<(), Error> {
@@ -457,23 +494,29 @@ impl Session {
         let mut events = [
             PollFd::new(self.wake.as_fd(), wanted),
             PollFd::new(self.daemon.as_fd(), PollFlags::empty()),
+            PollFd::new(self.events.as_fd(), wanted),
         ];
         match poll(&mut events, PollTimeout::from(ms)) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(error) => return Err(io::Error::from(error).into()),
         }
-        let [woken, daemon] = events.map(|e| e.revents().unwrap_or(PollFlags::empty()));
+        let [woken, daemon, event] = events.map(|e| e.revents().unwrap_or(PollFlags::empty()));
         if !daemon.is_empty() {
             return Err(Error::Broken(self.peer));
         }
+        if !event.is_empty() {
+            self.events.clear();
+        }
         if !woken.is_empty() {
-            self.clear();
+            let mut value = [0; 8];
+            let _ = nix::unistd::read(&self.wake, &mut value);
         }
         Ok(())
     }
 
-    /// Makes the descriptor unreadable until the next wake-up.
+    /// Makes the descriptors unreadable until the next wake-up.
     fn clear(&self) {
+        self.events.clear();
         let mut value = [0; 8];
         let _ = nix::unistd::read(&self.wake, &mut value);
     }
@@ -498,7 +541,7 @@ impl AsFd for Socket {
     /// Without a session, the control connection.
     fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.session {
-            Some(session) => session.wake.as_fd(),
+            Some(session) => session.either.0.as_fd(),
             None => self.client.as_fd(),
         }
     }

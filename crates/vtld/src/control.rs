@@ -354,5 +354,5 @@ fn granted(granted: Granted) -> Answer {
         "graft": granted.graft,
         "peer": granted.peer,
     });
-    Ok((value, granted.descriptors.into()))
+    Ok((value, granted.descriptors))
 }

@@ -2,6 +2,7 @@
 //! bytes between rings and applications. One thread does all of it; this module is the way to
 //! reach it.
 
+mod caller;
 mod engine;
 mod preamble;
 mod raw;
@@ -89,8 +90,9 @@ pub struct Granted {
     pub graft: String,
     /// The peer.
     pub peer: IpAddr,
-    /// Transmit ring, receive ring, eventfd towards the daemon, eventfd from the daemon.
-    pub descriptors: [OwnedFd; 4],
+    /// Transmit ring, receive ring, eventfd towards the daemon, eventfd from the daemon, ring of
+    /// events from the kernel, and perhaps the socket by which the application runs egress.
+    pub descriptors: Vec<OwnedFd>,
 }
 
 /// How soon it is noticed that an application has gone while it waits for a session.

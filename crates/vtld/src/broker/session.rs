@@ -16,7 +16,7 @@ use vtl_proto::{
     wire::Packet,
 };
 
-use super::{Granted, Owner, Reply, streams::Streams};
+use super::{Granted, Owner, Reply, caller::Caller, streams::Streams};
 use crate::hooker::HeldConnect;
 
 /// A flow that waits for its session to open.
@@ -47,6 +47,10 @@ pub(super) struct Aware {
     pub(super) kick: Arc<EventFd>,
     /// To the application.
     pub(super) wake: Arc<EventFd>,
+    /// Transmissions when the pump last looked.
+    pub(super) sent: u64,
+    /// By which the application runs egress itself.
+    pub(super) caller: Option<Caller>,
     /// Only to mark the end.
     pub(super) tx: TxRing,
     pub(super) rx: RxRing,
@@ -114,6 +118,13 @@ impl Session {
         rx.prepare_wait();
         *streams = Some(Box::new(Streams::new(self.initiator, tx, rx)));
         Ok(())
+    }
+
+    pub(super) fn aware(&mut self) -> Option<&mut Aware> {
+        match &mut self.purpose {
+            Use::Aware(aware) => Some(aware),
+            Use::Streams { .. } => None,
+        }
     }
 
     pub(super) fn streams(&mut self) -> Option<&mut Streams<HeldConnect>> {
@@ -222,6 +233,10 @@ pub(super) fn grant(
             own(session.rings.receive())?,
             own(aware.kick.as_fd())?,
             own(aware.wake.as_fd())?,
-        ],
+            own(session.rings.wake())?,
+        ]
+        .into_iter()
+        .chain(aware.caller.as_ref().and_then(|c| own(c.as_fd())))
+        .collect(),
     })
 }

@@ -135,7 +135,12 @@ impl Engine {
         }
         match session.purpose {
             Use::Streams { .. } => self.stock.put(session.rings),
-            Use::Aware(_) => self.stock.put_exposed(session.rings),
+            Use::Aware(ref aware) => {
+                if let Some(caller) = &aware.caller {
+                    caller.forget(&self.callers);
+                }
+                self.stock.put_exposed(session.rings);
+            }
         }
         if let Use::Streams { streams, .. } = session.purpose {
             let peer = session.peer;

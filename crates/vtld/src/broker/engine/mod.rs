@@ -16,7 +16,7 @@ use std::{
 };
 
 use anyhow::Context;
-use libbpf_rs::{RingBuffer, RingBufferBuilder};
+use libbpf_rs::{MapHandle, RingBuffer, RingBufferBuilder};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use vtl_bpf::{
     netdev::{self, Interface},
@@ -58,6 +58,8 @@ const UNVALIDATED_NS: u64 = 5_000 * MS;
 /// CLOSE is sent this often, and this far apart.
 const CLOSE_TRIES: u32 = 5;
 const CLOSE_NS: u64 = 200 * MS;
+/// No probe timeout is shorter.
+const LINGER_NS: u64 = 10 * MS;
 /// The longest that packets wait for others to be sent with.
 const PACE_NS: u64 = MS / 4;
 /// Calls of the pump between two looks at events.
@@ -149,6 +151,8 @@ pub(super) struct Engine {
     stock: Stock,
     /// Round-trip times of peers, as last measured.
     paths: HashMap<IpAddr, Duration>,
+    /// The map `vtl_callers`.
+    callers: MapHandle,
     pool: Vec<Pooled>,
     sessions: BTreeMap<u32, Session>,
     schedule: Schedule,
@@ -239,6 +243,7 @@ impl Engine {
             pumps: HashMap::new(),
             stock,
             paths: HashMap::new(),
+            callers: plane.map_handle("vtl_callers")?,
             pool,
             sessions: BTreeMap::new(),
             schedule: Schedule::new(),
@@ -254,6 +259,9 @@ impl Engine {
             plane,
         };
         engine.find_interfaces()?;
+        if let Err(error) = engine.plane.attach_direct() {
+            tracing::info!(%error, "applications cannot run their own egress");
+        }
         // Ahead of the first session, which would wait for the verifier.
         for gid in engine.pool.iter().map(|p| p.info.gid).collect::<Vec<_>>() {
             engine.launch(gid).map_err(anyhow::Error::msg)?;
@@ -402,6 +410,10 @@ impl Engine {
                 self.schedule.first(sid);
                 break;
             }
+            if !entry.lock_egress() {
+                self.schedule.at(sid, now + QUEUE_NS);
+                continue;
+            }
             // One more, so that egress finds out that it has run dry.
             let ready = (entry.sendable(session.published()) + 1).min(most.into());
             let quota = entry.paced(now).min(ready).min((BATCH - frames).into()) as u32;
@@ -419,33 +431,58 @@ impl Engine {
         if !self.pumps.contains_key(&ifindex) {
             self.open_pump(ifindex);
         }
-        let Some((pump, _)) = self.pumps.get_mut(&ifindex) else {
-            return true;
-        };
-        let served = match pump.run(&turns) {
-            Ok(served) => served,
-            Err(error) => {
+        let run = self.pumps.get_mut(&ifindex).map(|(p, _)| p.run(&turns));
+        let (served, later) = match run {
+            Some(Ok(served)) => {
+                let stuck = served.turns == 0 && served.left == turns[0].quota;
+                (served.turns, stuck.then_some(QUEUE_NS))
+            }
+            Some(Err(error)) => {
                 tracing::warn!(%error, ifindex, "cannot transmit");
-                for turn in &turns {
-                    self.schedule.at(turn.sid, now + RETRY_NS);
-                }
-                return true;
+                (0, Some(RETRY_NS))
             }
+            None => (0, Some(RETRY_NS)),
         };
-        let stuck = served.turns == 0 && served.left == turns[0].quota;
-        for (turn, paced) in turns.iter().zip(&paced).take(served.turns) {
-            let wake = table.get(turn.sid).map_or(u64::MAX, |e| e.wake_ns());
-            self.schedule
-                .at(turn.sid, if wake == 0 { *paced } else { wake });
-        }
-        for turn in turns[served.turns.min(turns.len())..].iter().rev() {
-            if stuck {
-                self.schedule.at(turn.sid, now + QUEUE_NS);
-            } else {
-                self.schedule.first(turn.sid);
+        let mut unserved = Vec::new();
+        for (i, (turn, paced)) in turns.iter().zip(&paced).enumerate() {
+            let Some(entry) = table.get(turn.sid) else {
+                continue;
+            };
+            let wake = match later {
+                Some(later) => now + later,
+                None if i >= served => {
+                    unserved.push(turn.sid);
+                    0
+                }
+                None => match entry.wake_ns() {
+                    0 => *paced,
+                    u64::MAX => self.linger(turn.sid, entry.sent(), now),
+                    wake => wake,
+                },
+            };
+            let again = entry.unlock_egress(wake != u64::MAX);
+            if i < served || later.is_some() {
+                self.schedule.at(turn.sid, if again { 0 } else { wake });
             }
+        }
+        for sid in unserved.into_iter().rev() {
+            self.schedule.first(sid);
         }
         true
+    }
+
+    /// When to look again at a session that has nothing to send. One whose application sends by
+    /// itself is watched while that goes on, or every packet would have to wake us, for its probe
+    /// timeout.
+    fn linger(&mut self, sid: u32, sent: u64, now: u64) -> u64 {
+        let aware = self.sessions.get_mut(&sid).and_then(Session::aware);
+        match aware {
+            Some(aware) if aware.sent != sent => {
+                aware.sent = sent;
+                now + LINGER_NS
+            }
+            _ => u64::MAX,
+        }
     }
 
     fn open_pump(&mut self, ifindex: u32) {

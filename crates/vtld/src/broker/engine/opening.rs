@@ -20,7 +20,9 @@ use vtl_proto::{
 
 use super::{
     super::{
-        Granted, Owner, Reply, now_ns, random_token,
+        Granted, Owner, Reply,
+        caller::Caller,
+        now_ns, random_token,
         raw::{self, Received},
         session::{self, Aware, Phase, Session, Use},
         stock,
@@ -129,7 +131,16 @@ impl Engine {
                 .map_err(|e| e.to_string())?;
         }
         let entry = self.plane.sessions().get(sid).expect("it was found free");
-        entry.initialise(session::entry(sid, token, rings.index, slots, local, peer));
+        let mut value = session::entry(sid, token, rings.index, slots, local, peer);
+        if let Use::Aware(aware) = &purpose {
+            value.aware = 1;
+            if let Some(caller) = &aware.caller {
+                caller
+                    .register(&self.callers, sid)
+                    .map_err(|e| e.to_string())?;
+            }
+        }
+        entry.initialise(value);
         entry.set_state(intf::VTL_OPENING);
         let now = now_ns();
         let session = Session {
@@ -536,6 +547,12 @@ fn aware(
         reply,
         kick: event()?,
         wake: event()?,
+        sent: 0,
+        caller: Caller::open()
+            .inspect_err(
+                |error| tracing::debug!(%error, "no way for the application to run egress"),
+            )
+            .ok(),
         tx: TxRing::map(rings.transmit(), rings.slots, max_payload).map_err(map)?,
         rx: RxRing::map(rings.receive(), rings.slots).map_err(map)?,
     })

@@ -1,0 +1,74 @@
+//! The ring of events by which the kernel's programs wake the application: a BPF ring buffer. What
+//! the events say does not matter, only that there are some.
+
+use std::{
+    io,
+    num::NonZero,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    ptr::NonNull,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use nix::{
+    sys::mman::{MapFlags, ProtFlags, mmap, munmap},
+    unistd::{SysconfVar, sysconf},
+};
+
+/// Its first page holds how far it was read, its second how far it was written.
+pub(crate) struct Events {
+    fd: OwnedFd,
+    read: NonNull<AtomicU64>,
+    written: NonNull<AtomicU64>,
+    page: NonZero<usize>,
+}
+
+// SAFETY: the mapped pages are only touched atomically.
+unsafe impl Send for Events {}
+
+impl Events {
+    pub(crate) fn map(fd: OwnedFd) -> io::Result<Self> {
+        let page = sysconf(SysconfVar::PAGE_SIZE)?.and_then(|n| usize::try_from(n).ok());
+        let page = page
+            .and_then(NonZero::new)
+            .ok_or(io::ErrorKind::Unsupported)?;
+        let map = |rights: ProtFlags, at: usize| {
+            // SAFETY: a new mapping at an address of the kernel's choice.
+            unsafe { mmap(None, page, rights, MapFlags::MAP_SHARED, &fd, at as i64) }
+        };
+        let read = map(ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, 0)?;
+        let written = map(ProtFlags::PROT_READ, page.get()).inspect_err(|_| {
+            // SAFETY: mapped just now with this length.
+            let _ = unsafe { munmap(read, page.get()) };
+        })?;
+        Ok(Self {
+            fd,
+            read: read.cast(),
+            written: written.cast(),
+            page,
+        })
+    }
+
+    /// Takes all events out.
+    pub(crate) fn clear(&self) {
+        // SAFETY: each is the first word of its page, mapped as long as `self` lives.
+        let (read, written) = unsafe { (self.read.as_ref(), self.written.as_ref()) };
+        // The kernel looks at `read` after it wrote: an exchange, as a later store might hide an
+        // event that comes now.
+        read.swap(written.load(Ordering::Acquire), Ordering::SeqCst);
+    }
+}
+
+impl AsFd for Events {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        for at in [self.read, self.written] {
+            // SAFETY: mapped in `map` with this length.
+            let _ = unsafe { munmap(at.cast(), self.page.get()) };
+        }
+    }
+}

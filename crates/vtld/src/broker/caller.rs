@@ -1,0 +1,87 @@
+//! The socket by which an aware application runs its own session's egress: what it sends there, to
+//! nobody on the loopback, becomes the session's next packet.
+
+use std::{
+    io,
+    net::UdpSocket,
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
+};
+
+use libbpf_rs::{MapCore, MapFlags, MapHandle};
+use nix::sys::socket::{setsockopt, sockopt};
+use vtl_proto::intf;
+
+/// Bound to the loopback for good: it takes privileges to change that.
+pub(super) struct Caller {
+    socket: UdpSocket,
+    cookie: u64,
+}
+
+impl Caller {
+    /// A socket that nobody knows yet.
+    pub(super) fn open() -> io::Result<Self> {
+        let socket = UdpSocket::bind("127.0.0.1:0")?;
+        setsockopt(&socket, sockopt::BindToDevice, &"lo".into())?;
+        setsockopt(&socket, sockopt::Mark, &intf::VTL_DIRECT_MARK)?;
+        // The packet's content is replaced, and nobody must put a checksum into it.
+        option(&socket, libc::SO_NO_CHECK, 1)?;
+        socket.connect("127.0.0.1:9")?;
+        socket.set_nonblocking(true)?;
+        let cookie = cookie(&socket)?;
+        Ok(Self { socket, cookie })
+    }
+
+    /// What is sent through it runs the session's egress from now on.
+    pub(super) fn register(&self, callers: &MapHandle, sid: u32) -> libbpf_rs::Result<()> {
+        let (key, value) = (self.cookie.to_ne_bytes(), sid.to_ne_bytes());
+        callers.update(&key, &value, MapFlags::ANY)
+    }
+
+    /// It does nothing any more.
+    pub(super) fn forget(&self, callers: &MapHandle) {
+        // That it was never registered is as good.
+        let _ = callers.delete(&self.cookie.to_ne_bytes());
+    }
+}
+
+impl AsFd for Caller {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+fn option(socket: &UdpSocket, name: libc::c_int, value: libc::c_int) -> io::Result<()> {
+    // SAFETY: an int option with its size.
+    let r = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            name,
+            (&raw const value).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        )
+    };
+    if r < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+fn cookie(socket: &UdpSocket) -> io::Result<u64> {
+    let mut cookie = 0_u64;
+    let mut length = size_of::<u64>() as libc::socklen_t;
+    // SAFETY: eight bytes and their size, both alive during the call.
+    let r = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut length,
+        )
+    };
+    if r < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(cookie)
+}
