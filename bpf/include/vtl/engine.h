@@ -68,7 +68,9 @@ VTL_INLINE enum vtl_verdict vtl_make_direct(struct vtl_out *o) {
     enum vtl_verdict v = vtl_make(o);
     int more = v == VTL_SEND ? vtl_rest(o) : s->tx.wake_ns != VTL_NEVER;
     __sync_lock_test_and_set(&s->tx.running, 0);
-    if (__sync_lock_test_and_set(&s->tx.again, 0) || more || !VTL_LOAD(s->tx.timed))
+    more |= __sync_lock_test_and_set(&s->tx.again, 0) || !VTL_LOAD(s->tx.timed);
+    /* Once: the ring of events is everybody's, and this is as often as the app likes. */
+    if (more && !__sync_lock_test_and_set(&s->tx.told, 1))
         vtl_env_notify(s, VTL_EV_SEND);
     return v;
 }

@@ -129,6 +129,7 @@ struct vtl_tx {
     __u32 running;     /* lock of egress: vtld holds it while it calls the pump, direct egress while
                         * it makes a packet */
     __u32 again;       /* direct egress found the lock taken: its holder runs egress once more */
+    __u32 told;        /* direct egress sets: an event is on its way to vtld, which clears it */
     __u32 timed;       /* vtld: it will run egress at the next probe timeout by itself */
     /* listener */
     __u64 una __attribute__((aligned(64))); /* first packet not acknowledged */

@@ -149,10 +149,15 @@ impl Session<'_> {
     pub fn lock_egress(&self) -> bool {
         const TRIES: u32 = 10_000;
         let lock = atomic!(AtomicU32, self.tx.running);
-        (0..TRIES).any(|_| {
+        let locked = (0..TRIES).any(|_| {
             std::hint::spin_loop();
             lock.swap(1, Ordering::SeqCst) == 0
-        })
+        });
+        // What was told so far is done now; what comes meanwhile finds the lock taken.
+        if locked {
+            atomic!(AtomicU32, self.tx.told).swap(0, Ordering::SeqCst);
+        }
+        locked
     }
 
     /// Gives it back. `timed`: the caller will run egress by itself before or at the next probe

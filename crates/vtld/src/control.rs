@@ -46,6 +46,8 @@ pub struct Control {
 
 /// What requests act on.
 struct Service {
+    /// Of the network, ours.
+    namespace: Option<u64>,
     broker: broker::Handle,
     /// Ends with the daemon, whoever still asks.
     hooker: Weak<Hooker>,
@@ -97,6 +99,7 @@ impl Control {
     /// No thread can be started.
     pub fn serve(&self, broker: broker::Handle, hooker: Weak<Hooker>) -> io::Result<()> {
         let service = Arc::new(Service {
+            namespace: namespace(&self.socket),
             broker,
             hooker,
             clients: AtomicUsize::new(0),
@@ -154,6 +157,8 @@ fn start(service: Arc<Service>, client: OwnedFd) {
 struct Peer {
     pid: u32,
     root: bool,
+    /// In our network namespace.
+    near: bool,
 }
 
 type Answer = Result<(Value, Vec<OwnedFd>), Refusal>;
@@ -181,6 +186,7 @@ impl Service {
         let peer = Peer {
             pid: credentials.pid() as u32,
             root: credentials.uid() == 0,
+            near: namespace(client).is_some_and(|n| Some(n) == self.namespace),
         };
         loop {
             let answer = match control::receive(client.as_raw_fd()) {
@@ -281,13 +287,13 @@ impl Service {
                 let services = request["services"].as_u64().and_then(|n| n.try_into().ok());
                 let services = Services::from_bits(services.unwrap_or_default());
                 let to = std::net::SocketAddr::new(host, port);
-                granted(self.broker.connect(owner, to, services, gone)?)
+                granted(self.broker.connect(owner, to, services, gone)?, peer.near)
             }
             "listen" => {
                 self.broker.listen(owner, number(request, "port")?)?;
                 done()
             }
-            "accept" => granted(self.broker.accept(owner, gone)?),
+            "accept" => granted(self.broker.accept(owner, gone)?, peer.near),
             "close" => {
                 self.broker
                     .close(owner, request["aborted"].as_bool().unwrap_or(false));
@@ -346,7 +352,30 @@ fn number(request: &Value, key: &str) -> Result<u16, String> {
         .ok_or_else(|| format!("\"{key}\" must be a number from 1 to 65535"))
 }
 
-fn granted(granted: Granted) -> Answer {
+/// The cookie of the network namespace that a socket belongs to; that of an accepted Unix socket is
+/// its client's.
+fn namespace(socket: &impl AsRawFd) -> Option<u64> {
+    const SO_NETNS_COOKIE: libc::c_int = 71; // libc lacks it
+    let mut cookie = 0_u64;
+    let mut length = size_of::<u64>() as libc::socklen_t;
+    // SAFETY: eight bytes and their size, both alive during the call.
+    let r = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut length,
+        )
+    };
+    (r == 0).then_some(cookie)
+}
+
+/// `near`: the application lives in our network namespace, or must not get a socket of it.
+fn granted(mut granted: Granted, near: bool) -> Answer {
+    if !near {
+        granted.descriptors.truncate(Granted::RINGS);
+    }
     let value = json!({
         "sid": granted.sid,
         "slots": granted.slots,

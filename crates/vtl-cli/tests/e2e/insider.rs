@@ -70,8 +70,9 @@ impl End {
     fn new(client: Client, answer: (Value, Vec<OwnedFd>)) -> Self {
         let (answer, descriptors) = answer;
         let slots = answer["slots"].as_u64().expect("a number") as usize;
-        let [transmit, receive, kick, _wake] =
-            <[OwnedFd; 4]>::try_from(descriptors).expect("four descriptors");
+        let mut descriptors = descriptors.into_iter();
+        let mut next = || descriptors.next().expect("a descriptor");
+        let [transmit, receive, kick] = [next(), next(), next()];
         let rings = [transmit, receive].map(|ring| Mapped::new(&ring, slots));
         Self {
             _client: client,

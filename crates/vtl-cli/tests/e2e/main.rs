@@ -11,6 +11,7 @@ mod death;
 mod files;
 mod hostile;
 mod insider;
+mod many;
 mod outage;
 mod peer;
 mod pool;

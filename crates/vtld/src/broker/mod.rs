@@ -95,6 +95,11 @@ pub struct Granted {
     pub descriptors: Vec<OwnedFd>,
 }
 
+impl Granted {
+    /// Descriptors that every application gets; the socket follows them.
+    pub const RINGS: usize = 5;
+}
+
 /// How soon it is noticed that an application has gone while it waits for a session.
 const PATIENCE: Duration = Duration::from_millis(200);
 

@@ -51,10 +51,8 @@ impl Engine {
         };
         session.used_ns = now_ns();
         match &mut session.purpose {
-            Use::Aware(aware) => {
-                let _ = aware.wake.write(1);
-            }
-            Use::Streams { streams: None, .. } => {}
+            // The kernel wakes an aware application without us.
+            Use::Aware(_) | Use::Streams { streams: None, .. } => {}
             Use::Streams {
                 streams: Some(streams),
                 ..

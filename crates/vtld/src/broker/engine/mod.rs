@@ -35,7 +35,7 @@ use super::{
     Command, Config, Handle, now_ns,
     raw::Raw,
     schedule::Schedule,
-    session::{Listener, Phase, Session, Use, Waiting},
+    session::{Listener, Phase, Session, Waiting},
     stock::Stock,
 };
 use crate::hooker::{self, ServerFlow};
@@ -357,12 +357,6 @@ impl Engine {
             }
             if what & (intf::VTL_EV_SEND | intf::VTL_EV_ROOM) != 0 {
                 self.transmit(sid);
-            }
-            if what & intf::VTL_EV_ROOM != 0
-                && let Some(session) = self.sessions.get(&sid)
-                && let Use::Aware(aware) = &session.purpose
-            {
-                let _ = aware.wake.write(1);
             }
             if what & intf::VTL_EV_RECV != 0 {
                 self.receive(sid);
