@@ -98,7 +98,7 @@ fn sessions__two_hundred_at_once() {
         assert_eq!(server.recv_data(&mut [0; 1]).expect("the end"), 0);
     }
     for host in [Host::Client, Host::Server] {
-        until(10, "every session has ended", || left(&world, host) == 0);
+        until("every session has ended", 10, || left(&world, host) == 0);
     }
     // Their rings can be had again.
     let (mut client, mut server) = open(&world, PORT);
