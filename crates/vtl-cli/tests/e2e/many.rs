@@ -70,7 +70,7 @@ fn sessions__two_hundred_at_once() {
     world.start(Host::Server, &[]);
     world.start(Host::Client, &[]);
     let mut pairs: Vec<_> = (0..SESSIONS).map(|i| open(&world, PORT + i)).collect();
-    assert_eq!(left(&world, Host::Client), SESSIONS.into());
+    assert_eq!(left(&world, Host::Client), usize::from(SESSIONS));
 
     let data = |i: usize, size| payload(size, i as u64);
     // Each message alone is called by its application; several at once are the pump's.
