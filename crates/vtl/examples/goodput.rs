@@ -21,6 +21,10 @@ const PORT: u16 = 9254;
 const PERIOD: u64 = 32_749;
 /// What one session may write before the next one's turn.
 const BLOCK: usize = 64 << 10;
+/// Packets that one session may have before the next one's turn.
+const SHARE: u64 = 64;
+/// Pause of a reader that has read all there was.
+const NAP: Duration = Duration::from_micros(100);
 /// The longest wait; sessions that broke are noticed then.
 const PATIENCE_MS: u16 = 1000;
 
@@ -134,9 +138,9 @@ struct Receiver {
 }
 
 impl Receiver {
-    /// Reads what is there. Returns false when there is nothing more.
-    fn read(&mut self, socket: &mut Socket) -> Result<bool, vtl::Error> {
-        let count = socket.try_recv_in_place(64, |packet| {
+    /// Reads at most `SHARE` packets. Returns how many; `None` when there is nothing more.
+    fn read(&mut self, socket: &mut Socket) -> Result<Option<u64>, vtl::Error> {
+        let count = socket.try_recv_in_place(SHARE, |packet| {
             let first = packet
                 .first_chunk()
                 .map(|b| u64::from(u32::from_ne_bytes(*b)));
@@ -144,7 +148,7 @@ impl Receiver {
             self.bytes += packet.len() as u64;
         })?;
         self.ended = count == Some(0);
-        Ok(matches!(count, Some(1..)))
+        Ok(count.filter(|n| *n > 0))
     }
 }
 
@@ -165,15 +169,16 @@ fn receive(sessions: u16) -> Result<(), Box<dyn Error>> {
     let mut busy = None;
     while left > 0 {
         let mut again = Vec::new();
-        let mut read = false;
+        let (mut read, mut more) = (false, false);
         for i in ready {
             let receiver = &mut receivers[i];
             if receiver.ended {
                 continue;
             }
-            if receiver.read(&mut sockets[i])? {
+            if let Some(count) = receiver.read(&mut sockets[i])? {
                 again.push(i);
                 read = true;
+                more |= count == SHARE;
             }
             left -= usize::from(receiver.ended);
         }
@@ -189,6 +194,9 @@ fn receive(sessions: u16) -> Result<(), Box<dyn Error>> {
         ready = again;
         if ready.is_empty() && left > 0 {
             ready.extend(waiter.wait()?);
+        } else if !more {
+            // As the blocking calls do: to ask for a wake-up is dear, and more is on its way.
+            std::thread::sleep(NAP);
         }
     }
     let (seconds, measured) = match (start, busy) {
