@@ -45,7 +45,7 @@ VTL_INLINE int vtl_loss_check(struct vtl_ackd *a, __u64 seq) {
 
 VTL_INLINE void tf_loss_reordering(struct vtl_ackd *a) {
     struct vtl_tx *tx = &a->s->tx;
-    __u32 dups = vtl_swap32(a->hdr->dups);
+    __u32 dups = vtl_swap32(a->hdr->dups) - VTL_LOAD(tx->copies);
     /* Duplicates that the network makes are few; ours come with reordering. Widen slowly. */
     if ((__s32)(dups - tx->dups) > 0) {
         __u32 reorder = tx->reorder + 1 + tx->reorder / 8;

@@ -66,6 +66,28 @@ VTL_INLINE __u64 vtl_take_lost(struct vtl_session *s) {
 }
 
 /*
+ * When the app has nothing more to send, the path has room: what is sent again goes twice, the
+ * second time behind all others. Otherwise one retransmission in so many would get lost, too, and
+ * the end of a transfer would wait for another round trip.
+ */
+VTL_INLINE void vtl_copy_later(struct vtl_session *s, __u64 seq) {
+    if (s->tx.copied - s->tx.copies < VTL_TX_COPIES)
+        s->tx.copy[s->tx.copied++ & (VTL_TX_COPIES - 1)] = seq;
+}
+
+/* The first packet to be sent a second time that has not been acknowledged, or VTL_NEVER. */
+VTL_INLINE __u64 vtl_take_copy(struct vtl_session *s, __u64 una) {
+    for (int i = 0; i < VTL_TX_COPIES; i++) {
+        if (s->tx.copies == s->tx.copied)
+            break;
+        __u64 seq = s->tx.copy[s->tx.copies++ & (VTL_TX_COPIES - 1)];
+        if (seq >= una)
+            return seq;
+    }
+    return VTL_NEVER;
+}
+
+/*
  * Chooses o->seq, or says when to try again (s->tx.wake_ns). `producer` is what the app claims to
  * have written: it is believed only as far as its own ring.
  */
@@ -86,9 +108,21 @@ VTL_INLINE enum vtl_verdict tf_choose(struct vtl_out *o) {
     if (room && VTL_LOAD(s->tx.lost_pending)) {
         __u64 seq = vtl_take_lost(s);
         if (seq != VTL_NEVER && seq >= una && seq < s->tx.next) {
+            if (s->tx.next >= end)
+                vtl_copy_later(s, seq);
             o->seq = seq;
             o->type = VTL_DATA;
             o->flags = VTL_F_RETRANSMIT | VTL_F_ACK_NOW;
+            return VTL_NEXT;
+        }
+    }
+    if (room && s->tx.copies != s->tx.copied) {
+        __u64 seq = vtl_take_copy(s, una);
+        if (seq != VTL_NEVER && seq < s->tx.next) {
+            s->tx.abandoned++; /* the first copy: only one of them will count as delivered */
+            o->seq = seq;
+            o->type = VTL_DATA;
+            o->flags = VTL_F_RETRANSMIT;
             return VTL_NEXT;
         }
     }
@@ -135,7 +169,7 @@ VTL_INLINE int vtl_can_send(struct vtl_session *s) {
     struct vtl_ring_ctl *ctl = vtl_env_tx_ctl(s);
     if (!ctl || vtl_in_flight(s) >= VTL_LOAD(s->tx.cwnd))
         return 0;
-    if (VTL_LOAD(s->tx.lost_pending))
+    if (VTL_LOAD(s->tx.lost_pending) || s->tx.copies != s->tx.copied)
         return 1;
     __u64 end = VTL_LOAD(ctl->producer);
     __u64 una = VTL_LOAD(s->tx.una);

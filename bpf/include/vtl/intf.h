@@ -22,6 +22,7 @@ enum {
     VTL_SLOT_DATA = 2032,
     VTL_WINDOW_WORDS = VTL_MAX_WINDOW / 64,
     VTL_ACK_WORDS = VTL_ACK_MAX_BITMAP / 8, /* of one acknowledgement's bitmap */
+    VTL_TX_COPIES = 32,                     /* a power of two */
     VTL_HEADROOM = 54, /* Ethernet + IPv6 header: the longest that precedes a VTL header */
     VTL_PUMP_ETHERTYPE = 0x88b5, /* IEEE 802 local experimental 1: a frame for egress to fill */
 };
@@ -126,11 +127,14 @@ struct vtl_tx {
                         * something to send */
     __u32 probe;       /* vtld sets, listener clears: send PROBEs until one is acknowledged */
     __u32 scan;        /* word of `lost` where the search goes on */
-    __u32 running;     /* lock of egress: vtld holds it while it calls the pump, direct egress while
-                        * it makes a packet */
-    __u32 again;       /* direct egress found the lock taken: its holder runs egress once more */
-    __u32 told;        /* direct egress sets: an event is on its way to vtld, which clears it */
-    __u32 timed;       /* vtld: it will run egress at the next probe timeout by itself */
+    __u32 copies;      /* second copies of retransmissions that were sent, or not needed any more */
+    __u32 copied;      /* how many of those are, or were, to come: entries of `copy` so far */
+    __u64 copy[VTL_TX_COPIES]; /* packets to be sent a second time, at index modulo the length */
+    __u32 running; /* lock of egress: vtld holds it while it calls the pump, direct egress while
+                    * it makes a packet */
+    __u32 again;   /* direct egress found the lock taken: its holder runs egress once more */
+    __u32 told;    /* direct egress sets: an event is on its way to vtld, which clears it */
+    __u32 timed;   /* vtld: it will run egress at the next probe timeout by itself */
     /* listener */
     __u64 una __attribute__((aligned(64))); /* first packet not acknowledged */
     __u64 limit;     /* flow control: the peer's ring ends here. vtld sets the first */

@@ -284,6 +284,43 @@ fn choose__counts_what_a_timeout_gives_up() {
 }
 
 #[test]
+fn choose__sends_twice_what_nothing_else_competes_with() {
+    let lost = |producer| {
+        let mut h = host(|s| {
+            ten_out(s);
+            (s.tx.lost[0], s.tx.lost_pending, s.tx.lost_total) = (0b10_0010, 2, 2);
+        });
+        h.tx_ctl(SID).producer = producer;
+        h
+    };
+    let mut h = lost(10);
+    let order: Vec<Choice> = (0..4).map(|_| choose(&mut h)).collect();
+    let again = VTL_F_RETRANSMIT;
+    assert_eq!(
+        order,
+        [
+            Data(1, AGAIN),
+            Data(5, AGAIN),
+            Data(1, again),
+            Data(5, again)
+        ]
+    );
+    assert_eq!(choose(&mut h), Wait(NOW + TIMEOUT));
+    let tx = &h.session(SID).tx;
+    assert_eq!((tx.copies, tx.abandoned), (2, 2), "one of each pair counts");
+
+    let mut h = lost(10);
+    choose(&mut h);
+    choose(&mut h);
+    h.session_mut(SID).tx.una = 2;
+    assert_eq!(choose(&mut h), Data(5, again), "1 has arrived meanwhile");
+
+    let mut h = lost(20);
+    let order: Vec<Choice> = (0..3).map(|_| choose(&mut h)).collect();
+    assert_eq!(order, [Data(1, AGAIN), Data(5, AGAIN), Data(10, 0)]);
+}
+
+#[test]
 fn choose__says_when_the_app_sets_the_pace() {
     let mut h = host(ten_out);
     h.tx_ctl(SID).producer = 20;
