@@ -122,7 +122,7 @@ VTL_INLINE enum vtl_verdict tf_choose(struct vtl_out *o) {
             s->tx.abandoned++; /* the first copy: only one of them will count as delivered */
             o->seq = seq;
             o->type = VTL_DATA;
-            o->flags = VTL_F_RETRANSMIT;
+            o->flags = VTL_F_RETRANSMIT | VTL_F_ACK_NOW;
             return VTL_NEXT;
         }
     }

@@ -15,7 +15,7 @@ use super::{Order, Outcome, Over, READY, Work, own_peak_kb, quic, say, udp};
 
 /// The distance between two samples of the progress.
 const SAMPLE: Duration = Duration::from_millis(100);
-/// What is fetched from a peer to make it known, bytes.
+/// What is fetched from a peer to make it known where the workload is no file, bytes.
 const GREETING: u64 = 4_096;
 /// How long many connections may take to open.
 const OPENING: Duration = Duration::from_secs(60);
@@ -35,11 +35,14 @@ pub(super) fn run(order: &Order) -> anyhow::Result<()> {
     std::process::exit(0);
 }
 
-/// Fetches a little, and waits until the path is quiet again.
+/// Fetches the file once, and waits until the path is quiet again.
 fn warm_up(order: &Order) -> io::Result<Option<quic::Client>> {
     let progress = Progress::new(0);
     progress.open_gate();
-    let work = Work::File(GREETING);
+    let work = match order.work {
+        Work::File(bytes) => Work::File(bytes),
+        _ => Work::File(GREETING),
+    };
     let mut ticket = None;
     match &order.over {
         Over::Tcp(control) => {

@@ -15,8 +15,6 @@ use crate::plan::{Transport, Workload};
 use crate::row::Row;
 use crate::{cpu, download, nginx, payload};
 
-/// The file that makes a peer known, and its size.
-const GREETING: (&str, u64) = ("greeting", 4_096);
 /// When the connection's congestion control is looked at: past the handshake.
 const LOOK: Duration = Duration::from_millis(500);
 
@@ -27,18 +25,18 @@ impl Stage<'_> {
         let Workload::File { bytes } = self.cell.workload else {
             bail!("curl downloads files only");
         };
-        let files = [(nginx::FILE, bytes), GREETING];
+        let files = [(nginx::FILE, bytes)];
         let server = nginx::start(&self.testbed, &bench.scratch, &files, &bench.interrupt)?;
         let hooked = matches!(transport, Transport::Hook(_));
         if let Some(daemons) = self.daemons.as_ref().filter(|_| hooked) {
             daemons.hook(nginx::PORT)?;
         }
         if self.cell.known {
-            let patience = Duration::from_secs(30);
-            let mut command = self.curl_command(hooked, GREETING.0)?;
+            let patience = Duration::from_secs_f64(self.cell.time_limit_s);
+            let mut command = self.curl_command(hooked, nginx::FILE)?;
             download::run(
                 &mut command,
-                GREETING.1,
+                bytes,
                 patience,
                 &bench.interrupt,
                 |_| {},
