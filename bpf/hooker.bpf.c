@@ -24,6 +24,9 @@ enum { AF_INET = 2, AF_INET6 = 10, SOCK_STREAM = 1, LOOPBACK_IFINDEX = 1 };
 
 const volatile struct vtl_hook_config config SEC(".rodata");
 
+/* Ticks per second, the unit of TCP's timeouts; 0 where the kernel's configuration is not known. */
+extern unsigned int CONFIG_HZ __kconfig __weak;
+
 /* What the application asked for; lives and dies with its socket. */
 struct {
     __uint(type, BPF_MAP_TYPE_SK_STORAGE);
@@ -458,6 +461,13 @@ int vtl_sockops(struct bpf_sock_ops *ops) {
     if (bpf_get_netns_cookie(ops) != config.netns_cookie)
         return 1;
     switch (ops->op) {
+    case BPF_SOCK_OPS_TIMEOUT_INIT:
+        /* A lost SYN of discovery is sent again after 300 ms, not after a second. */
+        cookie = bpf_get_socket_cookie(ops);
+        own = bpf_map_lookup_elem(&vtl_own, &cookie);
+        if (own && (*own & VTL_OWN_OFFER) && CONFIG_HZ)
+            ops->reply = CONFIG_HZ * 3u / 10u;
+        break;
     case BPF_SOCK_OPS_TCP_CONNECT_CB:
     case BPF_SOCK_OPS_TCP_LISTEN_CB:
         cookie = bpf_get_socket_cookie(ops);

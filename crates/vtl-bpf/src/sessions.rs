@@ -213,7 +213,7 @@ impl Session<'_> {
             .compare_exchange(0, us, Ordering::Relaxed, Ordering::Relaxed)
             .is_ok()
         {
-            atomic!(AtomicU32, self.tx.rttvar_us).store(us / 2, Ordering::Relaxed);
+            atomic!(AtomicU32, self.tx.rttvar_us).store(us / 4, Ordering::Relaxed);
         }
     }
 

@@ -36,7 +36,7 @@ pub struct Offer {
     pub services: Services,
     /// Grafts in order of preference, at least one.
     pub gids: Gids,
-    /// The path's round-trip time if known: retransmissions then start at three times that.
+    /// The path's round-trip time if known: retransmissions then start at twice that.
     pub known_rtt: Option<Duration>,
 }
 
@@ -134,7 +134,7 @@ impl Initiator {
     pub fn new(offer: Offer, now_ns: u64, token: u64) -> Self {
         let wait = offer
             .known_rtt
-            .map_or(FIRST_WAIT, |rtt| rtt.saturating_mul(3));
+            .map_or(FIRST_WAIT, |rtt| rtt.saturating_mul(2));
         let wait = wait.clamp(MIN_WAIT, MAX_WAIT);
         Self {
             offer,

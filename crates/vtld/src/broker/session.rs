@@ -199,7 +199,7 @@ pub(super) fn fill(s: &mut vtl_session, e: &Established) {
     if let Some(rtt) = e.rtt {
         let us = rtt.as_micros().clamp(1, 60_000_000) as u32;
         s.tx.srtt_us = us;
-        s.tx.rttvar_us = us / 2;
+        s.tx.rttvar_us = us / 4;
     }
 }
 

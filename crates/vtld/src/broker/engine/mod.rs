@@ -309,7 +309,8 @@ impl Engine {
     }
 
     fn deadline(&self) -> u64 {
-        // The timers of opening and closing are coarse: the next tick is soon enough for them.
+        // Sessions that are opening have set the next tick; for those that are closing it is soon
+        // enough.
         self.schedule.next().min(self.next_tick)
     }
 

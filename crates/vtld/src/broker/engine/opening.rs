@@ -193,7 +193,7 @@ impl Engine {
             port,
             services,
             gids,
-            known_rtt: None,
+            known_rtt: self.paths.get(&peer).copied(),
         };
         session.initiator = true;
         session.phase = Phase::Opening(Initiator::new(offer, now_ns(), token));
@@ -210,7 +210,9 @@ impl Engine {
             return;
         };
         let (local, peer) = (session.local, session.peer);
-        match nego.poll(now) {
+        let sent = nego.poll(now);
+        self.next_tick = self.next_tick.min(nego.poll_at());
+        match sent {
             Ok(Some(packet)) => self.send(&packet, local, peer),
             Ok(None) => {}
             Err(error) => self.failed(sid, &error.to_string()),
