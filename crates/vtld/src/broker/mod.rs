@@ -54,7 +54,7 @@ impl Default for Config {
         Self {
             ingress: Ingress::Tcx,
             driver: Choice::Auto,
-            ring_slots: 8192,
+            ring_slots: 16384,
             stock: 2,
             ring_memory: physical_memory() / 8,
             max_sessions: 1000,

@@ -18,16 +18,16 @@ const GRACE: Duration = Duration::from_millis(50);
 pub(super) const LEAST: u32 = 256;
 /// What a path within a site needs: 10 Gbit/s at 1 ms. More only makes memory colder.
 pub(super) const NEAR: u32 = 1024;
-/// What paths over the internet need, and those of which nothing is known: two bandwidth-delay
-/// products of 1 Gbit/s at 45 ms.
-pub(super) const FAR: u32 = 8192;
+/// What paths over the internet need, and those of which nothing is known: four bandwidth-delay
+/// products of 1 Gbit/s at 50 ms, since a packet that is lost twice holds up three round trips.
+pub(super) const FAR: u32 = 16384;
 /// Sets made at a time when sessions come faster than they can be made one by one.
 const BURST: usize = 32;
 
-/// Slots for a path with this round-trip time, at most `most`: two bandwidth-delay products at
+/// Slots for a path with this round-trip time, at most `most`: four bandwidth-delay products at
 /// 1 Gbit/s. Faster paths are shorter as a rule, and get at least [`NEAR`].
 pub(super) fn slots_for(rtt: Duration, most: u32) -> u32 {
-    let packets = 2 * rtt.as_micros() / 12;
+    let packets = 4 * rtt.as_micros() / 12;
     let size = if packets <= u128::from(NEAR) {
         NEAR
     } else if packets <= u128::from(FAR) {
@@ -303,7 +303,7 @@ mod tests {
         }
         assert!(used <= BUDGET && sizes.is_sorted_by(|a, b| a >= b));
         let count = |size| sizes.iter().filter(|s| **s == size).count();
-        assert_eq!([32768, 8192].map(count), [3, 3]);
+        assert_eq!([32768, 16384].map(count), [3, 2]);
         assert!(count(1024) > 50 && count(256) > 200);
         assert_eq!(affordable(64, 0, BUDGET), Some(64));
         assert_eq!(affordable(32768, 0, 0), None);
@@ -312,10 +312,10 @@ mod tests {
     #[test]
     fn slots_for__grows_with_the_round_trip_and_never_beyond_the_most() {
         let ms = |n: u64| Duration::from_micros(n * 1000);
-        let sizes = [0, 1, 6, 10, 45, 100, 600].map(|n| slots_for(ms(n), 32768));
-        assert_eq!(sizes, [1024, 1024, 1024, 8192, 8192, 32768, 32768]);
+        let sizes = [0, 1, 3, 10, 49, 100, 600].map(|n| slots_for(ms(n), 32768));
+        assert_eq!(sizes, [1024, 1024, 1024, 16384, 16384, 32768, 32768]);
         let sizes = [0, 10, 600].map(|n| slots_for(ms(n), 512));
         assert_eq!(sizes, [512, 512, 512]);
-        assert_eq!(slots_for(ms(600), 8192), 8192);
+        assert_eq!(slots_for(ms(600), 16384), 16384);
     }
 }
