@@ -18,7 +18,7 @@ pub const TRIES: u32 = 5;
 /// No wait is longer.
 pub const MAX_WAIT: Duration = Duration::from_secs(5);
 /// No wait is shorter, however short the round-trip time: the answer takes a process to be woken.
-pub const MIN_WAIT: Duration = Duration::from_millis(20);
+pub const MIN_WAIT: Duration = Duration::from_millis(100);
 
 /// What the initiator asks for and offers.
 #[derive(Clone, Debug, PartialEq, Eq)]
