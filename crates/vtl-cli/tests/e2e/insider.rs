@@ -118,6 +118,15 @@ impl End {
     }
 }
 
+/// Ends the scribbling, also where an assertion fails: a scope waits for its threads.
+struct StopOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Both ends of a session, without the library.
 fn raw_session(world: &World, port: u16) -> [End; 2] {
     let [client, server] =
@@ -148,6 +157,7 @@ fn scribbler__harms_only_itself() {
     let ends = raw_session(&world, 60);
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
+        let _stop = StopOnDrop(&stop);
         for (i, end) in ends.iter().enumerate() {
             let stop = &stop;
             scope.spawn(move || end.scribble(stop, 11 + i as u64));
@@ -156,7 +166,6 @@ fn scribbler__harms_only_itself() {
             world.download(server, "f");
         }
         transfer(session(&world, 61), &payload(2 << 20, 8));
-        stop.store(true, Ordering::Relaxed);
     });
     drop(ends);
     for host in [Host::Client, Host::Server] {

@@ -179,7 +179,8 @@ pub(crate) fn session(world: &World, port: u16) -> (Socket, Socket) {
 /// Sends from one end to the other until the end, and compares.
 #[track_caller]
 pub(crate) fn transfer((mut from, mut to): (Socket, Socket), wanted: &[u8]) {
-    let got = thread::scope(|scope| {
+    // The receiver belongs to the closure: should it fail, the sender's session ends with it.
+    let (got, _to) = thread::scope(move |scope| {
         scope.spawn(move || {
             let mut rest = wanted;
             while !rest.is_empty() {
@@ -191,7 +192,7 @@ pub(crate) fn transfer((mut from, mut to): (Socket, Socket), wanted: &[u8]) {
         let mut buffer = vec![0; 1 << 16];
         loop {
             match to.recv_data(&mut buffer).expect("received") {
-                0 => return got,
+                0 => return (got, to),
                 n => got.extend_from_slice(&buffer[..n]),
             }
         }
