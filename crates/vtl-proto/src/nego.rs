@@ -13,8 +13,9 @@ use crate::{
 
 /// First wait for an answer where the round-trip time is unknown.
 pub const FIRST_WAIT: Duration = Duration::from_millis(300);
-/// NEGO packets sent before giving up.
-pub const TRIES: u32 = 5;
+/// From the first NEGO until giving up, however short the round-trip time: a peer may be busy with
+/// the rings of many sessions.
+pub const PATIENCE: Duration = Duration::from_secs(9);
 /// No wait is longer.
 pub const MAX_WAIT: Duration = Duration::from_secs(5);
 /// No wait is shorter, however short the round-trip time: the answer takes a process to be woken.
@@ -61,7 +62,7 @@ pub struct Established {
 /// Why there is no session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NegoError {
-    /// No answer to [`TRIES`] packets.
+    /// No answer within [`PATIENCE`].
     #[error("the peer did not answer")]
     TimedOut,
     /// The peer's NEGO_NACK.
@@ -127,6 +128,7 @@ pub struct Initiator {
     wait: Duration,
     sent_ns: u64,
     due_ns: u64,
+    end_ns: u64,
 }
 
 impl Initiator {
@@ -143,6 +145,7 @@ impl Initiator {
             wait,
             sent_ns: now_ns,
             due_ns: now_ns,
+            end_ns: now_ns.saturating_add(nanos(PATIENCE)),
         }
     }
 
@@ -154,17 +157,17 @@ impl Initiator {
     /// The NEGO to be sent now, if any.
     ///
     /// # Errors
-    /// [`NegoError::TimedOut`] when the last try was not answered.
+    /// [`NegoError::TimedOut`] when [`PATIENCE`] has passed.
     pub fn poll(&mut self, now_ns: u64) -> Result<Option<Packet<'static>>, NegoError> {
         if now_ns < self.due_ns {
             return Ok(None);
         }
-        if self.tries == TRIES {
+        if now_ns >= self.end_ns {
             return Err(NegoError::TimedOut);
         }
         self.tries += 1;
         self.sent_ns = now_ns;
-        self.due_ns = now_ns.saturating_add(nanos(self.wait));
+        self.due_ns = now_ns.saturating_add(nanos(self.wait)).min(self.end_ns);
         self.wait = (self.wait * 2).min(MAX_WAIT);
         Ok(Some(Packet::Nego(Nego {
             header: Header::default(),
