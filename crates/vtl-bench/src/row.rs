@@ -218,6 +218,9 @@ impl Row {
         self.error.clone_from(&outcome.error);
         self.ok =
             outcome.error.is_none() && outcome.wrong == 0 && (outcome.complete || outcome.cut);
+        if !self.ok && self.error.is_none() {
+            self.error = Some("it ended before every byte had arrived".to_owned());
+        }
         if outcome.wrong > 0 {
             self.error = Some(format!("{} bytes are not what was sent", outcome.wrong));
         }
@@ -410,6 +413,7 @@ mod tests {
         let cut = |o: &mut Outcome| (o.complete, o.cut) = (false, true);
         assert_eq!(result(&cut), (true, true, false));
         assert_eq!(result(&|o| o.wrong = 1), (false, false, true));
+        assert_eq!(result(&|o| o.complete = false), (false, false, true));
         let failed = |o: &mut Outcome| (o.complete, o.error) = (false, Some("no".to_owned()));
         assert_eq!(result(&failed), (false, false, true));
     }

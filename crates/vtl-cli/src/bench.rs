@@ -8,7 +8,7 @@ use clap::{Args, Subcommand};
 use vtl_bench::Interrupt;
 use vtl_bench::plan::Plan;
 use vtl_bench::plot;
-use vtl_bench::programs::Programs;
+use vtl_bench::programs::{Programs, find_program};
 use vtl_bench::row::{Row, columns};
 use vtl_bench::run::Bench;
 use vtl_bench::table;
@@ -96,14 +96,70 @@ fn measure(args: &RunArgs) -> anyhow::Result<()> {
         ));
     }
     doctor::require_fit()?;
-    for path in [&args.json, &args.csv].into_iter().flatten() {
-        // Better now than after hours.
-        fs::File::create(path).with_context(|| cannot_write(path))?;
-    }
+    // Better now than after hours.
+    require_programs(&plans)?;
+    require_writable(args)?;
     let interrupt = Interrupt::catch()?;
     let bench = Bench::new(Programs::find()?, Bench::testbed_name(), interrupt)?;
     let finished = bench.run(&plans, |line| eprintln!("{line}"));
     let rows = &finished.rows;
+    if rows.is_empty() {
+        return finished.stopped.map_or(Ok(()), Err);
+    }
+    // Whatever cannot be written, the table is shown.
+    let stored = store(args, rows);
+    output::print(&table::table(rows))?;
+    stored?;
+    if let Some(error) = finished.stopped {
+        return Err(error);
+    }
+    let mut failed = rows.iter().filter(|row| !row.ok);
+    if let Some(first) = failed.next() {
+        anyhow::bail!(
+            "{} of {} transfers failed, the first one ({}) because: {}",
+            failed.count() + 1,
+            rows.len(),
+            first.transport,
+            first.error.as_deref().unwrap_or("unknown")
+        );
+    }
+    Ok(())
+}
+
+/// Refuses plans for which a program is missing.
+fn require_programs(plans: &[Plan]) -> anyhow::Result<()> {
+    let curl = plans
+        .iter()
+        .find(|plan| plan.cells.iter().any(|cell| cell.curl));
+    if let Some(plan) = curl {
+        for program in ["nginx", "curl"] {
+            if find_program(program).is_err() {
+                anyhow::bail!(
+                    "the plan \"{}\" needs `{program}`: apt install {program} (or run `make setup`)",
+                    plan.name
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Refuses places where nothing can be written; leaves what is there alone.
+fn require_writable(args: &RunArgs) -> anyhow::Result<()> {
+    for path in [&args.json, &args.csv].into_iter().flatten() {
+        let mut options = fs::OpenOptions::new();
+        let file = options.append(true).create(true).open(path);
+        file.with_context(|| cannot_write(path))?;
+    }
+    if let Some(directory) = &args.plot {
+        fs::create_dir_all(directory)
+            .with_context(|| format!("cannot make the directory {}", directory.display()))?;
+    }
+    Ok(())
+}
+
+/// Writes and draws rows where the user wants them.
+fn store(args: &RunArgs, rows: &[Row]) -> anyhow::Result<()> {
     if let Some(path) = &args.json {
         write(path, &json(rows)?)?;
     }
@@ -114,17 +170,6 @@ fn measure(args: &RunArgs) -> anyhow::Result<()> {
         for file in plot::draw(directory, rows)? {
             eprintln!("drawn: {}", file.display());
         }
-    }
-    output::print(&table::table(rows))?;
-    if let Some(error) = finished.stopped {
-        return Err(error);
-    }
-    let failed = rows.iter().filter(|row| !row.ok).count();
-    if failed > 0 {
-        anyhow::bail!(
-            "{failed} of {} transfers failed: see \"error\" in the rows",
-            rows.len()
-        );
     }
     Ok(())
 }

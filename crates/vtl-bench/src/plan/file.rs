@@ -1,8 +1,12 @@
 //! The file format of plans, and from it the cells.
 
+use std::fmt;
+use std::marker::PhantomData;
 use std::path::Path;
 
-use serde::Deserialize;
+use serde::de::value::SeqAccessDeserializer;
+use serde::de::{self, Deserialize, Deserializer, IntoDeserializer, SeqAccess, Visitor};
+use vtl_bpf::objects;
 use vtl_proto::intf;
 use vtl_testbed::{Link, LossModel, Profile};
 
@@ -18,11 +22,47 @@ const LARGEST: u64 = 1 << 44;
 const MOST_FLOWS: u32 = 2_000;
 
 /// One value or a list of them; a list multiplies the cells.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(untagged, expecting = "a value of the right type, or a list of such")]
+#[derive(Clone, Debug)]
 enum Many<T> {
     One(T),
     List(Vec<T>),
+}
+
+/// By hand rather than as an untagged enum, whose errors do not say what was expected.
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Many<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(OneOrList(PhantomData))
+    }
+}
+
+struct OneOrList<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for OneOrList<T> {
+    type Value = Many<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value or a list of values")
+    }
+
+    fn visit_bool<E: de::Error>(self, value: bool) -> Result<Many<T>, E> {
+        T::deserialize(value.into_deserializer()).map(Many::One)
+    }
+
+    fn visit_i64<E: de::Error>(self, value: i64) -> Result<Many<T>, E> {
+        T::deserialize(value.into_deserializer()).map(Many::One)
+    }
+
+    fn visit_f64<E: de::Error>(self, value: f64) -> Result<Many<T>, E> {
+        T::deserialize(value.into_deserializer()).map(Many::One)
+    }
+
+    fn visit_str<E: de::Error>(self, value: &str) -> Result<Many<T>, E> {
+        T::deserialize(value.into_deserializer()).map(Many::One)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, values: A) -> Result<Many<T>, A::Error> {
+        Vec::deserialize(SeqAccessDeserializer::new(values)).map(Many::List)
+    }
 }
 
 impl<T: Clone> Many<T> {
@@ -42,10 +82,10 @@ fn choices<T: Clone>(many: Option<&Many<T>>) -> Vec<Option<T>> {
     )
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PlanTable {
-    transports: Vec<String>,
+    transports: Many<String>,
     runs: Option<u32>,
     cores: Option<Many<u8>>,
     link: LinkTable,
@@ -54,7 +94,7 @@ struct PlanTable {
     vtl: VtlTable,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct LinkTable {
     profile: Option<Many<String>>,
@@ -69,7 +109,7 @@ struct LinkTable {
     timeline: Vec<ChangeTable>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ChangeTable {
     at_s: f64,
@@ -81,7 +121,7 @@ struct ChangeTable {
     reorder_pct: Option<f64>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct WorkloadTable {
     kind: String,
@@ -98,7 +138,7 @@ struct WorkloadTable {
     time_limit_s: Option<f64>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct VtlTable {
     driver: Option<Many<String>>,
@@ -134,20 +174,56 @@ pub(super) fn parse(path: &Path, text: &str) -> Result<Plan, Error> {
             .filter(|b| **b == b'\n')
             .count()
             + 1;
-        wrong(line, error.message().replace('\n', "; "))
+        wrong(line, plainly(text, line, error.message()))
     })?;
     let name = path.file_stem().unwrap_or_default().to_string_lossy();
     build(&name, &table).map_err(|problem| wrong(line_of(text, problem.key), problem.text))
 }
 
-/// The first line that sets `key`, or the first of all.
+/// The parser's message in a user's words, with the key if the value is what is wrong.
+fn plainly(text: &str, line: usize, message: &str) -> String {
+    const WORDS: [(&str, &str); 7] = [
+        ("a string", "text in quotes"),
+        ("a boolean", "true or false"),
+        ("a sequence", "a list"),
+        ("f64", "a number"),
+        ("u64", "a whole number from 0"),
+        ("u32", "a whole number from 0 to 4,294,967,295"),
+        ("u8", "a whole number from 0 to 255"),
+    ];
+    let mut message = message.replace('\n', "; ");
+    for (theirs, ours) in WORDS {
+        if let Some(rest) = message.strip_suffix(&format!("expected {theirs}")) {
+            message = format!("{rest}expected {ours}");
+        }
+    }
+    let line = text.lines().nth(line - 1).unwrap_or_default();
+    match line.split_once('=') {
+        Some((key, _))
+            if message.starts_with("invalid type") || message.starts_with("invalid value") =>
+        {
+            format!("`{}`: {message}", key.trim())
+        }
+        _ => message,
+    }
+}
+
+/// The first line that sets `key`, or begins the table of that name, or the first of all.
 fn line_of(text: &str, key: &str) -> usize {
     let sets = |line: &str| {
         line.trim_start()
             .strip_prefix(key)
             .is_some_and(|rest| rest.trim_start().starts_with('='))
     };
-    text.lines().position(sets).map_or(1, |index| index + 1)
+    let begins = |line: &str| {
+        line.trim_start()
+            .strip_prefix('[')
+            .and_then(|rest| rest.trim_start().strip_prefix(key))
+            .is_some_and(|rest| rest.trim_start().starts_with(']'))
+    };
+    let line = text.lines().position(sets);
+    let line = line.or_else(|| text.lines().position(begins));
+    line.map_or(1, |index| index + 1)
 }
 
 fn build(name: &str, table: &PlanTable) -> Result<Plan, Problem> {
@@ -195,14 +271,35 @@ fn build(name: &str, table: &PlanTable) -> Result<Plan, Problem> {
 }
 
 fn transports(table: &PlanTable) -> Result<Vec<Transport>, Problem> {
-    if table.transports.is_empty() {
+    let names = table.transports.list();
+    if names.is_empty() {
         return problem("transports", "the list is empty");
     }
     let parse = |name: &String| {
-        name.parse()
-            .or_else(|text: String| problem("transports", text))
+        let transport = name
+            .parse()
+            .or_else(|text: String| problem("transports", text))?;
+        if let Transport::Graft(graft) | Transport::Hook(graft) = &transport
+            && objects::GRAFTS.iter().all(|(name, _)| name != graft)
+        {
+            let all: Vec<_> = objects::GRAFTS.iter().map(|(name, _)| *name).collect();
+            let text = format!(
+                "there is no graft \"{graft}\": valid are {}",
+                all.join(", ")
+            );
+            return problem("transports", text);
+        }
+        Ok(transport)
     };
-    table.transports.iter().map(parse).collect()
+    names.iter().map(parse).collect()
+}
+
+/// What is wrong with a link, under the key that the plan has for it.
+fn bad_link<T>(key: &'static str, error: vtl_testbed::Error) -> Result<T, Problem> {
+    match error {
+        vtl_testbed::Error::BadLink(text) => problem(key, text),
+        other => problem(key, other.to_string()),
+    }
 }
 
 fn time(key: &'static str, seconds: f64) -> Result<f64, Problem> {
@@ -232,9 +329,12 @@ fn links(table: &LinkTable) -> Result<Vec<(Option<Profile>, Link)>, Problem> {
         let profile: Option<Profile> = match name {
             Some(name) => match name.parse() {
                 Ok(profile) => Some(profile),
-                Err(error) => {
+                Err(_) => {
                     let all = Profile::ALL.map(Profile::name).join(", ");
-                    return problem("profile", format!("{error}: valid are {all}"));
+                    return problem(
+                        "profile",
+                        format!("there is no \"{name}\": valid are {all}"),
+                    );
                 }
             },
             None => None,
@@ -252,7 +352,7 @@ fn links(table: &LinkTable) -> Result<Vec<(Option<Profile>, Link)>, Problem> {
                     link.loss_model = loss_model(&model)?;
                 }
                 if let Err(error) = link.check() {
-                    return problem("link", error.to_string());
+                    return bad_link("link", error);
                 }
                 if link.direct && (link.rtt_ms > 0.0 || link.rate_mbit > 0.0) {
                     return problem("profile", "`wire` has no delay and no rate of its own");
@@ -288,7 +388,7 @@ fn timeline(table: &LinkTable, first: &Link) -> Result<Vec<Change>, Problem> {
             link.loss_model = loss_model(model)?;
         }
         if let Err(error) = link.check() {
-            return problem("at_s", error.to_string());
+            return bad_link("at_s", error);
         }
         changes.push(Change {
             at_s: change.at_s,
@@ -356,7 +456,7 @@ fn workloads(
         }
     };
     let seconds = || table.seconds.map(|s| time("seconds", s)).transpose();
-    let missing = |key| problem(key, format!("the kind \"{}\" needs it", table.kind));
+    let missing = |key| problem("kind", format!("\"{}\" needs `{key}`", table.kind));
     match table.kind.as_str() {
         "file" => {
             let mut sizes = sizes()?;

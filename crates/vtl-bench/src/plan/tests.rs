@@ -62,6 +62,12 @@ fn parse__lists_multiply() {
 }
 
 #[test]
+fn parse__one_transport_needs_no_list() {
+    let one = parse(&GOOD.replace("[\"tcp-cubic\", \"graft:stream\"]", "\"udp\"")).expect("valid");
+    assert_eq!(one.cells[0].transports, [Transport::Udp]);
+}
+
+#[test]
 fn parse__seconds_worth_follows_the_rate() {
     let text = GOOD
         .replace("\"terrestrial\"", "[\"terrestrial\", \"satellite\"]")
@@ -97,7 +103,7 @@ fn parse__compete_runs_all_at_once() {
 }
 
 /// What to change in the good plan, where the complaint must point, and words that it must have.
-const WRONG: [(&str, &str, usize, &[&str]); 27] = [
+const WRONG: [(&str, &str, usize, &[&str]); 31] = [
     (
         "loss_pct = 2",
         "los_pct = 2",
@@ -112,7 +118,12 @@ const WRONG: [(&str, &str, usize, &[&str]); 27] = [
         &["size", "seconds_worth"],
     ),
     ("runs = 3", "runs = 0", 2, &["runs", "1,000"]),
-    ("runs = 3", "runs = \"x\"", 2, &["u32"]),
+    (
+        "runs = 3",
+        "runs = \"x\"",
+        2,
+        &["`runs`", "\"x\"", "whole number"],
+    ),
     ("runs = 3", "runs = ", 2, &[]),
     (
         "\"tcp-cubic\"",
@@ -126,16 +137,50 @@ const WRONG: [(&str, &str, usize, &[&str]); 27] = [
         1,
         &["transports", "empty"],
     ),
+    (
+        "\"tcp-cubic\"",
+        "\"hook:graft:strem\"",
+        1,
+        &["graft \"strem\"", "valid are stream"],
+    ),
     ("terrestrial", "wifi", 4, &["wifi", "satellite", "wire"]),
     (
         "profile = \"terrestrial\"",
         "rtt_ms = 5",
-        1,
+        3,
         &["profile", "rate_mbit"],
     ),
     ("terrestrial\"", "wire\"\nrate_mbit = 5", 4, &["wire"]),
-    ("loss_pct = 2", "loss_pct = 101", 1, &["loss of 101 %"]),
-    ("loss_pct = 2", "loss_pct = true", 5, &["list"]),
+    (
+        "loss_pct = 2",
+        "loss_pct = 101",
+        3,
+        &["`link`: loss of 101 %"],
+    ),
+    (
+        "loss_pct = 2",
+        "loss_pct = true",
+        5,
+        &["`loss_pct`", "expected a number"],
+    ),
+    (
+        "loss_pct = 2",
+        "loss_pct = [1, \"2\"]",
+        5,
+        &["`loss_pct`", "\"2\"", "expected a number"],
+    ),
+    (
+        "loss_pct = 2",
+        "loss_pct = { mean = 2 }",
+        5,
+        &["`loss_pct`", "a value or a list"],
+    ),
+    (
+        "bytes = 33554432",
+        "bytes = \"32M\"",
+        9,
+        &["`bytes`", "\"32M\"", "whole number"],
+    ),
     (
         "loss_pct = 2",
         "loss_model = \"x\"",
@@ -148,7 +193,7 @@ const WRONG: [(&str, &str, usize, &[&str]); 27] = [
         8,
         &["files", "request-response", "compete"],
     ),
-    ("bytes = 33554432", "", 1, &["bytes", "needs it"]),
+    ("bytes = 33554432", "", 8, &["\"file\" needs `bytes`"]),
     ("bytes = 33554432", "bytes = 0", 9, &["bytes"]),
     (
         "bytes = 33554432",
@@ -171,10 +216,10 @@ const WRONG: [(&str, &str, usize, &[&str]); 27] = [
     (
         "\"file\"\nbytes = 33554432",
         "\"stream\"",
-        1,
-        &["seconds", "needs it"],
+        8,
+        &["\"stream\" needs `seconds`"],
     ),
-    ("\"file\"", "\"flows\"", 1, &["count", "needs it"]),
+    ("\"file\"", "\"flows\"", 8, &["\"flows\" needs `count`"]),
     (
         "\"file\"\nbytes = 33554432",
         "\"compete\"\nseconds = 9\nstart_s = [1]",
