@@ -5,7 +5,7 @@ use std::{
     fs::File,
     io,
     num::NonZero,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
     ptr::NonNull,
     sync::{
         Arc,
@@ -167,9 +167,38 @@ pub struct Live {
     order: Arc<Order>,
     ifindex: u32,
     frame: Vec<u8>,
-    /// The program's attachment in a namespace that nobody else sees: a program that is attached
-    /// nowhere costs 14 to 22 ms for each call.
-    _anchor: (OwnedFd, File),
+    _anchor: Arc<Anchor>,
+}
+
+/// The attachment of live frames' program in a namespace that nobody else sees: a program that is
+/// attached nowhere costs 14 to 22 ms for each call.
+pub(crate) struct Anchor {
+    _link: OwnedFd,
+    _namespace: File,
+}
+
+impl Anchor {
+    pub(crate) fn drop_in(program: BorrowedFd<'_>) -> Result<Self> {
+        let system = |source| Error::System {
+            what: "a namespace for live frames".into(),
+            source,
+        };
+        thread::scope(|scope| {
+            scope
+                .spawn(|| {
+                    nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)
+                        .map_err(|e| system(e.into()))?;
+                    let namespace = File::open("/proc/thread-self/ns/net").map_err(system)?;
+                    const LOOPBACK: u32 = 1;
+                    Ok(Self {
+                        _link: link::attach(program, LOOPBACK, Hook::XdpGeneric)?,
+                        _namespace: namespace,
+                    })
+                })
+                .join()
+                .expect("does not panic")
+        })
+    }
 }
 
 /// See [`Pump::Tc`].
@@ -264,35 +293,12 @@ impl Live {
                 what: "the egress program".into(),
                 source,
             })?;
-        let anchor = thread::scope(|scope| {
-            scope
-                .spawn(|| {
-                    nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).map_err(|e| {
-                        Error::System {
-                            what: "a namespace for live frames".into(),
-                            source: e.into(),
-                        }
-                    })?;
-                    let namespace =
-                        File::open("/proc/thread-self/ns/net").map_err(|source| Error::System {
-                            what: "a namespace for live frames".into(),
-                            source,
-                        })?;
-                    const LOOPBACK: u32 = 1;
-                    Ok((
-                        link::attach(program.as_fd(), LOOPBACK, Hook::XdpGeneric)?,
-                        namespace,
-                    ))
-                })
-                .join()
-                .expect("does not panic")
-        })?;
         Ok(Self {
             program,
             order: Arc::clone(plane.pump_order()),
             ifindex,
             frame,
-            _anchor: anchor,
+            _anchor: plane.anchor()?,
         })
     }
 

@@ -59,6 +59,8 @@ pub(super) struct Stock {
     ready: BTreeMap<u32, Vec<RingSet>>,
     /// Ordered and not made yet.
     coming: usize,
+    /// To be ordered when there is time for it, by size.
+    owed: BTreeMap<u32, usize>,
     /// Of each size that sessions start with, so many are kept ready.
     level: usize,
     /// The largest size.
@@ -86,6 +88,7 @@ impl Stock {
             deliveries,
             ready: BTreeMap::new(),
             coming: 0,
+            owed: BTreeMap::new(),
             level,
             most,
         };
@@ -145,8 +148,23 @@ impl Stock {
             self.accept(delivery.expect("the thread lives as long as the stock"))?;
         };
         let left = self.ready.get(&slots).map_or(0, Vec::len) + self.coming;
-        self.order(slots, wanted.saturating_sub(left));
+        let missing = wanted.saturating_sub(left);
+        if left > 0 {
+            // The processor that makes rings, for up to a tenth of a second, is missing to the
+            // session that begins.
+            self.owed.insert(slots, missing);
+        } else {
+            self.owed.remove(&slots);
+            self.order(slots, missing);
+        }
         Ok(set)
+    }
+
+    /// Makes up for what was taken. Not to be called while a session is being opened.
+    pub(super) fn replenish(&mut self) {
+        for (slots, count) in std::mem::take(&mut self.owed) {
+            self.order(slots, count);
+        }
     }
 
     /// Gives a set back that only the daemon and the kernel have seen.

@@ -22,7 +22,7 @@ use vtl_bpf::{
     netdev::{self, Interface},
     objects,
     plane::{DataPlane, describe},
-    pump::{BATCH, Pump, Turn},
+    pump::{BATCH, Choice, Pump, Turn},
     rings::RingMaker,
 };
 use vtl_proto::{
@@ -73,6 +73,8 @@ const QUEUE_NS: u64 = MS / 10;
 /// With so many sessions, each needs a part of a short path only, and all together should not be
 /// larger than they must be.
 const CROWD: usize = 32;
+/// After how long without a new session rings are made in place of those that were taken.
+const RESTOCK_NS: u64 = 2_000 * MS;
 /// How long spare rings are kept after the last session was opened.
 const SPARE_NS: u64 = 10_000 * MS;
 /// Peers whose round-trip time is remembered.
@@ -265,6 +267,11 @@ impl Engine {
         // Ahead of the first session, which would wait for the verifier.
         for gid in engine.pool.iter().map(|p| p.info.gid).collect::<Vec<_>>() {
             engine.launch(gid).map_err(anyhow::Error::msg)?;
+        }
+        if engine.config.driver != Choice::Tc
+            && let Err(error) = engine.plane.prepare_live()
+        {
+            tracing::info!(%error, "no live frames");
         }
         Ok(engine)
     }
@@ -495,7 +502,11 @@ impl Engine {
         let now = now_ns();
         self.next_tick = now + TICK_NS;
         let _ = self.find_interfaces();
-        if now - self.last_opened_ns > SPARE_NS {
+        let quiet = now - self.last_opened_ns;
+        if quiet > RESTOCK_NS {
+            self.stock.replenish();
+        }
+        if quiet > SPARE_NS {
             self.stock.trim();
         }
         self.arriving.retain(|_, a| now - a.since_ns < PREAMBLE_NS);
