@@ -17,6 +17,8 @@ use crate::programs::Programs;
 
 /// How long a daemon may take to answer.
 const START: Duration = Duration::from_secs(15);
+/// How long they get to themselves before they are used.
+const SETTLE: Duration = Duration::from_millis(700);
 
 /// How the daemons are started.
 #[derive(Clone, Debug, Default)]
@@ -81,6 +83,8 @@ impl Daemons {
                 }
             })?;
         }
+        // A host's daemon has been up for long: its stock of rings is not still being made.
+        thread::sleep(SETTLE);
         Ok(Self {
             client_socket,
             server_socket,

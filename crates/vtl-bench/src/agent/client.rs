@@ -159,7 +159,8 @@ fn measure(order: &Order, warm: Option<quic::Client>) -> Outcome {
         latency_us: progress.latency_us(),
         samples,
         peak_kb: own_peak_kb(),
-        error: error.map(|e| e.to_string()),
+        // With its causes: quinn says in them why a connection was lost.
+        error: error.map(|e| format!("{:#}", anyhow::Error::from(e))),
     }
 }
 
