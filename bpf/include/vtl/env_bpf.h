@@ -166,18 +166,37 @@ VTL_INLINE __u32 vtl_env_sid(struct vtl_session *s) {
     return s->sid;
 }
 
+/* Shall vtld hand this wake-up on? Each that we make ourselves is an interrupt, so when they come
+ * thick and fast vtld makes them, many between two naps. */
+VTL_INLINE int vtl_crowded(struct vtl_pump *p) {
+    if (VTL_LOAD(p->relay))
+        return 1;
+    __u64 now = bpf_ktime_get_ns();
+    if (now - VTL_LOAD(p->since_ns) > VTL_CROWD_NS) {
+        VTL_STORE(p->since_ns, now);
+        VTL_STORE(p->woken, 0);
+    }
+    __u32 woken = VTL_LOAD(p->woken) + 1;
+    VTL_STORE(p->woken, woken);
+    return woken > VTL_CROWD;
+}
+
 VTL_INLINE void vtl_env_notify(struct vtl_session *s, __u32 what) {
     struct vtl_event event = {.sid = vtl_env_sid(s), .what = what};
-    if (s->aware && what & ~VTL_EV_SEND) {
+    struct vtl_pump *p = vtl_get_pump();
+    __u32 theirs = s->aware ? what & ~VTL_EV_SEND : 0;
+    if (theirs && p && vtl_crowded(p)) {
+        if ((__sync_fetch_and_or(&s->told, theirs) & theirs) == theirs)
+            event.what &= VTL_EV_SEND; /* vtld knows */
+    } else if (theirs) {
         __u32 ring = s->ring;
         void *wake = bpf_map_lookup_elem(&vtl_wakes, &ring);
         if (wake)
             bpf_ringbuf_output(wake, &event, sizeof(event), 0);
         event.what &= VTL_EV_SEND;
-        if (!event.what)
-            return;
     }
-    struct vtl_pump *p = vtl_get_pump();
+    if (!event.what)
+        return;
     /* A wake-up is an interrupt to oneself, as dear as several packets. */
     __u32 awake = p ? VTL_LOAD(p->awake) : 0;
     bpf_ringbuf_output(&vtl_events, &event, sizeof(event), awake ? BPF_RB_NO_WAKEUP : 0);

@@ -17,6 +17,8 @@ enum {
     VTL_DIRECT_MARK = 0x56544c31, /* of sockets whose packets are an application's call of egress */
     VTL_TURNS = 64,               /* sessions that one call of the pump serves, a power of two */
     VTL_WAKE_BYTES = 4096,        /* of an application's ring of events */
+    VTL_CROWD_NS = 1000000,       /* more than VTL_CROWD wake-ups in this time are a crowd */
+    VTL_CROWD = 12,
     VTL_MAX_GRAFTS = 64,          /* gids 1..63 */
     VTL_SLOT_SIZE = 2048,         /* bytes; the rings are arrays of this */
     VTL_SLOT_DATA = 2032,
@@ -199,6 +201,8 @@ struct vtl_session {
     __u8 headers[VTL_HEADROOM] __attribute__((aligned(8)));
     __u32 ifindex; /* root: where that packet came in; 0 = none yet, nothing can be sent */
     __u32 aware;   /* vtld, before `state`: wake-ups go to the application's own ring of events */
+    __u32 told;    /* bit set of enum vtl_what: wake-ups that vtld is to hand on to the application.
+                    * Programs add, vtld takes, atomically */
     struct vtl_tx tx __attribute__((aligned(64)));
     struct vtl_rx rx __attribute__((aligned(64)));
 };
@@ -216,6 +220,9 @@ struct vtl_pump {
     __u32 at;    /* the turn under way: vtld sets 0, egress counts up */
     __u32 count; /* vtld: turns */
     __u32 awake; /* vtld: it will look at `vtl_events` before it sleeps, and needs no wake-up */
+    __u32 relay; /* vtld: it hands wake-ups on to aware applications, many at a time */
+    __u64 since_ns; /* ingress and listener: when they began to count `woken`. Both are guesses: */
+    __u32 woken;    /* wake-ups since. CPUs may overwrite each other's */
     __u32 pad;
     struct vtl_turn turns[VTL_TURNS];
 };

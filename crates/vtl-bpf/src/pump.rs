@@ -118,6 +118,13 @@ impl Order {
         field.swap(awake.into(), Ordering::SeqCst);
     }
 
+    /// Says whether the caller hands wake-ups on to aware applications.
+    pub fn set_relay(&self, relay: bool) {
+        // SAFETY: only the address is taken.
+        let field = self.field(unsafe { &raw mut (*self.at.as_ptr()).relay });
+        field.store(relay.into(), Ordering::Relaxed);
+    }
+
     /// How far egress has come.
     pub fn served(&self) -> Served {
         let map = self.at.as_ptr();

@@ -160,6 +160,12 @@ impl Session<'_> {
         locked
     }
 
+    /// Whether the application is to be woken; nobody is told twice.
+    pub fn take_told(&self) -> bool {
+        let told = atomic!(AtomicU32, self.told);
+        told.load(Ordering::Relaxed) != 0 && told.swap(0, Ordering::SeqCst) != 0
+    }
+
     /// Gives it back. `timed`: the caller will run egress by itself before or at the next probe
     /// timeout. True if egress must run once more.
     pub fn unlock_egress(&self, timed: bool) -> bool {

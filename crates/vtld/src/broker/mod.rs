@@ -6,6 +6,7 @@ mod caller;
 mod engine;
 mod preamble;
 mod raw;
+mod relay;
 mod schedule;
 mod session;
 mod stock;

@@ -34,6 +34,7 @@ use vtl_proto::{
 use super::{
     Command, Config, Handle, now_ns,
     raw::Raw,
+    relay::Relay,
     schedule::Schedule,
     session::{Listener, Phase, Session, Waiting},
     stock::Stock,
@@ -62,7 +63,9 @@ const CLOSE_NS: u64 = 200 * MS;
 const LINGER_NS: u64 = 10 * MS;
 /// The longest that packets wait for others to be sent with.
 const PACE_NS: u64 = MS / 4;
-/// Calls of the pump between two looks at events.
+/// How long the daemon naps, while it hands wake-ups on, when there is nothing else to do.
+const NAP_NS: u64 = MS / 20;
+/// Calls of the pump between two looks at descriptors.
 const CALLS: u32 = 4;
 /// Frames that one session may have before the next one's turn.
 const QUANTUM: u32 = 32;
@@ -158,6 +161,7 @@ pub(super) struct Engine {
     pool: Vec<Pooled>,
     sessions: BTreeMap<u32, Session>,
     schedule: Schedule,
+    relay: Relay,
     listeners: BTreeMap<u16, Listener>,
     arriving: BTreeMap<u32, Arriving>,
     next_arriving: u32,
@@ -249,6 +253,7 @@ impl Engine {
             pool,
             sessions: BTreeMap::new(),
             schedule: Schedule::new(),
+            relay: Relay::default(),
             listeners: BTreeMap::new(),
             arriving: BTreeMap::new(),
             next_arriving: 0,
@@ -294,8 +299,14 @@ impl Engine {
         let order = Arc::clone(self.plane.pump_order());
         while !(self.stopping && self.sessions.is_empty()) {
             self.pump();
-            let mut timeout = self.deadline().saturating_sub(now_ns());
-            if timeout > 0 {
+            let now = now_ns();
+            if let Some(relay) = self.relay.decide(now) {
+                order.set_relay(relay);
+            }
+            let mut timeout = self.deadline().saturating_sub(now);
+            if self.relay.active() {
+                timeout = timeout.min(NAP_NS);
+            } else if timeout > 0 {
                 order.set_awake(false);
                 let _ = self.ring.consume();
                 if !self.events.borrow().is_empty() {
@@ -307,7 +318,6 @@ impl Engine {
             for event in &found[..count] {
                 self.handle_event(Source::unpack(event.data()), event.events());
             }
-            let _ = self.ring.consume();
             self.notifications();
             if now_ns() >= self.next_tick {
                 self.tick();
@@ -353,6 +363,7 @@ impl Engine {
 
     /// What the kernel's programs reported.
     fn notifications(&mut self) {
+        let _ = self.ring.consume();
         let events = std::mem::take(&mut *self.events.borrow_mut());
         for (sid, what) in events {
             if what & intf::VTL_EV_SEND != 0
@@ -369,6 +380,20 @@ impl Engine {
             if what & intf::VTL_EV_RECV != 0 {
                 self.receive(sid);
             }
+            if what & (intf::VTL_EV_RECV | intf::VTL_EV_ROOM) != 0 {
+                self.hand_on(sid);
+            }
+        }
+    }
+
+    /// Wakes an aware application if the programs left that to us.
+    fn hand_on(&mut self, sid: u32) {
+        let told = self.plane.sessions().get(sid).is_some_and(|e| e.take_told());
+        if let Some(aware) = self.sessions.get_mut(&sid).and_then(Session::aware)
+            && told
+        {
+            let _ = aware.wake.write(1);
+            self.relay.note();
         }
     }
 
@@ -379,6 +404,7 @@ impl Engine {
             if !self.call_pump() {
                 return;
             }
+            self.notifications();
         }
     }
 
