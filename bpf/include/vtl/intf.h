@@ -50,7 +50,7 @@ struct vtl_ring_ctl {
                     * ingress clears it and wakes vtld */
     __u32 closed;  /* vtld: 0, or 1 + enum vtl_closed: the session is over */
     __u32 refill;  /* transmit: app sets it when the ring is full; the listener clears it and
-                    * wakes vtld when a quarter of the slots is free */
+                    * has it woken when vtl_refill() slots are free */
     __u32 pad2[13];
 };
 

@@ -227,7 +227,7 @@ impl TxRing {
             && self.ring.waiting().swap(0, Ordering::AcqRel) != 0
     }
 
-    /// Asks to be woken when a quarter of the ring is free. Returns false if it is already.
+    /// Asks to be woken when a quarter of the ring, or more, is free. Returns false if it is already.
     pub fn wait_for_room(&mut self) -> bool {
         self.ring.refill().store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
