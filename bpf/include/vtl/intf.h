@@ -19,8 +19,8 @@ enum {
     VTL_WAKE_BYTES = 4096,        /* of an application's ring of events */
     VTL_CROWD_NS = 1000000,       /* more than VTL_CROWD wake-ups in this time are a crowd */
     VTL_CROWD = 12,
-    VTL_MAX_GRAFTS = 64,          /* gids 1..63 */
-    VTL_SLOT_SIZE = 2048,         /* bytes; the rings are arrays of this */
+    VTL_MAX_GRAFTS = 64,  /* gids 1..63 */
+    VTL_SLOT_SIZE = 2048, /* bytes; the rings are arrays of this */
     VTL_SLOT_DATA = 2032,
     VTL_WINDOW_WORDS = VTL_MAX_WINDOW / 64,
     VTL_ACK_WORDS = VTL_ACK_MAX_BITMAP / 8, /* of one acknowledgement's bitmap */
@@ -217,10 +217,10 @@ struct vtl_turn {
  * quota, or when the session has nothing to send. Frames cannot carry it: live frames of a call's
  * later batches still hold what earlier ones made of them. */
 struct vtl_pump {
-    __u32 at;    /* the turn under way: vtld sets 0, egress counts up */
-    __u32 count; /* vtld: turns */
-    __u32 awake; /* vtld: it will look at `vtl_events` before it sleeps, and needs no wake-up */
-    __u32 relay; /* vtld: it hands wake-ups on to aware applications, many at a time */
+    __u32 at;       /* the turn under way: vtld sets 0, egress counts up */
+    __u32 count;    /* vtld: turns */
+    __u32 awake;    /* vtld: it will look at `vtl_events` before it sleeps, and needs no wake-up */
+    __u32 relay;    /* vtld: it hands wake-ups on to aware applications, many at a time */
     __u64 since_ns; /* ingress and listener: when they began to count `woken`. Both are guesses: */
     __u32 woken;    /* wake-ups since. CPUs may overwrite each other's */
     __u32 pad;

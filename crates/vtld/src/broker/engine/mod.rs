@@ -388,7 +388,11 @@ impl Engine {
 
     /// Wakes an aware application if the programs left that to us.
     fn hand_on(&mut self, sid: u32) {
-        let told = self.plane.sessions().get(sid).is_some_and(|e| e.take_told());
+        let told = self
+            .plane
+            .sessions()
+            .get(sid)
+            .is_some_and(|e| e.take_told());
         if let Some(aware) = self.sessions.get_mut(&sid).and_then(Session::aware)
             && told
         {
