@@ -13,4 +13,5 @@
 #include "vtl/graft.h"
 
 VTL_GRAFT("stream", 2,
-          VTL_S_RELIABLE | VTL_S_ORDERED | VTL_S_FLOW_CONTROL | VTL_S_CONGESTION_CONTROL);
+          VTL_S_RELIABLE | VTL_S_ORDERED | VTL_S_FLOW_CONTROL | VTL_S_CONGESTION_CONTROL, 100,
+          "Byte streams over any path: selective repeat under a model of the path's rate.");

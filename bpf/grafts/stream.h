@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
 /* The composition of stream, for the kernel and for native simulation. */
 
-VTL_INLINE enum vtl_verdict vtl_fetch(struct vtl_out *o);
-
 VTL_INLINE enum vtl_verdict graft_egress(struct vtl_out *o) {
     tf_congestion_start(o);
     if (tf_pace_wait(o) || tf_choose(o) || vtl_fetch(o))
@@ -37,4 +35,12 @@ VTL_INLINE enum vtl_verdict graft_listener(struct vtl_ackd *a) {
     tf_rate(a);
     tf_congestion_bbr(a);
     return VTL_NEXT;
+}
+
+VTL_INLINE int graft_can_send(struct vtl_session *s) {
+    return vtl_can_send(s);
+}
+
+VTL_INLINE __u64 graft_limit(struct vtl_session *s) {
+    return vtl_rx_limit(s);
 }

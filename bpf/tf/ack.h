@@ -54,7 +54,7 @@ VTL_INLINE void vtl_ack_build(struct vtl_session *s, struct vtl_ack_hdr *a, __u6
     a->h.len = vtl_swap16(words * 8);
     a->h.reserved = 0;
     a->cum = vtl_swap64(s->rx.cum);
-    a->limit = vtl_swap64(vtl_rx_limit(s));
+    a->limit = vtl_swap64(graft_limit(s));
     a->received = vtl_swap64(s->rx.received);
     a->echo_seq = vtl_swap64(s->rx.echo_seq);
     a->echo_xid = vtl_swap32(s->rx.echo_xid);

@@ -39,9 +39,27 @@ VTL_INLINE enum vtl_verdict tf_receive_admit(struct vtl_in *in) {
         vtl_env_count(VTL_ST_RX_BEYOND);
         return VTL_STOP;
     }
+    in->place = in->seq;
     __u64 word = s->rx.map[(in->seq / 64) % VTL_WINDOW_WORDS];
     in->duplicate = in->seq < s->rx.cum || (word >> (in->seq % 64) & 1);
     return VTL_NEXT;
+}
+
+/* Tells the app that packets below `cum` may be read, and wakes it. A sleeper sets `waiting`,
+ * fences, and looks at `producer` again; here the order is the other way round. The fence costs 70
+ * ns, so only packets that ask for an acknowledgement pay for it (`fence`): the last of every burst
+ * does. */
+VTL_INLINE void vtl_publish(struct vtl_session *s, __u64 cum, int fence) {
+    struct vtl_ring_ctl *ctl = vtl_env_rx_ctl(s);
+    if (!ctl)
+        return;
+    VTL_BARRIER();
+    if (fence)
+        __sync_lock_test_and_set(&ctl->producer, cum);
+    else
+        VTL_STORE(ctl->producer, cum);
+    if (VTL_LOAD(ctl->waiting) && __sync_lock_test_and_set(&ctl->waiting, 0))
+        vtl_env_notify(s, VTL_EV_RECV);
 }
 
 /* Marks the packet as received, moves the in-order position, and publishes that to the app. */
@@ -75,19 +93,7 @@ VTL_INLINE void tf_receive_place(struct vtl_in *in) {
         cum = (cum & ~63ull) + 64;
     }
     rx->cum = cum;
-    struct vtl_ring_ctl *ctl = vtl_env_rx_ctl(s);
-    if (!ctl)
-        return;
-    /* A sleeper sets `waiting`, fences, and looks at `producer` again; here the order is the other
-     * way round. The fence costs 70 ns, so only packets that ask for an acknowledgement pay for it:
-     * the last of every burst does. */
-    VTL_BARRIER();
-    if (in->hdr->h.flags & VTL_F_ACK_NOW)
-        __sync_lock_test_and_set(&ctl->producer, cum);
-    else
-        VTL_STORE(ctl->producer, cum);
-    if (VTL_LOAD(ctl->waiting) && __sync_lock_test_and_set(&ctl->waiting, 0))
-        vtl_env_notify(s, VTL_EV_RECV);
+    vtl_publish(s, cum, in->hdr->h.flags & VTL_F_ACK_NOW);
 }
 
 #endif

@@ -1,6 +1,11 @@
 //! Compiles the eBPF programs under `bpf/` with clang-19 into `OUT_DIR`.
 
-use std::{env, ffi::OsStr, fs, path::Path, path::PathBuf};
+use std::{
+    env,
+    fmt::Write,
+    fs,
+    path::{Path, PathBuf},
+};
 
 use libbpf_cargo::SkeletonBuilder;
 
@@ -17,19 +22,30 @@ fn main() {
     {
         panic!("{clang} was not found; VTL's eBPF programs need it: run `make setup`");
     }
-    for folder in [bpf.clone(), bpf.join("grafts")] {
-        for entry in fs::read_dir(&folder).expect("bpf/ is part of the source tree") {
-            let source = entry.unwrap().path();
-            let name = source
-                .file_name()
-                .and_then(OsStr::to_str)
-                .unwrap_or_default();
-            let Some(stem) = name.strip_suffix(".bpf.c") else {
-                continue;
-            };
-            compile(&clang, &bpf, &source, &out.join(format!("{stem}.bpf.o")));
-        }
+    for (stem, source) in sources(&bpf) {
+        compile(&clang, &bpf, &source, &out.join(format!("{stem}.bpf.o")));
     }
+    let mut table = String::from("&[");
+    for (name, source) in sources(&bpf.join("grafts")) {
+        let object = out.join(format!("{name}.bpf.o"));
+        compile(&clang, &bpf, &source, &object);
+        let _ = write!(table, "({name:?}, include_bytes!({object:?})), ");
+    }
+    fs::write(out.join("grafts.rs"), table + "]").unwrap();
+}
+
+/// The programs' sources in a folder, by name.
+fn sources(folder: &Path) -> Vec<(String, PathBuf)> {
+    let mut found: Vec<_> = fs::read_dir(folder)
+        .expect("bpf/ is part of the source tree")
+        .filter_map(|entry| {
+            let path = entry.ok()?.path();
+            let stem = path.file_name()?.to_str()?.strip_suffix(".bpf.c")?;
+            Some((stem.to_owned(), path.clone()))
+        })
+        .collect();
+    found.sort();
+    found
 }
 
 fn compile(clang: &str, bpf: &Path, source: &Path, object: &Path) {

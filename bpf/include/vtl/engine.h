@@ -7,6 +7,7 @@
 #ifndef VTL_ENGINE_H
 #define VTL_ENGINE_H
 
+#include "room.h"
 #include "tf.h"
 
 #define VTL_TRY_LOCK(busy) (__sync_lock_test_and_set(&(busy), 1) == 0)
@@ -25,7 +26,7 @@ VTL_INLINE int vtl_rest(struct vtl_out *o) {
         VTL_STORE(ctl->waiting, 1);
     __sync_lock_test_and_set(&s->tx.idle, 1);
     /* An acknowledgement that found ingress at work is still due. */
-    return (vtl_can_send(s) && s->tx.pace_ns <= o->now) || VTL_LOAD(s->rx.ack_now);
+    return (graft_can_send(s) && s->tx.pace_ns <= o->now) || VTL_LOAD(s->rx.ack_now);
 }
 
 /* Makes the next packet in `o`. VTL_STOP: none now, s->tx.wake_ns says when. */
@@ -193,30 +194,19 @@ VTL_INLINE enum vtl_verdict vtl_in_start(struct vtl_in *in, __u32 room) {
     if (v != VTL_NEXT || in->type == VTL_PROBE)
         return v;
     struct vtl_scratch *scratch = vtl_get_scratch();
-    if (!in->duplicate)
-        in->slot = vtl_env_rx_slot(in->s, in->seq);
+    if (!in->duplicate && !in->refused)
+        in->slot = vtl_env_rx_slot(in->s, in->place);
     else
         in->slot = scratch ? &scratch->slot : 0;
     return in->slot ? VTL_NEXT : VTL_STOP;
 }
 
-/* Free slots that a sender is woken for: a quarter, but not so few that waking it costs more than
- * the packets. */
-VTL_INLINE __u32 vtl_refill(__u32 slots) {
-    return slots >= 512 ? slots / 4 : slots >= 256 ? 128 : slots / 2;
-}
-
 /* Tells vtld what an acknowledgement made possible, if somebody waits for it. */
 VTL_INLINE void vtl_wake_sender(struct vtl_session *s) {
     __u32 what = 0;
-    if (VTL_LOAD(s->tx.idle) && vtl_can_send(s) && __sync_lock_test_and_set(&s->tx.idle, 0))
+    if (VTL_LOAD(s->tx.idle) && graft_can_send(s) && __sync_lock_test_and_set(&s->tx.idle, 0))
         what = VTL_EV_SEND;
-    struct vtl_ring_ctl *ctl = vtl_env_tx_ctl(s);
-    if (ctl && VTL_LOAD(ctl->refill)) {
-        __u64 used = VTL_LOAD(ctl->producer) - s->tx.una;
-        if (used <= s->slots - vtl_refill(s->slots) && __sync_lock_test_and_set(&ctl->refill, 0))
-            what |= VTL_EV_ROOM;
-    }
+    what |= vtl_room_event(s);
     if (what)
         vtl_env_notify(s, what);
 }

@@ -2,12 +2,14 @@
 /*
  * Turns a composition into programs. A graft defines, then includes this file:
  *
- *   VTL_GRAFT("name", gid, services)
+ *   VTL_GRAFT(...)                                      what it is: see tf.h
  *   enum vtl_verdict graft_egress(struct vtl_out *);    choose one packet and make its header
  *   void graft_seal(struct vtl_out *);                  once the payload is in it
  *   enum vtl_verdict graft_admit(struct vtl_in *);      before a payload is copied to its slot
  *   enum vtl_verdict graft_ingress(struct vtl_in *);    once it is there
  *   enum vtl_verdict graft_listener(struct vtl_ackd *);
+ *   int graft_can_send(struct vtl_session *);           would graft_egress find a packet?
+ *   __u64 graft_limit(struct vtl_session *);            first packet without room at the receiver
  *
  * The programs do what all grafts share: find the session, move bytes between packet and slot, take
  * the locks, answer with acknowledgements. They are reached by tail call from the root programs,
@@ -26,19 +28,6 @@ enum {
 };
 
 char _license[] SEC("license") = "GPL";
-
-/* The graft's description, in an ELF section of its own; vtl-bpf reads it before loading. */
-struct vtl_graft_info {
-    char name[32];
-    __u32 gid;
-    __u32 services; /* bit set of enum vtl_service */
-    __u32 version;  /* of this structure and of the interface: VTL_GRAFT_ABI */
-    __u32 reserved;
-};
-#define VTL_GRAFT_ABI 1
-#define VTL_GRAFT(name_, gid_, services_)                                                          \
-    const struct vtl_graft_info vtl_graft_info SEC(".vtl.graft") __attribute__((used)) = {         \
-        .name = name_, .gid = gid_, .services = services_, .version = VTL_GRAFT_ABI}
 
 /*
  * vtl_move for both kinds of context: between a slot and the packet from `offset` on. Functions of

@@ -27,13 +27,20 @@ enum {
     VTL_TX_COPIES = 32,                     /* a power of two */
     VTL_HEADROOM = 54, /* Ethernet + IPv6 header: the longest that precedes a VTL header */
     VTL_PUMP_ETHERTYPE = 0x88b5, /* IEEE 802 local experimental 1: a frame for egress to fill */
+    VTL_PARAMS = 8,              /* parameters of a graft */
+    VTL_TX_OWN = 96,             /* words of state that a graft lays out itself: sender, */
+    VTL_RX_OWN = 16,             /* receiver */
 };
 
 /* One packet's payload. Slot 0 of a ring is struct vtl_ring_ctl; packet s lies in slot
  * 1 + s % slots. */
 struct vtl_slot {
-    __u32 len; /* transmit: app; receive: ingress. Bytes of data in use */
-    __u32 pad[3];
+    __u32 len; /* transmit: app; receive: ingress. Bytes of data in use; received 0: the packet
+                * that belongs here was given up */
+    __u32 pad;
+    __u64 stamp; /* transmit, grafts with a lifetime: app, when it wrote the packet (ns of
+                  * CLOCK_MONOTONIC), or 0. receive, grafts without order: ingress, the packet's
+                  * number */
     __u8 data[VTL_SLOT_DATA];
 };
 
@@ -156,6 +163,8 @@ struct vtl_tx {
     __u32 busy;         /* lock of the listener */
     __u32 tail;         /* low half: where the search for losses beyond the bitmap goes on */
     struct vtl_bbr bbr;
+    __u64 own[VTL_TX_OWN]; /* what this graft's transport functions keep: see VTL_OWN. Zero at
+                            * first; the composition says who writes */
     __u64 lost[VTL_WINDOW_WORDS]; /* to be sent again: listener sets, egress clears, atomically */
 };
 
@@ -171,9 +180,11 @@ struct vtl_rx {
     __u32 echo_xid;
     __u32 echo_ts;
     __u32 dups;
-    __u32 busy;    /* lock of ingress */
-    __u32 ack_now; /* vtld sets, egress clears: send an acknowledgement (window update) */
-    __u32 turn;    /* which part of the window the next bitmap that cannot hold all describes */
+    __u32 busy;     /* lock of ingress */
+    __u32 ack_now;  /* vtld sets, egress clears: send an acknowledgement (window update) */
+    __u32 turn;     /* which part of the window the next bitmap that cannot hold all describes */
+    __u64 given_up; /* packets that the sender gave up and that did not arrive */
+    __u64 own[VTL_RX_OWN];       /* as vtl_tx.own */
     __u64 map[VTL_WINDOW_WORDS]; /* bit s % VTL_MAX_WINDOW: packet s, cum <= s < max, is there */
 };
 
@@ -203,6 +214,8 @@ struct vtl_session {
     __u32 aware;   /* vtld, before `state`: wake-ups go to the application's own ring of events */
     __u32 told;    /* bit set of enum vtl_what: wake-ups that vtld is to hand on to the application.
                     * Programs add, vtld takes, atomically */
+    __u32 param[VTL_PARAMS]; /* vtld, before `state`: the graft's parameters, as its description
+                              * lists them (graft.h) */
     struct vtl_tx tx __attribute__((aligned(64)));
     struct vtl_rx rx __attribute__((aligned(64)));
 };
@@ -254,6 +267,33 @@ enum vtl_stat {
     VTL_ST_TX_ACKS,
     VTL_ST_TX_FAILED,
     VTL_STATS,
+};
+
+/*
+ * What a graft says about itself, in the section .vtl.graft of its object: VTL_GRAFT writes it.
+ * Little-endian. Names and units are text that ends with a zero byte.
+ */
+enum { VTL_GRAFT_ABI = 2 }; /* of this description and of everything in this file */
+
+struct vtl_param_info {
+    char name[24]; /* letters, digits and '-' */
+    char unit[16]; /* "packets", "ms", "kbit/s", ...; empty for a bare number */
+    __u32 initial; /* the default */
+    __u32 least;
+    __u32 most;
+    __u32 reserved;
+};
+
+struct vtl_graft_info {
+    char name[32]; /* letters, digits and '-' */
+    __u32 gid;
+    __u32 services; /* bit set of enum vtl_service */
+    __u32 version;  /* VTL_GRAFT_ABI */
+    __u32 rank;     /* of two grafts that provide what is asked for, the higher one is taken */
+    char summary[120];
+    __u32 params; /* valid entries of param */
+    __u32 reserved;
+    struct vtl_param_info param[VTL_PARAMS];
 };
 
 /* The slots of the PROG_ARRAYs: gid * VTL_ROLES + role. */

@@ -74,10 +74,12 @@ struct vtl_in {
     __u64 seq;
     struct vtl_data_hdr *hdr; /* a copy: the packet cannot change it */
     struct vtl_slot *slot;    /* where the payload belongs and, unless seen before, now lies */
+    __u64 place;              /* the slot's number: seq, unless packets lie in order of arrival */
     __u64 sum;                /* of the payload: see vtl_move */
     __u32 len;                /* payload bytes as the header says, at most VTL_MAX_PAYLOAD */
     __u8 type;
     __u8 duplicate; /* its place is taken: the payload goes nowhere, the checksum still counts */
+    __u8 refused;   /* not taken, though it is new: likewise */
 };
 
 /* Listener: an acknowledgement that belongs to the session. */
@@ -106,6 +108,41 @@ VTL_INLINE struct vtl_sent *vtl_env_sent(struct vtl_session *s, __u64 seq);
 VTL_INLINE void vtl_env_notify(struct vtl_session *s, __u32 what);
 VTL_INLINE void vtl_env_count(__u32 stat);
 VTL_INLINE __u32 vtl_env_sid(struct vtl_session *s);
+
+/* Supplied by the composition: graft.h lists all of these. */
+VTL_INLINE enum vtl_verdict vtl_fetch(struct vtl_out *o); /* by engine.h, for compositions */
+VTL_INLINE __u64 graft_limit(struct vtl_session *s);
+
+/*
+ * The state that a graft's transport functions keep between packets: `struct s` over vtl_tx.own or
+ * vtl_rx.own of a session. A transport function takes its part as an argument, so that any can be
+ * composed with any other.
+ */
+#define VTL_OWN(s, half, type)                                                                     \
+    ({                                                                                             \
+        _Static_assert(sizeof(type) <= sizeof((s)->half.own), "more state than there is room");    \
+        (type *)(s)->half.own;                                                                     \
+    })
+
+/*
+ * Describes the graft (struct vtl_graft_info): name, gid, services, rank, a sentence, and for each
+ * parameter a VTL_PARAM. The value of the n-th one is s->param[n], between `least` and `most`.
+ *
+ *   VTL_GRAFT("name", 40, VTL_S_RELIABLE, 10, "What it is for.",
+ *             VTL_PARAM("window", "packets", 16, 1, 1024));
+ */
+#define VTL_PARAM(name_, unit_, initial_, least_, most_)                                           \
+    {.name = name_, .unit = unit_, .initial = initial_, .least = least_, .most = most_}
+#define VTL_GRAFT(name_, gid_, services_, rank_, summary_, ...)                                    \
+    const struct vtl_graft_info vtl_description __attribute__((section(".vtl.graft"), used)) = {   \
+        .name = name_,                                                                             \
+        .gid = gid_,                                                                               \
+        .services = services_,                                                                     \
+        .version = VTL_GRAFT_ABI,                                                                  \
+        .rank = rank_,                                                                             \
+        .summary = summary_,                                                                       \
+        .params = sizeof((struct vtl_param_info[]){__VA_ARGS__}) / sizeof(struct vtl_param_info),  \
+        .param = {__VA_ARGS__}}
 
 /* Too large for the stack: an acknowledgement's bitmap, and the payload of a duplicate. One for
  * each CPU, also from the environment. */

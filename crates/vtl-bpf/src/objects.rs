@@ -7,7 +7,10 @@ pub static HOOKER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/hooker.bpf.
 pub static ROOT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/root.bpf.o"));
 
 /// The grafts that come with VTL, by name.
-pub static GRAFTS: &[(&str, &[u8])] = &[(
-    "stream",
-    include_bytes!(concat!(env!("OUT_DIR"), "/stream.bpf.o")),
-)];
+pub static GRAFTS: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/grafts.rs"));
+
+/// The object of a graft that comes with VTL.
+pub fn graft(name: &str) -> Option<&'static [u8]> {
+    let found = GRAFTS.iter().find(|(known, _)| *known == name);
+    found.map(|(_, image)| *image)
+}

@@ -7,7 +7,7 @@ use std::{
 };
 
 use libbpf_rs::{Map, MapCore, MapFlags, MapHandle, Object, ObjectBuilder};
-use vtl_proto::intf;
+use vtl_proto::intf::{self, vtl_graft_info, vtl_param_info};
 
 use crate::{
     Error, Result,
@@ -37,10 +37,31 @@ pub struct GraftInfo {
     pub gid: u16,
     /// Bits of `VTL_S_*`.
     pub services: u16,
+    /// Of two that provide what is asked for, the one with the higher rank is taken.
+    pub rank: u32,
+    /// A sentence.
+    pub summary: String,
+    /// Its parameters, in the order of `vtl_session.param`.
+    pub params: Vec<ParamInfo>,
     /// Bytes of its object.
     pub size: usize,
     /// eBPF instructions over all its programs; 0 before it is deployed.
     pub instructions: usize,
+}
+
+/// A parameter of a graft.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParamInfo {
+    /// Its name.
+    pub name: String,
+    /// What its value counts; empty for a bare number.
+    pub unit: String,
+    /// The default.
+    pub initial: u32,
+    /// Lowest value.
+    pub least: u32,
+    /// Highest value.
+    pub most: u32,
 }
 
 struct Deployed {
@@ -310,39 +331,78 @@ fn program_of<'a>(object: &'a Object, name: &str) -> Option<BorrowedFd<'a>> {
 /// # Errors
 /// [`Error::BadGraft`] if the object is not a graft of this interface version.
 pub fn describe(image: &[u8]) -> Result<GraftInfo> {
-    const ABI: u32 = 1;
     let bad = |why: &str| Error::BadGraft(format!("not a usable graft object: {why}"));
     let section = elf_section(image, ".vtl.graft").ok_or_else(|| bad("no .vtl.graft section"))?;
-    if section.len() < 48 {
-        return Err(bad("its .vtl.graft section is too short"));
-    }
-    let word = |at: usize| u32::from_le_bytes(section[at..at + 4].try_into().unwrap());
-    let name = section[..32].split(|b| *b == 0).next().unwrap_or_default();
-    let name = std::str::from_utf8(name).map_err(|_| bad("its name is not text"))?;
-    let (gid, services, abi) = (word(32), word(36), word(40));
-    if abi != ABI {
+    let abi_at = std::mem::offset_of!(vtl_graft_info, version);
+    let abi = section
+        .get(abi_at..abi_at + 4)
+        .and_then(|b| b.try_into().ok());
+    let abi = abi
+        .map(u32::from_le_bytes)
+        .ok_or_else(|| bad("its .vtl.graft section is too short"))?;
+    if abi != intf::VTL_GRAFT_ABI {
         return Err(bad(&format!(
-            "built for interface version {abi}, this is {ABI}"
+            "built for interface version {abi}, this is {}",
+            intf::VTL_GRAFT_ABI
         )));
     }
-    if gid == 0 || gid >= intf::VTL_MAX_GRAFTS {
+    if section.len() < size_of::<vtl_graft_info>() {
+        return Err(bad("its .vtl.graft section is too short"));
+    }
+    // SAFETY: that many bytes are there, and every value of them is one of the structure.
+    let info: vtl_graft_info =
+        unsafe { section.as_ptr().cast::<vtl_graft_info>().read_unaligned() };
+    if info.gid == 0 || info.gid >= intf::VTL_MAX_GRAFTS {
         return Err(bad(&format!(
-            "gid {gid} is not within 1..{}",
+            "gid {} is not within 1..{}",
+            info.gid,
             intf::VTL_MAX_GRAFTS - 1
         )));
     }
-    if name.is_empty() || !name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-') {
-        return Err(bad(
-            "its name is empty or has other characters than letters, digits and -",
-        ));
-    }
+    let name = text(&info.name)
+        .filter(|name| is_name(name))
+        .ok_or_else(|| {
+            bad("its name is empty or has other characters than letters, digits and -")
+        })?;
+    let params = info.param.get(..info.params as usize);
+    let params = params.ok_or_else(|| bad("it has more parameters than there is room for"))?;
+    let params = params
+        .iter()
+        .map(|p| param(p).ok_or_else(|| bad("a parameter of it makes no sense")));
     Ok(GraftInfo {
-        name: name.to_owned(),
-        gid: gid as u16,
-        services: services as u16,
+        name,
+        gid: info.gid as u16,
+        services: info.services as u16,
+        rank: info.rank,
+        summary: text(&info.summary).ok_or_else(|| bad("its summary is not text"))?,
+        params: params.collect::<Result<_>>()?,
         size: image.len(),
         instructions: 0,
     })
+}
+
+fn param(p: &vtl_param_info) -> Option<ParamInfo> {
+    let name = text(&p.name).filter(|name| is_name(name))?;
+    let fits = (p.least..=p.most).contains(&p.initial);
+    fits.then_some(ParamInfo {
+        name,
+        unit: text(&p.unit)?,
+        initial: p.initial,
+        least: p.least,
+        most: p.most,
+    })
+}
+
+fn is_name(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+}
+
+/// Text that ends with a zero byte; `None` if it does not, or holds control characters.
+fn text(bytes: &[std::ffi::c_char]) -> Option<String> {
+    let bytes: Vec<u8> = bytes.iter().map(|c| *c as u8).collect();
+    let text = std::ffi::CStr::from_bytes_until_nul(&bytes).ok()?;
+    let text = text.to_str().ok()?;
+    (!text.chars().any(char::is_control)).then(|| text.to_owned())
 }
 
 /// The bytes of a section of a 64-bit little-endian ELF file.

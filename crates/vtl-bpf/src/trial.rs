@@ -114,7 +114,9 @@ impl Kernel {
     #[allow(clippy::new_without_default)] // it does far too much for a default
     pub fn new() -> Self {
         let mut plane = DataPlane::load().expect("the root programs load");
-        plane.deploy(objects::GRAFTS[0].1).expect("stream loads");
+        plane
+            .deploy(objects::graft("stream").expect("it comes with VTL"))
+            .expect("stream loads");
         let rings = RingMaker::new(&plane)
             .expect("descriptors")
             .make(&[SLOTS])

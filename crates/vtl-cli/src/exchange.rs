@@ -22,6 +22,20 @@ pub(crate) struct SendArgs {
     /// (an IPv6 address then goes into brackets)
     #[arg(value_name = "HOST[:PORT]")]
     to: String,
+    /// Send over this graft, whatever it provides, instead of the best one
+    #[arg(long, value_name = "NAME")]
+    graft: Option<String>,
+    /// Give a parameter of that graft another value than its default
+    #[arg(long = "param", value_name = "NAME=VALUE", requires = "graft", value_parser = param)]
+    params: Vec<(String, u32)>,
+}
+
+fn param(text: &str) -> Result<(String, u32), String> {
+    let (name, value) = text.split_once('=').ok_or("write it as NAME=VALUE")?;
+    let value = value
+        .parse()
+        .map_err(|_| format!("{value} is not a number"))?;
+    Ok((name.to_owned(), value))
 }
 
 /// Arguments of `vtl recv`.
@@ -53,13 +67,20 @@ pub(crate) fn send(args: &SendArgs, socket: &SocketArgs) -> anyhow::Result<()> {
     }
     let to = resolve(&args.to)?;
     let mut connection = open(Mode::Initiator, to, socket)?;
-    let services = Services::RELIABLE.union(Services::ORDERED);
-    let agreement = connection
-        .negotiate(&Requirements {
+    let services = Services::RELIABLE
+        .union(Services::ORDERED)
+        .union(Services::CONGESTION_CONTROL);
+    let agreement = match &args.graft {
+        Some(graft) => {
+            let params: Vec<_> = args.params.iter().map(|(n, v)| (n.as_str(), *v)).collect();
+            connection.negotiate_over(graft, &params)
+        }
+        None => connection.negotiate(&Requirements {
             services,
             ..Default::default()
-        })
-        .map_err(explain)?;
+        }),
+    };
+    let agreement = agreement.map_err(explain)?;
     eprintln!(
         "session with {} over graft {}",
         agreement.peer, agreement.graft

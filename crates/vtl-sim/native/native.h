@@ -21,6 +21,9 @@ void vtl_native_free(struct vtl_native_host *h);
  * where inaccessible memory begins, so that a stray access is a crash. */
 int vtl_native_add(struct vtl_native_host *h, __u32 sid, __u32 slots);
 
+/* The description of a graft; NULL behind the last one. */
+const struct vtl_graft_info *vtl_native_graft(__u32 index);
+
 /* What a session owns; the pointers live as long as the host. */
 struct vtl_session *vtl_native_session(struct vtl_native_host *h, __u32 sid);
 struct vtl_slot *vtl_native_tx_ring(struct vtl_native_host *h, __u32 sid);

@@ -116,11 +116,37 @@ impl Writer {
     }
 }
 
+/// What the graft promises to the reader.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Promise {
+    /// Every packet once, in order.
+    Everything,
+    /// In order, and where one was given up, its empty slot.
+    Gaps,
+    /// Some packets, once each, in any order, with their numbers.
+    Datagrams,
+    /// Some packets, some of them twice.
+    Nothing,
+}
+
+/// What was missing or came twice; see [`Promise`].
+#[derive(Clone, Debug, Default)]
+pub struct Losses {
+    /// Numbers of packets that were given up, in order.
+    pub gaps: Vec<u64>,
+    /// Whether each packet has come, by number.
+    pub seen: Vec<bool>,
+    /// Packets that came twice.
+    pub repeated: u64,
+}
+
 /// Empties a receive ring.
 #[derive(Clone, Debug)]
 pub struct Reader {
     pattern: Pattern,
     pace: Pace,
+    promise: Promise,
+    losses: Losses,
     rng: Rng,
     next: u64,
     told: u64,
@@ -129,12 +155,30 @@ pub struct Reader {
     pub due: u64,
 }
 
+impl Losses {
+    /// A packet has come. False if it must not have.
+    fn note(&mut self, promise: Promise, number: u64) -> bool {
+        if matches!(promise, Promise::Everything | Promise::Gaps) {
+            return true;
+        }
+        let number = number as usize;
+        if self.seen.len() <= number {
+            self.seen.resize(number + 1, false);
+        }
+        let again = std::mem::replace(&mut self.seen[number], true);
+        self.repeated += u64::from(again);
+        !(again && promise == Promise::Datagrams)
+    }
+}
+
 impl Reader {
     /// An application that expects this stream.
-    pub fn new(pattern: Pattern, pace: Pace, seed: u64) -> Self {
+    pub fn new(pattern: Pattern, pace: Pace, promise: Promise, seed: u64) -> Self {
         Self {
             pattern,
             pace,
+            promise,
+            losses: Losses::default(),
             rng: Rng::new(seed, 77),
             next: 0,
             told: 0,
@@ -143,7 +187,12 @@ impl Reader {
         }
     }
 
-    /// Packets read so far, all of them right.
+    /// What was missing, or came twice.
+    pub fn losses(&self) -> &Losses {
+        &self.losses
+    }
+
+    /// Slots read so far, all of them right.
     pub fn packets(&self) -> u64 {
         self.next
     }
@@ -179,10 +228,18 @@ impl Reader {
         for _ in 0..count {
             let slot = host.rx_slot(sid, self.next);
             let data = &slot.data[..(slot.len as usize).min(intf::VTL_MAX_PAYLOAD as usize)];
-            if !self.pattern.matches(self.next, data) {
-                return Err(self.next);
+            let number = match self.promise {
+                Promise::Everything | Promise::Gaps => self.next,
+                Promise::Datagrams | Promise::Nothing => slot.stamp,
+            };
+            if self.promise == Promise::Gaps && data.is_empty() {
+                self.losses.gaps.push(number);
+            } else {
+                if !self.pattern.matches(number, data) || !self.losses.note(self.promise, number) {
+                    return Err(number);
+                }
+                self.bytes += data.len() as u64;
             }
-            self.bytes += data.len() as u64;
             self.next += 1;
         }
         let ctl = host.rx_ctl(sid);

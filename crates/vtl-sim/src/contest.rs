@@ -5,7 +5,7 @@ use vtl_proto::intf;
 use vtl_testbed::{Direction, Frame, Link, Nanos, Params};
 
 use crate::{
-    app::{Lengths, Pace, Pattern, Reader, Writer},
+    app::{Lengths, Pace, Pattern, Promise, Reader, Writer},
     ffi,
     host::{FrameBuffer, Host, SessionConfig},
     models::{Model, SEGMENT, Sender},
@@ -134,7 +134,7 @@ impl Session {
         Self {
             hosts: [host(0), host(1)],
             writer: Writer::new(pattern(), flow.packets),
-            reader: Reader::new(pattern(), Pace::AtOnce, seed),
+            reader: Reader::new(pattern(), Pace::AtOnce, Promise::Everything, seed),
             wake: [flow.start, Nanos::MAX],
         }
     }

@@ -2,7 +2,9 @@
 
 use std::ptr::NonNull;
 
-use vtl_proto::intf::{self, vtl_ack_hdr, vtl_ring_ctl, vtl_sent, vtl_session, vtl_slot};
+use vtl_proto::intf::{
+    self, vtl_ack_hdr, vtl_graft_info, vtl_ring_ctl, vtl_sent, vtl_session, vtl_slot,
+};
 
 use crate::ffi;
 
@@ -12,6 +14,10 @@ pub type FrameBuffer = [u8; ffi::VTL_NATIVE_FRAME as usize];
 /// What a new session is like.
 #[derive(Clone, Copy, Debug)]
 pub struct SessionConfig {
+    /// The graft's name.
+    pub graft: &'static str,
+    /// Its parameters, by their place; `None`: the default.
+    pub params: [Option<u32>; intf::VTL_PARAMS as usize],
     /// Packets that each ring holds, a power of two.
     pub slots: u32,
     /// Bytes of payload per packet.
@@ -27,6 +33,8 @@ pub struct SessionConfig {
 impl Default for SessionConfig {
     fn default() -> Self {
         Self {
+            graft: "stream",
+            params: Default::default(),
             slots: 1024,
             max_payload: 1440,
             ipv6: false,
@@ -34,6 +42,53 @@ impl Default for SessionConfig {
             rtt_us: 0,
         }
     }
+}
+
+impl SessionConfig {
+    /// A session of this graft.
+    pub fn of(graft: &'static str) -> Self {
+        Self {
+            graft,
+            ..Default::default()
+        }
+    }
+
+    /// The same with a parameter of the graft set.
+    ///
+    /// # Panics
+    /// If the graft has no such parameter, or not with that value.
+    #[must_use]
+    pub fn with(mut self, name: &str, value: u32) -> Self {
+        let graft = graft(self.graft);
+        let known = &graft.param[..graft.params as usize];
+        let place = known.iter().position(|p| text(&p.name) == name);
+        let place = place.unwrap_or_else(|| panic!("{} has no parameter {name}", self.graft));
+        let p = &known[place];
+        assert!((p.least..=p.most).contains(&value), "{name} {value}");
+        self.params[place] = Some(value);
+        self
+    }
+}
+
+/// What the grafts say about themselves.
+pub fn grafts() -> impl Iterator<Item = &'static vtl_graft_info> {
+    // SAFETY: takes any index; what it returns are constants.
+    (0..).map_while(|i| unsafe { ffi::vtl_native_graft(i).as_ref() })
+}
+
+/// What one of them says.
+///
+/// # Panics
+/// If there is none of that name.
+pub fn graft(name: &str) -> &'static vtl_graft_info {
+    let found = grafts().find(|g| text(&g.name) == name);
+    found.unwrap_or_else(|| panic!("there is no graft {name}"))
+}
+
+/// Text that ends with a zero byte.
+pub fn text(bytes: &[core::ffi::c_char]) -> String {
+    let text = bytes.iter().map(|c| *c as u8 as char);
+    text.take_while(|c| *c != '\0').collect()
 }
 
 /// A host with sessions 1 to 7.
@@ -84,7 +139,11 @@ impl Host {
         s.token = token(sid, side);
         s.peer_token = token(sid, 1 - side);
         s.peer_sid = sid;
-        s.gid = 2;
+        let graft = graft(config.graft);
+        s.gid = graft.gid as u16;
+        for (place, param) in graft.param.iter().enumerate() {
+            s.param[place] = config.params[place].unwrap_or(param.initial);
+        }
         s.max_payload = config.max_payload;
         s.headers[..12].copy_from_slice(&[2, 0, 0, 0, 0, 2 - side, 2, 0, 0, 0, 0, 1 + side]);
         if config.ipv6 {

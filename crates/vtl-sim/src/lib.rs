@@ -1,5 +1,5 @@
-//! VTL's transport functions outside the kernel: the C sources of `bpf/tf` and the composition
-//! `stream`, compiled for this machine with undefined behaviour trapped and with rings
+//! VTL's transport functions outside the kernel: the C sources of `bpf/tf` and the compositions of
+//! `bpf/grafts`, compiled for this machine with undefined behaviour trapped and with rings
 //! that end where inaccessible memory begins.
 //!
 //! - [`host`]: one host's data plane, packets in and out;

@@ -5,7 +5,7 @@ use std::fmt;
 use vtl_testbed::{Link, Nanos};
 
 use crate::{
-    app::{Lengths, Pace},
+    app::{Lengths, Losses, Pace, Promise},
     host::SessionConfig,
     sim::MS,
 };
@@ -23,6 +23,8 @@ pub struct Scenario {
     pub lengths: Lengths,
     /// How fast they are read.
     pub pace: Pace,
+    /// What the graft promises to them.
+    pub promise: Promise,
     /// Seed of everything but the link, which has its own.
     pub seed: u64,
     /// When to stop, even if not everything has arrived.
@@ -49,6 +51,7 @@ impl Scenario {
             packets: [u64::MAX, 0],
             lengths: Lengths::Full,
             pace: Pace::AtOnce,
+            promise: Promise::Everything,
             until,
             measure_from: 0,
             patience: 90_000 * MS,
@@ -78,6 +81,8 @@ pub struct Outcome {
     pub queue_p95: f64,
     /// When the first million bytes had been read, 0 if never.
     pub first_megabyte: Nanos,
+    /// What did not reach host 1, or twice.
+    pub losses: Losses,
     /// Probe timeouts.
     pub abandoned: u64,
 }

@@ -4,7 +4,7 @@ use vtl_proto::{intf, wire};
 use vtl_testbed::{Direction, Frame, Nanos, Params};
 
 use crate::{
-    app::{Pattern, Reader, Writer},
+    app::{Pattern, Promise, Reader, Writer},
     ffi,
     host::{FrameBuffer, Host, SessionConfig, in_flight},
     hostile::{self, Hostile},
@@ -100,7 +100,12 @@ impl Sim {
             Side {
                 host,
                 writer: Writer::new(pattern(i), scenario.packets[i]),
-                reader: Reader::new(pattern(1 - i), scenario.pace, scenario.seed ^ i as u64),
+                reader: Reader::new(
+                    pattern(1 - i),
+                    scenario.pace,
+                    scenario.promise,
+                    scenario.seed ^ i as u64,
+                ),
                 wake: [u64::MAX, 0, if scenario.hostile { 0 } else { u64::MAX }],
                 hostile: scenario
                     .hostile
@@ -166,7 +171,15 @@ impl Sim {
         (0..2).all(|i| {
             let tx = &self.sides[i].host.session(HONEST).tx;
             let all = self.scenario.packets[i];
-            tx.una == all && self.sides[1 - i].reader.packets() == all
+            let reader = &self.sides[1 - i].reader;
+            let read = match self.scenario.promise {
+                Promise::Everything | Promise::Gaps => reader.packets() == all,
+                // Nobody knows what is still to come but the link.
+                Promise::Datagrams | Promise::Nothing => {
+                    reader.due == u64::MAX && self.links[i].next_event().is_none()
+                }
+            };
+            tx.una == all && read
         })
     }
 
@@ -425,6 +438,7 @@ impl Sim {
             queue_p50: waited(50),
             queue_p95: waited(95),
             first_megabyte: self.first_megabyte,
+            losses: self.sides[1].reader.losses().clone(),
             abandoned: self.sides[0].host.session(HONEST).tx.abandoned,
         }
     }

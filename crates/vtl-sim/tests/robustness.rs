@@ -62,6 +62,7 @@ fn draw(seed: u64) -> Scenario {
         ipv6: rng.one_in(3),
         first_xid: rng.pick(&[1, 0, u32::MAX - 500, i32::MAX as u32 - 500]),
         rtt_us: rng.pick(&[0, 1, (rtt_ms * 1000.0) as u32]),
+        ..Default::default()
     };
     if rng.one_in(4) {
         let from = rng.below(2000) * MS;

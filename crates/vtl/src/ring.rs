@@ -291,7 +291,7 @@ impl RxRing {
         self.arrived.wrapping_sub(self.next)
     }
 
-    /// The payload of the `ahead`-th packet to be read.
+    /// The payload of the `ahead`-th packet to be read; empty if that packet was given up.
     ///
     /// # Panics
     /// If `ahead` is not below what [`RxRing::available`] last said.

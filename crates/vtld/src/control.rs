@@ -31,7 +31,7 @@ use vtl::control::{self, Client};
 use vtl_proto::services::Services;
 
 use crate::{
-    broker::{self, Granted, Owner},
+    broker::{self, Granted, Owner, Wish},
     hooker::{Hooked, Hooker},
 };
 
@@ -284,10 +284,11 @@ impl Service {
                     .parse()
                     .map_err(|_| format!("{host} is no IP address"))?;
                 let port = number(request, "port")?;
-                let services = request["services"].as_u64().and_then(|n| n.try_into().ok());
-                let services = Services::from_bits(services.unwrap_or_default());
                 let to = std::net::SocketAddr::new(host, port);
-                granted(self.broker.connect(owner, to, services, gone)?, peer.near)
+                granted(
+                    self.broker.connect(owner, to, &wish(request)?, gone)?,
+                    peer.near,
+                )
             }
             "listen" => {
                 self.broker.listen(owner, number(request, "port")?)?;
@@ -302,6 +303,29 @@ impl Service {
             other => Err(format!("unknown op \"{other}\"").into()),
         }
     }
+}
+
+/// What an application wants a session to be like.
+fn wish(request: &Value) -> Result<Wish, String> {
+    let services = request["services"].as_u64().and_then(|n| n.try_into().ok());
+    let graft = request["graft"].as_str().map(str::to_owned);
+    let params = match &request["params"] {
+        Value::Null => Vec::new(),
+        Value::Object(params) => {
+            let param = |(name, value): (&String, &Value)| {
+                let value = value.as_u64().and_then(|n| u32::try_from(n).ok());
+                let value = value.ok_or_else(|| format!("parameter {name} is not a number"))?;
+                Ok((name.clone(), value))
+            };
+            params.iter().map(param).collect::<Result<_, String>>()?
+        }
+        _ => return Err("\"params\" must be an object of numbers".into()),
+    };
+    Ok(Wish {
+        services: Services::from_bits(services.unwrap_or_default()),
+        graft,
+        params,
+    })
 }
 
 /// Has the other end closed the connection?

@@ -9,6 +9,7 @@ mod world;
 mod bench;
 mod death;
 mod files;
+mod grafts;
 mod hostile;
 mod insider;
 mod many;

@@ -28,9 +28,10 @@ use std::{
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use serde_json::Value;
 use vtl_bpf::{plane::Ingress, pump::Choice};
-use vtl_proto::services::Services;
 
 use crate::hooker::{self, ClientFlow, HeldConnect, ServerFlow};
+
+pub use session::Wish;
 
 /// Knobs of the data plane, fixed once the daemon runs.
 #[derive(Clone, Debug)]
@@ -126,7 +127,7 @@ enum Command {
     Connect {
         owner: Owner,
         to: SocketAddr,
-        services: Services,
+        wish: Wish,
         reply: Reply<Granted>,
     },
     Listen {
@@ -215,13 +216,13 @@ impl Handle {
         &self,
         owner: Owner,
         to: SocketAddr,
-        services: Services,
+        wish: &Wish,
         gone: impl Fn() -> bool,
     ) -> Result<Granted, String> {
         let command = |reply| Command::Connect {
             owner,
             to,
-            services,
+            wish: wish.clone(),
             reply,
         };
         self.ask_patiently(command, gone)

@@ -9,10 +9,11 @@ use std::{
 
 use nix::sys::eventfd::EventFd;
 use vtl::ring::{RxRing, TxRing};
-use vtl_bpf::rings::RingSet;
+use vtl_bpf::{plane::ParamInfo, rings::RingSet};
 use vtl_proto::{
     intf::{self, vtl_session},
     nego::{Established, Initiator, NegoKey},
+    services::Services,
     wire::Packet,
 };
 
@@ -75,6 +76,8 @@ pub(super) struct Session {
     pub(super) port: u16,
     pub(super) token: u64,
     pub(super) initiator: bool,
+    /// Parameters of the graft that are not to have their defaults.
+    pub(super) params: Vec<(String, u32)>,
     /// At the responder: what opened it, and what was answered.
     pub(super) answered: Option<(NegoKey, Packet<'static>)>,
     /// When, until the peer has shown that it got the answer.
@@ -187,6 +190,51 @@ pub(super) fn entry(
     s.tx.reorder = 3;
     s.tx.xid = 1;
     s
+}
+
+/// What a session is to be like, as its initiator asks for it.
+#[derive(Clone, Debug, Default)]
+pub struct Wish {
+    /// What the graft must provide.
+    pub services: Services,
+    /// This one and no other.
+    pub graft: Option<String>,
+    /// Parameters of that graft, in this host's sending direction; the others have their defaults.
+    pub params: Vec<(String, u32)>,
+}
+
+impl From<Services> for Wish {
+    fn from(services: Services) -> Self {
+        Self {
+            services,
+            ..Default::default()
+        }
+    }
+}
+
+impl Wish {
+    /// Whether the graft has these parameters.
+    pub(super) fn check(&self, known: &[ParamInfo]) -> Result<(), String> {
+        for (name, value) in &self.params {
+            let p = known.iter().find(|p| p.name == *name);
+            let p = p.ok_or_else(|| format!("the graft has no parameter \"{name}\""))?;
+            if !(p.least..=p.most).contains(value) {
+                return Err(format!(
+                    "{name} {value} is out of range: {} to {} {}",
+                    p.least, p.most, p.unit
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The graft's parameters: their defaults, but for those that were asked for.
+pub(super) fn set_params(s: &mut vtl_session, known: &[ParamInfo], wanted: &[(String, u32)]) {
+    for (place, p) in s.param.iter_mut().zip(known) {
+        let wanted = wanted.iter().find(|(name, _)| *name == p.name);
+        *place = wanted.map_or(p.initial, |(_, value)| *value);
+    }
 }
 
 /// What negotiation found out.

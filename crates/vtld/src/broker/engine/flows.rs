@@ -19,7 +19,7 @@ use super::{
     super::{
         Command, now_ns,
         preamble::{self, Preamble},
-        session::{Phase, Session, Use, Waiting},
+        session::{Phase, Session, Use, Waiting, Wish},
         set_linger,
         streams::{App, Effect, Streams},
     },
@@ -177,14 +177,17 @@ impl Engine {
         let sid = match self.stream_session(peer) {
             Some(sid) => sid,
             None => {
-                let services = Services::RELIABLE
-                    .union(Services::ORDERED)
-                    .union(Services::FLOW_CONTROL);
+                let wish = Wish::from(
+                    Services::RELIABLE
+                        .union(Services::ORDERED)
+                        .union(Services::FLOW_CONTROL)
+                        .union(Services::CONGESTION_CONTROL),
+                );
                 let purpose = Use::Streams {
                     waiting: Vec::new(),
                     streams: None,
                 };
-                match self.open(peer, 0, services, |_| Ok(purpose)) {
+                match self.open(peer, 0, &wish, |_| Ok(purpose)) {
                     Ok(sid) => sid,
                     Err(error) => {
                         tracing::warn!(%error, %peer, "plain TCP instead of a session");

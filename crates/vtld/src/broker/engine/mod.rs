@@ -21,7 +21,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use vtl_bpf::{
     netdev::{self, Interface},
     objects,
-    plane::{DataPlane, describe},
+    plane::{DataPlane, ParamInfo, describe},
     pump::{BATCH, Choice, Pump, Turn},
     rings::RingMaker,
 };
@@ -131,6 +131,9 @@ impl Source {
 /// A graft of the pool.
 struct Pooled {
     info: GraftInfo,
+    /// Of two that provide what is asked for, the one with the higher rank is offered first.
+    rank: u32,
+    params: Vec<ParamInfo>,
     image: &'static [u8],
     /// Taken out by hand: not to be used until it is deployed again.
     disabled: bool,
@@ -219,7 +222,7 @@ impl Engine {
             watch(raw6.as_fd(), Source::Raw { v6: true })?;
         }
 
-        let pool = objects::GRAFTS
+        let mut pool = objects::GRAFTS
             .iter()
             .map(|(_, image)| {
                 let d = describe(image)?;
@@ -230,11 +233,14 @@ impl Engine {
                 };
                 Ok(Pooled {
                     info,
+                    rank: d.rank,
+                    params: d.params,
                     image,
                     disabled: false,
                 })
             })
-            .collect::<vtl_bpf::Result<_>>()?;
+            .collect::<vtl_bpf::Result<Vec<Pooled>>>()?;
+        pool.sort_by_key(|p| std::cmp::Reverse(p.rank));
         let maker = RingMaker::new(&plane)?;
         let stock = Stock::start(maker, config.ring_slots, config.stock, config.ring_memory);
         let mut engine = Self {
@@ -269,8 +275,9 @@ impl Engine {
         if let Err(error) = engine.plane.attach_direct() {
             tracing::info!(%error, "applications cannot run their own egress");
         }
-        // Ahead of the first session, which would wait for the verifier.
-        for gid in engine.pool.iter().map(|p| p.info.gid).collect::<Vec<_>>() {
+        // Ahead of the first session, which would wait for the verifier: what the Hooker uses, and
+        // most applications. The others are loaded when they are first asked for.
+        if let Some(gid) = engine.pool.first().map(|p| p.info.gid) {
             engine.launch(gid).map_err(anyhow::Error::msg)?;
         }
         if engine.config.driver != Choice::Tc
@@ -632,10 +639,10 @@ impl Engine {
             Command::Connect {
                 owner,
                 to,
-                services,
+                wish,
                 reply,
             } => {
-                self.connect(owner, to, services, &reply);
+                self.connect(owner, to, &wish, &reply);
             }
             Command::Listen { owner, port, reply } => {
                 let answer = match self.listeners.entry(port) {

@@ -24,21 +24,50 @@ use super::{
         caller::Caller,
         now_ns, random_token,
         raw::{self, Received},
-        session::{self, Aware, Phase, Session, Use},
+        session::{self, Aware, Phase, Session, Use, Wish},
         stock,
     },
     BACKLOG, CROWD, Engine, PATHS, Source, UNVALIDATED,
 };
 
 impl Engine {
-    /// The grafts that a session may use, in order of preference, with those in the kernel that
-    /// are not.
+    /// The grafts that a session may use, in order of preference, with those that are not in the
+    /// kernel yet. Who asks for nothing gets nothing first, who asks for something the best of
+    /// those that provide it.
     pub(super) fn usable(&self, services: Services) -> Vec<GraftInfo> {
-        self.pool
+        let mut usable: Vec<GraftInfo> = self
+            .pool
             .iter()
             .filter(|p| !p.disabled && p.info.satisfies(services))
             .map(|p| p.info.clone())
-            .collect()
+            .collect();
+        if services.is_empty() {
+            usable.sort_by_key(|g| g.provides.bits().count_ones());
+        }
+        usable
+    }
+
+    /// The gids to offer for a wish.
+    fn offered(&self, wish: &Wish) -> Result<Gids, String> {
+        let mut usable = self.usable(wish.services);
+        if let Some(name) = &wish.graft {
+            let pooled = self.pool.iter().find(|p| p.info.name == *name);
+            let pooled = pooled
+                .filter(|p| !p.disabled)
+                .ok_or_else(|| format!("the pool has no graft \"{name}\": vtl graft list"))?;
+            wish.check(&pooled.params)?;
+            usable.retain(|g| g.name == *name);
+            if usable.is_empty() {
+                let missing = pooled.info.provides.missing(wish.services);
+                return Err(format!("graft \"{name}\" does not provide {missing}"));
+            }
+        } else if !wish.params.is_empty() {
+            return Err("parameters are a graft's: name it, too".into());
+        }
+        let gids: Vec<u16> = usable.iter().map(|g| g.gid).collect();
+        Gids::new(&gids[..gids.len().min(intf::VTL_NEGO_GRAFTS as usize)])
+            .filter(|g| !g.is_empty())
+            .ok_or_else(|| "no graft of the pool provides the services asked for".into())
     }
 
     /// Makes sure that a graft of the pool is in the kernel.
@@ -149,6 +178,7 @@ impl Engine {
             port,
             token,
             initiator: false,
+            params: Vec::new(),
             answered: None,
             answered_ns: None,
             phase: Phase::Ended,
@@ -169,7 +199,7 @@ impl Engine {
         &mut self,
         peer: IpAddr,
         port: u16,
-        services: Services,
+        wish: &Wish,
         purpose: impl FnOnce(&vtl_bpf::rings::RingSet) -> Result<Use, String>,
     ) -> Result<u32, String> {
         if self.stopping {
@@ -180,10 +210,7 @@ impl Engine {
         }
         let (local, mtu) =
             raw::route(peer).map_err(|e| format!("there is no route to {peer}: {e}"))?;
-        let gids: Vec<u16> = self.usable(services).iter().map(|g| g.gid).collect();
-        let gids = Gids::new(&gids[..gids.len().min(intf::VTL_NEGO_GRAFTS as usize)])
-            .filter(|g| !g.is_empty())
-            .ok_or("no graft of the pool provides the services asked for")?;
+        let gids = self.offered(wish)?;
         let (sid, token) = self.create(peer, local, port, purpose)?;
         let session = self.sessions.get_mut(&sid).expect("just made");
         let offer = Offer {
@@ -191,11 +218,12 @@ impl Engine {
             ring_slots: session.slots,
             max_payload: raw::max_payload(mtu, peer),
             port,
-            services,
+            services: wish.services,
             gids,
             known_rtt: self.paths.get(&peer).copied(),
         };
         session.initiator = true;
+        session.params.clone_from(&wish.params);
         session.phase = Phase::Opening(Initiator::new(offer, now_ns(), token));
         self.open_timer(sid, now_ns());
         Ok(sid)
@@ -434,8 +462,11 @@ impl Engine {
         }
         let entry = self.plane.sessions().get(sid).expect("it has an entry");
         let slots = session.slots;
+        let pooled = self.pool.iter().find(|p| p.info.gid == established.gid);
+        let params = pooled.map_or(&[][..], |p| &p.params);
         entry.complete(|s| {
             session::fill(s, established);
+            session::set_params(s, params, &session.params);
             s.slots = slots;
         });
         entry.set_state(intf::VTL_OPEN);
@@ -496,7 +527,7 @@ impl Engine {
         &mut self,
         owner: Owner,
         to: SocketAddr,
-        services: Services,
+        wish: &Wish,
         reply: &Reply<Granted>,
     ) {
         if to.port() == 0 {
@@ -506,7 +537,7 @@ impl Engine {
         let shared = reply.clone();
         let mtu = raw::route(to.ip()).map_or(1500, |(_, mtu)| mtu);
         let max_payload = raw::max_payload(mtu, to.ip());
-        let opened = self.open(to.ip(), to.port(), services, |rings| {
+        let opened = self.open(to.ip(), to.port(), wish, |rings| {
             Ok(Use::Aware(aware(owner, rings, max_payload, Some(shared))?))
         });
         if let Err(error) = opened {

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
+/*
+ * reliability: none. Each packet is sent once, as soon as the app has written it, and its slot is
+ * free when the payload has been copied. Acknowledgements tell only that the peer is there.
+ */
+#ifndef VTL_TF_DATAGRAM_H
+#define VTL_TF_DATAGRAM_H
+
+#include "number.h"
+#include "window.h"
+#include "vtl/room.h"
+
+/* egress: the next packet, or the question whether the peer is there. */
+VTL_INLINE enum vtl_verdict tf_datagram_choose(struct vtl_out *o) {
+    struct vtl_tx *tx = &o->s->tx;
+    if (!vtl_written(o))
+        return VTL_STOP;
+    if (vtl_timer(o, 0)) {
+        vtl_probe_peer(o);
+        return VTL_NEXT;
+    }
+    if (tx->next >= o->end)
+        return VTL_STOP;
+    o->seq = tx->next;
+    o->type = VTL_DATA;
+    return VTL_NEXT;
+}
+
+/* egress: instead of tf_number. Nobody will tell what became of the packet. */
+VTL_INLINE void tf_datagram_number(struct vtl_out *o) {
+    struct vtl_tx *tx = &o->s->tx;
+    if (o->type == VTL_DATA) {
+        tx->sent++;
+        tx->abandoned++;
+        VTL_STORE(tx->next, o->seq + 1);
+    }
+    vtl_number_header(o);
+}
+
+/* egress, once the payload is in the packet */
+VTL_INLINE void tf_datagram_release(struct vtl_out *o) {
+    struct vtl_session *s = o->s;
+    struct vtl_ring_ctl *ctl = vtl_env_tx_ctl(s);
+    if (o->type != VTL_DATA || !ctl)
+        return;
+    VTL_BARRIER();
+    VTL_STORE(s->tx.una, s->tx.next);
+    /* An exchange: who waits for room looks at it after having said so. */
+    __sync_lock_test_and_set(&ctl->consumer, s->tx.next);
+    __u32 what = vtl_room_event(s);
+    if (what)
+        vtl_env_notify(s, what);
+}
+
+/* listener: the peer is there. What it says to have received is not held against what was sent: its
+ * packets and ours may come twice. */
+VTL_INLINE void tf_datagram_heard(struct vtl_ackd *a) {
+    struct vtl_tx *tx = &a->s->tx;
+    tx->acks++;
+    tx->timeouts = 0;
+    tx->probe = 0;
+}
+
+VTL_INLINE int vtl_datagram_can_send(struct vtl_session *s) {
+    struct vtl_ring_ctl *ctl = vtl_env_tx_ctl(s);
+    return ctl && s->tx.next != VTL_LOAD(ctl->producer);
+}
+
+#endif

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
+/*
+ * reliability and ordering at the receiver, without a store for what comes too early: takes the
+ * next packet in order and nothing else. Goes with go_back.h, and with a window of 1.
+ */
+#ifndef VTL_TF_IN_ORDER_H
+#define VTL_TF_IN_ORDER_H
+
+#include "receive.h"
+
+/* Instead of tf_receive_admit. What comes too early is counted with what finds no room, and
+ * answered: its sender shall go back. */
+VTL_INLINE enum vtl_verdict tf_in_order_admit(struct vtl_in *in) {
+    enum vtl_verdict v = tf_receive_admit(in);
+    if (v == VTL_NEXT && in->type == VTL_DATA && in->seq > in->s->rx.cum)
+        in->refused = 1;
+    return v;
+}
+
+/* Instead of tf_receive_place. */
+VTL_INLINE void tf_in_order_place(struct vtl_in *in) {
+    if (!in->refused) {
+        tf_receive_place(in);
+        return;
+    }
+    in->s->rx.beyond++;
+    vtl_env_count(VTL_ST_RX_BEYOND);
+}
+
+#endif

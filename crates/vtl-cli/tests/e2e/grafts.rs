@@ -1,0 +1,112 @@
+//! Every graft carries data between two hosts, over a link that does everything wrong.
+
+use std::{collections::BTreeSet, fs, net::SocketAddr, thread};
+
+use vtl::{Mode, Socket};
+use vtl_testbed::{Host, Link};
+
+use crate::{
+    process::words,
+    world::{World, bad_link, payload, same},
+};
+
+const PORT: u16 = 2000;
+
+/// Two hosts with daemons.
+fn pair(name: &str, link: &Link) -> Option<World> {
+    let mut world = World::bare(name, link)?;
+    for host in [Host::Server, Host::Client] {
+        world.start(host, &[]);
+    }
+    Some(world)
+}
+
+#[test]
+fn reliable_grafts__send_a_file_exactly() {
+    let Some(world) = pair("grafts", &bad_link()) else {
+        return;
+    };
+    let [server, server6] = world.servers();
+    for (graft, size, more) in [
+        ("stop-and-wait", 80_000, &[][..]),
+        ("go-back-n", 400_000, &["--param", "window=40"]),
+        ("selective-repeat", 1 << 20, &[]),
+        ("selective-repeat", 4 << 20, &["--param", "window=200"]),
+        ("stream", 4 << 20, &[]),
+    ] {
+        let file = world.path("file");
+        fs::write(&file, payload(size, 7)).expect("written");
+        let got = world.path(&format!("got-{graft}-{}", more.len()));
+        let recv = world.start_recv(&got, &[]);
+        let to = if size % 3 == 0 { server } else { server6 }.to_string();
+        let file_name = file.to_str().expect("UTF-8");
+        let args = [&["send", file_name, &to, "--graft", graft], more].concat();
+        let sent = world.vtl(Host::Client, &args).output().expect("vtl runs");
+        assert!(sent.status.success(), "{graft}: {}", words(&sent));
+        assert!(words(&sent).contains(graft), "{}", words(&sent));
+        let received = recv.output(10);
+        assert!(received.status.success(), "{graft}: {}", words(&received));
+        same(&file, &got);
+    }
+}
+
+/// A session over a graft between two applications of ours.
+fn open(world: &World, port: u16, graft: &str, params: &[(&str, u32)]) -> (Socket, Socket) {
+    let at = SocketAddr::new(world.servers()[usize::from(port % 2)], port);
+    let socket = |host, mode| Socket::init(mode, at, &world.socket(host)).expect("a socket");
+    let mut responder = socket(Host::Server, Mode::Responder);
+    let mut initiator = socket(Host::Client, Mode::Initiator);
+    let accepting = thread::spawn(move || {
+        responder.validate().expect("a session");
+        responder
+    });
+    let agreement = initiator.negotiate_over(graft, params).expect("a session");
+    assert_eq!(agreement.graft, graft);
+    (initiator, accepting.join().expect("no panic"))
+}
+
+/// Datagram `i`: its number, and bytes that follow from it.
+fn datagram(i: u32) -> Vec<u8> {
+    let mut bytes = i.to_le_bytes().to_vec();
+    bytes.extend(payload(200 + (i as usize * 7) % 900, i.into()));
+    bytes
+}
+
+#[test]
+fn datagram_grafts__bring_most_and_nothing_wrong() {
+    const COUNT: u32 = 1000;
+    let link = Link {
+        loss_pct: 5.0,
+        reorder_pct: 2.0,
+        ..Link::new(10.0, 100.0)
+    };
+    let Some(world) = pair("datagrams", &link) else {
+        return;
+    };
+    for (port, graft) in (PORT..).zip(["canonical"]) {
+        let (mut initiator, mut responder) = open(&world, port, graft, &[]);
+        let reading = thread::spawn(move || {
+            let mut got = BTreeSet::new();
+            let take = |packet: &[u8]| {
+                let (number, _) = packet.split_first_chunk().expect("a number");
+                let number = u32::from_le_bytes(*number);
+                assert!(packet == datagram(number), "datagram {number} is damaged");
+                got.insert(number);
+            };
+            let mut take = take;
+            while responder.recv_in_place(64, &mut take).expect("received") > 0 {}
+            got.len()
+        });
+        for i in 0..COUNT {
+            let bytes = datagram(i);
+            assert_eq!(initiator.send_data(&bytes).expect("sent"), bytes.len());
+            if i % 16 == 0 {
+                thread::sleep(std::time::Duration::from_millis(2)); // nobody else paces them
+            }
+        }
+        thread::sleep(std::time::Duration::from_millis(200));
+        initiator.close().expect("closed");
+        let got = reading.join().expect("no panic");
+        assert!((880..=990).contains(&got), "{graft}: {got} of {COUNT}");
+    }
+}

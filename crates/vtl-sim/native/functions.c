@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/* Single transport functions, for tables, in the engine of `stream`. */
+#define VTL_NATIVE_OPS vtl_native_ops_functions
+#define vtl_description vtl_native_ops_functions_info
+#include "grafts/stream.bpf.c"
+
+/* ----------------------------------------------------------------- single transport functions */
+
+#define VERDICT(define, name, call)                                                                \
+    define(name) {                                                                                 \
+        host = h;                                                                                  \
+        return call(c);                                                                            \
+    }
+#define NO_VERDICT(define, name, call)                                                             \
+    define(name) {                                                                                 \
+        host = h;                                                                                  \
+        call(c);                                                                                   \
+        return VTL_NEXT;                                                                           \
+    }
+#define OUT(name) enum vtl_verdict vtl_native_##name(struct vtl_native_host *h, struct vtl_out *c)
+#define IN(name) enum vtl_verdict vtl_native_##name(struct vtl_native_host *h, struct vtl_in *c)
+#define ACKD(name) enum vtl_verdict vtl_native_##name(struct vtl_native_host *h, struct vtl_ackd *c)
+
+VERDICT(OUT, make, vtl_make)
+VERDICT(OUT, choose, tf_choose)
+VERDICT(OUT, fetch, vtl_fetch)
+NO_VERDICT(OUT, number, tf_number)
+NO_VERDICT(OUT, checksum_add, tf_checksum_add)
+VERDICT(OUT, pace_wait, tf_pace_wait)
+NO_VERDICT(OUT, pace_charge, tf_pace_charge)
+VERDICT(IN, checksum_verify, tf_checksum_verify)
+VERDICT(IN, receive_admit, tf_receive_admit)
+NO_VERDICT(IN, receive_place, tf_receive_place)
+NO_VERDICT(IN, ack_note, tf_ack_note)
+VERDICT(ACKD, ack_verify, tf_ack_verify)
+VERDICT(ACKD, ack_cumulative, tf_ack_cumulative)
+NO_VERDICT(ACKD, loss_reordering, tf_loss_reordering)
+NO_VERDICT(ACKD, loss_selective, tf_loss_selective)
+NO_VERDICT(ACKD, rtt, tf_rtt)
+NO_VERDICT(ACKD, rate, tf_rate)
+NO_VERDICT(ACKD, congestion_bbr, tf_congestion_bbr)
+
+__u32 vtl_native_ack_build(struct vtl_native_host *h, struct vtl_session *s,
+                           struct vtl_ack_hdr *hdr, __u64 *map, __u32 words, int update) {
+    host = h;
+    vtl_ack_build(s, hdr, map, words, update);
+    return vtl_ack_words(s);
+}
+
+__u64 vtl_native_rx_limit(struct vtl_native_host *h, struct vtl_session *s) {
+    host = h;
+    return vtl_rx_limit(s);
+}
+
+int vtl_native_can_send(struct vtl_native_host *h, struct vtl_session *s) {
+    host = h;
+    return vtl_can_send(s);
+}

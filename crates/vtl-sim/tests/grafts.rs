@@ -1,0 +1,186 @@
+//! Every graft over a grid of round-trip times, losses, reordering and duplication: each keeps what
+//! it promises.
+#![allow(missing_docs, non_snake_case)]
+
+use std::{sync::Mutex, thread};
+
+use vtl_sim::{
+    app::{Lengths, Promise},
+    host::{SessionConfig, grafts, text},
+    rng::Rng,
+    sim::{MS, Outcome, Scenario, Sim},
+};
+use vtl_testbed::{Link, LossModel};
+
+const RTTS: [f64; 3] = [1.0, 20.0, 200.0];
+const LOSSES: [(f64, bool); 4] = [(0.0, false), (2.0, false), (10.0, false), (5.0, true)];
+const REORDERING: [f64; 2] = [0.0, 5.0];
+const DUPLICATION: [f64; 2] = [0.0, 5.0];
+
+fn promise(graft: &str) -> Promise {
+    match graft {
+        "canonical" => Promise::Nothing,
+        _ => Promise::Everything,
+    }
+}
+
+fn link(rtt: f64, loss: (f64, bool), reorder: f64, duplicate: f64, seed: u64) -> Link {
+    let mut link = Link::new(rtt, 20.0);
+    link.seed = seed;
+    link.loss_down_pct = Some(loss.0);
+    link.loss_up_pct = Some(loss.0 / 2.0);
+    if loss.1 {
+        link.loss_model = LossModel::BURSTS;
+    }
+    (link.reorder_pct, link.duplicate_pct) = (reorder, duplicate);
+    link
+}
+
+/// Runs `jobs` on all cores; what they say went wrong, if anything.
+fn failures<J: Send>(jobs: Vec<J>, run: impl Fn(J) -> Option<String> + Sync) -> Vec<String> {
+    let jobs = Mutex::new(jobs);
+    let found = Mutex::new(Vec::new());
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| {
+                loop {
+                    let Some(job) = jobs.lock().expect("nobody panics with it").pop() else {
+                        return;
+                    };
+                    if let Some(failure) = run(job) {
+                        let mut found = found.lock().expect("nobody panics with it");
+                        found.push(failure);
+                    }
+                }
+            });
+        }
+    });
+    found.into_inner().expect("nobody panics with it")
+}
+
+#[track_caller]
+fn none(failures: &[String], of: usize) {
+    for failure in failures.iter().take(10) {
+        println!("{failure}");
+    }
+    assert!(failures.is_empty(), "{} of {of}", failures.len());
+}
+
+/// What is wrong with an outcome, if anything.
+fn judge(graft: &str, link: &Link, packets: [u64; 2], o: &Outcome) -> Option<String> {
+    let [sent, back] = packets;
+    match promise(graft) {
+        Promise::Everything => (o.packets != [back, sent])
+            .then(|| format!("incomplete: {:?} of {packets:?}", o.packets)),
+        _ => {
+            let came = o.losses.seen.iter().filter(|seen| **seen).count() as f64;
+            let share = came / sent as f64;
+            let loss = link.loss_down_pct.unwrap_or_default() / 100.0;
+            let bursts = matches!(link.loss_model, LossModel::GilbertElliott { .. });
+            let slack = if bursts { 0.15 } else { 0.05 };
+            // A full queue loses some, too, but nothing here fills it.
+            ((share - (1.0 - loss)).abs() > slack).then(|| format!("{came} of {sent} came"))
+        }
+    }
+}
+
+#[test]
+fn every_graft__keeps_its_promise_over_the_grid() {
+    let mut jobs = Vec::new();
+    for graft in grafts() {
+        let name: &'static str = text(&graft.name).leak();
+        for rtt in RTTS {
+            for loss in LOSSES {
+                for reorder in REORDERING {
+                    for duplicate in DUPLICATION {
+                        let seed = jobs.len() as u64;
+                        jobs.push((name, link(rtt, loss, reorder, duplicate, seed)));
+                    }
+                }
+            }
+        }
+    }
+    let count = jobs.len();
+    let failures = failures(jobs, |(name, link)| {
+        let mut scenario = Scenario::bulk(link.clone(), 3_600_000 * MS);
+        scenario.session = SessionConfig::of(name);
+        scenario.promise = promise(name);
+        // As few as show everything: one at a time takes a round trip each.
+        scenario.packets = if name == "stop-and-wait" {
+            [60, 20]
+        } else {
+            [600, 100]
+        };
+        if scenario.promise == Promise::Nothing {
+            // Nothing paces them, and the queue is not what this is about.
+            scenario.link.queue_packets = Some(4000);
+            scenario.packets = [2000, 100];
+        }
+        scenario.lengths = Lengths::Random;
+        let packets = scenario.packets;
+        let wrong = match Sim::new(scenario).run() {
+            Ok(outcome) => judge(name, &link, packets, &outcome),
+            Err(failure) => Some(failure.to_string()),
+        };
+        wrong.map(|wrong| format!("{name}: {wrong}\n  {link:?}"))
+    });
+    none(&failures, count);
+}
+
+/// Full reliability: `VTL_SIM_SEEDS` simulations, spread over the grafts that promise it.
+#[test]
+fn reliable_grafts__never_lose_duplicate_or_reorder() {
+    let seeds = std::env::var("VTL_SIM_SEEDS")
+        .ok()
+        .and_then(|n| n.parse().ok());
+    let seeds: u64 = seeds.unwrap_or(1000);
+    let names: Vec<&'static str> = grafts()
+        .map(|g| &*text(&g.name).leak())
+        .filter(|name| promise(name) == Promise::Everything)
+        .collect();
+    let failures = failures((0..seeds).collect(), |seed| {
+        let mut rng = Rng::new(seed, 3);
+        let name = names[(seed % names.len() as u64) as usize];
+        let rtt = rng.pick(&[0.2, 2.0, 20.0, 100.0, 600.0]);
+        let mut link = Link::new(rtt, rng.pick(&[1.0, 10.0, 100.0]));
+        link.seed = seed;
+        let losses = [0.0, 1.0, 5.0, 20.0];
+        link.loss_down_pct = Some(rng.pick(&losses));
+        link.loss_up_pct = Some(rng.pick(&losses));
+        if rng.one_in(2) {
+            link.loss_model = LossModel::BURSTS;
+        }
+        link.reorder_pct = rng.pick(&[0.0, 1.0, 20.0]);
+        link.duplicate_pct = rng.pick(&[0.0, 1.0, 20.0]);
+        link.corrupt_pct = rng.pick(&[0.0, 2.0]);
+        link.queue_packets = rng.pick(&[None, Some(3), Some(50)]);
+        let mut scenario = Scenario::bulk(link, 7_200_000 * MS);
+        scenario.seed = seed;
+        // Bursts are counted in packets: one may outlive dozens of timeouts.
+        scenario.patience *= 10;
+        scenario.lengths = rng.pick(&[Lengths::Full, Lengths::Random]);
+        scenario.session = SessionConfig {
+            slots: rng.pick(&[16, 64, 1024]),
+            max_payload: 512,
+            ipv6: rng.one_in(2),
+            first_xid: rng.pick(&[1, u32::MAX - 30]),
+            rtt_us: rng.pick(&[0, 1, (rtt * 1000.0) as u32]),
+            ..SessionConfig::of(name)
+        };
+        if name == "go-back-n" || name == "selective-repeat" {
+            let window = rng.pick(&[1, 2, 16, 100, 1024]);
+            scenario.session = scenario.session.with("window", window);
+        }
+        let most = if name == "stop-and-wait" { 30 } else { 200 };
+        scenario.packets = [1 + rng.below(most), rng.below(most / 2)];
+        let want = scenario.packets;
+        let text = format!("{scenario:?}");
+        let wrong = match Sim::new(scenario).run() {
+            Ok(o) if o.packets == [want[1], want[0]] => return None,
+            Ok(o) => format!("incomplete: {:?} of {want:?}", o.packets),
+            Err(failure) => failure.to_string(),
+        };
+        Some(format!("seed {seed}, {name}: {wrong}\n  {text}"))
+    });
+    none(&failures, seeds as usize);
+}
