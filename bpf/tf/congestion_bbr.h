@@ -127,7 +127,7 @@ VTL_INLINE void vtl_bbr_empty(struct vtl_ackd *a) {
 }
 
 /* Cube root. */
-VTL_INLINE __u32 vtl_bbr_cbrt(__u64 x) {
+VTL_GLOBAL __u32 vtl_bbr_cbrt(__u64 x) {
     __u64 root = 0;
     for (int bit = 20; bit >= 0; bit--) {
         __u64 more = root | 1ull << bit;
@@ -175,10 +175,16 @@ VTL_INLINE void vtl_bbr_probe(struct vtl_ackd *a) {
     b->min_rtt_ns_at = a->now;
 }
 
-VTL_INLINE void vtl_bbr_round(struct vtl_ackd *a) {
-    struct vtl_tx *tx = &a->s->tx;
+/* A round has ended. */
+VTL_GLOBAL int vtl_bbr_round(struct vtl_session *s, __u64 now, __u64 in_flight, int app_limited) {
+    if (!s)
+        return 0;
+    struct vtl_ackd local = {
+        .s = s, .now = now, .in_flight = in_flight, .app_limited = app_limited};
+    struct vtl_ackd *a = &local;
+    struct vtl_tx *tx = &s->tx;
     struct vtl_bbr *b = &tx->bbr;
-    b->next_round = tx->delivered + a->in_flight;
+    b->next_round = tx->delivered + in_flight;
     b->rounds++;
     b->slot = b->slot + 1 < VTL_BBR_ROUNDS ? b->slot + 1 : 0;
     if (b->slot < VTL_BBR_ROUNDS)
@@ -201,7 +207,7 @@ VTL_INLINE void vtl_bbr_round(struct vtl_ackd *a) {
             b->loss_q16 -= b->loss_q16 / 16;
         /* Hardly a link's own: is the shortest round trip known one with a queue? */
         if (b->loss_q16 > VTL_BBR_LOSS_MAX && b->mode == VTL_BBR_PROBE_BW && !b->competing &&
-            a->now - b->probe_rtt_end_ns > VTL_BBR_MIN_RTT_NS / 2)
+            now - b->probe_rtt_end_ns > VTL_BBR_MIN_RTT_NS / 2)
             vtl_bbr_probe(a);
         b->round_lost = tx->lost_total;
         b->round_delivered = tx->delivered;
@@ -210,14 +216,15 @@ VTL_INLINE void vtl_bbr_round(struct vtl_ackd *a) {
         b->rounds - b->phase_round >= 2)
         vtl_bbr_empty(a);
     b->round_min_us = ~0u;
-    if (b->mode != VTL_BBR_STARTUP || a->app_limited || !b->bw)
-        return;
+    if (b->mode != VTL_BBR_STARTUP || app_limited || !b->bw)
+        return 0;
     if (b->bw * 4 >= b->full_bw * 5) {
         b->full_bw = b->bw;
         b->full_count = 0;
     } else if (++b->full_count >= (b->queued ? 2 : 3)) {
         b->mode = VTL_BBR_DRAIN;
     }
+    return 0;
 }
 
 VTL_INLINE void vtl_bbr_rate(struct vtl_ackd *a) {
@@ -256,11 +263,16 @@ VTL_INLINE void vtl_bbr_min_rtt(struct vtl_ackd *a) {
         b->probe_us = a->rtt_us;
 }
 
-VTL_INLINE void vtl_bbr_mode(struct vtl_ackd *a) {
-    struct vtl_bbr *b = &a->s->tx.bbr;
+/* Goes on to another phase if it is time to. */
+VTL_GLOBAL int vtl_bbr_mode(struct vtl_session *s, __u64 now, __u64 in_flight, __u32 rtt_us) {
+    if (!s)
+        return 0;
+    struct vtl_ackd local = {.s = s, .now = now, .in_flight = in_flight, .rtt_us = rtt_us};
+    struct vtl_ackd *a = &local;
+    struct vtl_bbr *b = &s->tx.bbr;
     __u64 rtt_ns = b->min_rtt_us * VTL_NS_PER_US;
-    __u64 spent = a->now - b->phase_ns;
-    int empty = a->rtt_us && a->rtt_us <= vtl_bbr_empty_us(b);
+    __u64 spent = now - b->phase_ns;
+    int empty = rtt_us && rtt_us <= vtl_bbr_empty_us(b);
     if (b->mode == VTL_BBR_DRAIN) {
         if (vtl_bbr_drained(a))
             vtl_bbr_enter(a, VTL_BBR_CRUISE);
@@ -272,7 +284,7 @@ VTL_INLINE void vtl_bbr_mode(struct vtl_ackd *a) {
             /* There is more, and no queue yet: go on. */
             if (empty && b->bw > b->phase_bw + b->phase_bw / 8)
                 vtl_bbr_enter(a, VTL_BBR_UP);
-            else if (a->in_flight >= vtl_bbr_bdp(b, b->bw, VTL_BBR_UP_GAIN) || spent > 3 * rtt_ns)
+            else if (in_flight >= vtl_bbr_bdp(b, b->bw, VTL_BBR_UP_GAIN) || spent > 3 * rtt_ns)
                 vtl_bbr_enter(a, VTL_BBR_DOWN);
             break;
         case VTL_BBR_DOWN:
@@ -296,7 +308,7 @@ VTL_INLINE void vtl_bbr_mode(struct vtl_ackd *a) {
             if (!b->queued && spent > (2 + (b->phase_ns >> 10 & 7)) * rtt_ns)
                 vtl_bbr_enter(a, VTL_BBR_UP);
         }
-    } else if (b->mode == VTL_BBR_PROBE_RTT && a->now > b->probe_rtt_end_ns && b->probe_us != ~0u) {
+    } else if (b->mode == VTL_BBR_PROBE_RTT && now > b->probe_rtt_end_ns && b->probe_us != ~0u) {
         __u32 seen = b->probe_us;
         if (seen <= vtl_bbr_empty_us(b))
             b->competing = b->busy = 0;
@@ -304,9 +316,10 @@ VTL_INLINE void vtl_bbr_mode(struct vtl_ackd *a) {
         if (seen > b->min_rtt_us && b->competing)
             seen = b->min_rtt_us + (seen - b->min_rtt_us) / 4;
         b->min_rtt_us = seen;
-        b->min_rtt_ns_at = a->now;
+        b->min_rtt_ns_at = now;
         vtl_bbr_enter(a, VTL_BBR_CRUISE);
     }
+    return 0;
 }
 
 /* CUBIC's window, in packets. */
@@ -334,8 +347,8 @@ VTL_INLINE void tf_congestion_bbr(struct vtl_ackd *a) {
     if (b->next_round > tx->delivered + a->in_flight)
         b->next_round = tx->delivered + a->in_flight;
     if (tx->delivered >= b->next_round)
-        vtl_bbr_round(a);
-    vtl_bbr_mode(a);
+        vtl_bbr_round(a->s, a->now, a->in_flight, a->app_limited);
+    vtl_bbr_mode(a->s, a->now, a->in_flight, a->rtt_us);
 
     /* Until the path is known, no slower than the initial window per round trip: the first samples
      * may say more about the application than about the path. */

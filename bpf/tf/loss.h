@@ -24,15 +24,14 @@ VTL_INLINE void vtl_loss_undo(struct vtl_session *s, __u32 packets) {
 
 /* Was the latest transmission of seq overtaken? Gives it up if so. Returns false when later
  * packets that were sent once only need no look. */
-VTL_INLINE int vtl_loss_check(struct vtl_ackd *a, __u64 seq) {
-    struct vtl_session *s = a->s;
-    struct vtl_sent *sent = vtl_env_sent(s, seq);
+VTL_GLOBAL int vtl_loss_check(struct vtl_session *s, __u64 now, __u64 seq) {
+    struct vtl_sent *sent = s ? vtl_env_sent(s, seq) : 0;
     if (!sent)
         return 0;
     struct vtl_tx *tx = &s->tx;
     __s32 overtaken = tx->acked_xid - VTL_LOAD(sent->xid);
     if (overtaken < (__s32)tx->reorder &&
-        (overtaken <= 0 || a->now - sent->sent_ns < 2 * VTL_NS_PER_US * tx->srtt_us))
+        (overtaken <= 0 || now - sent->sent_ns < 2 * VTL_NS_PER_US * tx->srtt_us))
         return 0;
     __u64 mask = 1ull << (seq % 64);
     __u32 word = (seq / 64) % VTL_WINDOW_WORDS;
@@ -65,7 +64,7 @@ VTL_INLINE void tf_loss_selective(struct vtl_ackd *a) {
 
     /* Whatever part of the window the bitmap is about, the next packet in order is missing. */
     if (skip && a->cum < next)
-        vtl_loss_check(a, a->cum);
+        vtl_loss_check(s, a->now, a->cum);
     int i;
     vtl_for(i, 0, a->words) {
         __u64 from = base + i * 64ull;
@@ -90,7 +89,7 @@ VTL_INLINE void tf_loss_selective(struct vtl_ackd *a) {
             missing &= missing - 1;
             if (seq >= next)
                 break;
-            vtl_loss_check(a, seq);
+            vtl_loss_check(s, a->now, seq);
         }
     }
     /* Beyond the bitmap nothing has arrived. First transmissions are in order there, so the search
@@ -107,7 +106,7 @@ VTL_INLINE void tf_loss_selective(struct vtl_ackd *a) {
     s->tx.tail = from;
     int n;
     vtl_for(n, 0, 64) {
-        if (seq >= next || !vtl_loss_check(a, seq))
+        if (seq >= next || !vtl_loss_check(s, a->now, seq))
             return;
         seq++;
     }

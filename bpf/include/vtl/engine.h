@@ -113,19 +113,19 @@ typedef __u16 vtl_u16 __attribute__((aligned(1)));
 #endif
 
 /*
- * Copies `len` bytes, at most VTL_MAX_PAYLOAD, between a slot and a packet that ends at `end`, and
- * returns their sum: modulo 2^64, of little-endian 64-bit words, padded with zeros. `put`: into the
- * packet, with its padding, else out of it. What the packet has no room for is left out. One pass
- * over the memory instead of two, and the stores that miss the cache overlap with the additions.
+ * Copying a payload of `len` bytes, at most VTL_MAX_PAYLOAD, between a slot and a packet that ends
+ * at `end`, with its sum: modulo 2^64, of little-endian 64-bit words, padded with zeros. `put`:
+ * into the packet, with its padding, else out of it. What the packet has no room for is left out.
+ * One pass over the memory instead of two, and the stores that miss the cache overlap with the
+ * additions. In two parts, which vtl_move puts together: the kernel's verifier would follow the
+ * second once for each length of the first.
  */
-VTL_INLINE __u64 vtl_move(void *to, const void *from, const int put, const void *end, __u32 len) {
 #define VTL_FITS(bytes) ((put ? (const void *)to : from) + (bytes) <= end)
+
+/* All whole blocks of 64 bytes. */
+VTL_INLINE __u64 vtl_move_blocks(void *to, const void *from, const int put, const void *end,
+                                 __u32 len) {
     __u64 sum = 0;
-    const __u32 least = VTL_MIN_PACKET - sizeof(struct vtl_data_hdr);
-    if (put && len < least && VTL_FITS(least)) {
-        for (int i = 0; i < (int)least / 8; i++)
-            ((vtl_u64 *)to)[i] = 0;
-    }
     for (int block = 0; block < VTL_MAX_PAYLOAD / 64; block++) {
         if (len < 64 || !VTL_FITS(64))
             break;
@@ -138,6 +138,24 @@ VTL_INLINE __u64 vtl_move(void *to, const void *from, const int put, const void 
         to += 64;
         len -= 64;
     }
+    return sum;
+}
+
+/* Bytes of those. */
+VTL_INLINE __u32 vtl_in_blocks(__u32 len) {
+    return len & (2047 & ~63);
+}
+
+/* The rest: the last len % 64 bytes of a payload of `len`. */
+VTL_INLINE __u64 vtl_move_rest(void *to, const void *from, const int put, const void *end,
+                               __u32 len) {
+    __u64 sum = 0;
+    const __u32 least = VTL_MIN_PACKET - sizeof(struct vtl_data_hdr);
+    if (put && len < least && VTL_FITS(least)) {
+        for (int i = 0; i < (int)least / 8; i++)
+            ((vtl_u64 *)to)[i] = 0;
+    }
+    len %= 64;
     for (int word = 0; word < 7; word++) {
         if (len < 8 || !VTL_FITS(8))
             break;
@@ -171,7 +189,14 @@ VTL_INLINE __u64 vtl_move(void *to, const void *from, const int put, const void 
         sum += (__u64)w << shift;
     }
     return sum;
+}
 #undef VTL_FITS
+
+/* Both parts. */
+VTL_INLINE __u64 vtl_move(void *to, const void *from, const int put, const void *end, __u32 len) {
+    __u32 done = vtl_in_blocks(len);
+    return vtl_move_blocks(to, from, put, end, len) +
+           vtl_move_rest(to + done, from + done, put, end, len);
 }
 
 /* Egress, once the payload is in the packet and `o->sum` is known. */

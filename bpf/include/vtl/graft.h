@@ -34,20 +34,28 @@ char _license[] SEC("license") = "GPL";
  * their own, so that the verifier looks at them once, and not at all that follows once for each
  * length.
  */
+#define VTL_MOVE(name, context, part, put, skip)                                                   \
+    VTL_GLOBAL __u64 name(struct context *ctx, struct vtl_slot *slot, __u32 offset, __u32 len) {   \
+        void *data = (void *)(long)ctx->data + offset, *end = (void *)(long)ctx->data_end;         \
+        if (!slot || offset > VTL_HEADROOM + sizeof(struct vtl_data_hdr) || len > VTL_MAX_PAYLOAD) \
+            return 0;                                                                              \
+        return part(put ? data + (skip) : slot->data + (skip),                                     \
+                    put ? slot->data + (skip) : data + (skip), put, end, len);                     \
+    }
 #define VTL_MOVES(kind, context)                                                                   \
-    __attribute__((noinline)) __u64 vtl_##kind##_put(struct context *ctx, struct vtl_slot *slot,   \
-                                                     __u32 offset, __u32 len) {                    \
-        void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;                  \
-        if (!slot || offset > VTL_HEADROOM + sizeof(struct vtl_data_hdr))                          \
-            return 0;                                                                              \
-        return vtl_move(data + offset, slot->data, 1, end, len);                                   \
+    VTL_MOVE(vtl_##kind##_put_blocks, context, vtl_move_blocks, 1, 0)                              \
+    VTL_MOVE(vtl_##kind##_put_rest, context, vtl_move_rest, 1, vtl_in_blocks(len))                 \
+    VTL_MOVE(vtl_##kind##_take_blocks, context, vtl_move_blocks, 0, 0)                             \
+    VTL_MOVE(vtl_##kind##_take_rest, context, vtl_move_rest, 0, vtl_in_blocks(len))                \
+    VTL_INLINE __u64 vtl_##kind##_put(struct context *ctx, struct vtl_slot *slot, __u32 offset,    \
+                                      __u32 len) {                                                 \
+        return vtl_##kind##_put_blocks(ctx, slot, offset, len) +                                   \
+               vtl_##kind##_put_rest(ctx, slot, offset, len);                                      \
     }                                                                                              \
-    __attribute__((noinline)) __u64 vtl_##kind##_take(struct context *ctx, struct vtl_slot *slot,  \
-                                                      __u32 offset, __u32 len) {                   \
-        void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;                  \
-        if (!slot || offset > VTL_HEADROOM + sizeof(struct vtl_data_hdr))                          \
-            return 0;                                                                              \
-        return vtl_move(slot->data, data + offset, 0, end, len);                                   \
+    VTL_INLINE __u64 vtl_##kind##_take(struct context *ctx, struct vtl_slot *slot, __u32 offset,   \
+                                       __u32 len) {                                                \
+        return vtl_##kind##_take_blocks(ctx, slot, offset, len) +                                  \
+               vtl_##kind##_take_rest(ctx, slot, offset, len);                                     \
     }
 VTL_MOVES(xdp, xdp_md)
 VTL_MOVES(tc, __sk_buff)

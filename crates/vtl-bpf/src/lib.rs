@@ -1,5 +1,6 @@
 //! The only user of libbpf: loads, attaches and swaps VTL's eBPF programs.
 //!
+//! - [`check`]: what the verifier says of a graft;
 //! - [`plane`]: the root programs with their maps, and the grafts behind them;
 //! - [`sessions`]: the table of sessions, shared with the kernel;
 //! - [`rings`]: makes the sessions' rings;
@@ -11,6 +12,7 @@
 //!
 //! Nothing is pinned: when the process ends, however it ends, the kernel removes everything.
 
+pub mod check;
 pub mod link;
 pub mod netdev;
 pub mod objects;

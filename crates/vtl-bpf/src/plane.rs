@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use libbpf_rs::{Map, MapCore, MapFlags, MapHandle, Object, ObjectBuilder};
+use libbpf_rs::{Map, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, OpenObject};
 use vtl_proto::intf::{self, vtl_graft_info, vtl_param_info};
 
 use crate::{
@@ -212,13 +212,8 @@ impl DataPlane {
         let mut open = ObjectBuilder::default()
             .open_memory(image)
             .map_err(|e| Error::load(&what, e))?;
-        for mut map in open.maps_mut() {
-            let name = map.name().to_string_lossy().into_owned();
-            if let Some(shared) = self.root.maps().find(|m| m.name() == name.as_str()) {
-                map.reuse_fd(shared.as_fd())
-                    .map_err(|e| Error::load(&what, e))?;
-            }
-        }
+        self.share_maps(&mut open)
+            .map_err(|e| Error::load(&what, e))?;
         let object = open.load().map_err(|e| Error::load(&what, e))?;
         info.instructions = object.progs().map(|p| p.insn_cnt()).sum();
         for (program, array, stride, slot) in SLOT_PROGRAMS {
@@ -241,6 +236,17 @@ impl DataPlane {
             },
         );
         Ok(info)
+    }
+
+    /// Has an object use the maps that the root programs made.
+    pub(crate) fn share_maps(&self, open: &mut OpenObject) -> libbpf_rs::Result<()> {
+        for mut map in open.maps_mut() {
+            let name = map.name().to_owned();
+            if let Some(shared) = self.root.maps().find(|m| m.name() == name) {
+                map.reuse_fd(shared.as_fd())?;
+            }
+        }
+        Ok(())
     }
 
     /// Takes a graft out of the kernel.

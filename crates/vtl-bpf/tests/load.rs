@@ -1,7 +1,7 @@
 //! The kernel's verifier accepts the root programs and every graft.
 #![allow(missing_docs, non_snake_case)]
 
-use vtl_bpf::{objects, plane::DataPlane, rings::RingMaker};
+use vtl_bpf::{check::check, objects, plane::DataPlane, rings::RingMaker};
 
 fn privileged(test: &str) -> bool {
     // SAFETY: takes no arguments.
@@ -37,4 +37,28 @@ fn load__root_and_every_graft() {
     assert!(maker.make(&[64]).unwrap()[0].index < 3, "used again");
     plane.remove("stream").unwrap();
     assert!(plane.remove("stream").is_err());
+}
+
+/// Instructions that the verifier may look at for one program of a graft: what deploying one takes
+/// is nearly all the verifier's time.
+const PROCESSED: u64 = 20_000;
+
+#[test]
+fn check__every_graft_is_verified_fast() {
+    if !privileged("check__every_graft_is_verified_fast") {
+        return;
+    }
+    let plane = DataPlane::load().unwrap();
+    for (name, image) in objects::GRAFTS {
+        for v in check(&plane, image).unwrap() {
+            let figures = format!("{name} {}: {} processed", v.program, v.processed);
+            println!("{figures} of {} instructions, {:?}", v.instructions, v.took);
+            assert!(v.accepted, "{}", v.log);
+            assert!(
+                (v.instructions as u64..PROCESSED).contains(&v.processed),
+                "{figures}"
+            );
+        }
+    }
+    assert_eq!(plane.grafts().count(), 0);
 }
