@@ -118,6 +118,10 @@ enum vtl_service {
     VTL_S_ORDERED = 1 << 1,
     VTL_S_FLOW_CONTROL = 1 << 2,
     VTL_S_CONGESTION_CONTROL = 1 << 3,
+    VTL_S_PARTIAL_RELIABILITY = 1 << 4, /* no more loss than agreed; RELIABLE is that, too */
+    VTL_S_PARTIAL_ORDER = 1 << 5,       /* as ordered as agreed; ORDERED is that, too */
+    VTL_S_MULTIPATH = 1 << 8,           /* over several paths at once */
+    VTL_S_ENCRYPTION = 1 << 9,          /* confidential and authentic */
 };
 
 /*

@@ -22,11 +22,25 @@ impl Services {
     /// A sender adapts to what the network takes.
     pub const CONGESTION_CONTROL: Self = Self(intf::VTL_S_CONGESTION_CONTROL as u16);
 
-    const NAMES: [(Self, &str); 4] = [
+    /// No corruption, no duplicate, and no more loss than agreed: [`Qos::max_loss_pct`]. What is
+    /// `RELIABLE` keeps that, too.
+    pub const PARTIAL_RELIABILITY: Self = Self(intf::VTL_S_PARTIAL_RELIABILITY as u16);
+    /// Delivered as much in order as agreed. What is `ORDERED` keeps that, too.
+    pub const PARTIAL_ORDER: Self = Self(intf::VTL_S_PARTIAL_ORDER as u16);
+    /// Over several paths at once.
+    pub const MULTIPATH: Self = Self(intf::VTL_S_MULTIPATH as u16);
+    /// Confidential and authentic.
+    pub const ENCRYPTION: Self = Self(intf::VTL_S_ENCRYPTION as u16);
+
+    const NAMES: [(Self, &str); 8] = [
         (Self::RELIABLE, "reliable"),
         (Self::ORDERED, "ordered"),
         (Self::FLOW_CONTROL, "flow-control"),
         (Self::CONGESTION_CONTROL, "congestion-control"),
+        (Self::PARTIAL_RELIABILITY, "partial-reliability"),
+        (Self::PARTIAL_ORDER, "partial-order"),
+        (Self::MULTIPATH, "multipath"),
+        (Self::ENCRYPTION, "encryption"),
     ];
 
     /// The set with these bits of `enum vtl_service`.
@@ -52,6 +66,29 @@ impl Services {
     /// Those of `required` that this set lacks.
     pub const fn missing(self, required: Self) -> Self {
         Self(required.0 & !self.0)
+    }
+
+    /// Those that are in both sets.
+    pub const fn intersection(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    /// How many there are.
+    pub const fn count(self) -> u32 {
+        self.0.count_ones()
+    }
+
+    /// With those that follow: what delivers everything exceeds no loss, and what keeps the order
+    /// keeps as much of it as anybody agrees on.
+    pub const fn implied(self) -> Self {
+        let mut all = self;
+        if self.contains(Self::RELIABLE) {
+            all = all.union(Self::PARTIAL_RELIABILITY);
+        }
+        if self.contains(Self::ORDERED) {
+            all = all.union(Self::PARTIAL_ORDER);
+        }
+        all
     }
 
     /// Whether there is no service in it.
@@ -94,7 +131,8 @@ impl fmt::Display for Services {
 /// A word that names no service.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` is no service; there are reliable, ordered, flow-control, congestion-control and none"
+    "`{0}` is no service; there are reliable, ordered, flow-control, congestion-control, \
+     partial-reliability, partial-order, multipath, encryption and none"
 )]
 pub struct UnknownService(pub String);
 
@@ -126,13 +164,103 @@ pub struct Qos {
     pub max_loss_pct: Option<f64>,
 }
 
-/// What an application asks for.
+/// How much an application wants a service, or the absence of it: the levels of RFC 9622, section
+/// 6.2.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Preference {
+    /// Only grafts that provide it.
+    Require,
+    /// Rather grafts that provide it.
+    Prefer,
+    /// Either.
+    #[default]
+    None,
+    /// Rather grafts that do not provide it.
+    Avoid,
+    /// Only grafts that do not provide it.
+    Prohibit,
+}
+
+/// What an application asks for. [`Requirements::set`] keeps the four sets apart.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Requirements {
     /// Services that must be there.
     pub services: Services,
+    /// Services that should be there.
+    pub prefer: Services,
+    /// Services that should not be there.
+    pub avoid: Services,
+    /// Services that must not be there.
+    pub prohibit: Services,
     /// Bounds.
     pub qos: Qos,
+}
+
+impl Requirements {
+    /// Reliable, ordered and congestion-controlled: what applications are used to, and get unless
+    /// they ask.
+    pub const STREAM: Self = Self {
+        services: Services::RELIABLE
+            .union(Services::ORDERED)
+            .union(Services::CONGESTION_CONTROL),
+        prefer: Services::NONE,
+        avoid: Services::NONE,
+        prohibit: Services::NONE,
+        qos: Qos {
+            max_delay_ms: None,
+            min_throughput_mbit: None,
+            max_loss_pct: None,
+        },
+    };
+
+    /// Wants `services` as much as `preference` says, whatever was said of them before.
+    pub fn set(&mut self, services: Services, preference: Preference) {
+        let levels = [
+            (Preference::Require, &mut self.services),
+            (Preference::Prefer, &mut self.prefer),
+            (Preference::Avoid, &mut self.avoid),
+            (Preference::Prohibit, &mut self.prohibit),
+        ];
+        for (level, set) in levels {
+            *set = if level == preference {
+                *set | services
+            } else {
+                services.missing(*set)
+            };
+        }
+    }
+
+    /// The services that a graft must provide: those named, and what the bounds take.
+    pub fn required(&self) -> Services {
+        if self.limits_loss() {
+            self.services | Services::PARTIAL_RELIABILITY
+        } else {
+            self.services
+        }
+    }
+
+    fn limits_loss(&self) -> bool {
+        self.qos.max_loss_pct.is_some_and(|pct| pct < 100.0)
+    }
+
+    /// Whether a graft is out of the question: it lacks something, or has what it must not have.
+    pub fn excludes(&self, graft: &GraftInfo) -> bool {
+        !graft.satisfies(self.required()) || !graft.provides.intersection(self.prohibit).is_empty()
+    }
+
+    /// How little a graft has of what should be, and how much of what should not: less is better
+    /// (RFC 9623, section 4.2: first by what is preferred, then by what is to be avoided).
+    fn distance(&self, graft: &GraftInfo) -> (u32, u32) {
+        let mut prefer = self.prefer;
+        if self.limits_loss() && !self.services.contains(Services::RELIABLE) {
+            // Whoever can do without some packets gains by it.
+            prefer = prefer | Services::PARTIAL_RELIABILITY;
+        }
+        (
+            graft.provides.missing(prefer).count(),
+            graft.provides.intersection(self.avoid).count(),
+        )
+    }
 }
 
 /// Two requirements that exclude each other, or one that is out of range.
@@ -147,6 +275,14 @@ pub enum Contradiction {
     /// Only the service `reliable` can promise that nothing is lost.
     #[error("max_loss 0 % without service `reliable` cannot be kept: add `reliable`")]
     LosslessUnreliable,
+    /// The same service is wanted and not wanted.
+    #[error("service `{service}` is both required and {level}: drop one")]
+    Both {
+        /// The service.
+        service: Services,
+        /// The other level.
+        level: &'static str,
+    },
     /// No such value.
     #[error("{name} {value} is out of range")]
     Range {
@@ -180,6 +316,12 @@ impl Requirements {
                 return Some(Contradiction::Range { name, value });
             }
         }
+        for (set, level) in [(self.prohibit, "prohibited"), (self.avoid, "to be avoided")] {
+            let both = self.services.intersection(set);
+            if let Some((service, _)) = Services::NAMES.into_iter().find(|n| both.contains(n.0)) {
+                return Some(Contradiction::Both { service, level });
+            }
+        }
         let reliable = self.services.contains(Services::RELIABLE);
         match max_loss_pct {
             Some(max_loss_pct) if reliable && max_loss_pct > 0.0 => {
@@ -203,20 +345,25 @@ pub struct GraftInfo {
 }
 
 impl GraftInfo {
-    /// Whether it provides all `services`.
+    /// Whether it provides all `services`, by themselves or by more than is asked for.
     pub fn satisfies(&self, services: Services) -> bool {
-        self.provides.contains(services)
+        self.provides.implied().contains(services)
     }
 }
 
-/// The grafts that provide the required services, in the order of `grafts`. Whether one keeps the
-/// bounds of [`Qos`] depends on the network, and is not judged here.
+/// The grafts that meet the requirements, the best one first; those equally good in the order of
+/// `grafts`. Whether one keeps the bounds of [`Qos`] on delay and throughput depends on the network,
+/// and is not judged here.
 pub fn select<'a>(
-    grafts: &'a [GraftInfo],
+    grafts: impl IntoIterator<Item = &'a GraftInfo>,
     requirements: &Requirements,
-) -> impl Iterator<Item = &'a GraftInfo> + use<'a> {
-    let services = requirements.services;
-    grafts.iter().filter(move |graft| graft.satisfies(services))
+) -> Vec<&'a GraftInfo> {
+    let mut found: Vec<_> = grafts
+        .into_iter()
+        .filter(|graft| !requirements.excludes(graft))
+        .collect();
+    found.sort_by_key(|graft| requirements.distance(graft));
+    found
 }
 
 #[cfg(test)]
@@ -234,7 +381,7 @@ mod tests {
 
     #[test]
     fn services__names_round_trip() {
-        for bits in 0..16 {
+        for bits in (0..64).chain([0x100, 0x200, 0x33f]) {
             let set = Services::from_bits(bits);
             assert_eq!(set.to_string().parse(), Ok(set));
         }
@@ -258,6 +405,7 @@ mod tests {
         let found = Requirements {
             services: Services::RELIABLE,
             qos,
+            ..Default::default()
         }
         .contradiction()
         .unwrap();
@@ -270,7 +418,14 @@ mod tests {
 
     #[test]
     fn contradiction__bounds() {
-        let check = |services, qos| Requirements { services, qos }.contradiction();
+        let check = |services, qos| {
+            let requirements = Requirements {
+                services,
+                qos,
+                ..Default::default()
+            };
+            requirements.contradiction()
+        };
         let none = Qos::default();
         assert_eq!(check(Services::RELIABLE, none), None);
         assert_eq!(
@@ -333,21 +488,93 @@ mod tests {
         }
     }
 
+    fn gids(pool: &[GraftInfo], requirements: &Requirements) -> Vec<u16> {
+        select(pool, requirements).iter().map(|g| g.gid).collect()
+    }
+
+    #[test]
+    fn set__moves_a_service_between_levels() {
+        let mut r = Requirements::STREAM;
+        r.set(Services::ORDERED, Preference::Avoid);
+        assert!(!r.services.contains(Services::ORDERED));
+        assert_eq!(r.avoid, Services::ORDERED);
+        r.set(Services::ORDERED, Preference::None);
+        assert!(r.avoid.is_empty());
+        r.set(Services::ORDERED, Preference::Prohibit);
+        assert_eq!(r.prohibit, Services::ORDERED);
+        assert_eq!(r.contradiction(), None);
+    }
+
+    #[test]
+    fn contradiction__required_and_prohibited_names_the_service() {
+        let r = Requirements {
+            prohibit: Services::ORDERED | Services::MULTIPATH,
+            ..Requirements::STREAM
+        };
+        let text = r.contradiction().unwrap().to_string();
+        assert!(
+            text.contains("`ordered`") && text.contains("prohibited"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn select__preferred_first_avoided_last_prohibited_never() {
+        let full = Services::RELIABLE | Services::ORDERED;
+        let pool = [
+            graft(1, full | Services::CONGESTION_CONTROL),
+            graft(2, full),
+            graft(3, Services::RELIABLE),
+            graft(4, Services::RELIABLE | Services::CONGESTION_CONTROL),
+        ];
+        let mut r = Requirements::default();
+        r.set(Services::RELIABLE, Preference::Require);
+        r.set(Services::ORDERED, Preference::Avoid);
+        assert_eq!(gids(&pool, &r), [3, 4, 1, 2]);
+        r.set(Services::CONGESTION_CONTROL, Preference::Prefer);
+        assert_eq!(gids(&pool, &r), [4, 1, 3, 2]);
+        r.set(Services::ORDERED, Preference::Prohibit);
+        assert_eq!(gids(&pool, &r), [4, 3]);
+        r.set(Services::CONGESTION_CONTROL, Preference::Prohibit);
+        assert_eq!(gids(&pool, &r), [3]);
+        r.set(Services::ENCRYPTION, Preference::Require);
+        assert_eq!(gids(&pool, &r), [0u16; 0]);
+    }
+
+    #[test]
+    fn select__a_loss_budget_takes_partial_reliability_or_better() {
+        let pool = [
+            graft(1, Services::RELIABLE),
+            graft(2, Services::NONE),
+            graft(3, Services::PARTIAL_RELIABILITY),
+        ];
+        let mut r = Requirements {
+            qos: Qos {
+                max_loss_pct: Some(5.0),
+                ..Default::default()
+            },
+            ..Default::default()
+        };
+        assert_eq!(gids(&pool, &r), [3, 1]);
+        r.set(Services::RELIABLE, Preference::Prefer);
+        assert_eq!(gids(&pool, &r), [1, 3], "as good, and first in the pool");
+        r.qos.max_loss_pct = Some(100.0);
+        assert_eq!(gids(&pool, &r), [1, 2, 3]);
+    }
+
     #[test]
     fn select__keeps_order_and_requires_all() {
         let both = Services::RELIABLE | Services::ORDERED;
         let pool = [graft(3, both), graft(1, Services::RELIABLE), graft(2, both)];
-        let gids = |services| {
+        let among = |services| {
             let requirements = Requirements {
                 services,
-                qos: Qos::default(),
+                ..Default::default()
             };
-            select(&pool, &requirements)
-                .map(|g| g.gid)
-                .collect::<Vec<_>>()
+            gids(&pool, &requirements)
         };
-        assert_eq!(gids(both), [3, 2]);
-        assert_eq!(gids(Services::NONE), [3, 1, 2]);
-        assert_eq!(gids(Services::from_bits(0x8000)), [0u16; 0]);
+        assert_eq!(among(both), [3, 2]);
+        assert_eq!(among(Services::NONE), [3, 1, 2]);
+        assert_eq!(among(Services::from_bits(0x8000)), [0u16; 0]);
     }
 }
