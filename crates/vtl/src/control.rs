@@ -107,23 +107,50 @@ impl Client {
     /// # Errors
     /// As [`Client::call`].
     pub fn call_with_descriptors(&self, request: &Value) -> Result<(Value, Vec<OwnedFd>), Error> {
-        send(self.socket.as_raw_fd(), request, &[])?;
-        let (mut value, descriptors) = receive(self.socket.as_raw_fd())?.ok_or(Error::Closed)?;
-        match value.get("ok").and_then(Value::as_bool) {
-            Some(true) => Ok((value, descriptors)),
-            Some(false) => {
-                let why = match value["error"].take() {
-                    Value::String(text) => text,
-                    other => other.to_string(),
-                };
-                Err(if value["denied"] == true {
-                    Error::Forbidden(why)
-                } else {
-                    Error::Refused(why)
-                })
-            }
-            None => Err(Error::Malformed(value.to_string())),
+        self.ask(request)?;
+        let answer = receive(self.socket.as_raw_fd())?.ok_or(Error::Closed)?;
+        judge(answer)
+    }
+
+    /// Sends a request whose answer [`Client::answer`] will take.
+    ///
+    /// # Errors
+    /// [`Error::System`].
+    pub fn ask(&self, request: &Value) -> Result<(), Error> {
+        send(self.socket.as_raw_fd(), request, &[])
+    }
+
+    /// The answer to what was asked; `None` as long as it has not come. The descriptor becomes
+    /// readable when it has.
+    ///
+    /// # Errors
+    /// As [`Client::call`].
+    pub fn answer(&self) -> Result<Option<(Value, Vec<OwnedFd>)>, Error> {
+        match receive_with(self.socket.as_raw_fd(), MsgFlags::MSG_DONTWAIT) {
+            Ok(Some(answer)) => judge(answer).map(Some),
+            Ok(None) => Err(Error::Closed),
+            Err(Error::System(Errno::EAGAIN)) => Ok(None),
+            Err(error) => Err(error),
         }
+    }
+}
+
+/// The answer, or the daemon's refusal.
+fn judge((mut value, descriptors): (Value, Vec<OwnedFd>)) -> Result<(Value, Vec<OwnedFd>), Error> {
+    match value.get("ok").and_then(Value::as_bool) {
+        Some(true) => Ok((value, descriptors)),
+        Some(false) => {
+            let why = match value["error"].take() {
+                Value::String(text) => text,
+                other => other.to_string(),
+            };
+            Err(if value["denied"] == true {
+                Error::Forbidden(why)
+            } else {
+                Error::Refused(why)
+            })
+        }
+        None => Err(Error::Malformed(value.to_string())),
     }
 }
 
@@ -162,6 +189,10 @@ pub fn send(socket: RawFd, value: &Value, descriptors: &[RawFd]) -> Result<(), E
 /// [`Error::System`], or [`Error::Malformed`] if the message is longer than [`MAX_MESSAGE`] or no
 /// JSON.
 pub fn receive(socket: RawFd) -> Result<Option<(Value, Vec<OwnedFd>)>, Error> {
+    receive_with(socket, MsgFlags::empty())
+}
+
+fn receive_with(socket: RawFd, flags: MsgFlags) -> Result<Option<(Value, Vec<OwnedFd>)>, Error> {
     let mut buffer = vec![0; MAX_MESSAGE];
     let mut space = cmsg_space!([RawFd; MAX_DESCRIPTORS]);
     let mut parts = [IoSliceMut::new(&mut buffer)];
@@ -170,7 +201,7 @@ pub fn receive(socket: RawFd) -> Result<Option<(Value, Vec<OwnedFd>)>, Error> {
             socket,
             &mut parts,
             Some(&mut space),
-            MsgFlags::MSG_CMSG_CLOEXEC,
+            MsgFlags::MSG_CMSG_CLOEXEC | flags,
         ) {
             Err(Errno::EINTR) => {}
             Err(Errno::ECONNRESET) => return Ok(None),

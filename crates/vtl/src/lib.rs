@@ -1,13 +1,18 @@
 //! VTL's client library: applications ask for transport services and never name a protocol.
 //!
 //! - [`socket`]: the six operations of the thesis (table 3.4), over shared rings;
+//! - [`Listener`]: many sessions at a port; [`Shared`]: a socket for several threads;
 //! - [`ring`]: the rings themselves, for those who want packets in place;
 //! - [`control`]: requests to the daemon.
 
 pub mod control;
 mod events;
+mod listener;
 pub mod ring;
+mod shared;
 pub mod socket;
 
-pub use socket::{Agreement, Error, Mode, Socket};
-pub use vtl_proto::services::{Qos, Requirements, Services};
+pub use listener::Listener;
+pub use shared::Shared;
+pub use socket::{Agreement, Error, Mode, Socket, Statistics};
+pub use vtl_proto::services::{Preference, Qos, Requirements, Services};

@@ -10,17 +10,19 @@
 //! | `vtl_close(sock)` | [`Socket::close`] |
 //!
 //! Bytes are written straight into the ring from which the kernel sends, and read from the ring
-//! into which it receives. A socket may be moved between threads, and used by one at a time.
+//! into which it receives. A socket may be moved between threads, and used by one at a time;
+//! [`crate::Shared`] is one for several threads, [`crate::Listener`] gives many sockets.
 
 use std::{
     io::{self, Read, Write},
     net::{IpAddr, SocketAddr},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::Path,
-    time::Duration,
+    sync::Arc,
+    time::{Duration, Instant},
 };
 
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::{
     errno::Errno,
     poll::{PollFd, PollFlags, PollTimeout, poll},
@@ -55,6 +57,23 @@ pub enum Error {
     /// The operation does not fit the socket's mode, or comes too early.
     #[error("{0}")]
     Misuse(&'static str),
+    /// The socket has been closed.
+    #[error("the socket has been closed")]
+    Closed,
+    /// The socket's time limit has passed. Nothing is lost: the operation may be tried again.
+    #[error("the time limit has passed")]
+    TimedOut,
+    /// A message is empty, or longer than a packet of the session takes.
+    #[error("a message has 1 to {most} bytes in this session, not {len}")]
+    MessageSize {
+        /// Its length, bytes.
+        len: usize,
+        /// What [`Socket::max_message`] says, bytes.
+        most: usize,
+    },
+    /// The next message does not fit into the buffer, and waits for a larger one.
+    #[error("the next message has {0} bytes, more than the buffer")]
+    BufferTooSmall(usize),
     /// The system refused something on the way.
     #[error("{0}")]
     System(#[from] io::Error),
@@ -65,7 +84,12 @@ impl From<Error> for io::Error {
         let kind = match &error {
             Error::Broken(_) => io::ErrorKind::ConnectionAborted,
             Error::ClosedByPeer(_) => io::ErrorKind::BrokenPipe,
-            Error::Misuse(_) | Error::Contradiction(_) => io::ErrorKind::InvalidInput,
+            Error::Misuse(_)
+            | Error::Contradiction(_)
+            | Error::MessageSize { .. }
+            | Error::BufferTooSmall(_) => io::ErrorKind::InvalidInput,
+            Error::TimedOut => io::ErrorKind::TimedOut,
+            Error::Closed => io::ErrorKind::NotConnected,
             Error::Daemon(_) | Error::System(_) => io::ErrorKind::Other,
         };
         io::Error::new(kind, error)
@@ -86,8 +110,44 @@ pub enum Mode {
 pub struct Agreement {
     /// The graft's name.
     pub graft: String,
+    /// Its identity in packets.
+    pub gid: u16,
+    /// The services that it provides.
+    pub services: Services,
     /// The other host.
     pub peer: IpAddr,
+}
+
+/// What is counted of a session, since it began unless said otherwise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Deserialize)]
+#[serde(default)]
+pub struct Statistics {
+    /// Smoothed round-trip time, milliseconds.
+    pub rtt_ms: f64,
+    /// The shortest round-trip time of late, milliseconds.
+    pub min_rtt_ms: f64,
+    /// What the network takes, Mbit/s of payload: estimated.
+    pub rate_mbit: f64,
+    /// Packets lost on the way there of late, percent.
+    pub loss_pct: f64,
+    /// Packets that may be under way.
+    pub cwnd: u64,
+    /// Packets sent, repetitions included.
+    pub sent: u64,
+    /// Packets sent again.
+    pub retransmitted: u64,
+    /// Packets that the network lost.
+    pub lost: u64,
+    /// Packets that the peer acknowledged.
+    pub delivered: u64,
+    /// Packets that it has not acknowledged yet.
+    pub unacknowledged: u64,
+    /// Different packets received.
+    pub received: u64,
+    /// Packets received again.
+    pub duplicates: u64,
+    /// Times that nothing came back for too long.
+    pub timeouts: u64,
 }
 
 /// An open session's rings.
@@ -100,8 +160,8 @@ struct Session {
     wake: OwnedFd,
     /// From the kernel.
     events: Events,
-    /// Readable when one of those two is.
-    either: Epoll,
+    /// Readable when one of those two is, or the daemon has gone.
+    any: Arc<Epoll>,
     /// Sending here runs egress, without the daemon.
     caller: Option<OwnedFd>,
     /// The control connection: hangs up when the daemon dies.
@@ -113,6 +173,8 @@ struct Session {
     given_up: u64,
     /// Packets read at a time last.
     batch: u64,
+    /// Wake-ups were taken off `any` since [`Socket::took_wakeups`] was last asked.
+    cleared: bool,
 }
 
 /// A VTL socket. Data flows both ways, whoever opened the session.
@@ -120,6 +182,11 @@ pub struct Socket {
     client: Client,
     mode: Mode,
     address: SocketAddr,
+    timeout: Option<Duration>,
+    /// The daemon owes the answer to a request for a session.
+    asked: bool,
+    any: Arc<Epoll>,
+    agreement: Option<Agreement>,
     session: Option<Session>,
 }
 
@@ -144,12 +211,29 @@ impl Socket {
         if mode == Mode::Responder {
             client.call(&json!({ "op": "listen", "port": address.port() }))?;
         }
+        Self::over(client, mode, address)
+    }
+
+    /// A socket without session over a connection to the daemon.
+    pub(crate) fn over(client: Client, mode: Mode, address: SocketAddr) -> Result<Self, Error> {
+        let any = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(io::Error::from)?;
+        watch(&any, client.as_fd(), CONTROL)?;
         Ok(Self {
             client,
             mode,
             address,
+            timeout: None,
+            asked: false,
+            any: Arc::new(any),
+            agreement: None,
             session: None,
         })
+    }
+
+    /// Bounds how long operations that wait may take; `None`, the default: for ever. One that takes
+    /// longer fails with [`Error::TimedOut`] and may be tried again.
+    pub fn set_timeout(&mut self, limit: Option<Duration>) {
+        self.timeout = limit;
     }
 
     /// Opens a session that meets the requirements; returns once the peer has agreed.
@@ -158,20 +242,46 @@ impl Socket {
     /// The requirements contradict each other, no graft of both hosts meets them, or the peer does
     /// not answer.
     pub fn negotiate(&mut self, requirements: &Requirements) -> Result<Agreement, Error> {
+        let limit = self.deadline();
+        loop {
+            if let Some(agreement) = self.try_negotiate(requirements)? {
+                return Ok(agreement);
+            }
+            self.await_answer(limit)?;
+        }
+    }
+
+    /// As [`Socket::negotiate`], but never waits: `None` means that the peer has not agreed yet.
+    /// The socket's descriptor becomes readable when it is worth another call. The requirements of
+    /// the first call count.
+    ///
+    /// # Errors
+    /// As [`Socket::negotiate`].
+    pub fn try_negotiate(
+        &mut self,
+        requirements: &Requirements,
+    ) -> Result<Option<Agreement>, Error> {
         if self.mode != Mode::Initiator || self.session.is_some() {
             return Err(Error::Misuse(
                 "only an initiator without session can negotiate",
             ));
         }
-        if let Some(contradiction) = requirements.contradiction() {
-            return Err(contradiction.into());
+        if !self.asked {
+            if let Some(contradiction) = requirements.contradiction() {
+                return Err(contradiction.into());
+            }
+            self.ask(&json!({
+                "op": "connect",
+                "host": self.address.ip(),
+                "port": self.address.port(),
+                "services": requirements.required().bits(),
+                "prefer": requirements.prefer.bits(),
+                "avoid": requirements.avoid.bits(),
+                "prohibit": requirements.prohibit.bits(),
+                "max_loss_pct": requirements.qos.max_loss_pct,
+            }))?;
         }
-        self.adopt(&json!({
-            "op": "connect",
-            "host": self.address.ip(),
-            "port": self.address.port(),
-            "services": requirements.services.bits(),
-        }))
+        self.try_adopt()
     }
 
     /// As [`Socket::negotiate`], but over this graft and no other, for tests and measurements.
@@ -194,14 +304,23 @@ impl Socket {
             .iter()
             .map(|(name, value)| ((*name).to_owned(), json!(value)))
             .collect();
-        self.adopt(&json!({
-            "op": "connect",
-            "host": self.address.ip(),
-            "port": self.address.port(),
-            "services": 0,
-            "graft": graft,
-            "params": params,
-        }))
+        if !self.asked {
+            self.ask(&json!({
+                "op": "connect",
+                "host": self.address.ip(),
+                "port": self.address.port(),
+                "services": 0,
+                "graft": graft,
+                "params": params,
+            }))?;
+        }
+        let limit = self.deadline();
+        loop {
+            if let Some(agreement) = self.try_adopt()? {
+                return Ok(agreement);
+            }
+            self.await_answer(limit)?;
+        }
     }
 
     /// Waits for a peer to open a session.
@@ -209,67 +328,107 @@ impl Socket {
     /// # Errors
     /// The daemon has gone.
     pub fn validate(&mut self) -> Result<Agreement, Error> {
+        let limit = self.deadline();
+        loop {
+            if let Some(agreement) = self.try_validate()? {
+                return Ok(agreement);
+            }
+            self.await_answer(limit)?;
+        }
+    }
+
+    /// As [`Socket::validate`], but never waits: `None` means that nobody has opened a session yet.
+    /// The socket's descriptor becomes readable when it is worth another call.
+    ///
+    /// # Errors
+    /// As [`Socket::validate`].
+    pub fn try_validate(&mut self) -> Result<Option<Agreement>, Error> {
         if self.mode != Mode::Responder || self.session.is_some() {
             return Err(Error::Misuse(
                 "only a responder without session can validate",
             ));
         }
-        self.adopt(&json!({ "op": "accept" }))
+        if !self.asked {
+            self.ask(&json!({ "op": "accept" }))?;
+        }
+        self.try_adopt()
     }
 
-    fn adopt(&mut self, request: &Value) -> Result<Agreement, Error> {
-        let (answer, descriptors) = self.client.call_with_descriptors(request)?;
+    /// Requests a session; [`Socket::try_adopt`] takes the answer.
+    pub(crate) fn ask(&mut self, request: &Value) -> Result<(), Error> {
+        self.client.ask(request)?;
+        self.asked = true;
+        Ok(())
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.timeout.map(|limit| Instant::now() + limit)
+    }
+
+    /// Waits for the daemon's answer.
+    pub(crate) fn await_answer(&self, limit: Option<Instant>) -> Result<(), Error> {
+        let mut events = [PollFd::new(self.client.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut events, patience(limit, u16::MAX.into())?) {
+            Ok(_) | Err(Errno::EINTR) => Ok(()),
+            Err(error) => Err(io::Error::from(error).into()),
+        }
+    }
+
+    /// The session, if the daemon has granted it.
+    pub(crate) fn try_adopt(&mut self) -> Result<Option<Agreement>, Error> {
+        let answer = self.client.answer();
+        self.asked = matches!(answer, Ok(None));
+        let Some((answer, descriptors)) = answer? else {
+            return Ok(None);
+        };
         let malformed = || control::Error::Malformed(answer.to_string());
         let mut descriptors = descriptors.into_iter();
         let mut next = || descriptors.next().ok_or_else(malformed);
         let [transmit, receive, kick, wake, events] = [next()?, next()?, next()?, next()?, next()?];
         let caller = descriptors.next();
         let number = |key: &str| answer[key].as_u64().and_then(|n| u32::try_from(n).ok());
+        let small = |key: &str| number(key).and_then(|n| u16::try_from(n).ok());
         let slots = number("slots").ok_or_else(malformed)?;
-        let payload = number("max_payload")
-            .and_then(|n| n.try_into().ok())
-            .ok_or_else(malformed)?;
-        let peer: IpAddr = answer["peer"]
-            .as_str()
-            .and_then(|p| p.parse().ok())
-            .ok_or_else(malformed)?;
+        let payload = small("max_payload").ok_or_else(malformed)?;
+        let agreement = Agreement {
+            graft: answer["graft"].as_str().unwrap_or_default().to_owned(),
+            gid: small("gid").ok_or_else(malformed)?,
+            services: Services::from_bits(small("services").ok_or_else(malformed)?),
+            peer: answer["peer"]
+                .as_str()
+                .and_then(|p| p.parse().ok())
+                .ok_or_else(malformed)?,
+        };
         let events = Events::map(events)?;
-        let either = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(io::Error::from)?;
-        for fd in [wake.as_fd(), events.as_fd()] {
-            let readable = EpollEvent::new(EpollFlags::EPOLLIN, 0);
-            either.add(fd, readable).map_err(io::Error::from)?;
-        }
+        watch(&self.any, wake.as_fd(), WAKE)?;
+        watch(&self.any, events.as_fd(), EVENTS)?;
         self.session = Some(Session {
             tx: TxRing::map(transmit.as_fd(), slots, payload)?,
             rx: RxRing::map(receive.as_fd(), slots)?,
             kick,
             wake,
             events,
-            either,
+            any: Arc::clone(&self.any),
             caller,
             daemon: self.client.as_fd().try_clone_to_owned()?,
-            peer,
+            peer: agreement.peer,
             read: 0,
             given_up: 0,
             batch: 0,
+            // The answer was a wake-up, too.
+            cleared: true,
         });
-        let graft = answer["graft"].as_str().unwrap_or_default().to_owned();
-        Ok(Agreement { graft, peer })
+        self.agreement = Some(agreement.clone());
+        Ok(Some(agreement))
     }
 
     /// Opens a session with default requirements (reliable, ordered, congestion-controlled) unless
     /// there is one.
     fn ready(&mut self) -> Result<&mut Session, Error> {
         if self.session.is_none() {
-            let services = Services::RELIABLE
-                .union(Services::ORDERED)
-                .union(Services::CONGESTION_CONTROL);
             match self.mode {
                 Mode::Initiator => {
-                    self.negotiate(&Requirements {
-                        services,
-                        ..Default::default()
-                    })?;
+                    self.negotiate(&Requirements::STREAM)?;
                 }
                 Mode::Responder => {
                     self.validate()?;
@@ -277,6 +436,16 @@ impl Socket {
             }
         }
         self.session.as_mut().ok_or(Error::Misuse("no session"))
+    }
+
+    /// As [`Socket::ready`], but never waits: false if there is no session yet.
+    pub(crate) fn try_ready(&mut self) -> Result<bool, Error> {
+        Ok(self.session.is_some()
+            || match self.mode {
+                Mode::Initiator => self.try_negotiate(&Requirements::STREAM)?,
+                Mode::Responder => self.try_validate()?,
+            }
+            .is_some())
     }
 
     /// The session, which must be open already.
@@ -295,12 +464,13 @@ impl Socket {
         if data.is_empty() {
             return Ok(0);
         }
+        let limit = self.deadline();
         let session = self.ready()?;
         loop {
             if let Some(taken) = session.try_send(data)? {
                 return Ok(taken);
             }
-            session.sleep(WAIT_MS, true)?;
+            session.sleep(patience(limit, WAIT_MS)?, true)?;
         }
     }
 
@@ -316,7 +486,7 @@ impl Socket {
         let session = self.open_session()?;
         let taken = session.try_send(data)?;
         if taken.is_none() {
-            session.clear();
+            session.clear()?;
             // What became free before the descriptor was cleared is not told again.
             return session.try_send(data);
         }
@@ -332,16 +502,114 @@ impl Socket {
         if buffer.is_empty() {
             return Ok(0);
         }
+        let limit = self.deadline();
         let session = self.ready()?;
         loop {
-            if !session.wait()? {
+            if !session.wait(limit)? {
                 return Ok(0);
             }
             let filled = session.read(buffer);
-            // Nothing but packets that were given up is not the end.
             if filled > 0 {
                 return Ok(filled);
             }
+        }
+    }
+
+    /// As [`Socket::recv_data`], but never waits: `None` means that nothing has arrived. The
+    /// socket's descriptor becomes readable when something does.
+    ///
+    /// # Errors
+    /// As [`Socket::recv_data`], or there is no session yet.
+    pub fn try_recv_data(&mut self, buffer: &mut [u8]) -> Result<Option<usize>, Error> {
+        if buffer.is_empty() {
+            return Ok(Some(0));
+        }
+        let session = self.open_session()?;
+        loop {
+            match session.look()? {
+                Receivable::NotYet => return Ok(None),
+                Receivable::End => return Ok(Some(0)),
+                Receivable::Packets => match session.read(buffer) {
+                    0 => {} // given up by the sender
+                    filled => return Ok(Some(filled)),
+                },
+            }
+        }
+    }
+
+    /// The longest message, bytes; 0 without a session.
+    pub fn max_message(&self) -> usize {
+        self.session.as_ref().map_or(0, |s| s.tx.max_payload())
+    }
+
+    /// Sends `message` as one packet, which arrives whole or not at all: for grafts that do not
+    /// keep the order, or not every packet. `false` means that there is no room, as in
+    /// [`Socket::try_send_data`].
+    ///
+    /// # Errors
+    /// The message is empty or too long, the session has ended, or there is none yet.
+    pub fn try_send_message(&mut self, message: &[u8]) -> Result<bool, Error> {
+        let session = self.open_session()?;
+        let (len, most) = (message.len(), session.tx.max_payload());
+        if !(1..=most).contains(&len) {
+            return Err(Error::MessageSize { len, most });
+        }
+        Ok(self.try_send_data(message)?.is_some())
+    }
+
+    /// Sends a message as [`Socket::try_send_message`] does; waits for room.
+    ///
+    /// # Errors
+    /// As [`Socket::try_send_message`].
+    pub fn send_message(&mut self, message: &[u8]) -> Result<(), Error> {
+        let limit = self.deadline();
+        self.ready()?;
+        while !self.try_send_message(message)? {
+            let session = self.open_session()?;
+            session.sleep(patience(limit, WAIT_MS)?, true)?;
+        }
+        Ok(())
+    }
+
+    /// Fetches one packet, as the peer sent it: `Some(0)` at the end, `None` if nothing has
+    /// arrived, as in [`Socket::try_recv_data`]. What [`Socket::recv_data`] left of a packet counts
+    /// as one.
+    ///
+    /// # Errors
+    /// The buffer is too small, the session broke, or there is none yet.
+    pub fn try_recv_message(&mut self, buffer: &mut [u8]) -> Result<Option<usize>, Error> {
+        let session = self.open_session()?;
+        loop {
+            match session.look()? {
+                Receivable::NotYet => return Ok(None),
+                Receivable::End => return Ok(Some(0)),
+                Receivable::Packets => {}
+            }
+            let message = &session.rx.packet(0)[session.read..];
+            let len = message.len();
+            let place = buffer.get_mut(..len).ok_or(Error::BufferTooSmall(len))?;
+            place.copy_from_slice(message);
+            session.read = 0;
+            session.given_up += u64::from(len == 0);
+            session.consume(1);
+            if len > 0 {
+                return Ok(Some(len));
+            }
+        }
+    }
+
+    /// Fetches one packet as [`Socket::try_recv_message`] does; waits for it. 0 at the end.
+    ///
+    /// # Errors
+    /// As [`Socket::try_recv_message`].
+    pub fn recv_message(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
+        let limit = self.deadline();
+        self.ready()?;
+        loop {
+            if let Some(len) = self.try_recv_message(buffer)? {
+                return Ok(len);
+            }
+            self.open_session()?.wait(limit)?;
         }
     }
 
@@ -357,8 +625,9 @@ impl Socket {
     /// # Errors
     /// As [`Socket::recv_data`].
     pub fn recv_in_place(&mut self, most: u64, mut take: impl FnMut(&[u8])) -> Result<u64, Error> {
+        let limit = self.deadline();
         let session = self.ready()?;
-        if !session.wait()? {
+        if !session.wait(limit)? {
             return Ok(0);
         }
         Ok(session.read_in_place(most, &mut take))
@@ -375,37 +644,97 @@ impl Socket {
         mut take: impl FnMut(&[u8]),
     ) -> Result<Option<u64>, Error> {
         let session = self.open_session()?;
-        let mut state = session.receivable()?;
-        if state == Receivable::NotYet {
-            session.clear();
-            state = session.receivable()?;
-        }
-        Ok(match state {
+        Ok(match session.look()? {
             Receivable::NotYet => None,
             Receivable::End => Some(0),
             Receivable::Packets => Some(session.read_in_place(most, &mut take)),
         })
     }
 
+    /// Packets that were handed over for sending and that the peer has not acknowledged.
+    pub fn unacknowledged(&self) -> u64 {
+        self.session.as_ref().map_or(0, |s| s.tx.unacknowledged())
+    }
+
     /// Waits until the peer has everything, and ends the session. Dropping the socket instead ends
     /// it at once, and the peer is told that data may be missing.
     ///
     /// # Errors
-    /// The session broke before everything was delivered.
+    /// The session broke before everything was delivered, or the time limit passed.
     pub fn close(mut self) -> Result<(), Error> {
-        if let Some(session) = self.session.take() {
-            while session.tx.unacknowledged() > 0 {
-                session.check_open()?;
-                session.sleep(CLOSE_MS, false)?;
+        let limit = self.deadline();
+        while !self.try_close()? {
+            if let Some(session) = &self.session {
+                session.sleep(patience(limit, CLOSE_MS)?, false)?;
             }
-            self.client.call(&json!({ "op": "close" }))?;
         }
         Ok(())
+    }
+
+    /// Ends the session if the peer has everything; `false` if it has not yet. There is no
+    /// wake-up for that: try again after a while.
+    ///
+    /// # Errors
+    /// The session broke before everything was delivered.
+    pub fn try_close(&mut self) -> Result<bool, Error> {
+        let Some(session) = &self.session else {
+            return Ok(true);
+        };
+        if session.tx.unacknowledged() > 0 {
+            session.check_open()?;
+            return Ok(false);
+        }
+        self.client.call(&json!({ "op": "close" }))?;
+        self.session = None;
+        Ok(true)
     }
 
     /// The peer of the open session.
     pub fn peer(&self) -> Option<IpAddr> {
         self.session.as_ref().map(|s| s.peer)
+    }
+
+    /// What the kernel and the daemon count of this session: asks the daemon.
+    ///
+    /// # Errors
+    /// There is no session, or the daemon has gone.
+    pub fn statistics(&self) -> Result<Statistics, Error> {
+        if self.session.is_none() {
+            return Err(Error::Misuse("there is no session"));
+        }
+        let answer = self.client.call(&json!({ "op": "statistics" }))?;
+        let text = answer.to_string();
+        Ok(serde_json::from_value(answer).map_err(|_| control::Error::Malformed(text))?)
+    }
+
+    /// What the socket was made for.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// What [`Socket::as_fd`] gives, with a life of its own.
+    pub(crate) fn any(&self) -> Arc<Epoll> {
+        Arc::clone(&self.any)
+    }
+
+    /// What was negotiated, once there was a session.
+    pub fn agreement(&self) -> Option<&Agreement> {
+        self.agreement.as_ref()
+    }
+
+    /// Whether wake-ups were taken off the descriptor since this was last asked. Who waits for the
+    /// other direction by the same descriptor has missed them and must look again.
+    pub(crate) fn took_wakeups(&mut self) -> bool {
+        self.session
+            .as_mut()
+            .is_some_and(|s| std::mem::take(&mut s.cleared))
+    }
+
+    /// How long a reader that found nothing should nap before it asks to be woken.
+    pub(crate) fn nap(&self) -> Option<Duration> {
+        self.session
+            .as_ref()
+            .and_then(|s| (s.batch >= BULK).then_some(NAP))
     }
 }
 
@@ -433,7 +762,17 @@ impl Session {
         }
     }
 
-    /// Copies what has arrived.
+    /// Looks whether something has arrived; if not, empties the descriptor and looks again.
+    fn look(&mut self) -> Result<Receivable, Error> {
+        let state = self.receivable()?;
+        if state != Receivable::NotYet {
+            return Ok(state);
+        }
+        self.clear()?;
+        self.receivable()
+    }
+
+    /// Copies what has arrived. 0 if those were only places of packets that the sender gave up.
     fn read(&mut self, buffer: &mut [u8]) -> usize {
         let mut filled = 0;
         let mut packets = 0;
@@ -510,7 +849,7 @@ impl Session {
     }
 
     /// Waits for packets. False at the end.
-    fn wait(&mut self) -> Result<bool, Error> {
+    fn wait(&mut self, limit: Option<Instant>) -> Result<bool, Error> {
         if self.batch >= BULK && self.rx.available() == 0 {
             std::thread::sleep(NAP);
         }
@@ -518,7 +857,7 @@ impl Session {
             match self.receivable()? {
                 Receivable::Packets => return Ok(true),
                 Receivable::End => return Ok(false),
-                Receivable::NotYet => self.sleep(WAIT_MS, true)?,
+                Receivable::NotYet => self.sleep(patience(limit, WAIT_MS)?, true)?,
             }
         }
     }
@@ -541,8 +880,8 @@ impl Session {
         }
     }
 
-    /// Sleeps until the daemon wakes us, if `wake`, or for `ms` milliseconds.
-    fn sleep(&self, ms: u16, wake: bool) -> Result<(), Error> {
+    /// Sleeps until the daemon wakes us, if `wake`, or for so long.
+    fn sleep(&self, most: PollTimeout, wake: bool) -> Result<(), Error> {
         let wanted = if wake {
             PollFlags::POLLIN
         } else {
@@ -553,7 +892,7 @@ impl Session {
             PollFd::new(self.daemon.as_fd(), PollFlags::empty()),
             PollFd::new(self.events.as_fd(), wanted),
         ];
-        match poll(&mut events, PollTimeout::from(ms)) {
+        match poll(&mut events, most) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(error) => return Err(io::Error::from(error).into()),
         }
@@ -571,11 +910,27 @@ impl Session {
         Ok(())
     }
 
-    /// Makes the descriptors unreadable until the next wake-up.
-    fn clear(&self) {
-        self.events.clear();
-        let mut value = [0; 8];
-        let _ = nix::unistd::read(&self.wake, &mut value);
+    /// Makes the descriptor unreadable until the next wake-up.
+    fn clear(&mut self) -> Result<(), Error> {
+        let mut found = [EpollEvent::empty(); 3];
+        let count = match self.any.wait(&mut found, EpollTimeout::ZERO) {
+            Ok(count) => count,
+            Err(Errno::EINTR) => 0,
+            Err(error) => return Err(io::Error::from(error).into()),
+        };
+        for event in &found[..count] {
+            match event.data() {
+                EVENTS => self.events.clear(),
+                WAKE => {
+                    let mut value = [0; 8];
+                    let _ = nix::unistd::read(&self.wake, &mut value);
+                }
+                // The daemon never speaks unasked.
+                _ => return Err(Error::Broken(self.peer)),
+            }
+            self.cleared = true;
+        }
+        Ok(())
     }
 
     fn consume(&mut self, packets: u64) {
@@ -586,6 +941,29 @@ impl Session {
     }
 }
 
+/// What became readable: the connection to the daemon, the eventfd from it, the kernel's events.
+const CONTROL: u64 = 0;
+const WAKE: u64 = 1;
+const EVENTS: u64 = 2;
+
+fn watch(epoll: &Epoll, fd: BorrowedFd<'_>, source: u64) -> io::Result<()> {
+    Ok(epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, source))?)
+}
+
+/// How long to wait: until `limit`, but at most `most` milliseconds.
+pub(crate) fn patience(limit: Option<Instant>, most: u16) -> Result<PollTimeout, Error> {
+    let Some(limit) = limit else {
+        return Ok(most.into());
+    };
+    let left = limit.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(Error::TimedOut);
+    }
+    // Rounded up, or the rest of a millisecond would be spent asking for nothing.
+    let ms = left.as_micros().div_ceil(1000);
+    Ok(u16::try_from(ms).map_or(most, |ms| ms.min(most)).into())
+}
+
 /// Adds to an eventfd.
 fn signal(event: &OwnedFd, value: u64) {
     // Fails only if the counter is full, and then the daemon has been told already.
@@ -593,14 +971,11 @@ fn signal(event: &OwnedFd, value: u64) {
 }
 
 impl AsFd for Socket {
-    /// Readable when something has arrived, there is room again, or the session has ended: one
-    /// descriptor for both directions, so try both. Only what `try_…` found missing is told.
-    /// Without a session, the control connection.
+    /// Readable when something has arrived, there is room again, the session has opened or ended:
+    /// one descriptor for everything, and the same one for the socket's life, so try whatever is
+    /// of interest. Only what `try_…` found missing is told.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        match &self.session {
-            Some(session) => session.either.0.as_fd(),
-            None => self.client.as_fd(),
-        }
+        self.any.0.as_fd()
     }
 }
 

@@ -291,10 +291,14 @@ impl Service {
                 )
             }
             "listen" => {
-                self.broker.listen(owner, number(request, "port")?)?;
-                done()
+                let key = self.broker.listen(owner, number(request, "port")?)?;
+                plain(json!({ "key": key }))
             }
-            "accept" => granted(self.broker.accept(owner, gone)?, peer.near),
+            "accept" => {
+                let key = request["key"].as_u64();
+                granted(self.broker.accept(owner, key, gone)?, peer.near)
+            }
+            "statistics" => plain(self.broker.statistics(owner)?),
             "close" => {
                 self.broker
                     .close(owner, request["aborted"].as_bool().unwrap_or(false));
@@ -405,6 +409,8 @@ fn granted(mut granted: Granted, near: bool) -> Answer {
         "slots": granted.slots,
         "max_payload": granted.max_payload,
         "graft": granted.graft,
+        "gid": granted.gid,
+        "services": granted.services.bits(),
         "peer": granted.peer,
     });
     Ok((value, granted.descriptors))

@@ -90,6 +90,10 @@ pub struct Granted {
     pub max_payload: u16,
     /// The graft's name.
     pub graft: String,
+    /// Its identity in packets.
+    pub gid: u16,
+    /// The services that it provides.
+    pub services: Services,
     /// The peer.
     pub peer: IpAddr,
     /// Transmit ring, receive ring, eventfd towards the daemon, eventfd from the daemon, ring of
@@ -133,10 +137,11 @@ enum Command {
     Listen {
         owner: Owner,
         port: u16,
-        reply: Reply<()>,
+        reply: Reply<u64>,
     },
     Accept {
         owner: Owner,
+        key: Option<u64>,
         reply: Reply<Granted>,
     },
     CloseSession {
@@ -147,6 +152,10 @@ enum Command {
         owner: Owner,
     },
     Status {
+        reply: Reply<Value>,
+    },
+    Statistics {
+        owner: Owner,
         reply: Reply<Value>,
     },
     Grafts {
@@ -228,20 +237,26 @@ impl Handle {
         self.ask_patiently(command, gone)
     }
 
-    /// Waits for sessions at a port.
+    /// Waits for sessions at a port. Returns the key with which other connections may accept them.
     ///
     /// # Errors
     /// The port is taken, or 0.
-    pub fn listen(&self, owner: Owner, port: u16) -> Result<(), String> {
+    pub fn listen(&self, owner: Owner, port: u16) -> Result<u64, String> {
         self.ask(|reply| Command::Listen { owner, port, reply })
     }
 
-    /// Waits for the next session at the owner's port, or until the application is gone.
+    /// Waits for the next session at the port that the key belongs to, or else at the owner's own;
+    /// or until the application is gone. The session then belongs to the owner.
     ///
     /// # Errors
-    /// The owner does not listen.
-    pub fn accept(&self, owner: Owner, gone: impl Fn() -> bool) -> Result<Granted, String> {
-        self.ask_patiently(|reply| Command::Accept { owner, reply }, gone)
+    /// Nobody listens with that key; the owner does not listen.
+    pub fn accept(
+        &self,
+        owner: Owner,
+        key: Option<u64>,
+        gone: impl Fn() -> bool,
+    ) -> Result<Granted, String> {
+        self.ask_patiently(|reply| Command::Accept { owner, key, reply }, gone)
     }
 
     /// Ends the owner's session.
@@ -260,6 +275,14 @@ impl Handle {
     /// The daemon is stopping.
     pub fn status(&self) -> Result<Value, String> {
         self.ask(|reply| Command::Status { reply })
+    }
+
+    /// State of the owner's session.
+    ///
+    /// # Errors
+    /// It has none, or the daemon is stopping.
+    pub fn statistics(&self, owner: Owner) -> Result<Value, String> {
+        self.ask(|reply| Command::Statistics { owner, reply })
     }
 
     /// The deployed grafts.

@@ -141,10 +141,12 @@ impl Session {
 /// Listener of an aware application.
 pub(super) struct Listener {
     pub(super) owner: Owner,
+    /// What other connections accept with.
+    pub(super) key: u64,
     /// Sessions that opened and were not accepted yet.
     pub(super) backlog: VecDeque<u32>,
-    /// Who waits in accept.
-    pub(super) waiting: Option<Reply<Granted>>,
+    /// Who waits in accept, the first one first.
+    pub(super) waiting: VecDeque<(Owner, Reply<Granted>)>,
 }
 
 /// The kernel's entry of a new session, before anything is known of the peer.
@@ -264,6 +266,7 @@ pub(super) fn grant(
     session: &Session,
     s: &vtl_session,
     graft: String,
+    services: Services,
 ) -> Option<Granted> {
     let Use::Aware(aware) = &session.purpose else {
         return None;
@@ -275,6 +278,8 @@ pub(super) fn grant(
         slots: session.slots,
         max_payload: s.max_payload,
         graft,
+        gid: s.gid,
+        services,
         peer: session.peer,
         descriptors: [
             own(session.rings.transmit())?,

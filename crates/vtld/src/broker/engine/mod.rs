@@ -32,7 +32,7 @@ use vtl_proto::{
 };
 
 use super::{
-    Command, Config, Handle, now_ns,
+    Command, Config, Handle, now_ns, random_token,
     raw::Raw,
     relay::Relay,
     schedule::Schedule,
@@ -651,38 +651,51 @@ impl Engine {
                         "VTL port {port} is taken by another receiver: choose another one"
                     )),
                     std::collections::btree_map::Entry::Vacant(free) => {
+                        let key = random_token();
                         free.insert(Listener {
                             owner,
+                            key,
                             backlog: Default::default(),
-                            waiting: None,
+                            waiting: Default::default(),
                         });
-                        Ok(())
+                        Ok(key)
                     }
                 };
                 let _ = reply.send(answer);
             }
-            Command::Accept { owner, reply } => {
-                let Some(listener) = self.listeners.values_mut().find(|l| l.owner == owner) else {
+            Command::Accept { owner, key, reply } => {
+                let found = self
+                    .listeners
+                    .values_mut()
+                    .find(|l| key.map_or(l.owner == owner, |key| l.key == key));
+                let Some(listener) = found else {
                     let _ = reply.send(Err("accept without listen".into()));
                     return;
                 };
-                listener.waiting = Some(reply);
+                listener.waiting.push_back((owner, reply));
                 self.grant_accepted();
             }
             Command::CloseSession { owner, aborted } => self.close_owned(owner, aborted),
             Command::Gone { owner } => {
-                let orphans: Vec<u32> = self
-                    .listeners
-                    .extract_if(.., |_, l| l.owner == owner)
-                    .flat_map(|(_, l)| l.backlog)
-                    .collect();
-                for sid in orphans {
-                    self.close(sid, true);
+                let gone = self.listeners.extract_if(.., |_, l| l.owner == owner);
+                for (_, listener) in gone.collect::<Vec<_>>() {
+                    for (_, reply) in listener.waiting {
+                        let _ = reply.send(Err("the listener has gone".into()));
+                    }
+                    for sid in listener.backlog {
+                        self.close(sid, true);
+                    }
+                }
+                for listener in self.listeners.values_mut() {
+                    listener.waiting.retain(|(waiting, _)| *waiting != owner);
                 }
                 self.close_owned(owner, true);
             }
             Command::Status { reply } => {
                 let _ = reply.send(Ok(self.status()));
+            }
+            Command::Statistics { owner, reply } => {
+                let _ = reply.send(self.statistics(owner));
             }
             Command::Grafts { reply } => {
                 let _ = reply.send(Ok(self.grafts()));

@@ -518,8 +518,10 @@ impl Engine {
             .snapshot();
         let session = self.sessions.get(&sid).ok_or("the session has gone")?;
         let graft = self.plane.grafts().find(|g| g.gid == entry.gid);
-        let graft = graft.map_or_else(String::new, |g| g.name.clone());
-        session::grant(sid, session, &entry, graft)
+        let (graft, services) = graft.map_or_else(Default::default, |g| {
+            (g.name.clone(), Services::from_bits(g.services))
+        });
+        session::grant(sid, session, &entry, graft, services)
             .ok_or_else(|| "out of file descriptors".to_owned())
     }
 
@@ -549,14 +551,18 @@ impl Engine {
     pub(super) fn grant_accepted(&mut self) {
         let mut ready = Vec::new();
         for listener in self.listeners.values_mut() {
-            if listener.waiting.is_some()
+            while !listener.waiting.is_empty()
                 && let Some(sid) = listener.backlog.pop_front()
-                && let Some(reply) = listener.waiting.take()
+                && let Some((owner, reply)) = listener.waiting.pop_front()
             {
-                ready.push((sid, reply));
+                ready.push((sid, owner, reply));
             }
         }
-        for (sid, reply) in ready {
+        for (sid, owner, reply) in ready {
+            let aware = self.sessions.get_mut(&sid).and_then(Session::aware);
+            if let Some(aware) = aware {
+                aware.owner = owner;
+            }
             let _ = reply.send(self.grant(sid));
         }
     }

@@ -7,7 +7,10 @@ use vtl_bpf::netdev;
 use vtl_proto::{intf, services::Services};
 
 use super::{
-    super::{now_ns, session::Phase},
+    super::{
+        Owner, now_ns,
+        session::{Phase, Session, Use},
+    },
     Engine,
 };
 
@@ -93,56 +96,12 @@ impl Engine {
                 })
             })
             .collect();
-        let names: HashMap<u16, String> = self
-            .plane
-            .grafts()
-            .map(|g| (g.gid, g.name.clone()))
+        let names = self.names();
+        let sids: Vec<u32> = self.sessions.keys().copied().collect();
+        let sessions: Vec<Value> = sids
+            .into_iter()
+            .filter_map(|sid| self.session(sid, &names))
             .collect();
-        let mut sessions = Vec::new();
-        for (sid, session) in &mut self.sessions {
-            let Some(entry) = self.plane.sessions().get(*sid) else {
-                continue;
-            };
-            let s = entry.snapshot();
-            let (tx, rx) = (&s.tx, &s.rx);
-            let modes = ["startup", "drain", "probe-bw", "probe-rtt"];
-            let mode = modes.get(tx.bbr.mode as usize);
-            let mut row = json!({
-                "sid": sid,
-                "peer": session.peer,
-                "port": session.port,
-                "phase": match session.phase {
-                    Phase::Opening(_) => "opening",
-                    Phase::Open => "open",
-                    Phase::Closing { .. } => "closing",
-                    Phase::Ended => "ended",
-                },
-                "graft": names.get(&s.gid),
-                "rtt_ms": f64::from(tx.srtt_us) / 1e3,
-                "min_rtt_ms": f64::from(tx.bbr.min_rtt_us) / 1e3,
-                "rate_mbit": tx.bbr.bw as f64 / 1024.0 * f64::from(s.max_payload) * 8.0 / 1e6,
-                "loss_pct": f64::from(tx.bbr.loss_q16) / 655.36,
-                "mode": mode,
-                "cwnd": tx.cwnd,
-                "sent": tx.sent,
-                "retransmitted": tx.retransmitted,
-                "delivered": tx.delivered,
-                "lost": tx.lost_total,
-                "reorder": tx.reorder,
-                "timeouts": tx.timeouts,
-                "unacknowledged": tx.next.saturating_sub(tx.una),
-                "received": rx.received,
-                "duplicates": rx.dups,
-                "bad_checksum": rx.bad_csum,
-                "beyond_window": rx.beyond,
-            });
-            if let Some(streams) = session.streams() {
-                row["flows"] = streams.flows().into();
-                row["bytes_sent"] = streams.bytes_sent.into();
-                row["bytes_received"] = streams.bytes_received.into();
-            }
-            sessions.push(row);
-        }
         json!({
             "version": env!("CARGO_PKG_VERSION"),
             "kernel": netdev::kernel_release(),
@@ -165,5 +124,67 @@ impl Engine {
                 "failed": stat(intf::VTL_ST_TX_FAILED),
             },
         })
+    }
+
+    /// State of an aware application's session.
+    pub(super) fn statistics(&mut self, owner: Owner) -> Result<Value, String> {
+        let owned = |s: &Session| matches!(&s.purpose, Use::Aware(a) if a.owner == owner);
+        let found = self.sessions.iter().find(|(_, s)| owned(s));
+        let sid = *found.ok_or("there is no session")?.0;
+        let names = self.names();
+        self.session(sid, &names)
+            .ok_or_else(|| "there is no session".to_owned())
+    }
+
+    /// The deployed grafts' names.
+    fn names(&self) -> HashMap<u16, String> {
+        self.plane
+            .grafts()
+            .map(|g| (g.gid, g.name.clone()))
+            .collect()
+    }
+
+    fn session(&mut self, sid: u32, names: &HashMap<u16, String>) -> Option<Value> {
+        let session = self.sessions.get_mut(&sid)?;
+        let entry = self.plane.sessions().get(sid)?;
+        let s = entry.snapshot();
+        let (tx, rx) = (&s.tx, &s.rx);
+        let modes = ["startup", "drain", "probe-bw", "probe-rtt"];
+        let mode = modes.get(tx.bbr.mode as usize);
+        let mut row = json!({
+            "sid": sid,
+            "peer": session.peer,
+            "port": session.port,
+            "phase": match session.phase {
+                Phase::Opening(_) => "opening",
+                Phase::Open => "open",
+                Phase::Closing { .. } => "closing",
+                Phase::Ended => "ended",
+            },
+            "graft": names.get(&s.gid),
+            "rtt_ms": f64::from(tx.srtt_us) / 1e3,
+            "min_rtt_ms": f64::from(tx.bbr.min_rtt_us) / 1e3,
+            "rate_mbit": tx.bbr.bw as f64 / 1024.0 * f64::from(s.max_payload) * 8.0 / 1e6,
+            "loss_pct": f64::from(tx.bbr.loss_q16) / 655.36,
+            "mode": mode,
+            "cwnd": tx.cwnd,
+            "sent": tx.sent,
+            "retransmitted": tx.retransmitted,
+            "delivered": tx.delivered,
+            "lost": tx.lost_total,
+            "reorder": tx.reorder,
+            "timeouts": tx.timeouts,
+            "unacknowledged": tx.next.saturating_sub(tx.una),
+            "received": rx.received,
+            "duplicates": rx.dups,
+            "bad_checksum": rx.bad_csum,
+            "beyond_window": rx.beyond,
+        });
+        if let Some(streams) = session.streams() {
+            row["flows"] = streams.flows().into();
+            row["bytes_sent"] = streams.bytes_sent.into();
+            row["bytes_received"] = streams.bytes_received.into();
+        }
+        Some(row)
     }
 }

@@ -1,0 +1,134 @@
+//! Many sessions at one port.
+
+use std::{
+    io,
+    net::{Ipv6Addr, SocketAddr},
+    os::fd::{AsFd, BorrowedFd},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
+use serde_json::json;
+
+use crate::{
+    control::{self, Client},
+    socket::{Error, Mode, Socket},
+};
+
+/// Holds a VTL port, and gives a [`Socket`] for each session that is opened to it. Sockets outlive
+/// their listener; sessions that nobody has accepted end with it.
+pub struct Listener {
+    /// Holds the port.
+    _client: Client,
+    key: u64,
+    address: SocketAddr,
+    daemon: PathBuf,
+    timeout: Option<Duration>,
+    /// Waits for the next session.
+    next: Option<Socket>,
+    /// Readable when `next` has got one.
+    ready: Epoll,
+}
+
+impl Listener {
+    /// Takes a port, 1 to 65535, at the daemon.
+    ///
+    /// # Errors
+    /// The daemon cannot be reached, or the port is taken.
+    pub fn bind(port: u16, daemon: &Path) -> Result<Self, Error> {
+        let client = Client::connect(daemon)?;
+        let answer = client.call(&json!({ "op": "listen", "port": port }))?;
+        let key = answer["key"]
+            .as_u64()
+            .ok_or_else(|| control::Error::Malformed(answer.to_string()))?;
+        let mut listener = Self {
+            _client: client,
+            key,
+            address: SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port),
+            daemon: daemon.to_path_buf(),
+            timeout: None,
+            next: None,
+            ready: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(io::Error::from)?,
+        };
+        listener.ask()?;
+        Ok(listener)
+    }
+
+    /// Asks for the next session, so that the descriptor tells when there is one.
+    fn ask(&mut self) -> Result<(), Error> {
+        let client = Client::connect(&self.daemon)?;
+        let mut next = Socket::over(client, Mode::Responder, self.address)?;
+        next.ask(&json!({ "op": "accept", "key": self.key }))?;
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, 0);
+        self.ready
+            .add(next.as_fd(), event)
+            .map_err(io::Error::from)?;
+        self.next = Some(next);
+        Ok(())
+    }
+
+    /// The port.
+    pub fn port(&self) -> u16 {
+        self.address.port()
+    }
+
+    /// As [`Socket::set_timeout`], for [`Listener::accept`]; sockets begin without.
+    pub fn set_timeout(&mut self, limit: Option<Duration>) {
+        self.timeout = limit;
+    }
+
+    /// Waits for the next session.
+    ///
+    /// # Errors
+    /// The daemon has gone, or the time limit passed.
+    pub fn accept(&mut self) -> Result<Socket, Error> {
+        let limit = self.timeout.map(|limit| Instant::now() + limit);
+        loop {
+            if let Some(socket) = self.try_accept()? {
+                return Ok(socket);
+            }
+            if let Some(next) = &self.next {
+                next.await_answer(limit)?;
+            }
+        }
+    }
+
+    /// As [`Listener::accept`], but never waits: `None` means that there is none. The listener's
+    /// descriptor becomes readable when there is.
+    ///
+    /// # Errors
+    /// The daemon has gone.
+    pub fn try_accept(&mut self) -> Result<Option<Socket>, Error> {
+        if self.next.is_none() {
+            self.ask()?;
+        }
+        let adopted = self.next.as_mut().map(Socket::try_adopt);
+        if matches!(adopted, None | Some(Ok(None))) {
+            return Ok(None);
+        }
+        let next = self.next.take();
+        if let Some(next) = &next {
+            self.ready.delete(next.as_fd()).map_err(io::Error::from)?;
+        }
+        adopted.transpose()?;
+        // If that fails, the next call tries again: this session is not to blame.
+        let _ = self.ask();
+        Ok(next)
+    }
+}
+
+impl AsFd for Listener {
+    /// Readable when a session waits to be accepted.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.ready.0.as_fd()
+    }
+}
+
+impl std::fmt::Debug for Listener {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Listener")
+            .field("port", &self.port())
+            .finish_non_exhaustive()
+    }
+}
