@@ -7,7 +7,7 @@ CARGO  ?= cargo
 TARGET  = $(or $(CARGO_TARGET_DIR),target)
 PREFIX ?= /usr/local
 BINS    = vtl vtld
-C_FILES = $(shell git ls-files -co --exclude-standard 'bpf/*.c' 'bpf/*.h' 'include/*.h')
+C_FILES = $(shell git ls-files -co --exclude-standard 'bpf/*.c' 'bpf/*.h' 'include/*.h' 'crates/vtl-c/*.c' 'examples/*.c')
 
 .DEFAULT_GOAL := help
 .PHONY: help setup build demo bench bench-full test lint fmt install uninstall clean

@@ -22,7 +22,7 @@ use vtl_proto::services::Requirements;
 
 use crate::{
     Statistics,
-    socket::{Agreement, Error, Mode, Socket, patience},
+    socket::{Agreement, Error, Mode, NUDGE, Socket, patience, watch},
 };
 
 /// The longest that a lost wake-up can cost, ms.
@@ -35,9 +35,9 @@ const CLOSE: Duration = Duration::from_millis(1);
 /// that call takes it.
 ///
 /// Each operation that may wait takes a limit: `None` waits for ever; nothing is lost when it
-/// passes ([`Error::TimedOut`]), and a limit of zero never waits. A thread that waits otherwise, by
-/// polling the descriptor, must be the only one that uses the socket, as wake-ups go to those who
-/// wait here.
+/// passes ([`Error::TimedOut`]), and a limit of zero never waits. The descriptor then becomes
+/// readable when the operation may succeed, and stays so until it is tried again; who has lost
+/// interest in it says so by sending, or receiving, nothing.
 pub struct Shared {
     /// `None` once it is closed.
     socket: Mutex<Option<Socket>>,
@@ -49,7 +49,10 @@ pub struct Shared {
 /// Who sends, or who receives.
 struct Direction {
     turn: Mutex<()>,
+    /// Its last attempt found nothing. This and `nudged` change under the socket's lock.
     waiting: AtomicBool,
+    /// Whether `nudge` is readable.
+    nudged: AtomicBool,
     /// Readable when the other direction took a wake-up that may have been this one's.
     nudge: EventFd,
 }
@@ -60,13 +63,22 @@ impl Direction {
         Ok(Self {
             turn: Mutex::new(()),
             waiting: AtomicBool::new(false),
+            nudged: AtomicBool::new(false),
             nudge: EventFd::from_flags(flags)?,
         })
     }
 
     fn nudge(&self) {
-        // Fails only if the counter is full: then there is no need.
-        let _ = self.nudge.write(1);
+        if !self.nudged.swap(true, Ordering::Relaxed) {
+            let _ = self.nudge.write(1);
+        }
+    }
+
+    /// Takes note of a nudge.
+    fn clear(&self) {
+        if self.nudged.swap(false, Ordering::Relaxed) {
+            let _ = self.nudge.read();
+        }
     }
 }
 
@@ -80,12 +92,16 @@ impl Shared {
     /// # Errors
     /// Out of file descriptors.
     pub fn new(socket: Socket) -> io::Result<Self> {
-        Ok(Self {
+        let shared = Self {
             any: socket.any(),
             socket: Mutex::new(Some(socket)),
             sending: Direction::new()?,
             receiving: Direction::new()?,
-        })
+        };
+        for direction in [&shared.sending, &shared.receiving] {
+            watch(&shared.any, direction.nudge.as_fd(), NUDGE)?;
+        }
+        Ok(shared)
     }
 
     /// Does what `attempt` does, once it succeeds.
@@ -109,6 +125,7 @@ impl Shared {
             let nap = {
                 let mut socket = lock(&self.socket);
                 let socket = socket.as_mut().ok_or(Error::Closed)?;
+                own.clear();
                 let result = attempt(socket).transpose();
                 own.waiting.store(result.is_none(), Ordering::Relaxed);
                 if socket.took_wakeups() && other.waiting.load(Ordering::Relaxed) {
@@ -119,7 +136,17 @@ impl Shared {
                     None => socket.nap(),
                 }
             };
-            let most = patience(end, WAIT_MS)?;
+            let most = match patience(end, WAIT_MS) {
+                Ok(most) => most,
+                Err(error) => {
+                    if limit != Some(Duration::ZERO) {
+                        let _socket = lock(&self.socket);
+                        own.waiting.store(false, Ordering::Relaxed);
+                        own.clear();
+                    }
+                    return Err(error);
+                }
+            };
             if let Some(nap) = nap {
                 std::thread::sleep(nap);
             }
@@ -129,7 +156,6 @@ impl Shared {
                 Ok(_) | Err(Errno::EINTR) => {}
                 Err(error) => return Err(io::Error::from(error).into()),
             }
-            let _ = own.nudge.read();
         }
     }
 

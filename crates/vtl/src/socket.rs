@@ -368,7 +368,7 @@ impl Socket {
     /// Waits for the daemon's answer.
     pub(crate) fn await_answer(&self, limit: Option<Instant>) -> Result<(), Error> {
         let mut events = [PollFd::new(self.client.as_fd(), PollFlags::POLLIN)];
-        match poll(&mut events, patience(limit, u16::MAX.into())?) {
+        match poll(&mut events, patience(limit, u16::MAX)?) {
             Ok(_) | Err(Errno::EINTR) => Ok(()),
             Err(error) => Err(io::Error::from(error).into()),
         }
@@ -912,7 +912,7 @@ impl Session {
 
     /// Makes the descriptor unreadable until the next wake-up.
     fn clear(&mut self) -> Result<(), Error> {
-        let mut found = [EpollEvent::empty(); 3];
+        let mut found = [EpollEvent::empty(); 5];
         let count = match self.any.wait(&mut found, EpollTimeout::ZERO) {
             Ok(count) => count,
             Err(Errno::EINTR) => 0,
@@ -925,6 +925,8 @@ impl Session {
                     let mut value = [0; 8];
                     let _ = nix::unistd::read(&self.wake, &mut value);
                 }
+                // Not ours to clear.
+                NUDGE => continue,
                 // The daemon never speaks unasked.
                 _ => return Err(Error::Broken(self.peer)),
             }
@@ -941,12 +943,14 @@ impl Session {
     }
 }
 
-/// What became readable: the connection to the daemon, the eventfd from it, the kernel's events.
+/// What became readable: the connection to the daemon, the eventfd from it, the kernel's events,
+/// what users of a shared socket tell each other.
 const CONTROL: u64 = 0;
 const WAKE: u64 = 1;
 const EVENTS: u64 = 2;
+pub(crate) const NUDGE: u64 = 3;
 
-fn watch(epoll: &Epoll, fd: BorrowedFd<'_>, source: u64) -> io::Result<()> {
+pub(crate) fn watch(epoll: &Epoll, fd: BorrowedFd<'_>, source: u64) -> io::Result<()> {
     Ok(epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, source))?)
 }
 

@@ -6,6 +6,7 @@
 mod process;
 mod world;
 
+mod api;
 mod bench;
 mod death;
 mod files;

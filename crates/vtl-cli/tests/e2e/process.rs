@@ -51,7 +51,7 @@ impl Process {
         Self::start(command.stdout(Stdio::piped()).stderr(Stdio::piped()))
     }
 
-    fn child(&mut self) -> &mut Child {
+    pub(crate) fn child(&mut self) -> &mut Child {
         self.child.as_mut().expect("there until the end")
     }
 
