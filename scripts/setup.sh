@@ -11,7 +11,7 @@ set -euo pipefail
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 export PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH:/usr/sbin:/sbin"
 
-# One line per need: the package, and the command or file that proves it is there. A need that is
+# One line per need: the package, and the command, file or module that proves it is there. A need that is
 # met by other means (a compiler built from source, say) installs nothing.
 needs='
 clang-19          clang-19
@@ -31,6 +31,9 @@ iproute2          ip
 iputils-ping      ping
 ethtool           ethtool
 nginx             nginx
+binutils          objdump
+python3           python3
+python3-venv      python3:ensurepip
 '
 
 fail() {
@@ -40,6 +43,7 @@ fail() {
 
 have() {
     case $1 in
+    python3:*) command -v python3 >/dev/null && python3 -c "import ${1#*:}" 2>/dev/null ;;
     /*) compgen -G "$1" >/dev/null ;;
     *) command -v "$1" >/dev/null ;;
     esac

@@ -22,7 +22,8 @@ use crate::{failure::Failure, handle::Table, socket::Socket};
     non_camel_case_types,
     unreachable_pub,
     dead_code,
-    clippy::all
+    clippy::all,
+    clippy::undocumented_unsafe_blocks
 )]
 mod abi {
     include!(concat!(env!("OUT_DIR"), "/abi.rs"));

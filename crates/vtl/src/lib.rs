@@ -2,6 +2,7 @@
 //!
 //! - [`socket`]: the six operations of the thesis (table 3.4), over shared rings;
 //! - [`Listener`]: many sessions at a port; [`Shared`]: a socket for several threads;
+//! - `tokio`, with the feature of that name: the same for asynchronous applications;
 //! - [`ring`]: the rings themselves, for those who want packets in place;
 //! - [`control`]: requests to the daemon.
 
@@ -11,6 +12,8 @@ mod listener;
 pub mod ring;
 mod shared;
 pub mod socket;
+#[cfg(feature = "tokio")]
+pub mod tokio;
 
 pub use listener::Listener;
 pub use shared::Shared;

@@ -1,0 +1,344 @@
+//! Sockets and listeners for tokio. Nothing here waits but by the runtime, with three exceptions
+//! that take about 0.1 ms each: making a socket or a listener, ending a session, and statistics ask
+//! the daemon.
+//!
+//! Every future may be dropped before it is ready; nothing is lost by that, except that whoever
+//! drops one that opens a session ends that session, too.
+
+use std::{
+    future::poll_fn,
+    io,
+    net::SocketAddr,
+    os::fd::{AsFd, OwnedFd},
+    path::Path,
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll, Wake, Waker, ready},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite, Interest, ReadBuf, unix::AsyncFd},
+    time::{Sleep, sleep},
+};
+
+use crate::{Agreement, Error, Mode, Requirements, Statistics};
+
+/// The shortest and the longest pause between two looks whether the peer has everything.
+const CLOSE: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
+
+/// A direction.
+#[derive(Clone, Copy)]
+enum Way {
+    Send = 0,
+    Receive = 1,
+}
+
+/// Who waits, by direction. The descriptor is one for both, and whoever looks takes the other's
+/// news with it: so what wakes one wakes both.
+#[derive(Default)]
+struct Waiting([Mutex<Option<Waker>>; 2]);
+
+impl Waiting {
+    fn register(&self, way: Way, waker: &Waker) {
+        let mut place = self.place(way);
+        match &mut *place {
+            Some(present) => present.clone_from(waker),
+            empty => *empty = Some(waker.clone()),
+        }
+    }
+
+    fn wake_one(&self, way: Way) {
+        let waker = self.place(way).take();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    fn place(&self, way: Way) -> std::sync::MutexGuard<'_, Option<Waker>> {
+        self.0[way as usize]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Wake for Waiting {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.wake_one(Way::Send);
+        self.wake_one(Way::Receive);
+    }
+}
+
+/// A descriptor that the runtime watches for two waiters.
+struct Watched {
+    fd: AsyncFd<OwnedFd>,
+    waiting: Arc<Waiting>,
+    both: Waker,
+}
+
+impl Watched {
+    fn new(fd: &impl AsFd) -> io::Result<Self> {
+        let waiting = Arc::new(Waiting::default());
+        let fd = fd.as_fd().try_clone_to_owned()?;
+        // SAFETY: an owned descriptor stays open, and the same one, as long as it lives.
+        let fd = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?;
+        Ok(Self {
+            fd,
+            both: Waker::from(Arc::clone(&waiting)),
+            waiting,
+        })
+    }
+
+    /// Waits until it is readable. `Ready` means that it was: try again what was not possible.
+    fn poll(&self) -> Poll<io::Result<()>> {
+        let mut guard = ready!(
+            self.fd
+                .poll_read_ready(&mut Context::from_waker(&self.both))
+        )?;
+        guard.clear_ready();
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// A session for tokio: [`crate::Socket`] with the same operations.
+///
+/// Reading and writing as a stream goes by [`AsyncRead`] and [`AsyncWrite`]. `tokio::io::split`
+/// makes two halves for two tasks. There is no half-closed session: `shutdown` waits until the peer
+/// has everything and ends the session, as [`Socket::close`] does; dropping it ends it at once, and
+/// the peer learns that data may be missing.
+pub struct Socket {
+    socket: crate::Socket,
+    watched: Watched,
+    closing: Option<(Pin<Box<Sleep>>, Duration)>,
+}
+
+impl Socket {
+    /// Opens a session with the peer and VTL port `to`, through the daemon at `daemon`.
+    ///
+    /// # Errors
+    /// As [`crate::Socket::init`] and [`crate::Socket::negotiate`].
+    pub async fn connect(
+        to: SocketAddr,
+        requirements: &Requirements,
+        daemon: &Path,
+    ) -> Result<Self, Error> {
+        let mut socket = Self::new(crate::Socket::init(Mode::Initiator, to, daemon)?)?;
+        poll_fn(|cx| {
+            socket.poll_with(cx, Way::Receive, |socket| {
+                socket.try_negotiate(requirements)
+            })
+        })
+        .await?;
+        Ok(socket)
+    }
+
+    /// Has the runtime watch a socket, with a session or without.
+    ///
+    /// # Errors
+    /// Out of file descriptors.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime with I/O.
+    pub fn new(socket: crate::Socket) -> io::Result<Self> {
+        Ok(Self {
+            watched: Watched::new(&socket)?,
+            socket,
+            closing: None,
+        })
+    }
+
+    fn poll_with<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        way: Way,
+        mut attempt: impl FnMut(&mut crate::Socket) -> Result<Option<T>, Error>,
+    ) -> Poll<Result<T, Error>> {
+        let waiting = &self.watched.waiting;
+        // Before looking: what comes after that wakes it.
+        waiting.register(way, cx.waker());
+        loop {
+            let result = attempt(&mut self.socket);
+            if self.socket.took_wakeups() {
+                waiting.wake_one(match way {
+                    Way::Send => Way::Receive,
+                    Way::Receive => Way::Send,
+                });
+            }
+            match result.transpose() {
+                Some(result) => return Poll::Ready(result),
+                None => ready!(self.watched.poll())?,
+            }
+        }
+    }
+
+    /// Sends a message, as [`crate::Socket::send_message`].
+    ///
+    /// # Errors
+    /// As [`crate::Socket::send_message`].
+    pub async fn send_message(&mut self, message: &[u8]) -> Result<(), Error> {
+        poll_fn(|cx| self.poll_send_message(cx, message)).await
+    }
+
+    /// As [`Socket::send_message`], for those who poll.
+    pub fn poll_send_message(
+        &mut self,
+        cx: &mut Context<'_>,
+        message: &[u8],
+    ) -> Poll<Result<(), Error>> {
+        self.poll_with(cx, Way::Send, |socket| {
+            Ok(socket.try_send_message(message)?.then_some(()))
+        })
+    }
+
+    /// Fetches a message, as [`crate::Socket::recv_message`]; 0 at the end.
+    ///
+    /// # Errors
+    /// As [`crate::Socket::recv_message`].
+    pub async fn recv_message(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
+        poll_fn(|cx| self.poll_recv_message(cx, buffer)).await
+    }
+
+    /// As [`Socket::recv_message`], for those who poll.
+    pub fn poll_recv_message(
+        &mut self,
+        cx: &mut Context<'_>,
+        buffer: &mut [u8],
+    ) -> Poll<Result<usize, Error>> {
+        self.poll_with(cx, Way::Receive, |socket| socket.try_recv_message(buffer))
+    }
+
+    /// Waits until the peer has everything, and ends the session, as [`crate::Socket::close`].
+    ///
+    /// # Errors
+    /// As [`crate::Socket::close`].
+    pub async fn close(mut self) -> Result<(), Error> {
+        poll_fn(|cx| self.poll_close(cx)).await
+    }
+
+    fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        let [first, most] = CLOSE;
+        while !self.socket.try_close()? {
+            // There is no wake-up for that.
+            let (timer, pause) = self
+                .closing
+                .get_or_insert_with(|| (Box::pin(sleep(first)), first));
+            ready!(timer.as_mut().poll(cx));
+            let pause = (*pause * 2).min(most);
+            self.closing = Some((Box::pin(sleep(pause)), pause));
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// The longest message, bytes.
+    pub fn max_message(&self) -> usize {
+        self.socket.max_message()
+    }
+
+    /// What was negotiated.
+    pub fn agreement(&self) -> Option<&Agreement> {
+        self.socket.agreement()
+    }
+
+    /// As [`crate::Socket::statistics`].
+    ///
+    /// # Errors
+    /// As [`crate::Socket::statistics`].
+    pub fn statistics(&self) -> Result<Statistics, Error> {
+        self.socket.statistics()
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let place = buffer.initialize_unfilled();
+        let read = self
+            .get_mut()
+            .poll_with(cx, Way::Receive, |socket| socket.try_recv_data(place));
+        let read = ready!(read)?;
+        buffer.advance(read);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        data: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.get_mut()
+            .poll_with(cx, Way::Send, |socket| socket.try_send_data(data))
+            .map_err(io::Error::from)
+    }
+
+    /// Sending starts at once; there is nothing to flush.
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.get_mut().poll_close(cx).map_err(io::Error::from)
+    }
+}
+
+impl std::fmt::Debug for Socket {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.socket.fmt(f)
+    }
+}
+
+/// Many sessions at a port, for tokio: [`crate::Listener`].
+pub struct Listener {
+    listener: crate::Listener,
+    watched: Watched,
+}
+
+impl Listener {
+    /// Takes a port, as [`crate::Listener::bind`].
+    ///
+    /// # Errors
+    /// As [`crate::Listener::bind`].
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime with I/O.
+    pub fn bind(port: u16, daemon: &Path) -> Result<Self, Error> {
+        let listener = crate::Listener::bind(port, daemon)?;
+        Ok(Self {
+            watched: Watched::new(&listener)?,
+            listener,
+        })
+    }
+
+    /// Waits for the next session.
+    ///
+    /// # Errors
+    /// The daemon has gone.
+    pub async fn accept(&mut self) -> Result<Socket, Error> {
+        poll_fn(|cx| self.poll_accept(cx)).await
+    }
+
+    /// As [`Listener::accept`], for those who poll.
+    pub fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<Result<Socket, Error>> {
+        self.watched.waiting.register(Way::Receive, cx.waker());
+        loop {
+            if let Some(socket) = self.listener.try_accept()? {
+                return Poll::Ready(Ok(Socket::new(socket)?));
+            }
+            ready!(self.watched.poll())?;
+        }
+    }
+}
+
+impl std::fmt::Debug for Listener {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.listener.fmt(f)
+    }
+}

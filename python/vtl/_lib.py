@@ -1,0 +1,290 @@
+"""libvtl by ctypes. Its functions are documented in include/vtl.h."""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import errno
+import os
+from ctypes import c_char, c_char_p, c_double, c_int, c_int32, c_size_t, c_ssize_t, c_uint32
+from ctypes import c_uint64, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Optional, Union
+
+INITIATOR, RESPONDER, LISTENER = 1, 2, 3
+
+# No message is longer, bytes.
+MESSAGE = 2048
+
+Buffer = Union[bytes, bytearray, memoryview]
+
+
+class Preference(enum.IntEnum):
+    """How much a service, or its absence, is wanted: RFC 9622, section 6.2."""
+
+    NONE = 0
+    REQUIRE = 1
+    PREFER = 2
+    AVOID = 3
+    PROHIBIT = 4
+
+
+class Services(enum.IntFlag):
+    """What a protocol provides."""
+
+    RELIABLE = 1
+    ORDERED = 2
+    FLOW_CONTROL = 4
+    CONGESTION_CONTROL = 8
+    PARTIAL_RELIABILITY = 16
+    PARTIAL_ORDER = 32
+    MULTIPATH = 256
+    ENCRYPTION = 512
+
+
+@dataclass
+class Requirements:
+    """What a session shall be like.
+
+    max_loss: packets that may be missing, percent; excludes reliability at REQUIRE.
+    min_throughput: Mbit/s of payload. max_delay: milliseconds from sender to receiver.
+    """
+
+    reliability: Preference = Preference.NONE
+    order: Preference = Preference.NONE
+    flow_control: Preference = Preference.NONE
+    congestion_control: Preference = Preference.NONE
+    multipath: Preference = Preference.NONE
+    encryption: Preference = Preference.NONE
+    partial_order: Preference = Preference.NONE
+    max_loss: Optional[float] = None
+    min_throughput: Optional[float] = None
+    max_delay: Optional[int] = None
+
+
+class CRequirements(ctypes.Structure):
+    _fields_ = [
+        ("size", c_uint32),
+        ("reliability", c_int32),
+        ("order", c_int32),
+        ("flow_control", c_int32),
+        ("congestion_control", c_int32),
+        ("multipath", c_int32),
+        ("encryption", c_int32),
+        ("partial_order", c_int32),
+        ("max_loss", c_double),
+        ("min_throughput", c_double),
+        ("max_delay", c_uint32),
+        ("reserved", c_uint32),
+    ]
+
+    @classmethod
+    def of(cls, wanted: Requirements) -> "CRequirements":
+        values = {field: getattr(wanted, field) or 0 for field, _ in cls._fields_[1:-1]}
+        return cls(size=ctypes.sizeof(cls), **values)
+
+
+class CInfo(ctypes.Structure):
+    _fields_ = [
+        ("size", c_uint32),
+        ("services", c_uint32),
+        ("gid", c_uint32),
+        ("max_message", c_uint32),
+        ("graft", c_char * 32),
+        ("peer", c_char * 48),
+    ]
+
+
+class CStats(ctypes.Structure):
+    _fields_ = [
+        ("size", c_uint32),
+        ("reserved", c_uint32),
+        ("rtt", c_double),
+        ("min_rtt", c_double),
+        ("rate", c_double),
+        ("loss", c_double),
+        ("window", c_uint64),
+        ("sent", c_uint64),
+        ("retransmitted", c_uint64),
+        ("lost", c_uint64),
+        ("delivered", c_uint64),
+        ("unacknowledged", c_uint64),
+        ("received", c_uint64),
+        ("duplicates", c_uint64),
+        ("timeouts", c_uint64),
+    ]
+
+
+@dataclass(frozen=True)
+class Info:
+    """What was negotiated."""
+
+    graft: str
+    """The protocol's name."""
+    gid: int
+    services: Services
+    peer: str
+    """The other host's address."""
+    max_message: int
+    """The longest message, bytes."""
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What is counted of a session since it began; the first four are estimates."""
+
+    rtt: float
+    """Milliseconds."""
+    min_rtt: float
+    """Milliseconds."""
+    rate: float
+    """What the network takes, Mbit/s of payload."""
+    loss: float
+    """Percent."""
+    window: int
+    sent: int
+    retransmitted: int
+    lost: int
+    delivered: int
+    unacknowledged: int
+    received: int
+    duplicates: int
+    timeouts: int
+
+
+def _load() -> ctypes.CDLL:
+    # The GIL is released while a function of it runs.
+    lib = ctypes.CDLL(str(Path(__file__).with_name("libvtl.so")))
+    sock, place = c_void_p, ctypes.POINTER(c_void_p)
+    for name, result, *args in [
+        ("vtl_init", c_int, c_int, c_char_p, c_char_p, place),
+        ("vtl_negotiate", c_int, sock, ctypes.POINTER(CRequirements)),
+        ("vtl_validate", c_int, sock),
+        ("vtl_accept", c_int, sock, place),
+        ("vtl_send_data", c_ssize_t, sock, c_void_p, c_size_t),
+        ("vtl_recv_data", c_ssize_t, sock, c_void_p, c_size_t),
+        ("vtl_send_message", c_int, sock, c_void_p, c_size_t),
+        ("vtl_recv_message", c_ssize_t, sock, c_void_p, c_size_t),
+        ("vtl_close", c_int, sock),
+        ("vtl_abort", c_int, sock),
+        ("vtl_set_timeout", c_int, sock, c_int),
+        ("vtl_fd", c_int, sock),
+        ("vtl_get_info", c_int, sock, ctypes.POINTER(CInfo)),
+        ("vtl_get_stats", c_int, sock, ctypes.POINTER(CStats)),
+        ("vtl_last_error", c_char_p),
+        ("vtl_version", c_char_p),
+    ]:
+        function = getattr(lib, name)
+        function.restype, function.argtypes = result, args
+    return lib
+
+
+LIB = _load()
+
+
+def version() -> str:
+    return LIB.vtl_version().decode()
+
+
+def check(result: int) -> int:
+    """The result of a call, or its failure as an exception."""
+    if result >= 0:
+        return result
+    why = (LIB.vtl_last_error() or b"").decode() or os.strerror(-result)
+    if -result == errno.EINVAL:
+        raise ValueError(why)
+    raise OSError(-result, why)
+
+
+def waits(result: int) -> bool:
+    """Whether a call would have to wait."""
+    return result in (-errno.EAGAIN, -errno.ETIMEDOUT)
+
+
+class Handle:
+    """A socket of libvtl."""
+
+    def __init__(self, value: int) -> None:
+        self.value: Optional[int] = value
+
+    @classmethod
+    def init(cls, mode: int, src: Optional[str], dst: Optional[str]) -> "Handle":
+        place = c_void_p()
+        text = [None if t is None else t.encode() for t in (src, dst)]
+        check(LIB.vtl_init(mode, text[0], text[1], ctypes.byref(place)))
+        return cls(place.value or 0)
+
+    def set_timeout(self, milliseconds: int) -> None:
+        check(LIB.vtl_set_timeout(self.value, milliseconds))
+
+    def fd(self) -> int:
+        return check(LIB.vtl_fd(self.value))
+
+    def negotiate(self, wanted: Optional[Requirements]) -> int:
+        # ctypes passes None as NULL.
+        c = None if wanted is None else ctypes.byref(CRequirements.of(wanted))
+        return LIB.vtl_negotiate(self.value, c)
+
+    def accept(self) -> "tuple[int, Optional[Handle]]":
+        place = c_void_p()
+        result = LIB.vtl_accept(self.value, ctypes.byref(place))
+        return result, Handle(place.value or 0) if result >= 0 else None
+
+    def info(self) -> Info:
+        c = CInfo(size=ctypes.sizeof(CInfo))
+        check(LIB.vtl_get_info(self.value, ctypes.byref(c)))
+        services = Services(c.services)
+        return Info(c.graft.decode(), c.gid, services, c.peer.decode(), c.max_message)
+
+    def stats(self) -> Statistics:
+        c = CStats(size=ctypes.sizeof(CStats))
+        check(LIB.vtl_get_stats(self.value, ctypes.byref(c)))
+        return Statistics(*(getattr(c, name) for name, _ in CStats._fields_[2:]))
+
+    def close(self) -> int:
+        """Ends it in order; the handle stays if that would have to wait."""
+        result = LIB.vtl_close(self.value)
+        if not waits(result):
+            self.value = None
+        return result
+
+    def abort(self) -> None:
+        value, self.value = self.value, None
+        if value is not None:
+            LIB.vtl_abort(value)
+
+
+class Out:
+    """Bytes to be sent, of any object with a buffer; kept as they are while this lives."""
+
+    def __init__(self, data: Buffer) -> None:
+        view = memoryview(data)
+        self.size = view.nbytes
+        if isinstance(data, bytes):
+            self._keep: object = data
+            self._at = ctypes.cast(c_char_p(data), c_void_p).value or 0
+        elif view.readonly or not view.c_contiguous:
+            copy = view.tobytes()
+            self._keep = copy
+            self._at = ctypes.cast(c_char_p(copy), c_void_p).value or 0
+        else:
+            array = (c_char * view.nbytes).from_buffer(view)
+            self._keep = array
+            self._at = ctypes.addressof(array)
+
+    def at(self, offset: int) -> int:
+        return self._at + offset
+
+
+class In:
+    """A place for bytes."""
+
+    def __init__(self, data: "bytearray | memoryview") -> None:
+        view = memoryview(data)
+        self.size = view.nbytes
+        self.place = (c_char * view.nbytes).from_buffer(view)
+
+
+def address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,186 @@
+"""Sessions and listeners whose calls wait."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from types import TracebackType
+from typing import Callable, Iterator, Optional, Type, Union
+
+from . import _lib
+from ._lib import LIB, Buffer, Handle, In, Info, Out, Requirements, Statistics, check, waits
+
+# So often calls that wait come back to Python, for signals such as Ctrl-C: ms.
+_SLICE = 100
+
+
+class _Waiting:
+    """Calls libvtl until it need not wait any more, or the time limit has passed."""
+
+    def __init__(self, handle: Handle, timeout: Optional[float]) -> None:
+        self._handle = handle
+        self.settimeout(timeout)
+
+    def settimeout(self, timeout: Optional[float]) -> None:
+        """Bounds how long calls may wait, in seconds: None for ever, 0 not at all.
+
+        A call that takes longer raises TimeoutError (with 0: BlockingIOError) and may be tried
+        again; nothing is lost.
+        """
+        if timeout is not None and timeout < 0:
+            raise ValueError("a time limit is not negative")
+        self._timeout = timeout
+        ms = _SLICE if timeout is None else min(_SLICE, -int(-timeout * 1000 // 1))
+        self._handle.set_timeout(ms)
+
+    def gettimeout(self) -> Optional[float]:
+        return self._timeout
+
+    def fileno(self) -> int:
+        """A descriptor to wait with: vtl_fd() in vtl.h."""
+        return self._handle.fd()
+
+    def _wait(self, call: Callable[[], int]) -> int:
+        end = None if self._timeout is None else time.monotonic() + self._timeout
+        while True:
+            result = call()
+            if not waits(result) or (end is not None and time.monotonic() >= end):
+                return check(result)
+
+    def abort(self) -> None:
+        """Ends it at once; a session's peer learns that data may be missing."""
+        self._handle.abort()
+
+    def close(self) -> None:
+        """Waits until the peer has everything, and ends it. Closing twice does nothing."""
+        if self._handle.value is None:
+            return
+        try:
+            self._wait(self._handle.close)
+        except BrokenPipeError:
+            pass  # the peer closed first, and has everything
+
+    def __enter__(self):
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        value: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    def __del__(self) -> None:
+        handle = getattr(self, "_handle", None)
+        if handle is not None and handle.value is not None:
+            warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
+            handle.abort()
+
+
+class Session(_Waiting):
+    """A session with a peer. One thread may send while another one receives."""
+
+    def send(self, data: Buffer) -> int:
+        """Hands bytes over for sending; returns how many were taken: at least one of them."""
+        out = Out(data)
+        return self._wait(lambda: LIB.vtl_send_data(self._handle.value, out.at(0), out.size))
+
+    def sendall(self, data: Buffer) -> None:
+        """Hands all bytes over for sending. They are delivered once close() returns."""
+        out = Out(data)
+        sent = 0
+        while sent < out.size:
+            call = LIB.vtl_send_data
+            at, left = out.at(sent), out.size - sent
+            sent += self._wait(lambda: call(self._handle.value, at, left))
+
+    def recv(self, size: int) -> bytes:
+        """Bytes that have arrived, `size` at most; b"" once the peer has closed the session."""
+        buffer = bytearray(size)
+        return bytes(memoryview(buffer)[: self.recv_into(buffer)])
+
+    def recv_into(self, buffer: Union[bytearray, memoryview]) -> int:
+        """As recv(), into a buffer; returns how many."""
+        place = In(buffer)
+        call = LIB.vtl_recv_data
+        return self._wait(lambda: call(self._handle.value, place.place, place.size))
+
+    def send_message(self, message: Buffer) -> None:
+        """Sends up to info().max_message bytes, which arrive together or not at all."""
+        out = Out(message)
+        call = LIB.vtl_send_message
+        self._wait(lambda: call(self._handle.value, out.at(0), out.size))
+
+    def recv_message(self) -> bytes:
+        """The next message; b"" once the peer has closed the session."""
+        buffer = bytearray(_lib.MESSAGE)
+        place = In(buffer)
+        call = LIB.vtl_recv_message
+        size = self._wait(lambda: call(self._handle.value, place.place, place.size))
+        return bytes(memoryview(buffer)[:size])
+
+    def info(self) -> Info:
+        """What was negotiated."""
+        return self._handle.info()
+
+    def stats(self) -> Statistics:
+        """Counters and estimates."""
+        return self._handle.stats()
+
+
+class Listener(_Waiting):
+    """Waits at a VTL port for sessions; iterate over it, or call accept()."""
+
+    def __init__(self, port: int, timeout: Optional[float] = None) -> None:
+        super().__init__(Handle.init(_lib.LISTENER, f":{port}", None), timeout)
+
+    def accept(self) -> Session:
+        """The next session; its calls wait for ever at first."""
+        accepted: list[Handle] = []
+
+        def call() -> int:
+            result, handle = self._handle.accept()
+            if handle is not None:
+                accepted.append(handle)
+            return result
+
+        self._wait(call)
+        return Session(accepted[0], None)
+
+    def __iter__(self) -> Iterator[Session]:
+        while True:
+            yield self.accept()
+
+
+def connect(
+    host: str,
+    port: int,
+    requirements: Optional[Requirements] = None,
+    timeout: Optional[float] = None,
+) -> Session:
+    """Opens a session with the address `host`.
+
+    Without requirements: reliable, ordered, with congestion control.
+    """
+    session = Session(Handle.init(_lib.INITIATOR, None, _lib.address(host, port)), timeout)
+    try:
+        session._wait(lambda: session._handle.negotiate(requirements))
+    except BaseException:
+        session.abort()
+        raise
+    return session
+
+
+def respond(port: int, timeout: Optional[float] = None) -> Session:
+    """Waits at a VTL port for one session."""
+    session = Session(Handle.init(_lib.RESPONDER, f":{port}", None), timeout)
+    try:
+        session._wait(lambda: LIB.vtl_validate(session._handle.value))
+    except BaseException:
+        session.abort()
+        raise
+    return session

@@ -1,0 +1,208 @@
+"""Sessions and listeners for asyncio.
+
+Nothing here waits in libvtl, and no thread is used: the event loop watches one descriptor of each
+session. Every coroutine may be cancelled; nothing is lost by that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import AsyncIterator, Callable, Optional, Type, Union
+
+from . import _lib
+from ._lib import LIB, Buffer, Handle, In, Info, Out, Requirements, Statistics, check, waits
+
+# The shortest and the longest pause between two looks whether a peer has everything, s.
+_CLOSE = (0.001, 0.05)
+
+
+class _Watched:
+    """Calls libvtl whenever the descriptor says that it is worth it."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+        self._loop = asyncio.get_running_loop()
+        self._waiters: set[asyncio.Future[None]] = set()
+        handle.set_timeout(0)
+        # It stays the same, and is known when there is no socket any more.
+        self._fd = handle.fd()
+
+    def _wake(self) -> None:
+        self._loop.remove_reader(self._fd)
+        # All of them: the first may take the news of another.
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiters.clear()
+
+    async def _wait(
+        self, call: Callable[[], int], forget: Optional[Callable[[], int]] = None
+    ) -> int:
+        """The result of a call that need not wait any more.
+
+        `forget` tells libvtl that nobody waits for that any longer.
+        """
+        try:
+            while waits(result := call()):
+                waiter = self._loop.create_future()
+                self._loop.add_reader(self._fd, self._wake)
+                self._waiters.add(waiter)
+                try:
+                    await waiter
+                finally:
+                    self._waiters.discard(waiter)
+                    if not self._waiters:
+                        self._loop.remove_reader(self._fd)
+        except BaseException:
+            if forget is not None and self._handle.value is not None:
+                forget()
+            raise
+        return check(result)
+
+    def abort(self) -> None:
+        """Ends it at once; a session's peer learns that data may be missing."""
+        if self._handle.value is not None:
+            self._loop.remove_reader(self._fd)
+            self._handle.abort()
+            self._wake()
+
+    async def close(self) -> None:
+        """Waits until the peer has everything, and ends it. Closing twice does nothing."""
+        pause, most = _CLOSE
+        while self._handle.value is not None:
+            result = self._handle.close()
+            if not waits(result):
+                self._wake()
+                try:
+                    check(result)
+                except BrokenPipeError:
+                    pass  # the peer closed first, and has everything
+                return
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.5, most)
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        value: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> None:
+        try:
+            if kind is None:
+                await self.close()
+        finally:
+            self.abort()
+
+    def __del__(self) -> None:
+        handle = getattr(self, "_handle", None)
+        if handle is not None:
+            handle.abort()
+
+
+class Session(_Watched):
+    """A session with a peer. One task may send while another one receives."""
+
+    async def send(self, data: Buffer) -> int:
+        """Hands bytes over for sending; returns how many were taken: at least one of them."""
+        return await self._send(Out(data), 0)
+
+    async def _send(self, out: Out, sent: int) -> int:
+        call, at, left = LIB.vtl_send_data, out.at(sent), out.size - sent
+        return await self._wait(
+            lambda: call(self._handle.value, at, left),
+            lambda: call(self._handle.value, None, 0),
+        )
+
+    async def sendall(self, data: Buffer) -> None:
+        """Hands all bytes over for sending. They are delivered once close() returns.
+
+        If it is cancelled nobody knows how many were taken: send() says so.
+        """
+        out = Out(data)
+        sent = 0
+        while sent < out.size:
+            sent += await self._send(out, sent)
+
+    async def recv(self, size: int) -> bytes:
+        """Bytes that have arrived, `size` at most; b"" once the peer has closed the session."""
+        buffer = bytearray(size)
+        return bytes(memoryview(buffer)[: await self.recv_into(buffer)])
+
+    async def recv_into(self, buffer: Union[bytearray, memoryview]) -> int:
+        """As recv(), into a buffer; returns how many."""
+        return await self._recv(LIB.vtl_recv_data, In(buffer))
+
+    async def _recv(self, call: Callable[..., int], place: In) -> int:
+        return await self._wait(
+            lambda: call(self._handle.value, place.place, place.size),
+            lambda: LIB.vtl_recv_data(self._handle.value, None, 0),
+        )
+
+    async def send_message(self, message: Buffer) -> None:
+        """Sends up to info().max_message bytes, which arrive together or not at all."""
+        out = Out(message)
+        await self._wait(
+            lambda: LIB.vtl_send_message(self._handle.value, out.at(0), out.size),
+            lambda: LIB.vtl_send_data(self._handle.value, None, 0),
+        )
+
+    async def recv_message(self) -> bytes:
+        """The next message; b"" once the peer has closed the session."""
+        buffer = bytearray(_lib.MESSAGE)
+        size = await self._recv(LIB.vtl_recv_message, In(buffer))
+        return bytes(memoryview(buffer)[:size])
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """Messages until the peer closes the session."""
+        while message := await self.recv_message():
+            yield message
+
+    def info(self) -> Info:
+        """What was negotiated."""
+        return self._handle.info()
+
+    def stats(self) -> Statistics:
+        """Counters and estimates. Asks the daemon, which takes about 0.1 ms."""
+        return self._handle.stats()
+
+
+class Listener(_Watched):
+    """Waits at a VTL port for sessions: `async for session in Listener(7000)`."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(Handle.init(_lib.LISTENER, f":{port}", None))
+
+    async def accept(self) -> Session:
+        """The next session."""
+        accepted: list[Handle] = []
+
+        def call() -> int:
+            result, handle = self._handle.accept()
+            if handle is not None:
+                accepted.append(handle)
+            return result
+
+        await self._wait(call)
+        return Session(accepted[0])
+
+    async def __aiter__(self) -> AsyncIterator[Session]:
+        while True:
+            yield await self.accept()
+
+
+async def connect(host: str, port: int, requirements: Optional[Requirements] = None) -> Session:
+    """Opens a session with the address `host`.
+
+    Without requirements: reliable, ordered, with congestion control.
+    """
+    session = Session(Handle.init(_lib.INITIATOR, None, _lib.address(host, port)))
+    try:
+        await session._wait(lambda: session._handle.negotiate(requirements))
+    except BaseException:
+        session.abort()
+        raise
+    return session
