@@ -274,7 +274,7 @@ impl Socket {
                 "op": "connect",
                 "host": self.address.ip(),
                 "port": self.address.port(),
-                "services": requirements.required().bits(),
+                "services": requirements.services.bits(),
                 "prefer": requirements.prefer.bits(),
                 "avoid": requirements.avoid.bits(),
                 "prohibit": requirements.prohibit.bits(),

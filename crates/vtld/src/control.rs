@@ -28,7 +28,7 @@ use nix::{
 };
 use serde_json::{Value, json};
 use vtl::control::{self, Client};
-use vtl_proto::services::Services;
+use vtl_proto::services::{Requirements, Services};
 
 use crate::{
     broker::{self, Granted, Owner, Wish},
@@ -311,7 +311,21 @@ impl Service {
 
 /// What an application wants a session to be like.
 fn wish(request: &Value) -> Result<Wish, String> {
-    let services = request["services"].as_u64().and_then(|n| n.try_into().ok());
+    let services = |key: &str| {
+        let bits = request[key].as_u64().and_then(|n| n.try_into().ok());
+        Services::from_bits(bits.unwrap_or_default())
+    };
+    let mut wanted = Requirements {
+        services: services("services"),
+        prefer: services("prefer"),
+        avoid: services("avoid"),
+        prohibit: services("prohibit"),
+        ..Default::default()
+    };
+    wanted.qos.max_loss_pct = request["max_loss_pct"].as_f64();
+    if let Some(contradiction) = wanted.contradiction() {
+        return Err(contradiction.to_string());
+    }
     let graft = request["graft"].as_str().map(str::to_owned);
     let params = match &request["params"] {
         Value::Null => Vec::new(),
@@ -326,7 +340,7 @@ fn wish(request: &Value) -> Result<Wish, String> {
         _ => return Err("\"params\" must be an object of numbers".into()),
     };
     Ok(Wish {
-        services: Services::from_bits(services.unwrap_or_default()),
+        wanted,
         graft,
         params,
     })

@@ -28,6 +28,7 @@ use std::{
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use serde_json::Value;
 use vtl_bpf::{plane::Ingress, pump::Choice};
+use vtl_proto::services::Services;
 
 use crate::hooker::{self, ClientFlow, HeldConnect, ServerFlow};
 

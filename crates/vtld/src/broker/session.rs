@@ -13,7 +13,7 @@ use vtl_bpf::{plane::ParamInfo, rings::RingSet};
 use vtl_proto::{
     intf::{self, vtl_session},
     nego::{Established, Initiator, NegoKey},
-    services::Services,
+    services::{Requirements, Services},
     wire::Packet,
 };
 
@@ -197,8 +197,8 @@ pub(super) fn entry(
 /// What a session is to be like, as its initiator asks for it.
 #[derive(Clone, Debug, Default)]
 pub struct Wish {
-    /// What the graft must provide.
-    pub services: Services,
+    /// What the graft must provide, and should; without bounds but that on loss.
+    pub wanted: Requirements,
     /// This one and no other.
     pub graft: Option<String>,
     /// Parameters of that graft, in this host's sending direction; the others have their defaults.
@@ -207,14 +207,28 @@ pub struct Wish {
 
 impl From<Services> for Wish {
     fn from(services: Services) -> Self {
-        Self {
+        let wanted = Requirements {
             services,
+            ..Default::default()
+        };
+        Self {
+            wanted,
             ..Default::default()
         }
     }
 }
 
 impl Wish {
+    /// The parameters that were asked for, by name or by what they do.
+    pub(super) fn params(&self) -> Vec<(String, u32)> {
+        let mut params = self.params.clone();
+        if let Some(pct) = self.wanted.qos.max_loss_pct {
+            // Rounded down: never more than was allowed.
+            params.push((MAX_LOSS.to_owned(), (pct * 10.0) as u32));
+        }
+        params
+    }
+
     /// Whether the graft has these parameters.
     pub(super) fn check(&self, known: &[ParamInfo]) -> Result<(), String> {
         for (name, value) in &self.params {
@@ -231,11 +245,14 @@ impl Wish {
     }
 }
 
-/// The graft's parameters: their defaults, but for those that were asked for.
+/// The parameter of grafts that may lose packets: how many, per mille.
+const MAX_LOSS: &str = "max-loss";
+
+/// The graft's parameters: their defaults, but for those that were asked for, the first of a name.
 pub(super) fn set_params(s: &mut vtl_session, known: &[ParamInfo], wanted: &[(String, u32)]) {
     for (place, p) in s.param.iter_mut().zip(known) {
         let wanted = wanted.iter().find(|(name, _)| *name == p.name);
-        *place = wanted.map_or(p.initial, |(_, value)| *value);
+        *place = wanted.map_or(p.initial, |(_, value)| (*value).clamp(p.least, p.most));
     }
 }
 

@@ -14,7 +14,7 @@ use vtl::ring::{RxRing, TxRing};
 use vtl_proto::{
     intf,
     nego::{self, Established, Initiator, NegoKey, Offer, Policy},
-    services::{GraftInfo, Services},
+    services::{GraftInfo, Requirements, Services, select},
     wire::{Gids, Nego, Packet},
 };
 
@@ -34,22 +34,18 @@ impl Engine {
     /// The grafts that a session may use, in order of preference, with those that are not in the
     /// kernel yet. Who asks for nothing gets nothing first, who asks for something the best of
     /// those that provide it.
-    pub(super) fn usable(&self, services: Services) -> Vec<GraftInfo> {
-        let mut usable: Vec<GraftInfo> = self
-            .pool
-            .iter()
-            .filter(|p| !p.disabled && p.info.satisfies(services))
-            .map(|p| p.info.clone())
-            .collect();
-        if services.is_empty() {
-            usable.sort_by_key(|g| g.provides.bits().count_ones());
+    pub(super) fn usable(&self, wanted: &Requirements) -> Vec<GraftInfo> {
+        let grafts = self.pool.iter().filter(|p| !p.disabled).map(|p| &p.info);
+        let mut usable = select(grafts, wanted);
+        if wanted.required().is_empty() && wanted.prefer.is_empty() {
+            usable.sort_by_key(|g| g.provides.count());
         }
-        usable
+        usable.into_iter().cloned().collect()
     }
 
     /// The gids to offer for a wish.
     fn offered(&self, wish: &Wish) -> Result<Gids, String> {
-        let mut usable = self.usable(wish.services);
+        let mut usable = self.usable(&wish.wanted);
         if let Some(name) = &wish.graft {
             let pooled = self.pool.iter().find(|p| p.info.name == *name);
             let pooled = pooled
@@ -58,8 +54,10 @@ impl Engine {
             wish.check(&pooled.params)?;
             usable.retain(|g| g.name == *name);
             if usable.is_empty() {
-                let missing = pooled.info.provides.missing(wish.services);
-                return Err(format!("graft \"{name}\" does not provide {missing}"));
+                return Err(format!(
+                    "graft \"{name}\" is not what was asked for: it provides {}",
+                    pooled.info.provides
+                ));
             }
         } else if !wish.params.is_empty() {
             return Err("parameters are a graft's: name it, too".into());
@@ -67,7 +65,25 @@ impl Engine {
         let gids: Vec<u16> = usable.iter().map(|g| g.gid).collect();
         Gids::new(&gids[..gids.len().min(intf::VTL_NEGO_GRAFTS as usize)])
             .filter(|g| !g.is_empty())
-            .ok_or_else(|| "no graft of the pool provides the services asked for".into())
+            .ok_or_else(|| self.lacking(wish))
+    }
+
+    /// Why no graft will do.
+    fn lacking(&self, wish: &Wish) -> String {
+        let required = wish.wanted.required();
+        let with = |g: &GraftInfo| g.satisfies(required);
+        if self.pool.iter().any(|p| !p.disabled && with(&p.info)) {
+            return format!(
+                "every graft of the pool with {required} also has what was prohibited: {}",
+                wish.wanted.prohibit
+            );
+        }
+        let all = self.pool.iter().filter(|p| !p.disabled);
+        let all = all.fold(Services::NONE, |all, p| all | p.info.provides.implied());
+        match all.missing(required) {
+            Services::NONE => format!("no graft of the pool provides {required} together"),
+            missing => format!("no graft of the pool provides {missing}"),
+        }
     }
 
     /// Makes sure that a graft of the pool is in the kernel.
@@ -218,12 +234,12 @@ impl Engine {
             ring_slots: session.slots,
             max_payload: raw::max_payload(mtu, peer),
             port,
-            services: wish.services,
+            services: wish.wanted.required(),
             gids,
             known_rtt: self.paths.get(&peer).copied(),
         };
         session.initiator = true;
-        session.params.clone_from(&wish.params);
+        session.params = wish.params();
         session.phase = Phase::Opening(Initiator::new(offer, now_ns(), token));
         self.open_timer(sid, now_ns());
         Ok(sid)
@@ -342,7 +358,7 @@ impl Engine {
                 .map(|(port, _)| *port),
         );
         let mtu = raw::route(received.from).map_or(1500, |(_, mtu)| mtu);
-        let grafts = self.usable(Services::NONE);
+        let grafts = self.usable(&Requirements::default());
         let policy = Policy {
             grafts: &grafts,
             ports: &ports,
