@@ -7,10 +7,11 @@ CARGO  ?= cargo
 TARGET  = $(or $(CARGO_TARGET_DIR),target)
 PREFIX ?= /usr/local
 BINS    = vtl vtld
+LIBVTL  = libvtl.so.0
 C_FILES = $(shell git ls-files -co --exclude-standard 'bpf/*.c' 'bpf/*.h' 'include/*.h' 'crates/vtl-c/*.c' 'examples/*.c')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo bench bench-full test lint fmt install uninstall clean
+.PHONY: help setup build demo bench bench-full test lint fmt wheel install uninstall clean
 
 help: ## This list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -47,7 +48,10 @@ fmt: ## Format Rust and C
 	$(CARGO) fmt --all
 	@$(if $(C_FILES),clang-format-19 -i $(C_FILES))
 
-install: build ## Copy the binaries, service, completions and man pages below PREFIX (/usr/local)
+wheel: build ## Build the Python package as a wheel in target/wheels
+	@python3 python/backend.py $(TARGET)/wheels
+
+install: build ## Copy the binaries, the C library, service, completions and man pages below PREFIX (/usr/local)
 	install -Dm755 -t $(DESTDIR)$(PREFIX)/bin $(BINS:%=$(TARGET)/release/%)
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
 	sed 's|@PREFIX@|$(PREFIX)|' dist/vtld.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/vtld.service
@@ -55,12 +59,23 @@ install: build ## Copy the binaries, service, completions and man pages below PR
 	$(TARGET)/release/vtl man $(DESTDIR)$(PREFIX)/share/man/man1
 	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions
 	$(TARGET)/release/vtl completions bash >$(DESTDIR)$(PREFIX)/share/bash-completion/completions/vtl
+	scripts/libvtl.sh $(TARGET)/libvtl $(PREFIX)
+	install -Dm644 -t $(DESTDIR)$(PREFIX)/lib $(TARGET)/libvtl/libvtl.a $(TARGET)/libvtl/$(LIBVTL)
+	ln -sf $(LIBVTL) $(DESTDIR)$(PREFIX)/lib/libvtl.so
+	install -Dm644 -t $(DESTDIR)$(PREFIX)/lib/pkgconfig $(TARGET)/libvtl/vtl.pc
+	install -Dm644 -t $(DESTDIR)$(PREFIX)/include include/vtl.h
+	install -Dm644 -t $(DESTDIR)$(PREFIX)/share/man/man3 dist/vtl.3
+	@[ -n "$(DESTDIR)" ] || ldconfig || echo "run ldconfig as root, so that programs find $(LIBVTL)"
 
 uninstall: ## Remove what `make install` copied
 	rm -f $(BINS:%=$(DESTDIR)$(PREFIX)/bin/%) $(DESTDIR)$(PREFIX)/share/man/man1/vtl.1 \
 	    $(DESTDIR)$(PREFIX)/share/man/man1/vtl-*.1 \
 	    $(DESTDIR)$(PREFIX)/share/bash-completion/completions/vtl \
-	    $(DESTDIR)$(PREFIX)/lib/systemd/system/vtld.service
+	    $(DESTDIR)$(PREFIX)/lib/systemd/system/vtld.service \
+	    $(DESTDIR)$(PREFIX)/lib/libvtl.a $(DESTDIR)$(PREFIX)/lib/libvtl.so \
+	    $(DESTDIR)$(PREFIX)/lib/$(LIBVTL) $(DESTDIR)$(PREFIX)/lib/pkgconfig/vtl.pc \
+	    $(DESTDIR)$(PREFIX)/include/vtl.h $(DESTDIR)$(PREFIX)/share/man/man3/vtl.3
+	@[ -n "$(DESTDIR)" ] || ldconfig || true
 
 clean: ## Remove build output
 	$(CARGO) clean

@@ -79,8 +79,9 @@ struct vtl_requirements {
     int32_t multipath;          /* over several paths at once */
     int32_t encryption;         /* confidential and authentic */
     int32_t partial_order;      /* ordered as far as messages depend on each other */
-    double max_loss;            /* packets that may be missing, percent, up to 100; 0: no limit is
-                                 * named. Excludes reliability at VTL_REQUIRE */
+    double max_loss;            /* packets that may be missing of those that the initiator sends,
+                                 * percent, up to 100; 0: no limit is named. Excludes reliability
+                                 * at VTL_REQUIRE */
     double min_throughput;      /* Mbit/s of payload; 0: do not care */
     uint32_t max_delay;         /* from the sending call to the receiver, ms; 0: do not care */
     uint32_t reserved;          /* 0 */
