@@ -16,7 +16,7 @@ import vtl
 from vtl import Preference, Requirements, Services
 
 PORT = 7200
-SESSIONS = 5
+SESSIONS = 8
 SIZE = 2 << 20
 DATA = bytes((i * 31 + i // 251) & 0xFF for i in range(SIZE))
 
@@ -47,9 +47,10 @@ def serve():
         assert 0.015 < time.monotonic() - start < 5
         listener.settimeout(60)
         print("ready", flush=True)
-        threads = [threading.Thread(target=echo, args=[listener.accept()]) for _ in range(SESSIONS)]
-        for thread in threads:
-            thread.start()
+        threads = []
+        for _ in range(SESSIONS):
+            threads.append(threading.Thread(target=echo, args=[listener.accept()]))
+            threads[-1].start()
         for thread in threads:
             thread.join()
 
@@ -109,6 +110,8 @@ def blocking(host):
 
 def interrupted(host):
     """Signals reach a program that waits."""
+    # Whoever started this in the background had it ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     session = vtl.connect(host, PORT)
     timer = threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGINT])
     timer.start()
@@ -124,6 +127,36 @@ def refused(host):
     assert host in str(error), error
     raises(ValueError, vtl.connect, "nowhere", PORT)
     raises(TimeoutError, vtl.respond, PORT, timeout=0.02)
+
+
+def chosen(host):
+    """Preferences decide which of the grafts it is."""
+    for wanted, graft in [
+        (Requirements(reliability=Preference.REQUIRE), "stream"),
+        (
+            Requirements(
+                reliability=Preference.REQUIRE, congestion_control=Preference.PROHIBIT
+            ),
+            "selective-repeat",
+        ),
+        (
+            Requirements(reliability=Preference.PREFER, congestion_control=Preference.AVOID),
+            "selective-repeat",
+        ),
+    ]:
+        with vtl.connect(host, PORT, wanted, timeout=60) as session:
+            assert session.info().graft == graft, (wanted, session.info())
+            session.send_message(b"x")
+            assert session.recv_message() == b"x"
+    for wanted, word in [
+        (Requirements(encryption=Preference.REQUIRE), "encryption"),
+        (
+            Requirements(congestion_control=Preference.REQUIRE, flow_control=Preference.PROHIBIT),
+            "flow-control",
+        ),
+    ]:
+        error = raises(ConnectionRefusedError, vtl.connect, host, PORT, wanted)
+        assert word in str(error), error
 
 
 async def asynchronous(host):
@@ -163,8 +196,11 @@ async def full(host):
     except asyncio.TimeoutError:
         pass
     got = 0
-    while got < 1 << 20:
-        got += len(await session.recv(1 << 16))
+    try:
+        while True:
+            got += len(await asyncio.wait_for(session.recv(1 << 16), 1))
+    except asyncio.TimeoutError:
+        assert got > 1 << 20, got
     waiting = asyncio.create_task(session.recv(1))
     await asyncio.sleep(0)
     session.abort()
@@ -187,6 +223,7 @@ def main():
         asyncio.run(serve_async())
     else:
         refused(what)
+        chosen(what)
         blocking(what)
         interrupted(what)
         asyncio.run(together(what))

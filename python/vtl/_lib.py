@@ -10,7 +10,7 @@ from ctypes import c_char, c_char_p, c_double, c_int, c_int32, c_size_t, c_ssize
 from ctypes import c_uint64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional, Union
+from typing import Any, Optional, Union
 
 INITIATOR, RESPONDER, LISTENER = 1, 2, 3
 
@@ -81,7 +81,8 @@ class CRequirements(ctypes.Structure):
 
     @classmethod
     def of(cls, wanted: Requirements) -> "CRequirements":
-        values = {field: getattr(wanted, field) or 0 for field, _ in cls._fields_[1:-1]}
+        names = [field[0] for field in cls._fields_[1:-1]]
+        values = {name: getattr(wanted, name) or 0 for name in names}
         return cls(size=ctypes.sizeof(cls), **values)
 
 
@@ -157,24 +158,25 @@ def _load() -> ctypes.CDLL:
     # The GIL is released while a function of it runs.
     lib = ctypes.CDLL(str(Path(__file__).with_name("libvtl.so")))
     sock, place = c_void_p, ctypes.POINTER(c_void_p)
-    for name, result, *args in [
-        ("vtl_init", c_int, c_int, c_char_p, c_char_p, place),
-        ("vtl_negotiate", c_int, sock, ctypes.POINTER(CRequirements)),
-        ("vtl_validate", c_int, sock),
-        ("vtl_accept", c_int, sock, place),
-        ("vtl_send_data", c_ssize_t, sock, c_void_p, c_size_t),
-        ("vtl_recv_data", c_ssize_t, sock, c_void_p, c_size_t),
-        ("vtl_send_message", c_int, sock, c_void_p, c_size_t),
-        ("vtl_recv_message", c_ssize_t, sock, c_void_p, c_size_t),
-        ("vtl_close", c_int, sock),
-        ("vtl_abort", c_int, sock),
-        ("vtl_set_timeout", c_int, sock, c_int),
-        ("vtl_fd", c_int, sock),
-        ("vtl_get_info", c_int, sock, ctypes.POINTER(CInfo)),
-        ("vtl_get_stats", c_int, sock, ctypes.POINTER(CStats)),
-        ("vtl_last_error", c_char_p),
-        ("vtl_version", c_char_p),
-    ]:
+    functions: list[tuple[str, Any, list[Any]]] = [
+        ("vtl_init", c_int, [c_int, c_char_p, c_char_p, place]),
+        ("vtl_negotiate", c_int, [sock, ctypes.POINTER(CRequirements)]),
+        ("vtl_validate", c_int, [sock]),
+        ("vtl_accept", c_int, [sock, place]),
+        ("vtl_send_data", c_ssize_t, [sock, c_void_p, c_size_t]),
+        ("vtl_recv_data", c_ssize_t, [sock, c_void_p, c_size_t]),
+        ("vtl_send_message", c_int, [sock, c_void_p, c_size_t]),
+        ("vtl_recv_message", c_ssize_t, [sock, c_void_p, c_size_t]),
+        ("vtl_close", c_int, [sock]),
+        ("vtl_abort", c_int, [sock]),
+        ("vtl_set_timeout", c_int, [sock, c_int]),
+        ("vtl_fd", c_int, [sock]),
+        ("vtl_get_info", c_int, [sock, ctypes.POINTER(CInfo)]),
+        ("vtl_get_stats", c_int, [sock, ctypes.POINTER(CStats)]),
+        ("vtl_last_error", c_char_p, []),
+        ("vtl_version", c_char_p, []),
+    ]
+    for name, result, args in functions:
         function = getattr(lib, name)
         function.restype, function.argtypes = result, args
     return lib
@@ -184,7 +186,7 @@ LIB = _load()
 
 
 def version() -> str:
-    return LIB.vtl_version().decode()
+    return str(LIB.vtl_version().decode())
 
 
 def check(result: int) -> int:
@@ -224,7 +226,7 @@ class Handle:
     def negotiate(self, wanted: Optional[Requirements]) -> int:
         # ctypes passes None as NULL.
         c = None if wanted is None else ctypes.byref(CRequirements.of(wanted))
-        return LIB.vtl_negotiate(self.value, c)
+        return int(LIB.vtl_negotiate(self.value, c))
 
     def accept(self) -> "tuple[int, Optional[Handle]]":
         place = c_void_p()
@@ -240,11 +242,11 @@ class Handle:
     def stats(self) -> Statistics:
         c = CStats(size=ctypes.sizeof(CStats))
         check(LIB.vtl_get_stats(self.value, ctypes.byref(c)))
-        return Statistics(*(getattr(c, name) for name, _ in CStats._fields_[2:]))
+        return Statistics(*(getattr(c, field[0]) for field in CStats._fields_[2:]))
 
     def close(self) -> int:
         """Ends it in order; the handle stays if that would have to wait."""
-        result = LIB.vtl_close(self.value)
+        result = int(LIB.vtl_close(self.value))
         if not waits(result):
             self.value = None
         return result

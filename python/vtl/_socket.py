@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 import warnings
 from types import TracebackType
-from typing import Callable, Iterator, Optional, Type, Union
+from typing import Callable, Iterator, Optional, Type, TypeVar, Union
 
 from . import _lib
 from ._lib import LIB, Buffer, Handle, In, Info, Out, Requirements, Statistics, check, waits
 
 # So often calls that wait come back to Python, for signals such as Ctrl-C: ms.
 _SLICE = 100
+
+_Self = TypeVar("_Self", bound="_Waiting")
 
 
 class _Waiting:
@@ -60,7 +62,7 @@ class _Waiting:
         except BrokenPipeError:
             pass  # the peer closed first, and has everything
 
-    def __enter__(self):
+    def __enter__(self: _Self) -> _Self:
         return self
 
     def __exit__(

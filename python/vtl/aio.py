@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
-from typing import AsyncIterator, Callable, Optional, Type, Union
+from typing import AsyncIterator, Callable, Optional, Type, TypeVar, Union
 
 from . import _lib
 from ._lib import LIB, Buffer, Handle, In, Info, Out, Requirements, Statistics, check, waits
 
 # The shortest and the longest pause between two looks whether a peer has everything, s.
 _CLOSE = (0.001, 0.05)
+
+_Self = TypeVar("_Self", bound="_Watched")
 
 
 class _Watched:
@@ -82,7 +84,7 @@ class _Watched:
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, most)
 
-    async def __aenter__(self):
+    async def __aenter__(self: _Self) -> _Self:
         return self
 
     async def __aexit__(
