@@ -8,9 +8,10 @@ use std::{
 use vtl_testbed::Host;
 
 use crate::{
-    api::ready,
-    process::Process,
-    world::{VTL, World, bad_link},
+    api::{library, ready, repository, run},
+    process::{Process, until},
+    python::python,
+    world::{VTL, World, bad_link, payload},
 };
 
 /// An example in Rust; `None` if it is not built, as by `cargo test -p vtl-cli`.
@@ -50,4 +51,161 @@ fn async_echo__many_sessions_at_once() {
     let mut client = Process::start(client.args([&address, "8", "1000000"]));
     assert!(client.wait(120).success());
     assert!(serving.wait(30).success());
+}
+
+#[test]
+fn echo__measures_round_trips() {
+    let (Some(program), Some(world)) = (example("echo"), world("x-echo")) else {
+        return;
+    };
+    let mut serving = Process::start(on(&world, Host::Server, &program).arg("serve"));
+    let address = world.servers()[1].to_string();
+    until("the echo serves", 10, || {
+        world.status(Host::Server)["listeners"][0].is_number()
+    });
+    let client = on(&world, Host::Client, &program)
+        .args(["ping", &address, "50"])
+        .output()
+        .expect("it runs");
+    let line = String::from_utf8_lossy(&client.stdout);
+    assert!(
+        client.status.success() && line.contains("\"count\":50"),
+        "{line}"
+    );
+    serving.wait(30);
+}
+
+/// A program of `examples/`, compiled with the flags that pkg-config knows.
+fn compile(world: &World, name: &str) -> PathBuf {
+    let program = world.path(name);
+    let library = library();
+    let flags = Command::new("pkg-config")
+        .args(["--cflags", "--libs", "vtl"])
+        .env("PKG_CONFIG_PATH", library)
+        .output()
+        .expect("pkg-config runs");
+    let flags = String::from_utf8_lossy(&flags.stdout).into_owned();
+    assert!(flags.contains("-lvtl"), "{flags}");
+    run(Command::new("cc")
+        .args([
+            "-std=gnu11",
+            "-Wall",
+            "-Wextra",
+            "-Wpedantic",
+            "-Werror",
+            "-o",
+        ])
+        .arg(&program)
+        .arg(repository().join(format!("examples/{name}.c")))
+        // It is not where it will be installed.
+        .arg("-I")
+        .arg(repository().join("include"))
+        .arg("-L")
+        .arg(library)
+        .arg(format!("-Wl,-rpath,{}", library.display()))
+        .args(flags.split_whitespace()));
+    program
+}
+
+#[test]
+fn streaming__text_image_and_video() {
+    let Some(world) = world("x-stream") else {
+        return;
+    };
+    let [server, client] = ["stream_server", "stream_client"].map(|name| compile(&world, name));
+    for (name, size, exact) in [
+        ("letter.txt", 4 << 10, true),
+        ("picture.png", 300 << 10, true),
+        ("film.mp4", 2 << 20, false),
+    ] {
+        let (file, got) = (world.path(name), world.path(&format!("got-{name}")));
+        let bytes = payload(size, 3);
+        std::fs::write(&file, &bytes).expect("written");
+        let mut receive = on(&world, Host::Server, &client);
+        receive.arg("7001").arg(&got).stdout(Stdio::piped());
+        let mut receiving = Process::start(&mut receive);
+        ready(receiving.child());
+        let mut send = on(&world, Host::Client, &server);
+        let to = world.servers()[usize::from(exact)];
+        let to = std::net::SocketAddr::new(to, 7001).to_string();
+        let sent = Process::piped(send.arg(&file).arg(to)).output(60);
+        let words = String::from_utf8_lossy(&sent.stderr);
+        assert!(sent.status.success(), "{name}: {words}");
+        assert!(receiving.wait(30).success(), "{name}");
+        let got = std::fs::read(&got).expect("written");
+        if exact {
+            assert!(got == bytes, "{name} is not what was sent");
+            continue;
+        }
+        let here = got.iter().zip(&bytes).filter(|(a, b)| a == b).count();
+        assert!(here * 100 >= size * 94, "{name}: {here} of {size} bytes");
+    }
+}
+
+/// Who chats; gone with the test.
+struct Talker(std::process::Child);
+
+impl Drop for Talker {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn chat__everybody_hears_everybody_in_order() {
+    use std::io::Write;
+    let Some(python) = python() else {
+        return;
+    };
+    let Some(world) = world("x-chat") else {
+        return;
+    };
+    let script = repository().join("examples/chat.py");
+    let chat = |host: Host, args: &[&str]| {
+        let mut command = on(&world, host, python);
+        command.arg(&script).args(args).stdout(Stdio::piped());
+        command
+    };
+    let mut serving = Process::start(&mut chat(Host::Server, &["serve"]));
+    ready(serving.child());
+    let address = world.servers()[0].to_string();
+    let mut talkers = Vec::new();
+    for (name, host) in [("ann", Host::Client), ("bob", Host::Client)] {
+        let output = std::fs::File::create(world.path(name)).expect("a file");
+        let mut command = chat(host, &[name, &address]);
+        command.stdin(Stdio::piped()).stdout(output);
+        talkers.push((name, Talker(command.spawn().expect("it runs"))));
+    }
+    let said = |name: &str| std::fs::read_to_string(world.path(name)).unwrap_or_default();
+    for (name, _) in &talkers {
+        until("a session", 20, || said(name).contains("over "));
+    }
+    // Whoever has sent something is known to have been accepted.
+    for i in 0..20 {
+        for (name, talker) in &mut talkers {
+            let mut input = talker.0.stdin.as_ref().expect("piped");
+            writeln!(input, "{i} of {name}").expect("it listens");
+        }
+    }
+    for (listener, _) in &talkers {
+        for (speaker, _) in &talkers {
+            let last = format!("{speaker}: 19 of {speaker}");
+            until(&last, 30, || said(listener).contains(&last));
+            let mut at = 0;
+            let text = said(listener);
+            for line in text.lines().filter(|l| l.starts_with(*speaker)) {
+                let number: usize = line
+                    .split([' ', ':'])
+                    .find_map(|w| w.parse().ok())
+                    .expect("a number");
+                assert!(number >= at, "{text}");
+                at = number + 1;
+            }
+        }
+    }
+    for (_, mut talker) in talkers {
+        drop(talker.0.stdin.take());
+        assert!(talker.0.wait().expect("it ends").success());
+    }
 }
