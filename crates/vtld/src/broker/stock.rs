@@ -4,7 +4,7 @@
 //! a budget of memory; as it runs out, sets become smaller.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::mpsc::{self, Receiver, Sender},
     thread,
     time::Duration,
@@ -59,8 +59,10 @@ pub(super) struct Stock {
     ready: BTreeMap<u32, Vec<RingSet>>,
     /// Ordered and not made yet.
     coming: usize,
-    /// To be ordered when there is time for it, by size.
-    owed: BTreeMap<u32, usize>,
+    /// Sizes of which sets were taken.
+    owed: BTreeSet<u32>,
+    /// There was none left for a session a short time ago.
+    rush: bool,
     /// Of each size that sessions start with, so many are kept ready.
     level: usize,
     /// The largest size.
@@ -88,7 +90,8 @@ impl Stock {
             deliveries,
             ready: BTreeMap::new(),
             coming: 0,
-            owed: BTreeMap::new(),
+            owed: BTreeSet::new(),
+            rush: false,
             level,
             most,
         };
@@ -128,10 +131,12 @@ impl Stock {
 
     /// A set of rings of `slots` packets, or of what comes next to it: a larger one, else a
     /// smaller one. Waits only if there is none at all.
+    ///
+    /// What was taken is not made up for yet: making rings keeps a processor busy for up to a tenth
+    /// of a second, which would be missing to the session that begins.
     pub(super) fn take(&mut self, slots: u32) -> vtl_bpf::Result<RingSet> {
         self.collect();
         let slots = slots.min(self.most);
-        let mut wanted = self.level;
         let set = loop {
             let larger = self.ready.range(slots..).find(|(_, s)| !s.is_empty());
             let smaller = || self.ready.range(..slots).rfind(|(_, s)| !s.is_empty());
@@ -139,31 +144,26 @@ impl Stock {
             if let Some(set) = next.and_then(|size| self.ready.get_mut(&size)?.pop()) {
                 break set;
             }
-            // Sessions come faster than single sets can be made.
             if self.coming == 0 {
-                self.order(slots, BURST);
+                // One, and many if it happens again: then sessions come faster than single sets.
+                self.order(slots, if self.rush { BURST } else { 1 });
+                self.rush = true;
             }
-            wanted = 0;
             let delivery = self.deliveries.recv();
             self.accept(delivery.expect("the thread lives as long as the stock"))?;
         };
-        let left = self.ready.get(&slots).map_or(0, Vec::len) + self.coming;
-        let missing = wanted.saturating_sub(left);
-        if left > 0 {
-            // The processor that makes rings, for up to a tenth of a second, is missing to the
-            // session that begins.
-            self.owed.insert(slots, missing);
-        } else {
-            self.owed.remove(&slots);
-            self.order(slots, missing);
-        }
+        self.owed.insert(slots);
         Ok(set)
     }
 
-    /// Makes up for what was taken. Not to be called while a session is being opened.
+    /// Makes up for what was taken. To be called when no session is being opened.
     pub(super) fn replenish(&mut self) {
-        for (slots, count) in std::mem::take(&mut self.owed) {
-            self.order(slots, count);
+        self.collect();
+        self.rush = false;
+        let coming = self.coming;
+        for slots in std::mem::take(&mut self.owed) {
+            let left = self.ready.get(&slots).map_or(0, Vec::len) + coming;
+            self.order(slots, self.level.saturating_sub(left));
         }
     }
 

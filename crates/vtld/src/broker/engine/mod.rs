@@ -77,7 +77,7 @@ const QUEUE_NS: u64 = MS / 10;
 /// larger than they must be.
 const CROWD: usize = 32;
 /// After how long without a new session rings are made in place of those that were taken.
-const RESTOCK_NS: u64 = 2_000 * MS;
+const RESTOCK_NS: u64 = 1_000 * MS;
 /// How long spare rings are kept after the last session was opened.
 const SPARE_NS: u64 = 10_000 * MS;
 /// Peers whose round-trip time is remembered.
