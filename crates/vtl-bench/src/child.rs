@@ -112,8 +112,17 @@ pub fn pin(command: &mut Command, core: usize) {
 
 /// The most memory that a running process has had resident, KiB; 0 if it is gone.
 pub fn peak_kb(pid: u32) -> u64 {
+    of_status(pid, "VmHWM:")
+}
+
+/// The memory that a running process has resident, KiB; 0 if it is gone.
+pub fn resident_kb(pid: u32) -> u64 {
+    of_status(pid, "VmRSS:")
+}
+
+fn of_status(pid: u32, key: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let line = status.lines().find_map(|line| line.strip_prefix(key));
     line.and_then(|rest| rest.split_whitespace().next()?.parse().ok())
         .unwrap_or(0)
 }

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use vtl::control::{self, Client};
 use vtl_testbed::{Host, Testbed};
 
-use crate::child::{Background, peak_kb, pin};
+use crate::child::{Background, peak_kb, pin, resident_kb};
 use crate::interrupt::Interrupt;
 use crate::programs::Programs;
 
@@ -148,6 +148,11 @@ impl Daemons {
     /// The most memory that both together had resident, KiB.
     pub fn peak_kb(&self) -> u64 {
         peak_kb(self.client.pid()) + peak_kb(self.server.pid())
+    }
+
+    /// The memory that both together have resident now, KiB.
+    pub fn resident_kb(&self) -> u64 {
+        resident_kb(self.client.pid()) + resident_kb(self.server.pid())
     }
 }
 

@@ -109,6 +109,9 @@ pub struct Row {
     /// Seconds, and bytes by then: only of competing flows and of changing links.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub samples: Vec<(f64, u64)>,
+    /// Seconds, and KiB that the daemons had resident then: only of transfers of a minute and more.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub memory_samples: Vec<(f64, u64)>,
 }
 
 /// The columns of the CSV form: all fields but the samples.

@@ -1,16 +1,19 @@
 //! `vtl bench`: VTL against what it competes with.
 
 use std::fs;
+use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
+use indicatif::{ProgressBar, ProgressStyle};
 use vtl_bench::Interrupt;
 use vtl_bench::plan::Plan;
 use vtl_bench::plot;
 use vtl_bench::programs::{Programs, find_program};
 use vtl_bench::row::{Row, columns};
-use vtl_bench::run::Bench;
+use vtl_bench::run::{Bench, Event};
 use vtl_bench::table;
 
 use crate::doctor;
@@ -101,7 +104,9 @@ fn measure(args: &RunArgs) -> anyhow::Result<()> {
     require_writable(args)?;
     let interrupt = Interrupt::catch()?;
     let bench = Bench::new(Programs::find()?, Bench::testbed_name(), interrupt)?;
-    let finished = bench.run(&plans, |line| eprintln!("{line}"));
+    let progress = Spinner::new();
+    let finished = bench.run(&plans, |event| progress.show(event));
+    progress.end();
     let rows = &finished.rows;
     if rows.is_empty() {
         return finished.stopped.map_or(Ok(()), Err);
@@ -124,6 +129,39 @@ fn measure(args: &RunArgs) -> anyhow::Result<()> {
         );
     }
     Ok(())
+}
+
+/// What is under way on a terminal, with the seconds since it began; lines for what has ended.
+struct Spinner(Option<ProgressBar>);
+
+impl Spinner {
+    fn new() -> Self {
+        let bar = io::stderr().is_terminal().then(|| {
+            let style = ProgressStyle::with_template("{msg}: {elapsed}").expect("a valid template");
+            let bar = ProgressBar::new_spinner().with_style(style);
+            bar.enable_steady_tick(Duration::from_secs(1));
+            bar
+        });
+        Self(bar)
+    }
+
+    fn show(&self, event: Event<'_>) {
+        match (&self.0, event) {
+            (Some(bar), Event::Begun(text)) => {
+                bar.reset_elapsed();
+                bar.set_message(text.to_owned());
+            }
+            (Some(bar), Event::Ended(text)) => bar.println(text),
+            (None, Event::Begun(_)) => {}
+            (None, Event::Ended(text)) => eprintln!("{text}"),
+        }
+    }
+
+    fn end(&self) {
+        if let Some(bar) = &self.0 {
+            bar.finish_and_clear();
+        }
+    }
 }
 
 /// Refuses plans for which a program is missing.

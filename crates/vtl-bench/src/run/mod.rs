@@ -26,6 +26,15 @@ pub struct Bench {
     scratch: Scratch,
 }
 
+/// What a running bench has to say to people.
+#[derive(Clone, Copy, Debug)]
+pub enum Event<'a> {
+    /// This transfer has begun.
+    Begun(&'a str),
+    /// This is what came of one.
+    Ended(&'a str),
+}
+
 /// A bench that has ended, perhaps early.
 #[derive(Debug)]
 pub struct Finished {
@@ -60,8 +69,8 @@ impl Bench {
     }
 
     /// Measures everything that the plans ask for, one transfer after the other. A transfer that
-    /// fails becomes a row that says so. `say` gets a line for people for each.
-    pub fn run(&self, plans: &[Plan], mut say: impl FnMut(&str)) -> Finished {
+    /// fails becomes a row that says so.
+    pub fn run(&self, plans: &[Plan], mut say: impl FnMut(Event<'_>)) -> Finished {
         let total: usize = plans.iter().map(Plan::transfers).sum();
         let started = Instant::now();
         let mut done = 0;
@@ -76,6 +85,13 @@ impl Bench {
                                 stopped: Some(error.into()),
                             };
                         }
+                        let names: Vec<_> = leg.iter().map(ToString::to_string).collect();
+                        say(Event::Begun(&format!(
+                            "[{}/{total}] {}: {cell}: {}, run {run}",
+                            done + 1,
+                            plan.name,
+                            names.join(" and "),
+                        )));
                         let results = match self.transfer(plan, cell, leg, run) {
                             Ok(results) => results,
                             Err(error) if stops(&error) => {
@@ -93,13 +109,13 @@ impl Bench {
                         let left =
                             started.elapsed().as_secs_f64() / done as f64 * (total - done) as f64;
                         for row in &results {
-                            say(&format!(
+                            say(Event::Ended(&format!(
                                 "[{done}/{total}] {}: {cell}: {}, run {run}: {}; {} left",
                                 plan.name,
                                 row.transport,
                                 brief(row),
                                 people(left),
-                            ));
+                            )));
                         }
                         rows.extend(results);
                     }

@@ -226,11 +226,17 @@ impl<'a> Stage<'a> {
         for (client, _) in &mut pairs {
             client.go()?;
         }
+        let mut memory = Memory::new(self.daemons.as_ref());
         let mut outcomes: Vec<Outcome> = Vec::new();
         for (client, _) in &mut pairs {
             let patience = Duration::from_secs_f64(self.cell.longest_s() + 60.0 + 2.0 * GRACE_S);
-            outcomes.push(client.hear(patience, interrupt, || clock.tick())?);
+            let tick = || {
+                memory.tick();
+                clock.tick()
+            };
+            outcomes.push(client.hear(patience, interrupt, tick)?);
         }
+        let memory_samples = memory.samples();
         let busy = since.busy_s();
         let again = self.vtl_retransmitted();
         let mut memory = self.daemons.as_ref().map_or(0, Daemons::peak_kb);
@@ -259,6 +265,7 @@ impl<'a> Stage<'a> {
             row.cpu(busy);
             row.cpu_s_per_gb = (total > 0).then(|| busy / (total as f64 / 1e9));
             row.memory_peak_kb = Some(memory);
+            row.memory_samples.clone_from(&memory_samples);
             self.link_figures(row)?;
         }
         for (client, _) in &mut pairs {
@@ -335,6 +342,44 @@ fn cores(cell: &Cell) -> Option<[usize; 2]> {
         Some(1) => Some([0, 0]),
         Some(_) => Some([0, 1]),
         None => None,
+    }
+}
+
+/// Looks at the daemons' memory from time to time.
+struct Memory<'a> {
+    daemons: Option<&'a Daemons>,
+    start: Instant,
+    samples: Vec<(f64, u64)>,
+}
+
+impl<'a> Memory<'a> {
+    /// The distance of two looks.
+    const EVERY_S: f64 = 10.0;
+    /// Shorter transfers say nothing about growth.
+    const LEAST: usize = 7;
+
+    fn new(daemons: Option<&'a Daemons>) -> Self {
+        Self {
+            daemons,
+            start: Instant::now(),
+            samples: Vec::new(),
+        }
+    }
+
+    fn tick(&mut self) {
+        let now = self.start.elapsed().as_secs_f64();
+        if let Some(daemons) = self.daemons
+            && now >= self.samples.len() as f64 * Self::EVERY_S
+        {
+            self.samples.push((now, daemons.resident_kb()));
+        }
+    }
+
+    fn samples(self) -> Vec<(f64, u64)> {
+        if self.samples.len() < Self::LEAST {
+            return Vec::new();
+        }
+        self.samples
     }
 }
 
