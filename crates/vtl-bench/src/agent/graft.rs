@@ -4,7 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 
-use vtl::{Mode, Requirements, Services, Socket};
+use vtl::{Mode, Socket};
 
 use super::conn::Conn;
 
@@ -18,16 +18,7 @@ impl Session {
     /// Opens one, over the graft of this name or not at all.
     pub(super) fn connect(to: SocketAddr, daemon: &Path, graft: &str) -> io::Result<Self> {
         let mut socket = Socket::init(Mode::Initiator, to, daemon)?;
-        let agreement = socket.negotiate(&Requirements {
-            services: Services::RELIABLE.union(Services::ORDERED),
-            ..Default::default()
-        })?;
-        if agreement.graft != graft {
-            return Err(io::Error::other(format!(
-                "the session is over \"{}\", not \"{graft}\"",
-                agreement.graft
-            )));
-        }
+        socket.negotiate_over(graft, &[])?;
         Ok(Self(socket))
     }
 

@@ -21,6 +21,9 @@ const LARGEST: u64 = 1 << 44;
 /// The most flows at a time.
 const MOST_FLOWS: u32 = 2_000;
 
+/// The graft that carries hooked connections: the best one for byte streams.
+const HOOKED: &str = "stream";
+
 /// One value or a list of them; a list multiplies the cells.
 #[derive(Clone, Debug)]
 enum Many<T> {
@@ -287,6 +290,12 @@ fn transports(table: &PlanTable) -> Result<Vec<Transport>, Problem> {
                 "there is no graft \"{graft}\": valid are {}",
                 all.join(", ")
             );
+            return problem("transports", text);
+        }
+        if let Transport::Hook(graft) = &transport
+            && graft != HOOKED
+        {
+            let text = format!("the Hooker uses the graft \"{HOOKED}\", not \"{graft}\"");
             return problem("transports", text);
         }
         Ok(transport)

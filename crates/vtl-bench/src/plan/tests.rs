@@ -103,7 +103,7 @@ fn parse__compete_runs_all_at_once() {
 }
 
 /// What to change in the good plan, where the complaint must point, and words that it must have.
-const WRONG: [(&str, &str, usize, &[&str]); 31] = [
+const WRONG: [(&str, &str, usize, &[&str]); 32] = [
     (
         "loss_pct = 2",
         "los_pct = 2",
@@ -141,7 +141,13 @@ const WRONG: [(&str, &str, usize, &[&str]); 31] = [
         "\"tcp-cubic\"",
         "\"hook:graft:strem\"",
         1,
-        &["graft \"strem\"", "valid are stream"],
+        &["graft \"strem\"", "valid are", "stream"],
+    ),
+    (
+        "\"tcp-cubic\"",
+        "\"hook:graft:go-back-n\"",
+        1,
+        &["the Hooker uses the graft \"stream\""],
     ),
     ("terrestrial", "wifi", 4, &["wifi", "satellite", "wire"]),
     (
