@@ -46,8 +46,8 @@ struct vtl_hdr {
     __u8 version_type; /* version in the high four bits, enum vtl_type in the low four */
     __u8 flags;
     __be16 gid;   /* the graft that made the packet and that must process it */
-    __be32 sid;   /* the session's index at the receiver, which handed it out; 0 in NEGO */
-    __be64 token; /* the receiver's random guard of that session; 0 in NEGO */
+    __be32 sid;   /* the session's index at the receiver, which handed it out; NEGO: see there */
+    __be64 token; /* the receiver's random guard of that session; NEGO: see there */
     __le32 csum;  /* see vtl_csum: over everything from version_type to the end */
     __be16 len;   /* bytes that follow this packet type's own header */
     __u16 reserved;
@@ -84,10 +84,14 @@ struct vtl_ack_hdr {
 };
 
 /*
- * NEGO, NEGO_ACK, NEGO_NACK: 72 bytes, handled by the daemons. The initiator offers up to
+ * NEGO, NEGO_ACK, NEGO_NACK: 160 bytes, handled by the daemons. The initiator offers up to
  * VTL_NEGO_GRAFTS grafts in order of preference; the answer names the one chosen in gids[0].
  */
-enum { VTL_NEGO_GRAFTS = 8 };
+enum {
+    VTL_NEGO_GRAFTS = 8,
+    VTL_NEGO_PARAMS = 8,    /* also the most that one graft has */
+    VTL_EARLY_WINDOW = 256, /* packets that the initiator may send before it has the answer */
+};
 
 /* vtl_nego.reason in a NEGO_NACK. */
 enum vtl_nack {
@@ -96,10 +100,21 @@ enum vtl_nack {
     VTL_NACK_NO_ROOM = 2,     /* too many sessions */
     VTL_NACK_NO_LISTENER = 3, /* nobody waits at that port */
     VTL_NACK_VERSION = 4,     /* version not spoken */
+    VTL_NACK_COOKIE = 5,      /* no refusal: repeat the NEGO with the ticket of this answer */
+    VTL_NACK_USED = 6,        /* the ticket has opened a session already */
+};
+
+/* One parameter of an offered graft. 8 bytes. */
+struct vtl_nego_param {
+    __u8 graft; /* which one: index in vtl_nego.gids */
+    __u8 index; /* which parameter, in the graft's own order */
+    __u16 reserved;
+    __be32 value;
 };
 
 struct vtl_nego {
-    struct vtl_hdr h;
+    struct vtl_hdr h;   /* NEGO: sid and token are 0, or, for early data, those of the session that
+                         * the initiator wants at the responder */
     __be64 token;       /* the guard that the peer must put into packets it sends to us */
     __be64 peer_token;  /* answer: the initiator's token, as proof that its NEGO was seen */
     __be32 sid;         /* our session index, likewise */
@@ -110,6 +125,13 @@ struct vtl_nego {
     __u8 reason;        /* enum vtl_nack */
     __u8 grafts;        /* valid entries of gids */
     __be16 gids[VTL_NEGO_GRAFTS];
+    /* The ticket. Made by the responder, for the initiator's address alone; NEGO returns it. */
+    __be64 ticket_time; /* when it was made, ms since the responder started */
+    __be64 ticket_mac;  /* the responder's own business */
+    __be32 ticket_sid;  /* the session index that it is good for; 0 = no ticket */
+    __u8 params;        /* valid entries of param */
+    __u8 reserved[3];
+    struct vtl_nego_param param[VTL_NEGO_PARAMS];
 };
 
 /* Services of the thesis, table 3.1. */

@@ -1,14 +1,29 @@
-//! How a session is opened: one NEGO, one answer.
+//! How a session is opened: one NEGO, one answer; to a peer met before, without waiting for it.
 //!
-//! Times are nanoseconds of one monotonic clock, any epoch. Tokens are random values that the
-//! caller draws: 64 bits, unpredictable, new for each session.
+//! [`Initiator`] is the side that opens, [`Responder`] the side that answers. Both have no I/O:
+//! packets, time and random values come in, packets and decisions go out.
+//!
+//! Times are nanoseconds of one monotonic clock, any epoch. Tokens and secrets are random values
+//! that the caller draws: unpredictable, and new each time.
+
+mod initiator;
+mod responder;
+mod ticket;
+
+#[cfg(test)]
+mod network;
+#[cfg(test)]
+mod tests;
 
 use core::{net::IpAddr, time::Duration};
 
+pub use initiator::{Answer, Early, Initiator, Offer, Offered, Step};
+pub use responder::{Choice, Counters, Made, Policy, Request, Responder, Verdict};
+pub use ticket::LIFE;
+
 use crate::{
     intf,
-    services::{GraftInfo, Services},
-    wire::{Gids, Header, Nego, Packet, get},
+    wire::{Header, Nego, Packet, Ticket, get},
 };
 
 /// First wait for an answer where the round-trip time is unknown.
@@ -20,26 +35,14 @@ pub const PATIENCE: Duration = Duration::from_secs(9);
 pub const MAX_WAIT: Duration = Duration::from_secs(5);
 /// No wait is shorter, however short the round-trip time: the answer takes a process to be woken.
 pub const MIN_WAIT: Duration = Duration::from_millis(100);
+/// How far NEGO is ahead of early data: the responder's daemon makes the session meanwhile.
+pub const HEAD_START: Duration = Duration::from_millis(2);
+/// So many sessions may strangers have, who have not shown that they receive what is sent to their
+/// addresses. The next ones are asked to show it first.
+pub const STRANGERS: usize = 8;
 
-/// What the initiator asks for and offers.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Offer {
-    /// Our session index, not 0.
-    pub sid: u32,
-    /// Slots of our receive ring, 1 to `intf::VTL_MAX_WINDOW`.
-    pub ring_slots: u32,
-    /// The most payload bytes per packet that we take, [`crate::wire::MIN_PAYLOAD`] to
-    /// `intf::VTL_MAX_PAYLOAD`.
-    pub max_payload: u16,
-    /// Rendezvous; 0 is the Hooker's stream service.
-    pub port: u16,
-    /// What the graft must provide.
-    pub services: Services,
-    /// Grafts in order of preference, at least one.
-    pub gids: Gids,
-    /// The path's round-trip time if known: retransmissions then start at twice that.
-    pub known_rtt: Option<Duration>,
-}
+/// Values of a graft's parameters, in its own order; 0 behind the last one.
+pub type Values = [u32; intf::VTL_NEGO_PARAMS as usize];
 
 /// The session as negotiated, seen from one side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,9 +57,13 @@ pub struct Established {
     pub max_payload: u16,
     /// The graft.
     pub gid: u16,
+    /// Its parameters.
+    pub params: Values,
     /// Round-trip time; `None` when the answer may belong to more than one transmission
     /// (Karn's rule, RFC 6298 section 3).
     pub rtt: Option<Duration>,
+    /// For the next session with this peer; only at the initiator.
+    pub ticket: Option<Ticket>,
 }
 
 /// Why there is no session.
@@ -71,6 +78,15 @@ pub enum NegoError {
     /// The peer chose a graft that was not offered.
     #[error("the peer chose graft {0}, which was not offered")]
     NotOffered(u16),
+    /// The peer's graft of that number has other parameters: it is another graft.
+    #[error("the peer's graft {0} differs from ours")]
+    Differs(u16),
+    /// Data had gone ahead of the answer, which then said that they cannot be sent like that.
+    #[error("the peer has changed since the last session, and data were under way: try again")]
+    Changed,
+    /// Data had gone ahead, and the peer may or may not have received them before it restarted.
+    #[error("the peer was restarted while the session was opened: data may have arrived or not")]
+    Restarted,
 }
 
 /// The reason in a NEGO_NACK.
@@ -88,6 +104,12 @@ pub enum Reason {
     /// The version is not spoken there.
     #[error("version not spoken there")]
     Version,
+    /// No refusal: the initiator shall show that it receives what is sent to its address.
+    #[error("it asks for a NEGO with a ticket")]
+    Cookie,
+    /// The ticket has opened a session before.
+    #[error("the ticket was used before; early data may have arrived or not")]
+    Used,
     /// One that this version does not know.
     #[error("reason {0}")]
     Other(u8),
@@ -100,6 +122,8 @@ impl From<u8> for Reason {
             intf::VTL_NACK_NO_ROOM => Self::NoRoom,
             intf::VTL_NACK_NO_LISTENER => Self::NoListener,
             intf::VTL_NACK_VERSION => Self::Version,
+            intf::VTL_NACK_COOKIE => Self::Cookie,
+            intf::VTL_NACK_USED => Self::Used,
             _ => Self::Other(value),
         }
     }
@@ -112,233 +136,14 @@ impl From<Reason> for u8 {
             Reason::NoRoom => intf::VTL_NACK_NO_ROOM as u8,
             Reason::NoListener => intf::VTL_NACK_NO_LISTENER as u8,
             Reason::Version => intf::VTL_NACK_VERSION as u8,
+            Reason::Cookie => intf::VTL_NACK_COOKIE as u8,
+            Reason::Used => intf::VTL_NACK_USED as u8,
             Reason::Other(value) => value,
         }
     }
 }
 
-/// The side that opens. Call [`Initiator::poll`] at once and whenever [`Initiator::poll_at`] has
-/// passed, [`Initiator::handle`] with each packet; a result other than `Ok(None)` of `handle`, and
-/// an error of `poll`, ends it.
-#[derive(Clone, Debug)]
-pub struct Initiator {
-    offer: Offer,
-    token: u64,
-    tries: u32,
-    wait: Duration,
-    sent_ns: u64,
-    due_ns: u64,
-    end_ns: u64,
-}
-
-impl Initiator {
-    /// Starts at `now_ns`; `token` guards packets to us.
-    pub fn new(offer: Offer, now_ns: u64, token: u64) -> Self {
-        let wait = offer
-            .known_rtt
-            .map_or(FIRST_WAIT, |rtt| rtt.saturating_mul(2));
-        let wait = wait.clamp(MIN_WAIT, MAX_WAIT);
-        Self {
-            offer,
-            token,
-            tries: 0,
-            wait,
-            sent_ns: now_ns,
-            due_ns: now_ns,
-            end_ns: now_ns.saturating_add(nanos(PATIENCE)),
-        }
-    }
-
-    /// When [`Initiator::poll`] has something to do.
-    pub fn poll_at(&self) -> u64 {
-        self.due_ns
-    }
-
-    /// The NEGO to be sent now, if any.
-    ///
-    /// # Errors
-    /// [`NegoError::TimedOut`] when [`PATIENCE`] has passed.
-    pub fn poll(&mut self, now_ns: u64) -> Result<Option<Packet<'static>>, NegoError> {
-        if now_ns < self.due_ns {
-            return Ok(None);
-        }
-        if now_ns >= self.end_ns {
-            return Err(NegoError::TimedOut);
-        }
-        self.tries += 1;
-        self.sent_ns = now_ns;
-        self.due_ns = now_ns.saturating_add(nanos(self.wait)).min(self.end_ns);
-        self.wait = (self.wait * 2).min(MAX_WAIT);
-        Ok(Some(Packet::Nego(Nego {
-            header: Header::default(),
-            token: self.token,
-            peer_token: 0,
-            sid: self.offer.sid,
-            ring_slots: self.offer.ring_slots,
-            max_payload: self.offer.max_payload,
-            port: self.offer.port,
-            services: self.offer.services.bits(),
-            reason: 0,
-            gids: self.offer.gids,
-        })))
-    }
-
-    /// Takes a packet from the peer. Packets that do not prove knowledge of our token, and other
-    /// types, change nothing: anybody can send those.
-    ///
-    /// # Errors
-    /// The peer refuses, or answers what was not offered.
-    pub fn handle(
-        &mut self,
-        now_ns: u64,
-        packet: &Packet<'_>,
-    ) -> Result<Option<Established>, NegoError> {
-        let (Packet::NegoAck(nego) | Packet::NegoNack(nego)) = packet else {
-            return Ok(None);
-        };
-        let ours = nego.peer_token == self.token
-            && nego.header.token == self.token
-            && nego.header.sid == self.offer.sid;
-        if !ours || self.tries == 0 {
-            return Ok(None);
-        }
-        if let Packet::NegoNack(_) = packet {
-            return Err(NegoError::Refused(nego.reason.into()));
-        }
-        let gid = nego.gids.first().copied().unwrap_or_default();
-        if !self.offer.gids.contains(&gid) {
-            return Err(NegoError::NotOffered(gid));
-        }
-        let rtt = Duration::from_nanos(now_ns.saturating_sub(self.sent_ns));
-        let rtt = (self.tries == 1).then_some(rtt);
-        Ok(Some(established(nego, self.offer.max_payload, gid, rtt)))
-    }
-}
-
-/// What decides about a peer's NEGO.
-#[derive(Clone, Copy, Debug)]
-pub struct Policy<'a> {
-    /// Grafts of the pool that this host lets peers use.
-    pub grafts: &'a [GraftInfo],
-    /// Ports where somebody waits.
-    pub ports: &'a [u16],
-    /// Whether another session fits.
-    pub room: bool,
-    /// Slots that our receive ring would have, 1 to `intf::VTL_MAX_WINDOW`.
-    pub ring_slots: u32,
-    /// The most payload bytes per packet that we take, [`crate::wire::MIN_PAYLOAD`] to
-    /// `intf::VTL_MAX_PAYLOAD`.
-    pub max_payload: u16,
-}
-
-/// A NEGO that is accepted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Choice {
-    /// The session, without round-trip time.
-    pub session: Established,
-    /// The port asked for.
-    pub port: u16,
-    /// What the initiator requires.
-    pub services: Services,
-    ring_slots: u32,
-}
-
-impl Choice {
-    /// The same with a receive ring of another size, for when the policy was a guess.
-    #[must_use]
-    pub fn with_ring_slots(self, ring_slots: u32) -> Self {
-        Self { ring_slots, ..self }
-    }
-
-    /// The NEGO_ACK, with the index and the guard of the session that the caller made.
-    pub fn answer(&self, sid: u32, token: u64) -> Packet<'static> {
-        Packet::NegoAck(Nego {
-            header: to(self.session.peer_sid, self.session.peer_token),
-            token,
-            peer_token: self.session.peer_token,
-            sid,
-            ring_slots: self.ring_slots,
-            max_payload: self.session.max_payload,
-            port: self.port,
-            services: self.services.bits(),
-            reason: 0,
-            gids: Gids::new(&[self.session.gid]).unwrap_or_default(),
-        })
-    }
-}
-
-/// A NEGO that is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Nack {
-    /// Why.
-    pub reason: Reason,
-    sid: u32,
-    token: u64,
-}
-
-impl Nack {
-    /// The NEGO_NACK. It is as long as the NEGO: refusing amplifies nothing.
-    pub fn answer(&self) -> Packet<'static> {
-        Packet::NegoNack(Nego {
-            header: to(self.sid, self.token),
-            peer_token: self.token,
-            reason: self.reason.into(),
-            ..Nego::default()
-        })
-    }
-}
-
-/// Decides about a NEGO: a function of its arguments, so that a duplicate which is not in the
-/// caller's table any more gets the same answer. The first graft in the initiator's order that is
-/// available and provides the required services is chosen.
-///
-/// # Errors
-/// What to refuse with.
-pub fn respond(nego: &Nego, policy: &Policy<'_>) -> Result<Choice, Nack> {
-    let nack = |reason| Nack {
-        reason,
-        sid: nego.sid,
-        token: nego.token,
-    };
-    if !policy.ports.contains(&nego.port) {
-        return Err(nack(Reason::NoListener));
-    }
-    let services = Services::from_bits(nego.services);
-    let usable = |gid| {
-        policy
-            .grafts
-            .iter()
-            .any(|g| g.gid == gid && g.satisfies(services))
-    };
-    let gid = nego.gids.iter().copied().find(|gid| usable(*gid));
-    let gid = gid.ok_or_else(|| nack(Reason::NoGraft))?;
-    if !policy.room {
-        return Err(nack(Reason::NoRoom));
-    }
-    Ok(Choice {
-        session: established(nego, policy.max_payload, gid, None),
-        port: nego.port,
-        services,
-        ring_slots: policy.ring_slots,
-    })
-}
-
-/// The refusal of a NEGO of another version, from the whole packet; `None` if it is anything else,
-/// such as a damaged NEGO of this version, which gets no answer. All versions keep the place of
-/// `version_type`, `token` and `sid`, so that this can be answered.
-pub fn refuse_version(packet: &[u8]) -> Option<Nack> {
-    let nego = packet.get(..size_of::<intf::vtl_nego>())?;
-    let version_type = u32::from(get!(nego, vtl_hdr, version_type));
-    let other = version_type >> 4 != intf::VTL_VERSION;
-    (other && version_type & 15 == intf::VTL_NEGO).then(|| Nack {
-        reason: Reason::Version,
-        sid: get!(nego, vtl_nego, sid),
-        token: get!(nego, vtl_nego, token),
-    })
-}
-
-/// Names one attempt to open a session. A responder keeps a table from this to its answer: a
-/// retransmitted NEGO gets the same one again and opens nothing.
+/// Names one attempt to open a session: a retransmitted NEGO has the same one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NegoKey {
     /// The initiator's address.
@@ -350,7 +155,7 @@ pub struct NegoKey {
 }
 
 impl NegoKey {
-    /// Of a NEGO that came from `addr`.
+    /// The key of a NEGO that came from `addr`.
     pub fn new(addr: IpAddr, nego: &Nego) -> Self {
         Self {
             addr,
@@ -360,7 +165,32 @@ impl NegoKey {
     }
 }
 
-fn established(nego: &Nego, max_payload: u16, gid: u16, rtt: Option<Duration>) -> Established {
+/// The refusal of a NEGO of another version, from the whole packet; `None` if it is anything else,
+/// such as a damaged NEGO of this version, which gets no answer. All versions keep the place of
+/// `version_type`, `token` and `sid`, so that this can be answered; none has a shorter NEGO.
+pub fn refuse_version(packet: &[u8]) -> Option<Packet<'static>> {
+    let nego = packet.get(..size_of::<intf::vtl_nego>())?;
+    let version_type = u32::from(get!(nego, vtl_hdr, version_type));
+    let other = version_type >> 4 != intf::VTL_VERSION;
+    (other && version_type & 15 == intf::VTL_NEGO).then(|| {
+        let (sid, token) = (get!(nego, vtl_nego, sid), get!(nego, vtl_nego, token));
+        nack(sid, token, Reason::Version, Ticket::default())
+    })
+}
+
+/// A NEGO_NACK. It is as long as the NEGO: refusing amplifies nothing.
+fn nack(sid: u32, token: u64, reason: Reason, ticket: Ticket) -> Packet<'static> {
+    Packet::NegoNack(Nego {
+        header: to(sid, token),
+        peer_token: token,
+        reason: reason.into(),
+        ticket,
+        ..Nego::default()
+    })
+}
+
+/// The session with the sender of `nego`; its sizes are a stranger's word and bounded here.
+fn established(nego: &Nego, max_payload: u16, gid: u16, params: Values) -> Established {
     Established {
         peer_sid: nego.sid,
         peer_token: nego.token,
@@ -370,7 +200,9 @@ fn established(nego: &Nego, max_payload: u16, gid: u16, rtt: Option<Duration>) -
             .min(max_payload)
             .min(intf::VTL_MAX_PAYLOAD as u16),
         gid,
-        rtt,
+        params,
+        rtt: None,
+        ticket: None,
     }
 }
 
@@ -385,6 +217,3 @@ fn to(sid: u32, token: u64) -> Header {
 fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
-
-#[cfg(test)]
-mod tests;

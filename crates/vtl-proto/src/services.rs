@@ -342,6 +342,26 @@ pub struct GraftInfo {
     pub gid: u16,
     /// The services it adds.
     pub provides: Services,
+    /// Its parameters, in its own order; at most `intf::VTL_NEGO_PARAMS`.
+    pub params: Vec<ParamRange>,
+}
+
+/// Values that a parameter of a graft may have, in its own unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ParamRange {
+    /// The default.
+    pub initial: u32,
+    /// The lowest.
+    pub least: u32,
+    /// The highest.
+    pub most: u32,
+}
+
+impl ParamRange {
+    /// Whether the parameter may have this value.
+    pub fn allows(&self, value: u32) -> bool {
+        (self.least..=self.most).contains(&value)
+    }
 }
 
 impl GraftInfo {
@@ -376,6 +396,7 @@ mod tests {
             name: format!("g{gid}"),
             gid,
             provides,
+            params: Vec::new(),
         }
     }
 

@@ -27,9 +27,9 @@ pub struct Header {
     pub flags: u8,
     /// The graft that made the packet and must process it; 0 in NEGO, NEGO_ACK, NEGO_NACK, CLOSE.
     pub gid: u16,
-    /// The session's index at the receiver of the packet; 0 in NEGO.
+    /// The session's index at the receiver of the packet; in NEGO 0, or the one wished for.
     pub sid: u32,
-    /// The guard that the receiver of the packet chose for the session; 0 in NEGO.
+    /// The receiver's guard of the session; in NEGO 0, or the one wished for.
     pub token: u64,
 }
 
@@ -104,31 +104,60 @@ impl Ack<'_> {
     }
 }
 
-/// Up to `intf::VTL_NEGO_GRAFTS` gids, in order of preference.
+/// A short list, at most 8 long.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Gids {
+pub struct Few<T> {
     count: u8,
-    gids: [u16; intf::VTL_NEGO_GRAFTS as usize],
+    items: [T; 8],
 }
 
-impl Gids {
-    /// The list, or `None` if it is too long to be offered.
-    pub fn new(gids: &[u16]) -> Option<Self> {
+/// gids, in order of preference.
+pub type Gids = Few<u16>;
+/// Parameters of the offered grafts; in NEGO_ACK all those of the chosen one.
+pub type Params = Few<Param>;
+
+const _: () = assert!(intf::VTL_NEGO_GRAFTS == 8 && intf::VTL_NEGO_PARAMS == 8);
+
+impl<T: Copy + Default> Few<T> {
+    /// The list, or `None` if it is too long.
+    pub fn new(items: &[T]) -> Option<Self> {
         let mut list = Self {
-            count: u8::try_from(gids.len()).ok()?,
+            count: u8::try_from(items.len()).ok()?,
             ..Self::default()
         };
-        list.gids.get_mut(..gids.len())?.copy_from_slice(gids);
+        list.items.get_mut(..items.len())?.copy_from_slice(items);
         Some(list)
     }
 }
 
-impl core::ops::Deref for Gids {
-    type Target = [u16];
+impl<T> core::ops::Deref for Few<T> {
+    type Target = [T];
 
-    fn deref(&self) -> &[u16] {
-        &self.gids[..usize::from(self.count)]
+    fn deref(&self) -> &[T] {
+        &self.items[..usize::from(self.count)]
     }
+}
+
+/// A parameter of an offered graft.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Param {
+    /// Which graft: index in the list of gids.
+    pub graft: u8,
+    /// Which parameter, in the graft's own order; below `intf::VTL_NEGO_PARAMS`.
+    pub index: u8,
+    /// Its value, in its own unit.
+    pub value: u32,
+}
+
+/// What a responder gives to an address, and gets back as a proof that somebody receives there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Ticket {
+    /// When it was made, ms since the responder started.
+    pub time: u64,
+    /// Opaque.
+    pub mac: u64,
+    /// The responder's session that it is good for; 0 says that there is no ticket.
+    pub sid: u32,
 }
 
 /// NEGO, NEGO_ACK and NEGO_NACK. "We" is who sends the packet.
@@ -154,6 +183,10 @@ pub struct Nego {
     pub reason: u8,
     /// Offered grafts; in NEGO_ACK exactly one, the chosen one.
     pub gids: Gids,
+    /// In NEGO the responder's, if there is one; in its answers one for the next NEGO.
+    pub ticket: Ticket,
+    /// Values for the grafts.
+    pub params: Params,
 }
 
 /// One packet.

@@ -66,8 +66,11 @@ static size_t padding(unsigned type, size_t body) {
 }
 
 static int nego_is_valid(unsigned type, const struct vtl_nego *n) {
-    if (n->grafts > VTL_NEGO_GRAFTS)
+    if (n->grafts > VTL_NEGO_GRAFTS || n->params > VTL_NEGO_PARAMS)
         return 0;
+    for (unsigned i = 0; i < n->params; i++)
+        if (n->param[i].graft >= n->grafts || n->param[i].index >= VTL_NEGO_PARAMS)
+            return 0;
     if (type == VTL_NEGO_NACK)
         return n->reason != VTL_NACK_NONE;
     if (type == VTL_NEGO ? n->grafts == 0 : n->grafts != 1)
@@ -145,6 +148,11 @@ static void print_nego(const char *type, const __u8 *packet) {
            be16toh(n.port), be16toh(n.services), n.reason, n.grafts ? "" : "-");
     for (unsigned i = 0; i < n.grafts; i++)
         printf("%s%u", i ? "," : "", be16toh(n.gids[i]));
+    printf(" ticket=%" PRIu64 "/%" PRIu64 "/%" PRIu32 " params=%s", (uint64_t)be64toh(n.ticket_time),
+           (uint64_t)be64toh(n.ticket_mac), be32toh(n.ticket_sid), n.params ? "" : "-");
+    for (unsigned i = 0; i < n.params; i++)
+        printf("%s%u.%u=%" PRIu32, i ? "," : "", n.param[i].graft, n.param[i].index,
+               be32toh(n.param[i].value));
 }
 
 static void print_packet(const __u8 *packet, size_t len) {

@@ -151,6 +151,7 @@ fn describe_nego(kind: &str, nego: &Nego) -> String {
         port,
         services,
         reason,
+        ticket,
         ..
     } = nego;
     let gids: Vec<_> = nego.gids.iter().map(u16::to_string).collect();
@@ -159,10 +160,21 @@ fn describe_nego(kind: &str, nego: &Nego) -> String {
     } else {
         gids.join(",")
     };
+    let params: Vec<_> = nego
+        .params
+        .iter()
+        .map(|p| format!("{}.{}={}", p.graft, p.index, p.value))
+        .collect();
+    let params = if params.is_empty() {
+        "-".into()
+    } else {
+        params.join(",")
+    };
     format!(
         "{header} own_token={token} peer_token={peer_token} own_sid={sid} \
          ring_slots={ring_slots} max_payload={max_payload} port={port} services={services} \
-         reason={reason} gids={gids}"
+         reason={reason} gids={gids} ticket={}/{}/{} params={params}",
+        ticket.time, ticket.mac, ticket.sid
     )
 }
 

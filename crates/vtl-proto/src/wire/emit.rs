@@ -118,7 +118,7 @@ fn emit_nego(b: &mut [u8], nego: &Nego) {
     put!(b, vtl_nego, port, nego.port);
     put!(b, vtl_nego, services, nego.services);
     put!(b, vtl_nego, reason, nego.reason);
-    // Gids holds at most VTL_NEGO_GRAFTS.
+    // Few holds at most 8.
     put!(b, vtl_nego, grafts, nego.gids.len() as u8);
     let list = &mut b[offset_of!(intf::vtl_nego, gids)..];
     for (bytes, gid) in list
@@ -126,5 +126,18 @@ fn emit_nego(b: &mut [u8], nego: &Nego) {
         .zip(nego.gids.iter())
     {
         bytes.copy_from_slice(&gid.to_be_bytes());
+    }
+    put!(b, vtl_nego, ticket_time, nego.ticket.time);
+    put!(b, vtl_nego, ticket_mac, nego.ticket.mac);
+    put!(b, vtl_nego, ticket_sid, nego.ticket.sid);
+    put!(b, vtl_nego, params, nego.params.len() as u8);
+    let list = &mut b[offset_of!(intf::vtl_nego, param)..];
+    for (bytes, param) in list
+        .chunks_mut(size_of::<intf::vtl_nego_param>())
+        .zip(nego.params.iter())
+    {
+        put!(bytes, vtl_nego_param, graft, param.graft);
+        put!(bytes, vtl_nego_param, index, param.index);
+        put!(bytes, vtl_nego_param, value, param.value);
     }
 }

@@ -1,6 +1,9 @@
 use core::mem::{offset_of, size_of};
 
-use super::{Ack, Data, Gids, Header, MIN_PAYLOAD, Nego, Packet, WireError, checksum, get};
+use super::{
+    Ack, Data, Few, Gids, Header, MIN_PAYLOAD, Nego, Packet, Param, Ticket, WireError, checksum,
+    get,
+};
 use crate::intf;
 
 impl<'a> Packet<'a> {
@@ -119,8 +122,12 @@ pub(super) fn check_nego(kind: u32, nego: &Nego) -> Result<(), WireError> {
         intf::VTL_NEGO_ACK => nego.gids.len() == 1,
         _ => true,
     };
+    let known = |p: &Param| {
+        usize::from(p.graft) < nego.gids.len() && u32::from(p.index) < intf::VTL_NEGO_PARAMS
+    };
     let rules = [
         ("grafts", gids_ok),
+        ("params", nego.params.iter().all(known)),
         ("reason", nack == (nego.reason != 0)),
         ("sid", nack || nego.sid != 0),
         ("ring_slots", nack || nego.ring_slots != 0),
@@ -195,6 +202,20 @@ fn nego(b: &[u8]) -> Result<Nego, WireError> {
         .get(..count)
         .and_then(Gids::new)
         .ok_or(WireError::Field("grafts"))?;
+    let params = usize::from(get!(b, vtl_nego, params));
+    let entries = b[offset_of!(intf::vtl_nego, param)..].chunks(size_of::<intf::vtl_nego_param>());
+    let mut param = [Param::default(); intf::VTL_NEGO_PARAMS as usize];
+    for (param, bytes) in param.iter_mut().zip(entries) {
+        *param = Param {
+            graft: get!(bytes, vtl_nego_param, graft),
+            index: get!(bytes, vtl_nego_param, index),
+            value: get!(bytes, vtl_nego_param, value),
+        };
+    }
+    let params = param
+        .get(..params)
+        .and_then(Few::new)
+        .ok_or(WireError::Field("params"))?;
     Ok(Nego {
         header: header(b),
         token: get!(b, vtl_nego, token),
@@ -206,5 +227,11 @@ fn nego(b: &[u8]) -> Result<Nego, WireError> {
         services: get!(b, vtl_nego, services),
         reason: get!(b, vtl_nego, reason),
         gids,
+        ticket: Ticket {
+            time: get!(b, vtl_nego, ticket_time),
+            mac: get!(b, vtl_nego, ticket_mac),
+            sid: get!(b, vtl_nego, ticket_sid),
+        },
+        params,
     })
 }

@@ -23,6 +23,8 @@ fn nego(kind: u32) -> impl Strategy<Value = Nego> {
     };
     let reason = if nack { 1..=255u8 } else { 0..=0 };
     let fields = any::<(u64, u64, u16, u16)>();
+    let ticket = any::<(u64, u64, u32)>().prop_map(|(time, mac, sid)| Ticket { time, mac, sid });
+    let params = vec(any::<(u8, u8, u32)>(), 0..=8);
     (
         header(),
         fields,
@@ -31,9 +33,11 @@ fn nego(kind: u32) -> impl Strategy<Value = Nego> {
         MIN_PAYLOAD..,
         reason,
         vec(any::<u16>(), grafts),
+        ticket,
+        params,
     )
         .prop_map(
-            |(header, fields, sid, ring_slots, max_payload, reason, gids)| Nego {
+            |(header, fields, sid, ring_slots, max_payload, reason, gids, ticket, params)| Nego {
                 header,
                 token: fields.0,
                 peer_token: fields.1,
@@ -43,6 +47,19 @@ fn nego(kind: u32) -> impl Strategy<Value = Nego> {
                 port: fields.2,
                 services: fields.3,
                 reason,
+                ticket,
+                params: Params::new(
+                    &params
+                        .iter()
+                        .filter(|_| !gids.is_empty())
+                        .map(|(graft, index, value)| Param {
+                            graft: graft % gids.len() as u8,
+                            index: index % 8,
+                            value: *value,
+                        })
+                        .collect::<Vec<_>>(),
+                )
+                .unwrap(),
                 gids: Gids::new(&gids).unwrap(),
             },
         )
@@ -185,8 +202,8 @@ proptest! {
     }
 
     #[test]
-    fn parse__every_bit_is_covered(nego in nego(intf::VTL_NEGO), byte in 0usize..72, bit in 0..8u8) {
-        let mut buffer = [0; 72];
+    fn parse__every_bit_is_covered(nego in nego(intf::VTL_NEGO), byte in 0usize..160, bit in 0..8u8) {
+        let mut buffer = [0; 160];
         Packet::Nego(nego).emit(&mut buffer).unwrap();
         buffer[byte] ^= 1u8 << bit;
         prop_assert!(Packet::parse(&buffer).is_err());

@@ -1,0 +1,332 @@
+//! The side that answers.
+
+use core::net::IpAddr;
+use std::collections::BTreeMap;
+
+use super::{
+    Established, NegoKey, Reason, STRANGERS, Values, established, nack,
+    ticket::{Mint, Standing},
+    to,
+};
+use crate::{
+    intf,
+    services::{GraftInfo, Services},
+    wire::{Gids, Nego, Packet, Param, Params, Ticket},
+};
+
+/// What decides about a peer's NEGO.
+#[derive(Clone, Copy, Debug)]
+pub struct Policy<'a> {
+    /// Grafts of the pool that this host lets peers use.
+    pub grafts: &'a [GraftInfo],
+    /// Whether somebody waits at the port asked for.
+    pub listening: bool,
+    /// Whether another session fits.
+    pub room: bool,
+}
+
+/// A graft of both pools that provides what is required, with its parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// The graft.
+    pub gid: u16,
+    /// Its parameters.
+    pub params: Values,
+    /// How many it has.
+    count: usize,
+    /// The initiator prefers no other.
+    first: bool,
+}
+
+/// A NEGO that may be accepted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// In the initiator's order, at least one.
+    pub choices: Vec<Choice>,
+    /// The session that its data go to ahead of the answer: index and token. It is to be had with
+    /// the first choice, if that is the initiator's, and with 256 places at least.
+    pub early: Option<(u32, u64)>,
+    /// The most payload bytes per packet that the initiator takes.
+    pub max_payload: u16,
+    nego: Nego,
+    key: NegoKey,
+    stranger: bool,
+    /// To be remembered as used.
+    spent: Option<Ticket>,
+}
+
+impl Request {
+    /// The port asked for.
+    pub fn port(&self) -> u16 {
+        self.nego.port
+    }
+
+    /// The session wished for, if this choice can be had there.
+    pub fn early_with(&self, choice: &Choice) -> Option<(u32, u64)> {
+        self.early.filter(|_| choice.first)
+    }
+}
+
+/// What to do with a NEGO.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Send this back. Nothing is kept.
+    Answer(Packet<'static>),
+    /// Make a session with the first choice that can be had and call [`Responder::accept`], or
+    /// else [`Responder::refuse`].
+    Open(Request),
+}
+
+/// The session that the caller made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Made {
+    /// Its index, not 0.
+    pub sid: u32,
+    /// Its guard: drawn by the caller, or the one wished for.
+    pub token: u64,
+    /// Slots of its receive ring, 1 to `intf::VTL_MAX_WINDOW`.
+    pub ring_slots: u32,
+    /// The most payload bytes per packet that we take, [`crate::wire::MIN_PAYLOAD`] to
+    /// `intf::VTL_MAX_PAYLOAD`.
+    pub max_payload: u16,
+    /// The index that is likely to be free for the peer's next session, not 0.
+    pub next_sid: u32,
+}
+
+/// What has happened so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Sessions made.
+    pub accepted: u64,
+    /// Of them, with data ahead of the answer.
+    pub early: u64,
+    /// NEGOs refused for another reason than the next two.
+    pub refused: u64,
+    /// NEGOs that were answered with a cookie, and left nothing behind.
+    pub cookies: u64,
+    /// NEGOs whose ticket had opened a session before.
+    pub replays: u64,
+    /// NEGOs that got the same answer as before.
+    pub repeated: u64,
+}
+
+struct Held {
+    key: NegoKey,
+    answer: Packet<'static>,
+    /// Its address is not proven, by a ticket or by a packet with the session's token.
+    stranger: bool,
+}
+
+/// The side that answers. Its memory is bounded: it keeps one answer for each session that it made,
+/// and a bounded register of used tickets; of anything else, nothing.
+pub struct Responder {
+    mint: Mint,
+    sessions: BTreeMap<u32, Held>,
+    attempts: BTreeMap<NegoKey, u32>,
+    strangers: usize,
+    counters: Counters,
+}
+
+impl Responder {
+    /// Starts at `now_ns`. Tickets from before are not recognised.
+    pub fn new(now_ns: u64, secret: [u8; 16]) -> Self {
+        Self {
+            mint: Mint::new(now_ns, secret),
+            sessions: BTreeMap::new(),
+            attempts: BTreeMap::new(),
+            strangers: 0,
+            counters: Counters::default(),
+        }
+    }
+
+    /// To be called every few seconds. `secret` draws a new key, about once an hour.
+    pub fn maintain(&mut self, now_ns: u64, secret: impl FnOnce() -> [u8; 16]) {
+        self.mint.maintain(now_ns, secret);
+    }
+
+    /// What has happened so far.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Sessions that are remembered.
+    pub fn sessions(&self) -> usize {
+        self.sessions.len()
+    }
+
+    /// Sessions whose peers have not shown that they receive what is sent to their addresses.
+    pub fn strangers(&self) -> usize {
+        self.strangers
+    }
+
+    /// Decides about a NEGO from `from`. `next_sid` is the index that a session of that peer might
+    /// have, not 0.
+    pub fn asked(
+        &mut self,
+        now_ns: u64,
+        from: IpAddr,
+        nego: &Nego,
+        policy: &Policy<'_>,
+        next_sid: u32,
+    ) -> Verdict {
+        let key = NegoKey::new(from, nego);
+        if let Some(held) = self.attempts.get(&key).and_then(|s| self.sessions.get(s)) {
+            self.counters.repeated += 1;
+            return Verdict::Answer(held.answer);
+        }
+        let no = |reason| nack(nego.sid, nego.token, reason, Ticket::default());
+        let standing = self.mint.judge(now_ns, from, &nego.ticket);
+        let wish = (nego.header.sid, nego.header.token);
+        let early = nego.header.sid == nego.ticket.sid && nego.header.token != 0;
+        if standing == Standing::Used && early {
+            self.counters.replays += 1;
+            return Verdict::Answer(no(Reason::Used));
+        }
+        let choices = match choose(nego, policy) {
+            Ok(choices) => choices,
+            Err(reason) => {
+                self.counters.refused += 1;
+                return Verdict::Answer(no(reason));
+            }
+        };
+        let stranger = standing == Standing::Stranger;
+        if stranger && self.strangers >= STRANGERS {
+            self.counters.cookies += 1;
+            let ticket = self.mint.issue(now_ns, from, next_sid);
+            return Verdict::Answer(nack(nego.sid, nego.token, Reason::Cookie, ticket));
+        }
+        let fresh = standing == Standing::Fresh && early;
+        Verdict::Open(Request {
+            choices,
+            early: fresh.then_some(wish),
+            max_payload: nego.max_payload,
+            nego: *nego,
+            key,
+            stranger,
+            spent: fresh.then_some(nego.ticket),
+        })
+    }
+
+    /// The answer for a session that was made, and the session.
+    pub fn accept(
+        &mut self,
+        now_ns: u64,
+        request: &Request,
+        choice: &Choice,
+        made: &Made,
+    ) -> (Packet<'static>, Established) {
+        let nego = &request.nego;
+        let session = established(nego, made.max_payload, choice.gid, choice.params);
+        let params: Vec<Param> = (0..choice.count)
+            .map(|i| Param {
+                graft: 0,
+                index: i as u8,
+                value: choice.params[i],
+            })
+            .collect();
+        let answer = Packet::NegoAck(Nego {
+            header: to(nego.sid, nego.token),
+            token: made.token,
+            peer_token: nego.token,
+            sid: made.sid,
+            ring_slots: made.ring_slots,
+            max_payload: made.max_payload,
+            port: nego.port,
+            services: nego.services,
+            reason: 0,
+            gids: Gids::new(&[choice.gid]).unwrap_or_default(),
+            ticket: self.mint.issue(now_ns, request.key.addr, made.next_sid),
+            params: Params::new(&params).unwrap_or_default(),
+        });
+        // Also where the wish was not granted: its NEGO and data could be replayed when it can be.
+        if let Some(ticket) = &request.spent {
+            self.mint.strike(ticket);
+        }
+        self.counters.accepted += 1;
+        if request.early == Some((made.sid, made.token)) {
+            self.counters.early += 1;
+        }
+        self.ended(made.sid);
+        self.attempts.insert(request.key, made.sid);
+        self.strangers += usize::from(request.stranger);
+        let held = Held {
+            key: request.key,
+            answer,
+            stranger: request.stranger,
+        };
+        self.sessions.insert(made.sid, held);
+        (answer, session)
+    }
+
+    /// The refusal of a NEGO that could have been accepted.
+    pub fn refuse(&mut self, request: &Request, reason: Reason) -> Packet<'static> {
+        self.counters.refused += 1;
+        nack(
+            request.key.sid,
+            request.key.token,
+            reason,
+            Ticket::default(),
+        )
+    }
+
+    /// A packet with the session's token came from its peer.
+    pub fn validated(&mut self, sid: u32) {
+        if let Some(held) = self.sessions.get_mut(&sid)
+            && held.stranger
+        {
+            held.stranger = false;
+            self.strangers -= 1;
+        }
+    }
+
+    /// The session is over. Harmless for one that this side did not make.
+    pub fn ended(&mut self, sid: u32) {
+        if let Some(held) = self.sessions.remove(&sid) {
+            self.strangers -= usize::from(held.stranger);
+            self.attempts.remove(&held.key);
+        }
+    }
+}
+
+/// The grafts in the initiator's order that this host has, that provide what is required, and whose
+/// parameters may have the values asked for.
+fn choose(nego: &Nego, policy: &Policy<'_>) -> Result<Vec<Choice>, Reason> {
+    if !policy.listening {
+        return Err(Reason::NoListener);
+    }
+    let services = Services::from_bits(nego.services);
+    let choice = |(position, gid): (usize, &u16)| {
+        let graft = policy.grafts.iter().find(|g| g.gid == *gid)?;
+        let mut params = Values::default();
+        for (value, range) in params.iter_mut().zip(&graft.params) {
+            *value = range.initial;
+        }
+        let count = graft.params.len();
+        for asked in nego
+            .params
+            .iter()
+            .filter(|p| usize::from(p.graft) == position)
+        {
+            let index = usize::from(asked.index);
+            graft.params.get(index).filter(|p| p.allows(asked.value))?;
+            *params.get_mut(index)? = asked.value;
+        }
+        let usable = graft.satisfies(services) && count <= params.len();
+        usable.then_some(Choice {
+            gid: *gid,
+            params,
+            count,
+            first: position == 0,
+        })
+    };
+    let choices: Vec<Choice> = nego.gids.iter().enumerate().filter_map(choice).collect();
+    if choices.is_empty() {
+        return Err(Reason::NoGraft);
+    }
+    if !policy.room {
+        return Err(Reason::NoRoom);
+    }
+    Ok(choices)
+}
+
+const _: () = assert!(intf::VTL_NEGO_PARAMS as usize == size_of::<Values>() / size_of::<u32>());
