@@ -4,6 +4,7 @@
 
 mod caller;
 mod engine;
+mod peers;
 mod preamble;
 mod raw;
 mod relay;
@@ -419,11 +420,16 @@ fn now_ns() -> u64 {
     t.tv_sec() as u64 * 1_000_000_000 + t.tv_nsec() as u64
 }
 
-/// 64 unpredictable bits.
-fn random_token() -> u64 {
-    let mut bytes = [0_u8; 8];
-    // SAFETY: the buffer's own length; 8 bytes are never cut short.
+/// Unpredictable bytes, 256 at most.
+fn random<const N: usize>() -> [u8; N] {
+    let mut bytes = [0_u8; N];
+    // SAFETY: the buffer's own length; so few bytes are never cut short.
     let n = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-    assert_eq!(n, 8, "the kernel always gives random bytes");
-    u64::from_ne_bytes(bytes)
+    assert_eq!(n, N as isize, "the kernel always gives random bytes");
+    bytes
+}
+
+/// 64 unpredictable bits, not all 0: a token of 0 means none.
+fn random_token() -> u64 {
+    u64::from_ne_bytes(random()).max(1)
 }

@@ -11,13 +11,12 @@ use nix::sys::eventfd::EventFd;
 use vtl::ring::{RxRing, TxRing};
 use vtl_bpf::{plane::ParamInfo, rings::RingSet};
 use vtl_proto::{
-    intf::{self, vtl_session},
-    nego::{Established, Initiator, NegoKey},
+    intf::{self, vtl_session, vtl_tx},
+    nego::{Established, Initiator},
     services::{Requirements, Services},
-    wire::Packet,
 };
 
-use super::{Granted, Owner, Reply, caller::Caller, streams::Streams};
+use super::{Granted, Owner, Reply, caller::Caller, peers::Way, streams::Streams};
 use crate::hooker::HeldConnect;
 
 /// A flow that waits for its session to open.
@@ -57,6 +56,13 @@ pub(super) struct Aware {
     pub(super) rx: RxRing,
 }
 
+/// How the responder answered.
+#[derive(Clone, Copy)]
+pub(super) struct Answered {
+    pub(super) at_ns: u64,
+    pub(super) early: bool,
+}
+
 /// How far a session is.
 pub(super) enum Phase {
     Opening(Initiator),
@@ -76,12 +82,15 @@ pub(super) struct Session {
     pub(super) port: u16,
     pub(super) token: u64,
     pub(super) initiator: bool,
-    /// Parameters of the graft that are not to have their defaults.
-    pub(super) params: Vec<(String, u32)>,
-    /// At the responder: what opened it, and what was answered.
-    pub(super) answered: Option<(NegoKey, Packet<'static>)>,
-    /// When, until the peer has shown that it got the answer.
-    pub(super) answered_ns: Option<u64>,
+    /// At the initiator: gids as they were offered.
+    pub(super) offered: Vec<u16>,
+    /// How data leave that go ahead of the answer.
+    pub(super) way: Option<Way>,
+    /// They have gone; the answer is still to come.
+    pub(super) confirming: Option<Initiator>,
+    /// At the responder, until the peer's first packet: when it was answered, and whether that
+    /// packet need not wait for the answer.
+    pub(super) answered: Option<Answered>,
     pub(super) phase: Phase,
     pub(super) rings: RingSet,
     /// Packets that are used of each ring: no more than the path asks for.
@@ -187,11 +196,19 @@ pub(super) fn entry(
             headers[38..54].copy_from_slice(&octets6(peer));
         }
     }
-    // Not nothing, for whoever asks before egress has set the initial window.
-    s.tx.cwnd = 32;
-    s.tx.reorder = 3;
-    s.tx.xid = 1;
+    s.tx = sender();
     s
+}
+
+/// The sending half of a session in which nothing was sent.
+pub(super) fn sender() -> vtl_tx {
+    vtl_tx {
+        // Not nothing, for whoever asks before egress has set the initial window.
+        cwnd: 32,
+        reorder: 3,
+        xid: 1,
+        ..Default::default()
+    }
 }
 
 /// What a session is to be like, as its initiator asks for it.
@@ -201,7 +218,7 @@ pub struct Wish {
     pub wanted: Requirements,
     /// This one and no other.
     pub graft: Option<String>,
-    /// Parameters of that graft, in this host's sending direction; the others have their defaults.
+    /// Parameters of that graft, for both directions; the others have their defaults.
     pub params: Vec<(String, u32)>,
 }
 
@@ -219,14 +236,22 @@ impl From<Services> for Wish {
 }
 
 impl Wish {
-    /// The parameters that were asked for, by name or by what they do.
-    pub(super) fn params(&self) -> Vec<(String, u32)> {
-        let mut params = self.params.clone();
-        if let Some(pct) = self.wanted.qos.max_loss_pct {
-            // Rounded down: never more than was allowed.
-            params.push((MAX_LOSS.to_owned(), (pct * 10.0) as u32));
-        }
-        params
+    /// The parameters of a graft that were asked for, by name or by what they do: index and value.
+    pub(super) fn asked(&self, known: &[ParamInfo]) -> Vec<(u8, u32)> {
+        let max_loss = self.wanted.qos.max_loss_pct;
+        let asked = known.iter().map(|p| {
+            let named = self.params.iter().find(|(name, _)| *name == p.name);
+            match (named, max_loss) {
+                (Some((_, value)), _) => Some(*value),
+                // Rounded down: never more than was allowed.
+                (None, Some(pct)) if p.name == MAX_LOSS => Some(((pct * 10.0) as u32).min(p.most)),
+                _ => None,
+            }
+        });
+        (0..)
+            .zip(asked)
+            .filter_map(|(i, v)| Some((i, v?)))
+            .collect()
     }
 
     /// Whether the graft has these parameters.
@@ -248,19 +273,12 @@ impl Wish {
 /// The parameter of grafts that may lose packets: how many, per mille.
 const MAX_LOSS: &str = "max-loss";
 
-/// The graft's parameters: their defaults, but for those that were asked for, the first of a name.
-pub(super) fn set_params(s: &mut vtl_session, known: &[ParamInfo], wanted: &[(String, u32)]) {
-    for (place, p) in s.param.iter_mut().zip(known) {
-        let wanted = wanted.iter().find(|(name, _)| *name == p.name);
-        *place = wanted.map_or(p.initial, |(_, value)| (*value).clamp(p.least, p.most));
-    }
-}
-
 /// What negotiation found out.
 pub(super) fn fill(s: &mut vtl_session, e: &Established) {
     s.peer_sid = e.peer_sid;
     s.peer_token = e.peer_token;
     s.gid = e.gid;
+    s.param = e.params;
     s.max_payload = e.max_payload;
     s.tx.limit = e.peer_slots.into();
     if let Some(rtt) = e.rtt {

@@ -13,7 +13,7 @@ use super::{
         raw::Received,
         session::{Phase, Session, Use},
     },
-    CLOSE_NS, Engine,
+    CLOSE_NS, Engine, GRACE_NS,
 };
 
 impl Engine {
@@ -108,6 +108,8 @@ impl Engine {
         if let Some(entry) = self.plane.sessions().get(sid) {
             entry.set_state(intf::VTL_FREE);
         }
+        self.responder.ended(sid);
+        session.confirming = None;
         let was_closing = matches!(session.phase, Phase::Closing { .. });
         session.phase = Phase::Ended;
         self.schedule.cancel(sid);
@@ -130,6 +132,10 @@ impl Engine {
         if let Some(entry) = self.plane.sessions().get(sid) {
             entry.set_state(intf::VTL_FREE);
         }
+        self.responder.ended(sid);
+        let now = now_ns();
+        self.freed.retain(|(_, at)| now - at < GRACE_NS);
+        self.freed.push_back((sid, now));
         for listener in self.listeners.values_mut() {
             listener.backlog.retain(|s| *s != sid);
         }

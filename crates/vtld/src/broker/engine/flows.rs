@@ -172,7 +172,7 @@ impl Engine {
     pub(super) fn client(&mut self, flow: Waiting) {
         let peer = flow.dest.ip();
         if let Some(rtt) = tcp_rtt(&flow.peer) {
-            self.note_path(peer, rtt);
+            self.peers.note_rtt(peer, rtt);
         }
         let sid = match self.stream_session(peer) {
             Some(sid) => sid,
@@ -334,7 +334,7 @@ impl Engine {
     /// A steered connection.
     pub(super) fn arrive(&mut self, flow: ServerFlow) {
         if let Some(rtt) = tcp_rtt(&flow.peer) {
-            self.note_path(flow.client.ip(), rtt);
+            self.peers.note_rtt(flow.client.ip(), rtt);
         }
         let id = self.next_arriving;
         self.next_arriving = self.next_arriving.wrapping_add(1);

@@ -7,12 +7,10 @@ mod report;
 
 use std::{
     cell::RefCell,
-    collections::{BTreeMap, HashMap},
-    net::IpAddr,
+    collections::{BTreeMap, HashMap, VecDeque},
     os::fd::{AsFd, AsRawFd, BorrowedFd},
     rc::Rc,
     sync::{Arc, mpsc::Receiver},
-    time::Duration,
 };
 
 use anyhow::Context;
@@ -28,11 +26,14 @@ use vtl_bpf::{
 use vtl_proto::{
     intf,
     mux::{ResetCode, StreamId},
-    services::{GraftInfo, Services},
+    nego::Responder,
+    services::{GraftInfo, ParamRange, Services},
 };
 
 use super::{
-    Command, Config, Handle, now_ns, random_token,
+    Command, Config, Handle, now_ns,
+    peers::Peers,
+    random, random_token,
     raw::Raw,
     relay::Relay,
     schedule::Schedule,
@@ -52,9 +53,8 @@ const DEAD_NS: u64 = 15_000 * MS;
 const IDLE_NS: u64 = 300_000 * MS;
 /// How long a discovery connection may take to say what it is for.
 const PREAMBLE_NS: u64 = 10_000 * MS;
-/// Peers that opened a session and have not shown yet that they got the answer: how many at a time,
-/// and for how long.
-const UNVALIDATED: usize = 8;
+/// Peers that opened a session and have not shown yet that they got the answer are waited for so
+/// long.
 const UNVALIDATED_NS: u64 = 5_000 * MS;
 /// CLOSE is sent this often, and this far apart.
 const CLOSE_TRIES: u32 = 5;
@@ -80,8 +80,10 @@ const CROWD: usize = 32;
 const RESTOCK_NS: u64 = 1_000 * MS;
 /// How long spare rings are kept after the last session was opened.
 const SPARE_NS: u64 = 10_000 * MS;
-/// Peers whose round-trip time is remembered.
-const PATHS: usize = 4096;
+/// A graft that did not load is not tried again for so long.
+const BROKEN_NS: u64 = 60_000 * MS;
+/// After a session's end a program may still be at work on its entry; none runs for this long.
+const GRACE_NS: u64 = 50 * MS;
 /// Connections that wait for an aware application's accept.
 const BACKLOG: usize = 64;
 
@@ -137,6 +139,8 @@ struct Pooled {
     image: &'static [u8],
     /// Taken out by hand: not to be used until it is deployed again.
     disabled: bool,
+    /// When the kernel last refused it.
+    failed_ns: Option<u64>,
 }
 
 /// A steered connection that has not said what it is for.
@@ -157,8 +161,10 @@ pub(super) struct Engine {
     interfaces: BTreeMap<u32, Interface>,
     pumps: HashMap<u32, (Pump, String)>,
     stock: Stock,
-    /// Round-trip times of peers, as last measured.
-    paths: HashMap<IpAddr, Duration>,
+    peers: Peers,
+    responder: Responder,
+    /// Indexes of sessions that ended a moment ago, and when.
+    freed: VecDeque<(u32, u64)>,
     /// The map `vtl_callers`.
     callers: MapHandle,
     pool: Vec<Pooled>,
@@ -230,6 +236,15 @@ impl Engine {
                     name: d.name,
                     gid: d.gid,
                     provides: Services::from_bits(d.services),
+                    params: d
+                        .params
+                        .iter()
+                        .map(|p| ParamRange {
+                            initial: p.initial,
+                            least: p.least,
+                            most: p.most,
+                        })
+                        .collect(),
                 };
                 Ok(Pooled {
                     info,
@@ -237,6 +252,7 @@ impl Engine {
                     params: d.params,
                     image,
                     disabled: false,
+                    failed_ns: None,
                 })
             })
             .collect::<vtl_bpf::Result<Vec<Pooled>>>()?;
@@ -254,7 +270,9 @@ impl Engine {
             interfaces: BTreeMap::new(),
             pumps: HashMap::new(),
             stock,
-            paths: HashMap::new(),
+            peers: Peers::default(),
+            responder: Responder::new(now_ns(), random()),
+            freed: VecDeque::new(),
             callers: plane.map_handle("vtl_callers")?,
             pool,
             sessions: BTreeMap::new(),
@@ -377,8 +395,8 @@ impl Engine {
                 && let Some(session) = self.sessions.get_mut(&sid)
             {
                 self.schedule.now(sid);
-                if let Some(answered) = session.answered_ns.take() {
-                    self.validated(sid, Duration::from_nanos(now_ns() - answered));
+                if let Some(answered) = session.answered.take() {
+                    self.validated(sid, answered);
                 }
             }
             if what & (intf::VTL_EV_SEND | intf::VTL_EV_ROOM) != 0 {
@@ -546,6 +564,7 @@ impl Engine {
         if quiet > SPARE_NS {
             self.stock.trim();
         }
+        self.responder.maintain(now, random);
         self.arriving.retain(|_, a| now - a.since_ns < PREAMBLE_NS);
         for sid in self.sessions.keys().copied().collect::<Vec<_>>() {
             self.tick_session(sid, now);
@@ -572,6 +591,10 @@ impl Engine {
             }
             Phase::Closing { .. } | Phase::Ended => {}
             Phase::Open => {
+                if session.confirming.is_some() {
+                    self.confirm_timer(sid, now);
+                    return;
+                }
                 if !session.initiator
                     && entry.ifindex() == 0
                     && now - session.heard_ns > UNVALIDATED_NS

@@ -13,38 +13,44 @@ use nix::sys::{
 use vtl::ring::{RxRing, TxRing};
 use vtl_proto::{
     intf,
-    nego::{self, Established, Initiator, NegoKey, Offer, Policy},
+    nego::{
+        self, Answer, Choice, Early, Established, Initiator, Made, NegoError, Offer, Offered,
+        Policy, Reason, Request, Step, Verdict,
+    },
     services::{GraftInfo, Requirements, Services, select},
-    wire::{Gids, Nego, Packet},
+    wire::{Header, Nego, Packet},
 };
 
 use super::{
     super::{
         Granted, Owner, Reply,
         caller::Caller,
-        now_ns, random_token,
+        now_ns,
+        peers::{Next, Way},
+        random_token,
         raw::{self, Received},
-        session::{self, Aware, Phase, Session, Use, Wish},
+        session::{self, Answered, Aware, Listener, Phase, Session, Use, Wish},
         stock,
     },
-    BACKLOG, CROWD, Engine, PATHS, Source, UNVALIDATED,
+    BACKLOG, BROKEN_NS, CROWD, Engine, GRACE_NS, Pooled, Source,
 };
 
 impl Engine {
-    /// The grafts that a session may use, in order of preference, with those that are not in the
-    /// kernel yet. Who asks for nothing gets nothing first, who asks for something the best of
-    /// those that provide it.
+    /// The grafts that a session may use, in order of preference, whether they are in the kernel
+    /// yet or not; without those that it refused a moment ago. Who asks for nothing gets nothing
+    /// first, who asks for something the best of those that provide it.
     pub(super) fn usable(&self, wanted: &Requirements) -> Vec<GraftInfo> {
-        let grafts = self.pool.iter().filter(|p| !p.disabled).map(|p| &p.info);
-        let mut usable = select(grafts, wanted);
+        let now = now_ns();
+        let works = |p: &&Pooled| !p.disabled && p.failed_ns.is_none_or(|at| now - at > BROKEN_NS);
+        let mut usable = select(self.pool.iter().filter(works).map(|p| &p.info), wanted);
         if wanted.required().is_empty() && wanted.prefer.is_empty() {
             usable.sort_by_key(|g| g.provides.count());
         }
         usable.into_iter().cloned().collect()
     }
 
-    /// The gids to offer for a wish.
-    fn offered(&self, wish: &Wish) -> Result<Gids, String> {
+    /// The grafts to offer for a wish, at least one.
+    fn candidates(&self, wish: &Wish) -> Result<Vec<GraftInfo>, String> {
         let mut usable = self.usable(&wish.wanted);
         if let Some(name) = &wish.graft {
             let pooled = self.pool.iter().find(|p| p.info.name == *name);
@@ -62,10 +68,10 @@ impl Engine {
         } else if !wish.params.is_empty() {
             return Err("parameters are a graft's: name it, too".into());
         }
-        let gids: Vec<u16> = usable.iter().map(|g| g.gid).collect();
-        Gids::new(&gids[..gids.len().min(intf::VTL_NEGO_GRAFTS as usize)])
-            .filter(|g| !g.is_empty())
-            .ok_or_else(|| self.lacking(wish))
+        if usable.is_empty() {
+            return Err(self.lacking(wish));
+        }
+        Ok(usable)
     }
 
     /// Why no graft will do.
@@ -91,51 +97,64 @@ impl Engine {
         if self.plane.grafts().any(|g| g.gid == gid) {
             return Ok(());
         }
-        let image = self
-            .pool
-            .iter()
-            .find(|p| p.info.gid == gid && !p.disabled)
-            .map(|p| p.image);
-        let image = image.ok_or_else(|| format!("the pool has no graft {gid}"))?;
+        let pooled = self.pool.iter_mut().find(|p| p.info.gid == gid);
+        let pooled = pooled
+            .filter(|p| !p.disabled)
+            .ok_or_else(|| format!("the pool has no graft {gid}"))?;
         let start = now_ns();
-        let info = self.plane.deploy(image).map_err(|e| e.to_string())?;
-        let ms = (now_ns() - start) as f64 / 1e6;
-        tracing::info!(
-            graft = info.name,
-            gid,
-            instructions = info.instructions,
-            ms,
-            "deployed"
-        );
-        Ok(())
-    }
-
-    /// May a peer open a session now?
-    fn room_for_strangers(&self) -> bool {
-        let table = self.plane.sessions();
-        let unvalidated = |(sid, session): &(&u32, &Session)| {
-            !session.initiator && table.get(**sid).is_some_and(|e| e.ifindex() == 0)
-        };
-        !self.stopping
-            && self.sessions.len() < self.config.max_sessions
-            && self.sessions.iter().filter(unvalidated).count() < UNVALIDATED
-    }
-
-    /// Remembers a peer's round-trip time.
-    pub(super) fn note_path(&mut self, peer: IpAddr, rtt: Duration) {
-        if self.paths.len() >= PATHS && !self.paths.contains_key(&peer) {
-            self.paths.clear(); // it costs no more than the first session to a stranger
+        match self.plane.deploy(pooled.image) {
+            Ok(info) => {
+                pooled.failed_ns = None;
+                let ms = (now_ns() - start) as f64 / 1e6;
+                tracing::info!(
+                    graft = info.name,
+                    gid,
+                    instructions = info.instructions,
+                    ms,
+                    "deployed"
+                );
+                Ok(())
+            }
+            Err(error) => {
+                pooled.failed_ns = Some(start);
+                let name = &pooled.info.name;
+                tracing::warn!(%error, graft = name, gid, "not deployed");
+                Err(format!("graft {name} cannot be deployed here: {error}"))
+            }
         }
-        self.paths.insert(peer, rtt);
+    }
+
+    /// Whether nobody uses this index, and nobody did a moment ago.
+    fn is_free(&self, sid: u32) -> bool {
+        let now = now_ns();
+        let rests = |(freed, at): &(u32, u64)| *freed == sid && now - at < GRACE_NS;
+        let entry = self.plane.sessions().get(sid);
+        entry.is_some_and(|e| e.state() == intf::VTL_FREE)
+            && !self.sessions.contains_key(&sid)
+            && !self.freed.iter().any(rests)
+    }
+
+    /// The first free index behind `sid`. An application may still hold a session whose entry the
+    /// programs have let go of.
+    fn free_after(&self, sid: u32) -> Option<u32> {
+        let table = self.plane.sessions();
+        let first = table.free_after(sid)?;
+        let mut next = first;
+        while self.sessions.contains_key(&next) {
+            next = table.free_after(next).filter(|next| *next != first)?;
+        }
+        Some(next)
     }
 
     /// Makes a session's entry and rings, as large as a known path needs. While the path is not
-    /// known, a small part of large rings is used.
+    /// known, a small part of large rings is used. It gets the index and the token wished for, if
+    /// that index is free.
     pub(super) fn create(
         &mut self,
         peer: IpAddr,
         local: IpAddr,
         port: u16,
+        wish: Option<(u32, u64)>,
         purpose: impl FnOnce(&vtl_bpf::rings::RingSet) -> Result<Use, String>,
     ) -> Result<(u32, u64), String> {
         if self.sessions.len() >= self.config.max_sessions {
@@ -144,13 +163,17 @@ impl Engine {
                 self.sessions.len()
             ));
         }
-        let sid = self
-            .plane
-            .sessions()
-            .free_after(self.last_sid)
-            .ok_or("all sessions of this host are in use")?;
-        self.last_sid = sid;
-        let known = self.paths.get(&peer).copied();
+        let wish = wish.filter(|(sid, _)| self.is_free(*sid));
+        let (sid, token) = match wish {
+            Some(wish) => wish,
+            None => {
+                let sid = self.free_after(self.last_sid);
+                let sid = sid.ok_or("all sessions of this host are in use")?;
+                self.last_sid = sid;
+                (sid, random_token())
+            }
+        };
+        let known = self.peers.rtt(peer);
         let mut wanted = known.map_or(stock::FAR, |rtt| {
             stock::slots_for(rtt, self.config.ring_slots)
         });
@@ -161,7 +184,6 @@ impl Engine {
         let used = if known.is_some() { wanted } else { stock::NEAR };
         let slots = used.min(rings.slots);
         self.last_opened_ns = now_ns();
-        let token = random_token();
         let purpose = match purpose(&rings) {
             Ok(purpose) => purpose,
             Err(error) => {
@@ -194,9 +216,10 @@ impl Engine {
             port,
             token,
             initiator: false,
-            params: Vec::new(),
+            offered: Vec::new(),
+            way: None,
+            confirming: None,
             answered: None,
-            answered_ns: None,
             phase: Phase::Ended,
             rings,
             slots,
@@ -226,8 +249,34 @@ impl Engine {
         }
         let (local, mtu) =
             raw::route(peer).map_err(|e| format!("there is no route to {peer}: {e}"))?;
-        let gids = self.offered(wish)?;
-        let (sid, token) = self.create(peer, local, port, purpose)?;
+        let mut grafts = self.candidates(wish)?;
+        // What is taken in most cases need not be waited for when the answer comes.
+        while let Err(error) = self.launch(grafts[0].gid) {
+            grafts.remove(0);
+            if grafts.is_empty() {
+                return Err(error);
+            }
+        }
+        let mut gids: Vec<u16> = grafts.iter().map(|g| g.gid).collect();
+        gids.truncate(intf::VTL_NEGO_GRAFTS as usize);
+        let now = now_ns();
+        let ticket = self.peers.ticket(peer, now);
+        // A hooked flow that is refused goes over TCP: nothing of it may have gone elsewhere.
+        let early = match port {
+            0 => None,
+            _ => self.peers.take_early(peer, now, &mut gids),
+        };
+        let early = early.filter(|_| self.launch(gids[0]).is_ok());
+        let offered = |gid: &u16| {
+            let pooled = self.pool.iter().find(|p| p.info.gid == *gid)?;
+            Some(Offered {
+                gid: *gid,
+                params: pooled.info.params.clone(),
+                asked: wish.asked(&pooled.params),
+            })
+        };
+        let offered: Vec<Offered> = gids.iter().filter_map(offered).collect();
+        let (sid, token) = self.create(peer, local, port, None, purpose)?;
         let session = self.sessions.get_mut(&sid).expect("just made");
         let offer = Offer {
             sid,
@@ -235,17 +284,23 @@ impl Engine {
             max_payload: raw::max_payload(mtu, peer),
             port,
             services: wish.wanted.required(),
-            gids,
-            known_rtt: self.paths.get(&peer).copied(),
+            grafts: offered,
+            known_rtt: self.peers.rtt(peer),
+            ticket,
+            early: early.as_ref().map(|next| Early {
+                token: random_token(),
+                max_payload: next.max_payload,
+            }),
         };
         session.initiator = true;
-        session.params = wish.params();
-        session.phase = Phase::Opening(Initiator::new(offer, now_ns(), token));
-        self.open_timer(sid, now_ns());
+        session.way = early.map(|next| next.way);
+        session.offered = gids;
+        session.phase = Phase::Opening(Initiator::new(offer, now, token));
+        self.open_timer(sid, now);
         Ok(sid)
     }
 
-    /// Sends the NEGO when it is due.
+    /// Sends the NEGO when it is due, and lets data go when they may.
     pub(super) fn open_timer(&mut self, sid: u32, now: u64) {
         let Some(session) = self.sessions.get_mut(&sid) else {
             return;
@@ -254,13 +309,70 @@ impl Engine {
             return;
         };
         let (local, peer) = (session.local, session.peer);
-        let sent = nego.poll(now);
+        let step = nego.poll(now);
         self.next_tick = self.next_tick.min(nego.poll_at());
-        match sent {
-            Ok(Some(packet)) => self.send(&packet, local, peer),
+        match step {
+            Ok(Some(Step::Send(packet))) => self.send(&packet, local, peer),
+            Ok(Some(Step::Go(established))) => self.go_ahead(sid, &established),
             Ok(None) => {}
             Err(error) => self.failed(sid, &error.to_string()),
         }
+    }
+
+    /// Data may go, though the answer is still to come.
+    fn go_ahead(&mut self, sid: u32, established: &Established) {
+        let Some(session) = self.sessions.get_mut(&sid) else {
+            return;
+        };
+        let established = Established {
+            rtt: self.peers.rtt(session.peer),
+            ..*established
+        };
+        let phase = std::mem::replace(&mut session.phase, Phase::Ended);
+        if let (Some(way), Some(entry)) = (session.way, self.plane.sessions().get(sid)) {
+            entry.complete(|s| {
+                s.headers[..way.ethernet.len()].copy_from_slice(&way.ethernet);
+                s.ifindex = way.ifindex;
+            });
+        }
+        if let Err(error) = self.establish(sid, &established) {
+            self.failed(sid, &error);
+            return;
+        }
+        if let (Phase::Opening(nego), Some(session)) = (phase, self.sessions.get_mut(&sid)) {
+            session.confirming = Some(nego);
+        }
+        self.opened(sid);
+    }
+
+    /// Repeats the NEGO of a session that data have gone to already.
+    pub(super) fn confirm_timer(&mut self, sid: u32, now: u64) {
+        let Some(session) = self.sessions.get_mut(&sid) else {
+            return;
+        };
+        let entry = self.plane.sessions().get(sid);
+        let heard = entry.is_some_and(|e| e.heard() != 0);
+        let Some(nego) = session.confirming.as_mut().filter(|_| !heard) else {
+            // Only who has the session can acknowledge.
+            session.confirming = None;
+            return;
+        };
+        let (local, peer) = (session.local, session.peer);
+        let step = nego.poll(now);
+        self.next_tick = self.next_tick.min(nego.poll_at());
+        match step {
+            Ok(Some(Step::Send(packet))) => self.send(&packet, local, peer),
+            Ok(_) => {}
+            Err(error) => self.broken(sid, &error.to_string()),
+        }
+    }
+
+    /// A session that data have gone to does not come to be.
+    fn broken(&mut self, sid: u32, why: &str) {
+        if let Some(session) = self.sessions.get(&sid) {
+            tracing::info!(peer = %session.peer, why, "the session has come to nothing");
+        }
+        self.end(sid, intf::VTL_CLOSED_TIMEOUT);
     }
 
     pub(super) fn send(&self, packet: &Packet<'_>, from: IpAddr, to: IpAddr) {
@@ -321,7 +433,7 @@ impl Engine {
             Ok(packet) => packet,
             Err(error) => {
                 if let Some(nack) = nego::refuse_version(&received.bytes) {
-                    self.send(&nack.answer(), received.to, received.from);
+                    self.send(&nack, received.to, received.from);
                 }
                 tracing::debug!(%error, from = %received.from, "a malformed control packet");
                 return;
@@ -339,77 +451,88 @@ impl Engine {
 
     /// A peer wants to open a session.
     pub(super) fn asked(&mut self, nego: &Nego, received: &Received) {
-        let key = NegoKey::new(received.from, nego);
-        let known = self.sessions.values().find_map(|s| {
-            s.answered
-                .as_ref()
-                .filter(|(k, _)| *k == key)
-                .map(|(_, p)| *p)
-        });
-        if let Some(answer) = known {
-            self.send(&answer, received.to, received.from);
-            return;
-        }
-        let mut ports = vec![0];
-        ports.extend(
-            self.listeners
-                .iter()
-                .filter(|(_, l)| l.backlog.len() < BACKLOG)
-                .map(|(port, _)| *port),
-        );
-        let mtu = raw::route(received.from).map_or(1500, |(_, mtu)| mtu);
+        let listening = |l: &Listener| l.backlog.len() < BACKLOG;
         let grafts = self.usable(&Requirements::default());
         let policy = Policy {
             grafts: &grafts,
-            ports: &ports,
-            room: self.room_for_strangers(),
-            ring_slots: stock::NEAR,
-            max_payload: raw::max_payload(mtu, received.from),
+            listening: nego.port == 0 || self.listeners.get(&nego.port).is_some_and(listening),
+            room: !self.stopping && self.sessions.len() < self.config.max_sessions,
         };
-        let choice = match nego::respond(nego, &policy) {
-            Ok(choice) => choice,
-            Err(nack) => {
-                self.send(&nack.answer(), received.to, received.from);
-                return;
-            }
-        };
-        if let Err(error) = self.respond(key, &choice, received) {
-            tracing::warn!(%error, peer = %received.from, "a session was not accepted");
+        let next = self.next_sid();
+        let verdict = self
+            .responder
+            .asked(now_ns(), received.from, nego, &policy, next);
+        match verdict {
+            Verdict::Answer(answer) => self.send(&answer, received.to, received.from),
+            Verdict::Open(request) => self.respond(&request, received),
         }
     }
 
-    pub(super) fn respond(
+    /// An index that is probably free when a peer comes back: any that is free now.
+    fn next_sid(&self) -> u32 {
+        let random = random_token() % u64::from(intf::VTL_MAX_SESSIONS - 1);
+        self.free_after(random as u32).unwrap_or(1)
+    }
+
+    fn respond(&mut self, request: &Request, received: &Received) {
+        let peer = received.from;
+        let choice = request.choices.iter().find(|c| self.launch(c.gid).is_ok());
+        let made = match choice {
+            Some(choice) => self.accept(request, choice, received).map_err(|error| {
+                tracing::warn!(%error, %peer, "a session was not accepted");
+                Reason::NoRoom
+            }),
+            None => Err(Reason::NoGraft),
+        };
+        let answer = made.unwrap_or_else(|reason| self.responder.refuse(request, reason));
+        self.send(&answer, received.to, peer);
+    }
+
+    fn accept(
         &mut self,
-        key: NegoKey,
-        choice: &nego::Choice,
+        request: &Request,
+        choice: &Choice,
         received: &Received,
-    ) -> Result<(), String> {
-        self.launch(choice.session.gid)?;
-        let port = choice.port;
+    ) -> Result<Packet<'static>, String> {
+        let port = request.port();
         let owner = self.listeners.get(&port).map_or(0, |l| l.owner);
-        let max_payload = choice.session.max_payload;
-        let (sid, token) = self.create(received.from, received.to, port, |rings| {
+        let mtu = raw::route(received.from).map_or(1500, |(_, mtu)| mtu);
+        let max_payload = raw::max_payload(mtu, received.from);
+        let most = max_payload.min(request.max_payload);
+        let wish = request.early_with(choice);
+        let (sid, token) = self.create(received.from, received.to, port, wish, |rings| {
             Ok(if port == 0 {
                 Use::Streams {
                     waiting: Vec::new(),
                     streams: None,
                 }
             } else {
-                Use::Aware(aware(owner, rings, max_payload, None)?)
+                Use::Aware(aware(owner, rings, most, None)?)
             })
         })?;
+        let next_sid = self.next_sid();
         let session = self.sessions.get_mut(&sid).expect("just made");
-        let answer = choice.with_ring_slots(session.slots).answer(sid, token);
-        session.answered = Some((key, answer));
-        session.answered_ns = Some(now_ns());
-        self.establish(sid, &choice.session)?;
-        self.send(&answer, received.to, received.from);
-        Ok(())
+        let made = Made {
+            sid,
+            token,
+            ring_slots: session.slots,
+            max_payload,
+            next_sid,
+        };
+        let now = now_ns();
+        let (answer, established) = self.responder.accept(now, request, choice, &made);
+        session.answered = Some(Answered {
+            at_ns: now,
+            early: wish == Some((sid, token)),
+        });
+        self.establish(sid, &established)
+            .inspect_err(|_| self.forget(sid))?;
+        Ok(answer)
     }
 
-    /// The first packet of a peer that opened a session came `rtt` after our answer. From here on
-    /// the session may be used.
-    pub(super) fn validated(&mut self, sid: u32, rtt: Duration) {
+    /// The first packet of a peer that opened a session. From here on the session may be used.
+    pub(super) fn validated(&mut self, sid: u32, answered: Answered) {
+        self.responder.validated(sid);
         let Some(session) = self.sessions.get_mut(&sid) else {
             return;
         };
@@ -419,11 +542,16 @@ impl Engine {
         if !session.is_open() {
             return;
         }
-        entry.suppose_rtt(rtt);
-        let slots = stock::slots_for(rtt, session.rings.slots);
-        if slots > session.slots {
-            session.slots = slots;
-            entry.widen(slots);
+        // What did not wait for the answer says nothing of the path.
+        let elapsed = Duration::from_nanos(now_ns() - answered.at_ns);
+        let measured = (!answered.early).then_some(elapsed);
+        if let Some(rtt) = measured.or(self.peers.rtt(session.peer)) {
+            entry.suppose_rtt(rtt);
+            let slots = stock::slots_for(rtt, session.rings.slots);
+            if slots > session.slots {
+                session.slots = slots;
+                entry.widen(slots);
+            }
         }
         let (peer, port) = (session.peer, session.port);
         if let Err(error) = session.map_streams(entry.snapshot().max_payload) {
@@ -431,7 +559,9 @@ impl Engine {
             self.close(sid, true);
             return;
         }
-        self.note_path(peer, rtt);
+        if let Some(rtt) = measured {
+            self.peers.note_rtt(peer, rtt);
+        }
         if let Some(listener) = self.listeners.get_mut(&port) {
             listener.backlog.push_back(sid);
             self.grant_accepted();
@@ -447,21 +577,122 @@ impl Engine {
         if session.peer != received.from {
             return;
         }
+        let now = now_ns();
+        if let Some(nego) = &mut session.confirming {
+            match nego.handle(now, packet) {
+                Ok(None) => self.confirm_timer(sid, now),
+                Ok(Some(Answer::Moved(established))) => self.moved(sid, &established),
+                Ok(Some(Answer::Confirmed(established) | Answer::Opened(established))) => {
+                    session.confirming = None;
+                    self.met(sid, &established);
+                }
+                Err(error) => self.broken(sid, &error.to_string()),
+            }
+            return;
+        }
         let Phase::Opening(nego) = &mut session.phase else {
             return;
         };
-        match nego.handle(now_ns(), packet) {
-            Ok(None) => {}
-            Ok(Some(established)) => {
-                let done = self
-                    .launch(established.gid)
-                    .and_then(|()| self.establish(sid, &established));
-                match done {
-                    Ok(()) => self.opened(sid),
-                    Err(error) => self.failed(sid, &error),
-                }
+        let established = match nego.handle(now, packet) {
+            Ok(None) => return self.open_timer(sid, now),
+            Ok(Some(
+                Answer::Opened(established)
+                | Answer::Confirmed(established)
+                | Answer::Moved(established),
+            )) => established,
+            Err(NegoError::Differs(gid)) => {
+                return self.without(sid, gid, packet, &NegoError::Differs(gid).to_string());
             }
-            Err(error) => self.failed(sid, &error.to_string()),
+            Err(error) => return self.failed(sid, &error.to_string()),
+        };
+        if let Err(error) = self.launch(established.gid) {
+            return self.without(sid, established.gid, packet, &error);
+        }
+        match self.establish(sid, &established) {
+            Ok(()) => {
+                self.met(sid, &established);
+                self.opened(sid);
+            }
+            Err(error) => self.failed(sid, &error),
+        }
+    }
+
+    /// The peer agreed on a graft that is of no use here: another one, if there is any.
+    fn without(&mut self, sid: u32, gid: u16, packet: &Packet<'_>, why: &str) {
+        let Some(session) = self.sessions.get(&sid) else {
+            return;
+        };
+        if let Packet::NegoAck(ack) = packet {
+            let close = Packet::Close(Header {
+                flags: intf::VTL_F_ABORT as u8,
+                gid: 0,
+                sid: ack.sid,
+                token: ack.token,
+            });
+            self.send(&close, session.local, session.peer);
+        }
+        let (now, token) = (now_ns(), random_token());
+        let next = match &session.phase {
+            Phase::Opening(nego) => nego.without(gid, now, token),
+            _ => None,
+        };
+        let (Some(next), Some(session)) = (next, self.sessions.get_mut(&sid)) else {
+            return self.failed(sid, why);
+        };
+        tracing::info!(peer = %session.peer, why, "the next choice");
+        session.token = token;
+        session.phase = Phase::Opening(next);
+        if let Some(entry) = self.plane.sessions().get(sid) {
+            entry.complete(|s| s.token = token);
+        }
+        self.open_timer(sid, now);
+    }
+
+    /// What went ahead was not taken: all of it goes again, to the session that there is now.
+    fn moved(&mut self, sid: u32, established: &Established) {
+        if let Err(error) = self.launch(established.gid) {
+            return self.broken(sid, &error);
+        }
+        let (Some(session), Some(entry)) =
+            (self.sessions.get_mut(&sid), self.plane.sessions().get(sid))
+        else {
+            return;
+        };
+        session.confirming = None;
+        if !entry.lock_egress() {
+            return self.broken(sid, "the application is at work on the session");
+        }
+        // The peer knew nothing of the session that there was: no packet of it will come.
+        entry.set_state(intf::VTL_OPENING);
+        entry.complete(|s| {
+            s.tx = session::sender();
+            s.tx.running = 1;
+            session::fill(s, established);
+        });
+        entry.set_state(intf::VTL_OPEN);
+        entry.probe();
+        entry.unlock_egress(false);
+        self.schedule.now(sid);
+        self.met(sid, established);
+    }
+
+    /// Remembers what the next session with the peer may begin with.
+    fn met(&mut self, sid: u32, established: &Established) {
+        let (Some(session), Some(entry)) =
+            (self.sessions.get_mut(&sid), self.plane.sessions().get(sid))
+        else {
+            return;
+        };
+        let entry = entry.snapshot();
+        let mut ethernet = [0; 14];
+        ethernet.copy_from_slice(&entry.headers[..14]);
+        let way = Way {
+            ethernet,
+            ifindex: entry.ifindex,
+        };
+        let offered = std::mem::take(&mut session.offered);
+        if let Some(next) = Next::new(now_ns(), established, offered, way) {
+            self.peers.note_next(session.peer, next);
         }
     }
 
@@ -478,11 +709,8 @@ impl Engine {
         }
         let entry = self.plane.sessions().get(sid).expect("it has an entry");
         let slots = session.slots;
-        let pooled = self.pool.iter().find(|p| p.info.gid == established.gid);
-        let params = pooled.map_or(&[][..], |p| &p.params);
         entry.complete(|s| {
             session::fill(s, established);
-            session::set_params(s, params, &session.params);
             s.slots = slots;
         });
         entry.set_state(intf::VTL_OPEN);
@@ -498,7 +726,7 @@ impl Engine {
                 .insert(peer);
         }
         if let Some(rtt) = established.rtt {
-            self.note_path(peer, rtt);
+            self.peers.note_rtt(peer, rtt);
         }
         Ok(())
     }

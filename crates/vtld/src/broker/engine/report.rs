@@ -82,6 +82,7 @@ impl Engine {
 
     pub(super) fn status(&mut self) -> Value {
         let stats = self.plane.stats();
+        let nego = self.responder.counters();
         let stat = |i: u32| stats.get(i as usize).copied().unwrap_or_default();
         let interfaces: Vec<Value> = self
             .interfaces
@@ -109,6 +110,15 @@ impl Engine {
             "interfaces": interfaces,
             "sessions": sessions,
             "listeners": self.listeners.keys().collect::<Vec<_>>(),
+            "negotiation": {
+                "accepted": nego.accepted,
+                "early": nego.early,
+                "refused": nego.refused,
+                "cookies": nego.cookies,
+                "replays": nego.replays,
+                "repeated": nego.repeated,
+                "strangers": self.responder.strangers(),
+            },
             "packets": {
                 "received": stat(intf::VTL_ST_RX_PACKETS),
                 "malformed": stat(intf::VTL_ST_RX_MALFORMED),

@@ -1,0 +1,209 @@
+//! What is remembered of other hosts between sessions with them.
+
+use std::{collections::HashMap, net::IpAddr, time::Duration};
+
+use vtl_proto::{
+    nego::{self, Established},
+    wire::Ticket,
+};
+
+/// So many are remembered.
+const PEERS: usize = 4096;
+
+/// How packets to a peer leave, as the kernel's programs learned it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Way {
+    /// Ethernet header.
+    pub(super) ethernet: [u8; 14],
+    pub(super) ifindex: u32,
+}
+
+/// What the latest session that we opened with a peer left for the next one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Next {
+    pub(super) ticket: Ticket,
+    /// When it came.
+    since_ns: u64,
+    /// Data may go ahead of the answer once.
+    fresh: bool,
+    /// What was offered, and what was chosen.
+    offered: Vec<u16>,
+    gid: u16,
+    pub(super) max_payload: u16,
+    pub(super) way: Way,
+}
+
+impl Next {
+    /// What came of a negotiation; `None` if the peer gave no ticket or cannot be reached yet.
+    pub(super) fn new(
+        now_ns: u64,
+        session: &Established,
+        offered: Vec<u16>,
+        way: Way,
+    ) -> Option<Self> {
+        let ticket = session.ticket.filter(|_| way.ifindex != 0)?;
+        Some(Self {
+            ticket,
+            since_ns: now_ns,
+            fresh: true,
+            offered,
+            gid: session.gid,
+            max_payload: session.max_payload,
+            way,
+        })
+    }
+}
+
+#[derive(Default)]
+struct Known {
+    rtt: Option<Duration>,
+    next: Option<Next>,
+}
+
+/// The peers.
+#[derive(Default)]
+pub(super) struct Peers {
+    known: HashMap<IpAddr, Known>,
+}
+
+impl Peers {
+    fn entry(&mut self, peer: IpAddr) -> &mut Known {
+        if self.known.len() >= PEERS && !self.known.contains_key(&peer) {
+            self.known.clear(); // it costs no more than the first session to a stranger
+        }
+        self.known.entry(peer).or_default()
+    }
+
+    /// The round-trip time, as last measured.
+    pub(super) fn rtt(&self, peer: IpAddr) -> Option<Duration> {
+        self.known.get(&peer)?.rtt
+    }
+
+    pub(super) fn note_rtt(&mut self, peer: IpAddr, rtt: Duration) {
+        self.entry(peer).rtt = Some(rtt);
+    }
+
+    pub(super) fn note_next(&mut self, peer: IpAddr, next: Next) {
+        self.entry(peer).next = Some(next);
+    }
+
+    /// The peer's ticket, if there is one that it still knows: good to prove our address.
+    pub(super) fn ticket(&self, peer: IpAddr, now_ns: u64) -> Option<Ticket> {
+        let next = self.known.get(&peer)?.next.as_ref()?;
+        next.lives(now_ns).then_some(next.ticket)
+    }
+
+    /// Whether data may go to the peer ahead of the answer, by the first graft that is offered. The
+    /// one that the peer chose from the same offer before becomes the first. Not twice.
+    pub(super) fn take_early(
+        &mut self,
+        peer: IpAddr,
+        now_ns: u64,
+        offered: &mut [u16],
+    ) -> Option<Next> {
+        let next = self.known.get_mut(&peer)?.next.as_mut()?;
+        let same = next.offered == *offered;
+        let at = offered.iter().position(|gid| *gid == next.gid)?;
+        if !next.fresh || !next.lives(now_ns) || !(same || at == 0) {
+            return None;
+        }
+        next.fresh = false;
+        offered[..=at].rotate_right(1);
+        Some(next.clone())
+    }
+}
+
+impl Next {
+    /// With a minute to spare: the responder's time counts.
+    fn lives(&self, now_ns: u64) -> bool {
+        let age = Duration::from_nanos(now_ns.saturating_sub(self.since_ns));
+        age < nego::LIFE - Duration::from_secs(60)
+    }
+}
+
+#[cfg(test)]
+#[allow(non_snake_case)]
+mod tests {
+    use super::*;
+
+    const PEER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
+
+    fn session(gid: u16) -> Established {
+        Established {
+            peer_sid: 1,
+            peer_token: 2,
+            peer_slots: 256,
+            max_payload: 1400,
+            gid,
+            params: Default::default(),
+            rtt: None,
+            ticket: Some(Ticket {
+                time: 1,
+                mac: 2,
+                sid: 3,
+            }),
+        }
+    }
+
+    fn met(offered: &[u16], gid: u16) -> Peers {
+        let way = Way {
+            ethernet: [0; 14],
+            ifindex: 2,
+        };
+        let mut peers = Peers::default();
+        let next = Next::new(0, &session(gid), offered.into(), way).unwrap();
+        peers.note_next(PEER, next);
+        peers
+    }
+
+    #[test]
+    fn next__needs_a_ticket_and_a_way() {
+        let way = |ifindex| Way {
+            ethernet: [0; 14],
+            ifindex,
+        };
+        let none = Established {
+            ticket: None,
+            ..session(1)
+        };
+        assert!(Next::new(0, &none, vec![1], way(2)).is_none());
+        assert!(Next::new(0, &session(1), vec![1], way(0)).is_none());
+    }
+
+    #[test]
+    fn take_early__once_and_while_the_ticket_lives() {
+        let mut peers = met(&[1, 2], 1);
+        let life = nego::LIFE.as_nanos() as u64;
+        assert_eq!(peers.take_early(PEER, life, &mut [1, 2]), None);
+        assert!(peers.ticket(PEER, life).is_none());
+        assert!(peers.take_early(PEER, 9, &mut [1, 2]).is_some());
+        assert_eq!(peers.take_early(PEER, 9, &mut [1, 2]), None);
+        assert!(
+            peers.ticket(PEER, 9).is_some(),
+            "it still proves who we are"
+        );
+    }
+
+    #[test]
+    fn take_early__what_the_peer_chose_from_the_same_offer_comes_first() {
+        let mut offer = [1, 2, 3];
+        assert!(met(&[1, 2, 3], 3).take_early(PEER, 0, &mut offer).is_some());
+        assert_eq!(offer, [3, 1, 2]);
+        // From another offer the peer may choose another one.
+        for (mut offer, early) in [([1, 3], false), ([3, 1], true), ([2, 1], false)] {
+            let before = offer;
+            let next = met(&[1, 2, 3], 3).take_early(PEER, 0, &mut offer);
+            assert_eq!((next.is_some(), offer), (early, before));
+        }
+    }
+
+    #[test]
+    fn peers__are_bounded() {
+        let mut peers = Peers::default();
+        for i in 0..=PEERS as u32 {
+            let peer = IpAddr::V4(i.into());
+            peers.note_rtt(peer, Duration::from_millis(1));
+        }
+        assert!(peers.known.len() <= PEERS);
+    }
+}
