@@ -76,6 +76,29 @@ impl Stranger {
         let _ = sendto(self.fd.as_raw_fd(), bytes, &self.to, MsgFlags::empty());
     }
 
+    pub(crate) fn send_packet(&self, packet: &Packet<'_>) {
+        let mut buffer = [0; 256];
+        let length = packet.emit(&mut buffer).expect("fits");
+        self.send(&buffer[..length]);
+    }
+
+    /// The negotiation packets that this host has sent or received since the last call.
+    pub(crate) fn overhear(&self) -> Vec<Packet<'static>> {
+        let mut buffer = [0; 2048];
+        let mut heard = Vec::new();
+        let ears = self.ears.as_raw_fd();
+        while let Ok(length) = recv(ears, &mut buffer, MsgFlags::MSG_DONTWAIT) {
+            let start = if buffer[0] >> 4 == 4 { 20 } else { 40 };
+            match Packet::parse(buffer[..length].get(start..).unwrap_or_default()) {
+                Ok(Packet::Nego(nego)) => heard.push(Packet::Nego(nego)),
+                Ok(Packet::NegoAck(nego)) => heard.push(Packet::NegoAck(nego)),
+                Ok(Packet::NegoNack(nego)) => heard.push(Packet::NegoNack(nego)),
+                _ => {}
+            }
+        }
+        heard
+    }
+
     /// Correct as far as the checksum goes.
     fn send_sealed(&self, bytes: &mut [u8]) {
         if bytes.len() >= 20 {
@@ -89,7 +112,7 @@ impl Stranger {
     /// A packet of each type with random fields, whole, cut, grown, or with a lie about its length.
     fn send_mutations(&mut self, count: usize) {
         for i in 0..count {
-            let mut bytes = vec![0; [24, 40, 72, 96, 512, 1400][i % 6]];
+            let mut bytes = vec![0; [24, 40, 72, 160, 512, 1400][i % 6]];
             for chunk in bytes.chunks_mut(8) {
                 let word = self.random().to_ne_bytes();
                 chunk.copy_from_slice(&word[..chunk.len()]);
@@ -101,7 +124,8 @@ impl Stranger {
             bytes[4..8].copy_from_slice(&((self.random() % 5) as u32).to_be_bytes());
             let own = match kind {
                 0 | 2 => 40,
-                1 | 3 | 4 | 5 => 72,
+                1 => 72,
+                3..=5 => 160,
                 _ => 24,
             };
             let length = match i % 3 {
@@ -130,12 +154,9 @@ impl Stranger {
             // Under the same guard it is the same request.
             self.send_nego(port, token);
             std::thread::sleep(Duration::from_millis(30));
-            let mut buffer = [0; 2048];
-            let ears = self.ears.as_raw_fd();
-            while let Ok(length) = recv(ears, &mut buffer, MsgFlags::MSG_DONTWAIT) {
-                let start = if buffer[0] >> 4 == 4 { 20 } else { 40 };
-                match Packet::parse(buffer[..length].get(start..).unwrap_or_default()) {
-                    Ok(Packet::NegoAck(nego)) if nego.header.token == token => answer = Some(nego),
+            for packet in self.overhear() {
+                match packet {
+                    Packet::NegoAck(nego) if nego.header.token == token => answer = Some(nego),
                     _ => {}
                 }
             }
@@ -162,10 +183,9 @@ impl Stranger {
             services: Services::RELIABLE.bits(),
             reason: 0,
             gids: Gids::new(&[1, 2, 3]).expect("few"),
+            ..Nego::default()
         };
-        let mut buffer = [0; 128];
-        let length = Packet::Nego(nego).emit(&mut buffer).expect("fits");
-        self.send(&buffer[..length]);
+        self.send_packet(&Packet::Nego(nego));
     }
 }
 

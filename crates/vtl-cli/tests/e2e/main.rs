@@ -15,6 +15,7 @@ mod grafts;
 mod hostile;
 mod insider;
 mod many;
+mod nego;
 mod outage;
 mod peer;
 mod pool;

@@ -17,7 +17,7 @@ const BULK: usize = 50_000;
 
 /// A session between applications that live on the hosts themselves, so that they run their own
 /// egress.
-fn open(world: &World, port: u16) -> (Socket, Socket) {
+pub(crate) fn open(world: &World, port: u16) -> (Socket, Socket) {
     let at = SocketAddr::new(world.servers()[0], port);
     let socket = |host, mode| {
         let daemon = world.socket(host);
@@ -41,13 +41,13 @@ fn open(world: &World, port: u16) -> (Socket, Socket) {
     (initiator, accepting.join().expect("no panic"))
 }
 
-fn send(from: &mut Socket, mut data: &[u8]) {
+pub(crate) fn send(from: &mut Socket, mut data: &[u8]) {
     while !data.is_empty() {
         data = &data[from.send_data(data).expect("sent")..];
     }
 }
 
-fn expect(to: &mut Socket, wanted: &[u8]) {
+pub(crate) fn expect(to: &mut Socket, wanted: &[u8]) {
     let mut got = vec![0; wanted.len()];
     let mut filled = 0;
     while filled < got.len() {
@@ -58,7 +58,7 @@ fn expect(to: &mut Socket, wanted: &[u8]) {
     assert!(got == wanted);
 }
 
-fn left(world: &World, host: Host) -> usize {
+pub(crate) fn left(world: &World, host: Host) -> usize {
     world.status(host)["sessions"]
         .as_array()
         .map_or(usize::MAX, Vec::len)

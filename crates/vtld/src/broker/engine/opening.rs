@@ -584,7 +584,7 @@ impl Engine {
                 Ok(Some(Answer::Moved(established))) => self.moved(sid, &established),
                 Ok(Some(Answer::Confirmed(established) | Answer::Opened(established))) => {
                     session.confirming = None;
-                    self.met(sid, &established);
+                    self.confirmed(sid, &established);
                 }
                 Err(error) => self.broken(sid, &error.to_string()),
             }
@@ -615,6 +615,18 @@ impl Engine {
             }
             Err(error) => self.failed(sid, &error),
         }
+    }
+
+    /// The session that data have gone to is there.
+    fn confirmed(&mut self, sid: u32, established: &Established) {
+        if let Some(entry) = self.plane.sessions().get(sid)
+            && entry.heard() == 0
+        {
+            // They may have come too early, or there were none yet.
+            entry.probe();
+            self.schedule.now(sid);
+        }
+        self.met(sid, established);
     }
 
     /// The peer agreed on a graft that is of no use here: another one, if there is any.
@@ -737,8 +749,11 @@ impl Engine {
             return;
         };
         tracing::info!(peer = %session.peer, sid, port = session.port, "session open");
-        // The peer learns from our first packet where we live.
-        if let Some(entry) = self.plane.sessions().get(sid) {
+        // The peer learns from our first packet where we live. One that is asked before it can have
+        // the session would be asked in vain.
+        if session.confirming.is_none()
+            && let Some(entry) = self.plane.sessions().get(sid)
+        {
             entry.probe();
         }
         match &mut session.purpose {
