@@ -151,6 +151,9 @@ int vtl_init(enum vtl_mode mode, const char *src, const char *dst, vtl_socket **
  * Asks the peer for a session that meets the requirements; NULL asks for reliability, order and
  * congestion control at VTL_REQUIRE. Returns the number of the agreed protocol, more than 0.
  *
+ * With a peer met before it does not wait for the answer: data may be sent at once, and if the peer
+ * then refuses, or does not answer for nine seconds, the session ends with an error.
+ *
  * If it fails with -EAGAIN or -ETIMEDOUT the negotiation goes on: call again, the requirements of
  * the first call count. After any other error it may be called again for another attempt.
  *

@@ -58,18 +58,24 @@ fn text(status: &Value) -> String {
         &status["hooks"],
         &["id", "run", "port", "cgroup", "processes"],
     );
-    let packets = status["packets"].as_object().into_iter().flatten();
-    let counts = packets.filter(|(_, count)| count.as_u64() != Some(0));
-    let counts: Vec<String> = counts
+    for title in ["negotiation", "packets"] {
+        let _ = writeln!(out, "{title}: {}", counts(&status[title]));
+    }
+    out
+}
+
+/// Those that are not 0.
+fn counts(counters: &Value) -> String {
+    let counters = counters.as_object().into_iter().flatten();
+    let counts: Vec<String> = counters
+        .filter(|(_, count)| count.as_u64() != Some(0))
         .map(|(name, count)| format!("{} {count}", output::words(name)))
         .collect();
-    let counts = if counts.is_empty() {
+    if counts.is_empty() {
         "none".to_owned()
     } else {
         counts.join(", ")
-    };
-    let _ = writeln!(out, "packets: {counts}");
-    out
+    }
 }
 
 fn section(out: &mut String, title: &str, rows: &Value, columns: &[&str]) {
@@ -104,6 +110,7 @@ mod tests {
              interfaces:\n  name  mtu   driver  why\n  eth0  1500  live    it can\n\
              sessions: none\n\
              hooks:\n  id  port\n  1   80\n\
+             negotiation: none\n\
              packets: received 5\n"
         );
     }

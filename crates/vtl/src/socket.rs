@@ -236,7 +236,10 @@ impl Socket {
         self.timeout = limit;
     }
 
-    /// Opens a session that meets the requirements; returns once the peer has agreed.
+    /// Opens a session that meets the requirements; returns once the peer has agreed. With a peer
+    /// met before it does not wait for that: data may be sent at once, by the graft that the peer
+    /// took last time, and if it then refuses, or does not answer for nine seconds, the session is
+    /// [`Error::Broken`].
     ///
     /// # Errors
     /// The requirements contradict each other, no graft of both hosts meets them, or the peer does

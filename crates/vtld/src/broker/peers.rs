@@ -93,18 +93,20 @@ impl Peers {
         next.lives(now_ns).then_some(next.ticket)
     }
 
-    /// Whether data may go to the peer ahead of the answer, by the first graft that is offered. The
-    /// one that the peer chose from the same offer before becomes the first. Not twice.
+    /// Whether data may go to the peer ahead of the answer, by the first graft that is offered, if
+    /// that is `fit` for it. The one that the peer chose from the same offer before becomes the
+    /// first. Not twice.
     pub(super) fn take_early(
         &mut self,
         peer: IpAddr,
         now_ns: u64,
         offered: &mut [u16],
+        fit: impl FnOnce(u16) -> bool,
     ) -> Option<Next> {
         let next = self.known.get_mut(&peer)?.next.as_mut()?;
         let same = next.offered == *offered;
         let at = offered.iter().position(|gid| *gid == next.gid)?;
-        if !next.fresh || !next.lives(now_ns) || !(same || at == 0) {
+        if !next.fresh || !next.lives(now_ns) || !(same || at == 0) || !fit(next.gid) {
             return None;
         }
         next.fresh = false;
@@ -173,11 +175,12 @@ mod tests {
     #[test]
     fn take_early__once_and_while_the_ticket_lives() {
         let mut peers = met(&[1, 2], 1);
+        assert_eq!(peers.take_early(PEER, 9, &mut [1, 2], |gid| gid != 1), None);
         let life = nego::LIFE.as_nanos() as u64;
-        assert_eq!(peers.take_early(PEER, life, &mut [1, 2]), None);
+        assert_eq!(peers.take_early(PEER, life, &mut [1, 2], |_| true), None);
         assert!(peers.ticket(PEER, life).is_none());
-        assert!(peers.take_early(PEER, 9, &mut [1, 2]).is_some());
-        assert_eq!(peers.take_early(PEER, 9, &mut [1, 2]), None);
+        assert!(peers.take_early(PEER, 9, &mut [1, 2], |_| true).is_some());
+        assert_eq!(peers.take_early(PEER, 9, &mut [1, 2], |_| true), None);
         assert!(
             peers.ticket(PEER, 9).is_some(),
             "it still proves who we are"
@@ -187,12 +190,16 @@ mod tests {
     #[test]
     fn take_early__what_the_peer_chose_from_the_same_offer_comes_first() {
         let mut offer = [1, 2, 3];
-        assert!(met(&[1, 2, 3], 3).take_early(PEER, 0, &mut offer).is_some());
+        assert!(
+            met(&[1, 2, 3], 3)
+                .take_early(PEER, 0, &mut offer, |_| true)
+                .is_some()
+        );
         assert_eq!(offer, [3, 1, 2]);
         // From another offer the peer may choose another one.
         for (mut offer, early) in [([1, 3], false), ([3, 1], true), ([2, 1], false)] {
             let before = offer;
-            let next = met(&[1, 2, 3], 3).take_early(PEER, 0, &mut offer);
+            let next = met(&[1, 2, 3], 3).take_early(PEER, 0, &mut offer, |_| true);
             assert_eq!((next.is_some(), offer), (early, before));
         }
     }

@@ -68,6 +68,15 @@ impl Engine {
         } else if !wish.params.is_empty() {
             return Err("parameters are a graft's: name it, too".into());
         }
+        let allowed = |g: &GraftInfo| {
+            let pooled = self.pool.iter().find(|p| p.info.gid == g.gid);
+            let asked = pooled.map_or_else(Vec::new, |p| wish.asked(&p.params));
+            let range = |i: u8| g.params.get(usize::from(i));
+            asked
+                .iter()
+                .all(|(i, value)| range(*i).is_some_and(|p| p.allows(*value)))
+        };
+        usable.retain(allowed);
         if usable.is_empty() {
             return Err(self.lacking(wish));
         }
@@ -261,10 +270,15 @@ impl Engine {
         gids.truncate(intf::VTL_NEGO_GRAFTS as usize);
         let now = now_ns();
         let ticket = self.peers.ticket(peer, now);
-        // A hooked flow that is refused goes over TCP: nothing of it may have gone elsewhere.
+        // What goes ahead may have to go again. And a hooked flow that is refused goes over TCP:
+        // nothing of it may have gone elsewhere.
+        let reliable = |gid| {
+            let found = grafts.iter().find(|g| g.gid == gid);
+            found.is_some_and(|g| g.provides.contains(Services::RELIABLE))
+        };
         let early = match port {
             0 => None,
-            _ => self.peers.take_early(peer, now, &mut gids),
+            _ => self.peers.take_early(peer, now, &mut gids, reliable),
         };
         let early = early.filter(|_| self.launch(gids[0]).is_ok());
         let offered = |gid: &u16| {
