@@ -65,7 +65,7 @@ pub(super) struct Answered {
 
 /// How far a session is.
 pub(super) enum Phase {
-    Opening(Initiator),
+    Opening(Box<Initiator>),
     Open,
     /// Nothing is sent any more; CLOSE is repeated until the peer says CLOSE, or gives no sound.
     Closing {
@@ -87,7 +87,7 @@ pub(super) struct Session {
     /// How data leave that go ahead of the answer.
     pub(super) way: Option<Way>,
     /// They have gone; the answer is still to come.
-    pub(super) confirming: Option<Initiator>,
+    pub(super) confirming: Option<Box<Initiator>>,
     /// At the responder, until the peer's first packet: when it was answered, and whether that
     /// packet need not wait for the answer.
     pub(super) answered: Option<Answered>,

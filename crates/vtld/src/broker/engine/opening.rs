@@ -309,7 +309,7 @@ impl Engine {
         session.initiator = true;
         session.way = early.map(|next| next.way);
         session.offered = gids;
-        session.phase = Phase::Opening(Initiator::new(offer, now, token));
+        session.phase = Phase::Opening(Box::new(Initiator::new(offer, now, token)));
         self.open_timer(sid, now);
         Ok(sid)
     }
@@ -667,7 +667,7 @@ impl Engine {
         };
         tracing::info!(peer = %session.peer, why, "the next choice");
         session.token = token;
-        session.phase = Phase::Opening(next);
+        session.phase = Phase::Opening(Box::new(next));
         if let Some(entry) = self.plane.sessions().get(sid) {
             entry.complete(|s| s.token = token);
         }
