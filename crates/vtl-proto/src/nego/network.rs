@@ -233,7 +233,7 @@ impl Simulation {
     }
 
     /// Puts a packet on the wire, with all that may happen to it there.
-    fn send(&mut self, from: usize, wire: Wire) {
+    fn send(&mut self, from: usize, wire: &Wire) {
         let (to, from) = (1 - from, self.hosts[from].addr);
         let mut copies = u64::from(!self.random.percent(self.weather.loss));
         copies += u64::from(self.random.percent(self.weather.copies));
@@ -252,7 +252,7 @@ impl Simulation {
     fn control(&mut self, from: usize, packet: &Packet<'_>) {
         let mut bytes = vec![0; packet.wire_len()];
         packet.emit(&mut bytes).expect("a well-formed packet");
-        self.send(from, Wire::Control(bytes));
+        self.send(from, &Wire::Control(bytes));
     }
 
     fn run(mut self) -> Self {
@@ -370,7 +370,7 @@ impl Simulation {
                 let message = index * 2 + host;
                 self.send(
                     host,
-                    Wire::Data {
+                    &Wire::Data {
                         sid,
                         token,
                         message,
@@ -424,7 +424,7 @@ impl Simulation {
                     let how = (session.link.gid, session.link.params);
                     self.delivered.entry(message).or_default().push(how);
                 }
-                self.send(host, ack);
+                self.send(host, &ack);
             }
             Wire::Ack { sid, token } => {
                 let attempts = self.hosts[host].attempts.iter_mut();
@@ -568,7 +568,7 @@ impl Simulation {
     ) {
         if let Packet::NegoAck(nego) = packet {
             let (sid, token) = (nego.sid, nego.token);
-            self.send(host, Wire::Abort { sid, token });
+            self.send(host, &Wire::Abort { sid, token });
         }
         if retry.is_some() {
             let attempt = &mut self.hosts[host].attempts[index];
