@@ -75,6 +75,7 @@ VTL_INLINE void vtl_ack_build(struct vtl_session *s, struct vtl_ack_hdr *a, __u6
 
 /* ingress: remembers what the next acknowledgement shall echo. */
 VTL_INLINE void tf_ack_note(struct vtl_in *in) {
+    VTL_TF(ack, 0);
     in->s->rx.echo_seq = in->seq;
     in->s->rx.echo_xid = vtl_swap32(in->hdr->xid);
     in->s->rx.echo_ts = vtl_swap32(in->hdr->ts);

@@ -11,6 +11,7 @@
 
 /* rx.cum counts the packets placed, so vtl_rx_limit is about them, too. */
 VTL_INLINE enum vtl_verdict tf_arrival_admit(struct vtl_in *in) {
+    VTL_TF(arrival, 0);
     struct vtl_session *s = in->s;
     if (in->type == VTL_PROBE)
         return VTL_NEXT;

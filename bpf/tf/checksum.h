@@ -34,6 +34,7 @@ VTL_INLINE void tf_checksum_add(struct vtl_out *o) {
 
 /* ingress: the payload already lies in its slot, where nobody looks before it is published. */
 VTL_INLINE enum vtl_verdict tf_checksum_verify(struct vtl_in *in) {
+    VTL_TF(checksum, 0);
     __u32 want = in->hdr->h.csum;
     in->hdr->h.csum = 0;
     __u64 sum = vtl_csum_words((const __u64 *)in->hdr, sizeof(struct vtl_data_hdr) / 8);

@@ -339,6 +339,7 @@ VTL_INLINE __u64 vtl_bbr_cubic(struct vtl_ackd *a) {
 
 /* listener */
 VTL_INLINE void tf_congestion_bbr(struct vtl_ackd *a) {
+    VTL_TF(congestion_bbr, VTL_S_CONGESTION_CONTROL);
     struct vtl_tx *tx = &a->s->tx;
     struct vtl_bbr *b = &tx->bbr;
     vtl_bbr_rate(a);

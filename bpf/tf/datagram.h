@@ -12,6 +12,7 @@
 
 /* egress: the next packet, or the question whether the peer is there. */
 VTL_INLINE enum vtl_verdict tf_datagram_choose(struct vtl_out *o) {
+    VTL_TF(datagram, 0);
     struct vtl_tx *tx = &o->s->tx;
     if (!vtl_written(o))
         return VTL_STOP;

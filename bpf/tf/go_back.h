@@ -34,6 +34,7 @@ VTL_INLINE void vtl_lose_all(struct vtl_session *s, __u64 from) {
 
 /* listener: after tf_loss_reordering, which keeps acked_xid. */
 VTL_INLINE void tf_go_back(struct vtl_ackd *a) {
+    VTL_TF(go_back, VTL_S_RELIABLE);
     struct vtl_tx *tx = &a->s->tx;
     if (a->cum >= VTL_LOAD(tx->next) ||
         VTL_LOAD(tx->lost[(a->cum / 64) % VTL_WINDOW_WORDS]) >> (a->cum % 64) & 1)

@@ -11,6 +11,7 @@
 /* Instead of tf_receive_admit. What comes too early is counted with what finds no room, and
  * answered: its sender shall go back. */
 VTL_INLINE enum vtl_verdict tf_in_order_admit(struct vtl_in *in) {
+    VTL_TF(in_order, VTL_S_ORDERED);
     enum vtl_verdict v = tf_receive_admit(in);
     if (v == VTL_NEXT && in->type == VTL_DATA && in->seq > in->s->rx.cum)
         in->refused = 1;

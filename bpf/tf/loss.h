@@ -57,6 +57,7 @@ VTL_INLINE void tf_loss_reordering(struct vtl_ackd *a) {
 }
 
 VTL_INLINE void tf_loss_selective(struct vtl_ackd *a) {
+    VTL_TF(loss, 0);
     struct vtl_session *s = a->s;
     __u64 next = VTL_LOAD(s->tx.next);
     __u32 skip = vtl_swap32(a->hdr->skip);

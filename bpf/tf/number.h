@@ -35,6 +35,7 @@ VTL_INLINE void vtl_number_header(struct vtl_out *o) {
 }
 
 VTL_INLINE void tf_number(struct vtl_out *o) {
+    VTL_TF(number, 0);
     struct vtl_session *s = o->s;
     struct vtl_tx *tx = &s->tx;
     if (o->type == VTL_DATA) {

@@ -16,6 +16,7 @@
 
 /* Before the choice of a packet. */
 VTL_INLINE enum vtl_verdict tf_pace_wait(struct vtl_out *o) {
+    VTL_TF(pacing, 0);
     struct vtl_tx *tx = &o->s->tx;
     if (!tx->pacing_gap_ns || tx->pace_ns <= o->now)
         return VTL_NEXT;

@@ -31,6 +31,7 @@ VTL_INLINE __u64 vtl_rx_limit(struct vtl_session *s) {
 /* Is there a place for this packet, and is it still empty? Runs before the payload is copied, so
  * that a duplicate never overwrites data that the app may be reading. */
 VTL_INLINE enum vtl_verdict tf_receive_admit(struct vtl_in *in) {
+    VTL_TF(receive, VTL_S_ORDERED | VTL_S_FLOW_CONTROL);
     struct vtl_session *s = in->s;
     if (in->type == VTL_PROBE)
         return VTL_NEXT;

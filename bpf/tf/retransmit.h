@@ -92,6 +92,7 @@ VTL_INLINE __u64 vtl_take_copy(struct vtl_session *s, __u64 una) {
  * have written: it is believed only as far as its own ring.
  */
 VTL_INLINE enum vtl_verdict tf_choose(struct vtl_out *o) {
+    VTL_TF(retransmit, VTL_S_RELIABLE);
     struct vtl_session *s = o->s;
     struct vtl_ring_ctl *ctl = vtl_env_tx_ctl(s);
     if (!ctl)

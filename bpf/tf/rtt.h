@@ -9,6 +9,7 @@
 #include "vtl/tf.h"
 
 VTL_INLINE void tf_rtt(struct vtl_ackd *a) {
+    VTL_TF(rtt, 0);
     struct vtl_tx *tx = &a->s->tx;
     if (a->hdr->h.flags & VTL_F_UPDATE)
         return;

@@ -99,6 +99,7 @@ VTL_INLINE enum vtl_verdict vtl_window_next(struct vtl_out *o) {
 
 /* egress: chooses o->seq, or says when to try again. */
 VTL_INLINE enum vtl_verdict tf_window_choose(struct vtl_out *o) {
+    VTL_TF(window, VTL_S_RELIABLE);
     struct vtl_session *s = o->s;
     if (!vtl_written(o))
         return VTL_STOP;

@@ -296,6 +296,12 @@ struct vtl_graft_info {
     struct vtl_param_info param[VTL_PARAMS];
 };
 
+/* A transport function that is part of the object, in the section .vtl.tf: VTL_TF writes it. */
+struct vtl_tf_info {
+    char name[28];  /* a C identifier */
+    __u32 services; /* bit set of enum vtl_service: what it contributes to */
+};
+
 /* The slots of the PROG_ARRAYs: gid * VTL_ROLES + role. */
 enum vtl_role { VTL_INGRESS = 0, VTL_LISTENER = 1, VTL_ROLES = 2 };
 

@@ -156,6 +156,17 @@ VTL_INLINE __u64 graft_limit(struct vtl_session *s);
         .params = sizeof((struct vtl_param_info[]){__VA_ARGS__}) / sizeof(struct vtl_param_info),  \
         .param = {__VA_ARGS__}}
 
+/*
+ * Stands first in a transport function, with its name and the services that it contributes to:
+ * leaves both in the section .vtl.tf of each object whose programs call the function, and no
+ * instruction. So a package can be asked what it consists of, and whether what it promises is
+ * there.
+ */
+#define VTL_TF(name_, services_)                                                                   \
+    static const struct vtl_tf_info vtl_tf_##name_                                                 \
+        __attribute__((section(".vtl.tf"), used, nodebug)) = {.name = #name_,                      \
+                                                              .services = services_}
+
 /* Too large for the stack: an acknowledgement's bitmap, and the payload of a duplicate. One for
  * each CPU, also from the environment. */
 struct vtl_scratch {
