@@ -32,6 +32,45 @@ fn main() {
         let _ = write!(table, "({name:?}, include_bytes!({object:?})), ");
     }
     fs::write(out.join("grafts.rs"), table + "]").unwrap();
+    fs::write(out.join("headers.rs"), embedded(&headers(&bpf))).unwrap();
+    fs::write(
+        out.join("sources.rs"),
+        embedded(&sources(&bpf.join("grafts"))),
+    )
+    .unwrap();
+}
+
+/// What a graft compiles against outside of this tree, by the name that it is included under.
+fn headers(bpf: &Path) -> Vec<(String, PathBuf)> {
+    let native = bpf.join("../crates/vtl-sim/native");
+    println!("cargo::rerun-if-changed={}", native.display());
+    let mut found = Vec::new();
+    for (prefix, folder) in [
+        ("vtl", bpf.join("include/vtl")),
+        ("tf", bpf.join("tf")),
+        ("native", native.clone()),
+        ("native/vtl", native.join("vtl")),
+    ] {
+        for entry in fs::read_dir(&folder).expect("part of the source tree") {
+            let path = entry.unwrap().path();
+            if path.is_file() {
+                let name = path.file_name().unwrap().to_string_lossy();
+                found.push((format!("{prefix}/{name}"), path.clone()));
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// A table of names and texts.
+fn embedded(files: &[(String, PathBuf)]) -> String {
+    let mut table = String::from("&[");
+    for (name, path) in files {
+        let path = path.canonicalize().unwrap();
+        let _ = write!(table, "({name:?}, include_str!({path:?})), ");
+    }
+    table + "]"
 }
 
 /// The programs' sources in a folder, by name.

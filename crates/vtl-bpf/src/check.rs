@@ -106,3 +106,189 @@ fn processed(log: &str) -> u64 {
     line.and_then(|l| l.split(' ').next()?.parse().ok())
         .unwrap_or(0)
 }
+
+/// Why the verifier refuses a program, in terms of its source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Complaint {
+    /// The program.
+    pub program: String,
+    /// `FILE:LINE` of the source, if the object has line information.
+    pub place: Option<String>,
+    /// That line's text.
+    pub source: Option<String>,
+    /// The verifier's own words.
+    pub says: String,
+    /// What they mean, and how to mend it.
+    pub meaning: Option<&'static str>,
+}
+
+impl std::fmt::Display for Complaint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match (&self.place, &self.source) {
+            (Some(place), Some(source)) => write!(f, "{place}: `{source}`: ")?,
+            _ => write!(f, "{}: ", self.program)?,
+        }
+        match self.meaning {
+            Some(meaning) => write!(f, "{meaning} (verifier: {})", self.says),
+            None => f.write_str(&self.says),
+        }
+    }
+}
+
+/// What the verifier's words mean to who wrote the source. The first that fits counts.
+const MEANINGS: [(&str, &str); 17] = [
+    (
+        "invalid access to packet",
+        "this touches the packet beyond what was compared with its end: compare first",
+    ),
+    (
+        "invalid access to map value",
+        "an index may lie outside of the array: mask it with a constant right before",
+    ),
+    (
+        "_or_null'",
+        "what a lookup returned may be null: compare it with 0 first",
+    ),
+    (
+        "possibly NULL pointer",
+        "what a lookup returned may be null: compare it with 0 first",
+    ),
+    (
+        "invalid mem access 'scalar'",
+        "a number is used as a pointer here",
+    ),
+    (
+        "invalid access to memory",
+        "this reaches beyond the structure that was passed",
+    ),
+    (
+        "passes invalid args",
+        "a VTL_GLOBAL function gets a pointer to something shorter than its parameter's type",
+    ),
+    (
+        "infinite loop detected",
+        "the verifier sees no end of this loop: use vtl_for",
+    ),
+    (
+        "back-edge",
+        "the verifier sees no end of this loop: use vtl_for",
+    ),
+    (
+        "program is too large",
+        "too many paths lead through here: put what many of them share into a VTL_GLOBAL function",
+    ),
+    (
+        "sequence of",
+        "too many paths lead through here: put what many of them share into a VTL_GLOBAL function",
+    ),
+    (
+        "!read_ok",
+        "a variable is used here that has no value on one of the paths",
+    ),
+    (
+        "math between",
+        "a number without bounds is added to a pointer here: mask the index with a constant first",
+    ),
+    (
+        "unbounded memory access",
+        "a length or index has no upper bound here: compare it with a constant first",
+    ),
+    (
+        "prohibited",
+        "arithmetic on this kind of pointer is not allowed",
+    ),
+    (
+        "unknown func",
+        "kernels do not offer this helper to programs of this kind",
+    ),
+    (
+        "combined stack size",
+        "functions that call each other have more than 512 bytes of local variables together",
+    ),
+];
+
+impl Verdict {
+    /// The refusal in terms of the source; `None` if the program was accepted.
+    pub fn complaint(&self) -> Option<Complaint> {
+        if self.accepted {
+            return None;
+        }
+        let lines: Vec<&str> = self.log.lines().collect();
+        let end = lines.iter().rposition(|l| l.starts_with("processed "));
+        let lines = &lines[..end.unwrap_or(lines.len())];
+        let is_instruction = |line: &&str| {
+            let number = line.split_once(": (").map(|(number, _)| number);
+            number.is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
+        };
+        let last = lines.iter().rposition(is_instruction);
+        let is_message = |l: &&&str| {
+            !l.is_empty() && !l.starts_with(';') && !l.contains(": frame") && !is_instruction(*l)
+        };
+        let said: Vec<&str> = lines[last.map_or(0, |i| i + 1)..]
+            .iter()
+            .filter(is_message)
+            .copied()
+            .collect();
+        let says = if said.is_empty() {
+            "it gives no reason".to_owned()
+        } else {
+            said.join("; ")
+        };
+        let at = lines[..last.unwrap_or(0)]
+            .iter()
+            .rev()
+            .find_map(|l| l.strip_prefix("; ")?.rsplit_once(" @ "));
+        Some(Complaint {
+            program: self.program.clone(),
+            place: at.map(|(_, place)| place.trim().to_owned()),
+            source: at.map(|(source, _)| source.trim().to_owned()),
+            meaning: MEANINGS
+                .iter()
+                .find(|(words, _)| says.contains(words))
+                .map(|(_, meaning)| *meaning),
+            says,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(log: &str) -> Complaint {
+        let verdict = Verdict {
+            program: "p".into(),
+            accepted: false,
+            instructions: 0,
+            processed: 0,
+            took: Duration::ZERO,
+            log: log.into(),
+        };
+        verdict.complaint().expect("a refusal")
+    }
+
+    #[test]
+    fn complaint__names_line_words_and_meaning() {
+        let complaint = refused(
+            "0: R1=ctx() R10=fp0\n; int f(void) @ a.h:3\n12: (07) r0 += 1\n\
+             ; return a[at]; @ env_bpf.h:118\n15: (0f) r0 += r1        ; R0=map_value()\n\
+             16: (61) r1 = *(u32 *)(r0 +32)\n\
+             invalid access to map value, value_size=528 off=536 size=4\n\
+             R0 max value is outside of the allowed memory range\n\
+             processed 16 insns (limit 1000000) max_states_per_insn 0\n",
+        );
+        assert_eq!(complaint.place.as_deref(), Some("env_bpf.h:118"));
+        assert_eq!(complaint.source.as_deref(), Some("return a[at];"));
+        let text = complaint.to_string();
+        for words in ["env_bpf.h:118: `return a[at];`: an index", "size=4; R0 max"] {
+            assert!(text.contains(words), "{text}");
+        }
+    }
+
+    #[test]
+    fn complaint__without_line_information_or_reason() {
+        assert_eq!(refused("").to_string(), "p: it gives no reason");
+        let text = refused("3: (95) exit\nR0 !read_ok\nprocessed 4 insns\n").to_string();
+        assert!(text.starts_with("p: a variable is used"), "{text}");
+    }
+}

@@ -84,5 +84,10 @@ impl Error {
     }
 }
 
+/// Keeps libbpf from writing to standard error; errors say what matters of it.
+pub fn silence() {
+    libbpf_rs::set_print(None);
+}
+
 /// This crate's results.
 pub type Result<T> = std::result::Result<T, Error>;

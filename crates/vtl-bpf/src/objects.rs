@@ -14,3 +14,10 @@ pub fn graft(name: &str) -> Option<&'static [u8]> {
     let found = GRAFTS.iter().find(|(known, _)| *known == name);
     found.map(|(_, image)| *image)
 }
+
+/// What a graft is compiled against, by the name that it is included under: for the kernel `vtl/`
+/// and `tf/`, for simulations on this machine `native/`, too.
+pub static HEADERS: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/headers.rs"));
+
+/// The sources of the grafts that come with VTL, by name.
+pub static SOURCES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/sources.rs"));

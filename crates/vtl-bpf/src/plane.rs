@@ -1,9 +1,12 @@
 //! The root programs with their maps, and the grafts behind them.
 
 use std::{
+    cmp::Reverse,
     collections::BTreeMap,
+    ffi::OsString,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     sync::{Arc, OnceLock},
+    thread,
 };
 
 use libbpf_rs::{Map, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, OpenObject};
@@ -66,9 +69,20 @@ pub struct ParamInfo {
 
 struct Deployed {
     info: GraftInfo,
-    /// Keeps the programs alive.
-    _object: Object,
+    /// Keeps them alive.
+    _programs: Vec<Loaded>,
 }
+
+/// A program in the kernel.
+struct Loaded {
+    name: OsString,
+    fd: OwnedFd,
+    instructions: usize,
+}
+
+/// Threads that load one graft. Nearly all the time is the verifier's, which works on several
+/// programs at once.
+const LOADERS: usize = 4;
 
 /// The loaded data plane of one network namespace.
 pub struct DataPlane {
@@ -209,21 +223,20 @@ impl DataPlane {
             });
         }
         let what = format!("graft \"{}\"", info.name);
-        let mut open = ObjectBuilder::default()
-            .open_memory(image)
+        let programs = self
+            .load_programs(image)
             .map_err(|e| Error::load(&what, e))?;
-        self.share_maps(&mut open)
-            .map_err(|e| Error::load(&what, e))?;
-        let object = open.load().map_err(|e| Error::load(&what, e))?;
-        info.instructions = object.progs().map(|p| p.insn_cnt()).sum();
+        info.instructions = programs.iter().map(|p| p.instructions).sum();
         for (program, array, stride, slot) in SLOT_PROGRAMS {
-            let fd = program_of(&object, program)
+            let loaded = programs
+                .iter()
+                .find(|p| p.name == program)
                 .ok_or_else(|| Error::BadGraft(format!("{what} has no program {program}")))?;
             let key = u32::from(info.gid) * stride + slot;
             map_of(&self.root, array)
                 .update(
                     &key.to_ne_bytes(),
-                    &fd.as_raw_fd().to_ne_bytes(),
+                    &loaded.fd.as_raw_fd().to_ne_bytes(),
                     MapFlags::ANY,
                 )
                 .map_err(|e| Error::load(&what, e))?;
@@ -232,7 +245,7 @@ impl DataPlane {
             info.gid,
             Deployed {
                 info: info.clone(),
-                _object: object,
+                _programs: programs,
             },
         );
         Ok(info)
@@ -240,13 +253,46 @@ impl DataPlane {
 
     /// Has an object use the maps that the root programs made.
     pub(crate) fn share_maps(&self, open: &mut OpenObject) -> libbpf_rs::Result<()> {
-        for mut map in open.maps_mut() {
-            let name = map.name().to_owned();
-            if let Some(shared) = self.root.maps().find(|m| m.name() == name) {
-                map.reuse_fd(shared.as_fd())?;
-            }
+        share_maps(open, &self.maps())
+    }
+
+    fn maps(&self) -> SharedMaps<'_> {
+        let one = |map: Map<'_>| {
+            let fd = map.as_fd().as_raw_fd();
+            // SAFETY: the root object owns the map, whose descriptor stays open as long as it lives.
+            (map.name().to_owned(), unsafe { BorrowedFd::borrow_raw(fd) })
+        };
+        self.root.maps().map(one).collect()
+    }
+
+    /// Has the kernel verify and load all programs of an object, several at a time.
+    fn load_programs(&self, image: &[u8]) -> libbpf_rs::Result<Vec<Loaded>> {
+        let maps = self.maps();
+        let open = ObjectBuilder::default().open_memory(image)?;
+        let mut sizes: Vec<(usize, OsString)> = open
+            .progs()
+            .map(|p| (p.insn_cnt(), p.name().to_owned()))
+            .collect();
+        sizes.sort_by_key(|(size, _)| Reverse(*size));
+        let processors = thread::available_parallelism().map_or(1, usize::from);
+        let mut shares = vec![(0, Vec::new()); processors.min(LOADERS)];
+        for (size, name) in sizes {
+            let share = shares.iter_mut().min_by_key(|(sum, _)| *sum);
+            let (sum, names) = share.expect("there is a processor");
+            *sum += size;
+            names.push(name);
         }
-        Ok(())
+        thread::scope(|scope| {
+            let maps = &maps;
+            let start =
+                |(_, names): (usize, _)| scope.spawn(move || load_share(image, maps, names));
+            let threads: Vec<_> = shares.into_iter().map(start).collect();
+            let mut loaded = Vec::new();
+            for thread in threads {
+                loaded.extend(thread.join().expect("it returns its errors")?);
+            }
+            Ok(loaded)
+        })
     }
 
     /// Takes a graft out of the kernel.
@@ -315,6 +361,46 @@ impl DataPlane {
             })
             .collect()
     }
+}
+
+/// Maps by name.
+type SharedMaps<'a> = Vec<(OsString, BorrowedFd<'a>)>;
+
+fn share_maps(open: &mut OpenObject, maps: &SharedMaps<'_>) -> libbpf_rs::Result<()> {
+    for mut map in open.maps_mut() {
+        let name = map.name().to_owned();
+        if let Some((_, shared)) = maps.iter().find(|(known, _)| *known == name) {
+            map.reuse_fd(*shared)?;
+        }
+    }
+    Ok(())
+}
+
+/// Loads some of an object's programs.
+fn load_share(
+    image: &[u8],
+    maps: &SharedMaps<'_>,
+    names: Vec<OsString>,
+) -> libbpf_rs::Result<Vec<Loaded>> {
+    let mut open = ObjectBuilder::default().open_memory(image)?;
+    share_maps(&mut open, maps)?;
+    for mut program in open.progs_mut() {
+        let wanted = names.iter().any(|name| program.name() == name);
+        program.set_autoload(wanted);
+    }
+    let object = open.load()?;
+    let loaded = |name: OsString| {
+        let program = object.progs().find(|p| p.name() == name);
+        let program = program.expect("it was there when it was opened");
+        let fd = program.as_fd().try_clone_to_owned()?;
+        let instructions = program.insn_cnt();
+        Ok(Loaded {
+            name,
+            fd,
+            instructions,
+        })
+    };
+    names.into_iter().map(loaded).collect()
 }
 
 fn map_of<'a>(object: &'a Object, name: &str) -> Map<'a> {
