@@ -1,0 +1,247 @@
+//! Ed25519 keys (RFC 8032): a developer's own, and those that a host trusts.
+
+use std::{
+    fmt, fs, io,
+    io::{Read, Write},
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+
+use ed25519_dalek::{Signature, Signer, SigningKey, VerifyingKey};
+
+use crate::{Error, Result, read_bounded};
+
+const SECRET: &str = "vtl-secret-key";
+const PUBLIC: &str = "vtl-public-key";
+/// The longest key file, bytes.
+const MAX_KEY: usize = 1024;
+/// Files of a directory of keys that are looked at.
+const MAX_KEYS: usize = 1024;
+
+/// A key to sign with. Wiped from memory when dropped.
+pub struct SecretKey(SigningKey);
+
+/// The key that belongs to it, for everybody.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct PublicKey(VerifyingKey);
+
+/// Prints nothing of the key itself.
+impl fmt::Debug for SecretKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SecretKey of {}", self.public())
+    }
+}
+
+/// All of it, in hexadecimal.
+impl fmt::Display for PublicKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&to_hex(self.0.as_bytes()))
+    }
+}
+
+impl fmt::Debug for PublicKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PublicKey({self})")
+    }
+}
+
+pub(crate) fn to_hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+pub(crate) fn from_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
+    let mut bytes = [0; N];
+    if text.len() != 2 * N || !text.is_ascii() {
+        return None;
+    }
+    for (i, byte) in bytes.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[2 * i..2 * i + 2], 16).ok()?;
+    }
+    Some(bytes)
+}
+
+impl PublicKey {
+    pub(crate) fn from_hex(text: &str) -> Option<Self> {
+        VerifyingKey::from_bytes(&from_hex(text)?).ok().map(Self)
+    }
+
+    pub(crate) fn verifies(&self, message: &[u8], signature: &[u8; 64]) -> bool {
+        let signature = Signature::from_bytes(signature);
+        self.0.verify_strict(message, &signature).is_ok()
+    }
+
+    /// The first eight bytes in hexadecimal: enough to tell keys apart by eye.
+    pub fn short(&self) -> String {
+        to_hex(&self.0.as_bytes()[..8])
+    }
+
+    /// Reads a public key's file.
+    ///
+    /// # Errors
+    /// [`Error::File`], [`Error::BadKey`].
+    pub fn read(path: &Path) -> Result<Self> {
+        let word = read_word(path, PUBLIC)?;
+        Self::from_hex(&word).ok_or_else(|| not_a_key(path, PUBLIC))
+    }
+}
+
+impl SecretKey {
+    /// A new key from the system's randomness.
+    ///
+    /// # Errors
+    /// [`Error::File`] if there is none.
+    pub fn generate() -> Result<Self> {
+        let source = Path::new("/dev/urandom");
+        let mut seed = [0; 32];
+        fs::File::open(source)
+            .and_then(|mut file| file.read_exact(&mut seed))
+            .map_err(|e| failed("read", source, e))?;
+        Ok(Self(SigningKey::from_bytes(&seed)))
+    }
+
+    /// The public half.
+    pub fn public(&self) -> PublicKey {
+        PublicKey(self.0.verifying_key())
+    }
+
+    pub(crate) fn sign(&self, message: &[u8]) -> [u8; 64] {
+        self.0.sign(message).to_bytes()
+    }
+
+    /// Reads a key that [`SecretKey::write`] wrote.
+    ///
+    /// # Errors
+    /// [`Error::File`]; [`Error::BadKey`], also if others than its owner may read the file.
+    pub fn read(path: &Path) -> Result<Self> {
+        let meta = fs::metadata(path).map_err(|e| failed("read", path, e))?;
+        if meta.mode() & 0o077 != 0 {
+            return Err(Error::BadKey {
+                path: path.to_owned(),
+                why: "others may read this secret key: chmod 600 it, or make a new one".into(),
+            });
+        }
+        let word = read_word(path, SECRET)?;
+        from_hex(&word)
+            .map(|seed| Self(SigningKey::from_bytes(&seed)))
+            .ok_or_else(|| not_a_key(path, SECRET))
+    }
+
+    /// Writes `NAME.key` (mode 0600) and `NAME.pub` below `folder`, and returns both paths. Never
+    /// writes over a file.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn write(&self, folder: &Path, name: &str) -> Result<(PathBuf, PathBuf)> {
+        let create = |path: &Path, mode: u32, text: String| {
+            fs::OpenOptions::new()
+                .write(true)
+                .create_new(true)
+                .mode(mode)
+                .open(path)
+                .and_then(|mut file| file.write_all(text.as_bytes()))
+                .map_err(|e| failed("write", path, e))
+        };
+        let secret = folder.join(format!("{name}.key"));
+        let public = folder.join(format!("{name}.pub"));
+        if public.exists() {
+            let exists = io::Error::from(io::ErrorKind::AlreadyExists);
+            return Err(failed("write", &public, exists));
+        }
+        create(
+            &secret,
+            0o600,
+            format!("{SECRET} {}\n", to_hex(self.0.as_bytes())),
+        )?;
+        create(&public, 0o644, format!("{PUBLIC} {}\n", self.public()))?;
+        Ok((secret, public))
+    }
+}
+
+fn failed(what: &'static str, path: &Path, source: io::Error) -> Error {
+    Error::File {
+        what,
+        path: path.to_owned(),
+        source,
+    }
+}
+
+fn not_a_key(path: &Path, kind: &str) -> Error {
+    Error::BadKey {
+        path: path.to_owned(),
+        why: format!("there is no {kind} in this file"),
+    }
+}
+
+/// The word behind the file's kind.
+fn read_word(path: &Path, kind: &str) -> Result<String> {
+    let bytes = read_bounded(path, MAX_KEY)?;
+    let text = String::from_utf8(bytes).map_err(|_| not_a_key(path, kind))?;
+    let word = text.strip_prefix(kind).map(str::trim);
+    word.map(str::to_owned).ok_or_else(|| not_a_key(path, kind))
+}
+
+/// The keys whose packages a host takes.
+#[derive(Debug, Default)]
+pub struct Trust {
+    keys: Vec<(String, PublicKey)>,
+    /// Files that were left out, and why.
+    pub left_out: Vec<Error>,
+}
+
+impl Trust {
+    /// Reads all `*.pub` of a directory; one that does not exist holds none. Files that others than
+    /// root and the directory's owner may change are left out.
+    ///
+    /// # Errors
+    /// [`Error::File`] if the directory cannot be read.
+    pub fn read(folder: &Path) -> Result<Self> {
+        let mut trust = Self::default();
+        let entries = match fs::read_dir(folder) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(trust),
+            other => other.map_err(|e| failed("read", folder, e))?,
+        };
+        let mut paths: Vec<PathBuf> = entries
+            .take(MAX_KEYS)
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            .filter(|path| path.extension().is_some_and(|e| e == "pub"))
+            .collect();
+        paths.sort();
+        for path in paths {
+            match Self::trusted(&path) {
+                Ok(key) => {
+                    let name = path.file_stem().unwrap_or_default().to_string_lossy();
+                    trust.keys.push((name.into_owned(), key));
+                }
+                Err(error) => trust.left_out.push(error),
+            }
+        }
+        Ok(trust)
+    }
+
+    fn trusted(path: &Path) -> Result<PublicKey> {
+        let meta = fs::metadata(path).map_err(|e| failed("read", path, e))?;
+        if meta.mode() & 0o022 != 0 {
+            return Err(Error::BadKey {
+                path: path.to_owned(),
+                why: "others may change this key, so it is not trusted: chmod 644 it".into(),
+            });
+        }
+        PublicKey::read(path)
+    }
+
+    /// Trusts one more key.
+    pub fn add(&mut self, name: &str, key: PublicKey) {
+        self.keys.push((name.to_owned(), key));
+    }
+
+    /// The name of a trusted key: its file's, without `.pub`.
+    pub fn name_of(&self, key: &PublicKey) -> Option<&str> {
+        let found = self.keys.iter().find(|(_, known)| known == key);
+        found.map(|(name, _)| name.as_str())
+    }
+
+    /// All keys, by name.
+    pub fn keys(&self) -> impl Iterator<Item = (&str, &PublicKey)> {
+        self.keys.iter().map(|(name, key)| (name.as_str(), key))
+    }
+}

@@ -1,0 +1,367 @@
+//! The package file: a tar archive of `manifest.toml`, `graft.bpf.o` and `signature`, in this
+//! order, with nothing in it that depends on who made it and when. A file that is not exactly what
+//! [`Package::sign`] writes for its content is refused, so no byte of it is without meaning.
+
+use std::io::{Cursor, Read};
+
+use sha2::{Digest, Sha256};
+
+use crate::{
+    Error, Manifest, Result,
+    key::{PublicKey, SecretKey, Trust, from_hex, to_hex},
+    manifest::MAX_MANIFEST,
+    object::{Description, MAX_OBJECT},
+};
+
+/// The longest package, bytes.
+pub const MAX_PACKAGE: usize = MAX_MANIFEST + MAX_OBJECT + MAX_SIGNATURE + 8 * BLOCK;
+const MAX_SIGNATURE: usize = 1024;
+/// Of tar: headers are one, contents are padded to whole ones, two of zeros end the archive.
+const BLOCK: usize = 512;
+const MEMBERS: [(&str, usize); 3] = [
+    ("manifest.toml", MAX_MANIFEST),
+    ("graft.bpf.o", MAX_OBJECT),
+    ("signature", MAX_SIGNATURE),
+];
+/// So that no signature for another purpose is one for a package.
+const DOMAIN: &[u8] = b"vtl graft package 1\n";
+
+/// A package whose content is whole: signed by `signer`, with a manifest that tells the truth
+/// about the object.
+#[derive(Clone, Debug)]
+pub struct Package {
+    /// What it says about itself.
+    pub manifest: Manifest,
+    /// What the object says.
+    pub description: Description,
+    /// The object.
+    pub object: Vec<u8>,
+    /// Whose signature it bears. Whether that key is trusted is another question.
+    pub signer: PublicKey,
+}
+
+impl Package {
+    /// Makes a package: its bytes.
+    ///
+    /// # Errors
+    /// [`Error::TooLong`], or what is wrong with the object or the manifest.
+    pub fn sign(manifest: &Manifest, object: &[u8], key: &SecretKey) -> Result<Vec<u8>> {
+        manifest.check(&Description::read(object)?)?;
+        let text = manifest.to_text();
+        let signature = key.sign(&message(text.as_bytes(), object));
+        let signature = format!("ed25519 {} {}\n", key.public(), to_hex(&signature));
+        let bytes = pack(&[text.as_bytes(), object, signature.as_bytes()]);
+        // Whatever will be refused by others is refused now.
+        Self::read(&bytes)?;
+        Ok(bytes)
+    }
+
+    /// Reads a package and checks all of it but whether the signer is trusted.
+    ///
+    /// # Errors
+    /// Any but [`Error::Untrusted`]: not a package, [`Error::Unsigned`], [`Error::Tampered`],
+    /// another version of VTL, or a manifest that lies.
+    pub fn read(bytes: &[u8]) -> Result<Self> {
+        let [text, object, signature] = unpack(bytes)?;
+        if signature.is_empty() {
+            return Err(Error::Unsigned);
+        }
+        let not = |why: &str| Error::NotAPackage(why.to_owned());
+        let (signer, signature) =
+            parse_signature(&signature).ok_or_else(|| not("its signature is no signature"))?;
+        if !signer.verifies(&message(&text, &object), &signature) {
+            return Err(Error::Tampered);
+        }
+        let text = String::from_utf8(text).map_err(|_| not("its manifest is not text"))?;
+        let manifest = Manifest::parse(&text)?;
+        let description = Description::read(&object)?;
+        manifest.check(&description)?;
+        Ok(Self {
+            manifest,
+            description,
+            object,
+            signer,
+        })
+    }
+
+    /// Reads a package that this host shall run: also the signer must be trusted. Returns its name,
+    /// too.
+    ///
+    /// # Errors
+    /// As [`Package::read`], or [`Error::Untrusted`].
+    pub fn open(bytes: &[u8], trust: &Trust) -> Result<(Self, String)> {
+        let package = Self::read(bytes)?;
+        match trust.name_of(&package.signer) {
+            Some(name) => {
+                let name = name.to_owned();
+                Ok((package, name))
+            }
+            None => Err(Error::Untrusted(package.signer.to_string())),
+        }
+    }
+}
+
+fn parse_signature(bytes: &[u8]) -> Option<(PublicKey, [u8; 64])> {
+    let text = std::str::from_utf8(bytes).ok()?.strip_suffix('\n')?;
+    let mut words = text.split(' ');
+    let parsed = match (words.next()?, words.next()?, words.next()?, words.next()) {
+        ("ed25519", key, signature, None) => (PublicKey::from_hex(key)?, from_hex(signature)?),
+        _ => return None,
+    };
+    Some(parsed)
+}
+
+/// What is signed.
+fn message(manifest: &[u8], object: &[u8]) -> Vec<u8> {
+    let mut message = DOMAIN.to_vec();
+    message.extend_from_slice(&Sha256::digest(manifest));
+    message.extend_from_slice(&Sha256::digest(object));
+    message
+}
+
+/// The archive of these contents.
+fn pack(contents: &[&[u8]; 3]) -> Vec<u8> {
+    let mut archive = tar::Builder::new(Vec::new());
+    for ((name, _), content) in MEMBERS.iter().zip(contents) {
+        let mut header = tar::Header::new_ustar();
+        header.set_size(content.len() as u64);
+        header.set_mode(0o644);
+        header.set_mtime(0);
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_entry_type(tar::EntryType::Regular);
+        archive
+            .append_data(&mut header, name, *content)
+            .expect("memory can be written, and the names are short");
+    }
+    archive.into_inner().expect("memory can be written")
+}
+
+/// The contents of an archive that [`pack`] made.
+fn unpack(bytes: &[u8]) -> Result<[Vec<u8>; 3]> {
+    let not = |why: String| Error::NotAPackage(why);
+    if bytes.len() > MAX_PACKAGE {
+        return Err(Error::TooLong {
+            what: "the package".into(),
+            most: MAX_PACKAGE,
+        });
+    }
+    let mut archive = tar::Archive::new(Cursor::new(bytes));
+    let entries = archive.entries().map_err(|e| not(e.to_string()))?;
+    let mut contents = [const { Vec::new() }; 3];
+    let mut count = 0;
+    for entry in entries.raw(true) {
+        let mut entry = entry.map_err(|_| not("it is no tar archive".into()))?;
+        let Some((name, most)) = MEMBERS.get(count) else {
+            return Err(not("there is more in it than belongs there".into()));
+        };
+        if entry.path_bytes() != name.as_bytes() {
+            return Err(not(format!("where {name} belongs there is something else")));
+        }
+        if entry.size() > *most as u64 {
+            return Err(Error::TooLong {
+                what: format!("{name} of the package"),
+                most: *most,
+            });
+        }
+        entry
+            .read_to_end(&mut contents[count])
+            .map_err(|_| not("it is cut short".into()))?;
+        count += 1;
+    }
+    if count < 2 {
+        return Err(not("manifest and object are not both there".into()));
+    }
+    if count < MEMBERS.len() {
+        return Err(Error::Unsigned);
+    }
+    let [manifest, object, signature] = &contents;
+    if pack(&[manifest, object, signature]) != bytes {
+        return Err(Error::Tampered);
+    }
+    Ok(contents)
+}
+
+#[cfg(test)]
+#[allow(non_snake_case)]
+mod tests {
+    use proptest::prelude::*;
+    use vtl_proto::services::Services;
+
+    use super::*;
+    use crate::manifest::Project;
+
+    /// The object of a graft that comes with VTL.
+    fn object() -> &'static [u8] {
+        vtl_bpf::objects::graft("selective-repeat").expect("it comes with VTL")
+    }
+
+    fn manifest() -> Manifest {
+        let description = Description::read(object()).unwrap();
+        let project = Project {
+            name: description.name.clone(),
+            version: "1.2.3".parse().unwrap(),
+            gid: description.gid,
+            services: description.services,
+            licence: "GPL-2.0-only".into(),
+            author: "Ada".into(),
+        };
+        project.manifest(&description).unwrap()
+    }
+
+    fn key() -> SecretKey {
+        SecretKey::generate().unwrap()
+    }
+
+    /// A package as somebody makes it who does not care whether it is right.
+    fn forge(text: &str, object: &[u8]) -> Vec<u8> {
+        let key = key();
+        let signature = key.sign(&message(text.as_bytes(), object));
+        let signature = format!("ed25519 {} {}\n", key.public(), to_hex(&signature));
+        pack(&[text.as_bytes(), object, signature.as_bytes()])
+    }
+
+    fn refusal(bytes: &[u8]) -> String {
+        Package::read(bytes).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn sign__round_trip_and_the_same_bytes_again() {
+        let key = key();
+        let bytes = Package::sign(&manifest(), object(), &key).unwrap();
+        assert_eq!(bytes, Package::sign(&manifest(), object(), &key).unwrap());
+        let package = Package::read(&bytes).unwrap();
+        assert_eq!(package.manifest, manifest());
+        assert_eq!(package.object, object());
+        assert_eq!(package.signer, key.public());
+        let names: Vec<_> = package
+            .manifest
+            .functions
+            .iter()
+            .map(String::as_str)
+            .collect();
+        assert!(
+            names.contains(&"window") && names.contains(&"loss"),
+            "{names:?}"
+        );
+        assert_eq!(package.manifest.parameters[0].name, "window");
+    }
+
+    #[test]
+    fn open__takes_trusted_keys_only() {
+        let key = key();
+        let bytes = Package::sign(&manifest(), object(), &key).unwrap();
+        let mut trust = Trust::default();
+        let why = Package::open(&bytes, &trust).unwrap_err().to_string();
+        assert!(why.contains("does not trust"), "{why}");
+        trust.add("ada", key.public());
+        assert_eq!(Package::open(&bytes, &trust).unwrap().1, "ada");
+    }
+
+    #[test]
+    fn read__unsigned() {
+        let text = manifest().to_text();
+        let unsigned = pack(&[text.as_bytes(), object(), b""]);
+        assert!(refusal(&unsigned).contains("not signed"));
+        let mut two = unsigned;
+        two.truncate(two.len() - 3 * BLOCK);
+        two.extend_from_slice(&[0; 2 * BLOCK]);
+        assert!(refusal(&two).contains("not signed"));
+    }
+
+    #[test]
+    fn read__manifests_that_lie() {
+        let honest = manifest();
+        let lie = |change: &dyn Fn(&mut Manifest)| {
+            let mut manifest = honest.clone();
+            change(&mut manifest);
+            refusal(&forge(&manifest.to_text(), object()))
+        };
+        let more = Services::CONGESTION_CONTROL;
+        let why = lie(&|m| m.services = m.services | more);
+        assert!(
+            why.contains("lies: it says services") && why.contains("congestion-control"),
+            "{why}"
+        );
+        let why = lie(&|m| m.gid = 63);
+        assert!(why.contains("gid 63, but the object says 5"), "{why}");
+        let why = lie(&|m| m.name = "other".into());
+        assert!(why.contains("name other"), "{why}");
+        let why = lie(&|m| m.functions.push("tf_magic".into()));
+        assert!(why.contains("functions"), "{why}");
+        let why = lie(&|m| m.parameters[0].most = 5);
+        assert!(why.contains("parameters"), "{why}");
+        let why = lie(&|m| m.wire = 9);
+        assert!(
+            why.contains("speaks wire version 9, this host speaks 1"),
+            "{why}"
+        );
+        let why = lie(&|m| m.interface = 1);
+        assert!(why.contains("interface version 1"), "{why}");
+    }
+
+    #[test]
+    fn read__services_that_nothing_provides() {
+        // Object and manifest agree in the lie.
+        let mut image = object().to_vec();
+        let services = manifest().services | Services::CONGESTION_CONTROL;
+        let name = b"selective-repeat\0";
+        let at = image.windows(name.len()).position(|w| w == name).unwrap();
+        image[at + 36..at + 38].copy_from_slice(&services.bits().to_le_bytes());
+        let mut manifest = manifest();
+        manifest.services = services;
+        let why = refusal(&forge(&manifest.to_text(), &image));
+        assert!(
+            why.contains("nothing in the object provides congestion-control"),
+            "{why}"
+        );
+    }
+
+    #[test]
+    fn read__too_long() {
+        assert!(refusal(&vec![0; MAX_PACKAGE + 1]).contains("more than"));
+        let long = "#".repeat(MAX_MANIFEST + 1);
+        assert!(refusal(&forge(&long, object())).contains("manifest.toml of the package has more"));
+        let long = vec![0; MAX_OBJECT + 1];
+        assert!(refusal(&pack(&[b"", &long, b""])).contains("more than"));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn read__any_change_is_noticed(at in any::<prop::sample::Index>(), bit in 0..8) {
+            let mut bytes = Package::sign(&manifest(), object(), &key()).unwrap();
+            let at = at.index(bytes.len());
+            bytes[at] ^= 1_u8 << bit;
+            prop_assert!(Package::read(&bytes).is_err());
+        }
+
+        #[test]
+        fn read__any_end_is_noticed(at in any::<prop::sample::Index>()) {
+            let bytes = Package::sign(&manifest(), object(), &key()).unwrap();
+            prop_assert!(Package::read(&bytes[..at.index(bytes.len())]).is_err());
+        }
+
+        #[test]
+        fn read__anything_at_all(bytes in prop::collection::vec(any::<u8>(), 0..4096)) {
+            prop_assert!(Package::read(&bytes).is_err());
+        }
+
+        #[test]
+        fn describe__damaged_objects_do_no_harm(
+            at in any::<prop::sample::Index>(), word in any::<u64>(),
+        ) {
+            let mut image = object().to_vec();
+            let at = at.index(image.len() - 8);
+            image[at..at + 8].copy_from_slice(&word.to_le_bytes());
+            let _ = Description::read(&image);
+            // The headers are few: most of what the reader believes stands there.
+            let mut image = object().to_vec();
+            let table = u64::from_le_bytes(image[40..48].try_into().unwrap()) as usize;
+            let at = table + at % (image.len() - table - 8);
+            image[at..at + 8].copy_from_slice(&word.to_le_bytes());
+            let _ = Description::read(&image);
+        }
+    }
+}
