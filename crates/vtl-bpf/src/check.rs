@@ -222,7 +222,7 @@ impl Verdict {
         };
         let last = lines.iter().rposition(is_instruction);
         let is_message = |l: &&&str| {
-            !l.is_empty() && !l.starts_with(';') && !l.contains(": frame") && !is_instruction(*l)
+            !l.is_empty() && !l.starts_with(';') && !l.contains(": frame") && !is_instruction(l)
         };
         let said: Vec<&str> = lines[last.map_or(0, |i| i + 1)..]
             .iter()

@@ -4,7 +4,8 @@
 //! their own. What changes the host for others (hooks, grafts) is for root.
 
 use std::{
-    fs, io,
+    fs,
+    io::{self, Read},
     os::{
         fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
         unix::fs::{PermissionsExt, chown},
@@ -190,7 +191,9 @@ impl Service {
         };
         loop {
             let answer = match control::receive(client.as_raw_fd()) {
-                Ok(Some((request, _))) => self.answer(&request, &peer, owner, || hung_up(client)),
+                Ok(Some((request, descriptors))) => {
+                    self.answer(&request, descriptors, &peer, owner, || hung_up(client))
+                }
                 Ok(None) => return,
                 Err(error @ control::Error::Malformed(_)) => Err(error.to_string().into()),
                 Err(_) => return,
@@ -215,6 +218,7 @@ impl Service {
     fn answer(
         &self,
         request: &Value,
+        descriptors: Vec<OwnedFd>,
         peer: &Peer,
         owner: Owner,
         gone: impl Fn() -> bool,
@@ -239,9 +243,14 @@ impl Service {
                 plain(status)
             }
             "graft_list" => plain(self.broker.grafts()?),
-            "graft_deploy" => {
+            "graft_show" => plain(self.broker.describe(text(request, "name")?)?),
+            "graft_deploy" | "graft_swap" => {
                 root()?;
-                plain(self.broker.deploy(text(request, "name")?)?)
+                let swap = op == "graft_swap";
+                plain(match descriptors.into_iter().next() {
+                    Some(file) => self.broker.deploy_package(package(file)?, swap)?,
+                    None => self.broker.deploy(text(request, "name")?, swap)?,
+                })
             }
             "graft_remove" => {
                 root()?;
@@ -307,6 +316,16 @@ impl Service {
             other => Err(format!("unknown op \"{other}\"").into()),
         }
     }
+}
+
+/// The bytes of a package that a client handed over.
+fn package(file: OwnedFd) -> Result<Vec<u8>, String> {
+    use vtl_pool::package::MAX_PACKAGE;
+    let mut bytes = Vec::new();
+    let mut file = fs::File::from(file).take(MAX_PACKAGE as u64 + 1);
+    file.read_to_end(&mut bytes)
+        .map_err(|e| format!("the package cannot be read: {e}"))?;
+    Ok(bytes)
 }
 
 /// What an application wants a session to be like.

@@ -51,6 +51,12 @@ struct Args {
     /// Sessions at a time; each takes two rings
     #[arg(long, default_value_t = broker::Config::default().max_sessions)]
     max_sessions: usize,
+    /// Directory of graft packages (*.vtlg)
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/vtl/pool")]
+    pool: PathBuf,
+    /// Directory of the public keys (*.pub) that packages must be signed with
+    #[arg(long, value_name = "DIR", default_value = "/etc/vtl/keys")]
+    keys: PathBuf,
     /// What to log: error, warn, info, debug, or a tracing filter
     #[arg(long, env = "VTL_LOG", default_value = "info")]
     log: String,
@@ -206,6 +212,8 @@ fn run(args: &Args) -> anyhow::Result<()> {
             |mib| mib.saturating_mul(1 << 20),
         ),
         max_sessions: args.max_sessions,
+        pool: args.pool.clone(),
+        keys: args.keys.clone(),
     };
     let (broker, thread) =
         broker::start(config).context("the data plane does not start (try: vtl doctor)")?;

@@ -17,6 +17,7 @@ mod insider;
 mod many;
 mod nego;
 mod outage;
+mod packages;
 mod peer;
 mod pool;
 mod python;

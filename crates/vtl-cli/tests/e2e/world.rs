@@ -47,6 +47,12 @@ pub(crate) fn cannot_run() -> Option<String> {
         .map(|tool| format!("needs {tool}"))
 }
 
+/// One test at a time over all processes of this machine: two cores are no more than one needs.
+pub(crate) fn turn() -> Flock<File> {
+    let lock = File::create("/run/vtl-testbed-tests.lock").expect("a lock file");
+    Flock::lock(lock, FlockArg::LockExclusive).expect("a lock")
+}
+
 /// A link that does everything wrong that a link can.
 pub(crate) fn bad_link() -> Link {
     Link {
@@ -78,7 +84,7 @@ pub(crate) struct World {
     daemons: Vec<Daemon>,
     pub(crate) testbed: Testbed,
     scratch: Scratch,
-    /// One test at a time over all processes of this machine: two cores are no more than one needs.
+    /// See [`turn`].
     _turn: Flock<File>,
 }
 
@@ -89,8 +95,7 @@ impl World {
             println!("{name}: skipped: {reason}");
             return None;
         }
-        let lock = File::create("/run/vtl-testbed-tests.lock").expect("a lock file");
-        let turn = Flock::lock(lock, FlockArg::LockExclusive).expect("a lock");
+        let turn = turn();
         let name = format!("e2e-{name}");
         let path = std::env::temp_dir().join(&name);
         let _ = fs::remove_dir_all(&path);

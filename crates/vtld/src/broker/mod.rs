@@ -18,6 +18,7 @@ use std::{
     io,
     net::{IpAddr, SocketAddr, TcpStream},
     os::fd::{AsFd, AsRawFd, OwnedFd},
+    path::PathBuf,
     sync::{
         Arc, PoisonError, RwLock,
         mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender},
@@ -33,6 +34,7 @@ use vtl_proto::services::Services;
 
 use crate::hooker::{self, ClientFlow, HeldConnect, ServerFlow};
 
+use engine::Wanted;
 pub use session::Wish;
 
 /// Knobs of the data plane, fixed once the daemon runs.
@@ -51,6 +53,10 @@ pub struct Config {
     pub ring_memory: u64,
     /// Sessions at a time.
     pub max_sessions: usize,
+    /// The directory of graft packages.
+    pub pool: PathBuf,
+    /// The directory of the keys that they must be signed with.
+    pub keys: PathBuf,
 }
 
 impl Default for Config {
@@ -62,6 +68,8 @@ impl Default for Config {
             stock: 2,
             ring_memory: physical_memory() / 8,
             max_sessions: 1000,
+            pool: "/var/lib/vtl/pool".into(),
+            keys: "/etc/vtl/keys".into(),
         }
     }
 }
@@ -164,6 +172,11 @@ enum Command {
         reply: Reply<Value>,
     },
     Deploy {
+        wanted: Wanted,
+        swap: bool,
+        reply: Reply<Value>,
+    },
+    Describe {
         name: String,
         reply: Reply<Value>,
     },
@@ -295,12 +308,39 @@ impl Handle {
         self.ask(|reply| Command::Grafts { reply })
     }
 
-    /// Loads a graft of the pool into the kernel.
+    /// Loads a graft of the pool, `NAME` or `NAME@VERSION`, into the kernel. `swap`: in place of
+    /// another version of it, which must be there; sessions go on.
     ///
     /// # Errors
-    /// The pool does not have it, or why the kernel refused.
-    pub fn deploy(&self, name: String) -> Result<Value, String> {
-        self.ask(|reply| Command::Deploy { name, reply })
+    /// The pool does not have it, or why it is refused. What runs is not touched then.
+    pub fn deploy(&self, name: String, swap: bool) -> Result<Value, String> {
+        let wanted = Wanted::Named(name);
+        self.ask(|reply| Command::Deploy {
+            wanted,
+            swap,
+            reply,
+        })
+    }
+
+    /// Loads the graft of a package into the kernel, and takes the package into the pool.
+    ///
+    /// # Errors
+    /// Why it is refused. Neither what runs nor the pool is touched then.
+    pub fn deploy_package(&self, package: Vec<u8>, swap: bool) -> Result<Value, String> {
+        let wanted = Wanted::Package(package);
+        self.ask(|reply| Command::Deploy {
+            wanted,
+            swap,
+            reply,
+        })
+    }
+
+    /// All that is known of a graft of the pool.
+    ///
+    /// # Errors
+    /// The pool does not have it.
+    pub fn describe(&self, name: String) -> Result<Value, String> {
+        self.ask(|reply| Command::Describe { name, reply })
     }
 
     /// Takes a graft out of the kernel.

@@ -3,6 +3,7 @@
 mod closing;
 mod flows;
 mod opening;
+mod pool;
 mod report;
 
 use std::{
@@ -18,8 +19,7 @@ use libbpf_rs::{MapHandle, RingBuffer, RingBufferBuilder};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use vtl_bpf::{
     netdev::{self, Interface},
-    objects,
-    plane::{DataPlane, ParamInfo, describe},
+    plane::DataPlane,
     pump::{BATCH, Choice, Pump, Turn},
     rings::RingMaker,
 };
@@ -27,9 +27,10 @@ use vtl_proto::{
     intf,
     mux::{ResetCode, StreamId},
     nego::Responder,
-    services::{GraftInfo, ParamRange, Services},
 };
 
+use self::pool::Pooled;
+pub(super) use self::pool::Wanted;
 use super::{
     Command, Config, Handle, now_ns,
     peers::Peers,
@@ -130,19 +131,6 @@ impl Source {
     }
 }
 
-/// A graft of the pool.
-struct Pooled {
-    info: GraftInfo,
-    /// Of two that provide what is asked for, the one with the higher rank is offered first.
-    rank: u32,
-    params: Vec<ParamInfo>,
-    image: &'static [u8],
-    /// Taken out by hand: not to be used until it is deployed again.
-    disabled: bool,
-    /// When the kernel last refused it.
-    failed_ns: Option<u64>,
-}
-
 /// A steered connection that has not said what it is for.
 struct Arriving {
     flow: ServerFlow,
@@ -167,6 +155,8 @@ pub(super) struct Engine {
     freed: VecDeque<(u32, u64)>,
     /// The map `vtl_callers`.
     callers: MapHandle,
+    /// All versions of all grafts that this host may use.
+    library: vtl_pool::Pool,
     pool: Vec<Pooled>,
     sessions: BTreeMap<u32, Session>,
     schedule: Schedule,
@@ -228,35 +218,6 @@ impl Engine {
             watch(raw6.as_fd(), Source::Raw { v6: true })?;
         }
 
-        let mut pool = objects::GRAFTS
-            .iter()
-            .map(|(_, image)| {
-                let d = describe(image)?;
-                let info = GraftInfo {
-                    name: d.name,
-                    gid: d.gid,
-                    provides: Services::from_bits(d.services),
-                    params: d
-                        .params
-                        .iter()
-                        .map(|p| ParamRange {
-                            initial: p.initial,
-                            least: p.least,
-                            most: p.most,
-                        })
-                        .collect(),
-                };
-                Ok(Pooled {
-                    info,
-                    rank: d.rank,
-                    params: d.params,
-                    image,
-                    disabled: false,
-                    failed_ns: None,
-                })
-            })
-            .collect::<vtl_bpf::Result<Vec<Pooled>>>()?;
-        pool.sort_by_key(|p| std::cmp::Reverse(p.rank));
         let maker = RingMaker::new(&plane)?;
         let stock = Stock::start(maker, config.ring_slots, config.stock, config.ring_memory);
         let mut engine = Self {
@@ -274,7 +235,8 @@ impl Engine {
             responder: Responder::new(now_ns(), random()),
             freed: VecDeque::new(),
             callers: plane.map_handle("vtl_callers")?,
-            pool,
+            library: pool::built_in()?,
+            pool: Vec::new(),
             sessions: BTreeMap::new(),
             schedule: Schedule::new(),
             relay: Relay::default(),
@@ -292,6 +254,10 @@ impl Engine {
         engine.find_interfaces()?;
         if let Err(error) = engine.plane.attach_direct() {
             tracing::info!(%error, "applications cannot run their own egress");
+        }
+        engine.read_pool().map_err(anyhow::Error::msg)?;
+        for (path, why) in engine.library.refused() {
+            tracing::warn!(package = %path.display(), %why, "not taken into the pool");
         }
         // Ahead of the first session, which would wait for the verifier: what the Hooker uses, and
         // most applications. The others are loaded when they are first asked for.
@@ -723,8 +689,15 @@ impl Engine {
             Command::Grafts { reply } => {
                 let _ = reply.send(Ok(self.grafts()));
             }
-            Command::Deploy { name, reply } => {
-                let _ = reply.send(self.deploy(&name));
+            Command::Deploy {
+                wanted,
+                swap,
+                reply,
+            } => {
+                let _ = reply.send(self.deploy(&wanted, swap));
+            }
+            Command::Describe { name, reply } => {
+                let _ = reply.send(self.describe(&name));
             }
             Command::Remove { name, reply } => {
                 let _ = reply.send(self.remove(&name));

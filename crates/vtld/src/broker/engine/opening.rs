@@ -101,38 +101,6 @@ impl Engine {
         }
     }
 
-    /// Makes sure that a graft of the pool is in the kernel.
-    pub(super) fn launch(&mut self, gid: u16) -> Result<(), String> {
-        if self.plane.grafts().any(|g| g.gid == gid) {
-            return Ok(());
-        }
-        let pooled = self.pool.iter_mut().find(|p| p.info.gid == gid);
-        let pooled = pooled
-            .filter(|p| !p.disabled)
-            .ok_or_else(|| format!("the pool has no graft {gid}"))?;
-        let start = now_ns();
-        match self.plane.deploy(pooled.image) {
-            Ok(info) => {
-                pooled.failed_ns = None;
-                let ms = (now_ns() - start) as f64 / 1e6;
-                tracing::info!(
-                    graft = info.name,
-                    gid,
-                    instructions = info.instructions,
-                    ms,
-                    "deployed"
-                );
-                Ok(())
-            }
-            Err(error) => {
-                pooled.failed_ns = Some(start);
-                let name = &pooled.info.name;
-                tracing::warn!(%error, graft = name, gid, "not deployed");
-                Err(format!("graft {name} cannot be deployed here: {error}"))
-            }
-        }
-    }
-
     /// Whether nobody uses this index, and nobody did a moment ago.
     fn is_free(&self, sid: u32) -> bool {
         let now = now_ns();

@@ -1,10 +1,10 @@
 //! Grafts by name, and what `vtl status` shows.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use serde_json::{Value, json};
 use vtl_bpf::netdev;
-use vtl_proto::{intf, services::Services};
+use vtl_proto::intf;
 
 use super::{
     super::{
@@ -15,71 +15,6 @@ use super::{
 };
 
 impl Engine {
-    pub(super) fn deploy(&mut self, name: &str) -> Result<Value, String> {
-        let start = now_ns();
-        let pooled = self.pool.iter_mut().find(|p| p.info.name == name);
-        let pooled = pooled
-            .ok_or_else(|| format!("the pool has no graft \"{name}\": vtl graft list shows it"))?;
-        let info = self.plane.deploy(pooled.image).map_err(|e| e.to_string())?;
-        pooled.disabled = false;
-        Ok(json!({
-            "name": info.name,
-            "gid": info.gid,
-            "instructions": info.instructions,
-            "ms": (now_ns() - start) as f64 / 1e6,
-        }))
-    }
-
-    pub(super) fn remove(&mut self, name: &str) -> Result<(), String> {
-        let gid = self.plane.grafts().find(|g| g.name == name).map(|g| g.gid);
-        let gid = gid.ok_or_else(|| format!("no graft \"{name}\" is deployed: vtl graft list"))?;
-        let used = self
-            .sessions
-            .keys()
-            .filter_map(|sid| self.plane.sessions().get(*sid))
-            .filter(|e| e.state() == intf::VTL_OPEN && e.snapshot().gid == gid)
-            .count();
-        if used > 0 {
-            return Err(format!(
-                "graft \"{name}\" carries {used} sessions: end them first"
-            ));
-        }
-        self.plane.remove(name).map_err(|e| e.to_string())?;
-        for pooled in self.pool.iter_mut().filter(|p| p.info.gid == gid) {
-            pooled.disabled = true;
-        }
-        Ok(())
-    }
-
-    pub(super) fn grafts(&self) -> Value {
-        let deployed: HashSet<u16> = self.plane.grafts().map(|g| g.gid).collect();
-        let row = |name: &str, gid: u16, services: u16, size: usize, instructions: usize| {
-            json!({
-                "name": name,
-                "gid": gid,
-                "services": Services::from_bits(services).to_string(),
-                "bytes": size,
-                "instructions": instructions,
-                "deployed": deployed.contains(&gid),
-            })
-        };
-        let mut rows: Vec<Value> = self
-            .plane
-            .grafts()
-            .map(|g| row(&g.name, g.gid, g.services, g.size, g.instructions))
-            .collect();
-        for p in self.pool.iter().filter(|p| !deployed.contains(&p.info.gid)) {
-            rows.push(row(
-                &p.info.name,
-                p.info.gid,
-                p.info.provides.bits(),
-                p.image.len(),
-                0,
-            ));
-        }
-        json!({ "grafts": rows })
-    }
-
     pub(super) fn status(&mut self) -> Value {
         let stats = self.plane.stats();
         let nego = self.responder.counters();

@@ -1,0 +1,162 @@
+//! `vtl graft`: the protocols in the pool and in the kernel, and a protocol developer's tools.
+
+mod package;
+mod project;
+mod trial;
+
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+use vtl::control::{self, Client};
+
+use crate::daemon::{SocketArgs, explain};
+use crate::output;
+
+const DAY: &str = "\
+A protocol developer's day:
+  vtl graft new mine                        a template that works, with its test
+  cd mine && vtl graft build                compile it
+  sudo vtl graft check                      would the kernel's verifier take it?
+  vtl graft test                            simulate it on a grid of paths
+  vtl graft key new me                      a key, once
+  vtl graft sign --key me.key               the package mine-0.1.0.vtlg
+  sudo cp me.pub /etc/vtl/keys/             on each host that shall take it
+  sudo vtl graft deploy mine-0.1.0.vtlg     into the kernel, and into the host's pool
+  vtl send FILE HOST --graft mine";
+
+/// Arguments of `vtl graft`.
+#[derive(Debug, Subcommand)]
+#[command(after_help = DAY)]
+pub(crate) enum GraftCommand {
+    /// List the grafts of the pool, and which of them are in the kernel
+    List {
+        /// Write JSON for machines instead of text
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show all that is known of a graft of the pool, or of a package
+    Show {
+        /// The graft's name, or NAME@VERSION, or a package's file
+        graft: String,
+        /// Write JSON for machines instead of text
+        #[arg(long)]
+        json: bool,
+    },
+    /// Load a graft into the running kernel, from the pool or from a package
+    Deploy(GraftName),
+    /// Put another version in the place of a graft that is in the kernel; sessions go on
+    Swap(GraftName),
+    /// Take a graft out of the kernel
+    Remove {
+        /// The graft's name, as `vtl graft list` shows it
+        name: String,
+    },
+    /// Make a directory with a graft that works, to begin with
+    New(project::NewArgs),
+    /// Compile a graft
+    Build(project::BuildArgs),
+    /// Ask the kernel's verifier for its verdict, without loading anything
+    Check(project::CheckArgs),
+    /// Simulate a graft on a grid of round-trip times, losses and reordering, natively
+    Test(trial::TestArgs),
+    /// Make keys to sign packages with
+    #[command(subcommand)]
+    Key(package::KeyCommand),
+    /// Make a signed package of a graft that was built
+    Sign(package::SignArgs),
+    /// Copy a package to where others find it
+    Publish(package::PublishArgs),
+    /// Copy a package from where others put it
+    Pull(package::PullArgs),
+}
+
+/// Which graft.
+#[derive(Debug, Args)]
+pub(crate) struct GraftName {
+    /// The graft's name, or NAME@VERSION, or a package's file (*.vtlg)
+    graft: String,
+}
+
+/// Runs a subcommand of `vtl graft`.
+pub(crate) fn run(command: &GraftCommand, socket: &SocketArgs) -> anyhow::Result<()> {
+    match command {
+        GraftCommand::List { json } => {
+            let answer = socket.call(&json!({ "op": "graft_list" }))?;
+            output::show(&answer, *json)?;
+        }
+        GraftCommand::Show { graft, json } => {
+            let answer = if is_file(graft) {
+                package::describe(Path::new(graft))?
+            } else {
+                socket.call(&json!({ "op": "graft_show", "name": graft }))?
+            };
+            output::show(&answer, *json)?;
+        }
+        GraftCommand::Deploy(graft) => load(socket, "graft_deploy", &graft.graft)?,
+        GraftCommand::Swap(graft) => load(socket, "graft_swap", &graft.graft)?,
+        GraftCommand::Remove { name } => {
+            socket.call(&json!({ "op": "graft_remove", "name": name }))?;
+        }
+        GraftCommand::New(args) => project::new(args)?,
+        GraftCommand::Build(args) => project::build(args)?,
+        GraftCommand::Check(args) => project::check(args)?,
+        GraftCommand::Test(args) => trial::test(args)?,
+        GraftCommand::Key(command) => package::key(command)?,
+        GraftCommand::Sign(args) => package::sign(args)?,
+        GraftCommand::Publish(args) => package::publish(args)?,
+        GraftCommand::Pull(args) => package::pull(args)?,
+    }
+    Ok(())
+}
+
+fn is_file(graft: &str) -> bool {
+    graft.ends_with(".vtlg")
+}
+
+/// Has the daemon load a graft by name, or from a file that we open for it.
+fn load(socket: &SocketArgs, op: &str, graft: &str) -> anyhow::Result<()> {
+    let answer = if is_file(graft) {
+        let file = File::open(graft).with_context(|| format!("cannot read {graft}"))?;
+        let client = Client::connect(&socket.socket).map_err(explain)?;
+        let to = client.as_fd().as_raw_fd();
+        control::send(to, &json!({ "op": op }), &[file.as_raw_fd()]).map_err(explain)?;
+        let answer = control::receive(to).map_err(explain)?;
+        let (answer, _) = answer.ok_or(control::Error::Closed).map_err(explain)?;
+        granted(answer)?
+    } else {
+        socket.call(&json!({ "op": op, "name": graft }))?
+    };
+    let text = |key: &str| answer[key].as_str().unwrap_or_default().to_owned();
+    eprintln!(
+        "{} {} is in the kernel: {} instructions, {:.1} ms",
+        text("name"),
+        text("version"),
+        answer["instructions"],
+        answer["ms"].as_f64().unwrap_or_default(),
+    );
+    Ok(())
+}
+
+fn granted(answer: Value) -> anyhow::Result<Value> {
+    if answer["ok"] == true {
+        return Ok(answer);
+    }
+    let why = answer["error"].as_str().unwrap_or_default().to_owned();
+    Err(explain(if answer["denied"] == true {
+        control::Error::Forbidden(why)
+    } else {
+        control::Error::Refused(why)
+    }))
+}
+
+/// The directory of a graft's source.
+#[derive(Debug, Args)]
+pub(crate) struct ProjectArgs {
+    /// The graft's directory, with its graft.toml
+    #[arg(value_name = "DIR", default_value = ".")]
+    dir: PathBuf,
+}

@@ -1,0 +1,314 @@
+//! A graft's source: made, compiled, and shown to the verifier.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, bail};
+use clap::Args;
+use vtl_bpf::check;
+use vtl_bpf::objects::{HEADERS, SOURCES};
+use vtl_bpf::plane::DataPlane;
+use vtl_pool::manifest;
+use vtl_pool::object::{Description, MAX_OBJECT};
+use vtl_pool::read_bounded;
+
+use crate::failure::Failure;
+use crate::output;
+
+/// The first gid of grafts that do not come with VTL.
+const FIRST_GID: u16 = 40;
+/// What a new graft begins as.
+const TEMPLATE: &str = "selective-repeat";
+pub(super) const SOURCE: &str = "graft.bpf.c";
+const OBJECT: &str = "build/graft.bpf.o";
+
+/// Arguments of `vtl graft new`.
+#[derive(Debug, Args)]
+pub(crate) struct NewArgs {
+    /// Its name: letters, digits and -
+    name: String,
+    /// The number that its packets carry; grafts that meet on a host must differ in it
+    #[arg(long, default_value_t = FIRST_GID, value_parser = clap::value_parser!(u16).range(40..=63))]
+    gid: u16,
+}
+
+/// Arguments of `vtl graft build`.
+#[derive(Debug, Args)]
+pub(crate) struct BuildArgs {
+    #[command(flatten)]
+    project: super::ProjectArgs,
+}
+
+/// Arguments of `vtl graft check`.
+#[derive(Debug, Args)]
+pub(crate) struct CheckArgs {
+    #[command(flatten)]
+    project: super::ProjectArgs,
+    /// Print the verifier's whole log of what it refuses
+    #[arg(long)]
+    log: bool,
+}
+
+/// A directory with a `graft.toml`.
+pub(crate) struct Project {
+    pub(crate) dir: PathBuf,
+    pub(crate) manifest: manifest::Project,
+}
+
+impl Project {
+    /// Reads `graft.toml`.
+    pub(crate) fn open(dir: &Path) -> anyhow::Result<Self> {
+        let path = dir.join("graft.toml");
+        let text = fs::read_to_string(&path).with_context(|| {
+            format!(
+                "{} is no graft's directory (cannot read {}): make one with `vtl graft new NAME`",
+                dir.display(),
+                path.display()
+            )
+        })?;
+        let manifest =
+            manifest::Project::parse(&text).with_context(|| path.display().to_string())?;
+        Ok(Self {
+            dir: dir.to_owned(),
+            manifest,
+        })
+    }
+
+    /// The compiled object.
+    pub(crate) fn object(&self) -> anyhow::Result<Vec<u8>> {
+        let path = self.dir.join(OBJECT);
+        if !path.exists() {
+            bail!(
+                "{} is not there: run `vtl graft build` first",
+                path.display()
+            );
+        }
+        Ok(read_bounded(&path, MAX_OBJECT)?)
+    }
+
+    /// Writes VTL's headers below `build/include`, so that a graft compiles against those of this
+    /// very build, and returns that directory.
+    pub(crate) fn headers(&self) -> anyhow::Result<PathBuf> {
+        let include = self.dir.join("build/include");
+        let api = libbpf_sys::API_HEADERS
+            .iter()
+            .map(|(name, text)| (format!("bpf/{name}"), *text));
+        let own = HEADERS
+            .iter()
+            .map(|(name, text)| ((*name).to_owned(), *text));
+        for (name, text) in own.chain(api) {
+            let path = include.join(name);
+            let folder = path.parent().expect("below the directory");
+            fs::create_dir_all(folder)
+                .and_then(|()| fs::write(&path, text))
+                .with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        Ok(include)
+    }
+}
+
+/// `vtl graft new`
+pub(crate) fn new(args: &NewArgs) -> anyhow::Result<()> {
+    let name = &args.name;
+    let good = |b: u8| b.is_ascii_alphanumeric() || b == b'-';
+    if !(1..32).contains(&name.len()) || !name.bytes().all(good) || name.starts_with('-') {
+        bail!("\"{name}\" is no name for a graft: take up to 31 letters, digits and -");
+    }
+    let dir = Path::new(name);
+    fs::create_dir(dir).with_context(|| format!("cannot make the directory {name}"))?;
+    let files = [
+        ("graft.toml", project_file(name, args.gid)),
+        (SOURCE, source(name, args.gid)),
+        ("tests/window.c", TEST.to_owned()),
+        (".gitignore", "build/\n*.vtlg\n*.key\n".to_owned()),
+    ];
+    for (file, text) in files {
+        let path = dir.join(file);
+        let folder = path.parent().expect("below the directory");
+        fs::create_dir_all(folder)
+            .and_then(|()| fs::write(&path, text))
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    eprintln!("{name}/{SOURCE} is what to change; next: cd {name} && vtl graft build");
+    Ok(())
+}
+
+/// A table test to begin with.
+const TEST: &str = include_str!("template/window.c");
+
+fn project_file(name: &str, gid: u16) -> String {
+    format!(
+        "# What the package says besides what the object says itself. Name, gid and services must\n\
+         # agree with VTL_GRAFT in {SOURCE}.\n\
+         name = \"{name}\"\n\
+         # Versions with the same first number lay the state of a session out alike.\n\
+         version = \"0.1.0\"\n\
+         gid = {gid}\n\
+         services = [\"reliable\", \"ordered\", \"flow-control\"]\n\
+         # The kernel loads programs only under a licence compatible with the GPL.\n\
+         licence = \"GPL-2.0-only\"\n\
+         author = \"nobody yet\"\n"
+    )
+}
+
+/// The source of a graft that comes with VTL, under another name.
+fn source(name: &str, gid: u16) -> String {
+    let (_, text) = SOURCES
+        .iter()
+        .find(|(known, _)| *known == TEMPLATE)
+        .expect("the template is part of this build");
+    let at = text.find("VTL_GRAFT(").expect("it describes itself");
+    let (composition, description) = text.split_at(at);
+    let number = description
+        .split_once(", ")
+        .and_then(|(_, rest)| rest.split_once(','))
+        .map(|(number, _)| number)
+        .expect("its gid is its second word");
+    let old = format!("VTL_GRAFT(\"{TEMPLATE}\", {number},");
+    assert!(description.starts_with(&old), "as the grafts are written");
+    composition.replace("\"../tf/", "\"tf/")
+        + &description.replacen(&old, &format!("VTL_GRAFT(\"{name}\", {gid},"), 1)
+}
+
+/// A clang that compiles for eBPF.
+pub(crate) fn clang() -> anyhow::Result<String> {
+    let wanted = std::env::var("CLANG").ok();
+    let candidates = match &wanted {
+        Some(clang) => vec![clang.as_str()],
+        None => vec!["clang-19", "clang"],
+    };
+    for clang in &candidates {
+        let mut version = Command::new(clang);
+        version
+            .arg("--version")
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        if version.status().is_ok_and(|s| s.success()) {
+            return Ok((*clang).to_owned());
+        }
+    }
+    bail!(
+        "{} was not found, and grafts are compiled with it: apt install clang-19 (CLANG=… names another)",
+        candidates.join(" or ")
+    )
+}
+
+/// Where distributions keep <asm/types.h>.
+pub(crate) fn system_include() -> String {
+    format!("-I/usr/include/{}-linux-gnu", std::env::consts::ARCH)
+}
+
+/// `vtl graft build`
+pub(crate) fn build(args: &BuildArgs) -> anyhow::Result<()> {
+    let project = Project::open(&args.project.dir)?;
+    let description = compile(&project)?;
+    let functions: Vec<_> = description
+        .functions
+        .iter()
+        .map(|f| f.name.as_str())
+        .collect();
+    eprintln!(
+        "{}: graft \"{}\", gid {}, {}, of {}",
+        project.dir.join(OBJECT).display(),
+        description.name,
+        description.gid,
+        description.services,
+        functions.join(", ")
+    );
+    Ok(())
+}
+
+fn compile(project: &Project) -> anyhow::Result<Description> {
+    let clang = clang()?;
+    let include = project.headers()?;
+    let object = project.dir.join(OBJECT);
+    let status = Command::new(&clang)
+        .args([
+            "-target",
+            "bpf",
+            "-mcpu=v3",
+            "-g",
+            "-O2",
+            "-fno-strict-aliasing",
+        ])
+        .args(["-Wall", "-Wextra", "-Werror"])
+        .arg(format!("-I{}", include.display()))
+        .arg(system_include())
+        .args(["-c", "-o"])
+        .arg(&object)
+        .arg(project.dir.join(SOURCE))
+        .status()
+        .with_context(|| format!("cannot run {clang}"))?;
+    if !status.success() {
+        bail!(
+            "{} does not compile: see above",
+            project.dir.join(SOURCE).display()
+        );
+    }
+    let description = Description::read(&project.object()?)?;
+    project
+        .manifest
+        .manifest(&description)
+        .with_context(|| project.dir.join("graft.toml").display().to_string())?;
+    Ok(description)
+}
+
+/// `vtl graft check`
+pub(crate) fn check(args: &CheckArgs) -> anyhow::Result<()> {
+    if !nix::unistd::geteuid().is_root() {
+        return Err(Failure::permission(
+            "only root may ask the verifier: use sudo",
+        ));
+    }
+    let project = Project::open(&args.project.dir)?;
+    let object = project.object()?;
+    let description = Description::read(&object)?;
+    project.manifest.manifest(&description)?;
+    vtl_bpf::silence();
+    let plane = DataPlane::load()?;
+    let mut refused = 0;
+    let mut text = String::new();
+    for verdict in check::check(&plane, &object)? {
+        use std::fmt::Write;
+        let _ = match verdict.complaint() {
+            None => writeln!(
+                text,
+                "{}: accepted; {} instructions, {} looked at, {:.1} ms",
+                verdict.program,
+                verdict.instructions,
+                verdict.processed,
+                verdict.took.as_secs_f64() * 1000.0
+            ),
+            Some(complaint) => {
+                refused += 1;
+                writeln!(text, "{}: refused: {complaint}", verdict.program)
+            }
+        };
+        if args.log && !verdict.accepted {
+            text.push_str(&verdict.log);
+        }
+    }
+    output::print(&text)?;
+    if refused > 0 {
+        bail!(
+            "the verifier refuses {refused} programs of \"{}\"",
+            description.name
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn source__is_the_template_under_another_name() {
+        let text = source("mine", 41);
+        assert!(text.contains("VTL_GRAFT(\"mine\", 41,"), "{text}");
+        assert!(!text.contains("../tf/") && text.contains("#include \"tf/ack.h\""));
+        let project = manifest::Project::parse(&project_file("mine", 41)).unwrap();
+        assert_eq!((project.name.as_str(), project.gid), ("mine", 41));
+    }
+}

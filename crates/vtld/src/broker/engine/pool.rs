@@ -1,0 +1,356 @@
+//! Which grafts this host may use, and which of them are in the kernel.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
+
+use serde_json::{Value, json};
+use vtl_bpf::{
+    check, objects,
+    plane::{GraftInfo as Loaded, ParamInfo, describe},
+};
+use vtl_pool::{
+    Package, Version,
+    key::Trust,
+    pool::{Entry, Origin, Pool, store},
+};
+use vtl_proto::{
+    intf,
+    services::{GraftInfo, ParamRange, Services},
+};
+
+use super::{super::now_ns, Engine};
+
+/// A graft of the pool, in the version that is in the kernel or would be.
+pub(super) struct Pooled {
+    pub(super) info: GraftInfo,
+    /// Of two that provide what is asked for, the one with the higher rank is offered first.
+    pub(super) rank: u32,
+    pub(super) params: Vec<ParamInfo>,
+    pub(super) image: Arc<[u8]>,
+    /// Taken out by hand: not to be used until it is deployed again.
+    pub(super) disabled: bool,
+    /// When the kernel last refused it.
+    pub(super) failed_ns: Option<u64>,
+    version: Version,
+}
+
+impl Pooled {
+    fn of(entry: &Entry) -> vtl_bpf::Result<Self> {
+        let described = describe(&entry.object)?;
+        Ok(Self {
+            info: GraftInfo {
+                name: described.name,
+                gid: described.gid,
+                provides: Services::from_bits(described.services),
+                params: described
+                    .params
+                    .iter()
+                    .map(|p| ParamRange {
+                        initial: p.initial,
+                        least: p.least,
+                        most: p.most,
+                    })
+                    .collect(),
+            },
+            rank: described.rank,
+            params: described.params,
+            image: Arc::clone(&entry.object),
+            disabled: false,
+            failed_ns: None,
+            version: entry.manifest.version,
+        })
+    }
+}
+
+/// What comes with this build.
+pub(super) fn built_in() -> vtl_pool::Result<Pool> {
+    let version = env!("CARGO_PKG_VERSION").parse();
+    let images = objects::GRAFTS.iter().map(|(_, image)| *image);
+    Pool::new(images, version.expect("cargo's versions are like ours"))
+}
+
+/// What to put into the kernel.
+pub(in super::super) enum Wanted {
+    /// A graft of the pool: `NAME` or `NAME@VERSION`.
+    Named(String),
+    /// A package, which joins the pool if all goes well.
+    Package(Vec<u8>),
+}
+
+impl Engine {
+    /// Reads the pool's directory and the trusted keys anew.
+    pub(super) fn read_pool(&mut self) -> Result<Trust, String> {
+        let trust = Trust::read(&self.config.keys).map_err(|e| e.to_string())?;
+        for error in &trust.left_out {
+            tracing::warn!(%error, "a key is not trusted");
+        }
+        self.library
+            .refresh(&self.config.pool, &trust)
+            .map_err(|e| e.to_string())?;
+        let deployed: BTreeSet<String> = self.plane.grafts().map(|g| g.name.clone()).collect();
+        let entries = self.library.entries();
+        let names: BTreeSet<&str> = entries.iter().map(|e| e.manifest.name.as_str()).collect();
+        self.pool
+            .retain(|p| deployed.contains(&p.info.name) || names.contains(p.info.name.as_str()));
+        for name in names.iter().filter(|name| !deployed.contains(**name)) {
+            let best = self.library.find(name).expect("it is in there");
+            let mut pooled = Pooled::of(best).map_err(|e| e.to_string())?;
+            match self.pool.iter_mut().find(|p| p.info.name == **name) {
+                Some(old) => {
+                    pooled.disabled = old.disabled;
+                    if pooled.version == old.version {
+                        pooled.failed_ns = old.failed_ns;
+                    }
+                    *old = pooled;
+                }
+                None => self.pool.push(pooled),
+            }
+        }
+        self.pool.sort_by_key(|p| Reverse(p.rank));
+        Ok(trust)
+    }
+
+    /// Puts a graft into the kernel. `swap`: in place of another version, which must be there.
+    pub(super) fn deploy(&mut self, wanted: &Wanted, swap: bool) -> Result<Value, String> {
+        let start = now_ns();
+        let trust = self.read_pool()?;
+        let (entry, new) = match wanted {
+            Wanted::Named(name) => (self.find(name)?, None),
+            Wanted::Package(bytes) => {
+                let (package, signer) = Package::open(bytes, &trust).map_err(|e| e.to_string())?;
+                self.library
+                    .fits(&package.manifest)
+                    .map_err(|e| e.to_string())?;
+                let path = self.config.pool.join(package.manifest.file_name());
+                let entry = Entry {
+                    manifest: package.manifest,
+                    rank: package.description.rank,
+                    object: package.object.into(),
+                    origin: Origin::Package { path, signer },
+                };
+                (entry, Some(bytes))
+            }
+        };
+        let pooled = Pooled::of(&entry).map_err(|e| e.to_string())?;
+        self.may_replace(&pooled, swap)?;
+        let info = self.load(&pooled)?;
+        if let Some(bytes) = new
+            && let Err(error) = store(&self.config.pool, &entry.manifest, bytes)
+        {
+            tracing::warn!(%error, "the package is in the kernel, but not in the pool");
+        }
+        let answer = json!({
+            "name": info.name,
+            "version": pooled.version.to_string(),
+            "gid": info.gid,
+            "instructions": info.instructions,
+            "ms": (now_ns() - start) as f64 / 1e6,
+        });
+        self.pool.retain(|p| p.info.name != pooled.info.name);
+        self.pool.push(pooled);
+        self.pool.sort_by_key(|p| Reverse(p.rank));
+        Ok(answer)
+    }
+
+    fn find(&self, wanted: &str) -> Result<Entry, String> {
+        if let Some(entry) = self.library.find(wanted) {
+            return Ok(entry.clone());
+        }
+        let name = wanted.split('@').next().unwrap_or_default();
+        let refused = self.library.refused().iter().find(|(path, _)| {
+            let file = path.file_name().unwrap_or_default().to_string_lossy();
+            file.strip_prefix(name)
+                .is_some_and(|rest| rest.starts_with('-'))
+        });
+        Err(match refused {
+            Some((path, why)) => format!("{} is refused: {why}", path.display()),
+            None => format!("the pool has no graft \"{wanted}\": vtl graft list shows it"),
+        })
+    }
+
+    /// Whether a graft may take the place of what is in the kernel under its name.
+    fn may_replace(&self, new: &Pooled, swap: bool) -> Result<(), String> {
+        let name = &new.info.name;
+        let there = self.plane.grafts().find(|g| g.name == *name);
+        if swap && there.is_none() {
+            return Err(format!(
+                "no graft \"{name}\" is deployed: vtl graft deploy {name}"
+            ));
+        }
+        let old = self.pool.iter().find(|p| p.info.name == *name);
+        let (Some(there), Some(old)) = (there, old) else {
+            return Ok(());
+        };
+        let used = self.sessions_of(there.gid);
+        if used > 0 && !old.version.is_compatible(new.version) {
+            return Err(format!(
+                "graft \"{name}\" {} carries {used} sessions, whose state {} lays out in another \
+                 way: end them first",
+                old.version, new.version
+            ));
+        }
+        Ok(())
+    }
+
+    /// Loads; a refusal names the line that the verifier stumbled over.
+    fn load(&mut self, pooled: &Pooled) -> Result<Loaded, String> {
+        let refused = match self.plane.deploy(&pooled.image) {
+            Ok(info) => return Ok(info),
+            Err(error) => error,
+        };
+        let verdicts = check::check(&self.plane, &pooled.image).unwrap_or_default();
+        Err(match verdicts.iter().find_map(check::Verdict::complaint) {
+            Some(complaint) => {
+                format!(
+                    "the kernel refuses graft \"{}\": {complaint}",
+                    pooled.info.name
+                )
+            }
+            None => refused.to_string(),
+        })
+    }
+
+    /// Makes sure that a graft of the pool is in the kernel.
+    pub(super) fn launch(&mut self, gid: u16) -> Result<(), String> {
+        if self.plane.grafts().any(|g| g.gid == gid) {
+            return Ok(());
+        }
+        let at = self
+            .pool
+            .iter()
+            .position(|p| p.info.gid == gid && !p.disabled);
+        let at = at.ok_or_else(|| format!("the pool has no graft {gid}"))?;
+        let start = now_ns();
+        let mut pooled = self.pool.swap_remove(at);
+        let loaded = self.load(&pooled);
+        pooled.failed_ns = loaded.is_err().then_some(start);
+        self.pool.push(pooled);
+        self.pool.sort_by_key(|p| Reverse(p.rank));
+        let info = loaded.inspect_err(|error| tracing::warn!(error, gid, "not deployed"))?;
+        let ms = (now_ns() - start) as f64 / 1e6;
+        tracing::info!(
+            graft = info.name,
+            gid,
+            instructions = info.instructions,
+            ms,
+            "deployed"
+        );
+        Ok(())
+    }
+
+    /// Open sessions over a graft.
+    fn sessions_of(&self, gid: u16) -> usize {
+        self.sessions
+            .keys()
+            .filter_map(|sid| self.plane.sessions().get(*sid))
+            .filter(|e| e.state() == intf::VTL_OPEN && e.snapshot().gid == gid)
+            .count()
+    }
+
+    pub(super) fn remove(&mut self, name: &str) -> Result<(), String> {
+        let gid = self.plane.grafts().find(|g| g.name == name).map(|g| g.gid);
+        let gid = gid.ok_or_else(|| format!("no graft \"{name}\" is deployed: vtl graft list"))?;
+        let used = self.sessions_of(gid);
+        if used > 0 {
+            return Err(format!(
+                "graft \"{name}\" carries {used} sessions: end them first"
+            ));
+        }
+        self.plane.remove(name).map_err(|e| e.to_string())?;
+        for pooled in self.pool.iter_mut().filter(|p| p.info.gid == gid) {
+            pooled.disabled = true;
+        }
+        Ok(())
+    }
+
+    /// The pool, a row for each graft, and what is refused of the directory.
+    pub(super) fn grafts(&mut self) -> Value {
+        let unread = self.read_pool().err();
+        let instructions: HashMap<&str, usize> = self
+            .plane
+            .grafts()
+            .map(|g| (g.name.as_str(), g.instructions))
+            .collect();
+        let mut pooled: Vec<&Pooled> = self.pool.iter().collect();
+        pooled.sort_by_key(|p| p.info.gid);
+        let rows: Vec<Value> = pooled
+            .into_iter()
+            .map(|p| {
+                let name = p.info.name.as_str();
+                let entry = self.library.find(&format!("{name}@{}", p.version));
+                json!({
+                    "name": name,
+                    "version": p.version.to_string(),
+                    "gid": p.info.gid,
+                    "services": p.info.provides.to_string(),
+                    "bytes": p.image.len(),
+                    "instructions": instructions.get(name).copied().unwrap_or(0),
+                    "deployed": instructions.contains_key(name),
+                    "signer": match entry.map(|e| &e.origin) {
+                        Some(Origin::Package { signer, .. }) => signer,
+                        Some(Origin::BuiltIn) => "built in",
+                        None => "gone from the pool",
+                    },
+                })
+            })
+            .collect();
+        let mut refused: Vec<Value> = self
+            .library
+            .refused()
+            .iter()
+            .map(|(path, why)| json!({ "file": path, "why": why.to_string() }))
+            .collect();
+        refused.extend(unread.map(|why| json!({ "file": &self.config.pool, "why": why })));
+        let mut answer = json!({ "grafts": rows });
+        if !refused.is_empty() {
+            answer["refused"] = refused.into();
+        }
+        answer
+    }
+
+    /// All that is known of one graft of the pool.
+    pub(super) fn describe(&mut self, wanted: &str) -> Result<Value, String> {
+        self.read_pool()?;
+        let entry = self.find(wanted)?;
+        let m = &entry.manifest;
+        let deployed = self.plane.grafts().find(|g| g.name == m.name);
+        let version = self.pool.iter().find(|p| p.info.name == m.name);
+        let deployed = deployed.filter(|_| version.is_some_and(|p| p.version == m.version));
+        let (signer, package) = match &entry.origin {
+            Origin::BuiltIn => ("built in", None),
+            Origin::Package { path, signer } => (signer.as_str(), Some(path)),
+        };
+        let parameters: Vec<Value> = m
+            .parameters
+            .iter()
+            .map(|p| {
+                json!({
+                    "name": p.name, "unit": p.unit,
+                    "default": p.default, "least": p.least, "most": p.most,
+                })
+            })
+            .collect();
+        Ok(json!({
+            "name": m.name,
+            "version": m.version.to_string(),
+            "gid": m.gid,
+            "summary": m.summary,
+            "services": m.services.to_string(),
+            "functions": m.functions,
+            "parameters": parameters,
+            "wire": m.wire,
+            "interface": m.interface,
+            "licence": m.licence,
+            "author": m.author,
+            "signer": signer,
+            "package": package,
+            "bytes": entry.object.len(),
+            "deployed": deployed.is_some(),
+            "sessions": self.sessions_of(m.gid),
+            "instructions": deployed.map_or(0, |g| g.instructions),
+        }))
+    }
+}
