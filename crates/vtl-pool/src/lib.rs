@@ -1,7 +1,7 @@
 //! Graft packages and the pool that keeps them: no sockets, no kernel.
 //!
 //! A package is one file, `NAME-VERSION.vtlg`: a tar archive, the same bytes for the same content,
-//! of a [manifest](manifest), the compiled eBPF object, and an Ed25519 signature over both.
+//! of a manifest, the compiled eBPF object, and an Ed25519 signature over both.
 //!
 //! - [`object`]: what an object says about itself, read from its ELF sections;
 //! - [`manifest`]: what a package says about itself, and whether its object agrees;
