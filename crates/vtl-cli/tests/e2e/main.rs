@@ -14,6 +14,7 @@ mod files;
 mod grafts;
 mod hostile;
 mod insider;
+mod library;
 mod many;
 mod nego;
 mod outage;
