@@ -122,7 +122,7 @@ impl Shared {
             Ok(turn) => turn,
         };
         loop {
-            let nap = {
+            {
                 let mut socket = lock(&self.socket);
                 let socket = socket.as_mut().ok_or(Error::Closed)?;
                 own.clear();
@@ -131,11 +131,10 @@ impl Shared {
                 if socket.took_wakeups() && other.waiting.load(Ordering::Relaxed) {
                     other.nudge();
                 }
-                match result {
-                    Some(result) => return result,
-                    None => socket.nap(),
+                if let Some(result) = result {
+                    return result;
                 }
-            };
+            }
             let most = match patience(end, WAIT_MS) {
                 Ok(most) => most,
                 Err(error) => {
@@ -147,9 +146,6 @@ impl Shared {
                     return Err(error);
                 }
             };
-            if let Some(nap) = nap {
-                std::thread::sleep(nap);
-            }
             let mut events = [self.any.0.as_fd(), own.nudge.as_fd()]
                 .map(|fd| PollFd::new(fd, PollFlags::POLLIN));
             match poll(&mut events, most) {
@@ -186,6 +182,12 @@ impl Shared {
                 Ok(None)
             }
         };
+        if limit != Some(Duration::ZERO) {
+            let nap = lock(&self.socket).as_mut().and_then(Socket::nap);
+            if let Some(nap) = nap {
+                std::thread::sleep(nap);
+            }
+        }
         self.operate(&self.receiving, &self.sending, limit, attempt)
     }
 

@@ -733,11 +733,10 @@ impl Socket {
             .is_some_and(|s| std::mem::take(&mut s.cleared))
     }
 
-    /// How long a reader that found nothing should nap before it asks to be woken.
-    pub(crate) fn nap(&self) -> Option<Duration> {
-        self.session
-            .as_ref()
-            .and_then(|s| (s.batch >= BULK).then_some(NAP))
+    /// How long a reader should nap before it looks and asks to be woken.
+    pub(crate) fn nap(&mut self) -> Option<Duration> {
+        let session = self.session.as_mut()?;
+        session.naps().then_some(NAP)
     }
 }
 
@@ -851,9 +850,14 @@ impl Session {
         }
     }
 
+    /// Is this a bulk transfer, of which nothing is here?
+    fn naps(&mut self) -> bool {
+        self.batch >= BULK && self.rx.available() == 0
+    }
+
     /// Waits for packets. False at the end.
     fn wait(&mut self, limit: Option<Instant>) -> Result<bool, Error> {
-        if self.batch >= BULK && self.rx.available() == 0 {
+        if self.naps() {
             std::thread::sleep(NAP);
         }
         loop {
