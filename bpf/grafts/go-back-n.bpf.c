@@ -51,8 +51,8 @@ VTL_INLINE int graft_can_send(struct vtl_session *s) {
     return vtl_can_send(s);
 }
 
-VTL_INLINE __u64 graft_limit(struct vtl_session *s) {
-    return vtl_rx_limit(s);
+VTL_INLINE void graft_tell(struct vtl_session *s, struct vtl_ack_hdr *a) {
+    a->limit = vtl_swap64(vtl_rx_limit(s));
 }
 
 #include "vtl/graft.h"

@@ -52,9 +52,9 @@ VTL_INLINE void vtl_ack_build(struct vtl_session *s, struct vtl_ack_hdr *a, __u6
     a->h.token = vtl_swap64(s->peer_token);
     a->h.csum = 0;
     a->h.len = vtl_swap16(words * 8);
-    a->h.reserved = 0;
+    a->h.aux = 0;
     a->cum = vtl_swap64(s->rx.cum);
-    a->limit = vtl_swap64(graft_limit(s));
+    graft_tell(s, a);
     a->received = vtl_swap64(s->rx.received);
     a->echo_seq = vtl_swap64(s->rx.echo_seq);
     a->echo_xid = vtl_swap32(s->rx.echo_xid);

@@ -25,7 +25,7 @@ VTL_INLINE void vtl_number_header(struct vtl_out *o) {
     o->hdr.data.h.sid = vtl_swap32(s->peer_sid);
     o->hdr.data.h.token = vtl_swap64(s->peer_token);
     o->hdr.data.h.len = vtl_swap16(o->type == VTL_DATA ? o->len : 0);
-    o->hdr.data.h.reserved = 0;
+    o->hdr.data.h.aux = 0;
     o->hdr.data.seq = vtl_swap64(o->seq);
     o->hdr.data.xid = vtl_swap32(tx->xid);
     o->hdr.data.ts = vtl_swap32((__u32)(o->now / VTL_NS_PER_US));

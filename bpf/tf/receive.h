@@ -63,24 +63,24 @@ VTL_INLINE void vtl_publish(struct vtl_session *s, __u64 cum, int fence) {
         vtl_env_notify(s, VTL_EV_RECV);
 }
 
-/* Marks the packet as received, moves the in-order position, and publishes that to the app. */
-VTL_INLINE void tf_receive_place(struct vtl_in *in) {
-    struct vtl_session *s = in->s;
-    struct vtl_rx *rx = &s->rx;
-    if (in->type == VTL_PROBE)
-        return;
+/* Counts the packet, and marks it as received unless it was before. Returns whether it is new. */
+VTL_INLINE int vtl_rx_take(struct vtl_in *in) {
+    struct vtl_rx *rx = &in->s->rx;
     if (in->duplicate) {
         rx->dups++;
         vtl_env_count(VTL_ST_RX_DUPLICATE);
-        return;
+        return 0;
     }
     in->slot->len = in->len;
     rx->map[(in->seq / 64) % VTL_WINDOW_WORDS] |= 1ull << (in->seq % 64);
     rx->received++;
     if (in->seq >= rx->max)
         rx->max = in->seq + 1;
-    if (in->seq != rx->cum)
-        return;
+    return 1;
+}
+
+/* Where the packets in order end now. */
+VTL_INLINE __u64 vtl_rx_scan(struct vtl_rx *rx) {
     __u64 cum = rx->cum;
     int i;
     vtl_for(i, 0, VTL_WINDOW_WORDS + 1) {
@@ -93,8 +93,22 @@ VTL_INLINE void tf_receive_place(struct vtl_in *in) {
         rx->map[word] = 0;
         cum = (cum & ~63ull) + 64;
     }
-    rx->cum = cum;
-    vtl_publish(s, cum, in->hdr->h.flags & VTL_F_ACK_NOW);
+    return cum;
+}
+
+/* Moves the in-order position, and publishes that to the app. */
+VTL_INLINE void vtl_rx_advance(struct vtl_in *in) {
+    struct vtl_rx *rx = &in->s->rx;
+    rx->cum = vtl_rx_scan(rx);
+    vtl_publish(in->s, rx->cum, in->hdr->h.flags & VTL_F_ACK_NOW);
+}
+
+/* A packet that was verified lies in its slot. */
+VTL_INLINE void tf_receive_place(struct vtl_in *in) {
+    if (in->type == VTL_PROBE || !vtl_rx_take(in))
+        return;
+    if (in->seq == in->s->rx.cum)
+        vtl_rx_advance(in);
 }
 
 #endif

@@ -73,14 +73,14 @@ VTL_INLINE void vtl_probe_peer(struct vtl_out *o) {
     o->flags = VTL_F_ACK_NOW;
 }
 
-/* A lost packet or a new one, if the window has room for it. */
-VTL_INLINE enum vtl_verdict vtl_window_next(struct vtl_out *o) {
+/* A lost packet, with `repeat`, or a new one, if the window has room for it. */
+VTL_INLINE enum vtl_verdict vtl_window_next(struct vtl_out *o, const int repeat) {
     struct vtl_session *s = o->s;
     struct vtl_tx *tx = &s->tx;
     __u64 in_flight = vtl_in_flight(s);
     if (in_flight >= VTL_LOAD(tx->cwnd))
         return VTL_STOP;
-    if (VTL_LOAD(tx->lost_pending)) {
+    if (repeat && VTL_LOAD(tx->lost_pending)) {
         __u64 seq = vtl_take_lost(s);
         if (seq != VTL_NEVER && seq >= VTL_LOAD(tx->una) && seq < tx->next) {
             vtl_again(o, seq);
@@ -103,7 +103,7 @@ VTL_INLINE enum vtl_verdict tf_window_choose(struct vtl_out *o) {
     struct vtl_session *s = o->s;
     if (!vtl_written(o))
         return VTL_STOP;
-    if (vtl_window_next(o) == VTL_NEXT)
+    if (vtl_window_next(o, 1) == VTL_NEXT)
         return VTL_NEXT;
     __u64 una = VTL_LOAD(s->tx.una);
     int out = s->tx.next != una;

@@ -44,13 +44,15 @@ fn main() {
     let bindings = bindgen::Builder::default()
         .header(native.join("native.h").display().to_string())
         .clang_args([
+            format!("-I{}", bpf.display()),
             format!("-I{}", bpf.join("include").display()),
             format!("-I/usr/include/{arch}-linux-gnu"),
         ])
         .allowlist_function("vtl_native_.*")
         .allowlist_var("VTL_NATIVE_.*")
-        .allowlist_type("vtl_(out|in|ackd|verdict)")
+        .allowlist_type("vtl_(out|in|ackd|verdict|cc|tfrc)")
         .allowlist_var("VTL_(NEXT|SEND|STOP)")
+        .derive_default(true)
         // These are vtl_proto::intf's already.
         .blocklist_type("vtl_(session|slot|sent|ring_ctl|data_hdr|ack_hdr|graft_info|param_info)")
         .raw_line("use vtl_proto::intf::*;")

@@ -9,7 +9,8 @@
  *   enum vtl_verdict graft_ingress(struct vtl_in *);    once it is there
  *   enum vtl_verdict graft_listener(struct vtl_ackd *);
  *   int graft_can_send(struct vtl_session *);           would graft_egress find a packet?
- *   __u64 graft_limit(struct vtl_session *);            first packet without room at the receiver
+ *   void graft_tell(struct vtl_session *, struct vtl_ack_hdr *);
+ *                                                       `limit` and `aux` of an acknowledgement
  *
  * The programs do what all grafts share: find the session, move bytes between packet and slot, take
  * the locks, answer with acknowledgements. They are reached by tail call from the root programs,
@@ -200,7 +201,7 @@ VTL_INLINE int vtl_ingress_tc_at(struct __sk_buff *ctx, int offset) {
         vtl_env_count(VTL_ST_RX_CONTENDED);
         return VTL_TC_DROP;
     }
-    struct vtl_in in = {.s = s, .hdr = &hdr};
+    struct vtl_in in = {.s = s, .hdr = &hdr, .marked = vtl_is_marked(data, offset)};
     int verdict = VTL_TC_DROP;
     enum vtl_verdict v = vtl_in_start(&in, ctx->len - offset - sizeof(hdr));
     if (v == VTL_NEXT) {
@@ -260,7 +261,7 @@ VTL_INLINE int vtl_ingress_xdp_at(struct xdp_md *ctx, int offset) {
         vtl_env_count(VTL_ST_RX_CONTENDED);
         return XDP_DROP;
     }
-    struct vtl_in in = {.s = s, .hdr = &hdr};
+    struct vtl_in in = {.s = s, .hdr = &hdr, .marked = vtl_is_marked(data, offset)};
     int verdict = XDP_DROP;
     enum vtl_verdict v = vtl_in_start(&in, vtl_xdp_length(ctx) - offset - sizeof(hdr));
     if (v == VTL_NEXT) {

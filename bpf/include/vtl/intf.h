@@ -28,7 +28,7 @@ enum {
     VTL_HEADROOM = 54, /* Ethernet + IPv6 header: the longest that precedes a VTL header */
     VTL_PUMP_ETHERTYPE = 0x88b5, /* IEEE 802 local experimental 1: a frame for egress to fill */
     VTL_PARAMS = 8,              /* parameters of a graft */
-    VTL_TX_OWN = 96,             /* words of state that a graft lays out itself: sender, */
+    VTL_TX_OWN = 176,            /* words of state that a graft lays out itself: sender, */
     VTL_RX_OWN = 16,             /* receiver */
 };
 
@@ -180,10 +180,12 @@ struct vtl_rx {
     __u32 echo_xid;
     __u32 echo_ts;
     __u32 dups;
-    __u32 busy;     /* lock of ingress */
-    __u32 ack_now;  /* vtld sets, egress clears: send an acknowledgement (window update) */
-    __u32 turn;     /* which part of the window the next bitmap that cannot hold all describes */
-    __u64 given_up; /* packets that the sender gave up and that did not arrive */
+    __u32 busy;      /* lock of ingress */
+    __u32 ack_now;   /* vtld sets, egress clears: send an acknowledgement (window update) */
+    __u32 turn;      /* which part of the window the next bitmap that cannot hold all describes */
+    __u64 given_up;  /* packets that the sender gave up and that did not arrive */
+    __u64 recovered; /* packets that were made out of others (fec.h) */
+    __u32 marked;    /* packets that the path has marked (ECN CE) */
     __u64 own[VTL_RX_OWN];       /* as vtl_tx.own */
     __u64 map[VTL_WINDOW_WORDS]; /* bit s % VTL_MAX_WINDOW: packet s, cum <= s < max, is there */
 };

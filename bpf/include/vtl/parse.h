@@ -96,4 +96,10 @@ VTL_INLINE void vtl_write_headers(void *data, struct vtl_session *s, int offset,
     }
 }
 
+/* Has the path marked the packet (ECN CE, RFC 3168)? `frame` holds its IP header. */
+VTL_INLINE int vtl_is_marked(const void *frame, int offset) {
+    __u8 bits = ((const __u8 *)frame)[15];
+    return (offset == (int)VTL_OFFSET_V4 ? bits & 3 : bits >> 4 & 3) == 3;
+}
+
 #endif

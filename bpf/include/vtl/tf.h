@@ -92,6 +92,7 @@ struct vtl_in {
     __u8 type;
     __u8 duplicate; /* its place is taken: the payload goes nowhere, the checksum still counts */
     __u8 refused;   /* not taken, though it is new: likewise */
+    __u8 marked;    /* the path is congested: ECN CE (RFC 3168) */
 };
 
 /* Listener: an acknowledgement that belongs to the session. */
@@ -123,7 +124,7 @@ VTL_INLINE __u32 vtl_env_sid(struct vtl_session *s);
 
 /* Supplied by the composition: graft.h lists all of these. */
 VTL_INLINE enum vtl_verdict vtl_fetch(struct vtl_out *o); /* by engine.h, for compositions */
-VTL_INLINE __u64 graft_limit(struct vtl_session *s);
+VTL_INLINE void graft_tell(struct vtl_session *s, struct vtl_ack_hdr *a);
 
 /*
  * The state that a graft's transport functions keep between packets: `struct s` over vtl_tx.own or
@@ -181,7 +182,14 @@ VTL_INLINE __u64 vtl_in_flight(const struct vtl_session *s) {
     return s->tx.sent > out ? s->tx.sent - out : 0;
 }
 
-/* Index of the lowest set bit; x must not be 0. BPF has no instruction for it. */
+/* 1 if x <= y, else 0; both below 2^63. Not a comparison, and hidden from the compiler, which would
+ * branch on it: in a loop each branch doubles the paths that the verifier follows. */
+VTL_INLINE __u64 vtl_up_to(__u64 x, __u64 y) {
+    __u64 above = (y - x) >> 63;
+    asm volatile("" : "+r"(above));
+    return above ^ 1;
+}
+
 /* Number of set bits. */
 VTL_INLINE __u32 vtl_bits(__u64 x) {
     x -= (x >> 1) & 0x5555555555555555ull;

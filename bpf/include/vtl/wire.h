@@ -39,6 +39,7 @@ enum {
     VTL_F_RETRANSMIT = 1 << 2, /* DATA: sent before under the same sequence number */
     VTL_F_UPDATE = 1 << 3, /* ACK: a window update that no packet caused: the echo is an old one */
     VTL_F_ABORT = 1 << 4,  /* CLOSE: something may not have been delivered */
+    VTL_F_PARITY = 1 << 5, /* DATA: the XOR of a group of packets from `seq` on; none itself */
 };
 
 /* Starts every packet. 24 bytes. */
@@ -50,8 +51,17 @@ struct vtl_hdr {
     __be64 token; /* the receiver's random guard of that session; NEGO: see there */
     __le32 csum;  /* see vtl_csum: over everything from version_type to the end */
     __be16 len;   /* bytes that follow this packet type's own header */
-    __u16 reserved;
+    __be16 aux;   /* see below; else 0 */
 };
+
+/*
+ * What vtl_hdr.aux holds, by graft:
+ * DATA, PROBE of grafts that give packets up: how far below `seq` the first packet lies that the
+ *   sender has not settled.
+ * DATA with VTL_F_PARITY: packets of the group.
+ * DATA of udp-lite: bytes of payload that the checksum covers.
+ * ACK: packets that the path has marked (ECN CE), modulo 2^16.
+ */
 
 /*
  * DATA and PROBE. 40 bytes, padded with zeros behind the payload to VTL_MIN_PACKET, so that an

@@ -3,6 +3,11 @@
 #define VTL_NATIVE_OPS vtl_native_ops_functions
 #define vtl_description vtl_native_ops_functions_info
 #include "grafts/stream.bpf.c"
+#include "tf/crc32c.h"
+#include "tf/cubic.h"
+#include "tf/hybla.h"
+#include "tf/newreno.h"
+#include "tf/tfrc.h"
 
 /* ----------------------------------------------------------------- single transport functions */
 
@@ -39,6 +44,33 @@ NO_VERDICT(ACKD, loss_selective, tf_loss_selective)
 NO_VERDICT(ACKD, rtt, tf_rtt)
 NO_VERDICT(ACKD, rate, tf_rate)
 NO_VERDICT(ACKD, congestion_bbr, tf_congestion_bbr)
+
+#define CONTROL(name, type)                                                                        \
+    enum vtl_verdict vtl_native_##name(struct vtl_native_host *h, struct vtl_ackd *a) {            \
+        host = h;                                                                                  \
+        tf_##name(a, VTL_OWN(a->s, tx, type));                                                     \
+        return VTL_NEXT;                                                                           \
+    }
+CONTROL(newreno, struct vtl_cc)
+CONTROL(cubic, struct vtl_cc)
+CONTROL(hybla, struct vtl_cc)
+CONTROL(tfrc, struct vtl_tfrc)
+
+__u64 vtl_native_tfrc_equation(__u32 rtt_us, __u64 interval) {
+    return vtl_tfrc_equation(rtt_us, interval);
+}
+
+__u64 vtl_native_tfrc_mean(const struct vtl_tfrc *t, __u64 open) {
+    return vtl_tfrc_mean(t, open);
+}
+
+__u64 vtl_native_hybla_slow(__u32 rtt_us) {
+    return vtl_hybla_slow(vtl_hybla_rho(rtt_us));
+}
+
+__u32 vtl_native_crc32c(struct vtl_slot *slot, __u32 bytes) {
+    return ~vtl_crc32c_slot(slot, bytes, ~0u);
+}
 
 __u32 vtl_native_ack_build(struct vtl_native_host *h, struct vtl_session *s,
                            struct vtl_ack_hdr *hdr, __u64 *map, __u32 words, int update) {

@@ -8,6 +8,8 @@
 #define VTL_NATIVE_H
 
 #include "vtl/tf.h"
+#include "tf/congestion.h"
+#include "tf/tfrc.h"
 
 /* The longest frame: headers of Ethernet, IPv6 and VTL, and payload. */
 enum { VTL_NATIVE_FRAME = 2048, VTL_NATIVE_SESSIONS = 8 };
@@ -68,6 +70,16 @@ VTL_NATIVE_ACKD(loss_selective);
 VTL_NATIVE_ACKD(rtt);
 VTL_NATIVE_ACKD(rate);
 VTL_NATIVE_ACKD(congestion_bbr);
+/* Their state is at the beginning of vtl_tx.own. */
+VTL_NATIVE_ACKD(newreno);
+VTL_NATIVE_ACKD(cubic);
+VTL_NATIVE_ACKD(hybla);
+VTL_NATIVE_ACKD(tfrc);
+__u64 vtl_native_tfrc_equation(__u32 rtt_us, __u64 interval);
+__u64 vtl_native_tfrc_mean(const struct vtl_tfrc *t, __u64 open);
+__u64 vtl_native_hybla_slow(__u32 rtt_us);
+/* Of the first bytes of a slot. */
+__u32 vtl_native_crc32c(struct vtl_slot *slot, __u32 bytes);
 /* Builds an acknowledgement of all `words`; returns vtl_ack_words. */
 __u32 vtl_native_ack_build(struct vtl_native_host *h, struct vtl_session *s,
                            struct vtl_ack_hdr *hdr, __u64 *map, __u32 words, int update);

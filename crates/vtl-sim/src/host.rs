@@ -198,6 +198,15 @@ impl Host {
         unsafe { &mut *ffi::vtl_native_session(self.at.as_ptr(), sid) }
     }
 
+    /// The state of the congestion control: `vtl_cc` or `vtl_tfrc` at the beginning of what the
+    /// graft keeps.
+    pub fn control<T: Control>(&mut self, sid: u32) -> &mut T {
+        let own = &mut self.session_mut(sid).tx.own;
+        assert!(size_of::<T>() <= size_of_val(own));
+        // SAFETY: it fits, words are aligned enough for it, and any bits are one of its values.
+        unsafe { &mut *own.as_mut_ptr().cast() }
+    }
+
     /// Control words of the transmit ring.
     pub fn tx_ctl(&mut self, sid: u32) -> &mut vtl_ring_ctl {
         self.slots(sid);
@@ -372,6 +381,11 @@ impl Host {
         unsafe { ffi::vtl_native_can_send(self.at.as_ptr(), s) != 0 }
     }
 }
+
+/// State that a graft's transport functions lay out: plain numbers.
+pub trait Control {}
+impl Control for ffi::vtl_cc {}
+impl Control for ffi::vtl_tfrc {}
 
 /// A transport function of egress.
 pub type OutFunction =

@@ -19,7 +19,9 @@ const DUPLICATION: [f64; 2] = [0.0, 5.0];
 
 fn promise(graft: &str) -> Promise {
     match graft {
-        "canonical" => Promise::Nothing,
+        "canonical" | "udp" | "udp-lite" => Promise::Nothing,
+        "dccp-ccid2" | "dccp-ccid3" => Promise::Datagrams,
+        "partial-reliability" => Promise::Gaps,
         _ => Promise::Everything,
     }
 }
@@ -70,7 +72,7 @@ fn none(failures: &[String], of: usize) {
 fn judge(graft: &str, link: &Link, packets: [u64; 2], o: &Outcome) -> Option<String> {
     let [sent, back] = packets;
     match promise(graft) {
-        Promise::Everything => (o.packets != [back, sent])
+        Promise::Everything | Promise::Gaps => (o.packets != [back, sent])
             .then(|| format!("incomplete: {:?} of {packets:?}", o.packets)),
         _ => {
             let came = o.losses.seen.iter().filter(|seen| **seen).count() as f64;
@@ -111,8 +113,8 @@ fn every_graft__keeps_its_promise_over_the_grid() {
         } else {
             [600, 100]
         };
-        if scenario.promise == Promise::Nothing {
-            // Nothing paces them, and the queue is not what this is about.
+        if matches!(scenario.promise, Promise::Nothing | Promise::Datagrams) {
+            // The queue is not what this is about: nothing paces some, and others fill it.
             scenario.link.queue_packets = Some(4000);
             scenario.packets = [2000, 100];
         }
@@ -183,4 +185,154 @@ fn reliable_grafts__never_lose_duplicate_or_reorder() {
         Some(format!("seed {seed}, {name}: {wrong}\n  {text}"))
     });
     none(&failures, seeds as usize);
+}
+
+/// The most packets given up in any `window` in a row.
+fn worst(gaps: &[u64], window: u64) -> usize {
+    let mut first = 0;
+    let mut worst = 0;
+    for (last, gap) in gaps.iter().enumerate() {
+        while gap - gaps[first] >= window {
+            first += 1;
+        }
+        worst = worst.max(last + 1 - first);
+    }
+    worst
+}
+
+#[test]
+fn worst__counts_windows() {
+    assert_eq!(worst(&[], 5), 0);
+    assert_eq!(worst(&[1, 5, 6, 10, 11], 5), 2);
+    assert_eq!(worst(&[1, 2, 3], 3), 3);
+}
+
+/// Partial reliability: bursts, budgets and windows of every kind, and no window of packets with
+/// more gaps than its budget.
+#[test]
+fn partial_reliability__never_exceeds_its_budget() {
+    let seeds = std::env::var("VTL_SIM_SEEDS")
+        .ok()
+        .and_then(|n| n.parse().ok());
+    let seeds: u64 = seeds.unwrap_or(1000);
+    let gaps = std::sync::atomic::AtomicU64::new(0);
+    let failures = failures((0..seeds).collect(), |seed| {
+        let mut rng = Rng::new(seed, 4);
+        let rtt = rng.pick(&[1.0, 10.0, 100.0]);
+        let mut link = Link::new(rtt, 10.0);
+        link.seed = seed;
+        link.loss_down_pct = Some(rng.pick(&[2.0, 10.0, 20.0]));
+        link.loss_up_pct = Some(rng.pick(&[0.0, 10.0]));
+        link.loss_model = LossModel::GilbertElliott {
+            burst_packets: rng.pick(&[2.0, 5.0]),
+            bad_loss_pct: 100.0,
+        };
+        link.reorder_pct = rng.pick(&[0.0, 10.0]);
+        link.duplicate_pct = rng.pick(&[0.0, 10.0]);
+        let loss_window = rng.pick(&[1, 10, 16, 50, 100, 640]);
+        let max_loss = rng.pick(&[0, 20, 100, 125, 500, 1000]);
+        let mut scenario = Scenario::bulk(link, 7_200_000 * MS);
+        scenario.seed = seed;
+        scenario.patience *= 10;
+        scenario.promise = Promise::Gaps;
+        scenario.session = SessionConfig {
+            slots: rng.pick(&[64, 1024]),
+            max_payload: 512,
+            first_xid: rng.pick(&[1, u32::MAX - 30]),
+            ..SessionConfig::of("partial-reliability")
+        }
+        .with("window", rng.pick(&[4, 16, 200]))
+        .with("max-loss", max_loss)
+        .with("loss-window", loss_window)
+        .with("lifetime", rng.pick(&[0, 0, 50]))
+        .with("fec", rng.pick(&[0, 0, 2, 8]));
+        scenario.packets = [1 + rng.below(600), 0];
+        let want = scenario.packets[0];
+        let text = format!("{scenario:?}");
+        let most = (loss_window * max_loss / 1000).min(64) as usize;
+        let wrong = match Sim::new(scenario).run() {
+            Ok(o) if o.packets[1] != want => format!("incomplete: {:?} of {want}", o.packets),
+            Ok(o) => {
+                let worst = worst(&o.losses.gaps, loss_window.into());
+                gaps.fetch_add(
+                    o.losses.gaps.len() as u64,
+                    std::sync::atomic::Ordering::Relaxed,
+                );
+                if worst <= most {
+                    return None;
+                }
+                format!("{worst} of {loss_window} given up, budget {most}")
+            }
+            Err(failure) => failure.to_string(),
+        };
+        Some(format!("seed {seed}: {wrong}\n  {text}"))
+    });
+    none(&failures, seeds as usize);
+    let gaps = gaps.into_inner();
+    assert!(
+        gaps > 2 * seeds,
+        "{gaps} packets were given up: that tests nothing"
+    );
+}
+
+/// One loss in a group is made good by its parity: fewer packets are given up, or sent again.
+#[test]
+fn fec__recovers_single_losses() {
+    let run = |fec| {
+        let mut link = Link::new(50.0, 20.0);
+        link.loss_down_pct = Some(3.0);
+        link.loss_up_pct = Some(0.0);
+        link.queue_packets = Some(2000); // nothing adapts to a short one
+        let mut scenario = Scenario::bulk(link, 600_000 * MS);
+        scenario.promise = Promise::Gaps;
+        scenario.lengths = Lengths::Random;
+        scenario.packets = [3000, 0];
+        scenario.session = SessionConfig::of("partial-reliability")
+            .with("window", 100)
+            .with("max-loss", 1000)
+            .with("fec", fec);
+        let o = Sim::new(scenario).run().unwrap_or_else(|f| panic!("{f}"));
+        assert_eq!(o.packets[1], 3000);
+        o.losses.gaps.len()
+    };
+    let (without, with) = (run(0), run(8));
+    assert!((60..130).contains(&without), "{without}");
+    assert!(with * 2 < without, "{with} of {without}");
+}
+
+/// Neighbours whose applications and peers break every rule, garbled packets and outages: each graft
+/// stays in its memory, comes to rest, and keeps its promise to the honest session.
+#[test]
+fn every_graft__bears_hostile_neighbours() {
+    let mut jobs = Vec::new();
+    for graft in grafts() {
+        let name: &'static str = text(&graft.name).leak();
+        jobs.extend((0..12_u64).map(|seed| (name, seed)));
+    }
+    let count = jobs.len();
+    let failures = failures(jobs, |(name, seed)| {
+        let mut link = link(20.0, (2.0, false), 2.0, 2.0, seed);
+        link.queue_packets = Some(1000);
+        let mut scenario = Scenario::bulk(link.clone(), 120_000 * MS);
+        scenario.session = SessionConfig {
+            slots: 64,
+            ..SessionConfig::of(name)
+        };
+        scenario.promise = promise(name);
+        scenario.hostile = true;
+        scenario.garbled_one_in = 20;
+        scenario.seed = seed;
+        scenario.packets = [100, 20];
+        scenario.lengths = Lengths::Random;
+        let packets = scenario.packets;
+        let wrong = match Sim::new(scenario).run() {
+            Ok(o) if o.packets == [packets[1], packets[0]] => None,
+            // Their numbers of packets are not known, and hostile neighbours never rest.
+            Ok(_) if matches!(promise(name), Promise::Nothing | Promise::Datagrams) => None,
+            Ok(o) => Some(format!("incomplete: {:?} of {packets:?}", o.packets)),
+            Err(failure) => Some(failure.to_string()),
+        };
+        wrong.map(|wrong| format!("{name}, seed {seed}: {wrong}"))
+    });
+    none(&failures, count);
 }

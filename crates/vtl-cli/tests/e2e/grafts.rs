@@ -32,6 +32,10 @@ fn reliable_grafts__send_a_file_exactly() {
         ("go-back-n", 400_000, &["--param", "window=40"]),
         ("selective-repeat", 1 << 20, &[]),
         ("selective-repeat", 4 << 20, &["--param", "window=200"]),
+        ("udp-plus", 1 << 20, &["--param", "rate=50000"]),
+        ("newreno", 300_000, &[]),
+        ("cubic", 300_000, &[]),
+        ("hybla", 300_000, &[]),
         ("stream", 4 << 20, &[]),
     ] {
         let file = world.path("file");
@@ -83,12 +87,23 @@ fn datagram_grafts__bring_most_and_nothing_wrong() {
     let Some(world) = pair("datagrams", &link) else {
         return;
     };
-    for (port, graft) in (PORT..).zip(["canonical"]) {
-        let (mut initiator, mut responder) = open(&world, port, graft, &[]);
+    let grafts = [
+        ("canonical", &[][..]),
+        ("udp", &[]),
+        ("udp-lite", &[("coverage", 100)]),
+        ("dccp-ccid2", &[]),
+        ("dccp-ccid3", &[]),
+        ("partial-reliability", &[("window", 100), ("fec", 4)]),
+    ];
+    for (port, (graft, params)) in (PORT..).zip(grafts) {
+        let (mut initiator, mut responder) = open(&world, port, graft, params);
         let reading = thread::spawn(move || {
             let mut got = BTreeSet::new();
             let take = |packet: &[u8]| {
-                let (number, _) = packet.split_first_chunk().expect("a number");
+                let Some((number, _)) = packet.split_first_chunk() else {
+                    assert!(packet.is_empty(), "a packet that was given up");
+                    return;
+                };
                 let number = u32::from_le_bytes(*number);
                 assert!(packet == datagram(number), "datagram {number} is damaged");
                 got.insert(number);
@@ -107,6 +122,7 @@ fn datagram_grafts__bring_most_and_nothing_wrong() {
         thread::sleep(std::time::Duration::from_millis(200));
         initiator.close().expect("closed");
         let got = reading.join().expect("no panic");
-        assert!((880..=990).contains(&got), "{graft}: {got} of {COUNT}");
+        // One in twenty gets lost, if nobody repeats or makes up for it.
+        assert!((880..=1000).contains(&got), "{graft}: {got} of {COUNT}");
     }
 }

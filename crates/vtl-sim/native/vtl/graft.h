@@ -40,7 +40,7 @@ static __u32 data_arrives(struct vtl_session *s, const __u8 *frame, __u32 length
     if (offset + sizeof(hdr) > length || !VTL_TRY_LOCK(s->rx.busy))
         return 0;
     memcpy(&hdr, frame + offset, sizeof(hdr));
-    struct vtl_in in = {.s = s, .hdr = &hdr};
+    struct vtl_in in = {.s = s, .hdr = &hdr, .marked = vtl_is_marked(frame, offset)};
     enum vtl_verdict v = vtl_in_start(&in, length - offset - sizeof(hdr));
     if (v == VTL_NEXT) {
         if (in.slot)

@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
+/*
+ * reliability: forward error correction by XOR parity. Behind every `group` new packets, and behind
+ * fewer when the application has no more, goes one whose payload is the XOR of theirs; a receiver
+ * that misses one of them makes it out of the others. One loss in a group then costs no round trip.
+ *
+ * A parity packet is DATA with VTL_F_PARITY: `seq` is the first of its group, `aux` their number,
+ * `ts` the XOR of their lengths. It has no place in the sequence and is not acknowledged.
+ */
+#ifndef VTL_TF_FEC_H
+#define VTL_TF_FEC_H
+
+#include "number.h"
+#include "receive.h"
+
+enum { VTL_FEC_MOST = 32 };
+
+/* Egress. */
+struct vtl_fec {
+    __u64 group; /* first packet that no parity covers yet */
+};
+
+/* to ^= from, for whole slots: what lies behind a packet's end counts as it is. */
+VTL_GLOBAL int vtl_fec_mix(struct vtl_slot *to, struct vtl_slot *from, __u32 bytes) {
+    int i;
+    if (!to || !from || bytes > VTL_MAX_PAYLOAD)
+        return 0;
+    vtl_for(i, 0, VTL_MAX_PAYLOAD / 8) {
+        if (i >= VTL_MAX_PAYLOAD / 8 || (__u32)i * 8 >= bytes)
+            break;
+        __u64 w = ((__u64 *)from->data)[i];
+        __u32 left = bytes - i * 8;
+        if (left < 8)
+            w &= ~(~0ull << 8 * left);
+        ((__u64 *)to->data)[i] ^= w;
+    }
+    return 1;
+}
+
+VTL_GLOBAL int vtl_fec_clear(struct vtl_slot *slot) {
+    int i;
+    if (!slot)
+        return 0;
+    slot->len = 0;
+    vtl_for(i, 0, VTL_MAX_PAYLOAD / 8) {
+        if (i >= VTL_MAX_PAYLOAD / 8)
+            break;
+        ((__u64 *)slot->data)[i] = 0;
+    }
+    return 1;
+}
+
+/*
+ * egress: before the choice of a packet. VTL_SEND: `o` is a parity packet. Only while nothing of
+ * the group was acknowledged: the application may write to slots that were.
+ */
+VTL_INLINE enum vtl_verdict tf_fec_make(struct vtl_out *o, struct vtl_fec *f, __u32 group,
+                                        int idle) {
+    struct vtl_session *s = o->s;
+    __u64 count = s->tx.next - f->group;
+    if (!group || !count || (count < group && !idle))
+        return VTL_NEXT;
+    __u64 first = f->group;
+    f->group = s->tx.next;
+    struct vtl_scratch *scratch = vtl_get_scratch();
+    if (count > VTL_FEC_MOST || count < 2 || VTL_LOAD(s->tx.una) > first || !scratch ||
+        !vtl_fec_clear(&scratch->slot))
+        return VTL_NEXT;
+    __u32 lengths = 0, most = 1;
+    int i;
+    vtl_for(i, 0, VTL_FEC_MOST) {
+        if ((__u64)i >= count)
+            break;
+        struct vtl_slot *slot = vtl_env_tx_slot(s, first + i);
+        __u32 len = slot ? VTL_LOAD(slot->len) : 0;
+        if (!len || len > s->max_payload || len > VTL_MAX_PAYLOAD)
+            return VTL_NEXT;
+        vtl_fec_mix(&scratch->slot, slot, len);
+        lengths ^= len;
+        if (len > most)
+            most = len;
+    }
+    if (VTL_LOAD(s->tx.una) > first)
+        return VTL_NEXT;
+    o->type = VTL_DATA;
+    o->flags = VTL_F_PARITY;
+    o->seq = first;
+    o->slot = &scratch->slot;
+    o->len = most;
+    vtl_number_header(o);
+    o->hdr.data.h.aux = vtl_swap16((__u16)count);
+    o->hdr.data.ts = vtl_swap32(lengths);
+    return VTL_SEND;
+}
+
+VTL_INLINE int vtl_is_parity(const struct vtl_in *in) {
+    return in->type == VTL_DATA && in->hdr->h.flags & VTL_F_PARITY;
+}
+
+/* ingress: instead of other admissions, for parity packets: they lie nowhere. */
+VTL_INLINE enum vtl_verdict tf_fec_admit(struct vtl_in *in) {
+    in->refused = 1;
+    return VTL_NEXT;
+}
+
+/* ingress: a verified parity packet lies in in->slot. VTL_NEXT: `in` is now the packet that was
+ * missing, as if it had arrived. */
+VTL_INLINE enum vtl_verdict tf_fec_recover(struct vtl_in *in) {
+    struct vtl_session *s = in->s;
+    struct vtl_rx *rx = &s->rx;
+    __u64 first = in->seq, count = vtl_swap16(in->hdr->h.aux);
+    struct vtl_slot *parity = in->slot;
+    /* All slots must still hold the group: later packets may have taken their places. */
+    if (!parity || count < 2 || count > VTL_FEC_MOST || first + count > vtl_rx_known_limit(s) ||
+        rx->max > first + s->slots || first + count <= rx->cum)
+        return VTL_STOP;
+    __u64 missing = VTL_NEVER;
+    __u32 len = vtl_swap32(in->hdr->ts);
+    int i;
+    vtl_for(i, 0, VTL_FEC_MOST) {
+        __u64 seq = first + i;
+        if ((__u64)i >= count)
+            break;
+        if (seq >= rx->cum && !(rx->map[(seq / 64) % VTL_WINDOW_WORDS] >> (seq % 64) & 1)) {
+            if (missing != VTL_NEVER)
+                return VTL_STOP; /* two cannot be told apart */
+            missing = seq;
+            continue;
+        }
+        struct vtl_slot *slot = vtl_env_rx_slot(s, seq);
+        __u32 own = slot ? VTL_LOAD(slot->len) : 0;
+        if (!own || own > VTL_MAX_PAYLOAD)
+            return VTL_STOP; /* one that was skipped */
+        vtl_fec_mix(parity, slot, own);
+        len ^= own;
+    }
+    struct vtl_slot *slot = missing != VTL_NEVER ? vtl_env_rx_slot(s, missing) : 0;
+    if (!slot || !len || len > in->len)
+        return VTL_STOP;
+    vtl_fec_clear(slot);
+    vtl_fec_mix(slot, parity, len);
+    in->seq = in->place = missing;
+    in->slot = slot;
+    in->len = len;
+    in->refused = 0;
+    rx->recovered++;
+    return VTL_NEXT;
+}
+
+#endif

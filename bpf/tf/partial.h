@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
+/*
+ * reliability: partial. Lost packets may be given up: they are not sent again, and the receiver is
+ * told to go on without them. The sender tells with every packet which the first one is that it has
+ * not settled, that is, neither knows to have arrived nor given up: the `floor` (PROTOCOL.md,
+ * section 5); skip.h is the receiver's part. How many may be given up is for a budget to say:
+ *
+ * - tf_partial_budget: at most `most` of any `window` packets in a row. Exact, not on average: a
+ *   packet is given up only if the one given up `most` times before lies a whole window back, and
+ *   only if no later one was given up, so that no window holds more.
+ * - tf_partial_all: all of them. Nothing is sent twice.
+ */
+#ifndef VTL_TF_PARTIAL_H
+#define VTL_TF_PARTIAL_H
+
+#include "ack.h"
+#include "number.h"
+#include "window.h"
+
+enum {
+    VTL_PARTIAL_WINDOW = 4096,    /* packets under way at most, */
+    VTL_PARTIAL_MOST = 4096 - 64, /* as whole words of the bitmap: less one */
+    VTL_BUDGET_MOST = 64,         /* packets given up in a window of the budget, at most */
+    VTL_PARTIAL_WORDS = VTL_PARTIAL_WINDOW / 64,
+};
+
+/* Listener, but for `told`. */
+struct vtl_partial {
+    __u64 floor;                   /* the first packet that is not settled */
+    __u64 told;                    /* egress: the floor that the latest packet told */
+    __u64 swept;                   /* `gone` holds nothing below */
+    __u64 given_up;                /* packets, so far */
+    __u64 forgiven;                /* of them, those that arrived after all */
+    __u64 gone[VTL_PARTIAL_WORDS]; /* packets given up, at or above the peer's cum */
+};
+
+/* Listener. The latest packets that were given up, at index modulo the length. */
+struct vtl_budget {
+    __u64 given[VTL_BUDGET_MOST];
+};
+
+/* ---------------------------------------------------------------------------------------- egress
+ */
+
+/* After the choice, before the header is sealed: tells the floor. */
+VTL_INLINE void tf_partial_tell(struct vtl_out *o, struct vtl_partial *p) {
+    __u64 floor = VTL_LOAD(p->floor);
+    __u64 behind = floor < o->seq ? o->seq - floor : 0;
+    o->hdr.data.h.aux = vtl_swap16((__u16)behind);
+    if (floor > p->told)
+        p->told = floor;
+}
+
+/*
+ * Chooses o->seq, or says when to try again. Instead of the oldest packet that was given up, a
+ * PROBE goes: it tells the floor, at once when there is nothing else to tell it. `repeat`: what is
+ * not settled goes again when the retransmission timer fires.
+ */
+VTL_INLINE enum vtl_verdict tf_partial_choose(struct vtl_out *o, struct vtl_partial *p,
+                                              const int repeat) {
+    struct vtl_tx *tx = &o->s->tx;
+    if (!vtl_written(o))
+        return VTL_STOP;
+    if (vtl_window_next(o, repeat) == VTL_NEXT)
+        return VTL_NEXT;
+    __u64 floor = VTL_LOAD(p->floor);
+    int probe = tx->probe != 0;
+    if (floor > p->told) {
+        vtl_probe_peer(o);
+        return VTL_NEXT;
+    }
+    if (!vtl_timer(o, tx->next != VTL_LOAD(tx->una) || tx->next < o->end))
+        return VTL_STOP;
+    if (repeat && floor < tx->next && !probe) {
+        vtl_again(o, floor);
+        tx->abandoned++;
+    } else {
+        vtl_probe_peer(o);
+    }
+    return VTL_NEXT;
+}
+
+/* Would tf_partial_choose find a packet? */
+VTL_INLINE int vtl_partial_can_send(struct vtl_session *s, struct vtl_partial *p) {
+    return vtl_can_send(s) || VTL_LOAD(p->floor) > p->told;
+}
+
+/* -------------------------------------------------------------------------------------- listener
+ */
+
+/* Forgets what was given up below the peer's cum: the peer has skipped it. */
+VTL_INLINE void vtl_partial_sweep(struct vtl_ackd *a, struct vtl_partial *p) {
+    __u64 first = p->swept / 64, last = a->cum / 64;
+    int i;
+    vtl_for(i, 0, VTL_PARTIAL_WORDS + 1) {
+        if (first + i > last)
+            break;
+        p->gone[(first + i) % VTL_PARTIAL_WORDS] &= first + i == last ? ~0ull << (a->cum % 64) : 0;
+    }
+    p->swept = a->cum;
+}
+
+/* May `seq` be given up, after `given` others? */
+VTL_INLINE int vtl_budget_allows(const struct vtl_budget *b, __u64 given, __u64 seq, __u32 most,
+                                 __u32 window) {
+    if (!b)
+        return 1;
+    if (most > VTL_BUDGET_MOST)
+        most = VTL_BUDGET_MOST;
+    if (given && seq < b->given[(given - 1) % VTL_BUDGET_MOST])
+        return 0; /* windows that hold later ones were counted without it */
+    return most && (given < most || seq - b->given[(given - most) % VTL_BUDGET_MOST] >= window);
+}
+
+/* Has `seq` been on its way for so long that it is of no use any more? */
+VTL_INLINE int vtl_partial_late(struct vtl_ackd *a, __u64 seq, __u32 lifetime_ms) {
+    if (!lifetime_ms)
+        return 1;
+    struct vtl_slot *slot = vtl_env_tx_slot(a->s, seq);
+    return !slot || a->now - VTL_LOAD(slot->stamp) >= lifetime_ms * VTL_NS_PER_MS;
+}
+
+/* Gives up what was declared lost, as far as the budget allows. */
+VTL_INLINE void vtl_partial_give_up(struct vtl_ackd *a, struct vtl_partial *p, struct vtl_budget *b,
+                                    __u32 most, __u32 window, __u32 lifetime_ms) {
+    struct vtl_tx *tx = &a->s->tx;
+    if (!VTL_LOAD(tx->lost_pending))
+        return;
+    __u64 first = a->cum / 64, next = VTL_LOAD(tx->next);
+    int i;
+    vtl_for(i, 0, VTL_PARTIAL_WORDS + 1) {
+        if ((first + i) * 64 >= next)
+            break;
+        __u32 word = (first + i) % VTL_WINDOW_WORDS;
+        __u64 bits = VTL_LOAD(tx->lost[word]);
+        int n;
+        vtl_for(n, 0, 64) {
+            if (!bits)
+                break;
+            __u64 mask = bits & -bits;
+            __u64 seq = (first + i) * 64 + vtl_lowest_bit(bits);
+            bits &= bits - 1;
+            if (!vtl_budget_allows(b, p->given_up, seq, most, window) ||
+                !vtl_partial_late(a, seq, lifetime_ms) ||
+                !(__sync_fetch_and_and(&tx->lost[word], ~mask) & mask))
+                continue; /* egress may have taken it just now */
+            __sync_fetch_and_add(&tx->lost_pending, -1);
+            p->gone[(first + i) % VTL_PARTIAL_WORDS] |= mask;
+            if (b)
+                b->given[p->given_up % VTL_BUDGET_MOST] = seq;
+            p->given_up++;
+        }
+    }
+}
+
+/*
+ * Moves the floor, and takes packets that were given up and arrived nevertheless out of those that
+ * count as lost. The peer cannot tell which they were once its cum has passed them, but how many:
+ * it has received `received`, so it has skipped what is missing below its cum.
+ */
+VTL_INLINE void vtl_partial_settle(struct vtl_ackd *a, struct vtl_partial *p) {
+    struct vtl_tx *tx = &a->s->tx;
+    __u64 next = VTL_LOAD(tx->next);
+    __u64 base = a->cum & ~63ull;
+    __u64 floor = a->cum, above = 0, waiting = 0;
+    int settled = 1;
+    if (vtl_swap32(a->hdr->skip))
+        return; /* nothing is said about the packets from cum on */
+    int i;
+    vtl_for(i, 0, VTL_PARTIAL_WORDS) {
+        __u64 from = base + i * 64ull;
+        if (from >= next)
+            break;
+        __u64 have = i < (int)a->words && i < VTL_ACK_WORDS ? a->map[i] : 0;
+        __u64 below = i ? 0 : ~(~0ull << (a->cum % 64));
+        have &= ~below;
+        __u64 *gone = &p->gone[(from / 64) % VTL_PARTIAL_WORDS];
+        *gone &= ~have;
+        above += vtl_bits(have);
+        waiting += vtl_bits(*gone);
+        __u64 open = ~(have | *gone | below);
+        if (settled && open)
+            floor = from + vtl_lowest_bit(open);
+        else if (settled)
+            floor = from + 64;
+        settled &= !open;
+    }
+    if (floor > next)
+        floor = next;
+    if (floor > p->floor)
+        VTL_STORE(p->floor, floor);
+    if (a->hdr->h.flags & VTL_F_PARTIAL || above > tx->delivered)
+        return;
+    __u64 skipped = a->cum - (tx->delivered - above);
+    __u64 arrived = p->given_up - waiting - skipped;
+    if (arrived > p->forgiven && arrived <= p->given_up) {
+        tx->lost_total -= arrived - p->forgiven;
+        p->forgiven = arrived;
+    }
+}
+
+/* After losses were declared: see above. `window` packets have a budget of `most`; packets that
+ * were first sent less than `lifetime_ms` ago are sent again rather than given up (0: given up at
+ * once). */
+VTL_INLINE void tf_partial_budget(struct vtl_ackd *a, struct vtl_partial *p, struct vtl_budget *b,
+                                  __u32 most, __u32 window, __u32 lifetime_ms) {
+    vtl_partial_sweep(a, p);
+    vtl_partial_give_up(a, p, b, most, window, lifetime_ms);
+    vtl_partial_settle(a, p);
+}
+
+VTL_INLINE void tf_partial_all(struct vtl_ackd *a, struct vtl_partial *p) {
+    vtl_partial_sweep(a, p);
+    vtl_partial_give_up(a, p, 0, 0, 0, 0);
+    vtl_partial_settle(a, p);
+}
+
+/* egress: remembers when a packet was first sent, for its lifetime. */
+VTL_INLINE void tf_lifetime_start(struct vtl_out *o) {
+    if (o->type == VTL_DATA && !(o->flags & VTL_F_RETRANSMIT))
+        VTL_STORE(o->slot->stamp, o->now);
+}
+
+#endif

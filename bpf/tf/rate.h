@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
+/* flow control: by rate. Packets leave no faster than the rate that the application has set. */
+#ifndef VTL_TF_RATE_H
+#define VTL_TF_RATE_H
+
+#include "pacing.h"
+
+/* egress: before tf_pace_wait. Bits on the wire, headers included; 0 kbit/s: no limit. */
+VTL_INLINE void tf_rate_limit(struct vtl_out *o, __u32 kbit) {
+    const __u32 headers = 20 + sizeof(struct vtl_data_hdr);
+    __u64 bits = 8ull * (o->s->max_payload + headers);
+    o->s->tx.pacing_gap_ns = kbit ? bits * 1000000 / kbit : 0;
+}
+
+#endif

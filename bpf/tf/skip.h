@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
+/*
+ * reliability at the receiver: goes on without packets that the sender has given up (partial.h).
+ * Each leaves an empty slot in the ring, and is counted. Goes with receive.h.
+ */
+#ifndef VTL_TF_SKIP_H
+#define VTL_TF_SKIP_H
+
+#include "receive.h"
+
+/* Slots that one packet makes empty at most; the next one goes on. */
+#define VTL_SKIP_MOST 128
+
+/* The first packet that the sender has not settled, as far as it can be right. */
+VTL_INLINE __u64 vtl_told_floor(const struct vtl_in *in) {
+    __u64 behind = vtl_swap16(in->hdr->h.aux);
+    return behind <= in->seq ? in->seq - behind : 0;
+}
+
+/* ingress: once the packet itself was placed. */
+VTL_INLINE void tf_skip(struct vtl_in *in) {
+    struct vtl_session *s = in->s;
+    struct vtl_rx *rx = &s->rx;
+    __u64 floor = vtl_told_floor(in);
+    /* Below the limit: slots from there on hold what the app has not read. */
+    __u64 limit = vtl_rx_known_limit(s);
+    if (floor > limit)
+        floor = limit;
+    if (floor <= rx->cum)
+        return;
+    __u64 seq = rx->cum;
+    int i;
+    vtl_for(i, 0, VTL_SKIP_MOST) {
+        __u32 word = (seq / 64) % VTL_WINDOW_WORDS;
+        __u64 missing = ~rx->map[word] & (~0ull << (seq % 64));
+        if (!missing) {
+            seq = (seq & ~63ull) + 64;
+            continue;
+        }
+        seq = (seq & ~63ull) + vtl_lowest_bit(missing);
+        if (seq >= floor)
+            break;
+        struct vtl_slot *slot = vtl_env_rx_slot(s, seq);
+        if (!slot)
+            break;
+        slot->len = 0;
+        rx->map[word] |= 1ull << (seq % 64);
+        rx->given_up++;
+        if (seq >= rx->max)
+            rx->max = seq + 1;
+    }
+    vtl_rx_advance(in);
+}
+
+#endif

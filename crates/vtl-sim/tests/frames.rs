@@ -1,0 +1,260 @@
+//! Grafts frame by frame: what their packets cover, mark and tell.
+#![allow(missing_docs, non_snake_case)]
+
+use vtl_proto::intf;
+use vtl_sim::{
+    host::{FrameBuffer, Host, SessionConfig, graft},
+    sim::{HONEST, MS},
+};
+
+const NOW: u64 = 5_000 * MS;
+/// Where the VTL header starts over IPv4.
+const VTL: usize = 34;
+const PAYLOAD: usize = VTL + 40;
+
+/// A sender with `count` packets of 200 bytes in its ring, and a receiver.
+fn pair(config: &SessionConfig, count: u64) -> [Host; 2] {
+    let mut hosts = [Host::new(), Host::new()];
+    for (side, host) in hosts.iter_mut().enumerate() {
+        host.open(HONEST, side as u8, config);
+    }
+    for seq in 0..count {
+        let slot = hosts[0].tx_slot(HONEST, seq);
+        slot.len = 200;
+        slot.data[..200].fill(seq as u8 + 1);
+    }
+    hosts[0].tx_ctl(HONEST).producer = count;
+    hosts
+}
+
+fn next(host: &mut Host, now: u64) -> Option<Vec<u8>> {
+    let mut buffer: FrameBuffer = [0; 2048];
+    let length = host.egress(HONEST, now, &mut buffer)?;
+    Some(buffer[..length].to_vec())
+}
+
+fn arrive(host: &mut Host, frame: &[u8]) -> Option<Vec<u8>> {
+    let mut buffer: FrameBuffer = [0; 2048];
+    let length = host.ingress(NOW, frame, &mut buffer)?;
+    Some(buffer[..length].to_vec())
+}
+
+fn aux(frame: &[u8]) -> u16 {
+    u16::from_be_bytes([frame[VTL + 22], frame[VTL + 23]])
+}
+
+#[test]
+fn gids__are_those_of_the_documents() {
+    let known = [
+        ("canonical", 1),
+        ("stream", 2),
+        ("stop-and-wait", 3),
+        ("go-back-n", 4),
+        ("selective-repeat", 5),
+        ("partial-reliability", 6),
+        ("udp", 7),
+        ("udp-lite", 8),
+        ("udp-plus", 9),
+        ("dccp-ccid2", 10),
+        ("dccp-ccid3", 11),
+        ("newreno", 12),
+        ("cubic", 13),
+        ("hybla", 14),
+    ];
+    for (name, gid) in known {
+        assert_eq!(graft(name).gid, gid, "{name}");
+    }
+    assert_eq!(vtl_sim::host::grafts().count(), known.len());
+}
+
+#[test]
+fn checksums__every_bit_that_they_cover() {
+    for (config, covered) in [
+        (SessionConfig::of("canonical"), 200),
+        (SessionConfig::of("udp-lite").with("coverage", 0), 0),
+        (SessionConfig::of("udp-lite").with("coverage", 13), 13),
+        (SessionConfig::of("udp-lite").with("coverage", 1000), 200),
+        (SessionConfig::of("dccp-ccid2"), 200),
+        (SessionConfig::of("dccp-ccid3"), 200),
+    ] {
+        let [mut sender, mut receiver] = pair(&config, 1);
+        let frame = next(&mut sender, NOW).expect("a packet");
+        let mut taken = 0;
+        for bit in 0..200 * 8 {
+            let mut damaged = frame.clone();
+            damaged[PAYLOAD + bit / 8] ^= 1 << (bit % 8);
+            arrive(&mut receiver, &damaged);
+            taken += u64::from(bit / 8 >= covered);
+            let rx = &receiver.session(HONEST).rx;
+            let at = config.graft;
+            assert_eq!(rx.received, taken.min(1024), "{at}, {covered}: bit {bit}");
+        }
+        // The header is covered in any case: here, the number.
+        let mut damaged = frame.clone();
+        damaged[VTL + 31] ^= 4;
+        let before = receiver.session(HONEST).rx.received;
+        arrive(&mut receiver, &damaged);
+        assert_eq!(receiver.session(HONEST).rx.received, before);
+    }
+    // A packet that claims to cover more than it has.
+    let [mut sender, mut receiver] = pair(&SessionConfig::of("udp-lite"), 1);
+    let mut frame = next(&mut sender, NOW).expect("a packet");
+    frame[VTL + 22..VTL + 24].copy_from_slice(&2000_u16.to_be_bytes());
+    arrive(&mut receiver, &frame);
+    assert_eq!(receiver.session(HONEST).rx.received, 0);
+}
+
+#[test]
+fn ecn__marks_are_counted_and_told() {
+    for (graft, ipv6) in [("cubic", false), ("dccp-ccid3", false), ("newreno", true)] {
+        let config = SessionConfig {
+            ipv6,
+            ..SessionConfig::of(graft)
+        };
+        let [mut sender, mut receiver] = pair(&config, 1);
+        let mut frame = next(&mut sender, NOW).expect("a packet");
+        let (shift, vtl) = if ipv6 { (4, 54) } else { (0, 34) };
+        assert_eq!(frame[15] >> shift & 3, 2, "{graft}: ECT(0)");
+        frame[15] |= 3 << shift;
+        let ack = arrive(&mut receiver, &frame).expect("the last packet asks");
+        let told = u16::from_be_bytes([ack[vtl + 22], ack[vtl + 23]]);
+        assert_eq!(
+            (told, receiver.session(HONEST).rx.marked),
+            (1, 1),
+            "{graft}"
+        );
+        sender.session_mut(HONEST).tx.xid += 100;
+        sender.session_mut(HONEST).tx.acked_xid += 100;
+    }
+    // The others do not understand marks, and do not ask for any.
+    let [mut sender, _] = pair(&SessionConfig::of("udp-plus"), 1);
+    assert_eq!(next(&mut sender, NOW).expect("a packet")[15] & 3, 0);
+}
+
+#[test]
+fn partial_reliability__tells_the_floor_and_skips_exactly() {
+    let config = SessionConfig::of("partial-reliability").with("max-loss", 1000);
+    let [mut sender, mut receiver] = pair(&config, 10);
+    let frames: Vec<_> = std::iter::from_fn(|| next(&mut sender, NOW)).collect();
+    assert_eq!(frames.len(), 10);
+    // Packets 2 and 3 get lost.
+    let acks: Vec<_> = [0, 1, 4, 5, 6, 7, 8, 9]
+        .into_iter()
+        .filter_map(|i| arrive(&mut receiver, &frames[i]))
+        .collect();
+    assert_eq!(receiver.session(HONEST).rx.cum, 2);
+    arrive(&mut sender, acks.last().expect("the last packet asks"));
+    // A PROBE tells that everything is settled, at once.
+    let probe = next(&mut sender, NOW).expect("a probe");
+    assert_eq!(probe[VTL] & 15, intf::VTL_PROBE as u8);
+    assert_eq!(
+        aux(&probe),
+        0,
+        "the next packet is the first that is not settled"
+    );
+    let ack = arrive(&mut receiver, &probe).expect("a probe asks");
+    let rx = &receiver.session(HONEST).rx;
+    assert_eq!((rx.cum, rx.received, rx.given_up), (10, 8, 2));
+    assert_eq!(receiver.rx_ctl(HONEST).producer, 10);
+    for seq in 0..10 {
+        let want = if seq == 2 || seq == 3 { 0 } else { 200 };
+        assert_eq!(receiver.rx_slot(HONEST, seq).len, want, "{seq}");
+    }
+    // One that comes after all is a duplicate.
+    arrive(&mut receiver, &frames[2]);
+    let rx = &receiver.session(HONEST).rx;
+    assert_eq!((rx.received, rx.dups, rx.cum), (8, 1, 10));
+    arrive(&mut sender, &ack);
+    assert_eq!(sender.session(HONEST).tx.una, 10);
+    assert_eq!(vtl_sim::host::in_flight(sender.session(HONEST)), 0);
+}
+
+#[test]
+fn partial_reliability__a_floor_beyond_the_limit_is_cut() {
+    let config = SessionConfig {
+        slots: 16,
+        ..SessionConfig::of("partial-reliability")
+    };
+    let [mut sender, mut receiver] = pair(&config, 1);
+    // A peer that lies: it is at packet 2^40, and has settled everything.
+    sender.session_mut(HONEST).tx.next = 1 << 40;
+    sender.session_mut(HONEST).tx.una = 1 << 40;
+    sender.session_mut(HONEST).tx.probe = 1;
+    sender.tx_ctl(HONEST).producer = 1 << 40;
+    sender.session_mut(HONEST).tx.own[0] = 1 << 40;
+    let probe = next(&mut sender, NOW).expect("a probe");
+    arrive(&mut receiver, &probe);
+    let rx = &receiver.session(HONEST).rx;
+    assert_eq!(
+        (rx.cum, rx.given_up),
+        (16, 16),
+        "no slot that the app has not read"
+    );
+    arrive(&mut receiver, &probe);
+    assert_eq!(receiver.session(HONEST).rx.cum, 16);
+}
+
+#[test]
+fn fec__makes_the_missing_packet_out_of_the_others() {
+    for lost in 0..4 {
+        let config = SessionConfig::of("partial-reliability").with("fec", 4);
+        let [mut sender, mut receiver] = pair(&config, 4);
+        sender.tx_slot(HONEST, 2).len = 77;
+        let frames: Vec<_> = std::iter::from_fn(|| next(&mut sender, NOW)).collect();
+        assert_eq!(frames.len(), 5, "four and their parity");
+        assert_eq!(u32::from(frames[4][VTL + 1]), intf::VTL_F_PARITY);
+        assert_eq!(aux(&frames[4]), 4);
+        for (i, frame) in frames.iter().enumerate() {
+            if i != lost {
+                arrive(&mut receiver, frame);
+            }
+        }
+        let rx = &receiver.session(HONEST).rx;
+        assert_eq!((rx.cum, rx.received, rx.recovered), (4, 4, 1), "{lost}");
+        for seq in 0..4 {
+            let slot = receiver.rx_slot(HONEST, seq);
+            let len = if seq == 2 { 77 } else { 200 };
+            assert_eq!(slot.len, len);
+            assert!(
+                slot.data[..len as usize]
+                    .iter()
+                    .all(|b| *b == seq as u8 + 1)
+            );
+        }
+    }
+    // Two cannot be told apart; none is nothing to do.
+    for lost in [&[0, 1][..], &[]] {
+        let config = SessionConfig::of("partial-reliability").with("fec", 4);
+        let [mut sender, mut receiver] = pair(&config, 4);
+        let frames: Vec<_> = std::iter::from_fn(|| next(&mut sender, NOW)).collect();
+        for (i, frame) in frames.iter().enumerate() {
+            if !lost.contains(&i) {
+                arrive(&mut receiver, frame);
+            }
+        }
+        let rx = &receiver.session(HONEST).rx;
+        assert_eq!((rx.received, rx.recovered), (4 - lost.len() as u64, 0));
+    }
+}
+
+#[test]
+fn go_back_n__answers_what_comes_too_early_and_keeps_nothing() {
+    let [mut sender, mut receiver] = pair(&SessionConfig::of("go-back-n"), 10);
+    let frames: Vec<_> = std::iter::from_fn(|| next(&mut sender, NOW)).collect();
+    arrive(&mut receiver, &frames[0]);
+    let mut last = None;
+    for frame in &frames[2..] {
+        last = arrive(&mut receiver, frame);
+        assert!(last.is_some(), "every one is answered");
+    }
+    let rx = &receiver.session(HONEST).rx;
+    assert_eq!((rx.cum, rx.max, rx.received, rx.beyond), (1, 1, 1, 8));
+    // One of those answers sends everything again, in order.
+    arrive(&mut sender, &last.expect("an answer"));
+    let again: Vec<_> = std::iter::from_fn(|| next(&mut sender, NOW)).collect();
+    let seqs: Vec<u64> = again
+        .iter()
+        .map(|f| u64::from_be_bytes(f[VTL + 24..VTL + 32].try_into().expect("eight")))
+        .collect();
+    assert_eq!(seqs, (1..10).collect::<Vec<_>>());
+}
