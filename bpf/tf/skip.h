@@ -17,17 +17,15 @@ VTL_INLINE __u64 vtl_told_floor(const struct vtl_in *in) {
     return behind <= in->seq ? in->seq - behind : 0;
 }
 
-/* ingress: once the packet itself was placed. */
-VTL_INLINE void tf_skip(struct vtl_in *in) {
-    struct vtl_session *s = in->s;
+/* Goes on to `floor`. */
+VTL_GLOBAL int vtl_skip(struct vtl_session *s, __u64 floor, int fence) {
+    if (!s)
+        return 0;
     struct vtl_rx *rx = &s->rx;
-    __u64 floor = vtl_told_floor(in);
     /* Below the limit: slots from there on hold what the app has not read. */
     __u64 limit = vtl_rx_known_limit(s);
     if (floor > limit)
         floor = limit;
-    if (floor <= rx->cum)
-        return;
     __u64 seq = rx->cum;
     int i;
     vtl_for(i, 0, VTL_SKIP_MOST) {
@@ -49,7 +47,16 @@ VTL_INLINE void tf_skip(struct vtl_in *in) {
         if (seq >= rx->max)
             rx->max = seq + 1;
     }
-    vtl_rx_advance(in);
+    rx->cum = vtl_rx_scan(rx);
+    vtl_publish(s, rx->cum, fence);
+    return 0;
+}
+
+/* ingress: once the packet itself was placed. */
+VTL_INLINE void tf_skip(struct vtl_in *in) {
+    __u64 floor = vtl_told_floor(in);
+    if (floor > in->s->rx.cum)
+        vtl_skip(in->s, floor, in->hdr->h.flags & VTL_F_ACK_NOW);
 }
 
 #endif

@@ -60,14 +60,15 @@ VTL_INLINE void tf_unordered_place(struct vtl_in *in, struct vtl_unordered *u) {
         rx->cum = vtl_rx_scan(rx);
 }
 
-/* Instead of tf_skip: there are no slots to make empty. */
-VTL_INLINE void tf_unordered_skip(struct vtl_in *in) {
-    struct vtl_rx *rx = &in->s->rx;
-    __u64 floor = vtl_told_floor(in);
-    if (floor > vtl_unordered_limit(in->s))
-        floor = vtl_unordered_limit(in->s);
+/* Goes on to `floor`. */
+VTL_GLOBAL int vtl_unordered_skip(struct vtl_session *s, __u64 floor) {
+    if (!s)
+        return 0;
+    struct vtl_rx *rx = &s->rx;
+    if (floor > vtl_unordered_limit(s))
+        floor = vtl_unordered_limit(s);
     if (floor <= rx->cum)
-        return;
+        return 0;
     __u64 first = rx->cum / 64, last = floor / 64;
     int i;
     vtl_for(i, 0, VTL_WINDOW_WORDS + 1) {
@@ -87,6 +88,14 @@ VTL_INLINE void tf_unordered_skip(struct vtl_in *in) {
     if (rx->max < floor)
         rx->max = floor;
     rx->cum = vtl_rx_scan(rx);
+    return 0;
+}
+
+/* Instead of tf_skip: there are no slots to make empty. */
+VTL_INLINE void tf_unordered_skip(struct vtl_in *in) {
+    __u64 floor = vtl_told_floor(in);
+    if (floor > in->s->rx.cum)
+        vtl_unordered_skip(in->s, floor);
 }
 
 #endif

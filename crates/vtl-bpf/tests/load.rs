@@ -41,7 +41,7 @@ fn load__root_and_every_graft() {
 
 /// Instructions that the verifier may look at for one program of a graft: what deploying one takes
 /// is nearly all the verifier's time.
-const PROCESSED: u64 = 20_000;
+const PROCESSED: u64 = 30_000;
 
 #[test]
 fn check__every_graft_is_verified_fast() {
@@ -49,16 +49,19 @@ fn check__every_graft_is_verified_fast() {
         return;
     }
     let plane = DataPlane::load().unwrap();
+    let mut slow = Vec::new();
     for (name, image) in objects::GRAFTS {
         for v in check(&plane, image).unwrap() {
             let figures = format!("{name} {}: {} processed", v.program, v.processed);
             println!("{figures} of {} instructions, {:?}", v.instructions, v.took);
-            assert!(v.accepted, "{}", v.log);
-            assert!(
-                (v.instructions as u64..PROCESSED).contains(&v.processed),
-                "{figures}"
-            );
+            if !v.accepted {
+                println!("{}", &v.log[v.log.len().saturating_sub(2000)..]);
+            }
+            if !v.accepted || !(v.instructions as u64..PROCESSED).contains(&v.processed) {
+                slow.push(figures);
+            }
         }
     }
+    assert!(slow.is_empty(), "{slow:#?}");
     assert_eq!(plane.grafts().count(), 0);
 }
