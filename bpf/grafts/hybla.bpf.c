@@ -6,5 +6,4 @@
 
 VTL_GRAFT("hybla", 14,
           VTL_S_RELIABLE | VTL_S_ORDERED | VTL_S_FLOW_CONTROL | VTL_S_CONGESTION_CONTROL, 50,
-          "Selective repeat under the congestion control of TCP Hybla, for "
-          "satellites.");
+          "Selective repeat under the congestion control of TCP Hybla, for satellites.");

@@ -83,9 +83,8 @@ VTL_INLINE void graft_tell(struct vtl_session *s, struct vtl_ack_hdr *a) {
 
 #include "vtl/graft.h"
 
-VTL_GRAFT("partial-reliability", 6, VTL_S_ORDERED | VTL_S_FLOW_CONTROL, 20,
-          "In order, with losses up to a bound that holds over every stretch "
-          "of packets.",
+VTL_GRAFT("partial-reliability", 6, VTL_S_PARTIAL_RELIABILITY | VTL_S_ORDERED | VTL_S_FLOW_CONTROL,
+          20, "In order, with losses up to a bound that holds over every stretch of packets.",
           VTL_PARAM("window", "packets", 16, 1, VTL_PARTIAL_MOST),
           VTL_PARAM("max-loss", "per mille", 100, 0, 1000),
           VTL_PARAM("loss-window", "packets", 100, 1, 10000),
