@@ -10,17 +10,24 @@
 #include "window.h"
 #include "vtl/room.h"
 
+/* First packet that the app has not written. A claim that cannot be right is none: nothing else
+ * would ever stop the sender. */
+VTL_INLINE __u64 vtl_datagram_end(struct vtl_session *s) {
+    struct vtl_ring_ctl *ctl = vtl_env_tx_ctl(s);
+    __u64 end = ctl ? VTL_LOAD(ctl->producer) : s->tx.next;
+    return end - s->tx.next <= s->slots ? end : s->tx.next;
+}
+
 /* egress: the next packet, or the question whether the peer is there. */
 VTL_INLINE enum vtl_verdict tf_datagram_choose(struct vtl_out *o) {
     VTL_TF(datagram, 0);
     struct vtl_tx *tx = &o->s->tx;
-    if (!vtl_written(o))
-        return VTL_STOP;
     if (vtl_timer(o, 0)) {
         vtl_probe_peer(o);
         return VTL_NEXT;
     }
-    if (tx->next >= o->end)
+    o->end = vtl_datagram_end(o->s);
+    if (tx->next == o->end)
         return VTL_STOP;
     o->seq = tx->next;
     o->type = VTL_DATA;
@@ -63,8 +70,7 @@ VTL_INLINE void tf_datagram_heard(struct vtl_ackd *a) {
 }
 
 VTL_INLINE int vtl_datagram_can_send(struct vtl_session *s) {
-    struct vtl_ring_ctl *ctl = vtl_env_tx_ctl(s);
-    return ctl && s->tx.next != VTL_LOAD(ctl->producer);
+    return s->tx.next != vtl_datagram_end(s);
 }
 
 #endif
