@@ -4,6 +4,7 @@
 
 use std::{sync::Mutex, thread};
 
+use vtl_proto::intf;
 use vtl_sim::{
     app::{Lengths, Promise},
     host::{SessionConfig, grafts, text},
@@ -318,6 +319,10 @@ fn every_graft__bears_hostile_neighbours() {
             slots: 64,
             ..SessionConfig::of(name)
         };
+        if name == "udp-lite" {
+            // Damage to what it does not cover is meant to get through.
+            scenario.session = scenario.session.with("coverage", intf::VTL_MAX_PAYLOAD);
+        }
         scenario.promise = promise(name);
         scenario.hostile = true;
         scenario.garbled_one_in = 20;
