@@ -38,6 +38,7 @@ VTL_INLINE void tf_checksum_cover_add(struct vtl_out *o, __u32 coverage) {
 
 /* ingress: the payload already lies in its slot, where nobody looks before it is published. */
 VTL_INLINE enum vtl_verdict tf_checksum_cover_verify(struct vtl_in *in) {
+    VTL_TF(checksum_cover, 0);
     __u32 want = in->hdr->h.csum;
     __u32 bytes = vtl_swap16(in->hdr->h.aux);
     in->hdr->h.csum = 0;

@@ -51,6 +51,7 @@ VTL_INLINE void tf_crc32c_add(struct vtl_out *o) {
 
 /* ingress: the payload already lies in its slot, where nobody looks before it is published. */
 VTL_INLINE enum vtl_verdict tf_crc32c_verify(struct vtl_in *in) {
+    VTL_TF(crc32c, 0);
     __u32 want = in->hdr->h.csum;
     in->hdr->h.csum = 0;
     if (vtl_crc32c_packet((const __u64 *)in->hdr, in->slot, in->len) == want)

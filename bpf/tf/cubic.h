@@ -75,6 +75,7 @@ VTL_INLINE __u64 vtl_cubic_less(struct vtl_ackd *a, struct vtl_cc *cc) {
 
 /* listener: after tf_rate. */
 VTL_INLINE void tf_cubic(struct vtl_ackd *a, struct vtl_cc *cc) {
+    VTL_TF(cubic, VTL_S_CONGESTION_CONTROL);
     switch (vtl_cc_event(a, cc)) {
     case VTL_CC_TIMEOUT:
         vtl_cc_restart(a, cc, vtl_cubic_less(a, cc));

@@ -19,6 +19,7 @@ VTL_INLINE void tf_ecn_start(struct vtl_out *o) {
 
 /* ingress: of a packet that was verified. */
 VTL_INLINE void tf_ecn_note(struct vtl_in *in) {
+    VTL_TF(ecn, 0);
     in->s->rx.marked += in->marked;
 }
 

@@ -106,6 +106,7 @@ VTL_INLINE enum vtl_verdict tf_fec_admit(struct vtl_in *in) {
 /* ingress: a verified parity packet lies in in->slot. VTL_NEXT: `in` is now the packet that was
  * missing, as if it had arrived. */
 VTL_INLINE enum vtl_verdict tf_fec_recover(struct vtl_in *in) {
+    VTL_TF(fec, 0);
     struct vtl_session *s = in->s;
     struct vtl_rx *rx = &s->rx;
     __u64 first = in->seq, count = vtl_swap16(in->hdr->h.aux);

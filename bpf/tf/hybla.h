@@ -55,6 +55,7 @@ VTL_INLINE __u64 vtl_hybla_slow(__u32 rho) {
 
 /* listener: after tf_rate. */
 VTL_INLINE void tf_hybla(struct vtl_ackd *a, struct vtl_cc *cc) {
+    VTL_TF(hybla, VTL_S_CONGESTION_CONTROL);
     struct vtl_tx *tx = &a->s->tx;
     if (a->rtt_us && (!cc->min_rtt_us || a->rtt_us < cc->min_rtt_us))
         cc->min_rtt_us = a->rtt_us;

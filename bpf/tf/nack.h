@@ -17,6 +17,7 @@ VTL_INLINE int tf_nack_gap(const struct vtl_in *in) {
 
 /* egress: before the first packet. */
 VTL_INLINE void tf_nack_start(struct vtl_out *o) {
+    VTL_TF(nack, 0);
     if (!o->s->tx.next)
         VTL_STORE(o->s->tx.reorder, 1);
 }

@@ -10,6 +10,7 @@
 
 /* listener: after tf_rate. */
 VTL_INLINE void tf_newreno(struct vtl_ackd *a, struct vtl_cc *cc) {
+    VTL_TF(newreno, VTL_S_CONGESTION_CONTROL);
     struct vtl_tx *tx = &a->s->tx;
     switch (vtl_cc_event(a, cc)) {
     case VTL_CC_TIMEOUT:

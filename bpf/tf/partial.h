@@ -58,6 +58,7 @@ VTL_INLINE void tf_partial_tell(struct vtl_out *o, struct vtl_partial *p) {
  */
 VTL_INLINE enum vtl_verdict tf_partial_choose(struct vtl_out *o, struct vtl_partial *p,
                                               const int repeat) {
+    VTL_TF(partial, VTL_S_PARTIAL_RELIABILITY);
     struct vtl_tx *tx = &o->s->tx;
     if (!vtl_written(o))
         return VTL_STOP;

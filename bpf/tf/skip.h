@@ -54,6 +54,7 @@ VTL_GLOBAL int vtl_skip(struct vtl_session *s, __u64 floor, int fence) {
 
 /* ingress: once the packet itself was placed. */
 VTL_INLINE void tf_skip(struct vtl_in *in) {
+    VTL_TF(skip, 0);
     __u64 floor = vtl_told_floor(in);
     if (floor > in->s->rx.cum)
         vtl_skip(in->s, floor, in->hdr->h.flags & VTL_F_ACK_NOW);

@@ -97,6 +97,7 @@ VTL_INLINE void tf_tfrc_start(struct vtl_out *o, struct vtl_tfrc *t) {
 
 /* listener: after tf_rate. */
 VTL_INLINE void tf_tfrc(struct vtl_ackd *a, struct vtl_tfrc *t) {
+    VTL_TF(tfrc, VTL_S_CONGESTION_CONTROL);
     struct vtl_tx *tx = &a->s->tx;
     __u64 rtt_ns = tx->srtt_us * VTL_NS_PER_US;
     if (!rtt_ns)

@@ -50,6 +50,7 @@ VTL_INLINE enum vtl_verdict tf_unordered_admit(struct vtl_in *in, struct vtl_uno
 
 /* Publishes the packet. */
 VTL_INLINE void tf_unordered_place(struct vtl_in *in, struct vtl_unordered *u) {
+    VTL_TF(unordered, 0);
     struct vtl_rx *rx = &in->s->rx;
     if (in->type == VTL_PROBE || !vtl_rx_take(in))
         return;
