@@ -2,14 +2,17 @@
 
 use std::fmt::Write;
 
-use serde_json::{Value, json};
+use serde_json::Value;
+use vtl::control::Client;
 
-use crate::daemon::SocketArgs;
+use crate::daemon::{SocketArgs, explain};
 use crate::output;
 
 /// Asks the daemon, and prints its answer.
 pub(crate) fn run(socket: &SocketArgs, json: bool) -> anyhow::Result<()> {
-    let answer = socket.call(&json!({ "op": "status" }))?;
+    let answer = Client::connect(&socket.socket)
+        .and_then(|client| client.status())
+        .map_err(explain)?;
     if json {
         output::show(&answer, true)?;
     } else {

@@ -16,7 +16,7 @@ use nix::{
         connect, recvmsg, sendmsg, socket,
     },
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Where the daemon listens unless told otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/vtl/vtld.sock";
@@ -100,6 +100,30 @@ impl Client {
     /// the way.
     pub fn call(&self, request: &Value) -> Result<Value, Error> {
         Ok(self.call_with_descriptors(request)?.0)
+    }
+
+    /// What the daemon is carrying. It names a limited number of sessions in one answer; here are
+    /// all of them.
+    ///
+    /// # Errors
+    /// As [`Client::call`].
+    pub fn status(&self) -> Result<Value, Error> {
+        let mut status = self.call(&json!({ "op": "status" }))?;
+        let mut from = 0;
+        while let Some(more) = status["more"].as_u64().filter(|more| *more > from) {
+            from = more;
+            let mut page = self.call(&json!({ "op": "status", "from": from }))?;
+            status["more"] = page["more"].take();
+            if let (Value::Array(all), Value::Array(rows)) =
+                (&mut status["sessions"], page["sessions"].take())
+            {
+                all.extend(rows);
+            }
+        }
+        if let Some(fields) = status.as_object_mut() {
+            fields.remove("more");
+        }
+        Ok(status)
     }
 
     /// As [`Client::call`]; also returns the descriptors that came with the answer.

@@ -238,7 +238,8 @@ impl Service {
         };
         match op {
             "status" => {
-                let mut status = self.broker.status()?;
+                let from = request["from"].as_u64().and_then(|n| n.try_into().ok());
+                let mut status = self.broker.status(from.unwrap_or(0))?;
                 status["hooks"] = hooks(&*hooker()?);
                 plain(status)
             }

@@ -162,6 +162,7 @@ enum Command {
         owner: Owner,
     },
     Status {
+        from: u32,
         reply: Reply<Value>,
     },
     Statistics {
@@ -288,8 +289,8 @@ impl Handle {
     ///
     /// # Errors
     /// The daemon is stopping.
-    pub fn status(&self) -> Result<Value, String> {
-        self.ask(|reply| Command::Status { reply })
+    pub fn status(&self, from: u32) -> Result<Value, String> {
+        self.ask(|reply| Command::Status { from, reply })
     }
 
     /// State of the owner's session.

@@ -21,8 +21,10 @@ pub(super) const NEAR: u32 = 1024;
 /// What paths over the internet need, and those of which nothing is known: four bandwidth-delay
 /// products of 1 Gbit/s at 50 ms, since a packet that is lost twice holds up three round trips.
 pub(super) const FAR: u32 = 16384;
-/// Sets made at a time when sessions come faster than they can be made one by one.
-const BURST: usize = 32;
+/// When sessions come faster than sets can be made one by one, they are made in lots of so many
+/// bytes, or so many sets.
+const LOT_BYTES: u64 = 64 << 20;
+const LOT_SETS: u64 = 32;
 
 /// Slots for a path with this round-trip time, at most `most`: four bandwidth-delay products at
 /// 1 Gbit/s. Faster paths are shorter as a rule, and get at least [`NEAR`].
@@ -36,6 +38,11 @@ pub(super) fn slots_for(rtt: Duration, most: u32) -> u32 {
         most
     };
     size.min(most)
+}
+
+/// Sets of one size in a lot.
+fn lot(slots: u32) -> usize {
+    (LOT_BYTES / bytes(slots)).clamp(1, LOT_SETS) as usize
 }
 
 enum Order {
@@ -61,8 +68,12 @@ pub(super) struct Stock {
     coming: usize,
     /// Sizes of which sets were taken.
     owed: BTreeSet<u32>,
-    /// There was none left for a session a short time ago.
-    rush: bool,
+    /// Sets taken since those were made up for.
+    rush: usize,
+    /// Somebody waits for a set.
+    wanted: bool,
+    /// Why there will be none for whoever waits.
+    failed: Option<vtl_bpf::Error>,
     /// Of each size that sessions start with, so many are kept ready.
     level: usize,
     /// The largest size.
@@ -71,8 +82,14 @@ pub(super) struct Stock {
 
 impl Stock {
     /// Starts the thread, which makes `level` sets of each usual size up to `most` packets, within
-    /// `budget` bytes for all sets that there are at a time.
-    pub(super) fn start(maker: RingMaker, most: u32, level: usize, budget: u64) -> Self {
+    /// `budget` bytes for all sets that there are at a time. It calls `call` when it has made some.
+    pub(super) fn start(
+        maker: RingMaker,
+        most: u32,
+        level: usize,
+        budget: u64,
+        call: impl Fn() + Send + 'static,
+    ) -> Self {
         let (orders, inbox) = mpsc::channel();
         let (outbox, deliveries) = mpsc::channel();
         let workshop = Workshop {
@@ -80,6 +97,7 @@ impl Stock {
             budget,
             used: 0,
             outbox,
+            call: Box::new(call),
         };
         thread::Builder::new()
             .name("vtl-stock".into())
@@ -91,7 +109,9 @@ impl Stock {
             ready: BTreeMap::new(),
             coming: 0,
             owed: BTreeSet::new(),
-            rush: false,
+            rush: 0,
+            wanted: false,
+            failed: None,
             level,
             most,
         };
@@ -125,41 +145,62 @@ impl Stock {
         while let Ok(delivery) = self.deliveries.try_recv() {
             if let Err(error) = self.accept(delivery) {
                 tracing::debug!(%error, "no rings to keep ready");
+                self.failed = self.wanted.then_some(error);
             }
         }
     }
 
-    /// A set of rings of `slots` packets, or of what comes next to it: a larger one, else a
-    /// smaller one. Waits only if there is none at all.
+    /// Whether [`Stock::take`] will find a set. If not, some are being made: ask again when the
+    /// thread has called.
     ///
-    /// What was taken is not made up for yet: making rings keeps a processor busy for up to a tenth
-    /// of a second, which would be missing to the session that begins.
-    pub(super) fn take(&mut self, slots: u32) -> vtl_bpf::Result<RingSet> {
+    /// # Errors
+    /// None can be made.
+    pub(super) fn prepare(&mut self, slots: u32) -> vtl_bpf::Result<bool> {
         self.collect();
+        if self.ready.values().any(|sets| !sets.is_empty()) {
+            self.wanted = false;
+            return Ok(true);
+        }
+        if self.coming > 0 {
+            self.wanted = true;
+            return Ok(false);
+        }
+        if let Some(error) = self.failed.take() {
+            self.wanted = false;
+            return Err(error);
+        }
+        self.wanted = true;
         let slots = slots.min(self.most);
-        let set = loop {
-            let larger = self.ready.range(slots..).find(|(_, s)| !s.is_empty());
-            let smaller = || self.ready.range(..slots).rfind(|(_, s)| !s.is_empty());
-            let next = larger.or_else(smaller).map(|(size, _)| *size);
-            if let Some(set) = next.and_then(|size| self.ready.get_mut(&size)?.pop()) {
-                break set;
-            }
-            if self.coming == 0 {
-                // One, and many if it happens again: then sessions come faster than single sets.
-                self.order(slots, if self.rush { BURST } else { 1 });
-                self.rush = true;
-            }
-            let delivery = self.deliveries.recv();
-            self.accept(delivery.expect("the thread lives as long as the stock"))?;
-        };
+        // One, unless sessions come faster than single sets can be made.
+        let rush = self.rush > self.level;
+        self.order(slots, if rush { lot(slots) } else { 1 });
+        Ok(false)
+    }
+
+    /// A set of rings of `slots` packets, or of what comes next to it: a larger one, else a
+    /// smaller one. Never waits: [`Stock::prepare`] says whether there is any.
+    ///
+    /// What few sessions take is not made up for at once: making rings keeps a processor busy for up
+    /// to a tenth of a second, which would be missing to the session that begins.
+    pub(super) fn take(&mut self, slots: u32) -> Option<RingSet> {
+        let slots = slots.min(self.most);
+        let larger = self.ready.range(slots..).find(|(_, s)| !s.is_empty());
+        let smaller = || self.ready.range(..slots).rfind(|(_, s)| !s.is_empty());
+        let size = larger.or_else(smaller).map(|(size, _)| *size)?;
+        let set = self.ready.get_mut(&size)?.pop()?;
         self.owed.insert(slots);
-        Ok(set)
+        self.rush += 1;
+        let left = self.ready.get(&slots).map_or(0, Vec::len) + self.coming;
+        if self.rush > self.level && left < lot(slots) / 2 {
+            self.order(slots, lot(slots)); // before there is none left
+        }
+        Some(set)
     }
 
     /// Makes up for what was taken. To be called when no session is being opened.
     pub(super) fn replenish(&mut self) {
         self.collect();
-        self.rush = false;
+        self.rush = 0;
         let coming = self.coming;
         for slots in std::mem::take(&mut self.owed) {
             let left = self.ready.get(&slots).map_or(0, Vec::len) + coming;
@@ -203,6 +244,8 @@ struct Workshop {
     /// Bytes that they take.
     used: u64,
     outbox: Sender<Delivery>,
+    /// Tells the stock's owner that there are deliveries.
+    call: Box<dyn Fn() + Send>,
 }
 
 impl Workshop {
@@ -247,7 +290,7 @@ impl Workshop {
             sizes.push(size);
         }
         let made = self.maker.make(&sizes).unwrap_or_else(|error| {
-            tracing::warn!(%error, "rings cannot be made");
+            tracing::debug!(%error, "rings cannot be made");
             Vec::new()
         });
         self.used -= sizes[made.len()..].iter().copied().map(bytes).sum::<u64>();
@@ -260,6 +303,7 @@ impl Workshop {
                 .send(Delivery::Made(Err(out_of_memory())))
                 .ok()?;
         }
+        (self.call)();
         Some(())
     }
 

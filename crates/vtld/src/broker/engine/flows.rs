@@ -23,7 +23,7 @@ use super::{
         set_linger,
         streams::{App, Effect, Streams},
     },
-    Arriving, Engine, Source,
+    Arriving, Engine, Parked, Source,
 };
 use crate::hooker::{ConnectError, HeldConnect, ServerFlow};
 
@@ -177,6 +177,10 @@ impl Engine {
         let sid = match self.stream_session(peer) {
             Some(sid) => sid,
             None => {
+                if self.rings_ready(peer) == Ok(false) {
+                    self.parked.push_back(Parked::Client(flow));
+                    return;
+                }
                 let wish = Wish::from(
                     Services::RELIABLE
                         .union(Services::ORDERED)

@@ -9,6 +9,7 @@ mod report;
 use std::{
     cell::RefCell,
     collections::{BTreeMap, HashMap, VecDeque},
+    net::SocketAddr,
     os::fd::{AsFd, AsRawFd, BorrowedFd},
     rc::Rc,
     sync::{Arc, mpsc::Receiver},
@@ -32,13 +33,13 @@ use vtl_proto::{
 use self::pool::Pooled;
 pub(super) use self::pool::Wanted;
 use super::{
-    Command, Config, Handle, now_ns,
+    Command, Config, Granted, Handle, Owner, Reply, now_ns,
     peers::Peers,
     random, random_token,
-    raw::Raw,
+    raw::{Raw, Received},
     relay::Relay,
     schedule::Schedule,
-    session::{Listener, Phase, Session, Waiting},
+    session::{Listener, Phase, Session, Waiting, Wish},
     stock::Stock,
 };
 use crate::hooker::{self, ServerFlow};
@@ -85,8 +86,25 @@ const SPARE_NS: u64 = 10_000 * MS;
 const BROKEN_NS: u64 = 60_000 * MS;
 /// After a session's end a program may still be at work on its entry; none runs for this long.
 const GRACE_NS: u64 = 50 * MS;
+/// Peers' requests that may wait for rings; they repeat them.
+const PARKED: usize = 64;
 /// Connections that wait for an aware application's accept.
 const BACKLOG: usize = 64;
+
+/// What goes on when there are rings for it.
+enum Parked {
+    /// A peer's NEGO.
+    Asked(Received),
+    /// An aware application's.
+    Connect {
+        owner: Owner,
+        to: SocketAddr,
+        wish: Wish,
+        reply: Reply<Granted>,
+    },
+    /// A captured connection.
+    Client(Waiting),
+}
 
 /// Where an epoll event comes from; packed into 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,6 +167,8 @@ pub(super) struct Engine {
     interfaces: BTreeMap<u32, Interface>,
     pumps: HashMap<u32, (Pump, String)>,
     stock: Stock,
+    /// In the order in which they came.
+    parked: VecDeque<Parked>,
     peers: Peers,
     responder: Responder,
     /// Indexes of sessions that ended a moment ago, and when.
@@ -219,7 +239,16 @@ impl Engine {
         }
 
         let maker = RingMaker::new(&plane)?;
-        let stock = Stock::start(maker, config.ring_slots, config.stock, config.ring_memory);
+        let wake = Arc::clone(&handle.wake);
+        let stock = Stock::start(
+            maker,
+            config.ring_slots,
+            config.stock,
+            config.ring_memory,
+            move || {
+                let _ = wake.write(1);
+            },
+        );
         let mut engine = Self {
             config,
             handle,
@@ -231,6 +260,7 @@ impl Engine {
             interfaces: BTreeMap::new(),
             pumps: HashMap::new(),
             stock,
+            parked: VecDeque::new(),
             peers: Peers::default(),
             responder: Responder::new(now_ns(), random()),
             freed: VecDeque::new(),
@@ -329,6 +359,7 @@ impl Engine {
                 while let Ok(command) = self.inbox.try_recv() {
                     self.command(command);
                 }
+                self.resume();
             }
             Source::Ring => {}
             Source::Raw { v6 } => self.control_packets(v6),
@@ -631,7 +662,7 @@ impl Engine {
                 wish,
                 reply,
             } => {
-                self.connect(owner, to, &wish, &reply);
+                self.connect(owner, to, wish, reply);
             }
             Command::Listen { owner, port, reply } => {
                 let answer = match self.listeners.entry(port) {
@@ -666,6 +697,8 @@ impl Engine {
             }
             Command::CloseSession { owner, aborted } => self.close_owned(owner, aborted),
             Command::Gone { owner } => {
+                self.parked
+                    .retain(|p| !matches!(p, Parked::Connect { owner: o, .. } if *o == owner));
                 let gone = self.listeners.extract_if(.., |_, l| l.owner == owner);
                 for (_, listener) in gone.collect::<Vec<_>>() {
                     for (_, reply) in listener.waiting {
@@ -680,8 +713,8 @@ impl Engine {
                 }
                 self.close_owned(owner, true);
             }
-            Command::Status { reply } => {
-                let _ = reply.send(Ok(self.status()));
+            Command::Status { from, reply } => {
+                let _ = reply.send(Ok(self.status(from)));
             }
             Command::Statistics { owner, reply } => {
                 let _ = reply.send(self.statistics(owner));

@@ -32,7 +32,7 @@ use super::{
         session::{self, Answered, Aware, Listener, Phase, Session, Use, Wish},
         stock,
     },
-    BACKLOG, BROKEN_NS, CROWD, Engine, GRACE_NS, Pooled, Source,
+    BACKLOG, BROKEN_NS, CROWD, Engine, GRACE_NS, PARKED, Parked, Pooled, Source,
 };
 
 impl Engine {
@@ -123,6 +123,42 @@ impl Engine {
         Some(next)
     }
 
+    /// Slots of the rings that a session with this peer should have.
+    fn wanted_slots(&self, peer: IpAddr) -> u32 {
+        let known = self.peers.rtt(peer);
+        let wanted = known.map_or(stock::FAR, |rtt| {
+            stock::slots_for(rtt, self.config.ring_slots)
+        });
+        if wanted == stock::NEAR && self.sessions.len() >= CROWD {
+            stock::LEAST
+        } else {
+            wanted
+        }
+    }
+
+    /// Whether [`Engine::create`] will find rings. If not, some are being made, and
+    /// [`Engine::resume`] will be called.
+    pub(super) fn rings_ready(&mut self, peer: IpAddr) -> Result<bool, String> {
+        let wanted = self.wanted_slots(peer);
+        self.stock.prepare(wanted).map_err(|e| e.to_string())
+    }
+
+    /// Goes on with what waited for rings, as far as there are some.
+    pub(super) fn resume(&mut self) {
+        for parked in std::mem::take(&mut self.parked) {
+            match parked {
+                Parked::Asked(received) => self.control_packet(received),
+                Parked::Connect {
+                    owner,
+                    to,
+                    wish,
+                    reply,
+                } => self.connect(owner, to, wish, reply),
+                Parked::Client(flow) => self.client(flow),
+            }
+        }
+    }
+
     /// Makes a session's entry and rings, as large as a known path needs. While the path is not
     /// known, a small part of large rings is used. It gets the index and the token wished for, if
     /// that index is free.
@@ -150,15 +186,10 @@ impl Engine {
                 (sid, random_token())
             }
         };
-        let known = self.peers.rtt(peer);
-        let mut wanted = known.map_or(stock::FAR, |rtt| {
-            stock::slots_for(rtt, self.config.ring_slots)
-        });
-        if wanted == stock::NEAR && self.sessions.len() >= CROWD {
-            wanted = stock::LEAST;
-        }
-        let rings = self.stock.take(wanted).map_err(|e| e.to_string())?;
-        let used = if known.is_some() { wanted } else { stock::NEAR };
+        let wanted = self.wanted_slots(peer);
+        let rings = self.stock.take(wanted).ok_or("there are no rings")?;
+        let known = self.peers.rtt(peer).is_some();
+        let used = if known { wanted } else { stock::NEAR };
         let slots = used.min(rings.slots);
         self.last_opened_ns = now_ns();
         let purpose = match purpose(&rings) {
@@ -400,7 +431,7 @@ impl Engine {
                 return;
             };
             match raw.receive() {
-                Ok(Some(received)) => self.control_packet(&received),
+                Ok(Some(received)) => self.control_packet(received),
                 Ok(None) => return,
                 Err(error) => {
                     tracing::debug!(%error, "receiving a control packet");
@@ -410,7 +441,7 @@ impl Engine {
         }
     }
 
-    pub(super) fn control_packet(&mut self, received: &Received) {
+    pub(super) fn control_packet(&mut self, received: Received) {
         let packet = match Packet::parse(&received.bytes) {
             Ok(packet) => packet,
             Err(error) => {
@@ -422,17 +453,25 @@ impl Engine {
             }
         };
         match &packet {
-            Packet::Nego(nego) => self.asked(nego, received),
-            Packet::NegoAck(n) | Packet::NegoNack(n) => {
-                self.answered(n.header.sid, &packet, received);
+            Packet::Nego(nego) => {
+                if !self.asked(nego, &received) && self.parked.len() < PARKED {
+                    self.parked.push_back(Parked::Asked(received));
+                }
             }
-            Packet::Close(header) => self.closed(*header, received),
+            Packet::NegoAck(n) | Packet::NegoNack(n) => {
+                self.answered(n.header.sid, &packet, &received);
+            }
+            Packet::Close(header) => self.closed(*header, &received),
             Packet::Data(_) | Packet::Ack(_) | Packet::Probe(_) => {}
         }
     }
 
-    /// A peer wants to open a session.
-    pub(super) fn asked(&mut self, nego: &Nego, received: &Received) {
+    /// A peer wants to open a session. False if that has to wait for rings.
+    pub(super) fn asked(&mut self, nego: &Nego, received: &Received) -> bool {
+        // Before the responder takes note of it. Without rings for ever, it is refused below.
+        if self.rings_ready(received.from) == Ok(false) {
+            return false;
+        }
         let listening = |l: &Listener| l.backlog.len() < BACKLOG;
         let grafts = self.usable(&Requirements::default());
         let policy = Policy {
@@ -448,6 +487,7 @@ impl Engine {
             Verdict::Answer(answer) => self.send(&answer, received.to, received.from),
             Verdict::Open(request) => self.respond(&request, received),
         }
+        true
     }
 
     /// An index that is probably free when a peer comes back: any that is free now.
@@ -770,17 +810,33 @@ impl Engine {
         &mut self,
         owner: Owner,
         to: SocketAddr,
-        wish: &Wish,
-        reply: &Reply<Granted>,
+        wish: Wish,
+        reply: Reply<Granted>,
     ) {
         if to.port() == 0 {
             let _ = reply.send(Err("port 0 is the Hooker's: name another one".into()));
             return;
         }
+        match self.rings_ready(to.ip()) {
+            Ok(true) => {}
+            Ok(false) => {
+                self.parked.push_back(Parked::Connect {
+                    owner,
+                    to,
+                    wish,
+                    reply,
+                });
+                return;
+            }
+            Err(error) => {
+                let _ = reply.send(Err(error));
+                return;
+            }
+        }
         let shared = reply.clone();
         let mtu = raw::route(to.ip()).map_or(1500, |(_, mtu)| mtu);
         let max_payload = raw::max_payload(mtu, to.ip());
-        let opened = self.open(to.ip(), to.port(), wish, |rings| {
+        let opened = self.open(to.ip(), to.port(), &wish, |rings| {
             Ok(Use::Aware(aware(owner, rings, max_payload, Some(shared))?))
         });
         if let Err(error) = opened {

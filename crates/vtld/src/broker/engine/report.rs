@@ -14,8 +14,13 @@ use super::{
     Engine,
 };
 
+/// Sessions in one answer: a row takes up to 700 bytes, and a message holds 128 KiB.
+const PAGE: usize = 100;
+
 impl Engine {
-    pub(super) fn status(&mut self) -> Value {
+    /// What there is, with at most `PAGE` sessions from index `from` on; `more` is where the next
+    /// ones begin.
+    pub(super) fn status(&mut self, from: u32) -> Value {
         let stats = self.plane.stats();
         let nego = self.responder.counters();
         let stat = |i: u32| stats.get(i as usize).copied().unwrap_or_default();
@@ -33,7 +38,9 @@ impl Engine {
             })
             .collect();
         let names = self.names();
-        let sids: Vec<u32> = self.sessions.keys().copied().collect();
+        let more = self.sessions.range(from..).nth(PAGE).map(|(sid, _)| *sid);
+        let page = self.sessions.range(from..).take(PAGE);
+        let sids: Vec<u32> = page.map(|(sid, _)| *sid).collect();
         let sessions: Vec<Value> = sids
             .into_iter()
             .filter_map(|sid| self.session(sid, &names))
@@ -44,6 +51,7 @@ impl Engine {
             "uptime_s": (now_ns() - self.started_ns) as f64 / 1e9,
             "interfaces": interfaces,
             "sessions": sessions,
+            "more": more,
             "listeners": self.listeners.keys().collect::<Vec<_>>(),
             "negotiation": {
                 "accepted": nego.accepted,
