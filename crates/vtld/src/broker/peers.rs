@@ -79,8 +79,12 @@ impl Peers {
         self.known.get(&peer)?.rtt
     }
 
+    /// A round-trip time that is longer than those before counts for an eighth: the hosts may have
+    /// been busy.
     pub(super) fn note_rtt(&mut self, peer: IpAddr, rtt: Duration) {
-        self.entry(peer).rtt = Some(rtt);
+        let known = &mut self.entry(peer).rtt;
+        let eased = |known: Duration| rtt.min(known + rtt.saturating_sub(known) / 8);
+        *known = Some(known.map_or(rtt, eased));
     }
 
     pub(super) fn note_next(&mut self, peer: IpAddr, next: Next) {

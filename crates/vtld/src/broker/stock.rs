@@ -14,8 +14,10 @@ use vtl_bpf::rings::{RingMaker, RingSet, bytes};
 
 /// After a session's end a program may still be at work on its rings; none runs for this long.
 const GRACE: Duration = Duration::from_millis(50);
-/// The smallest size, for when memory is short, or many sessions share a short path.
-pub(super) const LEAST: u32 = 256;
+/// The smallest size, for when memory is short, or many sessions share a very short path.
+const LEAST: u32 = 64;
+/// What each of many sessions needs of a path within a site: 1 Gbit/s at 1 ms.
+const SHARED: u32 = 256;
 /// What a path within a site needs: 10 Gbit/s at 1 ms. More only makes memory colder.
 pub(super) const NEAR: u32 = 1024;
 /// What paths over the internet need, and those of which nothing is known: four bandwidth-delay
@@ -43,6 +45,13 @@ pub(super) fn slots_for(rtt: Duration, most: u32) -> u32 {
 /// Sets of one size in a lot.
 fn lot(slots: u32) -> usize {
     (LOT_BYTES / bytes(slots)).clamp(1, LOT_SETS) as usize
+}
+
+/// As [`slots_for`], for one of many sessions on a path for which that says [`NEAR`]: no more than
+/// four bandwidth-delay products at 1 Gbit/s. What all of them use should stay in the caches.
+pub(super) fn slots_for_one_of_many(rtt: Duration, most: u32) -> u32 {
+    let packets = (4 * rtt.as_micros() / 12).min(SHARED.into()) as u32;
+    packets.next_power_of_two().max(LEAST).min(most)
 }
 
 enum Order {
@@ -335,10 +344,10 @@ impl Workshop {
 fn affordable(slots: u32, used: u64, budget: u64) -> Option<u32> {
     let share = |size: u32| match size {
         _ if size > NEAR => budget / 2,
-        _ if size > LEAST => budget / 4 * 3,
+        _ if size > SHARED => budget / 4 * 3,
         _ => budget,
     };
-    [slots, FAR, NEAR, LEAST]
+    [slots, FAR, NEAR, SHARED, LEAST]
         .into_iter()
         .filter(|size| *size <= slots)
         .find(|size| used + bytes(*size) <= share(*size))
@@ -367,6 +376,7 @@ mod tests {
         let count = |size| sizes.iter().filter(|s| **s == size).count();
         assert_eq!([32768, 16384].map(count), [3, 1]);
         assert!(count(1024) > 50 && count(256) > 200);
+        assert_eq!(sizes.last(), Some(&LEAST));
         assert_eq!(affordable(64, 0, BUDGET), Some(64));
         assert_eq!(affordable(32768, 0, 0), None);
     }
@@ -379,5 +389,13 @@ mod tests {
         let sizes = [0, 10, 600].map(|n| slots_for(ms(n), 512));
         assert_eq!(sizes, [512, 512, 512]);
         assert_eq!(slots_for(ms(600), 16384), 16384);
+    }
+
+    #[test]
+    fn slots_for_one_of_many__what_a_gigabit_needs() {
+        let us = Duration::from_micros;
+        let sizes = [0, 100, 192, 300, 600, 3000].map(|n| slots_for_one_of_many(us(n), 32768));
+        assert_eq!(sizes, [64, 64, 64, 128, 256, 256]);
+        assert_eq!(slots_for_one_of_many(us(600), 128), 128);
     }
 }

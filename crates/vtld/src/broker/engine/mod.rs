@@ -77,7 +77,7 @@ const RETRY_NS: u64 = 10 * MS;
 const QUEUE_NS: u64 = MS / 10;
 /// With so many sessions, each needs a part of a short path only, and all together should not be
 /// larger than they must be.
-const CROWD: usize = 32;
+const CROWD: usize = 16;
 /// After how long without a new session rings are made in place of those that were taken.
 const RESTOCK_NS: u64 = 1_000 * MS;
 /// How long spare rings are kept after the last session was opened.

@@ -125,12 +125,13 @@ impl Engine {
 
     /// Slots of the rings that a session with this peer should have.
     fn wanted_slots(&self, peer: IpAddr) -> u32 {
-        let known = self.peers.rtt(peer);
-        let wanted = known.map_or(stock::FAR, |rtt| {
-            stock::slots_for(rtt, self.config.ring_slots)
-        });
+        let most = self.config.ring_slots;
+        let Some(rtt) = self.peers.rtt(peer) else {
+            return stock::FAR;
+        };
+        let wanted = stock::slots_for(rtt, most);
         if wanted == stock::NEAR && self.sessions.len() >= CROWD {
-            stock::LEAST
+            stock::slots_for_one_of_many(rtt, most)
         } else {
             wanted
         }
