@@ -166,11 +166,17 @@ VTL_INLINE __u32 vtl_env_sid(struct vtl_session *s) {
     return s->sid;
 }
 
-/* Shall vtld hand this wake-up on? Each that we make ourselves is an interrupt, so when they come
- * thick and fast vtld makes them, many between two naps. Who waits for room is in no hurry. */
-VTL_INLINE int vtl_relays(struct vtl_pump *p, __u32 what) {
+/*
+ * Shall vtld hand this wake-up of session `sid` on? Each that we make ourselves is an interrupt, so
+ * when they come thick and fast vtld makes them, many between two naps. One session alone is spared
+ * the naps, however often it wakes somebody. Who waits for room is in no hurry.
+ */
+VTL_INLINE int vtl_relays(struct vtl_pump *p, __u32 sid, __u32 what) {
     if (VTL_LOAD(p->relay) || (!(what & VTL_EV_RECV) && VTL_LOAD(p->awake)))
         return 1;
+    if (VTL_LOAD(p->latest) == sid)
+        return 0;
+    VTL_STORE(p->latest, sid);
     __u64 now = bpf_ktime_get_ns();
     if (now - VTL_LOAD(p->since_ns) > VTL_CROWD_NS) {
         VTL_STORE(p->since_ns, now);
@@ -185,7 +191,7 @@ VTL_INLINE void vtl_env_notify(struct vtl_session *s, __u32 what) {
     struct vtl_event event = {.sid = vtl_env_sid(s), .what = what};
     struct vtl_pump *p = vtl_get_pump();
     __u32 theirs = s->aware ? what & ~VTL_EV_SEND : 0;
-    if (theirs && p && vtl_relays(p, theirs)) {
+    if (theirs && p && vtl_relays(p, event.sid, theirs)) {
         if ((__sync_fetch_and_or(&s->told, theirs) & theirs) == theirs)
             event.what &= VTL_EV_SEND; /* vtld knows */
     } else if (theirs) {

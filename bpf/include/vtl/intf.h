@@ -232,13 +232,14 @@ struct vtl_turn {
  * quota, or when the session has nothing to send. Frames cannot carry it: live frames of a call's
  * later batches still hold what earlier ones made of them. */
 struct vtl_pump {
-    __u32 at;       /* the turn under way: vtld sets 0, egress counts up */
-    __u32 count;    /* vtld: turns */
-    __u32 awake;    /* vtld: it will look at `vtl_events` before it sleeps, and needs no wake-up */
-    __u32 relay;    /* vtld: it hands wake-ups on to aware applications, many at a time */
-    __u64 since_ns; /* ingress and listener: when they began to count `woken`. Both are guesses: */
-    __u32 woken;    /* wake-ups since. CPUs may overwrite each other's */
-    __u32 pad;
+    __u32 at;    /* the turn under way: vtld sets 0, egress counts up */
+    __u32 count; /* vtld: turns */
+    __u32 awake; /* vtld: it will look at `vtl_events` before it sleeps, and needs no wake-up */
+    __u32 relay; /* vtld: it hands wake-ups on to aware applications, many at a time */
+    /* ingress and listener; guesses, as CPUs may overwrite each other's */
+    __u64 since_ns; /* when they began to count `woken` */
+    __u32 woken;    /* wake-ups since that were not for the session of the one before */
+    __u32 latest;   /* the session of the latest one */
     struct vtl_turn turns[VTL_TURNS];
 };
 

@@ -97,6 +97,8 @@ fn section(out: &mut String, title: &str, rows: &Value, columns: &[&str]) {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]

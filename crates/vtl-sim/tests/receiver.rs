@@ -5,7 +5,7 @@ mod table;
 
 use table::{MS, NEXT, NOW, SID, STOP, data_header, host};
 use vtl_proto::{
-    intf::{self, VTL_DATA, VTL_F_ACK_NOW, VTL_PROBE},
+    intf::{self, VTL_DATA, VTL_F_ACK_NOW, VTL_F_PUSH, VTL_PROBE},
     wire::{Ack, Packet},
 };
 use vtl_sim::{ffi, host::Host};

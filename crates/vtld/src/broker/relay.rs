@@ -2,26 +2,30 @@
 //!
 //! The kernel's programs wake an application by an interrupt, which costs as much as several
 //! packets. When that happens too often they leave it to the daemon, which naps instead of going to
-//! sleep, and wakes everybody whom there is news for between two naps.
+//! sleep, and wakes everybody whom there is news for between two naps. One session alone is not worth
+//! that, however often it wakes its application: it is in a hurry, as a rule.
 
 /// How often it is decided anew.
 const PERIOD_NS: u64 = 2_000_000;
-/// With fewer wake-ups in that time the programs make them themselves again.
+/// With fewer wake-ups in that time, of other sessions than the one before, the programs make them themselves again.
 const FEW: u32 = 12;
 
 /// The decision, and what it rests on.
 #[derive(Default)]
 pub(super) struct Relay {
     active: bool,
-    /// Wake-ups handed on since `since_ns`.
+    /// Wake-ups handed on since `since_ns` that were not for `latest`.
     count: u32,
+    /// The session of the latest one.
+    latest: u32,
     since_ns: u64,
 }
 
 impl Relay {
-    /// One was handed on.
-    pub(super) fn note(&mut self) {
-        self.count += 1;
+    /// One of a session was handed on.
+    pub(super) fn note(&mut self, sid: u32) {
+        self.count += u32::from(sid != self.latest);
+        self.latest = sid;
     }
 
     /// Decides. Returns what is to be told to the programs, if that has changed.
@@ -43,5 +47,37 @@ impl Relay {
     /// Whether to nap rather than to sleep.
     pub(super) fn active(&self) -> bool {
         self.active
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn relay__begins_with_the_first_and_ends_when_they_are_few() {
+        let mut relay = Relay::default();
+        assert_eq!((relay.decide(5), relay.active()), (None, false));
+        relay.note(1);
+        assert_eq!((relay.decide(10), relay.active()), (Some(true), true));
+        let mut now = 10;
+        for _ in 0..3 {
+            (2..FEW + 2).for_each(|sid| relay.note(sid));
+            assert_eq!(relay.decide(now + PERIOD_NS - 1), None);
+            now += PERIOD_NS;
+            assert_eq!((relay.decide(now), relay.active()), (None, true));
+        }
+        relay.note(1);
+        now += PERIOD_NS;
+        assert_eq!((relay.decide(now), relay.active()), (Some(false), false));
+    }
+
+    #[test]
+    fn relay__one_session_alone_is_no_crowd() {
+        let mut relay = Relay::default();
+        relay.note(7);
+        assert_eq!(relay.decide(0), Some(true));
+        (0..1000).for_each(|_| relay.note(7));
+        assert_eq!(relay.decide(PERIOD_NS), Some(false));
     }
 }

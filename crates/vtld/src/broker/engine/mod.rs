@@ -419,7 +419,7 @@ impl Engine {
             && told
         {
             let _ = aware.wake.write(1);
-            self.relay.note();
+            self.relay.note(sid);
         }
     }
 
