@@ -138,7 +138,7 @@ impl Daemons {
     /// # Errors
     /// One of them does not answer.
     pub fn statuses(&self) -> Result<Statuses, control::Error> {
-        let status = |socket| call(socket, &json!({ "op": "status" }));
+        let status = |socket: &PathBuf| Client::connect(socket)?.status();
         Ok(Statuses {
             client: status(&self.client_socket)?,
             server: status(&self.server_socket)?,
