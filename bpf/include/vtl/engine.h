@@ -122,23 +122,41 @@ typedef __u16 vtl_u16 __attribute__((aligned(1)));
  */
 #define VTL_FITS(bytes) ((put ? (const void *)to : from) + (bytes) <= end)
 
+/* Two words at a time into two sums: eBPF has ten registers, and if the compiler orders these
+ * itself it keeps the sum and the pointers on the stack. */
+#define VTL_MOVE_PAIR(i)                                                                           \
+    do {                                                                                           \
+        __u64 x = ((const vtl_u64 *)from)[i], y = ((const vtl_u64 *)from)[(i) + 1];                \
+        ((vtl_u64 *)to)[i] = x;                                                                    \
+        ((vtl_u64 *)to)[(i) + 1] = y;                                                              \
+        even += x;                                                                                 \
+        odd += y;                                                                                  \
+        asm volatile("" : "+r"(even), "+r"(odd));                                                  \
+    } while (0)
+#define VTL_MOVE_64(i)                                                                             \
+    VTL_MOVE_PAIR(i);                                                                              \
+    VTL_MOVE_PAIR((i) + 2);                                                                        \
+    VTL_MOVE_PAIR((i) + 4);                                                                        \
+    VTL_MOVE_PAIR((i) + 6)
+
 /* All whole blocks of 64 bytes. */
 VTL_INLINE __u64 vtl_move_blocks(void *to, const void *from, const int put, const void *end,
                                  __u32 len) {
-    __u64 sum = 0;
-    for (int block = 0; block < VTL_MAX_PAYLOAD / 64; block++) {
-        if (len < 64 || !VTL_FITS(64))
+    __u64 even = 0, odd = 0;
+    for (int block = 0; block < VTL_MAX_PAYLOAD / 128; block++) {
+        if (len < 128 || !VTL_FITS(128))
             break;
-        for (int i = 0; i < 8; i++) {
-            __u64 w = ((const vtl_u64 *)from)[i];
-            ((vtl_u64 *)to)[i] = w;
-            sum += w;
-        }
-        from += 64;
-        to += 64;
-        len -= 64;
+        VTL_MOVE_64(0);
+        VTL_MOVE_64(8);
+        from += 128;
+        to += 128;
+        len -= 128;
+        asm volatile("" : "+r"(from), "+r"(to));
     }
-    return sum;
+    if (len >= 64 && VTL_FITS(64)) {
+        VTL_MOVE_64(0);
+    }
+    return even + odd;
 }
 
 /* Bytes of those. */
