@@ -92,7 +92,7 @@ SEC("xdp") int vtl_egress_xdp(struct xdp_md *ctx) {
     struct vtl_session *s = vtl_pumped_session();
     if (!s)
         return XDP_DROP;
-    struct vtl_out o = {.s = s, .now = bpf_ktime_get_ns()};
+    struct vtl_out o = {.s = s, .now = vtl_pump_clock()};
     int made = s->state == VTL_OPEN && vtl_make(&o) == VTL_SEND;
     vtl_end_turn(made);
     if (!made)

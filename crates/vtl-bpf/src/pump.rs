@@ -103,8 +103,15 @@ impl Order {
             self.field(quota).store(turn.quota, Ordering::Relaxed);
         }
         // SAFETY: only addresses are taken.
-        let (at, count) = unsafe { (&raw mut (*map).at, &raw mut (*map).count) };
+        let (at, uses, count) = unsafe {
+            (
+                &raw mut (*map).at,
+                &raw mut (*map).uses,
+                &raw mut (*map).count,
+            )
+        };
         self.field(at).store(0, Ordering::Relaxed);
+        self.field(uses).store(0, Ordering::Relaxed);
         self.field(count)
             .store(turns.len() as u32, Ordering::Release);
     }
