@@ -106,6 +106,47 @@ pub fn can_transmit_xdp(ifindex: u32) -> Option<bool> {
     Some(options.feature_flags & NETDEV_XDP_ACT_NDO_XMIT != 0)
 }
 
+/// Is the interface one end of a virtual cable? False if the kernel does not say.
+pub fn is_veth(ifindex: u32) -> bool {
+    driver(ifindex).is_ok_and(|driver| driver == "veth")
+}
+
+/// The name of an interface's driver.
+fn driver(ifindex: u32) -> io::Result<String> {
+    const ETHTOOL_GDRVINFO: u32 = 3;
+    // struct ethtool_drvinfo: the command, then the driver's name.
+    const LENGTH: usize = 196;
+    const NAME: std::ops::Range<usize> = 4..36;
+    let mut info = [0_u8; LENGTH];
+    info[..4].copy_from_slice(&ETHTOOL_GDRVINFO.to_ne_bytes());
+    let socket = nix::sys::socket::socket(
+        nix::sys::socket::AddressFamily::Inet,
+        nix::sys::socket::SockType::Datagram,
+        nix::sys::socket::SockFlag::SOCK_CLOEXEC,
+        None,
+    )?;
+    // SAFETY: ifreq is plain data for which zeros are valid.
+    let mut ifr: libc::ifreq = unsafe { std::mem::zeroed() };
+    // SAFETY: the name takes IF_NAMESIZE bytes at most, which is what there is.
+    if unsafe { libc::if_indextoname(ifindex, ifr.ifr_name.as_mut_ptr()) }.is_null() {
+        return Err(io::Error::last_os_error());
+    }
+    ifr.ifr_ifru.ifru_data = info.as_mut_ptr().cast();
+    // SAFETY: the request reads and writes an ethtool_drvinfo, to which the member points.
+    let r = unsafe {
+        libc::ioctl(
+            std::os::fd::AsRawFd::as_raw_fd(&socket),
+            libc::SIOCETHTOOL as _,
+            &raw mut ifr,
+        )
+    };
+    if r < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let name = info[NAME].split(|b| *b == 0).next().unwrap_or_default();
+    Ok(String::from_utf8_lossy(name).into_owned())
+}
+
 /// Index of an interface by name.
 ///
 /// # Errors

@@ -24,8 +24,11 @@ use crate::{
     plane::DataPlane,
 };
 
-/// Packets that one call may ask for.
+/// Packets that one call may ask for on any interface.
 pub const BATCH: u32 = 256;
+/// The same on a veth, whose other side takes each of the kernel's batches before the next one. More
+/// would overrun the queue of a network card.
+const BATCH_VETH: u32 = 1024;
 /// Frames that the kernel transmits at a time, before it lets the receiving side of a veth, whose
 /// ring holds 256, take them. Later batches of a call use the frames of earlier ones again, which
 /// costs half as much as new ones.
@@ -180,6 +183,7 @@ pub struct Live {
     program: OwnedFd,
     order: Arc<Order>,
     ifindex: u32,
+    batch: u32,
     frame: Vec<u8>,
     _anchor: Arc<Anchor>,
 }
@@ -262,8 +266,16 @@ impl Pump {
         }
     }
 
+    /// Packets that one call may ask for: [`BATCH`] or more.
+    pub fn batch(&self) -> u32 {
+        match self {
+            Self::Live(live) => live.batch,
+            Self::Tc(_) => BATCH,
+        }
+    }
+
     /// Has the kernel make and transmit packets of one session after the other, with at most
-    /// [`BATCH`] frames. All sessions must be reached through the pump's interface.
+    /// [`Pump::batch`] frames. All sessions must be reached through the pump's interface.
     ///
     /// # Errors
     /// The system call's error.
@@ -272,6 +284,7 @@ impl Pump {
     /// If there are more turns than `VTL_TURNS`.
     pub fn run(&mut self, turns: &[Turn]) -> io::Result<Served> {
         let frames: u32 = turns.iter().map(|t| t.quota).sum();
+        let most = self.batch();
         let order = match self {
             Self::Live(live) => &live.order,
             Self::Tc(tc) => &tc.order,
@@ -279,8 +292,8 @@ impl Pump {
         let order = Arc::clone(order);
         order.set(turns);
         match self {
-            Self::Live(live) => live.run(frames.clamp(1, BATCH)),
-            Self::Tc(tc) => tc.run(frames.clamp(1, BATCH)),
+            Self::Live(live) => live.run(frames.clamp(1, most)),
+            Self::Tc(tc) => tc.run(frames.clamp(1, most)),
         }?;
         Ok(order.served())
     }
@@ -311,6 +324,11 @@ impl Live {
             program,
             order: Arc::clone(plane.pump_order()),
             ifindex,
+            batch: if netdev::is_veth(ifindex) {
+                BATCH_VETH
+            } else {
+                BATCH
+            },
             frame,
             _anchor: plane.anchor()?,
         })

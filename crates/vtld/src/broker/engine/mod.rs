@@ -438,17 +438,14 @@ impl Engine {
     fn call_pump(&mut self) -> bool {
         let table = Arc::clone(self.plane.sessions());
         let now = now_ns();
-        let most = if self.schedule.ready() > 1 {
-            QUANTUM
-        } else {
-            BATCH
-        };
+        let alone = self.schedule.ready() <= 1;
+        let mut most = BATCH;
         let mut interface = None;
         let mut turns = Vec::with_capacity(intf::VTL_TURNS as usize);
         // Of each turn, the time to go on at if pacing made it short.
         let mut paced = Vec::with_capacity(intf::VTL_TURNS as usize);
         let mut frames = 0;
-        while frames < BATCH
+        while frames < most
             && turns.len() < intf::VTL_TURNS as usize
             && let Some(sid) = self.schedule.pop()
         {
@@ -464,19 +461,23 @@ impl Engine {
                 self.schedule.first(sid);
                 break;
             }
+            if alone && let Some((pump, _)) = self.pumps.get(&ifindex) {
+                most = pump.batch();
+            }
             if !entry.lock_egress() {
                 self.schedule.at(sid, now + QUEUE_NS);
                 continue;
             }
             // One more, so that egress finds out that it has run dry.
-            let ready = (entry.sendable(session.published()) + 1).min(most.into());
-            let quota = entry.paced(now).min(ready).min((BATCH - frames).into()) as u32;
+            let ready = (entry.sendable(session.published()) + 1)
+                .min(if alone { most } else { QUANTUM }.into());
+            let quota = entry.paced(now).min(ready).min((most - frames).into()) as u32;
             frames += quota;
             turns.push(Turn { sid, quota });
             // A call costs as much as ten packets, so the next one waits for a batch, or for as
             // long as a burst may be late.
             let batch = entry.pacing_gap_ns() * u64::from(BATCH);
-            let short = u64::from(quota) < ready && frames < BATCH;
+            let short = u64::from(quota) < ready && frames < most;
             paced.push(if short { now + batch.min(PACE_NS) } else { 0 });
         }
         let Some(ifindex) = interface else {
