@@ -285,6 +285,11 @@ impl RxRing {
         })
     }
 
+    /// Packets that the ring holds.
+    pub fn slots(&self) -> u64 {
+        self.ring.slots.into()
+    }
+
     /// Packets that can be read now.
     pub fn available(&mut self) -> u64 {
         self.arrived = self.ring.producer().load(Ordering::Acquire);

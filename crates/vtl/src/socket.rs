@@ -175,6 +175,8 @@ struct Session {
     batch: u64,
     /// Wake-ups were taken off `any` since [`Socket::took_wakeups`] was last asked.
     cleared: bool,
+    /// How long the next nap is.
+    nap: Duration,
 }
 
 /// A VTL socket. Data flows both ways, whoever opened the session.
@@ -195,8 +197,15 @@ const CLOSE_MS: u16 = 1;
 /// A reader that got this many packets at once naps before it asks to be woken: in bulk transfers a
 /// wake-up for every few packets costs more than the packets.
 const BULK: u64 = 4;
-/// How long.
+/// How long at first. Each nap is a timer's interrupt, so naps grow while many packets arrive during
+/// one, until a quarter of the ring does.
 const NAP: Duration = Duration::from_micros(100);
+/// At most.
+const LONG_NAP: Duration = Duration::from_micros(300);
+/// By how much at a time.
+const LONGER: Duration = Duration::from_micros(25);
+/// What is many: some 3 Gbit/s. Slower streams are better read at once.
+const MANY: u64 = 32;
 /// The longest that a lost wake-up can cost, ms.
 const WAIT_MS: u16 = 200;
 
@@ -420,6 +429,7 @@ impl Socket {
             batch: 0,
             // The answer was a wake-up, too.
             cleared: true,
+            nap: NAP,
         });
         self.agreement = Some(agreement.clone());
         Ok(Some(agreement))
@@ -858,7 +868,7 @@ impl Session {
     /// Waits for packets. False at the end.
     fn wait(&mut self, limit: Option<Instant>) -> Result<bool, Error> {
         if self.naps() {
-            std::thread::sleep(NAP);
+            self.rest();
         }
         loop {
             match self.receivable()? {
@@ -866,6 +876,21 @@ impl Session {
                 Receivable::End => return Ok(false),
                 Receivable::NotYet => self.sleep(patience(limit, WAIT_MS)?, true)?,
             }
+        }
+    }
+
+    /// Naps, and learns how long.
+    fn rest(&mut self) {
+        std::thread::sleep(self.nap);
+        let (arrived, slots) = (self.rx.available(), self.rx.slots());
+        if arrived > slots / 2 {
+            self.nap = (self.nap / 2).max(NAP);
+        } else if arrived < slots / 4 {
+            self.nap = if arrived < MANY {
+                NAP
+            } else {
+                (self.nap + LONGER).min(LONG_NAP)
+            };
         }
     }
 
