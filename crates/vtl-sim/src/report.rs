@@ -3,7 +3,7 @@
 use std::{fmt::Write, thread};
 
 use vtl_proto::intf;
-use vtl_testbed::{Link, LossModel};
+use vtl_testbed::{Link, LossModel, Profile};
 
 use crate::{
     contest::{Contest, Flow, Kind},
@@ -15,7 +15,7 @@ use crate::{
 /// Links by name, and how long a measurement on them takes, in seconds.
 const LINKS: [(&str, f64, f64, u64); 10] = [
     ("campus", 10.0, 16.0, 12),
-    ("lte-like", 40.0, 20.0, 12),
+    ("lte", 40.0, 20.0, 12),
     ("lan", 50.0, 850.0, 4),
     ("terrestrial", 100.0, 100.0, 12),
     ("satellite", 600.0, 4.0, 60),
@@ -47,19 +47,27 @@ fn slots(rtt_ms: f64, rate_mbit: f64) -> u32 {
         .next_power_of_two()
 }
 
-/// One cell of the grid.
+/// A link of the table. That of `lte` is accessed in slots, as in the testbed.
+fn link(name: &str, rtt_ms: f64, rate_mbit: f64) -> Link {
+    match name {
+        "lte" => Profile::Lte.link(),
+        _ => Link::new(rtt_ms, rate_mbit),
+    }
+}
+
+/// One cell of the grid. `rtt_ms` is what negotiation has measured.
 ///
 /// # Errors
 /// A [`Failure`] of the transport functions.
 pub fn measure(
+    mut link: Link,
     rtt_ms: f64,
-    rate_mbit: f64,
     seconds: u64,
     loss_pct: f64,
     bursts: bool,
     reorder_pct: f64,
 ) -> Result<Outcome, Failure> {
-    let mut link = Link::new(rtt_ms, rate_mbit);
+    let rate_mbit = link.rate_mbit;
     link.loss_down_pct = Some(loss_pct);
     link.loss_up_pct = Some(0.0);
     link.reorder_pct = reorder_pct;
@@ -171,7 +179,7 @@ fn block((name, rtt, rate, seconds): (&str, f64, f64, u64)) -> String {
     )
     .expect("a String takes everything");
     for (what, loss, bursts, reorder) in CONDITIONS {
-        let o = measure(rtt, rate, seconds, loss, bursts, reorder)
+        let o = measure(link(name, rtt, rate), rtt, seconds, loss, bursts, reorder)
             .unwrap_or_else(|failure| panic!("{rtt} ms, {rate} Mbit/s, {what}: {failure}"));
         writeln!(
             out,
