@@ -21,3 +21,6 @@ pub static HEADERS: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/header
 
 /// The sources of the grafts that come with VTL, by name.
 pub static SOURCES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/sources.rs"));
+
+/// Each transport function in programs of its own, to be timed.
+pub static MICRO: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/micro.bpf.o"));

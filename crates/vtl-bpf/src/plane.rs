@@ -410,7 +410,7 @@ fn map_of<'a>(object: &'a Object, name: &str) -> Map<'a> {
         .unwrap_or_else(|| panic!("the root object is built with this crate and has map {name}"))
 }
 
-fn program_of<'a>(object: &'a Object, name: &str) -> Option<BorrowedFd<'a>> {
+pub(crate) fn program_of<'a>(object: &'a Object, name: &str) -> Option<BorrowedFd<'a>> {
     object.progs().find(|p| p.name() == name).map(|p| {
         let fd = p.as_fd().as_raw_fd();
         // SAFETY: the object owns the program, whose descriptor stays open as long as it lives.

@@ -10,10 +10,11 @@ use std::{
 
 use crate::{
     objects,
-    plane::DataPlane,
+    plane::{DataPlane, program_of},
     pump::Turn,
     rings::{RingMaker, RingSet},
 };
+use libbpf_rs::{Object, ObjectBuilder};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap};
 use vtl_proto::{
     intf::{self, vtl_ring_ctl, vtl_session, vtl_slot},
@@ -161,6 +162,16 @@ impl Kernel {
         entry.set_state(state);
     }
 
+    /// Puts the session's state to what `change` makes of it. No program may run meanwhile.
+    pub fn alter(&self, change: impl FnOnce(&mut vtl_session)) {
+        let entry = self.plane.sessions().get(SID).expect("a session");
+        let mut state = entry.snapshot();
+        change(&mut state);
+        entry.set_state(intf::VTL_FREE);
+        entry.initialise(state);
+        entry.set_state(intf::VTL_OPEN);
+    }
+
     /// The session's state.
     pub fn session(&self) -> vtl_session {
         self.plane
@@ -203,26 +214,7 @@ impl Kernel {
 
     /// Runs a root program on a frame; it tail-calls the graft's.
     pub fn run(&self, program: &str, frame: &[u8], repeat: u32) -> Ran {
-        let mut out = vec![0; 4096];
-        let mut options = libbpf_sys::bpf_test_run_opts {
-            sz: size_of::<libbpf_sys::bpf_test_run_opts>() as _,
-            data_in: frame.as_ptr().cast(),
-            data_size_in: frame.len() as u32,
-            data_out: out.as_mut_ptr().cast(),
-            data_size_out: out.len() as u32,
-            repeat: repeat as i32,
-            ..Default::default()
-        };
-        let fd = self.plane.program(program).as_raw_fd();
-        // SAFETY: the options refer to both buffers with their lengths; they outlive the call.
-        let r = unsafe { libbpf_sys::bpf_prog_test_run_opts(fd, &raw mut options) };
-        assert_eq!(r, 0, "{program}: {}", std::io::Error::from_raw_os_error(-r));
-        out.truncate(options.data_size_out as usize);
-        Ran {
-            verdict: options.retval,
-            frame: out,
-            ns: options.duration,
-        }
+        run(program, self.plane.program(program), frame, repeat)
     }
 
     /// Runs a program, and names the counters that moved.
@@ -236,6 +228,62 @@ impl Kernel {
             .zip(before)
             .map(|(a, b)| a - b);
         (ran, (0..).zip(moved).filter(|(_, n)| *n != 0).collect())
+    }
+}
+
+fn run(program: &str, fd: BorrowedFd<'_>, frame: &[u8], repeat: u32) -> Ran {
+    let mut out = vec![0; 4096];
+    let mut options = libbpf_sys::bpf_test_run_opts {
+        sz: size_of::<libbpf_sys::bpf_test_run_opts>() as _,
+        data_in: frame.as_ptr().cast(),
+        data_size_in: frame.len() as u32,
+        data_out: out.as_mut_ptr().cast(),
+        data_size_out: out.len() as u32,
+        repeat: repeat as i32,
+        ..Default::default()
+    };
+    // SAFETY: the options refer to both buffers with their lengths; they outlive the call.
+    let r = unsafe { libbpf_sys::bpf_prog_test_run_opts(fd.as_raw_fd(), &raw mut options) };
+    assert_eq!(r, 0, "{program}: {}", std::io::Error::from_raw_os_error(-r));
+    out.truncate(options.data_size_out as usize);
+    Ran {
+        verdict: options.retval,
+        frame: out,
+        ns: options.duration,
+    }
+}
+
+/// Programs that run single transport functions on the session: `bpf/micro.bpf.c`.
+pub struct Micro(Object);
+
+impl Micro {
+    /// Loads them.
+    pub fn load(kernel: &Kernel) -> Self {
+        let open = ObjectBuilder::default().open_memory(objects::MICRO);
+        let mut open = open.expect("the object can be read");
+        kernel.plane.share_maps(&mut open).expect("the same maps");
+        Self(open.load().expect("the programs load"))
+    }
+
+    /// Nanoseconds that a transport function takes: the mean over many calls.
+    pub fn ns(&self, function: &str, frame: &[u8]) -> f64 {
+        const TURNS: u32 = 64;
+        const CALLS: u32 = 128_000;
+        const TRIES: usize = 5;
+        let looped = program_of(&self.0, &format!("cost_{function}")).is_some();
+        let (turns, suffix) = if looped { (TURNS, "") } else { (1, "1") };
+        let time = |prefix: &str| {
+            let name = format!("{prefix}{suffix}_{function}");
+            let fd = program_of(&self.0, &name).expect("a program of this name");
+            let once = || {
+                let ran = run(&name, fd, frame, CALLS / turns);
+                assert_eq!(ran.verdict, 0, "{name} finds its session");
+                ran.ns
+            };
+            // Whatever disturbs makes it longer.
+            f64::from((0..TRIES).map(|_| once()).min().expect("some"))
+        };
+        (time("cost") - time("base")).max(0.0) / f64::from(turns)
     }
 }
 

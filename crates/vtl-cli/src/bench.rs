@@ -24,14 +24,26 @@ use crate::output;
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
     /// Carry out plans: transfers over emulated links, by every transport that they name
-    #[command(after_help = "Examples:\n  \
+    #[command(
+        after_help = "A plan names links, a workload and transports; lists are multiplied:\n  \
+        transports = [\"tcp-cubic\", \"tcp-bbr\", \"quic\", \"graft:stream\", \"hook:graft:stream\"]\n  \
+        runs = 3\n  \
+        [link]\n  \
+        profile = \"terrestrial\"   # or satellite, lan, campus, lte, wire; or rtt_ms and rate_mbit\n  \
+        loss_pct = [0, 2]\n  \
+        [workload]\n  \
+        kind = \"file\"             # or request-response, stream, flows, compete\n  \
+        bytes = 33554432\n\n\
+        Examples:\n  \
         vtl bench run bench/plans/quick.toml --plot target/bench\n  \
         vtl bench run bench/plans/small.toml --runs 9 --json rows.json --csv rows.csv\n\n\
         bench/README.md describes plans and rows. Measure on a machine that does nothing else.\n\
         Needs root; plans with app = \"curl\" need nginx and curl. An interrupt ends it early:\n\
-        the rows so far are written, and nothing else is left behind.")]
+        the rows so far are written, and nothing else is left behind."
+    )]
     Run(RunArgs),
-    /// Nanoseconds a packet of every program, without a network
+    /// Nanoseconds a packet of programs, transport functions and frames; microseconds to the wire
+    #[command(after_help = "Takes half a minute, on a machine that does nothing else. Needs root.")]
     Micro {
         /// Write the figures into this file, as a JSON array
         #[arg(long, value_name = "FILE")]
@@ -79,11 +91,26 @@ fn micro(json: Option<&Path>) -> anyhow::Result<()> {
         return Err(Failure::permission("loading eBPF programs needs root"));
     }
     doctor::require_fit()?;
-    let costs = vtl_bench::micro::run();
     if let Some(path) = json {
-        write(path, &(serde_json::to_string_pretty(&costs)? + "\n"))?;
+        fs::File::options()
+            .append(true)
+            .create(true)
+            .open(path)
+            .with_context(|| cannot_write(path))?;
     }
-    Ok(output::print(&vtl_bench::micro::table(&costs))?)
+    let interrupt = Interrupt::catch()?;
+    let (figures, result) = vtl_bench::micro::run(
+        &Programs::find()?,
+        &Bench::testbed_name(),
+        &interrupt,
+        |part| eprintln!("measuring {part}"),
+    );
+    if let Some(path) = json {
+        let lines: Result<Vec<_>, _> = figures.iter().map(serde_json::to_string).collect();
+        write(path, &format!("[\n{}\n]\n", lines?.join(",\n")))?;
+    }
+    output::print(&vtl_bench::micro::table(&figures))?;
+    result
 }
 
 fn measure(args: &RunArgs) -> anyhow::Result<()> {

@@ -1,21 +1,8 @@
-//! What each program costs by itself, by `BPF_PROG_TEST_RUN`.
+//! Whole programs on single packets.
 
-use serde::Serialize;
 use vtl_bpf::trial::{Kernel, SID, SLOTS, TOKEN, VTL, ack, data, seal};
 
-/// The cost of one program on one kind of packet.
-#[derive(Clone, Debug, Serialize)]
-pub struct Cost {
-    /// `tcx` or `xdp`.
-    pub hook: &'static str,
-    /// What the program does: a root program's or the graft's part.
-    pub role: &'static str,
-    /// The packet.
-    pub packet: &'static str,
-    /// Nanoseconds a packet. Means of many repetitions, where a packet changes nothing; medians of
-    /// single runs, which include reading the clock, elsewhere.
-    pub ns: u32,
-}
+use super::{Sheet, median};
 
 /// Repetitions of what changes nothing.
 const TIMES: u32 = 100_000;
@@ -25,23 +12,14 @@ const PAYLOAD: usize = 1_440;
 const WINDOW: u64 = 32;
 
 /// Times the root programs and the `stream` graft on both hooks.
-///
-/// # Panics
-/// If the programs cannot be loaded: that needs root.
-pub fn run() -> Vec<Cost> {
+pub(super) fn run(sheet: &mut Sheet<'_>) {
     let hooks = [
         ("tcx", "vtl_root_in_tc", "vtl_root_out_tc"),
         ("xdp", "vtl_root_in_xdp", "vtl_root_out_xdp"),
     ];
-    let mut costs = Vec::new();
     for (hook, input, output) in hooks {
-        let mut add = |role, packet, ns| {
-            costs.push(Cost {
-                hook,
-                role,
-                packet,
-                ns,
-            });
+        let mut add = |role: &str, packet: &str, ns: u32| {
+            sheet.add(format!("{hook} {role}"), packet, ns.into());
         };
         let kernel = Kernel::new();
         let mut other = data(0, 0, &[9; 1_400]);
@@ -90,19 +68,4 @@ pub fn run() -> Vec<Cost> {
         let ns = median((1..=WINDOW).map(acknowledge).collect());
         add("listener", "one more packet", ns);
     }
-    costs
-}
-
-fn median(mut all: Vec<u32>) -> u32 {
-    all.sort_unstable();
-    all[all.len() / 2]
-}
-
-/// The table for people.
-pub fn table(costs: &[Cost]) -> String {
-    let mut text = format!("{:<5} {:<9} {:<22} {:>6}\n", "hook", "role", "packet", "ns");
-    for c in costs {
-        text += &format!("{:<5} {:<9} {:<22} {:>6}\n", c.hook, c.role, c.packet, c.ns);
-    }
-    text
 }
