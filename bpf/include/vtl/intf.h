@@ -240,8 +240,8 @@ struct vtl_pump {
     __u64 since_ns; /* when they began to count `woken` */
     __u32 woken;    /* wake-ups since that were not for the session of the one before */
     __u32 latest;   /* the session of the latest one */
-    __u64 now_ns;    /* egress: see vtl_pump_clock */
-    __u32 uses;      /* of `now_ns`: vtld sets 0, egress counts */
+    __u64 now_ns;   /* egress: see vtl_pump_clock */
+    __u32 uses;     /* of `now_ns`: vtld sets 0, egress counts */
     __u32 pad;
     struct vtl_turn turns[VTL_TURNS];
 };

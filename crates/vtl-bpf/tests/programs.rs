@@ -500,7 +500,7 @@ fn egress_and_listener__one_packet_there_and_its_acknowledgement_back() {
         assert_eq!(d.payload, b"before anything is known of the peer");
         assert_eq!(
             u32::from(d.header.flags),
-            intf::VTL_F_ACK_NOW | intf::VTL_F_PUSH,
+            intf::VTL_F_ACK_NOW,
             "the last one before silence"
         );
         let (ran, counts) = k.counted(program, &k.pump(SID));

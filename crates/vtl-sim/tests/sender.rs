@@ -5,7 +5,7 @@ mod table;
 
 use table::{MS, NEXT, NOW, SEND, SID, STOP, host};
 use vtl_proto::{
-    intf::{self, VTL_F_ACK_NOW, VTL_F_PUSH, VTL_F_RETRANSMIT, vtl_session},
+    intf::{self, VTL_F_ACK_NOW, VTL_F_RETRANSMIT, vtl_session},
     wire::Packet,
 };
 use vtl_sim::{ffi, host::Host};
@@ -377,16 +377,11 @@ fn fetch__believes_no_length() {
     assert_eq!((verdict, o.len, o.slot.is_null()), (NEXT, 0, true));
 }
 
-/// Numbers packet `seq`, which leaves alone; `end` is the first that the app has not written.
+/// Numbers packet `seq`; `end` is the first that the app has not written.
 fn number(h: &mut Host, seq: u64, end: u64) -> ffi::vtl_out {
-    number_in_burst(h, seq, end, true)
-}
-
-/// Numbers packet `seq`, the last of those that leave together or not.
-fn number_in_burst(h: &mut Host, seq: u64, end: u64, last: bool) -> ffi::vtl_out {
     let sent: *mut _ = h.sent(SID, seq);
     h.out(ffi::vtl_native_number, SID, NOW, |o| {
-        (o.seq, o.sent, o.len, o.end, o.last) = (seq, sent, 5, end, last.into());
+        (o.seq, o.sent, o.len, o.end) = (seq, sent, 5, end);
     })
     .1
 }
@@ -461,26 +456,6 @@ fn number__asks_for_acknowledgements() {
             "cwnd {cwnd}, limit {limit}, packet {seq} of {end}"
         );
     }
-}
-
-#[test]
-fn number__a_burst_asks_and_wakes_at_its_end() {
-    // With this window every second packet may ask.
-    let mut h = host(|s| (s.tx.cwnd, s.tx.limit) = (50, 1000));
-    let mut flags = |seq, end, last| number_in_burst(&mut h, seq, end, last).flags.into();
-    let both = VTL_F_ACK_NOW | VTL_F_PUSH;
-    let burst: Vec<u32> = (0..21).map(|seq| flags(seq, 900, seq == 20)).collect();
-    for (seq, got) in burst.into_iter().enumerate() {
-        let want = match seq {
-            0 | 16 => VTL_F_ACK_NOW,
-            20 => both,
-            _ => 0,
-        };
-        assert_eq!(got, want, "packet {seq}");
-    }
-    assert_eq!(flags(21, 900, true), VTL_F_PUSH, "none fell due");
-    assert_eq!(flags(22, 23, false), both, "the app has no more");
-    assert_eq!(flags(5, 900, false), VTL_F_PUSH, "again");
 }
 
 #[test]
