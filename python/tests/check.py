@@ -151,7 +151,7 @@ def chosen(host):
     for wanted, word in [
         (Requirements(encryption=Preference.REQUIRE), "encryption"),
         (
-            Requirements(congestion_control=Preference.REQUIRE, flow_control=Preference.PROHIBIT),
+            Requirements(reliability=Preference.REQUIRE, flow_control=Preference.PROHIBIT),
             "flow-control",
         ),
     ]:

@@ -26,6 +26,8 @@ pub(super) struct Next {
     since_ns: u64,
     /// Data may go ahead of the answer once.
     fresh: bool,
+    /// Where somebody listened: probably still does.
+    port: u16,
     /// What was offered, and what was chosen.
     offered: Vec<u16>,
     gid: u16,
@@ -38,6 +40,7 @@ impl Next {
     pub(super) fn new(
         now_ns: u64,
         session: &Established,
+        port: u16,
         offered: Vec<u16>,
         way: Way,
     ) -> Option<Self> {
@@ -46,6 +49,7 @@ impl Next {
             ticket,
             since_ns: now_ns,
             fresh: true,
+            port,
             offered,
             gid: session.gid,
             max_payload: session.max_payload,
@@ -97,12 +101,13 @@ impl Peers {
         next.lives(now_ns).then_some(next.ticket)
     }
 
-    /// Whether data may go to the peer ahead of the answer, by the first graft that is offered, if
-    /// that is `fit` for it. The one that the peer chose from the same offer before becomes the
+    /// Whether data may go to the peer's port ahead of the answer, by the first graft that is
+    /// offered, if that is `fit` for it. The one that the peer chose from the same offer before becomes the
     /// first. Not twice.
     pub(super) fn take_early(
         &mut self,
         peer: IpAddr,
+        port: u16,
         now_ns: u64,
         offered: &mut [u16],
         fit: impl FnOnce(u16) -> bool,
@@ -110,7 +115,12 @@ impl Peers {
         let next = self.known.get_mut(&peer)?.next.as_mut()?;
         let same = next.offered == *offered;
         let at = offered.iter().position(|gid| *gid == next.gid)?;
-        if !next.fresh || !next.lives(now_ns) || !(same || at == 0) || !fit(next.gid) {
+        if !next.fresh
+            || !next.lives(now_ns)
+            || next.port != port
+            || !(same || at == 0)
+            || !fit(next.gid)
+        {
             return None;
         }
         next.fresh = false;
@@ -132,6 +142,7 @@ impl Next {
 mod tests {
     use super::*;
 
+    const PORT: u16 = 7;
     const PEER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
 
     fn session(gid: u16) -> Established {
@@ -157,7 +168,7 @@ mod tests {
             ifindex: 2,
         };
         let mut peers = Peers::default();
-        let next = Next::new(0, &session(gid), offered.into(), way).unwrap();
+        let next = Next::new(0, &session(gid), PORT, offered.into(), way).unwrap();
         peers.note_next(PEER, next);
         peers
     }
@@ -172,19 +183,30 @@ mod tests {
             ticket: None,
             ..session(1)
         };
-        assert!(Next::new(0, &none, vec![1], way(2)).is_none());
-        assert!(Next::new(0, &session(1), vec![1], way(0)).is_none());
+        assert!(Next::new(0, &none, PORT, vec![1], way(2)).is_none());
+        assert!(Next::new(0, &session(1), PORT, vec![1], way(0)).is_none());
     }
 
     #[test]
     fn take_early__once_and_while_the_ticket_lives() {
         let mut peers = met(&[1, 2], 1);
-        assert_eq!(peers.take_early(PEER, 9, &mut [1, 2], |gid| gid != 1), None);
+        assert_eq!(
+            peers.take_early(PEER, PORT, 9, &mut [1, 2], |gid| gid != 1),
+            None
+        );
         let life = nego::LIFE.as_nanos() as u64;
-        assert_eq!(peers.take_early(PEER, life, &mut [1, 2], |_| true), None);
+        assert_eq!(
+            peers.take_early(PEER, PORT, life, &mut [1, 2], |_| true),
+            None
+        );
         assert!(peers.ticket(PEER, life).is_none());
-        assert!(peers.take_early(PEER, 9, &mut [1, 2], |_| true).is_some());
-        assert_eq!(peers.take_early(PEER, 9, &mut [1, 2], |_| true), None);
+        assert_eq!(peers.take_early(PEER, 8, 9, &mut [1, 2], |_| true), None);
+        assert!(
+            peers
+                .take_early(PEER, PORT, 9, &mut [1, 2], |_| true)
+                .is_some()
+        );
+        assert_eq!(peers.take_early(PEER, PORT, 9, &mut [1, 2], |_| true), None);
         assert!(
             peers.ticket(PEER, 9).is_some(),
             "it still proves who we are"
@@ -196,14 +218,14 @@ mod tests {
         let mut offer = [1, 2, 3];
         assert!(
             met(&[1, 2, 3], 3)
-                .take_early(PEER, 0, &mut offer, |_| true)
+                .take_early(PEER, PORT, 0, &mut offer, |_| true)
                 .is_some()
         );
         assert_eq!(offer, [3, 1, 2]);
         // From another offer the peer may choose another one.
         for (mut offer, early) in [([1, 3], false), ([3, 1], true), ([2, 1], false)] {
             let before = offer;
-            let next = met(&[1, 2, 3], 3).take_early(PEER, 0, &mut offer, |_| true);
+            let next = met(&[1, 2, 3], 3).take_early(PEER, PORT, 0, &mut offer, |_| true);
             assert_eq!((next.is_some(), offer), (early, before));
         }
     }

@@ -278,7 +278,7 @@ impl Engine {
         };
         let early = match port {
             0 => None,
-            _ => self.peers.take_early(peer, now, &mut gids, reliable),
+            _ => self.peers.take_early(peer, port, now, &mut gids, reliable),
         };
         let early = early.filter(|_| self.launch(gids[0]).is_ok());
         let offered = |gid: &u16| {
@@ -726,7 +726,7 @@ impl Engine {
             ifindex: entry.ifindex,
         };
         let offered = std::mem::take(&mut session.offered);
-        if let Some(next) = Next::new(now_ns(), established, offered, way) {
+        if let Some(next) = Next::new(now_ns(), established, session.port, offered, way) {
             self.peers.note_next(session.peer, next);
         }
     }
