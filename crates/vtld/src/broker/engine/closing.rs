@@ -16,6 +16,9 @@ use super::{
     CLOSE_NS, Engine, GRACE_NS,
 };
 
+/// CLOSE packets that tell of an abort.
+const ABORT_COPIES: usize = 3;
+
 impl Engine {
     pub(super) fn close_owned(&mut self, owner: Owner, aborted: bool) {
         let owned = |s: &Session| matches!(&s.purpose, Use::Aware(a) if a.owner == owner);
@@ -49,6 +52,10 @@ impl Engine {
         };
         self.send_close(sid, aborted);
         if aborted {
+            // Nobody will be here to repeat it, and the peer would wait for its own patience to end.
+            for _ in 1..ABORT_COPIES {
+                self.send_close(sid, aborted);
+            }
             self.end(sid, intf::VTL_CLOSED_LOCAL);
         }
     }
@@ -85,6 +92,12 @@ impl Engine {
         match session.phase {
             Phase::Closing { .. } => self.end(header.sid, intf::VTL_CLOSED_LOCAL),
             Phase::Open => {
+                // A CLOSE proves the address like any packet, and may be the first that comes: who
+                // listens gets the session, and its end.
+                let session = self.sessions.get_mut(&header.sid);
+                if let Some(answered) = session.and_then(|s| s.answered.take()) {
+                    self.validated(header.sid, answered);
+                }
                 self.send_close(header.sid, false);
                 // What arrived in order is still to be read.
                 self.receive(header.sid);
