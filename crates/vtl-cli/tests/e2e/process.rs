@@ -190,8 +190,8 @@ impl Held {
                 exists(libbpf_sys::bpf_map_get_fd_by_id, &self.maps),
             ]
         };
-        // The kernel frees them behind grace periods.
-        let deadline = Instant::now() + Duration::from_secs(5);
+        // The kernel frees them behind grace periods, which take seconds on a busy machine.
+        let deadline = Instant::now() + Duration::from_secs(30);
         while left().iter().any(|ids| !ids.is_empty()) {
             assert!(
                 Instant::now() < deadline,
