@@ -138,11 +138,12 @@ pub(crate) struct Held {
 impl Held {
     /// What a process holds now.
     pub(crate) fn by(pid: u32) -> Self {
+        Self::try_by(pid).expect("it runs")
+    }
+
+    fn try_by(pid: u32) -> io::Result<Self> {
         let mut held = Self::default();
-        for entry in fs::read_dir(format!("/proc/{pid}/fdinfo"))
-            .expect("it runs")
-            .flatten()
-        {
+        for entry in fs::read_dir(format!("/proc/{pid}/fdinfo"))?.flatten() {
             let text = fs::read_to_string(entry.path()).unwrap_or_default();
             for line in text.lines() {
                 let Some((key, value)) = line.split_once(':') else {
@@ -160,7 +161,7 @@ impl Held {
                 kind.insert(id);
             }
         }
-        held
+        Ok(held)
     }
 
     pub(crate) fn links(&self) -> usize {
@@ -195,11 +196,29 @@ impl Held {
         while left().iter().any(|ids| !ids.is_empty()) {
             assert!(
                 Instant::now() < deadline,
-                "left: links, programs, maps {:?}",
-                left()
+                "left: links, programs, maps {:?}; held by {:?}",
+                left(),
+                self.holders()
             );
             thread::sleep(Duration::from_millis(20));
         }
+    }
+
+    /// The processes, other than this one, that have some of it, with their names.
+    fn holders(&self) -> Vec<(u32, String)> {
+        let pids = fs::read_dir("/proc").expect("there").flatten();
+        let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let has = |pid: &u32| {
+            let Ok(held) = Self::try_by(*pid) else {
+                return false;
+            };
+            let both = |a: &BTreeSet<u32>, b: &BTreeSet<u32>| !a.is_disjoint(b);
+            both(&held.maps, &self.maps)
+                || both(&held.programs, &self.programs)
+                || both(&held.links, &self.links)
+        };
+        let name = |pid| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        pids.filter(has).map(|pid| (pid, name(pid))).collect()
     }
 }
 
