@@ -13,7 +13,7 @@ enum { VTL_TFRC_INTERVALS = 8, VTL_TFRC_INITIAL = 3 };
 
 /* Listener. Rates in packets per 1,024 seconds. */
 struct vtl_tfrc {
-    struct vtl_cc cc;
+    struct vtl_cc cc;                   /* also for tf_cc_start and tf_cc_note */
     __u64 rate;                         /* what is allowed; 0 before the first feedback */
     __u64 received;                     /* what arrived in the latest round trip */
     __u64 round_ns;                     /* when that round trip began, */
@@ -88,11 +88,6 @@ VTL_INLINE void vtl_tfrc_event(struct vtl_ackd *a, struct vtl_tfrc *t, __u64 cou
     t->interval[0] = length ? length : 1;
     t->event_ns = a->now;
     t->event_at = count;
-}
-
-/* egress: before the first packet. */
-VTL_INLINE void tf_tfrc_start(struct vtl_out *o, struct vtl_tfrc *t) {
-    tf_cc_start(o, &t->cc);
 }
 
 /* listener: after tf_rate. */
