@@ -22,7 +22,7 @@ VTL_INLINE __u64 vtl_datagram_end(struct vtl_session *s) {
 VTL_INLINE enum vtl_verdict tf_datagram_choose(struct vtl_out *o) {
     VTL_TF(datagram, 0);
     struct vtl_tx *tx = &o->s->tx;
-    if (vtl_timer(o, 0)) {
+    if (vtl_timer(o, 0, 0)) {
         vtl_probe_peer(o);
         return VTL_NEXT;
     }

@@ -62,7 +62,7 @@ VTL_INLINE enum vtl_verdict tf_partial_choose(struct vtl_out *o, struct vtl_part
     struct vtl_tx *tx = &o->s->tx;
     if (!vtl_written(o))
         return VTL_STOP;
-    if (vtl_window_next(o, repeat) == VTL_NEXT)
+    if (vtl_next(o, repeat, 0) == VTL_NEXT)
         return VTL_NEXT;
     __u64 floor = VTL_LOAD(p->floor);
     int probe = tx->probe != 0;
@@ -70,7 +70,7 @@ VTL_INLINE enum vtl_verdict tf_partial_choose(struct vtl_out *o, struct vtl_part
         vtl_probe_peer(o);
         return VTL_NEXT;
     }
-    if (!vtl_timer(o, tx->next != VTL_LOAD(tx->una) || tx->next < o->end))
+    if (!vtl_timer(o, tx->next != VTL_LOAD(tx->una) || tx->next < o->end, 0))
         return VTL_STOP;
     if (repeat && floor < tx->next && !probe) {
         vtl_again(o, floor);

@@ -3,7 +3,8 @@
  * reliability: which packet to send next. Selective repeat: packets that were declared lost go
  * first, in order; then new ones, as far as the peer's ring, our ring and the congestion window
  * allow. When neither is possible and packets are out, a probe timeout (RFC 9002, 6.2) sends the
- * oldest one again; its acknowledgement describes all the others.
+ * oldest one again; its acknowledgement describes all the others. window.h is the same without what
+ * this does for the end of a transfer, and partial.h is made of its parts.
  */
 #ifndef VTL_TF_RETRANSMIT_H
 #define VTL_TF_RETRANSMIT_H
@@ -87,84 +88,116 @@ VTL_INLINE __u64 vtl_take_copy(struct vtl_session *s, __u64 una) {
     return VTL_NEVER;
 }
 
-/*
- * Chooses o->seq, or says when to try again (s->tx.wake_ns). `producer` is what the app claims to
- * have written: it is believed only as far as its own ring.
- */
-VTL_INLINE enum vtl_verdict tf_choose(struct vtl_out *o) {
-    VTL_TF(retransmit, VTL_S_RELIABLE);
-    struct vtl_session *s = o->s;
-    struct vtl_ring_ctl *ctl = vtl_env_tx_ctl(s);
-    if (!ctl)
-        return VTL_STOP;
-    __u64 una = VTL_LOAD(s->tx.una);
-    __u64 limit = VTL_LOAD(s->tx.limit);
+/* First packet that the app has not written, believed only as far as its own ring. */
+VTL_INLINE __u64 vtl_end(const struct vtl_session *s, const struct vtl_ring_ctl *ctl, __u64 una) {
     __u64 end = VTL_LOAD(ctl->producer);
-    if (end - una > s->slots)
-        end = una + s->slots;
-    o->end = end;
-    __u64 in_flight = vtl_in_flight(s);
-    int room = in_flight < s->tx.cwnd;
+    return end - una > s->slots ? una + s->slots : end;
+}
 
-    if (room && VTL_LOAD(s->tx.lost_pending)) {
+/* Sets o->end. False without a ring. */
+VTL_INLINE int vtl_written(struct vtl_out *o) {
+    struct vtl_ring_ctl *ctl = vtl_env_tx_ctl(o->s);
+    if (!ctl)
+        return 0;
+    o->end = vtl_end(o->s, ctl, VTL_LOAD(o->s->tx.una));
+    return 1;
+}
+
+VTL_INLINE void vtl_again(struct vtl_out *o, __u64 seq) {
+    o->seq = seq;
+    o->type = VTL_DATA;
+    o->flags = VTL_F_RETRANSMIT | VTL_F_ACK_NOW;
+}
+
+VTL_INLINE void vtl_probe_peer(struct vtl_out *o) {
+    o->seq = o->s->tx.next;
+    o->type = VTL_PROBE;
+    o->flags = VTL_F_ACK_NOW;
+}
+
+/* If the window has room: a lost packet, with `repeat`; a second copy of one, with `copies`; or a
+ * new one. */
+VTL_INLINE enum vtl_verdict vtl_next(struct vtl_out *o, const int repeat, const int copies) {
+    struct vtl_session *s = o->s;
+    struct vtl_tx *tx = &s->tx;
+    __u64 in_flight = vtl_in_flight(s);
+    if (in_flight >= VTL_LOAD(tx->cwnd))
+        return VTL_STOP;
+    if (repeat && VTL_LOAD(tx->lost_pending)) {
         __u64 seq = vtl_take_lost(s);
-        if (seq != VTL_NEVER && seq >= una && seq < s->tx.next) {
-            if (s->tx.next >= end)
+        if (seq != VTL_NEVER && seq >= VTL_LOAD(tx->una) && seq < tx->next) {
+            if (copies && tx->next >= o->end)
                 vtl_copy_later(s, seq);
-            o->seq = seq;
-            o->type = VTL_DATA;
-            o->flags = VTL_F_RETRANSMIT | VTL_F_ACK_NOW;
+            vtl_again(o, seq);
             return VTL_NEXT;
         }
     }
-    if (room && s->tx.copies != s->tx.copied) {
-        __u64 seq = vtl_take_copy(s, una);
-        if (seq != VTL_NEVER && seq < s->tx.next) {
-            s->tx.abandoned++; /* the first copy: only one of them will count as delivered */
-            o->seq = seq;
-            o->type = VTL_DATA;
-            o->flags = VTL_F_RETRANSMIT | VTL_F_ACK_NOW;
+    if (copies && tx->copies != tx->copied) {
+        __u64 seq = vtl_take_copy(s, VTL_LOAD(tx->una));
+        if (seq != VTL_NEVER && seq < tx->next) {
+            tx->abandoned++; /* the first copy: only one of them will count as delivered */
+            vtl_again(o, seq);
             return VTL_NEXT;
         }
     }
-    if (room && s->tx.next < end && s->tx.next < limit) {
-        o->seq = s->tx.next;
+    if (tx->next < o->end && tx->next < VTL_LOAD(tx->limit)) {
+        o->seq = tx->next;
         o->type = VTL_DATA;
         o->flags = 0;
         return VTL_NEXT;
     }
-    if (room && (s->tx.next >= end || s->tx.next >= limit)) /* not the path sets the pace */
-        s->tx.app_limited = s->tx.delivered + in_flight + !in_flight;
-    __u64 outstanding = s->tx.next - una;
-    if (!outstanding && !s->tx.probe && s->tx.next >= end)
-        return VTL_STOP;
-    /* Packets are out, or the peer's ring is full, or vtld asks whether the peer is there. */
-    int data = outstanding && !s->tx.probe;
-    __u64 timeout = vtl_timeout(s, data);
-    __u64 due = s->tx.last_sent_ns + timeout;
-    if (s->tx.probe == 1) {
-        s->tx.probe = 2; /* the first leaves at once */
+    tx->app_limited = tx->delivered + in_flight + !in_flight; /* not the path sets the pace */
+    return VTL_STOP;
+}
+
+/* Is it time for the timeout, or for vtld's question whether the peer is there? Else tx.wake_ns
+ * says when. `waiting`: packets are out, or the peer's ring is full; `data`: see vtl_timeout. */
+VTL_INLINE int vtl_timer(struct vtl_out *o, int waiting, int data) {
+    struct vtl_tx *tx = &o->s->tx;
+    if (!waiting && !tx->probe)
+        return 0;
+    __u64 due = tx->last_sent_ns + vtl_timeout(o->s, data);
+    if (tx->probe == 1) {
+        tx->probe = 2; /* the first leaves at once */
         due = o->now;
     }
     if (o->now < due) {
-        s->tx.wake_ns = due;
-        return VTL_STOP;
+        tx->wake_ns = due;
+        return 0;
     }
-    s->tx.timeouts++;
-    o->flags = VTL_F_ACK_NOW;
+    tx->timeouts++;
+    return 1;
+}
+
+/* Chooses o->seq, or says when to try again (tx.wake_ns). `eager`: the end of a transfer goes twice
+ * (vtl_copy_later), and timeouts come in rows of four (vtl_timeout). */
+VTL_INLINE enum vtl_verdict vtl_choose(struct vtl_out *o, const int eager) {
+    struct vtl_tx *tx = &o->s->tx;
+    if (!vtl_written(o))
+        return VTL_STOP;
+    if (vtl_next(o, 1, eager) == VTL_NEXT)
+        return VTL_NEXT;
+    __u64 una = VTL_LOAD(tx->una);
+    int out = tx->next != una, stopped = tx->next < o->end, probe = tx->probe != 0;
+    int data = out && !probe;
+    if (!vtl_timer(o, out | stopped, eager && data))
+        return VTL_STOP;
     if (data) {
-        o->seq = una;
-        o->type = VTL_DATA;
-        o->flags |= VTL_F_RETRANSMIT;
-        s->tx.abandoned++;
+        vtl_again(o, una);
+        tx->abandoned++;
     } else {
-        o->seq = s->tx.next;
-        o->type = VTL_PROBE;
+        vtl_probe_peer(o);
     }
     return VTL_NEXT;
 }
 
-/* Would tf_choose find a packet? Asked again after egress said that it has none, so that an event
+/* egress */
+VTL_INLINE enum vtl_verdict tf_choose(struct vtl_out *o) {
+    VTL_TF(retransmit, VTL_S_RELIABLE);
+    return vtl_choose(o, 1);
+}
+
+/* Would vtl_choose find a packet? Asked again after egress said that it has none, so that an event
  * in between is not missed. */
 VTL_INLINE int vtl_can_send(struct vtl_session *s) {
     struct vtl_ring_ctl *ctl = vtl_env_tx_ctl(s);
@@ -172,10 +205,7 @@ VTL_INLINE int vtl_can_send(struct vtl_session *s) {
         return 0;
     if (VTL_LOAD(s->tx.lost_pending) || s->tx.copies != s->tx.copied)
         return 1;
-    __u64 end = VTL_LOAD(ctl->producer);
-    __u64 una = VTL_LOAD(s->tx.una);
-    if (end - una > s->slots)
-        end = una + s->slots;
+    __u64 end = vtl_end(s, ctl, VTL_LOAD(s->tx.una));
     return s->tx.next < end && s->tx.next < VTL_LOAD(s->tx.limit);
 }
 
