@@ -16,6 +16,7 @@
 #ifndef VTL_TF_CONGESTION_BBR_H
 #define VTL_TF_CONGESTION_BBR_H
 
+#include "cube_root.h"
 #include "number.h"
 
 /* Gains in 256ths. */
@@ -129,17 +130,6 @@ VTL_INLINE void vtl_bbr_empty(struct vtl_ackd *a) {
     vtl_bbr_enter(a, VTL_BBR_EMPTY);
 }
 
-/* Cube root. */
-VTL_GLOBAL __u32 vtl_bbr_cbrt(__u64 x) {
-    __u64 root = 0;
-    for (int bit = 20; bit >= 0; bit--) {
-        __u64 more = root | 1ull << bit;
-        if (more * more * more <= x)
-            root = more;
-    }
-    return root;
-}
-
 /* CUBIC's epoch begins: the window grows towards `most` and beyond from now on. */
 VTL_INLINE void vtl_bbr_epoch(struct vtl_ackd *a, __u64 most, __u64 from) {
     struct vtl_bbr *b = &a->s->tx.bbr;
@@ -147,7 +137,7 @@ VTL_INLINE void vtl_bbr_epoch(struct vtl_ackd *a, __u64 most, __u64 from) {
     b->window = from;
     b->epoch_ns = a->now;
     /* (most - from) / 0.4, in cubic milliseconds */
-    b->k_ms = vtl_bbr_cbrt((most - from) * 2500000000ull);
+    b->k_ms = vtl_cube_root((most - from) * 2500000000ull);
 }
 
 VTL_INLINE void vtl_bbr_compete(struct vtl_ackd *a) {

@@ -7,16 +7,7 @@
 #define VTL_TF_CUBIC_H
 
 #include "congestion.h"
-
-/* Cube root of a number below 2^63. */
-VTL_INLINE __u32 vtl_cube_root(__u64 x) {
-    __u64 root = 0;
-    for (int bit = 20; bit >= 0; bit--) {
-        __u64 more = root | 1ull << bit;
-        root |= vtl_up_to(more * more * more, x) << bit;
-    }
-    return root;
-}
+#include "cube_root.h"
 
 /* W_cubic(t), RFC 9438, figure 1, in 1,024ths of a packet. */
 VTL_INLINE __u64 vtl_cubic_window(const struct vtl_cc *cc, __u64 ms) {
