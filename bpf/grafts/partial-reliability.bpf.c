@@ -45,7 +45,7 @@ VTL_INLINE enum vtl_verdict graft_admit(struct vtl_in *in) {
 VTL_INLINE enum vtl_verdict graft_ingress(struct vtl_in *in) {
     if (tf_checksum_verify(in))
         return VTL_STOP;
-    if (vtl_is_parity(in)) {
+    if (in->refused) { /* parity: tf_fec_admit */
         if (!tf_fec_recover(in))
             tf_receive_place(in);
         return VTL_STOP;

@@ -103,48 +103,65 @@ VTL_INLINE enum vtl_verdict tf_fec_admit(struct vtl_in *in) {
     return VTL_NEXT;
 }
 
-/* ingress: a verified parity packet lies in in->slot. VTL_NEXT: `in` is now the packet that was
- * missing, as if it had arrived. */
-VTL_INLINE enum vtl_verdict tf_fec_recover(struct vtl_in *in) {
-    VTL_TF(fec, 0);
-    struct vtl_session *s = in->s;
+/*
+ * Makes the one packet that is missing of a group, at most `most` bytes, out of the others and of
+ * their parity, which is not the parity then. Returns its number; its length is in parity->len.
+ * VTL_NEVER: it is not one.
+ */
+VTL_GLOBAL __u64 vtl_fec_recover(struct vtl_session *s, struct vtl_slot *parity, __u64 first,
+                                 __u32 count, __u32 most) {
+    if (!s || !parity)
+        return VTL_NEVER;
     struct vtl_rx *rx = &s->rx;
-    __u64 first = in->seq, count = vtl_swap16(in->hdr->h.aux);
-    struct vtl_slot *parity = in->slot;
     /* All slots must still hold the group: later packets may have taken their places. */
-    if (!parity || count < 2 || count > VTL_FEC_MOST || first + count > vtl_rx_known_limit(s) ||
+    if (count < 2 || count > VTL_FEC_MOST || first + count > vtl_rx_known_limit(s) ||
         rx->max > first + s->slots || first + count <= rx->cum)
-        return VTL_STOP;
+        return VTL_NEVER;
     __u64 missing = VTL_NEVER;
-    __u32 len = vtl_swap32(in->hdr->ts);
     int i;
     vtl_for(i, 0, VTL_FEC_MOST) {
         __u64 seq = first + i;
-        if ((__u64)i >= count)
+        if ((__u32)i >= count)
             break;
         if (seq >= rx->cum && !(rx->map[(seq / 64) % VTL_WINDOW_WORDS] >> (seq % 64) & 1)) {
             if (missing != VTL_NEVER)
-                return VTL_STOP; /* two cannot be told apart */
+                return VTL_NEVER; /* two cannot be told apart */
             missing = seq;
             continue;
         }
         struct vtl_slot *slot = vtl_env_rx_slot(s, seq);
         __u32 own = slot ? VTL_LOAD(slot->len) : 0;
         if (!own || own > VTL_MAX_PAYLOAD)
-            return VTL_STOP; /* one that was skipped */
+            return VTL_NEVER; /* one that was skipped */
         vtl_fec_mix(parity, slot, own);
-        len ^= own;
+        parity->len ^= own;
     }
     struct vtl_slot *slot = missing != VTL_NEVER ? vtl_env_rx_slot(s, missing) : 0;
-    if (!slot || !len || len > in->len)
-        return VTL_STOP;
+    if (!slot || !parity->len || parity->len > most)
+        return VTL_NEVER;
     vtl_fec_clear(slot);
-    vtl_fec_mix(slot, parity, len);
+    vtl_fec_mix(slot, parity, parity->len);
+    return missing;
+}
+
+/* ingress: a verified parity packet lies in in->slot. VTL_NEXT: `in` is now the packet that was
+ * missing, as if it had arrived. */
+VTL_INLINE enum vtl_verdict tf_fec_recover(struct vtl_in *in) {
+    VTL_TF(fec, 0);
+    struct vtl_session *s = in->s;
+    struct vtl_slot *parity = in->slot;
+    if (!parity)
+        return VTL_STOP;
+    parity->len = vtl_swap32(in->hdr->ts);
+    __u64 missing = vtl_fec_recover(s, parity, in->seq, vtl_swap16(in->hdr->h.aux), in->len);
+    struct vtl_slot *slot = missing != VTL_NEVER ? vtl_env_rx_slot(s, missing) : 0;
+    if (!slot)
+        return VTL_STOP;
     in->seq = in->place = missing;
     in->slot = slot;
-    in->len = len;
+    in->len = parity->len;
     in->refused = 0;
-    rx->recovered++;
+    s->rx.recovered++;
     return VTL_NEXT;
 }
 

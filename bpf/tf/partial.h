@@ -163,8 +163,7 @@ VTL_INLINE void vtl_partial_settle(struct vtl_ackd *a, struct vtl_partial *p) {
     struct vtl_tx *tx = &a->s->tx;
     __u64 next = VTL_LOAD(tx->next);
     __u64 base = a->cum & ~63ull;
-    __u64 floor = a->cum, above = 0, waiting = 0;
-    int settled = 1;
+    __u64 floor = base, above = 0, waiting = 0;
     if (vtl_swap32(a->hdr->skip))
         return; /* nothing is said about the packets from cum on */
     int i;
@@ -180,11 +179,8 @@ VTL_INLINE void vtl_partial_settle(struct vtl_ackd *a, struct vtl_partial *p) {
         above += vtl_bits(have);
         waiting += vtl_bits(*gone);
         __u64 open = ~(have | *gone | below);
-        if (settled && open)
-            floor = from + vtl_lowest_bit(open);
-        else if (settled)
-            floor = from + 64;
-        settled &= !open;
+        /* If everything before this word is settled: floor is nowhere beyond it. */
+        floor += vtl_lowest_bit(open) & -vtl_up_to(from, floor);
     }
     if (floor > next)
         floor = next;

@@ -198,8 +198,8 @@ VTL_INLINE __u32 vtl_bits(__u64 x) {
     return (x * 0x0101010101010101ull) >> 56;
 }
 
-/* Index of the lowest set bit; x is not 0. Without branches, of which the verifier would follow
- * each. */
+/* Index of the lowest set bit, 64 if there is none. Without branches, of which the verifier would
+ * follow each. */
 VTL_INLINE __u32 vtl_lowest_bit(__u64 x) {
     return vtl_bits((x & -x) - 1);
 }

@@ -41,7 +41,7 @@ fn load__root_and_every_graft() {
 
 /// Instructions that the verifier may look at for one program of a graft: what deploying one takes
 /// is nearly all the verifier's time.
-const PROCESSED: u64 = 30_000;
+const PROCESSED: u64 = 20_000;
 
 #[test]
 fn check__every_graft_is_verified_fast() {
