@@ -10,7 +10,8 @@ use std::{
 };
 
 use libbpf_rs::{Map, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, OpenObject};
-use vtl_proto::intf::{self, vtl_graft_info, vtl_param_info};
+use vtl_pool::object::Description;
+use vtl_proto::{intf, services::Services};
 
 use crate::{
     Error, Result,
@@ -31,40 +32,17 @@ pub enum Ingress {
     Xdp,
 }
 
-/// What a graft says about itself.
+/// A graft in the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GraftInfo {
     /// Its name.
     pub name: String,
     /// The id that its packets carry.
     pub gid: u16,
-    /// Bits of `VTL_S_*`.
-    pub services: u16,
-    /// Of two that provide what is asked for, the one with the higher rank is taken.
-    pub rank: u32,
-    /// A sentence.
-    pub summary: String,
-    /// Its parameters, in the order of `vtl_session.param`.
-    pub params: Vec<ParamInfo>,
-    /// Bytes of its object.
-    pub size: usize,
-    /// eBPF instructions over all its programs; 0 before it is deployed.
+    /// What it provides.
+    pub services: Services,
+    /// eBPF instructions over all its programs.
     pub instructions: usize,
-}
-
-/// A parameter of a graft.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ParamInfo {
-    /// Its name.
-    pub name: String,
-    /// What its value counts; empty for a bare number.
-    pub unit: String,
-    /// The default.
-    pub initial: u32,
-    /// Lowest value.
-    pub least: u32,
-    /// Highest value.
-    pub most: u32,
 }
 
 struct Deployed {
@@ -213,7 +191,13 @@ impl DataPlane {
     /// [`Error::BadGraft`] if the object does not describe a graft, [`Error::GidTaken`],
     /// [`Error::Load`] with the verifier's refusal. Running grafts are not touched then.
     pub fn deploy(&mut self, image: &[u8]) -> Result<GraftInfo> {
-        let mut info = describe(image)?;
+        let description = Description::read(image).map_err(|e| Error::BadGraft(e.to_string()))?;
+        let mut info = GraftInfo {
+            name: description.name,
+            gid: description.gid,
+            services: description.services,
+            instructions: 0,
+        };
         if let Some(other) = self.grafts.get(&info.gid)
             && other.info.name != info.name
         {
@@ -416,140 +400,4 @@ pub(crate) fn program_of<'a>(object: &'a Object, name: &str) -> Option<BorrowedF
         // SAFETY: the object owns the program, whose descriptor stays open as long as it lives.
         unsafe { BorrowedFd::borrow_raw(fd) }
     })
-}
-
-/// Reads the description from a graft's `.vtl.graft` section without loading anything.
-///
-/// # Errors
-/// [`Error::BadGraft`] if the object is not a graft of this interface version.
-pub fn describe(image: &[u8]) -> Result<GraftInfo> {
-    let bad = |why: &str| Error::BadGraft(format!("not a usable graft object: {why}"));
-    let section = elf_section(image, ".vtl.graft").ok_or_else(|| bad("no .vtl.graft section"))?;
-    let abi_at = std::mem::offset_of!(vtl_graft_info, version);
-    let abi = section
-        .get(abi_at..abi_at + 4)
-        .and_then(|b| b.try_into().ok());
-    let abi = abi
-        .map(u32::from_le_bytes)
-        .ok_or_else(|| bad("its .vtl.graft section is too short"))?;
-    if abi != intf::VTL_GRAFT_ABI {
-        return Err(bad(&format!(
-            "built for interface version {abi}, this is {}",
-            intf::VTL_GRAFT_ABI
-        )));
-    }
-    if section.len() < size_of::<vtl_graft_info>() {
-        return Err(bad("its .vtl.graft section is too short"));
-    }
-    // SAFETY: that many bytes are there, and every value of them is one of the structure.
-    let info: vtl_graft_info =
-        unsafe { section.as_ptr().cast::<vtl_graft_info>().read_unaligned() };
-    if info.gid == 0 || info.gid >= intf::VTL_MAX_GRAFTS {
-        return Err(bad(&format!(
-            "gid {} is not within 1..{}",
-            info.gid,
-            intf::VTL_MAX_GRAFTS - 1
-        )));
-    }
-    let name = text(&info.name)
-        .filter(|name| is_name(name))
-        .ok_or_else(|| {
-            bad("its name is empty or has other characters than letters, digits and -")
-        })?;
-    let params = info.param.get(..info.params as usize);
-    let params = params.ok_or_else(|| bad("it has more parameters than there is room for"))?;
-    let params = params
-        .iter()
-        .map(|p| param(p).ok_or_else(|| bad("a parameter of it makes no sense")));
-    Ok(GraftInfo {
-        name,
-        gid: info.gid as u16,
-        services: info.services as u16,
-        rank: info.rank,
-        summary: text(&info.summary).ok_or_else(|| bad("its summary is not text"))?,
-        params: params.collect::<Result<_>>()?,
-        size: image.len(),
-        instructions: 0,
-    })
-}
-
-fn param(p: &vtl_param_info) -> Option<ParamInfo> {
-    let name = text(&p.name).filter(|name| is_name(name))?;
-    let fits = (p.least..=p.most).contains(&p.initial);
-    fits.then_some(ParamInfo {
-        name,
-        unit: text(&p.unit)?,
-        initial: p.initial,
-        least: p.least,
-        most: p.most,
-    })
-}
-
-fn is_name(text: &str) -> bool {
-    !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
-}
-
-/// Text that ends with a zero byte; `None` if it does not, or holds control characters.
-fn text(bytes: &[std::ffi::c_char]) -> Option<String> {
-    let bytes: Vec<u8> = bytes.iter().map(|c| *c as u8).collect();
-    let text = std::ffi::CStr::from_bytes_until_nul(&bytes).ok()?;
-    let text = text.to_str().ok()?;
-    (!text.chars().any(char::is_control)).then(|| text.to_owned())
-}
-
-/// The bytes of a section of a 64-bit little-endian ELF file.
-fn elf_section<'a>(image: &'a [u8], name: &str) -> Option<&'a [u8]> {
-    let u64_at = |at: usize| Some(u64::from_le_bytes(image.get(at..at + 8)?.try_into().ok()?));
-    let u32_at = |at: usize| Some(u32::from_le_bytes(image.get(at..at + 4)?.try_into().ok()?));
-    let u16_at = |at: usize| Some(u16::from_le_bytes(image.get(at..at + 2)?.try_into().ok()?));
-    if image.get(..6)? != b"\x7fELF\x02\x01" {
-        return None;
-    }
-    let table = usize::try_from(u64_at(40)?).ok()?;
-    let size = usize::from(u16_at(58)?);
-    let count = usize::from(u16_at(60)?);
-    let header = |i: usize| table.checked_add(i.checked_mul(size)?);
-    let bytes = |at: usize| -> Option<&'a [u8]> {
-        let start = usize::try_from(u64_at(at + 24)?).ok()?;
-        let length = usize::try_from(u64_at(at + 32)?).ok()?;
-        image.get(start..start.checked_add(length)?)
-    };
-    let names = bytes(header(usize::from(u16_at(62)?))?)?;
-    (0..count).find_map(|i| {
-        let at = header(i)?;
-        let own = names
-            .get(u32_at(at)? as usize..)?
-            .split(|b| *b == 0)
-            .next()?;
-        if own == name.as_bytes() {
-            bytes(at)
-        } else {
-            None
-        }
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn describe__built_in_grafts_match_their_names() {
-        for (name, image) in objects::GRAFTS {
-            let info = describe(image).unwrap();
-            assert_eq!(&info.name, name);
-        }
-    }
-
-    #[test]
-    fn describe__refuses_what_is_no_graft() {
-        assert!(describe(b"").is_err());
-        assert!(describe(b"\x7fELF\x02\x01").is_err());
-        assert!(describe(objects::ROOT).is_err());
-        let (_, image) = objects::GRAFTS[0];
-        for cut in (0..image.len()).step_by(997) {
-            // Must not panic; a prefix may or may not still hold the section.
-            let _ = describe(&image[..cut]);
-        }
-    }
 }

@@ -3,6 +3,7 @@
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde_json::{Value, json};
 use vtl_proto::{intf, services::Services};
 
 use crate::{
@@ -224,6 +225,29 @@ impl Manifest {
     /// The same as text, which [`Manifest::parse`] reads.
     pub fn to_text(&self) -> String {
         toml::to_string(self).expect("a manifest has no maps with other keys than text")
+    }
+
+    /// What `vtl graft show` says of a graft, wherever it is: others add where that is.
+    pub fn to_json(&self) -> Value {
+        let parameter = |p: &Parameter| {
+            json!({
+                "name": p.name, "unit": p.unit,
+                "default": p.default, "least": p.least, "most": p.most,
+            })
+        };
+        json!({
+            "name": self.name,
+            "version": self.version.to_string(),
+            "gid": self.gid,
+            "summary": self.summary,
+            "services": self.services.to_string(),
+            "functions": self.functions,
+            "parameters": self.parameters.iter().map(parameter).collect::<Vec<_>>(),
+            "wire": self.wire,
+            "interface": self.interface,
+            "licence": self.licence,
+            "author": self.author,
+        })
     }
 
     /// `NAME-VERSION.vtlg`.

@@ -200,3 +200,25 @@ fn text(bytes: &[u8]) -> Option<String> {
     let text = text.to_str().ok()?;
     (!text.chars().any(char::is_control)).then(|| text.to_owned())
 }
+
+#[cfg(test)]
+#[allow(non_snake_case)]
+mod tests {
+    use vtl_bpf::objects;
+
+    use super::*;
+
+    #[test]
+    fn read__built_in_grafts_match_their_names() {
+        for (name, image) in objects::GRAFTS {
+            assert_eq!(Description::read(image).unwrap().name, *name);
+        }
+    }
+
+    #[test]
+    fn read__refuses_what_is_no_graft() {
+        assert!(Description::read(b"").is_err());
+        assert!(Description::read(b"\x7fELF\x02\x01").is_err());
+        assert!(Description::read(objects::ROOT).is_err());
+    }
+}

@@ -110,34 +110,12 @@ fn read(path: &Path) -> anyhow::Result<(Vec<u8>, Package)> {
 /// What `vtl graft show` says of a package.
 pub(crate) fn describe(path: &Path) -> anyhow::Result<Value> {
     let (bytes, package) = read(path)?;
-    let m = &package.manifest;
-    let parameters: Vec<Value> = m
-        .parameters
-        .iter()
-        .map(|p| {
-            json!({
-                "name": p.name, "unit": p.unit,
-                "default": p.default, "least": p.least, "most": p.most,
-            })
-        })
-        .collect();
-    Ok(json!({
-        "name": m.name,
-        "version": m.version.to_string(),
-        "gid": m.gid,
-        "summary": m.summary,
-        "services": m.services.to_string(),
-        "functions": m.functions,
-        "parameters": parameters,
-        "wire": m.wire,
-        "interface": m.interface,
-        "licence": m.licence,
-        "author": m.author,
-        "key": package.signer.to_string(),
-        "package": path,
-        "package_bytes": bytes.len(),
-        "bytes": package.object.len(),
-    }))
+    let mut answer = package.manifest.to_json();
+    answer["key"] = package.signer.to_string().into();
+    answer["package"] = json!(path);
+    answer["package_bytes"] = bytes.len().into();
+    answer["bytes"] = package.object.len().into();
+    Ok(answer)
 }
 
 /// `vtl graft publish`

@@ -9,7 +9,8 @@ use std::{
 
 use nix::sys::eventfd::EventFd;
 use vtl::ring::{RxRing, TxRing};
-use vtl_bpf::{plane::ParamInfo, rings::RingSet};
+use vtl_bpf::rings::RingSet;
+use vtl_pool::object::Parameter;
 use vtl_proto::{
     intf::{self, vtl_session, vtl_tx},
     nego::{Established, Initiator},
@@ -237,7 +238,7 @@ impl From<Services> for Wish {
 
 impl Wish {
     /// The parameters of a graft that were asked for, by name or by what they do: index and value.
-    pub(super) fn asked(&self, known: &[ParamInfo]) -> Vec<(u8, u32)> {
+    pub(super) fn asked(&self, known: &[Parameter]) -> Vec<(u8, u32)> {
         let max_loss = self.wanted.qos.max_loss_pct;
         let asked = known.iter().map(|p| {
             let named = self.params.iter().find(|(name, _)| *name == p.name);
@@ -255,7 +256,7 @@ impl Wish {
     }
 
     /// Whether the graft has these parameters.
-    pub(super) fn check(&self, known: &[ParamInfo]) -> Result<(), String> {
+    pub(super) fn check(&self, known: &[Parameter]) -> Result<(), String> {
         for (name, value) in &self.params {
             let p = known.iter().find(|p| p.name == *name);
             let p = p.ok_or_else(|| format!("the graft has no parameter \"{name}\""))?;

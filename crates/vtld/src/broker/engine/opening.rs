@@ -800,9 +800,8 @@ impl Engine {
             .snapshot();
         let session = self.sessions.get(&sid).ok_or("the session has gone")?;
         let graft = self.plane.grafts().find(|g| g.gid == entry.gid);
-        let (graft, services) = graft.map_or_else(Default::default, |g| {
-            (g.name.clone(), Services::from_bits(g.services))
-        });
+        let (graft, services) =
+            graft.map_or_else(Default::default, |g| (g.name.clone(), g.services));
         session::grant(sid, session, &entry, graft, services)
             .ok_or_else(|| "out of file descriptors".to_owned())
     }

@@ -7,18 +7,16 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use vtl_bpf::{
-    check, objects,
-    plane::{GraftInfo as Loaded, ParamInfo, describe},
-};
+use vtl_bpf::{check, objects, plane::GraftInfo as Loaded};
 use vtl_pool::{
     Package, Version,
     key::Trust,
+    object::Parameter,
     pool::{Entry, Origin, Pool, store},
 };
 use vtl_proto::{
     intf,
-    services::{GraftInfo, ParamRange, Services},
+    services::{GraftInfo, ParamRange},
 };
 
 use super::{super::now_ns, Engine};
@@ -28,7 +26,7 @@ pub(super) struct Pooled {
     pub(super) info: GraftInfo,
     /// Of two that provide what is asked for, the one with the higher rank is offered first.
     pub(super) rank: u32,
-    pub(super) params: Vec<ParamInfo>,
+    pub(super) params: Vec<Parameter>,
     pub(super) image: Arc<[u8]>,
     /// Taken out by hand: not to be used until it is deployed again.
     pub(super) disabled: bool,
@@ -38,30 +36,27 @@ pub(super) struct Pooled {
 }
 
 impl Pooled {
-    fn of(entry: &Entry) -> vtl_bpf::Result<Self> {
-        let described = describe(&entry.object)?;
-        Ok(Self {
+    fn of(entry: &Entry) -> Self {
+        let m = &entry.manifest;
+        let range = |p: &Parameter| ParamRange {
+            initial: p.default,
+            least: p.least,
+            most: p.most,
+        };
+        Self {
             info: GraftInfo {
-                name: described.name,
-                gid: described.gid,
-                provides: Services::from_bits(described.services),
-                params: described
-                    .params
-                    .iter()
-                    .map(|p| ParamRange {
-                        initial: p.initial,
-                        least: p.least,
-                        most: p.most,
-                    })
-                    .collect(),
+                name: m.name.clone(),
+                gid: m.gid,
+                provides: m.services,
+                params: m.parameters.iter().map(range).collect(),
             },
-            rank: described.rank,
-            params: described.params,
+            rank: entry.rank,
+            params: m.parameters.clone(),
             image: Arc::clone(&entry.object),
             disabled: false,
             failed_ns: None,
-            version: entry.manifest.version,
-        })
+            version: m.version,
+        }
     }
 }
 
@@ -97,7 +92,7 @@ impl Engine {
             .retain(|p| deployed.contains(&p.info.name) || names.contains(p.info.name.as_str()));
         for name in names.iter().filter(|name| !deployed.contains(**name)) {
             let best = self.library.find(name).expect("it is in there");
-            let mut pooled = Pooled::of(best).map_err(|e| e.to_string())?;
+            let mut pooled = Pooled::of(best);
             match self.pool.iter_mut().find(|p| p.info.name == **name) {
                 Some(old) => {
                     pooled.disabled = old.disabled;
@@ -134,7 +129,7 @@ impl Engine {
                 (entry, Some(bytes))
             }
         };
-        let pooled = Pooled::of(&entry).map_err(|e| e.to_string())?;
+        let pooled = Pooled::of(&entry);
         self.may_replace(&pooled, swap)?;
         let info = self.load(&pooled)?;
         if let Some(bytes) = new
@@ -323,34 +318,13 @@ impl Engine {
             Origin::BuiltIn => ("built in", None),
             Origin::Package { path, signer } => (signer.as_str(), Some(path)),
         };
-        let parameters: Vec<Value> = m
-            .parameters
-            .iter()
-            .map(|p| {
-                json!({
-                    "name": p.name, "unit": p.unit,
-                    "default": p.default, "least": p.least, "most": p.most,
-                })
-            })
-            .collect();
-        Ok(json!({
-            "name": m.name,
-            "version": m.version.to_string(),
-            "gid": m.gid,
-            "summary": m.summary,
-            "services": m.services.to_string(),
-            "functions": m.functions,
-            "parameters": parameters,
-            "wire": m.wire,
-            "interface": m.interface,
-            "licence": m.licence,
-            "author": m.author,
-            "signer": signer,
-            "package": package,
-            "bytes": entry.object.len(),
-            "deployed": deployed.is_some(),
-            "sessions": self.sessions_of(m.gid),
-            "instructions": deployed.map_or(0, |g| g.instructions),
-        }))
+        let mut answer = m.to_json();
+        answer["signer"] = signer.into();
+        answer["package"] = json!(package);
+        answer["bytes"] = entry.object.len().into();
+        answer["deployed"] = deployed.is_some().into();
+        answer["sessions"] = json!(self.sessions_of(m.gid));
+        answer["instructions"] = deployed.map_or(0, |g| g.instructions).into();
+        Ok(answer)
     }
 }
