@@ -3,8 +3,10 @@
 mod closing;
 mod flows;
 mod opening;
+mod packets;
 mod pool;
 mod report;
+mod responding;
 
 use std::{
     cell::RefCell,

@@ -1,9 +1,9 @@
-//! How sessions come to be: negotiation, in both roles, for hooked and for aware applications.
+//! How sessions come to be: what both roles need, and the initiator's, for hooked and for aware
+//! applications. The responder's is in `responding`.
 
 use std::{
     net::{IpAddr, SocketAddr},
     sync::{Arc, PoisonError},
-    time::Duration,
 };
 
 use nix::sys::{
@@ -13,12 +13,9 @@ use nix::sys::{
 use vtl::ring::{RxRing, TxRing};
 use vtl_proto::{
     intf,
-    nego::{
-        self, Answer, Choice, Early, Established, Initiator, Made, NegoError, Offer, Offered,
-        Policy, Reason, Request, Step, Verdict,
-    },
-    services::{GraftInfo, Requirements, Services, select},
-    wire::{Header, Nego, Packet},
+    nego::{Answer, Early, Established, Initiator, NegoError, Offer, Offered, Step},
+    services::Services,
+    wire::{Header, Packet},
 };
 
 use super::{
@@ -29,78 +26,14 @@ use super::{
         peers::{Next, Way},
         random_token,
         raw::{self, Received},
-        session::{self, Answered, Aware, Listener, Phase, Session, Use, Wish},
+        session::{self, Aware, Phase, Session, Use, Wish},
         stock,
     },
-    BACKLOG, BROKEN_NS, CROWD, Engine, GRACE_NS, PARKED, Parked, Pooled, Source,
+    CROWD, Engine, GRACE_NS, Parked, Source,
 };
 
+/// What both roles need.
 impl Engine {
-    /// The grafts that a session may use, in order of preference, whether they are in the kernel
-    /// yet or not; without those that it refused a moment ago. Who asks for nothing gets nothing
-    /// first, who asks for something the best of those that provide it.
-    pub(super) fn usable(&self, wanted: &Requirements) -> Vec<GraftInfo> {
-        let now = now_ns();
-        let works = |p: &&Pooled| !p.disabled && p.failed_ns.is_none_or(|at| now - at > BROKEN_NS);
-        let mut usable = select(self.pool.iter().filter(works).map(|p| &p.info), wanted);
-        if wanted.required().is_empty() && wanted.prefer.is_empty() {
-            usable.sort_by_key(|g| g.provides.count());
-        }
-        usable.into_iter().cloned().collect()
-    }
-
-    /// The grafts to offer for a wish, at least one.
-    fn candidates(&self, wish: &Wish) -> Result<Vec<GraftInfo>, String> {
-        let mut usable = self.usable(&wish.wanted);
-        if let Some(name) = &wish.graft {
-            let pooled = self.pool.iter().find(|p| p.info.name == *name);
-            let pooled = pooled
-                .filter(|p| !p.disabled)
-                .ok_or_else(|| format!("the pool has no graft \"{name}\": vtl graft list"))?;
-            wish.check(&pooled.params)?;
-            usable.retain(|g| g.name == *name);
-            if usable.is_empty() {
-                return Err(format!(
-                    "graft \"{name}\" is not what was asked for: it provides {}",
-                    pooled.info.provides
-                ));
-            }
-        } else if !wish.params.is_empty() {
-            return Err("parameters are a graft's: name it, too".into());
-        }
-        let allowed = |g: &GraftInfo| {
-            let pooled = self.pool.iter().find(|p| p.info.gid == g.gid);
-            let asked = pooled.map_or_else(Vec::new, |p| wish.asked(&p.params));
-            let range = |i: u8| g.params.get(usize::from(i));
-            asked
-                .iter()
-                .all(|(i, value)| range(*i).is_some_and(|p| p.allows(*value)))
-        };
-        usable.retain(allowed);
-        if usable.is_empty() {
-            return Err(self.lacking(wish));
-        }
-        Ok(usable)
-    }
-
-    /// Why no graft will do.
-    fn lacking(&self, wish: &Wish) -> String {
-        let required = wish.wanted.required();
-        let with = |g: &GraftInfo| g.satisfies(required);
-        if self.pool.iter().any(|p| !p.disabled && with(&p.info)) {
-            return format!(
-                "every graft of the pool with {required} also has what was prohibited: {}",
-                wish.wanted.prohibit
-            );
-        }
-        let all = self.pool.iter().filter(|p| !p.disabled);
-        let all = all.fold(Services::NONE, |all, p| all | p.info.provides.implied());
-        match all.missing(required) {
-            Services::NONE => format!("no graft of the pool provides {required} together"),
-            missing => format!("no graft of the pool provides {missing}"),
-        }
-    }
-
     /// Whether nobody uses this index, and nobody did a moment ago.
     fn is_free(&self, sid: u32) -> bool {
         let now = now_ns();
@@ -113,7 +46,7 @@ impl Engine {
 
     /// The first free index behind `sid`. An application may still hold a session whose entry the
     /// programs have let go of.
-    fn free_after(&self, sid: u32) -> Option<u32> {
+    pub(super) fn free_after(&self, sid: u32) -> Option<u32> {
         let table = self.plane.sessions();
         let first = table.free_after(sid)?;
         let mut next = first;
@@ -242,6 +175,97 @@ impl Engine {
         Ok((sid, token))
     }
 
+    /// Hands the session to the kernel's programs.
+    pub(super) fn establish(&mut self, sid: u32, established: &Established) -> Result<(), String> {
+        let session = self.sessions.get_mut(&sid).ok_or("the session has gone")?;
+        if session.initiator {
+            // After more than one NEGO nobody knows which was answered.
+            let slots = established.rtt.map_or(session.rings.slots, |rtt| {
+                stock::slots_for(rtt, session.rings.slots)
+            });
+            session.slots = session.slots.max(slots);
+            session.map_streams(established.max_payload)?;
+        }
+        let entry = self.plane.sessions().get(sid).expect("it has an entry");
+        let slots = session.slots;
+        entry.complete(|s| {
+            session::fill(s, established);
+            s.slots = slots;
+        });
+        entry.set_state(intf::VTL_OPEN);
+        session.phase = Phase::Open;
+        session.heard_ns = now_ns();
+        self.schedule.now(sid);
+        let peer = session.peer;
+        if matches!(session.purpose, Use::Streams { .. }) {
+            self.handle
+                .peers
+                .write()
+                .unwrap_or_else(PoisonError::into_inner)
+                .insert(peer);
+        }
+        if let Some(rtt) = established.rtt {
+            self.peers.note_rtt(peer, rtt);
+        }
+        Ok(())
+    }
+
+    pub(super) fn grant(&self, sid: u32) -> Result<Granted, String> {
+        let entry = self
+            .plane
+            .sessions()
+            .get(sid)
+            .ok_or("the session has gone")?
+            .snapshot();
+        let session = self.sessions.get(&sid).ok_or("the session has gone")?;
+        let graft = self.plane.grafts().find(|g| g.gid == entry.gid);
+        let (graft, services) =
+            graft.map_or_else(Default::default, |g| (g.name.clone(), g.services));
+        session::grant(sid, session, &entry, graft, services)
+            .ok_or_else(|| "out of file descriptors".to_owned())
+    }
+}
+
+/// The initiator's half.
+impl Engine {
+    pub(super) fn connect(
+        &mut self,
+        owner: Owner,
+        to: SocketAddr,
+        wish: Wish,
+        reply: Reply<Granted>,
+    ) {
+        if to.port() == 0 {
+            let _ = reply.send(Err("port 0 is the Hooker's: name another one".into()));
+            return;
+        }
+        match self.rings_ready(to.ip()) {
+            Ok(true) => {}
+            Ok(false) => {
+                self.parked.push_back(Parked::Connect {
+                    owner,
+                    to,
+                    wish,
+                    reply,
+                });
+                return;
+            }
+            Err(error) => {
+                let _ = reply.send(Err(error));
+                return;
+            }
+        }
+        let shared = reply.clone();
+        let mtu = raw::route(to.ip()).map_or(1500, |(_, mtu)| mtu);
+        let max_payload = raw::max_payload(mtu, to.ip());
+        let opened = self.open(to.ip(), to.port(), &wish, |rings| {
+            Ok(Use::Aware(aware(owner, rings, max_payload, Some(shared))?))
+        });
+        if let Err(error) = opened {
+            let _ = reply.send(Err(error));
+        }
+    }
+
     /// Begins to open a session.
     pub(super) fn open(
         &mut self,
@@ -333,265 +357,6 @@ impl Engine {
         }
     }
 
-    /// Data may go, though the answer is still to come.
-    fn go_ahead(&mut self, sid: u32, established: &Established) {
-        let Some(session) = self.sessions.get_mut(&sid) else {
-            return;
-        };
-        let established = Established {
-            rtt: self.peers.rtt(session.peer),
-            ..*established
-        };
-        let phase = std::mem::replace(&mut session.phase, Phase::Ended);
-        if let (Some(way), Some(entry)) = (session.way, self.plane.sessions().get(sid)) {
-            entry.complete(|s| {
-                s.headers[..way.ethernet.len()].copy_from_slice(&way.ethernet);
-                s.ifindex = way.ifindex;
-            });
-        }
-        if let Err(error) = self.establish(sid, &established) {
-            self.failed(sid, &error);
-            return;
-        }
-        if let (Phase::Opening(nego), Some(session)) = (phase, self.sessions.get_mut(&sid)) {
-            session.confirming = Some(nego);
-        }
-        self.opened(sid);
-    }
-
-    /// Repeats the NEGO of a session that data have gone to already.
-    pub(super) fn confirm_timer(&mut self, sid: u32, now: u64) {
-        let Some(session) = self.sessions.get_mut(&sid) else {
-            return;
-        };
-        let entry = self.plane.sessions().get(sid);
-        let heard = entry.is_some_and(|e| e.heard() != 0);
-        let Some(nego) = session.confirming.as_mut().filter(|_| !heard) else {
-            // Only who has the session can acknowledge.
-            session.confirming = None;
-            return;
-        };
-        let (local, peer) = (session.local, session.peer);
-        let step = nego.poll(now);
-        self.next_tick = self.next_tick.min(nego.poll_at());
-        match step {
-            Ok(Some(Step::Send(packet))) => self.send(&packet, local, peer),
-            Ok(_) => {}
-            Err(error) => self.broken(sid, &error.to_string()),
-        }
-    }
-
-    /// A session that data have gone to does not come to be.
-    fn broken(&mut self, sid: u32, why: &str) {
-        if let Some(session) = self.sessions.get(&sid) {
-            tracing::info!(peer = %session.peer, why, "the session has come to nothing");
-        }
-        self.end(sid, intf::VTL_CLOSED_TIMEOUT);
-    }
-
-    pub(super) fn send(&self, packet: &Packet<'_>, from: IpAddr, to: IpAddr) {
-        let mut buffer = [0; 256];
-        let Ok(length) = packet.emit(&mut buffer) else {
-            return;
-        };
-        let Some(raw) = &self.raw[usize::from(to.is_ipv6())] else {
-            return;
-        };
-        if let Err(error) = raw.send(&buffer[..length], from, to) {
-            tracing::debug!(%error, %to, "a control packet cannot be sent");
-        }
-    }
-
-    /// A session could not be opened.
-    pub(super) fn failed(&mut self, sid: u32, why: &str) {
-        let Some(session) = self.sessions.get_mut(&sid) else {
-            return;
-        };
-        tracing::info!(peer = %session.peer, why, "no session");
-        let peer = session.peer;
-        let mut flows = Vec::new();
-        match &mut session.purpose {
-            Use::Streams { waiting, .. } => flows = std::mem::take(waiting),
-            Use::Aware(aware) => {
-                if let Some(reply) = aware.reply.take() {
-                    let _ = reply.send(Err(format!(
-                        "no session with {peer}: {why} (does VTL run there? try: vtl doctor)"
-                    )));
-                }
-            }
-        }
-        self.forget(sid);
-        for flow in flows {
-            self.plain(flow);
-        }
-    }
-
-    pub(super) fn control_packets(&mut self, v6: bool) {
-        for _ in 0..64 {
-            let Some(raw) = &self.raw[usize::from(v6)] else {
-                return;
-            };
-            match raw.receive() {
-                Ok(Some(received)) => self.control_packet(received),
-                Ok(None) => return,
-                Err(error) => {
-                    tracing::debug!(%error, "receiving a control packet");
-                    return;
-                }
-            }
-        }
-    }
-
-    pub(super) fn control_packet(&mut self, received: Received) {
-        let packet = match Packet::parse(&received.bytes) {
-            Ok(packet) => packet,
-            Err(error) => {
-                if let Some(nack) = nego::refuse_version(&received.bytes) {
-                    self.send(&nack, received.to, received.from);
-                }
-                tracing::debug!(%error, from = %received.from, "a malformed control packet");
-                return;
-            }
-        };
-        match &packet {
-            Packet::Nego(nego) => {
-                if !self.asked(nego, &received) && self.parked.len() < PARKED {
-                    self.parked.push_back(Parked::Asked(received));
-                }
-            }
-            Packet::NegoAck(n) | Packet::NegoNack(n) => {
-                self.answered(n.header.sid, &packet, &received);
-            }
-            Packet::Close(header) => self.closed(*header, &received),
-            Packet::Data(_) | Packet::Ack(_) | Packet::Probe(_) => {}
-        }
-    }
-
-    /// A peer wants to open a session. False if that has to wait for rings.
-    pub(super) fn asked(&mut self, nego: &Nego, received: &Received) -> bool {
-        // Before the responder takes note of it. Without rings for ever, it is refused below.
-        if self.rings_ready(received.from) == Ok(false) {
-            return false;
-        }
-        let listening = |l: &Listener| l.backlog.len() < BACKLOG;
-        let grafts = self.usable(&Requirements::default());
-        let policy = Policy {
-            grafts: &grafts,
-            listening: nego.port == 0 || self.listeners.get(&nego.port).is_some_and(listening),
-            room: !self.stopping && self.sessions.len() < self.config.max_sessions,
-        };
-        let next = self.next_sid();
-        let verdict = self
-            .responder
-            .asked(now_ns(), received.from, nego, &policy, next);
-        match verdict {
-            Verdict::Answer(answer) => self.send(&answer, received.to, received.from),
-            Verdict::Open(request) => self.respond(&request, received),
-        }
-        true
-    }
-
-    /// An index that is probably free when a peer comes back: any that is free now.
-    fn next_sid(&self) -> u32 {
-        let random = random_token() % u64::from(intf::VTL_MAX_SESSIONS - 1);
-        self.free_after(random as u32).unwrap_or(1)
-    }
-
-    fn respond(&mut self, request: &Request, received: &Received) {
-        let peer = received.from;
-        let choice = request.choices.iter().find(|c| self.launch(c.gid).is_ok());
-        let made = match choice {
-            Some(choice) => self.accept(request, choice, received).map_err(|error| {
-                tracing::warn!(%error, %peer, "a session was not accepted");
-                Reason::NoRoom
-            }),
-            None => Err(Reason::NoGraft),
-        };
-        let answer = made.unwrap_or_else(|reason| self.responder.refuse(request, reason));
-        self.send(&answer, received.to, peer);
-    }
-
-    fn accept(
-        &mut self,
-        request: &Request,
-        choice: &Choice,
-        received: &Received,
-    ) -> Result<Packet<'static>, String> {
-        let port = request.port();
-        let owner = self.listeners.get(&port).map_or(0, |l| l.owner);
-        let mtu = raw::route(received.from).map_or(1500, |(_, mtu)| mtu);
-        let max_payload = raw::max_payload(mtu, received.from);
-        let most = max_payload.min(request.max_payload);
-        let wish = request.early_with(choice);
-        let (sid, token) = self.create(received.from, received.to, port, wish, |rings| {
-            Ok(if port == 0 {
-                Use::Streams {
-                    waiting: Vec::new(),
-                    streams: None,
-                }
-            } else {
-                Use::Aware(aware(owner, rings, most, None)?)
-            })
-        })?;
-        let next_sid = self.next_sid();
-        let session = self.sessions.get_mut(&sid).expect("just made");
-        let made = Made {
-            sid,
-            token,
-            ring_slots: session.slots,
-            max_payload,
-            next_sid,
-        };
-        let now = now_ns();
-        let (answer, established) = self.responder.accept(now, request, choice, &made);
-        session.answered = Some(Answered {
-            at_ns: now,
-            early: wish == Some((sid, token)),
-        });
-        self.establish(sid, &established)
-            .inspect_err(|_| self.forget(sid))?;
-        Ok(answer)
-    }
-
-    /// The first packet of a peer that opened a session. From here on the session may be used.
-    pub(super) fn validated(&mut self, sid: u32, answered: Answered) {
-        self.responder.validated(sid);
-        let Some(session) = self.sessions.get_mut(&sid) else {
-            return;
-        };
-        let Some(entry) = self.plane.sessions().get(sid) else {
-            return;
-        };
-        if !session.is_open() {
-            return;
-        }
-        // What did not wait for the answer says nothing of the path.
-        let elapsed = Duration::from_nanos(now_ns() - answered.at_ns);
-        let measured = (!answered.early).then_some(elapsed);
-        if let Some(rtt) = measured.or(self.peers.rtt(session.peer)) {
-            entry.suppose_rtt(rtt);
-            let slots = stock::slots_for(rtt, session.rings.slots);
-            if slots > session.slots {
-                session.slots = slots;
-                entry.widen(slots);
-            }
-        }
-        let (peer, port) = (session.peer, session.port);
-        if let Err(error) = session.map_streams(entry.snapshot().max_payload) {
-            tracing::warn!(%error, %peer, "a session cannot be used");
-            self.close(sid, true);
-            return;
-        }
-        if let Some(rtt) = measured {
-            self.peers.note_rtt(peer, rtt);
-        }
-        if let Some(listener) = self.listeners.get_mut(&port) {
-            listener.backlog.push_back(sid);
-            self.grant_accepted();
-        }
-        self.receive(sid);
-    }
-
     /// The answer to our NEGO.
     pub(super) fn answered(&mut self, sid: u32, packet: &Packet<'_>, received: &Received) {
         let Some(session) = self.sessions.get_mut(&sid) else {
@@ -640,16 +405,49 @@ impl Engine {
         }
     }
 
-    /// The session that data have gone to is there.
-    fn confirmed(&mut self, sid: u32, established: &Established) {
-        if let Some(entry) = self.plane.sessions().get(sid)
-            && entry.heard() == 0
+    /// A session that we opened is open.
+    pub(super) fn opened(&mut self, sid: u32) {
+        let Some(session) = self.sessions.get_mut(&sid) else {
+            return;
+        };
+        tracing::info!(peer = %session.peer, sid, port = session.port, "session open");
+        // The peer learns from our first packet where we live. One that is asked before it can have
+        // the session would be asked in vain.
+        if session.confirming.is_none()
+            && let Some(entry) = self.plane.sessions().get(sid)
         {
-            // They may have come too early, or there were none yet.
             entry.probe();
-            self.schedule.now(sid);
         }
-        self.met(sid, established);
+        match &mut session.purpose {
+            Use::Streams { .. } => self.start_waiting(sid),
+            Use::Aware(aware) => {
+                let reply = aware.reply.take();
+                let granted = self.grant(sid);
+                if let Some(reply) = reply {
+                    let _ = reply.send(granted);
+                }
+            }
+        }
+    }
+
+    /// Remembers what the next session with the peer may begin with.
+    fn met(&mut self, sid: u32, established: &Established) {
+        let (Some(session), Some(entry)) =
+            (self.sessions.get_mut(&sid), self.plane.sessions().get(sid))
+        else {
+            return;
+        };
+        let entry = entry.snapshot();
+        let mut ethernet = [0; 14];
+        ethernet.copy_from_slice(&entry.headers[..14]);
+        let way = Way {
+            ethernet,
+            ifindex: entry.ifindex,
+        };
+        let offered = std::mem::take(&mut session.offered);
+        if let Some(next) = Next::new(now_ns(), established, session.port, offered, way) {
+            self.peers.note_next(session.peer, next);
+        }
     }
 
     /// The peer agreed on a graft that is of no use here: another one, if there is any.
@@ -683,6 +481,90 @@ impl Engine {
         self.open_timer(sid, now);
     }
 
+    /// A session could not be opened.
+    pub(super) fn failed(&mut self, sid: u32, why: &str) {
+        let Some(session) = self.sessions.get_mut(&sid) else {
+            return;
+        };
+        tracing::info!(peer = %session.peer, why, "no session");
+        let peer = session.peer;
+        let mut flows = Vec::new();
+        match &mut session.purpose {
+            Use::Streams { waiting, .. } => flows = std::mem::take(waiting),
+            Use::Aware(aware) => {
+                if let Some(reply) = aware.reply.take() {
+                    let _ = reply.send(Err(format!(
+                        "no session with {peer}: {why} (does VTL run there? try: vtl doctor)"
+                    )));
+                }
+            }
+        }
+        self.forget(sid);
+        for flow in flows {
+            self.plain(flow);
+        }
+    }
+
+    /// Data may go, though the answer is still to come.
+    fn go_ahead(&mut self, sid: u32, established: &Established) {
+        let Some(session) = self.sessions.get_mut(&sid) else {
+            return;
+        };
+        let established = Established {
+            rtt: self.peers.rtt(session.peer),
+            ..*established
+        };
+        let phase = std::mem::replace(&mut session.phase, Phase::Ended);
+        if let (Some(way), Some(entry)) = (session.way, self.plane.sessions().get(sid)) {
+            entry.complete(|s| {
+                s.headers[..way.ethernet.len()].copy_from_slice(&way.ethernet);
+                s.ifindex = way.ifindex;
+            });
+        }
+        if let Err(error) = self.establish(sid, &established) {
+            self.failed(sid, &error);
+            return;
+        }
+        if let (Phase::Opening(nego), Some(session)) = (phase, self.sessions.get_mut(&sid)) {
+            session.confirming = Some(nego);
+        }
+        self.opened(sid);
+    }
+
+    /// Repeats the NEGO of a session that data have gone to already.
+    pub(super) fn confirm_timer(&mut self, sid: u32, now: u64) {
+        let Some(session) = self.sessions.get_mut(&sid) else {
+            return;
+        };
+        let entry = self.plane.sessions().get(sid);
+        let heard = entry.is_some_and(|e| e.heard() != 0);
+        let Some(nego) = session.confirming.as_mut().filter(|_| !heard) else {
+            // Only who has the session can acknowledge.
+            session.confirming = None;
+            return;
+        };
+        let (local, peer) = (session.local, session.peer);
+        let step = nego.poll(now);
+        self.next_tick = self.next_tick.min(nego.poll_at());
+        match step {
+            Ok(Some(Step::Send(packet))) => self.send(&packet, local, peer),
+            Ok(_) => {}
+            Err(error) => self.broken(sid, &error.to_string()),
+        }
+    }
+
+    /// The session that data have gone to is there.
+    fn confirmed(&mut self, sid: u32, established: &Established) {
+        if let Some(entry) = self.plane.sessions().get(sid)
+            && entry.heard() == 0
+        {
+            // They may have come too early, or there were none yet.
+            entry.probe();
+            self.schedule.now(sid);
+        }
+        self.met(sid, established);
+    }
+
     /// What went ahead was not taken: all of it goes again, to the session that there is now.
     fn moved(&mut self, sid: u32, established: &Established) {
         if let Err(error) = self.launch(established.gid) {
@@ -711,162 +593,17 @@ impl Engine {
         self.met(sid, established);
     }
 
-    /// Remembers what the next session with the peer may begin with.
-    fn met(&mut self, sid: u32, established: &Established) {
-        let (Some(session), Some(entry)) =
-            (self.sessions.get_mut(&sid), self.plane.sessions().get(sid))
-        else {
-            return;
-        };
-        let entry = entry.snapshot();
-        let mut ethernet = [0; 14];
-        ethernet.copy_from_slice(&entry.headers[..14]);
-        let way = Way {
-            ethernet,
-            ifindex: entry.ifindex,
-        };
-        let offered = std::mem::take(&mut session.offered);
-        if let Some(next) = Next::new(now_ns(), established, session.port, offered, way) {
-            self.peers.note_next(session.peer, next);
+    /// A session that data have gone to does not come to be.
+    fn broken(&mut self, sid: u32, why: &str) {
+        if let Some(session) = self.sessions.get(&sid) {
+            tracing::info!(peer = %session.peer, why, "the session has come to nothing");
         }
-    }
-
-    /// Hands the session to the kernel's programs.
-    pub(super) fn establish(&mut self, sid: u32, established: &Established) -> Result<(), String> {
-        let session = self.sessions.get_mut(&sid).ok_or("the session has gone")?;
-        if session.initiator {
-            // After more than one NEGO nobody knows which was answered.
-            let slots = established.rtt.map_or(session.rings.slots, |rtt| {
-                stock::slots_for(rtt, session.rings.slots)
-            });
-            session.slots = session.slots.max(slots);
-            session.map_streams(established.max_payload)?;
-        }
-        let entry = self.plane.sessions().get(sid).expect("it has an entry");
-        let slots = session.slots;
-        entry.complete(|s| {
-            session::fill(s, established);
-            s.slots = slots;
-        });
-        entry.set_state(intf::VTL_OPEN);
-        session.phase = Phase::Open;
-        session.heard_ns = now_ns();
-        self.schedule.now(sid);
-        let peer = session.peer;
-        if matches!(session.purpose, Use::Streams { .. }) {
-            self.handle
-                .peers
-                .write()
-                .unwrap_or_else(PoisonError::into_inner)
-                .insert(peer);
-        }
-        if let Some(rtt) = established.rtt {
-            self.peers.note_rtt(peer, rtt);
-        }
-        Ok(())
-    }
-
-    /// A session that we opened is open.
-    pub(super) fn opened(&mut self, sid: u32) {
-        let Some(session) = self.sessions.get_mut(&sid) else {
-            return;
-        };
-        tracing::info!(peer = %session.peer, sid, port = session.port, "session open");
-        // The peer learns from our first packet where we live. One that is asked before it can have
-        // the session would be asked in vain.
-        if session.confirming.is_none()
-            && let Some(entry) = self.plane.sessions().get(sid)
-        {
-            entry.probe();
-        }
-        match &mut session.purpose {
-            Use::Streams { .. } => self.start_waiting(sid),
-            Use::Aware(aware) => {
-                let reply = aware.reply.take();
-                let granted = self.grant(sid);
-                if let Some(reply) = reply {
-                    let _ = reply.send(granted);
-                }
-            }
-        }
-    }
-
-    pub(super) fn grant(&self, sid: u32) -> Result<Granted, String> {
-        let entry = self
-            .plane
-            .sessions()
-            .get(sid)
-            .ok_or("the session has gone")?
-            .snapshot();
-        let session = self.sessions.get(&sid).ok_or("the session has gone")?;
-        let graft = self.plane.grafts().find(|g| g.gid == entry.gid);
-        let (graft, services) =
-            graft.map_or_else(Default::default, |g| (g.name.clone(), g.services));
-        session::grant(sid, session, &entry, graft, services)
-            .ok_or_else(|| "out of file descriptors".to_owned())
-    }
-
-    pub(super) fn connect(
-        &mut self,
-        owner: Owner,
-        to: SocketAddr,
-        wish: Wish,
-        reply: Reply<Granted>,
-    ) {
-        if to.port() == 0 {
-            let _ = reply.send(Err("port 0 is the Hooker's: name another one".into()));
-            return;
-        }
-        match self.rings_ready(to.ip()) {
-            Ok(true) => {}
-            Ok(false) => {
-                self.parked.push_back(Parked::Connect {
-                    owner,
-                    to,
-                    wish,
-                    reply,
-                });
-                return;
-            }
-            Err(error) => {
-                let _ = reply.send(Err(error));
-                return;
-            }
-        }
-        let shared = reply.clone();
-        let mtu = raw::route(to.ip()).map_or(1500, |(_, mtu)| mtu);
-        let max_payload = raw::max_payload(mtu, to.ip());
-        let opened = self.open(to.ip(), to.port(), &wish, |rings| {
-            Ok(Use::Aware(aware(owner, rings, max_payload, Some(shared))?))
-        });
-        if let Err(error) = opened {
-            let _ = reply.send(Err(error));
-        }
-    }
-
-    /// Gives sessions that wait to applications that wait.
-    pub(super) fn grant_accepted(&mut self) {
-        let mut ready = Vec::new();
-        for listener in self.listeners.values_mut() {
-            while !listener.waiting.is_empty()
-                && let Some(sid) = listener.backlog.pop_front()
-                && let Some((owner, reply)) = listener.waiting.pop_front()
-            {
-                ready.push((sid, owner, reply));
-            }
-        }
-        for (sid, owner, reply) in ready {
-            let aware = self.sessions.get_mut(&sid).and_then(Session::aware);
-            if let Some(aware) = aware {
-                aware.owner = owner;
-            }
-            let _ = reply.send(self.grant(sid));
-        }
+        self.end(sid, intf::VTL_CLOSED_TIMEOUT);
     }
 }
 
 /// The daemon's part of an aware application's session.
-fn aware(
+pub(super) fn aware(
     owner: Owner,
     rings: &vtl_bpf::rings::RingSet,
     max_payload: u16,

@@ -16,10 +16,13 @@ use vtl_pool::{
 };
 use vtl_proto::{
     intf,
-    services::{GraftInfo, ParamRange},
+    services::{GraftInfo, ParamRange, Requirements, Services, select},
 };
 
-use super::{super::now_ns, Engine};
+use super::{
+    super::{now_ns, session::Wish},
+    BROKEN_NS, Engine,
+};
 
 /// A graft of the pool, in the version that is in the kernel or would be.
 pub(super) struct Pooled {
@@ -234,6 +237,71 @@ impl Engine {
             "deployed"
         );
         Ok(())
+    }
+
+    /// The grafts that a session may use, in order of preference, whether they are in the kernel
+    /// yet or not; without those that it refused a moment ago. Who asks for nothing gets nothing
+    /// first, who asks for something the best of those that provide it.
+    pub(super) fn usable(&self, wanted: &Requirements) -> Vec<GraftInfo> {
+        let now = now_ns();
+        let works = |p: &&Pooled| !p.disabled && p.failed_ns.is_none_or(|at| now - at > BROKEN_NS);
+        let mut usable = select(self.pool.iter().filter(works).map(|p| &p.info), wanted);
+        if wanted.required().is_empty() && wanted.prefer.is_empty() {
+            usable.sort_by_key(|g| g.provides.count());
+        }
+        usable.into_iter().cloned().collect()
+    }
+
+    /// The grafts to offer for a wish, at least one.
+    pub(super) fn candidates(&self, wish: &Wish) -> Result<Vec<GraftInfo>, String> {
+        let mut usable = self.usable(&wish.wanted);
+        if let Some(name) = &wish.graft {
+            let pooled = self.pool.iter().find(|p| p.info.name == *name);
+            let pooled = pooled
+                .filter(|p| !p.disabled)
+                .ok_or_else(|| format!("the pool has no graft \"{name}\": vtl graft list"))?;
+            wish.check(&pooled.params)?;
+            usable.retain(|g| g.name == *name);
+            if usable.is_empty() {
+                return Err(format!(
+                    "graft \"{name}\" is not what was asked for: it provides {}",
+                    pooled.info.provides
+                ));
+            }
+        } else if !wish.params.is_empty() {
+            return Err("parameters are a graft's: name it, too".into());
+        }
+        let allowed = |g: &GraftInfo| {
+            let pooled = self.pool.iter().find(|p| p.info.gid == g.gid);
+            let asked = pooled.map_or_else(Vec::new, |p| wish.asked(&p.params));
+            let range = |i: u8| g.params.get(usize::from(i));
+            asked
+                .iter()
+                .all(|(i, value)| range(*i).is_some_and(|p| p.allows(*value)))
+        };
+        usable.retain(allowed);
+        if usable.is_empty() {
+            return Err(self.lacking(wish));
+        }
+        Ok(usable)
+    }
+
+    /// Why no graft will do.
+    fn lacking(&self, wish: &Wish) -> String {
+        let required = wish.wanted.required();
+        let with = |g: &GraftInfo| g.satisfies(required);
+        if self.pool.iter().any(|p| !p.disabled && with(&p.info)) {
+            return format!(
+                "every graft of the pool with {required} also has what was prohibited: {}",
+                wish.wanted.prohibit
+            );
+        }
+        let all = self.pool.iter().filter(|p| !p.disabled);
+        let all = all.fold(Services::NONE, |all, p| all | p.info.provides.implied());
+        match all.missing(required) {
+            Services::NONE => format!("no graft of the pool provides {required} together"),
+            missing => format!("no graft of the pool provides {missing}"),
+        }
     }
 
     /// Open sessions over a graft.

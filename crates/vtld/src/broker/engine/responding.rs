@@ -1,0 +1,168 @@
+//! The responder's half of opening sessions: from a peer's NEGO to the application that accepts.
+
+use std::time::Duration;
+
+use vtl_proto::{
+    intf,
+    nego::{Choice, Made, Policy, Reason, Request, Verdict},
+    services::Requirements,
+    wire::{Nego, Packet},
+};
+
+use super::{
+    super::{
+        now_ns, random_token,
+        raw::{self, Received},
+        session::{Answered, Listener, Session, Use},
+        stock,
+    },
+    BACKLOG, Engine,
+    opening::aware,
+};
+
+impl Engine {
+    /// A peer wants to open a session. False if that has to wait for rings.
+    pub(super) fn asked(&mut self, nego: &Nego, received: &Received) -> bool {
+        // Before the responder takes note of it. Without rings for ever, it is refused below.
+        if self.rings_ready(received.from) == Ok(false) {
+            return false;
+        }
+        let listening = |l: &Listener| l.backlog.len() < BACKLOG;
+        let grafts = self.usable(&Requirements::default());
+        let policy = Policy {
+            grafts: &grafts,
+            listening: nego.port == 0 || self.listeners.get(&nego.port).is_some_and(listening),
+            room: !self.stopping && self.sessions.len() < self.config.max_sessions,
+        };
+        let next = self.next_sid();
+        let verdict = self
+            .responder
+            .asked(now_ns(), received.from, nego, &policy, next);
+        match verdict {
+            Verdict::Answer(answer) => self.send(&answer, received.to, received.from),
+            Verdict::Open(request) => self.respond(&request, received),
+        }
+        true
+    }
+
+    /// An index that is probably free when a peer comes back: any that is free now.
+    fn next_sid(&self) -> u32 {
+        let random = random_token() % u64::from(intf::VTL_MAX_SESSIONS - 1);
+        self.free_after(random as u32).unwrap_or(1)
+    }
+
+    fn respond(&mut self, request: &Request, received: &Received) {
+        let peer = received.from;
+        let choice = request.choices.iter().find(|c| self.launch(c.gid).is_ok());
+        let made = match choice {
+            Some(choice) => self.accept(request, choice, received).map_err(|error| {
+                tracing::warn!(%error, %peer, "a session was not accepted");
+                Reason::NoRoom
+            }),
+            None => Err(Reason::NoGraft),
+        };
+        let answer = made.unwrap_or_else(|reason| self.responder.refuse(request, reason));
+        self.send(&answer, received.to, peer);
+    }
+
+    fn accept(
+        &mut self,
+        request: &Request,
+        choice: &Choice,
+        received: &Received,
+    ) -> Result<Packet<'static>, String> {
+        let port = request.port();
+        let owner = self.listeners.get(&port).map_or(0, |l| l.owner);
+        let mtu = raw::route(received.from).map_or(1500, |(_, mtu)| mtu);
+        let max_payload = raw::max_payload(mtu, received.from);
+        let most = max_payload.min(request.max_payload);
+        let wish = request.early_with(choice);
+        let (sid, token) = self.create(received.from, received.to, port, wish, |rings| {
+            Ok(if port == 0 {
+                Use::Streams {
+                    waiting: Vec::new(),
+                    streams: None,
+                }
+            } else {
+                Use::Aware(aware(owner, rings, most, None)?)
+            })
+        })?;
+        let next_sid = self.next_sid();
+        let session = self.sessions.get_mut(&sid).expect("just made");
+        let made = Made {
+            sid,
+            token,
+            ring_slots: session.slots,
+            max_payload,
+            next_sid,
+        };
+        let now = now_ns();
+        let (answer, established) = self.responder.accept(now, request, choice, &made);
+        session.answered = Some(Answered {
+            at_ns: now,
+            early: wish == Some((sid, token)),
+        });
+        self.establish(sid, &established)
+            .inspect_err(|_| self.forget(sid))?;
+        Ok(answer)
+    }
+
+    /// The first packet of a peer that opened a session. From here on the session may be used.
+    pub(super) fn validated(&mut self, sid: u32, answered: Answered) {
+        self.responder.validated(sid);
+        let Some(session) = self.sessions.get_mut(&sid) else {
+            return;
+        };
+        let Some(entry) = self.plane.sessions().get(sid) else {
+            return;
+        };
+        if !session.is_open() {
+            return;
+        }
+        // What did not wait for the answer says nothing of the path.
+        let elapsed = Duration::from_nanos(now_ns() - answered.at_ns);
+        let measured = (!answered.early).then_some(elapsed);
+        if let Some(rtt) = measured.or(self.peers.rtt(session.peer)) {
+            entry.suppose_rtt(rtt);
+            let slots = stock::slots_for(rtt, session.rings.slots);
+            if slots > session.slots {
+                session.slots = slots;
+                entry.widen(slots);
+            }
+        }
+        let (peer, port) = (session.peer, session.port);
+        if let Err(error) = session.map_streams(entry.snapshot().max_payload) {
+            tracing::warn!(%error, %peer, "a session cannot be used");
+            self.close(sid, true);
+            return;
+        }
+        if let Some(rtt) = measured {
+            self.peers.note_rtt(peer, rtt);
+        }
+        if let Some(listener) = self.listeners.get_mut(&port) {
+            listener.backlog.push_back(sid);
+            self.grant_accepted();
+        }
+        self.receive(sid);
+    }
+
+    /// Gives sessions that wait to applications that wait.
+    pub(super) fn grant_accepted(&mut self) {
+        let mut ready = Vec::new();
+        for listener in self.listeners.values_mut() {
+            while !listener.waiting.is_empty()
+                && let Some(sid) = listener.backlog.pop_front()
+                && let Some((owner, reply)) = listener.waiting.pop_front()
+            {
+                ready.push((sid, owner, reply));
+            }
+        }
+        for (sid, owner, reply) in ready {
+            let aware = self.sessions.get_mut(&sid).and_then(Session::aware);
+            if let Some(aware) = aware {
+                aware.owner = owner;
+            }
+            let _ = reply.send(self.grant(sid));
+        }
+    }
+}
