@@ -12,8 +12,8 @@ use nix::{
     cmsg_space,
     errno::Errno,
     sys::socket::{
-        AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr,
-        connect, recvmsg, sendmsg, socket,
+        AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, connect, recvmsg,
+        sendmsg, socket,
     },
 };
 use serde_json::{Value, json};
@@ -83,7 +83,7 @@ impl Client {
             None,
         )?;
         let to = UnixAddr::new(path)?;
-        match connect(socket.as_raw_fd(), &to) {
+        match retry(|| connect(socket.as_raw_fd(), &to)) {
             Ok(()) => Ok(Self { socket }),
             Err(Errno::EACCES | Errno::EPERM) => Err(Error::Denied(path.to_path_buf())),
             Err(cause) => Err(Error::Unreachable {
@@ -197,21 +197,33 @@ pub fn send(socket: RawFd, value: &Value, descriptors: &[RawFd]) -> Result<(), E
     } else {
         &rights[..]
     };
-    sendmsg::<()>(
-        socket,
-        &[IoSlice::new(text.as_bytes())],
-        control,
-        MsgFlags::MSG_NOSIGNAL,
-        None,
-    )?;
+    retry(|| {
+        sendmsg::<()>(
+            socket,
+            &[IoSlice::new(text.as_bytes())],
+            control,
+            MsgFlags::MSG_NOSIGNAL,
+            None,
+        )
+    })?;
     Ok(())
+}
+
+/// Does it again as long as a signal comes in between.
+fn retry<T>(mut call: impl FnMut() -> nix::Result<T>) -> nix::Result<T> {
+    loop {
+        match call() {
+            Err(Errno::EINTR) => {}
+            done => return done,
+        }
+    }
 }
 
 /// Receives one message; `None` at the end.
 ///
 /// # Errors
-/// [`Error::System`], or [`Error::Malformed`] if the message is longer than [`MAX_MESSAGE`] or no
-/// JSON.
+/// [`Error::System`], with `EMFILE` if there was no place for all descriptors; or
+/// [`Error::Malformed`] if the message is longer than [`MAX_MESSAGE`] or no JSON.
 pub fn receive(socket: RawFd) -> Result<Option<(Value, Vec<OwnedFd>)>, Error> {
     receive_with(socket, MsgFlags::empty())
 }
@@ -220,33 +232,27 @@ fn receive_with(socket: RawFd, flags: MsgFlags) -> Result<Option<(Value, Vec<Own
     let mut buffer = vec![0; MAX_MESSAGE];
     let mut space = cmsg_space!([RawFd; MAX_DESCRIPTORS]);
     let mut parts = [IoSliceMut::new(&mut buffer)];
-    let message = loop {
-        match recvmsg::<()>(
+    let message = retry(|| {
+        recvmsg::<()>(
             socket,
             &mut parts,
             Some(&mut space),
             MsgFlags::MSG_CMSG_CLOEXEC | flags,
-        ) {
-            Err(Errno::EINTR) => {}
-            Err(Errno::ECONNRESET) => return Ok(None),
-            other => break other?,
-        }
+        )
+        .map(|message| (message.bytes, message.flags))
+    });
+    let (bytes, flags) = match message {
+        Err(Errno::ECONNRESET) => return Ok(None),
+        other => other?,
     };
-    let mut descriptors = Vec::new();
-    for control in message.cmsgs()? {
-        if let ControlMessageOwned::ScmRights(list) = control {
-            // SAFETY: the kernel has just made these descriptors for us alone.
-            descriptors.extend(
-                list.into_iter()
-                    .map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }),
-            );
-        }
-    }
-    let (bytes, cut) = (message.bytes, message.flags.contains(MsgFlags::MSG_TRUNC));
+    let descriptors = descriptors(&space);
     if bytes == 0 {
         return Ok(None);
     }
-    if cut {
+    if flags.contains(MsgFlags::MSG_CTRUNC) {
+        return Err(Errno::EMFILE.into());
+    }
+    if flags.contains(MsgFlags::MSG_TRUNC) {
         return Err(Error::Malformed(format!(
             "a message of more than {MAX_MESSAGE} bytes"
         )));
@@ -254,4 +260,127 @@ fn receive_with(socket: RawFd, flags: MsgFlags) -> Result<Option<(Value, Vec<Own
     let value =
         serde_json::from_slice(&buffer[..bytes]).map_err(|e| Error::Malformed(e.to_string()))?;
     Ok(Some((value, descriptors)))
+}
+
+/// The descriptors in a buffer for control messages that was zero before: those of the first
+/// message, as no others were asked for. nix does not name them if some found no place, and they
+/// would stay open.
+fn descriptors(space: &[u8]) -> Vec<OwnedFd> {
+    const HEADER: usize = size_of::<libc::cmsghdr>();
+    let Some((header, data)) = space.split_at_checked(HEADER) else {
+        return Vec::new();
+    };
+    // SAFETY: plain numbers, and as many bytes as they take.
+    let header: libc::cmsghdr = unsafe { header.as_ptr().cast::<libc::cmsghdr>().read_unaligned() };
+    if (header.cmsg_level, header.cmsg_type) != (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+        return Vec::new();
+    }
+    let length = header.cmsg_len.saturating_sub(HEADER).min(data.len());
+    data[..length]
+        .as_chunks()
+        .0
+        .iter()
+        .map(|fd| {
+            // SAFETY: the kernel has just made this descriptor for us alone.
+            unsafe { OwnedFd::from_raw_fd(RawFd::from_ne_bytes(*fd)) }
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs::File, io::Read, thread, time::Duration};
+
+    use nix::sys::socket::{Backlog, accept, bind, listen, socketpair};
+
+    use super::*;
+
+    fn pair() -> (OwnedFd, OwnedFd) {
+        socketpair(
+            AddressFamily::Unix,
+            SockType::SeqPacket,
+            None,
+            SockFlag::SOCK_CLOEXEC,
+        )
+        .unwrap()
+    }
+
+    #[test]
+    fn receive__descriptors_come_along() {
+        let (here, there) = pair();
+        let (reader, writer) = nix::unistd::pipe().unwrap();
+        let request = json!({ "op": "test" });
+        send(here.as_raw_fd(), &request, &[writer.as_raw_fd()]).unwrap();
+        drop(writer);
+        let (value, descriptors) = receive(there.as_raw_fd()).unwrap().unwrap();
+        assert_eq!((value, descriptors.len()), (request, 1));
+        nix::unistd::write(&descriptors[0], b"x").unwrap();
+        drop(descriptors);
+        let mut text = String::new();
+        File::from(reader).read_to_string(&mut text).unwrap();
+        assert_eq!(text, "x");
+    }
+
+    #[test]
+    fn receive__more_descriptors_than_there_is_place_for_are_refused_and_closed() {
+        let (here, there) = pair();
+        let (reader, writer) = nix::unistd::pipe().unwrap();
+        let many = [writer.as_raw_fd(); MAX_DESCRIPTORS + 5];
+        send(here.as_raw_fd(), &json!({}), &many).unwrap();
+        drop(writer);
+        let refused = receive(there.as_raw_fd());
+        assert!(
+            matches!(refused, Err(Error::System(Errno::EMFILE))),
+            "{refused:?}"
+        );
+        // Whoever still had one would keep the pipe open.
+        let mut fds = [nix::poll::PollFd::new(
+            reader.as_fd(),
+            nix::poll::PollFlags::POLLIN,
+        )];
+        assert_eq!(nix::poll::poll(&mut fds, 0_u8), Ok(1));
+    }
+
+    #[test]
+    fn connect__a_signal_does_not_end_it() {
+        extern "C" fn nothing(_: libc::c_int) {}
+        let path = std::env::temp_dir().join(format!("vtl-connect-{}", std::process::id()));
+        let listener = socket(
+            AddressFamily::Unix,
+            SockType::SeqPacket,
+            SockFlag::SOCK_CLOEXEC,
+            None,
+        )
+        .unwrap();
+        bind(listener.as_raw_fd(), &UnixAddr::new(&path).unwrap()).unwrap();
+        listen(&listener, Backlog::new(0).unwrap()).unwrap();
+        // Without SA_RESTART, as Python has it.
+        // SAFETY: the action is valid, and the handler does nothing.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = nothing as *const () as usize;
+            libc::sigaction(libc::SIGUSR2, &raw const action, std::ptr::null_mut());
+        }
+        let _first = Client::connect(&path).unwrap();
+        thread::scope(|scope| {
+            let (tell, told) = std::sync::mpsc::channel();
+            let path = &path;
+            let second = scope.spawn(move || {
+                // SAFETY: no arguments, no failure.
+                tell.send(unsafe { libc::pthread_self() }).unwrap();
+                Client::connect(path)
+            });
+            let thread = told.recv().unwrap();
+            for _ in 0..5 {
+                thread::sleep(Duration::from_millis(10));
+                // SAFETY: the thread waits for us to accept, or has not been joined at least.
+                unsafe { libc::pthread_kill(thread, libc::SIGUSR2) };
+            }
+            // Room for the second one.
+            // SAFETY: accept made this descriptor for us alone.
+            let _accepted = unsafe { OwnedFd::from_raw_fd(accept(listener.as_raw_fd()).unwrap()) };
+            assert!(second.join().unwrap().is_ok());
+        });
+        std::fs::remove_file(path).unwrap();
+    }
 }
