@@ -126,29 +126,30 @@ impl Engine {
         let used = if known { wanted } else { stock::NEAR };
         let slots = used.min(rings.slots);
         self.last_opened_ns = now_ns();
-        let purpose = match purpose(&rings) {
+        let register = |purpose: Use| {
+            if let Use::Aware(aware) = &purpose {
+                let event = EpollEvent::new(EpollFlags::EPOLLIN, Source::Kick { sid }.pack());
+                self.epoll
+                    .add(&aware.kick, event)
+                    .map_err(|e| e.to_string())?;
+                if let Some(caller) = &aware.caller {
+                    caller
+                        .register(&self.callers, sid)
+                        .map_err(|e| e.to_string())?;
+                }
+            }
+            Ok(purpose)
+        };
+        let purpose = match purpose(&rings).and_then(register) {
             Ok(purpose) => purpose,
             Err(error) => {
                 self.stock.put(rings);
                 return Err(error);
             }
         };
-        if let Use::Aware(aware) = &purpose {
-            let event = EpollEvent::new(EpollFlags::EPOLLIN, Source::Kick { sid }.pack());
-            self.epoll
-                .add(&aware.kick, event)
-                .map_err(|e| e.to_string())?;
-        }
         let entry = self.plane.sessions().get(sid).expect("it was found free");
         let mut value = session::entry(sid, token, rings.index, slots, local, peer);
-        if let Use::Aware(aware) = &purpose {
-            value.aware = 1;
-            if let Some(caller) = &aware.caller {
-                caller
-                    .register(&self.callers, sid)
-                    .map_err(|e| e.to_string())?;
-            }
-        }
+        value.aware = matches!(purpose, Use::Aware(_)).into();
         entry.initialise(value);
         entry.set_state(intf::VTL_OPENING);
         let now = now_ns();

@@ -81,7 +81,11 @@ impl Engine {
 
     /// State of an aware application's session.
     pub(super) fn statistics(&mut self, owner: Owner) -> Result<Value, String> {
-        let owned = |s: &Session| matches!(&s.purpose, Use::Aware(a) if a.owner == owner);
+        // One that it has closed may not be over yet.
+        let owned = |s: &Session| {
+            matches!(&s.purpose, Use::Aware(a) if a.owner == owner)
+                && !matches!(s.phase, Phase::Closing { .. })
+        };
         let found = self.sessions.iter().find(|(_, s)| owned(s));
         let sid = *found.ok_or("there is no session")?.0;
         let names = self.names();
