@@ -7,13 +7,16 @@
 //! - [`control`]: requests to the daemon.
 
 pub mod control;
+mod error;
 mod events;
 mod listener;
 pub mod ring;
+mod session;
 mod shared;
 pub mod socket;
 #[cfg(feature = "tokio")]
 pub mod tokio;
+mod waiting;
 
 pub use listener::Listener;
 pub use shared::Shared;

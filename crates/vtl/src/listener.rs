@@ -5,15 +5,16 @@ use std::{
     net::{Ipv6Addr, SocketAddr},
     os::fd::{AsFd, BorrowedFd},
     path::{Path, PathBuf},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
+use nix::sys::epoll::Epoll;
 use serde_json::json;
 
 use crate::{
     control::{self, Client},
     socket::{Error, Mode, Socket},
+    waiting::{Source, deadline, epoll, watch},
 };
 
 /// Holds a VTL port, and gives a [`Socket`] for each session that is opened to it. Sockets outlive
@@ -49,7 +50,7 @@ impl Listener {
             daemon: daemon.to_path_buf(),
             timeout: None,
             next: None,
-            ready: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(io::Error::from)?,
+            ready: epoll()?,
         };
         listener.ask()?;
         Ok(listener)
@@ -60,10 +61,7 @@ impl Listener {
         let client = Client::connect(&self.daemon)?;
         let mut next = Socket::over(client, Mode::Responder, self.address)?;
         next.ask(&json!({ "op": "accept", "key": self.key }))?;
-        let event = EpollEvent::new(EpollFlags::EPOLLIN, 0);
-        self.ready
-            .add(next.as_fd(), event)
-            .map_err(io::Error::from)?;
+        watch(&self.ready, &next, Source::Any)?;
         self.next = Some(next);
         Ok(())
     }
@@ -83,7 +81,7 @@ impl Listener {
     /// # Errors
     /// The daemon has gone, or the time limit passed.
     pub fn accept(&mut self) -> Result<Socket, Error> {
-        let limit = self.timeout.map(|limit| Instant::now() + limit);
+        let limit = deadline(self.timeout);
         loop {
             if let Some(socket) = self.try_accept()? {
                 return Ok(socket);

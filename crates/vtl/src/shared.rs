@@ -4,15 +4,14 @@ use std::{
     io,
     os::fd::{AsFd, BorrowedFd},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, TryLockError,
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
 
 use nix::{
-    errno::Errno,
-    poll::{PollFd, PollFlags, poll},
+    poll::{PollFd, PollFlags},
     sys::{
         epoll::Epoll,
         eventfd::{EfdFlags, EventFd},
@@ -22,13 +21,9 @@ use vtl_proto::services::Requirements;
 
 use crate::{
     Statistics,
-    socket::{Agreement, Error, Mode, NUDGE, Socket, patience, watch},
+    socket::{Agreement, Error, Mode, Socket},
+    waiting::{Source, WAIT_MS, deadline, epoll, patience, pause, poll, watch},
 };
-
-/// The longest that a lost wake-up can cost, ms.
-const WAIT_MS: u16 = 200;
-/// How often close looks whether everything has arrived.
-const CLOSE: Duration = Duration::from_millis(1);
 
 /// A [`Socket`] that several threads may use at once. One of them sends and one receives at a time;
 /// others wait for their turn, and what one thread sends in one call stays together only as far as
@@ -41,14 +36,21 @@ const CLOSE: Duration = Duration::from_millis(1);
 pub struct Shared {
     /// `None` once it is closed.
     socket: Mutex<Option<Socket>>,
+    /// The socket's descriptor.
     any: Arc<Epoll>,
+    /// That, or a nudge, for those who poll. Who waits in here must not wake from a nudge that is
+    /// for somebody else, and may lie there for long.
+    polled: Epoll,
     sending: Direction,
     receiving: Direction,
 }
 
 /// Who sends, or who receives.
 struct Direction {
-    turn: Mutex<()>,
+    /// Whether somebody has the turn.
+    taken: Mutex<bool>,
+    /// Somebody has it no more.
+    free: Condvar,
     /// Its last attempt found nothing. This and `nudged` change under the socket's lock.
     waiting: AtomicBool,
     /// Whether `nudge` is readable.
@@ -61,11 +63,35 @@ impl Direction {
     fn new() -> io::Result<Self> {
         let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
         Ok(Self {
-            turn: Mutex::new(()),
+            taken: Mutex::new(false),
+            free: Condvar::new(),
             waiting: AtomicBool::new(false),
             nudged: AtomicBool::new(false),
             nudge: EventFd::from_flags(flags)?,
         })
+    }
+
+    /// Waits for the turn.
+    fn enter(&self, end: Option<Instant>) -> Result<Turn<'_>, Error> {
+        let mut taken = lock(&self.taken);
+        while *taken {
+            taken = match end {
+                None => self
+                    .free
+                    .wait(taken)
+                    .unwrap_or_else(PoisonError::into_inner),
+                Some(end) => {
+                    let left = end.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return Err(Error::TimedOut);
+                    }
+                    let woken = self.free.wait_timeout(taken, left);
+                    woken.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+        *taken = true;
+        Ok(Turn(self))
     }
 
     fn nudge(&self) {
@@ -82,6 +108,16 @@ impl Direction {
     }
 }
 
+/// The turn of one thread in a direction.
+struct Turn<'a>(&'a Direction);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        *lock(&self.0.taken) = false;
+        self.0.free.notify_one();
+    }
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -94,12 +130,14 @@ impl Shared {
     pub fn new(socket: Socket) -> io::Result<Self> {
         let shared = Self {
             any: socket.any(),
+            polled: epoll()?,
             socket: Mutex::new(Some(socket)),
             sending: Direction::new()?,
             receiving: Direction::new()?,
         };
+        watch(&shared.polled, &shared.any.0, Source::Any)?;
         for direction in [&shared.sending, &shared.receiving] {
-            watch(&shared.any, direction.nudge.as_fd(), NUDGE)?;
+            watch(&shared.polled, &direction.nudge, Source::Any)?;
         }
         Ok(shared)
     }
@@ -112,15 +150,8 @@ impl Shared {
         limit: Option<Duration>,
         mut attempt: impl FnMut(&mut Socket) -> Result<Option<T>, Error>,
     ) -> Result<T, Error> {
-        let end = limit.map(|limit| Instant::now() + limit);
-        let _turn = match own.turn.try_lock() {
-            Err(TryLockError::WouldBlock) if limit == Some(Duration::ZERO) => {
-                return Err(Error::TimedOut);
-            }
-            Err(TryLockError::WouldBlock) => lock(&own.turn),
-            Err(TryLockError::Poisoned(turn)) => turn.into_inner(),
-            Ok(turn) => turn,
-        };
+        let end = deadline(limit);
+        let _turn = own.enter(end)?;
         loop {
             {
                 let mut socket = lock(&self.socket);
@@ -128,7 +159,9 @@ impl Shared {
                 own.clear();
                 let result = attempt(socket).transpose();
                 own.waiting.store(result.is_none(), Ordering::Relaxed);
-                if socket.took_wakeups() && other.waiting.load(Ordering::Relaxed) {
+                // Of a failure, too, the other one may not be told.
+                let news = socket.took_wakeups() || matches!(result, Some(Err(_)));
+                if news && other.waiting.load(Ordering::Relaxed) {
                     other.nudge();
                 }
                 if let Some(result) = result {
@@ -146,12 +179,9 @@ impl Shared {
                     return Err(error);
                 }
             };
-            let mut events = [self.any.0.as_fd(), own.nudge.as_fd()]
+            let mut fds = [self.any.0.as_fd(), own.nudge.as_fd()]
                 .map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-            match poll(&mut events, most) {
-                Ok(_) | Err(Errno::EINTR) => {}
-                Err(error) => return Err(io::Error::from(error).into()),
-            }
+            poll(&mut fds, most)?;
         }
     }
 
@@ -160,14 +190,9 @@ impl Shared {
         limit: Option<Duration>,
         mut attempt: impl FnMut(&mut Socket) -> Result<Option<T>, Error>,
     ) -> Result<T, Error> {
-        let attempt = |socket: &mut Socket| {
-            if socket.try_ready()? {
-                attempt(socket)
-            } else {
-                Ok(None)
-            }
-        };
-        self.operate(&self.sending, &self.receiving, limit, attempt)
+        self.operate(&self.sending, &self.receiving, limit, |socket| {
+            if_ready(socket, &mut attempt)
+        })
     }
 
     fn recv<T>(
@@ -175,20 +200,15 @@ impl Shared {
         limit: Option<Duration>,
         mut attempt: impl FnMut(&mut Socket) -> Result<Option<T>, Error>,
     ) -> Result<T, Error> {
-        let attempt = |socket: &mut Socket| {
-            if socket.try_ready()? {
-                attempt(socket)
-            } else {
-                Ok(None)
-            }
-        };
         if limit != Some(Duration::ZERO) {
             let nap = lock(&self.socket).as_mut().and_then(Socket::nap);
             if let Some(nap) = nap {
                 std::thread::sleep(nap);
             }
         }
-        self.operate(&self.receiving, &self.sending, limit, attempt)
+        self.operate(&self.receiving, &self.sending, limit, |socket| {
+            if_ready(socket, &mut attempt)
+        })
     }
 
     /// As [`Socket::negotiate`]. After [`Error::TimedOut`], the same attempt goes on.
@@ -253,27 +273,17 @@ impl Shared {
     /// # Errors
     /// As [`Socket::close`]; then the socket is closed all the same.
     pub fn close(&self, limit: Option<Duration>) -> Result<(), Error> {
-        let end = limit.map(|limit| Instant::now() + limit);
+        let end = deadline(limit);
         loop {
             let done = match lock(&self.socket).as_mut() {
                 Some(socket) => socket.try_close(),
                 None => Err(Error::Closed),
             };
-            match done {
-                Ok(false) => {}
-                Ok(true) => {
-                    self.abort();
-                    return Ok(());
-                }
-                Err(error) => {
-                    self.abort();
-                    return Err(error);
-                }
+            if !matches!(done, Ok(false)) {
+                self.abort();
+                return done.map(drop);
             }
-            patience(end, WAIT_MS)?;
-            std::thread::sleep(end.map_or(CLOSE, |end| {
-                CLOSE.min(end.saturating_duration_since(Instant::now()))
-            }));
+            pause(end)?;
         }
     }
 
@@ -281,9 +291,12 @@ impl Shared {
     /// the socket, except that other threads may still be using it: they fail with
     /// [`Error::Closed`].
     pub fn abort(&self) {
-        lock(&self.socket).take();
+        let mut socket = lock(&self.socket);
+        let ended = socket.take();
         self.sending.nudge();
         self.receiving.nudge();
+        drop(socket);
+        drop(ended);
     }
 
     /// As [`Socket::statistics`].
@@ -318,10 +331,22 @@ impl Shared {
     }
 }
 
+/// Attempts it once there is a session.
+fn if_ready<T>(
+    socket: &mut Socket,
+    attempt: &mut impl FnMut(&mut Socket) -> Result<Option<T>, Error>,
+) -> Result<Option<T>, Error> {
+    if socket.try_ready()? {
+        attempt(socket)
+    } else {
+        Ok(None)
+    }
+}
+
 impl AsFd for Shared {
     /// As that of [`Socket`].
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.any.0.as_fd()
+        self.polled.0.as_fd()
     }
 }
 

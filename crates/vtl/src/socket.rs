@@ -16,85 +16,25 @@
 use std::{
     io::{self, Read, Write},
     net::{IpAddr, SocketAddr},
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd},
     path::Path,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::{
-    errno::Errno,
-    poll::{PollFd, PollFlags, PollTimeout, poll},
+    poll::{PollFd, PollFlags},
+    sys::epoll::Epoll,
 };
 use serde_json::{Value, json};
-use vtl_proto::{
-    intf,
-    services::{Contradiction, Requirements, Services},
-};
+use vtl_proto::services::{Requirements, Services};
 
+pub use crate::error::Error;
 use crate::{
     control::{self, Client},
-    events::Events,
-    ring::{Closed, RxRing, TxRing},
+    session::{Receivable, Session},
+    waiting::{Source, deadline, epoll, patience, pause, poll, watch},
 };
-
-/// Why an operation failed.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The daemon refused, or cannot be reached.
-    #[error(transparent)]
-    Daemon(#[from] control::Error),
-    /// The requirements contradict each other.
-    #[error(transparent)]
-    Contradiction(#[from] Contradiction),
-    /// The session broke: the peer does not answer, or gave up. Data may not have arrived.
-    #[error("the session with {0} broke: what was sent last may not have arrived")]
-    Broken(IpAddr),
-    /// The peer closed the session; it reads no more.
-    #[error("{0} has closed the session")]
-    ClosedByPeer(IpAddr),
-    /// The operation does not fit the socket's mode, or comes too early.
-    #[error("{0}")]
-    Misuse(&'static str),
-    /// The socket has been closed.
-    #[error("the socket has been closed")]
-    Closed,
-    /// The socket's time limit has passed. Nothing is lost: the operation may be tried again.
-    #[error("the time limit has passed")]
-    TimedOut,
-    /// A message is empty, or longer than a packet of the session takes.
-    #[error("a message has 1 to {most} bytes in this session, not {len}")]
-    MessageSize {
-        /// Its length, bytes.
-        len: usize,
-        /// What [`Socket::max_message`] says, bytes.
-        most: usize,
-    },
-    /// The next message does not fit into the buffer, and waits for a larger one.
-    #[error("the next message has {0} bytes, more than the buffer")]
-    BufferTooSmall(usize),
-    /// The system refused something on the way.
-    #[error("{0}")]
-    System(#[from] io::Error),
-}
-
-impl From<Error> for io::Error {
-    fn from(error: Error) -> Self {
-        let kind = match &error {
-            Error::Broken(_) => io::ErrorKind::ConnectionAborted,
-            Error::ClosedByPeer(_) => io::ErrorKind::BrokenPipe,
-            Error::Misuse(_)
-            | Error::Contradiction(_)
-            | Error::MessageSize { .. }
-            | Error::BufferTooSmall(_) => io::ErrorKind::InvalidInput,
-            Error::TimedOut => io::ErrorKind::TimedOut,
-            Error::Closed => io::ErrorKind::NotConnected,
-            Error::Daemon(_) | Error::System(_) => io::ErrorKind::Other,
-        };
-        io::Error::new(kind, error)
-    }
-}
 
 /// What the application will do with the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,38 +90,9 @@ pub struct Statistics {
     pub timeouts: u64,
 }
 
-/// An open session's rings.
-struct Session {
-    tx: TxRing,
-    rx: RxRing,
-    /// Towards the daemon.
-    kick: OwnedFd,
-    /// From the daemon.
-    wake: OwnedFd,
-    /// From the kernel.
-    events: Events,
-    /// Readable when one of those two is, or the daemon has gone.
-    any: Arc<Epoll>,
-    /// Sending here runs egress, without the daemon.
-    caller: Option<OwnedFd>,
-    /// The control connection: hangs up when the daemon dies.
-    daemon: OwnedFd,
-    peer: IpAddr,
-    /// Bytes of the first packet in `rx` that were read.
-    read: usize,
-    /// Packets without content so far.
-    given_up: u64,
-    /// Packets read at a time last.
-    batch: u64,
-    /// Wake-ups were taken off `any` since [`Socket::took_wakeups`] was last asked.
-    cleared: bool,
-    /// How long the next nap is.
-    nap: Duration,
-}
-
 /// A VTL socket. Data flows both ways, whoever opened the session.
 pub struct Socket {
-    client: Client,
+    client: Arc<Client>,
     mode: Mode,
     address: SocketAddr,
     timeout: Option<Duration>,
@@ -191,23 +102,6 @@ pub struct Socket {
     agreement: Option<Agreement>,
     session: Option<Session>,
 }
-
-/// How often close looks whether everything has arrived, ms.
-const CLOSE_MS: u16 = 1;
-/// A reader that got this many packets at once naps before it asks to be woken: in bulk transfers a
-/// wake-up for every few packets costs more than the packets.
-const BULK: u64 = 4;
-/// How long at first. Each nap is a timer's interrupt, so naps grow while many packets arrive during
-/// one, until a quarter of the ring does.
-const NAP: Duration = Duration::from_micros(100);
-/// At most.
-const LONG_NAP: Duration = Duration::from_micros(300);
-/// By how much at a time.
-const LONGER: Duration = Duration::from_micros(25);
-/// What is many: some 3 Gbit/s. Slower streams are better read at once.
-const MANY: u64 = 32;
-/// The longest that a lost wake-up can cost, ms.
-const WAIT_MS: u16 = 200;
 
 impl Socket {
     /// Obtains a socket from the daemon at `daemon`. For an initiator `address` is the peer and its
@@ -225,10 +119,10 @@ impl Socket {
 
     /// A socket without session over a connection to the daemon.
     pub(crate) fn over(client: Client, mode: Mode, address: SocketAddr) -> Result<Self, Error> {
-        let any = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(io::Error::from)?;
-        watch(&any, client.as_fd(), CONTROL)?;
+        let any = epoll()?;
+        watch(&any, &client, Source::Any)?;
         Ok(Self {
-            client,
+            client: Arc::new(client),
             mode,
             address,
             timeout: None,
@@ -254,13 +148,7 @@ impl Socket {
     /// The requirements contradict each other, no graft of both hosts meets them, or the peer does
     /// not answer.
     pub fn negotiate(&mut self, requirements: &Requirements) -> Result<Agreement, Error> {
-        let limit = self.deadline();
-        loop {
-            if let Some(agreement) = self.try_negotiate(requirements)? {
-                return Ok(agreement);
-            }
-            self.await_answer(limit)?;
-        }
+        self.await_session(self.deadline(), |socket| socket.try_negotiate(requirements))
     }
 
     /// As [`Socket::negotiate`], but never waits: `None` means that the peer has not agreed yet.
@@ -273,11 +161,7 @@ impl Socket {
         &mut self,
         requirements: &Requirements,
     ) -> Result<Option<Agreement>, Error> {
-        if self.mode != Mode::Initiator || self.session.is_some() {
-            return Err(Error::Misuse(
-                "only an initiator without session can negotiate",
-            ));
-        }
+        self.check_may_negotiate()?;
         if !self.asked {
             if let Some(contradiction) = requirements.contradiction() {
                 return Err(contradiction.into());
@@ -307,11 +191,7 @@ impl Socket {
         graft: &str,
         params: &[(&str, u32)],
     ) -> Result<Agreement, Error> {
-        if self.mode != Mode::Initiator || self.session.is_some() {
-            return Err(Error::Misuse(
-                "only an initiator without session can negotiate",
-            ));
-        }
+        self.check_may_negotiate()?;
         let params: serde_json::Map<String, Value> = params
             .iter()
             .map(|(name, value)| ((*name).to_owned(), json!(value)))
@@ -326,13 +206,16 @@ impl Socket {
                 "params": params,
             }))?;
         }
-        let limit = self.deadline();
-        loop {
-            if let Some(agreement) = self.try_adopt()? {
-                return Ok(agreement);
-            }
-            self.await_answer(limit)?;
+        self.await_session(self.deadline(), Self::try_adopt)
+    }
+
+    fn check_may_negotiate(&self) -> Result<(), Error> {
+        if self.mode != Mode::Initiator || self.session.is_some() {
+            return Err(Error::Misuse(
+                "only an initiator without session can negotiate",
+            ));
         }
+        Ok(())
     }
 
     /// Waits for a peer to open a session.
@@ -340,13 +223,7 @@ impl Socket {
     /// # Errors
     /// The daemon has gone.
     pub fn validate(&mut self) -> Result<Agreement, Error> {
-        let limit = self.deadline();
-        loop {
-            if let Some(agreement) = self.try_validate()? {
-                return Ok(agreement);
-            }
-            self.await_answer(limit)?;
-        }
+        self.await_session(self.deadline(), Self::try_validate)
     }
 
     /// As [`Socket::validate`], but never waits: `None` means that nobody has opened a session yet.
@@ -374,16 +251,27 @@ impl Socket {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        self.timeout.map(|limit| Instant::now() + limit)
+        deadline(self.timeout)
+    }
+
+    /// Attempts until there is a session.
+    fn await_session<T>(
+        &mut self,
+        limit: Option<Instant>,
+        mut attempt: impl FnMut(&mut Self) -> Result<Option<T>, Error>,
+    ) -> Result<T, Error> {
+        loop {
+            if let Some(opened) = attempt(self)? {
+                return Ok(opened);
+            }
+            self.await_answer(limit)?;
+        }
     }
 
     /// Waits for the daemon's answer.
     pub(crate) fn await_answer(&self, limit: Option<Instant>) -> Result<(), Error> {
-        let mut events = [PollFd::new(self.client.as_fd(), PollFlags::POLLIN)];
-        match poll(&mut events, patience(limit, u16::MAX)?) {
-            Ok(_) | Err(Errno::EINTR) => Ok(()),
-            Err(error) => Err(io::Error::from(error).into()),
-        }
+        let mut fds = [PollFd::new(self.client.as_fd(), PollFlags::POLLIN)];
+        Ok(poll(&mut fds, patience(limit, u16::MAX)?)?)
     }
 
     /// The session, if the daemon has granted it.
@@ -393,62 +281,21 @@ impl Socket {
         let Some((answer, descriptors)) = answer? else {
             return Ok(None);
         };
-        let malformed = || control::Error::Malformed(answer.to_string());
-        let mut descriptors = descriptors.into_iter();
-        let mut next = || descriptors.next().ok_or_else(malformed);
-        let [transmit, receive, kick, wake, events] = [next()?, next()?, next()?, next()?, next()?];
-        let caller = descriptors.next();
-        let number = |key: &str| answer[key].as_u64().and_then(|n| u32::try_from(n).ok());
-        let small = |key: &str| number(key).and_then(|n| u16::try_from(n).ok());
-        let slots = number("slots").ok_or_else(malformed)?;
-        let payload = small("max_payload").ok_or_else(malformed)?;
-        let agreement = Agreement {
-            graft: answer["graft"].as_str().unwrap_or_default().to_owned(),
-            gid: small("gid").ok_or_else(malformed)?,
-            services: Services::from_bits(small("services").ok_or_else(malformed)?),
-            peer: answer["peer"]
-                .as_str()
-                .and_then(|p| p.parse().ok())
-                .ok_or_else(malformed)?,
-        };
-        let events = Events::map(events)?;
-        watch(&self.any, wake.as_fd(), WAKE)?;
-        watch(&self.any, events.as_fd(), EVENTS)?;
-        self.session = Some(Session {
-            tx: TxRing::map(transmit.as_fd(), slots, payload)?,
-            rx: RxRing::map(receive.as_fd(), slots)?,
-            kick,
-            wake,
-            events,
-            any: Arc::clone(&self.any),
-            caller,
-            daemon: self.client.as_fd().try_clone_to_owned()?,
-            peer: agreement.peer,
-            read: 0,
-            given_up: 0,
-            batch: 0,
-            // The answer was a wake-up, too.
-            cleared: true,
-            nap: NAP,
-        });
+        let granted = Session::granted(&answer, descriptors, &self.any, &self.client);
+        let (session, agreement) = granted.inspect_err(|_| {
+            // To the daemon it is open, and the next attempt would get another one.
+            let _ = self.client.call(&json!({ "op": "close", "aborted": true }));
+        })?;
+        self.session = Some(session);
         self.agreement = Some(agreement.clone());
         Ok(Some(agreement))
     }
 
     /// Opens a session with default requirements (reliable, ordered, congestion-controlled) unless
     /// there is one.
-    fn ready(&mut self) -> Result<&mut Session, Error> {
-        if self.session.is_none() {
-            match self.mode {
-                Mode::Initiator => {
-                    self.negotiate(&Requirements::STREAM)?;
-                }
-                Mode::Responder => {
-                    self.validate()?;
-                }
-            }
-        }
-        self.session.as_mut().ok_or(Error::Misuse("no session"))
+    fn ready(&mut self, limit: Option<Instant>) -> Result<&mut Session, Error> {
+        self.await_session(limit, |socket| Ok(socket.try_ready()?.then_some(())))?;
+        self.open_session()
     }
 
     /// As [`Socket::ready`], but never waits: false if there is no session yet.
@@ -478,13 +325,7 @@ impl Socket {
             return Ok(0);
         }
         let limit = self.deadline();
-        let session = self.ready()?;
-        loop {
-            if let Some(taken) = session.try_send(data)? {
-                return Ok(taken);
-            }
-            session.sleep(patience(limit, WAIT_MS)?, true)?;
-        }
+        self.ready(limit)?.send(data, limit)
     }
 
     /// As [`Socket::send_data`], but never waits: `None` means that there is no room. The
@@ -496,14 +337,7 @@ impl Socket {
         if data.is_empty() {
             return Ok(Some(0));
         }
-        let session = self.open_session()?;
-        let taken = session.try_send(data)?;
-        if taken.is_none() {
-            session.clear()?;
-            // What became free before the descriptor was cleared is not told again.
-            return session.try_send(data);
-        }
-        Ok(taken)
+        self.open_session()?.try_send(data)
     }
 
     /// Fetches bytes that have arrived, in order; waits for the first. 0 means that the peer has
@@ -516,16 +350,8 @@ impl Socket {
             return Ok(0);
         }
         let limit = self.deadline();
-        let session = self.ready()?;
-        loop {
-            if !session.wait(limit)? {
-                return Ok(0);
-            }
-            let filled = session.read(buffer);
-            if filled > 0 {
-                return Ok(filled);
-            }
-        }
+        let session = self.ready(limit)?;
+        session.recv(limit, |session| Ok(session.read(buffer)))
     }
 
     /// As [`Socket::recv_data`], but never waits: `None` means that nothing has arrived. The
@@ -537,22 +363,13 @@ impl Socket {
         if buffer.is_empty() {
             return Ok(Some(0));
         }
-        let session = self.open_session()?;
-        loop {
-            match session.look()? {
-                Receivable::NotYet => return Ok(None),
-                Receivable::End => return Ok(Some(0)),
-                Receivable::Packets => match session.read(buffer) {
-                    0 => {} // given up by the sender
-                    filled => return Ok(Some(filled)),
-                },
-            }
-        }
+        self.open_session()?
+            .try_recv(|session| Ok(session.read(buffer)))
     }
 
     /// The longest message, bytes; 0 without a session.
     pub fn max_message(&self) -> usize {
-        self.session.as_ref().map_or(0, |s| s.tx.max_payload())
+        self.session.as_ref().map_or(0, Session::max_payload)
     }
 
     /// Sends `message` as one packet, which arrives whole or not at all: for grafts that do not
@@ -563,11 +380,8 @@ impl Socket {
     /// The message is empty or too long, the session has ended, or there is none yet.
     pub fn try_send_message(&mut self, message: &[u8]) -> Result<bool, Error> {
         let session = self.open_session()?;
-        let (len, most) = (message.len(), session.tx.max_payload());
-        if !(1..=most).contains(&len) {
-            return Err(Error::MessageSize { len, most });
-        }
-        Ok(self.try_send_data(message)?.is_some())
+        check_message(message, session)?;
+        Ok(session.try_send(message)?.is_some())
     }
 
     /// Sends a message as [`Socket::try_send_message`] does; waits for room.
@@ -576,11 +390,9 @@ impl Socket {
     /// As [`Socket::try_send_message`].
     pub fn send_message(&mut self, message: &[u8]) -> Result<(), Error> {
         let limit = self.deadline();
-        self.ready()?;
-        while !self.try_send_message(message)? {
-            let session = self.open_session()?;
-            session.sleep(patience(limit, WAIT_MS)?, true)?;
-        }
+        let session = self.ready(limit)?;
+        check_message(message, session)?;
+        session.send(message, limit)?;
         Ok(())
     }
 
@@ -591,24 +403,8 @@ impl Socket {
     /// # Errors
     /// The buffer is too small, the session broke, or there is none yet.
     pub fn try_recv_message(&mut self, buffer: &mut [u8]) -> Result<Option<usize>, Error> {
-        let session = self.open_session()?;
-        loop {
-            match session.look()? {
-                Receivable::NotYet => return Ok(None),
-                Receivable::End => return Ok(Some(0)),
-                Receivable::Packets => {}
-            }
-            let message = &session.rx.packet(0)[session.read..];
-            let len = message.len();
-            let place = buffer.get_mut(..len).ok_or(Error::BufferTooSmall(len))?;
-            place.copy_from_slice(message);
-            session.read = 0;
-            session.given_up += u64::from(len == 0);
-            session.consume(1);
-            if len > 0 {
-                return Ok(Some(len));
-            }
-        }
+        self.open_session()?
+            .try_recv(|session| session.read_message(buffer))
     }
 
     /// Fetches one packet as [`Socket::try_recv_message`] does; waits for it. 0 at the end.
@@ -617,19 +413,14 @@ impl Socket {
     /// As [`Socket::try_recv_message`].
     pub fn recv_message(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
         let limit = self.deadline();
-        self.ready()?;
-        loop {
-            if let Some(len) = self.try_recv_message(buffer)? {
-                return Ok(len);
-            }
-            self.open_session()?.wait(limit)?;
-        }
+        let session = self.ready(limit)?;
+        session.recv(limit, |session| session.read_message(buffer))
     }
 
     /// Packets of the peer that were given up, as far as the application has read: they left gaps.
     /// Always 0 over grafts that are reliable; others do not know.
     pub fn given_up(&self) -> u64 {
-        self.session.as_ref().map_or(0, |s| s.given_up)
+        self.session.as_ref().map_or(0, Session::given_up)
     }
 
     /// Reads up to `most` packets in place, without a copy; waits for the first. A packet that was
@@ -637,13 +428,13 @@ impl Socket {
     ///
     /// # Errors
     /// As [`Socket::recv_data`].
-    pub fn recv_in_place(&mut self, most: u64, mut take: impl FnMut(&[u8])) -> Result<u64, Error> {
+    pub fn recv_in_place(&mut self, most: u64, take: impl FnMut(&[u8])) -> Result<u64, Error> {
         let limit = self.deadline();
-        let session = self.ready()?;
+        let session = self.ready(limit)?;
         if !session.wait(limit)? {
             return Ok(0);
         }
-        Ok(session.read_in_place(most, &mut take))
+        Ok(session.read_in_place(most, take))
     }
 
     /// As [`Socket::recv_in_place`], but never waits: `None` means that nothing has arrived. The
@@ -654,19 +445,19 @@ impl Socket {
     pub fn try_recv_in_place(
         &mut self,
         most: u64,
-        mut take: impl FnMut(&[u8]),
+        take: impl FnMut(&[u8]),
     ) -> Result<Option<u64>, Error> {
         let session = self.open_session()?;
         Ok(match session.look()? {
             Receivable::NotYet => None,
             Receivable::End => Some(0),
-            Receivable::Packets => Some(session.read_in_place(most, &mut take)),
+            Receivable::Packets => Some(session.read_in_place(most, take)),
         })
     }
 
     /// Packets that were handed over for sending and that the peer has not acknowledged.
     pub fn unacknowledged(&self) -> u64 {
-        self.session.as_ref().map_or(0, |s| s.tx.unacknowledged())
+        self.session.as_ref().map_or(0, Session::unacknowledged)
     }
 
     /// Waits until the peer has everything, and ends the session. Dropping the socket instead ends
@@ -677,9 +468,7 @@ impl Socket {
     pub fn close(mut self) -> Result<(), Error> {
         let limit = self.deadline();
         while !self.try_close()? {
-            if let Some(session) = &self.session {
-                session.sleep(patience(limit, CLOSE_MS)?, false)?;
-            }
+            pause(limit)?;
         }
         Ok(())
     }
@@ -693,8 +482,7 @@ impl Socket {
         let Some(session) = &self.session else {
             return Ok(true);
         };
-        if session.tx.unacknowledged() > 0 {
-            session.check_open()?;
+        if !session.delivered()? {
             return Ok(false);
         }
         self.client.call(&json!({ "op": "close" }))?;
@@ -738,272 +526,23 @@ impl Socket {
     /// Whether wake-ups were taken off the descriptor since this was last asked. Who waits for the
     /// other direction by the same descriptor has missed them and must look again.
     pub(crate) fn took_wakeups(&mut self) -> bool {
-        self.session
-            .as_mut()
-            .is_some_and(|s| std::mem::take(&mut s.cleared))
+        self.session.as_mut().is_some_and(Session::took_wakeups)
     }
 
     /// How long a reader should nap before it looks and asks to be woken.
     pub(crate) fn nap(&mut self) -> Option<Duration> {
-        let session = self.session.as_mut()?;
-        session.naps().then_some(NAP)
+        self.session.as_mut()?.nap()
     }
 }
 
-/// What a reader finds.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Receivable {
-    Packets,
-    End,
-    /// Nothing, and the reader will be woken.
-    NotYet,
-}
-
-impl Session {
-    /// Hands over what there is room for; without room, asks to be woken and returns `None`.
-    fn try_send(&mut self, data: &[u8]) -> Result<Option<usize>, Error> {
-        loop {
-            self.check_open()?;
-            let room = self.tx.room().min(256) as usize;
-            if room > 0 {
-                return Ok(Some(self.fill(data, room)));
-            }
-            if self.tx.wait_for_room() {
-                return Ok(None);
-            }
-        }
-    }
-
-    /// Looks whether something has arrived; if not, empties the descriptor and looks again.
-    fn look(&mut self) -> Result<Receivable, Error> {
-        let state = self.receivable()?;
-        if state != Receivable::NotYet {
-            return Ok(state);
-        }
-        self.clear()?;
-        self.receivable()
-    }
-
-    /// Copies what has arrived. 0 if those were only places of packets that the sender gave up.
-    fn read(&mut self, buffer: &mut [u8]) -> usize {
-        let mut filled = 0;
-        let mut packets = 0;
-        let available = self.rx.available();
-        while packets < available && filled < buffer.len() {
-            let packet = self.rx.packet(packets);
-            self.given_up += u64::from(packet.is_empty());
-            let rest = &packet[self.read..];
-            let n = rest.len().min(buffer.len() - filled);
-            buffer[filled..filled + n].copy_from_slice(&rest[..n]);
-            filled += n;
-            if n < rest.len() {
-                self.read += n;
-                break;
-            }
-            self.read = 0;
-            packets += 1;
-        }
-        self.consume(packets);
-        filled
-    }
-
-    fn read_in_place(&mut self, most: u64, take: &mut dyn FnMut(&[u8])) -> u64 {
-        let count = self.rx.available().min(most);
-        for i in 0..count {
-            let packet = self.rx.packet(i);
-            self.given_up += u64::from(packet.is_empty());
-            take(&packet[self.read..]);
-            self.read = 0;
-        }
-        self.consume(count);
-        count
-    }
-
-    /// Copies as much of `data` as fits into `room` slots, and publishes them.
-    fn fill(&mut self, data: &[u8], room: usize) -> usize {
-        let each = self.tx.max_payload();
-        let mut lengths = [0_u32; 256];
-        let mut count = 0;
-        let mut taken = 0;
-        for chunk in data.chunks(each).take(room) {
-            self.tx.slot(count as u64)[..chunk.len()].copy_from_slice(chunk);
-            lengths[count] = chunk.len() as u32;
-            count += 1;
-            taken += chunk.len();
-        }
-        if self.tx.publish(&lengths[..count]) && !(count == 1 && self.call_egress(lengths[0])) {
-            signal(&self.kick, 1);
-        }
-        taken
-    }
-
-    /// Runs egress for one packet of `length` bytes. False if that is not possible here or now.
-    fn call_egress(&self, length: u32) -> bool {
-        /// What precedes the payload, less what precedes that of a UDP packet: then the kernel
-        /// need not change the packet's length.
-        const HEADERS: usize = size_of::<intf::vtl_data_hdr>() - 8;
-        /// What is sent is replaced.
-        static NOTHING: [u8; HEADERS + intf::VTL_MAX_PAYLOAD as usize] =
-            [0; HEADERS + intf::VTL_MAX_PAYLOAD as usize];
-        let least = intf::VTL_MIN_PACKET as usize - 8;
-        let length = (HEADERS + length as usize).clamp(least, NOTHING.len());
-        self.caller
-            .as_ref()
-            .is_some_and(|caller| nix::unistd::write(caller, &NOTHING[..length]).is_ok())
-    }
-
-    fn check_open(&self) -> Result<(), Error> {
-        match self.tx.closed() {
-            None => Ok(()),
-            Some(Closed::ByPeer) => Err(Error::ClosedByPeer(self.peer)),
-            Some(Closed::Broken | Closed::Local) => Err(Error::Broken(self.peer)),
-        }
-    }
-
-    /// Is this a bulk transfer, of which nothing is here?
-    fn naps(&mut self) -> bool {
-        self.batch >= BULK && self.rx.available() == 0
-    }
-
-    /// Waits for packets. False at the end.
-    fn wait(&mut self, limit: Option<Instant>) -> Result<bool, Error> {
-        if self.naps() {
-            self.rest();
-        }
-        loop {
-            match self.receivable()? {
-                Receivable::Packets => return Ok(true),
-                Receivable::End => return Ok(false),
-                Receivable::NotYet => self.sleep(patience(limit, WAIT_MS)?, true)?,
-            }
-        }
-    }
-
-    /// Naps, and learns how long.
-    fn rest(&mut self) {
-        std::thread::sleep(self.nap);
-        let (arrived, slots) = (self.rx.available(), self.rx.slots());
-        if arrived > slots / 2 {
-            self.nap = (self.nap / 2).max(NAP);
-        } else if arrived < slots / 4 {
-            self.nap = if arrived < MANY {
-                NAP
-            } else {
-                (self.nap + LONGER).min(LONG_NAP)
-            };
-        }
-    }
-
-    fn receivable(&mut self) -> Result<Receivable, Error> {
-        loop {
-            if self.rx.available() > 0 {
-                return Ok(Receivable::Packets);
-            }
-            match self.rx.closed() {
-                // What arrived before the end was published before it.
-                Some(_) if self.rx.available() > 0 => return Ok(Receivable::Packets),
-                Some(Closed::ByPeer) => return Ok(Receivable::End),
-                Some(Closed::Broken | Closed::Local) => return Err(Error::Broken(self.peer)),
-                None => {}
-            }
-            if self.rx.prepare_wait() {
-                return Ok(Receivable::NotYet);
-            }
-        }
-    }
-
-    /// Sleeps until the daemon wakes us, if `wake`, or for so long.
-    fn sleep(&self, most: PollTimeout, wake: bool) -> Result<(), Error> {
-        let wanted = if wake {
-            PollFlags::POLLIN
-        } else {
-            PollFlags::empty()
-        };
-        let mut events = [
-            PollFd::new(self.wake.as_fd(), wanted),
-            PollFd::new(self.daemon.as_fd(), PollFlags::empty()),
-            PollFd::new(self.events.as_fd(), wanted),
-        ];
-        match poll(&mut events, most) {
-            Ok(_) | Err(Errno::EINTR) => {}
-            Err(error) => return Err(io::Error::from(error).into()),
-        }
-        let [woken, daemon, event] = events.map(|e| e.revents().unwrap_or(PollFlags::empty()));
-        if !daemon.is_empty() {
-            return Err(Error::Broken(self.peer));
-        }
-        if !event.is_empty() {
-            self.events.clear();
-        }
-        if !woken.is_empty() {
-            let mut value = [0; 8];
-            let _ = nix::unistd::read(&self.wake, &mut value);
-        }
+/// Whether a message goes into one packet of the session.
+fn check_message(message: &[u8], session: &Session) -> Result<(), Error> {
+    let (len, most) = (message.len(), session.max_payload());
+    if (1..=most).contains(&len) {
         Ok(())
+    } else {
+        Err(Error::MessageSize { len, most })
     }
-
-    /// Makes the descriptor unreadable until the next wake-up.
-    fn clear(&mut self) -> Result<(), Error> {
-        let mut found = [EpollEvent::empty(); 5];
-        let count = match self.any.wait(&mut found, EpollTimeout::ZERO) {
-            Ok(count) => count,
-            Err(Errno::EINTR) => 0,
-            Err(error) => return Err(io::Error::from(error).into()),
-        };
-        for event in &found[..count] {
-            match event.data() {
-                EVENTS => self.events.clear(),
-                WAKE => {
-                    let mut value = [0; 8];
-                    let _ = nix::unistd::read(&self.wake, &mut value);
-                }
-                // Not ours to clear.
-                NUDGE => continue,
-                // The daemon never speaks unasked.
-                _ => return Err(Error::Broken(self.peer)),
-            }
-            self.cleared = true;
-        }
-        Ok(())
-    }
-
-    fn consume(&mut self, packets: u64) {
-        self.batch = packets;
-        if packets > 0 && self.rx.consume(packets) {
-            signal(&self.kick, 1 << 32);
-        }
-    }
-}
-
-/// What became readable: the connection to the daemon, the eventfd from it, the kernel's events,
-/// what users of a shared socket tell each other.
-const CONTROL: u64 = 0;
-const WAKE: u64 = 1;
-const EVENTS: u64 = 2;
-pub(crate) const NUDGE: u64 = 3;
-
-pub(crate) fn watch(epoll: &Epoll, fd: BorrowedFd<'_>, source: u64) -> io::Result<()> {
-    Ok(epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, source))?)
-}
-
-/// How long to wait: until `limit`, but at most `most` milliseconds.
-pub(crate) fn patience(limit: Option<Instant>, most: u16) -> Result<PollTimeout, Error> {
-    let Some(limit) = limit else {
-        return Ok(most.into());
-    };
-    let left = limit.saturating_duration_since(Instant::now());
-    if left.is_zero() {
-        return Err(Error::TimedOut);
-    }
-    // Rounded up, or the rest of a millisecond would be spent asking for nothing.
-    let ms = left.as_micros().div_ceil(1000);
-    Ok(u16::try_from(ms).map_or(most, |ms| ms.min(most)).into())
-}
-
-/// Adds to an eventfd.
-fn signal(event: &OwnedFd, value: u64) {
-    // Fails only if the counter is full, and then the daemon has been told already.
-    let _ = nix::unistd::write(event, &value.to_ne_bytes());
 }
 
 impl AsFd for Socket {

@@ -1,0 +1,64 @@
+//! Why operations fail.
+
+use std::{io, net::IpAddr};
+
+use vtl_proto::services::Contradiction;
+
+use crate::control;
+
+/// Why an operation failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The daemon refused, or cannot be reached.
+    #[error(transparent)]
+    Daemon(#[from] control::Error),
+    /// The requirements contradict each other.
+    #[error(transparent)]
+    Contradiction(#[from] Contradiction),
+    /// The session broke: the peer does not answer, or gave up. Data may not have arrived.
+    #[error("the session with {0} broke: what was sent last may not have arrived")]
+    Broken(IpAddr),
+    /// The peer closed the session; it reads no more.
+    #[error("{0} has closed the session")]
+    ClosedByPeer(IpAddr),
+    /// The operation does not fit the socket's mode, or comes too early.
+    #[error("{0}")]
+    Misuse(&'static str),
+    /// The socket has been closed.
+    #[error("the socket has been closed")]
+    Closed,
+    /// The socket's time limit has passed. Nothing is lost: the operation may be tried again.
+    #[error("the time limit has passed")]
+    TimedOut,
+    /// A message is empty, or longer than a packet of the session takes.
+    #[error("a message has 1 to {most} bytes in this session, not {len}")]
+    MessageSize {
+        /// Its length, bytes.
+        len: usize,
+        /// What [`crate::Socket::max_message`] says, bytes.
+        most: usize,
+    },
+    /// The next message does not fit into the buffer, and waits for a larger one.
+    #[error("the next message has {0} bytes, more than the buffer")]
+    BufferTooSmall(usize),
+    /// The system refused something on the way.
+    #[error("{0}")]
+    System(#[from] io::Error),
+}
+
+impl From<Error> for io::Error {
+    fn from(error: Error) -> Self {
+        let kind = match &error {
+            Error::Broken(_) => io::ErrorKind::ConnectionAborted,
+            Error::ClosedByPeer(_) => io::ErrorKind::BrokenPipe,
+            Error::Misuse(_)
+            | Error::Contradiction(_)
+            | Error::MessageSize { .. }
+            | Error::BufferTooSmall(_) => io::ErrorKind::InvalidInput,
+            Error::TimedOut => io::ErrorKind::TimedOut,
+            Error::Closed => io::ErrorKind::NotConnected,
+            Error::Daemon(_) | Error::System(_) => io::ErrorKind::Other,
+        };
+        io::Error::new(kind, error)
+    }
+}
