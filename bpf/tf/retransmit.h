@@ -178,11 +178,10 @@ VTL_INLINE enum vtl_verdict vtl_choose(struct vtl_out *o, const int eager) {
     if (vtl_next(o, 1, eager) == VTL_NEXT)
         return VTL_NEXT;
     __u64 una = VTL_LOAD(tx->una);
-    int out = tx->next != una, stopped = tx->next < o->end, probe = tx->probe != 0;
-    int data = out && !probe;
-    if (!vtl_timer(o, out | stopped, eager && data))
+    int out = tx->next != una, stopped = tx->next < o->end;
+    if (!vtl_timer(o, out | stopped, eager && out))
         return VTL_STOP;
-    if (data) {
+    if (out) {
         vtl_again(o, una);
         tx->abandoned++;
     } else {

@@ -19,7 +19,7 @@ VTL_INLINE void tf_rtt(struct vtl_ackd *a) {
     if (!rtt)
         rtt = 1;
     a->rtt_us = rtt;
-    if (!tx->srtt_us) {
+    if (!tx->srtt_us || tx->acks == 1) { /* vtld supposed one: what negotiation took */
         tx->srtt_us = rtt;
         tx->rttvar_us = rtt / 2;
         return;

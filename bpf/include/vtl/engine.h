@@ -244,10 +244,12 @@ VTL_INLINE enum vtl_verdict vtl_in_start(struct vtl_in *in, __u32 room) {
     return in->slot ? VTL_NEXT : VTL_STOP;
 }
 
-/* Tells vtld what an acknowledgement made possible, if somebody waits for it. */
-VTL_INLINE void vtl_wake_sender(struct vtl_session *s) {
+/* Tells vtld what an acknowledgement made possible, if somebody waits for it. `sooner`: egress has a
+ * shorter timeout than the one it waits for. */
+VTL_INLINE void vtl_wake_sender(struct vtl_session *s, int sooner) {
     __u32 what = 0;
-    if (VTL_LOAD(s->tx.idle) && graft_can_send(s) && __sync_lock_test_and_set(&s->tx.idle, 0))
+    if (VTL_LOAD(s->tx.idle) && (sooner || graft_can_send(s)) &&
+        __sync_lock_test_and_set(&s->tx.idle, 0))
         what = VTL_EV_SEND;
     what |= vtl_room_event(s);
     if (what)
@@ -262,10 +264,12 @@ VTL_INLINE void vtl_listen(struct vtl_session *s, __u64 now, struct vtl_ack_hdr 
         return;
     }
     struct vtl_ackd a = {.s = s, .now = now, .hdr = hdr, .map = map, .words = words};
+    __u32 timeouts = s->tx.timeouts;
     graft_listener(&a);
+    int sooner = timeouts && !s->tx.timeouts;
     /* An exchange, not a store: who looks for news after saying that it sleeps must see them. */
     __sync_lock_test_and_set(&s->tx.busy, 0);
-    vtl_wake_sender(s);
+    vtl_wake_sender(s, sooner);
 }
 
 /* Words of the bitmap, or -1 if its length or place cannot be right. `room` is what the packet has

@@ -223,6 +223,19 @@ impl Session<'_> {
         }
     }
 
+    /// The round-trip time that acknowledgements have shown: the shortest of late where the graft
+    /// knows it, else the mean. `None` before the first.
+    pub fn measured_rtt(&self) -> Option<std::time::Duration> {
+        let load = |at: &AtomicU32| at.load(Ordering::Relaxed);
+        let shortest = load(atomic!(AtomicU32, self.tx.bbr.min_rtt_us));
+        let us = match shortest {
+            0 => load(atomic!(AtomicU32, self.tx.srtt_us)),
+            us => us,
+        };
+        let acks = atomic!(AtomicU64, self.tx.acks).load(Ordering::Relaxed);
+        (acks != 0 && us != 0).then(|| std::time::Duration::from_micros(us.into()))
+    }
+
     /// Time between two packets, ns; 0 without pacing.
     pub fn pacing_gap_ns(&self) -> u64 {
         atomic!(AtomicU64, self.tx.pacing_gap_ns).load(Ordering::Relaxed)

@@ -218,13 +218,13 @@ fn choose__table() {
             Wait(NOW + 500 * MS),
         ),
         (
-            "vtld asks while packets are out",
+            "vtld asks while packets are out: they are the question",
             10,
             |s| {
                 ten_out(s);
                 s.tx.probe = 1;
             },
-            Probe(10),
+            Data(0, AGAIN),
         ),
         (
             "the app claims more than its ring",

@@ -31,15 +31,8 @@ const LOT_SETS: u64 = 32;
 /// Slots for a path with this round-trip time, at most `most`: four bandwidth-delay products at
 /// 1 Gbit/s. Faster paths are shorter as a rule, and get at least [`NEAR`].
 pub(super) fn slots_for(rtt: Duration, most: u32) -> u32 {
-    let packets = 4 * rtt.as_micros() / 12;
-    let size = if packets <= u128::from(NEAR) {
-        NEAR
-    } else if packets <= u128::from(FAR) {
-        FAR
-    } else {
-        most
-    };
-    size.min(most)
+    let packets = (4 * rtt.as_micros() / 12).min(most.into()) as u32;
+    packets.next_power_of_two().max(NEAR).min(most)
 }
 
 /// Sets of one size in a lot.
@@ -197,10 +190,10 @@ impl Stock {
         let smaller = || self.ready.range(..slots).rfind(|(_, s)| !s.is_empty());
         let size = larger.or_else(smaller).map(|(size, _)| *size)?;
         let set = self.ready.get_mut(&size)?.pop()?;
-        self.owed.insert(slots);
+        self.owed.extend([slots, size]);
         self.rush += 1;
         let left = self.ready.get(&slots).map_or(0, Vec::len) + self.coming;
-        if self.rush > self.level && left < lot(slots) / 2 {
+        if self.rush > self.level && left < lot(slots).div_ceil(2) {
             self.order(slots, lot(slots)); // before there is none left
         }
         Some(set)
@@ -385,7 +378,7 @@ mod tests {
     fn slots_for__grows_with_the_round_trip_and_never_beyond_the_most() {
         let ms = |n: u64| Duration::from_micros(n * 1000);
         let sizes = [0, 1, 3, 10, 49, 100, 600].map(|n| slots_for(ms(n), 32768));
-        assert_eq!(sizes, [1024, 1024, 1024, 16384, 16384, 32768, 32768]);
+        assert_eq!(sizes, [1024, 1024, 1024, 4096, 16384, 32768, 32768]);
         let sizes = [0, 10, 600].map(|n| slots_for(ms(n), 512));
         assert_eq!(sizes, [512, 512, 512]);
         assert_eq!(slots_for(ms(600), 16384), 16384);

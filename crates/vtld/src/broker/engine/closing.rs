@@ -144,6 +144,9 @@ impl Engine {
         };
         if let Some(entry) = self.plane.sessions().get(sid) {
             entry.set_state(intf::VTL_FREE);
+            if let Some(rtt) = entry.measured_rtt() {
+                self.peers.note_rtt(session.peer, rtt);
+            }
         }
         self.responder.ended(sid);
         let now = now_ns();
