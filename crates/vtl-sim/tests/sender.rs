@@ -6,9 +6,12 @@ mod table;
 use table::{MS, NEXT, NOW, SEND, SID, STOP, host};
 use vtl_proto::{
     intf::{self, VTL_F_ACK_NOW, VTL_F_RETRANSMIT, vtl_session},
-    wire::Packet,
+    wire::{Ack, Header, Packet},
 };
-use vtl_sim::{ffi, host::Host};
+use vtl_sim::{
+    ffi,
+    host::{Host, token},
+};
 
 /// What tf_choose decided: a packet, or when to ask again.
 #[derive(Debug, PartialEq, Eq)]
@@ -527,4 +530,51 @@ fn make__one_packet_of_each_kind() {
     assert_eq!(h.stat(intf::VTL_ST_TX_PACKETS), 2);
     let (verdict, _) = h.out(ffi::vtl_native_make, SID, NOW, |_| ());
     assert!(verdict == STOP && verdict != SEND);
+}
+
+#[test]
+fn listen__an_acknowledgement_that_ends_a_row_of_timeouts_makes_egress_look_again() {
+    let mut frame = [0; 2048];
+    let mut h = host(|_| ());
+    h.tx_ctl(SID).producer = 1;
+    let gid = h.session(SID).gid;
+    h.egress(SID, NOW, &mut frame).expect("DATA");
+    let mut now = NOW;
+    for _ in 0..20 {
+        assert_eq!(h.egress(SID, now, &mut frame), None);
+        now = h.session(SID).tx.wake_ns;
+        h.egress(SID, now, &mut frame).expect("a timeout");
+    }
+    assert_eq!(h.egress(SID, now, &mut frame), None);
+    assert!(h.session(SID).tx.wake_ns > now + 900 * MS, "it has doubled");
+    h.events(SID);
+    // The peer has lost all of it.
+    let ack = Packet::Ack(Ack {
+        header: Header {
+            flags: 0,
+            gid,
+            sid: SID,
+            token: token(SID, 0),
+        },
+        cum: 0,
+        limit: 256,
+        received: 0,
+        echo_seq: 1,
+        echo_xid: 1,
+        echo_ts: (now / 1000) as u32,
+        dups: 0,
+        skip: 0,
+        bitmap: &[],
+    });
+    // Addresses and length are those of the packet that the peer answers, exchanged.
+    let (destination, source) = frame[26..34].split_at_mut(4);
+    destination.swap_with_slice(source);
+    let n = 34 + ack.emit(&mut frame[34..]).expect("room");
+    now += 10 * MS;
+    let answer = h.ingress(now, &frame.clone()[..n], &mut [0; 2048]);
+    assert_eq!((answer, h.session(SID).tx.acks), (None, 1));
+    assert_ne!(h.events(SID) & intf::VTL_EV_SEND, 0);
+    assert_eq!(h.egress(SID, now, &mut frame), None);
+    let timeout = h.session(SID).tx.wake_ns - now;
+    assert!(timeout < 100 * MS, "{timeout} ns, of a path of 10 ms");
 }
