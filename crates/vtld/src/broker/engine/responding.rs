@@ -23,10 +23,6 @@ use super::{
 impl Engine {
     /// A peer wants to open a session. False if that has to wait for rings.
     pub(super) fn asked(&mut self, nego: &Nego, received: &Received) -> bool {
-        // Before the responder takes note of it. Without rings for ever, it is refused below.
-        if self.rings_ready(received.from) == Ok(false) {
-            return false;
-        }
         let listening = |l: &Listener| l.backlog.len() < BACKLOG;
         let grafts = self.usable(&Requirements::default());
         let policy = Policy {
@@ -40,6 +36,8 @@ impl Engine {
             .asked(now_ns(), received.from, nego, &policy, next);
         match verdict {
             Verdict::Answer(answer) => self.send(&answer, received.to, received.from),
+            // The responder takes note of it when there are rings. Without any for ever, it refuses.
+            Verdict::Open(_) if self.rings_ready(received.from) == Ok(false) => return false,
             Verdict::Open(request) => self.respond(&request, received),
         }
         true
