@@ -148,7 +148,7 @@ impl World {
         let mut command = self.testbed.command(host, vtld()).expect("a namespace");
         command
             .args(args)
-            .env("VTL_LOG", "info")
+            .env("VTL_LOG", "vtld=debug,info")
             .stdout(std::process::Stdio::null());
         let process = Process::start(command.stderr(log.expect("a log")));
         self.daemons.push(Daemon { process, host });
@@ -375,7 +375,17 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        if !std::thread::panicking() {
+        if std::thread::panicking() {
+            for daemon in &self.daemons {
+                let status = self.vtl(daemon.host, &["status", "--json"]).output();
+                let status = status.map_or_else(|e| e.to_string().into(), |o| o.stdout);
+                eprintln!(
+                    "-- {}: {}",
+                    daemon.host.name(),
+                    String::from_utf8_lossy(&status)
+                );
+            }
+        } else {
             self.stop_daemons();
         }
         // Of daemons that were killed.
@@ -391,7 +401,7 @@ impl Drop for World {
         for name in ["vtld-server.log", "vtld-client.log", "curl.log"] {
             let text = fs::read_to_string(self.path(name)).unwrap_or_default();
             let lines: Vec<&str> = text.lines().collect();
-            let last = lines[lines.len().saturating_sub(15)..].join("\n");
+            let last = lines[lines.len().saturating_sub(30)..].join("\n");
             eprintln!("-- {name}:\n{last}");
         }
     }
