@@ -244,8 +244,8 @@ VTL_INLINE enum vtl_verdict vtl_in_start(struct vtl_in *in, __u32 room) {
     return in->slot ? VTL_NEXT : VTL_STOP;
 }
 
-/* Tells vtld what an acknowledgement made possible, if somebody waits for it. `sooner`: egress has a
- * shorter timeout than the one it waits for. */
+/* Tells vtld what an acknowledgement made possible, if somebody waits for it. `sooner`: egress has
+ * a shorter timeout than the one it waits for. */
 VTL_INLINE void vtl_wake_sender(struct vtl_session *s, int sooner) {
     __u32 what = 0;
     if (VTL_LOAD(s->tx.idle) && (sooner || graft_can_send(s)) &&

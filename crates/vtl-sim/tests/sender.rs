@@ -571,7 +571,7 @@ fn listen__an_acknowledgement_that_ends_a_row_of_timeouts_makes_egress_look_agai
     destination.swap_with_slice(source);
     let n = 34 + ack.emit(&mut frame[34..]).expect("room");
     now += 10 * MS;
-    let answer = h.ingress(now, &frame.clone()[..n], &mut [0; 2048]);
+    let answer = h.ingress(now, &frame[..n], &mut [0; 2048]);
     assert_eq!((answer, h.session(SID).tx.acks), (None, 1));
     assert_ne!(h.events(SID) & intf::VTL_EV_SEND, 0);
     assert_eq!(h.egress(SID, now, &mut frame), None);

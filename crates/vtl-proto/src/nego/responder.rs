@@ -46,8 +46,6 @@ pub struct Request {
     /// The session that its data go to ahead of the answer: index and token. It is to be had with
     /// the first choice, if that is the initiator's, and with 256 places at least.
     pub early: Option<(u32, u64)>,
-    /// The most payload bytes per packet that the initiator takes.
-    pub max_payload: u16,
     nego: Nego,
     key: NegoKey,
     stranger: bool,
@@ -199,7 +197,6 @@ impl Responder {
         Verdict::Open(Request {
             choices,
             early: fresh.then_some(wish),
-            max_payload: nego.max_payload,
             nego: *nego,
             key,
             stranger,

@@ -257,10 +257,8 @@ impl Engine {
             }
         }
         let shared = reply.clone();
-        let mtu = raw::route(to.ip()).map_or(1500, |(_, mtu)| mtu);
-        let max_payload = raw::max_payload(mtu, to.ip());
         let opened = self.open(to.ip(), to.port(), &wish, |rings| {
-            Ok(Use::Aware(aware(owner, rings, max_payload, Some(shared))?))
+            Ok(Use::Aware(aware(owner, rings, Some(shared))?))
         });
         if let Err(error) = opened {
             let _ = reply.send(Err(error));
@@ -607,7 +605,6 @@ impl Engine {
 pub(super) fn aware(
     owner: Owner,
     rings: &vtl_bpf::rings::RingSet,
-    max_payload: u16,
     reply: Option<Reply<Granted>>,
 ) -> Result<Aware, String> {
     let event = || {
@@ -627,7 +624,9 @@ pub(super) fn aware(
                 |error| tracing::debug!(%error, "no way for the application to run egress"),
             )
             .ok(),
-        tx: TxRing::map(rings.transmit(), rings.slots, max_payload).map_err(map)?,
-        rx: RxRing::map(rings.receive(), rings.slots).map_err(map)?,
+        // Nothing but their control slots is used here, and mapping all of 32 MiB takes a
+        // millisecond.
+        tx: TxRing::map(rings.transmit(), 1, 1).map_err(map)?,
+        rx: RxRing::map(rings.receive(), 1).map_err(map)?,
     })
 }

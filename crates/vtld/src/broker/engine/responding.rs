@@ -73,7 +73,6 @@ impl Engine {
         let owner = self.listeners.get(&port).map_or(0, |l| l.owner);
         let mtu = raw::route(received.from).map_or(1500, |(_, mtu)| mtu);
         let max_payload = raw::max_payload(mtu, received.from);
-        let most = max_payload.min(request.max_payload);
         let wish = request.early_with(choice);
         let (sid, token) = self.create(received.from, received.to, port, wish, |rings| {
             Ok(if port == 0 {
@@ -82,7 +81,7 @@ impl Engine {
                     streams: None,
                 }
             } else {
-                Use::Aware(aware(owner, rings, most, None)?)
+                Use::Aware(aware(owner, rings, None)?)
             })
         })?;
         let next_sid = self.next_sid();
