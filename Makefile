@@ -52,7 +52,7 @@ wheel: build ## Build the Python package as a wheel in target/wheels
 	@python3 python/backend.py $(TARGET)/wheels
 
 install: build ## Copy the binaries, the C library, service, completions and man pages below PREFIX (/usr/local)
-	install -Dm755 -t $(DESTDIR)$(PREFIX)/bin $(BINS:%=$(TARGET)/release/%)
+	install -sDm755 -t $(DESTDIR)$(PREFIX)/bin $(BINS:%=$(TARGET)/release/%)
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
 	sed 's|@PREFIX@|$(PREFIX)|' dist/vtld.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/vtld.service
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1

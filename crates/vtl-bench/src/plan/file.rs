@@ -147,8 +147,7 @@ struct VtlTable {
     driver: Option<Many<String>>,
     ingress: Option<Many<String>>,
     ring_slots: Option<Many<u32>>,
-    #[serde(default)]
-    attached: bool,
+    attached: Option<Many<bool>>,
 }
 
 /// A problem at a key; the line is looked up by the key's name.
@@ -598,12 +597,14 @@ fn daemons(table: &VtlTable) -> Result<Vec<Vtl>, Problem> {
                         format!("must be a power of two from 64 to {}", intf::VTL_MAX_WINDOW),
                     );
                 }
-                all.push(Vtl {
-                    driver: driver.clone(),
-                    ingress: ingress.clone(),
-                    ring_slots,
-                    attached: table.attached,
-                });
+                for attached in choices(table.attached.as_ref()) {
+                    all.push(Vtl {
+                        driver: driver.clone(),
+                        ingress: ingress.clone(),
+                        ring_slots,
+                        attached: attached.unwrap_or(false),
+                    });
+                }
             }
         }
     }

@@ -76,8 +76,9 @@ impl Bench {
         let mut done = 0;
         let mut rows = Vec::new();
         for plan in plans {
-            for cell in &plan.cells {
-                for run in 1..=plan.runs {
+            // What is to be compared is measured close together, and again later.
+            for run in 1..=plan.runs {
+                for cell in &plan.cells {
                     for leg in cell.legs() {
                         if let Err(error) = self.interrupt.check() {
                             return Finished {
