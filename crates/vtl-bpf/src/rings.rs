@@ -1,7 +1,10 @@
-//! Rings. Installing one waits for an RCU grace period (15 ms), so the
-//! daemon makes them ahead of time and uses them again after their session.
+//! Rings. Installing one waits for an RCU grace period (15 ms), so the daemon makes them ahead of
+//! time and uses them again after their session.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::{
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
+    thread,
+};
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
 use vtl_proto::intf;
@@ -86,7 +89,7 @@ impl RingMaker {
         })
     }
 
-    /// Makes sets of rings, each of so many packets. About 50 ms, and little more for many sets.
+    /// Makes sets of rings, each of so many packets. About 20 ms, and little more for many sets.
     /// May make fewer than asked for, if memory or directory entries are used up.
     ///
     /// # Errors
@@ -157,29 +160,31 @@ impl RingMaker {
     }
 }
 
-/// Puts maps into the directories. Each directory makes the call wait for an RCU grace period,
-/// however many entries change.
+/// Puts maps into the directories. Each directory makes its call wait for an RCU grace period,
+/// however many entries change: all wait for the same one.
 fn install(directories: &[MapHandle; 4], entries: &[(u32, [&MapHandle; 4])]) -> Result<()> {
     if entries.is_empty() {
         return Ok(());
     }
     let keys: Vec<u8> = entries.iter().flat_map(|(i, _)| i.to_ne_bytes()).collect();
-    for (at, directory) in directories.iter().enumerate() {
+    let update = |at: usize| {
         let values: Vec<u8> = entries
             .iter()
             .flat_map(|(_, maps)| maps[at].as_fd().as_raw_fd().to_ne_bytes())
             .collect();
-        directory
-            .update_batch(
-                &keys,
-                &values,
-                entries.len() as u32,
-                MapFlags::ANY,
-                MapFlags::ANY,
-            )
-            .map_err(|e| Error::load("rings", e))?;
-    }
-    Ok(())
+        let count = entries.len() as u32;
+        directories[at]
+            .update_batch(&keys, &values, count, MapFlags::ANY, MapFlags::ANY)
+            .map_err(|e| Error::load("rings", e))
+    };
+    thread::scope(|scope| {
+        let update = &update;
+        let updates = [0, 1, 2, 3].map(|at| scope.spawn(move || update(at)));
+        updates
+            .map(|update| update.join().expect("it does not panic"))
+            .into_iter()
+            .collect()
+    })
 }
 
 fn ring_of_events() -> Result<MapHandle> {
