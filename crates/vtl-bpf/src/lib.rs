@@ -2,6 +2,7 @@
 //!
 //! - [`check`]: what the verifier says of a graft;
 //! - [`plane`]: the root programs with their maps, and the grafts behind them;
+//! - [`load`]: how a graft's programs get into the kernel, and what each step takes;
 //! - [`sessions`]: the table of sessions, shared with the kernel;
 //! - [`rings`]: makes the sessions' rings;
 //! - [`pump`]: the egress drivers;
@@ -14,6 +15,7 @@
 
 pub mod check;
 pub mod link;
+pub mod load;
 pub mod netdev;
 pub mod objects;
 pub mod plane;

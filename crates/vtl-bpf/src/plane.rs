@@ -1,12 +1,10 @@
 //! The root programs with their maps, and the grafts behind them.
 
 use std::{
-    cmp::Reverse,
     collections::BTreeMap,
-    ffi::OsString,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     sync::{Arc, OnceLock},
-    thread,
+    time::Instant,
 };
 
 use libbpf_rs::{Map, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, OpenObject};
@@ -16,6 +14,7 @@ use vtl_proto::{intf, services::Services};
 use crate::{
     Error, Result,
     link::{self, Hook},
+    load::{self, Loaded, SharedMaps, Steps},
     netdev::Interface,
     objects,
     pump::{Anchor, Order},
@@ -50,17 +49,6 @@ struct Deployed {
     /// Keeps them alive.
     _programs: Vec<Loaded>,
 }
-
-/// A program in the kernel.
-struct Loaded {
-    name: OsString,
-    fd: OwnedFd,
-    instructions: usize,
-}
-
-/// Threads that load one graft. Nearly all the time is the verifier's, which works on several
-/// programs at once.
-const LOADERS: usize = 4;
 
 /// The loaded data plane of one network namespace.
 pub struct DataPlane {
@@ -191,6 +179,16 @@ impl DataPlane {
     /// [`Error::BadGraft`] if the object does not describe a graft, [`Error::GidTaken`],
     /// [`Error::Load`] with the verifier's refusal. Running grafts are not touched then.
     pub fn deploy(&mut self, image: &[u8]) -> Result<GraftInfo> {
+        self.deploy_timed(image).map(|(info, _)| info)
+    }
+
+    /// As [`DataPlane::deploy`]; says also where the time went.
+    ///
+    /// # Errors
+    /// As [`DataPlane::deploy`].
+    pub fn deploy_timed(&mut self, image: &[u8]) -> Result<(GraftInfo, Steps)> {
+        let mut steps = Steps::default();
+        let started = Instant::now();
         let description = Description::read(image).map_err(|e| Error::BadGraft(e.to_string()))?;
         let mut info = GraftInfo {
             name: description.name,
@@ -207,9 +205,10 @@ impl DataPlane {
             });
         }
         let what = format!("graft \"{}\"", info.name);
-        let programs = self
-            .load_programs(image)
-            .map_err(|e| Error::load(&what, e))?;
+        steps.describe = started.elapsed();
+        let programs =
+            load::load(image, &self.maps(), &mut steps).map_err(|e| Error::load(&what, e))?;
+        let started = Instant::now();
         info.instructions = programs.iter().map(|p| p.instructions).sum();
         for (program, array, stride, slot) in SLOT_PROGRAMS {
             let loaded = programs
@@ -232,12 +231,13 @@ impl DataPlane {
                 _programs: programs,
             },
         );
-        Ok(info)
+        steps.fill = started.elapsed();
+        Ok((info, steps))
     }
 
     /// Has an object use the maps that the root programs made.
     pub(crate) fn share_maps(&self, open: &mut OpenObject) -> libbpf_rs::Result<()> {
-        share_maps(open, &self.maps())
+        load::share_maps(open, &self.maps())
     }
 
     fn maps(&self) -> SharedMaps<'_> {
@@ -247,36 +247,6 @@ impl DataPlane {
             (map.name().to_owned(), unsafe { BorrowedFd::borrow_raw(fd) })
         };
         self.root.maps().map(one).collect()
-    }
-
-    /// Has the kernel verify and load all programs of an object, several at a time.
-    fn load_programs(&self, image: &[u8]) -> libbpf_rs::Result<Vec<Loaded>> {
-        let maps = self.maps();
-        let open = ObjectBuilder::default().open_memory(image)?;
-        let mut sizes: Vec<(usize, OsString)> = open
-            .progs()
-            .map(|p| (p.insn_cnt(), p.name().to_owned()))
-            .collect();
-        sizes.sort_by_key(|(size, _)| Reverse(*size));
-        let processors = thread::available_parallelism().map_or(1, usize::from);
-        let mut shares = vec![(0, Vec::new()); processors.min(LOADERS)];
-        for (size, name) in sizes {
-            let share = shares.iter_mut().min_by_key(|(sum, _)| *sum);
-            let (sum, names) = share.expect("there is a processor");
-            *sum += size;
-            names.push(name);
-        }
-        thread::scope(|scope| {
-            let maps = &maps;
-            let start =
-                |(_, names): (usize, _)| scope.spawn(move || load_share(image, maps, names));
-            let threads: Vec<_> = shares.into_iter().map(start).collect();
-            let mut loaded = Vec::new();
-            for thread in threads {
-                loaded.extend(thread.join().expect("it returns its errors")?);
-            }
-            Ok(loaded)
-        })
     }
 
     /// Takes a graft out of the kernel.
@@ -345,46 +315,6 @@ impl DataPlane {
             })
             .collect()
     }
-}
-
-/// Maps by name.
-type SharedMaps<'a> = Vec<(OsString, BorrowedFd<'a>)>;
-
-fn share_maps(open: &mut OpenObject, maps: &SharedMaps<'_>) -> libbpf_rs::Result<()> {
-    for mut map in open.maps_mut() {
-        let name = map.name().to_owned();
-        if let Some((_, shared)) = maps.iter().find(|(known, _)| *known == name) {
-            map.reuse_fd(*shared)?;
-        }
-    }
-    Ok(())
-}
-
-/// Loads some of an object's programs.
-fn load_share(
-    image: &[u8],
-    maps: &SharedMaps<'_>,
-    names: Vec<OsString>,
-) -> libbpf_rs::Result<Vec<Loaded>> {
-    let mut open = ObjectBuilder::default().open_memory(image)?;
-    share_maps(&mut open, maps)?;
-    for mut program in open.progs_mut() {
-        let wanted = names.iter().any(|name| program.name() == name);
-        program.set_autoload(wanted);
-    }
-    let object = open.load()?;
-    let loaded = |name: OsString| {
-        let program = object.progs().find(|p| p.name() == name);
-        let program = program.expect("it was there when it was opened");
-        let fd = program.as_fd().try_clone_to_owned()?;
-        let instructions = program.insn_cnt();
-        Ok(Loaded {
-            name,
-            fd,
-            instructions,
-        })
-    };
-    names.into_iter().map(loaded).collect()
 }
 
 fn map_of<'a>(object: &'a Object, name: &str) -> Map<'a> {

@@ -19,14 +19,13 @@ fn load__root_and_every_graft() {
     }
     let mut plane = DataPlane::load().unwrap();
     for (name, image) in objects::GRAFTS {
-        let start = std::time::Instant::now();
-        let info = plane.deploy(image).unwrap();
-        println!(
-            "{name}: {} instructions, {:?}",
-            info.instructions,
-            start.elapsed()
-        );
+        let (info, steps) = plane.deploy_timed(image).unwrap();
+        println!("{name}: {} instructions, {steps:?}", info.instructions);
         assert!(info.instructions > 0);
+        // All of them, in the source's order, whoever loaded them.
+        assert_eq!(steps.programs.len(), 7, "{steps:?}");
+        assert_eq!(steps.programs[0].0, "vtl_egress_xdp");
+        assert!(steps.programs.iter().all(|(_, took)| !took.is_zero()));
     }
     assert_eq!(plane.grafts().count(), objects::GRAFTS.len());
     let mut maker = RingMaker::new(&plane).unwrap();

@@ -131,6 +131,13 @@ impl Description {
     }
 }
 
+/// The licence that an object names, which decides what helpers the kernel offers it; empty if it
+/// names none.
+pub fn licence(image: &[u8]) -> String {
+    let section = elf::section(image, "license").unwrap_or_default();
+    text(section).unwrap_or_default()
+}
+
 /// Words at offsets within a C structure that is whole.
 struct Reader<'a>(&'a [u8]);
 

@@ -1,0 +1,230 @@
+//! Loads a graft's programs: libbpf prepares them once, the kernel verifies several at a time.
+
+use std::{
+    ffi::{CString, OsString},
+    io,
+    os::{
+        fd::{BorrowedFd, FromRawFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
+    slice,
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use libbpf_rs::{AsRawLibbpf, ObjectBuilder, OpenObject};
+use libbpf_sys::{bpf_func_info, bpf_insn, bpf_line_info, bpf_program};
+use vtl_pool::object;
+
+/// Threads that load one graft. Nearly all the time is the verifier's, which works on several
+/// programs at once.
+const LOADERS: usize = 4;
+
+/// Where the time of a deployment went.
+#[derive(Clone, Debug, Default)]
+pub struct Steps {
+    /// Reading what the object says about itself.
+    pub describe: Duration,
+    /// libbpf takes the object apart.
+    pub open: Duration,
+    /// libbpf looks up the kernel's functions in the kernel's type information, which it reads
+    /// anew for each object, relocates, and hands over the object's own types.
+    pub prepare: Duration,
+    /// The kernel verifies and compiles all programs, several at a time.
+    pub verify: Duration,
+    /// The same for each program by itself, in the order of the source.
+    pub programs: Vec<(String, Duration)>,
+    /// The programs' places in the `PROG_ARRAY`s.
+    pub fill: Duration,
+}
+
+impl Steps {
+    /// All of it.
+    pub fn total(&self) -> Duration {
+        self.describe + self.open + self.prepare + self.verify + self.fill
+    }
+}
+
+/// A program in the kernel.
+pub(crate) struct Loaded {
+    pub(crate) name: OsString,
+    pub(crate) fd: OwnedFd,
+    pub(crate) instructions: usize,
+}
+
+/// Maps by name.
+pub(crate) type SharedMaps<'a> = Vec<(OsString, BorrowedFd<'a>)>;
+
+/// Has an object use maps that exist already.
+pub(crate) fn share_maps(open: &mut OpenObject, maps: &SharedMaps<'_>) -> libbpf_rs::Result<()> {
+    for mut map in open.maps_mut() {
+        let name = map.name().to_owned();
+        if let Some((_, shared)) = maps.iter().find(|(known, _)| *known == name) {
+            map.reuse_fd(*shared)?;
+        }
+    }
+    Ok(())
+}
+
+/// Has the kernel verify and load all programs of an object.
+pub(crate) fn load(
+    image: &[u8],
+    maps: &SharedMaps<'_>,
+    steps: &mut Steps,
+) -> libbpf_rs::Result<Vec<Loaded>> {
+    let started = Instant::now();
+    let mut open = ObjectBuilder::default().open_memory(image)?;
+    share_maps(&mut open, maps)?;
+    steps.open = started.elapsed();
+
+    let started = Instant::now();
+    let object = open.as_libbpf_object().as_ptr();
+    // SAFETY: an open object; nobody else uses it.
+    let result = unsafe { libbpf_sys::bpf_object__prepare(object) };
+    if result < 0 {
+        return Err(io::Error::from_raw_os_error(-result).into());
+    }
+    // SAFETY: as above.
+    let types = unsafe { libbpf_sys::bpf_object__btf_fd(object) };
+    let licence = CString::new(object::licence(image)).expect("it ends at the first zero byte");
+    let mut programs: Vec<Prepared<'_>> = open
+        .progs()
+        .map(|program| {
+            let name = program.name().to_owned();
+            // SAFETY: a program of `open`, which outlives what is borrowed and is not changed.
+            unsafe { Prepared::of(program.as_libbpf_object().as_ptr(), name) }
+        })
+        .collect();
+    steps.prepare = started.elapsed();
+
+    let started = Instant::now();
+    let order: Vec<OsString> = programs.iter().map(|p| p.name.clone()).collect();
+    // The longest first: what comes last should not keep one thread busy alone.
+    programs.sort_by_key(|p| std::cmp::Reverse(p.instructions.len()));
+    let mut loaded = load_all(&programs, types, &licence)?;
+    loaded.sort_by_key(|(program, _)| order.iter().position(|name| *name == program.name));
+    steps.verify = started.elapsed();
+    let time = |(p, took): &(Loaded, Duration)| (p.name.to_string_lossy().into_owned(), *took);
+    steps.programs = loaded.iter().map(time).collect();
+    Ok(loaded.into_iter().map(|(program, _)| program).collect())
+}
+
+/// Threads take one program after the other.
+fn load_all(
+    programs: &[Prepared<'_>],
+    types: i32,
+    licence: &CString,
+) -> io::Result<Vec<(Loaded, Duration)>> {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut loaded = Vec::new();
+        while let Some(program) = programs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let started = Instant::now();
+            let program = program.load(types, licence)?;
+            loaded.push((program, started.elapsed()));
+        }
+        Ok(loaded)
+    };
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    thread::scope(|scope| {
+        let helpers: Vec<_> = (1..processors.min(LOADERS))
+            .map(|_| scope.spawn(work))
+            .collect();
+        let mut all: io::Result<Vec<_>> = work();
+        for helper in helpers {
+            let more = helper.join().expect("it returns its errors");
+            if let Ok(all) = &mut all {
+                all.extend(more?);
+            }
+        }
+        all
+    })
+}
+
+/// A program that is ready for the kernel.
+struct Prepared<'a> {
+    name: OsString,
+    kind: libbpf_sys::bpf_prog_type,
+    attach: libbpf_sys::bpf_attach_type,
+    flags: u32,
+    instructions: &'a [bpf_insn],
+    functions: &'a [bpf_func_info],
+    lines: &'a [bpf_line_info],
+}
+
+impl Prepared<'_> {
+    /// # Safety
+    /// `program` belongs to an object that was prepared, lives longer than `'a`, and is not changed
+    /// meanwhile.
+    unsafe fn of(program: *const bpf_program, name: OsString) -> Self {
+        /// Empty if there is nothing.
+        unsafe fn all<'a, T>(at: *const T, count: usize) -> &'a [T] {
+            if at.is_null() {
+                return &[];
+            }
+            // SAFETY: libbpf's array of this many.
+            unsafe { slice::from_raw_parts(at, count) }
+        }
+        // SAFETY: the caller's promise; the figures are libbpf's own.
+        unsafe {
+            Self {
+                name,
+                kind: libbpf_sys::bpf_program__type(program),
+                attach: libbpf_sys::bpf_program__expected_attach_type(program),
+                flags: libbpf_sys::bpf_program__flags(program),
+                instructions: all(
+                    libbpf_sys::bpf_program__insns(program),
+                    libbpf_sys::bpf_program__insn_cnt(program) as usize,
+                ),
+                functions: all(
+                    libbpf_sys::bpf_program__func_info(program),
+                    libbpf_sys::bpf_program__func_info_cnt(program) as usize,
+                ),
+                lines: all(
+                    libbpf_sys::bpf_program__line_info(program),
+                    libbpf_sys::bpf_program__line_info_cnt(program) as usize,
+                ),
+            }
+        }
+    }
+
+    fn load(&self, types: i32, licence: &CString) -> io::Result<Loaded> {
+        let name = CString::new(self.name.as_bytes()).expect("it was a C string");
+        let mut options = libbpf_sys::bpf_prog_load_opts {
+            sz: size_of::<libbpf_sys::bpf_prog_load_opts>() as _,
+            expected_attach_type: self.attach,
+            prog_flags: self.flags,
+            ..Default::default()
+        };
+        if let Ok(types) = u32::try_from(types) {
+            options.prog_btf_fd = types;
+            options.func_info = self.functions.as_ptr().cast();
+            options.func_info_cnt = self.functions.len() as u32;
+            options.func_info_rec_size = size_of::<bpf_func_info>() as u32;
+            options.line_info = self.lines.as_ptr().cast();
+            options.line_info_cnt = self.lines.len() as u32;
+            options.line_info_rec_size = size_of::<bpf_line_info>() as u32;
+        }
+        // SAFETY: all that the options and arguments point to outlives the call.
+        let fd = unsafe {
+            libbpf_sys::bpf_prog_load(
+                self.kind,
+                name.as_ptr(),
+                licence.as_ptr(),
+                self.instructions.as_ptr(),
+                self.instructions.len() as _,
+                &raw mut options,
+            )
+        };
+        if fd < 0 {
+            return Err(io::Error::from_raw_os_error(-fd));
+        }
+        Ok(Loaded {
+            name: self.name.clone(),
+            // SAFETY: a descriptor that the kernel just made for us.
+            fd: unsafe { OwnedFd::from_raw_fd(fd) },
+            instructions: self.instructions.len(),
+        })
+    }
+}
