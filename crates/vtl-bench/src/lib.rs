@@ -6,6 +6,7 @@
 //! - [`agent`]: the two ends of a transfer, processes in the testbed's namespaces;
 //! - [`row`]: what a transfer came to; [`table`] and [`plot`] show rows to people;
 //! - [`micro`]: what each program costs by itself;
+//! - [`deploy`]: what deploying grafts and setting up sessions take; [`figure`]: how both say it;
 //! - [`payload`], [`daemons`], [`nginx`], [`download`], [`child`]: what the demo uses too.
 //!
 //! This is the inside of a command rather than a library for others, so functions that can fail in
@@ -15,7 +16,9 @@ pub mod agent;
 pub mod child;
 mod cpu;
 pub mod daemons;
+pub mod deploy;
 pub mod download;
+pub mod figure;
 mod interrupt;
 pub mod micro;
 pub mod nginx;

@@ -9,6 +9,9 @@ use anyhow::Context;
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use vtl_bench::Interrupt;
+use vtl_bench::deploy::{Order, Report};
+use vtl_bench::figure::Figure;
+use vtl_bench::nginx::Scratch;
 use vtl_bench::plan::Plan;
 use vtl_bench::plot;
 use vtl_bench::programs::{Programs, find_program};
@@ -18,6 +21,7 @@ use vtl_bench::table;
 
 use crate::doctor;
 use crate::failure::Failure;
+use crate::graft::project;
 use crate::output;
 
 /// What to measure.
@@ -49,6 +53,13 @@ pub(crate) enum BenchCommand {
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
     },
+    /// What deploying a graft and setting up a session take, by step; how large grafts are
+    #[command(
+        after_help = "The breakdown of figures 3.12 and 3.13 and of table 3.6 of the thesis, on this \
+        machine.\nTakes about four minutes, on a machine that does nothing else. Needs root; compile \
+        times need\nclang and VTL's sources."
+    )]
+    Deploy(DeployArgs),
     /// One end of a measured transfer
     #[command(hide = true)]
     Agent {
@@ -77,11 +88,32 @@ pub(crate) struct RunArgs {
     plot: Option<PathBuf>,
 }
 
+/// Arguments of `vtl bench deploy`.
+#[derive(Debug, Args)]
+pub(crate) struct DeployArgs {
+    /// How often each graft is loaded
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    loads: u32,
+    /// How many sessions of each kind are set up
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    sessions: u32,
+    /// Measure only this graft; may be given several times
+    #[arg(long = "graft", value_name = "NAME")]
+    grafts: Vec<String>,
+    /// The directory `bpf` of VTL's sources, for lines and compile times
+    #[arg(long, value_name = "DIR", default_value = "bpf")]
+    sources: PathBuf,
+    /// Write the figures into this file, as a JSON array
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
 /// Runs a subcommand of `vtl bench`.
 pub(crate) fn run(command: &BenchCommand) -> anyhow::Result<()> {
     match command {
         BenchCommand::Run(args) => measure(args),
         BenchCommand::Micro { json } => micro(json.as_deref()),
+        BenchCommand::Deploy(args) => deploy(args),
         BenchCommand::Agent { order } => vtl_bench::agent::main(order),
     }
 }
@@ -91,13 +123,7 @@ fn micro(json: Option<&Path>) -> anyhow::Result<()> {
         return Err(Failure::permission("loading eBPF programs needs root"));
     }
     doctor::require_fit()?;
-    if let Some(path) = json {
-        fs::File::options()
-            .append(true)
-            .create(true)
-            .open(path)
-            .with_context(|| cannot_write(path))?;
-    }
+    require_file(json)?;
     let interrupt = Interrupt::catch()?;
     let (figures, result) = vtl_bench::micro::run(
         &Programs::find()?,
@@ -105,12 +131,68 @@ fn micro(json: Option<&Path>) -> anyhow::Result<()> {
         &interrupt,
         |part| eprintln!("measuring {part}"),
     );
+    store_figures(json, &figures)?;
+    output::print(&vtl_bench::micro::table(&figures))?;
+    result
+}
+
+fn deploy(args: &DeployArgs) -> anyhow::Result<()> {
+    if !nix::unistd::geteuid().is_root() {
+        return Err(Failure::permission("loading eBPF programs needs root"));
+    }
+    doctor::require_fit()?;
+    require_file(args.json.as_deref())?;
+    let interrupt = Interrupt::catch()?;
+    let scratch = Scratch::new()?;
+    let include = scratch.path().join("include");
+    project::write_headers(&include)?;
+    let clang = project::clang();
+    let compile = |source: &Path, object: &Path| {
+        let clang = clang.as_ref().expect("only called if there is one");
+        project::compile_source(clang, &include, source, object)
+    };
+    let order = Order {
+        grafts: args.grafts.clone(),
+        loads: args.loads,
+        sessions: args.sessions,
+        sources: args.sources.clone(),
+        scratch: scratch.path(),
+        compiler: match &clang {
+            Ok(_) => Ok(&compile),
+            Err(why) => Err(why.to_string()),
+        },
+    };
+    let mut report = Report::default();
+    let result = vtl_bench::deploy::run(
+        &order,
+        &Programs::find()?,
+        &Bench::testbed_name(),
+        &interrupt,
+        |part| eprintln!("measuring {part}"),
+        &mut report,
+    );
+    store_figures(args.json.as_deref(), &report.figures)?;
+    output::print(&report.table())?;
+    result
+}
+
+/// Refuses a file that cannot be written; leaves what is there alone.
+fn require_file(json: Option<&Path>) -> anyhow::Result<()> {
+    if let Some(path) = json {
+        let mut options = fs::OpenOptions::new();
+        let file = options.append(true).create(true).open(path);
+        file.with_context(|| cannot_write(path))?;
+    }
+    Ok(())
+}
+
+/// Writes figures, one a line, where the user wants them.
+fn store_figures(json: Option<&Path>, figures: &[Figure]) -> anyhow::Result<()> {
     if let Some(path) = json {
         let lines: Result<Vec<_>, _> = figures.iter().map(serde_json::to_string).collect();
         write(path, &format!("[\n{}\n]\n", lines?.join(",\n")))?;
     }
-    output::print(&vtl_bench::micro::table(&figures))?;
-    result
+    Ok(())
 }
 
 fn measure(args: &RunArgs) -> anyhow::Result<()> {
@@ -211,11 +293,8 @@ fn require_programs(plans: &[Plan]) -> anyhow::Result<()> {
 
 /// Refuses places where nothing can be written; leaves what is there alone.
 fn require_writable(args: &RunArgs) -> anyhow::Result<()> {
-    for path in [&args.json, &args.csv].into_iter().flatten() {
-        let mut options = fs::OpenOptions::new();
-        let file = options.append(true).create(true).open(path);
-        file.with_context(|| cannot_write(path))?;
-    }
+    require_file(args.json.as_deref())?;
+    require_file(args.csv.as_deref())?;
     if let Some(directory) = &args.plot {
         fs::create_dir_all(directory)
             .with_context(|| format!("cannot make the directory {}", directory.display()))?;

@@ -6,57 +6,10 @@ mod functions;
 mod programs;
 mod wake;
 
-use serde::Serialize;
-
 use crate::Interrupt;
+use crate::figure::{Figure, Sheet};
 use crate::nginx::Scratch;
 use crate::programs::Programs;
-
-/// One figure.
-#[derive(Clone, Debug, Serialize)]
-pub struct Figure {
-    /// `program`, `function`, `batch` or `wake-up`.
-    pub table: &'static str,
-    /// Where: a hook and a role, a role, a driver, or a way.
-    pub place: String,
-    /// Of what.
-    pub what: String,
-    /// The figure.
-    pub value: f64,
-    /// Its unit.
-    pub unit: &'static str,
-    /// When, UTC.
-    pub date: String,
-    /// The kernel's release.
-    pub kernel: String,
-}
-
-/// Takes the figures of one table.
-struct Sheet<'a> {
-    table: &'static str,
-    unit: &'static str,
-    all: &'a mut Vec<Figure>,
-}
-
-impl<'a> Sheet<'a> {
-    fn new(table: &'static str, unit: &'static str, all: &'a mut Vec<Figure>) -> Self {
-        Self { table, unit, all }
-    }
-
-    fn add(&mut self, place: impl Into<String>, what: impl Into<String>, value: f64) {
-        self.all.push(Figure {
-            table: self.table,
-            place: place.into(),
-            what: what.into(),
-            value,
-            unit: self.unit,
-            date: humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string(),
-            kernel: nix::sys::utsname::uname()
-                .map(|u| u.release().to_string_lossy().into_owned())
-                .unwrap_or_default(),
-        });
-    }
-}
 
 /// Measures everything, in about half a minute. `say` hears what comes next. What was measured before
 /// something failed is returned all the same.

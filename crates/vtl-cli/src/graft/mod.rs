@@ -1,7 +1,7 @@
 //! `vtl graft`: the protocols in the pool and in the kernel, and a protocol developer's tools.
 
 mod package;
-mod project;
+pub(crate) mod project;
 mod trial;
 
 use std::fs::File;

@@ -91,21 +91,27 @@ impl Project {
     /// very build, and returns that directory.
     pub(crate) fn headers(&self) -> anyhow::Result<PathBuf> {
         let include = self.dir.join("build/include");
-        let api = libbpf_sys::API_HEADERS
-            .iter()
-            .map(|(name, text)| (format!("bpf/{name}"), *text));
-        let own = HEADERS
-            .iter()
-            .map(|(name, text)| ((*name).to_owned(), *text));
-        for (name, text) in own.chain(api) {
-            let path = include.join(name);
-            let folder = path.parent().expect("below the directory");
-            fs::create_dir_all(folder)
-                .and_then(|()| fs::write(&path, text))
-                .with_context(|| format!("cannot write {}", path.display()))?;
-        }
+        write_headers(&include)?;
         Ok(include)
     }
+}
+
+/// Writes what grafts are compiled against into a directory.
+pub(crate) fn write_headers(include: &Path) -> anyhow::Result<()> {
+    let api = libbpf_sys::API_HEADERS
+        .iter()
+        .map(|(name, text)| (format!("bpf/{name}"), *text));
+    let own = HEADERS
+        .iter()
+        .map(|(name, text)| ((*name).to_owned(), *text));
+    for (name, text) in own.chain(api) {
+        let path = include.join(name);
+        let folder = path.parent().expect("below the directory");
+        fs::create_dir_all(folder)
+            .and_then(|()| fs::write(&path, text))
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
 }
 
 /// `vtl graft new`
@@ -223,7 +229,23 @@ fn compile(project: &Project) -> anyhow::Result<Description> {
     let clang = clang()?;
     let include = project.headers()?;
     let object = project.dir.join(OBJECT);
-    let status = Command::new(&clang)
+    compile_source(&clang, &include, &project.dir.join(SOURCE), &object)?;
+    let description = Description::read(&project.object()?)?;
+    project
+        .manifest
+        .manifest(&description)
+        .with_context(|| project.dir.join("graft.toml").display().to_string())?;
+    Ok(description)
+}
+
+/// Compiles one source against the headers in `include`.
+pub(crate) fn compile_source(
+    clang: &str,
+    include: &Path,
+    source: &Path,
+    object: &Path,
+) -> anyhow::Result<()> {
+    let status = Command::new(clang)
         .args([
             "-target",
             "bpf",
@@ -236,22 +258,14 @@ fn compile(project: &Project) -> anyhow::Result<Description> {
         .arg(format!("-I{}", include.display()))
         .arg(system_include())
         .args(["-c", "-o"])
-        .arg(&object)
-        .arg(project.dir.join(SOURCE))
+        .arg(object)
+        .arg(source)
         .status()
         .with_context(|| format!("cannot run {clang}"))?;
     if !status.success() {
-        bail!(
-            "{} does not compile: see above",
-            project.dir.join(SOURCE).display()
-        );
+        bail!("{} does not compile: see above", source.display());
     }
-    let description = Description::read(&project.object()?)?;
-    project
-        .manifest
-        .manifest(&description)
-        .with_context(|| project.dir.join("graft.toml").display().to_string())?;
-    Ok(description)
+    Ok(())
 }
 
 /// `vtl graft check`

@@ -83,3 +83,82 @@ fn bench__a_wrong_plan_is_refused_before_anything_runs() {
         "{words}"
     );
 }
+
+#[test]
+fn bench_deploy__prints_steps_sizes_and_aims() {
+    if let Some(why) = cannot_run() {
+        println!("bench_deploy__prints_steps_sizes_and_aims: skipped: {why}");
+        return;
+    }
+    let path = std::env::temp_dir().join(format!("vtl-bench-deploy-{}.json", std::process::id()));
+    let output = Command::new(VTL)
+        .args(["bench", "deploy", "--loads", "2", "--sessions", "1"])
+        .args(["--graft", "canonical", "--graft", "stream", "--sources"])
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../../bpf"))
+        .arg("--json")
+        .arg(&path)
+        .env(
+            "VTL_TESTBED",
+            format!("bench-deploy-{}", std::process::id()),
+        )
+        .output()
+        .expect("vtl runs");
+    let words = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{words}");
+    let text = fs::read_to_string(&path).expect("figures");
+    fs::remove_file(&path).expect("removed");
+    let figures: Vec<Value> = serde_json::from_str(&text).expect("JSON");
+    let value = |table: &str, place: &str, what: &str| {
+        let is = |f: &&Value| f["table"] == table && f["place"] == place && f["what"] == what;
+        let found = figures.iter().find(is);
+        let figure = found.unwrap_or_else(|| panic!("{table}, {place}, {what}: {text}"));
+        figure["value"].as_f64().expect("a number")
+    };
+    for graft in ["canonical", "stream"] {
+        for what in ["lines", "source", "object", "compile ms", "load ms"] {
+            assert!(value("graft", graft, what) > 0.0, "{graft}, {what}");
+        }
+        assert!(value("graft", graft, "instructions") > 1_000.0);
+        assert!(value("graft", graft, "and vtl") > value("graft", graft, "and tf"));
+        // Only `total` has all of it.
+        let steps = ["package", "open", "prepare", "verify", "fill"];
+        let total = value("deployment", graft, "total");
+        for step in steps {
+            let time = value("deployment", graft, step);
+            assert!(time > 0.0 && time < total, "{graft}, {step}");
+        }
+        assert!(value("program", graft, "ingress_tc") > 0.0);
+    }
+    for place in ["TCP: handshake", "stream: cold", "canonical: loaded for it"] {
+        assert!(value("set-up", place, "median") > 0.0, "{place}");
+    }
+    assert!(value("set-up", "TCP: handshake", "least") >= 10.0);
+    assert!(value("set-up", "stream: known peer", "most") > 0.0);
+    let table = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(!table.contains("Not measured"), "{table}");
+    for words in [
+        "Deployment, aim: median under 5 ms: ",
+        "Set-up, cold, aim: median under 15 ms: ",
+        "Set-up, known peer, aim: median under 5 ms: ",
+    ] {
+        assert!(table.contains(words), "{table}");
+    }
+}
+
+#[test]
+fn bench_deploy__an_unknown_graft_is_refused() {
+    if let Some(why) = cannot_run() {
+        println!("bench_deploy__an_unknown_graft_is_refused: skipped: {why}");
+        return;
+    }
+    let output = Command::new(VTL)
+        .args(["bench", "deploy", "--graft", "no-such"])
+        .output()
+        .expect("vtl runs");
+    let words = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{words}");
+    assert!(
+        words.contains("no graft \"no-such\" comes with VTL"),
+        "{words}"
+    );
+}

@@ -1,0 +1,49 @@
+//! Single measured figures, as `vtl bench micro` and `vtl bench deploy` write them.
+
+use serde::Serialize;
+
+/// One figure.
+#[derive(Clone, Debug, Serialize)]
+pub struct Figure {
+    /// What it belongs to.
+    pub table: &'static str,
+    /// Where: a hook and a role, a driver, a graft.
+    pub place: String,
+    /// Of what.
+    pub what: String,
+    /// The figure.
+    pub value: f64,
+    /// Its unit.
+    pub unit: &'static str,
+    /// When, UTC.
+    pub date: String,
+    /// The kernel's release.
+    pub kernel: String,
+}
+
+/// Takes the figures of one table.
+pub(crate) struct Sheet<'a> {
+    table: &'static str,
+    unit: &'static str,
+    all: &'a mut Vec<Figure>,
+}
+
+impl<'a> Sheet<'a> {
+    pub(crate) fn new(table: &'static str, unit: &'static str, all: &'a mut Vec<Figure>) -> Self {
+        Self { table, unit, all }
+    }
+
+    pub(crate) fn add(&mut self, place: impl Into<String>, what: impl Into<String>, value: f64) {
+        self.all.push(Figure {
+            table: self.table,
+            place: place.into(),
+            what: what.into(),
+            value,
+            unit: self.unit,
+            date: humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string(),
+            kernel: nix::sys::utsname::uname()
+                .map(|u| u.release().to_string_lossy().into_owned())
+                .unwrap_or_default(),
+        });
+    }
+}
