@@ -1,7 +1,6 @@
 //! The end that asks, receives and measures.
 
 use std::io::{self, BufRead, Read};
-use std::net::SocketAddr;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
@@ -50,7 +49,7 @@ fn warm_up(order: &Order) -> io::Result<Option<quic::Client>> {
             run_blocking(fetch(&mut conn, work, &progress))?;
         }
         Over::Graft { name, daemon } => {
-            let mut conn = Session::connect(greeting_port(order), daemon, name)?;
+            let mut conn = Session::connect(order.address, daemon, name)?;
             run_blocking(fetch(&mut conn, work, &progress))?;
         }
         Over::Quic(control) => {
@@ -62,13 +61,6 @@ fn warm_up(order: &Order) -> io::Result<Option<quic::Client>> {
     }
     thread::sleep(Duration::from_secs_f64(order.rtt_ms * 4e-3));
     Ok(ticket)
-}
-
-/// Where the greeting's session goes.
-pub(super) fn greeting_port(order: &Order) -> SocketAddr {
-    let mut to = order.address;
-    to.set_port(to.port() + order.connections as u16);
-    to
 }
 
 fn measure(order: &Order, warm: Option<quic::Client>) -> Outcome {
@@ -171,13 +163,11 @@ fn start_work(order: Order, progress: Arc<Progress>, warm: Option<quic::Client>)
     let (tell, done) = mpsc::channel();
     thread::spawn(move || {
         let result = match &order.over {
-            Over::Tcp(control) => each(&order, &progress, |_| {
+            Over::Tcp(control) => each(&order, &progress, || {
                 Tcp::connect(order.address, control.as_deref())
             }),
-            Over::Graft { name, daemon } => each(&order, &progress, |index| {
-                let mut to = order.address;
-                to.set_port(to.port() + index as u16);
-                Session::connect(to, daemon, name)
+            Over::Graft { name, daemon } => each(&order, &progress, || {
+                Session::connect(order.address, daemon, name)
             }),
             Over::Quic(control) => {
                 let client = warm.map_or_else(|| quic::Client::new(&order, control), Ok);
@@ -199,12 +189,12 @@ fn start_work(order: Order, progress: Arc<Progress>, warm: Option<quic::Client>)
 fn each<C: Conn + Send + 'static>(
     order: &Order,
     progress: &Arc<Progress>,
-    connect: impl Fn(u32) -> io::Result<C> + Sync,
+    connect: impl Fn() -> io::Result<C> + Sync,
 ) -> io::Result<()> {
     let open = Mutex::new(Vec::new());
     let places = Places::default();
-    let one = |index| -> io::Result<()> {
-        let result = places.with(|| connect(index));
+    let one = || -> io::Result<()> {
+        let result = places.with(&connect);
         progress.opened(result.as_ref().err());
         let mut conn = result?;
         run_blocking(wait_at_gate(&mut conn, progress));
@@ -215,14 +205,14 @@ fn each<C: Conn + Send + 'static>(
         result
     };
     let result = if order.connections == 1 {
-        one(0)
+        one()
     } else {
         thread::scope(|scope| {
             let one = &one;
-            let start = |index| {
+            let start = |_| {
                 thread::Builder::new()
                     .stack_size(512 * 1024)
-                    .spawn_scoped(scope, move || one(index))
+                    .spawn_scoped(scope, one)
             };
             let threads: Vec<_> = (0..order.connections).map(start).collect();
             let mut result = Ok(());

@@ -4,7 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 
-use vtl::{Mode, Socket};
+use vtl::{Listener, Mode, Socket};
 
 use super::conn::Conn;
 
@@ -22,15 +22,9 @@ impl Session {
         Ok(Self(socket))
     }
 
-    /// Will accept one at a port.
-    pub(super) fn listen(at: SocketAddr, daemon: &Path) -> io::Result<Self> {
-        Ok(Self(Socket::init(Mode::Responder, at, daemon)?))
-    }
-
-    /// Waits for the peer.
-    pub(super) fn accept(&mut self) -> io::Result<()> {
-        self.0.validate()?;
-        Ok(())
+    /// The next one that a peer opens.
+    pub(super) fn accept(listener: &mut Listener) -> io::Result<Self> {
+        Ok(Self(listener.accept()?))
     }
 }
 

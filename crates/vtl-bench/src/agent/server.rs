@@ -7,8 +7,9 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use anyhow::Context;
+use vtl::Listener;
 
-use super::conn::run_blocking;
+use super::conn::{Conn, run_blocking};
 use super::graft::Session;
 use super::tcp::{self, Tcp};
 use super::workload::serve;
@@ -28,15 +29,12 @@ pub(super) fn run(order: &Order) -> anyhow::Result<()> {
             Box::new(move || tcp_summary(&watched))
         }
         Over::Graft { name, daemon } => {
-            let sessions = order.connections + u32::from(order.known);
-            for index in 0..sessions {
-                let mut at = order.address;
-                at.set_port(at.port() + index as u16);
-                let session = Session::listen(at, daemon)?;
-                thread::Builder::new()
-                    .stack_size(512 * 1024)
-                    .spawn(move || one_session(session))?;
-            }
+            let mut listener = Listener::bind(order.address.port(), daemon)?;
+            thread::spawn(move || {
+                while let Ok(session) = Session::accept(&mut listener) {
+                    serve_apart(session);
+                }
+            });
             let settings = name.clone();
             Box::new(move || Summary {
                 settings: settings.clone(),
@@ -67,11 +65,9 @@ fn accept(listener: &TcpListener, watched: &Watched) {
         if let (Ok(fd), Ok(mut watched)) = (tcp::watch(&stream), watched.lock()) {
             watched.push(fd);
         }
-        let work = move || {
-            // The client says what went wrong.
-            let _ = Tcp::new(stream).and_then(|mut conn| run_blocking(serve(&mut conn)));
-        };
-        let _ = thread::Builder::new().stack_size(512 * 1024).spawn(work);
+        if let Ok(conn) = Tcp::new(stream) {
+            serve_apart(conn);
+        }
     }
 }
 
@@ -91,11 +87,11 @@ fn tcp_summary(watched: &Watched) -> Summary {
     summary
 }
 
-fn one_session(mut session: Session) {
-    // The client says what went wrong.
-    if session.accept().is_ok() && run_blocking(serve(&mut session)).is_err() {
-        return;
-    }
-    // A session that is dropped here tells the peer nothing that it does not know.
-    drop(session);
+/// Answers a client, on a thread of its own.
+fn serve_apart(mut conn: impl Conn + Send + 'static) {
+    let work = move || {
+        // The client says what went wrong.
+        let _ = run_blocking(serve(&mut conn));
+    };
+    let _ = thread::Builder::new().stack_size(512 * 1024).spawn(work);
 }
