@@ -48,6 +48,9 @@ fn echo_server(net: &Net, ip: &str, port: u16) -> mpsc::Receiver<SocketAddr> {
     let (ready, is_ready) = mpsc::channel();
     net.thread(SERVER, move || {
         let listener = TcpListener::bind(at).unwrap();
+        // Hundreds come at once: what happens to those that find no room is not the matter here.
+        let backlog = nix::sys::socket::Backlog::new(1024).unwrap();
+        nix::sys::socket::listen(&listener, backlog).unwrap();
         ready.send(()).unwrap();
         while let Ok((mut stream, peer)) = listener.accept() {
             assert_eq!(stream.peer_addr().unwrap(), peer);
