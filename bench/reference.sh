@@ -1,6 +1,6 @@
 #!/bin/bash
 # The reference run: the plans of bench/reference, the most important ones first, each into its own
-# file in DIR, with what the machine is. About 35 minutes, as root, on a machine that does nothing else.
+# file in DIR, with what the machine is. About half an hour, as root, on a machine that does nothing else.
 #   bench/reference.sh DIR [VTL]
 set -u
 cd "$(dirname "$0")/.." || exit

@@ -265,7 +265,8 @@ pub fn store(folder: &Path, manifest: &Manifest, bytes: &[u8]) -> Result<PathBuf
                 folder.display()
             )));
         }
-        Err(_) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Err(error) => return Err(failed(error)),
     }
     fs::create_dir_all(folder).map_err(failed)?;
     let draft = folder.join(format!(".{}.{}", manifest.file_name(), std::process::id()));

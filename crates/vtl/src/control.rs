@@ -139,9 +139,12 @@ impl Client {
     /// Sends a request whose answer [`Client::answer`] will take.
     ///
     /// # Errors
-    /// [`Error::System`].
+    /// [`Error::Closed`], [`Error::System`].
     pub fn ask(&self, request: &Value) -> Result<(), Error> {
-        send(self.socket.as_raw_fd(), request, &[])
+        match send(self.socket.as_raw_fd(), request, &[]) {
+            Err(Error::System(Errno::EPIPE | Errno::ECONNRESET)) => Err(Error::Closed),
+            sent => sent,
+        }
     }
 
     /// The answer to what was asked; `None` as long as it has not come. The descriptor becomes

@@ -109,9 +109,9 @@ impl Listener {
         if let Some(next) = &next {
             self.ready.delete(next.as_fd()).map_err(io::Error::from)?;
         }
-        adopted.transpose()?;
         // If that fails, the next call tries again: this session is not to blame.
         let _ = self.ask();
+        adopted.transpose()?;
         Ok(next)
     }
 }

@@ -31,8 +31,11 @@ pub(super) fn run(order: &Order) -> anyhow::Result<()> {
         Over::Graft { name, daemon } => {
             let mut listener = Listener::bind(order.address.port(), daemon)?;
             thread::spawn(move || {
-                while let Ok(session) = Session::accept(&mut listener) {
-                    serve_apart(session);
+                loop {
+                    match Session::accept(&mut listener) {
+                        Ok(session) => serve_apart(session),
+                        Err(error) => return eprintln!("no more sessions: {error}"),
+                    }
                 }
             });
             let settings = name.clone();

@@ -148,7 +148,12 @@ pub(crate) fn pull(args: &PullArgs) -> anyhow::Result<()> {
     let Some(best) = best else {
         bail!("there is no package of {} in {}", args.graft, args.from);
     };
-    let (bytes, package) = read(&folder.join(format!("{name}-{best}.vtlg")))?;
+    let file = format!("{name}-{best}.vtlg");
+    let (bytes, package) = read(&folder.join(&file))?;
+    if package.manifest.file_name() != file {
+        let inside = package.manifest.file_name();
+        bail!("{file} in {} holds another package: {inside}", args.from);
+    }
     let path = pool::store(&args.output, &package.manifest, &bytes)?;
     eprintln!(
         "pulled: {}, signed with {}",
