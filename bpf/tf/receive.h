@@ -72,6 +72,7 @@ VTL_INLINE int vtl_rx_take(struct vtl_in *in) {
         return 0;
     }
     in->slot->len = in->len;
+    in->slot->more = in->hdr->h.flags & VTL_F_MORE;
     rx->map[(in->seq / 64) % VTL_WINDOW_WORDS] |= 1ull << (in->seq % 64);
     rx->received++;
     if (in->seq >= rx->max)

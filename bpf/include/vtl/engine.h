@@ -91,6 +91,7 @@ VTL_INLINE enum vtl_verdict vtl_fetch(struct vtl_out *o) {
     if (most > VTL_MAX_PAYLOAD)
         most = VTL_MAX_PAYLOAD;
     o->len = len > most ? most : len ? len : 1;
+    o->flags |= VTL_LOAD(o->slot->more) & VTL_F_MORE;
     return VTL_NEXT;
 }
 

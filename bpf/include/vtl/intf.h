@@ -35,9 +35,10 @@ enum {
 /* One packet's payload. Slot 0 of a ring is struct vtl_ring_ctl; packet s lies in slot
  * 1 + s % slots. */
 struct vtl_slot {
-    __u32 len; /* transmit: app; receive: ingress. Bytes of data in use; received 0: the packet
-                * that belongs here was given up */
-    __u32 pad;
+    __u32 len;   /* transmit: app; receive: ingress. Bytes of data in use; received 0: the packet
+                  * that belongs here was given up */
+    __u32 more;  /* grafts with reliability and order. Transmit: app; receive: ingress. VTL_F_MORE:
+                  * the message goes on in the next packet. Its other bits mean nothing */
     __u64 stamp; /* transmit, grafts with a lifetime: app, when it wrote the packet (ns of
                   * CLOCK_MONOTONIC), or 0. receive, grafts without order: ingress, the packet's
                   * number */
@@ -279,7 +280,7 @@ enum vtl_stat {
  * What a graft says about itself, in the section .vtl.graft of its object: VTL_GRAFT writes it.
  * Little-endian. Names and units are text that ends with a zero byte.
  */
-enum { VTL_GRAFT_ABI = 2 }; /* of this description and of everything in this file */
+enum { VTL_GRAFT_ABI = 3 }; /* of this description and of everything in this file */
 
 struct vtl_param_info {
     char name[24]; /* letters, digits and '-' */

@@ -15,9 +15,10 @@ enum {
     VTL_VERSION = 1,
     /* The most payload bytes that one packet may carry, whatever the MTU. */
     VTL_MAX_PAYLOAD = 1920,
-    VTL_MAX_WINDOW = 32768,    /* packets from the oldest one missing on */
-    VTL_ACK_MAX_BITMAP = 1024, /* bytes: an ACK passes every IPv6 path */
-    VTL_MIN_PACKET = 72,       /* bytes of a DATA or PROBE with its padding */
+    VTL_MAX_WINDOW = 32768,     /* packets from the oldest one missing on */
+    VTL_ACK_MAX_BITMAP = 1024,  /* bytes: an ACK passes every IPv6 path */
+    VTL_MIN_PACKET = 72,        /* bytes of a DATA or PROBE with its padding */
+    VTL_MAX_MESSAGE = 64 << 20, /* bytes, where messages may take several packets */
 };
 
 /* Low four bits of vtl_hdr.version_type. */
@@ -40,6 +41,8 @@ enum {
     VTL_F_UPDATE = 1 << 3, /* ACK: a window update that no packet caused: the echo is an old one */
     VTL_F_ABORT = 1 << 4,  /* CLOSE: something may not have been delivered */
     VTL_F_PARITY = 1 << 5, /* DATA: the XOR of a group of packets from `seq` on; none itself */
+    VTL_F_MORE = 1 << 6,   /* DATA: its message goes on in the next packet. NEGO, NEGO_ACK: the
+                            * sender's host takes messages of several packets */
 };
 
 /* Starts every packet. 24 bytes. */

@@ -110,8 +110,10 @@ impl Hostile {
             let length = self
                 .rng
                 .pick(&[0, 1, 7, 1440, 1441, 1920, 1921, 0xffff, 0x8000_0000, !0]);
-            host.tx_slot(sid, seq).len = length;
-            host.rx_slot(sid, seq).len = length;
+            let slot = host.tx_slot(sid, seq);
+            (slot.len, slot.more) = (length, length);
+            let slot = host.rx_slot(sid, seq);
+            (slot.len, slot.more) = (length, length);
         }
     }
 

@@ -105,6 +105,56 @@ fn checksums__every_bit_that_they_cover() {
 }
 
 #[test]
+fn messages__where_they_go_on_is_told_with_every_copy() {
+    // What is not that bit is nobody's business.
+    let written = [0, intf::VTL_F_MORE, u32::MAX, !intf::VTL_F_MORE];
+    for name in [
+        "stream",
+        "newreno",
+        "go-back-n",
+        "selective-repeat",
+        "udp-plus",
+    ] {
+        let [mut sender, mut receiver] = pair(&SessionConfig::of(name), 4);
+        for (seq, more) in (0..).zip(written) {
+            sender.tx_slot(HONEST, seq).more = more;
+            // Of the packet that lay there before.
+            receiver.rx_slot(HONEST, seq).more = !more;
+        }
+        let mut now = NOW;
+        let mut frames = Vec::new();
+        while frames.len() < 12 {
+            frames.extend(next(&mut sender, now));
+            now += 100 * MS;
+        }
+        let seq = |frame: &[u8]| usize::from(frame[VTL + 31]);
+        let again = intf::VTL_F_RETRANSMIT as u8;
+        assert!(frames.iter().any(|f| f[VTL + 1] & again != 0), "{name}");
+        for frame in frames.iter().filter(|f| f[VTL] == 0x10) {
+            let known = intf::VTL_F_MORE | intf::VTL_F_ACK_NOW | intf::VTL_F_RETRANSMIT;
+            let flags = u32::from(frame[VTL + 1]);
+            let wanted = written[seq(frame)] & intf::VTL_F_MORE;
+            assert_eq!(flags & intf::VTL_F_MORE, wanted, "{name} {}", seq(frame));
+            assert_eq!(
+                flags & !known,
+                0,
+                "{name}: the application sets no other flag"
+            );
+            arrive(&mut receiver, frame);
+        }
+        for (seq, more) in (0..receiver.session(HONEST).rx.cum).zip(written) {
+            let slot = receiver.rx_slot(HONEST, seq);
+            assert_eq!(
+                (slot.len, slot.more),
+                (200, more & intf::VTL_F_MORE),
+                "{name} {seq}"
+            );
+        }
+        assert_eq!(receiver.session(HONEST).rx.cum, 4, "{name}");
+    }
+}
+
+#[test]
 fn ecn__marks_are_counted_and_told() {
     for (graft, ipv6) in [("cubic", false), ("dccp-ccid3", false), ("newreno", true)] {
         let config = SessionConfig {
