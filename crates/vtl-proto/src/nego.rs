@@ -55,6 +55,8 @@ pub struct Established {
     pub peer_slots: u32,
     /// The most payload bytes per packet, in both directions.
     pub max_payload: u16,
+    /// Whether the peer takes messages of several packets.
+    pub long_messages: bool,
     /// The graft.
     pub gid: u16,
     /// Its parameters.
@@ -199,6 +201,7 @@ fn established(nego: &Nego, max_payload: u16, gid: u16, params: Values) -> Estab
             .max_payload
             .min(max_payload)
             .min(intf::VTL_MAX_PAYLOAD as u16),
+        long_messages: u32::from(nego.header.flags) & intf::VTL_F_MORE != 0,
         gid,
         params,
         rtt: None,
@@ -211,6 +214,14 @@ fn to(sid: u32, token: u64) -> Header {
         sid,
         token,
         ..Header::default()
+    }
+}
+
+/// The header of a NEGO or NEGO_ACK of ours, which also says what this host can do.
+fn able(header: Header) -> Header {
+    Header {
+        flags: header.flags | intf::VTL_F_MORE as u8,
+        ..header
     }
 }
 

@@ -442,6 +442,7 @@ fn granted(mut granted: Granted, near: bool) -> Answer {
         "sid": granted.sid,
         "slots": granted.slots,
         "max_payload": granted.max_payload,
+        "max_message": granted.max_message,
         "graft": granted.graft,
         "gid": granted.gid,
         "services": granted.services.bits(),

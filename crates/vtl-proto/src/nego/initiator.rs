@@ -4,7 +4,7 @@ use core::time::Duration;
 
 use super::{
     Established, FIRST_WAIT, HEAD_START, MAX_WAIT, MIN_WAIT, NegoError, PATIENCE, Reason, Values,
-    established, nanos, to,
+    able, established, nanos, to,
 };
 use crate::{
     intf,
@@ -70,6 +70,8 @@ pub struct Early {
     pub token: u64,
     /// The most payload bytes per packet that the peer took in the last session.
     pub max_payload: u16,
+    /// Whether it took messages of several packets.
+    pub long_messages: bool,
 }
 
 /// What is to be done now.
@@ -206,7 +208,7 @@ impl Initiator {
             }
         }
         Ok(Some(Step::Send(Packet::Nego(Nego {
-            header,
+            header: able(header),
             token: self.token,
             peer_token: 0,
             sid: self.offer.sid,
@@ -230,6 +232,7 @@ impl Initiator {
             peer_token: early.token,
             peer_slots: intf::VTL_EARLY_WINDOW,
             max_payload: early.max_payload.min(self.offer.max_payload),
+            long_messages: early.long_messages,
             gid: graft.gid,
             params: graft.values(),
             rtt: None,
@@ -317,10 +320,12 @@ impl Initiator {
         };
         let same = (gone.peer_sid, gone.peer_token) == (session.peer_sid, session.peer_token);
         let agreed = (gone.gid, gone.params) == (session.gid, session.params);
-        if session.max_payload < gone.max_payload || (same && !agreed) {
+        let less = session.max_payload < gone.max_payload
+            || (gone.long_messages && !session.long_messages);
+        if less || (same && !agreed) {
             return Err(NegoError::Changed);
         }
-        session.max_payload = gone.max_payload;
+        (session.max_payload, session.long_messages) = (gone.max_payload, gone.long_messages);
         if same {
             return Ok(Answer::Confirmed(session));
         }

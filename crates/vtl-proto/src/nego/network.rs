@@ -301,6 +301,7 @@ impl Simulation {
                 Some(Early {
                     token: guard,
                     max_payload: 1400,
+                    long_messages: true,
                 })
             }
             _ => None,

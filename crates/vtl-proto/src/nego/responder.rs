@@ -4,7 +4,7 @@ use core::net::IpAddr;
 use std::collections::BTreeMap;
 
 use super::{
-    Established, NegoKey, Reason, STRANGERS, Values, established, nack,
+    Established, NegoKey, Reason, STRANGERS, Values, able, established, nack,
     ticket::{Mint, Standing},
     to,
 };
@@ -222,7 +222,7 @@ impl Responder {
             })
             .collect();
         let answer = Packet::NegoAck(Nego {
-            header: to(nego.sid, nego.token),
+            header: able(to(nego.sid, nego.token)),
             token: made.token,
             peer_token: nego.token,
             sid: made.sid,

@@ -137,6 +137,7 @@ fn early(ticket: Ticket) -> Offer {
         early: Some(Early {
             token: 0xeeee,
             max_payload: 1200,
+            long_messages: true,
         }),
         known_rtt: Some(Duration::from_millis(10)),
         ..offer()
@@ -159,6 +160,7 @@ fn session__one_round_trip() {
             peer_token: 0xaaaa,
             peer_slots: 512,
             max_payload: 1300,
+            long_messages: true,
             gid: 6,
             params: Values::default(),
             rtt: None,
@@ -176,6 +178,7 @@ fn session__one_round_trip() {
             peer_token: 0xbbbb,
             peer_slots: 1024,
             max_payload: 1300,
+            long_messages: true,
             gid: 6,
             params: Values::default(),
             rtt: Some(Duration::from_millis(40)),
@@ -476,6 +479,43 @@ fn initiator__cookies_for_ever() {
 }
 
 #[test]
+fn long_messages__only_with_a_peer_that_takes_them() {
+    let told = |header: Header| u32::from(header.flags) & intf::VTL_F_MORE != 0;
+    let grafts = [reliable(9)];
+    let mut initiator = Initiator::new(offer(), 0, 0xaaaa);
+    let nego = next_nego(&mut initiator);
+    assert!(told(nego.header));
+    let mut older = nego;
+    older.header.flags = 0;
+    let mut responder = responder();
+    let wanted = request(&mut responder, 0, &older, &grafts);
+    let (ack, session) = responder.accept(0, &wanted, &wanted.choices[0], &made(3, 4));
+    assert!(!session.long_messages);
+    let older = |ack: Packet<'static>| {
+        let Packet::NegoAck(mut ack) = ack else {
+            unreachable!()
+        };
+        assert!(told(ack.header));
+        ack.header.flags = 0;
+        Packet::NegoAck(ack)
+    };
+    let Ok(Some(Answer::Opened(session))) = initiator.handle(MS, &older(ack)) else {
+        panic!("no session")
+    };
+    assert!(!session.long_messages);
+    // Data were under way to a peer that did take them.
+    responder.ended(3);
+    let ticket = ticket(&mut responder, 0);
+    let mut initiator = Initiator::new(early(ticket), S, 0xaaaa);
+    let nego = next_nego(&mut initiator);
+    let go = initiator.poll(initiator.poll_at());
+    assert!(matches!(go, Ok(Some(Step::Go(session))) if session.long_messages));
+    let ack = answer(&mut responder, S, &nego, &grafts);
+    let changed = initiator.handle(S + MS, &older(ack));
+    assert_eq!(changed, Err(NegoError::Changed));
+}
+
+#[test]
 fn early__data_need_not_wait() {
     let mut responder = responder();
     let ticket = ticket(&mut responder, 0);
@@ -555,7 +595,7 @@ fn early__used_before_any_data_went_opens_without() {
     let used = refusal(&mut responder, &nego, &policy(&grafts));
     assert_eq!(initiator.handle(S + MS, &used), Ok(None));
     let again = next_nego(&mut initiator);
-    assert_eq!(again.header, Header::default());
+    assert_eq!(again.header, able(Header::default()));
     let ack = answer(&mut responder, S, &again, &grafts);
     let opened = initiator.handle(S + 9 * MS, &ack);
     assert!(matches!(opened, Ok(Some(Answer::Opened(_)))));

@@ -98,6 +98,8 @@ pub struct Granted {
     pub slots: u32,
     /// Payload bytes per packet.
     pub max_payload: u16,
+    /// Bytes of the longest message.
+    pub max_message: u32,
     /// The graft's name.
     pub graft: String,
     /// Its identity in packets.

@@ -32,6 +32,7 @@ pub(super) struct Next {
     offered: Vec<u16>,
     gid: u16,
     pub(super) max_payload: u16,
+    pub(super) long_messages: bool,
     pub(super) way: Way,
 }
 
@@ -53,6 +54,7 @@ impl Next {
             offered,
             gid: session.gid,
             max_payload: session.max_payload,
+            long_messages: session.long_messages,
             way,
         })
     }
@@ -151,6 +153,7 @@ mod tests {
             peer_token: 2,
             peer_slots: 256,
             max_payload: 1400,
+            long_messages: true,
             gid,
             params: Default::default(),
             rtt: None,

@@ -96,6 +96,8 @@ pub(super) struct Session {
     pub(super) rings: RingSet,
     /// Packets that are used of each ring: no more than the path asks for.
     pub(super) slots: u32,
+    /// Whether the peer takes messages of several packets.
+    pub(super) long_messages: bool,
     pub(super) purpose: Use,
     /// Ends when the peer's vtld ends.
     pub(super) lifeline: Option<TcpStream>,
@@ -296,6 +298,16 @@ fn octets6(address: IpAddr) -> [u8; 16] {
     }
 }
 
+/// Bytes of the longest message: several packets stay together only if none is missing and each has
+/// its place.
+pub(super) fn max_message(long_messages: bool, max_payload: u16, services: Services) -> u32 {
+    if long_messages && services.contains(Services::RELIABLE | Services::ORDERED) {
+        intf::VTL_MAX_MESSAGE
+    } else {
+        max_payload.into()
+    }
+}
+
 /// Descriptors for an aware application.
 pub(super) fn grant(
     sid: u32,
@@ -313,6 +325,7 @@ pub(super) fn grant(
         sid,
         slots: session.slots,
         max_payload: s.max_payload,
+        max_message: max_message(session.long_messages, s.max_payload, services),
         graft,
         gid: s.gid,
         services,

@@ -166,6 +166,7 @@ impl Engine {
             phase: Phase::Ended,
             rings,
             slots,
+            long_messages: false,
             purpose,
             lifeline: None,
             heard: 0,
@@ -187,6 +188,7 @@ impl Engine {
             session.slots = session.slots.max(slots);
             session.map_streams(established.max_payload)?;
         }
+        session.long_messages = established.long_messages;
         let entry = self.plane.sessions().get(sid).expect("it has an entry");
         let slots = session.slots;
         entry.complete(|s| {
@@ -327,6 +329,7 @@ impl Engine {
             early: early.as_ref().map(|next| Early {
                 token: random_token(),
                 max_payload: next.max_payload,
+                long_messages: next.long_messages,
             }),
         };
         session.initiator = true;
@@ -575,6 +578,14 @@ impl Engine {
             return;
         };
         session.confirming = None;
+        let longest = |gid: u16| {
+            let graft = self.plane.grafts().find(|g| g.gid == gid);
+            let services = graft.map_or(Services::NONE, |g| g.services);
+            session::max_message(session.long_messages, established.max_payload, services)
+        };
+        if longest(established.gid) < longest(entry.snapshot().gid) {
+            return self.broken(sid, "by the peer's choice messages would be cut");
+        }
         if !entry.lock_egress() {
             return self.broken(sid, "the application is at work on the session");
         }
