@@ -72,12 +72,12 @@ int main(int argc, char **argv) {
         errx(1, "%s", vtl_last_error());
     printf("%s as %s over %s\n", argv[1], kind->name, info.graft);
 
-    struct piece *piece = malloc(info.max_message);
+    struct piece *piece = malloc(info.max_packet);
     if (!piece)
         err(1, NULL);
     put64(piece->size, size);
     for (uint64_t offset = 0; offset < size;) {
-        size_t n = fread(piece->data, 1, info.max_message - sizeof *piece, file);
+        size_t n = fread(piece->data, 1, info.max_packet - sizeof *piece, file);
         if (n == 0)
             errx(1, "%s has become shorter", argv[1]);
         put64(piece->offset, offset);

@@ -107,13 +107,17 @@ struct vtl_info {
     uint32_t size;        /* sizeof(struct vtl_info), set by the caller */
     uint32_t services;    /* what the protocol provides */
     uint32_t gid;         /* the protocol's number */
-    uint32_t max_message; /* the longest message, bytes */
+    uint32_t max_message; /* the longest message, bytes: 64 << 20 where the protocol provides
+                           * reliability and order, unless the peer's host is too old; else
+                           * max_packet */
     char graft[32];       /* the protocol's name */
     char peer[48];        /* the other host's address */
+    uint32_t max_packet;  /* what one packet carries at most, bytes */
+    uint32_t reserved;    /* 0 */
 };
 
 /* What is counted of a session, since it began unless said otherwise. Packets carry up to
- * vtl_info.max_message bytes. */
+ * vtl_info.max_packet bytes. */
 struct vtl_stats {
     uint32_t size; /* sizeof(struct vtl_stats), set by the caller */
     uint32_t reserved;
@@ -195,17 +199,38 @@ ssize_t vtl_send_data(vtl_socket *sock, const void *buffer, size_t size);
 ssize_t vtl_recv_data(vtl_socket *sock, void *buffer, size_t size);
 
 /*
- * Sends a message of 1 to vtl_info.max_message bytes, which arrives as one or not at all: for
- * protocols that do not keep the order, or may lose packets. Otherwise as vtl_send_data(), but
- * returns 0. -EMSGSIZE: empty or too long.
+ * Sends a message of 1 to vtl_info.max_message bytes, which arrives as one or not at all. With
+ * protocols that do not keep the order, or may lose packets, it is one packet. Otherwise as
+ * vtl_send_data(), but returns 0. -EMSGSIZE: empty or too long.
+ *
+ * -EAGAIN, -ETIMEDOUT: there was not room for all of it. A message of up to max_packet bytes has
+ * not been begun then. Of a longer one part may be under way: call again with the same message,
+ * which goes on where it stopped (the library keeps no copy). Until it has gone whole,
+ * everything else that is to be sent is refused with -EINVAL, and vtl_close() fails with -EINVAL
+ * and ends the session; the peer learns that something is missing.
  */
 int vtl_send_message(vtl_socket *sock, const void *message, size_t size);
 
 /*
- * Fetches the next message. Otherwise as vtl_recv_data(). -ENOBUFS: it is longer than `size`, and
- * is still there.
+ * Fetches the next message, once it is here as a whole. Otherwise as vtl_recv_data(); what that
+ * has left of a message counts as one.
+ *
+ * -EAGAIN, -ETIMEDOUT: it is not whole yet. What has come is kept in the library's memory, up to
+ * `size` bytes, for the next call, with whatever buffer. -ENOBUFS: it is longer than `size`, and is
+ * still there: call again with a larger buffer, or take it with vtl_recv_part(). -ENOMEM: there is
+ * no memory to keep it; it is still there. -ECONNABORTED: the session broke, or the peer closed it
+ * in the middle of the message.
  */
 ssize_t vtl_recv_message(vtl_socket *sock, void *buffer, size_t size);
+
+/*
+ * Fetches what has arrived of a message, up to `size` bytes, and stores in *more whether the
+ * message goes on behind them (1) or ends there (0): for messages that nobody wants to hold as a
+ * whole. 0 means that the peer has closed the session, or that `size` is 0. Otherwise as
+ * vtl_recv_data(). -ECONNABORTED: as in vtl_recv_message(): what came of the last message is not
+ * all of it.
+ */
+ssize_t vtl_recv_part(vtl_socket *sock, void *buffer, size_t size, int *more);
 
 /*
  * Waits until the peer has everything, ends the session, and gives the socket back. A listener, or
@@ -213,7 +238,8 @@ ssize_t vtl_recv_message(vtl_socket *sock, void *buffer, size_t size);
  *
  * -EAGAIN, -ETIMEDOUT: the peer does not have everything yet; the socket is still open, so call
  * again, or vtl_abort(). There is no wake-up for that. After any other error the socket is gone.
- * -EPIPE: the peer closed the session first. -ECONNABORTED: the session broke.
+ * -EPIPE: the peer closed the session first. -ECONNABORTED: the session broke. -EINVAL: a message
+ * was begun and has not gone whole; the peer learns that.
  */
 int vtl_close(vtl_socket *sock);
 
@@ -222,7 +248,8 @@ int vtl_abort(vtl_socket *sock);
 
 /*
  * How long calls on this socket may wait, in ms: negative, for ever; 0, not at all. Without waiting
- * they fail with -EAGAIN, after the time with -ETIMEDOUT; either leaves everything as it was. A
+ * they fail with -EAGAIN, after the time with -ETIMEDOUT; either leaves everything as it was, but
+ * for messages of several packets: see vtl_send_message() and vtl_recv_message(). A
  * session's socket begins with the timeout of its listener.
  */
 int vtl_set_timeout(vtl_socket *sock, int milliseconds);

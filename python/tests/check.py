@@ -85,7 +85,7 @@ def blocking(host):
     with vtl.connect(host, PORT, wanted, timeout=60) as session:
         info = session.info()
         assert info.services & Services.RELIABLE and info.services & Services.ORDERED, info
-        assert info.graft and info.peer == host and info.max_message >= 512, info
+        assert info.graft and info.peer == host and info.max_packet >= 512, info
         sender = threading.Thread(target=session.sendall, args=[memoryview(DATA)])
         sender.start()
         got = bytearray(SIZE)

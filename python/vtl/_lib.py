@@ -15,7 +15,9 @@ from typing import Any, Optional, Union
 INITIATOR, RESPONDER, LISTENER = 1, 2, 3
 
 # No message is longer, bytes.
-MESSAGE = 2048
+MESSAGE = 64 << 20
+# So much of a message is fetched at a time, bytes.
+_PART = 1 << 15
 
 Buffer = Union[bytes, bytearray, memoryview]
 
@@ -94,6 +96,8 @@ class CInfo(ctypes.Structure):
         ("max_message", c_uint32),
         ("graft", c_char * 32),
         ("peer", c_char * 48),
+        ("max_packet", c_uint32),
+        ("reserved", c_uint32),
     ]
 
 
@@ -128,7 +132,9 @@ class Info:
     peer: str
     """The other host's address."""
     max_message: int
-    """The longest message, bytes."""
+    """The longest message, bytes: 64 MB by protocols with reliability and order, else max_packet."""
+    max_packet: int
+    """What one packet carries at most, bytes."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +173,7 @@ def _load() -> ctypes.CDLL:
         ("vtl_recv_data", c_ssize_t, [sock, c_void_p, c_size_t]),
         ("vtl_send_message", c_int, [sock, c_void_p, c_size_t]),
         ("vtl_recv_message", c_ssize_t, [sock, c_void_p, c_size_t]),
+        ("vtl_recv_part", c_ssize_t, [sock, c_void_p, c_size_t, ctypes.POINTER(c_int)]),
         ("vtl_close", c_int, [sock]),
         ("vtl_abort", c_int, [sock]),
         ("vtl_set_timeout", c_int, [sock, c_int]),
@@ -237,7 +244,8 @@ class Handle:
         c = CInfo(size=ctypes.sizeof(CInfo))
         check(LIB.vtl_get_info(self.value, ctypes.byref(c)))
         services = Services(c.services)
-        return Info(c.graft.decode(), c.gid, services, c.peer.decode(), c.max_message)
+        graft, peer = c.graft.decode(), c.peer.decode()
+        return Info(graft, c.gid, services, peer, c.max_message, c.max_packet)
 
     def stats(self) -> Statistics:
         c = CStats(size=ctypes.sizeof(CStats))
@@ -286,6 +294,50 @@ class In:
         view = memoryview(data)
         self.size = view.nbytes
         self.place = (c_char * view.nbytes).from_buffer(view)
+
+
+class Message:
+    """What has come of the message that is being received: kept when a call gives up."""
+
+    def __init__(self) -> None:
+        self._got = bytearray()
+        self._more = c_int(0)
+        self._buffer = bytearray()
+        self._place: Optional[In] = None
+
+    def fetch(self, handle: Handle) -> int:
+        """One part of it; the result of libvtl."""
+        if self._place is None:
+            self._buffer = bytearray(_PART)
+            self._place = In(self._buffer)
+        place = self._place
+        more = ctypes.byref(self._more)
+        result = int(LIB.vtl_recv_part(handle.value, place.place, place.size, more))
+        if result > 0:
+            self._got += memoryview(self._buffer)[:result]
+        return result
+
+    def ready(self, limit: int) -> bool:
+        """Whether it is whole, or too long."""
+        return len(self._got) > limit or (len(self._got) > 0 and not self._more.value)
+
+    def spill(self, buffer: Union[bytearray, memoryview]) -> int:
+        """Hands out what is kept, as far as it fits, to who reads bytes; returns how many."""
+        if not self._got:
+            return 0
+        place = memoryview(buffer).cast("B")
+        size = min(len(self._got), place.nbytes)
+        place[:size] = self._got[:size]
+        del self._got[:size]
+        return size
+
+    def take(self, limit: int) -> bytes:
+        """A message that is ready."""
+        if len(self._got) > limit:
+            raise OSError(errno.ENOBUFS, f"the message is longer than {limit} bytes")
+        got = bytes(self._got)
+        self._got = bytearray()
+        return got
 
 
 def address(host: str, port: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 import warnings
 from types import TracebackType
@@ -86,6 +87,10 @@ class _Waiting:
 class Session(_Waiting):
     """A session with a peer. One thread may send while another one receives."""
 
+    def __init__(self, handle: Handle, timeout: Optional[float]) -> None:
+        super().__init__(handle, timeout)
+        self._message = _lib.Message()
+
     def send(self, data: Buffer) -> int:
         """Hands bytes over for sending; returns how many were taken: at least one of them."""
         out = Out(data)
@@ -106,24 +111,38 @@ class Session(_Waiting):
         return bytes(memoryview(buffer)[: self.recv_into(buffer)])
 
     def recv_into(self, buffer: Union[bytearray, memoryview]) -> int:
-        """As recv(), into a buffer; returns how many."""
+        """As recv(), into a buffer; returns how many. What recv_message() has kept comes first."""
+        if kept := self._message.spill(buffer):
+            return kept
         place = In(buffer)
         call = LIB.vtl_recv_data
         return self._wait(lambda: call(self._handle.value, place.place, place.size))
 
     def send_message(self, message: Buffer) -> None:
-        """Sends up to info().max_message bytes, which arrive together or not at all."""
+        """Sends up to info().max_message bytes, which arrive together or not at all.
+
+        A call that gives up in the middle of a message that takes more than one packet is to be
+        repeated with the same message; nothing else can be sent before.
+        """
         out = Out(message)
         call = LIB.vtl_send_message
         self._wait(lambda: call(self._handle.value, out.at(0), out.size))
 
-    def recv_message(self) -> bytes:
-        """The next message; b"" once the peer has closed the session."""
-        buffer = bytearray(_lib.MESSAGE)
-        place = In(buffer)
-        call = LIB.vtl_recv_message
-        size = self._wait(lambda: call(self._handle.value, place.place, place.size))
-        return bytes(memoryview(buffer)[:size])
+    def recv_message(self, limit: int = _lib.MESSAGE) -> bytes:
+        """The next message; b"" once the peer has closed the session.
+
+        What has come of it when a call gives up is kept for the next one. A message longer than
+        `limit` bytes raises OSError (ENOBUFS) and is kept, too, for a call with a larger limit.
+        """
+        message = self._message
+
+        def call() -> int:
+            if message.ready(limit):
+                return 1
+            result = message.fetch(self._handle)
+            return result if result <= 0 or message.ready(limit) else -errno.EAGAIN
+
+        return message.take(limit) if self._wait(call) else b""
 
     def info(self) -> Info:
         """What was negotiated."""

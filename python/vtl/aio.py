@@ -106,7 +106,12 @@ class _Watched:
 
 
 class Session(_Watched):
-    """A session with a peer. One task may send while another one receives."""
+    """A session with a peer. Some tasks may send, in turn, while another one receives."""
+
+    def __init__(self, handle: Handle) -> None:
+        super().__init__(handle)
+        self._message = _lib.Message()
+        self._sending = asyncio.Lock()
 
     async def send(self, data: Buffer) -> int:
         """Hands bytes over for sending; returns how many were taken: at least one of them."""
@@ -114,10 +119,11 @@ class Session(_Watched):
 
     async def _send(self, out: Out, sent: int) -> int:
         call, at, left = LIB.vtl_send_data, out.at(sent), out.size - sent
-        return await self._wait(
-            lambda: call(self._handle.value, at, left),
-            lambda: call(self._handle.value, None, 0),
-        )
+        async with self._sending:
+            return await self._wait(
+                lambda: call(self._handle.value, at, left),
+                lambda: call(self._handle.value, None, 0),
+            )
 
     async def sendall(self, data: Buffer) -> None:
         """Hands all bytes over for sending. They are delivered once close() returns.
@@ -135,7 +141,9 @@ class Session(_Watched):
         return bytes(memoryview(buffer)[: await self.recv_into(buffer)])
 
     async def recv_into(self, buffer: Union[bytearray, memoryview]) -> int:
-        """As recv(), into a buffer; returns how many."""
+        """As recv(), into a buffer; returns how many. What recv_message() has kept comes first."""
+        if kept := self._message.spill(buffer):
+            return kept
         return await self._recv(LIB.vtl_recv_data, In(buffer))
 
     async def _recv(self, call: Callable[..., int], place: In) -> int:
@@ -145,18 +153,35 @@ class Session(_Watched):
         )
 
     async def send_message(self, message: Buffer) -> None:
-        """Sends up to info().max_message bytes, which arrive together or not at all."""
-        out = Out(message)
-        await self._wait(
-            lambda: LIB.vtl_send_message(self._handle.value, out.at(0), out.size),
-            lambda: LIB.vtl_send_data(self._handle.value, None, 0),
-        )
+        """Sends up to info().max_message bytes, which arrive together or not at all.
 
-    async def recv_message(self) -> bytes:
-        """The next message; b"" once the peer has closed the session."""
-        buffer = bytearray(_lib.MESSAGE)
-        size = await self._recv(LIB.vtl_recv_message, In(buffer))
-        return bytes(memoryview(buffer)[:size])
+        If it is cancelled in the middle of a message that takes more than one packet, it is to be
+        called again with the same message; nothing else can be sent before.
+        """
+        out = Out(message)
+        async with self._sending:
+            await self._wait(
+                lambda: LIB.vtl_send_message(self._handle.value, out.at(0), out.size),
+                lambda: LIB.vtl_send_data(self._handle.value, None, 0),
+            )
+
+    async def recv_message(self, limit: int = _lib.MESSAGE) -> bytes:
+        """The next message; b"" once the peer has closed the session.
+
+        What has come of it when this is cancelled is kept for the next call. A message longer than
+        `limit` bytes raises OSError (ENOBUFS) and is kept, too, for a call with a larger limit.
+        """
+        message = self._message
+        while not message.ready(limit):
+            fetched = await self._wait(
+                lambda: message.fetch(self._handle),
+                lambda: LIB.vtl_recv_data(self._handle.value, None, 0),
+            )
+            if fetched == 0:
+                return b""
+            if not message.ready(limit):
+                await asyncio.sleep(0)  # others, too, want to do something
+        return message.take(limit)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         """Messages until the peer closes the session."""

@@ -302,6 +302,30 @@ pub unsafe extern "C" fn vtl_recv_message(
     })
 }
 
+/// `vtl_recv_part`.
+///
+/// # Safety
+/// `buffer` has `size` bytes that can be written, and `more` can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vtl_recv_part(
+    sock: *mut vtl_socket,
+    buffer: *mut c_void,
+    size: size_t,
+    more: *mut c_int,
+) -> ssize_t {
+    guard_size(|| {
+        let socket = socket(sock)?;
+        let buffer = bytes_mut(buffer, size)?;
+        if more.is_null() {
+            return Err(Failure::invalid("there is no place for `more`: NULL"));
+        }
+        let part = socket.shared(|s, limit| s.recv_part(buffer, limit))?;
+        // SAFETY: not null; that it can be written is C's promise.
+        unsafe { more.write(part.more.into()) };
+        Ok(part.len)
+    })
+}
+
 /// As [`guard`], for functions that return a number of bytes.
 fn guard_size(body: impl FnOnce() -> Outcome<usize>) -> ssize_t {
     struct Size(ssize_t);
@@ -359,12 +383,15 @@ pub extern "C" fn vtl_fd(sock: *const vtl_socket) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vtl_get_info(sock: *const vtl_socket, info: *mut vtl_info) -> c_int {
     guard(|| {
-        let (agreement, max_message) = socket(sock)?.agreement()?;
+        let socket = socket(sock)?;
+        let agreement = socket.agreement()?;
+        let (message, packet) = socket.shared(|s, _| Ok((s.max_message(), s.max_packet())))?;
         let mut found = vtl_info {
             size: 0,
             services: agreement.services.bits().into(),
             gid: agreement.gid.into(),
-            max_message: u32::try_from(max_message).unwrap_or(0),
+            max_message: u32::try_from(message).unwrap_or(0),
+            max_packet: u32::try_from(packet).unwrap_or(0),
             ..Default::default()
         };
         copy_text(&mut found.graft, &agreement.graft);
@@ -476,6 +503,7 @@ const _: () = {
         vtl_recv_data(Sock, *mut c_void, size_t) -> ssize_t;
         vtl_send_message(Sock, *const c_void, size_t) -> c_int;
         vtl_recv_message(Sock, *mut c_void, size_t) -> ssize_t;
+        vtl_recv_part(Sock, *mut c_void, size_t, *mut c_int) -> ssize_t;
         vtl_close(Sock) -> c_int;
         vtl_abort(Sock) -> c_int;
         vtl_set_timeout(Sock, c_int) -> c_int;

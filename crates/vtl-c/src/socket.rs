@@ -173,13 +173,10 @@ impl Socket {
         }
     }
 
-    /// What was negotiated, and the longest message, bytes.
-    pub(crate) fn agreement(&self) -> Result<(Agreement, usize), Failure> {
-        self.shared(|shared, _| Ok((shared.agreement(), shared.max_message())))
-            .and_then(|(agreement, most)| {
-                let missing = || Failure::new(libc::ENOTCONN, "there is no session yet");
-                Ok((agreement.ok_or_else(missing)?, most))
-            })
+    /// What was negotiated.
+    pub(crate) fn agreement(&self) -> Result<Agreement, Failure> {
+        self.shared(|shared, _| Ok(shared.agreement()))?
+            .ok_or_else(|| Failure::new(libc::ENOTCONN, "there is no session yet"))
     }
 }
 

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
 /*
  * Uses everything that vtl.h offers, and checks it. `api serve-blocking COUNT` or `api serve-polled
- * COUNT` at one host echoes COUNT sessions; `api ADDRESS` at the other opens four.
+ * COUNT` at one host echoes COUNT sessions; `api ADDRESS` at the other opens four. `api
+ * serve-messages` echoes the messages of one session, and `api messages ADDRESS MOST` sends some of
+ * up to MOST bytes.
  */
 #include <errno.h>
 #include <poll.h>
@@ -180,13 +182,16 @@ static void check_info(const vtl_socket *sock, int gid) {
     CHECK(vtl_get_info(sock, &info) == 0);
     CHECK(info.size == sizeof info && (int)info.gid == gid && info.graft[0] && info.peer[0]);
     CHECK(info.services & VTL_SERVICE_RELIABLE && info.services & VTL_SERVICE_ORDERED);
-    CHECK(info.max_message >= 512);
+    CHECK(info.max_message == 64 << 20 && info.max_packet >= 512 && info.reserved == 0);
     /* An older program's structure is shorter; what lies behind it is left alone. */
     struct vtl_info old;
     memset(&old, 0x55, sizeof old);
     old.size = 12;
     CHECK(vtl_get_info(sock, &old) == 0);
     CHECK((int)old.gid == gid && old.max_message == 0x55555555);
+    old.size = 96;
+    CHECK(vtl_get_info(sock, &old) == 0);
+    CHECK(old.max_message == info.max_message && old.max_packet == 0x55555555);
     old.size = 2;
     CHECK(vtl_get_info(sock, &old) == -EINVAL);
 }
@@ -279,21 +284,96 @@ static void polled(const char *peer) {
     close_polled(sock);
 }
 
-/* Messages keep their boundaries; a session without requirements opens by itself. */
+/* Messages; a session without requirements opens by itself. */
 static void messages(const char *peer) {
     vtl_socket *sock;
     unsigned char buffer[4096];
+    int more = 7;
     CHECK(vtl_init(VTL_INITIATOR, NULL, peer, &sock) == 0);
     CHECK(vtl_send_message(sock, "one", 3) == 0);
     struct vtl_info info = {.size = sizeof info};
     CHECK(vtl_get_info(sock, &info) == 0);
-    CHECK(vtl_send_message(sock, buffer, info.max_message + 1) == -EMSGSIZE);
     CHECK(vtl_send_message(sock, buffer, 0) == -EMSGSIZE);
+    unsigned char *long_one = calloc(1, (size_t)info.max_message + 1);
+    CHECK(long_one);
+    CHECK(vtl_send_message(sock, long_one, (size_t)info.max_message + 1) == -EMSGSIZE);
+    CHECK(strstr(vtl_last_error(), "67108864"));
+    free(long_one);
     CHECK(vtl_recv_message(sock, buffer, 2) == -ENOBUFS);
     CHECK(vtl_recv_message(sock, buffer, sizeof buffer) == 3 && !memcmp(buffer, "one", 3));
     memset(buffer, 7, sizeof buffer);
-    CHECK(vtl_send_message(sock, buffer, info.max_message) == 0);
-    CHECK(vtl_recv_message(sock, buffer, sizeof buffer) == (ssize_t)info.max_message);
+    CHECK(vtl_send_message(sock, buffer, info.max_packet) == 0);
+    CHECK(vtl_recv_part(sock, buffer, 100, NULL) == -EINVAL);
+    CHECK(vtl_recv_part(sock, buffer, 100, &more) == 100 && more == 1);
+    CHECK(vtl_recv_message(sock, buffer, sizeof buffer) == (ssize_t)info.max_packet - 100);
+    CHECK(vtl_close(sock) == 0);
+}
+
+/* Echoes messages of any length. */
+static void serve_messages(void) {
+    vtl_socket *sock;
+    CHECK(vtl_init(VTL_RESPONDER, ":7100", NULL, &sock) == 0);
+    puts("ready");
+    fflush(stdout);
+    CHECK(vtl_validate(sock) > 0);
+    const size_t most = 64 << 20;
+    unsigned char *buffer = malloc(most);
+    CHECK(buffer);
+    ssize_t n;
+    while ((n = vtl_recv_message(sock, buffer, most)) > 0)
+        CHECK(vtl_send_message(sock, buffer, (size_t)n) == 0);
+    CHECK(n == 0);
+    free(buffer);
+    int r = vtl_close(sock);
+    CHECK(r == 0 || r == -EPIPE);
+}
+
+/* Sends a message, in no time at all, and in one go with `wait`, and takes its echo in pieces. */
+static void echoed(vtl_socket *sock, const unsigned char *data, size_t size, int wait) {
+    CHECK(vtl_set_timeout(sock, wait ? PATIENCE : 0) == 0);
+    int sent = 0, more = 1;
+    size_t got = 0;
+    static unsigned char part[10000];
+    while (more) {
+        ssize_t n = -EAGAIN;
+        if (!sent) {
+            int r = vtl_send_message(sock, data, size);
+            CHECK(r == 0 || (r == -EAGAIN && !wait));
+            sent = r == 0;
+            if (!sent && size >= 1 << 20)
+                CHECK(vtl_send_message(sock, data, size - 1) < 0);
+        }
+        if (sent)
+            n = vtl_recv_part(sock, part, sizeof part, &more);
+        if (n == -EAGAIN) {
+            CHECK(!wait);
+            wait_for(sock);
+            continue;
+        }
+        CHECK(n > 0 && got + (size_t)n <= size && !memcmp(part, data + got, (size_t)n));
+        got += (size_t)n;
+    }
+    CHECK(got == size);
+}
+
+static void send_messages(const char *peer, size_t most) {
+    vtl_socket *sock;
+    CHECK(vtl_init(VTL_INITIATOR, NULL, peer, &sock) == 0);
+    CHECK(vtl_negotiate(sock, NULL) > 0);
+    struct vtl_info info = {.size = sizeof info};
+    CHECK(vtl_get_info(sock, &info) == 0);
+    const size_t packet = info.max_packet;
+    const size_t sizes[] = {1, packet - 1, packet, packet + 1, 3 * packet, 1 << 20, most};
+    unsigned char *data = malloc(most);
+    CHECK(data);
+    for (size_t i = 0; i < most; i++)
+        data[i] = at(i);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        for (int wait = 0; wait < 2; wait++)
+            if (sizes[i] < 32 << 20 || wait)
+                echoed(sock, data, sizes[i], wait);
+    free(data);
+    CHECK(vtl_set_timeout(sock, -1) == 0);
     CHECK(vtl_close(sock) == 0);
 }
 
@@ -355,21 +435,32 @@ static void misuse(void) {
     free(daemon);
 }
 
+/* The servers' port at an address. */
+static const char *name(const char *address) {
+    static char peer[80];
+    snprintf(peer, sizeof peer, strchr(address, ':') ? "[%s]:7100" : "%s:7100", address);
+    return peer;
+}
+
 int main(int argc, char **argv) {
     if (argc == 3 && !strcmp(argv[1], "serve-blocking"))
         serve_blocking(atoi(argv[2]));
     else if (argc == 3 && !strcmp(argv[1], "serve-polled"))
         serve_polled(atoi(argv[2]));
+    else if (argc == 2 && !strcmp(argv[1], "serve-messages"))
+        serve_messages();
+    else if (argc == 4 && !strcmp(argv[1], "messages"))
+        send_messages(name(argv[2]), (size_t)atol(argv[3]));
     else if (argc == 2) {
-        char peer[80];
-        snprintf(peer, sizeof peer, strchr(argv[1], ':') ? "[%s]:7100" : "%s:7100", argv[1]);
+        const char *peer = name(argv[1]);
         misuse();
         blocking(peer);
         polled(peer);
         messages(peer);
         aborted(peer);
     } else {
-        fprintf(stderr, "usage: api serve-blocking COUNT | api serve-polled COUNT | api ADDRESS\n");
+        fprintf(stderr, "usage: api serve-blocking COUNT | api serve-polled COUNT | api ADDRESS | "
+                        "api serve-messages | api messages ADDRESS MOST\n");
         return 2;
     }
     puts("ok");

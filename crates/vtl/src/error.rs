@@ -21,16 +21,20 @@ pub enum Error {
     /// The peer closed the session; it reads no more.
     #[error("{0} has closed the session")]
     ClosedByPeer(IpAddr),
+    /// The peer closed the session in the middle of a message.
+    #[error("{0} has closed the session in the middle of a message")]
+    Cut(IpAddr),
     /// The operation does not fit the socket's mode, or comes too early.
     #[error("{0}")]
     Misuse(&'static str),
     /// The socket has been closed.
     #[error("the socket has been closed")]
     Closed,
-    /// The socket's time limit has passed. Nothing is lost: the operation may be tried again.
+    /// The socket's time limit has passed. Nothing is lost: the operation may be tried again, and
+    /// sending a message of several packets has to be, with the same message.
     #[error("the time limit has passed")]
     TimedOut,
-    /// A message is empty, or longer than a packet of the session takes.
+    /// A message is empty, or longer than the session takes.
     #[error("a message has 1 to {most} bytes in this session, not {len}")]
     MessageSize {
         /// Its length, bytes.
@@ -39,7 +43,7 @@ pub enum Error {
         most: usize,
     },
     /// The next message does not fit into the buffer, and waits for a larger one.
-    #[error("the next message has {0} bytes, more than the buffer")]
+    #[error("the next message does not fit into the buffer: {0} bytes of it are here")]
     BufferTooSmall(usize),
     /// The system refused something on the way.
     #[error("{0}")]
@@ -49,7 +53,7 @@ pub enum Error {
 impl From<Error> for io::Error {
     fn from(error: Error) -> Self {
         let kind = match &error {
-            Error::Broken(_) => io::ErrorKind::ConnectionAborted,
+            Error::Broken(_) | Error::Cut(_) => io::ErrorKind::ConnectionAborted,
             Error::ClosedByPeer(_) => io::ErrorKind::BrokenPipe,
             Error::Misuse(_)
             | Error::Contradiction(_)

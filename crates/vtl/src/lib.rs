@@ -10,6 +10,7 @@ pub mod control;
 mod error;
 mod events;
 mod listener;
+mod message;
 pub mod ring;
 mod session;
 mod shared;
@@ -19,6 +20,7 @@ pub mod tokio;
 mod waiting;
 
 pub use listener::Listener;
+pub use message::Part;
 pub use shared::Shared;
 pub use socket::{Agreement, Error, Mode, Socket, Statistics};
 pub use vtl_proto::services::{Preference, Qos, Requirements, Services};

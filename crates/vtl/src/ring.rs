@@ -211,13 +211,27 @@ impl TxRing {
     /// # Panics
     /// If a length is 0 or too large, or there are more than [`TxRing::room`].
     pub fn publish(&mut self, lengths: &[u32]) -> bool {
+        self.publish_with(lengths, |_| false)
+    }
+
+    /// As [`TxRing::publish`], for slots that hold one message, or a part of it: with `goes_on`
+    /// the next slot to be published goes on with it.
+    ///
+    /// # Panics
+    /// As [`TxRing::publish`].
+    pub fn publish_message(&mut self, lengths: &[u32], goes_on: bool) -> bool {
+        self.publish_with(lengths, |i| goes_on || i + 1 < lengths.len())
+    }
+
+    fn publish_with(&mut self, lengths: &[u32], more: impl Fn(usize) -> bool) -> bool {
         let count = lengths.len() as u64;
         assert!(count <= self.known_room() || count <= self.room());
         for (i, len) in lengths.iter().enumerate() {
             assert!((1..=self.max_payload).contains(len));
             let slot = self.ring.slot(self.next + i as u64).as_ptr();
+            let more = if more(i) { intf::VTL_F_MORE } else { 0 };
             // SAFETY: inside the slot, which is ours until it is published.
-            unsafe { (*slot).len = *len };
+            unsafe { ((*slot).len, (*slot).more) = (*len, more) };
         }
         self.next += lengths.len() as u64;
         self.ring.producer().store(self.next, Ordering::Release);
@@ -308,6 +322,18 @@ impl RxRing {
             let len = ((*slot).len as usize).min(intf::VTL_MAX_PAYLOAD as usize);
             std::slice::from_raw_parts((&raw const (*slot).data).cast(), len)
         }
+    }
+
+    /// Whether the message of the `ahead`-th packet to be read goes on in the packet behind it. Has
+    /// a meaning only where messages may take several packets.
+    ///
+    /// # Panics
+    /// As [`RxRing::packet`].
+    pub fn goes_on(&self, ahead: u64) -> bool {
+        assert!(ahead < self.arrived.wrapping_sub(self.next));
+        let slot = self.ring.slot(self.next + ahead).as_ptr();
+        // SAFETY: as in `packet`.
+        unsafe { (*slot).more & intf::VTL_F_MORE != 0 }
     }
 
     /// Frees the next `count` packets. Returns true if the daemon should be kicked, because the

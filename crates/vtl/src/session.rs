@@ -14,6 +14,7 @@ use vtl_proto::{intf, services::Services};
 use crate::{
     control::{self, Client},
     error::Error,
+    message::{Incoming, Outgoing, Part},
     ring::{Closed, RxRing, TxRing},
     socket::Agreement,
     waiting::{WAIT_MS, Wakeups, patience},
@@ -43,6 +44,10 @@ pub(crate) struct Session {
     caller: Option<OwnedFd>,
     wakeups: Wakeups,
     pub(crate) peer: IpAddr,
+    /// The longest message, bytes.
+    max_message: usize,
+    outgoing: Outgoing,
+    incoming: Incoming,
     /// Bytes of the first packet in `rx` that were read.
     read: usize,
     /// Packets without content so far.
@@ -79,6 +84,8 @@ impl Session {
         let small = |key: &str| number(key).and_then(|n| u16::try_from(n).ok());
         let slots = number("slots").ok_or_else(malformed)?;
         let payload = small("max_payload").ok_or_else(malformed)?;
+        // A daemon that does not say knows messages of one packet only.
+        let longest = number("max_message").unwrap_or(payload.into());
         let agreement = Agreement {
             graft: answer["graft"].as_str().unwrap_or_default().to_owned(),
             gid: small("gid").ok_or_else(malformed)?,
@@ -95,6 +102,9 @@ impl Session {
             caller,
             wakeups: Wakeups::new(wake, events, any, daemon)?,
             peer: agreement.peer,
+            max_message: longest.clamp(payload.into(), intf::VTL_MAX_MESSAGE) as usize,
+            outgoing: Outgoing::default(),
+            incoming: Incoming::default(),
             read: 0,
             given_up: 0,
             batch: 0,
@@ -106,6 +116,16 @@ impl Session {
     /// Bytes per packet.
     pub(crate) fn max_payload(&self) -> usize {
         self.tx.max_payload()
+    }
+
+    /// Bytes of the longest message.
+    pub(crate) fn max_message(&self) -> usize {
+        self.max_message
+    }
+
+    /// Whether messages may take several packets.
+    fn long_messages(&self) -> bool {
+        self.max_message > self.max_payload()
     }
 
     /// Packets that the peer has not acknowledged.
@@ -156,11 +176,19 @@ impl Session {
 
     /// Hands over what there is room for; without room, asks to be woken and returns `None`.
     fn push(&mut self, data: &[u8]) -> Result<Option<usize>, Error> {
+        self.outgoing.between()?;
+        let room = self.room_or_wait()?;
+        Ok(room.map(|room| self.fill(data, room, false)))
+    }
+
+    /// Slots that may be filled at once, at least one; without room, asks to be woken and returns
+    /// `None`.
+    fn room_or_wait(&mut self) -> Result<Option<usize>, Error> {
         loop {
             self.check_open()?;
             let room = self.tx.room().min(BURST as u64) as usize;
             if room > 0 {
-                return Ok(Some(self.fill(data, room)));
+                return Ok(Some(room));
             }
             if self.tx.wait_for_room() {
                 return Ok(None);
@@ -168,8 +196,54 @@ impl Session {
         }
     }
 
-    /// Copies as much of `data` as fits into `room` slots, and publishes them.
-    fn fill(&mut self, data: &[u8], room: usize) -> usize {
+    /// Hands over a whole message; waits for room.
+    pub(crate) fn send_message(
+        &mut self,
+        message: &[u8],
+        limit: Option<Instant>,
+    ) -> Result<(), Error> {
+        while !self.push_message(message)? {
+            if !self.wakeups.sleep(patience(limit, WAIT_MS)?)? {
+                return Err(self.broken());
+            }
+        }
+        Ok(())
+    }
+
+    /// Hands over what of a message there is room for; false if something is left, and then the
+    /// same message is to be given again. Without room, empties the descriptor and looks again.
+    pub(crate) fn try_send_message(&mut self, message: &[u8]) -> Result<bool, Error> {
+        if self.push_message(message)? {
+            return Ok(true);
+        }
+        if !self.wakeups.clear()? {
+            return Err(self.broken());
+        }
+        self.push_message(message)
+    }
+
+    /// Hands over what of a message there is room for, as long as there is some; then asks to be
+    /// woken and returns false.
+    fn push_message(&mut self, message: &[u8]) -> Result<bool, Error> {
+        let mut sent = self.outgoing.start(message.len())?;
+        while sent < message.len() {
+            let Some(room) = self.room_or_wait()? else {
+                return Ok(false);
+            };
+            sent += self.fill(&message[sent..], room, true);
+            self.outgoing.advance(sent, message.len());
+        }
+        Ok(true)
+    }
+
+    /// Whether no message was begun and is not sent whole.
+    pub(crate) fn between_messages(&self) -> Result<(), Error> {
+        self.outgoing.between()
+    }
+
+    /// Copies as much of `data` as fits into `room` slots, and publishes them: bytes, or the rest
+    /// of a message.
+    fn fill(&mut self, data: &[u8], room: usize, message: bool) -> usize {
         let each = self.tx.max_payload();
         let mut lengths = [0_u32; BURST];
         let mut count = 0;
@@ -180,7 +254,13 @@ impl Session {
             count += 1;
             taken += chunk.len();
         }
-        if self.tx.publish(&lengths[..count]) && !(count == 1 && self.call_egress(lengths[0])) {
+        let goes_on = message && taken < data.len();
+        let kick = if message {
+            self.tx.publish_message(&lengths[..count], goes_on)
+        } else {
+            self.tx.publish(&lengths[..count])
+        };
+        if kick && !(count == 1 && self.call_egress(lengths[0])) {
             signal(&self.kick, 1);
         }
         taken
@@ -228,9 +308,90 @@ impl Session {
 
 /// Receiving.
 impl Session {
+    /// Fetches bytes; waits for the first. 0 at the end.
+    pub(crate) fn recv_data(
+        &mut self,
+        limit: Option<Instant>,
+        buffer: &mut [u8],
+    ) -> Result<usize, Error> {
+        match self.incoming.take(buffer) {
+            0 => self.recv(limit, |session| Ok(session.read(buffer))),
+            kept => Ok(kept),
+        }
+    }
+
+    /// As [`Session::recv_data`], but never waits: `None` if nothing has arrived.
+    pub(crate) fn try_recv_data(&mut self, buffer: &mut [u8]) -> Result<Option<usize>, Error> {
+        match self.incoming.take(buffer) {
+            0 => self.try_recv(|session| Ok(session.read(buffer))),
+            kept => Ok(Some(kept)),
+        }
+    }
+
+    /// Fetches a message; waits until it is whole. 0 at the end.
+    pub(crate) fn recv_message(
+        &mut self,
+        limit: Option<Instant>,
+        buffer: &mut [u8],
+    ) -> Result<usize, Error> {
+        let len = self.recv(limit, |session| session.read_message(buffer))?;
+        self.check_end(len)?;
+        Ok(len)
+    }
+
+    /// As [`Session::recv_message`], but never waits: `None` if it is not whole yet.
+    pub(crate) fn try_recv_message(&mut self, buffer: &mut [u8]) -> Result<Option<usize>, Error> {
+        let len = self.try_recv(|session| session.read_message(buffer))?;
+        self.check_end(len.unwrap_or(1))?;
+        Ok(len)
+    }
+
+    /// Fetches what has come of a message, up to its end; waits for something. Nothing at the end
+    /// of the session.
+    pub(crate) fn recv_part(
+        &mut self,
+        limit: Option<Instant>,
+        buffer: &mut [u8],
+    ) -> Result<Part, Error> {
+        let mut len = self.incoming.take(buffer);
+        if len == 0 {
+            len = self.recv(limit, |session| Ok(session.read_part(buffer)))?;
+            self.check_end(len)?;
+        }
+        Ok(self.part(len))
+    }
+
+    /// As [`Session::recv_part`], but never waits: `None` if nothing has arrived.
+    pub(crate) fn try_recv_part(&mut self, buffer: &mut [u8]) -> Result<Option<Part>, Error> {
+        let mut len = match self.incoming.take(buffer) {
+            0 => None,
+            kept => Some(kept),
+        };
+        if len.is_none() {
+            len = self.try_recv(|session| Ok(session.read_part(buffer)))?;
+            self.check_end(len.unwrap_or(1))?;
+        }
+        Ok(len.map(|len| self.part(len)))
+    }
+
+    fn part(&self, len: usize) -> Part {
+        Part {
+            len,
+            more: self.read > 0 || self.incoming.inside,
+        }
+    }
+
+    /// Nothing was received because the session has ended: was that in the middle of a message?
+    fn check_end(&self, received: usize) -> Result<(), Error> {
+        if received == 0 && self.incoming.inside {
+            return Err(Error::Cut(self.peer));
+        }
+        Ok(())
+    }
+
     /// Waits for packets, and reads until `read` has got something. 0 at the end; `read` returns 0
-    /// if there were only places of packets that the sender gave up.
-    pub(crate) fn recv(
+    /// if what there was is not enough, or only places of packets that the sender gave up.
+    fn recv(
         &mut self,
         limit: Option<Instant>,
         mut read: impl FnMut(&mut Self) -> Result<usize, Error>,
@@ -245,7 +406,7 @@ impl Session {
     }
 
     /// As [`Session::recv`], but never waits: `None` if nothing has arrived.
-    pub(crate) fn try_recv(
+    fn try_recv(
         &mut self,
         mut read: impl FnMut(&mut Self) -> Result<usize, Error>,
     ) -> Result<Option<usize>, Error> {
@@ -336,7 +497,17 @@ impl Session {
     }
 
     /// Copies what has arrived. 0 if those were only places of packets that the sender gave up.
-    pub(crate) fn read(&mut self, buffer: &mut [u8]) -> usize {
+    fn read(&mut self, buffer: &mut [u8]) -> usize {
+        self.read_until(buffer, |_, _| false)
+    }
+
+    /// The same up to the end of the message.
+    fn read_part(&mut self, buffer: &mut [u8]) -> usize {
+        self.read_until(buffer, |session, packet| !session.goes_on(packet))
+    }
+
+    /// The same up to a packet that is the last one.
+    fn read_until(&mut self, buffer: &mut [u8], last: impl Fn(&Self, u64) -> bool) -> usize {
         let mut filled = 0;
         let mut packets = 0;
         let available = self.rx.available();
@@ -353,21 +524,82 @@ impl Session {
             }
             self.read = 0;
             packets += 1;
+            if last(self, packets - 1) {
+                break;
+            }
         }
         self.consume(packets);
         filled
     }
 
-    /// Copies what is left of the first packet. 0 if the sender gave it up.
-    pub(crate) fn read_message(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
-        let message = &self.rx.packet(0)[self.read..];
-        let len = message.len();
-        let place = buffer.get_mut(..len).ok_or(Error::BufferTooSmall(len))?;
-        place.copy_from_slice(message);
-        self.read = 0;
-        self.given_up += u64::from(len == 0);
-        self.consume(1);
-        Ok(len)
+    /// Copies a message that is here as a whole. 0 if it is not: then what has come is kept; or if
+    /// it is one that the sender gave up.
+    fn read_message(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
+        let (packets, new, whole) = self.survey();
+        let kept = self.incoming.kept().len();
+        let len = kept + new;
+        if len > buffer.len() {
+            return Err(Error::BufferTooSmall(len));
+        }
+        if whole {
+            let place = &mut buffer[..len];
+            self.incoming.take(place);
+            self.copy_packets(packets, |at, piece| {
+                place[kept + at..][..piece.len()].copy_from_slice(piece);
+            });
+            self.given_up += u64::from(len == 0);
+        } else {
+            let mut incoming = std::mem::take(&mut self.incoming);
+            let room = incoming.reserve(new, buffer.len());
+            if room.is_ok() {
+                self.copy_packets(packets, |_, piece| incoming.keep(piece));
+            }
+            self.incoming = incoming;
+            room?;
+        }
+        self.consume(packets);
+        Ok(if whole { len } else { 0 })
+    }
+
+    /// How many packets of the message that is being read are here, how many bytes, and whether
+    /// that is all of it.
+    fn survey(&mut self) -> (u64, usize, bool) {
+        let available = self.rx.available();
+        let mut len = 0;
+        for i in 0..available {
+            len += self.rx.packet(i).len();
+            if !self.goes_on(i) {
+                return (i + 1, len - self.read, true);
+            }
+        }
+        (available, len - self.read, false)
+    }
+
+    /// Shows so many packets, and where each one lies behind the first.
+    fn copy_packets(&mut self, packets: u64, mut take: impl FnMut(usize, &[u8])) {
+        let mut at = 0;
+        for i in 0..packets {
+            let piece = &self.rx.packet(i)[self.read..];
+            take(at, piece);
+            at += piece.len();
+            self.read = 0;
+        }
+    }
+
+    /// Whether the message of the `ahead`-th packet goes on in the next one.
+    fn goes_on(&self, ahead: u64) -> bool {
+        self.long_messages() && self.rx.goes_on(ahead)
+    }
+
+    /// What [`Session::read_message`] has kept of a message, which counts as a packet.
+    pub(crate) fn read_kept(&mut self, take: &mut impl FnMut(&[u8])) -> bool {
+        let kept = self.incoming.kept();
+        let len = kept.len();
+        if len > 0 {
+            take(kept);
+            self.incoming.forget(len);
+        }
+        len > 0
     }
 
     /// Shows up to `most` packets, those that the sender gave up as empty ones. Returns how many.
@@ -385,6 +617,9 @@ impl Session {
 
     fn consume(&mut self, packets: u64) {
         self.batch = packets;
+        if packets > 0 {
+            self.incoming.inside = self.goes_on(packets - 1);
+        }
         if packets > 0 && self.rx.consume(packets) {
             signal(&self.kick, 1 << 32);
         }

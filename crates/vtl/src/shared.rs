@@ -20,7 +20,7 @@ use nix::{
 use vtl_proto::services::Requirements;
 
 use crate::{
-    Statistics,
+    Part, Statistics,
     socket::{Agreement, Error, Mode, Socket},
     waiting::{Source, WAIT_MS, deadline, epoll, patience, pause, poll, watch},
 };
@@ -249,7 +249,8 @@ impl Shared {
         self.recv(limit, |socket| socket.try_recv_data(buffer))
     }
 
-    /// As [`Socket::send_message`].
+    /// As [`Socket::send_message`]. After [`Error::TimedOut`] part of the message may be under way:
+    /// nobody else can send until it was sent again, and whole.
     ///
     /// # Errors
     /// As [`Socket::send_message`].
@@ -265,6 +266,14 @@ impl Shared {
     /// As [`Socket::recv_message`].
     pub fn recv_message(&self, buffer: &mut [u8], limit: Option<Duration>) -> Result<usize, Error> {
         self.recv(limit, |socket| socket.try_recv_message(buffer))
+    }
+
+    /// As [`Socket::recv_part`].
+    ///
+    /// # Errors
+    /// As [`Socket::recv_part`].
+    pub fn recv_part(&self, buffer: &mut [u8], limit: Option<Duration>) -> Result<Part, Error> {
+        self.recv(limit, |socket| socket.try_recv_part(buffer))
     }
 
     /// As [`Socket::close`]; threads that wait for something else fail with [`Error::Closed`], as
@@ -316,6 +325,11 @@ impl Shared {
     /// As [`Socket::max_message`].
     pub fn max_message(&self) -> usize {
         lock(&self.socket).as_ref().map_or(0, Socket::max_message)
+    }
+
+    /// As [`Socket::max_packet`].
+    pub fn max_packet(&self) -> usize {
+        lock(&self.socket).as_ref().map_or(0, Socket::max_packet)
     }
 
     /// As [`Socket::unacknowledged`].

@@ -9,6 +9,9 @@
 //! | `vtl_recv_data(sock, buffer, size)` | [`Socket::recv_data`] |
 //! | `vtl_close(sock)` | [`Socket::close`] |
 //!
+//! Messages keep their boundaries: [`Socket::send_message`], [`Socket::recv_message`],
+//! [`Socket::recv_part`].
+//!
 //! Bytes are written straight into the ring from which the kernel sends, and read from the ring
 //! into which it receives. A socket may be moved between threads, and used by one at a time;
 //! [`crate::Shared`] is one for several threads, [`crate::Listener`] gives many sockets.
@@ -32,6 +35,7 @@ use vtl_proto::services::{Requirements, Services};
 pub use crate::error::Error;
 use crate::{
     control::{self, Client},
+    message::Part,
     session::{Receivable, Session},
     waiting::{Source, deadline, epoll, patience, pause, poll, watch},
 };
@@ -351,7 +355,7 @@ impl Socket {
         }
         let limit = self.deadline();
         let session = self.ready(limit)?;
-        session.recv(limit, |session| Ok(session.read(buffer)))
+        session.recv_data(limit, buffer)
     }
 
     /// As [`Socket::recv_data`], but never waits: `None` means that nothing has arrived. The
@@ -363,28 +367,37 @@ impl Socket {
         if buffer.is_empty() {
             return Ok(Some(0));
         }
-        self.open_session()?
-            .try_recv(|session| Ok(session.read(buffer)))
+        self.open_session()?.try_recv_data(buffer)
     }
 
-    /// The longest message, bytes; 0 without a session.
+    /// The longest message, bytes; 0 without a session. 64 MB where the graft provides reliability
+    /// and order, and the peer's host takes such messages; else what one packet takes.
     pub fn max_message(&self) -> usize {
+        self.session.as_ref().map_or(0, Session::max_message)
+    }
+
+    /// What one packet takes, bytes; 0 without a session.
+    pub fn max_packet(&self) -> usize {
         self.session.as_ref().map_or(0, Session::max_payload)
     }
 
-    /// Sends `message` as one packet, which arrives whole or not at all: for grafts that do not
-    /// keep the order, or not every packet. `false` means that there is no room, as in
-    /// [`Socket::try_send_data`].
+    /// Sends a message of 1 to [`Socket::max_message`] bytes, whose boundaries the receiver sees:
+    /// it arrives whole or not at all. `false` means that there is no room for all of it, as in
+    /// [`Socket::try_send_data`]: part of it may be under way. Then go on with the same message;
+    /// until it has gone whole, nothing else can be sent, and [`Socket::close`] fails. A message of
+    /// one packet has not been begun then.
     ///
     /// # Errors
-    /// The message is empty or too long, the session has ended, or there is none yet.
+    /// The message is empty or too long, another one was begun, the session has ended, or there is
+    /// none yet.
     pub fn try_send_message(&mut self, message: &[u8]) -> Result<bool, Error> {
         let session = self.open_session()?;
         check_message(message, session)?;
-        Ok(session.try_send(message)?.is_some())
+        session.try_send_message(message)
     }
 
-    /// Sends a message as [`Socket::try_send_message`] does; waits for room.
+    /// Sends a message as [`Socket::try_send_message`] does; waits for room. After
+    /// [`Error::TimedOut`], go on with the same message.
     ///
     /// # Errors
     /// As [`Socket::try_send_message`].
@@ -392,29 +405,56 @@ impl Socket {
         let limit = self.deadline();
         let session = self.ready(limit)?;
         check_message(message, session)?;
-        session.send(message, limit)?;
-        Ok(())
+        session.send_message(message, limit)
     }
 
-    /// Fetches one packet, as the peer sent it: `Some(0)` at the end, `None` if nothing has
-    /// arrived, as in [`Socket::try_recv_data`]. What [`Socket::recv_data`] left of a packet counts
-    /// as one.
+    /// Fetches a message, as the peer sent it: `Some(0)` at the end, `None` if none has arrived
+    /// whole, as in [`Socket::try_recv_data`]. What has come of one is kept for the next call, with
+    /// whatever buffer; it takes as much memory as `buffer` has, at most. What
+    /// [`Socket::recv_data`] left of a message counts as one.
     ///
     /// # Errors
-    /// The buffer is too small, the session broke, or there is none yet.
+    /// The buffer is too small: the message stays, for a larger one or for
+    /// [`Socket::try_recv_part`]. The session broke, or ended in the middle of a message; or there
+    /// is none yet.
     pub fn try_recv_message(&mut self, buffer: &mut [u8]) -> Result<Option<usize>, Error> {
-        self.open_session()?
-            .try_recv(|session| session.read_message(buffer))
+        self.open_session()?.try_recv_message(buffer)
     }
 
-    /// Fetches one packet as [`Socket::try_recv_message`] does; waits for it. 0 at the end.
+    /// Fetches a message as [`Socket::try_recv_message`] does; waits for it. 0 at the end.
     ///
     /// # Errors
     /// As [`Socket::try_recv_message`].
     pub fn recv_message(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
         let limit = self.deadline();
         let session = self.ready(limit)?;
-        session.recv(limit, |session| session.read_message(buffer))
+        session.recv_message(limit, buffer)
+    }
+
+    /// Fetches what has arrived of a message, as far as it fits, and says whether the message goes
+    /// on: for messages of which nobody wants to hold all. `None` if nothing has arrived, as in
+    /// [`Socket::try_recv_data`]; of an empty buffer, nothing is fetched.
+    ///
+    /// # Errors
+    /// The session broke, or ended in the middle of a message; or there is none yet.
+    pub fn try_recv_part(&mut self, buffer: &mut [u8]) -> Result<Option<Part>, Error> {
+        if buffer.is_empty() {
+            return Ok(Some(Part::default()));
+        }
+        self.open_session()?.try_recv_part(buffer)
+    }
+
+    /// Fetches a part of a message as [`Socket::try_recv_part`] does; waits for it.
+    ///
+    /// # Errors
+    /// As [`Socket::try_recv_part`].
+    pub fn recv_part(&mut self, buffer: &mut [u8]) -> Result<Part, Error> {
+        if buffer.is_empty() {
+            return Ok(Part::default());
+        }
+        let limit = self.deadline();
+        let session = self.ready(limit)?;
+        session.recv_part(limit, buffer)
     }
 
     /// Packets of the peer that were given up, as far as the application has read: they left gaps.
@@ -428,9 +468,12 @@ impl Socket {
     ///
     /// # Errors
     /// As [`Socket::recv_data`].
-    pub fn recv_in_place(&mut self, most: u64, take: impl FnMut(&[u8])) -> Result<u64, Error> {
+    pub fn recv_in_place(&mut self, most: u64, mut take: impl FnMut(&[u8])) -> Result<u64, Error> {
         let limit = self.deadline();
         let session = self.ready(limit)?;
+        if most > 0 && session.read_kept(&mut take) {
+            return Ok(1);
+        }
         if !session.wait(limit)? {
             return Ok(0);
         }
@@ -445,9 +488,12 @@ impl Socket {
     pub fn try_recv_in_place(
         &mut self,
         most: u64,
-        take: impl FnMut(&[u8]),
+        mut take: impl FnMut(&[u8]),
     ) -> Result<Option<u64>, Error> {
         let session = self.open_session()?;
+        if most > 0 && session.read_kept(&mut take) {
+            return Ok(Some(1));
+        }
         Ok(match session.look()? {
             Receivable::NotYet => None,
             Receivable::End => Some(0),
@@ -482,7 +528,9 @@ impl Socket {
         let Some(session) = &self.session else {
             return Ok(true);
         };
-        if !session.delivered()? {
+        let delivered = session.delivered()?;
+        session.between_messages()?;
+        if !delivered {
             return Ok(false);
         }
         self.client.call(&json!({ "op": "close" }))?;
@@ -535,9 +583,9 @@ impl Socket {
     }
 }
 
-/// Whether a message goes into one packet of the session.
+/// Whether the session takes a message of this length.
 fn check_message(message: &[u8], session: &Session) -> Result<(), Error> {
-    let (len, most) = (message.len(), session.max_payload());
+    let (len, most) = (message.len(), session.max_message());
     if (1..=most).contains(&len) {
         Ok(())
     } else {

@@ -3,7 +3,8 @@
 //! the daemon.
 //!
 //! Every future may be dropped before it is ready; nothing is lost by that, except that whoever
-//! drops one that opens a session ends that session, too.
+//! drops one that opens a session ends that session, too; and who drops one that sends a message of
+//! several packets has to send the same message again before anything else.
 
 use std::{
     future::poll_fn,
@@ -22,7 +23,7 @@ use tokio::{
     time::{Sleep, sleep},
 };
 
-use crate::{Agreement, Error, Mode, Requirements, Statistics};
+use crate::{Agreement, Error, Mode, Part, Requirements, Statistics};
 
 /// The shortest and the longest pause between two looks whether the peer has everything.
 const CLOSE: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
@@ -211,6 +212,23 @@ impl Socket {
         self.poll_with(cx, Way::Receive, |socket| socket.try_recv_message(buffer))
     }
 
+    /// Fetches a part of a message, as [`crate::Socket::recv_part`].
+    ///
+    /// # Errors
+    /// As [`crate::Socket::recv_part`].
+    pub async fn recv_part(&mut self, buffer: &mut [u8]) -> Result<Part, Error> {
+        poll_fn(|cx| self.poll_recv_part(cx, buffer)).await
+    }
+
+    /// As [`Socket::recv_part`], for those who poll.
+    pub fn poll_recv_part(
+        &mut self,
+        cx: &mut Context<'_>,
+        buffer: &mut [u8],
+    ) -> Poll<Result<Part, Error>> {
+        self.poll_with(cx, Way::Receive, |socket| socket.try_recv_part(buffer))
+    }
+
     /// Waits until the peer has everything, and ends the session, as [`crate::Socket::close`].
     ///
     /// # Errors
@@ -233,9 +251,14 @@ impl Socket {
         Poll::Ready(Ok(()))
     }
 
-    /// The longest message, bytes.
+    /// As [`crate::Socket::max_message`].
     pub fn max_message(&self) -> usize {
         self.socket.max_message()
+    }
+
+    /// As [`crate::Socket::max_packet`].
+    pub fn max_packet(&self) -> usize {
+        self.socket.max_packet()
     }
 
     /// What was negotiated.

@@ -16,6 +16,7 @@ mod hostile;
 mod insider;
 mod library;
 mod many;
+mod messages;
 mod nego;
 mod outage;
 mod packages;

@@ -1,6 +1,8 @@
 //! Sockets over a daemon that the test plays, and rings in ordinary memory: what happens at moments
 //! that a real daemon seldom chooses.
 
+mod messages;
+
 use std::{
     mem::offset_of,
     net::{Ipv4Addr, SocketAddr},
@@ -67,9 +69,14 @@ impl Daemon {
 
     /// The same with a session.
     fn session(&self) -> Option<(Socket, Client, Granted)> {
+        self.session_with(PAYLOAD.into())
+    }
+
+    /// The same with messages of up to `max_message` bytes.
+    fn session_with(&self, max_message: u32) -> Option<(Socket, Client, Granted)> {
         let granted = Granted::new()?;
         let (mut socket, client) = self.asked();
-        client.grant(&granted, SLOTS);
+        client.grant_with(&granted, SLOTS, max_message);
         let opened = socket.try_negotiate(&Requirements::STREAM);
         assert!(opened.unwrap().is_some());
         Some((socket, client, granted))
@@ -94,9 +101,13 @@ impl Client {
     }
 
     fn grant(&self, granted: &Granted, slots: u32) {
+        self.grant_with(granted, slots, PAYLOAD.into());
+    }
+
+    fn grant_with(&self, granted: &Granted, slots: u32, max_message: u32) {
         let answer = json!({
-            "ok": true, "slots": slots, "max_payload": PAYLOAD, "graft": "stream", "gid": 1,
-            "services": 0, "peer": "192.0.2.1",
+            "ok": true, "slots": slots, "max_payload": PAYLOAD, "max_message": max_message,
+            "graft": "stream", "gid": 1, "services": 0, "peer": "192.0.2.1",
         });
         let Granted { tx, rx, wake, .. } = granted;
         let descriptors = [tx, rx, &granted.kick, wake, &granted.events];

@@ -1,0 +1,165 @@
+//! Messages of one session, where they may take several packets: what of one was handed over, and
+//! what has come of one.
+//!
+//! A message longer than the rings goes and comes piece by piece, so both ends may have to stop in
+//! the middle of one. The sender then remembers how far it is, and is given the same message again;
+//! the receiver keeps what has come, never more than the buffer that it was to go to.
+
+use std::{collections::TryReserveError, io};
+
+use crate::error::Error;
+
+/// As much memory is kept for the next message, bytes.
+const KEEP: usize = 1 << 20;
+
+/// The message that is being sent.
+#[derive(Default)]
+pub(crate) struct Outgoing {
+    /// Bytes of it that were handed over, and its length; nothing between two messages.
+    begun: Option<(usize, usize)>,
+}
+
+impl Outgoing {
+    /// Whether nothing but a new message, or other data, may be sent.
+    pub(crate) fn between(&self) -> Result<(), Error> {
+        match self.begun {
+            None => Ok(()),
+            Some(_) => Err(Error::Misuse(
+                "a message was begun and is not sent whole: call send_message with it again",
+            )),
+        }
+    }
+
+    /// How much of a message of `length` bytes has gone already.
+    pub(crate) fn start(&self, length: usize) -> Result<usize, Error> {
+        match self.begun {
+            Some((sent, of)) if of == length => Ok(sent),
+            begun => {
+                Self { begun }.between()?;
+                Ok(0)
+            }
+        }
+    }
+
+    /// `sent` bytes of a message of `length` have gone.
+    pub(crate) fn advance(&mut self, sent: usize, length: usize) {
+        self.begun = (sent < length).then_some((sent, length));
+    }
+}
+
+/// The message that is being received.
+#[derive(Default)]
+pub(crate) struct Incoming {
+    /// What has come of it and nobody was given yet, from `from` on.
+    bytes: Vec<u8>,
+    from: usize,
+    /// The packet that was read last is not its end.
+    pub(crate) inside: bool,
+}
+
+impl Incoming {
+    /// Bytes that are kept.
+    pub(crate) fn kept(&self) -> &[u8] {
+        &self.bytes[self.from..]
+    }
+
+    /// Makes room for `more` bytes, and for no more than `most` in all.
+    pub(crate) fn reserve(&mut self, more: usize, most: usize) -> Result<(), Error> {
+        if self.from > 0 {
+            self.bytes.drain(..self.from);
+            self.from = 0;
+        }
+        let need = self.bytes.len() + more;
+        if need <= self.bytes.capacity() {
+            return Ok(());
+        }
+        let want = need.saturating_mul(2).min(most).max(need);
+        let none = |_: TryReserveError| io::Error::from_raw_os_error(libc::ENOMEM);
+        let additional = want - self.bytes.len();
+        Ok(self.bytes.try_reserve_exact(additional).map_err(none)?)
+    }
+
+    /// Keeps a piece for which there is room.
+    pub(crate) fn keep(&mut self, piece: &[u8]) {
+        self.bytes.extend_from_slice(piece);
+    }
+
+    /// Hands out what is kept, as far as it fits.
+    pub(crate) fn take(&mut self, buffer: &mut [u8]) -> usize {
+        let n = self.kept().len().min(buffer.len());
+        buffer[..n].copy_from_slice(&self.kept()[..n]);
+        self.forget(n);
+        n
+    }
+
+    /// Drops the first `n` bytes that are kept.
+    pub(crate) fn forget(&mut self, n: usize) {
+        self.from += n;
+        if self.from < self.bytes.len() {
+            return;
+        }
+        self.from = 0;
+        if self.bytes.capacity() > KEEP {
+            self.bytes = Vec::new();
+        }
+        self.bytes.clear();
+    }
+}
+
+/// A piece of a message.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Part {
+    /// Bytes; 0 means that the peer has closed the session and everything it sent was read, or that
+    /// there was no place for any.
+    pub len: usize,
+    /// The message goes on behind it.
+    pub more: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outgoing__goes_on_with_the_same_message_only() {
+        let mut out = Outgoing::default();
+        assert_eq!(out.start(10).unwrap(), 0);
+        out.advance(4, 10);
+        assert!(matches!(out.between(), Err(Error::Misuse(_))));
+        assert!(matches!(out.start(9), Err(Error::Misuse(_))));
+        assert_eq!(out.start(10).unwrap(), 4);
+        out.advance(10, 10);
+        assert!(out.between().is_ok());
+        assert_eq!(out.start(9).unwrap(), 0);
+    }
+
+    #[test]
+    fn incoming__keeps_no_more_than_the_buffer_takes() {
+        let mut incoming = Incoming::default();
+        for _ in 0..10 {
+            incoming.reserve(100, 1000).unwrap();
+            incoming.keep(&[7; 100]);
+            assert!(incoming.bytes.capacity() <= 1000);
+        }
+        assert_eq!(incoming.kept().len(), 1000);
+        let mut buffer = [0; 300];
+        assert_eq!(incoming.take(&mut buffer), 300);
+        // What was taken makes place.
+        incoming.reserve(300, 1000).unwrap();
+        assert_eq!(
+            (incoming.kept().len(), incoming.bytes.capacity()),
+            (700, 1000)
+        );
+        incoming.forget(700);
+        assert!(incoming.kept().is_empty());
+    }
+
+    #[test]
+    fn incoming__gives_large_memory_back() {
+        let mut incoming = Incoming::default();
+        incoming.reserve(2 * KEEP, 2 * KEEP).unwrap();
+        incoming.keep(&vec![1; 2 * KEEP]);
+        incoming.forget(2 * KEEP);
+        assert_eq!(incoming.bytes.capacity(), 0);
+    }
+}
