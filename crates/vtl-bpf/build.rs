@@ -9,6 +9,10 @@ use std::{
 
 use libbpf_cargo::SkeletonBuilder;
 
+#[allow(unreachable_pub)] // the library offers them too
+#[path = "src/flags.rs"]
+mod flags;
+
 fn main() {
     let bpf = Path::new(&env::var("CARGO_MANIFEST_DIR").unwrap()).join("../../bpf");
     let out = PathBuf::from(env::var("OUT_DIR").unwrap());
@@ -88,22 +92,15 @@ fn sources(folder: &Path) -> Vec<(String, PathBuf)> {
 }
 
 fn compile(clang: &str, bpf: &Path, source: &Path, object: &Path) {
-    // The kernel's <asm/types.h> lies in an architecture's own folder on Debian and Ubuntu.
     let arch = env::var("CARGO_CFG_TARGET_ARCH").unwrap();
     let result = SkeletonBuilder::new()
         .source(source)
         .obj(object)
         .clang(clang)
-        .clang_args([
-            "-mcpu=v3".into(),
-            "-O2".into(),
-            "-fno-strict-aliasing".into(),
-            "-Wall".into(),
-            "-Wextra".into(),
-            "-Werror".into(),
+        .clang_args(flags::CLANG.map(str::to_owned).into_iter().chain([
             format!("-I{}", bpf.join("include").display()),
-            format!("-I/usr/include/{arch}-linux-gnu"),
-        ])
+            flags::system_include(&arch),
+        ]))
         .build();
     if let Err(error) = result {
         panic!("{} does not compile:\n{error:#}", source.display());

@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use crate::spread::Spread;
+
 /// One figure.
 #[derive(Clone, Debug, Serialize)]
 pub struct Figure {
@@ -31,6 +33,18 @@ pub(crate) struct Sheet<'a> {
 impl<'a> Sheet<'a> {
     pub(crate) fn new(table: &'static str, unit: &'static str, all: &'a mut Vec<Figure>) -> Self {
         Self { table, unit, all }
+    }
+
+    /// The median of what was measured several times; nothing if it never was.
+    pub(crate) fn add_median(
+        &mut self,
+        place: impl Into<String>,
+        what: impl Into<String>,
+        values: impl IntoIterator<Item = f64>,
+    ) {
+        if let Some(spread) = Spread::of(values) {
+            self.add(place, what, spread.median);
+        }
     }
 
     pub(crate) fn add(&mut self, place: impl Into<String>, what: impl Into<String>, value: f64) {

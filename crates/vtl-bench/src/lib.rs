@@ -4,7 +4,8 @@
 //! - [`plan`]: what to measure, from a TOML file;
 //! - [`run`]: carries a plan out, one transfer after the other, each on a testbed of its own;
 //! - [`agent`]: the two ends of a transfer, processes in the testbed's namespaces;
-//! - [`row`]: what a transfer came to; [`table`] and [`plot`] show rows to people;
+//! - [`row`]: what a transfer came to; [`table`] and [`plot`] show rows to people,
+//!   with the [`spread`] of repeated ones;
 //! - [`micro`]: what each program costs by itself;
 //! - [`deploy`]: what deploying grafts and setting up sessions take; [`figure`]: how both say it;
 //! - [`payload`], [`daemons`], [`nginx`], [`download`], [`child`]: what the demo uses too.
@@ -28,6 +29,7 @@ pub mod plot;
 pub mod programs;
 pub mod row;
 pub mod run;
+pub mod spread;
 pub mod table;
 
 pub use interrupt::{Interrupt, Interrupted};

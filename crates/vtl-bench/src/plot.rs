@@ -13,7 +13,7 @@ use plotters::style::{FontStyle, register_font};
 
 use crate::plan::size;
 use crate::row::Row;
-use crate::table::Spread;
+use crate::spread::Spread;
 
 /// Width and height, pixels.
 const SIZE: (u32, u32) = (960, 560);

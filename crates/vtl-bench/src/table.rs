@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use crate::plan::size;
 use crate::row::Row;
+use crate::spread::Spread;
 
 /// A row's result in a few words.
 pub fn brief(row: &Row) -> String {
@@ -114,37 +115,6 @@ fn conditions(row: &Row) -> String {
         None => {}
     }
     text
-}
-
-/// The middle, the smallest and the largest of some values.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Spread {
-    /// Median.
-    pub median: f64,
-    /// Smallest.
-    pub least: f64,
-    /// Largest.
-    pub most: f64,
-}
-
-impl Spread {
-    /// Of these values; none of none.
-    pub fn of(values: impl Iterator<Item = f64>) -> Option<Self> {
-        let mut values: Vec<f64> = values.collect();
-        values.sort_by(f64::total_cmp);
-        let (least, most) = (*values.first()?, *values.last()?);
-        let upper = values[values.len() / 2];
-        let median = if values.len() % 2 == 1 {
-            upper
-        } else {
-            f64::midpoint(values[values.len() / 2 - 1], upper)
-        };
-        Some(Self {
-            median,
-            least,
-            most,
-        })
-    }
 }
 
 /// Rows that differ only in the run, in order of first appearance.
@@ -262,19 +232,6 @@ mod tests {
             goodput_mbps: Some(mbps),
             ..Row::default()
         }
-    }
-
-    #[test]
-    fn spread__of_odd_even_none() {
-        let of = |values: &[f64]| Spread::of(values.iter().copied());
-        let spread = |median, least, most| Spread {
-            median,
-            least,
-            most,
-        };
-        assert_eq!(of(&[9.0, 1.0, 2.0]), Some(spread(2.0, 1.0, 9.0)));
-        assert_eq!(of(&[4.0, 1.0, 2.0, 9.0]), Some(spread(3.0, 1.0, 9.0)));
-        assert_eq!(of(&[]), None);
     }
 
     #[test]

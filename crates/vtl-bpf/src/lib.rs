@@ -1,6 +1,7 @@
-//! The only user of libbpf: loads, attaches and swaps VTL's eBPF programs.
+//! The data plane in the kernel, by libbpf: loads, attaches and swaps VTL's eBPF programs.
 //!
 //! - [`check`]: what the verifier says of a graft;
+//! - [`flags`]: how programs are compiled;
 //! - [`plane`]: the root programs with their maps, and the grafts behind them;
 //! - [`load`]: how a graft's programs get into the kernel, and what each step takes;
 //! - [`sessions`]: the table of sessions, shared with the kernel;
@@ -14,6 +15,7 @@
 //! Nothing is pinned: when the process ends, however it ends, the kernel removes everything.
 
 pub mod check;
+pub mod flags;
 pub mod link;
 pub mod load;
 pub mod netdev;

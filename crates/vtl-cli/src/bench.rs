@@ -8,9 +8,9 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
 use vtl_bench::Interrupt;
 use vtl_bench::deploy::{Order, Report};
-use vtl_bench::figure::Figure;
 use vtl_bench::nginx::Scratch;
 use vtl_bench::plan::Plan;
 use vtl_bench::plot;
@@ -118,11 +118,18 @@ pub(crate) fn run(command: &BenchCommand) -> anyhow::Result<()> {
     }
 }
 
-fn micro(json: Option<&Path>) -> anyhow::Result<()> {
+/// Refuses users and kernels that cannot measure.
+fn require_fit() -> anyhow::Result<()> {
     if !nix::unistd::geteuid().is_root() {
-        return Err(Failure::permission("loading eBPF programs needs root"));
+        return Err(Failure::permission(
+            "the bench needs root, to make network namespaces and load eBPF: run it with sudo",
+        ));
     }
-    doctor::require_fit()?;
+    doctor::require_fit()
+}
+
+fn micro(json: Option<&Path>) -> anyhow::Result<()> {
+    require_fit()?;
     require_file(json)?;
     let interrupt = Interrupt::catch()?;
     let (figures, result) = vtl_bench::micro::run(
@@ -131,16 +138,13 @@ fn micro(json: Option<&Path>) -> anyhow::Result<()> {
         &interrupt,
         |part| eprintln!("measuring {part}"),
     );
-    store_figures(json, &figures)?;
+    store_json(json, &figures)?;
     output::print(&vtl_bench::micro::table(&figures))?;
     result
 }
 
 fn deploy(args: &DeployArgs) -> anyhow::Result<()> {
-    if !nix::unistd::geteuid().is_root() {
-        return Err(Failure::permission("loading eBPF programs needs root"));
-    }
-    doctor::require_fit()?;
+    require_fit()?;
     require_file(args.json.as_deref())?;
     let interrupt = Interrupt::catch()?;
     let scratch = Scratch::new()?;
@@ -171,7 +175,7 @@ fn deploy(args: &DeployArgs) -> anyhow::Result<()> {
         |part| eprintln!("measuring {part}"),
         &mut report,
     );
-    store_figures(args.json.as_deref(), &report.figures)?;
+    store_json(args.json.as_deref(), &report.figures)?;
     output::print(&report.table())?;
     result
 }
@@ -186,10 +190,11 @@ fn require_file(json: Option<&Path>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes figures, one a line, where the user wants them.
-fn store_figures(json: Option<&Path>, figures: &[Figure]) -> anyhow::Result<()> {
-    if let Some(path) = json {
-        let lines: Result<Vec<_>, _> = figures.iter().map(serde_json::to_string).collect();
+/// Writes rows or figures where the user wants them: one a line, so that results can be compared line
+/// by line.
+fn store_json(path: Option<&Path>, all: &[impl Serialize]) -> anyhow::Result<()> {
+    if let Some(path) = path {
+        let lines: Result<Vec<_>, _> = all.iter().map(serde_json::to_string).collect();
         write(path, &format!("[\n{}\n]\n", lines?.join(",\n")))?;
     }
     Ok(())
@@ -202,12 +207,7 @@ fn measure(args: &RunArgs) -> anyhow::Result<()> {
         plan.runs = args.runs.unwrap_or(plan.runs);
         plans.push(plan);
     }
-    if !nix::unistd::geteuid().is_root() {
-        return Err(Failure::permission(
-            "the bench needs root, to make network namespaces and load eBPF: run it with sudo",
-        ));
-    }
-    doctor::require_fit()?;
+    require_fit()?;
     // Better now than after hours.
     require_programs(&plans)?;
     require_writable(args)?;
@@ -304,9 +304,7 @@ fn require_writable(args: &RunArgs) -> anyhow::Result<()> {
 
 /// Writes and draws rows where the user wants them.
 fn store(args: &RunArgs, rows: &[Row]) -> anyhow::Result<()> {
-    if let Some(path) = &args.json {
-        write(path, &json(rows)?)?;
-    }
+    store_json(args.json.as_deref(), rows)?;
     if let Some(path) = &args.csv {
         write(path, &csv(rows))?;
     }
@@ -316,12 +314,6 @@ fn store(args: &RunArgs, rows: &[Row]) -> anyhow::Result<()> {
         }
     }
     Ok(())
-}
-
-/// One row a line, so that results can be compared line by line.
-fn json(rows: &[Row]) -> anyhow::Result<String> {
-    let lines: Result<Vec<_>, _> = rows.iter().map(serde_json::to_string).collect();
-    Ok(format!("[\n{}\n]\n", lines?.join(",\n")))
 }
 
 fn csv(rows: &[Row]) -> String {

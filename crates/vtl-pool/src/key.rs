@@ -9,7 +9,7 @@ use std::{
 
 use ed25519_dalek::{Signature, Signer, SigningKey, VerifyingKey};
 
-use crate::{Error, Result, read_bounded};
+use crate::{Error, Result, read_from};
 
 const SECRET: &str = "vtl-secret-key";
 const PUBLIC: &str = "vtl-public-key";
@@ -80,7 +80,12 @@ impl PublicKey {
     /// # Errors
     /// [`Error::File`], [`Error::BadKey`].
     pub fn read(path: &Path) -> Result<Self> {
-        let word = read_word(path, PUBLIC)?;
+        let file = fs::File::open(path).map_err(|e| failed("read", path, e))?;
+        Self::from_file(&file, path)
+    }
+
+    fn from_file(file: &fs::File, path: &Path) -> Result<Self> {
+        let word = read_word(file, path, PUBLIC)?;
         Self::from_hex(&word).ok_or_else(|| not_a_key(path, PUBLIC))
     }
 }
@@ -113,14 +118,15 @@ impl SecretKey {
     /// # Errors
     /// [`Error::File`]; [`Error::BadKey`], also if others than its owner may read the file.
     pub fn read(path: &Path) -> Result<Self> {
-        let meta = fs::metadata(path).map_err(|e| failed("read", path, e))?;
+        let file = fs::File::open(path).map_err(|e| failed("read", path, e))?;
+        let meta = file.metadata().map_err(|e| failed("read", path, e))?;
         if meta.mode() & 0o077 != 0 {
             return Err(Error::BadKey {
                 path: path.to_owned(),
                 why: "others may read this secret key: chmod 600 it, or make a new one".into(),
             });
         }
-        let word = read_word(path, SECRET)?;
+        let word = read_word(&file, path, SECRET)?;
         from_hex(&word)
             .map(|seed| Self(SigningKey::from_bytes(&seed)))
             .ok_or_else(|| not_a_key(path, SECRET))
@@ -173,8 +179,9 @@ fn not_a_key(path: &Path, kind: &str) -> Error {
 }
 
 /// The word behind the file's kind.
-fn read_word(path: &Path, kind: &str) -> Result<String> {
-    let bytes = read_bounded(path, MAX_KEY)?;
+fn read_word(file: &fs::File, path: &Path, kind: &str) -> Result<String> {
+    let bytes = read_from(file, MAX_KEY, || path.display().to_string())?;
+    let bytes = bytes.map_err(|e| failed("read", path, e))?;
     let text = String::from_utf8(bytes).map_err(|_| not_a_key(path, kind))?;
     let word = text.strip_prefix(kind).map(str::trim);
     word.map(str::to_owned).ok_or_else(|| not_a_key(path, kind))
@@ -190,7 +197,7 @@ pub struct Trust {
 
 impl Trust {
     /// Reads all `*.pub` of a directory; one that does not exist holds none. Files that others than
-    /// root and the directory's owner may change are left out.
+    /// root and the directory's owner may change are left out: so are those that they own.
     ///
     /// # Errors
     /// [`Error::File`] if the directory cannot be read.
@@ -206,8 +213,9 @@ impl Trust {
             .filter(|path| path.extension().is_some_and(|e| e == "pub"))
             .collect();
         paths.sort();
+        let owner = fs::metadata(folder).map_err(|e| failed("read", folder, e))?;
         for path in paths {
-            match Self::trusted(&path) {
+            match Self::trusted(&path, owner.uid()) {
                 Ok(key) => {
                     let name = path.file_stem().unwrap_or_default().to_string_lossy();
                     trust.keys.push((name.into_owned(), key));
@@ -218,15 +226,22 @@ impl Trust {
         Ok(trust)
     }
 
-    fn trusted(path: &Path) -> Result<PublicKey> {
-        let meta = fs::metadata(path).map_err(|e| failed("read", path, e))?;
-        if meta.mode() & 0o022 != 0 {
-            return Err(Error::BadKey {
-                path: path.to_owned(),
-                why: "others may change this key, so it is not trusted: chmod 644 it".into(),
-            });
-        }
-        PublicKey::read(path)
+    /// Reads a key's file that nobody but root and `owner`, a user's number, may change.
+    fn trusted(path: &Path, owner: u32) -> Result<PublicKey> {
+        let file = fs::File::open(path).map_err(|e| failed("read", path, e))?;
+        // Of the file that is read, whatever the name stands for by then.
+        let meta = file.metadata().map_err(|e| failed("read", path, e))?;
+        let how = if meta.mode() & 0o022 != 0 {
+            "chmod 644"
+        } else if meta.uid() != 0 && meta.uid() != owner {
+            "chown root"
+        } else {
+            return PublicKey::from_file(&file, path);
+        };
+        Err(Error::BadKey {
+            path: path.to_owned(),
+            why: format!("others may change this key, so it is not trusted: {how} it"),
+        })
     }
 
     /// Trusts one more key.

@@ -69,6 +69,48 @@ impl FromStr for Version {
     }
 }
 
+/// A graft by name, or by name and version: `NAME` or `NAME@1.2.3`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// The graft's name.
+    pub name: String,
+    /// This version, else the highest.
+    pub version: Option<Version>,
+}
+
+impl FromStr for Wanted {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let (name, version) = match text.split_once('@') {
+            Some((name, version)) => (name, Some(version.parse()?)),
+            None => (text, None),
+        };
+        if !is_name(name) {
+            return Err(format!("`{name}` is no name of a graft"));
+        }
+        Ok(Self {
+            name: name.to_owned(),
+            version,
+        })
+    }
+}
+
+impl fmt::Display for Wanted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)?;
+        self.version
+            .map_or(Ok(()), |version| write!(f, "@{version}"))
+    }
+}
+
+impl Wanted {
+    /// Whether a version of a graft of this name will do.
+    pub fn takes(&self, version: Version) -> bool {
+        self.version.is_none_or(|wanted| wanted == version)
+    }
+}
+
 impl Serialize for Version {
     fn serialize<S: Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {
         to.collect_str(self)
@@ -157,6 +199,18 @@ impl Project {
     /// [`Error::BadManifest`].
     pub fn parse(text: &str) -> Result<Self> {
         from_toml(text)
+    }
+
+    /// That of a graft that comes with VTL.
+    pub fn built_in(object: &Description, version: Version) -> Self {
+        Self {
+            name: object.name.clone(),
+            version,
+            gid: object.gid,
+            services: object.services,
+            licence: "GPL-2.0-only".into(),
+            author: "VTL".into(),
+        }
     }
 
     /// The manifest of this project's object.
@@ -350,6 +404,22 @@ mod tests {
             "1.2.99999999999",
         ] {
             assert!(wrong.parse::<Version>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn wanted__name_and_version() {
+        for text in ["mine", "mine@1.2.3"] {
+            let wanted: Wanted = text.parse().unwrap();
+            assert_eq!(
+                (wanted.name.as_str(), wanted.to_string().as_str()),
+                ("mine", text)
+            );
+            assert!(wanted.takes("1.2.3".parse().unwrap()));
+            assert_eq!(wanted.takes("1.2.4".parse().unwrap()), text == "mine");
+        }
+        for wrong in ["", "mine@", "mine@1", "@1.2.3", "../mine", "a b", "-v"] {
+            assert!(wrong.parse::<Wanted>().is_err(), "{wrong}");
         }
     }
 

@@ -196,9 +196,12 @@ fn is_function(text: &str) -> bool {
     (1..32).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
 }
 
-/// Letters, digits and `-`, at most 31.
-pub(crate) fn is_name(text: &str) -> bool {
-    (1..32).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+/// Whether this may be the name of a graft or a parameter: letters, digits and `-`, at most 31, with
+/// no `-` at the beginning, where commands would take it for an option.
+pub fn is_name(text: &str) -> bool {
+    (1..32).contains(&text.len())
+        && !text.starts_with('-')
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
 }
 
 /// Text that ends with a zero byte; `None` if it does not, or holds control characters.

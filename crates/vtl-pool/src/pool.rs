@@ -12,7 +12,7 @@ use std::{
 use crate::{
     Error, Manifest, Package, Result, Version,
     key::{PublicKey, Trust},
-    manifest::Project,
+    manifest::{Project, Wanted},
     object::Description,
     package::MAX_PACKAGE,
     read_bounded,
@@ -76,16 +76,8 @@ impl Pool {
         let mut pool = Self::default();
         for object in built_in {
             let description = Description::read(object)?;
-            let project = Project {
-                name: description.name.clone(),
-                version,
-                gid: description.gid,
-                services: description.services,
-                licence: "GPL-2.0-only".into(),
-                author: "VTL".into(),
-            };
             pool.admit(Entry {
-                manifest: project.manifest(&description)?,
+                manifest: Project::built_in(&description, version).manifest(&description)?,
                 rank: description.rank,
                 object: object.into(),
                 origin: Origin::BuiltIn,
@@ -232,14 +224,10 @@ impl Pool {
 
     /// A graft by name, or by `NAME@VERSION`: the highest version unless it is given.
     pub fn find(&self, wanted: &str) -> Option<&Entry> {
-        let (name, version) = match wanted.split_once('@') {
-            Some((name, version)) => (name, Some(version.parse::<Version>().ok()?)),
-            None => (wanted, None),
-        };
+        let wanted: Wanted = wanted.parse().ok()?;
         self.entries
             .iter()
-            .filter(|e| e.manifest.name == name)
-            .filter(|e| version.is_none_or(|v| v == e.manifest.version))
+            .filter(|e| e.manifest.name == wanted.name && wanted.takes(e.manifest.version))
             .max_by_key(|e| e.manifest.version)
     }
 }

@@ -3,7 +3,7 @@
 
 use std::{
     fs,
-    os::unix::fs::PermissionsExt,
+    os::unix::fs::{PermissionsExt, chown},
     path::{Path, PathBuf},
 };
 
@@ -117,6 +117,30 @@ fn trust__leaves_out_what_others_may_change() {
     assert_eq!(
         Trust::read(&scratch.0.join("none")).unwrap().keys().count(),
         0
+    );
+}
+
+#[test]
+fn trust__leaves_out_what_belongs_to_others() {
+    let scratch = Scratch::new("owner");
+    for name in ["theirs", "roots", "ours"] {
+        let key = SecretKey::generate().unwrap();
+        key.write(&scratch.0, name).unwrap();
+    }
+    let give = |path: &Path, uid| chown(path, Some(uid), None);
+    if give(&scratch.0, 1000).is_err() {
+        println!("trust__leaves_out_what_belongs_to_others: skipped: giving files away needs root");
+        return;
+    }
+    give(&scratch.0.join("theirs.pub"), 65_534).unwrap();
+    give(&scratch.0.join("ours.pub"), 1000).unwrap();
+    let trust = Trust::read(&scratch.0).unwrap();
+    let names: Vec<_> = trust.keys().map(|(name, _)| name).collect();
+    assert_eq!(names, ["ours", "roots"]);
+    let why = trust.left_out[0].to_string();
+    assert!(
+        why.contains("theirs.pub") && why.contains("chown root"),
+        "{why}"
     );
 }
 

@@ -132,8 +132,20 @@ impl Client {
     /// As [`Client::call`].
     pub fn call_with_descriptors(&self, request: &Value) -> Result<(Value, Vec<OwnedFd>), Error> {
         self.ask(request)?;
-        let answer = receive(self.socket.as_raw_fd())?.ok_or(Error::Closed)?;
-        judge(answer)
+        self.await_answer()
+    }
+
+    /// As [`Client::call`], and hands these descriptors over.
+    ///
+    /// # Errors
+    /// As [`Client::call`].
+    pub fn call_handing(
+        &self,
+        request: &Value,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Result<Value, Error> {
+        self.request(request, descriptors)?;
+        Ok(self.await_answer()?.0)
     }
 
     /// Sends a request whose answer [`Client::answer`] will take.
@@ -141,10 +153,19 @@ impl Client {
     /// # Errors
     /// [`Error::Closed`], [`Error::System`].
     pub fn ask(&self, request: &Value) -> Result<(), Error> {
-        match send(self.socket.as_raw_fd(), request, &[]) {
+        self.request(request, &[])
+    }
+
+    fn request(&self, request: &Value, descriptors: &[BorrowedFd<'_>]) -> Result<(), Error> {
+        let descriptors: Vec<RawFd> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
+        match send(self.socket.as_raw_fd(), request, &descriptors) {
             Err(Error::System(Errno::EPIPE | Errno::ECONNRESET)) => Err(Error::Closed),
             sent => sent,
         }
+    }
+
+    fn await_answer(&self) -> Result<(Value, Vec<OwnedFd>), Error> {
+        judge(receive(self.socket.as_raw_fd())?.ok_or(Error::Closed)?)
     }
 
     /// The answer to what was asked; `None` as long as it has not come. The descriptor becomes

@@ -50,10 +50,20 @@ pub enum Error {
     System(#[from] io::Error),
 }
 
+/// With the system's own code where it has one, else of the kind that comes nearest.
 impl From<Error> for io::Error {
     fn from(error: Error) -> Self {
-        let kind = match &error {
-            Error::Broken(_) | Error::Cut(_) => io::ErrorKind::ConnectionAborted,
+        let kind = match error {
+            Error::System(error) => return error,
+            Error::Daemon(control::Error::System(code)) => return code.into(),
+            Error::Daemon(control::Error::Unreachable { cause, .. }) => Self::from(cause).kind(),
+            Error::Daemon(control::Error::Denied(_) | control::Error::Forbidden(_)) => {
+                io::ErrorKind::PermissionDenied
+            }
+            Error::Daemon(control::Error::Malformed(_)) => io::ErrorKind::InvalidData,
+            Error::Broken(_) | Error::Cut(_) | Error::Daemon(control::Error::Closed) => {
+                io::ErrorKind::ConnectionAborted
+            }
             Error::ClosedByPeer(_) => io::ErrorKind::BrokenPipe,
             Error::Misuse(_)
             | Error::Contradiction(_)
@@ -61,8 +71,41 @@ impl From<Error> for io::Error {
             | Error::BufferTooSmall(_) => io::ErrorKind::InvalidInput,
             Error::TimedOut => io::ErrorKind::TimedOut,
             Error::Closed => io::ErrorKind::NotConnected,
-            Error::Daemon(_) | Error::System(_) => io::ErrorKind::Other,
+            Error::Daemon(control::Error::Refused(_)) => io::ErrorKind::Other,
         };
         io::Error::new(kind, error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::errno::Errno;
+
+    use super::*;
+
+    #[test]
+    fn io_error__keeps_the_systems_code() {
+        let full = || io::Error::from_raw_os_error(libc::ENOSPC);
+        let system = io::Error::from(Error::System(full()));
+        assert_eq!(system.raw_os_error(), Some(libc::ENOSPC));
+        let daemon = io::Error::from(Error::Daemon(Errno::EMFILE.into()));
+        assert_eq!(daemon.raw_os_error(), Some(libc::EMFILE));
+    }
+
+    #[test]
+    fn io_error__says_what_this_user_may_not_do() {
+        for error in [
+            control::Error::Denied("/run/vtl/vtld.sock".into()),
+            control::Error::Forbidden("not you".into()),
+            control::Error::Unreachable {
+                path: "/run/vtl/vtld.sock".into(),
+                cause: Errno::EACCES,
+            },
+        ] {
+            let words = error.to_string();
+            let io = io::Error::from(Error::Daemon(error));
+            assert_eq!(io.kind(), io::ErrorKind::PermissionDenied);
+            assert_eq!(io.to_string(), words);
+        }
     }
 }

@@ -282,10 +282,17 @@ impl Socket {
     pub(crate) fn try_adopt(&mut self) -> Result<Option<Agreement>, Error> {
         let answer = self.client.answer();
         self.asked = matches!(answer, Ok(None));
-        let Some((answer, descriptors)) = answer? else {
-            return Ok(None);
+        let granted = match answer {
+            Ok(None) => return Ok(None),
+            Ok(Some((answer, descriptors))) => {
+                Session::granted(&answer, descriptors, &self.any, &self.client)
+            }
+            // An answer that cannot be taken: it may have granted something.
+            Err(error @ (control::Error::System(_) | control::Error::Malformed(_))) => {
+                Err(error.into())
+            }
+            Err(error) => return Err(error.into()),
         };
-        let granted = Session::granted(&answer, descriptors, &self.any, &self.client);
         let (session, agreement) = granted.inspect_err(|_| {
             // To the daemon it is open, and the next attempt would get another one.
             let _ = self.client.call(&json!({ "op": "close", "aborted": true }));

@@ -10,7 +10,7 @@ use vtl_pool::manifest::Project;
 use vtl_pool::object::Description;
 use vtl_pool::{Package, Version};
 
-use super::{Order, Report, lines, median, ms};
+use super::{Order, Report, lines, ms};
 use crate::Interrupt;
 
 /// Compiling is the same each time, and takes long.
@@ -83,13 +83,13 @@ pub(super) fn run(
             }
             report
                 .sheet("graft", "ms")
-                .add(*name, "compile ms", median(times));
+                .add_median(*name, "compile ms", times);
         }
         let (times, instructions) = deploy(&mut plane, image, order.loads, interrupt)?;
-        let of = |step: fn(&Load) -> Duration| median(times.iter().map(|t| ms(step(t))).collect());
+        let load = times.iter().map(|t| ms(t.steps.total()));
         report
             .sheet("graft", "ms")
-            .add(*name, "load ms", of(|t| t.steps.total()));
+            .add_median(*name, "load ms", load);
         report
             .sheet("graft", "instructions")
             .add(*name, "instructions", instructions as f64);
@@ -98,8 +98,7 @@ pub(super) fn run(
     let mut sheet = report.sheet("deployment", "ms");
     for (name, times) in &loads {
         let mut add = |what: &str, step: fn(&Load) -> Duration| {
-            let all = times.iter().map(|t| ms(step(t))).collect();
-            sheet.add(**name, what, median(all));
+            sheet.add_median(**name, what, times.iter().map(|t| ms(step(t))));
         };
         add("package", |t| t.package);
         add("open", |t| t.steps.describe + t.steps.open);
@@ -111,9 +110,9 @@ pub(super) fn run(
     let mut sheet = report.sheet("program", "ms");
     for (name, times) in &loads {
         for (i, (program, _)) in times[0].steps.programs.iter().enumerate() {
-            let all = times.iter().map(|t| ms(t.steps.programs[i].1)).collect();
+            let all = times.iter().map(|t| ms(t.steps.programs[i].1));
             let short = program.strip_prefix("vtl_").unwrap_or(program);
-            sheet.add(**name, short, median(all));
+            sheet.add_median(**name, short, all);
         }
     }
     Ok(())
@@ -134,16 +133,8 @@ fn deploy(
     interrupt: &Interrupt,
 ) -> anyhow::Result<(Vec<Load>, usize)> {
     let description = Description::read(image)?;
-    let project = Project {
-        name: description.name.clone(),
-        version: env!("CARGO_PKG_VERSION")
-            .parse::<Version>()
-            .map_err(anyhow::Error::msg)?,
-        gid: description.gid,
-        services: description.services,
-        licence: vtl_pool::object::licence(image),
-        author: "VTL".into(),
-    };
+    let version = env!("CARGO_PKG_VERSION").parse::<Version>();
+    let project = Project::built_in(&description, version.map_err(anyhow::Error::msg)?);
     let key = SecretKey::generate()?;
     let mut trust = Trust::default();
     trust.add("bench", key.public());

@@ -73,16 +73,6 @@ fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// The median; NaN of nothing.
-fn median(mut all: Vec<f64>) -> f64 {
-    all.sort_by(f64::total_cmp);
-    match all.len() {
-        0 => f64::NAN,
-        n if n % 2 == 1 => all[n / 2],
-        n => f64::midpoint(all[n / 2 - 1], all[n / 2]),
-    }
-}
-
 impl Report {
     fn sheet(&mut self, table: &'static str, unit: &'static str) -> Sheet<'_> {
         Sheet::new(table, unit, &mut self.figures)
@@ -222,13 +212,6 @@ impl Report {
 #[allow(non_snake_case)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn median__of_odd_even_and_nothing() {
-        assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
-        assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), 2.5);
-        assert!(median(Vec::new()).is_nan());
-    }
 
     #[test]
     fn table__names_what_is_missing_and_judges_the_aims() {

@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 use vtl::{Listener, Mode, Socket};
 use vtl_testbed::{Host, Lifetime, Link, Testbed};
 
-use super::{Order, RATE_MBIT, RTT_MS, Report, median, ms};
+use super::{Order, RATE_MBIT, RTT_MS, Report, ms};
 use crate::Interrupt;
 use crate::daemons::{self, Daemons};
 use crate::programs::Programs;
+use crate::spread::Spread;
 
 /// To a peer never met, over a graft that both have in the kernel.
 pub(super) const COLD: &str = "cold";
@@ -77,10 +78,14 @@ pub(super) fn run(
     }
     let mut sheet = report.sheet("set-up", "ms");
     for (kind, all) in times {
-        let least = all.iter().copied().fold(f64::INFINITY, f64::min);
-        let most = all.iter().copied().fold(0.0, f64::max);
-        for (what, value) in [("median", median(all)), ("least", least), ("most", most)] {
-            sheet.add(kind.clone(), what, value);
+        if let Some(all) = Spread::of(all) {
+            for (what, value) in [
+                ("median", all.median),
+                ("least", all.least),
+                ("most", all.most),
+            ] {
+                sheet.add(kind.clone(), what, value);
+            }
         }
     }
     Ok(())

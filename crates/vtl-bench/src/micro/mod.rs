@@ -49,11 +49,6 @@ fn measure(
     wake::run(daemons, testbed, scratch.path(), interrupt, sheet)
 }
 
-fn median(mut all: Vec<u32>) -> u32 {
-    all.sort_unstable();
-    all[all.len() / 2]
-}
-
 /// The tables for people.
 pub fn table(figures: &[Figure]) -> String {
     const TITLES: [(&str, &str); 4] = [

@@ -2,7 +2,7 @@
 
 use vtl_bpf::trial::{Kernel, SID, SLOTS, TOKEN, VTL, ack, data, seal};
 
-use super::{Sheet, median};
+use super::Sheet;
 
 /// Repetitions of what changes nothing.
 const TIMES: u32 = 100_000;
@@ -18,54 +18,47 @@ pub(super) fn run(sheet: &mut Sheet<'_>) {
         ("xdp", "vtl_root_in_xdp", "vtl_root_out_xdp"),
     ];
     for (hook, input, output) in hooks {
-        let mut add = |role: &str, packet: &str, ns: u32| {
-            sheet.add(format!("{hook} {role}"), packet, ns.into());
-        };
+        let place = |role: &str| format!("{hook} {role}");
         let kernel = Kernel::new();
         let mut other = data(0, 0, &[9; 1_400]);
         other[23] = libc::IPPROTO_TCP as u8;
-        add(
-            "root",
-            "TCP, passed on",
-            kernel.run(input, &other, TIMES).ns,
-        );
         let mut forged = data(0, 0, &[9; 100]);
         forged[VTL + 8] = !TOKEN.to_be_bytes()[0];
         seal(&mut forged);
-        add("root", "wrong token", kernel.run(input, &forged, TIMES).ns);
-        let beyond = data(1 << 40, 0, &[1; PAYLOAD]);
-        add(
-            "ingress",
-            "beyond the window",
-            kernel.run(input, &beyond, TIMES).ns,
-        );
-        let old = ack(0, 0, 0, &[0; 64]);
-        add("listener", "nothing new", kernel.run(input, &old, TIMES).ns);
-        let fresh = |flags| {
+        for (role, packet, frame) in [
+            ("root", "TCP, passed on", other),
+            ("root", "wrong token", forged),
+            (
+                "ingress",
+                "beyond the window",
+                data(1 << 40, 0, &[1; PAYLOAD]),
+            ),
+            ("listener", "nothing new", ack(0, 0, 0, &[0; 64])),
+        ] {
+            let ns = kernel.run(input, &frame, TIMES).ns;
+            sheet.add(place(role), packet, ns.into());
+        }
+        for (packet, flags) in [("new, full size", 0), ("duplicate, answered", 1)] {
             let one = |seq: u32| {
-                kernel
-                    .run(input, &data(seq.into(), flags, &[1; PAYLOAD]), 1)
-                    .ns
+                let frame = data(seq.into(), flags, &[1; PAYLOAD]);
+                f64::from(kernel.run(input, &frame, 1).ns)
             };
-            median((0..SLOTS).map(one).collect())
-        };
-        add("ingress", "new, full size", fresh(0));
-        add("ingress", "duplicate, answered", fresh(1));
+            sheet.add_median(place("ingress"), packet, (0..SLOTS).map(one));
+        }
 
         let kernel = Kernel::new();
         // The way back is learned from a packet of the peer's.
         kernel.run(input, &data(0, 0, &[1]), 1);
         let send = |seq| {
             kernel.write(seq, &[1; PAYLOAD]);
-            kernel.run(output, &kernel.pump(SID), 1).ns
+            f64::from(kernel.run(output, &kernel.pump(SID), 1).ns)
         };
-        add(
-            "egress",
-            "full size",
-            median((0..WINDOW).map(send).collect()),
-        );
-        let acknowledge = |cum| kernel.run(input, &ack(cum, cum, cum as u32, &[]), 1).ns;
-        let ns = median((1..=WINDOW).map(acknowledge).collect());
-        add("listener", "one more packet", ns);
+        sheet.add_median(place("egress"), "full size", (0..WINDOW).map(send));
+        let acknowledge = |cum| {
+            let frame = ack(cum, cum, cum as u32, &[]);
+            f64::from(kernel.run(input, &frame, 1).ns)
+        };
+        let each = (1..=WINDOW).map(acknowledge);
+        sheet.add_median(place("listener"), "one more packet", each);
     }
 }

@@ -7,6 +7,7 @@ use vtl_testbed::Link;
 
 use vtl_bench::daemons::Statuses;
 use vtl_bench::download::Outcome;
+use vtl_bench::spread::Spread;
 
 use super::payload;
 use super::transport::Transport;
@@ -137,20 +138,20 @@ pub(super) fn summarise(rows: &[Row]) -> Vec<Summary> {
         .into_iter()
         .map(|transport| {
             let rows: Vec<&Row> = rows.iter().filter(|r| r.transport == transport).collect();
-            let goodputs = sorted(rows.iter().map(|r| r.goodput_mbit));
-            let halves = sorted(rows.iter().filter_map(|r| r.second_half_mbit));
+            let over = |figure: fn(&Row) -> f64| {
+                Spread::of(rows.iter().map(|r| figure(r))).unwrap_or_default()
+            };
+            let goodput = over(|r| r.goodput_mbit);
+            let halves = Spread::of(rows.iter().filter_map(|r| r.second_half_mbit));
             Summary {
                 transport,
                 runs: rows.len(),
                 complete: rows.iter().all(|r| r.complete),
-                seconds: median(&sorted(rows.iter().map(|r| r.seconds))).unwrap_or(0.0),
-                bytes: median(&sorted(rows.iter().map(|r| r.bytes as f64))).unwrap_or(0.0) as u64,
-                goodput_mbit: median(&goodputs).unwrap_or(0.0),
-                goodput_range_mbit: (
-                    goodputs.first().copied().unwrap_or(0.0),
-                    goodputs.last().copied().unwrap_or(0.0),
-                ),
-                second_half_mbit: median(&halves),
+                seconds: over(|r| r.seconds).median,
+                bytes: over(|r| r.bytes as f64).median as u64,
+                goodput_mbit: goodput.median,
+                goodput_range_mbit: (goodput.least, goodput.most),
+                second_half_mbit: halves.map(|spread| spread.median),
             }
         })
         .collect()
@@ -242,20 +243,6 @@ fn mbit(bytes: u64, seconds: f64) -> f64 {
     }
 }
 
-fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values
-}
-
-fn median(sorted: &[f64]) -> Option<f64> {
-    let upper = *sorted.get(sorted.len() / 2)?;
-    if sorted.len() % 2 == 1 {
-        return Some(upper);
-    }
-    Some(f64::midpoint(sorted[sorted.len() / 2 - 1], upper))
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -275,13 +262,6 @@ mod tests {
             samples: vec![],
         };
         Row::new(transport, run, SIZE, outcome, String::new())
-    }
-
-    #[test]
-    fn median__of_odd_even_none() {
-        assert_eq!(median(&[1.0, 2.0, 9.0]), Some(2.0));
-        assert_eq!(median(&[1.0, 2.0, 4.0, 9.0]), Some(3.0));
-        assert_eq!(median(&[]), None);
     }
 
     #[test]

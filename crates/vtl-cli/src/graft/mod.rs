@@ -5,13 +5,13 @@ pub(crate) mod project;
 mod trial;
 
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
-use serde_json::{Value, json};
-use vtl::control::{self, Client};
+use serde_json::json;
+use vtl::control::Client;
 
 use crate::daemon::{SocketArgs, explain};
 use crate::output;
@@ -121,12 +121,9 @@ fn is_file(graft: &str) -> bool {
 fn load(socket: &SocketArgs, op: &str, graft: &str) -> anyhow::Result<()> {
     let answer = if is_file(graft) {
         let file = File::open(graft).with_context(|| format!("cannot read {graft}"))?;
-        let client = Client::connect(&socket.socket).map_err(explain)?;
-        let to = client.as_fd().as_raw_fd();
-        control::send(to, &json!({ "op": op }), &[file.as_raw_fd()]).map_err(explain)?;
-        let answer = control::receive(to).map_err(explain)?;
-        let (answer, _) = answer.ok_or(control::Error::Closed).map_err(explain)?;
-        granted(answer)?
+        Client::connect(&socket.socket)
+            .and_then(|client| client.call_handing(&json!({ "op": op }), &[file.as_fd()]))
+            .map_err(explain)?
     } else {
         socket.call(&json!({ "op": op, "name": graft }))?
     };
@@ -139,18 +136,6 @@ fn load(socket: &SocketArgs, op: &str, graft: &str) -> anyhow::Result<()> {
         answer["ms"].as_f64().unwrap_or_default(),
     );
     Ok(())
-}
-
-fn granted(answer: Value) -> anyhow::Result<Value> {
-    if answer["ok"] == true {
-        return Ok(answer);
-    }
-    let why = answer["error"].as_str().unwrap_or_default().to_owned();
-    Err(explain(if answer["denied"] == true {
-        control::Error::Forbidden(why)
-    } else {
-        control::Error::Refused(why)
-    }))
 }
 
 /// The directory of a graft's source.

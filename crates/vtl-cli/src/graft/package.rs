@@ -7,7 +7,7 @@ use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use vtl_pool::key::SecretKey;
-use vtl_pool::manifest::Version;
+use vtl_pool::manifest::{Version, Wanted};
 use vtl_pool::object::Description;
 use vtl_pool::package::MAX_PACKAGE;
 use vtl_pool::{Package, pool, read_bounded};
@@ -59,7 +59,7 @@ pub(crate) struct PublishArgs {
 #[command(after_help = "Example: vtl graft pull mine@0.1.0 /srv/grafts")]
 pub(crate) struct PullArgs {
     /// The graft's name, or NAME@VERSION; the highest version unless it is given
-    graft: String,
+    graft: Wanted,
     /// A directory
     from: String,
     /// Where to write the package
@@ -128,22 +128,16 @@ pub(crate) fn publish(args: &PublishArgs) -> anyhow::Result<()> {
 
 /// `vtl graft pull`
 pub(crate) fn pull(args: &PullArgs) -> anyhow::Result<()> {
-    let (name, wanted) = match args.graft.split_once('@') {
-        Some((name, version)) => {
-            let version = version.parse::<Version>().map_err(anyhow::Error::msg)?;
-            (name, Some(version))
-        }
-        None => (args.graft.as_str(), None),
-    };
+    let Wanted { name, .. } = &args.graft;
     let folder = Path::new(&args.from);
     let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", args.from))?;
     let version = |file: &str| -> Option<Version> {
-        let rest = file.strip_prefix(name)?.strip_prefix('-')?;
+        let rest = file.strip_prefix(name.as_str())?.strip_prefix('-')?;
         rest.strip_suffix(".vtlg")?.parse().ok()
     };
     let best = entries
         .filter_map(|entry| version(entry.ok()?.file_name().to_str()?))
-        .filter(|v| wanted.is_none_or(|w| w == *v))
+        .filter(|version| args.graft.takes(*version))
         .max();
     let Some(best) = best else {
         bail!("there is no package of {} in {}", args.graft, args.from);

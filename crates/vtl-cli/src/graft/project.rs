@@ -6,11 +6,11 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail};
 use clap::Args;
-use vtl_bpf::check;
 use vtl_bpf::objects::{HEADERS, SOURCES};
 use vtl_bpf::plane::DataPlane;
+use vtl_bpf::{check, flags};
 use vtl_pool::manifest;
-use vtl_pool::object::{Description, MAX_OBJECT};
+use vtl_pool::object::{Description, MAX_OBJECT, is_name};
 use vtl_pool::read_bounded;
 
 use crate::failure::Failure;
@@ -117,8 +117,7 @@ pub(crate) fn write_headers(include: &Path) -> anyhow::Result<()> {
 /// `vtl graft new`
 pub(crate) fn new(args: &NewArgs) -> anyhow::Result<()> {
     let name = &args.name;
-    let good = |b: u8| b.is_ascii_alphanumeric() || b == b'-';
-    if !(1..32).contains(&name.len()) || !name.bytes().all(good) || name.starts_with('-') {
+    if !is_name(name) {
         bail!("\"{name}\" is no name for a graft: take up to 31 letters, digits and -");
     }
     let dir = Path::new(name);
@@ -200,9 +199,9 @@ pub(crate) fn clang() -> anyhow::Result<String> {
     )
 }
 
-/// Where distributions keep <asm/types.h>.
+/// Where this machine keeps <asm/types.h>.
 pub(crate) fn system_include() -> String {
-    format!("-I/usr/include/{}-linux-gnu", std::env::consts::ARCH)
+    flags::system_include(std::env::consts::ARCH)
 }
 
 /// `vtl graft build`
@@ -246,15 +245,8 @@ pub(crate) fn compile_source(
     object: &Path,
 ) -> anyhow::Result<()> {
     let status = Command::new(clang)
-        .args([
-            "-target",
-            "bpf",
-            "-mcpu=v3",
-            "-g",
-            "-O2",
-            "-fno-strict-aliasing",
-        ])
-        .args(["-Wall", "-Wextra", "-Werror"])
+        .args(["-target", "bpf", "-g"])
+        .args(flags::CLANG)
         .arg(format!("-I{}", include.display()))
         .arg(system_include())
         .args(["-c", "-o"])

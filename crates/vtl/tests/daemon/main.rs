@@ -4,6 +4,7 @@
 mod messages;
 
 use std::{
+    io,
     mem::offset_of,
     net::{Ipv4Addr, SocketAddr},
     os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd},
@@ -29,7 +30,7 @@ use nix::{
 use serde_json::{Value, json};
 use vtl::{
     Error, Mode, Requirements, Shared, Socket,
-    control::{receive, send},
+    control::{self, MAX_DESCRIPTORS, receive, send},
 };
 use vtl_proto::intf::{self, vtl_ring_ctl, vtl_slot};
 
@@ -281,6 +282,54 @@ fn negotiate__a_session_that_is_of_no_use_is_given_back() {
         });
         assert!(socket.negotiate(&Requirements::STREAM).is_err());
     });
+}
+
+/// The daemon answers a request for a session with what `answer` sends; the socket refuses that, and
+/// asks for the session's end before it says so.
+fn given_back(answer: impl FnOnce(&Client)) -> Error {
+    let daemon = Daemon::start();
+    let (mut socket, client) = daemon.asked();
+    answer(&client);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let request = client.request();
+            client.answer(&json!({ "ok": true }), &[]);
+            assert_eq!(request, json!({ "op": "close", "aborted": true }));
+        });
+        socket.negotiate(&Requirements::STREAM).unwrap_err()
+    })
+}
+
+#[test]
+fn negotiate__a_session_whose_descriptors_find_no_place_is_given_back() {
+    let event = EventFd::new().unwrap();
+    let many = [event.as_fd().as_raw_fd(); MAX_DESCRIPTORS + 5];
+    let error = given_back(|client| client.answer(&json!({ "ok": true }), &many));
+    let io = io::Error::from(error);
+    assert_eq!(io.raw_os_error(), Some(libc::EMFILE), "{io:?}");
+}
+
+#[test]
+fn negotiate__a_session_that_is_granted_in_other_words_is_given_back() {
+    let error = given_back(|client| client.answer(&json!("welcome"), &[]));
+    assert!(
+        matches!(error, Error::Daemon(control::Error::Malformed(_))),
+        "{error:?}"
+    );
+}
+
+#[test]
+fn negotiate__a_refusal_is_all_there_is_to_it() {
+    let daemon = Daemon::start();
+    let (mut socket, client) = daemon.asked();
+    let refusal = json!({ "ok": false, "denied": true, "error": "not you" });
+    client.answer(&refusal, &[]);
+    let error = socket.negotiate(&Requirements::STREAM).unwrap_err();
+    assert_eq!(
+        io::Error::from(error).kind(),
+        io::ErrorKind::PermissionDenied
+    );
+    assert!(!readable(&client.0), "nothing more was asked for");
 }
 
 #[test]
