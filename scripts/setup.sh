@@ -31,6 +31,7 @@ iproute2          ip
 iputils-ping      ping
 ethtool           ethtool
 nginx             nginx
+docker-registry   docker-registry
 binutils          objdump
 python3           python3
 python3-venv      python3:ensurepip
@@ -124,13 +125,13 @@ install_packages() {
         fail "this distribution has no package ${absent[*]}; VTL is set up on Debian 12, Debian 13 and Ubuntu 24.04 (with 'universe' enabled)"
     deny_service_starts
     apt_run "installing ${packages[*]} (a minute or two)" install --no-install-recommends "${packages[@]}"
-    case " ${packages[*]} " in
-    *' nginx '*)
-        if [ -d /run/systemd/system ]; then
-            systemctl disable --quiet nginx 2>/dev/null || true
-        fi
-        ;;
-    esac
+    if [ -d /run/systemd/system ]; then
+        for package in "${packages[@]}"; do
+            case $package in
+            nginx | docker-registry) systemctl disable --quiet "$package" 2>/dev/null || true ;;
+            esac
+        done
+    fi
 }
 
 install_rustup() {

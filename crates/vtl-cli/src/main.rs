@@ -13,6 +13,7 @@ mod hook;
 mod manual;
 mod output;
 mod progress;
+mod registry;
 mod status;
 mod transfer;
 

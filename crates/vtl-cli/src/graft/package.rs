@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
@@ -13,6 +14,7 @@ use vtl_pool::package::MAX_PACKAGE;
 use vtl_pool::{Package, pool, read_bounded};
 
 use super::project::Project;
+use crate::registry::{self, Place};
 
 /// What to do with keys.
 #[derive(Debug, Subcommand)]
@@ -44,24 +46,59 @@ pub(crate) struct SignArgs {
     output: PathBuf,
 }
 
+/// Where packages are found.
+#[derive(Clone, Debug)]
+enum Shelf {
+    Directory(PathBuf),
+    Registry(Place),
+}
+
+impl FromStr for Shelf {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once("://") {
+            Some(("oci", _)) => text.parse().map(Self::Registry),
+            Some(_) => Err("a registry is written as oci://HOST[:PORT]/PATH".to_owned()),
+            None => Ok(Self::Directory(text.into())),
+        }
+    }
+}
+
+const REGISTRIES: &str = "\
+In a registry each graft has a repository PATH/NAME, and each version a tag. Logins are those of\n\
+`docker login`; certificates are those that this machine trusts ($SSL_CERT_FILE names others).";
+
 /// Arguments of `vtl graft publish`.
 #[derive(Debug, Args)]
-#[command(after_help = "Example: vtl graft publish mine-0.1.0.vtlg /srv/grafts")]
+#[command(after_help = format!("Examples:\n  \
+    vtl graft publish mine-0.1.0.vtlg /srv/grafts\n  \
+    vtl graft publish mine-0.1.0.vtlg oci://registry.example/grafts\n\n{REGISTRIES}"))]
 pub(crate) struct PublishArgs {
     /// The package
     package: PathBuf,
-    /// A directory
-    to: String,
+    /// A directory, or oci://REGISTRY[:PORT]/PATH
+    #[arg(value_name = "PLACE")]
+    to: Shelf,
+    /// Talk to the registry without encryption
+    #[arg(long)]
+    plain_http: bool,
 }
 
 /// Arguments of `vtl graft pull`.
 #[derive(Debug, Args)]
-#[command(after_help = "Example: vtl graft pull mine@0.1.0 /srv/grafts")]
+#[command(after_help = format!("Examples:\n  \
+    vtl graft pull mine@0.1.0 /srv/grafts\n  \
+    vtl graft pull mine oci://registry.example/grafts\n\n{REGISTRIES}"))]
 pub(crate) struct PullArgs {
     /// The graft's name, or NAME@VERSION; the highest version unless it is given
     graft: Wanted,
-    /// A directory
-    from: String,
+    /// A directory, or oci://REGISTRY[:PORT]/PATH
+    #[arg(value_name = "PLACE")]
+    from: Shelf,
+    /// Talk to the registry without encryption
+    #[arg(long)]
+    plain_http: bool,
     /// Where to write the package
     #[arg(long, value_name = "DIR", default_value = ".")]
     output: PathBuf,
@@ -121,38 +158,52 @@ pub(crate) fn describe(path: &Path) -> anyhow::Result<Value> {
 /// `vtl graft publish`
 pub(crate) fn publish(args: &PublishArgs) -> anyhow::Result<()> {
     let (bytes, package) = read(&args.package)?;
-    let path = pool::store(Path::new(&args.to), &package.manifest, &bytes)?;
-    eprintln!("published: {}", path.display());
+    let manifest = &package.manifest;
+    let published = match &args.to {
+        Shelf::Directory(to) => pool::store(to, manifest, &bytes)?.display().to_string(),
+        Shelf::Registry(to) => registry::publish(to, args.plain_http, manifest, &bytes)?,
+    };
+    eprintln!("published: {published}");
     Ok(())
 }
 
 /// `vtl graft pull`
 pub(crate) fn pull(args: &PullArgs) -> anyhow::Result<()> {
-    let Wanted { name, .. } = &args.graft;
-    let folder = Path::new(&args.from);
-    let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", args.from))?;
-    let version = |file: &str| -> Option<Version> {
-        let rest = file.strip_prefix(name.as_str())?.strip_prefix('-')?;
-        rest.strip_suffix(".vtlg")?.parse().ok()
+    let (version, bytes) = match &args.from {
+        Shelf::Directory(from) => find(from, &args.graft)?,
+        Shelf::Registry(from) => registry::pull(from, args.plain_http, &args.graft)?,
     };
-    let best = entries
-        .filter_map(|entry| version(entry.ok()?.file_name().to_str()?))
-        .filter(|version| args.graft.takes(*version))
-        .max();
-    let Some(best) = best else {
-        bail!("there is no package of {} in {}", args.graft, args.from);
-    };
-    let file = format!("{name}-{best}.vtlg");
-    let (bytes, package) = read(&folder.join(&file))?;
-    if package.manifest.file_name() != file {
-        let inside = package.manifest.file_name();
-        bail!("{file} in {} holds another package: {inside}", args.from);
+    let wanted = format!("{} {version}", args.graft.name);
+    let package = Package::read(&bytes).with_context(|| wanted.clone())?;
+    let manifest = &package.manifest;
+    if (&manifest.name, manifest.version) != (&args.graft.name, version) {
+        let (name, version) = (&manifest.name, manifest.version);
+        bail!("what is there as {wanted} is another package: {name} {version}");
     }
-    let path = pool::store(&args.output, &package.manifest, &bytes)?;
+    let path = pool::store(&args.output, manifest, &bytes)?;
     eprintln!(
         "pulled: {}, signed with {}",
         path.display(),
         package.signer.short()
     );
     Ok(())
+}
+
+/// A package of a directory, unread.
+fn find(folder: &Path, wanted: &Wanted) -> anyhow::Result<(Version, Vec<u8>)> {
+    let place = folder.display();
+    let entries = fs::read_dir(folder).with_context(|| format!("cannot read {place}"))?;
+    let version = |file: &str| -> Option<Version> {
+        let rest = file.strip_prefix(&wanted.name)?.strip_prefix('-')?;
+        rest.strip_suffix(".vtlg")?.parse().ok()
+    };
+    let best = entries
+        .filter_map(|entry| version(entry.ok()?.file_name().to_str()?))
+        .filter(|version| wanted.takes(*version))
+        .max();
+    let Some(best) = best else {
+        bail!("there is no package of {wanted} in {place}");
+    };
+    let file = format!("{}-{best}.vtlg", wanted.name);
+    Ok((best, read_bounded(&folder.join(file), MAX_PACKAGE)?))
 }

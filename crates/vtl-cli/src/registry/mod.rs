@@ -1,0 +1,329 @@
+//! Graft packages in OCI registries (OCI distribution specification 1.1): one repository for each
+//! graft, one tag for each version, and in it an artifact with a single layer, the package.
+//!
+//! A registry is a stranger. Whatever it sends is bounded in size and has to fit its digest; that it
+//! is what its author signed, the package itself shows. The login goes to the registry and, if it
+//! names one, its token server, and to nobody else.
+
+mod http;
+mod login;
+mod url;
+
+use anyhow::{Context, bail};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use ureq::http::{Method, StatusCode, header};
+use vtl_pool::manifest::{Manifest, Version, Wanted};
+use vtl_pool::package::MAX_PACKAGE;
+
+use self::http::{Ask, Registry};
+use self::login::Login;
+pub(crate) use self::url::Place;
+use crate::output::hex;
+
+const ARTIFACT: &str = "application/vnd.vtl.graft.v1";
+const LAYER: &str = "application/vnd.vtl.graft.package.v1+tar";
+const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+/// What stands for a configuration where there is none (OCI image specification).
+const EMPTY_TYPE: &str = "application/vnd.oci.empty.v1+json";
+const EMPTY: &[u8] = b"{}";
+/// The longest image manifest, bytes.
+const MAX_MANIFEST: usize = 64 << 10;
+/// The longest part of a list of tags, bytes.
+const MAX_TAGS: usize = 1 << 20;
+/// Parts of a list of tags that are asked for.
+const MAX_PARTS: usize = 64;
+
+/// A repository of a registry.
+struct Repository {
+    registry: Registry,
+    /// Its name.
+    name: String,
+}
+
+/// Stores a package in a registry. Returns where: `HOST/REPOSITORY:TAG`.
+///
+/// # Errors
+/// The registry refuses, or there is another package of that name and version.
+pub(crate) fn publish(
+    place: &Place,
+    plain: bool,
+    manifest: &Manifest,
+    package: &[u8],
+) -> anyhow::Result<String> {
+    let repository = Repository::open(place, plain, &manifest.name)?;
+    let tag = manifest.version.to_string();
+    let document = document(manifest, package);
+    let published = format!("{}/{}:{tag}", place.registry, repository.name);
+    match repository.document(&tag)? {
+        Some(there) if there == document => return Ok(published),
+        Some(_) => bail!(
+            "another {} is in {place} already: raise the version",
+            manifest.file_name()
+        ),
+        None => {}
+    }
+    repository.put_blob(EMPTY)?;
+    repository.put_blob(package)?;
+    let ask = Ask {
+        headers: &[(header::CONTENT_TYPE.as_str(), MANIFEST)],
+        body: &document,
+        ..repository.ask(Method::PUT, &format!("manifests/{tag}"), MAX_MANIFEST)
+    };
+    repository.registry.expect(&ask, StatusCode::CREATED)?;
+    Ok(published)
+}
+
+/// Fetches a package, of the highest version unless one is wanted: its bytes, unread, and the
+/// version that its tag says.
+///
+/// # Errors
+/// There is none, or what is there is not what it says.
+pub(crate) fn pull(
+    place: &Place,
+    plain: bool,
+    wanted: &Wanted,
+) -> anyhow::Result<(Version, Vec<u8>)> {
+    let repository = Repository::open(place, plain, &wanted.name)?;
+    let none = || format!("there is no package of {wanted} in {place}");
+    let version = match wanted.version {
+        Some(version) => version,
+        None => repository
+            .versions()?
+            .into_iter()
+            .max()
+            .with_context(none)?,
+    };
+    let document = repository.document(&version.to_string())?;
+    let layer = Layer::of(&document.with_context(none)?)
+        .with_context(|| format!("{wanted} in {place} is no graft package"))?;
+    Ok((version, repository.blob(&layer)?))
+}
+
+impl Repository {
+    fn open(place: &Place, plain: bool, graft: &str) -> anyhow::Result<Self> {
+        let name = place.repository(graft)?;
+        let login = Login::find(&place.registry)?;
+        let registry = Registry::new(&place.registry, plain, login)?;
+        Ok(Self { registry, name })
+    }
+
+    fn ask(&self, method: Method, path: &str, most: usize) -> Ask<'static> {
+        Ask {
+            method,
+            url: self.registry.url(&format!("{}/{path}", self.name)),
+            headers: &[],
+            body: &[],
+            most,
+        }
+    }
+
+    /// The versions that there are; tags that are none are somebody else's affair.
+    fn versions(&self) -> anyhow::Result<Vec<Version>> {
+        let mut ask = self.ask(Method::GET, "tags/list?n=1000", MAX_TAGS);
+        let mut versions = Vec::new();
+        for _ in 0..MAX_PARTS {
+            let answer = self.registry.call(&ask)?;
+            match answer.status {
+                StatusCode::OK => {}
+                StatusCode::NOT_FOUND => return Ok(versions),
+                _ => return Err(self.registry.refusal(&answer)),
+            }
+            let list: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
+            let tags = list["tags"].as_array().into_iter().flatten();
+            versions.extend(tags.filter_map(|tag| tag.as_str()?.parse::<Version>().ok()));
+            let next = answer.header(header::LINK).and_then(next_part);
+            match next.and_then(|next| answer.url.join(next)) {
+                Some(next) if next.same_origin(&ask.url) => ask.url = next,
+                Some(_) => bail!("{} has its list go on elsewhere", ask.url.authority),
+                None => return Ok(versions),
+            }
+        }
+        bail!("{} has more tags than anything honest", self.name)
+    }
+
+    /// The image manifest of a tag, if there is one.
+    fn document(&self, tag: &str) -> anyhow::Result<Option<Vec<u8>>> {
+        let ask = Ask {
+            headers: &[(header::ACCEPT.as_str(), MANIFEST)],
+            ..self.ask(Method::GET, &format!("manifests/{tag}"), MAX_MANIFEST)
+        };
+        let answer = self.registry.call(&ask)?;
+        match answer.status {
+            StatusCode::OK => {}
+            StatusCode::NOT_FOUND => return Ok(None),
+            _ => return Err(self.registry.refusal(&answer)),
+        }
+        let digest = digest(&answer.body);
+        if let Some(claimed) = answer.header("docker-content-digest")
+            && claimed.starts_with("sha256:")
+            && claimed != digest
+        {
+            bail!(
+                "the manifest of {}:{tag} is not what its digest says",
+                self.name
+            );
+        }
+        Ok(Some(answer.body))
+    }
+
+    fn blob(&self, layer: &Layer) -> anyhow::Result<Vec<u8>> {
+        let path = format!("blobs/{}", layer.digest);
+        let ask = self.ask(Method::GET, &path, layer.size);
+        let bytes = self.registry.expect(&ask, StatusCode::OK)?.body;
+        if bytes.len() != layer.size || digest(&bytes) != layer.digest {
+            bail!("the package in {} is not what its digest says", self.name);
+        }
+        Ok(bytes)
+    }
+
+    /// Stores bytes unless they are there.
+    fn put_blob(&self, bytes: &[u8]) -> anyhow::Result<()> {
+        let digest = digest(bytes);
+        let ask = self.ask(Method::HEAD, &format!("blobs/{digest}"), 0);
+        if self.registry.call(&ask)?.status == StatusCode::OK {
+            return Ok(());
+        }
+        let begin = self.ask(Method::POST, "blobs/uploads/", MAX_MANIFEST);
+        let begun = self.registry.expect(&begin, StatusCode::ACCEPTED)?;
+        let put = Ask {
+            url: self.registry.next(&begun)?.with("digest", &digest),
+            headers: &[(header::CONTENT_TYPE.as_str(), "application/octet-stream")],
+            body: bytes,
+            ..self.ask(Method::PUT, "", MAX_MANIFEST)
+        };
+        self.registry.expect(&put, StatusCode::CREATED)?;
+        Ok(())
+    }
+}
+
+/// As registries write it.
+fn digest(bytes: &[u8]) -> String {
+    format!("sha256:{}", hex(&Sha256::digest(bytes)))
+}
+
+/// The image manifest of a package: the same bytes for the same package.
+fn document(manifest: &Manifest, package: &[u8]) -> Vec<u8> {
+    let document = json!({
+        "schemaVersion": 2,
+        "mediaType": MANIFEST,
+        "artifactType": ARTIFACT,
+        "config": { "mediaType": EMPTY_TYPE, "digest": digest(EMPTY), "size": EMPTY.len() },
+        "layers": [{
+            "mediaType": LAYER,
+            "digest": digest(package),
+            "size": package.len(),
+            "annotations": { "org.opencontainers.image.title": manifest.file_name() },
+        }],
+        "annotations": {
+            "org.opencontainers.image.title": manifest.name,
+            "org.opencontainers.image.version": manifest.version.to_string(),
+            "org.opencontainers.image.licenses": manifest.licence,
+        },
+    });
+    document.to_string().into_bytes()
+}
+
+/// Where a package is.
+#[derive(Debug, PartialEq, Eq)]
+struct Layer {
+    digest: String,
+    size: usize,
+}
+
+impl Layer {
+    /// The only layer of an image manifest.
+    fn of(document: &[u8]) -> anyhow::Result<Self> {
+        let document: Value = serde_json::from_slice(document)?;
+        if document["artifactType"] != ARTIFACT {
+            bail!("its type is not {ARTIFACT}");
+        }
+        let layers = document["layers"].as_array().map_or(&[][..], Vec::as_slice);
+        let [layer] = layers else {
+            bail!("it has {} layers, not one", layers.len());
+        };
+        if layer["mediaType"] != LAYER {
+            bail!("its layer's type is not {LAYER}");
+        }
+        let size = layer["size"].as_u64().and_then(|n| usize::try_from(n).ok());
+        let size = size.filter(|n| (1..=MAX_PACKAGE).contains(n));
+        let digest = layer["digest"].as_str().filter(|text| is_digest(text));
+        match (digest, size) {
+            (Some(digest), Some(size)) => Ok(Self {
+                digest: digest.to_owned(),
+                size,
+            }),
+            _ => bail!("its layer has no SHA-256, or a size that no package has"),
+        }
+    }
+}
+
+fn is_digest(text: &str) -> bool {
+    let hex = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
+    text.strip_prefix("sha256:")
+        .is_some_and(|rest| rest.len() == 64 && rest.bytes().all(hex))
+}
+
+/// The address of the next part of a list, from a header such as `<address>; rel="next"`.
+fn next_part(link: &str) -> Option<&str> {
+    let (address, rest) = link.trim().strip_prefix('<')?.split_once('>')?;
+    rest.contains("next").then_some(address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn manifest() -> Manifest {
+        let text = "name = \"mine\"\nversion = \"1.2.3\"\ngid = 40\nservices = []\nfunctions = []\n\
+                    wire = 1\ninterface = 1\nsummary = \"\"\nlicence = \"GPL-2.0-only\"\nauthor = \"\"\n";
+        Manifest::parse(text).unwrap()
+    }
+
+    #[test]
+    fn document__names_its_layer() {
+        let document = document(&manifest(), b"package");
+        let layer = Layer::of(&document).unwrap();
+        assert_eq!((layer.digest, layer.size), (digest(b"package"), 7));
+    }
+
+    #[test]
+    fn layer__of_what_is_no_package() {
+        let honest: Value = serde_json::from_slice(&document(&manifest(), b"package")).unwrap();
+        let why = |change: &dyn Fn(&mut Value)| {
+            let mut document = honest.clone();
+            change(&mut document);
+            Layer::of(document.to_string().as_bytes())
+                .unwrap_err()
+                .to_string()
+        };
+        let kind = why(&|d| d["artifactType"] = "application/vnd.oci.image.config.v1+json".into());
+        assert!(kind.contains("its type"), "{kind}");
+        let two = why(&|d| d["layers"] = json!([honest["layers"][0], honest["layers"][0]]));
+        assert!(two.contains("2 layers"), "{two}");
+        for size in [
+            json!(0),
+            json!(MAX_PACKAGE + 1),
+            json!(-1),
+            json!("7"),
+            json!(1e300),
+        ] {
+            why(&|d| d["layers"][0]["size"] = size.clone());
+        }
+        for digest in ["", "sha256:", "sha512:00", "sha256:../../../etc/passwd"] {
+            why(&|d| d["layers"][0]["digest"] = digest.into());
+        }
+        assert!(Layer::of(b"").is_err() && Layer::of(b"[]").is_err());
+    }
+
+    #[test]
+    fn next_part__of_a_link() {
+        let link = "</v2/mine/tags/list?last=1.0.0&n=1000>; rel=\"next\"";
+        assert_eq!(
+            next_part(link),
+            Some("/v2/mine/tags/list?last=1.0.0&n=1000")
+        );
+        assert_eq!(next_part("</x>; rel=\"prev\""), None);
+        assert_eq!(next_part("nothing"), None);
+    }
+}
