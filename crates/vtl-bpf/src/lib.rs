@@ -1,6 +1,7 @@
 //! The data plane in the kernel, by libbpf: loads, attaches and swaps VTL's eBPF programs.
 //!
 //! - [`check`]: what the verifier says of a graft;
+//! - [`cost`]: what a graft costs for each packet;
 //! - [`flags`]: how programs are compiled;
 //! - [`plane`]: the root programs with their maps, and the grafts behind them;
 //! - [`load`]: how a graft's programs get into the kernel, and what each step takes;
@@ -15,6 +16,7 @@
 //! Nothing is pinned: when the process ends, however it ends, the kernel removes everything.
 
 pub mod check;
+pub mod cost;
 pub mod flags;
 pub mod link;
 pub mod load;

@@ -9,13 +9,14 @@ use std::{
 };
 
 use crate::{
-    objects,
-    plane::{DataPlane, program_of},
+    Error, Result, objects,
+    plane::{DataPlane, GraftInfo, program_of},
     pump::Turn,
     rings::{RingMaker, RingSet},
 };
 use libbpf_rs::{Object, ObjectBuilder};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap};
+use vtl_pool::object::Description;
 use vtl_proto::{
     intf::{self, vtl_ring_ctl, vtl_session, vtl_slot},
     wire::{Ack, Data, Header, Packet},
@@ -29,10 +30,12 @@ pub const PEER_SID: u32 = 7;
 pub const TOKEN: u64 = 0x1122_3344_5566_7788;
 /// What packets to the peer carry.
 pub const PEER_TOKEN: u64 = 0x99aa_bbcc_ddee_ff00;
-/// The graft.
+/// The graft of [`Kernel::new`].
 pub const GID: u16 = 2;
 /// Packets of its rings.
 pub const SLOTS: u32 = 256;
+/// The interface that frames of a test run seem to come in by.
+const LOOPBACK: u32 = 1;
 const OURS: [u8; 4] = [10, 0, 0, 1];
 const THEIRS: [u8; 4] = [10, 0, 0, 2];
 
@@ -74,11 +77,16 @@ pub fn privileged(test: &str) -> bool {
     root
 }
 
-/// The data plane, and its one session's rings.
+/// The data plane with one graft, and the rings of a session over it.
 pub struct Kernel {
     /// The data plane.
     pub plane: DataPlane,
-    _rings: RingSet,
+    /// The graft.
+    pub graft: GraftInfo,
+    /// What it begins with.
+    params: [u32; intf::VTL_PARAMS as usize],
+    /// Those of the open session, and those of [`Kernel::open_other_end`].
+    rings: Vec<RingSet>,
     transmit: NonNull<vtl_slot>,
     receive: NonNull<vtl_slot>,
 }
@@ -111,27 +119,52 @@ fn map_ring(fd: BorrowedFd<'_>) -> NonNull<vtl_slot> {
 }
 
 impl Kernel {
-    /// Loads everything; session 1 is open, over IPv4.
+    /// Loads everything, with the graft `stream`; session 1 is open, over IPv4.
     #[allow(clippy::new_without_default)] // it does far too much for a default
     pub fn new() -> Self {
-        let mut plane = DataPlane::load().expect("the root programs load");
-        plane
-            .deploy(objects::graft("stream").expect("it comes with VTL"))
-            .expect("stream loads");
-        let rings = RingMaker::new(&plane)
-            .expect("descriptors")
-            .make(&[SLOTS])
-            .expect("memory")
-            .remove(0);
-        let (transmit, receive) = (map_ring(rings.transmit()), map_ring(rings.receive()));
+        let stream = objects::graft("stream").expect("it comes with VTL");
+        Self::with(stream).expect("all of VTL loads")
+    }
+
+    /// As [`Kernel::new`], with another graft and its parameters as they are by default.
+    ///
+    /// # Errors
+    /// The kernel does not load it, or anything else.
+    pub fn with(object: &[u8]) -> Result<Self> {
+        let mut plane = DataPlane::load()?;
+        let graft = plane.deploy(object)?;
+        let description = Description::read(object).map_err(|e| Error::BadGraft(e.to_string()))?;
+        let mut params = [0; intf::VTL_PARAMS as usize];
+        for (place, parameter) in params.iter_mut().zip(&description.parameters) {
+            *place = parameter.default;
+        }
+        let rings = RingMaker::new(&plane)?.make(&[SLOTS, SLOTS])?;
+        let (transmit, receive) = (map_ring(rings[0].transmit()), map_ring(rings[0].receive()));
         let kernel = Self {
             plane,
-            _rings: rings,
+            graft,
+            params,
+            rings,
             transmit,
             receive,
         };
-        kernel.open(SID, GID, intf::VTL_OPEN);
-        kernel
+        kernel.open(SID, kernel.graft.gid, intf::VTL_OPEN);
+        Ok(kernel)
+    }
+
+    /// Opens the session at the other end of the first one, and shows both the way to each other: a
+    /// frame that the one makes is fit for the other.
+    pub fn open_other_end(&self) {
+        self.open(PEER_SID, self.graft.gid, intf::VTL_FREE);
+        let rings = self.rings.get(1).map_or(0, |rings| rings.index);
+        self.change(PEER_SID, |s| {
+            s.ring = rings;
+            (s.token, s.peer_token, s.peer_sid) = (PEER_TOKEN, TOKEN, SID);
+            s.headers[26..30].copy_from_slice(&THEIRS);
+            s.headers[30..34].copy_from_slice(&OURS);
+            s.ifindex = LOOPBACK;
+        });
+        self.alter(|s| s.ifindex = LOOPBACK);
     }
 
     /// Makes a session like the first one; they share rings.
@@ -143,6 +176,7 @@ impl Kernel {
             peer_sid: PEER_SID,
             slots: SLOTS,
             gid,
+            param: self.params,
             max_payload: 1440,
             ip_version: 4,
             ..Default::default()
@@ -164,7 +198,11 @@ impl Kernel {
 
     /// Puts the session's state to what `change` makes of it. No program may run meanwhile.
     pub fn alter(&self, change: impl FnOnce(&mut vtl_session)) {
-        let entry = self.plane.sessions().get(SID).expect("a session");
+        self.change(SID, change);
+    }
+
+    fn change(&self, sid: u32, change: impl FnOnce(&mut vtl_session)) {
+        let entry = self.plane.sessions().get(sid).expect("a session");
         let mut state = entry.snapshot();
         change(&mut state);
         entry.set_state(intf::VTL_FREE);
@@ -253,6 +291,18 @@ fn run(program: &str, fd: BorrowedFd<'_>, frame: &[u8], repeat: u32) -> Ran {
     }
 }
 
+/// Bytes of machine code of a program.
+fn machine_code(fd: BorrowedFd<'_>) -> u32 {
+    let mut info = libbpf_sys::bpf_prog_info::default();
+    let mut length = size_of_val(&info) as u32;
+    // SAFETY: the structure and its length, alive during the call; it asks for no arrays.
+    let r = unsafe {
+        libbpf_sys::bpf_prog_get_info_by_fd(fd.as_raw_fd(), &raw mut info, &raw mut length)
+    };
+    assert_eq!(r, 0, "a program of ours can be looked at");
+    info.jited_prog_len
+}
+
 /// Programs that run single transport functions on the session: `bpf/micro.bpf.c`.
 pub struct Micro(Object);
 
@@ -265,16 +315,39 @@ impl Micro {
         Self(open.load().expect("the programs load"))
     }
 
+    /// The program that calls a function, or (`base`) does all but that: its name, and how often it
+    /// does.
+    fn program(&self, prefix: &str, function: &str) -> (String, BorrowedFd<'_>, u32) {
+        const TURNS: u32 = 64;
+        [("", TURNS), ("1", 1)]
+            .into_iter()
+            .find_map(|(suffix, turns)| {
+                let name = format!("{prefix}{suffix}_{function}");
+                program_of(&self.0, &name).map(|fd| (name, fd, turns))
+            })
+            .expect("programs of this name")
+    }
+
+    /// Calls a transport function, 64 times if it is called in a loop.
+    pub fn call(&self, function: &str, frame: &[u8]) {
+        let (name, fd, _) = self.program("cost", function);
+        let ran = run(&name, fd, frame, 1);
+        assert_eq!(ran.verdict, 0, "{name} finds its session");
+    }
+
+    /// Bytes of machine code that a transport function takes.
+    pub fn code(&self, function: &str) -> u32 {
+        let bytes = |prefix: &str| machine_code(self.program(prefix, function).1);
+        bytes("cost").saturating_sub(bytes("base"))
+    }
+
     /// Nanoseconds that a transport function takes: the mean over many calls.
     pub fn ns(&self, function: &str, frame: &[u8]) -> f64 {
-        const TURNS: u32 = 64;
         const CALLS: u32 = 128_000;
         const TRIES: usize = 5;
-        let looped = program_of(&self.0, &format!("cost_{function}")).is_some();
-        let (turns, suffix) = if looped { (TURNS, "") } else { (1, "1") };
+        let turns = self.program("cost", function).2;
         let time = |prefix: &str| {
-            let name = format!("{prefix}{suffix}_{function}");
-            let fd = program_of(&self.0, &name).expect("a program of this name");
+            let (name, fd, _) = self.program(prefix, function);
             let once = || {
                 let ran = run(&name, fd, frame, CALLS / turns);
                 assert_eq!(ran.verdict, 0, "{name} finds its session");

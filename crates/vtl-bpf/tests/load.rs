@@ -1,7 +1,7 @@
 //! The kernel's verifier accepts the root programs and every graft.
 #![allow(missing_docs, non_snake_case)]
 
-use vtl_bpf::{check::check, objects, plane::DataPlane, rings::RingMaker};
+use vtl_bpf::{check::check, cost, objects, plane::DataPlane, rings::RingMaker};
 
 fn privileged(test: &str) -> bool {
     // SAFETY: takes no arguments.
@@ -36,6 +36,24 @@ fn load__root_and_every_graft() {
     assert!(maker.make(&[64]).unwrap()[0].index < 3, "used again");
     plane.remove("stream").unwrap();
     assert!(plane.remove("stream").is_err());
+}
+
+#[test]
+fn cost__of_every_graft() {
+    if !privileged("cost__of_every_graft") {
+        return;
+    }
+    for (name, image) in objects::GRAFTS {
+        let costs = cost::measure(image).unwrap();
+        println!("{name}: {costs:?}");
+        // Half a microsecond as a rule; here only that something was measured.
+        for ns in [costs.egress_ns, costs.ingress_ns] {
+            assert!((1.0..1e6).contains(&ns), "{name}: {costs:?}");
+        }
+        let answers = !["canonical", "udp", "udp-lite"].contains(name);
+        assert_eq!(costs.listener_ns.is_some(), answers, "{name}: {costs:?}");
+    }
+    assert!(cost::measure(b"").is_err());
 }
 
 /// Instructions that the verifier may look at for one program of a graft: what deploying one takes

@@ -7,6 +7,7 @@ use std::str::FromStr;
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
+use vtl_bpf::{cost, objects};
 use vtl_pool::key::SecretKey;
 use vtl_pool::manifest::{Version, Wanted};
 use vtl_pool::object::Description;
@@ -152,7 +153,51 @@ pub(crate) fn describe(path: &Path) -> anyhow::Result<Value> {
     answer["package"] = json!(path);
     answer["package_bytes"] = bytes.len().into();
     answer["bytes"] = package.object.len().into();
+    add_costs(&mut answer, &package.object);
     Ok(answer)
+}
+
+/// What the daemon says of a graft of its pool, and what it costs.
+pub(crate) fn with_costs_of_pool(mut answer: Value) -> Value {
+    match object_of_pool(&answer) {
+        Ok(object) => add_costs(&mut answer, &object),
+        Err(why) => answer[NS] = format!("not measured: {why:#}").into(),
+    }
+    answer
+}
+
+/// The object that such an answer is about.
+fn object_of_pool(answer: &Value) -> anyhow::Result<Vec<u8>> {
+    let name = answer["name"].as_str().unwrap_or_default();
+    match answer["package"].as_str() {
+        Some(path) => Ok(read(Path::new(path))?.1.object),
+        None => {
+            let built_in = objects::graft(name).map(<[u8]>::to_vec);
+            built_in.context("it is not part of this vtl")
+        }
+    }
+}
+
+const NS: &str = "ns_per_packet";
+
+/// Adds what a graft costs, or why that is not known.
+fn add_costs(answer: &mut Value, object: &[u8]) {
+    if !nix::unistd::geteuid().is_root() {
+        answer[NS] = "not measured: only root may load programs".into();
+        return;
+    }
+    vtl_bpf::silence();
+    match cost::measure(object) {
+        Ok(costs) => {
+            answer["instructions"] = costs.instructions.into();
+            answer[NS] = json!({
+                "egress": costs.egress_ns,
+                "ingress": costs.ingress_ns,
+                "listener": costs.listener_ns,
+            });
+        }
+        Err(why) => answer[NS] = format!("not measured: {why}").into(),
+    }
 }
 
 /// `vtl graft publish`

@@ -224,7 +224,7 @@ pub(crate) fn build(args: &BuildArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn compile(project: &Project) -> anyhow::Result<Description> {
+pub(super) fn compile(project: &Project) -> anyhow::Result<Description> {
     let clang = clang()?;
     let include = project.headers()?;
     let object = project.dir.join(OBJECT);

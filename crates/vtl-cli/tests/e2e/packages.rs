@@ -144,6 +144,15 @@ fn package__from_template_to_a_file_and_a_new_version() {
     );
     assert_eq!(shown["signer"], "me");
     assert_eq!(shown["parameters"][0]["name"], "window");
+    for graft in ["mine", "udp", package.to_str().expect("UTF-8")] {
+        let show = ["graft", "show", graft, "--json"];
+        let shown = world.vtl(Host::Client, &show).output().expect("vtl runs");
+        let shown: Value = serde_json::from_slice(&shown.stdout).expect("JSON");
+        assert!(shown["instructions"].as_u64() > Some(100), "{shown}");
+        let ns = &shown["ns_per_packet"];
+        assert!(ns["egress"].as_f64() > Some(1.0), "{shown}");
+        assert_eq!(ns["listener"].is_null(), graft == "udp", "{shown}");
+    }
     carry("got-2");
     let back = ["graft", "swap", "mine@0.1.0"];
     success(&world.vtl(Host::Client, &back).output().expect("vtl runs"));
