@@ -185,8 +185,8 @@ impl Socket {
     }
 
     /// As [`Socket::negotiate`], but over this graft and no other, for tests and measurements.
-    /// `params` are parameters of the graft that shall not have their defaults; they hold for the
-    /// direction that this side sends in.
+    /// `params` are parameters of the graft that shall not have their defaults; they hold for both
+    /// directions.
     ///
     /// # Errors
     /// As [`Socket::negotiate`]; or there is no such graft, or it has no such parameter.

@@ -48,9 +48,13 @@ fn warm_up(order: &Order) -> io::Result<Option<quic::Client>> {
             let mut conn = Tcp::connect(order.address, control.as_deref())?;
             run_blocking(fetch(&mut conn, work, &progress))?;
         }
-        Over::Graft { name, daemon } => {
-            let mut conn = Session::connect(order.address, daemon, name)?;
-            run_blocking(fetch(&mut conn, work, &progress))?;
+        Over::Graft {
+            name,
+            params,
+            daemon,
+        } => {
+            let mut session = Session::connect(order.address, daemon, name, params)?;
+            session.fetch(work, order, &progress)?;
         }
         Over::Quic(control) => {
             let client = quic::Client::new(order, control)?;
@@ -163,12 +167,22 @@ fn start_work(order: Order, progress: Arc<Progress>, warm: Option<quic::Client>)
     let (tell, done) = mpsc::channel();
     thread::spawn(move || {
         let result = match &order.over {
-            Over::Tcp(control) => each(&order, &progress, || {
-                Tcp::connect(order.address, control.as_deref())
-            }),
-            Over::Graft { name, daemon } => each(&order, &progress, || {
-                Session::connect(order.address, daemon, name)
-            }),
+            Over::Tcp(control) => each(
+                &order,
+                &progress,
+                || Tcp::connect(order.address, control.as_deref()),
+                |conn| run_blocking(fetch(conn, order.work, &progress)),
+            ),
+            Over::Graft {
+                name,
+                params,
+                daemon,
+            } => each(
+                &order,
+                &progress,
+                || Session::connect(order.address, daemon, name, params),
+                |session| session.fetch(order.work, &order, &progress),
+            ),
             Over::Quic(control) => {
                 let client = warm.map_or_else(|| quic::Client::new(&order, control), Ok);
                 client.and_then(|c| {
@@ -190,6 +204,7 @@ fn each<C: Conn + Send + 'static>(
     order: &Order,
     progress: &Arc<Progress>,
     connect: impl Fn() -> io::Result<C> + Sync,
+    carry: impl Fn(&mut C) -> io::Result<()> + Sync,
 ) -> io::Result<()> {
     let open = Mutex::new(Vec::new());
     let places = Places::default();
@@ -198,7 +213,7 @@ fn each<C: Conn + Send + 'static>(
         progress.opened(result.as_ref().err());
         let mut conn = result?;
         run_blocking(wait_at_gate(&mut conn, progress));
-        let result = run_blocking(fetch(&mut conn, order.work, progress));
+        let result = carry(&mut conn);
         open.lock()
             .map_err(|_| io::Error::other("a thread panicked"))?
             .push(conn);

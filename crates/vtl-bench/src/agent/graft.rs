@@ -3,28 +3,120 @@
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use vtl::{Listener, Mode, Socket};
+use vtl::{Error, Listener, Mode, Services, Socket};
 
-use super::conn::Conn;
+use super::conn::{Conn, run_blocking};
+use super::workload::{Progress, fetch};
+use super::{Order, Work};
+use crate::payload::{self, Checker};
 
 /// Packets read at a time.
 const PACKETS: u64 = 256;
+/// How often a client asks over a graft that may lose the question.
+const ASK_EVERY: Duration = Duration::from_millis(500);
+/// The question of such a client: bytes to send, in 8 bytes.
+const QUESTION: usize = 8;
+/// What precedes a payload in a packet, bytes: headers of IP and VTL.
+const HEADERS: u64 = 60;
 
 /// A session.
 pub(super) struct Session(Socket);
 
 impl Session {
     /// Opens one, over the graft of this name or not at all.
-    pub(super) fn connect(to: SocketAddr, daemon: &Path, graft: &str) -> io::Result<Self> {
+    pub(super) fn connect(
+        to: SocketAddr,
+        daemon: &Path,
+        graft: &str,
+        params: &[(String, u32)],
+    ) -> io::Result<Self> {
+        let params: Vec<_> = params.iter().map(|(n, v)| (n.as_str(), *v)).collect();
         let mut socket = Socket::init(Mode::Initiator, to, daemon)?;
-        socket.negotiate_over(graft, &[])?;
+        socket.negotiate_over(graft, &params)?;
         Ok(Self(socket))
     }
 
     /// The next one that a peer opens.
     pub(super) fn accept(listener: &mut Listener) -> io::Result<Self> {
         Ok(Self(listener.accept()?))
+    }
+
+    /// Whether its graft delivers every byte, in order.
+    pub(super) fn is_stream(&self) -> bool {
+        let both = Services::RELIABLE | Services::ORDERED;
+        let agreement = self.0.agreement();
+        agreement.is_some_and(|a| a.services.contains(both))
+    }
+
+    /// The client's part of the work; over a graft that may lose packets, as much as arrives.
+    pub(super) fn fetch(
+        &mut self,
+        work: Work,
+        order: &Order,
+        progress: &Progress,
+    ) -> io::Result<()> {
+        match work {
+            Work::File(bytes) if !self.is_stream() => {
+                self.fetch_messages(bytes, order.limit_s, progress)
+            }
+            work => run_blocking(fetch(self, work, progress)),
+        }
+    }
+
+    /// Asks for bytes until some come, and counts what comes until the server has closed.
+    fn fetch_messages(&mut self, bytes: u64, limit_s: f64, progress: &Progress) -> io::Result<()> {
+        let begun = Instant::now();
+        let mut buffer = vec![0; self.0.max_message()];
+        self.0.set_timeout(Some(ASK_EVERY));
+        let mut ask = true;
+        while progress.bytes() < bytes {
+            if ask {
+                self.0.send_message(&bytes.to_le_bytes())?;
+            }
+            match self.0.recv_message(&mut buffer) {
+                Ok(0) => break,
+                Ok(n) => {
+                    // Every message is the payload from its beginning.
+                    let mut checker = Checker::default();
+                    checker.check(&buffer[..n]);
+                    progress.add(n as u64, checker.wrong());
+                }
+                Err(Error::TimedOut) if begun.elapsed().as_secs_f64() < limit_s => {}
+                Err(error) => return Err(error.into()),
+            }
+            ask = progress.bytes() == 0;
+        }
+        Ok(())
+    }
+
+    /// Waits for a question, and sends as many bytes as it says at the link's rate, like any
+    /// application that nothing slows down.
+    pub(super) fn serve_messages(mut self, rate_mbit: f64) -> io::Result<()> {
+        let mut question = [0; QUESTION];
+        self.0.recv_message(&mut question)?;
+        let bytes = u64::from_le_bytes(question);
+        let most = self.0.max_message() as u64;
+        let ns_per_packet = if rate_mbit > 0.0 {
+            (most + HEADERS) as f64 * 8e3 / rate_mbit
+        } else {
+            0.0
+        };
+        let begun = Instant::now();
+        let (mut packets, mut sent) = (0_u64, 0);
+        while sent < bytes {
+            let due = Duration::from_nanos((packets as f64 * ns_per_packet) as u64);
+            if let Some(early) = due.checked_sub(begun.elapsed()).filter(|t| !t.is_zero()) {
+                thread::sleep(early);
+            }
+            let message = payload::at(0, most.min(bytes - sent));
+            self.0.send_message(message)?;
+            sent += message.len() as u64;
+            packets += 1;
+        }
+        Ok(self.0.close()?)
     }
 }
 

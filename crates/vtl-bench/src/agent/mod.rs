@@ -69,6 +69,8 @@ pub enum Over {
     Graft {
         /// The graft.
         name: String,
+        /// Its parameters that do not have their defaults.
+        params: Vec<(String, u32)>,
         /// The host's daemon.
         daemon: PathBuf,
     },

@@ -28,12 +28,14 @@ pub(super) fn run(order: &Order) -> anyhow::Result<()> {
             thread::spawn(move || accept(&listener, &seen));
             Box::new(move || tcp_summary(&watched))
         }
-        Over::Graft { name, daemon } => {
+        Over::Graft { name, daemon, .. } => {
+            let rate = order.rate_mbit;
             let mut listener = Listener::bind(order.address.port(), daemon)?;
             thread::spawn(move || {
                 loop {
                     match Session::accept(&mut listener) {
-                        Ok(session) => serve_apart(session),
+                        Ok(session) if session.is_stream() => serve_apart(session),
+                        Ok(session) => apart(move || session.serve_messages(rate)),
                         Err(error) => return eprintln!("no more sessions: {error}"),
                     }
                 }
@@ -92,9 +94,11 @@ fn tcp_summary(watched: &Watched) -> Summary {
 
 /// Answers a client, on a thread of its own.
 fn serve_apart(mut conn: impl Conn + Send + 'static) {
-    let work = move || {
-        // The client says what went wrong.
-        let _ = run_blocking(serve(&mut conn));
-    };
+    apart(move || run_blocking(serve(&mut conn)));
+}
+
+fn apart(work: impl FnOnce() -> io::Result<()> + Send + 'static) {
+    // The client says what went wrong.
+    let work = move || drop(work());
     let _ = thread::Builder::new().stack_size(512 * 1024).spawn(work);
 }

@@ -7,10 +7,12 @@ use std::path::Path;
 use serde::de::value::SeqAccessDeserializer;
 use serde::de::{self, Deserialize, Deserializer, IntoDeserializer, SeqAccess, Visitor};
 use vtl_bpf::objects;
+use vtl_pool::object::{Description, Parameter};
 use vtl_proto::intf;
+use vtl_proto::services::Services;
 use vtl_testbed::{Link, LossModel, Profile};
 
-use super::{Amount, Cell, Change, Error, Plan, Transport, Vtl, Workload};
+use super::{Amount, Cell, Change, Error, Graft, Plan, Setting, Transport, Vtl, Workload};
 
 /// When a transfer is cut unless the plan says otherwise, seconds.
 const TIME_LIMIT_S: f64 = 60.0;
@@ -21,6 +23,8 @@ const LARGEST: u64 = 1 << 44;
 /// The most flows at a time.
 const MOST_FLOWS: u32 = 2_000;
 
+/// The parameter that may be set to what the path deserves.
+const WINDOW: &str = "window";
 /// The graft that carries hooked connections: the best one for byte streams.
 const HOOKED: &str = "stream";
 
@@ -281,15 +285,27 @@ fn transports(table: &PlanTable) -> Result<Vec<Transport>, Problem> {
         let transport = name
             .parse()
             .or_else(|text: String| problem("transports", text))?;
-        if let Transport::Graft(graft) | Transport::Hook(graft) = &transport
-            && objects::GRAFTS.iter().all(|(name, _)| name != graft)
-        {
+        let (name, params) = match &transport {
+            Transport::Graft(Graft { name, params }) => (name, &params[..]),
+            Transport::Hook(name) => (name, &[][..]),
+            _ => return Ok(transport),
+        };
+        let Some(object) = objects::graft(name) else {
             let all: Vec<_> = objects::GRAFTS.iter().map(|(name, _)| *name).collect();
-            let text = format!(
-                "there is no graft \"{graft}\": valid are {}",
-                all.join(", ")
-            );
+            let text = format!("there is no graft \"{name}\": valid are {}", all.join(", "));
             return problem("transports", text);
+        };
+        let graft = Description::read(object).expect("it comes with VTL");
+        for (key, setting) in params {
+            let known = graft.parameters.iter().find(|p| p.name == *key);
+            let fits = |p: &Parameter| match setting {
+                Setting::Number(number) => (p.least..=p.most).contains(number),
+                Setting::Path => p.name == WINDOW,
+            };
+            if !known.is_some_and(fits) {
+                let text = format!("graft \"{name}\" has no parameter {key} that may be that");
+                return problem("transports", text);
+            }
         }
         if let Transport::Hook(graft) = &transport
             && graft != HOOKED
@@ -611,6 +627,12 @@ fn daemons(table: &VtlTable) -> Result<Vec<Vtl>, Problem> {
     Ok(all)
 }
 
+/// Whether a graft that comes with VTL delivers every byte, in order.
+fn is_stream(graft: &str) -> bool {
+    let description = objects::graft(graft).and_then(|object| Description::read(object).ok());
+    description.is_some_and(|d| d.services.contains(Services::RELIABLE | Services::ORDERED))
+}
+
 /// What fits only together.
 fn check(cell: &Cell) -> Result<(), Problem> {
     if !matches!(cell.cores, None | Some(1 | 2)) {
@@ -624,6 +646,20 @@ fn check(cell: &Cell) -> Result<(), Problem> {
             )
         {
             return problem("transports", "udp carries only \"file\" and \"stream\"");
+        }
+        if let Transport::Graft(graft) = transport
+            && !is_stream(&graft.name)
+            && !matches!(cell.workload, Workload::File { .. })
+        {
+            let text = format!("{transport} may lose packets, so it carries only \"file\"");
+            return problem("transports", text);
+        }
+        if let Transport::Graft(graft) = transport
+            && graft.params.iter().any(|(_, s)| *s == Setting::Path)
+            && (cell.link.bdp_bytes() == 0 || !cell.timeline.is_empty())
+        {
+            let text = "a path without a rate of its own, or with a timeline, deserves no window";
+            return problem("transports", text);
         }
         if cell.curl && !matches!(transport, Transport::Tcp(_) | Transport::Hook(_)) {
             return problem(

@@ -1,7 +1,10 @@
 //! What carries a transfer.
 
 use std::fmt;
+use std::iter::{once, repeat};
 use std::str::FromStr;
+
+use vtl_testbed::Link;
 
 /// A transport as plans name it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -13,9 +16,88 @@ pub enum Transport {
     /// Datagrams at the link's rate, and what arrives of them: the ceiling.
     Udp,
     /// A VTL session over this graft, read in place.
-    Graft(String),
+    Graft(Graft),
     /// A TCP program captured by the Hooker, carried by a graft.
     Hook(String),
+}
+
+/// A graft, and what its parameters shall be where they do not have their defaults.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Graft {
+    /// Its name.
+    pub name: String,
+    /// Names and values.
+    pub params: Vec<(String, Setting)>,
+}
+
+/// What a parameter shall be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Setting {
+    /// This.
+    Number(u32),
+    /// As many packets as fit onto the path: one bandwidth-delay product, at least the thesis's 16.
+    Path,
+}
+
+/// A window that is smaller than this would not be the path's, but the timers'.
+const LEAST_WINDOW: u64 = 16;
+/// Bytes of a full packet.
+const PACKET: u64 = 1_500;
+
+impl Graft {
+    /// The parameters on a link.
+    pub fn params_on(&self, link: &Link) -> Vec<(String, u32)> {
+        let window = link.bdp_bytes().div_ceil(PACKET).max(LEAST_WINDOW);
+        let number = |setting: &Setting| match setting {
+            Setting::Number(number) => *number,
+            Setting::Path => u32::try_from(window).unwrap_or(u32::MAX),
+        };
+        let params = self.params.iter();
+        params.map(|(name, s)| (name.clone(), number(s))).collect()
+    }
+}
+
+impl fmt::Display for Graft {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)?;
+        for ((name, setting), mark) in self.params.iter().zip(once('?').chain(repeat('&'))) {
+            match setting {
+                Setting::Number(number) => write!(f, "{mark}{name}={number}")?,
+                Setting::Path => write!(f, "{mark}{name}=path")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Graft {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, params) = text.split_once('?').unwrap_or((text, ""));
+        let setting = |text: &str| match text {
+            "path" => Some(Setting::Path),
+            number => number.parse().ok().map(Setting::Number),
+        };
+        let param = |pair: &str| {
+            let (name, value) = pair.split_once('=')?;
+            Some((name.to_owned(), setting(value)?)).filter(|_| is_word(name))
+        };
+        let pairs = params.split('&').filter(|pair| !pair.is_empty());
+        let params = pairs.map(param).collect::<Option<Vec<_>>>();
+        match params {
+            Some(params) if is_word(name) => Ok(Self {
+                name: name.to_owned(),
+                params,
+            }),
+            _ => Err(format!("\"{text}\" is no graft")),
+        }
+    }
+}
+
+fn is_word(text: &str) -> bool {
+    let fits = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    !text.is_empty() && text.chars().all(fits)
 }
 
 /// The kinds of carriers that rows and settings distinguish.
@@ -33,7 +115,7 @@ pub enum Carrier {
 
 /// Every valid name; NAME stands for a graft.
 pub(super) const NAMES: &str = "tcp-cubic, tcp-bbr, tcp-reno, quic, quic-bbr, udp, graft:NAME, \
-                                hook:graft:NAME";
+                                graft:NAME?PARAMETER=VALUE, hook:graft:NAME";
 
 impl Transport {
     /// What carries the bytes.
@@ -74,7 +156,7 @@ impl fmt::Display for Transport {
             Self::Quic("cubic") => f.write_str("quic"),
             Self::Quic(control) => write!(f, "quic-{control}"),
             Self::Udp => f.write_str("udp"),
-            Self::Graft(name) => write!(f, "graft:{name}"),
+            Self::Graft(graft) => write!(f, "graft:{graft}"),
             Self::Hook(name) => write!(f, "hook:graft:{name}"),
         }
     }
@@ -84,10 +166,6 @@ impl FromStr for Transport {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        let graft = |name: &str| {
-            let fits = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
-            (!name.is_empty() && name.chars().all(fits)).then(|| name.to_owned())
-        };
         let known = match name {
             "tcp-cubic" => Some(Self::Tcp("cubic")),
             "tcp-bbr" => Some(Self::Tcp("bbr")),
@@ -99,8 +177,8 @@ impl FromStr for Transport {
                 name.strip_prefix("graft:"),
                 name.strip_prefix("hook:graft:"),
             ) {
-                (Some(name), _) => graft(name).map(Self::Graft),
-                (_, Some(name)) => graft(name).map(Self::Hook),
+                (Some(graft), _) => graft.parse().ok().map(Self::Graft),
+                (_, Some(name)) if is_word(name) => Some(Self::Hook(name.to_owned())),
                 _ => None,
             },
         };
@@ -122,14 +200,34 @@ mod tests {
             "quic-bbr",
             "udp",
             "graft:stream",
+            "graft:go-back-n?window=64",
+            "graft:partial-reliability?window=path&max-loss=50",
             "hook:graft:stream",
         ] {
             let transport: Transport = name.parse().expect("valid");
             assert_eq!(transport.to_string(), name);
         }
-        for wrong in ["tcp", "graft:", "hook:tcp", "graft:a b", ""] {
+        for wrong in [
+            "tcp",
+            "graft:",
+            "hook:tcp",
+            "graft:a b",
+            "graft:?window=1",
+            "graft:a?window",
+            "graft:a?window=-1",
+            "hook:graft:stream?window=1",
+            "",
+        ] {
             let error = wrong.parse::<Transport>().expect_err("refused");
             assert!(error.contains("valid are tcp-cubic"), "{error}");
         }
+    }
+    #[test]
+    fn params_on__the_window_of_the_path() {
+        let graft: Graft = "go-back-n?window=path".parse().expect("valid");
+        let window = |rtt, rate| graft.params_on(&Link::new(rtt, rate))[0].1;
+        // 1.25 MB under way, in packets of 1,500 bytes; and no less than the thesis's window.
+        assert_eq!(window(100.0, 100.0), 834);
+        assert_eq!(window(10.0, 16.0), 16);
     }
 }

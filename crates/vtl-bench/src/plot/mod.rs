@@ -1,5 +1,7 @@
 //! Pictures of rows, as SVG.
 
+mod grid;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,8 +25,9 @@ const WINDOW_S: f64 = 0.5;
 /// A line of a picture: its name and points of x, with the spread of y.
 type Lines = BTreeMap<String, Vec<(f64, Spread)>>;
 
-/// Draws what the rows allow: goodput by loss, completion time by size, goodput by the number of
-/// flows, and competing flows over time. Returns the files.
+/// Draws what the rows allow: goodput by loss, completion time by size (for all links and losses of a
+/// plan in one figure, too), goodput by the number of flows, and competing flows over time. Returns
+/// the files.
 ///
 /// # Errors
 /// A file cannot be written.
@@ -33,14 +36,17 @@ pub fn draw(directory: &Path, rows: &[Row]) -> anyhow::Result<Vec<PathBuf>> {
     fs::create_dir_all(directory)
         .with_context(|| format!("cannot make the directory {}", directory.display()))?;
     let mut files = Vec::new();
-    for (name, title, rows) in by_condition(rows) {
+    let mut place = |name: &str, kind: &str| {
+        files.push(directory.join(format!("{name}-{kind}.svg")));
+        files[files.len() - 1].clone()
+    };
+    for (name, title, rows) in by_condition(rows, Row::link_name) {
         let mut add = |kind: &str, picture: Option<Picture>| -> anyhow::Result<()> {
             if let Some(picture) = picture {
-                let path = directory.join(format!("{name}-{kind}.svg"));
+                let path = place(&name, kind);
                 picture
                     .draw(&path)
-                    .map_err(|error| anyhow!("cannot draw {}: {error}", path.display()))?;
-                files.push(path);
+                    .map_err(|error| failed(&path, &*error))?;
             }
             Ok(())
         };
@@ -49,7 +55,17 @@ pub fn draw(directory: &Path, rows: &[Row]) -> anyhow::Result<Vec<PathBuf>> {
         add("flows", goodput_by_flows(&title, &rows))?;
         add("time", over_time(&title, &rows))?;
     }
+    for (name, title, rows) in by_condition(rows, |_| String::new()) {
+        if let Some(grid) = grid::Grid::of(&title, &rows) {
+            let path = place(&name, "sizes");
+            grid.draw(&path).map_err(|error| failed(&path, &*error))?;
+        }
+    }
     Ok(files)
+}
+
+fn failed(path: &Path, error: &dyn std::error::Error) -> anyhow::Error {
+    anyhow!("cannot draw {}: {error}", path.display())
 }
 
 /// What is drawn.
@@ -66,13 +82,15 @@ struct Axis {
     show: fn(f64) -> String,
 }
 
-/// Rows that belong into one picture: of one plan, profile, program and acquaintance.
-fn by_condition(rows: &[Row]) -> Vec<(String, String, Vec<&Row>)> {
+/// Rows that belong into one picture: of one plan, program and acquaintance, and of one link if that
+/// is what `link` says of it.
+fn by_condition(rows: &[Row], link: impl Fn(&Row) -> String) -> Vec<(String, String, Vec<&Row>)> {
     let mut groups: BTreeMap<String, Vec<&Row>> = BTreeMap::new();
     for row in rows.iter().filter(|row| row.ok) {
-        let mut name = format!("{}-{}", row.plan, row.profile);
-        if row.profile == "custom" {
-            name = format!("{name}-{}mbit-{}ms", row.rate_mbit, row.rtt_ms);
+        let mut name = row.plan.clone();
+        let link = link(row);
+        if !link.is_empty() {
+            name = format!("{name}-{link}");
         }
         for part in [&row.driver, &row.ingress].into_iter().flatten() {
             name = format!("{name}-{part}");
@@ -348,6 +366,16 @@ impl Picture {
     }
 }
 
+impl Row {
+    /// The link, as a part of a file's name.
+    fn link_name(&self) -> String {
+        match self.profile {
+            "custom" => format!("custom-{}mbit-{}ms", self.rate_mbit, self.rtt_ms),
+            profile => profile.to_owned(),
+        }
+    }
+}
+
 /// The same for a transport in every picture; told apart by the colour-blind, too (Okabe, Ito).
 fn color(name: &str, index: usize) -> RGBColor {
     const OTHERS: [RGBColor; 3] = [
@@ -355,7 +383,13 @@ fn color(name: &str, index: usize) -> RGBColor {
         RGBColor(0x99, 0x99, 0x99),
         RGBColor(0xf0, 0xe4, 0x42),
     ];
-    match name {
+    // Parameters do not change it.
+    match name.split('?').next().unwrap_or_default() {
+        "graft:canonical" => BLACK,
+        "graft:stop-and-wait" => RGBColor(0x99, 0x99, 0x99),
+        "graft:go-back-n" => RGBColor(0xe6, 0x9f, 0x00),
+        "graft:selective-repeat" => RGBColor(0x00, 0x9e, 0x73),
+        "graft:partial-reliability" => RGBColor(0xcc, 0x79, 0xa7),
         "tcp-cubic" => RGBColor(0xd5, 0x5e, 0x00),
         "tcp-bbr" => RGBColor(0x56, 0xb4, 0xe9),
         "quic" => RGBColor(0xe6, 0x9f, 0x00),
@@ -424,8 +458,14 @@ mod tests {
             rows.push(competing);
         }
         let directory = std::env::temp_dir().join(format!("vtl-plots-{}", std::process::id()));
+        // Of the figure of all losses: one that was cut.
+        let slow = Row {
+            cut: true,
+            ..row("file", "graft:stop-and-wait", 5.0, 1 << 20, 0.1)
+        };
+        rows.push(slow);
         let files = draw(&directory, &rows).expect("drawn");
-        assert_eq!(files.len(), 4, "{files:?}");
+        assert_eq!(files.len(), 5, "{files:?}");
         let text: String = files
             .iter()
             .map(|file| fs::read_to_string(file).expect("read"))
@@ -436,6 +476,8 @@ mod tests {
             "graft:stream",
             "flows at the same time",
             "2: graft:stream",
+            "terrestrial, 5 % loss",
+            "graft:stop-and-wait",
             "1 MiB",
         ] {
             assert!(text.contains(words), "{words}");

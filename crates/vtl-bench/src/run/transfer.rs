@@ -140,8 +140,9 @@ impl<'a> Stage<'a> {
             Transport::Hook(_) => Over::Tcp(None),
             Transport::Quic(control) => Over::Quic((*control).to_owned()),
             Transport::Udp => Over::Udp,
-            Transport::Graft(name) => Over::Graft {
-                name: name.clone(),
+            Transport::Graft(graft) => Over::Graft {
+                name: graft.name.clone(),
+                params: graft.params_on(&self.cell.link),
                 daemon: self
                     .daemons
                     .as_ref()
