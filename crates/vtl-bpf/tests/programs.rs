@@ -543,6 +543,40 @@ fn egress_and_listener__one_packet_there_and_its_acknowledgement_back() {
     }
 }
 
+/// `vtl bench micro` compares them: so they must do the same.
+#[test]
+fn micro__composed_and_by_hand_do_the_same() {
+    if !kernel::privileged("micro__composed_and_by_hand_do_the_same") {
+        return;
+    }
+    let after = |function: &str| {
+        let k = Kernel::new();
+        k.write(0, &[1; 1440]);
+        k.alter(|s| {
+            s.tx.srtt_us = 2_000;
+            s.tx.acks = 1;
+            s.tx.xid = 9;
+        });
+        let micro = kernel::Micro::load(&k);
+        for _ in 0..3 {
+            micro.call(function, &data(0, 0, &[1; 1440]));
+        }
+        let mut s = k.session();
+        // Each at its own time.
+        s.tx.first_sent_ns = s.tx.first_sent_ns.min(1);
+        s.tx.delivered_ns = s.tx.delivered_ns.min(1);
+        s.tx.last_sent_ns = s.tx.last_sent_ns.min(1);
+        s
+    };
+    let idle = format!("{:?}", after("nothing"));
+    for part in ["send", "receive", "hear"] {
+        let [composed, hand] =
+            ["composed", "hand"].map(|way| format!("{:?}", after(&format!("{way}_{part}"))));
+        assert_eq!(composed, hand, "{part}");
+        assert_ne!(composed, idle, "{part} does something");
+    }
+}
+
 /// Information, not a test: what each step costs. Medians of single runs include the clock's cost.
 #[test]
 fn costs__in_nanoseconds() {

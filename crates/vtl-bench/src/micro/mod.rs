@@ -2,6 +2,7 @@
 //! frames by the size of a call, and the way from an idle application to the wire.
 
 mod batches;
+mod composition;
 mod functions;
 mod programs;
 mod wake;
@@ -40,6 +41,9 @@ fn measure(
     say("transport functions");
     functions::run(&mut Sheet::new("function", "ns", all));
     interrupt.check()?;
+    say("composition");
+    composition::run(&mut Sheet::new("composition", "ns", all));
+    interrupt.check()?;
     say("frames by the size of a call");
     batches::run(testbed, &mut Sheet::new("batch", "ns", all))?;
     interrupt.check()?;
@@ -51,7 +55,7 @@ fn measure(
 
 /// The tables for people.
 pub fn table(figures: &[Figure]) -> String {
-    const TITLES: [(&str, &str); 4] = [
+    const TITLES: [(&str, &str); 5] = [
         (
             "program",
             "Programs, by BPF_PROG_TEST_RUN: packets that change nothing are means, others medians of \
@@ -61,6 +65,10 @@ pub fn table(figures: &[Figure]) -> String {
             "function",
             "Transport functions as eBPF, by BPF_PROG_TEST_RUN: 64 calls in a program, less the same \
              program without them",
+        ),
+        (
+            "composition",
+            "Parts of selective-repeat, composed and written by hand, by the same method",
         ),
         (
             "batch",

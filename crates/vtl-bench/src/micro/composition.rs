@@ -1,0 +1,45 @@
+//! What composing transport functions costs, against the same logic in one function.
+
+use vtl_bpf::trial::{Kernel, Micro, data};
+
+use super::Sheet;
+
+/// A full payload, bytes.
+const PAYLOAD: usize = 1_440;
+/// Each is measured so often, in turn; what disturbs makes it longer.
+const ROUNDS: usize = 3;
+/// Parts of `selective-repeat`, by the ends of the names in `bpf/micro.bpf.c`.
+const PARTS: [(&str, &str); 3] = [
+    ("egress", "send"),
+    ("ingress", "receive"),
+    ("listener", "hear"),
+];
+const WAYS: [(&str, &str); 2] = [
+    ("composed", "of transport functions"),
+    ("hand", "in one function"),
+];
+
+pub(super) fn run(ns: &mut Sheet<'_>) {
+    let frame = data(0, 0, &[1; PAYLOAD]);
+    for (role, part) in PARTS {
+        let mut best = [f64::INFINITY; WAYS.len()];
+        let mut code = [0; WAYS.len()];
+        for _ in 0..ROUNDS {
+            for (i, (way, _)) in WAYS.iter().enumerate() {
+                let kernel = Kernel::new();
+                kernel.write(0, &[1; PAYLOAD]);
+                let micro = Micro::load(&kernel);
+                let function = format!("{way}_{part}");
+                best[i] = best[i].min(micro.ns(&function, &frame));
+                code[i] = micro.code(&function);
+            }
+        }
+        for ((_, words), (time, code)) in WAYS.iter().zip(best.iter().zip(code)) {
+            ns.add(
+                role,
+                format!("{words}, {code} bytes of machine code"),
+                *time,
+            );
+        }
+    }
+}
