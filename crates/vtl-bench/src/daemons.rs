@@ -105,6 +105,18 @@ impl Daemons {
         .map(drop)
     }
 
+    /// Puts a graft of the pool into both kernels, where vtld would otherwise load it for the first
+    /// session that asks for it.
+    ///
+    /// # Errors
+    /// A daemon's.
+    pub fn deploy(&self, graft: &str) -> Result<(), control::Error> {
+        for socket in [&self.client_socket, &self.server_socket] {
+            call(socket, &json!({ "op": "graft_deploy", "name": graft }))?;
+        }
+        Ok(())
+    }
+
     /// A command in the client's namespace whose TCP connections are captured, as a user would
     /// start it.
     ///

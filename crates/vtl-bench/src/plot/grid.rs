@@ -17,10 +17,10 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 /// A panel, pixels.
 const PANEL: (u32, u32) = (360, 300);
-/// What the title and the legend take of the height, pixels.
+/// What the title takes of the height, pixels.
 const TITLE: u32 = 40;
-const LEGEND: u32 = 30;
-/// Of an entry of the legend: its line, and a letter of its name, pixels.
+/// Of an entry of the legend: its height, its stroke, and a letter of its name, pixels.
+const LINE: i32 = 22;
 const STROKE: i32 = 22;
 const LETTER: i32 = 8;
 
@@ -87,10 +87,12 @@ impl Grid {
     pub(super) fn draw(&self, path: &Path) -> Result<(), Box<dyn Error>> {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(1);
         let (width, height) = (PANEL.0 * columns as u32, PANEL.1 * self.rows.len() as u32);
-        let canvas = SVGBackend::new(path, (width, TITLE + height + LEGEND)).into_drawing_area();
+        let names = self.names(width);
+        let legend = names.last().map_or(0, |(_, (_, y))| y + LINE) as u32 + 8;
+        let canvas = SVGBackend::new(path, (width, TITLE + height + legend)).into_drawing_area();
         canvas.fill(&WHITE)?;
         let canvas = canvas.titled(&self.title, ("sans-serif", 22))?;
-        let rest = canvas.dim_in_pixel().1.saturating_sub(LEGEND);
+        let rest = canvas.dim_in_pixel().1.saturating_sub(legend);
         let (panels, legend) = canvas.split_vertically(rest);
         let areas = panels.split_evenly((self.rows.len(), columns));
         let x = range(self.rows.iter().flatten(), |p| (p.size, p.size));
@@ -101,24 +103,40 @@ impl Grid {
                 panel.draw(area, x.clone(), y.clone())?;
             }
         }
-        self.legend(&legend)?;
+        Self::legend(&names, &legend)?;
         canvas.present()?;
         Ok(())
     }
 
-    fn legend(&self, area: &Area<'_>) -> Result<(), Box<dyn Error>> {
+    /// Names of transports, and where they stand in the legend.
+    fn names(&self, width: u32) -> Vec<(&str, (i32, i32))> {
         let panels = self.rows.iter().flatten();
-        let mut names: Vec<&String> = panels.flat_map(|p| p.lines.keys()).collect();
-        names.sort();
+        let mut names: Vec<&str> = panels
+            .flat_map(|p| p.lines.keys().map(String::as_str))
+            .collect();
+        names.sort_unstable();
         names.dedup();
-        let mut at = STROKE;
-        for (index, name) in names.into_iter().enumerate() {
+        let (mut x, mut y) = (STROKE, 0);
+        let place = |name: &'_ str| {
+            let length = 2 * STROKE + name.len() as i32 * LETTER;
+            if x + length > width as i32 && x > STROKE {
+                (x, y) = (STROKE, y + LINE);
+            }
+            let at = (x, y);
+            x += length;
+            at
+        };
+        let places: Vec<_> = names.iter().copied().map(place).collect();
+        names.into_iter().zip(places).collect()
+    }
+
+    fn legend(names: &[(&str, (i32, i32))], area: &Area<'_>) -> Result<(), Box<dyn Error>> {
+        for (index, (name, (x, y))) in names.iter().enumerate() {
             let style = color(name, index);
-            let stroke = [(at, 12), (at + STROKE, 12)];
+            let stroke = [(*x, y + 12), (x + STROKE, y + 12)];
             area.draw(&PathElement::new(stroke, style.stroke_width(3)))?;
-            let text = (at + STROKE + 6, 4);
-            area.draw(&Text::new(name.clone(), text, ("sans-serif", 15)))?;
-            at += 2 * STROKE + name.len() as i32 * LETTER;
+            let text = (x + STROKE + 6, y + 4);
+            area.draw(&Text::new((*name).to_owned(), text, ("sans-serif", 15)))?;
         }
         Ok(())
     }

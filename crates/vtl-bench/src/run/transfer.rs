@@ -90,14 +90,20 @@ impl<'a> Stage<'a> {
                 cores: cores(cell),
             };
             let logs = bench.logs();
-            Some(Daemons::start(
+            let daemons = Daemons::start(
                 &testbed,
                 &bench.programs,
                 &options,
                 &logs,
                 &logs,
                 &bench.interrupt,
-            )?)
+            )?;
+            for transport in leg {
+                if let Transport::Graft(graft) = transport {
+                    daemons.deploy(&graft.name)?;
+                }
+            }
+            Some(daemons)
         } else {
             None
         };

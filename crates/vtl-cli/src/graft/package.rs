@@ -78,7 +78,7 @@ In a registry each graft has a repository PATH/NAME, and each version a tag. Log
 pub(crate) struct PublishArgs {
     /// The package
     package: PathBuf,
-    /// A directory, or oci://REGISTRY[:PORT]/PATH
+    /// A directory, or oci://REGISTRY/PATH
     #[arg(value_name = "PLACE")]
     to: Shelf,
     /// Talk to the registry without encryption
@@ -94,7 +94,7 @@ pub(crate) struct PublishArgs {
 pub(crate) struct PullArgs {
     /// The graft's name, or NAME@VERSION; the highest version unless it is given
     graft: Wanted,
-    /// A directory, or oci://REGISTRY[:PORT]/PATH
+    /// A directory, or oci://REGISTRY/PATH
     #[arg(value_name = "PLACE")]
     from: Shelf,
     /// Talk to the registry without encryption
