@@ -57,6 +57,8 @@ VTL_INLINE void tf_congestion_start(struct vtl_out *o) {
     tx->bbr.min_rtt_us = tx->srtt_us + tx->srtt_us / 8;
     tx->cwnd = vtl_bbr_initial(tx->srtt_us);
     tx->pacing_gap_ns = tx->srtt_us * VTL_NS_PER_US / (2 * tx->cwnd);
+    tx->bbr.min_rtt_ns_at = o->now;
+    tx->bbr.probe_rtt_end_ns = o->now;
 }
 
 VTL_INLINE __u32 vtl_bbr_gain(const struct vtl_bbr *b) {
@@ -179,8 +181,10 @@ VTL_GLOBAL int vtl_bbr_round(struct vtl_session *s, __u64 now, __u64 in_flight, 
     struct vtl_bbr *b = &tx->bbr;
     b->next_round = tx->delivered + in_flight;
     b->rounds++;
-    b->slot = b->slot + 1 < VTL_BBR_ROUNDS ? b->slot + 1 : 0;
-    if (b->slot < VTL_BBR_ROUNDS)
+    /* What is known of the rate outlives PROBE_RTT, which measures none. */
+    if (b->mode != VTL_BBR_PROBE_RTT)
+        b->slot = b->slot + 1 < VTL_BBR_ROUNDS ? b->slot + 1 : 0;
+    if (b->mode != VTL_BBR_PROBE_RTT && b->slot < VTL_BBR_ROUNDS)
         b->bw_max[b->slot] = 0;
     b->queued = b->round_min_us > vtl_bbr_empty_us(b);
     /* Losses can be taken back (vtl_loss_undo). */
@@ -193,8 +197,11 @@ VTL_GLOBAL int vtl_bbr_round(struct vtl_session *s, __u64 now, __u64 in_flight, 
         __u32 share = lost * 65536 / (lost + delivered);
         if (b->mode == VTL_BBR_STARTUP && share > VTL_BBR_LOSS_FULL)
             b->mode = VTL_BBR_DRAIN;
-        /* With a queue, losses may be its own: what was known before stays, and fades. */
-        if (!b->queued || share < b->loss_q16)
+        /* With a queue, losses may be its own: what was known before stays, and fades. Those of
+         * DRAIN are of the queue that startup ran over. */
+        if (b->mode == VTL_BBR_DRAIN)
+            ;
+        else if (!b->queued || share < b->loss_q16)
             b->loss_q16 = (3 * b->loss_q16 + share) / 4;
         else
             b->loss_q16 -= b->loss_q16 / 16;
@@ -222,6 +229,8 @@ VTL_GLOBAL int vtl_bbr_round(struct vtl_session *s, __u64 now, __u64 in_flight, 
 
 VTL_INLINE void vtl_bbr_rate(struct vtl_ackd *a) {
     struct vtl_bbr *b = &a->s->tx.bbr;
+    if (b->mode == VTL_BBR_PROBE_RTT)
+        return;
     __u32 slot = b->slot;
     if (slot < VTL_BBR_ROUNDS && a->rate && (!a->app_limited || a->rate > b->bw) &&
         a->rate > b->bw_max[slot])

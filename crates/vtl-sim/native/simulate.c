@@ -20,6 +20,7 @@ const struct vtl_native_ops *const vtl_native_grafts[] = {&vtl_graft_ops, 0};
 enum { SID = 1, SLOTS = 1024, LENGTH = 1000, PACKETS = 2000, QUEUE = 256, EVENTS = 1 << 16 };
 #define MS 1000000ull
 #define PATIENCE (1200 * 1000 * MS)
+#define UPTIME (3600 * 1000 * MS) /* what the hosts' clocks show when the simulation begins */
 /* Of one byte at 100 Mbit/s. */
 #define NS_PER_BYTE 80
 
@@ -164,15 +165,21 @@ static void judge(struct world *w, __u32 services) {
     }
 }
 
+/* When the session is to be asked again. */
+static __u64 wake_of(struct vtl_native_host *h) {
+    __u64 at = vtl_native_session(h, SID)->tx.wake_ns;
+    return at == ~0ull ? at : at > UPTIME ? at - UPTIME : 0;
+}
+
 static void pump(struct world *w, int i) {
     struct side *s = &w->side[i];
     __u8 frame[VTL_NATIVE_FRAME];
     for (int packets = 0; s->wake <= w->now && packets < 4 * SLOTS; packets++) {
-        __u32 length = vtl_native_egress(s->host, SID, w->now, frame);
+        __u32 length = vtl_native_egress(s->host, SID, UPTIME + w->now, frame);
         if (length)
             transmit(w, i, frame, length);
         else
-            s->wake = vtl_native_session(s->host, SID)->tx.wake_ns;
+            s->wake = wake_of(s->host);
         if (!length && s->wake <= w->now)
             s->wake = w->now + 1;
     }
@@ -233,8 +240,8 @@ static int simulate(const struct path *path, __u64 seed) {
         while (w->events && w->heap[0].at <= w->now) {
             struct event e = take(w);
             __u8 answer[VTL_NATIVE_FRAME];
-            __u32 n =
-                vtl_native_ingress(w->side[e.to].host, w->now, e.bytes, e.length, answer, 1514);
+            __u32 n = vtl_native_ingress(w->side[e.to].host, UPTIME + w->now, e.bytes, e.length,
+                                         answer, 1514);
             free(e.bytes);
             if (n)
                 transmit(w, e.to, answer, n);

@@ -7,7 +7,7 @@ use vtl_testbed::{Direction, Frame, Link, Nanos, Params};
 use crate::{
     app::{Lengths, Pace, Pattern, Promise, Reader, Writer},
     ffi,
-    host::{FrameBuffer, Host, SessionConfig},
+    host::{FrameBuffer, Host, SessionConfig, UPTIME},
     models::{Model, SEGMENT, Sender},
     sim::{HONEST, MS},
 };
@@ -290,7 +290,7 @@ impl Run<'_> {
         match (packet.load, &mut self.parties[packet.flow]) {
             (Load::Vtl(bytes), Party::Vtl(session)) => {
                 let host = &mut session.hosts[at];
-                if let Some(length) = host.ingress(self.now, &bytes, &mut self.buffer) {
+                if let Some(length) = host.ingress(UPTIME + self.now, &bytes, &mut self.buffer) {
                     let answer = self.buffer[..length].to_vec();
                     self.push(at, packet.flow, Load::Vtl(answer));
                 } else if at == 0 {
@@ -353,10 +353,10 @@ impl Run<'_> {
         for (side, host) in session.hosts.iter_mut().enumerate() {
             let mut dry = 0;
             while session.wake[side] <= now {
-                if let Some(length) = host.egress(HONEST, now, &mut self.buffer) {
+                if let Some(length) = host.egress(HONEST, UPTIME + now, &mut self.buffer) {
                     made.push((side, self.buffer[..length].to_vec()));
                 } else {
-                    session.wake[side] = host.session(HONEST).tx.wake_ns;
+                    session.wake[side] = host.wake(HONEST);
                     dry += 1;
                     assert!(dry < 100, "flow {i} spins at {} ms", now / MS);
                 }

@@ -11,6 +11,10 @@ use crate::ffi;
 /// Room for any frame.
 pub type FrameBuffer = [u8; ffi::VTL_NATIVE_FRAME as usize];
 
+/// What a host's clock shows when a simulation begins: a kernel has run for a while, so that no time
+/// stamp of the programs that was never set can pass for a recent one. Nanoseconds.
+pub const UPTIME: u64 = 3_600_000_000_000;
+
 /// What a new session is like.
 #[derive(Clone, Copy, Debug)]
 pub struct SessionConfig {
@@ -226,6 +230,11 @@ impl Host {
         let index = 1 + (seq % self.slots(sid)) as usize;
         // SAFETY: the ring has `slots` + 1 entries; exclusive borrow.
         unsafe { &mut *ffi::vtl_native_tx_ring(self.at.as_ptr(), sid).add(index) }
+    }
+
+    /// When the pump is to ask the session again, in the simulation's time; see [`UPTIME`].
+    pub fn wake(&self, sid: u32) -> u64 {
+        self.session(sid).tx.wake_ns.saturating_sub(UPTIME)
     }
 
     /// The slot of packet `seq` in the receive ring.

@@ -6,7 +6,7 @@ use vtl_testbed::{Direction, Frame, Nanos, Params};
 use crate::{
     app::{Pattern, Promise, Reader, Writer},
     ffi,
-    host::{FrameBuffer, Host, SessionConfig, in_flight},
+    host::{FrameBuffer, Host, SessionConfig, UPTIME, in_flight},
     hostile::{self, Hostile},
     rng::Rng,
 };
@@ -261,7 +261,7 @@ impl Sim {
     fn arrive(&mut self, at: usize, bytes: &[u8]) {
         let answer = self.sides[at]
             .host
-            .ingress(self.now, bytes, &mut self.buffer);
+            .ingress(UPTIME + self.now, bytes, &mut self.buffer);
         if let Some(length) = answer {
             self.send(at, length);
         }
@@ -320,14 +320,15 @@ impl Sim {
             }
             let mut dry = 0;
             loop {
-                let made = self.sides[i].host.egress(sid, self.now, &mut self.buffer);
+                let side = &mut self.sides[i];
+                let made = side.host.egress(sid, UPTIME + self.now, &mut self.buffer);
                 if let Some(length) = made {
                     self.send(i, length);
                     continue;
                 }
-                let s = self.sides[i].host.session(sid);
-                self.sides[i].wake[sid as usize] = s.tx.wake_ns;
-                if s.tx.wake_ns > self.now {
+                let side = &mut self.sides[i];
+                side.wake[sid as usize] = side.host.wake(sid);
+                if side.wake[sid as usize] > self.now {
                     break;
                 }
                 dry += 1;
