@@ -27,7 +27,7 @@ struct vtl_cc {
     __u64 credit;    /* what is missing to the next packet of the window, in the unit of each */
     __u64 lost;      /* tx.lost_total when last looked at */
     __u32 recover;   /* xid of the first transmission after the latest event */
-    __u32 marks;     /* vtl_hdr.aux of the latest acknowledgement */
+    __u32 marks;     /* vtl_hdr.aux: how many packets the path has marked */
     __u32 timeout;   /* the retransmission timer had fired when this acknowledgement came */
     __u32 min_rtt_us;
     /* CUBIC. Windows in 1,024ths of a packet */
@@ -59,9 +59,10 @@ VTL_INLINE enum vtl_cc_what vtl_cc_event(struct vtl_ackd *a, struct vtl_cc *cc) 
     struct vtl_tx *tx = &a->s->tx;
     __u32 marks = vtl_swap16(a->hdr->h.aux);
     int lost = tx->lost_total > cc->lost;
-    int marked = marks != cc->marks;
+    int marked = (__s16)(marks - cc->marks) > 0; /* fewer: an older acknowledgement */
     cc->lost = tx->lost_total;
-    cc->marks = marks;
+    if (marked)
+        cc->marks = marks;
     if (cc->timeout) {
         cc->timeout = 0;
         cc->recover = VTL_LOAD(tx->xid);

@@ -12,7 +12,6 @@
 
 #include "vtl/tf.h"
 
-#define VTL_REORDER_MIN 3
 #define VTL_REORDER_MAX 256
 
 /* Packets whose marks were just cleared, though not sent again, have arrived. They must not count

@@ -65,14 +65,13 @@ VTL_INLINE enum vtl_verdict tf_partial_choose(struct vtl_out *o, struct vtl_part
     if (vtl_next(o, repeat, 0) == VTL_NEXT)
         return VTL_NEXT;
     __u64 floor = VTL_LOAD(p->floor);
-    int probe = tx->probe != 0;
     if (floor > p->told) {
         vtl_probe_peer(o);
         return VTL_NEXT;
     }
     if (!vtl_timer(o, tx->next != VTL_LOAD(tx->una) || tx->next < o->end, 0))
         return VTL_STOP;
-    if (repeat && floor < tx->next && !probe) {
+    if (repeat && floor < tx->next) {
         vtl_again(o, floor);
         tx->abandoned++;
     } else {

@@ -150,17 +150,18 @@ VTL_INLINE enum vtl_verdict vtl_next(struct vtl_out *o, const int repeat, const 
     return VTL_STOP;
 }
 
-/* Is it time for the timeout, or for vtld's question whether the peer is there? Else tx.wake_ns
- * says when. `waiting`: packets are out, or the peer's ring is full; `data`: see vtl_timeout. */
+/* Is it time for the timeout, or for vtld's question whether the peer is there, which leaves at once
+ * and is no timeout? Else tx.wake_ns says when. `waiting`: packets are out, or wait for room in the
+ * peer's ring; `data`: see vtl_timeout. */
 VTL_INLINE int vtl_timer(struct vtl_out *o, int waiting, int data) {
     struct vtl_tx *tx = &o->s->tx;
     if (!waiting && !tx->probe)
         return 0;
-    __u64 due = tx->last_sent_ns + vtl_timeout(o->s, data);
     if (tx->probe == 1) {
-        tx->probe = 2; /* the first leaves at once */
-        due = o->now;
+        tx->probe = 2;
+        return 1;
     }
+    __u64 due = tx->last_sent_ns + vtl_timeout(o->s, data);
     if (o->now < due) {
         tx->wake_ns = due;
         return 0;

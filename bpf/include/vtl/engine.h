@@ -140,7 +140,7 @@ typedef __u16 vtl_u16 __attribute__((aligned(1)));
     VTL_MOVE_PAIR((i) + 4);                                                                        \
     VTL_MOVE_PAIR((i) + 6)
 
-/* All whole blocks of 64 bytes. */
+/* All whole blocks of 64 bytes, two at a time. */
 VTL_INLINE __u64 vtl_move_blocks(void *to, const void *from, const int put, const void *end,
                                  __u32 len) {
     __u64 even = 0, odd = 0;

@@ -28,6 +28,7 @@ enum {
     VTL_HEADROOM = 54, /* Ethernet + IPv6 header: the longest that precedes a VTL header */
     VTL_PUMP_ETHERTYPE = 0x88b5, /* IEEE 802 local experimental 1: a frame for egress to fill */
     VTL_PARAMS = 8,              /* parameters of a graft */
+    VTL_REORDER = 3,             /* what vtl_tx.reorder begins with: RFC 9002, 6.1.1 */
     VTL_TX_OWN = 176,            /* words of state that a graft lays out itself: sender, */
     VTL_RX_OWN = 16,             /* receiver */
 };
@@ -39,8 +40,8 @@ struct vtl_slot {
                   * that belongs here was given up */
     __u32 more;  /* grafts with reliability and order. Transmit: app; receive: ingress. VTL_F_MORE:
                   * the message goes on in the next packet. Its other bits mean nothing */
-    __u64 stamp; /* transmit, grafts with a lifetime: app, when it wrote the packet (ns of
-                  * CLOCK_MONOTONIC), or 0. receive, grafts without order: ingress, the packet's
+    __u64 stamp; /* transmit, grafts with a lifetime: egress, when it first sent the packet (ns
+                  * of CLOCK_MONOTONIC). receive, grafts without order: ingress, the packet's
                   * number */
     __u8 data[VTL_SLOT_DATA];
 };
@@ -129,13 +130,15 @@ struct vtl_tx {
     __u64 pace_ns; /* nothing leaves before */
     __u64 wake_ns; /* for the pump: 0 = call again at once, ~0 = on an event, else a time */
     __u64 last_sent_ns;
-    __u64 abandoned;   /* transmissions that a probe timeout gave up */
+    __u64 abandoned;   /* transmissions given up without being found lost: by a probe timeout, by
+                        * vtld's question, for a second copy */
     __u64 app_limited; /* delivered count up to which rate samples are too low, 0 = none */
     __u32 xid;         /* of the next transmission */
-    __u32 timeouts;    /* consecutive probe timeouts; the listener clears it */
+    __u32 timeouts;    /* probe timeouts since the last acknowledgement; the listener clears it */
     __u32 idle;        /* egress sets; the listener clears it and kicks the pump once there is
                         * something to send */
-    __u32 probe;       /* vtld sets, listener clears: send PROBEs until one is acknowledged */
+    __u32 probe;       /* vtld sets 1, egress 2, the listener clears: ask whether the peer is there,
+                        * at once and then at each probe timeout, until something is acknowledged */
     __u32 scan;        /* word of `lost` where the search goes on */
     __u32 copies;      /* second copies of retransmissions that were sent, or not needed any more */
     __u32 copied;      /* how many of those are, or were, to come: entries of `copy` so far */

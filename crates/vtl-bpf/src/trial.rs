@@ -189,7 +189,7 @@ impl Kernel {
         s.headers[30..34].copy_from_slice(&THEIRS);
         s.tx.limit = SLOTS.into();
         s.tx.cwnd = 32;
-        s.tx.reorder = 3;
+        s.tx.reorder = intf::VTL_REORDER;
         s.tx.xid = 1;
         let entry = self.plane.sessions().get(sid).expect("a session");
         entry.initialise(s);

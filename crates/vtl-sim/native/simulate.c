@@ -205,7 +205,7 @@ static int open_session(struct side *side, int i, const struct vtl_graft_info *g
     s->ifindex = 1;
     s->tx.limit = SLOTS;
     s->tx.cwnd = 32;
-    s->tx.reorder = 3;
+    s->tx.reorder = VTL_REORDER;
     s->tx.xid = 1;
     s->state = VTL_OPEN;
     side->wake = ~0ull;

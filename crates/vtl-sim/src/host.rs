@@ -170,7 +170,7 @@ impl Host {
         s.ifindex = 1;
         s.tx.limit = config.slots.into();
         s.tx.cwnd = 32;
-        s.tx.reorder = 3;
+        s.tx.reorder = intf::VTL_REORDER;
         s.tx.xid = config.first_xid;
         s.tx.acked_xid = config.first_xid.wrapping_sub(1);
         if config.rtt_us != 0 {

@@ -283,7 +283,7 @@ fn choose__counts_what_a_timeout_gives_up() {
     let mut h = host(|s| s.tx.probe = 1);
     choose(&mut h);
     let tx = &h.session(SID).tx;
-    assert_eq!((tx.timeouts, tx.abandoned, tx.probe), (1, 0, 2));
+    assert_eq!((tx.timeouts, tx.abandoned, tx.probe), (0, 0, 2));
 }
 
 #[test]

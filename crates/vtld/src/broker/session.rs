@@ -208,7 +208,7 @@ pub(super) fn sender() -> vtl_tx {
     vtl_tx {
         // Not nothing, for whoever asks before egress has set the initial window.
         cwnd: 32,
-        reorder: 3,
+        reorder: intf::VTL_REORDER,
         xid: 1,
         ..Default::default()
     }
