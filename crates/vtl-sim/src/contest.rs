@@ -2,7 +2,7 @@
 //! TCP, on a link that may change on the way.
 
 use vtl_proto::intf;
-use vtl_testbed::{Direction, Frame, Link, Nanos, Params};
+use vtl_testbed::{Direction, Frame, Link, Nanos, Params, mark_ip};
 
 use crate::{
     app::{Lengths, Pace, Pattern, Promise, Reader, Writer},
@@ -103,6 +103,13 @@ impl Frame for Packet {
             Load::Vtl(bytes) => bytes.len() as u64 - 14,
             Load::Segment(_) => SEGMENT,
             Load::Acknowledgement(_) => 64,
+        }
+    }
+
+    fn mark(&mut self) -> bool {
+        match &mut self.load {
+            Load::Vtl(bytes) => mark_ip(&mut bytes[14..]),
+            _ => false,
         }
     }
 

@@ -1,7 +1,7 @@
 //! Two hosts and the testbed's link model, in virtual time. One seed, one result.
 
 use vtl_proto::{intf, wire};
-use vtl_testbed::{Direction, Frame, Nanos, Params};
+use vtl_testbed::{Direction, Frame, Nanos, Params, mark_ip};
 
 use crate::{
     app::{Pattern, Promise, Reader, Writer},
@@ -34,6 +34,10 @@ const ETHERNET: usize = 14;
 impl Frame for Packet {
     fn link_bytes(&self) -> u64 {
         (self.bytes.len() - ETHERNET) as u64
+    }
+
+    fn mark(&mut self) -> bool {
+        mark_ip(&mut self.bytes[ETHERNET..])
     }
 
     fn flip_bit(&mut self, random: u64) -> bool {

@@ -99,6 +99,9 @@ struct LinkArgs {
     /// Drop-tail queue, packets; by default one bandwidth-delay product, at least 64
     #[arg(long, value_name = "PACKETS")]
     queue: Option<u32>,
+    /// Packets that waited longer leave marked (ECN), milliseconds
+    #[arg(long, value_name = "MS")]
+    ecn: Option<f64>,
     /// Packets overtaken by later ones, per cent
     #[arg(long, value_name = "PCT")]
     reorder: Option<f64>,
@@ -163,6 +166,7 @@ impl LinkArgs {
             };
         }
         link.queue_packets = self.queue.or(link.queue_packets);
+        link.ecn_ms = self.ecn.or(link.ecn_ms);
         put(&mut link.reorder_pct, self.reorder.as_ref());
         put(&mut link.duplicate_pct, self.duplicate.as_ref());
         put(&mut link.corrupt_pct, self.corrupt.as_ref());
@@ -308,6 +312,9 @@ fn describe(link: &Link, backend: Backend) -> String {
             words.push(format!("{name} {} %", round(pct)));
         }
     }
+    if let Some(ms) = link.ecn_ms {
+        words.push(format!("marks above {} ms", round(ms)));
+    }
     if let Some(slots) = link.slots {
         words.push(format!(
             "slots every {}-{} ms",
@@ -337,13 +344,14 @@ fn table(status: &Status) -> String {
     };
     text += "\n                  client -> server  server -> client";
     type Figure = fn(&DirectionStats) -> u64;
-    let rows: [(&str, Figure); 12] = [
+    let rows: [(&str, Figure); 13] = [
         ("packets in", |s| s.rx_packets),
         ("packets out", |s| s.tx_packets),
         ("lost", |s| s.lost),
         ("queue drops", |s| s.queue_drops),
         ("queued", |s| s.queue_packets),
         ("most queued", |s| s.max_queue_packets),
+        ("marked", |s| s.marked),
         ("duplicated", |s| s.duplicated),
         ("reordered", |s| s.reordered),
         ("corrupted", |s| s.corrupted),

@@ -37,6 +37,8 @@ pub struct DirectionStats {
     pub lost: u64,
     /// Packets dropped because the queue was full.
     pub queue_drops: u64,
+    /// Packets that left with a mark of congestion.
+    pub marked: u64,
     /// Packets that were held back so that later ones overtook them.
     pub reordered: u64,
     /// Packets that were delivered twice.

@@ -49,7 +49,7 @@ pub use emulator::{DirectionStats, Stats};
 pub use error::{Error, Result};
 pub use link::{Link, LossModel, Slots};
 pub use loss::LossProcess;
-pub use model::{Direction, Frame, Nanos, Params};
+pub use model::{Direction, Frame, Nanos, Params, mark_ip};
 pub use namespace::Host;
 pub use profile::Profile;
 pub use tcp::CongestionControl;

@@ -73,6 +73,9 @@ pub struct Link {
     /// Packets that may wait for the link besides the one being sent. Unset: one bandwidth-delay product of
     /// 1,500-byte packets, at least 64.
     pub queue_packets: Option<u32>,
+    /// Packets that waited longer than this for the link, milliseconds, leave with a mark of congestion
+    /// (RFC 3168) if their sender understands it. Unset: none do.
+    pub ecn_ms: Option<f64>,
     /// Medium access in slots.
     pub slots: Option<Slots>,
     /// Where the random numbers start.
@@ -94,6 +97,7 @@ impl Default for Link {
             duplicate_pct: 0.0,
             corrupt_pct: 0.0,
             queue_packets: None,
+            ecn_ms: None,
             slots: None,
             seed: 1,
         }
@@ -175,6 +179,14 @@ impl Link {
         {
             return refuse(
                 "the time by which packets are reordered is not between 0 and 60,000 ms",
+            );
+        }
+        if self
+            .ecn_ms
+            .is_some_and(|ms| !(0.0..=60_000.0).contains(&ms))
+        {
+            return refuse(
+                "the wait above which packets are marked is not between 0 and 60,000 ms",
             );
         }
         if self

@@ -17,8 +17,29 @@ pub type Nanos = u64;
 pub trait Frame: Clone {
     /// Bytes that occupy the link.
     fn link_bytes(&self) -> u64;
+    /// Marks the packet as one that met congestion (CE, RFC 3168), in place of a loss. False if its sender
+    /// does not say that it understands that (ECT).
+    fn mark(&mut self) -> bool;
     /// Flips one bit after the IP header, chosen by `random`. False if there is no such bit.
     fn flip_bit(&mut self, random: u64) -> bool;
+}
+
+/// [`Frame::mark`] for the bytes of an IP packet.
+pub fn mark_ip(packet: &mut [u8]) -> bool {
+    match packet {
+        [0x40..=0x4f, tos, _, _, _, _, _, _, _, _, high, low, ..] if *tos & 3 != 0 => {
+            // RFC 1624, equation 3, for the word that holds the two bits.
+            let sum = u32::from(!u16::from_be_bytes([*high, *low])) + u32::from(3 - (*tos & 3));
+            [*high, *low] = (!((sum + (sum >> 16)) as u16)).to_be_bytes();
+            *tos |= 3;
+            true
+        }
+        [0x60..=0x6f, class, ..] if *class & 0x30 != 0 => {
+            *class |= 0x30;
+            true
+        }
+        _ => false,
+    }
 }
 
 /// The figures of one direction, in the units of the model.
@@ -30,6 +51,8 @@ pub struct Params {
     pub ns_per_byte: f64,
     /// Packets that may wait behind the one being sent.
     pub queue_limit: usize,
+    /// Packets that waited longer leave marked.
+    pub mark_above: Option<Nanos>,
     /// Mean loss, 0 to 1.
     pub loss: f64,
     /// Probability that a packet is held back by `reorder_hold`.
@@ -61,6 +84,7 @@ impl Params {
             delay: nanos(link.rtt_ms / 2.0),
             ns_per_byte,
             queue_limit: link.queue_limit() as usize,
+            mark_above: link.ecn_ms.map(nanos),
             loss: loss_pct / 100.0,
             reorder: link.reorder_pct / 100.0,
             reorder_hold: link.reorder_ms.map_or(eight_packets.max(1_000_000), nanos),
@@ -240,10 +264,14 @@ impl<F: Frame> Direction<F> {
     /// Lets every packet leave that has been serialised by `now`.
     fn advance(&mut self, now: Nanos) {
         while !self.queue.is_empty() && self.front_done <= now {
-            let Some((arrived, frame)) = self.queue.pop_front() else {
+            let Some((arrived, mut frame)) = self.queue.pop_front() else {
                 return;
             };
             let left = self.front_done;
+            let waited = left.saturating_sub(arrived + self.serialisation(&frame));
+            if self.params.mark_above.is_some_and(|most| waited > most) && frame.mark() {
+                self.stats.marked += 1;
+            }
             self.sojourn.record(left.saturating_sub(arrived));
             self.free_at = left;
             self.depart(left, frame);

@@ -8,11 +8,16 @@ struct Packet {
     id: u64,
     bytes: u64,
     flipped: bool,
+    marked: bool,
 }
 
 impl Frame for Packet {
     fn link_bytes(&self) -> u64 {
         self.bytes
+    }
+    fn mark(&mut self) -> bool {
+        self.marked = true;
+        true
     }
     fn flip_bit(&mut self, _random: u64) -> bool {
         self.flipped = true;
@@ -25,6 +30,7 @@ fn packet(id: u64) -> Packet {
         id,
         bytes: 1500,
         flipped: false,
+        marked: false,
     }
 }
 
@@ -222,6 +228,46 @@ fn corrupt__flips_the_given_share() {
     let flipped = got.iter().filter(|(_, p)| p.flipped).count() as u64;
     assert_eq!(flipped, stats.corrupted);
     assert!((850..1150).contains(&flipped), "{flipped}");
+}
+
+#[test]
+fn ecn__marks_what_waited_too_long() {
+    let link = Link {
+        ecn_ms: Some(20.0),
+        queue_packets: Some(1000),
+        ..Link::new(10.0, 12.0)
+    };
+    // A packet each millisecond is what the link carries; at twice that, each one waits half a
+    // millisecond longer than the one before.
+    let (got, stats) = flow(&link, 100, MS);
+    assert!(got.iter().all(|(_, p)| !p.marked));
+    assert_eq!(stats.marked, 0);
+    let (got, stats) = flow(&link, 100, MS / 2);
+    for (_, p) in &got {
+        assert_eq!(p.marked, p.id > 40, "packet {}", p.id);
+    }
+    assert_eq!((got.len(), stats.marked), (100, 59));
+}
+
+#[test]
+fn mark_ip__keeps_the_checksum_true() {
+    for tos in 0..=255_u8 {
+        let mut packet = [
+            0x45, tos, 0, 40, 0x12, tos, 0x40, 0, 64, 253, 0, 0, 10, 0, tos, 1, 10, 0, 0, 2,
+        ];
+        let sum = |p: &[u8]| {
+            let words = p
+                .chunks(2)
+                .map(|w| u32::from(u16::from_be_bytes([w[0], w[1]])));
+            let sum: u32 = words.sum();
+            (sum & 0xffff) + (sum >> 16)
+        };
+        let check = !(sum(&packet) as u16);
+        packet[10..12].copy_from_slice(&check.to_be_bytes());
+        assert_eq!(mark_ip(&mut packet), tos & 3 != 0);
+        assert_eq!(packet[1], if tos & 3 == 0 { tos } else { tos | 3 });
+        assert_eq!(sum(&packet), 0xffff, "{tos:#x}");
+    }
 }
 
 #[test]

@@ -12,7 +12,7 @@
 //! in a row: hence two bridges joined by a veth pair.
 
 use crate::emulator::{TO_CLIENT, TO_SERVER};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::link::{Link, LossModel, MTU};
 use crate::namespace::{self, Host};
 
@@ -61,6 +61,10 @@ pub(crate) fn build(testbed: &str, link: &Link) -> Result<()> {
 
 /// Changes the link.
 pub(crate) fn set(testbed: &str, link: &Link) -> Result<()> {
+    if link.ecn_ms.is_some() {
+        let what = "netem marks no packets by how long they waited; use the emulator";
+        return Err(Error::BadLink(what.to_owned()));
+    }
     namespace::tc_batch(testbed, Host::Router, &commands(link))
 }
 

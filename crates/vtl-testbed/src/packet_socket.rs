@@ -5,7 +5,7 @@ use std::mem::{size_of, zeroed};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use crate::error::{Error, Result};
-use crate::model::{Frame, Nanos};
+use crate::model::{Frame, Nanos, mark_ip};
 
 /// Bytes of `struct virtio_net_hdr`, which precedes each frame: what is left to do in it (a checksum to
 /// complete, segments to cut) travels with it, so that super-packets pass unharmed.
@@ -54,6 +54,11 @@ impl Frame for Packet {
     /// The rate of a link is that of its IP packets, as in the literature.
     fn link_bytes(&self) -> u64 {
         self.frame().len().saturating_sub(ETHERNET_HEADER) as u64
+    }
+
+    fn mark(&mut self) -> bool {
+        let ip = self.0.get_mut(VNET_HEADER + ETHERNET_HEADER..);
+        ip.is_some_and(mark_ip)
     }
 
     fn flip_bit(&mut self, random: u64) -> bool {
