@@ -3,6 +3,7 @@
 #include "../tf/ack.h"
 #include "../tf/checksum.h"
 #include "../tf/congestion_bbr.h"
+#include "../tf/ecn.h"
 #include "../tf/loss.h"
 #include "../tf/number.h"
 #include "../tf/pacing.h"

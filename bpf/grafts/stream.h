@@ -3,6 +3,7 @@
 
 VTL_INLINE enum vtl_verdict graft_egress(struct vtl_out *o) {
     tf_congestion_start(o);
+    tf_ecn_start(o);
     if (tf_pace_wait(o) || tf_choose(o) || vtl_fetch(o))
         return VTL_STOP;
     tf_number(o);
@@ -22,6 +23,7 @@ VTL_INLINE enum vtl_verdict graft_ingress(struct vtl_in *in) {
     if (tf_checksum_verify(in))
         return VTL_STOP;
     tf_receive_place(in);
+    tf_ecn_note(in);
     tf_ack_note(in);
     return in->duplicate || in->hdr->h.flags & VTL_F_ACK_NOW ? VTL_SEND : VTL_STOP;
 }
@@ -43,4 +45,5 @@ VTL_INLINE int graft_can_send(struct vtl_session *s) {
 
 VTL_INLINE void graft_tell(struct vtl_session *s, struct vtl_ack_hdr *a) {
     a->limit = vtl_swap64(vtl_rx_limit(s));
+    tf_ecn_tell(s, a);
 }

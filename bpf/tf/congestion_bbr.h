@@ -10,6 +10,7 @@
  * - While a queue stands, a little less than the measured rate is sent: a rate measured from
  *   acknowledgements that come in clusters is too high. One that stands longer than probing takes
  *   is drained, until a round trip shows it empty.
+ * - Packets that the path marks (ECN) tell of a queue like long round trips do.
  * - One that does not empty belongs to somebody else, who fills buffers. Against such a competitor
  *   the window follows CUBIC (RFC 9438), until the queue is found empty again.
  */
@@ -88,11 +89,11 @@ VTL_INLINE __u64 vtl_bbr_bdp(const struct vtl_bbr *b, __u64 bw, __u32 gain) {
     return bw * b->min_rtt_us / 1000000 * gain / 256 / 1024;
 }
 
-/* Round trips up to this one show an empty queue: an eighth longer than the shortest, with what
+/* Round trips up to this one show an empty queue: a sixth longer than the shortest, with what
  * hosts and the packet in front of one may add. */
 VTL_INLINE __u32 vtl_bbr_empty_us(const struct vtl_bbr *b) {
     __u32 packet = b->bw ? 1024 * 1000000ull / b->bw : 0;
-    return b->min_rtt_us + b->min_rtt_us / 8 + VTL_BBR_HOST_US / 4 + packet;
+    return b->min_rtt_us + b->min_rtt_us / 6 + VTL_BBR_HOST_US / 4 + packet;
 }
 
 /* Has what we put into the queue gone? A path that holds less than a packet is never empty while
@@ -186,11 +187,13 @@ VTL_GLOBAL int vtl_bbr_round(struct vtl_session *s, __u64 now, __u64 in_flight, 
         b->slot = b->slot + 1 < VTL_BBR_ROUNDS ? b->slot + 1 : 0;
     if (b->mode != VTL_BBR_PROBE_RTT && b->slot < VTL_BBR_ROUNDS)
         b->bw_max[b->slot] = 0;
-    b->queued = b->round_min_us > vtl_bbr_empty_us(b);
+    __u32 marked = b->marked;
+    b->marked = 0;
+    b->queued = marked || b->round_min_us > vtl_bbr_empty_us(b);
     /* Losses can be taken back (vtl_loss_undo). */
     __u64 lost = tx->lost_total > b->round_lost ? tx->lost_total - b->round_lost : 0;
     __u64 delivered = tx->delivered - b->round_delivered;
-    if (b->competing && tx->lost_total > b->last_lost)
+    if (b->competing && (marked || tx->lost_total > b->last_lost))
         vtl_bbr_yield(a);
     b->last_lost = tx->lost_total;
     if (lost + delivered >= 64) {
@@ -286,7 +289,8 @@ VTL_GLOBAL int vtl_bbr_mode(struct vtl_session *s, __u64 now, __u64 in_flight, _
             /* There is more, and no queue yet: go on. */
             if (empty && b->bw > b->phase_bw + b->phase_bw / 8)
                 vtl_bbr_enter(a, VTL_BBR_UP);
-            else if (in_flight >= vtl_bbr_bdp(b, b->bw, VTL_BBR_UP_GAIN) || spent > 3 * rtt_ns)
+            else if (in_flight >= vtl_bbr_bdp(b, b->bw, VTL_BBR_UP_GAIN) || b->marked ||
+                     spent > 3 * rtt_ns)
                 vtl_bbr_enter(a, VTL_BBR_DOWN);
             break;
         case VTL_BBR_DOWN:
@@ -307,7 +311,7 @@ VTL_GLOBAL int vtl_bbr_mode(struct vtl_session *s, __u64 now, __u64 in_flight, _
         default:
             /* Not in step with others: when they probe we keep still, and lose to them if we have
              * more. */
-            if (!b->queued && spent > (2 + (b->phase_ns >> 10 & 7)) * rtt_ns)
+            if (!b->queued && spent > (2 + (b->phase_ns >> 10 & 3)) * rtt_ns)
                 vtl_bbr_enter(a, VTL_BBR_UP);
         }
     } else if (b->mode == VTL_BBR_PROBE_RTT && now > b->probe_rtt_end_ns && b->probe_us != ~0u) {
@@ -341,6 +345,15 @@ VTL_INLINE __u64 vtl_bbr_cubic(struct vtl_ackd *a) {
     return b->window;
 }
 
+VTL_INLINE void vtl_bbr_marks(struct vtl_ackd *a) {
+    struct vtl_bbr *b = &a->s->tx.bbr;
+    __u32 marks = vtl_swap16(a->hdr->h.aux);
+    if ((__s16)(marks - b->marks) <= 0)
+        return;
+    b->marks = marks;
+    b->marked = 1;
+}
+
 /* listener */
 VTL_INLINE void tf_congestion_bbr(struct vtl_ackd *a) {
     VTL_TF(congestion_bbr, VTL_S_CONGESTION_CONTROL);
@@ -348,6 +361,7 @@ VTL_INLINE void tf_congestion_bbr(struct vtl_ackd *a) {
     struct vtl_bbr *b = &tx->bbr;
     vtl_bbr_rate(a);
     vtl_bbr_min_rtt(a);
+    vtl_bbr_marks(a);
     /* What was given up need not be waited for. */
     if (b->next_round > tx->delivered + a->in_flight)
         b->next_round = tx->delivered + a->in_flight;
@@ -386,7 +400,7 @@ VTL_INLINE void tf_congestion_bbr(struct vtl_ackd *a) {
                 vtl_bbr_bdp(b, made_up, b->rounds - b->phase_round < 2 ? 256 : VTL_BBR_DOWN_GAIN);
         /* Acknowledgements come for several packets at once, late, and unevenly. */
         cwnd += emptying ? 0 : 2 * vtl_ack_every(cwnd) + 2;
-        cwnd += bw / 1024 * (VTL_BBR_HOST_US + 2 * (b->queued ? 0 : tx->rttvar_us)) / 1000000;
+        cwnd += bw / 1024 * (VTL_BBR_HOST_US + 2 * tx->rttvar_us) / 1000000;
         if (starting && cwnd < VTL_BBR_INITIAL_CWND)
             cwnd = VTL_BBR_INITIAL_CWND;
     }

@@ -79,8 +79,12 @@ VTL_INLINE void vtl_tfrc_event(struct vtl_ackd *a, struct vtl_tfrc *t, __u64 cou
     __u64 length = count - t->event_at;
     if (!t->event_ns) {
         /* Section 6.3.1: as if the rate that arrived until now had been the equation's: 1 / p =
-         * 2/3 (X R)^2 for small p. */
+         * 2/3 (X R)^2 for small p. In the first round trip, what has arrived so far. */
         __u64 window = t->received * a->s->tx.srtt_us / 1000000 / 1024;
+        if (!t->received)
+            window = a->s->tx.delivered;
+        if (window < VTL_TFRC_INITIAL)
+            window = VTL_TFRC_INITIAL;
         length = window * window * 2 / 3;
     }
     for (int i = VTL_TFRC_INTERVALS - 1; i > 0; i--)
@@ -124,7 +128,7 @@ VTL_INLINE void tf_tfrc(struct vtl_ackd *a, struct vtl_tfrc *t) {
             t->delivered = tx->delivered;
         }
         /* An app that sends little is not held to what it has sent (section 8.2.1). */
-        __u64 most = tx->app_limited ? VTL_NEVER : 2 * t->received;
+        __u64 most = tx->app_limited || !t->received ? VTL_NEVER : 2 * t->received;
         if (t->event_ns) {
             __u64 rate = vtl_tfrc_equation(tx->srtt_us, vtl_tfrc_mean(t, count - t->event_at));
             t->rate = rate < most ? rate : most;

@@ -113,6 +113,8 @@ struct vtl_bbr {
     __u32 full_count;
     __u32 loss_q16; /* smoothed share of packets lost, 65,536 = all */
     __u32 queued;   /* the last round never saw the queue empty */
+    __u32 marks;    /* how many packets the path has marked, modulo 2^16, */
+    __u32 marked;   /* and whether it has in this round */
 };
 
 enum vtl_bbr_mode { VTL_BBR_STARTUP, VTL_BBR_DRAIN, VTL_BBR_PROBE_BW, VTL_BBR_PROBE_RTT };

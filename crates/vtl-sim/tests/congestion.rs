@@ -113,12 +113,12 @@ fn congestion_bbr__phases() {
     assert_eq!((phase(&h), gap(&h)), (VTL_BBR_CRUISE, 1000));
     bbr(&mut h, NOW + 104 * MS + 150 * MS, 0, 100_000, 100);
     assert_eq!(phase(&h), VTL_BBR_CRUISE);
-    bbr(&mut h, NOW + 104 * MS + 910 * MS, 0, 100_000, 100);
-    assert_eq!(phase(&h), VTL_BBR_UP, "after nine round trips at most");
+    bbr(&mut h, NOW + 104 * MS + 510 * MS, 0, 100_000, 100);
+    assert_eq!(phase(&h), VTL_BBR_UP, "after five round trips at most");
     // More came of it, and round trips are as short as ever: go on.
-    bbr(&mut h, NOW + 1120 * MS, 1200, 101_000, 150);
+    bbr(&mut h, NOW + 720 * MS, 1200, 101_000, 150);
     assert_eq!(phase(&h), VTL_BBR_UP);
-    assert_eq!(h.session(SID).tx.bbr.phase_ns, NOW + 1120 * MS);
+    assert_eq!(h.session(SID).tx.bbr.phase_ns, NOW + 720 * MS);
 }
 
 #[test]
@@ -128,24 +128,51 @@ fn congestion_bbr__a_standing_queue_is_drained() {
         assert_eq!(phase(&h), VTL_BBR_CRUISE, "round {n}");
         let gap = h.session(SID).tx.pacing_gap_ns;
         assert_eq!(gap, [0, 1_066_666][n], "a queue: a sixteenth slower");
-        round(&mut h, NOW, 115_000, 110);
+        round(&mut h, NOW, 120_000, 110);
     }
     assert_eq!(phase(&h), VTL_BBR_EMPTY);
     let cwnd = |h: &Host| h.session(SID).tx.cwnd;
     assert!((100..105).contains(&cwnd(&h)), "{}", cwnd(&h));
     for _ in 0..2 {
-        round(&mut h, NOW, 115_000, 110);
+        round(&mut h, NOW, 120_000, 110);
     }
     assert_eq!(phase(&h), VTL_BBR_EMPTY);
     assert!((75..80).contains(&cwnd(&h)), "{}", cwnd(&h));
-    bbr(&mut h, NOW + 1, 0, 114_000, 75);
+    bbr(&mut h, NOW + 1, 0, 118_500, 75);
     assert_eq!(phase(&h), VTL_BBR_EMPTY);
-    bbr(&mut h, NOW + 2, 0, 113_000, 75);
+    bbr(&mut h, NOW + 2, 0, 117_000, 75);
     assert_eq!(
         phase(&h),
         VTL_BBR_CRUISE,
-        "an eighth longer than the shortest"
+        "a sixth longer than the shortest"
     );
+}
+
+#[test]
+fn congestion_bbr__marks_tell_of_a_queue() {
+    let mut h = known(VTL_BBR_CRUISE);
+    let mut marked = |count: u16| {
+        let mut hdr = ack_header(Fields::default());
+        hdr.h.aux = count.to_be();
+        let tx = &mut h.session_mut(SID).tx;
+        tx.delivered += 100;
+        tx.bbr.next_round = u64::MAX;
+        h.ackd(
+            ffi::vtl_native_congestion_bbr,
+            SID,
+            NOW,
+            &mut hdr,
+            &[],
+            |a| {
+                (a.delivered, a.in_flight, a.rtt_us) = (1, 100, 100_000);
+            },
+        );
+        round(&mut h, NOW, 100_000, 100);
+        h.session(SID).tx.bbr.queued
+    };
+    // News, news, none, an older acknowledgement, news across the wrap.
+    assert_eq!([7, 9, 9, 8, 9 + 0x7fff].map(&mut marked), [1, 1, 0, 0, 1]);
+    assert_eq!(marked(3), 1);
 }
 
 #[test]

@@ -69,6 +69,39 @@ fn none(failures: &[String], of: usize) {
     assert!(failures.is_empty(), "{} of {of}", failures.len());
 }
 
+#[test]
+fn ecn__keeps_queues_short() {
+    let run = |graft: &'static str, ecn_ms| {
+        let mut link = Link::new(40.0, 20.0);
+        link.ecn_ms = ecn_ms;
+        let mut scenario = Scenario::bulk(link, 20_000 * MS);
+        scenario.measure_from = scenario.until / 4;
+        scenario.session = SessionConfig::of(graft);
+        scenario.promise = promise(graft);
+        let o = Sim::new(scenario).run();
+        o.unwrap_or_else(|failure| panic!("{graft}: {failure}"))
+    };
+    for graft in [
+        "stream",
+        "newreno",
+        "cubic",
+        "hybla",
+        "dccp-ccid2",
+        "dccp-ccid3",
+    ] {
+        let (drops, marks) = (run(graft, None), run(graft, Some(5.0)));
+        assert!(marks.queue_p95 < 10e6, "{graft}: {} ns", marks.queue_p95);
+        assert!(marks.goodput > 15e6, "{graft}: {}", marks.goodput);
+        assert!(
+            marks.retransmitted < 1e-4,
+            "{graft}: {}",
+            marks.retransmitted
+        );
+        // Without marks all but one fill the queue.
+        assert!(graft == "stream" || drops.queue_p95 > 30e6, "{graft}");
+    }
+}
+
 /// What is wrong with an outcome, if anything.
 fn judge(graft: &str, link: &Link, packets: [u64; 2], o: &Outcome) -> Option<String> {
     let [sent, back] = packets;
