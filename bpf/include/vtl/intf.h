@@ -31,6 +31,7 @@ enum {
     VTL_REORDER = 3,             /* what vtl_tx.reorder begins with: RFC 9002, 6.1.1 */
     VTL_TX_OWN = 176,            /* words of state that a graft lays out itself: sender, */
     VTL_RX_OWN = 16,             /* receiver */
+    VTL_LANE_SHIFT = 16,
 };
 
 /* One packet's payload. Slot 0 of a ring is struct vtl_ring_ctl; packet s lies in slot
@@ -38,8 +39,10 @@ enum {
 struct vtl_slot {
     __u32 len;   /* transmit: app; receive: ingress. Bytes of data in use; received 0: the packet
                   * that belongs here was given up */
-    __u32 more;  /* grafts with reliability and order. Transmit: app; receive: ingress. VTL_F_MORE:
-                  * the message goes on in the next packet. Its other bits mean nothing */
+    __u32 more;  /* transmit: app; receive: ingress. Grafts with reliability and order, VTL_F_MORE:
+                  * the message goes on in the next packet. Partial order, transmit, from bit
+                  * VTL_LANE_SHIFT on: how many packets back the one is that this one follows, below
+                  * VTL_MAX_WINDOW; 0: none */
     __u64 stamp; /* transmit, grafts with a lifetime: egress, when it first sent the packet (ns
                   * of CLOCK_MONOTONIC). receive, grafts without order: ingress, the packet's
                   * number */

@@ -177,7 +177,7 @@ impl Sim {
             let all = self.scenario.packets[i];
             let reader = &self.sides[1 - i].reader;
             let read = match self.scenario.promise {
-                Promise::Everything | Promise::Gaps => reader.packets() == all,
+                Promise::Everything | Promise::Lanes | Promise::Gaps => reader.packets() == all,
                 // Nobody knows what is still to come but the link.
                 Promise::Datagrams | Promise::Nothing => {
                     reader.due == u64::MAX && self.links[i].next_event().is_none()

@@ -23,6 +23,7 @@ fn promise(graft: &str) -> Promise {
         "canonical" | "udp" | "udp-lite" => Promise::Nothing,
         "dccp-ccid2" | "dccp-ccid3" => Promise::Datagrams,
         "partial-reliability" => Promise::Gaps,
+        "partial-order" => Promise::Lanes,
         _ => Promise::Everything,
     }
 }
@@ -106,7 +107,7 @@ fn ecn__keeps_queues_short() {
 fn judge(graft: &str, link: &Link, packets: [u64; 2], o: &Outcome) -> Option<String> {
     let [sent, back] = packets;
     match promise(graft) {
-        Promise::Everything | Promise::Gaps => (o.packets != [back, sent])
+        Promise::Everything | Promise::Lanes | Promise::Gaps => (o.packets != [back, sent])
             .then(|| format!("incomplete: {:?} of {packets:?}", o.packets)),
         _ => {
             let came = o.losses.seen.iter().filter(|seen| **seen).count() as f64;
