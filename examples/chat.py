@@ -4,9 +4,8 @@
     chat.py serve                   at the host where they meet
     chat.py NAME ADDRESS            everybody else: says what comes on standard input, line by line
 
-What one says depends on what the same one said before, and on nobody else: so everybody's lines
-are shown in their order, and one that is late holds up nobody but its speaker. Each message says
-whose it is, and which; protocols that keep more order than that do no harm.
+What one says depends on what the same one said before, and on nobody else: so everybody has a lane,
+everybody's lines are shown in their order, and one that is late holds up nobody but its speaker.
 """
 
 import asyncio
@@ -19,52 +18,33 @@ from vtl import Preference, Requirements
 PORT = 7300
 WANTED = Requirements(
     reliability=Preference.REQUIRE,
-    partial_order=Preference.PREFER,
+    partial_order=Preference.REQUIRE,
     order=Preference.AVOID,
     congestion_control=Preference.PREFER,
 )
 
 
-class Order:
-    """Hands out each speaker's messages in their order."""
-
-    def __init__(self):
-        self.next = {}
-        self.early = {}
-
-    def take(self, message):
-        """The messages whose turn has come, now that this one is here."""
-        who = message["who"]
-        self.early[who, message["number"]] = message
-        while (ready := self.early.pop((who, self.next.get(who, 0)), None)) is not None:
-            self.next[who] = self.next.get(who, 0) + 1
-            yield ready
-
-
 async def serve():
-    members = {}  # and how many messages of each speaker they were sent
+    lanes = {}  # of the speakers
+    members = set()
 
     async def member(session):
-        members[session] = {}
-        order = Order()
+        members.add(session)
         try:
             async with session:
                 async for raw in session:
-                    for message in order.take(json.loads(raw)):
-                        await asyncio.gather(*(say(other, message) for other in list(members)))
-        except (ConnectionError, json.JSONDecodeError, KeyError):
+                    lane = lanes.setdefault(json.loads(raw)["who"], len(lanes))
+                    await asyncio.gather(*(say(other, raw, lane) for other in list(members)))
+        except (ConnectionError, json.JSONDecodeError, KeyError, TypeError):
             pass  # this one is gone, or talks nonsense
         finally:
-            members.pop(session, None)
+            members.discard(session)
 
-    async def say(other, message):
-        counts = members.get(other, {})
-        number = counts.get(message["who"], 0)
-        counts[message["who"]] = number + 1
+    async def say(other, message, lane):
         try:
-            await other.send_message(json.dumps({**message, "number": number}).encode())
+            await other.send_message(message, lane)
         except OSError:
-            members.pop(other, None)
+            members.discard(other)
 
     tasks = set()
     async with vtl.aio.Listener(PORT) as listener:
@@ -80,18 +60,15 @@ async def talk(name, host):
         print(f"over {session.info().graft}", flush=True)
 
         async def show():
-            order = Order()
             async for raw in session:
-                for message in order.take(json.loads(raw)):
-                    print(f"{message['who']}: {message['text']}", flush=True)
+                message = json.loads(raw)
+                print(f"{message['who']}: {message['text']}", flush=True)
 
         shown = asyncio.create_task(show())
         loop = asyncio.get_running_loop()
-        number = 0
         while line := await loop.run_in_executor(None, sys.stdin.readline):
-            message = {"who": name, "number": number, "text": line.rstrip("\n")}
+            message = {"who": name, "text": line.rstrip("\n")}
             await session.send_message(json.dumps(message).encode())
-            number += 1
         # Time for the last answers.
         await asyncio.sleep(1)
         shown.cancel()

@@ -212,6 +212,14 @@ ssize_t vtl_recv_data(vtl_socket *sock, void *buffer, size_t size);
 int vtl_send_message(vtl_socket *sock, const void *message, size_t size);
 
 /*
+ * As vtl_send_message(), in a lane of the application's choice. Where the protocol provides partial
+ * order only, messages of a lane arrive in order, and no lane waits for another one; the receiver is
+ * not told which lane it was. Everything sent in other ways is in lane 0. Where the order is full, or
+ * none, lanes change nothing.
+ */
+int vtl_send_in_lane(vtl_socket *sock, uint32_t lane, const void *message, size_t size);
+
+/*
  * Fetches the next message, once it is here as a whole. Otherwise as vtl_recv_data(); what that
  * has left of a message counts as one.
  *

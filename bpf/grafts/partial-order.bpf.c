@@ -63,5 +63,5 @@ VTL_INLINE void graft_tell(struct vtl_session *s, struct vtl_ack_hdr *a) {
 #include "vtl/graft.h"
 
 VTL_GRAFT("partial-order", 15,
-          VTL_S_RELIABLE | VTL_S_PARTIAL_ORDER | VTL_S_FLOW_CONTROL | VTL_S_CONGESTION_CONTROL, 70,
+          VTL_S_RELIABLE | VTL_S_PARTIAL_ORDER | VTL_S_FLOW_CONTROL | VTL_S_CONGESTION_CONTROL, 65,
           "Everything arrives; messages of a lane in order, and lanes do not wait for each other.");

@@ -51,7 +51,9 @@ VTL_INLINE void tf_partial_order_tell(struct vtl_out *o) {
  * The first packet that finds no room. All packets below `cum` are listed, so the app has read them
  * when it has read as far as the list reaches now: then the slots of all of them are free.
  */
-VTL_INLINE __u64 vtl_partial_order_limit(struct vtl_session *s) {
+VTL_GLOBAL __u64 vtl_partial_order_limit(struct vtl_session *s) {
+    if (!s)
+        return 0;
     struct vtl_partial_order *p = vtl_lanes(s);
     struct vtl_ring_ctl *ctl = vtl_env_rx_ctl(s);
     if (!ctl)

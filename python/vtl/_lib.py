@@ -171,7 +171,7 @@ def _load() -> ctypes.CDLL:
         ("vtl_accept", c_int, [sock, place]),
         ("vtl_send_data", c_ssize_t, [sock, c_void_p, c_size_t]),
         ("vtl_recv_data", c_ssize_t, [sock, c_void_p, c_size_t]),
-        ("vtl_send_message", c_int, [sock, c_void_p, c_size_t]),
+        ("vtl_send_in_lane", c_int, [sock, c_uint32, c_void_p, c_size_t]),
         ("vtl_recv_message", c_ssize_t, [sock, c_void_p, c_size_t]),
         ("vtl_recv_part", c_ssize_t, [sock, c_void_p, c_size_t, ctypes.POINTER(c_int)]),
         ("vtl_close", c_int, [sock]),

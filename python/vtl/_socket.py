@@ -118,15 +118,18 @@ class Session(_Waiting):
         call = LIB.vtl_recv_data
         return self._wait(lambda: call(self._handle.value, place.place, place.size))
 
-    def send_message(self, message: Buffer) -> None:
+    def send_message(self, message: Buffer, lane: int = 0) -> None:
         """Sends up to info().max_message bytes, which arrive together or not at all.
+
+        Where the protocol provides partial order only, messages of a lane arrive in order, and no
+        lane waits for another one.
 
         A call that gives up in the middle of a message that takes more than one packet is to be
         repeated with the same message; nothing else can be sent before.
         """
         out = Out(message)
-        call = LIB.vtl_send_message
-        self._wait(lambda: call(self._handle.value, out.at(0), out.size))
+        call = LIB.vtl_send_in_lane
+        self._wait(lambda: call(self._handle.value, lane, out.at(0), out.size))
 
     def recv_message(self, limit: int = _lib.MESSAGE) -> bytes:
         """The next message; b"" once the peer has closed the session.

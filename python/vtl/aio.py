@@ -152,8 +152,11 @@ class Session(_Watched):
             lambda: LIB.vtl_recv_data(self._handle.value, None, 0),
         )
 
-    async def send_message(self, message: Buffer) -> None:
+    async def send_message(self, message: Buffer, lane: int = 0) -> None:
         """Sends up to info().max_message bytes, which arrive together or not at all.
+
+        Where the protocol provides partial order only, messages of a lane arrive in order, and no
+        lane waits for another one.
 
         If it is cancelled in the middle of a message that takes more than one packet, it is to be
         called again with the same message; nothing else can be sent before.
@@ -161,7 +164,7 @@ class Session(_Watched):
         out = Out(message)
         async with self._sending:
             await self._wait(
-                lambda: LIB.vtl_send_message(self._handle.value, out.at(0), out.size),
+                lambda: LIB.vtl_send_in_lane(self._handle.value, lane, out.at(0), out.size),
                 lambda: LIB.vtl_send_data(self._handle.value, None, 0),
             )
 

@@ -277,10 +277,25 @@ pub unsafe extern "C" fn vtl_send_message(
     message: *const c_void,
     size: size_t,
 ) -> c_int {
+    // SAFETY: the caller's promise is the same.
+    unsafe { vtl_send_in_lane(sock, 0, message, size) }
+}
+
+/// `vtl_send_in_lane`.
+///
+/// # Safety
+/// `message` has `size` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vtl_send_in_lane(
+    sock: *mut vtl_socket,
+    lane: u32,
+    message: *const c_void,
+    size: size_t,
+) -> c_int {
     guard(|| {
         let socket = socket(sock)?;
         let message = bytes(message, size)?;
-        socket.shared(|s, limit| s.send_message(message, limit))?;
+        socket.shared(|s, limit| s.send_in_lane(lane, message, limit))?;
         Ok(0)
     })
 }
@@ -502,6 +517,7 @@ const _: () = {
         vtl_send_data(Sock, *const c_void, size_t) -> ssize_t;
         vtl_recv_data(Sock, *mut c_void, size_t) -> ssize_t;
         vtl_send_message(Sock, *const c_void, size_t) -> c_int;
+        vtl_send_in_lane(Sock, u32, *const c_void, size_t) -> c_int;
         vtl_recv_message(Sock, *mut c_void, size_t) -> ssize_t;
         vtl_recv_part(Sock, *mut c_void, size_t, *mut c_int) -> ssize_t;
         vtl_close(Sock) -> c_int;

@@ -60,6 +60,7 @@ fn gids__are_those_of_the_documents() {
         ("newreno", 12),
         ("cubic", 13),
         ("hybla", 14),
+        ("partial-order", 15),
     ];
     for (name, gid) in known {
         assert_eq!(graft(name).gid, gid, "{name}");

@@ -2,6 +2,7 @@
 //! programs share. Layout: `bpf/include/vtl/intf.h`.
 
 use std::{
+    collections::HashMap,
     io,
     num::NonZero,
     os::fd::BorrowedFd,
@@ -211,7 +212,7 @@ impl TxRing {
     /// # Panics
     /// If a length is 0 or too large, or there are more than [`TxRing::room`].
     pub fn publish(&mut self, lengths: &[u32]) -> bool {
-        self.publish_with(lengths, |_| false)
+        self.publish_with(lengths, |_| 0)
     }
 
     /// As [`TxRing::publish`], for slots that hold one message, or a part of it: with `goes_on`
@@ -220,18 +221,32 @@ impl TxRing {
     /// # Panics
     /// As [`TxRing::publish`].
     pub fn publish_message(&mut self, lengths: &[u32], goes_on: bool) -> bool {
-        self.publish_with(lengths, |i| goes_on || i + 1 < lengths.len())
+        self.publish_with(lengths, |i| {
+            let more = goes_on || i + 1 < lengths.len();
+            if more { intf::VTL_F_MORE } else { 0 }
+        })
     }
 
-    fn publish_with(&mut self, lengths: &[u32], more: impl Fn(usize) -> bool) -> bool {
+    /// As [`TxRing::publish`] where the order is partial: each packet follows the one before it in
+    /// the same lane.
+    ///
+    /// # Panics
+    /// As [`TxRing::publish`].
+    pub fn publish_in_lane(&mut self, lengths: &[u32], lane: u32, lanes: &mut Lanes) -> bool {
+        let next = self.next;
+        self.publish_with(lengths, |i| {
+            lanes.follow(lane, next + i as u64) << intf::VTL_LANE_SHIFT
+        })
+    }
+
+    fn publish_with(&mut self, lengths: &[u32], mut more: impl FnMut(usize) -> u32) -> bool {
         let count = lengths.len() as u64;
         assert!(count <= self.known_room() || count <= self.room());
         for (i, len) in lengths.iter().enumerate() {
             assert!((1..=self.max_payload).contains(len));
             let slot = self.ring.slot(self.next + i as u64).as_ptr();
-            let more = if more(i) { intf::VTL_F_MORE } else { 0 };
             // SAFETY: inside the slot, which is ours until it is published.
-            unsafe { ((*slot).len, (*slot).more) = (*len, more) };
+            unsafe { ((*slot).len, (*slot).more) = (*len, more(i)) };
         }
         self.next += lengths.len() as u64;
         self.ring.producer().store(self.next, Ordering::Release);
@@ -274,9 +289,33 @@ impl TxRing {
     }
 }
 
+/// The lanes of a session with partial order: the latest packet of each.
+#[derive(Default)]
+pub struct Lanes {
+    latest: HashMap<u32, u64>,
+}
+
+impl Lanes {
+    /// How many packets back the one is that `packet` follows, the next one of `lane`. 0 if there is
+    /// none in the window: then it has arrived.
+    fn follow(&mut self, lane: u32, packet: u64) -> u32 {
+        let window = u64::from(intf::VTL_MAX_WINDOW);
+        if self.latest.len() >= 2 * intf::VTL_MAX_WINDOW as usize {
+            self.latest.retain(|_, latest| packet - *latest < window);
+        }
+        let back = self
+            .latest
+            .insert(lane, packet)
+            .map(|latest| packet - latest);
+        back.filter(|back| *back < window).unwrap_or(0) as u32
+    }
+}
+
 /// The receiving side.
 pub struct RxRing {
     ring: Ring,
+    /// Slots say which packet is to be read: see [`RxRing::with_list`].
+    listed: bool,
     next: u64,
     /// `producer` when it was last looked at: the kernel writes there, so looking is not free.
     arrived: u64,
@@ -293,10 +332,29 @@ impl RxRing {
         let next = ring.consumer().load(Ordering::Relaxed);
         Ok(Self {
             ring,
+            listed: false,
             next,
             arrived: next,
             told: next,
         })
+    }
+
+    /// As the grafts with partial order fill it: packets lie by their numbers, and the slots hold a
+    /// list of them in the order in which they are to be read.
+    #[must_use]
+    pub fn with_list(mut self) -> Self {
+        self.listed = true;
+        self
+    }
+
+    /// The slot of the `ahead`-th packet to be read.
+    fn slot(&self, ahead: u64) -> NonNull<vtl_slot> {
+        let slot = self.ring.slot(self.next + ahead);
+        if !self.listed {
+            return slot;
+        }
+        // SAFETY: published by the kernel, which leaves it alone until it is consumed.
+        self.ring.slot(unsafe { (*slot.as_ptr()).stamp })
     }
 
     /// Packets that the ring holds.
@@ -316,7 +374,7 @@ impl RxRing {
     /// If `ahead` is not below what [`RxRing::available`] last said.
     pub fn packet(&self, ahead: u64) -> &[u8] {
         assert!(ahead < self.arrived.wrapping_sub(self.next));
-        let slot = self.ring.slot(self.next + ahead).as_ptr();
+        let slot = self.slot(ahead).as_ptr();
         // SAFETY: published by the kernel, which leaves it alone until it is consumed.
         unsafe {
             let len = ((*slot).len as usize).min(intf::VTL_MAX_PAYLOAD as usize);
@@ -465,6 +523,46 @@ mod tests {
         assert_eq!(rx.packet(0).len(), intf::VTL_MAX_PAYLOAD as usize);
         rx.consume(1);
         assert_eq!(rx.available(), 0);
+    }
+
+    #[test]
+    fn rx_ring__reads_as_listed() {
+        let fd = memory();
+        let mut rx = RxRing::map(fd.as_fd(), SLOTS).unwrap().with_list();
+        for (entry, packet) in [(0, 2), (1, 0), (2, u64::MAX)] {
+            // SAFETY: the mapping is ours alone.
+            unsafe { (*rx.ring.slot(entry).as_ptr()).stamp = packet };
+        }
+        // SAFETY: as above.
+        unsafe {
+            (
+                (*rx.ring.slot(0).as_ptr()).len,
+                (*rx.ring.slot(2).as_ptr()).len,
+            ) = (5, 7)
+        };
+        rx.ring.producer().store(3, Ordering::Release);
+        assert_eq!(rx.available(), 3);
+        assert_eq!([0, 1, 2].map(|n| rx.packet(n).len()), [7, 5, 0]);
+    }
+
+    #[test]
+    fn lanes__follow_their_own() {
+        let mut lanes = Lanes::default();
+        let follow = [
+            (1, 0),
+            (2, 1),
+            (1, 2),
+            (1, 3),
+            (2, 4),
+            (2, 4 + 32768),
+            (1, 3 + 32767),
+        ];
+        let back = follow.map(|(lane, packet)| lanes.follow(lane, packet));
+        assert_eq!(back, [0, 0, 2, 1, 3, 0, 32767]);
+        for lane in 0..200_000 {
+            lanes.follow(lane, 100_000 + u64::from(lane));
+        }
+        assert!(lanes.latest.len() <= 65_536);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::{
     control::{self, Client},
     error::Error,
     message::{Incoming, Outgoing, Part},
-    ring::{Closed, RxRing, TxRing},
+    ring::{Closed, Lanes, RxRing, TxRing},
     socket::Agreement,
     waiting::{WAIT_MS, Wakeups, patience},
 };
@@ -37,6 +37,8 @@ const BURST: usize = 256;
 
 pub(crate) struct Session {
     tx: TxRing,
+    /// With partial order.
+    lanes: Option<Lanes>,
     rx: RxRing,
     /// Towards the daemon.
     kick: OwnedFd,
@@ -95,9 +97,16 @@ impl Session {
                 .and_then(|p| p.parse().ok())
                 .ok_or_else(malformed)?,
         };
+        let mut rx = RxRing::map(receive.as_fd(), slots)?;
+        let lanes = agreement.services.contains(Services::PARTIAL_ORDER)
+            && !agreement.services.contains(Services::ORDERED);
+        if lanes {
+            rx = rx.with_list();
+        }
         let session = Self {
             tx: TxRing::map(transmit.as_fd(), slots, payload)?,
-            rx: RxRing::map(receive.as_fd(), slots)?,
+            rx,
+            lanes: lanes.then(Lanes::default),
             kick,
             caller,
             wakeups: Wakeups::new(wake, events, any, daemon)?,
@@ -178,7 +187,7 @@ impl Session {
     fn push(&mut self, data: &[u8]) -> Result<Option<usize>, Error> {
         self.outgoing.between()?;
         let room = self.room_or_wait()?;
-        Ok(room.map(|room| self.fill(data, room, false)))
+        Ok(room.map(|room| self.fill(data, room, None)))
     }
 
     /// Slots that may be filled at once, at least one; without room, asks to be woken and returns
@@ -199,10 +208,11 @@ impl Session {
     /// Hands over a whole message; waits for room.
     pub(crate) fn send_message(
         &mut self,
+        lane: u32,
         message: &[u8],
         limit: Option<Instant>,
     ) -> Result<(), Error> {
-        while !self.push_message(message)? {
+        while !self.push_message(lane, message)? {
             if !self.wakeups.sleep(patience(limit, WAIT_MS)?)? {
                 return Err(self.broken());
             }
@@ -212,25 +222,25 @@ impl Session {
 
     /// Hands over what of a message there is room for; false if something is left, and then the
     /// same message is to be given again. Without room, empties the descriptor and looks again.
-    pub(crate) fn try_send_message(&mut self, message: &[u8]) -> Result<bool, Error> {
-        if self.push_message(message)? {
+    pub(crate) fn try_send_message(&mut self, lane: u32, message: &[u8]) -> Result<bool, Error> {
+        if self.push_message(lane, message)? {
             return Ok(true);
         }
         if !self.wakeups.clear()? {
             return Err(self.broken());
         }
-        self.push_message(message)
+        self.push_message(lane, message)
     }
 
     /// Hands over what of a message there is room for, as long as there is some; then asks to be
     /// woken and returns false.
-    fn push_message(&mut self, message: &[u8]) -> Result<bool, Error> {
+    fn push_message(&mut self, lane: u32, message: &[u8]) -> Result<bool, Error> {
         let mut sent = self.outgoing.start(message.len())?;
         while sent < message.len() {
             let Some(room) = self.room_or_wait()? else {
                 return Ok(false);
             };
-            sent += self.fill(&message[sent..], room, true);
+            sent += self.fill(&message[sent..], room, Some(lane));
             self.outgoing.advance(sent, message.len());
         }
         Ok(true)
@@ -242,8 +252,8 @@ impl Session {
     }
 
     /// Copies as much of `data` as fits into `room` slots, and publishes them: bytes, or the rest
-    /// of a message.
-    fn fill(&mut self, data: &[u8], room: usize, message: bool) -> usize {
+    /// of a message in a lane.
+    fn fill(&mut self, data: &[u8], room: usize, message: Option<u32>) -> usize {
         let each = self.tx.max_payload();
         let mut lengths = [0_u32; BURST];
         let mut count = 0;
@@ -254,11 +264,11 @@ impl Session {
             count += 1;
             taken += chunk.len();
         }
-        let goes_on = message && taken < data.len();
-        let kick = if message {
-            self.tx.publish_message(&lengths[..count], goes_on)
-        } else {
-            self.tx.publish(&lengths[..count])
+        let lengths = &lengths[..count];
+        let kick = match (&mut self.lanes, message) {
+            (Some(lanes), lane) => self.tx.publish_in_lane(lengths, lane.unwrap_or(0), lanes),
+            (None, Some(_)) => self.tx.publish_message(lengths, taken < data.len()),
+            (None, None) => self.tx.publish(lengths),
         };
         if kick && !(count == 1 && self.call_egress(lengths[0])) {
             signal(&self.kick, 1);

@@ -255,8 +255,21 @@ impl Shared {
     /// # Errors
     /// As [`Socket::send_message`].
     pub fn send_message(&self, message: &[u8], limit: Option<Duration>) -> Result<(), Error> {
+        self.send_in_lane(0, message, limit)
+    }
+
+    /// As [`Socket::send_in_lane`], and as [`Shared::send_message`].
+    ///
+    /// # Errors
+    /// As [`Socket::send_message`].
+    pub fn send_in_lane(
+        &self,
+        lane: u32,
+        message: &[u8],
+        limit: Option<Duration>,
+    ) -> Result<(), Error> {
         self.send(limit, |socket| {
-            Ok(socket.try_send_message(message)?.then_some(()))
+            Ok(socket.try_send_in_lane(lane, message)?.then_some(()))
         })
     }
 

@@ -398,9 +398,20 @@ impl Socket {
     /// The message is empty or too long, another one was begun, the session has ended, or there is
     /// none yet.
     pub fn try_send_message(&mut self, message: &[u8]) -> Result<bool, Error> {
+        self.try_send_in_lane(0, message)
+    }
+
+    /// As [`Socket::try_send_message`], in a lane of the application's choice. Where the session's
+    /// graft provides partial order only, messages of a lane arrive in order, and no lane waits for
+    /// another one; the receiver is not told which lane it was. Everything sent in other ways is in
+    /// lane 0. Where the order is full, or none, lanes change nothing.
+    ///
+    /// # Errors
+    /// As [`Socket::try_send_message`].
+    pub fn try_send_in_lane(&mut self, lane: u32, message: &[u8]) -> Result<bool, Error> {
         let session = self.open_session()?;
         check_message(message, session)?;
-        session.try_send_message(message)
+        session.try_send_message(lane, message)
     }
 
     /// Sends a message as [`Socket::try_send_message`] does; waits for room. After
@@ -409,10 +420,18 @@ impl Socket {
     /// # Errors
     /// As [`Socket::try_send_message`].
     pub fn send_message(&mut self, message: &[u8]) -> Result<(), Error> {
+        self.send_in_lane(0, message)
+    }
+
+    /// As [`Socket::send_message`], in a lane: see [`Socket::try_send_in_lane`].
+    ///
+    /// # Errors
+    /// As [`Socket::try_send_message`].
+    pub fn send_in_lane(&mut self, lane: u32, message: &[u8]) -> Result<(), Error> {
         let limit = self.deadline();
         let session = self.ready(limit)?;
         check_message(message, session)?;
-        session.send_message(message, limit)
+        session.send_message(lane, message, limit)
     }
 
     /// Fetches a message, as the peer sent it: `Some(0)` at the end, `None` if none has arrived

@@ -181,17 +181,26 @@ impl Socket {
     /// # Errors
     /// As [`crate::Socket::send_message`].
     pub async fn send_message(&mut self, message: &[u8]) -> Result<(), Error> {
-        poll_fn(|cx| self.poll_send_message(cx, message)).await
+        poll_fn(|cx| self.poll_send_in_lane(cx, 0, message)).await
     }
 
-    /// As [`Socket::send_message`], for those who poll.
-    pub fn poll_send_message(
+    /// Sends a message in a lane, as [`crate::Socket::send_in_lane`].
+    ///
+    /// # Errors
+    /// As [`crate::Socket::send_message`].
+    pub async fn send_in_lane(&mut self, lane: u32, message: &[u8]) -> Result<(), Error> {
+        poll_fn(|cx| self.poll_send_in_lane(cx, lane, message)).await
+    }
+
+    /// As [`Socket::send_in_lane`], for those who poll.
+    pub fn poll_send_in_lane(
         &mut self,
         cx: &mut Context<'_>,
+        lane: u32,
         message: &[u8],
     ) -> Poll<Result<(), Error>> {
         self.poll_with(cx, Way::Send, |socket| {
-            Ok(socket.try_send_message(message)?.then_some(()))
+            Ok(socket.try_send_in_lane(lane, message)?.then_some(()))
         })
     }
 

@@ -9,7 +9,7 @@ use std::{
 };
 
 use nix::sys::signal::{Signal, kill};
-use vtl::{Error, Mode, Requirements, Services, Socket};
+use vtl::{Error, Mode, Preference, Requirements, Services, Socket};
 use vtl_testbed::{Host, Link};
 
 use crate::{
@@ -203,6 +203,54 @@ fn messages__over_every_graft_with_reliability_and_order_and_no_other() {
         );
         assert_eq!(error.to_string(), sentence);
     }
+}
+
+#[test]
+fn messages__in_lanes_overtake_those_of_others_only() {
+    const LANES: u32 = 16;
+    const EACH: u32 = 2000;
+    let Some(world) = world("msg-lanes", &lossy()) else {
+        return;
+    };
+    let mut server = socket(&world, Mode::Responder);
+    let mut client = socket(&world, Mode::Initiator);
+    let mut wanted = Requirements {
+        services: Services::RELIABLE | Services::PARTIAL_ORDER,
+        ..Requirements::default()
+    };
+    wanted.set(Services::ORDERED, Preference::Avoid);
+    let agreed = client.negotiate(&wanted).expect("a session");
+    assert_eq!(agreed.graft, "partial-order");
+    let reader = thread::spawn(move || {
+        server.validate().expect("a session");
+        let mut buffer = vec![0; server.max_packet()];
+        let mut lanes = [0_u32; LANES as usize];
+        let (mut newest, mut overtaken) = (0, 0);
+        loop {
+            let size = server.recv_message(&mut buffer).expect("received");
+            if size == 0 {
+                return (lanes, overtaken);
+            }
+            let word = |at: usize| u32::from_le_bytes(buffer[at..at + 4].try_into().expect("four"));
+            let (lane, number) = (word(0), word(4));
+            assert_eq!(number, lanes[lane as usize], "lane {lane}");
+            assert_eq!(buffer[8..size], payload(size - 8, number.into()));
+            lanes[lane as usize] += 1;
+            let place = number * LANES + lane;
+            overtaken += u32::from(place < newest);
+            newest = newest.max(place);
+        }
+    });
+    for place in 0..LANES * EACH {
+        let (number, lane) = (place / LANES, place % LANES);
+        let mut message = [lane.to_le_bytes(), number.to_le_bytes()].concat();
+        message.extend(payload((place % 1000) as usize, number.into()));
+        client.send_in_lane(lane, &message).expect("sent");
+    }
+    client.close().expect("closed");
+    let (lanes, overtaken) = reader.join().expect("the reader");
+    assert_eq!(lanes, [EACH; LANES as usize]);
+    assert!(overtaken > 100, "{overtaken} were overtaken");
 }
 
 #[test]
