@@ -213,9 +213,9 @@ int vtl_send_message(vtl_socket *sock, const void *message, size_t size);
 
 /*
  * As vtl_send_message(), in a lane of the application's choice. Where the protocol provides partial
- * order only, messages of a lane arrive in order, and no lane waits for another one; the receiver is
- * not told which lane it was. Everything sent in other ways is in lane 0. Where the order is full, or
- * none, lanes change nothing.
+ * order only, messages of a lane arrive in order, and no lane waits for another one; the receiver
+ * is not told which lane it was. Everything sent in other ways is in lane 0. Where the order is
+ * full, or none, lanes change nothing.
  */
 int vtl_send_in_lane(vtl_socket *sock, uint32_t lane, const void *message, size_t size);
 

@@ -150,9 +150,9 @@ VTL_INLINE enum vtl_verdict vtl_next(struct vtl_out *o, const int repeat, const 
     return VTL_STOP;
 }
 
-/* Is it time for the timeout, or for vtld's question whether the peer is there, which leaves at once
- * and is no timeout? Else tx.wake_ns says when. `waiting`: packets are out, or wait for room in the
- * peer's ring; `data`: see vtl_timeout. */
+/* Is it time for the timeout, or for vtld's question whether the peer is there, which leaves at
+ * once and is no timeout? Else tx.wake_ns says when. `waiting`: packets are out, or wait for room
+ * in the peer's ring; `data`: see vtl_timeout. */
 VTL_INLINE int vtl_timer(struct vtl_out *o, int waiting, int data) {
     struct vtl_tx *tx = &o->s->tx;
     if (!waiting && !tx->probe)
