@@ -537,6 +537,28 @@ mod tests {
             // SAFETY: as above.
             unsafe { (*rx.ring.slot(packet).as_ptr()).len = len };
         }
+        rx.ring.producer().store(3, Ordering::Release);
+        assert_eq!(rx.available(), 3);
+        assert_eq!([0, 1, 2].map(|n| rx.packet(n).len()), [7, 5, 0]);
+    }
+
+    #[test]
+    fn lanes__follow_their_own() {
+        let mut lanes = Lanes::default();
+        let follow = [
+            (1, 0),
+            (2, 1),
+            (1, 2),
+            (1, 3),
+            (2, 4),
+            (2, 4 + 32768),
+            (1, 3 + 32767),
+        ];
+        let back = follow.map(|(lane, packet)| lanes.follow(lane, packet));
+        assert_eq!(back, [0, 0, 2, 1, 3, 0, 32767]);
+        for lane in 0..200_000 {
+            lanes.follow(lane, 100_000 + u64::from(lane));
+        }
         assert!(lanes.latest.len() <= 65_536);
     }
 
