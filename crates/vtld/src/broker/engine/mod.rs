@@ -459,7 +459,7 @@ impl Engine {
             if !session.is_open() || ifindex == 0 {
                 continue; // the peer's first packet will be an event
             }
-            if *interface.get_or_insert(ifindex) != ifindex {
+            if interface.is_some_and(|first| first != ifindex) {
                 self.schedule.first(sid);
                 break;
             }
@@ -470,6 +470,7 @@ impl Engine {
                 self.schedule.at(sid, now + QUEUE_NS);
                 continue;
             }
+            interface = Some(ifindex);
             // One more, so that egress finds out that it has run dry.
             let ready = (entry.sendable(session.published()) + 1)
                 .min(if alone { most } else { QUANTUM }.into());
