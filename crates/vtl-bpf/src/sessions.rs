@@ -58,14 +58,6 @@ impl SessionTable {
             _table: std::marker::PhantomData,
         })
     }
-
-    /// An entry that nobody uses, the first behind `last`: one that was freed is left alone for as
-    /// long as possible, as a program may still be at work on it.
-    pub fn free_after(&self, last: u32) -> Option<u32> {
-        (last + 1..intf::VTL_MAX_SESSIONS)
-            .chain(1..=last)
-            .find(|sid| self.get(*sid).is_some_and(|s| s.state() == intf::VTL_FREE))
-    }
 }
 
 impl Drop for SessionTable {

@@ -11,6 +11,7 @@ use std::{
 };
 
 use vtl_bpf::rings::{RingMaker, RingSet, bytes};
+use vtl_proto::intf;
 
 /// After a session's end a program may still be at work on its rings; none runs for this long.
 const GRACE: Duration = Duration::from_millis(50);
@@ -29,22 +30,21 @@ const LOT_BYTES: u64 = 64 << 20;
 const LOT_SETS: u64 = 32;
 
 /// Slots for a path with this round-trip time, at most `most`: four bandwidth-delay products at
-/// 1 Gbit/s. Faster paths are shorter as a rule, and get at least [`NEAR`].
-pub(super) fn slots_for(rtt: Duration, most: u32) -> u32 {
-    let packets = (4 * rtt.as_micros() / 12).min(most.into()) as u32;
-    packets.next_power_of_two().max(NEAR).min(most)
+/// 1 Gbit/s. Faster paths are shorter as a rule, and get at least [`NEAR`]; but not where there is a
+/// crowd of sessions, as what all of them use should stay in the caches.
+pub(super) fn slots_for(rtt: Duration, most: u32, crowd: bool) -> u32 {
+    let packets = (4 * rtt.as_micros() / 12).min(intf::VTL_MAX_WINDOW.into()) as u32;
+    let wanted = packets.next_power_of_two();
+    let wanted = match crowd && wanted <= NEAR {
+        true => wanted.clamp(LEAST, SHARED),
+        false => wanted.max(NEAR),
+    };
+    wanted.min(most)
 }
 
 /// Sets of one size in a lot.
 fn lot(slots: u32) -> usize {
     (LOT_BYTES / bytes(slots)).clamp(1, LOT_SETS) as usize
-}
-
-/// As [`slots_for`], for one of many sessions on a path for which that says [`NEAR`]: no more than
-/// four bandwidth-delay products at 1 Gbit/s. What all of them use should stay in the caches.
-pub(super) fn slots_for_one_of_many(rtt: Duration, most: u32) -> u32 {
-    let packets = (4 * rtt.as_micros() / 12).min(SHARED.into()) as u32;
-    packets.next_power_of_two().max(LEAST).min(most)
 }
 
 enum Order {
@@ -377,18 +377,21 @@ mod tests {
     #[test]
     fn slots_for__grows_with_the_round_trip_and_never_beyond_the_most() {
         let ms = |n: u64| Duration::from_micros(n * 1000);
-        let sizes = [0, 1, 3, 10, 49, 100, 600].map(|n| slots_for(ms(n), 32768));
+        let sizes = [0, 1, 3, 10, 49, 100, 600].map(|n| slots_for(ms(n), 32768, false));
         assert_eq!(sizes, [1024, 1024, 1024, 4096, 16384, 32768, 32768]);
-        let sizes = [0, 10, 600].map(|n| slots_for(ms(n), 512));
+        let sizes = [0, 10, 600].map(|n| slots_for(ms(n), 512, false));
         assert_eq!(sizes, [512, 512, 512]);
-        assert_eq!(slots_for(ms(600), 16384), 16384);
+        assert_eq!(slots_for(ms(600), 16384, false), 16384);
     }
 
     #[test]
-    fn slots_for_one_of_many__what_a_gigabit_needs() {
+    fn slots_for__in_a_crowd_what_a_gigabit_needs() {
         let us = Duration::from_micros;
-        let sizes = [0, 100, 192, 300, 600, 3000].map(|n| slots_for_one_of_many(us(n), 32768));
+        let sizes = [0, 100, 192, 300, 600, 3000].map(|n| slots_for(us(n), 32768, true));
         assert_eq!(sizes, [64, 64, 64, 128, 256, 256]);
-        assert_eq!(slots_for_one_of_many(us(600), 128), 128);
+        let sizes = [100, 600, 10_000].map(|n| slots_for(us(n), 128, true));
+        assert_eq!(sizes, [64, 128, 128]);
+        let far = [128, 512, 32768].map(|most| slots_for(us(10_000), most, true));
+        assert_eq!(far, [128, 512, 4096]);
     }
 }

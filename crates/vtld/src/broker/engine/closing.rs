@@ -13,7 +13,7 @@ use super::{
         raw::Received,
         session::{Phase, Session, Use},
     },
-    CLOSE_NS, Engine, GRACE_NS,
+    CLOSE_NS, Engine,
 };
 
 /// CLOSE packets that tell of an abort.
@@ -149,9 +149,7 @@ impl Engine {
             }
         }
         self.responder.ended(sid);
-        let now = now_ns();
-        self.freed.retain(|(_, at)| now - at < GRACE_NS);
-        self.freed.push_back((sid, now));
+        self.freed.insert(sid, now_ns());
         for listener in self.listeners.values_mut() {
             listener.backlog.retain(|s| *s != sid);
         }

@@ -174,7 +174,7 @@ pub(super) struct Engine {
     peers: Peers,
     responder: Responder,
     /// Indexes of sessions that ended a moment ago, and when.
-    freed: VecDeque<(u32, u64)>,
+    freed: HashMap<u32, u64>,
     /// The map `vtl_callers`.
     callers: MapHandle,
     /// All versions of all grafts that this host may use.
@@ -265,7 +265,7 @@ impl Engine {
             parked: VecDeque::new(),
             peers: Peers::default(),
             responder: Responder::new(now_ns(), random()),
-            freed: VecDeque::new(),
+            freed: HashMap::new(),
             callers: plane.map_handle("vtl_callers")?,
             library: pool::built_in()?,
             pool: Vec::new(),
@@ -565,6 +565,7 @@ impl Engine {
         if quiet > SPARE_NS {
             self.stock.trim();
         }
+        self.freed.retain(|_, at| now - *at < GRACE_NS);
         self.responder.maintain(now, random);
         self.arriving.retain(|_, a| now - a.since_ns < PREAMBLE_NS);
         for sid in self.sessions.keys().copied().collect::<Vec<_>>() {

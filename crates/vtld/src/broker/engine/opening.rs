@@ -34,40 +34,43 @@ use super::{
 
 /// What both roles need.
 impl Engine {
-    /// Whether nobody uses this index, and nobody did a moment ago.
+    /// Whether nobody uses this index, and nobody did a moment ago. An application may still hold a
+    /// session whose entry the programs have let go of.
     fn is_free(&self, sid: u32) -> bool {
-        let now = now_ns();
-        let rests = |(freed, at): &(u32, u64)| *freed == sid && now - at < GRACE_NS;
         let entry = self.plane.sessions().get(sid);
         entry.is_some_and(|e| e.state() == intf::VTL_FREE)
             && !self.sessions.contains_key(&sid)
-            && !self.freed.iter().any(rests)
+            && self
+                .freed
+                .get(&sid)
+                .is_none_or(|at| now_ns() - at >= GRACE_NS)
     }
 
-    /// The first free index behind `sid`. An application may still hold a session whose entry the
-    /// programs have let go of.
+    /// The first free index behind `sid`: one that was freed is left alone for as long as possible.
     pub(super) fn free_after(&self, sid: u32) -> Option<u32> {
-        let table = self.plane.sessions();
-        let first = table.free_after(sid)?;
-        let mut next = first;
-        while self.sessions.contains_key(&next) {
-            next = table.free_after(next).filter(|next| *next != first)?;
-        }
-        Some(next)
+        (sid + 1..intf::VTL_MAX_SESSIONS)
+            .chain(1..=sid)
+            .find(|sid| self.is_free(*sid))
+    }
+
+    /// Slots, at most `most`, that a session with this peer should use; `None` if nothing is known of
+    /// the path.
+    fn slots_for(&self, peer: IpAddr, most: u32) -> Option<u32> {
+        let crowd = self.sessions.len() >= CROWD;
+        let rtt = self.peers.rtt(peer)?;
+        Some(stock::slots_for(rtt, most, crowd))
     }
 
     /// Slots of the rings that a session with this peer should have.
     fn wanted_slots(&self, peer: IpAddr) -> u32 {
-        let most = self.config.ring_slots;
-        let Some(rtt) = self.peers.rtt(peer) else {
-            return stock::FAR;
-        };
-        let wanted = stock::slots_for(rtt, most);
-        if wanted == stock::NEAR && self.sessions.len() >= CROWD {
-            stock::slots_for_one_of_many(rtt, most)
-        } else {
-            wanted
-        }
+        self.slots_for(peer, self.config.ring_slots)
+            .unwrap_or(stock::FAR)
+    }
+
+    /// Slots that a session should use of the rings that it has.
+    pub(super) fn usable_slots(&self, session: &Session) -> u32 {
+        let most = session.rings.slots;
+        self.slots_for(session.peer, most).unwrap_or(most)
     }
 
     /// Whether [`Engine::create`] will find rings. If not, some are being made, and
@@ -95,7 +98,7 @@ impl Engine {
 
     /// Makes a session's entry and rings, as large as a known path needs. While the path is not
     /// known, a small part of large rings is used. It gets the index and the token wished for, if
-    /// that index is free.
+    /// that index is free, and the rings hold what a peer may send ahead of the answer.
     pub(super) fn create(
         &mut self,
         peer: IpAddr,
@@ -110,21 +113,24 @@ impl Engine {
                 self.sessions.len()
             ));
         }
-        let wish = wish.filter(|(sid, _)| self.is_free(*sid));
-        let (sid, token) = match wish {
-            Some(wish) => wish,
-            None => {
-                let sid = self.free_after(self.last_sid);
-                let sid = sid.ok_or("all sessions of this host are in use")?;
-                self.last_sid = sid;
-                (sid, random_token())
-            }
-        };
         let wanted = self.wanted_slots(peer);
         let rings = self.stock.take(wanted).ok_or("there are no rings")?;
         let known = self.peers.rtt(peer).is_some();
-        let used = if known { wanted } else { stock::NEAR };
-        let slots = used.min(rings.slots);
+        let begin = if known { wanted } else { stock::NEAR };
+        let mut slots = begin.min(rings.slots);
+        let early = rings.slots >= intf::VTL_EARLY_WINDOW;
+        let wish = wish.filter(|(sid, _)| early && self.is_free(*sid));
+        if wish.is_some() {
+            slots = slots.max(intf::VTL_EARLY_WINDOW);
+        }
+        let found = wish.or_else(|| Some((self.free_after(self.last_sid)?, random_token())));
+        let Some((sid, token)) = found else {
+            self.stock.put(rings);
+            return Err("all sessions of this host are in use".into());
+        };
+        if wish.is_none() {
+            self.last_sid = sid;
+        }
         self.last_opened_ns = now_ns();
         let register = |purpose: Use| {
             if let Use::Aware(aware) = &purpose {
@@ -179,12 +185,13 @@ impl Engine {
 
     /// Hands the session to the kernel's programs.
     pub(super) fn establish(&mut self, sid: u32, established: &Established) -> Result<(), String> {
-        let session = self.sessions.get_mut(&sid).ok_or("the session has gone")?;
+        let session = self.sessions.get(&sid).ok_or("the session has gone")?;
+        if let Some(rtt) = established.rtt {
+            self.peers.note_rtt(session.peer, rtt);
+        }
+        let slots = self.usable_slots(session);
+        let session = self.sessions.get_mut(&sid).expect("still there");
         if session.initiator {
-            // After more than one NEGO nobody knows which was answered.
-            let slots = established.rtt.map_or(session.rings.slots, |rtt| {
-                stock::slots_for(rtt, session.rings.slots)
-            });
             session.slots = session.slots.max(slots);
             session.map_streams(established.max_payload)?;
         }
@@ -206,9 +213,6 @@ impl Engine {
                 .write()
                 .unwrap_or_else(PoisonError::into_inner)
                 .insert(peer);
-        }
-        if let Some(rtt) = established.rtt {
-            self.peers.note_rtt(peer, rtt);
         }
         Ok(())
     }
@@ -301,8 +305,10 @@ impl Engine {
             let found = grafts.iter().find(|g| g.gid == gid);
             found.is_some_and(|g| g.provides.contains(Services::RELIABLE))
         };
+        // Nor would the peer have room for it, if its rings are as small as ours.
         let early = match port {
             0 => None,
+            _ if self.wanted_slots(peer) < intf::VTL_EARLY_WINDOW => None,
             _ => self.peers.take_early(peer, port, now, &mut gids, reliable),
         };
         let early = early.filter(|_| self.launch(gids[0]).is_ok());

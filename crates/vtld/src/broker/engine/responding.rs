@@ -14,7 +14,6 @@ use super::{
         now_ns, random_token,
         raw::{self, Received},
         session::{Answered, Listener, Session, Use},
-        stock,
     },
     BACKLOG, Engine,
     opening::aware,
@@ -107,34 +106,35 @@ impl Engine {
     /// The first packet of a peer that opened a session. From here on the session may be used.
     pub(super) fn validated(&mut self, sid: u32, answered: Answered) {
         self.responder.validated(sid);
+        let Some(session) = self.sessions.get(&sid).filter(|s| s.is_open()) else {
+            return;
+        };
+        let (peer, port) = (session.peer, session.port);
+        // What did not wait for the answer says nothing of the path.
+        let elapsed = Duration::from_nanos(now_ns() - answered.at_ns);
+        let measured = (!answered.early).then_some(elapsed);
+        if let Some(rtt) = measured {
+            self.peers.note_rtt(peer, rtt);
+        }
+        let rtt = measured.or(self.peers.rtt(peer));
+        let slots = self.usable_slots(session);
         let Some(session) = self.sessions.get_mut(&sid) else {
             return;
         };
         let Some(entry) = self.plane.sessions().get(sid) else {
             return;
         };
-        if !session.is_open() {
-            return;
-        }
-        // What did not wait for the answer says nothing of the path.
-        let elapsed = Duration::from_nanos(now_ns() - answered.at_ns);
-        let measured = (!answered.early).then_some(elapsed);
-        if let Some(rtt) = measured.or(self.peers.rtt(session.peer)) {
+        if let Some(rtt) = rtt {
             entry.suppose_rtt(rtt);
-            let slots = stock::slots_for(rtt, session.rings.slots);
             if slots > session.slots {
                 session.slots = slots;
                 entry.widen(slots);
             }
         }
-        let (peer, port) = (session.peer, session.port);
         if let Err(error) = session.map_streams(entry.snapshot().max_payload) {
             tracing::warn!(%error, %peer, "a session cannot be used");
             self.close(sid, true);
             return;
-        }
-        if let Some(rtt) = measured {
-            self.peers.note_rtt(peer, rtt);
         }
         if let Some(listener) = self.listeners.get_mut(&port) {
             listener.backlog.push_back(sid);
