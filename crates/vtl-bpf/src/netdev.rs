@@ -40,36 +40,16 @@ pub fn interfaces() -> Result<Vec<Interface>> {
 
 /// MTU of an Ethernet interface that is up; `None` for others.
 fn ethernet_mtu(name: &str) -> io::Result<Option<u32>> {
-    let socket = nix::sys::socket::socket(
-        nix::sys::socket::AddressFamily::Inet,
-        nix::sys::socket::SockType::Datagram,
-        nix::sys::socket::SockFlag::SOCK_CLOEXEC,
-        None,
-    )?;
     let ask = |request| -> io::Result<libc::ifreq> {
         // SAFETY: ifreq is plain data for which zeros are valid.
         let mut ifr: libc::ifreq = unsafe { std::mem::zeroed() };
-        for (to, from) in ifr
-            .ifr_name
-            .iter_mut()
-            .zip(name.bytes())
-            .take(libc::IFNAMSIZ - 1)
-        {
+        let place = ifr.ifr_name.iter_mut().take(libc::IFNAMSIZ - 1);
+        for (to, from) in place.zip(name.bytes()) {
             *to = from as libc::c_char;
         }
-        // SAFETY: the request reads the name and writes one union member of ifr.
-        let r = unsafe {
-            libc::ioctl(
-                std::os::fd::AsRawFd::as_raw_fd(&socket),
-                request,
-                &raw mut ifr,
-            )
-        };
-        if r < 0 {
-            Err(io::Error::last_os_error())
-        } else {
-            Ok(ifr)
-        }
+        // SAFETY: the requests below read the name and write one union member.
+        unsafe { device_ioctl(request, &mut ifr) }?;
+        Ok(ifr)
     };
     // SAFETY: SIOCGIFFLAGS filled in this member.
     let flags = i32::from(unsafe { ask(libc::SIOCGIFFLAGS)?.ifr_ifru.ifru_flags });
@@ -85,6 +65,31 @@ fn ethernet_mtu(name: &str) -> io::Result<Option<u32>> {
     Ok(Some(
         unsafe { ask(libc::SIOCGIFMTU)?.ifr_ifru.ifru_mtu } as u32
     ))
+}
+
+/// Asks about a network device.
+///
+/// # Safety
+/// What `ifr` holds must be what `request` expects; pointers in it must be valid during the call.
+unsafe fn device_ioctl(request: libc::Ioctl, ifr: &mut libc::ifreq) -> io::Result<()> {
+    let socket = nix::sys::socket::socket(
+        nix::sys::socket::AddressFamily::Inet,
+        nix::sys::socket::SockType::Datagram,
+        nix::sys::socket::SockFlag::SOCK_CLOEXEC,
+        None,
+    )?;
+    // SAFETY: the caller answers for the structure.
+    let r = unsafe {
+        libc::ioctl(
+            std::os::fd::AsRawFd::as_raw_fd(&socket),
+            request,
+            std::ptr::from_mut(ifr),
+        )
+    };
+    if r < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
 }
 
 /// May XDP frames be handed to this interface for transmission (`ndo_xdp_xmit`)? The `live` egress
@@ -119,12 +124,6 @@ fn driver(ifindex: u32) -> io::Result<String> {
     const NAME: std::ops::Range<usize> = 4..36;
     let mut info = [0_u8; LENGTH];
     info[..4].copy_from_slice(&ETHTOOL_GDRVINFO.to_ne_bytes());
-    let socket = nix::sys::socket::socket(
-        nix::sys::socket::AddressFamily::Inet,
-        nix::sys::socket::SockType::Datagram,
-        nix::sys::socket::SockFlag::SOCK_CLOEXEC,
-        None,
-    )?;
     // SAFETY: ifreq is plain data for which zeros are valid.
     let mut ifr: libc::ifreq = unsafe { std::mem::zeroed() };
     // SAFETY: the name takes IF_NAMESIZE bytes at most, which is what there is.
@@ -133,16 +132,7 @@ fn driver(ifindex: u32) -> io::Result<String> {
     }
     ifr.ifr_ifru.ifru_data = info.as_mut_ptr().cast();
     // SAFETY: the request reads and writes an ethtool_drvinfo, to which the member points.
-    let r = unsafe {
-        libc::ioctl(
-            std::os::fd::AsRawFd::as_raw_fd(&socket),
-            libc::SIOCETHTOOL as _,
-            &raw mut ifr,
-        )
-    };
-    if r < 0 {
-        return Err(io::Error::last_os_error());
-    }
+    unsafe { device_ioctl(libc::SIOCETHTOOL as _, &mut ifr) }?;
     let name = info[NAME].split(|b| *b == 0).next().unwrap_or_default();
     Ok(String::from_utf8_lossy(name).into_owned())
 }

@@ -210,18 +210,18 @@ impl DataPlane {
             load::load(image, &self.maps(), &mut steps).map_err(|e| Error::load(&what, e))?;
         let started = Instant::now();
         info.instructions = programs.iter().map(|p| p.instructions).sum();
+        let mut entries = Vec::with_capacity(SLOT_PROGRAMS.len());
         for (program, array, stride, slot) in SLOT_PROGRAMS {
             let loaded = programs
                 .iter()
                 .find(|p| p.name == program)
                 .ok_or_else(|| Error::BadGraft(format!("{what} has no program {program}")))?;
             let key = u32::from(info.gid) * stride + slot;
+            entries.push((array, key.to_ne_bytes(), loaded.fd.as_raw_fd()));
+        }
+        for (array, key, program) in entries {
             map_of(&self.root, array)
-                .update(
-                    &key.to_ne_bytes(),
-                    &loaded.fd.as_raw_fd().to_ne_bytes(),
-                    MapFlags::ANY,
-                )
+                .update(&key, &program.to_ne_bytes(), MapFlags::ANY)
                 .map_err(|e| Error::load(&what, e))?;
         }
         self.grafts.insert(

@@ -364,6 +364,12 @@ impl ParamRange {
     }
 }
 
+impl AsRef<Self> for GraftInfo {
+    fn as_ref(&self) -> &Self {
+        self
+    }
+}
+
 impl GraftInfo {
     /// Whether it provides all `services`, by themselves or by more than is asked for.
     pub fn satisfies(&self, services: Services) -> bool {

@@ -144,12 +144,6 @@ pub(super) fn xdp_features(ifindex: u32) -> io::Result<u64> {
     }
 }
 
-/// Keeps libbpf from writing its own messages to stderr: the checks report in their own words.
-pub(super) fn silence() {
-    // SAFETY: libbpf accepts a missing print function, which means "print nothing".
-    unsafe { sys::libbpf_set_print(None) };
-}
-
 /// Maps the first page of a `BPF_F_MMAPABLE` array and unmaps it again.
 pub(super) fn map_and_unmap(map: BorrowedFd<'_>) -> io::Result<()> {
     const PAGE: usize = 4096;

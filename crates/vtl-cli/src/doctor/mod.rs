@@ -45,7 +45,7 @@ struct Report {
 
 /// Fails with one sentence if this machine lacks something that VTL requires.
 pub(crate) fn require_fit() -> anyhow::Result<()> {
-    bpf::silence();
+    vtl_bpf::silence();
     let mut checks = kernel::checks();
     checks.extend(network::checks());
     let missing = |check: &&Check| check.need == Need::Required && check.state == State::Missing;
@@ -65,7 +65,7 @@ pub(crate) fn require_fit() -> anyhow::Result<()> {
 
 /// Examines this machine; fails if VTL cannot run on it.
 pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<()> {
-    bpf::silence();
+    vtl_bpf::silence();
     let mut checks = kernel::checks();
     checks.extend(network::checks());
     checks.extend(host::checks());

@@ -473,7 +473,7 @@ impl Simulation {
             room: h.sessions.len() < 64,
         };
         let next_sid = next_sid as u32;
-        let request = match h.responder.asked(now, from, nego, &policy, next_sid) {
+        let request = match h.responder.asked(now, from, nego, &policy, || next_sid) {
             Verdict::Answer(answer) => return self.reply(host, from, &answer),
             Verdict::Open(request) => request,
         };

@@ -16,9 +16,9 @@ use crate::{
 
 /// What decides about a peer's NEGO.
 #[derive(Clone, Copy, Debug)]
-pub struct Policy<'a> {
+pub struct Policy<'a, G = GraftInfo> {
     /// Grafts of the pool that this host lets peers use.
-    pub grafts: &'a [GraftInfo],
+    pub grafts: &'a [G],
     /// Whether somebody waits at the port asked for.
     pub listening: bool,
     /// Whether another session fits.
@@ -148,7 +148,8 @@ impl Responder {
     }
 
     /// Sessions that are remembered.
-    pub fn sessions(&self) -> usize {
+    #[cfg(test)]
+    pub(super) fn sessions(&self) -> usize {
         self.sessions.len()
     }
 
@@ -157,15 +158,15 @@ impl Responder {
         self.strangers
     }
 
-    /// Decides about a NEGO from `from`. `next_sid` is the index that a session of that peer might
+    /// Decides about a NEGO from `from`. `next_sid` finds an index that a session of that peer might
     /// have, not 0.
     pub fn asked(
         &mut self,
         now_ns: u64,
         from: IpAddr,
         nego: &Nego,
-        policy: &Policy<'_>,
-        next_sid: u32,
+        policy: &Policy<'_, impl AsRef<GraftInfo>>,
+        next_sid: impl FnOnce() -> u32,
     ) -> Verdict {
         let key = NegoKey::new(from, nego);
         if let Some(held) = self.attempts.get(&key).and_then(|s| self.sessions.get(s)) {
@@ -190,7 +191,7 @@ impl Responder {
         let stranger = standing == Standing::Stranger;
         if stranger && self.strangers >= STRANGERS {
             self.counters.cookies += 1;
-            let ticket = self.mint.issue(now_ns, from, next_sid);
+            let ticket = self.mint.issue(now_ns, from, next_sid());
             return Verdict::Answer(nack(nego.sid, nego.token, Reason::Cookie, ticket));
         }
         let fresh = standing == Standing::Fresh && early;
@@ -287,13 +288,14 @@ impl Responder {
 
 /// The grafts in the initiator's order that this host has, that provide what is required, and whose
 /// parameters may have the values asked for.
-fn choose(nego: &Nego, policy: &Policy<'_>) -> Result<Vec<Choice>, Reason> {
+fn choose(nego: &Nego, policy: &Policy<'_, impl AsRef<GraftInfo>>) -> Result<Vec<Choice>, Reason> {
     if !policy.listening {
         return Err(Reason::NoListener);
     }
     let services = Services::from_bits(nego.services);
     let choice = |(position, gid): (usize, &u16)| {
-        let graft = policy.grafts.iter().find(|g| g.gid == *gid)?;
+        let mut grafts = policy.grafts.iter().map(AsRef::as_ref);
+        let graft = grafts.find(|g| g.gid == *gid)?;
         let mut params = Values::default();
         for (value, range) in params.iter_mut().zip(&graft.params) {
             *value = range.initial;

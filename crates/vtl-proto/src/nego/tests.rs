@@ -92,7 +92,7 @@ fn next_nego(initiator: &mut Initiator) -> Nego {
 }
 
 fn request(responder: &mut Responder, now: u64, nego: &Nego, grafts: &[GraftInfo]) -> Request {
-    match responder.asked(now, HERE, nego, &policy(grafts), NEXT) {
+    match responder.asked(now, HERE, nego, &policy(grafts), || NEXT) {
         Verdict::Open(request) => request,
         verdict => panic!("{verdict:?}"),
     }
@@ -115,7 +115,7 @@ fn answer(
 }
 
 fn refusal(responder: &mut Responder, nego: &Nego, policy: &Policy<'_>) -> Packet<'static> {
-    match responder.asked(0, HERE, nego, policy, NEXT) {
+    match responder.asked(0, HERE, nego, policy, || NEXT) {
         Verdict::Answer(packet) => deliver(packet),
         verdict => panic!("{verdict:?}"),
     }
@@ -389,7 +389,7 @@ fn asked__a_repeated_nego_gets_the_same_answer() {
     assert_eq!(responder.counters().repeated, 1);
     // Another attempt, from another address, or after the end, is not the same.
     request(&mut responder, 0, &Nego { token: 2, ..one }, &grafts);
-    let elsewhere = responder.asked(0, THERE, &one, &policy(&grafts), NEXT);
+    let elsewhere = responder.asked(0, THERE, &one, &policy(&grafts), || NEXT);
     assert!(matches!(elsewhere, Verdict::Open(_)));
     responder.ended(3);
     request(&mut responder, 0, &one, &grafts);
@@ -432,7 +432,7 @@ fn asked__strangers_are_sent_for_a_cookie() {
     let again = next_nego(&mut initiator);
     assert_eq!((again.sid, again.token), (nego.sid, nego.token));
     // The cookie is of no use to anybody else.
-    let elsewhere = responder.asked(20 * MS, THERE, &again, &policy(&grafts), NEXT);
+    let elsewhere = responder.asked(20 * MS, THERE, &again, &policy(&grafts), || NEXT);
     assert!(matches!(elsewhere, Verdict::Answer(Packet::NegoNack(_))));
     let ack = answer(&mut responder, 20 * MS, &again, &grafts);
     let Ok(Some(Answer::Opened(session))) = initiator.handle(50 * MS, &ack) else {
@@ -551,7 +551,7 @@ fn early__replays_open_nothing() {
         HERE,
         nego,
         &policy(&grafts),
-        NEXT,
+        || NEXT,
     ) {
         Verdict::Answer(packet) => packet,
         Verdict::Open(_) => panic!("a second session"),

@@ -118,6 +118,10 @@ impl Granted {
     pub const RINGS: usize = 5;
 }
 
+/// After a session's end a program may still be at work on its entry and its rings; none runs for
+/// this long.
+const GRACE_NS: u64 = 50_000_000;
+
 /// How soon it is noticed that an application has gone while it waits for a session.
 const PATIENCE: Duration = Duration::from_millis(200);
 

@@ -28,8 +28,8 @@ pub(super) struct Next {
     fresh: bool,
     /// Where somebody listened: probably still does.
     port: u16,
-    /// What was offered, and what was chosen.
-    offered: Vec<u16>,
+    /// What we would have liked, in this order, and what was chosen.
+    preferred: Vec<u16>,
     gid: u16,
     pub(super) max_payload: u16,
     pub(super) long_messages: bool,
@@ -42,7 +42,7 @@ impl Next {
         now_ns: u64,
         session: &Established,
         port: u16,
-        offered: Vec<u16>,
+        preferred: Vec<u16>,
         way: Way,
     ) -> Option<Self> {
         let ticket = session.ticket.filter(|_| way.ifindex != 0)?;
@@ -51,7 +51,7 @@ impl Next {
             since_ns: now_ns,
             fresh: true,
             port,
-            offered,
+            preferred,
             gid: session.gid,
             max_payload: session.max_payload,
             long_messages: session.long_messages,
@@ -104,8 +104,8 @@ impl Peers {
     }
 
     /// Whether data may go to the peer's port ahead of the answer, by the first graft that is
-    /// offered, if that is `fit` for it. The one that the peer chose from the same offer before becomes the
-    /// first. Not twice.
+    /// offered, if that is `fit` for it. Where the same was preferred before, what the peer chose
+    /// then becomes the first. Not twice.
     pub(super) fn take_early(
         &mut self,
         peer: IpAddr,
@@ -115,7 +115,7 @@ impl Peers {
         fit: impl FnOnce(u16) -> bool,
     ) -> Option<Next> {
         let next = self.known.get_mut(&peer)?.next.as_mut()?;
-        let same = next.offered == *offered;
+        let same = next.preferred == *offered;
         let at = offered.iter().position(|gid| *gid == next.gid)?;
         if !next.fresh
             || !next.lives(now_ns)
@@ -230,6 +230,20 @@ mod tests {
             let before = offer;
             let next = met(&[1, 2, 3], 3).take_early(PEER, PORT, 0, &mut offer, |_| true);
             assert_eq!((next.is_some(), offer), (early, before));
+        }
+    }
+
+    #[test]
+    fn take_early__session_after_session() {
+        let mut peers = met(&[1, 2, 3], 3);
+        let way = peers.known[&PEER].next.as_ref().unwrap().way;
+        for _ in 0..3 {
+            let mut offer = [1, 2, 3];
+            let early = peers.take_early(PEER, PORT, 0, &mut offer, |_| true);
+            assert!(early.is_some());
+            assert_eq!(offer, [3, 1, 2]);
+            let next = Next::new(0, &session(3), PORT, vec![1, 2, 3], way).unwrap();
+            peers.note_next(PEER, next);
         }
     }
 

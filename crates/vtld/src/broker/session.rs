@@ -83,8 +83,8 @@ pub(super) struct Session {
     pub(super) port: u16,
     pub(super) token: u64,
     pub(super) initiator: bool,
-    /// At the initiator: gids as they were offered.
-    pub(super) offered: Vec<u16>,
+    /// At the initiator: the gids to offer, in order of preference.
+    pub(super) preferred: Vec<u16>,
     /// How data leave that go ahead of the answer.
     pub(super) way: Option<Way>,
     /// They have gone; the answer is still to come.

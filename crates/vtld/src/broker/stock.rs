@@ -13,8 +13,8 @@ use std::{
 use vtl_bpf::rings::{RingMaker, RingSet, bytes};
 use vtl_proto::intf;
 
-/// After a session's end a program may still be at work on its rings; none runs for this long.
-const GRACE: Duration = Duration::from_millis(50);
+use super::GRACE_NS;
+
 /// The smallest size, for when memory is short, or many sessions share a very short path.
 const LEAST: u32 = 64;
 /// What each of many sessions needs of a path within a site: 1 Gbit/s at 1 ms.
@@ -161,6 +161,7 @@ impl Stock {
         self.collect();
         if self.ready.values().any(|sets| !sets.is_empty()) {
             self.wanted = false;
+            self.failed = None;
             return Ok(true);
         }
         if self.coming > 0 {
@@ -269,7 +270,7 @@ impl Workshop {
                 }
             }
             if !ended.is_empty() {
-                thread::sleep(GRACE);
+                thread::sleep(Duration::from_nanos(GRACE_NS));
                 if self.clean_up(ended).is_none() {
                     return;
                 }

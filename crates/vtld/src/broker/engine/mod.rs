@@ -35,7 +35,7 @@ use vtl_proto::{
 use self::pool::Pooled;
 pub(super) use self::pool::Wanted;
 use super::{
-    Command, Config, Granted, Handle, Owner, Reply, now_ns,
+    Command, Config, GRACE_NS, Granted, Handle, Owner, Reply, now_ns,
     peers::Peers,
     random, random_token,
     raw::{Raw, Received},
@@ -86,8 +86,6 @@ const RESTOCK_NS: u64 = 1_000 * MS;
 const SPARE_NS: u64 = 10_000 * MS;
 /// A graft that did not load is not tried again for so long.
 const BROKEN_NS: u64 = 60_000 * MS;
-/// After a session's end a program may still be at work on its entry; none runs for this long.
-const GRACE_NS: u64 = 50 * MS;
 /// Peers' requests that may wait for rings; they repeat them.
 const PARKED: usize = 64;
 /// Connections that wait for an aware application's accept.
@@ -182,6 +180,8 @@ pub(super) struct Engine {
     pool: Vec<Pooled>,
     sessions: BTreeMap<u32, Session>,
     schedule: Schedule,
+    /// When which negotiation goes on.
+    negotiations: Schedule,
     relay: Relay,
     listeners: BTreeMap<u16, Listener>,
     arriving: BTreeMap<u32, Arriving>,
@@ -271,6 +271,7 @@ impl Engine {
             pool: Vec::new(),
             sessions: BTreeMap::new(),
             schedule: Schedule::new(),
+            negotiations: Schedule::new(),
             relay: Relay::default(),
             listeners: BTreeMap::new(),
             arriving: BTreeMap::new(),
@@ -342,6 +343,7 @@ impl Engine {
                 self.handle_event(Source::unpack(event.data()), event.events());
             }
             self.notifications();
+            self.negotiate();
             if now_ns() >= self.next_tick {
                 self.tick();
             }
@@ -349,9 +351,19 @@ impl Engine {
     }
 
     fn deadline(&self) -> u64 {
-        // Sessions that are opening have set the next tick; for those that are closing it is soon
-        // enough.
-        self.schedule.next().min(self.next_tick)
+        // For those that are closing the next tick is soon enough.
+        let next = self.schedule.next().min(self.negotiations.next());
+        next.min(self.next_tick)
+    }
+
+    /// Goes on with negotiations whose time has come.
+    fn negotiate(&mut self) {
+        let now = now_ns();
+        self.negotiations.expire(now);
+        while let Some(sid) = self.negotiations.pop() {
+            self.open_timer(sid, now);
+            self.confirm_timer(sid, now);
+        }
     }
 
     fn handle_event(&mut self, source: Source, flags: EpollFlags) {
@@ -581,7 +593,6 @@ impl Engine {
             return;
         };
         match &mut session.phase {
-            Phase::Opening(_) => self.open_timer(sid, now),
             Phase::Closing { tries, next_ns } if *next_ns <= now => {
                 *tries += 1;
                 *next_ns = now + CLOSE_NS;
@@ -591,7 +602,7 @@ impl Engine {
                     self.send_close(sid, false);
                 }
             }
-            Phase::Closing { .. } | Phase::Ended => {}
+            Phase::Opening(_) | Phase::Closing { .. } | Phase::Ended => {}
             Phase::Open => {
                 if session.confirming.is_some() {
                     self.confirm_timer(sid, now);

@@ -2,6 +2,7 @@
 //! applications. The responder's is in `responding`.
 
 use std::{
+    collections::{BTreeMap, HashMap},
     net::{IpAddr, SocketAddr},
     sync::{Arc, PoisonError},
 };
@@ -11,6 +12,7 @@ use nix::sys::{
     eventfd::{EfdFlags, EventFd},
 };
 use vtl::ring::{RxRing, TxRing};
+use vtl_bpf::sessions::SessionTable;
 use vtl_proto::{
     intf,
     nego::{Answer, Early, Established, Initiator, NegoError, Offer, Offered, Step},
@@ -20,7 +22,7 @@ use vtl_proto::{
 
 use super::{
     super::{
-        Granted, Owner, Reply,
+        GRACE_NS, Granted, Owner, Reply,
         caller::Caller,
         now_ns,
         peers::{Next, Way},
@@ -29,28 +31,50 @@ use super::{
         session::{self, Aware, Phase, Session, Use, Wish},
         stock,
     },
-    CROWD, Engine, GRACE_NS, Parked, Source,
+    CROWD, Engine, Parked, Source,
 };
 
-/// What both roles need.
-impl Engine {
+/// The indexes of sessions.
+pub(super) struct Indexes<'a> {
+    pub(super) table: &'a SessionTable,
+    pub(super) sessions: &'a BTreeMap<u32, Session>,
+    /// When those were freed that ended a moment ago.
+    pub(super) freed: &'a HashMap<u32, u64>,
+}
+
+impl Indexes<'_> {
     /// Whether nobody uses this index, and nobody did a moment ago. An application may still hold a
     /// session whose entry the programs have let go of.
     fn is_free(&self, sid: u32) -> bool {
-        let entry = self.plane.sessions().get(sid);
+        let rested = |at: &u64| now_ns() - at >= GRACE_NS;
+        let entry = self.table.get(sid);
         entry.is_some_and(|e| e.state() == intf::VTL_FREE)
             && !self.sessions.contains_key(&sid)
-            && self
-                .freed
-                .get(&sid)
-                .is_none_or(|at| now_ns() - at >= GRACE_NS)
+            && self.freed.get(&sid).is_none_or(rested)
     }
 
     /// The first free index behind `sid`: one that was freed is left alone for as long as possible.
-    pub(super) fn free_after(&self, sid: u32) -> Option<u32> {
+    fn free_after(&self, sid: u32) -> Option<u32> {
         (sid + 1..intf::VTL_MAX_SESSIONS)
             .chain(1..=sid)
             .find(|sid| self.is_free(*sid))
+    }
+
+    /// One that is probably free when a peer comes back: any that is free now.
+    pub(super) fn any(&self) -> u32 {
+        let random = random_token() % u64::from(intf::VTL_MAX_SESSIONS - 1);
+        self.free_after(random as u32).unwrap_or(1)
+    }
+}
+
+/// What both roles need.
+impl Engine {
+    pub(super) fn indexes(&self) -> Indexes<'_> {
+        Indexes {
+            table: self.plane.sessions(),
+            sessions: &self.sessions,
+            freed: &self.freed,
+        }
     }
 
     /// Slots, at most `most`, that a session with this peer should use; `None` if nothing is known of
@@ -118,12 +142,13 @@ impl Engine {
         let known = self.peers.rtt(peer).is_some();
         let begin = if known { wanted } else { stock::NEAR };
         let mut slots = begin.min(rings.slots);
+        let indexes = self.indexes();
         let early = rings.slots >= intf::VTL_EARLY_WINDOW;
-        let wish = wish.filter(|(sid, _)| early && self.is_free(*sid));
+        let wish = wish.filter(|(sid, _)| early && indexes.is_free(*sid));
         if wish.is_some() {
             slots = slots.max(intf::VTL_EARLY_WINDOW);
         }
-        let found = wish.or_else(|| Some((self.free_after(self.last_sid)?, random_token())));
+        let found = wish.or_else(|| Some((indexes.free_after(self.last_sid)?, random_token())));
         let Some((sid, token)) = found else {
             self.stock.put(rings);
             return Err("all sessions of this host are in use".into());
@@ -165,7 +190,7 @@ impl Engine {
             port,
             token,
             initiator: false,
-            offered: Vec::new(),
+            preferred: Vec::new(),
             way: None,
             confirming: None,
             answered: None,
@@ -297,6 +322,7 @@ impl Engine {
         }
         let mut gids: Vec<u16> = grafts.iter().map(|g| g.gid).collect();
         gids.truncate(intf::VTL_NEGO_GRAFTS as usize);
+        let preferred = gids.clone();
         let now = now_ns();
         let ticket = self.peers.ticket(peer, now);
         // What goes ahead may have to go again. And a hooked flow that is refused goes over TCP:
@@ -306,12 +332,15 @@ impl Engine {
             found.is_some_and(|g| g.provides.contains(Services::RELIABLE))
         };
         // Nor would the peer have room for it, if its rings are as small as ours.
-        let early = match port {
+        let mut early = match port {
             0 => None,
             _ if self.wanted_slots(peer) < intf::VTL_EARLY_WINDOW => None,
             _ => self.peers.take_early(peer, port, now, &mut gids, reliable),
         };
-        let early = early.filter(|_| self.launch(gids[0]).is_ok());
+        if early.is_some() && self.launch(gids[0]).is_err() {
+            gids.remove(0); // the one that was the first before is loaded
+            early = None;
+        }
         let offered = |gid: &u16| {
             let pooled = self.pool.iter().find(|p| p.info.gid == *gid)?;
             Some(Offered {
@@ -340,7 +369,7 @@ impl Engine {
         };
         session.initiator = true;
         session.way = early.map(|next| next.way);
-        session.offered = gids;
+        session.preferred = preferred;
         session.phase = Phase::Opening(Box::new(Initiator::new(offer, now, token)));
         self.open_timer(sid, now);
         Ok(sid)
@@ -356,7 +385,7 @@ impl Engine {
         };
         let (local, peer) = (session.local, session.peer);
         let step = nego.poll(now);
-        self.next_tick = self.next_tick.min(nego.poll_at());
+        self.negotiations.at(sid, nego.poll_at());
         match step {
             Ok(Some(Step::Send(packet))) => self.send(&packet, local, peer),
             Ok(Some(Step::Go(established))) => self.go_ahead(sid, &established),
@@ -452,8 +481,8 @@ impl Engine {
             ethernet,
             ifindex: entry.ifindex,
         };
-        let offered = std::mem::take(&mut session.offered);
-        if let Some(next) = Next::new(now_ns(), established, session.port, offered, way) {
+        let preferred = std::mem::take(&mut session.preferred);
+        if let Some(next) = Next::new(now_ns(), established, session.port, preferred, way) {
             self.peers.note_next(session.peer, next);
         }
     }
@@ -534,6 +563,7 @@ impl Engine {
             return;
         }
         if let (Phase::Opening(nego), Some(session)) = (phase, self.sessions.get_mut(&sid)) {
+            self.negotiations.at(sid, nego.poll_at());
             session.confirming = Some(nego);
         }
         self.opened(sid);
@@ -545,15 +575,16 @@ impl Engine {
             return;
         };
         let entry = self.plane.sessions().get(sid);
-        let heard = entry.is_some_and(|e| e.heard() != 0);
-        let Some(nego) = session.confirming.as_mut().filter(|_| !heard) else {
+        if entry.is_some_and(|e| e.heard() != 0) {
             // Only who has the session can acknowledge.
             session.confirming = None;
+        }
+        let Some(nego) = &mut session.confirming else {
             return;
         };
         let (local, peer) = (session.local, session.peer);
         let step = nego.poll(now);
-        self.next_tick = self.next_tick.min(nego.poll_at());
+        self.negotiations.at(sid, nego.poll_at());
         match step {
             Ok(Some(Step::Send(packet))) => self.send(&packet, local, peer),
             Ok(_) => {}

@@ -7,7 +7,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use vtl_bpf::{check, objects, plane::GraftInfo as Loaded};
+use vtl_bpf::{check, objects};
 use vtl_pool::{
     Package, Version,
     key::Trust,
@@ -61,6 +61,13 @@ impl Pooled {
             version: m.version,
         }
     }
+}
+
+/// The grafts that sessions may use, without those that the kernel refused a moment ago.
+pub(super) fn working(pool: &[Pooled]) -> impl Iterator<Item = &GraftInfo> {
+    let now = now_ns();
+    let works = move |p: &&Pooled| !p.disabled && p.failed_ns.is_none_or(|at| now - at > BROKEN_NS);
+    pool.iter().filter(works).map(|p| &p.info)
 }
 
 /// What comes with this build.
@@ -134,7 +141,8 @@ impl Engine {
         };
         let pooled = Pooled::of(&entry);
         self.may_replace(&pooled, swap)?;
-        let info = self.load(&pooled)?;
+        let deployed = self.plane.deploy(&pooled.image);
+        let info = deployed.map_err(|refused| self.explain(&pooled, &refused))?;
         if let Some(bytes) = new
             && let Err(error) = store(&self.config.pool, &entry.manifest, bytes)
         {
@@ -193,14 +201,11 @@ impl Engine {
         Ok(())
     }
 
-    /// Loads; a refusal names the line that the verifier stumbled over.
-    fn load(&mut self, pooled: &Pooled) -> Result<Loaded, String> {
-        let refused = match self.plane.deploy(&pooled.image) {
-            Ok(info) => return Ok(info),
-            Err(error) => error,
-        };
+    /// Why the kernel refuses a graft: with the line that the verifier stumbled over, which takes
+    /// time.
+    fn explain(&self, pooled: &Pooled, refused: &vtl_bpf::Error) -> String {
         let verdicts = check::check(&self.plane, &pooled.image).unwrap_or_default();
-        Err(match verdicts.iter().find_map(check::Verdict::complaint) {
+        match verdicts.iter().find_map(check::Verdict::complaint) {
             Some(complaint) => {
                 format!(
                     "the kernel refuses graft \"{}\": {complaint}",
@@ -208,10 +213,11 @@ impl Engine {
                 )
             }
             None => refused.to_string(),
-        })
+        }
     }
 
-    /// Makes sure that a graft of the pool is in the kernel.
+    /// Makes sure that a graft of the pool is in the kernel. `vtl graft deploy` says more precisely
+    /// why it is refused.
     pub(super) fn launch(&mut self, gid: u16) -> Result<(), String> {
         if self.plane.grafts().any(|g| g.gid == gid) {
             return Ok(());
@@ -222,12 +228,12 @@ impl Engine {
             .position(|p| p.info.gid == gid && !p.disabled);
         let at = at.ok_or_else(|| format!("the pool has no graft {gid}"))?;
         let start = now_ns();
-        let mut pooled = self.pool.swap_remove(at);
-        let loaded = self.load(&pooled);
+        let pooled = &mut self.pool[at];
+        let loaded = self.plane.deploy(&pooled.image);
         pooled.failed_ns = loaded.is_err().then_some(start);
-        self.pool.push(pooled);
-        self.pool.sort_by_key(|p| Reverse(p.rank));
-        let info = loaded.inspect_err(|error| tracing::warn!(error, gid, "not deployed"))?;
+        let info = loaded
+            .map_err(|e| e.to_string())
+            .inspect_err(|error| tracing::warn!(error, gid, "not deployed"))?;
         let ms = (now_ns() - start) as f64 / 1e6;
         tracing::info!(
             graft = info.name,
@@ -243,9 +249,7 @@ impl Engine {
     /// yet or not; without those that it refused a moment ago. Who asks for nothing gets nothing
     /// first, who asks for something the best of those that provide it.
     pub(super) fn usable(&self, wanted: &Requirements) -> Vec<GraftInfo> {
-        let now = now_ns();
-        let works = |p: &&Pooled| !p.disabled && p.failed_ns.is_none_or(|at| now - at > BROKEN_NS);
-        let mut usable = select(self.pool.iter().filter(works).map(|p| &p.info), wanted);
+        let mut usable = select(working(&self.pool), wanted);
         if wanted.required().is_empty() && wanted.prefer.is_empty() {
             usable.sort_by_key(|g| g.provides.count());
         }

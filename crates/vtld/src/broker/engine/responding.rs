@@ -3,36 +3,39 @@
 use std::time::Duration;
 
 use vtl_proto::{
-    intf,
     nego::{Choice, Made, Policy, Reason, Request, Verdict},
-    services::Requirements,
     wire::{Nego, Packet},
 };
 
 use super::{
     super::{
-        now_ns, random_token,
+        now_ns,
         raw::{self, Received},
         session::{Answered, Listener, Session, Use},
     },
     BACKLOG, Engine,
-    opening::aware,
+    opening::{Indexes, aware},
+    pool,
 };
 
 impl Engine {
     /// A peer wants to open a session. False if that has to wait for rings.
     pub(super) fn asked(&mut self, nego: &Nego, received: &Received) -> bool {
         let listening = |l: &Listener| l.backlog.len() < BACKLOG;
-        let grafts = self.usable(&Requirements::default());
+        let grafts: Vec<_> = pool::working(&self.pool).collect();
         let policy = Policy {
             grafts: &grafts,
             listening: nego.port == 0 || self.listeners.get(&nego.port).is_some_and(listening),
             room: !self.stopping && self.sessions.len() < self.config.max_sessions,
         };
-        let next = self.next_sid();
-        let verdict = self
-            .responder
-            .asked(now_ns(), received.from, nego, &policy, next);
+        let indexes = Indexes {
+            table: self.plane.sessions(),
+            sessions: &self.sessions,
+            freed: &self.freed,
+        };
+        let from = received.from;
+        let next = || indexes.any();
+        let verdict = self.responder.asked(now_ns(), from, nego, &policy, next);
         match verdict {
             Verdict::Answer(answer) => self.send(&answer, received.to, received.from),
             // The responder takes note of it when there are rings. Without any for ever, it refuses.
@@ -40,12 +43,6 @@ impl Engine {
             Verdict::Open(request) => self.respond(&request, received),
         }
         true
-    }
-
-    /// An index that is probably free when a peer comes back: any that is free now.
-    fn next_sid(&self) -> u32 {
-        let random = random_token() % u64::from(intf::VTL_MAX_SESSIONS - 1);
-        self.free_after(random as u32).unwrap_or(1)
     }
 
     fn respond(&mut self, request: &Request, received: &Received) {
@@ -83,7 +80,7 @@ impl Engine {
                 Use::Aware(aware(owner, rings, None)?)
             })
         })?;
-        let next_sid = self.next_sid();
+        let next_sid = self.indexes().any();
         let session = self.sessions.get_mut(&sid).expect("just made");
         let made = Made {
             sid,
