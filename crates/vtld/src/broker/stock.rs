@@ -28,6 +28,9 @@ pub(super) const FAR: u32 = 16384;
 /// bytes, or so many sets.
 const LOT_BYTES: u64 = 64 << 20;
 const LOT_SETS: u64 = 32;
+/// How long making up for a set waits, by its bytes: 2 s for 64 MiB. Clearing those takes a processor
+/// for up to 0.2 s, a tenth of which is what sessions at work may be asked for.
+const PAUSE_NS_PER_BYTE: u64 = 30;
 
 /// Slots for a path with this round-trip time, at most `most`: four bandwidth-delay products at
 /// 1 Gbit/s. Faster paths are shorter as a rule, and get at least [`NEAR`]; but not where there is a
@@ -70,6 +73,8 @@ pub(super) struct Stock {
     coming: usize,
     /// Sizes of which sets were taken.
     owed: BTreeSet<u32>,
+    /// The next one is made up for then.
+    replenish_ns: u64,
     /// Sets taken since those were made up for.
     rush: usize,
     /// Somebody waits for a set.
@@ -111,6 +116,7 @@ impl Stock {
             ready: BTreeMap::new(),
             coming: 0,
             owed: BTreeSet::new(),
+            replenish_ns: 0,
             rush: 0,
             wanted: false,
             failed: None,
@@ -147,6 +153,7 @@ impl Stock {
         while let Ok(delivery) = self.deliveries.try_recv() {
             if let Err(error) = self.accept(delivery) {
                 tracing::debug!(%error, "no rings to keep ready");
+                self.owed.clear();
                 self.failed = self.wanted.then_some(error);
             }
         }
@@ -200,14 +207,21 @@ impl Stock {
         Some(set)
     }
 
-    /// Makes up for what was taken. To be called when no session is being opened.
-    pub(super) fn replenish(&mut self) {
+    /// Makes up for what was taken, one set at a time, small ones first. To be called now and then
+    /// while no session is being opened.
+    pub(super) fn replenish(&mut self, now_ns: u64) {
         self.collect();
         self.rush = 0;
-        let coming = self.coming;
-        for slots in std::mem::take(&mut self.owed) {
-            let left = self.ready.get(&slots).map_or(0, Vec::len) + coming;
-            self.order(slots, self.level.saturating_sub(left));
+        if self.coming > 0 || now_ns < self.replenish_ns {
+            return;
+        }
+        while let Some(slots) = self.owed.first().copied() {
+            if self.ready.get(&slots).map_or(0, Vec::len) < self.level {
+                self.order(slots, 1);
+                self.replenish_ns = now_ns + bytes(slots) * PAUSE_NS_PER_BYTE;
+                return;
+            }
+            self.owed.pop_first();
         }
     }
 

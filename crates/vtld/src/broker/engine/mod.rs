@@ -572,7 +572,7 @@ impl Engine {
         let _ = self.find_interfaces();
         let quiet = now - self.last_opened_ns;
         if quiet > RESTOCK_NS {
-            self.stock.replenish();
+            self.stock.replenish(now);
         }
         if quiet > SPARE_NS {
             self.stock.trim();

@@ -11,7 +11,7 @@ use super::{
     super::{
         now_ns,
         raw::{self, Received},
-        session::{Answered, Listener, Session, Use},
+        session::{Answered, Session, Use},
     },
     BACKLOG, Engine,
     opening::{Indexes, aware},
@@ -21,11 +21,10 @@ use super::{
 impl Engine {
     /// A peer wants to open a session. False if that has to wait for rings.
     pub(super) fn asked(&mut self, nego: &Nego, received: &Received) -> bool {
-        let listening = |l: &Listener| l.backlog.len() < BACKLOG;
         let grafts: Vec<_> = pool::working(&self.pool).collect();
         let policy = Policy {
             grafts: &grafts,
-            listening: nego.port == 0 || self.listeners.get(&nego.port).is_some_and(listening),
+            listening: nego.port == 0 || self.listeners.contains_key(&nego.port),
             room: !self.stopping && self.sessions.len() < self.config.max_sessions,
         };
         let indexes = Indexes {
@@ -38,11 +37,18 @@ impl Engine {
         let verdict = self.responder.asked(now_ns(), from, nego, &policy, next);
         match verdict {
             Verdict::Answer(answer) => self.send(&answer, received.to, received.from),
+            // It comes again, and by then perhaps somebody has accepted.
+            Verdict::Open(_) if self.backlog_is_full(nego.port) => {}
             // The responder takes note of it when there are rings. Without any for ever, it refuses.
             Verdict::Open(_) if self.rings_ready(received.from) == Ok(false) => return false,
             Verdict::Open(request) => self.respond(&request, received),
         }
         true
+    }
+
+    fn backlog_is_full(&self, port: u16) -> bool {
+        let listener = self.listeners.get(&port);
+        listener.is_some_and(|l| l.backlog.len() >= BACKLOG)
     }
 
     fn respond(&mut self, request: &Request, received: &Received) {
