@@ -92,17 +92,43 @@ const SLOT_PROGRAMS: [(&str, &str, u32, u32); 7] = [
 ];
 
 impl DataPlane {
-    /// Loads the root programs and creates the maps. Attaches nothing.
+    /// Loads the root programs and creates the maps, for fewer than `VTL_MAX_SESSIONS` sessions.
+    /// Attaches nothing.
     ///
     /// # Errors
     /// [`Error::Load`] if the kernel refuses, [`Error::System`] if the table cannot be mapped.
     pub fn load() -> Result<Self> {
-        let root = ObjectBuilder::default()
+        Self::load_for(0)
+    }
+
+    /// As [`DataPlane::load`], for so many sessions at least. Each place takes the memory of a
+    /// `vtl_session`, whether it is used or not.
+    ///
+    /// # Errors
+    /// As [`DataPlane::load`].
+    pub fn load_for(sessions: u32) -> Result<Self> {
+        // More, so that the indexes of sessions that have ended can rest.
+        let places = (sessions + sessions / 32 + 32).max(intf::VTL_MAX_SESSIONS);
+        // More, since some are ready while all sessions have theirs.
+        let sets = (places + places / 4).max(intf::VTL_MAX_RINGS);
+        let refused = |e| Error::load("the root programs", e);
+        let mut open = ObjectBuilder::default()
             .name("vtl_root")
             .and_then(|b| b.open_memory(objects::ROOT))
-            .and_then(|o| o.load())
-            .map_err(|e| Error::load("the root programs", e))?;
-        let sessions = Arc::new(SessionTable::map(map_of(&root, "vtl_sessions").as_fd())?);
+            .map_err(refused)?;
+        for mut map in open.maps_mut() {
+            match map.name().to_str() {
+                Some("vtl_sessions" | "vtl_callers") => map.set_max_entries(places),
+                Some("vtl_tx_rings" | "vtl_rx_rings" | "vtl_scoreboards" | "vtl_wakes") => {
+                    map.set_max_entries(sets)
+                }
+                _ => Ok(()),
+            }
+            .map_err(refused)?;
+        }
+        let root = open.load().map_err(refused)?;
+        let table = SessionTable::map(map_of(&root, "vtl_sessions").as_fd(), places)?;
+        let sessions = Arc::new(table);
         let order = Arc::new(Order::map(map_of(&root, "vtl_pump").as_fd())?);
         Ok(Self {
             root,

@@ -17,33 +17,59 @@ pub struct RingSet {
     pub index: u32,
     /// Packets that each ring holds, a power of two.
     pub slots: u32,
+    open: Option<Open>,
+}
+
+struct Open {
     transmit: MapHandle,
     receive: MapHandle,
-    scoreboard: MapHandle,
     wake: MapHandle,
 }
 
 impl RingSet {
+    fn open(&self) -> &Open {
+        self.open.as_ref().expect("not released")
+    }
+
     /// Descriptor of the transmit ring, for mapping.
+    ///
+    /// # Panics
+    /// As the two below, if they were released.
     pub fn transmit(&self) -> BorrowedFd<'_> {
-        self.transmit.as_fd()
+        self.open().transmit.as_fd()
     }
 
     /// Descriptor of the ring of events: readable when the application must be woken.
+    ///
+    /// # Panics
+    /// If it was released.
     pub fn wake(&self) -> BorrowedFd<'_> {
-        self.wake.as_fd()
+        self.open().wake.as_fd()
     }
 
     /// Descriptor of the receive ring, for mapping.
+    ///
+    /// # Panics
+    /// If it was released.
     pub fn receive(&self) -> BorrowedFd<'_> {
-        self.receive.as_fd()
+        self.open().receive.as_fd()
+    }
+
+    /// Closes the descriptors, for whoever needs no more of them: the directories keep the rings.
+    pub fn release(&mut self) {
+        self.open = None;
     }
 }
 
-/// Memory of a set of rings of `slots` packets, bytes.
+/// Memory of a set of rings of `slots` packets, bytes: in pages, and with the kernel's own.
 pub const fn bytes(slots: u32) -> u64 {
+    const PAGE: u64 = 4096;
+    // struct bpf_array before what is mapped; and of a ring of events two positions and a page.
+    const HEADERS: u64 = 2 * PAGE + 3 * PAGE;
     let slots = slots as u64;
-    (slots + 1) * 2 * intf::VTL_SLOT_SIZE as u64 + slots * size_of::<intf::vtl_sent>() as u64
+    let ring = ((slots + 1) * intf::VTL_SLOT_SIZE as u64).next_multiple_of(PAGE);
+    let scoreboard = slots * size_of::<intf::vtl_sent>() as u64;
+    2 * ring + scoreboard + intf::VTL_WAKE_BYTES as u64 + HEADERS
 }
 
 /// Makes rings.
@@ -53,6 +79,8 @@ pub struct RingMaker {
     nothing: [MapHandle; 4],
     /// Entries from here on were never used.
     next: u32,
+    /// Entries of a directory.
+    entries: u32,
     /// Entries below that are free again.
     free: Vec<u32>,
 }
@@ -76,13 +104,15 @@ impl RingMaker {
     /// # Errors
     /// [`Error::Load`] if the directories' descriptors cannot be duplicated.
     pub fn new(plane: &DataPlane) -> Result<Self> {
+        let directories = [
+            plane.map_handle("vtl_tx_rings")?,
+            plane.map_handle("vtl_rx_rings")?,
+            plane.map_handle("vtl_scoreboards")?,
+            plane.map_handle("vtl_wakes")?,
+        ];
         Ok(Self {
-            directories: [
-                plane.map_handle("vtl_tx_rings")?,
-                plane.map_handle("vtl_rx_rings")?,
-                plane.map_handle("vtl_scoreboards")?,
-                plane.map_handle("vtl_wakes")?,
-            ],
+            entries: directories[0].max_entries(),
+            directories,
             nothing: maps(1)?,
             next: 0,
             free: Vec::new(),
@@ -98,33 +128,34 @@ impl RingMaker {
     /// # Panics
     /// If a number of slots is not a power of two of at most `VTL_MAX_WINDOW`.
     pub fn make(&mut self, slots: &[u32]) -> Result<Vec<RingSet>> {
-        let mut sets = Vec::with_capacity(slots.len());
+        let mut made = Vec::with_capacity(slots.len());
         for &slots in slots {
             assert!(slots.is_power_of_two() && slots <= intf::VTL_MAX_WINDOW);
-            let made = self.entry().and_then(|index| {
+            let set = self.entry().and_then(|index| {
                 let maps = maps(slots).inspect_err(|_| self.free.push(index))?;
-                let [transmit, receive, scoreboard, wake] = maps;
-                Ok(RingSet {
-                    index,
-                    slots,
-                    transmit,
-                    receive,
-                    scoreboard,
-                    wake,
-                })
+                Ok((index, slots, maps))
             });
-            match made {
-                Ok(set) => sets.push(set),
-                Err(error) if sets.is_empty() => return Err(error),
+            match set {
+                Ok(set) => made.push(set),
+                Err(error) if made.is_empty() => return Err(error),
                 Err(_) => break,
             }
         }
-        let entries: Vec<_> = sets
+        let entries: Vec<_> = made
             .iter()
-            .map(|s| (s.index, [&s.transmit, &s.receive, &s.scoreboard, &s.wake]))
+            .map(|(index, _, maps)| (*index, maps.each_ref()))
             .collect();
         install(&self.directories, &entries)?;
-        Ok(sets)
+        let set = |(index, slots, [transmit, receive, _, wake]): (u32, u32, [_; 4])| RingSet {
+            index,
+            slots,
+            open: Some(Open {
+                transmit,
+                receive,
+                wake,
+            }),
+        };
+        Ok(made.into_iter().map(set).collect())
     }
 
     /// A free entry of the directories.
@@ -132,7 +163,7 @@ impl RingMaker {
         if let Some(index) = self.free.pop() {
             return Ok(index);
         }
-        if self.next >= intf::VTL_MAX_RINGS {
+        if self.next >= self.entries {
             return Err(Error::System {
                 what: "all entries of the ring directories are in use".into(),
                 source: std::io::ErrorKind::StorageFull.into(),
@@ -152,7 +183,7 @@ impl RingMaker {
         let [transmit, receive, scoreboard, wake] = &self.nothing;
         let entries: Vec<_> = sets
             .iter()
-            .map(|s| (s.index, [transmit, receive, scoreboard, wake]))
+            .map(|set| (set.index, [transmit, receive, scoreboard, wake]))
             .collect();
         install(&self.directories, &entries)?;
         self.free.extend(sets.iter().map(|s| s.index));

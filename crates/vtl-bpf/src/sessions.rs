@@ -15,6 +15,7 @@ use crate::{Error, Result};
 /// The mapped array `vtl_sessions`.
 pub struct SessionTable {
     base: NonNull<vtl_session>,
+    places: u32,
 }
 
 // SAFETY: the table is shared memory by nature; every access goes through atomics or through the
@@ -23,11 +24,10 @@ unsafe impl Send for SessionTable {}
 // SAFETY: as above.
 unsafe impl Sync for SessionTable {}
 
-const BYTES: usize = size_of::<vtl_session>() * intf::VTL_MAX_SESSIONS as usize;
-
 impl SessionTable {
-    pub(crate) fn map(fd: BorrowedFd<'_>) -> Result<Self> {
-        let length = NonZero::new(BYTES.next_multiple_of(4096)).expect("not empty");
+    /// Of a map with so many places.
+    pub(crate) fn map(fd: BorrowedFd<'_>, places: u32) -> Result<Self> {
+        let length = NonZero::new(Self::length(places)).expect("not empty");
         // SAFETY: a new mapping at an address of the kernel's choice.
         let base = unsafe {
             mmap(
@@ -43,12 +43,23 @@ impl SessionTable {
             what: "mapping the sessions".into(),
             source: e.into(),
         })?;
-        Ok(Self { base: base.cast() })
+        let base = base.cast();
+        Ok(Self { base, places })
+    }
+
+    /// Bytes of the mapping.
+    fn length(places: u32) -> usize {
+        (size_of::<vtl_session>() * places as usize).next_multiple_of(4096)
+    }
+
+    /// Indexes are below this; 0 is none.
+    pub fn places(&self) -> u32 {
+        self.places
     }
 
     /// The entry of a session. `None` for 0 and for indexes beyond the table.
     pub fn get(&self, sid: u32) -> Option<Session<'_>> {
-        if sid == 0 || sid >= intf::VTL_MAX_SESSIONS {
+        if sid == 0 || sid >= self.places {
             return None;
         }
         // SAFETY: within the mapping, which lives as long as the table.
@@ -63,7 +74,7 @@ impl SessionTable {
 impl Drop for SessionTable {
     fn drop(&mut self) {
         // SAFETY: mapped with this length in `map`, and nobody can hold a Session any more.
-        let _ = unsafe { munmap(self.base.cast(), BYTES.next_multiple_of(4096)) };
+        let _ = unsafe { munmap(self.base.cast(), Self::length(self.places)) };
     }
 }
 

@@ -1,9 +1,12 @@
-//! The control socket: JSON requests of `vtl` and of the client library, one thread a connection.
+//! The control socket: JSON requests of `vtl` and of the client library. Each request has a thread of
+//! its own, as it may have to wait; a connection that asks for nothing has none, since each
+//! application's session keeps one.
 //!
 //! Members of the socket's group may look, run their own programs hooked, and have sessions of
 //! their own. What changes the host for others (hooks, grafts) is for root.
 
 use std::{
+    collections::HashMap,
     fs,
     io::{self, Read},
     os::{
@@ -11,19 +14,19 @@ use std::{
         unix::fs::{PermissionsExt, chown},
     },
     path::{Path, PathBuf},
-    sync::{
-        Arc, Weak,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     thread,
 };
 
 use anyhow::{Context, bail};
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
-    sys::socket::{
-        AddressFamily, Backlog, SockFlag, SockType, UnixAddr, accept4, bind, getsockopt, listen,
-        socket, sockopt,
+    sys::{
+        epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout},
+        socket::{
+            AddressFamily, Backlog, SockFlag, SockType, UnixAddr, accept4, bind, getsockopt,
+            listen, socket, sockopt,
+        },
     },
     unistd::{Gid, Group},
 };
@@ -36,8 +39,10 @@ use crate::{
     hooker::{Hooked, Hooker},
 };
 
-/// Connections at a time.
-const MAX_CLIENTS: usize = 2048;
+/// Connections at a time, besides those of sessions.
+const SPARE_CLIENTS: usize = 1024;
+/// Where the listening socket stands among the owners.
+const LISTENER: u64 = 0;
 
 /// The listening control socket; its file goes with it.
 pub struct Control {
@@ -52,8 +57,16 @@ struct Service {
     broker: broker::Handle,
     /// Ends with the daemon, whoever still asks.
     hooker: Weak<Hooker>,
-    clients: AtomicUsize,
-    next_owner: AtomicU64,
+    /// Says which connection has a request; each one once, until it is answered.
+    epoll: Epoll,
+    clients: Mutex<HashMap<Owner, Arc<Connection>>>,
+    most_clients: usize,
+}
+
+/// A connection.
+struct Connection {
+    socket: OwnedFd,
+    peer: Peer,
 }
 
 impl Control {
@@ -94,36 +107,30 @@ impl Control {
         })
     }
 
-    /// Serves requests on threads of their own, from now until the process ends.
+    /// Serves requests from now until the process ends, also of that many sessions at a time.
     ///
     /// # Errors
-    /// No thread can be started.
-    pub fn serve(&self, broker: broker::Handle, hooker: Weak<Hooker>) -> io::Result<()> {
+    /// No thread can be started, or no descriptor is left.
+    pub fn serve(
+        &self,
+        broker: broker::Handle,
+        hooker: Weak<Hooker>,
+        sessions: usize,
+    ) -> io::Result<()> {
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        let socket = self.socket.try_clone()?;
+        epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, LISTENER))?;
         let service = Arc::new(Service {
             namespace: namespace(&self.socket),
             broker,
             hooker,
-            clients: AtomicUsize::new(0),
-            next_owner: AtomicU64::new(1),
+            epoll,
+            clients: Mutex::default(),
+            most_clients: sessions + SPARE_CLIENTS,
         });
-        let socket = self.socket.try_clone()?;
         thread::Builder::new()
             .name("vtl-control".into())
-            .spawn(move || {
-                loop {
-                    match accept4(socket.as_raw_fd(), SockFlag::SOCK_CLOEXEC) {
-                        Ok(fd) => {
-                            // SAFETY: accept made this descriptor for us alone.
-                            let client = unsafe { OwnedFd::from_raw_fd(fd) };
-                            start(Arc::clone(&service), client);
-                        }
-                        Err(error) => {
-                            tracing::warn!(%error, "accepting a control connection");
-                            thread::sleep(std::time::Duration::from_millis(50));
-                        }
-                    }
-                }
-            })?;
+            .spawn(move || service.run(&socket))?;
         Ok(())
     }
 }
@@ -131,26 +138,6 @@ impl Control {
 impl Drop for Control {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.path);
-    }
-}
-
-fn start(service: Arc<Service>, client: OwnedFd) {
-    if service.clients.fetch_add(1, Ordering::Relaxed) >= MAX_CLIENTS {
-        service.clients.fetch_sub(1, Ordering::Relaxed);
-        return;
-    }
-    let work = move || {
-        let owner = service.next_owner.fetch_add(1, Ordering::Relaxed);
-        service.converse(&client, owner);
-        service.broker.gone(owner);
-        service.clients.fetch_sub(1, Ordering::Relaxed);
-    };
-    let started = thread::Builder::new()
-        .name("vtl-client".into())
-        .stack_size(256 << 10)
-        .spawn(work);
-    if let Err(error) = started {
-        tracing::warn!(%error, "no thread for a control connection");
     }
 }
 
@@ -180,39 +167,110 @@ impl<T: Into<String>> From<T> for Refusal {
 }
 
 impl Service {
-    fn converse(&self, client: &OwnedFd, owner: Owner) {
-        let Ok(credentials) = getsockopt(client, sockopt::PeerCredentials) else {
+    fn run(self: Arc<Self>, listener: &OwnedFd) {
+        let mut next_owner = LISTENER + 1;
+        let mut found = [EpollEvent::empty(); 64];
+        loop {
+            let count = self.epoll.wait(&mut found, EpollTimeout::NONE).unwrap_or(0);
+            for event in &found[..count] {
+                match event.data() {
+                    LISTENER => {
+                        self.welcome(listener, next_owner);
+                        next_owner += 1;
+                    }
+                    owner => self.start(owner),
+                }
+            }
+        }
+    }
+
+    fn clients(&self) -> MutexGuard<'_, HashMap<Owner, Arc<Connection>>> {
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a connection, or closes it if there are too many.
+    fn welcome(&self, listener: &OwnedFd, owner: Owner) {
+        let socket = match accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC) {
+            // SAFETY: accept made this descriptor for us alone.
+            Ok(fd) => unsafe { OwnedFd::from_raw_fd(fd) },
+            Err(error) => {
+                tracing::warn!(%error, "accepting a control connection");
+                thread::sleep(std::time::Duration::from_millis(50));
+                return;
+            }
+        };
+        let Ok(credentials) = getsockopt(&socket, sockopt::PeerCredentials) else {
             return;
         };
         let peer = Peer {
             pid: credentials.pid() as u32,
             root: credentials.uid() == 0,
-            near: namespace(client).is_some_and(|n| Some(n) == self.namespace),
+            near: namespace(&socket).is_some_and(|n| Some(n) == self.namespace),
         };
-        loop {
-            let answer = match control::receive(client.as_raw_fd()) {
-                Ok(Some((request, descriptors))) => {
-                    self.answer(&request, descriptors, &peer, owner, || hung_up(client))
-                }
-                Ok(None) => return,
-                Err(error @ control::Error::Malformed(_)) => Err(error.to_string().into()),
-                Err(_) => return,
-            };
-            let (value, descriptors) = match answer {
-                Ok((mut value, descriptors)) => {
-                    value["ok"] = true.into();
-                    (value, descriptors)
-                }
-                Err(Refusal { why, denied }) => {
-                    let answer = json!({ "ok": false, "error": why, "denied": denied });
-                    (answer, Vec::new())
-                }
-            };
-            let fds: Vec<_> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
-            if control::send(client.as_fd().as_raw_fd(), &value, &fds).is_err() {
-                return;
-            }
+        let mut clients = self.clients();
+        if clients.len() >= self.most_clients {
+            return;
         }
+        let connection = Arc::new(Connection { socket, peer });
+        clients.insert(owner, Arc::clone(&connection));
+        drop(clients);
+        if let Err(error) = self.epoll.add(&connection.socket, once(owner)) {
+            tracing::warn!(%error, "no place for a control connection");
+            self.clients().remove(&owner);
+        }
+    }
+
+    /// Answers a connection's request on a thread of its own.
+    fn start(self: &Arc<Self>, owner: Owner) {
+        let Some(connection) = self.clients().get(&owner).map(Arc::clone) else {
+            return;
+        };
+        let service = Arc::clone(self);
+        let work = move || {
+            let goes_on = service.converse(&connection, owner)
+                && service
+                    .epoll
+                    .modify(&connection.socket, &mut once(owner))
+                    .is_ok();
+            if !goes_on {
+                service.clients().remove(&owner);
+                service.broker.gone(owner);
+            }
+        };
+        let started = thread::Builder::new()
+            .name("vtl-client".into())
+            .stack_size(256 << 10)
+            .spawn(work);
+        if let Err(error) = started {
+            tracing::warn!(%error, "no thread for a request");
+            self.clients().remove(&owner);
+            self.broker.gone(owner);
+        }
+    }
+
+    /// Answers one request. False if the connection has ended.
+    fn converse(&self, connection: &Connection, owner: Owner) -> bool {
+        let client = &connection.socket;
+        let answer = match control::receive(client.as_raw_fd()) {
+            Ok(Some((request, descriptors))) => {
+                let gone = || hung_up(client);
+                self.answer(&request, descriptors, &connection.peer, owner, gone)
+            }
+            Err(error @ control::Error::Malformed(_)) => Err(error.to_string().into()),
+            Ok(None) | Err(_) => return false,
+        };
+        let (value, descriptors) = match answer {
+            Ok((mut value, descriptors)) => {
+                value["ok"] = true.into();
+                (value, descriptors)
+            }
+            Err(Refusal { why, denied }) => {
+                let answer = json!({ "ok": false, "error": why, "denied": denied });
+                (answer, Vec::new())
+            }
+        };
+        let fds: Vec<_> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
+        control::send(client.as_raw_fd(), &value, &fds).is_ok()
     }
 
     fn answer(
@@ -317,6 +375,11 @@ impl Service {
             other => Err(format!("unknown op \"{other}\"").into()),
         }
     }
+}
+
+/// The next request of a connection, and then none until it is asked for again.
+fn once(owner: Owner) -> EpollEvent {
+    EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLONESHOT, owner)
 }
 
 /// The bytes of a package that a client handed over.

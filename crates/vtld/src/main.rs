@@ -48,8 +48,8 @@ struct Args {
     /// Memory for all rings together, MiB; an eighth of the machine's unless given
     #[arg(long)]
     ring_memory: Option<u64>,
-    /// Sessions at a time; each takes two rings
-    #[arg(long, default_value_t = broker::Config::default().max_sessions)]
+    /// Sessions at a time, at most 65,536; room for each takes 12 KiB
+    #[arg(long, default_value_t = broker::Config::default().max_sessions, value_parser = sessions)]
     max_sessions: usize,
     /// Directory of graft packages (*.vtlg)
     #[arg(long, value_name = "DIR", default_value = "/var/lib/vtl/pool")]
@@ -87,6 +87,27 @@ fn slots(text: &str) -> Result<u32, String> {
     match text.parse() {
         Ok(n) if (64..=most).contains(&n) && u32::is_power_of_two(n) => Ok(n),
         _ => Err(format!("must be a power of two from 64 to {most}")),
+    }
+}
+
+fn sessions(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(n) if (1..=65_536).contains(&n) => Ok(n),
+        _ => Err("must be a number from 1 to 65536".into()),
+    }
+}
+
+/// A session takes three descriptors, and eight while it is opened, and the customary limits are 1,024 and half a million.
+fn allow_descriptors(sessions: usize) {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let wanted = sessions as u64 * 3 + (1 << 18);
+    let raised = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(_, hard)| {
+        let most = hard.max(wanted);
+        setrlimit(Resource::RLIMIT_NOFILE, most, most)
+            .or_else(|_| setrlimit(Resource::RLIMIT_NOFILE, hard, hard))
+    });
+    if let Err(error) = raised {
+        tracing::debug!(%error, "the limit of open files stays as it is");
     }
 }
 
@@ -192,6 +213,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     signals.add(Signal::SIGTERM);
     signals.thread_block()?;
     libbpf_rs::set_print(None);
+    allow_descriptors(args.max_sessions);
 
     let control = Control::bind(&args.socket, &args.group)?;
     let _claim = Claim::new()?;
@@ -221,7 +243,8 @@ fn run(args: &Args) -> anyhow::Result<()> {
         .context("the Hooker does not start (try: vtl doctor)")?;
     broker.set_hooker(hooker.handle());
     let hooker = Arc::new(hooker);
-    control.serve(broker.clone(), Arc::downgrade(&hooker))?;
+    let sessions = args.max_sessions;
+    control.serve(broker.clone(), Arc::downgrade(&hooker), sessions)?;
     tracing::info!(socket = %args.socket.display(), "ready");
 
     let signal = signals.wait()?;

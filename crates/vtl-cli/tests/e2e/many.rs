@@ -1,12 +1,14 @@
 //! Many sessions side by side: each exact, and nothing left of them.
 
-use std::{net::SocketAddr, thread};
+use std::{net::SocketAddr, path::Path, thread, time::Instant};
 
-use vtl::{Mode, Requirements, Services, Socket};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use serde_json::{Value, json};
+use vtl::{Mode, Requirements, Services, Socket, control::Client};
 use vtl_testbed::{Host, Link};
 
 use crate::{
-    process::until,
+    process::{memory_kib, until},
     world::{World, payload},
 };
 
@@ -106,4 +108,97 @@ fn sessions__two_hundred_at_once() {
     let (mut client, mut server) = open(&world, PORT);
     send(&mut client, b"once more");
     expect(&mut server, b"once more");
+}
+
+const IDLE: u64 = 10_000;
+const OPENERS: u64 = 4;
+
+/// Asks a daemon for a session, which ends with the connection.
+fn granted(daemon: &Path, request: &Value) -> Client {
+    let client = Client::connect(daemon).expect("a daemon");
+    let granted = client.call_with_descriptors(request);
+    granted.unwrap_or_else(|error| panic!("{request}: {error}"));
+    client
+}
+
+/// As many at once on each of several threads.
+fn granted_at_once(count: u64, daemon: &Path, request: &Value) -> Vec<Client> {
+    thread::scope(|scope| {
+        let part = || {
+            let each = (0..count / OPENERS).map(|_| granted(daemon, request));
+            each.collect::<Vec<_>>()
+        };
+        let parts: Vec<_> = (0..OPENERS).map(|_| scope.spawn(part)).collect();
+        parts
+            .into_iter()
+            .flat_map(|part| part.join().expect("sessions"))
+            .collect()
+    })
+}
+
+/// Takes about half a minute: a run by hand, `--ignored`.
+#[test]
+#[ignore = "takes long, and a gigabyte on each host"]
+fn sessions__ten_thousand_idle_ones_and_their_application_dies() {
+    let Some(mut world) = World::bare("idle", &Link::new(1.0, 200.0)) else {
+        return;
+    };
+    // Of a daemon each session takes three descriptors, of this process two. Who may not raise the
+    // limit has fewer sessions.
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("there is one");
+    let limit = hard.max(1 << 16);
+    let raised = setrlimit(Resource::RLIMIT_NOFILE, limit, limit).map_or(hard, |()| limit);
+    if raised == hard {
+        setrlimit(Resource::RLIMIT_NOFILE, hard, hard).expect("it is allowed");
+    }
+    let count = IDLE.min((raised - 1000) / 3 / OPENERS * OPENERS);
+    if count < IDLE {
+        println!("of {IDLE} sessions only {count}: a process may open {raised} files");
+    }
+    let room = ["--max-sessions", "10100", "--ring-memory", "800"];
+    world.start(Host::Server, &room);
+    world.start(Host::Client, &room);
+    let [server, client] = [Host::Server, Host::Client].map(|host| world.socket(host));
+    // The first one, with large rings, and the last one, with the smallest.
+    let mut first = open(&world, PORT);
+    let listener = Client::connect(&server).expect("a daemon");
+    let key = listener
+        .call(&json!({ "op": "listen", "port": PORT + 1 }))
+        .expect("a port")["key"]
+        .take();
+    let began = Instant::now();
+    let (to, wanted) = (world.servers()[0], Services::RELIABLE | Services::ORDERED);
+    let connect =
+        json!({ "op": "connect", "host": to, "port": PORT + 1, "services": wanted.bits() });
+    let accept = json!({ "op": "accept", "key": key });
+    let held = thread::scope(|scope| {
+        let accepted = scope.spawn(|| granted_at_once(count, &server, &accept));
+        let connected = granted_at_once(count, &client, &connect);
+        [connected, accepted.join().expect("sessions")]
+    });
+    println!("{count} sessions in {:?}", began.elapsed());
+    let mut last = open(&world, PORT + 2);
+    for host in [Host::Client, Host::Server] {
+        assert_eq!(left(&world, host) as u64, count + 2);
+        let resident = memory_kib(world.daemon(host).pid()) >> 10;
+        println!("{host:?}: {resident} MiB resident");
+        assert!(resident < 400, "{resident} MiB");
+    }
+    let exact = |(client, server): &mut (Socket, Socket)| {
+        let data = payload(BULK, 7);
+        thread::scope(|scope| {
+            scope.spawn(|| send(client, &data));
+            expect(server, &data);
+        });
+    };
+    exact(&mut first);
+    exact(&mut last);
+    // As the kernel does it when a process is killed.
+    drop(held);
+    for host in [Host::Client, Host::Server] {
+        until("they have ended", 30, || left(&world, host) == 2);
+    }
+    exact(&mut first);
+    let mut again: Vec<_> = (0..8).map(|i| open(&world, PORT + 3 + i)).collect();
+    again.iter_mut().for_each(exact);
 }

@@ -4,7 +4,7 @@
 use std::{
     io,
     net::UdpSocket,
-    os::fd::{AsFd, AsRawFd, BorrowedFd},
+    os::fd::{AsFd, AsRawFd, OwnedFd},
 };
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
@@ -13,7 +13,8 @@ use vtl_proto::intf;
 
 /// Bound to the loopback for good: it takes privileges to change that.
 pub(super) struct Caller {
-    socket: UdpSocket,
+    /// Until the application has it.
+    socket: Option<UdpSocket>,
     cookie: u64,
 }
 
@@ -28,7 +29,18 @@ impl Caller {
         socket.connect("127.0.0.1:9")?;
         socket.set_nonblocking(true)?;
         let cookie = cookie(&socket)?;
+        let socket = Some(socket);
         Ok(Self { socket, cookie })
+    }
+
+    /// Closes it here; the application's goes on.
+    pub(super) fn release(&mut self) {
+        self.socket = None;
+    }
+
+    /// A descriptor for the application.
+    pub(super) fn descriptor(&self) -> Option<OwnedFd> {
+        self.socket.as_ref()?.as_fd().try_clone_to_owned().ok()
     }
 
     /// What is sent through it runs the session's egress from now on.
@@ -41,12 +53,6 @@ impl Caller {
     pub(super) fn forget(&self, callers: &MapHandle) {
         // That it was never registered is as good.
         let _ = callers.delete(&self.cookie.to_ne_bytes());
-    }
-}
-
-impl AsFd for Caller {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
     }
 }
 

@@ -6,8 +6,6 @@ use std::{
     collections::{BinaryHeap, VecDeque},
 };
 
-use vtl_proto::intf;
-
 /// On an event.
 const NEVER: u64 = u64::MAX;
 /// At once.
@@ -29,7 +27,8 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
-    pub(super) fn new() -> Self {
+    /// For sessions with indexes below `places`.
+    pub(super) fn new(places: u32) -> Self {
         let none = Entry {
             due_ns: NEVER,
             armed_ns: NEVER,
@@ -37,7 +36,7 @@ impl Schedule {
         Self {
             ready: VecDeque::new(),
             timers: BinaryHeap::new(),
-            sessions: vec![none; intf::VTL_MAX_SESSIONS as usize],
+            sessions: vec![none; places as usize],
         }
     }
 
@@ -134,7 +133,7 @@ mod tests {
 
     #[test]
     fn pop__in_the_order_of_arrival_and_once_each() {
-        let mut s = Schedule::new();
+        let mut s = Schedule::new(1024);
         for sid in [3, 1, 3, 2, 1] {
             s.now(sid);
         }
@@ -145,7 +144,7 @@ mod tests {
 
     #[test]
     fn first__goes_before_all_others() {
-        let mut s = Schedule::new();
+        let mut s = Schedule::new(1024);
         s.now(1);
         s.first(2);
         s.first(1);
@@ -154,7 +153,7 @@ mod tests {
 
     #[test]
     fn at__ready_when_its_time_has_come() {
-        let mut s = Schedule::new();
+        let mut s = Schedule::new(1024);
         s.at(1, 500);
         s.at(2, 300);
         assert_eq!(s.next(), 300);
@@ -168,7 +167,7 @@ mod tests {
 
     #[test]
     fn at__later_and_earlier_than_before() {
-        let mut s = Schedule::new();
+        let mut s = Schedule::new(1024);
         s.at(1, 100);
         s.at(1, 900);
         s.expire(100);
@@ -183,7 +182,7 @@ mod tests {
 
     #[test]
     fn at__many_changes_leave_no_heap_behind() {
-        let mut s = Schedule::new();
+        let mut s = Schedule::new(1024);
         for ns in 1000..100_000 {
             s.at(1, ns);
         }
@@ -192,7 +191,7 @@ mod tests {
 
     #[test]
     fn at__does_not_put_off_what_is_due() {
-        let mut s = Schedule::new();
+        let mut s = Schedule::new(1024);
         s.now(1);
         s.at(1, 100);
         s.at(1, u64::MAX);
@@ -201,7 +200,7 @@ mod tests {
 
     #[test]
     fn cancel__neither_queue_nor_timer() {
-        let mut s = Schedule::new();
+        let mut s = Schedule::new(1024);
         s.now(1);
         s.at(2, 100);
         s.cancel(1);

@@ -338,7 +338,7 @@ pub(super) fn grant(
             own(session.rings.wake())?,
         ]
         .into_iter()
-        .chain(aware.caller.as_ref().and_then(|c| own(c.as_fd())))
+        .chain(aware.caller.as_ref().and_then(Caller::descriptor))
         .collect(),
     })
 }

@@ -17,6 +17,8 @@ use super::GRACE_NS;
 
 /// The smallest size, for when memory is short, or many sessions share a very short path.
 const LEAST: u32 = 64;
+/// What a session needs to exist.
+const TINY: u32 = 8;
 /// What each of many sessions needs of a path within a site: 1 Gbit/s at 1 ms.
 const SHARED: u32 = 256;
 /// What a path within a site needs: 10 Gbit/s at 1 ms. More only makes memory colder.
@@ -43,6 +45,13 @@ pub(super) fn slots_for(rtt: Duration, most: u32, crowd: bool) -> u32 {
         false => wanted.max(NEAR),
     };
     wanted.min(most)
+}
+
+/// The most slots, [`TINY`] at least, of rings that take no more than this memory.
+pub(super) fn slots_within(memory: u64) -> u32 {
+    let sizes = std::iter::successors(Some(TINY), |size| Some(size * 2));
+    let fit = sizes.take_while(|size| *size <= intf::VTL_MAX_WINDOW && bytes(*size) <= memory);
+    fit.last().unwrap_or(TINY)
 }
 
 /// Sets of one size in a lot.
@@ -89,12 +98,14 @@ pub(super) struct Stock {
 
 impl Stock {
     /// Starts the thread, which makes `level` sets of each usual size up to `most` packets, within
-    /// `budget` bytes for all sets that there are at a time. It calls `call` when it has made some.
+    /// `budget` bytes for all sets that there are at a time, of which some are left for `sessions`
+    /// sessions. It calls `call` when it has made some.
     pub(super) fn start(
         maker: RingMaker,
         most: u32,
         level: usize,
         budget: u64,
+        sessions: usize,
         call: impl Fn() + Send + 'static,
     ) -> Self {
         let (orders, inbox) = mpsc::channel();
@@ -103,6 +114,8 @@ impl Stock {
             maker,
             budget,
             used: 0,
+            sessions: sessions as u64,
+            sets: 0,
             outbox,
             call: Box::new(call),
         };
@@ -260,6 +273,10 @@ struct Workshop {
     budget: u64,
     /// Bytes that they take.
     used: u64,
+    /// Sessions that there may be at a time.
+    sessions: u64,
+    /// How many there are.
+    sets: u64,
     outbox: Sender<Delivery>,
     /// Tells the stock's owner that there are deliveries.
     call: Box<dyn Fn() + Send>,
@@ -294,7 +311,8 @@ impl Workshop {
 
     /// The largest size up to `slots` that may be made.
     fn affordable(&self, slots: u32) -> Option<u32> {
-        affordable(slots, self.used, self.budget)
+        let reserved = bytes(TINY) * self.sessions.saturating_sub(self.sets);
+        affordable(slots, self.used, self.budget, reserved)
     }
 
     /// Delivers `count` times. `None` if nobody wants anything any more.
@@ -304,6 +322,7 @@ impl Workshop {
             && let Some(size) = self.affordable(slots)
         {
             self.used += bytes(size);
+            self.sets += 1;
             sizes.push(size);
         }
         let made = self.maker.make(&sizes).unwrap_or_else(|error| {
@@ -311,6 +330,7 @@ impl Workshop {
             Vec::new()
         });
         self.used -= sizes[made.len()..].iter().copied().map(bytes).sum::<u64>();
+        self.sets -= (sizes.len() - made.len()) as u64;
         let missing = count - made.len();
         for set in made {
             self.outbox.send(Delivery::Made(Ok(set))).ok()?;
@@ -339,8 +359,12 @@ impl Workshop {
             }
         }
         let freed: u64 = retired.iter().map(|s| bytes(s.slots)).sum();
+        let count = retired.len() as u64;
         match self.maker.retire(retired) {
-            Ok(()) => self.used -= freed,
+            Ok(()) => {
+                self.used -= freed;
+                self.sets -= count;
+            }
             Err(error) => tracing::warn!(%error, "rings cannot be taken away"),
         }
         Some(())
@@ -348,14 +372,17 @@ impl Workshop {
 }
 
 /// The largest size up to `slots` for which `used` of `budget` bytes leave room. Large sets get only
-/// half of the budget, those for near peers three quarters, so that there are many small ones.
-fn affordable(slots: u32, used: u64, budget: u64) -> Option<u32> {
+/// half of the budget, those for near peers three quarters, so that there are many small ones; and
+/// only the smallest get what is `reserved`.
+fn affordable(slots: u32, used: u64, budget: u64, reserved: u64) -> Option<u32> {
+    let free = budget.saturating_sub(reserved);
     let share = |size: u32| match size {
-        _ if size > NEAR => budget / 2,
-        _ if size > SHARED => budget / 4 * 3,
-        _ => budget,
+        TINY => budget,
+        _ if size > NEAR => free.min(budget / 2),
+        _ if size > SHARED => free.min(budget / 4 * 3),
+        _ => free,
     };
-    [slots, FAR, NEAR, SHARED, LEAST]
+    [slots, FAR, NEAR, SHARED, LEAST, TINY]
         .into_iter()
         .filter(|size| *size <= slots)
         .find(|size| used + bytes(*size) <= share(*size))
@@ -376,7 +403,7 @@ mod tests {
     fn affordable__smaller_ones_as_memory_runs_out() {
         const BUDGET: u64 = 1 << 30;
         let (mut used, mut sizes) = (0, Vec::new());
-        while let Some(size) = affordable(32768, used, BUDGET) {
+        while let Some(size) = affordable(32768, used, BUDGET, 0) {
             used += bytes(size);
             sizes.push(size);
         }
@@ -384,9 +411,16 @@ mod tests {
         let count = |size| sizes.iter().filter(|s| **s == size).count();
         assert_eq!([32768, 16384].map(count), [3, 1]);
         assert!(count(1024) > 50 && count(256) > 200);
-        assert_eq!(sizes.last(), Some(&LEAST));
-        assert_eq!(affordable(64, 0, BUDGET), Some(64));
-        assert_eq!(affordable(32768, 0, 0), None);
+        assert_eq!(sizes.last(), Some(&TINY));
+        assert_eq!(affordable(64, 0, BUDGET, 0), Some(64));
+        assert_eq!(affordable(64, 0, BUDGET, BUDGET), Some(TINY));
+        assert_eq!(affordable(32768, 0, 0, 0), None);
+    }
+
+    #[test]
+    fn slots_within__the_share_of_one_of_many() {
+        let sizes = [0, 64 << 10, 100 << 10, 320 << 10, 1 << 40].map(slots_within);
+        assert_eq!(sizes, [TINY, TINY, 16, 64, intf::VTL_MAX_WINDOW]);
     }
 
     #[test]

@@ -52,7 +52,7 @@ pub(super) struct Attached {
 
 /// Descriptors of links begin here, or close below the limit. A process's table of descriptors
 /// takes eight bytes for each one below the highest.
-const LINKS_FROM: u64 = 1 << 15;
+const LINKS_FROM: u64 = 1 << 17;
 /// Room for links below the limit.
 const LINKS: u64 = 256;
 

@@ -11,7 +11,7 @@ use super::{
     super::{
         Owner, now_ns,
         raw::Received,
-        session::{Phase, Session, Use},
+        session::{Phase, Use},
     },
     CLOSE_NS, Engine,
 };
@@ -21,16 +21,15 @@ const ABORT_COPIES: usize = 3;
 
 impl Engine {
     pub(super) fn close_owned(&mut self, owner: Owner, aborted: bool) {
-        let owned = |s: &Session| matches!(&s.purpose, Use::Aware(a) if a.owner == owner);
-        let sids: Vec<u32> = self
-            .sessions
-            .iter()
-            .filter(|(_, s)| owned(s))
-            .map(|(sid, _)| *sid)
-            .collect();
-        for sid in sids {
+        for sid in self.sessions_of_owner(owner) {
             self.close(sid, aborted);
         }
+    }
+
+    /// The sessions of an aware application, in ascending order.
+    pub(super) fn sessions_of_owner(&self, owner: Owner) -> Vec<u32> {
+        let owned = self.owned.range((owner, 0)..=(owner, u32::MAX));
+        owned.map(|(_, sid)| *sid).collect()
     }
 
     /// Ends a session from our side.
@@ -156,6 +155,7 @@ impl Engine {
         match session.purpose {
             Use::Streams { .. } => self.stock.put(session.rings),
             Use::Aware(ref aware) => {
+                self.owned.remove(&(aware.owner, sid));
                 if let Some(caller) = &aware.caller {
                     caller.forget(&self.callers);
                 }

@@ -10,7 +10,7 @@ mod responding;
 
 use std::{
     cell::RefCell,
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     net::SocketAddr,
     os::fd::{AsFd, AsRawFd, BorrowedFd},
     rc::Rc,
@@ -49,6 +49,8 @@ use crate::hooker::{self, ServerFlow};
 const MS: u64 = 1_000_000;
 /// Housekeeping of sessions.
 const TICK_NS: u64 = 100 * MS;
+/// Of so many at a time.
+const TICK_SESSIONS: usize = 1024;
 /// An idle peer is asked after this long whether it is still there.
 const KEEPALIVE_NS: u64 = 10_000 * MS;
 /// A peer that has owed an answer for this long is gone.
@@ -80,6 +82,9 @@ const QUEUE_NS: u64 = MS / 10;
 /// With so many sessions, each needs a part of a short path only, and all together should not be
 /// larger than they must be.
 const CROWD: usize = 16;
+/// From so many on, each begins with no more than its share of the memory for rings, so that all
+/// that this host may have get some.
+const MANY: usize = 256;
 /// After how long without a new session rings are made in place of those that were taken.
 const RESTOCK_NS: u64 = 1_000 * MS;
 /// How long spare rings are kept after the last session was opened.
@@ -179,6 +184,8 @@ pub(super) struct Engine {
     library: vtl_pool::Pool,
     pool: Vec<Pooled>,
     sessions: BTreeMap<u32, Session>,
+    /// Those of aware applications, by owner.
+    owned: BTreeSet<(Owner, u32)>,
     schedule: Schedule,
     /// When which negotiation goes on.
     negotiations: Schedule,
@@ -191,6 +198,8 @@ pub(super) struct Engine {
     hooker: Option<hooker::Handle>,
     started_ns: u64,
     next_tick: u64,
+    /// The session that the next tick begins with.
+    next_ticked: u32,
     stopping: bool,
     // Last: everything above is gone before the kernel's side goes.
     plane: DataPlane,
@@ -202,7 +211,8 @@ impl Engine {
         handle: Handle,
         inbox: Receiver<Command>,
     ) -> anyhow::Result<Self> {
-        let plane = DataPlane::load()?;
+        let plane = DataPlane::load_for(config.max_sessions as u32)?;
+        let places = plane.sessions().places();
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let watch = |fd: BorrowedFd<'_>, source: Source| {
             epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, source.pack()))
@@ -247,6 +257,7 @@ impl Engine {
             config.ring_slots,
             config.stock,
             config.ring_memory,
+            config.max_sessions,
             move || {
                 let _ = wake.write(1);
             },
@@ -270,8 +281,10 @@ impl Engine {
             library: pool::built_in()?,
             pool: Vec::new(),
             sessions: BTreeMap::new(),
-            schedule: Schedule::new(),
-            negotiations: Schedule::new(),
+            schedule: Schedule::new(places),
+            negotiations: Schedule::new(places),
+            owned: BTreeSet::new(),
+            next_ticked: 0,
             relay: Relay::default(),
             listeners: BTreeMap::new(),
             arriving: BTreeMap::new(),
@@ -580,7 +593,14 @@ impl Engine {
         self.freed.retain(|_, at| now - *at < GRACE_NS);
         self.responder.maintain(now, random);
         self.arriving.retain(|_, a| now - a.since_ns < PREAMBLE_NS);
-        for sid in self.sessions.keys().copied().collect::<Vec<_>>() {
+        // All of them would take milliseconds if they were many.
+        let turn = self.sessions.range(self.next_ticked..);
+        let turn: Vec<u32> = turn.take(TICK_SESSIONS).map(|(sid, _)| *sid).collect();
+        self.next_ticked = match turn.last() {
+            Some(last) if turn.len() == TICK_SESSIONS => last + 1,
+            _ => 0,
+        };
+        for sid in turn {
             self.tick_session(sid, now);
         }
     }

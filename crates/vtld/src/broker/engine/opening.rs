@@ -31,7 +31,7 @@ use super::{
         session::{self, Aware, Phase, Session, Use, Wish},
         stock,
     },
-    CROWD, Engine, Parked, Source,
+    CROWD, Engine, MANY, Parked, Source,
 };
 
 /// The indexes of sessions.
@@ -55,14 +55,14 @@ impl Indexes<'_> {
 
     /// The first free index behind `sid`: one that was freed is left alone for as long as possible.
     fn free_after(&self, sid: u32) -> Option<u32> {
-        (sid + 1..intf::VTL_MAX_SESSIONS)
+        (sid + 1..self.table.places())
             .chain(1..=sid)
             .find(|sid| self.is_free(*sid))
     }
 
     /// One that is probably free when a peer comes back: any that is free now.
     pub(super) fn any(&self) -> u32 {
-        let random = random_token() % u64::from(intf::VTL_MAX_SESSIONS - 1);
+        let random = random_token() % u64::from(self.table.places() - 1);
         self.free_after(random as u32).unwrap_or(1)
     }
 }
@@ -87,8 +87,13 @@ impl Engine {
 
     /// Slots of the rings that a session with this peer should have.
     fn wanted_slots(&self, peer: IpAddr) -> u32 {
-        self.slots_for(peer, self.config.ring_slots)
-            .unwrap_or(stock::FAR)
+        let most = self.config.ring_slots;
+        let wanted = self.slots_for(peer, most).unwrap_or(stock::FAR);
+        if self.sessions.len() < MANY {
+            return wanted;
+        }
+        let share = self.config.ring_memory / self.config.max_sessions.max(1) as u64;
+        wanted.min(stock::slots_within(share))
     }
 
     /// Slots that a session should use of the rings that it has.
@@ -204,6 +209,9 @@ impl Engine {
             heard_ns: now,
             used_ns: now,
         };
+        if let Use::Aware(aware) = &session.purpose {
+            self.owned.insert((aware.owner, sid));
+        }
         self.sessions.insert(sid, session);
         Ok((sid, token))
     }
@@ -242,19 +250,25 @@ impl Engine {
         Ok(())
     }
 
-    pub(super) fn grant(&self, sid: u32) -> Result<Granted, String> {
+    /// What the application gets of its session, once: the daemon then closes what it does not need.
+    pub(super) fn grant(&mut self, sid: u32) -> Result<Granted, String> {
         let entry = self
             .plane
             .sessions()
             .get(sid)
             .ok_or("the session has gone")?
             .snapshot();
-        let session = self.sessions.get(&sid).ok_or("the session has gone")?;
+        let session = self.sessions.get_mut(&sid).ok_or("the session has gone")?;
         let graft = self.plane.grafts().find(|g| g.gid == entry.gid);
         let (graft, services) =
             graft.map_or_else(Default::default, |g| (g.name.clone(), g.services));
-        session::grant(sid, session, &entry, graft, services)
-            .ok_or_else(|| "out of file descriptors".to_owned())
+        let granted = session::grant(sid, session, &entry, graft, services)
+            .ok_or_else(|| "out of file descriptors".to_owned())?;
+        session.rings.release();
+        if let Some(caller) = session.aware().and_then(|a| a.caller.as_mut()) {
+            caller.release();
+        }
+        Ok(granted)
     }
 }
 

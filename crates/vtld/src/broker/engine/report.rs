@@ -7,10 +7,7 @@ use vtl_bpf::netdev;
 use vtl_proto::intf;
 
 use super::{
-    super::{
-        Owner, now_ns,
-        session::{Phase, Session, Use},
-    },
+    super::{Owner, now_ns, session::Phase},
     Engine,
 };
 
@@ -82,12 +79,13 @@ impl Engine {
     /// State of an aware application's session.
     pub(super) fn statistics(&mut self, owner: Owner) -> Result<Value, String> {
         // One that it has closed may not be over yet.
-        let owned = |s: &Session| {
-            matches!(&s.purpose, Use::Aware(a) if a.owner == owner)
-                && !matches!(s.phase, Phase::Closing { .. })
+        let goes_on = |sid: &u32| {
+            let session = self.sessions.get(sid);
+            session.is_some_and(|s| !matches!(s.phase, Phase::Closing { .. }))
         };
-        let found = self.sessions.iter().find(|(_, s)| owned(s));
-        let sid = *found.ok_or("there is no session")?.0;
+        let owned = self.sessions_of_owner(owner);
+        let sid = owned.into_iter().find(goes_on);
+        let sid = sid.ok_or("there is no session")?;
         let names = self.names();
         self.session(sid, &names)
             .ok_or_else(|| "there is no session".to_owned())

@@ -160,6 +160,8 @@ impl Engine {
         for (sid, owner, reply) in ready {
             let aware = self.sessions.get_mut(&sid).and_then(Session::aware);
             if let Some(aware) = aware {
+                self.owned.remove(&(aware.owner, sid));
+                self.owned.insert((owner, sid));
                 aware.owner = owner;
             }
             let _ = reply.send(self.grant(sid));
