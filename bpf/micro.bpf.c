@@ -208,6 +208,8 @@ VTL_INLINE int hand_send(struct vtl_out *o) {
             most = VTL_MAX_PAYLOAD;
         o->len = len > most ? most : len ? len : 1;
         o->flags |= VTL_LOAD(slot->more) & VTL_F_MORE;
+        if (o->len > s->path && o->len > VTL_HALF && vtl_fetch_half(o))
+            return -1;
 
         __u64 out = tx->delivered + tx->lost_total + tx->abandoned;
         __u64 in_flight = tx->sent > out ? tx->sent - out : 0;
@@ -304,9 +306,13 @@ VTL_INLINE int hand_receive(struct vtl_in *in) {
     if (in->type != VTL_PROBE && in->duplicate) {
         rx->dups++;
         vtl_env_count(VTL_ST_RX_DUPLICATE);
-    } else if (in->type != VTL_PROBE) {
-        in->slot->len = in->len;
-        in->slot->more = h->h.flags & VTL_F_MORE;
+    } else if (in->type != VTL_PROBE &&
+               (!(h->h.flags & VTL_F_HALF) ||
+                vtl_put_half(s, in->seq, vtl_swap16(h->h.aux), in->len, h->h.flags & VTL_F_MORE))) {
+        if (!(h->h.flags & VTL_F_HALF)) {
+            in->slot->len = in->len;
+            in->slot->more = h->h.flags & VTL_F_MORE;
+        }
         rx->map[(in->seq / 64) % VTL_WINDOW_WORDS] |= 1ull << (in->seq % 64);
         rx->received++;
         if (in->seq >= rx->max)

@@ -2,6 +2,7 @@
 /* What `dccp-ccid2` and `dccp-ccid3` have in common: datagrams that nobody repeats (RFC 4340),
  * under the congestion control GRAFT_CONTROL(a, control), whose state is GRAFT_STATE, with the
  * struct vtl_cc GRAFT_CC(control). */
+#define VTL_WITHOUT_HALVES
 #include "../tf/ack.h"
 #include "../tf/congestion.h"
 #include "../tf/crc32c.h"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /* Messages that may overtake each other, but not those of their own lane: stream with partial
  * order. */
+#define VTL_WITHOUT_HALVES
 #include "../tf/ack.h"
 #include "../tf/checksum.h"
 #include "../tf/congestion_bbr.h"

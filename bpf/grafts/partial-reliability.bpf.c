@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /* Selective repeat that gives lost packets up, as many as the application
  * allows: late ones would be worth less than the wait for them. */
+#define VTL_WITHOUT_HALVES
 #include "../tf/ack.h"
 #include "../tf/checksum.h"
 #include "../tf/fec.h"

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /* What `canonical`, `udp` and `udp-lite` have in common: packets that are sent once and read as
  * they arrive, under the checksum that GRAFT_ADD(o) makes and GRAFT_VERIFY(in) asks for. */
+#define VTL_WITHOUT_HALVES
 #include "../tf/ack.h"
 #include "../tf/arrival.h"
 #include "../tf/datagram.h"

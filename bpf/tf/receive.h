@@ -6,6 +6,7 @@
 #ifndef VTL_TF_RECEIVE_H
 #define VTL_TF_RECEIVE_H
 
+#include "vtl/halves.h"
 #include "vtl/tf.h"
 
 /* The first packet that finds no room, as far as the app's position is known. */
@@ -41,6 +42,7 @@ VTL_INLINE enum vtl_verdict tf_receive_admit(struct vtl_in *in) {
         return VTL_STOP;
     }
     in->place = in->seq;
+    in->half = VTL_HALVES ? in->hdr->h.flags & VTL_F_HALF : 0;
     __u64 word = s->rx.map[(in->seq / 64) % VTL_WINDOW_WORDS];
     in->duplicate = in->seq < s->rx.cum || (word >> (in->seq % 64) & 1);
     return VTL_NEXT;
@@ -63,7 +65,8 @@ VTL_INLINE void vtl_publish(struct vtl_session *s, __u64 cum, int fence) {
         vtl_env_notify(s, VTL_EV_RECV);
 }
 
-/* Counts the packet, and marks it as received unless it was before. Returns whether it is new. */
+/* Counts the packet, and marks it as received unless it was before, or half of it is missing.
+ * Returns whether it is new. */
 VTL_INLINE int vtl_rx_take(struct vtl_in *in) {
     struct vtl_rx *rx = &in->s->rx;
     if (in->duplicate) {
@@ -71,8 +74,14 @@ VTL_INLINE int vtl_rx_take(struct vtl_in *in) {
         vtl_env_count(VTL_ST_RX_DUPLICATE);
         return 0;
     }
-    in->slot->len = in->len;
-    in->slot->more = in->hdr->h.flags & VTL_F_MORE;
+    __u32 more = in->hdr->h.flags & VTL_F_MORE;
+    if (VTL_HALVES && in->half) {
+        if (!vtl_put_half(in->s, in->seq, vtl_swap16(in->hdr->h.aux), in->len, more))
+            return 0;
+    } else {
+        in->slot->len = in->len;
+        in->slot->more = more;
+    }
     rx->map[(in->seq / 64) % VTL_WINDOW_WORDS] |= 1ull << (in->seq % 64);
     rx->received++;
     if (in->seq >= rx->max)

@@ -7,6 +7,7 @@
 #ifndef VTL_ENGINE_H
 #define VTL_ENGINE_H
 
+#include "halves.h"
 #include "room.h"
 #include "tf.h"
 
@@ -17,6 +18,25 @@
         VTL_STORE(busy, 0);                                                                        \
     } while (0)
 
+/* Writes the header of DATA or PROBE, with the number of this transmission. */
+VTL_INLINE void vtl_number_header(struct vtl_out *o) {
+    struct vtl_session *s = o->s;
+    struct vtl_tx *tx = &s->tx;
+    o->hdr.data.h.version_type = VTL_VERSION << 4 | o->type;
+    o->hdr.data.h.flags = o->flags;
+    o->hdr.data.h.gid = vtl_swap16(s->gid);
+    o->hdr.data.h.sid = vtl_swap32(s->peer_sid);
+    o->hdr.data.h.token = vtl_swap64(s->peer_token);
+    o->hdr.data.h.len = vtl_swap16(o->type == VTL_DATA ? o->len : 0);
+    o->hdr.data.h.aux = 0;
+    o->hdr.data.seq = vtl_swap64(o->seq);
+    o->hdr.data.xid = vtl_swap32(tx->xid);
+    o->hdr.data.ts = vtl_swap32((__u32)(o->now / VTL_NS_PER_US));
+    o->header_len = o->type == VTL_DATA ? sizeof(struct vtl_data_hdr) : VTL_MIN_PACKET;
+    tx->xid++;
+    tx->last_sent_ns = o->now;
+}
+
 /* Asks for a kick by the next acknowledgement and by the app. Is there something to send after all?
  */
 VTL_INLINE int vtl_rest(struct vtl_out *o) {
@@ -26,7 +46,8 @@ VTL_INLINE int vtl_rest(struct vtl_out *o) {
         VTL_STORE(ctl->waiting, 1);
     __sync_lock_test_and_set(&s->tx.idle, 1);
     /* An acknowledgement that found ingress at work is still due. */
-    return (graft_can_send(s) && s->tx.pace_ns <= o->now) || VTL_LOAD(s->rx.ack_now);
+    return (graft_can_send(s) && s->tx.pace_ns <= o->now) || VTL_LOAD(s->rx.ack_now) ||
+           (VTL_HALVES && s->tx.half);
 }
 
 /* Makes the next packet in `o`. VTL_STOP: none now, s->tx.wake_ns says when. */
@@ -61,6 +82,8 @@ VTL_INLINE enum vtl_verdict vtl_make(struct vtl_out *o) {
  * vtld is told if there is more, or if nobody watches over the packet's acknowledgement yet. */
 VTL_INLINE enum vtl_verdict vtl_make_direct(struct vtl_out *o) {
     struct vtl_session *s = o->s;
+    if (VTL_HALVES && VTL_LOAD(s->tx.half))
+        return VTL_STOP; /* the pump is about to send the other half, and what else there is */
     if (!VTL_TRY_LOCK(s->tx.running)) {
         __sync_lock_test_and_set(&s->tx.again, 1);
         if (!VTL_TRY_LOCK(s->tx.running))
@@ -92,7 +115,7 @@ VTL_INLINE enum vtl_verdict vtl_fetch(struct vtl_out *o) {
         most = VTL_MAX_PAYLOAD;
     o->len = len > most ? most : len ? len : 1;
     o->flags |= VTL_LOAD(o->slot->more) & VTL_F_MORE;
-    return VTL_NEXT;
+    return VTL_HALVES && o->len > o->s->path && o->len > VTL_HALF ? vtl_fetch_half(o) : VTL_NEXT;
 }
 
 /* Bytes behind the header: payload and padding. */
@@ -238,7 +261,7 @@ VTL_INLINE enum vtl_verdict vtl_in_start(struct vtl_in *in, __u32 room) {
     if (v != VTL_NEXT || in->type == VTL_PROBE)
         return v;
     struct vtl_scratch *scratch = vtl_get_scratch();
-    if (!in->duplicate && !in->refused)
+    if (!in->duplicate && !in->refused && !in->half)
         in->slot = vtl_env_rx_slot(in->s, in->place);
     else
         in->slot = scratch ? &scratch->slot : 0;

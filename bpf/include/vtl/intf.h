@@ -45,7 +45,7 @@ struct vtl_slot {
                   * VTL_MAX_WINDOW; 0: none */
     __u64 stamp; /* transmit, grafts with a lifetime: egress, when it first sent the packet (ns
                   * of CLOCK_MONOTONIC). receive, grafts without order: ingress, the packet's
-                  * number */
+                  * number; with reliability and order: ingress, which half of it has come */
     __u8 data[VTL_SLOT_DATA];
 };
 
@@ -63,7 +63,9 @@ struct vtl_ring_ctl {
     __u32 closed;  /* vtld: 0, or 1 + enum vtl_closed: the session is over */
     __u32 refill;  /* transmit: app sets it when the ring is full; the listener clears it and
                     * has it woken when vtl_refill() slots are free */
-    __u32 pad2[13];
+    __u32 most;    /* transmit: vtld, if the path takes less than when the session began: bytes of
+                    * payload that packets should have at most; else 0 */
+    __u32 pad2[12];
 };
 
 /* Why a session ended; in vtl_ring_ctl.closed plus one. */
@@ -153,6 +155,7 @@ struct vtl_tx {
     __u32 again;   /* direct egress found the lock taken: its holder runs egress once more */
     __u32 told;    /* direct egress sets: an event is on its way to vtld, which clears it */
     __u32 timed;   /* vtld: it will run egress at the next probe timeout by itself */
+    __u64 half;    /* egress: one above the packet whose second half is still to be sent; 0, none */
     /* listener */
     __u64 una __attribute__((aligned(64))); /* first packet not acknowledged */
     __u64 limit;     /* flow control: the peer's ring ends here. vtld sets the first */
@@ -217,6 +220,7 @@ struct vtl_session {
     __u32 slots; /* of each of the two rings, a power of two, at most VTL_MAX_WINDOW */
     __u16 gid;
     __u16 max_payload;
+    __u16 path;      /* vtld, at any time: packets with more payload than this go in halves */
     __u8 ip_version; /* 4 or 6 */
     /* vtld the IP header (addresses, protocol, hop limit), root the Ethernet header: taken from
      * the latest authentic packet, with the addresses exchanged */
@@ -288,7 +292,7 @@ enum vtl_stat {
  * What a graft says about itself, in the section .vtl.graft of its object: VTL_GRAFT writes it.
  * Little-endian. Names and units are text that ends with a zero byte.
  */
-enum { VTL_GRAFT_ABI = 3 }; /* of this description and of everything in this file */
+enum { VTL_GRAFT_ABI = 4 }; /* of this description and of everything in this file */
 
 struct vtl_param_info {
     char name[24]; /* letters, digits and '-' */

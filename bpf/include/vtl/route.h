@@ -76,7 +76,7 @@ VTL_INLINE int vtl_route_at(void *data, void *end, __u32 ifindex, int offset) {
     vtl_learn(s, data, ifindex);
     if (!was)
         vtl_env_notify(s, VTL_EV_SEND);
-    if (type == VTL_NEGO_ACK || type == VTL_CLOSE) {
+    if (type > VTL_PROBE) { /* NEGO_ACK, CLOSE, SIZE */
         vtl_env_count(VTL_ST_RX_CONTROL);
         return VTL_ROUTE_PASS;
     }

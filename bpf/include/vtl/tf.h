@@ -93,6 +93,7 @@ struct vtl_in {
     __u8 duplicate; /* its place is taken: the payload goes nowhere, the checksum still counts */
     __u8 refused;   /* not taken, though it is new: likewise */
     __u8 marked;    /* the path is congested: ECN CE (RFC 3168) */
+    __u8 half;      /* of a packet: the payload goes to the scratch slot, until it is verified */
 };
 
 /* Listener: an acknowledgement that belongs to the session. */
@@ -124,6 +125,7 @@ VTL_INLINE __u32 vtl_env_sid(struct vtl_session *s);
 
 /* Supplied by the composition: graft.h lists all of these. */
 VTL_INLINE enum vtl_verdict vtl_fetch(struct vtl_out *o); /* by engine.h, for compositions */
+VTL_INLINE void vtl_number_header(struct vtl_out *o);     /* likewise */
 VTL_INLINE void graft_tell(struct vtl_session *s, struct vtl_ack_hdr *a);
 
 /*
@@ -168,8 +170,8 @@ VTL_INLINE void graft_tell(struct vtl_session *s, struct vtl_ack_hdr *a);
         __attribute__((section(".vtl.tf"), used, nodebug)) = {.name = #name_,                      \
                                                               .services = services_}
 
-/* Too large for the stack: an acknowledgement's bitmap, and the payload of a duplicate. One for
- * each CPU, also from the environment. */
+/* Too large for the stack: an acknowledgement's bitmap, and the payload of a duplicate or of half a
+ * packet. One for each CPU, also from the environment. */
 struct vtl_scratch {
     struct vtl_slot slot;
     __u64 map[VTL_ACK_WORDS + 1];

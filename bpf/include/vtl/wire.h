@@ -19,6 +19,7 @@ enum {
     VTL_ACK_MAX_BITMAP = 1024,  /* bytes: an ACK passes every IPv6 path */
     VTL_MIN_PACKET = 72,        /* bytes of a DATA or PROBE with its padding */
     VTL_MAX_MESSAGE = 64 << 20, /* bytes, where messages may take several packets */
+    VTL_HALF = 960, /* payload bytes of the first half of a packet too large for the path */
 };
 
 /* Low four bits of vtl_hdr.version_type. */
@@ -30,19 +31,23 @@ enum vtl_type {
     VTL_NEGO_ACK = 4,  /* accepts; struct vtl_nego */
     VTL_NEGO_NACK = 5, /* refuses; struct vtl_nego with the reason */
     VTL_CLOSE = 6,     /* the sender has forgotten the session, or is about to; bare header */
-    VTL_TYPES = 7,
+    VTL_SIZE = 7,      /* asks whether the path takes a packet of this size, or says that it did;
+                        * bare header, then as many zeros as are asked about */
+    VTL_TYPES = 8,
 };
 
 /* vtl_hdr.flags */
 enum {
-    VTL_F_ACK_NOW = 1 << 0,    /* DATA, PROBE: acknowledge this packet at once */
+    VTL_F_ACK_NOW = 1 << 0,    /* DATA, PROBE: acknowledge this packet at once. SIZE: answer it */
     VTL_F_PARTIAL = 1 << 1,    /* ACK: the bitmap ends early; nothing is said about later packets */
     VTL_F_RETRANSMIT = 1 << 2, /* DATA: sent before under the same sequence number */
     VTL_F_UPDATE = 1 << 3, /* ACK: a window update that no packet caused: the echo is an old one */
     VTL_F_ABORT = 1 << 4,  /* CLOSE: something may not have been delivered */
     VTL_F_PARITY = 1 << 5, /* DATA: the XOR of a group of packets from `seq` on; none itself */
     VTL_F_MORE = 1 << 6,   /* DATA: its message goes on in the next packet. NEGO, NEGO_ACK: the
-                            * sender's host takes messages of several packets */
+                            * sender's host takes messages of several packets, and knows HALF and
+                            * SIZE */
+    VTL_F_HALF = 1 << 7,   /* DATA: the payload is half of the packet's */
 };
 
 /* Starts every packet. 24 bytes. */
@@ -63,6 +68,8 @@ struct vtl_hdr {
  *   sender has not settled.
  * DATA with VTL_F_PARITY: packets of the group.
  * DATA of udp-lite: bytes of payload that the checksum covers.
+ * DATA with VTL_F_HALF: where the half begins, 0 or VTL_HALF.
+ * SIZE without VTL_F_ACK_NOW: `len` of the one that it answers.
  * ACK: packets that the path has marked (ECN CE), modulo 2^16.
  */
 

@@ -178,6 +178,7 @@ impl Kernel {
             gid,
             param: self.params,
             max_payload: 1440,
+            path: 1440,
             ip_version: 4,
             ..Default::default()
         };

@@ -196,7 +196,7 @@ static int open_session(struct side *side, int i, const struct vtl_graft_info *g
     s->gid = graft->gid;
     for (int p = 0; p < VTL_PARAMS; p++)
         s->param[p] = graft->param[p].initial;
-    s->max_payload = 1400;
+    s->max_payload = s->path = 1400;
     s->ip_version = 4;
     const __u8 head[VTL_HEADROOM] = {2,    0, 0,    0, 0, 2 - i, 2,  0, 0,    0,    0,  1 + i,
                                      0x08, 0, 0x45, 0, 0, 0,     0,  0, 0x40, 0,    64, VTL_IPPROTO,

@@ -149,6 +149,7 @@ impl Host {
             s.param[place] = config.params[place].unwrap_or(param.initial);
         }
         s.max_payload = config.max_payload;
+        s.path = config.max_payload;
         s.headers[..12].copy_from_slice(&[2, 0, 0, 0, 0, 2 - side, 2, 0, 0, 0, 0, 1 + side]);
         if config.ipv6 {
             s.ip_version = 6;

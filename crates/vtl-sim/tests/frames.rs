@@ -156,6 +156,129 @@ fn messages__where_they_go_on_is_told_with_every_copy() {
 }
 
 #[test]
+fn halves__bring_what_was_written_before_the_path_shrank() {
+    const PATH: u16 = 1136;
+    const COUNT: u64 = 60;
+    for name in [
+        "stream",
+        "newreno",
+        "cubic",
+        "hybla",
+        "go-back-n",
+        "stop-and-wait",
+        "selective-repeat",
+        "udp-plus",
+    ] {
+        let config = SessionConfig {
+            max_payload: 1920,
+            ..SessionConfig::of(name)
+        };
+        let [mut sender, mut receiver] = pair(&config, COUNT);
+        let length = |seq: u64| [1920, 960, 961, 1, 1136, 1137, 1440][seq as usize % 7];
+        let byte = |seq: u64, i: usize| (seq as usize * 31 + i * 7 + i / 256) as u8;
+        for seq in 0..COUNT {
+            let slot = sender.tx_slot(HONEST, seq);
+            slot.len = length(seq);
+            slot.more = intf::VTL_F_MORE;
+            for (i, place) in slot.data[..length(seq) as usize].iter_mut().enumerate() {
+                *place = byte(seq, i);
+            }
+        }
+        sender.session_mut(HONEST).path = PATH;
+        let (mut now, mut frames, mut halves) = (NOW, 0, 0);
+        let mut held: Option<Vec<u8>> = None;
+        while sender.session(HONEST).tx.una < COUNT {
+            assert!(frames < 4000, "{name}: it never ends");
+            let Some(frame) = next(&mut sender, now) else {
+                now += 20 * MS;
+                continue;
+            };
+            frames += 1;
+            assert!(frame.len() <= PAYLOAD + usize::from(PATH), "{name}");
+            halves += u32::from(frame[VTL + 1] & intf::VTL_F_HALF as u8 != 0);
+            // Every seventh gets lost, every eleventh comes late, every fifth twice.
+            if frames % 7 == 3 {
+                continue;
+            }
+            if frames % 11 == 5 {
+                held = Some(frame);
+                continue;
+            }
+            let twice = (frames % 5 == 0).then(|| frame.clone());
+            let late = held.take_if(|_| frames % 3 == 0);
+            for frame in [Some(frame), late, twice].into_iter().flatten() {
+                if let Some(ack) = arrive(&mut receiver, &frame) {
+                    let mut buffer: FrameBuffer = [0; 2048];
+                    sender.ingress(now, &ack, &mut buffer);
+                }
+            }
+            now += MS;
+        }
+        assert!(halves > 2 * COUNT as u32 / 7, "{name}");
+        let rx = &receiver.session(HONEST).rx;
+        assert_eq!((rx.cum, rx.received), (COUNT, COUNT), "{name}");
+        for seq in 0..COUNT {
+            let slot = receiver.rx_slot(HONEST, seq);
+            assert_eq!((slot.len, slot.more), (length(seq), intf::VTL_F_MORE));
+            let got = &slot.data[..slot.len as usize];
+            assert!(
+                got.iter().enumerate().all(|(i, b)| *b == byte(seq, i)),
+                "{name} {seq}"
+            );
+        }
+    }
+}
+
+#[test]
+fn halves__that_do_not_fit_together_are_no_packet() {
+    let config = SessionConfig {
+        max_payload: 1920,
+        ..SessionConfig::of("stream")
+    };
+    let [mut sender, mut receiver] = pair(&config, 3);
+    sender.tx_slot(HONEST, 0).len = 1500;
+    sender.session_mut(HONEST).path = 1136;
+    let first = next(&mut sender, NOW).expect("the first half");
+    let second = next(&mut sender, NOW + MS).expect("the second");
+    assert_eq!((aux(&first), aux(&second)), (0, 960));
+    let flag = intf::VTL_F_ACK_NOW as u8;
+    assert_ne!(second[VTL + 1] & flag, 0, "it says whether both have come");
+    let xid = |frame: &[u8]| frame[VTL + 32..VTL + 36].to_vec();
+    assert_eq!(xid(&first), xid(&second), "one transmission");
+    let next = next(&mut sender, NOW + 2 * MS).expect("the next packet");
+    assert_ne!(xid(&next), xid(&first));
+    // Neither at another place, nor one as the other.
+    for (frame, at) in [
+        (&first, 960_u16),
+        (&first, 8),
+        (&second, 0),
+        (&second, 1920),
+    ] {
+        let mut wrong = frame.clone();
+        wrong[VTL + 22..VTL + 24].copy_from_slice(&at.to_be_bytes());
+        seal(&mut wrong);
+        arrive(&mut receiver, &wrong);
+    }
+    assert_eq!(receiver.session(HONEST).rx.received, 0);
+    // One of each kind came: the first one's bytes as a second half. The true ones overwrite it.
+    arrive(&mut receiver, &second);
+    arrive(&mut receiver, &first);
+    let rx = &receiver.session(HONEST).rx;
+    assert_eq!((rx.received, rx.cum), (1, 1));
+    assert_eq!(receiver.rx_slot(HONEST, 0).len, 1500);
+    // Again: a duplicate, and nothing else.
+    arrive(&mut receiver, &first);
+    assert_eq!(receiver.session(HONEST).rx.received, 1);
+    assert_eq!(receiver.session(HONEST).rx.dups, 1);
+}
+
+/// Makes a frame's checksum right.
+fn seal(frame: &mut [u8]) {
+    let sum = vtl_proto::wire::checksum(&frame[VTL..]);
+    frame[VTL + 16..VTL + 20].copy_from_slice(&sum.to_le_bytes());
+}
+
+#[test]
 fn ecn__marks_are_counted_and_told() {
     for (graft, ipv6) in [("cubic", false), ("dccp-ccid3", false), ("newreno", true)] {
         let config = SessionConfig {

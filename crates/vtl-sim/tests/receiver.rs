@@ -14,7 +14,7 @@ use vtl_sim::{ffi, host::Host};
 fn checksum_verify__every_length_and_every_bit() {
     for len in [1, 2, 3, 4, 5, 63, 64, 65, 127, 128, 1439, 1440, 1919, 1920] {
         // What tf_checksum_add writes, tf_checksum_verify accepts, and vtl-proto agrees.
-        let mut h = host(|s| s.max_payload = 1920);
+        let mut h = host(|s| (s.max_payload, s.path) = (1920, 1920));
         for (i, byte) in h.tx_slot(SID, 0).data.iter_mut().enumerate() {
             *byte = (i * 7 + len) as u8;
         }

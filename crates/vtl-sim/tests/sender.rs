@@ -370,7 +370,7 @@ fn fetch__believes_no_length() {
         let (verdict, o) = h.out(ffi::vtl_native_fetch, SID, NOW, |o| o.seq = 3);
         assert_eq!((verdict, o.len), (NEXT, want), "{claimed}");
     }
-    let mut h = host(|s| s.max_payload = u16::MAX);
+    let mut h = host(|s| (s.max_payload, s.path) = (u16::MAX, u16::MAX));
     h.tx_slot(SID, 3).len = u32::MAX;
     let (_, o) = h.out(ffi::vtl_native_fetch, SID, NOW, |o| o.seq = 3);
     assert_eq!(o.len, intf::VTL_MAX_PAYLOAD);

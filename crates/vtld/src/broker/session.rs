@@ -283,6 +283,7 @@ pub(super) fn fill(s: &mut vtl_session, e: &Established) {
     s.gid = e.gid;
     s.param = e.params;
     s.max_payload = e.max_payload;
+    s.path = e.max_payload;
     s.tx.limit = e.peer_slots.into();
     if let Some(rtt) = e.rtt {
         let us = rtt.as_micros().clamp(1, 60_000_000) as u32;
