@@ -7,7 +7,7 @@ use kernel::{
 use vtl_bpf::trial as kernel;
 use vtl_proto::{
     intf,
-    wire::{Data, Header, Nego, Packet},
+    wire::{Data, Header, Nego, Packet, Size},
 };
 
 const INGRESS: [(&str, kernel::Verdicts); 2] = [("vtl_root_in_tc", TC), ("vtl_root_in_xdp", XDP)];
@@ -105,7 +105,7 @@ fn malformed() -> Vec<Case> {
         case("shorter than any header", around(&[0x10; 23]), Stop, &[BAD]),
         case("version 0", changed(|f| f[VTL] = 0), Stop, &[BAD]),
         case("version 2", changed(|f| f[VTL] = 0x20), Stop, &[BAD]),
-        case("type 7", changed(|f| f[VTL] = 0x17), Stop, &[BAD]),
+        case("type 8", changed(|f| f[VTL] = 0x18), Stop, &[BAD]),
         case("type 15", changed(|f| f[VTL] = 0x1f), Stop, &[BAD]),
         case(
             "length field beyond the packet",
@@ -215,6 +215,21 @@ fn malformed() -> Vec<Case> {
             &[RX, CONTROL],
         ),
         case(
+            "SIZE",
+            frame(&Packet::Size(size(header()))),
+            Pass,
+            &[RX, CONTROL],
+        ),
+        case(
+            "SIZE with a wrong token",
+            frame(&Packet::Size(size(Header {
+                token: !TOKEN,
+                ..header()
+            }))),
+            Stop,
+            &[RX, NONE],
+        ),
+        case(
             "CLOSE with a wrong token",
             frame(&Packet::Close(Header {
                 gid: 0,
@@ -275,6 +290,14 @@ fn malformed() -> Vec<Case> {
             &[RX, GRAFT],
         ),
     ]
+}
+
+fn size(header: Header) -> Size {
+    Size {
+        header: Header { gid: 0, ..header },
+        zeros: 1456,
+        answers: 0,
+    }
 }
 
 fn check(k: &Kernel, program: &str, verdicts: kernel::Verdicts, cases: &[Case]) {

@@ -189,6 +189,19 @@ pub struct Nego {
     pub params: Params,
 }
 
+/// A question whether a packet of its own size gets through, with `intf::VTL_F_ACK_NOW`, or the
+/// answer, which is short.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Size {
+    /// Common part.
+    pub header: Header,
+    /// Zero bytes behind the header: at most `intf::VTL_MAX_PAYLOAD` + 16, which makes the packet as
+    /// long as the longest of DATA.
+    pub zeros: u16,
+    /// In an answer: `zeros` of the question.
+    pub answers: u16,
+}
+
 /// One packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packet<'a> {
@@ -206,6 +219,8 @@ pub enum Packet<'a> {
     NegoNack(Nego),
     /// The sender ends the session; with `intf::VTL_F_ABORT` before everything was delivered.
     Close(Header),
+    /// Whether the path takes packets of a size.
+    Size(Size),
 }
 
 /// Why bytes are no packet.

@@ -52,6 +52,7 @@ static size_t header_size(unsigned type) {
     case VTL_NEGO_NACK:
         return sizeof(struct vtl_nego);
     case VTL_CLOSE:
+    case VTL_SIZE:
         return sizeof(struct vtl_hdr);
     }
     return 0;
@@ -102,6 +103,9 @@ static const char *packet_error(const __u8 *packet, size_t len) {
         if (body > VTL_ACK_MAX_BITMAP || body % 8 ||
             be32toh(a.skip) > VTL_MAX_WINDOW / 64 - body / 8)
             return "bitmap";
+    } else if (type == VTL_SIZE) {
+        if (size + body > sizeof(struct vtl_data_hdr) + VTL_MAX_PAYLOAD)
+            return "payload";
     } else if (type == VTL_DATA ? body == 0 || body > VTL_MAX_PAYLOAD : body != 0) {
         return "payload";
     }
@@ -148,8 +152,9 @@ static void print_nego(const char *type, const __u8 *packet) {
            be16toh(n.port), be16toh(n.services), n.reason, n.grafts ? "" : "-");
     for (unsigned i = 0; i < n.grafts; i++)
         printf("%s%u", i ? "," : "", be16toh(n.gids[i]));
-    printf(" ticket=%" PRIu64 "/%" PRIu64 "/%" PRIu32 " params=%s", (uint64_t)be64toh(n.ticket_time),
-           (uint64_t)be64toh(n.ticket_mac), be32toh(n.ticket_sid), n.params ? "" : "-");
+    printf(" ticket=%" PRIu64 "/%" PRIu64 "/%" PRIu32 " params=%s",
+           (uint64_t)be64toh(n.ticket_time), (uint64_t)be64toh(n.ticket_mac), be32toh(n.ticket_sid),
+           n.params ? "" : "-");
     for (unsigned i = 0; i < n.params; i++)
         printf("%s%u.%u=%" PRIu32, i ? "," : "", n.param[i].graft, n.param[i].index,
                be32toh(n.param[i].value));
@@ -184,6 +189,10 @@ static void print_packet(const __u8 *packet, size_t len) {
         break;
     case VTL_CLOSE:
         print_header("close", &h);
+        break;
+    case VTL_SIZE:
+        print_header("size", &h);
+        printf(" zeros=%u answers=%u", be16toh(h.len), be16toh(h.aux));
         break;
     }
 }

@@ -77,6 +77,12 @@ fn describe(packet: Result<Packet<'_>, WireError>) -> String {
         Ok(Packet::NegoAck(nego)) => describe_nego("nego_ack", &nego),
         Ok(Packet::NegoNack(nego)) => describe_nego("nego_nack", &nego),
         Ok(Packet::Close(header)) => describe_header("close", &header),
+        Ok(Packet::Size(size)) => format!(
+            "{} zeros={} answers={}",
+            describe_header("size", &size.header),
+            size.zeros,
+            size.answers
+        ),
         Err(error) => format!("error {}", class(error)),
     }
 }

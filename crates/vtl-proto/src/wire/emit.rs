@@ -15,6 +15,7 @@ impl Packet<'_> {
             Self::NegoAck(_) => intf::VTL_NEGO_ACK,
             Self::NegoNack(_) => intf::VTL_NEGO_NACK,
             Self::Close(_) => intf::VTL_CLOSE,
+            Self::Size(_) => intf::VTL_SIZE,
         }
     }
 
@@ -25,12 +26,13 @@ impl Packet<'_> {
             Self::Ack(ack) => &ack.header,
             Self::Nego(nego) | Self::NegoAck(nego) | Self::NegoNack(nego) => &nego.header,
             Self::Close(header) => header,
+            Self::Size(size) => &size.header,
         }
     }
 
     /// Bytes that [`Packet::emit`] writes.
     pub fn wire_len(&self) -> usize {
-        let (kind, body) = (self.kind(), self.body().len());
+        let (kind, body) = (self.kind(), self.body_len());
         header_len(kind).unwrap_or_default() + body + padding(kind, body)
     }
 
@@ -44,10 +46,10 @@ impl Packet<'_> {
         let bytes = buffer
             .get_mut(..need)
             .ok_or(EmitError::Buffer { have, need })?;
-        let body = self.body();
-        check_body(self.kind(), body)?;
+        let (body, length) = (self.body(), self.body_len());
+        check_body(self.kind(), length)?;
         bytes.fill(0);
-        let size = need - body.len() - padding(self.kind(), body.len());
+        let size = need - length - padding(self.kind(), length);
         let (head, tail) = bytes.split_at_mut(size);
         tail[..body.len()].copy_from_slice(body);
         put!(
@@ -57,7 +59,7 @@ impl Packet<'_> {
             (intf::VTL_VERSION << 4 | self.kind()) as u8
         );
         // check_body bounds it far below 2^16.
-        put!(head, vtl_hdr, len, body.len() as u16);
+        put!(head, vtl_hdr, len, length as u16);
         emit_header(head, self.header());
         match self {
             Self::Data(data) | Self::Probe(data) => emit_data(head, data),
@@ -70,13 +72,23 @@ impl Packet<'_> {
                 emit_nego(head, nego);
             }
             Self::Close(_) => {}
+            Self::Size(size) => put!(head, vtl_hdr, aux, size.answers),
         }
         let sum = checksum(bytes);
         put!(bytes, vtl_hdr, csum, sum.swap_bytes());
         Ok(need)
     }
 
-    pub(super) fn body(&self) -> &[u8] {
+    /// Bytes that follow the header, without padding.
+    pub(super) fn body_len(&self) -> usize {
+        match self {
+            Self::Size(size) => size.zeros.into(),
+            _ => self.body().len(),
+        }
+    }
+
+    /// Those that are not all zero.
+    fn body(&self) -> &[u8] {
         match self {
             Self::Data(data) | Self::Probe(data) => data.payload,
             Self::Ack(ack) => ack.bitmap,

@@ -1,8 +1,8 @@
 use core::mem::{offset_of, size_of};
 
 use super::{
-    Ack, Data, Few, Gids, Header, MIN_PAYLOAD, Nego, Packet, Param, Ticket, WireError, checksum,
-    get,
+    Ack, Data, Few, Gids, Header, MIN_PAYLOAD, Nego, Packet, Param, Size, Ticket, WireError,
+    checksum, get,
 };
 use crate::intf;
 
@@ -13,7 +13,7 @@ impl<'a> Packet<'a> {
     /// Every deviation from the wire format, the checksum last.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, WireError> {
         let packet = Self::parse_unverified(bytes)?;
-        let padded = padding(packet.kind(), packet.body().len());
+        let padded = padding(packet.kind(), packet.body_len());
         let used = &bytes[..bytes.len() - padded];
         if checksum(used) != stored_checksum(used) {
             return Err(WireError::Checksum);
@@ -42,7 +42,7 @@ impl<'a> Packet<'a> {
                 field,
                 follow: rest.len(),
             })?;
-        check_body(u32::from(kind), body)?;
+        check_body(u32::from(kind), body.len())?;
         Ok(match u32::from(kind) {
             intf::VTL_DATA => Self::Data(data(head, body)),
             intf::VTL_PROBE => Self::Probe(data(head, body)),
@@ -52,6 +52,12 @@ impl<'a> Packet<'a> {
                 Self::Ack(ack)
             }
             intf::VTL_CLOSE => Self::Close(header(head)),
+            intf::VTL_SIZE => Self::Size(Size {
+                header: header(head),
+                // check_body bounds it far below 2^16.
+                zeros: body.len() as u16,
+                answers: get!(head, vtl_hdr, aux),
+            }),
             nego_kind => {
                 let nego = nego(head)?;
                 check_nego(nego_kind, &nego)?;
@@ -71,7 +77,7 @@ pub(super) fn header_len(kind: u32) -> Option<usize> {
         intf::VTL_DATA | intf::VTL_PROBE => size_of::<intf::vtl_data_hdr>(),
         intf::VTL_ACK => size_of::<intf::vtl_ack_hdr>(),
         intf::VTL_NEGO | intf::VTL_NEGO_ACK | intf::VTL_NEGO_NACK => size_of::<intf::vtl_nego>(),
-        intf::VTL_CLOSE => size_of::<intf::vtl_hdr>(),
+        intf::VTL_CLOSE | intf::VTL_SIZE => size_of::<intf::vtl_hdr>(),
         _ => return None,
     })
 }
@@ -87,9 +93,12 @@ pub(super) fn padding(kind: u32, body: usize) -> usize {
     }
 }
 
-/// What may follow the header of a packet of type `kind`.
-pub(super) fn check_body(kind: u32, body: &[u8]) -> Result<(), WireError> {
-    let len = body.len();
+/// The most zeros behind a SIZE: it is then as long as the longest DATA.
+const MAX_ZEROS: usize =
+    intf::VTL_MAX_PAYLOAD as usize + size_of::<intf::vtl_data_hdr>() - size_of::<intf::vtl_hdr>();
+
+/// How many bytes may follow the header of a packet of type `kind`.
+pub(super) fn check_body(kind: u32, len: usize) -> Result<(), WireError> {
     let (fits, error) = match kind {
         intf::VTL_DATA => (
             (1..=intf::VTL_MAX_PAYLOAD as usize).contains(&len),
@@ -99,6 +108,7 @@ pub(super) fn check_body(kind: u32, body: &[u8]) -> Result<(), WireError> {
             let fits = len <= intf::VTL_ACK_MAX_BITMAP as usize && len.is_multiple_of(8);
             (fits, WireError::Bitmap(len))
         }
+        intf::VTL_SIZE => (len <= MAX_ZEROS, WireError::Payload(len)),
         _ => (len == 0, WireError::Payload(len)),
     };
     if fits { Ok(()) } else { Err(error) }

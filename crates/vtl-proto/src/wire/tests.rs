@@ -166,6 +166,8 @@ proptest! {
         round_trip(Packet::Data(Data { header, seq, xid, ts, payload: &payload }));
         round_trip(Packet::Probe(Data { header, seq, xid, ts, payload: &[] }));
         round_trip(Packet::Close(header));
+        let (zeros, answers) = (payload.len() as u16 + 16, xid as u16);
+        round_trip(Packet::Size(Size { header, zeros, answers }));
     }
 
     #[test]
