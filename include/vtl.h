@@ -112,7 +112,8 @@ struct vtl_info {
                            * max_packet */
     char graft[32];       /* the protocol's name */
     char peer[48];        /* the other host's address */
-    uint32_t max_packet;  /* what one packet carries at most, bytes */
+    uint32_t max_packet;  /* what one packet carries at most, bytes; becomes less if the path takes
+                           * smaller packets from some time on */
     uint32_t reserved;    /* 0 */
 };
 

@@ -134,7 +134,7 @@ class Info:
     max_message: int
     """The longest message, bytes: 64 MB by protocols with reliability and order, else max_packet."""
     max_packet: int
-    """What one packet carries at most, bytes."""
+    """What one packet carries at most, bytes; becomes less when the path takes less."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ use std::{
     num::NonZero,
     os::fd::BorrowedFd,
     ptr::NonNull,
-    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+    sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering},
 };
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
@@ -252,6 +252,21 @@ impl Session<'_> {
     /// Consecutive probe timeouts without any acknowledgement.
     pub fn timeouts(&self) -> u32 {
         atomic!(AtomicU32, self.tx.timeouts).load(Ordering::Relaxed)
+    }
+
+    /// The first packet that the peer has not acknowledged.
+    pub fn acknowledged(&self) -> u64 {
+        atomic!(AtomicU64, self.tx.una).load(Ordering::Relaxed)
+    }
+
+    /// Payload bytes above which packets go in halves.
+    pub fn path(&self) -> u16 {
+        atomic!(AtomicU16, self.path).load(Ordering::Relaxed)
+    }
+
+    /// The path takes so much payload from now on.
+    pub fn set_path(&self, most: u16) {
+        atomic!(AtomicU16, self.path).store(most, Ordering::Relaxed);
     }
 
     /// Packets that the peer has not acknowledged.

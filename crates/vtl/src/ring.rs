@@ -81,6 +81,10 @@ impl Ring {
         self.half(std::mem::offset_of!(vtl_ring_ctl, refill))
     }
 
+    fn most(&self) -> &AtomicU32 {
+        self.half(std::mem::offset_of!(vtl_ring_ctl, most))
+    }
+
     fn closed(&self) -> &AtomicU32 {
         self.half(std::mem::offset_of!(vtl_ring_ctl, closed))
     }
@@ -149,9 +153,18 @@ impl TxRing {
         })
     }
 
-    /// Bytes per packet.
+    /// Bytes that a packet should have at most. Becomes less when the path takes less.
     pub fn max_payload(&self) -> usize {
-        self.max_payload as usize
+        let most = self.max_payload as usize;
+        match self.ring.most().load(Ordering::Relaxed) as usize {
+            0 => most,
+            path => path.min(most),
+        }
+    }
+
+    /// Tells whoever writes packets how many bytes the path takes.
+    pub fn set_path(&self, most: u16) {
+        self.ring.most().store(most.into(), Ordering::Relaxed);
     }
 
     /// Slots that may be written now.
@@ -166,7 +179,8 @@ impl TxRing {
         u64::from(self.ring.slots).saturating_sub(used)
     }
 
-    /// The payload area of the `ahead`-th slot to be written, `max_payload` bytes.
+    /// The payload area of the `ahead`-th slot to be written, as many bytes as the ring was mapped
+    /// for.
     ///
     /// # Panics
     /// If `ahead` is not below [`TxRing::room`].
@@ -178,17 +192,28 @@ impl TxRing {
         let slot = self.ring.slot(self.next + ahead).as_ptr();
         // SAFETY: inside the slot; the kernel only reads it, and not before it is published.
         unsafe {
-            std::slice::from_raw_parts_mut((&raw mut (*slot).data).cast(), self.max_payload())
+            std::slice::from_raw_parts_mut(
+                (&raw mut (*slot).data).cast(),
+                self.max_payload as usize,
+            )
         }
     }
 
     /// Room for `bytes` bytes in the next slots, leaving out the first `skip` bytes of each: for
-    /// reading straight into them. The last area is cut to make the sum right.
+    /// reading straight into them. The last area is cut to make the sum right. `most`: bytes per
+    /// packet, as [`TxRing::max_payload`] said.
     ///
     /// # Panics
-    /// If that takes more slots than [`TxRing::room`], or `skip` is not below the payload.
-    pub fn areas(&mut self, bytes: usize, skip: usize) -> Vec<std::io::IoSliceMut<'_>> {
-        let each = self.max_payload() - skip;
+    /// If that takes more slots than [`TxRing::room`], `skip` is not below `most`, or `most` is more
+    /// than the ring was mapped for.
+    pub fn areas(
+        &mut self,
+        bytes: usize,
+        most: usize,
+        skip: usize,
+    ) -> Vec<std::io::IoSliceMut<'_>> {
+        assert!(most <= self.max_payload as usize);
+        let each = most - skip;
         let count = bytes.div_ceil(each);
         assert!(count as u64 <= self.room());
         (0..count)
@@ -484,10 +509,24 @@ mod tests {
     }
 
     #[test]
+    fn tx_ring__packets_become_smaller_with_the_path() {
+        let fd = memory();
+        let mut tx = TxRing::map(fd.as_fd(), SLOTS, 100).unwrap();
+        tx.set_path(60);
+        assert_eq!(tx.max_payload(), 60);
+        // Whoever has not looked meanwhile may still write what it could before.
+        assert_eq!(tx.slot(0).len(), 100);
+        assert!(!tx.publish(&[100]));
+        // The other side of the ring may write there: no more than was agreed.
+        tx.set_path(1000);
+        assert_eq!(tx.max_payload(), 100);
+    }
+
+    #[test]
     fn tx_ring__areas_cover_the_bytes_and_skip_headers() {
         let fd = memory();
         let mut tx = TxRing::map(fd.as_fd(), SLOTS, 100).unwrap();
-        let areas = tx.areas(200, 16);
+        let areas = tx.areas(200, 100, 16);
         let lengths: Vec<usize> = areas.iter().map(|a| a.len()).collect();
         assert_eq!(lengths, [84, 84, 32]);
     }

@@ -46,8 +46,8 @@ pub(crate) struct Session {
     caller: Option<OwnedFd>,
     wakeups: Wakeups,
     pub(crate) peer: IpAddr,
-    /// The longest message, bytes.
-    max_message: usize,
+    /// The longest message, bytes, where messages may take several packets.
+    long_messages: Option<usize>,
     outgoing: Outgoing,
     incoming: Incoming,
     /// Bytes of the first packet in `rx` that were read.
@@ -111,7 +111,8 @@ impl Session {
             caller,
             wakeups: Wakeups::new(wake, events, any, daemon)?,
             peer: agreement.peer,
-            max_message: longest.clamp(payload.into(), intf::VTL_MAX_MESSAGE) as usize,
+            long_messages: (longest > payload.into())
+                .then_some(longest.min(intf::VTL_MAX_MESSAGE) as usize),
             outgoing: Outgoing::default(),
             incoming: Incoming::default(),
             read: 0,
@@ -129,12 +130,7 @@ impl Session {
 
     /// Bytes of the longest message.
     pub(crate) fn max_message(&self) -> usize {
-        self.max_message
-    }
-
-    /// Whether messages may take several packets.
-    fn long_messages(&self) -> bool {
-        self.max_message > self.max_payload()
+        self.long_messages.unwrap_or(self.max_payload())
     }
 
     /// Packets that the peer has not acknowledged.
@@ -254,7 +250,12 @@ impl Session {
     /// Copies as much of `data` as fits into `room` slots, and publishes them: bytes, or the rest
     /// of a message in a lane.
     fn fill(&mut self, data: &[u8], room: usize, message: Option<u32>) -> usize {
-        let each = self.tx.max_payload();
+        // Where a message is one packet, it stays one: the path may have become smaller since it was
+        // looked at.
+        let each = match self.long_messages {
+            None if message.is_some() => data.len(),
+            _ => self.tx.max_payload(),
+        };
         let mut lengths = [0_u32; BURST];
         let mut count = 0;
         let mut taken = 0;
@@ -598,7 +599,7 @@ impl Session {
 
     /// Whether the message of the `ahead`-th packet goes on in the next one.
     fn goes_on(&self, ahead: u64) -> bool {
-        self.long_messages() && self.rx.goes_on(ahead)
+        self.long_messages.is_some() && self.rx.goes_on(ahead)
     }
 
     /// What [`Session::read_message`] has kept of a message, which counts as a packet.

@@ -383,7 +383,8 @@ impl Socket {
         self.session.as_ref().map_or(0, Session::max_message)
     }
 
-    /// What one packet takes, bytes; 0 without a session.
+    /// What one packet takes, bytes; 0 without a session. Becomes less if the path takes smaller
+    /// packets from some time on.
     pub fn max_packet(&self) -> usize {
         self.session.as_ref().map_or(0, Session::max_payload)
     }

@@ -20,6 +20,7 @@ mod messages;
 mod nego;
 mod outage;
 mod packages;
+mod path;
 mod peer;
 mod pool;
 mod python;

@@ -4,6 +4,7 @@
 
 mod caller;
 mod engine;
+mod path;
 mod peers;
 mod preamble;
 mod raw;

@@ -10,6 +10,9 @@ use vtl_proto::{
 /// So many are remembered.
 const PEERS: usize = 4096;
 
+/// What a path was found to take is believed so long (PMTU_RAISE_TIMER of RFC 8899).
+const PATH_NS: u64 = 600_000_000_000;
+
 /// How packets to a peer leave, as the kernel's programs learned it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Way {
@@ -64,6 +67,8 @@ impl Next {
 struct Known {
     rtt: Option<Duration>,
     next: Option<Next>,
+    /// Payload bytes that the path takes, and when that was found out.
+    path: Option<(u16, u64)>,
 }
 
 /// The peers.
@@ -91,6 +96,20 @@ impl Peers {
         let known = &mut self.entry(peer).rtt;
         let eased = |known: Duration| rtt.min(known + rtt.saturating_sub(known) / 8);
         *known = Some(known.map_or(rtt, eased));
+    }
+
+    /// The path has turned out to take no more payload than that.
+    pub(super) fn note_path(&mut self, peer: IpAddr, most: u16, now_ns: u64) {
+        self.entry(peer).path = Some((most, now_ns));
+    }
+
+    /// How much of `most` bytes of payload the path takes, for all that is known.
+    pub(super) fn payload(&self, peer: IpAddr, now_ns: u64, most: u16) -> u16 {
+        let path = self.known.get(&peer).and_then(|known| known.path);
+        match path {
+            Some((path, at)) if now_ns.saturating_sub(at) < PATH_NS => path.min(most),
+            _ => most,
+        }
     }
 
     pub(super) fn note_next(&mut self, peer: IpAddr, next: Next) {

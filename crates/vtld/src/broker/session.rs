@@ -17,7 +17,7 @@ use vtl_proto::{
     services::{Requirements, Services},
 };
 
-use super::{Granted, Owner, Reply, caller::Caller, peers::Way, streams::Streams};
+use super::{Granted, Owner, Reply, caller::Caller, path::PathSize, peers::Way, streams::Streams};
 use crate::hooker::HeldConnect;
 
 /// A flow that waits for its session to open.
@@ -96,8 +96,10 @@ pub(super) struct Session {
     pub(super) rings: RingSet,
     /// Packets that are used of each ring: no more than the path asks for.
     pub(super) slots: u32,
-    /// Whether the peer takes messages of several packets.
+    /// Whether the peer takes messages of several packets, and packets in halves.
     pub(super) long_messages: bool,
+    /// How large packets the path takes, once it is open and if the peer answers such questions.
+    pub(super) path: Option<PathSize>,
     pub(super) purpose: Use,
     /// Ends when the peer's vtld ends.
     pub(super) lifeline: Option<TcpStream>,
@@ -119,6 +121,14 @@ impl Session {
         match &self.purpose {
             Use::Streams { streams, .. } => streams.as_ref().map_or(0, |s| s.published()),
             Use::Aware(aware) => aware.tx.published(),
+        }
+    }
+
+    /// Whoever writes packets is told how much the path takes.
+    pub(super) fn set_path(&self, most: u16) {
+        match &self.purpose {
+            Use::Streams { streams, .. } => streams.iter().for_each(|s| s.set_path(most)),
+            Use::Aware(aware) => aware.tx.set_path(most),
         }
     }
 

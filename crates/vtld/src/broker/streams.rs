@@ -102,6 +102,11 @@ impl<H> Streams<H> {
         self.tx.published()
     }
 
+    /// The path takes packets with so much payload at most.
+    pub(super) fn set_path(&self, most: u16) {
+        self.tx.set_path(most);
+    }
+
     pub(super) fn new(initiator: bool, tx: TxRing, rx: RxRing) -> Self {
         let mux = Mux::new(initiator, vtl_proto::mux::DEFAULT_WINDOW);
         Self {
@@ -291,7 +296,8 @@ impl<H> Streams<H> {
         let mut published = false;
         loop {
             while self.mux.has_control() && self.tx.room() > 0 {
-                let n = self.mux.poll_control(self.tx.slot(0));
+                let most = self.tx.max_payload();
+                let n = self.mux.poll_control(&mut self.tx.slot(0)[..most]);
                 if n == 0 {
                     break;
                 }
@@ -327,7 +333,8 @@ impl<H> Streams<H> {
         if !flow.readable || flow.eof {
             return false;
         }
-        let each = self.tx.max_payload() - DATA_HEADER;
+        let packet = self.tx.max_payload();
+        let each = packet - DATA_HEADER;
         let credit = self.mux.credit(id);
         let count = self
             .tx
@@ -338,7 +345,7 @@ impl<H> Streams<H> {
             return false;
         }
         let most = credit.min(count * each as u64) as usize;
-        let mut areas = self.tx.areas(most, DATA_HEADER);
+        let mut areas = self.tx.areas(most, packet, DATA_HEADER);
         let mut left = match socket.read_vectored(&mut areas) {
             Ok(0) => {
                 flow.eof = true;

@@ -4,6 +4,7 @@ mod closing;
 mod flows;
 mod opening;
 mod packets;
+mod path;
 mod pool;
 mod report;
 mod responding;
@@ -659,6 +660,7 @@ impl Engine {
                 if idle && now - used > IDLE_NS {
                     self.close(sid, false);
                 }
+                self.watch_path(sid, now);
             }
         }
     }

@@ -25,6 +25,7 @@ use super::{
         GRACE_NS, Granted, Owner, Reply,
         caller::Caller,
         now_ns,
+        path::PathSize,
         peers::{Next, Way},
         random_token,
         raw::{self, Received},
@@ -203,6 +204,7 @@ impl Engine {
             rings,
             slots,
             long_messages: false,
+            path: None,
             purpose,
             lifeline: None,
             heard: 0,
@@ -229,6 +231,12 @@ impl Engine {
             session.map_streams(established.max_payload)?;
         }
         session.long_messages = established.long_messages;
+        let graft = self.plane.grafts().find(|g| g.gid == established.gid);
+        let all = Services::RELIABLE | Services::ORDERED;
+        let reliable = graft.is_some_and(|g| g.services.contains(all));
+        session.path = session
+            .long_messages
+            .then(|| PathSize::new(session.peer, established.max_payload, reliable, now_ns()));
         let entry = self.plane.sessions().get(sid).expect("it has an entry");
         let slots = session.slots;
         entry.complete(|s| {
@@ -369,7 +377,7 @@ impl Engine {
         let offer = Offer {
             sid,
             ring_slots: session.slots,
-            max_payload: raw::max_payload(mtu, peer),
+            max_payload: self.peers.payload(peer, now, raw::max_payload(mtu, peer)),
             port,
             services: wish.wanted.required(),
             grafts: offered,

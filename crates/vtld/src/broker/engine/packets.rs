@@ -44,12 +44,13 @@ impl Engine {
                 self.answered(n.header.sid, &packet, &received);
             }
             Packet::Close(header) => self.closed(*header, &received),
+            Packet::Size(size) => self.sized(size, &received),
             Packet::Data(_) | Packet::Ack(_) | Packet::Probe(_) => {}
         }
     }
 
     pub(super) fn send(&self, packet: &Packet<'_>, from: IpAddr, to: IpAddr) {
-        let mut buffer = [0; 256];
+        let mut buffer = [0; 2048];
         let Ok(length) = packet.emit(&mut buffer) else {
             return;
         };

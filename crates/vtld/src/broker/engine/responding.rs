@@ -74,7 +74,8 @@ impl Engine {
         let port = request.port();
         let owner = self.listeners.get(&port).map_or(0, |l| l.owner);
         let mtu = raw::route(received.from).map_or(1500, |(_, mtu)| mtu);
-        let max_payload = raw::max_payload(mtu, received.from);
+        let most = raw::max_payload(mtu, received.from);
+        let max_payload = self.peers.payload(received.from, now_ns(), most);
         let wish = request.early_with(choice);
         let (sid, token) = self.create(received.from, received.to, port, wish, |rings| {
             Ok(if port == 0 {

@@ -1,0 +1,118 @@
+//! Follows the size of the packets that the path takes; what to do, `broker/path.rs` decides.
+
+use vtl_bpf::sessions;
+use vtl_proto::{
+    intf,
+    wire::{Header, Packet, Size},
+};
+
+use super::{
+    super::{
+        now_ns,
+        path::{PathSize, Progress, Step},
+        raw::{self, Received},
+    },
+    Engine,
+};
+
+/// Bytes by which the header of DATA is longer than that of SIZE.
+const LONGER: u16 = (size_of::<intf::vtl_data_hdr>() - size_of::<intf::vtl_hdr>()) as u16;
+/// Where no acknowledgement has told the round-trip time.
+const RTT_NS: u64 = 100_000_000;
+
+/// How far the session is.
+fn mark(path: &PathSize, entry: &sessions::Session<'_>) -> u64 {
+    if path.reliable() {
+        entry.acknowledged()
+    } else {
+        entry.sent()
+    }
+}
+
+impl Engine {
+    /// Looks whether an open session gets on, and if not, whether its packets are too large.
+    pub(super) fn watch_path(&mut self, sid: u32, now: u64) {
+        let table = self.plane.sessions();
+        let (Some(session), Some(entry)) = (self.sessions.get_mut(&sid), table.get(sid)) else {
+            return;
+        };
+        let peer = session.peer;
+        let Some(path) = session.path.as_mut().filter(|_| entry.ifindex() != 0) else {
+            return;
+        };
+        let at = Progress {
+            mark: mark(path, &entry),
+            out: entry.unacknowledged() > 0,
+            rtt_ns: entry
+                .measured_rtt()
+                .map_or(RTT_NS, |rtt| rtt.as_nanos() as u64),
+        };
+        let told = || raw::route(peer).map_or(0, |(_, mtu)| mtu);
+        match path.look(now, &at, told) {
+            Step::Nothing => {}
+            Step::Ask(payloads) => {
+                for payload in payloads {
+                    self.say_size(sid, intf::VTL_F_ACK_NOW, payload + LONGER, 0);
+                }
+            }
+            Step::Narrow(most) => self.narrow(sid, now, most),
+        }
+    }
+
+    fn say_size(&self, sid: u32, flags: u32, zeros: u16, answers: u16) {
+        let table = self.plane.sessions();
+        let (Some(session), Some(entry)) = (self.sessions.get(&sid), table.get(sid)) else {
+            return;
+        };
+        let entry = entry.snapshot();
+        let header = Header {
+            flags: flags as u8,
+            gid: 0,
+            sid: entry.peer_sid,
+            token: entry.peer_token,
+        };
+        let packet = Packet::Size(Size {
+            header,
+            zeros,
+            answers,
+        });
+        self.send(&packet, session.local, session.peer);
+    }
+
+    /// A question about a size, or an answer.
+    pub(super) fn sized(&mut self, size: &Size, received: &Received) {
+        let sid = size.header.sid;
+        let table = self.plane.sessions();
+        let (Some(session), Some(entry)) = (self.sessions.get_mut(&sid), table.get(sid)) else {
+            return;
+        };
+        let known = session.token == size.header.token && session.peer == received.from;
+        if !known || !session.is_open() {
+            return;
+        }
+        if u32::from(size.header.flags) & intf::VTL_F_ACK_NOW != 0 {
+            self.say_size(sid, 0, 0, size.zeros);
+        } else if let Some(path) = &mut session.path {
+            let mark = mark(path, &entry);
+            path.answered(now_ns(), size.answers.saturating_sub(LONGER), mark);
+        }
+    }
+
+    /// The path takes less than it did. What was written before and is larger goes in halves, or,
+    /// without a graft that sees to it that everything arrives in order, gets lost.
+    fn narrow(&mut self, sid: u32, now: u64, most: u16) {
+        let table = self.plane.sessions();
+        let (Some(session), Some(entry)) = (self.sessions.get(&sid), table.get(sid)) else {
+            return;
+        };
+        let peer = session.peer;
+        tracing::info!(%peer, payload = most, "the path takes smaller packets than before");
+        session.set_path(most);
+        self.peers.note_path(peer, most, now);
+        if session.path.as_ref().is_some_and(PathSize::reliable) {
+            entry.set_path(most);
+            entry.probe(); // what is out goes again now, and not when a long timeout ends
+            self.schedule.now(sid);
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! How large packets the path to a peer takes (RFC 8899), without I/O.
+//!
+//! A session begins with what the route takes. If it does not get on although packets are out, the
+//! peer is asked, with packets of many sizes at a time, which of them get through: that tells a
+//! path that takes less than it did from one that takes nothing, and from bad luck. What routers say
+//! (ICMP) is one more size to ask about, no more, so whoever forges that achieves nothing. Where the
+//! graft does not learn what arrives, the peer is asked from time to time whether all is well.
+
+use std::net::IpAddr;
+
+use super::raw;
+
+const MS: u64 = 1_000_000;
+/// A session that gets on no further for so long, and for four round trips, is looked into.
+const STALL_NS: u64 = 300 * MS;
+/// Where nobody says what arrives, this often, while something is sent.
+const CHECK_NS: u64 = 10_000 * MS;
+/// The peer's silence on a size is believed when it has answered others so often.
+const ROUNDS: u32 = 3;
+/// Between two rounds: two round trips, and within these bounds. Each round without any answer
+/// doubles it.
+const WAIT_NS: [u64; 2] = [100 * MS, 3_000 * MS];
+/// IP packets of these sizes are asked about: common MTUs, and those of common tunnels. The last is
+/// the smallest that a session is cut down to (BASE_PLPMTU of RFC 8899), as acknowledgements need it.
+const SIZES: [u32; 12] = [
+    1500, 1492, 1480, 1450, 1420, 1400, 1380, 1360, 1320, 1280, 1240, 1200,
+];
+
+/// What is to be done now.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    Nothing,
+    /// Ask about these payloads.
+    Ask(Vec<u16>),
+    /// So much payload gets through, and what was sent so far does not.
+    Narrow(u16),
+}
+
+/// How far a session is.
+pub(super) struct Progress {
+    /// Packets acknowledged, or, where nobody says what arrives, sent.
+    pub(super) mark: u64,
+    /// More were sent than that.
+    pub(super) out: bool,
+    /// Its round-trip time.
+    pub(super) rtt_ns: u64,
+}
+
+/// One session's path.
+#[derive(Debug)]
+pub(super) struct PathSize {
+    peer: IpAddr,
+    /// Payload bytes that it takes, as far as is known.
+    most: u16,
+    /// The graft sees to it that everything arrives, and in order.
+    reliable: bool,
+    /// All was well when the session was here, and at that time.
+    mark: u64,
+    since_ns: u64,
+    search: Option<Search>,
+}
+
+#[derive(Debug)]
+struct Search {
+    rounds: u32,
+    wait_ns: u64,
+    next_ns: u64,
+    /// Rounds in which some were answered, and whether this one is such.
+    heard: u32,
+    hears: bool,
+    /// The largest size that was answered, payload bytes.
+    best: u16,
+}
+
+impl PathSize {
+    pub(super) fn new(peer: IpAddr, most: u16, reliable: bool, now: u64) -> Self {
+        Self {
+            peer,
+            most,
+            reliable,
+            mark: 0,
+            since_ns: now,
+            search: None,
+        }
+    }
+
+    /// Whether the graft sees to it that everything arrives, and in order.
+    pub(super) fn reliable(&self) -> bool {
+        self.reliable
+    }
+
+    /// To be called every now and then. `hint`: the MTU of the route, for all that routers told.
+    pub(super) fn look(&mut self, now: u64, at: &Progress, hint: impl FnOnce() -> u32) -> Step {
+        let (stuck, patience) = if self.reliable {
+            (at.out && at.mark == self.mark, STALL_NS)
+        } else {
+            (at.mark != self.mark, CHECK_NS)
+        };
+        if !stuck {
+            self.settle(now, at.mark);
+            return Step::Nothing;
+        }
+        let Some(search) = &mut self.search else {
+            if now.saturating_sub(self.since_ns) < patience.max(4 * at.rtt_ns) {
+                return Step::Nothing;
+            }
+            let wait_ns = (2 * at.rtt_ns).clamp(WAIT_NS[0], WAIT_NS[1]);
+            self.search = Some(Search {
+                rounds: 1,
+                wait_ns,
+                next_ns: now + wait_ns,
+                heard: 0,
+                hears: false,
+                best: 0,
+            });
+            return Step::Ask(if self.reliable {
+                self.sizes(hint())
+            } else {
+                vec![self.most; 2]
+            });
+        };
+        if now < search.next_ns {
+            return Step::Nothing;
+        }
+        if search.heard >= ROUNDS {
+            self.most = search.best;
+            self.settle(now, at.mark);
+            return Step::Narrow(self.most);
+        }
+        if search.best == 0 && search.rounds >= ROUNDS {
+            search.wait_ns = (2 * search.wait_ns).min(WAIT_NS[1]);
+        }
+        search.rounds += 1;
+        search.hears = false;
+        search.next_ns = now + search.wait_ns;
+        Step::Ask(self.sizes(hint()))
+    }
+
+    /// The peer has received a packet with so much payload; the session is at `mark`.
+    pub(super) fn answered(&mut self, now: u64, payload: u16, mark: u64) {
+        if payload >= self.most {
+            self.settle(now, mark);
+        } else if let Some(search) = &mut self.search
+            && payload >= least(self.peer)
+        {
+            search.best = search.best.max(payload);
+            search.heard += u32::from(!search.hears);
+            search.hears = true;
+        }
+    }
+
+    fn settle(&mut self, now: u64, mark: u64) {
+        (self.mark, self.since_ns, self.search) = (mark, now, None);
+    }
+
+    /// Payloads to ask about.
+    fn sizes(&self, hint: u32) -> Vec<u16> {
+        let mut sizes: Vec<u16> = SIZES
+            .iter()
+            .chain([&hint])
+            .map(|size| raw::max_payload(*size, self.peer))
+            .filter(|payload| (least(self.peer)..self.most).contains(payload))
+            .collect();
+        // What is in use goes twice: its loss is what will be believed.
+        sizes.extend([self.most; 2]);
+        sizes.sort_unstable();
+        sizes
+    }
+}
+
+/// The least payload that a session is cut down to.
+fn least(peer: IpAddr) -> u16 {
+    raw::max_payload(SIZES[SIZES.len() - 1], peer)
+}
+
+#[cfg(test)]
+#[allow(non_snake_case)]
+mod tests {
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
+    use super::*;
+
+    const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+    fn at(mark: u64) -> Progress {
+        Progress {
+            mark,
+            out: true,
+            rtt_ns: 20 * MS,
+        }
+    }
+
+    /// Lets time pass in ticks until there is something to do.
+    fn until(path: &mut PathSize, now: &mut u64, at: &Progress) -> Step {
+        for _ in 0..1000 {
+            match path.look(*now, at, || 0) {
+                Step::Nothing => *now += 100 * MS,
+                step => return step,
+            }
+        }
+        Step::Nothing
+    }
+
+    fn asked(path: &mut PathSize, now: &mut u64, at: &Progress) -> Vec<u16> {
+        match until(path, now, at) {
+            Step::Ask(sizes) => sizes,
+            step => panic!("{step:?}"),
+        }
+    }
+
+    #[test]
+    fn path__smaller_ones_get_through() {
+        let mut now = 1000 * MS;
+        let mut path = PathSize::new(V4, 1440, true, now);
+        assert_eq!(path.look(now, &at(7), || 0), Step::Nothing);
+        let sizes = asked(&mut path, &mut now, &at(7));
+        assert_eq!(
+            (sizes[0], &sizes[sizes.len() - 2..]),
+            (1136, &[1440; 2][..])
+        );
+        assert_eq!(now, 1300 * MS);
+        path.answered(now, 1136, 7);
+        path.answered(now, 1000, 7);
+        asked(&mut path, &mut now, &at(7));
+        // A round in which nothing comes back says nothing.
+        asked(&mut path, &mut now, &at(7));
+        path.answered(now, 1216, 7);
+        path.answered(now, 1136, 7);
+        asked(&mut path, &mut now, &at(7));
+        path.answered(now, 1176, 7);
+        assert_eq!(until(&mut path, &mut now, &at(7)), Step::Narrow(1216));
+        assert_eq!((now, path.most), (1700 * MS, 1216));
+        // Less and less.
+        let sizes = asked(&mut path, &mut now, &at(7));
+        assert!(sizes.iter().all(|size| *size <= 1216));
+    }
+
+    #[test]
+    fn path__large_ones_get_through_after_all() {
+        let mut now = 0;
+        let mut path = PathSize::new(V4, 1440, true, now);
+        asked(&mut path, &mut now, &at(0));
+        path.answered(now, 1136, 0);
+        path.answered(now, 1440, 0);
+        let since = now;
+        asked(&mut path, &mut now, &at(0));
+        assert_eq!(now - since, STALL_NS, "a new count");
+        // Neither does it search where the session gets on, or nothing is out.
+        assert_eq!(path.look(now + MS, &at(1), || 0), Step::Nothing);
+        let idle = Progress {
+            out: false,
+            ..at(1)
+        };
+        assert_eq!(until(&mut path, &mut now, &idle), Step::Nothing);
+        assert_eq!(path.most, 1440);
+    }
+
+    #[test]
+    fn path__nothing_gets_through() {
+        let mut now = 0;
+        let mut path = PathSize::new(V4, 1440, true, now);
+        for _ in 0..50 {
+            asked(&mut path, &mut now, &at(0));
+        }
+        assert!(now > 40 * WAIT_NS[1], "it asks less often: {now}");
+        assert_eq!(path.most, 1440);
+    }
+
+    #[test]
+    fn path__where_nobody_says_what_arrives() {
+        let mut now = 0;
+        let mut path = PathSize::new(V4, 1440, false, now);
+        assert_eq!(until(&mut path, &mut now, &at(0)), Step::Nothing, "idle");
+        let since = now;
+        assert_eq!(asked(&mut path, &mut now, &at(5)), [1440; 2]);
+        assert_eq!(now - since, CHECK_NS - 100 * MS);
+        path.answered(now, 1440, 5);
+        assert_eq!(path.look(now + MS, &at(5), || 0), Step::Nothing);
+        for sent in 6..9 {
+            asked(&mut path, &mut now, &at(sent));
+            path.answered(now, 1200, sent);
+        }
+        assert_eq!(until(&mut path, &mut now, &at(9)), Step::Narrow(1200));
+    }
+
+    #[test]
+    fn sizes__are_those_below_the_one_in_use() {
+        let path = PathSize::new(V4, 1440, true, 0);
+        assert!(path.sizes(1300).contains(&1240), "what a router said");
+        assert!(!path.sizes(600).contains(&536));
+        let path = PathSize::new(Ipv6Addr::LOCALHOST.into(), 1120, true, 0);
+        assert_eq!(path.sizes(0), [1120, 1120]);
+    }
+}
