@@ -178,6 +178,8 @@ impl Socket {
                 "prefer": requirements.prefer.bits(),
                 "avoid": requirements.avoid.bits(),
                 "prohibit": requirements.prohibit.bits(),
+                "max_delay_ms": requirements.qos.max_delay_ms,
+                "min_throughput_mbit": requirements.qos.min_throughput_mbit,
                 "max_loss_pct": requirements.qos.max_loss_pct,
             }))?;
         }

@@ -32,7 +32,7 @@ use nix::{
 };
 use serde_json::{Value, json};
 use vtl::control::{self, Client};
-use vtl_proto::services::{Requirements, Services};
+use vtl_proto::services::{Qos, Requirements, Services};
 
 use crate::{
     broker::{self, Granted, Owner, Wish},
@@ -405,7 +405,11 @@ fn wish(request: &Value) -> Result<Wish, String> {
         prohibit: services("prohibit"),
         ..Default::default()
     };
-    wanted.qos.max_loss_pct = request["max_loss_pct"].as_f64();
+    wanted.qos = Qos {
+        max_delay_ms: request["max_delay_ms"].as_u64().and_then(|ms| ms.try_into().ok()),
+        min_throughput_mbit: request["min_throughput_mbit"].as_f64(),
+        max_loss_pct: request["max_loss_pct"].as_f64(),
+    };
     if let Some(contradiction) = wanted.contradiction() {
         return Err(contradiction.to_string());
     }

@@ -5,6 +5,7 @@ use std::{
     net::{IpAddr, SocketAddr, TcpStream},
     os::fd::{BorrowedFd, OwnedFd},
     sync::Arc,
+    time::Duration,
 };
 
 use nix::sys::eventfd::EventFd;
@@ -227,7 +228,7 @@ pub(super) fn sender() -> vtl_tx {
 /// What a session is to be like, as its initiator asks for it.
 #[derive(Clone, Debug, Default)]
 pub struct Wish {
-    /// What the graft must provide, and should; without bounds but that on loss.
+    /// What the graft must provide, and should.
     pub wanted: Requirements,
     /// This one and no other.
     pub graft: Option<String>,
@@ -249,17 +250,31 @@ impl From<Services> for Wish {
 }
 
 impl Wish {
-    /// The parameters of a graft that were asked for, by name or by what they do: index and value.
-    pub(super) fn asked(&self, known: &[Parameter]) -> Vec<(u8, u32)> {
-        let max_loss = self.wanted.qos.max_loss_pct;
+    /// The parameters of a graft that were asked for, by name or by what they do for the bounds:
+    /// index and value. `rtt`: to the peer, if it is known.
+    pub(super) fn asked(&self, known: &[Parameter], rtt: Option<Duration>) -> Vec<(u8, u32)> {
+        let qos = &self.wanted.qos;
+        let rtt_ms = rtt.unwrap_or(FAR).as_secs_f64() * 1e3;
+        let bound = |p: &Parameter| match p.name.as_str() {
+            // Rounded down: never more than was allowed.
+            "max-loss" => qos.max_loss_pct.map(|pct| pct * 10.0),
+            // What is sent again at that age takes half a round trip.
+            "lifetime" => {
+                let age = |ms| (f64::from(ms) - rtt_ms / 2.0).max(1.0);
+                qos.max_delay_ms.map(age)
+            }
+            // Twice what is under way: a lost packet holds its place for a round trip more.
+            "window" => {
+                let packets = |mbit| 2.0 * mbit * 1e3 / 8.0 * rtt_ms / f64::from(PAYLOAD);
+                let window = |mbit| f64::max(packets(mbit) + 1.0, p.default.into());
+                qos.min_throughput_mbit.map(window)
+            }
+            _ => None,
+        };
         let asked = known.iter().map(|p| {
             let named = self.params.iter().find(|(name, _)| *name == p.name);
-            match (named, max_loss) {
-                (Some((_, value)), _) => Some(*value),
-                // Rounded down: never more than was allowed.
-                (None, Some(pct)) if p.name == MAX_LOSS => Some(((pct * 10.0) as u32).min(p.most)),
-                _ => None,
-            }
+            let named = named.map(|(_, value)| *value);
+            named.or_else(|| Some((bound(p)? as u32).clamp(p.least, p.most)))
         });
         (0..)
             .zip(asked)
@@ -283,8 +298,10 @@ impl Wish {
     }
 }
 
-/// The parameter of grafts that may lose packets: how many, per mille.
-const MAX_LOSS: &str = "max-loss";
+/// A round trip to a peer that we have never met.
+const FAR: Duration = Duration::from_millis(100);
+/// What a packet carries at least, on nearly all paths, bytes.
+const PAYLOAD: u32 = 1200;
 
 /// What negotiation found out.
 pub(super) fn fill(s: &mut vtl_session, e: &Established) {
@@ -352,4 +369,46 @@ pub(super) fn grant(
         .chain(aware.caller.as_ref().and_then(Caller::descriptor))
         .collect(),
     })
+}
+
+#[cfg(test)]
+#[allow(non_snake_case)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn asked__bounds_become_parameters() {
+        let parameter = |name: &str, default, least, most| Parameter {
+            name: name.into(),
+            unit: String::new(),
+            default,
+            least,
+            most,
+        };
+        let known = [
+            parameter("window", 16, 1, 4000),
+            parameter("max-loss", 100, 0, 1000),
+            parameter("loss-window", 100, 1, 10_000),
+            parameter("lifetime", 0, 0, 60_000),
+        ];
+        let near = Some(Duration::from_millis(20));
+        let mut wish = Wish::default();
+        assert_eq!(wish.asked(&known, near), []);
+        wish.wanted.qos.max_loss_pct = Some(2.59);
+        assert_eq!(wish.asked(&known, near), [(1, 25)]);
+        wish.wanted.qos.max_delay_ms = Some(150);
+        assert_eq!(wish.asked(&known, near), [(1, 25), (3, 140)]);
+        assert_eq!(wish.asked(&known, None), [(1, 25), (3, 100)]);
+        wish.wanted.qos.max_delay_ms = Some(3);
+        assert_eq!(wish.asked(&known, near)[1], (3, 1), "sent once, then");
+        // 10 Mbit/s of 20 ms are 21 packets of 1,200 bytes.
+        wish.wanted.qos.min_throughput_mbit = Some(10.0);
+        assert_eq!(wish.asked(&known, near)[0], (0, 42));
+        wish.wanted.qos.min_throughput_mbit = Some(0.1);
+        assert_eq!(wish.asked(&known, near)[0], (0, 16), "never less than usual");
+        wish.wanted.qos.min_throughput_mbit = Some(1e9);
+        assert_eq!(wish.asked(&known, near)[0], (0, 4000));
+        wish.params = vec![("window".into(), 7)];
+        assert_eq!(wish.asked(&known, near)[0], (0, 7), "by name");
+    }
 }

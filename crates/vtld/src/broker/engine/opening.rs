@@ -363,12 +363,13 @@ impl Engine {
             gids.remove(0); // the one that was the first before is loaded
             early = None;
         }
+        let rtt = self.peers.rtt(peer);
         let offered = |gid: &u16| {
             let pooled = self.pool.iter().find(|p| p.info.gid == *gid)?;
             Some(Offered {
                 gid: *gid,
                 params: pooled.info.params.clone(),
-                asked: wish.asked(&pooled.params),
+                asked: wish.asked(&pooled.params, rtt),
             })
         };
         let offered: Vec<Offered> = gids.iter().filter_map(offered).collect();

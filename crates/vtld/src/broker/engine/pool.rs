@@ -277,7 +277,7 @@ impl Engine {
         }
         let allowed = |g: &GraftInfo| {
             let pooled = self.pool.iter().find(|p| p.info.gid == g.gid);
-            let asked = pooled.map_or_else(Vec::new, |p| wish.asked(&p.params));
+            let asked = pooled.map_or_else(Vec::new, |p| wish.asked(&p.params, None));
             let range = |i: u8| g.params.get(usize::from(i));
             asked
                 .iter()
