@@ -406,7 +406,9 @@ fn wish(request: &Value) -> Result<Wish, String> {
         ..Default::default()
     };
     wanted.qos = Qos {
-        max_delay_ms: request["max_delay_ms"].as_u64().and_then(|ms| ms.try_into().ok()),
+        max_delay_ms: request["max_delay_ms"]
+            .as_u64()
+            .and_then(|ms| ms.try_into().ok()),
         min_throughput_mbit: request["min_throughput_mbit"].as_f64(),
         max_loss_pct: request["max_loss_pct"].as_f64(),
     };

@@ -405,7 +405,11 @@ mod tests {
         wish.wanted.qos.min_throughput_mbit = Some(10.0);
         assert_eq!(wish.asked(&known, near)[0], (0, 42));
         wish.wanted.qos.min_throughput_mbit = Some(0.1);
-        assert_eq!(wish.asked(&known, near)[0], (0, 16), "never less than usual");
+        assert_eq!(
+            wish.asked(&known, near)[0],
+            (0, 16),
+            "never less than usual"
+        );
         wish.wanted.qos.min_throughput_mbit = Some(1e9);
         assert_eq!(wish.asked(&known, near)[0], (0, 4000));
         wish.params = vec![("window".into(), 7)];
