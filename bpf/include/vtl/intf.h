@@ -12,8 +12,8 @@
 #include "hooker.h"
 
 enum {
-    VTL_MAX_SESSIONS = 1024,      /* unless vtld makes the maps larger; index 0 is never handed out */
-    VTL_MAX_RINGS = 1024,         /* entries of the ring directories, likewise */
+    VTL_MAX_SESSIONS = 1024, /* unless vtld makes the maps larger; index 0 is never handed out */
+    VTL_MAX_RINGS = 1024,    /* entries of the ring directories, likewise */
     VTL_DIRECT_MARK = 0x56544c31, /* of sockets whose packets are an application's call of egress */
     VTL_TURNS = 64,               /* sessions that one call of the pump serves, a power of two */
     VTL_WAKE_BYTES = 4096,        /* of an application's ring of events */
