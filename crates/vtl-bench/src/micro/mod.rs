@@ -68,7 +68,7 @@ pub fn table(figures: &[Figure]) -> String {
         ),
         (
             "composition",
-            "Parts of selective-repeat, composed and written by hand, by the same method",
+            "Parts of selective-repeat, composed and written by hand, by the same method: medians of seven",
         ),
         (
             "batch",
