@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::Path, thread, time::Instant};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde_json::{Value, json};
-use vtl::{Mode, Requirements, Services, Socket, control::Client};
+use vtl::{Agreement, Error, Mode, Requirements, Services, Socket, control::Client};
 use vtl_testbed::{Host, Link};
 
 use crate::{
@@ -20,6 +20,18 @@ const BULK: usize = 50_000;
 /// A session between applications that live on the hosts themselves, so that they run their own
 /// egress.
 pub(crate) fn open(world: &World, port: u16) -> (Socket, Socket) {
+    let wanted = Requirements {
+        services: Services::RELIABLE.union(Services::ORDERED),
+        ..Default::default()
+    };
+    open_with(world, port, |initiator| initiator.negotiate(&wanted))
+}
+
+fn open_with(
+    world: &World,
+    port: u16,
+    negotiate: impl FnOnce(&mut Socket) -> Result<Agreement, Error>,
+) -> (Socket, Socket) {
     let at = SocketAddr::new(world.servers()[0], port);
     let socket = |host, mode| {
         let daemon = world.socket(host);
@@ -30,16 +42,12 @@ pub(crate) fn open(world: &World, port: u16) -> (Socket, Socket) {
     };
     let mut responder = socket(Host::Server, Mode::Responder);
     let mut initiator = socket(Host::Client, Mode::Initiator);
-    let wanted = Requirements {
-        services: Services::RELIABLE.union(Services::ORDERED),
-        ..Default::default()
-    };
     // Nobody waits for this thread if the negotiation fails: the test ends, the daemon with it.
     let accepting = thread::spawn(move || {
         responder.validate().expect("a session");
         responder
     });
-    initiator.negotiate(&wanted).expect("a session");
+    negotiate(&mut initiator).expect("a session");
     (initiator, accepting.join().expect("no panic"))
 }
 
@@ -110,7 +118,67 @@ fn sessions__two_hundred_at_once() {
     expect(&mut server, b"once more");
 }
 
-const IDLE: u64 = 10_000;
+/// How many files this process, and so the daemons, may open. As many as are `wanted`, if that is
+/// allowed.
+fn allow_files(wanted: u64) -> u64 {
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("there is a limit");
+    let limit = hard.max(wanted);
+    let raised = setrlimit(Resource::RLIMIT_NOFILE, limit, limit);
+    raised.map_or_else(
+        |_| {
+            setrlimit(Resource::RLIMIT_NOFILE, hard, hard).expect("within the limit");
+            hard
+        },
+        |()| limit,
+    )
+}
+
+/// Grafts that lose nothing and keep the order.
+const GRAFTS: [&str; 7] = [
+    "stream",
+    "selective-repeat",
+    "go-back-n",
+    "stop-and-wait",
+    "newreno",
+    "cubic",
+    "hybla",
+];
+
+#[test]
+fn sessions__a_thousand_over_different_grafts() {
+    const ALL: u16 = 1000;
+    const BYTES: usize = 15_000;
+    const FILES: u64 = 16_000;
+    let files = allow_files(FILES);
+    if files < FILES {
+        println!("skipped: a process may open {files} files here, and this takes {FILES}");
+        return;
+    }
+    let Some(mut world) = World::bare("thousand", &Link::new(1.0, 500.0)) else {
+        return;
+    };
+    world.start(Host::Server, &[]);
+    world.start(Host::Client, &[]);
+    let over = |i: u16| {
+        let graft = GRAFTS[usize::from(i) % GRAFTS.len()];
+        open_with(&world, PORT + i, |initiator| {
+            initiator.negotiate_over(graft, &[])
+        })
+    };
+    let mut pairs: Vec<_> = (0..ALL).map(over).collect();
+    // Both ways, and all of them at once.
+    let data = |i: usize| payload(BYTES, i as u64);
+    for (i, (client, server)) in pairs.iter_mut().enumerate() {
+        send(client, &data(i));
+        send(server, &data(i + usize::from(ALL)));
+    }
+    for (i, (client, server)) in pairs.iter_mut().enumerate() {
+        expect(server, &data(i));
+        expect(client, &data(i + usize::from(ALL)));
+    }
+    assert_eq!(left(&world, Host::Client), usize::from(ALL));
+}
+
 const OPENERS: u64 = 4;
 
 /// Asks a daemon for a session, which ends with the connection.
@@ -136,26 +204,33 @@ fn granted_at_once(count: u64, daemon: &Path, request: &Value) -> Vec<Client> {
     })
 }
 
-/// Takes about half a minute: a run by hand, `--ignored`.
 #[test]
-#[ignore = "takes long, and a gigabyte on each host"]
+fn sessions__idle_ones_and_their_application_dies() {
+    idle("idle", 1500);
+}
+
+#[test]
+#[ignore = "takes a gigabyte on each host, and a quarter of a minute: a run by hand"]
 fn sessions__ten_thousand_idle_ones_and_their_application_dies() {
-    let Some(mut world) = World::bare("idle", &Link::new(1.0, 200.0)) else {
-        return;
-    };
+    idle("idle-most", 10_000);
+}
+
+/// Opens so many sessions, in which nothing happens, at once, and closes what their application had
+/// opened.
+fn idle(name: &str, wanted: u64) {
     // Of a daemon each session takes three descriptors, of this process two. Who may not raise the
     // limit has fewer sessions.
-    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("there is one");
-    let limit = hard.max(1 << 16);
-    let raised = setrlimit(Resource::RLIMIT_NOFILE, limit, limit).map_or(hard, |()| limit);
-    if raised == hard {
-        setrlimit(Resource::RLIMIT_NOFILE, hard, hard).expect("it is allowed");
+    let files = allow_files(1 << 16);
+    let count = wanted.min((files - 1000) / 3 / OPENERS * OPENERS);
+    if count < wanted {
+        println!("of {wanted} sessions only {count}: a process may open {files} files");
     }
-    let count = IDLE.min((raised - 1000) / 3 / OPENERS * OPENERS);
-    if count < IDLE {
-        println!("of {IDLE} sessions only {count}: a process may open {raised} files");
-    }
-    let room = ["--max-sessions", "10100", "--ring-memory", "800"];
+    let Some(mut world) = World::bare(name, &Link::new(1.0, 200.0)) else {
+        return;
+    };
+    // Beside the idle ones some that are not.
+    let most = (wanted + 100).to_string();
+    let room = ["--max-sessions", &most, "--ring-memory", "800"];
     world.start(Host::Server, &room);
     world.start(Host::Client, &room);
     let [server, client] = [Host::Server, Host::Client].map(|host| world.socket(host));
@@ -167,9 +242,9 @@ fn sessions__ten_thousand_idle_ones_and_their_application_dies() {
         .expect("a port")["key"]
         .take();
     let began = Instant::now();
-    let (to, wanted) = (world.servers()[0], Services::RELIABLE | Services::ORDERED);
+    let (to, services) = (world.servers()[0], Services::RELIABLE | Services::ORDERED);
     let connect =
-        json!({ "op": "connect", "host": to, "port": PORT + 1, "services": wanted.bits() });
+        json!({ "op": "connect", "host": to, "port": PORT + 1, "services": services.bits() });
     let accept = json!({ "op": "accept", "key": key });
     let held = thread::scope(|scope| {
         let accepted = scope.spawn(|| granted_at_once(count, &server, &accept));

@@ -385,6 +385,7 @@ impl Drop for World {
                     String::from_utf8_lossy(&status)
                 );
             }
+            eprintln!("-- link: {:?}", self.testbed.stats());
         } else {
             self.stop_daemons();
         }

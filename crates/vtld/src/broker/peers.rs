@@ -112,6 +112,13 @@ impl Peers {
         }
     }
 
+    /// A session that goes on has shown a shorter one than negotiation, in which daemons take part.
+    pub(super) fn note_shorter_rtt(&mut self, peer: IpAddr, rtt: Duration) {
+        if let Some(known) = self.known.get_mut(&peer).and_then(|k| k.rtt.as_mut()) {
+            *known = rtt.min(*known);
+        }
+    }
+
     pub(super) fn note_next(&mut self, peer: IpAddr, next: Next) {
         self.entry(peer).next = Some(next);
     }
@@ -264,6 +271,19 @@ mod tests {
             let next = Next::new(0, &session(3), PORT, vec![1, 2, 3], way).unwrap();
             peers.note_next(PEER, next);
         }
+    }
+
+    #[test]
+    fn note_shorter_rtt__only_that() {
+        let ms = Duration::from_millis;
+        let mut peers = Peers::default();
+        peers.note_shorter_rtt(PEER, ms(1));
+        assert_eq!(peers.rtt(PEER), None);
+        peers.note_rtt(PEER, ms(8));
+        peers.note_shorter_rtt(PEER, ms(9));
+        assert_eq!(peers.rtt(PEER), Some(ms(8)));
+        peers.note_shorter_rtt(PEER, ms(1));
+        assert_eq!(peers.rtt(PEER), Some(ms(1)));
     }
 
     #[test]

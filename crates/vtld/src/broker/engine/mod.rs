@@ -640,6 +640,9 @@ impl Engine {
                 if heard != session.heard {
                     session.heard = heard;
                     session.heard_ns = now;
+                    if let Some(rtt) = entry.measured_rtt() {
+                        self.peers.note_shorter_rtt(session.peer, rtt);
+                    }
                 }
                 let silent = now - session.heard_ns;
                 let used = session.used_ns;
