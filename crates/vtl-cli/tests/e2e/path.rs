@@ -62,6 +62,58 @@ fn path__shrinks_under_transfers() {
     }
 }
 
+#[test]
+fn path__sessions_that_cannot_follow_end() {
+    let Some(mut world) = World::bare("path-end", &Link::new(10.0, 50.0)) else {
+        return;
+    };
+    world.start(Host::Server, &[]);
+    world.start(Host::Client, &[]);
+    let at = SocketAddr::new(world.servers()[0], PORT);
+    for graft in ["partial-order", "partial-reliability"] {
+        let socket = |mode, host| {
+            let mut socket = Socket::init(mode, at, &world.socket(host)).expect("a socket");
+            socket.set_timeout(Some(Duration::from_secs(20)));
+            socket
+        };
+        let mut server = socket(Mode::Responder, Host::Server);
+        let mut client = socket(Mode::Initiator, Host::Client);
+        // No packet may be lost for good.
+        let params: &[(&str, u32)] = match graft {
+            "partial-order" => &[],
+            _ => &[("max-loss", 0)],
+        };
+        client.negotiate_over(graft, params).expect("a session");
+        server.validate().expect("a session");
+        let server = thread::spawn(move || echo(server));
+        let before = client.max_packet();
+        shrink(&world, 1300);
+        client.send_message(&payload(before, 1)).expect("sent");
+        let end = client.recv_message(&mut vec![0; before]);
+        assert!(matches!(end, Err(Error::Broken(_))), "{graft}: {end:?}");
+        server.join().expect("the echo");
+        drop(client);
+        // The next one knows.
+        let mut server = socket(Mode::Responder, Host::Server);
+        let mut client = socket(Mode::Initiator, Host::Client);
+        client.negotiate_over(graft, params).expect("a session");
+        server.validate().expect("a session");
+        let server = thread::spawn(move || echo(server));
+        let now = client.max_packet();
+        assert!((1136..=1240).contains(&now), "{graft}: {now}");
+        client.send_message(&payload(now, 2)).expect("sent");
+        let mut buffer = vec![0; now];
+        assert_eq!(client.recv_message(&mut buffer).expect("its echo"), now);
+        assert!(buffer == payload(now, 2));
+        client.close().expect("closed");
+        server.join().expect("the echo");
+        shrink(&world, 1500);
+        world.stop_daemons();
+        world.start(Host::Server, &[]);
+        world.start(Host::Client, &[]);
+    }
+}
+
 /// Sends back what comes, until the session ends.
 fn echo(mut socket: Socket) {
     socket.set_timeout(None);

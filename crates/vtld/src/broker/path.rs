@@ -52,8 +52,8 @@ pub(super) struct PathSize {
     peer: IpAddr,
     /// Payload bytes that it takes, as far as is known.
     most: u16,
-    /// The graft sees to it that everything arrives, and in order.
-    reliable: bool,
+    /// Acknowledgements tell what arrives.
+    acknowledged: bool,
     /// All was well when the session was here, and at that time.
     mark: u64,
     since_ns: u64,
@@ -73,25 +73,25 @@ struct Search {
 }
 
 impl PathSize {
-    pub(super) fn new(peer: IpAddr, most: u16, reliable: bool, now: u64) -> Self {
+    pub(super) fn new(peer: IpAddr, most: u16, acknowledged: bool, now: u64) -> Self {
         Self {
             peer,
             most,
-            reliable,
+            acknowledged,
             mark: 0,
             since_ns: now,
             search: None,
         }
     }
 
-    /// Whether the graft sees to it that everything arrives, and in order.
-    pub(super) fn reliable(&self) -> bool {
-        self.reliable
+    /// Whether acknowledgements tell what arrives.
+    pub(super) fn acknowledged(&self) -> bool {
+        self.acknowledged
     }
 
     /// To be called every now and then. `hint`: the MTU of the route, for all that routers told.
     pub(super) fn look(&mut self, now: u64, at: &Progress, hint: impl FnOnce() -> u32) -> Step {
-        let (stuck, patience) = if self.reliable {
+        let (stuck, patience) = if self.acknowledged {
             (at.out && at.mark == self.mark, STALL_NS)
         } else {
             (at.mark != self.mark, CHECK_NS)
@@ -113,7 +113,7 @@ impl PathSize {
                 hears: false,
                 best: 0,
             });
-            return Step::Ask(if self.reliable {
+            return Step::Ask(if self.acknowledged {
                 self.sizes(hint())
             } else {
                 vec![self.most; 2]

@@ -232,11 +232,16 @@ impl Engine {
         }
         session.long_messages = established.long_messages;
         let graft = self.plane.grafts().find(|g| g.gid == established.gid);
-        let all = Services::RELIABLE | Services::ORDERED;
-        let reliable = graft.is_some_and(|g| g.services.contains(all));
-        session.path = session
-            .long_messages
-            .then(|| PathSize::new(session.peer, established.max_payload, reliable, now_ns()));
+        let tells = Services::RELIABLE | Services::PARTIAL_RELIABILITY;
+        let acknowledged = graft.is_some_and(|g| !g.services.intersection(tells).is_empty());
+        session.path = session.long_messages.then(|| {
+            PathSize::new(
+                session.peer,
+                established.max_payload,
+                acknowledged,
+                now_ns(),
+            )
+        });
         let entry = self.plane.sessions().get(sid).expect("it has an entry");
         let slots = session.slots;
         entry.complete(|s| {

@@ -3,6 +3,7 @@
 use vtl_bpf::sessions;
 use vtl_proto::{
     intf,
+    services::Services,
     wire::{Header, Packet, Size},
 };
 
@@ -20,9 +21,12 @@ const LONGER: u16 = (size_of::<intf::vtl_data_hdr>() - size_of::<intf::vtl_hdr>(
 /// Where no acknowledgement has told the round-trip time.
 const RTT_NS: u64 = 100_000_000;
 
+/// Grafts that provide this send packets in halves (`bpf/include/vtl/halves.h`).
+const WHOLE: Services = Services::RELIABLE.union(Services::ORDERED);
+
 /// How far the session is.
 fn mark(path: &PathSize, entry: &sessions::Session<'_>) -> u64 {
-    if path.reliable() {
+    if path.acknowledged() {
         entry.acknowledged()
     } else {
         entry.sent()
@@ -98,8 +102,9 @@ impl Engine {
         }
     }
 
-    /// The path takes less than it did. What was written before and is larger goes in halves, or,
-    /// without a graft that sees to it that everything arrives in order, gets lost.
+    /// The path takes less than it did. What was written before and is larger goes in halves, where
+    /// the graft provides reliability and order. Others cannot send it again: what they may lose
+    /// gets lost, and a session that has to wait for such a packet ends.
     fn narrow(&mut self, sid: u32, now: u64, most: u16) {
         let table = self.plane.sessions();
         let (Some(session), Some(entry)) = (self.sessions.get(&sid), table.get(sid)) else {
@@ -109,10 +114,17 @@ impl Engine {
         tracing::info!(%peer, payload = most, "the path takes smaller packets than before");
         session.set_path(most);
         self.peers.note_path(peer, most, now);
-        if session.path.as_ref().is_some_and(PathSize::reliable) {
+        let gid = entry.snapshot().gid;
+        let graft = self.plane.grafts().find(|g| g.gid == gid);
+        let acknowledged = session.path.as_ref().is_some_and(PathSize::acknowledged);
+        if graft.is_some_and(|g| g.services.contains(WHOLE)) {
             entry.set_path(most);
             entry.probe(); // what is out goes again now, and not when a long timeout ends
             self.schedule.now(sid);
+        } else if acknowledged {
+            tracing::info!(%peer, "and a packet that is larger cannot be sent again");
+            self.send_close(sid, true);
+            self.end(sid, intf::VTL_CLOSED_TIMEOUT);
         }
     }
 }
