@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import time
 import warnings
 from types import TracebackType
@@ -140,10 +139,11 @@ class Session(_Waiting):
         message = self._message
 
         def call() -> int:
-            if message.ready(limit):
-                return 1
-            result = message.fetch(self._handle)
-            return result if result <= 0 or message.ready(limit) else -errno.EAGAIN
+            # Only libvtl's own "nothing more" has the descriptor become readable for the rest.
+            while not message.ready(limit):
+                if (result := message.fetch(self._handle)) <= 0:
+                    return result
+            return 1
 
         return message.take(limit) if self._wait(call) else b""
 

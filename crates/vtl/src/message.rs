@@ -5,18 +5,48 @@
 //! the middle of one. The sender then remembers how far it is, and is given the same message again;
 //! the receiver keeps what has come, never more than the buffer that it was to go to.
 
-use std::{collections::TryReserveError, io};
+use std::{
+    collections::TryReserveError,
+    hash::{DefaultHasher, Hasher},
+    io,
+};
 
 use crate::error::Error;
 
 /// As much memory is kept for the next message, bytes.
 const KEEP: usize = 1 << 20;
+/// A message that was begun is known again by so many bytes at the beginning and at the end of what
+/// was handed over: all of it, if it is not longer than both.
+const MARK: usize = 32 << 10;
 
 /// The message that is being sent.
 #[derive(Default)]
 pub(crate) struct Outgoing {
-    /// Bytes of it that were handed over, and its length; nothing between two messages.
-    begun: Option<(usize, usize)>,
+    /// Nothing between two messages.
+    begun: Option<Begun>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Begun {
+    /// Bytes that were handed over.
+    sent: usize,
+    length: usize,
+    /// Of those that [`MARK`] is about.
+    digest: u64,
+}
+
+impl Begun {
+    fn new(message: &[u8], sent: usize) -> Self {
+        let gone = &message[..sent];
+        let mut hasher = DefaultHasher::new();
+        hasher.write(&gone[..sent.min(MARK)]);
+        hasher.write(&gone[sent.saturating_sub(MARK).max(sent.min(MARK))..]);
+        Self {
+            sent,
+            length: message.len(),
+            digest: hasher.finish(),
+        }
+    }
 }
 
 impl Outgoing {
@@ -30,20 +60,26 @@ impl Outgoing {
         }
     }
 
-    /// How much of a message of `length` bytes has gone already.
-    pub(crate) fn start(&self, length: usize) -> Result<usize, Error> {
+    /// How much of this message has gone already.
+    pub(crate) fn start(&self, message: &[u8]) -> Result<usize, Error> {
         match self.begun {
-            Some((sent, of)) if of == length => Ok(sent),
-            begun => {
-                Self { begun }.between()?;
-                Ok(0)
+            Some(begun)
+                if begun.length == message.len() && Begun::new(message, begun.sent) == begun =>
+            {
+                Ok(begun.sent)
             }
+            _ => self.between().map(|()| 0),
         }
     }
 
-    /// `sent` bytes of a message of `length` have gone.
-    pub(crate) fn advance(&mut self, sent: usize, length: usize) {
-        self.begun = (sent < length).then_some((sent, length));
+    /// So much of it has gone now; it will be gone on with in a later call.
+    pub(crate) fn stop(&mut self, message: &[u8], sent: usize) {
+        self.begun = (sent > 0).then(|| Begun::new(message, sent));
+    }
+
+    /// The message has gone whole.
+    pub(crate) fn finish(&mut self) {
+        self.begun = None;
     }
 }
 
@@ -123,14 +159,26 @@ mod tests {
     #[test]
     fn outgoing__goes_on_with_the_same_message_only() {
         let mut out = Outgoing::default();
-        assert_eq!(out.start(10).unwrap(), 0);
-        out.advance(4, 10);
+        assert_eq!(out.start(b"0123456789").unwrap(), 0);
+        out.stop(b"0123456789", 0);
+        assert!(out.between().is_ok(), "nothing of it has gone");
+        out.stop(b"0123456789", 4);
         assert!(matches!(out.between(), Err(Error::Misuse(_))));
-        assert!(matches!(out.start(9), Err(Error::Misuse(_))));
-        assert_eq!(out.start(10).unwrap(), 4);
-        out.advance(10, 10);
-        assert!(out.between().is_ok());
-        assert_eq!(out.start(9).unwrap(), 0);
+        for other in [&b"012345678"[..], b"0125456789"] {
+            assert!(matches!(out.start(other), Err(Error::Misuse(_))));
+        }
+        assert_eq!(out.start(b"0123456789").unwrap(), 4);
+        out.finish();
+        assert_eq!(out.start(b"else").unwrap(), 0);
+        // Long ones by both ends of what has gone.
+        let mut message = vec![7; 4 * MARK];
+        out.stop(&message, 3 * MARK);
+        for at in [0, MARK - 1, 2 * MARK, 3 * MARK - 1] {
+            message[at] = 8;
+            assert!(out.start(&message).is_err(), "{at}");
+            message[at] = 7;
+        }
+        assert_eq!(out.start(&message).unwrap(), 3 * MARK);
     }
 
     #[test]

@@ -231,14 +231,15 @@ impl Session {
     /// Hands over what of a message there is room for, as long as there is some; then asks to be
     /// woken and returns false.
     fn push_message(&mut self, lane: u32, message: &[u8]) -> Result<bool, Error> {
-        let mut sent = self.outgoing.start(message.len())?;
+        let mut sent = self.outgoing.start(message)?;
         while sent < message.len() {
             let Some(room) = self.room_or_wait()? else {
+                self.outgoing.stop(message, sent);
                 return Ok(false);
             };
             sent += self.fill(&message[sent..], room, Some(lane));
-            self.outgoing.advance(sent, message.len());
         }
+        self.outgoing.finish();
         Ok(true)
     }
 

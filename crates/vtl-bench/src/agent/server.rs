@@ -32,12 +32,20 @@ pub(super) fn run(order: &Order) -> anyhow::Result<()> {
             let rate = order.rate_mbit;
             let mut listener = Listener::bind(order.address.port(), daemon)?;
             thread::spawn(move || {
+                let mut failed = false;
                 loop {
                     match Session::accept(&mut listener) {
                         Ok(session) if session.is_stream() => serve_apart(session),
                         Ok(session) => apart(move || session.serve_messages(rate)),
-                        Err(error) => return eprintln!("no more sessions: {error}"),
+                        Err(error) if failed => return eprintln!("no more sessions: {error}"),
+                        // Perhaps one session's own fault.
+                        Err(error) => {
+                            eprintln!("a session is missing: {error}");
+                            failed = true;
+                            continue;
+                        }
                     }
+                    failed = false;
                 }
             });
             let settings = name.clone();

@@ -42,10 +42,14 @@ pub(crate) enum GraftCommand {
     /// Show all that is known of a graft of the pool, or of a package
     ///
     /// As root also nanoseconds a packet, with 1,440 bytes of payload: the graft's programs are
-    /// loaded beside everything else, and run on packets that go nowhere.
+    /// loaded beside everything else, and run on packets that go nowhere. Of a file only with
+    /// --measure: who made it may not be trusted.
     Show {
         /// The graft's name, or NAME@VERSION, or a package's file
         graft: String,
+        /// Measure a package's file, too, whoever signed it
+        #[arg(long)]
+        measure: bool,
         /// Write JSON for machines instead of text
         #[arg(long)]
         json: bool,
@@ -92,9 +96,13 @@ pub(crate) fn run(command: &GraftCommand, socket: &SocketArgs) -> anyhow::Result
             let answer = socket.call(&json!({ "op": "graft_list" }))?;
             output::show(&answer, *json)?;
         }
-        GraftCommand::Show { graft, json } => {
+        GraftCommand::Show {
+            graft,
+            measure,
+            json,
+        } => {
             let answer = if is_file(graft) {
-                package::describe(Path::new(graft))?
+                package::describe(Path::new(graft), *measure)?
             } else {
                 let answer = socket.call(&json!({ "op": "graft_show", "name": graft }))?;
                 package::with_costs_of_pool(answer)

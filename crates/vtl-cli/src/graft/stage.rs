@@ -127,14 +127,21 @@ fn stream(mut from: Socket, mut to: Socket, interrupt: &Interrupt) -> anyhow::Re
         }
     });
     let begun = Instant::now();
-    let mut sent = 0;
-    while sent < BYTES && begun.elapsed() < TIME {
-        interrupt.check()?;
-        sent += from.send_data(payload::at(sent, BYTES - sent))? as u64;
-    }
-    from.close().context("the rest was not acknowledged")?;
+    let mut send = || -> anyhow::Result<u64> {
+        let mut sent = 0;
+        while sent < BYTES && begun.elapsed() < TIME {
+            interrupt.check()?;
+            sent += from.send_data(payload::at(sent, BYTES - sent))? as u64;
+        }
+        Ok(sent)
+    };
+    let sent = send();
+    let closed = from.close().context("the rest was not acknowledged");
     let seconds = begun.elapsed().as_secs_f64();
+    // What the reader found is why its end has closed, if it has.
     let checker = reader.join().expect("it does not panic")?;
+    let sent = sent?;
+    closed?;
     ensure!(
         (checker.bytes(), checker.wrong()) == (sent, 0),
         "{sent} bytes were sent and acknowledged; {} arrived, of which {} are wrong",
@@ -173,15 +180,22 @@ fn messages(
             ensure!(!again, "message {number} arrived twice");
         }
     });
-    for number in 0..MESSAGES {
-        interrupt.check()?;
-        from.send_message(&message(number))?;
-        if number % AT_A_TIME == 0 {
-            thread::sleep(PAUSE);
+    let mut send = || -> anyhow::Result<()> {
+        for number in 0..MESSAGES {
+            interrupt.check()?;
+            from.send_message(&message(number))?;
+            if number % AT_A_TIME == 0 {
+                thread::sleep(PAUSE);
+            }
         }
-    }
-    from.close().context("the end was not acknowledged")?;
+        Ok(())
+    };
+    let sent = send();
+    let closed = from.close().context("the end was not acknowledged");
+    // As above.
     let arrived = reader.join().expect("it does not panic")?;
+    sent?;
+    closed?;
     ensure!(arrived > 0, "not one of {MESSAGES} messages arrived");
     let order = if ordered { ", in order" } else { "" };
     Ok(format!(

@@ -80,8 +80,14 @@ impl Registry {
         // Fails if there is one already, which will do as well.
         let _ = rustls::crypto::ring::default_provider().install_default();
         // What this machine trusts ($SSL_CERT_FILE names others); an empty list refuses everybody.
-        let roots = rustls_native_certs::load_native_certs().certs;
-        let roots = roots.iter().map(|c| Certificate::from_der(c).to_owned());
+        let found = rustls_native_certs::load_native_certs();
+        if let (true, false, Some(why)) = (found.certs.is_empty(), plain, found.errors.first()) {
+            bail!("no certificates of authorities to trust: {why}");
+        }
+        let roots = found
+            .certs
+            .iter()
+            .map(|c| Certificate::from_der(c).to_owned());
         let tls = TlsConfig::builder().root_certs(RootCerts::from(roots));
         let config = Agent::config_builder()
             .http_status_as_error(false)
@@ -257,8 +263,10 @@ impl Registry {
                 url = url.with(key, value);
             }
         }
-        self.require_private(&url)?;
-        self.require_private(&self.origin)?;
+        if self.login.is_some() {
+            self.require_private(&url)?;
+            self.require_private(&self.origin)?;
+        }
         let ask = Ask {
             method: Method::GET,
             url,

@@ -56,7 +56,10 @@ pub(crate) fn publish(
     let document = document(manifest, package);
     let published = format!("{}/{}:{tag}", place.registry, repository.name);
     match repository.document(&tag)? {
-        Some(there) if there == document => return Ok(published),
+        // Others describe the same package in other words.
+        Some(there) if Layer::of(&there).is_ok_and(|l| l.digest == digest(package)) => {
+            return Ok(published);
+        }
         Some(_) => bail!(
             "another {} is in {place} already: raise the version",
             manifest.file_name()
@@ -264,10 +267,24 @@ fn is_digest(text: &str) -> bool {
         .is_some_and(|rest| rest.len() == 64 && rest.bytes().all(hex))
 }
 
-/// The address of the next part of a list, from a header such as `<address>; rel="next"`.
-fn next_part(link: &str) -> Option<&str> {
-    let (address, rest) = link.trim().strip_prefix('<')?.split_once('>')?;
-    rest.contains("next").then_some(address)
+/// The address of the next part of a list, from a header such as `<address>; rel="next"`, which may
+/// name several addresses (RFC 8288).
+fn next_part(mut links: &str) -> Option<&str> {
+    loop {
+        let (address, rest) = links.split_once('<')?.1.split_once('>')?;
+        let (parameters, others) = rest
+            .split_once('<')
+            .map_or((rest, ""), |(own, _)| (own, &rest[own.len()..]));
+        let next = |parameter: &str| {
+            let (key, value) = parameter.split_once('=').unwrap_or_default();
+            let value = value.trim().trim_end_matches(',').trim().trim_matches('"');
+            key.trim().eq_ignore_ascii_case("rel") && value == "next"
+        };
+        if parameters.split(';').any(next) {
+            return Some(address);
+        }
+        links = others;
+    }
 }
 
 #[cfg(test)]
@@ -324,6 +341,9 @@ mod tests {
             Some("/v2/mine/tags/list?last=1.0.0&n=1000")
         );
         assert_eq!(next_part("</x>; rel=\"prev\""), None);
+        assert_eq!(next_part("</x>; rel=\"prev\"; title=\"next\""), None);
+        let both = "</x>; rel=\"prev\", </y>; title=a; rel=next";
+        assert_eq!(next_part(both), Some("/y"));
         assert_eq!(next_part("nothing"), None);
     }
 }

@@ -59,7 +59,8 @@ impl Url {
 
     /// What an answer from here names: an absolute address, or one at this host.
     pub(super) fn join(&self, location: &str) -> Option<Self> {
-        if location.contains("://") {
+        let scheme_end = location.find("://");
+        if scheme_end.is_some() && scheme_end < location.find(['/', '?', '#']) {
             return Self::parse(location);
         }
         let scheme = if self.secure { "https" } else { "http" };
