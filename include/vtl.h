@@ -207,9 +207,9 @@ ssize_t vtl_recv_data(vtl_socket *sock, void *buffer, size_t size);
  * -EAGAIN, -ETIMEDOUT: there was not room for all of it. A message of up to max_packet bytes has
  * not been begun then. Of a longer one part may be under way: call again with the same message,
  * which goes on where it stopped (the library keeps no copy, and knows the message again by its
- * length and by the first and the last 32 KiB of what has gone). Until it has gone whole, everything
- * else that is to be sent is refused with -EINVAL, and vtl_close() fails with -EINVAL and ends the
- * session; the peer learns that something is missing.
+ * length and by the first and the last 32 KiB of what has gone). Until it has gone whole,
+ * everything else that is to be sent is refused with -EINVAL, and vtl_close() fails with -EINVAL
+ * and ends the session; the peer learns that something is missing.
  */
 int vtl_send_message(vtl_socket *sock, const void *message, size_t size);
 

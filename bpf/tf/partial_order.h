@@ -140,11 +140,13 @@ VTL_INLINE void tf_partial_order_place(struct vtl_in *in) {
     __u32 before = in->duplicate ? 0 : in->slot->more;
     if (!vtl_rx_take(in))
         return;
-    if (!vtl_partial_order_waits(in, before))
+    int waits = vtl_partial_order_waits(in, before);
+    if (!waits)
         vtl_partial_order_list(s, in->seq);
     if (in->seq == s->rx.cum)
         s->rx.cum = vtl_rx_scan(&s->rx);
-    vtl_publish(s, vtl_lanes(s)->listed, in->hdr->h.flags & VTL_F_ACK_NOW);
+    if (!waits)
+        vtl_publish(s, vtl_lanes(s)->listed, in->hdr->h.flags & VTL_F_ACK_NOW);
 }
 
 #endif

@@ -67,7 +67,7 @@ VTL_INLINE enum vtl_verdict vtl_make(struct vtl_out *o) {
         s->tx.wake_ns = 0;
         return VTL_SEND;
     }
-    enum vtl_verdict v = graft_egress(o);
+    enum vtl_verdict v = VTL_HALVES && s->tx.half ? vtl_second_half(o) : graft_egress(o);
     if (v == VTL_SEND) {
         s->tx.wake_ns = 0;
         vtl_env_count(VTL_ST_TX_PACKETS);
@@ -82,8 +82,6 @@ VTL_INLINE enum vtl_verdict vtl_make(struct vtl_out *o) {
  * vtld is told if there is more, or if nobody watches over the packet's acknowledgement yet. */
 VTL_INLINE enum vtl_verdict vtl_make_direct(struct vtl_out *o) {
     struct vtl_session *s = o->s;
-    if (VTL_HALVES && VTL_LOAD(s->tx.half))
-        return VTL_STOP; /* the pump is about to send the other half, and what else there is */
     if (!VTL_TRY_LOCK(s->tx.running)) {
         __sync_lock_test_and_set(&s->tx.again, 1);
         if (!VTL_TRY_LOCK(s->tx.running))

@@ -88,26 +88,10 @@ VTL_INLINE int vtl_xdp_emit(struct xdp_md *ctx, struct vtl_out *o, int offset) {
     return XDP_TX;
 }
 
-/* The half of a packet that is still to follow: see halves.h. */
-VTL_GLOBAL int vtl_half_xdp(struct xdp_md *ctx, struct vtl_session *s) {
-    if (!s)
-        return XDP_DROP;
-    struct vtl_out o = {.s = s, .now = bpf_ktime_get_ns()};
-    s->tx.wake_ns = 0;
-    vtl_end_turn(1);
-    if (s->state != VTL_OPEN || vtl_second_half(&o) != VTL_SEND)
-        return XDP_DROP;
-    int verdict = s->ip_version == 4 ? vtl_xdp_emit(ctx, &o, VTL_OFFSET_V4)
-                                     : vtl_xdp_emit(ctx, &o, VTL_OFFSET_V6);
-    return verdict == XDP_TX ? XDP_TX : XDP_DROP;
-}
-
 SEC("xdp") int vtl_egress_xdp(struct xdp_md *ctx) {
     struct vtl_session *s = vtl_pumped_session();
     if (!s)
         return XDP_DROP;
-    if (VTL_HALVES && s->tx.half)
-        return vtl_half_xdp(ctx, s);
     struct vtl_out o = {.s = s, .now = vtl_pump_clock()};
     int made = s->state == VTL_OPEN && vtl_make(&o) == VTL_SEND;
     vtl_end_turn(made);
@@ -141,25 +125,10 @@ VTL_INLINE int vtl_tc_emit(struct __sk_buff *ctx, struct vtl_out *o, int offset)
     return VTL_TC_NEXT;
 }
 
-/* As vtl_half_xdp. */
-VTL_GLOBAL int vtl_half_tc(struct __sk_buff *ctx, struct vtl_session *s) {
-    if (!s)
-        return VTL_TC_DROP;
-    struct vtl_out o = {.s = s, .now = bpf_ktime_get_ns()};
-    s->tx.wake_ns = 0;
-    vtl_end_turn(1);
-    if (s->state != VTL_OPEN || vtl_second_half(&o) != VTL_SEND)
-        return VTL_TC_DROP;
-    return s->ip_version == 4 ? vtl_tc_emit(ctx, &o, VTL_OFFSET_V4)
-                              : vtl_tc_emit(ctx, &o, VTL_OFFSET_V6);
-}
-
 SEC("tcx/egress") int vtl_egress_tc(struct __sk_buff *ctx) {
     struct vtl_session *s = vtl_pumped_session();
     if (!s)
         return VTL_TC_DROP;
-    if (VTL_HALVES && s->tx.half)
-        return vtl_half_tc(ctx, s);
     struct vtl_out o = {.s = s, .now = bpf_ktime_get_ns()};
     int made = s->state == VTL_OPEN && vtl_make(&o) == VTL_SEND;
     vtl_end_turn(made);

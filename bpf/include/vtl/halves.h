@@ -58,7 +58,7 @@ VTL_INLINE enum vtl_verdict vtl_fetch_half(struct vtl_out *o) {
     return VTL_NEXT;
 }
 
-/* vtl_make, for the half that is still to follow. */
+/* graft_egress, for the half that is still to follow. */
 VTL_INLINE enum vtl_verdict vtl_second_half(struct vtl_out *o) {
     struct vtl_scratch *scratch = vtl_get_scratch();
     struct vtl_session *s = o->s;

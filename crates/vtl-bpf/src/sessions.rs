@@ -259,12 +259,7 @@ impl Session<'_> {
         atomic!(AtomicU64, self.tx.una).load(Ordering::Relaxed)
     }
 
-    /// Payload bytes above which packets go in halves.
-    pub fn path(&self) -> u16 {
-        atomic!(AtomicU16, self.path).load(Ordering::Relaxed)
-    }
-
-    /// The path takes so much payload from now on.
+    /// The path takes so much payload from now on: larger packets go in halves.
     pub fn set_path(&self, most: u16) {
         atomic!(AtomicU16, self.path).store(most, Ordering::Relaxed);
     }
@@ -285,9 +280,12 @@ impl Session<'_> {
         atomic!(AtomicU32, self.rx.ack_now).store(1, Ordering::Release);
     }
 
-    /// What ingress believes the application has read: room was last offered on this basis.
-    pub fn believed_consumer(&self) -> u64 {
-        atomic!(AtomicU64, self.rx.consumer).load(Ordering::Relaxed)
+    /// The peer's index of the session, and the token that it knows it by.
+    pub fn peer(&self) -> (u32, u64) {
+        (
+            atomic!(AtomicU32, self.peer_sid).load(Ordering::Relaxed),
+            atomic!(AtomicU64, self.peer_token).load(Ordering::Relaxed),
+        )
     }
 
     /// Changes with every packet of the peer that counts.

@@ -431,6 +431,12 @@ impl RxRing {
             self.told = self.next;
             return true;
         }
+        if self.listed {
+            // Room is offered anew only when everything was read: nobody but us knows when that is.
+            let tell = backlog <= count && freed >= slots / 4;
+            self.told = if tell { self.next } else { self.told };
+            return tell;
+        }
         if backlog < slots / 4 {
             self.told = self.next; // acknowledgements carry the news
         }

@@ -20,7 +20,7 @@ static int header_offset(const struct vtl_session *s) {
 
 static __u32 make(struct vtl_session *s, __u64 now, __u8 *frame) {
     struct vtl_out o = {.s = s, .now = now};
-    if ((s->tx.half ? vtl_second_half(&o) : vtl_make(&o)) != VTL_SEND)
+    if (vtl_make(&o) != VTL_SEND)
         return 0;
     int offset = header_offset(s);
     __u32 bytes = vtl_padded(&o);

@@ -25,7 +25,7 @@ impl Caller {
         setsockopt(&socket, sockopt::BindToDevice, &"lo".into())?;
         setsockopt(&socket, sockopt::Mark, &intf::VTL_DIRECT_MARK)?;
         // The packet's content is replaced, and nobody must put a checksum into it.
-        option(&socket, libc::SO_NO_CHECK, 1)?;
+        option(&socket, libc::SOL_SOCKET, libc::SO_NO_CHECK, 1)?;
         socket.connect("127.0.0.1:9")?;
         socket.set_nonblocking(true)?;
         let cookie = cookie(&socket)?;
@@ -56,12 +56,18 @@ impl Caller {
     }
 }
 
-fn option(socket: &UdpSocket, name: libc::c_int, value: libc::c_int) -> io::Result<()> {
+/// Sets an option of a socket whose value is an int.
+pub(super) fn option(
+    socket: impl AsFd,
+    level: libc::c_int,
+    name: libc::c_int,
+    value: libc::c_int,
+) -> io::Result<()> {
     // SAFETY: an int option with its size.
     let r = unsafe {
         libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
+            socket.as_fd().as_raw_fd(),
+            level,
             name,
             (&raw const value).cast(),
             size_of::<libc::c_int>() as libc::socklen_t,

@@ -17,6 +17,8 @@ use nix::{
 };
 use vtl_proto::intf;
 
+use super::caller::option;
+
 /// One raw socket.
 pub(super) struct Raw {
     fd: OwnedFd,
@@ -152,38 +154,14 @@ impl AsFd for Raw {
 
 /// Packets leave whole or not at all, whatever the kernel believes of the path: we ask it ourselves.
 fn unfragmented(fd: BorrowedFd<'_>, v6: bool) -> io::Result<()> {
-    let options: &[(libc::c_int, libc::c_int, libc::c_int)] = if v6 {
-        &[
-            (
-                libc::IPPROTO_IPV6,
-                libc::IPV6_MTU_DISCOVER,
-                libc::IPV6_PMTUDISC_PROBE,
-            ),
-            (libc::IPPROTO_IPV6, libc::IPV6_DONTFRAG, 1),
-        ]
+    if v6 {
+        let (level, probe) = (libc::IPPROTO_IPV6, libc::IPV6_PMTUDISC_PROBE);
+        option(fd, level, libc::IPV6_MTU_DISCOVER, probe)?;
+        option(fd, level, libc::IPV6_DONTFRAG, 1)
     } else {
-        &[(
-            libc::IPPROTO_IP,
-            libc::IP_MTU_DISCOVER,
-            libc::IP_PMTUDISC_PROBE,
-        )]
-    };
-    for (level, name, value) in options {
-        // SAFETY: an int and its size, both alive during the call.
-        let r = unsafe {
-            libc::setsockopt(
-                fd.as_raw_fd(),
-                *level,
-                *name,
-                (&raw const *value).cast(),
-                size_of::<libc::c_int>() as libc::socklen_t,
-            )
-        };
-        if r < 0 {
-            return Err(io::Error::last_os_error());
-        }
+        let probe = libc::IP_PMTUDISC_PROBE;
+        option(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, probe)
     }
-    Ok(())
 }
 
 /// The local address from which a destination is reached, and the MTU of that route. Sends nothing.

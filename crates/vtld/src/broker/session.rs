@@ -326,10 +326,14 @@ fn octets6(address: IpAddr) -> [u8; 16] {
     }
 }
 
+/// Grafts that provide this keep several packets of a message together, and send packets too large
+/// for the path in halves (`bpf/include/vtl/halves.h`).
+pub(super) const WHOLE: Services = Services::RELIABLE.union(Services::ORDERED);
+
 /// Bytes of the longest message: several packets stay together only if none is missing and each has
 /// its place.
 pub(super) fn max_message(long_messages: bool, max_payload: u16, services: Services) -> u32 {
-    if long_messages && services.contains(Services::RELIABLE | Services::ORDERED) {
+    if long_messages && services.contains(WHOLE) {
         intf::VTL_MAX_MESSAGE
     } else {
         max_payload.into()

@@ -68,7 +68,8 @@ enum Order {
 }
 
 enum Delivery {
-    Made(vtl_bpf::Result<RingSet>),
+    /// For an order of so many slots.
+    Made(u32, vtl_bpf::Result<RingSet>),
     Recycled(RingSet),
 }
 
@@ -153,9 +154,13 @@ impl Stock {
     fn accept(&mut self, delivery: Delivery) -> vtl_bpf::Result<()> {
         let set = match delivery {
             Delivery::Recycled(set) => set,
-            Delivery::Made(made) => {
+            Delivery::Made(ordered, made) => {
                 self.coming -= 1;
-                made?
+                let set = made?;
+                if set.slots < ordered {
+                    self.owed.remove(&ordered); // there is no memory for that now
+                }
+                set
             }
         };
         self.ready.entry(set.slots).or_default().push(set);
@@ -333,11 +338,11 @@ impl Workshop {
         self.sets -= (sizes.len() - made.len()) as u64;
         let missing = count - made.len();
         for set in made {
-            self.outbox.send(Delivery::Made(Ok(set))).ok()?;
+            self.outbox.send(Delivery::Made(slots, Ok(set))).ok()?;
         }
         for _ in 0..missing {
             self.outbox
-                .send(Delivery::Made(Err(out_of_memory())))
+                .send(Delivery::Made(slots, Err(out_of_memory())))
                 .ok()?;
         }
         (self.call)();

@@ -59,24 +59,34 @@ impl Engine {
         }
     }
 
-    pub(super) fn send_close(&mut self, sid: u32, aborted: bool) {
-        let Some(session) = self.sessions.get(&sid) else {
-            return;
-        };
-        let Some(entry) = self.plane.sessions().get(sid) else {
+    pub(super) fn send_close(&self, sid: u32, aborted: bool) {
+        let flags = if aborted { intf::VTL_F_ABORT } else { 0 };
+        self.send_to_peer(sid, flags, Packet::Close);
+    }
+
+    /// Sends what a session's daemons say to each other, but nothing unasked to an address that has
+    /// not been proven.
+    pub(super) fn send_to_peer(
+        &self,
+        sid: u32,
+        flags: u32,
+        packet: impl FnOnce(Header) -> Packet<'static>,
+    ) {
+        let table = self.plane.sessions();
+        let (Some(session), Some(entry)) = (self.sessions.get(&sid), table.get(sid)) else {
             return;
         };
         if entry.ifindex() == 0 {
-            return; // the address has not been proven: nothing unasked goes there
+            return;
         }
-        let entry = entry.snapshot();
+        let (peer_sid, token) = entry.peer();
         let header = Header {
-            flags: if aborted { intf::VTL_F_ABORT as u8 } else { 0 },
+            flags: flags as u8,
             gid: 0,
-            sid: entry.peer_sid,
-            token: entry.peer_token,
+            sid: peer_sid,
+            token,
         };
-        self.send(&Packet::Close(header), session.local, session.peer);
+        self.send(&packet(header), session.local, session.peer);
     }
 
     /// The peer's CLOSE.

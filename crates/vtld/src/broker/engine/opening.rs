@@ -25,7 +25,6 @@ use super::{
         GRACE_NS, Granted, Owner, Reply,
         caller::Caller,
         now_ns,
-        path::PathSize,
         peers::{Next, Way},
         random_token,
         raw::{self, Received},
@@ -37,13 +36,27 @@ use super::{
 
 /// The indexes of sessions.
 pub(super) struct Indexes<'a> {
-    pub(super) table: &'a SessionTable,
-    pub(super) sessions: &'a BTreeMap<u32, Session>,
+    table: &'a SessionTable,
+    sessions: &'a BTreeMap<u32, Session>,
     /// When those were freed that ended a moment ago.
-    pub(super) freed: &'a HashMap<u32, u64>,
+    freed: &'a HashMap<u32, u64>,
 }
 
-impl Indexes<'_> {
+impl<'a> Indexes<'a> {
+    /// Of the engine's parts, one by one: it may be at work on the others.
+    pub(super) fn of(
+        plane: &'a vtl_bpf::plane::DataPlane,
+        sessions: &'a BTreeMap<u32, Session>,
+        freed: &'a HashMap<u32, u64>,
+    ) -> Self {
+        let table = plane.sessions();
+        Self {
+            table,
+            sessions,
+            freed,
+        }
+    }
+
     /// Whether nobody uses this index, and nobody did a moment ago. An application may still hold a
     /// session whose entry the programs have let go of.
     fn is_free(&self, sid: u32) -> bool {
@@ -71,11 +84,7 @@ impl Indexes<'_> {
 /// What both roles need.
 impl Engine {
     pub(super) fn indexes(&self) -> Indexes<'_> {
-        Indexes {
-            table: self.plane.sessions(),
-            sessions: &self.sessions,
-            freed: &self.freed,
-        }
+        Indexes::of(&self.plane, &self.sessions, &self.freed)
     }
 
     /// Slots, at most `most`, that a session with this peer should use; `None` if nothing is known of
@@ -231,17 +240,6 @@ impl Engine {
             session.map_streams(established.max_payload)?;
         }
         session.long_messages = established.long_messages;
-        let graft = self.plane.grafts().find(|g| g.gid == established.gid);
-        let tells = Services::RELIABLE | Services::PARTIAL_RELIABILITY;
-        let acknowledged = graft.is_some_and(|g| !g.services.intersection(tells).is_empty());
-        session.path = session.long_messages.then(|| {
-            PathSize::new(
-                session.peer,
-                established.max_payload,
-                acknowledged,
-                now_ns(),
-            )
-        });
         let entry = self.plane.sessions().get(sid).expect("it has an entry");
         let slots = session.slots;
         entry.complete(|s| {
@@ -251,9 +249,11 @@ impl Engine {
         entry.set_state(intf::VTL_OPEN);
         session.phase = Phase::Open;
         session.heard_ns = now_ns();
-        self.schedule.now(sid);
         let peer = session.peer;
-        if matches!(session.purpose, Use::Streams { .. }) {
+        let streams = matches!(session.purpose, Use::Streams { .. });
+        self.begin_path(sid, established.gid, established.max_payload);
+        self.schedule.now(sid);
+        if streams {
             self.handle
                 .peers
                 .write()
@@ -664,6 +664,7 @@ impl Engine {
         entry.set_state(intf::VTL_OPEN);
         entry.probe();
         entry.unlock_egress(false);
+        self.begin_path(sid, established.gid, established.max_payload);
         self.schedule.now(sid);
         self.met(sid, established);
     }

@@ -4,7 +4,7 @@ use vtl_bpf::sessions;
 use vtl_proto::{
     intf,
     services::Services,
-    wire::{Header, Packet, Size},
+    wire::{Packet, Size},
 };
 
 use super::{
@@ -12,6 +12,7 @@ use super::{
         now_ns,
         path::{PathSize, Progress, Step},
         raw::{self, Received},
+        session,
     },
     Engine,
 };
@@ -20,9 +21,6 @@ use super::{
 const LONGER: u16 = (size_of::<intf::vtl_data_hdr>() - size_of::<intf::vtl_hdr>()) as u16;
 /// Where no acknowledgement has told the round-trip time.
 const RTT_NS: u64 = 100_000_000;
-
-/// Grafts that provide this send packets in halves (`bpf/include/vtl/halves.h`).
-const WHOLE: Services = Services::RELIABLE.union(Services::ORDERED);
 
 /// How far the session is.
 fn mark(path: &PathSize, entry: &sessions::Session<'_>) -> u64 {
@@ -34,6 +32,30 @@ fn mark(path: &PathSize, entry: &sessions::Session<'_>) -> u64 {
 }
 
 impl Engine {
+    /// A session begins, with a graft and what both hosts' links take: what is known of the path
+    /// holds from the first packet on.
+    pub(super) fn begin_path(&mut self, sid: u32, gid: u16, max_payload: u16) {
+        let table = self.plane.sessions();
+        let (Some(session), Some(entry)) = (self.sessions.get_mut(&sid), table.get(sid)) else {
+            return;
+        };
+        let graft = self.plane.grafts().find(|g| g.gid == gid);
+        let services = graft.map_or(Services::NONE, |g| g.services);
+        let tells = Services::RELIABLE | Services::PARTIAL_RELIABILITY;
+        let acknowledged = !services.intersection(tells).is_empty();
+        let now = now_ns();
+        let most = self.peers.payload(session.peer, now, max_payload);
+        session.path = session
+            .long_messages
+            .then(|| PathSize::new(session.peer, most, acknowledged, now));
+        if most < max_payload {
+            session.set_path(most);
+            if services.contains(session::WHOLE) {
+                entry.set_path(most);
+            }
+        }
+    }
+
     /// Looks whether an open session gets on, and if not, whether its packets are too large.
     pub(super) fn watch_path(&mut self, sid: u32, now: u64) {
         let table = self.plane.sessions();
@@ -64,23 +86,13 @@ impl Engine {
     }
 
     fn say_size(&self, sid: u32, flags: u32, zeros: u16, answers: u16) {
-        let table = self.plane.sessions();
-        let (Some(session), Some(entry)) = (self.sessions.get(&sid), table.get(sid)) else {
-            return;
-        };
-        let entry = entry.snapshot();
-        let header = Header {
-            flags: flags as u8,
-            gid: 0,
-            sid: entry.peer_sid,
-            token: entry.peer_token,
-        };
-        let packet = Packet::Size(Size {
-            header,
-            zeros,
-            answers,
+        self.send_to_peer(sid, flags, |header| {
+            Packet::Size(Size {
+                header,
+                zeros,
+                answers,
+            })
         });
-        self.send(&packet, session.local, session.peer);
     }
 
     /// A question about a size, or an answer.
@@ -94,11 +106,13 @@ impl Engine {
         if !known || !session.is_open() {
             return;
         }
+        let now = now_ns();
+        session.heard_ns = now;
         if u32::from(size.header.flags) & intf::VTL_F_ACK_NOW != 0 {
             self.say_size(sid, 0, 0, size.zeros);
         } else if let Some(path) = &mut session.path {
             let mark = mark(path, &entry);
-            path.answered(now_ns(), size.answers.saturating_sub(LONGER), mark);
+            path.answered(now, size.answers.saturating_sub(LONGER), mark);
         }
     }
 
@@ -117,7 +131,7 @@ impl Engine {
         let gid = entry.snapshot().gid;
         let graft = self.plane.grafts().find(|g| g.gid == gid);
         let acknowledged = session.path.as_ref().is_some_and(PathSize::acknowledged);
-        if graft.is_some_and(|g| g.services.contains(WHOLE)) {
+        if graft.is_some_and(|g| g.services.contains(session::WHOLE)) {
             entry.set_path(most);
             entry.probe(); // what is out goes again now, and not when a long timeout ends
             self.schedule.now(sid);

@@ -27,11 +27,7 @@ impl Engine {
             listening: nego.port == 0 || self.listeners.contains_key(&nego.port),
             room: !self.stopping && self.sessions.len() < self.config.max_sessions,
         };
-        let indexes = Indexes {
-            table: self.plane.sessions(),
-            sessions: &self.sessions,
-            freed: &self.freed,
-        };
+        let indexes = Indexes::of(&self.plane, &self.sessions, &self.freed);
         let from = received.from;
         let next = || indexes.any();
         let verdict = self.responder.asked(now_ns(), from, nego, &policy, next);
@@ -74,8 +70,8 @@ impl Engine {
         let port = request.port();
         let owner = self.listeners.get(&port).map_or(0, |l| l.owner);
         let mtu = raw::route(received.from).map_or(1500, |(_, mtu)| mtu);
-        let most = raw::max_payload(mtu, received.from);
-        let max_payload = self.peers.payload(received.from, now_ns(), most);
+        // What we have learned of the path is for our direction, and the peer may have sent already.
+        let max_payload = raw::max_payload(mtu, received.from);
         let wish = request.early_with(choice);
         let (sid, token) = self.create(received.from, received.to, port, wish, |rings| {
             Ok(if port == 0 {
@@ -135,11 +131,13 @@ impl Engine {
                 entry.widen(slots);
             }
         }
-        if let Err(error) = session.map_streams(entry.snapshot().max_payload) {
+        let entry = entry.snapshot();
+        if let Err(error) = session.map_streams(entry.max_payload) {
             tracing::warn!(%error, %peer, "a session cannot be used");
             self.close(sid, true);
             return;
         }
+        self.begin_path(sid, entry.gid, entry.max_payload);
         if let Some(listener) = self.listeners.get_mut(&port) {
             listener.backlog.push_back(sid);
             self.grant_accepted();
