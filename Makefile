@@ -25,7 +25,7 @@ build: setup ## Build everything (release)
 demo: build ## Download a file over a bad link: TCP cubic, TCP BBR and VTL, side by side (as root)
 	@$(TARGET)/release/vtl demo $(DEMO_ARGS)
 
-bench: build ## Ten minutes of measurements with pictures in target/bench (as root, nothing else running)
+bench: build ## About six minutes of measurements with pictures in target/bench (as root, nothing else running)
 	@mkdir -p $(TARGET)/bench
 	@$(TARGET)/release/vtl bench run bench/plans/quick*.toml --json $(TARGET)/bench/rows.json --plot $(TARGET)/bench
 

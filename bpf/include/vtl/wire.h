@@ -66,6 +66,7 @@ struct vtl_hdr {
  * What vtl_hdr.aux holds, by graft:
  * DATA, PROBE of grafts that give packets up: how far below `seq` the first packet lies that the
  *   sender has not settled.
+ * DATA of partial-order: how many packets back the one lies that this one follows; 0: none.
  * DATA with VTL_F_PARITY: packets of the group.
  * DATA of udp-lite: bytes of payload that the checksum covers.
  * DATA with VTL_F_HALF: where the half begins, 0 or VTL_HALF.
