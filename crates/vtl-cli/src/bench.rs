@@ -47,7 +47,9 @@ pub(crate) enum BenchCommand {
     )]
     Run(RunArgs),
     /// Nanoseconds a packet of programs, transport functions and frames; microseconds to the wire
-    #[command(after_help = "Takes less than a minute, on a machine that does nothing else. Needs root.")]
+    #[command(
+        after_help = "Takes less than a minute, on a machine that does nothing else. Needs root."
+    )]
     Micro {
         /// Write the figures into this file, as a JSON array
         #[arg(long, value_name = "FILE")]

@@ -1,17 +1,17 @@
 //! Completion times by size, for every link and loss of a plan in one figure: that of the thesis's
 //! figure 3.14.
 
-use std::collections::BTreeMap;
 use std::error::Error;
 use std::path::Path;
 
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
-use super::{color, plain};
+use super::lines::{Lines, Point, lines};
+use super::palette::Palette;
+use super::plain;
 use crate::plan::size;
 use crate::row::Row;
-use crate::spread::Spread;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
@@ -24,133 +24,114 @@ const LINE: i32 = 22;
 const STROKE: i32 = 22;
 const LETTER: i32 = 8;
 
-/// A point of a line.
-struct Point {
-    /// Bytes.
-    size: f64,
-    /// Seconds.
-    time: Spread,
-    /// Most transfers of this size were cut at that time.
-    cut: bool,
-}
-
-/// A transport and its points, in order of size.
-type Lines = BTreeMap<String, Vec<Point>>;
-
-/// One link at one loss.
+/// One link at one loss: seconds by bytes.
 struct Panel {
-    title: String,
+    link: String,
+    loss: f64,
     lines: Lines,
 }
 
 /// Links below each other, losses side by side.
 pub(super) struct Grid {
     title: String,
-    rows: Vec<Vec<Panel>>,
+    links: Vec<String>,
+    losses: Vec<f64>,
+    panels: Vec<Panel>,
 }
 
 impl Grid {
-    /// Of rows with several sizes, and several links or losses.
+    /// Of rows with several links or losses. Where they have one size only, there is nothing to draw.
     pub(super) fn of(title: &str, rows: &[&Row]) -> Option<Self> {
-        let files: Vec<&Row> = rows
-            .iter()
-            .filter(|r| r.workload == "file" && r.size.is_some() && r.fct_s.is_some())
-            .copied()
-            .collect();
-        let mut links: Vec<String> = Vec::new();
-        for row in &files {
-            let link = row.link_name();
-            if !links.contains(&link) {
-                links.push(link);
-            }
-        }
-        let losses = distinct(files.iter().map(|r| r.loss_pct));
-        let sizes = distinct(files.iter().filter_map(|r| Some(r.size? as f64)));
-        if sizes.len() < 2 || links.len() * losses.len() < 2 {
+        let files = || rows.iter().copied().filter(|r| r.workload == "file");
+        let places = distinct(files().map(|r| (r.link_name(), r.loss_pct)));
+        let panel = |(link, loss): (String, f64)| {
+            let here = files().filter(|r| r.loss_pct == loss && r.link_name() == link);
+            let here: Vec<&Row> = here.collect();
+            let lines = lines(&here, |r| Some(r.size? as f64), |r| r.fct_s)?;
+            Some(Panel { link, loss, lines })
+        };
+        let panels: Vec<Panel> = places.into_iter().filter_map(panel).collect();
+        if panels.len() < 2 {
             return None;
         }
-        let panel = |link: &String, loss: f64| {
-            let of = files.iter();
-            let of = of.filter(|r| r.loss_pct == loss && r.link_name() == *link);
-            Panel {
-                title: format!("{link}, {loss} % loss"),
-                lines: lines(of.copied()),
-            }
-        };
-        let panels = |link| losses.iter().map(|loss| panel(link, *loss)).collect();
+        let mut losses = distinct(panels.iter().map(|p| p.loss));
+        losses.sort_by(f64::total_cmp);
         Some(Self {
             title: format!("{title}: completion times; triangles: cut"),
-            rows: links.iter().map(panels).collect(),
+            links: distinct(panels.iter().map(|p| p.link.clone())),
+            losses,
+            panels,
         })
     }
 
     pub(super) fn draw(&self, path: &Path) -> Result<(), Box<dyn Error>> {
-        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(1);
-        let (width, height) = (PANEL.0 * columns as u32, PANEL.1 * self.rows.len() as u32);
-        let names = self.names(width);
-        let legend = names.last().map_or(0, |(_, (_, y))| y + LINE) as u32 + 8;
+        let shape = (self.links.len(), self.losses.len());
+        let (width, height) = (PANEL.0 * shape.1 as u32, PANEL.1 * shape.0 as u32);
+        let mut names = distinct(self.panels.iter().flat_map(|p| p.lines.keys()));
+        names.sort_unstable();
+        let palette = Palette::of(names.iter().map(|name| name.as_str()));
+        let places = places(&names, width as i32);
+        let legend = places.last().map_or(0, |(_, y)| y + LINE) as u32 + 8;
         let canvas = SVGBackend::new(path, (width, TITLE + height + legend)).into_drawing_area();
         canvas.fill(&WHITE)?;
-        let canvas = canvas.titled(&self.title, ("sans-serif", 22))?;
+        // A letter is about half as wide as high.
+        let letters = self.title.chars().count() as u32;
+        let height = (2 * width / letters.max(1)).min(22);
+        let canvas = canvas.titled(&self.title, ("sans-serif", height))?;
         let rest = canvas.dim_in_pixel().1.saturating_sub(legend);
         let (panels, legend) = canvas.split_vertically(rest);
-        let areas = panels.split_evenly((self.rows.len(), columns));
-        let x = range(self.rows.iter().flatten(), |p| (p.size, p.size));
-        for (row, areas) in self.rows.iter().zip(areas.chunks(columns)) {
+        let areas = panels.split_evenly(shape);
+        let x = range(&self.panels, |p| (p.x, p.x));
+        for (link, areas) in self.links.iter().zip(areas.chunks(shape.1)) {
             // What stands side by side shall be compared.
-            let y = range(row.iter(), |p| (p.time.least, p.time.most));
-            for (panel, area) in row.iter().zip(areas) {
-                panel.draw(area, x.clone(), y.clone())?;
+            let row = || self.panels.iter().filter(|p| p.link == *link);
+            let y = range(row(), |p| (p.y.least, p.y.most));
+            for panel in row() {
+                let at = self.losses.iter().position(|loss| *loss == panel.loss);
+                let area = &areas[at.expect("it is one of them")];
+                panel.draw(area, &palette, x.clone(), y.clone())?;
             }
         }
-        Self::legend(&names, &legend)?;
+        for (name, (x, y)) in names.into_iter().zip(places) {
+            let stroke = [(x, y + 12), (x + STROKE, y + 12)];
+            let style = palette.color(name).stroke_width(3);
+            legend.draw(&PathElement::new(stroke, style))?;
+            let text = (x + STROKE + 6, y + 4);
+            legend.draw(&Text::new(name.clone(), text, ("sans-serif", 15)))?;
+        }
         canvas.present()?;
         Ok(())
     }
+}
 
-    /// Names of transports, and where they stand in the legend.
-    fn names(&self, width: u32) -> Vec<(&str, (i32, i32))> {
-        let panels = self.rows.iter().flatten();
-        let mut names: Vec<&str> = panels
-            .flat_map(|p| p.lines.keys().map(String::as_str))
-            .collect();
-        names.sort_unstable();
-        names.dedup();
-        let (mut x, mut y) = (STROKE, 0);
-        let place = |name: &'_ str| {
-            let length = 2 * STROKE + name.len() as i32 * LETTER;
-            if x + length > width as i32 && x > STROKE {
-                (x, y) = (STROKE, y + LINE);
-            }
-            let at = (x, y);
-            x += length;
-            at
-        };
-        let places: Vec<_> = names.iter().copied().map(place).collect();
-        names.into_iter().zip(places).collect()
-    }
-
-    fn legend(names: &[(&str, (i32, i32))], area: &Area<'_>) -> Result<(), Box<dyn Error>> {
-        for (index, (name, (x, y))) in names.iter().enumerate() {
-            let style = color(name, index);
-            let stroke = [(*x, y + 12), (x + STROKE, y + 12)];
-            area.draw(&PathElement::new(stroke, style.stroke_width(3)))?;
-            let text = (x + STROKE + 6, y + 4);
-            area.draw(&Text::new((*name).to_owned(), text, ("sans-serif", 15)))?;
+/// Where names stand in a legend of this width, pixels.
+fn places(names: &[&String], width: i32) -> Vec<(i32, i32)> {
+    let (mut x, mut y) = (STROKE, 0);
+    let place = |name: &&String| {
+        let length = 2 * STROKE + name.len() as i32 * LETTER;
+        if x + length > width && x > STROKE {
+            (x, y) = (STROKE, y + LINE);
         }
-        Ok(())
-    }
+        let at = (x, y);
+        x += length;
+        at
+    };
+    names.iter().map(place).collect()
 }
 
 impl Panel {
     fn draw(
         &self,
         area: &Area<'_>,
+        palette: &Palette,
         x: std::ops::Range<f64>,
         y: std::ops::Range<f64>,
     ) -> Result<(), Box<dyn Error>> {
         let mut chart = ChartBuilder::on(area)
-            .caption(&self.title, ("sans-serif", 16))
+            .caption(
+                format!("{}, {} % loss", self.link, self.loss),
+                ("sans-serif", 16),
+            )
             .margin(8)
             .x_label_area_size(32)
             .y_label_area_size(52)
@@ -165,63 +146,42 @@ impl Panel {
             .y_label_formatter(&|seconds| plain(*seconds))
             .light_line_style(TRANSPARENT)
             .draw()?;
-        for (index, (name, points)) in self.lines.iter().enumerate() {
-            let style = color(name, index);
+        for (name, points) in &self.lines {
+            let style = palette.color(name);
             let whole = || points.iter().filter(|p| !p.cut);
-            let line = whole().map(|p| (p.size, p.time.median));
+            let line = whole().map(|p| (p.x, p.y.median));
             chart.draw_series(LineSeries::new(line, style.stroke_width(2)))?;
-            let marks = whole().map(|p| Circle::new((p.size, p.time.median), 3, style.filled()));
+            let marks = whole().map(|p| Circle::new((p.x, p.y.median), 3, style.filled()));
             chart.draw_series(marks)?;
-            for point in whole().filter(|p| p.time.most > p.time.least) {
-                let bar = [
-                    (point.size, point.time.least),
-                    (point.size, point.time.most),
-                ];
+            for point in whole().filter(|p| p.y.most > p.y.least) {
+                let bar = [(point.x, point.y.least), (point.x, point.y.most)];
                 chart.draw_series([PathElement::new(bar, style.stroke_width(1))])?;
             }
             let cut = points.iter().filter(|p| p.cut);
-            let at = cut.map(|p| (p.size, p.time.median));
+            let at = cut.map(|p| (p.x, p.y.median));
             chart.draw_series(at.map(|at| TriangleMarker::new(at, 6, style.stroke_width(2))))?;
         }
         Ok(())
     }
 }
 
-fn lines<'a>(rows: impl Iterator<Item = &'a Row>) -> Lines {
-    let mut all: BTreeMap<String, Vec<&Row>> = BTreeMap::new();
-    for row in rows {
-        all.entry(row.transport.clone()).or_default().push(row);
+/// Each value once, in the order in which they come.
+fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
+    let mut all = Vec::new();
+    for value in values {
+        if !all.contains(&value) {
+            all.push(value);
+        }
     }
-    let points = |mut rows: Vec<&Row>| -> Vec<Point> {
-        rows.sort_by_key(|r| r.size);
-        let same = rows.chunk_by(|a, b| a.size == b.size);
-        same.filter_map(|same| {
-            Some(Point {
-                size: same[0].size? as f64,
-                time: Spread::of(same.iter().filter_map(|r| r.fct_s))?,
-                cut: same.iter().filter(|r| r.cut).count() * 2 > same.len(),
-            })
-        })
-        .collect()
-    };
-    all.into_iter()
-        .map(|(name, rows)| (name, points(rows)))
-        .collect()
-}
-
-fn distinct(values: impl Iterator<Item = f64>) -> Vec<f64> {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values.dedup();
-    values
+    all
 }
 
 /// What the axis must show, with some room around it.
 fn range<'a>(
-    panels: impl Iterator<Item = &'a Panel>,
+    panels: impl IntoIterator<Item = &'a Panel>,
     of: impl Fn(&Point) -> (f64, f64),
 ) -> std::ops::Range<f64> {
-    let points = panels.flat_map(|p| p.lines.values().flatten());
+    let points = panels.into_iter().flat_map(|p| p.lines.values().flatten());
     let (low, high) = points
         .map(of)
         .fold((f64::INFINITY, 0.0), |all: (f64, f64), p| {

@@ -1,6 +1,8 @@
 //! Pictures of rows, as SVG.
 
 mod grid;
+mod lines;
+mod palette;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,6 +15,8 @@ use plotters::coord::ranged1d::ValueFormatter;
 use plotters::prelude::*;
 use plotters::style::{FontStyle, register_font};
 
+use self::lines::{Lines, Point, lines};
+use self::palette::Palette;
 use crate::plan::size;
 use crate::row::Row;
 use crate::spread::Spread;
@@ -21,9 +25,6 @@ use crate::spread::Spread;
 const SIZE: (u32, u32) = (960, 560);
 /// The span over which goodput over time is averaged, seconds.
 const WINDOW_S: f64 = 0.5;
-
-/// A line of a picture: its name and points of x, with the spread of y.
-type Lines = BTreeMap<String, Vec<(f64, Spread)>>;
 
 /// Draws what the rows allow: goodput by loss, completion time by size (for all links and losses of a
 /// plan in one figure, too), goodput by the number of flows, and competing flows over time. Returns
@@ -74,6 +75,8 @@ struct Picture {
     x: Axis,
     y: Axis,
     lines: Lines,
+    /// Where lines are least likely.
+    legend: SeriesLabelPosition,
 }
 
 struct Axis {
@@ -112,31 +115,6 @@ fn by_condition(rows: &[Row], link: impl Fn(&Row) -> String) -> Vec<(String, Str
         .collect()
 }
 
-/// Points of each transport, if there are at least two different x.
-fn lines(
-    rows: &[&Row],
-    name: impl Fn(&Row) -> String,
-    x: impl Fn(&Row) -> Option<f64>,
-    y: impl Fn(&Row) -> Option<f64>,
-) -> Option<Lines> {
-    let mut points: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
-    for row in rows {
-        if let (Some(x), Some(y)) = (x(row), y(row)) {
-            points.entry(name(row)).or_default().push((x, y));
-        }
-    }
-    let mut lines = Lines::new();
-    for (name, mut points) in points {
-        points.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let line = points
-            .chunk_by(|a, b| a.0 == b.0)
-            .filter_map(|same| Some((same[0].0, Spread::of(same.iter().map(|p| p.1))?)))
-            .collect();
-        lines.insert(name, line);
-    }
-    lines.values().any(|line| line.len() > 1).then_some(lines)
-}
-
 fn plain(value: f64) -> String {
     if value.fract() == 0.0 || value >= 100.0 {
         format!("{value:.0}")
@@ -152,10 +130,6 @@ fn goodput_by_loss(title: &str, rows: &[&Row]) -> Option<Picture> {
     let rows: Vec<&Row> = file.collect();
     // Of several sizes the largest says most about the steady state.
     let largest = rows.iter().filter_map(|r| r.size).max()?;
-    let name = |row: &Row| match row.loss_model {
-        "uniform" => row.transport.clone(),
-        _ => format!("{}, bursts", row.transport),
-    };
     let of_largest = |row: &Row| (row.size == Some(largest)).then_some(row.loss_pct);
     Some(Picture {
         title: format!("{title}: goodput of {}", size(largest)),
@@ -169,7 +143,8 @@ fn goodput_by_loss(title: &str, rows: &[&Row]) -> Option<Picture> {
             logarithmic: false,
             show: plain,
         },
-        lines: lines(&rows, name, of_largest, |r| r.goodput_mbps)?,
+        lines: lines(&rows, of_largest, |r| r.goodput_mbps)?,
+        legend: SeriesLabelPosition::LowerLeft,
     })
 }
 
@@ -196,7 +171,8 @@ fn time_by_size(title: &str, rows: &[&Row]) -> Option<Picture> {
             logarithmic: true,
             show: plain,
         },
-        lines: lines(&rows, |r| r.transport.clone(), bytes, |r| r.fct_s)?,
+        lines: lines(&rows, bytes, |r| r.fct_s)?,
+        legend: SeriesLabelPosition::UpperLeft,
     })
 }
 
@@ -219,7 +195,8 @@ fn goodput_by_flows(title: &str, rows: &[&Row]) -> Option<Picture> {
             logarithmic: false,
             show: plain,
         },
-        lines: lines(&rows, |r| r.transport.clone(), count, |r| r.goodput_mbps)?,
+        lines: lines(&rows, count, |r| r.goodput_mbps)?,
+        legend: SeriesLabelPosition::LowerLeft,
     })
 }
 
@@ -231,9 +208,9 @@ fn over_time(title: &str, rows: &[&Row]) -> Option<Picture> {
             Some(flow) => format!("{flow}: {}", row.transport),
             None => row.transport.clone(),
         };
-        let point = |(time, value)| {
-            let spread = Spread::of(std::iter::once(value))?;
-            Some((time, spread))
+        let point = |(x, value)| {
+            let y = Spread::of([value])?;
+            Some(Point { x, y, cut: row.cut })
         };
         let line = goodput(&row.samples).into_iter().filter_map(point);
         lines.insert(name, line.collect());
@@ -251,11 +228,12 @@ fn over_time(title: &str, rows: &[&Row]) -> Option<Picture> {
             show: plain,
         },
         lines,
+        legend: SeriesLabelPosition::UpperRight,
     })
 }
 
-/// Goodput at each sample over the window that ends there, Mbit/s.
-fn goodput(samples: &[(f64, u64)]) -> Vec<(f64, f64)> {
+/// Goodput at each sample, of seconds and bytes by then, over the half second that ends there, Mbit/s.
+pub fn goodput(samples: &[(f64, u64)]) -> Vec<(f64, f64)> {
     let mut from = 0;
     let mut points = Vec::new();
     for &(time, bytes) in samples {
@@ -292,9 +270,9 @@ impl Picture {
                 0.0..(high * 1.08)
             }
         };
-        let x = range(&mut points().map(|p| p.0), &self.x);
-        let y = range(&mut points().map(|p| p.1.most), &self.y);
-        let least = points().map(|p| p.1.least).fold(f64::INFINITY, f64::min);
+        let x = range(&mut points().map(|p| p.x), &self.x);
+        let y = range(&mut points().map(|p| p.y.most), &self.y);
+        let least = points().map(|p| p.y.least).fold(f64::INFINITY, f64::min);
         let y_log = (least.max(1e-9) / 1.25)..y.end;
         match (self.x.logarithmic, self.y.logarithmic) {
             (false, false) => self.chart(&canvas, x, y)?,
@@ -334,30 +312,31 @@ impl Picture {
             .y_label_formatter(&|v| (self.y.show)(*v))
             .light_line_style(TRANSPARENT)
             .draw()?;
-        for (index, (name, line)) in self.lines.iter().enumerate() {
-            let color = color(name, index);
+        let palette = Palette::of(self.lines.keys().map(String::as_str));
+        for (name, line) in &self.lines {
+            let color = palette.color(name);
             chart
                 .draw_series(LineSeries::new(
-                    line.iter().map(|(x, y)| (*x, y.median)),
+                    line.iter().map(|p| (p.x, p.y.median)),
                     color.stroke_width(2),
                 ))?
                 .label(name.clone())
                 .legend(move |(x, y)| {
                     PathElement::new([(x, y), (x + 20, y)], color.stroke_width(3))
                 });
-            for (x, y) in line.iter().filter(|(_, y)| y.most > y.least) {
-                let bar = [(*x, y.least), (*x, y.most)];
+            for p in line.iter().filter(|p| p.y.most > p.y.least) {
+                let bar = [(p.x, p.y.least), (p.x, p.y.most)];
                 chart.draw_series([PathElement::new(bar, color.stroke_width(1))])?;
             }
             // Marks would hide a line of many points.
             if line.len() <= 20 {
-                let marks = line.iter().map(|(x, y)| (*x, y.median));
+                let marks = line.iter().map(|p| (p.x, p.y.median));
                 chart.draw_series(marks.map(|at| Circle::new(at, 3, color.filled())))?;
             }
         }
         chart
             .configure_series_labels()
-            .position(SeriesLabelPosition::UpperRight)
+            .position(self.legend.clone())
             .background_style(WHITE.mix(0.85))
             .border_style(BLACK.mix(0.3))
             .label_font(("sans-serif", 15))
@@ -376,39 +355,8 @@ impl Row {
     }
 }
 
-/// The same for a transport in every picture; told apart by the colour-blind, too (Okabe, Ito).
-fn color(name: &str, index: usize) -> RGBColor {
-    const OTHERS: [RGBColor; 3] = [
-        RGBColor(0xcc, 0x79, 0xa7),
-        RGBColor(0x99, 0x99, 0x99),
-        RGBColor(0xf0, 0xe4, 0x42),
-    ];
-    // Parameters do not change it.
-    match name.split('?').next().unwrap_or_default() {
-        "graft:canonical" => BLACK,
-        "graft:stop-and-wait" => RGBColor(0x99, 0x99, 0x99),
-        "graft:go-back-n" => RGBColor(0xe6, 0x9f, 0x00),
-        "graft:selective-repeat" => RGBColor(0x00, 0x9e, 0x73),
-        "graft:partial-reliability" => RGBColor(0xcc, 0x79, 0xa7),
-        "tcp-cubic" => RGBColor(0xd5, 0x5e, 0x00),
-        "tcp-bbr" => RGBColor(0x56, 0xb4, 0xe9),
-        "quic" => RGBColor(0xe6, 0x9f, 0x00),
-        "quic-bbr" => RGBColor(0xcc, 0x79, 0xa7),
-        "udp" => RGBColor(0x99, 0x99, 0x99),
-        "graft:stream" => RGBColor(0x00, 0x72, 0x54),
-        "hook:graft:stream" => RGBColor(0x00, 0x72, 0xb2),
-        _ => match index {
-            0 => RGBColor(0x00, 0x72, 0x54),
-            1 => RGBColor(0xd5, 0x5e, 0x00),
-            2 => RGBColor(0x56, 0xb4, 0xe9),
-            3 => RGBColor(0xe6, 0x9f, 0x00),
-            _ => OTHERS[index % OTHERS.len()],
-        },
-    }
-}
-
 /// Headless machines have no fonts installed: the drawing library needs one to measure text.
-fn use_own_font() {
+pub fn use_own_font() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         // Fails only for a file that is no font, and then the drawing says so.
@@ -464,6 +412,17 @@ mod tests {
             ..row("file", "graft:stop-and-wait", 5.0, 1 << 20, 0.1)
         };
         rows.push(slow);
+        // And of another link, of which that figure shows nothing: one size.
+        let lan = |row: Row| Row {
+            profile: "lan",
+            ..row
+        };
+        rows.push(lan(row("file", "tcp-bbr", 0.0, 1 << 24, 90.0)));
+        // Bursts are lines of their own.
+        rows.push(Row {
+            loss_model: "gilbert-elliott",
+            ..row("file", "tcp-bbr", 5.0, 1 << 20, 40.0)
+        });
         let files = draw(&directory, &rows).expect("drawn");
         assert_eq!(files.len(), 5, "{files:?}");
         let text: String = files
@@ -478,10 +437,12 @@ mod tests {
             "2: graft:stream",
             "terrestrial, 5 % loss",
             "graft:stop-and-wait",
+            "tcp-bbr, bursts",
             "1 MiB",
         ] {
             assert!(text.contains(words), "{words}");
         }
+        assert!(!text.contains("lan, 0 % loss"));
     }
 
     #[test]

@@ -1,17 +1,15 @@
 //! The picture of goodput over time.
 
+use std::iter;
 use std::path::Path;
-use std::sync::Once;
 
 use anyhow::anyhow;
 use plotters::prelude::*;
-use plotters::style::{FontStyle, register_font};
+use vtl_bench::plot::{goodput, use_own_font};
 
 use super::report::Row;
 use super::transport::Transport;
 
-/// The span over which goodput is averaged, in seconds.
-const WINDOW: f64 = 0.5;
 /// The shortest time axis, in seconds.
 const SHORTEST: f64 = 8.0;
 
@@ -63,8 +61,8 @@ fn draw_chart(
         }
         chart
             .draw_series(LineSeries::new(
-                goodput(&row.samples)
-                    .into_iter()
+                iter::once((0.0, 0.0))
+                    .chain(goodput(&row.samples))
                     .filter(|point| point.0 <= end),
                 color.stroke_width(2),
             ))?
@@ -100,25 +98,6 @@ fn goodput_axis(rows: &[&Row], rate_mbit: f64) -> f64 {
     highest * 1.08
 }
 
-/// Goodput at each sample over the window that ends there, in Mbit/s.
-fn goodput(samples: &[(f64, u64)]) -> Vec<(f64, f64)> {
-    let mut from = 0;
-    let mut points = vec![(0.0, 0.0)];
-    for &(time, bytes) in samples {
-        while samples[from + 1..]
-            .first()
-            .is_some_and(|s| s.0 <= time - WINDOW)
-        {
-            from += 1;
-        }
-        let (then, had) = samples[from];
-        if time > then {
-            points.push((time, (bytes - had) as f64 * 8.0 / 1e6 / (time - then)));
-        }
-    }
-    points
-}
-
 fn color(transport: Transport) -> RGBColor {
     match transport {
         Transport::Cubic => RGBColor(0xd5, 0x5e, 0x00),
@@ -127,29 +106,9 @@ fn color(transport: Transport) -> RGBColor {
     }
 }
 
-/// Headless machines have no fonts installed: bring one along.
-fn use_own_font() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        // Fails only for a file that is no font, and then the drawing says so.
-        let _ = register_font("sans-serif", FontStyle::Normal, dejavu::sans::regular());
-    });
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn goodput__averages_over_the_window() {
-        // 1 Mbit each 100 ms: 10 Mbit/s throughout.
-        let samples: Vec<_> = (0..20u32)
-            .map(|i| (f64::from(i) * 0.1, u64::from(i) * 125_000))
-            .collect();
-        for (time, mbit) in goodput(&samples).into_iter().skip(1) {
-            assert!((mbit - 10.0).abs() < 1e-6, "{mbit} at {time}");
-        }
-    }
 
     #[test]
     fn draw__writes_a_png_without_system_fonts() {
