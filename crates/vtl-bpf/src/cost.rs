@@ -42,27 +42,27 @@ pub struct Costs {
 /// Runs a graft. Takes up to two seconds, for grafts that pace their packets.
 ///
 /// # Errors
-/// The kernel does not load it, or it sends next to nothing.
+/// The kernel does not load or run it, or it sends next to nothing.
 pub fn measure(object: &[u8]) -> Result<Costs> {
     let kernel = Kernel::with(object)?;
     kernel.open_other_end();
     for seq in 0..PACKETS {
         kernel.write(seq.into(), &[1; PAYLOAD]);
     }
-    let method = of_the_method(&kernel);
+    let method = of_the_method(&kernel)?;
     let [mut egress, mut ingress, mut listener] = [const { Vec::new() }; 3];
     let begun = Instant::now();
     let mut attempts = 0;
     while egress.len() < PACKETS as usize && attempts < ATTEMPTS && begun.elapsed() < PATIENCE {
-        let made = kernel.run(EGRESS, &kernel.pump(SID), 1);
+        let made = kernel.try_run(EGRESS, &kernel.pump(SID), 1)?;
         let answer = if made.verdict == TC.send {
             egress.push(made.ns);
-            let taken = kernel.run(INGRESS, &made.frame, 1);
+            let taken = kernel.try_run(INGRESS, &made.frame, 1)?;
             ingress.push(taken.ns);
             (taken.verdict == TC.answer).then_some(taken.frame)
         } else {
             // Nothing may be sent now: perhaps the other end has something to say.
-            let made = kernel.run(EGRESS, &kernel.pump(PEER_SID), 1);
+            let made = kernel.try_run(EGRESS, &kernel.pump(PEER_SID), 1)?;
             (made.verdict == TC.send).then_some(made.frame)
         };
         attempts = if made.verdict == TC.send {
@@ -71,7 +71,7 @@ pub fn measure(object: &[u8]) -> Result<Costs> {
             attempts + 1
         };
         if let Some(answer) = answer {
-            listener.push(kernel.run(INGRESS, &answer, 1).ns);
+            listener.push(kernel.try_run(INGRESS, &answer, 1)?.ns);
         } else if made.verdict != TC.send {
             thread::sleep(PAUSE);
         }
@@ -96,15 +96,15 @@ pub fn measure(object: &[u8]) -> Result<Costs> {
 }
 
 /// What a single run seems to take longer than one of many: reading the clock, above all.
-fn of_the_method(kernel: &Kernel) -> f64 {
+fn of_the_method(kernel: &Kernel) -> Result<f64> {
     const SINGLE: usize = 200;
     const MANY: u32 = 100_000;
     let mut other = data(0, 0, &[0; PAYLOAD]);
     other[23] = libc::IPPROTO_TCP as u8;
-    let single = (0..SINGLE).map(|_| kernel.run(INGRESS, &other, 1).ns);
-    let single = middle(single.collect()).unwrap_or(0);
-    let mean = kernel.run(INGRESS, &other, MANY).ns;
-    f64::from(single.saturating_sub(mean))
+    let run = |repeat| Ok(kernel.try_run(INGRESS, &other, repeat)?.ns);
+    let single = (0..SINGLE).map(|_| run(1)).collect::<Result<_>>()?;
+    let single = middle(single).unwrap_or(0);
+    Ok(f64::from(single.saturating_sub(run(MANY)?)))
 }
 
 fn middle(mut times: Vec<u32>) -> Option<u32> {

@@ -1,8 +1,10 @@
 //! A loaded data plane with one open session, whose programs run through `BPF_PROG_TEST_RUN`.
-//! For tests and micro-benchmarks: what fails here panics.
+//! For tests and micro-benchmarks, where what fails panics; what measures a user's graft takes
+//! [`Kernel::with`] and [`Kernel::try_run`].
 #![allow(clippy::missing_panics_doc)]
 
 use std::{
+    io,
     num::NonZero,
     os::fd::{AsRawFd, BorrowedFd},
     ptr::NonNull,
@@ -102,7 +104,7 @@ pub struct Ran {
     pub ns: u32,
 }
 
-fn map_ring(fd: BorrowedFd<'_>) -> NonNull<vtl_slot> {
+fn map_ring(fd: BorrowedFd<'_>) -> Result<NonNull<vtl_slot>> {
     let bytes = size_of::<vtl_slot>() * (SLOTS as usize + 1);
     let length = NonZero::new(bytes.next_multiple_of(4096)).expect("not empty");
     // SAFETY: a new mapping at an address of the kernel's choice; it stays for the process's life.
@@ -116,7 +118,11 @@ fn map_ring(fd: BorrowedFd<'_>) -> NonNull<vtl_slot> {
             0,
         )
     };
-    at.expect("rings can be mapped").cast()
+    let failed = |errno| Error::System {
+        what: "cannot map a ring".into(),
+        source: io::Error::from(errno),
+    };
+    Ok(at.map_err(failed)?.cast())
 }
 
 impl Kernel {
@@ -140,7 +146,8 @@ impl Kernel {
             *place = parameter.default;
         }
         let rings = RingMaker::new(&plane)?.make(&[SLOTS, SLOTS])?;
-        let (transmit, receive) = (map_ring(rings[0].transmit()), map_ring(rings[0].receive()));
+        let transmit = map_ring(rings[0].transmit())?;
+        let receive = map_ring(rings[0].receive())?;
         let kernel = Self {
             plane,
             graft,
@@ -254,6 +261,14 @@ impl Kernel {
 
     /// Runs a root program on a frame; it tail-calls the graft's.
     pub fn run(&self, program: &str, frame: &[u8], repeat: u32) -> Ran {
+        self.try_run(program, frame, repeat).expect("it runs")
+    }
+
+    /// As [`Kernel::run`].
+    ///
+    /// # Errors
+    /// The kernel does not run it.
+    pub fn try_run(&self, program: &str, frame: &[u8], repeat: u32) -> Result<Ran> {
         run(program, self.plane.program(program), frame, repeat)
     }
 
@@ -271,7 +286,7 @@ impl Kernel {
     }
 }
 
-fn run(program: &str, fd: BorrowedFd<'_>, frame: &[u8], repeat: u32) -> Ran {
+fn run(program: &str, fd: BorrowedFd<'_>, frame: &[u8], repeat: u32) -> Result<Ran> {
     let mut out = vec![0; 4096];
     let mut options = libbpf_sys::bpf_test_run_opts {
         sz: size_of::<libbpf_sys::bpf_test_run_opts>() as _,
@@ -284,13 +299,18 @@ fn run(program: &str, fd: BorrowedFd<'_>, frame: &[u8], repeat: u32) -> Ran {
     };
     // SAFETY: the options refer to both buffers with their lengths; they outlive the call.
     let r = unsafe { libbpf_sys::bpf_prog_test_run_opts(fd.as_raw_fd(), &raw mut options) };
-    assert_eq!(r, 0, "{program}: {}", std::io::Error::from_raw_os_error(-r));
+    if r != 0 {
+        return Err(Error::System {
+            what: format!("cannot run {program}"),
+            source: io::Error::from_raw_os_error(-r),
+        });
+    }
     out.truncate(options.data_size_out as usize);
-    Ran {
+    Ok(Ran {
         verdict: options.retval,
         frame: out,
         ns: options.duration,
-    }
+    })
 }
 
 /// Bytes of machine code of a program.
@@ -333,7 +353,7 @@ impl Micro {
     /// Calls a transport function, 64 times if it is called in a loop.
     pub fn call(&self, function: &str, frame: &[u8]) {
         let (name, fd, _) = self.program("cost", function);
-        let ran = run(&name, fd, frame, 1);
+        let ran = run(&name, fd, frame, 1).expect("it runs");
         assert_eq!(ran.verdict, 0, "{name} finds its session");
     }
 
@@ -353,7 +373,7 @@ impl Micro {
             // The kernel tells whole nanoseconds only.
             let once = || {
                 let begun = Instant::now();
-                let ran = run(&name, fd, frame, CALLS / turns);
+                let ran = run(&name, fd, frame, CALLS / turns).expect("it runs");
                 let took = begun.elapsed();
                 assert_eq!(ran.verdict, 0, "{name} finds its session");
                 took.as_nanos() as f64 / f64::from(CALLS / turns)
