@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* The table of grafts of a program that includes one graft's source. */
+/* The table of grafts of a program that has one graft only. */
 #include "ops.h"
 
 extern const struct vtl_native_ops vtl_graft_ops;

@@ -14,9 +14,6 @@
 #include "native.h"
 #include "ops.h"
 
-extern const struct vtl_native_ops vtl_graft_ops;
-const struct vtl_native_ops *const vtl_native_grafts[] = {&vtl_graft_ops, 0};
-
 enum { SID = 1, SLOTS = 1024, LENGTH = 1000, PACKETS = 2000, QUEUE = 256, EVENTS = 1 << 16 };
 #define MS 1000000ull
 #define PATIENCE (1200 * 1000 * MS)
@@ -214,7 +211,7 @@ static int open_session(struct side *side, int i, const struct vtl_graft_info *g
 
 /* Runs one cell; prints its line. Returns 0 if the graft kept its promise. */
 static int simulate(const struct path *path, __u64 seed) {
-    const struct vtl_graft_info *graft = vtl_graft_ops.info;
+    const struct vtl_graft_info *graft = vtl_native_grafts[0]->info;
     const __u32 both = VTL_S_RELIABLE | VTL_S_ORDERED;
     struct world *w = calloc(1, sizeof(*w));
     if (!w || open_session(&w->side[0], 0, graft) || open_session(&w->side[1], 1, graft))

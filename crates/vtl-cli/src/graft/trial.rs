@@ -41,14 +41,13 @@ pub(crate) fn test(args: &TestArgs) -> anyhow::Result<()> {
     files.sort();
     for file in &files {
         let name = file.file_stem().unwrap_or_default().to_string_lossy();
-        let program = bench.build(&format!("test-{name}"), &[file], &[])?;
+        let program = bench.build(&format!("test-{name}"), &[file])?;
         run(&program, &[]).with_context(|| format!("{} fails", file.display()))?;
         eprintln!("{}: passed", file.display());
     }
     let graft = project.dir.join(project::SOURCE);
     let simulate = bench.native.join("simulate.c");
-    let define = ["-DVTL_NATIVE_OPS=vtl_graft_ops"];
-    let program = bench.build("simulate", &[&graft, &simulate], &define)?;
+    let program = bench.build("simulate", &[&graft, &simulate])?;
     run(&program, &[&args.seed.to_string()]).with_context(|| {
         format!(
             "\"{}\" does not keep its promise on every path: see above",
@@ -77,10 +76,10 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// A program of these sources and the simulator's. Undefined behaviour ends it.
-    fn build(&self, name: &str, sources: &[&Path], more: &[&str]) -> anyhow::Result<PathBuf> {
+    /// A program of these sources, one of which is the graft or includes it, and the simulator's.
+    /// Undefined behaviour ends it.
+    fn build(&self, name: &str, sources: &[&Path]) -> anyhow::Result<PathBuf> {
         let program = self.project.dir.join("build").join(name);
-        let alone = more.is_empty();
         let mut command = Command::new(&self.clang);
         command
             .args([
@@ -96,20 +95,17 @@ impl<'a> Bench<'a> {
                 "-fno-sanitize=alignment",
                 "-fsanitize-trap=undefined",
             ])
-            .args(more)
+            .arg("-DVTL_NATIVE_OPS=vtl_graft_ops")
+            // A table does not use all that it includes.
+            .arg("-Wno-unused-function")
             // Its vtl/graft.h takes the place of the kernel's.
             .arg(format!("-I{}", self.native.display()))
             .arg(format!("-I{}", self.include.display()))
             .arg(format!("-I{}", self.project.dir.display()))
             .arg(system_include());
-        if alone {
-            // A table includes the graft itself.
-            command.args(["-DVTL_NATIVE_OPS=vtl_graft_ops", "-Wno-unused-function"]);
-            command.arg(self.native.join("alone.c"));
-        }
         let status = command
             .args(sources)
-            .arg(self.native.join("native.c"))
+            .args(["alone.c", "native.c"].map(|file| self.native.join(file)))
             .arg("-o")
             .arg(&program)
             .status()
