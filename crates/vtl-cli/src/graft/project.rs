@@ -9,7 +9,7 @@ use clap::Args;
 use vtl_bpf::objects::{HEADERS, SOURCES};
 use vtl_bpf::plane::DataPlane;
 use vtl_bpf::{check, flags};
-use vtl_pool::manifest;
+use vtl_pool::manifest::{self, Manifest};
 use vtl_pool::object::{Description, MAX_OBJECT, is_name};
 use vtl_pool::read_bounded;
 
@@ -85,6 +85,12 @@ impl Project {
             );
         }
         Ok(read_bounded(&path, MAX_OBJECT)?)
+    }
+
+    /// What its package would say of that object.
+    pub(crate) fn describe(&self, object: &[u8]) -> anyhow::Result<Manifest> {
+        let manifest = self.manifest.manifest(&Description::read(object)?);
+        manifest.with_context(|| self.dir.join("graft.toml").display().to_string())
     }
 
     /// Writes VTL's headers below `build/include`, so that a graft compiles against those of this
@@ -207,34 +213,26 @@ pub(crate) fn system_include() -> String {
 /// `vtl graft build`
 pub(crate) fn build(args: &BuildArgs) -> anyhow::Result<()> {
     let project = Project::open(&args.project.dir)?;
-    let description = compile(&project)?;
-    let functions: Vec<_> = description
-        .functions
-        .iter()
-        .map(|f| f.name.as_str())
-        .collect();
+    let (manifest, _) = compile(&project)?;
     eprintln!(
         "{}: graft \"{}\", gid {}, {}, of {}",
         project.dir.join(OBJECT).display(),
-        description.name,
-        description.gid,
-        description.services,
-        functions.join(", ")
+        manifest.name,
+        manifest.gid,
+        manifest.services,
+        manifest.functions.join(", ")
     );
     Ok(())
 }
 
-pub(super) fn compile(project: &Project) -> anyhow::Result<Description> {
+/// Compiles it, and returns what its package would contain: manifest and object.
+pub(super) fn compile(project: &Project) -> anyhow::Result<(Manifest, Vec<u8>)> {
     let clang = clang()?;
     let include = project.headers()?;
-    let object = project.dir.join(OBJECT);
-    compile_source(&clang, &include, &project.dir.join(SOURCE), &object)?;
-    let description = Description::read(&project.object()?)?;
-    project
-        .manifest
-        .manifest(&description)
-        .with_context(|| project.dir.join("graft.toml").display().to_string())?;
-    Ok(description)
+    let path = project.dir.join(OBJECT);
+    compile_source(&clang, &include, &project.dir.join(SOURCE), &path)?;
+    let object = project.object()?;
+    Ok((project.describe(&object)?, object))
 }
 
 /// Compiles one source against the headers in `include`.
@@ -269,8 +267,7 @@ pub(crate) fn check(args: &CheckArgs) -> anyhow::Result<()> {
     }
     let project = Project::open(&args.project.dir)?;
     let object = project.object()?;
-    let description = Description::read(&object)?;
-    project.manifest.manifest(&description)?;
+    let manifest = project.describe(&object)?;
     vtl_bpf::silence();
     let plane = DataPlane::load()?;
     let mut refused = 0;
@@ -299,7 +296,7 @@ pub(crate) fn check(args: &CheckArgs) -> anyhow::Result<()> {
     if refused > 0 {
         bail!(
             "the verifier refuses {refused} programs of \"{}\"",
-            description.name
+            manifest.name
         );
     }
     Ok(())

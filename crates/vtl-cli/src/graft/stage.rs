@@ -19,7 +19,6 @@ use vtl_bench::{Interrupt, daemons};
 use vtl_pool::Package;
 use vtl_pool::key::SecretKey;
 use vtl_pool::manifest::Manifest;
-use vtl_pool::object::Description;
 use vtl_testbed::{Host, Lifetime, Link, Testbed};
 
 use super::project::{self, Project};
@@ -45,30 +44,28 @@ const PAUSE: Duration = Duration::from_millis(4);
 
 /// Carries data over the graft between two namespaces, or says why it cannot.
 pub(super) fn run(project: &Project) -> anyhow::Result<()> {
-    if let Some(why) = cannot_run() {
-        eprintln!("namespaces: skipped: {why}");
-        return Ok(());
-    }
-    project::compile(project)?;
-    let object = project.object()?;
-    let manifest = project.manifest.manifest(&Description::read(&object)?)?;
-    let said = carry(&manifest, &object).context("between two namespaces")?;
+    let programs = match able() {
+        Ok(programs) => programs,
+        Err(why) => {
+            eprintln!("namespaces: skipped: {why:#}");
+            return Ok(());
+        }
+    };
+    let (manifest, object) = project::compile(project)?;
+    let said = carry(&manifest, &object, &programs).context("between two namespaces")?;
     let path = format!("{RTT_MS} ms, {RATE_MBIT} Mbit/s, {LOSS_PCT} % loss");
     Ok(output::print(&format!("namespaces: {path}: {said}\n"))?)
 }
 
-fn cannot_run() -> Option<String> {
-    if !nix::unistd::geteuid().is_root() {
-        return Some("needs root: use sudo".to_owned());
-    }
-    doctor::require_fit()
-        .and_then(|()| Programs::find().map(drop))
-        .err()
-        .map(|error| format!("{error:#}"))
+/// What it is done with, or why this machine or user cannot.
+fn able() -> anyhow::Result<Programs> {
+    ensure!(nix::unistd::geteuid().is_root(), "needs root: use sudo");
+    doctor::require_fit()?;
+    Programs::find()
 }
 
 /// Both hosts, with the graft in their kernels.
-fn carry(manifest: &Manifest, object: &[u8]) -> anyhow::Result<String> {
+fn carry(manifest: &Manifest, object: &[u8], programs: &Programs) -> anyhow::Result<String> {
     let scratch = Scratch::new()?;
     let at = |name: &str| scratch.path().join(name);
     let (pool, keys, package) = (at("pool"), at("keys"), at("package.vtlg"));
@@ -91,8 +88,8 @@ fn carry(manifest: &Manifest, object: &[u8]) -> anyhow::Result<String> {
         arguments: vec!["--pool".into(), path(&pool), "--keys".into(), path(&keys)],
         ..daemons::Options::default()
     };
-    let (programs, place) = (Programs::find()?, scratch.path());
-    let daemons = Daemons::start(&testbed, &programs, &options, place, place, &interrupt)?;
+    let place = scratch.path();
+    let daemons = Daemons::start(&testbed, programs, &options, place, place, &interrupt)?;
     for host in [Host::Client, Host::Server] {
         let deploy = json!({ "op": "graft_deploy" });
         let file = File::open(&package)?;
