@@ -303,6 +303,10 @@ struct vtl_param_info {
     __u32 reserved;
 };
 
+enum vtl_graft_flag {
+    VTL_G_HALVES = 1 << 0, /* packets that are too large for the path go in halves (halves.h) */
+};
+
 struct vtl_graft_info {
     char name[32]; /* letters, digits and '-' */
     __u32 gid;
@@ -311,7 +315,7 @@ struct vtl_graft_info {
     __u32 rank;     /* of two grafts that provide what is asked for, the higher one is taken */
     char summary[120];
     __u32 params; /* valid entries of param */
-    __u32 reserved;
+    __u32 flags;  /* bit set of enum vtl_graft_flag */
     struct vtl_param_info param[VTL_PARAMS];
 };
 

@@ -141,7 +141,8 @@ VTL_INLINE void graft_tell(struct vtl_session *s, struct vtl_ack_hdr *a);
 
 /*
  * Describes the graft (struct vtl_graft_info): name, gid, services, rank, a sentence, and for each
- * parameter a VTL_PARAM. The value of the n-th one is s->param[n], between `least` and `most`.
+ * parameter a VTL_PARAM. The value of the n-th one is s->param[n], between `least` and `most`. What
+ * keeps everything in order also says that it knows halves (halves.h), unless it is built without.
  *
  *   VTL_GRAFT("name", 40, VTL_S_RELIABLE, 10, "What it is for.",
  *             VTL_PARAM("window", "packets", 16, 1, 1024));
@@ -156,6 +157,8 @@ VTL_INLINE void graft_tell(struct vtl_session *s, struct vtl_ack_hdr *a);
         .version = VTL_GRAFT_ABI,                                                                  \
         .rank = rank_,                                                                             \
         .summary = summary_,                                                                       \
+        .flags =                                                                                   \
+            VTL_HALVES && !(~(services_) & (VTL_S_RELIABLE | VTL_S_ORDERED)) ? VTL_G_HALVES : 0,   \
         .params = sizeof((struct vtl_param_info[]){__VA_ARGS__}) / sizeof(struct vtl_param_info),  \
         .param = {__VA_ARGS__}}
 

@@ -40,6 +40,8 @@ pub struct GraftInfo {
     pub gid: u16,
     /// What it provides.
     pub services: Services,
+    /// Packets that are too large for the path go in halves.
+    pub halves: bool,
     /// eBPF instructions over all its programs.
     pub instructions: usize,
 }
@@ -220,6 +222,7 @@ impl DataPlane {
             name: description.name,
             gid: description.gid,
             services: description.services,
+            halves: description.halves,
             instructions: 0,
         };
         if let Some(other) = self.grafts.get(&info.gid)

@@ -26,6 +26,8 @@ pub struct Description {
     pub services: Services,
     /// Of two that provide what is asked for, the higher one is taken.
     pub rank: u32,
+    /// Packets that are too large for the path go in halves.
+    pub halves: bool,
     /// A sentence.
     pub summary: String,
     /// In the order of `vtl_session.param`.
@@ -119,6 +121,7 @@ impl Description {
                 word(std::mem::offset_of!(vtl_graft_info, services)) as u16
             ),
             rank: word(std::mem::offset_of!(vtl_graft_info, rank)),
+            halves: word(std::mem::offset_of!(vtl_graft_info, flags)) & intf::VTL_G_HALVES != 0,
             summary: text(summary).ok_or_else(|| bad("its summary is not text"))?,
             parameters,
             functions: functions(image)?,
@@ -222,6 +225,15 @@ mod tests {
     fn read__built_in_grafts_match_their_names() {
         for (name, image) in objects::GRAFTS {
             assert_eq!(Description::read(image).unwrap().name, *name);
+        }
+    }
+
+    #[test]
+    fn read__halves_are_for_those_that_keep_everything_in_order() {
+        for (name, image) in objects::GRAFTS {
+            let graft = Description::read(image).unwrap();
+            let both = Services::RELIABLE | Services::ORDERED;
+            assert_eq!(graft.halves, graft.services.contains(both), "{name}");
         }
     }
 

@@ -326,8 +326,7 @@ fn octets6(address: IpAddr) -> [u8; 16] {
     }
 }
 
-/// Grafts that provide this keep several packets of a message together, and send packets too large
-/// for the path in halves (`bpf/include/vtl/halves.h`).
+/// Grafts that provide this keep several packets of a message together.
 pub(super) const WHOLE: Services = Services::RELIABLE.union(Services::ORDERED);
 
 /// Bytes of the longest message: several packets stay together only if none is missing and each has

@@ -12,7 +12,6 @@ use super::{
         now_ns,
         path::{PathSize, Progress, Step},
         raw::{self, Received},
-        session,
     },
     Engine,
 };
@@ -50,7 +49,7 @@ impl Engine {
             .then(|| PathSize::new(session.peer, most, acknowledged, now));
         if most < max_payload {
             session.set_path(most);
-            if services.contains(session::WHOLE) {
+            if graft.is_some_and(|g| g.halves) {
                 entry.set_path(most);
             }
         }
@@ -117,7 +116,7 @@ impl Engine {
     }
 
     /// The path takes less than it did. What was written before and is larger goes in halves, where
-    /// the graft provides reliability and order. Others cannot send it again: what they may lose
+    /// the graft knows them. Others cannot send it again: what they may lose
     /// gets lost, and a session that has to wait for such a packet ends.
     fn narrow(&mut self, sid: u32, now: u64, most: u16) {
         let table = self.plane.sessions();
@@ -131,7 +130,7 @@ impl Engine {
         let gid = entry.snapshot().gid;
         let graft = self.plane.grafts().find(|g| g.gid == gid);
         let acknowledged = session.path.as_ref().is_some_and(PathSize::acknowledged);
-        if graft.is_some_and(|g| g.services.contains(session::WHOLE)) {
+        if graft.is_some_and(|g| g.halves) {
             entry.set_path(most);
             entry.probe(); // what is out goes again now, and not when a long timeout ends
             self.schedule.now(sid);
