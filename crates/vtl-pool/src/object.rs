@@ -3,12 +3,13 @@
 
 use std::{collections::BTreeSet, ffi::c_char};
 
+use sha2::{Digest, Sha256};
 use vtl_proto::{
     intf::{self, vtl_graft_info, vtl_param_info, vtl_tf_info},
     services::Services,
 };
 
-use crate::{Error, Result, elf};
+use crate::{Error, Result, elf, key::to_hex};
 
 /// The longest object, bytes.
 pub const MAX_OBJECT: usize = 2 << 20;
@@ -132,6 +133,11 @@ impl Description {
     pub fn founded(&self) -> Services {
         Services::from_bits(self.functions.iter().fold(0, |all, f| all | f.services))
     }
+}
+
+/// SHA-256 of an object, in hexadecimal digits.
+pub fn fingerprint(image: &[u8]) -> String {
+    to_hex(&Sha256::digest(image))
 }
 
 /// The licence that an object names, which decides what helpers the kernel offers it; empty if it

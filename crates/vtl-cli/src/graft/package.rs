@@ -4,13 +4,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use vtl_bpf::{cost, objects};
 use vtl_pool::key::SecretKey;
 use vtl_pool::manifest::{Version, Wanted};
-use vtl_pool::object::Description;
+use vtl_pool::object::fingerprint;
 use vtl_pool::package::MAX_PACKAGE;
 use vtl_pool::{Package, pool, read_bounded};
 
@@ -124,7 +124,7 @@ pub(crate) fn key(command: &KeyCommand) -> anyhow::Result<()> {
 pub(crate) fn sign(args: &SignArgs) -> anyhow::Result<()> {
     let project = Project::open(&args.project.dir)?;
     let object = project.object()?;
-    let manifest = project.manifest.manifest(&Description::read(&object)?)?;
+    let manifest = project.describe(&object)?;
     let key = SecretKey::read(&args.key)?;
     let bytes = Package::sign(&manifest, &object, &key)?;
     let path = args.output.join(manifest.file_name());
@@ -154,6 +154,7 @@ pub(crate) fn describe(path: &Path, measure: bool) -> anyhow::Result<Value> {
     answer["package"] = json!(path);
     answer["package_bytes"] = bytes.len().into();
     answer["bytes"] = package.object.len().into();
+    answer[SHA256] = fingerprint(&package.object).into();
     if measure {
         add_costs(&mut answer, &package.object);
     }
@@ -169,19 +170,29 @@ pub(crate) fn with_costs_of_pool(mut answer: Value) -> Value {
     answer
 }
 
-/// The object that such an answer is about.
+/// The object that such an answer is about: the daemon trusts that one, and may have been built, or
+/// have read the package, at another time.
 fn object_of_pool(answer: &Value) -> anyhow::Result<Vec<u8>> {
     let name = answer["name"].as_str().unwrap_or_default();
-    match answer["package"].as_str() {
-        Some(path) => Ok(read(Path::new(path))?.1.object),
-        None => {
-            let built_in = objects::graft(name).map(<[u8]>::to_vec);
-            built_in.context("it is not part of this vtl")
-        }
-    }
+    let (object, other) = match answer["package"].as_str() {
+        Some(path) => (
+            read(Path::new(path))?.1.object,
+            "the package holds another one than vtld has",
+        ),
+        None => (
+            objects::graft(name)
+                .context("it is not part of this vtl")?
+                .to_vec(),
+            "this vtl holds another one than vtld has",
+        ),
+    };
+    ensure!(answer[SHA256] == fingerprint(&object), other);
+    Ok(object)
 }
 
 const NS: &str = "ns_per_packet";
+/// Of the object.
+const SHA256: &str = "sha256";
 
 /// Adds what a graft costs, or why that is not known.
 fn add_costs(answer: &mut Value, object: &[u8]) {
@@ -254,4 +265,21 @@ fn find(folder: &Path, wanted: &Wanted) -> anyhow::Result<(Version, Vec<u8>)> {
     };
     let file = format!("{}-{best}.vtlg", wanted.name);
     Ok((best, read_bounded(&folder.join(file), MAX_PACKAGE)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn object_of_pool__only_what_the_daemon_has() {
+        let image = objects::graft("udp").expect("it comes with VTL");
+        let answer = json!({ "name": "udp", "package": null, "sha256": fingerprint(image) });
+        assert_eq!(object_of_pool(&answer).expect("the same"), image);
+        for sha256 in [json!(fingerprint(b"")), Value::Null] {
+            let answer = json!({ "name": "udp", "package": null, "sha256": sha256 });
+            let error = object_of_pool(&answer).expect_err("another one");
+            assert!(error.to_string().contains("another one"), "{error}");
+        }
+    }
 }

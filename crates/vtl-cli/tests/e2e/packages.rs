@@ -145,7 +145,7 @@ fn package__from_template_to_a_file_and_a_new_version() {
     assert_eq!(shown["signer"], "me");
     assert_eq!(shown["parameters"][0]["name"], "window");
     for graft in ["mine", "udp", package.to_str().expect("UTF-8")] {
-        let show = ["graft", "show", graft, "--json"];
+        let show = ["graft", "show", graft, "--measure", "--json"];
         let shown = world.vtl(Host::Client, &show).output().expect("vtl runs");
         let shown: Value = serde_json::from_slice(&shown.stdout).expect("JSON");
         assert!(shown["instructions"].as_u64() > Some(100), "{shown}");

@@ -11,7 +11,7 @@ use vtl_bpf::{check, objects};
 use vtl_pool::{
     Package, Version,
     key::Trust,
-    object::Parameter,
+    object::{Parameter, fingerprint},
     pool::{Entry, Origin, Pool, store},
 };
 use vtl_proto::{
@@ -383,9 +383,12 @@ impl Engine {
         self.read_pool()?;
         let entry = self.find(wanted)?;
         let m = &entry.manifest;
-        let deployed = self.plane.grafts().find(|g| g.name == m.name);
-        let version = self.pool.iter().find(|p| p.info.name == m.name);
-        let deployed = deployed.filter(|_| version.is_some_and(|p| p.version == m.version));
+        let this = |p: &&Pooled| p.info.name == m.name && p.version == m.version;
+        let pooled = self.pool.iter().find(this);
+        let in_kernel = self.plane.grafts().find(|g| g.name == m.name);
+        let deployed = in_kernel.zip(pooled);
+        // The file may have been replaced since.
+        let object = deployed.map_or(&entry.object, |(_, p)| &p.image);
         let (signer, package) = match &entry.origin {
             Origin::BuiltIn => ("built in", None),
             Origin::Package { path, signer } => (signer.as_str(), Some(path)),
@@ -393,10 +396,11 @@ impl Engine {
         let mut answer = m.to_json();
         answer["signer"] = signer.into();
         answer["package"] = json!(package);
-        answer["bytes"] = entry.object.len().into();
+        answer["bytes"] = object.len().into();
+        answer["sha256"] = fingerprint(object).into();
         answer["deployed"] = deployed.is_some().into();
         answer["sessions"] = json!(self.sessions_of(m.gid));
-        answer["instructions"] = deployed.map_or(0, |g| g.instructions).into();
+        answer["instructions"] = deployed.map_or(0, |(g, _)| g.instructions).into();
         Ok(answer)
     }
 }
