@@ -60,6 +60,19 @@ impl<H> Flow<H> {
             _guard: None,
         }
     }
+
+    /// Ends it with a reset towards the application, also where the true end of the other direction
+    /// was passed on and a close would be an orderly one. What it was for, if it was not open yet.
+    fn abort(self) -> Option<H> {
+        match self.app {
+            App::Socket(socket) => {
+                set_linger(&socket, true);
+                None
+            }
+            App::Connecting(_) | App::Pending => None,
+            App::Held(held) => Some(held),
+        }
+    }
 }
 
 /// What the engine must do after a call.
@@ -154,7 +167,10 @@ impl<H> Streams<H> {
     }
 
     pub(super) fn refuse(&mut self, id: StreamId, code: ResetCode) {
-        self.flows.remove(&id);
+        if let Some(flow) = self.flows.remove(&id) {
+            // A connect that waits is refused by being dropped.
+            drop(flow.abort());
+        }
         self.mux.reset(id, code);
     }
 
@@ -175,11 +191,17 @@ impl<H> Streams<H> {
         }
     }
 
-    /// The socket of a flow is ready (edge-triggered).
-    pub(super) fn ready(&mut self, id: StreamId, read: bool, write: bool) {
+    /// The socket of a flow is ready (edge-triggered), or `failed`.
+    pub(super) fn ready(&mut self, id: StreamId, read: bool, write: bool, failed: bool) {
         let Some(flow) = self.flows.get_mut(&id) else {
             return;
         };
+        // Before its end, reading shows the error, behind the bytes that came before it. After it
+        // nothing would.
+        if failed && flow.eof {
+            self.refuse(id, ResetCode::Rst);
+            return;
+        }
         flow.readable |= read;
         flow.writable |= write;
         if write && matches!(flow.app, App::Connecting(_)) {
@@ -387,12 +409,9 @@ impl<H> Streams<H> {
         self.flows.is_empty() && !self.mux.has_control() && self.tx.unacknowledged() == 0
     }
 
-    /// The flows that wait for the peer's answer, when the session ends without one.
+    /// Ends all flows, as the session has ended. Those that wait for the peer's answer are returned.
     pub(super) fn into_held(self) -> impl Iterator<Item = H> {
-        self.flows.into_values().filter_map(|flow| match flow.app {
-            App::Held(held) => Some(held),
-            App::Socket(_) | App::Connecting(_) | App::Pending => None,
-        })
+        self.flows.into_values().filter_map(Flow::abort)
     }
 }
 
@@ -435,12 +454,7 @@ fn take<H>(
             }
         }
         Event::Reset { id, code } => {
-            // Dropping the socket resets the application's connection: it lingers for zero.
-            if let Some(Flow {
-                app: App::Held(held),
-                ..
-            }) = flows.remove(&id)
-            {
+            if let Some(held) = flows.remove(&id).and_then(Flow::abort) {
                 effects.push(Effect::Refuse { held, code });
             }
         }
@@ -498,7 +512,7 @@ mod tests {
         for _ in 0..50 {
             for end in [&mut *a, &mut *b] {
                 for id in end.flows.keys().copied().collect::<Vec<_>>() {
-                    end.ready(id, true, true);
+                    end.ready(id, true, true, false);
                 }
                 end.transmit();
                 end.receive(&mut effects).unwrap();
@@ -534,7 +548,7 @@ mod tests {
             .ok()
             .unwrap();
         for _ in 0..100 {
-            a.ready(id, true, true);
+            a.ready(id, true, true, false);
             a.transmit();
         }
         let mut effects = Vec::new();
@@ -576,6 +590,21 @@ mod tests {
         assert_eq!(b.flows(), 0);
         let error = server.read(&mut [0; 1]).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+    }
+
+    #[test]
+    fn streams__a_reset_behind_an_end_reaches_the_other_application() {
+        let (client, mut server, mut a, mut b, id) = flow();
+        client.shutdown(Shutdown::Write).unwrap();
+        settle(&mut a, &mut b);
+        assert_eq!(server.read(&mut [0; 1]).unwrap(), 0);
+        set_linger(&client, true);
+        drop(client);
+        a.ready(id, true, true, true);
+        settle(&mut a, &mut b);
+        assert_eq!((a.flows(), b.flows()), (0, 0));
+        let error = server.write(&[0; 1]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
     }
 
     #[test]

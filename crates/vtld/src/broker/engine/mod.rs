@@ -392,7 +392,8 @@ impl Engine {
                 let write = flags
                     .intersects(EpollFlags::EPOLLOUT | EpollFlags::EPOLLHUP | EpollFlags::EPOLLERR);
                 if let Some(streams) = self.sessions.get_mut(&sid).and_then(Session::streams) {
-                    streams.ready(StreamId(stream), read, write);
+                    let failed = flags.contains(EpollFlags::EPOLLERR);
+                    streams.ready(StreamId(stream), read, write, failed);
                     self.transmit(sid);
                 }
             }
