@@ -67,6 +67,8 @@ pub enum ConnectError {
     HostUnreachable,
     /// `ENETUNREACH`.
     NetUnreachable,
+    /// `EACCES` with IPv6, `EHOSTUNREACH` with IPv4: what TCP makes of the ICMP message.
+    Prohibited,
     /// Nothing answers: the application's own timer decides, as with TCP.
     TimedOut,
 }
@@ -75,9 +77,8 @@ impl From<&io::Error> for ConnectError {
     fn from(error: &io::Error) -> Self {
         match error.raw_os_error() {
             Some(libc::ENETUNREACH | libc::ENETDOWN) => Self::NetUnreachable,
-            Some(libc::EHOSTUNREACH | libc::EHOSTDOWN | libc::EACCES | libc::EPERM) => {
-                Self::HostUnreachable
-            }
+            Some(libc::EHOSTUNREACH | libc::EHOSTDOWN) => Self::HostUnreachable,
+            Some(libc::EACCES | libc::EPERM) => Self::Prohibited,
             Some(libc::ETIMEDOUT) => Self::TimedOut,
             _ => Self::Refused,
         }

@@ -89,14 +89,16 @@ impl SynPacket {
     /// The packet that makes the application's connect fail in the way of `error`; none for a
     /// timeout, which is the absence of packets.
     pub(super) fn refusal(&self, error: ConnectError) -> Option<Vec<u8>> {
-        // RFC 792 and RFC 4443: type and code.
+        // RFC 792, RFC 1812 5.2.7.1 and RFC 4443: type and code.
         let unreachable = match (error, self.is_v4()) {
             (ConnectError::TimedOut, _) => return None,
             (ConnectError::Refused, _) => return Some(self.reset()),
             (ConnectError::NetUnreachable, true) => [3, 0],
             (ConnectError::HostUnreachable, true) => [3, 1],
+            (ConnectError::Prohibited, true) => [3, 13],
             (ConnectError::NetUnreachable, false) => [1, 0],
             (ConnectError::HostUnreachable, false) => [1, 3],
+            (ConnectError::Prohibited, false) => [1, 1],
         };
         let mut body = vec![unreachable[0], unreachable[1], 0, 0, 0, 0, 0, 0];
         body.extend_from_slice(&self.bytes);
