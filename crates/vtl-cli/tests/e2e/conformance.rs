@@ -1,0 +1,706 @@
+//! Applications see TCP to the letter: `tests/conformance`, a program that knows nothing of VTL,
+//! says what every socket call returned, and must say the same over TCP and carried by VTL.
+
+use std::{
+    fmt::Write as _,
+    fs::{self, File},
+    io::{Read, Write as _},
+    net::IpAddr,
+    os::unix::net::UnixListener,
+    path::{Path, PathBuf},
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::json;
+use vtl_testbed::{Host, Link};
+
+use crate::{
+    api::{repository, run},
+    process::Process,
+    world::{VTL, World},
+};
+
+/// `PORT`, `OTHER_PORT` and `CLOSED_PORT` of the program.
+const PORTS: [u16; 3] = [7100, 7101, 7102];
+/// For all cases of one family, over one transport.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A difference that is known and stays, for now.
+struct Known {
+    case: &'static str,
+    host: Host,
+    /// These lines over TCP ...
+    tcp: &'static [&'static str],
+    /// ... are these where VTL carries.
+    vtl: &'static [&'static str],
+    /// Not always: a matter of microseconds.
+    sometimes: bool,
+    #[allow(dead_code, reason = "for those who read this table")]
+    why: &'static str,
+}
+
+/// All of them. A line that is not needed any more fails the test, too.
+const KNOWN: &[Known] = &[
+    Known {
+        case: "connect_local_name_while_connecting",
+        host: Host::Client,
+        tcp: &["getsockname: client:some"],
+        vtl: &["getsockname: loopback:some"],
+        sometimes: true,
+        why: "vtld looks the route up, some 100 us after connect() has returned",
+    },
+    Known {
+        case: "connect_from_port_to_two",
+        host: Host::Client,
+        tcp: &[
+            "connect to server:7101 = 0",
+            "send \"one\", flags 0 = 3",
+            "send \"two\", flags 0x4000 = 3",
+        ],
+        vtl: &[
+            "connect to server:7101 = -1 EADDRNOTAVAIL",
+            "send \"one\", flags 0 = 3",
+            "send \"two\", flags 0x4000 = -1 EPIPE",
+        ],
+        sometimes: false,
+        why: "both connections go to the same port of vtld's, and would differ in nothing",
+    },
+    Known {
+        case: "connect_from_port_to_two",
+        host: Host::Server,
+        tcp: &[
+            "accept: client:20223",
+            "from port 20223",
+            "recv \"two\", flags 0 = 3",
+        ],
+        vtl: &["accept = -1 EAGAIN"],
+        sometimes: false,
+        why: "as above",
+    },
+    Known {
+        case: "connect_unreachable_near",
+        host: Host::Client,
+        tcp: &[
+            "-- no route",
+            "socket = 0",
+            "connect to elsewhere:7100 = -1 ENETUNREACH",
+            "SO_ERROR: none",
+            "poll: OUT|HUP",
+        ],
+        vtl: &[
+            "-- no route",
+            "socket = 0",
+            "connect to elsewhere:7100 = -1 ENETUNREACH",
+            "SO_ERROR: none",
+            "poll: OUT|HUP|ERR",
+        ],
+        sometimes: true,
+        why: "vtld looks the route up when connect() has chosen the way to vtld; its answer is an ICMP message",
+    },
+    Known {
+        case: "connect_unreachable_near",
+        host: Host::Client,
+        tcp: &[
+            "-- unreachable",
+            "socket = 0",
+            "connect to elsewhere:7100 = -1 EHOSTUNREACH",
+            "SO_ERROR: none",
+            "poll: OUT|HUP",
+        ],
+        vtl: &[
+            "-- unreachable",
+            "socket = 0",
+            "connect to elsewhere:7100 = -1 EHOSTUNREACH",
+            "SO_ERROR: none",
+            "poll: OUT|HUP|ERR",
+        ],
+        sometimes: true,
+        why: "vtld looks the route up when connect() has chosen the way to vtld; its answer is an ICMP message",
+    },
+    Known {
+        case: "connect_unreachable_near",
+        host: Host::Client,
+        tcp: &[
+            "-- prohibited",
+            "socket = 0",
+            "connect to elsewhere:7100 = -1 EACCES",
+            "SO_ERROR: none",
+            "poll: OUT|HUP",
+        ],
+        vtl: &[
+            "-- prohibited",
+            "socket = 0",
+            "connect to elsewhere:7100 = -1 EHOSTUNREACH",
+            "SO_ERROR: none",
+            "poll: OUT|HUP|ERR",
+        ],
+        sometimes: true,
+        why: "vtld looks the route up when connect() has chosen the way to vtld; its answer is an ICMP message, and ICMP has no such error for IPv4",
+    },
+    Known {
+        case: "connect_unreachable_near",
+        host: Host::Client,
+        tcp: &[
+            "-- black hole",
+            "socket = 0",
+            "connect to elsewhere:7100 = -1 EINVAL",
+        ],
+        vtl: &[
+            "-- black hole",
+            "socket = 0",
+            "connect to elsewhere:7100 = -1 ECONNREFUSED",
+        ],
+        sometimes: false,
+        why: "vtld looks the route up when connect() has chosen the way to vtld; its answer is an ICMP message",
+    },
+    Known {
+        case: "connect_unreachable_near_not_blocking",
+        host: Host::Client,
+        tcp: &[
+            "-- no route",
+            "socket = 0",
+            "connect to elsewhere:7100 = -1 ENETUNREACH",
+            "poll: OUT|HUP",
+            "SO_ERROR: none",
+        ],
+        vtl: &[
+            "-- no route",
+            "socket = 0",
+            "connect to elsewhere:7100 = -1 EINPROGRESS",
+            "poll: IN|OUT|RDHUP|HUP|ERR",
+            "SO_ERROR: ENETUNREACH",
+        ],
+        sometimes: false,
+        why: "vtld looks the route up when connect() has chosen the way to vtld; its answer is an ICMP message",
+    },
+    Known {
+        case: "connect_unreachable_near_not_blocking",
+        host: Host::Client,
+        tcp: &[
+            "-- unreachable",
+            "socket = 0",
+            "connect to elsewhere:7100 = -1 EHOSTUNREACH",
+            "poll: OUT|HUP",
+            "SO_ERROR: none",
+        ],
+        vtl: &[
+            "-- unreachable",
+            "socket = 0",
+            "connect to elsewhere:7100 = -1 EINPROGRESS",
+            "poll: IN|OUT|RDHUP|HUP|ERR",
+            "SO_ERROR: EHOSTUNREACH",
+        ],
+        sometimes: false,
+        why: "vtld looks the route up when connect() has chosen the way to vtld; its answer is an ICMP message",
+    },
+    Known {
+        case: "connect_unreachable_near_not_blocking",
+        host: Host::Client,
+        tcp: &[
+            "-- prohibited",
+            "socket = 0",
+            "connect to elsewhere:7100 = -1 EACCES",
+            "poll: OUT|HUP",
+            "SO_ERROR: none",
+        ],
+        vtl: &[
+            "-- prohibited",
+            "socket = 0",
+            "connect to elsewhere:7100 = -1 EINPROGRESS",
+            "poll: IN|OUT|RDHUP|HUP|ERR",
+            "SO_ERROR: EACCES",
+        ],
+        sometimes: true,
+        why: "vtld looks the route up when connect() has chosen the way to vtld; its answer is an ICMP message",
+    },
+    Known {
+        case: "connect_unreachable_near_not_blocking",
+        host: Host::Client,
+        tcp: &[
+            "-- prohibited",
+            "socket = 0",
+            "connect to elsewhere:7100 = -1 EACCES",
+            "poll: OUT|HUP",
+            "SO_ERROR: none",
+        ],
+        vtl: &[
+            "-- prohibited",
+            "socket = 0",
+            "connect to elsewhere:7100 = -1 EINPROGRESS",
+            "poll: IN|OUT|RDHUP|HUP|ERR",
+            "SO_ERROR: EHOSTUNREACH",
+        ],
+        sometimes: true,
+        why: "vtld looks the route up when connect() has chosen the way to vtld; its answer is an ICMP message",
+    },
+    Known {
+        case: "connect_unreachable_near_not_blocking",
+        host: Host::Client,
+        tcp: &[
+            "-- black hole",
+            "socket = 0",
+            "connect to elsewhere:7100 = -1 EINVAL",
+            "poll: OUT|HUP",
+            "SO_ERROR: none",
+        ],
+        vtl: &[
+            "-- black hole",
+            "socket = 0",
+            "connect to elsewhere:7100 = -1 EINPROGRESS",
+            "poll: IN|OUT|RDHUP|HUP|ERR",
+            "SO_ERROR: ECONNREFUSED",
+        ],
+        sometimes: false,
+        why: "vtld looks the route up when connect() has chosen the way to vtld; its answer is an ICMP message",
+    },
+    Known {
+        case: "urgent_by_server",
+        host: Host::Client,
+        tcp: &[
+            "poll: IN|PRI|OUT|RDHUP",
+            "sockatmark = 0",
+            "recv \"beforeab\", flags 0 = 8",
+            "sockatmark = 1",
+            "recv \"!\", flags 0x3 = 1",
+            "recv \"!\", flags 0x1 = 1",
+            "recv, flags 0x1 = -1 EINVAL",
+            "poll: IN|OUT|RDHUP",
+            "recv \"after\", flags 0 = 5",
+        ],
+        vtl: &[
+            "poll: IN|OUT|RDHUP",
+            "sockatmark = 0",
+            "recv \"beforeab!after\", flags 0 = 14",
+            "sockatmark = 0",
+            "recv, flags 0x3 = -1 EINVAL",
+            "recv, flags 0x1 = -1 EINVAL",
+            "recv, flags 0x1 = -1 EINVAL",
+            "poll: IN|OUT|RDHUP",
+            "recv, flags 0 = 0",
+        ],
+        sometimes: false,
+        why: "vtld has urgent bytes in the stream, and no mark",
+    },
+    Known {
+        case: "urgent_by_client",
+        host: Host::Server,
+        tcp: &[
+            "poll: IN|PRI|OUT|RDHUP",
+            "sockatmark = 0",
+            "recv \"beforeab\", flags 0 = 8",
+            "sockatmark = 1",
+            "recv \"!\", flags 0x3 = 1",
+            "recv \"!\", flags 0x1 = 1",
+            "recv, flags 0x1 = -1 EINVAL",
+            "poll: IN|OUT|RDHUP",
+            "recv \"after\", flags 0 = 5",
+        ],
+        vtl: &[
+            "poll: IN|OUT|RDHUP",
+            "sockatmark = 0",
+            "recv \"beforeab!after\", flags 0 = 14",
+            "sockatmark = 0",
+            "recv, flags 0x3 = -1 EINVAL",
+            "recv, flags 0x1 = -1 EINVAL",
+            "recv, flags 0x1 = -1 EINVAL",
+            "poll: IN|OUT|RDHUP",
+            "recv, flags 0 = 0",
+        ],
+        sometimes: false,
+        why: "vtld has urgent bytes in the stream, and no mark",
+    },
+    Known {
+        case: "urgent_unread",
+        host: Host::Server,
+        tcp: &[
+            "poll: IN|PRI|OUT|RDHUP",
+            "received 6 bytes, 3da7b75d9083a0d7, then the end",
+        ],
+        vtl: &[
+            "poll: IN|OUT|RDHUP",
+            "received 7 bytes, f5040279619a34c8, then the end",
+        ],
+        sometimes: false,
+        why: "vtld has urgent bytes in the stream, and no mark",
+    },
+    Known {
+        case: "urgent_in_line",
+        host: Host::Server,
+        tcp: &[
+            "poll: IN|PRI|OUT|RDHUP",
+            "recv, flags 0x1 = -1 EINVAL",
+            "recv \"one\", flags 0 = 3",
+            "sockatmark = 1",
+            "recv \"!two\", flags 0 = 4",
+        ],
+        vtl: &[
+            "poll: IN|OUT|RDHUP",
+            "recv, flags 0x1 = -1 EINVAL",
+            "recv \"one!two\", flags 0 = 7",
+            "sockatmark = 0",
+            "recv, flags 0 = 0",
+        ],
+        sometimes: false,
+        why: "vtld has urgent bytes in the stream, and no mark",
+    },
+    Known {
+        case: "urgent_twice",
+        host: Host::Server,
+        tcp: &[
+            "poll: PRI|OUT",
+            "poll: IN|PRI|OUT|RDHUP",
+            "recv \"b\", flags 0x1 = 1",
+            "received 1 bytes, af63de4c8601eff2, then the end",
+        ],
+        vtl: &[
+            "poll: IN|OUT",
+            "poll: IN|OUT|RDHUP",
+            "recv, flags 0x1 = -1 EINVAL",
+            "received 3 bytes, e71fa2190541574b, then the end",
+        ],
+        sometimes: false,
+        why: "vtld has urgent bytes in the stream, and no mark",
+    },
+    Known {
+        case: "urgent_signal",
+        host: Host::Server,
+        tcp: &["signalled", "recv \"!\", flags 0x1 = 1"],
+        vtl: &["no signal", "recv, flags 0x1 = -1 EINVAL"],
+        sometimes: false,
+        why: "vtld has urgent bytes in the stream, and no mark",
+    },
+];
+
+/// Compiles the program.
+fn compile(world: &World, name: &str, flags: &[&str]) -> PathBuf {
+    let program = world.path(name);
+    let sources = repository().join("crates/vtl-cli/tests/conformance");
+    let mut files: Vec<PathBuf> = fs::read_dir(&sources)
+        .expect("the sources")
+        .map(|entry| entry.expect("an entry").path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "c"))
+        .collect();
+    files.sort();
+    run(Command::new("cc")
+        .args([
+            "-std=gnu11",
+            "-O1",
+            "-g",
+            "-Wall",
+            "-Wextra",
+            "-Wpedantic",
+            "-Werror",
+        ])
+        .args(["-pthread", "-o"])
+        .arg(&program)
+        .args(files)
+        .args(flags));
+    program
+}
+
+/// A case's name, and whether it reaches the server.
+struct Case {
+    name: String,
+    carried: bool,
+}
+
+fn cases(program: &Path) -> Vec<Case> {
+    let output = Command::new(program).arg("list").output().expect("it runs");
+    let only = std::env::var("CONFORMANCE_CASE").ok();
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    text.lines()
+        .map(|line| Case {
+            name: line.split(' ').next().expect("a name").to_owned(),
+            carried: !line.ends_with(" elsewhere"),
+        })
+        .filter(|case| only.as_ref().is_none_or(|only| case.name.contains(only)))
+        .collect()
+}
+
+/// Routes to destinations that refuse and that stay silent, as the program expects them.
+fn make_places(world: &World) {
+    let ip = |host, args: &str| {
+        let mut ip = world.testbed.command(host, "ip").expect("a namespace");
+        run(ip.args(args.split(' ')));
+    };
+    let write = |host, name: &str, value: &str| {
+        let (name, value) = (format!("/proc/sys/net/{name}"), value.to_owned());
+        let write = move || fs::write(name, value);
+        let done = world.testbed.in_netns(host, write).expect("a namespace");
+        done.expect("a switch of the kernel's");
+    };
+    let kinds = ["unreachable", "prohibit", "blackhole"];
+    for (number, kind) in (1..).zip(kinds) {
+        ip(
+            Host::Client,
+            &format!("route add {kind} 198.51.100.{number}"),
+        );
+        ip(
+            Host::Server,
+            &format!("route add {kind} 203.0.113.{number}"),
+        );
+        ip(
+            Host::Client,
+            &format!("-6 route add {kind} 2001:db8:2::{number}"),
+        );
+        ip(
+            Host::Server,
+            &format!("-6 route add {kind} 2001:db8:3::{number}"),
+        );
+    }
+    let [v4, v6] = world.servers();
+    ip(Host::Client, &format!("route add 203.0.113.0/24 via {v4}"));
+    ip(
+        Host::Client,
+        &format!("-6 route add 2001:db8:3::/64 via {v6}"),
+    );
+    for name in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
+        write(Host::Server, name, "1");
+    }
+    for name in ["ipv4/icmp_ratelimit", "ipv6/icmp/ratelimit"] {
+        write(Host::Server, name, "0");
+    }
+}
+
+/// What both roles said, case by case.
+struct Transcripts {
+    client: Vec<(String, Vec<String>)>,
+    server: Vec<(String, Vec<String>)>,
+    /// Bytes that VTL had carried after each case.
+    carried: Vec<u64>,
+}
+
+fn by_case(path: &Path) -> Vec<(String, Vec<String>)> {
+    let mut cases: Vec<(String, Vec<String>)> = Vec::new();
+    for line in fs::read_to_string(path).expect("a transcript").lines() {
+        match (line.strip_prefix("== "), cases.last_mut()) {
+            (Some(name), _) => cases.push((name.to_owned(), Vec::new())),
+            (None, Some((_, lines))) => lines.push(line.to_owned()),
+            (None, None) => panic!("a line before the first case: {line}"),
+        }
+    }
+    cases
+}
+
+/// Bytes of all the client's sessions, in both directions.
+fn carried(world: &World) -> u64 {
+    let status = world.call(Host::Client, &json!({ "op": "status" }));
+    let sessions = status["sessions"].as_array().expect("a list");
+    let figures = ["bytes_sent", "bytes_received"];
+    let of = |name: &str| {
+        sessions
+            .iter()
+            .filter_map(|s| s[name].as_u64())
+            .sum::<u64>()
+    };
+    figures.into_iter().map(of).sum()
+}
+
+/// Runs cases at both hosts, one after the other.
+fn play(
+    world: &World,
+    programs: [&Path; 2],
+    family: usize,
+    hooked: bool,
+    names: &[&str],
+) -> Transcripts {
+    static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let control = world.path(&format!("control-{number}"));
+    let after = UnixListener::bind(control.with_added_extension("after")).expect("a socket");
+    after.set_nonblocking(true).expect("ours");
+    let server: IpAddr = world.servers()[family];
+    let client: IpAddr = match server {
+        IpAddr::V4(_) => world.testbed.addr4(Host::Client).into(),
+        IpAddr::V6(_) => world.testbed.addr6(Host::Client).into(),
+    };
+    let start = |host: Host| {
+        let program = programs[usize::from(host == Host::Server)];
+        let mut command = if hooked && host == Host::Client {
+            let mut vtl = world.testbed.command(host, VTL).expect("a namespace");
+            vtl.args(["run", "--"]).arg(program);
+            vtl
+        } else {
+            world.testbed.command(host, program).expect("a namespace")
+        };
+        let path = world.path(&format!("transcript-{number}-{}", host.name()));
+        command
+            .arg(host.name())
+            .arg(&control)
+            .args([server.to_string(), client.to_string()])
+            .args(names)
+            .stdout(File::create(&path).expect("a file"));
+        (Process::start(&mut command), path)
+    };
+    let (mut serving, at_server) = start(Host::Server);
+    let (mut asking, at_client) = start(Host::Client);
+    let mut figures = Vec::new();
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Ok((mut referee, _)) = after.accept() {
+            let mut name = String::new();
+            referee.set_nonblocking(false).expect("ours");
+            referee.read_to_string(&mut name).expect("a name");
+            figures.push(if hooked { carried(world) } else { 0 });
+            let _ = referee.write_all(b".");
+        } else if asking.ended().is_some() {
+            break;
+        } else {
+            assert!(Instant::now() < deadline, "it takes too long");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+    let ended = [asking.wait(1), serving.wait(30)];
+    assert!(
+        ended.iter().all(std::process::ExitStatus::success),
+        "{ended:?}"
+    );
+    Transcripts {
+        client: by_case(&at_client),
+        server: by_case(&at_server),
+        carried: figures,
+    }
+}
+
+/// The lines of both, with `-` before those that only the first has, and `+` before the others.
+fn difference(first: &[String], second: &[String]) -> String {
+    let (n, m) = (first.len(), second.len());
+    // The longest common subsequence of what is behind each pair of places.
+    let mut common = vec![vec![0_usize; m + 1]; n + 1];
+    for i in (0..n).rev() {
+        for j in (0..m).rev() {
+            common[i][j] = if first[i] == second[j] {
+                common[i + 1][j + 1] + 1
+            } else {
+                common[i + 1][j].max(common[i][j + 1])
+            };
+        }
+    }
+    let (mut i, mut j) = (0, 0);
+    let mut text = String::new();
+    while i < n || j < m {
+        let (mark, line) = if i < n && j < m && first[i] == second[j] {
+            (i, j) = (i + 1, j + 1);
+            (' ', &first[i - 1])
+        } else if i < n && (j == m || common[i + 1][j] >= common[i][j + 1]) {
+            i += 1;
+            ('-', &first[i - 1])
+        } else {
+            j += 1;
+            ('+', &second[j - 1])
+        };
+        let _ = writeln!(text, "  {mark} {line}");
+    }
+    text
+}
+
+/// What is expected where VTL carries: the same as over TCP, but for the known differences.
+fn expected(
+    case: &str,
+    host: Host,
+    [tcp, vtl]: [&[String]; 2],
+    unused: &mut Vec<String>,
+) -> Vec<String> {
+    let mut lines = tcp.to_vec();
+    for known in KNOWN {
+        if known.case != case || known.host != host {
+            continue;
+        }
+        if known.sometimes && !vtl.windows(known.vtl.len()).any(|w| w == known.vtl) {
+            continue;
+        }
+        let at = lines.windows(known.tcp.len()).position(|w| w == known.tcp);
+        if let Some(at) = at {
+            let instead = known.vtl.iter().map(|&line| line.to_owned());
+            lines.splice(at..at + known.tcp.len(), instead);
+        } else {
+            unused.push(format!("{case}: TCP does not say {:?}", known.tcp));
+        }
+    }
+    lines
+}
+
+/// Both runs must say the same, and VTL must have carried what it seems to have carried.
+fn compare(cases: &[Case], tcp: &Transcripts, vtl: &Transcripts) {
+    let mut wrong = Vec::new();
+    let sides = [
+        (Host::Client, &tcp.client, &vtl.client),
+        (Host::Server, &tcp.server, &vtl.server),
+    ];
+    for (host, tcp, vtl) in sides {
+        assert_eq!(tcp.len(), cases.len(), "cases over TCP");
+        assert_eq!(vtl.len(), cases.len(), "cases over VTL");
+        for ((name, tcp), (_, vtl)) in tcp.iter().zip(vtl) {
+            for line in tcp {
+                let broken = ["given up", "hung", "killed by"];
+                if broken.iter().any(|start| line.starts_with(start)) {
+                    wrong.push(format!("{name}, {}, over TCP: {line}", host.name()));
+                }
+            }
+            let expected = expected(name, host, [tcp, vtl], &mut wrong);
+            if expected != *vtl {
+                let text = difference(&expected, vtl);
+                wrong.push(format!("{name}, {}, - TCP, + VTL:\n{text}", host.name()));
+            }
+        }
+    }
+    let mut before = 0;
+    for (case, &after) in cases.iter().zip(&vtl.carried) {
+        if case.carried && after <= before {
+            wrong.push(format!(
+                "{}: VTL carried nothing: {before}, {after}",
+                case.name
+            ));
+        }
+        before = after;
+    }
+    assert_eq!(vtl.carried.len(), cases.len(), "a figure for each");
+    assert!(
+        wrong.is_empty(),
+        "{} faults:\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
+}
+
+fn hosts(name: &str) -> Option<World> {
+    let world = World::bare(name, &Link::new(2.0, 200.0))?;
+    make_places(&world);
+    Some(world)
+}
+
+/// Starts the daemons, and has the hosts meet.
+fn carry(world: &mut World, program: &Path, family: usize) {
+    world.start(Host::Server, &[]);
+    world.start(Host::Client, &[]);
+    for port in PORTS {
+        world.call(Host::Server, &json!({ "op": "hook_add", "port": port }));
+    }
+    play(world, [program; 2], family, true, &["move_server_first"]);
+    assert!(carried(world) > 0, "the hosts have not met");
+}
+
+fn all_cases(name: &str, family: usize) {
+    let Some(mut world) = hosts(name) else {
+        return;
+    };
+    let program = compile(&world, "conform", &[]);
+    let cases = cases(&program);
+    let names: Vec<&str> = cases.iter().map(|case| case.name.as_str()).collect();
+    let tcp = play(&world, [&program; 2], family, false, &names);
+    carry(&mut world, &program, family);
+    let vtl = play(&world, [&program; 2], family, true, &names);
+    compare(&cases, &tcp, &vtl);
+}
+
+#[test]
+fn sockets__behave_as_over_tcp_ipv4() {
+    all_cases("conform4", 0);
+}
+
+#[test]
+fn sockets__behave_as_over_tcp_ipv6() {
+    all_cases("conform6", 1);
+}
