@@ -62,7 +62,8 @@ struct vtl_ring_ctl {
                     * ingress clears it and wakes vtld */
     __u32 closed;  /* vtld: 0, or 1 + enum vtl_closed: the session is over */
     __u32 refill;  /* transmit: app sets it when the ring is full; the listener clears it and
-                    * has it woken when vtl_refill() slots are free */
+                    * has it woken when vtl_refill() slots are free. receive: app sets it before
+                    * it kicks vtld, as the sender may be waiting for room; vtld clears it */
     __u32 most;    /* transmit: vtld, if the path takes less than when the session began: bytes of
                     * payload that packets should have at most; else 0 */
     __u32 pad2[12];

@@ -443,6 +443,17 @@ impl RxRing {
         false
     }
 
+    /// Leaves a note for the daemon, which is to be kicked, that there is room again.
+    pub fn offer_room(&self) {
+        self.ring.refill().store(1, Ordering::Release);
+    }
+
+    /// Takes that note away. Returns whether there was one.
+    pub fn take_offer(&self) -> bool {
+        self.ring.refill().load(Ordering::Relaxed) != 0
+            && self.ring.refill().swap(0, Ordering::AcqRel) != 0
+    }
+
     /// Announces that the reader goes to sleep. Returns false if there is something to read after
     /// all.
     pub fn prepare_wait(&mut self) -> bool {

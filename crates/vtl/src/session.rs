@@ -273,7 +273,7 @@ impl Session {
             (None, None) => self.tx.publish(lengths),
         };
         if kick && !(count == 1 && self.call_egress(lengths[0])) {
-            signal(&self.kick, 1);
+            self.kick();
         }
         taken
     }
@@ -633,13 +633,15 @@ impl Session {
             self.incoming.inside = self.goes_on(packets - 1);
         }
         if packets > 0 && self.rx.consume(packets) {
-            signal(&self.kick, 1 << 32);
+            self.rx.offer_room();
+            self.kick();
         }
     }
-}
 
-/// Adds to an eventfd.
-fn signal(event: &OwnedFd, value: u64) {
-    // Fails only if the counter is full, and then the daemon has been told already.
-    let _ = nix::unistd::write(event, &value.to_ne_bytes());
+    /// Has the daemon look at the session.
+    fn kick(&self) {
+        // Fails only if the counter is full, which takes thousands of years: the daemon does not
+        // read it, each write is an event.
+        let _ = nix::unistd::write(&self.kick, &1_u64.to_ne_bytes());
+    }
 }

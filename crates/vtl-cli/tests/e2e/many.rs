@@ -1,14 +1,20 @@
 //! Many sessions side by side: each exact, and nothing left of them.
 
-use std::{net::SocketAddr, path::Path, thread, time::Instant};
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    net::SocketAddr,
+    process::{ChildStdout, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use serde_json::{Value, json};
-use vtl::{Agreement, Error, Mode, Requirements, Services, Socket, control::Client};
+use vtl::{Agreement, Error, Listener, Mode, Requirements, Services, Socket};
 use vtl_testbed::{Host, Link};
 
 use crate::{
-    process::{memory_kib, until},
+    process::{Account, Process, memory_kib, until},
     world::{World, payload},
 };
 
@@ -179,85 +185,165 @@ fn sessions__a_thousand_over_different_grafts() {
     assert_eq!(left(&world, Host::Client), usize::from(ALL));
 }
 
-const OPENERS: u64 = 4;
+/// Processes on each host that have sessions.
+const APPLICATIONS: u16 = 4;
+/// What a session's socket takes of its process.
+const DESCRIPTORS: u64 = 6;
+const HOLD: &str = "VTL_TEST_HOLD";
 
-/// Asks a daemon for a session, which ends with the connection.
-fn granted(daemon: &Path, request: &Value) -> Client {
-    let client = Client::connect(daemon).expect("a daemon");
-    let granted = client.call_with_descriptors(request);
-    granted.unwrap_or_else(|error| panic!("{request}: {error}"));
-    client
+/// An application with many sessions, until it is killed: this test program, started again.
+struct Application {
+    process: Process,
+    says: BufReader<ChildStdout>,
 }
 
-/// As many at once on each of several threads.
-fn granted_at_once(count: u64, daemon: &Path, request: &Value) -> Vec<Client> {
-    thread::scope(|scope| {
-        let part = || {
-            let each = (0..count / OPENERS).map(|_| granted(daemon, request));
-            each.collect::<Vec<_>>()
+impl Application {
+    /// Opens `count` sessions with another one. A responder's returns once the port is taken.
+    fn start(world: &World, host: Host, port: u16, count: u64) -> Self {
+        let test = std::env::current_exe().expect("this test");
+        let mut command = world.testbed.command(host, test).expect("a namespace");
+        let at = SocketAddr::new(world.servers()[0], port);
+        let mode = match host {
+            Host::Server => "responder",
+            Host::Client | Host::Router => "initiator",
         };
-        let parts: Vec<_> = (0..OPENERS).map(|_| scope.spawn(part)).collect();
-        parts
-            .into_iter()
-            .flat_map(|part| part.join().expect("sessions"))
-            .collect()
-    })
+        command
+            .args([
+                "--exact",
+                "many::sessions__held",
+                "--ignored",
+                "--nocapture",
+            ])
+            .env(HOLD, format!("{mode} {at} {count}"))
+            .stdout(Stdio::piped());
+        let mut process = Process::start(&mut command);
+        let says = process.child().stdout.take().expect("piped");
+        let mut started = Self {
+            process,
+            says: BufReader::new(says),
+        };
+        started.await_word("ready");
+        started
+    }
+
+    #[track_caller]
+    fn await_word(&mut self, word: &str) {
+        let mut line = String::new();
+        while line.trim_end() != word {
+            line.clear();
+            let read = self.says.read_line(&mut line).expect("a pipe");
+            assert_ne!(read, 0, "it ended before it was {word}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "what other tests start"]
+fn sessions__held() {
+    let Ok(what) = std::env::var(HOLD) else {
+        return;
+    };
+    allow_files(0);
+    let daemon = vtl::control::socket_path(None);
+    let mut words = what.split(' ');
+    let mut next = || words.next().expect("three words");
+    let (mode, at, count) = (next(), next(), next());
+    let (at, count): (SocketAddr, u64) = (
+        at.parse().expect("an address"),
+        count.parse().expect("a number"),
+    );
+    let mut held = Vec::new();
+    if mode == "responder" {
+        let mut listener = Listener::bind(at.port(), &daemon).expect("a port");
+        println!("ready");
+        held.extend((0..count).map(|_| listener.accept().expect("a session")));
+    } else {
+        println!("ready");
+        let open = || {
+            let mut socket = Socket::init(Mode::Initiator, at, &daemon)?;
+            socket.negotiate(&Requirements::STREAM).map(|_| socket)
+        };
+        held.extend((0..count).map(|_| open().expect("a session")));
+    }
+    println!("all");
+    // One that its peer has closed would be readable.
+    loop {
+        thread::sleep(Duration::from_secs(1));
+        for socket in &mut held {
+            let got = socket.try_recv_data(&mut [0]).expect("open");
+            assert_eq!(got, None);
+        }
+    }
 }
 
 #[test]
 fn sessions__idle_ones_and_their_application_dies() {
-    idle("idle", 1500);
+    idle("idle", 1500, None);
 }
 
 #[test]
-#[ignore = "takes a gigabyte on each host, and a quarter of a minute: a run by hand"]
+#[ignore = "takes a gigabyte on each host, and half a minute: a run by hand"]
 fn sessions__ten_thousand_idle_ones_and_their_application_dies() {
-    idle("idle-most", 10_000);
+    idle("idle-most", 10_000, Some(1 << 30));
 }
 
-/// Opens so many sessions, in which nothing happens, at once, and closes what their application had
-/// opened.
-fn idle(name: &str, wanted: u64) {
-    // Of a daemon each session takes three descriptors, of this process two. Who may not raise the
-    // limit has fewer sessions.
+/// Opens so many sessions, in which nothing happens, at once, and kills their applications. `most`:
+/// memory of a host, its applications included, bytes.
+fn idle(name: &str, wanted: u64, most: Option<u64>) {
+    // Of a daemon each session takes one descriptor. Who may not raise the limit has fewer sessions.
     let files = allow_files(1 << 16);
-    let count = wanted.min((files - 1000) / 3 / OPENERS * OPENERS);
+    let each = (wanted / u64::from(APPLICATIONS))
+        .min(files.saturating_sub(1000) / u64::from(APPLICATIONS))
+        .min(files.saturating_sub(100) / DESCRIPTORS);
+    let count = each * u64::from(APPLICATIONS);
     if count < wanted {
         println!("of {wanted} sessions only {count}: a process may open {files} files");
     }
     let Some(mut world) = World::bare(name, &Link::new(1.0, 200.0)) else {
         return;
     };
+    let account = |host: Host| Account::open(&format!("{name}-{}", host.name()));
+    let hosts = [Host::Server, Host::Client].map(|host| (host, account(host)));
+    let counted = |account: &Option<Account>, start: &mut dyn FnMut()| match account {
+        Some(account) => account.during(start),
+        None => start(),
+    };
     // Beside the idle ones some that are not.
-    let most = (wanted + 100).to_string();
-    let room = ["--max-sessions", &most, "--ring-memory", "800"];
-    world.start(Host::Server, &room);
-    world.start(Host::Client, &room);
-    let [server, client] = [Host::Server, Host::Client].map(|host| world.socket(host));
+    let sessions = (wanted + 100).to_string();
+    let room = ["--max-sessions", &sessions, "--ring-memory", "800"];
+    for (host, account) in &hosts {
+        counted(account, &mut || world.start(*host, &room));
+    }
     // The first one, with large rings, and the last one, with the smallest.
     let mut first = open(&world, PORT);
-    let listener = Client::connect(&server).expect("a daemon");
-    let key = listener
-        .call(&json!({ "op": "listen", "port": PORT + 1 }))
-        .expect("a port")["key"]
-        .take();
     let began = Instant::now();
-    let (to, services) = (world.servers()[0], Services::RELIABLE | Services::ORDERED);
-    let connect =
-        json!({ "op": "connect", "host": to, "port": PORT + 1, "services": services.bits() });
-    let accept = json!({ "op": "accept", "key": key });
-    let held = thread::scope(|scope| {
-        let accepted = scope.spawn(|| granted_at_once(count, &server, &accept));
-        let connected = granted_at_once(count, &client, &connect);
-        [connected, accepted.join().expect("sessions")]
-    });
+    let mut applications = Vec::new();
+    for (host, account) in &hosts {
+        for port in (PORT + 1..).take(APPLICATIONS.into()) {
+            counted(account, &mut || {
+                applications.push(Application::start(&world, *host, port, each));
+            });
+        }
+    }
+    for application in &mut applications {
+        application.await_word("all");
+    }
     println!("{count} sessions in {:?}", began.elapsed());
-    let mut last = open(&world, PORT + 2);
-    for host in [Host::Client, Host::Server] {
-        assert_eq!(left(&world, host) as u64, count + 2);
-        let resident = memory_kib(world.daemon(host).pid()) >> 10;
-        println!("{host:?}: {resident} MiB resident");
+    let mut last = open(&world, PORT + APPLICATIONS + 1);
+    for (host, account) in &hosts {
+        assert_eq!(left(&world, *host) as u64, count + 2);
+        let pid = world.daemon(*host).pid();
+        let resident = memory_kib(pid) >> 10;
+        let open = fs::read_dir(format!("/proc/{pid}/fd"))
+            .expect("it runs")
+            .count();
+        println!("{host:?}: {resident} MiB resident, {open} descriptors");
         assert!(resident < 400, "{resident} MiB");
+        if let Some(account) = account {
+            let bytes = account.bytes();
+            println!("{host:?}: {} MiB in all", bytes >> 20);
+            assert!(most.is_none_or(|most| bytes < most), "{bytes} bytes");
+        }
     }
     let exact = |(client, server): &mut (Socket, Socket)| {
         let data = payload(BULK, 7);
@@ -268,12 +354,13 @@ fn idle(name: &str, wanted: u64) {
     };
     exact(&mut first);
     exact(&mut last);
-    // As the kernel does it when a process is killed.
-    drop(held);
-    for host in [Host::Client, Host::Server] {
-        until("they have ended", 30, || left(&world, host) == 2);
+    for application in applications {
+        application.process.kill();
+    }
+    for (host, _) in &hosts {
+        until("they have ended", 30, || left(&world, *host) == 2);
     }
     exact(&mut first);
-    let mut again: Vec<_> = (0..8).map(|i| open(&world, PORT + 3 + i)).collect();
+    let mut again: Vec<_> = (0..8).map(|i| open(&world, PORT + 100 + i)).collect();
     again.iter_mut().for_each(exact);
 }

@@ -4,7 +4,7 @@ use std::{
     collections::BTreeSet,
     fs, io,
     os::unix::process::CommandExt,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Output, Stdio},
     thread,
     time::{Duration, Instant},
@@ -254,4 +254,66 @@ pub(crate) fn memory_kib(pid: u32) -> u64 {
         .trim_end_matches(" kB")
         .parse()
         .expect("a number")
+}
+
+/// Counts memory, also the kernel's, that processes take: a control group of its own.
+pub(crate) struct Account {
+    group: PathBuf,
+    /// Where this process belongs.
+    home: PathBuf,
+    usage: PathBuf,
+}
+
+impl Account {
+    /// Opens one, where that can be had.
+    pub(crate) fn open(name: &str) -> Option<Self> {
+        let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+        let of = |controllers: &str| {
+            let lines = groups.lines().filter_map(|l| l.split_once(':'));
+            lines
+                .filter_map(|(_, l)| l.split_once(':'))
+                .find_map(|(of, path)| {
+                    let path = path.trim_start_matches('/');
+                    (of == controllers).then(|| path.to_owned())
+                })
+        };
+        let [first, second] = [
+            ("memory", "/sys/fs/cgroup/memory", "memory.usage_in_bytes"),
+            ("", "/sys/fs/cgroup", "memory.current"),
+        ]
+        .map(|(controllers, root, usage)| {
+            let root = PathBuf::from(root);
+            let group = root.join(format!("vtl-e2e-{name}"));
+            let _ = fs::create_dir(&group);
+            let usage = group.join(usage);
+            let account = Self {
+                home: root.join(of(controllers)?),
+                group,
+                usage,
+            };
+            account.usage.exists().then_some(account)
+        });
+        first.or(second)
+    }
+
+    /// Counts what is started, and what that starts.
+    pub(crate) fn during<T>(&self, start: impl FnOnce() -> T) -> T {
+        let enter = |group: &Path| fs::write(group.join("cgroup.procs"), "0").expect("a group");
+        enter(&self.group);
+        let started = start();
+        enter(&self.home);
+        started
+    }
+
+    /// Bytes that they have now.
+    pub(crate) fn bytes(&self) -> u64 {
+        let text = fs::read_to_string(&self.usage).expect("there");
+        text.trim().parse().expect("a number")
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.group);
+    }
 }

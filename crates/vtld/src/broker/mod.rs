@@ -2,6 +2,7 @@
 //! bytes between rings and applications. One thread does all of it; this module is the way to
 //! reach it.
 
+mod bells;
 mod caller;
 mod engine;
 mod path;

@@ -4,7 +4,6 @@ use std::{
     collections::VecDeque,
     net::{IpAddr, SocketAddr, TcpStream},
     os::fd::{BorrowedFd, OwnedFd},
-    sync::Arc,
     time::Duration,
 };
 
@@ -18,7 +17,10 @@ use vtl_proto::{
     services::{Requirements, Services},
 };
 
-use super::{Granted, Owner, Reply, caller::Caller, path::PathSize, peers::Way, streams::Streams};
+use super::{
+    Granted, Owner, Reply, bells::Bell, caller::Caller, path::PathSize, peers::Way,
+    streams::Streams,
+};
 use crate::hooker::HeldConnect;
 
 /// A flow that waits for its session to open.
@@ -45,10 +47,10 @@ pub(super) struct Aware {
     pub(super) owner: Owner,
     /// Who waits for the session to open, at the initiator.
     pub(super) reply: Option<Reply<Granted>>,
-    /// From the application: low half, something to send; high half, room in the receive ring.
-    pub(super) kick: Arc<EventFd>,
+    /// From the application, until it has it: what watches it needs no descriptor.
+    pub(super) kick: Option<EventFd>,
     /// To the application.
-    pub(super) wake: Arc<EventFd>,
+    pub(super) wake: Bell,
     /// Transmissions when the pump last looked.
     pub(super) sent: u64,
     /// By which the application runs egress itself.
@@ -350,6 +352,9 @@ pub(super) fn grant(
     let Use::Aware(aware) = &session.purpose else {
         return None;
     };
+    let (Some(kick), Bell::Held(wake)) = (&aware.kick, &aware.wake) else {
+        return None;
+    };
     let own = |fd: BorrowedFd<'_>| -> Option<OwnedFd> { fd.try_clone_to_owned().ok() };
     use std::os::fd::AsFd;
     Some(Granted {
@@ -364,8 +369,8 @@ pub(super) fn grant(
         descriptors: [
             own(session.rings.transmit())?,
             own(session.rings.receive())?,
-            own(aware.kick.as_fd())?,
-            own(aware.wake.as_fd())?,
+            own(kick.as_fd())?,
+            own(wake.as_fd())?,
             own(session.rings.wake())?,
         ]
         .into_iter()

@@ -140,7 +140,8 @@ impl Engine {
             Use::Aware(aware) if !was_closing => {
                 aware.tx.set_closed(why);
                 aware.rx.set_closed(why);
-                let _ = aware.wake.write(1);
+                self.bells.ring(&aware.wake);
+                self.bells.flush();
             }
             Use::Aware(_) | Use::Streams { .. } => self.forget(sid),
         }
@@ -169,6 +170,7 @@ impl Engine {
                 if let Some(caller) = &aware.caller {
                     caller.forget(&self.callers);
                 }
+                self.bells.remove(&aware.wake);
                 self.stock.put_exposed(session.rings);
             }
         }

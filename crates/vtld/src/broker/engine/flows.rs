@@ -35,9 +35,8 @@ impl Engine {
         let Use::Aware(aware) = &session.purpose else {
             return;
         };
-        let value = aware.kick.read().unwrap_or(0);
         self.schedule.now(sid);
-        if value >> 32 != 0
+        if aware.rx.take_offer()
             && let Some(entry) = self.plane.sessions().get(sid)
         {
             entry.request_ack();

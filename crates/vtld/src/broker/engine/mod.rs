@@ -37,7 +37,9 @@ use vtl_proto::{
 use self::pool::Pooled;
 pub(super) use self::pool::Wanted;
 use super::{
-    Command, Config, GRACE_NS, Granted, Handle, Owner, Reply, now_ns,
+    Command, Config, GRACE_NS, Granted, Handle, Owner, Reply,
+    bells::Bells,
+    now_ns,
     peers::Peers,
     random, random_token,
     raw::{Raw, Received},
@@ -168,6 +170,7 @@ pub(super) struct Engine {
     responder: Responder,
     /// Indexes of sessions that ended a moment ago, and when.
     freed: HashMap<u32, u64>,
+    bells: Bells,
     /// The map `vtl_callers`.
     callers: MapHandle,
     /// All versions of all grafts that this host may use.
@@ -267,6 +270,7 @@ impl Engine {
             peers: Peers::default(),
             responder: Responder::new(now_ns(), random()),
             freed: HashMap::new(),
+            bells: Bells::new(places),
             callers: plane.map_handle("vtl_callers")?,
             library: pool::built_in()?,
             pool: Vec::new(),
@@ -424,6 +428,7 @@ impl Engine {
                 self.hand_on(sid);
             }
         }
+        self.bells.flush();
     }
 
     /// Wakes an aware application if the programs left that to us.
@@ -436,7 +441,7 @@ impl Engine {
         if let Some(aware) = self.sessions.get_mut(&sid).and_then(Session::aware)
             && told
         {
-            let _ = aware.wake.write(1);
+            self.bells.ring(&aware.wake);
             self.relay.note(sid);
         }
     }

@@ -4,7 +4,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     net::{IpAddr, SocketAddr},
-    sync::{Arc, PoisonError},
+    sync::PoisonError,
 };
 
 use nix::sys::{
@@ -23,6 +23,7 @@ use vtl_proto::{
 use super::{
     super::{
         GRACE_NS, Granted, Owner, Reply,
+        bells::Bell,
         caller::Caller,
         now_ns,
         peers::{Next, Way},
@@ -174,10 +175,13 @@ impl Engine {
         self.last_opened_ns = now_ns();
         let register = |purpose: Use| {
             if let Use::Aware(aware) = &purpose {
-                let event = EpollEvent::new(EpollFlags::EPOLLIN, Source::Kick { sid }.pack());
-                self.epoll
-                    .add(&aware.kick, event)
-                    .map_err(|e| e.to_string())?;
+                // Each kick is an event; nobody reads how many there were. It stays in here for as
+                // long as the application has it.
+                let flags = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
+                let event = EpollEvent::new(flags, Source::Kick { sid }.pack());
+                if let Some(kick) = &aware.kick {
+                    self.epoll.add(kick, event).map_err(|e| e.to_string())?;
+                }
                 if let Some(caller) = &aware.caller {
                     caller
                         .register(&self.callers, sid)
@@ -278,8 +282,12 @@ impl Engine {
         let granted = session::grant(sid, session, &entry, graft, services)
             .ok_or_else(|| "out of file descriptors".to_owned())?;
         session.rings.release();
-        if let Some(caller) = session.aware().and_then(|a| a.caller.as_mut()) {
-            caller.release();
+        if let Some(aware) = session.aware() {
+            aware.kick = None;
+            if let Some(caller) = &mut aware.caller {
+                caller.release();
+            }
+            self.bells.keep(&mut aware.wake);
         }
         Ok(granted)
     }
@@ -686,15 +694,14 @@ pub(super) fn aware(
 ) -> Result<Aware, String> {
     let event = || {
         EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)
-            .map(Arc::new)
             .map_err(|e| format!("an eventfd: {e}"))
     };
     let map = |e: std::io::Error| format!("mapping a ring: {e}");
     Ok(Aware {
         owner,
         reply,
-        kick: event()?,
-        wake: event()?,
+        kick: Some(event()?),
+        wake: Bell::Held(event()?),
         sent: 0,
         caller: Caller::open()
             .inspect_err(
