@@ -59,7 +59,7 @@ struct vtl_wake_template {
     __uint(max_entries, VTL_WAKE_BYTES);
 };
 
-/* What wakes aware applications, by the index of the session's rings. */
+/* What wakes aware applications, by the index of the session's rings; for VTL_EVENTS. */
 VTL_DIRECTORY(vtl_wakes, vtl_wake_template);
 
 /* Cookies of the sockets by which aware applications call egress, and their sessions. */
@@ -201,8 +201,8 @@ VTL_INLINE int vtl_relays(struct vtl_pump *p, __u32 sid, __u32 what) {
 VTL_INLINE void vtl_env_notify(struct vtl_session *s, __u32 what) {
     struct vtl_event event = {.sid = vtl_env_sid(s), .what = what};
     struct vtl_pump *p = vtl_get_pump();
-    __u32 theirs = s->aware ? what & ~VTL_EV_SEND : 0;
-    if (theirs && p && vtl_relays(p, event.sid, theirs)) {
+    __u32 theirs = s->aware != VTL_HOOKED ? what & ~VTL_EV_SEND : 0;
+    if (theirs && p && (s->aware == VTL_HANDED || vtl_relays(p, event.sid, theirs))) {
         if ((__sync_fetch_and_or(&s->told, theirs) & theirs) == theirs)
             event.what &= VTL_EV_SEND; /* vtld knows */
     } else if (theirs) {

@@ -69,6 +69,13 @@ struct vtl_ring_ctl {
     __u32 pad2[12];
 };
 
+/* Whom wake-ups go to. */
+enum vtl_aware {
+    VTL_HOOKED = 0, /* vtld: the session is its own */
+    VTL_EVENTS = 1, /* the application, by its ring of events */
+    VTL_HANDED = 2, /* the application, by vtld: it has no such ring */
+};
+
 /* Why a session ended; in vtl_ring_ctl.closed plus one. */
 enum vtl_closed {
     VTL_CLOSED_BY_PEER = 0,
@@ -227,7 +234,7 @@ struct vtl_session {
      * the latest authentic packet, with the addresses exchanged */
     __u8 headers[VTL_HEADROOM] __attribute__((aligned(8)));
     __u32 ifindex; /* root: where that packet came in; 0 = none yet, nothing can be sent */
-    __u32 aware;   /* vtld, before `state`: wake-ups go to the application's own ring of events */
+    __u32 aware;   /* vtld, before `state`: enum vtl_aware */
     __u32 told;    /* bit set of enum vtl_what: wake-ups that vtld is to hand on to the application.
                     * Programs add, vtld takes, atomically */
     __u32 param[VTL_PARAMS]; /* vtld, before `state`: the graft's parameters, as its description

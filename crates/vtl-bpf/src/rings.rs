@@ -23,7 +23,7 @@ pub struct RingSet {
 struct Open {
     transmit: MapHandle,
     receive: MapHandle,
-    wake: MapHandle,
+    wake: Option<MapHandle>,
 }
 
 impl RingSet {
@@ -39,12 +39,13 @@ impl RingSet {
         self.open().transmit.as_fd()
     }
 
-    /// Descriptor of the ring of events: readable when the application must be woken.
+    /// Descriptor of the ring of events: readable when the application must be woken. Sets of less
+    /// than [`LEAST_WITH_EVENTS`] packets have none.
     ///
     /// # Panics
     /// If it was released.
-    pub fn wake(&self) -> BorrowedFd<'_> {
-        self.open().wake.as_fd()
+    pub fn wake(&self) -> Option<BorrowedFd<'_>> {
+        self.open().wake.as_ref().map(AsFd::as_fd)
     }
 
     /// Descriptor of the receive ring, for mapping.
@@ -61,21 +62,38 @@ impl RingSet {
     }
 }
 
+/// Packets of the smallest set that has a ring of events, which takes as much memory as four of
+/// them. Who has less is one of very many.
+pub const LEAST_WITH_EVENTS: u32 = 64;
+
 /// Memory of a set of rings of `slots` packets, bytes: in pages, and with the kernel's own.
 pub const fn bytes(slots: u32) -> u64 {
     const PAGE: u64 = 4096;
-    // struct bpf_array before what is mapped; and of a ring of events two positions and a page.
-    const HEADERS: u64 = 2 * PAGE + 3 * PAGE;
+    let events = if slots < LEAST_WITH_EVENTS {
+        0
+    } else {
+        // Two positions and a page of the kernel's.
+        3 * PAGE + intf::VTL_WAKE_BYTES as u64
+    };
     let slots = slots as u64;
-    let ring = ((slots + 1) * intf::VTL_SLOT_SIZE as u64).next_multiple_of(PAGE);
+    // struct bpf_array before what is mapped.
+    let ring = PAGE + ((slots + 1) * intf::VTL_SLOT_SIZE as u64).next_multiple_of(PAGE);
     let scoreboard = slots * size_of::<intf::vtl_sent>() as u64;
-    2 * ring + scoreboard + intf::VTL_WAKE_BYTES as u64 + HEADERS
+    2 * ring + scoreboard + events
+}
+
+/// The maps of a set.
+struct Maps {
+    /// Transmit ring, receive ring and scoreboard.
+    arrays: [MapHandle; 3],
+    events: Option<MapHandle>,
 }
 
 /// Makes rings.
 pub struct RingMaker {
     directories: [MapHandle; 4],
-    /// What stands in the directories where there are no rings any more.
+    /// What stands in the directories where there are no rings any more, or never were any of that
+    /// kind.
     nothing: [MapHandle; 4],
     /// Entries from here on were never used.
     next: u32,
@@ -85,8 +103,8 @@ pub struct RingMaker {
     free: Vec<u32>,
 }
 
-/// Transmit ring, receive ring and scoreboard of `slots` packets, and a ring of events.
-fn maps(slots: u32) -> Result<[MapHandle; 4]> {
+/// The arrays of a set of `slots` packets.
+fn arrays(slots: u32) -> Result<[MapHandle; 3]> {
     let slot = intf::VTL_SLOT_SIZE;
     let sent = size_of::<intf::vtl_sent>() as u32;
     let shared = libbpf_sys::BPF_F_MMAPABLE | libbpf_sys::BPF_F_INNER_MAP;
@@ -94,8 +112,16 @@ fn maps(slots: u32) -> Result<[MapHandle; 4]> {
         array("vtl_tx_ring", slot, slots + 1, shared)?,
         array("vtl_rx_ring", slot, slots + 1, shared)?,
         array("vtl_scoreboard", sent, slots, libbpf_sys::BPF_F_INNER_MAP)?,
-        ring_of_events()?,
     ])
+}
+
+/// All maps of a set of `slots` packets.
+fn maps(slots: u32) -> Result<Maps> {
+    let own = slots >= LEAST_WITH_EVENTS;
+    Ok(Maps {
+        arrays: arrays(slots)?,
+        events: own.then(ring_of_events).transpose()?,
+    })
 }
 
 impl RingMaker {
@@ -110,10 +136,11 @@ impl RingMaker {
             plane.map_handle("vtl_scoreboards")?,
             plane.map_handle("vtl_wakes")?,
         ];
+        let [transmit, receive, scoreboard] = arrays(1)?;
         Ok(Self {
             entries: directories[0].max_entries(),
             directories,
-            nothing: maps(1)?,
+            nothing: [transmit, receive, scoreboard, ring_of_events()?],
             next: 0,
             free: Vec::new(),
         })
@@ -141,19 +168,27 @@ impl RingMaker {
                 Err(_) => break,
             }
         }
+        let none = &self.nothing[3];
         let entries: Vec<_> = made
             .iter()
-            .map(|(index, _, maps)| (*index, maps.each_ref()))
+            .map(|(index, _, maps)| {
+                let [transmit, receive, scoreboard] = &maps.arrays;
+                let events = maps.events.as_ref().unwrap_or(none);
+                (*index, [transmit, receive, scoreboard, events])
+            })
             .collect();
         install(&self.directories, &entries)?;
-        let set = |(index, slots, [transmit, receive, _, wake]): (u32, u32, [_; 4])| RingSet {
-            index,
-            slots,
-            open: Some(Open {
-                transmit,
-                receive,
-                wake,
-            }),
+        let set = |(index, slots, maps): (u32, u32, Maps)| {
+            let [transmit, receive, _] = maps.arrays;
+            RingSet {
+                index,
+                slots,
+                open: Some(Open {
+                    transmit,
+                    receive,
+                    wake: maps.events,
+                }),
+            }
         };
         Ok(made.into_iter().map(set).collect())
     }

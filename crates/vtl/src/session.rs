@@ -80,7 +80,9 @@ impl Session {
         let malformed = || control::Error::Malformed(answer.to_string());
         let mut descriptors = descriptors.into_iter();
         let mut next = || descriptors.next().ok_or_else(malformed);
-        let [transmit, receive, kick, wake, events] = [next()?, next()?, next()?, next()?, next()?];
+        let [transmit, receive, kick, wake] = [next()?, next()?, next()?, next()?];
+        let events = answer["events"] == true;
+        let events = events.then(&mut next).transpose()?;
         let caller = descriptors.next();
         let number = |key: &str| answer[key].as_u64().and_then(|n| u32::try_from(n).ok());
         let small = |key: &str| number(key).and_then(|n| u16::try_from(n).ok());

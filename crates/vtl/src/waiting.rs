@@ -1,8 +1,8 @@
 //! Waiting: how long, and for what.
 
 use std::{
-    io,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    io, iter,
+    os::fd::{AsFd, OwnedFd},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -84,8 +84,8 @@ pub(crate) enum Source {
 pub(crate) struct Wakeups {
     /// From the daemon.
     wake: OwnedFd,
-    /// From the kernel.
-    events: Events,
+    /// From the kernel, unless it leaves them to the daemon.
+    events: Option<Events>,
     /// Readable when one of those two is, or the daemon has gone.
     any: Arc<Epoll>,
     /// Hangs up when the daemon dies.
@@ -98,34 +98,40 @@ impl Wakeups {
     /// Those of a session that has just opened.
     pub(crate) fn new(
         wake: OwnedFd,
-        events: OwnedFd,
+        events: Option<OwnedFd>,
         any: &Arc<Epoll>,
         daemon: &Arc<Client>,
     ) -> io::Result<Self> {
         let wakeups = Self {
             wake,
-            events: Events::map(events)?,
+            events: events.map(Events::map).transpose()?,
             any: Arc::clone(any),
             daemon: Arc::clone(daemon),
             // The daemon's answer was one, too.
             taken: true,
         };
         watch(any, &wakeups.wake, Source::Wake)?;
-        watch(any, &wakeups.events, Source::Events)?;
+        if let Some(events) = &wakeups.events {
+            watch(any, events, Source::Events)?;
+        }
         Ok(wakeups)
     }
 
     /// Sleeps until one comes, or for so long. False if the daemon has gone.
     pub(crate) fn sleep(&self, most: PollTimeout) -> io::Result<bool> {
+        let wake = self.wake.as_fd();
         let mut fds = [
-            PollFd::new(self.wake.as_fd(), PollFlags::POLLIN),
-            PollFd::new(self.events.as_fd(), PollFlags::POLLIN),
             PollFd::new(self.daemon.as_fd(), PollFlags::empty()),
+            PollFd::new(wake, PollFlags::POLLIN),
+            PollFd::new(
+                self.events.as_ref().map_or(wake, AsFd::as_fd),
+                PollFlags::POLLIN,
+            ),
         ];
         poll(&mut fds, most)?;
-        let [woken, event, hung_up] = fds.map(|fd| fd.any().unwrap_or(false));
+        let [hung_up, woken, event] = fds.map(|fd| fd.any().unwrap_or(false));
         if event {
-            self.events.clear();
+            self.clear_events();
         }
         if woken {
             self.clear_wake();
@@ -144,7 +150,7 @@ impl Wakeups {
         let mut here = true;
         for event in &found[..count] {
             match event.data() {
-                EVENTS => self.events.clear(),
+                EVENTS => self.clear_events(),
                 WAKE => self.clear_wake(),
                 // The daemon never speaks unasked.
                 _ => {
@@ -155,6 +161,12 @@ impl Wakeups {
             self.taken = true;
         }
         Ok(here)
+    }
+
+    fn clear_events(&self) {
+        if let Some(events) = &self.events {
+            events.clear();
+        }
     }
 
     fn clear_wake(&self) {
@@ -178,8 +190,8 @@ impl Wakeups {
 impl Drop for Wakeups {
     fn drop(&mut self) {
         // The daemon holds both, too: closing them here would not take them out.
-        let fds: [BorrowedFd<'_>; 2] = [self.wake.as_fd(), self.events.as_fd()];
-        for fd in fds {
+        let events = self.events.as_ref().map(AsFd::as_fd);
+        for fd in iter::once(self.wake.as_fd()).chain(events) {
             // Fails if it never came in.
             let _ = self.any.delete(fd);
         }

@@ -503,10 +503,8 @@ fn namespace(socket: &impl AsRawFd) -> Option<u64> {
 }
 
 /// `near`: the application lives in our network namespace, or must not get a socket of it.
-fn granted(mut granted: Granted, near: bool) -> Answer {
-    if !near {
-        granted.descriptors.truncate(Granted::RINGS);
-    }
+fn granted(granted: Granted, near: bool) -> Answer {
+    let caller = granted.caller.filter(|_| near);
     let value = json!({
         "sid": granted.sid,
         "slots": granted.slots,
@@ -516,6 +514,8 @@ fn granted(mut granted: Granted, near: bool) -> Answer {
         "gid": granted.gid,
         "services": granted.services.bits(),
         "peer": granted.peer,
+        "events": granted.events.is_some(),
     });
-    Ok((value, granted.descriptors))
+    let all = granted.rings.into_iter();
+    Ok((value, all.chain(granted.events).chain(caller).collect()))
 }

@@ -9,7 +9,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::{
+    resource::{Resource, getrlimit, setrlimit},
+    signal::Signal,
+};
 use vtl::{Agreement, Error, Listener, Mode, Requirements, Services, Socket};
 use vtl_testbed::{Host, Link};
 
@@ -299,18 +302,18 @@ fn idle(name: &str, wanted: u64, most: Option<u64>) {
     if count < wanted {
         println!("of {wanted} sessions only {count}: a process may open {files} files");
     }
+    let account = |host: Host| Account::open(&format!("{name}-{}", host.name()));
+    let hosts = [Host::Server, Host::Client].map(|host| (host, account(host)));
     let Some(mut world) = World::bare(name, &Link::new(1.0, 200.0)) else {
         return;
     };
-    let account = |host: Host| Account::open(&format!("{name}-{}", host.name()));
-    let hosts = [Host::Server, Host::Client].map(|host| (host, account(host)));
     let counted = |account: &Option<Account>, start: &mut dyn FnMut()| match account {
         Some(account) => account.during(start),
         None => start(),
     };
     // Beside the idle ones some that are not.
     let sessions = (wanted + 100).to_string();
-    let room = ["--max-sessions", &sessions, "--ring-memory", "800"];
+    let room = ["--max-sessions", &sessions, "--ring-memory", "600"];
     for (host, account) in &hosts {
         counted(account, &mut || world.start(*host, &room));
     }
@@ -354,12 +357,16 @@ fn idle(name: &str, wanted: u64, most: Option<u64>) {
     };
     exact(&mut first);
     exact(&mut last);
-    for application in applications {
-        application.process.kill();
+    let began = Instant::now();
+    for application in &applications {
+        application.process.signal(Signal::SIGKILL);
     }
+    drop(applications);
+    println!("the applications have gone after {:?}", began.elapsed());
     for (host, _) in &hosts {
         until("they have ended", 30, || left(&world, *host) == 2);
     }
+    println!("their sessions after {:?}", began.elapsed());
     exact(&mut first);
     let mut again: Vec<_> = (0..8).map(|i| open(&world, PORT + 100 + i)).collect();
     again.iter_mut().for_each(exact);

@@ -109,10 +109,15 @@ impl Client {
         let answer = json!({
             "ok": true, "slots": slots, "max_payload": PAYLOAD, "max_message": max_message,
             "graft": "stream", "gid": 1, "services": 0, "peer": "192.0.2.1",
+            "events": granted.events.is_some(),
         });
         let Granted { tx, rx, wake, .. } = granted;
-        let descriptors = [tx, rx, &granted.kick, wake, &granted.events];
-        self.answer(&answer, &descriptors.map(AsRawFd::as_raw_fd));
+        let descriptors = [tx, rx, &granted.kick, wake].into_iter();
+        let descriptors: Vec<_> = descriptors
+            .chain(&granted.events)
+            .map(AsRawFd::as_raw_fd)
+            .collect();
+        self.answer(&answer, &descriptors);
     }
 }
 
@@ -122,7 +127,7 @@ struct Granted {
     rx: OwnedFd,
     kick: OwnedFd,
     wake: OwnedFd,
-    events: OwnedFd,
+    events: Option<OwnedFd>,
 }
 
 impl Granted {
@@ -143,7 +148,7 @@ impl Granted {
             rx: memory(SLOTS),
             kick: event(),
             wake: event(),
-            events: ring_of_events()?,
+            events: Some(ring_of_events()?),
         })
     }
 
@@ -209,6 +214,29 @@ fn recv_data__what_came_before_the_daemon_died_is_read() {
     let (first, second) = reader.join().unwrap();
     assert!(matches!(first, Ok(10)), "{first:?}");
     assert!(matches!(second, Err(Error::Broken(_))), "{second:?}");
+}
+
+#[test]
+fn recv_data__without_a_ring_of_events_the_daemon_wakes() {
+    let daemon = Daemon::start();
+    let Some(mut granted) = Granted::new() else {
+        return;
+    };
+    granted.events = None;
+    let (mut socket, client) = daemon.asked();
+    client.grant(&granted, SLOTS);
+    assert!(socket.negotiate(&Requirements::STREAM).is_ok());
+    assert!(matches!(socket.try_recv_data(&mut [0; 10]), Ok(None)));
+    assert!(!readable(&socket));
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| (socket.recv_data(&mut [0; 10]), socket));
+        thread::sleep(Duration::from_millis(20));
+        granted.arrive(b"x");
+        granted.wake();
+        let (got, socket) = reader.join().unwrap();
+        assert!(matches!(got, Ok(1)));
+        assert!(!readable(&socket));
+    });
 }
 
 #[test]

@@ -110,14 +110,12 @@ pub struct Granted {
     pub services: Services,
     /// The peer.
     pub peer: IpAddr,
-    /// Transmit ring, receive ring, eventfd towards the daemon, eventfd from the daemon, ring of
-    /// events from the kernel, and perhaps the socket by which the application runs egress.
-    pub descriptors: Vec<OwnedFd>,
-}
-
-impl Granted {
-    /// Descriptors that every application gets; the socket follows them.
-    pub const RINGS: usize = 5;
+    /// Transmit ring, receive ring, eventfd towards the daemon, eventfd from the daemon.
+    pub rings: [OwnedFd; 4],
+    /// Ring of events from the kernel, unless the daemon hands all of them on.
+    pub events: Option<OwnedFd>,
+    /// The socket by which the application runs egress.
+    pub caller: Option<OwnedFd>,
 }
 
 /// After a session's end a program may still be at work on its entry and its rings; none runs for

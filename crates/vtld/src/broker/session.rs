@@ -366,16 +366,17 @@ pub(super) fn grant(
         gid: s.gid,
         services,
         peer: session.peer,
-        descriptors: [
+        rings: [
             own(session.rings.transmit())?,
             own(session.rings.receive())?,
             own(kick.as_fd())?,
             own(wake.as_fd())?,
-            own(session.rings.wake())?,
-        ]
-        .into_iter()
-        .chain(aware.caller.as_ref().and_then(Caller::descriptor))
-        .collect(),
+        ],
+        events: match session.rings.wake() {
+            Some(events) => Some(own(events)?),
+            None => None,
+        },
+        caller: aware.caller.as_ref().and_then(Caller::descriptor),
     })
 }
 

@@ -199,7 +199,11 @@ impl Engine {
         };
         let entry = self.plane.sessions().get(sid).expect("it was found free");
         let mut value = session::entry(sid, token, rings.index, slots, local, peer);
-        value.aware = matches!(purpose, Use::Aware(_)).into();
+        value.aware = match purpose {
+            Use::Streams { .. } => intf::VTL_HOOKED,
+            Use::Aware(_) if rings.wake().is_some() => intf::VTL_EVENTS,
+            Use::Aware(_) => intf::VTL_HANDED,
+        };
         entry.initialise(value);
         entry.set_state(intf::VTL_OPENING);
         let now = now_ns();
