@@ -97,10 +97,11 @@ fn sessions(text: &str) -> Result<usize, String> {
     }
 }
 
-/// A session takes three descriptors, and eight while it is opened, and the customary limits are 1,024 and half a million.
+/// A session takes one descriptor, two without io_uring, and eight while it is opened, and the
+/// customary limits are 1,024 and half a million.
 fn allow_descriptors(sessions: usize) {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
-    let wanted = sessions as u64 * 3 + (1 << 18);
+    let wanted = sessions as u64 * 2 + (1 << 18);
     let raised = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(_, hard)| {
         let most = hard.max(wanted);
         setrlimit(Resource::RLIMIT_NOFILE, most, most)

@@ -143,8 +143,17 @@ mod tests {
 
     #[test]
     fn ring__reaches_the_application_kept_or_not() {
+        reaches(Bells::new(100));
+        reaches(Bells {
+            ring: None,
+            next: 0,
+            places: 0,
+            free: Vec::new(),
+        });
+    }
+
+    fn reaches(mut bells: Bells) {
         const COUNT: usize = 200;
-        let mut bells = Bells::new(100);
         let mut pairs: Vec<_> = (0..COUNT).map(|_| pair()).collect();
         for (bell, _) in &mut pairs {
             bells.keep(bell);
