@@ -29,13 +29,15 @@ fn main() {
     for (stem, source) in sources(&bpf) {
         compile(&clang, &bpf, &source, &out.join(format!("{stem}.bpf.o")));
     }
-    let mut table = String::from("&[");
-    for (name, source) in sources(&bpf.join("grafts")) {
-        let object = out.join(format!("{name}.bpf.o"));
-        compile(&clang, &bpf, &source, &object);
-        let _ = write!(table, "({name:?}, include_bytes!({object:?})), ");
+    for (folder, prefix) in [("grafts", ""), ("tcp", "tcp-")] {
+        let mut table = String::from("&[");
+        for (name, source) in sources(&bpf.join(folder)) {
+            let object = out.join(format!("{prefix}{name}.bpf.o"));
+            compile(&clang, &bpf, &source, &object);
+            let _ = write!(table, "({name:?}, include_bytes!({object:?})), ");
+        }
+        fs::write(out.join(format!("{folder}.rs")), table + "]").unwrap();
     }
-    fs::write(out.join("grafts.rs"), table + "]").unwrap();
     fs::write(out.join("headers.rs"), embedded(&headers(&bpf))).unwrap();
     fs::write(
         out.join("sources.rs"),

@@ -11,6 +11,7 @@
 //! - [`link`]: attachments that vanish with the process;
 //! - [`netdev`]: what a network interface can do;
 //! - [`objects`]: the compiled programs;
+//! - [`tcp`]: TCP congestion controls of VTL's own;
 //! - [`trial`]: a session whose programs run on single frames, to test and to time them.
 //!
 //! Nothing is pinned: when the process ends, however it ends, the kernel removes everything.
@@ -26,6 +27,7 @@ pub mod plane;
 pub mod pump;
 pub mod rings;
 pub mod sessions;
+pub mod tcp;
 pub mod trial;
 
 use std::io;

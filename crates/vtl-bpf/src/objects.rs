@@ -3,6 +3,12 @@
 /// Connect rewriting, SYN hold, discovery and steering for unmodified applications.
 pub static HOOKER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/hooker.bpf.o"));
 
+/// What a hook with a named carrier needs: wishes, and TCP congestion controls.
+pub static CARRIER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/carrier.bpf.o"));
+
+/// The TCP congestion controls that VTL brings, by name: struct_ops objects.
+pub static TCP: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/tcp.rs"));
+
 /// The root programs and all maps of the data plane.
 pub static ROOT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/root.bpf.o"));
 

@@ -171,16 +171,20 @@ fn struct_ops() -> Check {
         name: "struct-ops-cc",
         used_for: "TCP congestion controls written in eBPF",
         need: Need::Optional,
-        advice: "only the kernel's own congestion controls can be used for TCP carriers",
+        advice: "only the kernel's own congestion controls can be used for TCP carriers (--carrier \
+                 tcp:NAME)",
     };
-    let name = b"\0bpf_struct_ops_tcp_congestion_ops\0";
-    spec.outcome(fs::read("/sys/kernel/btf/vmlinux").and_then(|btf| {
-        if btf.windows(name.len()).any(|window| window == name) {
-            Ok("tcp_congestion_ops".into())
-        } else {
-            Err(io::Error::other("not in this kernel's BTF"))
+    spec.outcome((|| {
+        if !nix::unistd::geteuid().is_root() {
+            return Err(io::ErrorKind::PermissionDenied.into());
         }
-    }))
+        let names: Vec<_> = vtl_bpf::tcp::names().collect();
+        for name in &names {
+            // Gone again at once.
+            vtl_bpf::tcp::Control::register(name).map_err(io::Error::other)?;
+        }
+        Ok(names.join(", "))
+    })())
 }
 
 /// Loads a program that only returns `verdict`, attaches it to `target` (an interface index or a

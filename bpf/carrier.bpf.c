@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * The programs of one hook whose carrier is named (vtl run --carrier, vtl hook add --carrier):
+ * connects are marked with the wish, and TCP connections get a congestion control. One instance is
+ * loaded for each such hook, with its own configuration. Sockets outside the daemon's network
+ * namespace are left alone.
+ */
+#include <linux/bpf.h>
+#include <linux/in.h>
+#include <linux/tcp.h>
+#include <bpf/bpf_helpers.h>
+
+#include "vtl/hooker.h"
+
+char _license[] SEC("license") = "GPL";
+
+enum { SOCK_STREAM = 1, SOL_TCP = 6 };
+
+const volatile struct vtl_carrier_config config SEC(".rodata");
+
+/* Connections that got the congestion control. */
+__u64 connections;
+
+/* vtld puts the map of bpf/hooker.bpf.c in its place. */
+struct {
+    __uint(type, BPF_MAP_TYPE_SK_STORAGE);
+    __uint(map_flags, BPF_F_NO_PREALLOC);
+    __type(key, int);
+    __type(value, __u32);
+} vtl_wishes SEC(".maps");
+
+/* The kernel runs a cgroup's programs before those of the cgroups above it: the first wish is that
+ * of the hook nearest to the socket, and stays. */
+static __always_inline int mark(struct bpf_sock_addr *ctx) {
+    __u32 wish = config.wish;
+
+    if (ctx->type == SOCK_STREAM && ctx->protocol == IPPROTO_TCP && ctx->sk &&
+        bpf_get_netns_cookie(ctx) == config.netns_cookie)
+        bpf_sk_storage_get(&vtl_wishes, ctx->sk, &wish, BPF_SK_STORAGE_GET_F_CREATE);
+    return 1;
+}
+
+SEC("cgroup/connect4")
+int vtl_wish4(struct bpf_sock_addr *ctx) {
+    return mark(ctx);
+}
+
+SEC("cgroup/connect6")
+int vtl_wish6(struct bpf_sock_addr *ctx) {
+    return mark(ctx);
+}
+
+SEC("sockops")
+int vtl_control(struct bpf_sock_ops *ops) {
+    if (bpf_get_netns_cookie(ops) != config.netns_cookie)
+        return 1;
+    switch (ops->op) {
+    case BPF_SOCK_OPS_TCP_CONNECT_CB:
+        if (config.port)
+            return 1;
+        break;
+    case BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB:
+        if (!config.port || ops->local_port != config.port)
+            return 1;
+        break;
+    case BPF_SOCK_OPS_NEEDS_ECN:
+        /* The SYN is answered before the connection has a congestion control of its own. */
+        if (config.port && config.marks && ops->local_port == config.port)
+            ops->reply = 1;
+        return 1;
+    default:
+        return 1;
+    }
+    if (!bpf_setsockopt(ops, SOL_TCP, TCP_CONGESTION, (void *)config.control,
+                        sizeof(config.control)))
+        __sync_fetch_and_add(&connections, 1);
+    return 1;
+}

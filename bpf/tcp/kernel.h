@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
+/*
+ * What TCP congestion controls see of the kernel: the members that they use, which libbpf finds in
+ * the running kernel by name; the kernel's functions that they may call; and how one is declared.
+ *
+ * A congestion control is a set of functions (struct_ops) that the kernel's TCP calls. Its state of
+ * a connection lies in icsk_ca_priv, 104 bytes that are 0 at the beginning. Windows are in packets.
+ */
+#ifndef VTL_TCP_KERNEL_H
+#define VTL_TCP_KERNEL_H
+
+#include <linux/bpf.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+
+/* The kernel says what the parameters are. */
+#pragma clang diagnostic ignored "-Wunused-parameter"
+
+char _license[] SEC("license") = "Dual MIT/GPL";
+
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+
+/* The kernel gives its functions a struct tcp_sock where they take a struct sock. */
+struct sock {};
+
+struct inet_connection_sock {
+    __u8 icsk_ca_state : 5;
+    struct {
+        __u8 pending;
+    } icsk_ack;
+    __u64 icsk_ca_priv[13];
+};
+
+struct tcp_sock {
+    __u32 mss_cache;
+    __u32 snd_cwnd;
+    __u32 snd_cwnd_clamp;
+    __u32 snd_ssthresh;
+    __u32 snd_una;
+    __u32 snd_nxt;
+    __u32 rcv_nxt;
+    __u32 prior_cwnd;
+    __u32 max_packets_out;
+    __u32 delivered;
+    __u32 delivered_ce;
+    __u8 is_cwnd_limited : 1;
+    __u8 ecn_flags;
+};
+
+struct ack_sample {
+    __s32 rtt_us; /* < 0: this acknowledgement measures none */
+};
+
+#pragma clang attribute pop
+
+/* enum tcp_ca_event and enum tcp_ca_state, the values that are used here. */
+enum { CA_EVENT_CWND_RESTART = 1, CA_EVENT_ECN_NO_CE = 4, CA_EVENT_ECN_IS_CE = 5 };
+enum { CA_OPEN = 0, CA_RECOVERY = 3, CA_LOSS = 4 };
+
+enum {
+    CA_NEEDS_ECN = 1 << 1, /* TCP_CONG_NEEDS_ECN */
+    CWND_LEAST = 2,
+};
+
+/* The name comes first: vtld writes it there. */
+struct tcp_congestion_ops {
+    char name[16];
+    __u32 flags;
+    void (*init)(struct sock *sk);
+    __u32 (*ssthresh)(struct sock *sk);
+    void (*cong_avoid)(struct sock *sk, __u32 ack, __u32 acked);
+    void (*set_state)(struct sock *sk, __u8 state);
+    void (*cwnd_event)(struct sock *sk, int event);
+    void (*in_ack_event)(struct sock *sk, __u32 flags);
+    void (*pkts_acked)(struct sock *sk, const struct ack_sample *sample);
+    __u32 (*undo_cwnd)(struct sock *sk);
+};
+
+extern __u32 tcp_slow_start(struct tcp_sock *tp, __u32 acked) __ksym;
+extern void tcp_reno_cong_avoid(struct sock *sk, __u32 ack, __u32 acked) __ksym;
+extern __u32 tcp_reno_undo_cwnd(struct sock *sk) __ksym;
+
+#define CONTROL SEC(".struct_ops.link")
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE struct tcp_sock *tcp_sk(struct sock *sk) {
+    return (struct tcp_sock *)sk;
+}
+
+INLINE struct inet_connection_sock *connection(struct sock *sk) {
+    return (struct inet_connection_sock *)sk;
+}
+
+/* The congestion control's state of a connection. */
+INLINE void *state_of(struct sock *sk) {
+    return connection(sk)->icsk_ca_priv;
+}
+
+INLINE __u32 least(__u32 a, __u32 b) {
+    return a < b ? a : b;
+}
+
+INLINE __u32 most(__u32 a, __u32 b) {
+    return a > b ? a : b;
+}
+
+INLINE int in_slow_start(const struct tcp_sock *tp) {
+    return tp->snd_cwnd < tp->snd_ssthresh;
+}
+
+/* Whether the window holds the sender back: one that does not must not grow (RFC 7661). In slow
+ * start it may be twice what was under way. */
+INLINE int is_limited(struct tcp_sock *tp) {
+    if (in_slow_start(tp))
+        return tp->snd_cwnd < 2 * tp->max_packets_out;
+    return BPF_CORE_READ_BITFIELD(tp, is_cwnd_limited);
+}
+
+INLINE void set_window(struct tcp_sock *tp, __u64 packets) {
+    tp->snd_cwnd = packets < tp->snd_cwnd_clamp ? packets : tp->snd_cwnd_clamp;
+}
+
+/* Sequence numbers wrap. */
+INLINE int is_after(__u32 a, __u32 b) {
+    return (__s32)(a - b) > 0;
+}
+
+SEC("struct_ops")
+__u32 BPF_PROG(undo_window, struct sock *sk) {
+    return tcp_reno_undo_cwnd(sk);
+}
+
+#endif

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT)
+/*
+ * TCP Vegas (Brakmo and Peterson, "TCP Vegas: end to end congestion avoidance on a global
+ * Internet", 1995). Once in a round trip it compares what the window would bring on the empty path
+ * with what it does bring: the difference, window * (RTT - base) / RTT, is what it keeps in the
+ * queue. Less than 2 packets ask for one more, more than 4 for one less. Slow start doubles the
+ * window in every other round trip only, and ends when the queue holds more than 1 packet. Losses
+ * are answered as by Reno.
+ */
+#include "kernel.h"
+
+enum {
+    ALPHA = 2,
+    BETA = 4,
+    GAMMA = 1,
+    /* Round-trip times that a round needs: one alone may be that of a delayed acknowledgement. */
+    SAMPLES = 3,
+};
+
+struct vegas {
+    __u32 base_us;  /* shortest round-trip time that was seen; 0: none yet */
+    __u32 round_us; /* shortest of this round; 0: none yet */
+    __u32 samples;  /* of this round */
+    __u32 end;      /* the round ends when what was sent last at its beginning is acknowledged */
+    __u32 grows;    /* in slow start: 1 in every other round */
+};
+
+INLINE void begin_round(struct tcp_sock *tp, struct vegas *v) {
+    v->end = tp->snd_nxt;
+    v->round_us = 0;
+    v->samples = 0;
+}
+
+SEC("struct_ops")
+void BPF_PROG(vegas_init, struct sock *sk) {
+    struct vegas *v = state_of(sk);
+
+    v->base_us = 0;
+    v->grows = 1;
+    begin_round(tcp_sk(sk), v);
+}
+
+SEC("struct_ops")
+void BPF_PROG(vegas_pkts_acked, struct sock *sk, const struct ack_sample *sample) {
+    struct vegas *v = state_of(sk);
+    __s32 rtt = sample->rtt_us;
+
+    if (rtt <= 0)
+        return;
+    if (!v->base_us || (__u32)rtt < v->base_us)
+        v->base_us = rtt;
+    if (!v->round_us || (__u32)rtt < v->round_us)
+        v->round_us = rtt;
+    v->samples++;
+}
+
+SEC("struct_ops")
+void BPF_PROG(vegas_cong_avoid, struct sock *sk, __u32 ack, __u32 acked) {
+    struct tcp_sock *tp = tcp_sk(sk);
+    struct vegas *v = state_of(sk);
+    __u64 window = tp->snd_cwnd, fits, queued;
+
+    if (!is_after(ack, v->end)) {
+        if (in_slow_start(tp) && v->grows && is_limited(tp))
+            tcp_slow_start(tp, acked);
+        return;
+    }
+    if (v->samples < SAMPLES) {
+        /* A window so small says nothing of the queue. */
+        tcp_reno_cong_avoid(sk, ack, acked);
+    } else if (v->round_us) {
+        fits = window * v->base_us / v->round_us;
+        queued = window - fits;
+        if (in_slow_start(tp)) {
+            v->grows = !v->grows;
+            if (queued > GAMMA) {
+                /* One more than the path holds, and from here on in steps of one. */
+                set_window(tp, least(window, most(fits + 1, CWND_LEAST)));
+                tp->snd_ssthresh = least(tp->snd_ssthresh, most(tp->snd_cwnd - 1, CWND_LEAST));
+            }
+        } else if (queued > BETA) {
+            set_window(tp, most(window - 1, CWND_LEAST));
+            tp->snd_ssthresh = least(tp->snd_ssthresh, most(tp->snd_cwnd - 1, CWND_LEAST));
+        } else if (queued < ALPHA && is_limited(tp)) {
+            set_window(tp, window + 1);
+        }
+    }
+    begin_round(tp, v);
+}
+
+SEC("struct_ops")
+void BPF_PROG(vegas_set_state, struct sock *sk, __u8 state) {
+    /* What was measured during a recovery says nothing of what is sent behind it. */
+    if (state == CA_OPEN)
+        begin_round(tcp_sk(sk), state_of(sk));
+}
+
+SEC("struct_ops")
+void BPF_PROG(vegas_cwnd_event, struct sock *sk, int event) {
+    if (event == CA_EVENT_CWND_RESTART)
+        begin_round(tcp_sk(sk), state_of(sk));
+}
+
+SEC("struct_ops")
+__u32 BPF_PROG(vegas_ssthresh, struct sock *sk) {
+    return most(tcp_sk(sk)->snd_cwnd / 2, CWND_LEAST);
+}
+
+CONTROL
+struct tcp_congestion_ops vegas = {
+    .name = "vtl_vegas",
+    .init = (void *)vegas_init,
+    .ssthresh = (void *)vegas_ssthresh,
+    .cong_avoid = (void *)vegas_cong_avoid,
+    .set_state = (void *)vegas_set_state,
+    .cwnd_event = (void *)vegas_cwnd_event,
+    .pkts_acked = (void *)vegas_pkts_acked,
+    .undo_cwnd = (void *)undo_window,
+};

@@ -1,0 +1,38 @@
+//! The kernel takes VTL's TCP congestion controls, and lets go of them.
+#![allow(missing_docs, non_snake_case)]
+
+use std::{thread, time::Duration};
+
+use vtl_bpf::tcp::{self, Control};
+
+fn is_listed(name: &str) -> bool {
+    tcp::of_kernel().iter().any(|known| known == name)
+}
+
+#[test]
+fn register__each_and_each_twice() {
+    // SAFETY: takes no arguments.
+    if unsafe { libc::geteuid() } != 0 {
+        println!("register__each_and_each_twice: skipped: loading eBPF programs needs root");
+        return;
+    }
+    for name in tcp::names() {
+        let first = Control::register(name).unwrap();
+        let second = Control::register(name).unwrap();
+        assert!(first.name().starts_with(&format!("{}{name}", tcp::PREFIX)));
+        assert_ne!(first.name(), second.name());
+        for control in [first, second] {
+            let kernel_name = control.name().to_owned();
+            assert!(is_listed(&kernel_name), "{kernel_name}");
+            drop(control);
+            // The last reference goes behind a grace period.
+            let gone = (0..1000).any(|_| {
+                thread::sleep(Duration::from_millis(10));
+                !is_listed(&kernel_name)
+            });
+            assert!(gone, "{kernel_name} is still there");
+        }
+    }
+    let error = Control::register("hybla2").unwrap_err().to_string();
+    assert!(error.contains("no tcp:hybla2"), "{error}");
+}
