@@ -35,6 +35,15 @@ struct {
     __type(value, struct vtl_captured);
 } vtl_captured SEC(".maps");
 
+/* Which carrier the hook names that is nearest to the socket; bpf/carrier.bpf.c writes, before
+ * vtl_connect4 and 6 run. */
+struct {
+    __uint(type, BPF_MAP_TYPE_SK_STORAGE);
+    __uint(map_flags, BPF_F_NO_PREALLOC);
+    __type(key, int);
+    __type(value, __u32);
+} vtl_wishes SEC(".maps");
+
 /* Socket cookie -> local address (16 bytes) that getsockname shows. vtld writes it once it knows
  * the route; the program copies it into the socket's storage at the first question. */
 struct {
@@ -126,11 +135,15 @@ static __always_inline int capture(struct bpf_sock_addr *ctx, const struct vtl_e
     struct bpf_sock *sk = ctx->sk;
     __u64 cookie, *until;
     struct vtl_captured *c;
+    __u32 *wish;
 
     if (bpf_get_netns_cookie(ctx) != config.netns_cookie)
         return 0;
     cookie = bpf_get_socket_cookie(ctx);
     if (bpf_map_lookup_elem(&vtl_own, &cookie))
+        return 0;
+    wish = bpf_sk_storage_get(&vtl_wishes, sk, NULL, 0);
+    if (wish && *wish == VTL_WISH_PLAIN)
         return 0;
     until = bpf_map_lookup_elem(&vtl_plain, dest);
     if (until && *until > bpf_ktime_get_ns())
@@ -139,6 +152,7 @@ static __always_inline int capture(struct bpf_sock_addr *ctx, const struct vtl_e
     if (!c)
         return 0;
     c->dest = *dest;
+    c->wish = wish ? *wish : 0;
     __builtin_memset(c->local, 0, sizeof(c->local));
     /* The socket may have carried a captured connect before. */
     bpf_map_delete_elem(&vtl_locals, &cookie);
@@ -393,6 +407,7 @@ int vtl_hold_syn(struct __sk_buff *skb) {
     if (!s)
         return TC_ACT_SHOT;
     __builtin_memset(&s->dest, 0, sizeof(s->dest));
+    s->wish = 0;
     s->cookie = bpf_get_socket_cookie(skb);
     s->mark = skb->mark;
     sk = skb->sk;
@@ -400,8 +415,10 @@ int vtl_hold_syn(struct __sk_buff *skb) {
         sk = bpf_sk_fullsock(sk);
     if (sk)
         c = bpf_sk_storage_get(&vtl_captured, sk, NULL, 0);
-    if (c)
+    if (c) {
         s->dest = c->dest;
+        s->wish = c->wish;
+    }
     len = off + tcp.doff * 4;
     if (len > VTL_SYN_MAX || len < sizeof(struct iphdr) + sizeof(tcp) ||
         bpf_skb_load_bytes_relative(skb, 0, s->packet, len, BPF_HDR_START_NET)) {

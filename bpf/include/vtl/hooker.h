@@ -23,6 +23,21 @@ struct vtl_hook_config {
     __u16 capture_port6;
 };
 
+enum {
+    VTL_CC_NAME_MAX = 16,        /* the name of a TCP congestion control, 0 at its end included */
+    VTL_WISH_PLAIN = 0xffffffff, /* vtl_captured.wish: not to be captured */
+};
+
+/* Set by vtld before the programs of one hook with a carrier (bpf/carrier.bpf.c) are loaded. */
+struct vtl_carrier_config {
+    __u64 netns_cookie;            /* as in struct vtl_hook_config */
+    __u32 wish;                    /* what connects of this hook are marked with; not 0 */
+    __u16 port;                    /* host order: connections that it accepts; 0 = those that the
+                                    * hook's programs open */
+    __u16 marks;                   /* 1: the congestion control needs ECN */
+    char control[VTL_CC_NAME_MAX]; /* the congestion control; empty = the system's */
+};
+
 /* One end of a connection. */
 struct vtl_endpoint {
     __u8 addr[16];
@@ -34,6 +49,7 @@ struct vtl_endpoint {
 struct vtl_captured {
     struct vtl_endpoint dest; /* what the application asked for */
     __u8 local[16];           /* what getsockname shows; all zero = not known yet */
+    __u32 wish;               /* which carrier its hook names: vtld's number for it, 0 = none */
 };
 
 /* One SYN held on lo: ring buffer `vtl_syns`. */
@@ -42,6 +58,7 @@ struct vtl_syn {
     struct vtl_endpoint dest; /* where it wants to go; port 0 = this socket was never captured */
     __u32 mark;               /* SO_MARK of the application's socket */
     __u32 len;                /* bytes used of `packet` */
+    __u32 wish;               /* as in struct vtl_captured */
     __u8 packet[VTL_SYN_MAX]; /* IP and TCP header; the TCP checksum is not filled in */
 };
 

@@ -50,7 +50,9 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Run a program with its TCP connections captured
-    #[command(after_help = "Example: vtl run -- curl -O http://host/file\n\n\
+    #[command(after_help = "Examples:\n  \
+        vtl run -- curl -O http://host/file\n  \
+        vtl run --carrier tcp:bbr -- rsync -a there here\n\n\
         A peer that does not speak VTL gets plain TCP. Exits as the program does.")]
     Run(RunArgs),
     /// Choose whose TCP connections are captured

@@ -19,8 +19,9 @@ pub(crate) enum HookCommand {
     /// Capture the TCP connections of a server's port or of a cgroup's programs
     #[command(after_help = "Examples:\n  \
         vtl hook add --port 80                                  clients that speak VTL reach port 80 over it\n  \
-        vtl hook add --cgroup /sys/fs/cgroup/system.slice/x     what runs there connects over VTL")]
-    Add(HookTarget),
+        vtl hook add --cgroup /sys/fs/cgroup/system.slice/x     what runs there connects over VTL\n  \
+        vtl hook add --port 80 --carrier tcp:bbr                whoever connects: TCP, sent under BBR")]
+    Add(HookAddArgs),
     /// List what is captured
     List {
         /// Write JSON for machines instead of text
@@ -29,6 +30,24 @@ pub(crate) enum HookCommand {
     },
     /// Capture no further connections; those that run go on
     Remove(HookTarget),
+}
+
+/// Arguments of `vtl hook add`.
+#[derive(Debug, Args)]
+pub(crate) struct HookAddArgs {
+    #[command(flatten)]
+    target: HookTarget,
+    #[command(flatten)]
+    carrier: CarrierArg,
+}
+
+/// What connections travel by.
+#[derive(Debug, Args)]
+struct CarrierArg {
+    /// What the connections travel by, instead of what VTL would choose: `tcp`, TCP as it is;
+    /// `tcp:CONTROL`, TCP under a congestion control, which needs no VTL at the other end
+    #[arg(long, value_name = "NAME")]
+    carrier: Option<String>,
 }
 
 /// What to capture.
@@ -62,8 +81,10 @@ impl HookTarget {
 /// Runs a subcommand of `vtl hook`.
 pub(crate) fn run(command: &HookCommand, socket: &SocketArgs) -> anyhow::Result<()> {
     match command {
-        HookCommand::Add(target) => {
-            socket.call(&target.request("hook_add")?)?;
+        HookCommand::Add(args) => {
+            let mut request = args.target.request("hook_add")?;
+            request["carrier"] = json!(args.carrier.carrier);
+            socket.call(&request)?;
         }
         HookCommand::Remove(target) => {
             socket.call(&target.request("hook_remove")?)?;
@@ -79,6 +100,8 @@ pub(crate) fn run(command: &HookCommand, socket: &SocketArgs) -> anyhow::Result<
 /// Arguments of `vtl run`.
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
+    #[command(flatten)]
+    carrier: CarrierArg,
     /// The program and its arguments
     #[arg(
         required = true,
@@ -91,7 +114,7 @@ pub(crate) struct RunArgs {
 
 /// Has the daemon move this process into a captured cgroup, and becomes the program.
 pub(crate) fn exec(args: &RunArgs, socket: &SocketArgs) -> anyhow::Result<()> {
-    socket.call(&json!({ "op": "hook_run" }))?;
+    socket.call(&json!({ "op": "hook_run", "carrier": args.carrier.carrier }))?;
     let (program, arguments) = args.command.split_first().expect("clap requires one");
     let err = Command::new(program).args(arguments).exec();
     let program = program.to_string_lossy();

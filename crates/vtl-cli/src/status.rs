@@ -59,7 +59,15 @@ fn text(status: &Value) -> String {
         &mut out,
         "hooks",
         &status["hooks"],
-        &["id", "run", "port", "cgroup", "processes"],
+        &[
+            "id",
+            "run",
+            "port",
+            "cgroup",
+            "carrier",
+            "processes",
+            "connections",
+        ],
     );
     for title in ["negotiation", "packets"] {
         let _ = writeln!(out, "{title}: {}", counts(&status[title]));

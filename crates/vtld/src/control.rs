@@ -36,7 +36,7 @@ use vtl_proto::services::{Qos, Requirements, Services};
 
 use crate::{
     broker::{self, Granted, Owner, Wish},
-    hooker::{Hooked, Hooker},
+    hooker::{Carrier, Hooked, Hooker},
 };
 
 /// Connections at a time, besides those of sessions.
@@ -318,15 +318,15 @@ impl Service {
             }
             "hook_list" => plain(json!({ "hooks": hooks(&*hooker()?) })),
             "hook_run" => {
-                let id = hooker()?.hook_pid(peer.pid).map_err(|e| e.to_string())?;
-                plain(json!({ "id": id }))
+                let id = hooker()?.hook_pid(peer.pid, &carrier(request)?);
+                plain(json!({ "id": id.map_err(|e| e.to_string())? }))
             }
             "hook_add" => {
                 root()?;
-                let hooker = hooker()?;
+                let (hooker, carrier) = (hooker()?, carrier(request)?);
                 let id = match target(request)? {
-                    Target::Port(port) => hooker.hook_port(port),
-                    Target::Cgroup(path) => hooker.hook_cgroup(&path),
+                    Target::Port(port) => hooker.hook_port(port, &carrier),
+                    Target::Cgroup(path) => hooker.hook_cgroup(&path, &carrier),
                 };
                 plain(json!({ "id": id.map_err(|e| e.to_string())? }))
             }
@@ -442,16 +442,34 @@ fn hung_up(client: &OwnedFd) -> bool {
 }
 
 fn hooks(hooker: &Hooker) -> Value {
-    let row = |hook: crate::hooker::Hook| match hook.what {
-        Hooked::Run { pid, cgroup } => json!({
-            "id": hook.id, "run": pid, "cgroup": cgroup, "processes": hook.processes,
-        }),
-        Hooked::Cgroup(path) => {
-            json!({ "id": hook.id, "cgroup": path, "processes": hook.processes })
+    let row = |hook: crate::hooker::Hook| {
+        let mut row = match hook.what {
+            Hooked::Run { pid, cgroup } => json!({
+                "id": hook.id, "run": pid, "cgroup": cgroup, "processes": hook.processes,
+            }),
+            Hooked::Cgroup(path) => {
+                json!({ "id": hook.id, "cgroup": path, "processes": hook.processes })
+            }
+            Hooked::Port(port) => json!({ "id": hook.id, "port": port }),
+        };
+        if hook.carrier != Carrier::Best {
+            row["carrier"] = hook.carrier.to_string().into();
         }
-        Hooked::Port(port) => json!({ "id": hook.id, "port": port }),
+        if let Some(connections) = hook.connections {
+            row["connections"] = connections.into();
+        }
+        row
     };
     hooker.list().into_iter().map(row).collect()
+}
+
+/// What a hook's connections are to travel by.
+fn carrier(request: &Value) -> Result<Carrier, String> {
+    match &request["carrier"] {
+        Value::Null => Ok(Carrier::default()),
+        Value::String(name) => name.parse(),
+        _ => Err("\"carrier\" must be a name".into()),
+    }
 }
 
 /// What a hook is put on.

@@ -8,6 +8,7 @@ mod world;
 
 mod api;
 mod bench;
+mod carriers;
 mod conformance;
 mod death;
 mod examples;

@@ -230,8 +230,12 @@ impl World {
 
     /// An unmodified curl on the client, hooked by `vtl run`.
     pub(crate) fn curl(&self, args: &[&str]) -> Command {
+        self.curl_run(&[], args)
+    }
+
+    /// The same with options of `vtl run`.
+    fn curl_run(&self, run: &[&str], args: &[&str]) -> Command {
         let curl = [
-            "run",
             "--",
             "curl",
             "--noproxy",
@@ -241,7 +245,7 @@ impl World {
             "--max-time",
             "60",
         ];
-        self.vtl(Host::Client, &[&curl, args].concat())
+        self.vtl(Host::Client, &[&["run"], run, &curl, args].concat())
     }
 
     /// Downloads a file by a hooked curl, and demands the very bytes.
@@ -260,12 +264,25 @@ impl World {
 
     /// The same with more of curl's options.
     pub(crate) fn start_download_by(&self, server: IpAddr, name: &str, args: &[&str]) -> Download {
+        self.begin(
+            |to| self.curl(&[args, &["-o", to, &url(server, name)]].concat()),
+            name,
+        )
+    }
+
+    /// The same with options of `vtl run`.
+    pub(crate) fn start_download_run(&self, run: &[&str], server: IpAddr, name: &str) -> Download {
+        self.begin(
+            |to| self.curl_run(run, &["-o", to, &url(server, name)]),
+            name,
+        )
+    }
+
+    fn begin(&self, curl: impl FnOnce(&str) -> Command, name: &str) -> Download {
         static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let to = self.path(&format!("got-{number}"));
-        let url = url(server, name);
-        let output = to.to_str().expect("UTF-8");
-        let mut command = self.curl(&[args, &["-o", output, &url]].concat());
+        let mut command = curl(to.to_str().expect("UTF-8"));
         let process = Process::start(command.stderr(self.client_log()));
         Download {
             process,

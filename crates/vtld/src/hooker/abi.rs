@@ -3,7 +3,8 @@
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 pub(super) use vtl_proto::intf::{
-    VTL_OWN_OFFER, VTL_OWN_PEER, VTL_STEER_4, VTL_STEER_6, vtl_endpoint, vtl_hook_config, vtl_syn,
+    VTL_CC_NAME_MAX, VTL_OWN_OFFER, VTL_OWN_PEER, VTL_STEER_4, VTL_STEER_6, VTL_WISH_PLAIN,
+    vtl_carrier_config, vtl_endpoint, vtl_hook_config, vtl_syn,
 };
 
 /// Types without padding or invalid values, so that they and their bytes are the same thing.
@@ -16,6 +17,8 @@ pub(super) unsafe trait Pod: Copy {}
 unsafe impl Pod for vtl_endpoint {}
 // SAFETY: as above.
 unsafe impl Pod for vtl_hook_config {}
+// SAFETY: as above.
+unsafe impl Pod for vtl_carrier_config {}
 // SAFETY: as above; the tail of `vtl_syn` is filled by `packet`, a multiple of eight bytes.
 unsafe impl Pod for vtl_syn {}
 

@@ -10,8 +10,8 @@ use std::{
 };
 
 use libbpf_rs::{
-    AsRawLibbpf, Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, ProgramMut, RingBuffer,
-    RingBufferBuilder,
+    AsRawLibbpf, Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, OpenObject, ProgramMut,
+    RingBuffer, RingBufferBuilder,
 };
 
 use nix::{
@@ -67,6 +67,54 @@ impl Attached {
     }
 }
 
+/// Loads an object whose constants begin with `config`, after `prepare` has seen it.
+pub(super) fn load<T: abi::Pod>(
+    image: &[u8],
+    config: &T,
+    prepare: impl FnOnce(&mut OpenObject) -> libbpf_rs::Result<()>,
+) -> Result<Object, HookerError> {
+    let opened = ObjectBuilder::default().open_memory(image);
+    let mut object = opened.map_err(HookerError::Load)?;
+    let mut rodata = object
+        .maps_mut()
+        .find(|map| map.name().to_string_lossy().ends_with(".rodata"))
+        .ok_or(HookerError::Missing(".rodata"))?;
+    // The section may hold more constants behind the configuration.
+    let value = rodata
+        .initial_value_mut()
+        .ok_or(HookerError::Missing(".rodata"))?;
+    let config = bytes_of(config);
+    value
+        .get_mut(..config.len())
+        .ok_or(HookerError::Missing("config"))?
+        .copy_from_slice(config);
+    prepare(&mut object).map_err(HookerError::Load)?;
+    object.load().map_err(HookerError::Load)
+}
+
+fn program<'a>(object: &'a Object, name: &'static str) -> Result<ProgramMut<'a>, HookerError> {
+    let mut programs = object.progs_mut();
+    programs
+        .find(|program| program.name() == name)
+        .ok_or(HookerError::Missing(name))
+}
+
+/// Attaches a program of a loaded object to the cgroup at `path`.
+pub(super) fn attach_cgroup(
+    object: &Object,
+    name: &'static str,
+    path: &Path,
+    cgroup: &impl AsFd,
+) -> Result<Attached, HookerError> {
+    let link = program(object, name)?.attach_cgroup(cgroup.as_fd().as_raw_fd());
+    link.and_then(|link| Attached::new(&link))
+        .map_err(|source| HookerError::Attach {
+            program: name,
+            to: path.display().to_string(),
+            source,
+        })
+}
+
 /// The loaded programs. What is attached is separate.
 #[derive(Debug)]
 pub(super) struct Programs {
@@ -75,32 +123,8 @@ pub(super) struct Programs {
 
 impl Programs {
     pub(super) fn load(config: &vtl_hook_config) -> Result<Self, HookerError> {
-        let mut object = ObjectBuilder::default()
-            .open_memory(vtl_bpf::objects::HOOKER)
-            .map_err(HookerError::Load)?;
-        let mut rodata = object
-            .maps_mut()
-            .find(|map| map.name().to_string_lossy().ends_with(".rodata"))
-            .ok_or(HookerError::Missing(".rodata"))?;
-        // The section may hold more constants behind the configuration.
-        let value = rodata
-            .initial_value_mut()
-            .ok_or(HookerError::Missing(".rodata"))?;
-        let config = bytes_of(config);
-        value
-            .get_mut(..config.len())
-            .ok_or(HookerError::Missing("config"))?
-            .copy_from_slice(config);
-        Ok(Self {
-            object: object.load().map_err(HookerError::Load)?,
-        })
-    }
-
-    fn program(&self, name: &'static str) -> Result<ProgramMut<'_>, HookerError> {
-        let mut programs = self.object.progs_mut();
-        programs
-            .find(|program| program.name() == name)
-            .ok_or(HookerError::Missing(name))
+        let object = load(vtl_bpf::objects::HOOKER, config, |_| Ok(()))?;
+        Ok(Self { object })
     }
 
     pub(super) fn attach_cgroup(
@@ -109,15 +133,7 @@ impl Programs {
         path: &Path,
         cgroup: &impl AsFd,
     ) -> Result<Attached, HookerError> {
-        let link = self
-            .program(name)?
-            .attach_cgroup(cgroup.as_fd().as_raw_fd());
-        link.and_then(|link| Attached::new(&link))
-            .map_err(|source| HookerError::Attach {
-                program: name,
-                to: path.display().to_string(),
-                source,
-            })
+        attach_cgroup(&self.object, name, path, cgroup)
     }
 
     pub(super) fn attach_tcx(
@@ -126,7 +142,7 @@ impl Programs {
         ifindex: u32,
         ifname: &str,
     ) -> Result<Attached, HookerError> {
-        let program = self.program(name)?;
+        let program = program(&self.object, name)?;
         // SAFETY: the program is alive; null options are the defaults. The result is a new link
         // that nobody else owns, or null with errno set.
         let link = unsafe {
@@ -182,6 +198,11 @@ impl Programs {
             ports: self.map("vtl_ports")?,
             steer: self.map("vtl_steer")?,
         })
+    }
+
+    /// What hooks with a carrier mark sockets in.
+    pub(super) fn wishes(&self) -> Result<MapHandle, HookerError> {
+        self.map("vtl_wishes")
     }
 }
 

@@ -53,6 +53,34 @@ pub enum HookerError {
     /// No hook has that number.
     #[error("there is no hook {0}: `vtl hook list` shows those there are")]
     NoSuchHook(u32),
+    /// Neither VTL nor the kernel has this congestion control.
+    #[error("there is no carrier tcp:{name}: there are tcp, {others}")]
+    NoSuchControl {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        others: String,
+    },
+    /// The kernel does not take a congestion control of VTL's.
+    #[error(
+        "this kernel does not take tcp:{name} (it needs struct_ops): {source}; it has tcp, {others}"
+    )]
+    Control {
+        /// What was asked for.
+        name: String,
+        /// What there is besides.
+        others: String,
+        /// The kernel's answer.
+        source: vtl_bpf::Error,
+    },
+    /// A port cannot have this carrier.
+    #[error("a port cannot have the carrier {carrier}: {why}")]
+    NotForPorts {
+        /// The carrier.
+        carrier: String,
+        /// The reason, and what to do instead.
+        why: &'static str,
+    },
     /// The same thing is hooked already.
     #[error("{0} is hooked already")]
     AlreadyHooked(String),

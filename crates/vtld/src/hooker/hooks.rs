@@ -9,6 +9,7 @@ use std::{
 use super::{
     Shared,
     bpf::{Attached, CAPTURE, Programs},
+    carrier::{self, At, Carrier, Controls},
     cgroup::{self, Hierarchy, Runs},
     error::HookerError,
     steering::Interfaces,
@@ -37,19 +38,50 @@ pub struct Hook {
     pub id: u32,
     /// What it takes in.
     pub what: Hooked,
+    /// What its connections travel by.
+    pub carrier: Carrier,
     /// Processes in it now; 0 for ports.
     pub processes: usize,
+    /// Connections that got the congestion control which the carrier names.
+    pub connections: Option<u64>,
 }
 
 struct Entry {
     what: Hooked,
+    carrier: Carrier,
+    attached: Taken,
+}
+
+/// What is attached for a hook.
+#[derive(Default)]
+struct Taken {
     /// The capture programs at the group; dropped first, so that nothing is captured on the way out.
     links: Vec<Attached>,
+    /// Those of the carrier.
+    programs: Option<carrier::Programs>,
+}
+
+impl Taken {
+    fn detach(&mut self) {
+        self.links.clear();
+        if let Some(programs) = &mut self.programs {
+            programs.detach();
+        }
+    }
+}
+
+fn open(path: &Path) -> Result<File, HookerError> {
+    File::open(path).map_err(|source| HookerError::Cgroup {
+        path: path.to_owned(),
+        source,
+    })
 }
 
 /// All hooks of one daemon.
 pub(super) struct Hooks {
     programs: Programs,
+    netns_cookie: u64,
+    controls: Controls,
     hierarchy: Hierarchy,
     runs: Runs,
     interfaces: Interfaces,
@@ -58,11 +90,17 @@ pub(super) struct Hooks {
 }
 
 impl Hooks {
-    pub(super) fn new(programs: Programs, hierarchy: Hierarchy) -> Result<Self, HookerError> {
+    pub(super) fn new(
+        programs: Programs,
+        netns_cookie: u64,
+        hierarchy: Hierarchy,
+    ) -> Result<Self, HookerError> {
         hierarchy.sweep();
         let runs = Runs::new(&hierarchy)?;
         Ok(Self {
             programs,
+            netns_cookie,
+            controls: Controls::default(),
             hierarchy,
             runs,
             interfaces: Interfaces::default(),
@@ -71,30 +109,60 @@ impl Hooks {
         })
     }
 
-    fn add(&mut self, what: Hooked, links: Vec<Attached>) -> u32 {
+    fn add(&mut self, what: Hooked, carrier: &Carrier, attached: Taken) -> u32 {
         self.last += 1;
-        self.entries.insert(self.last, Entry { what, links });
+        let entry = Entry {
+            what,
+            carrier: carrier.clone(),
+            attached,
+        };
+        self.entries.insert(self.last, entry);
         self.last
     }
 
-    fn capture(&self, path: &Path) -> Result<Vec<Attached>, HookerError> {
-        let group = File::open(path).map_err(|source| HookerError::Cgroup {
-            path: path.to_owned(),
-            source,
-        })?;
-        CAPTURE
-            .iter()
-            .map(|name| self.programs.attach_cgroup(name, path, &group))
-            .collect()
+    /// Attaches what makes the connections of a group travel by the carrier.
+    fn capture(&mut self, path: &Path, carrier: &Carrier) -> Result<Taken, HookerError> {
+        let mut taken = Taken::default();
+        if *carrier != Carrier::Best {
+            taken.programs = Some(self.control(path, carrier, &At::Opened)?);
+        }
+        if carrier.captures() {
+            let group = open(path)?;
+            for name in CAPTURE {
+                let link = self.programs.attach_cgroup(name, path, &group)?;
+                taken.links.push(link);
+            }
+        }
+        Ok(taken)
     }
 
-    pub(super) fn hook_pid(&mut self, pid: u32) -> Result<u32, HookerError> {
+    fn control(
+        &mut self,
+        path: &Path,
+        carrier: &Carrier,
+        at: &At,
+    ) -> Result<carrier::Programs, HookerError> {
+        let control = match carrier {
+            Carrier::Control(name) => Some(self.controls.named(name)?),
+            Carrier::Best | Carrier::Plain => None,
+        };
+        carrier::Programs::attach(
+            self.netns_cookie,
+            at,
+            control.as_deref(),
+            &self.programs.wishes()?,
+            path,
+            &open(path)?,
+        )
+    }
+
+    pub(super) fn hook_pid(&mut self, pid: u32, carrier: &Carrier) -> Result<u32, HookerError> {
         let cgroup = self.runs.make()?;
         let result = self
-            .capture(&cgroup)
-            .and_then(|links| Runs::enter(pid, &cgroup).map(|()| links));
+            .capture(&cgroup, carrier)
+            .and_then(|taken| Runs::enter(pid, &cgroup).map(|()| taken));
         match result {
-            Ok(links) => Ok(self.add(Hooked::Run { pid, cgroup }, links)),
+            Ok(taken) => Ok(self.add(Hooked::Run { pid, cgroup }, carrier, taken)),
             Err(error) => {
                 self.runs.remove(&cgroup);
                 Err(error)
@@ -102,7 +170,11 @@ impl Hooks {
         }
     }
 
-    pub(super) fn hook_cgroup(&mut self, path: &Path) -> Result<u32, HookerError> {
+    pub(super) fn hook_cgroup(
+        &mut self,
+        path: &Path,
+        carrier: &Carrier,
+    ) -> Result<u32, HookerError> {
         // As seen from the hierarchy's root, or as a path in the file system.
         let inside = path.strip_prefix("/").unwrap_or(path);
         let inside = self.hierarchy.root().join(inside);
@@ -115,25 +187,50 @@ impl Hooks {
         if self.entries.values().any(|entry| entry.what == what) {
             return Err(HookerError::AlreadyHooked(path.display().to_string()));
         }
-        let links = self.capture(&path)?;
-        Ok(self.add(what, links))
+        let taken = self.capture(&path, carrier)?;
+        Ok(self.add(what, carrier, taken))
     }
 
     pub(super) fn has_port(&self, port: u16) -> bool {
-        self.entries.values().any(|e| e.what == Hooked::Port(port))
+        let steers = |e: &Entry| e.what == Hooked::Port(port) && e.carrier.captures();
+        self.entries.values().any(steers)
     }
 
-    pub(super) fn hook_port(&mut self, shared: &Shared, port: u16) -> Result<u32, HookerError> {
+    pub(super) fn hook_port(
+        &mut self,
+        shared: &Shared,
+        port: u16,
+        carrier: &Carrier,
+    ) -> Result<u32, HookerError> {
         let what = Hooked::Port(port);
         if self.entries.values().any(|entry| entry.what == what) {
             return Err(HookerError::AlreadyHooked(format!("port {port}")));
+        }
+        match carrier {
+            Carrier::Best => {}
+            Carrier::Control(_) => {
+                // Any process may be the server.
+                let root = self.hierarchy.root().to_owned();
+                let programs = Some(self.control(&root, carrier, &At::Port(port))?);
+                let taken = Taken {
+                    programs,
+                    ..Default::default()
+                };
+                return Ok(self.add(what, carrier, taken));
+            }
+            Carrier::Plain => {
+                return Err(HookerError::NotForPorts {
+                    carrier: carrier.to_string(),
+                    why: "a port that is not hooked is plain TCP already",
+                });
+            }
         }
         shared.maps.hook_port(port, true)?;
         if let Err(error) = self.interfaces.update(&self.programs) {
             let _ = shared.maps.hook_port(port, false);
             return Err(error);
         }
-        Ok(self.add(what, Vec::new()))
+        Ok(self.add(what, carrier, Taken::default()))
     }
 
     pub(super) fn unhook(&mut self, shared: &Shared, id: u32) -> Result<(), HookerError> {
@@ -141,16 +238,16 @@ impl Hooks {
             .entries
             .remove(&id)
             .ok_or(HookerError::NoSuchHook(id))?;
-        drop(entry.links);
+        drop(entry.attached);
         match entry.what {
             Hooked::Run { cgroup, .. } => self.runs.remove(&cgroup),
-            Hooked::Cgroup(_) => (),
-            Hooked::Port(port) => {
+            Hooked::Port(port) if entry.carrier.captures() => {
                 shared.maps.hook_port(port, false)?;
                 if !self.steers() {
                     self.interfaces.clear();
                 }
             }
+            Hooked::Cgroup(_) | Hooked::Port(_) => (),
         }
         Ok(())
     }
@@ -166,7 +263,12 @@ impl Hooks {
             Hook {
                 id,
                 what: entry.what.clone(),
+                carrier: entry.carrier.clone(),
                 processes,
+                connections: match (&entry.carrier, &entry.attached.programs) {
+                    (Carrier::Control(_), Some(programs)) => Some(programs.connections()),
+                    _ => None,
+                },
             }
         };
         self.entries.iter().map(hook).collect()
@@ -184,7 +286,7 @@ impl Hooks {
             if events.is_ok_and(|events| events.contains("populated 1")) {
                 return true;
             }
-            entry.links.clear();
+            entry.attached.detach();
             runs.remove(cgroup);
             false
         });
@@ -200,7 +302,7 @@ impl Hooks {
     fn steers(&self) -> bool {
         self.entries
             .values()
-            .any(|entry| matches!(entry.what, Hooked::Port(_)))
+            .any(|entry| matches!(entry.what, Hooked::Port(_)) && entry.carrier.captures())
     }
 
     /// An interface came or went.

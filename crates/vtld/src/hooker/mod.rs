@@ -12,6 +12,7 @@
 
 mod abi;
 mod bpf;
+mod carrier;
 mod cgroup;
 mod discovery;
 mod engine;
@@ -38,6 +39,7 @@ use std::{
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
+pub use carrier::Carrier;
 pub use error::{ConnectError, HookerError};
 pub use held::HeldConnect;
 pub use hooks::{Hook, Hooked};
@@ -260,7 +262,7 @@ impl Hooker {
         let wake = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC);
         let wake = wake.map_err(|errno| failed("make an eventfd")(errno.into()))?;
         let ring = engine::Syns::new(&programs)?;
-        let hooks = Hooks::new(programs, hierarchy)?;
+        let hooks = Hooks::new(programs, hook.netns_cookie, hierarchy)?;
         let (proxy, proxy_thread) = proxy::spawn().map_err(failed("start the proxy"))?;
         let shared = Arc::new(Shared {
             config,
@@ -292,20 +294,21 @@ impl Hooker {
 
     /// Captures the TCP connections that the process opens from now on, and those of its future
     /// children. Sockets that it has already are left alone.
-    pub fn hook_pid(&self, pid: u32) -> Result<u32, HookerError> {
-        self.handle.shared.hooks().hook_pid(pid)
+    pub fn hook_pid(&self, pid: u32, carrier: &Carrier) -> Result<u32, HookerError> {
+        self.handle.shared.hooks().hook_pid(pid, carrier)
     }
 
     /// Captures the connections of all processes in a control group and in those below it: by its
     /// path in the hierarchy (`/user.slice`), or in the file system.
-    pub fn hook_cgroup(&self, path: &Path) -> Result<u32, HookerError> {
-        self.handle.shared.hooks().hook_cgroup(path)
+    pub fn hook_cgroup(&self, path: &Path, carrier: &Carrier) -> Result<u32, HookerError> {
+        self.handle.shared.hooks().hook_cgroup(path, carrier)
     }
 
-    /// Takes over connections to a local port from peers that run VTL.
-    pub fn hook_port(&self, port: u16) -> Result<u32, HookerError> {
+    /// Takes over connections to a local port from peers that run VTL; or has all connections that
+    /// the port accepts travel by the carrier.
+    pub fn hook_port(&self, port: u16, carrier: &Carrier) -> Result<u32, HookerError> {
         let shared = &self.handle.shared;
-        shared.hooks().hook_port(shared, port)
+        shared.hooks().hook_port(shared, port, carrier)
     }
 
     /// Ends a hook. Connections under way go on.

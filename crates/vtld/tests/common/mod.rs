@@ -23,7 +23,7 @@ use nix::{
     unistd::Pid,
 };
 use vtld::hooker::{
-    Broker, ClientFlow, Config, ConnectError, Handle, HeldConnect, Hooker, ServerFlow,
+    Broker, Carrier, ClientFlow, Config, ConnectError, Handle, HeldConnect, Hooker, ServerFlow,
 };
 
 /// Why namespaces and programs cannot be had here, if so.
@@ -406,12 +406,14 @@ pub(crate) fn daemon() {
         let begin = std::time::Instant::now();
         let result = match verb {
             "pid" => hooker
-                .hook_pid(object.parse().unwrap())
+                .hook_pid(object.parse().unwrap(), &Carrier::Best)
                 .map(|id| id.to_string()),
             "port" => hooker
-                .hook_port(object.parse().unwrap())
+                .hook_port(object.parse().unwrap(), &Carrier::Best)
                 .map(|id| id.to_string()),
-            "cgroup" => hooker.hook_cgroup(object.as_ref()).map(|id| id.to_string()),
+            "cgroup" => hooker
+                .hook_cgroup(object.as_ref(), &Carrier::Best)
+                .map(|id| id.to_string()),
             "unhook" => hooker
                 .unhook(object.parse().unwrap())
                 .map(|()| String::new()),

@@ -1,0 +1,177 @@
+//! Carriers chosen by hand, under unmodified programs.
+
+use std::net::IpAddr;
+
+use vtl_bpf::tcp;
+use vtl_testbed::{Host, Link};
+
+use crate::{
+    process::{Held, Process, refused, until, words},
+    world::{Download, PORT, World},
+};
+
+const SIZE: usize = 4 << 20;
+
+impl World {
+    /// `vtl hook` on a host, to succeed. Returns what it says.
+    #[track_caller]
+    pub(crate) fn vtl_hook(&self, host: Host, args: &[&str]) -> String {
+        let mut command = self.vtl(host, &[&["hook"], args].concat());
+        let output = command.output().expect("vtl runs");
+        assert!(output.status.success(), "{}", words(&output));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// Daemons and a web server, whose port is not hooked.
+    pub(crate) fn unhooked(name: &str, link: &Link) -> Option<Self> {
+        let mut world = Self::bare(name, link)?;
+        world.start_web();
+        world.start(Host::Server, &[]);
+        world.start(Host::Client, &[]);
+        Some(world)
+    }
+
+    /// Begins a download by a curl that `vtl run --carrier` starts.
+    pub(crate) fn start_over(&self, carrier: &str, server: IpAddr, name: &str) -> Download {
+        self.start_download_run(&["--carrier", carrier], server, name)
+    }
+
+    /// The congestion controls that a host's connections with the web server use.
+    pub(crate) fn controls(&self, host: Host) -> Vec<String> {
+        let web = |c: &vtl_testbed::CongestionControl| match host {
+            Host::Server => c.local.port() == PORT,
+            _ => c.peer.port() == PORT,
+        };
+        let all = self.testbed.congestion_controls(host).expect("ss runs");
+        all.into_iter().filter(web).map(|c| c.name).collect()
+    }
+
+    /// Waits until the only connection with the web server has these at client and server.
+    #[track_caller]
+    pub(crate) fn expect_controls(&self, client: &str, server: &str) {
+        let mut seen = Default::default();
+        let wanted = (vec![client.to_owned()], vec![server.to_owned()]);
+        for _ in 0..500 {
+            seen = (self.controls(Host::Client), self.controls(Host::Server));
+            if seen == wanted {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        panic!("{seen:?} instead of {wanted:?}");
+    }
+}
+
+fn finish(mut download: Download) {
+    let status = download.process.wait(70);
+    assert!(status.success(), "{status}");
+    download.check();
+}
+
+#[test]
+fn tcp__under_the_kernels_own_controls() {
+    let Some(world) = World::unhooked("carrier-tcp", &Link::new(5.0, 20.0)) else {
+        return;
+    };
+    world.serve("f", SIZE);
+    let port = PORT.to_string();
+    for (server, (own, other)) in world
+        .servers()
+        .into_iter()
+        .zip([("cubic", "reno"), ("reno", "cubic")])
+    {
+        let theirs = format!("tcp:{other}");
+        world.vtl_hook(
+            Host::Server,
+            &["add", "--port", &port, "--carrier", &theirs],
+        );
+        let download = world.start_over(&format!("tcp:{own}"), server, "f");
+        // No proxy: the application's own socket goes to the server's.
+        world.expect_controls(own, other);
+        let listed = world.vtl_hook(Host::Server, &["list"]);
+        assert!(listed.contains(&theirs), "{listed}");
+        let status = world.status(Host::Client);
+        assert_eq!(status["hooks"][0]["connections"], 1, "{status}");
+        // The hook goes, the connection stays as it is.
+        world.vtl_hook(Host::Server, &["remove", "--port", &port]);
+        world.expect_controls(own, other);
+        finish(download);
+    }
+    let default = world.start_over("tcp", world.servers()[0], "f");
+    until("a connection", 10, || {
+        world.controls(Host::Client).len() == 1
+    });
+    let at_server = world.controls(Host::Server);
+    assert_eq!(world.controls(Host::Client), at_server, "the system's");
+    finish(default);
+    assert_eq!(
+        world.status(Host::Client)["sessions"][0],
+        serde_json::Value::Null
+    );
+}
+
+#[test]
+fn tcp__hybla_comes_with_vtl_and_goes_with_it() {
+    let Some(mut world) = World::unhooked("carrier-hybla", &Link::new(20.0, 20.0)) else {
+        return;
+    };
+    world.serve("f", SIZE);
+    let [server, server6] = world.servers();
+    let before = tcp::of_kernel();
+    let port = PORT.to_string();
+    let add = ["add", "--port", &port, "--carrier", "tcp:hybla"];
+    world.vtl_hook(Host::Server, &add);
+    let controls = |before: &[String]| {
+        let mut now = tcp::of_kernel();
+        now.retain(|name| !before.contains(name));
+        now
+    };
+    let registered = controls(&before);
+    assert_eq!(registered.len(), 1, "{registered:?}");
+    let theirs = registered[0].clone();
+    let download = world.start_over("tcp:hybla", server, "f");
+    until("the client's", 10, || controls(&before).len() == 2);
+    let own = controls(&before).into_iter().find(|name| *name != theirs);
+    let own = own.expect("each daemon has one of its own");
+    world.expect_controls(&own, &theirs);
+    // Killed: nothing is left that a new connection could use, and this one goes on.
+    for host in [Host::Server, Host::Client] {
+        let daemon = world.take_daemon(host);
+        let held = Held::by(daemon.pid());
+        daemon.kill();
+        until("the congestion control is gone", 30, || {
+            let gone = if host == Host::Server { &theirs } else { &own };
+            !tcp::of_kernel().contains(gone)
+        });
+        if host == Host::Client {
+            finish(download);
+            held.assert_gone();
+            break;
+        }
+        assert_eq!(world.controls(Host::Server), [theirs.as_str()]);
+    }
+    world.start(Host::Client, &[]);
+    finish(world.start_over("tcp:hybla", server6, "f"));
+}
+
+#[test]
+fn carriers__that_cannot_be_are_refused() {
+    let Some(world) = World::unhooked("carrier-bad", &Link::new(5.0, 100.0)) else {
+        return;
+    };
+    for (name, about) in [
+        ("tcp:nothing", "tcp:hybla"),
+        ("tcp:nothing", "tcp:cubic"),
+        ("pigeon", "there is no carrier \"pigeon\""),
+        ("tcp:../x", "there is no carrier"),
+    ] {
+        let run = ["run", "--carrier", name, "--", "true"];
+        let output = world.vtl(Host::Client, &run).output().expect("vtl runs");
+        refused(&output, 1, about);
+    }
+    let hook = ["hook", "add", "--port", "80", "--carrier", "tcp"];
+    let output = world.vtl(Host::Server, &hook).output().expect("vtl runs");
+    refused(&output, 1, "plain TCP already");
+    let listed = world.vtl_hook(Host::Server, &["list"]);
+    assert!(listed.contains("none"), "{listed}");
+}

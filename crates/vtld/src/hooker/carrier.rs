@@ -1,0 +1,222 @@
+//! Carriers chosen by hand: what a hook's connections travel by.
+//!
+//! A TCP congestion control needs no proxy and no discovery: `bpf/carrier.bpf.c`, loaded once for
+//! each such hook, sets it when a connection is opened or accepted. Those that VTL brings are
+//! registered when first asked for and are gone with the daemon ([`vtl_bpf::tcp`]).
+
+use std::{collections::BTreeMap, fmt, fs::File, path::Path, str::FromStr};
+
+use libbpf_rs::{MapCore, MapFlags, MapHandle, Object};
+
+use super::{
+    abi::{VTL_CC_NAME_MAX, VTL_WISH_PLAIN, vtl_carrier_config},
+    bpf::{self, Attached},
+    error::HookerError,
+};
+
+/// What a hook's connections travel by.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Carrier {
+    /// Sessions with peers that run VTL, over the graft that suits best; TCP to others.
+    #[default]
+    Best,
+    /// `tcp`: TCP as the system has it.
+    Plain,
+    /// `tcp:NAME`: TCP under this congestion control.
+    Control(String),
+}
+
+impl Carrier {
+    /// Whether connections go through vtld.
+    pub(super) fn captures(&self) -> bool {
+        matches!(self, Self::Best)
+    }
+}
+
+impl FromStr for Carrier {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let word = |name: &str| {
+            let fits = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
+            !name.is_empty() && name.len() < VTL_CC_NAME_MAX as usize && name.chars().all(fits)
+        };
+        match text.split_once(':') {
+            None if text == "tcp" => Ok(Self::Plain),
+            Some(("tcp", name)) if word(name) => Ok(Self::Control(name.to_owned())),
+            _ => Err(format!(
+                "there is no carrier \"{}\": name tcp or tcp:CONTROL (tcp:cubic)",
+                text.escape_debug()
+            )),
+        }
+    }
+}
+
+impl fmt::Display for Carrier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Best => f.write_str("best"),
+            Self::Plain => f.write_str("tcp"),
+            Self::Control(name) => write!(f, "tcp:{name}"),
+        }
+    }
+}
+
+/// The TCP congestion controls that hooks may name, and those of VTL's own that are registered.
+#[derive(Debug, Default)]
+pub(super) struct Controls {
+    registered: BTreeMap<String, vtl_bpf::tcp::Control>,
+}
+
+impl Controls {
+    /// The name under which the kernel has a congestion control. VTL's own goes before one of the
+    /// kernel's that is called the same.
+    pub(super) fn named(&mut self, name: &str) -> Result<String, HookerError> {
+        if let Some(control) = self.registered.get(name) {
+            return Ok(control.name().to_owned());
+        }
+        if vtl_bpf::tcp::is_known(name) {
+            let registered = vtl_bpf::tcp::Control::register(name);
+            let control = registered.map_err(|source| HookerError::Control {
+                name: name.to_owned(),
+                others: controls(),
+                source,
+            })?;
+            let known = control.name().to_owned();
+            self.registered.insert(name.to_owned(), control);
+            return Ok(known);
+        }
+        if vtl_bpf::tcp::of_kernel().iter().any(|known| known == name) {
+            return Ok(name.to_owned());
+        }
+        let mut others: Vec<_> = vtl_bpf::tcp::names().map(|n| format!("tcp:{n}")).collect();
+        others.push(controls());
+        Err(HookerError::NoSuchControl {
+            name: name.to_owned(),
+            others: others.join(", "),
+        })
+    }
+}
+
+/// The kernel's own, as carriers.
+fn controls() -> String {
+    // What other daemons have registered will go with them.
+    let kernel = vtl_bpf::tcp::of_kernel().into_iter();
+    let own = kernel.filter(|name| !name.starts_with(vtl_bpf::tcp::PREFIX));
+    own.map(|name| format!("tcp:{name}"))
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+/// The programs of one hook whose carrier is named; dropping them detaches them.
+pub(super) struct Programs {
+    object: Object,
+    links: Vec<Attached>,
+}
+
+/// What the programs take hold of.
+pub(super) enum At {
+    /// Connections that the programs of the hooked cgroup open.
+    Opened,
+    /// Connections that this port accepts.
+    Port(u16),
+}
+
+const SOCKOPS: &str = "vtl_control";
+const WISH: [&str; 2] = ["vtl_wish4", "vtl_wish6"];
+
+impl Programs {
+    /// Loads what the carrier needs and attaches it to the cgroup at `path`. `control` is the
+    /// kernel's name of the congestion control.
+    pub(super) fn attach(
+        netns_cookie: u64,
+        at: &At,
+        control: Option<&str>,
+        wishes: &MapHandle,
+        path: &Path,
+        cgroup: &File,
+    ) -> Result<Self, HookerError> {
+        let mut config = vtl_carrier_config {
+            netns_cookie,
+            wish: VTL_WISH_PLAIN,
+            ..Default::default()
+        };
+        if let At::Port(port) = at {
+            config.port = *port;
+        }
+        if let Some(name) = control {
+            config.marks = vtl_bpf::tcp::needs_ecn(name).into();
+            for (to, from) in config.control.iter_mut().zip(name.bytes()) {
+                *to = from as _;
+            }
+        }
+        let mut names = Vec::new();
+        if matches!(at, At::Opened) {
+            names.extend(WISH);
+        }
+        if control.is_some() {
+            names.push(SOCKOPS);
+        }
+        let object = bpf::load(vtl_bpf::objects::CARRIER, &config, |open| {
+            for mut program in open.progs_mut() {
+                let wanted = names.iter().any(|name| program.name() == *name);
+                program.set_autoload(wanted);
+            }
+            use std::os::fd::AsFd;
+            let mut map = open.maps_mut().find(|map| map.name() == "vtl_wishes");
+            map.as_mut()
+                .map_or(Ok(()), |map| map.reuse_fd(wishes.as_fd()))
+        })?;
+        let links = names
+            .into_iter()
+            .map(|name| bpf::attach_cgroup(&object, name, path, cgroup))
+            .collect::<Result<_, _>>()?;
+        Ok(Self { object, links })
+    }
+
+    /// Detaches; connections keep what they have.
+    pub(super) fn detach(&mut self) {
+        self.links.clear();
+    }
+
+    /// How many connections got the congestion control.
+    pub(super) fn connections(&self) -> u64 {
+        let counted = self
+            .object
+            .maps()
+            .find(|map| map.name().to_string_lossy().ends_with(".bss"))
+            .and_then(|map| map.lookup(&0_u32.to_ne_bytes(), MapFlags::ANY).ok()?);
+        let count = counted.and_then(|bytes| bytes.first_chunk().copied());
+        count.map_or(0, u64::from_ne_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn carrier__reads_what_it_writes() {
+        for text in ["tcp", "tcp:cubic", "tcp:a-b_9"] {
+            assert_eq!(text.parse::<Carrier>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn carrier__refuses_everything_else() {
+        let bad = [
+            "",
+            "udp",
+            "tcp:",
+            "tcp:a/b",
+            "tcp:a b",
+            "tcp:sixteen-letters-",
+            "best",
+            "TCP",
+        ];
+        for text in bad {
+            let error = text.parse::<Carrier>().unwrap_err();
+            assert!(error.contains("there is no carrier"), "{text}: {error}");
+        }
+    }
+}
