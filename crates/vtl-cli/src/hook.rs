@@ -45,7 +45,8 @@ pub(crate) struct HookAddArgs {
 #[derive(Debug, Args)]
 struct CarrierArg {
     /// What the connections travel by, instead of what VTL would choose: `tcp`, TCP as it is;
-    /// `tcp:CONTROL`, TCP under a congestion control, which needs no VTL at the other end
+    /// `tcp:CONTROL`, TCP under a congestion control of the kernel's or of VTL's (hybla, vegas,
+    /// westwood, dctcp), which needs no VTL at the other end; `graft:NAME`, sessions over a graft
     #[arg(long, value_name = "NAME")]
     carrier: Option<String>,
 }

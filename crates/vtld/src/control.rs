@@ -273,6 +273,19 @@ impl Service {
         control::send(client.as_raw_fd(), &value, &fds).is_ok()
     }
 
+    /// What a hook's connections are to travel by.
+    fn carrier(&self, request: &Value) -> Result<Carrier, String> {
+        let carrier = match &request["carrier"] {
+            Value::Null => Carrier::default(),
+            Value::String(name) => name.parse()?,
+            _ => return Err("\"carrier\" must be a name".into()),
+        };
+        if let Carrier::Graft(name) = &carrier {
+            self.broker.carries(name)?;
+        }
+        Ok(carrier)
+    }
+
     fn answer(
         &self,
         request: &Value,
@@ -318,12 +331,12 @@ impl Service {
             }
             "hook_list" => plain(json!({ "hooks": hooks(&*hooker()?) })),
             "hook_run" => {
-                let id = hooker()?.hook_pid(peer.pid, &carrier(request)?);
+                let id = hooker()?.hook_pid(peer.pid, &self.carrier(request)?);
                 plain(json!({ "id": id.map_err(|e| e.to_string())? }))
             }
             "hook_add" => {
                 root()?;
-                let (hooker, carrier) = (hooker()?, carrier(request)?);
+                let (hooker, carrier) = (hooker()?, self.carrier(request)?);
                 let id = match target(request)? {
                     Target::Port(port) => hooker.hook_port(port, &carrier),
                     Target::Cgroup(path) => hooker.hook_cgroup(&path, &carrier),
@@ -461,15 +474,6 @@ fn hooks(hooker: &Hooker) -> Value {
         row
     };
     hooker.list().into_iter().map(row).collect()
-}
-
-/// What a hook's connections are to travel by.
-fn carrier(request: &Value) -> Result<Carrier, String> {
-    match &request["carrier"] {
-        Value::Null => Ok(Carrier::default()),
-        Value::String(name) => name.parse(),
-        _ => Err("\"carrier\" must be a name".into()),
-    }
 }
 
 /// What a hook is put on.

@@ -175,3 +175,60 @@ fn carriers__that_cannot_be_are_refused() {
     let listed = world.vtl_hook(Host::Server, &["list"]);
     assert!(listed.contains("none"), "{listed}");
 }
+
+#[test]
+fn graft__carries_what_its_hook_carries() {
+    let Some(world) = World::new("carrier-graft", &Link::new(5.0, 50.0)) else {
+        return;
+    };
+    world.serve("f", SIZE);
+    let grafts = |host| -> Vec<String> {
+        let status = world.status(host);
+        let sessions = status["sessions"].as_array().expect("a list");
+        let name = |s: &serde_json::Value| s["graft"].as_str().expect("a name").to_owned();
+        sessions.iter().map(name).collect()
+    };
+    let [server, server6] = world.servers();
+    // The first opens the session, the second finds it, each family is a peer of its own.
+    for server in [server, server, server6] {
+        finish(world.start_over("graft:cubic", server, "f"));
+    }
+    assert_eq!(grafts(Host::Client), ["cubic", "cubic"]);
+    assert_eq!(grafts(Host::Server), ["cubic", "cubic"]);
+    // Neither those of another hook nor those of none travel by it.
+    finish(world.start_over("graft:newreno", server, "f"));
+    world.download(server, "f");
+    let mut all = grafts(Host::Client);
+    all.sort();
+    assert_eq!(all, ["cubic", "cubic", "newreno", "stream"]);
+    let carried = world.sum(Host::Client, "bytes_received");
+    assert!(carried >= 5 * SIZE as u64, "{carried}");
+    // What is no stream of bytes carries none.
+    for (name, about) in [
+        ("graft:udp", "it lacks"),
+        ("graft:selective-repeat", "congestion"),
+        ("graft:none", "graft:stream"),
+    ] {
+        let run = ["run", "--carrier", name, "--", "true"];
+        let output = world.vtl(Host::Client, &run).output().expect("vtl runs");
+        refused(&output, 1, about);
+    }
+    let hook = ["hook", "add", "--port", "81", "--carrier", "graft:cubic"];
+    let output = world.vtl(Host::Server, &hook).output().expect("vtl runs");
+    refused(&output, 1, "who connects chooses");
+}
+
+#[test]
+fn graft__that_the_peer_lacks_means_tcp() {
+    let Some(world) = World::new("carrier-lack", &Link::new(5.0, 50.0)) else {
+        return;
+    };
+    world.serve("f", SIZE / 4);
+    for verb in ["deploy", "remove"] {
+        let mut command = world.vtl(Host::Server, &["graft", verb, "cubic"]);
+        let output = command.output().expect("vtl runs");
+        assert!(output.status.success(), "{}", words(&output));
+    }
+    finish(world.start_over("graft:cubic", world.servers()[0], "f"));
+    assert_eq!(world.sum(Host::Client, "bytes_received"), 0);
+}

@@ -134,6 +134,7 @@ enum Command {
         dest: SocketAddr,
         src: SocketAddr,
         peer: TcpStream,
+        graft: Option<Arc<str>>,
     },
     /// A connect to a host with a live session.
     Held(HeldConnect),
@@ -189,6 +190,10 @@ enum Command {
     },
     Remove {
         name: String,
+        reply: Reply<()>,
+    },
+    Carries {
+        graft: String,
         reply: Reply<()>,
     },
     Hooker(hooker::Handle),
@@ -358,6 +363,15 @@ impl Handle {
         self.ask(|reply| Command::Remove { name, reply })
     }
 
+    /// Whether hooked connections can travel by this graft.
+    ///
+    /// # Errors
+    /// The pool does not have it, or it lacks a service: which ones there are.
+    pub fn carries(&self, graft: &str) -> Result<(), String> {
+        let graft = graft.to_owned();
+        self.ask(|reply| Command::Carries { graft, reply })
+    }
+
     /// Lets hooked applications use the broker.
     pub fn set_hooker(&self, hooker: hooker::Handle) {
         self.send(Command::Hooker(hooker));
@@ -391,6 +405,7 @@ impl hooker::Broker for Handle {
             dest,
             src,
             peer,
+            graft,
         } = flow;
         let broker = self.clone();
         app.accept(move |app| match app {
@@ -399,6 +414,7 @@ impl hooker::Broker for Handle {
                 dest,
                 src,
                 peer,
+                graft,
             }),
             Err(error) => tracing::debug!(%error, %dest, "the application has gone"),
         });

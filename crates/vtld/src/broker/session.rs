@@ -30,12 +30,16 @@ pub(super) struct Waiting {
     pub(super) src: SocketAddr,
     /// The discovery connection: the lifeline of the session, or the flow's way out.
     pub(super) peer: TcpStream,
+    /// The graft that its hook names.
+    pub(super) graft: Option<Arc<str>>,
 }
 
 /// What a session is for.
 pub(super) enum Use {
     /// Hooked applications' flows; rings are mapped once it is open.
     Streams {
+        /// The one that the flows' hooks name; not at the responder.
+        graft: Option<Arc<str>>,
         waiting: Vec<Waiting>,
         streams: Option<Box<Streams<HeldConnect>>>,
     },

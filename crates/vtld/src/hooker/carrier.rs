@@ -4,7 +4,7 @@
 //! each such hook, sets it when a connection is opened or accepted. Those that VTL brings are
 //! registered when first asked for and are gone with the daemon ([`vtl_bpf::tcp`]).
 
-use std::{collections::BTreeMap, fmt, fs::File, path::Path, str::FromStr};
+use std::{collections::BTreeMap, fmt, fs::File, path::Path, str::FromStr, sync::Arc};
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Object};
 
@@ -24,12 +24,14 @@ pub enum Carrier {
     Plain,
     /// `tcp:NAME`: TCP under this congestion control.
     Control(String),
+    /// `graft:NAME`: sessions over this graft with peers that run VTL; TCP to others.
+    Graft(String),
 }
 
 impl Carrier {
     /// Whether connections go through vtld.
     pub(super) fn captures(&self) -> bool {
-        matches!(self, Self::Best)
+        matches!(self, Self::Best | Self::Graft(_))
     }
 }
 
@@ -44,8 +46,10 @@ impl FromStr for Carrier {
         match text.split_once(':') {
             None if text == "tcp" => Ok(Self::Plain),
             Some(("tcp", name)) if word(name) => Ok(Self::Control(name.to_owned())),
+            Some(("graft", name)) if !name.is_empty() => Ok(Self::Graft(name.to_owned())),
             _ => Err(format!(
-                "there is no carrier \"{}\": name tcp or tcp:CONTROL (tcp:cubic)",
+                "there is no carrier \"{}\": name tcp, tcp:CONTROL (tcp:cubic) or graft:NAME \
+                 (graft:cubic)",
                 text.escape_debug()
             )),
         }
@@ -58,7 +62,32 @@ impl fmt::Display for Carrier {
             Self::Best => f.write_str("best"),
             Self::Plain => f.write_str("tcp"),
             Self::Control(name) => write!(f, "tcp:{name}"),
+            Self::Graft(name) => write!(f, "graft:{name}"),
         }
+    }
+}
+
+/// The grafts that hooks name, by the number that their sockets are marked with.
+#[derive(Debug, Default)]
+pub(super) struct Wishes(Vec<Arc<str>>);
+
+impl Wishes {
+    /// The mark for a carrier that leads to vtld, or past it.
+    pub(super) fn number(&mut self, carrier: &Carrier) -> u32 {
+        let Carrier::Graft(name) = carrier else {
+            return VTL_WISH_PLAIN;
+        };
+        let known = self.0.iter().position(|known| **known == **name);
+        let index = known.unwrap_or_else(|| {
+            self.0.push(name.as_str().into());
+            self.0.len() - 1
+        });
+        index as u32 + 1
+    }
+
+    /// The graft that a mark stands for.
+    pub(super) fn graft(&self, number: u32) -> Option<Arc<str>> {
+        self.0.get((number as usize).checked_sub(1)?).cloned()
     }
 }
 
@@ -131,6 +160,7 @@ impl Programs {
     pub(super) fn attach(
         netns_cookie: u64,
         at: &At,
+        wish: u32,
         control: Option<&str>,
         wishes: &MapHandle,
         path: &Path,
@@ -138,7 +168,7 @@ impl Programs {
     ) -> Result<Self, HookerError> {
         let mut config = vtl_carrier_config {
             netns_cookie,
-            wish: VTL_WISH_PLAIN,
+            wish,
             ..Default::default()
         };
         if let At::Port(port) = at {
@@ -197,8 +227,20 @@ mod tests {
 
     #[test]
     fn carrier__reads_what_it_writes() {
-        for text in ["tcp", "tcp:cubic", "tcp:a-b_9"] {
+        for text in ["tcp", "tcp:cubic", "tcp:a-b_9", "graft:stream"] {
             assert_eq!(text.parse::<Carrier>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn wishes__number_each_graft_once() {
+        let mut wishes = Wishes::default();
+        let [a, b] = ["a", "b"].map(|name| Carrier::Graft(name.into()));
+        assert_eq!([&a, &b, &a].map(|c| wishes.number(c)), [1, 2, 1]);
+        assert_eq!(wishes.number(&Carrier::Plain), VTL_WISH_PLAIN);
+        assert_eq!(wishes.graft(2).as_deref(), Some("b"));
+        for nobody in [0, 3, VTL_WISH_PLAIN] {
+            assert_eq!(wishes.graft(nobody), None);
         }
     }
 
@@ -207,6 +249,7 @@ mod tests {
         let bad = [
             "",
             "udp",
+            "graft:",
             "tcp:",
             "tcp:a/b",
             "tcp:a b",

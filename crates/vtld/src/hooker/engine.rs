@@ -251,6 +251,7 @@ impl Engine {
             }) => {
                 let (dest, src) = (held.dest(), held.src());
                 self.shared.broker.client(ClientFlow {
+                    graft: held.graft().cloned(),
                     app: held,
                     dest,
                     src,

@@ -94,6 +94,10 @@ impl Flows {
             }
             return None;
         }
+        let graft = match event.wish {
+            0 => None,
+            wish => shared.hooks().graft(wish),
+        };
         let mut guard = self.table();
         let (table, last) = &mut *guard;
         if let Some(entry) = table.get(&app)
@@ -130,6 +134,7 @@ impl Flows {
             mark: event.mark,
             dest,
             src: app,
+            graft,
             answered: false,
         })))
     }
@@ -191,6 +196,7 @@ struct Held {
     mark: u32,
     dest: SocketAddr,
     src: SocketAddr,
+    graft: Option<Arc<str>>,
     answered: bool,
 }
 
@@ -213,6 +219,11 @@ impl HeldConnect {
     /// destination, and the application's own port.
     pub fn src(&self) -> SocketAddr {
         self.0.src
+    }
+
+    /// The graft that the application's hook names, if it names one.
+    pub fn graft(&self) -> Option<&Arc<str>> {
+        self.0.graft.as_ref()
     }
 
     /// SO_MARK of the application's socket.

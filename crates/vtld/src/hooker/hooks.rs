@@ -4,12 +4,13 @@ use std::{
     collections::BTreeMap,
     fs::File,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use super::{
     Shared,
     bpf::{Attached, CAPTURE, Programs},
-    carrier::{self, At, Carrier, Controls},
+    carrier::{self, At, Carrier, Controls, Wishes},
     cgroup::{self, Hierarchy, Runs},
     error::HookerError,
     steering::Interfaces,
@@ -82,6 +83,7 @@ pub(super) struct Hooks {
     programs: Programs,
     netns_cookie: u64,
     controls: Controls,
+    wishes: Wishes,
     hierarchy: Hierarchy,
     runs: Runs,
     interfaces: Interfaces,
@@ -101,6 +103,7 @@ impl Hooks {
             programs,
             netns_cookie,
             controls: Controls::default(),
+            wishes: Wishes::default(),
             hierarchy,
             runs,
             interfaces: Interfaces::default(),
@@ -144,11 +147,12 @@ impl Hooks {
     ) -> Result<carrier::Programs, HookerError> {
         let control = match carrier {
             Carrier::Control(name) => Some(self.controls.named(name)?),
-            Carrier::Best | Carrier::Plain => None,
+            Carrier::Best | Carrier::Plain | Carrier::Graft(_) => None,
         };
         carrier::Programs::attach(
             self.netns_cookie,
             at,
+            self.wishes.number(carrier),
             control.as_deref(),
             &self.programs.wishes()?,
             path,
@@ -224,6 +228,12 @@ impl Hooks {
                     why: "a port that is not hooked is plain TCP already",
                 });
             }
+            Carrier::Graft(_) => {
+                return Err(HookerError::NotForPorts {
+                    carrier: carrier.to_string(),
+                    why: "who connects chooses the graft (hook the port without a carrier)",
+                });
+            }
         }
         shared.maps.hook_port(port, true)?;
         if let Err(error) = self.interfaces.update(&self.programs) {
@@ -250,6 +260,11 @@ impl Hooks {
             Hooked::Cgroup(_) | Hooked::Port(_) => (),
         }
         Ok(())
+    }
+
+    /// The graft that a socket's mark stands for.
+    pub(super) fn graft(&self, wish: u32) -> Option<Arc<str>> {
+        self.wishes.graft(wish)
     }
 
     pub(super) fn list(&self) -> Vec<Hook> {

@@ -88,6 +88,8 @@ pub struct ClientFlow {
     pub src: SocketAddr,
     /// The TCP connection to the destination, non-blocking; the other end is the peer's vtld.
     pub peer: TcpStream,
+    /// The graft that the application's hook names, if it names one.
+    pub graft: Option<Arc<str>>,
 }
 
 /// A connection that was steered to vtld at the server.

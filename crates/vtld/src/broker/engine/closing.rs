@@ -176,7 +176,8 @@ impl Engine {
         }
         if let Use::Streams { streams, .. } = session.purpose {
             let peer = session.peer;
-            if self.stream_session(peer).is_none() {
+            let goes_on = |s: &Session| s.peer == peer && matches!(s.purpose, Use::Streams { .. });
+            if !self.sessions.values().any(goes_on) {
                 self.handle
                     .peers
                     .write()

@@ -27,7 +27,37 @@ use super::{
 };
 use crate::hooker::{ConnectError, HeldConnect, ServerFlow};
 
+/// What a session needs to carry TCP connections.
+const FLOWS: Services = Services::RELIABLE
+    .union(Services::ORDERED)
+    .union(Services::FLOW_CONTROL)
+    .union(Services::CONGESTION_CONTROL);
+
 impl Engine {
+    /// Whether hooked connections can travel by this graft.
+    pub(super) fn carries(&mut self, graft: &str) -> Result<(), String> {
+        self.read_pool()?;
+        let others = || {
+            let fits = self.pool.iter().filter(|p| !p.disabled);
+            let fits = fits.filter(|p| p.info.provides.contains(FLOWS));
+            let names = fits.map(|p| format!("graft:{}", p.info.name));
+            names.collect::<Vec<_>>().join(", ")
+        };
+        let found = self.pool.iter().filter(|p| !p.disabled);
+        match found.map(|p| &p.info).find(|g| g.name == graft) {
+            Some(g) if g.provides.contains(FLOWS) => Ok(()),
+            Some(g) => Err(format!(
+                "graft:{graft} cannot carry TCP connections, it lacks {}: there are {}",
+                g.provides.missing(FLOWS),
+                others()
+            )),
+            None => Err(format!(
+                "there is no carrier graft:{graft}: there are {}",
+                others()
+            )),
+        }
+    }
+
     pub(super) fn kick(&mut self, sid: u32) {
         let Some(session) = self.sessions.get_mut(&sid) else {
             return;
@@ -173,20 +203,19 @@ impl Engine {
         if let Some(rtt) = tcp_rtt(&flow.peer) {
             self.peers.note_rtt(peer, rtt);
         }
-        let sid = match self.stream_session(peer) {
+        let sid = match self.stream_session(peer, flow.graft.as_deref()) {
             Some(sid) => sid,
             None => {
                 if self.rings_ready(peer) == Ok(false) {
                     self.parked.push_back(Parked::Client(flow));
                     return;
                 }
-                let wish = Wish::from(
-                    Services::RELIABLE
-                        .union(Services::ORDERED)
-                        .union(Services::FLOW_CONTROL)
-                        .union(Services::CONGESTION_CONTROL),
-                );
+                let wish = Wish {
+                    graft: flow.graft.as_deref().map(str::to_owned),
+                    ..Wish::from(FLOWS)
+                };
                 let purpose = Use::Streams {
+                    graft: flow.graft.clone(),
                     waiting: Vec::new(),
                     streams: None,
                 };
@@ -212,11 +241,12 @@ impl Engine {
         }
     }
 
-    /// The stream session with a peer that is open or being opened.
+    /// The stream session with a peer that is open or being opened, over the graft that the hook
+    /// names, if it names one.
     ///
     /// One that the peer opened counts once the peer has shown itself: a stranger may ask in its
     /// name, and connects would wait there for nobody.
-    pub(super) fn stream_session(&self, peer: IpAddr) -> Option<u32> {
+    pub(super) fn stream_session(&self, peer: IpAddr, graft: Option<&str>) -> Option<u32> {
         let shown = |sid: u32| {
             self.plane
                 .sessions()
@@ -225,7 +255,7 @@ impl Engine {
         };
         let fits = |sid: u32, s: &Session| {
             s.peer == peer
-                && matches!(s.purpose, Use::Streams { .. })
+                && matches!(&s.purpose, Use::Streams { graft: of, .. } if of.as_deref() == graft)
                 && match s.phase {
                     Phase::Opening(_) => true,
                     Phase::Open => s.initiator || shown(sid),
@@ -249,6 +279,7 @@ impl Engine {
         let Use::Streams {
             waiting,
             streams: Some(streams),
+            ..
         } = &mut session.purpose
         else {
             return;
@@ -260,6 +291,7 @@ impl Engine {
             dest,
             src,
             mut peer,
+            graft,
         } in std::mem::take(waiting)
         {
             match streams.open(App::Socket(app), dest, src) {
@@ -270,6 +302,7 @@ impl Engine {
                         dest,
                         src,
                         peer,
+                        graft,
                     });
                     continue;
                 }
@@ -315,7 +348,7 @@ impl Engine {
     pub(super) fn held(&mut self, held: HeldConnect) {
         let (dest, port) = (held.dest(), held.src().port());
         let session = self
-            .stream_session(dest.ip())
+            .stream_session(dest.ip(), held.graft().map(|graft| &**graft))
             .and_then(|sid| Some((sid, self.sessions.get_mut(&sid)?)));
         let Some((sid, session)) = session else {
             held.fall_back();

@@ -541,11 +541,13 @@ impl Engine {
                 dest,
                 src,
                 peer,
+                graft,
             } => self.client(Waiting {
                 app,
                 dest,
                 src,
                 peer,
+                graft,
             }),
             Command::Held(held) => self.held(held),
             Command::Accepted { sid, stream, app } => {
@@ -641,6 +643,9 @@ impl Engine {
             }
             Command::Remove { name, reply } => {
                 let _ = reply.send(self.remove(&name));
+            }
+            Command::Carries { graft, reply } => {
+                let _ = reply.send(self.carries(&graft));
             }
             Command::Hooker(hooker) => self.hooker = Some(hooker),
             Command::Stop => {
