@@ -72,12 +72,14 @@ void BPF_PROG(vegas_cong_avoid, struct sock *sk, __u32 ack, __u32 acked) {
         fits = window * v->base_us / v->round_us;
         queued = window - fits;
         if (in_slow_start(tp)) {
-            v->grows = !v->grows;
-            if (queued > GAMMA) {
+            /* What a round shows is due to the window of the round before: only if that did not
+             * grow is it this window. */
+            if (!v->grows && queued > GAMMA) {
                 /* One more than the path holds, and from here on in steps of one. */
                 set_window(tp, least(window, most(fits + 1, CWND_LEAST)));
                 tp->snd_ssthresh = least(tp->snd_ssthresh, most(tp->snd_cwnd - 1, CWND_LEAST));
             }
+            v->grows = !v->grows;
         } else if (queued > BETA) {
             set_window(tp, most(window - 1, CWND_LEAST));
             tp->snd_ssthresh = least(tp->snd_ssthresh, most(tp->snd_cwnd - 1, CWND_LEAST));

@@ -6,7 +6,7 @@ use vtl_bpf::tcp;
 use vtl_testbed::{Host, Link};
 
 use crate::{
-    process::{Held, Process, refused, until, words},
+    process::{Held, refused, until, words},
     world::{Download, PORT, World},
 };
 

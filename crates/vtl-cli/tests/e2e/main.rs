@@ -1,7 +1,8 @@
 //! The whole system as its users meet it: the real daemon, the real command, unmodified programs,
 //! in namespaces with a link between them that can be made as bad as one likes.
 //!
-//! What is asserted: bytes, errors and leftovers; never speed.
+//! What is asserted: bytes, errors and leftovers; never speed, except in `controls`, where the
+//! difference between congestion controls is the matter.
 
 mod process;
 mod world;
@@ -10,6 +11,7 @@ mod api;
 mod bench;
 mod carriers;
 mod conformance;
+mod controls;
 mod death;
 mod examples;
 mod files;

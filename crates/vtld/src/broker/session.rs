@@ -4,6 +4,7 @@ use std::{
     collections::VecDeque,
     net::{IpAddr, SocketAddr, TcpStream},
     os::fd::{BorrowedFd, OwnedFd},
+    sync::Arc,
     time::Duration,
 };
 

@@ -11,7 +11,7 @@ use super::{
     super::{
         Owner, now_ns,
         raw::Received,
-        session::{Phase, Use},
+        session::{Phase, Session, Use},
     },
     CLOSE_NS, Engine,
 };
