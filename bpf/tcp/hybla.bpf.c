@@ -36,7 +36,7 @@ SEC("struct_ops")
 void BPF_PROG(hybla_cong_avoid, struct sock *sk, __u32 ack, __u32 acked) {
     struct tcp_sock *tp = tcp_sk(sk);
     struct hybla *h = state_of(sk);
-    __u64 rho, unit, credit;
+    __u64 rho, unit, credit, fits;
     __u32 window = tp->snd_cwnd;
 
     if (!is_limited(tp) || !window)
@@ -51,10 +51,18 @@ void BPF_PROG(hybla_cong_avoid, struct sock *sk, __u32 ack, __u32 acked) {
     }
     h->credit = credit % unit;
     credit = window + credit / unit;
-    /* Growth behind the threshold is another. */
-    if (in_slow_start(tp) && credit > tp->snd_ssthresh) {
-        credit = tp->snd_ssthresh;
-        h->credit = 0;
+    if (in_slow_start(tp)) {
+        /* Growth behind the threshold is another. And one acknowledgement adds thousands of packets
+         * on a long path: those that the receiver has no room for would only take losses to get rid
+         * of. */
+        fits = tp->mss_cache ? tp->snd_wnd / tp->mss_cache + 1 : window;
+        fits = fits > window ? fits : window;
+        if (fits > tp->snd_ssthresh)
+            fits = tp->snd_ssthresh;
+        if (credit > fits) {
+            credit = fits;
+            h->credit = 0;
+        }
     }
     set_window(tp, credit);
 }

@@ -33,6 +33,7 @@ struct inet_connection_sock {
 };
 
 struct tcp_sock {
+    __u32 snd_wnd;
     __u32 mss_cache;
     __u32 snd_cwnd;
     __u32 snd_cwnd_clamp;

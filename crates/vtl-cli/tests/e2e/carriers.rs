@@ -164,6 +164,7 @@ fn carriers__that_cannot_be_are_refused() {
         ("tcp:nothing", "tcp:cubic"),
         ("pigeon", "there is no carrier \"pigeon\""),
         ("tcp:../x", "there is no carrier"),
+        ("tcp:vtl_hybla", "there is no carrier tcp:vtl_hybla"),
     ] {
         let run = ["run", "--carrier", name, "--", "true"];
         let output = world.vtl(Host::Client, &run).output().expect("vtl runs");

@@ -176,8 +176,12 @@ fn westwood__goes_on_behind_random_losses() {
     };
     let product = link.bdp_bytes() as f64 / 1500.0;
     // The receiver offers a little more than the path holds: the window stays there.
-    let [least, most] = [link.bdp_bytes(), 3 * link.bdp_bytes()];
-    world.sysctl(Host::Client, "tcp_rmem", &format!("4096 {least} {most}"));
+    let server = format!("{}/32", world.testbed.addr4(Host::Server));
+    let most = (link.bdp_bytes() * 21 / 20).to_string();
+    let route = [
+        "ip", "route", "replace", &server, "dev", "eth0", "window", &most,
+    ];
+    world.run(Host::Client, &route);
     let mut windows = Vec::new();
     for control in ["tcp:reno", "tcp:westwood"] {
         let _download = world.send_under(control, "tcp");

@@ -115,7 +115,8 @@ impl Controls {
             self.registered.insert(name.to_owned(), control);
             return Ok(known);
         }
-        if vtl_bpf::tcp::of_kernel().iter().any(|known| known == name) {
+        // Another daemon's would go with it.
+        if own_of_kernel().any(|known| known == name) {
             return Ok(name.to_owned());
         }
         let mut others: Vec<_> = vtl_bpf::tcp::names().map(|n| format!("tcp:{n}")).collect();
@@ -127,12 +128,16 @@ impl Controls {
     }
 }
 
-/// The kernel's own, as carriers.
+/// The kernel's own.
+fn own_of_kernel() -> impl Iterator<Item = String> {
+    let all = vtl_bpf::tcp::of_kernel().into_iter();
+    all.filter(|name| !name.starts_with(vtl_bpf::tcp::PREFIX))
+}
+
+/// The same as carriers.
 fn controls() -> String {
-    // What other daemons have registered will go with them.
-    let kernel = vtl_bpf::tcp::of_kernel().into_iter();
-    let own = kernel.filter(|name| !name.starts_with(vtl_bpf::tcp::PREFIX));
-    own.map(|name| format!("tcp:{name}"))
+    own_of_kernel()
+        .map(|name| format!("tcp:{name}"))
         .collect::<Vec<_>>()
         .join(", ")
 }
