@@ -20,9 +20,11 @@ enum {
 struct vegas {
     __u32 base_us;  /* shortest round-trip time that was seen; 0: none yet */
     __u32 round_us; /* shortest of this round; 0: none yet */
-    __u32 samples;  /* of this round */
-    __u32 end;      /* the round ends when what was sent last at its beginning is acknowledged */
-    __u32 grows;    /* in slow start: 1 in every other round */
+    __u32 last_us;  /* the two latest */
+    __u32 former_us;
+    __u32 samples; /* of this round */
+    __u32 end;     /* the round ends when what was sent last at its beginning is acknowledged */
+    __u32 grows;   /* in slow start: 1 in every other round */
 };
 
 INLINE void begin_round(struct tcp_sock *tp, struct vegas *v) {
@@ -36,6 +38,8 @@ void BPF_PROG(vegas_init, struct sock *sk) {
     struct vegas *v = state_of(sk);
 
     v->base_us = 0;
+    v->last_us = 0;
+    v->former_us = 0;
     v->grows = 1;
     begin_round(tcp_sk(sk), v);
 }
@@ -51,6 +55,8 @@ void BPF_PROG(vegas_pkts_acked, struct sock *sk, const struct ack_sample *sample
         v->base_us = rtt;
     if (!v->round_us || (__u32)rtt < v->round_us)
         v->round_us = rtt;
+    v->former_us = v->last_us;
+    v->last_us = rtt;
     v->samples++;
 }
 
@@ -59,6 +65,7 @@ void BPF_PROG(vegas_cong_avoid, struct sock *sk, __u32 ack, __u32 acked) {
     struct tcp_sock *tp = tcp_sk(sk);
     struct vegas *v = state_of(sk);
     __u64 window = tp->snd_cwnd, fits, queued;
+    __u32 rtt;
 
     if (!is_after(ack, v->end)) {
         if (in_slow_start(tp) && v->grows && is_limited(tp))
@@ -69,7 +76,10 @@ void BPF_PROG(vegas_cong_avoid, struct sock *sk, __u32 ack, __u32 acked) {
         /* A window so small says nothing of the queue. */
         tcp_reno_cong_avoid(sk, ack, acked);
     } else if (v->round_us) {
-        fits = window * v->base_us / v->round_us;
+        /* The queue grows during a round of slow start; its end shows what the window did. One of
+         * two may be that of a delayed acknowledgement. */
+        rtt = in_slow_start(tp) ? least(v->last_us, v->former_us) : v->round_us;
+        fits = window * v->base_us / most(rtt, v->base_us);
         queued = window - fits;
         if (in_slow_start(tp)) {
             /* What a round shows is due to the window of the round before: only if that did not
