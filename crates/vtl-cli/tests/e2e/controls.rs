@@ -157,7 +157,7 @@ fn vegas__keeps_the_queue_short() {
     println!("cubic: {cubic:?}");
     assert!(cubic.queue_drops > 0, "CUBIC fills it: {cubic:?}");
     assert!(
-        vegas.sojourn_p50_us * 2 < cubic.sojourn_p50_us,
+        vegas.sojourn_p95_us * 2 < cubic.sojourn_p95_us,
         "{vegas:?} {cubic:?}"
     );
 }
@@ -235,6 +235,6 @@ fn dctcp__cuts_in_proportion_to_the_marks() {
     };
     let dctcp = swing("tcp:dctcp", "tcp:dctcp");
     let reno = swing("tcp:reno", "tcp:reno");
-    assert!(reno < 0.62, "Reno would do: {reno}");
-    assert!(dctcp > 0.68, "{dctcp}");
+    assert!(reno < 0.58, "Reno would do: {reno}");
+    assert!(dctcp > 0.6, "{dctcp}");
 }
