@@ -233,3 +233,41 @@ fn graft__that_the_peer_lacks_means_tcp() {
     finish(world.start_over("graft:cubic", world.servers()[0], "f"));
     assert_eq!(world.sum(Host::Client, "bytes_received"), 0);
 }
+
+#[test]
+fn carriers__of_the_nearest_hook_count() {
+    let Some(world) = World::new("carrier-nested", &Link::new(5.0, 20.0)) else {
+        return;
+    };
+    world.serve("f", SIZE);
+    let grafts = || -> Vec<String> {
+        let status = world.status(Host::Client);
+        let sessions = status["sessions"].as_array().expect("a list");
+        let name = |s: &serde_json::Value| s["graft"].as_str().expect("a name").to_owned();
+        sessions.iter().map(name).collect()
+    };
+    // All programs of the host, and in a group below that one program with a carrier of its own.
+    world.vtl_hook(Host::Client, &["add", "--cgroup", "/"]);
+    let server = world.servers()[0];
+    let download = world.start_over("tcp:reno", server, "f");
+    until("a connection", 10, || {
+        world.controls(Host::Client) == ["reno"]
+    });
+    finish(download);
+    assert_eq!(grafts(), Vec::<String>::new());
+    finish(world.start_over("graft:newreno", server, "f"));
+    assert_eq!(grafts(), ["newreno"]);
+    let mut curl = world
+        .testbed
+        .command(Host::Client, "curl")
+        .expect("a namespace");
+    let url = crate::world::url(server, "f");
+    let status = curl.args(["-sS", "--noproxy", "*", "-o", "/dev/null", &url]);
+    assert!(status.status().expect("curl runs").success());
+    let mut all = grafts();
+    all.sort();
+    assert_eq!(all, ["newreno", "stream"]);
+    let hooks = world.status(Host::Client)["hooks"].clone();
+    let group = hooks[0]["cgroup"].as_str().expect("a path");
+    world.vtl_hook(Host::Client, &["remove", "--cgroup", group]);
+}
