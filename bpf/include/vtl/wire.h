@@ -180,6 +180,11 @@ enum vtl_frame_type {
     VTL_FRAME_CREDIT = 6, /* the peer may send up to `offset` */
 };
 
+/* Bits of vtl_frame.flags. Those without a name are 0, and ignored. */
+enum vtl_frame_flags {
+    VTL_FRAME_URGENT = 1 << 0, /* DATA: the last byte is TCP's urgent one (MSG_OOB; RFC 6093) */
+};
+
 /* Why a stream was reset: what the application's socket shall say. */
 enum vtl_reset {
     VTL_RESET_RST = 0,     /* connection reset */
@@ -194,7 +199,7 @@ struct vtl_frame {
     __be32 stream; /* chosen by the opener: even by the session's initiator, odd by the other */
     __be16 len;    /* bytes of body that follow */
     __u8 type;     /* enum vtl_frame_type */
-    __u8 reserved;
+    __u8 flags;    /* enum vtl_frame_flags */
     __be64 offset;
 };
 

@@ -161,13 +161,25 @@ impl Mux {
     /// Accounts for `len` bytes that the caller puts into the packet, and returns the header that
     /// goes right before them. `None` if `len` is 0 or more than [`Mux::credit`].
     pub fn data_header(&mut self, id: StreamId, len: u16) -> Option<[u8; DATA_HEADER]> {
+        let offset = self.account(id, len)?;
+        Some(frame::header(id, intf::VTL_FRAME_DATA, offset, len))
+    }
+
+    /// The same for bytes of which the last is TCP's urgent one.
+    pub fn urgent_header(&mut self, id: StreamId, len: u16) -> Option<[u8; DATA_HEADER]> {
+        let offset = self.account(id, len)?;
+        Some(frame::urgent_header(id, offset, len))
+    }
+
+    /// The place in the stream of the next `len` bytes, which count as sent from now on.
+    fn account(&mut self, id: StreamId, len: u16) -> Option<u64> {
         let stream = self.streams.get_mut(&id)?;
         if len == 0 || u64::from(len) > stream.credit() {
             return None;
         }
         let offset = stream.info.sent;
         stream.info.sent += u64::from(len);
-        Some(frame::header(id, intf::VTL_FRAME_DATA, offset, len))
+        Some(offset)
     }
 
     /// Whether [`Mux::poll_control`] has frames.
@@ -301,6 +313,9 @@ impl Mux {
                         id,
                         bytes: frame.body,
                     });
+                    if u32::from(frame.flags) & intf::VTL_FRAME_URGENT != 0 {
+                        sink(Event::Urgent { id });
+                    }
                 }
             }
             intf::VTL_FRAME_FIN => {

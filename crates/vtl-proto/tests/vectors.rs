@@ -193,6 +193,7 @@ fn describe_frames(mut payload: &[u8]) -> String {
                 kind,
                 offset,
                 body,
+                ..
             }) => {
                 list.push(format!(
                     "stream={stream} type={kind} offset={offset} body={}",

@@ -7,3 +7,4 @@
 pub mod broker;
 pub mod control;
 pub mod hooker;
+mod urgent;

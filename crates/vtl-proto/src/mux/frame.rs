@@ -23,6 +23,8 @@ pub struct Frame<'a> {
     pub stream: StreamId,
     /// `intf::VTL_FRAME_*`.
     pub kind: u32,
+    /// Bits, `intf::VTL_FRAME_URGENT`; others mean nothing.
+    pub flags: u8,
     /// Its meaning depends on `kind`.
     pub offset: u64,
     /// As long as `kind` wants it.
@@ -61,6 +63,7 @@ impl<'a> Frame<'a> {
         Ok(Self {
             stream,
             kind,
+            flags: get!(head, vtl_frame, flags),
             offset: get!(head, vtl_frame, offset),
             body,
         })
@@ -74,6 +77,13 @@ pub(super) fn header(stream: StreamId, kind: u32, offset: u64, len: u16) -> [u8;
     put!(&mut bytes, vtl_frame, len, len);
     put!(&mut bytes, vtl_frame, type_, kind as u8);
     put!(&mut bytes, vtl_frame, offset, offset);
+    bytes
+}
+
+/// The same for DATA of which the last byte is urgent.
+pub(super) fn urgent_header(stream: StreamId, offset: u64, len: u16) -> [u8; HEADER] {
+    let mut bytes = header(stream, intf::VTL_FRAME_DATA, offset, len);
+    put!(&mut bytes, vtl_frame, flags, intf::VTL_FRAME_URGENT as u8);
     bytes
 }
 

@@ -251,6 +251,29 @@ fn poll_control__small_buffers_lose_nothing() {
 }
 
 #[test]
+fn urgent_header__tells_which_byte() {
+    let mut pair = Pair::new(DEFAULT_WINDOW);
+    let id = pair.a.open(addr(80), addr(4000)).unwrap();
+    pair.pump();
+    let mut packet = pair.a.urgent_header(id, 3).unwrap().to_vec();
+    packet.extend(b"ab!");
+    packet.extend(pair.a.data_header(id, 1).unwrap());
+    packet.extend(b"c");
+    // Other bits mean nothing.
+    packet[7] |= 0xfe;
+    let mut events: Vec<Owned> = Vec::new();
+    let sink = &mut |event: Event<'_>| events.push(event.into());
+    pair.b.handle_packet(&packet, sink).unwrap();
+    let expected = [
+        Owned::Data(id, b"ab!".to_vec()),
+        Owned::Urgent(id),
+        Owned::Data(id, b"c".to_vec()),
+    ];
+    assert_eq!(events, expected);
+    assert_eq!(pair.a.urgent_header(id, 0), None);
+}
+
+#[test]
 fn data_header__refuses_misuse() {
     let mut pair = Pair::new(DEFAULT_WINDOW);
     let id = pair.a.open(addr(1), addr(2)).unwrap();

@@ -74,6 +74,11 @@ pub enum Event<'a> {
         /// Never empty.
         bytes: &'a [u8],
     },
+    /// The last byte of the data that came right before is TCP's urgent one.
+    Urgent {
+        /// The stream.
+        id: StreamId,
+    },
     /// No data follow.
     Fin {
         /// The stream.

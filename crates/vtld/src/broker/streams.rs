@@ -12,6 +12,7 @@ use vtl::ring::{RxRing, TxRing};
 use vtl_proto::mux::{DATA_HEADER, Event, Mux, MuxError, ResetCode, StreamId};
 
 use super::set_linger;
+use crate::urgent::{self, Ahead};
 
 /// Packets taken from the receive ring between two flushes to the applications.
 const RECEIVE_BATCH: u64 = 64;
@@ -42,6 +43,8 @@ pub(super) struct Flow<H> {
     shut: bool,
     /// Bytes for the application.
     inbox: VecDeque<u8>,
+    /// Where in `inbox` the urgent byte is: as in TCP, the latest only.
+    urgent: Option<usize>,
     /// What must live as long as the flow.
     _guard: Option<Box<dyn Any + Send>>,
 }
@@ -57,6 +60,7 @@ impl<H> Flow<H> {
             peer_fin: false,
             shut: false,
             inbox: VecDeque::new(),
+            urgent: None,
             _guard: None,
         }
     }
@@ -277,9 +281,15 @@ impl<H> Streams<H> {
         };
         while flow.writable && !flow.inbox.is_empty() {
             let (front, _) = flow.inbox.as_slices();
-            match socket.write(front) {
+            let written = match flow.urgent {
+                Some(0) => urgent::send(socket, front[0]),
+                Some(at) => socket.write(&front[..at.min(front.len())]),
+                None => socket.write(front),
+            };
+            match written {
                 Ok(n) => {
                     flow.inbox.drain(..n);
+                    flow.urgent = flow.urgent.and_then(|at| at.checked_sub(n));
                     self.mux.consumed(id, n as u64);
                 }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => flow.writable = false,
@@ -366,10 +376,18 @@ impl<H> Streams<H> {
         if credit == 0 || count == 0 {
             return false;
         }
-        let most = credit.min(count * each as u64) as usize;
+        let ahead = urgent::ahead(socket);
+        let most = match ahead {
+            Ok(Ahead::Urgent) => 1,
+            _ => credit.min(count * each as u64) as usize,
+        };
         let mut areas = self.tx.areas(most, packet, DATA_HEADER);
-        let mut left = match socket.read_vectored(&mut areas) {
-            Ok(0) => {
+        let read = ahead.and_then(|ahead| match ahead {
+            Ahead::Bytes | Ahead::Urgent => Ok((ahead, socket.read_vectored(&mut areas)?)),
+            Ahead::End => Ok((ahead, 0)),
+        });
+        let (ahead, mut left) = match read {
+            Ok((_, 0)) => {
                 flow.eof = true;
                 self.mux.finish(id);
                 if flow.shut {
@@ -377,7 +395,7 @@ impl<H> Streams<H> {
                 }
                 return false;
             }
-            Ok(n) => n,
+            Ok(read) => read,
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                 flow.readable = false;
                 return false;
@@ -392,10 +410,11 @@ impl<H> Streams<H> {
         let mut lengths = Vec::with_capacity(count as usize);
         while left > 0 {
             let len = left.min(each);
-            let header = self
-                .mux
-                .data_header(id, len as u16)
-                .expect("within the credit");
+            let header = match ahead {
+                Ahead::Urgent => self.mux.urgent_header(id, len as u16),
+                Ahead::Bytes | Ahead::End => self.mux.data_header(id, len as u16),
+            };
+            let header = header.expect("within the credit");
             self.tx.slot(lengths.len() as u64)[..DATA_HEADER].copy_from_slice(&header);
             lengths.push((DATA_HEADER + len) as u32);
             left -= len;
@@ -447,6 +466,11 @@ fn take<H>(
                 touched.push(id);
             }
         }
+        Event::Urgent { id } => {
+            if let Some(flow) = flows.get_mut(&id) {
+                flow.urgent = flow.inbox.len().checked_sub(1);
+            }
+        }
         Event::Fin { id } => {
             if let Some(flow) = flows.get_mut(&id) {
                 flow.peer_fin = true;
@@ -466,8 +490,10 @@ fn take<H>(
 mod tests {
     use std::{
         net::TcpListener,
-        os::fd::{AsFd, OwnedFd},
+        os::fd::{AsFd, AsRawFd, OwnedFd},
     };
+
+    use nix::sys::socket::{MsgFlags, recv, setsockopt, sockopt};
 
     use super::*;
 
@@ -579,6 +605,27 @@ mod tests {
         assert_eq!(got, b"answer");
         assert_eq!((a.flows(), b.flows()), (0, 0));
         assert!(a.idle() && b.idle());
+    }
+
+    #[test]
+    fn streams__an_urgent_byte_stays_one() {
+        let (client, mut server, mut a, mut b, id) = flow();
+        let App::Socket(ours) = &a.flows[&id].app else {
+            panic!("it is open");
+        };
+        // As the Hooker hands sockets over.
+        setsockopt(ours, sockopt::OobInline, &true).unwrap();
+        (&client).write_all(b"one").unwrap();
+        urgent::send(&client, b'!').unwrap();
+        (&client).write_all(b"two").unwrap();
+        settle(&mut a, &mut b);
+        let mut got = [0; 8];
+        assert_eq!(server.read(&mut got).unwrap(), 3);
+        assert!(urgent::is_next(&server));
+        let n = recv(server.as_raw_fd(), &mut got[3..4], MsgFlags::MSG_OOB).unwrap();
+        assert_eq!(n, 1);
+        assert_eq!(server.read(&mut got[4..]).unwrap(), 3);
+        assert_eq!(&got[..7], b"one!two");
     }
 
     #[test]

@@ -21,6 +21,7 @@ use nix::sys::{
 };
 
 use super::sock;
+use crate::urgent::{self, Ahead};
 
 /// One read. A direction that is blocked keeps at most this much.
 const CHUNK: usize = 64 * 1024;
@@ -98,6 +99,8 @@ struct Side {
     /// Read from the other side, not yet written to this one: `pending[done..]`.
     pending: Vec<u8>,
     done: usize,
+    /// What is pending is the urgent byte, and nothing else.
+    urgent: bool,
 }
 
 impl Side {
@@ -111,6 +114,7 @@ impl Side {
             shut: false,
             pending: Vec::new(),
             done: 0,
+            urgent: false,
         }
     }
 
@@ -132,7 +136,11 @@ impl Side {
             if !self.writable {
                 return Ok(false);
             }
-            match self.stream.write(&self.pending[self.done..]) {
+            let written = match self.urgent {
+                true => urgent::send(&self.stream, self.pending[self.done]),
+                false => self.stream.write(&self.pending[self.done..]),
+            };
+            match written {
                 Ok(n) => self.done += n,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => self.writable = false,
                 Err(error) if error.kind() == ErrorKind::Interrupted => (),
@@ -141,6 +149,7 @@ impl Side {
         }
         self.pending = Vec::new();
         self.done = 0;
+        self.urgent = false;
         Ok(true)
     }
 
@@ -195,12 +204,23 @@ impl Pair {
             if !source.readable {
                 return Ok(false);
             }
-            match source.stream.read(scratch) {
-                Ok(0) => source.ended = true,
-                Ok(n) => {
-                    // A short read emptied the queue, and more data means a new edge; but no new
-                    // edge announces an end that was announced before.
-                    source.readable = n == scratch.len() || source.ending;
+            let read = urgent::ahead(&source.stream).and_then(|ahead| match ahead {
+                Ahead::Bytes => Ok((ahead, source.stream.read(scratch)?)),
+                Ahead::Urgent => Ok((ahead, source.stream.read(&mut scratch[..1])?)),
+                Ahead::End => Ok((ahead, 0)),
+            });
+            match read {
+                Ok((_, 0)) => source.ended = true,
+                Ok((Ahead::Urgent, _)) => {
+                    sink.pending = vec![scratch[0]];
+                    sink.urgent = true;
+                }
+                Ok((_, n)) => {
+                    // A short read emptied the queue, unless it stopped before an urgent byte, and
+                    // more data means a new edge; but no new edge announces an end that was
+                    // announced before.
+                    source.readable =
+                        n == scratch.len() || source.ending || urgent::is_next(&source.stream);
                     sink.write(&scratch[..n])?;
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => source.readable = false,

@@ -12,6 +12,7 @@ pub(super) enum Owned {
     Open(StreamId, SocketAddr, SocketAddr),
     Opened(StreamId),
     Data(StreamId, Vec<u8>),
+    Urgent(StreamId),
     Fin(StreamId),
     Reset(StreamId, ResetCode),
     Writable(StreamId),
@@ -23,6 +24,7 @@ impl From<Event<'_>> for Owned {
             Event::Open { id, dst, src } => Self::Open(id, dst, src),
             Event::Opened { id } => Self::Opened(id),
             Event::Data { id, bytes } => Self::Data(id, bytes.to_vec()),
+            Event::Urgent { id } => Self::Urgent(id),
             Event::Fin { id } => Self::Fin(id),
             Event::Reset { id, code } => Self::Reset(id, code),
             Event::Writable { id } => Self::Writable(id),
@@ -248,7 +250,7 @@ impl Run {
             }
             Owned::Fin(id) => apps.get_mut(&id).unwrap().ended = true,
             Owned::Reset(id, _) => apps.get_mut(&id).unwrap().reset = true,
-            Owned::Writable(_) => {}
+            Owned::Urgent(_) | Owned::Writable(_) => {}
         }
     }
 
