@@ -12,6 +12,7 @@
 #include <linux/ipv6.h>
 #include <linux/pkt_cls.h>
 #include <linux/tcp.h>
+#include <bpf/bpf_core_read.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
@@ -159,12 +160,29 @@ static __always_inline int capture(struct bpf_sock_addr *ctx, const struct vtl_e
     return 1;
 }
 
+/* Of the kernel's own: keys for signatures, where that is compiled in. */
+struct tcp_sock {
+    void *md5sig_info; /* RFC 2385 */
+    void *ao_info;     /* RFC 5925 */
+} __attribute__((preserve_access_index));
+
+/* 1 if the socket signs its segments: nobody else can do that for it. */
+static __always_inline int signs(struct bpf_sock *sk) {
+    struct tcp_sock *tcp = bpf_skc_to_tcp_sock(sk);
+
+    if (!tcp)
+        return 0;
+    if (bpf_core_field_exists(tcp->md5sig_info) && tcp->md5sig_info)
+        return 1;
+    return bpf_core_field_exists(tcp->ao_info) && tcp->ao_info;
+}
+
 /* TCP that the kernel routes as it likes. A socket bound to a device cannot reach lo. A privileged
  * source port is there to be seen by the server (NFS, rsh), and vtld cannot bind it again. */
 static __always_inline int is_candidate(struct bpf_sock_addr *ctx) {
     return ctx->type == SOCK_STREAM && ctx->protocol == IPPROTO_TCP && ctx->sk &&
            ctx->sk->bound_dev_if == 0 && ctx->user_port != 0 &&
-           (ctx->sk->src_port == 0 || ctx->sk->src_port >= 1024);
+           (ctx->sk->src_port == 0 || ctx->sk->src_port >= 1024) && !signs(ctx->sk);
 }
 
 SEC("cgroup/connect4")
