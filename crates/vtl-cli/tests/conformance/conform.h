@@ -23,8 +23,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* Ports of the server: two where cases listen, one where nobody does. */
-enum { PORT = 7100, OTHER_PORT = 7101, CLOSED_PORT = 7102 };
+/* Ports of the server: two where cases listen, one where nobody does, and one for a listener at a
+ * device. */
+enum { PORT = 7100, OTHER_PORT = 7101, CLOSED_PORT = 7102, DEVICE_PORT = 7103 };
+/* What joins the hosts. */
+#define DEVICE "eth0"
 /* Milliseconds in which something must happen that should happen at once. */
 enum { PATIENCE = 5000 };
 
@@ -36,7 +39,7 @@ extern int family;
 struct test_case {
     const char *name;
     void (*run)(void);
-    /* It connects to nobody but its own host or places where no program is: nothing is carried. */
+    /* It connects to nobody, or in a way that VTL leaves alone: nothing is carried. */
     bool elsewhere;
 };
 

@@ -581,6 +581,151 @@ static void left_before_accept(void) {
     t_recv_to_end(fd);
 }
 
+/* The listener is there for one of the host's addresses, or for one of its devices. */
+static void one_connection(void (*restrict_to)(int), struct place place) {
+    if (role == CLIENT) {
+        step("listening");
+        int fd = t_socket(family, 0);
+        t_connect(fd, at(server_host, port_of(&place)));
+        t_send(fd, "hello", MSG_NOSIGNAL);
+        t_close(fd);
+        return;
+    }
+    int listener = t_socket(family, 0);
+    t_set(listener, SOL_SOCKET, SO_REUSEADDR, 1, "SO_REUSEADDR");
+    if (restrict_to)
+        restrict_to(listener);
+    t_bind(listener, place);
+    t_listen(listener, 5);
+    step("listening");
+    t_await(listener, POLLIN);
+    not_blocking(listener);
+    int fd = t_accept(listener, NULL);
+    if (fd >= 0)
+        t_recv_to_end(fd);
+}
+
+static void own_address(void) {
+    one_connection(NULL, at(server_host, PORT));
+}
+
+static void to_device(int fd) {
+    said(setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, DEVICE, sizeof(DEVICE)), "SO_BINDTODEVICE");
+}
+
+static void device_of_server(void) {
+    one_connection(to_device, anywhere(DEVICE_PORT));
+}
+
+static void device_of_client(void) {
+    if (role == SERVER) {
+        t_recv_to_end(meet());
+        return;
+    }
+    step("listening");
+    int fd = t_socket(family, 0);
+    to_device(fd);
+    t_connect(fd, at(server_host, PORT));
+    step("met");
+    t_local(fd);
+    t_peer(fd);
+    t_send(fd, "hello", 0);
+    t_close(fd);
+}
+
+/* RFC 2385: segments that are not signed do not count. */
+static void signed_segments(void) {
+    struct tcp_md5sig key = {.tcpm_keylen = 6, .tcpm_key = "secret"};
+    struct place other = role == CLIENT ? server_host : client_host;
+    memcpy(&key.tcpm_addr, &other.storage, sizeof(key.tcpm_addr));
+    int fd = t_socket(family, SOCK_NONBLOCK);
+    t_set(fd, SOL_SOCKET, SO_REUSEADDR, 1, "SO_REUSEADDR");
+    said(setsockopt(fd, IPPROTO_TCP, TCP_MD5SIG, &key, sizeof(key)), "TCP_MD5SIG");
+    if (role == CLIENT) {
+        step("listening");
+        t_connect(fd, at(server_host, PORT));
+        t_await(fd, POLLOUT);
+        t_error(fd);
+        t_send(fd, "signed", MSG_NOSIGNAL);
+        t_close(fd);
+        return;
+    }
+    t_bind(fd, anywhere(PORT));
+    t_listen(fd, 5);
+    step("listening");
+    t_await(fd, POLLIN);
+    fd = t_accept(fd, NULL);
+    if (fd >= 0)
+        t_recv_to_end(fd);
+}
+
+/* As programs do that have one thread and an event loop. */
+static void many_at_once(void) {
+    enum { COUNT = 100 };
+    struct place to = at(server_host, PORT);
+    char text[16] = "";
+    int fds[COUNT], good = 0;
+    if (role == SERVER) {
+        int listener = listening(PORT);
+        listen(listener, COUNT);
+        step("listening");
+        for (int i = 0; i < COUNT; i++)
+            fds[i] = accept(listener, NULL, NULL);
+        step("all");
+        for (int i = 0; i < COUNT; i++)
+            good += recv(fds[i], text, 8, MSG_WAITALL) == 8 && send(fds[i], text, 8, 0) == 8;
+    } else {
+        step("listening");
+        for (int i = 0; i < COUNT; i++) {
+            fds[i] = socket(family, SOCK_STREAM | SOCK_NONBLOCK, 0);
+            if (connect(fds[i], &to.any, to.length) == 0 || errno != EINPROGRESS)
+                said(-1, "connect");
+        }
+        step("all");
+        for (int i = 0; i < COUNT; i++) {
+            struct pollfd p = {.fd = fds[i], .events = POLLOUT};
+            poll(&p, 1, PATIENCE);
+            snprintf(text, sizeof(text), "%08d", i);
+            send(fds[i], text, 8, MSG_NOSIGNAL);
+        }
+        for (int i = 0; i < COUNT; i++) {
+            struct pollfd p = {.fd = fds[i], .events = POLLIN};
+            poll(&p, 1, PATIENCE);
+            good += recv(fds[i], text, 8, 0) == 8 && atoi(text) == i;
+        }
+    }
+    say("%d of %d connections", good, COUNT);
+}
+
+/* SO_REUSEPORT: whichever listener it is, each connection has one. */
+static void two_listeners(void) {
+    enum { COUNT = 16 };
+    if (role == CLIENT) {
+        step("listening");
+        int fds[COUNT];
+        for (int i = 0; i < COUNT; i++)
+            fds[i] = connected(PORT);
+        step("connected");
+        for (int i = 0; i < COUNT; i++)
+            close(fds[i]);
+        return;
+    }
+    int listeners[2], count = 0;
+    for (int i = 0; i < 2; i++) {
+        listeners[i] = t_socket(family, SOCK_NONBLOCK);
+        t_set(listeners[i], SOL_SOCKET, SO_REUSEPORT, 1, "SO_REUSEPORT");
+        t_set(listeners[i], SOL_SOCKET, SO_REUSEADDR, 1, "SO_REUSEADDR");
+        t_bind(listeners[i], anywhere(PORT));
+        t_listen(listeners[i], COUNT);
+    }
+    step("listening");
+    step("connected");
+    for (long end = clock_ms() + PATIENCE; count < COUNT && clock_ms() < end; nap(1))
+        for (int i = 0; i < 2; i++)
+            count += accept(listeners[i], NULL, NULL) >= 0;
+    say("%d connections", count);
+}
+
 const struct test_case connect_cases[] = {
     CASE("connect_refused", refused),
     CASE("connect_refused_not_blocking", refused_not_blocking),
@@ -603,6 +748,12 @@ const struct test_case connect_cases[] = {
     CASE("connect_from_port", from_port),
     CASE("connect_from_port_to_two", from_port_to_two),
     CASE("connect_dual_stack", dual_stack),
+    CASE("connect_own_address", own_address),
+    CASE("connect_device_of_server", device_of_server),
+    CASE_ELSEWHERE("connect_device_of_client", device_of_client),
+    CASE_ELSEWHERE("connect_signed_segments", signed_segments),
+    CASE("connect_many_at_once", many_at_once),
+    CASE("connect_two_listeners", two_listeners),
     CASE("connect_fast_open", fast_open),
     CASE("connect_address_in_use", address_in_use),
     CASE("connect_wrong_state", wrong_state),

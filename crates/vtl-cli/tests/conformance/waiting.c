@@ -47,6 +47,7 @@ static void poll_stages(void) {
         t_await(fd, POLLRDHUP);
     step("half closed");
     t_poll(fd);
+    step("looked");
     if (role == SERVER)
         t_shutdown(fd, SHUT_WR);
     t_await(fd, POLLHUP);
