@@ -28,8 +28,9 @@
 enum { PORT = 7100, OTHER_PORT = 7101, CLOSED_PORT = 7102, DEVICE_PORT = 7103 };
 /* What joins the hosts. */
 #define DEVICE "eth0"
-/* Milliseconds in which something must happen that should happen at once. */
-enum { PATIENCE = 5000 };
+/* Milliseconds in which something must happen that should happen at once, and after which a way
+ * that took nothing more is full. */
+enum { PATIENCE = 5000, QUIET = 500 };
 
 enum role { CLIENT, SERVER };
 extern enum role role;

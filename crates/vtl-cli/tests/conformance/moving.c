@@ -410,7 +410,7 @@ static void back_pressure(enum role writer) {
         size_t all = 0;
         uint64_t sum = 0;
         /* Full when nothing was taken for a while. */
-        for (long full = clock_ms() + 250; clock_ms() < full && all < MANY;) {
+        for (long full = clock_ms() + QUIET; clock_ms() < full && all < MANY;) {
             size_t from = all % BLOCK;
             long n = send(fd, bytes + from, BLOCK - from, 0);
             if (n < 0) {
@@ -420,7 +420,7 @@ static void back_pressure(enum role writer) {
                 continue;
             }
             all += (size_t)n;
-            full = clock_ms() + 250;
+            full = clock_ms() + QUIET;
         }
         say(all < MANY ? "full" : "no end of it");
         t_send(fd, "x", 0);

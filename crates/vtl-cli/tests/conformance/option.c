@@ -122,20 +122,37 @@ static void changed(void) {
 /* Buffers as small as can be: still every byte. */
 static void small_buffers(void) {
     static unsigned char bytes[200000];
-    int fd = meet();
     fill(bytes, sizeof(bytes), 29);
     if (role == CLIENT) {
+        int fd = t_socket(family, 0);
         t_set(fd, SOL_SOCKET, SO_SNDBUF, 1, "SO_SNDBUF");
         t_get(fd, SOL_SOCKET, SO_SNDBUF, "SO_SNDBUF");
-        step("set");
+        step("listening");
+        t_connect(fd, at(server_host, PORT));
         t_send_all(fd, bytes, sizeof(bytes));
         t_close(fd);
         return;
     }
+    int listener = listening(PORT);
+    t_set(listener, SOL_SOCKET, SO_RCVBUF, 1, "SO_RCVBUF");
+    t_get(listener, SOL_SOCKET, SO_RCVBUF, "SO_RCVBUF");
+    step("listening");
+    t_recv_to_end(t_accept(listener, NULL));
+}
+
+/* tcp(7): a size that is set now has no effect; on how fast it goes, it has. So these are few. */
+static void shrunk_buffers(void) {
+    static unsigned char bytes[10000];
+    int fd = meet();
+    fill(bytes, sizeof(bytes), 31);
+    t_set(fd, SOL_SOCKET, SO_SNDBUF, 1, "SO_SNDBUF");
     t_set(fd, SOL_SOCKET, SO_RCVBUF, 1, "SO_RCVBUF");
-    t_get(fd, SOL_SOCKET, SO_RCVBUF, "SO_RCVBUF");
     step("set");
-    t_recv_to_end(fd);
+    if (role == CLIENT)
+        t_send_all(fd, bytes, sizeof(bytes));
+    else
+        t_recv_all(fd, sizeof(bytes));
+    step("moved");
 }
 
 /* tcp(7): accept() waits for bytes, too. */
@@ -194,6 +211,7 @@ const struct test_case option_cases[] = {
     CASE("option_defaults", ordinary),
     CASE("option_changed", changed),
     CASE("option_small_buffers", small_buffers),
+    CASE("option_shrunk_buffers", shrunk_buffers),
     CASE("option_deferred", deferred),
     CASE("option_congestion_control", congestion_control),
     CASE("option_info", info),

@@ -245,9 +245,9 @@ static void epoll_room(void) {
     t_epoll(poller, PATIENCE);
     t_epoll(poller, 0);
     /* Until nothing moves for a while. */
-    for (long full = clock_ms() + 250; clock_ms() < full; nap(2))
+    for (long full = clock_ms() + QUIET; clock_ms() < full; nap(2))
         while (send(fd, bytes, sizeof(bytes), 0) > 0)
-            full = clock_ms() + 250;
+            full = clock_ms() + QUIET;
     struct epoll_event event;
     while (epoll_wait(poller, &event, 1, 0) == 1)
         ;

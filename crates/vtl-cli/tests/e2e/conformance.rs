@@ -533,11 +533,14 @@ fn compare(cases: &[Case], tcp: &Transcripts, vtl: &Transcripts) {
     }
     let mut before = 0;
     for (case, &after) in cases.iter().zip(&vtl.carried) {
-        if case.carried && after <= before {
-            wrong.push(format!(
-                "{}: VTL carried nothing: {before}, {after}",
-                case.name
-            ));
+        // A flow that opens and ends is two frames at least; one of an earlier case may be late.
+        let carried = after.saturating_sub(before);
+        let right = match case.carried {
+            true => carried > 0,
+            false => carried < 32,
+        };
+        if !right {
+            wrong.push(format!("{}: VTL carried {carried} bytes", case.name));
         }
         before = after;
     }
