@@ -1,5 +1,7 @@
 //! VTL's daemon: one per network namespace.
 
+mod log;
+
 use std::{
     fs::{self, File},
     io::IsTerminal,
@@ -120,12 +122,6 @@ fn main() -> ExitCode {
         );
         return ExitCode::from(77);
     }
-    tracing_subscriber::fmt()
-        .with_env_filter(args.log.as_str())
-        .with_target(false)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_writer(std::io::stderr)
-        .init();
     match run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -213,6 +209,13 @@ fn run(args: &Args) -> anyhow::Result<()> {
     signals.add(Signal::SIGINT);
     signals.add(Signal::SIGTERM);
     signals.thread_block()?;
+    let (log, _written) = log::start(std::io::stderr()).context("no thread can be started")?;
+    tracing_subscriber::fmt()
+        .with_env_filter(args.log.as_str())
+        .with_target(false)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(move || log.clone())
+        .init();
     libbpf_rs::set_print(None);
     allow_descriptors(args.max_sessions);
 
