@@ -207,7 +207,7 @@ VTL_INLINE int hand_send(struct vtl_out *o) {
         if (most > VTL_MAX_PAYLOAD)
             most = VTL_MAX_PAYLOAD;
         o->len = len > most ? most : len ? len : 1;
-        o->flags |= VTL_LOAD(slot->more) & VTL_F_MORE;
+        o->flags |= VTL_LOAD(slot->more) & VTL_F_MARKS;
         if (o->len > s->path && o->len > VTL_HALF && vtl_fetch_half(o))
             return -1;
 
@@ -307,11 +307,11 @@ VTL_INLINE int hand_receive(struct vtl_in *in) {
         rx->dups++;
         vtl_env_count(VTL_ST_RX_DUPLICATE);
     } else if (in->type != VTL_PROBE &&
-               (!(h->h.flags & VTL_F_HALF) ||
-                vtl_put_half(s, in->seq, vtl_swap16(h->h.aux), in->len, h->h.flags & VTL_F_MORE))) {
+               (!(h->h.flags & VTL_F_HALF) || vtl_put_half(s, in->seq, vtl_swap16(h->h.aux),
+                                                           in->len, h->h.flags & VTL_F_MARKS))) {
         if (!(h->h.flags & VTL_F_HALF)) {
             in->slot->len = in->len;
-            in->slot->more = h->h.flags & VTL_F_MORE;
+            in->slot->more = h->h.flags & VTL_F_MARKS;
         }
         rx->map[(in->seq / 64) % VTL_WINDOW_WORDS] |= 1ull << (in->seq % 64);
         rx->received++;

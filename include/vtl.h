@@ -50,8 +50,8 @@ typedef struct vtl_socket vtl_socket;
 
 /* What a socket is for. */
 enum vtl_mode {
-    VTL_INITIATOR = 1, /* opens one session: vtl_negotiate() */
-    VTL_RESPONDER = 2, /* waits at a port for one session: vtl_validate() */
+    VTL_INITIATOR = 1, /* opens a session: vtl_negotiate() */
+    VTL_RESPONDER = 2, /* waits at a port for a session: vtl_validate() */
     VTL_LISTENER = 3   /* waits at a port for many sessions: vtl_accept() */
 };
 
@@ -159,12 +159,19 @@ int vtl_init(enum vtl_mode mode, const char *src, const char *dst, vtl_socket **
  * With a peer met before it does not wait for the answer: data may be sent at once, and if the peer
  * then refuses, or does not answer for nine seconds, the session ends with an error.
  *
+ * In a session, either side may call it to have the requirements changed: another session succeeds
+ * the one that there is. Data sent after that go by it; each side first reads what came by the one
+ * before, of which the last packets may be read later if its protocol may lose some. The peer goes
+ * over when it next sends or receives. If it fails, the session stays as it is.
+ *
  * If it fails with -EAGAIN or -ETIMEDOUT the negotiation goes on: call again, the requirements of
  * the first call count. After any other error it may be called again for another attempt.
  *
- * -EINVAL: the requirements contradict each other; vtl_last_error() names the pair. -ECONNREFUSED:
- * no protocol of both hosts meets the requirements, or nobody waits at the port, or the peer has
- * not answered for nine seconds; vtl_last_error() says which.
+ * -EINVAL: the requirements contradict each other, vtl_last_error() names the pair; or a message
+ * was begun and not sent whole; or what came by the eight sessions before was not read.
+ * -ECONNREFUSED: no protocol of both hosts meets the requirements, or nobody waits at the port, or
+ * the peer has not answered for nine seconds, or changes the session itself; vtl_last_error() says
+ * which.
  */
 int vtl_negotiate(vtl_socket *sock, const struct vtl_requirements *requirements);
 

@@ -14,13 +14,14 @@
 #include "receive.h"
 
 /* In vtl_slot.more. Transmit: how many packets back the one is that this one follows, 0: none.
- * Receive: whether the packet is on the list; the same number; and how many packets ahead one is
- * that follows it, if that came first. */
+ * Receive: whether the packet is on the list; the same number; how many packets ahead one is that
+ * follows it, if that came first; and in the topmost bit whether the packet has VTL_F_LAST. */
 enum {
     VTL_LISTED = 1,
     VTL_AFTER_SHIFT = 1,
     VTL_AHEAD_SHIFT = 16,
     VTL_LANE_MOST = VTL_MAX_WINDOW - 1,
+    VTL_AHEAD = VTL_LANE_MOST << VTL_AHEAD_SHIFT,
 };
 
 /* Ingress. Positions in the list, but for `base` and `limit`. */
@@ -106,7 +107,7 @@ VTL_GLOBAL int vtl_partial_order_list(struct vtl_session *s, __u64 seq) {
             break;
         entry->stamp = seq;
         p->listed++;
-        __u32 ahead = slot->more >> VTL_AHEAD_SHIFT;
+        __u32 ahead = (slot->more & VTL_AHEAD) >> VTL_AHEAD_SHIFT;
         slot->more |= VTL_LISTED;
         seq += ahead;
         if (!ahead || seq >= s->rx.max || !vtl_has_come(&s->rx, seq))
@@ -122,13 +123,14 @@ VTL_GLOBAL int vtl_partial_order_list(struct vtl_session *s, __u64 seq) {
 VTL_INLINE int vtl_partial_order_waits(struct vtl_in *in, __u32 before) {
     struct vtl_session *s = in->s;
     __u32 after = vtl_swap16(in->hdr->h.aux) & VTL_LANE_MOST;
-    in->slot->more = (before & ~0u << VTL_AHEAD_SHIFT) | after << VTL_AFTER_SHIFT;
+    in->slot->more = (before & VTL_AHEAD) | after << VTL_AFTER_SHIFT |
+                     (in->hdr->h.flags & VTL_F_LAST ? VTL_LISTED_LAST : 0);
     if (!after || after > in->seq || in->seq - after < s->rx.cum)
         return 0;
     struct vtl_slot *first = vtl_env_rx_slot(s, in->seq - after);
     if (!first || (first->more & VTL_LISTED && vtl_has_come(&s->rx, in->seq - after)))
         return 0;
-    first->more = (first->more & ~(~0u << VTL_AHEAD_SHIFT)) | after << VTL_AHEAD_SHIFT;
+    first->more = (first->more & ~VTL_AHEAD) | after << VTL_AHEAD_SHIFT;
     return 1;
 }
 

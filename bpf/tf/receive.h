@@ -74,7 +74,7 @@ VTL_INLINE int vtl_rx_take(struct vtl_in *in) {
         vtl_env_count(VTL_ST_RX_DUPLICATE);
         return 0;
     }
-    __u32 more = in->hdr->h.flags & VTL_F_MORE;
+    __u32 more = in->hdr->h.flags & VTL_F_MARKS;
     if (VTL_HALVES && in->half) {
         if (!vtl_put_half(in->s, in->seq, vtl_swap16(in->hdr->h.aux), in->len, more))
             return 0;

@@ -44,6 +44,7 @@ def blocking(host, most):
         assert refused(session.send_message, bytes(info.max_message + 1)) == errno.EMSGSIZE
         for size in sizes(info.max_packet, most):
             data = pattern(size)
+            change(session.info(), session.negotiate)
             session.send_message(data)
             if size > 1000:
                 # Nothing is lost by a limit.
@@ -56,10 +57,25 @@ def blocking(host, most):
             assert session.recv_message() == data, size
 
 
+def wanted(control):
+    require = vtl.Preference.REQUIRE
+    return vtl.Requirements(reliability=require, order=require, congestion_control=control)
+
+
+def change(before, negotiate):
+    """To a graft without congestion control, and back."""
+    with_it = before.graft == "stream"
+    level = vtl.Preference.PROHIBIT if with_it else vtl.Preference.REQUIRE
+    return negotiate(wanted(level))
+
+
 async def asynchronous(host, most):
     async with await vtl.aio.connect(host, PORT) as session:
         for size in sizes(session.info().max_packet, most):
             data = pattern(size)
+            before = session.info()
+            await change(before, session.negotiate)
+            assert session.info().graft != before.graft
             # Two tasks send in turn, a third one is cancelled over and over.
             both = asyncio.gather(session.send_message(data), session.send_message(data))
             for _ in range(2):

@@ -147,6 +147,13 @@ class Session(_Waiting):
 
         return message.take(limit) if self._wait(call) else b""
 
+    def negotiate(self, requirements: Optional[Requirements] = None) -> None:
+        """Has another session take the place of this one: see vtl_negotiate() in vtl.h.
+
+        Without requirements: reliable, ordered, with congestion control.
+        """
+        self._wait(lambda: self._handle.negotiate(requirements))
+
     def info(self) -> Info:
         """What was negotiated."""
         return self._handle.info()

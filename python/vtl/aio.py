@@ -191,6 +191,14 @@ class Session(_Watched):
         while message := await self.recv_message():
             yield message
 
+    async def negotiate(self, requirements: Optional[Requirements] = None) -> None:
+        """Has another session take the place of this one: see vtl_negotiate() in vtl.h.
+
+        Without requirements: reliable, ordered, with congestion control.
+        """
+        async with self._sending:
+            await self._wait(lambda: self._handle.negotiate(requirements))
+
     def info(self) -> Info:
         """What was negotiated."""
         return self._handle.info()

@@ -112,7 +112,7 @@ VTL_INLINE enum vtl_verdict vtl_fetch(struct vtl_out *o) {
     if (most > VTL_MAX_PAYLOAD)
         most = VTL_MAX_PAYLOAD;
     o->len = len > most ? most : len ? len : 1;
-    o->flags |= VTL_LOAD(o->slot->more) & VTL_F_MORE;
+    o->flags |= VTL_LOAD(o->slot->more) & VTL_F_MARKS;
     return VTL_HALVES && o->len > o->s->path && o->len > VTL_HALF ? vtl_fetch_half(o) : VTL_NEXT;
 }
 

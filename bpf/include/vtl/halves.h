@@ -69,7 +69,7 @@ VTL_INLINE enum vtl_verdict vtl_second_half(struct vtl_out *o) {
         return VTL_STOP;
     o->slot = &scratch->slot;
     o->type = VTL_DATA;
-    o->flags = VTL_F_HALF | VTL_F_ACK_NOW | (scratch->slot.more & VTL_F_MORE);
+    o->flags = VTL_F_HALF | VTL_F_ACK_NOW | (scratch->slot.more & VTL_F_MARKS);
     s->tx.xid--; /* the first half was numbered last: both are one transmission */
     vtl_number_header(o);
     o->hdr.data.h.aux = vtl_swap16(VTL_HALF);

@@ -34,13 +34,18 @@ enum {
     VTL_LANE_SHIFT = 16,
 };
 
+enum {
+    VTL_LISTED_LAST = 1u << 31, /* VTL_F_LAST in vtl_slot.more of a receive ring with a list */
+};
+
 /* One packet's payload. Slot 0 of a ring is struct vtl_ring_ctl; packet s lies in slot
  * 1 + s % slots. */
 struct vtl_slot {
     __u32 len;   /* transmit: app; receive: ingress. Bytes of data in use; received 0: the packet
                   * that belongs here was given up */
-    __u32 more;  /* transmit: app; receive: ingress. Grafts with reliability and order, VTL_F_MORE:
-                  * the message goes on in the next packet. Partial order, transmit, from bit
+    __u32 more;  /* transmit: app; receive: ingress. Grafts with reliability, VTL_F_LAST: see
+                  * there; with order, too, VTL_F_MORE: the message goes on in the next packet.
+                  * Partial order, transmit, from bit
                   * VTL_LANE_SHIFT on: how many packets back the one is that this one follows, below
                   * VTL_MAX_WINDOW; 0: none */
     __u64 stamp; /* transmit, grafts with a lifetime: egress, when it first sent the packet (ns
@@ -60,7 +65,7 @@ struct vtl_ring_ctl {
     __u32 waiting; /* transmit: egress sets it when it ran dry: the app kicks vtld after the next
                     * store to `producer` and clears it. receive: app sets it before it sleeps,
                     * ingress clears it and wakes vtld */
-    __u32 closed;  /* vtld: 0, or 1 + enum vtl_closed: the session is over */
+    __u32 closed;  /* vtld: 0, or 1 + enum vtl_closed: the session is over; and VTL_SUCCEEDED */
     __u32 refill;  /* transmit: app sets it when the ring is full; the listener clears it and
                     * has it woken when vtl_refill() slots are free. receive: app sets it before
                     * it kicks vtld, as the sender may be waiting for room; vtld clears it */
@@ -81,6 +86,11 @@ enum vtl_closed {
     VTL_CLOSED_BY_PEER = 0,
     VTL_CLOSED_TIMEOUT = 1,
     VTL_CLOSED_LOCAL = 2,
+};
+
+/* A bit of vtl_ring_ctl.closed in transmit rings. */
+enum {
+    VTL_SUCCEEDED = 1 << 8, /* the peer has opened the session that succeeds this one */
 };
 
 /* What the sender knows of the latest transmission of one packet. Egress writes, listener reads;

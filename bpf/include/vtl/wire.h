@@ -41,13 +41,18 @@ enum {
     VTL_F_ACK_NOW = 1 << 0,    /* DATA, PROBE: acknowledge this packet at once. SIZE: answer it */
     VTL_F_PARTIAL = 1 << 1,    /* ACK: the bitmap ends early; nothing is said about later packets */
     VTL_F_RETRANSMIT = 1 << 2, /* DATA: sent before under the same sequence number */
-    VTL_F_UPDATE = 1 << 3, /* ACK: a window update that no packet caused: the echo is an old one */
-    VTL_F_ABORT = 1 << 4,  /* CLOSE: something may not have been delivered */
-    VTL_F_PARITY = 1 << 5, /* DATA: the XOR of a group of packets from `seq` on; none itself */
-    VTL_F_MORE = 1 << 6,   /* DATA: its message goes on in the next packet. NEGO, NEGO_ACK: the
-                            * sender's host takes messages of several packets, and knows HALF and
-                            * SIZE */
-    VTL_F_HALF = 1 << 7,   /* DATA: the payload is half of the packet's */
+    VTL_F_UPDATE = 1 << 3,  /* ACK: a window update that no packet caused: the echo is an old one */
+    VTL_F_ABORT = 1 << 4,   /* CLOSE: something may not have been delivered */
+    VTL_F_LAST = 1 << 4,    /* DATA: the last packet of its direction; what follows goes by the
+                             * session that succeeds this one. Its payload is nobody's */
+    VTL_F_PARITY = 1 << 5,  /* DATA: the XOR of a group of packets from `seq` on; none itself */
+    VTL_F_MORE = 1 << 6,    /* DATA: its message goes on in the next packet. NEGO, NEGO_ACK: the
+                             * sender's host takes messages of several packets, and knows HALF and
+                             * SIZE */
+    VTL_F_HALF = 1 << 7,    /* DATA: the payload is half of the packet's */
+    VTL_F_SUCCEED = 1 << 7, /* NEGO: the session succeeds the one that sid and token name;
+                             * NEGO_ACK: so it does */
+    VTL_F_MARKS = VTL_F_MORE | VTL_F_LAST, /* what applications say of DATA */
 };
 
 /* Starts every packet. 24 bytes. */
@@ -123,6 +128,7 @@ enum vtl_nack {
     VTL_NACK_VERSION = 4,     /* version not spoken */
     VTL_NACK_COOKIE = 5,      /* no refusal: repeat the NEGO with the ticket of this answer */
     VTL_NACK_USED = 6,        /* the ticket has opened a session already */
+    VTL_NACK_SUCCESSION = 7,  /* the session to succeed is not there, or has a successor */
 };
 
 /* One parameter of an offered graft. 8 bytes. */

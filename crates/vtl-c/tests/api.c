@@ -224,8 +224,17 @@ static void blocking(const char *peer) {
     want.encryption = VTL_PREFER;
     int gid = vtl_negotiate(sock, &want);
     CHECK(gid > 0);
-    CHECK(vtl_negotiate(sock, &want) == -EINVAL);
     check_info(sock, gid);
+    /* In the session, for another one in its place. */
+    want.congestion_control = VTL_PROHIBIT;
+    int other = vtl_negotiate(sock, &want);
+    CHECK(other > 0 && other != gid);
+    check_info(sock, other);
+    want.congestion_control = VTL_REQUIRE;
+    want.multipath = VTL_REQUIRE;
+    CHECK(vtl_negotiate(sock, &want) == -ECONNREFUSED);
+    want.multipath = VTL_NO_PREFERENCE;
+    CHECK(vtl_negotiate(sock, &want) == gid);
 
     pthread_t sender;
     CHECK(pthread_create(&sender, NULL, send_all, sock) == 0);

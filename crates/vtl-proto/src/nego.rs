@@ -112,6 +112,9 @@ pub enum Reason {
     /// The ticket has opened a session before.
     #[error("the ticket was used before; early data may have arrived or not")]
     Used,
+    /// The session that was to be succeeded is not there, or has a successor.
+    #[error("it has ended the session, or is changing it itself")]
+    Succession,
     /// One that this version does not know.
     #[error("reason {0}")]
     Other(u8),
@@ -126,6 +129,7 @@ impl From<u8> for Reason {
             intf::VTL_NACK_VERSION => Self::Version,
             intf::VTL_NACK_COOKIE => Self::Cookie,
             intf::VTL_NACK_USED => Self::Used,
+            intf::VTL_NACK_SUCCESSION => Self::Succession,
             _ => Self::Other(value),
         }
     }
@@ -140,6 +144,7 @@ impl From<Reason> for u8 {
             Reason::Version => intf::VTL_NACK_VERSION as u8,
             Reason::Cookie => intf::VTL_NACK_COOKIE as u8,
             Reason::Used => intf::VTL_NACK_USED as u8,
+            Reason::Succession => intf::VTL_NACK_SUCCESSION as u8,
             Reason::Other(value) => value,
         }
     }
@@ -165,6 +170,12 @@ impl NegoKey {
             token: nego.token,
         }
     }
+}
+
+/// The responder's session that a NEGO asks to succeed: index and token.
+pub fn succeeded(nego: &Nego) -> Option<(u32, u64)> {
+    let asks = u32::from(nego.header.flags) & intf::VTL_F_SUCCEED != 0;
+    asks.then_some((nego.header.sid, nego.header.token))
 }
 
 /// The refusal of a NEGO of another version, from the whole packet; `None` if it is anything else,

@@ -106,8 +106,8 @@ fn checksums__every_bit_that_they_cover() {
 }
 
 #[test]
-fn messages__where_they_go_on_is_told_with_every_copy() {
-    // What is not that bit is nobody's business.
+fn marks__of_the_application_are_told_with_every_copy() {
+    // Bits that are neither MORE nor LAST are nobody's business.
     let written = [0, intf::VTL_F_MORE, u32::MAX, !intf::VTL_F_MORE];
     for name in [
         "stream",
@@ -132,10 +132,10 @@ fn messages__where_they_go_on_is_told_with_every_copy() {
         let again = intf::VTL_F_RETRANSMIT as u8;
         assert!(frames.iter().any(|f| f[VTL + 1] & again != 0), "{name}");
         for frame in frames.iter().filter(|f| f[VTL] == 0x10) {
-            let known = intf::VTL_F_MORE | intf::VTL_F_ACK_NOW | intf::VTL_F_RETRANSMIT;
+            let known = intf::VTL_F_MARKS | intf::VTL_F_ACK_NOW | intf::VTL_F_RETRANSMIT;
             let flags = u32::from(frame[VTL + 1]);
-            let wanted = written[seq(frame)] & intf::VTL_F_MORE;
-            assert_eq!(flags & intf::VTL_F_MORE, wanted, "{name} {}", seq(frame));
+            let wanted = written[seq(frame)] & intf::VTL_F_MARKS;
+            assert_eq!(flags & intf::VTL_F_MARKS, wanted, "{name} {}", seq(frame));
             assert_eq!(
                 flags & !known,
                 0,
@@ -147,7 +147,7 @@ fn messages__where_they_go_on_is_told_with_every_copy() {
             let slot = receiver.rx_slot(HONEST, seq);
             assert_eq!(
                 (slot.len, slot.more),
-                (200, more & intf::VTL_F_MORE),
+                (200, more & intf::VTL_F_MARKS),
                 "{name} {seq}"
             );
         }

@@ -102,6 +102,9 @@ struct LinkArgs {
     /// Packets that waited longer leave marked (ECN), milliseconds
     #[arg(long, value_name = "MS")]
     ecn: Option<f64>,
+    /// Drop packets of this IP protocol (VTL's is 253)
+    #[arg(long, value_name = "NUMBER")]
+    block: Option<u8>,
     /// Packets overtaken by later ones, per cent
     #[arg(long, value_name = "PCT")]
     reorder: Option<f64>,
@@ -167,6 +170,7 @@ impl LinkArgs {
         }
         link.queue_packets = self.queue.or(link.queue_packets);
         link.ecn_ms = self.ecn.or(link.ecn_ms);
+        link.blocked = self.block.or(link.blocked);
         put(&mut link.reorder_pct, self.reorder.as_ref());
         put(&mut link.duplicate_pct, self.duplicate.as_ref());
         put(&mut link.corrupt_pct, self.corrupt.as_ref());
@@ -314,6 +318,9 @@ fn describe(link: &Link, backend: Backend) -> String {
     }
     if let Some(ms) = link.ecn_ms {
         words.push(format!("marks above {} ms", round(ms)));
+    }
+    if let Some(protocol) = link.blocked {
+        words.push(format!("drops IP protocol {protocol}"));
     }
     if let Some(slots) = link.slots {
         words.push(format!(

@@ -76,6 +76,8 @@ pub struct Link {
     /// Packets that waited longer than this for the link, milliseconds, leave with a mark of congestion
     /// (RFC 3168) if their sender understands it. Unset: none do.
     pub ecn_ms: Option<f64>,
+    /// Packets of this IP protocol are dropped, as middleboxes do with those that they do not know.
+    pub blocked: Option<u8>,
     /// Medium access in slots.
     pub slots: Option<Slots>,
     /// Where the random numbers start.
@@ -98,6 +100,7 @@ impl Default for Link {
             corrupt_pct: 0.0,
             queue_packets: None,
             ecn_ms: None,
+            blocked: None,
             slots: None,
             seed: 1,
         }

@@ -20,6 +20,10 @@ pub trait Frame: Clone {
     /// Marks the packet as one that met congestion (CE, RFC 3168), in place of a loss. False if its sender
     /// does not say that it understands that (ECT).
     fn mark(&mut self) -> bool;
+    /// The protocol of the IP packet.
+    fn protocol(&self) -> Option<u8> {
+        None
+    }
     /// Flips one bit after the IP header, chosen by `random`. False if there is no such bit.
     fn flip_bit(&mut self, random: u64) -> bool;
 }
@@ -53,6 +57,8 @@ pub struct Params {
     pub queue_limit: usize,
     /// Packets that waited longer leave marked.
     pub mark_above: Option<Nanos>,
+    /// Packets of this IP protocol are dropped.
+    pub blocked: Option<u8>,
     /// Mean loss, 0 to 1.
     pub loss: f64,
     /// Probability that a packet is held back by `reorder_hold`.
@@ -85,6 +91,7 @@ impl Params {
             ns_per_byte,
             queue_limit: link.queue_limit() as usize,
             mark_above: link.ecn_ms.map(nanos),
+            blocked: link.blocked,
             loss: loss_pct / 100.0,
             reorder: link.reorder_pct / 100.0,
             reorder_hold: link.reorder_ms.map_or(eight_packets.max(1_000_000), nanos),
@@ -209,6 +216,10 @@ impl<F: Frame> Direction<F> {
         self.advance(now);
         self.stats.rx_packets += 1;
         self.stats.rx_bytes += frame.link_bytes();
+        if self.params.blocked.is_some() && self.params.blocked == frame.protocol() {
+            self.stats.lost += 1;
+            return;
+        }
         if self.queue.len() > self.params.queue_limit {
             self.stats.queue_drops += 1;
             return;

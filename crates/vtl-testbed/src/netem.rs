@@ -65,6 +65,10 @@ pub(crate) fn set(testbed: &str, link: &Link) -> Result<()> {
         let what = "netem marks no packets by how long they waited; use the emulator";
         return Err(Error::BadLink(what.to_owned()));
     }
+    if link.blocked.is_some() {
+        let what = "netem drops no packets by their protocol; use the emulator";
+        return Err(Error::BadLink(what.to_owned()));
+    }
     namespace::tc_batch(testbed, Host::Router, &commands(link))
 }
 

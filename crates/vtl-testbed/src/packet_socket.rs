@@ -61,6 +61,15 @@ impl Frame for Packet {
         ip.is_some_and(mark_ip)
     }
 
+    fn protocol(&self) -> Option<u8> {
+        let frame = self.frame();
+        match frame.get(12..14)? {
+            [0x08, 0x00] => frame.get(ETHERNET_HEADER + 9).copied(),
+            [0x86, 0xdd] => frame.get(ETHERNET_HEADER + 6).copied(),
+            _ => None,
+        }
+    }
+
     fn flip_bit(&mut self, random: u64) -> bool {
         let frame = self.0.get_mut(VNET_HEADER..).unwrap_or_default();
         let Some(start) = after_ip_header(frame).filter(|&s| s < frame.len()) else {

@@ -15,6 +15,7 @@ pub mod ring;
 mod session;
 mod shared;
 pub mod socket;
+mod succession;
 #[cfg(feature = "tokio")]
 pub mod tokio;
 mod waiting;

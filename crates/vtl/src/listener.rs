@@ -59,7 +59,7 @@ impl Listener {
     /// Asks for the next session, so that the descriptor tells when there is one.
     fn ask(&mut self) -> Result<(), Error> {
         let client = Client::connect(&self.daemon)?;
-        let mut next = Socket::over(client, Mode::Responder, self.address)?;
+        let mut next = Socket::over(client, Mode::Responder, self.address, &self.daemon)?;
         next.ask(&json!({ "op": "accept", "key": self.key }))?;
         watch(&self.ready, &next, Source::Any)?;
         self.next = Some(next);

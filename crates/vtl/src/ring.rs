@@ -89,6 +89,12 @@ impl Ring {
         self.half(std::mem::offset_of!(vtl_ring_ctl, closed))
     }
 
+    fn set_closed(&self, why: u32) {
+        let succeeded = self.closed().load(Ordering::Relaxed) & intf::VTL_SUCCEEDED;
+        self.closed()
+            .store(succeeded | (why + 1), Ordering::Release);
+    }
+
     fn slot(&self, packet: u64) -> NonNull<vtl_slot> {
         let index = 1 + (packet & u64::from(self.slots - 1)) as usize;
         // SAFETY: index is at most `slots`, inside the mapping.
@@ -115,7 +121,7 @@ pub enum Closed {
 }
 
 fn closed(value: u32) -> Option<Closed> {
-    match value.checked_sub(1)? {
+    match (value & !intf::VTL_SUCCEEDED).checked_sub(1)? {
         intf::VTL_CLOSED_BY_PEER => Some(Closed::ByPeer),
         intf::VTL_CLOSED_LOCAL => Some(Closed::Local),
         _ => Some(Closed::Broken),
@@ -264,6 +270,16 @@ impl TxRing {
         })
     }
 
+    /// Publishes a packet that says that nothing follows in this session: what does, does in the one
+    /// that succeeds it. Returns as [`TxRing::publish`].
+    ///
+    /// # Panics
+    /// Without [`TxRing::room`].
+    pub fn publish_last(&mut self) -> bool {
+        self.slot(0)[0] = 0;
+        self.publish_with(&[1], |_| intf::VTL_F_LAST)
+    }
+
     fn publish_with(&mut self, lengths: &[u32], mut more: impl FnMut(usize) -> u32) -> bool {
         let count = lengths.len() as u64;
         assert!(count <= self.known_room() || count <= self.room());
@@ -297,6 +313,39 @@ impl TxRing {
         self.ring.producer().load(Ordering::Acquire)
     }
 
+    /// The first packet that the peer has not acknowledged: for whoever carries packets in place of
+    /// the kernel's programs.
+    pub fn outstanding(&self) -> Option<&[u8]> {
+        let first = self.ring.consumer().load(Ordering::Relaxed);
+        if first == self.next {
+            return None;
+        }
+        let slot = self.ring.slot(first).as_ptr();
+        // SAFETY: published, and ours to read until it is acknowledged.
+        unsafe {
+            let len = (*slot).len.min(self.max_payload) as usize;
+            Some(std::slice::from_raw_parts(
+                (&raw const (*slot).data).cast(),
+                len,
+            ))
+        }
+    }
+
+    /// Likewise: packets below this number have arrived. False if they cannot have.
+    pub fn acknowledge(&self, below: u64) -> bool {
+        let first = self.ring.consumer().load(Ordering::Relaxed);
+        let possible = (first..=self.next).contains(&below);
+        if possible {
+            self.ring.consumer().store(below, Ordering::Release);
+        }
+        possible
+    }
+
+    /// The number of the first packet that the peer has not acknowledged.
+    pub fn acknowledged(&self) -> u64 {
+        self.ring.consumer().load(Ordering::Acquire)
+    }
+
     /// Packets that the peer has not acknowledged.
     pub fn unacknowledged(&self) -> u64 {
         self.next
@@ -310,7 +359,19 @@ impl TxRing {
 
     /// Marks the session as ended, for the other user of the ring.
     pub fn set_closed(&self, why: u32) {
-        self.ring.closed().store(why + 1, Ordering::Release);
+        self.ring.set_closed(why);
+    }
+
+    /// Whether the peer has opened the session that succeeds this one.
+    pub fn is_succeeded(&self) -> bool {
+        self.ring.closed().load(Ordering::Acquire) & intf::VTL_SUCCEEDED != 0
+    }
+
+    /// Tells the other user of the ring that there is a session that succeeds this one.
+    pub fn set_succeeded(&self) {
+        self.ring
+            .closed()
+            .fetch_or(intf::VTL_SUCCEEDED, Ordering::Release);
     }
 }
 
@@ -345,6 +406,8 @@ pub struct RxRing {
     /// `producer` when it was last looked at: the kernel writes there, so looking is not free.
     arrived: u64,
     told: u64,
+    /// The number behind that of the last packet, once that was met.
+    end: Option<u64>,
 }
 
 impl RxRing {
@@ -361,6 +424,7 @@ impl RxRing {
             next,
             arrived: next,
             told: next,
+            end: None,
         })
     }
 
@@ -385,6 +449,30 @@ impl RxRing {
     /// Packets that the ring holds.
     pub fn slots(&self) -> u64 {
         self.ring.slots.into()
+    }
+
+    /// Packets that have arrived since the session began, whoever put them here.
+    pub fn received(&self) -> u64 {
+        self.ring.producer().load(Ordering::Acquire)
+    }
+
+    /// Puts a packet behind the others, in place of the kernel's programs. False if there is no room.
+    pub fn deliver(&mut self, payload: &[u8]) -> bool {
+        let next = self.received();
+        let full = next.wrapping_sub(self.next) >= u64::from(self.ring.slots);
+        if full || payload.len() > intf::VTL_MAX_PAYLOAD as usize {
+            return false;
+        }
+        let slot = self.ring.slot(next).as_ptr();
+        // SAFETY: inside the slot, in which nothing is left to be read; nobody else writes.
+        unsafe {
+            (*slot).len = payload.len() as u32;
+            (*slot).more = 0;
+            let data: *mut u8 = (&raw mut (*slot).data).cast();
+            data.copy_from_nonoverlapping(payload.as_ptr(), payload.len());
+        }
+        self.ring.producer().store(next + 1, Ordering::Release);
+        true
     }
 
     /// Packets that can be read now.
@@ -417,6 +505,43 @@ impl RxRing {
         let slot = self.ring.slot(self.next + ahead).as_ptr();
         // SAFETY: as in `packet`.
         unsafe { (*slot).more & intf::VTL_F_MORE != 0 }
+    }
+
+    /// Whether the packet to be read next is the one that [`TxRing::publish_last`] made; it is taken
+    /// out then. Has a meaning only where the graft is reliable.
+    ///
+    /// # Panics
+    /// If there is no packet.
+    pub fn take_last(&mut self) -> bool {
+        let last = self.is_last(0);
+        if last {
+            // SAFETY: as in `packet`.
+            let listed = unsafe { (*self.ring.slot(self.next).as_ptr()).stamp };
+            let number = if self.listed { listed } else { self.next };
+            self.end = Some(number.wrapping_add(1));
+            self.consume(1);
+        }
+        last
+    }
+
+    /// Whether the `ahead`-th packet to be read is that one.
+    ///
+    /// # Panics
+    /// As [`RxRing::packet`].
+    pub fn is_last(&self, ahead: u64) -> bool {
+        assert!(ahead < self.arrived.wrapping_sub(self.next));
+        let mark = if self.listed {
+            intf::VTL_LISTED_LAST
+        } else {
+            intf::VTL_F_LAST
+        };
+        // SAFETY: as in `packet`.
+        unsafe { (*self.slot(ahead).as_ptr()).more & mark != 0 }
+    }
+
+    /// Whether the last packet and all before it were read.
+    pub fn is_at_end(&self) -> bool {
+        self.end == Some(self.next)
     }
 
     /// Frees the next `count` packets. Returns true if the daemon should be kicked, because the
@@ -473,7 +598,7 @@ impl RxRing {
 
     /// Marks the session as ended, for the other user of the ring.
     pub fn set_closed(&self, why: u32) {
-        self.ring.closed().store(why + 1, Ordering::Release);
+        self.ring.set_closed(why);
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
 };
 
 use nix::sys::epoll::Epoll;
-use serde_json::Value;
+use serde_json::{Value, json};
 use vtl_proto::{intf, services::Services};
 
 use crate::{
@@ -58,6 +58,40 @@ pub(crate) struct Session {
     batch: u64,
     /// How long the next nap is.
     nap: Duration,
+    pub(crate) key: Key,
+    /// Packets arrive all, sooner or later.
+    pub(crate) reliable: bool,
+    /// Another one has succeeded it: it is read to its end.
+    pub(crate) old: bool,
+    /// It is gone on with for now, also where the peer has succeeded it.
+    pub(crate) stays: bool,
+}
+
+/// Names a session towards the daemon.
+#[derive(Clone, Copy)]
+pub(crate) struct Key {
+    sid: u64,
+    key: u64,
+}
+
+impl Key {
+    /// For requests about the session that succeeds this one.
+    pub(crate) fn to_json(self) -> Value {
+        json!({ "sid": self.sid, "key": self.key })
+    }
+}
+
+/// Why an operation did not come to its end.
+pub(crate) enum Halt {
+    Error(Error),
+    /// What is next, is with the session that succeeds this one.
+    Succeeded,
+}
+
+impl<T: Into<Error>> From<T> for Halt {
+    fn from(error: T) -> Self {
+        Self::Error(error.into())
+    }
 }
 
 /// What a reader finds.
@@ -65,6 +99,8 @@ pub(crate) struct Session {
 pub(crate) enum Receivable {
     Packets,
     End,
+    /// What follows comes by the session that succeeds this one, which there may be.
+    Succeeded,
     /// Nothing, and the reader will be woken.
     NotYet,
 }
@@ -121,6 +157,13 @@ impl Session {
             given_up: 0,
             batch: 0,
             nap: NAP,
+            key: Key {
+                sid: answer["sid"].as_u64().unwrap_or_default(),
+                key: answer["key"].as_u64().unwrap_or_default(),
+            },
+            reliable: agreement.services.contains(Services::RELIABLE),
+            old: false,
+            stays: false,
         };
         Ok((session, agreement))
     }
@@ -158,32 +201,35 @@ impl Session {
 /// Sending.
 impl Session {
     /// Hands over what there is room for; waits for some.
-    pub(crate) fn send(&mut self, data: &[u8], limit: Option<Instant>) -> Result<usize, Error> {
+    pub(crate) fn send(&mut self, data: &[u8], limit: Option<Instant>) -> Result<usize, Halt> {
         loop {
             if let Some(taken) = self.push(data)? {
                 return Ok(taken);
             }
             if !self.wakeups.sleep(patience(limit, WAIT_MS)?)? {
-                return Err(self.broken());
+                return Err(self.broken().into());
             }
         }
     }
 
     /// Hands over what there is room for; without room, empties the descriptor and looks again.
-    pub(crate) fn try_send(&mut self, data: &[u8]) -> Result<Option<usize>, Error> {
+    pub(crate) fn try_send(&mut self, data: &[u8]) -> Result<Option<usize>, Halt> {
         let taken = self.push(data)?;
         if taken.is_some() {
             return Ok(taken);
         }
         if !self.wakeups.clear()? {
-            return Err(self.broken());
+            return Err(self.broken().into());
         }
         self.push(data)
     }
 
     /// Hands over what there is room for; without room, asks to be woken and returns `None`.
-    fn push(&mut self, data: &[u8]) -> Result<Option<usize>, Error> {
+    fn push(&mut self, data: &[u8]) -> Result<Option<usize>, Halt> {
         self.outgoing.between()?;
+        if self.is_left() {
+            return Err(Halt::Succeeded);
+        }
         let room = self.room_or_wait()?;
         Ok(room.map(|room| self.fill(data, room, None)))
     }
@@ -209,10 +255,10 @@ impl Session {
         lane: u32,
         message: &[u8],
         limit: Option<Instant>,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Halt> {
         while !self.push_message(lane, message)? {
             if !self.wakeups.sleep(patience(limit, WAIT_MS)?)? {
-                return Err(self.broken());
+                return Err(self.broken().into());
             }
         }
         Ok(())
@@ -220,20 +266,23 @@ impl Session {
 
     /// Hands over what of a message there is room for; false if something is left, and then the
     /// same message is to be given again. Without room, empties the descriptor and looks again.
-    pub(crate) fn try_send_message(&mut self, lane: u32, message: &[u8]) -> Result<bool, Error> {
+    pub(crate) fn try_send_message(&mut self, lane: u32, message: &[u8]) -> Result<bool, Halt> {
         if self.push_message(lane, message)? {
             return Ok(true);
         }
         if !self.wakeups.clear()? {
-            return Err(self.broken());
+            return Err(self.broken().into());
         }
         self.push_message(lane, message)
     }
 
     /// Hands over what of a message there is room for, as long as there is some; then asks to be
     /// woken and returns false.
-    fn push_message(&mut self, lane: u32, message: &[u8]) -> Result<bool, Error> {
+    fn push_message(&mut self, lane: u32, message: &[u8]) -> Result<bool, Halt> {
         let mut sent = self.outgoing.start(message)?;
+        if sent == 0 && self.is_left() {
+            return Err(Halt::Succeeded);
+        }
         while sent < message.len() {
             let Some(room) = self.room_or_wait()? else {
                 self.outgoing.stop(message, sent);
@@ -295,6 +344,63 @@ impl Session {
             .is_some_and(|caller| nix::unistd::write(caller, &NOTHING[..length]).is_ok())
     }
 
+    /// Whether to go on with the session by which the peer has succeeded this one.
+    pub(crate) fn is_left(&self) -> bool {
+        let may_leave = !self.old && !self.stays;
+        may_leave && self.tx.is_succeeded() && self.between_messages().is_ok()
+    }
+
+    /// Says that nothing follows in this session. False if there is no room for that yet; the
+    /// descriptor then becomes readable when there is.
+    pub(crate) fn try_end_sending(&mut self) -> bool {
+        if self.tx.closed().is_some() {
+            return true;
+        }
+        while self.tx.room() == 0 {
+            if self.tx.wait_for_room() {
+                return false;
+            }
+            if self.tx.closed().is_some() {
+                return true;
+            }
+        }
+        if self.tx.publish_last() {
+            self.kick();
+        }
+        true
+    }
+
+    /// Empties the descriptor. False if the daemon has gone.
+    pub(crate) fn clear_wakeups(&mut self) -> Result<bool, Error> {
+        Ok(self.wakeups.clear()?)
+    }
+
+    /// Whether there is nothing to wait for of what was sent.
+    pub(crate) fn is_sent(&self) -> bool {
+        self.tx.unacknowledged() == 0
+            || match self.tx.closed() {
+                None => false,
+                Some(Closed::ByPeer) => true,
+                // What is missing then shows when the socket is closed.
+                Some(Closed::Broken | Closed::Local) => !self.reliable,
+            }
+    }
+
+    /// Whether there is something that came and was not read.
+    pub(crate) fn is_unread(&mut self) -> bool {
+        if self.reliable && self.rx.available() > 0 {
+            self.rx.take_last();
+        }
+        self.rx.available() > 0 || !self.incoming.kept().is_empty()
+    }
+
+    /// Whether all was read that will ever come.
+    pub(crate) fn is_read(&mut self) -> bool {
+        // What arrived before the end was published before it.
+        let over = matches!(self.rx.closed(), Some(Closed::ByPeer | Closed::Local));
+        !self.is_unread() && (over || self.rx.is_at_end())
+    }
+
     fn check_open(&self) -> Result<(), Error> {
         match self.tx.closed() {
             None => Ok(()),
@@ -327,7 +433,7 @@ impl Session {
         &mut self,
         limit: Option<Instant>,
         buffer: &mut [u8],
-    ) -> Result<usize, Error> {
+    ) -> Result<usize, Halt> {
         match self.incoming.take(buffer) {
             0 => self.recv(limit, |session| Ok(session.read(buffer))),
             kept => Ok(kept),
@@ -335,7 +441,7 @@ impl Session {
     }
 
     /// As [`Session::recv_data`], but never waits: `None` if nothing has arrived.
-    pub(crate) fn try_recv_data(&mut self, buffer: &mut [u8]) -> Result<Option<usize>, Error> {
+    pub(crate) fn try_recv_data(&mut self, buffer: &mut [u8]) -> Result<Option<usize>, Halt> {
         match self.incoming.take(buffer) {
             0 => self.try_recv(|session| Ok(session.read(buffer))),
             kept => Ok(Some(kept)),
@@ -347,14 +453,14 @@ impl Session {
         &mut self,
         limit: Option<Instant>,
         buffer: &mut [u8],
-    ) -> Result<usize, Error> {
+    ) -> Result<usize, Halt> {
         let len = self.recv(limit, |session| session.read_message(buffer))?;
         self.check_end(len)?;
         Ok(len)
     }
 
     /// As [`Session::recv_message`], but never waits: `None` if it is not whole yet.
-    pub(crate) fn try_recv_message(&mut self, buffer: &mut [u8]) -> Result<Option<usize>, Error> {
+    pub(crate) fn try_recv_message(&mut self, buffer: &mut [u8]) -> Result<Option<usize>, Halt> {
         let len = self.try_recv(|session| session.read_message(buffer))?;
         self.check_end(len.unwrap_or(1))?;
         Ok(len)
@@ -366,7 +472,7 @@ impl Session {
         &mut self,
         limit: Option<Instant>,
         buffer: &mut [u8],
-    ) -> Result<Part, Error> {
+    ) -> Result<Part, Halt> {
         let mut len = self.incoming.take(buffer);
         if len == 0 {
             len = self.recv(limit, |session| Ok(session.read_part(buffer)))?;
@@ -376,7 +482,7 @@ impl Session {
     }
 
     /// As [`Session::recv_part`], but never waits: `None` if nothing has arrived.
-    pub(crate) fn try_recv_part(&mut self, buffer: &mut [u8]) -> Result<Option<Part>, Error> {
+    pub(crate) fn try_recv_part(&mut self, buffer: &mut [u8]) -> Result<Option<Part>, Halt> {
         let mut len = match self.incoming.take(buffer) {
             0 => None,
             kept => Some(kept),
@@ -409,7 +515,7 @@ impl Session {
         &mut self,
         limit: Option<Instant>,
         mut read: impl FnMut(&mut Self) -> Result<usize, Error>,
-    ) -> Result<usize, Error> {
+    ) -> Result<usize, Halt> {
         while self.wait(limit)? {
             match read(self)? {
                 0 => {}
@@ -423,11 +529,12 @@ impl Session {
     fn try_recv(
         &mut self,
         mut read: impl FnMut(&mut Self) -> Result<usize, Error>,
-    ) -> Result<Option<usize>, Error> {
+    ) -> Result<Option<usize>, Halt> {
         loop {
             match self.look()? {
                 Receivable::NotYet => return Ok(None),
                 Receivable::End => return Ok(Some(0)),
+                Receivable::Succeeded => return Err(Halt::Succeeded),
                 Receivable::Packets => match read(self)? {
                     0 => {}
                     got => return Ok(Some(got)),
@@ -437,7 +544,7 @@ impl Session {
     }
 
     /// Waits for packets. False at the end.
-    pub(crate) fn wait(&mut self, limit: Option<Instant>) -> Result<bool, Error> {
+    pub(crate) fn wait(&mut self, limit: Option<Instant>) -> Result<bool, Halt> {
         if self.naps() {
             self.rest();
         }
@@ -446,7 +553,8 @@ impl Session {
             match self.receivable()? {
                 Receivable::Packets => return Ok(true),
                 Receivable::End => return Ok(false),
-                Receivable::NotYet if !daemon_lives => return Err(self.broken()),
+                Receivable::Succeeded => return Err(Halt::Succeeded),
+                Receivable::NotYet if !daemon_lives => return Err(self.broken().into()),
                 Receivable::NotYet => {
                     daemon_lives = self.wakeups.sleep(patience(limit, WAIT_MS)?)?;
                 }
@@ -470,11 +578,18 @@ impl Session {
     fn receivable(&mut self) -> Result<Receivable, Error> {
         loop {
             if self.rx.available() > 0 {
+                if self.reliable && self.rx.take_last() {
+                    continue;
+                }
                 return Ok(Receivable::Packets);
+            }
+            if self.old && self.rx.is_at_end() || self.is_left() {
+                return Ok(Receivable::Succeeded);
             }
             match self.rx.closed() {
                 // What arrived before the end was published before it.
-                Some(_) if self.rx.available() > 0 => return Ok(Receivable::Packets),
+                Some(_) if self.rx.available() > 0 => {}
+                Some(Closed::ByPeer) if self.old => return Ok(Receivable::Succeeded),
                 Some(Closed::ByPeer) => return Ok(Receivable::End),
                 Some(Closed::Broken | Closed::Local) => return Err(self.broken()),
                 None => {}
@@ -526,6 +641,9 @@ impl Session {
         let mut packets = 0;
         let available = self.rx.available();
         while packets < available && filled < buffer.len() {
+            if packets > 0 && self.is_last(packets) {
+                break;
+            }
             let packet = self.rx.packet(packets);
             self.given_up += u64::from(packet.is_empty());
             let rest = &packet[self.read..];
@@ -581,6 +699,7 @@ impl Session {
         let available = self.rx.available();
         let mut len = 0;
         for i in 0..available {
+            // The last packet stands alone: no message goes on in it.
             len += self.rx.packet(i).len();
             if !self.goes_on(i) {
                 return (i + 1, len - self.read, true);
@@ -605,6 +724,16 @@ impl Session {
         self.long_messages.is_some() && self.rx.goes_on(ahead)
     }
 
+    /// Whether the `ahead`-th packet is no data, but says that none follow.
+    fn is_last(&self, ahead: u64) -> bool {
+        self.reliable && self.rx.is_last(ahead)
+    }
+
+    /// Whether [`Session::read_message`] has kept something.
+    pub(crate) fn has_kept(&self) -> bool {
+        !self.incoming.kept().is_empty()
+    }
+
     /// What [`Session::read_message`] has kept of a message, which counts as a packet.
     pub(crate) fn read_kept(&mut self, take: &mut impl FnMut(&[u8])) -> bool {
         let kept = self.incoming.kept();
@@ -618,8 +747,12 @@ impl Session {
 
     /// Shows up to `most` packets, those that the sender gave up as empty ones. Returns how many.
     pub(crate) fn read_in_place(&mut self, most: u64, mut take: impl FnMut(&[u8])) -> u64 {
-        let count = self.rx.available().min(most);
+        let mut count = self.rx.available().min(most);
         for i in 0..count {
+            if i > 0 && self.is_last(i) {
+                count = i;
+                break;
+            }
             let packet = self.rx.packet(i);
             self.given_up += u64::from(packet.is_empty());
             take(&packet[self.read..]);

@@ -220,7 +220,7 @@ impl Shared {
         requirements: &Requirements,
         limit: Option<Duration>,
     ) -> Result<Agreement, Error> {
-        self.operate(&self.receiving, &self.sending, limit, |socket| {
+        self.operate(&self.sending, &self.receiving, limit, |socket| {
             socket.try_negotiate(requirements)
         })
     }

@@ -20,7 +20,7 @@ use std::{
     io::{self, Read, Write},
     net::{IpAddr, SocketAddr},
     os::fd::{AsFd, BorrowedFd},
-    path::Path,
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -36,8 +36,9 @@ pub use crate::error::Error;
 use crate::{
     control::{self, Client},
     message::Part,
-    session::{Receivable, Session},
-    waiting::{Source, deadline, epoll, patience, pause, poll, watch},
+    session::{Halt, Receivable, Session},
+    succession::{Patience, Succession},
+    waiting::{Source, WAIT_MS, deadline, epoll, patience, pause, poll, watch},
 };
 
 /// What the application will do with the socket.
@@ -96,15 +97,17 @@ pub struct Statistics {
 
 /// A VTL socket. Data flows both ways, whoever opened the session.
 pub struct Socket {
-    client: Arc<Client>,
+    pub(crate) daemon: PathBuf,
+    pub(crate) client: Arc<Client>,
     mode: Mode,
     address: SocketAddr,
     timeout: Option<Duration>,
     /// The daemon owes the answer to a request for a session.
     asked: bool,
-    any: Arc<Epoll>,
-    agreement: Option<Agreement>,
-    session: Option<Session>,
+    pub(crate) any: Arc<Epoll>,
+    pub(crate) agreement: Option<Agreement>,
+    pub(crate) session: Option<Session>,
+    pub(crate) succession: Succession,
 }
 
 impl Socket {
@@ -118,14 +121,20 @@ impl Socket {
         if mode == Mode::Responder {
             client.call(&json!({ "op": "listen", "port": address.port() }))?;
         }
-        Self::over(client, mode, address)
+        Self::over(client, mode, address, daemon)
     }
 
     /// A socket without session over a connection to the daemon.
-    pub(crate) fn over(client: Client, mode: Mode, address: SocketAddr) -> Result<Self, Error> {
+    pub(crate) fn over(
+        client: Client,
+        mode: Mode,
+        address: SocketAddr,
+        daemon: &Path,
+    ) -> Result<Self, Error> {
         let any = epoll()?;
         watch(&any, &client, Source::Any)?;
         Ok(Self {
+            daemon: daemon.to_path_buf(),
             client: Arc::new(client),
             mode,
             address,
@@ -134,6 +143,7 @@ impl Socket {
             any: Arc::new(any),
             agreement: None,
             session: None,
+            succession: Succession::default(),
         })
     }
 
@@ -148,11 +158,20 @@ impl Socket {
     /// took last time, and if it then refuses, or does not answer for nine seconds, the session is
     /// [`Error::Broken`].
     ///
+    /// In a session, either side may ask for another one with these requirements in its place. What
+    /// is sent after that goes by the new one; each side reads what came by the old one first. Where
+    /// that could lose packets, the last of them may get lost, or be read after the first of the new
+    /// one. The peer follows when it next sends or receives. Nothing changes if it is refused. An
+    /// attempt goes on after [`Error::TimedOut`], and takes effect with any later call.
+    ///
     /// # Errors
     /// The requirements contradict each other, no graft of both hosts meets them, or the peer does
-    /// not answer.
+    /// not answer. In a session also: a message was begun; the peer changes the session itself, or
+    /// its application has required what would go; or the last eight changes are not finished,
+    /// because something of the sessions before was not read, or not acknowledged.
     pub fn negotiate(&mut self, requirements: &Requirements) -> Result<Agreement, Error> {
-        self.await_session(self.deadline(), |socket| socket.try_negotiate(requirements))
+        let limit = self.deadline();
+        self.await_agreement(limit, |socket| socket.try_negotiate(requirements))
     }
 
     /// As [`Socket::negotiate`], but never waits: `None` means that the peer has not agreed yet.
@@ -165,25 +184,18 @@ impl Socket {
         &mut self,
         requirements: &Requirements,
     ) -> Result<Option<Agreement>, Error> {
-        self.check_may_negotiate()?;
-        if !self.asked {
-            if let Some(contradiction) = requirements.contradiction() {
-                return Err(contradiction.into());
-            }
-            self.ask(&json!({
-                "op": "connect",
-                "host": self.address.ip(),
-                "port": self.address.port(),
-                "services": requirements.services.bits(),
-                "prefer": requirements.prefer.bits(),
-                "avoid": requirements.avoid.bits(),
-                "prohibit": requirements.prohibit.bits(),
-                "max_delay_ms": requirements.qos.max_delay_ms,
-                "min_throughput_mbit": requirements.qos.min_throughput_mbit,
-                "max_loss_pct": requirements.qos.max_loss_pct,
-            }))?;
+        if let Some(contradiction) = requirements.contradiction() {
+            return Err(contradiction.into());
         }
-        self.try_adopt()
+        self.try_connect(json!({
+            "services": requirements.services.bits(),
+            "prefer": requirements.prefer.bits(),
+            "avoid": requirements.avoid.bits(),
+            "prohibit": requirements.prohibit.bits(),
+            "max_delay_ms": requirements.qos.max_delay_ms,
+            "min_throughput_mbit": requirements.qos.min_throughput_mbit,
+            "max_loss_pct": requirements.qos.max_loss_pct,
+        }))
     }
 
     /// As [`Socket::negotiate`], but over this graft and no other, for tests and measurements.
@@ -197,31 +209,30 @@ impl Socket {
         graft: &str,
         params: &[(&str, u32)],
     ) -> Result<Agreement, Error> {
-        self.check_may_negotiate()?;
         let params: serde_json::Map<String, Value> = params
             .iter()
             .map(|(name, value)| ((*name).to_owned(), json!(value)))
             .collect();
-        if !self.asked {
-            self.ask(&json!({
-                "op": "connect",
-                "host": self.address.ip(),
-                "port": self.address.port(),
-                "services": 0,
-                "graft": graft,
-                "params": params,
-            }))?;
-        }
-        self.await_session(self.deadline(), Self::try_adopt)
+        let wish = json!({ "services": 0, "graft": graft, "params": params });
+        let limit = self.deadline();
+        self.await_agreement(limit, |socket| socket.try_connect(wish.clone()))
     }
 
-    fn check_may_negotiate(&self) -> Result<(), Error> {
-        if self.mode != Mode::Initiator || self.session.is_some() {
-            return Err(Error::Misuse(
-                "only an initiator without session can negotiate",
-            ));
+    /// Asks for a session, or for one in place of that which there is, and takes the answer.
+    fn try_connect(&mut self, mut wish: Value) -> Result<Option<Agreement>, Error> {
+        wish["op"] = "connect".into();
+        if self.session.is_some() {
+            return self.try_succeed(wish);
         }
-        Ok(())
+        if self.mode != Mode::Initiator {
+            return Err(Error::Misuse("a responder validates a session first"));
+        }
+        if !self.asked {
+            wish["host"] = json!(self.address.ip());
+            wish["port"] = self.address.port().into();
+            self.ask(&wish)?;
+        }
+        self.try_adopt()
     }
 
     /// Waits for a peer to open a session.
@@ -229,7 +240,8 @@ impl Socket {
     /// # Errors
     /// The daemon has gone.
     pub fn validate(&mut self) -> Result<Agreement, Error> {
-        self.await_session(self.deadline(), Self::try_validate)
+        let limit = self.deadline();
+        self.await_agreement(limit, Self::try_validate)
     }
 
     /// As [`Socket::validate`], but never waits: `None` means that nobody has opened a session yet.
@@ -256,22 +268,31 @@ impl Socket {
         Ok(())
     }
 
-    fn deadline(&self) -> Option<Instant> {
+    pub(crate) fn deadline(&self) -> Option<Instant> {
         deadline(self.timeout)
     }
 
-    /// Attempts until there is a session.
-    fn await_session<T>(
+    /// Attempts until it succeeds.
+    fn await_agreement<T>(
         &mut self,
         limit: Option<Instant>,
         mut attempt: impl FnMut(&mut Self) -> Result<Option<T>, Error>,
     ) -> Result<T, Error> {
         loop {
-            if let Some(opened) = attempt(self)? {
-                return Ok(opened);
+            if let Some(agreed) = attempt(self)? {
+                return Ok(agreed);
             }
-            self.await_answer(limit)?;
+            self.rest(limit)?;
         }
+    }
+
+    /// Waits for whatever makes the descriptor readable.
+    pub(crate) fn rest(&self, limit: Option<Instant>) -> Result<(), Error> {
+        let mut fds = [PollFd::new(self.any.0.as_fd(), PollFlags::POLLIN)];
+        // Nobody tells that what was sent in a session before has arrived.
+        let none = self.succession.old.is_empty();
+        let most = if none { u16::MAX } else { WAIT_MS };
+        Ok(poll(&mut fds, patience(limit, most)?)?)
     }
 
     /// Waits for the daemon's answer.
@@ -306,12 +327,14 @@ impl Socket {
 
     /// Opens a session with default requirements (reliable, ordered, congestion-controlled) unless
     /// there is one.
-    fn ready(&mut self, limit: Option<Instant>) -> Result<&mut Session, Error> {
-        self.await_session(limit, |socket| Ok(socket.try_ready()?.then_some(())))?;
-        self.open_session()
+    pub(crate) fn ready(&mut self, limit: Option<Instant>) -> Result<(), Error> {
+        if self.session.is_some() {
+            return Ok(());
+        }
+        self.await_agreement(limit, |socket| Ok(socket.try_ready()?.then_some(())))
     }
 
-    /// As [`Socket::ready`], but never waits: false if there is no session yet.
+    /// As `ready`, but never waits: false if there is no session yet.
     pub(crate) fn try_ready(&mut self) -> Result<bool, Error> {
         Ok(self.session.is_some()
             || match self.mode {
@@ -322,7 +345,7 @@ impl Socket {
     }
 
     /// The session, which must be open already.
-    fn open_session(&mut self) -> Result<&mut Session, Error> {
+    pub(crate) fn open_session(&mut self) -> Result<&mut Session, Error> {
         const WHY: &str = "negotiate or validate a session first";
         self.session.as_mut().ok_or(Error::Misuse(WHY))
     }
@@ -337,8 +360,8 @@ impl Socket {
         if data.is_empty() {
             return Ok(0);
         }
-        let limit = self.deadline();
-        self.ready(limit)?.send(data, limit)
+        let send = |s: &mut Session, limit| s.send(data, limit);
+        self.send_with(send, |s| s.try_send(data))
     }
 
     /// As [`Socket::send_data`], but never waits: `None` means that there is no room. The
@@ -350,7 +373,7 @@ impl Socket {
         if data.is_empty() {
             return Ok(Some(0));
         }
-        self.open_session()?.try_send(data)
+        self.try_send_with(|s| s.try_send(data))
     }
 
     /// Fetches bytes that have arrived, in order; waits for the first. 0 means that the peer has
@@ -362,9 +385,10 @@ impl Socket {
         if buffer.is_empty() {
             return Ok(0);
         }
-        let limit = self.deadline();
-        let session = self.ready(limit)?;
-        session.recv_data(limit, buffer)
+        self.recv_with(|s, patience| match patience {
+            Patience::Until(limit) => s.recv_data(limit, buffer).map(Some),
+            Patience::None => s.try_recv_data(buffer),
+        })
     }
 
     /// As [`Socket::recv_data`], but never waits: `None` means that nothing has arrived. The
@@ -376,7 +400,7 @@ impl Socket {
         if buffer.is_empty() {
             return Ok(Some(0));
         }
-        self.open_session()?.try_recv_data(buffer)
+        self.try_recv_with(|s| s.try_recv_data(buffer))
     }
 
     /// The longest message, bytes; 0 without a session. 64 MB where the graft provides reliability
@@ -412,9 +436,11 @@ impl Socket {
     /// # Errors
     /// As [`Socket::try_send_message`].
     pub fn try_send_in_lane(&mut self, lane: u32, message: &[u8]) -> Result<bool, Error> {
-        let session = self.open_session()?;
-        check_message(message, session)?;
-        session.try_send_message(lane, message)
+        let sent = self.try_send_with(|s| {
+            check_message(message, s)?;
+            Ok(s.try_send_message(lane, message)?.then_some(()))
+        })?;
+        Ok(sent.is_some())
     }
 
     /// Sends a message as [`Socket::try_send_message`] does; waits for room. After
@@ -431,10 +457,14 @@ impl Socket {
     /// # Errors
     /// As [`Socket::try_send_message`].
     pub fn send_in_lane(&mut self, lane: u32, message: &[u8]) -> Result<(), Error> {
-        let limit = self.deadline();
-        let session = self.ready(limit)?;
-        check_message(message, session)?;
-        session.send_message(lane, message, limit)
+        let send = |s: &mut Session, limit| {
+            check_message(message, s)?;
+            s.send_message(lane, message, limit)
+        };
+        self.send_with(send, |s| {
+            check_message(message, s)?;
+            Ok(s.try_send_message(lane, message)?.then_some(()))
+        })
     }
 
     /// Fetches a message, as the peer sent it: `Some(0)` at the end, `None` if none has arrived
@@ -447,7 +477,7 @@ impl Socket {
     /// [`Socket::try_recv_part`]. The session broke, or ended in the middle of a message; or there
     /// is none yet.
     pub fn try_recv_message(&mut self, buffer: &mut [u8]) -> Result<Option<usize>, Error> {
-        self.open_session()?.try_recv_message(buffer)
+        self.try_recv_with(|s| s.try_recv_message(buffer))
     }
 
     /// Fetches a message as [`Socket::try_recv_message`] does; waits for it. 0 at the end.
@@ -455,9 +485,10 @@ impl Socket {
     /// # Errors
     /// As [`Socket::try_recv_message`].
     pub fn recv_message(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
-        let limit = self.deadline();
-        let session = self.ready(limit)?;
-        session.recv_message(limit, buffer)
+        self.recv_with(|s, patience| match patience {
+            Patience::Until(limit) => s.recv_message(limit, buffer).map(Some),
+            Patience::None => s.try_recv_message(buffer),
+        })
     }
 
     /// Fetches what has arrived of a message, as far as it fits, and says whether the message goes
@@ -470,7 +501,7 @@ impl Socket {
         if buffer.is_empty() {
             return Ok(Some(Part::default()));
         }
-        self.open_session()?.try_recv_part(buffer)
+        self.try_recv_with(|s| s.try_recv_part(buffer))
     }
 
     /// Fetches a part of a message as [`Socket::try_recv_part`] does; waits for it.
@@ -481,15 +512,17 @@ impl Socket {
         if buffer.is_empty() {
             return Ok(Part::default());
         }
-        let limit = self.deadline();
-        let session = self.ready(limit)?;
-        session.recv_part(limit, buffer)
+        self.recv_with(|s, patience| match patience {
+            Patience::Until(limit) => s.recv_part(limit, buffer).map(Some),
+            Patience::None => s.try_recv_part(buffer),
+        })
     }
 
     /// Packets of the peer that were given up, as far as the application has read: they left gaps.
     /// Always 0 over grafts that are reliable; others do not know.
     pub fn given_up(&self) -> u64 {
-        self.session.as_ref().map_or(0, Session::given_up)
+        let sessions = self.sessions().map(Session::given_up);
+        self.succession.given_up + sessions.sum::<u64>()
     }
 
     /// Reads up to `most` packets in place, without a copy; waits for the first. A packet that was
@@ -498,15 +531,15 @@ impl Socket {
     /// # Errors
     /// As [`Socket::recv_data`].
     pub fn recv_in_place(&mut self, most: u64, mut take: impl FnMut(&[u8])) -> Result<u64, Error> {
-        let limit = self.deadline();
-        let session = self.ready(limit)?;
-        if most > 0 && session.read_kept(&mut take) {
-            return Ok(1);
-        }
-        if !session.wait(limit)? {
-            return Ok(0);
-        }
-        Ok(session.read_in_place(most, take))
+        self.recv_with(|s, patience| {
+            if let Patience::Until(limit) = patience
+                && !s.has_kept()
+                && !s.wait(limit)?
+            {
+                return Ok(Some(0));
+            }
+            try_in_place(s, most, &mut take)
+        })
     }
 
     /// As [`Socket::recv_in_place`], but never waits: `None` means that nothing has arrived. The
@@ -519,20 +552,18 @@ impl Socket {
         most: u64,
         mut take: impl FnMut(&[u8]),
     ) -> Result<Option<u64>, Error> {
-        let session = self.open_session()?;
-        if most > 0 && session.read_kept(&mut take) {
-            return Ok(Some(1));
-        }
-        Ok(match session.look()? {
-            Receivable::NotYet => None,
-            Receivable::End => Some(0),
-            Receivable::Packets => Some(session.read_in_place(most, take)),
-        })
+        self.try_recv_with(|s| try_in_place(s, most, &mut take))
+    }
+
+    /// The present session, and those before.
+    fn sessions(&self) -> impl Iterator<Item = &Session> {
+        let before = self.succession.old.iter().map(|old| &old.session);
+        self.session.iter().chain(before)
     }
 
     /// Packets that were handed over for sending and that the peer has not acknowledged.
     pub fn unacknowledged(&self) -> u64 {
-        self.session.as_ref().map_or(0, Session::unacknowledged)
+        self.sessions().map(Session::unacknowledged).sum()
     }
 
     /// Waits until the peer has everything, and ends the session. Dropping the socket instead ends
@@ -554,13 +585,17 @@ impl Socket {
     /// # Errors
     /// The session broke before everything was delivered.
     pub fn try_close(&mut self) -> Result<bool, Error> {
+        self.tend();
         let Some(session) = &self.session else {
             return Ok(true);
         };
         let delivered = session.delivered()?;
         session.between_messages()?;
-        if !delivered {
+        if !delivered || !self.are_old_delivered()? {
             return Ok(false);
+        }
+        while !self.succession.old.is_empty() {
+            self.retire();
         }
         self.client.call(&json!({ "op": "close" }))?;
         self.session = None;
@@ -603,13 +638,37 @@ impl Socket {
     /// Whether wake-ups were taken off the descriptor since this was last asked. Who waits for the
     /// other direction by the same descriptor has missed them and must look again.
     pub(crate) fn took_wakeups(&mut self) -> bool {
-        self.session.as_mut().is_some_and(Session::took_wakeups)
+        let before = self.succession.old.iter_mut().map(|old| &mut old.session);
+        let sessions = self.session.iter_mut().chain(before);
+        // Of all of them, not up to the first one that has.
+        let took = sessions.filter_map(|s| s.took_wakeups().then_some(()));
+        took.count() > 0 || std::mem::take(&mut self.succession.news)
     }
 
     /// How long a reader should nap before it looks and asks to be woken.
     pub(crate) fn nap(&mut self) -> Option<Duration> {
+        if !self.succession.old.is_empty() {
+            return None;
+        }
         self.session.as_mut()?.nap()
     }
+}
+
+/// Reads in place what there is.
+fn try_in_place(
+    session: &mut Session,
+    most: u64,
+    take: &mut impl FnMut(&[u8]),
+) -> Result<Option<u64>, Halt> {
+    if most > 0 && session.read_kept(take) {
+        return Ok(Some(1));
+    }
+    Ok(match session.look()? {
+        Receivable::NotYet => None,
+        Receivable::End => Some(0),
+        Receivable::Succeeded => return Err(Halt::Succeeded),
+        Receivable::Packets => Some(session.read_in_place(most, take)),
+    })
 }
 
 /// Whether the session takes a message of this length.

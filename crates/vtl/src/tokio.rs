@@ -137,6 +137,15 @@ impl Socket {
         Ok(socket)
     }
 
+    /// Asks for another session in place of this one, as [`crate::Socket::negotiate`].
+    ///
+    /// # Errors
+    /// As [`crate::Socket::negotiate`].
+    pub async fn negotiate(&mut self, requirements: &Requirements) -> Result<Agreement, Error> {
+        poll_fn(|cx| self.poll_with(cx, Way::Send, |socket| socket.try_negotiate(requirements)))
+            .await
+    }
+
     /// Has the runtime watch a socket, with a session or without.
     ///
     /// # Errors

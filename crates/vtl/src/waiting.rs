@@ -78,6 +78,8 @@ pub(crate) enum Source {
     Wake,
     /// The kernel's events.
     Events,
+    /// What belongs to another session of the socket.
+    Other,
 }
 
 /// What wakes the user of a session.
@@ -141,7 +143,7 @@ impl Wakeups {
 
     /// Makes the descriptor unreadable until the next one. False if the daemon has gone.
     pub(crate) fn clear(&mut self) -> io::Result<bool> {
-        let mut found = [EpollEvent::empty(); 3];
+        let mut found = [EpollEvent::empty(); 4];
         let count = match self.any.wait(&mut found, EpollTimeout::ZERO) {
             Ok(count) => count,
             Err(Errno::EINTR) => 0,
@@ -152,6 +154,7 @@ impl Wakeups {
             match event.data() {
                 EVENTS => self.clear_events(),
                 WAKE => self.clear_wake(),
+                OTHER => continue,
                 // The daemon never speaks unasked.
                 _ => {
                     here = false;
@@ -200,3 +203,4 @@ impl Drop for Wakeups {
 
 const WAKE: u64 = Source::Wake as u64;
 const EVENTS: u64 = Source::Events as u64;
+const OTHER: u64 = Source::Other as u64;

@@ -9,6 +9,7 @@ use std::{
     collections::HashMap,
     fs,
     io::{self, Read},
+    net::SocketAddr,
     os::{
         fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
         unix::fs::{PermissionsExt, chown},
@@ -35,7 +36,7 @@ use vtl::control::{self, Client};
 use vtl_proto::services::{Qos, Requirements, Services};
 
 use crate::{
-    broker::{self, Granted, Owner, Wish},
+    broker::{self, Granted, Owner, Predecessor, Toward, Wish},
     hooker::{Carrier, Hooked, Hooker},
 };
 
@@ -360,16 +361,25 @@ impl Service {
                 done()
             }
             "connect" => {
-                let host = text(request, "host")?;
-                let host = host
-                    .parse()
-                    .map_err(|_| format!("{host} is no IP address"))?;
-                let port = number(request, "port")?;
-                let to = std::net::SocketAddr::new(host, port);
+                let to = match predecessor(request)? {
+                    Some(of) => Toward::Successor(of),
+                    None => {
+                        let host = text(request, "host")?;
+                        let host = host
+                            .parse()
+                            .map_err(|_| format!("{host} is no IP address"))?;
+                        let port = number(request, "port")?;
+                        Toward::Peer(SocketAddr::new(host, port))
+                    }
+                };
                 granted(
                     self.broker.connect(owner, to, &wish(request)?, gone)?,
                     peer.near,
                 )
+            }
+            "follow" => {
+                let from = predecessor(request)?.ok_or("the request lacks \"succeeds\"")?;
+                granted(self.broker.follow(owner, from)?, peer.near)
             }
             "listen" => {
                 let key = self.broker.listen(owner, number(request, "port")?)?;
@@ -446,6 +456,18 @@ fn wish(request: &Value) -> Result<Wish, String> {
         graft,
         params,
     })
+}
+
+/// The session that a request is about another one to succeed.
+fn predecessor(request: &Value) -> Result<Option<Predecessor>, String> {
+    let succeeds = &request["succeeds"];
+    if succeeds.is_null() {
+        return Ok(None);
+    }
+    let sid = succeeds["sid"].as_u64().and_then(|n| n.try_into().ok());
+    let predecessor = sid.zip(succeeds["key"].as_u64());
+    let (sid, key) = predecessor.ok_or("\"succeeds\" must have a sid and a key")?;
+    Ok(Some(Predecessor { sid, key }))
 }
 
 /// Has the other end closed the connection?
@@ -529,6 +551,7 @@ fn granted(granted: Granted, near: bool) -> Answer {
     let caller = granted.caller.filter(|_| near);
     let value = json!({
         "sid": granted.sid,
+        "key": granted.key,
         "slots": granted.slots,
         "max_payload": granted.max_payload,
         "max_message": granted.max_message,

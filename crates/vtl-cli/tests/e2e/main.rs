@@ -28,5 +28,6 @@ mod path;
 mod peer;
 mod pool;
 mod python;
+mod succession;
 mod users;
 mod web;

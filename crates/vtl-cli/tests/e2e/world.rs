@@ -380,6 +380,15 @@ impl World {
         self.testbed.set(&bad_link()).expect("set");
     }
 
+    /// Has the link drop the packets of an IP protocol, or none.
+    pub(crate) fn block(&self, protocol: Option<u8>) {
+        let link = Link {
+            blocked: protocol,
+            ..self.testbed.link().expect("a link")
+        };
+        self.testbed.set(&link).expect("set");
+    }
+
     /// Makes the link as lossy as wanted.
     pub(crate) fn set_loss(&self, pct: f64) {
         let link = Link {

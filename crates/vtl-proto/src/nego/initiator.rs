@@ -4,7 +4,7 @@ use core::time::Duration;
 
 use super::{
     Established, FIRST_WAIT, HEAD_START, MAX_WAIT, MIN_WAIT, NegoError, PATIENCE, Reason, Values,
-    able, established, nanos, to,
+    able, established, nanos, succeeded, to,
 };
 use crate::{
     intf,
@@ -61,6 +61,9 @@ pub struct Offer {
     pub ticket: Option<Ticket>,
     /// With a ticket that was never used: data need not wait for the answer.
     pub early: Option<Early>,
+    /// The peer's index and token of the session that this one succeeds; then there are no early
+    /// data.
+    pub succeeds: Option<(u32, u64)>,
 }
 
 /// How data go ahead of the answer.
@@ -126,7 +129,7 @@ impl Initiator {
     pub fn new(mut offer: Offer, now_ns: u64, token: u64) -> Self {
         let params = fit(&mut offer.grafts);
         let gids: Vec<u16> = offer.grafts.iter().map(|g| g.gid).collect();
-        if offer.ticket.is_none() {
+        if offer.ticket.is_none() || offer.succeeds.is_some() {
             offer.early = None;
         }
         let mut initiator = Self {
@@ -201,7 +204,10 @@ impl Initiator {
         self.wait = (self.wait * 2).min(MAX_WAIT);
         let ticket = self.offer.ticket.unwrap_or_default();
         let mut header = Header::default();
-        if let Some(early) = self.offer.early {
+        if let Some((sid, token)) = self.offer.succeeds {
+            header = to(sid, token);
+            header.flags = intf::VTL_F_SUCCEED as u8;
+        } else if let Some(early) = self.offer.early {
             header = to(ticket.sid, early.token);
             if self.tries == 1 && self.gone.is_none() {
                 self.go_ns = Some(now_ns.saturating_add(nanos(HEAD_START)));
@@ -307,6 +313,10 @@ impl Initiator {
     }
 
     fn accepted(&mut self, now_ns: u64, nego: &Nego) -> Result<Answer, NegoError> {
+        if self.offer.succeeds.is_some() && succeeded(nego).is_none() {
+            // To a peer that does not know the flag it is any session.
+            return Err(NegoError::Refused(Reason::Succession));
+        }
         let gid = nego.gids.first().copied().unwrap_or_default();
         let graft = self.offer.grafts.iter().find(|g| g.gid == gid);
         let graft = graft.ok_or(NegoError::NotOffered(gid))?;

@@ -316,6 +316,7 @@ impl Simulation {
             known_rtt: h.known.as_ref().map(|_| Duration::from_millis(10)),
             ticket: h.known.as_ref().map(|known| known.ticket),
             early,
+            succeeds: None,
         };
         h.attempts.push(Attempt {
             sid,

@@ -4,7 +4,7 @@ use core::net::IpAddr;
 use std::collections::BTreeMap;
 
 use super::{
-    Established, NegoKey, Reason, STRANGERS, Values, able, established, nack,
+    Established, NegoKey, Reason, STRANGERS, Values, able, established, nack, succeeded,
     ticket::{Mint, Standing},
     to,
 };
@@ -19,7 +19,8 @@ use crate::{
 pub struct Policy<'a, G = GraftInfo> {
     /// Grafts of the pool that this host lets peers use.
     pub grafts: &'a [G],
-    /// Whether somebody waits at the port asked for.
+    /// Whether somebody waits at the port asked for; with [`super::succeeded`], whether that session
+    /// is the sender's and may have a successor, which proves its address, too.
     pub listening: bool,
     /// Whether another session fits.
     pub room: bool,
@@ -46,6 +47,8 @@ pub struct Request {
     /// The session that its data go to ahead of the answer: index and token. It is to be had with
     /// the first choice, if that is the initiator's, and with 256 places at least.
     pub early: Option<(u32, u64)>,
+    /// As [`super::succeeded`].
+    pub succeeds: Option<(u32, u64)>,
     nego: Nego,
     key: NegoKey,
     stranger: bool,
@@ -176,7 +179,9 @@ impl Responder {
         let no = |reason| nack(nego.sid, nego.token, reason, Ticket::default());
         let standing = self.mint.judge(now_ns, from, &nego.ticket);
         let wish = (nego.header.sid, nego.header.token);
-        let early = nego.header.sid == nego.ticket.sid && nego.header.token != 0;
+        let succeeds = succeeded(nego);
+        let early =
+            succeeds.is_none() && nego.header.sid == nego.ticket.sid && nego.header.token != 0;
         if standing == Standing::Used && early {
             self.counters.replays += 1;
             return Verdict::Answer(no(Reason::Used));
@@ -188,7 +193,7 @@ impl Responder {
                 return Verdict::Answer(no(reason));
             }
         };
-        let stranger = standing == Standing::Stranger;
+        let stranger = standing == Standing::Stranger && succeeds.is_none();
         if stranger && self.strangers >= STRANGERS {
             self.counters.cookies += 1;
             let ticket = self.mint.issue(now_ns, from, next_sid());
@@ -198,6 +203,7 @@ impl Responder {
         Verdict::Open(Request {
             choices,
             early: fresh.then_some(wish),
+            succeeds,
             nego: *nego,
             key,
             stranger,
@@ -222,8 +228,12 @@ impl Responder {
                 value: choice.params[i],
             })
             .collect();
+        let mut header = able(to(nego.sid, nego.token));
+        if request.succeeds.is_some() {
+            header.flags |= intf::VTL_F_SUCCEED as u8;
+        }
         let answer = Packet::NegoAck(Nego {
-            header: able(to(nego.sid, nego.token)),
+            header,
             token: made.token,
             peer_token: nego.token,
             sid: made.sid,
@@ -290,7 +300,10 @@ impl Responder {
 /// parameters may have the values asked for.
 fn choose(nego: &Nego, policy: &Policy<'_, impl AsRef<GraftInfo>>) -> Result<Vec<Choice>, Reason> {
     if !policy.listening {
-        return Err(Reason::NoListener);
+        return Err(match succeeded(nego) {
+            Some(_) => Reason::Succession,
+            None => Reason::NoListener,
+        });
     }
     let services = Services::from_bits(nego.services);
     let choice = |(position, gid): (usize, &u16)| {

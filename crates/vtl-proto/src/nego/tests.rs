@@ -31,6 +31,7 @@ fn offer() -> Offer {
         known_rtt: None,
         ticket: None,
         early: None,
+        succeeds: None,
     }
 }
 
@@ -374,6 +375,52 @@ fn asked__refusals() {
     assert_eq!(refused(&unknown, &good), Reason::NoGraft);
     assert_eq!(responder.counters().refused, 5);
     assert_eq!(responder.sessions(), 0);
+}
+
+#[test]
+fn asked__a_session_that_succeeds_another() {
+    let of = (0x55, 0x6666);
+    let succeeding = Offer {
+        succeeds: Some(of),
+        ticket: None,
+        ..early(Ticket::default())
+    };
+    let mut initiator = Initiator::new(succeeding, 0, 1);
+    let nego = next_nego(&mut initiator);
+    assert_eq!((nego.header.sid, nego.header.token), of);
+    assert_eq!(succeeded(&nego), Some(of));
+    let grafts = [reliable(9)];
+    let mut responder = responder();
+    let deaf = Policy {
+        listening: false,
+        ..policy(&grafts)
+    };
+    let nack = refusal(&mut responder, &nego, &deaf);
+    let refused = Err(NegoError::Refused(Reason::Succession));
+    assert_eq!(initiator.clone().handle(1, &nack), refused);
+    // Its address is proven: strangers take no place from it, and it takes none from them.
+    for sid in 0..STRANGERS as u32 {
+        let stranger = Nego {
+            sid: 100 + sid,
+            ..next_nego(&mut Initiator::new(offer(), 0, 2))
+        };
+        let request = request(&mut responder, 0, &stranger, &grafts);
+        let choice = request.choices[0];
+        responder.accept(0, &request, &choice, &made(200 + sid, 3));
+    }
+    let request = request(&mut responder, 0, &nego, &grafts);
+    assert_eq!((request.succeeds, request.early), (Some(of), None));
+    let choice = request.choices[0];
+    let (answer, _) = responder.accept(0, &request, &choice, &made(3, 4));
+    assert_eq!(responder.strangers(), STRANGERS);
+    // A host that does not know the flag opens any session.
+    let Packet::NegoAck(mut ack) = answer else {
+        unreachable!()
+    };
+    ack.header.flags &= !(intf::VTL_F_SUCCEED as u8);
+    assert_eq!(initiator.clone().handle(1, &Packet::NegoAck(ack)), refused);
+    let opened = initiator.handle(1, &answer);
+    assert!(matches!(opened, Ok(Some(Answer::Opened(_)))), "{opened:?}");
 }
 
 #[test]

@@ -5,6 +5,7 @@
 mod bells;
 mod caller;
 mod engine;
+mod lifeline;
 mod path;
 mod peers;
 mod preamble;
@@ -96,6 +97,8 @@ pub type Owner = u64;
 pub struct Granted {
     /// Session index.
     pub sid: u32,
+    /// With which the application's other connections may have the session succeeded.
+    pub key: u64,
     /// Packets per ring.
     pub slots: u32,
     /// Payload bytes per packet.
@@ -116,6 +119,24 @@ pub struct Granted {
     pub events: Option<OwnedFd>,
     /// The socket by which the application runs egress.
     pub caller: Option<OwnedFd>,
+}
+
+/// An application's session that another one succeeds.
+#[derive(Clone, Copy, Debug)]
+pub struct Predecessor {
+    /// Its index.
+    pub sid: u32,
+    /// As it was granted.
+    pub key: u64,
+}
+
+/// Where a new session leads.
+#[derive(Clone, Copy, Debug)]
+pub enum Toward {
+    /// To a port of a peer.
+    Peer(SocketAddr),
+    /// Where this one leads, which it succeeds.
+    Successor(Predecessor),
 }
 
 /// After a session's end a program may still be at work on its entry and its rings; none runs for
@@ -147,8 +168,13 @@ enum Command {
     Server(ServerFlow),
     Connect {
         owner: Owner,
-        to: SocketAddr,
+        to: Toward,
         wish: Wish,
+        reply: Reply<Granted>,
+    },
+    Follow {
+        owner: Owner,
+        from: Predecessor,
         reply: Reply<Granted>,
     },
     Listen {
@@ -251,7 +277,7 @@ impl Handle {
     pub fn connect(
         &self,
         owner: Owner,
-        to: SocketAddr,
+        to: Toward,
         wish: &Wish,
         gone: impl Fn() -> bool,
     ) -> Result<Granted, String> {
@@ -262,6 +288,14 @@ impl Handle {
             reply,
         };
         self.ask_patiently(command, gone)
+    }
+
+    /// Hands over the session by which the peer has succeeded the application's own.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn follow(&self, owner: Owner, from: Predecessor) -> Result<Granted, String> {
+        self.ask(|reply| Command::Follow { owner, from, reply })
     }
 
     /// Waits for sessions at a port. Returns the key with which other connections may accept them.

@@ -161,9 +161,11 @@ impl PathSize {
             .map(|size| raw::max_payload(*size, self.peer))
             .filter(|payload| (least(self.peer)..self.most).contains(payload))
             .collect();
-        // What is in use goes twice: its loss is what will be believed.
-        sizes.extend([self.most; 2]);
-        sizes.sort_unstable();
+        sizes.sort_unstable_by(|a, b| b.cmp(a));
+        // What is in use goes twice, first and last: its loss is what will be believed, and of a
+        // burst into a full queue only the first packets get through.
+        sizes.insert(0, self.most);
+        sizes.push(self.most);
         sizes
     }
 }
@@ -214,10 +216,8 @@ mod tests {
         let mut path = PathSize::new(V4, 1440, true, now);
         assert_eq!(path.look(now, &at(7), || 0), Step::Nothing);
         let sizes = asked(&mut path, &mut now, &at(7));
-        assert_eq!(
-            (sizes[0], &sizes[sizes.len() - 2..]),
-            (1136, &[1440; 2][..])
-        );
+        assert_eq!((sizes[0], sizes[1]), (1440, 1432));
+        assert_eq!(sizes[sizes.len() - 2..], [1136, 1440]);
         assert_eq!(now, 1300 * MS);
         path.answered(now, 1136, 7);
         path.answered(now, 1000, 7);

@@ -19,8 +19,8 @@ use vtl_proto::{
 };
 
 use super::{
-    Granted, Owner, Reply, bells::Bell, caller::Caller, path::PathSize, peers::Way,
-    streams::Streams,
+    Granted, Owner, Reply, bells::Bell, caller::Caller, lifeline::Lifeline, path::PathSize,
+    peers::Way, streams::Streams,
 };
 use crate::hooker::HeldConnect;
 
@@ -60,6 +60,8 @@ pub(super) struct Aware {
     pub(super) sent: u64,
     /// By which the application runs egress itself.
     pub(super) caller: Option<Caller>,
+    /// The application has got it.
+    pub(super) granted: bool,
     /// Only to mark the end.
     pub(super) tx: TxRing,
     pub(super) rx: RxRing,
@@ -91,6 +93,11 @@ pub(super) struct Session {
     pub(super) port: u16,
     pub(super) token: u64,
     pub(super) initiator: bool,
+    /// The session that this one succeeds, and the one that succeeds it, or is to.
+    pub(super) succeeds: Option<u32>,
+    pub(super) successor: Option<u32>,
+    /// What the application here has required of it: no peer's wish takes that away.
+    pub(super) required: Services,
     /// At the initiator: the gids to offer, in order of preference.
     pub(super) preferred: Vec<u16>,
     /// How data leave that go ahead of the answer.
@@ -109,8 +116,8 @@ pub(super) struct Session {
     /// How large packets the path takes, once it is open and if the peer answers such questions.
     pub(super) path: Option<PathSize>,
     pub(super) purpose: Use,
-    /// Ends when the peer's vtld ends.
-    pub(super) lifeline: Option<TcpStream>,
+    /// Ends when the peer's vtld ends, and takes over when the graft fails.
+    pub(super) lifeline: Option<Lifeline>,
     /// The kernel's count of the peer's packets at `heard_ns`.
     pub(super) heard: u64,
     /// When the peer was last heard.
@@ -122,6 +129,11 @@ pub(super) struct Session {
 impl Session {
     pub(super) fn is_open(&self) -> bool {
         matches!(self.phase, Phase::Open)
+    }
+
+    /// Whether the graft has nothing to do with it any more.
+    pub(super) fn is_off_graft(&self) -> bool {
+        self.lifeline.as_ref().is_some_and(Lifeline::is_leaving)
     }
 
     /// Packets that were written to the transmit ring since the session began.
@@ -155,6 +167,13 @@ impl Session {
 
     pub(super) fn aware(&mut self) -> Option<&mut Aware> {
         match &mut self.purpose {
+            Use::Aware(aware) => Some(aware),
+            Use::Streams { .. } => None,
+        }
+    }
+
+    pub(super) fn aware_ref(&self) -> Option<&Aware> {
+        match &self.purpose {
             Use::Aware(aware) => Some(aware),
             Use::Streams { .. } => None,
         }
@@ -364,6 +383,7 @@ pub(super) fn grant(
     use std::os::fd::AsFd;
     Some(Granted {
         sid,
+        key: session.token,
         slots: session.slots,
         max_payload: s.max_payload,
         max_message: max_message(session.long_messages, s.max_payload, services),

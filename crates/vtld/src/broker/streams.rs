@@ -119,6 +119,11 @@ impl<H> Streams<H> {
         self.tx.published()
     }
 
+    /// For whoever carries packets in place of the kernel's programs.
+    pub(super) fn rings(&mut self) -> (&mut TxRing, &mut RxRing) {
+        (&mut self.tx, &mut self.rx)
+    }
+
     /// The path takes packets with so much payload at most.
     pub(super) fn set_path(&self, most: u16) {
         self.tx.set_path(most);

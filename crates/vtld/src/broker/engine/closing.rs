@@ -45,6 +45,11 @@ impl Engine {
                 return;
             }
         }
+        if session.is_off_graft() {
+            // The end of the lifeline tells the peer.
+            self.end(sid, intf::VTL_CLOSED_LOCAL);
+            return;
+        }
         session.phase = Phase::Closing {
             tries: 1,
             next_ns: now_ns() + CLOSE_NS,
@@ -101,6 +106,13 @@ impl Engine {
         match session.phase {
             Phase::Closing { .. } => self.end(header.sid, intf::VTL_CLOSED_LOCAL),
             Phase::Open => {
+                if aborted && session.succeeds.is_some() && session.answered.is_some() {
+                    // Its opener could not use it, and nobody here knows of it.
+                    return self.forget(header.sid);
+                }
+                if !aborted && !self.knows_successor(header.sid) {
+                    return; // it comes again
+                }
                 // A CLOSE proves the address like any packet, and may be the first that comes: who
                 // listens gets the session, and its end.
                 let session = self.sessions.get_mut(&header.sid);
@@ -119,6 +131,26 @@ impl Engine {
             }
             Phase::Opening(_) | Phase::Ended => {}
         }
+    }
+
+    /// The application must know of the session that succeeds one before this one ends, which would
+    /// look like the end. False if the peer has not shown itself in it yet.
+    fn knows_successor(&mut self, sid: u32) -> bool {
+        let successor = self.sessions.get(&sid).and_then(|s| s.successor);
+        let Some(successor) = successor else {
+            return true;
+        };
+        let entry = self.plane.sessions().get(successor);
+        let shown = entry.is_some_and(|e| e.ifindex() != 0);
+        let session = self.sessions.get_mut(&successor);
+        match session.and_then(|s| s.answered.take_if(|_| shown)) {
+            Some(answered) => self.validated(successor, answered),
+            None => {
+                let session = self.sessions.get(&successor);
+                return session.is_none_or(|s| s.answered.is_none());
+            }
+        }
+        true
     }
 
     /// The session is over: the programs let go of it, its users learn why. An aware application
@@ -160,6 +192,11 @@ impl Engine {
         }
         self.responder.ended(sid);
         self.freed.insert(sid, now_ns());
+        if let Some(before) = session.succeeds.and_then(|s| self.sessions.get_mut(&s))
+            && before.successor == Some(sid)
+        {
+            before.successor = None;
+        }
         for listener in self.listeners.values_mut() {
             listener.backlog.retain(|s| *s != sid);
         }

@@ -114,9 +114,12 @@ impl Engine {
         }
     }
 
-    /// Fills a stream session's transmit ring, and has the pump empty it.
+    /// Fills a stream session's transmit ring, and has the pump, or the lifeline, empty it.
     pub(super) fn transmit(&mut self, sid: u32) {
-        if self.fill(sid) {
+        let published = self.fill(sid);
+        if self.sessions.get(&sid).is_some_and(Session::is_off_graft) {
+            self.carry_on(sid);
+        } else if published {
             self.schedule.now(sid);
         }
     }
@@ -219,7 +222,7 @@ impl Engine {
                     waiting: Vec::new(),
                     streams: None,
                 };
-                match self.open(peer, 0, &wish, |_| Ok(purpose)) {
+                match self.open(peer, 0, &wish, None, |_| Ok(purpose)) {
                     Ok(sid) => sid,
                     Err(error) => {
                         tracing::warn!(%error, %peer, "plain TCP instead of a session");
@@ -286,6 +289,7 @@ impl Engine {
         };
         let mut opened = Vec::new();
         let mut rejected = Vec::new();
+        let mut tied = None;
         for Waiting {
             app,
             dest,
@@ -308,23 +312,20 @@ impl Engine {
                 }
                 Err(_) => continue,
             }
-            if session.lifeline.is_none() && session.initiator {
+            if session.lifeline.is_none() && tied.is_none() && session.initiator {
                 let token = entry.snapshot().peer_token;
                 let preamble = Preamble::Lifeline { token }.emit();
                 // A fresh connection takes 16 bytes.
                 if matches!(peer.write(&preamble), Ok(preamble::LENGTH)) {
-                    set_linger(&peer, true);
-                    let event = EpollEvent::new(
-                        EpollFlags::EPOLLIN | EpollFlags::EPOLLRDHUP,
-                        Source::Lifeline { sid }.pack(),
-                    );
-                    let _ = self.epoll.add(&peer, event);
-                    session.lifeline = Some(peer);
+                    tied = Some(peer);
                 }
             } else {
                 // Without a preamble the peer lets it go.
                 set_linger(&peer, false);
             }
+        }
+        if let Some(peer) = tied {
+            self.tie(sid, peer);
         }
         for id in opened {
             self.watch_flow(sid, id);
@@ -434,40 +435,13 @@ impl Engine {
                     .sessions
                     .iter_mut()
                     .find(|(_, s)| s.token == token && !s.initiator && s.peer == flow.client.ip());
-                let Some((sid, session)) = found else { return };
-                let event = EpollEvent::new(
-                    EpollFlags::EPOLLIN | EpollFlags::EPOLLRDHUP,
-                    Source::Lifeline { sid: *sid }.pack(),
-                );
-                if self.epoll.add(&flow.peer, event).is_ok() {
-                    set_linger(&flow.peer, true);
-                    session.lifeline = Some(flow.peer);
-                }
+                let Some((sid, _)) = found else { return };
+                let sid = *sid;
+                self.tie(sid, flow.peer);
             }
             None => {
                 // No vtld of this kind: not a byte of it may be lost, and none can be given back.
                 tracing::warn!(client = %flow.client, "a discovery connection without preamble");
-            }
-        }
-    }
-
-    /// Something happened on a lifeline: only its end can.
-    pub(super) fn lifeline(&mut self, sid: u32) {
-        let Some(session) = self.sessions.get_mut(&sid) else {
-            return;
-        };
-        let Some(lifeline) = &mut session.lifeline else {
-            return;
-        };
-        let mut byte = [0];
-        match lifeline.read(&mut byte) {
-            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
-            _ => {
-                session.lifeline = None;
-                if session.is_open() {
-                    tracing::info!(peer = %session.peer, "the peer's daemon has ended");
-                    self.end(sid, intf::VTL_CLOSED_TIMEOUT);
-                }
             }
         }
     }

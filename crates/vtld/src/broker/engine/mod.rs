@@ -1,6 +1,7 @@
 //! The broker's thread: waits for events, opens and ends sessions, runs the pump.
 
 mod closing;
+mod fallback;
 mod flows;
 mod opening;
 mod packets;
@@ -13,7 +14,6 @@ mod responding;
 use std::{
     cell::RefCell,
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
-    net::SocketAddr,
     os::fd::{AsFd, AsRawFd, BorrowedFd},
     rc::Rc,
     sync::{Arc, mpsc::Receiver},
@@ -37,7 +37,7 @@ use vtl_proto::{
 use self::pool::Pooled;
 pub(super) use self::pool::Wanted;
 use super::{
-    Command, Config, GRACE_NS, Granted, Handle, Owner, Reply,
+    Command, Config, GRACE_NS, Granted, Handle, Owner, Reply, Toward,
     bells::Bells,
     now_ns,
     peers::Peers,
@@ -95,7 +95,7 @@ enum Parked {
     /// An aware application's.
     Connect {
         owner: Owner,
-        to: SocketAddr,
+        to: Toward,
         wish: Wish,
         reply: Reply<Granted>,
     },
@@ -457,6 +457,7 @@ impl Engine {
         if quiet > SPARE_NS {
             self.stock.trim();
         }
+        self.resume();
         self.freed.retain(|_, at| now - *at < GRACE_NS);
         self.responder.maintain(now, random);
         self.arriving.retain(|_, a| now - a.since_ns < PREAMBLE_NS);
@@ -512,12 +513,18 @@ impl Engine {
                 }
                 let silent = now - session.heard_ns;
                 let used = session.used_ns;
-                if silent > DEAD_NS && entry.timeouts() >= 3 {
+                // TCP decides how long the peer may be silent where there is a connection.
+                if silent > DEAD_NS && entry.timeouts() >= 3 && session.lifeline.is_none() {
                     tracing::info!(peer = %session.peer, "the peer does not answer any more");
                     self.end(sid, intf::VTL_CLOSED_TIMEOUT);
                     return;
                 }
-                if silent > KEEPALIVE_NS && entry.unacknowledged() == 0 && entry.timeouts() == 0 {
+                let off_graft = session.is_off_graft();
+                if !off_graft
+                    && silent > KEEPALIVE_NS
+                    && entry.unacknowledged() == 0
+                    && entry.timeouts() == 0
+                {
                     entry.probe();
                     self.schedule.now(sid);
                 }
@@ -529,7 +536,10 @@ impl Engine {
                 if idle && now - used > IDLE_NS {
                     self.close(sid, false);
                 }
-                self.watch_path(sid, now);
+                if !off_graft {
+                    self.watch_path(sid, now);
+                }
+                self.watch_graft(sid, now, silent);
             }
         }
     }
@@ -572,6 +582,9 @@ impl Engine {
                 reply,
             } => {
                 self.connect(owner, to, wish, reply);
+            }
+            Command::Follow { owner, from, reply } => {
+                let _ = reply.send(self.follow(owner, from));
             }
             Command::Listen { owner, port, reply } => {
                 let answer = match self.listeners.entry(port) {

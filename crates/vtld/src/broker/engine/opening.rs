@@ -22,7 +22,7 @@ use vtl_proto::{
 
 use super::{
     super::{
-        GRACE_NS, Granted, Owner, Reply,
+        GRACE_NS, Granted, Owner, Predecessor, Reply, Toward,
         bells::Bell,
         caller::Caller,
         now_ns,
@@ -213,6 +213,9 @@ impl Engine {
             port,
             token,
             initiator: false,
+            succeeds: None,
+            successor: None,
+            required: Services::NONE,
             preferred: Vec::new(),
             way: None,
             confirming: None,
@@ -271,6 +274,19 @@ impl Engine {
         Ok(())
     }
 
+    /// Notes which session one is to succeed.
+    pub(super) fn succeed(&mut self, sid: u32, of: Option<u32>) {
+        let Some(before) = of.and_then(|of| self.sessions.get_mut(&of)) else {
+            return;
+        };
+        before.successor = Some(sid);
+        let required = before.required;
+        if let Some(session) = self.sessions.get_mut(&sid) {
+            session.succeeds = of;
+            session.required = required;
+        }
+    }
+
     /// What the application gets of its session, once: the daemon then closes what it does not need.
     pub(super) fn grant(&mut self, sid: u32) -> Result<Granted, String> {
         let entry = self
@@ -287,10 +303,9 @@ impl Engine {
             .ok_or_else(|| "out of file descriptors".to_owned())?;
         session.rings.release();
         if let Some(aware) = session.aware() {
+            aware.granted = true;
             aware.kick = None;
-            if let Some(caller) = &mut aware.caller {
-                caller.release();
-            }
+            aware.caller.iter_mut().for_each(Caller::release);
             self.bells.keep(&mut aware.wake);
         }
         Ok(granted)
@@ -299,18 +314,32 @@ impl Engine {
 
 /// The initiator's half.
 impl Engine {
-    pub(super) fn connect(
-        &mut self,
-        owner: Owner,
-        to: SocketAddr,
-        wish: Wish,
-        reply: Reply<Granted>,
-    ) {
-        if to.port() == 0 {
-            let _ = reply.send(Err("port 0 is the Hooker's: name another one".into()));
-            return;
-        }
-        match self.rings_ready(to.ip()) {
+    pub(super) fn connect(&mut self, owner: Owner, to: Toward, wish: Wish, reply: Reply<Granted>) {
+        let (peer, succeeds) = match to {
+            Toward::Peer(peer) if peer.port() == 0 => {
+                let _ = reply.send(Err("port 0 is the Hooker's: name another one".into()));
+                return;
+            }
+            Toward::Peer(peer) => (peer, None),
+            Toward::Successor(of) => match self.to_be_succeeded(of) {
+                Ok(peer) => (peer, Some(of.sid)),
+                Err(error) => {
+                    let _ = reply.send(Err(error.into()));
+                    return;
+                }
+            },
+        };
+        let unconfirmed = |sid| {
+            self.sessions
+                .get(&sid)
+                .is_some_and(|s| s.confirming.is_some())
+        };
+        let ready = if succeeds.is_some_and(unconfirmed) {
+            Ok(false)
+        } else {
+            self.rings_ready(peer.ip())
+        };
+        match ready {
             Ok(true) => {}
             Ok(false) => {
                 self.parked.push_back(Parked::Connect {
@@ -327,7 +356,7 @@ impl Engine {
             }
         }
         let shared = reply.clone();
-        let opened = self.open(to.ip(), to.port(), &wish, |rings| {
+        let opened = self.open(peer.ip(), peer.port(), &wish, succeeds, |rings| {
             Ok(Use::Aware(aware(owner, rings, Some(shared))?))
         });
         if let Err(error) = opened {
@@ -335,12 +364,24 @@ impl Engine {
         }
     }
 
-    /// Begins to open a session.
+    /// Where a session leads that another one is to succeed.
+    fn to_be_succeeded(&self, of: Predecessor) -> Result<SocketAddr, &'static str> {
+        let session = self.sessions.get(&of.sid);
+        let session = session.filter(|s| s.token == of.key && s.is_open());
+        let session = session.ok_or("the session has ended")?;
+        if session.successor.is_some() {
+            return Err("the session is being changed already: try again");
+        }
+        Ok((session.peer, session.port).into())
+    }
+
+    /// Begins to open a session, perhaps one that succeeds another.
     pub(super) fn open(
         &mut self,
         peer: IpAddr,
         port: u16,
         wish: &Wish,
+        succeeds: Option<u32>,
         purpose: impl FnOnce(&vtl_bpf::rings::RingSet) -> Result<Use, String>,
     ) -> Result<u32, String> {
         if self.stopping {
@@ -363,7 +404,11 @@ impl Engine {
         gids.truncate(intf::VTL_NEGO_GRAFTS as usize);
         let preferred = gids.clone();
         let now = now_ns();
-        let ticket = self.peers.ticket(peer, now);
+        // The other session's token proves our address.
+        let ticket = match succeeds {
+            Some(_) => None,
+            None => self.peers.ticket(peer, now),
+        };
         // What goes ahead may have to go again. And a hooked flow that is refused goes over TCP:
         // nothing of it may have gone elsewhere.
         let reliable = |gid| {
@@ -371,10 +416,10 @@ impl Engine {
             found.is_some_and(|g| g.provides.contains(Services::RELIABLE))
         };
         // Nor would the peer have room for it, if its rings are as small as ours.
-        let mut early = match port {
-            0 => None,
-            _ if self.wanted_slots(peer) < intf::VTL_EARLY_WINDOW => None,
-            _ => self.peers.take_early(peer, port, now, &mut gids, reliable),
+        let mut early = match () {
+            () if port == 0 || succeeds.is_some() => None,
+            () if self.wanted_slots(peer) < intf::VTL_EARLY_WINDOW => None,
+            () => self.peers.take_early(peer, port, now, &mut gids, reliable),
         };
         if early.is_some() && self.launch(gids[0]).is_err() {
             gids.remove(0); // the one that was the first before is loaded
@@ -406,11 +451,18 @@ impl Engine {
                 max_payload: next.max_payload,
                 long_messages: next.long_messages,
             }),
+            succeeds: succeeds
+                .and_then(|sid| self.plane.sessions().get(sid))
+                .map(|entry| entry.peer()),
         };
         session.initiator = true;
         session.way = early.map(|next| next.way);
         session.preferred = preferred;
         session.phase = Phase::Opening(Box::new(Initiator::new(offer, now, token)));
+        self.succeed(sid, succeeds);
+        if let Some(session) = self.sessions.get_mut(&sid) {
+            session.required = wish.wanted.required();
+        }
         self.open_timer(sid, now);
         Ok(sid)
     }
@@ -521,6 +573,9 @@ impl Engine {
             ethernet,
             ifindex: entry.ifindex,
         };
+        if session.succeeds.is_some() {
+            return; // who listens there did not take it
+        }
         let preferred = std::mem::take(&mut session.preferred);
         if let Some(next) = Next::new(now_ns(), established, session.port, preferred, way) {
             self.peers.note_next(session.peer, next);
@@ -570,9 +625,12 @@ impl Engine {
             Use::Streams { waiting, .. } => flows = std::mem::take(waiting),
             Use::Aware(aware) => {
                 if let Some(reply) = aware.reply.take() {
-                    let _ = reply.send(Err(format!(
-                        "no session with {peer}: {why} (does VTL run there? try: vtl doctor)"
-                    )));
+                    let _ = reply.send(Err(match session.succeeds {
+                        Some(_) => format!("the session with {peer} stays as it is: {why}"),
+                        None => format!(
+                            "no session with {peer}: {why} (does VTL run there? try: vtl doctor)"
+                        ),
+                    }));
                 }
             }
         }
@@ -707,6 +765,7 @@ pub(super) fn aware(
         kick: Some(event()?),
         wake: Bell::Held(event()?),
         sent: 0,
+        granted: false,
         caller: Caller::open()
             .inspect_err(
                 |error| tracing::debug!(%error, "no way for the application to run egress"),

@@ -55,7 +55,7 @@ impl Engine {
                 continue;
             };
             let ifindex = entry.ifindex();
-            if !session.is_open() || ifindex == 0 {
+            if !session.is_open() || session.is_off_graft() || ifindex == 0 {
                 continue; // the peer's first packet will be an event
             }
             if interface.is_some_and(|first| first != ifindex) {

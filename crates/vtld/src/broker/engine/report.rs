@@ -81,7 +81,10 @@ impl Engine {
         // One that it has closed may not be over yet.
         let goes_on = |sid: &u32| {
             let session = self.sessions.get(sid);
-            session.is_some_and(|s| !matches!(s.phase, Phase::Closing { .. }))
+            session.is_some_and(|s| {
+                let granted = s.aware_ref().is_some_and(|a| a.granted);
+                granted && !matches!(s.phase, Phase::Closing { .. })
+            })
         };
         let owned = self.sessions_of_owner(owner);
         let sid = owned.into_iter().find(goes_on);
@@ -135,8 +138,10 @@ impl Engine {
             "bad_checksum": rx.bad_csum,
             "beyond_window": rx.beyond,
         });
+        let off_graft = session.is_off_graft();
         if let Some(streams) = session.streams() {
             row["flows"] = streams.flows().into();
+            row["fallback"] = off_graft.into();
             row["bytes_sent"] = streams.bytes_sent.into();
             row["bytes_received"] = streams.bytes_received.into();
         }

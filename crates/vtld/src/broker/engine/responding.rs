@@ -1,30 +1,53 @@
 //! The responder's half of opening sessions: from a peer's NEGO to the application that accepts.
 
-use std::time::Duration;
+use std::{net::IpAddr, time::Duration};
 
 use vtl_proto::{
-    nego::{Choice, Made, Policy, Reason, Request, Verdict},
+    nego::{self, Choice, Made, Policy, Reason, Request, Verdict},
+    services::Services,
     wire::{Nego, Packet},
 };
 
 use super::{
     super::{
-        now_ns,
+        Granted, Owner, Predecessor, now_ns,
         raw::{self, Received},
-        session::{Answered, Session, Use},
+        session::{Answered, Phase, Session, Use},
     },
     BACKLOG, Engine,
     opening::{Indexes, aware},
     pool,
 };
 
+/// Whether a session may be succeeded.
+enum Succession {
+    Yes {
+        /// By one that provides this.
+        required: Services,
+    },
+    No,
+    /// The peer will ask again.
+    Later,
+}
+
 impl Engine {
     /// A peer wants to open a session. False if that has to wait for rings.
     pub(super) fn asked(&mut self, nego: &Nego, received: &Received) -> bool {
-        let grafts: Vec<_> = pool::working(&self.pool).collect();
+        let mut grafts: Vec<_> = pool::working(&self.pool).collect();
+        let listening = match nego::succeeded(nego) {
+            None => nego.port == 0 || self.listeners.contains_key(&nego.port),
+            Some(named) => match self.may_succeed(named, nego.port, received.from) {
+                Succession::Later => return true,
+                Succession::No => false,
+                Succession::Yes { required } => {
+                    grafts.retain(|g| g.provides.contains(required));
+                    true
+                }
+            },
+        };
         let policy = Policy {
             grafts: &grafts,
-            listening: nego.port == 0 || self.listeners.contains_key(&nego.port),
+            listening,
             room: !self.stopping && self.sessions.len() < self.config.max_sessions,
         };
         let indexes = Indexes::of(&self.plane, &self.sessions, &self.freed);
@@ -34,12 +57,36 @@ impl Engine {
         match verdict {
             Verdict::Answer(answer) => self.send(&answer, received.to, received.from),
             // It comes again, and by then perhaps somebody has accepted.
-            Verdict::Open(_) if self.backlog_is_full(nego.port) => {}
+            Verdict::Open(ref request)
+                if request.succeeds.is_none() && self.backlog_is_full(nego.port) => {}
             // The responder takes note of it when there are rings. Without any for ever, it refuses.
             Verdict::Open(_) if self.rings_ready(received.from) == Ok(false) => return false,
             Verdict::Open(request) => self.respond(&request, received),
         }
         true
+    }
+
+    /// Whether a session with that index and token may be succeeded as its peer asks. If both ask at
+    /// the same time, the one who opened it is heard.
+    fn may_succeed(&self, (sid, token): (u32, u64), port: u16, from: IpAddr) -> Succession {
+        let named = |s: &&Session| (s.token, s.peer, s.port) == (token, from, port);
+        let Some(session) = self.sessions.get(&sid).filter(named) else {
+            return Succession::No;
+        };
+        let Some(aware) = session.aware_ref().filter(|_| session.is_open()) else {
+            return Succession::No;
+        };
+        if !aware.granted || session.confirming.is_some() || session.answered.is_some() {
+            return Succession::Later;
+        }
+        let successor = session.successor.and_then(|s| self.sessions.get(&s));
+        let ours = |s: &Session| matches!(s.phase, Phase::Opening(_)) && !session.initiator;
+        if successor.is_none_or(ours) {
+            let required = session.required;
+            Succession::Yes { required }
+        } else {
+            Succession::No
+        }
     }
 
     fn backlog_is_full(&self, port: u16) -> bool {
@@ -68,7 +115,11 @@ impl Engine {
         received: &Received,
     ) -> Result<Packet<'static>, String> {
         let port = request.port();
-        let owner = self.listeners.get(&port).map_or(0, |l| l.owner);
+        let before = request.succeeds.and_then(|(s, _)| self.sessions.get(&s));
+        let owner = match before.and_then(Session::aware_ref) {
+            Some(aware) => aware.owner,
+            None => self.listeners.get(&port).map_or(0, |l| l.owner),
+        };
         let mtu = raw::route(received.from).map_or(1500, |(_, mtu)| mtu);
         // What we have learned of the path is for our direction, and the peer may have sent already.
         let max_payload = raw::max_payload(mtu, received.from);
@@ -85,6 +136,7 @@ impl Engine {
             })
         })?;
         let next_sid = self.indexes().any();
+        self.succeed(sid, request.succeeds.map(|(s, _)| s));
         let session = self.sessions.get_mut(&sid).expect("just made");
         let made = Made {
             sid,
@@ -110,7 +162,7 @@ impl Engine {
         let Some(session) = self.sessions.get(&sid).filter(|s| s.is_open()) else {
             return;
         };
-        let (peer, port) = (session.peer, session.port);
+        let (peer, port, succeeds) = (session.peer, session.port, session.succeeds);
         // What did not wait for the answer says nothing of the path.
         let elapsed = Duration::from_nanos(now_ns() - answered.at_ns);
         let measured = (!answered.early).then_some(elapsed);
@@ -139,11 +191,42 @@ impl Engine {
             return;
         }
         self.begin_path(sid, entry.gid, entry.max_payload);
-        if let Some(listener) = self.listeners.get_mut(&port) {
+        if let Some(before) = succeeds {
+            self.tell_succeeded(before, sid);
+        } else if let Some(listener) = self.listeners.get_mut(&port) {
             listener.backlog.push_back(sid);
             self.grant_accepted();
         }
         self.receive(sid);
+    }
+
+    /// Tells the application that its session has a successor.
+    fn tell_succeeded(&mut self, before: u32, sid: u32) {
+        let session = self.sessions.get_mut(&before);
+        let session = session.filter(|s| s.successor == Some(sid));
+        match session.and_then(Session::aware) {
+            Some(aware) => {
+                aware.tx.set_succeeded();
+                self.bells.ring(&aware.wake);
+                self.bells.flush();
+            }
+            None => self.close(sid, true),
+        }
+    }
+
+    /// Hands a session's successor over to the application, of which this is another connection.
+    pub(super) fn follow(&mut self, owner: Owner, from: Predecessor) -> Result<Granted, String> {
+        let before = self.sessions.get(&from.sid);
+        let sid = before
+            .filter(|s| s.token == from.key)
+            .and_then(|s| s.successor)
+            .ok_or("the session has no successor")?;
+        let aware = self.sessions.get_mut(&sid).and_then(Session::aware);
+        let aware = aware.filter(|a| !a.granted).ok_or("it was handed over")?;
+        let before = std::mem::replace(&mut aware.owner, owner);
+        self.owned.remove(&(before, sid));
+        self.owned.insert((owner, sid));
+        self.grant(sid)
     }
 
     /// Gives sessions that wait to applications that wait.

@@ -1,0 +1,284 @@
+//! The TCP connection that a stream session has besides its graft (PROTOCOL.md, section 8). Its end
+//! tells that the peer's daemon has ended; over it the daemons find out whether the graft's packets
+//! get lost while others arrive; and then the session's packets go this way.
+
+use std::{
+    io::{self, Read, Write},
+    net::TcpStream,
+};
+
+use vtl_proto::intf;
+
+/// Bytes of a word, and how each begins: as a preamble.
+const WORD: usize = 16;
+const MAGIC: &[u8; 4] = b"VTL1";
+/// Bytes that are kept in each direction.
+const KEPT: usize = 64 << 10;
+/// Bytes before each packet: its length.
+const PREFIX: usize = 2;
+
+/// What the daemons say to each other before packets go this way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Word {
+    /// Nothing is heard of the graft: are you there?
+    Ask,
+    /// Yes.
+    Here,
+    /// No packets go by the graft from now on. So many have arrived that way; the others follow
+    /// here.
+    Leave { received: u64 },
+}
+
+impl Word {
+    fn emit(self) -> [u8; WORD] {
+        let mut bytes = [0; WORD];
+        bytes[..4].copy_from_slice(MAGIC);
+        bytes[4] = match self {
+            Self::Ask => 2,
+            Self::Here => 3,
+            Self::Leave { received } => {
+                bytes[8..].copy_from_slice(&received.to_be_bytes());
+                4
+            }
+        };
+        bytes
+    }
+
+    fn parse(bytes: &[u8; WORD]) -> Option<Self> {
+        let rest = bytes.strip_prefix(MAGIC)?;
+        match rest[0] {
+            2 => Some(Self::Ask),
+            3 => Some(Self::Here),
+            4 => Some(Self::Leave {
+                received: u64::from_be_bytes(rest[4..].try_into().ok()?),
+            }),
+            _ => None,
+        }
+    }
+}
+
+/// How far the session is from going this way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// The graft does its work.
+    Quiet,
+    /// It may not: the peer was asked.
+    Asked {
+        at_ns: u64,
+        /// When it answered.
+        here_ns: Option<u64>,
+    },
+    /// The programs are letting go of the session since then.
+    Leaving { since_ns: u64 },
+    /// They have, and the peer was told.
+    Left,
+    /// Packets go this way.
+    Carrying,
+}
+
+/// What is wrong with a lifeline.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Fault {
+    #[error("it has ended")]
+    Ended,
+    #[error("the peer says something else than it may")]
+    Nonsense,
+}
+
+/// One session's.
+pub(super) struct Lifeline {
+    socket: TcpStream,
+    pub(super) stage: Stage,
+    /// Packets that the peer had when it left.
+    pub(super) peer_has: Option<u64>,
+    out: Vec<u8>,
+    /// Bytes of `out` that have gone.
+    gone: usize,
+    come: Vec<u8>,
+}
+
+impl Lifeline {
+    /// Of a connection that does not block.
+    pub(super) fn new(socket: TcpStream) -> Self {
+        // A word must not wait for others.
+        let _ = socket.set_nodelay(true);
+        Self {
+            socket,
+            stage: Stage::Quiet,
+            peer_has: None,
+            out: Vec::new(),
+            gone: 0,
+            come: Vec::new(),
+        }
+    }
+
+    /// Whether the session has left its graft, or is about to.
+    pub(super) fn is_leaving(&self) -> bool {
+        matches!(
+            self.stage,
+            Stage::Leaving { .. } | Stage::Left | Stage::Carrying
+        )
+    }
+
+    pub(super) fn say(&mut self, word: Word) {
+        self.out.extend(word.emit());
+    }
+
+    /// Queues a packet; false if enough is queued.
+    pub(super) fn queue(&mut self, packet: &[u8]) -> bool {
+        if self.out.len() - self.gone >= KEPT {
+            return false;
+        }
+        self.out.extend((packet.len() as u16).to_be_bytes());
+        self.out.extend(packet);
+        true
+    }
+
+    /// Whether all that was queued has been written.
+    pub(super) fn is_flushed(&self) -> bool {
+        self.out.is_empty()
+    }
+
+    /// Writes what the connection takes.
+    pub(super) fn flush(&mut self) -> Result<(), Fault> {
+        while self.gone < self.out.len() {
+            match self.socket.write(&self.out[self.gone..]) {
+                Ok(n) => self.gone += n,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return Err(Fault::Ended),
+            }
+        }
+        if self.gone == self.out.len() {
+            self.out.clear();
+            self.gone = 0;
+        } else if self.gone >= KEPT {
+            self.out.drain(..self.gone);
+            self.gone = 0;
+        }
+        Ok(())
+    }
+
+    /// Reads what has come, as far as there is room.
+    pub(super) fn pull(&mut self) -> Result<(), Fault> {
+        while self.come.len() < KEPT {
+            let have = self.come.len();
+            self.come.resize(KEPT, 0);
+            let read = self.socket.read(&mut self.come[have..]);
+            self.come.truncate(have + *read.as_ref().unwrap_or(&0));
+            match read {
+                Ok(0) => return Err(Fault::Ended),
+                Ok(_) => {}
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return Err(Fault::Ended),
+            }
+        }
+        Ok(())
+    }
+
+    /// The next word that has come whole. After [`Word::Leave`] only packets do.
+    pub(super) fn word(&mut self) -> Result<Option<Word>, Fault> {
+        let Some((bytes, _)) = self.come.split_first_chunk() else {
+            return Ok(None);
+        };
+        let word = Word::parse(bytes).ok_or(Fault::Nonsense)?;
+        self.come.drain(..WORD);
+        Ok(Some(word))
+    }
+
+    /// Hands out the packets that have come whole, as long as they are taken; returns how many were.
+    pub(super) fn packets(&mut self, mut take: impl FnMut(&[u8]) -> bool) -> Result<usize, Fault> {
+        let mut used = 0;
+        let mut count = 0;
+        while let Some((prefix, rest)) = self.come[used..].split_first_chunk() {
+            let len = usize::from(u16::from_be_bytes(*prefix));
+            if !(1..=intf::VTL_MAX_PAYLOAD as usize).contains(&len) {
+                return Err(Fault::Nonsense);
+            }
+            let Some(packet) = rest.get(..len) else { break };
+            if !take(packet) {
+                break;
+            }
+            used += PREFIX + len;
+            count += 1;
+        }
+        self.come.drain(..used);
+        Ok(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    fn pair() -> (Lifeline, Lifeline) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let other = listener.accept().unwrap().0;
+        one.set_nonblocking(true).unwrap();
+        other.set_nonblocking(true).unwrap();
+        (Lifeline::new(one), Lifeline::new(other))
+    }
+
+    #[test]
+    fn word__emit_then_parse_is_identity() {
+        let leave = Word::Leave { received: 1 << 60 };
+        for word in [Word::Ask, Word::Here, leave] {
+            assert_eq!(Word::parse(&word.emit()), Some(word));
+        }
+        assert_eq!(Word::parse(b"VTL1\x05\0\0\0\0\0\0\0\0\0\0\0"), None);
+        assert_eq!(Word::parse(b"GET / HTTP/1.1\r\n"), None);
+    }
+
+    #[test]
+    fn packets__come_as_they_went_however_they_are_cut() {
+        let (mut here, mut there) = pair();
+        let packets: Vec<Vec<u8>> = (1..500).map(|n| vec![n as u8; n * 3]).collect();
+        let mut sent = packets.iter().peekable();
+        let mut got: Vec<Vec<u8>> = Vec::new();
+        here.say(Word::Leave { received: 7 });
+        let mut word = None;
+        let mut turn = 0;
+        while got.len() < packets.len() {
+            while sent.peek().is_some_and(|packet| here.queue(packet)) {
+                sent.next();
+            }
+            here.flush().unwrap();
+            there.pull().unwrap();
+            if word.is_none() {
+                word = there.word().unwrap();
+                continue;
+            }
+            turn += 1;
+            let room = got.len() + turn % 7;
+            let take = |packet: &[u8]| {
+                let takes = got.len() < room;
+                if takes {
+                    got.push(packet.to_vec());
+                }
+                takes
+            };
+            there.packets(take).unwrap();
+        }
+        assert_eq!(word, Some(Word::Leave { received: 7 }));
+        assert_eq!(got, packets);
+        drop(here);
+        assert!(matches!(there.pull(), Err(Fault::Ended)));
+    }
+
+    #[test]
+    fn packets__of_impossible_lengths_are_nonsense() {
+        for length in [0, intf::VTL_MAX_PAYLOAD as u16 + 1] {
+            let (mut here, mut there) = pair();
+            here.out.extend(length.to_be_bytes());
+            here.flush().unwrap();
+            while there.come.is_empty() {
+                there.pull().unwrap();
+            }
+            assert!(matches!(there.packets(|_| true), Err(Fault::Nonsense)));
+        }
+    }
+}
