@@ -161,14 +161,17 @@ int vtl_init(enum vtl_mode mode, const char *src, const char *dst, vtl_socket **
  *
  * In a session, either side may call it to have the requirements changed: another session succeeds
  * the one that there is. Data sent after that go by it; each side first reads what came by the one
- * before, of which the last packets may be read later if its protocol may lose some. The peer goes
- * over when it next sends or receives. If it fails, the session stays as it is.
+ * before, of which the last packets may get lost, or be read later, if its protocol may lose some.
+ * The peer goes over when it next sends or receives; what it required itself stays. The session
+ * before is looked after by whatever is called next, so who has asked should not fall silent at
+ * once. If it fails, the session stays as it is. vtl_get_info() says what has become of max_message.
  *
  * If it fails with -EAGAIN or -ETIMEDOUT the negotiation goes on: call again, the requirements of
  * the first call count. After any other error it may be called again for another attempt.
  *
  * -EINVAL: the requirements contradict each other, vtl_last_error() names the pair; or a message
- * was begun and not sent whole; or what came by the eight sessions before was not read.
+ * was begun and not sent whole; or the last eight changes are not finished, because something of
+ * the sessions before was not read or not acknowledged.
  * -ECONNREFUSED: no protocol of both hosts meets the requirements, or nobody waits at the port, or
  * the peer has not answered for nine seconds, or changes the session itself; vtl_last_error() says
  * which.

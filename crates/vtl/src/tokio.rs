@@ -1,6 +1,6 @@
 //! Sockets and listeners for tokio. Nothing here waits but by the runtime, with three exceptions
-//! that take about 0.1 ms each: making a socket or a listener, ending a session, and statistics ask
-//! the daemon.
+//! that take about 0.1 ms each: making a socket or a listener, ending a session or going over to
+//! another one, and statistics ask the daemon.
 //!
 //! Every future may be dropped before it is ready; nothing is lost by that, except that whoever
 //! drops one that opens a session ends that session, too; and who drops one that sends a message of
@@ -137,7 +137,8 @@ impl Socket {
         Ok(socket)
     }
 
-    /// Asks for another session in place of this one, as [`crate::Socket::negotiate`].
+    /// Asks for another session in place of this one, as [`crate::Socket::negotiate`]. Dropping the
+    /// future takes nothing back: the change takes effect with a later call.
     ///
     /// # Errors
     /// As [`crate::Socket::negotiate`].
