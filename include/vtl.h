@@ -164,7 +164,8 @@ int vtl_init(enum vtl_mode mode, const char *src, const char *dst, vtl_socket **
  * before, of which the last packets may get lost, or be read later, if its protocol may lose some.
  * The peer goes over when it next sends or receives; what it required itself stays. The session
  * before is looked after by whatever is called next, so who has asked should not fall silent at
- * once. If it fails, the session stays as it is. vtl_get_info() says what has become of max_message.
+ * once. If it fails, the session stays as it is. vtl_get_info() says what has become of
+ * max_message.
  *
  * If it fails with -EAGAIN or -ETIMEDOUT the negotiation goes on: call again, the requirements of
  * the first call count. After any other error it may be called again for another attempt.
