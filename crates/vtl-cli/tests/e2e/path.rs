@@ -72,7 +72,13 @@ fn path__sessions_that_cannot_follow_end() {
     let at = SocketAddr::new(world.servers()[0], PORT);
     for graft in ["partial-order", "partial-reliability"] {
         let socket = |mode, host| {
-            let mut socket = Socket::init(mode, at, &world.socket(host)).expect("a socket");
+            let mut made = None;
+            // The one before may still have the port.
+            until("a socket", 10, || {
+                made = Socket::init(mode, at, &world.socket(host)).ok();
+                made.is_some()
+            });
+            let mut socket = made.expect("just made");
             socket.set_timeout(Some(Duration::from_secs(20)));
             socket
         };
