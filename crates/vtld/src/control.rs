@@ -353,7 +353,9 @@ impl Service {
                     .into_iter()
                     .find(|h| match (&h.what, &wanted) {
                         (Hooked::Port(port), Target::Port(other)) => port == other,
-                        (Hooked::Cgroup(path), Target::Cgroup(other)) => path == other,
+                        (Hooked::Cgroup(path), Target::Cgroup(other)) => {
+                            *path == hooker.cgroup(other)
+                        }
                         _ => false,
                     });
                 let hook = hook.ok_or("there is no such hook: vtl hook list")?;

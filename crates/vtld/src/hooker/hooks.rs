@@ -179,20 +179,24 @@ impl Hooks {
         path: &Path,
         carrier: &Carrier,
     ) -> Result<u32, HookerError> {
-        // As seen from the hierarchy's root, or as a path in the file system.
-        let inside = path.strip_prefix("/").unwrap_or(path);
-        let inside = self.hierarchy.root().join(inside);
-        let path = if inside.join("cgroup.procs").exists() {
-            inside
-        } else {
-            path.to_owned()
-        };
+        let path = self.cgroup(path);
         let what = Hooked::Cgroup(path.clone());
         if self.entries.values().any(|entry| entry.what == what) {
             return Err(HookerError::AlreadyHooked(path.display().to_string()));
         }
         let taken = self.capture(&path, carrier)?;
         Ok(self.add(what, carrier, taken))
+    }
+
+    /// A cgroup as seen from the hierarchy's root, or as a path in the file system; the latter.
+    pub(super) fn cgroup(&self, path: &Path) -> PathBuf {
+        let inside = path.strip_prefix("/").unwrap_or(path);
+        let inside = self.hierarchy.root().join(inside);
+        if inside.join("cgroup.procs").exists() {
+            inside
+        } else {
+            path.to_owned()
+        }
     }
 
     pub(super) fn has_port(&self, port: u16) -> bool {

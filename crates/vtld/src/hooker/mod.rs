@@ -28,7 +28,7 @@ use std::{
     io,
     net::{SocketAddr, TcpListener, TcpStream},
     os::fd::{AsFd, OwnedFd},
-    path::Path,
+    path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         mpsc::{Sender, channel},
@@ -304,6 +304,11 @@ impl Hooker {
     /// path in the hierarchy (`/user.slice`), or in the file system.
     pub fn hook_cgroup(&self, path: &Path, carrier: &Carrier) -> Result<u32, HookerError> {
         self.handle.shared.hooks().hook_cgroup(path, carrier)
+    }
+
+    /// The path that a hooked cgroup is listed by.
+    pub fn cgroup(&self, path: &Path) -> PathBuf {
+        self.handle.shared.hooks().cgroup(path)
     }
 
     /// Takes over connections to a local port from peers that run VTL; or has all connections that
