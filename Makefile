@@ -34,7 +34,7 @@ bench-full: build ## Every plan: many hours
 	@$(TARGET)/release/vtl bench run bench/plans/*.toml --json $(TARGET)/bench-full/rows.json --plot $(TARGET)/bench-full
 
 test: setup lint ## Check formatting and lints, then run all tests (as root: also those in namespaces)
-	$(CARGO) test --release --workspace --locked
+	RUST_BACKTRACE=0 $(CARGO) test --release --workspace --locked --quiet
 
 lint: setup ## rustfmt, clang-format, clippy, rustdoc, and cargo-deny if it is installed
 	$(CARGO) fmt --all --check

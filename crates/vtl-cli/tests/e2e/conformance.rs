@@ -41,6 +41,8 @@ struct Known {
     why: &'static str,
 }
 
+const ICMP: &str = "vtld looks the route up when connect() has chosen the way to vtld; its answer is an ICMP message";
+
 /// All of them. A line that is not needed any more fails the test, too.
 const KNOWN: &[Known] = &[
     Known {
@@ -97,7 +99,7 @@ const KNOWN: &[Known] = &[
             "poll: OUT|HUP|ERR",
         ],
         sometimes: true,
-        why: "vtld looks the route up when connect() has chosen the way to vtld; its answer is an ICMP message",
+        why: ICMP,
     },
     Known {
         case: "connect_unreachable_near",
@@ -117,7 +119,7 @@ const KNOWN: &[Known] = &[
             "poll: OUT|HUP|ERR",
         ],
         sometimes: true,
-        why: "vtld looks the route up when connect() has chosen the way to vtld; its answer is an ICMP message",
+        why: ICMP,
     },
     Known {
         case: "connect_unreachable_near",
@@ -153,7 +155,7 @@ const KNOWN: &[Known] = &[
             "connect to elsewhere:7100 = -1 ECONNREFUSED",
         ],
         sometimes: false,
-        why: "vtld looks the route up when connect() has chosen the way to vtld; its answer is an ICMP message",
+        why: ICMP,
     },
     Known {
         case: "connect_unreachable_near_not_blocking",
@@ -173,7 +175,7 @@ const KNOWN: &[Known] = &[
             "SO_ERROR: ENETUNREACH",
         ],
         sometimes: false,
-        why: "vtld looks the route up when connect() has chosen the way to vtld; its answer is an ICMP message",
+        why: ICMP,
     },
     Known {
         case: "connect_unreachable_near_not_blocking",
@@ -193,7 +195,7 @@ const KNOWN: &[Known] = &[
             "SO_ERROR: EHOSTUNREACH",
         ],
         sometimes: false,
-        why: "vtld looks the route up when connect() has chosen the way to vtld; its answer is an ICMP message",
+        why: ICMP,
     },
     Known {
         case: "connect_unreachable_near_not_blocking",
@@ -213,7 +215,7 @@ const KNOWN: &[Known] = &[
             "SO_ERROR: EACCES",
         ],
         sometimes: true,
-        why: "vtld looks the route up when connect() has chosen the way to vtld; its answer is an ICMP message",
+        why: ICMP,
     },
     Known {
         case: "connect_unreachable_near_not_blocking",
@@ -233,7 +235,7 @@ const KNOWN: &[Known] = &[
             "SO_ERROR: EHOSTUNREACH",
         ],
         sometimes: true,
-        why: "vtld looks the route up when connect() has chosen the way to vtld; its answer is an ICMP message",
+        why: ICMP,
     },
     Known {
         case: "connect_unreachable_near_not_blocking",
@@ -253,7 +255,7 @@ const KNOWN: &[Known] = &[
             "SO_ERROR: ECONNREFUSED",
         ],
         sometimes: false,
-        why: "vtld looks the route up when connect() has chosen the way to vtld; its answer is an ICMP message",
+        why: ICMP,
     },
 ];
 
@@ -501,15 +503,26 @@ fn expected(
             let instead = known.vtl.iter().map(|&line| line.to_owned());
             lines.splice(at..at + known.tcp.len(), instead);
         } else {
-            unused.push(format!("{case}: TCP does not say {:?}", known.tcp));
+            unused.push(format!("TCP does not say {:?}", known.tcp));
         }
     }
     lines
 }
 
-/// Both runs must say the same, and VTL must have carried what it seems to have carried.
-fn compare(cases: &[Case], tcp: &Transcripts, vtl: &Transcripts) {
-    let mut wrong = Vec::new();
+/// What is wrong with a case.
+struct Fault {
+    case: String,
+    what: String,
+}
+
+/// Whatever is not the same in both runs, and where VTL did not carry what it seems to have
+/// carried.
+fn compare(cases: &[&Case], tcp: &Transcripts, vtl: &Transcripts) -> Vec<Fault> {
+    let mut faults = Vec::new();
+    let mut wrong = |case: &str, what: String| {
+        let case = case.to_owned();
+        faults.push(Fault { case, what });
+    };
     let sides = [
         (Host::Client, &tcp.client, &vtl.client),
         (Host::Server, &tcp.server, &vtl.server),
@@ -521,13 +534,15 @@ fn compare(cases: &[Case], tcp: &Transcripts, vtl: &Transcripts) {
             for line in tcp {
                 let broken = ["given up", "hung", "killed by"];
                 if broken.iter().any(|start| line.starts_with(start)) {
-                    wrong.push(format!("{name}, {}, over TCP: {line}", host.name()));
+                    wrong(name, format!("{}, over TCP: {line}", host.name()));
                 }
             }
-            let expected = expected(name, host, [tcp, vtl], &mut wrong);
+            let mut unused = Vec::new();
+            let expected = expected(name, host, [tcp, vtl], &mut unused);
+            unused.into_iter().for_each(|line| wrong(name, line));
             if expected != *vtl {
                 let text = difference(&expected, vtl);
-                wrong.push(format!("{name}, {}, - TCP, + VTL:\n{text}", host.name()));
+                wrong(name, format!("{}, - TCP, + VTL:\n{text}", host.name()));
             }
         }
     }
@@ -540,17 +555,37 @@ fn compare(cases: &[Case], tcp: &Transcripts, vtl: &Transcripts) {
             false => carried < 32,
         };
         if !right {
-            wrong.push(format!("{}: VTL carried {carried} bytes", case.name));
+            wrong(&case.name, format!("VTL carried {carried} bytes"));
         }
         before = after;
     }
     assert_eq!(vtl.carried.len(), cases.len(), "a figure for each");
-    assert!(
-        wrong.is_empty(),
-        "{} faults:\n{}",
-        wrong.len(),
-        wrong.join("\n")
-    );
+    faults
+}
+
+/// How often a case may be seen with a fault, and is played again.
+const CHANCES: u32 = 3;
+
+/// Plays all cases over TCP and carried. Several of them look at moments (what poll says now), and
+/// a machine that stood still for one makes others of them: so a case with a fault is played again,
+/// and must have one each time to count.
+fn check(world: &mut World, program: &Path, family: usize, cases: &[Case]) {
+    let mut played: Vec<&Case> = cases.iter().collect();
+    for chance in 1..=CHANCES {
+        let names: Vec<&str> = played.iter().map(|case| case.name.as_str()).collect();
+        let tcp = play(world, program, family, false, &names);
+        carry(world, program, family);
+        let vtl = play(world, program, family, true, &names);
+        let faults = compare(&played, &tcp, &vtl);
+        if faults.is_empty() {
+            return;
+        }
+        let text = faults.iter().map(|f| format!("{}: {}\n", f.case, f.what));
+        let text = text.collect::<String>();
+        assert!(chance < CHANCES, "{} faults:\n{text}", faults.len());
+        println!("once more, for {} faults:\n{text}", faults.len());
+        played.retain(|case| faults.iter().any(|fault| fault.case == case.name));
+    }
 }
 
 fn hosts(name: &str) -> Option<World> {
@@ -594,11 +629,7 @@ fn all_cases(name: &str, family: usize) {
     };
     let program = compile(&world, "conform", &[]);
     let cases = cases(&program);
-    let names: Vec<&str> = cases.iter().map(|case| case.name.as_str()).collect();
-    let tcp = play(&world, &program, family, false, &names);
-    carry(&mut world, &program, family);
-    let vtl = play(&world, &program, family, true, &names);
-    compare(&cases, &tcp, &vtl);
+    check(&mut world, &program, family, &cases);
 }
 
 #[test]
@@ -620,28 +651,18 @@ fn programs__without_a_dynamic_linker_or_libc() {
     let mut cases = cases(&program);
     cases.retain(|case| STATIC.contains(&case.name.as_str()));
     let gopher = build_gopher(&world);
-    let go = |hooked| {
+    let go = |world: &World, hooked| {
         let program = gopher.as_deref()?;
-        Some([0, 1].map(|family| play_gopher(&world, program, family, hooked)))
+        Some([0, 1].map(|family| play_gopher(world, program, family, hooked)))
     };
-    let go_tcp = go(false);
-    let tcp = [0, 1].map(|family| play(&world, &program, family, false, &STATIC));
-    let go_vtl = {
-        for family in [0, 1] {
-            carry(&mut world, &program, family);
-        }
-        let before = carried(&world);
-        let said = gopher
-            .as_deref()
-            .map(|program| [0, 1].map(|family| play_gopher(&world, program, family, true)));
-        assert!(said.is_none() || carried(&world) > before + 10_000_000);
-        said
-    };
-    assert_eq!(go_tcp, go_vtl, "a Go program, over TCP and carried by VTL");
-    for (family, tcp) in tcp.iter().enumerate() {
-        let vtl = play(&world, &program, family, true, &STATIC);
-        compare(&cases, tcp, &vtl);
+    let tcp = go(&world, false);
+    for family in [0, 1] {
+        check(&mut world, &program, family, &cases);
     }
+    let before = carried(&world);
+    let vtl = go(&world, true);
+    assert!(vtl.is_none() || carried(&world) > before + 10_000_000);
+    assert_eq!(tcp, vtl, "a Go program, over TCP and carried by VTL");
 }
 
 /// A program that does its own system calls; `None` where there is no Go.

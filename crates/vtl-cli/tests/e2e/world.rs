@@ -403,13 +403,11 @@ impl Drop for World {
     fn drop(&mut self) {
         if std::thread::panicking() {
             for daemon in &self.daemons {
-                let status = self.vtl(daemon.host, &["status", "--json"]).output();
-                let status = status.map_or_else(|e| e.to_string().into(), |o| o.stdout);
-                eprintln!(
-                    "-- {}: {}",
-                    daemon.host.name(),
-                    String::from_utf8_lossy(&status)
-                );
+                let request = json!({ "op": "status" });
+                let answer = Client::connect(&self.socket(daemon.host))
+                    .and_then(|client| client.call(&request));
+                let status = answer.map_or_else(|e| e.to_string(), |s| telling(s).to_string());
+                eprintln!("-- {}: {status}", daemon.host.name());
             }
             eprintln!("-- link: {:?}", self.testbed.stats());
         } else {
@@ -427,10 +425,31 @@ impl Drop for World {
         }
         for name in ["vtld-server.log", "vtld-client.log", "curl.log"] {
             let text = fs::read_to_string(self.path(name)).unwrap_or_default();
-            let lines: Vec<&str> = text.lines().collect();
-            let last = lines[lines.len().saturating_sub(30)..].join("\n");
+            let told = |line: &&str| !line.contains(" DEBUG ");
+            let lines: Vec<&str> = text.lines().filter(told).collect();
+            let last = lines[lines.len().saturating_sub(15)..].join("\n");
             eprintln!("-- {name}:\n{last}");
         }
+    }
+}
+
+/// What is not nothing: of a failure on a machine far away, little more than a page comes back.
+fn telling(value: Value) -> Value {
+    let nothing = |v: &Value| {
+        matches!(v, Value::Null | Value::Bool(false))
+            || v.as_f64() == Some(0.0)
+            || v.as_str() == Some("")
+            || v.as_array().is_some_and(Vec::is_empty)
+            || v.as_object().is_some_and(serde_json::Map::is_empty)
+    };
+    match value {
+        Value::Array(list) => list.into_iter().map(telling).collect(),
+        Value::Object(map) => map
+            .into_iter()
+            .map(|(key, value)| (key, telling(value)))
+            .filter(|(_, value)| !nothing(value))
+            .collect(),
+        other => other,
     }
 }
 

@@ -161,20 +161,13 @@ impl Lifeline {
 
     /// Reads what has come, as far as there is room.
     pub(super) fn pull(&mut self) -> Result<(), Fault> {
-        while self.come.len() < KEPT {
-            let have = self.come.len();
-            self.come.resize(KEPT, 0);
-            let read = self.socket.read(&mut self.come[have..]);
-            self.come.truncate(have + *read.as_ref().unwrap_or(&0));
-            match read {
-                Ok(0) => return Err(Fault::Ended),
-                Ok(_) => {}
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => return Err(Fault::Ended),
-            }
+        let room = KEPT.saturating_sub(self.come.len());
+        match (&self.socket).take(room as u64).read_to_end(&mut self.come) {
+            Ok(read) if read < room => Err(Fault::Ended),
+            Ok(_) => Ok(()),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(()),
+            Err(_) => Err(Fault::Ended),
         }
-        Ok(())
     }
 
     /// The next word that has come whole. After [`Word::Leave`] only packets do.

@@ -113,19 +113,18 @@ impl Engine {
         }
     }
 
-    /// Looks whether the graft still does its work. `owed`: the peer owes an answer by it; `silent_ns`:
-    /// so long nothing was heard.
+    /// Looks whether the graft still does its work, by which nothing was heard for `silent_ns`.
     pub(super) fn watch_graft(&mut self, sid: u32, now: u64, silent_ns: u64) {
         let table = self.plane.sessions();
         let (Some(session), Some(entry)) = (self.sessions.get_mut(&sid), table.get(sid)) else {
             return;
         };
-        let rtt = entry.measured_rtt().unwrap_or(RTT).as_nanos() as u64;
-        let owed = entry.unacknowledged() > 0 || entry.timeouts() > 0;
         let heard_ns = session.heard_ns;
         let Some(lifeline) = &mut session.lifeline else {
             return;
         };
+        let rtt = entry.measured_rtt().unwrap_or(RTT).as_nanos() as u64;
+        let owed = entry.unacknowledged() > 0 || entry.timeouts() > 0;
         match lifeline.stage {
             Stage::Quiet if owed && silent_ns > SILENT_NS.max(2 * rtt) => {
                 lifeline.say(Word::Ask);

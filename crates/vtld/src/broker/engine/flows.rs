@@ -431,12 +431,16 @@ impl Engine {
                 }
             }
             Some(Preamble::Lifeline { token }) => {
-                let found = self
-                    .sessions
-                    .iter_mut()
-                    .find(|(_, s)| s.token == token && !s.initiator && s.peer == flow.client.ip());
-                let Some((sid, _)) = found else { return };
-                let sid = *sid;
+                let meant = |s: &Session| {
+                    s.token == token
+                        && s.peer == flow.client.ip()
+                        && !s.initiator
+                        && s.lifeline.is_none()
+                };
+                let found = self.sessions.iter().find(|(_, s)| meant(s));
+                let Some(sid) = found.map(|(sid, _)| *sid) else {
+                    return;
+                };
                 self.tie(sid, flow.peer);
             }
             None => {

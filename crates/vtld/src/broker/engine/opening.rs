@@ -5,6 +5,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     net::{IpAddr, SocketAddr},
     sync::PoisonError,
+    time::Duration,
 };
 
 use nix::sys::{
@@ -34,6 +35,9 @@ use super::{
     },
     CROWD, Engine, MANY, Parked, Source,
 };
+
+/// How often a session's lock is tried, 1 ms apart, that an application holds for a microsecond.
+const LOCK_TRIES: u32 = 50;
 
 /// The indexes of sessions.
 pub(super) struct Indexes<'a> {
@@ -280,10 +284,8 @@ impl Engine {
             return;
         };
         before.successor = Some(sid);
-        let required = before.required;
         if let Some(session) = self.sessions.get_mut(&sid) {
             session.succeeds = of;
-            session.required = required;
         }
     }
 
@@ -367,10 +369,14 @@ impl Engine {
     /// Where a session leads that another one is to succeed.
     fn to_be_succeeded(&self, of: Predecessor) -> Result<SocketAddr, &'static str> {
         let session = self.sessions.get(&of.sid);
-        let session = session.filter(|s| s.token == of.key && s.is_open());
+        let session = session.filter(|s| s.token == of.key);
         let session = session.ok_or("the session has ended")?;
+        // It may have ended by that, and the application not have noticed yet.
         if session.successor.is_some() {
             return Err("the session is being changed already: try again");
+        }
+        if !session.is_open() {
+            return Err("the session has ended");
         }
         Ok((session.peer, session.port).into())
     }
@@ -416,10 +422,11 @@ impl Engine {
             found.is_some_and(|g| g.provides.contains(Services::RELIABLE))
         };
         // Nor would the peer have room for it, if its rings are as small as ours.
-        let mut early = match () {
-            () if port == 0 || succeeds.is_some() => None,
-            () if self.wanted_slots(peer) < intf::VTL_EARLY_WINDOW => None,
-            () => self.peers.take_early(peer, port, now, &mut gids, reliable),
+        let room = self.wanted_slots(peer) >= intf::VTL_EARLY_WINDOW;
+        let mut early = if port != 0 && succeeds.is_none() && room {
+            self.peers.take_early(peer, port, now, &mut gids, reliable)
+        } else {
+            None
         };
         if early.is_some() && self.launch(gids[0]).is_err() {
             gids.remove(0); // the one that was the first before is loaded
@@ -458,11 +465,9 @@ impl Engine {
         session.initiator = true;
         session.way = early.map(|next| next.way);
         session.preferred = preferred;
+        session.required = wish.wanted.required();
         session.phase = Phase::Opening(Box::new(Initiator::new(offer, now, token)));
         self.succeed(sid, succeeds);
-        if let Some(session) = self.sessions.get_mut(&sid) {
-            session.required = wish.wanted.required();
-        }
         self.open_timer(sid, now);
         Ok(sid)
     }
@@ -721,7 +726,14 @@ impl Engine {
         if longest(established.gid) < longest(entry.snapshot().gid) {
             return self.broken(sid, "by the peer's choice messages would be cut");
         }
-        if !entry.lock_egress() {
+        // Who holds it is in the kernel, and lets go as soon as its processor runs.
+        let locked = (0..LOCK_TRIES).any(|_| {
+            entry.lock_egress() || {
+                std::thread::sleep(Duration::from_millis(1));
+                false
+            }
+        });
+        if !locked {
             return self.broken(sid, "the application is at work on the session");
         }
         // The peer knew nothing of the session that there was: no packet of it will come.

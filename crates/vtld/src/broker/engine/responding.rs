@@ -116,6 +116,7 @@ impl Engine {
     ) -> Result<Packet<'static>, String> {
         let port = request.port();
         let before = request.succeeds.and_then(|(s, _)| self.sessions.get(&s));
+        let required = before.map_or(Services::NONE, |s| s.required);
         let owner = match before.and_then(Session::aware_ref) {
             Some(aware) => aware.owner,
             None => self.listeners.get(&port).map_or(0, |l| l.owner),
@@ -138,6 +139,7 @@ impl Engine {
         let next_sid = self.indexes().any();
         self.succeed(sid, request.succeeds.map(|(s, _)| s));
         let session = self.sessions.get_mut(&sid).expect("just made");
+        session.required = required;
         let made = Made {
             sid,
             token,
