@@ -57,6 +57,22 @@ fn text(status: &Value) -> String {
     );
     section(
         &mut out,
+        "tunnels",
+        &status["tunnels"],
+        &[
+            "peer",
+            "carrier",
+            "role",
+            "flows",
+            "rtt_ms",
+            "sent",
+            "lost",
+            "bytes_sent",
+            "bytes_received",
+        ],
+    );
+    section(
+        &mut out,
         "hooks",
         &status["hooks"],
         &[
@@ -114,7 +130,7 @@ mod tests {
         let status = json!({
             "ok": true, "version": "1.2.3", "uptime_s": 3.7, "kernel": "6.18",
             "interfaces": [{ "name": "eth0", "mtu": 1500, "driver": "live", "why": "it can" }],
-            "sessions": [], "hooks": [{ "id": 1, "port": 80 }],
+            "sessions": [], "tunnels": [], "hooks": [{ "id": 1, "port": 80 }],
             "packets": { "received": 5, "malformed": 0 },
         });
         assert_eq!(
@@ -122,6 +138,7 @@ mod tests {
             "vtld 1.2.3, up 4 s, Linux 6.18\n\
              interfaces:\n  name  mtu   driver  why\n  eth0  1500  live    it can\n\
              sessions: none\n\
+             tunnels: none\n\
              hooks:\n  id  port\n  1   80\n\
              negotiation: none\n\
              packets: received 5\n"

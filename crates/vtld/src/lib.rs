@@ -2,9 +2,11 @@
 //!
 //! - [`hooker`]: captures unmodified applications' connections;
 //! - [`broker`]: opens sessions with peers and moves the bytes;
+//! - [`tunnel`]: carriers that are no grafts, such as QUIC;
 //! - [`control`]: the Unix socket for `vtl` and the client library.
 
 pub mod broker;
 pub mod control;
 pub mod hooker;
+pub mod tunnel;
 mod urgent;

@@ -29,5 +29,6 @@ mod peer;
 mod pool;
 mod python;
 mod succession;
+mod tunnels;
 mod users;
 mod web;

@@ -39,12 +39,13 @@ impl ResetCode {
     ];
 
     /// An unknown code is a reset all the same.
-    pub(super) fn from_wire(value: u64) -> Self {
+    pub fn from_wire(value: u64) -> Self {
         let found = Self::ALL.iter().find(|(_, code)| u64::from(*code) == value);
         found.map_or(Self::Rst, |(reset, _)| *reset)
     }
 
-    pub(super) fn to_wire(self) -> u64 {
+    /// The code that stands for it on the wire.
+    pub fn to_wire(self) -> u64 {
         let found = Self::ALL.iter().find(|(reset, _)| *reset == self);
         found.map_or(0, |(_, code)| u64::from(*code))
     }

@@ -35,9 +35,13 @@ use serde_json::Value;
 use vtl_bpf::{plane::Ingress, pump::Choice};
 use vtl_proto::services::Services;
 
-use crate::hooker::{self, ClientFlow, HeldConnect, ServerFlow};
+use crate::{
+    hooker::{self, ClientFlow, HeldConnect, ServerFlow},
+    tunnel,
+};
 
 use engine::Wanted;
+pub(crate) use engine::tcp_rtt;
 pub use session::Wish;
 
 /// Knobs of the data plane, fixed once the daemon runs.
@@ -232,6 +236,7 @@ pub struct Handle {
     commands: Sender<Command>,
     wake: Arc<EventFd>,
     peers: Arc<RwLock<HashSet<IpAddr>>>,
+    tunnels: tunnel::Handle,
 }
 
 impl Handle {
@@ -335,7 +340,9 @@ impl Handle {
     /// # Errors
     /// The daemon is stopping.
     pub fn status(&self, from: u32) -> Result<Value, String> {
-        self.ask(|reply| Command::Status { from, reply })
+        let mut status: Value = self.ask(|reply| Command::Status { from, reply })?;
+        status["tunnels"] = self.tunnels.status().into();
+        Ok(status)
     }
 
     /// State of the owner's session.
@@ -408,11 +415,13 @@ impl Handle {
 
     /// Lets hooked applications use the broker.
     pub fn set_hooker(&self, hooker: hooker::Handle) {
+        self.tunnels.set_hooker(hooker.clone());
         self.send(Command::Hooker(hooker));
     }
 
-    /// Ends all sessions and the thread.
+    /// Ends all sessions and tunnels, and the threads.
     pub fn stop(&self) {
+        self.tunnels.stop();
         self.send(Command::Stop);
     }
 
@@ -426,6 +435,9 @@ impl Handle {
 
 impl hooker::Broker for Handle {
     fn try_session(&self, held: HeldConnect) -> Result<(), HeldConnect> {
+        if let Some(kind) = held.tunnel() {
+            return self.tunnels.try_flow(kind, held);
+        }
         if !self.knows(held.dest().ip()) {
             return Err(held);
         }
@@ -434,12 +446,16 @@ impl hooker::Broker for Handle {
     }
 
     fn client(&self, flow: ClientFlow) {
+        if let Some(kind) = flow.tunnel {
+            return self.tunnels.client(kind, flow);
+        }
         let ClientFlow {
             app,
             dest,
             src,
             peer,
             graft,
+            tunnel: _,
         } = flow;
         let broker = self.clone();
         app.accept(move |app| match app {
@@ -472,6 +488,7 @@ pub fn start(config: Config) -> anyhow::Result<(Handle, JoinHandle<()>)> {
         commands,
         wake,
         peers: Arc::default(),
+        tunnels: tunnel::Handle::default(),
     };
     let own = handle.clone();
     let (ready, started) = mpsc::sync_channel(1);
@@ -493,7 +510,7 @@ pub fn start(config: Config) -> anyhow::Result<(Handle, JoinHandle<()>)> {
 
 /// With `on`, closing the socket resets the connection: how an end that is not the true one is kept
 /// from looking like one, even if this process is killed.
-fn set_linger(socket: &impl AsFd, on: bool) {
+pub(crate) fn set_linger(socket: &impl AsFd, on: bool) {
     let linger = libc::linger {
         l_onoff: on.into(),
         l_linger: 0,
@@ -527,6 +544,6 @@ fn random<const N: usize>() -> [u8; N] {
 }
 
 /// 64 unpredictable bits, not all 0: a token of 0 means none.
-fn random_token() -> u64 {
+pub(crate) fn random_token() -> u64 {
     u64::from_ne_bytes(random()).max(1)
 }

@@ -1,6 +1,8 @@
 //! The first bytes that a client's vtld sends on a discovery connection, which tell the server's
 //! vtld what the connection is for. PROTOCOL.md, "The discovery connection".
 
+use crate::tunnel;
+
 /// Bytes of a preamble.
 pub(super) const LENGTH: usize = 16;
 const MAGIC: &[u8; 4] = b"VTL1";
@@ -15,15 +17,24 @@ pub(super) enum Preamble {
         /// `vtl_session.token` at the server.
         token: u64,
     },
+    /// Asks for a tunnel: [`crate::tunnel`].
+    Tunnel {
+        /// Which carrier.
+        kind: tunnel::Kind,
+    },
 }
 
 impl Preamble {
     pub(super) fn emit(self) -> [u8; LENGTH] {
         let mut bytes = [0; LENGTH];
         bytes[..4].copy_from_slice(MAGIC);
-        if let Self::Lifeline { token } = self {
-            bytes[4] = 1;
-            bytes[8..].copy_from_slice(&token.to_be_bytes());
+        match self {
+            Self::Plain => {}
+            Self::Lifeline { token } => {
+                bytes[4] = 1;
+                bytes[8..].copy_from_slice(&token.to_be_bytes());
+            }
+            Self::Tunnel { kind } => return tunnel::ask(kind),
         }
         bytes
     }
@@ -35,6 +46,9 @@ impl Preamble {
             0 => Some(Self::Plain),
             1 => Some(Self::Lifeline {
                 token: u64::from_be_bytes(rest[4..].try_into().ok()?),
+            }),
+            tunnel::ASK => Some(Self::Tunnel {
+                kind: tunnel::Kind::numbered(rest[1])?,
             }),
             _ => None,
         }
@@ -51,6 +65,9 @@ mod tests {
             Preamble::Plain,
             Preamble::Lifeline {
                 token: 0x0123_4567_89ab_cdef,
+            },
+            Preamble::Tunnel {
+                kind: tunnel::Kind::Quic,
             },
         ] {
             assert_eq!(Preamble::parse(&preamble.emit()), Some(preamble));

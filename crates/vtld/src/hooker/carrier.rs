@@ -13,6 +13,7 @@ use super::{
     bpf::{self, Attached},
     error::HookerError,
 };
+use crate::tunnel;
 
 /// What a hook's connections travel by.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -26,12 +27,14 @@ pub enum Carrier {
     Control(String),
     /// `graft:NAME`: sessions over this graft with peers that run VTL; TCP to others.
     Graft(String),
+    /// `quic` and others: flows are streams of one tunnel to each peer that runs VTL; TCP to others.
+    Tunnel(tunnel::Kind),
 }
 
 impl Carrier {
     /// Whether connections go through vtld.
     pub(super) fn captures(&self) -> bool {
-        matches!(self, Self::Best | Self::Graft(_))
+        matches!(self, Self::Best | Self::Graft(_) | Self::Tunnel(_))
     }
 }
 
@@ -45,12 +48,14 @@ impl FromStr for Carrier {
         };
         match text.split_once(':') {
             None if text == "tcp" => Ok(Self::Plain),
+            None if let Some(kind) = tunnel::Kind::named(text) => Ok(Self::Tunnel(kind)),
             Some(("tcp", name)) if word(name) => Ok(Self::Control(name.to_owned())),
             Some(("graft", name)) if !name.is_empty() => Ok(Self::Graft(name.to_owned())),
             _ => Err(format!(
-                "there is no carrier \"{}\": name tcp, tcp:CONTROL (tcp:cubic) or graft:NAME \
-                 (graft:cubic)",
-                text.escape_debug()
+                "there is no carrier \"{}\": name tcp, tcp:CONTROL (tcp:cubic), graft:NAME \
+                 (graft:cubic) or {}",
+                text.escape_debug(),
+                tunnel::Kind::ALL.map(tunnel::Kind::name).join(", ")
             )),
         }
     }
@@ -63,31 +68,43 @@ impl fmt::Display for Carrier {
             Self::Plain => f.write_str("tcp"),
             Self::Control(name) => write!(f, "tcp:{name}"),
             Self::Graft(name) => write!(f, "graft:{name}"),
+            Self::Tunnel(kind) => kind.fmt(f),
         }
     }
 }
 
-/// The grafts that hooks name, by the number that their sockets are marked with.
+/// What a hook wishes for its connections.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Wish {
+    pub(super) graft: Option<Arc<str>>,
+    pub(super) tunnel: Option<tunnel::Kind>,
+}
+
+/// The wishes of hooks, by the number that their sockets are marked with.
 #[derive(Debug, Default)]
-pub(super) struct Wishes(Vec<Arc<str>>);
+pub(super) struct Wishes(Vec<Wish>);
 
 impl Wishes {
     /// The mark for a carrier that leads to vtld, or past it.
     pub(super) fn number(&mut self, carrier: &Carrier) -> u32 {
-        let Carrier::Graft(name) = carrier else {
-            return VTL_WISH_PLAIN;
-        };
-        let known = self.0.iter().position(|known| **known == **name);
+        let mut wish = Wish::default();
+        match carrier {
+            Carrier::Graft(name) => wish.graft = Some(name.as_str().into()),
+            Carrier::Tunnel(kind) => wish.tunnel = Some(*kind),
+            Carrier::Best | Carrier::Plain | Carrier::Control(_) => return VTL_WISH_PLAIN,
+        }
+        let known = self.0.iter().position(|known| *known == wish);
         let index = known.unwrap_or_else(|| {
-            self.0.push(name.as_str().into());
+            self.0.push(wish);
             self.0.len() - 1
         });
         index as u32 + 1
     }
 
-    /// The graft that a mark stands for.
-    pub(super) fn graft(&self, number: u32) -> Option<Arc<str>> {
-        self.0.get((number as usize).checked_sub(1)?).cloned()
+    /// What a mark stands for.
+    pub(super) fn get(&self, number: u32) -> Wish {
+        let index = (number as usize).wrapping_sub(1);
+        self.0.get(index).cloned().unwrap_or_default()
     }
 }
 
@@ -232,7 +249,7 @@ mod tests {
 
     #[test]
     fn carrier__reads_what_it_writes() {
-        for text in ["tcp", "tcp:cubic", "tcp:a-b_9", "graft:stream"] {
+        for text in ["tcp", "tcp:cubic", "tcp:a-b_9", "graft:stream", "quic"] {
             assert_eq!(text.parse::<Carrier>().unwrap().to_string(), text);
         }
     }
@@ -243,9 +260,12 @@ mod tests {
         let [a, b] = ["a", "b"].map(|name| Carrier::Graft(name.into()));
         assert_eq!([&a, &b, &a].map(|c| wishes.number(c)), [1, 2, 1]);
         assert_eq!(wishes.number(&Carrier::Plain), VTL_WISH_PLAIN);
-        assert_eq!(wishes.graft(2).as_deref(), Some("b"));
-        for nobody in [0, 3, VTL_WISH_PLAIN] {
-            assert_eq!(wishes.graft(nobody), None);
+        assert_eq!(wishes.get(2).graft.as_deref(), Some("b"));
+        let quic = tunnel::Kind::Quic;
+        assert_eq!(wishes.number(&Carrier::Tunnel(quic)), 3);
+        assert_eq!(wishes.get(3).tunnel, Some(quic));
+        for nobody in [0, 4, VTL_WISH_PLAIN] {
+            assert_eq!(wishes.get(nobody), Wish::default());
         }
     }
 

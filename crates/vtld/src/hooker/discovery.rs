@@ -65,6 +65,16 @@ pub(super) fn start(
     }
 }
 
+/// Begins to connect without a held connect and without the option.
+pub(super) fn connect_plain(shared: &Shared, dest: SocketAddr) -> io::Result<TcpStream> {
+    let socket = sock::tcp(dest.ip())?;
+    sock::tune(&socket)?;
+    let cookie = sock::cookie(&socket)?;
+    shared.maps.own(cookie, 0).map_err(io::Error::other)?;
+    sock::connect(&socket, dest)?;
+    Ok(socket.into())
+}
+
 fn open(shared: &Shared, held: &HeldConnect, offers: bool) -> io::Result<(OwnedFd, u64)> {
     // The application's own port, so that the peer sees what the application's getsockname says;
     // if somebody else has it, or a former connection to the same destination lingers, another.

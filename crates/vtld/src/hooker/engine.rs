@@ -252,6 +252,7 @@ impl Engine {
                 let (dest, src) = (held.dest(), held.src());
                 self.shared.broker.client(ClientFlow {
                     graft: held.graft().cloned(),
+                    tunnel: held.tunnel(),
                     app: held,
                     dest,
                     src,

@@ -15,11 +15,13 @@ use std::{
 use super::{
     Shared,
     abi::{self, vtl_syn},
+    carrier::Wish,
     engine::Command,
     error::ConnectError,
     packet::SynPacket,
     sock,
 };
+use crate::tunnel;
 
 /// From the injected SYN to the accepted socket; on the loopback this takes microseconds, unless
 /// the application closed its socket in the meantime.
@@ -94,9 +96,9 @@ impl Flows {
             }
             return None;
         }
-        let graft = match event.wish {
-            0 => None,
-            wish => shared.hooks().graft(wish),
+        let wish = match event.wish {
+            0 => Wish::default(),
+            wish => shared.hooks().wish(wish),
         };
         let mut guard = self.table();
         let (table, last) = &mut *guard;
@@ -134,7 +136,7 @@ impl Flows {
             mark: event.mark,
             dest,
             src: app,
-            graft,
+            wish,
             answered: false,
         })))
     }
@@ -196,7 +198,7 @@ struct Held {
     mark: u32,
     dest: SocketAddr,
     src: SocketAddr,
-    graft: Option<Arc<str>>,
+    wish: Wish,
     answered: bool,
 }
 
@@ -223,7 +225,12 @@ impl HeldConnect {
 
     /// The graft that the application's hook names, if it names one.
     pub fn graft(&self) -> Option<&Arc<str>> {
-        self.0.graft.as_ref()
+        self.0.wish.graft.as_ref()
+    }
+
+    /// The tunnel that it names instead, if it names one.
+    pub fn tunnel(&self) -> Option<tunnel::Kind> {
+        self.0.wish.tunnel
     }
 
     /// SO_MARK of the application's socket.

@@ -4,13 +4,12 @@ use std::{
     collections::BTreeMap,
     fs::File,
     path::{Path, PathBuf},
-    sync::Arc,
 };
 
 use super::{
     Shared,
     bpf::{Attached, CAPTURE, Programs},
-    carrier::{self, At, Carrier, Controls, Wishes},
+    carrier::{self, At, Carrier, Controls, Wish, Wishes},
     cgroup::{self, Hierarchy, Runs},
     error::HookerError,
     steering::Interfaces,
@@ -147,7 +146,7 @@ impl Hooks {
     ) -> Result<carrier::Programs, HookerError> {
         let control = match carrier {
             Carrier::Control(name) => Some(self.controls.named(name)?),
-            Carrier::Best | Carrier::Plain | Carrier::Graft(_) => None,
+            Carrier::Best | Carrier::Plain | Carrier::Graft(_) | Carrier::Tunnel(_) => None,
         };
         carrier::Programs::attach(
             self.netns_cookie,
@@ -238,6 +237,12 @@ impl Hooks {
                     why: "who connects chooses the graft (hook the port without a carrier)",
                 });
             }
+            Carrier::Tunnel(_) => {
+                return Err(HookerError::NotForPorts {
+                    carrier: carrier.to_string(),
+                    why: "who connects chooses it (hook the port without a carrier)",
+                });
+            }
         }
         shared.maps.hook_port(port, true)?;
         if let Err(error) = self.interfaces.update(&self.programs) {
@@ -266,9 +271,9 @@ impl Hooks {
         Ok(())
     }
 
-    /// The graft that a socket's mark stands for.
-    pub(super) fn graft(&self, wish: u32) -> Option<Arc<str>> {
-        self.wishes.graft(wish)
+    /// What a socket's mark stands for.
+    pub(super) fn wish(&self, number: u32) -> Wish {
+        self.wishes.get(number)
     }
 
     pub(super) fn list(&self) -> Vec<Hook> {

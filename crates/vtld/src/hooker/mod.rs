@@ -39,6 +39,8 @@ use std::{
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
+use crate::tunnel;
+
 pub use carrier::Carrier;
 pub use error::{ConnectError, HookerError};
 pub use held::HeldConnect;
@@ -90,6 +92,8 @@ pub struct ClientFlow {
     pub peer: TcpStream,
     /// The graft that the application's hook names, if it names one.
     pub graft: Option<Arc<str>>,
+    /// The tunnel that it names instead, if it names one.
+    pub tunnel: Option<tunnel::Kind>,
 }
 
 /// A connection that was steered to vtld at the server.
@@ -171,6 +175,12 @@ impl Handle {
     pub fn carry(&self, a: TcpStream, b: TcpStream, guard: Option<ClientAddressGuard>) {
         let guard = guard.map(|guard| Box::new(guard) as Box<_>);
         self.shared.proxy.join(a, b, guard);
+    }
+
+    /// Begins to connect to a real destination, without asking for VTL. The stream does not block
+    /// and may still be connecting.
+    pub fn connect_plain(&self, dest: SocketAddr) -> io::Result<TcpStream> {
+        discovery::connect_plain(&self.shared, dest)
     }
 
     /// Leaves connects to `dest` alone for [`Config::plain_ttl`].

@@ -443,6 +443,7 @@ impl Engine {
                 };
                 self.tie(sid, flow.peer);
             }
+            Some(Preamble::Tunnel { kind }) => self.handle.tunnels.server(kind, flow),
             None => {
                 // No vtld of this kind: not a byte of it may be lost, and none can be given back.
                 tracing::warn!(client = %flow.client, "a discovery connection without preamble");
@@ -452,7 +453,7 @@ impl Engine {
 }
 
 /// The round-trip time that TCP measured while it connected.
-fn tcp_rtt(socket: &TcpStream) -> Option<Duration> {
+pub(crate) fn tcp_rtt(socket: &TcpStream) -> Option<Duration> {
     // SAFETY: plain data for which zeros are valid.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
     let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;

@@ -34,6 +34,7 @@ use vtl_proto::{
     nego::Responder,
 };
 
+pub(crate) use self::flows::tcp_rtt;
 use self::pool::Pooled;
 pub(super) use self::pool::Wanted;
 use super::{

@@ -1,0 +1,381 @@
+//! The side that opens a tunnel, and flows in it.
+
+use std::{
+    cell::RefCell,
+    collections::HashMap,
+    future::Future,
+    io::{self, Write},
+    net::{SocketAddr, TcpStream},
+    pin::pin,
+    rc::Rc,
+    task::Poll,
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use quinn::Connection;
+use tokio::{sync::oneshot, task::spawn_local, time::timeout};
+use vtl_proto::mux::ResetCode;
+
+use super::{
+    Discovered, Hub, Key, Kind, Tunnel,
+    flow::{self, App, Counted},
+    stream::{Broken, Receiver, Sender},
+    wire,
+    words::{FINGERPRINT, Open, Word},
+};
+use crate::{
+    broker::{set_linger, tcp_rtt},
+    hooker::{ConnectError, HeldConnect},
+};
+
+/// How long the server's answer over TCP may take.
+const ANSWER: Duration = Duration::from_secs(5);
+/// How long flows wait for UDP to get through, besides round trips: with four of them, one packet
+/// of the handshake may be lost.
+const PATIENCE: Duration = Duration::from_millis(300);
+const ROUND_TRIPS: u32 = 4;
+/// Assumed where TCP does not say.
+const ROUND_TRIP: Duration = Duration::from_millis(100);
+/// How long it is tried behind their backs.
+const ATTEMPT: Duration = Duration::from_secs(10);
+/// How long a host that did not take a tunnel is not asked again.
+const FORGET: Duration = Duration::from_secs(120);
+/// A tunnel without flows is closed after this time.
+const IDLE: Duration = Duration::from_secs(300);
+
+/// What has become of the tunnel to a host.
+enum Slot {
+    /// It is being opened, and flows wait for it.
+    Opening(Vec<Discovered>),
+    /// It is still tried, but takes too long for flows to wait.
+    Late,
+    Open(Rc<Tunnel>),
+    /// It cannot be had before then.
+    Failed {
+        until: Instant,
+    },
+}
+
+/// The tunnels of this side.
+#[derive(Default)]
+pub(super) struct Slots(RefCell<HashMap<Key, Slot>>);
+
+impl Slots {
+    pub(super) fn open(&self) -> Vec<Rc<Tunnel>> {
+        let open = |slot: &Slot| match slot {
+            Slot::Open(tunnel) => Some(Rc::clone(tunnel)),
+            _ => None,
+        };
+        self.0.borrow().values().filter_map(open).collect()
+    }
+
+    fn get(&self, key: Key) -> Option<Rc<Tunnel>> {
+        match self.0.borrow().get(&key) {
+            Some(Slot::Open(tunnel)) => Some(Rc::clone(tunnel)),
+            _ => None,
+        }
+    }
+}
+
+/// Why there is no tunnel.
+#[derive(Debug, thiserror::Error)]
+enum Refusal {
+    #[error("the peer's daemon does not answer: {0}")]
+    NoAnswer(io::Error),
+    #[error("the peer's daemon has none to give")]
+    Refused,
+    #[error("this host cannot have one: {0}")]
+    Here(#[from] io::Error),
+}
+
+/// What the server has granted.
+struct Granted {
+    port: u16,
+    token: u64,
+    fingerprint: [u8; FINGERPRINT],
+}
+
+impl Hub {
+    /// A flow whose peer turned out to run VTL.
+    pub(super) fn client(self: &Rc<Self>, flow: Discovered) {
+        let mut slots = self.client.0.borrow_mut();
+        match slots.get_mut(&flow.key) {
+            Some(Slot::Open(tunnel)) => {
+                let tunnel = Rc::clone(tunnel);
+                drop(slots);
+                self.start(&tunnel, flow);
+            }
+            Some(Slot::Opening(waiting)) => waiting.push(flow),
+            Some(Slot::Late) => self.plain(flow),
+            Some(Slot::Failed { until }) if *until > Instant::now() => self.plain(flow),
+            None | Some(Slot::Failed { .. }) => {
+                slots.insert(flow.key, Slot::Opening(Vec::new()));
+                drop(slots);
+                spawn_local(Rc::clone(self).open(flow));
+            }
+        }
+    }
+
+    /// Opens the tunnel that its first flow asks for.
+    async fn open(self: Rc<Self>, first: Discovered) {
+        let key = first.key;
+        let rtt = tcp_rtt(&first.peer);
+        let connecting = async {
+            let quic = self.quic()?;
+            let granted = ask(key.kind, &first.peer).await?;
+            let to = SocketAddr::new(key.peer, granted.port);
+            let connecting = quic.connect(to, granted.token, granted.fingerprint, rtt);
+            Ok::<_, Refusal>(connecting?)
+        };
+        let connecting = match connecting.await {
+            Ok(connecting) => connecting,
+            Err(refusal) => {
+                tracing::info!(%refusal, peer = %key.peer, carrier = %key.kind, "plain TCP instead of a tunnel");
+                self.set(key, Slot::failed());
+                match refusal {
+                    Refusal::NoAnswer(_) => self.plain_again(first),
+                    Refusal::Refused | Refusal::Here(_) => self.plain(first),
+                }
+                return;
+            }
+        };
+        let patience = rtt.unwrap_or(ROUND_TRIP) * ROUND_TRIPS + PATIENCE;
+        let mut connecting = pin!(timeout(ATTEMPT, connecting));
+        match timeout(patience, &mut connecting).await {
+            Ok(Ok(Ok(connection))) => self.opened(key, connection, Some(first)),
+            Ok(failed) => {
+                tracing::info!(?failed, peer = %key.peer, carrier = %key.kind, "plain TCP instead of a tunnel");
+                self.set(key, Slot::failed());
+                self.plain(first);
+            }
+            Err(_) => {
+                tracing::debug!(peer = %key.peer, carrier = %key.kind, "plain TCP until there is a tunnel");
+                self.set(key, Slot::Late);
+                self.plain(first);
+                match connecting.await {
+                    Ok(Ok(connection)) => self.opened(key, connection, None),
+                    failed => {
+                        tracing::info!(?failed, peer = %key.peer, carrier = %key.kind, "no tunnel");
+                        self.set(key, Slot::failed());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Changes what has become of a tunnel; flows that waited for another outcome go by plain TCP.
+    fn set(&self, key: Key, slot: Slot) {
+        let before = self.client.0.borrow_mut().insert(key, slot);
+        if let Some(Slot::Opening(waiting)) = before {
+            for flow in waiting {
+                self.plain(flow);
+            }
+        }
+    }
+
+    /// There is a tunnel. Of its first flow the discovery connection becomes the lifeline.
+    fn opened(self: &Rc<Self>, key: Key, connection: Connection, first: Option<Discovered>) {
+        let tunnel = Rc::new(Tunnel::new(key, connection));
+        let before = self
+            .client
+            .0
+            .borrow_mut()
+            .insert(key, Slot::Open(Rc::clone(&tunnel)));
+        self.shared.set_open(key, true);
+        let lifeline = first.map(
+            |Discovered {
+                 app,
+                 dest,
+                 src,
+                 peer,
+                 ..
+             }| {
+                // Of a new tunnel it gets a stream, or there is none any more and it is reset.
+                let _ = self.start_stream(&tunnel, app, dest, src);
+                peer
+            },
+        );
+        if let Some(Slot::Opening(waiting)) = before {
+            for flow in waiting {
+                self.start(&tunnel, flow);
+            }
+        }
+        spawn_local(Rc::clone(self).keep(tunnel, lifeline));
+    }
+
+    /// Until the tunnel's end.
+    async fn keep(self: Rc<Self>, tunnel: Rc<Tunnel>, lifeline: Option<TcpStream>) {
+        tokio::select! {
+            () = tunnel.look_after(Some(IDLE)) => {}
+            () = wire::ended(lifeline.as_ref()) => {}
+        }
+        self.shared.set_open(tunnel.key, false);
+        self.client.0.borrow_mut().remove(&tunnel.key);
+        tunnel.connection.close(0_u32.into(), b"");
+        if let Some(lifeline) = lifeline {
+            set_linger(&lifeline, false);
+        }
+    }
+
+    /// A flow whose application is connected already goes into the tunnel.
+    fn start(self: &Rc<Self>, tunnel: &Rc<Tunnel>, flow: Discovered) {
+        let Discovered {
+            key,
+            app,
+            dest,
+            src,
+            peer,
+        } = flow;
+        match self.start_stream(tunnel, app, dest, src) {
+            // Without a word the peer lets it go.
+            Ok(()) => set_linger(&peer, false),
+            Err(app) => self.plain(Discovered {
+                key,
+                app,
+                dest,
+                src,
+                peer,
+            }),
+        }
+    }
+
+    /// Gives the application back if the tunnel is full.
+    fn start_stream(
+        &self,
+        tunnel: &Rc<Tunnel>,
+        app: TcpStream,
+        dest: SocketAddr,
+        src: SocketAddr,
+    ) -> Result<(), TcpStream> {
+        let Some((mut sender, receiver)) = open_stream(&tunnel.connection) else {
+            return Err(app);
+        };
+        let counted = Counted::new(&tunnel.meter);
+        spawn_local(async move {
+            let Ok(app) = App::new(app, None) else { return };
+            if sender.write(header(dest, src)).await.is_ok() {
+                finished(
+                    flow::carry(app, sender, receiver, true, counted).await,
+                    dest,
+                );
+            }
+        });
+        Ok(())
+    }
+
+    /// A connect to a host with a tunnel.
+    pub(super) fn held(self: &Rc<Self>, key: Key, held: HeldConnect) {
+        let tunnel = self.client.get(key);
+        let stream =
+            tunnel.and_then(|t| Some((open_stream(&t.connection)?, Counted::new(&t.meter))));
+        match stream {
+            None => held.fall_back(),
+            Some(((sender, receiver), counted)) => {
+                spawn_local(connect(held, sender, receiver, counted));
+            }
+        }
+    }
+
+    /// Carries a flow over its discovery connection.
+    fn plain(&self, flow: Discovered) {
+        let Discovered { app, mut peer, .. } = flow;
+        let word = Word::Plain.emit();
+        // A connection that has carried next to nothing takes so few bytes.
+        if matches!(peer.write(&word), Ok(n) if n == word.len()) {
+            self.hooker.carry(app, peer, None);
+        }
+    }
+
+    /// Carries a flow over a new connection: who does not know of tunnels has ended the other.
+    fn plain_again(&self, flow: Discovered) {
+        match self.hooker.connect_plain(flow.dest) {
+            Ok(peer) => self.hooker.carry(flow.app, peer, None),
+            Err(error) => tracing::debug!(%error, dest = %flow.dest, "no second connection"),
+        }
+    }
+}
+
+impl Slot {
+    fn failed() -> Self {
+        Self::Failed {
+            until: Instant::now() + FORGET,
+        }
+    }
+}
+
+/// Asks for a tunnel on a discovery connection.
+async fn ask(kind: Kind, peer: &TcpStream) -> Result<Granted, Refusal> {
+    let exchange = async {
+        wire::say(peer, &Word::Ask(kind).emit())?;
+        match wire::word(peer).await? {
+            Word::Granted { port, token } => Ok(Some(Granted {
+                port,
+                token,
+                fingerprint: wire::read(peer).await?,
+            })),
+            Word::Refused => Ok(None),
+            Word::Plain | Word::Ask(_) => Err(io::ErrorKind::InvalidData.into()),
+        }
+    };
+    let late = || Err(io::ErrorKind::TimedOut.into());
+    let answer = timeout(ANSWER, exchange).await.unwrap_or_else(|_| late());
+    answer.map_err(Refusal::NoAnswer)?.ok_or(Refusal::Refused)
+}
+
+/// A new stream, if there may be one at once.
+fn open_stream(connection: &Connection) -> Option<(Sender, Receiver)> {
+    let mut opening = pin!(connection.open_bi());
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    match opening.as_mut().poll(&mut context) {
+        Poll::Ready(Ok((sender, receiver))) => Some((Sender::new(sender), Receiver::new(receiver))),
+        Poll::Ready(Err(_)) | Poll::Pending => None,
+    }
+}
+
+fn header(dest: SocketAddr, src: SocketAddr) -> Bytes {
+    let open = Open {
+        dest_port: dest.port(),
+        src_port: src.port(),
+    };
+    Bytes::copy_from_slice(&open.emit())
+}
+
+fn finished(result: Result<(), Broken>, dest: SocketAddr) {
+    if let Err(broken) = result {
+        tracing::debug!(%broken, %dest, "a flow was reset");
+    }
+}
+
+/// Answers a waiting connect as the peer does, and carries its flow.
+async fn connect(held: HeldConnect, mut sender: Sender, mut receiver: Receiver, counted: Counted) {
+    let dest = held.dest();
+    let accepted = async {
+        sender.write(header(dest, held.src())).await?;
+        flow::opened(&mut receiver).await
+    };
+    match accepted.await {
+        Ok(()) => {}
+        Err(Broken::Reset(code)) => {
+            return match code {
+                ResetCode::NotHooked => held.fall_back(),
+                ResetCode::Unreachable => held.refuse(ConnectError::HostUnreachable),
+                ResetCode::Timeout => held.refuse(ConnectError::TimedOut),
+                ResetCode::Rst | ResetCode::Refused => held.refuse(ConnectError::Refused),
+            };
+        }
+        Err(_) => return held.fall_back(),
+    }
+    let (accepted, app) = oneshot::channel();
+    held.accept(move |app| {
+        // Nobody waits for it where the daemon is ending.
+        let _ = accepted.send(app);
+    });
+    let app = app.await.ok().and_then(Result::ok);
+    if let Some(app) = app.and_then(|app| App::new(app, None).ok()) {
+        finished(
+            flow::carry(app, sender, receiver, false, counted).await,
+            dest,
+        );
+    }
+}

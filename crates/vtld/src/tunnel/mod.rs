@@ -1,0 +1,378 @@
+//! Tunnels: carriers of hooked flows that are no grafts.
+//!
+//! One tunnel leads to a host, and its flows are streams of it. It is set up over the first flow's
+//! discovery connection, which stays open as its lifeline ([`client`], [`server`]); where that does
+//! not succeed in time, flows go on over their discovery connections as plain TCP. A thread with a
+//! tokio runtime does all of it, started when the first flow wants a tunnel.
+
+mod client;
+mod flow;
+mod quic;
+mod records;
+mod server;
+mod stream;
+mod wire;
+mod words;
+
+use std::{
+    cell::OnceCell,
+    collections::HashSet,
+    fmt, io,
+    net::{IpAddr, SocketAddr, TcpStream},
+    rc::Rc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, mpsc as blocking},
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use quinn::Connection;
+use serde_json::{Value, json};
+use tokio::{sync::mpsc, task::LocalSet};
+
+use crate::hooker::{self, ClientFlow, HeldConnect, ServerFlow};
+
+use flow::Meter;
+use quic::Quic;
+pub(crate) use words::ASK;
+
+/// How long the peers' being told of the end may take.
+const FAREWELL: Duration = Duration::from_millis(200);
+
+/// What a tunnel is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// QUIC, by quinn.
+    Quic,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Self; 1] = [Self::Quic];
+
+    /// By its name as a carrier.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+
+    /// Its name as a carrier.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Quic => "quic",
+        }
+    }
+
+    /// Its number on the wire.
+    fn number(self) -> u8 {
+        match self {
+            Self::Quic => 1,
+        }
+    }
+
+    /// By its number on the wire.
+    pub(crate) fn numbered(number: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.number() == number)
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The preamble that asks for a tunnel.
+pub(crate) fn ask(kind: Kind) -> [u8; words::WORD] {
+    words::Word::Ask(kind).emit()
+}
+
+/// Which tunnel a flow goes by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    kind: Kind,
+    local: IpAddr,
+    peer: IpAddr,
+}
+
+/// A flow whose discovery found that the peer runs VTL.
+struct Discovered {
+    key: Key,
+    app: TcpStream,
+    dest: SocketAddr,
+    src: SocketAddr,
+    /// The discovery connection.
+    peer: TcpStream,
+}
+
+enum Command {
+    Client(Discovered),
+    Held(Key, HeldConnect),
+    Server(Kind, ServerFlow),
+    Status(blocking::SyncSender<Vec<Value>>),
+    Stop,
+}
+
+struct Thread {
+    commands: mpsc::UnboundedSender<Command>,
+    thread: JoinHandle<()>,
+}
+
+#[derive(Default)]
+struct Shared {
+    /// Tunnels by which a flow can go at once.
+    open: RwLock<HashSet<Key>>,
+    /// While there is none, no thread is started.
+    hooker: Mutex<Option<hooker::Handle>>,
+    thread: Mutex<Option<Thread>>,
+}
+
+impl Shared {
+    fn thread(&self) -> MutexGuard<'_, Option<Thread>> {
+        self.thread.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set_open(&self, key: Key, open: bool) {
+        let mut all = self.open.write().unwrap_or_else(PoisonError::into_inner);
+        match open {
+            true => all.insert(key),
+            false => all.remove(&key),
+        };
+    }
+}
+
+/// The way to the thread of tunnels. Cheap to clone.
+#[derive(Clone, Default)]
+pub(crate) struct Handle {
+    shared: Arc<Shared>,
+}
+
+impl Handle {
+    /// Lets tunnels be.
+    pub(crate) fn set_hooker(&self, hooker: hooker::Handle) {
+        let mut own = self.shared.hooker.lock();
+        *own.as_deref_mut().unwrap_or_else(|e| e.get_mut()) = Some(hooker);
+    }
+
+    fn send(&self, command: Command) {
+        let mut thread = self.shared.thread();
+        if thread.is_none() {
+            let hooker = self.shared.hooker.lock();
+            let hooker = hooker.unwrap_or_else(PoisonError::into_inner).clone();
+            let Some(hooker) = hooker else { return };
+            match start(&self.shared, hooker) {
+                Ok(started) => *thread = Some(started),
+                Err(error) => tracing::error!(%error, "tunnels cannot be had"),
+            }
+        }
+        if let Some(thread) = &*thread {
+            // Without a thread the daemon is ending.
+            let _ = thread.commands.send(command);
+        }
+    }
+
+    /// Takes a connect if there is a tunnel to its host, else gives it back.
+    pub(crate) fn try_flow(&self, kind: Kind, held: HeldConnect) -> Result<(), HeldConnect> {
+        let key = Key {
+            kind,
+            local: held.src().ip(),
+            peer: held.dest().ip(),
+        };
+        let open = self.shared.open.read();
+        if !open.unwrap_or_else(PoisonError::into_inner).contains(&key) {
+            return Err(held);
+        }
+        self.send(Command::Held(key, held));
+        Ok(())
+    }
+
+    /// A captured connection's destination turned out to run VTL.
+    pub(crate) fn client(&self, kind: Kind, flow: ClientFlow) {
+        let ClientFlow {
+            app,
+            dest,
+            src,
+            peer,
+            ..
+        } = flow;
+        let key = Key {
+            kind,
+            local: src.ip(),
+            peer: dest.ip(),
+        };
+        let tunnels = self.clone();
+        app.accept(move |app| match app {
+            Ok(app) => tunnels.send(Command::Client(Discovered {
+                key,
+                app,
+                dest,
+                src,
+                peer,
+            })),
+            Err(error) => tracing::debug!(%error, %dest, "the application has gone"),
+        });
+    }
+
+    /// A peer asks for a tunnel on a discovery connection.
+    pub(crate) fn server(&self, kind: Kind, flow: ServerFlow) {
+        self.send(Command::Server(kind, flow));
+    }
+
+    /// What there is: one object for each tunnel.
+    pub(crate) fn status(&self) -> Vec<Value> {
+        if self.shared.thread().is_none() {
+            return Vec::new();
+        }
+        let (reply, answer) = blocking::sync_channel(1);
+        self.send(Command::Status(reply));
+        answer.recv().unwrap_or_default()
+    }
+
+    /// Ends all tunnels and the thread.
+    pub(crate) fn stop(&self) {
+        let mut hooker = self.shared.hooker.lock();
+        hooker.as_deref_mut().unwrap_or_else(|e| e.get_mut()).take();
+        drop(hooker);
+        let thread = self.shared.thread().take();
+        if let Some(Thread { commands, thread }) = thread {
+            let _ = commands.send(Command::Stop);
+            let _ = thread.join();
+        }
+    }
+}
+
+fn start(shared: &Arc<Shared>, hooker: hooker::Handle) -> io::Result<Thread> {
+    let (commands, inbox) = mpsc::unbounded_channel();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let shared = Arc::clone(shared);
+    let thread = std::thread::Builder::new()
+        .name("vtl-tunnels".into())
+        .spawn(move || {
+            let hub = Rc::new(Hub {
+                shared,
+                hooker,
+                quic: OnceCell::new(),
+                client: client::Slots::default(),
+                served: server::Served::default(),
+            });
+            LocalSet::new().block_on(&runtime, hub.run(inbox));
+        })?;
+    Ok(Thread { commands, thread })
+}
+
+/// What the thread's tasks share.
+struct Hub {
+    shared: Arc<Shared>,
+    hooker: hooker::Handle,
+    /// Made when it is first needed.
+    quic: OnceCell<Option<Rc<Quic>>>,
+    client: client::Slots,
+    served: server::Served,
+}
+
+impl Hub {
+    async fn run(self: Rc<Self>, mut inbox: mpsc::UnboundedReceiver<Command>) {
+        while let Some(command) = inbox.recv().await {
+            match command {
+                Command::Client(flow) => self.client(flow),
+                Command::Held(key, held) => self.held(key, held),
+                Command::Server(kind, flow) => {
+                    tokio::task::spawn_local(Rc::clone(&self).serve_asked(kind, flow));
+                }
+                Command::Status(reply) => {
+                    let _ = reply.send(self.status());
+                }
+                Command::Stop => break,
+            }
+        }
+        if let Some(Some(quic)) = self.quic.get() {
+            // Before any flow's task is dropped, so that none of their ends looks like a true one.
+            quic.close();
+            let _ = tokio::time::timeout(FAREWELL, quic.wait_idle()).await;
+        }
+    }
+
+    /// The endpoint.
+    fn quic(self: &Rc<Self>) -> io::Result<Rc<Quic>> {
+        let made = self.quic.get_or_init(|| {
+            let made = Quic::new().map(Rc::new);
+            match &made {
+                Ok(quic) => {
+                    let serving = Rc::clone(self).accept(Rc::clone(quic));
+                    tokio::task::spawn_local(serving);
+                }
+                Err(error) => tracing::error!(%error, "QUIC cannot be had"),
+            }
+            made.ok()
+        });
+        made.clone()
+            .ok_or_else(|| io::ErrorKind::Unsupported.into())
+    }
+
+    fn status(&self) -> Vec<Value> {
+        let mut all: Vec<_> = self.client.open().iter().map(|t| t.row("client")).collect();
+        all.extend(self.served.all().iter().map(|t| t.row("server")));
+        all
+    }
+}
+
+/// A tunnel that is open.
+struct Tunnel {
+    key: Key,
+    connection: Connection,
+    meter: Rc<Meter>,
+}
+
+impl Tunnel {
+    fn new(key: Key, connection: Connection) -> Self {
+        Self {
+            key,
+            connection,
+            meter: Rc::default(),
+        }
+    }
+
+    fn row(&self, role: &str) -> Value {
+        let stats = self.connection.stats();
+        let (sent, lost) = (stats.path.sent_packets, stats.path.lost_packets);
+        json!({
+            "peer": self.key.peer,
+            "carrier": self.key.kind.name(),
+            "role": role,
+            "flows": self.meter.flows.get(),
+            "rtt_ms": (stats.path.rtt.as_secs_f64() * 1e5).round() / 1e2,
+            "sent": sent,
+            "lost": lost,
+            "bytes_sent": self.meter.sent.get(),
+            "bytes_received": self.meter.received.get(),
+        })
+    }
+
+    /// Keeps what flows may have written ahead of the network at two windows, so that a new flow's
+    /// bytes do not wait behind seconds of another's. Until the tunnel ends, or, with a limit, has
+    /// had no flow for so long.
+    async fn look_after(&self, idle: Option<Duration>) {
+        const OFTEN: Duration = Duration::from_millis(50);
+        const LEAST: u64 = 1 << 20;
+        loop {
+            let flows = self.meter.flows.get();
+            let pause = match (flows, idle) {
+                (0, Some(idle)) => idle,
+                (0, None) => Duration::MAX,
+                _ => OFTEN,
+            };
+            tokio::select! {
+                _ = self.connection.closed() => return,
+                () = self.meter.changed.notified() => {}
+                () = tokio::time::sleep(pause) => {
+                    if flows == 0 && self.meter.flows.get() == 0 {
+                        return;
+                    }
+                }
+            }
+            let window = self.connection.stats().path.cwnd.saturating_mul(2);
+            let window = window.clamp(LEAST, quic::SEND_WINDOW);
+            self.connection.set_send_window(window);
+        }
+    }
+}

@@ -1,0 +1,341 @@
+//! QUIC as a tunnel: endpoint, certificates, and what they are tuned to.
+//!
+//! The server's certificate is made when the endpoint is; the client knows its fingerprint from the
+//! discovery connection. The client shows the token that it got there as the server name of its
+//! first packet, so that nobody else gets as far as a handshake. So a tunnel is as authentic as the
+//! TCP connection was, and besides private against who cannot change that one.
+
+use std::{
+    collections::HashMap,
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use nix::sys::socket::{setsockopt, sockopt};
+use quinn::{
+    ClientConfig, Connecting, Connection, Endpoint, EndpointConfig, Incoming, ServerConfig,
+    TokioRuntime, TransportConfig, VarInt,
+    congestion::BbrConfig,
+    crypto::rustls::{HandshakeData, QuicClientConfig, QuicServerConfig},
+};
+use rustls::{
+    DigitallySignedStruct, SignatureScheme,
+    client::{
+        Resumption,
+        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    },
+    crypto::{CryptoProvider, ring, verify_tls13_signature},
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime},
+    server::{ClientHello, ResolvesServerCert},
+    sign::CertifiedKey,
+};
+use sha2::{Digest, Sha256};
+
+use super::words::FINGERPRINT;
+
+/// The application protocol.
+const ALPN: &[u8] = b"vtl/1";
+/// Behind the token in the server's name.
+const NAME: &str = ".vtl.invalid";
+/// Streams of a tunnel at a time; more flows go by plain TCP.
+const STREAMS: u32 = 4096;
+/// Bytes of one stream that may be under way: 850 Mbit/s for 56 ms, 100 Mbit/s for 480 ms.
+const STREAM_WINDOW: u32 = 6 << 20;
+/// The same of all streams together: so many that those which applications do not read leave room
+/// for others.
+const WINDOW: u32 = 128 << 20;
+/// Bytes that a tunnel's flows may have sent and not had acknowledged.
+pub(super) const SEND_WINDOW: u64 = 16 << 20;
+/// Bytes of the socket's own buffers.
+const SOCKET: usize = 8 << 20;
+/// A tunnel on which nothing comes for so long is dead; the client sees to it that something does.
+const DEAD: Duration = Duration::from_secs(15);
+const KEEPALIVE: Duration = Duration::from_secs(4);
+/// Handshakes at a time. From [`CAREFUL`] on a client must show first that it gets answers.
+const HALF_OPEN: usize = 64;
+const CAREFUL: usize = 16;
+
+/// Who may open a tunnel: a client that has asked on a discovery connection.
+#[derive(Debug)]
+pub(super) struct Grant {
+    pub(super) client: IpAddr,
+    /// The path's round-trip time as TCP measured it.
+    pub(super) rtt: Option<Duration>,
+}
+
+/// All of them, by token.
+#[derive(Debug, Default)]
+pub(super) struct Grants(Mutex<HashMap<u64, Grant>>);
+
+impl Grants {
+    pub(super) fn table(&self) -> MutexGuard<'_, HashMap<u64, Grant>> {
+        // No code between lock and unlock leaves the table half changed.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Knows the certificate, and shows it to whom it was announced.
+#[derive(Debug)]
+struct Resolver {
+    grants: Arc<Grants>,
+    certified: Arc<CertifiedKey>,
+}
+
+impl ResolvesServerCert for Resolver {
+    fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        let token = token(hello.server_name()?)?;
+        let known = self.grants.table().contains_key(&token);
+        known.then(|| Arc::clone(&self.certified))
+    }
+}
+
+fn name(token: u64) -> String {
+    format!("t{token:016x}{NAME}")
+}
+
+fn token(name: &str) -> Option<u64> {
+    let hex = name.strip_prefix('t')?.strip_suffix(NAME)?;
+    u64::from_str_radix(hex, 16).ok()
+}
+
+/// Both ends' part of QUIC in this daemon.
+pub(super) struct Quic {
+    endpoint: Endpoint,
+    server: QuicServerConfigs,
+    pub(super) grants: Arc<Grants>,
+    /// UDP port.
+    pub(super) port: u16,
+    /// Of the certificate.
+    pub(super) fingerprint: [u8; FINGERPRINT],
+}
+
+type QuicServerConfigs = Arc<QuicServerConfig>;
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(ring::default_provider())
+}
+
+fn transport(rtt: Option<Duration>) -> Arc<TransportConfig> {
+    let mut config = TransportConfig::default();
+    let idle = VarInt::from_u32(DEAD.as_millis() as u32);
+    config
+        .stream_receive_window(STREAM_WINDOW.into())
+        .receive_window(WINDOW.into())
+        .send_window(SEND_WINDOW)
+        .max_concurrent_bidi_streams(STREAMS.into())
+        .max_concurrent_uni_streams(0_u32.into())
+        .datagram_receive_buffer_size(None)
+        .max_idle_timeout(Some(idle.into()))
+        .keep_alive_interval(Some(KEEPALIVE))
+        .congestion_controller_factory(Arc::new(BbrConfig::default()));
+    if let Some(rtt) = rtt {
+        // Else a lost packet of the handshake costs a second.
+        config.initial_rtt(rtt.max(Duration::from_millis(1)));
+    }
+    Arc::new(config)
+}
+
+/// A socket for both families, where the host has both.
+fn socket() -> io::Result<UdpSocket> {
+    let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0))
+        .or_else(|_| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)))?;
+    // Less will do where it is refused.
+    let _ = setsockopt(&socket, sockopt::RcvBufForce, &SOCKET);
+    let _ = setsockopt(&socket, sockopt::SndBufForce, &SOCKET);
+    Ok(socket)
+}
+
+impl Quic {
+    /// Inside a tokio runtime.
+    pub(super) fn new() -> io::Result<Self> {
+        let made = rcgen::generate_simple_self_signed([NAME.trim_start_matches('.').to_owned()])
+            .map_err(io::Error::other)?;
+        let certificate = made.cert.der().clone();
+        let fingerprint = Sha256::digest(&certificate).into();
+        let key =
+            PrivateKeyDer::try_from(made.signing_key.serialize_der()).map_err(io::Error::other)?;
+        let certified = CertifiedKey::from_der(vec![certificate], key, &provider())
+            .map_err(io::Error::other)?;
+        let grants = Arc::<Grants>::default();
+        let resolver = Resolver {
+            grants: Arc::clone(&grants),
+            certified: Arc::new(certified),
+        };
+        let mut crypto = rustls::ServerConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .map_err(io::Error::other)?
+            .with_no_client_auth()
+            .with_cert_resolver(Arc::new(resolver));
+        crypto.alpn_protocols = vec![ALPN.to_vec()];
+        crypto.send_tls13_tickets = 0;
+        let crypto = QuicServerConfig::try_from(crypto).map_err(io::Error::other)?;
+        let server = Arc::new(crypto);
+        let mut config = ServerConfig::with_crypto(server.clone());
+        config.transport_config(transport(None));
+        config.max_incoming(HALF_OPEN);
+        config.incoming_buffer_size_total(1 << 20);
+        let socket = socket()?;
+        let port = socket.local_addr()?.port();
+        let endpoint = Endpoint::new(
+            EndpointConfig::default(),
+            Some(config),
+            socket,
+            Arc::new(TokioRuntime),
+        )?;
+        Ok(Self {
+            endpoint,
+            server,
+            grants,
+            port,
+            fingerprint,
+        })
+    }
+
+    /// Begins to open a connection to where the server has said it waits.
+    pub(super) fn connect(
+        &self,
+        to: SocketAddr,
+        token: u64,
+        fingerprint: [u8; FINGERPRINT],
+        rtt: Option<Duration>,
+    ) -> io::Result<Connecting> {
+        let verifier = Pinned {
+            fingerprint,
+            provider: provider(),
+        };
+        let mut crypto = rustls::ClientConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .map_err(io::Error::other)?
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(verifier))
+            .with_no_client_auth();
+        crypto.alpn_protocols = vec![ALPN.to_vec()];
+        crypto.resumption = Resumption::disabled();
+        let crypto = QuicClientConfig::try_from(crypto).map_err(io::Error::other)?;
+        let mut config = ClientConfig::new(Arc::new(crypto));
+        config.transport_config(transport(rtt));
+        self.endpoint
+            .connect_with(config, to, &name(token))
+            .map_err(io::Error::other)
+    }
+
+    /// The next handshake that may be worth it; `None` when the endpoint is closed.
+    pub(super) async fn accept(&self, half_open: usize) -> Option<Connecting> {
+        loop {
+            let incoming = self.endpoint.accept().await?;
+            match self.admit(incoming, half_open) {
+                Some(connecting) => return Some(connecting),
+                None => continue,
+            }
+        }
+    }
+
+    /// Nobody gets an answer who has not asked on a discovery connection from the same address.
+    fn admit(&self, incoming: Incoming, half_open: usize) -> Option<Connecting> {
+        let from = incoming.remote_address().ip().to_canonical();
+        let granted = {
+            let table = self.grants.table();
+            table.values().find(|g| g.client == from).map(|g| g.rtt)
+        };
+        let Some(rtt) = granted.filter(|_| half_open < HALF_OPEN) else {
+            incoming.ignore();
+            return None;
+        };
+        if half_open >= CAREFUL && !incoming.remote_address_validated() {
+            let _ = incoming.retry();
+            return None;
+        }
+        let mut config = ServerConfig::with_crypto(self.server.clone());
+        config.transport_config(transport(rtt));
+        incoming.accept_with(Arc::new(config)).ok()
+    }
+
+    /// The token that a client has shown; taken from the table, and only for the address that it
+    /// was given to.
+    pub(super) fn redeem(&self, connection: &Connection) -> Option<u64> {
+        let data = connection.handshake_data()?;
+        let data = data.downcast::<HandshakeData>().ok()?;
+        let token = token(data.server_name.as_deref()?)?;
+        let mut table = self.grants.table();
+        let from = connection.remote_address().ip().to_canonical();
+        table.get(&token).filter(|grant| grant.client == from)?;
+        table.remove(&token);
+        Some(token)
+    }
+
+    /// Ends everything at once.
+    pub(super) fn close(&self) {
+        self.endpoint.close(0_u32.into(), b"");
+    }
+
+    /// Until the peers have been told of the end.
+    pub(super) async fn wait_idle(&self) {
+        self.endpoint.wait_idle().await;
+    }
+}
+
+/// Trusts the one certificate whose fingerprint came over the discovery connection.
+#[derive(Debug)]
+struct Pinned {
+    fingerprint: [u8; FINGERPRINT],
+    provider: Arc<CryptoProvider>,
+}
+
+impl ServerCertVerifier for Pinned {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _server_name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        if <[u8; FINGERPRINT]>::from(Sha256::digest(end_entity)) == self.fingerprint {
+            Ok(ServerCertVerified::assertion())
+        } else {
+            Err(rustls::CertificateError::ApplicationVerificationFailure.into())
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _cert: &CertificateDer<'_>,
+        _dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Err(rustls::Error::General("QUIC has TLS 1.3 only".into()))
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls13_signature(message, cert, dss, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider
+            .signature_verification_algorithms
+            .supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn token__survives_its_way_as_a_name() {
+        for number in [0, 1, u64::MAX, 0x0123_4567_89ab_cdef] {
+            assert_eq!(token(&name(number)), Some(number));
+        }
+        for other in ["", "t.vtl.invalid", "example.org", "tzz.vtl.invalid"] {
+            assert_eq!(token(other), None, "{other}");
+        }
+    }
+}

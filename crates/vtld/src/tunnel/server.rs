@@ -1,0 +1,249 @@
+//! The side that grants tunnels, and reaches local applications for their flows.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::HashMap,
+    io,
+    net::{IpAddr, SocketAddr},
+    rc::Rc,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use quinn::Connection;
+use tokio::{
+    sync::oneshot,
+    task::spawn_local,
+    time::{sleep, timeout},
+};
+use vtl_proto::mux::ResetCode;
+
+use super::{
+    Hub, Key, Kind, Tunnel,
+    flow::{self, App, Counted},
+    quic::{Grant, Quic},
+    stream::{Receiver, Sender},
+    wire,
+    words::{self, FINGERPRINT, OPEN, Open, WORD, Word},
+};
+use crate::{
+    broker::{random_token, tcp_rtt},
+    hooker::ServerFlow,
+};
+
+/// Tunnels that are open or may be opened, at a time.
+const MOST: usize = 1024;
+/// How long a grant is good.
+const GRANT: Duration = Duration::from_secs(15);
+/// How long a handshake may take.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How long a stream may take to say what it is for.
+const HEADER: Duration = Duration::from_secs(10);
+
+/// What a token is good for.
+struct Promise {
+    key: Key,
+    /// Whoever holds the discovery connection, which becomes the lifeline.
+    tie: oneshot::Sender<Rc<Tunnel>>,
+}
+
+/// The tunnels that peers have opened.
+#[derive(Default)]
+pub(super) struct Served {
+    promises: RefCell<HashMap<u64, Promise>>,
+    tunnels: RefCell<Vec<Rc<Tunnel>>>,
+}
+
+impl Served {
+    pub(super) fn all(&self) -> Vec<Rc<Tunnel>> {
+        self.tunnels.borrow().clone()
+    }
+
+    fn is_full(&self) -> bool {
+        self.promises.borrow().len() + self.tunnels.borrow().len() >= MOST
+    }
+}
+
+impl Hub {
+    /// A client asks for a tunnel on its discovery connection.
+    pub(super) async fn serve_asked(self: Rc<Self>, kind: Kind, flow: ServerFlow) {
+        let quic = match self.quic() {
+            Ok(quic) if !self.served.is_full() => quic,
+            _ => {
+                if wire::say(&flow.peer, &Word::Refused.emit()).is_ok() {
+                    self.serve_plain(flow).await;
+                }
+                return;
+            }
+        };
+        let token = random_token();
+        let key = Key {
+            kind,
+            local: flow.dest.ip(),
+            peer: flow.client.ip(),
+        };
+        let (tie, tied) = oneshot::channel();
+        let grant = Grant {
+            client: key.peer,
+            rtt: tcp_rtt(&flow.peer),
+        };
+        quic.grants.table().insert(token, grant);
+        self.served
+            .promises
+            .borrow_mut()
+            .insert(token, Promise { key, tie });
+        let expiring = Rc::clone(&self);
+        let grants = Rc::clone(&quic);
+        spawn_local(async move {
+            sleep(GRANT).await;
+            grants.grants.table().remove(&token);
+            expiring.served.promises.borrow_mut().remove(&token);
+        });
+        let mut answer = [0; WORD + FINGERPRINT];
+        let port = quic.port;
+        answer[..WORD].copy_from_slice(&Word::Granted { port, token }.emit());
+        answer[WORD..].copy_from_slice(&quic.fingerprint);
+        if wire::say(&flow.peer, &answer).is_err() {
+            return;
+        }
+        tokio::select! {
+            tunnel = tied => {
+                // Else nobody has come for it.
+                if let Ok(tunnel) = tunnel {
+                    tokio::select! {
+                        () = wire::ended(Some(&flow.peer)) => {}
+                        _ = tunnel.connection.closed() => {}
+                    }
+                    tunnel.connection.close(0_u32.into(), b"");
+                }
+            }
+            word = wire::word(&flow.peer) => {
+                if matches!(word, Ok(Word::Plain)) {
+                    self.reach(flow);
+                }
+            }
+        }
+    }
+
+    /// The client may go on over a connection on which no tunnel was granted.
+    async fn serve_plain(&self, flow: ServerFlow) {
+        if let Ok(Ok(Word::Plain)) = timeout(GRANT, wire::word(&flow.peer)).await {
+            self.reach(flow);
+        }
+    }
+
+    /// Connects a discovery connection to the application.
+    fn reach(&self, flow: ServerFlow) {
+        match self.hooker.connect_local_app(flow.dest, flow.client) {
+            Ok((app, guard)) => self.hooker.carry(flow.peer, app, Some(guard)),
+            Err(error) => {
+                tracing::debug!(%error, dest = %flow.dest, "the local application cannot be reached");
+            }
+        }
+    }
+
+    /// Lets in who has a token.
+    pub(super) async fn accept(self: Rc<Self>, quic: Rc<Quic>) {
+        let half_open = Rc::new(Cell::new(0));
+        while let Some(connecting) = quic.accept(half_open.get()).await {
+            half_open.set(half_open.get() + 1);
+            let (hub, quic, half_open) =
+                (Rc::clone(&self), Rc::clone(&quic), Rc::clone(&half_open));
+            spawn_local(async move {
+                let connected = timeout(HANDSHAKE, connecting).await;
+                half_open.set(half_open.get() - 1);
+                match connected {
+                    Ok(Ok(connection)) => hub.serve(&quic, connection).await,
+                    failed => tracing::debug!(?failed, "a QUIC handshake failed"),
+                }
+            });
+        }
+    }
+
+    /// A tunnel, until its end.
+    async fn serve(self: Rc<Self>, quic: &Quic, connection: Connection) {
+        let promise = quic
+            .redeem(&connection)
+            .and_then(|token| self.served.promises.borrow_mut().remove(&token));
+        let Some(Promise { key, tie }) = promise else {
+            connection.close(0_u32.into(), b"");
+            return;
+        };
+        let tunnel = Rc::new(Tunnel::new(key, connection));
+        tracing::debug!(peer = %key.peer, carrier = %key.kind, "a tunnel is open");
+        self.served.tunnels.borrow_mut().push(Rc::clone(&tunnel));
+        // Where the first flow has gone on as plain TCP there is no lifeline.
+        let _ = tie.send(Rc::clone(&tunnel));
+        let flows = async {
+            while let Ok((sender, receiver)) = tunnel.connection.accept_bi().await {
+                let (sender, receiver) = (Sender::new(sender), Receiver::new(receiver));
+                let flow = Rc::clone(&self).serve_flow(Rc::clone(&tunnel), sender, receiver);
+                spawn_local(flow);
+            }
+        };
+        tokio::join!(flows, tunnel.look_after(None));
+        let mut all = self.served.tunnels.borrow_mut();
+        all.retain(|other| !Rc::ptr_eq(other, &tunnel));
+    }
+
+    /// One flow of a peer's.
+    async fn serve_flow(
+        self: Rc<Self>,
+        tunnel: Rc<Tunnel>,
+        mut sender: Sender,
+        mut receiver: Receiver,
+    ) {
+        let counted = Counted::new(&tunnel.meter);
+        let (server, client): (IpAddr, IpAddr) = (tunnel.key.local, tunnel.key.peer);
+        drop(tunnel);
+        let mut header = [0; OPEN];
+        let said = timeout(HEADER, receiver.read_exact(&mut header)).await;
+        let open = match (said, Open::parse(&header)) {
+            (Ok(Ok(())), Some(open)) => open,
+            _ => return,
+        };
+        let dest = SocketAddr::new(server, open.dest_port);
+        let client = SocketAddr::new(client, open.src_port);
+        match self.reached(dest, client, &sender).await {
+            Ok(app) => {
+                if sender
+                    .write(Bytes::from_static(&[words::OPENED]))
+                    .await
+                    .is_ok()
+                    && let Err(broken) = flow::carry(app, sender, receiver, false, counted).await
+                {
+                    tracing::debug!(%broken, %dest, "a flow was reset");
+                }
+            }
+            Err(code) => {
+                sender.reset(code);
+                receiver.stop(code);
+            }
+        }
+    }
+
+    /// The local application's connection, or why there is none.
+    async fn reached(
+        &self,
+        dest: SocketAddr,
+        client: SocketAddr,
+        sender: &Sender,
+    ) -> Result<App, ResetCode> {
+        // A stream reaches nothing that TCP over the same path would not reach.
+        if !self.hooker.serves(dest) {
+            return Err(ResetCode::NotHooked);
+        }
+        let code = |error: io::Error| match error.raw_os_error() {
+            Some(libc::ECONNREFUSED) => ResetCode::Refused,
+            Some(libc::ETIMEDOUT) => ResetCode::Timeout,
+            Some(libc::EHOSTUNREACH | libc::ENETUNREACH) => ResetCode::Unreachable,
+            _ => ResetCode::Rst,
+        };
+        let (app, guard) = self.hooker.connect_local_app(dest, client).map_err(code)?;
+        let app = App::new(app, Some(Box::new(guard))).map_err(code)?;
+        tokio::select! {
+            connected = app.connected() => connected.map(|()| app).map_err(code),
+            _ = sender.stopped() => Err(ResetCode::Rst),
+        }
+    }
+}

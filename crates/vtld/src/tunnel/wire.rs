@@ -1,0 +1,73 @@
+//! Words on a discovery connection, which does not block.
+
+use std::{
+    io::{self, Read, Write},
+    net::TcpStream,
+    os::fd::{AsRawFd, RawFd},
+};
+
+use tokio::io::{Interest, unix::AsyncFd};
+
+use super::words::{WORD, Word};
+
+/// Has tokio watch a TCP socket, which does not block.
+pub(super) fn watch<S: Tcp>(socket: S) -> io::Result<AsyncFd<S>> {
+    // SAFETY: both kinds of `Tcp` keep their one descriptor open and the same as long as they live.
+    Ok(unsafe { AsyncFd::register(socket) }?)
+}
+
+/// A socket, or one that is borrowed.
+pub(super) trait Tcp: AsRawFd {}
+impl Tcp for TcpStream {}
+impl Tcp for Borrowed<'_> {}
+
+struct Borrowed<'a>(&'a TcpStream);
+
+impl AsRawFd for Borrowed<'_> {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+/// Says something short: a connection that has carried next to nothing takes it at once.
+pub(super) fn say(mut peer: &TcpStream, bytes: &[u8]) -> io::Result<()> {
+    match peer.write(bytes)? {
+        n if n == bytes.len() => Ok(()),
+        _ => Err(io::ErrorKind::WriteZero.into()),
+    }
+}
+
+/// The next bytes that the peer says.
+pub(super) async fn read<const N: usize>(peer: &TcpStream) -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    let mut have = 0;
+    let peer = watch(Borrowed(peer))?;
+    while have < N {
+        let rest = &mut bytes[have..];
+        match peer
+            .async_io(Interest::READABLE, |peer| {
+                let mut peer = peer.0;
+                peer.read(rest)
+            })
+            .await?
+        {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            n => have += n,
+        }
+    }
+    Ok(bytes)
+}
+
+/// The next word.
+pub(super) async fn word(peer: &TcpStream) -> io::Result<Word> {
+    let bytes = read::<WORD>(peer).await?;
+    Word::parse(&bytes).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// Completes when a lifeline ends, or says what has no meaning there. Never without one.
+pub(super) async fn ended(lifeline: Option<&TcpStream>) {
+    match lifeline {
+        Some(lifeline) => drop(read::<1>(lifeline).await),
+        None => std::future::pending().await,
+    }
+}
