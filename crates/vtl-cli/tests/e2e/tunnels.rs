@@ -1,15 +1,26 @@
 //! Carriers that are no grafts, under unmodified programs.
 
+use std::{
+    fs,
+    io::{Read, Write},
+    net::{IpAddr, SocketAddr, TcpStream, UdpSocket},
+    time::Duration,
+};
+
+use nix::sys::signal::Signal;
 use serde_json::Value;
 use vtl_testbed::{Host, Link};
 
 use crate::{
-    process::until,
-    world::{Download, World},
+    process::{Held, until, words},
+    world::{Download, PORT, World, bad_link, payload, same, url},
 };
 
-const SIZE: usize = 8 << 20;
+const MB: usize = 1 << 20;
+/// IP protocol.
+const UDP: u8 = 17;
 
+#[track_caller]
 fn finish(mut download: Download) {
     let status = download.process.wait(70);
     assert!(status.success(), "{status}");
@@ -22,6 +33,12 @@ impl World {
         status["tunnels"].as_array().expect("a list").clone()
     }
 
+    /// A figure of the client's tunnels, summed up.
+    fn tunnelled(&self, figure: &str) -> u64 {
+        let all = self.tunnels(Host::Client);
+        all.iter().map(|t| t[figure].as_u64().unwrap_or(0)).sum()
+    }
+
     /// Has tunnels to both of the server's addresses opened: what follows is not decided by how
     /// soon the first flow gets one.
     fn meet_by(&self, carrier: &str) {
@@ -31,26 +48,189 @@ impl World {
             until("a tunnel", 20, || self.tunnels(Host::Client).len() == open);
         }
     }
+
+    /// Begins a download that cannot end before it is let.
+    fn start_big(&self, server: IpAddr) -> Download {
+        self.serve("big", 32 * MB);
+        let mut download = self.start_over("quic", server, "big");
+        download.reaches(100_000);
+        download
+    }
 }
 
 #[test]
-fn quic__carries_flows_as_streams_of_one_connection() {
-    let Some(world) = World::new("tunnel-quic", &Link::new(5.0, 100.0)) else {
+fn quic__every_byte_over_a_bad_link() {
+    let Some(world) = World::new("quic-bad", &Link::new(10.0, 100.0)) else {
         return;
     };
-    world.serve("f", SIZE);
     world.meet_by("quic");
+    world.testbed.set(&bad_link()).expect("set");
+    let sizes = [0, 1, MB, 8 * MB];
+    for size in sizes {
+        world.serve(&format!("f{size}"), size);
+    }
+    let file = world.path("upload");
+    fs::write(&file, payload(4 * MB, 7)).expect("written");
+    let from = file.to_str().expect("UTF-8");
+    let mut total = 0;
+    for (i, server) in world.servers().into_iter().enumerate() {
+        for size in sizes {
+            finish(world.start_over("quic", server, &format!("f{size}")));
+            total += size;
+        }
+        let up = format!("up{i}");
+        let curl = ["run", "--carrier", "quic", "--", "curl", "-sS", "-T", from];
+        let output = world
+            .vtl(Host::Client, &[&curl[..], &[&url(server, &up)]].concat())
+            .output()
+            .expect("curl runs");
+        assert!(output.status.success(), "{}", words(&output));
+        same(&file, &world.path("www").join(up));
+    }
+    // One tunnel a family carried it, and nothing went around them.
+    let tunnels = world.tunnels(Host::Client);
+    assert_eq!(tunnels.len(), 2, "{tunnels:?}");
+    assert!(world.tunnelled("bytes_received") >= total as u64);
+    assert!(world.tunnelled("bytes_sent") >= 8 * MB as u64);
+    assert!(world.tunnelled("lost") > 0, "{tunnels:?}");
+    until("no flow is left", 10, || {
+        [Host::Client, Host::Server]
+            .iter()
+            .all(|host| world.tunnels(*host).iter().all(|t| t["flows"] == 0))
+    });
+}
+
+#[test]
+fn quic__a_stalled_flow_holds_up_nobody() {
+    let Some(world) = World::new("quic-stall", &Link::new(5.0, 100.0)) else {
+        return;
+    };
+    world.meet_by("quic");
+    world.serve("f", MB / 2);
+    let server = world.servers()[0];
+    let mut stalled = world.start_big(server);
+    stalled.process.signal(Signal::SIGSTOP);
+    let taken = || world.tunnelled("bytes_received");
+    // Until nothing moves any more: it fills what may be held for it.
+    let mut before = 0;
+    until("the stopped flow stops its sender", 30, || {
+        std::thread::sleep(Duration::from_millis(500));
+        std::mem::replace(&mut before, taken()) == taken()
+    });
+    let downloads: Vec<_> = (0..20)
+        .map(|_| world.start_over("quic", server, "f"))
+        .collect();
+    downloads.into_iter().for_each(finish);
+    assert_eq!(world.tunnels(Host::Client).len(), 2);
+    assert!(stalled.process.ended().is_none());
+    stalled.process.signal(Signal::SIGCONT);
+    finish(stalled);
+}
+
+#[test]
+fn quic__where_udp_is_dropped_tcp_carries() {
+    let Some(world) = World::new("quic-blocked", &Link::new(5.0, 100.0)) else {
+        return;
+    };
+    world.block(Some(UDP));
+    world.serve("f", MB);
     for server in world.servers() {
+        // The first one waits for UDP in vain, the second does not, nor those at the same time.
+        let both = [(); 2].map(|()| world.start_over("quic", server, "f"));
+        both.into_iter().for_each(finish);
         finish(world.start_over("quic", server, "f"));
     }
-    for host in [Host::Client, Host::Server] {
-        let tunnels = world.tunnels(host);
-        assert_eq!(tunnels.len(), 2, "{tunnels:?}");
+    assert_eq!(world.tunnels(Host::Client), Vec::<Value>::new());
+}
+
+#[test]
+fn quic__dies_with_either_daemon() {
+    let Some(mut world) = World::new("quic-kill", &Link::new(5.0, 20.0)) else {
+        return;
+    };
+    world.serve("f", MB / 4);
+    let server = world.servers()[0];
+    for victim in [Host::Server, Host::Client] {
+        world.meet_by("quic");
+        let mut download = world.start_big(server);
+        let daemon = world.take_daemon(victim);
+        let held = Held::by(daemon.pid());
+        daemon.kill();
+        download.broke(20);
+        held.assert_gone();
+        let other = match victim {
+            Host::Server => Host::Client,
+            _ => Host::Server,
+        };
+        until("the tunnels' end", 20, || world.tunnels(other).is_empty());
+        if victim == Host::Server {
+            // Plain TCP at once.
+            finish(world.start_over("quic", server, "f"));
+        }
+        world.start(victim, &[]);
+        if victim == Host::Server {
+            world.hook();
+            // Behind it the address counts as one without VTL for a while.
+            world.take_daemon(Host::Client).kill();
+            world.start(Host::Client, &[]);
+        }
     }
-    let received: Vec<_> = world
-        .tunnels(Host::Client)
-        .iter()
-        .map(|t| t["bytes_received"].as_u64().expect("a number"))
-        .collect();
-    assert!(received.iter().all(|n| *n > SIZE as u64), "{received:?}");
+    world.meet_by("quic");
+    // In order: the same, and nothing is left.
+    let mut download = world.start_big(server);
+    world.stop_daemons();
+    download.broke(20);
+}
+
+#[test]
+fn quic__strangers_harm_nothing() {
+    let Some(world) = World::new("quic-hostile", &Link::new(5.0, 100.0)) else {
+        return;
+    };
+    world.meet_by("quic");
+    let server = world.servers()[0];
+    let download = world.start_big(server);
+    let port = udp_port(&world);
+    let space = &world.testbed;
+    // What is no QUIC, what looks like it, and discovery connections that ask for nonsense.
+    let noise = move || {
+        let socket = UdpSocket::bind("0.0.0.0:0").expect("a socket");
+        for seed in 0..2_000 {
+            let mut packet = payload(1 + seed as usize % 1_400, seed);
+            if seed % 2 == 0 {
+                // A long header of version 1.
+                packet.splice(0..0, [0xc3, 0, 0, 0, 1, 8]);
+                packet.resize(1_200, 0);
+            }
+            let _ = socket.send_to(&packet, (server, port));
+        }
+    };
+    space.in_netns(Host::Client, noise).expect("a namespace");
+    finish(download);
+    assert_eq!(world.tunnels(Host::Server).len(), 2);
+    let plain = move || {
+        let mut stream = TcpStream::connect(SocketAddr::new(server, PORT)).expect("a server");
+        stream
+            .write_all(b"GET /meet HTTP/1.0\r\n\r\n")
+            .expect("sent");
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).expect("an answer");
+        answer
+    };
+    let answer = space.in_netns(Host::Client, plain).expect("a namespace");
+    assert!(answer.starts_with(b"HTTP/1.1 200"), "{answer:?}");
+}
+
+/// Where the server's daemon waits for QUIC.
+fn udp_port(world: &World) -> u16 {
+    let mut ss = world
+        .testbed
+        .command(Host::Server, "ss")
+        .expect("a namespace");
+    let output = ss.args(["-Hulnp"]).output().expect("ss runs");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let line = text.lines().find(|line| line.contains("vtld"));
+    let port = line.and_then(|line| line.split_whitespace().nth(3)?.rsplit(':').next());
+    let port = port.and_then(|port| port.parse().ok());
+    port.unwrap_or_else(|| panic!("no UDP port: {text}"))
 }

@@ -22,7 +22,7 @@ use super::{
     flow::{self, App, Counted},
     stream::{Broken, Receiver, Sender},
     wire,
-    words::{FINGERPRINT, Open, Word},
+    words::{FINGERPRINT, OPEN, Open, Word},
 };
 use crate::{
     broker::{set_linger, tcp_rtt},
@@ -254,6 +254,7 @@ impl Hub {
         let counted = Counted::new(&tunnel.meter);
         spawn_local(async move {
             let Ok(app) = App::new(app, None) else { return };
+            counted.said(OPEN);
             if sender.write(header(dest, src)).await.is_ok() {
                 finished(
                     flow::carry(app, sender, receiver, true, counted).await,
@@ -350,6 +351,7 @@ fn finished(result: Result<(), Broken>, dest: SocketAddr) {
 /// Answers a waiting connect as the peer does, and carries its flow.
 async fn connect(held: HeldConnect, mut sender: Sender, mut receiver: Receiver, counted: Counted) {
     let dest = held.dest();
+    counted.said(OPEN);
     let accepted = async {
         sender.write(header(dest, held.src())).await?;
         flow::opened(&mut receiver).await

@@ -38,7 +38,7 @@ const MOST_HELD_TOGETHER: usize = 128 << 20;
 #[derive(Default)]
 pub(super) struct Meter {
     pub(super) flows: Cell<usize>,
-    /// Bytes of applications, from and to the peer.
+    /// Bytes of applications, to and from the peer, and the streams' beginnings.
     pub(super) sent: Cell<u64>,
     pub(super) received: Cell<u64>,
     /// Bytes that wait for applications.
@@ -55,6 +55,11 @@ impl Counted {
         meter.flows.set(meter.flows.get() + 1);
         meter.changed.notify_one();
         Self(Rc::clone(meter))
+    }
+
+    /// Bytes of the stream that are no application's.
+    pub(super) fn said(&self, n: usize) {
+        add(&self.0.sent, n);
     }
 }
 

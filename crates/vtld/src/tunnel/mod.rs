@@ -1,7 +1,7 @@
 //! Tunnels: carriers of hooked flows that are no grafts.
 //!
 //! One tunnel leads to a host, and its flows are streams of it. It is set up over the first flow's
-//! discovery connection, which stays open as its lifeline ([`client`], [`server`]); where that does
+//! discovery connection, which stays open as its lifeline (`client.rs`, `server.rs`); where that does
 //! not succeed in time, flows go on over their discovery connections as plain TCP. A thread with a
 //! tokio runtime does all of it, started when the first flow wants a tunnel.
 

@@ -206,6 +206,7 @@ impl Hub {
         let client = SocketAddr::new(client, open.src_port);
         match self.reached(dest, client, &sender).await {
             Ok(app) => {
+                counted.said(1);
                 if sender
                     .write(Bytes::from_static(&[words::OPENED]))
                     .await
