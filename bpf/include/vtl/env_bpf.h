@@ -198,6 +198,12 @@ VTL_INLINE int vtl_relays(struct vtl_pump *p, __u32 sid, __u32 what) {
     return woken > VTL_CROWD;
 }
 
+/* Wakes vtld: an event of no session. */
+VTL_INLINE void vtl_env_wake(void) {
+    struct vtl_event event = {};
+    bpf_ringbuf_output(&vtl_events, &event, sizeof(event), BPF_RB_FORCE_WAKEUP);
+}
+
 VTL_INLINE void vtl_env_notify(struct vtl_session *s, __u32 what) {
     struct vtl_event event = {.sid = vtl_env_sid(s), .what = what};
     struct vtl_pump *p = vtl_get_pump();
@@ -214,14 +220,17 @@ VTL_INLINE void vtl_env_notify(struct vtl_session *s, __u32 what) {
     }
     if (!event.what)
         return;
-    /* A wake-up is an interrupt to oneself, as dear as several packets. */
+    /* A wake-up by the ring is an interrupt to oneself, as dear as several packets; one by a frame
+     * takes none. */
     __u32 awake = p ? VTL_LOAD(p->awake) : 0;
-    bpf_ringbuf_output(&vtl_events, &event, sizeof(event), awake ? BPF_RB_NO_WAKEUP : 0);
+    __u32 rings = !awake && what == VTL_EV_RECV && p && VTL_LOAD(p->bell);
+    if (rings)
+        s->rx.bell = 1;
+    bpf_ringbuf_output(&vtl_events, &event, sizeof(event), awake || rings ? BPF_RB_NO_WAKEUP : 0);
     if (!awake || VTL_LOAD(p->awake))
         return;
-    /* It has gone to sleep, perhaps before the event was there. The event of no session wakes. */
-    event.sid = 0;
-    bpf_ringbuf_output(&vtl_events, &event, sizeof(event), BPF_RB_FORCE_WAKEUP);
+    /* It has gone to sleep, perhaps before the event was there. */
+    vtl_env_wake();
 }
 
 #endif

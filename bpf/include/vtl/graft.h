@@ -185,6 +185,18 @@ VTL_INLINE int vtl_tc_answer(struct __sk_buff *ctx, struct vtl_session *s, int o
     return bpf_redirect(ctx->ifindex, 0);
 }
 
+/* Wakes vtld by a copy of the packet, which its packet socket on the loopback gets at once. */
+VTL_GLOBAL int vtl_tc_ring_bell(struct __sk_buff *ctx) {
+    const __u32 at = offsetof(struct ethhdr, h_proto), loopback = 1;
+    __be16 is = ctx->protocol, bell = vtl_swap16(VTL_BELL_ETHERTYPE);
+    int failed = bpf_skb_store_bytes(ctx, at, &bell, sizeof(bell), 0) ||
+                 bpf_clone_redirect(ctx, loopback, 0);
+    bpf_skb_store_bytes(ctx, at, &is, sizeof(is), 0);
+    if (failed)
+        vtl_env_wake();
+    return failed;
+}
+
 VTL_INLINE int vtl_ingress_tc_at(struct __sk_buff *ctx, int offset) {
     /* Drivers may leave a part of the packet in pages. */
     if (ctx->data_end - ctx->data < ctx->len && bpf_skb_pull_data(ctx, ctx->len))
@@ -208,6 +220,10 @@ VTL_INLINE int vtl_ingress_tc_at(struct __sk_buff *ctx, int offset) {
         if (in.slot)
             in.sum = vtl_tc_take(ctx, in.slot, offset + sizeof(hdr), in.len);
         v = graft_ingress(&in);
+    }
+    if (s->rx.bell) {
+        s->rx.bell = 0;
+        vtl_tc_ring_bell(ctx);
     }
     if (v == VTL_SEND)
         verdict = vtl_tc_answer(ctx, s, offset);
@@ -268,6 +284,10 @@ VTL_INLINE int vtl_ingress_xdp_at(struct xdp_md *ctx, int offset) {
         if (in.slot)
             in.sum = vtl_xdp_take(ctx, in.slot, offset + sizeof(hdr), in.len);
         v = graft_ingress(&in);
+    }
+    if (s->rx.bell) {
+        s->rx.bell = 0;
+        vtl_env_wake(); /* a frame cannot be copied here */
     }
     if (v == VTL_SEND)
         verdict = vtl_xdp_answer(ctx, s, offset);

@@ -27,6 +27,7 @@ enum {
     VTL_TX_COPIES = 32,                     /* a power of two */
     VTL_HEADROOM = 54, /* Ethernet + IPv6 header: the longest that precedes a VTL header */
     VTL_PUMP_ETHERTYPE = 0x88b5, /* IEEE 802 local experimental 1: a frame for egress to fill */
+    VTL_BELL_ETHERTYPE = 0x88b6, /* local experimental 2: what wakes vtld, on the loopback */
     VTL_PARAMS = 8,              /* parameters of a graft */
     VTL_REORDER = 3,             /* what vtl_tx.reorder begins with: RFC 9002, 6.1.1 */
     VTL_TX_OWN = 176,            /* words of state that a graft lays out itself: sender, */
@@ -216,6 +217,7 @@ struct vtl_rx {
     __u64 given_up;  /* packets that the sender gave up and that did not arrive */
     __u64 recovered; /* packets that were made out of others (fec.h) */
     __u32 marked;    /* packets that the path has marked (ECN CE) */
+    __u32 bell;      /* ingress: this packet is to wake vtld */
     __u64 own[VTL_RX_OWN];       /* as vtl_tx.own */
     __u64 map[VTL_WINDOW_WORDS]; /* bit s % VTL_MAX_WINDOW: packet s, cum <= s < max, is there */
 };
@@ -273,7 +275,7 @@ struct vtl_pump {
     __u32 latest;   /* the session of the latest one */
     __u64 now_ns;   /* egress: see vtl_pump_clock */
     __u32 uses;     /* of `now_ns`: vtld sets 0, egress counts */
-    __u32 pad;
+    __u32 bell;     /* vtld: a frame of VTL_BELL_ETHERTYPE on the loopback wakes it */
     struct vtl_turn turns[VTL_TURNS];
 };
 

@@ -59,6 +59,7 @@ pub struct DataPlane {
     order: Arc<Order>,
     grafts: BTreeMap<u16, Deployed>,
     attached: BTreeMap<u32, Vec<OwnedFd>>,
+    direct: bool,
     anchor: OnceLock<Arc<Anchor>>,
 }
 
@@ -138,6 +139,7 @@ impl DataPlane {
             order,
             grafts: BTreeMap::new(),
             attached: BTreeMap::new(),
+            direct: false,
             anchor: OnceLock::new(),
         })
     }
@@ -192,7 +194,13 @@ impl DataPlane {
         let program = self.program("vtl_root_direct");
         let link = link::attach(program, LOOPBACK, Hook::TcxEgress)?;
         self.attached.entry(LOOPBACK).or_default().push(link);
+        self.direct = true;
         Ok(())
+    }
+
+    /// Whether that was done.
+    pub fn has_direct(&self) -> bool {
+        self.direct
     }
 
     /// Indexes of the interfaces with root programs.

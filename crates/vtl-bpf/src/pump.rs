@@ -128,6 +128,13 @@ impl Order {
         field.swap(awake.into(), Ordering::SeqCst);
     }
 
+    /// Says whether frames of [`intf::VTL_BELL_ETHERTYPE`] on the loopback wake the caller.
+    pub fn set_bell(&self, bell: bool) {
+        // SAFETY: only the address is taken.
+        let field = self.field(unsafe { &raw mut (*self.at.as_ptr()).bell });
+        field.store(bell.into(), Ordering::Relaxed);
+    }
+
     /// Says whether the caller hands wake-ups on to aware applications.
     pub fn set_relay(&self, relay: bool) {
         // SAFETY: only the address is taken.

@@ -5,7 +5,7 @@ use std::{
     collections::HashMap,
     io,
     num::NonZero,
-    os::fd::BorrowedFd,
+    os::fd::{AsFd, BorrowedFd},
     ptr::NonNull,
     sync::atomic::{AtomicU32, AtomicU64, Ordering, fence},
 };
@@ -313,6 +313,13 @@ impl TxRing {
         self.ring.producer().load(Ordering::Acquire)
     }
 
+    /// Bytes of payload in the packet that was published last, if there was one.
+    pub fn latest(&self) -> Option<u32> {
+        let slot = self.ring.slot(self.next.checked_sub(1)?).as_ptr();
+        // SAFETY: a slot that this side has written; nobody else does.
+        Some(unsafe { (*slot).len })
+    }
+
     /// The first packet that the peer has not acknowledged: for whoever carries packets in place of
     /// the kernel's programs.
     pub fn outstanding(&self) -> Option<&[u8]> {
@@ -373,6 +380,20 @@ impl TxRing {
             .closed()
             .fetch_or(intf::VTL_SUCCEEDED, Ordering::Release);
     }
+}
+
+/// Runs the egress of the session that the daemon has registered the socket `caller` for, to send
+/// one packet of `length` bytes of payload. False if that is not possible here or now.
+pub fn run_egress(caller: impl AsFd, length: u32) -> bool {
+    /// What precedes the payload, less what precedes that of a UDP packet: then the kernel need
+    /// not change the packet's length.
+    const HEADERS: usize = size_of::<intf::vtl_data_hdr>() - 8;
+    /// What is sent is replaced.
+    static NOTHING: [u8; HEADERS + intf::VTL_MAX_PAYLOAD as usize] =
+        [0; HEADERS + intf::VTL_MAX_PAYLOAD as usize];
+    let least = intf::VTL_MIN_PACKET as usize - 8;
+    let length = (HEADERS + length as usize).clamp(least, NOTHING.len());
+    nix::unistd::write(caller, &NOTHING[..length]).is_ok()
 }
 
 /// The lanes of a session with partial order: the latest packet of each.

@@ -15,7 +15,7 @@ use crate::{
     control::{self, Client},
     error::Error,
     message::{Incoming, Outgoing, Part},
-    ring::{Closed, Lanes, RxRing, TxRing},
+    ring::{Closed, Lanes, RxRing, TxRing, run_egress},
     socket::Agreement,
     waiting::{WAIT_MS, Wakeups, patience},
 };
@@ -331,17 +331,9 @@ impl Session {
 
     /// Runs egress for one packet of `length` bytes. False if that is not possible here or now.
     fn call_egress(&self, length: u32) -> bool {
-        /// What precedes the payload, less what precedes that of a UDP packet: then the kernel
-        /// need not change the packet's length.
-        const HEADERS: usize = size_of::<intf::vtl_data_hdr>() - 8;
-        /// What is sent is replaced.
-        static NOTHING: [u8; HEADERS + intf::VTL_MAX_PAYLOAD as usize] =
-            [0; HEADERS + intf::VTL_MAX_PAYLOAD as usize];
-        let least = intf::VTL_MIN_PACKET as usize - 8;
-        let length = (HEADERS + length as usize).clamp(least, NOTHING.len());
         self.caller
             .as_ref()
-            .is_some_and(|caller| nix::unistd::write(caller, &NOTHING[..length]).is_ok())
+            .is_some_and(|caller| run_egress(caller, length))
     }
 
     /// Whether to go on with the session by which the peer has succeeded this one.

@@ -1,5 +1,6 @@
-//! The socket by which an aware application runs its own session's egress: what it sends there, to
-//! nobody on the loopback, becomes the session's next packet.
+//! The socket by which an aware application runs its own session's egress, and vtld that of hooked
+//! flows for single packets: what is sent there, to nobody on the loopback, becomes the session's
+//! next packet.
 
 use std::{
     io,
@@ -9,6 +10,7 @@ use std::{
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use nix::sys::socket::{setsockopt, sockopt};
+use vtl::ring::run_egress;
 use vtl_proto::intf;
 
 /// Bound to the loopback for good: it takes privileges to change that.
@@ -44,9 +46,19 @@ impl Caller {
     }
 
     /// What is sent through it runs the session's egress from now on.
-    pub(super) fn register(&self, callers: &MapHandle, sid: u32) -> libbpf_rs::Result<()> {
+    pub(super) fn register(&self, callers: &MapHandle, sid: u32) -> io::Result<()> {
         let (key, value) = (self.cookie.to_ne_bytes(), sid.to_ne_bytes());
-        callers.update(&key, &value, MapFlags::ANY)
+        callers
+            .update(&key, &value, MapFlags::ANY)
+            .map_err(io::Error::other)
+    }
+
+    /// Sends one packet of the session, with so many bytes of payload. False if that is not possible
+    /// now.
+    pub(super) fn send(&self, length: u32) -> bool {
+        self.socket
+            .as_ref()
+            .is_some_and(|socket| run_egress(socket, length))
     }
 
     /// It does nothing any more.

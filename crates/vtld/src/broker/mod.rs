@@ -4,6 +4,7 @@
 
 mod bells;
 mod caller;
+mod doorbell;
 mod engine;
 mod lifeline;
 mod path;

@@ -58,8 +58,6 @@ pub(super) struct Aware {
     pub(super) wake: Bell,
     /// Transmissions when the pump last looked.
     pub(super) sent: u64,
-    /// By which the application runs egress itself.
-    pub(super) caller: Option<Caller>,
     /// The application has got it.
     pub(super) granted: bool,
     /// Only to mark the end.
@@ -116,6 +114,9 @@ pub(super) struct Session {
     /// How large packets the path takes, once it is open and if the peer answers such questions.
     pub(super) path: Option<PathSize>,
     pub(super) purpose: Use,
+    /// By which egress runs for single packets: by the application, once it has it, or by vtld for
+    /// hooked flows.
+    pub(super) caller: Option<Caller>,
     /// Ends when the peer's vtld ends, and takes over when the graft fails.
     pub(super) lifeline: Option<Lifeline>,
     /// The kernel's count of the peer's packets at `heard_ns`.
@@ -401,7 +402,7 @@ pub(super) fn grant(
             Some(events) => Some(own(events)?),
             None => None,
         },
-        caller: aware.caller.as_ref().and_then(Caller::descriptor),
+        caller: session.caller.as_ref().and_then(Caller::descriptor),
     })
 }
 

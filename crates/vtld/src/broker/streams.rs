@@ -3,11 +3,12 @@
 
 use std::{
     any::Any,
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     io::{self, Read, Write},
     net::{Shutdown, SocketAddr, TcpStream},
 };
 
+use nix::sys::epoll::EpollFlags;
 use vtl::ring::{RxRing, TxRing};
 use vtl_proto::mux::{DATA_HEADER, Event, Mux, MuxError, ResetCode, StreamId};
 
@@ -18,6 +19,13 @@ use crate::urgent::{self, Ahead};
 const RECEIVE_BATCH: u64 = 64;
 /// Packets that one flow may fill before the next flow's turn.
 const QUANTUM: u64 = 32;
+
+/// What is to be told of flows' sockets.
+pub(super) const INTEREST: EpollFlags = EpollFlags::EPOLLIN
+    .union(EpollFlags::EPOLLPRI)
+    .union(EpollFlags::EPOLLOUT)
+    .union(EpollFlags::EPOLLRDHUP)
+    .union(EpollFlags::EPOLLET);
 
 /// What the application's side of a flow is.
 pub(super) enum App<H> {
@@ -33,8 +41,11 @@ pub(super) enum App<H> {
 
 pub(super) struct Flow<H> {
     pub(super) app: App<H>,
-    readable: bool,
     writable: bool,
+    /// An urgent byte, or the end, may come next: reading must find out first.
+    wary: bool,
+    /// The application has said its end, behind what it sent before.
+    ending: bool,
     /// The application has sent its FIN.
     eof: bool,
     /// The peer's application has sent its FIN, behind `inbox`.
@@ -51,11 +62,11 @@ pub(super) struct Flow<H> {
 
 impl<H> Flow<H> {
     fn new(app: App<H>) -> Self {
-        let ready = matches!(app, App::Socket(_));
         Self {
+            writable: matches!(app, App::Socket(_)),
             app,
-            readable: ready,
-            writable: ready,
+            wary: true,
+            ending: false,
             eof: false,
             peer_fin: false,
             shut: false,
@@ -96,6 +107,8 @@ pub(super) enum Effect<H> {
 pub(super) struct Streams<H> {
     mux: Mux,
     flows: BTreeMap<StreamId, Flow<H>>,
+    /// Those with something to read, as far as is known; some may have gone.
+    readable: BTreeSet<StreamId>,
     tx: TxRing,
     rx: RxRing,
     /// The flow whose turn it is.
@@ -119,6 +132,11 @@ impl<H> Streams<H> {
         self.tx.published()
     }
 
+    /// Bytes of payload in the packet that was published last, if there was one.
+    pub(super) fn latest(&self) -> Option<u32> {
+        self.tx.latest()
+    }
+
     /// For whoever carries packets in place of the kernel's programs.
     pub(super) fn rings(&mut self) -> (&mut TxRing, &mut RxRing) {
         (&mut self.tx, &mut self.rx)
@@ -134,6 +152,7 @@ impl<H> Streams<H> {
         Self {
             mux,
             flows: BTreeMap::new(),
+            readable: BTreeSet::new(),
             tx,
             rx,
             turn: StreamId(0),
@@ -155,6 +174,9 @@ impl<H> Streams<H> {
     ) -> Result<StreamId, App<H>> {
         match self.mux.open(dest, src) {
             Ok(id) => {
+                if matches!(app, App::Socket(_)) {
+                    self.readable.insert(id);
+                }
                 self.flows.insert(id, Flow::new(app));
                 Ok(id)
             }
@@ -187,8 +209,8 @@ impl<H> Streams<H> {
     pub(super) fn attach(&mut self, id: StreamId, app: TcpStream) {
         if let Some(flow) = self.flows.get_mut(&id) {
             flow.app = App::Socket(app);
-            flow.readable = true;
             flow.writable = true;
+            self.readable.insert(id);
         }
     }
 
@@ -200,21 +222,28 @@ impl<H> Streams<H> {
         }
     }
 
-    /// The socket of a flow is ready (edge-triggered), or `failed`.
-    pub(super) fn ready(&mut self, id: StreamId, read: bool, write: bool, failed: bool) {
+    /// Something happened to the socket of a flow (edge-triggered).
+    pub(super) fn ready(&mut self, id: StreamId, what: EpollFlags) {
         let Some(flow) = self.flows.get_mut(&id) else {
             return;
         };
         // Before its end, reading shows the error, behind the bytes that came before it. After it
         // nothing would.
-        if failed && flow.eof {
+        if what.contains(EpollFlags::EPOLLERR) && flow.eof {
             self.refuse(id, ResetCode::Rst);
             return;
         }
-        flow.readable |= read;
-        flow.writable |= write;
-        if write && matches!(flow.app, App::Connecting(_)) {
-            self.connected(id);
+        let over = EpollFlags::EPOLLHUP | EpollFlags::EPOLLERR;
+        flow.ending |= what.intersects(over | EpollFlags::EPOLLRDHUP);
+        flow.wary |= what.contains(EpollFlags::EPOLLPRI);
+        if flow.ending || what.contains(EpollFlags::EPOLLIN) {
+            self.readable.insert(id);
+        }
+        if what.intersects(over | EpollFlags::EPOLLOUT) {
+            flow.writable = true;
+            if matches!(flow.app, App::Connecting(_)) {
+                self.connected(id);
+            }
         }
         self.flush(id);
     }
@@ -232,7 +261,7 @@ impl<H> Streams<H> {
                     return;
                 };
                 flow.app = App::Socket(socket);
-                flow.readable = true;
+                self.readable.insert(id);
                 self.mux.accept_opened(id);
             }
             Ok(None) => {} // still on its way
@@ -342,9 +371,9 @@ impl<H> Streams<H> {
                 published = true;
             }
             let mut moved = false;
-            let behind = self.flows.range(self.turn..).map(|(id, _)| *id);
-            let before = self.flows.range(..self.turn).map(|(id, _)| *id);
-            for id in behind.chain(before).collect::<Vec<_>>() {
+            let behind = self.readable.range(self.turn..);
+            let before = self.readable.range(..self.turn);
+            for id in behind.chain(before).copied().collect::<Vec<_>>() {
                 if self.tx.room() == 0 {
                     self.turn = id;
                     return published;
@@ -361,15 +390,14 @@ impl<H> Streams<H> {
 
     /// Reads from one application straight into the ring. Returns whether packets were made.
     fn read(&mut self, id: StreamId) -> bool {
-        let Some(flow) = self.flows.get_mut(&id) else {
+        let flow = self.flows.get_mut(&id).filter(|flow| !flow.eof);
+        let Some(flow) = flow else {
+            self.readable.remove(&id);
             return false;
         };
         let App::Socket(socket) = &mut flow.app else {
             return false;
         };
-        if !flow.readable || flow.eof {
-            return false;
-        }
         let packet = self.tx.max_payload();
         let each = packet - DATA_HEADER;
         let credit = self.mux.credit(id);
@@ -381,7 +409,12 @@ impl<H> Streams<H> {
         if credit == 0 || count == 0 {
             return false;
         }
-        let ahead = urgent::ahead(socket);
+        // What is known to be there is no urgent byte: of one, epoll would have told, and reading
+        // ends before one that comes now.
+        let ahead = match flow.wary {
+            true => urgent::ahead(socket),
+            false => Ok(Ahead::Bytes),
+        };
         let most = match ahead {
             Ok(Ahead::Urgent) => 1,
             _ => credit.min(count * each as u64) as usize,
@@ -394,6 +427,7 @@ impl<H> Streams<H> {
         let (ahead, mut left) = match read {
             Ok((_, 0)) => {
                 flow.eof = true;
+                self.readable.remove(&id);
                 self.mux.finish(id);
                 if flow.shut {
                     self.flows.remove(&id);
@@ -402,7 +436,8 @@ impl<H> Streams<H> {
             }
             Ok(read) => read,
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                flow.readable = false;
+                flow.wary = flow.ending;
+                self.readable.remove(&id);
                 return false;
             }
             Err(e) if e.kind() == io::ErrorKind::Interrupted => return false,
@@ -411,6 +446,12 @@ impl<H> Streams<H> {
                 return false;
             }
         };
+        let drained = left < most && !flow.wary && !flow.ending;
+        if drained {
+            self.readable.remove(&id);
+        } else {
+            flow.wary = true;
+        }
         self.bytes_sent += left as u64;
         let mut lengths = Vec::with_capacity(count as usize);
         while left > 0 {
@@ -537,13 +578,25 @@ mod tests {
         "192.0.2.1:80".parse().unwrap()
     }
 
+    /// Tells what epoll knows of a flow's socket.
+    fn look(end: &mut Streams<()>, id: StreamId) {
+        use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollTimeout};
+        let Some(socket) = end.socket(id) else { return };
+        let epoll = Epoll::new(EpollCreateFlags::empty()).unwrap();
+        epoll.add(socket, EpollEvent::new(INTEREST, 0)).unwrap();
+        let mut events = [EpollEvent::empty()];
+        if epoll.wait(&mut events, EpollTimeout::ZERO).unwrap() == 1 {
+            end.ready(id, events[0].events());
+        }
+    }
+
     /// Lets both ends work until neither has anything to do, and returns what they ask for.
     fn settle(a: &mut Streams<()>, b: &mut Streams<()>) -> Vec<Effect<()>> {
         let mut effects = Vec::new();
         for _ in 0..50 {
             for end in [&mut *a, &mut *b] {
                 for id in end.flows.keys().copied().collect::<Vec<_>>() {
-                    end.ready(id, true, true, false);
+                    look(end, id);
                 }
                 end.transmit();
                 end.receive(&mut effects).unwrap();
@@ -579,7 +632,7 @@ mod tests {
             .ok()
             .unwrap();
         for _ in 0..100 {
-            a.ready(id, true, true, false);
+            look(&mut a, id);
             a.transmit();
         }
         let mut effects = Vec::new();
@@ -652,7 +705,7 @@ mod tests {
         assert_eq!(server.read(&mut [0; 1]).unwrap(), 0);
         set_linger(&client, true);
         drop(client);
-        a.ready(id, true, true, true);
+        look(&mut a, id);
         settle(&mut a, &mut b);
         assert_eq!((a.flows(), b.flows()), (0, 0));
         let error = server.write(&[0; 1]).unwrap_err();

@@ -190,6 +190,9 @@ impl Engine {
                 self.peers.note_rtt(session.peer, rtt);
             }
         }
+        if let Some(caller) = &session.caller {
+            caller.forget(&self.callers);
+        }
         self.responder.ended(sid);
         self.freed.insert(sid, now_ns());
         if let Some(before) = session.succeeds.and_then(|s| self.sessions.get_mut(&s))
@@ -204,9 +207,6 @@ impl Engine {
             Use::Streams { .. } => self.stock.put(session.rings),
             Use::Aware(ref aware) => {
                 self.owned.remove(&(aware.owner, sid));
-                if let Some(caller) = &aware.caller {
-                    caller.forget(&self.callers);
-                }
                 self.bells.remove(&aware.wake);
                 self.stock.put_exposed(session.rings);
             }

@@ -21,7 +21,7 @@ use super::{
         preamble::{self, Preamble},
         session::{Phase, Session, Use, Waiting, Wish},
         set_linger,
-        streams::{App, Effect, Streams},
+        streams::{App, Effect, INTEREST, Streams},
     },
     Arriving, Engine, Parked, Source,
 };
@@ -190,11 +190,7 @@ impl Engine {
         let Some(socket) = streams.socket(id) else {
             return;
         };
-        let flags = EpollFlags::EPOLLIN
-            | EpollFlags::EPOLLOUT
-            | EpollFlags::EPOLLRDHUP
-            | EpollFlags::EPOLLET;
-        let event = EpollEvent::new(flags, Source::Flow { sid, stream: id.0 }.pack());
+        let event = EpollEvent::new(INTEREST, Source::Flow { sid, stream: id.0 }.pack());
         if self.epoll.add(socket, event).is_err() {
             streams.refuse(id, ResetCode::Rst);
         }

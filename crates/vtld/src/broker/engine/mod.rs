@@ -40,6 +40,7 @@ pub(super) use self::pool::Wanted;
 use super::{
     Command, Config, GRACE_NS, Granted, Handle, Owner, Reply, Toward,
     bells::Bells,
+    doorbell::Doorbell,
     now_ns,
     peers::Peers,
     random, random_token,
@@ -86,6 +87,8 @@ const SPARE_NS: u64 = 10_000 * MS;
 const BROKEN_NS: u64 = 60_000 * MS;
 /// Peers' requests that may wait for rings; they repeat them.
 const PARKED: usize = 64;
+/// After so many events that the doorbell did not tell of, it is given up.
+const UNHEARD: u32 = 8;
 /// Connections that wait for an aware application's accept.
 const BACKLOG: usize = 64;
 
@@ -109,6 +112,7 @@ enum Parked {
 enum Source {
     Wake,
     Ring,
+    Doorbell,
     Raw { v6: bool },
     Kick { sid: u32 },
     Lifeline { sid: u32 },
@@ -126,6 +130,7 @@ impl Source {
             Self::Lifeline { sid } => (4, sid, 0),
             Self::Flow { sid, stream } => (5, sid, stream),
             Self::Preamble { id } => (6, 0, id),
+            Self::Doorbell => (7, 0, 0),
         };
         kind << 56 | u64::from(high) << 32 | u64::from(low)
     }
@@ -142,7 +147,8 @@ impl Source {
                 sid: high,
                 stream: low,
             },
-            _ => Self::Preamble { id: low },
+            6 => Self::Preamble { id: low },
+            _ => Self::Doorbell,
         }
     }
 }
@@ -161,6 +167,8 @@ pub(super) struct Engine {
     epoll: Epoll,
     events: Rc<RefCell<Vec<(u32, u32)>>>,
     ring: RingBuffer<'static>,
+    /// What ingress wakes us by; else by the ring.
+    doorbell: Option<Doorbell>,
     raw: [Option<Raw>; 2],
     interfaces: BTreeMap<u32, Interface>,
     pumps: HashMap<u32, (Pump, String)>,
@@ -195,6 +203,8 @@ pub(super) struct Engine {
     /// The session that the next tick begins with.
     next_ticked: u32,
     stopping: bool,
+    /// Events that the doorbell has not told of, one after the other.
+    unheard: u32,
     // Last: everything above is gone before the kernel's side goes.
     plane: DataPlane,
 }
@@ -236,6 +246,14 @@ impl Engine {
         let fd = unsafe { BorrowedFd::borrow_raw(ring.epoll_fd()) };
         watch(fd, Source::Ring)?;
 
+        let doorbell = Doorbell::open()
+            .inspect_err(|error| tracing::info!(%error, "no doorbell"))
+            .ok();
+        if let Some(doorbell) = &doorbell {
+            watch(doorbell.as_fd(), Source::Doorbell)?;
+        }
+        plane.pump_order().set_bell(doorbell.is_some());
+
         let raw4 = Raw::open(false).context("a raw socket for IP protocol 253")?;
         watch(raw4.as_fd(), Source::Raw { v6: false })?;
         // A host may have no IPv6.
@@ -263,6 +281,7 @@ impl Engine {
             epoll,
             events,
             ring,
+            doorbell,
             raw: [Some(raw4), raw6],
             interfaces: BTreeMap::new(),
             pumps: HashMap::new(),
@@ -290,6 +309,7 @@ impl Engine {
             started_ns: now_ns(),
             next_tick: 0,
             stopping: false,
+            unheard: 0,
             plane,
         };
         engine.find_interfaces()?;
@@ -345,10 +365,16 @@ impl Engine {
                     timeout = 0;
                 }
             }
+            let asleep = timeout > 0 && !self.relay.active();
             let count = wait(&self.epoll, &mut found, timeout);
             order.set_awake(true);
+            if count == 0 && asleep && self.unheard() == UNHEARD {
+                tracing::info!("the doorbell is not heard: is the loopback up?");
+                order.set_bell(false);
+            }
+            self.events_of_flows(&found[..count]);
             for event in &found[..count] {
-                self.handle_event(Source::unpack(event.data()), event.events());
+                self.handle_event(Source::unpack(event.data()));
             }
             self.notifications();
             self.negotiate();
@@ -374,7 +400,32 @@ impl Engine {
         }
     }
 
-    fn handle_event(&mut self, source: Source, flags: EpollFlags) {
+    /// Nothing has woken us. Should the doorbell have? Returns how often that was so, one time after
+    /// the other.
+    fn unheard(&mut self) -> u32 {
+        let _ = self.ring.consume();
+        self.unheard += u32::from(!self.events.borrow().is_empty());
+        self.unheard
+    }
+
+    /// What happened to applications' sockets. All of it is noted before any of them is read, so
+    /// that it is true then.
+    fn events_of_flows(&mut self, events: &[EpollEvent]) {
+        let mut touched = BTreeSet::new();
+        for event in events {
+            if let Source::Flow { sid, stream } = Source::unpack(event.data())
+                && let Some(streams) = self.sessions.get_mut(&sid).and_then(Session::streams)
+            {
+                streams.ready(StreamId(stream), event.events());
+                touched.insert(sid);
+            }
+        }
+        for sid in touched {
+            self.transmit(sid);
+        }
+    }
+
+    fn handle_event(&mut self, source: Source) {
         match source {
             Source::Wake => {
                 let _ = self.handle.wake.read();
@@ -384,24 +435,14 @@ impl Engine {
                 self.resume();
             }
             Source::Ring => {}
+            Source::Doorbell => {
+                self.unheard = 0;
+                self.doorbell.iter().for_each(Doorbell::hear);
+            }
             Source::Raw { v6 } => self.control_packets(v6),
             Source::Kick { sid } => self.kick(sid),
             Source::Lifeline { sid } => self.lifeline(sid),
-            Source::Flow { sid, stream } => {
-                let read = flags.intersects(
-                    EpollFlags::EPOLLIN
-                        | EpollFlags::EPOLLRDHUP
-                        | EpollFlags::EPOLLHUP
-                        | EpollFlags::EPOLLERR,
-                );
-                let write = flags
-                    .intersects(EpollFlags::EPOLLOUT | EpollFlags::EPOLLHUP | EpollFlags::EPOLLERR);
-                if let Some(streams) = self.sessions.get_mut(&sid).and_then(Session::streams) {
-                    let failed = flags.contains(EpollFlags::EPOLLERR);
-                    streams.ready(StreamId(stream), read, write, failed);
-                    self.transmit(sid);
-                }
-            }
+            Source::Flow { .. } => {}
             Source::Preamble { id } => self.preamble(id),
         }
     }

@@ -186,11 +186,6 @@ impl Engine {
                 if let Some(kick) = &aware.kick {
                     self.epoll.add(kick, event).map_err(|e| e.to_string())?;
                 }
-                if let Some(caller) = &aware.caller {
-                    caller
-                        .register(&self.callers, sid)
-                        .map_err(|e| e.to_string())?;
-                }
             }
             Ok(purpose)
         };
@@ -201,6 +196,7 @@ impl Engine {
                 return Err(error);
             }
         };
+        let caller = self.caller(sid);
         let entry = self.plane.sessions().get(sid).expect("it was found free");
         let mut value = session::entry(sid, token, rings.index, slots, local, peer);
         value.aware = match purpose {
@@ -230,6 +226,7 @@ impl Engine {
             long_messages: false,
             path: None,
             purpose,
+            caller,
             lifeline: None,
             heard: 0,
             heard_ns: now,
@@ -240,6 +237,18 @@ impl Engine {
         }
         self.sessions.insert(sid, session);
         Ok((sid, token))
+    }
+
+    /// A way to run a session's egress without the pump, where there is one.
+    fn caller(&self, sid: u32) -> Option<Caller> {
+        let caller = self.plane.has_direct().then(Caller::open)?;
+        let registered = caller.and_then(|caller| {
+            caller.register(&self.callers, sid)?;
+            Ok(caller)
+        });
+        registered
+            .inspect_err(|error| tracing::debug!(%error, sid, "all packets go by the pump"))
+            .ok()
     }
 
     /// Hands the session to the kernel's programs.
@@ -304,10 +313,10 @@ impl Engine {
         let granted = session::grant(sid, session, &entry, graft, services)
             .ok_or_else(|| "out of file descriptors".to_owned())?;
         session.rings.release();
+        session.caller.iter_mut().for_each(Caller::release);
         if let Some(aware) = session.aware() {
             aware.granted = true;
             aware.kick = None;
-            aware.caller.iter_mut().for_each(Caller::release);
             self.bells.keep(&mut aware.wake);
         }
         Ok(granted)
@@ -778,11 +787,6 @@ pub(super) fn aware(
         wake: Bell::Held(event()?),
         sent: 0,
         granted: false,
-        caller: Caller::open()
-            .inspect_err(
-                |error| tracing::debug!(%error, "no way for the application to run egress"),
-            )
-            .ok(),
         // Nothing but their control slots is used here, and mapping all of 32 MiB takes a
         // millisecond.
         tx: TxRing::map(rings.transmit(), 1, 1).map_err(map)?,

@@ -1,0 +1,61 @@
+//! What ingress wakes vtld by: a copy of the packet with an EtherType of its own, on the loopback. A
+//! packet socket there gets it at once, where a wake-up through a BPF ring buffer is an interrupt to
+//! the own processor, which takes several microseconds in a virtual machine. What there is to do
+//! stands in the ring buffer all the same.
+
+use std::{
+    io,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+};
+
+use nix::sys::socket::{MsgFlags, recv};
+use vtl_proto::intf;
+
+/// The loopback's index in every network namespace.
+const LOOPBACK: i32 = 1;
+
+pub(super) struct Doorbell {
+    socket: OwnedFd,
+}
+
+impl Doorbell {
+    pub(super) fn open() -> io::Result<Self> {
+        let protocol = (intf::VTL_BELL_ETHERTYPE as u16).to_be();
+        let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        // SAFETY: a plain system call. Protocol 0: nothing comes before it is bound.
+        let fd = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a new descriptor that nobody else owns.
+        let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+        // SAFETY: zeros are a valid address.
+        let mut at: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+        at.sll_family = libc::AF_PACKET as u16;
+        at.sll_protocol = protocol;
+        at.sll_ifindex = LOOPBACK;
+        // SAFETY: the address and its size, both alive during the call.
+        let bound = unsafe {
+            libc::bind(
+                fd,
+                (&raw const at).cast(),
+                size_of::<libc::sockaddr_ll>() as libc::socklen_t,
+            )
+        };
+        if bound < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self { socket })
+    }
+
+    /// Takes one ring.
+    pub(super) fn hear(&self) {
+        let _ = recv(self.socket.as_raw_fd(), &mut [0], MsgFlags::MSG_DONTWAIT);
+    }
+}
+
+impl AsFd for Doorbell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
