@@ -164,8 +164,10 @@ SEC("tcx/egress") int vtl_egress_direct(struct __sk_buff *ctx) {
 /* ------------------------------------------------------------------------------------ ingress */
 
 /* Turns the packet into an acknowledgement and sends it back. */
-VTL_INLINE int vtl_tc_answer(struct __sk_buff *ctx, struct vtl_session *s, int offset) {
+VTL_GLOBAL int vtl_tc_answer(struct __sk_buff *ctx, struct vtl_session *s, __u32 offset) {
     struct vtl_scratch *scratch = vtl_get_scratch();
+    if (!s || (offset != VTL_OFFSET_V4 && offset != VTL_OFFSET_V6))
+        return VTL_TC_DROP;
     __u32 words = vtl_ack_words(s);
     __u32 length = sizeof(struct vtl_ack_hdr) + words * 8;
     if (!scratch || bpf_skb_change_tail(ctx, offset + length, 0))
@@ -185,9 +187,13 @@ VTL_INLINE int vtl_tc_answer(struct __sk_buff *ctx, struct vtl_session *s, int o
     return bpf_redirect(ctx->ifindex, 0);
 }
 
-/* Wakes vtld by a copy of the packet, which its packet socket on the loopback gets at once. */
-VTL_GLOBAL int vtl_tc_ring_bell(struct __sk_buff *ctx) {
+/* Wakes vtld, if that is to be, by a copy of the packet, which its packet socket on the loopback
+ * gets at once. A function of its own, called always: a branch would double what is verified. */
+VTL_GLOBAL int vtl_tc_ring_bell(struct __sk_buff *ctx, struct vtl_session *s) {
     const __u32 at = offsetof(struct ethhdr, h_proto), loopback = 1;
+    if (!s || !s->rx.bell)
+        return 0;
+    s->rx.bell = 0;
     __be16 is = ctx->protocol, bell = vtl_swap16(VTL_BELL_ETHERTYPE);
     int failed = bpf_skb_store_bytes(ctx, at, &bell, sizeof(bell), 0) ||
                  bpf_clone_redirect(ctx, loopback, 0);
@@ -221,10 +227,7 @@ VTL_INLINE int vtl_ingress_tc_at(struct __sk_buff *ctx, int offset) {
             in.sum = vtl_tc_take(ctx, in.slot, offset + sizeof(hdr), in.len);
         v = graft_ingress(&in);
     }
-    if (s->rx.bell) {
-        s->rx.bell = 0;
-        vtl_tc_ring_bell(ctx);
-    }
+    vtl_tc_ring_bell(ctx, s);
     if (v == VTL_SEND)
         verdict = vtl_tc_answer(ctx, s, offset);
     VTL_UNLOCK(s->rx.busy);
@@ -236,7 +239,9 @@ SEC("tcx/ingress") int vtl_ingress_tc(struct __sk_buff *ctx) {
                                                  : vtl_ingress_tc_at(ctx, VTL_OFFSET_V6);
 }
 
-VTL_INLINE int vtl_xdp_answer(struct xdp_md *ctx, struct vtl_session *s, int offset) {
+VTL_GLOBAL int vtl_xdp_answer(struct xdp_md *ctx, struct vtl_session *s, __u32 offset) {
+    if (!s || (offset != VTL_OFFSET_V4 && offset != VTL_OFFSET_V6))
+        return XDP_DROP;
     /* A frame can only be cut here: growing it fails on veth. */
     __u32 total = vtl_xdp_length(ctx);
     __u32 fixed = offset + sizeof(struct vtl_ack_hdr);
