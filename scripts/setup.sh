@@ -32,13 +32,18 @@ iputils-ping      ping
 ethtool           ethtool
 nginx             nginx
 docker-registry   docker-registry
+openssh-client    scp
+openssh-server    sshd
+redis-server      redis-server
+redis-tools       redis-benchmark
+python3-aiosmtpd  aiosmtpd
 binutils          objdump
 python3           python3
 python3-venv      python3:ensurepip
 '
 
 # Only tests need these, and say so where they are absent: a distribution without them will do.
-optional=' docker-registry '
+optional=' docker-registry openssh-client openssh-server redis-server redis-tools python3-aiosmtpd '
 
 fail() {
     printf 'setup: %s\n' "$1" >&2
@@ -141,7 +146,7 @@ install_packages() {
     if [ -d /run/systemd/system ]; then
         for package in "${packages[@]}"; do
             case $package in
-            nginx | docker-registry) systemctl disable --quiet "$package" 2>/dev/null || true ;;
+            nginx | docker-registry | redis-server) systemctl disable --quiet "$package" 2>/dev/null || true ;;
             esac
         done
     fi

@@ -27,6 +27,7 @@ mod packages;
 mod path;
 mod peer;
 mod pool;
+mod programs;
 mod python;
 mod succession;
 mod tunnels;
