@@ -12,6 +12,9 @@ char _license[] SEC("license") = "GPL";
 
 enum { VTL_TC_NEXT = -1, VTL_TC_DROP = 2 };
 
+/* Set before loading: vtld has the UDP port, and what comes to it is VTL's. */
+const volatile __u32 vtl_by_udp = 1;
+
 /*
  * Goes on in slot `index` of a PROG_ARRAY; returns if nothing is there. With an index that the
  * verifier knows, a tail call becomes a plain jump (2 ns), which the kernel rewrites when the slot
@@ -44,14 +47,37 @@ enum { VTL_TC_NEXT = -1, VTL_TC_DROP = 2 };
     VTL_GO_1(ctx, map, (index) + 6)                                                                \
     VTL_GO_1(ctx, map, (index) + 7)
 
+/*
+ * What may be a packet behind UDP, in functions of their own, so that the others' way stays short.
+ * Behind them a packet for a graft looks as if it had come without: UDP's header is cut out.
+ */
+VTL_GLOBAL int vtl_udp_tc(struct __sk_buff *ctx) {
+    int route =
+        vtl_route_udp((void *)(long)ctx->data, (void *)(long)ctx->data_end, ctx->len, ctx->ifindex);
+    if (route >= 0 && bpf_skb_adjust_room(ctx, -VTL_UDP_HEADER, BPF_ADJ_ROOM_NET, 0))
+        return VTL_ROUTE_DROP;
+    return route;
+}
+
+VTL_GLOBAL int vtl_udp_xdp(struct xdp_md *ctx) {
+    int route = vtl_route_udp((void *)(long)ctx->data, (void *)(long)ctx->data_end,
+                              ctx->data_end - ctx->data, ctx->ingress_ifindex);
+    if (route >= 0 && vtl_xdp_shift(ctx, VTL_UDP_HEADER))
+        return VTL_ROUTE_DROP;
+    return route;
+}
+
 SEC("tcx/ingress") int vtl_root_in_tc(struct __sk_buff *ctx) {
     if (ctx->protocol != vtl_swap16(ETH_P_IP) && ctx->protocol != vtl_swap16(ETH_P_IPV6))
         return VTL_TC_NEXT;
-    if ((void *)(long)ctx->data_end - (void *)(long)ctx->data < (long)VTL_OFFSET_V6 + 24 &&
+    if ((void *)(long)ctx->data_end - (void *)(long)ctx->data <
+            (long)(VTL_OFFSET_V6 + VTL_UDP_HEADER + sizeof(struct vtl_hdr)) &&
         ctx->len > ctx->data_end - ctx->data)
         bpf_skb_pull_data(ctx, ctx->len < 128 ? ctx->len : 128);
     int route =
         vtl_route((void *)(long)ctx->data, (void *)(long)ctx->data_end, ctx->len, ctx->ifindex);
+    if (route == VTL_ROUTE_PASS && vtl_by_udp)
+        route = vtl_udp_tc(ctx);
     if (route == VTL_ROUTE_PASS)
         return VTL_TC_NEXT;
     if (route >= 0) {
@@ -64,6 +90,8 @@ SEC("tcx/ingress") int vtl_root_in_tc(struct __sk_buff *ctx) {
 SEC("xdp") int vtl_root_in_xdp(struct xdp_md *ctx) {
     int route = vtl_route((void *)(long)ctx->data, (void *)(long)ctx->data_end,
                           ctx->data_end - ctx->data, ctx->ingress_ifindex);
+    if (route == VTL_ROUTE_PASS && vtl_by_udp)
+        route = vtl_udp_xdp(ctx);
     if (route == VTL_ROUTE_PASS)
         return XDP_PASS;
     if (route >= 0) {

@@ -30,6 +30,7 @@ git               git
 iproute2          ip
 iputils-ping      ping
 ethtool           ethtool
+nftables          nft
 nginx             nginx
 docker-registry   docker-registry
 openssh-client    scp

@@ -38,7 +38,8 @@ char _license[] SEC("license") = "GPL";
 #define VTL_MOVE(name, context, part, put, skip)                                                   \
     VTL_GLOBAL __u64 name(struct context *ctx, struct vtl_slot *slot, __u32 offset, __u32 len) {   \
         void *data = (void *)(long)ctx->data + offset, *end = (void *)(long)ctx->data_end;         \
-        if (!slot || offset > VTL_HEADROOM + sizeof(struct vtl_data_hdr) || len > VTL_MAX_PAYLOAD) \
+        if (!slot || offset > VTL_HEADROOM + VTL_UDP_HEADER + sizeof(struct vtl_data_hdr) ||       \
+            len > VTL_MAX_PAYLOAD)                                                                 \
             return 0;                                                                              \
         return part(put ? data + (skip) : slot->data + (skip),                                     \
                     put ? slot->data + (skip) : data + (skip), put, end, len);                     \
@@ -68,7 +69,17 @@ VTL_INLINE __u32 vtl_xdp_length(struct xdp_md *ctx) {
     return bpf_xdp_get_buff_len(ctx);
 }
 
-VTL_INLINE int vtl_xdp_emit(struct xdp_md *ctx, struct vtl_out *o, int offset) {
+/* Are there the headers in front of VTL's? It goes without saying behind a look at the whole, and
+ * clang would leave it out; but the verifier does not know. */
+VTL_INLINE int vtl_has_headers(void *data, int ip, void *end) {
+    asm volatile("" : "+r"(data));
+    return data + ip + VTL_UDP_HEADER <= end;
+}
+
+/* `ip`: length of Ethernet and IP header. */
+VTL_INLINE int vtl_xdp_emit(struct xdp_md *ctx, struct vtl_out *o, int ip) {
+    __be16 port = VTL_LOAD(o->s->port);
+    __u32 offset = ip + vtl_udp_room(port);
     __u32 header = offset + o->header_len;
     __u32 n = vtl_padded(o);
     int grow = (int)(header + n) - (int)vtl_xdp_length(ctx);
@@ -78,9 +89,9 @@ VTL_INLINE int vtl_xdp_emit(struct xdp_md *ctx, struct vtl_out *o, int offset) {
         o->sum = vtl_xdp_put(ctx, o->slot, offset + sizeof(struct vtl_data_hdr), o->len);
     vtl_seal(o);
     void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
-    if (data + offset + VTL_MIN_PACKET > end)
+    if (data + offset + VTL_MIN_PACKET > end || !vtl_has_headers(data, ip, end))
         return XDP_ABORTED;
-    vtl_write_headers(data, o->s, offset, o->header_len + n);
+    vtl_write_headers(data, o->s, ip, o->header_len + n, port);
     if (o->type == VTL_DATA)
         vtl_copy(data + offset, &o->hdr, sizeof(struct vtl_data_hdr));
     else
@@ -106,7 +117,9 @@ SEC("xdp") int vtl_egress_xdp(struct xdp_md *ctx) {
     return verdict;
 }
 
-VTL_INLINE int vtl_tc_emit(struct __sk_buff *ctx, struct vtl_out *o, int offset) {
+VTL_INLINE int vtl_tc_emit(struct __sk_buff *ctx, struct vtl_out *o, int ip) {
+    __be16 port = VTL_LOAD(o->s->port);
+    __u32 offset = ip + vtl_udp_room(port);
     __u32 n = vtl_padded(o);
     __u32 length = offset + o->header_len + n;
     if (length != ctx->len && bpf_skb_change_tail(ctx, length, 0))
@@ -115,9 +128,9 @@ VTL_INLINE int vtl_tc_emit(struct __sk_buff *ctx, struct vtl_out *o, int offset)
         o->sum = vtl_tc_put(ctx, o->slot, offset + sizeof(struct vtl_data_hdr), o->len);
     vtl_seal(o);
     void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
-    if (data + offset + VTL_MIN_PACKET > end)
+    if (data + offset + VTL_MIN_PACKET > end || !vtl_has_headers(data, ip, end))
         return VTL_TC_DROP;
-    vtl_write_headers(data, o->s, offset, o->header_len + n);
+    vtl_write_headers(data, o->s, ip, o->header_len + n, port);
     if (o->type == VTL_DATA)
         vtl_copy(data + offset, &o->hdr, sizeof(struct vtl_data_hdr));
     else
@@ -164,10 +177,12 @@ SEC("tcx/egress") int vtl_egress_direct(struct __sk_buff *ctx) {
 /* ------------------------------------------------------------------------------------ ingress */
 
 /* Turns the packet into an acknowledgement and sends it back. */
-VTL_GLOBAL int vtl_tc_answer(struct __sk_buff *ctx, struct vtl_session *s, __u32 offset) {
+VTL_GLOBAL int vtl_tc_answer(struct __sk_buff *ctx, struct vtl_session *s, __u32 ip) {
     struct vtl_scratch *scratch = vtl_get_scratch();
-    if (!s || (offset != VTL_OFFSET_V4 && offset != VTL_OFFSET_V6))
+    if (!s || (ip != VTL_OFFSET_V4 && ip != VTL_OFFSET_V6))
         return VTL_TC_DROP;
+    __be16 port = VTL_LOAD(s->port);
+    __u32 offset = ip + vtl_udp_room(port);
     __u32 words = vtl_ack_words(s);
     __u32 length = sizeof(struct vtl_ack_hdr) + words * 8;
     if (!scratch || bpf_skb_change_tail(ctx, offset + length, 0))
@@ -179,9 +194,9 @@ VTL_GLOBAL int vtl_tc_answer(struct __sk_buff *ctx, struct vtl_session *s, __u32
         bpf_skb_store_bytes(ctx, offset + sizeof(ack), scratch->map, bytes, 0))
         return VTL_TC_DROP;
     void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
-    if (data + offset + sizeof(ack) > end)
+    if (data + offset + sizeof(ack) > end || !vtl_has_headers(data, ip, end))
         return VTL_TC_DROP;
-    vtl_turn_round(data, offset, length);
+    vtl_turn_round(data, ip, length, port);
     vtl_copy(data + offset, &ack, sizeof(ack));
     vtl_env_count(VTL_ST_TX_ACKS);
     return bpf_redirect(ctx->ifindex, 0);
@@ -239,8 +254,12 @@ SEC("tcx/ingress") int vtl_ingress_tc(struct __sk_buff *ctx) {
                                                  : vtl_ingress_tc_at(ctx, VTL_OFFSET_V6);
 }
 
-VTL_GLOBAL int vtl_xdp_answer(struct xdp_md *ctx, struct vtl_session *s, __u32 offset) {
-    if (!s || (offset != VTL_OFFSET_V4 && offset != VTL_OFFSET_V6))
+VTL_GLOBAL int vtl_xdp_answer(struct xdp_md *ctx, struct vtl_session *s, __u32 ip) {
+    if (!s || (ip != VTL_OFFSET_V4 && ip != VTL_OFFSET_V6))
+        return XDP_DROP;
+    __be16 port = VTL_LOAD(s->port);
+    __u32 offset = ip + vtl_udp_room(port);
+    if (vtl_xdp_shift(ctx, (int)(ip - offset)))
         return XDP_DROP;
     /* A frame can only be cut here: growing it fails on veth. */
     __u32 total = vtl_xdp_length(ctx);
@@ -260,9 +279,9 @@ VTL_GLOBAL int vtl_xdp_answer(struct xdp_md *ctx, struct vtl_session *s, __u32 o
     if (bytes - 1 < VTL_ACK_MAX_BITMAP && bpf_xdp_store_bytes(ctx, fixed, scratch->map, bytes))
         return XDP_DROP;
     void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
-    if (data + fixed > end)
+    if (data + offset + sizeof(ack) > end || !vtl_has_headers(data, ip, end))
         return XDP_DROP;
-    vtl_turn_round(data, offset, length);
+    vtl_turn_round(data, ip, length, port);
     vtl_copy(data + offset, &ack, sizeof(ack));
     vtl_env_count(VTL_ST_TX_ACKS);
     /* XDP_TX loses acknowledgements on veth behind a router; a redirect does not. */

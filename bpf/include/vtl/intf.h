@@ -25,7 +25,7 @@ enum {
     VTL_WINDOW_WORDS = VTL_MAX_WINDOW / 64,
     VTL_ACK_WORDS = VTL_ACK_MAX_BITMAP / 8, /* of one acknowledgement's bitmap */
     VTL_TX_COPIES = 32,                     /* a power of two */
-    VTL_HEADROOM = 54, /* Ethernet + IPv6 header: the longest that precedes a VTL header */
+    VTL_HEADROOM = 54, /* Ethernet + IPv6 header: the longest that precedes a VTL or UDP header */
     VTL_PUMP_ETHERTYPE = 0x88b5, /* IEEE 802 local experimental 1: a frame for egress to fill */
     VTL_BELL_ETHERTYPE = 0x88b6, /* local experimental 2: what wakes vtld, on the loopback */
     VTL_PARAMS = 8,              /* parameters of a graft */
@@ -242,9 +242,12 @@ struct vtl_session {
     __u16 max_payload;
     __u16 path;      /* vtld, at any time: packets with more payload than this go in halves */
     __u8 ip_version; /* 4 or 6 */
+    __u8 leads;      /* vtld, before `state`: we opened the session, and decide about its way */
     /* vtld the IP header (addresses, protocol, hop limit), root the Ethernet header: taken from
      * the latest authentic packet, with the addresses exchanged */
     __u8 headers[VTL_HEADROOM] __attribute__((aligned(8)));
+    __be16 port;   /* the peer's UDP port, 0: packets go without UDP. Who leads: vtld, and root if a
+                    * NAT changes the port; the other side: root, from the latest authentic packet */
     __u32 ifindex; /* root: where that packet came in; 0 = none yet, nothing can be sent */
     __u32 aware;   /* vtld, before `state`: enum vtl_aware */
     __u32 told;    /* bit set of enum vtl_what: wake-ups that vtld is to hand on to the application.
@@ -312,7 +315,7 @@ enum vtl_stat {
  * What a graft says about itself, in the section .vtl.graft of its object: VTL_GRAFT writes it.
  * Little-endian. Names and units are text that ends with a zero byte.
  */
-enum { VTL_GRAFT_ABI = 4 }; /* of this description and of everything in this file */
+enum { VTL_GRAFT_ABI = 5 }; /* of this description and of everything in this file */
 
 struct vtl_param_info {
     char name[24]; /* letters, digits and '-' */

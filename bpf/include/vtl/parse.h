@@ -7,6 +7,7 @@
 #include <linux/in.h>
 #include <linux/ip.h>
 #include <linux/ipv6.h>
+#include <linux/udp.h>
 #include "tf.h"
 
 #define VTL_OFFSET_V4 (sizeof(struct ethhdr) + sizeof(struct iphdr))
@@ -44,6 +45,89 @@ VTL_INLINE int vtl_parse_frame(void *data, void *end, __u32 total) {
     return 0;
 }
 
+/*
+ * Where the UDP header of a frame begins that is for VTL's port, behind Ethernet and IP; or 0 if
+ * the frame carries something else, or -1 if no VTL packet can lie behind it. On success at least
+ * that and a struct vtl_hdr lie before `end`. Fragments, and headers with options, are not looked
+ * into: the kernel hands what they carry to vtld, who takes no DATA.
+ */
+VTL_INLINE int vtl_parse_udp(void *data, void *end, __u32 total) {
+    const __u32 least = sizeof(struct udphdr) + sizeof(struct vtl_hdr);
+    struct ethhdr *eth = data;
+    struct udphdr *udp;
+    __u32 length, offset;
+    if ((void *)(eth + 1) > end)
+        return 0;
+    if (eth->h_proto == vtl_swap16(ETH_P_IP)) {
+        struct iphdr *ip = (void *)(eth + 1);
+        udp = (void *)(ip + 1);
+        offset = VTL_OFFSET_V4;
+        if ((void *)(udp + 1) > end || ip->protocol != IPPROTO_UDP || ip->ihl != 5 ||
+            ip->frag_off & vtl_swap16(0x3fff))
+            return 0;
+        length = vtl_swap16(ip->tot_len) - sizeof(*ip);
+    } else if (eth->h_proto == vtl_swap16(ETH_P_IPV6)) {
+        struct ipv6hdr *ip = (void *)(eth + 1);
+        udp = (void *)(ip + 1);
+        offset = VTL_OFFSET_V6;
+        if ((void *)(udp + 1) > end || ip->nexthdr != IPPROTO_UDP)
+            return 0;
+        length = vtl_swap16(ip->payload_len);
+    } else {
+        return 0;
+    }
+    if (udp->dest != vtl_swap16(VTL_UDP_PORT))
+        return 0;
+    if (!udp->source || vtl_swap16(udp->len) != length || length < least ||
+        length > total - offset || (void *)udp + least > end)
+        return -1;
+    return offset;
+}
+
+/*
+ * Bytes of the UDP header in packets to a peer with that port, VTL_UDP_HEADER or 0. Calculated, and
+ * not decided: the verifier would look at all that follows once for each case. For that reason
+ * headers are written for both cases, too.
+ */
+VTL_INLINE __u32 vtl_udp_room(__be16 port) {
+    __u32 n = port;
+    asm volatile("" : "+r"(n));
+    return -n >> 31 << 3;
+}
+
+VTL_INLINE __u8 vtl_protocol(__u32 room) {
+    return VTL_IPPROTO - (room >> 3) * (VTL_IPPROTO - IPPROTO_UDP);
+}
+
+/* The UDP header in front of `length` bytes. No checksum: VTL has its own (RFC 6935). */
+VTL_INLINE void vtl_write_udp(void *at, __be16 port, __u32 length) {
+    struct udphdr *udp = at;
+    udp->source = vtl_swap16(VTL_UDP_PORT);
+    udp->dest = port;
+    udp->len = vtl_swap16(sizeof(*udp) + length);
+    udp->check = 0;
+}
+
+#ifdef __bpf__
+/* XDP: moves Ethernet and IP headers, over the VTL_UDP_HEADER bytes behind them, or, with a
+ * negative number, away from what is behind them. */
+VTL_INLINE int vtl_xdp_move(struct xdp_md *ctx, int by, const __u32 length) {
+    __u64 headers[(VTL_OFFSET_V6 + 7) / 8];
+    return bpf_xdp_load_bytes(ctx, 0, headers, length) || bpf_xdp_adjust_head(ctx, by) ||
+           bpf_xdp_store_bytes(ctx, 0, headers, length);
+}
+
+VTL_GLOBAL int vtl_xdp_shift(struct xdp_md *ctx, int by) {
+    struct ethhdr *eth = (void *)(long)ctx->data;
+    if (!by)
+        return 0;
+    if ((void *)(eth + 1) > (void *)(long)ctx->data_end)
+        return -1;
+    return eth->h_proto == vtl_swap16(ETH_P_IP) ? vtl_xdp_move(ctx, by, VTL_OFFSET_V4)
+                                                : vtl_xdp_move(ctx, by, VTL_OFFSET_V6);
+}
+#endif
+
 VTL_INLINE void vtl_ip4_finish(struct iphdr *ip, __u16 length) {
     ip->tot_len = vtl_swap16(length);
     ip->check = 0;
@@ -57,13 +141,17 @@ VTL_INLINE void vtl_ip4_finish(struct iphdr *ip, __u16 length) {
 }
 
 /* Exchanges the addresses of a received frame and sets its length, for an answer of `length` bytes
- * behind the IP header. `offset` is what vtl_parse_frame said; the caller checked the bounds. */
-VTL_INLINE void vtl_turn_round(void *data, int offset, __u32 length) {
+ * to that UDP port, or without UDP: it begins vtl_udp_room() bytes behind `offset`, the length of
+ * Ethernet and IP header, and is to be written afterwards. The caller checked the bounds. */
+VTL_INLINE void vtl_turn_round(void *data, int offset, __u32 length, __be16 port) {
+    __u32 room = vtl_udp_room(port);
     struct ethhdr *eth = data;
     __u8 mac[ETH_ALEN];
     __builtin_memcpy(mac, eth->h_dest, ETH_ALEN);
     __builtin_memcpy(eth->h_dest, eth->h_source, ETH_ALEN);
     __builtin_memcpy(eth->h_source, mac, ETH_ALEN);
+    vtl_write_udp(data + offset, port, length);
+    length += room;
     if (offset == (int)VTL_OFFSET_V4) {
         struct iphdr *ip = (void *)(eth + 1);
         __be32 address = ip->saddr;
@@ -73,6 +161,7 @@ VTL_INLINE void vtl_turn_round(void *data, int offset, __u32 length) {
         ip->tos = 0;
         ip->id = 0;
         ip->frag_off = vtl_swap16(0x4000);
+        ip->protocol = vtl_protocol(room);
         vtl_ip4_finish(ip, sizeof(*ip) + length);
     } else {
         struct ipv6hdr *ip = (void *)(eth + 1);
@@ -80,18 +169,27 @@ VTL_INLINE void vtl_turn_round(void *data, int offset, __u32 length) {
         ip->saddr = ip->daddr;
         ip->daddr = address;
         ip->hop_limit = 64;
+        ip->nexthdr = vtl_protocol(room);
         ip->payload_len = vtl_swap16(length);
     }
 }
 
-/* Writes Ethernet and IP headers of a session in front of `length` bytes. */
-VTL_INLINE void vtl_write_headers(void *data, struct vtl_session *s, int offset, __u32 length) {
+/* Writes a session's Ethernet and IP headers, `offset` bytes, and UDP's, if there is a port, in
+ * front of a packet of `length` bytes, whose first eight are to be written afterwards. */
+VTL_INLINE void vtl_write_headers(void *data, struct vtl_session *s, int offset, __u32 length,
+                                  __be16 port) {
+    __u32 room = vtl_udp_room(port);
+    vtl_write_udp(data + offset, port, length);
+    length += room;
     if (offset == (int)VTL_OFFSET_V4) {
+        struct iphdr *ip = data + sizeof(struct ethhdr);
         vtl_copy(data, s->headers, VTL_OFFSET_V4);
-        vtl_ip4_finish(data + sizeof(struct ethhdr), sizeof(struct iphdr) + length);
+        ip->protocol = vtl_protocol(room);
+        vtl_ip4_finish(ip, sizeof(*ip) + length);
     } else {
-        vtl_copy(data, s->headers, VTL_OFFSET_V6);
         struct ipv6hdr *ip = data + sizeof(struct ethhdr);
+        vtl_copy(data, s->headers, VTL_OFFSET_V6);
+        ip->nexthdr = vtl_protocol(room);
         ip->payload_len = vtl_swap16(length);
     }
 }

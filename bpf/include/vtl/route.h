@@ -14,8 +14,12 @@ enum vtl_route {
     VTL_ROUTE_DROP = -2,
 };
 
-/* Remembers the way back to the peer of an authentic packet. */
-VTL_INLINE void vtl_learn(struct vtl_session *s, struct ethhdr *eth, __u32 ifindex) {
+/* Remembers the way back to the peer of an authentic packet, which came from that UDP port or, 0,
+ * without UDP. Who leads keeps to UDP or to none: else both sides could follow each other for ever.
+ */
+VTL_INLINE void vtl_learn(struct vtl_session *s, struct ethhdr *eth, __u32 ifindex, __be16 port) {
+    if (s->port != port && (!s->leads || (s->port && port)))
+        VTL_STORE(s->port, port);
     struct ethhdr *known = (struct ethhdr *)s->headers;
     if (s->ifindex == ifindex && !__builtin_memcmp(known->h_dest, eth->h_source, ETH_ALEN) &&
         !__builtin_memcmp(known->h_source, eth->h_dest, ETH_ALEN))
@@ -40,18 +44,21 @@ VTL_INLINE int vtl_from_peer(struct vtl_session *s, void *data, int offset) {
 }
 
 /* Does the packet end where the header says, padding included, no sooner and no later? */
-VTL_INLINE int vtl_is_exact(void *data, int offset, struct vtl_hdr *h, __u32 type) {
+VTL_INLINE int vtl_is_exact(void *data, int offset, __be16 port, struct vtl_hdr *h, __u32 type) {
     void *ip = data + sizeof(struct ethhdr);
     __u32 length = offset == (int)VTL_OFFSET_V4
                        ? vtl_swap16(((struct iphdr *)ip)->tot_len) - sizeof(struct iphdr)
                        : vtl_swap16(((struct ipv6hdr *)ip)->payload_len);
+    if (port)
+        length -= VTL_UDP_HEADER;
     __u32 want = vtl_swap16(h->len);
     want += type == VTL_ACK ? sizeof(struct vtl_ack_hdr) : sizeof(struct vtl_data_hdr);
     return length == (want < VTL_MIN_PACKET ? VTL_MIN_PACKET : want);
 }
 
-VTL_INLINE int vtl_route_at(void *data, void *end, __u32 ifindex, int offset) {
-    struct vtl_hdr *h = data + offset;
+/* `offset`: of what is behind the IP header. `port`: where it came from, if by UDP. */
+VTL_INLINE int vtl_route_at(void *data, void *end, __u32 ifindex, int offset, __be16 port) {
+    struct vtl_hdr *h = data + offset + (port ? VTL_UDP_HEADER : 0);
     if ((void *)(h + 1) > end)
         return VTL_ROUTE_DROP;
     __u32 type = h->version_type & 0xf;
@@ -73,14 +80,14 @@ VTL_INLINE int vtl_route_at(void *data, void *end, __u32 ifindex, int offset) {
         return VTL_ROUTE_DROP;
     }
     __u32 was = s->ifindex;
-    vtl_learn(s, data, ifindex);
+    vtl_learn(s, data, ifindex, port);
     if (!was)
         vtl_env_notify(s, VTL_EV_SEND);
     if (type > VTL_PROBE) { /* NEGO_ACK, CLOSE, SIZE */
         vtl_env_count(VTL_ST_RX_CONTROL);
         return VTL_ROUTE_PASS;
     }
-    if (!vtl_is_exact(data, offset, h, type)) {
+    if (!vtl_is_exact(data, offset, port, h, type)) {
         vtl_env_count(VTL_ST_RX_MALFORMED);
         return VTL_ROUTE_DROP;
     }
@@ -97,9 +104,26 @@ VTL_INLINE int vtl_route(void *data, void *end, __u32 total, __u32 ifindex) {
     if (!offset)
         return VTL_ROUTE_PASS;
     if (offset == (int)VTL_OFFSET_V4)
-        return vtl_route_at(data, end, ifindex, VTL_OFFSET_V4);
+        return vtl_route_at(data, end, ifindex, VTL_OFFSET_V4, 0);
     if (offset == (int)VTL_OFFSET_V6)
-        return vtl_route_at(data, end, ifindex, VTL_OFFSET_V6);
+        return vtl_route_at(data, end, ifindex, VTL_OFFSET_V6, 0);
+    vtl_env_count(VTL_ST_RX_MALFORMED);
+    return VTL_ROUTE_DROP;
+}
+
+/* The same for what may be a packet behind UDP. */
+VTL_INLINE int vtl_route_udp(void *data, void *end, __u32 total, __u32 ifindex) {
+    int offset = vtl_parse_udp(data, end, total);
+    if (!offset)
+        return VTL_ROUTE_PASS;
+    if (offset == (int)VTL_OFFSET_V4) {
+        struct udphdr *udp = data + VTL_OFFSET_V4;
+        return vtl_route_at(data, end, ifindex, VTL_OFFSET_V4, udp->source);
+    }
+    if (offset == (int)VTL_OFFSET_V6) {
+        struct udphdr *udp = data + VTL_OFFSET_V6;
+        return vtl_route_at(data, end, ifindex, VTL_OFFSET_V6, udp->source);
+    }
     vtl_env_count(VTL_ST_RX_MALFORMED);
     return VTL_ROUTE_DROP;
 }

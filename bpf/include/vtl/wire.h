@@ -2,8 +2,9 @@
 /*
  * What crosses the network: PROTOCOL.md explains it, this file defines it.
  *
- * Packets travel as IP protocol VTL_IPPROTO over IPv4 or IPv6. Integers are big-endian unless
- * said otherwise. C and Rust (through bindgen) both use this file; nothing mirrors it by hand.
+ * Packets travel as IP protocol VTL_IPPROTO over IPv4 or IPv6, or behind a UDP header. Integers are
+ * big-endian unless said otherwise. C and Rust (through bindgen) both use this file; nothing
+ * mirrors it by hand.
  */
 #ifndef VTL_WIRE_H
 #define VTL_WIRE_H
@@ -11,7 +12,9 @@
 #include <linux/types.h>
 
 enum {
-    VTL_IPPROTO = 253, /* experimentation, RFC 3692 */
+    VTL_IPPROTO = 253,    /* experimentation, RFC 3692 */
+    VTL_UDP_PORT = 22100, /* "VT"; of both hosts, unless a NAT changes it */
+    VTL_UDP_HEADER = 8,   /* bytes */
     VTL_VERSION = 1,
     /* The most payload bytes that one packet may carry, whatever the MTU. */
     VTL_MAX_PAYLOAD = 1920,

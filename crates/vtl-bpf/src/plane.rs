@@ -101,15 +101,16 @@ impl DataPlane {
     /// # Errors
     /// [`Error::Load`] if the kernel refuses, [`Error::System`] if the table cannot be mapped.
     pub fn load() -> Result<Self> {
-        Self::load_for(0)
+        Self::load_for(0, true)
     }
 
     /// As [`DataPlane::load`], for so many sessions at least. Each place takes the memory of a
-    /// `vtl_session`, whether it is used or not.
+    /// `vtl_session`, whether it is used or not. `udp`: the caller has bound VTL's UDP port, and what
+    /// comes to it is VTL's.
     ///
     /// # Errors
     /// As [`DataPlane::load`].
-    pub fn load_for(sessions: u32) -> Result<Self> {
+    pub fn load_for(sessions: u32, udp: bool) -> Result<Self> {
         // More, so that the indexes of sessions that have ended can rest.
         let places = (sessions + sessions / 32 + 32).max(intf::VTL_MAX_SESSIONS);
         // More, since some are ready while all sessions have theirs.
@@ -128,6 +129,13 @@ impl DataPlane {
                 _ => Ok(()),
             }
             .map_err(refused)?;
+        }
+        // The constant `vtl_by_udp`, the only one.
+        let mut constants = open
+            .maps_mut()
+            .find(|map| map.name().to_string_lossy().ends_with(".rodata"));
+        if let Some(value) = constants.as_mut().and_then(|map| map.initial_value_mut()) {
+            value[..4].copy_from_slice(&u32::from(udp).to_ne_bytes());
         }
         let root = open.load().map_err(refused)?;
         let table = SessionTable::map(map_of(&root, "vtl_sessions").as_fd(), places)?;

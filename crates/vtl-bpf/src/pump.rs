@@ -308,7 +308,9 @@ impl Pump {
 
 /// A frame for egress to fill, as large as the largest packet.
 fn frame(mtu: u32) -> Vec<u8> {
-    let most = intf::VTL_HEADROOM + size_of::<intf::vtl_data_hdr>() as u32 + intf::VTL_MAX_PAYLOAD;
+    let headers =
+        intf::VTL_HEADROOM + intf::VTL_UDP_HEADER + size_of::<intf::vtl_data_hdr>() as u32;
+    let most = headers + intf::VTL_MAX_PAYLOAD;
     let mut frame = vec![0; (mtu + 14).min(most) as usize];
     frame[12..14].copy_from_slice(&(intf::VTL_PUMP_ETHERTYPE as u16).to_be_bytes());
     frame

@@ -8,7 +8,10 @@ use std::{
 };
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
-use vtl_proto::intf::{self, vtl_session};
+use vtl_proto::{
+    intf::{self, vtl_session},
+    nego::Way,
+};
 
 use crate::{Error, Result};
 
@@ -247,6 +250,21 @@ impl Session<'_> {
     /// Interface through which the peer is reached; 0 as long as no packet came from it.
     pub fn ifindex(&self) -> u32 {
         atomic!(AtomicU32, self.ifindex).load(Ordering::Acquire)
+    }
+
+    /// The peer's UDP port; 0: its packets come without UDP, and ours go so.
+    pub fn port(&self) -> u16 {
+        u16::from_be(atomic!(AtomicU16, self.port).load(Ordering::Relaxed))
+    }
+
+    /// Has packets go to the peer's UDP port from now on, or, 0, without UDP.
+    pub fn set_port(&self, port: u16) {
+        atomic!(AtomicU16, self.port).store(port.to_be(), Ordering::Relaxed);
+    }
+
+    /// How packets go to the peer.
+    pub fn way(&self) -> Way {
+        Way::by(self.port())
     }
 
     /// Consecutive probe timeouts without any acknowledgement.

@@ -46,6 +46,7 @@ fn text(status: &Value) -> String {
             "peer",
             "phase",
             "graft",
+            "way",
             "rtt_ms",
             "rate_mbit",
             "loss_pct",

@@ -7,6 +7,7 @@
 //! that the caller draws: unpredictable, and new each time.
 
 mod initiator;
+mod race;
 mod responder;
 mod ticket;
 
@@ -18,6 +19,7 @@ mod tests;
 use core::{net::IpAddr, time::Duration};
 
 pub use initiator::{Answer, Early, Initiator, Offer, Offered, Step};
+pub use race::Way;
 pub use responder::{Choice, Counters, Made, Policy, Request, Responder, Verdict};
 pub use ticket::LIFE;
 
@@ -37,6 +39,11 @@ pub const MAX_WAIT: Duration = Duration::from_secs(5);
 pub const MIN_WAIT: Duration = Duration::from_millis(100);
 /// How far NEGO is ahead of early data: the responder's daemon makes the session meanwhile.
 pub const HEAD_START: Duration = Duration::from_millis(2);
+/// The second way is tried so long after the first one, where the round-trip time is unknown (RFC 8305,
+/// section 5); else after one and a half of it, but not before [`MIN_HEAD`].
+pub const HEAD: Duration = Duration::from_millis(250);
+/// See [`HEAD`].
+pub const MIN_HEAD: Duration = Duration::from_millis(50);
 /// So many sessions may strangers have, who have not shown that they receive what is sent to their
 /// addresses. The next ones are asked to show it first.
 pub const STRANGERS: usize = 8;
@@ -71,7 +78,7 @@ pub struct Established {
 /// Why there is no session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NegoError {
-    /// No answer within [`PATIENCE`].
+    /// No answer in time.
     #[error("the peer did not answer")]
     TimedOut,
     /// The peer's NEGO_NACK.

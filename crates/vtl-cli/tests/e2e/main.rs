@@ -32,4 +32,5 @@ mod python;
 mod succession;
 mod tunnels;
 mod users;
+mod ways;
 mod web;

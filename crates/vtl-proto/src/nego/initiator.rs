@@ -3,8 +3,10 @@
 use core::time::Duration;
 
 use super::{
-    Established, FIRST_WAIT, HEAD_START, MAX_WAIT, MIN_WAIT, NegoError, PATIENCE, Reason, Values,
-    able, established, nanos, succeeded, to,
+    Established, FIRST_WAIT, HEAD_START, MAX_WAIT, MIN_WAIT, NegoError, Reason, Values, Way, able,
+    established, nanos,
+    race::{Race, Run},
+    succeeded, to,
 };
 use crate::{
     intf,
@@ -57,6 +59,11 @@ pub struct Offer {
     pub grafts: Vec<Offered>,
     /// The path's round-trip time if known: retransmissions then start at twice that.
     pub known_rtt: Option<Duration>,
+    /// How the peer may be reached, the best way first: data go ahead of the answer by that one. At
+    /// least one.
+    pub ways: Vec<Way>,
+    /// From the first NEGO until giving up, usually [`super::PATIENCE`].
+    pub patience: Duration,
     /// The peer's, from an earlier session.
     pub ticket: Option<Ticket>,
     /// With a ticket that was never used: data need not wait for the answer.
@@ -80,8 +87,8 @@ pub struct Early {
 /// What is to be done now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Send this.
-    Send(Packet<'static>),
+    /// Send this, by that way.
+    Send(Packet<'static>, Way),
     /// Data may go from now on. The answer is still to come.
     Go(Established),
 }
@@ -108,14 +115,11 @@ pub struct Initiator {
     token: u64,
     begun_ns: u64,
     end_ns: u64,
-    sent_ns: u64,
-    due_ns: u64,
+    race: Race,
     /// When data may go.
     go_ns: Option<u64>,
     /// How they went.
     gone: Option<Established>,
-    tries: u32,
-    wait: Duration,
     /// An answer has asked for another NEGO, without early data.
     returned: bool,
     /// The early data's session has been, and nothing was heard of it.
@@ -138,18 +142,16 @@ impl Initiator {
             offer,
             token,
             begun_ns: now_ns,
-            end_ns: now_ns.saturating_add(nanos(PATIENCE)),
-            sent_ns: now_ns,
-            due_ns: now_ns,
+            end_ns: 0,
+            race: Race::new(&[], now_ns, FIRST_WAIT, None),
             go_ns: None,
             gone: None,
-            tries: 0,
-            wait: FIRST_WAIT,
             returned: false,
             used: false,
             rtt: None,
         };
-        initiator.wait = initiator.first_wait();
+        initiator.end_ns = now_ns.saturating_add(nanos(initiator.offer.patience));
+        initiator.begin(now_ns, initiator.first_wait());
         initiator
     }
 
@@ -167,6 +169,12 @@ impl Initiator {
         Some(next)
     }
 
+    /// Sends the NEGO from now on.
+    fn begin(&mut self, now_ns: u64, wait: Duration) {
+        let rtt = self.rtt.or(self.offer.known_rtt);
+        self.race = Race::new(&self.offer.ways, now_ns, wait, rtt);
+    }
+
     fn first_wait(&self) -> Duration {
         let rtt = self.rtt.or(self.offer.known_rtt);
         let wait = rtt.map_or(FIRST_WAIT, |rtt| rtt.saturating_mul(2));
@@ -175,13 +183,14 @@ impl Initiator {
 
     /// When [`Initiator::poll`] has something to do.
     pub fn poll_at(&self) -> u64 {
-        self.go_ns.map_or(self.due_ns, |at| at.min(self.due_ns))
+        let due_ns = self.race.due_ns().min(self.end_ns);
+        self.go_ns.map_or(due_ns, |at| at.min(due_ns))
     }
 
     /// What is to be done now, if anything.
     ///
     /// # Errors
-    /// When [`PATIENCE`] has passed: [`NegoError::TimedOut`], or that the ticket was used.
+    /// When [`Offer::patience`] has passed: [`NegoError::TimedOut`], or that the ticket was used.
     pub fn poll(&mut self, now_ns: u64) -> Result<Option<Step>, NegoError> {
         if now_ns >= self.end_ns {
             return Err(if self.used {
@@ -195,13 +204,9 @@ impl Initiator {
             self.gone = self.early();
             return Ok(self.gone.map(Step::Go));
         }
-        if now_ns < self.due_ns {
+        let Some(way) = self.race.next(now_ns) else {
             return Ok(None);
-        }
-        self.tries += 1;
-        self.sent_ns = now_ns;
-        self.due_ns = now_ns.saturating_add(nanos(self.wait)).min(self.end_ns);
-        self.wait = (self.wait * 2).min(MAX_WAIT);
+        };
         let ticket = self.offer.ticket.unwrap_or_default();
         let mut header = Header::default();
         if let Some((sid, token)) = self.offer.succeeds {
@@ -209,11 +214,11 @@ impl Initiator {
             header.flags = intf::VTL_F_SUCCEED as u8;
         } else if let Some(early) = self.offer.early {
             header = to(ticket.sid, early.token);
-            if self.tries == 1 && self.gone.is_none() {
+            if self.race.tries() == 1 && self.gone.is_none() {
                 self.go_ns = Some(now_ns.saturating_add(nanos(HEAD_START)));
             }
         }
-        Ok(Some(Step::Send(Packet::Nego(Nego {
+        let nego = Nego {
             header: able(header),
             token: self.token,
             peer_token: 0,
@@ -226,7 +231,8 @@ impl Initiator {
             gids: self.gids,
             ticket,
             params: self.params,
-        }))))
+        };
+        Ok(Some(Step::Send(Packet::Nego(nego), way)))
     }
 
     /// The session that data go to before the answer has come.
@@ -246,8 +252,9 @@ impl Initiator {
         })
     }
 
-    /// Takes a packet from the peer. Packets that do not prove knowledge of our token, and other
-    /// types, change nothing: anybody can send those.
+    /// Takes a packet from the peer, and by which way it came: that of the NEGO that it answers.
+    /// Packets that do not prove knowledge of our token, and other types, change nothing: anybody can
+    /// send those.
     ///
     /// # Errors
     /// The peer refuses, or answers what was not offered.
@@ -255,6 +262,7 @@ impl Initiator {
         &mut self,
         now_ns: u64,
         packet: &Packet<'_>,
+        way: Way,
     ) -> Result<Option<Answer>, NegoError> {
         let (Packet::NegoAck(nego) | Packet::NegoNack(nego)) = packet else {
             return Ok(None);
@@ -262,26 +270,28 @@ impl Initiator {
         let ours = nego.peer_token == self.token
             && nego.header.token == self.token
             && nego.header.sid == self.offer.sid;
-        if !ours || self.tries == 0 {
+        let Some(&Run { tries, sent_ns, .. }) = self.race.by(way).filter(|_| ours) else {
             return Ok(None);
-        }
-        let rtt = Duration::from_nanos(now_ns.saturating_sub(self.sent_ns));
-        if self.tries == 1 && !self.returned {
-            self.rtt = Some(rtt);
+        };
+        // Whatever follows goes this way first.
+        self.offer.ways.sort_by_key(|known| *known != way);
+        if tries == 1 && !self.returned {
+            self.rtt = Some(Duration::from_nanos(now_ns.saturating_sub(sent_ns)));
         }
         match packet {
-            Packet::NegoNack(_) => self.refused(now_ns, nego).map(|()| None),
-            _ => self.accepted(now_ns, nego).map(Some),
+            Packet::NegoNack(_) => self.refused(now_ns, nego, tries).map(|()| None),
+            _ => self.accepted(now_ns, nego, tries).map(Some),
         }
     }
 
-    fn refused(&mut self, now_ns: u64, nego: &Nego) -> Result<(), NegoError> {
+    /// `tries`: how often NEGO was sent by the way of the answer.
+    fn refused(&mut self, now_ns: u64, nego: &Nego, tries: u32) -> Result<(), NegoError> {
         let reason = Reason::from(nego.reason);
         match reason {
             // Several copies of a NEGO may be answered like that: the first answer is heeded, and
             // others once the NEGO that returns its ticket should have been answered.
             Reason::Cookie if nego.ticket.sid != 0 => {
-                if self.returned && self.tries < 2 {
+                if self.returned && tries < 2 {
                     return Ok(());
                 }
                 self.offer.ticket = Some(nego.ticket);
@@ -301,18 +311,18 @@ impl Initiator {
             }
             _ => return Err(NegoError::Refused(reason)),
         }
-        if !self.returned {
-            self.wait = self.first_wait();
-        }
+        let wait = match self.returned {
+            false => self.first_wait(),
+            true => self.race.wait(),
+        };
         self.returned = true;
         self.offer.early = None;
         self.go_ns = None;
-        self.tries = 0;
-        self.due_ns = now_ns;
+        self.begin(now_ns, wait);
         Ok(())
     }
 
-    fn accepted(&mut self, now_ns: u64, nego: &Nego) -> Result<Answer, NegoError> {
+    fn accepted(&mut self, now_ns: u64, nego: &Nego, tries: u32) -> Result<Answer, NegoError> {
         if self.offer.succeeds.is_some() && succeeded(nego).is_none() {
             // To a peer that does not know the flag it is any session.
             return Err(NegoError::Refused(Reason::Succession));
@@ -323,7 +333,7 @@ impl Initiator {
         let values = self.values(graft, nego).ok_or(NegoError::Differs(gid))?;
         let mut session = established(nego, self.offer.max_payload, gid, values);
         // After several equal NEGOs nobody knows which one was answered.
-        session.rtt = self.rtt.filter(|_| self.tries == 1 || self.returned);
+        session.rtt = self.rtt.filter(|_| tries == 1 || self.returned);
         session.ticket = (nego.ticket.sid != 0).then_some(nego.ticket);
         let Some(gone) = self.gone else {
             return Ok(Answer::Opened(session));

@@ -29,6 +29,8 @@ fn offer() -> Offer {
         services: Services::RELIABLE,
         grafts: [9, 5, 6].map(offered).into(),
         known_rtt: None,
+        ways: vec![Way::Native],
+        patience: PATIENCE,
         ticket: None,
         early: None,
         succeeds: None,
@@ -84,7 +86,7 @@ fn deliver(packet: Packet<'_>) -> Packet<'static> {
 
 fn next_nego(initiator: &mut Initiator) -> Nego {
     match initiator.poll(initiator.poll_at()).unwrap().unwrap() {
-        Step::Send(packet) => match deliver(packet) {
+        Step::Send(packet, _) => match deliver(packet) {
             Packet::Nego(nego) => nego,
             other => panic!("{other:?}"),
         },
@@ -168,7 +170,9 @@ fn session__one_round_trip() {
             ticket: None,
         }
     );
-    let Ok(Some(Answer::Opened(session))) = initiator.handle(100 + 40 * MS, &deliver(ack)) else {
+    let Ok(Some(Answer::Opened(session))) =
+        initiator.handle(100 + 40 * MS, &deliver(ack), Way::Native)
+    else {
         panic!("no session")
     };
     assert_eq!(session.ticket.unwrap().sid, NEXT);
@@ -198,7 +202,10 @@ fn initiator__retransmits_then_gives_up() {
             assert_eq!(initiator.poll(now - 1), Ok(None));
         }
         match initiator.poll(now) {
-            Ok(step) => assert!(matches!(step, Some(Step::Send(Packet::Nego(_))))),
+            Ok(step) => assert!(matches!(
+                step,
+                Some(Step::Send(Packet::Nego(_), Way::Native))
+            )),
             Err(error) => break error,
         }
         sent.push(now / MS);
@@ -227,13 +234,105 @@ fn initiator__waits_follow_the_known_rtt() {
     );
 }
 
+/// Goes by UDP if nothing comes back.
+fn both(known_rtt: Option<Duration>) -> Offer {
+    Offer {
+        ways: vec![Way::Native, Way::Udp],
+        known_rtt,
+        ..offer()
+    }
+}
+
+#[test]
+fn initiator__the_second_way_a_little_later() {
+    let sent = |rtt_ms: Option<u64>| {
+        let mut initiator = Initiator::new(both(rtt_ms.map(Duration::from_millis)), 0, 1);
+        let send = |_| {
+            let now = initiator.poll_at();
+            match initiator.poll(now) {
+                Ok(Some(Step::Send(_, way))) => (now / MS, way),
+                other => panic!("{other:?}"),
+            }
+        };
+        (0..5).map(send).collect::<Vec<_>>()
+    };
+    let (native, udp) = (Way::Native, Way::Udp);
+    let unknown = [
+        (0, native),
+        (250, udp),
+        (300, native),
+        (550, udp),
+        (900, native),
+    ];
+    assert_eq!(sent(None), unknown);
+    let near = [
+        (0, native),
+        (50, udp),
+        (100, native),
+        (150, udp),
+        (300, native),
+    ];
+    assert_eq!(sent(Some(1)), near);
+    let far = [
+        (0, native),
+        (900, udp),
+        (1200, native),
+        (2100, udp),
+        (3600, native),
+    ];
+    assert_eq!(sent(Some(600)), far);
+}
+
+#[test]
+fn initiator__the_first_answer_decides() {
+    let grafts = [reliable(9)];
+    let mut initiator = Initiator::new(both(None), 0, 1);
+    let (by_native, by_udp) = (next_nego(&mut initiator), next_nego(&mut initiator));
+    assert_eq!(by_native, by_udp, "one request");
+    let mut responder = responder();
+    let ack = answer(&mut responder, 0, &by_native, &grafts);
+    assert_eq!(refusal(&mut responder, &by_udp, &policy(&grafts)), ack);
+    // One that was asked twice by this way, and once by the other.
+    next_nego(&mut initiator);
+    let opened = |way| match initiator.clone().handle(310 * MS, &ack, way) {
+        Ok(Some(Answer::Opened(session))) => session.rtt,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(opened(Way::Native), None);
+    assert_eq!(opened(Way::Udp), Some(Duration::from_millis(60)));
+    // Nobody answers by a way that was not used.
+    let mut initiator = Initiator::new(both(None), 0, 1);
+    next_nego(&mut initiator);
+    assert_eq!(initiator.handle(MS, &ack, Way::Udp), Ok(None));
+}
+
+#[test]
+fn initiator__goes_on_by_the_way_of_the_answer() {
+    let grafts = [reliable(9)];
+    let mut responder = responder();
+    crowd(&mut responder);
+    let mut initiator = Initiator::new(both(None), 0, 0xaaaa);
+    next_nego(&mut initiator);
+    let nego = next_nego(&mut initiator);
+    let cookie = refusal(&mut responder, &nego, &policy(&grafts));
+    assert_eq!(initiator.handle(260 * MS, &cookie, Way::Udp), Ok(None));
+    let mut sends = || match initiator.poll(initiator.poll_at()) {
+        Ok(Some(Step::Send(_, way))) => way,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!([sends(), sends()], [Way::Udp, Way::Native]);
+    // Another graft of the same peer, too.
+    let next = initiator.without(9, 300 * MS, 2).unwrap().poll(300 * MS);
+    assert!(matches!(next, Ok(Some(Step::Send(_, Way::Udp)))));
+}
+
 #[test]
 fn initiator__no_rtt_after_retransmission() {
     let mut initiator = Initiator::new(offer(), 0, 1);
     let nego = next_nego(&mut initiator);
     next_nego(&mut initiator);
     let ack = answer(&mut responder(), 0, &nego, &[reliable(9)]);
-    let Ok(Some(Answer::Opened(session))) = initiator.handle(400 * MS, &ack) else {
+    let Ok(Some(Answer::Opened(session))) = initiator.handle(400 * MS, &ack, Way::Native) else {
         panic!("no session")
     };
     assert_eq!(session.rtt, None);
@@ -265,20 +364,26 @@ fn initiator__forged_answers_change_nothing() {
         ..good
     };
     for bad in [wrong_echo, wrong_guard, wrong_sid] {
-        assert_eq!(initiator.handle(1, &Packet::NegoAck(bad)), Ok(None));
+        assert_eq!(
+            initiator.handle(1, &Packet::NegoAck(bad), Way::Native),
+            Ok(None)
+        );
         for reason in [1, 5, 6] {
             let nack = Packet::NegoNack(Nego { reason, ..bad });
-            assert_eq!(initiator.handle(1, &nack), Ok(None));
+            assert_eq!(initiator.handle(1, &nack, Way::Native), Ok(None));
         }
     }
     assert_eq!(
-        initiator.handle(1, &Packet::Nego(nego)),
+        initiator.handle(1, &Packet::Nego(nego), Way::Native),
         Ok(None),
         "our own, reflected"
     );
-    assert_eq!(initiator.handle(1, &Packet::Close(good.header)), Ok(None));
+    assert_eq!(
+        initiator.handle(1, &Packet::Close(good.header), Way::Native),
+        Ok(None)
+    );
     assert_eq!(initiator.poll(1), Ok(None), "no NEGO was provoked");
-    let opened = initiator.handle(1, &Packet::NegoAck(good));
+    let opened = initiator.handle(1, &Packet::NegoAck(good), Way::Native);
     assert!(matches!(opened, Ok(Some(Answer::Opened(_)))));
 }
 
@@ -293,10 +398,10 @@ fn initiator__answer_to_an_earlier_session_is_ignored() {
     );
     let mut initiator = Initiator::new(offer(), 0, 0xcccc);
     next_nego(&mut initiator);
-    assert_eq!(initiator.handle(1, &old), Ok(None));
+    assert_eq!(initiator.handle(1, &old, Way::Native), Ok(None));
     // And one that comes before the first NEGO was sent.
     let mut initiator = Initiator::new(offer(), 0, 0xaaaa);
-    assert_eq!(initiator.handle(1, &old), Ok(None));
+    assert_eq!(initiator.handle(1, &old, Way::Native), Ok(None));
 }
 
 #[test]
@@ -308,7 +413,10 @@ fn initiator__graft_not_offered() {
     };
     ack.gids = Gids::new(&[4]).unwrap();
     let answer = deliver(Packet::NegoAck(ack));
-    assert_eq!(initiator.handle(1, &answer), Err(NegoError::NotOffered(4)));
+    assert_eq!(
+        initiator.handle(1, &answer, Way::Native),
+        Err(NegoError::NotOffered(4))
+    );
 }
 
 #[test]
@@ -319,7 +427,8 @@ fn initiator__clamps_hostile_sizes() {
         unreachable!()
     };
     (ack.max_payload, ack.ring_slots) = (u16::MAX, u32::MAX);
-    let Ok(Some(Answer::Opened(session))) = initiator.handle(1, &Packet::NegoAck(ack)) else {
+    let Ok(Some(Answer::Opened(session))) = initiator.handle(1, &Packet::NegoAck(ack), Way::Native)
+    else {
         panic!("no session")
     };
     assert_eq!(
@@ -350,7 +459,7 @@ fn asked__refusals() {
     let mut responder = responder();
     let mut refused = |nego: &Nego, policy: &Policy<'_>| {
         let nack = refusal(&mut responder, nego, policy);
-        match initiator.clone().handle(1, &nack) {
+        match initiator.clone().handle(1, &nack, Way::Native) {
             Err(NegoError::Refused(reason)) => reason,
             other => panic!("{other:?}"),
         }
@@ -397,7 +506,7 @@ fn asked__a_session_that_succeeds_another() {
     };
     let nack = refusal(&mut responder, &nego, &deaf);
     let refused = Err(NegoError::Refused(Reason::Succession));
-    assert_eq!(initiator.clone().handle(1, &nack), refused);
+    assert_eq!(initiator.clone().handle(1, &nack, Way::Native), refused);
     // Its address is proven: strangers take no place from it, and it takes none from them.
     for sid in 0..STRANGERS as u32 {
         let stranger = Nego {
@@ -418,8 +527,13 @@ fn asked__a_session_that_succeeds_another() {
         unreachable!()
     };
     ack.header.flags &= !(intf::VTL_F_SUCCEED as u8);
-    assert_eq!(initiator.clone().handle(1, &Packet::NegoAck(ack)), refused);
-    let opened = initiator.handle(1, &answer);
+    assert_eq!(
+        initiator
+            .clone()
+            .handle(1, &Packet::NegoAck(ack), Way::Native),
+        refused
+    );
+    let opened = initiator.handle(1, &answer, Way::Native);
     assert!(matches!(opened, Ok(Some(Answer::Opened(_)))), "{opened:?}");
 }
 
@@ -474,7 +588,7 @@ fn asked__strangers_are_sent_for_a_cookie() {
         (responder.sessions(), responder.strangers()),
         (STRANGERS, STRANGERS)
     );
-    assert_eq!(initiator.handle(20 * MS, &cookie), Ok(None));
+    assert_eq!(initiator.handle(20 * MS, &cookie, Way::Native), Ok(None));
     assert_eq!(initiator.poll_at(), 20 * MS);
     let again = next_nego(&mut initiator);
     assert_eq!((again.sid, again.token), (nego.sid, nego.token));
@@ -482,7 +596,7 @@ fn asked__strangers_are_sent_for_a_cookie() {
     let elsewhere = responder.asked(20 * MS, THERE, &again, &policy(&grafts), || NEXT);
     assert!(matches!(elsewhere, Verdict::Answer(Packet::NegoNack(_))));
     let ack = answer(&mut responder, 20 * MS, &again, &grafts);
-    let Ok(Some(Answer::Opened(session))) = initiator.handle(50 * MS, &ack) else {
+    let Ok(Some(Answer::Opened(session))) = initiator.handle(50 * MS, &ack, Way::Native) else {
         panic!("no session")
     };
     assert_eq!(session.rtt, Some(Duration::from_millis(20)));
@@ -508,7 +622,7 @@ fn initiator__cookies_for_ever() {
     let error = loop {
         let now = initiator.poll_at();
         let mut nego = match initiator.poll(now) {
-            Ok(Some(Step::Send(Packet::Nego(nego)))) => nego,
+            Ok(Some(Step::Send(Packet::Nego(nego), _))) => nego,
             Ok(other) => panic!("{other:?}"),
             Err(error) => break error,
         };
@@ -518,7 +632,7 @@ fn initiator__cookies_for_ever() {
         let cookie = refusal(&mut responder, &nego, &policy(&grafts));
         // However many copies come.
         for _ in 0..3 {
-            assert_eq!(initiator.handle(now + MS, &cookie), Ok(None));
+            assert_eq!(initiator.handle(now + MS, &cookie, Way::Native), Ok(None));
         }
     };
     assert_eq!(error, NegoError::TimedOut);
@@ -546,7 +660,7 @@ fn long_messages__only_with_a_peer_that_takes_them() {
         ack.header.flags = 0;
         Packet::NegoAck(ack)
     };
-    let Ok(Some(Answer::Opened(session))) = initiator.handle(MS, &older(ack)) else {
+    let Ok(Some(Answer::Opened(session))) = initiator.handle(MS, &older(ack), Way::Native) else {
         panic!("no session")
     };
     assert!(!session.long_messages);
@@ -558,7 +672,7 @@ fn long_messages__only_with_a_peer_that_takes_them() {
     let go = initiator.poll(initiator.poll_at());
     assert!(matches!(go, Ok(Some(Step::Go(session))) if session.long_messages));
     let ack = answer(&mut responder, S, &nego, &grafts);
-    let changed = initiator.handle(S + MS, &older(ack));
+    let changed = initiator.handle(S + MS, &older(ack), Way::Native);
     assert_eq!(changed, Err(NegoError::Changed));
 }
 
@@ -577,7 +691,8 @@ fn early__data_need_not_wait() {
     assert_eq!((session.max_payload, session.peer_slots), (1200, 256));
     let ack = answer(&mut responder, 5 * S, &nego, &[reliable(9)]);
     assert_eq!(responder.counters().early, 1);
-    let Ok(Some(Answer::Confirmed(session))) = initiator.handle(5 * S + 10 * MS, &ack) else {
+    let Ok(Some(Answer::Confirmed(session))) = initiator.handle(5 * S + 10 * MS, &ack, Way::Native)
+    else {
         panic!("not confirmed")
     };
     assert_eq!(session.max_payload, 1200);
@@ -617,7 +732,7 @@ fn early__replays_open_nothing() {
     assert_eq!(responder.counters().replays, 2);
     // Who has sent data with it learns of it at the end only: acknowledgements may still come.
     initiator.poll(initiator.poll_at()).unwrap();
-    assert_eq!(initiator.handle(6 * S, &used), Ok(None));
+    assert_eq!(initiator.handle(6 * S, &used, Way::Native), Ok(None));
     assert_eq!(
         initiator.poll(5 * S + nanos(PATIENCE)),
         Err(NegoError::Refused(Reason::Used))
@@ -640,11 +755,11 @@ fn early__used_before_any_data_went_opens_without() {
     let mut initiator = Initiator::new(early(ticket), S, 2);
     let nego = next_nego(&mut initiator);
     let used = refusal(&mut responder, &nego, &policy(&grafts));
-    assert_eq!(initiator.handle(S + MS, &used), Ok(None));
+    assert_eq!(initiator.handle(S + MS, &used, Way::Native), Ok(None));
     let again = next_nego(&mut initiator);
     assert_eq!(again.header, able(Header::default()));
     let ack = answer(&mut responder, S, &again, &grafts);
-    let opened = initiator.handle(S + 9 * MS, &ack);
+    let opened = initiator.handle(S + 9 * MS, &ack, Way::Native);
     assert!(matches!(opened, Ok(Some(Answer::Opened(_)))));
 }
 
@@ -658,13 +773,14 @@ fn early__a_stale_ticket_moves_the_data() {
     initiator.poll(initiator.poll_at()).unwrap();
     let ack = answer(&mut restarted, 5 * S, &nego, &grafts);
     let mut other = initiator.clone();
-    let Ok(Some(Answer::Moved(session))) = initiator.handle(5 * S + 10 * MS, &ack) else {
+    let Ok(Some(Answer::Moved(session))) = initiator.handle(5 * S + 10 * MS, &ack, Way::Native)
+    else {
         panic!("not moved")
     };
     assert_eq!((session.peer_sid, session.max_payload), (3, 1200));
     // Had it started while NEGO was under way, an earlier copy might have opened a session.
     assert_eq!(
-        other.handle(8 * S + 1, &ack),
+        other.handle(8 * S + 1, &ack, Way::Native),
         Err(NegoError::Restarted),
         "up for 3 s, asked for longer"
     );
@@ -687,7 +803,7 @@ fn early__another_graft_or_smaller_packets() {
     assert_eq!(wanted.early_with(&wanted.choices[0]), Some((NEXT, 0xeeee)));
     assert_eq!(wanted.early_with(&wanted.choices[1]), None);
     let (ack, _) = responder.accept(S, &wanted, &wanted.choices[1], &made(3, 4));
-    let Ok(Some(Answer::Moved(session))) = initiator.handle(S, &ack) else {
+    let Ok(Some(Answer::Moved(session))) = initiator.handle(S, &ack, Way::Native) else {
         panic!("not moved")
     };
     assert_eq!((session.gid, session.peer_sid), (5, 3));
@@ -700,7 +816,10 @@ fn early__another_graft_or_smaller_packets() {
     let wanted = request(&mut responder, S, &nego, &grafts);
     let other = &wanted.choices[1];
     let (ack, _) = responder.accept(S, &wanted, other, &made(NEXT, 0xeeee));
-    assert_eq!(initiator.handle(S, &ack), Err(NegoError::Changed));
+    assert_eq!(
+        initiator.handle(S, &ack, Way::Native),
+        Err(NegoError::Changed)
+    );
     // The path has become narrower.
     let (mut responder, mut initiator, nego) = go();
     let wanted = request(&mut responder, S, &nego, &grafts);
@@ -709,7 +828,10 @@ fn early__another_graft_or_smaller_packets() {
         ..made(3, 4)
     };
     let (ack, _) = responder.accept(S, &wanted, &wanted.choices[0], &narrow);
-    assert_eq!(initiator.handle(S, &ack), Err(NegoError::Changed));
+    assert_eq!(
+        initiator.handle(S, &ack, Way::Native),
+        Err(NegoError::Changed)
+    );
 }
 
 fn range(initial: u32, least: u32, most: u32) -> ParamRange {
@@ -745,7 +867,7 @@ fn params__both_sides_agree() {
         let nego = next_nego(&mut initiator);
         let request = request(&mut responder(), 0, &nego, theirs);
         let (ack, session) = responder().accept(0, &request, &request.choices[0], &made(3, 4));
-        let opened = match initiator.handle(1, &deliver(ack)) {
+        let opened = match initiator.handle(1, &deliver(ack), Way::Native) {
             Ok(Some(Answer::Opened(opened))) => Ok(opened),
             Err(error) => Err(error),
             other => panic!("{other:?}"),
@@ -830,7 +952,7 @@ fn params__an_incomplete_answer_is_no_agreement() {
             params: Few::new(params).unwrap(),
             ..Nego::default()
         });
-        initiator.clone().handle(1, &deliver(ack))
+        initiator.clone().handle(1, &deliver(ack), Way::Native)
     };
     assert!(matches!(answer(&good), Ok(Some(_))));
     for bad in [
@@ -855,7 +977,7 @@ fn refuse_version__answers_only_a_nego() {
     assert_eq!(Packet::parse(&buffer), Err(WireError::Version(2)));
     let answer = deliver(refuse_version(&buffer).unwrap());
     assert_eq!(
-        initiator.handle(1, &answer),
+        initiator.handle(1, &answer, Way::Native),
         Err(NegoError::Refused(Reason::Version))
     );
     assert_eq!(refuse_version(&buffer[..159]), None);

@@ -29,7 +29,7 @@ static __u32 make(struct vtl_session *s, __u64 now, __u8 *frame) {
     if (o.type == VTL_DATA)
         o.sum = vtl_move(body, o.slot->data, 1, frame + length, o.len);
     vtl_seal(&o);
-    vtl_write_headers(frame, s, offset, o.header_len + bytes);
+    vtl_write_headers(frame, s, offset, o.header_len + bytes, 0);
     memcpy(frame + offset, &o.hdr, o.header_len);
     return length;
 }
@@ -55,9 +55,9 @@ static __u32 data_arrives(struct vtl_session *s, const __u8 *frame, __u32 length
         __u32 words = vtl_ack_words(s) < most ? vtl_ack_words(s) : most;
         vtl_ack_build(s, &ack, host->scratch.map, words, 0);
         memcpy(answer, frame, offset);
+        vtl_turn_round(answer, offset, sizeof(ack) + words * 8, 0);
         memcpy(answer + offset, &ack, sizeof(ack));
         memcpy(answer + offset + sizeof(ack), host->scratch.map, words * 8);
-        vtl_turn_round(answer, offset, sizeof(ack) + words * 8);
         vtl_env_count(VTL_ST_TX_ACKS);
         bytes = offset + sizeof(ack) + words * 8;
     }

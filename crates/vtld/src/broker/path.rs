@@ -8,6 +8,8 @@
 
 use std::net::IpAddr;
 
+use vtl_proto::nego::Way;
+
 use super::raw;
 
 const MS: u64 = 1_000_000;
@@ -50,6 +52,7 @@ pub(super) struct Progress {
 #[derive(Debug)]
 pub(super) struct PathSize {
     peer: IpAddr,
+    way: Way,
     /// Payload bytes that it takes, as far as is known.
     most: u16,
     /// Acknowledgements tell what arrives.
@@ -73,9 +76,10 @@ struct Search {
 }
 
 impl PathSize {
-    pub(super) fn new(peer: IpAddr, most: u16, acknowledged: bool, now: u64) -> Self {
+    pub(super) fn new(peer: IpAddr, way: Way, most: u16, acknowledged: bool, now: u64) -> Self {
         Self {
             peer,
+            way,
             most,
             acknowledged,
             mark: 0,
@@ -138,10 +142,11 @@ impl PathSize {
 
     /// The peer has received a packet with so much payload; the session is at `mark`.
     pub(super) fn answered(&mut self, now: u64, payload: u16, mark: u64) {
+        let least = self.least();
         if payload >= self.most {
             self.settle(now, mark);
         } else if let Some(search) = &mut self.search
-            && payload >= least(self.peer)
+            && payload >= least
         {
             search.best = search.best.max(payload);
             search.heard += u32::from(!search.hears);
@@ -153,13 +158,18 @@ impl PathSize {
         (self.mark, self.since_ns, self.search) = (mark, now, None);
     }
 
+    /// The least payload that the session is cut down to.
+    fn least(&self) -> u16 {
+        raw::max_payload(SIZES[SIZES.len() - 1], self.peer, self.way)
+    }
+
     /// Payloads to ask about.
     fn sizes(&self, hint: u32) -> Vec<u16> {
         let mut sizes: Vec<u16> = SIZES
             .iter()
             .chain([&hint])
-            .map(|size| raw::max_payload(*size, self.peer))
-            .filter(|payload| (least(self.peer)..self.most).contains(payload))
+            .map(|size| raw::max_payload(*size, self.peer, self.way))
+            .filter(|payload| (self.least()..self.most).contains(payload))
             .collect();
         sizes.sort_unstable_by(|a, b| b.cmp(a));
         // What is in use goes twice, first and last: its loss is what will be believed, and of a
@@ -168,11 +178,6 @@ impl PathSize {
         sizes.push(self.most);
         sizes
     }
-}
-
-/// The least payload that a session is cut down to.
-fn least(peer: IpAddr) -> u16 {
-    raw::max_payload(SIZES[SIZES.len() - 1], peer)
 }
 
 #[cfg(test)]
@@ -213,7 +218,7 @@ mod tests {
     #[test]
     fn path__smaller_ones_get_through() {
         let mut now = 1000 * MS;
-        let mut path = PathSize::new(V4, 1440, true, now);
+        let mut path = PathSize::new(V4, Way::Native, 1440, true, now);
         assert_eq!(path.look(now, &at(7), || 0), Step::Nothing);
         let sizes = asked(&mut path, &mut now, &at(7));
         assert_eq!((sizes[0], sizes[1]), (1440, 1432));
@@ -238,7 +243,7 @@ mod tests {
     #[test]
     fn path__large_ones_get_through_after_all() {
         let mut now = 0;
-        let mut path = PathSize::new(V4, 1440, true, now);
+        let mut path = PathSize::new(V4, Way::Native, 1440, true, now);
         asked(&mut path, &mut now, &at(0));
         path.answered(now, 1136, 0);
         path.answered(now, 1440, 0);
@@ -258,7 +263,7 @@ mod tests {
     #[test]
     fn path__nothing_gets_through() {
         let mut now = 0;
-        let mut path = PathSize::new(V4, 1440, true, now);
+        let mut path = PathSize::new(V4, Way::Native, 1440, true, now);
         for _ in 0..50 {
             asked(&mut path, &mut now, &at(0));
         }
@@ -269,7 +274,7 @@ mod tests {
     #[test]
     fn path__where_nobody_says_what_arrives() {
         let mut now = 0;
-        let mut path = PathSize::new(V4, 1440, false, now);
+        let mut path = PathSize::new(V4, Way::Native, 1440, false, now);
         assert_eq!(until(&mut path, &mut now, &at(0)), Step::Nothing, "idle");
         let since = now;
         assert_eq!(asked(&mut path, &mut now, &at(5)), [1440; 2]);
@@ -285,10 +290,13 @@ mod tests {
 
     #[test]
     fn sizes__are_those_below_the_one_in_use() {
-        let path = PathSize::new(V4, 1440, true, 0);
+        let path = PathSize::new(V4, Way::Native, 1440, true, 0);
         assert!(path.sizes(1300).contains(&1240), "what a router said");
         assert!(!path.sizes(600).contains(&536));
-        let path = PathSize::new(Ipv6Addr::LOCALHOST.into(), 1120, true, 0);
+        let path = PathSize::new(Ipv6Addr::LOCALHOST.into(), Way::Native, 1120, true, 0);
         assert_eq!(path.sizes(0), [1120, 1120]);
+        let path = PathSize::new(V4, Way::Udp, 1432, true, 0);
+        assert!(path.sizes(0).contains(&1424), "1492 bytes");
+        assert_eq!(path.least(), 1128);
     }
 }

@@ -3,7 +3,7 @@
 use std::{collections::HashMap, net::IpAddr, time::Duration};
 
 use vtl_proto::{
-    nego::{self, Established},
+    nego::{self, Established, Way},
     wire::Ticket,
 };
 
@@ -13,12 +13,20 @@ const PEERS: usize = 4096;
 /// What a path was found to take is believed so long (PMTU_RAISE_TIMER of RFC 8899).
 const PATH_NS: u64 = 600_000_000_000;
 
+/// The way that a peer was reached by goes first so long.
+const WAY_NS: u64 = 600_000_000_000;
+
+/// A peer that no way led to is not asked again for so long, where there is TCP.
+const CLOSED_NS: u64 = 60_000_000_000;
+
 /// How packets to a peer leave, as the kernel's programs learned it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Way {
+pub(super) struct Exit {
     /// Ethernet header.
     pub(super) ethernet: [u8; 14],
     pub(super) ifindex: u32,
+    /// The peer's UDP port, 0: without UDP.
+    pub(super) port: u16,
 }
 
 /// What the latest session that we opened with a peer left for the next one.
@@ -36,7 +44,7 @@ pub(super) struct Next {
     gid: u16,
     pub(super) max_payload: u16,
     pub(super) long_messages: bool,
-    pub(super) way: Way,
+    pub(super) exit: Exit,
 }
 
 impl Next {
@@ -46,9 +54,9 @@ impl Next {
         session: &Established,
         port: u16,
         preferred: Vec<u16>,
-        way: Way,
+        exit: Exit,
     ) -> Option<Self> {
-        let ticket = session.ticket.filter(|_| way.ifindex != 0)?;
+        let ticket = session.ticket.filter(|_| exit.ifindex != 0)?;
         Some(Self {
             ticket,
             since_ns: now_ns,
@@ -58,7 +66,7 @@ impl Next {
             gid: session.gid,
             max_payload: session.max_payload,
             long_messages: session.long_messages,
-            way,
+            exit,
         })
     }
 }
@@ -67,8 +75,12 @@ impl Next {
 struct Known {
     rtt: Option<Duration>,
     next: Option<Next>,
-    /// Payload bytes that the path takes, and when that was found out.
+    /// Payload bytes that the path takes without UDP, and when that was found out.
     path: Option<(u16, u64)>,
+    /// How it was reached, and when.
+    way: Option<(Way, u64)>,
+    /// When it was not, by any way.
+    closed: Option<u64>,
 }
 
 /// The peers.
@@ -112,6 +124,37 @@ impl Peers {
         }
     }
 
+    /// All ways there are, the one that is likely to lead to the peer first.
+    pub(super) fn ways(&self, peer: IpAddr, now_ns: u64) -> [Way; 2] {
+        let way = self.known.get(&peer).and_then(|known| known.way);
+        match way {
+            Some((Way::Udp, at)) if now_ns.saturating_sub(at) < WAY_NS => [Way::Udp, Way::Native],
+            _ => [Way::Native, Way::Udp],
+        }
+    }
+
+    /// A session with the peer was opened this way.
+    pub(super) fn note_way(&mut self, peer: IpAddr, way: Way, now_ns: u64) {
+        let known = self.entry(peer);
+        known.closed = None;
+        // The other one is tried again from time to time, however often there are sessions.
+        match known.way {
+            Some((same, at)) if same == way && now_ns.saturating_sub(at) < WAY_NS => {}
+            _ => known.way = Some((way, now_ns)),
+        }
+    }
+
+    /// The peer did not answer, by any way.
+    pub(super) fn note_closed(&mut self, peer: IpAddr, now_ns: u64) {
+        self.entry(peer).closed = Some(now_ns);
+    }
+
+    /// Whether it did not a moment ago.
+    pub(super) fn is_closed(&self, peer: IpAddr, now_ns: u64) -> bool {
+        let closed = self.known.get(&peer).and_then(|known| known.closed);
+        closed.is_some_and(|at| now_ns.saturating_sub(at) < CLOSED_NS)
+    }
+
     /// A session that goes on has shown a shorter one than negotiation, in which daemons take part.
     pub(super) fn note_shorter_rtt(&mut self, peer: IpAddr, rtt: Duration) {
         if let Some(known) = self.known.get_mut(&peer).and_then(|k| k.rtt.as_mut()) {
@@ -130,13 +173,14 @@ impl Peers {
     }
 
     /// Whether data may go to the peer's port ahead of the answer, by the first graft that is
-    /// offered, if that is `fit` for it. Where the same was preferred before, what the peer chose
-    /// then becomes the first. Not twice.
+    /// offered, if that is `fit` for it, and by `way`. Where the same was preferred before, what the
+    /// peer chose then becomes the first. Not twice.
     pub(super) fn take_early(
         &mut self,
         peer: IpAddr,
         port: u16,
         now_ns: u64,
+        way: Way,
         offered: &mut [u16],
         fit: impl FnOnce(u16) -> bool,
     ) -> Option<Next> {
@@ -146,6 +190,7 @@ impl Peers {
         if !next.fresh
             || !next.lives(now_ns)
             || next.port != port
+            || Way::by(next.exit.port) != way
             || !(same || at == 0)
             || !fit(next.gid)
         {
@@ -191,51 +236,57 @@ mod tests {
         }
     }
 
-    fn met(offered: &[u16], gid: u16) -> Peers {
-        let way = Way {
+    fn exit(ifindex: u32) -> Exit {
+        Exit {
             ethernet: [0; 14],
-            ifindex: 2,
-        };
+            ifindex,
+            port: 0,
+        }
+    }
+
+    fn met(offered: &[u16], gid: u16) -> Peers {
         let mut peers = Peers::default();
-        let next = Next::new(0, &session(gid), PORT, offered.into(), way).unwrap();
+        let next = Next::new(0, &session(gid), PORT, offered.into(), exit(2)).unwrap();
         peers.note_next(PEER, next);
         peers
     }
 
     #[test]
     fn next__needs_a_ticket_and_a_way() {
-        let way = |ifindex| Way {
-            ethernet: [0; 14],
-            ifindex,
-        };
         let none = Established {
             ticket: None,
             ..session(1)
         };
-        assert!(Next::new(0, &none, PORT, vec![1], way(2)).is_none());
-        assert!(Next::new(0, &session(1), PORT, vec![1], way(0)).is_none());
+        assert!(Next::new(0, &none, PORT, vec![1], exit(2)).is_none());
+        assert!(Next::new(0, &session(1), PORT, vec![1], exit(0)).is_none());
     }
 
     #[test]
     fn take_early__once_and_while_the_ticket_lives() {
         let mut peers = met(&[1, 2], 1);
         assert_eq!(
-            peers.take_early(PEER, PORT, 9, &mut [1, 2], |gid| gid != 1),
+            peers.take_early(PEER, PORT, 9, Way::Native, &mut [1, 2], |gid| gid != 1),
             None
         );
         let life = nego::LIFE.as_nanos() as u64;
         assert_eq!(
-            peers.take_early(PEER, PORT, life, &mut [1, 2], |_| true),
+            peers.take_early(PEER, PORT, life, Way::Native, &mut [1, 2], |_| true),
             None
         );
         assert!(peers.ticket(PEER, life).is_none());
-        assert_eq!(peers.take_early(PEER, 8, 9, &mut [1, 2], |_| true), None);
+        assert_eq!(
+            peers.take_early(PEER, 8, 9, Way::Native, &mut [1, 2], |_| true),
+            None
+        );
         assert!(
             peers
-                .take_early(PEER, PORT, 9, &mut [1, 2], |_| true)
+                .take_early(PEER, PORT, 9, Way::Native, &mut [1, 2], |_| true)
                 .is_some()
         );
-        assert_eq!(peers.take_early(PEER, PORT, 9, &mut [1, 2], |_| true), None);
+        assert_eq!(
+            peers.take_early(PEER, PORT, 9, Way::Native, &mut [1, 2], |_| true),
+            None
+        );
         assert!(
             peers.ticket(PEER, 9).is_some(),
             "it still proves who we are"
@@ -247,14 +298,15 @@ mod tests {
         let mut offer = [1, 2, 3];
         assert!(
             met(&[1, 2, 3], 3)
-                .take_early(PEER, PORT, 0, &mut offer, |_| true)
+                .take_early(PEER, PORT, 0, Way::Native, &mut offer, |_| true)
                 .is_some()
         );
         assert_eq!(offer, [3, 1, 2]);
         // From another offer the peer may choose another one.
         for (mut offer, early) in [([1, 3], false), ([3, 1], true), ([2, 1], false)] {
             let before = offer;
-            let next = met(&[1, 2, 3], 3).take_early(PEER, PORT, 0, &mut offer, |_| true);
+            let next =
+                met(&[1, 2, 3], 3).take_early(PEER, PORT, 0, Way::Native, &mut offer, |_| true);
             assert_eq!((next.is_some(), offer), (early, before));
         }
     }
@@ -262,15 +314,49 @@ mod tests {
     #[test]
     fn take_early__session_after_session() {
         let mut peers = met(&[1, 2, 3], 3);
-        let way = peers.known[&PEER].next.as_ref().unwrap().way;
+        let exit = peers.known[&PEER].next.as_ref().unwrap().exit;
         for _ in 0..3 {
             let mut offer = [1, 2, 3];
-            let early = peers.take_early(PEER, PORT, 0, &mut offer, |_| true);
+            let early = peers.take_early(PEER, PORT, 0, Way::Native, &mut offer, |_| true);
             assert!(early.is_some());
             assert_eq!(offer, [3, 1, 2]);
-            let next = Next::new(0, &session(3), PORT, vec![1, 2, 3], way).unwrap();
+            let next = Next::new(0, &session(3), PORT, vec![1, 2, 3], exit).unwrap();
             peers.note_next(PEER, next);
         }
+    }
+
+    #[test]
+    fn take_early__by_the_same_way_only() {
+        let mut peers = met(&[1], 1);
+        let mut early = |way| peers.take_early(PEER, PORT, 0, way, &mut [1], |_| true);
+        assert_eq!(early(Way::Udp), None);
+        assert!(early(Way::Native).is_some());
+    }
+
+    #[test]
+    fn ways__what_led_there_goes_first_for_a_while() {
+        let (native, udp) = ([Way::Native, Way::Udp], [Way::Udp, Way::Native]);
+        let mut peers = Peers::default();
+        assert_eq!(peers.ways(PEER, 0), native);
+        peers.note_way(PEER, Way::Udp, 5);
+        peers.note_way(PEER, Way::Udp, WAY_NS);
+        assert_eq!(peers.ways(PEER, WAY_NS), udp);
+        assert_eq!(peers.ways(PEER, WAY_NS + 5), native);
+        peers.note_way(PEER, Way::Udp, WAY_NS + 5);
+        assert_eq!(peers.ways(PEER, WAY_NS + 6), udp);
+        peers.note_way(PEER, Way::Native, WAY_NS + 7);
+        assert_eq!(peers.ways(PEER, WAY_NS + 8), native);
+    }
+
+    #[test]
+    fn closed__for_a_while_or_until_it_answers() {
+        let mut peers = Peers::default();
+        assert!(!peers.is_closed(PEER, 0));
+        peers.note_closed(PEER, 1);
+        assert!(peers.is_closed(PEER, CLOSED_NS));
+        assert!(!peers.is_closed(PEER, CLOSED_NS + 1));
+        peers.note_way(PEER, Way::Native, 2);
+        assert!(!peers.is_closed(PEER, 3));
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Raw sockets for control packets: IP protocol 253 over IPv4 and IPv6. The root programs let only
-//! NEGO, NEGO_ACK, NEGO_NACK and CLOSE through to them.
+//! Sockets for control packets: raw ones for IP protocol 253, and the UDP port, over IPv4 and IPv6.
+//! The root programs let only NEGO, NEGO_ACK, NEGO_NACK, CLOSE and SIZE through to them.
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -12,33 +12,44 @@ use nix::{
     errno::Errno,
     sys::socket::{
         ControlMessage, ControlMessageOwned, MsgFlags, SockaddrIn, SockaddrIn6, SockaddrLike,
-        SockaddrStorage, recvmsg, sendmsg, setsockopt, sockopt,
+        SockaddrStorage, bind, recvmsg, sendmsg, setsockopt, sockopt,
     },
 };
-use vtl_proto::intf;
+use vtl_proto::{intf, nego::Way};
 
 use super::caller::option;
 
-/// One raw socket.
+/// One socket.
 pub(super) struct Raw {
     fd: OwnedFd,
     v6: bool,
+    way: Way,
 }
 
-/// A packet from the network, without its IP header.
+/// A packet from the network, without its IP and UDP headers.
 pub(super) struct Received {
     pub(super) from: IpAddr,
+    /// The UDP port that it came from; 0: without UDP.
+    pub(super) port: u16,
     pub(super) to: IpAddr,
     pub(super) bytes: Vec<u8>,
 }
 
+// linux/udp.h: datagrams without checksum over IPv6 (RFC 6935).
+const UDP_NO_CHECK6_TX: libc::c_int = 101;
+const UDP_NO_CHECK6_RX: libc::c_int = 102;
+
 impl Raw {
-    /// A socket for one IP version.
-    pub(super) fn open(v6: bool) -> io::Result<Self> {
+    /// A socket for one IP version, and one way.
+    pub(super) fn open(v6: bool, way: Way) -> io::Result<Self> {
         let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
-        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        let (kind, protocol) = match way {
+            Way::Native => (libc::SOCK_RAW, intf::VTL_IPPROTO as i32),
+            Way::Udp => (libc::SOCK_DGRAM, libc::IPPROTO_UDP),
+        };
+        let kind = kind | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // SAFETY: a plain system call.
-        let fd = unsafe { libc::socket(family, kind, intf::VTL_IPPROTO as i32) };
+        let fd = unsafe { libc::socket(family, kind, protocol) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
@@ -48,11 +59,14 @@ impl Raw {
             setsockopt(&fd, sockopt::Ipv6RecvPacketInfo, &true)?;
         }
         unfragmented(fd.as_fd(), v6)?;
-        Ok(Self { fd, v6 })
+        if way == Way::Udp {
+            take_port(&fd, v6)?;
+        }
+        Ok(Self { fd, v6, way })
     }
 
-    /// Sends from a local address.
-    pub(super) fn send(&self, bytes: &[u8], from: IpAddr, to: IpAddr) -> io::Result<()> {
+    /// Sends from a local address, to that UDP port.
+    pub(super) fn send(&self, bytes: &[u8], from: IpAddr, to: IpAddr, port: u16) -> io::Result<()> {
         let parts = [IoSlice::new(bytes)];
         match (from, to) {
             (IpAddr::V4(from), IpAddr::V4(to)) => {
@@ -63,7 +77,7 @@ impl Raw {
                     },
                     ipi_addr: libc::in_addr { s_addr: 0 },
                 };
-                let to = SockaddrIn::from(SocketAddrV4::new(to, 0));
+                let to = SockaddrIn::from(SocketAddrV4::new(to, port));
                 self.transmit(&parts, &ControlMessage::Ipv4PacketInfo(&info), &to)
             }
             (IpAddr::V6(from), IpAddr::V6(to)) => {
@@ -73,7 +87,7 @@ impl Raw {
                     },
                     ipi6_ifindex: 0,
                 };
-                let to = SockaddrIn6::from(SocketAddrV6::new(to, 0, 0, 0));
+                let to = SockaddrIn6::from(SocketAddrV6::new(to, port, 0, 0));
                 self.transmit(&parts, &ControlMessage::Ipv6PacketInfo(&info), &to)
             }
             _ => Err(io::ErrorKind::InvalidInput.into()),
@@ -113,18 +127,24 @@ impl Raw {
         };
         let from = message.address.and_then(|a| {
             a.as_sockaddr_in()
-                .map(|a| IpAddr::V4(a.ip()))
-                .or_else(|| a.as_sockaddr_in6().map(|a| IpAddr::V6(a.ip())))
+                .map(|a| (IpAddr::V4(a.ip()), a.port()))
+                .or_else(|| a.as_sockaddr_in6().map(|a| (IpAddr::V6(a.ip()), a.port())))
         });
         let mut to = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
         for control in message.cmsgs()? {
-            if let ControlMessageOwned::Ipv6PacketInfo(info) = control {
-                to = IpAddr::V6(info.ipi6_addr.s6_addr.into());
+            match control {
+                ControlMessageOwned::Ipv6PacketInfo(info) => {
+                    to = IpAddr::V6(info.ipi6_addr.s6_addr.into());
+                }
+                ControlMessageOwned::Ipv4PacketInfo(info) => {
+                    to = IpAddr::V4(u32::from_be(info.ipi_addr.s_addr).into());
+                }
+                _ => {}
             }
         }
         let count = message.bytes;
         let mut bytes = &buffer[..count];
-        if !self.v6 {
+        if !self.v6 && self.way == Way::Native {
             // IPv4 raw sockets deliver the IP header; the root programs allow no options.
             let Some(destination) = bytes.get(16..20) else {
                 return Ok(None);
@@ -137,9 +157,15 @@ impl Raw {
             };
             bytes = rest;
         }
-        let Some(from) = from else { return Ok(None) };
+        let Some((from, port)) = from else {
+            return Ok(None);
+        };
         Ok(Some(Received {
             from,
+            port: match self.way {
+                Way::Native => 0,
+                Way::Udp => port,
+            },
             to,
             bytes: bytes.to_vec(),
         }))
@@ -150,6 +176,25 @@ impl AsFd for Raw {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+/// Binds VTL's UDP port. Datagrams go without checksum, as those of sessions do: so that what is
+/// negotiated this way shows that they get through.
+fn take_port(fd: &OwnedFd, v6: bool) -> io::Result<()> {
+    let port = intf::VTL_UDP_PORT as u16;
+    if v6 {
+        setsockopt(fd, sockopt::Ipv6V6Only, &true)?;
+        option(fd.as_fd(), libc::IPPROTO_UDP, UDP_NO_CHECK6_TX, 1)?;
+        option(fd.as_fd(), libc::IPPROTO_UDP, UDP_NO_CHECK6_RX, 1)?;
+        let any = SockaddrIn6::from(SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, port, 0, 0));
+        bind(fd.as_raw_fd(), &any)?;
+    } else {
+        setsockopt(fd, sockopt::Ipv4PacketInfo, &true)?;
+        option(fd.as_fd(), libc::SOL_SOCKET, libc::SO_NO_CHECK, 1)?;
+        let any = SockaddrIn::from(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, port));
+        bind(fd.as_raw_fd(), &any)?;
+    }
+    Ok(())
 }
 
 /// Packets leave whole or not at all, whatever the kernel believes of the path: we ask it ourselves.
@@ -197,8 +242,9 @@ pub(super) fn route(to: IpAddr) -> io::Result<(IpAddr, u32)> {
 }
 
 /// The most payload per packet for an MTU, a multiple of 8.
-pub(super) fn max_payload(mtu: u32, to: IpAddr) -> u16 {
-    let headers = if to.is_ipv4() { 20 } else { 40 } + size_of::<intf::vtl_data_hdr>() as u32;
+pub(super) fn max_payload(mtu: u32, to: IpAddr, way: Way) -> u16 {
+    let ip = if to.is_ipv4() { 20 } else { 40 } + u32::from(way.overhead());
+    let headers = ip + size_of::<intf::vtl_data_hdr>() as u32;
     let most = mtu.saturating_sub(headers).min(intf::VTL_MAX_PAYLOAD);
     (most & !7).max(8) as u16
 }

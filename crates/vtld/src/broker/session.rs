@@ -14,13 +14,13 @@ use vtl_bpf::rings::RingSet;
 use vtl_pool::object::Parameter;
 use vtl_proto::{
     intf::{self, vtl_session, vtl_tx},
-    nego::{Established, Initiator},
+    nego::{Established, Initiator, Way},
     services::{Requirements, Services},
 };
 
 use super::{
     Granted, Owner, Reply, bells::Bell, caller::Caller, lifeline::Lifeline, path::PathSize,
-    peers::Way, streams::Streams,
+    peers::Exit, streams::Streams,
 };
 use crate::hooker::HeldConnect;
 
@@ -99,7 +99,9 @@ pub(super) struct Session {
     /// At the initiator: the gids to offer, in order of preference.
     pub(super) preferred: Vec<u16>,
     /// How data leave that go ahead of the answer.
-    pub(super) way: Option<Way>,
+    pub(super) exit: Option<Exit>,
+    /// At the initiator: the UDP port that NEGO goes to.
+    pub(super) port_there: u16,
     /// They have gone; the answer is still to come.
     pub(super) confirming: Option<Box<Initiator>>,
     /// At the responder, until the peer's first packet: when it was answered, and whether that
@@ -111,6 +113,8 @@ pub(super) struct Session {
     pub(super) slots: u32,
     /// Whether the peer takes messages of several packets, and packets in halves.
     pub(super) long_messages: bool,
+    /// How packets go, as far as their size is concerned.
+    pub(super) way: Way,
     /// How large packets the path takes, once it is open and if the peer answers such questions.
     pub(super) path: Option<PathSize>,
     pub(super) purpose: Use,

@@ -91,7 +91,7 @@ impl Engine {
             sid: peer_sid,
             token,
         };
-        self.send(&packet(header), session.local, session.peer);
+        self.send(&packet(header), session.local, session.peer, entry.port());
     }
 
     /// The peer's CLOSE.

@@ -165,12 +165,18 @@ impl Engine {
         let Some(streams) = self.sessions.get_mut(&sid).and_then(Session::streams) else {
             return;
         };
-        // Only what a TCP connection over the same path could have asked for.
-        let honest = local == Some((dest.ip(), client.ip()));
-        let Some(hooker) = hooker.filter(|h| honest && h.serves(dest)) else {
-            streams.refuse(id, ResetCode::NotHooked);
-            return;
+        // Only what a TCP connection over the same path could have asked for. The peer may be behind
+        // a NAT and not know the address that it has here.
+        let (hooker, peer) = match (hooker, local) {
+            (Some(hooker), Some((here, peer))) if here == dest.ip() && hooker.serves(dest) => {
+                (hooker, peer)
+            }
+            _ => {
+                streams.refuse(id, ResetCode::NotHooked);
+                return;
+            }
         };
+        let client = SocketAddr::new(peer, client.port());
         match hooker.connect_local_app(dest, client) {
             Ok((app, guard)) => {
                 streams.serve(id, app, Some(Box::new(guard)));
@@ -205,6 +211,10 @@ impl Engine {
         let sid = match self.stream_session(peer, flow.graft.as_deref()) {
             Some(sid) => sid,
             None => {
+                if self.peers.is_closed(peer, now_ns()) {
+                    self.plain(flow);
+                    return;
+                }
                 if self.rings_ready(peer) == Ok(false) {
                     self.parked.push_back(Parked::Client(flow));
                     return;

@@ -31,7 +31,7 @@ use vtl_bpf::{
 use vtl_proto::{
     intf,
     mux::{ResetCode, StreamId},
-    nego::Responder,
+    nego::{Responder, Way},
 };
 
 pub(crate) use self::flows::tcp_rtt;
@@ -114,6 +114,7 @@ enum Source {
     Ring,
     Doorbell,
     Raw { v6: bool },
+    Udp { v6: bool },
     Kick { sid: u32 },
     Lifeline { sid: u32 },
     Flow { sid: u32, stream: u32 },
@@ -131,6 +132,7 @@ impl Source {
             Self::Flow { sid, stream } => (5, sid, stream),
             Self::Preamble { id } => (6, 0, id),
             Self::Doorbell => (7, 0, 0),
+            Self::Udp { v6 } => (8, 0, v6.into()),
         };
         kind << 56 | u64::from(high) << 32 | u64::from(low)
     }
@@ -148,7 +150,8 @@ impl Source {
                 stream: low,
             },
             6 => Self::Preamble { id: low },
-            _ => Self::Doorbell,
+            7 => Self::Doorbell,
+            _ => Self::Udp { v6: low != 0 },
         }
     }
 }
@@ -169,7 +172,9 @@ pub(super) struct Engine {
     ring: RingBuffer<'static>,
     /// What ingress wakes us by; else by the ring.
     doorbell: Option<Doorbell>,
+    /// Sockets for control packets, over IPv4 and IPv6.
     raw: [Option<Raw>; 2],
+    udp: [Option<Raw>; 2],
     interfaces: BTreeMap<u32, Interface>,
     pumps: HashMap<u32, (Pump, String)>,
     stock: Stock,
@@ -215,7 +220,8 @@ impl Engine {
         handle: Handle,
         inbox: Receiver<Command>,
     ) -> anyhow::Result<Self> {
-        let plane = DataPlane::load_for(config.max_sessions as u32)?;
+        let udp = udp_sockets();
+        let plane = DataPlane::load_for(config.max_sessions as u32, udp[0].is_some())?;
         let places = plane.sessions().places();
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let watch = |fd: BorrowedFd<'_>, source: Source| {
@@ -254,12 +260,17 @@ impl Engine {
         }
         plane.pump_order().set_bell(doorbell.is_some());
 
-        let raw4 = Raw::open(false).context("a raw socket for IP protocol 253")?;
+        let raw4 = Raw::open(false, Way::Native).context("a raw socket for IP protocol 253")?;
         watch(raw4.as_fd(), Source::Raw { v6: false })?;
         // A host may have no IPv6.
-        let raw6 = Raw::open(true).ok();
+        let raw6 = Raw::open(true, Way::Native).ok();
         if let Some(raw6) = &raw6 {
             watch(raw6.as_fd(), Source::Raw { v6: true })?;
+        }
+        for (socket, v6) in udp.iter().zip([false, true]) {
+            if let Some(socket) = socket {
+                watch(socket.as_fd(), Source::Udp { v6 })?;
+            }
         }
 
         let maker = RingMaker::new(&plane)?;
@@ -283,6 +294,7 @@ impl Engine {
             ring,
             doorbell,
             raw: [Some(raw4), raw6],
+            udp,
             interfaces: BTreeMap::new(),
             pumps: HashMap::new(),
             stock,
@@ -439,7 +451,8 @@ impl Engine {
                 self.unheard = 0;
                 self.doorbell.iter().for_each(Doorbell::hear);
             }
-            Source::Raw { v6 } => self.control_packets(v6),
+            Source::Raw { v6 } => self.control_packets(v6, Way::Native),
+            Source::Udp { v6 } => self.control_packets(v6, Way::Udp),
             Source::Kick { sid } => self.kick(sid),
             Source::Lifeline { sid } => self.lifeline(sid),
             Source::Flow { .. } => {}
@@ -543,6 +556,10 @@ impl Engine {
                     && now - session.heard_ns > UNVALIDATED_NS
                 {
                     self.forget(sid);
+                    return;
+                }
+                if session.way != entry.way() {
+                    self.turn(sid);
                     return;
                 }
                 let heard = entry.heard();
@@ -709,6 +726,19 @@ impl Engine {
                     self.close(sid, true);
                 }
             }
+        }
+    }
+}
+
+/// Sockets of VTL's UDP port, over IPv4 and IPv6: none if another program has it.
+fn udp_sockets() -> [Option<Raw>; 2] {
+    match Raw::open(false, Way::Udp) {
+        // A host may have no IPv6.
+        Ok(v4) => [Some(v4), Raw::open(true, Way::Udp).ok()],
+        Err(error) => {
+            let port = intf::VTL_UDP_PORT;
+            tracing::warn!(%error, port, "no packets by UDP");
+            [None, None]
         }
     }
 }

@@ -16,7 +16,7 @@ use vtl::ring::{RxRing, TxRing};
 use vtl_bpf::sessions::SessionTable;
 use vtl_proto::{
     intf,
-    nego::{Answer, Early, Established, Initiator, NegoError, Offer, Offered, Step},
+    nego::{Answer, Early, Established, Initiator, NegoError, Offer, Offered, PATIENCE, Step, Way},
     services::Services,
     wire::{Header, Packet},
 };
@@ -27,7 +27,7 @@ use super::{
         bells::Bell,
         caller::Caller,
         now_ns,
-        peers::{Next, Way},
+        peers::{Exit, Next},
         random_token,
         raw::{self, Received},
         session::{self, Aware, Phase, Session, Use, Wish},
@@ -217,7 +217,9 @@ impl Engine {
             successor: None,
             required: Services::NONE,
             preferred: Vec::new(),
-            way: None,
+            exit: None,
+            port_there: intf::VTL_UDP_PORT as u16,
+            way: Way::Native,
             confirming: None,
             answered: None,
             phase: Phase::Ended,
@@ -419,6 +421,12 @@ impl Engine {
         gids.truncate(intf::VTL_NEGO_GRAFTS as usize);
         let preferred = gids.clone();
         let now = now_ns();
+        let mut ways = self.ways(peer, now);
+        let before = succeeds.and_then(|sid| self.plane.sessions().get(sid));
+        let port_there = before.map_or(0, |before| before.port());
+        if let Some(before) = before {
+            ways.sort_by_key(|way| *way != before.way());
+        }
         // The other session's token proves our address.
         let ticket = match succeeds {
             Some(_) => None,
@@ -433,7 +441,8 @@ impl Engine {
         // Nor would the peer have room for it, if its rings are as small as ours.
         let room = self.wanted_slots(peer) >= intf::VTL_EARLY_WINDOW;
         let mut early = if port != 0 && succeeds.is_none() && room {
-            self.peers.take_early(peer, port, now, &mut gids, reliable)
+            self.peers
+                .take_early(peer, port, now, ways[0], &mut gids, reliable)
         } else {
             None
         };
@@ -456,11 +465,19 @@ impl Engine {
         let offer = Offer {
             sid,
             ring_slots: session.slots,
-            max_payload: self.peers.payload(peer, now, raw::max_payload(mtu, peer)),
+            max_payload: {
+                let most = raw::max_payload(mtu, peer, Way::Native);
+                self.peers.payload(peer, now, most)
+            },
             port,
             services: wish.wanted.required(),
             grafts: offered,
-            known_rtt: self.peers.rtt(peer),
+            known_rtt: rtt,
+            ways,
+            patience: match port {
+                0 => patience(rtt),
+                _ => PATIENCE,
+            },
             ticket,
             early: early.as_ref().map(|next| Early {
                 token: random_token(),
@@ -472,10 +489,17 @@ impl Engine {
                 .map(|entry| entry.peer()),
         };
         session.initiator = true;
-        session.way = early.map(|next| next.way);
+        session.exit = early.map(|next| next.exit);
+        let port_there = session.exit.map_or(port_there, |exit| exit.port);
+        if port_there != 0 {
+            session.port_there = port_there;
+        }
         session.preferred = preferred;
         session.required = wish.wanted.required();
         session.phase = Phase::Opening(Box::new(Initiator::new(offer, now, token)));
+        if let Some(entry) = self.plane.sessions().get(sid) {
+            entry.complete(|s| s.leads = 1);
+        }
         self.succeed(sid, succeeds);
         self.open_timer(sid, now);
         Ok(sid)
@@ -489,14 +513,22 @@ impl Engine {
         let Phase::Opening(nego) = &mut session.phase else {
             return;
         };
-        let (local, peer) = (session.local, session.peer);
+        let (local, peer, port_there) = (session.local, session.peer, session.port_there);
+        let has_tcp = matches!(session.purpose, Use::Streams { .. });
         let step = nego.poll(now);
         self.negotiations.at(sid, nego.poll_at());
         match step {
-            Ok(Some(Step::Send(packet))) => self.send(&packet, local, peer),
+            Ok(Some(Step::Send(packet, way))) => {
+                self.send(&packet, local, peer, port_for(way, port_there));
+            }
             Ok(Some(Step::Go(established))) => self.go_ahead(sid, &established),
             Ok(None) => {}
-            Err(error) => self.failed(sid, &error.to_string()),
+            Err(error) => {
+                if error == NegoError::TimedOut && has_tcp {
+                    self.peers.note_closed(peer, now);
+                }
+                self.failed(sid, &error.to_string());
+            }
         }
     }
 
@@ -509,13 +541,16 @@ impl Engine {
             return;
         }
         let now = now_ns();
+        let way = Way::by(received.port);
         if let Some(nego) = &mut session.confirming {
-            match nego.handle(now, packet) {
+            match nego.handle(now, packet, way) {
                 Ok(None) => self.confirm_timer(sid, now),
-                Ok(Some(Answer::Moved(established))) => self.moved(sid, &established),
+                Ok(Some(Answer::Moved(established))) => {
+                    self.moved(sid, &established, received.port);
+                }
                 Ok(Some(Answer::Confirmed(established) | Answer::Opened(established))) => {
                     session.confirming = None;
-                    self.confirmed(sid, &established);
+                    self.confirmed(sid, &established, received.port);
                 }
                 Err(error) => self.broken(sid, &error.to_string()),
             }
@@ -524,7 +559,7 @@ impl Engine {
         let Phase::Opening(nego) = &mut session.phase else {
             return;
         };
-        let established = match nego.handle(now, packet) {
+        let established = match nego.handle(now, packet, way) {
             Ok(None) => return self.open_timer(sid, now),
             Ok(Some(
                 Answer::Opened(established)
@@ -532,12 +567,16 @@ impl Engine {
                 | Answer::Moved(established),
             )) => established,
             Err(NegoError::Differs(gid)) => {
-                return self.without(sid, gid, packet, &NegoError::Differs(gid).to_string());
+                let why = NegoError::Differs(gid).to_string();
+                return self.without(sid, gid, (packet, received.port), &why);
             }
             Err(error) => return self.failed(sid, &error.to_string()),
         };
         if let Err(error) = self.launch(established.gid) {
-            return self.without(sid, established.gid, packet, &error);
+            return self.without(sid, established.gid, (packet, received.port), &error);
+        }
+        if let Some(entry) = self.plane.sessions().get(sid) {
+            entry.set_port(received.port);
         }
         match self.establish(sid, &established) {
             Ok(()) => {
@@ -583,21 +622,25 @@ impl Engine {
         let entry = entry.snapshot();
         let mut ethernet = [0; 14];
         ethernet.copy_from_slice(&entry.headers[..14]);
-        let way = Way {
+        let exit = Exit {
             ethernet,
             ifindex: entry.ifindex,
+            port: u16::from_be(entry.port),
         };
+        let now = now_ns();
+        self.peers.note_way(session.peer, Way::by(exit.port), now);
         if session.succeeds.is_some() {
             return; // who listens there did not take it
         }
         let preferred = std::mem::take(&mut session.preferred);
-        if let Some(next) = Next::new(now_ns(), established, session.port, preferred, way) {
+        if let Some(next) = Next::new(now, established, session.port, preferred, exit) {
             self.peers.note_next(session.peer, next);
         }
     }
 
-    /// The peer agreed on a graft that is of no use here: another one, if there is any.
-    fn without(&mut self, sid: u32, gid: u16, packet: &Packet<'_>, why: &str) {
+    /// The peer agreed, in that packet from that port, on a graft that is of no use here: another one,
+    /// if there is any.
+    fn without(&mut self, sid: u32, gid: u16, (packet, port): (&Packet<'_>, u16), why: &str) {
         let Some(session) = self.sessions.get(&sid) else {
             return;
         };
@@ -608,7 +651,7 @@ impl Engine {
                 sid: ack.sid,
                 token: ack.token,
             });
-            self.send(&close, session.local, session.peer);
+            self.send(&close, session.local, session.peer, port);
         }
         let (now, token) = (now_ns(), random_token());
         let next = match &session.phase {
@@ -642,7 +685,10 @@ impl Engine {
                     let _ = reply.send(Err(match session.succeeds {
                         Some(_) => format!("the session with {peer} stays as it is: {why}"),
                         None => format!(
-                            "no session with {peer}: {why} (does VTL run there? try: vtl doctor)"
+                            "no session with {peer}: {why} (does VTL run there, and does \
+                             the path take IP protocol {} or UDP port {}? try: vtl doctor)",
+                            intf::VTL_IPPROTO,
+                            intf::VTL_UDP_PORT
                         ),
                     }));
                 }
@@ -664,11 +710,12 @@ impl Engine {
             ..*established
         };
         let phase = std::mem::replace(&mut session.phase, Phase::Ended);
-        if let (Some(way), Some(entry)) = (session.way, self.plane.sessions().get(sid)) {
+        if let (Some(exit), Some(entry)) = (session.exit, self.plane.sessions().get(sid)) {
             entry.complete(|s| {
-                s.headers[..way.ethernet.len()].copy_from_slice(&way.ethernet);
-                s.ifindex = way.ifindex;
+                s.headers[..exit.ethernet.len()].copy_from_slice(&exit.ethernet);
+                s.ifindex = exit.ifindex;
             });
+            entry.set_port(exit.port);
         }
         if let Err(error) = self.establish(sid, &established) {
             self.failed(sid, &error);
@@ -694,18 +741,30 @@ impl Engine {
         let Some(nego) = &mut session.confirming else {
             return;
         };
-        let (local, peer) = (session.local, session.peer);
+        let (local, peer, port_there) = (session.local, session.peer, session.port_there);
         let step = nego.poll(now);
         self.negotiations.at(sid, nego.poll_at());
         match step {
-            Ok(Some(Step::Send(packet))) => self.send(&packet, local, peer),
+            Ok(Some(Step::Send(packet, way))) => {
+                self.send(&packet, local, peer, port_for(way, port_there));
+            }
             Ok(_) => {}
             Err(error) => self.broken(sid, &error.to_string()),
         }
     }
 
-    /// The session that data have gone to is there.
-    fn confirmed(&mut self, sid: u32, established: &Established) {
+    /// The session that data have gone to is there, says an answer from that UDP port. If they went
+    /// another way, nothing shows that it leads there.
+    fn confirmed(&mut self, sid: u32, established: &Established, port: u16) {
+        if let Some(entry) = self.plane.sessions().get(sid) {
+            entry.set_port(port);
+        }
+        if !self.turn(sid) {
+            return self.broken(
+                sid,
+                "packets of the size that were sent do not get there any more",
+            );
+        }
         if let Some(entry) = self.plane.sessions().get(sid)
             && entry.heard() == 0
         {
@@ -717,7 +776,7 @@ impl Engine {
     }
 
     /// What went ahead was not taken: all of it goes again, to the session that there is now.
-    fn moved(&mut self, sid: u32, established: &Established) {
+    fn moved(&mut self, sid: u32, established: &Established, port: u16) {
         if let Err(error) = self.launch(established.gid) {
             return self.broken(sid, &error);
         }
@@ -752,9 +811,16 @@ impl Engine {
             s.tx.running = 1;
             session::fill(s, established);
         });
+        entry.set_port(port);
         entry.set_state(intf::VTL_OPEN);
         entry.probe();
         entry.unlock_egress(false);
+        if !self.turn(sid) {
+            return self.broken(
+                sid,
+                "packets of the size that were sent do not get there any more",
+            );
+        }
         self.begin_path(sid, established.gid, established.max_payload);
         self.schedule.now(sid);
         self.met(sid, established);
@@ -766,6 +832,22 @@ impl Engine {
             tracing::info!(peer = %session.peer, why, "the session has come to nothing");
         }
         self.end(sid, intf::VTL_CLOSED_TIMEOUT);
+    }
+}
+
+/// How long flows wait for a session, which can go on over TCP: for a few tries by each way.
+fn patience(rtt: Option<Duration>) -> Duration {
+    const LEAST: Duration = Duration::from_secs(2);
+    const ROUNDS: u32 = 4;
+    let rounds = rtt.map_or(Duration::ZERO, |rtt| rtt.saturating_mul(ROUNDS));
+    (LEAST + rounds).min(PATIENCE)
+}
+
+/// The UDP port that a NEGO goes to.
+fn port_for(way: Way, port_there: u16) -> u16 {
+    match way {
+        Way::Native => 0,
+        Way::Udp => port_there,
     }
 }
 

@@ -3,6 +3,7 @@
 use vtl_bpf::sessions;
 use vtl_proto::{
     intf,
+    nego::Way,
     services::Services,
     wire::{Packet, Size},
 };
@@ -43,16 +44,34 @@ impl Engine {
         let tells = Services::RELIABLE | Services::PARTIAL_RELIABILITY;
         let acknowledged = !services.intersection(tells).is_empty();
         let now = now_ns();
-        let most = self.peers.payload(session.peer, now, max_payload);
+        session.way = entry.way();
+        let most = self.peers.payload(session.peer, now, max_payload) - session.way.overhead();
         session.path = session
             .long_messages
-            .then(|| PathSize::new(session.peer, most, acknowledged, now));
+            .then(|| PathSize::new(session.peer, session.way, most, acknowledged, now));
         if most < max_payload {
             session.set_path(most);
             if graft.is_some_and(|g| g.halves) {
                 entry.set_path(most);
             }
         }
+    }
+
+    /// Takes note of how packets of an open session go now. False if that leaves less room, and what
+    /// was written already cannot go in halves.
+    pub(super) fn turn(&mut self, sid: u32) -> bool {
+        let table = self.plane.sessions();
+        let (Some(session), Some(entry)) = (self.sessions.get(&sid), table.get(sid)) else {
+            return false;
+        };
+        let (before, published) = (session.way, session.published() > 0);
+        if before == entry.way() {
+            return true;
+        }
+        let entry = entry.snapshot();
+        let halves = self.plane.grafts().any(|g| g.gid == entry.gid && g.halves);
+        self.begin_path(sid, entry.gid, entry.max_payload);
+        halves || !published || before == Way::Udp
     }
 
     /// Looks whether an open session gets on, and if not, whether its packets are too large.
@@ -126,7 +145,8 @@ impl Engine {
         let peer = session.peer;
         tracing::info!(%peer, payload = most, "the path takes smaller packets than before");
         session.set_path(most);
-        self.peers.note_path(peer, most, now);
+        self.peers
+            .note_path(peer, most + session.way.overhead(), now);
         let gid = entry.snapshot().gid;
         let graft = self.plane.grafts().find(|g| g.gid == gid);
         let acknowledged = session.path.as_ref().is_some_and(PathSize::acknowledged);

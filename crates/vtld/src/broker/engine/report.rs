@@ -113,6 +113,8 @@ impl Engine {
             "sid": sid,
             "peer": session.peer,
             "port": session.port,
+            "way": entry.way().to_string(),
+            "udp_port": entry.port(),
             "phase": match session.phase {
                 Phase::Opening(_) => "opening",
                 Phase::Open => "open",

@@ -3,7 +3,7 @@
 use std::{net::IpAddr, time::Duration};
 
 use vtl_proto::{
-    nego::{self, Choice, Made, Policy, Reason, Request, Verdict},
+    nego::{self, Choice, Made, Policy, Reason, Request, Verdict, Way},
     services::Services,
     wire::{Nego, Packet},
 };
@@ -55,7 +55,7 @@ impl Engine {
         let next = || indexes.any();
         let verdict = self.responder.asked(now_ns(), from, nego, &policy, next);
         match verdict {
-            Verdict::Answer(answer) => self.send(&answer, received.to, received.from),
+            Verdict::Answer(answer) => self.send_back(&answer, received),
             // It comes again, and by then perhaps somebody has accepted.
             Verdict::Open(ref request)
                 if request.succeeds.is_none() && self.backlog_is_full(nego.port) => {}
@@ -105,7 +105,7 @@ impl Engine {
             None => Err(Reason::NoGraft),
         };
         let answer = made.unwrap_or_else(|reason| self.responder.refuse(request, reason));
-        self.send(&answer, received.to, peer);
+        self.send_back(&answer, received);
     }
 
     fn accept(
@@ -123,7 +123,7 @@ impl Engine {
         };
         let mtu = raw::route(received.from).map_or(1500, |(_, mtu)| mtu);
         // What we have learned of the path is for our direction, and the peer may have sent already.
-        let max_payload = raw::max_payload(mtu, received.from);
+        let max_payload = raw::max_payload(mtu, received.from, Way::Native);
         let wish = request.early_with(choice);
         let (sid, token) = self.create(received.from, received.to, port, wish, |rings| {
             Ok(if port == 0 {
@@ -136,6 +136,9 @@ impl Engine {
                 Use::Aware(aware(owner, rings, None)?)
             })
         })?;
+        if let Some(entry) = self.plane.sessions().get(sid) {
+            entry.set_port(received.port);
+        }
         let next_sid = self.indexes().any();
         self.succeed(sid, request.succeeds.map(|(s, _)| s));
         let session = self.sessions.get_mut(&sid).expect("just made");
@@ -172,6 +175,9 @@ impl Engine {
             self.peers.note_rtt(peer, rtt);
         }
         let rtt = measured.or(self.peers.rtt(peer));
+        if let Some(entry) = self.plane.sessions().get(sid) {
+            self.peers.note_way(peer, entry.way(), now_ns());
+        }
         let slots = self.usable_slots(session);
         let Some(session) = self.sessions.get_mut(&sid) else {
             return;

@@ -1,0 +1,261 @@
+//! Packets behind a UDP header, in the kernel: what the programs recognise, learn, answer and send.
+#![allow(missing_docs, non_snake_case)]
+
+use vtl_bpf::trial::{self as kernel, Kernel, SID, TC, VTL, XDP, data};
+use vtl_proto::{
+    intf,
+    wire::{Header, Packet},
+};
+
+/// Ingress, egress, and what they return.
+const DRIVERS: [(&str, &str, kernel::Verdicts); 2] = [
+    ("vtl_root_in_tc", "vtl_root_out_tc", TC),
+    ("vtl_root_in_xdp", "vtl_root_out_xdp", XDP),
+];
+const UDP: usize = intf::VTL_UDP_HEADER as usize;
+const PORT: u16 = intf::VTL_UDP_PORT as u16;
+/// Of a peer behind a NAT.
+const THEIRS: u16 = 40_001;
+const V6: usize = intf::VTL_HEADROOM as usize;
+
+/// The header's bytes; the session keeps a port as the network has it.
+fn header(from: u16, to: u16, length: usize) -> [u8; UDP] {
+    let mut header = [0; UDP];
+    for (i, field) in [from, to, (UDP + length) as u16].into_iter().enumerate() {
+        header[2 * i..2 * i + 2].copy_from_slice(&field.to_be_bytes());
+    }
+    header
+}
+
+/// The same packet behind UDP.
+fn behind(frame: &[u8], from: u16) -> Vec<u8> {
+    let mut udp = frame.to_vec();
+    udp.splice(VTL..VTL, header(from, PORT, frame.len() - VTL));
+    let length = (frame.len() - 14 + UDP) as u16;
+    udp[16..18].copy_from_slice(&length.to_be_bytes());
+    udp[23] = 17;
+    udp
+}
+
+/// The same over IPv6.
+fn v6(frame: &[u8], from: Option<u16>) -> Vec<u8> {
+    let body = &frame[VTL..];
+    let mut f = frame[..12].to_vec();
+    f.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
+    let udp = from.map(|from| header(from, PORT, body.len()));
+    let length = body.len() + udp.map_or(0, |udp| udp.len());
+    f.extend((length as u16).to_be_bytes());
+    f.extend([if udp.is_some() { 17 } else { 253 }, 64]);
+    for last in [2, 1] {
+        f.extend([0xfd; 15]);
+        f.push(last);
+    }
+    f.extend(udp.iter().flatten());
+    f.extend(body);
+    f
+}
+
+fn over_v6(k: &Kernel) {
+    k.alter(|s| {
+        s.ip_version = 6;
+        s.headers[12..21].copy_from_slice(&[0x86, 0xdd, 0x60, 0, 0, 0, 0, 0, 253]);
+        s.headers[21] = 64;
+        s.headers[22..54].fill(0xfd);
+        (s.headers[37], s.headers[53]) = (1, 2);
+    });
+}
+
+fn port(k: &Kernel) -> u16 {
+    u16::from_be(k.session().port)
+}
+
+/// What is behind the UDP header of a frame from us to the peer, which begins at `at`.
+#[track_caller]
+fn inside(frame: &[u8], at: usize, to: u16) -> Packet<'_> {
+    let body = &frame[at + UDP..];
+    assert_eq!(frame[at..at + UDP], header(PORT, to, body.len()));
+    let (protocol, length) = if at == V6 {
+        (frame[20], [frame[18], frame[19]])
+    } else {
+        let words = frame[14..VTL].chunks(2);
+        let sum: u32 = words
+            .map(|w| u32::from(u16::from_be_bytes([w[0], w[1]])))
+            .sum();
+        assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff, "IP checksum");
+        let total = u16::from_be_bytes([frame[16], frame[17]]) - 20;
+        (frame[23], total.to_be_bytes())
+    };
+    assert_eq!(protocol, 17);
+    assert_eq!(usize::from(u16::from_be_bytes(length)), frame.len() - at);
+    Packet::parse(body).expect("a packet of ours")
+}
+
+#[test]
+fn udp__what_came_so_is_answered_so_and_sent_so() {
+    if !kernel::privileged("udp__what_came_so_is_answered_so_and_sent_so") {
+        return;
+    }
+    let now = intf::VTL_F_ACK_NOW;
+    for (input, output, verdicts) in DRIVERS {
+        for at in [VTL, V6] {
+            let k = Kernel::new();
+            let most = if at == V6 { 1408 } else { 1432 };
+            let wrap = |frame: Vec<u8>, from: u16| {
+                if at == V6 {
+                    v6(&frame, Some(from))
+                } else {
+                    behind(&frame, from)
+                }
+            };
+            if at == V6 {
+                over_v6(&k);
+            }
+            // The smallest, and one that fills the path.
+            for (seq, payload) in [(0, vec![7; 1]), (1, vec![9; most])] {
+                let ran = k.run(input, &wrap(data(seq, now, &payload), THEIRS), 1);
+                assert_eq!(ran.verdict, verdicts.answer, "{input} {seq}");
+                let Packet::Ack(ack) = inside(&ran.frame, at, THEIRS) else {
+                    panic!("no acknowledgement")
+                };
+                assert_eq!(ack.cum, seq + 1);
+                assert_eq!(k.read(seq), (payload, seq + 1));
+            }
+            assert_eq!(port(&k), THEIRS);
+            for payload in [vec![1; 1], vec![2; most]] {
+                let seq = k.session().tx.next;
+                k.write(seq, &payload);
+                let ran = k.run(output, &k.pump(SID), 1);
+                assert_eq!(ran.verdict, verdicts.send, "{output}");
+                let Packet::Data(d) = inside(&ran.frame, at, THEIRS) else {
+                    panic!("no DATA")
+                };
+                assert_eq!((d.seq, d.payload), (seq, &payload[..]));
+                let ack = kernel::ack(seq + 1, seq + 1, seq as u32 + 1, &[0; 8]);
+                k.run(input, &wrap(ack, THEIRS), 1);
+                assert_eq!(k.session().tx.una, seq + 1);
+            }
+            // A NAT has forgotten the port.
+            k.run(input, &wrap(data(2, 0, &[1]), 40_002), 1);
+            assert_eq!(port(&k), 40_002);
+            // No UDP any more, and the answer without.
+            let plain = data(3, now, &[3; 32]);
+            let plain = if at == V6 { v6(&plain, None) } else { plain };
+            let ran = k.run(input, &plain, 1);
+            assert_eq!(ran.verdict, verdicts.answer);
+            assert!(matches!(
+                Packet::parse(&ran.frame[at..]),
+                Ok(Packet::Ack(_))
+            ));
+            assert_eq!(port(&k), 0);
+        }
+    }
+}
+
+#[test]
+fn udp__who_leads_keeps_its_way() {
+    if !kernel::privileged("udp__who_leads_keeps_its_way") {
+        return;
+    }
+    let ask = |seq| data(seq, intf::VTL_F_ACK_NOW, &[5; 100]);
+    for (input, _, verdicts) in DRIVERS {
+        for ours in [0, PORT] {
+            let k = Kernel::new();
+            k.alter(|s| (s.leads, s.port) = (1, ours.to_be()));
+            for (seq, frame) in [(0, ask(0)), (1, behind(&ask(1), THEIRS)), (2, ask(2))] {
+                let ran = k.run(input, &frame, 1);
+                assert_eq!(ran.verdict, verdicts.answer, "{input} {seq}");
+                let to = match (ours, seq) {
+                    (0, _) => 0,
+                    (_, 0) => PORT,
+                    _ => THEIRS,
+                };
+                assert_eq!(port(&k), to);
+                let answer = match to {
+                    0 => Packet::parse(&ran.frame[VTL..]).expect("a packet of ours"),
+                    to => inside(&ran.frame, VTL, to),
+                };
+                assert!(matches!(answer, Packet::Ack(_)), "{answer:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn udp__what_is_not_ours_or_not_authentic() {
+    if !kernel::privileged("udp__what_is_not_ours_or_not_authentic") {
+        return;
+    }
+    const BAD: u32 = intf::VTL_ST_RX_MALFORMED;
+    const RX: u32 = intf::VTL_ST_RX_PACKETS;
+    let good = behind(&data(0, 0, &[9; 100]), THEIRS);
+    let with = |at: usize, value: u8| {
+        let mut frame = good.clone();
+        frame[at] = value;
+        frame
+    };
+    let stranger = |sid, token| {
+        let header = Header {
+            sid,
+            token,
+            ..kernel::header()
+        };
+        behind(&kernel::frame(&Packet::Close(header)), THEIRS)
+    };
+    for (input, _, verdicts) in DRIVERS {
+        let k = Kernel::new();
+        let short = behind(&kernel::around(&[0x10; 23]), THEIRS);
+        let cases = [
+            ("another port", with(VTL + 3, 1), verdicts.pass, &[][..]),
+            ("not UDP", with(23, 6), verdicts.pass, &[]),
+            ("a fragment", with(20, 0x20), verdicts.pass, &[]),
+            ("options", with(14, 0x46), verdicts.pass, &[]),
+            ("UDP's length", with(VTL + 5, 1), verdicts.stop, &[BAD]),
+            ("IP's length", with(17, 1), verdicts.stop, &[BAD]),
+            (
+                "no source port",
+                behind(&data(0, 0, &[9; 100]), 0),
+                verdicts.stop,
+                &[BAD],
+            ),
+            ("too short for a header", short, verdicts.stop, &[BAD]),
+            (
+                "its own length",
+                with(VTL + UDP + 21, 99),
+                verdicts.stop,
+                &[RX, BAD],
+            ),
+            (
+                "an unknown session",
+                stranger(9, kernel::TOKEN),
+                verdicts.stop,
+                &[RX, intf::VTL_ST_RX_NO_SESSION],
+            ),
+            (
+                "a wrong token",
+                stranger(SID, 1),
+                verdicts.stop,
+                &[RX, intf::VTL_ST_RX_NO_SESSION],
+            ),
+            (
+                "for vtld, whole",
+                stranger(SID, kernel::TOKEN),
+                verdicts.pass,
+                &[RX, intf::VTL_ST_RX_CONTROL],
+            ),
+        ];
+        for (what, frame, verdict, counts) in cases {
+            let known = what == "for vtld, whole" || what == "its own length";
+            let before = port(&k);
+            let (ran, moved) = k.counted(input, &frame);
+            let moved: Vec<u32> = moved.into_iter().map(|(counter, _)| counter).collect();
+            assert_eq!(
+                (ran.verdict, &moved[..]),
+                (verdict, counts),
+                "{input}: {what}"
+            );
+            assert_eq!(ran.frame, frame, "{input}: {what}");
+            assert!(known || port(&k) == before, "{input}: {what}");
+        }
+        assert_eq!(k.session().rx.received, 0);
+    }
+}

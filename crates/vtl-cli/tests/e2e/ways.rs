@@ -1,0 +1,322 @@
+//! Paths that do not take IP protocol 253: UDP instead, through NATs too; and neither.
+
+use std::{fs, net::IpAddr, path::PathBuf, process::Command};
+
+use serde_json::{Value, json};
+use vtl_testbed::{Host, Link};
+
+use crate::{
+    process::{Process, until, words},
+    world::{VTL, World, bad_link, payload, same},
+};
+
+const SIZE: usize = 1 << 20;
+const VTL_PROTOCOL: u8 = 253;
+
+/// Runs a tool that must succeed.
+#[track_caller]
+fn run(command: &mut Command) {
+    let output = command
+        .output()
+        .unwrap_or_else(|e| panic!("{command:?}: {e}"));
+    assert!(output.status.success(), "{command:?}: {}", words(&output));
+}
+
+/// Gives a host rules of the packet filter; `None`, and the reason on standard output, where that
+/// cannot be.
+#[track_caller]
+fn filter(world: &World, name: &str, host: Host, rules: &str) -> Option<()> {
+    if Command::new("nft").arg("-v").output().is_err() {
+        println!("{name}: skipped: needs nft");
+        return None;
+    }
+    let file = world.path("rules.nft");
+    fs::write(&file, rules).expect("written");
+    let mut nft = world.testbed.command(host, "nft").expect("a namespace");
+    run(nft.arg("-f").arg(&file));
+    Some(())
+}
+
+fn sessions(world: &World, host: Host) -> Vec<Value> {
+    let status = world.status(host);
+    status["sessions"].as_array().expect("a list").clone()
+}
+
+/// How each of a host's sessions goes.
+fn ways(world: &World, host: Host) -> Vec<Value> {
+    let sessions = sessions(world, host);
+    sessions.iter().map(|s| s["way"].clone()).collect()
+}
+
+#[test]
+fn ways__udp_where_the_protocol_is_blocked() {
+    let Some(mut world) = World::bare("ways", &Link::new(20.0, 30.0)) else {
+        return;
+    };
+    world.start_web();
+    world.serve("f", SIZE);
+    world.serve("meet", 1);
+    let file = world.path("file");
+    fs::write(&file, payload(SIZE, 9)).expect("written");
+    for (driver, ingress) in [("live", "tcx"), ("tc", "xdp")] {
+        world.start_both(&["--driver", driver, "--ingress", ingress]);
+        let blocked = |link| Link {
+            rate_mbit: 20.0,
+            rtt_ms: 30.0,
+            blocked: Some(VTL_PROTOCOL),
+            ..link
+        };
+        for (i, server) in world.servers().into_iter().enumerate() {
+            // As in `World::spoil`: what loses SYNs is not the matter.
+            world.testbed.set(&blocked(Link::default())).expect("set");
+            world.download(server, "meet");
+            world.testbed.set(&blocked(bad_link())).expect("set");
+            world.download(server, "f");
+            let carried = world.sum(Host::Client, "bytes_received");
+            assert!(carried >= (SIZE * (i + 1)) as u64, "{driver}: not carried");
+            for host in [Host::Client, Host::Server] {
+                let ways = ways(&world, host);
+                assert!(
+                    ways.len() > i && ways.iter().all(|way| way == "udp"),
+                    "{driver}"
+                );
+            }
+            for contact in 0..2 {
+                let got = world.path("got");
+                let recv = world.start_recv(&got, &["--force"]);
+                let sent = world.start_send(&file, &server.to_string()).output(60);
+                assert!(sent.status.success(), "{}", words(&sent));
+                assert!(recv.output(10).status.success());
+                same(&file, &got);
+                // Data went ahead of the answer: by the way that was remembered.
+                let status = world.status(Host::Server);
+                let early = status["negotiation"]["early"].as_u64().expect("a number");
+                assert_eq!(early, (i + contact) as u64, "{driver}");
+            }
+        }
+        world.stop_daemons();
+    }
+}
+
+/// A host behind the client, which is a NAT for it and takes no protocol 253. Gone when dropped.
+struct Inside<'a> {
+    world: &'a World,
+    name: String,
+    daemon: Option<Process>,
+}
+
+impl<'a> Inside<'a> {
+    fn new(world: &'a World) -> Option<Self> {
+        filter(
+            world,
+            "nat",
+            Host::Client,
+            "table inet nat {
+                chain forward {
+                    type filter hook forward priority 0;
+                    meta l4proto 253 drop
+                }
+                chain out {
+                    type nat hook postrouting priority 100;
+                    meta l4proto udp masquerade to :41000-41999
+                    masquerade
+                }
+            }",
+        )?;
+        let inside = Self {
+            world,
+            name: format!("{}-inside", world.testbed.name()),
+            daemon: None,
+        };
+        run(Command::new("ip").args(["netns", "add", &inside.name]));
+        let (name, client) = (&*inside.name, world.testbed.netns_path(Host::Client));
+        let client = client.file_name().and_then(|n| n.to_str()).expect("UTF-8");
+        for line in [
+            format!("-n {client} link add inside type veth peer name out netns {name}"),
+            format!("-n {client} addr add 10.99.0.1/24 dev inside"),
+            format!("-n {client} addr add fd99::1/64 dev inside nodad"),
+            format!("-n {client} link set inside up"),
+            format!("-n {name} addr add 10.99.0.2/24 dev out"),
+            format!("-n {name} addr add fd99::2/64 dev out nodad"),
+            format!("-n {name} link set lo up"),
+            format!("-n {name} link set out up"),
+            format!("-n {name} route add default via 10.99.0.1"),
+            format!("-n {name} route add default via fd99::1"),
+        ] {
+            run(Command::new("ip").args(line.split(' ')));
+        }
+        for (host, device) in [(client, "inside"), (name, "out")] {
+            let command =
+                format!("netns exec {host} ethtool -K {device} gro on tso off gso off tx off");
+            run(Command::new("ip").args(command.split(' ')));
+        }
+        let forward = || {
+            for key in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
+                fs::write(format!("/proc/sys/net/{key}"), "1").expect("a sysctl");
+            }
+        };
+        world
+            .testbed
+            .in_netns(Host::Client, forward)
+            .expect("there");
+        Some(inside)
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.world.path("inside.sock")
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new("nsenter");
+        command
+            .arg(format!("--net=/run/netns/{}", self.name))
+            .arg(program)
+            .env("VTL_SOCKET", self.socket())
+            .env("VTL_LOG", "vtld=debug,info");
+        command
+    }
+
+    fn start(&mut self, args: &[&str]) {
+        let log = fs::File::options()
+            .create(true)
+            .append(true)
+            .open(self.world.path("curl.log"));
+        let vtld = PathBuf::from(VTL).with_file_name("vtld");
+        let mut command = self.command(vtld.to_str().expect("UTF-8"));
+        command.args(args).stderr(log.expect("a log"));
+        self.daemon = Some(Process::start(&mut command));
+        until("the daemon answers", 20, || self.status().is_some());
+    }
+
+    fn status(&self) -> Option<Value> {
+        let output = self.command(VTL).args(["status", "--json"]).output();
+        serde_json::from_slice(&output.ok()?.stdout).ok()
+    }
+
+    fn sessions(&self) -> Vec<Value> {
+        let status = self.status().expect("a status");
+        status["sessions"].as_array().expect("a list").clone()
+    }
+
+    fn download(&self, server: IpAddr, name: &str) {
+        let to = self.world.path("got-inside");
+        let mut curl = self.command(VTL);
+        curl.args(["run", "--", "curl", "--noproxy", "*", "-sS", "--fail", "-o"])
+            .arg(&to)
+            .args(["--max-time", "60", &crate::world::url(server, name)]);
+        run(&mut curl);
+        same(&self.world.path("www").join(name), &to);
+    }
+}
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        if let Some(mut daemon) = self.daemon.take() {
+            daemon.signal(nix::sys::signal::Signal::SIGTERM);
+            daemon.wait(10);
+        }
+        let _ = Command::new("ip")
+            .args(["netns", "del", &self.name])
+            .output();
+    }
+}
+
+#[test]
+fn ways__through_a_nat() {
+    let Some(mut world) = World::bare("ways-nat", &Link::new(20.0, 20.0)) else {
+        return;
+    };
+    world.start_web();
+    world.serve("f", SIZE);
+    world.start(Host::Server, &[]);
+    world.hook();
+    let file = world.path("file");
+    fs::write(&file, payload(SIZE, 9)).expect("written");
+    let Some(mut inside) = Inside::new(&world) else {
+        return;
+    };
+    for driver in ["live", "tc"] {
+        inside.start(&["--driver", driver]);
+        for server in world.servers() {
+            inside.download(server, "f");
+            let got = world.path("got");
+            let recv = world.start_recv(&got, &["--force"]);
+            let to = server.to_string();
+            let mut send = inside.command(VTL);
+            let output = send.arg("send").arg(&file).arg(&to).output();
+            let output = output.expect("vtl runs");
+            assert!(output.status.success(), "{}", words(&output));
+            assert!(recv.output(10).status.success());
+            same(&file, &got);
+        }
+        let streams = inside.sessions();
+        let carried = |s: &Value| s["bytes_received"].as_u64().unwrap_or(0) >= SIZE as u64;
+        assert_eq!(
+            streams.iter().filter(|s| carried(s)).count(),
+            2,
+            "{streams:?}"
+        );
+        // The server sees the NAT's address and port.
+        for session in sessions(&world, Host::Server) {
+            let port = session["udp_port"].as_u64().expect("a number");
+            assert!((41_000..42_000).contains(&port), "{session}");
+        }
+        let daemon = inside.daemon.take();
+        if let Some(mut daemon) = daemon {
+            daemon.signal(nix::sys::signal::Signal::SIGTERM);
+            assert!(daemon.wait(10).success());
+        }
+        until("the sessions' end", 20, || {
+            sessions(&world, Host::Server).is_empty()
+        });
+    }
+}
+
+#[test]
+fn ways__tcp_where_none_leads_there() {
+    let Some(mut world) = World::bare("ways-none", &Link::new(20.0, 20.0)) else {
+        return;
+    };
+    world.start_web();
+    world.serve("f", SIZE);
+    world.start_both(&[]);
+    let rules = "table inet none {
+        chain out {
+            type filter hook output priority 0;
+            meta l4proto 253 drop
+            udp dport 22100 drop
+        }
+    }";
+    if filter(&world, "ways-none", Host::Client, rules).is_none() {
+        return;
+    }
+    let file = world.path("file");
+    fs::write(&file, payload(1, 9)).expect("written");
+    let server = world.servers()[0].to_string();
+    let in_vain = world.start_send(&file, &server);
+    for server in world.servers() {
+        // The second one does not ask again.
+        for _ in 0..2 {
+            world.download(server, "f");
+            assert_eq!(world.sum(Host::Client, "bytes_received"), 0);
+        }
+        let log = fs::read_to_string(world.log_path(Host::Client)).expect("a log");
+        let asked = format!("peer={server} why=\"the peer did not answer\"");
+        assert_eq!(log.matches(&asked).count(), 1, "{log}");
+    }
+    crate::process::refused(&in_vain.output(30), 1, "UDP port 22100");
+    // Once there is a way again, aware applications find it at once.
+    let mut nft = world.testbed.command(Host::Client, "nft").expect("there");
+    run(nft.args(["delete", "table", "inet", "none"]));
+    let got = world.path("got");
+    let recv = world.start_recv(&got, &["--force"]);
+    let sent = world.start_send(&file, &server).output(30);
+    assert!(sent.status.success(), "{}", words(&sent));
+    assert!(recv.output(10).status.success());
+    same(&file, &got);
+    let server = world.servers()[0];
+    world.download(server, "f");
+    assert!(world.sum(Host::Client, "bytes_received") >= SIZE as u64);
+    let status = world.call(Host::Client, &json!({ "op": "status" }));
+    assert_eq!(status["sessions"][0]["way"], "native");
+}

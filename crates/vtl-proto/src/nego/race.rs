@@ -1,0 +1,113 @@
+//! One request by several ways, the second one a little later than the first (RFC 8305, RFC 9623): when
+//! which of them is due.
+
+use core::{fmt, time::Duration};
+
+use super::{HEAD, MAX_WAIT, MIN_HEAD, nanos};
+use crate::intf;
+
+/// How packets get to a peer and back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Way {
+    /// As IP protocol `intf::VTL_IPPROTO`.
+    #[default]
+    Native,
+    /// Behind a UDP header, for middleboxes that know no such protocol.
+    Udp,
+}
+
+impl Way {
+    /// That of a packet from or to a UDP port, 0 if it is not behind UDP.
+    pub fn by(port: u16) -> Self {
+        match port {
+            0 => Self::Native,
+            _ => Self::Udp,
+        }
+    }
+
+    /// Bytes that a packet takes behind its IP header, besides VTL's own.
+    pub fn overhead(self) -> u16 {
+        match self {
+            Self::Native => 0,
+            Self::Udp => intf::VTL_UDP_HEADER as u16,
+        }
+    }
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Native => "native",
+            Self::Udp => "udp",
+        })
+    }
+}
+
+/// One way's transmissions.
+#[derive(Clone, Debug)]
+pub(super) struct Run {
+    pub(super) way: Way,
+    /// Transmissions so far.
+    pub(super) tries: u32,
+    /// When the latest one was.
+    pub(super) sent_ns: u64,
+    due_ns: u64,
+    wait: Duration,
+}
+
+/// The transmissions of one request.
+#[derive(Clone, Debug)]
+pub(super) struct Race {
+    runs: Vec<Run>,
+}
+
+impl Race {
+    /// By these ways, the best one first. An answer is waited for `wait` at first. `rtt`: if known.
+    pub(super) fn new(ways: &[Way], now_ns: u64, wait: Duration, rtt: Option<Duration>) -> Self {
+        let head = rtt
+            .map_or(HEAD, |rtt| rtt * 3 / 2)
+            .clamp(MIN_HEAD, MAX_WAIT);
+        let run = |(i, way): (u64, &Way)| Run {
+            way: *way,
+            tries: 0,
+            sent_ns: now_ns,
+            due_ns: now_ns.saturating_add(i * nanos(head)),
+            wait,
+        };
+        Self {
+            runs: (0..).zip(ways).map(run).collect(),
+        }
+    }
+
+    /// When the next transmission is due.
+    pub(super) fn due_ns(&self) -> u64 {
+        let due = self.runs.iter().map(|run| run.due_ns);
+        due.min().unwrap_or(u64::MAX)
+    }
+
+    /// By which way to transmit now, if by any.
+    pub(super) fn next(&mut self, now_ns: u64) -> Option<Way> {
+        let due = self.runs.iter_mut().filter(|run| run.due_ns <= now_ns);
+        let run = due.min_by_key(|run| run.due_ns)?;
+        run.tries += 1;
+        run.sent_ns = now_ns;
+        run.due_ns = now_ns.saturating_add(nanos(run.wait));
+        run.wait = (run.wait * 2).min(MAX_WAIT);
+        Some(run.way)
+    }
+
+    /// The transmissions by a way, if there were any.
+    pub(super) fn by(&self, way: Way) -> Option<&Run> {
+        self.runs.iter().find(|run| run.way == way && run.tries > 0)
+    }
+
+    /// Transmissions by all ways.
+    pub(super) fn tries(&self) -> u32 {
+        self.runs.iter().map(|run| run.tries).sum()
+    }
+
+    /// What the first way waits for an answer now.
+    pub(super) fn wait(&self) -> Duration {
+        self.runs.first().map_or(MAX_WAIT, |run| run.wait)
+    }
+}
