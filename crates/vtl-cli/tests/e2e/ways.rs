@@ -320,3 +320,35 @@ fn ways__tcp_where_none_leads_there() {
     let status = world.call(Host::Client, &json!({ "op": "status" }));
     assert_eq!(status["sessions"][0]["way"], "native");
 }
+
+/// Data go ahead of the answer by the way that led there the last time.
+#[test]
+fn ways__one_that_is_closed_meanwhile() {
+    let Some(mut world) = World::bare("ways-closed", &Link::new(20.0, 30.0)) else {
+        return;
+    };
+    world.start(Host::Server, &[]);
+    world.start(Host::Client, &[]);
+    let file = world.path("file");
+    fs::write(&file, payload(SIZE, 9)).expect("written");
+    let got = world.path("got");
+    let early = || {
+        let status = world.status(Host::Server);
+        status["negotiation"]["early"].as_u64().expect("a number")
+    };
+    for server in world.servers() {
+        // Native, then by UDP after all, then by UDP from the start.
+        for blocked in [None, Some(VTL_PROTOCOL), Some(VTL_PROTOCOL)] {
+            let before = early();
+            world.block(blocked);
+            let recv = world.start_recv(&got, &["--force"]);
+            let sent = world.start_send(&file, &server.to_string()).output(60);
+            assert!(sent.status.success(), "{}", words(&sent));
+            assert!(recv.output(10).status.success());
+            same(&file, &got);
+            assert_eq!(early() - before, u64::from(blocked.is_some()));
+        }
+    }
+    let log = fs::read_to_string(world.log_path(Host::Client)).expect("a log");
+    assert!(!log.contains("come to nothing"), "{log}");
+}
