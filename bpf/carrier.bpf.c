@@ -16,7 +16,7 @@ char _license[] SEC("license") = "GPL";
 
 enum { SOCK_STREAM = 1, SOL_TCP = 6 };
 
-const volatile struct vtl_carrier_config config SEC(".rodata");
+const volatile struct vtl_carrier_config config SEC(".rodata.config");
 
 /* Connections that got the congestion control. */
 __u64 connections;

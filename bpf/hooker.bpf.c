@@ -21,47 +21,14 @@
 
 char _license[] SEC("license") = "GPL";
 
-enum { AF_INET = 2, AF_INET6 = 10, SOCK_STREAM = 1, LOOPBACK_IFINDEX = 1 };
+enum { LOOPBACK_IFINDEX = 1 };
 
-const volatile struct vtl_hook_config config SEC(".rodata");
+const volatile struct vtl_hook_config config SEC(".rodata.config");
+
+#include "vtl/capture.h"
 
 /* Ticks per second, the unit of TCP's timeouts; 0 where the kernel's configuration is not known. */
 extern unsigned int CONFIG_HZ __kconfig __weak;
-
-/* What the application asked for; lives and dies with its socket. */
-struct {
-    __uint(type, BPF_MAP_TYPE_SK_STORAGE);
-    __uint(map_flags, BPF_F_NO_PREALLOC);
-    __type(key, int);
-    __type(value, struct vtl_captured);
-} vtl_captured SEC(".maps");
-
-/* Which carrier the hook names that is nearest to the socket; bpf/carrier.bpf.c writes, before
- * vtl_connect4 and 6 run. */
-struct {
-    __uint(type, BPF_MAP_TYPE_SK_STORAGE);
-    __uint(map_flags, BPF_F_NO_PREALLOC);
-    __type(key, int);
-    __type(value, __u32);
-} vtl_wishes SEC(".maps");
-
-/* Socket cookie -> local address (16 bytes) that getsockname shows. vtld writes it once it knows
- * the route; the program copies it into the socket's storage at the first question. */
-struct {
-    __uint(type, BPF_MAP_TYPE_LRU_HASH);
-    __uint(max_entries, 65536);
-    __type(key, __u64);
-    __type(value, __u8[16]);
-} vtl_locals SEC(".maps");
-
-/* Destinations known to be without VTL -> CLOCK_MONOTONIC nanoseconds until which this is
- * believed. vtld writes. */
-struct {
-    __uint(type, BPF_MAP_TYPE_LRU_HASH);
-    __uint(max_entries, 16384);
-    __type(key, struct vtl_endpoint);
-    __type(value, __u64);
-} vtl_plain SEC(".maps");
 
 /* vtld's own end of a connection to a local application -> the remote client that it stands for.
  * vtld writes after bind() and removes at close. */
@@ -72,14 +39,6 @@ struct {
     __type(key, struct vtl_endpoint);
     __type(value, struct vtl_endpoint);
 } vtl_clients SEC(".maps");
-
-/* vtld's own sockets by cookie -> enum vtl_own. */
-struct {
-    __uint(type, BPF_MAP_TYPE_LRU_HASH);
-    __uint(max_entries, 65536);
-    __type(key, __u64);
-    __type(value, __u32);
-} vtl_own SEC(".maps");
 
 /* Ports (host order) whose connections vtld takes over if the peer speaks VTL: 0 or 1. */
 struct {
@@ -101,144 +60,46 @@ struct {
     __uint(max_entries, 1 << 20);
 } vtl_syns SEC(".maps");
 
-static __always_inline void map_v4(__u8 out[16], __be32 addr) {
-    __u32 *w = (__u32 *)out;
-    w[0] = 0;
-    w[1] = 0;
-    w[2] = bpf_htonl(0xffff);
-    w[3] = addr;
-}
-
-static __always_inline void copy_addr(void *to, const void *from) {
-    __builtin_memcpy(to, from, 16);
-}
-
-static __always_inline int is_mapped(const __u32 w[4]) {
-    return w[0] == 0 && w[1] == 0 && w[2] == bpf_htonl(0xffff);
-}
-
 static __always_inline int is_zero(const __u8 addr[16]) {
     const __u64 *w = (const __u64 *)addr;
     return (w[0] | w[1]) == 0;
 }
 
-/* 1: this network, loopback, multicast, broadcast. */
-static __always_inline int stays_local4(__be32 addr) {
-    __u32 top = bpf_ntohl(addr) >> 24;
-    return top == 0 || top == 127 || top >= 224;
-}
-
 /* ---- client capture ---- */
 
-/* 1 if the connect goes to vtld and `dest` was stored. Everything that speaks against it comes
- * first, cheapest test first. */
-static __always_inline int capture(struct bpf_sock_addr *ctx, const struct vtl_endpoint *dest) {
-    struct bpf_sock *sk = ctx->sk;
-    __u64 cookie, *until;
-    struct vtl_captured *c;
-    __u32 *wish;
+/* Whether connects of this socket go to vtld, and with which wish. Remembers that a hook counts for
+ * it: rules do not. */
+static __always_inline int is_hooked(struct bpf_sock_addr *ctx, __u32 *wish) {
+    __u32 none = 0, *named;
 
-    if (bpf_get_netns_cookie(ctx) != config.netns_cookie)
-        return 0;
-    cookie = bpf_get_socket_cookie(ctx);
-    if (bpf_map_lookup_elem(&vtl_own, &cookie))
-        return 0;
-    wish = bpf_sk_storage_get(&vtl_wishes, sk, NULL, 0);
-    if (wish && *wish == VTL_WISH_PLAIN)
-        return 0;
-    until = bpf_map_lookup_elem(&vtl_plain, dest);
-    if (until && *until > bpf_ktime_get_ns())
-        return 0;
-    c = bpf_sk_storage_get(&vtl_captured, sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
-    if (!c)
-        return 0;
-    c->dest = *dest;
-    c->wish = wish ? *wish : 0;
-    __builtin_memset(c->local, 0, sizeof(c->local));
-    /* The socket may have carried a captured connect before. */
-    bpf_map_delete_elem(&vtl_locals, &cookie);
-    return 1;
-}
-
-/* Of the kernel's own: keys for signatures, where that is compiled in. */
-struct tcp_sock {
-    void *md5sig_info; /* RFC 2385 */
-    void *ao_info;     /* RFC 5925 */
-} __attribute__((preserve_access_index));
-
-/* 1 if the socket signs its segments: nobody else can do that for it. */
-static __always_inline int signs(struct bpf_sock *sk) {
-    struct tcp_sock *tcp = bpf_skc_to_tcp_sock(sk);
-
-    if (!tcp)
-        return 0;
-    if (bpf_core_field_exists(tcp->md5sig_info) && tcp->md5sig_info)
-        return 1;
-    return bpf_core_field_exists(tcp->ao_info) && tcp->ao_info;
-}
-
-/* TCP that the kernel routes as it likes. A socket bound to a device cannot reach lo. A privileged
- * source port is there to be seen by the server (NFS, rsh), and vtld cannot bind it again. */
-static __always_inline int is_candidate(struct bpf_sock_addr *ctx) {
-    return ctx->type == SOCK_STREAM && ctx->protocol == IPPROTO_TCP && ctx->sk &&
-           ctx->sk->bound_dev_if == 0 && ctx->user_port != 0 &&
-           (ctx->sk->src_port == 0 || ctx->sk->src_port >= 1024) && !signs(ctx->sk);
+    named = bpf_sk_storage_get(&vtl_wishes, ctx->sk, &none, BPF_SK_STORAGE_GET_F_CREATE);
+    *wish = named ? *named : none;
+    return *wish != VTL_WISH_PLAIN;
 }
 
 SEC("cgroup/connect4")
 int vtl_connect4(struct bpf_sock_addr *ctx) {
-    struct vtl_endpoint dest = {.port = ctx->user_port};
-    __be32 addr = ctx->user_ip4;
+    struct vtl_endpoint dest;
+    __u32 wish;
 
-    if (!is_candidate(ctx))
+    if (!is_tcp_of_others(ctx) || is_taken4(ctx))
         return 1;
-    /* Captured already, for a cgroup below this one. */
-    if (addr == bpf_htonl(0x7f000001) && ctx->user_port == bpf_htons(config.capture_port4))
-        return 1;
-    map_v4(dest.addr, addr);
-    if (config.capture_port4 && !stays_local4(addr) && capture(ctx, &dest)) {
-        ctx->user_ip4 = bpf_htonl(0x7f000001);
-        ctx->user_port = bpf_htons(config.capture_port4);
-    } else {
+    destination4(ctx, &dest);
+    if (!is_hooked(ctx, &wish) || !take4(ctx, &dest, wish))
         bpf_sk_storage_delete(&vtl_captured, ctx->sk);
-    }
     return 1;
 }
 
 SEC("cgroup/connect6")
 int vtl_connect6(struct bpf_sock_addr *ctx) {
-    struct vtl_endpoint dest = {.port = ctx->user_port};
-    __u32 w[4] = {ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3]};
-    __u16 port;
+    struct vtl_endpoint dest;
+    __u32 wish;
 
-    if (!is_candidate(ctx))
+    destination6(ctx, &dest);
+    if (!is_tcp_of_others(ctx) || is_taken6(&dest))
         return 1;
-    copy_addr(dest.addr, w);
-    if (is_mapped(w)) {
-        if (w[3] == bpf_htonl(0x7f000001) && dest.port == bpf_htons(config.capture_port4))
-            return 1;
-        port = stays_local4(w[3]) ? 0 : config.capture_port4;
-        w[3] = bpf_htonl(0x7f000001);
-    } else {
-        /* Unspecified and loopback (::/96), multicast ff00::/8, and link-local fe80::/10, whose
-         * scope this program cannot see. */
-        __u32 top = bpf_ntohl(w[0]);
-        if (w[3] == bpf_htonl(1) && dest.port == bpf_htons(config.capture_port6))
-            return 1;
-        int local = (w[0] | w[1] | w[2]) == 0 || top >> 24 == 0xff || top >> 22 == 0xfe80 >> 6;
-        port = local ? 0 : config.capture_port6;
-        w[0] = w[1] = w[2] = 0;
-        w[3] = bpf_htonl(1);
-    }
-    if (port && capture(ctx, &dest)) {
-        ctx->user_ip6[0] = w[0];
-        ctx->user_ip6[1] = w[1];
-        ctx->user_ip6[2] = w[2];
-        ctx->user_ip6[3] = w[3];
-        ctx->user_port = bpf_htons(port);
-    } else {
+    if (!is_hooked(ctx, &wish) || !take6(ctx, &dest, wish))
         bpf_sk_storage_delete(&vtl_captured, ctx->sk);
-    }
     return 1;
 }
 

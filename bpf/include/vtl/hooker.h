@@ -21,12 +21,61 @@ struct vtl_hook_config {
     __u32 mark;          /* SO_MARK of packets that vtld injects on lo; random, not 0 */
     __u16 capture_port4; /* host order; 0 = this family is not captured */
     __u16 capture_port6;
+    __u64 sees_exe; /* rules only; 1: this kernel shows programs which file a task executes */
 };
 
 enum {
     VTL_CC_NAME_MAX = 16,        /* the name of a TCP congestion control, 0 at its end included */
     VTL_WISH_PLAIN = 0xffffffff, /* vtl_captured.wish: not to be captured */
 };
+
+/* What bpf/rules.bpf.c decides by: a table of steps, in which every way leads forward. vtld makes a
+ * new one for each set of rules and puts it in the place of the former. */
+enum {
+    VTL_RULES_MAX = 1024, /* rules of one table, and places of the map `vtl_matched` */
+    VTL_STEPS_MAX = 8192, /* steps of one table */
+};
+
+enum vtl_step_kind {
+    VTL_STEP_END = 0,    /* no rule matches */
+    VTL_STEP_ACT = 1,    /* a rule matches: `arg` is the wish, VTL_WISH_PLAIN = not to be captured,
+                          * `hit` its place in vtl_matched, `value` the name of a congestion
+                          * control, empty = the system's */
+    VTL_STEP_LOCAL = 2,  /* the destination is this host, link-local or multicast */
+    VTL_STEP_USER = 3,   /* the process runs as user `arg` */
+    VTL_STEP_PORT = 4,   /* the destination's port, in host order, is not below the first __u32 of
+                          * `value`, nor above the second */
+    VTL_STEP_PREFIX = 5, /* the first `arg` & 255 bits of the destination are those of `value`, an
+                          * address in network order, IPv4 mapped into IPv6 */
+    VTL_STEP_EXE = 6,    /* the process executes a file on the device `arg` whose number is the
+                          * first __u64 of `value` */
+    VTL_STEP_GROUP = 7,  /* the process is in or below a cgroup, which is `arg` levels below the
+                          * topmost, and whose number is the first __u64 of `value` */
+};
+
+enum { VTL_PREFIX_6 = 1 << 8 }; /* in `arg` of VTL_STEP_PREFIX: and it is not IPv4 */
+
+struct vtl_step {
+    __u32 kind;
+    __u32 arg;
+    __u32 hit;      /* the step to go to if this one is true: greater than its own */
+    __u32 miss;     /* and if not */
+    __u8 value[16]; /* aligned to 8 bytes */
+};
+
+/* What vtl_identify says of a file and a cgroup; both sides write. */
+struct vtl_identity {
+    __u64 group; /* vtld: a cgroup that its own is in or below */
+    __u64 id;    /* the file's inode number */
+    __u64 own;   /* that of the file that vtld executes */
+    __u32 fd;    /* vtld: its descriptor of a file */
+    __u32 dev;   /* the file's device, in the kernel's form */
+    __u32 level; /* how far below the topmost `group` is; VTL_LEVELS = it is not there */
+    __u32 pad;
+};
+
+/* Cgroups deeper than this cannot be matched. */
+enum { VTL_LEVELS = 64 };
 
 /* Set by vtld before the programs of one hook with a carrier (bpf/carrier.bpf.c) are loaded. */
 struct vtl_carrier_config {

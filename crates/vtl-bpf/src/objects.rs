@@ -3,6 +3,9 @@
 /// Connect rewriting, SYN hold, discovery and steering for unmodified applications.
 pub static HOOKER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/hooker.bpf.o"));
 
+/// Rules: connections matched by who opens them, and where to.
+pub static RULES: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/rules.bpf.o"));
+
 /// What a hook with a named carrier needs: wishes, and TCP congestion controls.
 pub static CARRIER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/carrier.bpf.o"));
 

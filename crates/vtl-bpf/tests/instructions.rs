@@ -18,7 +18,11 @@ const HEAD: &str = "\
 type Counts = BTreeMap<String, usize>;
 
 fn compiled() -> Counts {
-    let fixed = [("root", objects::ROOT), ("hooker", objects::HOOKER)];
+    let fixed = [
+        ("root", objects::ROOT),
+        ("hooker", objects::HOOKER),
+        ("rules", objects::RULES),
+    ];
     let mut counts = Counts::new();
     for (name, image) in fixed.into_iter().chain(objects::GRAFTS.iter().copied()) {
         let object = ObjectBuilder::default()

@@ -11,6 +11,7 @@ use crate::doctor::DoctorArgs;
 use crate::exchange::{RecvArgs, SendArgs};
 use crate::graft::GraftCommand;
 use crate::hook::{HookCommand, RunArgs};
+use crate::rule::RuleCommand;
 use vtl_testbed::cli::TestbedArgs;
 
 const EXAMPLES: &str = "\
@@ -18,6 +19,7 @@ Examples:
   vtl doctor                          can this machine run VTL, and how fast?
   vtl hook add --port 80              carry this server's clients that speak VTL
   vtl run -- curl -O http://host/big  carry one program's TCP connections
+  vtl rule add far --to 198.51.100.0/24 --carrier best   the same for all programs, lasting
   vtl send backup.tar 192.0.2.7       a file to a host where `vtl recv` waits
   vtl status                          what the daemon is carrying
   vtl demo                            TCP cubic, TCP BBR and VTL on a bad link
@@ -58,6 +60,9 @@ pub(crate) enum Command {
     /// Choose whose TCP connections are captured
     #[command(subcommand)]
     Hook(HookCommand),
+    /// Rules for all connections of this host: whose travel by what
+    #[command(subcommand)]
+    Rule(RuleCommand),
     /// Show and change which protocols are in the kernel
     #[command(subcommand)]
     Graft(GraftCommand),

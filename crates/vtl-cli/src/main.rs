@@ -14,6 +14,7 @@ mod manual;
 mod output;
 mod progress;
 mod registry;
+mod rule;
 mod status;
 mod transfer;
 
@@ -29,6 +30,7 @@ fn main() -> ExitCode {
     let outcome = match cli.command {
         Command::Run(args) => hook::exec(&args, socket),
         Command::Hook(command) => hook::run(&command, socket),
+        Command::Rule(command) => rule::run(&command, socket),
         Command::Graft(command) => graft::run(&command, socket),
         Command::Send(args) => exchange::send(&args, socket),
         Command::Recv(args) => exchange::recv(&args, socket),

@@ -37,7 +37,8 @@ use vtl_proto::services::{Qos, Requirements, Services};
 
 use crate::{
     broker::{self, Granted, Owner, Predecessor, Toward, Wish},
-    hooker::{Carrier, Hooked, Hooker},
+    hooker::{Carrier, Hooked, Hooker, rules::Connection as Opened},
+    rules::Keeper,
 };
 
 /// Connections at a time, besides those of sessions.
@@ -58,6 +59,7 @@ struct Service {
     broker: broker::Handle,
     /// Ends with the daemon, whoever still asks.
     hooker: Weak<Hooker>,
+    rules: Arc<Keeper>,
     /// Says which connection has a request; each one once, until it is answered.
     epoll: Epoll,
     clients: Mutex<HashMap<Owner, Arc<Connection>>>,
@@ -116,6 +118,7 @@ impl Control {
         &self,
         broker: broker::Handle,
         hooker: Weak<Hooker>,
+        rules: Arc<Keeper>,
         sessions: usize,
     ) -> io::Result<()> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
@@ -125,6 +128,7 @@ impl Control {
             namespace: namespace(&self.socket),
             broker,
             hooker,
+            rules,
             epoll,
             clients: Mutex::default(),
             most_clients: sessions + SPARE_CLIENTS,
@@ -362,6 +366,21 @@ impl Service {
                 hooker.unhook(hook.id).map_err(|e| e.to_string())?;
                 done()
             }
+            "rule_list" => {
+                let from = request["from"].as_u64().and_then(|n| n.try_into().ok());
+                plain(self.rules.list(from.unwrap_or(0))?)
+            }
+            "rule_explain" => plain(self.rules.explain(&opened(request)?)?),
+            "rule_check" => {
+                let file = descriptors.into_iter().next();
+                let file = file.ok_or("the request has no file")?;
+                let count = self.rules.check(file.into(), &text(request, "name")?)?;
+                plain(json!({ "count": count }))
+            }
+            "rule_reload" => {
+                root()?;
+                plain(json!({ "count": self.rules.reload()? }))
+            }
             "connect" => {
                 let to = match predecessor(request)? {
                     Some(of) => Toward::Successor(of),
@@ -400,6 +419,19 @@ impl Service {
             other => Err(format!("unknown op \"{other}\"").into()),
         }
     }
+}
+
+/// A connection that rules are asked about.
+fn opened(request: &Value) -> Result<Opened, String> {
+    let exe = &request["exe"];
+    Ok(Opened {
+        to: text(request, "to")?
+            .parse()
+            .map_err(|_| "\"to\" must be an address and a port".to_owned())?,
+        user: request["user"].as_u64().and_then(|id| id.try_into().ok()),
+        exe: exe["device"].as_u64().zip(exe["inode"].as_u64()),
+        cgroup: request["cgroup"].as_str().map(PathBuf::from),
+    })
 }
 
 /// The next request of a connection, and then none until it is asked for again.
@@ -494,6 +526,9 @@ fn hooks(hooker: &Hooker) -> Value {
         }
         if let Some(connections) = hook.connections {
             row["connections"] = connections.into();
+        }
+        if let Some(rule) = hook.rule {
+            row["rule"] = rule.into();
         }
         row
     };

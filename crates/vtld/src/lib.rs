@@ -3,10 +3,12 @@
 //! - [`hooker`]: captures unmodified applications' connections;
 //! - [`broker`]: opens sessions with peers and moves the bytes;
 //! - [`tunnel`]: carriers that are no grafts, such as QUIC;
+//! - [`rules`]: the file that says which connections travel by what;
 //! - [`control`]: the Unix socket for `vtl` and the client library.
 
 pub mod broker;
 pub mod control;
 pub mod hooker;
+pub mod rules;
 pub mod tunnel;
 mod urgent;

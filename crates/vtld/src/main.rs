@@ -11,7 +11,7 @@ use std::{
     sync::Arc,
 };
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::{Parser, ValueEnum};
 use nix::{
     errno::Errno,
@@ -19,7 +19,7 @@ use nix::{
     sys::signal::{SigSet, Signal},
 };
 use vtl_bpf::{plane::Ingress, pump::Choice};
-use vtld::{broker, control::Control, hooker::Hooker};
+use vtld::{broker, control::Control, hooker::Hooker, rules::Keeper};
 
 /// Changes this host's transport protocol: loads grafts into the kernel, opens sessions with peers,
 /// and carries the connections of hooked applications.
@@ -59,6 +59,9 @@ struct Args {
     /// Directory of the public keys (*.pub) that packages must be signed with
     #[arg(long, value_name = "DIR", default_value = "/etc/vtl/keys")]
     keys: PathBuf,
+    /// File of rules; read again at SIGHUP and by `vtl rule reload`
+    #[arg(long, value_name = "FILE", default_value = vtld::rules::DEFAULT_FILE)]
+    rules: PathBuf,
     /// What to log: error, warn, info, debug, or a tracing filter
     #[arg(long, env = "VTL_LOG", default_value = "info")]
     log: String,
@@ -208,6 +211,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     let mut signals = SigSet::empty();
     signals.add(Signal::SIGINT);
     signals.add(Signal::SIGTERM);
+    signals.add(Signal::SIGHUP);
     signals.thread_block()?;
     let (log, _written) = log::start(std::io::stderr()).context("no thread can be started")?;
     tracing_subscriber::fmt()
@@ -248,10 +252,26 @@ fn run(args: &Args) -> anyhow::Result<()> {
     broker.set_hooker(hooker.handle());
     let hooker = Arc::new(hooker);
     let sessions = args.max_sessions;
-    control.serve(broker.clone(), Arc::downgrade(&hooker), sessions)?;
+    // A daemon that runs without its rules would look well.
+    let rules = Keeper::start(args.rules.clone(), broker.clone(), Arc::downgrade(&hooker))
+        .map_err(|error| anyhow!(error))?;
+    control.serve(
+        broker.clone(),
+        Arc::downgrade(&hooker),
+        Arc::clone(&rules),
+        sessions,
+    )?;
     tracing::info!(socket = %args.socket.display(), "ready");
 
-    let signal = signals.wait()?;
+    let signal = loop {
+        match signals.wait()? {
+            Signal::SIGHUP => match rules.reload() {
+                Ok(count) => tracing::info!(count, "rules read"),
+                Err(error) => tracing::error!(%error, "the rules stay as they were"),
+            },
+            signal => break signal,
+        }
+    };
     tracing::info!(%signal, "stopping");
     // No new work, then no hooks, then no sessions.
     drop(control);

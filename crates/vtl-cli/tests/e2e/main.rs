@@ -29,6 +29,7 @@ mod peer;
 mod pool;
 mod programs;
 mod python;
+mod rules;
 mod succession;
 mod tunnels;
 mod users;

@@ -25,11 +25,11 @@ use crate::{
 
 /// An existing group that none of the system's daemons is in.
 const GROUP: &str = "users";
-const NOBODY: u32 = 65534;
+pub(crate) const NOBODY: u32 = 65534;
 const SIZE: usize = 1 << 20;
 
 /// Makes a command run as nobody, in one group.
-fn as_nobody(command: &mut Command, gid: Gid) -> &mut Command {
+pub(crate) fn as_nobody(command: &mut Command, gid: Gid) -> &mut Command {
     // SAFETY: system calls without pointers to anything of the parent's.
     unsafe {
         command.pre_exec(move || {
@@ -43,7 +43,7 @@ fn as_nobody(command: &mut Command, gid: Gid) -> &mut Command {
 
 impl World {
     /// The `vtl` command on a host as nobody: a copy that everybody may run.
-    fn vtl_as(&self, host: Host, gid: Gid, args: &[&str]) -> Command {
+    pub(crate) fn vtl_as(&self, host: Host, gid: Gid, args: &[&str]) -> Command {
         let copy = self.path("vtl");
         if !copy.exists() {
             fs::copy(VTL, &copy).expect("copied");
@@ -72,8 +72,10 @@ fn group__members_use_vtl_and_change_nothing_for_others() {
     let as_member = |args: &[&str]| world.vtl_as(Host::Client, group.gid, args);
 
     // Look, and run hooked.
-    let output = as_member(&["status"]).output().expect("vtl runs");
-    assert!(output.status.success(), "{}", words(&output));
+    for look in [&["status"][..], &["rule", "list"]] {
+        let output = as_member(look).output().expect("vtl runs");
+        assert!(output.status.success(), "{}", words(&output));
+    }
     for (i, server) in world.servers().into_iter().enumerate() {
         let (to, from) = (home.join(format!("got{i}")), url(server, "f"));
         let args = [
@@ -126,6 +128,9 @@ fn group__members_use_vtl_and_change_nothing_for_others() {
         &["hook", "remove", "--port", "80"],
         &["graft", "deploy", graft],
         &["graft", "remove", graft],
+        &["rule", "add", "all", "--bypass"],
+        &["rule", "remove", "all"],
+        &["rule", "reload"],
     ] {
         refused(&as_member(args).output().expect("vtl runs"), 77, "root");
     }

@@ -50,6 +50,9 @@ pub(super) struct Attached {
     _link: OwnedFd,
 }
 
+/// The section of the configuration, apart from other constants: those have no fixed places.
+const CONFIG: &str = ".rodata.config";
+
 /// Descriptors of links begin here, or close below the limit. A process's table of descriptors
 /// takes eight bytes for each one below the highest.
 const LINKS_FROM: u64 = 1 << 17;
@@ -67,7 +70,7 @@ impl Attached {
     }
 }
 
-/// Loads an object whose constants begin with `config`, after `prepare` has seen it.
+/// Loads an object whose section for it is filled with `config`, after `prepare` has seen it.
 pub(super) fn load<T: abi::Pod>(
     image: &[u8],
     config: &T,
@@ -77,17 +80,16 @@ pub(super) fn load<T: abi::Pod>(
     let mut object = opened.map_err(HookerError::Load)?;
     let mut rodata = object
         .maps_mut()
-        .find(|map| map.name().to_string_lossy().ends_with(".rodata"))
-        .ok_or(HookerError::Missing(".rodata"))?;
-    // The section may hold more constants behind the configuration.
+        .find(|map| map.name() == CONFIG)
+        .ok_or(HookerError::Missing(CONFIG))?;
     let value = rodata
         .initial_value_mut()
-        .ok_or(HookerError::Missing(".rodata"))?;
+        .ok_or(HookerError::Missing(CONFIG))?;
     let config = bytes_of(config);
-    value
-        .get_mut(..config.len())
-        .ok_or(HookerError::Missing("config"))?
-        .copy_from_slice(config);
+    if value.len() != config.len() {
+        return Err(HookerError::Missing("configuration of that size"));
+    }
+    value.copy_from_slice(config);
     prepare(&mut object).map_err(HookerError::Load)?;
     object.load().map_err(HookerError::Load)
 }
@@ -97,6 +99,13 @@ fn program<'a>(object: &'a Object, name: &'static str) -> Result<ProgramMut<'a>,
     programs
         .find(|program| program.name() == name)
         .ok_or(HookerError::Missing(name))
+}
+
+/// A map of a loaded object.
+pub(super) fn map(object: &Object, name: &'static str) -> Result<MapHandle, HookerError> {
+    let map = object.maps().find(|map| map.name() == name);
+    let map = map.ok_or(HookerError::Missing(name))?;
+    MapHandle::try_from(&map).map_err(|source| HookerError::Map { map: name, source })
 }
 
 /// Attaches a program of a loaded object to the cgroup at `path`.
@@ -162,10 +171,9 @@ impl Programs {
             })
     }
 
-    fn map(&self, name: &'static str) -> Result<MapHandle, HookerError> {
-        let map = self.object.maps().find(|map| map.name() == name);
-        let map = map.ok_or(HookerError::Missing(name))?;
-        MapHandle::try_from(&map).map_err(|source| HookerError::Map { map: name, source })
+    /// One of the maps.
+    pub(super) fn map(&self, name: &'static str) -> Result<MapHandle, HookerError> {
+        map(&self.object, name)
     }
 
     /// Calls `each` for every held SYN when the ring is consumed.

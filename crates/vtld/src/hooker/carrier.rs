@@ -36,6 +36,20 @@ impl Carrier {
     pub(super) fn captures(&self) -> bool {
         matches!(self, Self::Best | Self::Graft(_) | Self::Tunnel(_))
     }
+
+    /// Whether connections that a port accepts can travel by it.
+    pub(super) fn serves_port(&self) -> Result<(), HookerError> {
+        let why = match self {
+            Self::Best | Self::Control(_) => return Ok(()),
+            Self::Plain => "a port that is not hooked is plain TCP already",
+            Self::Graft(_) => "who connects chooses the graft (hook the port without a carrier)",
+            Self::Tunnel(_) => "who connects chooses it (hook the port without a carrier)",
+        };
+        Err(HookerError::NotForPorts {
+            carrier: self.to_string(),
+            why,
+        })
+    }
 }
 
 impl FromStr for Carrier {

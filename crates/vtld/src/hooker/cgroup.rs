@@ -64,6 +64,25 @@ impl Hierarchy {
         &self.root
     }
 
+    /// Where in the file system a group is: one that is named as seen from the root, or by its path
+    /// in the file system.
+    pub(super) fn place(&self, path: &Path) -> PathBuf {
+        let inside = path.strip_prefix("/").unwrap_or(path);
+        let inside = self.root.join(inside);
+        if inside.join("cgroup.procs").exists() {
+            inside
+        } else {
+            path.to_owned()
+        }
+    }
+
+    /// How far below the root a group is; `None`: it is not below.
+    pub(super) fn depth(&self, path: &Path) -> Option<u32> {
+        let place = self.place(path);
+        let below = place.strip_prefix(&self.root).ok()?;
+        below.components().count().try_into().ok()
+    }
+
     /// The group that this process is in.
     pub(super) fn own(&self) -> &Path {
         &self.own

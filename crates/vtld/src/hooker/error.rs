@@ -81,6 +81,14 @@ pub enum HookerError {
         /// The reason, and what to do instead.
         why: &'static str,
     },
+    /// A port that a rule serves.
+    #[error("rule \"{rule}\" serves port {port}: vtl rule remove {rule}")]
+    OfRule {
+        /// The port.
+        port: u16,
+        /// The rule's name.
+        rule: String,
+    },
     /// The same thing is hooked already.
     #[error("{0} is hooked already")]
     AlreadyHooked(String),

@@ -8,10 +8,12 @@ use std::{
 
 use super::{
     Shared,
+    abi::vtl_hook_config,
     bpf::{Attached, CAPTURE, Programs},
     carrier::{self, At, Carrier, Controls, Wish, Wishes},
     cgroup::{self, Hierarchy, Runs},
     error::HookerError,
+    rules::{About, Listed, Means, Paths, Rule, Rules, Wrong},
     steering::Interfaces,
 };
 
@@ -44,12 +46,16 @@ pub struct Hook {
     pub processes: usize,
     /// Connections that got the congestion control which the carrier names.
     pub connections: Option<u64>,
+    /// The rule that it was made for.
+    pub rule: Option<String>,
 }
 
 struct Entry {
     what: Hooked,
     carrier: Carrier,
     attached: Taken,
+    /// The rule that it was made for.
+    rule: Option<String>,
 }
 
 /// What is attached for a hook.
@@ -80,7 +86,8 @@ fn open(path: &Path) -> Result<File, HookerError> {
 /// All hooks of one daemon.
 pub(super) struct Hooks {
     programs: Programs,
-    netns_cookie: u64,
+    config: vtl_hook_config,
+    rules: Rules,
     controls: Controls,
     wishes: Wishes,
     hierarchy: Hierarchy,
@@ -93,14 +100,15 @@ pub(super) struct Hooks {
 impl Hooks {
     pub(super) fn new(
         programs: Programs,
-        netns_cookie: u64,
+        config: vtl_hook_config,
         hierarchy: Hierarchy,
     ) -> Result<Self, HookerError> {
         hierarchy.sweep();
         let runs = Runs::new(&hierarchy)?;
         Ok(Self {
             programs,
-            netns_cookie,
+            config,
+            rules: Rules::default(),
             controls: Controls::default(),
             wishes: Wishes::default(),
             hierarchy,
@@ -117,6 +125,7 @@ impl Hooks {
             what,
             carrier: carrier.clone(),
             attached,
+            rule: None,
         };
         self.entries.insert(self.last, entry);
         self.last
@@ -135,6 +144,9 @@ impl Hooks {
                 taken.links.push(link);
             }
         }
+        if path == self.hierarchy.root() {
+            self.rules.reattach(&self.hierarchy)?;
+        }
         Ok(taken)
     }
 
@@ -149,7 +161,7 @@ impl Hooks {
             Carrier::Best | Carrier::Plain | Carrier::Graft(_) | Carrier::Tunnel(_) => None,
         };
         carrier::Programs::attach(
-            self.netns_cookie,
+            self.config.netns_cookie,
             at,
             self.wishes.number(carrier),
             control.as_deref(),
@@ -189,13 +201,7 @@ impl Hooks {
 
     /// A cgroup as seen from the hierarchy's root, or as a path in the file system; the latter.
     pub(super) fn cgroup(&self, path: &Path) -> PathBuf {
-        let inside = path.strip_prefix("/").unwrap_or(path);
-        let inside = self.hierarchy.root().join(inside);
-        if inside.join("cgroup.procs").exists() {
-            inside
-        } else {
-            path.to_owned()
-        }
+        self.hierarchy.place(path)
     }
 
     pub(super) fn has_port(&self, port: u16) -> bool {
@@ -210,39 +216,31 @@ impl Hooks {
         carrier: &Carrier,
     ) -> Result<u32, HookerError> {
         let what = Hooked::Port(port);
-        if self.entries.values().any(|entry| entry.what == what) {
-            return Err(HookerError::AlreadyHooked(format!("port {port}")));
+        match self.entries.values().find(|entry| entry.what == what) {
+            None => self.serve(shared, port, carrier),
+            Some(Entry {
+                rule: Some(rule), ..
+            }) => Err(HookerError::OfRule {
+                port,
+                rule: rule.clone(),
+            }),
+            Some(_) => Err(HookerError::AlreadyHooked(format!("port {port}"))),
         }
-        match carrier {
-            Carrier::Best => {}
-            Carrier::Control(_) => {
-                // Any process may be the server.
-                let root = self.hierarchy.root().to_owned();
-                let programs = Some(self.control(&root, carrier, &At::Port(port))?);
-                let taken = Taken {
-                    programs,
-                    ..Default::default()
-                };
-                return Ok(self.add(what, carrier, taken));
-            }
-            Carrier::Plain => {
-                return Err(HookerError::NotForPorts {
-                    carrier: carrier.to_string(),
-                    why: "a port that is not hooked is plain TCP already",
-                });
-            }
-            Carrier::Graft(_) => {
-                return Err(HookerError::NotForPorts {
-                    carrier: carrier.to_string(),
-                    why: "who connects chooses the graft (hook the port without a carrier)",
-                });
-            }
-            Carrier::Tunnel(_) => {
-                return Err(HookerError::NotForPorts {
-                    carrier: carrier.to_string(),
-                    why: "who connects chooses it (hook the port without a carrier)",
-                });
-            }
+    }
+
+    /// Hooks a port, whatever else may be hooked.
+    fn serve(&mut self, shared: &Shared, port: u16, carrier: &Carrier) -> Result<u32, HookerError> {
+        let what = Hooked::Port(port);
+        carrier.serves_port()?;
+        if let Carrier::Control(_) = carrier {
+            // Any process may be the server.
+            let root = self.hierarchy.root().to_owned();
+            let programs = Some(self.control(&root, carrier, &At::Port(port))?);
+            let taken = Taken {
+                programs,
+                ..Default::default()
+            };
+            return Ok(self.add(what, carrier, taken));
         }
         shared.maps.hook_port(port, true)?;
         if let Err(error) = self.interfaces.update(&self.programs) {
@@ -253,6 +251,20 @@ impl Hooks {
     }
 
     pub(super) fn unhook(&mut self, shared: &Shared, id: u32) -> Result<(), HookerError> {
+        match self.entries.get(&id) {
+            Some(Entry {
+                what: Hooked::Port(port),
+                rule: Some(rule),
+                ..
+            }) => Err(HookerError::OfRule {
+                port: *port,
+                rule: rule.clone(),
+            }),
+            _ => self.end(shared, id),
+        }
+    }
+
+    fn end(&mut self, shared: &Shared, id: u32) -> Result<(), HookerError> {
         let entry = self
             .entries
             .remove(&id)
@@ -269,6 +281,89 @@ impl Hooks {
             Hooked::Cgroup(_) | Hooked::Port(_) => (),
         }
         Ok(())
+    }
+
+    /// Puts rules in force, all of them or none. Ports that they serve are hooks like any other.
+    pub(super) fn set_rules(
+        &mut self,
+        shared: &Shared,
+        rules: &[Rule],
+        paths: &Paths,
+    ) -> Result<(), Wrong> {
+        let former: Vec<u32> = self
+            .entries
+            .iter()
+            .filter(|(_, entry)| entry.rule.is_some())
+            .map(|(id, _)| *id)
+            .collect();
+        let mut kept = Vec::new();
+        let mut made = Vec::new();
+        let mut result = Ok(());
+        for rule in rules {
+            let About::Accepted(ports, carrier) = &rule.about else {
+                continue;
+            };
+            for port in ports {
+                let what = Hooked::Port(*port);
+                let same = self.entries.iter_mut().find(|(_, e)| e.what == what);
+                match same {
+                    Some((_, Entry { rule: None, .. })) => {
+                        result = Err(rule.wrong(format!(
+                            "port {port} is hooked by hand: vtl hook remove --port {port}"
+                        )));
+                    }
+                    Some((id, entry)) if entry.carrier == *carrier => {
+                        kept.push((*id, rule.name.clone()));
+                    }
+                    _ => match self.serve(shared, *port, carrier) {
+                        Ok(id) => made.push((id, rule.name.clone())),
+                        Err(error) => result = Err(rule.wrong(error.to_string())),
+                    },
+                }
+            }
+        }
+        let mut means = Means {
+            config: &self.config,
+            programs: &self.programs,
+            hierarchy: &self.hierarchy,
+            controls: &mut self.controls,
+            wishes: &mut self.wishes,
+        };
+        let result = result.and_then(|()| self.rules.set(rules, paths, &mut means));
+        let in_vain: Vec<u32> = if result.is_ok() {
+            let stays = |id: &u32| kept.iter().any(|(kept, _)| kept == id);
+            former.into_iter().filter(|id| !stays(id)).collect()
+        } else {
+            made.iter().map(|(id, _)| *id).collect()
+        };
+        if result.is_ok() {
+            for (id, rule) in kept.into_iter().chain(made) {
+                if let Some(entry) = self.entries.get_mut(&id) {
+                    entry.rule = Some(rule);
+                }
+            }
+        }
+        for id in in_vain {
+            if let Err(error) = self.end(shared, id) {
+                tracing::warn!(%error, "a port stays hooked");
+            }
+        }
+        result
+    }
+
+    /// The rules in force.
+    pub(super) fn rules(&self) -> Vec<Rule> {
+        self.rules.rules()
+    }
+
+    /// The same, with what became of them.
+    pub(super) fn list_rules(&self) -> Vec<Listed> {
+        self.rules.list()
+    }
+
+    /// Files and groups that rules name came, went or were replaced.
+    pub(super) fn refresh_rules(&mut self, paths: &Paths) -> Result<(), HookerError> {
+        self.rules.refresh(paths, &self.hierarchy)
     }
 
     /// What a socket's mark stands for.
@@ -293,6 +388,7 @@ impl Hooks {
                     (Carrier::Control(_), Some(programs)) => Some(programs.connections()),
                     _ => None,
                 },
+                rule: entry.rule.clone(),
             }
         };
         self.entries.iter().map(hook).collect()
@@ -318,6 +414,7 @@ impl Hooks {
 
     /// Ends all hooks and removes what was made for them.
     pub(super) fn close(&mut self) {
+        self.rules.close();
         self.entries.clear();
         self.interfaces.clear();
         self.runs.close();
@@ -329,8 +426,9 @@ impl Hooks {
             .any(|entry| matches!(entry.what, Hooked::Port(_)) && entry.carrier.captures())
     }
 
-    /// An interface came or went.
+    /// An interface or an address came or went.
     pub(super) fn interfaces_changed(&mut self) {
+        self.rules.addresses_changed();
         if self.steers()
             && let Err(error) = self.interfaces.update(&self.programs)
         {

@@ -21,6 +21,7 @@ mod held;
 mod hooks;
 mod packet;
 mod proxy;
+pub mod rules;
 mod sock;
 mod steering;
 
@@ -54,6 +55,7 @@ use engine::{Command, Engine, Listeners};
 use held::Flows;
 use hooks::Hooks;
 use proxy::ProxyHandle;
+use rules::{Connection, Listed, Paths, Rule, Verdict, Wrong};
 use steering::Clients;
 
 /// The loopback's interface index in every network namespace.
@@ -274,7 +276,7 @@ impl Hooker {
         let wake = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC);
         let wake = wake.map_err(|errno| failed("make an eventfd")(errno.into()))?;
         let ring = engine::Syns::new(&programs)?;
-        let hooks = Hooks::new(programs, hook.netns_cookie, hierarchy)?;
+        let hooks = Hooks::new(programs, hook, hierarchy)?;
         let (proxy, proxy_thread) = proxy::spawn().map_err(failed("start the proxy"))?;
         let shared = Arc::new(Shared {
             config,
@@ -332,6 +334,39 @@ impl Hooker {
     pub fn unhook(&self, id: u32) -> Result<(), HookerError> {
         let shared = &self.handle.shared;
         shared.hooks().unhook(shared, id)
+    }
+
+    /// Puts rules in force in the place of those that there are, all of them or none. Connections
+    /// under way go on as they are.
+    ///
+    /// # Errors
+    /// One of them asks for what this host does not have; those in force stay.
+    pub fn set_rules(&self, rules: &[Rule]) -> Result<(), Wrong> {
+        let shared = &self.handle.shared;
+        let paths = Paths::look(rules, |path| self.cgroup(path));
+        shared.hooks().set_rules(shared, rules, &paths)
+    }
+
+    /// Looks again at the files and groups that the rules in force name. False if they name none.
+    pub fn refresh_rules(&self) -> bool {
+        let hooks = || self.handle.shared.hooks();
+        let rules = hooks().rules();
+        let paths = Paths::look(&rules, |path| self.cgroup(path));
+        if let Err(error) = hooks().refresh_rules(&paths) {
+            tracing::warn!(%error, "rules miss a change of files or groups");
+        }
+        !paths.is_empty()
+    }
+
+    /// The rules in force.
+    pub fn rules(&self) -> Vec<Listed> {
+        self.handle.shared.hooks().list_rules()
+    }
+
+    /// What the rules in force say to a connection, up to the one that decides.
+    pub fn explain(&self, connection: &Connection) -> Vec<Verdict> {
+        let rules = self.handle.shared.hooks().rules();
+        rules::explain(&rules, connection, |path| self.cgroup(path))
     }
 
     /// All hooks.

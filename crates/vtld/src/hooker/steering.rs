@@ -60,16 +60,16 @@ impl Interfaces {
     }
 }
 
-/// A socket that becomes readable when an interface comes, goes or changes.
+/// A socket that becomes readable when an interface or an address of the host comes, goes or changes.
 pub(super) fn watch_interfaces() -> Result<OwnedFd, HookerError> {
     let open = || -> nix::Result<OwnedFd> {
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
         let route = SockProtocol::NetlinkRoute;
         let socket = socket::socket(AddressFamily::Netlink, SockType::Raw, flags, route)?;
-        let groups = libc::RTMGRP_LINK as u32;
+        let groups = libc::RTMGRP_LINK | libc::RTMGRP_IPV4_IFADDR | libc::RTMGRP_IPV6_IFADDR;
         socket::bind(
             std::os::fd::AsRawFd::as_raw_fd(&socket),
-            &NetlinkAddr::new(0, groups),
+            &NetlinkAddr::new(0, groups as u32),
         )?;
         Ok(socket)
     };

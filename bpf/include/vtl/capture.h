@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * How a connect is sent to vtld instead of its destination: for hooks (bpf/hooker.bpf.c) and for
+ * rules (bpf/rules.bpf.c), which get the maps of the former. Whoever includes this defines `config`
+ * first, a struct vtl_hook_config.
+ */
+#ifndef VTL_CAPTURE_H
+#define VTL_CAPTURE_H
+
+#include <linux/bpf.h>
+#include <linux/in.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "vtl/hooker.h"
+
+enum { SOCK_STREAM = 1 };
+
+/* What the application asked for; lives and dies with its socket. */
+struct {
+    __uint(type, BPF_MAP_TYPE_SK_STORAGE);
+    __uint(map_flags, BPF_F_NO_PREALLOC);
+    __type(key, int);
+    __type(value, struct vtl_captured);
+} vtl_captured SEC(".maps");
+
+/* Sockets that a hook counts for, and which carrier the nearest one names: bpf/carrier.bpf.c
+ * writes, before vtl_connect4 and 6 run; 0 = none, from those two. Rules leave such sockets
+ * alone. */
+struct {
+    __uint(type, BPF_MAP_TYPE_SK_STORAGE);
+    __uint(map_flags, BPF_F_NO_PREALLOC);
+    __type(key, int);
+    __type(value, __u32);
+} vtl_wishes SEC(".maps");
+
+/* Socket cookie -> local address (16 bytes) that getsockname shows. vtld writes it once it knows
+ * the route; the program copies it into the socket's storage at the first question. */
+struct {
+    __uint(type, BPF_MAP_TYPE_LRU_HASH);
+    __uint(max_entries, 65536);
+    __type(key, __u64);
+    __type(value, __u8[16]);
+} vtl_locals SEC(".maps");
+
+/* Destinations known to be without VTL -> CLOCK_MONOTONIC nanoseconds until which this is
+ * believed. vtld writes. */
+struct {
+    __uint(type, BPF_MAP_TYPE_LRU_HASH);
+    __uint(max_entries, 16384);
+    __type(key, struct vtl_endpoint);
+    __type(value, __u64);
+} vtl_plain SEC(".maps");
+
+/* vtld's own sockets by cookie -> enum vtl_own. */
+struct {
+    __uint(type, BPF_MAP_TYPE_LRU_HASH);
+    __uint(max_entries, 65536);
+    __type(key, __u64);
+    __type(value, __u32);
+} vtl_own SEC(".maps");
+
+static __always_inline void map_v4(__u8 out[16], __be32 addr) {
+    __u32 *w = (__u32 *)out;
+    w[0] = 0;
+    w[1] = 0;
+    w[2] = bpf_htonl(0xffff);
+    w[3] = addr;
+}
+
+static __always_inline void copy_addr(void *to, const void *from) {
+    __builtin_memcpy(to, from, 16);
+}
+
+static __always_inline int is_mapped(const __u32 w[4]) {
+    return w[0] == 0 && w[1] == 0 && w[2] == bpf_htonl(0xffff);
+}
+
+/* 1: this network, loopback, multicast, broadcast. */
+static __always_inline int stays_local4(__be32 addr) {
+    __u32 top = bpf_ntohl(addr) >> 24;
+    return top == 0 || top == 127 || top >= 224;
+}
+
+/* 1: unspecified and loopback (::/96), multicast ff00::/8, and link-local fe80::/10, whose scope
+ * these programs cannot see. */
+static __always_inline int stays_local6(const __u32 w[4]) {
+    __u32 top = bpf_ntohl(w[0]);
+    return (w[0] | w[1] | w[2]) == 0 || top >> 24 == 0xff || top >> 22 == 0xfe80 >> 6;
+}
+
+/* 1: TCP of the daemon's network namespace, and no socket of the daemon's own. */
+static __always_inline int is_tcp_of_others(struct bpf_sock_addr *ctx) {
+    __u64 cookie;
+
+    if (ctx->type != SOCK_STREAM || ctx->protocol != IPPROTO_TCP || !ctx->sk ||
+        bpf_get_netns_cookie(ctx) != config.netns_cookie)
+        return 0;
+    cookie = bpf_get_socket_cookie(ctx);
+    return !bpf_map_lookup_elem(&vtl_own, &cookie);
+}
+
+/* Of the kernel's own: keys for signatures, where that is compiled in. */
+struct tcp_sock {
+    void *md5sig_info; /* RFC 2385 */
+    void *ao_info;     /* RFC 5925 */
+} __attribute__((preserve_access_index));
+
+/* 1 if the socket signs its segments: nobody else can do that for it. */
+static __always_inline int signs(struct bpf_sock *sk) {
+    struct tcp_sock *tcp = bpf_skc_to_tcp_sock(sk);
+
+    if (!tcp)
+        return 0;
+    if (bpf_core_field_exists(tcp->md5sig_info) && tcp->md5sig_info)
+        return 1;
+    return bpf_core_field_exists(tcp->ao_info) && tcp->ao_info;
+}
+
+/* TCP that the kernel routes as it likes. A socket bound to a device cannot reach lo. A privileged
+ * source port is there to be seen by the server (NFS, rsh), and vtld cannot bind it again. */
+static __always_inline int is_candidate(struct bpf_sock_addr *ctx) {
+    return ctx->sk && ctx->sk->bound_dev_if == 0 && ctx->user_port != 0 &&
+           (ctx->sk->src_port == 0 || ctx->sk->src_port >= 1024) && !signs(ctx->sk);
+}
+
+/* 1 if the connect is captured already: by the programs of a cgroup below, or of another kind. */
+static __always_inline int is_taken4(struct bpf_sock_addr *ctx) {
+    return ctx->user_ip4 == bpf_htonl(0x7f000001) &&
+           ctx->user_port == bpf_htons(config.capture_port4);
+}
+
+static __always_inline int is_taken6(const struct vtl_endpoint *dest) {
+    const __u32 *w = (const __u32 *)dest->addr;
+
+    if (is_mapped(w))
+        return w[3] == bpf_htonl(0x7f000001) && dest->port == bpf_htons(config.capture_port4);
+    return (w[0] | w[1] | w[2]) == 0 && w[3] == bpf_htonl(1) &&
+           dest->port == bpf_htons(config.capture_port6);
+}
+
+/* 1 if the connect goes to vtld and `dest` was stored. */
+static __always_inline int capture(struct bpf_sock_addr *ctx, const struct vtl_endpoint *dest,
+                                   __u32 wish) {
+    struct vtl_captured *c;
+    __u64 cookie, *until;
+
+    until = bpf_map_lookup_elem(&vtl_plain, dest);
+    if (until && *until > bpf_ktime_get_ns())
+        return 0;
+    c = bpf_sk_storage_get(&vtl_captured, ctx->sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
+    if (!c)
+        return 0;
+    c->dest = *dest;
+    c->wish = wish;
+    __builtin_memset(c->local, 0, sizeof(c->local));
+    /* The socket may have carried a captured connect before. */
+    cookie = bpf_get_socket_cookie(ctx);
+    bpf_map_delete_elem(&vtl_locals, &cookie);
+    return 1;
+}
+
+/* Send the connect to vtld, whose destination is `dest`; `wish` says what it is to travel by.
+ * 0: it is no connect for vtld, and stays as it is. */
+static __always_inline int take4(struct bpf_sock_addr *ctx, const struct vtl_endpoint *dest,
+                                 __u32 wish) {
+    if (!is_candidate(ctx) || !config.capture_port4 || stays_local4(ctx->user_ip4) ||
+        !capture(ctx, dest, wish))
+        return 0;
+    ctx->user_ip4 = bpf_htonl(0x7f000001);
+    ctx->user_port = bpf_htons(config.capture_port4);
+    return 1;
+}
+
+static __always_inline int take6(struct bpf_sock_addr *ctx, const struct vtl_endpoint *dest,
+                                 __u32 wish) {
+    const __u32 *to = (const __u32 *)dest->addr;
+    __u32 w[3] = {}, last;
+    __u16 port;
+
+    if (!is_candidate(ctx))
+        return 0;
+    if (is_mapped(to)) {
+        port = stays_local4(to[3]) ? 0 : config.capture_port4;
+        w[2] = to[2];
+        last = bpf_htonl(0x7f000001);
+    } else {
+        port = stays_local6(to) ? 0 : config.capture_port6;
+        last = bpf_htonl(1);
+    }
+    if (!port || !capture(ctx, dest, wish))
+        return 0;
+    ctx->user_ip6[0] = w[0];
+    ctx->user_ip6[1] = w[1];
+    ctx->user_ip6[2] = w[2];
+    ctx->user_ip6[3] = last;
+    ctx->user_port = bpf_htons(port);
+    return 1;
+}
+
+/* Where a connect goes. */
+static __always_inline void destination4(struct bpf_sock_addr *ctx, struct vtl_endpoint *dest) {
+    map_v4(dest->addr, ctx->user_ip4);
+    dest->port = ctx->user_port;
+    dest->pad = 0;
+}
+
+static __always_inline void destination6(struct bpf_sock_addr *ctx, struct vtl_endpoint *dest) {
+    __u32 w[4] = {ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3]};
+
+    copy_addr(dest->addr, w);
+    dest->port = ctx->user_port;
+    dest->pad = 0;
+}
+
+#endif

@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Rules (/etc/vtl/rules.toml): which TCP connections travel by what, decided when a process
+ * connects. Attached to the topmost cgroup while there are rules. Sockets outside the daemon's
+ * network namespace, and those that a hook counts for, are left alone.
+ */
+#include <linux/bpf.h>
+#include <linux/tcp.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "vtl/hooker.h"
+#include "vtl/tf.h"
+
+char _license[] SEC("license") = "GPL";
+
+enum { SOL_TCP = 6 };
+
+const volatile struct vtl_hook_config config SEC(".rodata.config");
+
+#include "vtl/capture.h"
+
+struct vtl_table {
+    __uint(type, BPF_MAP_TYPE_ARRAY);
+    __uint(map_flags, BPF_F_INNER_MAP);
+    __uint(max_entries, 1);
+    __uint(key_size, sizeof(__u32));
+    __uint(value_size, sizeof(struct vtl_step));
+};
+
+/* The table in force. vtld puts another one in its place at once: a program that runs goes on with
+ * the one that it has begun with. */
+struct {
+    __uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+    __uint(max_entries, 1);
+    __type(key, __u32);
+    __array(values, struct vtl_table);
+} vtl_rules SEC(".maps");
+
+/* Connections that each rule has matched. */
+struct {
+    __uint(type, BPF_MAP_TYPE_ARRAY);
+    __uint(max_entries, VTL_RULES_MAX);
+    __type(key, __u32);
+    __type(value, __u64);
+} vtl_matched SEC(".maps");
+
+/* The host's own addresses, 16 bytes each. vtld writes. */
+struct {
+    __uint(type, BPF_MAP_TYPE_HASH);
+    __uint(max_entries, 65536);
+    __uint(map_flags, BPF_F_NO_PREALLOC);
+    __type(key, __u8[16]);
+    __type(value, __u8);
+} vtl_addresses SEC(".maps");
+
+/* Of the kernel's own: from a task to the file that it executes, and to its open files. */
+struct super_block {
+    __u32 s_dev;
+} __attribute__((preserve_access_index));
+
+struct inode {
+    unsigned long i_ino;
+    struct super_block *i_sb;
+} __attribute__((preserve_access_index));
+
+struct file {
+    struct inode *f_inode;
+} __attribute__((preserve_access_index));
+
+struct mm_struct {
+    struct file *exe_file;
+} __attribute__((preserve_access_index));
+
+struct fdtable {
+    struct file **fd;
+} __attribute__((preserve_access_index));
+
+struct files_struct {
+    struct fdtable *fdt;
+} __attribute__((preserve_access_index));
+
+struct task_struct {
+    struct mm_struct *mm;
+    struct files_struct *files;
+} __attribute__((preserve_access_index));
+
+/* What rules ask about. */
+struct facts {
+    struct vtl_endpoint dest;
+    __u32 user;
+    __u32 dev;       /* of the file that the process executes */
+    __u64 id;        /* its inode number */
+    __u32 knows_exe; /* 1: the two above are filled in */
+    __u32 pad;
+};
+
+static __always_inline int is_local(const __u8 addr[16]) {
+    const __u32 *w = (const __u32 *)addr;
+
+    if (is_mapped(w)) {
+        /* 169.254.0.0/16: link-local, RFC 3927. */
+        if (stays_local4(w[3]) || bpf_ntohl(w[3]) >> 16 == 0xa9fe)
+            return 1;
+    } else if (stays_local6(w)) {
+        return 1;
+    }
+    return bpf_map_lookup_elem(&vtl_addresses, addr) != NULL;
+}
+
+static __always_inline int has_prefix(const __u8 addr[16], const __u8 prefix[16], __u32 arg) {
+    const __u32 *a = (const __u32 *)addr, *p = (const __u32 *)prefix;
+    __u32 bits = arg & 255;
+    int i;
+
+    if ((arg & VTL_PREFIX_6) && is_mapped(a))
+        return 0;
+
+    for (i = 0; i < 4; i++, bits -= 32) {
+        __u32 differ = bpf_ntohl(a[i] ^ p[i]);
+
+        if (bits < 32)
+            return !bits || !(differ >> (32 - bits));
+        if (differ)
+            return 0;
+    }
+    return 1;
+}
+
+static __always_inline int executes(struct facts *f, __u64 id, __u32 dev) {
+    struct inode *inode;
+
+    if (!config.sees_exe)
+        return 0;
+    if (!f->knows_exe) {
+        inode = BPF_CORE_READ((struct task_struct *)bpf_get_current_task(), mm, exe_file, f_inode);
+        f->id = BPF_CORE_READ(inode, i_ino);
+        f->dev = BPF_CORE_READ(inode, i_sb, s_dev);
+        f->knows_exe = 1;
+    }
+    return f->id == id && f->dev == dev;
+}
+
+static __always_inline int holds(const struct vtl_step *s, struct facts *f) {
+    const __u32 *range = (const __u32 *)s->value;
+    const __u64 *id = (const __u64 *)s->value;
+    __u16 port = bpf_ntohs(f->dest.port);
+
+    switch (s->kind) {
+    case VTL_STEP_LOCAL:
+        return is_local(f->dest.addr);
+    case VTL_STEP_USER:
+        return f->user == s->arg;
+    case VTL_STEP_PORT:
+        return range[0] <= port && port <= range[1];
+    case VTL_STEP_PREFIX:
+        return has_prefix(f->dest.addr, s->value, s->arg);
+    case VTL_STEP_EXE:
+        return executes(f, *id, s->arg);
+    case VTL_STEP_GROUP:
+        return bpf_get_current_ancestor_cgroup_id(s->arg) == *id;
+    }
+    return 0;
+}
+
+/* The step of the first rule that matches, or NULL. */
+static __always_inline struct vtl_step *decide(struct facts *f) {
+    __u32 at = 0, first = 0;
+    void *table;
+    int i;
+
+    table = bpf_map_lookup_elem(&vtl_rules, &first);
+    if (!table)
+        return NULL;
+    vtl_for(i, 0, VTL_STEPS_MAX) {
+        struct vtl_step *s = bpf_map_lookup_elem(table, &at);
+
+        if (!s || s->kind == VTL_STEP_END)
+            return NULL;
+        if (s->kind == VTL_STEP_ACT)
+            return s;
+        at = holds(s, f) ? s->hit : s->miss;
+    }
+    return NULL;
+}
+
+/* What the first rule that matches says. 1: the connect goes to vtld, with *wish. */
+static __always_inline int leads_to_vtld(struct bpf_sock_addr *ctx, const struct vtl_endpoint *dest,
+                                         __u32 *wish) {
+    struct facts f = {.dest = *dest, .user = bpf_get_current_uid_gid()};
+    char control[VTL_CC_NAME_MAX];
+    struct vtl_step *s;
+    __u32 place;
+    __u64 *count;
+
+    s = decide(&f);
+    if (!s)
+        return 0;
+    place = s->hit;
+    count = bpf_map_lookup_elem(&vtl_matched, &place);
+    if (count)
+        __sync_fetch_and_add(count, 1);
+    *wish = s->arg;
+    if (*wish != VTL_WISH_PLAIN)
+        return 1;
+    __builtin_memcpy(control, s->value, sizeof(control));
+    if (control[0])
+        bpf_setsockopt(ctx, SOL_TCP, TCP_CONGESTION, control, sizeof(control));
+    return 0;
+}
+
+/* 1 if no hook counts for the socket. */
+static __always_inline int is_free(struct bpf_sock_addr *ctx) {
+    return is_tcp_of_others(ctx) && !bpf_sk_storage_get(&vtl_wishes, ctx->sk, NULL, 0);
+}
+
+SEC("cgroup/connect4")
+int vtl_rule4(struct bpf_sock_addr *ctx) {
+    struct vtl_endpoint dest;
+    __u32 wish;
+
+    if (!is_free(ctx) || is_taken4(ctx))
+        return 1;
+    destination4(ctx, &dest);
+    if (!leads_to_vtld(ctx, &dest, &wish) || !take4(ctx, &dest, wish))
+        bpf_sk_storage_delete(&vtl_captured, ctx->sk);
+    return 1;
+}
+
+SEC("cgroup/connect6")
+int vtl_rule6(struct bpf_sock_addr *ctx) {
+    struct vtl_endpoint dest;
+    __u32 wish;
+
+    destination6(ctx, &dest);
+    if (!is_free(ctx) || is_taken6(&dest))
+        return 1;
+    if (!leads_to_vtld(ctx, &dest, &wish) || !take6(ctx, &dest, wish))
+        bpf_sk_storage_delete(&vtl_captured, ctx->sk);
+    return 1;
+}
+
+/* How these programs know a file and a cgroup that vtld knows. Run by vtld. */
+SEC("syscall")
+int vtl_identify(struct vtl_identity *ctx) {
+    struct task_struct *task = (struct task_struct *)bpf_get_current_task();
+    struct file **files, *file = NULL;
+    struct inode *inode;
+    __u32 level = VTL_LEVELS;
+    int i;
+
+    if (config.sees_exe) {
+        files = BPF_CORE_READ(task, files, fdt, fd);
+        bpf_probe_read_kernel(&file, sizeof(file), files + ctx->fd);
+        inode = BPF_CORE_READ(file, f_inode);
+        ctx->id = BPF_CORE_READ(inode, i_ino);
+        ctx->dev = BPF_CORE_READ(inode, i_sb, s_dev);
+        ctx->own = BPF_CORE_READ(task, mm, exe_file, f_inode, i_ino);
+    }
+    vtl_for(i, 0, VTL_LEVELS) {
+        if (bpf_get_current_ancestor_cgroup_id(i) == ctx->group) {
+            level = i;
+            break;
+        }
+    }
+    ctx->level = level;
+    return 0;
+}

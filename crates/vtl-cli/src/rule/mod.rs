@@ -1,0 +1,310 @@
+//! `vtl rule`: which connections travel by what, for all programs of the host.
+
+mod edit;
+
+use std::fs;
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, anyhow};
+use clap::{Args, Subcommand};
+use serde_json::{Map, Value, json};
+
+use crate::daemon::SocketArgs;
+use crate::failure::Failure;
+use crate::output;
+use edit::{Draft, File};
+
+/// Arguments of `vtl rule`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum RuleCommand {
+    /// Add a rule to the file, behind the others, and put it in force
+    #[command(after_help = "Examples:\n  \
+        vtl rule add backup --user backup --port 873 --to 10.0.0.0/8 --carrier graft:cubic\n  \
+        vtl rule add far --to 198.51.100.0/24,2001:db8::/32 --carrier tcp:hybla\n  \
+        vtl rule add not-here --exe /usr/bin/ssh --bypass --before backup\n  \
+        vtl rule add web --listen 80,443         clients that speak VTL reach these ports over it\n\n\
+        The first rule that matches decides; a connection that none matches is left alone. All kinds\n\
+        of conditions that are given must hold, of each kind one value. Connections of this host to\n\
+        itself, link-local and multicast ones match only with --local. What was hooked by hand\n\
+        (vtl run, vtl hook add) counts before rules.")]
+    Add(Box<AddArgs>),
+    /// List the rules in force, and how many connections each has matched
+    List {
+        /// Write JSON for machines instead of text
+        #[arg(long)]
+        json: bool,
+    },
+    /// Take a rule out of the file and out of force; connections that it made go on
+    Remove {
+        /// The rule's name
+        name: String,
+    },
+    /// Say which rule decides about a connection, and why the ones before it do not
+    #[command(after_help = "Examples:\n  \
+        vtl rule explain --to 10.1.2.3:873 --user backup\n  \
+        vtl rule explain --to [2001:db8::1]:443 --pid 4711")]
+    Explain(ExplainArgs),
+    /// Read the file again; if anything in it is wrong, what was in force stays
+    Reload,
+    /// Say whether a file of rules is right, without putting it in force
+    Check {
+        /// The file; the one that the daemon reads unless it is given
+        file: Option<PathBuf>,
+    },
+}
+
+/// Arguments of `vtl rule add`.
+#[derive(Debug, Args)]
+pub(crate) struct AddArgs {
+    /// What to call it
+    name: String,
+    /// Processes in this cgroup, or below: as seen from the topmost one, or in the file system
+    #[arg(long, value_name = "PATH", value_delimiter = ',')]
+    cgroup: Vec<String>,
+    /// Processes of this user: a name or a number
+    #[arg(long, value_name = "USER", value_delimiter = ',')]
+    user: Vec<String>,
+    /// Processes that execute this file
+    #[arg(long, value_name = "PATH", value_delimiter = ',')]
+    exe: Vec<String>,
+    /// Connections to this port, or to a range of them
+    #[arg(long, value_name = "N[-N]", value_delimiter = ',')]
+    port: Vec<String>,
+    /// Connections to this address, or to a prefix
+    #[arg(long, value_name = "ADDR[/BITS]", value_delimiter = ',')]
+    to: Vec<String>,
+    /// Connections of applications that are time-sensitive, time-and-loss-sensitive, loss-sensitive
+    /// or insensitive, as the port tells
+    #[arg(long, value_name = "PROFILE", value_delimiter = ',')]
+    profile: Vec<String>,
+    /// Also connections of this host to itself, link-local and multicast ones
+    #[arg(long)]
+    local: bool,
+    /// Instead of the above: connections that a server of this host accepts at this port
+    #[arg(
+        long,
+        value_name = "N",
+        value_delimiter = ',',
+        value_parser = clap::value_parser!(u16).range(1..),
+        conflicts_with_all = ["cgroup", "user", "exe", "port", "to", "profile", "local", "bypass"],
+    )]
+    listen: Vec<u16>,
+    /// What they travel by: `best`, sessions with hosts that run VTL; `tcp`; `tcp:CONTROL`, TCP
+    /// under a congestion control; `graft:NAME`, sessions over a graft
+    #[arg(long, value_name = "NAME", required_unless_present_any = ["bypass", "listen"])]
+    carrier: Option<String>,
+    /// Leave them alone, whatever later rules say
+    #[arg(long, conflicts_with = "carrier")]
+    bypass: bool,
+    /// The rule that it comes before, instead of being the last
+    #[arg(long, value_name = "NAME")]
+    before: Option<String>,
+}
+
+/// Arguments of `vtl rule explain`.
+#[derive(Debug, Args)]
+pub(crate) struct ExplainArgs {
+    /// Where the connection goes
+    #[arg(long, value_name = "ADDR:PORT")]
+    to: SocketAddr,
+    /// Who opens it: a name or a number
+    #[arg(long)]
+    user: Option<String>,
+    /// The file that the process executes
+    #[arg(long, value_name = "PATH")]
+    exe: Option<PathBuf>,
+    /// The cgroup that the process is in
+    #[arg(long, value_name = "PATH")]
+    cgroup: Option<PathBuf>,
+    /// The process that opens it: says the three above
+    #[arg(long, conflicts_with_all = ["user", "exe", "cgroup"])]
+    pid: Option<u32>,
+    /// Write JSON for machines instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs a subcommand of `vtl rule`.
+pub(crate) fn run(command: &RuleCommand, socket: &SocketArgs) -> anyhow::Result<()> {
+    match command {
+        RuleCommand::Add(args) => {
+            let draft = Draft {
+                name: &args.name,
+                lists: [
+                    ("cgroup", &args.cgroup),
+                    ("user", &args.user),
+                    ("exe", &args.exe),
+                    ("port", &args.port),
+                    ("to", &args.to),
+                    ("profile", &args.profile),
+                ],
+                local: args.local,
+                listen: &args.listen,
+                carrier: args.carrier.as_deref(),
+                bypass: args.bypass,
+            };
+            let before = args.before.as_deref();
+            change(socket, "add", |text| edit::add(text, &draft, before))
+        }
+        RuleCommand::Remove { name } => change(socket, "remove", |text| edit::remove(text, name)),
+        RuleCommand::List { json } => list(socket, *json),
+        RuleCommand::Explain(args) => explain(args, socket),
+        RuleCommand::Reload => {
+            socket.call(&json!({ "op": "rule_reload" }))?;
+            Ok(())
+        }
+        RuleCommand::Check { file } => {
+            let path = match file {
+                Some(path) => path.clone(),
+                None => file_of(socket)?,
+            };
+            let open = fs::File::open(&path);
+            let open = open.with_context(|| format!("cannot read {}", path.display()))?;
+            edit::check(&socket.socket, &open, &path)
+        }
+    }
+}
+
+/// The file that the daemon reads.
+fn file_of(socket: &SocketArgs) -> anyhow::Result<PathBuf> {
+    let answer = socket.call(&json!({ "op": "rule_list", "from": u32::MAX }))?;
+    let path = answer["file"].as_str().map(PathBuf::from);
+    path.ok_or_else(|| anyhow!("the daemon names no file of rules"))
+}
+
+/// Changes the file, and has the daemon read it.
+fn change(
+    socket: &SocketArgs,
+    what: &str,
+    edit: impl Fn(&str) -> anyhow::Result<String>,
+) -> anyhow::Result<()> {
+    let path = file_of(socket)?;
+    if !nix::unistd::geteuid().is_root() {
+        return Err(Failure::permission(format!(
+            "vtl rule {what} is for root: use sudo"
+        )));
+    }
+    let file = File::open(&path)?;
+    let text = file.text()?;
+    file.replace(&edit(&text)?, &socket.socket)
+}
+
+fn list(socket: &SocketArgs, json: bool) -> anyhow::Result<()> {
+    let mut answer = socket.call(&json!({ "op": "rule_list" }))?;
+    while let Some(from) = answer["more"].as_u64() {
+        let mut page = socket.call(&json!({ "op": "rule_list", "from": from }))?;
+        answer["more"] = page["more"].take();
+        if let (Value::Array(all), Value::Array(rows)) =
+            (&mut answer["rules"], page["rules"].take())
+        {
+            all.extend(rows);
+        }
+    }
+    if let Some(fields) = answer.as_object_mut() {
+        fields.remove("more");
+    }
+    if json {
+        output::show(&answer, true)?;
+        return Ok(());
+    }
+    let rows: Vec<&Map<String, Value>> = answer["rules"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_object)
+        .collect();
+    let file = answer["file"].as_str().unwrap_or("?");
+    if rows.is_empty() {
+        output::print(&format!("no rules ({file})\n"))?;
+    } else {
+        let columns = [
+            "name",
+            "match",
+            "listen",
+            "action",
+            "connections",
+            "missing",
+        ];
+        output::print(&format!("{file}:\n{}", output::table(&rows, &columns)))?;
+    }
+    Ok(())
+}
+
+fn explain(args: &ExplainArgs, socket: &SocketArgs) -> anyhow::Result<()> {
+    let mut request = json!({ "op": "rule_explain", "to": args.to });
+    if let Some(pid) = args.pid {
+        let dir = PathBuf::from(format!("/proc/{pid}"));
+        let read = |what: &str| {
+            let path = dir.join(what);
+            fs::read_to_string(&path).map_err(|error| of_process(pid, &error))
+        };
+        let status = read("status")?;
+        let user = status
+            .lines()
+            .find_map(|line| line.strip_prefix("Uid:")?.split_whitespace().next());
+        request["user"] = json!(user.and_then(|user| user.parse::<u32>().ok()));
+        let groups = read("cgroup")?;
+        let group = groups.lines().find_map(|line| line.strip_prefix("0::"));
+        request["cgroup"] = json!(group);
+        request["exe"] = identity(&dir.join("exe")).map_err(|error| of_process(pid, &error))?;
+    } else {
+        if let Some(user) = &args.user {
+            request["user"] = json!(uid(user)?);
+        }
+        request["cgroup"] = json!(args.cgroup);
+        if let Some(exe) = &args.exe {
+            let identity = identity(exe);
+            request["exe"] =
+                identity.with_context(|| format!("there is no program {}", exe.display()))?;
+        }
+    }
+    let answer = socket.call(&request)?;
+    if args.json {
+        output::show(&answer, true)?;
+        return Ok(());
+    }
+    let mut text = String::new();
+    if let Some(hook) = answer["hook"].as_u64() {
+        text = format!("hook {hook} decides: what is hooked by hand counts before rules\n");
+    } else {
+        for row in answer["passed"].as_array().into_iter().flatten() {
+            let word = |key| row[key].as_str().unwrap_or("?");
+            text += &format!("rule \"{}\": {}\n", word("rule"), word("because"));
+        }
+        let word = |key: &str| answer[key].as_str();
+        text += &match (word("decides"), word("action")) {
+            (Some(rule), Some(action)) => format!("rule \"{rule}\" decides: {action}\n"),
+            _ => "no rule matches: the connection is left alone\n".to_owned(),
+        };
+    }
+    output::print(&text)?;
+    Ok(())
+}
+
+/// What a file is, whatever it is called.
+fn identity(path: &Path) -> io::Result<Value> {
+    let metadata = path.metadata()?;
+    Ok(json!({ "device": metadata.dev(), "inode": metadata.ino() }))
+}
+
+fn uid(user: &str) -> anyhow::Result<u32> {
+    if let Ok(id) = user.parse() {
+        return Ok(id);
+    }
+    let known = nix::unistd::User::from_name(user)?;
+    let known = known.ok_or_else(|| anyhow!("this host has no user \"{user}\""))?;
+    Ok(known.uid.as_raw())
+}
+
+fn of_process(pid: u32, error: &io::Error) -> anyhow::Error {
+    match error.kind() {
+        io::ErrorKind::NotFound => anyhow!("there is no process {pid}"),
+        io::ErrorKind::PermissionDenied => {
+            Failure::permission(format!("process {pid} is another user's: use sudo"))
+        }
+        _ => anyhow!("cannot look at process {pid}: {error}"),
+    }
+}

@@ -1,0 +1,139 @@
+//! What the rules come to for one connection, in words.
+
+use std::{
+    net::SocketAddr,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use super::{About, Action, Matches, Profile, Rule, kernel::own_addresses};
+use crate::hooker::abi::wide;
+
+/// A connection that a process opens, as far as it is known.
+#[derive(Clone, Debug)]
+pub struct Connection {
+    /// Where it goes.
+    pub to: SocketAddr,
+    /// Who opens it, by number.
+    pub user: Option<u32>,
+    /// The file that the process executes, by device and number, as stat has them.
+    pub exe: Option<(u64, u64)>,
+    /// The group that the process is in, in the hierarchy that rules name groups of.
+    pub cgroup: Option<PathBuf>,
+}
+
+/// What one rule says to a connection.
+#[derive(Clone, Debug)]
+pub struct Verdict {
+    /// The rule's name.
+    pub rule: String,
+    /// Why it does not match; `None`: it does, and decides.
+    pub because: Option<String>,
+    /// What then happens.
+    pub action: Option<Action>,
+}
+
+/// What the rules say, up to the one that decides.
+pub fn explain(
+    rules: &[Rule],
+    connection: &Connection,
+    place: impl Fn(&Path) -> PathBuf,
+) -> Vec<Verdict> {
+    let local = is_local(connection.to);
+    let mut verdicts = Vec::new();
+    for rule in rules {
+        let About::Opened(matches, action) = &rule.about else {
+            continue;
+        };
+        let because = mismatch(matches, connection, local, &place);
+        let decides = because.is_none();
+        verdicts.push(Verdict {
+            rule: rule.name.clone(),
+            because,
+            action: decides.then(|| action.clone()),
+        });
+        if decides {
+            break;
+        }
+    }
+    verdicts
+}
+
+/// Why a connection is not what a rule wants.
+fn mismatch(
+    rule: &Matches,
+    connection: &Connection,
+    local: bool,
+    place: &impl Fn(&Path) -> PathBuf,
+) -> Option<String> {
+    let (ip, port) = (connection.to.ip().to_canonical(), connection.to.port());
+    if local && !rule.local {
+        return Some(format!(
+            "{ip} is local, and the rule does not say local = true"
+        ));
+    }
+    if !rule.port.is_empty() && !rule.port.iter().any(|range| range.contains(&port)) {
+        return Some(format!("its port is not {port}"));
+    }
+    if !rule.profile.is_empty() {
+        match Profile::of(port) {
+            Some(profile) if rule.profile.contains(&profile) => {}
+            Some(profile) => return Some(format!("port {port} has the profile {profile}")),
+            None => return Some(format!("port {port} has no profile")),
+        }
+    }
+    if !rule.user.is_empty() {
+        match connection.user {
+            Some(id) if rule.user.iter().any(|user| user.id == id) => {}
+            Some(id) => return Some(format!("its user is not {}", user(id))),
+            None => return Some("it wants a user: --user says which".into()),
+        }
+    }
+    if !rule.to.is_empty() && !rule.to.iter().any(|prefix| prefix.contains(ip)) {
+        return Some(format!("{ip} is in none of its prefixes"));
+    }
+    if !rule.cgroup.is_empty() {
+        match &connection.cgroup {
+            Some(group)
+                if rule
+                    .cgroup
+                    .iter()
+                    .any(|p| place(group).starts_with(place(p))) => {}
+            Some(_) => return Some("it wants another group".into()),
+            None => return Some("it wants a group: --cgroup says which".into()),
+        }
+    }
+    if !rule.exe.is_empty() {
+        let identity = |path: &PathBuf| path.metadata().ok().map(|m| (m.dev(), m.ino()));
+        match connection.exe {
+            Some(exe) if rule.exe.iter().any(|path| identity(path) == Some(exe)) => {}
+            Some(_) => return Some("it wants another executable".into()),
+            None => return Some("it wants an executable: --exe says which".into()),
+        }
+    }
+    None
+}
+
+fn user(id: u32) -> String {
+    let known = nix::unistd::User::from_uid(nix::unistd::Uid::from_raw(id));
+    known
+        .ok()
+        .flatten()
+        .map_or_else(|| id.to_string(), |user| user.name)
+}
+
+/// Whether rules leave connections to this destination alone unless they say otherwise.
+fn is_local(to: SocketAddr) -> bool {
+    let address = wide(to.ip());
+    let by_form = match address.to_ipv4_mapped() {
+        Some(v4) => {
+            let first = v4.octets()[0];
+            first == 0 || v4.is_loopback() || first >= 224 || v4.is_link_local()
+        }
+        None => {
+            let low = address.to_bits() >> 32 == 0;
+            low || address.is_multicast() || address.is_unicast_link_local()
+        }
+    };
+    by_form || own_addresses().is_ok_and(|own| own.contains(&address))
+}

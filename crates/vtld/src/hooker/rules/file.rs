@@ -1,0 +1,733 @@
+//! The file of rules: TOML, read whole or refused with the place of what is wrong.
+
+use std::{
+    net::IpAddr,
+    ops::{Range, RangeInclusive},
+    path::{Path, PathBuf},
+};
+
+use toml::{
+    Spanned,
+    de::{DeString, DeTable, DeValue},
+};
+
+use super::{About, Action, MOST_RULES, Matches, Place, Prefix, Rule, User, Wrong};
+use crate::hooker::Carrier;
+
+/// Characters of the longest name.
+const LONGEST_NAME: usize = 64;
+/// Bytes of the longest file.
+pub const LONGEST_FILE: usize = 1 << 20;
+
+type Result<T> = std::result::Result<T, Wrong>;
+type Value<'a> = Spanned<DeValue<'a>>;
+type Key<'a> = Spanned<DeString<'a>>;
+
+/// The rules that a file says. `uid` knows the users of this host by their names.
+///
+/// # Errors
+/// The first thing that is wrong.
+pub fn parse(text: &str, uid: impl Fn(&str) -> Option<u32>) -> Result<Vec<Rule>> {
+    let source = Source { text, uid: &uid };
+    if text.len() > LONGEST_FILE {
+        return source.wrong(
+            0..0,
+            format!("the file is longer than {} KiB", LONGEST_FILE >> 10),
+        );
+    }
+    let table = DeTable::parse(text).map_err(|error| {
+        // One sentence, whatever it takes the parser.
+        let message = error.message().trim().replace('\n', ", ");
+        source.error(error.span().unwrap_or(0..0), message)
+    })?;
+    let mut rules: Vec<Rule> = Vec::new();
+    for (key, value) in table.get_ref() {
+        if key.get_ref() != "rule" {
+            return source.wrong(
+                key.span(),
+                format!(
+                    "there is no \"{}\" here: each rule begins with [[rule]]",
+                    key.get_ref().escape_debug()
+                ),
+            );
+        }
+        let DeValue::Array(tables) = value.get_ref() else {
+            return source.wrong(key.span(), "write [[rule]], with two brackets".into());
+        };
+        for table in tables.iter() {
+            let DeValue::Table(keys) = table.get_ref() else {
+                return source.wrong(
+                    table.span(),
+                    "a rule is a table: begin it with [[rule]]".into(),
+                );
+            };
+            if rules.len() == MOST_RULES {
+                return source.wrong(table.span(), format!("more than {MOST_RULES} rules"));
+            }
+            rules.push(source.rule(table.span(), keys, &rules)?);
+        }
+    }
+    Ok(rules)
+}
+
+struct Source<'a> {
+    text: &'a str,
+    uid: &'a dyn Fn(&str) -> Option<u32>,
+}
+
+/// The keys of a rule, besides its name: those that match, then those that act.
+const KEYS: &str = "name, cgroup, user, exe, port, to, profile, local, listen, carrier and bypass";
+
+impl Source<'_> {
+    fn place(&self, span: Range<usize>) -> Place {
+        let before = self.text.get(..span.start).unwrap_or(self.text);
+        let line_start = before.rfind('\n').map_or(0, |at| at + 1);
+        Place {
+            line: before.matches('\n').count() + 1,
+            column: before[line_start..].chars().count() + 1,
+        }
+    }
+
+    fn error(&self, span: Range<usize>, text: String) -> Wrong {
+        let place = self.place(span);
+        Wrong { place, text }
+    }
+
+    fn wrong<T>(&self, span: Range<usize>, text: String) -> Result<T> {
+        Err(self.error(span, text))
+    }
+
+    fn rule(&self, span: Range<usize>, keys: &DeTable<'_>, former: &[Rule]) -> Result<Rule> {
+        let (mut name, mut exe, mut listen) = (None, None, None);
+        let mut matches = Matches::default();
+        // With the key and the value, where complaints are about the one or the other.
+        let mut actions: Vec<(&Key<'_>, &Value<'_>, Action)> = Vec::new();
+        let mut matching: Option<&Key<'_>> = None;
+        let mut local = None;
+        for (key, value) in in_order(keys) {
+            let which = key.get_ref().as_ref();
+            match which {
+                "cgroup" => matches.cgroup = self.each(value, |v| self.cgroup(v))?,
+                "user" => matches.user = self.each(value, |v| self.user(v))?,
+                "exe" => {
+                    matches.exe = self.each(value, |v| self.exe(v))?;
+                    exe = Some(self.place(value.span()));
+                }
+                "port" => matches.port = self.each(value, |v| self.ports(v))?,
+                "to" => matches.to = self.each(value, |v| self.prefix(v))?,
+                "profile" => matches.profile = self.each(value, |v| self.parsed(v, "a profile"))?,
+                "local" => {
+                    matches.local = self.truth(value)?;
+                    local = Some(key);
+                }
+                "name" => name = Some((self.name(value, former)?, value)),
+                "listen" => listen = Some((key, self.each(value, |v| self.listen(v, former))?)),
+                "carrier" => actions.push((key, value, Action::Carry(self.carrier(value)?))),
+                "bypass" => {
+                    if !self.truth(value)? {
+                        return self
+                            .wrong(value.span(), "bypass = true, or no bypass at all".into());
+                    }
+                    actions.push((key, value, Action::Bypass));
+                }
+                other => {
+                    let other = other.escape_debug();
+                    let text = format!("a rule has no \"{other}\": it has {KEYS}");
+                    return self.wrong(key.span(), text);
+                }
+            }
+            let matcher = ["cgroup", "user", "exe", "port", "to", "profile", "local"];
+            if matcher.contains(&which) {
+                matching.get_or_insert(key);
+            }
+        }
+        let Some((name, _)) = name else {
+            return self.wrong(span, "a rule needs a name: name = \"backup\"".into());
+        };
+        if let [_, (second, ..), ..] = &actions[..] {
+            let text = format!("rule \"{name}\" has two actions: take carrier or bypass");
+            return self.wrong(second.span(), text);
+        }
+        let action = actions.pop();
+        if let Some((key, mut ports)) = listen {
+            if let Some(matching) = matching {
+                let text = format!(
+                    "\"{}\" and \"listen\" exclude each other: the one is about connections that \
+                     this host opens, the other about those that it accepts",
+                    matching.get_ref()
+                );
+                return self.wrong(matching.span(), text);
+            }
+            ports.sort_unstable();
+            if let Some(twice) = ports.windows(2).find(|p| p[0] == p[1]) {
+                return self.wrong(key.span(), format!("port {} is there twice", twice[0]));
+            }
+            let (place, carrier) = match action {
+                None => (key.span(), Carrier::Best),
+                Some((_, value, Action::Carry(carrier))) => {
+                    if let Err(error) = carrier.serves_port() {
+                        return self.wrong(value.span(), error.to_string());
+                    }
+                    (value.span(), carrier)
+                }
+                Some((key, _, Action::Bypass)) => {
+                    let text = "a port that no rule names is left alone already: drop bypass, \
+                                or the rule";
+                    return self.wrong(key.span(), text.into());
+                }
+            };
+            return Ok(Rule {
+                name,
+                about: About::Accepted(ports, carrier),
+                place: self.place(place),
+                exe,
+            });
+        }
+        let Some((key, value, action)) = action else {
+            let text = format!(
+                "rule \"{name}\" says what it matches, not what is to happen: add carrier = \"best\", \
+                 \"tcp\", \"tcp:CONTROL\", \"graft:NAME\" or another, or bypass = true"
+            );
+            return self.wrong(span, text);
+        };
+        if let Some(local) = local.filter(|_| matches.local && action.captures()) {
+            let text = format!(
+                "local connections cannot travel by {action}, which takes two hosts: drop local, or \
+                 take a carrier like tcp:cubic"
+            );
+            return self.wrong(local.span(), text);
+        }
+        let at = match action {
+            Action::Bypass => key.span(),
+            Action::Carry(_) => value.span(),
+        };
+        Ok(Rule {
+            name,
+            about: About::Opened(matches, action),
+            place: self.place(at),
+            exe,
+        })
+    }
+
+    /// One value, or a list of them that is not empty.
+    fn each<T>(&self, value: &Value<'_>, one: impl Fn(&Value<'_>) -> Result<T>) -> Result<Vec<T>> {
+        match value.get_ref() {
+            DeValue::Array(list) if list.is_empty() => {
+                let text = "an empty list matches nothing: leave the line out, or name something";
+                self.wrong(value.span(), text.into())
+            }
+            DeValue::Array(list) => list.iter().map(one).collect(),
+            _ => Ok(vec![one(value)?]),
+        }
+    }
+
+    fn string<'a>(&self, value: &'a Value<'_>, what: &str) -> Result<&'a str> {
+        match value.get_ref() {
+            DeValue::String(text) => Ok(text),
+            other => {
+                let text = format!("{what} is text in quotes, not {}", kind(other));
+                self.wrong(value.span(), text)
+            }
+        }
+    }
+
+    fn truth(&self, value: &Value<'_>) -> Result<bool> {
+        match value.get_ref() {
+            DeValue::Boolean(truth) => Ok(*truth),
+            other => self.wrong(
+                value.span(),
+                format!("this is true or false, not {}", kind(other)),
+            ),
+        }
+    }
+
+    /// A number, if it is one and has its place in a `u32`.
+    fn number(&self, value: &Value<'_>) -> Option<u32> {
+        let number = value.get_ref().as_integer()?;
+        u32::from_str_radix(number.as_str(), number.radix()).ok()
+    }
+
+    fn parsed<T: std::str::FromStr<Err = String>>(
+        &self,
+        value: &Value<'_>,
+        what: &str,
+    ) -> Result<T> {
+        let parsed = self.string(value, what)?.parse();
+        parsed.map_err(|text| self.error(value.span(), text))
+    }
+
+    fn name(&self, value: &Value<'_>, former: &[Rule]) -> Result<String> {
+        let name = self.string(value, "a name")?;
+        if name.is_empty() || name.chars().count() > LONGEST_NAME || name.contains(char::is_control)
+        {
+            let text = format!("a name has 1 to {LONGEST_NAME} characters, all of them printable");
+            return self.wrong(value.span(), text);
+        }
+        if former.iter().any(|rule| rule.name == name) {
+            let text = format!("there are two rules \"{name}\": names are for one each");
+            return self.wrong(value.span(), text);
+        }
+        Ok(name.to_owned())
+    }
+
+    fn carrier(&self, value: &Value<'_>) -> Result<Carrier> {
+        match self.string(value, "a carrier")? {
+            "best" => Ok(Carrier::Best),
+            text => text
+                .parse()
+                .map_err(|error| self.error(value.span(), format!("{error}, or best"))),
+        }
+    }
+
+    fn path(&self, value: &Value<'_>, what: &str, example: &str) -> Result<PathBuf> {
+        let text = self.string(value, what)?;
+        let path = Path::new(text);
+        let plain = path
+            .components()
+            .all(|c| c != std::path::Component::ParentDir);
+        if path.is_absolute() && plain && !text.contains('\0') {
+            // Without doubled or trailing slashes: paths are compared.
+            Ok(path.components().collect())
+        } else {
+            let text = format!("{what} is a whole path without \"..\", like {example}");
+            self.wrong(value.span(), text)
+        }
+    }
+
+    fn cgroup(&self, value: &Value<'_>) -> Result<PathBuf> {
+        self.path(value, "a cgroup", "/system.slice/backup.service")
+    }
+
+    fn exe(&self, value: &Value<'_>) -> Result<PathBuf> {
+        self.path(value, "an executable", "/usr/bin/rsync")
+    }
+
+    fn user(&self, value: &Value<'_>) -> Result<User> {
+        if let Some(id) = self.number(value) {
+            let text = id.to_string();
+            return Ok(User { id, text });
+        }
+        let DeValue::String(name) = value.get_ref() else {
+            let text = "a user is a name in quotes, or a number".to_owned();
+            return self.wrong(value.span(), text);
+        };
+        match (self.uid)(name) {
+            Some(id) => Ok(User {
+                id,
+                text: name.clone().into_owned(),
+            }),
+            None => {
+                let text = format!("this host has no user \"{}\"", name.escape_debug());
+                self.wrong(value.span(), text)
+            }
+        }
+    }
+
+    /// A port, or `"FIRST-LAST"`.
+    fn ports(&self, value: &Value<'_>) -> Result<RangeInclusive<u16>> {
+        const ALLOWED: &str = "ports are 1 to 65535, one (443), a range (\"8000-8100\") or a list";
+        let range = match value.get_ref() {
+            DeValue::Integer(_) => self
+                .number(value)
+                .and_then(|port| u16::try_from(port).ok())
+                .map(|port| port..=port),
+            DeValue::String(text) => {
+                let number = |text: &str| text.trim().parse::<u16>().ok();
+                match text.split_once('-') {
+                    Some((first, last)) => number(first).zip(number(last)).map(|(a, b)| a..=b),
+                    None => number(text).map(|port| port..=port),
+                }
+            }
+            _ => None,
+        };
+        match range {
+            Some(range) if *range.start() > 0 && !range.is_empty() => Ok(range),
+            _ => self.wrong(value.span(), format!("this is no port: {ALLOWED}")),
+        }
+    }
+
+    fn listen(&self, value: &Value<'_>, former: &[Rule]) -> Result<u16> {
+        let port = self.number(value).and_then(|port| u16::try_from(port).ok());
+        let Some(port) = port.filter(|port| *port > 0) else {
+            let text = "listen is a port from 1 to 65535 that a server of this host has, or a list \
+                        of them";
+            return self.wrong(value.span(), text.into());
+        };
+        let has = |rule: &&Rule| matches!(&rule.about, About::Accepted(ports, _) if ports.contains(&port));
+        match former.iter().find(has) {
+            Some(rule) => {
+                let text = format!("rule \"{}\" has port {port} already", rule.name);
+                self.wrong(value.span(), text)
+            }
+            None => Ok(port),
+        }
+    }
+
+    fn prefix(&self, value: &Value<'_>) -> Result<Prefix> {
+        let text = self.string(value, "a destination")?;
+        let (address, bits) = text.split_once('/').unwrap_or((text, ""));
+        let parsed = address.parse::<IpAddr>().ok().and_then(|address| {
+            let most = if address.is_ipv4() { 32 } else { 128 };
+            let bits = match bits {
+                "" if !text.contains('/') => most,
+                bits => bits.parse().ok().filter(|bits| *bits <= most)?,
+            };
+            Some(Prefix::new(address, bits))
+        });
+        match parsed {
+            Some(prefix) => Ok(prefix),
+            None => {
+                let text = format!(
+                    "\"{}\" is no address or prefix: write 192.0.2.7, 10.0.0.0/8 or 2001:db8::/32",
+                    text.escape_debug()
+                );
+                self.wrong(value.span(), text)
+            }
+        }
+    }
+}
+
+/// The keys of a table as they stand in the file, so that the first complaint is about the first
+/// mistake.
+fn in_order<'a, 'b>(keys: &'a DeTable<'b>) -> Vec<(&'a Key<'b>, &'a Value<'b>)> {
+    let mut keys: Vec<_> = keys.iter().collect();
+    keys.sort_by_key(|(key, _)| key.span().start);
+    keys
+}
+
+/// A value's kind in an operator's words.
+fn kind(value: &DeValue<'_>) -> &'static str {
+    match value {
+        DeValue::String(_) => "text",
+        DeValue::Integer(_) | DeValue::Float(_) => "a number",
+        DeValue::Boolean(_) => "true or false",
+        DeValue::Datetime(_) => "a date",
+        DeValue::Array(_) => "a list",
+        DeValue::Table(_) => "a table",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn uid(name: &str) -> Option<u32> {
+        match name {
+            "root" => Some(0),
+            "backup" => Some(34),
+            _ => None,
+        }
+    }
+
+    fn good(text: &str) -> Vec<Rule> {
+        parse(text, uid).unwrap_or_else(|wrong| panic!("{wrong}: {text}"))
+    }
+
+    const ALL: &str = r#"
+# Of each kind one, or several.
+[[rule]]
+name = "everything"
+cgroup = ["/system.slice//x/", "/user.slice"]
+user = ["root", 34, "backup"]
+exe = "/usr/bin/rsync"
+port = [22, "8000-8100", "0873"]
+to = ["10.1.2.3/8", "2001:db8::1/32", "192.0.2.7", "::ffff:10.0.0.0/104"]
+profile = "loss-sensitive"
+carrier = "graft:cubic"
+
+[[rule]]
+name = "local"
+to = "127.0.0.1"
+local = true
+carrier = "tcp:reno"
+
+[[rule]]
+name = "dns"
+port = 0x35
+bypass = true
+
+[[rule]]
+name = "web"
+listen = [443, 80]
+
+[[rule]]
+name = "mail"
+listen = 25
+carrier = "tcp:hybla"
+
+[[rule]]
+name = "rest"
+carrier = "best"
+"#;
+
+    #[test]
+    fn parse__reads_everything_that_a_rule_can_say() {
+        let rules = good(ALL);
+        let names: Vec<_> = rules.iter().map(|rule| rule.name.as_str()).collect();
+        assert_eq!(names, ["everything", "local", "dns", "web", "mail", "rest"]);
+        let About::Opened(matches, action) = &rules[0].about else {
+            panic!("{:?}", rules[0]);
+        };
+        assert_eq!(*action, Action::Carry(Carrier::Graft("cubic".into())));
+        assert_eq!(matches.cgroup[0], Path::new("/system.slice/x"));
+        let users: Vec<_> = matches
+            .user
+            .iter()
+            .map(|u| (u.id, u.text.as_str()))
+            .collect();
+        assert_eq!(users, [(0, "root"), (34, "34"), (34, "backup")]);
+        assert_eq!(matches.port, [22..=22, 8000..=8100, 873..=873]);
+        let to: Vec<_> = matches.to.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            to,
+            ["10.0.0.0/8", "2001:db8::/32", "192.0.2.7/32", "10.0.0.0/8"]
+        );
+        assert!(matches!(&rules[1].about, About::Opened(m, _) if m.local));
+        assert!(matches!(&rules[2].about, About::Opened(_, Action::Bypass)));
+        assert_eq!(
+            rules[3].about,
+            About::Accepted(vec![80, 443], Carrier::Best)
+        );
+        let nothing = About::Opened(Matches::default(), Action::Carry(Carrier::Best));
+        assert_eq!(rules[5].about, nothing);
+        assert_eq!(
+            rules[5].place,
+            Place {
+                line: 35,
+                column: 11
+            }
+        );
+        assert!(good("").is_empty());
+        assert!(good("# nothing\n").is_empty());
+        assert_eq!(good("rule = [{ name = \"a\", bypass = true }]").len(), 1);
+    }
+
+    /// A rule with these lines behind its name.
+    fn with(lines: &str) -> String {
+        format!("[[rule]]\nname = \"a\"\n{lines}")
+    }
+
+    #[test]
+    fn parse__refuses_with_place_and_reason() {
+        let best = "\ncarrier = \"best\"";
+        let cases: Vec<(String, usize, usize, &str)> = vec![
+            // What is no TOML.
+            ("[[rule]]\nname = \"x".into(), 2, 10, "string"),
+            ("[[rule]]\nname = a".into(), 2, 8, ""),
+            (
+                "[[rule]]\nname = \"a\"\nname = \"b\"".into(),
+                3,
+                1,
+                "duplicate",
+            ),
+            // What is nowhere, or in the wrong place.
+            ("[rules]\n".into(), 1, 2, "there is no \"rules\" here"),
+            ("[rule]\nname = \"a\"".into(), 1, 2, "[[rule]]"),
+            ("rule = [7]".into(), 1, 9, "a table"),
+            (
+                with("  cariier = \"best\""),
+                3,
+                3,
+                "a rule has no \"cariier\"",
+            ),
+            ("[[rule]]\ncarrier = \"best\"".into(), 1, 1, "needs a name"),
+            (with("port = 80"), 1, 1, "add carrier"),
+            (
+                with("carrier = \"best\"\nbypass = true"),
+                4,
+                1,
+                "two actions",
+            ),
+            (
+                "[[rule]]\nname = \"\"\nbypass = true".into(),
+                2,
+                8,
+                "1 to 64",
+            ),
+            (
+                "[[rule]]\nname = 7\nbypass = true".into(),
+                2,
+                8,
+                "text in quotes",
+            ),
+            (
+                with("bypass = true\n[[rule]]\nname = \"a\"\nbypass = true"),
+                5,
+                8,
+                "two rules",
+            ),
+            (with("bypass = false"), 3, 10, "bypass = true"),
+            (with("bypass = \"yes\""), 3, 10, "true or false"),
+            // Values.
+            (with(&format!("port = 0{best}")), 3, 8, "1 to 65535"),
+            (
+                with(&format!("port = [80, 70000]{best}")),
+                3,
+                13,
+                "1 to 65535",
+            ),
+            (with(&format!("port = \"9-8\"{best}")), 3, 8, "1 to 65535"),
+            (with(&format!("port = -1{best}")), 3, 8, "1 to 65535"),
+            (with(&format!("port = []{best}")), 3, 8, "matches nothing"),
+            (with(&format!("port = [[80]]{best}")), 3, 9, "1 to 65535"),
+            (
+                with(&format!("to = \"10.0.0.0/33\"{best}")),
+                3,
+                6,
+                "10.0.0.0/8",
+            ),
+            (
+                with(&format!("to = [\"10.0.0.1\", \"host\"]{best}")),
+                3,
+                19,
+                "\"host\"",
+            ),
+            (with(&format!("to = \"::/\"{best}")), 3, 6, "no address"),
+            (
+                with(&format!("to = 10{best}")),
+                3,
+                6,
+                "text in quotes, not a number",
+            ),
+            (
+                with(&format!("user = \"nobody-here\"{best}")),
+                3,
+                8,
+                "no user \"nobody-here\"",
+            ),
+            (
+                with(&format!("user = 4294967296{best}")),
+                3,
+                8,
+                "a name in quotes, or a number",
+            ),
+            (
+                with(&format!("exe = \"rsync\"{best}")),
+                3,
+                7,
+                "/usr/bin/rsync",
+            ),
+            (
+                with(&format!("exe = \"/usr/../rsync\"{best}")),
+                3,
+                7,
+                "whole path",
+            ),
+            (
+                with(&format!("cgroup = \"x\"{best}")),
+                3,
+                10,
+                "a cgroup is a whole path",
+            ),
+            (
+                with(&format!("profile = \"fast\"{best}")),
+                3,
+                11,
+                "time-sensitive",
+            ),
+            (
+                with(&format!("local = 1{best}")),
+                3,
+                9,
+                "true or false, not a number",
+            ),
+            (with(&format!("local = true{best}")), 3, 1, "two hosts"),
+            (
+                with("carrier = \"pigeon\""),
+                3,
+                11,
+                "there is no carrier \"pigeon\"",
+            ),
+            (with("carrier = 7"), 3, 11, "text in quotes"),
+            // Ports of servers.
+            (with("listen = 80\nuser = 0"), 4, 1, "exclude each other"),
+            (with("listen = \"80\""), 3, 10, "1 to 65535"),
+            (with("listen = [80, 80]"), 3, 1, "twice"),
+            (
+                with("listen = 80\nbypass = true"),
+                4,
+                1,
+                "left alone already",
+            ),
+            (
+                with("listen = 80\ncarrier = \"tcp\""),
+                4,
+                11,
+                "plain TCP already",
+            ),
+            (
+                with("listen = 80\ncarrier = \"graft:x\""),
+                4,
+                11,
+                "who connects",
+            ),
+            (
+                with("listen = 80\n[[rule]]\nname = \"b\"\nlisten = [1, 80]"),
+                6,
+                14,
+                "\"a\" has",
+            ),
+            // The first of several, counted in characters.
+            (
+                with("user = 0 # \u{e4}\u{f6}\nport = 0\nto = 7"),
+                4,
+                8,
+                "1 to 65535",
+            ),
+            (
+                "rule = [{ name = \"\u{e4}\", port = 0 }]".into(),
+                1,
+                30,
+                "1 to 65535",
+            ),
+        ];
+        let mut other = String::new();
+        for (text, line, column, about) in cases {
+            let wrong = parse(&text, uid).map(|r| format!("{r:?}")).unwrap_err();
+            let said = wrong.to_string();
+            if !said.starts_with(&format!("{line}:{column}: "))
+                || !said.contains(about)
+                || said.contains('\n')
+            {
+                other += &format!("{text}\n-> {said}\nnot {line}:{column}: {about}\n\n");
+            }
+        }
+        assert!(other.is_empty(), "{other}");
+    }
+
+    #[test]
+    fn parse__refuses_more_than_it_takes() {
+        let rules: String = (0..=MOST_RULES)
+            .map(|i| format!("[[rule]]\nname = \"{i}\"\nbypass = true\n"))
+            .collect();
+        let wrong = parse(&rules, uid).unwrap_err();
+        assert_eq!(wrong.place.line, MOST_RULES * 3 + 1, "{wrong}");
+        let long = "#".repeat(LONGEST_FILE + 1);
+        assert!(parse(&long, uid).is_err());
+    }
+
+    fn inside(text: &str) {
+        if let Err(wrong) = parse(text, uid) {
+            let lines = text.lines().count().max(1) + 1;
+            assert!((1..=lines).contains(&wrong.place.line), "{wrong}: {text}");
+            assert!(!wrong.text.is_empty());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn parse__survives_anything(text in ".{0,200}") {
+            inside(&text);
+        }
+
+        #[test]
+        fn parse__survives_broken_files(at in 0..ALL.len(), len in 0_usize..20, new in "[-\\[\\]{}\"'=,.#\n0-9a-z/:]{0,6}") {
+            let mut bytes = ALL.as_bytes().to_vec();
+            let end = (at + len).min(bytes.len());
+            bytes.splice(at..end, new.bytes());
+            inside(&String::from_utf8_lossy(&bytes));
+        }
+    }
+}

@@ -1,0 +1,514 @@
+//! Rules: which TCP connections travel by what, decided in the kernel when a process connects.
+//!
+//! A file (`file.rs`) says them, `table.rs` makes steps of them that `bpf/rules.bpf.c` takes, and
+//! `kernel.rs` puts these in force, all at once. [`explain`] says in words what they come to.
+
+mod explain;
+mod file;
+mod kernel;
+mod profile;
+mod table;
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    fs::File,
+    net::{IpAddr, Ipv6Addr},
+    ops::RangeInclusive,
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+
+pub use explain::{Connection, Verdict, explain};
+pub use file::{LONGEST_FILE, parse};
+pub use profile::Profile;
+
+use super::{
+    abi::{VTL_RULES_MAX, VTL_WISH_PLAIN, vtl_hook_config, vtl_step, wide},
+    bpf::Programs,
+    carrier::{Carrier, Controls, Wishes},
+    cgroup::Hierarchy,
+    error::HookerError,
+};
+use kernel::Kernel;
+use table::{Act, Entry, Test};
+
+/// The most rules of one file: those in force and their successors are counted side by side.
+pub const MOST_RULES: usize = VTL_RULES_MAX as usize / 2;
+
+/// Where something stands in the file; both count from 1, columns in characters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The line.
+    pub line: usize,
+    /// The column.
+    pub column: usize,
+}
+
+/// What is wrong with a file of rules.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}:{}: {text}", place.line, place.column)]
+pub struct Wrong {
+    /// Where.
+    pub place: Place,
+    /// One sentence: what, and what is allowed.
+    pub text: String,
+}
+
+/// A user by the number that the kernel knows, and as the file calls it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct User {
+    /// The number.
+    pub id: u32,
+    /// Its name or number in the file.
+    pub text: String,
+}
+
+/// An address with the number of leading bits that count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prefix {
+    /// The bits that do not count are 0.
+    pub address: IpAddr,
+    /// Those that count.
+    pub bits: u8,
+}
+
+impl Prefix {
+    fn new(address: IpAddr, bits: u8) -> Self {
+        let (address, bits) = match address.to_canonical() {
+            IpAddr::V4(v4) if address.is_ipv6() && bits >= 96 => (v4.into(), bits - 96),
+            _ => (address, bits),
+        };
+        let address = match address {
+            IpAddr::V4(a) => {
+                let mask = u32::MAX.checked_shl(32 - u32::from(bits)).unwrap_or(0);
+                IpAddr::V4((a.to_bits() & mask).into())
+            }
+            IpAddr::V6(a) => {
+                let mask = u128::MAX.checked_shl(128 - u32::from(bits)).unwrap_or(0);
+                IpAddr::V6((a.to_bits() & mask).into())
+            }
+        };
+        Self { address, bits }
+    }
+
+    /// The same of IPv4 mapped into IPv6.
+    fn wide(self) -> (Ipv6Addr, u8) {
+        let before = if self.address.is_ipv4() { 96 } else { 0 };
+        (wide(self.address), before + self.bits)
+    }
+
+    /// Whether an address begins with it.
+    pub fn contains(&self, address: IpAddr) -> bool {
+        let same_family = self.address.is_ipv4() == address.is_ipv4();
+        same_family && Self::new(address, self.bits).address == self.address
+    }
+}
+
+impl fmt::Display for Prefix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.address, self.bits)
+    }
+}
+
+/// What a connection must be like: one of each kind that is named.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Matches {
+    /// Groups that the process is in, or below; as the file calls them.
+    pub cgroup: Vec<PathBuf>,
+    /// Users that it runs as.
+    pub user: Vec<User>,
+    /// Files that it executes.
+    pub exe: Vec<PathBuf>,
+    /// The destination's ports.
+    pub port: Vec<RangeInclusive<u16>>,
+    /// The destination's addresses.
+    pub to: Vec<Prefix>,
+    /// What the application is like.
+    pub profile: Vec<Profile>,
+    /// Destinations that the host itself is, link-local and multicast ones count, too.
+    pub local: bool,
+}
+
+/// What becomes of a connection.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// It is left alone.
+    Bypass,
+    /// It travels by this carrier.
+    Carry(Carrier),
+}
+
+impl Action {
+    /// Whether the connection goes through vtld.
+    fn captures(&self) -> bool {
+        match self {
+            Self::Bypass => false,
+            Self::Carry(carrier) => carrier.captures(),
+        }
+    }
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bypass => f.write_str("bypass"),
+            Self::Carry(carrier) => carrier.fmt(f),
+        }
+    }
+}
+
+/// What a rule is about.
+#[derive(Clone, Debug, PartialEq)]
+pub enum About {
+    /// Connections that processes of this host open.
+    Opened(Matches, Action),
+    /// Connections that these ports of this host accept.
+    Accepted(Vec<u16>, Carrier),
+}
+
+/// One rule.
+#[derive(Clone, Debug)]
+pub struct Rule {
+    /// Unlike any other's.
+    pub name: String,
+    /// What it says.
+    pub about: About,
+    /// Where its action stands.
+    pub place: Place,
+    /// Where it names executables, if it does.
+    exe: Option<Place>,
+}
+
+impl Rule {
+    /// That something is wrong with its action.
+    pub(super) fn wrong(&self, text: String) -> Wrong {
+        Wrong {
+            place: self.place,
+            text,
+        }
+    }
+
+    fn says_the_same(&self, other: &Self) -> bool {
+        self.name == other.name && self.about == other.about
+    }
+}
+
+/// The files and groups that rules name, as they are now. Made without any lock: a file system may
+/// not answer.
+#[derive(Debug, Default)]
+pub(super) struct Paths {
+    /// `None`: there is no such file.
+    exes: BTreeMap<PathBuf, Option<File>>,
+    /// The number of the group.
+    groups: BTreeMap<PathBuf, Option<u64>>,
+}
+
+impl Paths {
+    pub(super) fn is_empty(&self) -> bool {
+        self.exes.is_empty() && self.groups.is_empty()
+    }
+
+    /// `cgroup` says where in the file system a group is.
+    pub(super) fn look(rules: &[Rule], cgroup: impl Fn(&Path) -> PathBuf) -> Self {
+        let mut paths = Self::default();
+        for rule in rules {
+            let About::Opened(matches, _) = &rule.about else {
+                continue;
+            };
+            for path in &matches.exe {
+                let open = || {
+                    let mut options = File::options();
+                    // Without asking for its contents.
+                    options.read(true).custom_flags(libc::O_PATH);
+                    options.open(path).ok()
+                };
+                paths.exes.entry(path.clone()).or_insert_with(open);
+            }
+            for path in &matches.cgroup {
+                let number = || Some(cgroup(path).metadata().ok()?.ino());
+                paths.groups.entry(path.clone()).or_insert_with(number);
+            }
+        }
+        paths
+    }
+}
+
+/// One line of a list of rules.
+#[derive(Clone, Debug)]
+pub struct Listed {
+    /// The rule.
+    pub rule: Rule,
+    /// Connections that it has matched since it is in force; `None`: they are not counted.
+    pub connections: Option<u64>,
+    /// Files and groups that it names and that are not there now.
+    pub missing: Vec<PathBuf>,
+}
+
+/// A rule in force.
+struct Loaded {
+    rule: Rule,
+    /// Of its count.
+    place: u32,
+    act: Act,
+    missing: Vec<PathBuf>,
+}
+
+/// The rules in force.
+#[derive(Default)]
+pub(super) struct Rules {
+    loaded: Vec<Loaded>,
+    steps: Vec<vtl_step>,
+    /// Loaded with the first rule that needs it.
+    kernel: Option<Kernel>,
+}
+
+/// What rules need of the rest of the Hooker.
+pub(super) struct Means<'a> {
+    pub(super) config: &'a vtl_hook_config,
+    pub(super) programs: &'a Programs,
+    pub(super) hierarchy: &'a Hierarchy,
+    pub(super) controls: &'a mut Controls,
+    pub(super) wishes: &'a mut Wishes,
+}
+
+impl Rules {
+    /// Puts rules in force, all of them or none.
+    pub(super) fn set(
+        &mut self,
+        rules: &[Rule],
+        paths: &Paths,
+        means: &mut Means<'_>,
+    ) -> Result<(), Wrong> {
+        let opens = |rule: &&Rule| matches!(rule.about, About::Opened(..));
+        if let Some(first) = rules.iter().find(opens)
+            && self.kernel.is_none()
+        {
+            let loaded = Kernel::load(means.config, means.programs, means.hierarchy.root());
+            self.kernel = Some(loaded.map_err(at(first.place))?);
+        }
+        let Some(kernel) = &mut self.kernel else {
+            self.loaded = rules.iter().map(untouched).collect();
+            return Ok(());
+        };
+        let mut taken: Vec<u32> = self.loaded.iter().map(|l| l.place).collect();
+        let mut loaded = Vec::with_capacity(rules.len());
+        for rule in rules {
+            let About::Opened(_, action) = &rule.about else {
+                loaded.push(untouched(rule));
+                continue;
+            };
+            if let (Some(place), Err(why)) = (rule.exe, kernel.sees_exe()) {
+                let text = format!("this kernel cannot match by executable: {why}");
+                return Err(Wrong { place, text });
+            }
+            let same = self.loaded.iter().find(|l| l.rule.says_the_same(rule));
+            let place = same.map(|l| l.place).unwrap_or_else(|| {
+                let free = (0..).find(|place| !taken.contains(place));
+                free.expect("fewer rules than numbers")
+            });
+            if same.is_none() {
+                kernel.forget(place).map_err(at(rule.place))?;
+            }
+            taken.push(place);
+            let act = act(action, place, means).map_err(at(rule.place))?;
+            loaded.push(Loaded {
+                rule: rule.clone(),
+                place,
+                act,
+                missing: Vec::new(),
+            });
+        }
+        let steps = steps(&mut loaded, paths, kernel, means.hierarchy);
+        let place = rules
+            .last()
+            .map_or(Place { line: 1, column: 1 }, |r| r.place);
+        let Some(steps) = steps else {
+            let text = "the rules up to here name too much for the kernel's table: name fewer \
+                        ports, prefixes, users, executables and groups"
+                .to_owned();
+            return Err(Wrong { place, text });
+        };
+        kernel.replace(&steps).map_err(at(place))?;
+        let attached = if loaded.iter().any(|l| opens(&&l.rule)) {
+            kernel.attach(means.hierarchy.root())
+        } else {
+            kernel.detach();
+            Ok(())
+        };
+        if let Err(error) = attached {
+            // Nothing was attached before either: rules that are attached stay so.
+            return Err(at(place)(error));
+        }
+        self.loaded = loaded;
+        self.steps = steps;
+        Ok(())
+    }
+
+    /// The rules in force.
+    pub(super) fn rules(&self) -> Vec<Rule> {
+        self.loaded.iter().map(|l| l.rule.clone()).collect()
+    }
+
+    /// Files and groups came, went or were replaced.
+    pub(super) fn refresh(
+        &mut self,
+        paths: &Paths,
+        hierarchy: &Hierarchy,
+    ) -> Result<(), HookerError> {
+        let Some(kernel) = &self.kernel else {
+            return Ok(());
+        };
+        // As many as before.
+        let Some(steps) = steps(&mut self.loaded, paths, kernel, hierarchy) else {
+            return Ok(());
+        };
+        if steps != self.steps {
+            kernel.replace(&steps)?;
+            self.steps = steps;
+        }
+        Ok(())
+    }
+
+    /// The host has got, or lost, addresses.
+    pub(super) fn addresses_changed(&self) {
+        if let Some(kernel) = &self.kernel
+            && let Err(error) = kernel.learn_addresses()
+        {
+            tracing::warn!(%error, "rules may take a connection of this host to itself");
+        }
+    }
+
+    /// Makes rules come after hooks that were attached to the same group since.
+    pub(super) fn reattach(&mut self, hierarchy: &Hierarchy) -> Result<(), HookerError> {
+        match &mut self.kernel {
+            Some(kernel) if kernel.is_attached() => kernel.attach(hierarchy.root()),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn list(&self) -> Vec<Listed> {
+        let listed = |l: &Loaded| Listed {
+            rule: l.rule.clone(),
+            connections: match (&l.rule.about, &self.kernel) {
+                (About::Opened(..), Some(kernel)) => Some(kernel.matched(l.place)),
+                _ => None,
+            },
+            missing: l.missing.clone(),
+        };
+        self.loaded.iter().map(listed).collect()
+    }
+
+    pub(super) fn close(&mut self) {
+        self.kernel = None;
+    }
+}
+
+/// The sentence of an error, at a place.
+fn at(place: Place) -> impl FnOnce(HookerError) -> Wrong {
+    move |error| Wrong {
+        place,
+        text: error.to_string(),
+    }
+}
+
+/// A rule about which the programs need not know.
+fn untouched(rule: &Rule) -> Loaded {
+    Loaded {
+        rule: rule.clone(),
+        // That of nobody.
+        place: VTL_RULES_MAX,
+        act: Act::default(),
+        missing: Vec::new(),
+    }
+}
+
+/// What the programs are to do.
+fn act(action: &Action, place: u32, means: &mut Means<'_>) -> Result<Act, HookerError> {
+    let mut act = Act {
+        wish: VTL_WISH_PLAIN,
+        place,
+        ..Default::default()
+    };
+    match action {
+        Action::Bypass => {}
+        Action::Carry(Carrier::Best) => act.wish = 0,
+        Action::Carry(carrier) => {
+            act.wish = means.wishes.number(carrier);
+            if let Carrier::Control(name) = carrier {
+                act.control = means.controls.named(name)?;
+            }
+        }
+    }
+    Ok(act)
+}
+
+/// The table of the rules; `None`: it is too long.
+fn steps(
+    loaded: &mut [Loaded],
+    paths: &Paths,
+    kernel: &Kernel,
+    hierarchy: &Hierarchy,
+) -> Option<Vec<vtl_step>> {
+    let mut entries = Vec::new();
+    for Loaded {
+        rule, act, missing, ..
+    } in loaded
+    {
+        let About::Opened(matches, _) = &rule.about else {
+            continue;
+        };
+        missing.clear();
+        let mut exe = |path: &PathBuf| {
+            let file = paths.exes.get(path).and_then(Option::as_ref);
+            let known = file.and_then(|file| kernel.identify(file));
+            if known.is_none() {
+                missing.push(path.clone());
+            }
+            known.map(|(id, device)| Test::Exe { id, device })
+        };
+        let exes: Vec<_> = matches.exe.iter().filter_map(&mut exe).collect();
+        let mut group = |path: &PathBuf| {
+            let id = paths.groups.get(path).copied().flatten();
+            let below = hierarchy.depth(path);
+            let level = below.and_then(|below| kernel.level().checked_add(below));
+            let known = id.zip(level);
+            if known.is_none() {
+                missing.push(path.clone());
+            }
+            known.map(|(id, level)| Test::Group { id, level })
+        };
+        let groups: Vec<_> = matches.cgroup.iter().filter_map(&mut group).collect();
+        let ports = |range: &RangeInclusive<u16>| Test::Port(*range.start(), *range.end());
+        let prefix = |prefix: &Prefix| {
+            let (address, bits) = prefix.wide();
+            Test::Prefix(address, bits)
+        };
+        let profiles = matches.profile.iter().flat_map(|profile| profile.ports());
+        // The cheapest, and those that most often say no, first.
+        let kinds = [
+            (
+                !matches.port.is_empty(),
+                matches.port.iter().map(ports).collect(),
+            ),
+            (!matches.profile.is_empty(), profiles.map(ports).collect()),
+            (
+                !matches.user.is_empty(),
+                matches.user.iter().map(|u| Test::User(u.id)).collect(),
+            ),
+            (
+                !matches.to.is_empty(),
+                matches.to.iter().map(prefix).collect(),
+            ),
+            (!matches.cgroup.is_empty(), groups),
+            (!matches.exe.is_empty(), exes),
+        ];
+        let named = kinds.into_iter().filter(|(named, _)| *named);
+        entries.push(Entry {
+            all: named.map(|(_, any)| any).collect(),
+            local: matches.local,
+            act: act.clone(),
+        });
+    }
+    table::compile(&entries)
+}

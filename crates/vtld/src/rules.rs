@@ -1,0 +1,272 @@
+//! The file of rules: read when the daemon starts and when it is told to, refused whole if anything
+//! in it is wrong.
+
+use std::{
+    fs::File,
+    io::{self, Read},
+    path::PathBuf,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak},
+    thread,
+    time::Duration,
+};
+
+use nix::unistd::User;
+use serde_json::{Value, json};
+use vtl::control::MAX_MESSAGE;
+
+use crate::{
+    broker,
+    hooker::{
+        Carrier, Hooked, Hooker,
+        rules::{self, About, Action, Connection, LONGEST_FILE, Matches, Rule, Wrong},
+    },
+};
+
+/// Where the rules are unless told otherwise.
+pub const DEFAULT_FILE: &str = "/etc/vtl/rules.toml";
+
+/// Values of one kind that a list of rules shows.
+const FEW: usize = 64;
+/// How soon it is noticed that a program or a control group that a rule names is another one.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Keeps what is in force as the file says.
+pub struct Keeper {
+    path: PathBuf,
+    broker: broker::Handle,
+    /// Ends with the daemon, whoever still asks.
+    hooker: Weak<Hooker>,
+    /// One change at a time. Whether rules name anything that may be replaced.
+    watching: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Keeper {
+    /// Puts the rules of a file in force; none if there is no such file.
+    ///
+    /// # Errors
+    /// One sentence: the file cannot be read, or where it is wrong.
+    pub fn start(
+        path: PathBuf,
+        broker: broker::Handle,
+        hooker: Weak<Hooker>,
+    ) -> Result<Arc<Self>, String> {
+        let keeper = Arc::new(Self {
+            path,
+            broker,
+            hooker,
+            watching: Mutex::new(false),
+            changed: Condvar::new(),
+        });
+        keeper.reload()?;
+        let watcher = Arc::downgrade(&keeper);
+        thread::Builder::new()
+            .name("vtl-rules".into())
+            .spawn(move || watch(&watcher))
+            .map_err(|e| format!("no thread can be started: {e}"))?;
+        Ok(keeper)
+    }
+
+    /// Reads the file again. Returns how many rules there are.
+    ///
+    /// # Errors
+    /// One sentence: the file cannot be read, or where it is wrong. What was in force stays so.
+    pub fn reload(&self) -> Result<usize, String> {
+        let mut watching = self.lock();
+        let text = match File::open(&self.path) {
+            Ok(file) => text(file).map_err(|e| self.unreadable(&e))?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+            Err(error) => return Err(self.unreadable(&error)),
+        };
+        let wrong = |wrong: Wrong| format!("{}:{wrong}", self.path.display());
+        let rules = self.read(&text).map_err(wrong)?;
+        let hooker = self.hooker.upgrade().ok_or("the daemon is stopping")?;
+        hooker.set_rules(&rules).map_err(wrong)?;
+        *watching = hooker.refresh_rules();
+        self.changed.notify_all();
+        Ok(rules.len())
+    }
+
+    /// Whether a file could take the place of the one that there is. Returns how many rules it has.
+    ///
+    /// # Errors
+    /// One sentence: it cannot be read, or where it is wrong.
+    pub fn check(&self, file: File, name: &str) -> Result<usize, String> {
+        let text = text(file).map_err(|e| format!("cannot read {name}: {e}"))?;
+        let rules = self
+            .read(&text)
+            .map_err(|wrong| format!("{name}:{wrong}"))?;
+        Ok(rules.len())
+    }
+
+    /// The rules in force, from this one on, as many as one message takes. `more` says where the
+    /// others begin.
+    ///
+    /// # Errors
+    /// The daemon is stopping.
+    pub fn list(&self, from: usize) -> Result<Value, String> {
+        let hooker = self.hooker.upgrade().ok_or("the daemon is stopping")?;
+        let mut answer = json!({ "file": self.path });
+        let (mut rows, mut bytes) = (Vec::new(), 0);
+        for (i, listed) in hooker.rules().iter().enumerate().skip(from) {
+            let row = row(listed);
+            bytes += row.to_string().len();
+            if bytes > MAX_MESSAGE / 2 && i > from {
+                answer["more"] = i.into();
+                break;
+            }
+            rows.push(row);
+        }
+        answer["rules"] = rows.into();
+        Ok(answer)
+    }
+
+    /// What the rules in force say to a connection.
+    ///
+    /// # Errors
+    /// The daemon is stopping.
+    pub fn explain(&self, connection: &Connection) -> Result<Value, String> {
+        let hooker = self.hooker.upgrade().ok_or("the daemon is stopping")?;
+        let hook = hooker.list().into_iter().find(|hook| match &hook.what {
+            Hooked::Run { cgroup: path, .. } | Hooked::Cgroup(path) => connection
+                .cgroup
+                .as_ref()
+                .is_some_and(|group| hooker.cgroup(group).starts_with(path)),
+            Hooked::Port(_) => false,
+        });
+        let verdicts = hooker.explain(connection);
+        let last = verdicts.last();
+        let decides = last.filter(|v| v.because.is_none());
+        let rows: Vec<Value> = verdicts
+            .iter()
+            .filter_map(|v| Some(json!({ "rule": v.rule, "because": v.because.as_ref()? })))
+            .collect();
+        Ok(json!({
+            "hook": hook.map(|hook| hook.id),
+            "passed": rows,
+            "decides": decides.map(|v| &v.rule),
+            "action": decides.and_then(|v| v.action.as_ref()).map(Action::to_string),
+        }))
+    }
+
+    /// The rules of a text that this host can have.
+    fn read(&self, text: &str) -> Result<Vec<Rule>, Wrong> {
+        let uid = |name: &str| {
+            let user = User::from_name(name).ok().flatten();
+            user.map(|user| user.uid.as_raw())
+        };
+        let rules = rules::parse(text, uid)?;
+        for rule in &rules {
+            if let About::Opened(_, Action::Carry(Carrier::Graft(name))) = &rule.about {
+                let place = rule.place;
+                let carries = self.broker.carries(name);
+                carries.map_err(|text| Wrong { place, text })?;
+            }
+        }
+        Ok(rules)
+    }
+
+    fn unreadable(&self, error: &io::Error) -> String {
+        format!("cannot read {}: {error}", self.path.display())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, bool> {
+        // Nothing panics while it is held, but for a change that then was not made.
+        self.watching.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Follows the programs and control groups that rules name, as long as there is a daemon.
+fn watch(keeper: &Weak<Keeper>) {
+    while let Some(keeper) = keeper.upgrade() {
+        let watching = keeper.lock();
+        // A second, for the end of the daemon.
+        let wait = if *watching {
+            LOOK
+        } else {
+            Duration::from_secs(1)
+        };
+        let woken = keeper.changed.wait_timeout(watching, wait);
+        let (mut watching, _) = woken.unwrap_or_else(PoisonError::into_inner);
+        if *watching {
+            let Some(hooker) = keeper.hooker.upgrade() else {
+                return;
+            };
+            *watching = hooker.refresh_rules();
+        }
+    }
+}
+
+/// All of a file, if it is no longer than one of rules may be.
+fn text(file: File) -> io::Result<String> {
+    let mut text = String::new();
+    // The byte more shows that it is too long.
+    file.take(LONGEST_FILE as u64 + 1)
+        .read_to_string(&mut text)?;
+    Ok(text)
+}
+
+/// A rule for a list.
+fn row(listed: &rules::Listed) -> Value {
+    let rule = &listed.rule;
+    let mut row = json!({ "name": rule.name });
+    match &rule.about {
+        About::Opened(matches, action) => {
+            row["match"] = conditions(matches);
+            row["action"] = action.to_string().into();
+        }
+        About::Accepted(ports, carrier) => {
+            row["listen"] = json!(ports);
+            row["action"] = carrier.to_string().into();
+        }
+    }
+    if let Some(connections) = listed.connections {
+        row["connections"] = connections.into();
+    }
+    if !listed.missing.is_empty() {
+        row["missing"] = json!(listed.missing);
+    }
+    row
+}
+
+fn conditions(matches: &Matches) -> Value {
+    fn all<T: ToString>(each: impl IntoIterator<Item = T>) -> Value {
+        let mut each = each.into_iter();
+        let mut few: Vec<_> = each
+            .by_ref()
+            .take(FEW)
+            .map(|each| each.to_string())
+            .collect();
+        match each.count() {
+            0 => {}
+            more => few.push(format!("and {more} more")),
+        }
+        few.into()
+    }
+    let paths = |paths: &[PathBuf]| all(paths.iter().map(|p| p.display()));
+    let port = |range: &std::ops::RangeInclusive<u16>| {
+        if range.start() == range.end() {
+            range.start().to_string()
+        } else {
+            format!("{}-{}", range.start(), range.end())
+        }
+    };
+    let kinds = [
+        ("cgroup", paths(&matches.cgroup)),
+        ("user", all(matches.user.iter().map(|u| &u.text))),
+        ("exe", paths(&matches.exe)),
+        ("port", all(matches.port.iter().map(port))),
+        ("to", all(&matches.to)),
+        ("profile", all(&matches.profile)),
+    ];
+    let mut row = json!({});
+    for (kind, values) in kinds {
+        if values.as_array().is_some_and(|values| !values.is_empty()) {
+            row[kind] = values;
+        }
+    }
+    if matches.local {
+        row["local"] = true.into();
+    }
+    row
+}
