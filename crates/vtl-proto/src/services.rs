@@ -43,6 +43,12 @@ impl Services {
         (Self::ENCRYPTION, "encryption"),
     ];
 
+    /// What a TCP connection has.
+    pub const TCP: Self = Self::RELIABLE
+        .union(Self::ORDERED)
+        .union(Self::FLOW_CONTROL)
+        .union(Self::CONGESTION_CONTROL);
+
     /// The set with these bits of `enum vtl_service`.
     pub const fn from_bits(bits: u16) -> Self {
         Self(bits)

@@ -285,9 +285,7 @@ impl Service {
             Value::String(name) => name.parse()?,
             _ => return Err("\"carrier\" must be a name".into()),
         };
-        if let Carrier::Graft(name) = &carrier {
-            self.broker.carries(name)?;
-        }
+        self.broker.carries(&carrier)?;
         Ok(carrier)
     }
 

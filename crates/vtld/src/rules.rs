@@ -17,7 +17,7 @@ use vtl::control::MAX_MESSAGE;
 use crate::{
     broker,
     hooker::{
-        Carrier, Hooked, Hooker,
+        Hooked, Hooker,
         rules::{self, About, Action, Connection, LONGEST_FILE, Matches, Rule, Wrong},
     },
 };
@@ -157,9 +157,9 @@ impl Keeper {
         };
         let rules = rules::parse(text, uid)?;
         for rule in &rules {
-            if let About::Opened(_, Action::Carry(Carrier::Graft(name))) = &rule.about {
+            if let About::Opened(_, Action::Carry(carrier)) = &rule.about {
                 let place = rule.place;
-                let carries = self.broker.carries(name);
+                let carries = self.broker.carries(carrier);
                 carries.map_err(|text| Wrong { place, text })?;
             }
         }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, anyhow, bail};
 use nix::fcntl::{Flock, FlockArg};
 use serde_json::json;
-use toml_edit::{Array, ArrayOfTables, DocumentMut, Item, Table, Value, value};
+use toml_edit::{Array, ArrayOfTables, DocumentMut, InlineTable, Item, Table, Value, value};
 use vtl::control::Client;
 
 use crate::daemon::{self, explain};
@@ -22,7 +22,34 @@ pub(super) struct Draft<'a> {
     pub(super) local: bool,
     pub(super) listen: &'a [u16],
     pub(super) carrier: Option<&'a str>,
+    pub(super) services: Services<'a>,
     pub(super) bypass: bool,
+}
+
+/// What its sessions are to be like; nothing named is nothing asked for.
+#[derive(Default)]
+pub(super) struct Services<'a> {
+    pub(super) sets: [(&'a str, &'a [String]); 4],
+    pub(super) max_delay_ms: Option<u32>,
+    pub(super) min_throughput_mbit: Option<f64>,
+}
+
+impl Services<'_> {
+    fn table(&self) -> InlineTable {
+        let mut table = InlineTable::new();
+        for (level, services) in self.sets {
+            if let Some(value) = one_or_many(services.iter().map(Value::from)) {
+                table.insert(level, value);
+            }
+        }
+        if let Some(ms) = self.max_delay_ms {
+            table.insert("max_delay_ms", i64::from(ms).into());
+        }
+        if let Some(mbit) = self.min_throughput_mbit {
+            table.insert("min_throughput_mbit", mbit.into());
+        }
+        table
+    }
 }
 
 impl Draft<'_> {
@@ -45,6 +72,10 @@ impl Draft<'_> {
         if let Some(carrier) = self.carrier {
             table["carrier"] = value(carrier);
         }
+        let services = self.services.table();
+        if !services.is_empty() {
+            table["services"] = value(services);
+        }
         if self.bypass {
             table["bypass"] = value(true);
         }
@@ -52,13 +83,18 @@ impl Draft<'_> {
     }
 }
 
-/// One value by itself, several as a list.
 fn put(table: &mut Table, key: &str, values: impl Iterator<Item = Value>) {
-    let values: Vec<Value> = values.collect();
-    match &values[..] {
-        [] => {}
-        [one] => table[key] = value(one.clone()),
-        many => table[key] = value(many.iter().collect::<Array>()),
+    if let Some(all) = one_or_many(values) {
+        table[key] = value(all);
+    }
+}
+
+/// One value by itself, several as a list.
+fn one_or_many(values: impl Iterator<Item = Value>) -> Option<Value> {
+    let mut values: Vec<Value> = values.collect();
+    match values.len() {
+        0 | 1 => values.pop(),
+        _ => Some(values.into_iter().collect::<Array>().into()),
     }
 }
 
@@ -325,8 +361,35 @@ mod tests {
             local: false,
             listen: &[],
             carrier: Some("best"),
+            services: Services::default(),
             bypass: false,
         }
+    }
+
+    #[test]
+    fn add__writes_services_as_a_table() {
+        let preferred = ["multipath".to_owned()];
+        let required = ["encryption".to_owned(), "ordered".to_owned()];
+        let with = Draft {
+            carrier: None,
+            services: Services {
+                sets: [
+                    ("require", &required),
+                    ("prefer", &preferred),
+                    ("avoid", &[]),
+                    ("prohibit", &[]),
+                ],
+                max_delay_ms: Some(50),
+                min_throughput_mbit: None,
+            },
+            ..draft("a", &[])
+        };
+        let text = add("", &with, None).unwrap();
+        assert_eq!(
+            text,
+            "[[rule]]\nname = \"a\"\nservices = { require = [\"encryption\", \"ordered\"], \
+             prefer = \"multipath\", max_delay_ms = 50 }\n"
+        );
     }
 
     #[test]

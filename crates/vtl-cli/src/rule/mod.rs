@@ -24,6 +24,7 @@ pub(crate) enum RuleCommand {
     #[command(after_help = "Examples:\n  \
         vtl rule add backup --user backup --port 873 --to 10.0.0.0/8 --carrier graft:cubic\n  \
         vtl rule add far --to 198.51.100.0/24,2001:db8::/32 --carrier tcp:hybla\n  \
+        vtl rule add calls --port 5060 --max-delay-ms 100 --min-throughput-mbit 2\n  \
         vtl rule add not-here --exe /usr/bin/ssh --bypass --before backup\n  \
         vtl rule add web --listen 80,443         clients that speak VTL reach these ports over it\n\n\
         The first rule that matches decides; a connection that none matches is left alone. All kinds\n\
@@ -89,19 +90,49 @@ pub(crate) struct AddArgs {
         value_name = "N",
         value_delimiter = ',',
         value_parser = clap::value_parser!(u16).range(1..),
-        conflicts_with_all = ["cgroup", "user", "exe", "port", "to", "profile", "local", "bypass"],
+        conflicts_with_all = [
+            "cgroup", "user", "exe", "port", "to", "profile", "local", "bypass", "services",
+        ],
     )]
     listen: Vec<u16>,
     /// What they travel by: `best`, sessions with hosts that run VTL; `tcp`; `tcp:CONTROL`, TCP
-    /// under a congestion control; `graft:NAME`, sessions over a graft
-    #[arg(long, value_name = "NAME", required_unless_present_any = ["bypass", "listen"])]
+    /// under a congestion control; `graft:NAME`, sessions over a graft; and what else
+    /// `vtl run --help` names
+    #[arg(long, value_name = "NAME", required_unless_present_any = ["bypass", "listen", "services"])]
     carrier: Option<String>,
+    #[command(flatten)]
+    services: ServiceArgs,
     /// Leave them alone, whatever later rules say
-    #[arg(long, conflicts_with = "carrier")]
+    #[arg(long, conflicts_with_all = ["carrier", "services"])]
     bypass: bool,
     /// The rule that it comes before, instead of being the last
     #[arg(long, value_name = "NAME")]
     before: Option<String>,
+}
+
+/// What sessions are to be like, instead of a carrier.
+#[derive(Debug, Args)]
+#[group(id = "services", multiple = true, conflicts_with = "carrier")]
+pub(crate) struct ServiceArgs {
+    /// They travel by sessions over a graft that provides these services besides what every TCP
+    /// connection has
+    #[arg(long, value_name = "SERVICE", value_delimiter = ',')]
+    require: Vec<String>,
+    /// Rather over one that provides these
+    #[arg(long, value_name = "SERVICE", value_delimiter = ',')]
+    prefer: Vec<String>,
+    /// Rather over one that does not provide these
+    #[arg(long, value_name = "SERVICE", value_delimiter = ',')]
+    avoid: Vec<String>,
+    /// Only over one that does not provide these
+    #[arg(long, value_name = "SERVICE", value_delimiter = ',')]
+    prohibit: Vec<String>,
+    /// What they send is to arrive within so many milliseconds
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..))]
+    max_delay_ms: Option<u32>,
+    /// They are to get as much as this
+    #[arg(long, value_name = "MBIT")]
+    min_throughput_mbit: Option<f64>,
 }
 
 /// Arguments of `vtl rule explain`.
@@ -144,6 +175,16 @@ pub(crate) fn run(command: &RuleCommand, socket: &SocketArgs) -> anyhow::Result<
                 local: args.local,
                 listen: &args.listen,
                 carrier: args.carrier.as_deref(),
+                services: edit::Services {
+                    sets: [
+                        ("require", &args.services.require),
+                        ("prefer", &args.services.prefer),
+                        ("avoid", &args.services.avoid),
+                        ("prohibit", &args.services.prohibit),
+                    ],
+                    max_delay_ms: args.services.max_delay_ms,
+                    min_throughput_mbit: args.services.min_throughput_mbit,
+                },
                 bypass: args.bypass,
             };
             let before = args.before.as_deref();

@@ -12,8 +12,8 @@ use serde_json::Value;
 use vtl_testbed::{Host, Link};
 
 use crate::{
-    process::{Process, refused, until, words},
-    users::{NOBODY, as_nobody},
+    process::{Held, Process, refused, until, words},
+    users::{NOBODY, as_nobody, as_user},
     world::{PORT, World, same, url},
 };
 
@@ -190,6 +190,11 @@ fn rules__match_what_they_say_and_nothing_else() {
         sessions.iter().map(name).collect()
     };
     assert_eq!(grafts(&world), ["cubic", "cubic"], "of both families");
+    let sorted = |world: &World| {
+        let mut all = grafts(world);
+        all.sort();
+        all
+    };
 
     let within = |program: &Path, url: &str| {
         let mut command = world
@@ -209,12 +214,36 @@ fn rules__match_what_they_say_and_nothing_else() {
     let command = within(curl, &urls[0]);
     assert_eq!(world.decides(command, &to, &wanted, &explain), "group");
 
+    let script = format!(
+        "echo 0 >{}/cgroup.procs && exec bash -c 'exec 3<>/dev/tcp/{server}/{port}; sleep 60'",
+        group.0.display()
+    );
+    let mut open = world
+        .testbed
+        .command(Host::Client, "sh")
+        .expect("a namespace");
+    let open = Process::start(open.args(["-c", &script]));
+    until("the application's own socket goes there", 20, || {
+        world.controls(Host::Client).contains(&"reno".to_owned())
+    });
+    drop(open);
+
+    // What sessions are to provide: one of its own.
+    let add = ["add", "services", "--user", "1", "--max-delay-ms", "900"];
+    world.rule_ok(&[&add[..], &["--prefer", "encryption", "--before", "v4"]].concat());
+    let mut command = world.plain_curl(curl, &to, &urls[0]);
+    as_user(&mut command, 1, Gid::from_raw(NOBODY));
+    let explain = ["--to", &dest[0], "--user", "1"];
+    assert_eq!(world.decides(command, &to, &wanted, &explain), "services");
+    assert_eq!(sorted(&world), ["cubic", "cubic", "stream"]);
+    let output = world.rule(&["add", "x", "--require", "encryption"]);
+    refused(&output, 1, "no graft of the pool provides encryption");
+    world.rule_ok(&["remove", "services"]);
+
     let command = world.plain_curl(&copy, &to, &urls[1]);
     let explain = ["--to", &dest[1], "--exe", copy.to_str().unwrap()];
     assert_eq!(world.decides(command, &to, &wanted, &explain), "exe");
-    let mut all = grafts(&world);
-    all.sort();
-    assert_eq!(all, ["cubic", "cubic", "stream"]);
+    assert_eq!(sorted(&world), ["cubic", "cubic", "stream", "stream"]);
     // Replaced by another file of that name: as soon as it is noticed.
     fs::remove_file(&copy).expect("there");
     fs::copy(curl, &copy).expect("copied");
@@ -285,9 +314,30 @@ fn rules__match_what_they_say_and_nothing_else() {
     assert_eq!(text, format!("# Ours.\n{written}"), "as it was");
 }
 
+/// Downloads a file twice over one connection: once at once, once when there is a file to say so.
+const TWICE: &str = r"
+import os, socket, sys, time
+host, first, go, second = sys.argv[1:]
+s = socket.create_connection((host, 80))
+f = s.makefile('rb')
+def get(to):
+    s.sendall(b'GET /f HTTP/1.1\r\nHost: x\r\n\r\n')
+    length = 0
+    while (line := f.readline()) != b'\r\n':
+        name, _, value = line.partition(b':')
+        if name.lower() == b'content-length':
+            length = int(value)
+    with open(to, 'wb') as out:
+        out.write(f.read(length))
+get(first)
+while not os.path.exists(go):
+    time.sleep(0.05)
+get(second)
+";
+
 #[test]
 fn rules__change_under_flows_and_are_refused_whole() {
-    let Some(mut world) = World::bare("rules-reload", &Link::new(20.0, 20.0)) else {
+    let Some(mut world) = World::bare("rules-reload", &Link::new(20.0, 100.0)) else {
         return;
     };
     world.start_web();
@@ -299,13 +349,19 @@ fn rules__change_under_flows_and_are_refused_whole() {
     fs::write(&file, good).expect("written");
     fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).expect("ours");
     world.start(Host::Client, &["--rules", file.to_str().unwrap()]);
-    let wanted = world.serve("f", 4 * SIZE);
-    let curl = Path::new("/usr/bin/curl");
-    let to = world.path("got");
-    let mut command = world.plain_curl(curl, &to, &url(world.servers()[0], "f"));
-    let mut running = Process::start(&mut command);
-    let arrived = || to.metadata().map_or(0, |m| m.len());
-    until("the download is under way", 30, || arrived() > 0);
+    let wanted = world.serve("f", SIZE);
+    let (first, second, go) = (world.path("first"), world.path("second"), world.path("go"));
+    let mut command = world
+        .testbed
+        .command(Host::Client, "python3")
+        .expect("a namespace");
+    command
+        .args(["-c", TWICE])
+        .arg(world.servers()[0].to_string());
+    let mut running = Process::start(command.args([&first, &go, &second]));
+    until("the connection is there", 60, || {
+        first.metadata().is_ok_and(|m| m.len() == SIZE as u64)
+    });
 
     // Bad in the last rule: nothing of it counts.
     let daemon = world.daemon(Host::Client).pid();
@@ -362,7 +418,6 @@ fn rules__change_under_flows_and_are_refused_whole() {
 
     // Changed, and changed again, while the flow goes on.
     fs::write(&file, good).expect("written");
-    assert!(arrived() < 4 * SIZE as u64, "the download is over");
     world.rule_ok(&["add", "b", "--port", "1-9", "--bypass", "--before", "all"]);
     assert_eq!(world.matched()[1], ("all".to_owned(), 1), "it counts on");
     world.rule_ok(&["remove", "all"]);
@@ -373,9 +428,12 @@ fn rules__change_under_flows_and_are_refused_whole() {
         listed.contains("bypass") && !listed.contains("all"),
         "{listed}"
     );
+    assert!(running.ended().is_none(), "the connection is open");
+    fs::write(&go, "").expect("written");
     assert!(running.wait(60).success());
-    same(&wanted, &to);
-    assert!(world.sum(Host::Client, "bytes_received") >= 4 * SIZE as u64);
+    same(&wanted, &first);
+    same(&wanted, &second);
+    assert!(world.sum(Host::Client, "bytes_received") >= 2 * SIZE as u64);
 
     // Not for others.
     let group = Gid::from_raw(NOBODY);
@@ -388,9 +446,10 @@ fn rules__change_under_flows_and_are_refused_whole() {
 
     // At the start a bad file is no file to start with.
     fs::write(&file, "[[rule]]\nnmae = \"x\"\n").expect("written");
-    let mut daemon = world.take_daemon(Host::Client);
-    daemon.signal(Signal::SIGTERM);
-    assert!(daemon.wait(10).success());
+    let daemon = world.take_daemon(Host::Client);
+    let held = Held::by(daemon.pid());
+    daemon.kill();
+    held.assert_gone();
     let vtld = Path::new(crate::world::VTL).with_file_name("vtld");
     let mut command = world
         .testbed

@@ -30,12 +30,17 @@ const SIZE: usize = 1 << 20;
 
 /// Makes a command run as nobody, in one group.
 pub(crate) fn as_nobody(command: &mut Command, gid: Gid) -> &mut Command {
+    as_user(command, NOBODY, gid)
+}
+
+/// Makes a command run as a user, in one group.
+pub(crate) fn as_user(command: &mut Command, uid: u32, gid: Gid) -> &mut Command {
     // SAFETY: system calls without pointers to anything of the parent's.
     unsafe {
         command.pre_exec(move || {
             setgroups(&[])
                 .and_then(|()| setgid(gid))
-                .and_then(|()| setuid(Uid::from_raw(NOBODY)))
+                .and_then(|()| setuid(Uid::from_raw(uid)))
                 .map_err(io::Error::from)
         })
     }

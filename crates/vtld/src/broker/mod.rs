@@ -37,7 +37,7 @@ use vtl_bpf::{plane::Ingress, pump::Choice};
 use vtl_proto::services::Services;
 
 use crate::{
-    hooker::{self, ClientFlow, HeldConnect, ServerFlow},
+    hooker::{self, Carrier, ClientFlow, HeldConnect, Over, ServerFlow},
     tunnel,
 };
 
@@ -160,7 +160,7 @@ enum Command {
         dest: SocketAddr,
         src: SocketAddr,
         peer: TcpStream,
-        graft: Option<Arc<str>>,
+        over: Option<Arc<Over>>,
     },
     /// A connect to a host with a live session.
     Held(HeldConnect),
@@ -224,7 +224,7 @@ enum Command {
         reply: Reply<()>,
     },
     Carries {
-        graft: String,
+        over: Over,
         reply: Reply<()>,
     },
     Hooker(hooker::Handle),
@@ -405,13 +405,17 @@ impl Handle {
         self.ask(|reply| Command::Remove { name, reply })
     }
 
-    /// Whether hooked connections can travel by this graft.
+    /// Whether hooked connections can travel by this carrier, as far as the pool decides.
     ///
     /// # Errors
-    /// The pool does not have it, or it lacks a service: which ones there are.
-    pub fn carries(&self, graft: &str) -> Result<(), String> {
-        let graft = graft.to_owned();
-        self.ask(|reply| Command::Carries { graft, reply })
+    /// The pool does not have the graft, or it lacks a service: which ones there are.
+    pub fn carries(&self, carrier: &Carrier) -> Result<(), String> {
+        let over = match carrier {
+            Carrier::Graft(name) => Over::Graft(name.clone()),
+            Carrier::Services(wanted) => Over::Services(*wanted),
+            _ => return Ok(()),
+        };
+        self.ask(|reply| Command::Carries { over, reply })
     }
 
     /// Lets hooked applications use the broker.
@@ -455,7 +459,7 @@ impl hooker::Broker for Handle {
             dest,
             src,
             peer,
-            graft,
+            over,
             tunnel: _,
         } = flow;
         let broker = self.clone();
@@ -465,7 +469,7 @@ impl hooker::Broker for Handle {
                 dest,
                 src,
                 peer,
-                graft,
+                over,
             }),
             Err(error) => tracing::debug!(%error, %dest, "the application has gone"),
         });

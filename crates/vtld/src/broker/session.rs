@@ -22,7 +22,7 @@ use super::{
     Granted, Owner, Reply, bells::Bell, caller::Caller, lifeline::Lifeline, path::PathSize,
     peers::Exit, streams::Streams,
 };
-use crate::hooker::HeldConnect;
+use crate::hooker::{HeldConnect, Over};
 
 /// A flow that waits for its session to open.
 pub(super) struct Waiting {
@@ -31,16 +31,16 @@ pub(super) struct Waiting {
     pub(super) src: SocketAddr,
     /// The discovery connection: the lifeline of the session, or the flow's way out.
     pub(super) peer: TcpStream,
-    /// The graft that its hook names.
-    pub(super) graft: Option<Arc<str>>,
+    /// What its hook or rule says that its session is like.
+    pub(super) over: Option<Arc<Over>>,
 }
 
 /// What a session is for.
 pub(super) enum Use {
     /// Hooked applications' flows; rings are mapped once it is open.
     Streams {
-        /// The one that the flows' hooks name; not at the responder.
-        graft: Option<Arc<str>>,
+        /// What the flows' hooks or rules say that it is like; not at the responder.
+        over: Option<Arc<Over>>,
         waiting: Vec<Waiting>,
         streams: Option<Box<Streams<HeldConnect>>>,
     },

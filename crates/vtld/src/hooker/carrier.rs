@@ -7,6 +7,7 @@
 use std::{collections::BTreeMap, fmt, fs::File, path::Path, str::FromStr, sync::Arc};
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Object};
+use vtl_proto::services::Requirements;
 
 use super::{
     abi::{VTL_CC_NAME_MAX, VTL_WISH_PLAIN, vtl_carrier_config},
@@ -16,7 +17,7 @@ use super::{
 use crate::tunnel;
 
 /// What a hook's connections travel by.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub enum Carrier {
     /// Sessions with peers that run VTL, over the graft that suits best; TCP to others.
     #[default]
@@ -27,6 +28,9 @@ pub enum Carrier {
     Control(String),
     /// `graft:NAME`: sessions over this graft with peers that run VTL; TCP to others.
     Graft(String),
+    /// Sessions over the best graft that provides this besides what every TCP connection needs;
+    /// TCP to hosts without VTL. For rules.
+    Services(Requirements),
     /// `quic` and others: flows are streams of one tunnel to each peer that runs VTL; TCP to others.
     Tunnel(tunnel::Kind),
 }
@@ -34,7 +38,7 @@ pub enum Carrier {
 impl Carrier {
     /// Whether connections go through vtld.
     pub(super) fn captures(&self) -> bool {
-        matches!(self, Self::Best | Self::Graft(_) | Self::Tunnel(_))
+        !matches!(self, Self::Plain | Self::Control(_))
     }
 
     /// Whether connections that a port accepts can travel by it.
@@ -43,6 +47,7 @@ impl Carrier {
             Self::Best | Self::Control(_) => return Ok(()),
             Self::Plain => "a port that is not hooked is plain TCP already",
             Self::Graft(_) => "who connects chooses the graft (hook the port without a carrier)",
+            Self::Services(_) => "who connects says what it needs (hook the port without services)",
             Self::Tunnel(_) => "who connects chooses it (hook the port without a carrier)",
         };
         Err(HookerError::NotForPorts {
@@ -82,15 +87,44 @@ impl fmt::Display for Carrier {
             Self::Plain => f.write_str("tcp"),
             Self::Control(name) => write!(f, "tcp:{name}"),
             Self::Graft(name) => write!(f, "graft:{name}"),
+            Self::Services(wanted) => write!(f, "services {}", words(wanted)),
             Self::Tunnel(kind) => kind.fmt(f),
         }
     }
 }
 
+/// Requirements in the words of rules.
+fn words(wanted: &Requirements) -> String {
+    let sets = [
+        ("require", wanted.services),
+        ("prefer", wanted.prefer),
+        ("avoid", wanted.avoid),
+        ("prohibit", wanted.prohibit),
+    ];
+    let sets = sets.into_iter().filter(|(_, set)| !set.is_empty());
+    let mut all: Vec<_> = sets.map(|(level, set)| format!("{level} {set}")).collect();
+    let qos = &wanted.qos;
+    all.extend(qos.max_delay_ms.map(|ms| format!("max_delay_ms {ms}")));
+    all.extend(
+        qos.min_throughput_mbit
+            .map(|mbit| format!("min_throughput_mbit {mbit}")),
+    );
+    all.join(", ")
+}
+
+/// What the sessions of flows are like, where a hook or a rule says so.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Over {
+    /// Over this graft.
+    Graft(String),
+    /// Over the best graft that provides this besides what every TCP connection needs.
+    Services(Requirements),
+}
+
 /// What a hook wishes for its connections.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Wish {
-    pub(super) graft: Option<Arc<str>>,
+    pub(super) over: Option<Arc<Over>>,
     pub(super) tunnel: Option<tunnel::Kind>,
 }
 
@@ -103,7 +137,8 @@ impl Wishes {
     pub(super) fn number(&mut self, carrier: &Carrier) -> u32 {
         let mut wish = Wish::default();
         match carrier {
-            Carrier::Graft(name) => wish.graft = Some(name.as_str().into()),
+            Carrier::Graft(name) => wish.over = Some(Over::Graft(name.clone()).into()),
+            Carrier::Services(wanted) => wish.over = Some(Over::Services(*wanted).into()),
             Carrier::Tunnel(kind) => wish.tunnel = Some(*kind),
             Carrier::Best | Carrier::Plain | Carrier::Control(_) => return VTL_WISH_PLAIN,
         }
@@ -274,7 +309,10 @@ mod tests {
         let [a, b] = ["a", "b"].map(|name| Carrier::Graft(name.into()));
         assert_eq!([&a, &b, &a].map(|c| wishes.number(c)), [1, 2, 1]);
         assert_eq!(wishes.number(&Carrier::Plain), VTL_WISH_PLAIN);
-        assert_eq!(wishes.get(2).graft.as_deref(), Some("b"));
+        assert_eq!(
+            wishes.get(2).over.as_deref(),
+            Some(&Over::Graft("b".into()))
+        );
         let quic = tunnel::Kind::Quic;
         assert_eq!(wishes.number(&Carrier::Tunnel(quic)), 3);
         assert_eq!(wishes.get(3).tunnel, Some(quic));

@@ -251,7 +251,7 @@ impl Engine {
             }) => {
                 let (dest, src) = (held.dest(), held.src());
                 self.shared.broker.client(ClientFlow {
-                    graft: held.graft().cloned(),
+                    over: held.over().cloned(),
                     tunnel: held.tunnel(),
                     app: held,
                     dest,

@@ -15,7 +15,7 @@ use std::{
 use super::{
     Shared,
     abi::{self, vtl_syn},
-    carrier::Wish,
+    carrier::{Over, Wish},
     engine::Command,
     error::ConnectError,
     packet::SynPacket,
@@ -223,9 +223,9 @@ impl HeldConnect {
         self.0.src
     }
 
-    /// The graft that the application's hook names, if it names one.
-    pub fn graft(&self) -> Option<&Arc<str>> {
-        self.0.wish.graft.as_ref()
+    /// What the application's hook or rule says that its session is like, if it says so.
+    pub fn over(&self) -> Option<&Arc<Over>> {
+        self.0.wish.over.as_ref()
     }
 
     /// The tunnel that it names instead, if it names one.

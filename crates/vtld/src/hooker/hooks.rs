@@ -34,7 +34,7 @@ pub enum Hooked {
 }
 
 /// One line of a list of hooks.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Hook {
     /// For [`Hooker::unhook`](super::Hooker::unhook).
     pub id: u32,
@@ -158,7 +158,7 @@ impl Hooks {
     ) -> Result<carrier::Programs, HookerError> {
         let control = match carrier {
             Carrier::Control(name) => Some(self.controls.named(name)?),
-            Carrier::Best | Carrier::Plain | Carrier::Graft(_) | Carrier::Tunnel(_) => None,
+            _ => None,
         };
         carrier::Programs::attach(
             self.config.netns_cookie,

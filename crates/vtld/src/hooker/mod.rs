@@ -42,7 +42,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::tunnel;
 
-pub use carrier::Carrier;
+pub use carrier::{Carrier, Over};
 pub use error::{ConnectError, HookerError};
 pub use held::HeldConnect;
 pub use hooks::{Hook, Hooked};
@@ -92,8 +92,8 @@ pub struct ClientFlow {
     pub src: SocketAddr,
     /// The TCP connection to the destination, non-blocking; the other end is the peer's vtld.
     pub peer: TcpStream,
-    /// The graft that the application's hook names, if it names one.
-    pub graft: Option<Arc<str>>,
+    /// What the application's hook or rule says that its session is like, if it says so.
+    pub over: Option<Arc<Over>>,
     /// The tunnel that it names instead, if it names one.
     pub tunnel: Option<tunnel::Kind>,
 }

@@ -25,18 +25,33 @@ use super::{
     },
     Arriving, Engine, Parked, Source,
 };
-use crate::hooker::{ConnectError, HeldConnect, ServerFlow};
+use crate::hooker::{ConnectError, HeldConnect, Over, ServerFlow};
 
 /// What a session needs to carry TCP connections.
-const FLOWS: Services = Services::RELIABLE
-    .union(Services::ORDERED)
-    .union(Services::FLOW_CONTROL)
-    .union(Services::CONGESTION_CONTROL);
+const FLOWS: Services = Services::TCP;
+
+/// What a session for flows is to be like.
+fn wish(over: Option<&Over>) -> Wish {
+    let mut wish = Wish::from(FLOWS);
+    match over {
+        None => {}
+        Some(Over::Graft(name)) => wish.graft = Some(name.clone()),
+        Some(Over::Services(wanted)) => {
+            wish.wanted = *wanted;
+            wish.wanted.services = FLOWS | wanted.services;
+        }
+    }
+    wish
+}
 
 impl Engine {
-    /// Whether hooked connections can travel by this graft.
-    pub(super) fn carries(&mut self, graft: &str) -> Result<(), String> {
+    /// Whether the sessions of hooked connections can be like this.
+    pub(super) fn carries(&mut self, over: &Over) -> Result<(), String> {
         self.read_pool()?;
+        let graft = match over {
+            Over::Graft(name) => name,
+            Over::Services(_) => return self.candidates(&wish(Some(over))).map(|_| ()),
+        };
         let others = || {
             let fits = self.pool.iter().filter(|p| !p.disabled);
             let fits = fits.filter(|p| p.info.provides.contains(FLOWS));
@@ -44,7 +59,7 @@ impl Engine {
             names.collect::<Vec<_>>().join(", ")
         };
         let found = self.pool.iter().filter(|p| !p.disabled);
-        match found.map(|p| &p.info).find(|g| g.name == graft) {
+        match found.map(|p| &p.info).find(|g| g.name == *graft) {
             Some(g) if g.provides.contains(FLOWS) => Ok(()),
             Some(g) => Err(format!(
                 "graft:{graft} cannot carry TCP connections, it lacks {}: there are {}",
@@ -208,7 +223,7 @@ impl Engine {
         if let Some(rtt) = tcp_rtt(&flow.peer) {
             self.peers.note_rtt(peer, rtt);
         }
-        let sid = match self.stream_session(peer, flow.graft.as_deref()) {
+        let sid = match self.stream_session(peer, flow.over.as_deref()) {
             Some(sid) => sid,
             None => {
                 if self.peers.is_closed(peer, now_ns()) {
@@ -219,12 +234,9 @@ impl Engine {
                     self.parked.push_back(Parked::Client(flow));
                     return;
                 }
-                let wish = Wish {
-                    graft: flow.graft.as_deref().map(str::to_owned),
-                    ..Wish::from(FLOWS)
-                };
+                let wish = wish(flow.over.as_deref());
                 let purpose = Use::Streams {
-                    graft: flow.graft.clone(),
+                    over: flow.over.clone(),
                     waiting: Vec::new(),
                     streams: None,
                 };
@@ -250,12 +262,12 @@ impl Engine {
         }
     }
 
-    /// The stream session with a peer that is open or being opened, over the graft that the hook
-    /// names, if it names one.
+    /// The stream session with a peer that is open or being opened, and like the hook or rule says,
+    /// if it says so.
     ///
     /// One that the peer opened counts once the peer has shown itself: a stranger may ask in its
     /// name, and connects would wait there for nobody.
-    pub(super) fn stream_session(&self, peer: IpAddr, graft: Option<&str>) -> Option<u32> {
+    pub(super) fn stream_session(&self, peer: IpAddr, over: Option<&Over>) -> Option<u32> {
         let shown = |sid: u32| {
             self.plane
                 .sessions()
@@ -264,7 +276,7 @@ impl Engine {
         };
         let fits = |sid: u32, s: &Session| {
             s.peer == peer
-                && matches!(&s.purpose, Use::Streams { graft: of, .. } if of.as_deref() == graft)
+                && matches!(&s.purpose, Use::Streams { over: of, .. } if of.as_deref() == over)
                 && match s.phase {
                     Phase::Opening(_) => true,
                     Phase::Open => s.initiator || shown(sid),
@@ -301,7 +313,7 @@ impl Engine {
             dest,
             src,
             mut peer,
-            graft,
+            over,
         } in std::mem::take(waiting)
         {
             match streams.open(App::Socket(app), dest, src) {
@@ -312,7 +324,7 @@ impl Engine {
                         dest,
                         src,
                         peer,
-                        graft,
+                        over,
                     });
                     continue;
                 }
@@ -355,7 +367,7 @@ impl Engine {
     pub(super) fn held(&mut self, held: HeldConnect) {
         let (dest, port) = (held.dest(), held.src().port());
         let session = self
-            .stream_session(dest.ip(), held.graft().map(|graft| &**graft))
+            .stream_session(dest.ip(), held.over().map(|over| &**over))
             .and_then(|sid| Some((sid, self.sessions.get_mut(&sid)?)));
         let Some((sid, session)) = session else {
             held.fall_back();

@@ -610,13 +610,13 @@ impl Engine {
                 dest,
                 src,
                 peer,
-                graft,
+                over,
             } => self.client(Waiting {
                 app,
                 dest,
                 src,
                 peer,
-                graft,
+                over,
             }),
             Command::Held(held) => self.held(held),
             Command::Accepted { sid, stream, app } => {
@@ -716,8 +716,8 @@ impl Engine {
             Command::Remove { name, reply } => {
                 let _ = reply.send(self.remove(&name));
             }
-            Command::Carries { graft, reply } => {
-                let _ = reply.send(self.carries(&graft));
+            Command::Carries { over, reply } => {
+                let _ = reply.send(self.carries(&over));
             }
             Command::Hooker(hooker) => self.hooker = Some(hooker),
             Command::Stop => {

@@ -128,7 +128,7 @@ impl Engine {
         let (sid, token) = self.create(received.from, received.to, port, wish, |rings| {
             Ok(if port == 0 {
                 Use::Streams {
-                    graft: None,
+                    over: None,
                     waiting: Vec::new(),
                     streams: None,
                 }

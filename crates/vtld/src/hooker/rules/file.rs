@@ -11,6 +11,8 @@ use toml::{
     de::{DeString, DeTable, DeValue},
 };
 
+use vtl_proto::services::{Requirements, Services};
+
 use super::{About, Action, MOST_RULES, Matches, Place, Prefix, Rule, User, Wrong};
 use crate::hooker::Carrier;
 
@@ -76,7 +78,8 @@ struct Source<'a> {
 }
 
 /// The keys of a rule, besides its name: those that match, then those that act.
-const KEYS: &str = "name, cgroup, user, exe, port, to, profile, local, listen, carrier and bypass";
+const KEYS: &str = "name, cgroup, user, exe, port, to, profile, local, listen, carrier, services and \
+                    bypass";
 
 impl Source<'_> {
     fn place(&self, span: Range<usize>) -> Place {
@@ -123,6 +126,10 @@ impl Source<'_> {
                 "name" => name = Some((self.name(value, former)?, value)),
                 "listen" => listen = Some((key, self.each(value, |v| self.listen(v, former))?)),
                 "carrier" => actions.push((key, value, Action::Carry(self.carrier(value)?))),
+                "services" => {
+                    let wanted = Carrier::Services(self.services(value)?);
+                    actions.push((key, value, Action::Carry(wanted)));
+                }
                 "bypass" => {
                     if !self.truth(value)? {
                         return self
@@ -145,7 +152,9 @@ impl Source<'_> {
             return self.wrong(span, "a rule needs a name: name = \"backup\"".into());
         };
         if let [_, (second, ..), ..] = &actions[..] {
-            let text = format!("rule \"{name}\" has two actions: take carrier or bypass");
+            let text = format!(
+                "rule \"{name}\" has two actions: take one of carrier, services and bypass"
+            );
             return self.wrong(second.span(), text);
         }
         let action = actions.pop();
@@ -186,7 +195,7 @@ impl Source<'_> {
         let Some((key, value, action)) = action else {
             let text = format!(
                 "rule \"{name}\" says what it matches, not what is to happen: add carrier = \"best\", \
-                 \"tcp\", \"tcp:CONTROL\", \"graft:NAME\" or another, or bypass = true"
+                 \"tcp\", \"tcp:CONTROL\", \"graft:NAME\" or another, services, or bypass = true"
             );
             return self.wrong(span, text);
         };
@@ -277,6 +286,73 @@ impl Source<'_> {
                 .parse()
                 .map_err(|error| self.error(value.span(), format!("{error}, or best"))),
         }
+    }
+
+    /// A table of what sessions are to be like.
+    fn services(&self, value: &Value<'_>) -> Result<Requirements> {
+        const ALLOWED: &str = "require, prefer, avoid, prohibit, max_delay_ms and \
+                               min_throughput_mbit";
+        let DeValue::Table(keys) = value.get_ref() else {
+            let text =
+                format!("services is a table of {ALLOWED}, like {{ prefer = \"encryption\" }}");
+            return self.wrong(value.span(), text);
+        };
+        let mut wanted = Requirements::default();
+        for (key, value) in in_order(keys) {
+            match key.get_ref().as_ref() {
+                "require" => wanted.services = self.set(value)?,
+                "prefer" => wanted.prefer = self.set(value)?,
+                "avoid" => wanted.avoid = self.set(value)?,
+                "prohibit" => wanted.prohibit = self.set(value)?,
+                "max_delay_ms" => match self.number(value) {
+                    Some(ms) if ms > 0 => wanted.qos.max_delay_ms = Some(ms),
+                    _ => {
+                        let text = "max_delay_ms is a number of milliseconds from 1";
+                        return self.wrong(value.span(), text.into());
+                    }
+                },
+                "min_throughput_mbit" => {
+                    let mbit = match value.get_ref() {
+                        DeValue::Float(mbit) => mbit.as_str().parse().ok(),
+                        _ => self.number(value).map(f64::from),
+                    };
+                    match mbit {
+                        Some(mbit) if mbit > 0.0 && f64::is_finite(mbit) => {
+                            wanted.qos.min_throughput_mbit = Some(mbit);
+                        }
+                        _ => {
+                            let text = "min_throughput_mbit is a number above 0";
+                            return self.wrong(value.span(), text.into());
+                        }
+                    }
+                }
+                other => {
+                    let other = other.escape_debug();
+                    let text = format!("there is no \"{other}\" here: there are {ALLOWED}");
+                    return self.wrong(key.span(), text);
+                }
+            }
+        }
+        // As the session will be asked for.
+        let mut whole = wanted;
+        whole.services = Services::TCP | wanted.services;
+        match whole.contradiction() {
+            None => Ok(wanted),
+            Some(error) => {
+                let text = format!("{error} (TCP connections require {})", Services::TCP);
+                self.wrong(value.span(), text)
+            }
+        }
+    }
+
+    /// Services, as one text or a list.
+    fn set(&self, value: &Value<'_>) -> Result<Services> {
+        let one = |value: &Value<'_>| {
+            let parsed = self.string(value, "a service")?.parse::<Services>();
+            parsed.map_err(|error| self.error(value.span(), error.to_string()))
+        };
+        let all = self.each(value, one)?;
+        Ok(all.into_iter().fold(Services::NONE, |all, one| all | one))
     }
 
     fn path(&self, value: &Value<'_>, what: &str, example: &str) -> Result<PathBuf> {
@@ -460,13 +536,28 @@ carrier = "tcp:hybla"
 [[rule]]
 name = "rest"
 carrier = "best"
+
+[[rule]]
+name = "services"
+services = { require = "encryption", prefer = ["multipath+partial-order"], max_delay_ms = 50, min_throughput_mbit = 1.5 }
 "#;
 
     #[test]
     fn parse__reads_everything_that_a_rule_can_say() {
         let rules = good(ALL);
         let names: Vec<_> = rules.iter().map(|rule| rule.name.as_str()).collect();
-        assert_eq!(names, ["everything", "local", "dns", "web", "mail", "rest"]);
+        assert_eq!(
+            names,
+            [
+                "everything",
+                "local",
+                "dns",
+                "web",
+                "mail",
+                "rest",
+                "services"
+            ]
+        );
         let About::Opened(matches, action) = &rules[0].about else {
             panic!("{:?}", rules[0]);
         };
@@ -498,6 +589,14 @@ carrier = "best"
                 line: 35,
                 column: 11
             }
+        );
+        let About::Opened(_, action) = &rules[6].about else {
+            panic!("{:?}", rules[6]);
+        };
+        assert_eq!(
+            action.to_string(),
+            "services require encryption, prefer partial-order+multipath, max_delay_ms 50, \
+             min_throughput_mbit 1.5"
         );
         assert!(good("").is_empty());
         assert!(good("# nothing\n").is_empty());
@@ -641,6 +740,33 @@ carrier = "best"
                 "there is no carrier \"pigeon\"",
             ),
             (with("carrier = 7"), 3, 11, "text in quotes"),
+            (with("services = \"x\""), 3, 12, "a table"),
+            (
+                with("services = { prefer = \"speed\" }"),
+                3,
+                23,
+                "no service",
+            ),
+            (
+                with("services = { avoid = \"reliable\" }"),
+                3,
+                12,
+                "TCP connections require",
+            ),
+            (with("services = { max_delay_ms = 0 }"), 3, 29, "from 1"),
+            (
+                with("services = { min_throughput_mbit = -1.0 }"),
+                3,
+                36,
+                "above 0",
+            ),
+            (
+                with("services = { max_loss_pct = 1 }"),
+                3,
+                14,
+                "there are require",
+            ),
+            (with("listen = 80\nservices = {}"), 4, 12, "who connects"),
             // Ports of servers.
             (with("listen = 80\nuser = 0"), 4, 1, "exclude each other"),
             (with("listen = \"80\""), 3, 10, "1 to 65535"),

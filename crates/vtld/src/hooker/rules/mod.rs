@@ -329,16 +329,19 @@ impl Rules {
                 .to_owned();
             return Err(Wrong { place, text });
         };
-        kernel.replace(&steps).map_err(at(place))?;
-        let attached = if loaded.iter().any(|l| opens(&&l.rule)) {
-            kernel.attach(means.hierarchy.root())
-        } else {
-            kernel.detach();
-            Ok(())
-        };
-        if let Err(error) = attached {
-            // Nothing was attached before either: rules that are attached stay so.
+        let needed = loaded.iter().any(|l| opens(&&l.rule));
+        let was_attached = kernel.is_attached();
+        if needed && !was_attached {
+            kernel.attach(means.hierarchy.root()).map_err(at(place))?;
+        }
+        if let Err(error) = kernel.replace(&steps) {
+            if !was_attached {
+                kernel.detach();
+            }
             return Err(at(place)(error));
+        }
+        if !needed {
+            kernel.detach();
         }
         self.loaded = loaded;
         self.steps = steps;

@@ -133,6 +133,25 @@ mod tests {
     }
 
     #[test]
+    fn table__is_what_the_documentation_says() {
+        let page = include_str!("../../../../../docs/rules.md");
+        for (_, name, ports) in TABLE {
+            let mut ports = ports.to_vec();
+            ports.sort_by_key(|range| *range.start());
+            let range = |range: &RangeInclusive<u16>| match (range.start(), range.end()) {
+                (first, last) if first == last => first.to_string(),
+                (first, last) => format!("{first}-{last}"),
+            };
+            let ports: Vec<_> = ports.iter().map(range).collect();
+            let row = |line: &str| {
+                line.starts_with(&format!("| `{name}` |"))
+                    && line.ends_with(&format!("| {} |", ports.join(", ")))
+            };
+            assert!(page.lines().any(row), "{name}: {}", ports.join(", "));
+        }
+    }
+
+    #[test]
     fn profile__reads_what_it_writes() {
         for (profile, name, _) in TABLE {
             assert_eq!(profile.to_string(), name);
