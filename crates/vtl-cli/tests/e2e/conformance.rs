@@ -659,9 +659,12 @@ fn sockets__behave_as_over_tcp_ipv6() {
     all_cases("conform6", 1, VTL);
 }
 
+/// By another carrier than QUIC where `CONFORMANCE_CARRIER` says so.
 #[test]
-fn sockets__behave_as_over_tcp_by_quic() {
-    all_cases("conform-quic", 0, Over::Vtl(&["--carrier", "quic"]));
+fn sockets__behave_as_over_tcp_by_a_tunnel() {
+    let carrier = std::env::var("CONFORMANCE_CARRIER").unwrap_or_else(|_| "quic".into());
+    let options: &'static [&'static str] = vec!["--carrier", carrier.leak()].leak();
+    all_cases("conform-tunnel", 0, Over::Vtl(options));
 }
 
 #[test]

@@ -49,10 +49,10 @@ impl World {
         }
     }
 
-    /// Begins a download that cannot end before it is let.
-    fn start_big(&self, server: IpAddr) -> Download {
-        self.serve("big", 32 * MB);
-        let mut download = self.start_over("quic", server, "big");
+    /// Begins a large download.
+    fn start_big(&self, carrier: &str, server: IpAddr, megabytes: usize) -> Download {
+        self.serve("big", megabytes * MB);
+        let mut download = self.start_over(carrier, server, "big");
         download.reaches(100_000);
         download
     }
@@ -108,7 +108,7 @@ fn quic__a_stalled_flow_holds_up_nobody() {
     world.meet_by("quic");
     world.serve("f", MB / 2);
     let server = world.servers()[0];
-    let mut stalled = world.start_big(server);
+    let mut stalled = world.start_big("quic", server, 32);
     stalled.process.signal(Signal::SIGSTOP);
     let taken = || world.tunnelled("bytes_received");
     // Until nothing moves any more: it fills what may be held for it.
@@ -117,7 +117,7 @@ fn quic__a_stalled_flow_holds_up_nobody() {
         std::thread::sleep(Duration::from_millis(500));
         std::mem::replace(&mut before, taken()) == taken()
     });
-    let downloads: Vec<_> = (0..20)
+    let downloads: Vec<_> = (0..10)
         .map(|_| world.start_over("quic", server, "f"))
         .collect();
     downloads.into_iter().for_each(finish);
@@ -152,7 +152,7 @@ fn quic__dies_with_either_daemon() {
     let server = world.servers()[0];
     for victim in [Host::Server, Host::Client] {
         world.meet_by("quic");
-        let mut download = world.start_big(server);
+        let mut download = world.start_big("quic", server, 8);
         let daemon = world.take_daemon(victim);
         let held = Held::by(daemon.pid());
         daemon.kill();
@@ -177,7 +177,7 @@ fn quic__dies_with_either_daemon() {
     }
     world.meet_by("quic");
     // In order: the same, and nothing is left.
-    let mut download = world.start_big(server);
+    let mut download = world.start_big("quic", server, 8);
     world.stop_daemons();
     download.broke(20);
 }
@@ -189,7 +189,7 @@ fn quic__strangers_harm_nothing() {
     };
     world.meet_by("quic");
     let server = world.servers()[0];
-    let download = world.start_big(server);
+    let download = world.start_big("quic", server, 8);
     let port = udp_port(&world);
     let space = &world.testbed;
     // What is no QUIC, what looks like it, and discovery connections that ask for nonsense.
@@ -219,6 +219,87 @@ fn quic__strangers_harm_nothing() {
     };
     let answer = space.in_netns(Host::Client, plain).expect("a namespace");
     assert!(answer.starts_with(b"HTTP/1.1 200"), "{answer:?}");
+}
+
+/// `ip` and `tc` on a host, by words.
+fn run_on(world: &World, host: Host, line: &str) {
+    let mut words = line.split(' ');
+    let program = words.next().expect("a program");
+    let mut command = world.testbed.command(host, program).expect("a namespace");
+    let output = command.args(words).output().expect("it runs");
+    assert!(output.status.success(), "{line}: {output:?}");
+}
+
+/// A second path between the hosts, at 40 Mbit/s, that MPTCP may use.
+fn second_path(world: &World) {
+    let server = format!("{}-{}", world.testbed.name(), Host::Server.name());
+    run_on(
+        world,
+        Host::Client,
+        &format!("ip link add second type veth peer name second netns {server}"),
+    );
+    for (host, address) in [(Host::Client, "10.99.1.1"), (Host::Server, "10.99.1.2")] {
+        for line in [
+            "ip link set second up",
+            &format!("ip address add {address}/24 dev second"),
+            "ip mptcp limits set subflows 2 add_addr_accepted 2",
+            "tc qdisc add dev second root tbf rate 40mbit burst 32k latency 50ms",
+        ] {
+            run_on(world, host, line);
+        }
+    }
+    let signal = "ip mptcp endpoint add 10.99.1.2 dev second signal";
+    run_on(world, Host::Server, signal);
+}
+
+/// Bytes that the client got by the second path.
+fn by_second_path(world: &World) -> u64 {
+    let mut ip = world
+        .testbed
+        .command(Host::Client, "ip")
+        .expect("a namespace");
+    let ip = ip.args(["-s", "-j", "link", "show", "dev", "second"]);
+    let output = ip.output().expect("ip runs");
+    let all: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    all[0]["stats64"]["rx"]["bytes"].as_u64().expect("a number")
+}
+
+#[test]
+fn mptcp__carries_over_two_paths() {
+    if !std::path::Path::new("/proc/sys/net/mptcp").exists() {
+        println!("mptcp: skipped: this kernel has no MPTCP");
+        return;
+    }
+    let Some(mut world) = World::new("mptcp", &Link::new(5.0, 40.0)) else {
+        return;
+    };
+    second_path(&world);
+    world.meet_by("mptcp");
+    let [server, server6] = world.servers();
+    world.serve("f", MB);
+    // One path goes in mid-flow, the other carries on.
+    let mut download = world.start_big("mptcp", server, 12);
+    until("the second path is used", 30, || {
+        assert!(download.process.ended().is_none(), "too early");
+        by_second_path(&world) > MB as u64
+    });
+    run_on(&world, Host::Client, "ip link set second down");
+    finish(download);
+    finish(world.start_over("mptcp", server6, "f"));
+    let carried = world.tunnelled("bytes_received");
+    assert!(carried > 13 * MB as u64, "{carried}");
+    // Refused as over TCP; and a reset is no end.
+    let mut curl = world.vtl(Host::Client, &["run", "--carrier", "mptcp", "--", "curl"]);
+    let closed = format!("http://{server}:81/");
+    let status = curl.args(["-sS", &closed]).status().expect("curl runs");
+    assert_eq!(status.code(), Some(7), "it could not connect");
+    let mut download = world.start_big("mptcp", server, 12);
+    world.take_daemon(Host::Server).kill();
+    download.broke(20);
+    until("the tunnels' end", 20, || {
+        world.tunnels(Host::Client).is_empty()
+    });
+    finish(world.start_over("mptcp", server, "f"));
 }
 
 /// Where the server's daemon waits for QUIC.

@@ -6,7 +6,7 @@ use std::{
     future::Future,
     io::{self, Write},
     net::{SocketAddr, TcpStream},
-    pin::pin,
+    pin::{Pin, pin},
     rc::Rc,
     task::Poll,
     time::{Duration, Instant},
@@ -18,9 +18,10 @@ use tokio::{sync::oneshot, task::spawn_local, time::timeout};
 use vtl_proto::mux::ResetCode;
 
 use super::{
-    Discovered, Hub, Key, Kind, Tunnel,
+    Discovered, Hub, Key, Kind, Link, Tunnel,
     flow::{self, App, Counted},
-    stream::{Broken, Receiver, Sender},
+    mptcp,
+    stream::{Broken, QuicSender, Receiver, Sender, Socket},
     wire,
     words::{FINGERPRINT, OPEN, Open, Word},
 };
@@ -110,6 +111,8 @@ impl Hub {
             Some(Slot::Late) => self.plain(flow),
             Some(Slot::Failed { until }) if *until > Instant::now() => self.plain(flow),
             None | Some(Slot::Failed { .. }) => {
+                let now = Instant::now();
+                slots.retain(|_, slot| !matches!(slot, Slot::Failed { until } if *until <= now));
                 slots.insert(flow.key, Slot::Opening(Vec::new()));
                 drop(slots);
                 spawn_local(Rc::clone(self).open(flow));
@@ -122,19 +125,33 @@ impl Hub {
         let key = first.key;
         let rtt = tcp_rtt(&first.peer);
         let connecting = async {
-            let quic = self.quic()?;
+            // First what may not be had here.
+            let quic = match key.kind {
+                Kind::Quic => Some(self.quic()?),
+                Kind::Mptcp => None,
+            };
             let granted = ask(key.kind, &first.peer).await?;
             let to = SocketAddr::new(key.peer, granted.port);
-            let connecting = quic.connect(to, granted.token, granted.fingerprint, rtt);
-            Ok::<_, Refusal>(connecting?)
+            let token = granted.token;
+            Ok::<_, Refusal>(match quic {
+                Some(quic) => Err(quic.connect(to, token, granted.fingerprint, rtt)?),
+                None => Ok(Link::Mptcp {
+                    to,
+                    token,
+                    over: Rc::default(),
+                }),
+            })
         };
         let connecting = match connecting.await {
-            Ok(connecting) => connecting,
+            Ok(Err(connecting)) => connecting,
+            // Its flows connect on their own.
+            Ok(Ok(link)) => return self.opened(key, link, Some(first)),
             Err(refusal) => {
                 tracing::info!(%refusal, peer = %key.peer, carrier = %key.kind, "plain TCP instead of a tunnel");
                 self.set(key, Slot::failed());
                 match refusal {
-                    Refusal::NoAnswer(_) => self.plain_again(first),
+                    // Who does not know the word has ended the connection.
+                    Refusal::NoAnswer(_) => self.plain_again(first.app, first.dest),
                     Refusal::Refused | Refusal::Here(_) => self.plain(first),
                 }
                 return;
@@ -143,7 +160,7 @@ impl Hub {
         let patience = rtt.unwrap_or(ROUND_TRIP) * ROUND_TRIPS + PATIENCE;
         let mut connecting = pin!(timeout(ATTEMPT, connecting));
         match timeout(patience, &mut connecting).await {
-            Ok(Ok(Ok(connection))) => self.opened(key, connection, Some(first)),
+            Ok(Ok(Ok(connection))) => self.opened(key, Link::Quic(connection), Some(first)),
             Ok(failed) => {
                 tracing::info!(?failed, peer = %key.peer, carrier = %key.kind, "plain TCP instead of a tunnel");
                 self.set(key, Slot::failed());
@@ -154,7 +171,7 @@ impl Hub {
                 self.set(key, Slot::Late);
                 self.plain(first);
                 match connecting.await {
-                    Ok(Ok(connection)) => self.opened(key, connection, None),
+                    Ok(Ok(connection)) => self.opened(key, Link::Quic(connection), None),
                     failed => {
                         tracing::info!(?failed, peer = %key.peer, carrier = %key.kind, "no tunnel");
                         self.set(key, Slot::failed());
@@ -175,8 +192,8 @@ impl Hub {
     }
 
     /// There is a tunnel. Of its first flow the discovery connection becomes the lifeline.
-    fn opened(self: &Rc<Self>, key: Key, connection: Connection, first: Option<Discovered>) {
-        let tunnel = Rc::new(Tunnel::new(key, connection));
+    fn opened(self: &Rc<Self>, key: Key, link: Link, first: Option<Discovered>) {
+        let tunnel = Rc::new(Tunnel::new(key, link));
         let before = self
             .client
             .0
@@ -212,7 +229,7 @@ impl Hub {
         }
         self.shared.set_open(tunnel.key, false);
         self.client.0.borrow_mut().remove(&tunnel.key);
-        tunnel.connection.close(0_u32.into(), b"");
+        tunnel.close();
         if let Some(lifeline) = lifeline {
             set_linger(&lifeline, false);
         }
@@ -242,20 +259,24 @@ impl Hub {
 
     /// Gives the application back if the tunnel is full.
     fn start_stream(
-        &self,
+        self: &Rc<Self>,
         tunnel: &Rc<Tunnel>,
         app: TcpStream,
         dest: SocketAddr,
         src: SocketAddr,
     ) -> Result<(), TcpStream> {
-        let Some((mut sender, receiver)) = open_stream(&tunnel.connection) else {
+        let Some(opening) = Opening::new(tunnel, dest, src) else {
             return Err(app);
         };
-        let counted = Counted::new(&tunnel.meter);
+        let (hub, key) = (Rc::clone(self), tunnel.key);
         spawn_local(async move {
-            let Ok(app) = App::new(app, None) else { return };
-            counted.said(OPEN);
-            if sender.write(header(dest, src)).await.is_ok() {
+            let Some((sender, receiver, counted)) = opening.wait().await else {
+                // Nothing was taken from the application yet.
+                hub.unreachable(key);
+                hub.plain_again(app, dest);
+                return;
+            };
+            if let Ok(app) = App::new(app, None) {
                 finished(
                     flow::carry(app, sender, receiver, true, counted).await,
                     dest,
@@ -265,17 +286,35 @@ impl Hub {
         Ok(())
     }
 
+    /// A flow of a tunnel that is no connection of its own did not get through.
+    fn unreachable(&self, key: Key) {
+        tracing::info!(peer = %key.peer, carrier = %key.kind, "plain TCP instead of a tunnel");
+        if let Some(tunnel) = self.client.get(key) {
+            tunnel.close();
+        }
+        self.shared.set_open(key, false);
+        self.set(key, Slot::failed());
+    }
+
     /// A connect to a host with a tunnel.
     pub(super) fn held(self: &Rc<Self>, key: Key, held: HeldConnect) {
-        let tunnel = self.client.get(key);
-        let stream =
-            tunnel.and_then(|t| Some((open_stream(&t.connection)?, Counted::new(&t.meter))));
-        match stream {
-            None => held.fall_back(),
-            Some(((sender, receiver), counted)) => {
-                spawn_local(connect(held, sender, receiver, counted));
+        let opening = self
+            .client
+            .get(key)
+            .and_then(|tunnel| Opening::new(&tunnel, held.dest(), held.src()));
+        let Some(opening) = opening else {
+            return held.fall_back();
+        };
+        let hub = Rc::clone(self);
+        spawn_local(async move {
+            match opening.wait().await {
+                Some((sender, receiver, counted)) => connect(held, sender, receiver, counted).await,
+                None => {
+                    hub.unreachable(key);
+                    held.fall_back();
+                }
             }
-        }
+        });
     }
 
     /// Carries a flow over its discovery connection.
@@ -288,11 +327,12 @@ impl Hub {
         }
     }
 
-    /// Carries a flow over a new connection: who does not know of tunnels has ended the other.
-    fn plain_again(&self, flow: Discovered) {
-        match self.hooker.connect_plain(flow.dest) {
-            Ok(peer) => self.hooker.carry(flow.app, peer, None),
-            Err(error) => tracing::debug!(%error, dest = %flow.dest, "no second connection"),
+    /// Carries a flow over a new connection: its discovery connection has ended, or serves another
+    /// purpose.
+    fn plain_again(&self, app: TcpStream, dest: SocketAddr) {
+        match self.hooker.connect_plain(dest) {
+            Ok(peer) => self.hooker.carry(app, peer, None),
+            Err(error) => tracing::debug!(%error, %dest, "no second connection"),
         }
     }
 }
@@ -324,22 +364,71 @@ async fn ask(kind: Kind, peer: &TcpStream) -> Result<Granted, Refusal> {
     answer.map_err(Refusal::NoAnswer)?.ok_or(Refusal::Refused)
 }
 
+/// `None` where the peer does not get to hear of it.
+type OpeningStream = Pin<Box<dyn Future<Output = Option<(Sender, Receiver)>>>>;
+
+/// A stream in the making.
+struct Opening {
+    stream: OpeningStream,
+    counted: Counted,
+}
+
+impl Opening {
+    /// `None` if the tunnel is full, or has ended.
+    fn new(tunnel: &Rc<Tunnel>, dest: SocketAddr, src: SocketAddr) -> Option<Self> {
+        let open = Open {
+            dest_port: dest.port(),
+            src_port: src.port(),
+        };
+        let counted = Counted::new(&tunnel.meter);
+        counted.said(OPEN);
+        let stream: OpeningStream = match &tunnel.link {
+            Link::Quic(connection) => {
+                let (sender, receiver) = quic_stream(connection)?;
+                let header = Bytes::copy_from_slice(&open.emit());
+                Box::pin(async move {
+                    let mut sender = Sender::Quic(QuicSender::new(sender));
+                    // What went wrong, reading shows.
+                    let _ = sender.write(header).await;
+                    Some((sender, Receiver::quic(receiver)))
+                })
+            }
+            Link::Mptcp { to, token, .. } => {
+                let header = [&token.to_be_bytes()[..], &open.emit()].concat();
+                let to = *to;
+                Box::pin(async move {
+                    let connected = timeout(ATTEMPT, mptcp_stream(to)).await;
+                    let socket = connected.ok()?.ok()?;
+                    let mut sender = Sender::Socket(socket.clone());
+                    let _ = sender.write(header.into()).await;
+                    Some((sender, Receiver::socket(socket)))
+                })
+            }
+        };
+        Some(Self { stream, counted })
+    }
+
+    /// `None` if the peer does not get to hear of it.
+    async fn wait(self) -> Option<(Sender, Receiver, Counted)> {
+        let (sender, receiver) = self.stream.await?;
+        Some((sender, receiver, self.counted))
+    }
+}
+
 /// A new stream, if there may be one at once.
-fn open_stream(connection: &Connection) -> Option<(Sender, Receiver)> {
+fn quic_stream(connection: &Connection) -> Option<(quinn::SendStream, quinn::RecvStream)> {
     let mut opening = pin!(connection.open_bi());
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     match opening.as_mut().poll(&mut context) {
-        Poll::Ready(Ok((sender, receiver))) => Some((Sender::new(sender), Receiver::new(receiver))),
+        Poll::Ready(Ok(stream)) => Some(stream),
         Poll::Ready(Err(_)) | Poll::Pending => None,
     }
 }
 
-fn header(dest: SocketAddr, src: SocketAddr) -> Bytes {
-    let open = Open {
-        dest_port: dest.port(),
-        src_port: src.port(),
-    };
-    Bytes::copy_from_slice(&open.emit())
+async fn mptcp_stream(to: SocketAddr) -> io::Result<Socket> {
+    let socket = Socket::new(mptcp::begin(to)?)?;
+    socket.connected().await?;
+    Ok(socket)
 }
 
 fn finished(result: Result<(), Broken>, dest: SocketAddr) {
@@ -349,14 +438,9 @@ fn finished(result: Result<(), Broken>, dest: SocketAddr) {
 }
 
 /// Answers a waiting connect as the peer does, and carries its flow.
-async fn connect(held: HeldConnect, mut sender: Sender, mut receiver: Receiver, counted: Counted) {
+async fn connect(held: HeldConnect, sender: Sender, mut receiver: Receiver, counted: Counted) {
     let dest = held.dest();
-    counted.said(OPEN);
-    let accepted = async {
-        sender.write(header(dest, held.src())).await?;
-        flow::opened(&mut receiver).await
-    };
-    match accepted.await {
+    match flow::opened(&mut receiver).await {
         Ok(()) => {}
         Err(Broken::Reset(code)) => {
             return match code {

@@ -122,27 +122,7 @@ impl App {
 
     /// Waits for the outcome of its connect.
     pub(super) async fn connected(&self) -> io::Result<()> {
-        self.socket
-            .async_io(Interest::WRITABLE, |socket| match socket.take_error()? {
-                Some(error) => Err(error),
-                None if socket.peer_addr().is_ok() => Ok(()),
-                None => Err(io::ErrorKind::WouldBlock.into()),
-            })
-            .await
-    }
-
-    /// Completes when the connection is reset, behind the end of what the application sends, where
-    /// reading would not show it.
-    async fn broken(&self) {
-        loop {
-            let Ok(mut ready) = self.socket.ready(Interest::ERROR).await else {
-                return;
-            };
-            if !matches!(self.socket.get_ref().take_error(), Ok(None)) {
-                return;
-            }
-            ready.clear_ready();
-        }
+        wire::connected(&self.socket).await
     }
 }
 
@@ -199,8 +179,7 @@ async fn up(app: &App, sender: &mut Sender, meter: &Meter) -> Result<(), Broken>
                 sender.write(record).await?;
             }
             Got::End => {
-                sender.finish();
-                return Ok(());
+                return sender.finish().await;
             }
         }
     }
@@ -241,12 +220,18 @@ async fn down(app: &App, receiver: &mut Receiver, meter: &Meter) -> Result<(), B
         // As much as has come, up to what a write takes.
         while let Some(read) = next {
             match read? {
-                Some(bytes) => records.push(bytes),
-                None if records.is_whole() => {
+                Some(bytes) => {
+                    records.push(bytes);
+                    if receiver.ends_by_record() && records.is_whole(true) {
+                        ended = true;
+                        break;
+                    }
+                }
+                None if records.is_whole(receiver.ends_by_record()) => {
                     ended = true;
                     break;
                 }
-                None => return Err(Broken::Nonsense),
+                None => return Err(Broken::Reset(ResetCode::Rst)),
             }
             next = match records.held() < records::LONGEST {
                 true => receiver.read_now().await,
@@ -262,6 +247,7 @@ async fn both(
     down: impl Future<Output = Result<(), Broken>>,
     app: &App,
     stopped: impl Future<Output = Broken>,
+    gone: impl Future<Output = Broken>,
 ) -> Result<(), Broken> {
     let (mut up, mut down, mut stopped) = (pin!(up), pin!(down), pin!(stopped));
     tokio::select! {
@@ -269,7 +255,7 @@ async fn both(
             result?;
             tokio::select! {
                 result = &mut down => result,
-                () = app.broken() => Err(Broken::App),
+                () = wire::broken(&app.socket) => Err(Broken::App),
                 broken = &mut stopped => Err(broken),
             }
         }
@@ -278,6 +264,7 @@ async fn both(
             tokio::select! {
                 result = &mut up => result,
                 broken = &mut stopped => Err(broken),
+                broken = gone => Err(broken),
             }
         }
         broken = &mut stopped => Err(broken),
@@ -290,6 +277,11 @@ pub(super) async fn opened(receiver: &mut Receiver) -> Result<(), Broken> {
     receiver.read_exact(&mut answer).await?;
     match answer {
         [words::OPENED] => Ok(()),
+        [words::RESET] => {
+            receiver.read_exact(&mut answer).await?;
+            let code = ResetCode::from_wire(answer[0].into());
+            Err(Broken::Reset(code))
+        }
         _ => Err(Broken::Nonsense),
     }
 }
@@ -304,14 +296,14 @@ pub(super) async fn carry(
     counted: Counted,
 ) -> Result<(), Broken> {
     let meter = &*counted.0;
-    let stopped = sender.stopped();
+    let (stopped, gone) = (sender.stopped(), sender.gone());
     let down = async {
         if waits {
             opened(&mut receiver).await?;
         }
         down(&app, &mut receiver, meter).await
     };
-    let result = both(up(&app, &mut sender, meter), down, &app, stopped).await;
+    let result = both(up(&app, &mut sender, meter), down, &app, stopped, gone).await;
     if result.is_ok() {
         app.done.set(true);
     } else {

@@ -7,6 +7,7 @@
 
 mod client;
 mod flow;
+mod mptcp;
 mod quic;
 mod records;
 mod server;
@@ -15,10 +16,11 @@ mod wire;
 mod words;
 
 use std::{
-    cell::OnceCell,
+    cell::{Cell, OnceCell},
     collections::HashSet,
     fmt, io,
     net::{IpAddr, SocketAddr, TcpStream},
+    pin::pin,
     rc::Rc,
     sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, mpsc as blocking},
     thread::JoinHandle,
@@ -27,7 +29,10 @@ use std::{
 
 use quinn::Connection;
 use serde_json::{Value, json};
-use tokio::{sync::mpsc, task::LocalSet};
+use tokio::{
+    sync::{Notify, mpsc},
+    task::LocalSet,
+};
 
 use crate::hooker::{self, ClientFlow, HeldConnect, ServerFlow};
 
@@ -43,11 +48,13 @@ const FAREWELL: Duration = Duration::from_millis(200);
 pub enum Kind {
     /// QUIC, by quinn.
     Quic,
+    /// MPTCP, by the kernel.
+    Mptcp,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 1] = [Self::Quic];
+    pub const ALL: [Self; 2] = [Self::Quic, Self::Mptcp];
 
     /// By its name as a carrier.
     pub fn named(name: &str) -> Option<Self> {
@@ -58,6 +65,7 @@ impl Kind {
     pub fn name(self) -> &'static str {
         match self {
             Self::Quic => "quic",
+            Self::Mptcp => "mptcp",
         }
     }
 
@@ -65,6 +73,7 @@ impl Kind {
     fn number(self) -> u8 {
         match self {
             Self::Quic => 1,
+            Self::Mptcp => 2,
         }
     }
 
@@ -252,6 +261,7 @@ fn start(shared: &Arc<Shared>, hooker: hooker::Handle) -> io::Result<Thread> {
                 shared,
                 hooker,
                 quic: OnceCell::new(),
+                mptcp: OnceCell::new(),
                 client: client::Slots::default(),
                 served: server::Served::default(),
             });
@@ -266,6 +276,8 @@ struct Hub {
     hooker: hooker::Handle,
     /// Made when it is first needed.
     quic: OnceCell<Option<Rc<Quic>>>,
+    /// The port, as QUIC's endpoint.
+    mptcp: OnceCell<Option<u16>>,
     client: client::Slots,
     served: server::Served,
 }
@@ -309,6 +321,22 @@ impl Hub {
             .ok_or_else(|| io::ErrorKind::Unsupported.into())
     }
 
+    /// The port where flows over MPTCP come.
+    fn mptcp(self: &Rc<Self>) -> io::Result<u16> {
+        let made = self.mptcp.get_or_init(|| match mptcp::Listener::new() {
+            Ok(listener) => {
+                let port = listener.port;
+                tokio::task::spawn_local(Rc::clone(self).accept_mptcp(listener));
+                Some(port)
+            }
+            Err(error) => {
+                tracing::error!(%error, "MPTCP cannot be had");
+                None
+            }
+        });
+        made.ok_or_else(|| io::ErrorKind::Unsupported.into())
+    }
+
     fn status(&self) -> Vec<Value> {
         let mut all: Vec<_> = self.client.open().iter().map(|t| t.row("client")).collect();
         all.extend(self.served.all().iter().map(|t| t.row("server")));
@@ -316,36 +344,83 @@ impl Hub {
     }
 }
 
+/// What a tunnel's flows travel by.
+enum Link {
+    /// As streams of a connection.
+    Quic(Connection),
+    /// Each by a connection of its own.
+    Mptcp {
+        to: SocketAddr,
+        token: u64,
+        over: Rc<Over>,
+    },
+}
+
+/// The end of what has no connection of its own.
+#[derive(Default)]
+struct Over {
+    is: Cell<bool>,
+    notify: Notify,
+}
+
 /// A tunnel that is open.
 struct Tunnel {
     key: Key,
-    connection: Connection,
+    link: Link,
     meter: Rc<Meter>,
 }
 
 impl Tunnel {
-    fn new(key: Key, connection: Connection) -> Self {
+    fn new(key: Key, link: Link) -> Self {
         Self {
             key,
-            connection,
+            link,
             meter: Rc::default(),
         }
     }
 
+    /// Ends it.
+    fn close(&self) {
+        match &self.link {
+            Link::Quic(connection) => connection.close(0_u32.into(), b""),
+            Link::Mptcp { over, .. } => {
+                over.is.set(true);
+                over.notify.notify_waiters();
+            }
+        }
+    }
+
+    /// Completes at its end.
+    async fn closed(&self) {
+        match &self.link {
+            Link::Quic(connection) => drop(connection.closed().await),
+            Link::Mptcp { over, .. } => {
+                let mut notified = pin!(over.notify.notified());
+                // Before the question, so that no answer is missed.
+                notified.as_mut().enable();
+                if !over.is.get() {
+                    notified.await;
+                }
+            }
+        }
+    }
+
     fn row(&self, role: &str) -> Value {
-        let stats = self.connection.stats();
-        let (sent, lost) = (stats.path.sent_packets, stats.path.lost_packets);
-        json!({
+        let mut row = json!({
             "peer": self.key.peer,
             "carrier": self.key.kind.name(),
             "role": role,
             "flows": self.meter.flows.get(),
-            "rtt_ms": (stats.path.rtt.as_secs_f64() * 1e5).round() / 1e2,
-            "sent": sent,
-            "lost": lost,
             "bytes_sent": self.meter.sent.get(),
             "bytes_received": self.meter.received.get(),
-        })
+        });
+        if let Link::Quic(connection) = &self.link {
+            let path = connection.stats().path;
+            row["rtt_ms"] = ((path.rtt.as_secs_f64() * 1e5).round() / 1e2).into();
+            row["sent"] = path.sent_packets.into();
+            row["lost"] = path.lost_packets.into();
+        }
+        row
     }
 
     /// Keeps what flows may have written ahead of the network at two windows, so that a new flow's
@@ -356,13 +431,13 @@ impl Tunnel {
         const LEAST: u64 = 1 << 20;
         loop {
             let flows = self.meter.flows.get();
-            let pause = match (flows, idle) {
-                (0, Some(idle)) => idle,
-                (0, None) => Duration::MAX,
-                _ => OFTEN,
+            let pause = match (flows, idle, &self.link) {
+                (0, Some(idle), _) => idle,
+                (0, None, _) | (_, _, Link::Mptcp { .. }) => Duration::MAX,
+                (_, _, Link::Quic(_)) => OFTEN,
             };
             tokio::select! {
-                _ = self.connection.closed() => return,
+                () = self.closed() => return,
                 () = self.meter.changed.notified() => {}
                 () = tokio::time::sleep(pause) => {
                     if flows == 0 && self.meter.flows.get() == 0 {
@@ -370,9 +445,10 @@ impl Tunnel {
                     }
                 }
             }
-            let window = self.connection.stats().path.cwnd.saturating_mul(2);
-            let window = window.clamp(LEAST, quic::SEND_WINDOW);
-            self.connection.set_send_window(window);
+            if let Link::Quic(connection) = &self.link {
+                let window = connection.stats().path.cwnd.saturating_mul(2);
+                connection.set_send_window(window.clamp(LEAST, quic::SEND_WINDOW));
+            }
         }
     }
 }

@@ -1,5 +1,6 @@
 //! How an application's bytes lie in a stream: records of a length (2 bytes, big-endian) and so many
-//! bytes; a length of 0 stands before TCP's urgent byte (RFC 6093), which must stay one.
+//! bytes; a length of 0 stands before TCP's urgent byte (RFC 6093), which must stay one. The length
+//! 65,535 says that this is the true end, where a stream's own may be a false one.
 
 use std::{
     collections::VecDeque,
@@ -14,7 +15,9 @@ use crate::urgent;
 /// Bytes before each record.
 pub(super) const PREFIX: usize = 2;
 /// Bytes of the longest record.
-pub(super) const LONGEST: usize = u16::MAX as usize;
+pub(super) const LONGEST: usize = u16::MAX as usize - 1;
+/// The true end.
+pub(super) const END: [u8; PREFIX] = [0xff; PREFIX];
 /// Pieces handed to the kernel in one call.
 const PIECES: usize = 32;
 
@@ -39,6 +42,7 @@ enum State {
         left: usize,
     },
     Urgent,
+    End,
 }
 
 enum Piece {
@@ -68,6 +72,7 @@ impl Records {
                     let _ = bytes.split_to(1);
                     match u16::from_be_bytes([high, first]) {
                         0 => State::Urgent,
+                        u16::MAX => State::End,
                         len => State::Body { left: len.into() },
                     }
                 }
@@ -77,6 +82,8 @@ impl Records {
                     self.held += 1;
                     State::Prefix
                 }
+                // What follows has no meaning.
+                State::End => return,
                 State::Body { left } => {
                     let piece = bytes.split_to(left.min(bytes.len()));
                     self.held += piece.len();
@@ -91,9 +98,13 @@ impl Records {
         }
     }
 
-    /// Whether the stream may end here.
-    pub(super) fn is_whole(&self) -> bool {
-        matches!(self.state, State::Prefix)
+    /// Whether the stream may end here, or only behind a record that says so.
+    pub(super) fn is_whole(&self, by_record: bool) -> bool {
+        match self.state {
+            State::End => true,
+            State::Prefix => !by_record,
+            _ => false,
+        }
     }
 
     /// Bytes that wait for the application.
@@ -177,7 +188,9 @@ mod tests {
                     wrote += records.write_to(&ours).unwrap();
                 }
             }
-            assert!(records.is_whole());
+            assert!(records.is_whole(false) && !records.is_whole(true));
+            records.push(Bytes::from_static(&END));
+            assert!(records.is_whole(true));
             drop(ours);
             assert_eq!(wrote, wanted.len());
             assert_eq!(reader.join().unwrap(), wanted);
@@ -210,7 +223,7 @@ mod tests {
         for cut in [&[0_u8][..], &[0, 0], &[0, 2, 1]] {
             let mut records = Records::default();
             records.push(Bytes::copy_from_slice(cut));
-            assert!(!records.is_whole());
+            assert!(!records.is_whole(false) && !records.is_whole(true));
         }
     }
 }

@@ -19,10 +19,11 @@ use tokio::{
 use vtl_proto::mux::ResetCode;
 
 use super::{
-    Hub, Key, Kind, Tunnel,
+    Hub, Key, Kind, Link, Tunnel,
     flow::{self, App, Counted},
+    mptcp::Listener,
     quic::{Grant, Quic},
-    stream::{Receiver, Sender},
+    stream::{QuicSender, Receiver, Sender, Socket},
     wire,
     words::{self, FINGERPRINT, OPEN, Open, WORD, Word},
 };
@@ -40,6 +41,11 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 /// How long a stream may take to say what it is for.
 const HEADER: Duration = Duration::from_secs(10);
 
+/// Connections over MPTCP at a time that have not said what they are for.
+const HALF_OPEN: usize = 256;
+/// Between two attempts to accept, where there are no descriptors.
+const PAUSE: Duration = Duration::from_millis(50);
+
 /// What a token is good for.
 struct Promise {
     key: Key,
@@ -52,6 +58,8 @@ struct Promise {
 pub(super) struct Served {
     promises: RefCell<HashMap<u64, Promise>>,
     tunnels: RefCell<Vec<Rc<Tunnel>>>,
+    /// Those of them that are found by token, each time.
+    by_token: RefCell<HashMap<u64, Rc<Tunnel>>>,
 }
 
 impl Served {
@@ -59,26 +67,122 @@ impl Served {
         self.tunnels.borrow().clone()
     }
 
+    /// One that is found by token.
+    fn enter(&self, token: u64, tunnel: &Rc<Tunnel>) {
+        self.tunnels.borrow_mut().push(Rc::clone(tunnel));
+        self.by_token.borrow_mut().insert(token, Rc::clone(tunnel));
+    }
+
+    fn find(&self, token: u64) -> Option<Rc<Tunnel>> {
+        self.by_token.borrow().get(&token).cloned()
+    }
+
+    fn forget(&self, tunnel: &Rc<Tunnel>) {
+        let mut all = self.tunnels.borrow_mut();
+        all.retain(|other| !Rc::ptr_eq(other, tunnel));
+    }
+
     fn is_full(&self) -> bool {
         self.promises.borrow().len() + self.tunnels.borrow().len() >= MOST
     }
 }
 
+/// The server's word, and the fingerprint behind it.
+fn granted(port: u16, token: u64, fingerprint: &[u8; FINGERPRINT]) -> [u8; WORD + FINGERPRINT] {
+    let mut answer = [0; WORD + FINGERPRINT];
+    answer[..WORD].copy_from_slice(&Word::Granted { port, token }.emit());
+    answer[WORD..].copy_from_slice(fingerprint);
+    answer
+}
+
 impl Hub {
     /// A client asks for a tunnel on its discovery connection.
     pub(super) async fn serve_asked(self: Rc<Self>, kind: Kind, flow: ServerFlow) {
-        let quic = match self.quic() {
-            Ok(quic) if !self.served.is_full() => quic,
-            _ => {
-                if wire::say(&flow.peer, &Word::Refused.emit()).is_ok() {
-                    self.serve_plain(flow).await;
-                }
-                return;
-            }
+        match kind {
+            Kind::Quic => self.serve_quic(flow).await,
+            Kind::Mptcp => self.serve_mptcp(flow).await,
+        }
+    }
+
+    /// Grants MPTCP: the tunnel is there at once.
+    async fn serve_mptcp(self: Rc<Self>, flow: ServerFlow) {
+        let port = match self.mptcp() {
+            Ok(port) if !self.served.is_full() => port,
+            _ => return self.refuse(flow).await,
         };
         let token = random_token();
         let key = Key {
-            kind,
+            kind: Kind::Mptcp,
+            local: flow.dest.ip(),
+            peer: flow.client.ip(),
+        };
+        let link = Link::Mptcp {
+            to: flow.client,
+            token,
+            over: Rc::default(),
+        };
+        let tunnel = Rc::new(Tunnel::new(key, link));
+        self.served.enter(token, &tunnel);
+        if wire::say(&flow.peer, &granted(port, token, &[0; FINGERPRINT])).is_ok() {
+            wire::ended(Some(&flow.peer)).await;
+        }
+        tunnel.close();
+        self.served.by_token.borrow_mut().remove(&token);
+        self.served.forget(&tunnel);
+    }
+
+    /// Flows over MPTCP.
+    pub(super) async fn accept_mptcp(self: Rc<Self>, listener: Listener) {
+        let half_open = Rc::new(Cell::new(0));
+        loop {
+            let (stream, from) = match listener.accept().await {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    tracing::debug!(%error, "accepting MPTCP");
+                    sleep(PAUSE).await;
+                    continue;
+                }
+            };
+            if half_open.get() >= HALF_OPEN {
+                continue;
+            }
+            half_open.set(half_open.get() + 1);
+            let (hub, half_open) = (Rc::clone(&self), Rc::clone(&half_open));
+            spawn_local(async move {
+                let said = timeout(HEADER, wire::read::<8>(&stream)).await;
+                half_open.set(half_open.get() - 1);
+                let Ok(Ok(token)) = said else { return };
+                let tunnel = hub.served.find(u64::from_be_bytes(token));
+                let tunnel = tunnel.filter(|tunnel| tunnel.key.peer == from);
+                if let (Some(tunnel), Ok(socket)) = (tunnel, Socket::new(stream)) {
+                    let receiver = Receiver::socket(socket.clone());
+                    let sender = Sender::Socket(socket);
+                    // Its flows end with it.
+                    tokio::select! {
+                        () = tunnel.closed() => {}
+                        () = hub.serve_flow(Rc::clone(&tunnel), sender, receiver) => {}
+                    }
+                }
+            });
+        }
+    }
+
+    /// There is no tunnel to have.
+    async fn refuse(&self, flow: ServerFlow) {
+        if wire::say(&flow.peer, &Word::Refused.emit()).is_ok() {
+            self.serve_plain(flow).await;
+        }
+    }
+
+    /// Promises a QUIC connection, and waits for it.
+    async fn serve_quic(self: Rc<Self>, flow: ServerFlow) {
+        let quic = match self.quic() {
+            Ok(quic) if !self.served.is_full() => quic,
+            _ => return self.refuse(flow).await,
+        };
+        let token = random_token();
+        let key = Key {
+            kind: Kind::Quic,
             local: flow.dest.ip(),
             peer: flow.client.ip(),
         };
@@ -99,11 +203,7 @@ impl Hub {
             grants.grants.table().remove(&token);
             expiring.served.promises.borrow_mut().remove(&token);
         });
-        let mut answer = [0; WORD + FINGERPRINT];
-        let port = quic.port;
-        answer[..WORD].copy_from_slice(&Word::Granted { port, token }.emit());
-        answer[WORD..].copy_from_slice(&quic.fingerprint);
-        if wire::say(&flow.peer, &answer).is_err() {
+        if wire::say(&flow.peer, &granted(quic.port, token, &quic.fingerprint)).is_err() {
             return;
         }
         tokio::select! {
@@ -112,9 +212,9 @@ impl Hub {
                 if let Ok(tunnel) = tunnel {
                     tokio::select! {
                         () = wire::ended(Some(&flow.peer)) => {}
-                        _ = tunnel.connection.closed() => {}
+                        () = tunnel.closed() => {}
                     }
-                    tunnel.connection.close(0_u32.into(), b"");
+                    tunnel.close();
                 }
             }
             word = wire::word(&flow.peer) => {
@@ -169,21 +269,22 @@ impl Hub {
             connection.close(0_u32.into(), b"");
             return;
         };
-        let tunnel = Rc::new(Tunnel::new(key, connection));
+        let streams = connection.clone();
+        let tunnel = Rc::new(Tunnel::new(key, Link::Quic(connection)));
         tracing::debug!(peer = %key.peer, carrier = %key.kind, "a tunnel is open");
         self.served.tunnels.borrow_mut().push(Rc::clone(&tunnel));
         // Where the first flow has gone on as plain TCP there is no lifeline.
         let _ = tie.send(Rc::clone(&tunnel));
         let flows = async {
-            while let Ok((sender, receiver)) = tunnel.connection.accept_bi().await {
-                let (sender, receiver) = (Sender::new(sender), Receiver::new(receiver));
+            while let Ok((sender, receiver)) = streams.accept_bi().await {
+                let sender = Sender::Quic(QuicSender::new(sender));
+                let receiver = Receiver::quic(receiver);
                 let flow = Rc::clone(&self).serve_flow(Rc::clone(&tunnel), sender, receiver);
                 spawn_local(flow);
             }
         };
         tokio::join!(flows, tunnel.look_after(None));
-        let mut all = self.served.tunnels.borrow_mut();
-        all.retain(|other| !Rc::ptr_eq(other, &tunnel));
+        self.served.forget(&tunnel);
     }
 
     /// One flow of a peer's.
@@ -217,6 +318,10 @@ impl Hub {
                 }
             }
             Err(code) => {
+                if receiver.ends_by_record() {
+                    let answer = [words::RESET, code.to_wire() as u8];
+                    let _ = sender.write(Bytes::copy_from_slice(&answer)).await;
+                }
                 sender.reset(code);
                 receiver.stop(code);
             }

@@ -1,15 +1,22 @@
 //! One flow's stream of a tunnel.
 
 use std::{
+    cell::RefCell,
     collections::BTreeMap,
     future::{Future, poll_fn},
-    pin::pin,
+    io::{self, Read, Write},
+    net::TcpStream,
+    pin::{Pin, pin},
+    rc::Rc,
     task::Poll,
 };
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use quinn::{ReadError, VarInt, WriteError};
+use tokio::io::{Interest, unix::AsyncFd};
 use vtl_proto::mux::ResetCode;
+
+use super::{records, wire};
 
 /// Bytes read at a time.
 const READ: usize = 64 << 10;
@@ -33,7 +40,7 @@ pub(super) enum Broken {
     Nonsense,
 }
 
-fn wire(code: ResetCode) -> VarInt {
+fn wire_code(code: ResetCode) -> VarInt {
     VarInt::from_u64(code.to_wire()).unwrap_or(VarInt::MAX)
 }
 
@@ -59,14 +66,130 @@ impl From<ReadError> for Broken {
     }
 }
 
-/// The way to the peer. Dropping it resets it, unless it was finished: quinn alone would make a
-/// false end of it.
-pub(super) struct Sender {
+/// The way to the peer. Dropping it before its end resets it.
+pub(super) enum Sender {
+    Quic(QuicSender),
+    Socket(Socket),
+}
+
+/// A kernel's socket, which is a flow's alone. Whatever closes it, also the death of a daemon, may
+/// look like an end to the peer: so the true one is a record of its own.
+#[derive(Clone)]
+pub(super) struct Socket(Rc<AsyncFd<TcpStream>>);
+
+impl Socket {
+    /// Of one that does not block and may still be connecting.
+    pub(super) fn new(socket: TcpStream) -> io::Result<Self> {
+        Ok(Self(Rc::new(wire::watch(socket)?)))
+    }
+
+    /// Waits until it is connected.
+    pub(super) async fn connected(&self) -> io::Result<()> {
+        wire::connected(&self.0).await
+    }
+
+    async fn write(&self, mut bytes: Bytes) -> Result<(), Broken> {
+        while !bytes.is_empty() {
+            let write = |mut socket: &TcpStream| socket.write(&bytes);
+            let n = self.0.async_io(Interest::WRITABLE, write).await;
+            bytes.advance(n.map_err(|_| RESET)?);
+        }
+        Ok(())
+    }
+
+    async fn read(&self) -> Result<Option<Bytes>, Broken> {
+        let read = |mut socket: &TcpStream| {
+            SCRATCH.with_borrow_mut(|scratch| {
+                let n = socket.read(scratch)?;
+                Ok(Bytes::copy_from_slice(&scratch[..n]))
+            })
+        };
+        let read = self.0.async_io(Interest::READABLE, read).await;
+        Ok(Some(read.map_err(|_| RESET)?).filter(|bytes| !bytes.is_empty()))
+    }
+
+    async fn broken(self) -> Broken {
+        wire::broken(&self.0).await;
+        RESET
+    }
+}
+
+const RESET: Broken = Broken::Reset(ResetCode::Rst);
+
+thread_local! {
+    /// One for all flows: an idle one shall have no buffer.
+    static SCRATCH: RefCell<Vec<u8>> = RefCell::new(vec![0; READ]);
+}
+
+impl Sender {
+    /// Waits until the stream has taken all of it.
+    pub(super) async fn write(&mut self, bytes: Bytes) -> Result<(), Broken> {
+        match self {
+            Self::Quic(quic) => Ok(quic.stream.write_chunk(bytes).await?),
+            Self::Socket(socket) => socket.write(bytes).await,
+        }
+    }
+
+    /// The true end, behind everything written.
+    pub(super) async fn finish(&mut self) -> Result<(), Broken> {
+        match self {
+            Self::Quic(quic) => {
+                quic.ended = true;
+                // An error means that the peer has stopped it, which is seen elsewhere.
+                let _ = quic.stream.finish();
+            }
+            Self::Socket(socket) => {
+                // Closing comes when both directions have ended, or else is a reset.
+                socket.write(Bytes::from_static(&records::END)).await?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn reset(&mut self, code: ResetCode) {
+        if let Self::Quic(quic) = self {
+            quic.reset(code);
+        }
+    }
+
+    /// Completes when the peer wants nothing more of it, or the tunnel ends; not when it has
+    /// received everything.
+    pub(super) fn stopped(&self) -> Pin<Box<dyn Future<Output = Broken>>> {
+        match self {
+            Self::Quic(quic) => {
+                let stopped = quic.stream.stopped();
+                Box::pin(async {
+                    match stopped.await {
+                        Ok(Some(code)) => reset_code(code),
+                        Ok(None) => std::future::pending().await,
+                        Err(_) => Broken::Tunnel,
+                    }
+                })
+            }
+            Self::Socket(socket) => Box::pin(socket.clone().broken()),
+        }
+    }
+
+    /// Completes when the peer resets the flow behind the true end of what it sends, where that is
+    /// seen only by reading on; for who has read that end.
+    pub(super) fn gone(&self) -> Pin<Box<dyn Future<Output = Broken>>> {
+        match self {
+            Self::Quic(_) => Box::pin(std::future::pending()),
+            Self::Socket(socket) => {
+                let socket = socket.clone();
+                Box::pin(async move { socket.read().await.err().unwrap_or(RESET) })
+            }
+        }
+    }
+}
+
+/// quinn alone would make a false end of one that is dropped.
+pub(super) struct QuicSender {
     stream: quinn::SendStream,
     ended: bool,
 }
 
-impl Sender {
+impl QuicSender {
     pub(super) fn new(stream: quinn::SendStream) -> Self {
         Self {
             stream,
@@ -74,38 +197,13 @@ impl Sender {
         }
     }
 
-    /// Waits until the stream has taken all of it.
-    pub(super) async fn write(&mut self, bytes: Bytes) -> Result<(), Broken> {
-        Ok(self.stream.write_chunk(bytes).await?)
-    }
-
-    /// The true end, behind everything written.
-    pub(super) fn finish(&mut self) {
+    fn reset(&mut self, code: ResetCode) {
         self.ended = true;
-        // An error means that the peer has stopped it, which is seen elsewhere.
-        let _ = self.stream.finish();
-    }
-
-    pub(super) fn reset(&mut self, code: ResetCode) {
-        self.ended = true;
-        let _ = self.stream.reset(wire(code));
-    }
-
-    /// Completes when the peer wants nothing more of it, or the tunnel ends; not when it has
-    /// received everything.
-    pub(super) fn stopped(&self) -> impl Future<Output = Broken> + 'static {
-        let stopped = self.stream.stopped();
-        async {
-            match stopped.await {
-                Ok(Some(code)) => reset_code(code),
-                Ok(None) => std::future::pending().await,
-                Err(_) => Broken::Tunnel,
-            }
-        }
+        let _ = self.stream.reset(wire_code(code));
     }
 }
 
-impl Drop for Sender {
+impl Drop for QuicSender {
     fn drop(&mut self) {
         if !self.ended {
             self.reset(ResetCode::Rst);
@@ -114,10 +212,80 @@ impl Drop for Sender {
 }
 
 /// The way from the peer. Dropping it before its end stops the peer.
-///
+pub(super) struct Receiver {
+    source: Source,
+    /// What was read and not used.
+    back: Bytes,
+}
+
+enum Source {
+    Quic(QuicReceiver),
+    Socket(Socket),
+}
+
+impl Receiver {
+    pub(super) fn quic(stream: quinn::RecvStream) -> Self {
+        Self {
+            source: Source::Quic(QuicReceiver::new(stream)),
+            back: Bytes::new(),
+        }
+    }
+
+    pub(super) fn socket(socket: Socket) -> Self {
+        Self {
+            source: Source::Socket(socket),
+            back: Bytes::new(),
+        }
+    }
+
+    /// Whether the end of the stream is only true behind the record that says so.
+    pub(super) fn ends_by_record(&self) -> bool {
+        matches!(self.source, Source::Socket(_))
+    }
+
+    /// The next bytes; `None` at the end. Nothing is lost if it is dropped half-way.
+    pub(super) async fn read(&mut self) -> Result<Option<Bytes>, Broken> {
+        if !self.back.is_empty() {
+            return Ok(Some(std::mem::take(&mut self.back)));
+        }
+        match &mut self.source {
+            Source::Quic(quic) => quic.read().await,
+            Source::Socket(socket) => socket.read().await,
+        }
+    }
+
+    /// The same, without waiting: `None` if nothing is there.
+    pub(super) async fn read_now(&mut self) -> Option<Result<Option<Bytes>, Broken>> {
+        poll_fn(|cx| match pin!(self.read()).poll(cx) {
+            Poll::Ready(read) => Poll::Ready(Some(read)),
+            Poll::Pending => Poll::Ready(None),
+        })
+        .await
+    }
+
+    /// So many bytes.
+    pub(super) async fn read_exact(&mut self, buffer: &mut [u8]) -> Result<(), Broken> {
+        let mut have = 0;
+        while have < buffer.len() {
+            let mut bytes = self.read().await?.ok_or(RESET)?;
+            let take = bytes.split_to(bytes.len().min(buffer.len() - have));
+            buffer[have..have + take.len()].copy_from_slice(&take);
+            have += take.len();
+            self.back = bytes;
+        }
+        Ok(())
+    }
+
+    pub(super) fn stop(&mut self, code: ResetCode) {
+        if let Source::Quic(quic) = &mut self.source {
+            let _ = quic.stream.stop(wire_code(code));
+        }
+    }
+}
+
 /// Puts the stream in order itself: quinn gives a connection up ("too many gaps in stream buffer")
 /// when more than 1,024 pieces wait for lost ones, which an overflowing queue brings about.
-pub(super) struct Receiver {
+struct QuicReceiver {
     stream: quinn::RecvStream,
     /// The offset up to which everything has been handed over.
     next: u64,
@@ -126,8 +294,8 @@ pub(super) struct Receiver {
     ahead_bytes: usize,
 }
 
-impl Receiver {
-    pub(super) fn new(stream: quinn::RecvStream) -> Self {
+impl QuicReceiver {
+    fn new(stream: quinn::RecvStream) -> Self {
         Self {
             stream,
             next: 0,
@@ -136,8 +304,7 @@ impl Receiver {
         }
     }
 
-    /// The next bytes; `None` at the true end. Nothing is lost if it is dropped half-way.
-    pub(super) async fn read(&mut self) -> Result<Option<Bytes>, Broken> {
+    async fn read(&mut self) -> Result<Option<Bytes>, Broken> {
         loop {
             if let Some(bytes) = self.ahead.remove(&self.next) {
                 self.ahead_bytes -= bytes.len();
@@ -158,40 +325,5 @@ impl Receiver {
                 return Err(Broken::Nonsense);
             }
         }
-    }
-
-    /// The same, without waiting: `None` if nothing is there.
-    pub(super) async fn read_now(&mut self) -> Option<Result<Option<Bytes>, Broken>> {
-        poll_fn(|cx| match pin!(self.read()).poll(cx) {
-            Poll::Ready(read) => Poll::Ready(Some(read)),
-            Poll::Pending => Poll::Ready(None),
-        })
-        .await
-    }
-
-    /// So many bytes; more of the stream may be read before it.
-    pub(super) async fn read_exact(&mut self, buffer: &mut [u8]) -> Result<(), Broken> {
-        let mut have = 0;
-        while have < buffer.len() {
-            let mut bytes = self.read().await?.ok_or(Broken::Nonsense)?;
-            let take = bytes.split_to(bytes.len().min(buffer.len() - have));
-            buffer[have..have + take.len()].copy_from_slice(&take);
-            have += take.len();
-            self.give_back(bytes);
-        }
-        Ok(())
-    }
-
-    /// Bytes that were read last, or their end, and not used.
-    fn give_back(&mut self, bytes: Bytes) {
-        if !bytes.is_empty() {
-            self.next -= bytes.len() as u64;
-            self.ahead_bytes += bytes.len();
-            self.ahead.insert(self.next, bytes);
-        }
-    }
-
-    pub(super) fn stop(&mut self, code: ResetCode) {
-        let _ = self.stream.stop(wire(code));
     }
 }

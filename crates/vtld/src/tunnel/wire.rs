@@ -2,7 +2,7 @@
 
 use std::{
     io::{self, Read, Write},
-    net::TcpStream,
+    net::{TcpListener, TcpStream},
     os::fd::{AsRawFd, RawFd},
 };
 
@@ -12,20 +12,60 @@ use super::words::{WORD, Word};
 
 /// Has tokio watch a TCP socket, which does not block.
 pub(super) fn watch<S: Tcp>(socket: S) -> io::Result<AsyncFd<S>> {
-    // SAFETY: both kinds of `Tcp` keep their one descriptor open and the same as long as they live.
+    // SAFETY: all kinds of `Tcp` keep their one descriptor open and the same as long as they live.
     Ok(unsafe { AsyncFd::register(socket) }?)
+}
+
+/// The same for a listener.
+pub(super) fn listen(socket: TcpListener) -> io::Result<AsyncFd<Listening>> {
+    watch(Listening(socket))
+}
+
+/// A listener that does not block.
+pub(super) struct Listening(pub(super) TcpListener);
+
+impl AsRawFd for Listening {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
 }
 
 /// A socket, or one that is borrowed.
 pub(super) trait Tcp: AsRawFd {}
 impl Tcp for TcpStream {}
 impl Tcp for Borrowed<'_> {}
+impl Tcp for Listening {}
 
 struct Borrowed<'a>(&'a TcpStream);
 
 impl AsRawFd for Borrowed<'_> {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_raw_fd()
+    }
+}
+
+/// Waits for the outcome of a socket's connect.
+pub(super) async fn connected(socket: &AsyncFd<TcpStream>) -> io::Result<()> {
+    socket
+        .async_io(Interest::WRITABLE, |socket| match socket.take_error()? {
+            Some(error) => Err(error),
+            None if socket.peer_addr().is_ok() => Ok(()),
+            None => Err(io::ErrorKind::WouldBlock.into()),
+        })
+        .await
+}
+
+/// Completes when a connection is reset, behind the end of what comes from it, where reading would
+/// not show it.
+pub(super) async fn broken(socket: &AsyncFd<TcpStream>) {
+    loop {
+        let Ok(mut ready) = socket.ready(Interest::ERROR).await else {
+            return;
+        };
+        if !matches!(socket.get_ref().take_error(), Ok(None)) {
+            return;
+        }
+        ready.clear_ready();
     }
 }
 

@@ -71,6 +71,8 @@ pub(super) const OPEN: usize = 8;
 /// types of the frames in PROTOCOL.md, section 7.
 const OPEN_TYPE: u8 = 1;
 pub(super) const OPENED: u8 = 2;
+/// Before the code of a refusal, where a stream's reset has none.
+pub(super) const RESET: u8 = 5;
 
 /// The first bytes of a stream. The addresses are those of the tunnel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
