@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -10,6 +11,7 @@ use std::thread;
 use libbpf_sys as sys;
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
+use vtl_proto::intf;
 
 use super::check::{Check, Need, Spec};
 use super::kernel::attach;
@@ -30,6 +32,7 @@ pub(super) fn checks() -> Vec<Check> {
         connect_hook(),
         packet_socket(),
         raw_socket(),
+        udp_port(),
         namespaces(),
         netem(),
         congestion_controls(),
@@ -166,6 +169,23 @@ fn raw_socket() -> Check {
     // SAFETY: the descriptor was opened above and is used nowhere else.
     unsafe { libc::close(fd) };
     spec.outcome(Ok("works".into()))
+}
+
+fn udp_port() -> Check {
+    let spec = Spec {
+        name: "udp-port",
+        used_for: "sessions where the path drops IP protocol 253",
+        need: Need::Optional,
+        advice: "another program must leave the port to vtld; there is no other",
+    };
+    let port = intf::VTL_UDP_PORT as u16;
+    spec.outcome(match UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port)) {
+        Ok(_) => Ok(format!("{port} is free")),
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            Ok(format!("{port} is in use, by vtld if it runs"))
+        }
+        Err(error) => Err(error),
+    })
 }
 
 fn namespaces() -> Check {

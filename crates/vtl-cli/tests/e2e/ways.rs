@@ -1,8 +1,16 @@
 //! Paths that do not take IP protocol 253: UDP instead, through NATs too; and neither.
 
-use std::{fs, net::IpAddr, path::PathBuf, process::Command};
+use std::{
+    fs,
+    net::{IpAddr, SocketAddr},
+    path::{Path, PathBuf},
+    process::Command,
+    thread,
+    time::Duration,
+};
 
 use serde_json::{Value, json};
+use vtl::{Mode, Socket};
 use vtl_testbed::{Host, Link};
 
 use crate::{
@@ -151,8 +159,14 @@ impl<'a> Inside<'a> {
             run(Command::new("ip").args(command.split(' ')));
         }
         let forward = || {
-            for key in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
-                fs::write(format!("/proc/sys/net/{key}"), "1").expect("a sysctl");
+            for (key, value) in [
+                ("ipv4/ip_forward", "1"),
+                ("ipv6/conf/all/forwarding", "1"),
+                // So soon it forgets who had which port.
+                ("netfilter/nf_conntrack_udp_timeout", "2"),
+                ("netfilter/nf_conntrack_udp_timeout_stream", "2"),
+            ] {
+                fs::write(format!("/proc/sys/net/{key}"), value).expect("a sysctl");
             }
         };
         world
@@ -221,6 +235,42 @@ impl Drop for Inside<'_> {
     }
 }
 
+/// A session that says nothing until the NAT gives it another port goes on.
+#[track_caller]
+fn forgotten(world: &World, inside: &Inside<'_>) {
+    let at = SocketAddr::new(world.servers()[0], 7300);
+    let socket = |mode, daemon: &Path| {
+        let mut socket = Socket::init(mode, at, daemon).expect("a socket");
+        socket.set_timeout(Some(Duration::from_secs(20)));
+        socket
+    };
+    let mut server = socket(Mode::Responder, &world.socket(Host::Server));
+    let mut client = socket(Mode::Initiator, &inside.socket());
+    client.negotiate_over("stream", &[]).expect("a session");
+    server.validate().expect("a session");
+    let port = || {
+        let all = sessions(world, Host::Server);
+        let ours = all.iter().find(|s| s["port"] == 7300).expect("there");
+        ours["udp_port"].clone()
+    };
+    let mut ports = Vec::new();
+    // It may be given the same one by chance.
+    for _ in 0..3 {
+        let mut buffer = [0; 100];
+        client.send_message(b"are you there?").expect("sent");
+        server.recv_message(&mut buffer).expect("it has come");
+        server.send_message(b"yes").expect("sent");
+        assert_eq!(client.recv_message(&mut buffer).expect("its answer"), 3);
+        ports.push(port());
+        if ports.iter().any(|other| *other != ports[0]) {
+            break;
+        }
+        thread::sleep(Duration::from_secs(4));
+    }
+    assert!(ports.iter().any(|other| *other != ports[0]), "{ports:?}");
+    client.close().expect("closed");
+}
+
 #[test]
 fn ways__through_a_nat() {
     let Some(mut world) = World::bare("ways-nat", &Link::new(20.0, 20.0)) else {
@@ -260,6 +310,9 @@ fn ways__through_a_nat() {
         for session in sessions(&world, Host::Server) {
             let port = session["udp_port"].as_u64().expect("a number");
             assert!((41_000..42_000).contains(&port), "{session}");
+        }
+        if driver == "tc" {
+            forgotten(&world, &inside);
         }
         let daemon = inside.daemon.take();
         if let Some(mut daemon) = daemon {
