@@ -84,6 +84,7 @@ fn text(status: &Value) -> String {
             "carrier",
             "processes",
             "connections",
+            "rule",
         ],
     );
     for title in ["negotiation", "packets"] {

@@ -294,6 +294,24 @@ fn rules__match_what_they_say_and_nothing_else() {
     });
     drop(sleeper);
 
+    // Also at the topmost group, where rules were first.
+    world.vtl_hook(Host::Client, &["add", "--cgroup", "/", "--carrier", "tcp"]);
+    for hooked in [true, false] {
+        let before = world.matched();
+        let mut command = world.plain_curl(curl, &to, &urls[0]);
+        assert!(command.status().expect("it runs").success());
+        assert_eq!(world.matched() == before, hooked);
+        if hooked {
+            world.vtl_hook(Host::Client, &["remove", "--cgroup", "/"]);
+        }
+    }
+    // What a rule serves is its own.
+    for verb in ["add", "remove"] {
+        let hook = ["hook", verb, "--port", &port];
+        let output = world.vtl(Host::Server, &hook).output().expect("vtl runs");
+        refused(&output, 1, "rule \"web\" serves port 80");
+    }
+
     // A host's connections to itself are nobody's business.
     let own = world.testbed.addr4(Host::Client).to_string();
     world.rule_ok(&["add", "all", "--carrier", "best", "--before", "user"]);
