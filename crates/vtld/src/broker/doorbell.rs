@@ -14,8 +14,13 @@ use vtl_proto::intf;
 /// The loopback's index in every network namespace.
 const LOOPBACK: i32 = 1;
 
+/// Rings that may lie in the socket: it has room for many times more.
+const KEPT: u32 = 16;
+
+/// Its descriptor is for edges: what has come may lie there.
 pub(super) struct Doorbell {
     socket: OwnedFd,
+    rings: u32,
 }
 
 impl Doorbell {
@@ -45,12 +50,17 @@ impl Doorbell {
         if bound < 0 {
             return Err(io::Error::last_os_error());
         }
-        Ok(Self { socket })
+        Ok(Self { socket, rings: 0 })
     }
 
-    /// Takes one ring.
-    pub(super) fn hear(&self) {
-        let _ = recv(self.socket.as_raw_fd(), &mut [0], MsgFlags::MSG_DONTWAIT);
+    /// It has rung: makes room for more from time to time.
+    pub(super) fn hear(&mut self) {
+        self.rings += 1;
+        if self.rings >= KEPT {
+            self.rings = 0;
+            let socket = self.socket.as_raw_fd();
+            while recv(socket, &mut [0], MsgFlags::MSG_DONTWAIT).is_ok() {}
+        }
     }
 }
 

@@ -169,6 +169,8 @@ pub(super) struct Engine {
     inbox: Receiver<Command>,
     epoll: Epoll,
     events: Rc<RefCell<Vec<(u32, u32)>>>,
+    /// Empty: memory for those that are looked at.
+    reported: Vec<(u32, u32)>,
     ring: RingBuffer<'static>,
     /// What ingress wakes us by; else by the ring.
     doorbell: Option<Doorbell>,
@@ -256,7 +258,8 @@ impl Engine {
             .inspect_err(|error| tracing::info!(%error, "no doorbell"))
             .ok();
         if let Some(doorbell) = &doorbell {
-            watch(doorbell.as_fd(), Source::Doorbell)?;
+            let edges = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
+            epoll.add(doorbell, EpollEvent::new(edges, Source::Doorbell.pack()))?;
         }
         plane.pump_order().set_bell(doorbell.is_some());
 
@@ -291,6 +294,7 @@ impl Engine {
             inbox,
             epoll,
             events,
+            reported: Vec::new(),
             ring,
             doorbell,
             raw: [Some(raw4), raw6],
@@ -449,7 +453,7 @@ impl Engine {
             Source::Ring => {}
             Source::Doorbell => {
                 self.unheard = 0;
-                self.doorbell.iter().for_each(Doorbell::hear);
+                self.doorbell.iter_mut().for_each(Doorbell::hear);
             }
             Source::Raw { v6 } => self.control_packets(v6, Way::Native),
             Source::Udp { v6 } => self.control_packets(v6, Way::Udp),
@@ -463,8 +467,9 @@ impl Engine {
     /// What the kernel's programs reported.
     fn notifications(&mut self) {
         let _ = self.ring.consume();
-        let events = std::mem::take(&mut *self.events.borrow_mut());
-        for (sid, what) in events {
+        let mut events = std::mem::take(&mut self.reported);
+        events.append(&mut self.events.borrow_mut());
+        for (sid, what) in events.drain(..) {
             if what & intf::VTL_EV_SEND != 0
                 && let Some(session) = self.sessions.get_mut(&sid)
             {
@@ -483,6 +488,7 @@ impl Engine {
                 self.hand_on(sid);
             }
         }
+        self.reported = events;
         self.bells.flush();
     }
 

@@ -40,9 +40,19 @@ impl Engine {
 
     /// One call of the pump, for as many sessions as it takes. False if no session is due.
     fn call_pump(&mut self) -> bool {
-        let table = Arc::clone(self.plane.sessions());
         let now = now_ns();
         let alone = self.schedule.ready() <= 1;
+        let Some(first) = self.schedule.pop() else {
+            return false;
+        };
+        if alone {
+            self.fill(first);
+            if self.send_single(first, now) {
+                return true;
+            }
+        }
+        let mut first = Some(first);
+        let table = Arc::clone(self.plane.sessions());
         let mut most = BATCH;
         let mut interface = None;
         let mut turns = Vec::with_capacity(intf::VTL_TURNS as usize);
@@ -51,12 +61,9 @@ impl Engine {
         let mut frames = 0;
         while frames < most
             && turns.len() < intf::VTL_TURNS as usize
-            && let Some(sid) = self.schedule.pop()
+            && let Some(sid) = first.take().or_else(|| self.schedule.pop())
         {
             self.fill(sid);
-            if alone && turns.is_empty() && self.send_single(sid, now) {
-                return true;
-            }
             let (Some(session), Some(entry)) = (self.sessions.get(&sid), table.get(sid)) else {
                 continue;
             };
