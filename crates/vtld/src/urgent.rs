@@ -14,6 +14,7 @@ use nix::{
 const SIOCATMARK: c_int = 0x8905;
 
 nix::ioctl_read_bad!(at_mark, SIOCATMARK, c_int);
+nix::ioctl_read_bad!(unread, nix::libc::FIONREAD, c_int);
 
 /// What a socket's reader finds next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,8 +29,9 @@ pub(crate) enum Ahead {
 
 /// Looks ahead; an error is what reading would show, such as that there is nothing yet.
 pub(crate) fn ahead(socket: &TcpStream) -> io::Result<Ahead> {
-    // In this order: of a byte that is there already it is certain whether it is urgent.
-    if socket.peek(&mut [0])? == 0 {
+    // In this order: of a byte that is there already it is certain whether it is urgent. Looking at
+    // it has the kernel do more than counting it.
+    if waiting(socket) == 0 && socket.peek(&mut [0])? == 0 {
         return Ok(Ahead::End);
     }
     Ok(if is_next(socket) {
@@ -37,6 +39,16 @@ pub(crate) fn ahead(socket: &TcpStream) -> io::Result<Ahead> {
     } else {
         Ahead::Bytes
     })
+}
+
+/// Bytes that have come and were not read.
+fn waiting(socket: &TcpStream) -> c_int {
+    let mut count = 0;
+    // SAFETY: the call writes one integer to where the pointer points. Of a socket that fails, reading says more.
+    match unsafe { unread(socket.as_raw_fd(), &raw mut count) } {
+        Ok(_) => count,
+        Err(_) => 0,
+    }
 }
 
 /// Whether an urgent byte comes next. Not certain where nothing has come yet.

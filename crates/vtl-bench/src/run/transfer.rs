@@ -143,7 +143,8 @@ impl<'a> Stage<'a> {
         };
         let over = match transport {
             Transport::Tcp(control) => Over::Tcp(Some((*control).to_owned())),
-            Transport::Hook(_) => Over::Tcp(None),
+            // The program of tcp-cubic, captured.
+            Transport::Hook(_) => Over::Tcp(Some("cubic".to_owned())),
             Transport::Quic(control) => Over::Quic((*control).to_owned()),
             Transport::Udp => Over::Udp,
             Transport::Graft(graft) => Over::Graft {

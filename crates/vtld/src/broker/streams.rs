@@ -18,7 +18,7 @@ use crate::urgent::{self, Ahead};
 /// Packets taken from the receive ring between two flushes to the applications.
 const RECEIVE_BATCH: u64 = 64;
 /// Packets that one flow may fill before the next flow's turn.
-const QUANTUM: u64 = 32;
+const QUANTUM: u64 = 256;
 
 /// What is to be told of flows' sockets.
 pub(super) const INTEREST: EpollFlags = EpollFlags::EPOLLIN

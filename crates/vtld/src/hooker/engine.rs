@@ -280,7 +280,7 @@ impl Engine {
 
     fn captured(&mut self, index: usize) {
         while let Ok((stream, app)) = self.listeners.capture[index].accept() {
-            let tuned = sock::tune(&stream).and_then(|()| stream.set_nonblocking(true));
+            let tuned = sock::tune_local(&stream).and_then(|()| stream.set_nonblocking(true));
             if tuned.is_ok() {
                 self.shared.flows.accepted(app, stream);
             }

@@ -73,6 +73,13 @@ pub(super) fn tune(fd: &impl AsFd) -> io::Result<()> {
     abort_on_close(fd, true)
 }
 
+/// As [`tune`], for a connection on the loopback. A congestion control that paces, if it is the
+/// host's default, would only cost time there.
+pub(super) fn tune_local(fd: &impl AsFd) -> io::Result<()> {
+    tune(fd)?;
+    Ok(setsockopt(fd, sockopt::TcpCongestion, &"reno".into())?)
+}
+
 /// Whether closing the socket resets the connection.
 pub(super) fn abort_on_close(fd: &impl AsFd, abort: bool) -> io::Result<()> {
     let linger = libc::linger {

@@ -142,7 +142,7 @@ pub(super) fn connect_local_app(
     client: SocketAddr,
 ) -> io::Result<(TcpStream, ClientAddressGuard)> {
     let socket = sock::tcp(dest.ip())?;
-    sock::tune(&socket)?;
+    sock::tune_local(&socket)?;
     sock::bind(&socket, SocketAddr::new(dest.ip(), 0), false)?;
     let end = sock::local(&socket)?;
     shared
