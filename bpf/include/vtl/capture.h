@@ -90,22 +90,31 @@ static __always_inline int stays_local6(const __u32 w[4]) {
     return (w[0] | w[1] | w[2]) == 0 || top >> 24 == 0xff || top >> 22 == 0xfe80 >> 6;
 }
 
+/* Of the kernel's own: keys for signatures, and what belongs to an MPTCP connection, where that is
+ * compiled in. */
+struct tcp_sock {
+    void *md5sig_info; /* RFC 2385 */
+    void *ao_info;     /* RFC 5925 */
+    _Bool is_mptcp;
+} __attribute__((preserve_access_index));
+
+/* 1: another path of an MPTCP connection, which the kernel opens by itself. */
+static __always_inline int is_subflow(struct bpf_sock *sk) {
+    struct tcp_sock *tcp = bpf_skc_to_tcp_sock(sk);
+
+    return tcp && bpf_core_field_exists(tcp->is_mptcp) && tcp->is_mptcp;
+}
+
 /* 1: TCP of the daemon's network namespace, and no socket of the daemon's own. */
 static __always_inline int is_tcp_of_others(struct bpf_sock_addr *ctx) {
     __u64 cookie;
 
     if (ctx->type != SOCK_STREAM || ctx->protocol != IPPROTO_TCP || !ctx->sk ||
-        bpf_get_netns_cookie(ctx) != config.netns_cookie)
+        bpf_get_netns_cookie(ctx) != config.netns_cookie || is_subflow(ctx->sk))
         return 0;
     cookie = bpf_get_socket_cookie(ctx);
     return !bpf_map_lookup_elem(&vtl_own, &cookie);
 }
-
-/* Of the kernel's own: keys for signatures, where that is compiled in. */
-struct tcp_sock {
-    void *md5sig_info; /* RFC 2385 */
-    void *ao_info;     /* RFC 5925 */
-} __attribute__((preserve_access_index));
 
 /* 1 if the socket signs its segments: nobody else can do that for it. */
 static __always_inline int signs(struct bpf_sock *sk) {
