@@ -311,10 +311,12 @@ static void messages(const char *peer) {
     CHECK(vtl_recv_message(sock, buffer, 2) == -ENOBUFS);
     CHECK(vtl_recv_message(sock, buffer, sizeof buffer) == 3 && !memcmp(buffer, "one", 3));
     memset(buffer, 7, sizeof buffer);
-    CHECK(vtl_send_message(sock, buffer, info.max_packet) == 0);
+    /* The echo's packets may be a little smaller. */
+    const size_t size = (size_t)info.max_packet - 64;
+    CHECK(vtl_send_message(sock, buffer, size) == 0);
     CHECK(vtl_recv_part(sock, buffer, 100, NULL) == -EINVAL);
     CHECK(vtl_recv_part(sock, buffer, 100, &more) == 100 && more == 1);
-    CHECK(vtl_recv_message(sock, buffer, sizeof buffer) == (ssize_t)info.max_packet - 100);
+    CHECK(vtl_recv_message(sock, buffer, sizeof buffer) == (ssize_t)size - 100);
     CHECK(vtl_close(sock) == 0);
 }
 

@@ -297,14 +297,17 @@ impl Shared {
     pub fn close(&self, limit: Option<Duration>) -> Result<(), Error> {
         let end = deadline(limit);
         loop {
-            let done = match lock(&self.socket).as_mut() {
+            let mut socket = lock(&self.socket);
+            let done = match socket.as_mut() {
                 Some(socket) => socket.try_close(),
                 None => Err(Error::Closed),
             };
             if !matches!(done, Ok(false)) {
-                self.abort();
+                // In one go: who waits would find a socket without a session, and open another one.
+                self.end(socket);
                 return done.map(drop);
             }
+            drop(socket);
             pause(end)?;
         }
     }
@@ -313,7 +316,10 @@ impl Shared {
     /// the socket, except that other threads may still be using it: they fail with
     /// [`Error::Closed`].
     pub fn abort(&self) {
-        let mut socket = lock(&self.socket);
+        self.end(lock(&self.socket));
+    }
+
+    fn end(&self, mut socket: MutexGuard<'_, Option<Socket>>) {
         let ended = socket.take();
         self.sending.nudge();
         self.receiving.nudge();
