@@ -117,8 +117,8 @@ impl Daemons {
         Ok(())
     }
 
-    /// A command in the client's namespace whose TCP connections are captured, as a user would
-    /// start it.
+    /// A command in the client's namespace whose TCP connections are captured and travel by this
+    /// carrier, or the best if none is named, as a user would start it.
     ///
     /// # Errors
     /// The namespace is gone.
@@ -126,13 +126,16 @@ impl Daemons {
         &self,
         testbed: &Testbed,
         programs: &Programs,
+        carrier: Option<&str>,
         program: &Path,
     ) -> anyhow::Result<Command> {
         let mut command = testbed.command(Host::Client, &programs.vtl)?;
         command
             .arg("--socket")
             .arg(&self.client_socket)
-            .args(["run", "--"])
+            .arg("run")
+            .args(carrier.map(|name| format!("--carrier={name}")))
+            .arg("--")
             .arg(program);
         Ok(command)
     }
@@ -181,11 +184,12 @@ impl Statuses {
         sum(&self.client, "bytes_received")
     }
 
-    /// Packets of the server's sessions that were sent again, per cent of all it sent; none if it
-    /// has sent nothing.
+    /// Packets of the server that were sent again (of tunnels: lost), per cent of all it sent; none
+    /// if it has sent nothing.
     pub fn retransmitted_pct(&self) -> Option<f64> {
         let sent = sum(&self.server, "sent");
-        let again = sum(&self.server, "retransmitted");
+        let again = in_list(&self.server, "sessions", "retransmitted")
+            + in_list(&self.server, "tunnels", "lost");
         (sent > 0).then(|| again as f64 / sent as f64 * 100.0)
     }
 
@@ -196,10 +200,15 @@ impl Statuses {
     }
 }
 
+/// A figure of all sessions and tunnels.
 fn sum(status: &Value, key: &str) -> u64 {
-    let sessions = status["sessions"].as_array();
-    let number = |session: &Value| session[key].as_u64().unwrap_or(0);
-    sessions.into_iter().flatten().map(number).sum()
+    in_list(status, "sessions", key) + in_list(status, "tunnels", key)
+}
+
+fn in_list(status: &Value, list: &str, key: &str) -> u64 {
+    let all = status[list].as_array();
+    let number = |one: &Value| one[key].as_u64().unwrap_or(0);
+    all.into_iter().flatten().map(number).sum()
 }
 
 fn call(socket: &Path, request: &Value) -> Result<Value, control::Error> {

@@ -105,6 +105,48 @@ impl Checker {
     }
 }
 
+/// Compares what arrives in order, but perhaps not all of it, with what was sent.
+#[derive(Clone, Debug, Default)]
+pub struct GapChecker {
+    /// Where in the period the next byte should be from.
+    offset: usize,
+    /// Bytes behind a gap, too few to tell where they belong.
+    unplaced: Vec<u8>,
+}
+
+impl GapChecker {
+    /// So many bytes occur only once in the period.
+    const MARK: usize = 8;
+
+    /// Looks at the next bytes. Returns how many more were not what they should be: after a gap of any
+    /// length the next ones tell where it ended.
+    pub fn check(&mut self, data: &[u8]) -> u64 {
+        self.unplaced.extend_from_slice(data);
+        let mut rest = &self.unplaced[..];
+        let mut wrong = 0;
+        loop {
+            let want = &table()[self.offset..];
+            let same = rest.iter().zip(want).take_while(|(a, b)| a == b).count();
+            self.offset = (self.offset + same) % PERIOD;
+            rest = &rest[same..];
+            if rest.len() < Self::MARK {
+                break;
+            }
+            let mark = &rest[..Self::MARK];
+            let windows = table()[self.offset..][..PERIOD + Self::MARK].windows(Self::MARK);
+            match { windows }.position(|window| window == mark) {
+                Some(gap) => self.offset = (self.offset + gap) % PERIOD,
+                None => {
+                    wrong += 1;
+                    rest = &rest[1..];
+                }
+            }
+        }
+        self.unplaced = rest.to_vec();
+        wrong
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -131,6 +173,26 @@ mod tests {
         checker.check(at(0, 1_440));
         checker.check(at(2 * 1_440, 1_440));
         assert!(checker.wrong() > 1_000);
+    }
+
+    #[test]
+    fn gap_checker__finds_where_a_gap_ends() {
+        let mut checker = GapChecker::default();
+        assert_eq!(checker.check(at(0, 1_440)), 0);
+        for (from, most) in [(2_880, 3), (2_883, 70_000), (90_000, 262_144), (500_000, 9)] {
+            assert_eq!(checker.check(at(from, most)), 0, "{from}");
+        }
+        assert!(checker.unplaced.is_empty());
+    }
+
+    #[test]
+    fn gap_checker__sees_what_was_never_sent_and_disorder() {
+        let mut data = at(0, 10_000).to_vec();
+        data[4_321] ^= 0x10;
+        assert_eq!(GapChecker::default().check(&data), 1);
+        let mut checker = GapChecker::default();
+        checker.check(&[7; 100]);
+        assert!(checker.check(&[7; 100]) > 50);
     }
 
     #[test]

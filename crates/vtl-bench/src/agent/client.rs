@@ -61,6 +61,11 @@ fn warm_up(order: &Order) -> io::Result<Option<quic::Client>> {
             client.fetch(1, work, &Arc::new(progress))?;
             ticket = Some(client);
         }
+        // Its hosts meet as those of TCP do.
+        Over::LossyTcp => {
+            let mut conn = Tcp::connect(order.address, None)?;
+            conn.fetch_what_arrives(work, order.limit_s, &progress)?;
+        }
         Over::Udp => {}
     }
     thread::sleep(Duration::from_secs_f64(order.rtt_ms * 4e-3));
@@ -191,6 +196,10 @@ fn start_work(order: Order, progress: Arc<Progress>, warm: Option<quic::Client>)
                     std::mem::forget(c);
                     result
                 })
+            }
+            Over::LossyTcp => {
+                let conn = Tcp::connect(order.address, None);
+                conn.and_then(|mut c| c.fetch_what_arrives(order.work, order.limit_s, &progress))
             }
             Over::Udp => udp::fetch(&order, &progress),
         };

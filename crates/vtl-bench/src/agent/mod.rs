@@ -61,6 +61,8 @@ pub enum Side {
 pub enum Over {
     /// TCP, with this congestion control if one is named.
     Tcp(Option<String>),
+    /// TCP that may lose bytes on its way, since a loss-tolerant carrier took its place.
+    LossyTcp,
     /// QUIC, with this congestion control.
     Quic(String),
     /// UDP.

@@ -20,12 +20,16 @@ type Watched = Arc<Mutex<Vec<OwnedFd>>>;
 
 pub(super) fn run(order: &Order) -> anyhow::Result<()> {
     let summary: Box<dyn Fn() -> Summary> = match &order.over {
-        Over::Tcp(control) => {
-            let listener = tcp::bind_listener(order.address, control.as_deref())
+        Over::Tcp(_) | Over::LossyTcp => {
+            let (control, lossy) = match &order.over {
+                Over::Tcp(control) => (control.as_deref(), false),
+                _ => (None, true),
+            };
+            let listener = tcp::bind_listener(order.address, control)
                 .with_context(|| format!("cannot listen on {}", order.address))?;
             let watched = Watched::default();
             let seen = Arc::clone(&watched);
-            thread::spawn(move || accept(&listener, &seen));
+            thread::spawn(move || accept(&listener, &seen, lossy));
             Box::new(move || tcp_summary(&watched))
         }
         Over::Graft { name, daemon, .. } => {
@@ -72,14 +76,16 @@ pub(super) fn run(order: &Order) -> anyhow::Result<()> {
     std::process::exit(0);
 }
 
-fn accept(listener: &TcpListener, watched: &Watched) {
+fn accept(listener: &TcpListener, watched: &Watched, lossy: bool) {
     for stream in listener.incoming() {
         let Ok(stream) = stream else { continue };
         if let (Ok(fd), Ok(mut watched)) = (tcp::watch(&stream), watched.lock()) {
             watched.push(fd);
         }
-        if let Ok(conn) = Tcp::new(stream) {
-            serve_apart(conn);
+        match Tcp::new(stream) {
+            Ok(conn) if lossy => apart(move || conn.serve_what_arrives()),
+            Ok(conn) => serve_apart(conn),
+            Err(_) => {}
         }
     }
 }

@@ -2,18 +2,24 @@
 
 use std::io::{self, Read, Write};
 use std::mem::{offset_of, size_of};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage, bind, listen, setsockopt, socket,
     sockopt,
 };
 
-use super::conn::Conn;
+use super::Work;
+use super::conn::{Conn, run_blocking};
+use super::workload::{Progress, serve_one};
+use crate::payload::GapChecker;
 
 /// Bytes read at a time.
 const READ: usize = 256 * 1024;
+/// How often a client asks where the question may be lost.
+const ASK_EVERY: Duration = Duration::from_millis(500);
 
 /// A connection.
 pub(super) struct Tcp {
@@ -36,6 +42,43 @@ impl Tcp {
         let address = SockaddrStorage::from(to);
         nix::sys::socket::connect(socket.as_raw_fd(), &address)?;
         Self::new(socket.into())
+    }
+
+    /// The client's part where bytes may be lost on the way: asks until some come, and counts what
+    /// comes until the server has closed.
+    pub(super) fn fetch_what_arrives(
+        &mut self,
+        work: Work,
+        limit_s: f64,
+        progress: &Progress,
+    ) -> io::Result<()> {
+        self.stream.set_read_timeout(Some(ASK_EVERY))?;
+        let begun = Instant::now();
+        let mut checker = GapChecker::default();
+        self.stream.write_all(&work.encode())?;
+        loop {
+            match self.stream.read(&mut self.buffer) {
+                Ok(0) => return Ok(()),
+                Ok(n) => progress.add(n as u64, checker.check(&self.buffer[..n])),
+                Err(error)
+                    if error.kind() == io::ErrorKind::WouldBlock
+                        && begun.elapsed().as_secs_f64() < limit_s =>
+                {
+                    if progress.bytes() == 0 {
+                        self.stream.write_all(&work.encode())?;
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// The server's part: answers one question, however often it comes.
+    pub(super) fn serve_what_arrives(mut self) -> io::Result<()> {
+        run_blocking(serve_one(&mut self))?;
+        self.stream.shutdown(Shutdown::Write)?;
+        while self.stream.read(&mut self.buffer)? > 0 {}
+        Ok(())
     }
 }
 

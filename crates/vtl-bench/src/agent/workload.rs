@@ -24,7 +24,8 @@ const BLOCK_MIN: u64 = 1_200;
 const GATE: Duration = Duration::from_millis(2);
 
 impl Work {
-    fn encode(self) -> [u8; REQUEST] {
+    /// As a request.
+    pub(super) fn encode(self) -> [u8; REQUEST] {
         let numbers: [u64; 5] = match self {
             Self::File(bytes) => [1, bytes, 0, 0, 0],
             Self::Messages {
@@ -322,31 +323,43 @@ async fn follow<C: Conn>(
 /// The server's part: answers requests until the peer goes.
 pub(super) async fn serve<C: Conn>(conn: &mut C) -> io::Result<()> {
     let mut inbox = Vec::new();
-    while fill(conn, &mut inbox, REQUEST).await? {
-        let request: [u8; REQUEST] = inbox[..REQUEST].try_into().map_err(io::Error::other)?;
-        inbox.drain(..REQUEST);
-        match Work::decode(&request)? {
-            Work::File(bytes) => send_payload(conn, bytes, &[]).await?,
-            Work::Messages {
-                request,
-                response,
-                count,
-            } => {
-                let answer = payload::at(0, CHUNK as u64);
-                for _ in 0..count {
-                    if !fill(conn, &mut inbox, request as usize).await? {
-                        return Ok(());
-                    }
-                    inbox.drain(..request as usize);
-                    send_payload(conn, response.into(), answer).await?;
-                }
-            }
-            // The client ends it.
-            Work::Stream { rate_kbit: 0, .. } => send_payload(conn, u64::MAX, &[]).await?,
-            Work::Stream { rate_kbit, millis } => pace(conn, rate_kbit, millis).await?,
-        }
-    }
+    while answer(conn, &mut inbox).await? {}
     Ok(())
+}
+
+/// Answers one request.
+pub(super) async fn serve_one<C: Conn>(conn: &mut C) -> io::Result<()> {
+    answer(conn, &mut Vec::new()).await.map(drop)
+}
+
+/// Answers the next request, if there is one.
+async fn answer<C: Conn>(conn: &mut C, inbox: &mut Vec<u8>) -> io::Result<bool> {
+    if !fill(conn, inbox, REQUEST).await? {
+        return Ok(false);
+    }
+    let request: [u8; REQUEST] = inbox[..REQUEST].try_into().map_err(io::Error::other)?;
+    inbox.drain(..REQUEST);
+    match Work::decode(&request)? {
+        Work::File(bytes) => send_payload(conn, bytes, &[]).await?,
+        Work::Messages {
+            request,
+            response,
+            count,
+        } => {
+            let answer = payload::at(0, CHUNK as u64);
+            for _ in 0..count {
+                if !fill(conn, inbox, request as usize).await? {
+                    return Ok(false);
+                }
+                inbox.drain(..request as usize);
+                send_payload(conn, response.into(), answer).await?;
+            }
+        }
+        // The client ends it.
+        Work::Stream { rate_kbit: 0, .. } => send_payload(conn, u64::MAX, &[]).await?,
+        Work::Stream { rate_kbit, millis } => pace(conn, rate_kbit, millis).await?,
+    }
+    Ok(true)
 }
 
 /// Waits until so many bytes are there; false at the end.

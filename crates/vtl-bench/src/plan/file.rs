@@ -25,8 +25,6 @@ const MOST_FLOWS: u32 = 2_000;
 
 /// The parameter that may be set to what the path deserves.
 const WINDOW: &str = "window";
-/// The graft that carries hooked connections: the best one for byte streams.
-const HOOKED: &str = "stream";
 
 /// One value or a list of them; a list multiplies the cells.
 #[derive(Clone, Debug)]
@@ -286,8 +284,11 @@ fn transports(table: &PlanTable) -> Result<Vec<Transport>, Problem> {
             .parse()
             .or_else(|text: String| problem("transports", text))?;
         let (name, params) = match &transport {
-            Transport::Graft(Graft { name, params }) => (name, &params[..]),
-            Transport::Hook(name) => (name, &[][..]),
+            Transport::Graft(Graft { name, params }) => (name.as_str(), &params[..]),
+            Transport::Hook(carrier) => match carrier.strip_prefix("graft:") {
+                Some(name) => (name, &[][..]),
+                None => return Ok(transport),
+            },
             _ => return Ok(transport),
         };
         let Some(object) = objects::graft(name) else {
@@ -307,10 +308,8 @@ fn transports(table: &PlanTable) -> Result<Vec<Transport>, Problem> {
                 return problem("transports", text);
             }
         }
-        if let Transport::Hook(graft) = &transport
-            && graft != HOOKED
-        {
-            let text = format!("the Hooker uses the graft \"{HOOKED}\", not \"{graft}\"");
+        if matches!(transport, Transport::Hook(_)) && !is_stream(name) {
+            let text = format!("the graft \"{name}\" carries no streams, so no hooked ones");
             return problem("transports", text);
         }
         Ok(transport)
@@ -647,10 +646,11 @@ fn check(cell: &Cell) -> Result<(), Problem> {
         {
             return problem("transports", "udp carries only \"file\" and \"stream\"");
         }
-        if let Transport::Graft(graft) = transport
-            && !is_stream(&graft.name)
-            && !matches!(cell.workload, Workload::File { .. })
-        {
+        let loses = match transport {
+            Transport::Graft(graft) => !is_stream(&graft.name),
+            hook => hook.is_lossy_hook(),
+        };
+        if loses && !matches!(cell.workload, Workload::File { .. }) {
             let text = format!("{transport} may lose packets, so it carries only \"file\"");
             return problem("transports", text);
         }
@@ -661,10 +661,16 @@ fn check(cell: &Cell) -> Result<(), Problem> {
             let text = "a path without a rate of its own, or with a timeline, deserves no window";
             return problem("transports", text);
         }
-        if cell.curl && !matches!(transport, Transport::Tcp(_) | Transport::Hook(_)) {
+        if cell.curl
+            && (transport.is_lossy_hook()
+                || !matches!(transport, Transport::Tcp(_) | Transport::Hook(_)))
+        {
             return problem(
                 "transports",
-                format!("curl speaks TCP: {transport} cannot carry it, tcp-* and hook:* can"),
+                format!(
+                    "curl speaks TCP: {transport} cannot carry it, tcp-* and hook:* that lose \
+                     nothing can"
+                ),
             );
         }
     }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use vtl_testbed::{Link, LossModel, Profile};
 
-pub use transport::{Carrier, Graft, Setting, Transport};
+pub use transport::{Graft, Setting, Transport};
 
 /// Why a plan was refused: file, line, and what is wrong.
 #[derive(Debug, thiserror::Error)]

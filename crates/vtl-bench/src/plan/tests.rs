@@ -145,9 +145,9 @@ const WRONG: [(&str, &str, usize, &[&str]); 32] = [
     ),
     (
         "\"tcp-cubic\"",
-        "\"hook:graft:go-back-n\"",
+        "\"hook:graft:udp\"",
         1,
-        &["the Hooker uses the graft \"stream\""],
+        &["the graft \"udp\" carries no streams"],
     ),
     ("terrestrial", "wifi", 4, &["wifi", "satellite", "wire"]),
     (

@@ -17,7 +17,7 @@ pub enum Transport {
     Udp,
     /// A VTL session over this graft, read in place.
     Graft(Graft),
-    /// A TCP program captured by the Hooker, carried by a graft.
+    /// A TCP program captured by the Hooker, and what it travels by, as `vtl run --carrier` names it.
     Hook(String),
 }
 
@@ -95,57 +95,58 @@ impl FromStr for Graft {
     }
 }
 
+fn is_carrier(text: &str) -> bool {
+    match text.strip_prefix("graft:") {
+        Some(name) => is_word(name),
+        None => TUNNELS.contains(&text) || LOSSY.contains(&text),
+    }
+}
+
 fn is_word(text: &str) -> bool {
     let fits = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     !text.is_empty() && text.chars().all(fits)
 }
 
-/// The kinds of carriers that rows and settings distinguish.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Carrier {
-    /// [`Transport::Tcp`].
-    Tcp,
-    /// [`Transport::Quic`].
-    Quic,
-    /// [`Transport::Udp`].
-    Udp,
-    /// [`Transport::Graft`] and [`Transport::Hook`].
-    Vtl,
-}
+/// Carriers of captured programs besides grafts.
+const TUNNELS: [&str; 2] = ["quic", "mptcp"];
+/// Those that may lose bytes.
+const LOSSY: [&str; 4] = ["udp", "udp-lite", "dccp-ccid2", "dccp-ccid3"];
 
 /// Every valid name; NAME stands for a graft.
 pub(super) const NAMES: &str = "tcp-cubic, tcp-bbr, tcp-reno, quic, quic-bbr, udp, graft:NAME, \
-                                graft:NAME?PARAMETER=VALUE, hook:graft:NAME";
+                                graft:NAME?PARAMETER=VALUE, hook:graft:NAME, hook:quic, \
+                                hook:mptcp, hook:udp, hook:udp-lite, hook:dccp-ccid2, \
+                                hook:dccp-ccid3";
 
 impl Transport {
-    /// What carries the bytes.
-    pub fn carrier(&self) -> Carrier {
-        match self {
-            Self::Tcp(_) => Carrier::Tcp,
-            Self::Quic(_) => Carrier::Quic,
-            Self::Udp => Carrier::Udp,
-            Self::Graft(_) | Self::Hook(_) => Carrier::Vtl,
-        }
-    }
-
     /// Payload of a full packet over its size on the link with its IP header, at 1,500 bytes over
     /// IPv4: the share of the rate that goodput can reach.
     ///
-    /// TCP: headers of 20 and 20 bytes, timestamps 12. QUIC: 20, 8, and 40 of its own (short header
-    /// 1 + 8 + 3, STREAM frame 12, tag 16). UDP: 20 and 8. VTL: 20 and 40.
+    /// TCP: headers of 20 and 20 bytes, timestamps 12; MPTCP 20 more. QUIC: 20, 8, and 40 of its own
+    /// (short header 1 + 8 + 3, STREAM frame 12, tag 16). UDP: 20 and 8. VTL: 20 and 40.
     pub fn efficiency(&self) -> f64 {
-        let payload = match self.carrier() {
-            Carrier::Tcp => 1448.0,
-            Carrier::Quic => 1432.0,
-            Carrier::Udp => 1472.0,
-            Carrier::Vtl => 1440.0,
+        let payload = match self {
+            Self::Tcp(_) => 1448.0,
+            Self::Quic(_) => 1432.0,
+            Self::Udp => 1472.0,
+            Self::Graft(_) => 1440.0,
+            Self::Hook(carrier) => match carrier.as_str() {
+                "quic" => 1432.0,
+                "mptcp" => 1428.0,
+                _ => 1440.0,
+            },
         };
         payload / 1500.0
     }
 
     /// Whether it takes daemons.
     pub fn needs_daemons(&self) -> bool {
-        self.carrier() == Carrier::Vtl
+        matches!(self, Self::Graft(_) | Self::Hook(_))
+    }
+
+    /// Whether it is a captured program's that gets what arrives, and not what is lost.
+    pub fn is_lossy_hook(&self) -> bool {
+        matches!(self, Self::Hook(carrier) if LOSSY.contains(&carrier.as_str()))
     }
 }
 
@@ -157,7 +158,7 @@ impl fmt::Display for Transport {
             Self::Quic(control) => write!(f, "quic-{control}"),
             Self::Udp => f.write_str("udp"),
             Self::Graft(graft) => write!(f, "graft:{graft}"),
-            Self::Hook(name) => write!(f, "hook:graft:{name}"),
+            Self::Hook(name) => write!(f, "hook:{name}"),
         }
     }
 }
@@ -173,12 +174,9 @@ impl FromStr for Transport {
             "quic" => Some(Self::Quic("cubic")),
             "quic-bbr" => Some(Self::Quic("bbr")),
             "udp" => Some(Self::Udp),
-            _ => match (
-                name.strip_prefix("graft:"),
-                name.strip_prefix("hook:graft:"),
-            ) {
+            _ => match (name.strip_prefix("graft:"), name.strip_prefix("hook:")) {
                 (Some(graft), _) => graft.parse().ok().map(Self::Graft),
-                (_, Some(name)) if is_word(name) => Some(Self::Hook(name.to_owned())),
+                (_, Some(carrier)) if is_carrier(carrier) => Some(Self::Hook(carrier.to_owned())),
                 _ => None,
             },
         };
@@ -203,6 +201,8 @@ mod tests {
             "graft:go-back-n?window=64",
             "graft:partial-reliability?window=path&max-loss=50",
             "hook:graft:stream",
+            "hook:quic",
+            "hook:udp-lite",
         ] {
             let transport: Transport = name.parse().expect("valid");
             assert_eq!(transport.to_string(), name);
@@ -211,6 +211,8 @@ mod tests {
             "tcp",
             "graft:",
             "hook:tcp",
+            "hook:quic-bbr",
+            "hook:graft:",
             "graft:a b",
             "graft:?window=1",
             "graft:a?window",
@@ -222,6 +224,7 @@ mod tests {
             assert!(error.contains("valid are tcp-cubic"), "{error}");
         }
     }
+
     #[test]
     fn params_on__the_window_of_the_path() {
         let graft: Graft = "go-back-n?window=path".parse().expect("valid");

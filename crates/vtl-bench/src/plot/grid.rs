@@ -1,10 +1,11 @@
-//! Completion times by size, for every link and loss of a plan in one figure: that of the thesis's
-//! figure 3.14.
+//! Completion times of a plan in one figure: by size for every link and loss, as in the thesis's
+//! figure 3.14, and by loss for every link and size, as in its figure 4.9.
 
 use std::error::Error;
 use std::path::Path;
 
 use plotters::coord::Shift;
+use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
 
 use super::lines::{Lines, Point, lines};
@@ -24,48 +25,92 @@ const LINE: i32 = 22;
 const STROKE: i32 = 22;
 const LETTER: i32 = 8;
 
-/// One link at one loss: seconds by bytes.
+/// What the horizontal axis shows; the other of the two tells panels of a link apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum By {
+    /// Bytes, a panel for each loss.
+    Size,
+    /// Per cent, a panel for each size.
+    Loss,
+}
+
+impl By {
+    /// Where a row stands: on the horizontal axis, and in which panel of its link.
+    fn place(self, row: &Row) -> Option<(f64, f64)> {
+        let size = row.size? as f64;
+        Some(match self {
+            Self::Size => (size, row.loss_pct),
+            Self::Loss => (row.loss_pct, size),
+        })
+    }
+
+    /// A value of the horizontal axis.
+    fn show(self, value: f64) -> String {
+        match self {
+            Self::Size => size(value.round() as u64),
+            Self::Loss => format!("{} %", plain(value)),
+        }
+    }
+
+    /// A panel's name.
+    fn panel(self, column: f64) -> String {
+        match self {
+            Self::Size => format!("{column} % loss"),
+            Self::Loss => size(column.round() as u64),
+        }
+    }
+}
+
+/// One link at one loss, or of one size: seconds by the other.
 struct Panel {
     link: String,
-    loss: f64,
+    column: f64,
     lines: Lines,
 }
 
-/// Links below each other, losses side by side.
+/// Links below each other, losses or sizes side by side.
 pub(super) struct Grid {
     title: String,
+    by: By,
     links: Vec<String>,
-    losses: Vec<f64>,
+    columns: Vec<f64>,
     panels: Vec<Panel>,
 }
 
 impl Grid {
-    /// Of rows with several links or losses. Where they have one size only, there is nothing to draw.
-    pub(super) fn of(title: &str, rows: &[&Row]) -> Option<Self> {
+    /// Of rows that fill at least two panels: where the axis has one value only, there is nothing to
+    /// draw.
+    pub(super) fn of(title: &str, rows: &[&Row], by: By) -> Option<Self> {
+        let column = |row: &Row| by.place(row).map(|(_, column)| column);
         let files = || rows.iter().copied().filter(|r| r.workload == "file");
-        let places = distinct(files().map(|r| (r.link_name(), r.loss_pct)));
-        let panel = |(link, loss): (String, f64)| {
-            let here = files().filter(|r| r.loss_pct == loss && r.link_name() == link);
+        let places = distinct(files().filter_map(|r| Some((r.link_name(), column(r)?))));
+        let panel = |(link, at): (String, f64)| {
+            let here = files().filter(|r| column(r) == Some(at) && r.link_name() == link);
             let here: Vec<&Row> = here.collect();
-            let lines = lines(&here, |r| Some(r.size? as f64), |r| r.fct_s)?;
-            Some(Panel { link, loss, lines })
+            let lines = lines(&here, |r| by.place(r).map(|(x, _)| x), |r| r.fct_s)?;
+            Some(Panel {
+                link,
+                column: at,
+                lines,
+            })
         };
         let panels: Vec<Panel> = places.into_iter().filter_map(panel).collect();
         if panels.len() < 2 {
             return None;
         }
-        let mut losses = distinct(panels.iter().map(|p| p.loss));
-        losses.sort_by(f64::total_cmp);
+        let mut columns = distinct(panels.iter().map(|p| p.column));
+        columns.sort_by(f64::total_cmp);
         Some(Self {
             title: format!("{title}: completion times; triangles: cut"),
+            by,
             links: distinct(panels.iter().map(|p| p.link.clone())),
-            losses,
+            columns,
             panels,
         })
     }
 
     pub(super) fn draw(&self, path: &Path) -> Result<(), Box<dyn Error>> {
-        let shape = (self.links.len(), self.losses.len());
+        let shape = (self.links.len(), self.columns.len());
         let (width, height) = (PANEL.0 * shape.1 as u32, PANEL.1 * shape.0 as u32);
         let mut names = distinct(self.panels.iter().flat_map(|p| p.lines.keys()));
         names.sort_unstable();
@@ -87,9 +132,14 @@ impl Grid {
             let row = || self.panels.iter().filter(|p| p.link == *link);
             let y = range(row(), |p| (p.y.least, p.y.most));
             for panel in row() {
-                let at = self.losses.iter().position(|loss| *loss == panel.loss);
+                let at = self.columns.iter().position(|at| *at == panel.column);
                 let area = &areas[at.expect("it is one of them")];
-                panel.draw(area, &palette, x.clone(), y.clone())?;
+                let (x, y) = (x.clone(), y.clone());
+                match self.by {
+                    By::Size => panel.draw(area, &palette, self.by, x.log_scale(), y)?,
+                    // No room is left of nothing lost.
+                    By::Loss => panel.draw(area, &palette, self.by, -0.2..x.end, y)?,
+                }
             }
         }
         for (name, (x, y)) in names.into_iter().zip(places) {
@@ -120,29 +170,34 @@ fn places(names: &[&String], width: i32) -> Vec<(i32, i32)> {
 }
 
 impl Panel {
-    fn draw(
+    fn draw<X>(
         &self,
         area: &Area<'_>,
         palette: &Palette,
-        x: std::ops::Range<f64>,
+        by: By,
+        x: X,
         y: std::ops::Range<f64>,
-    ) -> Result<(), Box<dyn Error>> {
+    ) -> Result<(), Box<dyn Error>>
+    where
+        X: AsRangedCoord<Value = f64>,
+        X::CoordDescType: ValueFormatter<f64>,
+    {
         let mut chart = ChartBuilder::on(area)
             .caption(
-                format!("{}, {} % loss", self.link, self.loss),
+                format!("{}, {}", self.link, by.panel(self.column)),
                 ("sans-serif", 16),
             )
             .margin(8)
             .x_label_area_size(32)
             .y_label_area_size(52)
-            .build_cartesian_2d(x.log_scale(), y.log_scale())?;
+            .build_cartesian_2d(x, y.log_scale())?;
         chart
             .configure_mesh()
             .y_desc("seconds")
             .x_labels(5)
             .label_style(("sans-serif", 12))
             .axis_desc_style(("sans-serif", 13))
-            .x_label_formatter(&|bytes| size(bytes.round() as u64))
+            .x_label_formatter(&|value| by.show(*value))
             .y_label_formatter(&|seconds| plain(*seconds))
             .light_line_style(TRANSPARENT)
             .draw()?;

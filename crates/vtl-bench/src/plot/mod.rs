@@ -15,6 +15,7 @@ use plotters::coord::ranged1d::ValueFormatter;
 use plotters::prelude::*;
 use plotters::style::{FontStyle, register_font};
 
+use self::grid::{By, Grid};
 use self::lines::{Lines, Point, lines};
 use self::palette::Palette;
 use crate::plan::size;
@@ -26,9 +27,9 @@ const SIZE: (u32, u32) = (960, 560);
 /// The span over which goodput over time is averaged, seconds.
 const WINDOW_S: f64 = 0.5;
 
-/// Draws what the rows allow: goodput by loss, completion time by size (for all links and losses of a
-/// plan in one figure, too), goodput by the number of flows, and competing flows over time. Returns
-/// the files.
+/// Draws what the rows allow: goodput by loss, completion time by size, goodput by the number of
+/// flows, and competing flows over time; and for all of a plan in one figure, completion times by
+/// size for each loss, and by loss for each size. Returns the files.
 ///
 /// # Errors
 /// A file cannot be written.
@@ -57,9 +58,11 @@ pub fn draw(directory: &Path, rows: &[Row]) -> anyhow::Result<Vec<PathBuf>> {
         add("time", over_time(&title, &rows))?;
     }
     for (name, title, rows) in by_condition(rows, |_| String::new()) {
-        if let Some(grid) = grid::Grid::of(&title, &rows) {
-            let path = place(&name, "sizes");
-            grid.draw(&path).map_err(|error| failed(&path, &*error))?;
+        for (by, kind) in [(By::Size, "sizes"), (By::Loss, "losses")] {
+            if let Some(grid) = Grid::of(&title, &rows, by) {
+                let path = place(&name, kind);
+                grid.draw(&path).map_err(|error| failed(&path, &*error))?;
+            }
         }
     }
     Ok(files)
@@ -424,7 +427,7 @@ mod tests {
             ..row("file", "tcp-bbr", 5.0, 1 << 20, 40.0)
         });
         let files = draw(&directory, &rows).expect("drawn");
-        assert_eq!(files.len(), 5, "{files:?}");
+        assert_eq!(files.len(), 6, "{files:?}");
         let text: String = files
             .iter()
             .map(|file| fs::read_to_string(file).expect("read"))
@@ -436,6 +439,7 @@ mod tests {
             "flows at the same time",
             "2: graft:stream",
             "terrestrial, 5 % loss",
+            "terrestrial, 4 KiB",
             "graft:stop-and-wait",
             "tcp-bbr, bursts",
             "1 MiB",

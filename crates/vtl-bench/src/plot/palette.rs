@@ -62,10 +62,10 @@ fn own(line: &str) -> Option<RGBColor> {
         "tcp-cubic" => VERMILION,
         "tcp-bbr" => SKY,
         "quic" | "graft:go-back-n" => ORANGE,
-        "quic-bbr" | "graft:partial-reliability" => PURPLE,
+        "quic-bbr" | "hook:quic" | "graft:partial-reliability" => PURPLE,
         "udp" | "graft:stop-and-wait" => GREY,
         "graft:selective-repeat" => GREEN,
-        "graft:canonical" => BLACK,
+        "graft:canonical" | "hook:udp" => BLACK,
         _ => return None,
     })
 }

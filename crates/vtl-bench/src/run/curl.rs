@@ -27,13 +27,17 @@ impl Stage<'_> {
         };
         let files = [(nginx::FILE, bytes)];
         let server = nginx::start(&self.testbed, &bench.scratch, &files, &bench.interrupt)?;
-        let hooked = matches!(transport, Transport::Hook(_));
+        let carrier = match transport {
+            Transport::Hook(carrier) => Some(carrier.as_str()),
+            _ => None,
+        };
+        let hooked = carrier.is_some();
         if let Some(daemons) = self.daemons.as_ref().filter(|_| hooked) {
             daemons.hook(nginx::PORT)?;
         }
         if self.cell.known {
             let patience = Duration::from_secs_f64(self.cell.time_limit_s);
-            let mut command = self.curl_command(hooked, nginx::FILE)?;
+            let mut command = self.curl_command(carrier, nginx::FILE)?;
             download::run(
                 &mut command,
                 bytes,
@@ -44,7 +48,7 @@ impl Stage<'_> {
             )?;
             thread::sleep(Duration::from_secs_f64(self.cell.link.rtt_ms * 4e-3));
         }
-        let mut command = self.curl_command(hooked, nginx::FILE)?;
+        let mut command = self.curl_command(carrier, nginx::FILE)?;
         let since = cpu::Since::now();
         let mut checker = payload::Checker::default();
         let mut control = None;
@@ -97,27 +101,12 @@ impl Stage<'_> {
         self.link_figures(row)
     }
 
-    /// Plain TCP must not pass for VTL.
-    fn check_carried(&self, row: &mut Row) -> anyhow::Result<()> {
-        let Some(daemons) = &self.daemons else {
-            return Ok(());
-        };
-        let carried = daemons.statuses()?.carried();
-        if carried < row.bytes {
-            row.ok = false;
-            row.error = Some(format!(
-                "only {carried} of {} bytes came over VTL, the rest was plain TCP",
-                row.bytes
-            ));
-        }
-        Ok(())
-    }
-
     /// The user's configuration and proxies have no say.
-    fn curl_command(&self, hooked: bool, file: &str) -> anyhow::Result<Command> {
-        let mut command = match self.daemons.as_ref().filter(|_| hooked) {
+    fn curl_command(&self, carrier: Option<&str>, file: &str) -> anyhow::Result<Command> {
+        let mut command = match self.daemons.as_ref().filter(|_| carrier.is_some()) {
             Some(daemons) => {
-                daemons.captured(&self.testbed, &self.bench.programs, Path::new("curl"))?
+                let programs = &self.bench.programs;
+                daemons.captured(&self.testbed, programs, carrier, Path::new("curl"))?
             }
             None => self.testbed.command(Host::Client, "curl")?,
         };

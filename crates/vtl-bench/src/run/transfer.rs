@@ -119,8 +119,9 @@ impl<'a> Stage<'a> {
     fn command(&self, host: Host, transport: &Transport) -> anyhow::Result<Command> {
         let vtl = &self.bench.programs.vtl;
         let mut command = match (transport, &self.daemons, host) {
-            (Transport::Hook(_), Some(daemons), Host::Client) => {
-                daemons.captured(&self.testbed, &self.bench.programs, vtl)?
+            (Transport::Hook(carrier), Some(daemons), Host::Client) => {
+                let programs = &self.bench.programs;
+                daemons.captured(&self.testbed, programs, Some(carrier), vtl)?
             }
             _ => self.testbed.command(host, vtl)?,
         };
@@ -143,7 +144,8 @@ impl<'a> Stage<'a> {
         };
         let over = match transport {
             Transport::Tcp(control) => Over::Tcp(Some((*control).to_owned())),
-            // The program of tcp-cubic, captured.
+            // The programs of tcp-cubic, captured, or of one that can do without what is lost.
+            hook if hook.is_lossy_hook() => Over::LossyTcp,
             Transport::Hook(_) => Over::Tcp(Some("cubic".to_owned())),
             Transport::Quic(control) => Over::Quic((*control).to_owned()),
             Transport::Udp => Over::Udp,
@@ -264,6 +266,9 @@ impl<'a> Stage<'a> {
                 row.retransmitted_pct = again;
                 row.settings = self.vtl_settings();
             }
+            if matches!(transport, Transport::Hook(_)) && leg.len() == 1 {
+                self.check_carried(row)?;
+            }
             memory += outcome.peak_kb + summary.peak_kb;
         }
         let total: u64 = rows.iter().map(|row| row.bytes).sum();
@@ -293,6 +298,22 @@ impl<'a> Stage<'a> {
         }
         let lost = |d: &vtl_testbed::DirectionStats| d.host_drops + d.send_errors;
         row.emulator_drops = lost(&stats.down) + lost(&stats.up);
+        Ok(())
+    }
+
+    /// Plain TCP must not pass for VTL.
+    pub(super) fn check_carried(&self, row: &mut Row) -> anyhow::Result<()> {
+        let Some(daemons) = &self.daemons else {
+            return Ok(());
+        };
+        let carried = daemons.statuses()?.carried();
+        if carried < row.bytes {
+            row.ok = false;
+            row.error = Some(format!(
+                "only {carried} of {} bytes came over VTL, the rest was plain TCP",
+                row.bytes
+            ));
+        }
         Ok(())
     }
 

@@ -190,7 +190,7 @@ impl Leg<'_> {
         };
         let mut command = match &daemons {
             Some((programs, daemons)) => {
-                daemons.captured(self.testbed, programs, Path::new("curl"))?
+                daemons.captured(self.testbed, programs, None, Path::new("curl"))?
             }
             None => self.testbed.command(Host::Client, "curl")?,
         };
