@@ -63,7 +63,9 @@ impl Engine {
             && turns.len() < intf::VTL_TURNS as usize
             && let Some(sid) = first.take().or_else(|| self.schedule.pop())
         {
-            self.fill(sid);
+            if !alone {
+                self.fill(sid);
+            }
             let (Some(session), Some(entry)) = (self.sessions.get(&sid), table.get(sid)) else {
                 continue;
             };
