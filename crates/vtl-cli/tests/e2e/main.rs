@@ -7,6 +7,7 @@
 mod process;
 mod world;
 
+mod accidents;
 mod api;
 mod bench;
 mod carriers;
