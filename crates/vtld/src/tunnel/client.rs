@@ -210,6 +210,7 @@ impl Hub {
              }| {
                 // Of a new tunnel it gets a stream, or there is none any more and it is reset.
                 let _ = self.start_stream(&tunnel, app, dest, src);
+                wire::keep_asking(&peer);
                 peer
             },
         );

@@ -4,7 +4,8 @@ use std::{
     cell::{Cell, RefCell},
     collections::HashMap,
     io,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, SocketAddr, TcpStream},
+    pin::pin,
     rc::Rc,
     time::Duration,
 };
@@ -95,6 +96,30 @@ fn granted(port: u16, token: u64, fingerprint: &[u8; FINGERPRINT]) -> [u8; WORD 
     answer
 }
 
+/// Waits for the tunnel that was granted on a discovery connection, and for its end. Or until the
+/// client goes on over that connection, since the tunnel took too long for its first flow: then true,
+/// and the tunnel that may have come meanwhile is for others and has no lifeline.
+async fn goes_on_plain(peer: &TcpStream, tied: oneshot::Receiver<Rc<Tunnel>>) -> bool {
+    let mut word = pin!(async { matches!(wire::word(peer).await, Ok(Word::Plain)) });
+    let tunnel = tokio::select! {
+        plain = &mut word => return plain,
+        tunnel = tied => tunnel,
+    };
+    let Ok(tunnel) = tunnel else {
+        return false; // nobody has come for it
+    };
+    wire::keep_asking(peer);
+    tokio::select! {
+        plain = &mut word => {
+            if !plain {
+                tunnel.close();
+            }
+            plain
+        }
+        () = tunnel.closed() => false,
+    }
+}
+
 impl Hub {
     /// A client asks for a tunnel on its discovery connection.
     pub(super) async fn serve_asked(self: Rc<Self>, kind: Kind, flow: ServerFlow) {
@@ -124,6 +149,7 @@ impl Hub {
         let tunnel = Rc::new(Tunnel::new(key, link));
         self.served.enter(token, &tunnel);
         if wire::say(&flow.peer, &granted(port, token, &[0; FINGERPRINT])).is_ok() {
+            wire::keep_asking(&flow.peer);
             wire::ended(Some(&flow.peer)).await;
         }
         tunnel.close();
@@ -206,22 +232,8 @@ impl Hub {
         if wire::say(&flow.peer, &granted(quic.port, token, &quic.fingerprint)).is_err() {
             return;
         }
-        tokio::select! {
-            tunnel = tied => {
-                // Else nobody has come for it.
-                if let Ok(tunnel) = tunnel {
-                    tokio::select! {
-                        () = wire::ended(Some(&flow.peer)) => {}
-                        () = tunnel.closed() => {}
-                    }
-                    tunnel.close();
-                }
-            }
-            word = wire::word(&flow.peer) => {
-                if matches!(word, Ok(Word::Plain)) {
-                    self.reach(flow);
-                }
-            }
+        if goes_on_plain(&flow.peer, tied).await {
+            self.reach(flow);
         }
     }
 

@@ -6,6 +6,7 @@ use std::{
     os::fd::{AsRawFd, RawFd},
 };
 
+use nix::sys::socket::{setsockopt, sockopt};
 use tokio::io::{Interest, unix::AsyncFd};
 
 use super::words::{WORD, Word};
@@ -102,6 +103,19 @@ pub(super) async fn read<const N: usize>(peer: &TcpStream) -> io::Result<[u8; N]
 pub(super) async fn word(peer: &TcpStream) -> io::Result<Word> {
     let bytes = read::<WORD>(peer).await?;
     Word::parse(&bytes).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// Has the kernel ask for the other end of a lifeline while that is silent: the reset that tells of a
+/// daemon's end is sent once and may get lost, and is the answer to this question, too.
+pub(super) fn keep_asking(lifeline: &TcpStream) {
+    const EVERY_S: u32 = 2;
+    // An outage is not the end: as often as the kernel lets.
+    const TIMES: u32 = 127;
+    // Without, the end is noticed later.
+    let _ = setsockopt(lifeline, sockopt::KeepAlive, &true);
+    let _ = setsockopt(lifeline, sockopt::TcpKeepIdle, &EVERY_S);
+    let _ = setsockopt(lifeline, sockopt::TcpKeepInterval, &EVERY_S);
+    let _ = setsockopt(lifeline, sockopt::TcpKeepCount, &TIMES);
 }
 
 /// Completes when a lifeline ends, or says what has no meaning there. Never without one.
