@@ -455,11 +455,16 @@ impl Engine {
                         && !s.initiator
                         && s.lifeline.is_none()
                 };
-                let found = self.sessions.iter().find(|(_, s)| meant(s));
-                let Some(sid) = found.map(|(sid, _)| *sid) else {
+                let found = self.sessions.iter_mut().find(|(_, s)| meant(s));
+                let Some((sid, answered)) = found.map(|(sid, s)| (*sid, s.answered.take())) else {
                     return;
                 };
                 self.tie(sid, flow.peer);
+                // The token proves the peer as its first packet would, which may have got lost with
+                // all others.
+                if let Some(answered) = answered {
+                    self.validated(sid, answered);
+                }
             }
             Some(Preamble::Tunnel { kind }) => self.handle.tunnels.server(kind, flow),
             None => {

@@ -557,7 +557,7 @@ impl Engine {
                     self.confirm_timer(sid, now);
                     return;
                 }
-                if !session.initiator
+                if session.answered.is_some()
                     && entry.ifindex() == 0
                     && now - session.heard_ns > UNVALIDATED_NS
                 {

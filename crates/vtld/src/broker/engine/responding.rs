@@ -161,7 +161,8 @@ impl Engine {
         Ok(answer)
     }
 
-    /// The first packet of a peer that opened a session. From here on the session may be used.
+    /// The first packet of a peer that opened a session, or its lifeline. From here on the session may
+    /// be used.
     pub(super) fn validated(&mut self, sid: u32, answered: Answered) {
         self.responder.validated(sid);
         let Some(session) = self.sessions.get(&sid).filter(|s| s.is_open()) else {
