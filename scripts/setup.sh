@@ -24,6 +24,7 @@ make              make
 pkg-config        pkg-config
 libelf-dev        /usr/include/libelf.h
 zlib1g-dev        /usr/include/zlib.h
+libusrsctp-dev    /usr/include/usrsctp.h
 ca-certificates   /etc/ssl/certs/ca-certificates.crt
 curl              curl
 git               git

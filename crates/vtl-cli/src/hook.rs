@@ -47,7 +47,8 @@ struct CarrierArg {
     /// What the connections travel by, instead of what VTL would choose: `tcp`, TCP as it is;
     /// `tcp:CONTROL`, TCP under a congestion control of the kernel's or of VTL's (hybla, vegas,
     /// westwood, dctcp), which needs no VTL at the other end; `graft:NAME`, sessions over a graft;
-    /// `quic`, streams of a QUIC connection to each host; `mptcp`, MPTCP connections
+    /// `quic` and `sctp`, streams of a QUIC connection or an SCTP association (in UDP) to each host;
+    /// `mptcp`, MPTCP connections
     #[arg(long, value_name = "NAME")]
     carrier: Option<String>,
 }

@@ -215,7 +215,8 @@ fn run(args: &Args) -> anyhow::Result<()> {
     signals.thread_block()?;
     let (log, _written) = log::start(std::io::stderr()).context("no thread can be started")?;
     tracing_subscriber::fmt()
-        .with_env_filter(args.log.as_str())
+        // The SCTP library speaks of every bad packet.
+        .with_env_filter(format!("sctp_proto=off,{}", args.log))
         .with_target(false)
         .with_ansi(std::io::stderr().is_terminal())
         .with_writer(move || log.clone())

@@ -60,26 +60,37 @@ impl World {
 
 #[test]
 fn quic__every_byte_over_a_bad_link() {
-    let Some(world) = World::new("quic-bad", &Link::new(10.0, 100.0)) else {
+    every_byte_over_a_bad_link("quic");
+}
+
+#[test]
+fn sctp__every_byte_over_a_bad_link() {
+    every_byte_over_a_bad_link("sctp");
+}
+
+fn every_byte_over_a_bad_link(carrier: &str) {
+    let Some(world) = World::new(&format!("{carrier}-bad"), &Link::new(10.0, 100.0)) else {
         return;
     };
-    world.meet_by("quic");
+    world.meet_by(carrier);
     world.testbed.set(&bad_link()).expect("set");
-    let sizes = [0, 1, MB, 8 * MB];
+    // SCTP takes such losses for congestion.
+    let big = if carrier == "sctp" { 2 * MB } else { 8 * MB };
+    let sizes = [0, 1, MB, big];
     for size in sizes {
         world.serve(&format!("f{size}"), size);
     }
     let file = world.path("upload");
-    fs::write(&file, payload(4 * MB, 7)).expect("written");
+    fs::write(&file, payload(big / 2, 7)).expect("written");
     let from = file.to_str().expect("UTF-8");
     let mut total = 0;
     for (i, server) in world.servers().into_iter().enumerate() {
         for size in sizes {
-            finish(world.start_over("quic", server, &format!("f{size}")));
+            finish(world.start_over(carrier, server, &format!("f{size}")));
             total += size;
         }
         let up = format!("up{i}");
-        let curl = ["run", "--carrier", "quic", "--", "curl", "-sS", "-T", from];
+        let curl = ["run", "--carrier", carrier, "--", "curl", "-sS", "-T", from];
         let output = world
             .vtl(Host::Client, &[&curl[..], &[&url(server, &up)]].concat())
             .output()
@@ -91,7 +102,7 @@ fn quic__every_byte_over_a_bad_link() {
     let tunnels = world.tunnels(Host::Client);
     assert_eq!(tunnels.len(), 2, "{tunnels:?}");
     assert!(world.tunnelled("bytes_received") >= total as u64);
-    assert!(world.tunnelled("bytes_sent") >= 8 * MB as u64);
+    assert!(world.tunnelled("bytes_sent") >= big as u64);
     assert!(world.tunnelled("lost") > 0, "{tunnels:?}");
     until("no flow is left", 10, || {
         [Host::Client, Host::Server]
@@ -102,13 +113,22 @@ fn quic__every_byte_over_a_bad_link() {
 
 #[test]
 fn quic__a_stalled_flow_holds_up_nobody() {
-    let Some(world) = World::new("quic-stall", &Link::new(5.0, 100.0)) else {
+    a_stalled_flow_holds_up_nobody("quic");
+}
+
+#[test]
+fn sctp__a_stalled_flow_holds_up_nobody() {
+    a_stalled_flow_holds_up_nobody("sctp");
+}
+
+fn a_stalled_flow_holds_up_nobody(carrier: &str) {
+    let Some(world) = World::new(&format!("{carrier}-stall"), &Link::new(5.0, 100.0)) else {
         return;
     };
-    world.meet_by("quic");
+    world.meet_by(carrier);
     world.serve("f", MB / 2);
     let server = world.servers()[0];
-    let mut stalled = world.start_big("quic", server, 32);
+    let mut stalled = world.start_big(carrier, server, 32);
     stalled.process.signal(Signal::SIGSTOP);
     let taken = || world.tunnelled("bytes_received");
     // Until nothing moves any more: it fills what may be held for it.
@@ -118,7 +138,7 @@ fn quic__a_stalled_flow_holds_up_nobody() {
         std::mem::replace(&mut before, taken()) == taken()
     });
     let downloads: Vec<_> = (0..10)
-        .map(|_| world.start_over("quic", server, "f"))
+        .map(|_| world.start_over(carrier, server, "f"))
         .collect();
     downloads.into_iter().for_each(finish);
     assert_eq!(world.tunnels(Host::Client).len(), 2);
@@ -129,30 +149,48 @@ fn quic__a_stalled_flow_holds_up_nobody() {
 
 #[test]
 fn quic__where_udp_is_dropped_tcp_carries() {
-    let Some(world) = World::new("quic-blocked", &Link::new(5.0, 100.0)) else {
+    where_udp_is_dropped_tcp_carries("quic");
+}
+
+#[test]
+fn sctp__where_udp_is_dropped_tcp_carries() {
+    where_udp_is_dropped_tcp_carries("sctp");
+}
+
+fn where_udp_is_dropped_tcp_carries(carrier: &str) {
+    let Some(world) = World::new(&format!("{carrier}-blocked"), &Link::new(5.0, 100.0)) else {
         return;
     };
     world.block(Some(UDP));
     world.serve("f", MB);
     for server in world.servers() {
         // The first one waits for UDP in vain, the second does not, nor those at the same time.
-        let both = [(); 2].map(|()| world.start_over("quic", server, "f"));
+        let both = [(); 2].map(|()| world.start_over(carrier, server, "f"));
         both.into_iter().for_each(finish);
-        finish(world.start_over("quic", server, "f"));
+        finish(world.start_over(carrier, server, "f"));
     }
     assert_eq!(world.tunnels(Host::Client), Vec::<Value>::new());
 }
 
 #[test]
 fn quic__dies_with_either_daemon() {
-    let Some(mut world) = World::new("quic-kill", &Link::new(5.0, 20.0)) else {
+    dies_with_either_daemon("quic");
+}
+
+#[test]
+fn sctp__dies_with_either_daemon() {
+    dies_with_either_daemon("sctp");
+}
+
+fn dies_with_either_daemon(carrier: &str) {
+    let Some(mut world) = World::new(&format!("{carrier}-kill"), &Link::new(5.0, 20.0)) else {
         return;
     };
     world.serve("f", MB / 4);
     let server = world.servers()[0];
     for victim in [Host::Server, Host::Client] {
-        world.meet_by("quic");
-        let mut download = world.start_big("quic", server, 8);
+        world.meet_by(carrier);
+        let mut download = world.start_big(carrier, server, 8);
         let daemon = world.take_daemon(victim);
         let held = Held::by(daemon.pid());
         daemon.kill();
@@ -165,7 +203,7 @@ fn quic__dies_with_either_daemon() {
         until("the tunnels' end", 20, || world.tunnels(other).is_empty());
         if victim == Host::Server {
             // Plain TCP at once.
-            finish(world.start_over("quic", server, "f"));
+            finish(world.start_over(carrier, server, "f"));
         }
         world.start(victim, &[]);
         if victim == Host::Server {
@@ -175,9 +213,9 @@ fn quic__dies_with_either_daemon() {
             world.start(Host::Client, &[]);
         }
     }
-    world.meet_by("quic");
+    world.meet_by(carrier);
     // In order: the same, and nothing is left.
-    let mut download = world.start_big("quic", server, 8);
+    let mut download = world.start_big(carrier, server, 8);
     world.stop_daemons();
     download.broke(20);
 }

@@ -14,7 +14,11 @@ use std::{
 
 use bytes::Bytes;
 use quinn::Connection;
-use tokio::{sync::oneshot, task::spawn_local, time::timeout};
+use tokio::{
+    sync::oneshot,
+    task::spawn_local,
+    time::{error::Elapsed, timeout},
+};
 use vtl_proto::mux::ResetCode;
 
 use super::{
@@ -126,21 +130,29 @@ impl Hub {
         let rtt = tcp_rtt(&first.peer);
         let connecting = async {
             // First what may not be had here.
-            let quic = match key.kind {
-                Kind::Quic => Some(self.quic()?),
-                Kind::Mptcp => None,
-            };
+            let (mut quic, mut sctp) = (None, None);
+            match key.kind {
+                Kind::Quic => quic = Some(self.quic()?),
+                Kind::Sctp => sctp = Some(self.sctp()?),
+                Kind::Mptcp => {}
+            }
             let granted = ask(key.kind, &first.peer).await?;
             let to = SocketAddr::new(key.peer, granted.port);
             let token = granted.token;
-            Ok::<_, Refusal>(match quic {
-                Some(quic) => Err(quic.connect(to, token, granted.fingerprint, rtt)?),
-                None => Ok(Link::Mptcp {
-                    to,
-                    token,
-                    over: Rc::default(),
-                }),
-            })
+            if let Some(quic) = quic {
+                let connecting = quic.connect(to, token, granted.fingerprint, rtt)?;
+                let link = async { Ok(Link::Quic(connecting.await?)) };
+                return Ok::<_, Refusal>(Err(Box::pin(link) as Connecting));
+            }
+            if let Some(sctp) = sctp {
+                let connecting = sctp.connect(key.local, to, token, rtt)?;
+                return Ok(Err(Box::pin(async { Ok(Link::Sctp(connecting.await?)) })));
+            }
+            Ok(Ok(Link::Mptcp {
+                to,
+                token,
+                over: Rc::default(),
+            }))
         };
         let connecting = match connecting.await {
             Ok(Err(connecting)) => connecting,
@@ -160,9 +172,10 @@ impl Hub {
         let patience = rtt.unwrap_or(ROUND_TRIP) * ROUND_TRIPS + PATIENCE;
         let mut connecting = pin!(timeout(ATTEMPT, connecting));
         match timeout(patience, &mut connecting).await {
-            Ok(Ok(Ok(connection))) => self.opened(key, Link::Quic(connection), Some(first)),
+            Ok(Ok(Ok(link))) => self.opened(key, link, Some(first)),
             Ok(failed) => {
-                tracing::info!(?failed, peer = %key.peer, carrier = %key.kind, "plain TCP instead of a tunnel");
+                let failed = why(failed);
+                tracing::info!(failed, peer = %key.peer, carrier = %key.kind, "plain TCP instead of a tunnel");
                 self.set(key, Slot::failed());
                 self.plain(first);
             }
@@ -171,9 +184,10 @@ impl Hub {
                 self.set(key, Slot::Late);
                 self.plain(first);
                 match connecting.await {
-                    Ok(Ok(connection)) => self.opened(key, Link::Quic(connection), None),
+                    Ok(Ok(link)) => self.opened(key, link, None),
                     failed => {
-                        tracing::info!(?failed, peer = %key.peer, carrier = %key.kind, "no tunnel");
+                        let failed = why(failed);
+                        tracing::info!(failed, peer = %key.peer, carrier = %key.kind, "no tunnel");
                         self.set(key, Slot::failed());
                     }
                 }
@@ -365,6 +379,17 @@ async fn ask(kind: Kind, peer: &TcpStream) -> Result<Granted, Refusal> {
     answer.map_err(Refusal::NoAnswer)?.ok_or(Refusal::Refused)
 }
 
+/// A tunnel in the making.
+type Connecting = Pin<Box<dyn Future<Output = io::Result<Link>>>>;
+
+/// Why there is none, of the outcome of one.
+fn why(outcome: Result<io::Result<Link>, Elapsed>) -> String {
+    match outcome {
+        Ok(Err(error)) => error.to_string(),
+        _ => "no answer".to_owned(),
+    }
+}
+
 /// `None` where the peer does not get to hear of it.
 type OpeningStream = Pin<Box<dyn Future<Output = Option<(Sender, Receiver)>>>>;
 
@@ -392,6 +417,15 @@ impl Opening {
                     // What went wrong, reading shows.
                     let _ = sender.write(header).await;
                     Some((sender, Receiver::quic(receiver)))
+                })
+            }
+            Link::Sctp(connection) => {
+                let (sender, receiver) = connection.open()?;
+                let header = Bytes::copy_from_slice(&open.emit());
+                Box::pin(async move {
+                    let mut sender = Sender::Sctp(sender);
+                    let _ = sender.write(header).await;
+                    Some((sender, Receiver::sctp(receiver)))
                 })
             }
             Link::Mptcp { to, token, .. } => {

@@ -10,6 +10,7 @@ mod flow;
 mod mptcp;
 mod quic;
 mod records;
+mod sctp;
 mod server;
 mod stream;
 mod wire;
@@ -38,6 +39,7 @@ use crate::hooker::{self, ClientFlow, HeldConnect, ServerFlow};
 
 use flow::Meter;
 use quic::Quic;
+use sctp::Sctp;
 pub(crate) use words::ASK;
 
 /// How long the peers' being told of the end may take.
@@ -50,11 +52,13 @@ pub enum Kind {
     Quic,
     /// MPTCP, by the kernel.
     Mptcp,
+    /// SCTP in UDP, by sctp-proto.
+    Sctp,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::Quic, Self::Mptcp];
+    pub const ALL: [Self; 3] = [Self::Quic, Self::Mptcp, Self::Sctp];
 
     /// By its name as a carrier.
     pub fn named(name: &str) -> Option<Self> {
@@ -66,6 +70,7 @@ impl Kind {
         match self {
             Self::Quic => "quic",
             Self::Mptcp => "mptcp",
+            Self::Sctp => "sctp",
         }
     }
 
@@ -74,6 +79,7 @@ impl Kind {
         match self {
             Self::Quic => 1,
             Self::Mptcp => 2,
+            Self::Sctp => 3,
         }
     }
 
@@ -261,6 +267,7 @@ fn start(shared: &Arc<Shared>, hooker: hooker::Handle) -> io::Result<Thread> {
                 shared,
                 hooker,
                 quic: OnceCell::new(),
+                sctp: OnceCell::new(),
                 mptcp: OnceCell::new(),
                 client: client::Slots::default(),
                 served: server::Served::default(),
@@ -276,6 +283,7 @@ struct Hub {
     hooker: hooker::Handle,
     /// Made when it is first needed.
     quic: OnceCell<Option<Rc<Quic>>>,
+    sctp: OnceCell<Option<Rc<Sctp>>>,
     /// The port, as QUIC's endpoint.
     mptcp: OnceCell<Option<u16>>,
     client: client::Slots,
@@ -302,6 +310,10 @@ impl Hub {
             quic.close();
             let _ = tokio::time::timeout(FAREWELL, quic.wait_idle()).await;
         }
+        if let Some(Some(sctp)) = self.sctp.get() {
+            sctp.close();
+            let _ = tokio::time::timeout(FAREWELL, sctp.wait_idle()).await;
+        }
     }
 
     /// The endpoint.
@@ -316,6 +328,22 @@ impl Hub {
                 Err(error) => tracing::error!(%error, "QUIC cannot be had"),
             }
             made.ok()
+        });
+        made.clone()
+            .ok_or_else(|| io::ErrorKind::Unsupported.into())
+    }
+
+    /// The same of SCTP.
+    fn sctp(self: &Rc<Self>) -> io::Result<Rc<Sctp>> {
+        let made = self.sctp.get_or_init(|| match Sctp::new() {
+            Ok((sctp, incoming)) => {
+                tokio::task::spawn_local(Rc::clone(self).accept_sctp(incoming));
+                Some(Rc::new(sctp))
+            }
+            Err(error) => {
+                tracing::error!(%error, "SCTP cannot be had");
+                None
+            }
         });
         made.clone()
             .ok_or_else(|| io::ErrorKind::Unsupported.into())
@@ -348,6 +376,8 @@ impl Hub {
 enum Link {
     /// As streams of a connection.
     Quic(Connection),
+    /// As streams of an association.
+    Sctp(sctp::Connection),
     /// Each by a connection of its own.
     Mptcp {
         to: SocketAddr,
@@ -383,6 +413,7 @@ impl Tunnel {
     fn close(&self) {
         match &self.link {
             Link::Quic(connection) => connection.close(0_u32.into(), b""),
+            Link::Sctp(connection) => connection.close(),
             Link::Mptcp { over, .. } => {
                 over.is.set(true);
                 over.notify.notify_waiters();
@@ -394,6 +425,7 @@ impl Tunnel {
     async fn closed(&self) {
         match &self.link {
             Link::Quic(connection) => drop(connection.closed().await),
+            Link::Sctp(connection) => connection.closed().await,
             Link::Mptcp { over, .. } => {
                 let mut notified = pin!(over.notify.notified());
                 // Before the question, so that no answer is missed.
@@ -414,11 +446,20 @@ impl Tunnel {
             "bytes_sent": self.meter.sent.get(),
             "bytes_received": self.meter.received.get(),
         });
-        if let Link::Quic(connection) = &self.link {
-            let path = connection.stats().path;
-            row["rtt_ms"] = ((path.rtt.as_secs_f64() * 1e5).round() / 1e2).into();
-            row["sent"] = path.sent_packets.into();
-            row["lost"] = path.lost_packets.into();
+        let figures = match &self.link {
+            Link::Quic(connection) => {
+                let path = connection.stats().path;
+                json!({
+                    "rtt_ms": (path.rtt.as_secs_f64() * 1e5).round() / 1e2,
+                    "sent": path.sent_packets,
+                    "lost": path.lost_packets,
+                })
+            }
+            Link::Sctp(connection) => connection.figures(),
+            Link::Mptcp { .. } => Value::Null,
+        };
+        if let (Some(row), Value::Object(figures)) = (row.as_object_mut(), figures) {
+            row.extend(figures);
         }
         row
     }
@@ -433,7 +474,7 @@ impl Tunnel {
             let flows = self.meter.flows.get();
             let pause = match (flows, idle, &self.link) {
                 (0, Some(idle), _) => idle,
-                (0, None, _) | (_, _, Link::Mptcp { .. }) => Duration::MAX,
+                (0, None, _) | (_, _, Link::Sctp(_) | Link::Mptcp { .. }) => Duration::MAX,
                 (_, _, Link::Quic(_)) => OFTEN,
             };
             tokio::select! {

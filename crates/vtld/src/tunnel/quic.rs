@@ -138,7 +138,7 @@ fn transport(rtt: Option<Duration>) -> Arc<TransportConfig> {
 }
 
 /// A socket for both families, where the host has both.
-fn socket() -> io::Result<UdpSocket> {
+pub(super) fn socket() -> io::Result<UdpSocket> {
     let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0))
         .or_else(|_| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)))?;
     // Less will do where it is refused.

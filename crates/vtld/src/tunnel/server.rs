@@ -13,7 +13,7 @@ use std::{
 use bytes::Bytes;
 use quinn::Connection;
 use tokio::{
-    sync::oneshot,
+    sync::{mpsc, oneshot},
     task::spawn_local,
     time::{sleep, timeout},
 };
@@ -24,6 +24,7 @@ use super::{
     flow::{self, App, Counted},
     mptcp::Listener,
     quic::{Grant, Quic},
+    sctp::{self, Sctp},
     stream::{QuicSender, Receiver, Sender, Socket},
     wire,
     words::{self, FINGERPRINT, OPEN, Open, WORD, Word},
@@ -46,6 +47,43 @@ const HEADER: Duration = Duration::from_secs(10);
 const HALF_OPEN: usize = 256;
 /// Between two attempts to accept, where there are no descriptors.
 const PAUSE: Duration = Duration::from_millis(50);
+
+/// Where clients come with their tokens.
+enum Endpoint {
+    Quic(Rc<Quic>),
+    Sctp(Rc<Sctp>),
+}
+
+impl Endpoint {
+    fn of(hub: &Rc<Hub>, kind: Kind) -> io::Result<Self> {
+        match kind {
+            Kind::Quic => hub.quic().map(Self::Quic),
+            Kind::Sctp => hub.sctp().map(Self::Sctp),
+            Kind::Mptcp => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// Lets a client in; returns what it must know.
+    fn grant(&self, token: u64, grant: Grant) -> (u16, [u8; FINGERPRINT]) {
+        match self {
+            Self::Quic(quic) => {
+                quic.grants.table().insert(token, grant);
+                (quic.port, quic.fingerprint)
+            }
+            Self::Sctp(sctp) => {
+                sctp.grant(token, &grant);
+                (sctp.port, [0; FINGERPRINT])
+            }
+        }
+    }
+
+    fn revoke(&self, token: u64) {
+        match self {
+            Self::Quic(quic) => drop(quic.grants.table().remove(&token)),
+            Self::Sctp(sctp) => sctp.revoke(token),
+        }
+    }
+}
 
 /// What a token is good for.
 struct Promise {
@@ -124,7 +162,7 @@ impl Hub {
     /// A client asks for a tunnel on its discovery connection.
     pub(super) async fn serve_asked(self: Rc<Self>, kind: Kind, flow: ServerFlow) {
         match kind {
-            Kind::Quic => self.serve_quic(flow).await,
+            Kind::Quic | Kind::Sctp => self.serve_promised(kind, flow).await,
             Kind::Mptcp => self.serve_mptcp(flow).await,
         }
     }
@@ -200,15 +238,20 @@ impl Hub {
         }
     }
 
-    /// Promises a QUIC connection, and waits for it.
-    async fn serve_quic(self: Rc<Self>, flow: ServerFlow) {
-        let quic = match self.quic() {
-            Ok(quic) if !self.served.is_full() => quic,
+    /// Promises a connection, and waits for it.
+    async fn serve_promised(self: Rc<Self>, kind: Kind, flow: ServerFlow) {
+        let endpoint = match Endpoint::of(&self, kind) {
+            Ok(endpoint) if !self.served.is_full() => endpoint,
             _ => return self.refuse(flow).await,
         };
-        let token = random_token();
+        let token = loop {
+            let token = random_token();
+            if sctp::is_fit(token) {
+                break token;
+            }
+        };
         let key = Key {
-            kind: Kind::Quic,
+            kind,
             local: flow.dest.ip(),
             peer: flow.client.ip(),
         };
@@ -217,19 +260,18 @@ impl Hub {
             client: key.peer,
             rtt: tcp_rtt(&flow.peer),
         };
-        quic.grants.table().insert(token, grant);
+        let (port, fingerprint) = endpoint.grant(token, grant);
         self.served
             .promises
             .borrow_mut()
             .insert(token, Promise { key, tie });
         let expiring = Rc::clone(&self);
-        let grants = Rc::clone(&quic);
         spawn_local(async move {
             sleep(GRANT).await;
-            grants.grants.table().remove(&token);
+            endpoint.revoke(token);
             expiring.served.promises.borrow_mut().remove(&token);
         });
-        if wire::say(&flow.peer, &granted(quic.port, token, &quic.fingerprint)).is_err() {
+        if wire::say(&flow.peer, &granted(port, token, &fingerprint)).is_err() {
             return;
         }
         if goes_on_plain(&flow.peer, tied).await {
@@ -272,23 +314,16 @@ impl Hub {
         }
     }
 
-    /// A tunnel, until its end.
+    /// A QUIC connection, until its end.
     async fn serve(self: Rc<Self>, quic: &Quic, connection: Connection) {
-        let promise = quic
-            .redeem(&connection)
-            .and_then(|token| self.served.promises.borrow_mut().remove(&token));
-        let Some(Promise { key, tie }) = promise else {
+        let token = quic.redeem(&connection);
+        let Some(promise) = token.and_then(|token| self.promised(token)) else {
             connection.close(0_u32.into(), b"");
             return;
         };
-        let streams = connection.clone();
-        let tunnel = Rc::new(Tunnel::new(key, Link::Quic(connection)));
-        tracing::debug!(peer = %key.peer, carrier = %key.kind, "a tunnel is open");
-        self.served.tunnels.borrow_mut().push(Rc::clone(&tunnel));
-        // Where the first flow has gone on as plain TCP there is no lifeline.
-        let _ = tie.send(Rc::clone(&tunnel));
+        let tunnel = self.begin(promise, Link::Quic(connection.clone()));
         let flows = async {
-            while let Ok((sender, receiver)) = streams.accept_bi().await {
+            while let Ok((sender, receiver)) = connection.accept_bi().await {
                 let sender = Sender::Quic(QuicSender::new(sender));
                 let receiver = Receiver::quic(receiver);
                 let flow = Rc::clone(&self).serve_flow(Rc::clone(&tunnel), sender, receiver);
@@ -297,6 +332,45 @@ impl Hub {
         };
         tokio::join!(flows, tunnel.look_after(None));
         self.served.forget(&tunnel);
+    }
+
+    /// Associations that clients have opened with their tokens.
+    pub(super) async fn accept_sctp(
+        self: Rc<Self>,
+        mut incoming: mpsc::UnboundedReceiver<(u64, sctp::Connection)>,
+    ) {
+        while let Some((token, connection)) = incoming.recv().await {
+            match self.promised(token) {
+                Some(promise) => {
+                    spawn_local(Rc::clone(&self).serve_sctp(promise, connection));
+                }
+                None => connection.close(),
+            }
+        }
+    }
+
+    /// An association, until its end.
+    async fn serve_sctp(self: Rc<Self>, promise: Promise, connection: sctp::Connection) {
+        let tunnel = self.begin(promise, Link::Sctp(connection.clone()));
+        while let Some((sender, receiver)) = connection.accept().await {
+            let (sender, receiver) = (Sender::Sctp(sender), Receiver::sctp(receiver));
+            spawn_local(Rc::clone(&self).serve_flow(Rc::clone(&tunnel), sender, receiver));
+        }
+        self.served.forget(&tunnel);
+    }
+
+    fn promised(&self, token: u64) -> Option<Promise> {
+        self.served.promises.borrow_mut().remove(&token)
+    }
+
+    /// A tunnel is there.
+    fn begin(&self, Promise { key, tie }: Promise, link: Link) -> Rc<Tunnel> {
+        let tunnel = Rc::new(Tunnel::new(key, link));
+        tracing::debug!(peer = %key.peer, carrier = %key.kind, "a tunnel is open");
+        self.served.tunnels.borrow_mut().push(Rc::clone(&tunnel));
+        // Where the first flow has gone on as plain TCP there is no lifeline.
+        let _ = tie.send(Rc::clone(&tunnel));
+        tunnel
     }
 
     /// One flow of a peer's.

@@ -16,7 +16,11 @@ use quinn::{ReadError, VarInt, WriteError};
 use tokio::io::{Interest, unix::AsyncFd};
 use vtl_proto::mux::ResetCode;
 
-use super::{records, wire};
+use super::{
+    records,
+    sctp::{SctpReceiver, SctpSender},
+    wire,
+};
 
 /// Bytes read at a time.
 const READ: usize = 64 << 10;
@@ -69,6 +73,7 @@ impl From<ReadError> for Broken {
 /// The way to the peer. Dropping it before its end resets it.
 pub(super) enum Sender {
     Quic(QuicSender),
+    Sctp(SctpSender),
     Socket(Socket),
 }
 
@@ -126,6 +131,7 @@ impl Sender {
     pub(super) async fn write(&mut self, bytes: Bytes) -> Result<(), Broken> {
         match self {
             Self::Quic(quic) => Ok(quic.stream.write_chunk(bytes).await?),
+            Self::Sctp(sctp) => sctp.write(bytes).await,
             Self::Socket(socket) => socket.write(bytes).await,
         }
     }
@@ -138,6 +144,7 @@ impl Sender {
                 // An error means that the peer has stopped it, which is seen elsewhere.
                 let _ = quic.stream.finish();
             }
+            Self::Sctp(sctp) => sctp.finish(),
             Self::Socket(socket) => {
                 // Closing comes when both directions have ended, or else is a reset.
                 socket.write(Bytes::from_static(&records::END)).await?;
@@ -147,8 +154,10 @@ impl Sender {
     }
 
     pub(super) fn reset(&mut self, code: ResetCode) {
-        if let Self::Quic(quic) = self {
-            quic.reset(code);
+        match self {
+            Self::Quic(quic) => quic.reset(code),
+            Self::Sctp(sctp) => sctp.reset(code),
+            Self::Socket(_) => {}
         }
     }
 
@@ -166,6 +175,7 @@ impl Sender {
                     }
                 })
             }
+            Self::Sctp(sctp) => Box::pin(sctp.broken()),
             Self::Socket(socket) => Box::pin(socket.clone().broken()),
         }
     }
@@ -174,7 +184,7 @@ impl Sender {
     /// seen only by reading on; for who has read that end.
     pub(super) fn gone(&self) -> Pin<Box<dyn Future<Output = Broken>>> {
         match self {
-            Self::Quic(_) => Box::pin(std::future::pending()),
+            Self::Quic(_) | Self::Sctp(_) => Box::pin(std::future::pending()),
             Self::Socket(socket) => {
                 let socket = socket.clone();
                 Box::pin(async move { socket.read().await.err().unwrap_or(RESET) })
@@ -220,6 +230,7 @@ pub(super) struct Receiver {
 
 enum Source {
     Quic(QuicReceiver),
+    Sctp(SctpReceiver),
     Socket(Socket),
 }
 
@@ -227,6 +238,13 @@ impl Receiver {
     pub(super) fn quic(stream: quinn::RecvStream) -> Self {
         Self {
             source: Source::Quic(QuicReceiver::new(stream)),
+            back: Bytes::new(),
+        }
+    }
+
+    pub(super) fn sctp(stream: SctpReceiver) -> Self {
+        Self {
+            source: Source::Sctp(stream),
             back: Bytes::new(),
         }
     }
@@ -250,6 +268,7 @@ impl Receiver {
         }
         match &mut self.source {
             Source::Quic(quic) => quic.read().await,
+            Source::Sctp(sctp) => sctp.read().await,
             Source::Socket(socket) => socket.read().await,
         }
     }
@@ -277,8 +296,10 @@ impl Receiver {
     }
 
     pub(super) fn stop(&mut self, code: ResetCode) {
-        if let Source::Quic(quic) = &mut self.source {
-            let _ = quic.stream.stop(wire_code(code));
+        match &mut self.source {
+            Source::Quic(quic) => drop(quic.stream.stop(wire_code(code))),
+            Source::Sctp(sctp) => sctp.stop(code),
+            Source::Socket(_) => {}
         }
     }
 }

@@ -1,0 +1,596 @@
+//! One association: the library's part of it, and what VTL looks after besides.
+//!
+//! It runs in a task of its own, which alone calls the library: where a packet makes it panic, that
+//! task ends, and with it this association and no other.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::{BTreeSet, VecDeque},
+    rc::Rc,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use sctp_proto::{
+    Association, AssociationHandle, ClientConfig, DatagramEvent, Endpoint, EndpointConfig, Event,
+    Payload, PayloadProtocolIdentifier, ServerConfig, StreamEvent, TransportConfig,
+};
+use tokio::{task::yield_now, time::sleep_until};
+
+use super::{
+    Path, Wire,
+    packet::{self, Header},
+    streams::{MESSAGE, Nonsense, Role, STREAMS, Streams},
+};
+
+/// The stream that carries no flow.
+const CONTROL: u16 = 0;
+/// Its messages, by their first byte.
+const TOKEN: u8 = 16;
+const PING: u8 = 17;
+const PONG: u8 = 18;
+
+/// What the library may hold of packets that came behind a gap; and their number.
+const WINDOW: u32 = 16 << 20;
+const AHEAD: u32 = 16_384;
+/// Messages with the library that have not gone once: so many keep its congestion window filled,
+/// and new flows wait behind no more.
+const BACKLOG: usize = 32;
+/// Packets that wait for the association, and those taken at once.
+const WAITING: usize = 4096;
+const AT_ONCE: usize = 256;
+
+/// Less than RFC 9260 recommends (1 s), whose reason is that acknowledgements may be delayed: here
+/// the last packet of each burst asks for one at once.
+const LEAST_RTO: Duration = Duration::from_millis(100);
+const MOST_RTO: Duration = Duration::from_secs(3);
+/// The first one, where the round-trip time is not known.
+const FIRST_RTO: Duration = Duration::from_millis(500);
+
+/// Something comes from the peer so often, or it is dead.
+const PINGS: Duration = Duration::from_secs(4);
+const DEAD: Duration = Duration::from_secs(15);
+/// How long a client may take to show its token.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// What others see of an association.
+pub(super) struct Shared {
+    pub(super) streams: Rc<Streams>,
+    pub(super) figures: Figures,
+    inbox: RefCell<VecDeque<Bytes>>,
+    closing: Cell<bool>,
+}
+
+/// Counts.
+#[derive(Default)]
+pub(super) struct Figures {
+    /// The last round trip of a message.
+    pub(super) rtt: Cell<Option<Duration>>,
+    /// Packets, and DATA chunks that went again.
+    pub(super) sent: Cell<u64>,
+    pub(super) again: Cell<u64>,
+    /// Packets of the peer's address that are no part of the association.
+    pub(super) refused: Cell<u64>,
+}
+
+fn count(cell: &Cell<u64>) {
+    cell.set(cell.get() + 1);
+}
+
+impl Shared {
+    pub(super) fn new(role: Role) -> Self {
+        Self {
+            streams: Rc::new(Streams::new(role)),
+            figures: Figures::default(),
+            inbox: RefCell::default(),
+            closing: Cell::new(false),
+        }
+    }
+
+    /// A packet for it.
+    pub(super) fn deliver(&self, packet: Bytes) {
+        let mut inbox = self.inbox.borrow_mut();
+        if inbox.len() < WAITING {
+            inbox.push_back(packet);
+            self.streams.work.notify_one();
+        }
+    }
+
+    /// Ends it.
+    pub(super) fn close(&self) {
+        self.closing.set(true);
+        self.streams.end();
+    }
+}
+
+/// Why an association is over.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Over {
+    #[error("closed here")]
+    Here,
+    #[error("closed by the peer")]
+    Peer,
+    #[error("nothing comes from the peer")]
+    Silence,
+    #[error("the peer breaks the rules")]
+    Nonsense,
+    #[error("the token is another one")]
+    Stranger,
+    #[error("SCTP: {0}")]
+    Library(String),
+}
+
+impl From<Nonsense> for Over {
+    fn from(_: Nonsense) -> Self {
+        Self::Nonsense
+    }
+}
+
+impl From<sctp_proto::Error> for Over {
+    fn from(error: sctp_proto::Error) -> Self {
+        Self::Library(error.to_string())
+    }
+}
+
+/// Its task.
+pub(super) struct Driver {
+    shared: Rc<Shared>,
+    wire: Rc<Wire>,
+    path: Path,
+    role: Role,
+    token: u64,
+    endpoint: Endpoint,
+    association: Option<(AssociationHandle, Association)>,
+    /// What is called when it can be used.
+    opened: Option<Box<dyn FnOnce()>>,
+    /// It is established; its token was shown.
+    established: bool,
+    redeemed: bool,
+    /// Tags as the packets that go say: the peer's to be sent, and that to be expected.
+    tag: u32,
+    own_tag: u32,
+    /// The highest number sent.
+    newest: Option<u32>,
+    /// Everything up to here has arrived, as was said.
+    arrived: Option<u32>,
+    /// Messages with the library that have not gone.
+    backlog: usize,
+    /// Streams with something to read.
+    readable: BTreeSet<u16>,
+    began: Instant,
+    heard: Instant,
+    pinged: Instant,
+}
+
+/// Says that the association is over when its task ends, also by a panic.
+struct Guard {
+    shared: Rc<Shared>,
+    wire: Rc<Wire>,
+    path: Path,
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.shared.streams.end();
+        self.wire.forget(&self.path, &self.shared);
+    }
+}
+
+fn transport(path: &Path, rtt: Option<Duration>) -> Arc<TransportConfig> {
+    let ms = |time: Duration| time.as_millis() as u64;
+    // Before the first acknowledgement nothing delays an answer.
+    let first = rtt.map_or(FIRST_RTO, |rtt| rtt * 2 + Duration::from_millis(50));
+    let config = TransportConfig::default()
+        .with_max_receive_buffer_size(WINDOW)
+        .with_max_send_message_size(MESSAGE as u32)
+        .with_max_num_outbound_streams(STREAMS + 1)
+        .with_max_num_inbound_streams(STREAMS + 1)
+        .with_rto_initial_ms(ms(first.clamp(FIRST_RTO / 5, MOST_RTO)))
+        .with_rto_min_ms(ms(LEAST_RTO))
+        .with_rto_max_ms(ms(MOST_RTO))
+        .with_local_port(path.here)
+        .with_remote_port(path.there);
+    Arc::new(config)
+}
+
+impl Driver {
+    pub(super) fn new(
+        role: Role,
+        wire: &Rc<Wire>,
+        path: Path,
+        token: u64,
+        rtt: Option<Duration>,
+        opened: Box<dyn FnOnce()>,
+    ) -> Result<(Self, Rc<Shared>), Over> {
+        let transport = transport(&path, rtt);
+        let mut config = EndpointConfig::new();
+        config.max_payload_size(MESSAGE as u32);
+        let server = (role == Role::Server).then(|| {
+            let mut server = ServerConfig::new();
+            server.transport = Arc::clone(&transport);
+            Arc::new(server)
+        });
+        let mut endpoint = Endpoint::new(Arc::new(config), server);
+        let association = match role {
+            Role::Server => None,
+            Role::Client => {
+                let mut config = ClientConfig::new();
+                config.transport = transport;
+                let begun = endpoint.connect(config, path.peer);
+                Some(begun.map_err(|error| Over::Library(error.to_string()))?)
+            }
+        };
+        let shared = Rc::new(Shared::new(role));
+        let now = Instant::now();
+        let driver = Self {
+            shared: Rc::clone(&shared),
+            wire: Rc::clone(wire),
+            path,
+            role,
+            token,
+            endpoint,
+            association,
+            opened: Some(opened),
+            established: false,
+            redeemed: false,
+            tag: 0,
+            own_tag: 0,
+            newest: None,
+            arrived: None,
+            backlog: 0,
+            readable: BTreeSet::new(),
+            began: now,
+            heard: now,
+            pinged: now,
+        };
+        Ok((driver, shared))
+    }
+
+    /// Until the association's end.
+    pub(super) async fn run(mut self) {
+        let _guard = Guard {
+            shared: Rc::clone(&self.shared),
+            wire: Rc::clone(&self.wire),
+            path: self.path,
+        };
+        let over = loop {
+            let more = match self.step().await {
+                Ok(more) => more,
+                Err(over) => break over,
+            };
+            if more {
+                yield_now().await;
+                continue;
+            }
+            let next = self.next_time();
+            tokio::select! {
+                () = self.shared.streams.work.notified() => {}
+                () = sleep_until(next.into()) => {}
+            }
+        };
+        tracing::debug!(%over, peer = %self.path.peer, "an association is over");
+        if self.tag != 0 && !matches!(over, Over::Peer) {
+            let abort = packet::abort(Header {
+                source: self.path.here,
+                destination: self.path.there,
+                tag: self.tag,
+            });
+            self.wire.send(&self.path, &[abort]).await;
+        }
+    }
+
+    fn next_time(&self) -> Instant {
+        let library = self
+            .association
+            .as_ref()
+            .and_then(|(_, a)| a.poll_timeout());
+        let own = self.patience().min(self.pinged + PINGS);
+        library.map_or(own, |time| time.min(own))
+    }
+
+    /// When it is given up.
+    fn patience(&self) -> Instant {
+        match self.redeemed {
+            true => self.heard + DEAD,
+            false => self.began + HANDSHAKE,
+        }
+    }
+
+    /// Whatever there is to do; `true` if there is more.
+    async fn step(&mut self) -> Result<bool, Over> {
+        if self.shared.closing.get() {
+            return Err(Over::Here);
+        }
+        let now = Instant::now();
+        let mut taken = 0;
+        while taken < AT_ONCE
+            && let Some(packet) = self.next_packet()
+        {
+            taken += 1;
+            self.receive(&packet, now)?;
+        }
+        if let Some((_, association)) = &mut self.association {
+            association.handle_timeout(now);
+        }
+        self.events()?;
+        self.read()?;
+        if now >= self.patience() {
+            return Err(Over::Silence);
+        }
+        if now.saturating_duration_since(self.pinged) >= PINGS {
+            self.pinged = now;
+            if self.established {
+                self.say(&[&[PING][..], &self.clock(now)].concat())?;
+            }
+        }
+        self.send(now).await?;
+        Ok(taken == AT_ONCE)
+    }
+
+    fn next_packet(&self) -> Option<Bytes> {
+        self.shared.inbox.borrow_mut().pop_front()
+    }
+
+    fn clock(&self, now: Instant) -> [u8; 8] {
+        let since = now.saturating_duration_since(self.began);
+        (since.as_micros() as u64).to_be_bytes()
+    }
+
+    /// Gives the library a packet, if it may be one of the association's.
+    fn receive(&mut self, packet: &Bytes, now: Instant) -> Result<(), Over> {
+        let Some(packet) = self.admit(packet)? else {
+            count(&self.shared.figures.refused);
+            return Ok(());
+        };
+        let given = self
+            .endpoint
+            .handle(now, self.path.peer, None, None, packet);
+        match (given, &mut self.association) {
+            (Some((_, DatagramEvent::AssociationEvent(event))), Some((_, association))) => {
+                self.heard = now;
+                association.handle_event(event);
+            }
+            (Some((handle, DatagramEvent::NewAssociation(association))), None) => {
+                self.endpoint.reject_new_associations();
+                self.association = Some((handle, association));
+            }
+            _ => count(&self.shared.figures.refused),
+        }
+        Ok(())
+    }
+
+    /// A packet as the library is to get it. Whoever gets so far knows the ports; the tag has to be
+    /// right, too, and nothing comes in that VTL does not use: what the library does with resets of
+    /// streams, with skipped data or with a second INIT is none of its concern then.
+    fn admit(&mut self, packet: &Bytes) -> Result<Option<Bytes>, Over> {
+        let Some(header) = Header::of(packet).filter(|_| packet::is_intact(packet)) else {
+            return Ok(None);
+        };
+        let mut first = packet::chunks(packet);
+        let Some(chunk) = first.next() else {
+            return Ok(None);
+        };
+        let alone = first.next().is_none();
+        match (chunk.kind, self.role) {
+            (packet::INIT, Role::Server) if header.tag == 0 => {}
+            (packet::INIT_ACK, Role::Client) if header.tag == self.own_tag => {}
+            (packet::INIT | packet::INIT_ACK, _) => return Ok(None),
+            _ if header.tag != self.own_tag || self.own_tag == 0 => return Ok(None),
+            _ => {
+                for chunk in packet::chunks(packet) {
+                    match chunk.kind {
+                        packet::ABORT
+                        | packet::SHUTDOWN
+                        | packet::SHUTDOWN_ACK
+                        | packet::SHUTDOWN_COMPLETE => return Err(Over::Peer),
+                        packet::DATA if !self.is_near(chunk) => return Ok(None),
+                        _ => {}
+                    }
+                }
+                let wanted = |kind| {
+                    matches!(
+                        kind,
+                        packet::DATA
+                            | packet::SACK
+                            | packet::HEARTBEAT
+                            | packet::COOKIE_ECHO
+                            | packet::COOKIE_ACK
+                    )
+                };
+                let all = packet::chunks(packet).all(|chunk| wanted(chunk.kind));
+                return Ok(Some(match all {
+                    true => packet.clone(),
+                    false => packet::only(packet, wanted),
+                }));
+            }
+        }
+        if self.established || !alone {
+            return Ok(None);
+        }
+        self.arrived = chunk.initial_tsn().map(|tsn| tsn.wrapping_sub(1));
+        Ok(Some(packet::bare_init(packet)))
+    }
+
+    /// Whether the library need not remember too many packets for it.
+    fn is_near(&self, chunk: packet::Chunk<'_>) -> bool {
+        let (Some(tsn), Some(stream)) = (chunk.tsn(), chunk.stream()) else {
+            return false;
+        };
+        let ahead = tsn.wrapping_sub(self.arrived.unwrap_or(tsn));
+        // What has arrived before lies far ahead, too, in this arithmetic, and needs an answer.
+        stream <= STREAMS && !(AHEAD..1 << 31).contains(&ahead)
+    }
+
+    fn events(&mut self) -> Result<(), Over> {
+        let Some((_, association)) = &mut self.association else {
+            return Ok(());
+        };
+        let mut connected = false;
+        while let Some(event) = association.poll() {
+            match event {
+                Event::Connected => connected = true,
+                Event::HandshakeFailed { reason } | Event::AssociationLost { reason } => {
+                    return Err(Over::Library(reason.to_string()));
+                }
+                Event::Stream(StreamEvent::Readable { id }) => {
+                    self.readable.insert(id);
+                }
+                _ => {}
+            }
+        }
+        while association.accept_stream().is_some() {}
+        if connected && !self.established {
+            self.established = true;
+            if self.role == Role::Client {
+                self.say(&[&[TOKEN][..], &self.token.to_be_bytes()].concat())?;
+                self.open();
+            }
+            let now = Instant::now();
+            self.say(&[&[PING][..], &self.clock(now)].concat())?;
+        }
+        Ok(())
+    }
+
+    fn open(&mut self) {
+        self.redeemed = true;
+        if let Some(opened) = self.opened.take() {
+            opened();
+        }
+    }
+
+    /// Takes what has arrived from the library.
+    fn read(&mut self) -> Result<(), Over> {
+        if self.readable.remove(&CONTROL) {
+            while let Some(message) = self.message(CONTROL) {
+                self.control(&message)?;
+            }
+        }
+        // What flows sent before the token came waits.
+        while self.redeemed
+            && self.shared.streams.has_room()
+            && let Some(&id) = self.readable.first()
+        {
+            match self.message(id) {
+                Some(message) => self.shared.streams.take(id, &message)?,
+                None => {
+                    self.readable.remove(&id);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn message(&mut self, id: u16) -> Option<Bytes> {
+        let (_, association) = self.association.as_mut()?;
+        let mut message = association.stream(id).ok()?.read().ok()??;
+        let len = message.len();
+        Some(message.next(len)?.bytes)
+    }
+
+    fn control(&mut self, message: &Bytes) -> Result<(), Over> {
+        let Some((&kind, body)) = message.split_first() else {
+            return Err(Over::Nonsense);
+        };
+        let body: [u8; 8] = body.try_into().map_err(|_| Over::Nonsense)?;
+        match (kind, self.role) {
+            (TOKEN, Role::Server) if !self.redeemed => {
+                if u64::from_be_bytes(body) != self.token {
+                    return Err(Over::Stranger);
+                }
+                self.open();
+            }
+            (PING, _) => self.say(&[&[PONG][..], &body].concat())?,
+            (PONG, _) => {
+                let then = Duration::from_micros(u64::from_be_bytes(body));
+                let trip = self.began.elapsed().checked_sub(then);
+                self.shared.figures.rtt.set(trip);
+            }
+            _ => return Err(Over::Nonsense),
+        }
+        Ok(())
+    }
+
+    /// Says something beside the flows.
+    fn say(&mut self, message: &[u8]) -> Result<(), Over> {
+        self.write(CONTROL, message)
+    }
+
+    fn write(&mut self, id: u16, message: &[u8]) -> Result<(), Over> {
+        const PROTOCOL: PayloadProtocolIdentifier = PayloadProtocolIdentifier::Binary;
+        let Some((_, association)) = &mut self.association else {
+            return Ok(());
+        };
+        if association.stream(id).is_err() {
+            association.open_stream(id, PROTOCOL)?;
+        }
+        association.stream(id)?.write_with_ppi(message, PROTOCOL)?;
+        self.backlog += 1;
+        Ok(())
+    }
+
+    /// Hands the library as much as it can send, and sends it.
+    async fn send(&mut self, now: Instant) -> Result<(), Over> {
+        loop {
+            while self.redeemed
+                && self.backlog < BACKLOG
+                && let Some((id, message)) = self.shared.streams.next()
+            {
+                self.write(id, &message)?;
+            }
+            let Some((_, association)) = &mut self.association else {
+                return Ok(());
+            };
+            let Some(transmit) = association.poll_transmit(now) else {
+                return Ok(());
+            };
+            let Payload::RawEncode(packets) = transmit.payload else {
+                return Ok(());
+            };
+            let mut packets: Vec<_> = packets.into_iter().map(|p| self.sent(p)).collect();
+            let has_data = |p: &&mut Bytes| packet::chunks(p).any(|c| c.kind == packet::DATA);
+            if let Some(last) = packets.iter_mut().rfind(has_data) {
+                *last = packet::urgent(last);
+            }
+            self.wire.send(&self.path, &packets).await;
+            if self.backlog > 0 {
+                // The window is full.
+                return Ok(());
+            }
+        }
+    }
+
+    /// Looks at a packet that goes, and returns it as it is to go.
+    fn sent(&mut self, packet: Bytes) -> Bytes {
+        count(&self.shared.figures.sent);
+        if let Some(header) = Header::of(&packet)
+            && header.tag != 0
+        {
+            self.tag = header.tag;
+        }
+        let mut bare = false;
+        for chunk in packet::chunks(&packet) {
+            match (chunk.kind, chunk.tsn()) {
+                (packet::INIT | packet::INIT_ACK, _) => {
+                    bare = true;
+                    self.own_tag = chunk.initiate_tag().unwrap_or_default();
+                }
+                (packet::SACK, Some(tsn)) => self.arrived = Some(tsn),
+                (packet::DATA, Some(tsn)) => {
+                    let newer = |last: u32| (tsn.wrapping_sub(last) as i32) > 0;
+                    if self.newest.is_none_or(newer) {
+                        self.newest = Some(tsn);
+                        self.backlog = self.backlog.saturating_sub(1);
+                    } else {
+                        count(&self.shared.figures.again);
+                    }
+                }
+                _ => {}
+            }
+        }
+        match bare {
+            true => packet::bare_init(&packet),
+            false => packet,
+        }
+    }
+}

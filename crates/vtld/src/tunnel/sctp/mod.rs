@@ -1,0 +1,366 @@
+//! SCTP as a tunnel (RFC 9260), in UDP (RFC 6951) and user space, by `sctp-proto`.
+//!
+//! One socket serves all associations of the daemon, both ways. An association is known by the
+//! peer's address and the SCTP ports, which come from the token that was granted: who does not know
+//! them gets no answer.
+
+mod association;
+#[cfg(test)]
+mod interop;
+mod packet;
+mod streams;
+
+use std::{
+    cell::RefCell,
+    collections::HashMap,
+    future::Future,
+    io::{self, IoSliceMut},
+    net::{IpAddr, SocketAddr},
+    rc::Rc,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use quinn_udp::{BATCH_SIZE, RecvMeta, Transmit, UdpSocketState};
+use serde_json::{Value, json};
+use tokio::{
+    io::Interest,
+    net::UdpSocket,
+    sync::{mpsc, oneshot},
+    task::spawn_local,
+};
+
+use super::quic::{self, Grant};
+use association::{Driver, Shared};
+use packet::Header;
+use streams::Role;
+pub(super) use streams::{SctpReceiver, SctpSender};
+
+/// Bytes of a datagram that are taken.
+const DATAGRAM: usize = 64 << 10;
+
+/// What tells associations apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Path {
+    peer: SocketAddr,
+    /// SCTP ports: this side's, and the peer's.
+    here: u16,
+    there: u16,
+    /// The address to send from.
+    local: Option<IpAddr>,
+}
+
+/// The SCTP ports of a token: the server's, and the client's.
+fn ports(token: u64) -> (u16, u16) {
+    ((token >> 48) as u16, (token >> 32) as u16)
+}
+
+/// Whether a token gives ports.
+pub(super) fn is_fit(token: u64) -> bool {
+    let (server, client) = ports(token);
+    server != 0 && client != 0
+}
+
+/// By the client's address, the own SCTP port, and the client's: the token, and the path's
+/// round-trip time as TCP measured it.
+type Grants = HashMap<(IpAddr, u16, u16), (u64, Option<Duration>)>;
+
+/// The socket, and who gets what comes.
+struct Wire {
+    socket: UdpSocket,
+    state: UdpSocketState,
+    /// By the peer's address, the own SCTP port, and the peer's.
+    associations: RefCell<HashMap<(SocketAddr, u16, u16), Rc<Shared>>>,
+    grants: RefCell<Grants>,
+    /// Those that clients have opened, with their tokens.
+    opened: mpsc::UnboundedSender<(u64, Connection)>,
+}
+
+/// Both ends' part of SCTP in this daemon.
+pub(super) struct Sctp {
+    wire: Rc<Wire>,
+    /// UDP port.
+    pub(super) port: u16,
+}
+
+/// An association that can be used.
+#[derive(Clone)]
+pub(super) struct Connection(Rc<Shared>);
+
+/// One that is being opened. Dropping it gives it up.
+struct Opening(Option<Rc<Shared>>);
+
+impl Opening {
+    fn done(mut self) -> Option<Connection> {
+        self.0.take().map(Connection)
+    }
+}
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        if let Some(shared) = self.0.take() {
+            shared.close();
+        }
+    }
+}
+
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+impl Sctp {
+    /// Inside a tokio runtime's local tasks; with the associations that clients will have opened.
+    pub(super) fn new() -> io::Result<(Self, mpsc::UnboundedReceiver<(u64, Connection)>)> {
+        let socket = quic::socket()?;
+        let state = UdpSocketState::new((&socket).into())?;
+        let port = socket.local_addr()?.port();
+        let (opened, incoming) = mpsc::unbounded_channel();
+        let wire = Rc::new(Wire {
+            socket: UdpSocket::from_std(socket)?,
+            state,
+            associations: RefCell::default(),
+            grants: RefCell::default(),
+            opened,
+        });
+        spawn_local(Rc::clone(&wire).receive());
+        Ok((Self { wire, port }, incoming))
+    }
+
+    /// Lets a client open an association once, until it is told otherwise.
+    pub(super) fn grant(&self, token: u64, grant: &Grant) {
+        let (server, client) = ports(token);
+        let mut grants = self.wire.grants.borrow_mut();
+        grants.insert((grant.client, server, client), (token, grant.rtt));
+    }
+
+    /// Takes a grant back.
+    pub(super) fn revoke(&self, token: u64) {
+        let mut grants = self.wire.grants.borrow_mut();
+        grants.retain(|_, (granted, _)| *granted != token);
+    }
+
+    /// Begins to open an association to where the server has said it waits.
+    pub(super) fn connect(
+        &self,
+        local: IpAddr,
+        to: SocketAddr,
+        token: u64,
+        rtt: Option<Duration>,
+    ) -> io::Result<impl Future<Output = io::Result<Connection>> + use<>> {
+        if !is_fit(token) {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let (there, here) = ports(token);
+        let path = Path {
+            peer: to,
+            here,
+            there,
+            local: Some(local),
+        };
+        let (opened, is_open) = oneshot::channel();
+        let tell = Box::new(|| {
+            // Nobody waits for one that was given up.
+            let _ = opened.send(());
+        });
+        let (driver, shared) = Driver::new(Role::Client, &self.wire, path, token, rtt, tell)
+            .map_err(io::Error::other)?;
+        self.wire.enter(&path, &shared);
+        spawn_local(driver.run());
+        let opening = Opening(Some(shared));
+        Ok(async move {
+            let refused = || io::Error::from(io::ErrorKind::ConnectionRefused);
+            is_open.await.map_err(|_| refused())?;
+            opening.done().ok_or_else(refused)
+        })
+    }
+
+    /// Ends all associations.
+    pub(super) fn close(&self) {
+        let all: Vec<_> = self.wire.associations.borrow().values().cloned().collect();
+        all.iter().for_each(|shared| shared.close());
+    }
+
+    /// Until the peers have been told of the end.
+    pub(super) async fn wait_idle(&self) {
+        const OFTEN: Duration = Duration::from_millis(2);
+        while !self.wire.associations.borrow().is_empty() {
+            tokio::time::sleep(OFTEN).await;
+        }
+    }
+}
+
+impl Connection {
+    /// A new flow; `None` if there is no room.
+    pub(super) fn open(&self) -> Option<(SctpSender, SctpReceiver)> {
+        self.0.streams.open()
+    }
+
+    /// The next flow that the peer opens; `None` at the end.
+    pub(super) async fn accept(&self) -> Option<(SctpSender, SctpReceiver)> {
+        self.0.streams.accept().await
+    }
+
+    pub(super) fn close(&self) {
+        self.0.close();
+    }
+
+    /// Completes at its end.
+    pub(super) async fn closed(&self) {
+        self.0.streams.ended().await;
+    }
+
+    /// What `status` shows of it.
+    pub(super) fn figures(&self) -> Value {
+        let figures = &self.0.figures;
+        let rtt = figures.rtt.get().unwrap_or_default();
+        json!({
+            "rtt_ms": (rtt.as_secs_f64() * 1e5).round() / 1e2,
+            "sent": figures.sent.get(),
+            "lost": figures.again.get(),
+            "refused": figures.refused.get(),
+        })
+    }
+}
+
+impl Wire {
+    fn enter(&self, path: &Path, shared: &Rc<Shared>) {
+        let mut all = self.associations.borrow_mut();
+        all.insert((path.peer, path.here, path.there), Rc::clone(shared));
+    }
+
+    fn forget(&self, path: &Path, shared: &Rc<Shared>) {
+        let mut all = self.associations.borrow_mut();
+        let key = (path.peer, path.here, path.there);
+        if all.get(&key).is_some_and(|known| Rc::ptr_eq(known, shared)) {
+            all.remove(&key);
+        }
+    }
+
+    /// Takes what comes, for good.
+    async fn receive(self: Rc<Self>) {
+        let mut buffers = vec![vec![0; DATAGRAM]; BATCH_SIZE];
+        let mut metas = [RecvMeta::default(); BATCH_SIZE];
+        loop {
+            let got = self
+                .socket
+                .async_io(Interest::READABLE, || {
+                    let mut slices: Vec<_> =
+                        buffers.iter_mut().map(|b| IoSliceMut::new(b)).collect();
+                    self.state
+                        .recv((&self.socket).into(), &mut slices, &mut metas)
+                })
+                .await;
+            let Ok(got) = got else {
+                // An error of a packet that was sent, or of no memory.
+                tokio::task::yield_now().await;
+                continue;
+            };
+            for (meta, buffer) in metas.iter().zip(&buffers).take(got) {
+                let peer = canonical(meta.addr);
+                let local = meta.dst_ip.map(|ip| ip.to_canonical());
+                for packet in buffer[..meta.len].chunks(meta.stride.max(1)) {
+                    self.route(peer, local, packet);
+                }
+            }
+            // Their associations have their turn.
+            tokio::task::yield_now().await;
+        }
+    }
+
+    fn route(self: &Rc<Self>, peer: SocketAddr, local: Option<IpAddr>, packet: &[u8]) {
+        let Some(header) = Header::of(packet) else {
+            return;
+        };
+        let (here, there) = (header.destination, header.source);
+        let known = self
+            .associations
+            .borrow()
+            .get(&(peer, here, there))
+            .cloned();
+        let shared = match known {
+            Some(shared) => shared,
+            None => {
+                let path = Path {
+                    peer,
+                    here,
+                    there,
+                    local,
+                };
+                match self.admit(path, packet) {
+                    Some(shared) => shared,
+                    None => return,
+                }
+            }
+        };
+        shared.deliver(Bytes::copy_from_slice(packet));
+    }
+
+    /// Lets a client in that was granted this.
+    fn admit(self: &Rc<Self>, path: Path, packet: &[u8]) -> Option<Rc<Shared>> {
+        let is_init = packet::chunks(packet).next().map(|c| c.kind) == Some(packet::INIT);
+        if !is_init || !packet::is_intact(packet) {
+            return None;
+        }
+        let key = (path.peer.ip(), path.here, path.there);
+        let (token, rtt) = self.grants.borrow_mut().remove(&key)?;
+        let wire = Rc::clone(self);
+        let key = (path.peer, path.here, path.there);
+        let tell = Box::new(move || {
+            let shared = wire.associations.borrow().get(&key).cloned();
+            if let Some(shared) = shared {
+                // Nobody takes it where the daemon is ending.
+                let _ = wire.opened.send((token, Connection(shared)));
+            }
+        });
+        let (driver, shared) = Driver::new(Role::Server, self, path, token, rtt, tell).ok()?;
+        self.enter(&path, &shared);
+        spawn_local(driver.run());
+        Some(shared)
+    }
+
+    /// Sends packets, waiting for room in the socket.
+    async fn send(&self, path: &Path, packets: &[Bytes]) {
+        let mut rest = packets;
+        while let Some(first) = rest.first() {
+            // A run of equal ones, the last of which may be shorter.
+            let most = self
+                .state
+                .max_gso_segments()
+                .min(DATAGRAM / first.len().max(1));
+            let equal = rest.iter().take(most.max(1));
+            let mut run = equal.take_while(|p| p.len() == first.len()).count();
+            if run < most && rest.get(run).is_some_and(|p| p.len() < first.len()) {
+                run += 1;
+            }
+            let joined;
+            let contents: &[u8] = match run {
+                1 => first,
+                _ => {
+                    joined = rest[..run].concat();
+                    &joined
+                }
+            };
+            let transmit = Transmit {
+                destination: self.destination(path.peer),
+                ecn: None,
+                contents,
+                segment_size: (run > 1).then_some(first.len()),
+                src_ip: path.local,
+            };
+            let send = || self.state.send((&self.socket).into(), &transmit);
+            // What could not be sent counts as lost on the way.
+            let _ = self.socket.async_io(Interest::WRITABLE, send).await;
+            rest = &rest[run..];
+        }
+    }
+
+    /// An address as the socket's family has it.
+    fn destination(&self, peer: SocketAddr) -> SocketAddr {
+        match (peer, self.socket.local_addr()) {
+            (SocketAddr::V4(v4), Ok(SocketAddr::V6(_))) => {
+                SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port())
+            }
+            _ => peer,
+        }
+    }
+}
