@@ -17,8 +17,10 @@ use crate::urgent::{self, Ahead};
 
 /// Packets taken from the receive ring between two flushes to the applications.
 const RECEIVE_BATCH: u64 = 64;
-/// Packets that one flow may fill before the next flow's turn.
+/// Packets that one flow may fill before the next flow's turn, and as long as it has not filled as
+/// many as these: each costs a read something, and the kernel takes no memory for up to eight areas.
 const QUANTUM: u64 = 256;
+const SMALL_QUANTUM: u64 = 8;
 
 /// What is to be told of flows' sockets.
 pub(super) const INTEREST: EpollFlags = EpollFlags::EPOLLIN
@@ -44,6 +46,8 @@ pub(super) struct Flow<H> {
     writable: bool,
     /// An urgent byte, or the end, may come next: reading must find out first.
     wary: bool,
+    /// Packets that the next read may fill.
+    quantum: u64,
     /// The application has said its end, behind what it sent before.
     ending: bool,
     /// The application has sent its FIN.
@@ -66,6 +70,7 @@ impl<H> Flow<H> {
             writable: matches!(app, App::Socket(_)),
             app,
             wary: true,
+            quantum: SMALL_QUANTUM,
             ending: false,
             eof: false,
             peer_fin: false,
@@ -404,7 +409,7 @@ impl<H> Streams<H> {
         let count = self
             .tx
             .room()
-            .min(QUANTUM)
+            .min(flow.quantum)
             .min(credit.div_ceil(each as u64));
         if credit == 0 || count == 0 {
             return false;
@@ -446,6 +451,7 @@ impl<H> Streams<H> {
                 return false;
             }
         };
+        flow.quantum = if left < most { SMALL_QUANTUM } else { QUANTUM };
         let drained = left < most && !flow.wary && !flow.ending;
         if drained {
             self.readable.remove(&id);
