@@ -405,3 +405,71 @@ fn ways__one_that_is_closed_meanwhile() {
     let log = fs::read_to_string(world.log_path(Host::Client)).expect("a log");
     assert!(!log.contains("come to nothing"), "{log}");
 }
+
+/// Networks that do not like the TCP option of discovery, or not much of UDP: where it meets what, and
+/// the rules of the packet filter for it.
+const MEDDLERS: [(&str, Host, &str); 6] = [
+    (
+        "SYNs lose it",
+        Host::Client,
+        "tcp flags syn reset tcp option 253",
+    ),
+    (
+        "answers lose it",
+        Host::Server,
+        "tcp flags syn reset tcp option 253",
+    ),
+    (
+        "SYNs with it are dropped",
+        Host::Client,
+        "tcp flags syn tcp option 253 exists drop",
+    ),
+    (
+        "answers with it are dropped",
+        Host::Server,
+        "tcp flags syn tcp option 253 exists drop",
+    ),
+    (
+        "it is mangled",
+        Host::Client,
+        "tcp option 253 exists tcp option @253,16,16 set 0xffff",
+    ),
+    (
+        "UDP is for few and VTL for nobody",
+        Host::Client,
+        "meta l4proto 253 drop; meta l4proto udp limit rate over 20/second burst 20 packets drop",
+    ),
+];
+
+#[test]
+fn ways__middleboxes_that_meddle() {
+    let Some(mut world) = World::bare("meddlers", &Link::new(20.0, 30.0)) else {
+        return;
+    };
+    world.start_web();
+    world.serve("f", SIZE);
+    for (what, host, rule) in MEDDLERS {
+        let rules = rule.split("; ").collect::<Vec<_>>().join("\n");
+        let rules = format!(
+            "table inet meddler {{
+                chain out {{
+                    type filter hook postrouting priority 0;
+                    {rules}
+                }}
+            }}"
+        );
+        if filter(&world, "meddlers", host, &rules).is_none() {
+            return;
+        }
+        world.start_both(&[]);
+        for server in world.servers() {
+            for contact in 0..2 {
+                println!("{what}: {server}, contact {contact}");
+                world.download(server, "f");
+            }
+        }
+        world.stop_daemons();
+        let mut nft = world.testbed.command(host, "nft").expect("a namespace");
+        run(nft.args(["delete", "table", "inet", "meddler"]));
+    }
+}
