@@ -408,7 +408,7 @@ fn ways__one_that_is_closed_meanwhile() {
 
 /// Networks that do not like the TCP option of discovery, or not much of UDP: where it meets what, and
 /// the rules of the packet filter for it.
-const MEDDLERS: [(&str, Host, &str); 6] = [
+const MEDDLERS: [(&str, Host, &str); 9] = [
     (
         "SYNs lose it",
         Host::Client,
@@ -430,6 +430,21 @@ const MEDDLERS: [(&str, Host, &str); 6] = [
         "tcp flags syn tcp option 253 exists drop",
     ),
     (
+        "acknowledgements lose it",
+        Host::Client,
+        "tcp flags & syn == 0 reset tcp option 253",
+    ),
+    (
+        "acknowledgements lose it, and VTL is for nobody",
+        Host::Client,
+        "tcp flags & syn == 0 reset tcp option 253; meta l4proto { 253, udp } drop",
+    ),
+    (
+        "acknowledgements with it are dropped",
+        Host::Client,
+        "tcp flags & syn == 0 tcp option 253 exists drop",
+    ),
+    (
         "it is mangled",
         Host::Client,
         "tcp option 253 exists tcp option @253,16,16 set 0xffff",
@@ -448,7 +463,9 @@ fn ways__middleboxes_that_meddle() {
     };
     world.start_web();
     world.serve("f", SIZE);
-    for (what, host, rule) in MEDDLERS {
+    for (i, (what, host, rule)) in MEDDLERS.into_iter().enumerate() {
+        // A kind of network has either family.
+        let server = world.servers()[i % 2];
         let rules = rule.split("; ").collect::<Vec<_>>().join("\n");
         let rules = format!(
             "table inet meddler {{
@@ -462,11 +479,11 @@ fn ways__middleboxes_that_meddle() {
             return;
         }
         world.start_both(&[]);
-        for server in world.servers() {
-            for contact in 0..2 {
-                println!("{what}: {server}, contact {contact}");
-                world.download(server, "f");
-            }
+        for carrier in ["graft:stream", "quic", "graft:stream"] {
+            println!("{what}: {server}, {carrier}");
+            let mut download = world.start_over(carrier, server, "f");
+            assert!(download.process.wait(70).success());
+            download.check();
         }
         world.stop_daemons();
         let mut nft = world.testbed.command(host, "nft").expect("a namespace");

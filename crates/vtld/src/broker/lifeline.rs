@@ -9,6 +9,8 @@ use std::{
 
 use vtl_proto::intf;
 
+use super::preamble::GREETING;
+
 /// Bytes of a word, and how each begins: as a preamble.
 const WORD: usize = 16;
 const MAGIC: &[u8; 4] = b"VTL1";
@@ -88,6 +90,8 @@ pub(super) enum Fault {
 /// One session's.
 pub(super) struct Lifeline {
     socket: TcpStream,
+    /// The other end is known to be a vtld. Before, nothing is written.
+    greeted: bool,
     pub(super) stage: Stage,
     /// Packets that the peer had when it left.
     pub(super) peer_has: Option<u64>,
@@ -98,18 +102,25 @@ pub(super) struct Lifeline {
 }
 
 impl Lifeline {
-    /// Of a connection that does not block.
-    pub(super) fn new(socket: TcpStream) -> Self {
+    /// Of a connection that does not block. `preamble`: what a client says once it was greeted; a
+    /// server has greeted already.
+    pub(super) fn new(socket: TcpStream, preamble: Option<[u8; WORD]>) -> Self {
         // A word must not wait for others.
         let _ = socket.set_nodelay(true);
         Self {
             socket,
+            greeted: preamble.is_none(),
             stage: Stage::Quiet,
             peer_has: None,
-            out: Vec::new(),
+            out: preamble.map(Vec::from).unwrap_or_default(),
             gone: 0,
             come: Vec::new(),
         }
+    }
+
+    /// Whether this is one: the other end is a vtld.
+    pub(super) fn is_greeted(&self) -> bool {
+        self.greeted
     }
 
     /// Whether the session has left its graft, or is about to.
@@ -141,6 +152,9 @@ impl Lifeline {
 
     /// Writes what the connection takes.
     pub(super) fn flush(&mut self) -> Result<(), Fault> {
+        if !self.greeted {
+            return Ok(());
+        }
         while self.gone < self.out.len() {
             match self.socket.write(&self.out[self.gone..]) {
                 Ok(n) => self.gone += n,
@@ -163,11 +177,22 @@ impl Lifeline {
     pub(super) fn pull(&mut self) -> Result<(), Fault> {
         let room = KEPT.saturating_sub(self.come.len());
         match (&self.socket).take(room as u64).read_to_end(&mut self.come) {
-            Ok(read) if read < room => Err(Fault::Ended),
-            Ok(_) => Ok(()),
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(()),
-            Err(_) => Err(Fault::Ended),
+            Ok(read) if read < room => return Err(Fault::Ended),
+            Ok(_) => {}
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+            Err(_) => return Err(Fault::Ended),
         }
+        if !self.greeted
+            && let Some(first) = self.come.first_chunk()
+        {
+            if *first != GREETING {
+                return Err(Fault::Nonsense);
+            }
+            self.come.drain(..WORD);
+            self.greeted = true;
+            self.flush()?;
+        }
+        Ok(())
     }
 
     /// The next word that has come whole. After [`Word::Leave`] only packets do.
@@ -213,7 +238,7 @@ mod tests {
         let other = listener.accept().unwrap().0;
         one.set_nonblocking(true).unwrap();
         other.set_nonblocking(true).unwrap();
-        (Lifeline::new(one), Lifeline::new(other))
+        (Lifeline::new(one, None), Lifeline::new(other, None))
     }
 
     #[test]
@@ -222,8 +247,43 @@ mod tests {
         for word in [Word::Ask, Word::Here, leave] {
             assert_eq!(Word::parse(&word.emit()), Some(word));
         }
-        assert_eq!(Word::parse(b"VTL1\x05\0\0\0\0\0\0\0\0\0\0\0"), None);
+        assert_eq!(Word::parse(&GREETING), None);
         assert_eq!(Word::parse(b"GET / HTTP/1.1\r\n"), None);
+    }
+
+    #[test]
+    fn greeting__nothing_is_said_before_it() {
+        let (mut server, client) = pair();
+        let mut client = Lifeline::new(client.socket, Some([7; WORD]));
+        client.say(Word::Ask);
+        client.flush().unwrap();
+        server.pull().unwrap();
+        assert!(server.come.is_empty() && !client.is_greeted());
+        server.out.extend(GREETING);
+        server.say(Word::Here);
+        server.flush().unwrap();
+        while !client.is_greeted() {
+            client.pull().unwrap();
+        }
+        assert_eq!(client.word().unwrap(), Some(Word::Here));
+        while server.come.len() < 2 * WORD {
+            server.pull().unwrap();
+        }
+        assert_eq!(server.come[..WORD], [7; WORD]);
+    }
+
+    #[test]
+    fn greeting__an_applications_bytes_are_none() {
+        let (mut application, client) = pair();
+        let mut client = Lifeline::new(client.socket, Some([7; WORD]));
+        application.out.extend(b"SSH-2.0-OpenSSH_9.2p1");
+        application.flush().unwrap();
+        let fault = loop {
+            if let Err(fault) = client.pull() {
+                break fault;
+            }
+        };
+        assert!(matches!(fault, Fault::Nonsense) && !client.is_greeted());
     }
 
     #[test]

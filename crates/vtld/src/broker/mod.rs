@@ -9,7 +9,7 @@ mod engine;
 mod lifeline;
 mod path;
 mod peers;
-mod preamble;
+pub(crate) mod preamble;
 mod raw;
 mod relay;
 mod schedule;

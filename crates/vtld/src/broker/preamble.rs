@@ -1,11 +1,14 @@
-//! The first bytes that a client's vtld sends on a discovery connection, which tell the server's
-//! vtld what the connection is for. PROTOCOL.md, "The discovery connection".
+//! The first bytes on a discovery connection: the server's vtld says that it has it, and the client's
+//! what it is for. PROTOCOL.md, "The discovery connection".
 
 use crate::tunnel;
 
 /// Bytes of a preamble.
-pub(super) const LENGTH: usize = 16;
+pub(crate) const LENGTH: usize = 16;
 const MAGIC: &[u8; 4] = b"VTL1";
+/// What the server's vtld says first. Without it the connection may have reached the application,
+/// for which no preamble is meant.
+pub(crate) const GREETING: [u8; LENGTH] = *b"VTL1\x05\0\0\0\0\0\0\0\0\0\0\0";
 
 /// What a discovery connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,5 +83,6 @@ mod tests {
         let mut bytes = Preamble::Plain.emit();
         bytes[4] = 2;
         assert_eq!(Preamble::parse(&bytes), None);
+        assert_eq!(Preamble::parse(&GREETING), None);
     }
 }

@@ -4,7 +4,7 @@ use std::{
     cell::RefCell,
     collections::HashMap,
     future::Future,
-    io::{self, Write},
+    io,
     net::{SocketAddr, TcpStream},
     pin::{Pin, pin},
     rc::Rc,
@@ -40,6 +40,8 @@ const ANSWER: Duration = Duration::from_secs(5);
 /// of the handshake may be lost.
 const PATIENCE: Duration = Duration::from_millis(300);
 const ROUND_TRIPS: u32 = 4;
+/// How long a vtld's greeting may take besides round trips: it comes at once, but may get lost.
+const GREETING_LATE: Duration = Duration::from_secs(1);
 /// Assumed where TCP does not say.
 const ROUND_TRIP: Duration = Duration::from_millis(100);
 /// How long it is tried behind their backs.
@@ -112,8 +114,10 @@ impl Hub {
                 self.start(&tunnel, flow);
             }
             Some(Slot::Opening(waiting)) => waiting.push(flow),
-            Some(Slot::Late) => self.plain(flow),
-            Some(Slot::Failed { until }) if *until > Instant::now() => self.plain(flow),
+            Some(Slot::Late) => self.plain(flow.app, flow.dest, flow.peer),
+            Some(Slot::Failed { until }) if *until > Instant::now() => {
+                self.plain(flow.app, flow.dest, flow.peer);
+            }
             None | Some(Slot::Failed { .. }) => {
                 let now = Instant::now();
                 slots.retain(|_, slot| !matches!(slot, Slot::Failed { until } if *until <= now));
@@ -164,7 +168,8 @@ impl Hub {
                 match refusal {
                     // Who does not know the word has ended the connection.
                     Refusal::NoAnswer(_) => self.plain_again(first.app, first.dest),
-                    Refusal::Refused | Refusal::Here(_) => self.plain(first),
+                    Refusal::Refused => self.carry_plain(first.app, first.peer),
+                    Refusal::Here(_) => self.plain(first.app, first.dest, first.peer),
                 }
                 return;
             }
@@ -177,12 +182,12 @@ impl Hub {
                 let failed = why(failed);
                 tracing::info!(failed, peer = %key.peer, carrier = %key.kind, "plain TCP instead of a tunnel");
                 self.set(key, Slot::failed());
-                self.plain(first);
+                self.carry_plain(first.app, first.peer);
             }
             Err(_) => {
                 tracing::debug!(peer = %key.peer, carrier = %key.kind, "plain TCP until there is a tunnel");
                 self.set(key, Slot::Late);
-                self.plain(first);
+                self.carry_plain(first.app, first.peer);
                 match connecting.await {
                     Ok(Ok(link)) => self.opened(key, link, None),
                     failed => {
@@ -196,11 +201,11 @@ impl Hub {
     }
 
     /// Changes what has become of a tunnel; flows that waited for another outcome go by plain TCP.
-    fn set(&self, key: Key, slot: Slot) {
+    fn set(self: &Rc<Self>, key: Key, slot: Slot) {
         let before = self.client.0.borrow_mut().insert(key, slot);
         if let Some(Slot::Opening(waiting)) = before {
             for flow in waiting {
-                self.plain(flow);
+                self.plain(flow.app, flow.dest, flow.peer);
             }
         }
     }
@@ -253,22 +258,16 @@ impl Hub {
     /// A flow whose application is connected already goes into the tunnel.
     fn start(self: &Rc<Self>, tunnel: &Rc<Tunnel>, flow: Discovered) {
         let Discovered {
-            key,
             app,
             dest,
             src,
             peer,
+            ..
         } = flow;
         match self.start_stream(tunnel, app, dest, src) {
             // Without a word the peer lets it go.
             Ok(()) => set_linger(&peer, false),
-            Err(app) => self.plain(Discovered {
-                key,
-                app,
-                dest,
-                src,
-                peer,
-            }),
+            Err(app) => self.plain(app, dest, peer),
         }
     }
 
@@ -302,7 +301,7 @@ impl Hub {
     }
 
     /// A flow of a tunnel that is no connection of its own did not get through.
-    fn unreachable(&self, key: Key) {
+    fn unreachable(self: &Rc<Self>, key: Key) {
         tracing::info!(peer = %key.peer, carrier = %key.kind, "plain TCP instead of a tunnel");
         if let Some(tunnel) = self.client.get(key) {
             tunnel.close();
@@ -332,12 +331,25 @@ impl Hub {
         });
     }
 
-    /// Carries a flow over its discovery connection.
-    fn plain(&self, flow: Discovered) {
-        let Discovered { app, mut peer, .. } = flow;
-        let word = Word::Plain.emit();
-        // A connection that has carried next to nothing takes so few bytes.
-        if matches!(peer.write(&word), Ok(n) if n == word.len()) {
+    /// Carries a flow over its discovery connection; over another one if a vtld does not answer there:
+    /// a network that spoils the option of discovery may have led it to the application.
+    pub(super) fn plain(self: &Rc<Self>, app: TcpStream, dest: SocketAddr, peer: TcpStream) {
+        let patience = tcp_rtt(&peer).unwrap_or(ROUND_TRIP) * ROUND_TRIPS + GREETING_LATE;
+        let hub = Rc::clone(self);
+        spawn_local(async move {
+            match timeout(patience, wire::greeting(&peer)).await {
+                Ok(Ok(())) => hub.carry_plain(app, peer),
+                _ => {
+                    set_linger(&peer, false);
+                    hub.plain_again(app, dest);
+                }
+            }
+        });
+    }
+
+    /// Carries a flow over its discovery connection, on which a vtld has answered.
+    fn carry_plain(&self, app: TcpStream, peer: TcpStream) {
+        if wire::say(&peer, &Word::Plain.emit()).is_ok() {
             self.hooker.carry(app, peer, None);
         }
     }
@@ -364,6 +376,7 @@ impl Slot {
 async fn ask(kind: Kind, peer: &TcpStream) -> Result<Granted, Refusal> {
     let exchange = async {
         wire::say(peer, &Word::Ask(kind).emit())?;
+        wire::greeting(peer).await?;
         match wire::word(peer).await? {
             Word::Granted { port, token } => Ok(Some(Granted {
                 port,

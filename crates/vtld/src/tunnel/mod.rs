@@ -3,7 +3,8 @@
 //! One tunnel leads to a host, and its flows are streams of it. It is set up over the first flow's
 //! discovery connection, which stays open as its lifeline (`client.rs`, `server.rs`); where that does
 //! not succeed in time, flows go on over their discovery connections as plain TCP. A thread with a
-//! tokio runtime does all of it, started when the first flow wants a tunnel.
+//! tokio runtime does all of it, started when the first flow wants a tunnel, or wants none after all
+//! (`Handle::plain`).
 
 mod client;
 mod flow;
@@ -121,6 +122,11 @@ struct Discovered {
 enum Command {
     Client(Discovered),
     Held(Key, HeldConnect),
+    Plain {
+        app: TcpStream,
+        dest: SocketAddr,
+        peer: TcpStream,
+    },
     Server(Kind, ServerFlow),
     Status(blocking::SyncSender<Vec<Value>>),
     Stop,
@@ -226,6 +232,11 @@ impl Handle {
         });
     }
 
+    /// Carries a connection to `dest` over its discovery connection `peer`.
+    pub(crate) fn plain(&self, app: TcpStream, dest: SocketAddr, peer: TcpStream) {
+        self.send(Command::Plain { app, dest, peer });
+    }
+
     /// A peer asks for a tunnel on a discovery connection.
     pub(crate) fn server(&self, kind: Kind, flow: ServerFlow) {
         self.send(Command::Server(kind, flow));
@@ -296,6 +307,7 @@ impl Hub {
             match command {
                 Command::Client(flow) => self.client(flow),
                 Command::Held(key, held) => self.held(key, held),
+                Command::Plain { app, dest, peer } => self.plain(app, dest, peer),
                 Command::Server(kind, flow) => {
                     tokio::task::spawn_local(Rc::clone(&self).serve_asked(kind, flow));
                 }

@@ -10,6 +10,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 use tokio::io::{Interest, unix::AsyncFd};
 
 use super::words::{WORD, Word};
+use crate::broker::preamble::GREETING;
 
 /// Has tokio watch a TCP socket, which does not block.
 pub(super) fn watch<S: Tcp>(socket: S) -> io::Result<AsyncFd<S>> {
@@ -97,6 +98,14 @@ pub(super) async fn read<const N: usize>(peer: &TcpStream) -> io::Result<[u8; N]
         }
     }
     Ok(bytes)
+}
+
+/// What a vtld says first.
+pub(super) async fn greeting(peer: &TcpStream) -> io::Result<()> {
+    match read(peer).await? {
+        GREETING => Ok(()),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
 }
 
 /// The next word.

@@ -10,7 +10,7 @@ use super::{
     super::{
         GRACE_NS,
         lifeline::{Fault, Lifeline, Stage, Word},
-        now_ns,
+        now_ns, preamble,
         session::{Session, Use},
     },
     Engine, MS, Source,
@@ -30,7 +30,12 @@ const RTT: Duration = Duration::from_millis(100);
 
 impl Engine {
     /// Gives a session its lifeline; without, it dies by silence.
-    pub(super) fn tie(&mut self, sid: u32, socket: std::net::TcpStream) {
+    pub(super) fn tie(
+        &mut self,
+        sid: u32,
+        socket: std::net::TcpStream,
+        preamble: Option<[u8; preamble::LENGTH]>,
+    ) {
         let flags = EpollFlags::EPOLLIN
             | EpollFlags::EPOLLOUT
             | EpollFlags::EPOLLRDHUP
@@ -40,7 +45,7 @@ impl Engine {
             && let Some(session) = self.sessions.get_mut(&sid)
         {
             super::super::set_linger(&socket, true);
-            session.lifeline = Some(Lifeline::new(socket));
+            session.lifeline = Some(Lifeline::new(socket, preamble));
         }
     }
 
@@ -101,13 +106,14 @@ impl Engine {
         self.schedule.now(sid);
     }
 
-    /// The lifeline is of no use any more, and so is the session.
+    /// The lifeline is of no use any more, and so is the session. But where no vtld was at its other
+    /// end, the session never had one.
     fn untie(&mut self, sid: u32, fault: &Fault) {
         let Some(session) = self.sessions.get_mut(&sid) else {
             return;
         };
-        session.lifeline = None;
-        if session.is_open() {
+        let was_one = session.lifeline.take().is_some_and(|l| l.is_greeted());
+        if session.is_open() && was_one {
             tracing::info!(peer = %session.peer, %fault, "the lifeline ends the session");
             self.end(sid, intf::VTL_CLOSED_TIMEOUT);
         }

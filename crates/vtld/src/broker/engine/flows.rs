@@ -18,7 +18,7 @@ use vtl_proto::{
 use super::{
     super::{
         Command, now_ns,
-        preamble::{self, Preamble},
+        preamble::{self, GREETING, Preamble},
         session::{Phase, Session, Use, Waiting, Wish},
         set_linger,
         streams::{App, Effect, INTEREST, Streams},
@@ -312,7 +312,7 @@ impl Engine {
             app,
             dest,
             src,
-            mut peer,
+            peer,
             over,
         } in std::mem::take(waiting)
         {
@@ -332,18 +332,14 @@ impl Engine {
             }
             if session.lifeline.is_none() && tied.is_none() && session.initiator {
                 let token = entry.snapshot().peer_token;
-                let preamble = Preamble::Lifeline { token }.emit();
-                // A fresh connection takes 16 bytes.
-                if matches!(peer.write(&preamble), Ok(preamble::LENGTH)) {
-                    tied = Some(peer);
-                }
+                tied = Some((peer, Preamble::Lifeline { token }.emit()));
             } else {
                 // Without a preamble the peer lets it go.
                 set_linger(&peer, false);
             }
         }
-        if let Some(peer) = tied {
-            self.tie(sid, peer);
+        if let Some((peer, preamble)) = tied {
+            self.tie(sid, peer, Some(preamble));
         }
         for id in opened {
             self.watch_flow(sid, id);
@@ -356,11 +352,10 @@ impl Engine {
 
     /// Carries a flow over its discovery connection.
     pub(super) fn plain(&mut self, flow: Waiting) {
-        let Waiting { app, mut peer, .. } = flow;
-        let Some(hooker) = &self.hooker else { return };
-        if matches!(peer.write(&Preamble::Plain.emit()), Ok(preamble::LENGTH)) {
-            hooker.carry(app, peer, None);
-        }
+        let Waiting {
+            app, dest, peer, ..
+        } = flow;
+        self.handle.tunnels.plain(app, dest, peer);
     }
 
     /// A connect to a host with a live session.
@@ -387,7 +382,11 @@ impl Engine {
     }
 
     /// A steered connection.
-    pub(super) fn arrive(&mut self, flow: ServerFlow) {
+    pub(super) fn arrive(&mut self, mut flow: ServerFlow) {
+        // A fresh connection takes 16 bytes.
+        if !matches!(flow.peer.write(&GREETING), Ok(preamble::LENGTH)) {
+            return;
+        }
         if let Some(rtt) = tcp_rtt(&flow.peer) {
             self.peers.note_rtt(flow.client.ip(), rtt);
         }
@@ -459,7 +458,7 @@ impl Engine {
                 let Some((sid, answered)) = found.map(|(sid, s)| (*sid, s.answered.take())) else {
                     return;
                 };
-                self.tie(sid, flow.peer);
+                self.tie(sid, flow.peer, None);
                 // The token proves the peer as its first packet would, which may have got lost with
                 // all others.
                 if let Some(answered) = answered {
