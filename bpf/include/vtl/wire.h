@@ -187,6 +187,7 @@ enum vtl_frame_type {
     VTL_FRAME_FIN = 4,    /* the stream ends at `offset` */
     VTL_FRAME_RESET = 5,  /* abandoned; `offset` holds an enum vtl_reset */
     VTL_FRAME_CREDIT = 6, /* the peer may send up to `offset` */
+    VTL_FRAME_SENT = 7,   /* with loss: all up to `offset` was sent */
 };
 
 /* Bits of vtl_frame.flags. Those without a name are 0, and ignored. */

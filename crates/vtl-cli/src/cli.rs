@@ -54,7 +54,8 @@ pub(crate) enum Command {
     /// Run a program with its TCP connections captured
     #[command(after_help = "Examples:\n  \
         vtl run -- curl -O http://host/file\n  \
-        vtl run --carrier tcp:bbr -- rsync -a there here\n\n\
+        vtl run --carrier tcp:bbr -- rsync -a there here\n  \
+        vtl run --carrier dccp-ccid3 --loss-tolerant -- player tcp://host:5004\n\n\
         A peer that does not speak VTL gets plain TCP. Exits as the program does.")]
     Run(RunArgs),
     /// Choose whose TCP connections are captured

@@ -20,7 +20,8 @@ pub(crate) enum HookCommand {
     #[command(after_help = "Examples:\n  \
         vtl hook add --port 80                                  clients that speak VTL reach port 80 over it\n  \
         vtl hook add --cgroup /sys/fs/cgroup/system.slice/x     what runs there connects over VTL\n  \
-        vtl hook add --port 80 --carrier tcp:bbr                whoever connects: TCP, sent under BBR")]
+        vtl hook add --port 80 --carrier tcp:bbr                whoever connects: TCP, sent under BBR\n  \
+        vtl hook add --port 5004 --loss-tolerant                clients may come by udp and the like")]
     Add(HookAddArgs),
     /// List what is captured
     List {
@@ -48,9 +49,21 @@ struct CarrierArg {
     /// `tcp:CONTROL`, TCP under a congestion control of the kernel's or of VTL's (hybla, vegas,
     /// westwood, dctcp), which needs no VTL at the other end; `graft:NAME`, sessions over a graft;
     /// `quic` and `sctp`, streams of a QUIC connection or an SCTP association (in UDP) to each host;
-    /// `mptcp`, MPTCP connections
+    /// `mptcp`, MPTCP connections; and, with --loss-tolerant, `udp`, `udp-lite`, `dccp-ccid2` and
+    /// `dccp-ccid3`
     #[arg(long, value_name = "NAME")]
     carrier: Option<String>,
+    /// These connections can do without what the network loses: the carriers that repeat nothing
+    /// may carry them, in order and with gaps. Of a port: clients may come by them
+    #[arg(long)]
+    loss_tolerant: bool,
+}
+
+impl CarrierArg {
+    fn ask(&self, request: &mut Value) {
+        request["carrier"] = json!(self.carrier);
+        request["loss_tolerant"] = self.loss_tolerant.into();
+    }
 }
 
 /// What to capture.
@@ -86,7 +99,7 @@ pub(crate) fn run(command: &HookCommand, socket: &SocketArgs) -> anyhow::Result<
     match command {
         HookCommand::Add(args) => {
             let mut request = args.target.request("hook_add")?;
-            request["carrier"] = json!(args.carrier.carrier);
+            args.carrier.ask(&mut request);
             socket.call(&request)?;
         }
         HookCommand::Remove(target) => {
@@ -117,7 +130,9 @@ pub(crate) struct RunArgs {
 
 /// Has the daemon move this process into a captured cgroup, and becomes the program.
 pub(crate) fn exec(args: &RunArgs, socket: &SocketArgs) -> anyhow::Result<()> {
-    socket.call(&json!({ "op": "hook_run", "carrier": args.carrier.carrier }))?;
+    let mut request = json!({ "op": "hook_run" });
+    args.carrier.ask(&mut request);
+    socket.call(&request)?;
     let (program, arguments) = args.command.split_first().expect("clap requires one");
     let err = Command::new(program).args(arguments).exec();
     let program = program.to_string_lossy();

@@ -54,6 +54,7 @@ fn text(status: &Value) -> String {
             "sent",
             "retransmitted",
             "received",
+            "skipped_bytes",
         ],
     );
     section(

@@ -14,16 +14,20 @@
 //! Per stream: OPEN and OPENED tell how many bytes their sender takes, CREDIT raises that. Before
 //! OPENED the opener may send [`EARLY_CREDIT`] bytes.
 //!
+//! # With loss
+//! Where the session loses packets, see [`lossy`].
+//!
 //! # End
 //! A stream is forgotten when both FINs have passed, or a RESET in either direction. Bytes that
 //! the caller still holds for the application are its own.
 
 use core::net::SocketAddr;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::intf;
 
 pub mod frame;
+pub mod lossy;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -60,6 +64,10 @@ pub struct Mux {
     next_peer: Option<u32>,
     /// Streams opened by us, by the peer.
     counts: [usize; 2],
+    /// Packets may get lost: [`lossy`]. Then these streams wait for something that may have been.
+    lossy: bool,
+    waiting: BTreeSet<StreamId>,
+    losses: lossy::Losses,
 }
 
 impl Mux {
@@ -76,6 +84,9 @@ impl Mux {
             next_local: first(initiator),
             next_peer: first(!initiator),
             counts: [0; 2],
+            lossy: false,
+            waiting: BTreeSet::new(),
+            losses: lossy::Losses::default(),
         }
     }
 
@@ -218,15 +229,28 @@ impl Mux {
     ) -> Result<(), MuxError> {
         while !payload.is_empty() {
             let frame = Frame::take(&mut payload)?;
-            if frame.kind == intf::VTL_FRAME_OPEN {
-                self.handle_open(&frame, sink)?;
-            } else if self.streams.contains_key(&frame.stream) {
-                self.handle_frame(&frame, sink)?;
-            } else if !self.was_used(frame.stream) {
-                return Err(MuxError::NeverOpened(frame.stream));
+            if frame.kind == intf::VTL_FRAME_SENT {
+                return Err(MuxError::UnknownType(frame.kind as u8));
             }
+            self.handle(&frame, sink)?;
         }
         Ok(())
+    }
+
+    fn handle(
+        &mut self,
+        frame: &Frame<'_>,
+        sink: &mut impl FnMut(Event<'_>),
+    ) -> Result<(), MuxError> {
+        if frame.kind == intf::VTL_FRAME_OPEN {
+            self.handle_open(frame, sink)
+        } else if self.streams.contains_key(&frame.stream) {
+            self.handle_frame(frame, sink)
+        } else if self.was_used(frame.stream) {
+            Ok(())
+        } else {
+            Err(MuxError::NeverOpened(frame.stream))
+        }
     }
 
     /// Streams that are not forgotten.
@@ -258,9 +282,10 @@ impl Mux {
         }
         self.next_peer = id.0.checked_add(2);
         let (dst, src) = frame::open_addrs(frame.body);
+        let early = self.early_credit();
         let stream = self.insert(id, false, dst, src);
         stream.info.send_limit = frame.offset;
-        stream.info.recv_limit = EARLY_CREDIT;
+        stream.info.recv_limit = early;
         sink(Event::Open { id, dst, src });
         Ok(())
     }
@@ -341,7 +366,7 @@ impl Mux {
 
     /// Writes frames that one stream owes, in their order, as far as there is room.
     fn poll_stream(&mut self, id: StreamId, buffer: &mut [u8]) -> usize {
-        let window = self.window;
+        let (window, early) = (self.window, self.early_credit());
         let Some(stream) = self.streams.get_mut(&id) else {
             return 0;
         };
@@ -368,11 +393,14 @@ impl Mux {
             stream.hello_pending = false;
             stream.hello_sent = true;
             if stream.info.local {
-                stream.info.send_limit = EARLY_CREDIT;
+                stream.info.send_limit = early;
             }
         }
         if stream.credit_pending && out.fits(0) {
             out.push(id, intf::VTL_FRAME_CREDIT, stream.advertise(window), &[]);
+        }
+        if stream.sent_pending && out.push(id, intf::VTL_FRAME_SENT, stream.info.sent, &[]) {
+            stream.sent_pending = false;
         }
         // A stream that the peer opened may be finished before it is accepted: FIN waits.
         if stream.fin_pending && stream.hello_sent && out.fits(0) {
@@ -430,7 +458,13 @@ impl Mux {
         }
     }
 
+    /// What the opener may send before OPENED.
+    fn early_credit(&self) -> u64 {
+        if self.lossy { 0 } else { EARLY_CREDIT }
+    }
+
     fn forget(&mut self, id: StreamId) {
+        self.waiting.remove(&id);
         let Some(stream) = self.streams.remove(&id) else {
             return;
         };

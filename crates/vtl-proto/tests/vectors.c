@@ -204,13 +204,13 @@ static const char *frame_error(const __u8 *bytes, size_t len) {
         return "truncated";
     memcpy(&f, bytes, sizeof(f));
     size_t body = be16toh(f.len);
-    if (len - sizeof(f) < body)
-        return "truncated";
-    if (f.type < VTL_FRAME_OPEN || f.type > VTL_FRAME_CREDIT)
+    if (f.type < VTL_FRAME_OPEN || f.type > VTL_FRAME_SENT)
         return "type";
     if (f.type != VTL_FRAME_DATA &&
         body != (f.type == VTL_FRAME_OPEN ? sizeof(struct vtl_open) : 0))
         return "length";
+    if (len - sizeof(f) < body)
+        return "truncated";
     return NULL;
 }
 

@@ -285,6 +285,8 @@ impl Service {
             Value::String(name) => name.parse()?,
             _ => return Err("\"carrier\" must be a name".into()),
         };
+        let tolerant = request["loss_tolerant"].as_bool().unwrap_or(false);
+        let carrier = carrier.marked(tolerant, !request["port"].is_null(), "--loss-tolerant")?;
         self.broker.carries(&carrier)?;
         Ok(carrier)
     }

@@ -22,6 +22,7 @@ pub(super) struct Draft<'a> {
     pub(super) local: bool,
     pub(super) listen: &'a [u16],
     pub(super) carrier: Option<&'a str>,
+    pub(super) loss_tolerant: bool,
     pub(super) services: Services<'a>,
     pub(super) bypass: bool,
 }
@@ -71,6 +72,9 @@ impl Draft<'_> {
         put(&mut table, "listen", ports);
         if let Some(carrier) = self.carrier {
             table["carrier"] = value(carrier);
+        }
+        if self.loss_tolerant {
+            table["loss_tolerant"] = value(true);
         }
         let services = self.services.table();
         if !services.is_empty() {
@@ -361,6 +365,7 @@ mod tests {
             local: false,
             listen: &[],
             carrier: Some("best"),
+            loss_tolerant: false,
             services: Services::default(),
             bypass: false,
         }

@@ -100,6 +100,10 @@ pub(crate) struct AddArgs {
     /// `vtl run --help` names
     #[arg(long, value_name = "NAME", required_unless_present_any = ["bypass", "listen", "services"])]
     carrier: Option<String>,
+    /// They can do without what the network loses: goes with `udp`, `udp-lite`, `dccp-ccid2` and
+    /// `dccp-ccid3`; with --listen, clients may come by those
+    #[arg(long, conflicts_with_all = ["bypass", "services"])]
+    loss_tolerant: bool,
     #[command(flatten)]
     services: ServiceArgs,
     /// Leave them alone, whatever later rules say
@@ -175,6 +179,7 @@ pub(crate) fn run(command: &RuleCommand, socket: &SocketArgs) -> anyhow::Result<
                 local: args.local,
                 listen: &args.listen,
                 carrier: args.carrier.as_deref(),
+                loss_tolerant: args.loss_tolerant,
                 services: edit::Services {
                     sets: [
                         ("require", &args.services.require),

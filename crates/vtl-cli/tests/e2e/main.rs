@@ -20,6 +20,7 @@ mod grafts;
 mod hostile;
 mod insider;
 mod library;
+mod lossy;
 mod many;
 mod messages;
 mod nego;

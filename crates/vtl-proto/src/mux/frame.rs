@@ -41,8 +41,6 @@ impl<'a> Frame<'a> {
             .split_at_checked(HEADER)
             .ok_or(MuxError::Truncated)?;
         let len = usize::from(get!(head, vtl_frame, len));
-        let (body, rest) = rest.split_at_checked(len).ok_or(MuxError::Truncated)?;
-        *payload = rest;
         let kind = u32::from(get!(head, vtl_frame, type_));
         let expected = match kind {
             intf::VTL_FRAME_DATA => len,
@@ -50,15 +48,19 @@ impl<'a> Frame<'a> {
             intf::VTL_FRAME_OPENED
             | intf::VTL_FRAME_FIN
             | intf::VTL_FRAME_RESET
-            | intf::VTL_FRAME_CREDIT => 0,
+            | intf::VTL_FRAME_CREDIT
+            | intf::VTL_FRAME_SENT => 0,
             _ => return Err(MuxError::UnknownType(kind as u8)),
         };
+        // Before the body: who reads frames off a byte stream need not wait for it.
         if len != expected {
             return Err(MuxError::BodyLength {
                 kind: kind as u8,
                 len,
             });
         }
+        let (body, rest) = rest.split_at_checked(len).ok_or(MuxError::Truncated)?;
+        *payload = rest;
         let stream = StreamId(get!(head, vtl_frame, stream));
         Ok(Self {
             stream,

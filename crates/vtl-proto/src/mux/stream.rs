@@ -2,7 +2,7 @@
 
 use core::net::SocketAddr;
 
-use super::{MuxError, ResetCode, StreamId};
+use super::{MuxError, ResetCode, StreamId, lossy::Come};
 
 /// One stream's state; offsets are bytes since the stream began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,9 +45,13 @@ pub(super) struct Stream {
     pub(super) hello_sent: bool,
     pub(super) credit_pending: bool,
     pub(super) fin_pending: bool,
+    /// With loss: the peer is to be told how far we have sent.
+    pub(super) sent_pending: bool,
     pub(super) reset_pending: Option<ResetCode>,
     /// Its place in the queue of streams that owe a frame.
     pub(super) queued: Option<u64>,
+    /// With loss: what has come.
+    pub(super) come: Come,
 }
 
 impl Stream {
@@ -58,8 +62,10 @@ impl Stream {
             hello_sent: false,
             credit_pending: false,
             fin_pending: false,
+            sent_pending: false,
             reset_pending: None,
             queued: None,
+            come: Come::default(),
         }
     }
 
@@ -124,6 +130,7 @@ impl Stream {
         self.reset_pending.is_some()
             || self.hello_pending
             || self.credit_pending
+            || self.sent_pending
             || (self.fin_pending && self.hello_sent)
     }
 

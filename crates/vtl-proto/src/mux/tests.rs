@@ -1,5 +1,6 @@
 #![allow(non_snake_case)]
 
+mod lossy;
 mod pair;
 mod violations;
 

@@ -147,6 +147,10 @@ pub enum MuxError {
     /// Data or FIN after FIN.
     #[error("stream {0}: data after its end")]
     AfterFin(StreamId),
+    /// A frame that does not go this way: with loss, data lie in packets, one frame in each, and
+    /// nothing else does.
+    #[error("frame of type {0} where it does not belong")]
+    Misplaced(u8),
     /// Credit was taken back.
     #[error("stream {0}: credit shrank")]
     CreditShrank(StreamId),

@@ -195,6 +195,30 @@ impl Lifeline {
         Ok(())
     }
 
+    /// What has come and was not used yet: in lossy sessions, frames of streams.
+    pub(super) fn come(&self) -> &[u8] {
+        &self.come
+    }
+
+    /// The first of those bytes were used.
+    pub(super) fn used(&mut self, bytes: usize) {
+        self.come.drain(..bytes);
+    }
+
+    /// Queues what `fill` writes, of at most so many bytes, until that is nothing or enough is
+    /// queued.
+    pub(super) fn queue_frames(&mut self, most: usize, mut fill: impl FnMut(&mut [u8]) -> usize) {
+        while self.out.len() - self.gone < KEPT {
+            let end = self.out.len();
+            self.out.resize(end + most, 0);
+            let filled = fill(&mut self.out[end..]);
+            self.out.truncate(end + filled);
+            if filled == 0 {
+                break;
+            }
+        }
+    }
+
     /// The next word that has come whole. After [`Word::Leave`] only packets do.
     pub(super) fn word(&mut self) -> Result<Option<Word>, Fault> {
         let Some((bytes, _)) = self.come.split_first_chunk() else {

@@ -121,6 +121,8 @@ pub(super) struct Session {
     /// By which egress runs for single packets: by the application, once it has it, or by vtld for
     /// hooked flows.
     pub(super) caller: Option<Caller>,
+    /// The streams of hooked flows go on without what the graft loses.
+    pub(super) lossy: bool,
     /// Ends when the peer's vtld ends, and takes over when the graft fails.
     pub(super) lifeline: Option<Lifeline>,
     /// The kernel's count of the peer's packets at `heard_ns`.
@@ -139,6 +141,11 @@ impl Session {
     /// Whether the graft has nothing to do with it any more.
     pub(super) fn is_off_graft(&self) -> bool {
         self.lifeline.as_ref().is_some_and(Lifeline::is_leaving)
+    }
+
+    /// Whether its daemons can say nothing to each other about streams.
+    pub(super) fn is_mute(&self) -> bool {
+        self.lossy && self.initiator && self.lifeline.is_none()
     }
 
     /// Packets that were written to the transmit ring since the session began.
@@ -166,7 +173,8 @@ impl Session {
         let tx = TxRing::map(self.rings.transmit(), self.slots, max_payload).map_err(map)?;
         let mut rx = RxRing::map(self.rings.receive(), self.slots).map_err(map)?;
         rx.prepare_wait();
-        *streams = Some(Box::new(Streams::new(self.initiator, tx, rx)));
+        let made = Streams::new(self.initiator, self.lossy, tx, rx);
+        *streams = Some(Box::new(made));
         Ok(())
     }
 

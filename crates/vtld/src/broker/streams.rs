@@ -10,9 +10,9 @@ use std::{
 
 use nix::sys::epoll::EpollFlags;
 use vtl::ring::{RxRing, TxRing};
-use vtl_proto::mux::{DATA_HEADER, Event, Mux, MuxError, ResetCode, StreamId};
+use vtl_proto::mux::{DATA_HEADER, Event, Mux, MuxError, ResetCode, StreamId, lossy::Losses};
 
-use super::set_linger;
+use super::{now_ns, set_linger};
 use crate::urgent::{self, Ahead};
 
 /// Packets taken from the receive ring between two flushes to the applications.
@@ -21,6 +21,9 @@ const RECEIVE_BATCH: u64 = 64;
 /// many as these: each costs a read something, and the kernel takes no memory for up to eight areas.
 const QUANTUM: u64 = 256;
 const SMALL_QUANTUM: u64 = 8;
+
+/// How soon it is looked again whether packets have left, of whose end the peer is to be told.
+const LOOK_NS: u64 = 5_000_000;
 
 /// What is to be told of flows' sockets.
 pub(super) const INTEREST: EpollFlags = EpollFlags::EPOLLIN
@@ -35,6 +38,9 @@ pub(super) enum App<H> {
     Socket(TcpStream),
     /// vtld's connection to a local server, not established yet.
     Connecting(TcpStream),
+    /// Its connection, which goes to this destination. Nothing is read from it before the peer has
+    /// said that the session may carry it.
+    Asking(TcpStream, SocketAddr),
     /// It waits for the outcome of its connect.
     Held(H),
     /// Its connection is on the way.
@@ -85,7 +91,7 @@ impl<H> Flow<H> {
     /// was passed on and a close would be an orderly one. What it was for, if it was not open yet.
     fn abort(self) -> Option<H> {
         match self.app {
-            App::Socket(socket) => {
+            App::Socket(socket) | App::Asking(socket, _) => {
                 set_linger(&socket, true);
                 None
             }
@@ -107,6 +113,16 @@ pub(super) enum Effect<H> {
     Accept { id: StreamId, held: H },
     /// The peer refused it.
     Refuse { held: H, code: ResetCode },
+    /// The peer does not carry this connection to `dest` in such a session.
+    Plain { app: TcpStream, dest: SocketAddr },
+}
+
+/// What the peer of a lossy session is told of a stream once all packets below this number have left.
+struct Mark {
+    packet: u64,
+    id: StreamId,
+    /// That it has ended; or else how far it is.
+    end: bool,
 }
 
 pub(super) struct Streams<H> {
@@ -116,6 +132,10 @@ pub(super) struct Streams<H> {
     readable: BTreeSet<StreamId>,
     tx: TxRing,
     rx: RxRing,
+    /// The session loses packets: control frames go beside them.
+    lossy: bool,
+    /// In the order of their numbers.
+    marks: VecDeque<Mark>,
     /// The flow whose turn it is.
     turn: StreamId,
     pub(super) bytes_sent: u64,
@@ -152,10 +172,14 @@ impl<H> Streams<H> {
         self.tx.set_path(most);
     }
 
-    pub(super) fn new(initiator: bool, tx: TxRing, rx: RxRing) -> Self {
-        let mux = Mux::new(initiator, vtl_proto::mux::DEFAULT_WINDOW);
+    /// `lossy`: the session loses packets. Then control frames go by [`Streams::poll_control`] and
+    /// [`Streams::control`], and [`Streams::give_up`] wants to be called.
+    pub(super) fn new(initiator: bool, lossy: bool, tx: TxRing, rx: RxRing) -> Self {
+        let mux = if lossy { Mux::lossy } else { Mux::new };
         Self {
-            mux,
+            mux: mux(initiator, vtl_proto::mux::DEFAULT_WINDOW),
+            lossy,
+            marks: VecDeque::new(),
             flows: BTreeMap::new(),
             readable: BTreeSet::new(),
             tx,
@@ -179,6 +203,10 @@ impl<H> Streams<H> {
     ) -> Result<StreamId, App<H>> {
         match self.mux.open(dest, src) {
             Ok(id) => {
+                let app = match app {
+                    App::Socket(socket) if self.lossy => App::Asking(socket, dest),
+                    app => app,
+                };
                 if matches!(app, App::Socket(_)) {
                     self.readable.insert(id);
                 }
@@ -222,7 +250,7 @@ impl<H> Streams<H> {
     /// The flow's socket, to be watched.
     pub(super) fn socket(&self, id: StreamId) -> Option<&TcpStream> {
         match &self.flows.get(&id)?.app {
-            App::Socket(socket) | App::Connecting(socket) => Some(socket),
+            App::Socket(socket) | App::Connecting(socket) | App::Asking(socket, _) => Some(socket),
             App::Held(_) | App::Pending => None,
         }
     }
@@ -282,6 +310,66 @@ impl<H> Streams<H> {
         }
     }
 
+    /// Says to the application of each flow what has come for it.
+    fn flush_all(&mut self, touched: Vec<StreamId>) {
+        for id in touched {
+            self.flush(id);
+        }
+    }
+
+    /// Takes the control frames at the beginning of what has come beside the packets; returns their
+    /// bytes.
+    pub(super) fn control(
+        &mut self,
+        bytes: &[u8],
+        effects: &mut Vec<Effect<H>>,
+    ) -> Result<usize, MuxError> {
+        let mut touched = Vec::new();
+        let (flows, readable) = (&mut self.flows, &mut self.readable);
+        let used = self.mux.handle_control(now_ns(), bytes, &mut |event| {
+            take(event, flows, readable, effects, &mut touched);
+        })?;
+        self.flush_all(touched);
+        Ok(used)
+    }
+
+    /// Writes control frames to go beside the packets; returns their bytes.
+    pub(super) fn poll_control(&mut self, buffer: &mut [u8]) -> usize {
+        let left = self.tx.acknowledged();
+        while let Some(mark) = self.marks.pop_front_if(|mark| mark.packet <= left) {
+            if mark.end {
+                self.mux.finish(mark.id);
+            } else {
+                self.mux.tell_sent(mark.id);
+            }
+        }
+        self.mux.poll_control(buffer)
+    }
+
+    /// When something is to be done though nothing happens; `u64::MAX` for never.
+    pub(super) fn deadline(&self) -> u64 {
+        let patience = self.mux.patience_ends();
+        match self.marks.front() {
+            Some(_) => patience.min(now_ns() + LOOK_NS),
+            None => patience,
+        }
+    }
+
+    /// Goes on without what was waited for long enough. What lies in the ring was received before.
+    pub(super) fn give_up(&mut self, effects: &mut Vec<Effect<H>>) {
+        let mut touched = Vec::new();
+        let (flows, readable) = (&mut self.flows, &mut self.readable);
+        self.mux.give_up(now_ns(), &mut |event| {
+            take(event, flows, readable, effects, &mut touched);
+        });
+        self.flush_all(touched);
+    }
+
+    /// What got lost.
+    pub(super) fn losses(&self) -> Losses {
+        self.mux.losses()
+    }
+
     /// Takes packets from the receive ring and hands bytes to the applications.
     pub(super) fn receive(&mut self, effects: &mut Vec<Effect<H>>) -> Result<Progress, MuxError> {
         let mut progress = Progress::default();
@@ -294,17 +382,26 @@ impl<H> Streams<H> {
                 continue;
             }
             let mut touched: Vec<StreamId> = Vec::new();
-            let Self { mux, flows, rx, .. } = self;
+            let now = if self.lossy { now_ns() } else { 0 };
+            let Self {
+                mux,
+                flows,
+                readable,
+                rx,
+                ..
+            } = self;
             for i in 0..count {
                 self.bytes_received += rx.packet(i).len() as u64;
-                mux.handle_packet(rx.packet(i), &mut |event| {
-                    take(event, flows, effects, &mut touched);
-                })?;
+                let mut sink =
+                    |event: Event<'_>| take(event, flows, readable, effects, &mut touched);
+                if self.lossy {
+                    mux.handle_piece(now, rx.packet(i), &mut sink)?;
+                } else {
+                    mux.handle_packet(rx.packet(i), &mut sink)?;
+                }
             }
             progress.window |= self.rx.consume(count);
-            for id in touched {
-                self.flush(id);
-            }
+            self.flush_all(touched);
         }
         progress.more = true;
         Ok(progress)
@@ -366,7 +463,7 @@ impl<H> Streams<H> {
     fn fill(&mut self) -> bool {
         let mut published = false;
         loop {
-            while self.mux.has_control() && self.tx.room() > 0 {
+            while !self.lossy && self.mux.has_control() && self.tx.room() > 0 {
                 let most = self.tx.max_payload();
                 let n = self.mux.poll_control(&mut self.tx.slot(0)[..most]);
                 if n == 0 {
@@ -386,7 +483,7 @@ impl<H> Streams<H> {
                 moved |= self.read(id);
             }
             published |= moved;
-            let control = self.mux.has_control() && self.tx.room() > 0;
+            let control = !self.lossy && self.mux.has_control() && self.tx.room() > 0;
             if !moved && !control {
                 return published;
             }
@@ -433,9 +530,13 @@ impl<H> Streams<H> {
             Ok((_, 0)) => {
                 flow.eof = true;
                 self.readable.remove(&id);
-                self.mux.finish(id);
                 if flow.shut {
                     self.flows.remove(&id);
+                }
+                if self.lossy {
+                    self.mark(id, true);
+                } else {
+                    self.mux.finish(id);
                 }
                 return false;
             }
@@ -472,12 +573,24 @@ impl<H> Streams<H> {
             left -= len;
         }
         self.tx.publish(&lengths);
+        if self.lossy && self.mux.credit(id) == 0 {
+            self.mark(id, false);
+        }
         true
+    }
+
+    /// Has the peer told how far a stream is, once what was written so far has left.
+    fn mark(&mut self, id: StreamId, end: bool) {
+        let packet = self.tx.published();
+        self.marks.push_back(Mark { packet, id, end });
     }
 
     /// Everything that was handed over has reached the peer.
     pub(super) fn idle(&self) -> bool {
-        self.flows.is_empty() && !self.mux.has_control() && self.tx.unacknowledged() == 0
+        self.flows.is_empty()
+            && self.marks.is_empty()
+            && !self.mux.has_control()
+            && self.tx.unacknowledged() == 0
     }
 
     /// Ends all flows, as the session has ended. Those that wait for the peer's answer are returned.
@@ -490,6 +603,7 @@ impl<H> Streams<H> {
 fn take<H>(
     event: Event<'_>,
     flows: &mut BTreeMap<StreamId, Flow<H>>,
+    readable: &mut BTreeSet<StreamId>,
     effects: &mut Vec<Effect<H>>,
     touched: &mut Vec<StreamId>,
 ) {
@@ -509,6 +623,12 @@ fn take<H>(
             };
             match std::mem::replace(&mut flow.app, App::Pending) {
                 App::Held(held) => effects.push(Effect::Accept { id, held }),
+                App::Asking(socket, _) => {
+                    flow.app = App::Socket(socket);
+                    flow.writable = true;
+                    readable.insert(id);
+                    touched.push(id);
+                }
                 other => flow.app = other,
             }
         }
@@ -530,9 +650,12 @@ fn take<H>(
             }
         }
         Event::Reset { id, code } => {
-            if let Some(held) = flows.remove(&id).and_then(Flow::abort) {
-                effects.push(Effect::Refuse { held, code });
-            }
+            effects.extend(flows.remove(&id).and_then(|flow| match flow.app {
+                App::Asking(app, dest) if code == ResetCode::NotHooked => {
+                    Some(Effect::Plain { app, dest })
+                }
+                _ => flow.abort().map(|held| Effect::Refuse { held, code }),
+            }));
         }
         Event::Writable { .. } => {} // every round tries all flows
     }
@@ -564,7 +687,12 @@ mod tests {
         let (there, back) = (path(), path());
         let end = |initiator, out: &OwnedFd, back: &OwnedFd| {
             let tx = TxRing::map(out.as_fd(), SLOTS, PAYLOAD).unwrap();
-            Streams::new(initiator, tx, RxRing::map(back.as_fd(), SLOTS).unwrap())
+            Streams::new(
+                initiator,
+                false,
+                tx,
+                RxRing::map(back.as_fd(), SLOTS).unwrap(),
+            )
         };
         (end(true, &there, &back), end(false, &back, &there))
     }

@@ -33,7 +33,16 @@ pub enum Carrier {
     Services(Requirements),
     /// `quic` and others: flows are streams of one tunnel to each peer that runs VTL; TCP to others.
     Tunnel(tunnel::Kind),
+    /// `udp` and others, for flows that are marked loss-tolerant: sessions over the graft of that
+    /// name, which repeats nothing, with peers whose port is marked so, too; TCP to others.
+    Lossy(&'static str),
+    /// For the ports of servers that are marked loss-tolerant: as [`Carrier::Best`], and clients may
+    /// come by [`Carrier::Lossy`].
+    Tolerant,
 }
+
+/// The grafts of [`Carrier::Lossy`].
+pub(crate) const LOSSY: [&str; 4] = ["udp", "udp-lite", "dccp-ccid2", "dccp-ccid3"];
 
 impl Carrier {
     /// Whether connections go through vtld.
@@ -44,16 +53,37 @@ impl Carrier {
     /// Whether connections that a port accepts can travel by it.
     pub(super) fn serves_port(&self) -> Result<(), HookerError> {
         let why = match self {
-            Self::Best | Self::Control(_) => return Ok(()),
+            Self::Best | Self::Tolerant | Self::Control(_) => return Ok(()),
             Self::Plain => "a port that is not hooked is plain TCP already",
             Self::Graft(_) => "who connects chooses the graft (hook the port without a carrier)",
             Self::Services(_) => "who connects says what it needs (hook the port without services)",
             Self::Tunnel(_) => "who connects chooses it (hook the port without a carrier)",
+            Self::Lossy(_) => {
+                "who connects chooses it (mark the port loss-tolerant, without a carrier)"
+            }
         };
         Err(HookerError::NotForPorts {
             carrier: self.to_string(),
             why,
         })
+    }
+
+    /// The carrier of flows that policy marks loss-tolerant, or does not; or of a port so marked.
+    /// Nobody loses bytes by accident. `how` the mark is made is for whoever forgot it.
+    pub fn marked(self, tolerant: bool, port: bool, how: &str) -> Result<Self, String> {
+        match self {
+            Self::Lossy(name) if !tolerant => Err(format!(
+                "{name} does not repeat what the network loses: mark these flows loss-tolerant \
+                 ({how}) if they can do without that, or take another carrier"
+            )),
+            Self::Best if tolerant && port => Ok(Self::Tolerant),
+            carrier if !tolerant || matches!(carrier, Self::Lossy(_)) => Ok(carrier),
+            carrier => Err(format!(
+                "{carrier} has no use for the mark loss-tolerant ({how}), which goes with the \
+                 carriers {}, and with ports of servers without a carrier",
+                LOSSY.join(", ")
+            )),
+        }
     }
 }
 
@@ -68,13 +98,17 @@ impl FromStr for Carrier {
         match text.split_once(':') {
             None if text == "tcp" => Ok(Self::Plain),
             None if let Some(kind) = tunnel::Kind::named(text) => Ok(Self::Tunnel(kind)),
+            None if let Some(name) = LOSSY.into_iter().find(|name| *name == text) => {
+                Ok(Self::Lossy(name))
+            }
             Some(("tcp", name)) if word(name) => Ok(Self::Control(name.to_owned())),
             Some(("graft", name)) if !name.is_empty() => Ok(Self::Graft(name.to_owned())),
             _ => Err(format!(
                 "there is no carrier \"{}\": name tcp, tcp:CONTROL (tcp:cubic), graft:NAME \
-                 (graft:cubic) or {}",
+                 (graft:cubic), {} or, for flows that may lose something, {}",
                 text.escape_debug(),
-                tunnel::Kind::ALL.map(tunnel::Kind::name).join(", ")
+                tunnel::Kind::ALL.map(tunnel::Kind::name).join(", "),
+                LOSSY.join(", ")
             )),
         }
     }
@@ -89,6 +123,8 @@ impl fmt::Display for Carrier {
             Self::Graft(name) => write!(f, "graft:{name}"),
             Self::Services(wanted) => write!(f, "services {}", words(wanted)),
             Self::Tunnel(kind) => kind.fmt(f),
+            Self::Lossy(name) => f.write_str(name),
+            Self::Tolerant => f.write_str("best, loss-tolerant"),
         }
     }
 }
@@ -119,6 +155,8 @@ pub enum Over {
     Graft(String),
     /// Over the best graft that provides this besides what every TCP connection needs.
     Services(Requirements),
+    /// Over this graft, which may lose something.
+    Lossy(&'static str),
 }
 
 /// What a hook wishes for its connections.
@@ -140,7 +178,10 @@ impl Wishes {
             Carrier::Graft(name) => wish.over = Some(Over::Graft(name.clone()).into()),
             Carrier::Services(wanted) => wish.over = Some(Over::Services(*wanted).into()),
             Carrier::Tunnel(kind) => wish.tunnel = Some(*kind),
-            Carrier::Best | Carrier::Plain | Carrier::Control(_) => return VTL_WISH_PLAIN,
+            Carrier::Lossy(name) => wish.over = Some(Over::Lossy(name).into()),
+            Carrier::Best | Carrier::Tolerant | Carrier::Plain | Carrier::Control(_) => {
+                return VTL_WISH_PLAIN;
+            }
         }
         let known = self.0.iter().position(|known| *known == wish);
         let index = known.unwrap_or_else(|| {
@@ -298,8 +339,29 @@ mod tests {
 
     #[test]
     fn carrier__reads_what_it_writes() {
-        for text in ["tcp", "tcp:cubic", "tcp:a-b_9", "graft:stream", "quic"] {
+        for text in [
+            "tcp",
+            "tcp:cubic",
+            "tcp:a-b_9",
+            "graft:stream",
+            "quic",
+            "udp",
+        ] {
             assert_eq!(text.parse::<Carrier>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn carrier__loses_only_what_is_marked() {
+        for name in LOSSY {
+            let carrier: Carrier = name.parse().unwrap();
+            assert!(carrier.clone().marked(false, false, "").is_err(), "{name}");
+            assert_eq!(carrier.clone().marked(true, false, ""), Ok(carrier));
+        }
+        assert_eq!(Carrier::Best.marked(true, true, ""), Ok(Carrier::Tolerant));
+        assert_eq!(Carrier::Best.marked(false, true, ""), Ok(Carrier::Best));
+        for other in [Carrier::Best, Carrier::Plain, Carrier::Graft("x".into())] {
+            assert!(other.marked(true, false, "").is_err());
         }
     }
 
@@ -325,7 +387,8 @@ mod tests {
     fn carrier__refuses_everything_else() {
         let bad = [
             "",
-            "udp",
+            "dccp",
+            "best, loss-tolerant",
             "graft:",
             "tcp:",
             "tcp:a/b",

@@ -209,6 +209,13 @@ impl Hooks {
         self.entries.values().any(steers)
     }
 
+    /// Whether clients of this port, or of any, may come by a carrier that loses.
+    pub(super) fn tolerates(&self, port: Option<u16>) -> bool {
+        let fits = |what: &Hooked| port.is_none_or(|port| *what == Hooked::Port(port));
+        let mut tolerant = (self.entries.values()).filter(|e| e.carrier == Carrier::Tolerant);
+        tolerant.any(|e| fits(&e.what))
+    }
+
     pub(super) fn hook_port(
         &mut self,
         shared: &Shared,
@@ -312,11 +319,15 @@ impl Hooks {
                             "port {port} is hooked by hand: vtl hook remove --port {port}"
                         )));
                     }
-                    Some((id, entry)) if entry.carrier == *carrier => {
-                        kept.push((*id, rule.name.clone()));
+                    // The port itself stays hooked.
+                    Some((id, entry))
+                        if entry.carrier == *carrier
+                            || entry.carrier.captures() && carrier.captures() =>
+                    {
+                        kept.push((*id, rule.name.clone(), carrier.clone()));
                     }
                     _ => match self.serve(shared, *port, carrier) {
-                        Ok(id) => made.push((id, rule.name.clone())),
+                        Ok(id) => made.push((id, rule.name.clone(), carrier.clone())),
                         Err(error) => result = Err(rule.wrong(error.to_string())),
                     },
                 }
@@ -331,15 +342,16 @@ impl Hooks {
         };
         let result = result.and_then(|()| self.rules.set(rules, paths, &mut means));
         let in_vain: Vec<u32> = if result.is_ok() {
-            let stays = |id: &u32| kept.iter().any(|(kept, _)| kept == id);
+            let stays = |id: &u32| kept.iter().any(|(kept, ..)| kept == id);
             former.into_iter().filter(|id| !stays(id)).collect()
         } else {
-            made.iter().map(|(id, _)| *id).collect()
+            made.iter().map(|(id, ..)| *id).collect()
         };
         if result.is_ok() {
-            for (id, rule) in kept.into_iter().chain(made) {
+            for (id, rule, carrier) in kept.into_iter().chain(made) {
                 if let Some(entry) = self.entries.get_mut(&id) {
                     entry.rule = Some(rule);
+                    entry.carrier = carrier;
                 }
             }
         }

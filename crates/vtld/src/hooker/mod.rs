@@ -42,6 +42,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::tunnel;
 
+pub(crate) use carrier::LOSSY;
 pub use carrier::{Carrier, Over};
 pub use error::{ConnectError, HookerError};
 pub use held::HeldConnect;
@@ -170,6 +171,11 @@ impl Handle {
     /// Is this port hooked, so that peers may reach it through VTL?
     pub fn serves(&self, dest: SocketAddr) -> bool {
         self.shared.hooks().has_port(dest.port())
+    }
+
+    /// Is this port, or with `None` any, marked so that peers may reach it by sessions that lose?
+    pub fn tolerates(&self, port: Option<u16>) -> bool {
+        self.shared.hooks().tolerates(port)
     }
 
     /// Carries bytes between two non-blocking streams, with TCP's semantics at both ends, until

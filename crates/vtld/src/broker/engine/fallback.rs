@@ -54,6 +54,9 @@ impl Engine {
         let Some(session) = self.sessions.get_mut(&sid) else {
             return;
         };
+        if session.lossy {
+            return self.hear_control(sid);
+        }
         let Some(lifeline) = &mut session.lifeline else {
             return;
         };
@@ -107,13 +110,13 @@ impl Engine {
     }
 
     /// The lifeline is of no use any more, and so is the session. But where no vtld was at its other
-    /// end, the session never had one.
-    fn untie(&mut self, sid: u32, fault: &Fault) {
+    /// end, the session never had one, which only a lossy one cannot do without.
+    pub(super) fn untie(&mut self, sid: u32, fault: &Fault) {
         let Some(session) = self.sessions.get_mut(&sid) else {
             return;
         };
         let was_one = session.lifeline.take().is_some_and(|l| l.is_greeted());
-        if session.is_open() && was_one {
+        if session.is_open() && (was_one || session.lossy) {
             tracing::info!(peer = %session.peer, %fault, "the lifeline ends the session");
             self.end(sid, intf::VTL_CLOSED_TIMEOUT);
         }
@@ -126,7 +129,8 @@ impl Engine {
             return;
         };
         let heard_ns = session.heard_ns;
-        let Some(lifeline) = &mut session.lifeline else {
+        // What is lost by a lossy one is lost, and the lifeline says other things.
+        let Some(lifeline) = session.lifeline.as_mut().filter(|_| !session.lossy) else {
             return;
         };
         let rtt = entry.measured_rtt().unwrap_or(RTT).as_nanos() as u64;

@@ -11,7 +11,7 @@ use std::{
 use nix::sys::epoll::{EpollEvent, EpollFlags};
 use vtl_proto::{
     intf,
-    mux::{ResetCode, StreamId},
+    mux::{MuxError, ResetCode, StreamId},
     services::Services,
 };
 
@@ -35,6 +35,12 @@ fn wish(over: Option<&Over>) -> Wish {
     let mut wish = Wish::from(FLOWS);
     match over {
         None => {}
+        Some(Over::Lossy(name)) => {
+            wish = Wish {
+                graft: Some((*name).to_owned()),
+                ..Wish::default()
+            };
+        }
         Some(Over::Graft(name)) => wish.graft = Some(name.clone()),
         Some(Over::Services(wanted)) => {
             wish.wanted = *wanted;
@@ -50,7 +56,9 @@ impl Engine {
         self.read_pool()?;
         let graft = match over {
             Over::Graft(name) => name,
-            Over::Services(_) => return self.candidates(&wish(Some(over))).map(|_| ()),
+            Over::Services(_) | Over::Lossy(_) => {
+                return self.candidates(&wish(Some(over))).map(|_| ());
+            }
         };
         let others = || {
             let fits = self.pool.iter().filter(|p| !p.disabled);
@@ -115,11 +123,7 @@ impl Engine {
                             let _ = self.handle.wake.write(1);
                         }
                     }
-                    Err(error) => {
-                        tracing::warn!(%error, peer = %session.peer, "the peer breaks the rules");
-                        self.close(sid, true);
-                        return;
-                    }
+                    Err(error) => return self.breaks_rules(sid, &error),
                 }
                 for effect in effects {
                     self.effect(sid, effect);
@@ -127,6 +131,14 @@ impl Engine {
                 self.transmit(sid);
             }
         }
+    }
+
+    /// The peer says what it must not.
+    pub(super) fn breaks_rules(&mut self, sid: u32, error: &MuxError) {
+        if let Some(session) = self.sessions.get(&sid) {
+            tracing::warn!(%error, peer = %session.peer, "the peer breaks the rules");
+        }
+        self.close(sid, true);
     }
 
     /// Fills a stream session's transmit ring, and has the pump, or the lifeline, empty it.
@@ -137,6 +149,7 @@ impl Engine {
         } else if published {
             self.schedule.now(sid);
         }
+        self.say_control(sid);
     }
 
     /// Fills a stream session's transmit ring. Returns whether packets were published.
@@ -154,6 +167,7 @@ impl Engine {
     pub(super) fn effect(&mut self, sid: u32, effect: Effect<HeldConnect>) {
         match effect {
             Effect::Open { id, dest, client } => self.serve(sid, id, dest, client),
+            Effect::Plain { app, dest } => self.plain_again(app, dest),
             Effect::Accept { id, held } => {
                 let handle = self.handle.clone();
                 held.accept(move |app| {
@@ -176,6 +190,7 @@ impl Engine {
     /// The peer wants to reach a local application.
     pub(super) fn serve(&mut self, sid: u32, id: StreamId, dest: SocketAddr, client: SocketAddr) {
         let local = self.sessions.get(&sid).map(|s| (s.local, s.peer));
+        let lossy = self.sessions.get(&sid).is_some_and(|s| s.lossy);
         let hooker = self.hooker.clone();
         let Some(streams) = self.sessions.get_mut(&sid).and_then(Session::streams) else {
             return;
@@ -183,7 +198,11 @@ impl Engine {
         // Only what a TCP connection over the same path could have asked for. The peer may be behind
         // a NAT and not know the address that it has here.
         let (hooker, peer) = match (hooker, local) {
-            (Some(hooker), Some((here, peer))) if here == dest.ip() && hooker.serves(dest) => {
+            (Some(hooker), Some((here, peer)))
+                if here == dest.ip()
+                    && hooker.serves(dest)
+                    && (!lossy || hooker.tolerates(Some(dest.port()))) =>
+            {
                 (hooker, peer)
             }
             _ => {
@@ -279,6 +298,8 @@ impl Engine {
                 && matches!(&s.purpose, Use::Streams { over: of, .. } if of.as_deref() == over)
                 && match s.phase {
                     Phase::Opening(_) => true,
+                    // Without its lifeline nobody would hear of a flow.
+                    Phase::Open if s.lossy => s.lifeline.is_some(),
                     Phase::Open => s.initiator || shown(sid),
                     Phase::Closing { .. } | Phase::Ended => false,
                 }
@@ -341,6 +362,9 @@ impl Engine {
         if let Some((peer, preamble)) = tied {
             self.tie(sid, peer, Some(preamble));
         }
+        if self.sessions.get(&sid).is_some_and(Session::is_mute) {
+            self.close(sid, true);
+        }
         for id in opened {
             self.watch_flow(sid, id);
         }
@@ -356,6 +380,17 @@ impl Engine {
             app, dest, peer, ..
         } = flow;
         self.handle.tunnels.plain(app, dest, peer);
+    }
+
+    /// Carries a flow that its session does not, and of which nothing was read, over another
+    /// connection: its discovery connection has ended, or serves another purpose.
+    fn plain_again(&mut self, app: TcpStream, dest: SocketAddr) {
+        let _ = self.epoll.delete(&app);
+        let Some(hooker) = &self.hooker else { return };
+        match hooker.connect_plain(dest) {
+            Ok(peer) => hooker.carry(app, peer, None),
+            Err(error) => tracing::debug!(%error, %dest, "no second connection"),
+        }
     }
 
     /// A connect to a host with a live session.

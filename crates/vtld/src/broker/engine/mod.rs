@@ -3,6 +3,7 @@
 mod closing;
 mod fallback;
 mod flows;
+mod lossy;
 mod opening;
 mod packets;
 mod path;
@@ -198,6 +199,8 @@ pub(super) struct Engine {
     schedule: Schedule,
     /// When which negotiation goes on.
     negotiations: Schedule,
+    /// When which lossy session has waited long enough for what is missing.
+    patience: Schedule,
     relay: Relay,
     listeners: BTreeMap<u16, Listener>,
     arriving: BTreeMap<u32, Arriving>,
@@ -313,6 +316,7 @@ impl Engine {
             sessions: BTreeMap::new(),
             schedule: Schedule::new(places),
             negotiations: Schedule::new(places),
+            patience: Schedule::new(places),
             owned: BTreeSet::new(),
             next_ticked: 0,
             relay: Relay::default(),
@@ -394,6 +398,7 @@ impl Engine {
             }
             self.notifications();
             self.negotiate();
+            self.lose_patience();
             if now_ns() >= self.next_tick {
                 self.tick();
             }
@@ -403,7 +408,7 @@ impl Engine {
     fn deadline(&self) -> u64 {
         // For those that are closing the next tick is soon enough.
         let next = self.schedule.next().min(self.negotiations.next());
-        next.min(self.next_tick)
+        next.min(self.patience.next()).min(self.next_tick)
     }
 
     /// Goes on with negotiations whose time has come.
@@ -578,8 +583,10 @@ impl Engine {
                 }
                 let silent = now - session.heard_ns;
                 let used = session.used_ns;
-                // TCP decides how long the peer may be silent where there is a connection.
-                if silent > DEAD_NS && entry.timeouts() >= 3 && session.lifeline.is_none() {
+                // TCP decides how long the peer may be silent where there is a connection to go on
+                // by.
+                let falls_back = session.lifeline.is_some() && !session.lossy;
+                if silent > DEAD_NS && entry.timeouts() >= 3 && !falls_back {
                     tracing::info!(peer = %session.peer, "the peer does not answer any more");
                     self.end(sid, intf::VTL_CLOSED_TIMEOUT);
                     return;

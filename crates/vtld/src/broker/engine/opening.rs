@@ -35,6 +35,7 @@ use super::{
     },
     CROWD, Engine, MANY, Parked, Source,
 };
+use crate::hooker::{LOSSY, Over};
 
 /// How often a session's lock is tried, 1 ms apart, that an application holds for a microsecond.
 const LOCK_TRIES: u32 = 50;
@@ -229,6 +230,7 @@ impl Engine {
             path: None,
             purpose,
             caller,
+            lossy: false,
             lifeline: None,
             heard: 0,
             heard_ns: now,
@@ -260,7 +262,16 @@ impl Engine {
             self.peers.note_rtt(session.peer, rtt);
         }
         let slots = self.usable_slots(session);
+        let graft = self.plane.grafts().find(|g| g.gid == established.gid);
         let session = self.sessions.get_mut(&sid).expect("still there");
+        if let (Use::Streams { over, .. }, Some(graft)) = (&mut session.purpose, graft)
+            && !graft.services.contains(session::WHOLE)
+        {
+            session.lossy = true;
+            // Flows of ours may go there, but only those that are marked.
+            let name = LOSSY.into_iter().find(|name| *name == graft.name);
+            *over = Some(Over::Lossy(name.ok_or("it cannot carry streams")?).into());
+        }
         if session.initiator {
             session.slots = session.slots.max(slots);
             session.map_streams(established.max_payload)?;

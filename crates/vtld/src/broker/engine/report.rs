@@ -141,11 +141,17 @@ impl Engine {
             "beyond_window": rx.beyond,
         });
         let off_graft = session.is_off_graft();
+        let lossy = session.lossy;
         if let Some(streams) = session.streams() {
             row["flows"] = streams.flows().into();
             row["fallback"] = off_graft.into();
             row["bytes_sent"] = streams.bytes_sent.into();
             row["bytes_received"] = streams.bytes_received.into();
+            if lossy {
+                let losses = streams.losses();
+                row["skipped_bytes"] = losses.skipped.into();
+                row["late"] = losses.late.into();
+            }
         }
         Some(row)
     }

@@ -12,12 +12,14 @@ use super::{
     super::{
         Granted, Owner, Predecessor, now_ns,
         raw::{self, Received},
-        session::{Answered, Phase, Session, Use},
+        session::{Answered, Phase, Session, Use, WHOLE},
     },
     BACKLOG, Engine,
     opening::{Indexes, aware},
     pool,
 };
+
+use crate::hooker::LOSSY;
 
 /// Whether a session may be succeeded.
 enum Succession {
@@ -34,6 +36,12 @@ impl Engine {
     /// A peer wants to open a session. False if that has to wait for rings.
     pub(super) fn asked(&mut self, nego: &Nego, received: &Received) -> bool {
         let mut grafts: Vec<_> = pool::working(&self.pool).collect();
+        if nego.port == 0 {
+            // Streams lose something only if a server here is marked so; which one, OPEN says.
+            let tolerant = (self.hooker.as_ref()).is_some_and(|hooker| hooker.tolerates(None));
+            let lossy = |name: &str| tolerant && LOSSY.contains(&name);
+            grafts.retain(|g| g.provides.contains(WHOLE) || lossy(&g.name));
+        }
         let listening = match nego::succeeded(nego) {
             None => nego.port == 0 || self.listeners.contains_key(&nego.port),
             Some(named) => match self.may_succeed(named, nego.port, received.from) {
@@ -200,6 +208,7 @@ impl Engine {
             return;
         }
         self.begin_path(sid, entry.gid, entry.max_payload);
+        self.hear_control(sid);
         if let Some(before) = succeeds {
             self.tell_succeeded(before, sid);
         } else if let Some(listener) = self.listeners.get_mut(&port) {

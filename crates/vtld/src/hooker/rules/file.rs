@@ -78,8 +78,8 @@ struct Source<'a> {
 }
 
 /// The keys of a rule, besides its name: those that match, then those that act.
-const KEYS: &str = "name, cgroup, user, exe, port, to, profile, local, listen, carrier, services and \
-                    bypass";
+const KEYS: &str = "name, cgroup, user, exe, port, to, profile, local, listen, carrier, services, \
+                    loss_tolerant and bypass";
 
 impl Source<'_> {
     fn place(&self, span: Range<usize>) -> Place {
@@ -107,6 +107,7 @@ impl Source<'_> {
         let mut actions: Vec<(&Key<'_>, &Value<'_>, Action)> = Vec::new();
         let mut matching: Option<&Key<'_>> = None;
         let mut local = None;
+        let mut tolerant = None;
         for (key, value) in in_order(keys) {
             let which = key.get_ref().as_ref();
             match which {
@@ -129,6 +130,11 @@ impl Source<'_> {
                 "services" => {
                     let wanted = Carrier::Services(self.services(value)?);
                     actions.push((key, value, Action::Carry(wanted)));
+                }
+                "loss_tolerant" => {
+                    if self.truth(value)? {
+                        tolerant = Some(key.span());
+                    }
                 }
                 "bypass" => {
                     if !self.truth(value)? {
@@ -185,6 +191,7 @@ impl Source<'_> {
                     return self.wrong(key.span(), text.into());
                 }
             };
+            let carrier = self.marked(carrier, &tolerant, &place, true)?;
             return Ok(Rule {
                 name,
                 about: About::Accepted(ports, carrier),
@@ -206,9 +213,18 @@ impl Source<'_> {
             );
             return self.wrong(local.span(), text);
         }
-        let at = match action {
-            Action::Bypass => key.span(),
-            Action::Carry(_) => value.span(),
+        let (at, action) = match action {
+            Action::Bypass => match tolerant {
+                None => (key.span(), Action::Bypass),
+                Some(mark) => {
+                    let text = "bypass has no use for the mark loss_tolerant";
+                    return self.wrong(mark, text.into());
+                }
+            },
+            Action::Carry(carrier) => {
+                let carrier = self.marked(carrier, &tolerant, &value.span(), false)?;
+                (value.span(), Action::Carry(carrier))
+            }
         };
         Ok(Rule {
             name,
@@ -286,6 +302,19 @@ impl Source<'_> {
                 .parse()
                 .map_err(|error| self.error(value.span(), format!("{error}, or best"))),
         }
+    }
+
+    /// The carrier of flows with the mark at `tolerant`, or without it; or of ports.
+    fn marked(
+        &self,
+        carrier: Carrier,
+        tolerant: &Option<Range<usize>>,
+        at: &Range<usize>,
+        ports: bool,
+    ) -> Result<Carrier> {
+        let marked = carrier.marked(tolerant.is_some(), ports, "loss_tolerant = true");
+        let at = tolerant.as_ref().unwrap_or(at);
+        marked.map_err(|why| self.error(at.clone(), why))
     }
 
     /// A table of what sessions are to be like.
@@ -598,6 +627,14 @@ services = { require = "encryption", prefer = ["multipath+partial-order"], max_d
             "services require encryption, prefer partial-order+multipath, max_delay_ms 50, \
              min_throughput_mbit 1.5"
         );
+        let tolerant = [
+            with("listen = 80\nloss_tolerant = true"),
+            with("carrier = \"udp\"\nloss_tolerant = true"),
+        ];
+        let [served, opened] = tolerant.map(|text| good(&text).remove(0).about);
+        assert_eq!(served, About::Accepted(vec![80], Carrier::Tolerant));
+        let carry = Action::Carry(Carrier::Lossy("udp"));
+        assert_eq!(opened, About::Opened(Matches::default(), carry));
         assert!(good("").is_empty());
         assert!(good("# nothing\n").is_empty());
         assert_eq!(good("rule = [{ name = \"a\", bypass = true }]").len(), 1);
@@ -659,6 +696,32 @@ services = { require = "encryption", prefer = ["multipath+partial-order"], max_d
             ),
             (with("bypass = false"), 3, 10, "bypass = true"),
             (with("bypass = \"yes\""), 3, 10, "true or false"),
+            // Who may lose something says so, and nobody else does.
+            (with("carrier = \"udp\""), 3, 11, "(loss_tolerant = true)"),
+            (
+                with("carrier = \"udp\"\nloss_tolerant = false"),
+                3,
+                11,
+                "(loss_tolerant = true)",
+            ),
+            (
+                with("carrier = \"quic\"\nloss_tolerant = true"),
+                4,
+                1,
+                "quic has no use",
+            ),
+            (
+                with("loss_tolerant = true\nbypass = true"),
+                3,
+                1,
+                "bypass has no use",
+            ),
+            (
+                with("listen = 80\ncarrier = \"udp\"\nloss_tolerant = true"),
+                4,
+                11,
+                "who connects chooses it",
+            ),
             // Values.
             (with(&format!("port = 0{best}")), 3, 8, "1 to 65535"),
             (
