@@ -129,6 +129,8 @@ pub(super) struct Session {
     pub(super) heard: u64,
     /// When the peer was last heard.
     pub(super) heard_ns: u64,
+    /// How often a lossy session's peer was asked since then whether it is there.
+    pub(super) asked: u32,
     /// When something was last to be sent or received.
     pub(super) used_ns: u64,
 }

@@ -577,6 +577,7 @@ impl Engine {
                 if heard != session.heard {
                     session.heard = heard;
                     session.heard_ns = now;
+                    session.asked = 0;
                     if let Some(rtt) = entry.measured_rtt() {
                         self.peers.note_shorter_rtt(session.peer, rtt);
                     }
@@ -586,17 +587,17 @@ impl Engine {
                 // TCP decides how long the peer may be silent where there is a connection to go on
                 // by.
                 let falls_back = session.lifeline.is_some() && !session.lossy;
-                if silent > DEAD_NS && entry.timeouts() >= 3 && !falls_back {
+                let asked = entry.timeouts().max(session.asked);
+                if silent > DEAD_NS && asked >= 3 && !falls_back {
                     tracing::info!(peer = %session.peer, "the peer does not answer any more");
                     self.end(sid, intf::VTL_CLOSED_TIMEOUT);
                     return;
                 }
                 let off_graft = session.is_off_graft();
-                if !off_graft
-                    && silent > KEEPALIVE_NS
-                    && entry.unacknowledged() == 0
-                    && entry.timeouts() == 0
-                {
+                // No timer tells of a peer to whom packets go that nobody acknowledges.
+                let again = entry.timeouts() == 0 || session.lossy;
+                if !off_graft && silent > KEEPALIVE_NS && entry.unacknowledged() == 0 && again {
+                    session.asked += 1;
                     entry.probe();
                     self.schedule.now(sid);
                 }

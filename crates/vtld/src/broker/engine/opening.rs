@@ -234,6 +234,7 @@ impl Engine {
             lifeline: None,
             heard: 0,
             heard_ns: now,
+            asked: 0,
             used_ns: now,
         };
         if let Use::Aware(aware) = &session.purpose {
