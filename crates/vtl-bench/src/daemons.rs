@@ -93,14 +93,14 @@ impl Daemons {
         })
     }
 
-    /// Has the server's daemon carry the clients of a port.
+    /// Has the server's daemon carry the clients of a port, also by carriers that may lose bytes.
     ///
     /// # Errors
     /// The daemon's.
-    pub fn hook(&self, port: u16) -> Result<(), control::Error> {
+    pub fn hook(&self, port: u16, loss_tolerant: bool) -> Result<(), control::Error> {
         call(
             &self.server_socket,
-            &json!({ "op": "hook_add", "port": port }),
+            &json!({ "op": "hook_add", "port": port, "loss_tolerant": loss_tolerant }),
         )
         .map(drop)
     }
@@ -118,7 +118,8 @@ impl Daemons {
     }
 
     /// A command in the client's namespace whose TCP connections are captured and travel by this
-    /// carrier, or the best if none is named, as a user would start it.
+    /// carrier, or the best if none is named, as a user would start it. `loss_tolerant`: the carrier
+    /// may lose bytes.
     ///
     /// # Errors
     /// The namespace is gone.
@@ -127,6 +128,7 @@ impl Daemons {
         testbed: &Testbed,
         programs: &Programs,
         carrier: Option<&str>,
+        loss_tolerant: bool,
         program: &Path,
     ) -> anyhow::Result<Command> {
         let mut command = testbed.command(Host::Client, &programs.vtl)?;
@@ -135,6 +137,7 @@ impl Daemons {
             .arg(&self.client_socket)
             .arg("run")
             .args(carrier.map(|name| format!("--carrier={name}")))
+            .args(loss_tolerant.then_some("--loss-tolerant"))
             .arg("--")
             .arg(program);
         Ok(command)

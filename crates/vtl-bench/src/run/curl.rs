@@ -33,7 +33,7 @@ impl Stage<'_> {
         };
         let hooked = carrier.is_some();
         if let Some(daemons) = self.daemons.as_ref().filter(|_| hooked) {
-            daemons.hook(nginx::PORT)?;
+            daemons.hook(nginx::PORT, false)?;
         }
         if self.cell.known {
             let patience = Duration::from_secs_f64(self.cell.time_limit_s);
@@ -106,7 +106,7 @@ impl Stage<'_> {
         let mut command = match self.daemons.as_ref().filter(|_| carrier.is_some()) {
             Some(daemons) => {
                 let programs = &self.bench.programs;
-                daemons.captured(&self.testbed, programs, carrier, Path::new("curl"))?
+                daemons.captured(&self.testbed, programs, carrier, false, Path::new("curl"))?
             }
             None => self.testbed.command(Host::Client, "curl")?,
         };

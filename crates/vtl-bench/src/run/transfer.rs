@@ -121,7 +121,8 @@ impl<'a> Stage<'a> {
         let mut command = match (transport, &self.daemons, host) {
             (Transport::Hook(carrier), Some(daemons), Host::Client) => {
                 let programs = &self.bench.programs;
-                daemons.captured(&self.testbed, programs, Some(carrier), vtl)?
+                let lossy = transport.is_lossy_hook();
+                daemons.captured(&self.testbed, programs, Some(carrier), lossy, vtl)?
             }
             _ => self.testbed.command(host, vtl)?,
         };
@@ -219,7 +220,7 @@ impl<'a> Stage<'a> {
         for (transport, index) in leg.iter().zip(0..) {
             let order = self.order(Side::Server, transport, index);
             if let (Transport::Hook(_), Some(daemons)) = (transport, &self.daemons) {
-                daemons.hook(order.address.port())?;
+                daemons.hook(order.address.port(), transport.is_lossy_hook())?;
             }
             let log = |side| self.bench.logs().join(format!("{side}-{index}.log"));
             let command = self.command(Host::Server, transport)?;

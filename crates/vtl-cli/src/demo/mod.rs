@@ -183,14 +183,14 @@ impl Leg<'_> {
                     &self.args.out,
                     self.interrupt,
                 )?;
-                daemons.hook(nginx::PORT)?;
+                daemons.hook(nginx::PORT, false)?;
                 Some((programs, daemons))
             }
             Transport::Cubic | Transport::Bbr => None,
         };
         let mut command = match &daemons {
             Some((programs, daemons)) => {
-                daemons.captured(self.testbed, programs, None, Path::new("curl"))?
+                daemons.captured(self.testbed, programs, None, false, Path::new("curl"))?
             }
             None => self.testbed.command(Host::Client, "curl")?,
         };
