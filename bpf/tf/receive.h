@@ -82,6 +82,8 @@ VTL_INLINE int vtl_rx_take(struct vtl_in *in) {
         in->slot->len = in->len;
         in->slot->more = more;
     }
+    /* vtld reads packets behind a gap once their bits are set. */
+    VTL_BARRIER();
     rx->map[(in->seq / 64) % VTL_WINDOW_WORDS] |= 1ull << (in->seq % 64);
     rx->received++;
     if (in->seq >= rx->max)
@@ -113,12 +115,25 @@ VTL_INLINE void vtl_rx_advance(struct vtl_in *in) {
     vtl_publish(in->s, rx->cum, in->hdr->h.flags & VTL_F_ACK_NOW);
 }
 
+/* Wakes who sleeps for packets behind a gap as well. `fence` as in vtl_publish. */
+VTL_GLOBAL int vtl_rx_behind_gap(struct vtl_session *s, int fence) {
+    struct vtl_ring_ctl *ctl = s ? vtl_env_rx_ctl(s) : 0;
+    if (!ctl)
+        return 0;
+    __u32 waiting = fence ? __sync_fetch_and_add(&ctl->waiting, 0) : VTL_LOAD(ctl->waiting);
+    if (waiting == VTL_WAITS_FOR_ANY && __sync_lock_test_and_set(&ctl->waiting, 0))
+        vtl_env_notify(s, VTL_EV_RECV);
+    return 0;
+}
+
 /* A packet that was verified lies in its slot. */
 VTL_INLINE void tf_receive_place(struct vtl_in *in) {
     if (in->type == VTL_PROBE || !vtl_rx_take(in))
         return;
     if (in->seq == in->s->rx.cum)
         vtl_rx_advance(in);
+    else
+        vtl_rx_behind_gap(in->s, in->hdr->h.flags & VTL_F_ACK_NOW);
 }
 
 #endif

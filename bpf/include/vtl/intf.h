@@ -64,8 +64,8 @@ struct vtl_ring_ctl {
                      * receive: app, packets below were read */
     __u64 pad1[7];
     __u32 waiting; /* transmit: egress sets it when it ran dry: the app kicks vtld after the next
-                    * store to `producer` and clears it. receive: app sets it before it sleeps,
-                    * ingress clears it and wakes vtld */
+                    * store to `producer` and clears it. receive: app sets it, enum vtl_waiting,
+                    * before it sleeps, ingress clears it and wakes vtld */
     __u32 closed;  /* vtld: 0, or 1 + enum vtl_closed: the session is over; and VTL_SUCCEEDED */
     __u32 refill;  /* transmit: app sets it when the ring is full; the listener clears it and
                     * has it woken when vtl_refill() slots are free. receive: app sets it before
@@ -73,6 +73,13 @@ struct vtl_ring_ctl {
     __u32 most;    /* transmit: vtld, if the path takes less than when the session began: bytes of
                     * payload that packets should have at most; else 0 */
     __u32 pad2[12];
+};
+
+/* What a reader sleeps for. */
+enum vtl_waiting {
+    VTL_WAITS_IN_ORDER = 1, /* a packet that can be read in order */
+    VTL_WAITS_FOR_ANY = 2,  /* or one that lies behind a gap; grafts with reliability and order.
+                             * vtld, which sees `map` */
 };
 
 /* Whom wake-ups go to. */

@@ -306,6 +306,19 @@ impl Session<'_> {
         )
     }
 
+    /// Which packets have arrived of the 64 from number `word` * 64 on, behind a gap or not; `None`
+    /// behind the last one that has. A packet that is not in order yet lies whole in its slot once its
+    /// bit is seen, until the reader frees it. Bits of packets in order may be missing.
+    pub fn arrived(&self, word: u64) -> Option<u64> {
+        let end = atomic!(AtomicU64, self.rx.max).load(Ordering::Relaxed);
+        // SAFETY: within the mapping, aligned, and only touched atomically here.
+        let map = unsafe { &raw mut (*self.at.as_ptr()).rx.map };
+        let at = (word % u64::from(intf::VTL_WINDOW_WORDS)) as usize;
+        // SAFETY: as above; the index is below the array's length.
+        let bits = unsafe { AtomicU64::from_ptr(map.cast::<u64>().add(at)) };
+        (word * 64 < end).then(|| bits.load(Ordering::Acquire))
+    }
+
     /// Changes with every packet of the peer that counts.
     pub fn heard(&self) -> u64 {
         let acks = atomic!(AtomicU64, self.tx.acks).load(Ordering::Relaxed);

@@ -224,17 +224,10 @@ impl Mux {
     /// The peer broke the rules: the session must end, and this `Mux` with it.
     pub fn handle_packet(
         &mut self,
-        mut payload: &[u8],
+        payload: &[u8],
         sink: &mut impl FnMut(Event<'_>),
     ) -> Result<(), MuxError> {
-        while !payload.is_empty() {
-            let frame = Frame::take(&mut payload)?;
-            if frame.kind == intf::VTL_FRAME_SENT {
-                return Err(MuxError::UnknownType(frame.kind as u8));
-            }
-            self.handle(&frame, sink)?;
-        }
-        Ok(())
+        self.handle_rest(payload, 0, sink)
     }
 
     fn handle(
@@ -251,6 +244,57 @@ impl Mux {
         } else {
             Err(MuxError::NeverOpened(frame.stream))
         }
+    }
+
+    /// As [`Mux::handle_packet`], without the frames in `taken`, of [`Mux::handle_early`].
+    ///
+    /// # Errors
+    /// As [`Mux::handle_packet`].
+    pub fn handle_rest(
+        &mut self,
+        mut payload: &[u8],
+        taken: u128,
+        sink: &mut impl FnMut(Event<'_>),
+    ) -> Result<(), MuxError> {
+        let mut bit = 1;
+        while !payload.is_empty() {
+            let frame = Frame::take(&mut payload)?;
+            if frame.kind == intf::VTL_FRAME_SENT {
+                return Err(MuxError::UnknownType(frame.kind as u8));
+            }
+            if taken & bit == 0 {
+                self.handle(&frame, sink)?;
+            }
+            bit <<= 1;
+        }
+        Ok(())
+    }
+
+    /// Takes what it can of a packet that came before others: bytes that are the next ones of their
+    /// stream, and ends behind them. Returns `taken` with the bits of those frames, the first frame's
+    /// is the lowest. All others, and what breaks the rules, are left for the packet's turn.
+    pub fn handle_early(
+        &mut self,
+        mut payload: &[u8],
+        mut taken: u128,
+        sink: &mut impl FnMut(Event<'_>),
+    ) -> u128 {
+        let mut bit = 1;
+        while let Ok(frame) = Frame::take(&mut payload) {
+            let stream = self.streams.get(&frame.stream);
+            let fits = stream.is_some_and(|s| {
+                let len = frame.body.len() as u64;
+                (s.hello_sent || !s.info.local)
+                    && s.reset_pending.is_none()
+                    && s.check_data(frame.offset, len).is_ok()
+            });
+            let kind = matches!(frame.kind, intf::VTL_FRAME_DATA | intf::VTL_FRAME_FIN);
+            if fits && kind && taken & bit == 0 && self.handle_frame(&frame, sink).is_ok() {
+                taken |= bit;
+            }
+            bit <<= 1;
+        }
+        taken
     }
 
     /// Streams that are not forgotten.
@@ -331,6 +375,9 @@ impl Mux {
             }
             intf::VTL_FRAME_DATA => {
                 let len = frame.body.len() as u64;
+                if len == 0 && frame.offset < stream.info.received {
+                    return Ok(()); // what follows it was taken early
+                }
                 stream.check_data(frame.offset, len)?;
                 stream.info.received += len;
                 if len > 0 {

@@ -516,6 +516,29 @@ impl RxRing {
         }
     }
 
+    /// The payload of the `ahead`-th packet to be read, which may lie behind a gap.
+    ///
+    /// # Panics
+    /// If the ring has no place for it.
+    ///
+    /// # Safety
+    /// The packet has arrived: the session's entry says so (`vtl_rx.map`). Where the graft is reliable
+    /// and ordered, the kernel leaves it alone from then on until it is consumed.
+    pub unsafe fn behind_gap(&self, ahead: u64) -> &[u8] {
+        assert!(ahead < self.slots());
+        let slot = self.ring.slot(self.next + ahead).as_ptr();
+        // SAFETY: inside the mapping; the caller says that nobody writes.
+        unsafe {
+            let len = ((*slot).len as usize).min(intf::VTL_MAX_PAYLOAD as usize);
+            std::slice::from_raw_parts((&raw const (*slot).data).cast(), len)
+        }
+    }
+
+    /// The number of the packet to be read next.
+    pub fn next(&self) -> u64 {
+        self.next
+    }
+
     /// Whether the message of the `ahead`-th packet to be read goes on in the packet behind it. Has
     /// a meaning only where messages may take several packets.
     ///
@@ -603,7 +626,17 @@ impl RxRing {
     /// Announces that the reader goes to sleep. Returns false if there is something to read after
     /// all.
     pub fn prepare_wait(&mut self) -> bool {
-        self.ring.waiting().store(1, Ordering::Relaxed);
+        self.prepare_wait_for(intf::VTL_WAITS_IN_ORDER)
+    }
+
+    /// The same, but a packet behind a gap ends the sleep, too. The caller looks for some after this,
+    /// for one may have come before.
+    pub fn prepare_wait_for_any(&mut self) -> bool {
+        self.prepare_wait_for(intf::VTL_WAITS_FOR_ANY)
+    }
+
+    fn prepare_wait_for(&mut self, what: u32) -> bool {
+        self.ring.waiting().store(what, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         if self.available() == 0 && self.closed().is_none() {
             return true;

@@ -10,6 +10,54 @@ use super::*;
 use pair::{Owned, Pair, addr};
 
 #[test]
+fn handle_early__takes_what_waits_for_nothing() {
+    let mut pair = Pair::new(DEFAULT_WINDOW);
+    let [one, two] = [(); 2].map(|()| pair.a.open(addr(80), addr(4000)).unwrap());
+    pair.b_accepts();
+    pair.send(0, one, b"lost");
+    pair.send(0, two, b"come");
+    pair.send(0, one, b"later");
+    pair.a.finish(two);
+    pair.send(0, one, b"");
+    assert_eq!(
+        pair.deliver_early(1, 1),
+        [Owned::Data(two, b"come".to_vec())]
+    );
+    assert_eq!(pair.deliver_early(1, 1), [], "once");
+    assert_eq!(pair.deliver_early(1, 2), [], "not before what comes first");
+    assert_eq!(pair.deliver_early(1, 3), [Owned::Fin(two)]);
+    // In order, all the rest.
+    assert_eq!(
+        pair.pump(),
+        [
+            (1, Owned::Data(one, b"lost".to_vec())),
+            (1, Owned::Data(one, b"later".to_vec())),
+        ]
+    );
+}
+
+#[test]
+fn handle_early__leaves_the_rest_to_its_turn() {
+    let mut pair = Pair::new(DEFAULT_WINDOW);
+    let first = pair.a.open(addr(80), addr(4000)).unwrap();
+    pair.b_accepts();
+    // Neither OPEN, nor what follows it, nor RESET, nor CREDIT.
+    let second = pair.a.open(addr(80), addr(4000)).unwrap();
+    pair.send(0, second, b"early");
+    pair.a.reset(first, ResetCode::Rst);
+    pair.send(0, second, b"");
+    for index in 0..4 {
+        assert_eq!(pair.deliver_early(1, index), []);
+    }
+    let expected = [
+        Owned::Open(second, addr(80), addr(4000)),
+        Owned::Data(second, b"early".to_vec()),
+        Owned::Reset(first, ResetCode::Rst),
+    ];
+    assert_eq!(pair.pump(), expected.map(|event| (1, event)));
+}
+
+#[test]
 fn open__accept_exchange_finish() {
     let mut pair = Pair::new(DEFAULT_WINDOW);
     let id = pair.a.open(addr(80), addr(4000)).unwrap();

@@ -5,6 +5,7 @@
 mod bells;
 mod caller;
 mod doorbell;
+mod early;
 mod engine;
 mod lifeline;
 mod path;

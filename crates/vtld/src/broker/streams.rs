@@ -12,7 +12,7 @@ use nix::sys::epoll::EpollFlags;
 use vtl::ring::{RxRing, TxRing};
 use vtl_proto::mux::{DATA_HEADER, Event, Mux, MuxError, ResetCode, StreamId, lossy::Losses};
 
-use super::{now_ns, set_linger};
+use super::{early::Early, now_ns, set_linger};
 use crate::urgent::{self, Ahead};
 
 /// Packets taken from the receive ring between two flushes to the applications.
@@ -136,6 +136,8 @@ pub(super) struct Streams<H> {
     lossy: bool,
     /// In the order of their numbers.
     marks: VecDeque<Mark>,
+    /// What was done with packets behind a gap.
+    early: Early,
     /// The flow whose turn it is.
     turn: StreamId,
     pub(super) bytes_sent: u64,
@@ -180,6 +182,7 @@ impl<H> Streams<H> {
             mux: mux(initiator, vtl_proto::mux::DEFAULT_WINDOW),
             lossy,
             marks: VecDeque::new(),
+            early: Early::default(),
             flows: BTreeMap::new(),
             readable: BTreeSet::new(),
             tx,
@@ -370,13 +373,27 @@ impl<H> Streams<H> {
         self.mux.losses()
     }
 
-    /// Takes packets from the receive ring and hands bytes to the applications.
-    pub(super) fn receive(&mut self, effects: &mut Vec<Effect<H>>) -> Result<Progress, MuxError> {
+    /// Takes packets from the receive ring and hands bytes to the applications: in order, and behind
+    /// a gap what waits for nothing in it. `arrived` is [`vtl_bpf::sessions::Session::arrived`].
+    pub(super) fn receive(
+        &mut self,
+        arrived: impl Fn(u64) -> Option<u64>,
+        effects: &mut Vec<Effect<H>>,
+    ) -> Result<Progress, MuxError> {
         let mut progress = Progress::default();
         for _ in 0..8 {
             let count = self.rx.available().min(RECEIVE_BATCH);
             if count == 0 {
-                if self.rx.prepare_wait() || self.rx.closed().is_some() {
+                // A single flow waits for the gap in any case.
+                let any = !self.lossy && self.flows.len() > 1;
+                let sleeps = match any {
+                    true => self.rx.prepare_wait_for_any(),
+                    false => self.rx.prepare_wait(),
+                };
+                if any {
+                    self.look_behind_gap(&arrived, effects);
+                }
+                if sleeps || self.rx.closed().is_some() {
                     return Ok(progress);
                 }
                 continue;
@@ -397,7 +414,8 @@ impl<H> Streams<H> {
                 if self.lossy {
                     mux.handle_piece(now, rx.packet(i), &mut sink)?;
                 } else {
-                    mux.handle_packet(rx.packet(i), &mut sink)?;
+                    let taken = self.early.turn(rx.next() + i);
+                    mux.handle_rest(rx.packet(i), taken, &mut sink)?;
                 }
             }
             progress.window |= self.rx.consume(count);
@@ -405,6 +423,33 @@ impl<H> Streams<H> {
         }
         progress.more = true;
         Ok(progress)
+    }
+
+    /// Hands on what lies behind a gap and waits for nothing in it.
+    fn look_behind_gap(
+        &mut self,
+        arrived: impl Fn(u64) -> Option<u64>,
+        effects: &mut Vec<Effect<H>>,
+    ) {
+        let first = self.rx.next();
+        let mut touched = Vec::new();
+        let Self {
+            mux,
+            flows,
+            readable,
+            rx,
+            early,
+            ..
+        } = self;
+        let mut look = |packet: u64, taken: u128| {
+            // SAFETY: it has arrived, and is read below.
+            let payload = unsafe { rx.behind_gap(packet - first) };
+            mux.handle_early(payload, taken, &mut |event| {
+                take(event, flows, readable, effects, &mut touched);
+            })
+        };
+        early.look(first, rx.slots(), arrived, &mut look);
+        self.flush_all(touched);
     }
 
     /// Writes what waits for an application, and ends its direction behind it.
@@ -675,6 +720,11 @@ mod tests {
     const SLOTS: u32 = 16;
     const PAYLOAD: u16 = 600;
 
+    /// Nothing lies behind a gap.
+    fn in_order(_: u64) -> Option<u64> {
+        None
+    }
+
     /// A transmit ring at one end is the receive ring at the other: a perfect path.
     fn path() -> OwnedFd {
         use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -733,7 +783,7 @@ mod tests {
                     look(end, id);
                 }
                 end.transmit();
-                end.receive(&mut effects).unwrap();
+                end.receive(in_order, &mut effects).unwrap();
             }
         }
         effects
@@ -748,7 +798,7 @@ mod tests {
         };
         a.transmit();
         let mut effects = Vec::new();
-        b.receive(&mut effects).unwrap();
+        b.receive(in_order, &mut effects).unwrap();
         assert!(matches!(effects[..], [Effect::Open { .. }]));
         let (server, ours) = tcp();
         b.serve(id, ours, None);
@@ -770,7 +820,7 @@ mod tests {
             a.transmit();
         }
         let mut effects = Vec::new();
-        b.receive(&mut effects).unwrap();
+        b.receive(in_order, &mut effects).unwrap();
         let (mut server, ours) = tcp();
         b.serve(id, ours, None);
         settle(&mut a, &mut b);
@@ -851,7 +901,7 @@ mod tests {
         let (mut a, mut b) = pair();
         let id = a.open(App::Held(()), address(), address()).ok().unwrap();
         a.transmit();
-        b.receive(&mut Vec::new()).unwrap();
+        b.receive(in_order, &mut Vec::new()).unwrap();
         b.refuse(id, ResetCode::Refused);
         let effects = settle(&mut a, &mut b);
         assert!(matches!(
@@ -869,7 +919,7 @@ mod tests {
         let (mut a, mut b) = pair();
         let id = a.open(App::Held(()), address(), address()).ok().unwrap();
         a.transmit();
-        b.receive(&mut Vec::new()).unwrap();
+        b.receive(in_order, &mut Vec::new()).unwrap();
         let (_server, ours) = tcp();
         b.serve(id, ours, None);
         let effects = settle(&mut a, &mut b);

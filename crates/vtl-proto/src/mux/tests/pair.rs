@@ -40,8 +40,8 @@ pub(super) fn addr(port: u16) -> SocketAddr {
 pub(super) struct Pair {
     pub(super) a: Mux,
     pub(super) b: Mux,
-    /// Packets on their way to a and to b.
-    wires: [VecDeque<Vec<u8>>; 2],
+    /// Packets on their way to a and to b, with the frames that were taken early.
+    wires: [VecDeque<(Vec<u8>, u128)>; 2],
 }
 
 impl Pair {
@@ -65,7 +65,7 @@ impl Pair {
             packet.extend(self.mux(side).data_header(id, bytes.len() as u16).unwrap());
             packet.extend(bytes);
         }
-        self.wires[1 - side].push_back(packet);
+        self.wires[1 - side].push_back((packet, 0));
     }
 
     /// Packets of at most `room` bytes with all control frames of `side`.
@@ -78,17 +78,28 @@ impl Pair {
                 return;
             }
             packet.truncate(len);
-            self.wires[1 - side].push_back(packet);
+            self.wires[1 - side].push_back((packet, 0));
         }
     }
 
     /// Delivers the oldest packet to `side`.
     fn deliver_one(&mut self, side: usize) -> Vec<Owned> {
         let mut events = Vec::new();
-        if let Some(packet) = self.wires[side].pop_front() {
+        if let Some((packet, taken)) = self.wires[side].pop_front() {
             let sink = &mut |event: Event<'_>| events.push(event.into());
-            self.mux(side).handle_packet(&packet, sink).unwrap();
+            self.mux(side).handle_rest(&packet, taken, sink).unwrap();
         }
+        events
+    }
+
+    /// Takes what fits of a packet under way to `side`, which others are ahead of.
+    pub(super) fn deliver_early(&mut self, side: usize, index: usize) -> Vec<Owned> {
+        let mut events = Vec::new();
+        let Some((packet, taken)) = self.wires[side].get(index).cloned() else {
+            return events;
+        };
+        let sink = &mut |event: Event<'_>| events.push(event.into());
+        self.wires[side][index].1 = self.mux(side).handle_early(&packet, taken, sink);
         events
     }
 
@@ -141,6 +152,7 @@ enum Step {
     Send(usize, u16),
     Flush(usize),
     Deliver,
+    Early(usize),
     Consume(usize, u64),
     Finish(usize),
     Reset(usize),
@@ -154,6 +166,7 @@ fn step() -> impl Strategy<Value = Step> {
         16 => (any(), 1..20_000u16).prop_map(|(i, n)| Step::Send(i, n)),
         4 => (MAX_CONTROL..200).prop_map(Step::Flush),
         16 => Just(Step::Deliver),
+        16 => any().prop_map(Step::Early),
         8 => (any(), 1..80_000u64).prop_map(|(i, n)| Step::Consume(i, n)),
         2 => any().prop_map(Step::Finish),
         1 => any().prop_map(Step::Reset),
@@ -215,6 +228,12 @@ impl Run {
             Step::Flush(room) => pair.flush(side, room),
             Step::Deliver => {
                 for event in pair.deliver_one(side) {
+                    self.note(side, event);
+                }
+            }
+            Step::Early(index) => {
+                let length = pair.wires[side].len().max(1);
+                for event in pair.deliver_early(side, index % length) {
                     self.note(side, event);
                 }
             }

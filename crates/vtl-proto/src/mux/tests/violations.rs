@@ -30,6 +30,39 @@ fn answer(frames: &[Vec<u8>]) -> Result<(), MuxError> {
 }
 
 #[test]
+fn handle_early__what_was_read_is_no_excuse() {
+    let opened = || {
+        let mut mux = Mux::new(false, DEFAULT_WINDOW);
+        mux.handle_packet(&open(0), &mut |_| ()).unwrap();
+        mux
+    };
+    let (here, there) = (data(0, 0, b"abc"), data(0, 0, b"xyz"));
+    let mut mux = opened();
+    assert_eq!(mux.handle_early(&here, 0, &mut |_| ()), 1);
+    // Another packet says what was read already: only the one that was taken may.
+    let error = MuxError::Offset {
+        id: StreamId(0),
+        expected: 3,
+        found: 0,
+    };
+    assert_eq!(mux.handle_rest(&there, 0, &mut |_| ()), Err(error));
+    assert_eq!(mux.handle_rest(&here, 1, &mut |_| ()), Ok(()));
+    // What breaks the rules is found when its turn comes.
+    for bad in [
+        data(0, 1, b"x"),
+        data(0, EARLY_CREDIT, b"x"),
+        data(7, 0, b"x"),
+        raw(0, intf::VTL_FRAME_SENT, 0, &[]),
+        raw(0, 99, 0, &[]),
+        here[..17].to_vec(),
+    ] {
+        let mut mux = opened();
+        assert_eq!(mux.handle_early(&bad, 0, &mut |_| ()), 0);
+        assert!(mux.handle_rest(&bad, 0, &mut |_| ()).is_err());
+    }
+}
+
+#[test]
 fn handle_packet__rules() {
     let id = StreamId;
     let bare = |id, kind, offset| raw(id, kind, offset, &[]);

@@ -102,6 +102,8 @@ impl Engine {
             return;
         };
         session.used_ns = now_ns();
+        let entry = self.plane.sessions().get(sid);
+        let arrived = |word| entry.as_ref().and_then(|e| e.arrived(word));
         match &mut session.purpose {
             // The kernel wakes an aware application without us.
             Use::Aware(_) | Use::Streams { streams: None, .. } => {}
@@ -110,7 +112,7 @@ impl Engine {
                 ..
             } => {
                 let mut effects = Vec::new();
-                match streams.receive(&mut effects) {
+                match streams.receive(arrived, &mut effects) {
                     Ok(progress) => {
                         if progress.window
                             && let Some(entry) = self.plane.sessions().get(sid)
