@@ -108,22 +108,23 @@ fn is_word(text: &str) -> bool {
 }
 
 /// Carriers of captured programs besides grafts.
-const TUNNELS: [&str; 2] = ["quic", "mptcp"];
+const TUNNELS: [&str; 3] = ["quic", "sctp", "mptcp"];
 /// Those that may lose bytes.
 const LOSSY: [&str; 4] = ["udp", "udp-lite", "dccp-ccid2", "dccp-ccid3"];
 
 /// Every valid name; NAME stands for a graft.
 pub(super) const NAMES: &str = "tcp-cubic, tcp-bbr, tcp-reno, quic, quic-bbr, udp, graft:NAME, \
                                 graft:NAME?PARAMETER=VALUE, hook:graft:NAME, hook:quic, \
-                                hook:mptcp, hook:udp, hook:udp-lite, hook:dccp-ccid2, \
-                                hook:dccp-ccid3";
+                                hook:sctp, hook:mptcp, hook:udp, hook:udp-lite, \
+                                hook:dccp-ccid2, hook:dccp-ccid3";
 
 impl Transport {
     /// Payload of a full packet over its size on the link with its IP header, at 1,500 bytes over
     /// IPv4: the share of the rate that goodput can reach.
     ///
     /// TCP: headers of 20 and 20 bytes, timestamps 12; MPTCP 20 more. QUIC: 20, 8, and 40 of its own
-    /// (short header 1 + 8 + 3, STREAM frame 12, tag 16). UDP: 20 and 8. VTL: 20 and 40.
+    /// (short header 1 + 8 + 3, STREAM frame 12, tag 16). SCTP: 57 in packets of 1,224 bytes. UDP: 20
+    /// and 8. VTL: 20 and 40.
     pub fn efficiency(&self) -> f64 {
         let payload = match self {
             Self::Tcp(_) => 1448.0,
@@ -132,6 +133,7 @@ impl Transport {
             Self::Graft(_) => 1440.0,
             Self::Hook(carrier) => match carrier.as_str() {
                 "quic" => 1432.0,
+                "sctp" => 1500.0 * 1167.0 / 1224.0,
                 "mptcp" => 1428.0,
                 _ => 1440.0,
             },
@@ -202,6 +204,7 @@ mod tests {
             "graft:partial-reliability?window=path&max-loss=50",
             "hook:graft:stream",
             "hook:quic",
+            "hook:sctp",
             "hook:udp-lite",
         ] {
             let transport: Transport = name.parse().expect("valid");

@@ -222,15 +222,24 @@ fn dies_with_either_daemon(carrier: &str) {
 
 #[test]
 fn quic__strangers_harm_nothing() {
-    let Some(world) = World::new("quic-hostile", &Link::new(5.0, 100.0)) else {
+    strangers_harm_nothing("quic");
+}
+
+#[test]
+fn sctp__strangers_harm_nothing() {
+    strangers_harm_nothing("sctp");
+}
+
+fn strangers_harm_nothing(carrier: &str) {
+    let Some(world) = World::new(&format!("{carrier}-hostile"), &Link::new(5.0, 100.0)) else {
         return;
     };
-    world.meet_by("quic");
+    world.meet_by(carrier);
     let server = world.servers()[0];
-    let download = world.start_big("quic", server, 8);
+    let download = world.start_big(carrier, server, 8);
     let port = udp_port(&world);
     let space = &world.testbed;
-    // What is no QUIC, what looks like it, and discovery connections that ask for nonsense.
+    // What is neither QUIC nor SCTP, what looks like QUIC, and discovery connections that ask for nonsense.
     let noise = move || {
         let socket = UdpSocket::bind("0.0.0.0:0").expect("a socket");
         for seed in 0..2_000 {
@@ -257,6 +266,52 @@ fn quic__strangers_harm_nothing() {
     };
     let answer = space.in_netns(Host::Client, plain).expect("a namespace");
     assert!(answer.starts_with(b"HTTP/1.1 200"), "{answer:?}");
+}
+
+#[test]
+fn sctp__a_path_that_drops_it_resets_flows() {
+    let Some(world) = World::new("sctp-hole", &Link::new(5.0, 50.0)) else {
+        return;
+    };
+    world.meet_by("sctp");
+    world.serve("f", MB / 4);
+    let server = world.servers()[0];
+    let mut download = world.start_big("sctp", server, 16);
+    world.block(Some(UDP));
+    download.broke(30);
+    until("the tunnels' end", 20, || {
+        world.tunnels(Host::Client).is_empty()
+    });
+    finish(world.start_over("sctp", server, "f"));
+}
+
+#[test]
+fn sctp__streams_are_used_again() {
+    const FLOWS: u64 = 4000;
+    let Some(world) = World::new("sctp-many", &Link::new(2.0, 100.0)) else {
+        return;
+    };
+    world.meet_by("sctp");
+    world.serve("f", 1000);
+    let many = format!("{}?[1-{FLOWS}]", url(world.servers()[0], "f"));
+    let curl = ["run", "--carrier", "sctp", "--", "curl", "-sS", "--fail"];
+    let parallel = ["--parallel", "--parallel-max", "100", "-o", "/dev/null"];
+    let before = world.tunnelled("bytes_received");
+    let output = world
+        .vtl(Host::Client, &[&curl[..], &parallel[..]].concat())
+        .args(["-H", "Connection: close", &many])
+        .output()
+        .expect("curl runs");
+    assert!(output.status.success(), "{}", words(&output));
+    // All of them by the tunnels that there were, whose associations have 1,024 streams.
+    assert_eq!(world.tunnels(Host::Client).len(), 2);
+    let carried = world.tunnelled("bytes_received") - before;
+    assert!(carried > FLOWS * 1000, "{carried}");
+    until("no flow is left", 10, || {
+        [Host::Client, Host::Server]
+            .iter()
+            .all(|host| world.tunnels(*host).iter().all(|t| t["flows"] == 0))
+    });
 }
 
 /// `ip` and `tc` on a host, by words.
@@ -340,7 +395,7 @@ fn mptcp__carries_over_two_paths() {
     finish(world.start_over("mptcp", server, "f"));
 }
 
-/// Where the server's daemon waits for QUIC.
+/// Where the server's daemon waits for QUIC or SCTP.
 fn udp_port(world: &World) -> u16 {
     let mut ss = world
         .testbed

@@ -345,6 +345,7 @@ mod tests {
             "tcp:a-b_9",
             "graft:stream",
             "quic",
+            "sctp",
             "udp",
         ] {
             assert_eq!(text.parse::<Carrier>().unwrap().to_string(), text);

@@ -6,6 +6,8 @@
 
 mod association;
 #[cfg(test)]
+mod hostile;
+#[cfg(test)]
 mod interop;
 mod packet;
 mod streams;

@@ -120,7 +120,8 @@ pub(super) fn is_intact(packet: &[u8]) -> bool {
     packet.len() >= HEADER && packet[8..HEADER] == checksum(packet)
 }
 
-fn sealed(mut packet: Vec<u8>) -> Bytes {
+/// A packet with its checksum.
+pub(super) fn sealed(mut packet: Vec<u8>) -> Bytes {
     let sum = checksum(&packet);
     packet[8..HEADER].copy_from_slice(&sum);
     packet.into()

@@ -574,3 +574,189 @@ impl Drop for SctpReceiver {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Both ends, without an association between them.
+    fn pair() -> (Rc<Streams>, Rc<Streams>) {
+        (
+            Rc::new(Streams::new(Role::Client)),
+            Rc::new(Streams::new(Role::Server)),
+        )
+    }
+
+    /// Carries messages until there are none; how many bytes of flows.
+    fn carry(one: &Streams, other: &Streams) -> usize {
+        let mut bytes = 0;
+        loop {
+            let mut any = false;
+            for (from, to) in [(one, other), (other, one)] {
+                while let Some((id, message)) = from.next() {
+                    any = true;
+                    bytes += match message[0] {
+                        DATA => message.len() - 1,
+                        _ => 0,
+                    };
+                    assert_eq!(to.take(id, &message.into()), Ok(()));
+                }
+            }
+            if !any {
+                return bytes;
+            }
+        }
+    }
+
+    fn now<T>(future: impl Future<Output = T>) -> Option<T> {
+        let mut context = Context::from_waker(Waker::noop());
+        match std::pin::pin!(future).poll(&mut context) {
+            Poll::Ready(value) => Some(value),
+            Poll::Pending => None,
+        }
+    }
+
+    const RST: Broken = Broken::Reset(ResetCode::Rst);
+
+    #[test]
+    fn flow__has_two_true_ends_and_its_stream_is_used_again() {
+        let (client, server) = pair();
+        for round in 0..3 {
+            let (mut up, mut back) = client.open().unwrap();
+            assert_eq!(up.0.flow.id, 1, "{round}");
+            now(up.write(Bytes::from_static(b"question")))
+                .unwrap()
+                .unwrap();
+            up.finish();
+            carry(&client, &server);
+            let (mut down, mut got) = now(server.accept()).unwrap().unwrap();
+            assert_eq!(now(got.read()).unwrap().unwrap().unwrap(), "question");
+            assert_eq!(now(got.read()), Some(Ok(None)));
+            now(down.write(Bytes::from_static(b"answer")))
+                .unwrap()
+                .unwrap();
+            down.finish();
+            carry(&client, &server);
+            assert_eq!(now(back.read()).unwrap().unwrap().unwrap(), "answer");
+            assert_eq!(now(back.read()), Some(Ok(None)));
+            assert!(client.table.borrow().flows.is_empty());
+            assert!(server.table.borrow().flows.is_empty());
+        }
+        assert_eq!((client.held.get(), server.held.get()), (0, 0));
+    }
+
+    #[test]
+    fn flow__that_is_not_read_stops_its_sender_and_no_other() {
+        let (client, server) = pair();
+        let (mut up, _back) = client.open().unwrap();
+        let piece = Bytes::from(vec![7; 64 << 10]);
+        let mut fill = || {
+            let mut written = 0;
+            while now(up.write(piece.clone())).is_some() {
+                written += piece.len();
+                assert!(written < 10 << 20);
+                carry(&client, &server);
+            }
+            written
+        };
+        let most = fill();
+        assert!(
+            most <= FIRST_CREDIT as usize + WRITTEN + piece.len(),
+            "{most}"
+        );
+        let (_down, mut got) = now(server.accept()).unwrap().unwrap();
+        assert_eq!(server.held.get(), FIRST_CREDIT as usize);
+        // Another one has credit of its own.
+        let (mut other, _other_back) = client.open().unwrap();
+        now(other.write(Bytes::from_static(b"x"))).unwrap().unwrap();
+        assert_eq!(carry(&client, &server), 1);
+        // Whoever is read gets more and more.
+        for _ in 0..100 {
+            while now(got.read()).is_some() {}
+            carry(&client, &server);
+            fill();
+        }
+        assert_eq!(got.0.flow.state.borrow().window, MOST_CREDIT);
+        assert!(server.held.get() <= MOST_CREDIT as usize + 1);
+    }
+
+    #[test]
+    fn flow__that_is_dropped_is_reset_at_both_ends() {
+        let (client, server) = pair();
+        let (mut up, mut back) = client.open().unwrap();
+        now(up.write(Bytes::from_static(b"x"))).unwrap().unwrap();
+        carry(&client, &server);
+        let accepted = now(server.accept()).unwrap();
+        drop(accepted);
+        carry(&client, &server);
+        assert_eq!(now(back.read()), Some(Err(RST)));
+        assert_eq!(now(up.write(Bytes::from_static(b"y"))), Some(Err(RST)));
+        assert_eq!(now(up.broken()), Some(RST));
+        assert!(client.table.borrow().flows.is_empty() && server.table.borrow().flows.is_empty());
+        // One that the peer never heard of leaves nothing, either.
+        drop(client.open());
+        assert_eq!(carry(&client, &server), 0);
+        assert_eq!(client.table.borrow().free.len(), 1);
+    }
+
+    #[test]
+    fn flow__that_is_cut_by_the_end_has_no_true_end() {
+        let (client, server) = pair();
+        let (mut up, mut back) = client.open().unwrap();
+        now(up.write(Bytes::from_static(b"x"))).unwrap().unwrap();
+        carry(&client, &server);
+        let (_down, mut got) = now(server.accept()).unwrap().unwrap();
+        client.end();
+        server.end();
+        assert_eq!(now(got.read()).unwrap().unwrap().unwrap(), "x");
+        for end in [&mut got, &mut back] {
+            assert_eq!(now(end.read()), Some(Err(Broken::Tunnel)));
+        }
+        assert_eq!(now(up.broken()), Some(Broken::Tunnel));
+        assert!(client.open().is_none());
+        assert!(now(server.accept()).unwrap().is_none());
+    }
+
+    #[test]
+    fn open__has_an_end() {
+        let (client, _) = pair();
+        let all: Vec<_> = std::iter::from_fn(|| client.open()).collect();
+        assert_eq!(all.len(), usize::from(STREAMS));
+    }
+
+    #[test]
+    fn take__refuses_what_breaks_the_rules() {
+        let beyond = vec![DATA; 2 + FIRST_CREDIT as usize];
+        let bad: [(u16, &[&[u8]]); 14] = [
+            (1, &[&[]]),
+            (1, &[&[END]]),
+            (1, &[&[RESET, 0]]),
+            (1, &[&[DATA]]),
+            (STREAMS + 1, &[&[DATA, 1]]),
+            (1, &[&beyond]),
+            (1, &[&[DATA, 1], &[END], &[DATA, 1]]),
+            (1, &[&[DATA, 1], &[END], &[END]]),
+            (1, &[&[DATA, 1], &[END, 0]]),
+            (1, &[&[DATA, 1], &[DONE]]),
+            (1, &[&[DATA, 1], &[CREDIT, 0, 0, 1]]),
+            (1, &[&[DATA, 1], &[RESET]]),
+            (1, &[&[DATA, 1], &[RESET, 0], &[DATA, 1]]),
+            (1, &[&[DATA, 1], &[99]]),
+        ];
+        for (id, messages) in bad {
+            let (_, server) = pair();
+            let (last, before) = messages.split_last().unwrap();
+            for message in before {
+                let message = Bytes::copy_from_slice(message);
+                assert_eq!(server.take(id, &message), Ok(()), "{messages:?}");
+            }
+            let last = Bytes::copy_from_slice(last);
+            assert_eq!(server.take(id, &last), Err(Nonsense), "{id} {messages:?}");
+        }
+        let (client, _) = pair();
+        assert_eq!(
+            client.take(1, &Bytes::from_static(&[DATA, 1])),
+            Err(Nonsense)
+        );
+    }
+}
