@@ -21,6 +21,7 @@ use tokio::{task::yield_now, time::sleep_until};
 use super::{
     Path, Wire,
     packet::{self, Header},
+    start::Start,
     streams::{MESSAGE, Nonsense, Role, STREAMS, Streams},
 };
 
@@ -150,8 +151,8 @@ pub(super) struct Driver {
     /// Tags as the packets that go say: the peer's to be sent, and that to be expected.
     tag: u32,
     own_tag: u32,
-    /// The highest number sent.
-    newest: Option<u32>,
+    /// What may be under way.
+    start: Start,
     /// Everything up to here has arrived, as was said.
     arrived: Option<u32>,
     /// Messages with the library that have not gone.
@@ -236,7 +237,7 @@ impl Driver {
             redeemed: false,
             tag: 0,
             own_tag: 0,
-            newest: None,
+            start: Start::default(),
             arrived: None,
             backlog: 0,
             readable: BTreeSet::new(),
@@ -324,7 +325,7 @@ impl Driver {
                 self.say(&[&[PING][..], &self.clock(now)].concat())?;
             }
         }
-        self.send(now).await?;
+        self.send(now, taken).await?;
         Ok(taken == AT_ONCE)
     }
 
@@ -343,6 +344,8 @@ impl Driver {
             count(&self.shared.figures.refused);
             return Ok(());
         };
+        let sack = packet::chunks(&packet).find(|chunk| chunk.kind == packet::SACK);
+        let sack = sack.and_then(|chunk| Some((chunk.tsn()?, chunk.missing())));
         let given = self
             .endpoint
             .handle(now, self.path.peer, None, None, packet);
@@ -350,6 +353,15 @@ impl Driver {
             (Some((_, DatagramEvent::AssociationEvent(event))), Some((_, association))) => {
                 self.heard = now;
                 association.handle_event(event);
+                if self.established
+                    && let Some((number, missing)) = sack
+                {
+                    // What the library calls so is its retransmission timeout.
+                    let timeout = association.rtt();
+                    if self.start.acknowledged(number, missing, timeout, now) {
+                        association.handle_timeout(now + timeout);
+                    }
+                }
             }
             (Some((handle, DatagramEvent::NewAssociation(association))), None) => {
                 self.endpoint.reject_new_associations();
@@ -530,9 +542,15 @@ impl Driver {
     }
 
     /// Hands the library as much as it can send, and sends it.
-    async fn send(&mut self, now: Instant) -> Result<(), Over> {
+    async fn send(&mut self, now: Instant, taken: usize) -> Result<(), Over> {
+        // As in slow start: twice as much as was acknowledged.
+        let mut more = match self.start.is_repairing() {
+            true => 2 * taken,
+            false => 0,
+        };
         loop {
             while self.redeemed
+                && self.start.has_room()
                 && self.backlog < BACKLOG
                 && let Some((id, message)) = self.shared.streams.next()
             {
@@ -547,7 +565,7 @@ impl Driver {
             let Payload::RawEncode(packets) = transmit.payload else {
                 return Ok(());
             };
-            let mut packets: Vec<_> = packets.into_iter().map(|p| self.sent(p)).collect();
+            let mut packets: Vec<_> = packets.into_iter().map(|p| self.sent(p, now)).collect();
             let has_data = |p: &&mut Bytes| packet::chunks(p).any(|c| c.kind == packet::DATA);
             if let Some(last) = packets.iter_mut().rfind(has_data) {
                 *last = packet::urgent(last);
@@ -555,13 +573,16 @@ impl Driver {
             self.wire.send(&self.path, &packets).await;
             if self.backlog > 0 {
                 // The window is full.
-                return Ok(());
+                if more == 0 {
+                    return Ok(());
+                }
+                more -= 1;
             }
         }
     }
 
     /// Looks at a packet that goes, and returns it as it is to go.
-    fn sent(&mut self, packet: Bytes) -> Bytes {
+    fn sent(&mut self, packet: Bytes, now: Instant) -> Bytes {
         count(&self.shared.figures.sent);
         if let Some(header) = Header::of(&packet)
             && header.tag != 0
@@ -577,9 +598,7 @@ impl Driver {
                 }
                 (packet::SACK, Some(tsn)) => self.arrived = Some(tsn),
                 (packet::DATA, Some(tsn)) => {
-                    let newer = |last: u32| (tsn.wrapping_sub(last) as i32) > 0;
-                    if self.newest.is_none_or(newer) {
-                        self.newest = Some(tsn);
+                    if self.start.sent(tsn, now) {
                         self.backlog = self.backlog.saturating_sub(1);
                     } else {
                         count(&self.shared.figures.again);

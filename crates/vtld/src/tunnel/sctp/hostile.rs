@@ -24,6 +24,9 @@ const PATIENCE: Duration = Duration::from_millis(250);
 const ROUNDS: u64 = 150;
 const AT_ONCE: u64 = 15;
 
+/// Types of chunks, those that VTL does not use among them.
+const KINDS: [u8; 15] = [0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 14, 130, 192, 194];
+
 /// Numbers without end.
 struct Dice(Cell<u64>);
 
@@ -59,7 +62,7 @@ impl Dice {
             }
             // Other chunks.
             4 => {
-                packet[12] = [0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 14, 130, 192, 194][self.throw(15)]
+                packet[12] = KINDS[self.throw(KINDS.len())];
             }
             _ => {
                 let more = self.throw(packet.len());
@@ -164,7 +167,7 @@ fn association__bad_packets_harm_no_other() {
                 let often = [2, 5, 20, 100][dice.throw(4)];
                 let proxy = spawn_local(between(at, front, dice, often));
                 let (server, client) = (server.clone(), client.clone());
-                let token = 0x0101_0101_0000_0000 * (seed % 200 + 1) | seed;
+                let token = (0x0101_0101_0000_0000 * (seed % 200 + 1)) | seed;
                 all.push(spawn_local(async move {
                     let good = meet(&server, &client, token, to).await;
                     proxy.abort();

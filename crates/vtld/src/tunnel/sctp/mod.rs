@@ -10,6 +10,7 @@ mod hostile;
 #[cfg(test)]
 mod interop;
 mod packet;
+mod start;
 mod streams;
 
 use std::{
