@@ -8,6 +8,7 @@
 //!   with the [`spread`] of repeated ones;
 //! - [`micro`]: what each program costs by itself;
 //! - [`deploy`]: what deploying grafts and setting up sessions take; [`figure`]: how both say it;
+//! - [`load`]: many connections of ordinary sockets;
 //! - [`payload`], [`daemons`], [`nginx`], [`download`], [`child`]: what the demo uses too.
 //!
 //! This is the inside of a command rather than a library for others, so functions that can fail in
@@ -21,6 +22,7 @@ pub mod deploy;
 pub mod download;
 pub mod figure;
 mod interrupt;
+pub mod load;
 pub mod micro;
 pub mod nginx;
 pub mod payload;

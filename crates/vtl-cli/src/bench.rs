@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{self, IsTerminal};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use vtl_bench::Interrupt;
 use vtl_bench::deploy::{Order, Report};
+use vtl_bench::load::{self, Load};
 use vtl_bench::nginx::Scratch;
 use vtl_bench::plan::Plan;
 use vtl_bench::plot;
@@ -62,11 +64,47 @@ pub(crate) enum BenchCommand {
         times need\nclang and VTL's sources."
     )]
     Deploy(DeployArgs),
+    /// Many TCP connections, opened at a rate or held open: ordinary sockets, to be captured or not
+    #[command(
+        subcommand,
+        after_help = "Example, in two network namespaces (vtl testbed) with a vtld in each:\n  \
+        vtl hook add --port 7000; vtl bench load serve 7000            # server\n  \
+        vtl run -- vtl bench load connect 10.73.0.2:7000 --rate 2000   # client"
+    )]
+    Load(LoadCommand),
     /// One end of a measured transfer
     #[command(hide = true)]
     Agent {
         /// What to do, as JSON
         order: String,
+    },
+}
+
+/// An end of a load of connections.
+#[derive(Debug, Subcommand)]
+pub(crate) enum LoadCommand {
+    /// Answer on a port until killed; says `ready`
+    Serve {
+        /// The port, of all addresses
+        port: u16,
+    },
+    /// Open connections, send 64 bytes on each, get them back, close; print what became of them, as
+    /// JSON
+    Connect {
+        /// Where the server is
+        to: SocketAddr,
+        /// Connections begun in a second
+        #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
+        rate: u64,
+        /// How many in all
+        #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
+        count: u64,
+        /// Keep all open, say `held` and how many, and go on when the input ends
+        #[arg(long)]
+        hold: bool,
+        /// Have the server close first
+        #[arg(long)]
+        server_closes: bool,
     },
 }
 
@@ -116,7 +154,33 @@ pub(crate) fn run(command: &BenchCommand) -> anyhow::Result<()> {
         BenchCommand::Run(args) => measure(args),
         BenchCommand::Micro { json } => micro(json.as_deref()),
         BenchCommand::Deploy(args) => deploy(args),
+        BenchCommand::Load(command) => load(command),
         BenchCommand::Agent { order } => vtl_bench::agent::main(order),
+    }
+}
+
+fn load(command: &LoadCommand) -> anyhow::Result<()> {
+    match *command {
+        LoadCommand::Serve { port } => {
+            load::serve(port).with_context(|| format!("port {port} cannot be served"))
+        }
+        LoadCommand::Connect {
+            to,
+            rate,
+            count,
+            hold,
+            server_closes,
+        } => {
+            let outcome = load::connect(Load {
+                to,
+                rate,
+                count,
+                hold,
+                server_closes,
+            })?;
+            output::print(&(serde_json::to_string(&outcome)? + "\n"))?;
+            Ok(())
+        }
     }
 }
 
