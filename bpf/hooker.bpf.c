@@ -31,10 +31,10 @@ const volatile struct vtl_hook_config config SEC(".rodata.config");
 extern unsigned int CONFIG_HZ __kconfig __weak;
 
 /* vtld's own end of a connection to a local application -> the remote client that it stands for.
- * vtld writes after bind() and removes at close. */
+ * vtld writes after bind() and removes at close. Room for all ports of both families' loopbacks. */
 struct {
     __uint(type, BPF_MAP_TYPE_HASH);
-    __uint(max_entries, 65536);
+    __uint(max_entries, 131072);
     __uint(map_flags, BPF_F_NO_PREALLOC);
     __type(key, struct vtl_endpoint);
     __type(value, struct vtl_endpoint);

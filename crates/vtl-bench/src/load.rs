@@ -45,6 +45,8 @@ pub struct Load {
     pub rate: u64,
     /// How many in all.
     pub count: u64,
+    /// None is begun while so many wait for their answer or their end, however late that makes it.
+    pub at_once: u64,
     /// Keep each open until [`Client::finish`].
     pub hold: bool,
     /// Who closes first.
@@ -241,14 +243,15 @@ impl Client {
             let elapsed = start.elapsed();
             let wanted = (elapsed.as_secs_f64() * load.rate as f64) as u64 + 1;
             let late = wanted.min(load.count).saturating_sub(client.outcome.begun);
-            for _ in 0..late.min(BURST) {
+            let room = load.at_once.saturating_sub(client.busy);
+            for _ in 0..late.min(BURST).min(room) {
                 client.begin();
                 client.outcome.seconds = start.elapsed().as_secs_f64();
             }
             if client.outcome.begun == load.count && client.busy == 0 {
                 return Ok(client);
             }
-            client.look(late > BURST)?;
+            client.look(late > BURST && room > 0)?;
         }
     }
 

@@ -99,6 +99,9 @@ pub(crate) enum LoadCommand {
         /// How many in all
         #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
         count: u64,
+        /// Begin none while so many wait for their answer or their end
+        #[arg(long, value_name = "N", default_value_t = u64::MAX, hide_default_value = true, value_parser = clap::value_parser!(u64).range(1..))]
+        at_once: u64,
         /// Keep all open, say `held` and how many, and go on when the input ends
         #[arg(long)]
         hold: bool,
@@ -168,6 +171,7 @@ fn load(command: &LoadCommand) -> anyhow::Result<()> {
             to,
             rate,
             count,
+            at_once,
             hold,
             server_closes,
         } => {
@@ -175,6 +179,7 @@ fn load(command: &LoadCommand) -> anyhow::Result<()> {
                 to,
                 rate,
                 count,
+                at_once,
                 hold,
                 server_closes,
             })?;

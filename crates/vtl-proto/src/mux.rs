@@ -44,7 +44,7 @@ pub const DEFAULT_WINDOW: u64 = 8 << 20;
 /// Bytes that an opener may send before OPENED arrives; part of the protocol.
 pub const EARLY_CREDIT: u64 = 64 << 10;
 /// Streams that each side may have open at a time; part of the protocol.
-pub const MAX_STREAMS: usize = 4096;
+pub const MAX_STREAMS: usize = 16_384;
 /// Bytes that go before each piece of data in a packet.
 pub const DATA_HEADER: usize = frame::HEADER;
 /// Bytes of the longest control frame: with less room, [`Mux::poll_control`] may return 0.

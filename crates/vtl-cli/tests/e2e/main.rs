@@ -20,6 +20,7 @@ mod grafts;
 mod hostile;
 mod insider;
 mod library;
+mod load;
 mod lossy;
 mod many;
 mod messages;

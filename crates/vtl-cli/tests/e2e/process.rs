@@ -3,7 +3,10 @@
 use std::{
     collections::BTreeSet,
     fs, io,
-    os::unix::process::CommandExt,
+    os::{
+        fd::{AsRawFd, FromRawFd, OwnedFd},
+        unix::process::CommandExt,
+    },
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Output, Stdio},
     thread,
@@ -33,7 +36,12 @@ pub(crate) struct Process {
 impl Process {
     /// Starts it. It ends with the calling thread at the latest.
     pub(crate) fn start(command: &mut Command) -> Self {
-        command.stdin(Stdio::null()).process_group(0);
+        Self::start_reading(command.stdin(Stdio::null()))
+    }
+
+    /// The same with the input that the command names.
+    pub(crate) fn start_reading(command: &mut Command) -> Self {
+        command.process_group(0);
         // SAFETY: prctl is async-signal-safe, and the closure touches nothing of the parent's.
         unsafe {
             command.pre_exec(|| {
@@ -224,6 +232,41 @@ impl Held {
         let name = |pid| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
         pids.filter(has).map(|pid| (pid, name(pid))).collect()
     }
+}
+
+/// Entries of a process's hash map of this name.
+pub(crate) fn entries(pid: u32, name: &str) -> usize {
+    let held = Held::by(pid);
+    let open = |id: &u32| {
+        // SAFETY: takes a number and gives a new descriptor, or a negative number.
+        let fd = unsafe { libbpf_sys::bpf_map_get_fd_by_id(*id) };
+        // SAFETY: a new descriptor that nobody else owns.
+        (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
+    };
+    let is_it = |fd: &OwnedFd| {
+        let mut info = libbpf_sys::bpf_map_info::default();
+        let mut size = size_of_val(&info) as u32;
+        // SAFETY: the structure and its size, both alive during the call.
+        let told = unsafe {
+            libbpf_sys::bpf_map_get_info_by_fd(fd.as_raw_fd(), &raw mut info, &raw mut size)
+        };
+        let letters = info.name.map(|c| c as u8);
+        told == 0 && letters.starts_with(name.as_bytes())
+    };
+    let map = held.maps.iter().filter_map(open).find(is_it);
+    let map = map.unwrap_or_else(|| panic!("it has no map {name}"));
+    // The kernel reads the key before it writes the next one over it.
+    let mut key = [0_u8; 64];
+    let mut last = std::ptr::null();
+    let mut count = 0;
+    // SAFETY: there is room for more than the map's key, and it is alive during the calls.
+    while unsafe {
+        libbpf_sys::bpf_map_get_next_key(map.as_raw_fd(), last, key.as_mut_ptr().cast()) == 0
+    } {
+        count += 1;
+        last = key.as_ptr().cast();
+    }
+    count
 }
 
 /// The control groups that a daemon made.

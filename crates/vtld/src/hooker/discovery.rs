@@ -71,8 +71,9 @@ pub(super) fn connect_plain(shared: &Shared, dest: SocketAddr) -> io::Result<Tcp
     sock::tune(&socket)?;
     let cookie = sock::cookie(&socket)?;
     shared.maps.own(cookie, 0).map_err(io::Error::other)?;
-    sock::connect(&socket, dest)?;
-    Ok(socket.into())
+    let connected = sock::connect(&socket, dest);
+    shared.maps.disown(cookie);
+    connected.map(|()| socket.into())
 }
 
 fn open(shared: &Shared, held: &HeldConnect, offers: bool) -> io::Result<(OwnedFd, u64)> {

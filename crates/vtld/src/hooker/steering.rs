@@ -4,7 +4,7 @@
 use std::{
     collections::{HashMap, hash_map::Entry},
     io,
-    net::{SocketAddr, TcpStream},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{Arc, Weak},
     time::{Duration, Instant},
@@ -25,6 +25,9 @@ use super::{
 /// An application may call accept() or getpeername() after vtld has closed. As long as TIME_WAIT,
 /// in which the same pair of addresses cannot be used again.
 const LINGER: Duration = Duration::from_secs(60);
+/// Ports tried for one connection: those that other programs have, or that linger in TIME_WAIT still,
+/// are passed over.
+const ATTEMPTS: usize = 256;
 
 /// The steering program's links, one for each interface but lo, while any port is hooked.
 #[derive(Default)]
@@ -85,20 +88,60 @@ pub(super) fn drain(socket: BorrowedFd<'_>) {
     while nix::unistd::read(socket, &mut buffer).is_ok_and(|count| count > 0) {}
 }
 
-/// vtld's ends of connections to local applications. Only the latest user of an address may take
-/// its entry out.
+/// vtld's ends of connections to local applications: who is shown which client, and which end is next.
+///
+/// They are addresses of the loopback, where a port that lingers in TIME_WAIT can be had again after a
+/// second (tcp_tw_reuse, as the kernel has it by default), and are taken in turn: whoever lets the
+/// kernel look for a free one waits for it the longer the more linger, and of the host's own address
+/// there are no more than 28,232 in a minute.
 #[derive(Default)]
 pub(super) struct Clients {
-    generations: HashMap<SocketAddr, u64>,
+    ends: HashMap<SocketAddr, End>,
     last: u64,
     leaving: Vec<(Instant, SocketAddr, u64)>,
+    turns: [u16; 2],
+    ports: LocalPorts,
+}
+
+/// The latest user of an end. Only it may take the entry out.
+struct End {
+    generation: u64,
+    live: bool,
 }
 
 impl Clients {
-    fn enter(&mut self, end: SocketAddr) -> u64 {
-        self.last += 1;
-        self.generations.insert(end, self.last);
-        self.last
+    /// The next end that no live connection has, and its generation.
+    fn take(&mut self, ip: IpAddr) -> Option<(SocketAddr, u64)> {
+        let family = usize::from(ip.is_ipv4());
+        for _ in 0..=u16::MAX {
+            let port = match self.ports.after(self.turns[family]) {
+                Some(port) => port,
+                None => {
+                    // Whoever manages the host may have changed them meanwhile.
+                    self.ports = LocalPorts::read();
+                    self.ports.first
+                }
+            };
+            self.turns[family] = port;
+            let end = SocketAddr::new(ip, port);
+            if !self.ports.reserved(port) && self.ends.get(&end).is_none_or(|end| !end.live) {
+                self.last += 1;
+                let (generation, live) = (self.last, true);
+                self.ends.insert(end, End { generation, live });
+                return Some((end, generation));
+            }
+        }
+        None
+    }
+
+    fn leave(&mut self, end: SocketAddr, generation: u64) {
+        if let Some(entry) = self.ends.get_mut(&end)
+            && entry.generation == generation
+        {
+            entry.live = false;
+            self.leaving
+                .push((Instant::now() + LINGER, end, generation));
+        }
     }
 
     /// The ends whose time is over.
@@ -108,13 +151,64 @@ impl Clients {
             if until > now {
                 return true;
             }
-            if self.generations.get(&end) == Some(&generation) {
-                self.generations.remove(&end);
+            if self
+                .ends
+                .get(&end)
+                .is_some_and(|e| e.generation == generation)
+            {
+                self.ends.remove(&end);
                 gone.push(end);
             }
             false
         });
         gone
+    }
+}
+
+/// The ports that the system gives to connections.
+#[derive(Default)]
+struct LocalPorts {
+    first: u16,
+    last: u16,
+    /// Those in between that it does not.
+    reserved: Vec<(u16, u16)>,
+}
+
+impl LocalPorts {
+    fn read() -> Self {
+        let setting = |name: &str| {
+            let path = format!("/proc/sys/net/ipv4/ip_local_{name}");
+            std::fs::read_to_string(path).unwrap_or_default()
+        };
+        Self::parse(&setting("port_range"), &setting("reserved_ports"))
+    }
+
+    fn parse(range: &str, reserved: &str) -> Self {
+        let mut bounds = range.split_whitespace().map(str::parse);
+        let (first, last) = match (bounds.next(), bounds.next()) {
+            (Some(Ok(first)), Some(Ok(last))) if 0 < first && first <= last => (first, last),
+            _ => (32_768, 60_999),
+        };
+        let span = |text: &str| {
+            let (from, to) = text.split_once('-').unwrap_or((text, text));
+            Some((from.parse().ok()?, to.parse().ok()?))
+        };
+        let reserved = reserved.trim().split(',').filter_map(span).collect();
+        Self {
+            first,
+            last,
+            reserved,
+        }
+    }
+
+    /// The port whose turn is after another's, unless that was the last one.
+    fn after(&self, port: u16) -> Option<u16> {
+        (self.first..self.last).contains(&port).then(|| port + 1)
+    }
+
+    fn reserved(&self, port: u16) -> bool {
+        let within = |&(from, to): &(u16, u16)| (from..=to).contains(&port);
+        self.reserved.iter().any(within)
     }
 }
 
@@ -128,8 +222,7 @@ pub struct ClientAddressGuard {
 impl Drop for ClientAddressGuard {
     fn drop(&mut self) {
         if let Some(shared) = self.shared.upgrade() {
-            let leaving = (Instant::now() + LINGER, self.end, self.generation);
-            shared.clients().leaving.push(leaving);
+            shared.clients().leave(self.end, self.generation);
         }
     }
 }
@@ -141,26 +234,49 @@ pub(super) fn connect_local_app(
     dest: SocketAddr,
     client: SocketAddr,
 ) -> io::Result<(TcpStream, ClientAddressGuard)> {
+    let loopback: IpAddr = match dest.ip() {
+        IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+    };
+    for _ in 0..ATTEMPTS {
+        let taken = shared.clients().take(loopback);
+        let (end, generation) = taken.ok_or(io::ErrorKind::AddrNotAvailable)?;
+        let guard = ClientAddressGuard {
+            shared: Arc::downgrade(shared),
+            end,
+            generation,
+        };
+        match connect_from(shared, end, dest, client) {
+            Ok(stream) => return Ok((stream, guard)),
+            Err(error)
+                if matches!(
+                    error.raw_os_error(),
+                    Some(libc::EADDRINUSE | libc::EADDRNOTAVAIL)
+                ) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::ErrorKind::AddrNotAvailable.into())
+}
+
+fn connect_from(
+    shared: &Shared,
+    end: SocketAddr,
+    dest: SocketAddr,
+    client: SocketAddr,
+) -> io::Result<TcpStream> {
     let socket = sock::tcp(dest.ip())?;
     sock::tune_local(&socket)?;
-    sock::bind(&socket, SocketAddr::new(dest.ip(), 0), false)?;
-    let end = sock::local(&socket)?;
-    shared
-        .maps
-        .own(sock::cookie(&socket)?, 0)
-        .map_err(io::Error::other)?;
+    sock::bind(&socket, end, true)?;
     shared
         .maps
         .show_client(end, client)
         .map_err(io::Error::other)?;
-    let generation = shared.clients().enter(end);
-    let guard = ClientAddressGuard {
-        shared: Arc::downgrade(shared),
-        end,
-        generation,
-    };
-    sock::connect(&socket, dest)?;
-    Ok((socket.into(), guard))
+    let cookie = sock::cookie(&socket)?;
+    shared.maps.own(cookie, 0).map_err(io::Error::other)?;
+    let connected = sock::connect(&socket, dest);
+    shared.maps.disown(cookie);
+    connected.map(|()| socket.into())
 }
 
 /// Whether the client of an accepted, steered connection has shown in its last segment of the
@@ -170,4 +286,57 @@ pub(super) fn client_speaks_vtl(shared: &Shared, stream: &TcpStream) -> io::Resu
     let known = shared.maps.owned(cookie);
     shared.maps.disown(cookie);
     Ok(known & abi::VTL_OWN_PEER != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+    #[test]
+    fn local_ports__parse() {
+        let ports = LocalPorts::parse("1024\t2000\n", "1030,1040-1050\n");
+        assert_eq!((ports.first, ports.last), (1024, 2000));
+        assert_eq!((ports.after(0), ports.after(1024)), (None, Some(1025)));
+        assert_eq!(ports.after(2000), None);
+        let reserved = (1024..=2000).filter(|port| ports.reserved(*port)).count();
+        assert_eq!(reserved, 12);
+        for nonsense in ["", "5", "9 7", "a b", "0 9"] {
+            let ports = LocalPorts::parse(nonsense, nonsense);
+            assert_eq!((ports.first, ports.last), (32_768, 60_999), "{nonsense}");
+        }
+    }
+
+    #[test]
+    fn take__every_end_in_turn_but_those_in_use() {
+        let mut clients = Clients::default();
+        let (first, _) = clients.take(LOOPBACK).unwrap();
+        let (second, generation) = clients.take(LOOPBACK).unwrap();
+        assert_ne!(first, second);
+        clients.leave(second, generation);
+        let count = usize::from(clients.ports.last - clients.ports.first) + 1;
+        let seen: std::collections::HashSet<_> = std::iter::from_fn(|| {
+            let (end, generation) = clients.take(LOOPBACK)?;
+            clients.leave(end, generation);
+            Some(end)
+        })
+        .take(2 * count)
+        .collect();
+        assert!(seen.contains(&second) && !seen.contains(&first));
+        // Whoever left first does not take the later one's entry out.
+        let (again, _) = std::iter::from_fn(|| clients.take(LOOPBACK))
+            .find(|(end, _)| *end == second)
+            .unwrap();
+        clients.leave(second, generation);
+        let gone = clients.expire(Instant::now() + 2 * LINGER);
+        assert!(!gone.contains(&again));
+    }
+
+    #[test]
+    fn take__none_is_left() {
+        let mut clients = Clients::default();
+        assert!(std::iter::from_fn(|| clients.take(LOOPBACK)).count() > 1);
+        assert_eq!(clients.take(LOOPBACK), None);
+    }
 }

@@ -1,0 +1,163 @@
+//! Many connections of unmodified programs: each carried, none failed, and nothing left of them.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader, Read},
+    process::{ChildStdout, Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+use vtl_testbed::{Host, Link};
+
+use crate::{
+    process::{Process, entries, until},
+    world::{VTL, World},
+};
+
+const PORT: u16 = 7000;
+
+/// `vtl bench load`, at one of its ends.
+struct End {
+    process: Process,
+    says: BufReader<ChildStdout>,
+}
+
+impl End {
+    fn start(mut command: Command) -> Self {
+        let both = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = Process::start_reading(both);
+        let says = BufReader::new(process.child().stdout.take().expect("piped"));
+        Self { process, says }
+    }
+
+    #[track_caller]
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        let read = self.says.read_line(&mut line).expect("a pipe");
+        assert_ne!(read, 0, "it has ended");
+        line.trim_end().to_owned()
+    }
+
+    /// Ends its input, and says what has become of its connections.
+    #[track_caller]
+    fn outcome(mut self) -> Value {
+        drop(self.process.child().stdin.take());
+        let mut text = String::new();
+        self.says.read_to_string(&mut text).expect("a pipe");
+        assert!(self.process.wait(5).success());
+        serde_json::from_str(&text).expect("JSON")
+    }
+}
+
+/// Two hosts over a wire, and a server whose port is hooked.
+fn hosts(name: &str) -> Option<(World, End)> {
+    let mut world = World::bare(name, &Link::new(0.0, 0.0))?;
+    world.start(Host::Server, &[]);
+    world.start(Host::Client, &[]);
+    world.call(Host::Server, &json!({ "op": "hook_add", "port": PORT }));
+    let serve = world.vtl(Host::Server, &["bench", "load", "serve", &PORT.to_string()]);
+    let mut server = End::start(serve);
+    assert_eq!(server.line(), "ready");
+    Some((world, server))
+}
+
+/// A captured client.
+fn connect(world: &World, family: usize, args: &[&str]) -> Command {
+    let to = std::net::SocketAddr::new(world.servers()[family], PORT).to_string();
+    let run = ["run", "--", VTL, "bench", "load", "connect", &to];
+    // So that a busy machine is slow, and nothing worse.
+    let most = ["--at-once", "300"];
+    world.vtl(Host::Client, &[&run[..], &most, args].concat())
+}
+
+#[track_caller]
+fn all_good(outcome: &Value, count: u64) {
+    let figures = (&outcome["begun"], &outcome["good"]);
+    assert_eq!(figures, (&count.into(), &count.into()), "{outcome}");
+}
+
+/// What a daemon has for connections: descriptors, and entries for its own sockets.
+fn held(world: &mut World, host: Host) -> [usize; 2] {
+    let pid = world.daemon(host).pid();
+    let files = fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs");
+    [files.count(), entries(pid, "vtl_own")]
+}
+
+/// Opens so many connections by both families, and looks for what is left of them.
+fn come_and_go(name: &str, rate: u64, count: u64, args: &[&str]) -> Option<World> {
+    let (mut world, _server) = hosts(name)?;
+    for family in [0, 1] {
+        let meet = connect(&world, family, &["--count", "1"]);
+        all_good(&End::start(meet).outcome(), 1);
+    }
+    let flows = |world: &World, host| world.sum(host, "flows");
+    let both = [Host::Client, Host::Server];
+    for host in both {
+        until("the first flow has ended", 10, || flows(&world, host) == 0);
+    }
+    // Discovery's connections go a moment after their flows.
+    thread::sleep(Duration::from_millis(200));
+    let before = both.map(|host| held(&mut world, host));
+    for family in [0, 1] {
+        let numbers = [rate.to_string(), count.to_string()];
+        let how = ["--rate", &numbers[0], "--count", &numbers[1]];
+        let load = connect(&world, family, &[&how, args].concat());
+        let outcome = End::start(load).outcome();
+        println!("{outcome}");
+        all_good(&outcome, count);
+    }
+    for (host, before) in both.into_iter().zip(before) {
+        until("every flow has ended", 10, || flows(&world, host) == 0);
+        until("nothing is left", 10, || held(&mut world, host) == before);
+        let status = world.status(host);
+        let sessions = status["sessions"].as_array().expect("a list");
+        assert_eq!(sessions.len(), 2, "one a family: {sessions:?}");
+    }
+    // All of them went by VTL: what came in is as much as was sent.
+    let bytes = world.sum(Host::Client, "bytes_received");
+    assert!(bytes >= 2 * 64 * count, "{bytes} bytes");
+    Some(world)
+}
+
+#[test]
+fn load__five_thousand_come_and_go() {
+    come_and_go("load", 1_500, 2_500, &[]);
+    come_and_go("load-server", 1_500, 2_500, &["--server-closes"]);
+}
+
+#[test]
+fn load__more_than_five_thousand_at_once_are_all_carried() {
+    const COUNT: u64 = 5_500;
+    let Some((world, _server)) = hosts("load-held") else {
+        return;
+    };
+    let count = COUNT.to_string();
+    let how = ["--hold", "--rate", "1500", "--count", &count];
+    let mut client = End::start(connect(&world, 0, &how));
+    assert_eq!(client.line(), format!("held {count}"));
+    for host in [Host::Client, Host::Server] {
+        assert_eq!(world.sum(host, "flows"), COUNT);
+    }
+    // Each has another message, and ends.
+    all_good(&client.outcome(), COUNT);
+    for host in [Host::Client, Host::Server] {
+        until("every flow has ended", 10, || world.sum(host, "flows") == 0);
+    }
+}
+
+#[test]
+#[ignore = "takes five minutes: a run by hand"]
+fn load__two_thousand_a_second_for_a_minute() {
+    for args in [&[][..], &["--server-closes"]] {
+        let Some(mut world) = come_and_go("load-minute", 2_000, 120_000, args) else {
+            return;
+        };
+        // A server may be slow to ask who its client was.
+        let server = world.daemon(Host::Server).pid();
+        until("the clients' addresses are forgotten", 70, || {
+            entries(server, "vtl_clients") == 0
+        });
+    }
+}
