@@ -70,5 +70,4 @@ else
         "$over" "$word" "$held" "$flows" $((before - after)) $((slab_after - slab)) \
         $(($(resident) - resident)) $(((before - after) * 1024 / held / 2)) | tee -a "$dir/idle.jsonl"
     exec {load[1]}>&-
-    cat <&"${load[0]}" | tee -a "$dir/idle.jsonl" || true
 fi

@@ -26,8 +26,10 @@ use super::{
 /// in which the same pair of addresses cannot be used again.
 const LINGER: Duration = Duration::from_secs(60);
 /// Ports tried for one connection: those that other programs have, or that linger in TIME_WAIT still,
-/// are passed over.
+/// are passed over. On the loopback the kernel gives a port again a second after its last use, elsewhere
+/// a minute: where those of the host's own address linger, not many are worth a try.
 const ATTEMPTS: usize = 256;
+const FEW_ATTEMPTS: usize = 16;
 
 /// The steering program's links, one for each interface but lo, while any port is hooked.
 #[derive(Default)]
@@ -234,26 +236,30 @@ pub(super) fn connect_local_app(
     dest: SocketAddr,
     client: SocketAddr,
 ) -> io::Result<(TcpStream, ClientAddressGuard)> {
+    // Not every host takes packets from the loopback's address to its other ones, so those come first.
     let loopback: IpAddr = match dest.ip() {
         IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
     };
-    for _ in 0..ATTEMPTS {
-        let taken = shared.clients().take(loopback);
-        let (end, generation) = taken.ok_or(io::ErrorKind::AddrNotAvailable)?;
-        let guard = ClientAddressGuard {
-            shared: Arc::downgrade(shared),
-            end,
-            generation,
-        };
-        match connect_from(shared, end, dest, client) {
-            Ok(stream) => return Ok((stream, guard)),
-            Err(error)
-                if matches!(
-                    error.raw_os_error(),
-                    Some(libc::EADDRINUSE | libc::EADDRNOTAVAIL)
-                ) => {}
-            Err(error) => return Err(error),
+    for (from, attempts) in [(dest.ip(), FEW_ATTEMPTS), (loopback, ATTEMPTS)] {
+        for _ in 0..attempts {
+            let Some((end, generation)) = shared.clients().take(from) else {
+                break;
+            };
+            let guard = ClientAddressGuard {
+                shared: Arc::downgrade(shared),
+                end,
+                generation,
+            };
+            match connect_from(shared, end, dest, client) {
+                Ok(stream) => return Ok((stream, guard)),
+                Err(error)
+                    if matches!(
+                        error.raw_os_error(),
+                        Some(libc::EADDRINUSE | libc::EADDRNOTAVAIL)
+                    ) => {}
+                Err(error) => return Err(error),
+            }
         }
     }
     Err(io::ErrorKind::AddrNotAvailable.into())
