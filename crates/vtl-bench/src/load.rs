@@ -1,7 +1,7 @@
 //! `vtl bench load`: many TCP connections, opened at a rate or held open. Ordinary sockets on one
 //! thread, so that the Hooker can capture them as any program's.
 //!
-//! A client sends [`MESSAGE`] bytes on each connection, must get the same back, and the side that the
+//! A client sends 64 bytes on each connection, must get the same back, and the side that the
 //! message's first byte names closes first: where that side is decides who keeps the connection's
 //! TIME_WAIT, and so how many there can be in a minute.
 
