@@ -233,33 +233,102 @@ static __always_inline int load_tcp(struct __sk_buff *skb, struct tcphdr *tcp, _
     return !bpf_skb_load_bytes_relative(skb, *off, tcp, sizeof(*tcp), BPF_HDR_START_NET);
 }
 
-/* 1 if a glance at an Ethernet frame shows that it opens no TCP connection: the answer for nearly
- * every packet, at a tenth of the price of load_tcp(), which decides on all others. */
-static __always_inline int surely_no_syn(struct __sk_buff *skb) {
+/* The TCP header that a glance at an Ethernet frame finds, at a tenth of the price of load_tcp().
+ * NULL: none, or if *odd, load_tcp() has to decide. */
+static __always_inline struct tcphdr *glance(struct __sk_buff *skb, int *odd) {
     void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
     struct ethhdr *eth = data;
     struct tcphdr *tcp;
+    __u8 protocol;
 
+    *odd = 1;
     if ((void *)(eth + 1) > end || eth->h_proto != skb->protocol)
-        return 0;
+        return NULL;
     if (eth->h_proto == bpf_htons(ETH_P_IP)) {
         struct iphdr *ip = (void *)(eth + 1);
         tcp = (void *)(ip + 1);
         if ((void *)(tcp + 1) > end || ip->ihl != 5)
-            return 0;
-        if (ip->protocol != IPPROTO_TCP)
-            return 1;
+            return NULL;
+        protocol = ip->protocol;
     } else if (eth->h_proto == bpf_htons(ETH_P_IPV6)) {
         struct ipv6hdr *ip = (void *)(eth + 1);
         tcp = (void *)(ip + 1);
         if ((void *)(tcp + 1) > end)
-            return 0;
-        if (ip->nexthdr != IPPROTO_TCP)
-            return 1;
+            return NULL;
+        protocol = ip->nexthdr;
     } else {
-        return 1;
+        protocol = 0;
     }
-    return !tcp->syn || tcp->ack;
+    *odd = 0;
+    return protocol == IPPROTO_TCP ? tcp : NULL;
+}
+
+/* 1: opens no TCP connection. The answer for nearly every packet. */
+static __always_inline int surely_no_syn(struct __sk_buff *skb) {
+    int odd;
+    struct tcphdr *tcp = glance(skb, &odd);
+
+    return tcp ? !tcp->syn || tcp->ack : !odd;
+}
+
+/* The state of the socket that a TCP packet is for; 0: there is none. */
+static __always_inline int receiver_state(struct __sk_buff *skb, __be16 sport, __be16 dport,
+                                          int v4) {
+    struct bpf_sock_tuple tuple = {};
+    struct bpf_sock *sk;
+    int state;
+
+    if (v4) {
+        /* saddr and daddr lie side by side in both headers and tuples. */
+        bpf_skb_load_bytes_relative(skb, 12, &tuple.ipv4.saddr, 8, BPF_HDR_START_NET);
+        tuple.ipv4.sport = sport;
+        tuple.ipv4.dport = dport;
+        sk = bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS, 0);
+    } else {
+        bpf_skb_load_bytes_relative(skb, 8, &tuple.ipv6.saddr, 32, BPF_HDR_START_NET);
+        tuple.ipv6.sport = sport;
+        tuple.ipv6.dport = dport;
+        sk = bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv6), BPF_F_CURRENT_NETNS, 0);
+    }
+    if (!sk)
+        return 0;
+    state = sk->state;
+    bpf_sk_release(sk);
+    return state;
+}
+
+/* Waits until the first bytes of a captured connection, or its end, will find it. vtld's processor
+ * does the handshake, and the application may send on another as soon as the SYN/ACK is there.
+ * Linux 6.18 takes the request out of its table of sockets a moment before it puts the connection
+ * in: who looks in between finds the listener, which answers with a reset. */
+static __always_inline void await_accepted(struct __sk_buff *skb) {
+    /* Some 100 us. As long waits in vain who acknowledges the SYN/ACK with data only. */
+    enum { LOOKUPS = 1000 };
+    struct bpf_sock *sk = skb->sk;
+    struct bpf_tcp_sock *from;
+    struct tcphdr *tcp;
+    __be16 sport, dport;
+    int odd, v4, turn;
+
+    tcp = glance(skb, &odd);
+    v4 = skb->protocol == bpf_htons(ETH_P_IP);
+    if (!tcp || tcp->dest != bpf_htons(v4 ? config.capture_port4 : config.capture_port6) || !sk)
+        return;
+    /* The bare answer to the SYN/ACK is for the request. */
+    if (!tcp->fin && (void *)tcp - (void *)(long)skb->data + tcp->doff * 4 >= skb->len)
+        return;
+    sport = tcp->source;
+    dport = tcp->dest;
+    sk = bpf_sk_fullsock(sk);
+    from = sk ? bpf_tcp_sock(sk) : NULL;
+    /* An answer to anything but the SYN comes from the connection. */
+    if (!from || from->segs_in > 1)
+        return;
+    vtl_for(turn, 0, LOOKUPS) {
+        int state = receiver_state(skb, sport, dport, v4);
+        if (state != BPF_TCP_LISTEN && state != BPF_TCP_NEW_SYN_RECV)
+            return;
+    }
 }
 
 /* tcx egress on lo. */
@@ -274,7 +343,11 @@ int vtl_hold_syn(struct __sk_buff *skb) {
     __u32 off, len;
     int v4;
 
-    if (surely_no_syn(skb) || !load_tcp(skb, &tcp, &off, &v4) || !tcp.syn || tcp.ack)
+    if (surely_no_syn(skb)) {
+        await_accepted(skb);
+        return TC_ACT_UNSPEC;
+    }
+    if (!load_tcp(skb, &tcp, &off, &v4) || !tcp.syn || tcp.ack)
         return TC_ACT_UNSPEC;
     if (tcp.dest != bpf_htons(v4 ? config.capture_port4 : config.capture_port6))
         return TC_ACT_UNSPEC;
@@ -451,12 +524,11 @@ static __always_inline int syn_has_option(struct __sk_buff *skb, __u32 off, __u3
 /* tcx ingress on every interface but lo. */
 SEC("tcx/ingress")
 int vtl_steer_syn(struct __sk_buff *skb) {
-    struct bpf_sock_tuple tuple = {};
     struct bpf_sock *sk;
     struct tcphdr tcp;
     __u32 off, port, slot;
     __u8 *hooked;
-    int v4, listens;
+    int v4;
 
     if (surely_no_syn(skb) || !load_tcp(skb, &tcp, &off, &v4) || !tcp.syn || tcp.ack)
         return TC_ACT_UNSPEC;
@@ -467,23 +539,7 @@ int vtl_steer_syn(struct __sk_buff *skb) {
 
     /* Only where the application listens, so that a closed port still answers with a RST; and
      * only for a new connection: a SYN for an existing one is TCP's to judge. */
-    if (v4) {
-        /* saddr and daddr lie side by side in both headers and tuples. */
-        bpf_skb_load_bytes_relative(skb, 12, &tuple.ipv4.saddr, 8, BPF_HDR_START_NET);
-        tuple.ipv4.sport = tcp.source;
-        tuple.ipv4.dport = tcp.dest;
-        sk = bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS, 0);
-    } else {
-        bpf_skb_load_bytes_relative(skb, 8, &tuple.ipv6.saddr, 32, BPF_HDR_START_NET);
-        tuple.ipv6.sport = tcp.source;
-        tuple.ipv6.dport = tcp.dest;
-        sk = bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv6), BPF_F_CURRENT_NETNS, 0);
-    }
-    if (!sk)
-        return TC_ACT_UNSPEC;
-    listens = sk->state == BPF_TCP_LISTEN;
-    bpf_sk_release(sk);
-    if (!listens)
+    if (receiver_state(skb, tcp.source, tcp.dest, v4) != BPF_TCP_LISTEN)
         return TC_ACT_UNSPEC;
 
     slot = v4 ? VTL_STEER_4 : VTL_STEER_6;

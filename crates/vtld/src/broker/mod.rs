@@ -431,16 +431,16 @@ impl Handle {
         self.tunnels.stop();
         self.send(Command::Stop);
     }
-
-    fn knows(&self, peer: IpAddr) -> bool {
-        self.peers
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .contains(&peer)
-    }
 }
 
 impl hooker::Broker for Handle {
+    fn knows(&self, host: IpAddr) -> bool {
+        self.peers
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .contains(&host)
+    }
+
     fn try_session(&self, held: HeldConnect) -> Result<(), HeldConnect> {
         if let Some(kind) = held.tunnel() {
             return self.tunnels.try_flow(kind, held);

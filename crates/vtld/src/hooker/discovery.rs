@@ -29,6 +29,8 @@ pub(super) struct Attempt {
 pub(super) struct Connected {
     pub(super) held: HeldConnect,
     pub(super) stream: TcpStream,
+    /// The SYN carried the option.
+    pub(super) offered: bool,
     pub(super) peer_speaks_vtl: bool,
 }
 
@@ -76,37 +78,50 @@ pub(super) fn connect_plain(shared: &Shared, dest: SocketAddr) -> io::Result<Tcp
     connected.map(|()| socket.into())
 }
 
+/// Which port of this host a connection has.
+#[derive(Clone, Copy)]
+enum Port {
+    /// The application's own, next to other connections of vtld.
+    Shared,
+    /// The application's own, next to connections that programs made themselves: they keep others from
+    /// binding it, for a minute after their end, too.
+    Chosen,
+    Any,
+}
+
 fn open(shared: &Shared, held: &HeldConnect, offers: bool) -> io::Result<(OwnedFd, u64)> {
     // The application's own port, so that the peer sees what the application's getsockname says;
     // if somebody else has it, or a former connection to the same destination lingers, another.
-    match open_from(shared, held, offers, true) {
-        Err(error)
-            if matches!(
-                error.raw_os_error(),
-                Some(libc::EADDRINUSE | libc::EADDRNOTAVAIL)
-            ) =>
-        {
-            open_from(shared, held, offers, false)
+    let taken = |error: &io::Error| {
+        let errno = error.raw_os_error();
+        matches!(errno, Some(libc::EADDRINUSE | libc::EADDRNOTAVAIL))
+    };
+    for port in [Port::Shared, Port::Chosen] {
+        match open_from(shared, held, offers, port) {
+            Err(error) if taken(&error) => (),
+            result => return result,
         }
-        result => result,
     }
+    open_from(shared, held, offers, Port::Any)
 }
 
 fn open_from(
     shared: &Shared,
     held: &HeldConnect,
     offers: bool,
-    same_port: bool,
+    port: Port,
 ) -> io::Result<(OwnedFd, u64)> {
     let socket = sock::tcp(held.dest().ip())?;
     sock::tune(&socket)?;
     if held.mark() != 0 {
         sock::mark(&socket, held.mark())?;
     }
-    if same_port {
-        sock::bind(&socket, held.src(), true)?;
-    } else if held.bound().is_some() {
-        sock::bind(&socket, SocketAddr::new(held.src().ip(), 0), false)?;
+    let any = SocketAddr::new(held.src().ip(), 0);
+    match port {
+        Port::Shared => sock::bind(&socket, held.src(), true)?,
+        Port::Chosen => sock::bind_when_connecting(&socket, any, held.src().port())?,
+        Port::Any if held.bound().is_some() => sock::bind(&socket, any, false)?,
+        Port::Any => (),
     }
     let cookie = sock::cookie(&socket)?;
     let flags = if offers { abi::VTL_OWN_OFFER } else { 0 };
@@ -133,6 +148,7 @@ impl Attempt {
         Ok(Connected {
             held: self.held,
             stream: self.socket.into(),
+            offered: self.offers,
             peer_speaks_vtl,
         })
     }

@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     io,
-    net::TcpListener,
+    net::{SocketAddr, TcpListener, TcpStream},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
         Arc,
@@ -27,6 +27,9 @@ use super::{
 
 /// Housekeeping: expiry, reaping.
 const TICK: Duration = Duration::from_secs(1);
+
+/// Until the next try to accept a connection.
+const WITHOUT_DESCRIPTORS: Duration = Duration::from_millis(50);
 
 const WAKE: u64 = 0;
 const SYNS: u64 = 1;
@@ -248,6 +251,7 @@ impl Engine {
                 held,
                 stream,
                 peer_speaks_vtl: true,
+                ..
             }) => {
                 let (dest, src) = (held.dest(), held.src());
                 self.shared.broker.client(ClientFlow {
@@ -262,11 +266,15 @@ impl Engine {
             Ok(Connected {
                 held,
                 stream,
+                offered,
                 peer_speaks_vtl: false,
             }) => {
-                let ttl = self.shared.config.plain_ttl;
-                if let Err(error) = self.shared.maps.leave_plain(held.dest(), ttl) {
-                    tracing::debug!(%error, "a destination without VTL was not remembered");
+                // A host that has a session, and no answer to the option, was too busy for one.
+                if offered || !self.shared.broker.knows(held.dest().ip()) {
+                    let ttl = self.shared.config.plain_ttl;
+                    if let Err(error) = self.shared.maps.leave_plain(held.dest(), ttl) {
+                        tracing::debug!(%error, "a destination without VTL was not remembered");
+                    }
                 }
                 let proxy = self.shared.proxy.clone();
                 held.accept(move |app| {
@@ -279,7 +287,7 @@ impl Engine {
     }
 
     fn captured(&mut self, index: usize) {
-        while let Ok((stream, app)) = self.listeners.capture[index].accept() {
+        while let Some((stream, app)) = accept(&self.listeners.capture[index]) {
             let tuned = sock::tune_local(&stream).and_then(|()| stream.set_nonblocking(true));
             if tuned.is_ok() {
                 self.shared.flows.accepted(app, stream);
@@ -288,7 +296,7 @@ impl Engine {
     }
 
     fn steered(&mut self, index: usize) {
-        while let Ok((stream, client)) = self.listeners.steer[index].accept() {
+        while let Some((stream, client)) = accept(&self.listeners.steer[index]) {
             let taken = sock::tune(&stream)
                 .and_then(|()| stream.set_nonblocking(true))
                 .and_then(|()| stream.local_addr())
@@ -315,4 +323,17 @@ impl Engine {
             }
         }
     }
+}
+
+/// The next connection that waits.
+fn accept(listener: &TcpListener) -> Option<(TcpStream, SocketAddr)> {
+    let accepted = listener.accept();
+    if let Err(error) = &accepted
+        && matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
+    {
+        // It stays ready, and the thread would do nothing but ask.
+        tracing::warn!(%error, "no descriptors are left for a connection");
+        std::thread::sleep(WITHOUT_DESCRIPTORS);
+    }
+    accepted.ok()
 }

@@ -5,7 +5,7 @@
 
 use std::{
     collections::HashMap,
-    fmt, io,
+    fmt, io, mem,
     net::{SocketAddr, TcpStream},
     os::fd::OwnedFd,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -28,6 +28,9 @@ use crate::tunnel;
 const ACCEPT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long SYNs of a connect that nobody answers are swallowed: longer than TCP tries by default.
 const SILENCE: Duration = Duration::from_secs(130);
+/// How long those of a connect that succeeded: TCP may have repeated its SYN just then, and the ring
+/// says so later than the listener has the connection.
+const STRAGGLING: Duration = Duration::from_secs(1);
 
 /// Runs on the Hooker's thread: must not block.
 pub(super) type Accepted = Box<dyn FnOnce(io::Result<TcpStream>) + Send>;
@@ -40,8 +43,8 @@ enum State {
         accepted: Accepted,
         deadline: Instant,
     },
-    /// To the application nobody is there.
-    Silent { until: Instant },
+    /// Answered, if only by silence. Repetitions of the SYN are swallowed.
+    Over { until: Instant },
 }
 
 struct Entry {
@@ -49,6 +52,14 @@ struct Entry {
     cookie: u64,
     syn: SynPacket,
     state: State,
+}
+
+impl Entry {
+    /// The former state.
+    fn end(&mut self, swallows: Duration) -> State {
+        let until = Instant::now() + swallows;
+        mem::replace(&mut self.state, State::Over { until })
+    }
 }
 
 /// All held connects, and the way to answer them.
@@ -143,21 +154,14 @@ impl Flows {
 
     /// The listener got a connection from `app`.
     pub(super) fn accepted(&self, app: SocketAddr, stream: TcpStream) {
-        let entry = {
+        let former = {
             let mut guard = self.table();
-            let injected = |entry: &Entry| matches!(entry.state, State::Injected { .. });
-            if guard.0.get(&app).is_some_and(injected) {
-                guard.0.remove(&app)
-            } else {
-                None
-            }
+            let injected = |entry: &&mut Entry| matches!(entry.state, State::Injected { .. });
+            let entry = guard.0.get_mut(&app).filter(injected);
+            entry.map(|entry| entry.end(STRAGGLING))
         };
         // Without an entry the stream is dropped, which resets it.
-        if let Some(Entry {
-            state: State::Injected { accepted, .. },
-            ..
-        }) = entry
-        {
+        if let Some(State::Injected { accepted, .. }) = former {
             accepted(Ok(stream));
         }
     }
@@ -171,7 +175,7 @@ impl Flows {
                 State::Injected {
                     deadline: until, ..
                 }
-                | State::Silent { until } => *until <= now,
+                | State::Over { until } => *until <= now,
             };
             guard
                 .0
@@ -300,11 +304,10 @@ impl HeldConnect {
         }
         if let Some(packet) = entry.syn.refusal(error) {
             flows.send(&packet, self.0.app);
+            // TCP does not hear ICMP within a system call, and asks again.
             guard.0.remove(&self.0.app);
         } else {
-            entry.state = State::Silent {
-                until: Instant::now() + SILENCE,
-            };
+            entry.end(SILENCE);
         }
     }
 }

@@ -27,7 +27,7 @@ mod steering;
 
 use std::{
     io,
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
     sync::{
@@ -117,6 +117,11 @@ pub trait Broker: Send + Sync + 'static {
     /// it later; else give it back, and the Hooker asks the destination itself.
     fn try_session(&self, held: HeldConnect) -> Result<(), HeldConnect> {
         Err(held)
+    }
+
+    /// Whether there is a session with the host.
+    fn knows(&self, _host: IpAddr) -> bool {
+        false
     }
 
     /// A captured connection's destination turned out to run VTL.

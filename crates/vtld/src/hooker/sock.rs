@@ -34,6 +34,20 @@ fn get<T: Default>(fd: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<T> {
     }
 }
 
+fn set<T: Copy>(fd: &impl AsFd, level: i32, name: i32, value: T) -> io::Result<()> {
+    // SAFETY: `value` is readable for its size; the callers pass integers only.
+    let result = unsafe {
+        let value = (&raw const value).cast();
+        let len = size_of::<T>() as libc::socklen_t;
+        libc::setsockopt(fd.as_fd().as_raw_fd(), level, name, value, len)
+    };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
 /// The kernel's name for a socket, unique until reboot.
 pub(super) fn cookie(fd: &impl AsFd) -> io::Result<u64> {
     get(fd.as_fd(), libc::SOL_SOCKET, libc::SO_COOKIE)
@@ -100,6 +114,19 @@ pub(super) fn bind(fd: &OwnedFd, addr: SocketAddr, shared: bool) -> io::Result<(
     Ok(socket::bind(fd.as_raw_fd(), &SockaddrStorage::from(addr))?)
 }
 
+/// Binds to an address, and leaves the port to [`connect`], which takes this one unless a connection
+/// has it to the same destination. EADDRNOTAVAIL on kernels before Linux 6.3, which cannot.
+pub(super) fn bind_when_connecting(fd: &OwnedFd, addr: SocketAddr, port: u16) -> io::Result<()> {
+    const IP_BIND_ADDRESS_NO_PORT: libc::c_int = 24;
+    const IP_LOCAL_PORT_RANGE: libc::c_int = 51;
+    // ip(7): the lowest and the highest port, in the halves of one number.
+    let range = u32::from(port) << 16 | u32::from(port);
+    set(fd, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, range)
+        .map_err(|_| io::Error::from_raw_os_error(libc::EADDRNOTAVAIL))?;
+    set(fd, libc::IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1u32)?;
+    Ok(socket::bind(fd.as_raw_fd(), &SockaddrStorage::from(addr))?)
+}
+
 /// Begins to connect.
 pub(super) fn connect(fd: &OwnedFd, addr: SocketAddr) -> io::Result<()> {
     match socket::connect(fd.as_raw_fd(), &SockaddrStorage::from(addr)) {
@@ -111,22 +138,7 @@ pub(super) fn connect(fd: &OwnedFd, addr: SocketAddr) -> io::Result<()> {
 /// Has a listener keep the SYN of each connection, so that programs can look at its options again
 /// when the answer to it was lost and is sent once more.
 pub(super) fn save_syn(fd: &impl AsFd) -> io::Result<()> {
-    let on: libc::c_int = 1;
-    // SAFETY: the option's value is an int that outlives the call, and the length says so.
-    let result = unsafe {
-        libc::setsockopt(
-            fd.as_fd().as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_SAVE_SYN,
-            (&raw const on).cast(),
-            size_of_val(&on) as libc::socklen_t,
-        )
-    };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    set(fd, libc::IPPROTO_TCP, libc::TCP_SAVE_SYN, 1u32)
 }
 
 /// Turns the socket into a listener with the longest queue that the kernel allows.

@@ -3,7 +3,7 @@
 use std::{
     fs::File,
     io::{BufRead, BufReader, Write},
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     os::{fd::AsFd, unix::process::CommandExt},
     path::PathBuf,
     process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio},
@@ -340,10 +340,14 @@ struct Plain {
 }
 
 impl Broker for Plain {
+    fn knows(&self, _host: IpAddr) -> bool {
+        *self.session.lock().unwrap() == "full"
+    }
+
     fn try_session(&self, held: HeldConnect) -> Result<(), HeldConnect> {
         let mode = self.session.lock().unwrap().clone();
         let answer: Box<dyn FnOnce(HeldConnect) + Send> = match mode.as_str() {
-            "" => return Err(held),
+            "" | "full" => return Err(held),
             "accept" => Box::new(|held| {
                 let greeting = format!("{} {}", held.src(), held.dest());
                 held.accept(move |app| {
