@@ -1,0 +1,157 @@
+//! The side that answers: whom it refuses, and whom it sends for a cookie.
+
+use super::*;
+
+#[test]
+fn asked__refusals() {
+    let mut initiator = Initiator::new(offer(), 0, 1);
+    let nego = next_nego(&mut initiator);
+    let grafts = [reliable(9)];
+    let weak = [graft(9, Services::ORDERED)];
+    let mut responder = responder();
+    let mut refused = |nego: &Nego, policy: &Policy<'_>| {
+        let nack = refusal(&mut responder, nego, policy);
+        match initiator.clone().handle(1, &nack, Way::Native) {
+            Err(NegoError::Refused(reason)) => reason,
+            other => panic!("{other:?}"),
+        }
+    };
+    let good = policy(&grafts);
+    assert_eq!(refused(&nego, &policy(&[])), Reason::NoGraft);
+    assert_eq!(refused(&nego, &policy(&weak)), Reason::NoGraft);
+    let full = Policy {
+        room: false,
+        ..good
+    };
+    assert_eq!(refused(&nego, &full), Reason::NoRoom);
+    let deaf = Policy {
+        listening: false,
+        ..good
+    };
+    assert_eq!(refused(&nego, &deaf), Reason::NoListener);
+    let unknown = Nego {
+        services: 0x8001,
+        ..nego
+    };
+    assert_eq!(refused(&unknown, &good), Reason::NoGraft);
+    assert_eq!(responder.counters().refused, 5);
+    assert_eq!(responder.sessions(), 0);
+}
+
+#[test]
+fn asked__a_session_that_succeeds_another() {
+    let of = (0x55, 0x6666);
+    let succeeding = Offer {
+        succeeds: Some(of),
+        ticket: None,
+        ..early(Ticket::default())
+    };
+    let mut initiator = Initiator::new(succeeding, 0, 1);
+    let nego = next_nego(&mut initiator);
+    assert_eq!((nego.header.sid, nego.header.token), of);
+    assert_eq!(succeeded(&nego), Some(of));
+    let grafts = [reliable(9)];
+    let mut responder = responder();
+    let deaf = Policy {
+        listening: false,
+        ..policy(&grafts)
+    };
+    let nack = refusal(&mut responder, &nego, &deaf);
+    let refused = Err(NegoError::Refused(Reason::Succession));
+    assert_eq!(initiator.clone().handle(1, &nack, Way::Native), refused);
+    // Its address is proven: strangers take no place from it, and it takes none from them.
+    for sid in 0..STRANGERS as u32 {
+        let stranger = Nego {
+            sid: 100 + sid,
+            ..next_nego(&mut Initiator::new(offer(), 0, 2))
+        };
+        let request = request(&mut responder, 0, &stranger, &grafts);
+        let choice = request.choices[0];
+        responder.accept(0, &request, &choice, &made(200 + sid, 3));
+    }
+    let request = request(&mut responder, 0, &nego, &grafts);
+    assert_eq!((request.succeeds, request.early), (Some(of), None));
+    let choice = request.choices[0];
+    let (answer, _) = responder.accept(0, &request, &choice, &made(3, 4));
+    assert_eq!(responder.strangers(), STRANGERS);
+    // A host that does not know the flag opens any session.
+    let Packet::NegoAck(mut ack) = answer else {
+        unreachable!()
+    };
+    ack.header.flags &= !(intf::VTL_F_SUCCEED as u8);
+    assert_eq!(
+        initiator
+            .clone()
+            .handle(1, &Packet::NegoAck(ack), Way::Native),
+        refused
+    );
+    let opened = initiator.handle(1, &answer, Way::Native);
+    assert!(matches!(opened, Ok(Some(Answer::Opened(_)))), "{opened:?}");
+}
+
+#[test]
+fn asked__a_repeated_nego_gets_the_same_answer() {
+    let mut initiator = Initiator::new(offer(), 0, 1);
+    let (one, two) = (next_nego(&mut initiator), next_nego(&mut initiator));
+    let grafts = [reliable(5), reliable(6)];
+    let mut responder = responder();
+    let first = answer(&mut responder, 0, &one, &grafts);
+    // Whatever has changed meanwhile.
+    let again = refusal(&mut responder, &two, &policy(&[]));
+    assert_eq!(first, again);
+    assert_eq!(responder.counters().repeated, 1);
+    // Another attempt, from another address, or after the end, is not the same.
+    request(&mut responder, 0, &Nego { token: 2, ..one }, &grafts);
+    let elsewhere = responder.asked(0, THERE, &one, &policy(&grafts), || NEXT);
+    assert!(matches!(elsewhere, Verdict::Open(_)));
+    responder.ended(3);
+    request(&mut responder, 0, &one, &grafts);
+}
+
+#[test]
+fn asked__all_choices_in_the_initiators_order() {
+    let nego = next_nego(&mut Initiator::new(offer(), 0, 1));
+    let grafts = [6, 7, 5, 9].map(reliable);
+    let request = request(&mut responder(), 0, &nego, &grafts);
+    let gids: Vec<_> = request.choices.iter().map(|c| c.gid).collect();
+    assert_eq!(gids, [9, 5, 6]);
+}
+
+#[test]
+fn asked__strangers_are_sent_for_a_cookie() {
+    let mut responder = responder();
+    let grafts = [reliable(9)];
+    crowd(&mut responder);
+    // The next one leaves nothing behind, and gets in with one more round trip.
+    let mut initiator = Initiator::new(offer(), 0, 0xaaaa);
+    let nego = next_nego(&mut initiator);
+    let cookie = refusal(&mut responder, &nego, &policy(&grafts));
+    assert_eq!(responder.counters().cookies, 1);
+    assert_eq!(
+        (responder.sessions(), responder.strangers()),
+        (STRANGERS, STRANGERS)
+    );
+    assert_eq!(initiator.handle(20 * MS, &cookie, Way::Native), Ok(None));
+    assert_eq!(initiator.poll_at(), 20 * MS);
+    let again = next_nego(&mut initiator);
+    assert_eq!((again.sid, again.token), (nego.sid, nego.token));
+    // The cookie is of no use to anybody else.
+    let elsewhere = responder.asked(20 * MS, THERE, &again, &policy(&grafts), || NEXT);
+    assert!(matches!(elsewhere, Verdict::Answer(Packet::NegoNack(_))));
+    let ack = answer(&mut responder, 20 * MS, &again, &grafts);
+    let Ok(Some(Answer::Opened(session))) = initiator.handle(50 * MS, &ack, Way::Native) else {
+        panic!("no session")
+    };
+    assert_eq!(session.rtt, Some(Duration::from_millis(20)));
+    assert_eq!(responder.strangers(), STRANGERS, "it is none");
+    // One that shows itself makes room, and so does one that ends.
+    responder.validated(10);
+    responder.validated(10);
+    responder.ended(10);
+    responder.ended(11);
+    assert_eq!(responder.strangers(), STRANGERS - 2);
+    for i in 12..30 {
+        responder.ended(i);
+    }
+    assert_eq!(responder.strangers(), 0);
+}
