@@ -3,6 +3,7 @@
 mod closing;
 mod fallback;
 mod flows;
+mod initiating;
 mod lossy;
 mod opening;
 mod packets;

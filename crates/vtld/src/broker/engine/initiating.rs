@@ -1,0 +1,553 @@
+//! The initiator's half of opening sessions, for hooked and for aware applications.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
+
+use vtl_proto::{
+    intf,
+    nego::{Answer, Early, Established, Initiator, NegoError, Offer, Offered, PATIENCE, Step, Way},
+    services::Services,
+    wire::{Header, Packet},
+};
+
+use super::{
+    super::{
+        Granted, Owner, Predecessor, Reply, Toward, now_ns,
+        peers::{Exit, Next},
+        random_token,
+        raw::{self, Received},
+        session::{self, Phase, Use, Wish},
+    },
+    Engine, Parked,
+    opening::aware,
+};
+
+/// How often a session's lock is tried, 1 ms apart, that an application holds for a microsecond.
+const LOCK_TRIES: u32 = 50;
+
+impl Engine {
+    pub(super) fn connect(&mut self, owner: Owner, to: Toward, wish: Wish, reply: Reply<Granted>) {
+        let (peer, succeeds) = match to {
+            Toward::Peer(peer) if peer.port() == 0 => {
+                let _ = reply.send(Err("port 0 is the Hooker's: name another one".into()));
+                return;
+            }
+            Toward::Peer(peer) => (peer, None),
+            Toward::Successor(of) => match self.to_be_succeeded(of) {
+                Ok(peer) => (peer, Some(of.sid)),
+                Err(error) => {
+                    let _ = reply.send(Err(error.into()));
+                    return;
+                }
+            },
+        };
+        let unconfirmed = |sid| {
+            self.sessions
+                .get(&sid)
+                .is_some_and(|s| s.confirming.is_some())
+        };
+        let ready = if succeeds.is_some_and(unconfirmed) {
+            Ok(false)
+        } else {
+            self.rings_ready(peer.ip())
+        };
+        match ready {
+            Ok(true) => {}
+            Ok(false) => {
+                self.parked.push_back(Parked::Connect {
+                    owner,
+                    to,
+                    wish,
+                    reply,
+                });
+                return;
+            }
+            Err(error) => {
+                let _ = reply.send(Err(error));
+                return;
+            }
+        }
+        let shared = reply.clone();
+        let opened = self.open(peer.ip(), peer.port(), &wish, succeeds, |rings| {
+            Ok(Use::Aware(aware(owner, rings, Some(shared))?))
+        });
+        if let Err(error) = opened {
+            let _ = reply.send(Err(error));
+        }
+    }
+
+    /// Where a session leads that another one is to succeed.
+    fn to_be_succeeded(&self, of: Predecessor) -> Result<SocketAddr, &'static str> {
+        let session = self.sessions.get(&of.sid);
+        let session = session.filter(|s| s.token == of.key);
+        let session = session.ok_or("the session has ended")?;
+        // It may have ended by that, and the application not have noticed yet.
+        if session.successor.is_some() {
+            return Err("the session is being changed already: try again");
+        }
+        if !session.is_open() {
+            return Err("the session has ended");
+        }
+        Ok((session.peer, session.port).into())
+    }
+
+    /// Begins to open a session, perhaps one that succeeds another.
+    pub(super) fn open(
+        &mut self,
+        peer: IpAddr,
+        port: u16,
+        wish: &Wish,
+        succeeds: Option<u32>,
+        purpose: impl FnOnce(&vtl_bpf::rings::RingSet) -> Result<Use, String>,
+    ) -> Result<u32, String> {
+        if self.stopping {
+            return Err("the daemon is stopping".into());
+        }
+        if peer.is_loopback() || peer.is_unspecified() || peer.is_multicast() {
+            return Err(format!("{peer} is not another host"));
+        }
+        let (local, mtu) =
+            raw::route(peer).map_err(|e| format!("there is no route to {peer}: {e}"))?;
+        let mut grafts = self.candidates(wish)?;
+        // What is taken in most cases need not be waited for when the answer comes.
+        while let Err(error) = self.launch(grafts[0].gid) {
+            grafts.remove(0);
+            if grafts.is_empty() {
+                return Err(error);
+            }
+        }
+        let mut gids: Vec<u16> = grafts.iter().map(|g| g.gid).collect();
+        gids.truncate(intf::VTL_NEGO_GRAFTS as usize);
+        let preferred = gids.clone();
+        let now = now_ns();
+        let mut ways = self.ways(peer, now);
+        let before = succeeds.and_then(|sid| self.plane.sessions().get(sid));
+        let port_there = before.map_or(0, |before| before.port());
+        if let Some(before) = before {
+            ways.sort_by_key(|way| *way != before.way());
+        }
+        // The other session's token proves our address.
+        let ticket = match succeeds {
+            Some(_) => None,
+            None => self.peers.ticket(peer, now),
+        };
+        // What goes ahead may have to go again. And a hooked flow that is refused goes over TCP:
+        // nothing of it may have gone elsewhere.
+        let reliable = |gid| {
+            let found = grafts.iter().find(|g| g.gid == gid);
+            found.is_some_and(|g| g.provides.contains(Services::RELIABLE))
+        };
+        // Nor would the peer have room for it, if its rings are as small as ours.
+        let room = self.wanted_slots(peer) >= intf::VTL_EARLY_WINDOW;
+        let mut early = if port != 0 && succeeds.is_none() && room {
+            self.peers
+                .take_early(peer, port, now, ways[0], &mut gids, reliable)
+        } else {
+            None
+        };
+        if early.is_some() && self.launch(gids[0]).is_err() {
+            gids.remove(0); // the one that was the first before is loaded
+            early = None;
+        }
+        let rtt = self.peers.rtt(peer);
+        let offered = |gid: &u16| {
+            let pooled = self.pool.iter().find(|p| p.info.gid == *gid)?;
+            Some(Offered {
+                gid: *gid,
+                params: pooled.info.params.clone(),
+                asked: wish.asked(&pooled.params, rtt),
+            })
+        };
+        let offered: Vec<Offered> = gids.iter().filter_map(offered).collect();
+        let (sid, token) = self.create(peer, local, port, None, purpose)?;
+        let session = self.sessions.get_mut(&sid).expect("just made");
+        let offer = Offer {
+            sid,
+            ring_slots: session.slots,
+            max_payload: {
+                let most = raw::max_payload(mtu, peer, Way::Native);
+                self.peers.payload(peer, now, most)
+            },
+            port,
+            services: wish.wanted.required(),
+            grafts: offered,
+            known_rtt: rtt,
+            ways,
+            patience: match port {
+                0 => patience(rtt),
+                _ => PATIENCE,
+            },
+            ticket,
+            early: early.as_ref().map(|next| Early {
+                token: random_token(),
+                max_payload: next.max_payload,
+                long_messages: next.long_messages,
+            }),
+            succeeds: succeeds
+                .and_then(|sid| self.plane.sessions().get(sid))
+                .map(|entry| entry.peer()),
+        };
+        session.initiator = true;
+        session.exit = early.map(|next| next.exit);
+        let port_there = session.exit.map_or(port_there, |exit| exit.port);
+        if port_there != 0 {
+            session.port_there = port_there;
+        }
+        session.preferred = preferred;
+        session.required = wish.wanted.required();
+        session.phase = Phase::Opening(Box::new(Initiator::new(offer, now, token)));
+        if let Some(entry) = self.plane.sessions().get(sid) {
+            entry.complete(|s| s.leads = 1);
+        }
+        self.succeed(sid, succeeds);
+        self.open_timer(sid, now);
+        Ok(sid)
+    }
+
+    /// Sends the NEGO when it is due, and lets data go when they may.
+    pub(super) fn open_timer(&mut self, sid: u32, now: u64) {
+        let Some(session) = self.sessions.get_mut(&sid) else {
+            return;
+        };
+        let Phase::Opening(nego) = &mut session.phase else {
+            return;
+        };
+        let (local, peer, port_there) = (session.local, session.peer, session.port_there);
+        let has_tcp = matches!(session.purpose, Use::Streams { .. });
+        let step = nego.poll(now);
+        self.negotiations.at(sid, nego.poll_at());
+        match step {
+            Ok(Some(Step::Send(packet, way))) => {
+                self.send(&packet, local, peer, port_for(way, port_there));
+            }
+            Ok(Some(Step::Go(established))) => self.go_ahead(sid, &established),
+            Ok(None) => {}
+            Err(error) => {
+                if error == NegoError::TimedOut && has_tcp {
+                    self.peers.note_closed(peer, now);
+                }
+                self.failed(sid, &error.to_string());
+            }
+        }
+    }
+
+    /// The answer to our NEGO.
+    pub(super) fn answered(&mut self, sid: u32, packet: &Packet<'_>, received: &Received) {
+        let Some(session) = self.sessions.get_mut(&sid) else {
+            return;
+        };
+        if session.peer != received.from {
+            return;
+        }
+        let now = now_ns();
+        let way = Way::by(received.port);
+        if let Some(nego) = &mut session.confirming {
+            match nego.handle(now, packet, way) {
+                Ok(None) => self.confirm_timer(sid, now),
+                Ok(Some(Answer::Moved(established))) => {
+                    self.moved(sid, &established, received.port);
+                }
+                Ok(Some(Answer::Confirmed(established) | Answer::Opened(established))) => {
+                    session.confirming = None;
+                    self.confirmed(sid, &established, received.port);
+                }
+                Err(error) => self.broken(sid, &error.to_string()),
+            }
+            return;
+        }
+        let Phase::Opening(nego) = &mut session.phase else {
+            return;
+        };
+        let established = match nego.handle(now, packet, way) {
+            Ok(None) => return self.open_timer(sid, now),
+            Ok(Some(
+                Answer::Opened(established)
+                | Answer::Confirmed(established)
+                | Answer::Moved(established),
+            )) => established,
+            Err(NegoError::Differs(gid)) => {
+                let why = NegoError::Differs(gid).to_string();
+                return self.without(sid, gid, (packet, received.port), &why);
+            }
+            Err(error) => return self.failed(sid, &error.to_string()),
+        };
+        if let Err(error) = self.launch(established.gid) {
+            return self.without(sid, established.gid, (packet, received.port), &error);
+        }
+        if let Some(entry) = self.plane.sessions().get(sid) {
+            entry.set_port(received.port);
+        }
+        match self.establish(sid, &established) {
+            Ok(()) => {
+                self.met(sid, &established);
+                self.opened(sid);
+            }
+            Err(error) => self.failed(sid, &error),
+        }
+    }
+
+    /// A session that we opened is open.
+    pub(super) fn opened(&mut self, sid: u32) {
+        let Some(session) = self.sessions.get_mut(&sid) else {
+            return;
+        };
+        tracing::info!(peer = %session.peer, sid, port = session.port, "session open");
+        // The peer learns from our first packet where we live. One that is asked before it can have
+        // the session would be asked in vain.
+        if session.confirming.is_none()
+            && let Some(entry) = self.plane.sessions().get(sid)
+        {
+            entry.probe();
+        }
+        match &mut session.purpose {
+            Use::Streams { .. } => self.start_waiting(sid),
+            Use::Aware(aware) => {
+                let reply = aware.reply.take();
+                let granted = self.grant(sid);
+                if let Some(reply) = reply {
+                    let _ = reply.send(granted);
+                }
+            }
+        }
+    }
+
+    /// Remembers what the next session with the peer may begin with.
+    fn met(&mut self, sid: u32, established: &Established) {
+        let (Some(session), Some(entry)) =
+            (self.sessions.get_mut(&sid), self.plane.sessions().get(sid))
+        else {
+            return;
+        };
+        let entry = entry.snapshot();
+        let mut ethernet = [0; 14];
+        ethernet.copy_from_slice(&entry.headers[..14]);
+        let exit = Exit {
+            ethernet,
+            ifindex: entry.ifindex,
+            port: u16::from_be(entry.port),
+        };
+        let now = now_ns();
+        self.peers.note_way(session.peer, Way::by(exit.port), now);
+        if session.succeeds.is_some() {
+            return; // who listens there did not take it
+        }
+        let preferred = std::mem::take(&mut session.preferred);
+        if let Some(next) = Next::new(now, established, session.port, preferred, exit) {
+            self.peers.note_next(session.peer, next);
+        }
+    }
+
+    /// The peer agreed, in that packet from that port, on a graft that is of no use here: another one,
+    /// if there is any.
+    fn without(&mut self, sid: u32, gid: u16, (packet, port): (&Packet<'_>, u16), why: &str) {
+        let Some(session) = self.sessions.get(&sid) else {
+            return;
+        };
+        if let Packet::NegoAck(ack) = packet {
+            let close = Packet::Close(Header {
+                flags: intf::VTL_F_ABORT as u8,
+                gid: 0,
+                sid: ack.sid,
+                token: ack.token,
+            });
+            self.send(&close, session.local, session.peer, port);
+        }
+        let (now, token) = (now_ns(), random_token());
+        let next = match &session.phase {
+            Phase::Opening(nego) => nego.without(gid, now, token),
+            _ => None,
+        };
+        let (Some(next), Some(session)) = (next, self.sessions.get_mut(&sid)) else {
+            return self.failed(sid, why);
+        };
+        tracing::info!(peer = %session.peer, why, "the next choice");
+        session.token = token;
+        session.phase = Phase::Opening(Box::new(next));
+        if let Some(entry) = self.plane.sessions().get(sid) {
+            entry.complete(|s| s.token = token);
+        }
+        self.open_timer(sid, now);
+    }
+
+    /// A session could not be opened.
+    pub(super) fn failed(&mut self, sid: u32, why: &str) {
+        let Some(session) = self.sessions.get_mut(&sid) else {
+            return;
+        };
+        tracing::info!(peer = %session.peer, why, "no session");
+        let peer = session.peer;
+        let mut flows = Vec::new();
+        match &mut session.purpose {
+            Use::Streams { waiting, .. } => flows = std::mem::take(waiting),
+            Use::Aware(aware) => {
+                if let Some(reply) = aware.reply.take() {
+                    let _ = reply.send(Err(match session.succeeds {
+                        Some(_) => format!("the session with {peer} stays as it is: {why}"),
+                        None => format!(
+                            "no session with {peer}: {why} (does VTL run there, and does \
+                             the path take IP protocol {} or UDP port {}? try: vtl doctor)",
+                            intf::VTL_IPPROTO,
+                            intf::VTL_UDP_PORT
+                        ),
+                    }));
+                }
+            }
+        }
+        self.forget(sid);
+        for flow in flows {
+            self.plain(flow);
+        }
+    }
+
+    /// Data may go, though the answer is still to come.
+    fn go_ahead(&mut self, sid: u32, established: &Established) {
+        let Some(session) = self.sessions.get_mut(&sid) else {
+            return;
+        };
+        let established = Established {
+            rtt: self.peers.rtt(session.peer),
+            ..*established
+        };
+        let phase = std::mem::replace(&mut session.phase, Phase::Ended);
+        if let (Some(exit), Some(entry)) = (session.exit, self.plane.sessions().get(sid)) {
+            entry.complete(|s| {
+                s.headers[..exit.ethernet.len()].copy_from_slice(&exit.ethernet);
+                s.ifindex = exit.ifindex;
+            });
+            entry.set_port(exit.port);
+        }
+        if let Err(error) = self.establish(sid, &established) {
+            self.failed(sid, &error);
+            return;
+        }
+        if let (Phase::Opening(nego), Some(session)) = (phase, self.sessions.get_mut(&sid)) {
+            self.negotiations.at(sid, nego.poll_at());
+            session.confirming = Some(nego);
+        }
+        self.opened(sid);
+    }
+
+    /// Repeats the NEGO of a session that data have gone to already.
+    pub(super) fn confirm_timer(&mut self, sid: u32, now: u64) {
+        let Some(session) = self.sessions.get_mut(&sid) else {
+            return;
+        };
+        let entry = self.plane.sessions().get(sid);
+        if entry.is_some_and(|e| e.heard() != 0) {
+            // Only who has the session can acknowledge.
+            session.confirming = None;
+        }
+        let Some(nego) = &mut session.confirming else {
+            return;
+        };
+        let (local, peer, port_there) = (session.local, session.peer, session.port_there);
+        let step = nego.poll(now);
+        self.negotiations.at(sid, nego.poll_at());
+        match step {
+            Ok(Some(Step::Send(packet, way))) => {
+                self.send(&packet, local, peer, port_for(way, port_there));
+            }
+            Ok(_) => {}
+            Err(error) => self.broken(sid, &error.to_string()),
+        }
+    }
+
+    /// The session that data have gone to is there, says an answer from that UDP port. If they went
+    /// another way, nothing shows that it leads there.
+    fn confirmed(&mut self, sid: u32, established: &Established, port: u16) {
+        if let Some(entry) = self.plane.sessions().get(sid) {
+            entry.set_port(port);
+        }
+        if !self.turn(sid) {
+            return self.broken(
+                sid,
+                "packets of the size that were sent do not get there any more",
+            );
+        }
+        if let Some(entry) = self.plane.sessions().get(sid)
+            && entry.heard() == 0
+        {
+            // They may have come too early, or there were none yet.
+            entry.probe();
+            self.schedule.now(sid);
+        }
+        self.met(sid, established);
+    }
+
+    /// What went ahead was not taken: all of it goes again, to the session that there is now.
+    fn moved(&mut self, sid: u32, established: &Established, port: u16) {
+        if let Err(error) = self.launch(established.gid) {
+            return self.broken(sid, &error);
+        }
+        let (Some(session), Some(entry)) =
+            (self.sessions.get_mut(&sid), self.plane.sessions().get(sid))
+        else {
+            return;
+        };
+        session.confirming = None;
+        let longest = |gid: u16| {
+            let graft = self.plane.grafts().find(|g| g.gid == gid);
+            let services = graft.map_or(Services::NONE, |g| g.services);
+            session::max_message(session.long_messages, established.max_payload, services)
+        };
+        if longest(established.gid) < longest(entry.snapshot().gid) {
+            return self.broken(sid, "by the peer's choice messages would be cut");
+        }
+        // Who holds it is in the kernel, and lets go as soon as its processor runs.
+        let locked = (0..LOCK_TRIES).any(|_| {
+            entry.lock_egress() || {
+                std::thread::sleep(Duration::from_millis(1));
+                false
+            }
+        });
+        if !locked {
+            return self.broken(sid, "the application is at work on the session");
+        }
+        // The peer knew nothing of the session that there was: no packet of it will come.
+        entry.set_state(intf::VTL_OPENING);
+        entry.complete(|s| {
+            s.tx = session::sender();
+            s.tx.running = 1;
+            session::fill(s, established);
+        });
+        entry.set_port(port);
+        entry.set_state(intf::VTL_OPEN);
+        entry.probe();
+        entry.unlock_egress(false);
+        if !self.turn(sid) {
+            return self.broken(
+                sid,
+                "packets of the size that were sent do not get there any more",
+            );
+        }
+        self.begin_path(sid, established.gid, established.max_payload);
+        self.schedule.now(sid);
+        self.met(sid, established);
+    }
+
+    /// A session that data have gone to does not come to be.
+    fn broken(&mut self, sid: u32, why: &str) {
+        if let Some(session) = self.sessions.get(&sid) {
+            tracing::info!(peer = %session.peer, why, "the session has come to nothing");
+        }
+        self.end(sid, intf::VTL_CLOSED_TIMEOUT);
+    }
+}
+
+/// How long flows wait for a session, which can go on over TCP: for a few tries by each way.
+fn patience(rtt: Option<Duration>) -> Duration {
+    const LEAST: Duration = Duration::from_secs(2);
+    const ROUNDS: u32 = 4;
+    let rounds = rtt.map_or(Duration::ZERO, |rtt| rtt.saturating_mul(ROUNDS));
+    (LEAST + rounds).min(PATIENCE)
+}
+
+/// The UDP port that a NEGO goes to.
+fn port_for(way: Way, port_there: u16) -> u16 {
+    match way {
+        Way::Native => 0,
+        Way::Udp => port_there,
+    }
+}
