@@ -13,9 +13,10 @@ use vtl_proto::{intf, services::Services};
 
 use crate::{
     control::{self, Client},
+    egress,
     error::Error,
     message::{Incoming, Outgoing, Part},
-    ring::{Closed, Lanes, RxRing, TxRing, run_egress},
+    ring::{Closed, Lanes, RxRing, TxRing},
     socket::Agreement,
     waiting::{WAIT_MS, Wakeups, patience},
 };
@@ -333,7 +334,7 @@ impl Session {
     fn call_egress(&self, length: u32) -> bool {
         self.caller
             .as_ref()
-            .is_some_and(|caller| run_egress(caller, length))
+            .is_some_and(|caller| egress::run(caller, length))
     }
 
     /// Whether to go on with the session by which the peer has succeeded this one.

@@ -10,7 +10,7 @@ use std::{
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use nix::sys::socket::{setsockopt, sockopt};
-use vtl::ring::run_egress;
+use vtl::egress;
 use vtl_proto::intf;
 
 /// Bound to the loopback for good: it takes privileges to change that.
@@ -58,7 +58,7 @@ impl Caller {
     pub(super) fn send(&self, length: u32) -> bool {
         self.socket
             .as_ref()
-            .is_some_and(|socket| run_egress(socket, length))
+            .is_some_and(|socket| egress::run(socket, length))
     }
 
     /// It does nothing any more.

@@ -1,0 +1,312 @@
+//! The receiving side.
+
+use std::{
+    io,
+    os::fd::BorrowedFd,
+    ptr::NonNull,
+    sync::atomic::{Ordering, fence},
+};
+
+use vtl_proto::intf::{self, vtl_slot};
+
+use super::{Closed, Ring, closed};
+
+/// The receiving side.
+pub struct RxRing {
+    ring: Ring,
+    /// Slots say which packet is to be read: see [`RxRing::with_list`].
+    listed: bool,
+    next: u64,
+    /// `producer` when it was last looked at: the kernel writes there, so looking is not free.
+    arrived: u64,
+    told: u64,
+    /// The number behind that of the last packet, once that was met.
+    end: Option<u64>,
+}
+
+impl RxRing {
+    /// Maps a receive ring of `slots` packets.
+    ///
+    /// # Errors
+    /// The system's, or `InvalidInput` for impossible sizes.
+    pub fn map(fd: BorrowedFd<'_>, slots: u32) -> io::Result<Self> {
+        let ring = Ring::map(fd, slots)?;
+        let next = ring.consumer().load(Ordering::Relaxed);
+        Ok(Self {
+            ring,
+            listed: false,
+            next,
+            arrived: next,
+            told: next,
+            end: None,
+        })
+    }
+
+    /// As the grafts with partial order fill it: packets lie by their numbers, and the slots hold a
+    /// list of them in the order in which they are to be read.
+    #[must_use]
+    pub fn with_list(mut self) -> Self {
+        self.listed = true;
+        self
+    }
+
+    /// The slot of the `ahead`-th packet to be read.
+    fn slot(&self, ahead: u64) -> NonNull<vtl_slot> {
+        let slot = self.ring.slot(self.next + ahead);
+        if !self.listed {
+            return slot;
+        }
+        // SAFETY: published by the kernel, which leaves it alone until it is consumed.
+        self.ring.slot(unsafe { (*slot.as_ptr()).stamp })
+    }
+
+    /// Packets that the ring holds.
+    pub fn slots(&self) -> u64 {
+        self.ring.slots.into()
+    }
+
+    /// Packets that have arrived since the session began, whoever put them here.
+    pub fn received(&self) -> u64 {
+        self.ring.producer().load(Ordering::Acquire)
+    }
+
+    /// Puts a packet behind the others, in place of the kernel's programs. False if there is no room.
+    pub fn deliver(&mut self, payload: &[u8]) -> bool {
+        let next = self.received();
+        let full = next.wrapping_sub(self.next) >= u64::from(self.ring.slots);
+        if full || payload.len() > intf::VTL_MAX_PAYLOAD as usize {
+            return false;
+        }
+        let slot = self.ring.slot(next).as_ptr();
+        // SAFETY: inside the slot, in which nothing is left to be read; nobody else writes.
+        unsafe {
+            (*slot).len = payload.len() as u32;
+            (*slot).more = 0;
+            let data: *mut u8 = (&raw mut (*slot).data).cast();
+            data.copy_from_nonoverlapping(payload.as_ptr(), payload.len());
+        }
+        self.ring.producer().store(next + 1, Ordering::Release);
+        true
+    }
+
+    /// Packets that can be read now.
+    pub fn available(&mut self) -> u64 {
+        self.arrived = self.ring.producer().load(Ordering::Acquire);
+        self.arrived.wrapping_sub(self.next)
+    }
+
+    /// The payload of the `ahead`-th packet to be read; empty if that packet was given up.
+    ///
+    /// # Panics
+    /// If `ahead` is not below what [`RxRing::available`] last said.
+    pub fn packet(&self, ahead: u64) -> &[u8] {
+        assert!(ahead < self.arrived.wrapping_sub(self.next));
+        let slot = self.slot(ahead).as_ptr();
+        // SAFETY: published by the kernel, which leaves it alone until it is consumed.
+        unsafe {
+            let len = ((*slot).len as usize).min(intf::VTL_MAX_PAYLOAD as usize);
+            std::slice::from_raw_parts((&raw const (*slot).data).cast(), len)
+        }
+    }
+
+    /// The payload of the `ahead`-th packet to be read, which may lie behind a gap.
+    ///
+    /// # Panics
+    /// If the ring has no place for it.
+    ///
+    /// # Safety
+    /// The packet has arrived: the session's entry says so (`vtl_rx.map`). Where the graft is reliable
+    /// and ordered, the kernel leaves it alone from then on until it is consumed.
+    pub unsafe fn behind_gap(&self, ahead: u64) -> &[u8] {
+        assert!(ahead < self.slots());
+        let slot = self.ring.slot(self.next + ahead).as_ptr();
+        // SAFETY: inside the mapping; the caller says that nobody writes.
+        unsafe {
+            let len = ((*slot).len as usize).min(intf::VTL_MAX_PAYLOAD as usize);
+            std::slice::from_raw_parts((&raw const (*slot).data).cast(), len)
+        }
+    }
+
+    /// The number of the packet to be read next.
+    pub fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// Whether the message of the `ahead`-th packet to be read goes on in the packet behind it. Has
+    /// a meaning only where messages may take several packets.
+    ///
+    /// # Panics
+    /// As [`RxRing::packet`].
+    pub fn goes_on(&self, ahead: u64) -> bool {
+        assert!(ahead < self.arrived.wrapping_sub(self.next));
+        let slot = self.ring.slot(self.next + ahead).as_ptr();
+        // SAFETY: as in `packet`.
+        unsafe { (*slot).more & intf::VTL_F_MORE != 0 }
+    }
+
+    /// Whether the packet to be read next is the one that
+    /// [`TxRing::publish_last`](super::TxRing::publish_last) made; it is taken out then. Has a
+    /// meaning only where the graft is reliable.
+    ///
+    /// # Panics
+    /// If there is no packet.
+    pub fn take_last(&mut self) -> bool {
+        let last = self.is_last(0);
+        if last {
+            // SAFETY: as in `packet`.
+            let listed = unsafe { (*self.ring.slot(self.next).as_ptr()).stamp };
+            let number = if self.listed { listed } else { self.next };
+            self.end = Some(number.wrapping_add(1));
+            self.consume(1);
+        }
+        last
+    }
+
+    /// Whether the `ahead`-th packet to be read is that one.
+    ///
+    /// # Panics
+    /// As [`RxRing::packet`].
+    pub fn is_last(&self, ahead: u64) -> bool {
+        assert!(ahead < self.arrived.wrapping_sub(self.next));
+        let mark = if self.listed {
+            intf::VTL_LISTED_LAST
+        } else {
+            intf::VTL_F_LAST
+        };
+        // SAFETY: as in `packet`.
+        unsafe { (*self.slot(ahead).as_ptr()).more & mark != 0 }
+    }
+
+    /// Whether the last packet and all before it were read.
+    pub fn is_at_end(&self) -> bool {
+        self.end == Some(self.next)
+    }
+
+    /// Frees the next `count` packets. Returns true if the daemon should be kicked, because the
+    /// sender may be waiting for the room.
+    pub fn consume(&mut self, count: u64) -> bool {
+        let backlog = self.available();
+        self.next += count;
+        self.ring.consumer().store(self.next, Ordering::Release);
+        let slots = u64::from(self.ring.slots);
+        let freed = self.next - self.told;
+        if freed >= slots / 2 && backlog >= slots / 2 {
+            self.told = self.next;
+            return true;
+        }
+        if self.listed {
+            // Room is offered anew only when everything was read: nobody but us knows when that is.
+            let tell = backlog <= count && freed >= slots / 4;
+            self.told = if tell { self.next } else { self.told };
+            return tell;
+        }
+        if backlog < slots / 4 {
+            self.told = self.next; // acknowledgements carry the news
+        }
+        false
+    }
+
+    /// Leaves a note for the daemon, which is to be kicked, that there is room again.
+    pub fn offer_room(&self) {
+        self.ring.refill().store(1, Ordering::Release);
+    }
+
+    /// Takes that note away. Returns whether there was one.
+    pub fn take_offer(&self) -> bool {
+        self.ring.refill().load(Ordering::Relaxed) != 0
+            && self.ring.refill().swap(0, Ordering::AcqRel) != 0
+    }
+
+    /// Announces that the reader goes to sleep. Returns false if there is something to read after
+    /// all.
+    pub fn prepare_wait(&mut self) -> bool {
+        self.prepare_wait_for(intf::VTL_WAITS_IN_ORDER)
+    }
+
+    /// The same, but a packet behind a gap ends the sleep, too. The caller looks for some after this,
+    /// for one may have come before.
+    pub fn prepare_wait_for_any(&mut self) -> bool {
+        self.prepare_wait_for(intf::VTL_WAITS_FOR_ANY)
+    }
+
+    fn prepare_wait_for(&mut self, what: u32) -> bool {
+        self.ring.waiting().store(what, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        if self.available() == 0 && self.closed().is_none() {
+            return true;
+        }
+        self.ring.waiting().store(0, Ordering::Relaxed);
+        false
+    }
+
+    /// Whether and how the session ended. Packets may still be there to be read.
+    pub fn closed(&self) -> Option<Closed> {
+        closed(self.ring.closed().load(Ordering::Acquire))
+    }
+
+    /// Marks the session as ended, for the other user of the ring.
+    pub fn set_closed(&self, why: u32) {
+        self.ring.set_closed(why);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::{
+        super::tests::{SLOTS, memory},
+        *,
+    };
+
+    #[test]
+    fn rx_ring__reads_in_order_and_never_beyond_a_slot() {
+        let fd = memory();
+        let mut rx = RxRing::map(fd.as_fd(), SLOTS).unwrap();
+        assert_eq!(rx.available(), 0);
+        assert!(rx.prepare_wait());
+        let slot = rx.ring.slot(0).as_ptr();
+        // SAFETY: the mapping is ours alone.
+        unsafe { (*slot).len = u32::MAX };
+        rx.ring.producer().store(1, Ordering::Release);
+        assert_eq!(rx.available(), 1);
+        assert_eq!(rx.packet(0).len(), intf::VTL_MAX_PAYLOAD as usize);
+        rx.consume(1);
+        assert_eq!(rx.available(), 0);
+    }
+
+    #[test]
+    fn rx_ring__reads_as_listed() {
+        let fd = memory();
+        let mut rx = RxRing::map(fd.as_fd(), SLOTS).unwrap().with_list();
+        for (entry, packet) in [(0, 2), (1, 0), (2, u64::MAX)] {
+            // SAFETY: the mapping is ours alone.
+            unsafe { (*rx.ring.slot(entry).as_ptr()).stamp = packet };
+        }
+        for (packet, len) in [(0, 5), (2, 7)] {
+            // SAFETY: as above.
+            unsafe { (*rx.ring.slot(packet).as_ptr()).len = len };
+        }
+        rx.ring.producer().store(3, Ordering::Release);
+        assert_eq!(rx.available(), 3);
+        assert_eq!([0, 1, 2].map(|n| rx.packet(n).len()), [7, 5, 0]);
+    }
+
+    #[test]
+    fn rx_ring__waiting_is_not_announced_when_there_is_something() {
+        let fd = memory();
+        let mut rx = RxRing::map(fd.as_fd(), SLOTS).unwrap();
+        rx.ring.producer().store(1, Ordering::Release);
+        assert!(!rx.prepare_wait());
+        assert_eq!(rx.ring.waiting().load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn rx_ring__a_full_ring_that_empties_tells_the_sender() {
+        let fd = memory();
+        let mut rx = RxRing::map(fd.as_fd(), SLOTS).unwrap();
+        rx.ring.producer().store(8, Ordering::Release);
+        let kicks = (0..8).filter(|_| rx.consume(1)).count();
+        assert_eq!(kicks, 1);
+    }
+}

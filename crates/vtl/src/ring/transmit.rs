@@ -1,0 +1,336 @@
+//! The sending side.
+
+use std::{
+    io,
+    os::fd::BorrowedFd,
+    sync::atomic::{Ordering, fence},
+};
+
+use vtl_proto::intf;
+
+use super::{Closed, Lanes, Ring, closed};
+
+/// The sending side.
+pub struct TxRing {
+    ring: Ring,
+    next: u64,
+    /// `consumer` when it was last looked at: the kernel writes there, so looking is not free.
+    acknowledged: u64,
+    max_payload: u32,
+}
+
+impl TxRing {
+    /// Maps a transmit ring of `slots` packets with at most `max_payload` bytes each.
+    ///
+    /// # Errors
+    /// The system's, or `InvalidInput` for impossible sizes.
+    pub fn map(fd: BorrowedFd<'_>, slots: u32, max_payload: u16) -> io::Result<Self> {
+        if max_payload == 0 || u32::from(max_payload) > intf::VTL_MAX_PAYLOAD {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "bad payload size",
+            ));
+        }
+        let ring = Ring::map(fd, slots)?;
+        let next = ring.producer().load(Ordering::Relaxed);
+        Ok(Self {
+            ring,
+            next,
+            acknowledged: next,
+            max_payload: max_payload.into(),
+        })
+    }
+
+    /// Bytes that a packet should have at most. Becomes less when the path takes less.
+    pub fn max_payload(&self) -> usize {
+        let most = self.max_payload as usize;
+        match self.ring.most().load(Ordering::Relaxed) as usize {
+            0 => most,
+            path => path.min(most),
+        }
+    }
+
+    /// Tells whoever writes packets how many bytes the path takes.
+    pub fn set_path(&self, most: u16) {
+        self.ring.most().store(most.into(), Ordering::Relaxed);
+    }
+
+    /// Slots that may be written now.
+    pub fn room(&mut self) -> u64 {
+        self.acknowledged = self.ring.consumer().load(Ordering::Acquire);
+        self.known_room()
+    }
+
+    /// As [`TxRing::room`] when that was last asked: at most what it is now.
+    fn known_room(&self) -> u64 {
+        let used = self.next.wrapping_sub(self.acknowledged);
+        u64::from(self.ring.slots).saturating_sub(used)
+    }
+
+    /// The payload area of the `ahead`-th slot to be written, as many bytes as the ring was mapped
+    /// for.
+    ///
+    /// # Panics
+    /// If `ahead` is not below [`TxRing::room`].
+    pub fn slot(&mut self, ahead: u64) -> &mut [u8] {
+        assert!(
+            ahead < self.known_room() || ahead < self.room(),
+            "that slot still holds a packet in flight"
+        );
+        let slot = self.ring.slot(self.next + ahead).as_ptr();
+        // SAFETY: inside the slot; the kernel only reads it, and not before it is published.
+        unsafe {
+            std::slice::from_raw_parts_mut(
+                (&raw mut (*slot).data).cast(),
+                self.max_payload as usize,
+            )
+        }
+    }
+
+    /// Room for `bytes` bytes in the next slots, leaving out the first `skip` bytes of each: for
+    /// reading straight into them. The last area is cut to make the sum right. `most`: bytes per
+    /// packet, as [`TxRing::max_payload`] said.
+    ///
+    /// # Panics
+    /// If that takes more slots than [`TxRing::room`], `skip` is not below `most`, or `most` is more
+    /// than the ring was mapped for.
+    pub fn areas(
+        &mut self,
+        bytes: usize,
+        most: usize,
+        skip: usize,
+    ) -> Vec<std::io::IoSliceMut<'_>> {
+        assert!(most <= self.max_payload as usize);
+        let each = most - skip;
+        let count = bytes.div_ceil(each);
+        assert!(count as u64 <= self.room());
+        (0..count)
+            .map(|ahead| {
+                let slot = self.ring.slot(self.next + ahead as u64).as_ptr();
+                let length = each.min(bytes - ahead * each);
+                // SAFETY: inside the slot; different slots do not overlap, as count is at most
+                // the number of slots; the kernel only reads them, once they are published.
+                let area = unsafe {
+                    let data: *mut u8 = (&raw mut (*slot).data).cast();
+                    std::slice::from_raw_parts_mut(data.add(skip), length)
+                };
+                std::io::IoSliceMut::new(area)
+            })
+            .collect()
+    }
+
+    /// Publishes the next slots, with the lengths of their payload. Returns true if the daemon must
+    /// be kicked because its pump had gone to sleep.
+    ///
+    /// # Panics
+    /// If a length is 0 or too large, or there are more than [`TxRing::room`].
+    pub fn publish(&mut self, lengths: &[u32]) -> bool {
+        self.publish_with(lengths, |_| 0)
+    }
+
+    /// As [`TxRing::publish`], for slots that hold one message, or a part of it: with `goes_on`
+    /// the next slot to be published goes on with it.
+    ///
+    /// # Panics
+    /// As [`TxRing::publish`].
+    pub fn publish_message(&mut self, lengths: &[u32], goes_on: bool) -> bool {
+        self.publish_with(lengths, |i| {
+            let more = goes_on || i + 1 < lengths.len();
+            if more { intf::VTL_F_MORE } else { 0 }
+        })
+    }
+
+    /// As [`TxRing::publish`] where the order is partial: each packet follows the one before it in
+    /// the same lane.
+    ///
+    /// # Panics
+    /// As [`TxRing::publish`].
+    pub fn publish_in_lane(&mut self, lengths: &[u32], lane: u32, lanes: &mut Lanes) -> bool {
+        let next = self.next;
+        self.publish_with(lengths, |i| {
+            lanes.follow(lane, next + i as u64) << intf::VTL_LANE_SHIFT
+        })
+    }
+
+    /// Publishes a packet that says that nothing follows in this session: what does, does in the one
+    /// that succeeds it. Returns as [`TxRing::publish`].
+    ///
+    /// # Panics
+    /// Without [`TxRing::room`].
+    pub fn publish_last(&mut self) -> bool {
+        self.slot(0)[0] = 0;
+        self.publish_with(&[1], |_| intf::VTL_F_LAST)
+    }
+
+    fn publish_with(&mut self, lengths: &[u32], mut more: impl FnMut(usize) -> u32) -> bool {
+        let count = lengths.len() as u64;
+        assert!(count <= self.known_room() || count <= self.room());
+        for (i, len) in lengths.iter().enumerate() {
+            assert!((1..=self.max_payload).contains(len));
+            let slot = self.ring.slot(self.next + i as u64).as_ptr();
+            // SAFETY: inside the slot, which is ours until it is published.
+            unsafe { ((*slot).len, (*slot).more) = (*len, more(i)) };
+        }
+        self.next += lengths.len() as u64;
+        self.ring.producer().store(self.next, Ordering::Release);
+        // Pairs with egress, which sets `waiting` and then looks at `producer` again.
+        fence(Ordering::SeqCst);
+        self.ring.waiting().load(Ordering::Relaxed) != 0
+            && self.ring.waiting().swap(0, Ordering::AcqRel) != 0
+    }
+
+    /// Asks to be woken when a quarter of the ring, or more, is free. Returns false if it is already.
+    pub fn wait_for_room(&mut self) -> bool {
+        self.ring.refill().store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        if self.room() < u64::from(self.ring.slots / 4) && self.closed().is_none() {
+            return true;
+        }
+        self.ring.refill().store(0, Ordering::Relaxed);
+        false
+    }
+
+    /// Packets published since the session began, whoever did it.
+    pub fn published(&self) -> u64 {
+        self.ring.producer().load(Ordering::Acquire)
+    }
+
+    /// Bytes of payload in the packet that was published last, if there was one.
+    pub fn latest(&self) -> Option<u32> {
+        let slot = self.ring.slot(self.next.checked_sub(1)?).as_ptr();
+        // SAFETY: a slot that this side has written; nobody else does.
+        Some(unsafe { (*slot).len })
+    }
+
+    /// The first packet that the peer has not acknowledged: for whoever carries packets in place of
+    /// the kernel's programs.
+    pub fn outstanding(&self) -> Option<&[u8]> {
+        let first = self.ring.consumer().load(Ordering::Relaxed);
+        if first == self.next {
+            return None;
+        }
+        let slot = self.ring.slot(first).as_ptr();
+        // SAFETY: published, and ours to read until it is acknowledged.
+        unsafe {
+            let len = (*slot).len.min(self.max_payload) as usize;
+            Some(std::slice::from_raw_parts(
+                (&raw const (*slot).data).cast(),
+                len,
+            ))
+        }
+    }
+
+    /// Likewise: packets below this number have arrived. False if they cannot have.
+    pub fn acknowledge(&self, below: u64) -> bool {
+        let first = self.ring.consumer().load(Ordering::Relaxed);
+        let possible = (first..=self.next).contains(&below);
+        if possible {
+            self.ring.consumer().store(below, Ordering::Release);
+        }
+        possible
+    }
+
+    /// The number of the first packet that the peer has not acknowledged.
+    pub fn acknowledged(&self) -> u64 {
+        self.ring.consumer().load(Ordering::Acquire)
+    }
+
+    /// Packets that the peer has not acknowledged.
+    pub fn unacknowledged(&self) -> u64 {
+        self.next
+            .wrapping_sub(self.ring.consumer().load(Ordering::Acquire))
+    }
+
+    /// Whether and how the session ended.
+    pub fn closed(&self) -> Option<Closed> {
+        closed(self.ring.closed().load(Ordering::Acquire))
+    }
+
+    /// Marks the session as ended, for the other user of the ring.
+    pub fn set_closed(&self, why: u32) {
+        self.ring.set_closed(why);
+    }
+
+    /// Whether the peer has opened the session that succeeds this one.
+    pub fn is_succeeded(&self) -> bool {
+        self.ring.closed().load(Ordering::Acquire) & intf::VTL_SUCCEEDED != 0
+    }
+
+    /// Tells the other user of the ring that there is a session that succeeds this one.
+    pub fn set_succeeded(&self) {
+        self.ring
+            .closed()
+            .fetch_or(intf::VTL_SUCCEEDED, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::{
+        super::tests::{SLOTS, memory},
+        *,
+    };
+
+    #[test]
+    fn tx_ring__room_shrinks_until_acknowledged() {
+        let fd = memory();
+        let mut tx = TxRing::map(fd.as_fd(), SLOTS, 100).unwrap();
+        assert_eq!(tx.room(), 8);
+        tx.slot(0)[..3].copy_from_slice(b"abc");
+        assert!(!tx.publish(&[3]), "nobody waits");
+        assert_eq!((tx.room(), tx.unacknowledged()), (7, 1));
+        tx.ring.consumer().store(1, Ordering::Release);
+        assert_eq!((tx.room(), tx.unacknowledged()), (8, 0));
+    }
+
+    #[test]
+    fn tx_ring__kicks_once_when_egress_waits() {
+        let fd = memory();
+        let mut tx = TxRing::map(fd.as_fd(), SLOTS, 100).unwrap();
+        tx.ring.waiting().store(1, Ordering::Release);
+        assert!(tx.publish(&[1]));
+        assert!(!tx.publish(&[1]));
+    }
+
+    #[test]
+    fn tx_ring__packets_become_smaller_with_the_path() {
+        let fd = memory();
+        let mut tx = TxRing::map(fd.as_fd(), SLOTS, 100).unwrap();
+        tx.set_path(60);
+        assert_eq!(tx.max_payload(), 60);
+        // Whoever has not looked meanwhile may still write what it could before.
+        assert_eq!(tx.slot(0).len(), 100);
+        assert!(!tx.publish(&[100]));
+        // The other side of the ring may write there: no more than was agreed.
+        tx.set_path(1000);
+        assert_eq!(tx.max_payload(), 100);
+    }
+
+    #[test]
+    fn tx_ring__areas_cover_the_bytes_and_skip_headers() {
+        let fd = memory();
+        let mut tx = TxRing::map(fd.as_fd(), SLOTS, 100).unwrap();
+        let areas = tx.areas(200, 100, 16);
+        let lengths: Vec<usize> = areas.iter().map(|a| a.len()).collect();
+        assert_eq!(lengths, [84, 84, 32]);
+    }
+
+    #[test]
+    #[should_panic(expected = "still holds a packet")]
+    fn tx_ring__a_packet_in_flight_is_not_overwritten() {
+        let fd = memory();
+        let mut tx = TxRing::map(fd.as_fd(), SLOTS, 100).unwrap();
+        tx.publish(&[1; 8]);
+        let _ = tx.slot(0);
+    }
+
+    #[test]
+    fn tx_ring__a_consumer_ahead_of_the_producer_gives_no_room() {
+        let fd = memory();
+        let mut tx = TxRing::map(fd.as_fd(), SLOTS, 100).unwrap();
+        tx.ring.consumer().store(5, Ordering::Release);
+        assert_eq!(tx.room(), 0);
+    }
+}
