@@ -4,6 +4,7 @@
 //! - [`wire`]: packets, parsed once into checked values, and emitted with their checksum;
 //! - [`nego`]: how a session is opened;
 //! - [`services`]: what applications require and grafts provide;
+//! - [`carrier`]: what flows of the Hooker can travel by;
 //! - [`mux`]: the Hooker's streams inside one session;
 //! - [`intf`]: the C headers `bpf/include/vtl/{wire,intf,hooker}.h`, generated.
 //!
@@ -11,6 +12,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod carrier;
 pub mod mux;
 pub mod nego;
 pub mod services;

@@ -4,6 +4,7 @@ use std::fmt;
 use std::iter::{once, repeat};
 use std::str::FromStr;
 
+use vtl_proto::carrier::{LOSSY, Tunnel};
 use vtl_testbed::Link;
 
 /// A transport as plans name it.
@@ -98,7 +99,7 @@ impl FromStr for Graft {
 fn is_carrier(text: &str) -> bool {
     match text.strip_prefix("graft:") {
         Some(name) => is_word(name),
-        None => TUNNELS.contains(&text) || LOSSY.contains(&text),
+        None => Tunnel::named(text).is_some() || LOSSY.contains(&text),
     }
 }
 
@@ -107,16 +108,15 @@ fn is_word(text: &str) -> bool {
     !text.is_empty() && text.chars().all(fits)
 }
 
-/// Carriers of captured programs besides grafts.
-const TUNNELS: [&str; 3] = ["quic", "sctp", "mptcp"];
-/// Those that may lose bytes.
-const LOSSY: [&str; 4] = ["udp", "udp-lite", "dccp-ccid2", "dccp-ccid3"];
-
 /// Every valid name; NAME stands for a graft.
-pub(super) const NAMES: &str = "tcp-cubic, tcp-bbr, tcp-reno, quic, quic-bbr, udp, graft:NAME, \
-                                graft:NAME?PARAMETER=VALUE, hook:graft:NAME, hook:quic, \
-                                hook:sctp, hook:mptcp, hook:udp, hook:udp-lite, \
-                                hook:dccp-ccid2, hook:dccp-ccid3";
+fn names() -> String {
+    let carriers = Tunnel::ALL.map(Tunnel::name).into_iter().chain(LOSSY);
+    let hooks = carriers.map(|carrier| format!(", hook:{carrier}"));
+    "tcp-cubic, tcp-bbr, tcp-reno, quic, quic-bbr, udp, graft:NAME, graft:NAME?PARAMETER=VALUE, \
+     hook:graft:NAME"
+        .to_owned()
+        + &hooks.collect::<String>()
+}
 
 impl Transport {
     /// Payload of a full packet over its size on the link with its IP header, at 1,500 bytes over
@@ -182,7 +182,7 @@ impl FromStr for Transport {
                 _ => None,
             },
         };
-        known.ok_or_else(|| format!("there is no transport \"{name}\": valid are {NAMES}"))
+        known.ok_or_else(|| format!("there is no transport \"{name}\": valid are {}", names()))
     }
 }
 

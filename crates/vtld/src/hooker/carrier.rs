@@ -7,7 +7,7 @@
 use std::{collections::BTreeMap, fmt, fs::File, path::Path, str::FromStr, sync::Arc};
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Object};
-use vtl_proto::services::Requirements;
+use vtl_proto::{carrier::LOSSY, services::Requirements};
 
 use super::{
     abi::{VTL_CC_NAME_MAX, VTL_WISH_PLAIN, vtl_carrier_config},
@@ -40,9 +40,6 @@ pub enum Carrier {
     /// come by [`Carrier::Lossy`].
     Tolerant,
 }
-
-/// The grafts of [`Carrier::Lossy`].
-pub(crate) const LOSSY: [&str; 4] = ["udp", "udp-lite", "dccp-ccid2", "dccp-ccid3"];
 
 impl Carrier {
     /// Whether connections go through vtld.

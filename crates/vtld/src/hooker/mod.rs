@@ -42,7 +42,6 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::tunnel;
 
-pub(crate) use carrier::LOSSY;
 pub use carrier::{Carrier, Over};
 pub use error::{ConnectError, HookerError};
 pub use held::HeldConnect;

@@ -20,7 +20,7 @@ mod words;
 use std::{
     cell::{Cell, OnceCell},
     collections::HashSet,
-    fmt, io,
+    io,
     net::{IpAddr, SocketAddr, TcpStream},
     pin::pin,
     rc::Rc,
@@ -36,6 +36,8 @@ use tokio::{
     task::LocalSet,
 };
 
+pub use vtl_proto::carrier::Tunnel as Kind;
+
 use crate::hooker::{self, ClientFlow, HeldConnect, ServerFlow};
 
 use flow::Meter;
@@ -45,56 +47,6 @@ pub(crate) use words::ASK;
 
 /// How long the peers' being told of the end may take.
 const FAREWELL: Duration = Duration::from_millis(200);
-
-/// What a tunnel is made of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
-    /// QUIC, by quinn.
-    Quic,
-    /// MPTCP, by the kernel.
-    Mptcp,
-    /// SCTP in UDP, by sctp-proto.
-    Sctp,
-}
-
-impl Kind {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Quic, Self::Mptcp, Self::Sctp];
-
-    /// By its name as a carrier.
-    pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.name() == name)
-    }
-
-    /// Its name as a carrier.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Quic => "quic",
-            Self::Mptcp => "mptcp",
-            Self::Sctp => "sctp",
-        }
-    }
-
-    /// Its number on the wire.
-    fn number(self) -> u8 {
-        match self {
-            Self::Quic => 1,
-            Self::Mptcp => 2,
-            Self::Sctp => 3,
-        }
-    }
-
-    /// By its number on the wire.
-    pub(crate) fn numbered(number: u8) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.number() == number)
-    }
-}
-
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
 
 /// The preamble that asks for a tunnel.
 pub(crate) fn ask(kind: Kind) -> [u8; words::WORD] {

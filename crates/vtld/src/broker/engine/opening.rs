@@ -14,6 +14,7 @@ use nix::sys::{
 use vtl::ring::{RxRing, TxRing};
 use vtl_bpf::sessions::SessionTable;
 use vtl_proto::{
+    carrier::LOSSY,
     intf,
     nego::{Established, Way},
     services::Services,
@@ -30,7 +31,7 @@ use super::{
     },
     CROWD, Engine, MANY, Parked, Source,
 };
-use crate::hooker::{LOSSY, Over};
+use crate::hooker::Over;
 
 /// The indexes of sessions.
 pub(super) struct Indexes<'a> {

@@ -3,6 +3,7 @@
 use std::{net::IpAddr, time::Duration};
 
 use vtl_proto::{
+    carrier::LOSSY,
     nego::{self, Choice, Made, Policy, Reason, Request, Verdict, Way},
     services::Services,
     wire::{Nego, Packet},
@@ -18,8 +19,6 @@ use super::{
     opening::{Indexes, aware},
     pool,
 };
-
-use crate::hooker::LOSSY;
 
 /// Whether a session may be succeeded.
 enum Succession {
