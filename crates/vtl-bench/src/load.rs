@@ -13,6 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use clap::Args;
 use hdrhistogram::Histogram;
 use nix::{
     errno::Errno,
@@ -36,20 +37,26 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const BURST: u64 = 32;
 const LISTENER: u64 = u64::MAX;
 
-/// What the client does.
-#[derive(Clone, Copy, Debug)]
+/// What the client does: the arguments of `vtl bench load connect`.
+#[derive(Args, Clone, Copy, Debug)]
 pub struct Load {
-    /// Where the server is.
+    /// Where the server is
     pub to: SocketAddr,
-    /// Connections begun in a second.
+    /// Connections begun in a second
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
     pub rate: u64,
-    /// How many in all.
+    /// How many in all
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub count: u64,
-    /// None is begun while so many wait for their answer or their end, however late that makes it.
+    /// Begin none while so many wait for their answer or their end
+    // However late that makes it.
+    #[arg(long, value_name = "N", default_value_t = u64::MAX, hide_default_value = true, value_parser = clap::value_parser!(u64).range(1..))]
     pub at_once: u64,
-    /// Keep each open until [`Client::finish`].
+    /// Keep all open, say `held` and how many, and go on when the input ends
+    #[arg(long)]
     pub hold: bool,
-    /// Who closes first.
+    /// Have the server close first
+    #[arg(long)]
     pub server_closes: bool,
 }
 

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::io::{self, IsTerminal};
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -90,25 +89,7 @@ pub(crate) enum LoadCommand {
     },
     /// Open connections, send 64 bytes on each, get them back, close; print what became of them, as
     /// JSON
-    Connect {
-        /// Where the server is
-        to: SocketAddr,
-        /// Connections begun in a second
-        #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
-        rate: u64,
-        /// How many in all
-        #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
-        count: u64,
-        /// Begin none while so many wait for their answer or their end
-        #[arg(long, value_name = "N", default_value_t = u64::MAX, hide_default_value = true, value_parser = clap::value_parser!(u64).range(1..))]
-        at_once: u64,
-        /// Keep all open, say `held` and how many, and go on when the input ends
-        #[arg(long)]
-        hold: bool,
-        /// Have the server close first
-        #[arg(long)]
-        server_closes: bool,
-    },
+    Connect(Load),
 }
 
 /// Arguments of `vtl bench run`.
@@ -167,22 +148,8 @@ fn load(command: &LoadCommand) -> anyhow::Result<()> {
         LoadCommand::Serve { port } => {
             load::serve(port).with_context(|| format!("port {port} cannot be served"))
         }
-        LoadCommand::Connect {
-            to,
-            rate,
-            count,
-            at_once,
-            hold,
-            server_closes,
-        } => {
-            let outcome = load::connect(Load {
-                to,
-                rate,
-                count,
-                at_once,
-                hold,
-                server_closes,
-            })?;
+        LoadCommand::Connect(load) => {
+            let outcome = load::connect(load)?;
             output::print(&(serde_json::to_string(&outcome)? + "\n"))?;
             Ok(())
         }
