@@ -360,8 +360,10 @@ impl Socket {
         if data.is_empty() {
             return Ok(0);
         }
-        let send = |s: &mut Session, limit| s.send(data, limit);
-        self.send_with(send, |s| s.try_send(data))
+        self.send_with(|s, patience| match patience {
+            Patience::Until(limit) => s.send(data, limit).map(Some),
+            Patience::None => s.try_send(data),
+        })
     }
 
     /// As [`Socket::send_data`], but never waits: `None` means that there is no room. The
@@ -457,13 +459,12 @@ impl Socket {
     /// # Errors
     /// As [`Socket::try_send_message`].
     pub fn send_in_lane(&mut self, lane: u32, message: &[u8]) -> Result<(), Error> {
-        let send = |s: &mut Session, limit| {
+        self.send_with(|s, patience| {
             check_message(message, s)?;
-            s.send_message(lane, message, limit)
-        };
-        self.send_with(send, |s| {
-            check_message(message, s)?;
-            Ok(s.try_send_message(lane, message)?.then_some(()))
+            match patience {
+                Patience::Until(limit) => s.send_message(lane, message, limit).map(Some),
+                Patience::None => Ok(s.try_send_message(lane, message)?.then_some(())),
+            }
         })
     }
 

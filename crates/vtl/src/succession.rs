@@ -84,6 +84,9 @@ pub(crate) enum Patience {
     Until(Option<Instant>),
 }
 
+/// An operation on one session that does not wait.
+type Attempt<'a, T> = &'a mut dyn FnMut(&mut Session) -> Result<Option<T>, Halt>;
+
 impl Socket {
     /// Asks for a session in place of the present one, and says what came of it.
     pub(crate) fn try_succeed(&mut self, mut wish: Value) -> Result<Option<Agreement>, Error> {
@@ -261,23 +264,42 @@ impl Socket {
     /// Sends in the present session; waits for room.
     pub(crate) fn send_with<T>(
         &mut self,
-        mut send: impl FnMut(&mut Session, Option<Instant>) -> Result<T, Halt>,
-        mut attempt: impl FnMut(&mut Session) -> Result<Option<T>, Halt>,
+        send: impl FnMut(&mut Session, Patience) -> Result<Option<T>, Halt>,
+    ) -> Result<T, Error> {
+        self.operate(send, |socket, attempt| socket.try_send_with(attempt))
+    }
+
+    /// Receives from the sessions before, then from the present one; waits for something.
+    pub(crate) fn recv_with<T>(
+        &mut self,
+        recv: impl FnMut(&mut Session, Patience) -> Result<Option<T>, Halt>,
+    ) -> Result<T, Error> {
+        self.operate(recv, |socket, attempt| socket.try_recv_with(attempt))
+    }
+
+    /// While the present session is the only one, waits in it; else has `among_all` find one where
+    /// there is something to do, and waits for what wakes the socket.
+    fn operate<T>(
+        &mut self,
+        mut operation: impl FnMut(&mut Session, Patience) -> Result<Option<T>, Halt>,
+        among_all: impl Fn(&mut Self, Attempt<'_, T>) -> Result<Option<T>, Error>,
     ) -> Result<T, Error> {
         let limit = self.deadline();
         self.ready(limit)?;
         loop {
             self.tend();
-            if !self.is_changing() {
-                match send(self.open_session()?, limit) {
-                    Err(Halt::Succeeded) => {}
-                    Err(Halt::Error(error)) => return Err(error),
-                    Ok(sent) => return Ok(sent),
+            if self.is_changing() {
+                match among_all(self, &mut |session| operation(session, Patience::None))? {
+                    Some(done) => return Ok(done),
+                    None => self.rest(limit)?,
                 }
-            } else if let Some(sent) = self.try_send_with(&mut attempt)? {
-                return Ok(sent);
             } else {
-                self.rest(limit)?;
+                match operation(self.open_session()?, Patience::Until(limit)) {
+                    // When receiving, there was something, but not enough.
+                    Err(Halt::Succeeded) | Ok(None) => {}
+                    Err(Halt::Error(error)) => return Err(error),
+                    Ok(Some(done)) => return Ok(done),
+                }
             }
         }
     }
@@ -294,33 +316,6 @@ impl Socket {
                 Err(Halt::Succeeded) => {}
                 Err(Halt::Error(error)) => return Err(error),
                 Ok(sent) => return Ok(sent),
-            }
-        }
-    }
-
-    /// Receives from the sessions before, then from the present one; waits for something.
-    pub(crate) fn recv_with<T>(
-        &mut self,
-        mut recv: impl FnMut(&mut Session, Patience) -> Result<Option<T>, Halt>,
-    ) -> Result<T, Error> {
-        let limit = self.deadline();
-        self.ready(limit)?;
-        loop {
-            self.tend();
-            let received = if !self.is_changing() {
-                match recv(self.open_session()?, Patience::Until(limit)) {
-                    Err(Halt::Succeeded) => continue,
-                    Err(Halt::Error(error)) => return Err(error),
-                    // It had something, but not enough.
-                    Ok(None) => continue,
-                    Ok(received) => received,
-                }
-            } else {
-                self.try_recv_with(|session| recv(session, Patience::None))?
-            };
-            match received {
-                Some(received) => return Ok(received),
-                None => self.rest(limit)?,
             }
         }
     }
