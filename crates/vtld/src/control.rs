@@ -38,6 +38,7 @@ use vtl_proto::services::{Qos, Requirements, Services};
 use crate::{
     broker::{self, Granted, Owner, Predecessor, Toward, Wish},
     hooker::{Carrier, Hooked, Hooker, rules::Connection as Opened},
+    option::netns_cookie,
     rules::Keeper,
 };
 
@@ -125,7 +126,7 @@ impl Control {
         let socket = self.socket.try_clone()?;
         epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, LISTENER))?;
         let service = Arc::new(Service {
-            namespace: namespace(&self.socket),
+            namespace: netns_cookie(&self.socket).ok(),
             broker,
             hooker,
             rules,
@@ -210,7 +211,7 @@ impl Service {
         let peer = Peer {
             pid: credentials.pid() as u32,
             root: credentials.uid() == 0,
-            near: namespace(&socket).is_some_and(|n| Some(n) == self.namespace),
+            near: netns_cookie(&socket).is_ok_and(|n| Some(n) == self.namespace),
         };
         let mut clients = self.clients();
         if clients.len() >= self.most_clients {
@@ -562,25 +563,6 @@ fn number(request: &Value, key: &str) -> Result<u16, String> {
         .and_then(|n| u16::try_from(n).ok())
         .filter(|n| *n > 0)
         .ok_or_else(|| format!("\"{key}\" must be a number from 1 to 65535"))
-}
-
-/// The cookie of the network namespace that a socket belongs to; that of an accepted Unix socket is
-/// its client's.
-fn namespace(socket: &impl AsRawFd) -> Option<u64> {
-    const SO_NETNS_COOKIE: libc::c_int = 71; // libc lacks it
-    let mut cookie = 0_u64;
-    let mut length = size_of::<u64>() as libc::socklen_t;
-    // SAFETY: eight bytes and their size, both alive during the call.
-    let r = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            SO_NETNS_COOKIE,
-            (&raw mut cookie).cast(),
-            &raw mut length,
-        )
-    };
-    (r == 0).then_some(cookie)
 }
 
 /// `near`: the application lives in our network namespace, or must not get a socket of it.

@@ -9,6 +9,7 @@
 pub mod broker;
 pub mod control;
 pub mod hooker;
+mod option;
 pub mod rules;
 pub mod tunnel;
 mod urgent;

@@ -5,13 +5,15 @@
 use std::{
     io,
     net::UdpSocket,
-    os::fd::{AsFd, AsRawFd, OwnedFd},
+    os::fd::{AsFd, OwnedFd},
 };
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use nix::sys::socket::{setsockopt, sockopt};
 use vtl::egress;
 use vtl_proto::intf;
+
+use crate::option;
 
 /// Bound to the loopback for good: it takes privileges to change that.
 pub(super) struct Caller {
@@ -27,10 +29,10 @@ impl Caller {
         setsockopt(&socket, sockopt::BindToDevice, &"lo".into())?;
         setsockopt(&socket, sockopt::Mark, &intf::VTL_DIRECT_MARK)?;
         // The packet's content is replaced, and nobody must put a checksum into it.
-        option(&socket, libc::SOL_SOCKET, libc::SO_NO_CHECK, 1)?;
+        option::set(&socket, libc::SOL_SOCKET, libc::SO_NO_CHECK, 1)?;
         socket.connect("127.0.0.1:9")?;
         socket.set_nonblocking(true)?;
-        let cookie = cookie(&socket)?;
+        let cookie = option::cookie(&socket)?;
         let socket = Some(socket);
         Ok(Self { socket, cookie })
     }
@@ -66,46 +68,4 @@ impl Caller {
         // That it was never registered is as good.
         let _ = callers.delete(&self.cookie.to_ne_bytes());
     }
-}
-
-/// Sets an option of a socket whose value is an int.
-pub(super) fn option(
-    socket: impl AsFd,
-    level: libc::c_int,
-    name: libc::c_int,
-    value: libc::c_int,
-) -> io::Result<()> {
-    // SAFETY: an int option with its size.
-    let r = unsafe {
-        libc::setsockopt(
-            socket.as_fd().as_raw_fd(),
-            level,
-            name,
-            (&raw const value).cast(),
-            size_of::<libc::c_int>() as libc::socklen_t,
-        )
-    };
-    if r < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
-}
-
-fn cookie(socket: &UdpSocket) -> io::Result<u64> {
-    let mut cookie = 0_u64;
-    let mut length = size_of::<u64>() as libc::socklen_t;
-    // SAFETY: eight bytes and their size, both alive during the call.
-    let r = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_COOKIE,
-            (&raw mut cookie).cast(),
-            &raw mut length,
-        )
-    };
-    if r < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(cookie)
 }

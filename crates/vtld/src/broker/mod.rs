@@ -22,7 +22,7 @@ use std::{
     collections::HashSet,
     io,
     net::{IpAddr, SocketAddr, TcpStream},
-    os::fd::{AsFd, AsRawFd, OwnedFd},
+    os::fd::{AsFd, OwnedFd},
     path::PathBuf,
     sync::{
         Arc, PoisonError, RwLock,
@@ -39,7 +39,7 @@ use vtl_proto::services::Services;
 
 use crate::{
     hooker::{self, Carrier, ClientFlow, HeldConnect, Over, ServerFlow},
-    tunnel,
+    option, tunnel,
 };
 
 use engine::Wanted;
@@ -515,23 +515,10 @@ pub fn start(config: Config) -> anyhow::Result<(Handle, JoinHandle<()>)> {
     Ok((handle, thread))
 }
 
-/// With `on`, closing the socket resets the connection: how an end that is not the true one is kept
-/// from looking like one, even if this process is killed.
+/// With `on`, closing the socket resets the connection.
 pub(crate) fn set_linger(socket: &impl AsFd, on: bool) {
-    let linger = libc::linger {
-        l_onoff: on.into(),
-        l_linger: 0,
-    };
-    // SAFETY: the option's own structure with its size. Cannot fail on a TCP socket.
-    unsafe {
-        libc::setsockopt(
-            socket.as_fd().as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_LINGER,
-            (&raw const linger).cast(),
-            size_of::<libc::linger>() as libc::socklen_t,
-        );
-    }
+    // Cannot fail on a TCP socket.
+    let _ = option::abort_on_close(socket, on);
 }
 
 /// CLOCK_MONOTONIC in ns: the clock of `bpf_ktime_get_ns`.

@@ -17,7 +17,7 @@ use nix::{
 };
 use vtl_proto::{intf, nego::Way};
 
-use super::caller::option;
+use crate::option;
 
 /// One socket.
 pub(super) struct Raw {
@@ -184,13 +184,13 @@ fn take_port(fd: &OwnedFd, v6: bool) -> io::Result<()> {
     let port = intf::VTL_UDP_PORT as u16;
     if v6 {
         setsockopt(fd, sockopt::Ipv6V6Only, &true)?;
-        option(fd.as_fd(), libc::IPPROTO_UDP, UDP_NO_CHECK6_TX, 1)?;
-        option(fd.as_fd(), libc::IPPROTO_UDP, UDP_NO_CHECK6_RX, 1)?;
+        option::set(&fd, libc::IPPROTO_UDP, UDP_NO_CHECK6_TX, 1)?;
+        option::set(&fd, libc::IPPROTO_UDP, UDP_NO_CHECK6_RX, 1)?;
         let any = SockaddrIn6::from(SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, port, 0, 0));
         bind(fd.as_raw_fd(), &any)?;
     } else {
         setsockopt(fd, sockopt::Ipv4PacketInfo, &true)?;
-        option(fd.as_fd(), libc::SOL_SOCKET, libc::SO_NO_CHECK, 1)?;
+        option::set(&fd, libc::SOL_SOCKET, libc::SO_NO_CHECK, 1)?;
         let any = SockaddrIn::from(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, port));
         bind(fd.as_raw_fd(), &any)?;
     }
@@ -201,11 +201,11 @@ fn take_port(fd: &OwnedFd, v6: bool) -> io::Result<()> {
 fn unfragmented(fd: BorrowedFd<'_>, v6: bool) -> io::Result<()> {
     if v6 {
         let (level, probe) = (libc::IPPROTO_IPV6, libc::IPV6_PMTUDISC_PROBE);
-        option(fd, level, libc::IPV6_MTU_DISCOVER, probe)?;
-        option(fd, level, libc::IPV6_DONTFRAG, 1)
+        option::set(&fd, level, libc::IPV6_MTU_DISCOVER, probe)?;
+        option::set(&fd, level, libc::IPV6_DONTFRAG, 1)
     } else {
         let probe = libc::IP_PMTUDISC_PROBE;
-        option(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, probe)
+        option::set(&fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, probe)
     }
 }
 
@@ -218,26 +218,12 @@ pub(super) fn route(to: IpAddr) -> io::Result<(IpAddr, u32)> {
     };
     let socket = UdpSocket::bind(SocketAddr::new(any, 0))?;
     socket.connect(SocketAddr::new(to, 9))?;
-    let mut mtu: libc::c_int = 0;
-    let mut length = size_of::<libc::c_int>() as libc::socklen_t;
     let (level, name) = if to.is_ipv4() {
         (libc::IPPROTO_IP, libc::IP_MTU)
     } else {
         (libc::IPPROTO_IPV6, libc::IPV6_MTU)
     };
-    // SAFETY: an int and its size, both alive during the call.
-    let r = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            level,
-            name,
-            (&raw mut mtu).cast(),
-            &raw mut length,
-        )
-    };
-    if r < 0 {
-        return Err(io::Error::last_os_error());
-    }
+    let mtu: libc::c_int = option::get(&socket, level, name)?;
     Ok((socket.local_addr()?.ip(), mtu as u32))
 }
 

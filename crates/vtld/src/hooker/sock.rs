@@ -3,13 +3,16 @@
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
-    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
 };
 
 use nix::sys::socket::{
     self, AddressFamily, Backlog, SockFlag, SockProtocol, SockType, SockaddrStorage, setsockopt,
     sockopt,
 };
+
+use crate::option;
+pub(super) use crate::option::{abort_on_close, cookie, netns_cookie};
 
 fn family(addr: IpAddr) -> AddressFamily {
     if addr.is_ipv4() {
@@ -19,49 +22,9 @@ fn family(addr: IpAddr) -> AddressFamily {
     }
 }
 
-fn get<T: Default>(fd: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<T> {
-    let mut value = T::default();
-    let mut len = size_of::<T>() as libc::socklen_t;
-    // SAFETY: `value` is writable for `len` bytes; the callers pass integers only.
-    let result = unsafe {
-        let value = std::ptr::from_mut(&mut value).cast();
-        libc::getsockopt(fd.as_raw_fd(), level, name, value, &raw mut len)
-    };
-    if result == 0 {
-        Ok(value)
-    } else {
-        Err(io::Error::last_os_error())
-    }
-}
-
-fn set<T: Copy>(fd: &impl AsFd, level: i32, name: i32, value: T) -> io::Result<()> {
-    // SAFETY: `value` is readable for its size; the callers pass integers only.
-    let result = unsafe {
-        let value = (&raw const value).cast();
-        let len = size_of::<T>() as libc::socklen_t;
-        libc::setsockopt(fd.as_fd().as_raw_fd(), level, name, value, len)
-    };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
-}
-
-/// The kernel's name for a socket, unique until reboot.
-pub(super) fn cookie(fd: &impl AsFd) -> io::Result<u64> {
-    get(fd.as_fd(), libc::SOL_SOCKET, libc::SO_COOKIE)
-}
-
-/// The kernel's name for the socket's network namespace.
-pub(super) fn netns_cookie(fd: &impl AsFd) -> io::Result<u64> {
-    const SO_NETNS_COOKIE: i32 = 71;
-    get(fd.as_fd(), libc::SOL_SOCKET, SO_NETNS_COOKIE)
-}
-
 /// Takes the pending error off the socket.
 pub(super) fn take_error(fd: &impl AsFd) -> io::Result<()> {
-    match get::<i32>(fd.as_fd(), libc::SOL_SOCKET, libc::SO_ERROR)? {
+    match option::get(fd, libc::SOL_SOCKET, libc::SO_ERROR)? {
         0 => Ok(()),
         errno => Err(io::Error::from_raw_os_error(errno)),
     }
@@ -94,15 +57,6 @@ pub(super) fn tune_local(fd: &impl AsFd) -> io::Result<()> {
     Ok(setsockopt(fd, sockopt::TcpCongestion, &"reno".into())?)
 }
 
-/// Whether closing the socket resets the connection.
-pub(super) fn abort_on_close(fd: &impl AsFd, abort: bool) -> io::Result<()> {
-    let linger = libc::linger {
-        l_onoff: abort.into(),
-        l_linger: 0,
-    };
-    Ok(setsockopt(fd, sockopt::Linger, &linger)?)
-}
-
 /// SO_MARK.
 pub(super) fn mark(fd: &impl AsFd, mark: u32) -> io::Result<()> {
     Ok(setsockopt(fd, sockopt::Mark, &mark)?)
@@ -121,9 +75,9 @@ pub(super) fn bind_when_connecting(fd: &OwnedFd, addr: SocketAddr, port: u16) ->
     const IP_LOCAL_PORT_RANGE: libc::c_int = 51;
     // ip(7): the lowest and the highest port, in the halves of one number.
     let range = u32::from(port) << 16 | u32::from(port);
-    set(fd, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, range)
+    option::set(fd, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, range)
         .map_err(|_| io::Error::from_raw_os_error(libc::EADDRNOTAVAIL))?;
-    set(fd, libc::IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1u32)?;
+    option::set(fd, libc::IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1u32)?;
     Ok(socket::bind(fd.as_raw_fd(), &SockaddrStorage::from(addr))?)
 }
 
@@ -138,7 +92,7 @@ pub(super) fn connect(fd: &OwnedFd, addr: SocketAddr) -> io::Result<()> {
 /// Has a listener keep the SYN of each connection, so that programs can look at its options again
 /// when the answer to it was lost and is sent once more.
 pub(super) fn save_syn(fd: &impl AsFd) -> io::Result<()> {
-    set(fd, libc::IPPROTO_TCP, libc::TCP_SAVE_SYN, 1u32)
+    option::set(fd, libc::IPPROTO_TCP, libc::TCP_SAVE_SYN, 1u32)
 }
 
 /// Turns the socket into a listener with the longest queue that the kernel allows.

@@ -4,7 +4,6 @@
 use std::{
     io::{Read, Write},
     net::{IpAddr, SocketAddr, TcpStream},
-    os::fd::AsRawFd,
     time::Duration,
 };
 
@@ -25,7 +24,10 @@ use super::{
     },
     Arriving, Engine, Parked, Source,
 };
-use crate::hooker::{ConnectError, HeldConnect, Over, ServerFlow};
+use crate::{
+    hooker::{ConnectError, HeldConnect, Over, ServerFlow},
+    option,
+};
 
 /// What a session needs to carry TCP connections.
 const FLOWS: Services = Services::TCP;
@@ -513,18 +515,6 @@ impl Engine {
 
 /// The round-trip time that TCP measured while it connected.
 pub(crate) fn tcp_rtt(socket: &TcpStream) -> Option<Duration> {
-    // SAFETY: plain data for which zeros are valid.
-    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
-    let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
-    // SAFETY: the option's structure and its size, both alive during the call.
-    let r = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_INFO,
-            (&raw mut info).cast(),
-            &raw mut length,
-        )
-    };
-    (r == 0 && info.tcpi_rtt > 0).then(|| Duration::from_micros(info.tcpi_rtt.into()))
+    let info: libc::tcp_info = option::get(socket, libc::IPPROTO_TCP, libc::TCP_INFO).ok()?;
+    (info.tcpi_rtt > 0).then(|| Duration::from_micros(info.tcpi_rtt.into()))
 }

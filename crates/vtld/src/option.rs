@@ -1,0 +1,89 @@
+//! Options of sockets, where nix has no names for them.
+
+use std::{
+    io,
+    os::fd::{AsFd, AsRawFd},
+};
+
+use libc::c_int;
+use nix::{
+    errno::Errno,
+    sys::socket::{setsockopt, sockopt},
+};
+
+/// What an option's value can be.
+///
+/// # Safety
+/// Any bytes are valid: the kernel's, and zeros where it gives fewer.
+pub(crate) unsafe trait Value: Copy {}
+
+// SAFETY: a number.
+unsafe impl Value for c_int {}
+// SAFETY: a number.
+unsafe impl Value for u32 {}
+// SAFETY: a number.
+unsafe impl Value for u64 {}
+// SAFETY: numbers.
+unsafe impl Value for libc::tcp_info {}
+
+/// What an option says.
+pub(crate) fn get<T: Value>(socket: &impl AsFd, level: c_int, name: c_int) -> io::Result<T> {
+    // SAFETY: zeros are valid, as its trait says.
+    let mut value: T = unsafe { std::mem::zeroed() };
+    let mut length = size_of::<T>() as libc::socklen_t;
+    // SAFETY: the value and its size, both alive during the call; any bytes are valid in it.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            level,
+            name,
+            (&raw mut value).cast(),
+            &raw mut length,
+        )
+    };
+    Errno::result(result)?;
+    Ok(value)
+}
+
+/// Sets an option.
+pub(crate) fn set<T: Value>(
+    socket: &impl AsFd,
+    level: c_int,
+    name: c_int,
+    value: T,
+) -> io::Result<()> {
+    // SAFETY: the value and its size; the kernel only reads it.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            level,
+            name,
+            (&raw const value).cast(),
+            size_of::<T>() as libc::socklen_t,
+        )
+    };
+    Errno::result(result)?;
+    Ok(())
+}
+
+/// The kernel's name for a socket, unique until reboot.
+pub(crate) fn cookie(socket: &impl AsFd) -> io::Result<u64> {
+    get(socket, libc::SOL_SOCKET, libc::SO_COOKIE)
+}
+
+/// The kernel's name for the socket's network namespace; that of an accepted Unix socket is its
+/// client's.
+pub(crate) fn netns_cookie(socket: &impl AsFd) -> io::Result<u64> {
+    const SO_NETNS_COOKIE: c_int = 71; // libc lacks it
+    get(socket, libc::SOL_SOCKET, SO_NETNS_COOKIE)
+}
+
+/// With `abort`, closing the socket resets the connection: how an end that is not the true one is
+/// kept from looking like one, even if this process is killed.
+pub(crate) fn abort_on_close(socket: &impl AsFd, abort: bool) -> io::Result<()> {
+    let linger = libc::linger {
+        l_onoff: abort.into(),
+        l_linger: 0,
+    };
+    Ok(setsockopt(socket, sockopt::Linger, &linger)?)
+}
