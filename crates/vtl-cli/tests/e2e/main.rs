@@ -17,6 +17,7 @@ mod death;
 mod examples;
 mod files;
 mod grafts;
+mod hooks;
 mod hostile;
 mod insider;
 mod library;

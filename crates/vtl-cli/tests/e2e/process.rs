@@ -286,6 +286,26 @@ pub(crate) fn groups(pid: u32) -> Vec<PathBuf> {
         .collect()
 }
 
+/// A control group of a test's own.
+pub(crate) struct Group(pub(crate) PathBuf);
+
+impl Group {
+    pub(crate) fn new(name: &str) -> Self {
+        let roots = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
+        let root = roots.iter().map(Path::new);
+        let root = root.into_iter().find(|r| r.join("cgroup.procs").exists());
+        let path = root.expect("cgroup v2 is mounted").join(name);
+        fs::create_dir_all(&path).expect("a group");
+        Self(path)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
 /// Memory of a process's own, mapped rings included, KiB.
 pub(crate) fn memory_kib(pid: u32) -> u64 {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");

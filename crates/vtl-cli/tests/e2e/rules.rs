@@ -1,43 +1,18 @@
 //! Rules, under unmodified programs: `vtl rule`, `/etc/vtl/rules.toml`.
 
-use std::{
-    fs,
-    os::unix::fs::PermissionsExt,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{fs, os::unix::fs::PermissionsExt, path::Path, process::Command};
 
 use nix::{sys::signal::Signal, unistd::Gid};
 use serde_json::Value;
 use vtl_testbed::{Host, Link};
 
 use crate::{
-    process::{Held, Process, refused, until, words},
+    process::{Group, Held, Process, refused, until, words},
     users::{NOBODY, as_nobody, as_user},
     world::{PORT, World, same, url},
 };
 
 const SIZE: usize = 1 << 20;
-
-/// A control group of a test's own.
-struct Group(PathBuf);
-
-impl Group {
-    fn new(name: &str) -> Self {
-        let roots = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
-        let root = roots.iter().map(Path::new);
-        let root = root.into_iter().find(|r| r.join("cgroup.procs").exists());
-        let path = root.expect("cgroup v2 is mounted").join(name);
-        fs::create_dir_all(&path).expect("a group");
-        Self(path)
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir(&self.0);
-    }
-}
 
 impl World {
     /// `vtl rule` on the client.
