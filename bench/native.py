@@ -3,6 +3,8 @@
 native.py serve          bulk on port 7001 of every address, echo on port 7002
 native.py HOST [COUNT]   a row of JSON: bulk for a second, then COUNT (10,000) echoes of 64 bytes; 1: neither,
                          only to have been there
+native.py HOST COUNT PORT
+                         the echoes only
 """
 
 import json
@@ -47,8 +49,8 @@ def bulk(host, seconds):
     return count * 8 / took / 1e9
 
 
-def echo(host, count):
-    connection = socket.create_connection((host, ECHO))
+def echo(host, port, count):
+    connection = socket.create_connection((host, port))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     times = []
     for _ in range(count):
@@ -63,7 +65,14 @@ def echo(host, count):
 if sys.argv[1] == "serve":
     threading.Thread(target=serve, args=(BULK, send), daemon=True).start()
     serve(ECHO, answer)
-count = int(sys.argv[2]) if len(sys.argv) > 2 else 10_000
-gbits = bulk(sys.argv[1], 1 if count > 1 else 0)
-p50, p99 = echo(sys.argv[1], count)
-print(json.dumps({"gbit_per_s": round(gbits, 3), "echo_p50_us": round(p50, 2), "echo_p99_us": round(p99, 2)}))
+host, count, port = sys.argv[1], 10_000, None
+if len(sys.argv) > 2:
+    count = int(sys.argv[2])
+if len(sys.argv) > 3:
+    port = int(sys.argv[3])
+row = {}
+if port is None:
+    row["gbit_per_s"] = round(bulk(host, 1 if count > 1 else 0), 3)
+p50, p99 = echo(host, port or ECHO, count)
+row |= {"echo_p50_us": round(p50, 2), "echo_p99_us": round(p99, 2)}
+print(json.dumps(row))
