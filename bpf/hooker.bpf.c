@@ -302,7 +302,7 @@ static __always_inline int receiver_state(struct __sk_buff *skb, __be16 sport, _
  * Linux 6.18 takes the request out of its table of sockets a moment before it puts the connection
  * in: who looks in between finds the listener, which answers with a reset. */
 static __always_inline void await_accepted(struct __sk_buff *skb) {
-    /* Some 100 us. As long waits in vain who acknowledges the SYN/ACK with data only. */
+    /* Many times what it takes. All of it waits who acknowledges the SYN/ACK with data only. */
     enum { LOOKUPS = 1000 };
     struct bpf_sock *sk = skb->sk;
     struct bpf_tcp_sock *from;

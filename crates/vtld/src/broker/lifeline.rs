@@ -131,8 +131,12 @@ impl Lifeline {
         )
     }
 
+    /// Queues a word, unless the session has left: behind [`Word::Leave`] there are packets only, and
+    /// it is answer enough to a word that crossed it.
     pub(super) fn say(&mut self, word: Word) {
-        self.out.extend(word.emit());
+        if !matches!(self.stage, Stage::Left | Stage::Carrying) {
+            self.out.extend(word.emit());
+        }
     }
 
     /// Queues a packet; false if enough is queued.
@@ -273,6 +277,32 @@ mod tests {
         }
         assert_eq!(Word::parse(&GREETING), None);
         assert_eq!(Word::parse(b"GET / HTTP/1.1\r\n"), None);
+    }
+
+    #[test]
+    fn say__nothing_behind_leave() {
+        let (mut here, mut there) = pair();
+        here.say(Word::Leave { received: 7 });
+        here.stage = Stage::Left;
+        here.say(Word::Here);
+        assert!(here.queue(b"packet"));
+        here.flush().unwrap();
+        let mut packets = Vec::new();
+        while packets.is_empty() {
+            there.pull().unwrap();
+            if there.peer_has.is_none() {
+                let Some(Word::Leave { received }) = there.word().unwrap() else {
+                    continue;
+                };
+                there.peer_has = Some(received);
+            }
+            let mut take = |packet: &[u8]| {
+                packets.push(packet.to_vec());
+                true
+            };
+            there.packets(&mut take).unwrap();
+        }
+        assert_eq!(packets, [b"packet"]);
     }
 
     #[test]
