@@ -161,6 +161,11 @@ fn accidents(name: &str, rounds: Range<u64>) {
                 flows.push((carrier, process, said));
             }
         }
+        // `vtl run` itself cannot do without its daemon.
+        until("all programs are captured", 10, || {
+            let hooks = &world.status(Host::Client)["hooks"];
+            hooks.as_array().map_or(0, Vec::len) == flows.len()
+        });
         let accident = Accident::ALL[round as usize % Accident::ALL.len()];
         // From the connects to some time behind the last byte.
         let moment =
