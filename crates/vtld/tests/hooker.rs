@@ -635,6 +635,44 @@ print(seen_as(8000), seen_as(8001))
 }
 
 #[test]
+fn capture__without_descriptors_left_waits_or_is_native() {
+    require_root!();
+    let net = Net::new();
+    let mut daemon = Daemon::start(&net, CLIENT);
+    let peers = echo_server(&net, SERVER_IPS[0], 8000);
+    let pid = daemon.pid();
+    let limit = |count: usize| {
+        let limit = format!("--nofile={count}:");
+        let mut command = std::process::Command::new("prlimit");
+        let status = command.args(["--pid", &pid.to_string(), &limit]).status();
+        assert!(status.unwrap().success());
+    };
+    // The first waits for its SYN's repetition, a second later, the other goes past vtld meanwhile.
+    let body = "
+import threading
+time.sleep(0.5)
+first = threading.Thread(target=lambda: connect(HOST, PORT).recv(1))
+first.start()
+time.sleep(0.2)
+connect(HOST, PORT).recv(1)
+assert first.is_alive()
+first.join()
+";
+    let child = daemon.run_python(&net, &program(body, SERVER_IPS[0], 8000));
+    limit(1);
+    assert_eq!(
+        peers.recv_timeout(Duration::from_secs(5)).unwrap().ip(),
+        CLIENT_IPS[0].parse::<std::net::IpAddr>().unwrap()
+    );
+    limit(1024);
+    let output = child.wait_with_output().unwrap();
+    let words = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{words}");
+    assert_eq!(peers.try_iter().count(), 1);
+    daemon.stop();
+}
+
+#[test]
 fn capture__keeps_many_connections_apart() {
     require_root!();
     let net = Net::new();

@@ -28,8 +28,10 @@ use super::{
 /// Housekeeping: expiry, reaping.
 const TICK: Duration = Duration::from_secs(1);
 
-/// Until the next try to accept a connection.
-const WITHOUT_DESCRIPTORS: Duration = Duration::from_millis(50);
+/// Without descriptors: until the next try to accept a connection, and how long others go to such a
+/// destination past vtld.
+const BREATH: Duration = Duration::from_millis(50);
+const RELIEF: Duration = Duration::from_secs(10);
 
 const WAKE: u64 = 0;
 const SYNS: u64 = 1;
@@ -205,7 +207,7 @@ impl Engine {
     /// An application connects.
     fn opened(&mut self, mut held: HeldConnect) {
         match discovery::find_source(&mut held) {
-            Err(error) => held.refuse(ConnectError::from(&error)),
+            Err(error) => self.fail(held, &error),
             // A connection of this host to itself gains nothing.
             Ok(true) => self.connect(held, false),
             Ok(false) => {
@@ -223,7 +225,7 @@ impl Engine {
     fn connect(&mut self, held: HeldConnect, offers: bool) {
         let attempt = match discovery::start(&self.shared, held, offers) {
             Ok(attempt) => attempt,
-            Err((held, error)) => return held.refuse(ConnectError::from(&error)),
+            Err((held, error)) => return self.fail(held, &error),
         };
         self.last += 1;
         let event = EpollEvent::new(EpollFlags::EPOLLOUT, self.last);
@@ -236,6 +238,16 @@ impl Engine {
                     .refuse(ConnectError::from(&error));
             }
         }
+    }
+
+    /// No connection to the destination can be tried.
+    fn fail(&self, held: HeldConnect, error: &io::Error) {
+        if !lacks_descriptors(error) {
+            return held.refuse(ConnectError::from(error));
+        }
+        tracing::warn!(%error, dest = %held.dest(), "connects go past vtld for a while");
+        let _ = self.shared.maps.leave_plain(held.dest(), RELIEF);
+        held.put_off();
     }
 
     /// A connect to a real destination has an outcome.
@@ -328,12 +340,13 @@ impl Engine {
 /// The next connection that waits.
 fn accept(listener: &TcpListener) -> Option<(TcpStream, SocketAddr)> {
     let accepted = listener.accept();
-    if let Err(error) = &accepted
-        && matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
-    {
+    if accepted.as_ref().is_err_and(lacks_descriptors) {
         // It stays ready, and the thread would do nothing but ask.
-        tracing::warn!(%error, "no descriptors are left for a connection");
-        std::thread::sleep(WITHOUT_DESCRIPTORS);
+        std::thread::sleep(BREATH);
     }
     accepted.ok()
+}
+
+fn lacks_descriptors(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }

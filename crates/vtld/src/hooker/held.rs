@@ -283,6 +283,15 @@ impl HeldConnect {
         self.answer(error);
     }
 
+    /// Leaves it open: TCP repeats its SYN.
+    pub(super) fn put_off(mut self) {
+        self.0.answered = true;
+        let mut guard = self.0.shared.flows.table();
+        if guard.0.get(&self.0.app).is_some_and(|e| e.id == self.0.id) {
+            guard.0.remove(&self.0.app);
+        }
+    }
+
     /// Goes on with TCP to the real destination, as if there were no session to its host.
     pub fn fall_back(self) {
         let commands = self.0.shared.commands.clone();
