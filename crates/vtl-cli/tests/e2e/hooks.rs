@@ -14,9 +14,9 @@ use crate::{
 };
 
 const PORT: &str = "7000";
-const TALK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/e2e/talk.py");
+const TALK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/e2e/hooks.py");
 
-/// `talk.py`.
+/// `hooks.py`.
 struct Talk {
     _process: Process,
     told: ChildStdin,

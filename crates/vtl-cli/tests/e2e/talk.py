@@ -1,87 +1,105 @@
-"""A TCP program that does what its standard input says, a line at a time, and answers each with "ok".
+"""Two programs that talk over TCP, of which neither knows VTL.
 
-    talk.py serve ADDRESS PORT     says "ok" once it listens, and sends back what it gets
-    talk.py call ADDRESS PORT      open N, talk N (64 KiB there and back), end N
+talk.py serve PORT SENT GOT PACE        accepts one connection after the other
+talk.py call ADDRESS PORT SENT GOT PACE
 
-What is open is never idle meanwhile: each connection talks by itself all the time.
-"""
+Each sends the file SENT in records of 1,000 bytes and writes what comes into GOT. With a PACE, one
+record every so many milliseconds, both at the same time; with 0 they take turns of 16 records.
+Exits with 3 if the connection is reset."""
 
-import os
 import socket
 import sys
 import threading
+import time
 
-SIZE = 64 * 1024
+RECORD = 1000
+TURN = 16 * RECORD
 
 
-def echo(connection):
-    with connection:
-        while piece := connection.recv(SIZE):
-            connection.sendall(piece)
+def read(connection, got):
+    with open(got, "wb") as file:
+        while piece := connection.recv(65536):
+            file.write(piece)
+            file.flush()
+
+
+def write(connection, sent, pace):
+    start = time.monotonic()
+    for at in range(0, len(sent), RECORD):
+        connection.sendall(sent[at : at + RECORD])
+        wait = start + (at // RECORD + 1) * pace / 1000 - time.monotonic()
+        if wait > 0:
+            time.sleep(wait)
+    connection.shutdown(socket.SHUT_WR)
+
+
+def turns(connection, sent, got, first):
+    with open(got, "wb") as file:
+        for at in range(0, len(sent), TURN):
+            turn = sent[at : at + TURN]
+            if first:
+                connection.sendall(turn)
+            left = len(turn)
+            while left:
+                piece = connection.recv(left)
+                if not piece:
+                    return
+                file.write(piece)
+                left -= len(piece)
+            if not first:
+                connection.sendall(turn)
         connection.shutdown(socket.SHUT_WR)
+        assert connection.recv(1) == b""
 
 
-def serve(address):
-    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-    listener = socket.create_server(address, family=family)
-    print("ok", flush=True)
+def talk(connection, sent, got, pace, first):
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with open(sent, "rb") as file:
+        sent = file.read()
+    if pace == 0:
+        turns(connection, sent, got, first)
+        return
+    failed = []
+
+    def reader():
+        try:
+            read(connection, got)
+        except OSError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=reader)
+    thread.start()
+    try:
+        write(connection, sent, pace)
+    except OSError as error:
+        failed.append(error)
+    thread.join()
+    if failed:
+        raise failed[0]
+
+
+def main():
+    role, *rest = sys.argv[1:]
+    address = rest.pop(0) if role == "call" else None
+    port, sent, got, pace = int(rest[0]), rest[1], rest[2], float(rest[3])
+    if role == "call":
+        connection = socket.create_connection((address, port))
+        try:
+            talk(connection, sent, got, pace, True)
+        except ConnectionError:
+            sys.exit(3)
+        return
+    server = socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
     while True:
-        connection, _ = listener.accept()
-        threading.Thread(target=echo, args=(connection,), daemon=True).start()
+        connection, _ = server.accept()
+        try:
+            talk(connection, sent, got, pace, False)
+        except ConnectionError:
+            with open(got, "ab") as file:
+                file.write(b"RESET")
+        connection.close()
+        with open(got + ".done", "ab") as file:
+            file.write(b".")
 
 
-class Talk:
-    """A connection that has the echo of each piece before it sends the next."""
-
-    def __init__(self, address):
-        self.connection = socket.create_connection(address, 20)
-        self.turns = 0
-        self.turn = threading.Condition()
-        self.over = False
-        self.thread = threading.Thread(target=self.run, daemon=True)
-        self.thread.start()
-
-    def run(self):
-        while not self.over:
-            piece = os.urandom(SIZE)
-            self.connection.sendall(piece)
-            got = b""
-            while len(got) < SIZE:
-                more = self.connection.recv(SIZE)
-                assert more, "an end"
-                got += more
-            assert got == piece, "other bytes"
-            with self.turn:
-                self.turns += 1
-                self.turn.notify()
-        self.connection.shutdown(socket.SHUT_WR)
-        assert self.connection.recv(1) == b"", "more bytes"
-
-    def talk(self):
-        """Two turns from now on: one may have been under way."""
-        with self.turn:
-            wanted = self.turns + 2
-            assert self.turn.wait_for(lambda: self.turns >= wanted, 20), "no echo"
-
-    def end(self):
-        self.over = True
-        self.thread.join(20)
-        assert not self.thread.is_alive(), "no end"
-
-
-def call(address):
-    threading.excepthook = lambda what: (sys.excepthook(*what[:3]), os._exit(1))
-    talks = {}
-    for line in sys.stdin:
-        verb, name = line.split()
-        if verb == "open":
-            talks[name] = Talk(address)
-        elif verb == "talk":
-            talks[name].talk()
-        else:
-            talks.pop(name).end()
-        print("ok", flush=True)
-
-
-what, host, port = sys.argv[1:]
-{"serve": serve, "call": call}[what]((host, int(port)))
+main()
