@@ -299,8 +299,8 @@ static __always_inline int receiver_state(struct __sk_buff *skb, __be16 sport, _
 
 /* Waits until the first bytes of a captured connection, or its end, will find it. vtld's processor
  * does the handshake, and the application may send on another as soon as the SYN/ACK is there.
- * Linux 6.18 takes the request out of its table of sockets a moment before it puts the connection
- * in: who looks in between finds the listener, which answers with a reset. */
+ * inet_ehash_insert() of Linux 6.18 takes the request out of the table a moment before it puts the
+ * connection in: who looks in between finds the listener, which answers with a reset. */
 static __always_inline void await_accepted(struct __sk_buff *skb) {
     /* Many times what it takes. All of it waits who acknowledges the SYN/ACK with data only. */
     enum { LOOKUPS = 1000 };
