@@ -375,8 +375,9 @@ impl Slot {
 /// Asks for a tunnel on a discovery connection.
 async fn ask(kind: Kind, peer: &TcpStream) -> Result<Granted, Refusal> {
     let exchange = async {
-        wire::say(peer, &Word::Ask(kind).emit())?;
+        // What is said before may be heard by the application.
         wire::greeting(peer).await?;
+        wire::say(peer, &Word::Ask(kind).emit())?;
         match wire::word(peer).await? {
             Word::Granted { port, token } => Ok(Some(Granted {
                 port,
