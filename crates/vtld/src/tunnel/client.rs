@@ -514,3 +514,33 @@ async fn connect(held: HeldConnect, sender: Sender, mut receiver: Receiver, coun
         );
     }
 }
+
+#[cfg(test)]
+#[allow(non_snake_case)]
+mod tests {
+    use std::{
+        io::{Read, Write},
+        net::TcpListener,
+    };
+
+    use super::*;
+
+    #[test]
+    fn ask__says_nothing_to_an_application() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        peer.set_nonblocking(true).unwrap();
+        let mut application = listener.accept().unwrap().0;
+        application.write_all(b"220 ready, talk\n").unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let answer = runtime.block_on(ask(Kind::Quic, &peer));
+        assert!(matches!(answer, Err(Refusal::NoAnswer(_))));
+        drop(peer);
+        let mut heard = Vec::new();
+        application.read_to_end(&mut heard).unwrap();
+        assert!(heard.is_empty(), "{heard:?}");
+    }
+}
