@@ -1,4 +1,4 @@
-"""What bench/native.sh has its hosts run.
+"""What bench/native.sh and bench/proxies.sh have their hosts run.
 
 native.py serve          bulk on port 7001 of every address, echo on port 7002
 native.py HOST [COUNT]   a row of JSON: bulk for a second, then COUNT (10,000) echoes of 64 bytes; 1: neither,

@@ -263,11 +263,8 @@ static __always_inline struct tcphdr *glance(struct __sk_buff *skb, int *odd) {
     return protocol == IPPROTO_TCP ? tcp : NULL;
 }
 
-/* 1: opens no TCP connection. The answer for nearly every packet. */
-static __always_inline int surely_no_syn(struct __sk_buff *skb) {
-    int odd;
-    struct tcphdr *tcp = glance(skb, &odd);
-
+/* 1: what glance() found opens no TCP connection. The answer for nearly every packet. */
+static __always_inline int surely_no_syn(const struct tcphdr *tcp, int odd) {
     return tcp ? !tcp->syn || tcp->ack : !odd;
 }
 
@@ -297,22 +294,21 @@ static __always_inline int receiver_state(struct __sk_buff *skb, __be16 sport, _
     return state;
 }
 
-/* Waits until the first bytes of a captured connection, or its end, will find it. vtld's processor
+/* Waits until the first bytes of a captured connection, or its end, will find it; `tcp` is what
+ * glance() found. vtld's processor
  * does the handshake, and the application may send on another as soon as the SYN/ACK is there.
  * inet_ehash_insert() of Linux 6.18 takes the request out of the table a moment before it puts the
  * connection in: who looks in between finds the listener, which answers with a reset. */
-static __always_inline void await_accepted(struct __sk_buff *skb) {
+static __always_inline void await_accepted(struct __sk_buff *skb, const struct tcphdr *tcp) {
     /* Many times what it takes. All of it waits who acknowledges the SYN/ACK with data only. */
     enum { LOOKUPS = 1000 };
     struct bpf_sock *sk = skb->sk;
     struct bpf_tcp_sock *from;
-    struct tcphdr *tcp;
     __be16 sport, dport;
-    int odd, v4, turn;
+    int v4, turn;
 
-    tcp = glance(skb, &odd);
     v4 = skb->protocol == bpf_htons(ETH_P_IP);
-    if (!tcp || tcp->dest != bpf_htons(v4 ? config.capture_port4 : config.capture_port6) || !sk)
+    if (tcp->dest != bpf_htons(v4 ? config.capture_port4 : config.capture_port6) || !sk)
         return;
     /* The bare answer to the SYN/ACK is for the request. */
     if (!tcp->fin && (void *)tcp - (void *)(long)skb->data + tcp->doff * 4 >= skb->len)
@@ -337,14 +333,16 @@ int vtl_hold_syn(struct __sk_buff *skb) {
     /* A locally administered address that lo does not have. */
     static const __u8 nobody[ETH_ALEN] = {0x02, 0, 0, 0, 0, 0x01};
     struct vtl_captured *c = NULL;
+    struct tcphdr tcp, *seen;
     struct bpf_sock *sk;
-    struct tcphdr tcp;
     struct vtl_syn *s;
     __u32 off, len;
-    int v4;
+    int v4, odd;
 
-    if (surely_no_syn(skb)) {
-        await_accepted(skb);
+    seen = glance(skb, &odd);
+    if (surely_no_syn(seen, odd)) {
+        if (seen)
+            await_accepted(skb, seen);
         return TC_ACT_UNSPEC;
     }
     if (!load_tcp(skb, &tcp, &off, &v4) || !tcp.syn || tcp.ack)
@@ -524,13 +522,14 @@ static __always_inline int syn_has_option(struct __sk_buff *skb, __u32 off, __u3
 /* tcx ingress on every interface but lo. */
 SEC("tcx/ingress")
 int vtl_steer_syn(struct __sk_buff *skb) {
+    struct tcphdr tcp, *seen;
     struct bpf_sock *sk;
-    struct tcphdr tcp;
     __u32 off, port, slot;
     __u8 *hooked;
-    int v4;
+    int v4, odd;
 
-    if (surely_no_syn(skb) || !load_tcp(skb, &tcp, &off, &v4) || !tcp.syn || tcp.ack)
+    seen = glance(skb, &odd);
+    if (surely_no_syn(seen, odd) || !load_tcp(skb, &tcp, &off, &v4) || !tcp.syn || tcp.ack)
         return TC_ACT_UNSPEC;
     port = bpf_ntohs(tcp.dest);
     hooked = bpf_map_lookup_elem(&vtl_ports, &port);

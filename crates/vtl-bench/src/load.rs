@@ -48,8 +48,7 @@ pub struct Load {
     /// How many in all
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub count: u64,
-    /// Begin none while so many wait for their answer or their end
-    // However late that makes it.
+    /// Begin none while so many wait for their answer or their end, however late that makes it
     #[arg(long, value_name = "N", default_value_t = u64::MAX, hide_default_value = true, value_parser = clap::value_parser!(u64).range(1..))]
     pub at_once: u64,
     /// Keep all open, say `held` and how many, and go on when the input ends

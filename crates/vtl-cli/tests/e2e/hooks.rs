@@ -1,53 +1,22 @@
 //! Hooks that come and go while programs run.
 
-use std::{
-    io::{BufRead, BufReader, Write},
-    process::{ChildStdin, ChildStdout, Command, Stdio},
-    time::Instant,
-};
+use std::{io::Write, time::Instant};
 
 use vtl_testbed::{Host, Link};
 
 use crate::{
-    process::{Group, Process},
+    process::{Group, Spoken},
     world::World,
 };
 
 const PORT: &str = "7000";
-const TALK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/e2e/hooks.py");
+const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/e2e/hooks.py");
 
-/// `hooks.py`.
-struct Talk {
-    _process: Process,
-    told: ChildStdin,
-    says: BufReader<ChildStdout>,
-}
-
-impl Talk {
-    fn start(mut command: Command) -> Self {
-        let both = command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut process = Process::start_reading(both);
-        let told = process.child().stdin.take().expect("piped");
-        let says = BufReader::new(process.child().stdout.take().expect("piped"));
-        Self {
-            _process: process,
-            told,
-            says,
-        }
-    }
-
-    #[track_caller]
-    fn is_ok(&mut self) {
-        let mut line = String::new();
-        self.says.read_line(&mut line).expect("a pipe");
-        assert_eq!(line, "ok\n");
-    }
-
-    #[track_caller]
-    fn told(&mut self, order: &str) {
-        writeln!(self.told, "{order}").expect("it runs");
-        self.is_ok();
-    }
+/// Has `hooks.py` do something.
+#[track_caller]
+fn tell(program: &mut Spoken, order: &str) {
+    writeln!(program.told, "{order}").expect("it runs");
+    assert_eq!(program.line(), "ok");
 }
 
 /// `vtl hook` at one of the hosts, and how long it took.
@@ -71,15 +40,15 @@ fn hooks__leave_open_connections_alone() {
             command.args(["-c", script]);
             command
         };
-        let serve = format!("exec python3 {TALK} serve {server} {PORT}");
-        let mut at_server = Talk::start(command(Host::Server, &serve));
-        at_server.is_ok();
+        let serve = format!("exec python3 {PROGRAM} serve {server} {PORT}");
+        let mut at_server = Spoken::start(command(Host::Server, &serve));
+        assert_eq!(at_server.line(), "ok");
         // Before there is a daemon.
         let group = group.0.display();
         let call =
-            format!("echo 0 >{group}/cgroup.procs && exec python3 {TALK} call {server} {PORT}");
-        let mut talk = Talk::start(command(Host::Client, &call));
-        talk.told("open before");
+            format!("echo 0 >{group}/cgroup.procs && exec python3 {PROGRAM} call {server} {PORT}");
+        let mut talk = Spoken::start(command(Host::Client, &call));
+        tell(&mut talk, "open before");
         world.start(Host::Server, &[]);
         world.start(Host::Client, &[]);
         hook(&world, Host::Server, &["add", "--port", PORT]);
@@ -88,24 +57,24 @@ fn hooks__leave_open_connections_alone() {
             Host::Client,
             &["add", "--cgroup", &group.to_string()],
         );
-        talk.told("talk before");
+        tell(&mut talk, "talk before");
         let carried = |count: u64| {
             for host in [Host::Client, Host::Server] {
                 assert_eq!(world.sum(host, "flows"), count, "{host:?}");
             }
         };
         carried(0);
-        talk.told("open carried");
-        talk.told("talk carried");
+        tell(&mut talk, "open carried");
+        tell(&mut talk, "talk carried");
         carried(1);
         hook(
             &world,
             Host::Client,
             &["remove", "--cgroup", &group.to_string()],
         );
-        talk.told("open after");
+        tell(&mut talk, "open after");
         for name in ["before", "carried", "after"] {
-            talk.told(&format!("talk {name}"));
+            tell(&mut talk, &format!("talk {name}"));
         }
         carried(1);
         hook(&world, Host::Server, &["remove", "--port", PORT]);
@@ -114,13 +83,13 @@ fn hooks__leave_open_connections_alone() {
             Host::Client,
             &["add", "--cgroup", &group.to_string()],
         );
-        talk.told("open unheard");
+        tell(&mut talk, "open unheard");
         for name in ["before", "carried", "after", "unheard"] {
-            talk.told(&format!("talk {name}"));
+            tell(&mut talk, &format!("talk {name}"));
         }
         carried(1);
         for name in ["before", "carried", "after", "unheard"] {
-            talk.told(&format!("end {name}"));
+            tell(&mut talk, &format!("end {name}"));
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use std::{
     fs,
-    io::{BufRead, BufReader, Read},
-    process::{ChildStdout, Command, Stdio},
+    io::Read,
+    process::Command,
     thread,
     time::{Duration, Instant},
 };
@@ -12,53 +12,30 @@ use serde_json::{Value, json};
 use vtl_testbed::{Host, Link};
 
 use crate::{
-    process::{Process, entries, until},
+    process::{Spoken, entries, until},
     world::{VTL, World},
 };
 
 const PORT: u16 = 7000;
 
-/// `vtl bench load`, at one of its ends.
-struct End {
-    process: Process,
-    says: BufReader<ChildStdout>,
-}
-
-impl End {
-    fn start(mut command: Command) -> Self {
-        let both = command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut process = Process::start_reading(both);
-        let says = BufReader::new(process.child().stdout.take().expect("piped"));
-        Self { process, says }
-    }
-
-    #[track_caller]
-    fn line(&mut self) -> String {
-        let mut line = String::new();
-        let read = self.says.read_line(&mut line).expect("a pipe");
-        assert_ne!(read, 0, "it has ended");
-        line.trim_end().to_owned()
-    }
-
-    /// Ends its input, and says what has become of its connections.
-    #[track_caller]
-    fn outcome(mut self) -> Value {
-        drop(self.process.child().stdin.take());
-        let mut text = String::new();
-        self.says.read_to_string(&mut text).expect("a pipe");
-        assert!(self.process.wait(5).success());
-        serde_json::from_str(&text).expect("JSON")
-    }
+/// Ends the input of `vtl bench load connect`, and says what has become of its connections.
+#[track_caller]
+fn outcome(mut client: Spoken) -> Value {
+    drop(client.told);
+    let mut text = String::new();
+    client.says.read_to_string(&mut text).expect("a pipe");
+    assert!(client.process.wait(5).success());
+    serde_json::from_str(&text).expect("JSON")
 }
 
 /// Two hosts over a wire, and a server whose port is hooked.
-fn hosts(name: &str) -> Option<(World, End)> {
+fn hosts(name: &str) -> Option<(World, Spoken)> {
     let mut world = World::bare(name, &Link::new(0.0, 0.0))?;
     world.start(Host::Server, &[]);
     world.start(Host::Client, &[]);
     world.call(Host::Server, &json!({ "op": "hook_add", "port": PORT }));
     let serve = world.vtl(Host::Server, &["bench", "load", "serve", &PORT.to_string()]);
-    let mut server = End::start(serve);
+    let mut server = Spoken::start(serve);
     assert_eq!(server.line(), "ready");
     Some((world, server))
 }
@@ -92,7 +69,7 @@ fn come_and_go(name: &str, rate: u64, count: u64, args: &[&str]) -> Option<World
     let (mut world, _server) = hosts(name)?;
     for family in [0, 1] {
         let meet = connect(&world, family, &["--count", "1"]);
-        all_good(&End::start(meet).outcome(), 1);
+        all_good(&outcome(Spoken::start(meet)), 1);
     }
     let flows = |world: &World, host| world.sum(host, "flows");
     let both = [Host::Client, Host::Server];
@@ -106,7 +83,7 @@ fn come_and_go(name: &str, rate: u64, count: u64, args: &[&str]) -> Option<World
         let numbers = [rate.to_string(), count.to_string()];
         let how = ["--rate", &numbers[0], "--count", &numbers[1]];
         let load = connect(&world, family, &[&how, args].concat());
-        let outcome = End::start(load).outcome();
+        let outcome = outcome(Spoken::start(load));
         println!("{outcome}");
         all_good(&outcome, count);
     }
@@ -146,13 +123,13 @@ fn load__more_than_five_thousand_at_once_are_all_carried() {
     };
     let count = COUNT.to_string();
     let how = ["--hold", "--rate", "1500", "--count", &count];
-    let mut client = End::start(connect(&world, 0, &how));
+    let mut client = Spoken::start(connect(&world, 0, &how));
     assert_eq!(client.line(), format!("held {count}"));
     for host in [Host::Client, Host::Server] {
         assert_eq!(world.sum(host, "flows"), COUNT);
     }
     // Each has another message, and ends.
-    all_good(&client.outcome(), COUNT);
+    all_good(&outcome(client), COUNT);
     for host in [Host::Client, Host::Server] {
         until("every flow has ended", 10, || world.sum(host, "flows") == 0);
     }

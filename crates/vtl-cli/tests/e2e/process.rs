@@ -2,13 +2,14 @@
 
 use std::{
     collections::BTreeSet,
-    fs, io,
+    fs,
+    io::{self, BufRead, BufReader},
     os::{
         fd::{AsRawFd, FromRawFd, OwnedFd},
         unix::process::CommandExt,
     },
     path::{Path, PathBuf},
-    process::{Child, Command, ExitStatus, Output, Stdio},
+    process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Output, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -113,6 +114,36 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         self.end();
+    }
+}
+
+/// A program that is spoken with over its standard streams.
+pub(crate) struct Spoken {
+    pub(crate) process: Process,
+    pub(crate) told: ChildStdin,
+    pub(crate) says: BufReader<ChildStdout>,
+}
+
+impl Spoken {
+    pub(crate) fn start(mut command: Command) -> Self {
+        let both = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = Process::start_reading(both);
+        let told = process.child().stdin.take().expect("piped");
+        let says = BufReader::new(process.child().stdout.take().expect("piped"));
+        Self {
+            process,
+            told,
+            says,
+        }
+    }
+
+    /// What it says next.
+    #[track_caller]
+    pub(crate) fn line(&mut self) -> String {
+        let mut line = String::new();
+        let read = self.says.read_line(&mut line).expect("a pipe");
+        assert_ne!(read, 0, "it has ended");
+        line.trim_end().to_owned()
     }
 }
 

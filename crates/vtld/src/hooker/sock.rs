@@ -69,7 +69,8 @@ pub(super) fn bind(fd: &OwnedFd, addr: SocketAddr, shared: bool) -> io::Result<(
 }
 
 /// Binds to an address, and leaves the port to [`connect`], which takes this one unless a connection
-/// has it to the same destination. EADDRNOTAVAIL on kernels before Linux 6.3, which cannot.
+/// has it to the same destination, and any if this is none that the system gives to connections.
+/// EADDRNOTAVAIL on kernels before Linux 6.3, which cannot.
 pub(super) fn bind_when_connecting(fd: &OwnedFd, addr: SocketAddr, port: u16) -> io::Result<()> {
     const IP_BIND_ADDRESS_NO_PORT: libc::c_int = 24;
     const IP_LOCAL_PORT_RANGE: libc::c_int = 51;
