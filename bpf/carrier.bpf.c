@@ -5,9 +5,7 @@
  * loaded for each such hook, with its own configuration. Sockets outside the daemon's network
  * namespace are left alone.
  */
-#include <linux/bpf.h>
-#include <linux/in.h>
-#include <linux/tcp.h>
+#include "vmlinux.h"
 #include <bpf/bpf_helpers.h>
 
 #include "vtl/hooker.h"

@@ -4,8 +4,7 @@
  * connects. Attached to the topmost cgroup while there are rules. Sockets outside the daemon's
  * network namespace, and those that a hook counts for, are left alone.
  */
-#include <linux/bpf.h>
-#include <linux/tcp.h>
+#include "vmlinux.h"
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>

@@ -9,7 +9,7 @@
 #ifndef VTL_TCP_KERNEL_H
 #define VTL_TCP_KERNEL_H
 
-#include <linux/bpf.h>
+#include "vmlinux.h"
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>

@@ -4,7 +4,7 @@
 #ifndef VTL_TF_CRC32C_TABLE_H
 #define VTL_TF_CRC32C_TABLE_H
 
-#include <linux/types.h>
+#include "vtl/linux.h"
 
 /* clang-format off */
 static const __u32 vtl_crc32c_table[4][256] = {

@@ -7,7 +7,7 @@
 #ifndef VTL_TF_HYBLA_RHO_H
 #define VTL_TF_HYBLA_RHO_H
 
-#include <linux/types.h>
+#include "vtl/linux.h"
 
 #define VTL_HYBLA_RTT0_US 25000
 #define VTL_HYBLA_MOST 16 /* of 2^rho: more than any window doubles in an acknowledgement */

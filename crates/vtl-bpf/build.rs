@@ -50,7 +50,7 @@ fn main() {
 fn headers(bpf: &Path) -> Vec<(String, PathBuf)> {
     let native = bpf.join("../crates/vtl-sim/native");
     println!("cargo::rerun-if-changed={}", native.display());
-    let mut found = Vec::new();
+    let mut found = vec![("vmlinux.h".to_owned(), bpf.join("include/vmlinux.h"))];
     for (prefix, folder) in [
         ("vtl", bpf.join("include/vtl")),
         ("tf", bpf.join("tf")),
@@ -94,15 +94,12 @@ fn sources(folder: &Path) -> Vec<(String, PathBuf)> {
 }
 
 fn compile(clang: &str, bpf: &Path, source: &Path, object: &Path) {
-    let arch = env::var("CARGO_CFG_TARGET_ARCH").unwrap();
+    let include = format!("-I{}", bpf.join("include").display());
     let result = SkeletonBuilder::new()
         .source(source)
         .obj(object)
         .clang(clang)
-        .clang_args(flags::CLANG.map(str::to_owned).into_iter().chain([
-            format!("-I{}", bpf.join("include").display()),
-            flags::system_include(&arch),
-        ]))
+        .clang_args(flags::CLANG.map(str::to_owned).into_iter().chain([include]))
         .build();
     if let Err(error) = result {
         panic!("{} does not compile:\n{error:#}", source.display());

@@ -7,8 +7,7 @@
 #ifndef VTL_CAPTURE_H
 #define VTL_CAPTURE_H
 
-#include <linux/bpf.h>
-#include <linux/in.h>
+#include "vmlinux.h"
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>

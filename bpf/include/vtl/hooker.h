@@ -6,7 +6,7 @@
 #ifndef VTL_HOOKER_H
 #define VTL_HOOKER_H
 
-#include <linux/types.h>
+#include "linux.h"
 
 enum {
     VTL_OPT_KIND = 253,    /* experimental TCP option, RFC 6994 */

@@ -3,11 +3,13 @@
 #ifndef VTL_PARSE_H
 #define VTL_PARSE_H
 
+#ifndef __bpf__
 #include <linux/if_ether.h>
 #include <linux/in.h>
 #include <linux/ip.h>
 #include <linux/ipv6.h>
 #include <linux/udp.h>
+#endif
 #include "tf.h"
 
 #define VTL_OFFSET_V4 (sizeof(struct ethhdr) + sizeof(struct iphdr))

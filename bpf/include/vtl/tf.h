@@ -39,10 +39,6 @@
 /* Runs the body with int i = from .. to - 1. In the kernel an open-coded iterator (Linux 6.4),
  * which the verifier follows without unrolling; a call of 3 ns a turn. */
 #ifdef __bpf__
-#include <linux/bpf.h>
-struct bpf_iter_num {
-    __u64 opaque[1];
-} __attribute__((aligned(8)));
 #include <bpf/bpf_helpers.h>
 #define vtl_for(i, from, to) bpf_for(i, (int)(from), (int)(to))
 #else

@@ -9,7 +9,7 @@
 #ifndef VTL_WIRE_H
 #define VTL_WIRE_H
 
-#include <linux/types.h>
+#include "linux.h"
 
 enum {
     VTL_IPPROTO = 253,    /* experimentation, RFC 3692 */

@@ -1,7 +1,9 @@
 //! How VTL's eBPF programs are compiled: by this crate's build, and by `vtl graft build`.
 
-/// What clang is told besides the target, debug information and where headers are.
-pub const CLANG: [&str; 6] = [
+/// What clang is told besides the target, debug information and where headers are. Those of the system
+/// are none of them: what compiles here must compile on every other distribution.
+pub const CLANG: [&str; 7] = [
+    "-nostdlibinc",
     "-mcpu=v3",
     "-O2",
     "-fno-strict-aliasing",
@@ -9,8 +11,3 @@ pub const CLANG: [&str; 6] = [
     "-Wextra",
     "-Werror",
 ];
-
-/// Where Debian and Ubuntu keep the kernel's `<asm/types.h>` for an architecture, as Rust calls it.
-pub fn system_include(arch: &str) -> String {
-    format!("-I/usr/include/{arch}-linux-gnu")
-}

@@ -205,11 +205,6 @@ pub(crate) fn clang() -> anyhow::Result<String> {
     )
 }
 
-/// Where this machine keeps <asm/types.h>.
-pub(crate) fn system_include() -> String {
-    flags::system_include(std::env::consts::ARCH)
-}
-
 /// `vtl graft build`
 pub(crate) fn build(args: &BuildArgs) -> anyhow::Result<()> {
     let project = Project::open(&args.project.dir)?;
@@ -246,7 +241,6 @@ pub(crate) fn compile_source(
         .args(["-target", "bpf", "-g"])
         .args(flags::CLANG)
         .arg(format!("-I{}", include.display()))
-        .arg(system_include())
         .args(["-c", "-o"])
         .arg(object)
         .arg(source)
