@@ -16,7 +16,7 @@ mod network;
 #[cfg(test)]
 mod tests;
 
-use core::{net::IpAddr, time::Duration};
+use core::{mem::offset_of, net::IpAddr, time::Duration};
 
 pub use initiator::{Answer, Early, Initiator, Offer, Offered, Step};
 pub use race::Way;
@@ -191,11 +191,18 @@ pub fn succeeded(nego: &Nego) -> Option<(u32, u64)> {
 pub fn refuse_version(packet: &[u8]) -> Option<Packet<'static>> {
     let nego = packet.get(..size_of::<intf::vtl_nego>())?;
     let version_type = u32::from(get!(nego, vtl_hdr, version_type));
-    let other = version_type >> 4 != intf::VTL_VERSION;
-    (other && version_type & 15 == intf::VTL_NEGO).then(|| {
-        let (sid, token) = (get!(nego, vtl_nego, sid), get!(nego, vtl_nego, token));
-        nack(sid, token, Reason::Version, Ticket::default())
-    })
+    if version_type >> 4 == intf::VTL_VERSION || version_type & 15 != intf::VTL_NEGO {
+        return None;
+    }
+    // The version itself may be what was damaged: a refusal would end what the next try opens.
+    let mut mended = packet.to_vec();
+    mended[offset_of!(intf::vtl_hdr, version_type)] =
+        (intf::VTL_VERSION << 4 | intf::VTL_NEGO) as u8;
+    if Packet::parse(&mended).is_ok() {
+        return None;
+    }
+    let (sid, token) = (get!(nego, vtl_nego, sid), get!(nego, vtl_nego, token));
+    Some(nack(sid, token, Reason::Version, Ticket::default()))
 }
 
 /// A NEGO_NACK. It is as long as the NEGO: refusing amplifies nothing.

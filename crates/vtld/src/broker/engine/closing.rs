@@ -103,6 +103,7 @@ impl Engine {
             return;
         }
         let aborted = u32::from(header.flags) & intf::VTL_F_ABORT != 0;
+        tracing::debug!(peer = %session.peer, sid = header.sid, aborted, "the peer closes the session");
         match session.phase {
             Phase::Closing { .. } => self.end(header.sid, intf::VTL_CLOSED_LOCAL),
             Phase::Open => {
@@ -164,6 +165,7 @@ impl Engine {
         }
         self.responder.ended(sid);
         session.confirming = None;
+        tracing::debug!(peer = %session.peer, sid, why, "session ended");
         let was_closing = matches!(session.phase, Phase::Closing { .. });
         session.phase = Phase::Ended;
         self.schedule.cancel(sid);
@@ -184,6 +186,7 @@ impl Engine {
         let Some(session) = self.sessions.remove(&sid) else {
             return;
         };
+        tracing::debug!(peer = %session.peer, sid, "session forgotten");
         if let Some(entry) = self.plane.sessions().get(sid) {
             entry.set_state(intf::VTL_FREE);
             if let Some(rtt) = entry.measured_rtt() {

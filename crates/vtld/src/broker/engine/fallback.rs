@@ -148,8 +148,12 @@ impl Engine {
             Stage::Asked {
                 here_ns: Some(here_ns),
                 ..
-            } if now - here_ns > LATE_NS && entry.timeouts() >= TIMEOUTS => self.leave(sid),
-            Stage::Leaving { since_ns } if now - since_ns > GRACE_NS => self.left(sid),
+            } if now.saturating_sub(here_ns) > LATE_NS && entry.timeouts() >= TIMEOUTS => {
+                self.leave(sid);
+            }
+            Stage::Leaving { since_ns } if now.saturating_sub(since_ns) > GRACE_NS => {
+                self.left(sid);
+            }
             _ => return,
         }
         if let Err(fault) = self.carry(sid) {

@@ -517,7 +517,7 @@ impl Engine {
         let now = now_ns();
         self.next_tick = now + TICK_NS;
         let _ = self.find_interfaces();
-        let quiet = now - self.last_opened_ns;
+        let quiet = now.saturating_sub(self.last_opened_ns);
         if quiet > RESTOCK_NS {
             self.stock.replenish(now);
         }
@@ -525,9 +525,11 @@ impl Engine {
             self.stock.trim();
         }
         self.resume();
-        self.freed.retain(|_, at| now - *at < GRACE_NS);
+        self.freed
+            .retain(|_, at| now.saturating_sub(*at) < GRACE_NS);
         self.responder.maintain(now, random);
-        self.arriving.retain(|_, a| now - a.since_ns < PREAMBLE_NS);
+        self.arriving
+            .retain(|_, a| now.saturating_sub(a.since_ns) < PREAMBLE_NS);
         // All of them would take milliseconds if they were many.
         let turn = self.sessions.range(self.next_ticked..);
         let turn: Vec<u32> = turn.take(TICK_SESSIONS).map(|(sid, _)| *sid).collect();
@@ -565,7 +567,7 @@ impl Engine {
                 }
                 if session.answered.is_some()
                     && entry.ifindex() == 0
-                    && now - session.heard_ns > UNVALIDATED_NS
+                    && now.saturating_sub(session.heard_ns) > UNVALIDATED_NS
                 {
                     self.forget(sid);
                     return;
@@ -583,14 +585,14 @@ impl Engine {
                         self.peers.note_shorter_rtt(session.peer, rtt);
                     }
                 }
-                let silent = now - session.heard_ns;
+                let silent = now.saturating_sub(session.heard_ns);
                 let used = session.used_ns;
                 // TCP decides how long the peer may be silent where there is a connection to go on
                 // by.
                 let falls_back = session.lifeline.is_some() && !session.lossy;
                 let asked = entry.timeouts().max(session.asked);
                 if silent > DEAD_NS && asked >= 3 && !falls_back {
-                    tracing::info!(peer = %session.peer, "the peer does not answer any more");
+                    tracing::info!(peer = %session.peer, sid, "the peer does not answer any more");
                     self.end(sid, intf::VTL_CLOSED_TIMEOUT);
                     return;
                 }
@@ -607,7 +609,7 @@ impl Engine {
                     .get_mut(&sid)
                     .and_then(Session::streams)
                     .is_some_and(|s| s.idle());
-                if idle && now - used > IDLE_NS {
+                if idle && now.saturating_sub(used) > IDLE_NS {
                     self.close(sid, false);
                 }
                 if !off_graft {

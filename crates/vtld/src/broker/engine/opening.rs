@@ -59,7 +59,7 @@ impl<'a> Indexes<'a> {
     /// Whether nobody uses this index, and nobody did a moment ago. An application may still hold a
     /// session whose entry the programs have let go of.
     fn is_free(&self, sid: u32) -> bool {
-        let rested = |at: &u64| now_ns() - at >= GRACE_NS;
+        let rested = |at: &u64| now_ns().saturating_sub(*at) >= GRACE_NS;
         let entry = self.table.get(sid);
         entry.is_some_and(|e| e.state() == intf::VTL_FREE)
             && !self.sessions.contains_key(&sid)

@@ -66,7 +66,11 @@ impl Pooled {
 /// The grafts that sessions may use, without those that the kernel refused a moment ago.
 pub(super) fn working(pool: &[Pooled]) -> impl Iterator<Item = &GraftInfo> {
     let now = now_ns();
-    let works = move |p: &&Pooled| !p.disabled && p.failed_ns.is_none_or(|at| now - at > BROKEN_NS);
+    let works = move |p: &&Pooled| {
+        !p.disabled
+            && p.failed_ns
+                .is_none_or(|at| now.saturating_sub(at) > BROKEN_NS)
+    };
     pool.iter().filter(works).map(|p| &p.info)
 }
 
