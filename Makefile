@@ -11,10 +11,13 @@ LIBVTL  = libvtl.so.0
 C_FILES = $(shell git ls-files -co --exclude-standard 'bpf/*.c' 'bpf/*.h' 'include/*.h' 'crates/vtl-c/*.c' 'examples/*.c')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo bench bench-full test lint fmt wheel install uninstall clean
+.PHONY: help preflight setup build demo bench bench-full test lint fmt wheel install uninstall clean
 
 help: ## This list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+preflight:
+	@scripts/preflight.sh "make $(firstword $(MAKECMDGOALS))"
 
 setup: ## Install what is missing: system packages (as root), the pinned Rust toolchain
 	@scripts/setup.sh
@@ -22,14 +25,14 @@ setup: ## Install what is missing: system packages (as root), the pinned Rust to
 build: setup ## Build everything (release)
 	@$(CARGO) build --release --workspace --locked
 
-demo: build ## Download a file over a bad link: TCP cubic, TCP BBR and VTL, side by side (as root)
+demo: preflight build ## Download a file over a bad link: TCP cubic, TCP BBR and VTL, side by side (as root)
 	@$(TARGET)/release/vtl demo $(DEMO_ARGS)
 
-bench: build ## About six minutes of measurements with pictures in target/bench (as root, nothing else running)
+bench: preflight build ## About six minutes of measurements with pictures in target/bench (as root, nothing else running)
 	@mkdir -p $(TARGET)/bench
 	@$(TARGET)/release/vtl bench run bench/plans/quick*.toml --json $(TARGET)/bench/rows.json --plot $(TARGET)/bench
 
-bench-full: build ## Every plan: many hours
+bench-full: preflight build ## Every plan: many hours
 	@mkdir -p $(TARGET)/bench-full
 	@$(TARGET)/release/vtl bench run bench/plans/*.toml --json $(TARGET)/bench-full/rows.json --plot $(TARGET)/bench-full
 

@@ -13,6 +13,11 @@ pub enum Error {
     /// Network namespaces and packet sockets need privileges.
     #[error("a testbed needs root: run this with sudo")]
     NotRoot,
+    /// `ip netns exec` mounts another /sys, for which / must be a mount point.
+    #[error(
+        "a testbed cannot be made here, since / is not a mount point (a chroot?): before it is entered, mount --bind its directory onto itself"
+    )]
+    RootNotMounted,
     /// A tool of the system is not installed.
     #[error("`{tool}` is missing: install the package {package}")]
     MissingTool {

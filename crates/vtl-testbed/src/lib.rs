@@ -50,7 +50,7 @@ pub use error::{Error, Result};
 pub use link::{Link, LossModel, Slots};
 pub use loss::LossProcess;
 pub use model::{Direction, Frame, Nanos, Params, mark_ip};
-pub use namespace::Host;
+pub use namespace::{Host, root_is_mount_point};
 pub use profile::Profile;
 pub use tcp::CongestionControl;
 pub use testbed::{Backend, Lifetime, Testbed};

@@ -38,6 +38,22 @@ impl Host {
     }
 }
 
+/// Whether something is mounted at / of this process's mount namespace, as `ip netns exec` wants it: not so
+/// behind a chroot into a mere directory.
+///
+/// # Errors
+/// If /proc is not mounted.
+pub fn root_is_mount_point() -> io::Result<bool> {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo")?;
+    Ok(is_mount_point("/", &mounts))
+}
+
+/// proc(5): the fifth field is the mount point.
+fn is_mount_point(path: &str, mountinfo: &str) -> bool {
+    let mut points = mountinfo.lines().map(|line| line.split(' ').nth(4));
+    points.any(|point| point == Some(path))
+}
+
 /// The name of a host's namespace.
 pub(crate) fn name_of(testbed: &str, host: Host) -> String {
     format!("{testbed}-{}", host.name())
@@ -192,5 +208,14 @@ mod tests {
         for bad in ["", "a/b", "-x", "a b", "ü", &"x".repeat(33)] {
             assert!(check_name(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn is_mount_point__takes_only_the_very_path() {
+        let proc = "23 22 0:21 / /proc rw,relatime - proc proc rw\n";
+        let root = "22 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n";
+        assert!(is_mount_point("/", &[root, proc].concat()));
+        // What is mounted below it, and what part of a file system is.
+        assert!(!is_mount_point("/", proc));
     }
 }

@@ -79,6 +79,9 @@ impl Testbed {
         namespace::check_name(name)?;
         link.check()?;
         need_root()?;
+        if let Ok(false) = namespace::root_is_mount_point() {
+            return Err(Error::RootNotMounted);
+        }
         let _lock = state::lock()?;
         if is_up(name) {
             return Err(Error::AlreadyUp(name.to_owned()));

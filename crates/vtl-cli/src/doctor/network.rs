@@ -34,6 +34,7 @@ pub(super) fn checks() -> Vec<Check> {
         raw_socket(),
         udp_port(),
         namespaces(),
+        root_mount(),
         netem(),
         congestion_controls(),
     ]
@@ -201,6 +202,20 @@ fn namespaces() -> Check {
         ])?;
         Ok("network namespaces, veth".into())
     }))
+}
+
+fn root_mount() -> Check {
+    let spec = Spec {
+        name: "root-mount",
+        used_for: "`ip netns exec`, which `vtl testbed` and `vtl demo` run",
+        need: Need::Development,
+        advice: "before the chroot is entered: mount --bind its directory onto itself",
+    };
+    spec.outcome(match vtl_testbed::root_is_mount_point() {
+        Ok(true) => Ok("works".into()),
+        Ok(false) => Err(io::Error::other("/ is not a mount point, as in a chroot")),
+        Err(error) => Err(error),
+    })
 }
 
 fn netem() -> Check {
