@@ -70,16 +70,6 @@ pub struct Verdicts {
     pub send: u32,
 }
 
-/// Root, or a line that says why not.
-pub fn privileged(test: &str) -> bool {
-    // SAFETY: takes no arguments.
-    let root = unsafe { libc::geteuid() } == 0;
-    if !root {
-        println!("{test}: skipped: loading eBPF programs needs root");
-    }
-    root
-}
-
 /// The data plane with one graft, and the rings of a session over it.
 pub struct Kernel {
     /// The data plane.

@@ -3,18 +3,9 @@
 
 use vtl_bpf::{check::check, cost, objects, plane::DataPlane, rings::RingMaker};
 
-fn privileged(test: &str) -> bool {
-    // SAFETY: takes no arguments.
-    let root = unsafe { libc::geteuid() } == 0;
-    if !root {
-        println!("{test}: skipped: loading eBPF programs needs root");
-    }
-    root
-}
-
 #[test]
 fn load__root_and_every_graft() {
-    if !privileged("load__root_and_every_graft") {
+    if !vtl_testing::is_root() {
         return;
     }
     let mut plane = DataPlane::load().unwrap();
@@ -40,7 +31,7 @@ fn load__root_and_every_graft() {
 
 #[test]
 fn cost__of_every_graft() {
-    if !privileged("cost__of_every_graft") {
+    if !vtl_testing::is_root() {
         return;
     }
     for (name, image) in objects::GRAFTS {
@@ -62,7 +53,7 @@ const PROCESSED: u64 = 20_000;
 
 #[test]
 fn check__every_graft_is_verified_fast() {
-    if !privileged("check__every_graft_is_verified_fast") {
+    if !vtl_testing::is_root() {
         return;
     }
     let plane = DataPlane::load().unwrap();

@@ -324,7 +324,7 @@ fn check(k: &Kernel, program: &str, verdicts: kernel::Verdicts, cases: &[Case]) 
 
 #[test]
 fn root_ingress__what_is_malformed_or_not_authentic() {
-    if !kernel::privileged("root_ingress__what_is_malformed_or_not_authentic") {
+    if !vtl_testing::is_root() {
         return;
     }
     for (program, verdicts) in INGRESS {
@@ -343,7 +343,7 @@ fn root_ingress__what_is_malformed_or_not_authentic() {
 
 #[test]
 fn root_ingress__learns_the_way_back_from_authentic_packets_only() {
-    if !kernel::privileged("root_ingress__learns_the_way_back_from_authentic_packets_only") {
+    if !vtl_testing::is_root() {
         return;
     }
     for (program, _) in INGRESS {
@@ -359,7 +359,7 @@ fn root_ingress__learns_the_way_back_from_authentic_packets_only() {
 
 #[test]
 fn graft_ingress__new_duplicate_beyond_and_damaged() {
-    if !kernel::privileged("graft_ingress__new_duplicate_beyond_and_damaged") {
+    if !vtl_testing::is_root() {
         return;
     }
     const DUPLICATE: u32 = intf::VTL_ST_RX_DUPLICATE;
@@ -451,7 +451,7 @@ fn graft_ingress__new_duplicate_beyond_and_damaged() {
 
 #[test]
 fn graft_ingress__its_acknowledgement_says_it_all() {
-    if !kernel::privileged("graft_ingress__its_acknowledgement_says_it_all") {
+    if !vtl_testing::is_root() {
         return;
     }
     for (program, verdicts) in INGRESS {
@@ -499,7 +499,7 @@ fn graft_ingress__its_acknowledgement_says_it_all() {
 
 #[test]
 fn egress_and_listener__one_packet_there_and_its_acknowledgement_back() {
-    if !kernel::privileged("egress_and_listener__one_packet_there_and_its_acknowledgement_back") {
+    if !vtl_testing::is_root() {
         return;
     }
     for ((program, verdicts), (input, _)) in EGRESS.into_iter().zip(INGRESS) {
@@ -569,7 +569,7 @@ fn egress_and_listener__one_packet_there_and_its_acknowledgement_back() {
 /// `vtl bench micro` compares them: so they must do the same.
 #[test]
 fn micro__composed_and_by_hand_do_the_same() {
-    if !kernel::privileged("micro__composed_and_by_hand_do_the_same") {
+    if !vtl_testing::is_root() {
         return;
     }
     let after = |function: &str| {
@@ -597,64 +597,5 @@ fn micro__composed_and_by_hand_do_the_same() {
             ["composed", "hand"].map(|way| format!("{:?}", after(&format!("{way}_{part}"))));
         assert_eq!(composed, hand, "{part}");
         assert_ne!(composed, idle, "{part} does something");
-    }
-}
-
-/// Information, not a test: what each step costs. Medians of single runs include the clock's cost.
-#[test]
-fn costs__in_nanoseconds() {
-    if !kernel::privileged("costs__in_nanoseconds") {
-        return;
-    }
-    const TIMES: u32 = 100_000;
-    let tcp = {
-        let mut f = data(0, 0, &[9; 1400]);
-        f[23] = 6;
-        f
-    };
-    for ((input, _), (output, _)) in INGRESS.into_iter().zip(EGRESS) {
-        let k = Kernel::new();
-        println!("{input}: TCP passes: {} ns", k.run(input, &tcp, TIMES).ns);
-        println!(
-            "{input}: wrong token: {} ns",
-            k.run(input, &changed(|f| f[VTL + 8] = 0), TIMES).ns
-        );
-        println!(
-            "{input}: beyond the window: {} ns",
-            k.run(input, &data(1 << 40, 0, &[1; 1440]), TIMES).ns
-        );
-        println!(
-            "{input}: acknowledgement, nothing new: {} ns",
-            k.run(input, &ack(0, 0, 0, &[0; 64]), TIMES).ns
-        );
-        let median = |mut all: Vec<u32>| {
-            all.sort_unstable();
-            all[all.len() / 2]
-        };
-        let quiet = (0..SLOTS).map(|seq| k.run(input, &data(seq.into(), 0, &[1; 1440]), 1).ns);
-        println!(
-            "{input}: new DATA of 1,440 bytes: {} ns",
-            median(quiet.collect())
-        );
-        let again = (0..SLOTS).map(|seq| k.run(input, &data(seq.into(), 1, &[1; 1440]), 1).ns);
-        println!(
-            "{input}: the same again, answered: {} ns",
-            median(again.collect())
-        );
-        let k = Kernel::new();
-        k.run(input, &data(0, 0, &[1]), 1);
-        let out = (0..32).map(|seq| {
-            k.write(seq, &[1; 1440]);
-            k.run(output, &k.pump(SID), 1).ns
-        });
-        println!(
-            "{output}: DATA of 1,440 bytes: {} ns",
-            median(out.collect())
-        );
-        let acked = (1..=32).map(|cum| k.run(input, &ack(cum, cum, cum as u32, &[]), 1).ns);
-        println!(
-            "{input}: acknowledgement of one packet: {} ns",
-            median(acked.collect())
-        );
     }
 }

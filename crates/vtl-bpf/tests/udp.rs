@@ -92,7 +92,7 @@ fn inside(frame: &[u8], at: usize, to: u16) -> Packet<'_> {
 
 #[test]
 fn udp__what_came_so_is_answered_so_and_sent_so() {
-    if !kernel::privileged("udp__what_came_so_is_answered_so_and_sent_so") {
+    if !vtl_testing::is_root() {
         return;
     }
     let now = intf::VTL_F_ACK_NOW;
@@ -153,7 +153,7 @@ fn udp__what_came_so_is_answered_so_and_sent_so() {
 
 #[test]
 fn udp__who_leads_keeps_its_way() {
-    if !kernel::privileged("udp__who_leads_keeps_its_way") {
+    if !vtl_testing::is_root() {
         return;
     }
     let ask = |seq| data(seq, intf::VTL_F_ACK_NOW, &[5; 100]);
@@ -182,7 +182,7 @@ fn udp__who_leads_keeps_its_way() {
 
 #[test]
 fn udp__what_is_not_ours_or_not_authentic() {
-    if !kernel::privileged("udp__what_is_not_ours_or_not_authentic") {
+    if !vtl_testing::is_root() {
         return;
     }
     const BAD: u32 = intf::VTL_ST_RX_MALFORMED;

@@ -128,10 +128,10 @@ fn trust__leaves_out_what_belongs_to_others() {
         key.write(&scratch.0, name).unwrap();
     }
     let give = |path: &Path, uid| chown(path, Some(uid), None);
-    if give(&scratch.0, 1000).is_err() {
-        println!("trust__leaves_out_what_belongs_to_others: skipped: giving files away needs root");
+    if !vtl_testing::is_root() {
         return;
     }
+    give(&scratch.0, 1000).unwrap();
     give(&scratch.0.join("theirs.pub"), 65_534).unwrap();
     give(&scratch.0.join("ours.pub"), 1000).unwrap();
     let trust = Trust::read(&scratch.0).unwrap();

@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context, bail};
 use clap::Args;
 
-use super::project::{self, Project, clang, system_include};
+use super::project::{self, Project, clang};
 use super::stage;
 
 /// Arguments of `vtl graft test`.
@@ -101,8 +101,7 @@ impl<'a> Bench<'a> {
             // Its vtl/graft.h takes the place of the kernel's.
             .arg(format!("-I{}", self.native.display()))
             .arg(format!("-I{}", self.include.display()))
-            .arg(format!("-I{}", self.project.dir.display()))
-            .arg(system_include());
+            .arg(format!("-I{}", self.project.dir.display()));
         let status = command
             .args(sources)
             .args(["alone.c", "native.c"].map(|file| self.native.join(file)))

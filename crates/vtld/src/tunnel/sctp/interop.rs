@@ -4,7 +4,7 @@ use std::{
     fs::File,
     io::{BufRead, BufReader, Read},
     net::{IpAddr, SocketAddr},
-    path::{Path as FilePath, PathBuf},
+    path::PathBuf,
     process::{Child, Command, Stdio},
     time::Duration,
 };
@@ -36,14 +36,9 @@ impl Drop for World {
 }
 
 impl World {
-    /// `None` where namespaces or usrsctp cannot be had.
+    /// `None` where the test is skipped.
     fn new(name: &str) -> Option<Self> {
-        if !nix::unistd::geteuid().is_root() {
-            println!("{name}: skipped: needs root");
-            return None;
-        }
-        if !FilePath::new("/usr/include/usrsctp.h").exists() {
-            println!("{name}: skipped: needs libusrsctp-dev");
+        if !vtl_testing::is_root() {
             return None;
         }
         let dir = std::env::temp_dir().join(format!("vtl-{name}-{}", std::process::id()));

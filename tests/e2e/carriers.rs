@@ -1,0 +1,267 @@
+//! Carriers chosen by hand, under unmodified programs.
+
+use std::net::IpAddr;
+
+use vtl_bpf::tcp;
+use vtl_testbed::{Host, Link};
+
+use crate::harness::{Download, Held, PORT, World, refused, until, words};
+
+const SIZE: usize = 4 << 20;
+
+impl World {
+    /// `vtl hook` on a host, to succeed. Returns what it says.
+    #[track_caller]
+    pub(crate) fn vtl_hook(&self, host: Host, args: &[&str]) -> String {
+        let mut command = self.vtl(host, &[&["hook"], args].concat());
+        let output = command.output().expect("vtl runs");
+        assert!(output.status.success(), "{}", words(&output));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// Daemons and a web server, whose port is not hooked.
+    pub(crate) fn unhooked(name: &str, link: &Link) -> Option<Self> {
+        let mut world = Self::bare(name, link)?;
+        world.start_web();
+        world.start(Host::Server, &[]);
+        world.start(Host::Client, &[]);
+        Some(world)
+    }
+
+    /// Begins a download by a curl that `vtl run --carrier` starts.
+    pub(crate) fn start_over(&self, carrier: &str, server: IpAddr, name: &str) -> Download {
+        self.start_download_run(&["--carrier", carrier], server, name)
+    }
+
+    /// The congestion controls that a host's connections with the web server use.
+    pub(crate) fn controls(&self, host: Host) -> Vec<String> {
+        let web = |c: &vtl_testbed::CongestionControl| match host {
+            Host::Server => c.local.port() == PORT,
+            _ => c.peer.port() == PORT,
+        };
+        let all = self.testbed.congestion_controls(host).expect("ss runs");
+        all.into_iter().filter(web).map(|c| c.name).collect()
+    }
+
+    /// Waits until the only connection with the web server has these at client and server.
+    #[track_caller]
+    pub(crate) fn expect_controls(&self, client: &str, server: &str) {
+        until(
+            &format!("{client} at the client, {server} at the server"),
+            || self.controls(Host::Client) == [client] && self.controls(Host::Server) == [server],
+        );
+    }
+}
+
+/// Mbit/s: downloads that are looked at while they go on, and for their rest.
+const SLOW: f64 = 2.0;
+const FAST: f64 = 200.0;
+
+fn finish(mut download: Download) {
+    let status = download.process.wait();
+    assert!(status.success(), "{status}");
+    download.check();
+}
+
+#[test]
+fn tcp__under_the_kernels_own_controls() {
+    let Some(world) = World::unhooked("carrier-tcp", &Link::new(5.0, SLOW)) else {
+        return;
+    };
+    world.serve("f", SIZE);
+    let port = PORT.to_string();
+    for (server, (own, other)) in world
+        .servers()
+        .into_iter()
+        .zip([("cubic", "reno"), ("reno", "cubic")])
+    {
+        let theirs = format!("tcp:{other}");
+        world.vtl_hook(
+            Host::Server,
+            &["add", "--port", &port, "--carrier", &theirs],
+        );
+        let download = world.start_over(&format!("tcp:{own}"), server, "f");
+        // No proxy: the application's own socket goes to the server's.
+        world.expect_controls(own, other);
+        let listed = world.vtl_hook(Host::Server, &["list"]);
+        assert!(listed.contains(&theirs), "{listed}");
+        let status = world.status(Host::Client);
+        assert_eq!(status["hooks"][0]["connections"], 1, "{status}");
+        // The hook goes, the connection stays as it is.
+        world.vtl_hook(Host::Server, &["remove", "--port", &port]);
+        world.expect_controls(own, other);
+        world.set_rate(FAST);
+        finish(download);
+        world.set_rate(SLOW);
+    }
+    let default = world.start_over("tcp", world.servers()[0], "f");
+    until("a connection", || world.controls(Host::Client).len() == 1);
+    let at_server = world.controls(Host::Server);
+    assert_eq!(world.controls(Host::Client), at_server, "the system's");
+    world.set_rate(FAST);
+    finish(default);
+    assert_eq!(
+        world.status(Host::Client)["sessions"][0],
+        serde_json::Value::Null
+    );
+}
+
+#[test]
+fn tcp__hybla_comes_with_vtl_and_goes_with_it() {
+    let Some(mut world) = World::unhooked("carrier-hybla", &Link::new(20.0, SLOW)) else {
+        return;
+    };
+    world.serve("f", SIZE);
+    let [server, server6] = world.servers();
+    let before = tcp::of_kernel();
+    let port = PORT.to_string();
+    let add = ["add", "--port", &port, "--carrier", "tcp:hybla"];
+    world.vtl_hook(Host::Server, &add);
+    let controls = |before: &[String]| {
+        let mut now = tcp::of_kernel();
+        now.retain(|name| !before.contains(name));
+        now
+    };
+    let registered = controls(&before);
+    assert_eq!(registered.len(), 1, "{registered:?}");
+    let theirs = registered[0].clone();
+    let download = world.start_over("tcp:hybla", server, "f");
+    until("the client's", || controls(&before).len() == 2);
+    let own = controls(&before).into_iter().find(|name| *name != theirs);
+    let own = own.expect("each daemon has one of its own");
+    world.expect_controls(&own, &theirs);
+    // Killed: nothing is left that a new connection could use, and this one goes on.
+    for host in [Host::Server, Host::Client] {
+        let daemon = world.take_daemon(host);
+        let held = Held::by(daemon.pid());
+        daemon.kill();
+        until("the congestion control is gone", || {
+            let gone = if host == Host::Server { &theirs } else { &own };
+            !tcp::of_kernel().contains(gone)
+        });
+        if host == Host::Client {
+            world.set_rate(FAST);
+            finish(download);
+            held.assert_gone();
+            break;
+        }
+        assert_eq!(world.controls(Host::Server), [theirs.as_str()]);
+    }
+    world.start(Host::Client, &[]);
+    finish(world.start_over("tcp:hybla", server6, "f"));
+}
+
+#[test]
+fn carriers__that_cannot_be_are_refused() {
+    let Some(world) = World::unhooked("carrier-bad", &Link::new(5.0, 100.0)) else {
+        return;
+    };
+    for (name, about) in [
+        ("tcp:nothing", "tcp:hybla"),
+        ("tcp:nothing", "tcp:cubic"),
+        ("pigeon", "there is no carrier \"pigeon\""),
+        ("tcp:../x", "there is no carrier"),
+        ("tcp:vtl_hybla", "there is no carrier tcp:vtl_hybla"),
+    ] {
+        let run = ["run", "--carrier", name, "--", "true"];
+        let output = world.vtl(Host::Client, &run).output().expect("vtl runs");
+        refused(&output, 1, about);
+    }
+    let hook = ["hook", "add", "--port", "80", "--carrier", "tcp"];
+    let output = world.vtl(Host::Server, &hook).output().expect("vtl runs");
+    refused(&output, 1, "plain TCP already");
+    let listed = world.vtl_hook(Host::Server, &["list"]);
+    assert!(listed.contains("none"), "{listed}");
+}
+
+#[test]
+fn graft__carries_what_its_hook_carries() {
+    let Some(world) = World::new("carrier-graft", &Link::new(5.0, 50.0)) else {
+        return;
+    };
+    world.serve("f", SIZE);
+    let grafts = |host| -> Vec<String> {
+        let status = world.status(host);
+        let sessions = status["sessions"].as_array().expect("a list");
+        let name = |s: &serde_json::Value| s["graft"].as_str().expect("a name").to_owned();
+        sessions.iter().map(name).collect()
+    };
+    let [server, server6] = world.servers();
+    // The first opens the session, the second finds it, each family is a peer of its own.
+    for server in [server, server, server6] {
+        finish(world.start_over("graft:cubic", server, "f"));
+    }
+    assert_eq!(grafts(Host::Client), ["cubic", "cubic"]);
+    assert_eq!(grafts(Host::Server), ["cubic", "cubic"]);
+    // Neither those of another hook nor those of none travel by it.
+    finish(world.start_over("graft:newreno", server, "f"));
+    world.download(server, "f");
+    let mut all = grafts(Host::Client);
+    all.sort();
+    assert_eq!(all, ["cubic", "cubic", "newreno", "stream"]);
+    let carried = world.sum(Host::Client, "bytes_received");
+    assert!(carried >= 5 * SIZE as u64, "{carried}");
+    // What is no stream of bytes carries none.
+    for (name, about) in [
+        ("graft:udp", "it lacks"),
+        ("graft:selective-repeat", "congestion"),
+        ("graft:none", "graft:stream"),
+    ] {
+        let run = ["run", "--carrier", name, "--", "true"];
+        let output = world.vtl(Host::Client, &run).output().expect("vtl runs");
+        refused(&output, 1, about);
+    }
+    let hook = ["hook", "add", "--port", "81", "--carrier", "graft:cubic"];
+    let output = world.vtl(Host::Server, &hook).output().expect("vtl runs");
+    refused(&output, 1, "who connects chooses");
+}
+
+#[test]
+fn graft__that_the_peer_lacks_means_tcp() {
+    let Some(world) = World::new("carrier-lack", &Link::new(5.0, 50.0)) else {
+        return;
+    };
+    world.serve("f", SIZE / 4);
+    for verb in ["deploy", "remove"] {
+        let mut command = world.vtl(Host::Server, &["graft", verb, "cubic"]);
+        let output = command.output().expect("vtl runs");
+        assert!(output.status.success(), "{}", words(&output));
+    }
+    finish(world.start_over("graft:cubic", world.servers()[0], "f"));
+    assert_eq!(world.sum(Host::Client, "bytes_received"), 0);
+}
+
+#[test]
+fn carriers__of_the_nearest_hook_count() {
+    let Some(world) = World::new("carrier-nested", &Link::new(5.0, SLOW)) else {
+        return;
+    };
+    world.serve("f", SIZE);
+    let grafts = || -> Vec<String> {
+        let status = world.status(Host::Client);
+        let sessions = status["sessions"].as_array().expect("a list");
+        let name = |s: &serde_json::Value| s["graft"].as_str().expect("a name").to_owned();
+        sessions.iter().map(name).collect()
+    };
+    // All programs of the host, and in a group below that one program with a carrier of its own.
+    world.vtl_hook(Host::Client, &["add", "--cgroup", "/"]);
+    let server = world.servers()[0];
+    let download = world.start_over("tcp:reno", server, "f");
+    until("a connection", || world.controls(Host::Client) == ["reno"]);
+    world.set_rate(FAST);
+    finish(download);
+    assert_eq!(grafts(), Vec::<String>::new());
+    finish(world.start_over("graft:newreno", server, "f"));
+    assert_eq!(grafts(), ["newreno"]);
+    let mut curl = world
+        .testbed
+        .command(Host::Client, "curl")
+        .expect("a namespace");
+    let url = crate::harness::url(server, "f");
+    let status = curl.args(["-sS", "--noproxy", "*", "-o", "/dev/null", &url]);
+    assert!(status.status().expect("curl runs").success());
+    let mut all = grafts();
+    all.sort();
+    assert_eq!(all, ["newreno", "stream"]);
+    world.vtl_hook(Host::Client, &["remove", "--cgroup", "/"]);
+}

@@ -1,0 +1,83 @@
+//! The programs under test, built before the first test that wants one: no test runs yesterday's daemon.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    sync::OnceLock,
+};
+
+use super::run;
+
+/// Where this repository lies.
+pub(crate) fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// A file of `tests/`.
+pub(crate) fn source(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
+}
+
+/// The `vtl` command.
+pub(crate) fn vtl() -> PathBuf {
+    built("vtl")
+}
+
+/// The daemon.
+pub(crate) fn vtld() -> PathBuf {
+    built("vtld")
+}
+
+/// `tests/helper`.
+pub(crate) fn helper() -> &'static Path {
+    Path::new(env!("CARGO_BIN_EXE_vtl-e2e-helper"))
+}
+
+/// Python's interpreter itself: what is in the path may be a slow wrapper.
+pub(crate) fn python3() -> &'static str {
+    static PATH: OnceLock<String> = OnceLock::new();
+    PATH.get_or_init(|| {
+        let ask = ["-c", "import sys; print(sys.executable)"];
+        let output = Command::new("python3").args(ask).output();
+        let path = String::from_utf8(output.expect("python3 runs").stdout);
+        path.expect("UTF-8").trim().to_owned()
+    })
+}
+
+/// An example in Rust.
+pub(crate) fn example(name: &str) -> PathBuf {
+    built("examples").join(name)
+}
+
+/// A program in the directory that cargo builds to, by the profile of this test.
+fn built(name: &str) -> PathBuf {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    let directory = BUILT.get_or_init(|| {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let mut command = Command::new(cargo);
+        command
+            .current_dir(repository())
+            // As `make build` does: another selection of packages would be another build.
+            .args(["build", "--workspace", "--bins", "--examples"])
+            .args(["--locked", "--quiet"]);
+        if !cfg!(debug_assertions) {
+            command.arg("--release");
+        }
+        run(&mut command);
+        let test = std::env::current_exe().expect("this program's path");
+        // target/PROFILE/deps/e2e-...
+        let directory = test.ancestors().nth(2).expect("below the target directory");
+        directory.to_owned()
+    });
+    directory.join(name)
+}
+
+/// The directory with the C library, built now.
+pub(crate) fn library() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("libvtl");
+        run(Command::new(repository().join("scripts/libvtl.sh")).arg(&directory));
+        directory
+    })
+}

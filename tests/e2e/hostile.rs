@@ -1,0 +1,270 @@
+//! Packets of protocol 253 that nobody asked for.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    time::{Duration, Instant},
+};
+
+use nix::sys::socket::{MsgFlags, SockaddrStorage, recv, sendto};
+use vtl_proto::{
+    intf,
+    services::Services,
+    wire::{Gids, Header, Nego, Packet, checksum},
+};
+use vtl_testbed::{Host, Link};
+
+use crate::harness::{World, memory_kib, until};
+
+/// A stranger on the client's host: sends what it likes, from the client's own address.
+pub(crate) struct Stranger {
+    fd: OwnedFd,
+    /// Hears what the host's daemon keeps from raw sockets.
+    ears: OwnedFd,
+    to: SockaddrStorage,
+    state: u64,
+}
+
+impl Stranger {
+    pub(crate) fn new(world: &World, server: IpAddr) -> Self {
+        Self::on(world, Host::Client, server)
+    }
+
+    pub(crate) fn on(world: &World, host: Host, server: IpAddr) -> Self {
+        let family = if server.is_ipv6() {
+            libc::AF_INET6
+        } else {
+            libc::AF_INET
+        };
+        let open = |family, kind, protocol: i32| {
+            // SAFETY: a plain system call.
+            let fd = unsafe { libc::socket(family, kind, protocol) };
+            assert!(fd >= 0, "{}", io::Error::last_os_error());
+            // SAFETY: a new descriptor that nobody else owns.
+            unsafe { OwnedFd::from_raw_fd(fd) }
+        };
+        let both = || {
+            let all = i32::from((libc::ETH_P_ALL as u16).to_be());
+            [
+                open(family, libc::SOCK_RAW, intf::VTL_IPPROTO as i32),
+                open(libc::AF_PACKET, libc::SOCK_DGRAM, all),
+            ]
+        };
+        let [fd, ears] = world.testbed.in_netns(host, both).expect("a namespace");
+        Self {
+            fd,
+            ears,
+            to: SocketAddr::new(server, 0).into(),
+            state: 7,
+        }
+    }
+
+    pub(crate) fn random(&mut self) -> u64 {
+        // xorshift64, Marsaglia 2003.
+        self.state ^= self.state << 13;
+        self.state ^= self.state >> 7;
+        self.state ^= self.state << 17;
+        self.state
+    }
+
+    pub(crate) fn send(&self, bytes: &[u8]) {
+        // A full queue is not the test's concern.
+        let _ = sendto(self.fd.as_raw_fd(), bytes, &self.to, MsgFlags::empty());
+    }
+
+    pub(crate) fn send_packet(&self, packet: &Packet<'_>) {
+        let mut buffer = [0; 256];
+        let length = packet.emit(&mut buffer).expect("fits");
+        self.send(&buffer[..length]);
+    }
+
+    /// The negotiation packets that this host has sent or received since the last call.
+    pub(crate) fn overhear(&self) -> Vec<Packet<'static>> {
+        let mut buffer = [0; 2048];
+        let mut heard = Vec::new();
+        let ears = self.ears.as_raw_fd();
+        while let Ok(length) = recv(ears, &mut buffer, MsgFlags::MSG_DONTWAIT) {
+            let start = if buffer[0] >> 4 == 4 { 20 } else { 40 };
+            match Packet::parse(buffer[..length].get(start..).unwrap_or_default()) {
+                Ok(Packet::Nego(nego)) => heard.push(Packet::Nego(nego)),
+                Ok(Packet::NegoAck(nego)) => heard.push(Packet::NegoAck(nego)),
+                Ok(Packet::NegoNack(nego)) => heard.push(Packet::NegoNack(nego)),
+                _ => {}
+            }
+        }
+        heard
+    }
+
+    /// Correct as far as the checksum goes.
+    fn send_sealed(&self, bytes: &mut [u8]) {
+        if bytes.len() >= 20 {
+            bytes[16..20].fill(0);
+            let sum = checksum(bytes);
+            bytes[16..20].copy_from_slice(&sum.to_le_bytes());
+        }
+        self.send(bytes);
+    }
+
+    /// A packet of each type with random fields, whole, cut, grown, or with a lie about its length.
+    fn send_mutations(&mut self, count: usize) {
+        for i in 0..count {
+            let mut bytes = vec![0; [24, 40, 72, 160, 512, 1400][i % 6]];
+            for chunk in bytes.chunks_mut(8) {
+                let word = self.random().to_ne_bytes();
+                chunk.copy_from_slice(&word[..chunk.len()]);
+            }
+            let kind = (self.random() % 16) as u8;
+            // Mostly the right version, mostly sessions that exist.
+            bytes[0] = if i % 8 == 0 { kind << 4 } else { 0x10 } | kind;
+            bytes[2..4].copy_from_slice(&((self.random() % 4) as u16).to_be_bytes());
+            bytes[4..8].copy_from_slice(&((self.random() % 5) as u32).to_be_bytes());
+            let own = match kind {
+                0 | 2 => 40,
+                1 => 72,
+                3..=5 => 160,
+                _ => 24,
+            };
+            let length = match i % 3 {
+                0 => bytes.len().saturating_sub(own) as u16,
+                1 => 0xffff,
+                _ => self.random() as u16,
+            };
+            bytes[20..22].copy_from_slice(&length.to_be_bytes());
+            bytes[22..24].fill(0);
+            match i % 4 {
+                0 => self.send(&bytes),
+                1 => {
+                    let cut = self.random() as usize % bytes.len();
+                    self.send(&bytes[..cut]);
+                }
+                _ => self.send_sealed(&mut bytes),
+            }
+        }
+    }
+
+    /// Opens a session at a port, and returns the answer.
+    pub(crate) fn negotiate(&mut self, port: u16) -> Nego {
+        let mut answer = None;
+        let token = self.random();
+        until("a session", || {
+            // Under the same guard it is the same request.
+            self.send_nego(port, token);
+            std::thread::sleep(Duration::from_millis(30));
+            for packet in self.overhear() {
+                match packet {
+                    Packet::NegoAck(nego) if nego.header.token == token => answer = Some(nego),
+                    _ => {}
+                }
+            }
+            answer.is_some()
+        });
+        answer.expect("until")
+    }
+
+    /// Asks for a session; the answer must have this guard.
+    fn send_nego(&self, port: u16, token: u64) {
+        let nego = Nego {
+            header: Header {
+                flags: 0,
+                gid: 0,
+                sid: 0,
+                token: 0,
+            },
+            token,
+            peer_token: 0,
+            sid: 900 + (token % 100) as u32,
+            ring_slots: 64,
+            max_payload: 1400,
+            port,
+            services: Services::RELIABLE.bits(),
+            reason: 0,
+            gids: Gids::new(&[1, 2, 3]).expect("few"),
+            ..Nego::default()
+        };
+        self.send_packet(&Packet::Nego(nego));
+    }
+}
+
+/// A counter of the server's packets.
+fn count(world: &World, name: &str) -> u64 {
+    world.status(Host::Server)["packets"][name]
+        .as_u64()
+        .expect("a number")
+}
+
+#[test]
+fn garbage__is_counted_and_disturbs_nothing() {
+    let Some(world) = World::new("garbage", &Link::new(5.0, 100.0)) else {
+        return;
+    };
+    world.serve("f", 4 << 20);
+    world.serve("small", 1 << 18);
+    for server in world.servers() {
+        let counters = ["malformed", "no_session", "control"];
+        let before = counters.map(|name| count(&world, name));
+        let mut download = world.start_download(server, "f");
+        download.reaches(100_000);
+        let mut stranger = Stranger::new(&world, server);
+        while download.process.ended().is_none() {
+            stranger.send_mutations(200);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(download.process.wait().success());
+        download.check();
+        for (name, before) in counters.iter().zip(before) {
+            assert!(count(&world, name) > before, "{name}");
+        }
+        // Sessions that strangers' packets broke would be opened anew.
+        world.download(server, "small");
+    }
+    let sessions = world.status(Host::Server)["sessions"].clone();
+    assert!(
+        sessions.as_array().is_some_and(|s| s.len() <= 2),
+        "{sessions}"
+    );
+    assert!(
+        world.sum(Host::Client, "bytes_received") >= 2 * ((4 << 20) + (1 << 18)),
+        "one session a family"
+    );
+}
+
+#[test]
+fn flood__of_requests_is_survived() {
+    let Some(mut world) = World::bare("flood", &Link::new(5.0, 100.0)) else {
+        return;
+    };
+    world.start_web();
+    world.start_both(&["--ring-slots", "64"]);
+    world.serve("f", 4 << 20);
+    let server = world.servers()[0];
+    let before = memory_kib(world.daemon(Host::Server).pid());
+    let mut download = world.start_download(server, "f");
+    download.reaches(100_000);
+    let mut stranger = Stranger::new(&world, server);
+    let started = Instant::now();
+    for i in 0..3000 {
+        let token = stranger.random();
+        stranger.send_nego([0, 9][i % 2], token);
+        if i % 50 == 0 {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+    assert!(download.process.wait().success());
+    download.check();
+    let sessions = |world: &World| {
+        let status = world.status(Host::Server);
+        status["sessions"].as_array().map_or(0, Vec::len)
+    };
+    let most = sessions(&world);
+    let after = memory_kib(world.daemon(Host::Server).pid());
+    println!(
+        "flood: {most} sessions, {before} KiB became {after}, {:?}",
+        started.elapsed()
+    );
+    // Nobody uses them: they go.
+    until("strangers' sessions end", || sessions(&world) <= 1);
+    println!("flood: over after {:?}", started.elapsed());
+    assert!(world.daemon(Host::Server).ended().is_none());
+    world.download(server, "f");
+}

@@ -1,0 +1,43 @@
+//! The whole system as its users meet it: the real daemon, the real command, unmodified programs,
+//! in namespaces with a link between them that can be made as bad as one likes.
+//!
+//! What is asserted: bytes, errors, leftovers, and what daemons count; never speed. A machine that does
+//! other things makes these tests slower, and no more.
+
+mod harness;
+
+mod accidents;
+mod api;
+mod bench;
+mod carriers;
+mod command;
+mod conformance;
+mod controls;
+mod death;
+mod examples;
+mod files;
+mod grafts;
+mod hooker;
+mod hooks;
+mod hostile;
+mod insider;
+mod library;
+mod load;
+mod lossy;
+mod many;
+mod messages;
+mod nego;
+mod outage;
+mod packages;
+mod path;
+mod peer;
+mod pool;
+mod programs;
+mod python;
+mod registry;
+mod rules;
+mod succession;
+mod tunnels;
+mod users;
+mod ways;
+mod web;

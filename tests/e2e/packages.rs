@@ -1,0 +1,317 @@
+//! Packages from a developer's hands into running kernels, and what is refused on the way.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+use serde_json::{Value, json};
+use vtl_testbed::{Host, Link};
+
+use crate::harness::{World, payload, refused, repository, same, turn, vtl, words};
+
+/// A client with a daemon, a pool, a key that it trusts, and room for grafts.
+struct Shop {
+    world: World,
+}
+
+impl Shop {
+    fn new(name: &str) -> Option<Self> {
+        let mut world = World::bare(name, &Link::new(5.0, 100.0))?;
+        fs::create_dir(world.path("keys")).expect("a directory");
+        let keys = world.path("keys");
+        let key = run(&world.path(""), &["graft", "key", "new", "me"]);
+        assert!(key.status.success(), "{}", words(&key));
+        fs::copy(world.path("me.pub"), keys.join("me.pub")).expect("copied");
+        let keys = keys.to_str().expect("UTF-8").to_owned();
+        for host in [Host::Client, Host::Server] {
+            let pool = world.path(&format!("pool-{}", host.name()));
+            let args = ["--keys", &keys, "--pool", pool.to_str().expect("UTF-8")];
+            world.start(host, &args);
+        }
+        Some(Self { world })
+    }
+
+    /// A new graft's directory, built.
+    fn graft(&self, name: &str, gid: &str) -> PathBuf {
+        let folder = self.world.path("");
+        success(&run(&folder, &["graft", "new", name, "--gid", gid]));
+        let dir = folder.join(name);
+        success(&run(&dir, &["graft", "build"]));
+        dir
+    }
+
+    fn sign(&self, dir: &Path) -> Output {
+        let key = self.world.path("me.key");
+        run(
+            dir,
+            &["graft", "sign", "--key", key.to_str().expect("UTF-8")],
+        )
+    }
+
+    fn deploy(&self, host: Host, package: &Path) -> Output {
+        let package = package.to_str().expect("UTF-8");
+        let mut command = self.world.vtl(host, &["graft", "deploy", package]);
+        command.output().expect("vtl runs")
+    }
+
+    fn list(&self) -> Value {
+        self.world
+            .call(Host::Client, &json!({ "op": "graft_list" }))
+    }
+
+    /// Nothing changed, and the running grafts still carry.
+    fn untouched(&self, before: &Value) {
+        let rows = |list: &Value| list["grafts"].clone();
+        assert_eq!(rows(&self.list()), rows(before));
+    }
+}
+
+/// The command in a directory of this host's own.
+fn run(dir: &Path, args: &[&str]) -> Output {
+    let mut command = Command::new(vtl());
+    command
+        .args(args)
+        .current_dir(dir)
+        .output()
+        .expect("vtl runs")
+}
+
+#[track_caller]
+fn success(output: &Output) {
+    assert!(output.status.success(), "{}", words(output));
+}
+
+fn change(path: &Path, from: &str, to: &str) {
+    let text = fs::read_to_string(path).expect("there");
+    assert!(text.contains(from), "{from} in {}", path.display());
+    fs::write(path, text.replacen(from, to, 1)).expect("written");
+}
+
+#[test]
+fn package__from_template_to_a_file_and_a_new_version() {
+    let Some(shop) = Shop::new("pack") else {
+        return;
+    };
+    let world = &shop.world;
+    let dir = shop.graft("mine", "40");
+    success(&shop.sign(&dir));
+    let package = dir.join("mine-0.1.0.vtlg");
+    for host in [Host::Client, Host::Server] {
+        success(&shop.deploy(host, &package));
+    }
+    assert!(world.path("pool-client/mine-0.1.0.vtlg").exists());
+    let file = world.path("file");
+    fs::write(&file, payload(200_000, 3)).expect("written");
+    let to = world.servers()[0].to_string();
+    let carry = |name: &str| {
+        let got = world.path(name);
+        let recv = world.start_recv(&got, &[]);
+        let args = [
+            "send",
+            file.to_str().expect("UTF-8"),
+            &to,
+            "--graft",
+            "mine",
+        ];
+        success(&world.vtl(Host::Client, &args).output().expect("vtl runs"));
+        success(&recv.output());
+        same(&file, &got);
+    };
+    carry("got-1");
+    // Another version in its place, and what is not compatible with it only without sessions.
+    change(&dir.join("graft.toml"), "0.1.0", "0.1.1");
+    success(&shop.sign(&dir));
+    let package = dir.join("mine-0.1.1.vtlg");
+    let swap = ["graft", "swap", package.to_str().expect("UTF-8")];
+    success(&world.vtl(Host::Client, &swap).output().expect("vtl runs"));
+    let shown = world.call(Host::Client, &json!({ "op": "graft_show", "name": "mine" }));
+    assert_eq!(
+        (&shown["version"], &shown["deployed"]),
+        (&json!("0.1.1"), &json!(true))
+    );
+    assert_eq!(shown["signer"], "me");
+    assert_eq!(shown["parameters"][0]["name"], "window");
+    for graft in ["mine", "udp", package.to_str().expect("UTF-8")] {
+        let show = ["graft", "show", graft, "--measure", "--json"];
+        let shown = world.vtl(Host::Client, &show).output().expect("vtl runs");
+        let shown: Value = serde_json::from_slice(&shown.stdout).expect("JSON");
+        assert!(shown["instructions"].as_u64() > Some(100), "{shown}");
+        let ns = &shown["ns_per_packet"];
+        assert!(ns["egress"].as_f64() > Some(1.0), "{shown}");
+        assert_eq!(ns["listener"].is_null(), graft == "udp", "{shown}");
+    }
+    carry("got-2");
+    let back = ["graft", "swap", "mine@0.1.0"];
+    success(&world.vtl(Host::Client, &back).output().expect("vtl runs"));
+    // Published and pulled, it is the same.
+    let shared = world.path("shared");
+    let shared = shared.to_str().expect("UTF-8");
+    success(&run(&dir, &["graft", "publish", "mine-0.1.0.vtlg", shared]));
+    success(&run(&dir, &["graft", "publish", "mine-0.1.1.vtlg", shared]));
+    let pulled = world.path("pulled");
+    success(&run(
+        &dir,
+        &[
+            "graft",
+            "pull",
+            "mine",
+            shared,
+            "--output",
+            pulled.to_str().expect("UTF-8"),
+        ],
+    ));
+    same(&package, &pulled.join("mine-0.1.1.vtlg"));
+    refused(
+        &run(&dir, &["graft", "pull", "mine@3.0.0", shared]),
+        1,
+        "no package of mine@3.0.0",
+    );
+}
+
+#[test]
+fn deploy__refusals_leave_everything_as_it_was() {
+    let Some(shop) = Shop::new("refuse") else {
+        return;
+    };
+    let world = &shop.world;
+    let dir = shop.graft("mine", "40");
+    success(&shop.sign(&dir));
+    let package = dir.join("mine-0.1.0.vtlg");
+    success(&shop.deploy(Host::Client, &package));
+    let before = shop.list();
+
+    // Tampered.
+    let bytes = fs::read(&package).expect("there");
+    let mut changed = bytes.clone();
+    changed[bytes.len() / 2] ^= 1;
+    let bad = world.path("bad.vtlg");
+    fs::write(&bad, &changed).expect("written");
+    refused(
+        &shop.deploy(Host::Client, &bad),
+        1,
+        "changed after it was signed",
+    );
+    // Cut, or nothing at all.
+    fs::write(&bad, &bytes[..1000]).expect("written");
+    refused(&shop.deploy(Host::Client, &bad), 1, "not a graft package");
+    // Signed by somebody else.
+    success(&run(&world.path(""), &["graft", "key", "new", "eve"]));
+    let other = shop.graft("other", "41");
+    let eve = world.path("eve.key");
+    success(&run(
+        &other,
+        &["graft", "sign", "--key", eve.to_str().expect("UTF-8")],
+    ));
+    refused(
+        &shop.deploy(Host::Client, &other.join("other-0.1.0.vtlg")),
+        1,
+        "does not trust",
+    );
+    // Two with one gid.
+    let twin = shop.graft("twin", "40");
+    success(&shop.sign(&twin));
+    let why = "graft id 40 is taken by \"mine\"";
+    refused(
+        &shop.deploy(Host::Client, &twin.join("twin-0.1.0.vtlg")),
+        1,
+        why,
+    );
+    // A manifest that lies does not even get a signature.
+    change(
+        &other.join("graft.toml"),
+        "\"flow-control\"",
+        "\"congestion-control\"",
+    );
+    refused(&shop.sign(&other), 1, "lies: it says services");
+    // What the verifier refuses is named with its line, before and at deployment.
+    let wild = shop.graft("wild", "42");
+    let source = wild.join("graft.bpf.c");
+    change(
+        &source,
+        "VTL_INLINE int graft_can_send(struct vtl_session *s) {\n",
+        "VTL_INLINE int graft_can_send(struct vtl_session *s) {\n    \
+         s->tx.lost[s->tx.next] = 1; /* anywhere */\n",
+    );
+    success(&run(&wild, &["graft", "build"]));
+    let check = run(&wild, &["graft", "check"]);
+    assert_eq!(check.status.code(), Some(1), "{}", words(&check));
+    let said = String::from_utf8_lossy(&check.stdout);
+    assert!(
+        said.contains("graft.bpf.c:") && said.contains("s->tx.lost[s->tx.next] = 1"),
+        "{said}"
+    );
+    success(&shop.sign(&wild));
+    let deployed = shop.deploy(Host::Client, &wild.join("wild-0.1.0.vtlg"));
+    refused(
+        &deployed,
+        1,
+        "the kernel refuses graft \"wild\": graft.bpf.c:",
+    );
+    assert!(!world.path("pool-client/wild-0.1.0.vtlg").exists());
+    shop.untouched(&before);
+
+    // Nobody but root.
+    refused(
+        &run(&world.path(""), &["graft", "check", "nowhere"]),
+        1,
+        "no graft's directory",
+    );
+    // In the directory, but not right: the daemon says so, and takes the others.
+    fs::write(world.path("pool-client/junk-1.0.0.vtlg"), b"junk").expect("written");
+    let list = shop.list();
+    assert!(
+        list["refused"][0]["why"]
+            .as_str()
+            .is_some_and(|w| w.contains("not a graft package"))
+    );
+    let junk = world
+        .vtl(Host::Client, &["graft", "deploy", "junk"])
+        .output();
+    refused(&junk.expect("vtl runs"), 1, "junk-1.0.0.vtlg is refused");
+    shop.untouched(&before);
+}
+
+#[test]
+fn tutorial__its_commands_work_as_written() {
+    if !vtl_testing::is_root() {
+        return;
+    }
+    let _turn = turn();
+    let text = repository().join("docs/tutorial-graft.md");
+    let text = fs::read_to_string(text).expect("the tutorial");
+    let blocks: Vec<&str> = text
+        .split("```sh\n")
+        .skip(1)
+        .filter_map(|rest| rest.split("```").next())
+        .collect();
+    assert!(
+        blocks.len() >= 10,
+        "the tutorial has its commands in blocks"
+    );
+    let folder = std::env::temp_dir().join(format!("vtl-tutorial-{}", std::process::id()));
+    fs::create_dir_all(&folder).expect("a directory");
+    let script = format!(
+        "set -euo pipefail\nsudo() {{ \"$@\"; }}\n\
+         trap 'status=$?; vtl testbed down || true; cat *.log 2>/dev/null || true; exit $status' EXIT\n{}",
+        blocks.concat()
+    );
+    let programs = vtl();
+    let programs = programs.parent().expect("a directory");
+    let path = std::env::var("PATH").unwrap_or_default();
+    let output = Command::new("bash")
+        .args(["-c", &script])
+        .current_dir(&folder)
+        .env("PATH", format!("{}:{path}", programs.display()))
+        .env("VTL_TESTBED", "e2e-tutorial")
+        .output()
+        .expect("bash runs");
+    let _ = fs::remove_dir_all(&folder);
+    assert!(
+        output.status.success(),
+        "{}\n{}",
+        words(&output),
+        String::from_utf8_lossy(&output.stdout)
+    );
+}

@@ -1,0 +1,240 @@
+//! A peer that opens a session by the rules, and then breaks them.
+
+use std::{thread, time::Duration};
+
+use serde_json::Value;
+use vtl_proto::wire::{Ack, Data, Header, Packet};
+use vtl_testbed::{Host, Link};
+
+use crate::{
+    harness::{PORT, World, memory_kib, until},
+    hostile::Stranger,
+};
+
+/// A session with the server's stream service, without a daemon at this end.
+struct Peer {
+    stranger: Stranger,
+    header: Header,
+    seq: u64,
+    xid: u32,
+}
+
+impl Peer {
+    fn open(world: &World) -> Self {
+        let mut stranger = Stranger::new(world, world.servers()[0]);
+        let answer = stranger.negotiate(0);
+        let header = Header {
+            flags: 0,
+            gid: answer.gids[0],
+            sid: answer.sid,
+            token: answer.token,
+        };
+        Self {
+            stranger,
+            header,
+            seq: 0,
+            xid: 1,
+        }
+    }
+
+    fn random(&mut self) -> u64 {
+        self.stranger.random()
+    }
+
+    fn emit(&self, packet: &Packet<'_>) {
+        let mut buffer = [0; 2048];
+        if let Ok(length) = packet.emit(&mut buffer) {
+            self.stranger.send(&buffer[..length]);
+        }
+    }
+
+    fn data(&mut self, seq: u64, payload: &[u8]) {
+        let data = Data {
+            header: self.header,
+            seq,
+            xid: self.xid,
+            ts: 1,
+            payload,
+        };
+        self.xid = self.xid.wrapping_add(1);
+        self.emit(&if payload.is_empty() {
+            Packet::Probe(data)
+        } else {
+            Packet::Data(data)
+        });
+    }
+
+    /// The next packet in order.
+    fn frames(&mut self, payload: &[u8]) {
+        self.data(self.seq, payload);
+        self.seq += 1;
+    }
+
+    /// Some number that protocols fear.
+    fn awkward(&mut self) -> u64 {
+        let near = self.random() % 70;
+        match self.random() % 6 {
+            0 => near,
+            1 => u64::MAX - near,
+            2 => (1 << 32) - 35 + near,
+            3 => (1 << 63) - 35 + near,
+            4 => self.seq.wrapping_sub(35).wrapping_add(near),
+            _ => self.random(),
+        }
+    }
+
+    /// An acknowledgement of anything.
+    fn ack(&mut self) {
+        let mut bitmap = vec![0; [0, 8, 64, 1024][self.random() as usize % 4]];
+        for byte in &mut bitmap {
+            *byte = self.random() as u8;
+        }
+        let ack = Ack {
+            header: Header {
+                flags: self.random() as u8,
+                ..self.header
+            },
+            cum: self.awkward(),
+            limit: self.awkward(),
+            received: self.awkward(),
+            echo_seq: self.awkward(),
+            echo_xid: self.awkward() as u32,
+            echo_ts: self.random() as u32,
+            dups: self.random() as u32,
+            skip: self.random() as u32 % 384,
+            bitmap: &bitmap,
+        };
+        self.emit(&Packet::Ack(ack));
+    }
+
+    /// One frame of the stream service, mostly of a stream that exists.
+    fn frame(&mut self) -> Vec<u8> {
+        let kind = self.random() as u8 % 8;
+        let stream = match self.random() % 4 {
+            0 => self.random() as u32,
+            n => n as u32 * 2 - 2,
+        };
+        let body = if kind == 1 {
+            36
+        } else {
+            self.random() as usize % 100
+        };
+        let mut bytes = frame(stream, kind, self.awkward(), &vec![7; body]);
+        if self.random().is_multiple_of(4) {
+            bytes[4..6].copy_from_slice(&(self.stranger.random() as u16).to_be_bytes());
+        }
+        bytes
+    }
+}
+
+fn frame(stream: u32, kind: u8, offset: u64, body: &[u8]) -> Vec<u8> {
+    let mut bytes = stream.to_be_bytes().to_vec();
+    bytes.extend((body.len() as u16).to_be_bytes());
+    bytes.extend([kind, 0]);
+    bytes.extend(offset.to_be_bytes());
+    bytes.extend(body);
+    bytes
+}
+
+/// Opens stream 0 to the web server, and asks for a file that fills the window.
+fn request(world: &World) -> Vec<u8> {
+    let [server, client] =
+        [Host::Server, Host::Client].map(|h| world.testbed.addr4(h).to_ipv6_mapped().octets());
+    let mut open = [server, client].concat();
+    open.extend(PORT.to_be_bytes());
+    open.extend(40_000_u16.to_be_bytes());
+    let mut frames = frame(0, 1, 1 << 40, &open);
+    frames.extend(frame(0, 3, 0, b"GET /f HTTP/1.0\r\n\r\n"));
+    frames
+}
+
+#[test]
+fn peer__that_breaks_the_rules_harms_only_itself() {
+    let Some(mut world) = World::bare("peer", &Link::new(2.0, 100.0)) else {
+        return;
+    };
+    world.start_web();
+    world.start_both(&["--ring-slots", "512"]);
+    world.serve("f", 4 << 20);
+    let server = world.servers()[1];
+    world.download(server, "f");
+    let before = memory_kib(world.daemon(Host::Server).pid());
+    let mut download = world.start_download_by(server, "f", &["--limit-rate", "2M"]);
+    for round in 0..16 {
+        let mut peer = Peer::open(&world);
+        let request = request(&world);
+        peer.frames(&request);
+        for i in 0..400 {
+            match round % 4 {
+                // Frames of nonsense, in order.
+                0 => {
+                    let frames: Vec<u8> = (0..3).flat_map(|_| peer.frame()).collect();
+                    peer.frames(&frames);
+                }
+                // Acknowledgements of what was and was not sent.
+                1 => peer.ack(),
+                // Data and probes out of every window.
+                2 => {
+                    let seq = peer.awkward();
+                    let length = peer.random() as usize % 1400;
+                    peer.data(seq, &vec![1; length]);
+                }
+                _ => {
+                    peer.ack();
+                    let seq = peer.awkward();
+                    peer.data(seq, &request);
+                }
+            }
+            if i % 100 == 99 {
+                thread::sleep(Duration::from_millis(2));
+            }
+        }
+        peer.emit(&Packet::Close(peer.header));
+    }
+    assert!(download.process.wait().success());
+    download.check();
+    world.download(server, "f");
+    let after = memory_kib(world.daemon(Host::Server).pid());
+    println!("peer: {before} KiB became {after}");
+    assert!(after < before + (64 << 10), "{before} KiB became {after}");
+    until("its sessions end", || {
+        let status = world.status(Host::Server);
+        status["sessions"].as_array().is_some_and(|s| s.len() <= 1)
+    });
+    world.download(server, "f");
+}
+
+#[test]
+fn peer__that_opens_and_is_not_there_is_nobodys_way() {
+    const SIZE: u64 = 1 << 20;
+    let Some(world) = World::new("absent", &Link::new(2.0, 100.0)) else {
+        return;
+    };
+    world.serve("f", SIZE as usize);
+    // In the client's name, though its daemon knows nothing of it.
+    let stranger = &mut Stranger::new(&world, world.servers()[0]);
+    for _ in 0..4 {
+        stranger.negotiate(0);
+    }
+    // From the server's host to the client, whose programs then want to connect there.
+    let back = &mut Stranger::on(
+        &world,
+        Host::Server,
+        world.testbed.addr4(Host::Client).into(),
+    );
+    back.negotiate(0);
+    world.download(world.servers()[0], "f");
+    // None of them was taken for the way to the server.
+    let status = world.status(Host::Client);
+    let sessions = status["sessions"].as_array().expect("a list");
+    let bytes = |session: &Value, name: &str| session[name].as_u64().unwrap_or(0);
+    let mut others = 0;
+    for session in sessions {
+        if bytes(session, "bytes_received") < SIZE {
+            assert_eq!(bytes(session, "bytes_sent"), 0, "{status}");
+            others += 1;
+        }
+    }
+    assert_eq!(others, 1, "{status}");
+    assert_eq!(sessions.len(), 2, "{status}");
+}

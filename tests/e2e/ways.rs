@@ -1,0 +1,456 @@
+//! Paths that do not take IP protocol 253: UDP instead, through NATs too; and neither.
+
+use std::{
+    fs,
+    net::{IpAddr, SocketAddr},
+    path::{Path, PathBuf},
+    process::Command,
+    thread,
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+use vtl::{Mode, Socket};
+use vtl_testbed::{Host, Link};
+
+use crate::harness::{
+    PATIENCE, Process, World, bad_link, payload, refused, run, same, until, url, vtl, vtld, words,
+};
+
+const SIZE: usize = 1 << 20;
+const VTL_PROTOCOL: u8 = 253;
+
+fn sessions(world: &World, host: Host) -> Vec<Value> {
+    let status = world.status(host);
+    status["sessions"].as_array().expect("a list").clone()
+}
+
+/// How each of a host's sessions goes.
+fn ways(world: &World, host: Host) -> Vec<Value> {
+    let sessions = sessions(world, host);
+    sessions.iter().map(|s| s["way"].clone()).collect()
+}
+
+#[test]
+fn ways__udp_where_the_protocol_is_blocked() {
+    let Some(mut world) = World::bare("ways", &Link::new(20.0, 30.0)) else {
+        return;
+    };
+    world.start_web();
+    world.serve("f", SIZE);
+    world.serve("meet", 1);
+    let file = world.path("file");
+    fs::write(&file, payload(SIZE, 9)).expect("written");
+    for (driver, ingress) in [("live", "tcx"), ("tc", "xdp")] {
+        world.start_both(&["--driver", driver, "--ingress", ingress]);
+        let blocked = |link| Link {
+            rate_mbit: 20.0,
+            rtt_ms: 30.0,
+            blocked: Some(VTL_PROTOCOL),
+            ..link
+        };
+        for (i, server) in world.servers().into_iter().enumerate() {
+            // As in `World::spoil`: what loses SYNs is not the matter.
+            world.testbed.set(&blocked(Link::default())).expect("set");
+            world.download(server, "meet");
+            world.testbed.set(&blocked(bad_link())).expect("set");
+            world.download(server, "f");
+            let carried = world.sum(Host::Client, "bytes_received");
+            assert!(carried >= (SIZE * (i + 1)) as u64, "{driver}: not carried");
+            for host in [Host::Client, Host::Server] {
+                let ways = ways(&world, host);
+                assert!(
+                    ways.len() > i && ways.iter().all(|way| way == "udp"),
+                    "{driver}"
+                );
+            }
+            for contact in 0..2 {
+                let got = world.path("got");
+                let recv = world.start_recv(&got, &["--force"]);
+                let sent = world.start_send(&file, &server.to_string()).output();
+                assert!(sent.status.success(), "{}", words(&sent));
+                assert!(recv.output().status.success());
+                same(&file, &got);
+                // Data went ahead of the answer: by the way that was remembered.
+                let status = world.status(Host::Server);
+                let early = status["negotiation"]["early"].as_u64().expect("a number");
+                assert_eq!(early, (i + contact) as u64, "{driver}");
+            }
+        }
+        world.stop_daemons();
+    }
+}
+
+/// A host behind the client, which is a NAT for it and takes no protocol 253. Gone when dropped.
+struct Inside<'a> {
+    world: &'a World,
+    name: String,
+    daemon: Option<Process>,
+}
+
+impl<'a> Inside<'a> {
+    fn new(world: &'a World) -> Self {
+        world.filter(
+            Host::Client,
+            "table inet nat {
+                chain forward {
+                    type filter hook forward priority 0;
+                    meta l4proto 253 drop
+                }
+                chain out {
+                    type nat hook postrouting priority 100;
+                    meta l4proto udp masquerade to :41000-41999
+                    masquerade
+                }
+            }",
+        );
+        let inside = Self {
+            world,
+            name: format!("{}-inside", world.testbed.name()),
+            daemon: None,
+        };
+        run(Command::new("ip").args(["netns", "add", &inside.name]));
+        let (name, client) = (&*inside.name, world.testbed.netns_path(Host::Client));
+        let client = client.file_name().and_then(|n| n.to_str()).expect("UTF-8");
+        for line in [
+            format!("-n {client} link add inside type veth peer name out netns {name}"),
+            format!("-n {client} addr add 10.99.0.1/24 dev inside"),
+            format!("-n {client} addr add fd99::1/64 dev inside nodad"),
+            format!("-n {client} link set inside up"),
+            format!("-n {name} addr add 10.99.0.2/24 dev out"),
+            format!("-n {name} addr add fd99::2/64 dev out nodad"),
+            format!("-n {name} link set lo up"),
+            format!("-n {name} link set out up"),
+            format!("-n {name} route add default via 10.99.0.1"),
+            format!("-n {name} route add default via fd99::1"),
+        ] {
+            run(Command::new("ip").args(line.split(' ')));
+        }
+        for (host, device) in [(client, "inside"), (name, "out")] {
+            let command =
+                format!("netns exec {host} ethtool -K {device} gro on tso off gso off tx off");
+            run(Command::new("ip").args(command.split(' ')));
+        }
+        let forward = || {
+            for (key, value) in [
+                ("ipv4/ip_forward", "1"),
+                ("ipv6/conf/all/forwarding", "1"),
+                // So soon it forgets who had which port.
+                ("netfilter/nf_conntrack_udp_timeout", "2"),
+                ("netfilter/nf_conntrack_udp_timeout_stream", "2"),
+            ] {
+                fs::write(format!("/proc/sys/net/{key}"), value).expect("a sysctl");
+            }
+        };
+        world
+            .testbed
+            .in_netns(Host::Client, forward)
+            .expect("there");
+        inside
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.world.path("inside.sock")
+    }
+
+    fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new("nsenter");
+        command
+            .arg(format!("--net=/run/netns/{}", self.name))
+            .arg(program)
+            .env("VTL_SOCKET", self.socket())
+            .env("VTL_LOG", "vtld=debug,info");
+        command
+    }
+
+    fn start(&mut self, args: &[&str]) {
+        let log = fs::File::options()
+            .create(true)
+            .append(true)
+            .open(self.world.path("curl.log"));
+        let mut command = self.command(&vtld());
+        command.args(args).stderr(log.expect("a log"));
+        self.daemon = Some(Process::start(&mut command));
+        until("the daemon answers", || self.status().is_some());
+    }
+
+    fn status(&self) -> Option<Value> {
+        let output = self.command(&vtl()).args(["status", "--json"]).output();
+        serde_json::from_slice(&output.ok()?.stdout).ok()
+    }
+
+    fn sessions(&self) -> Vec<Value> {
+        let status = self.status().expect("a status");
+        status["sessions"].as_array().expect("a list").clone()
+    }
+
+    fn download(&self, server: IpAddr, name: &str) {
+        let to = self.world.path("got-inside");
+        let mut curl = self.command(&vtl());
+        curl.args(["run", "--", "curl", "--noproxy", "*", "-sS", "--fail", "-o"])
+            .arg(&to)
+            .arg(url(server, name));
+        run(&mut curl);
+        same(&self.world.path("www").join(name), &to);
+    }
+}
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        if let Some(mut daemon) = self.daemon.take() {
+            daemon.signal(nix::sys::signal::Signal::SIGTERM);
+            daemon.wait();
+        }
+        let _ = Command::new("ip")
+            .args(["netns", "del", &self.name])
+            .output();
+    }
+}
+
+/// A session that says nothing until the NAT gives it another port goes on.
+#[track_caller]
+fn forgotten(world: &World, inside: &Inside<'_>) {
+    let at = SocketAddr::new(world.servers()[0], 7300);
+    let socket = |mode, daemon: &Path| {
+        let mut socket = Socket::init(mode, at, daemon).expect("a socket");
+        socket.set_timeout(Some(PATIENCE));
+        socket
+    };
+    let mut server = socket(Mode::Responder, &world.socket(Host::Server));
+    let mut client = socket(Mode::Initiator, &inside.socket());
+    client.negotiate_over("stream", &[]).expect("a session");
+    server.validate().expect("a session");
+    let port = || {
+        let all = sessions(world, Host::Server);
+        let ours = all.iter().find(|s| s["port"] == 7300).expect("there");
+        ours["udp_port"].clone()
+    };
+    let mut ports = Vec::new();
+    // It may be given the same one by chance.
+    for _ in 0..3 {
+        let mut buffer = [0; 100];
+        client.send_message(b"are you there?").expect("sent");
+        server.recv_message(&mut buffer).expect("it has come");
+        server.send_message(b"yes").expect("sent");
+        assert_eq!(client.recv_message(&mut buffer).expect("its answer"), 3);
+        ports.push(port());
+        if ports.iter().any(|other| *other != ports[0]) {
+            break;
+        }
+        thread::sleep(Duration::from_secs(4));
+    }
+    assert!(ports.iter().any(|other| *other != ports[0]), "{ports:?}");
+    client.close().expect("closed");
+}
+
+#[test]
+fn ways__through_a_nat() {
+    let Some(mut world) = World::bare("ways-nat", &Link::new(20.0, 20.0)) else {
+        return;
+    };
+    world.start_web();
+    world.serve("f", SIZE);
+    world.start(Host::Server, &[]);
+    world.hook();
+    let file = world.path("file");
+    fs::write(&file, payload(SIZE, 9)).expect("written");
+    let mut inside = Inside::new(&world);
+    for driver in ["live", "tc"] {
+        inside.start(&["--driver", driver]);
+        for server in world.servers() {
+            inside.download(server, "f");
+            let got = world.path("got");
+            let recv = world.start_recv(&got, &["--force"]);
+            let to = server.to_string();
+            let mut send = inside.command(&vtl());
+            let output = send.arg("send").arg(&file).arg(&to).output();
+            let output = output.expect("vtl runs");
+            assert!(output.status.success(), "{}", words(&output));
+            assert!(recv.output().status.success());
+            same(&file, &got);
+        }
+        let streams = inside.sessions();
+        let carried = |s: &Value| s["bytes_received"].as_u64().unwrap_or(0) >= SIZE as u64;
+        assert_eq!(
+            streams.iter().filter(|s| carried(s)).count(),
+            2,
+            "{streams:?}"
+        );
+        // The server sees the NAT's address and port.
+        for session in sessions(&world, Host::Server) {
+            let port = session["udp_port"].as_u64().expect("a number");
+            assert!((41_000..42_000).contains(&port), "{session}");
+        }
+        if driver == "tc" {
+            forgotten(&world, &inside);
+        }
+        let daemon = inside.daemon.take();
+        if let Some(mut daemon) = daemon {
+            daemon.signal(nix::sys::signal::Signal::SIGTERM);
+            assert!(daemon.wait().success());
+        }
+        until("the sessions' end", || {
+            sessions(&world, Host::Server).is_empty()
+        });
+    }
+}
+
+#[test]
+fn ways__tcp_where_none_leads_there() {
+    let Some(mut world) = World::bare("ways-none", &Link::new(20.0, 20.0)) else {
+        return;
+    };
+    world.start_web();
+    world.serve("f", SIZE);
+    world.start_both(&[]);
+    let rules = "table inet none {
+        chain out {
+            type filter hook output priority 0;
+            meta l4proto 253 drop
+            udp dport 22100 drop
+        }
+    }";
+    world.filter(Host::Client, rules);
+    let file = world.path("file");
+    fs::write(&file, payload(1, 9)).expect("written");
+    let server = world.servers()[0].to_string();
+    let in_vain = world.start_send(&file, &server);
+    for server in world.servers() {
+        // The second one does not ask again.
+        for _ in 0..2 {
+            world.download(server, "f");
+            assert_eq!(world.sum(Host::Client, "bytes_received"), 0);
+        }
+        let log = fs::read_to_string(world.log_path(Host::Client)).expect("a log");
+        let asked = format!("peer={server} why=\"the peer did not answer\"");
+        assert_eq!(log.matches(&asked).count(), 1, "{log}");
+    }
+    refused(&in_vain.output(), 1, "UDP port 22100");
+    // Once there is a way again, aware applications find it at once.
+    let mut nft = world.testbed.command(Host::Client, "nft").expect("there");
+    run(nft.args(["delete", "table", "inet", "none"]));
+    let got = world.path("got");
+    let recv = world.start_recv(&got, &["--force"]);
+    let sent = world.start_send(&file, &server).output();
+    assert!(sent.status.success(), "{}", words(&sent));
+    assert!(recv.output().status.success());
+    same(&file, &got);
+    let server = world.servers()[0];
+    world.download(server, "f");
+    assert!(world.sum(Host::Client, "bytes_received") >= SIZE as u64);
+    let status = world.call(Host::Client, &json!({ "op": "status" }));
+    assert_eq!(status["sessions"][0]["way"], "native");
+}
+
+/// Data go ahead of the answer by the way that led there the last time.
+#[test]
+fn ways__one_that_is_closed_meanwhile() {
+    let Some(world) = World::with_daemons("ways-closed", &Link::new(20.0, 30.0)) else {
+        return;
+    };
+    let file = world.path("file");
+    fs::write(&file, payload(SIZE, 9)).expect("written");
+    let got = world.path("got");
+    let early = || {
+        let status = world.status(Host::Server);
+        status["negotiation"]["early"].as_u64().expect("a number")
+    };
+    for server in world.servers() {
+        // Native, then by UDP after all, then by UDP from the start.
+        for blocked in [None, Some(VTL_PROTOCOL), Some(VTL_PROTOCOL)] {
+            let before = early();
+            world.block(blocked);
+            let recv = world.start_recv(&got, &["--force"]);
+            let sent = world.start_send(&file, &server.to_string()).output();
+            assert!(sent.status.success(), "{}", words(&sent));
+            assert!(recv.output().status.success());
+            same(&file, &got);
+            assert_eq!(early() - before, u64::from(blocked.is_some()));
+        }
+    }
+    let log = fs::read_to_string(world.log_path(Host::Client)).expect("a log");
+    assert!(!log.contains("come to nothing"), "{log}");
+}
+
+/// Networks that do not like the TCP option of discovery, or not much of UDP: where it meets what, and
+/// the rules of the packet filter for it.
+const MEDDLERS: [(&str, Host, &str); 9] = [
+    (
+        "SYNs lose it",
+        Host::Client,
+        "tcp flags syn reset tcp option 253",
+    ),
+    (
+        "answers lose it",
+        Host::Server,
+        "tcp flags syn reset tcp option 253",
+    ),
+    (
+        "SYNs with it are dropped",
+        Host::Client,
+        "tcp flags syn tcp option 253 exists drop",
+    ),
+    (
+        "answers with it are dropped",
+        Host::Server,
+        "tcp flags syn tcp option 253 exists drop",
+    ),
+    (
+        "acknowledgements lose it",
+        Host::Client,
+        "tcp flags & syn == 0 reset tcp option 253",
+    ),
+    (
+        "acknowledgements lose it, and VTL is for nobody",
+        Host::Client,
+        "tcp flags & syn == 0 reset tcp option 253; meta l4proto { 253, udp } drop",
+    ),
+    (
+        "acknowledgements with it are dropped",
+        Host::Client,
+        "tcp flags & syn == 0 tcp option 253 exists drop",
+    ),
+    (
+        "it is mangled",
+        Host::Client,
+        "tcp option 253 exists tcp option @253,16,16 set 0xffff",
+    ),
+    (
+        "UDP is for few and VTL for nobody",
+        Host::Client,
+        "meta l4proto 253 drop; meta l4proto udp limit rate over 20/second burst 20 packets drop",
+    ),
+];
+
+#[test]
+fn ways__middleboxes_that_meddle() {
+    let Some(mut world) = World::bare("meddlers", &Link::new(20.0, 30.0)) else {
+        return;
+    };
+    world.start_web();
+    world.serve("f", SIZE);
+    for (i, (what, host, rule)) in MEDDLERS.into_iter().enumerate() {
+        // A kind of network has either family.
+        let server = world.servers()[i % 2];
+        let rules = rule.split("; ").collect::<Vec<_>>().join("\n");
+        let rules = format!(
+            "table inet meddler {{
+                chain out {{
+                    type filter hook postrouting priority 0;
+                    {rules}
+                }}
+            }}"
+        );
+        world.filter(host, &rules);
+        world.start_both(&[]);
+        for carrier in ["graft:stream", "quic", "graft:stream"] {
+            println!("{what}: {server}, {carrier}");
+            let mut download = world.start_over(carrier, server, "f");
+            assert!(download.process.wait().success());
+            download.check();
+        }
+        world.stop_daemons();
+        let mut nft = world.testbed.command(host, "nft").expect("a namespace");
+        run(nft.args(["delete", "table", "inet", "meddler"]));
+    }
+}

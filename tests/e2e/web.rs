@@ -1,0 +1,206 @@
+//! An unmodified curl and an unmodified nginx.
+
+use std::fs;
+
+use vtl_testbed::{Host, Link};
+
+use crate::harness::{World, memory_kib, same, until, url, words};
+
+const MB: usize = 1 << 20;
+
+#[test]
+fn web__every_byte_over_a_bad_link() {
+    let Some(world) = World::new("web", &Link::new(10.0, 100.0)) else {
+        return;
+    };
+    world.spoil();
+    let sizes = [0, 1, MB, 8 * MB];
+    for size in sizes {
+        world.serve(&format!("f{size}"), size);
+    }
+    let mut total = 0;
+    for server in world.servers() {
+        for size in sizes {
+            world.download(server, &format!("f{size}"));
+            total += size;
+        }
+        // Side by side in one session.
+        let names = ["f1048576", "f1", "f1048576", "f0", "f1048576"];
+        let mut downloads = names.map(|name| world.start_download(server, name));
+        for download in &mut downloads {
+            assert!(download.process.wait().success());
+            download.check();
+        }
+        total += 3 * MB + 1;
+    }
+    // VTL carried it, and nothing went around it.
+    let carried = world.sum(Host::Client, "bytes_received");
+    assert!(carried >= total as u64, "{carried} of {total} bytes");
+    let status = world.status(Host::Client);
+    let sessions = status["sessions"].as_array().expect("a list");
+    assert_eq!(sessions.len(), 2, "one a family: {sessions:?}");
+    assert!(
+        status["packets"]["bad_checksum"].as_u64() > Some(0),
+        "{}",
+        status["packets"]
+    );
+}
+
+#[test]
+fn web__uploads_over_a_bad_link() {
+    let Some(world) = World::new("put", &Link::new(10.0, 100.0)) else {
+        return;
+    };
+    world.spoil();
+    let file = world.path("upload");
+    fs::write(&file, crate::harness::payload(4 * MB, 7)).expect("written");
+    for (i, server) in world.servers().into_iter().enumerate() {
+        let name = format!("up{i}");
+        let from = file.to_str().expect("UTF-8");
+        let output = world
+            .curl(&["-T", from, &url(server, &name)])
+            .output()
+            .expect("curl runs");
+        assert!(output.status.success(), "{}", words(&output));
+        same(&file, &world.path("www").join(name));
+    }
+    assert!(world.sum(Host::Client, "bytes_sent") >= 8 * MB as u64);
+}
+
+#[test]
+fn web__peer_without_vtl_gets_plain_tcp() {
+    let Some(mut world) = World::bare("plain", &Link::new(5.0, 100.0)) else {
+        return;
+    };
+    world.start_web();
+    world.start(Host::Client, &[]);
+    world.serve("f", MB);
+    for server in world.servers() {
+        world.download(server, "f");
+        world.download(server, "f");
+        // As without VTL: 7 is curl's "failed to connect".
+        let closed = url(server, "f").replace(":80/", ":81/");
+        let output = world.curl(&[&closed]).output().expect("curl runs");
+        assert_eq!(output.status.code(), Some(7), "{}", words(&output));
+    }
+    assert_eq!(
+        world.status(Host::Client)["sessions"]
+            .as_array()
+            .map(Vec::len),
+        Some(0)
+    );
+}
+
+#[test]
+fn web__peer_is_found_though_its_first_answer_is_lost() {
+    let Some(world) = World::new("answer", &Link::new(5.0, 100.0)) else {
+        return;
+    };
+    world.serve("f", MB);
+    for server in world.servers() {
+        let lost = || world.testbed.stats().expect("an emulator").down.lost;
+        let before = lost();
+        world.mute_server(true);
+        let mut download = world.start_download(server, "f");
+        until("an answer is lost", || lost() > before);
+        // TCP asks again after a second.
+        world.mute_server(false);
+        assert!(download.process.wait().success());
+        download.check();
+    }
+    let carried = world.sum(Host::Client, "bytes_received");
+    assert!(carried >= 2 * MB as u64, "VTL carried {carried} bytes");
+}
+
+#[test]
+fn web__port_not_hooked_or_closed() {
+    let Some(mut world) = World::bare("hooks", &Link::new(5.0, 100.0)) else {
+        return;
+    };
+    world.start_web();
+    world.start(Host::Server, &[]);
+    world.start(Host::Client, &[]);
+    world.serve("f", MB);
+    // A daemon there, the port not hooked.
+    for server in world.servers() {
+        world.download(server, "f");
+    }
+    assert_eq!(world.sum(Host::Client, "bytes_received"), 0);
+    // A hooked port on which nobody listens, with and without a session.
+    for add in ["81", "82"] {
+        let output = world
+            .vtl(Host::Server, &["hook", "add", "--port", add])
+            .output()
+            .expect("vtl");
+        assert!(output.status.success(), "{}", words(&output));
+    }
+    for server in world.servers() {
+        for port in ["81", "82"] {
+            let closed = url(server, "f").replace(":80/", &format!(":{port}/"));
+            let output = world.curl(&[&closed]).output().expect("curl runs");
+            assert_eq!(output.status.code(), Some(7), "{}", words(&output));
+        }
+    }
+}
+
+#[test]
+fn web__slow_readers_hold_the_sender_back() {
+    let Some(mut world) = World::bare("slow", &Link::new(5.0, 200.0)) else {
+        return;
+    };
+    world.start_web();
+    world.start_both(&["--ring-slots", "64"]);
+    world.serve("f", 6 * MB);
+    world.serve("small", MB / 4);
+    let [server, _] = world.servers();
+    world.download(server, "small");
+    let before = [Host::Client, Host::Server].map(|h| memory_kib(world.daemon(h).pid()));
+    let slow = ["--limit-rate", "2M"];
+    let mut downloads = [0, 1].map(|_| world.start_download_by(server, "f", &slow));
+    downloads[0].reaches(MB as u64);
+    // Others do not wait for the slow ones.
+    world.download(server, "small");
+    let after = [Host::Client, Host::Server].map(|h| memory_kib(world.daemon(h).pid()));
+    for download in &mut downloads {
+        assert!(download.process.wait().success());
+        download.check();
+    }
+    for (before, after) in before.into_iter().zip(after) {
+        assert!(after < before + 16 * 1024, "{before} KiB became {after}");
+    }
+}
+
+#[test]
+fn drivers__each_is_exact_on_each_hook() {
+    for (driver, ingress) in [
+        ("live", "tcx"),
+        ("live", "xdp"),
+        ("tc", "tcx"),
+        ("tc", "xdp"),
+    ] {
+        let Some(mut world) = World::bare("driver", &Link::new(10.0, 100.0)) else {
+            return;
+        };
+        world.start_web();
+        world.start_both(&["--driver", driver, "--ingress", ingress]);
+        world.spoil();
+        world.serve("f", MB);
+        for server in world.servers() {
+            world.download(server, "f");
+        }
+        let carried = world.sum(Host::Client, "bytes_received");
+        assert!(carried >= 2 * MB as u64, "{driver}, {ingress}: {carried}");
+        for host in [Host::Client, Host::Server] {
+            let status = world.status(host);
+            let interfaces = status["interfaces"].as_array().expect("a list");
+            let used: Vec<_> = interfaces
+                .iter()
+                .filter_map(|i| i["driver"].as_str())
+                .collect();
+            assert!(
+                used.iter().all(|name| name.contains(driver)) && !used.is_empty(),
+                "{status}"
+            );
+        }
+    }
+}
