@@ -357,7 +357,7 @@ fn by_second_path(world: &World) -> u64 {
 #[test]
 fn mptcp__carries_over_two_paths() {
     if !std::path::Path::new("/proc/sys/net/mptcp").exists() {
-        println!("mptcp: skipped: this kernel has no MPTCP");
+        vtl_testing::skip("this kernel has no MPTCP");
         return;
     }
     let Some(mut world) = World::new("mptcp", &Link::new(5.0, 40.0)) else {

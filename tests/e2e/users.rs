@@ -61,7 +61,7 @@ fn group__members_use_vtl_and_change_nothing_for_others() {
         return;
     };
     let Ok(Some(group)) = Group::from_name(GROUP) else {
-        println!("users: skipped: needs a group \"{GROUP}\"");
+        vtl_testing::skip(&format!("needs a group \"{GROUP}\""));
         return;
     };
     world.start_web();

@@ -432,3 +432,20 @@ fn go_back_n__answers_what_comes_too_early_and_keeps_nothing() {
         .collect();
     assert_eq!(seqs, (1..10).collect::<Vec<_>>());
 }
+
+/// vtld hears a CLOSE itself, and must not take it for a peer that goes on with the session.
+#[test]
+fn close__as_the_first_packet_teaches_the_way_back_and_reports_nothing() {
+    for (close, reported) in [(true, 0), (false, intf::VTL_EV_SEND)] {
+        let [mut sender, mut receiver] = pair(&SessionConfig::of("stream"), 1);
+        let mut frame = next(&mut sender, NOW).expect("a packet");
+        if close {
+            frame[VTL] = frame[VTL] & 0xf0 | intf::VTL_CLOSE as u8;
+        }
+        receiver.session_mut(HONEST).ifindex = 0;
+        receiver.events(HONEST);
+        arrive(&mut receiver, &frame);
+        assert_ne!(receiver.session(HONEST).ifindex, 0);
+        assert_eq!(receiver.events(HONEST) & intf::VTL_EV_SEND, reported);
+    }
+}

@@ -1,7 +1,6 @@
 //! Testbeds come, work, change and go, whatever happens to those who made them.
 
 #![allow(non_snake_case, reason = "tests are named `function__case`")]
-#![allow(dead_code, reason = "what the other tests share")]
 
 #[path = "common/mod.rs"]
 mod common;
@@ -12,8 +11,9 @@ use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{set_option, testbed, turn};
-use vtl_testbed::{Backend, Error, Host, Lifetime, Link, Profile, Testbed};
+use common::{set_option, settled, since, testbed, turn, within};
+use vtl_testbed::{Backend, DirectionStats, Error, Host, Lifetime, Link, Profile, Testbed};
+use vtl_testing::{PATIENCE, until};
 
 fn vtl(name: &str, args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_vtl-testbed"))
@@ -41,21 +41,17 @@ fn remains(name: &str) -> Vec<String> {
     [of("/run/netns"), of("/run/vtl/testbed")].concat()
 }
 
-fn gone_within(name: &str, time: Duration) -> bool {
-    let deadline = Instant::now() + time;
-    while Instant::now() < deadline {
-        if remains(name).is_empty() {
-            return true;
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    eprintln!("{:?}", remains(name));
-    false
+/// Nothing is left of a testbed, soon.
+#[track_caller]
+fn gone(name: &str) {
+    until(&format!("nothing is left of {name}"), || {
+        remains(name).is_empty()
+    });
 }
 
 #[test]
 fn command_line__up_exec_set_status_down() {
-    let Some(_turn) = turn("command line", &["ip"]) else {
+    let Some(_turn) = turn(&["ip"]) else {
         return;
     };
     let name = "t-life-cli";
@@ -122,7 +118,7 @@ fn command_line__up_exec_set_status_down() {
         .expect("runs");
     assert!(vtl(name, &["down"]).status.success());
     assert!(!inside.wait().expect("ended").success());
-    assert!(gone_within(name, Duration::from_secs(1)));
+    gone(name);
     assert_eq!(
         text(&vtl(name, &["down"]).stdout),
         format!("{name}: there was none\n")
@@ -131,7 +127,7 @@ fn command_line__up_exec_set_status_down() {
 
 #[test]
 fn up__sweeps_what_a_dead_emulator_left() {
-    let Some(_turn) = turn("sweep", &["ip"]) else {
+    let Some(_turn) = turn(&["ip"]) else {
         return;
     };
     let name = "t-life-sweep";
@@ -147,14 +143,9 @@ fn up__sweeps_what_a_dead_emulator_left() {
         nix::sys::signal::Signal::SIGKILL,
     )
     .expect("killed");
-    let deadline = Instant::now() + Duration::from_secs(2);
-    while !matches!(Testbed::attach(name), Err(Error::NotUp(_))) {
-        assert!(
-            Instant::now() < deadline,
-            "a dead emulator makes a dead testbed"
-        );
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until("a dead emulator makes a dead testbed", || {
+        matches!(Testbed::attach(name), Err(Error::NotUp(_)))
+    });
     let up = vtl(name, &["up"]);
     assert!(up.status.success(), "{}", text(&up.stderr));
     assert!(vtl(name, &["down"]).status.success());
@@ -179,12 +170,12 @@ fn up__sweeps_what_a_dead_emulator_left() {
 fn guarded__victim() {
     let _testbed = testbed("t-life-kill", &Link::new(10.0, 10.0));
     println!("READY");
-    std::thread::sleep(Duration::from_secs(30));
+    std::thread::sleep(PATIENCE);
 }
 
 #[test]
 fn guarded__nothing_is_left_after_a_kill() {
-    let Some(_turn) = turn("guard", &["ip"]) else {
+    let Some(_turn) = turn(&["ip"]) else {
         return;
     };
     let mut victim = Command::new(std::env::current_exe().expect("this test"))
@@ -203,12 +194,12 @@ fn guarded__nothing_is_left_after_a_kill() {
     );
     victim.kill().expect("killed");
     victim.wait().expect("ended");
-    assert!(gone_within("t-life-kill", Duration::from_secs(3)));
+    gone("t-life-kill");
 }
 
 #[test]
 fn guarded__nothing_is_left_after_a_panic_or_a_drop() {
-    let Some(_turn) = turn("drop", &["ip"]) else {
+    let Some(_turn) = turn(&["ip"]) else {
         return;
     };
     let name = "t-life-drop";
@@ -229,7 +220,7 @@ fn guarded__nothing_is_left_after_a_panic_or_a_drop() {
 
 #[test]
 fn two_testbeds__do_not_meet() {
-    let Some(_turn) = turn("two", &["ip"]) else {
+    let Some(_turn) = turn(&["ip"]) else {
         return;
     };
     let (a, b) = (
@@ -260,12 +251,8 @@ fn transfer(testbed: &Testbed, bytes: usize, expected: Option<&str>) -> Vec<Stri
         .expect("connected");
     let (mut server, _) = listener.accept().expect("accepted");
     for stream in [&client, &server] {
-        stream
-            .set_read_timeout(Some(Duration::from_secs(5)))
-            .expect("set");
-        stream
-            .set_write_timeout(Some(Duration::from_secs(5)))
-            .expect("set");
+        stream.set_read_timeout(Some(PATIENCE)).expect("set");
+        stream.set_write_timeout(Some(PATIENCE)).expect("set");
     }
     let data: Vec<u8> = (0..bytes).map(|i| (i / 7) as u8).collect();
     std::thread::scope(|scope| {
@@ -289,7 +276,7 @@ fn transfer(testbed: &Testbed, bytes: usize, expected: Option<&str>) -> Vec<Stri
 
 #[test]
 fn tune_tcp__takes_effect_and_the_host_is_restored() {
-    let Some(_turn) = turn("tune", &["ip", "ss"]) else {
+    let Some(_turn) = turn(&["ip", "ss"]) else {
         return;
     };
     let allowed = || {
@@ -322,7 +309,7 @@ fn tune_tcp__takes_effect_and_the_host_is_restored() {
 
 #[test]
 fn aggregates__pass_whole_and_are_counted() {
-    let Some(_turn) = turn("aggregates", &["ip", "ethtool"]) else {
+    let Some(_turn) = turn(&["ip", "ethtool"]) else {
         return;
     };
     let testbed = testbed("t-life-tso", &Link::new(2.0, 500.0));
@@ -353,9 +340,20 @@ fn aggregates__pass_whole_and_are_counted() {
     assert_eq!(stats.up.send_errors, 0, "{stats:?}");
 }
 
-/// Sends numbered datagrams from client to server and returns how often each arrived, those that arrived
-/// damaged, and how many came behind a later one.
-fn datagrams(testbed: &Testbed, count: u32) -> (HashMap<u32, u32>, u32, u32) {
+/// What came of numbered datagrams.
+struct Datagrams {
+    /// How often each arrived.
+    arrived: HashMap<u32, u32>,
+    /// Arrived damaged.
+    damaged: u64,
+    /// Came behind a later one.
+    overtaken: u64,
+    link: DirectionStats,
+}
+
+/// Sends numbered datagrams from client to server.
+fn datagrams(testbed: &Testbed, link: &Link, count: u32) -> Datagrams {
+    testbed.set(link).expect("set");
     let server = testbed
         .in_netns(Host::Server, || UdpSocket::bind("10.73.0.2:9"))
         .expect("inside")
@@ -366,91 +364,90 @@ fn datagrams(testbed: &Testbed, count: u32) -> (HashMap<u32, u32>, u32, u32) {
         .expect("bound");
     // Damage must reach the application: no checksum.
     set_option(&client, libc::SO_NO_CHECK, 1);
-    server
-        .set_read_timeout(Some(Duration::from_millis(200)))
-        .expect("set");
-    let (mut arrived, mut damaged, mut overtaken, mut highest) = (HashMap::new(), 0, 0, 0);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            for i in 0..count {
-                client
-                    .send_to(&i.to_be_bytes().repeat(250), "10.73.0.2:9")
-                    .expect("sent");
-                std::thread::sleep(Duration::from_micros(20));
-            }
-        });
-        let mut buffer = [0; 2000];
-        while let Ok(length) = server.recv(&mut buffer) {
-            let words: Vec<u32> = buffer[..length]
-                .chunks_exact(4)
-                .map(|w| u32::from_be_bytes(w.try_into().expect("four")))
-                .collect();
-            let number = words[0].max(words[1]).min(words[2].max(words[1]));
-            if words.iter().any(|w| *w != words[0]) {
-                damaged += 1;
-                continue;
-            }
-            *arrived.entry(number).or_insert(0) += 1;
-            overtaken += u32::from(number < highest);
-            highest = highest.max(number);
+    set_option(&server, libc::SO_RCVBUFFORCE, 64 << 20);
+    let up = || testbed.stats().expect("stats").up;
+    let before = up();
+    for i in 0..count {
+        let sent = client.send_to(&i.to_be_bytes().repeat(250), "10.73.0.2:9");
+        sent.expect("sent");
+        std::thread::sleep(Duration::from_micros(20));
+    }
+    settled(count.into(), &before, up);
+    let mut got = Datagrams {
+        arrived: HashMap::new(),
+        damaged: 0,
+        overtaken: 0,
+        link: since(&up(), &before),
+    };
+    let (mut buffer, mut highest) = ([0; 2000], 0);
+    server.set_nonblocking(true).expect("set");
+    while let Ok(length) = server.recv(&mut buffer) {
+        let words: Vec<u32> = buffer[..length]
+            .chunks_exact(4)
+            .map(|w| u32::from_be_bytes(w.try_into().expect("four")))
+            .collect();
+        if words.iter().any(|w| *w != words[0]) {
+            got.damaged += 1;
+            continue;
         }
-    });
-    (arrived, damaged, overtaken)
+        let number = words[0];
+        *got.arrived.entry(number).or_insert(0) += 1;
+        got.overtaken += u64::from(number < highest);
+        highest = highest.max(number);
+    }
+    got
 }
 
 #[test]
 fn injections__duplicates_reordering_damage() {
-    let Some(_turn) = turn("injections", &["ip"]) else {
+    const COUNT: u32 = 8000;
+    let Some(_turn) = turn(&["ip"]) else {
         return;
     };
     let testbed = testbed("t-life-inject", &Link::default());
-    const COUNT: u32 = 8000;
-    let around = |got: u32, pct: f64| {
-        let (p, n) = (pct / 100.0, f64::from(COUNT));
-        (f64::from(got) - n * p).abs() <= 4.0 * (n * p * (1.0 - p)).sqrt()
-    };
     let perfect = Link::new(4.0, 0.0);
 
-    testbed
-        .set(&Link {
-            duplicate_pct: 1.0,
-            ..perfect.clone()
-        })
-        .expect("set");
-    let (arrived, damaged, overtaken) = datagrams(&testbed, COUNT);
-    let twice = arrived.values().filter(|n| **n == 2).count() as u32;
-    assert_eq!((arrived.len() as u32, damaged, overtaken), (COUNT, 0, 0));
-    assert!(around(twice, 1.0), "{twice}");
-
-    testbed
-        .set(&Link {
-            reorder_pct: 2.0,
-            ..perfect.clone()
-        })
-        .expect("set");
-    let (arrived, damaged, overtaken) = datagrams(&testbed, COUNT);
-    assert_eq!((arrived.len() as u32, damaged), (COUNT, 0));
-    assert!(around(overtaken, 2.0), "{overtaken}");
-
-    testbed
-        .set(&Link {
-            corrupt_pct: 2.0,
-            ..perfect
-        })
-        .expect("set");
-    let (arrived, damaged, _) = datagrams(&testbed, COUNT);
-    // A bit of the UDP header may be hit as well: then the datagram does not arrive at all.
-    assert!(
-        around(COUNT - arrived.len() as u32, 2.0),
-        "{} {damaged}",
-        arrived.len()
+    let link = Link {
+        duplicate_pct: 1.0,
+        ..perfect.clone()
+    };
+    let got = datagrams(&testbed, &link, COUNT);
+    let twice = got.arrived.values().filter(|n| **n == 2).count() as u64;
+    assert_eq!(
+        (got.arrived.len() as u32, got.damaged, got.overtaken),
+        (COUNT, 0, 0)
     );
-    assert!(damaged > 0);
+    within(twice, COUNT.into(), 1.0, 1.0);
+
+    let link = Link {
+        reorder_pct: 2.0,
+        ..perfect.clone()
+    };
+    let got = datagrams(&testbed, &link, COUNT);
+    assert_eq!((got.arrived.len() as u32, got.damaged), (COUNT, 0));
+    within(got.link.reordered, got.link.rx_packets, 2.0, 1.0);
+    // What is held back is overtaken only by what is sent in that time.
+    assert!(
+        (1..=got.link.reordered).contains(&got.overtaken),
+        "{} of {}",
+        got.overtaken,
+        got.link.reordered
+    );
+
+    let link = Link {
+        corrupt_pct: 2.0,
+        ..perfect
+    };
+    let got = datagrams(&testbed, &link, COUNT);
+    // A bit of the UDP header may be hit as well: then the datagram does not arrive at all.
+    let hit = u64::from(COUNT) - got.arrived.len() as u64;
+    within(hit, COUNT.into(), 2.0, 1.0);
+    assert!((1..=hit).contains(&got.damaged), "{} of {hit}", got.damaged);
 }
 
 #[test]
 fn set__changes_the_link_under_traffic() {
-    let Some(_turn) = turn("set", &["ip"]) else {
+    let Some(_turn) = turn(&["ip"]) else {
         return;
     };
     let testbed = testbed("t-life-set", &Link::new(10.0, 0.0));
@@ -463,48 +460,51 @@ fn set__changes_the_link_under_traffic() {
         .expect("inside")
         .expect("bound");
     client.connect("10.73.0.2:9").expect("connected");
-    client
-        .set_read_timeout(Some(Duration::from_secs(1)))
-        .expect("set");
-    echo.set_read_timeout(Some(Duration::from_millis(500)))
-        .expect("set");
+    echo.set_read_timeout(Some(PATIENCE)).expect("set");
     let once = || {
         let start = Instant::now();
         client.send(b"x").expect("sent");
-        client
-            .recv(&mut [0; 8])
-            .map(|_| start.elapsed().as_secs_f64() * 1e3)
+        let received = client.recv(&mut [0; 8]);
+        received.map(|_| start.elapsed().as_secs_f64() * 1e3)
     };
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            while let Ok((_, from)) = echo.recv_from(&mut [0; 8]) {
+            while let Ok((n, from)) = echo.recv_from(&mut [0; 8]) {
+                if n == 0 {
+                    break;
+                }
                 echo.send_to(b"x", from).expect("sent");
             }
         });
-        for rtt in [10.0, 60.0, 20.0] {
+        client.set_read_timeout(Some(PATIENCE)).expect("set");
+        // No packet is early, and some is not later than under the setting before.
+        for (rtt, below) in [(10.0, 50.0), (60.0, f64::MAX), (20.0, 60.0)] {
             testbed.set(&Link::new(rtt, 0.0)).expect("set");
-            let best = (0..4)
-                .map(|_| once().expect("echoed"))
-                .fold(f64::MAX, f64::min);
-            assert!((best - rtt).abs() < 2.0, "{best} for {rtt}");
+            until("the new delay", || {
+                let took = once().expect("echoed");
+                assert!(took >= rtt * 0.999, "{took} for {rtt}");
+                took < below
+            });
         }
-        testbed
-            .set(&Link {
-                loss_up_pct: Some(100.0),
-                ..Link::new(10.0, 0.0)
-            })
-            .expect("set");
-        client
-            .set_read_timeout(Some(Duration::from_millis(100)))
-            .expect("set");
+        let lossy = Link {
+            loss_up_pct: Some(100.0),
+            ..Link::new(10.0, 0.0)
+        };
+        testbed.set(&lossy).expect("set");
+        let lost = testbed.stats().expect("stats").up.lost;
+        let short = Some(Duration::from_millis(100));
+        client.set_read_timeout(short).expect("set");
         assert!(once().is_err());
+        assert_eq!(testbed.link().expect("up").loss_up(), 100.0);
+        assert!(testbed.stats().expect("stats").up.lost > lost);
+        testbed.set(&Link::new(10.0, 0.0)).expect("set");
+        client.send(b"").expect("sent");
     });
-    assert_eq!(testbed.link().expect("up").loss_up(), 100.0);
 }
 
 #[test]
 fn wire__is_direct_and_stays_so() {
-    let Some(_turn) = turn("wire", &["ip"]) else {
+    let Some(_turn) = turn(&["ip"]) else {
         return;
     };
     let testbed = testbed("t-life-wire", &Profile::Wire.link());
@@ -527,7 +527,7 @@ fn wire__is_direct_and_stays_so() {
 
 #[test]
 fn exec__of_a_program_that_is_not_there() {
-    let Some(_turn) = turn("exec", &["ip"]) else {
+    let Some(_turn) = turn(&["ip"]) else {
         return;
     };
     let testbed = testbed("t-life-exec", &Link::default());

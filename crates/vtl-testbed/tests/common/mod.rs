@@ -1,4 +1,5 @@
 //! Shared by the tests that need a testbed.
+#![allow(dead_code, reason = "each of them uses some")]
 
 use std::fs::File;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -8,29 +9,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::fcntl::{Flock, FlockArg};
-use vtl_testbed::{Host, Lifetime, Link, Testbed};
+use vtl_testbed::{DirectionStats, Host, Lifetime, Link, Testbed};
 
 /// Leave to measure: one test at a time, over all processes of this machine.
 pub(crate) struct Turn(#[allow(dead_code, reason = "held")] Flock<File>);
 
-/// Waits for its turn, or says why a test is skipped. Tests that make testbeds need root and the tools.
-pub(crate) fn turn(test: &str, tools: &[&str]) -> Option<Turn> {
-    let reason = if !nix::unistd::geteuid().is_root() {
-        "not root".to_owned()
-    } else {
-        let missing = |t: &&&str| Command::new(t).arg("-V").output().is_err();
-        match tools.iter().find(missing) {
-            Some(tool) => format!("no `{tool}`"),
-            None => {
-                let file = File::create("/run/vtl-testbed-tests.lock").expect("a lock file");
-                return Some(Turn(
-                    Flock::lock(file, FlockArg::LockExclusive).expect("a lock"),
-                ));
-            }
-        }
-    };
-    eprintln!("{test}: skipped: {reason}");
-    None
+/// Waits for its turn, or skips the test. Tests that make testbeds need root and the tools.
+pub(crate) fn turn(tools: &[&str]) -> Option<Turn> {
+    if !vtl_testing::is_root() {
+        return None;
+    }
+    let missing = |t: &&&str| Command::new(t).arg("-V").output().is_err();
+    if let Some(tool) = tools.iter().find(missing) {
+        vtl_testing::skip(&format!("no `{tool}`"));
+        return None;
+    }
+    let file = File::create("/run/vtl-testbed-tests.lock").expect("a lock file");
+    let lock = Flock::lock(file, FlockArg::LockExclusive).expect("a lock");
+    Some(Turn(lock))
 }
 
 /// A testbed that uses the emulator even if the kernel has netem.
@@ -40,17 +36,21 @@ pub(crate) fn testbed(name: &str, link: &Link) -> Testbed {
     Testbed::up(name, link, Lifetime::Guarded).expect("a testbed")
 }
 
-/// Tries a measurement on a noisy machine three times before it fails.
+pub(crate) fn median(mut figures: Vec<f64>) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    figures[figures.len() / 2]
+}
+
+/// Demands that of so many packets about `pct` met with what `count` says: within five standard errors, which
+/// independent ones leave once in 1.7 million times. `variance`: as a multiple of theirs.
 #[track_caller]
-pub(crate) fn within_three_attempts(measure: impl Fn() -> Result<String, String>) {
-    let mut failures = Vec::new();
-    for _ in 0..3 {
-        match measure() {
-            Ok(figures) => return eprintln!("{figures}"),
-            Err(figures) => failures.push(figures),
-        }
-    }
-    panic!("three attempts: {failures:#?}");
+pub(crate) fn within(count: u64, packets: u64, pct: f64, variance: f64) {
+    let (p, n) = (pct / 100.0, packets as f64);
+    let error = (n * p * (1.0 - p) * variance).sqrt();
+    assert!(
+        (count as f64 - n * p).abs() <= 5.0 * error,
+        "{count} of {packets}, which are not {pct} %: the standard error is {error:.1}"
+    );
 }
 
 /// Sets an option of the socket level.
@@ -75,11 +75,16 @@ fn hurry() {
 }
 
 /// What came out of a flood.
+#[derive(Debug)]
 pub(crate) struct Flood {
     pub(crate) sent: u64,
     pub(crate) received: u64,
     /// Of 1,500-byte IP packets, from the first to the last that arrived.
     pub(crate) mbit: f64,
+    /// From before the first was sent to when the last was received.
+    pub(crate) until_last: Duration,
+    /// What the link counted meanwhile.
+    pub(crate) link: DirectionStats,
 }
 
 /// UDP packets of 1,500 bytes with their headers, at `mbit` for `time`.
@@ -91,36 +96,47 @@ pub(crate) fn flood(testbed: &Testbed, from: Host, to: Host, mbit: f64, time: Du
     let sender = testbed
         .in_netns(from, || UdpSocket::bind("0.0.0.0:0").expect("a free port"))
         .expect("in the namespace");
-    set_option(&receiver, libc::SO_RCVBUFFORCE, 64 << 20);
+    // The kernel doubles it: more than what any flood sends.
+    set_option(&receiver, libc::SO_RCVBUFFORCE, 256 << 20);
     receiver
         .set_read_timeout(Some(Duration::from_millis(100)))
         .expect("a timeout");
+    let counters = || {
+        let stats = testbed.stats().expect("stats");
+        if to == Host::Server {
+            stats.up
+        } else {
+            stats.down
+        }
+    };
+    let before = counters();
     let done = AtomicBool::new(false);
     let target = SocketAddr::new(address, 9);
-    std::thread::scope(|scope| {
+    let start = Instant::now();
+    let (sent, received, first, last) = std::thread::scope(|scope| {
         let counting = scope.spawn(|| {
             hurry();
             let mut buffer = [0; 2048];
-            let (mut received, mut first, mut last) = (0u64, None, None);
+            let (mut received, mut first, mut last) = (0u64, None, start);
             loop {
+                // Before the socket is looked at: what has arrived until then is read.
+                let over = done.load(Ordering::Acquire);
                 match receiver.recv(&mut buffer) {
                     Ok(_) => {
                         received += 1;
-                        let now = Instant::now();
-                        first.get_or_insert(now);
-                        last = Some(now);
+                        last = Instant::now();
+                        first.get_or_insert(last);
                     }
-                    Err(_) if done.load(Ordering::Relaxed) => break,
+                    Err(_) if over => break,
                     Err(_) => {}
                 }
             }
-            let span = first.zip(last).map_or(Duration::ZERO, |(f, l)| l - f);
-            (received, span)
+            (received, first.unwrap_or(last), last)
         });
         let sending = scope.spawn(|| {
             hurry();
             let payload = [0x55; 1472];
-            let (start, mut sent) = (Instant::now(), 0u64);
+            let mut sent = 0u64;
             while start.elapsed() < time {
                 let owed = (start.elapsed().as_secs_f64() * mbit * 1e6 / 12_000.0) as u64;
                 if owed <= sent {
@@ -136,14 +152,44 @@ pub(crate) fn flood(testbed: &Testbed, from: Host, to: Host, mbit: f64, time: Du
             sent
         });
         let sent = sending.join().expect("the sender");
-        std::thread::sleep(Duration::from_millis(300));
-        done.store(true, Ordering::Relaxed);
-        let (received, span) = counting.join().expect("the receiver");
-        let mbit = (received.saturating_sub(1)) as f64 * 12_000.0 / span.as_secs_f64() / 1e6;
-        Flood {
-            sent,
-            received,
-            mbit,
-        }
-    })
+        settled(sent, &before, counters);
+        done.store(true, Ordering::Release);
+        let (received, first, last) = counting.join().expect("the receiver");
+        (sent, received, first, last)
+    });
+    let bits = received.saturating_sub(1) as f64 * 12_000.0;
+    Flood {
+        sent,
+        received,
+        mbit: bits / (last - first).as_secs_f64() / 1e6,
+        until_last: last - start,
+        link: since(&counters(), &before),
+    }
+}
+
+/// Waits until the link has nothing more to deliver of what was sent.
+pub(crate) fn settled(sent: u64, before: &DirectionStats, counters: impl Fn() -> DirectionStats) {
+    vtl_testing::until("the link has delivered everything", || {
+        let now = counters();
+        let seen = since(&now, before);
+        seen.rx_packets + seen.host_drops >= sent
+            && now.queue_packets == 0
+            && now.flying_packets == 0
+    });
+}
+
+/// What was counted between two looks.
+pub(crate) fn since(now: &DirectionStats, before: &DirectionStats) -> DirectionStats {
+    DirectionStats {
+        rx_packets: now.rx_packets - before.rx_packets,
+        tx_packets: now.tx_packets - before.tx_packets,
+        lost: now.lost - before.lost,
+        queue_drops: now.queue_drops - before.queue_drops,
+        reordered: now.reordered - before.reordered,
+        duplicated: now.duplicated - before.duplicated,
+        corrupted: now.corrupted - before.corrupted,
+        host_drops: now.host_drops - before.host_drops,
+        send_errors: now.send_errors - before.send_errors,
+        ..now.clone()
+    }
 }

@@ -178,7 +178,7 @@ fn ring_of_events() -> Option<OwnedFd> {
     // SAFETY: the attributes and their size, alive during the call.
     let fd = unsafe { libc::syscall(libc::SYS_bpf, MAP_CREATE, attributes.as_ptr(), size) };
     if fd < 0 {
-        println!("skipped: a BPF map needs root");
+        vtl_testing::skip("a BPF map needs root");
         return None;
     }
     // SAFETY: the kernel has just made this descriptor for us alone.
@@ -372,7 +372,7 @@ fn shared__a_limit_holds_while_another_thread_has_the_turn() {
         thread::sleep(Duration::from_millis(50));
         let second = scope.spawn(|| shared.recv_data(&mut [0], ms(50)));
         let start = Instant::now();
-        while !second.is_finished() && start.elapsed() < Duration::from_secs(5) {
+        while !second.is_finished() && start.elapsed() < vtl_testing::PATIENCE {
             thread::sleep(Duration::from_millis(10));
         }
         let in_time = second.is_finished();
