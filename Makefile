@@ -8,10 +8,13 @@ TARGET  = $(or $(CARGO_TARGET_DIR),target)
 PREFIX ?= /usr/local
 BINS    = vtl vtld
 LIBVTL  = libvtl.so.0
-C_FILES = $(shell git ls-files -co --exclude-standard 'bpf/*.c' 'bpf/*.h' 'include/*.h' 'crates/vtl-c/*.c' 'examples/*.c')
+C_FILES = $(shell git ls-files -co --exclude-standard 'bpf/*.c' 'bpf/*.h' 'include/*.h' 'crates/vtl-c/*.c' 'examples/*.c' 'tests/*.c' 'tests/*.h')
+# What tests leave out, and why: a line each.
+SKIPPED = $(abspath $(TARGET))/skipped
+list_skipped = status=$$?; [ ! -s $(SKIPPED) ] || { echo; echo 'skipped:'; sort -u $(SKIPPED) | sed 's/^/  /'; }; exit $$status
 
 .DEFAULT_GOAL := help
-.PHONY: help preflight setup build demo bench bench-full test lint fmt wheel install uninstall clean
+.PHONY: help preflight setup build demo bench bench-full check test soak check-systems lint fmt wheel install uninstall clean
 
 help: ## This list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -36,8 +39,21 @@ bench-full: preflight build ## Every plan: many hours
 	@mkdir -p $(TARGET)/bench-full
 	@$(TARGET)/release/vtl bench run bench/plans/*.toml --json $(TARGET)/bench-full/rows.json --plot $(TARGET)/bench-full
 
-test: setup lint ## Check formatting and lints, then run all tests (as root: also those in namespaces)
-	RUST_BACKTRACE=0 $(CARGO) test --release --workspace --locked --quiet
+check: lint ## In under 3 minutes, without root: formatting, lints, the tests of each crate
+	@rm -f $(SKIPPED); export VTL_SKIPPED=$(SKIPPED) RUST_BACKTRACE=0; unset CI; \
+	 $(CARGO) test --workspace --exclude vtl-e2e --locked --quiet; $(list_skipped)
+
+test: preflight lint build ## All of that and the end-to-end tests, some 25 minutes (as root, for hosts and links between them)
+	@rm -f $(SKIPPED); export VTL_SKIPPED=$(SKIPPED) RUST_BACKTRACE=0; \
+	 $(CARGO) test --release --workspace --exclude vtl-e2e --locked --quiet && \
+	 scripts/check-headers.sh && \
+	 $(CARGO) test --release --workspace --locked --test e2e -- --test-threads=1; $(list_skipped)
+
+soak: preflight build ## The long tests, with a report: seeds, accidents, load; an hour, or BUDGET=seconds (as root)
+	@scripts/soak.sh $(BUDGET)
+
+check-systems: ## What a newcomer meets: the demo and the tests on bare systems made by debootstrap (as root)
+	@scripts/check-systems.sh $(SYSTEMS)
 
 lint: setup ## rustfmt, clang-format, clippy, rustdoc, and cargo-deny if it is installed
 	$(CARGO) fmt --all --check

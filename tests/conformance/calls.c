@@ -259,6 +259,14 @@ void t_drained(int fd) {
     say(left ? "SIOCOUTQ does not become 0" : "SIOCOUTQ: 0");
 }
 
+void t_arrived(int fd, int count) {
+    int there = 0;
+    for (long end = clock_ms() + PATIENCE; clock_ms() < end; nap(1))
+        if (ioctl(fd, FIONREAD, &there) || there >= count)
+            break;
+    say("FIONREAD: %d", there);
+}
+
 /* ---- many bytes ---- */
 
 void fill(unsigned char *bytes, size_t count, uint64_t seed) {

@@ -21,7 +21,7 @@
 #include <sys/wait.h>
 #include <time.h>
 
-enum { CASE_SECONDS = 20 };
+enum { CASE_SECONDS = 100 };
 
 enum role role;
 int family;
@@ -80,12 +80,12 @@ _Noreturn void give_up(const char *why) {
     exit(1);
 }
 
-void t_took(long since, long least, long most) {
+void t_waited(long since, long least) {
     long ms = clock_ms() - since;
-    if (ms < least || ms > most)
-        say("took %ld ms, not %ld to %ld", ms, least, most);
+    if (ms < least)
+        say("waited %ld ms, not %ld", ms, least);
     else
-        say("took %ld to %ld ms", least, most);
+        say("waited %ld ms, or more", least);
 }
 
 /* ---- the other role ---- */

@@ -239,7 +239,7 @@ fn accidents__of_every_kind() {
 }
 
 #[test]
-#[ignore = "takes minutes: a run by hand; ROUNDS=100..200 for other moments"]
+#[ignore = "takes minutes: make soak; ROUNDS=100..200 for other moments"]
 fn accidents__hundreds() {
     let rounds = std::env::var("ROUNDS").unwrap_or_else(|_| "0..100".to_owned());
     let (from, to) = rounds.split_once("..").expect("FROM..TO");

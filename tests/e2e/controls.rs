@@ -100,7 +100,7 @@ impl World {
 /// Behind the threshold, the rate on a path of 500 ms grows like that of Reno on one of 25 ms: by
 /// 1 / 0.025² = 1,600 packets/s each second (Caini and Firrincieli, section 3).
 #[test]
-#[ignore = "measures windows and queues: a run by hand, on a machine that does nothing else"]
+#[ignore = "measures windows and queues: make soak"]
 fn hybla__grows_on_500_ms_as_reno_does_on_25_ms() {
     const SECONDS: f64 = 3.0;
     let Some(world) = World::for_controls("control-hybla", &Link::new(500.0, 100.0)) else {
@@ -136,7 +136,7 @@ fn hybla__grows_on_500_ms_as_reno_does_on_25_ms() {
 /// Vegas holds 2 to 4 packets in the queue and loses none, where CUBIC fills it (Brakmo and
 /// Peterson, section 3.2); and it fills the link.
 #[test]
-#[ignore = "measures windows and queues: a run by hand, on a machine that does nothing else"]
+#[ignore = "measures windows and queues: make soak"]
 fn vegas__keeps_the_queue_short() {
     let link = Link {
         queue_packets: Some(100),
@@ -165,7 +165,7 @@ fn vegas__keeps_the_queue_short() {
 /// After a random loss Westwood+ goes on with the estimated bandwidth * shortest round-trip time,
 /// where Reno halves the window (Grieco and Mascolo, section 2).
 #[test]
-#[ignore = "measures windows and queues: a run by hand, on a machine that does nothing else"]
+#[ignore = "measures windows and queues: make soak"]
 fn westwood__goes_on_behind_random_losses() {
     let link = Link {
         queue_packets: Some(300),
@@ -211,7 +211,7 @@ fn westwood__goes_on_behind_random_losses() {
 /// DCTCP cuts its window in proportion to the marked packets: a little each time on a link that
 /// marks early, where Reno halves it at each mark (RFC 8257, 3.3).
 #[test]
-#[ignore = "measures windows and queues: a run by hand, on a machine that does nothing else"]
+#[ignore = "measures windows and queues: make soak"]
 fn dctcp__cuts_in_proportion_to_the_marks() {
     let link = Link {
         queue_packets: Some(300),

@@ -123,7 +123,7 @@ fn load__more_than_five_thousand_at_once_are_all_carried() {
 }
 
 #[test]
-#[ignore = "takes five minutes: a run by hand"]
+#[ignore = "takes five minutes: make soak"]
 fn load__two_thousand_a_second_for_a_minute() {
     for args in [&[][..], &["--server-closes"]] {
         let Some(mut world) = come_and_go("load-minute", 2_000, 120_000, args) else {

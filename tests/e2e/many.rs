@@ -230,7 +230,7 @@ fn sessions__idle_ones_and_their_application_dies() {
 }
 
 #[test]
-#[ignore = "takes a gigabyte on each host, and half a minute: a run by hand"]
+#[ignore = "takes a gigabyte on each host: make soak"]
 fn sessions__ten_thousand_idle_ones_and_their_application_dies() {
     idle("idle-most", 10_000, Some(1 << 30));
 }

@@ -115,7 +115,7 @@ fn path_that_drops_vtl__flows_go_on_over_tcp() {
 }
 
 #[test]
-#[ignore = "takes minutes: a run by hand"]
+#[ignore = "takes minutes: make soak"]
 fn path_that_drops_vtl__a_hundred_times() {
     dropped("fallback-100", 100);
 }

@@ -164,18 +164,25 @@ fn every_graft__keeps_its_promise_over_the_grid() {
     none(&failures, count);
 }
 
-/// Full reliability: `VTL_SIM_SEEDS` simulations, spread over the grafts that promise it.
+/// As many simulations: `VTL_SIM_SEEDS=FROM..TO`, or the first thousand.
+fn seeds() -> std::ops::Range<u64> {
+    let Ok(seeds) = std::env::var("VTL_SIM_SEEDS") else {
+        return 0..1000;
+    };
+    let number = |text: &str| text.parse().expect("a number");
+    let (from, to) = seeds.split_once("..").expect("FROM..TO");
+    number(from)..number(to)
+}
+
+/// Full reliability: simulations of all [`seeds`], spread over the grafts that promise it.
 #[test]
 fn reliable_grafts__never_lose_duplicate_or_reorder() {
-    let seeds = std::env::var("VTL_SIM_SEEDS")
-        .ok()
-        .and_then(|n| n.parse().ok());
-    let seeds: u64 = seeds.unwrap_or(1000);
+    let seeds = seeds();
     let names: Vec<&'static str> = grafts()
         .map(|g| &*text(&g.name).leak())
         .filter(|name| promise(name) == Promise::Everything)
         .collect();
-    let failures = failures((0..seeds).collect(), |seed| {
+    let failures = failures(seeds.clone().collect(), |seed| {
         let mut rng = Rng::new(seed, 3);
         let name = names[(seed % names.len() as u64) as usize];
         let rtt = rng.pick(&[0.2, 2.0, 20.0, 100.0, 600.0]);
@@ -219,7 +226,7 @@ fn reliable_grafts__never_lose_duplicate_or_reorder() {
         };
         Some(format!("seed {seed}, {name}: {wrong}\n  {text}"))
     });
-    none(&failures, seeds as usize);
+    none(&failures, seeds.count());
 }
 
 /// The most packets given up in any `window` in a row.
@@ -246,12 +253,10 @@ fn worst__counts_windows() {
 /// more gaps than its budget.
 #[test]
 fn partial_reliability__never_exceeds_its_budget() {
-    let seeds = std::env::var("VTL_SIM_SEEDS")
-        .ok()
-        .and_then(|n| n.parse().ok());
-    let seeds: u64 = seeds.unwrap_or(1000);
+    let seeds = seeds();
+    let count = seeds.clone().count();
     let gaps = std::sync::atomic::AtomicU64::new(0);
-    let failures = failures((0..seeds).collect(), |seed| {
+    let failures = failures(seeds.clone().collect(), |seed| {
         let mut rng = Rng::new(seed, 4);
         let rtt = rng.pick(&[1.0, 10.0, 100.0]);
         let mut link = Link::new(rtt, 10.0);
@@ -302,10 +307,10 @@ fn partial_reliability__never_exceeds_its_budget() {
         };
         Some(format!("seed {seed}: {wrong}\n  {text}"))
     });
-    none(&failures, seeds as usize);
+    none(&failures, count);
     let gaps = gaps.into_inner();
     assert!(
-        gaps > 2 * seeds,
+        gaps > 2 * count as u64,
         "{gaps} packets were given up: that tests nothing"
     );
 }

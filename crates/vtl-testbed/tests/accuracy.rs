@@ -69,7 +69,7 @@ fn ping__never_sooner_than_the_delay() {
 }
 
 #[test]
-#[ignore = "measures: on a machine that does nothing else"]
+#[ignore = "measures: make soak"]
 fn ping__within_two_milliseconds_or_two_per_cent() {
     for (rtt, times) in pings("t-acc-ping-quiet").unwrap_or_default() {
         let late = median(times.clone()) - rtt;
@@ -105,7 +105,7 @@ fn flood__never_faster_than_the_rate() {
 }
 
 #[test]
-#[ignore = "measures: on a machine that does nothing else"]
+#[ignore = "measures: make soak"]
 fn flood__rate_within_three_per_cent() {
     let Some(_turn) = turn(&["ip"]) else {
         return;
@@ -119,7 +119,7 @@ fn flood__rate_within_three_per_cent() {
 }
 
 #[test]
-#[ignore = "measures: on a machine that does nothing else"]
+#[ignore = "measures: make soak"]
 fn capacity__850_mbit_of_full_packets() {
     let Some(_turn) = turn(&["ip"]) else {
         return;

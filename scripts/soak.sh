@@ -1,0 +1,131 @@
+#!/usr/bin/env bash
+# The long tests: seeds, accidents, load, measurements; as root, on a machine that does nothing else. Ends with a
+# report, target/soak/report.txt, and each step's output beside it.
+#
+#   scripts/soak.sh [BUDGET]     seconds, 3600 unless given; at least 60
+#
+# What has no natural end (seeds, accidents) is repeated with other moments each time until its share of the budget is
+# used up, at least once. What takes a fixed time is left out, and the report says so, where that is more than its share.
+# Exit status 1 if a test failed. Measurements that are out of bounds are reported, and fail nothing: the machine may
+# have been busy.
+set -uo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
+export PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH:/usr/sbin:/sbin"
+budget=${1:-3600}
+out=${CARGO_TARGET_DIR:-target}/soak
+failed=0
+rows=()
+
+fail() {
+    printf 'soak: %s\n' "$1" >&2
+    exit 2
+}
+
+# Usage: test_of PACKAGE cargo-test-arguments...
+test_of() {
+    local package=$1
+    shift
+    cargo test --release --locked --quiet -p "$package" "$@"
+}
+
+e2e() {
+    cargo test --release --locked --workspace --test e2e -- --test-threads=1 --include-ignored --exact "$@"
+}
+
+# Usage: row NAME SECONDS TEXT
+row() {
+    rows+=("$(printf '%-14s %5d s  %s' "$@")")
+    printf '%s\n' "${rows[-1]}"
+}
+
+# Seconds of the budget that so many of an hour's are.
+share() {
+    echo $(($1 * budget / 3600))
+}
+
+# Usage: during NAME SECONDS COMMAND...; repeats it for its share of so many seconds an hour, with ROUND=0, 1, ...
+during() {
+    local name=$1 seconds begin=$SECONDS
+    seconds=$(share "$2")
+    shift 2
+    : >"$out/$name.log"
+    for ((ROUND = 0; ROUND == 0 || SECONDS - begin < seconds; ROUND++)); do
+        if ! "$@" >>"$out/$name.log" 2>&1; then
+            failed=1
+            row "$name" $((SECONDS - begin)) "FAILED in round $((ROUND + 1)): $out/$name.log"
+            return
+        fi
+    done
+    row "$name" $((SECONDS - begin)) "ok, $ROUND rounds"
+}
+
+# Usage: once NAME SECONDS VERDICT COMMAND...; it takes about so long, and VERDICT is what its failure is called.
+once() {
+    local name=$1 seconds=$2 verdict=$3 begin=$SECONDS
+    shift 3
+    if [ "$budget" -lt 3600 ] && [ "$seconds" -gt $((budget / 10)) ]; then
+        row "$name" 0 "left out: takes $seconds s"
+    elif "$@" >"$out/$name.log" 2>&1; then
+        row "$name" $((SECONDS - begin)) ok
+    else
+        [ "$verdict" != FAILED ] || failed=1
+        row "$name" $((SECONDS - begin)) "$verdict: $out/$name.log"
+    fi
+}
+
+report() {
+    {
+        printf 'make soak, %s, %s, %d s of %d\n\n' "$(git describe --always --dirty)" "$(date -Iminutes)" "$SECONDS" "$budget"
+        printf '%s\n' "${rows[@]}"
+    } >"$out/report.txt"
+    printf 'soak: %s\n' "$out/report.txt"
+}
+
+seeds() {
+    VTL_SIM_SEEDS=$((1000 * (ROUND + 1)))..$((1000 * (ROUND + 2))) test_of vtl-sim --test grafts
+}
+
+properties() {
+    PROPTEST_CASES=20000 test_of vtl-proto --lib
+}
+
+accidents() {
+    # Other moments than those of an earlier soak, too: the log has them.
+    local first=$(((RANDOM * 32768 + RANDOM) * 10))
+    ROUNDS=$first..$((first + 9)) e2e accidents::accidents__hundreds
+}
+
+conformance() {
+    CONFORMANCE_CARRIER=$1 e2e conformance::sockets__behave_as_over_tcp_by_a_tunnel
+}
+
+measure() {
+    once "$1" "$2" 'OUT OF BOUNDS' "${@:3}"
+}
+
+[[ $budget =~ ^[0-9]+$ ]] && [ "$budget" -ge 60 ] ||
+    fail "'$budget' is no budget: give seconds, 60 or more"
+[ "$(id -u)" = 0 ] || fail "needs root, for hosts and links between them: run it with sudo"
+mkdir -p "$out"
+trap report EXIT
+trap 'exit 130' INT TERM
+echo 'soak: building'
+cargo test --release --workspace --locked --quiet --no-run || fail "the tests do not build"
+SECONDS=0
+
+during seeds 700 seeds
+during properties 300 properties
+during accidents 900 accidents
+once fallback 330 FAILED e2e outage::path_that_drops_vtl__a_hundred_times
+once load 300 FAILED e2e load::load__two_thousand_a_second_for_a_minute
+once idle 60 FAILED e2e many::sessions__ten_thousand_idle_ones_and_their_application_dies
+for carrier in sctp mptcp graft:selective-repeat graft:newreno tcp:bbr; do
+    once "conformance-${carrier/:/-}" 60 FAILED conformance "$carrier"
+done
+measure testbed 90 test_of vtl-testbed --test accuracy -- --ignored --test-threads=1
+for control in hybla__grows_on_500_ms_as_reno_does_on_25_ms vegas__keeps_the_queue_short \
+    westwood__goes_on_behind_random_losses dctcp__cuts_in_proportion_to_the_marks; do
+    measure "${control%%__*}" 30 e2e "controls::$control"
+done
+exit $failed
