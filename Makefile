@@ -6,6 +6,7 @@ export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH):/usr/sbin:/sbin
 CARGO  ?= cargo
 TARGET  = $(or $(CARGO_TARGET_DIR),target)
 PREFIX ?= /usr/local
+PROFILE = --release
 BINS    = vtl vtld
 LIBVTL  = libvtl.so.0
 C_FILES = $(shell git ls-files -co --exclude-standard 'bpf/*.c' 'bpf/*.h' 'include/*.h' 'crates/vtl-c/*.c' 'examples/*.c' 'tests/*.c' 'tests/*.h')
@@ -14,7 +15,7 @@ SKIPPED = $(abspath $(TARGET))/skipped
 list_skipped = status=$$?; [ ! -s $(SKIPPED) ] || { echo; echo 'skipped:'; sort -u $(SKIPPED) | sed 's/^/  /'; }; exit $$status
 
 .DEFAULT_GOAL := help
-.PHONY: help preflight setup build demo bench bench-full check test soak check-systems lint fmt wheel install uninstall clean
+.PHONY: help preflight setup build demo bench bench-full check test soak check-systems lint clippy fmt wheel install uninstall clean
 
 help: ## This list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -39,7 +40,10 @@ bench-full: preflight build ## Every plan: many hours
 	@mkdir -p $(TARGET)/bench-full
 	@$(TARGET)/release/vtl bench run bench/plans/*.toml --json $(TARGET)/bench-full/rows.json --plot $(TARGET)/bench-full
 
-check: lint ## In under 3 minutes, without root: formatting, lints, the tests of each crate
+# Without optimisation nor debug information it builds soonest.
+check: PROFILE =
+check: export CARGO_PROFILE_DEV_DEBUG = 0
+check: clippy ## In under 3 minutes, without root: formatting, lints, the tests of each crate
 	@rm -f $(SKIPPED); export VTL_SKIPPED=$(SKIPPED) RUST_BACKTRACE=0; unset CI; \
 	 $(CARGO) test --workspace --exclude vtl-e2e --locked --quiet; $(list_skipped)
 
@@ -55,13 +59,15 @@ soak: preflight build ## The long tests, with a report: seeds, accidents, load; 
 check-systems: ## What a newcomer meets: the demo and the tests on bare systems made by debootstrap (as root)
 	@scripts/check-systems.sh $(SYSTEMS)
 
-lint: setup ## rustfmt, clang-format, clippy, rustdoc, and cargo-deny if it is installed
-	$(CARGO) fmt --all --check
-	@$(if $(C_FILES),clang-format-19 --dry-run --Werror $(C_FILES))
-	$(CARGO) clippy --release --workspace --all-targets --locked -- -D warnings
-	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --release --workspace --no-deps --locked --quiet
+lint: clippy ## rustfmt, clang-format, clippy, rustdoc, and cargo-deny if it is installed
+	RUSTDOCFLAGS='-D warnings' $(CARGO) doc $(PROFILE) --workspace --no-deps --locked --quiet
 	@if command -v cargo-deny >/dev/null; then $(CARGO) deny --log-level error check licenses bans sources; \
 	 else echo 'skipped: cargo deny is not installed (cargo install cargo-deny)'; fi
+
+clippy: setup
+	$(CARGO) fmt --all --check
+	@$(if $(C_FILES),clang-format-19 --dry-run --Werror $(C_FILES))
+	$(CARGO) clippy $(PROFILE) --workspace --all-targets --locked --quiet -- -D warnings
 
 fmt: ## Format Rust and C
 	$(CARGO) fmt --all

@@ -81,8 +81,7 @@ VTL_INLINE int vtl_route_at(void *data, void *end, __u32 ifindex, int offset, __
     }
     __u32 was = s->ifindex;
     vtl_learn(s, data, ifindex, port);
-    /* Not of CLOSE, which vtld hears itself: it may take back a session that nobody knows of yet.
-     */
+    /* Not of CLOSE, which vtld hears itself: it may take back what nobody knows of yet. */
     if (!was && type != VTL_CLOSE)
         vtl_env_notify(s, VTL_EV_SEND);
     if (type > VTL_PROBE) { /* NEGO_ACK, CLOSE, SIZE */

@@ -163,7 +163,7 @@ fn association__bad_packets_harm_no_other() {
             for seed in round..round + AT_ONCE {
                 let front = UdpSocket::bind((HERE, 0)).await.unwrap();
                 let to = front.local_addr().unwrap();
-                let dice = Dice(Cell::new(seed * 0x9e37_79b9_7f4a_7c15));
+                let dice = Dice(Cell::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
                 let often = [2, 5, 20, 100][dice.throw(4)];
                 let proxy = spawn_local(between(at, front, dice, often));
                 let (server, client) = (server.clone(), client.clone());
