@@ -45,7 +45,7 @@ check: PROFILE =
 check: export CARGO_PROFILE_DEV_DEBUG = 0
 check: clippy ## In under 3 minutes, without root: formatting, lints, the tests of each crate
 	@rm -f $(SKIPPED); export VTL_SKIPPED=$(SKIPPED) RUST_BACKTRACE=0; unset CI; \
-	 $(CARGO) test --workspace --exclude vtl-e2e --locked --quiet; $(list_skipped)
+	 $(CARGO) test --workspace --exclude vtl-e2e --lib --bins --tests --locked --quiet; $(list_skipped)
 
 test: preflight lint build ## All of that and the end-to-end tests, some 25 minutes (as root, for hosts and links between them)
 	@rm -f $(SKIPPED); export VTL_SKIPPED=$(SKIPPED) RUST_BACKTRACE=0; \

@@ -41,6 +41,8 @@ redis-tools       redis-benchmark
 python3-aiosmtpd  aiosmtpd
 binutils          objdump
 python3           python3
+valgrind          valgrind
+debian-archive-keyring /usr/share/keyrings/debian-archive-keyring.gpg
 python3-venv      python3:ensurepip
 '
 
