@@ -46,9 +46,6 @@ debian-archive-keyring /usr/share/keyrings/debian-archive-keyring.gpg
 python3-venv      python3:ensurepip
 '
 
-# Only tests need these, and say so where they are absent: a distribution without them will do.
-optional=' docker-registry openssh-client openssh-server redis-server redis-tools python3-aiosmtpd '
-
 fail() {
     printf 'setup: %s\n' "$1" >&2
     exit 1
@@ -65,13 +62,8 @@ have() {
 missing_packages() {
     local package proof
     while read -r package proof; do
-        [ -z "$package" ] || have "$proof" || unavailable "$package" || printf '%s\n' "$package"
+        [ -z "$package" ] || have "$proof" || printf '%s\n' "$package"
     done <<<"$needs"
-}
-
-# True for an optional package that this distribution is known not to have.
-unavailable() {
-    [[ $optional == *" $1 "* ]] && ! packaged "$1" && { packaged bash || ! command -v apt-get >/dev/null; }
 }
 
 pinned_toolchain() {
@@ -129,26 +121,21 @@ packaged() {
 }
 
 install_packages() {
-    local packages=() package absent=()
+    local package absent=()
     command -v apt-get >/dev/null ||
         fail "missing: $*; this script installs only with apt (Debian 12, 13, Ubuntu 24.04): install these yourself, then run it again"
     [ "$(id -u)" = 0 ] ||
         fail "missing packages: $*; run 'sudo $0' once to install them"
     apt_run "refreshing the package lists" update
     for package in "$@"; do
-        if packaged "$package"; then
-            packages+=("$package")
-        elif [[ $optional != *" $package "* ]]; then
-            absent+=("$package")
-        fi
+        packaged "$package" || absent+=("$package")
     done
     [ ${#absent[@]} = 0 ] ||
         fail "this distribution has no package ${absent[*]}; VTL is set up on Debian 12, Debian 13 and Ubuntu 24.04 (with 'universe' enabled)"
-    [ ${#packages[@]} -gt 0 ] || return 0
     deny_service_starts
-    apt_run "installing ${packages[*]} (a minute or two)" install --no-install-recommends "${packages[@]}"
+    apt_run "installing $* (a minute or two)" install --no-install-recommends "$@"
     if [ -d /run/systemd/system ]; then
-        for package in "${packages[@]}"; do
+        for package in "$@"; do
             case $package in
             nginx | docker-registry | redis-server) systemctl disable --quiet "$package" 2>/dev/null || true ;;
             esac
