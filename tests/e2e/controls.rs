@@ -1,6 +1,6 @@
 //! VTL's TCP congestion controls against what their papers promise, coarsely: an unmodified web
 //! server sends under one of them, over a link that shows the difference to the kernel's own. They
-//! depend on how busy the machine is: `cargo test --release -p vtl-cli --test e2e controls -- --ignored`.
+//! depend on how busy the machine is: `make soak`.
 
 use std::{
     thread,
