@@ -15,12 +15,13 @@ use tokio::{
     task::{LocalSet, spawn_local},
     time::timeout,
 };
+use vtl_testing::PATIENCE;
 
 use super::{super::quic::Grant, Sctp, packet};
 
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
-/// How long a flow may take that nothing answers any more.
-const PATIENCE: Duration = Duration::from_millis(250);
+/// How long a flow may take that perhaps nothing answers any more.
+const SPOILT: Duration = Duration::from_millis(250);
 const ROUNDS: u64 = 150;
 const AT_ONCE: u64 = 15;
 
@@ -97,7 +98,13 @@ async fn between(server: SocketAddr, front: UdpSocket, dice: Dice, often: usize)
 }
 
 /// One association with a flow there and back; whether everything went well.
-async fn meet(server: &Sctp, client: &Sctp, token: u64, to: SocketAddr) -> bool {
+async fn meet(
+    server: &Sctp,
+    client: &Sctp,
+    token: u64,
+    to: SocketAddr,
+    patience: Duration,
+) -> bool {
     let grant = Grant {
         client: HERE,
         rtt: Some(Duration::from_millis(1)),
@@ -117,7 +124,7 @@ async fn meet(server: &Sctp, client: &Sctp, token: u64, to: SocketAddr) -> bool 
         connection.close();
         Some(came == bytes.len())
     };
-    let outcome = timeout(PATIENCE, exchange).await;
+    let outcome = timeout(patience, exchange).await;
     server.revoke(token);
     matches!(outcome, Ok(Some(true)))
 }
@@ -169,7 +176,7 @@ fn association__bad_packets_harm_no_other() {
                 let (server, client) = (server.clone(), client.clone());
                 let token = (0x0101_0101_0000_0000 * (seed % 200 + 1)) | seed;
                 all.push(spawn_local(async move {
-                    let good = meet(&server, &client, token, to).await;
+                    let good = meet(&server, &client, token, to, SPOILT).await;
                     proxy.abort();
                     good
                 }));
@@ -178,15 +185,15 @@ fn association__bad_packets_harm_no_other() {
                 well += usize::from(one.await.unwrap());
             }
             // One that is not spoilt goes as ever.
-            assert!(meet(&server, &client, 0x7001_7002_0000_0000 | round, at).await);
+            let token = 0x7001_7002_0000_0000 | round;
+            assert!(meet(&server, &client, token, at, PATIENCE).await);
         }
         let panics = PANICS.load(Ordering::Relaxed);
         println!("{well} of {ROUNDS} went well; {panics} panics");
-        // Else nothing was spoilt, or everything at once.
-        assert!((1..ROUNDS as usize).contains(&well), "{well}");
+        assert!(well < ROUNDS as usize, "nothing was spoilt");
         client.close();
         server.close();
-        timeout(Duration::from_secs(20), client.wait_idle())
+        timeout(PATIENCE, client.wait_idle())
             .await
             .expect("all are over");
     });

@@ -6,21 +6,19 @@ use std::{
     net::{IpAddr, SocketAddr},
     path::PathBuf,
     process::{Child, Command, Stdio},
-    time::Duration,
 };
 
 use bytes::Bytes;
 use nix::fcntl::{Flock, FlockArg};
 use tokio::{task::LocalSet, time::timeout};
 use vtl_testbed::{Host, Lifetime, Link, Testbed};
+use vtl_testing::PATIENCE;
 
 use super::{super::quic::Grant, Connection, Sctp, SctpReceiver, SctpSender, ports};
 
 const TOKEN: u64 = 0x1234_5678_9abc_def0;
 /// usrsctp's.
 const UDP: u16 = 9899;
-/// One association may take so long.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 struct World {
     testbed: Testbed,
