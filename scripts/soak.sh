@@ -5,7 +5,7 @@
 #   scripts/soak.sh [BUDGET]     seconds, 3600 unless given; at least 60
 #
 # What has no natural end (seeds, accidents) is repeated with other moments each time until its share of the budget is
-# used up, at least once. What takes a fixed time is left out, and the report says so, where that is more than its share.
+# used up, at least once. What takes a fixed time is left out, and the report says so, where less than that is left.
 # Exit status 1 if a test failed. Measurements that are out of bounds are reported, and fail nothing: the machine may
 # have been busy.
 set -uo pipefail
@@ -35,7 +35,7 @@ e2e() {
 
 # Usage: row NAME SECONDS TEXT
 row() {
-    rows+=("$(printf '%-14s %5d s  %s' "$@")")
+    rows+=("$(printf '%-24s %5d s  %s' "$@")")
     printf '%s\n' "${rows[-1]}"
 }
 
@@ -64,7 +64,7 @@ during() {
 once() {
     local name=$1 seconds=$2 verdict=$3 begin=$SECONDS
     shift 3
-    if [ "$budget" -lt 3600 ] && [ "$seconds" -gt $((budget / 10)) ]; then
+    if [ $((SECONDS + seconds)) -gt "$budget" ]; then
         row "$name" 0 "left out: takes $seconds s"
     elif "$@" >"$out/$name.log" 2>&1; then
         row "$name" $((SECONDS - begin)) ok
@@ -120,7 +120,7 @@ during accidents 900 accidents
 once fallback 330 FAILED e2e outage::path_that_drops_vtl__a_hundred_times
 once load 300 FAILED e2e load::load__two_thousand_a_second_for_a_minute
 once idle 60 FAILED e2e many::sessions__ten_thousand_idle_ones_and_their_application_dies
-for carrier in sctp mptcp graft:selective-repeat graft:newreno tcp:bbr; do
+for carrier in sctp mptcp graft:selective-repeat graft:newreno; do
     once "conformance-${carrier/:/-}" 60 FAILED conformance "$carrier"
 done
 measure testbed 90 test_of vtl-testbed --test accuracy -- --ignored --test-threads=1
