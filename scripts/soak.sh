@@ -120,7 +120,7 @@ during accidents 900 accidents
 once fallback 330 FAILED e2e outage::path_that_drops_vtl__a_hundred_times
 once load 300 FAILED e2e load::load__two_thousand_a_second_for_a_minute
 once idle 60 FAILED e2e many::sessions__ten_thousand_idle_ones_and_their_application_dies
-for carrier in sctp mptcp graft:selective-repeat graft:newreno; do
+for carrier in sctp mptcp graft:cubic graft:newreno graft:hybla; do
     once "conformance-${carrier/:/-}" 60 FAILED conformance "$carrier"
 done
 measure testbed 90 test_of vtl-testbed --test accuracy -- --ignored --test-threads=1
