@@ -51,10 +51,10 @@ compiles() {
 check() {
     local suite=$1 file count=0 host=(-std=gnu11 -O1)
     fetch "$suite"
-    # As crates/vtl-bpf/src/flags.rs says, with libbpf's headers, which the build brings with it.
+    # With libbpf's headers, which the build brings with it.
     for file in bpf/*.bpf.c bpf/grafts/*.bpf.c bpf/tcp/*.bpf.c; do
-        compiles "$file" -target bpf "-D__TARGET_ARCH_$(uname -m | sed 's/x86_64/x86/; s/aarch64/arm64/')" -nostdlibinc \
-            -mcpu=v3 -O2 -fno-strict-aliasing -Ibpf/include "-I$libbpf"
+        compiles "$file" -target bpf "-D__TARGET_ARCH_$(uname -m | sed 's/x86_64/x86/; s/aarch64/arm64/')" \
+            "${ebpf[@]}" -Ibpf/include "-I$libbpf"
     done
     for file in crates/vtl-sim/native/*.c; do
         compiles "$file" "${host[@]}" -fno-strict-aliasing -Icrates/vtl-sim/native -Ibpf -Ibpf/include
@@ -71,6 +71,7 @@ check() {
 }
 
 status=0
+mapfile -t ebpf < <(sed -n 's/^    "\(-.*\)",$/\1/p' crates/vtl-bpf/src/flags.rs)
 [ -r $keys ] || { echo "check-headers: needs debian-archive-keyring: make setup" >&2; exit 1; }
 [ -n "$libbpf" ] || { echo "check-headers: libbpf is not built: make build" >&2; exit 1; }
 mkdir -p "$headers"

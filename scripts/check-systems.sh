@@ -118,7 +118,7 @@ for system in "$@"; do
         fail "there is no system '$system': take debian12, debian13 or ubuntu24.04"
 done
 mkdir -p "$systems"
-trap 'for system in "$@"; do end_processes "$systems/$system"; done' EXIT
+trap 'for system in "$@"; do end_processes "$systems/$system"; done; rm -rf "$systems"/keys*' EXIT
 failed=()
 for system in "$@"; do
     check "$system" || failed+=("$system")

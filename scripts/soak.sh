@@ -29,8 +29,10 @@ test_of() {
     cargo test --release --locked --quiet -p "$package" "$@"
 }
 
+# Usage: e2e TEST; fails also where there is no such test.
 e2e() {
-    cargo test --release --locked --workspace --test e2e -- --test-threads=1 --include-ignored --exact "$@"
+    cargo test --release --locked --workspace --test e2e -- --test-threads=1 --include-ignored --exact "$1" 2>&1 |
+        tee -a /dev/stderr | grep '1 passed' >/dev/null
 }
 
 # Usage: row NAME SECONDS TEXT
@@ -39,25 +41,19 @@ row() {
     printf '%s\n' "${rows[-1]}"
 }
 
-# Seconds of the budget that so many of an hour's are.
-share() {
-    echo $(($1 * budget / 3600))
-}
-
-# Usage: during NAME SECONDS COMMAND...; repeats it for its share of so many seconds an hour, with ROUND=0, 1, ...
+# Usage: during NAME SECONDS COMMAND...; repeats it for its share of so many seconds an hour
 during() {
-    local name=$1 seconds begin=$SECONDS
-    seconds=$(share "$2")
+    local name=$1 seconds=$(($2 * budget / 3600)) begin=$SECONDS round
     shift 2
     : >"$out/$name.log"
-    for ((ROUND = 0; ROUND == 0 || SECONDS - begin < seconds; ROUND++)); do
+    for ((round = 0; round == 0 || SECONDS - begin < seconds; round++)); do
         if ! "$@" >>"$out/$name.log" 2>&1; then
             failed=1
-            row "$name" $((SECONDS - begin)) "FAILED in round $((ROUND + 1)): $out/$name.log"
+            row "$name" $((SECONDS - begin)) "FAILED in round $((round + 1)): $out/$name.log"
             return
         fi
     done
-    row "$name" $((SECONDS - begin)) "ok, $ROUND rounds"
+    row "$name" $((SECONDS - begin)) "ok, $round rounds"
 }
 
 # Usage: once NAME SECONDS VERDICT COMMAND...; it takes about so long, and VERDICT is what its failure is called.
@@ -78,12 +74,21 @@ report() {
     {
         printf 'make soak, %s, %s, %d s of %d\n\n' "$(git describe --always --dirty)" "$(date -Iminutes)" "$SECONDS" "$budget"
         printf '%s\n' "${rows[@]}"
+        [ ! -s "$VTL_SKIPPED" ] || { printf '\nskipped:\n' && sort -u "$VTL_SKIPPED"; }
     } >"$out/report.txt"
     printf 'soak: %s\n' "$out/report.txt"
 }
 
+# A number that no earlier round had, in all likelihood; the logs have it.
+any() {
+    echo $((RANDOM * 32768 + RANDOM))
+}
+
 seeds() {
-    VTL_SIM_SEEDS=$((1000 * (ROUND + 1)))..$((1000 * (ROUND + 2))) test_of vtl-sim --test grafts
+    local first
+    first=$(($(any) * 1000))
+    echo "seeds from $first"
+    VTL_SIM_SEEDS=$first..$((first + 1000)) test_of vtl-sim --test grafts
 }
 
 properties() {
@@ -91,8 +96,9 @@ properties() {
 }
 
 accidents() {
-    # Other moments than those of an earlier soak, too: the log has them.
-    local first=$(((RANDOM * 32768 + RANDOM) * 10))
+    local first
+    first=$(($(any) * 9))
+    echo "rounds from $first"
     ROUNDS=$first..$((first + 9)) e2e accidents::accidents__hundreds
 }
 
@@ -108,6 +114,9 @@ measure() {
     fail "'$budget' is no budget: give seconds, 60 or more"
 [ "$(id -u)" = 0 ] || fail "needs root, for hosts and links between them: run it with sudo"
 mkdir -p "$out"
+VTL_SKIPPED=$(realpath "$out")/skipped
+export VTL_SKIPPED
+rm -f "$VTL_SKIPPED"
 trap report EXIT
 trap 'exit 130' INT TERM
 echo 'soak: building'
