@@ -4,6 +4,10 @@
 use std::{env, fs, path::Path};
 
 #[test]
+#[cfg_attr(
+    debug_assertions,
+    ignore = "takes long: `make test` runs it, optimised"
+)]
 fn results__are_those_committed() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("results/stream.txt");
     let now = vtl_sim::report::table();
