@@ -40,9 +40,10 @@ bench-full: preflight build ## Every plan: many hours
 	@mkdir -p $(TARGET)/bench-full
 	@$(TARGET)/release/vtl bench run bench/plans/*.toml --json $(TARGET)/bench-full/rows.json --plot $(TARGET)/bench-full
 
-# Without optimisation nor debug information it builds soonest.
+# It builds soonest without optimisation, debug information and what is kept for the next build.
 check: PROFILE =
 check: export CARGO_PROFILE_DEV_DEBUG = 0
+check: export CARGO_INCREMENTAL = 0
 check: clippy ## In under 3 minutes, without root: formatting, lints, the tests of each crate
 	@rm -f $(SKIPPED); export VTL_SKIPPED=$(SKIPPED) RUST_BACKTRACE=0; unset CI; \
 	 $(CARGO) test --workspace --exclude vtl-e2e --lib --bins --tests --locked --quiet; $(list_skipped)
