@@ -6,6 +6,7 @@
 //! - [`services`]: what applications require and grafts provide;
 //! - [`carrier`]: what flows of the Hooker can travel by;
 //! - [`mux`]: the Hooker's streams inside one session;
+//! - [`frame`]: what carriers move for the flows of an association;
 //! - [`intf`]: the C headers `bpf/include/vtl/{wire,intf,hooker}.h`, generated.
 //!
 //! `PROTOCOL.md` is the specification.
@@ -13,6 +14,7 @@
 #![deny(unsafe_code)]
 
 pub mod carrier;
+pub mod frame;
 pub mod mux;
 pub mod nego;
 pub mod services;

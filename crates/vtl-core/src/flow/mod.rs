@@ -1,0 +1,86 @@
+//! A flow: one application's byte stream in both directions.
+
+mod receive;
+mod send;
+
+pub use receive::{ReceiveHalf, WINDOW};
+pub use send::{Next, Path, SendHalf};
+
+use bytes::Bytes;
+use vtl_proto::frame::ResetCode;
+
+/// Bytes that a sender may send by carriers before the peer has confirmed anything of the flow.
+pub const INITIAL_CREDIT: u64 = 64 << 10;
+
+/// Contiguous bytes of one direction.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Chunk {
+    /// Bytes of the direction before this chunk.
+    pub offset: u64,
+    /// Never empty.
+    pub bytes: Bytes,
+    /// The last byte is TCP's urgent byte (RFC 6093).
+    pub urgent: bool,
+}
+
+impl Chunk {
+    /// The offset behind the last byte.
+    pub fn end(&self) -> u64 {
+        self.offset + self.bytes.len() as u64
+    }
+}
+
+/// How a peer violated the protocol in one flow; the flow is reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Violation {
+    /// A chunk reaches beyond the credit.
+    #[error("chunk up to offset {end} beyond the credit of {limit}")]
+    BeyondCredit {
+        /// Where the chunk ends.
+        end: u64,
+        /// The credit.
+        limit: u64,
+    },
+    /// There are bytes behind the end, or two ends.
+    #[error("the direction ends at offset {0}, and at another one")]
+    TwoEnds(u64),
+    /// There are more gaps than a receiver keeps track of.
+    #[error("too many gaps")]
+    TooManyGaps,
+    /// More was confirmed than was sent.
+    #[error("offset {0} was confirmed and never sent")]
+    ConfirmedUnsent(u64),
+    /// A run of the TCP connection lies before bytes that were received, or beyond the credit.
+    #[error("a run of the TCP connection begins at {0}, which cannot be")]
+    BadRun(u64),
+    /// The TCP connection carries bytes beyond its run.
+    #[error("bytes on the TCP connection that belong to no run")]
+    NoRun,
+}
+
+/// Both directions of a flow, and how it ended.
+#[derive(Debug, Default)]
+pub struct Flow {
+    /// From the local application to the peer's.
+    pub send: SendHalf,
+    /// From the peer's application to the local one.
+    pub receive: ReceiveHalf,
+    reset: Option<ResetCode>,
+}
+
+impl Flow {
+    /// Ends the flow in an error; the first one counts.
+    pub fn reset(&mut self, code: ResetCode) {
+        self.reset.get_or_insert(code);
+    }
+
+    /// The error that the flow has ended in.
+    pub fn error(&self) -> Option<ResetCode> {
+        self.reset
+    }
+
+    /// Both directions have ended in order: the peer has everything, and so has the local application.
+    pub fn is_complete(&self) -> bool {
+        self.send.is_complete() && self.receive.is_complete()
+    }
+}

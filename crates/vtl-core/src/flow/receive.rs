@@ -1,0 +1,311 @@
+//! The receiving half of a flow.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use bytes::{Buf, BytesMut};
+use vtl_proto::frame::Run;
+
+use super::{INITIAL_CREDIT, Violation};
+
+/// Bytes that a flow holds at most for an application that does not read.
+pub const WINDOW: u64 = 8 << 20;
+/// Pieces out of order that it keeps track of.
+const MAX_PIECES: usize = 16_384;
+/// Runs of the TCP connection that it keeps track of beyond the current one.
+const MAX_RUNS: usize = 64;
+/// Bytes that share a buffer.
+const BUFFER: usize = 16 << 10;
+/// The peer is told of progress after so many bytes.
+const CONFIRM_EVERY: u64 = 64 << 10;
+
+/// The receiving half: puts chunks together by their offsets.
+#[derive(Debug)]
+pub struct ReceiveHalf {
+    /// Bytes that the application has taken.
+    consumed: u64,
+    /// In order, behind `consumed`.
+    ready: VecDeque<BytesMut>,
+    /// Everything below has been received.
+    received: u64,
+    /// Out of order, by offset; they neither overlap nor touch.
+    pieces: BTreeMap<u64, BytesMut>,
+    /// The direction ends here.
+    end: Option<u64>,
+    /// Offset behind the latest urgent byte.
+    urgent: Option<u64>,
+    window: u64,
+    /// Credit that the peer has been given.
+    limit: u64,
+    /// Credit and progress as the peer was told.
+    told: Option<(u64, u64, bool)>,
+    /// The TCP connection: bytes read from it, the run that the next one belongs to, later runs.
+    position: u64,
+    run: Run,
+    runs: VecDeque<Run>,
+}
+
+impl Default for ReceiveHalf {
+    fn default() -> Self {
+        Self {
+            consumed: 0,
+            ready: VecDeque::new(),
+            received: 0,
+            pieces: BTreeMap::new(),
+            end: None,
+            urgent: None,
+            window: WINDOW,
+            limit: INITIAL_CREDIT,
+            told: None,
+            position: 0,
+            run: Run::default(),
+            runs: VecDeque::new(),
+        }
+    }
+}
+
+impl ReceiveHalf {
+    /// Every byte below this offset has been received.
+    pub fn received(&self) -> u64 {
+        self.received
+    }
+
+    /// The end, and every byte before it, has been received.
+    pub fn is_ended(&self) -> bool {
+        self.end == Some(self.received)
+    }
+
+    /// The application has taken everything, and the end.
+    pub fn is_complete(&self) -> bool {
+        self.end == Some(self.consumed)
+    }
+
+    /// Offset behind the latest urgent byte.
+    pub fn urgent(&self) -> Option<u64> {
+        self.urgent
+    }
+
+    /// Takes a chunk that came by a carrier.
+    ///
+    /// # Errors
+    /// The peer violated the protocol: the flow must be reset.
+    pub fn chunk(&mut self, offset: u64, bytes: &[u8], fin: bool) -> Result<(), Violation> {
+        let end = offset + bytes.len() as u64;
+        if end > self.limit.max(self.received) {
+            let limit = self.limit;
+            return Err(Violation::BeyondCredit { end, limit });
+        }
+        self.take(offset, bytes)?;
+        if fin { self.end_at(end) } else { Ok(()) }
+    }
+
+    /// Notes that the byte before `offset` is urgent.
+    pub fn note_urgent(&mut self, offset: u64) {
+        self.urgent = self.urgent.max(Some(offset));
+    }
+
+    fn take(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Violation> {
+        let end = offset + bytes.len() as u64;
+        if let Some(last) = self.end.filter(|last| end > *last) {
+            return Err(Violation::TwoEnds(last));
+        }
+        if end <= self.received {
+            return Ok(());
+        }
+        let skip = self.received.saturating_sub(offset);
+        let (offset, bytes) = (offset + skip, &bytes[skip as usize..]);
+        if offset == self.received && self.pieces.is_empty() {
+            self.append(bytes);
+            return Ok(());
+        }
+        self.insert(offset, bytes);
+        if self.pieces.len() > MAX_PIECES {
+            return Err(Violation::TooManyGaps);
+        }
+        while let Some(first) = self.pieces.first_entry()
+            && *first.key() <= self.received
+        {
+            let (offset, mut piece) = first.remove_entry();
+            let known = (self.received - offset).min(piece.len() as u64);
+            piece.advance(known as usize);
+            self.received += piece.len() as u64;
+            if !piece.is_empty() {
+                self.ready.push_back(piece);
+            }
+        }
+        Ok(())
+    }
+
+    /// Stores the next bytes in order. Small ones share a buffer: a peer decides how small they are.
+    fn append(&mut self, bytes: &[u8]) {
+        match self.ready.back_mut() {
+            Some(last) if last.len() + bytes.len() <= BUFFER => last.extend_from_slice(bytes),
+            _ => self.ready.push_back(BytesMut::from(bytes)),
+        }
+        self.received += bytes.len() as u64;
+    }
+
+    /// Stores what is new of some bytes out of order.
+    fn insert(&mut self, offset: u64, bytes: &[u8]) {
+        let end = offset + bytes.len() as u64;
+        let piece_end = |start: u64, piece: &BytesMut| start + piece.len() as u64;
+        let mut start = offset;
+        let mut piece = BytesMut::new();
+        if let Some((&before, found)) = self.pieces.range(..=offset).next_back()
+            && piece_end(before, found) >= offset
+        {
+            if piece_end(before, found) >= end {
+                return;
+            }
+            start = before;
+            piece = self.pieces.remove(&before).unwrap_or_default();
+        }
+        loop {
+            // What lies between the piece so far and the next one, or the end.
+            let have = start + piece.len() as u64;
+            let next = self.pieces.range(have..=end).next();
+            let Some((&next, _)) = next else {
+                if have < end {
+                    piece.extend_from_slice(&bytes[(have - offset) as usize..]);
+                }
+                break;
+            };
+            piece.extend_from_slice(&bytes[(have - offset) as usize..(next - offset) as usize]);
+            let joined = self.pieces.remove(&next).unwrap_or_default();
+            piece.unsplit(joined);
+            if start + piece.len() as u64 >= end {
+                break;
+            }
+        }
+        self.pieces.insert(start, piece);
+    }
+
+    fn end_at(&mut self, end: u64) -> Result<(), Violation> {
+        let last = self.pieces.last_key_value();
+        let known = last.map_or(0, |(offset, piece)| offset + piece.len() as u64);
+        if self.end.is_some_and(|other| other != end) || known.max(self.received) > end {
+            return Err(Violation::TwoEnds(self.end.unwrap_or(end)));
+        }
+        self.end = Some(end);
+        Ok(())
+    }
+
+    /// Bytes that may be read from the TCP connection now; 0 while the application has to catch up.
+    pub fn tcp_room(&self) -> u64 {
+        let offset = self.tcp_offset();
+        let until_run = self
+            .runs
+            .front()
+            .map_or(u64::MAX, |run| run.position - self.position);
+        let credit = self.limit.max(self.consumed + self.window);
+        credit.saturating_sub(offset).min(until_run)
+    }
+
+    /// The offset of the next byte of the TCP connection.
+    fn tcp_offset(&self) -> u64 {
+        self.run.offset + (self.position - self.run.position)
+    }
+
+    /// Takes bytes that were read from the TCP connection, at most [`ReceiveHalf::tcp_room`].
+    ///
+    /// # Errors
+    /// The peer violated the protocol: the flow must be reset.
+    pub fn tcp(&mut self, bytes: &[u8]) -> Result<(), Violation> {
+        if bytes.len() as u64 > self.tcp_room() {
+            return Err(Violation::NoRun);
+        }
+        let offset = self.tcp_offset();
+        self.position += bytes.len() as u64;
+        self.take(offset, bytes)?;
+        self.next_run();
+        Ok(())
+    }
+
+    /// The TCP connection has ended in order, behind what was read.
+    ///
+    /// # Errors
+    /// Something lies behind that end: the flow must be reset.
+    pub fn tcp_end(&mut self) -> Result<(), Violation> {
+        match self.end {
+            // It went by a carrier, and the peer has no more use for the connection.
+            Some(_) => Ok(()),
+            None => self.end_at(self.tcp_offset()),
+        }
+    }
+
+    /// The peer is about to write a run to the TCP connection.
+    ///
+    /// # Errors
+    /// The peer violated the protocol: the flow must be reset.
+    pub fn attach(&mut self, run: Run) -> Result<(), Violation> {
+        let last = self.runs.back().unwrap_or(&self.run);
+        if run.number <= last.number {
+            return Ok(()); // a repetition, or overtaken
+        }
+        let floor = last.position.max(self.position);
+        if run.position < floor || run.offset.checked_add(WINDOW).is_none() {
+            return Err(Violation::BadRun(run.offset));
+        }
+        if self.runs.back().is_some_and(|r| r.position == run.position) {
+            self.runs.pop_back(); // nothing was written to it
+        }
+        self.runs.push_back(run);
+        if self.runs.len() > MAX_RUNS {
+            return Err(Violation::BadRun(run.offset));
+        }
+        self.next_run();
+        Ok(())
+    }
+
+    fn next_run(&mut self) {
+        if let Some(run) = self.runs.pop_front_if(|r| r.position == self.position) {
+            self.run = run;
+        }
+    }
+
+    /// The next bytes for the application, in order.
+    pub fn peek(&self) -> Option<&[u8]> {
+        self.ready.front().map(|bytes| &bytes[..])
+    }
+
+    /// The application has taken so many of the bytes of [`ReceiveHalf::peek`].
+    pub fn consume(&mut self, len: usize) {
+        let Some(first) = self.ready.front_mut() else {
+            return;
+        };
+        let len = len.min(first.len());
+        first.advance(len);
+        self.consumed += len as u64;
+        if first.is_empty() {
+            self.ready.pop_front();
+        }
+    }
+
+    /// Bytes held here, in order or not.
+    pub fn held(&self) -> u64 {
+        let pieces = self.pieces.values().map(|p| p.len() as u64).sum::<u64>();
+        self.received - self.consumed + pieces
+    }
+
+    /// What the peer should be told now: offset received, end received, credit.
+    pub fn owes_confirm(&self) -> Option<(u64, bool, u64)> {
+        let limit = self.limit.max(self.consumed + self.window);
+        let ended = self.is_ended();
+        let due = self.told.is_none_or(|(received, told_limit, told_end)| {
+            self.received - received >= CONFIRM_EVERY
+                || limit - told_limit >= self.window / 4
+                || ended && !told_end
+        });
+        due.then_some((self.received, ended, limit))
+    }
+
+    /// The peer is being told.
+    pub fn confirm_sent(&mut self, (received, ended, limit): (u64, bool, u64)) {
+        self.limit = self.limit.max(limit);
+        self.told = Some((received, limit, ended));
+    }
+
+    /// What the peer was told may not have arrived.
+    pub fn confirm_lost(&mut self) {
+        self.told = None;
+    }
+}

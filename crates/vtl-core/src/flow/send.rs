@@ -1,0 +1,368 @@
+//! The sending half of a flow.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use bytes::Bytes;
+use vtl_proto::frame::{CarrierId, Run};
+
+use super::{Chunk, INITIAL_CREDIT, Violation};
+
+/// Where the bytes of one direction go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Path {
+    /// The flow's own TCP connection.
+    #[default]
+    Tcp,
+    /// A carrier of the association.
+    Carrier(CarrierId),
+}
+
+/// What a path is to send next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Bytes that went by another carrier, which has broken: report with [`SendHalf::sent_again`].
+    Again(Chunk),
+    /// Up to `max` bytes that the application has written, from this offset on: report with
+    /// [`SendHalf::sent_new`].
+    New {
+        /// Bytes of the direction before them.
+        offset: u64,
+        /// At least 1.
+        max: u64,
+    },
+    /// Shut the TCP connection down for writing, and report with [`SendHalf::sent_fin`]. Only where the
+    /// connection has carried the whole direction; else a frame says the end ([`SendHalf::owes_fin`]).
+    Fin,
+}
+
+/// The flow's TCP connection as the sender sees it.
+#[derive(Debug, Default)]
+struct Connection {
+    /// Bytes written to it.
+    position: u64,
+    /// The latest run that the peer knows of.
+    run: Run,
+    /// A newer one that it has been told of.
+    asked: Option<Run>,
+}
+
+impl Connection {
+    /// The offset of the next byte that may be written without a new run.
+    fn offset(&self) -> u64 {
+        self.run.offset + (self.position - self.run.position)
+    }
+}
+
+/// A chunk that a carrier has, and that may have to go again by another one.
+#[derive(Debug)]
+struct Retained {
+    carrier: CarrierId,
+    chunk: Chunk,
+}
+
+/// The sending half: which bytes go by which path, and which have to go again.
+#[derive(Debug)]
+pub struct SendHalf {
+    path: Path,
+    /// Offset of the next byte that has never been sent.
+    next: u64,
+    /// Credit of the peer: carriers take nothing behind this offset.
+    limit: u64,
+    /// The application has ended its direction here.
+    end: Option<u64>,
+    /// TCP's FIN has said it.
+    fin_by_tcp: bool,
+    fin_confirmed: bool,
+    /// Everything below has been received by the peer's flow layer, as far as it has said so.
+    confirmed: u64,
+    /// The peer has confirmed anything: it knows the flow.
+    known: bool,
+    /// To be sent again, by offset; they do not overlap.
+    returned: BTreeMap<u64, Chunk>,
+    /// In the order in which they were sent.
+    retained: VecDeque<Retained>,
+    retained_bytes: u64,
+    tcp: Connection,
+    /// The peer discards chunks of this flow.
+    rejected: bool,
+}
+
+impl Default for SendHalf {
+    fn default() -> Self {
+        Self {
+            path: Path::Tcp,
+            next: 0,
+            limit: INITIAL_CREDIT,
+            end: None,
+            fin_by_tcp: false,
+            fin_confirmed: false,
+            confirmed: 0,
+            known: false,
+            returned: BTreeMap::new(),
+            retained: VecDeque::new(),
+            retained_bytes: 0,
+            tcp: Connection::default(),
+            rejected: false,
+        }
+    }
+}
+
+impl SendHalf {
+    /// The path that bytes take now.
+    pub fn path(&self) -> Path {
+        self.path
+    }
+
+    /// Moves the direction to another path. What the former one has is still delivered by it.
+    pub fn move_to(&mut self, path: Path) {
+        if !self.rejected || path == Path::Tcp {
+            self.path = path;
+        }
+    }
+
+    /// Offset of the next byte that has never been sent.
+    pub fn next_offset(&self) -> u64 {
+        self.next
+    }
+
+    /// Bytes that are kept because they may have to go again.
+    pub fn retained_bytes(&self) -> u64 {
+        self.retained_bytes
+    }
+
+    /// Ends the direction behind what was sent so far: the application has sent its FIN.
+    pub fn finish(&mut self) {
+        self.end.get_or_insert(self.next);
+    }
+
+    /// The application has ended the direction.
+    pub fn is_finished(&self) -> bool {
+        self.end.is_some()
+    }
+
+    /// Nothing is left to do: the peer has everything, or TCP has. The TCP connection is to be shut down
+    /// for writing, which tells the peer that nothing of it is needed any more.
+    pub fn is_complete(&self) -> bool {
+        self.fin_confirmed || self.fin_by_tcp
+    }
+
+    /// The TCP connection has carried the direction from its first byte to the latest.
+    fn is_verbatim(&self) -> bool {
+        self.tcp.run.number == 0 && self.tcp.asked.is_none() && self.tcp.position == self.next
+    }
+
+    /// The direction's end, which the peer has to be told of by a frame.
+    pub fn owes_fin(&self) -> Option<u64> {
+        let by_tcp = self.path == Path::Tcp && self.is_verbatim();
+        self.end.filter(|_| !by_tcp && !self.is_complete())
+    }
+
+    /// What `path` is to send next, at most `max` bytes; `None` while it has nothing to send, waits for
+    /// credit, or for [`SendHalf::attached`].
+    pub fn next(&mut self, path: Path, max: usize) -> Option<Next> {
+        if path != self.path || max == 0 {
+            return None;
+        }
+        let again = self.returned.first_key_value().map(|(offset, _)| *offset);
+        let offset = again.unwrap_or(self.next);
+        if again.is_none() && self.end.is_some() {
+            let says_fin = path == Path::Tcp && self.is_verbatim() && !self.is_complete();
+            return says_fin.then_some(Next::Fin);
+        }
+        if path == Path::Tcp && !self.attach(offset) {
+            return None;
+        }
+        if let Some(chunk) = again.and_then(|offset| self.returned.get(&offset)) {
+            let mut chunk = chunk.clone();
+            if chunk.bytes.len() > max {
+                chunk.bytes.truncate(max);
+                chunk.urgent = false;
+            }
+            return Some(Next::Again(chunk));
+        }
+        let room = match path {
+            Path::Tcp => u64::MAX - self.next,
+            Path::Carrier(_) => self.limit.saturating_sub(self.next),
+        };
+        let max = room.min(max as u64);
+        (max > 0).then_some(Next::New { offset, max })
+    }
+
+    /// Whether TCP may write the byte at `offset`; if not, a new run is on its way to the peer.
+    fn attach(&mut self, offset: u64) -> bool {
+        let tcp = &mut self.tcp;
+        if tcp.offset() == offset {
+            // An older run that the peer has not taken over yet must not come into force.
+            return tcp.asked.is_none();
+        }
+        if tcp.asked.is_none_or(|asked| asked.offset != offset) {
+            let number = tcp.asked.map_or(tcp.run.number, |asked| asked.number) + 1;
+            tcp.asked = Some(Run {
+                number,
+                position: tcp.position,
+                offset,
+            });
+        }
+        false
+    }
+
+    /// The run that the peer has to be told of before TCP can go on.
+    pub fn asked(&self) -> Option<Run> {
+        self.tcp.asked
+    }
+
+    /// The peer knows the run with this number.
+    pub fn attached(&mut self, number: u32) {
+        if let Some(run) = self.tcp.asked.take_if(|run| run.number == number) {
+            self.tcp.run = run;
+        }
+    }
+
+    /// `len` bytes of the chunk that [`SendHalf::next`] returned last have gone by the current path.
+    /// `retain`: the carrier does not give back what it could not deliver.
+    pub fn sent_again(&mut self, len: usize, retain: bool) {
+        let Some((_, mut chunk)) = self.returned.pop_first() else {
+            return;
+        };
+        let rest = chunk.bytes.split_off(len.min(chunk.bytes.len()));
+        if !rest.is_empty() {
+            let offset = chunk.end();
+            let rest = Chunk {
+                offset,
+                bytes: rest,
+                urgent: std::mem::take(&mut chunk.urgent),
+            };
+            self.returned.insert(offset, rest);
+        }
+        self.account(chunk, retain);
+    }
+
+    /// These bytes, the next ones of the application, have gone by the current path.
+    pub fn sent_new(&mut self, bytes: Bytes, urgent: bool, retain: bool) {
+        let chunk = Chunk {
+            offset: self.next,
+            bytes,
+            urgent,
+        };
+        self.next = chunk.end();
+        self.account(chunk, retain);
+    }
+
+    /// The TCP connection was shut down for writing behind everything.
+    pub fn sent_fin(&mut self) {
+        self.fin_by_tcp = true;
+    }
+
+    fn account(&mut self, chunk: Chunk, retain: bool) {
+        match self.path {
+            Path::Tcp => self.tcp.position += chunk.bytes.len() as u64,
+            Path::Carrier(carrier) if retain || !self.known => {
+                self.retained_bytes += chunk.bytes.len() as u64;
+                self.retained.push_back(Retained { carrier, chunk });
+            }
+            Path::Carrier(_) => {}
+        }
+    }
+
+    /// The peer has received everything below `offset`, and the end if `fin`, and takes chunks up to
+    /// `limit`.
+    ///
+    /// # Errors
+    /// It was never sent.
+    pub fn confirmed(&mut self, offset: u64, fin: bool, limit: u64) -> Result<(), Violation> {
+        if offset > self.next || (fin && self.end != Some(offset)) {
+            return Err(Violation::ConfirmedUnsent(offset));
+        }
+        self.known = true;
+        self.rejected = false;
+        self.fin_confirmed |= fin;
+        self.limit = self.limit.max(limit);
+        if offset <= self.confirmed {
+            return Ok(());
+        }
+        self.confirmed = offset;
+        // Chunks that were sent again stand behind younger ones: those wait for their turn.
+        while let Some(first) = self.retained.front()
+            && first.chunk.end() <= offset
+        {
+            self.retained_bytes -= first.chunk.bytes.len() as u64;
+            self.retained.pop_front();
+        }
+        while let Some(mut first) = self.returned.first_entry() {
+            if *first.key() >= offset {
+                break;
+            }
+            if first.get().end() <= offset {
+                first.remove();
+                continue;
+            }
+            let mut chunk = std::mem::take(first.get_mut());
+            first.remove();
+            let _ = chunk.bytes.split_to((offset - chunk.offset) as usize);
+            chunk.offset = offset;
+            self.returned.insert(offset, chunk);
+        }
+        Ok(())
+    }
+
+    /// A carrier has broken. `undelivered`: what it gives back. All of it goes by another path, which is
+    /// TCP if this one was in use.
+    pub fn carrier_broken(
+        &mut self,
+        carrier: CarrierId,
+        undelivered: impl IntoIterator<Item = Chunk>,
+    ) {
+        let broken = Path::Carrier(carrier);
+        if self.path == broken {
+            self.path = Path::Tcp;
+        }
+        self.give_back(|retained| retained.carrier == carrier);
+        for chunk in undelivered {
+            self.give_back_chunk(chunk);
+        }
+    }
+
+    /// The peer discards chunks of this flow: all goes by TCP until it confirms something.
+    pub fn reject(&mut self) {
+        if self.known {
+            return;
+        }
+        self.rejected = true;
+        self.path = Path::Tcp;
+        self.give_back(|_| true);
+    }
+
+    fn give_back(&mut self, mut is_meant: impl FnMut(&Retained) -> bool) {
+        let (back, kept) = std::mem::take(&mut self.retained)
+            .into_iter()
+            .partition::<VecDeque<_>, _>(|retained| is_meant(retained));
+        self.retained = kept;
+        for Retained { chunk, .. } in back {
+            self.retained_bytes -= chunk.bytes.len() as u64;
+            self.give_back_chunk(chunk);
+        }
+    }
+
+    /// Queues what of a chunk is neither confirmed nor queued already.
+    fn give_back_chunk(&mut self, chunk: Chunk) {
+        let mut from = chunk.offset.max(self.confirmed);
+        let end = chunk.end();
+        while from < end {
+            let before = self.returned.range(..=from).next_back();
+            if let Some(covered) = before.map(|(_, c)| c.end()).filter(|to| *to > from) {
+                from = covered;
+                continue;
+            }
+            let until = self.returned.range(from..).next().map_or(end, |(o, _)| *o);
+            let until = until.min(end);
+            let at = |offset: u64| (offset - chunk.offset) as usize;
+            let piece = Chunk {
+                offset: from,
+                bytes: chunk.bytes.slice(at(from)..at(until)),
+                urgent: chunk.urgent && until == end,
+            };
+            self.returned.insert(from, piece);
+            from = until;
+        }
+    }
+}

@@ -1,0 +1,445 @@
+//! Frames: what a carrier moves for the flows of an association. PROTOCOL.md, "Flows over carriers".
+//!
+//! All frames have a header of 16 bytes, big-endian:
+//! ```text
+//!  0                   1                   2                   3
+//!  0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1
+//! +---------------------------------------------------------------+
+//! |                             number                            |
+//! +-------------------------------+---------------+---------------+
+//! |              len              |     type      |     flags     |
+//! +-------------------------------+---------------+---------------+
+//! |                        offset (64 bits)                       |
+//! +---------------------------------------------------------------+
+//! |                      body (len bytes) ...                     |
+//! ```
+
+use core::fmt;
+
+/// Bytes of a frame's header.
+pub const HEADER: usize = 16;
+/// Bytes of the longest frame but CHUNK.
+pub const MAX_CONTROL: usize = HEADER + 12;
+
+const CHUNK: u8 = 1;
+const CONFIRM: u8 = 2;
+const ATTACH: u8 = 3;
+const ATTACHED: u8 = 4;
+const RESET: u8 = 5;
+const REJECT: u8 = 6;
+const BROKEN: u8 = 16;
+
+/// The sender of the frame opened the flow, or the carrier.
+const OPENER: u8 = 1;
+/// The direction ends behind the body (CHUNK), or its end has been received (CONFIRM).
+const FIN: u8 = 2;
+/// The last byte of the body is TCP's urgent byte (RFC 6093).
+const URGENT: u8 = 4;
+
+/// Which of two hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Side {
+    /// This one.
+    Local,
+    /// The other one.
+    Peer,
+}
+
+impl Side {
+    fn from_flags(flags: u8) -> Self {
+        match flags & OPENER {
+            0 => Self::Local,
+            _ => Self::Peer,
+        }
+    }
+
+    fn flags(self) -> u8 {
+        match self {
+            Self::Local => OPENER,
+            Self::Peer => 0,
+        }
+    }
+}
+
+/// A flow's identity within its association: who opened it, and that host's number for it, which its SYN
+/// carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FlowId {
+    /// The host that opened the flow.
+    pub opener: Side,
+    /// Unique among the opener's flows.
+    pub number: u32,
+}
+
+impl FlowId {
+    /// The same flow as the peer names it.
+    #[must_use]
+    pub fn at_peer(self) -> Self {
+        let opener = match self.opener {
+            Side::Local => Side::Peer,
+            Side::Peer => Side::Local,
+        };
+        Self { opener, ..self }
+    }
+}
+
+impl fmt::Display for FlowId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let prefix = match self.opener {
+            Side::Local => 'l',
+            Side::Peer => 'p',
+        };
+        write!(f, "{prefix}{}", self.number)
+    }
+}
+
+/// A carrier's identity within its association.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CarrierId {
+    /// The host that opened the carrier.
+    pub opener: Side,
+    /// Unique among the opener's carriers; never reused.
+    pub number: u32,
+}
+
+/// A contiguous run of bytes in a flow's TCP connection: the byte at `position` of the connection is the
+/// byte at `offset` of the flow, and so on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Run {
+    /// Grows with each run of a direction; 0 is the one that every connection begins with.
+    pub number: u32,
+    /// Bytes of the connection before the run.
+    pub position: u64,
+    /// Bytes of the flow before the run.
+    pub offset: u64,
+}
+
+/// Why a flow is reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ResetCode {
+    /// The application, or its TCP connection, has reset it.
+    Reset,
+    /// The peer violated the protocol in this flow.
+    Violation,
+}
+
+impl ResetCode {
+    fn from_wire(code: u64) -> Self {
+        match code {
+            1 => Self::Violation,
+            // An unknown code is a reset all the same.
+            _ => Self::Reset,
+        }
+    }
+}
+
+/// One frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Frame<'a> {
+    /// Bytes of a flow, or its end, or both.
+    Chunk {
+        /// The flow.
+        flow: FlowId,
+        /// Bytes of the direction before this chunk.
+        offset: u64,
+        /// At most 65,535; empty only with `fin`.
+        bytes: &'a [u8],
+        /// The direction ends behind `bytes`.
+        fin: bool,
+        /// The last byte is TCP's urgent byte.
+        urgent: bool,
+    },
+    /// The peer's flow layer has received every byte below `offset`.
+    Confirm {
+        /// The flow.
+        flow: FlowId,
+        /// Bytes received in order.
+        offset: u64,
+        /// The direction's end has been received.
+        fin: bool,
+        /// Credit: chunks may reach up to this offset.
+        limit: u64,
+    },
+    /// The sender is about to write this run to the flow's TCP connection, once ATTACHED has come.
+    Attach {
+        /// The flow.
+        flow: FlowId,
+        /// The run.
+        run: Run,
+    },
+    /// ATTACH of the run with this number has been received.
+    Attached {
+        /// The flow.
+        flow: FlowId,
+        /// Its number.
+        number: u32,
+    },
+    /// The flow has ended in an error, in both directions.
+    Reset {
+        /// The flow.
+        flow: FlowId,
+        /// Why.
+        code: ResetCode,
+    },
+    /// Chunks of a flow that is unknown here were discarded: everything goes by its TCP connection.
+    Reject {
+        /// The flow.
+        flow: FlowId,
+    },
+    /// The sender has given up a carrier: what went by it, and was not confirmed, goes again.
+    Broken {
+        /// The carrier.
+        carrier: CarrierId,
+    },
+}
+
+/// A protocol violation in a frame's form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FrameError {
+    /// The frame reaches beyond the packet or message that it lies in.
+    #[error("truncated frame")]
+    Truncated,
+    /// The type is unknown.
+    #[error("unknown frame type {0}")]
+    UnknownType(u8),
+    /// The body's length does not fit the type.
+    #[error("frame of type {kind} with a body of {len} bytes")]
+    BodyLength {
+        /// The frame's type.
+        kind: u8,
+        /// Bytes.
+        len: usize,
+    },
+    /// The chunk would end behind offset 2^64 - 1.
+    #[error("offset overflow")]
+    Overflow,
+}
+
+impl<'a> Frame<'a> {
+    /// Takes the first frame off `payload`.
+    ///
+    /// # Errors
+    /// The frame violates the protocol; `payload` is not changed.
+    pub fn take(payload: &mut &'a [u8]) -> Result<Self, FrameError> {
+        let (head, rest) = payload
+            .split_first_chunk::<HEADER>()
+            .ok_or(FrameError::Truncated)?;
+        let [n0, n1, n2, n3, l0, l1, kind, flags, offset @ ..] = *head;
+        let number = u32::from_be_bytes([n0, n1, n2, n3]);
+        let len = usize::from(u16::from_be_bytes([l0, l1]));
+        let offset = u64::from_be_bytes(offset);
+        let expected = match kind {
+            CHUNK if len > 0 || flags & FIN != 0 => len,
+            CHUNK => return Err(FrameError::BodyLength { kind, len }),
+            CONFIRM => 8,
+            ATTACH => 12,
+            ATTACHED | RESET | REJECT | BROKEN => 0,
+            _ => return Err(FrameError::UnknownType(kind)),
+        };
+        if len != expected {
+            return Err(FrameError::BodyLength { kind, len });
+        }
+        let (body, rest) = rest.split_at_checked(len).ok_or(FrameError::Truncated)?;
+        let opener = Side::from_flags(flags);
+        let flow = FlowId { opener, number };
+        let frame = match kind {
+            CHUNK => {
+                offset.checked_add(len as u64).ok_or(FrameError::Overflow)?;
+                Self::Chunk {
+                    flow,
+                    offset,
+                    bytes: body,
+                    fin: flags & FIN != 0,
+                    urgent: flags & URGENT != 0 && len > 0,
+                }
+            }
+            CONFIRM => Self::Confirm {
+                flow,
+                offset,
+                fin: flags & FIN != 0,
+                limit: be64(body),
+            },
+            ATTACH => Self::Attach {
+                flow,
+                run: Run {
+                    number: u32::from_be_bytes([body[8], body[9], body[10], body[11]]),
+                    position: be64(body),
+                    offset,
+                },
+            },
+            // Cut on purpose: the field is wider than numbers are.
+            ATTACHED => Self::Attached {
+                flow,
+                number: offset as u32,
+            },
+            RESET => Self::Reset {
+                flow,
+                code: ResetCode::from_wire(offset),
+            },
+            REJECT => Self::Reject { flow },
+            _ => Self::Broken {
+                carrier: CarrierId { opener, number },
+            },
+        };
+        *payload = rest;
+        Ok(frame)
+    }
+
+    /// Bytes of the frame.
+    pub fn wire_len(&self) -> usize {
+        HEADER
+            + match self {
+                Self::Chunk { bytes, .. } => bytes.len(),
+                Self::Confirm { .. } => 8,
+                Self::Attach { .. } => 12,
+                _ => 0,
+            }
+    }
+
+    /// Writes the frame to the beginning of `buffer`; returns its bytes, or `None` without room.
+    pub fn emit(&self, buffer: &mut [u8]) -> Option<usize> {
+        let total = self.wire_len();
+        let (head, body) = buffer.get_mut(..total)?.split_first_chunk_mut::<HEADER>()?;
+        let bit = |set: bool, bit: u8| if set { bit } else { 0 };
+        *head = match *self {
+            Self::Chunk {
+                flow,
+                offset,
+                bytes,
+                fin,
+                urgent,
+            } => {
+                body.copy_from_slice(bytes);
+                return chunk_header(flow, offset, bytes.len(), fin, urgent).map(|header| {
+                    *head = header;
+                    total
+                });
+            }
+            Self::Confirm {
+                flow,
+                offset,
+                fin,
+                limit,
+            } => {
+                body.copy_from_slice(&limit.to_be_bytes());
+                header(flow.opener, flow.number, 8, CONFIRM, bit(fin, FIN), offset)
+            }
+            Self::Attach { flow, run } => {
+                body[..8].copy_from_slice(&run.position.to_be_bytes());
+                body[8..].copy_from_slice(&run.number.to_be_bytes());
+                header(flow.opener, flow.number, 12, ATTACH, 0, run.offset)
+            }
+            Self::Attached { flow, number } => {
+                header(flow.opener, flow.number, 0, ATTACHED, 0, number.into())
+            }
+            Self::Reset { flow, code } => {
+                header(flow.opener, flow.number, 0, RESET, 0, code as u64)
+            }
+            Self::Reject { flow } => header(flow.opener, flow.number, 0, REJECT, 0, 0),
+            Self::Broken { carrier } => header(carrier.opener, carrier.number, 0, BROKEN, 0, 0),
+        };
+        Some(total)
+    }
+}
+
+/// The header in front of a chunk of `len` bytes; `None` if it cannot have so many.
+pub fn chunk_header(
+    flow: FlowId,
+    offset: u64,
+    len: usize,
+    fin: bool,
+    urgent: bool,
+) -> Option<[u8; HEADER]> {
+    let len = u16::try_from(len).ok()?;
+    let flags = if fin { FIN } else { 0 } | if urgent { URGENT } else { 0 };
+    Some(header(flow.opener, flow.number, len, CHUNK, flags, offset))
+}
+
+fn header(opener: Side, number: u32, len: u16, kind: u8, flags: u8, offset: u64) -> [u8; HEADER] {
+    let mut bytes = [0; HEADER];
+    bytes[..4].copy_from_slice(&number.to_be_bytes());
+    bytes[4..6].copy_from_slice(&len.to_be_bytes());
+    bytes[6] = kind;
+    bytes[7] = flags | opener.flags();
+    bytes[8..].copy_from_slice(&offset.to_be_bytes());
+    bytes
+}
+
+fn be64(bytes: &[u8]) -> u64 {
+    let mut first = [0; 8];
+    first.copy_from_slice(&bytes[..8]);
+    u64::from_be_bytes(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn any_flow() -> impl Strategy<Value = FlowId> {
+        (any::<bool>(), any::<u32>()).prop_map(|(local, number)| FlowId {
+            opener: if local { Side::Local } else { Side::Peer },
+            number,
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn take__never_panics(bytes in prop::collection::vec(any::<u8>(), 0..80), kind in 0u8..20) {
+            let mut bytes = bytes;
+            if let Some(place) = bytes.get_mut(6) {
+                *place = kind;
+            }
+            let mut rest = &bytes[..];
+            while Frame::take(&mut rest).is_ok() && !rest.is_empty() {}
+        }
+
+        #[test]
+        fn emit__then_take_is_the_peers_view(
+            flow in any_flow(), offset in 0..1u64 << 60, number in any::<u32>(), fin in any::<bool>(),
+            bytes in prop::collection::vec(any::<u8>(), 1..40), kind in 0..7,
+        ) {
+            let run = Run { number, position: offset / 2, offset };
+            let code = ResetCode::Violation;
+            let carrier = CarrierId { opener: flow.opener, number };
+            let frame = |flow: FlowId| match kind {
+                0 => Frame::Chunk { flow, offset, bytes: &bytes, fin, urgent: fin },
+                1 => Frame::Confirm { flow, offset, fin, limit: offset + 1 },
+                2 => Frame::Attach { flow, run },
+                3 => Frame::Attached { flow, number },
+                4 => Frame::Reset { flow, code },
+                5 => Frame::Reject { flow },
+                _ => Frame::Broken { carrier: CarrierId { opener: flow.opener, ..carrier } },
+            };
+            let mut buffer = [0; 64];
+            let used = frame(flow).emit(&mut buffer).unwrap();
+            let mut rest = &buffer[..used];
+            prop_assert_eq!(Frame::take(&mut rest), Ok(frame(flow.at_peer())));
+            prop_assert!(rest.is_empty());
+            prop_assert_eq!(frame(flow).emit(&mut buffer[..used - 1]), None);
+            let mut short = &buffer[..used - 1];
+            prop_assert!(Frame::take(&mut short).is_err());
+        }
+    }
+
+    #[test]
+    fn take__refuses_what_no_host_sends() {
+        let flow = FlowId {
+            opener: Side::Local,
+            number: 7,
+        };
+        let take = |bytes: &[u8]| Frame::take(&mut &bytes[..]).unwrap_err();
+        let empty = chunk_header(flow, 0, 0, false, false).unwrap();
+        assert_eq!(take(&empty), FrameError::BodyLength { kind: 1, len: 0 });
+        let mut far = chunk_header(flow, u64::MAX, 1, false, false)
+            .unwrap()
+            .to_vec();
+        far.push(0);
+        assert_eq!(take(&far), FrameError::Overflow);
+        let mut unknown = empty;
+        unknown[6] = 99;
+        assert_eq!(take(&unknown), FrameError::UnknownType(99));
+        assert_eq!(chunk_header(flow, 0, 1 << 16, false, false), None);
+    }
+}
