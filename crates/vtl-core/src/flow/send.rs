@@ -318,7 +318,7 @@ impl SendHalf {
         }
         self.give_back(|retained| retained.carrier == carrier);
         for chunk in undelivered {
-            self.give_back_chunk(chunk);
+            self.give_back_chunk(&chunk);
         }
     }
 
@@ -339,12 +339,12 @@ impl SendHalf {
         self.retained = kept;
         for Retained { chunk, .. } in back {
             self.retained_bytes -= chunk.bytes.len() as u64;
-            self.give_back_chunk(chunk);
+            self.give_back_chunk(&chunk);
         }
     }
 
     /// Queues what of a chunk is neither confirmed nor queued already.
-    fn give_back_chunk(&mut self, chunk: Chunk) {
+    fn give_back_chunk(&mut self, chunk: &Chunk) {
         let mut from = chunk.offset.max(self.confirmed);
         let end = chunk.end();
         while from < end {
