@@ -200,7 +200,12 @@ impl Simulation {
                 let opener = random.below(2) as usize;
                 let begin = random.below(2 * S);
                 // The other host learns of the connection later, as the third segment may be lost.
-                let later = begin + delay + random.below(2) * random.below(3 * S);
+                let later = match random.below(8) {
+                    0..4 => 0,
+                    4..7 => random.below(3 * S),
+                    _ => random.below(20 * S),
+                };
+                let later = begin + delay + later;
                 let mut ready = [begin; 2];
                 ready[1 - opener] = later;
                 Flow {
@@ -344,8 +349,11 @@ impl Simulation {
                 let to = to[self.random.below(to.len() as u64) as usize];
                 self.hosts[host].move_flow(id, to);
                 self.moves += 1;
-                let at = self.now + self.random.below(400 * MS);
-                self.at(at, Happening::Move);
+                // Then each flow must come to its end where it is.
+                if self.now < 10 * S {
+                    let at = self.now + self.random.below(400 * MS);
+                    self.at(at, Happening::Move);
+                }
             }
         }
     }
