@@ -289,6 +289,11 @@ impl Association {
                 let Some(entry) = self.flows.get_mut(&flow) else {
                     return;
                 };
+                if !entry.flow.send.is_known() {
+                    // The peer had no use for what it was told before.
+                    entry.attach_told = Told::default();
+                    entry.fin_told = Told::default();
+                }
                 (flow, entry.flow.send.confirmed(offset, fin, limit))
             }
             Frame::Attach { flow, run } => {

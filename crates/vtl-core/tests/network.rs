@@ -537,22 +537,19 @@ impl Simulation {
         let Some(flow) = self.hosts[host].flow_mut(id) else {
             return;
         };
-        while let Some((at, bytes)) = direction.pipe.front_mut()
-            && *at <= now
-        {
-            let room = flow.receive.tcp_room().min(bytes.len() as u64) as usize;
-            if room == 0 {
-                break;
-            }
-            let rest = bytes.split_off(room);
-            let result = flow.receive.tcp(bytes);
-            assert_eq!(result, Ok(()));
-            direction.pipe_bytes -= room;
-            if rest.is_empty() {
-                direction.pipe.pop_front();
-            } else {
-                *bytes = rest;
-            }
+        let mut arrived = Vec::new();
+        while let Some((_, bytes)) = direction.pipe.pop_front_if(|(at, _)| *at <= now) {
+            arrived.extend(bytes);
+        }
+        let mut rest = &arrived[..];
+        while !rest.is_empty() && flow.receive.tcp_room() > 0 {
+            let len = rest.len().min(flow.receive.tcp_room() as usize);
+            assert_eq!(flow.receive.tcp(&rest[..len]), Ok(()));
+            direction.pipe_bytes -= len;
+            rest = &rest[len..];
+        }
+        if !rest.is_empty() {
+            direction.pipe.push_front((now, rest.to_vec()));
         }
         let fin = direction.fin.is_some_and(|at| at <= now) && direction.pipe.is_empty();
         if fin && !direction.fin_read {

@@ -108,6 +108,11 @@ impl Default for SendHalf {
 }
 
 impl SendHalf {
+    /// The peer has said anything of the flow: before, it may ignore frames of it.
+    pub fn is_known(&self) -> bool {
+        self.known
+    }
+
     /// The path that bytes take now.
     pub fn path(&self) -> Path {
         self.path
