@@ -47,7 +47,7 @@ struct Carrier {
 #[derive(Debug, Default)]
 struct Told(BTreeSet<CarrierId>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Entry {
     flow: Flow,
     /// The carrier by which the peer was heard last.
@@ -79,8 +79,10 @@ struct EarlyChunk {
 }
 
 /// The relation to another host.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Association {
+    /// Of each flow, bytes.
+    window: u64,
     carriers: BTreeMap<CarrierId, Carrier>,
     flows: BTreeMap<FlowId, Entry>,
     /// Flows that may owe a control frame.
@@ -105,6 +107,22 @@ impl Told {
 }
 
 impl Association {
+    /// `window`: bytes that each flow holds at most for an application that does not read, at least
+    /// [`INITIAL_CREDIT`].
+    pub fn new(window: u64) -> Self {
+        Self {
+            window,
+            carriers: BTreeMap::new(),
+            flows: BTreeMap::new(),
+            owing: BTreeSet::new(),
+            early: BTreeMap::new(),
+            early_bytes: 0,
+            rejected: BTreeMap::new(),
+            changed: BTreeSet::new(),
+            broken: VecDeque::new(),
+        }
+    }
+
     /// A carrier is ready. `retains`: it does not give back what it could not deliver, so flows keep what
     /// goes by it until the peer has confirmed it.
     pub fn add_carrier(&mut self, id: CarrierId, retains: bool) {
@@ -163,7 +181,7 @@ impl Association {
 
     /// A flow's TCP connection is established.
     pub fn open(&mut self, id: FlowId) {
-        let mut entry = Entry::default();
+        let mut entry = Entry::new(self.window);
         if let Some(early) = self.early.remove(&id) {
             for chunk in early.chunks {
                 self.early_bytes -= chunk.bytes.len();
@@ -417,6 +435,21 @@ impl Association {
 }
 
 impl Entry {
+    fn new(window: u64) -> Self {
+        Self {
+            flow: Flow::new(window),
+            heard_by: None,
+            confirm_by: None,
+            attach: None,
+            attach_told: Told::default(),
+            attached: None,
+            attached_told: Told::default(),
+            fin_told: Told::default(),
+            reset: None,
+            reset_told: Told::default(),
+        }
+    }
+
     fn chunk(
         &mut self,
         offset: u64,

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use vtl_core::{
     Association,
     association::Event,
-    flow::{Chunk, Next, Path, WINDOW},
+    flow::{Chunk, INITIAL_CREDIT, Next, Path},
 };
 use vtl_proto::frame::{self, CarrierId, FlowId, Frame, MAX_CONTROL, ResetCode, Side};
 
@@ -165,6 +165,9 @@ struct Simulation {
     queue: BinaryHeap<Reverse<(u64, u64)>>,
     happenings: BTreeMap<u64, Happening>,
     hosts: [Association; 2],
+    window: u64,
+    /// Bytes that applications read at a time, by host.
+    reading: [u64; 2],
     carriers: Vec<Carrier>,
     flows: Vec<Flow>,
     delay: u64,
@@ -181,6 +184,8 @@ impl Simulation {
         let mut random = Random(seed);
         let delay = MS + random.below(150) * MS;
         let jitter = 1 + random.below(60) * MS;
+        let window = INITIAL_CREDIT << random.below(3);
+        let reading = [random.percent(20), random.percent(20)];
         let blackout = random.percent(30).then(|| {
             let from = random.below(5 * S);
             (from, from + random.below(4 * S))
@@ -226,7 +231,9 @@ impl Simulation {
             order: 0,
             queue: BinaryHeap::new(),
             happenings: BTreeMap::new(),
-            hosts: Default::default(),
+            hosts: [window, window].map(Association::new),
+            window,
+            reading: reading.map(|slow| if slow { 4_000 } else { 40_000 }),
             carriers: Vec::new(),
             flows,
             delay,
@@ -561,13 +568,16 @@ impl Simulation {
 
     fn application(&mut self, index: usize, host: usize) {
         let id = self.flows[index].id(host);
-        let (reads, writes) = (self.random.below(40_000), self.random.below(40_000));
+        let (reads, writes) = (
+            self.random.below(self.reading[host]),
+            self.random.below(40_000),
+        );
         let flow = &mut self.flows[index];
         let Some(state) = self.hosts[host].flow_mut(id) else {
             return;
         };
         self.most_held = self.most_held.max(state.receive.held());
-        assert!(state.receive.held() <= WINDOW + (64 << 10));
+        assert!(state.receive.held() <= self.window + INITIAL_CREDIT);
         let direction = &mut flow.directions[1 - host];
         let mut left = reads;
         while let Some(bytes) = state.receive.peek() {

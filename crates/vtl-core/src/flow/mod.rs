@@ -3,7 +3,7 @@
 mod receive;
 mod send;
 
-pub use receive::{ReceiveHalf, WINDOW};
+pub use receive::ReceiveHalf;
 pub use send::{Next, Path, SendHalf};
 
 use bytes::Bytes;
@@ -59,7 +59,7 @@ pub enum Violation {
 }
 
 /// Both directions of a flow, and how it ended.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Flow {
     /// From the local application to the peer's.
     pub send: SendHalf,
@@ -69,6 +69,16 @@ pub struct Flow {
 }
 
 impl Flow {
+    /// A flow whose TCP connection is established. `window`: bytes that it holds at most for an
+    /// application that does not read, at least [`INITIAL_CREDIT`].
+    pub fn new(window: u64) -> Self {
+        Self {
+            send: SendHalf::default(),
+            receive: ReceiveHalf::new(window),
+            reset: None,
+        }
+    }
+
     /// Ends the flow in an error; the first one counts.
     pub fn reset(&mut self, code: ResetCode) {
         self.reset.get_or_insert(code);

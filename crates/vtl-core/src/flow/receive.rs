@@ -7,8 +7,6 @@ use vtl_proto::frame::Run;
 
 use super::{INITIAL_CREDIT, Violation};
 
-/// Bytes that a flow holds at most for an application that does not read.
-pub const WINDOW: u64 = 8 << 20;
 /// Pieces out of order that it keeps track of.
 const MAX_PIECES: usize = 16_384;
 /// Runs of the TCP connection that it keeps track of beyond the current one.
@@ -44,8 +42,10 @@ pub struct ReceiveHalf {
     runs: VecDeque<Run>,
 }
 
-impl Default for ReceiveHalf {
-    fn default() -> Self {
+impl ReceiveHalf {
+    /// `window`: bytes that it holds at most for an application that does not read, at least
+    /// [`INITIAL_CREDIT`].
+    pub fn new(window: u64) -> Self {
         Self {
             consumed: 0,
             ready: VecDeque::new(),
@@ -53,7 +53,7 @@ impl Default for ReceiveHalf {
             pieces: BTreeMap::new(),
             end: None,
             urgent: None,
-            window: WINDOW,
+            window: window.max(INITIAL_CREDIT),
             limit: INITIAL_CREDIT,
             told: None,
             position: 0,
@@ -61,9 +61,7 @@ impl Default for ReceiveHalf {
             runs: VecDeque::new(),
         }
     }
-}
 
-impl ReceiveHalf {
     /// Every byte below this offset has been received.
     pub fn received(&self) -> u64 {
         self.received
@@ -242,7 +240,7 @@ impl ReceiveHalf {
             return Ok(()); // a repetition, or overtaken
         }
         let floor = last.position.max(self.position);
-        if run.position < floor || run.offset.checked_add(WINDOW).is_none() {
+        if run.position < floor || run.offset.checked_add(self.window).is_none() {
             return Err(Violation::BadRun(run.offset));
         }
         if self.runs.back().is_some_and(|r| r.position == run.position) {

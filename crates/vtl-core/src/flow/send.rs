@@ -186,8 +186,10 @@ impl SendHalf {
             return Some(Next::Again(chunk));
         }
         let room = match path {
-            Path::Tcp => u64::MAX - self.next,
-            Path::Carrier(_) => self.limit.saturating_sub(self.next),
+            // The receiver is never stuck in the middle: TCP's own flow control will do.
+            Path::Tcp if self.is_verbatim() => u64::MAX - self.next,
+            // A gap may be filled behind these bytes, so the receiver must have room for them.
+            _ => self.limit.saturating_sub(self.next),
         };
         let max = room.min(max as u64);
         (max > 0).then_some(Next::New { offset, max })
