@@ -460,6 +460,13 @@ impl Simulation {
             if !flow.opened[host] && flow.ready[host] <= now {
                 flow.opened[host] = true;
                 self.hosts[host].open(id);
+                // A known peer's flows begin by a carrier.
+                if let Some(carrier) = self.carriers.last().filter(|c| c.used[host]) {
+                    let to = Path::Carrier(carrier.id(host));
+                    if self.random.percent(50) {
+                        self.hosts[host].move_flow(id, to);
+                    }
+                }
             }
             if flow.opened[host] && !flow.closed[host] {
                 self.tcp_write(index, host);
