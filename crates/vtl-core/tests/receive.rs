@@ -1,0 +1,138 @@
+//! The receiving half against a model: whatever order, overlap and repetition, each byte once, in order.
+#![allow(missing_docs, non_snake_case)]
+
+use proptest::prelude::*;
+use vtl_core::flow::{INITIAL_CREDIT, ReceiveHalf, Violation};
+use vtl_proto::frame::Run;
+
+fn byte(offset: u64) -> u8 {
+    (offset % 251) as u8
+}
+
+fn bytes(from: u64, len: u64) -> Vec<u8> {
+    (from..from + len).map(byte).collect()
+}
+
+/// What the application gets now.
+fn read(half: &mut ReceiveHalf, got: &mut Vec<u8>) {
+    while let Some(bytes) = half.peek() {
+        let len = bytes.len();
+        got.extend_from_slice(bytes);
+        half.consume(len);
+    }
+}
+
+proptest! {
+    #[test]
+    fn chunk__any_order_is_the_stream(
+        pieces in prop::collection::vec((0u64..2000, 1u64..300), 1..200), total in 1000u64..2300,
+    ) {
+        let mut half = ReceiveHalf::new(INITIAL_CREDIT);
+        let mut covered = vec![false; total as usize];
+        let mut got = Vec::new();
+        for (from, len) in pieces {
+            let from = from.min(total - 1);
+            let len = len.min(total - from);
+            let fin = from + len == total;
+            prop_assert_eq!(half.chunk(from, &bytes(from, len), fin), Ok(()));
+            covered[from as usize..(from + len) as usize].fill(true);
+            let contiguous = covered.iter().take_while(|c| **c).count() as u64;
+            prop_assert_eq!(half.received(), contiguous);
+            let held = covered.iter().filter(|c| **c).count() - got.len();
+            prop_assert_eq!(half.held(), held as u64);
+            if from % 3 == 0 {
+                read(&mut half, &mut got);
+            }
+        }
+        read(&mut half, &mut got);
+        prop_assert_eq!(&got, &bytes(0, half.received()));
+    }
+
+    #[test]
+    fn tcp__runs_lie_where_they_were_attached(
+        runs in prop::collection::vec((1u64..400, 0u64..3), 1..20), reads in 1usize..300,
+    ) {
+        let mut half = ReceiveHalf::new(INITIAL_CREDIT);
+        let mut connection = Vec::new();
+        let mut offset = 0;
+        for (number, (len, gap)) in (1..).zip(&runs) {
+            // What lies between runs came by a carrier.
+            prop_assert_eq!(half.chunk(offset, &bytes(offset, gap + 1), false), Ok(()));
+            offset += gap + 1;
+            let position = connection.len() as u64;
+            prop_assert_eq!(half.attach(Run { number, position, offset }), Ok(()));
+            connection.extend(bytes(offset, *len));
+            offset += len;
+        }
+        let mut rest = &connection[..];
+        while !rest.is_empty() {
+            let len = rest.len().min(reads).min(half.tcp_room() as usize);
+            prop_assert_eq!(half.tcp(&rest[..len]), Ok(()));
+            rest = &rest[len..];
+        }
+        prop_assert_eq!(half.tcp_end(), Ok(()));
+        let mut got = Vec::new();
+        read(&mut half, &mut got);
+        prop_assert_eq!(got, bytes(0, offset));
+        prop_assert!(half.is_complete());
+    }
+}
+
+#[test]
+fn chunk__beyond_credit_or_end_is_a_violation() {
+    let mut half = ReceiveHalf::new(INITIAL_CREDIT);
+    let beyond = half.chunk(INITIAL_CREDIT, b"x", false);
+    let (end, limit) = (INITIAL_CREDIT + 1, INITIAL_CREDIT);
+    assert_eq!(beyond, Err(Violation::BeyondCredit { end, limit }));
+    assert_eq!(half.chunk(10, b"x", true), Ok(()));
+    assert_eq!(half.chunk(10, b"xy", false), Err(Violation::TwoEnds(11)));
+    assert_eq!(half.chunk(5, b"", true), Err(Violation::TwoEnds(11)));
+    assert_eq!(half.chunk(11, b"", true), Ok(()), "the same end again");
+}
+
+#[test]
+fn chunk__an_end_before_what_has_come_is_a_violation() {
+    let mut half = ReceiveHalf::new(INITIAL_CREDIT);
+    assert_eq!(half.chunk(10, b"xyz", false), Ok(()));
+    assert_eq!(half.chunk(12, b"", true), Err(Violation::TwoEnds(12)));
+}
+
+#[test]
+fn chunk__gaps_are_bounded() {
+    let mut half = ReceiveHalf::new(INITIAL_CREDIT);
+    let refused = (0..).find(|n| half.chunk(2 * n + 1, b"x", false).is_err());
+    assert_eq!(refused, Some(16_384));
+    assert_eq!(half.chunk(3, b"x", false), Err(Violation::TooManyGaps));
+}
+
+#[test]
+fn attach__what_cannot_be_is_a_violation() {
+    let run = |number, position, offset| Run {
+        number,
+        position,
+        offset,
+    };
+    let mut half = ReceiveHalf::new(INITIAL_CREDIT);
+    half.tcp(b"four").unwrap();
+    assert_eq!(half.attach(run(1, 3, 9)), Err(Violation::BadRun(9)));
+    assert_eq!(
+        half.attach(run(1, 4, u64::MAX)),
+        Err(Violation::BadRun(u64::MAX))
+    );
+    assert_eq!(half.attach(run(2, 4, 9)), Ok(()));
+    assert_eq!(half.attach(run(1, 4, 7)), Ok(()), "overtaken, so ignored");
+    half.tcp(b"ten").unwrap();
+    assert_eq!(half.received(), 4);
+    half.chunk(4, b"5-byt", false).unwrap();
+    assert_eq!(half.received(), 12);
+}
+
+#[test]
+fn tcp_room__waits_for_the_application() {
+    let mut half = ReceiveHalf::new(INITIAL_CREDIT);
+    half.tcp(&bytes(0, INITIAL_CREDIT)).unwrap();
+    assert_eq!(half.tcp_room(), 0);
+    assert_eq!(half.tcp(b"x"), Err(Violation::NoRun));
+    half.consume(100);
+    assert_eq!(half.tcp_room(), 100);
+}
