@@ -199,6 +199,23 @@ impl Association {
         self.touch(id);
     }
 
+    /// Takes over a flow of a former daemon, whose carriers have all broken.
+    pub fn restore(&mut self, id: FlowId, flow: Flow) {
+        let reset = flow.error();
+        let entry = Entry {
+            flow,
+            reset,
+            ..Entry::new(self.window)
+        };
+        self.flows.insert(id, entry);
+        self.touch(id);
+    }
+
+    /// All flows, for a daemon that restarts, once all carriers have broken.
+    pub fn into_flows(self) -> impl Iterator<Item = (FlowId, Flow)> {
+        self.flows.into_iter().map(|(id, entry)| (id, entry.flow))
+    }
+
     /// A flow's TCP connection has ended, or was never established: forgets the flow.
     pub fn close(&mut self, id: FlowId) {
         self.flows.remove(&id);

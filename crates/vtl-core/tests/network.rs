@@ -6,7 +6,7 @@
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, BinaryHeap, VecDeque},
-    env,
+    env, mem,
 };
 
 use bytes::Bytes;
@@ -156,6 +156,8 @@ enum Happening {
     Die(usize),
     NewCarrier(Kind, usize),
     Move,
+    /// The host's daemon hands over to another.
+    Restart(usize),
 }
 
 struct Simulation {
@@ -176,6 +178,9 @@ struct Simulation {
     blackout: Option<(u64, u64)>,
     deaths: u64,
     moves: u64,
+    restarts: u64,
+    /// Until then the host's daemon does not run.
+    down: [u64; 2],
     most_held: u64,
 }
 
@@ -241,6 +246,8 @@ impl Simulation {
             blackout,
             deaths: 0,
             moves: 0,
+            restarts: 0,
+            down: [0; 2],
             most_held: 0,
         };
         let s = &mut simulation;
@@ -249,6 +256,10 @@ impl Simulation {
             s.at(at, Happening::NewCarrier(kind, opener));
         }
         s.at(0, Happening::Move);
+        while s.random.percent(40) {
+            let (at, host) = (s.random.below(8 * S), s.random.below(2) as usize);
+            s.at(at, Happening::Restart(host));
+        }
         simulation
     }
 
@@ -283,7 +294,9 @@ impl Simulation {
                 self.happen(happening);
             }
             for host in 0..2 {
-                self.service(host);
+                if self.down[host] <= self.now {
+                    self.service(host);
+                }
             }
         }
     }
@@ -327,6 +340,7 @@ impl Simulation {
                 }
             }
             Happening::Notice(index, host) => self.give_up(index, host),
+            Happening::Restart(host) => self.restart(host),
             Happening::Packet(index, from, number, bytes) => {
                 let carrier = &mut self.carriers[index];
                 if carrier.dead || !carrier.used[1 - from] {
@@ -428,6 +442,30 @@ impl Simulation {
             let at = self.now + self.random.below(2 * S);
             self.at(at, Happening::NewCarrier(kind, opener));
         }
+    }
+
+    /// A daemon takes what its carriers have, and hands its flows over. The other host finds out later.
+    fn restart(&mut self, host: usize) {
+        self.restarts += 1;
+        for index in 0..self.carriers.len() {
+            if self.carriers[index].used[host] {
+                self.give_up(index, host);
+                self.carriers[index].dead = true;
+                let at = self.now + self.random.below(S);
+                self.at(at, Happening::Notice(index, 1 - host));
+            }
+        }
+        let fresh = Association::new(self.window);
+        let old = mem::replace(&mut self.hosts[host], fresh);
+        let flows: Vec<(FlowId, vtl_core::Flow)> = old.into_flows().collect();
+        let mut state = Vec::new();
+        ciborium::into_writer(&flows, &mut state).expect("written");
+        let flows: Vec<(FlowId, vtl_core::Flow)> =
+            ciborium::from_reader(&state[..]).expect("read again");
+        for (id, flow) in flows {
+            self.hosts[host].restore(id, flow);
+        }
+        self.down[host] = self.now + self.random.below(500 * MS);
     }
 
     /// Takes packets that have arrived by a carrier.
@@ -752,6 +790,7 @@ fn flows__are_exact_whatever_dies() {
     };
     let (first, seeds) = (number("VTL_SEED", 0), number("VTL_SEEDS", 300));
     let (mut deaths, mut moves, mut complete, mut most_held) = (0, 0, 0, 0);
+    let mut restarts = 0;
     for seed in first..first + seeds {
         let result = std::panic::catch_unwind(|| {
             let mut simulation = Simulation::new(seed);
@@ -763,6 +802,7 @@ fn flows__are_exact_whatever_dies() {
         };
         deaths += simulation.deaths;
         moves += simulation.moves;
+        restarts += simulation.restarts;
         most_held = most_held.max(simulation.most_held);
         complete += simulation
             .flows
@@ -771,7 +811,9 @@ fn flows__are_exact_whatever_dies() {
             .count();
     }
     println!(
-        "{seeds} seeds: {complete} flows complete, {moves} moves, {deaths} carriers died, at most {most_held} bytes held"
+        "{seeds} seeds: {complete} flows complete, {moves} moves, {restarts} restarts, {deaths} carriers died, at most {most_held} bytes held"
     );
-    assert!(complete as u64 > seeds && moves > 10 * seeds && deaths > seeds);
+    assert!(
+        complete as u64 > seeds && moves > 10 * seeds && restarts > seeds / 3 && deaths > seeds
+    );
 }

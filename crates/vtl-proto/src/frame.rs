@@ -16,6 +16,8 @@
 
 use core::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// Bytes of a frame's header.
 pub const HEADER: usize = 16;
 /// Bytes of the longest frame but CHUNK.
@@ -37,7 +39,7 @@ const FIN: u8 = 2;
 const URGENT: u8 = 4;
 
 /// Which of two hosts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Side {
     /// This one.
     Local,
@@ -63,7 +65,7 @@ impl Side {
 
 /// A flow's identity within its association: who opened it, and that host's number for it, which its SYN
 /// carries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct FlowId {
     /// The host that opened the flow.
     pub opener: Side,
@@ -94,7 +96,7 @@ impl fmt::Display for FlowId {
 }
 
 /// A carrier's identity within its association.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct CarrierId {
     /// The host that opened the carrier.
     pub opener: Side,
@@ -104,7 +106,7 @@ pub struct CarrierId {
 
 /// A contiguous run of bytes in a flow's TCP connection: the byte at `position` of the connection is the
 /// byte at `offset` of the flow, and so on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Run {
     /// Grows with each run of a direction; 0 is the one that every connection begins with.
     pub number: u32,
@@ -115,7 +117,7 @@ pub struct Run {
 }
 
 /// Why a flow is reset.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ResetCode {
     /// The application, or its TCP connection, has reset it.
     Reset,

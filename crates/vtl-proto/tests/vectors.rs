@@ -10,6 +10,7 @@ use std::{
 };
 
 use vtl_proto::{
+    frame::{self, FrameError, ResetCode, Side},
     mux::{MuxError, frame::Frame},
     wire::{Ack, Data, Header, MIN_PAYLOAD, Nego, Packet, WireError},
 };
@@ -213,6 +214,70 @@ fn describe_frames(mut payload: &[u8]) -> String {
     }
 }
 
+fn describe_flows(mut payload: &[u8]) -> String {
+    let mut list = Vec::new();
+    while !payload.is_empty() {
+        match frame::Frame::take(&mut payload) {
+            Ok(frame) => list.push(describe_flow(&frame)),
+            Err(FrameError::Truncated) => return "error truncated".into(),
+            Err(FrameError::UnknownType(_)) => return "error type".into(),
+            Err(FrameError::BodyLength { .. }) => return "error length".into(),
+            Err(FrameError::Overflow) => return "error overflow".into(),
+        }
+    }
+    if list.is_empty() {
+        "-".into()
+    } else {
+        list.join("; ")
+    }
+}
+
+fn describe_flow(frame: &frame::Frame<'_>) -> String {
+    use frame::Frame;
+    let mark = |set: bool, mark: &'static str| if set { mark } else { "" };
+    match *frame {
+        Frame::Chunk {
+            flow,
+            offset,
+            bytes,
+            fin,
+            urgent,
+        } => format!(
+            "{flow} chunk offset={offset} bytes={}{}{}",
+            hex(bytes),
+            mark(fin, " fin"),
+            mark(urgent, " urgent")
+        ),
+        Frame::Confirm {
+            flow,
+            offset,
+            fin,
+            limit,
+        } => format!(
+            "{flow} confirm offset={offset} limit={limit}{}",
+            mark(fin, " fin")
+        ),
+        Frame::Attach { flow, run } => format!(
+            "{flow} attach number={} position={} offset={}",
+            run.number, run.position, run.offset
+        ),
+        Frame::Attached { flow, number } => format!("{flow} attached number={number}"),
+        Frame::Reset { flow, code } => {
+            let code = u8::from(code == ResetCode::Violation);
+            format!("{flow} reset code={code}")
+        }
+        Frame::Reject { flow } => format!("{flow} reject"),
+        Frame::Broken { carrier } => {
+            let opener = if carrier.opener == Side::Local {
+                "l"
+            } else {
+                "p"
+            };
+            format!("{opener}{} broken", carrier.number)
+        }
+    }
+}
+
 #[test]
 fn packets__rust() {
     for Vector { name, bytes, want } in vectors("packets.txt") {
@@ -241,6 +306,13 @@ fn packets__emit() {
 fn frames__rust() {
     for Vector { name, bytes, want } in vectors("frames.txt") {
         assert_eq!(describe_frames(&bytes), want, "{name}");
+    }
+}
+
+#[test]
+fn flows__rust() {
+    for Vector { name, bytes, want } in vectors("flows.txt") {
+        assert_eq!(describe_flows(&bytes), want, "{name}");
     }
 }
 

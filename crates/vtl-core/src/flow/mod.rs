@@ -7,13 +7,14 @@ pub use receive::ReceiveHalf;
 pub use send::{Next, Path, SendHalf};
 
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 use vtl_proto::frame::ResetCode;
 
 /// Bytes that a sender may send by carriers before the peer has confirmed anything of the flow.
 pub const INITIAL_CREDIT: u64 = 64 << 10;
 
 /// Contiguous bytes of one direction.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Chunk {
     /// Bytes of the direction before this chunk.
     pub offset: u64,
@@ -58,8 +59,9 @@ pub enum Violation {
     NoRun,
 }
 
-/// Both directions of a flow, and how it ended.
-#[derive(Debug)]
+/// Both directions of a flow, and how it ended. A daemon that restarts hands it to its successor, together
+/// with the flow's sockets.
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Flow {
     /// From the local application to the peer's.
     pub send: SendHalf,

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use bytes::{Buf, BytesMut};
+use serde::{Deserialize, Serialize};
 use vtl_proto::frame::Run;
 
 use super::{INITIAL_CREDIT, Violation};
@@ -17,7 +18,7 @@ const BUFFER: usize = 16 << 10;
 const CONFIRM_EVERY: u64 = 64 << 10;
 
 /// The receiving half: puts chunks together by their offsets.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct ReceiveHalf {
     /// Bytes that the application has taken.
     consumed: u64,
@@ -35,6 +36,7 @@ pub struct ReceiveHalf {
     /// Credit that the peer has been given.
     limit: u64,
     /// Credit and progress as the peer was told.
+    #[serde(skip)]
     told: Option<(u64, u64, bool)>,
     /// The TCP connection: bytes read from it, the run that the next one belongs to, later runs.
     position: u64,

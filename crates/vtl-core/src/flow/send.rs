@@ -3,12 +3,15 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 use vtl_proto::frame::{CarrierId, Run};
 
 use super::{Chunk, INITIAL_CREDIT, Violation};
 
 /// Where the bytes of one direction go.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
 pub enum Path {
     /// The flow's own TCP connection.
     #[default]
@@ -36,7 +39,7 @@ pub enum Next {
 }
 
 /// The flow's TCP connection as the sender sees it.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 struct Connection {
     /// Bytes written to it.
     position: u64,
@@ -54,14 +57,14 @@ impl Connection {
 }
 
 /// A chunk that a carrier has, and that may have to go again by another one.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Retained {
     carrier: CarrierId,
     chunk: Chunk,
 }
 
 /// The sending half: which bytes go by which path, and which have to go again.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct SendHalf {
     path: Path,
     /// Offset of the next byte that has never been sent.
