@@ -63,7 +63,7 @@ fn built(name: &str) -> PathBuf {
         if !cfg!(debug_assertions) {
             command.arg("--release");
         }
-        run(&mut command);
+        run(as_from_a_shell(&mut command));
         let test = std::env::current_exe().expect("this program's path");
         // target/PROFILE/deps/e2e-...
         let directory = test.ancestors().nth(2).expect("below the target directory");
@@ -72,12 +72,28 @@ fn built(name: &str) -> PathBuf {
     directory.join(name)
 }
 
+/// Without what cargo tells tests of their package: build scripts (ring's) take it for a change, and cargo would
+/// build everything above them anew, now and the next time.
+fn as_from_a_shell(command: &mut Command) -> &mut Command {
+    for (name, _) in std::env::vars_os() {
+        let about_package = ["CARGO_PKG_", "CARGO_MANIFEST_"];
+        if about_package
+            .iter()
+            .any(|prefix| name.to_string_lossy().starts_with(prefix))
+        {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
 /// The directory with the C library, built now.
 pub(crate) fn library() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
         let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("libvtl");
-        run(Command::new(repository().join("scripts/libvtl.sh")).arg(&directory));
+        let mut command = Command::new(repository().join("scripts/libvtl.sh"));
+        run(as_from_a_shell(command.arg(&directory)));
         directory
     })
 }
