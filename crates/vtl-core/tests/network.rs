@@ -35,9 +35,9 @@ impl Random {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
     }
 
     fn below(&mut self, n: u64) -> u64 {
@@ -51,7 +51,7 @@ impl Random {
 
 /// The byte that an application writes at a place.
 fn pattern(flow: u32, host: usize, offset: u64) -> u8 {
-    let seed = u64::from(flow) << 40 ^ (host as u64) << 32 ^ offset / 8;
+    let seed = (u64::from(flow) << 40) ^ ((host as u64) << 32) ^ (offset / 8);
     (Random(seed).next() >> (offset % 8 * 8)) as u8
 }
 
