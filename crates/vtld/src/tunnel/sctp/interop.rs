@@ -6,6 +6,7 @@ use std::{
     net::{IpAddr, SocketAddr},
     path::PathBuf,
     process::{Child, Command, Stdio},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -193,6 +194,10 @@ fn usrsctp__returns_what_it_gets() {
                     .collect();
                 for flow in flows {
                     sent += flow.await.unwrap();
+                }
+                // The peer's last message comes behind the end that the application sees.
+                while connection.0.streams.flows() > 0 {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
                 }
             }
             let figures = connection.figures();

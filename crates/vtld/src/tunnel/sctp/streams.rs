@@ -234,6 +234,12 @@ impl Streams {
         self.table.borrow().over
     }
 
+    /// Identifiers in use.
+    #[cfg(test)]
+    pub(super) fn flows(&self) -> usize {
+        self.table.borrow().flows.len()
+    }
+
     /// Nothing comes or goes any more.
     pub(super) fn end(&self) {
         let mut table = self.table.borrow_mut();
