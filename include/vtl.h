@@ -123,14 +123,14 @@ struct vtl_stats {
     uint32_t size; /* sizeof(struct vtl_stats), set by the caller */
     uint32_t reserved;
     double rtt;              /* smoothed round-trip time, ms */
-    double min_rtt;          /* the shortest of late, ms */
-    double rate;             /* what the network takes, Mbit/s of payload: estimated */
-    double loss;             /* packets lost on their way of late, percent */
+    double min_rtt;          /* the shortest of the last 10 s, ms */
+    double rate;             /* at which payload arrives, the highest of late, Mbit/s */
+    double loss;             /* transmissions lost on their way of late, percent */
     uint64_t window;         /* packets that may be under way */
     uint64_t sent;           /* packets, repetitions included */
     uint64_t retransmitted;  /* packets sent again */
-    uint64_t lost;           /* packets that the network lost */
-    uint64_t delivered;      /* packets that the peer has acknowledged */
+    uint64_t lost;           /* transmissions that have not arrived */
+    uint64_t delivered;      /* packets that have arrived at the peer */
     uint64_t unacknowledged; /* packets that it has not acknowledged yet */
     uint64_t received;       /* different packets */
     uint64_t duplicates;     /* packets that came again */

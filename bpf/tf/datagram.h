@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
 /*
  * reliability: none. Each packet is sent once, as soon as the app has written it, and its slot is
- * free when the payload has been copied. Acknowledgements tell only that the peer is there.
+ * free when the payload has been copied. Acknowledgements tell that the peer is there, and for
+ * statistics how much arrives.
  */
 #ifndef VTL_TF_DATAGRAM_H
 #define VTL_TF_DATAGRAM_H
@@ -34,6 +35,9 @@ VTL_INLINE enum vtl_verdict tf_datagram_choose(struct vtl_out *o) {
     return VTL_NEXT;
 }
 
+/* Packets for each acknowledgement, which only statistics need. */
+enum { VTL_DATAGRAM_ACK_EVERY = 32 };
+
 /* egress: instead of tf_number. Nobody will tell what became of the packet. */
 VTL_INLINE void tf_datagram_number(struct vtl_out *o) {
     struct vtl_tx *tx = &o->s->tx;
@@ -41,6 +45,8 @@ VTL_INLINE void tf_datagram_number(struct vtl_out *o) {
         tx->sent++;
         tx->abandoned++;
         VTL_STORE(tx->next, o->seq + 1);
+        if (o->seq % VTL_DATAGRAM_ACK_EVERY == VTL_DATAGRAM_ACK_EVERY - 1)
+            o->flags |= VTL_F_ACK_NOW;
     }
     vtl_number_header(o);
 }

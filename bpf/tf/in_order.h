@@ -25,6 +25,7 @@ VTL_INLINE void tf_in_order_place(struct vtl_in *in) {
         return;
     }
     in->s->rx.beyond++;
+    in->s->rx.dups++; /* it has arrived, and will again */
     vtl_env_count(VTL_ST_RX_BEYOND);
 }
 

@@ -1,24 +1,49 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
 /*
  * measurement: round-trip time (RFC 6298 with the timestamps of RFC 7323: every echo is a sample,
- * retransmissions included) and delivery rate (draft-cheng-iccrg-delivery-rate-estimation).
+ * retransmissions included), loss (transmissions against arrivals), and delivery rate
+ * (draft-cheng-iccrg-delivery-rate-estimation).
  */
 #ifndef VTL_TF_RTT_H
 #define VTL_TF_RTT_H
 
 #include "vtl/tf.h"
 
+/* Sums of everything so far, so losing an acknowledgement costs nothing. What the peer says goes to
+ * statistics only. */
+VTL_INLINE void vtl_meter_count(struct vtl_ackd *a) {
+    struct vtl_tx *tx = &a->s->tx;
+    struct vtl_meter *m = &tx->meter;
+    __u32 xid = vtl_swap32(a->hdr->echo_xid) + 1;
+    if ((__s32)(xid - m->xid) < 0)
+        return; /* overtaken by a newer one */
+    m->xid = xid;
+    m->extra = VTL_LOAD(tx->extra);
+    m->received = vtl_swap64(a->hdr->received);
+    m->arrived = (__u32)m->received + vtl_swap32(a->hdr->dups);
+}
+
+VTL_INLINE void vtl_meter_rtt(struct vtl_ackd *a, __u32 rtt_us) {
+    struct vtl_meter *m = &a->s->tx.meter;
+    if (m->min_rtt_us && rtt_us > m->min_rtt_us && a->now - m->min_rtt_ns < 10 * VTL_NS_PER_S)
+        return;
+    m->min_rtt_us = rtt_us;
+    m->min_rtt_ns = a->now;
+}
+
 VTL_INLINE void tf_rtt(struct vtl_ackd *a) {
     VTL_TF(rtt, 0);
     struct vtl_tx *tx = &a->s->tx;
     if (a->hdr->h.flags & VTL_F_UPDATE)
         return;
+    vtl_meter_count(a);
     __u32 rtt = (__u32)(a->now / VTL_NS_PER_US) - vtl_swap32(a->hdr->echo_ts);
     if (rtt > 60 * 1000000u)
         return; /* no clock of ours said that */
     if (!rtt)
         rtt = 1;
     a->rtt_us = rtt;
+    vtl_meter_rtt(a, rtt);
     if (!tx->srtt_us || tx->acks == 1) { /* vtld supposed one: what negotiation took */
         tx->srtt_us = rtt;
         tx->rttvar_us = rtt / 2;

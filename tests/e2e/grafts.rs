@@ -146,3 +146,73 @@ fn datagram_grafts__bring_most_and_nothing_wrong() {
         );
     }
 }
+
+#[test]
+fn statistics__tell_what_the_link_did() {
+    const RTT_MS: f64 = 20.0;
+    const RATE_MBIT: f64 = 20.0;
+    let link = Link {
+        loss_pct: 5.0,
+        ..Link::new(RTT_MS, RATE_MBIT)
+    };
+    let Some(world) = pair("statistics", &link) else {
+        return;
+    };
+    // With how many packets of 1,000 bytes: some take a round trip for each.
+    for (port, (graft, params, count)) in (PORT..).zip([
+        ("stream", &[][..], 3000),
+        ("stop-and-wait", &[], 100),
+        ("go-back-n", &[("window", 20)], 400),
+        ("selective-repeat", &[("window", 50)], 2000),
+        ("newreno", &[], 800),
+        ("cubic", &[], 800),
+        ("hybla", &[], 800),
+        ("udp-plus", &[("rate", 15_000)], 2000),
+        ("partial-reliability", &[("window", 50)], 2000),
+        ("partial-order", &[], 800),
+        ("dccp-ccid2", &[], 800),
+        ("dccp-ccid3", &[], 800),
+        ("udp", &[], 2000),
+        ("udp-lite", &[("coverage", 100)], 2000),
+        ("canonical", &[], 2000),
+    ]) {
+        // Packets to the server, and those that the link has dropped.
+        let link = || {
+            let up = world.testbed.stats().expect("an emulator").up;
+            let lost = up.lost + up.queue_drops + up.host_drops + up.send_errors;
+            (up.rx_packets, lost)
+        };
+        let before = link();
+        let (mut initiator, mut responder) = open(&world, port, graft, params);
+        let unreliable = ["udp", "udp-lite", "canonical"].contains(&graft);
+        let reading = thread::spawn(move || {
+            let mut ignore = |_: &[u8]| ();
+            while responder.recv_in_place(64, &mut ignore).expect("received") > 0 {}
+        });
+        for i in 0..count {
+            initiator.send_data(&payload(1000, i)).expect("sent");
+            if unreliable && i % 16 == 0 {
+                thread::sleep(Duration::from_millis(10)); // nobody else paces them
+            }
+        }
+        let unacknowledged = || initiator.statistics().expect("counted").unacknowledged;
+        until("everything is settled", || unacknowledged() == 0);
+        let told = initiator.statistics().expect("counted");
+        let (packets, lost) = (link().0 - before.0, link().1 - before.1);
+        initiator.close().expect("closed");
+        reading.join().expect("no panic");
+        // What acknowledgements do not tell of yet, and what was no data.
+        let slack = 45.0 + 0.1 * lost as f64;
+        let all = format!("{graft}: {lost} of {packets} packets were lost; {told:?}");
+        assert!((told.lost as f64 - lost as f64).abs() <= slack, "{all}");
+        let pct = lost as f64 / packets as f64 * 100.0;
+        assert!((told.loss_pct - pct).abs() <= 2.0 + 0.2 * pct, "{all}");
+        assert!(told.min_rtt_ms >= RTT_MS, "{all}");
+        assert!(told.min_rtt_ms <= told.rtt_ms * 1.001, "{all}");
+        assert!(told.rate_mbit > 0.0, "{all}");
+        assert!(
+            told.delivered > u64::from(unreliable) && told.delivered <= told.sent,
+            "{all}"
+        );
+    }
+}

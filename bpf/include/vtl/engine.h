@@ -35,6 +35,10 @@ VTL_INLINE void vtl_number_header(struct vtl_out *o) {
     o->header_len = o->type == VTL_DATA ? sizeof(struct vtl_data_hdr) : VTL_MIN_PACKET;
     tx->xid++;
     tx->last_sent_ns = o->now;
+    if (o->type != VTL_DATA || o->flags & VTL_F_PARITY)
+        tx->extra++;
+    else
+        tx->bytes += o->len;
 }
 
 /* Asks for a kick by the next acknowledgement and by the app. Is there something to send after all?

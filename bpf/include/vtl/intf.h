@@ -154,6 +154,18 @@ enum vtl_bbr_mode { VTL_BBR_STARTUP, VTL_BBR_DRAIN, VTL_BBR_PROBE_BW, VTL_BBR_PR
  * drain a queue that stands nevertheless. */
 enum vtl_bbr_phase { VTL_BBR_UP, VTL_BBR_DOWN, VTL_BBR_CRUISE, VTL_BBR_EMPTY };
 
+/* What acknowledgements have shown of the path, whatever the graft: rtt.h. Of the transmissions
+ * numbered below `xid`, those in `extra` left out, `arrived` have arrived, `received` of them for
+ * the first time. */
+struct vtl_meter {
+    __u64 received;
+    __u64 min_rtt_ns; /* when `min_rtt_us` was measured */
+    __u32 min_rtt_us; /* the shortest of the last 10 s; 0 = none */
+    __u32 xid;
+    __u32 extra; /* of vtl_tx.extra */
+    __u32 arrived;
+};
+
 /* The sending half. */
 struct vtl_tx {
     /* egress */
@@ -181,6 +193,8 @@ struct vtl_tx {
     __u32 again;   /* direct egress found the lock taken: its holder runs egress once more */
     __u32 told;    /* direct egress sets: an event is on its way to vtld, which clears it */
     __u32 timed;   /* vtld: it will run egress at the next probe timeout by itself */
+    __u32 extra;   /* transmissions that the peer does not count as received: PROBE and parity */
+    __u64 bytes;   /* of payload in all transmissions of DATA */
     __u64 half;    /* egress: one above the packet whose second half is still to be sent; 0, none */
     /* listener */
     __u64 una __attribute__((aligned(64))); /* first packet not acknowledged */
@@ -200,6 +214,7 @@ struct vtl_tx {
     __u32 lost_pending; /* bits set in `lost`: listener adds, egress subtracts, both atomically */
     __u32 busy;         /* lock of the listener */
     __u32 tail;         /* low half: where the search for losses beyond the bitmap goes on */
+    struct vtl_meter meter;
     struct vtl_bbr bbr;
     __u64 own[VTL_TX_OWN]; /* what this graft's transport functions keep: see VTL_OWN. Zero at
                             * first; the composition says who writes */
@@ -322,7 +337,7 @@ enum vtl_stat {
  * What a graft says about itself, in the section .vtl.graft of its object: VTL_GRAFT writes it.
  * Little-endian. Names and units are text that ends with a zero byte.
  */
-enum { VTL_GRAFT_ABI = 5 }; /* of this description and of everything in this file */
+enum { VTL_GRAFT_ABI = 6 }; /* of this description and of everything in this file */
 
 struct vtl_param_info {
     char name[24]; /* letters, digits and '-' */

@@ -229,17 +229,16 @@ impl Session<'_> {
         }
     }
 
-    /// The round-trip time that acknowledgements have shown: the shortest of late where the graft
-    /// knows it, else the mean. `None` before the first.
+    /// The shortest round-trip time of late that acknowledgements have shown. `None` before the first.
     pub fn measured_rtt(&self) -> Option<std::time::Duration> {
-        let load = |at: &AtomicU32| at.load(Ordering::Relaxed);
-        let shortest = load(atomic!(AtomicU32, self.tx.bbr.min_rtt_us));
-        let us = match shortest {
-            0 => load(atomic!(AtomicU32, self.tx.srtt_us)),
-            us => us,
-        };
-        let acks = atomic!(AtomicU64, self.tx.acks).load(Ordering::Relaxed);
-        (acks != 0 && us != 0).then(|| std::time::Duration::from_micros(us.into()))
+        let us = atomic!(AtomicU32, self.tx.meter.min_rtt_us).load(Ordering::Relaxed);
+        (us != 0).then(|| std::time::Duration::from_micros(us.into()))
+    }
+
+    /// What acknowledgements have shown of the path, each field as it was at some moment during the call.
+    pub fn meter(&self) -> intf::vtl_meter {
+        // SAFETY: within the mapping; any bit pattern is valid.
+        unsafe { (&raw const (*self.at.as_ptr()).tx.meter).read_volatile() }
     }
 
     /// Time between two packets, ns; 0 without pacing.

@@ -385,6 +385,52 @@ fn rtt__rfc_6298() {
 }
 
 #[test]
+fn rtt__counts_what_arrives() {
+    let mut h = host(|s| s.tx.extra = 7);
+    let mut heard = |echo_xid, received, dups, flags| {
+        let fields = Fields {
+            echo_xid,
+            received,
+            dups,
+            flags,
+            ..Default::default()
+        };
+        call(&mut h, ffi::vtl_native_rtt, fields, &[]);
+        let m = &h.session(SID).tx.meter;
+        (m.xid, m.extra, m.received, m.arrived)
+    };
+    assert_eq!(heard(99, 80, 3, 0), (100, 7, 80, 83));
+    assert_eq!(heard(50, 40, 3, 0), (100, 7, 80, 83), "overtaken");
+    assert_eq!(heard(199, 90, 3, VTL_F_UPDATE), (100, 7, 80, 83));
+    assert_eq!(heard(199, 1 << 32, 1, 0), (200, 7, 1 << 32, 1));
+}
+
+#[test]
+fn rtt__the_shortest_of_ten_seconds() {
+    let mut h = host(|_| ());
+    let mut sample = |at_ms: u64, rtt_us: u32| {
+        let now = NOW + at_ms * MS;
+        let fields = Fields {
+            echo_ts: ((now / 1000) as u32).wrapping_sub(rtt_us),
+            ..Default::default()
+        };
+        h.ackd(
+            ffi::vtl_native_rtt,
+            SID,
+            now,
+            &mut ack_header(fields),
+            &[],
+            |_| (),
+        );
+        h.session(SID).tx.meter.min_rtt_us
+    };
+    assert_eq!(sample(0, 80_000), 80_000);
+    assert_eq!(sample(5_000, 70_000), 70_000);
+    assert_eq!(sample(14_999, 90_000), 70_000);
+    assert_eq!(sample(15_000, 90_000), 90_000);
+}
+
+#[test]
 fn rate__table() {
     // Packet 5 was sent 100 ms ago as transmission 6, when 10 packets had been delivered.
     type Change = fn(&mut Host);

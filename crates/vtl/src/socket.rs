@@ -69,11 +69,12 @@ pub struct Agreement {
 pub struct Statistics {
     /// Smoothed round-trip time, milliseconds.
     pub rtt_ms: f64,
-    /// The shortest round-trip time of late, milliseconds.
+    /// The shortest round-trip time of the last 10 s, milliseconds.
     pub min_rtt_ms: f64,
-    /// What the network takes, Mbit/s of payload: estimated.
+    /// The highest rate at which packets have arrived at the peer, over a second of the last ten that data
+    /// went: Mbit/s of payload.
     pub rate_mbit: f64,
-    /// Packets lost on the way there of late, percent.
+    /// Transmissions lost on the way there, of those in the last 10 s that data went, percent.
     pub loss_pct: f64,
     /// Packets that may be under way.
     pub cwnd: u64,
@@ -81,9 +82,9 @@ pub struct Statistics {
     pub sent: u64,
     /// Packets sent again.
     pub retransmitted: u64,
-    /// Packets that the network lost.
+    /// Transmissions that have not arrived, as far as the latest acknowledgement tells.
     pub lost: u64,
-    /// Packets that the peer acknowledged.
+    /// Packets that have arrived at the peer, as far as the latest acknowledgement tells.
     pub delivered: u64,
     /// Packets that it has not acknowledged yet.
     pub unacknowledged: u64,

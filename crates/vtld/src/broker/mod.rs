@@ -8,6 +8,7 @@ mod doorbell;
 mod early;
 mod engine;
 mod lifeline;
+mod meter;
 mod path;
 mod peers;
 pub(crate) mod preamble;

@@ -19,8 +19,8 @@ use vtl_proto::{
 };
 
 use super::{
-    Granted, Owner, Reply, bells::Bell, caller::Caller, lifeline::Lifeline, path::PathSize,
-    peers::Exit, streams::Streams,
+    Granted, Owner, Reply, bells::Bell, caller::Caller, lifeline::Lifeline, meter::Meter,
+    path::PathSize, peers::Exit, streams::Streams,
 };
 use crate::hooker::{HeldConnect, Over};
 
@@ -125,6 +125,8 @@ pub(super) struct Session {
     pub(super) lossy: bool,
     /// Ends when the peer's vtld ends, and takes over when the graft fails.
     pub(super) lifeline: Option<Lifeline>,
+    /// What the path does of late.
+    pub(super) meter: Meter,
     /// The kernel's count of the peer's packets at `heard_ns`.
     pub(super) heard: u64,
     /// When the peer was last heard.

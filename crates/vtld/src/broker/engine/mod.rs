@@ -43,6 +43,7 @@ use super::{
     Command, Config, GRACE_NS, Granted, Handle, Owner, Reply, Toward,
     bells::Bells,
     doorbell::Doorbell,
+    meter::Mark,
     now_ns,
     peers::Peers,
     random, random_token,
@@ -576,6 +577,7 @@ impl Engine {
                     self.turn(sid);
                     return;
                 }
+                session.meter.note(Mark::new(now, &entry.meter()));
                 let heard = entry.heard();
                 if heard != session.heard {
                     session.heard = heard;

@@ -7,7 +7,7 @@ use vtl_bpf::netdev;
 use vtl_proto::intf;
 
 use super::{
-    super::{Owner, now_ns, session::Phase},
+    super::{Owner, meter::Mark, now_ns, session::Phase},
     Engine,
 };
 
@@ -107,6 +107,8 @@ impl Engine {
         let entry = self.plane.sessions().get(sid)?;
         let s = entry.snapshot();
         let (tx, rx) = (&s.tx, &s.rx);
+        session.meter.note(Mark::new(now_ns(), &tx.meter));
+        let payload = tx.bytes as f64 / tx.sent.max(1) as f64;
         let modes = ["startup", "drain", "probe-bw", "probe-rtt"];
         let mode = modes.get(tx.bbr.mode as usize);
         let mut row = json!({
@@ -123,15 +125,15 @@ impl Engine {
             },
             "graft": names.get(&s.gid),
             "rtt_ms": f64::from(tx.srtt_us) / 1e3,
-            "min_rtt_ms": f64::from(tx.bbr.min_rtt_us) / 1e3,
-            "rate_mbit": tx.bbr.bw as f64 / 1024.0 * f64::from(s.max_payload) * 8.0 / 1e6,
-            "loss_pct": f64::from(tx.bbr.loss_q16) / 655.36,
+            "min_rtt_ms": f64::from(tx.meter.min_rtt_us) / 1e3,
+            "rate_mbit": session.meter.rate() * payload * 8.0 / 1e6,
+            "loss_pct": session.meter.loss_pct(),
             "mode": mode,
             "cwnd": tx.cwnd,
             "sent": tx.sent,
             "retransmitted": tx.retransmitted,
-            "delivered": tx.delivered,
-            "lost": tx.lost_total,
+            "delivered": tx.meter.received,
+            "lost": session.meter.lost(),
             "reorder": tx.reorder,
             "timeouts": tx.timeouts,
             "unacknowledged": tx.next.saturating_sub(tx.una),
