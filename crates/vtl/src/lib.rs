@@ -3,17 +3,13 @@
 //! - [`socket`]: the six operations of the thesis (table 3.4), over shared rings;
 //! - [`Listener`]: many sessions at a port; [`Shared`]: a socket for several threads;
 //! - `tokio`, with the feature of that name: the same for asynchronous applications;
-//! - [`ring`]: the rings themselves, for those who want packets in place; [`egress`]: their sending
-//!   without the daemon;
 //! - [`control`]: requests to the daemon.
 
 pub mod control;
-pub mod egress;
 mod error;
 mod events;
 mod listener;
 mod message;
-pub mod ring;
 mod session;
 mod shared;
 pub mod socket;

@@ -10,13 +10,12 @@ use std::{
 use nix::sys::epoll::Epoll;
 use serde_json::{Value, json};
 use vtl_proto::{intf, services::Services};
+use vtl_ring::{Closed, Lanes, RxRing, TxRing, egress};
 
 use crate::{
     control::{self, Client},
-    egress,
     error::Error,
     message::{Incoming, Outgoing, Part},
-    ring::{Closed, Lanes, RxRing, TxRing},
     socket::Agreement,
     waiting::{WAIT_MS, Wakeups, patience},
 };

@@ -10,8 +10,8 @@ use std::{
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use nix::sys::socket::{setsockopt, sockopt};
-use vtl::egress;
 use vtl_proto::intf;
+use vtl_ring::egress;
 
 use crate::option;
 

@@ -9,7 +9,6 @@ use std::{
 };
 
 use nix::sys::eventfd::EventFd;
-use vtl::ring::{RxRing, TxRing};
 use vtl_bpf::rings::RingSet;
 use vtl_pool::object::Parameter;
 use vtl_proto::{
@@ -17,6 +16,7 @@ use vtl_proto::{
     nego::{Established, Initiator, Way},
     services::{Requirements, Services},
 };
+use vtl_ring::{RxRing, TxRing};
 
 use super::{
     Granted, Owner, Reply, bells::Bell, caller::Caller, lifeline::Lifeline, meter::Meter,

@@ -353,8 +353,8 @@ impl Workshop {
         let mut retired = Vec::new();
         for (set, again) in ended {
             let clear = || {
-                vtl::ring::clear(set.transmit(), set.slots)
-                    .and_then(|()| vtl::ring::clear(set.receive(), set.slots))
+                vtl_ring::clear(set.transmit(), set.slots)
+                    .and_then(|()| vtl_ring::clear(set.receive(), set.slots))
             };
             // What cannot be cleared must not be used again.
             if again && clear().is_ok() {

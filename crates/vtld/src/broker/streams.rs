@@ -9,8 +9,8 @@ use std::{
 };
 
 use nix::sys::epoll::EpollFlags;
-use vtl::ring::{RxRing, TxRing};
 use vtl_proto::mux::{DATA_HEADER, Event, Mux, MuxError, ResetCode, StreamId, lossy::Losses};
+use vtl_ring::{RxRing, TxRing};
 
 use super::{early::Early, now_ns, set_linger};
 use crate::urgent::{self, Ahead};

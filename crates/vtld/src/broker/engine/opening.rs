@@ -11,7 +11,6 @@ use nix::sys::{
     epoll::{EpollEvent, EpollFlags},
     eventfd::{EfdFlags, EventFd},
 };
-use vtl::ring::{RxRing, TxRing};
 use vtl_bpf::sessions::SessionTable;
 use vtl_proto::{
     carrier::LOSSY,
@@ -19,6 +18,7 @@ use vtl_proto::{
     nego::{Established, Way},
     services::Services,
 };
+use vtl_ring::{RxRing, TxRing};
 
 use super::{
     super::{

@@ -1,6 +1,14 @@
-//! The two rings of a session: packet-sized slots in memory that the application and the kernel's
-//! programs share. Layout: `bpf/include/vtl/intf.h`.
+//! The two rings of a session: packet-sized slots in memory that user space and the kernel's
+//! programs share. `bpf/include/vtl/intf.h` has the layout, and who writes each field.
+//!
+//! - [`TxRing`]: the writer's side; [`Lanes`]: order among messages in a ring with partial order;
+//! - [`RxRing`]: the reader's side;
+//! - [`egress`]: sends what was published without waking the daemon's pump.
+//!
+//! An aware application maps the rings of its own session (crate `vtl`), the daemon those of hooked
+//! flows.
 
+pub mod egress;
 mod lanes;
 mod receive;
 mod transmit;

@@ -1,4 +1,4 @@
-//! A session's egress, run by who has something to send, without the daemon's pump.
+//! Runs a session's egress in the sender's own thread, without the daemon's pump.
 
 use std::os::fd::AsFd;
 
