@@ -7,7 +7,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use vtl::control::Client;
+use vtl_control::Client;
 use vtl_proto::intf;
 use vtl_testbed::{Host, Link};
 

@@ -10,7 +10,8 @@ use std::{
 
 use nix::poll::{PollFd, PollFlags, poll};
 use serde_json::json;
-use vtl::{Error, Listener, Mode, Requirements, Shared, Socket, control::Client};
+use vtl::{Error, Listener, Mode, Requirements, Shared, Socket};
+use vtl_control::Client;
 use vtl_testbed::{Host, Link};
 
 use crate::harness::{PATIENCE, World, until};

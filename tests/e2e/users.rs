@@ -14,7 +14,8 @@ use std::{
 
 use nix::unistd::{Gid, Group, Uid, setgid, setgroups, setuid};
 use serde_json::json;
-use vtl::{Mode, Requirements, Services, Socket, control::Client};
+use vtl::{Mode, Requirements, Services, Socket};
+use vtl_control::Client;
 use vtl_testbed::{Host, Link};
 
 use crate::harness::{Process, World, payload, refused, same, until, url, vtl, vtld, words};

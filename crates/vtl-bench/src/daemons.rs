@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use serde::Serialize;
 use serde_json::{Value, json};
-use vtl::control::{self, Client};
+use vtl_control::Client;
 use vtl_testbed::{Host, Testbed};
 
 use crate::child::{Background, peak_kb, pin, resident_kb};
@@ -97,7 +97,7 @@ impl Daemons {
     ///
     /// # Errors
     /// The daemon's.
-    pub fn hook(&self, port: u16, loss_tolerant: bool) -> Result<(), control::Error> {
+    pub fn hook(&self, port: u16, loss_tolerant: bool) -> Result<(), vtl_control::Error> {
         call(
             &self.server_socket,
             &json!({ "op": "hook_add", "port": port, "loss_tolerant": loss_tolerant }),
@@ -110,7 +110,7 @@ impl Daemons {
     ///
     /// # Errors
     /// A daemon's.
-    pub fn deploy(&self, graft: &str) -> Result<(), control::Error> {
+    pub fn deploy(&self, graft: &str) -> Result<(), vtl_control::Error> {
         for socket in [&self.client_socket, &self.server_socket] {
             call(socket, &json!({ "op": "graft_deploy", "name": graft }))?;
         }
@@ -155,7 +155,7 @@ impl Daemons {
     ///
     /// # Errors
     /// One of them does not answer.
-    pub fn statuses(&self) -> Result<Statuses, control::Error> {
+    pub fn statuses(&self) -> Result<Statuses, vtl_control::Error> {
         let status = |socket: &PathBuf| Client::connect(socket)?.status();
         Ok(Statuses {
             client: status(&self.client_socket)?,
@@ -214,7 +214,7 @@ fn in_list(status: &Value, list: &str, key: &str) -> u64 {
     all.into_iter().flatten().map(number).sum()
 }
 
-fn call(socket: &Path, request: &Value) -> Result<Value, control::Error> {
+fn call(socket: &Path, request: &Value) -> Result<Value, vtl_control::Error> {
     Client::connect(socket)?.call(request)
 }
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::Value;
-use vtl::control::{Client, DEFAULT_SOCKET, Error};
+use vtl_control::{Client, DEFAULT_SOCKET, Error};
 
 use crate::failure::Failure;
 

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use serde_json::Value;
-use vtl::control::Client;
+use vtl_control::Client;
 
 use crate::daemon::{SocketArgs, explain};
 use crate::output;

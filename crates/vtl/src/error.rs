@@ -2,9 +2,8 @@
 
 use std::{io, net::IpAddr};
 
+use vtl_control as control;
 use vtl_proto::services::Contradiction;
-
-use crate::control;
 
 /// Why an operation failed.
 #[derive(Debug, thiserror::Error)]

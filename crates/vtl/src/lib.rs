@@ -3,9 +3,8 @@
 //! - [`socket`]: the six operations of the thesis (table 3.4), over shared rings;
 //! - [`Listener`]: many sessions at a port; [`Shared`]: a socket for several threads;
 //! - `tokio`, with the feature of that name: the same for asynchronous applications;
-//! - [`control`]: requests to the daemon.
+//! - [`control`]: where the daemon is, and why it refuses.
 
-pub mod control;
 mod error;
 mod events;
 mod listener;
@@ -17,6 +16,11 @@ mod succession;
 #[cfg(feature = "tokio")]
 pub mod tokio;
 mod waiting;
+
+/// The daemon's control socket, as far as applications see it.
+pub mod control {
+    pub use vtl_control::{Error, socket_path};
+}
 
 pub use listener::Listener;
 pub use message::Part;

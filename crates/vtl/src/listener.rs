@@ -10,9 +10,9 @@ use std::{
 
 use nix::sys::epoll::Epoll;
 use serde_json::json;
+use vtl_control::{self as control, Client};
 
 use crate::{
-    control::{self, Client},
     socket::{Error, Mode, Socket},
     waiting::{Source, deadline, epoll, watch},
 };

@@ -9,11 +9,11 @@ use std::{
 
 use nix::sys::epoll::Epoll;
 use serde_json::{Value, json};
+use vtl_control::{self as control, Client};
 use vtl_proto::{intf, services::Services};
 use vtl_ring::{Closed, Lanes, RxRing, TxRing, egress};
 
 use crate::{
-    control::{self, Client},
     error::Error,
     message::{Incoming, Outgoing, Part},
     socket::Agreement,

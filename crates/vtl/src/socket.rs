@@ -30,11 +30,11 @@ use nix::{
     sys::epoll::Epoll,
 };
 use serde_json::{Value, json};
+use vtl_control::{self as control, Client};
 use vtl_proto::services::{Requirements, Services};
 
 pub use crate::error::Error;
 use crate::{
-    control::{self, Client},
     message::Part,
     session::{Halt, Receivable, Session},
     succession::{Patience, Succession},

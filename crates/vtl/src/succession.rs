@@ -11,9 +11,9 @@ use std::{
 
 use nix::sys::epoll::Epoll;
 use serde_json::{Value, json};
+use vtl_control::Client;
 
 use crate::{
-    control::Client,
     error::Error,
     session::{Halt, Session},
     socket::{Agreement, Mode, Socket},

@@ -13,7 +13,9 @@ use nix::{
     sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout},
 };
 
-use crate::{control::Client, error::Error, events::Events};
+use vtl_control::Client;
+
+use crate::{error::Error, events::Events};
 
 /// The longest that a lost wake-up can cost, ms.
 pub(crate) const WAIT_MS: u16 = 200;

@@ -32,7 +32,7 @@ use nix::{
     unistd::{Gid, Group},
 };
 use serde_json::{Value, json};
-use vtl::control::{self, Client};
+use vtl_control::{self as protocol, Client};
 use vtl_proto::services::{Qos, Requirements, Services};
 
 use crate::{
@@ -257,12 +257,12 @@ impl Service {
     /// Answers one request. False if the connection has ended.
     fn converse(&self, connection: &Connection, owner: Owner) -> bool {
         let client = &connection.socket;
-        let answer = match control::receive(client.as_raw_fd()) {
+        let answer = match protocol::receive(client.as_raw_fd()) {
             Ok(Some((request, descriptors))) => {
                 let gone = || hung_up(client);
                 self.answer(&request, descriptors, &connection.peer, owner, gone)
             }
-            Err(error @ control::Error::Malformed(_)) => Err(error.to_string().into()),
+            Err(error @ protocol::Error::Malformed(_)) => Err(error.to_string().into()),
             Ok(None) | Err(_) => return false,
         };
         let (value, descriptors) = match answer {
@@ -276,7 +276,7 @@ impl Service {
             }
         };
         let fds: Vec<_> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
-        control::send(client.as_raw_fd(), &value, &fds).is_ok()
+        protocol::send(client.as_raw_fd(), &value, &fds).is_ok()
     }
 
     /// What a hook's connections are to travel by.

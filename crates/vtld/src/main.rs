@@ -30,7 +30,7 @@ use vtld::{broker, control::Control, hooker::Hooker, rules::Keeper};
 #[command(version, about, long_about)]
 struct Args {
     /// Control socket
-    #[arg(long, env = "VTL_SOCKET", default_value = vtl::control::DEFAULT_SOCKET)]
+    #[arg(long, env = "VTL_SOCKET", default_value = vtl_control::DEFAULT_SOCKET)]
     socket: PathBuf,
     /// Group whose members may use the control socket
     #[arg(long, default_value = "vtl")]
@@ -171,7 +171,7 @@ struct Claim {
 
 impl Claim {
     fn new() -> anyhow::Result<Self> {
-        let socket = Path::new(vtl::control::DEFAULT_SOCKET);
+        let socket = Path::new(vtl_control::DEFAULT_SOCKET);
         let folder = socket.parent().unwrap_or(Path::new("/run"));
         // Of the root user, so that nobody else can claim it.
         fs::create_dir_all(folder)

@@ -12,7 +12,7 @@ use std::{
 
 use nix::unistd::User;
 use serde_json::{Value, json};
-use vtl::control::MAX_MESSAGE;
+use vtl_control::MAX_MESSAGE;
 
 use crate::{
     broker,

@@ -14,7 +14,7 @@ use nix::{
 };
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
-use vtl::control::Client;
+use vtl_control::Client;
 use vtl_testbed::{Host, Lifetime, Link, Testbed};
 
 use super::{Process, run, until, vtl, vtld};

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use serde_json::json;
-use vtl::control::Client;
+use vtl_control::Client;
 
 use crate::daemon::{SocketArgs, explain};
 use crate::output;

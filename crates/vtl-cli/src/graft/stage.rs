@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use serde_json::json;
-use vtl::control::Client;
 use vtl::{Listener, Mode, Services, Socket};
 use vtl_bench::daemons::{Daemons, Options};
 use vtl_bench::nginx::Scratch;
 use vtl_bench::payload::{self, Checker};
 use vtl_bench::programs::Programs;
 use vtl_bench::{Interrupt, daemons};
+use vtl_control::Client;
 use vtl_pool::Package;
 use vtl_pool::key::SecretKey;
 use vtl_pool::manifest::Manifest;

@@ -10,7 +10,7 @@ use anyhow::{Context, anyhow, bail};
 use nix::fcntl::{Flock, FlockArg};
 use serde_json::json;
 use toml_edit::{Array, ArrayOfTables, DocumentMut, InlineTable, Item, Table, Value, value};
-use vtl::control::Client;
+use vtl_control::Client;
 
 use crate::daemon::{self, explain};
 

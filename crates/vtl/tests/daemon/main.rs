@@ -28,10 +28,8 @@ use nix::{
     },
 };
 use serde_json::{Value, json};
-use vtl::{
-    Error, Mode, Requirements, Shared, Socket,
-    control::{self, MAX_DESCRIPTORS, receive, send},
-};
+use vtl::{Error, Mode, Requirements, Shared, Socket};
+use vtl_control::{self as control, MAX_DESCRIPTORS, receive, send};
 use vtl_proto::intf::{self, vtl_ring_ctl, vtl_slot};
 
 const SLOTS: u32 = 64;

@@ -1,6 +1,4 @@
-//! Requests to the daemon: JSON messages over a Unix `SOCK_SEQPACKET` socket. Each request is one
-//! message `{"op": …}`, each answer one message `{"ok": true, …}` or `{"ok": false, "error": "…"}`;
-//! an answer may carry file descriptors.
+//! A connection to the daemon, and the messages on it.
 
 use std::{
     io::{IoSlice, IoSliceMut},
