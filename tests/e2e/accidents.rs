@@ -12,7 +12,7 @@ use std::{
 };
 
 use nix::sys::signal::Signal;
-use serde_json::{Value, json};
+use serde_json::Value;
 use vtl_testbed::{Host, Link};
 
 use crate::harness::{Process, World, payload, python3, source, until};
@@ -156,8 +156,7 @@ fn accidents(name: &str, rounds: Range<u64>) {
     let calm = world.testbed.link().expect("a link");
     let mut whole = 0;
     for round in rounds.clone() {
-        let hook = json!({ "op": "hook_add", "port": PORT });
-        world.call(Host::Server, &hook);
+        world.hook_port(PORT);
         let before = programs.lines();
         let mut flows = Vec::new();
         let go = world.path("go");

@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use serde_json::json;
+use vtl_control::Request;
 use vtl_testbed::{Host, Link};
 
 use crate::harness::{Process, World, run, source, until};
@@ -419,7 +419,7 @@ fn by_case(path: &Path) -> Vec<(String, Vec<String>)> {
 
 /// Bytes of all the client's sessions and tunnels, in both directions.
 fn carried(world: &World) -> u64 {
-    let status = world.call(Host::Client, &json!({ "op": "status" }));
+    let status = world.call(Host::Client, &Request::Status { from: 0 });
     let rows = ["sessions", "tunnels"].map(|name| status[name].as_array().expect("a list"));
     let figures = ["bytes_sent", "bytes_received"];
     let of = |name: &str| {
@@ -651,7 +651,7 @@ fn carry(world: &mut World, program: &Path, family: usize, over: Over) {
         world.start(Host::Server, &[]);
         world.start(Host::Client, &[]);
         for port in PORTS {
-            world.call(Host::Server, &json!({ "op": "hook_add", "port": port }));
+            world.hook_port(port);
         }
     }
     let before = carried(world);

@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path, process::Output};
 
-use serde_json::json;
+use vtl_control::Request;
 use vtl_testbed::{Host, Link};
 
 use crate::harness::{Process, World, bad_link, payload, refused, same, until, words};
@@ -10,7 +10,8 @@ use crate::harness::{Process, World, bad_link, payload, refused, same, until, wo
 impl World {
     /// `vtl recv` on the server, once it waits at its port.
     pub(crate) fn start_recv(&self, to: &Path, args: &[&str]) -> Process {
-        let listening = || self.call(Host::Server, &json!({ "op": "status" }))["listeners"].clone();
+        let listening =
+            || self.call(Host::Server, &Request::Status { from: 0 })["listeners"].clone();
         until("no receiver", || {
             listening().as_array().is_some_and(Vec::is_empty)
         });
@@ -61,7 +62,7 @@ fn send__every_byte_over_a_bad_link() {
             }
         }
     }
-    let left = || world.call(Host::Client, &json!({ "op": "status" }))["sessions"].clone();
+    let left = || world.call(Host::Client, &Request::Status { from: 0 })["sessions"].clone();
     until("the sessions' end", || {
         left().as_array().is_some_and(Vec::is_empty)
     });

@@ -6,8 +6,8 @@ use std::{
     thread,
 };
 
-use serde_json::{Value, json};
-use vtl_control::Client;
+use serde_json::Value;
+use vtl_control::{Client, Destination, Request, SessionRequest};
 use vtl_proto::intf;
 use vtl_testbed::{Host, Link};
 
@@ -130,14 +130,18 @@ impl Drop for StopOnDrop<'_> {
 fn raw_session(world: &World, port: u16) -> [End; 2] {
     let [client, server] =
         [Host::Client, Host::Server].map(|h| Client::connect(&world.socket(h)).expect("answers"));
-    let listen = json!({ "op": "listen", "port": port });
-    server.call(&listen).expect("the port is free");
+    server
+        .call(&Request::Listen { port })
+        .expect("the port is free");
     let host = world.servers()[0];
     let accepting = thread::spawn(move || {
-        let answer = server.call_with_descriptors(&json!({ "op": "accept" }));
+        let answer = server.call_with_descriptors(&Request::Accept { key: None });
         End::new(server, answer.expect("a session"))
     });
-    let connect = json!({ "op": "connect", "host": host, "port": port });
+    let connect = Request::Connect {
+        to: Destination::Peer { host, port },
+        session: SessionRequest::default(),
+    };
     let answer = client.call_with_descriptors(&connect).expect("a session");
     [
         End::new(client, answer),

@@ -9,9 +9,8 @@ use std::{
 };
 
 use nix::poll::{PollFd, PollFlags, poll};
-use serde_json::json;
 use vtl::{Error, Listener, Mode, Requirements, Shared, Socket};
-use vtl_control::Client;
+use vtl_control::{Client, Request};
 use vtl_testbed::{Host, Link};
 
 use crate::harness::{PATIENCE, World, until};
@@ -64,7 +63,7 @@ fn listener__gives_each_session_and_they_outlive_it() {
         .map(|_| listener.accept().expect("a session"))
         .collect();
     // Who waits and goes takes nothing along.
-    let request = json!({ "op": "accept", "key": 1 });
+    let request = Request::Accept { key: Some(1) };
     let stranger = Client::connect(&daemon).expect("answers");
     assert!(stranger.call(&request).is_err(), "that is not the key");
     assert!(readable(&listener, 60_000));

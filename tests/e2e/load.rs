@@ -2,7 +2,7 @@
 
 use std::{fs, io::Read, process::Command};
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use vtl_testbed::{Host, Link};
 
 use crate::harness::{Spoken, World, entries, until, vtl};
@@ -22,7 +22,7 @@ fn outcome(mut client: Spoken) -> Value {
 /// Two hosts over a wire, and a server whose port is hooked.
 fn hosts(name: &str) -> Option<(World, Spoken)> {
     let world = World::with_daemons(name, &Link::new(0.0, 0.0))?;
-    world.call(Host::Server, &json!({ "op": "hook_add", "port": PORT }));
+    world.hook_port(PORT);
     let serve = world.vtl(Host::Server, &["bench", "load", "serve", &PORT.to_string()]);
     let mut server = Spoken::start(serve);
     assert_eq!(server.line(), "ready");

@@ -2,7 +2,8 @@
 
 use std::{fs, net::IpAddr, path::PathBuf};
 
-use serde_json::{Value, json};
+use serde_json::Value;
+use vtl_control::Request;
 use vtl_testbed::{Host, Link};
 
 use crate::harness::{Process, World, payload, python3, refused, sha256, source, until};
@@ -302,7 +303,7 @@ fn lossy__rules_mark_both_ends() {
         format!("{rule}listen = {TALK}\nloss_tolerant = true\n"),
     )
     .expect("written");
-    world.call(Host::Server, &json!({ "op": "rule_reload" }));
+    world.call(Host::Server, &Request::RuleReload);
     call();
     assert_eq!(world.grafts(Host::Client), ["dccp-ccid3"]);
     assert_eq!(world.grafts(Host::Server), ["dccp-ccid3"]);

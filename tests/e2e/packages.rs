@@ -7,6 +7,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
+use vtl_control::Request;
 use vtl_testbed::{Host, Link};
 
 use crate::harness::{World, payload, refused, repository, same, turn, vtl, words};
@@ -57,8 +58,7 @@ impl Shop {
     }
 
     fn list(&self) -> Value {
-        self.world
-            .call(Host::Client, &json!({ "op": "graft_list" }))
+        self.world.call(Host::Client, &Request::GraftList)
     }
 
     /// Nothing changed, and the running grafts still carry.
@@ -126,7 +126,8 @@ fn package__from_template_to_a_file_and_a_new_version() {
     let package = dir.join("mine-0.1.1.vtlg");
     let swap = ["graft", "swap", package.to_str().expect("UTF-8")];
     success(&world.vtl(Host::Client, &swap).output().expect("vtl runs"));
-    let shown = world.call(Host::Client, &json!({ "op": "graft_show", "name": "mine" }));
+    let name = "mine".to_owned();
+    let shown = world.call(Host::Client, &Request::GraftShow { name });
     assert_eq!(
         (&shown["version"], &shown["deployed"]),
         (&json!("0.1.1"), &json!(true))

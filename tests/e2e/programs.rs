@@ -8,7 +8,6 @@ use std::{
     process::{Command, Stdio},
 };
 
-use serde_json::json;
 use vtl_testbed::{Host, Link};
 
 use crate::harness::{Process, World, payload, python3, run, same, sha256, until, words};
@@ -25,7 +24,7 @@ fn hosts(name: &str, port: u16, programs: &[&str]) -> Option<World> {
         }
     }
     let world = World::new(name, &Link::new(10.0, 100.0))?;
-    world.call(Host::Server, &json!({ "op": "hook_add", "port": port }));
+    world.hook_port(port);
     world.spoil();
     Some(world)
 }

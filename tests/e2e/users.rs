@@ -4,18 +4,21 @@
 use std::{
     fs, io,
     net::SocketAddr,
-    os::unix::{
-        fs::{PermissionsExt, chown},
-        process::CommandExt,
+    os::{
+        fd::{AsFd, AsRawFd},
+        unix::{
+            fs::{PermissionsExt, chown},
+            process::CommandExt,
+        },
     },
     process::Command,
     thread,
 };
 
 use nix::unistd::{Gid, Group, Uid, setgid, setgroups, setuid};
-use serde_json::json;
+use serde_json::Value;
 use vtl::{Mode, Requirements, Services, Socket};
-use vtl_control::Client;
+use vtl_control::{Client, Request};
 use vtl_testbed::{Host, Link};
 
 use crate::harness::{Process, World, payload, refused, same, until, url, vtl, vtld, words};
@@ -218,24 +221,29 @@ fn applications__cannot_touch_each_other() {
     let other = session(&world, 41);
     for stranger in &strangers {
         for aborted in [false, true] {
-            let close = json!({ "op": "close", "aborted": aborted });
+            let close = Request::Close { aborted };
             stranger.call(&close).expect("closes nothing");
         }
-        let error = stranger.call(&json!({ "op": "accept" }));
+        let error = stranger.call(&Request::Accept { key: None });
         assert!(error.unwrap_err().to_string().contains("without listen"));
     }
-    let taken = strangers[1].call(&json!({ "op": "listen", "port": 40 }));
+    let taken = strangers[1].call(&Request::Listen { port: 40 });
     assert!(taken.unwrap_err().to_string().contains("taken"));
     // Nonsense is answered and harms nobody.
+    let socket = strangers[0].as_fd().as_raw_fd();
     for request in [
-        json!({}),
-        json!([1, 2]),
-        json!({ "op": 7 }),
-        json!({ "op": "connect", "host": "x" }),
-        json!({ "op": "connect", "host": "10.73.0.2", "port": 70000 }),
-        json!({ "op": "listen", "port": -1 }),
+        "{}",
+        "[1, 2]",
+        r#"{ "op": 7 }"#,
+        r#"{ "op": "connect", "host": "x" }"#,
+        r#"{ "op": "connect", "host": "10.73.0.2", "port": 70000 }"#,
+        r#"{ "op": "listen", "port": -1 }"#,
     ] {
-        assert!(strangers[0].call(&request).is_err(), "{request}");
+        let message: Value = serde_json::from_str(request).expect("JSON");
+        vtl_control::send(socket, &message, &[]).expect("sent");
+        let answer = vtl_control::receive(socket).expect("JSON");
+        let (answer, _) = answer.expect("an answer");
+        assert_eq!(answer["ok"], false, "{request}: {answer}");
     }
     // One application ends at once: its session, and no other.
     drop(other);

@@ -9,8 +9,9 @@ use std::{
     time::Duration,
 };
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use vtl::{Mode, Socket};
+use vtl_control::Request;
 use vtl_testbed::{Host, Link};
 
 use crate::harness::{
@@ -338,7 +339,7 @@ fn ways__tcp_where_none_leads_there() {
     let server = world.servers()[0];
     world.download(server, "f");
     assert!(world.sum(Host::Client, "bytes_received") >= SIZE as u64);
-    let status = world.call(Host::Client, &json!({ "op": "status" }));
+    let status = world.call(Host::Client, &Request::Status { from: 0 });
     assert_eq!(status["sessions"][0]["way"], "native");
 }
 

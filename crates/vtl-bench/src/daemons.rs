@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use serde::Serialize;
-use serde_json::{Value, json};
-use vtl_control::Client;
+use serde_json::Value;
+use vtl_control::{CarrierSpec, Client, HookTarget, Request};
 use vtl_testbed::{Host, Testbed};
 
 use crate::child::{Background, peak_kb, pin, resident_kb};
@@ -100,7 +100,13 @@ impl Daemons {
     pub fn hook(&self, port: u16, loss_tolerant: bool) -> Result<(), vtl_control::Error> {
         call(
             &self.server_socket,
-            &json!({ "op": "hook_add", "port": port, "loss_tolerant": loss_tolerant }),
+            &Request::HookAdd {
+                target: HookTarget::Port(port),
+                carrier: CarrierSpec {
+                    carrier: None,
+                    loss_tolerant,
+                },
+            },
         )
         .map(drop)
     }
@@ -112,7 +118,8 @@ impl Daemons {
     /// A daemon's.
     pub fn deploy(&self, graft: &str) -> Result<(), vtl_control::Error> {
         for socket in [&self.client_socket, &self.server_socket] {
-            call(socket, &json!({ "op": "graft_deploy", "name": graft }))?;
+            let name = Some(graft.to_owned());
+            call(socket, &Request::GraftDeploy { name })?;
         }
         Ok(())
     }
@@ -214,14 +221,14 @@ fn in_list(status: &Value, list: &str, key: &str) -> u64 {
     all.into_iter().flatten().map(number).sum()
 }
 
-fn call(socket: &Path, request: &Value) -> Result<Value, vtl_control::Error> {
+fn call(socket: &Path, request: &Request) -> Result<Value, vtl_control::Error> {
     Client::connect(socket)?.call(request)
 }
 
 fn wait(vtld: &mut Background, socket: &Path, interrupt: &Interrupt) -> anyhow::Result<()> {
     let started = Instant::now();
     loop {
-        if call(socket, &json!({ "op": "status" })).is_ok() {
+        if call(socket, &Request::Status { from: 0 }).is_ok() {
             return Ok(());
         }
         interrupt.check()?;

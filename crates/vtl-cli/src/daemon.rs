@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::Value;
-use vtl_control::{Client, DEFAULT_SOCKET, Error};
+use vtl_control::{Client, DEFAULT_SOCKET, Error, Request};
 
 use crate::failure::Failure;
 
@@ -25,13 +25,13 @@ pub(crate) struct SocketArgs {
 
 impl SocketArgs {
     /// One request, one answer.
-    pub(crate) fn call(&self, request: &Value) -> anyhow::Result<Value> {
+    pub(crate) fn call(&self, request: &Request) -> anyhow::Result<Value> {
         call(&self.socket, request)
     }
 }
 
 /// One request to the daemon at `socket`, one answer.
-pub(crate) fn call(socket: &Path, request: &Value) -> anyhow::Result<Value> {
+pub(crate) fn call(socket: &Path, request: &Request) -> anyhow::Result<Value> {
     Client::connect(socket)
         .and_then(|client| client.call(request))
         .map_err(explain)

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use clap::{Args, Subcommand};
-use serde_json::{Value, json};
+use vtl_control::{CarrierSpec, HookTarget, Request};
 
 use crate::daemon::SocketArgs;
 use crate::failure::Failure;
@@ -30,14 +30,14 @@ pub(crate) enum HookCommand {
         json: bool,
     },
     /// Capture no further connections; those that run go on
-    Remove(HookTarget),
+    Remove(TargetArgs),
 }
 
 /// Arguments of `vtl hook add`.
 #[derive(Debug, Args)]
 pub(crate) struct HookAddArgs {
     #[command(flatten)]
-    target: HookTarget,
+    target: TargetArgs,
     #[command(flatten)]
     carrier: CarrierArg,
 }
@@ -60,16 +60,18 @@ struct CarrierArg {
 }
 
 impl CarrierArg {
-    fn ask(&self, request: &mut Value) {
-        request["carrier"] = json!(self.carrier);
-        request["loss_tolerant"] = self.loss_tolerant.into();
+    fn spec(&self) -> CarrierSpec {
+        CarrierSpec {
+            carrier: self.carrier.clone(),
+            loss_tolerant: self.loss_tolerant,
+        }
     }
 }
 
 /// What to capture.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
-pub(crate) struct HookTarget {
+pub(crate) struct TargetArgs {
     /// A TCP port that a server on this host listens on
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
@@ -78,16 +80,16 @@ pub(crate) struct HookTarget {
     cgroup: Option<PathBuf>,
 }
 
-impl HookTarget {
-    fn request(&self, op: &str) -> anyhow::Result<Value> {
-        Ok(match (&self.port, &self.cgroup) {
-            (Some(port), _) => json!({ "op": op, "port": port }),
+impl TargetArgs {
+    fn target(&self) -> anyhow::Result<HookTarget> {
+        Ok(match (self.port, &self.cgroup) {
+            (Some(port), _) => HookTarget::Port(port),
             (None, Some(path)) => {
                 // The daemon has another working directory.
                 let path = path.canonicalize().map_err(|err| {
                     anyhow::anyhow!("there is no cgroup {}: {err}", path.display())
                 })?;
-                json!({ "op": op, "cgroup": path })
+                HookTarget::Cgroup(path)
             }
             (None, None) => unreachable!("clap requires one of the two"),
         })
@@ -98,15 +100,18 @@ impl HookTarget {
 pub(crate) fn run(command: &HookCommand, socket: &SocketArgs) -> anyhow::Result<()> {
     match command {
         HookCommand::Add(args) => {
-            let mut request = args.target.request("hook_add")?;
-            args.carrier.ask(&mut request);
-            socket.call(&request)?;
+            socket.call(&Request::HookAdd {
+                target: args.target.target()?,
+                carrier: args.carrier.spec(),
+            })?;
         }
         HookCommand::Remove(target) => {
-            socket.call(&target.request("hook_remove")?)?;
+            socket.call(&Request::HookRemove {
+                target: target.target()?,
+            })?;
         }
         HookCommand::List { json } => {
-            let answer = socket.call(&json!({ "op": "hook_list" }))?;
+            let answer = socket.call(&Request::HookList)?;
             output::show(&answer, *json)?;
         }
     }
@@ -130,9 +135,9 @@ pub(crate) struct RunArgs {
 
 /// Has the daemon move this process into a captured cgroup, and becomes the program.
 pub(crate) fn exec(args: &RunArgs, socket: &SocketArgs) -> anyhow::Result<()> {
-    let mut request = json!({ "op": "hook_run" });
-    args.carrier.ask(&mut request);
-    socket.call(&request)?;
+    socket.call(&Request::HookRun {
+        carrier: args.carrier.spec(),
+    })?;
     let (program, arguments) = args.command.split_first().expect("clap requires one");
     let err = Command::new(program).args(arguments).exec();
     let program = program.to_string_lossy();

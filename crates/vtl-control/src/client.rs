@@ -14,7 +14,10 @@ use nix::{
         sendmsg, socket,
     },
 };
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::Request;
 
 /// Where the daemon listens unless told otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/vtl/vtld.sock";
@@ -96,7 +99,7 @@ impl Client {
     /// # Errors
     /// [`Error::Refused`] or [`Error::Forbidden`] with the daemon's sentence, or what went wrong on
     /// the way.
-    pub fn call(&self, request: &Value) -> Result<Value, Error> {
+    pub fn call(&self, request: &Request) -> Result<Value, Error> {
         Ok(self.call_with_descriptors(request)?.0)
     }
 
@@ -106,11 +109,11 @@ impl Client {
     /// # Errors
     /// As [`Client::call`].
     pub fn status(&self) -> Result<Value, Error> {
-        let mut status = self.call(&json!({ "op": "status" }))?;
+        let mut status = self.call(&Request::Status { from: 0 })?;
         let mut from = 0;
         while let Some(more) = status["more"].as_u64().filter(|more| *more > from) {
             from = more;
-            let mut page = self.call(&json!({ "op": "status", "from": from }))?;
+            let mut page = self.call(&Request::Status { from: from as u32 })?;
             status["more"] = page["more"].take();
             if let (Value::Array(all), Value::Array(rows)) =
                 (&mut status["sessions"], page["sessions"].take())
@@ -128,7 +131,7 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::call`].
-    pub fn call_with_descriptors(&self, request: &Value) -> Result<(Value, Vec<OwnedFd>), Error> {
+    pub fn call_with_descriptors(&self, request: &Request) -> Result<(Value, Vec<OwnedFd>), Error> {
         self.ask(request)?;
         self.await_answer()
     }
@@ -139,7 +142,7 @@ impl Client {
     /// As [`Client::call`].
     pub fn call_handing(
         &self,
-        request: &Value,
+        request: &Request,
         descriptors: &[BorrowedFd<'_>],
     ) -> Result<Value, Error> {
         self.request(request, descriptors)?;
@@ -150,11 +153,11 @@ impl Client {
     ///
     /// # Errors
     /// [`Error::Closed`], [`Error::System`].
-    pub fn ask(&self, request: &Value) -> Result<(), Error> {
+    pub fn ask(&self, request: &Request) -> Result<(), Error> {
         self.request(request, &[])
     }
 
-    fn request(&self, request: &Value, descriptors: &[BorrowedFd<'_>]) -> Result<(), Error> {
+    fn request(&self, request: &Request, descriptors: &[BorrowedFd<'_>]) -> Result<(), Error> {
         let descriptors: Vec<RawFd> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
         match send(self.socket.as_raw_fd(), request, &descriptors) {
             Err(Error::System(Errno::EPIPE | Errno::ECONNRESET)) => Err(Error::Closed),
@@ -210,9 +213,9 @@ impl AsFd for Client {
 /// Sends one message.
 ///
 /// # Errors
-/// [`Error::System`].
-pub fn send(socket: RawFd, value: &Value, descriptors: &[RawFd]) -> Result<(), Error> {
-    let text = value.to_string();
+/// [`Error::System`], with `EILSEQ` if a path in the message is not UTF-8.
+pub fn send(socket: RawFd, message: &impl Serialize, descriptors: &[RawFd]) -> Result<(), Error> {
+    let text = serde_json::to_vec(message).map_err(|_| Errno::EILSEQ)?;
     let rights = [ControlMessage::ScmRights(descriptors)];
     let control = if descriptors.is_empty() {
         &rights[..0]
@@ -222,7 +225,7 @@ pub fn send(socket: RawFd, value: &Value, descriptors: &[RawFd]) -> Result<(), E
     retry(|| {
         sendmsg::<()>(
             socket,
-            &[IoSlice::new(text.as_bytes())],
+            &[IoSlice::new(&text)],
             control,
             MsgFlags::MSG_NOSIGNAL,
             None,
@@ -314,6 +317,7 @@ mod tests {
     use std::{fs::File, io::Read, thread, time::Duration};
 
     use nix::sys::socket::{Backlog, accept, bind, listen, socketpair};
+    use serde_json::json;
 
     use super::*;
 
@@ -331,7 +335,7 @@ mod tests {
     fn receive__descriptors_come_along() {
         let (here, there) = pair();
         let (reader, writer) = nix::unistd::pipe().unwrap();
-        let request = json!({ "op": "test" });
+        let request = json!({ "x": 1 });
         send(here.as_raw_fd(), &request, &[writer.as_raw_fd()]).unwrap();
         drop(writer);
         let (value, descriptors) = receive(there.as_raw_fd()).unwrap().unwrap();

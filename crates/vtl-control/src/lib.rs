@@ -3,7 +3,12 @@
 //! `{"ok": false, "error": "…"}`; either may carry file descriptors.
 
 mod client;
+mod request;
 
 pub use client::{
     Client, DEFAULT_SOCKET, Error, MAX_DESCRIPTORS, MAX_MESSAGE, receive, send, socket_path,
+};
+pub use request::{
+    BadRequest, CarrierSpec, Destination, Executable, HookTarget, OpenedConnection, Request,
+    SessionKey, SessionRequest,
 };

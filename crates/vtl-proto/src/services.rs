@@ -3,11 +3,14 @@
 
 use core::{fmt, ops::BitOr, str::FromStr};
 
+use serde::{Deserialize, Serialize};
+
 use crate::intf;
 
 /// A set of transport services, `enum vtl_service`. Bits without a name are kept: what a newer
-/// peer requires and nobody here provides must not be granted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+/// peer requires and nobody here provides must not be granted. Serialized as a number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct Services(u16);
 
 impl Services {
@@ -160,7 +163,8 @@ impl FromStr for Services {
 }
 
 /// Quality of service; `None` means that the application does not care.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Qos {
     /// From the sender's call to availability at the receiving application, milliseconds.
     pub max_delay_ms: Option<u32>,
@@ -187,8 +191,10 @@ pub enum Preference {
     Prohibit,
 }
 
-/// What an application asks for. [`Requirements::set`] keeps the four sets apart.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+/// What an application asks for. [`Requirements::set`] keeps the four sets apart. Serialized, the
+/// bounds stand among the sets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Requirements {
     /// Services that must be there.
     pub services: Services,
@@ -199,6 +205,7 @@ pub struct Requirements {
     /// Services that must not be there.
     pub prohibit: Services,
     /// Bounds.
+    #[serde(flatten)]
     pub qos: Qos,
 }
 

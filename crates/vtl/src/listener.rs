@@ -9,8 +9,7 @@ use std::{
 };
 
 use nix::sys::epoll::Epoll;
-use serde_json::json;
-use vtl_control::{self as control, Client};
+use vtl_control::{self as control, Client, Request};
 
 use crate::{
     socket::{Error, Mode, Socket},
@@ -39,7 +38,7 @@ impl Listener {
     /// The daemon cannot be reached, or the port is taken.
     pub fn bind(port: u16, daemon: &Path) -> Result<Self, Error> {
         let client = Client::connect(daemon)?;
-        let answer = client.call(&json!({ "op": "listen", "port": port }))?;
+        let answer = client.call(&Request::Listen { port })?;
         let key = answer["key"]
             .as_u64()
             .ok_or_else(|| control::Error::Malformed(answer.to_string()))?;
@@ -60,7 +59,9 @@ impl Listener {
     fn ask(&mut self) -> Result<(), Error> {
         let client = Client::connect(&self.daemon)?;
         let mut next = Socket::over(client, Mode::Responder, self.address, &self.daemon)?;
-        next.ask(&json!({ "op": "accept", "key": self.key }))?;
+        next.ask(&Request::Accept {
+            key: Some(self.key),
+        })?;
         watch(&self.ready, &next, Source::Any)?;
         self.next = Some(next);
         Ok(())

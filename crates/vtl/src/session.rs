@@ -8,8 +8,8 @@ use std::{
 };
 
 use nix::sys::epoll::Epoll;
-use serde_json::{Value, json};
-use vtl_control::{self as control, Client};
+use serde_json::Value;
+use vtl_control::{self as control, Client, SessionKey};
 use vtl_proto::{intf, services::Services};
 use vtl_ring::{Closed, Lanes, RxRing, TxRing, egress};
 
@@ -58,27 +58,13 @@ pub(crate) struct Session {
     batch: u64,
     /// How long the next nap is.
     nap: Duration,
-    pub(crate) key: Key,
+    pub(crate) key: SessionKey,
     /// Packets arrive all, sooner or later.
     pub(crate) reliable: bool,
     /// Another one has succeeded it: it is read to its end.
     pub(crate) old: bool,
     /// It is gone on with for now, also where the peer has succeeded it.
     pub(crate) stays: bool,
-}
-
-/// Names a session towards the daemon.
-#[derive(Clone, Copy)]
-pub(crate) struct Key {
-    sid: u64,
-    key: u64,
-}
-
-impl Key {
-    /// For requests about the session that succeeds this one.
-    pub(crate) fn to_json(self) -> Value {
-        json!({ "sid": self.sid, "key": self.key })
-    }
 }
 
 /// Why an operation did not come to its end.
@@ -157,8 +143,8 @@ impl Session {
             given_up: 0,
             batch: 0,
             nap: NAP,
-            key: Key {
-                sid: answer["sid"].as_u64().unwrap_or_default(),
+            key: SessionKey {
+                sid: number("sid").unwrap_or_default(),
                 key: answer["key"].as_u64().unwrap_or_default(),
             },
             reliable: agreement.services.contains(Services::RELIABLE),

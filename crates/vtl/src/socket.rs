@@ -29,8 +29,7 @@ use nix::{
     poll::{PollFd, PollFlags},
     sys::epoll::Epoll,
 };
-use serde_json::{Value, json};
-use vtl_control::{self as control, Client};
+use vtl_control::{self as control, Client, Destination, Request, SessionRequest};
 use vtl_proto::services::{Requirements, Services};
 
 pub use crate::error::Error;
@@ -120,7 +119,9 @@ impl Socket {
     pub fn init(mode: Mode, address: SocketAddr, daemon: &Path) -> Result<Self, Error> {
         let client = Client::connect(daemon)?;
         if mode == Mode::Responder {
-            client.call(&json!({ "op": "listen", "port": address.port() }))?;
+            client.call(&Request::Listen {
+                port: address.port(),
+            })?;
         }
         Self::over(client, mode, address, daemon)
     }
@@ -188,15 +189,10 @@ impl Socket {
         if let Some(contradiction) = requirements.contradiction() {
             return Err(contradiction.into());
         }
-        self.try_connect(json!({
-            "services": requirements.services.bits(),
-            "prefer": requirements.prefer.bits(),
-            "avoid": requirements.avoid.bits(),
-            "prohibit": requirements.prohibit.bits(),
-            "max_delay_ms": requirements.qos.max_delay_ms,
-            "min_throughput_mbit": requirements.qos.min_throughput_mbit,
-            "max_loss_pct": requirements.qos.max_loss_pct,
-        }))
+        self.try_connect(&SessionRequest {
+            requirements: *requirements,
+            ..SessionRequest::default()
+        })
     }
 
     /// As [`Socket::negotiate`], but over this graft and no other, for tests and measurements.
@@ -210,28 +206,32 @@ impl Socket {
         graft: &str,
         params: &[(&str, u32)],
     ) -> Result<Agreement, Error> {
-        let params: serde_json::Map<String, Value> = params
-            .iter()
-            .map(|(name, value)| ((*name).to_owned(), json!(value)))
-            .collect();
-        let wish = json!({ "services": 0, "graft": graft, "params": params });
+        let param = |(name, value): &(&str, u32)| ((*name).to_owned(), *value);
+        let wanted = SessionRequest {
+            graft: Some(graft.to_owned()),
+            params: params.iter().map(param).collect(),
+            ..SessionRequest::default()
+        };
         let limit = self.deadline();
-        self.await_agreement(limit, |socket| socket.try_connect(wish.clone()))
+        self.await_agreement(limit, |socket| socket.try_connect(&wanted))
     }
 
     /// Asks for a session, or for one in place of that which there is, and takes the answer.
-    fn try_connect(&mut self, mut wish: Value) -> Result<Option<Agreement>, Error> {
-        wish["op"] = "connect".into();
+    fn try_connect(&mut self, wanted: &SessionRequest) -> Result<Option<Agreement>, Error> {
         if self.session.is_some() {
-            return self.try_succeed(wish);
+            return self.try_succeed(wanted);
         }
         if self.mode != Mode::Initiator {
             return Err(Error::Misuse("a responder validates a session first"));
         }
         if !self.asked {
-            wish["host"] = json!(self.address.ip());
-            wish["port"] = self.address.port().into();
-            self.ask(&wish)?;
+            self.ask(&Request::Connect {
+                to: Destination::Peer {
+                    host: self.address.ip(),
+                    port: self.address.port(),
+                },
+                session: wanted.clone(),
+            })?;
         }
         self.try_adopt()
     }
@@ -257,13 +257,13 @@ impl Socket {
             ));
         }
         if !self.asked {
-            self.ask(&json!({ "op": "accept" }))?;
+            self.ask(&Request::Accept { key: None })?;
         }
         self.try_adopt()
     }
 
     /// Requests a session; [`Socket::try_adopt`] takes the answer.
-    pub(crate) fn ask(&mut self, request: &Value) -> Result<(), Error> {
+    pub(crate) fn ask(&mut self, request: &Request) -> Result<(), Error> {
         self.client.ask(request)?;
         self.asked = true;
         Ok(())
@@ -319,7 +319,7 @@ impl Socket {
         };
         let (session, agreement) = granted.inspect_err(|_| {
             // To the daemon it is open, and the next attempt would get another one.
-            let _ = self.client.call(&json!({ "op": "close", "aborted": true }));
+            let _ = self.client.call(&Request::Close { aborted: true });
         })?;
         self.session = Some(session);
         self.agreement = Some(agreement.clone());
@@ -599,7 +599,7 @@ impl Socket {
         while !self.succession.old.is_empty() {
             self.retire();
         }
-        self.client.call(&json!({ "op": "close" }))?;
+        self.client.call(&Request::Close { aborted: false })?;
         self.session = None;
         Ok(true)
     }
@@ -617,7 +617,7 @@ impl Socket {
         if self.session.is_none() {
             return Err(Error::Misuse("there is no session"));
         }
-        let answer = self.client.call(&json!({ "op": "statistics" }))?;
+        let answer = self.client.call(&Request::Statistics)?;
         let text = answer.to_string();
         Ok(serde_json::from_value(answer).map_err(|_| control::Error::Malformed(text))?)
     }

@@ -10,8 +10,8 @@ use std::{
 };
 
 use nix::sys::epoll::Epoll;
-use serde_json::{Value, json};
-use vtl_control::Client;
+use serde_json::Value;
+use vtl_control::{Client, Destination, Request, SessionRequest};
 
 use crate::{
     error::Error,
@@ -89,7 +89,10 @@ type Attempt<'a, T> = &'a mut dyn FnMut(&mut Session) -> Result<Option<T>, Halt>
 
 impl Socket {
     /// Asks for a session in place of the present one, and says what came of it.
-    pub(crate) fn try_succeed(&mut self, mut wish: Value) -> Result<Option<Agreement>, Error> {
+    pub(crate) fn try_succeed(
+        &mut self,
+        wanted: &SessionRequest,
+    ) -> Result<Option<Agreement>, Error> {
         self.tend();
         if let Some(outcome) = self.succession.outcome.take() {
             return outcome.map(Some);
@@ -102,9 +105,12 @@ impl Socket {
             }
             let session = self.open_session()?;
             session.between_messages()?;
-            wish["succeeds"] = session.key.to_json();
+            let succeeds = session.key;
             let client = Client::connect(&self.daemon)?;
-            client.ask(&wish)?;
+            client.ask(&Request::Connect {
+                to: Destination::Successor { succeeds },
+                session: wanted.clone(),
+            })?;
             watch(&self.any, &client, Source::Other)?;
             self.succession.asked = Some(Asked::Waiting(Arc::new(client)));
         }
@@ -143,7 +149,7 @@ impl Socket {
             let outcome = self.go_over(client, &answer, descriptors);
             if outcome.is_err() {
                 // The peer has gone over, or will.
-                let _ = self.client.call(&json!({ "op": "close", "aborted": true }));
+                let _ = self.client.call(&Request::Close { aborted: true });
             }
             self.tell(outcome);
         }
@@ -156,10 +162,9 @@ impl Socket {
 
     /// Goes over to the session by which the peer has succeeded the present one.
     fn follow(&mut self) -> Result<(), Error> {
-        let key = self.open_session()?.key;
+        let succeeds = self.open_session()?.key;
         let client = Arc::new(Client::connect(&self.daemon)?);
-        let request = json!({ "op": "follow", "succeeds": key.to_json() });
-        let (answer, descriptors) = client.call_with_descriptors(&request)?;
+        let (answer, descriptors) = client.call_with_descriptors(&Request::Follow { succeeds })?;
         self.go_over(client, &answer, descriptors).map(drop)
     }
 
@@ -250,9 +255,7 @@ impl Socket {
         // The peer takes an orderly end for a sign that all was read.
         let aborted = old.session.reliable && !old.session.is_read();
         // Without a daemon it has ended.
-        let _ = old
-            .client
-            .call(&json!({ "op": "close", "aborted": aborted }));
+        let _ = old.client.call(&Request::Close { aborted });
         // They fail only if it never came in.
         let _ = match &old.own {
             Some(own) => self.any.delete(&own.0),

@@ -9,7 +9,6 @@ use std::{
     collections::HashMap,
     fs,
     io::{self, Read},
-    net::SocketAddr,
     os::{
         fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
         unix::fs::{PermissionsExt, chown},
@@ -32,12 +31,11 @@ use nix::{
     unistd::{Gid, Group},
 };
 use serde_json::{Value, json};
-use vtl_control::{self as protocol, Client};
-use vtl_proto::services::{Qos, Requirements, Services};
+use vtl_control::{self as protocol, CarrierSpec, Client, HookTarget, Request, SessionRequest};
 
 use crate::{
-    broker::{self, Granted, Owner, Predecessor, Toward, Wish},
-    hooker::{Carrier, Hooked, Hooker, rules::Connection as Opened},
+    broker::{self, Granted, Owner, Wish},
+    hooker::{Carrier, Hooked, Hooker},
     option::netns_cookie,
     rules::Keeper,
 };
@@ -260,7 +258,11 @@ impl Service {
         let answer = match protocol::receive(client.as_raw_fd()) {
             Ok(Some((request, descriptors))) => {
                 let gone = || hung_up(client);
-                self.answer(&request, descriptors, &connection.peer, owner, gone)
+                Request::parse(&request)
+                    .map_err(|bad| bad.to_string().into())
+                    .and_then(|request| {
+                        self.answer(request, descriptors, &connection.peer, owner, gone)
+                    })
             }
             Err(error @ protocol::Error::Malformed(_)) => Err(error.to_string().into()),
             Ok(None) | Err(_) => return false,
@@ -279,22 +281,21 @@ impl Service {
         protocol::send(client.as_raw_fd(), &value, &fds).is_ok()
     }
 
-    /// What a hook's connections are to travel by.
-    fn carrier(&self, request: &Value) -> Result<Carrier, String> {
-        let carrier = match &request["carrier"] {
-            Value::Null => Carrier::default(),
-            Value::String(name) => name.parse()?,
-            _ => return Err("\"carrier\" must be a name".into()),
+    /// What a hook's connections are to travel by. `port`: those that a server accepts.
+    fn carrier(&self, spec: &CarrierSpec, port: bool) -> Result<Carrier, String> {
+        let carrier = match &spec.carrier {
+            None => Carrier::default(),
+            Some(name) => name.parse()?,
         };
-        let tolerant = request["loss_tolerant"].as_bool().unwrap_or(false);
-        let carrier = carrier.marked(tolerant, !request["port"].is_null(), "--loss-tolerant")?;
+        let carrier = carrier.marked(spec.loss_tolerant, port, "--loss-tolerant")?;
         self.broker.carries(&carrier)?;
         Ok(carrier)
     }
 
+    /// `descriptors` came with the request; `gone`: nobody waits for the answer any more.
     fn answer(
         &self,
-        request: &Value,
+        request: Request,
         descriptors: Vec<OwnedFd>,
         peer: &Peer,
         owner: Owner,
@@ -302,63 +303,62 @@ impl Service {
     ) -> Answer {
         // Not held while an application waits for a session: the daemon could not end in order.
         let hooker = || self.hooker.upgrade().ok_or("the daemon is stopping");
-        let op = request["op"].as_str().ok_or("the request names no op")?;
         let plain = |value: Value| Ok((value, Vec::new()));
         let done = || Ok((json!({}), Vec::new()));
-        let root = || {
+        let root = |what: &str| {
             if peer.root {
                 Ok(())
             } else {
-                let why = format!("vtl {} is for root: use sudo", op.replace('_', " "));
+                let why = format!("vtl {what} is for root: use sudo");
                 Err(Refusal { why, denied: true })
             }
         };
-        match op {
-            "status" => {
-                let from = request["from"].as_u64().and_then(|n| n.try_into().ok());
-                let mut status = self.broker.status(from.unwrap_or(0))?;
+        match request {
+            Request::Status { from } => {
+                let mut status = self.broker.status(from)?;
                 status["hooks"] = hooks(&*hooker()?);
                 plain(status)
             }
-            "graft_list" => plain(self.broker.grafts()?),
-            "graft_show" => plain(self.broker.describe(text(request, "name")?)?),
-            "graft_deploy" | "graft_swap" => {
-                root()?;
-                let swap = op == "graft_swap";
-                plain(match descriptors.into_iter().next() {
-                    Some(file) => self.broker.deploy_package(package(file)?, swap)?,
-                    None => self.broker.deploy(text(request, "name")?, swap)?,
-                })
+            Request::GraftList => plain(self.broker.grafts()?),
+            Request::GraftShow { name } => plain(self.broker.describe(name)?),
+            Request::GraftDeploy { name } => {
+                root("graft deploy")?;
+                plain(self.load(name, descriptors, false)?)
             }
-            "graft_remove" => {
-                root()?;
-                self.broker.remove(text(request, "name")?)?;
+            Request::GraftSwap { name } => {
+                root("graft swap")?;
+                plain(self.load(name, descriptors, true)?)
+            }
+            Request::GraftRemove { name } => {
+                root("graft remove")?;
+                self.broker.remove(name)?;
                 done()
             }
-            "hook_list" => plain(json!({ "hooks": hooks(&*hooker()?) })),
-            "hook_run" => {
-                let id = hooker()?.hook_pid(peer.pid, &self.carrier(request)?);
+            Request::HookList => plain(json!({ "hooks": hooks(&*hooker()?) })),
+            Request::HookRun { carrier } => {
+                let id = hooker()?.hook_pid(peer.pid, &self.carrier(&carrier, false)?);
                 plain(json!({ "id": id.map_err(|e| e.to_string())? }))
             }
-            "hook_add" => {
-                root()?;
-                let (hooker, carrier) = (hooker()?, self.carrier(request)?);
-                let id = match target(request)? {
-                    Target::Port(port) => hooker.hook_port(port, &carrier),
-                    Target::Cgroup(path) => hooker.hook_cgroup(&path, &carrier),
+            Request::HookAdd { target, carrier } => {
+                root("hook add")?;
+                let hooker = hooker()?;
+                let port = matches!(target, HookTarget::Port(_));
+                let carrier = self.carrier(&carrier, port)?;
+                let id = match target {
+                    HookTarget::Port(port) => hooker.hook_port(port, &carrier),
+                    HookTarget::Cgroup(path) => hooker.hook_cgroup(&path, &carrier),
                 };
                 plain(json!({ "id": id.map_err(|e| e.to_string())? }))
             }
-            "hook_remove" => {
-                root()?;
-                let wanted = target(request)?;
+            Request::HookRemove { target } => {
+                root("hook remove")?;
                 let hooker = hooker()?;
                 let hook = hooker
                     .list()
                     .into_iter()
-                    .find(|h| match (&h.what, &wanted) {
-                        (Hooked::Port(port), Target::Port(other)) => port == other,
-                        (Hooked::Cgroup(path), Target::Cgroup(other)) => {
+                    .find(|h| match (&h.what, &target) {
+                        (Hooked::Port(port), HookTarget::Port(other)) => port == other,
+                        (Hooked::Cgroup(path), HookTarget::Cgroup(other)) => {
                             *path == hooker.cgroup(other)
                         }
                         _ => false,
@@ -367,72 +367,47 @@ impl Service {
                 hooker.unhook(hook.id).map_err(|e| e.to_string())?;
                 done()
             }
-            "rule_list" => {
-                let from = request["from"].as_u64().and_then(|n| n.try_into().ok());
-                plain(self.rules.list(from.unwrap_or(0))?)
-            }
-            "rule_explain" => plain(self.rules.explain(&opened(request)?)?),
-            "rule_check" => {
+            Request::RuleList { from } => plain(self.rules.list(from as usize)?),
+            Request::RuleExplain(connection) => plain(self.rules.explain(&connection)?),
+            Request::RuleCheck { name } => {
                 let file = descriptors.into_iter().next();
                 let file = file.ok_or("the request has no file")?;
-                let count = self.rules.check(file.into(), &text(request, "name")?)?;
-                plain(json!({ "count": count }))
+                plain(json!({ "count": self.rules.check(file.into(), &name)? }))
             }
-            "rule_reload" => {
-                root()?;
+            Request::RuleReload => {
+                root("rule reload")?;
                 plain(json!({ "count": self.rules.reload()? }))
             }
-            "connect" => {
-                let to = match predecessor(request)? {
-                    Some(of) => Toward::Successor(of),
-                    None => {
-                        let host = text(request, "host")?;
-                        let host = host
-                            .parse()
-                            .map_err(|_| format!("{host} is no IP address"))?;
-                        let port = number(request, "port")?;
-                        Toward::Peer(SocketAddr::new(host, port))
-                    }
-                };
-                granted(
-                    self.broker.connect(owner, to, &wish(request)?, gone)?,
-                    peer.near,
-                )
+            Request::Connect { to, session } => {
+                let wish = wish(session)?;
+                granted(self.broker.connect(owner, to, &wish, gone)?, peer.near)
             }
-            "follow" => {
-                let from = predecessor(request)?.ok_or("the request lacks \"succeeds\"")?;
-                granted(self.broker.follow(owner, from)?, peer.near)
+            Request::Follow { succeeds } => {
+                granted(self.broker.follow(owner, succeeds)?, peer.near)
             }
-            "listen" => {
-                let key = self.broker.listen(owner, number(request, "port")?)?;
-                plain(json!({ "key": key }))
-            }
-            "accept" => {
-                let key = request["key"].as_u64();
-                granted(self.broker.accept(owner, key, gone)?, peer.near)
-            }
-            "statistics" => plain(self.broker.statistics(owner)?),
-            "close" => {
-                self.broker
-                    .close(owner, request["aborted"].as_bool().unwrap_or(false));
+            Request::Listen { port } => plain(json!({ "key": self.broker.listen(owner, port)? })),
+            Request::Accept { key } => granted(self.broker.accept(owner, key, gone)?, peer.near),
+            Request::Statistics => plain(self.broker.statistics(owner)?),
+            Request::Close { aborted } => {
+                self.broker.close(owner, aborted);
                 done()
             }
-            other => Err(format!("unknown op \"{other}\"").into()),
         }
     }
-}
 
-/// A connection that rules are asked about.
-fn opened(request: &Value) -> Result<Opened, String> {
-    let exe = &request["exe"];
-    Ok(Opened {
-        to: text(request, "to")?
-            .parse()
-            .map_err(|_| "\"to\" must be an address and a port".to_owned())?,
-        user: request["user"].as_u64().and_then(|id| id.try_into().ok()),
-        exe: exe["device"].as_u64().zip(exe["inode"].as_u64()),
-        cgroup: request["cgroup"].as_str().map(PathBuf::from),
-    })
+    /// Loads a graft of the pool, or of a package that came along.
+    fn load(
+        &self,
+        name: Option<String>,
+        descriptors: Vec<OwnedFd>,
+        swap: bool,
+    ) -> Result<Value, String> {
+        match (descriptors.into_iter().next(), name) {
+            (Some(file), _) => self.broker.deploy_package(package(file)?, swap),
+            (None, Some(name)) => self.broker.deploy(name, swap),
+            (None, None) => Err("name a graft of the pool, or hand a package over".into()),
+        }
+    }
 }
 
 /// The next request of a connection, and then none until it is asked for again.
@@ -451,58 +426,15 @@ fn package(file: OwnedFd) -> Result<Vec<u8>, String> {
 }
 
 /// What an application wants a session to be like.
-fn wish(request: &Value) -> Result<Wish, String> {
-    let services = |key: &str| {
-        let bits = request[key].as_u64().and_then(|n| n.try_into().ok());
-        Services::from_bits(bits.unwrap_or_default())
-    };
-    let mut wanted = Requirements {
-        services: services("services"),
-        prefer: services("prefer"),
-        avoid: services("avoid"),
-        prohibit: services("prohibit"),
-        ..Default::default()
-    };
-    wanted.qos = Qos {
-        max_delay_ms: request["max_delay_ms"]
-            .as_u64()
-            .and_then(|ms| ms.try_into().ok()),
-        min_throughput_mbit: request["min_throughput_mbit"].as_f64(),
-        max_loss_pct: request["max_loss_pct"].as_f64(),
-    };
-    if let Some(contradiction) = wanted.contradiction() {
+fn wish(session: SessionRequest) -> Result<Wish, String> {
+    if let Some(contradiction) = session.requirements.contradiction() {
         return Err(contradiction.to_string());
     }
-    let graft = request["graft"].as_str().map(str::to_owned);
-    let params = match &request["params"] {
-        Value::Null => Vec::new(),
-        Value::Object(params) => {
-            let param = |(name, value): (&String, &Value)| {
-                let value = value.as_u64().and_then(|n| u32::try_from(n).ok());
-                let value = value.ok_or_else(|| format!("parameter {name} is not a number"))?;
-                Ok((name.clone(), value))
-            };
-            params.iter().map(param).collect::<Result<_, String>>()?
-        }
-        _ => return Err("\"params\" must be an object of numbers".into()),
-    };
     Ok(Wish {
-        wanted,
-        graft,
-        params,
+        wanted: session.requirements,
+        graft: session.graft,
+        params: session.params.into_iter().collect(),
     })
-}
-
-/// The session that a request is about another one to succeed.
-fn predecessor(request: &Value) -> Result<Option<Predecessor>, String> {
-    let succeeds = &request["succeeds"];
-    if succeeds.is_null() {
-        return Ok(None);
-    }
-    let sid = succeeds["sid"].as_u64().and_then(|n| n.try_into().ok());
-    let predecessor = sid.zip(succeeds["key"].as_u64());
-    let (sid, key) = predecessor.ok_or("\"succeeds\" must have a sid and a key")?;
-    Ok(Some(Predecessor { sid, key }))
 }
 
 /// Has the other end closed the connection?
@@ -534,35 +466,6 @@ fn hooks(hooker: &Hooker) -> Value {
         row
     };
     hooker.list().into_iter().map(row).collect()
-}
-
-/// What a hook is put on.
-enum Target {
-    Port(u16),
-    Cgroup(PathBuf),
-}
-
-fn target(request: &Value) -> Result<Target, String> {
-    match (request["port"].as_u64(), request["cgroup"].as_str()) {
-        (Some(_), None) => number(request, "port").map(Target::Port),
-        (None, Some(path)) => Ok(Target::Cgroup(path.into())),
-        _ => Err("name either a port or a cgroup".into()),
-    }
-}
-
-fn text(request: &Value, key: &str) -> Result<String, String> {
-    request[key]
-        .as_str()
-        .map(str::to_owned)
-        .ok_or_else(|| format!("the request lacks \"{key}\""))
-}
-
-fn number(request: &Value, key: &str) -> Result<u16, String> {
-    request[key]
-        .as_u64()
-        .and_then(|n| u16::try_from(n).ok())
-        .filter(|n| *n > 0)
-        .ok_or_else(|| format!("\"{key}\" must be a number from 1 to 65535"))
 }
 
 /// `near`: the application lives in our network namespace, or must not get a socket of it.

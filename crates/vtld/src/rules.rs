@@ -12,13 +12,13 @@ use std::{
 
 use nix::unistd::User;
 use serde_json::{Value, json};
-use vtl_control::MAX_MESSAGE;
+use vtl_control::{MAX_MESSAGE, OpenedConnection};
 
 use crate::{
     broker,
     hooker::{
         Hooked, Hooker,
-        rules::{self, About, Action, Connection, LONGEST_FILE, Matches, Rule, Wrong},
+        rules::{self, About, Action, LONGEST_FILE, Matches, Rule, Wrong},
     },
 };
 
@@ -125,7 +125,7 @@ impl Keeper {
     ///
     /// # Errors
     /// The daemon is stopping.
-    pub fn explain(&self, connection: &Connection) -> Result<Value, String> {
+    pub fn explain(&self, connection: &OpenedConnection) -> Result<Value, String> {
         let hooker = self.hooker.upgrade().ok_or("the daemon is stopping")?;
         let hook = hooker.list().into_iter().find(|hook| match &hook.what {
             Hooked::Run { cgroup: path, .. } | Hooked::Cgroup(path) => connection

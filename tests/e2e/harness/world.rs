@@ -12,9 +12,9 @@ use nix::{
     fcntl::{Flock, FlockArg},
     sys::signal::Signal,
 };
-use serde_json::{Value, json};
+use serde_json::Value;
 use sha2::{Digest, Sha256};
-use vtl_control::Client;
+use vtl_control::{CarrierSpec, Client, HookTarget, Request};
 use vtl_testbed::{Host, Lifetime, Link, Testbed};
 
 use super::{Process, run, until, vtl, vtld};
@@ -142,7 +142,7 @@ impl World {
     fn ready(&mut self, host: Host) {
         let log = self.log_path(host);
         let socket = self.socket(host);
-        let request = json!({ "op": "status" });
+        let request = Request::Status { from: 0 };
         let daemon = self.daemon(host);
         until("the daemon answers", || {
             let text = || fs::read_to_string(&log).unwrap_or_default();
@@ -155,7 +155,16 @@ impl World {
 
     /// Has the server's daemon serve the web server's port.
     pub(crate) fn hook(&self) {
-        self.call(Host::Server, &json!({ "op": "hook_add", "port": PORT }));
+        self.hook_port(PORT);
+    }
+
+    /// Has the server's daemon serve a port.
+    pub(crate) fn hook_port(&self, port: u16) {
+        let request = Request::HookAdd {
+            target: HookTarget::Port(port),
+            carrier: CarrierSpec::default(),
+        };
+        self.call(Host::Server, &request);
     }
 
     pub(crate) fn daemon(&mut self, host: Host) -> &mut Process {
@@ -179,11 +188,11 @@ impl World {
 
     /// One request to a host's daemon.
     #[track_caller]
-    pub(crate) fn call(&self, host: Host, request: &Value) -> Value {
+    pub(crate) fn call(&self, host: Host, request: &Request) -> Value {
         let client = Client::connect(&self.socket(host)).expect("the daemon answers");
         client
             .call(request)
-            .unwrap_or_else(|error| panic!("{request}: {error}"))
+            .unwrap_or_else(|error| panic!("{request:?}: {error}"))
     }
 
     /// `vtl status --json` on a host.
@@ -407,7 +416,7 @@ impl Drop for World {
     fn drop(&mut self) {
         if std::thread::panicking() {
             for daemon in &self.daemons {
-                let request = json!({ "op": "status" });
+                let request = Request::Status { from: 0 };
                 let answer = Client::connect(&self.socket(daemon.host))
                     .and_then(|client| client.call(&request));
                 let status = answer.map_or_else(|e| e.to_string(), |s| telling(s).to_string());

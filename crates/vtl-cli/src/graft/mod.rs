@@ -11,8 +11,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
-use serde_json::json;
-use vtl_control::Client;
+use vtl_control::{Client, Request};
 
 use crate::daemon::{SocketArgs, explain};
 use crate::output;
@@ -93,7 +92,7 @@ pub(crate) struct GraftName {
 pub(crate) fn run(command: &GraftCommand, socket: &SocketArgs) -> anyhow::Result<()> {
     match command {
         GraftCommand::List { json } => {
-            let answer = socket.call(&json!({ "op": "graft_list" }))?;
+            let answer = socket.call(&Request::GraftList)?;
             output::show(&answer, *json)?;
         }
         GraftCommand::Show {
@@ -104,15 +103,21 @@ pub(crate) fn run(command: &GraftCommand, socket: &SocketArgs) -> anyhow::Result
             let answer = if is_file(graft) {
                 package::describe(Path::new(graft), *measure)?
             } else {
-                let answer = socket.call(&json!({ "op": "graft_show", "name": graft }))?;
+                let answer = socket.call(&Request::GraftShow {
+                    name: graft.clone(),
+                })?;
                 package::with_costs_of_pool(answer)
             };
             output::show(&answer, *json)?;
         }
-        GraftCommand::Deploy(graft) => load(socket, "graft_deploy", &graft.graft)?,
-        GraftCommand::Swap(graft) => load(socket, "graft_swap", &graft.graft)?,
+        GraftCommand::Deploy(graft) => {
+            load(socket, &graft.graft, |name| Request::GraftDeploy { name })?;
+        }
+        GraftCommand::Swap(graft) => {
+            load(socket, &graft.graft, |name| Request::GraftSwap { name })?;
+        }
         GraftCommand::Remove { name } => {
-            socket.call(&json!({ "op": "graft_remove", "name": name }))?;
+            socket.call(&Request::GraftRemove { name: name.clone() })?;
         }
         GraftCommand::New(args) => project::new(args)?,
         GraftCommand::Build(args) => project::build(args)?,
@@ -131,14 +136,18 @@ fn is_file(graft: &str) -> bool {
 }
 
 /// Has the daemon load a graft by name, or from a file that we open for it.
-fn load(socket: &SocketArgs, op: &str, graft: &str) -> anyhow::Result<()> {
+fn load(
+    socket: &SocketArgs,
+    graft: &str,
+    request: impl Fn(Option<String>) -> Request,
+) -> anyhow::Result<()> {
     let answer = if is_file(graft) {
         let file = File::open(graft).with_context(|| format!("cannot read {graft}"))?;
         Client::connect(&socket.socket)
-            .and_then(|client| client.call_handing(&json!({ "op": op }), &[file.as_fd()]))
+            .and_then(|client| client.call_handing(&request(None), &[file.as_fd()]))
             .map_err(explain)?
     } else {
-        socket.call(&json!({ "op": op, "name": graft }))?
+        socket.call(&request(Some(graft.to_owned())))?
     };
     let text = |key: &str| answer[key].as_str().unwrap_or_default().to_owned();
     eprintln!(

@@ -8,14 +8,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use serde_json::json;
 use vtl::{Listener, Mode, Services, Socket};
 use vtl_bench::daemons::{Daemons, Options};
 use vtl_bench::nginx::Scratch;
 use vtl_bench::payload::{self, Checker};
 use vtl_bench::programs::Programs;
 use vtl_bench::{Interrupt, daemons};
-use vtl_control::Client;
+use vtl_control::{Client, Request};
 use vtl_pool::Package;
 use vtl_pool::key::SecretKey;
 use vtl_pool::manifest::Manifest;
@@ -91,7 +90,7 @@ fn carry(manifest: &Manifest, object: &[u8], programs: &Programs) -> anyhow::Res
     let place = scratch.path();
     let daemons = Daemons::start(&testbed, programs, &options, place, place, &interrupt)?;
     for host in [Host::Client, Host::Server] {
-        let deploy = json!({ "op": "graft_deploy" });
+        let deploy = Request::GraftDeploy { name: None };
         let file = File::open(&package)?;
         Client::connect(daemons.socket(host))?.call_handing(&deploy, &[file.as_fd()])?;
     }

@@ -8,9 +8,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
 use nix::fcntl::{Flock, FlockArg};
-use serde_json::json;
 use toml_edit::{Array, ArrayOfTables, DocumentMut, InlineTable, Item, Table, Value, value};
-use vtl_control::Client;
+use vtl_control::{Client, Request};
 
 use crate::daemon::{self, explain};
 
@@ -261,7 +260,7 @@ impl File {
             .context("cannot read what was written")
             .and_then(|file| check(socket, &file, &self.path));
         checked.and_then(|()| self.take_place(&new))?;
-        let reloaded = daemon::call(socket, &json!({ "op": "rule_reload" }));
+        let reloaded = daemon::call(socket, &Request::RuleReload);
         if let Err(error) = reloaded {
             let back = match former {
                 Some(former) => self.write(&former).and_then(|old| self.take_place(&old)),
@@ -327,7 +326,8 @@ fn folder(path: &Path) -> &Path {
 
 /// Asks the daemon whether a file of rules is right. `name` is what the answer calls it.
 pub(super) fn check(socket: &Path, file: &fs::File, name: &Path) -> anyhow::Result<()> {
-    let request = json!({ "op": "rule_check", "name": name });
+    let name = name.display().to_string();
+    let request = Request::RuleCheck { name };
     Client::connect(socket)
         .and_then(|client| client.call_handing(&request, &[file.as_fd()]))
         .map_err(explain)?;

@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
 use clap::{Args, Subcommand};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
+use vtl_control::{Executable, OpenedConnection, Request};
 
 use crate::daemon::SocketArgs;
 use crate::failure::Failure;
@@ -199,7 +200,7 @@ pub(crate) fn run(command: &RuleCommand, socket: &SocketArgs) -> anyhow::Result<
         RuleCommand::List { json } => list(socket, *json),
         RuleCommand::Explain(args) => explain(args, socket),
         RuleCommand::Reload => {
-            socket.call(&json!({ "op": "rule_reload" }))?;
+            socket.call(&Request::RuleReload)?;
             Ok(())
         }
         RuleCommand::Check { file } => {
@@ -216,7 +217,7 @@ pub(crate) fn run(command: &RuleCommand, socket: &SocketArgs) -> anyhow::Result<
 
 /// The file that the daemon reads.
 fn file_of(socket: &SocketArgs) -> anyhow::Result<PathBuf> {
-    let answer = socket.call(&json!({ "op": "rule_list", "from": u32::MAX }))?;
+    let answer = socket.call(&Request::RuleList { from: u32::MAX })?;
     let path = answer["file"].as_str().map(PathBuf::from);
     path.ok_or_else(|| anyhow!("the daemon names no file of rules"))
 }
@@ -239,9 +240,9 @@ fn change(
 }
 
 fn list(socket: &SocketArgs, json: bool) -> anyhow::Result<()> {
-    let mut answer = socket.call(&json!({ "op": "rule_list" }))?;
+    let mut answer = socket.call(&Request::RuleList { from: 0 })?;
     while let Some(from) = answer["more"].as_u64() {
-        let mut page = socket.call(&json!({ "op": "rule_list", "from": from }))?;
+        let mut page = socket.call(&Request::RuleList { from: from as u32 })?;
         answer["more"] = page["more"].take();
         if let (Value::Array(all), Value::Array(rows)) =
             (&mut answer["rules"], page["rules"].take())
@@ -280,7 +281,12 @@ fn list(socket: &SocketArgs, json: bool) -> anyhow::Result<()> {
 }
 
 fn explain(args: &ExplainArgs, socket: &SocketArgs) -> anyhow::Result<()> {
-    let mut request = json!({ "op": "rule_explain", "to": args.to });
+    let mut connection = OpenedConnection {
+        to: args.to,
+        user: None,
+        exe: None,
+        cgroup: args.cgroup.clone(),
+    };
     if let Some(pid) = args.pid {
         let dir = PathBuf::from(format!("/proc/{pid}"));
         let read = |what: &str| {
@@ -291,23 +297,24 @@ fn explain(args: &ExplainArgs, socket: &SocketArgs) -> anyhow::Result<()> {
         let user = status
             .lines()
             .find_map(|line| line.strip_prefix("Uid:")?.split_whitespace().next());
-        request["user"] = json!(user.and_then(|user| user.parse::<u32>().ok()));
+        connection.user = user.and_then(|user| user.parse().ok());
         let groups = read("cgroup")?;
         let group = groups.lines().find_map(|line| line.strip_prefix("0::"));
-        request["cgroup"] = json!(group);
-        request["exe"] = identity(&dir.join("exe")).map_err(|error| of_process(pid, &error))?;
+        connection.cgroup = group.map(PathBuf::from);
+        let exe = identity(&dir.join("exe")).map_err(|error| of_process(pid, &error))?;
+        connection.exe = Some(exe);
     } else {
         if let Some(user) = &args.user {
-            request["user"] = json!(uid(user)?);
+            connection.user = Some(uid(user)?);
         }
-        request["cgroup"] = json!(args.cgroup);
         if let Some(exe) = &args.exe {
             let identity = identity(exe);
-            request["exe"] =
+            let identity =
                 identity.with_context(|| format!("there is no program {}", exe.display()))?;
+            connection.exe = Some(identity);
         }
     }
-    let answer = socket.call(&request)?;
+    let answer = socket.call(&Request::RuleExplain(connection))?;
     if args.json {
         output::show(&answer, true)?;
         return Ok(());
@@ -331,9 +338,12 @@ fn explain(args: &ExplainArgs, socket: &SocketArgs) -> anyhow::Result<()> {
 }
 
 /// What a file is, whatever it is called.
-fn identity(path: &Path) -> io::Result<Value> {
+fn identity(path: &Path) -> io::Result<Executable> {
     let metadata = path.metadata()?;
-    Ok(json!({ "device": metadata.dev(), "inode": metadata.ino() }))
+    Ok(Executable {
+        device: metadata.dev(),
+        inode: metadata.ino(),
+    })
 }
 
 fn uid(user: &str) -> anyhow::Result<u32> {

@@ -29,7 +29,7 @@ use nix::{
 };
 use serde_json::{Value, json};
 use vtl::{Error, Mode, Requirements, Shared, Socket};
-use vtl_control::{self as control, MAX_DESCRIPTORS, receive, send};
+use vtl_control::{self as control, MAX_DESCRIPTORS, Request, receive, send};
 use vtl_proto::intf::{self, vtl_ring_ctl, vtl_slot};
 
 const SLOTS: u32 = 64;
@@ -62,7 +62,7 @@ impl Daemon {
         // SAFETY: accept made this descriptor for us alone.
         let control = unsafe { OwnedFd::from_raw_fd(accept(self.socket.as_raw_fd()).unwrap()) };
         let client = Client(control);
-        assert_eq!(client.request()["op"], "connect");
+        assert!(matches!(client.request(), Request::Connect { .. }));
         (socket, client)
     }
 
@@ -91,8 +91,9 @@ impl Drop for Daemon {
 struct Client(OwnedFd);
 
 impl Client {
-    fn request(&self) -> Value {
-        receive(self.0.as_raw_fd()).unwrap().expect("a request").0
+    fn request(&self) -> Request {
+        let message = receive(self.0.as_raw_fd()).unwrap().expect("a request").0;
+        Request::parse(&message).unwrap()
     }
 
     fn answer(&self, answer: &Value, descriptors: &[RawFd]) {
@@ -274,7 +275,7 @@ fn close__takes_the_sessions_wake_ups_out_of_the_descriptor() {
     granted.wake();
     thread::scope(|scope| {
         scope.spawn(|| {
-            assert_eq!(client.request()["op"], "close");
+            assert_eq!(client.request(), Request::Close { aborted: false });
             client.answer(&json!({ "ok": true }), &[]);
         });
         assert!(matches!(socket.try_close(), Ok(true)));
@@ -286,7 +287,7 @@ fn close__takes_the_sessions_wake_ups_out_of_the_descriptor() {
             .unwrap()
             .is_none()
     );
-    assert_eq!(client.request()["op"], "connect");
+    assert!(matches!(client.request(), Request::Connect { .. }));
     client.grant(&Granted::new().expect("as before"), SLOTS);
     assert!(readable(&socket));
     assert!(socket.negotiate(&Requirements::STREAM).is_ok());
@@ -304,7 +305,7 @@ fn negotiate__a_session_that_is_of_no_use_is_given_back() {
         scope.spawn(|| {
             let request = client.request();
             client.answer(&json!({ "ok": true }), &[]);
-            assert_eq!(request, json!({ "op": "close", "aborted": true }));
+            assert_eq!(request, Request::Close { aborted: true });
         });
         assert!(socket.negotiate(&Requirements::STREAM).is_err());
     });
@@ -320,7 +321,7 @@ fn given_back(answer: impl FnOnce(&Client)) -> Error {
         scope.spawn(|| {
             let request = client.request();
             client.answer(&json!({ "ok": true }), &[]);
-            assert_eq!(request, json!({ "op": "close", "aborted": true }));
+            assert_eq!(request, Request::Close { aborted: true });
         });
         socket.negotiate(&Requirements::STREAM).unwrap_err()
     })

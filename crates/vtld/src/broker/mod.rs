@@ -36,6 +36,7 @@ use std::{
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use serde_json::Value;
 use vtl_bpf::{plane::Ingress, pump::Choice};
+use vtl_control::{Destination, SessionKey};
 use vtl_proto::services::Services;
 
 use crate::{
@@ -128,24 +129,6 @@ pub struct Granted {
     pub caller: Option<OwnedFd>,
 }
 
-/// An application's session that another one succeeds.
-#[derive(Clone, Copy, Debug)]
-pub struct Predecessor {
-    /// Its index.
-    pub sid: u32,
-    /// As it was granted.
-    pub key: u64,
-}
-
-/// Where a new session leads.
-#[derive(Clone, Copy, Debug)]
-pub enum Toward {
-    /// To a port of a peer.
-    Peer(SocketAddr),
-    /// Where this one leads, which it succeeds.
-    Successor(Predecessor),
-}
-
 /// After a session's end a program may still be at work on its entry and its rings; none runs for
 /// this long.
 const GRACE_NS: u64 = 50_000_000;
@@ -175,13 +158,13 @@ enum Command {
     Server(ServerFlow),
     Connect {
         owner: Owner,
-        to: Toward,
+        to: Destination,
         wish: Wish,
         reply: Reply<Granted>,
     },
     Follow {
         owner: Owner,
-        from: Predecessor,
+        from: SessionKey,
         reply: Reply<Granted>,
     },
     Listen {
@@ -285,7 +268,7 @@ impl Handle {
     pub fn connect(
         &self,
         owner: Owner,
-        to: Toward,
+        to: Destination,
         wish: &Wish,
         gone: impl Fn() -> bool,
     ) -> Result<Granted, String> {
@@ -302,7 +285,7 @@ impl Handle {
     ///
     /// # Errors
     /// There is none.
-    pub fn follow(&self, owner: Owner, from: Predecessor) -> Result<Granted, String> {
+    pub fn follow(&self, owner: Owner, from: SessionKey) -> Result<Granted, String> {
         self.ask(|reply| Command::Follow { owner, from, reply })
     }
 

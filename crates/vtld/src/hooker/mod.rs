@@ -39,6 +39,7 @@ use std::{
 };
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use vtl_control::OpenedConnection;
 
 use crate::tunnel;
 
@@ -55,7 +56,7 @@ use engine::{Command, Engine, Listeners};
 use held::Flows;
 use hooks::Hooks;
 use proxy::ProxyHandle;
-use rules::{Connection, Listed, Paths, Rule, Verdict, Wrong};
+use rules::{Listed, Paths, Rule, Verdict, Wrong};
 use steering::Clients;
 
 /// The loopback's interface index in every network namespace.
@@ -374,7 +375,7 @@ impl Hooker {
     }
 
     /// What the rules in force say to a connection, up to the one that decides.
-    pub fn explain(&self, connection: &Connection) -> Vec<Verdict> {
+    pub fn explain(&self, connection: &OpenedConnection) -> Vec<Verdict> {
         let rules = self.handle.shared.hooks().rules();
         rules::explain(&rules, connection, |path| self.cgroup(path))
     }

@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use vtl_control::{Destination, SessionKey};
 use vtl_proto::{
     intf,
     nego::{Answer, Early, Established, Initiator, NegoError, Offer, Offered, PATIENCE, Step, Way},
@@ -14,7 +15,7 @@ use vtl_proto::{
 
 use super::{
     super::{
-        Granted, Owner, Predecessor, Reply, Toward, now_ns,
+        Granted, Owner, Reply, now_ns,
         peers::{Exit, Next},
         random_token,
         raw::{self, Received},
@@ -28,15 +29,21 @@ use super::{
 const LOCK_TRIES: u32 = 50;
 
 impl Engine {
-    pub(super) fn connect(&mut self, owner: Owner, to: Toward, wish: Wish, reply: Reply<Granted>) {
+    pub(super) fn connect(
+        &mut self,
+        owner: Owner,
+        to: Destination,
+        wish: Wish,
+        reply: Reply<Granted>,
+    ) {
         let (peer, succeeds) = match to {
-            Toward::Peer(peer) if peer.port() == 0 => {
+            Destination::Peer { port: 0, .. } => {
                 let _ = reply.send(Err("port 0 is the Hooker's: name another one".into()));
                 return;
             }
-            Toward::Peer(peer) => (peer, None),
-            Toward::Successor(of) => match self.to_be_succeeded(of) {
-                Ok(peer) => (peer, Some(of.sid)),
+            Destination::Peer { host, port } => (SocketAddr::new(host, port), None),
+            Destination::Successor { succeeds } => match self.to_be_succeeded(succeeds) {
+                Ok(peer) => (peer, Some(succeeds.sid)),
                 Err(error) => {
                     let _ = reply.send(Err(error.into()));
                     return;
@@ -79,7 +86,7 @@ impl Engine {
     }
 
     /// Where a session leads that another one is to succeed.
-    fn to_be_succeeded(&self, of: Predecessor) -> Result<SocketAddr, &'static str> {
+    fn to_be_succeeded(&self, of: SessionKey) -> Result<SocketAddr, &'static str> {
         let session = self.sessions.get(&of.sid);
         let session = session.filter(|s| s.token == of.key);
         let session = session.ok_or("the session has ended")?;

@@ -30,6 +30,7 @@ use vtl_bpf::{
     pump::{Choice, Pump},
     rings::RingMaker,
 };
+use vtl_control::Destination;
 use vtl_proto::{
     intf,
     mux::{ResetCode, StreamId},
@@ -40,7 +41,7 @@ pub(crate) use self::flows::tcp_rtt;
 use self::pool::Pooled;
 pub(super) use self::pool::Wanted;
 use super::{
-    Command, Config, GRACE_NS, Granted, Handle, Owner, Reply, Toward,
+    Command, Config, GRACE_NS, Granted, Handle, Owner, Reply,
     bells::Bells,
     doorbell::Doorbell,
     meter::Mark,
@@ -102,7 +103,7 @@ enum Parked {
     /// An aware application's.
     Connect {
         owner: Owner,
-        to: Toward,
+        to: Destination,
         wish: Wish,
         reply: Reply<Granted>,
     },

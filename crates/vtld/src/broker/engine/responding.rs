@@ -2,6 +2,7 @@
 
 use std::{net::IpAddr, time::Duration};
 
+use vtl_control::SessionKey;
 use vtl_proto::{
     carrier::LOSSY,
     nego::{self, Choice, Made, Policy, Reason, Request, Verdict, Way},
@@ -11,7 +12,7 @@ use vtl_proto::{
 
 use super::{
     super::{
-        Granted, Owner, Predecessor, now_ns,
+        Granted, Owner, now_ns,
         raw::{self, Received},
         session::{Answered, Phase, Session, Use, WHOLE},
     },
@@ -232,7 +233,7 @@ impl Engine {
     }
 
     /// Hands a session's successor over to the application, of which this is another connection.
-    pub(super) fn follow(&mut self, owner: Owner, from: Predecessor) -> Result<Granted, String> {
+    pub(super) fn follow(&mut self, owner: Owner, from: SessionKey) -> Result<Granted, String> {
         let before = self.sessions.get(&from.sid);
         let sid = before
             .filter(|s| s.token == from.key)

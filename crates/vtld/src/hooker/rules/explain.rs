@@ -6,21 +6,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use vtl_control::{Executable, OpenedConnection};
+
 use super::{About, Action, Matches, Profile, Rule, kernel::own_addresses};
 use crate::hooker::abi::wide;
-
-/// A connection that a process opens, as far as it is known.
-#[derive(Clone, Debug)]
-pub struct Connection {
-    /// Where it goes.
-    pub to: SocketAddr,
-    /// Who opens it, by number.
-    pub user: Option<u32>,
-    /// The file that the process executes, by device and number, as stat has them.
-    pub exe: Option<(u64, u64)>,
-    /// The group that the process is in, in the hierarchy that rules name groups of.
-    pub cgroup: Option<PathBuf>,
-}
 
 /// What one rule says to a connection.
 #[derive(Clone, Debug)]
@@ -36,7 +25,7 @@ pub struct Verdict {
 /// What the rules say, up to the one that decides.
 pub fn explain(
     rules: &[Rule],
-    connection: &Connection,
+    connection: &OpenedConnection,
     place: impl Fn(&Path) -> PathBuf,
 ) -> Vec<Verdict> {
     let local = is_local(connection.to);
@@ -62,7 +51,7 @@ pub fn explain(
 /// Why a connection is not what a rule wants.
 fn mismatch(
     rule: &Matches,
-    connection: &Connection,
+    connection: &OpenedConnection,
     local: bool,
     place: &impl Fn(&Path) -> PathBuf,
 ) -> Option<String> {
@@ -104,7 +93,13 @@ fn mismatch(
         }
     }
     if !rule.exe.is_empty() {
-        let identity = |path: &PathBuf| path.metadata().ok().map(|m| (m.dev(), m.ino()));
+        let identity = |path: &PathBuf| {
+            let metadata = path.metadata().ok()?;
+            Some(Executable {
+                device: metadata.dev(),
+                inode: metadata.ino(),
+            })
+        };
         match connection.exe {
             Some(exe) if rule.exe.iter().any(|path| identity(path) == Some(exe)) => {}
             Some(_) => return Some("it wants another executable".into()),

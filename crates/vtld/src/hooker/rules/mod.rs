@@ -19,7 +19,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-pub use explain::{Connection, Verdict, explain};
+pub use explain::{Verdict, explain};
 pub use file::{LONGEST_FILE, parse};
 pub use profile::Profile;
 
