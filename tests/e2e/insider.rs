@@ -6,8 +6,7 @@ use std::{
     thread,
 };
 
-use serde_json::Value;
-use vtl_control::{Client, Destination, Request, SessionRequest};
+use vtl_control::{Client, Destination, Grant, Listening, Request, SessionRequest};
 use vtl_proto::intf;
 use vtl_testbed::{Host, Link};
 
@@ -66,9 +65,9 @@ struct End {
 }
 
 impl End {
-    fn new(client: Client, answer: (Value, Vec<OwnedFd>)) -> Self {
-        let (answer, descriptors) = answer;
-        let slots = answer["slots"].as_u64().expect("a number") as usize;
+    fn new(client: Client, granted: (Grant, Vec<OwnedFd>)) -> Self {
+        let (grant, descriptors) = granted;
+        let slots = grant.slots as usize;
         let mut descriptors = descriptors.into_iter();
         let mut next = || descriptors.next().expect("a descriptor");
         let [transmit, receive, kick] = [next(), next(), next()];
@@ -131,7 +130,7 @@ fn raw_session(world: &World, port: u16) -> [End; 2] {
     let [client, server] =
         [Host::Client, Host::Server].map(|h| Client::connect(&world.socket(h)).expect("answers"));
     server
-        .call(&Request::Listen { port })
+        .call::<Listening>(&Request::Listen { port })
         .expect("the port is free");
     let host = world.servers()[0];
     let accepting = thread::spawn(move || {

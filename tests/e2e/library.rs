@@ -10,7 +10,7 @@ use std::{
 
 use nix::poll::{PollFd, PollFlags, poll};
 use vtl::{Error, Listener, Mode, Requirements, Shared, Socket};
-use vtl_control::{Client, Request};
+use vtl_control::{Client, Grant, Request};
 use vtl_testbed::{Host, Link};
 
 use crate::harness::{PATIENCE, World, until};
@@ -65,7 +65,10 @@ fn listener__gives_each_session_and_they_outlive_it() {
     // Who waits and goes takes nothing along.
     let request = Request::Accept { key: Some(1) };
     let stranger = Client::connect(&daemon).expect("answers");
-    assert!(stranger.call(&request).is_err(), "that is not the key");
+    assert!(
+        stranger.call::<Grant>(&request).is_err(),
+        "that is not the key"
+    );
     assert!(readable(&listener, 60_000));
     // The third one was not accepted.
     drop(listener);

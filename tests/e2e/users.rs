@@ -18,7 +18,7 @@ use std::{
 use nix::unistd::{Gid, Group, Uid, setgid, setgroups, setuid};
 use serde_json::Value;
 use vtl::{Mode, Requirements, Services, Socket};
-use vtl_control::{Client, Request};
+use vtl_control::{Client, Done, Grant, Listening, Request};
 use vtl_testbed::{Host, Link};
 
 use crate::harness::{Process, World, payload, refused, same, until, url, vtl, vtld, words};
@@ -222,12 +222,12 @@ fn applications__cannot_touch_each_other() {
     for stranger in &strangers {
         for aborted in [false, true] {
             let close = Request::Close { aborted };
-            stranger.call(&close).expect("closes nothing");
+            stranger.call::<Done>(&close).expect("closes nothing");
         }
-        let error = stranger.call(&Request::Accept { key: None });
+        let error = stranger.call::<Grant>(&Request::Accept { key: None });
         assert!(error.unwrap_err().to_string().contains("without listen"));
     }
-    let taken = strangers[1].call(&Request::Listen { port: 40 });
+    let taken = strangers[1].call::<Listening>(&Request::Listen { port: 40 });
     assert!(taken.unwrap_err().to_string().contains("taken"));
     // Nonsense is answered and harms nobody.
     let socket = strangers[0].as_fd().as_raw_fd();

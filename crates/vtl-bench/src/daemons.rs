@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use serde::Serialize;
-use serde_json::Value;
-use vtl_control::{CarrierSpec, Client, HookTarget, Request};
+use vtl_control::{CarrierSpec, Client, Deployed, HookAdded, HookTarget, Request, Status};
 use vtl_testbed::{Host, Testbed};
 
 use crate::child::{Background, peak_kb, pin, resident_kb};
@@ -98,17 +97,15 @@ impl Daemons {
     /// # Errors
     /// The daemon's.
     pub fn hook(&self, port: u16, loss_tolerant: bool) -> Result<(), vtl_control::Error> {
-        call(
-            &self.server_socket,
-            &Request::HookAdd {
-                target: HookTarget::Port(port),
-                carrier: CarrierSpec {
-                    carrier: None,
-                    loss_tolerant,
-                },
+        let hook = Request::HookAdd {
+            target: HookTarget::Port(port),
+            carrier: CarrierSpec {
+                carrier: None,
+                loss_tolerant,
             },
-        )
-        .map(drop)
+        };
+        let _: HookAdded = Client::connect(&self.server_socket)?.call(&hook)?;
+        Ok(())
     }
 
     /// Puts a graft of the pool into both kernels, where vtld would otherwise load it for the first
@@ -119,7 +116,7 @@ impl Daemons {
     pub fn deploy(&self, graft: &str) -> Result<(), vtl_control::Error> {
         for socket in [&self.client_socket, &self.server_socket] {
             let name = Some(graft.to_owned());
-            call(socket, &Request::GraftDeploy { name })?;
+            let _: Deployed = Client::connect(socket)?.call(&Request::GraftDeploy { name })?;
         }
         Ok(())
     }
@@ -163,7 +160,6 @@ impl Daemons {
     /// # Errors
     /// One of them does not answer.
     pub fn statuses(&self) -> Result<Statuses, vtl_control::Error> {
-        let status = |socket: &PathBuf| Client::connect(socket)?.status();
         Ok(Statuses {
             client: status(&self.client_socket)?,
             server: status(&self.server_socket)?,
@@ -181,54 +177,49 @@ impl Daemons {
     }
 }
 
+fn status(socket: &Path) -> Result<Status, vtl_control::Error> {
+    Client::connect(socket)?.status()
+}
+
 /// What the daemons answer to `status`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Statuses {
-    client: Value,
-    server: Value,
+    client: Status,
+    server: Status,
 }
 
 impl Statuses {
     /// Bytes of applications that reached the client over VTL.
     pub fn carried(&self) -> u64 {
-        sum(&self.client, "bytes_received")
+        let flows = self.client.sessions.iter().filter_map(|s| s.flows);
+        let tunnels = &self.client.tunnels;
+        flows.map(|f| f.bytes_received).sum::<u64>()
+            + tunnels.iter().map(|t| t.bytes_received).sum::<u64>()
     }
 
     /// Packets of the server that were sent again (of tunnels: lost), per cent of all it sent; none
     /// if it has sent nothing.
     pub fn retransmitted_pct(&self) -> Option<f64> {
-        let sent = sum(&self.server, "sent");
-        let again = in_list(&self.server, "sessions", "retransmitted")
-            + in_list(&self.server, "tunnels", "lost");
+        let sessions = self.server.sessions.iter();
+        let tunnels = self.server.tunnels.iter().filter_map(|t| t.path);
+        let (sent, again) = sessions
+            .map(|s| (s.sent, s.retransmitted))
+            .chain(tunnels.map(|path| (path.sent, path.lost)))
+            .fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1));
         (sent > 0).then(|| again as f64 / sent as f64 * 100.0)
     }
 
     /// The driver of the server's interface and where it received, for the record.
     pub fn driver(&self) -> Option<&str> {
-        let interfaces = self.server["interfaces"].as_array()?;
-        interfaces.iter().find_map(|i| i["driver"].as_str())
+        let interfaces = &self.server.interfaces;
+        interfaces.iter().find_map(|i| i.driver.as_deref())
     }
-}
-
-/// A figure of all sessions and tunnels.
-fn sum(status: &Value, key: &str) -> u64 {
-    in_list(status, "sessions", key) + in_list(status, "tunnels", key)
-}
-
-fn in_list(status: &Value, list: &str, key: &str) -> u64 {
-    let all = status[list].as_array();
-    let number = |one: &Value| one[key].as_u64().unwrap_or(0);
-    all.into_iter().flatten().map(number).sum()
-}
-
-fn call(socket: &Path, request: &Request) -> Result<Value, vtl_control::Error> {
-    Client::connect(socket)?.call(request)
 }
 
 fn wait(vtld: &mut Background, socket: &Path, interrupt: &Interrupt) -> anyhow::Result<()> {
     let started = Instant::now();
     loop {
-        if call(socket, &Request::Status { from: 0 }).is_ok() {
+        if status(socket).is_ok() {
             return Ok(());
         }
         interrupt.check()?;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use serde_json::Value;
+use serde::de::DeserializeOwned;
 use vtl_control::{Client, DEFAULT_SOCKET, Error, Request};
 
 use crate::failure::Failure;
@@ -25,15 +25,18 @@ pub(crate) struct SocketArgs {
 
 impl SocketArgs {
     /// One request, one answer.
-    pub(crate) fn call(&self, request: &Request) -> anyhow::Result<Value> {
-        call(&self.socket, request)
+    pub(crate) fn call<T: DeserializeOwned>(&self, request: &Request) -> anyhow::Result<T> {
+        ask(&self.socket, |daemon| daemon.call(request))
     }
 }
 
-/// One request to the daemon at `socket`, one answer.
-pub(crate) fn call(socket: &Path, request: &Request) -> anyhow::Result<Value> {
+/// Asks the daemon at `socket`.
+pub(crate) fn ask<T>(
+    socket: &Path,
+    what: impl FnOnce(&Client) -> Result<T, Error>,
+) -> anyhow::Result<T> {
     Client::connect(socket)
-        .and_then(|client| client.call(request))
+        .and_then(|daemon| what(&daemon))
         .map_err(explain)
 }
 

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use clap::{Args, Subcommand};
-use vtl_control::{CarrierSpec, HookTarget, Request};
+use vtl_control::{CarrierSpec, Done, HookAdded, HookTarget, Hooks, Request};
 
 use crate::daemon::SocketArgs;
 use crate::failure::Failure;
@@ -100,19 +100,19 @@ impl TargetArgs {
 pub(crate) fn run(command: &HookCommand, socket: &SocketArgs) -> anyhow::Result<()> {
     match command {
         HookCommand::Add(args) => {
-            socket.call(&Request::HookAdd {
+            let _: HookAdded = socket.call(&Request::HookAdd {
                 target: args.target.target()?,
                 carrier: args.carrier.spec(),
             })?;
         }
         HookCommand::Remove(target) => {
-            socket.call(&Request::HookRemove {
+            let _: Done = socket.call(&Request::HookRemove {
                 target: target.target()?,
             })?;
         }
         HookCommand::List { json } => {
-            let answer = socket.call(&Request::HookList)?;
-            output::show(&answer, *json)?;
+            let hooks: Hooks = socket.call(&Request::HookList)?;
+            output::show(&hooks, *json)?;
         }
     }
     Ok(())
@@ -135,7 +135,7 @@ pub(crate) struct RunArgs {
 
 /// Has the daemon move this process into a captured cgroup, and becomes the program.
 pub(crate) fn exec(args: &RunArgs, socket: &SocketArgs) -> anyhow::Result<()> {
-    socket.call(&Request::HookRun {
+    let _: HookAdded = socket.call(&Request::HookRun {
         carrier: args.carrier.spec(),
     })?;
     let (program, arguments) = args.command.split_first().expect("clap requires one");

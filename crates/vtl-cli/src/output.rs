@@ -3,14 +3,18 @@
 use std::fmt::Write as _;
 use std::io::{self, Write};
 
+use serde::Serialize;
 use serde_json::{Map, Value};
 
-/// Prints an answer: as JSON, or as lines `key: value` with lists as tables.
-pub(crate) fn show(answer: &Value, json: bool) -> io::Result<()> {
+/// Prints an answer: as JSON, with the `ok` that the daemon's message has, or as lines `key: value`
+/// with lists as tables.
+pub(crate) fn show(answer: &impl Serialize, json: bool) -> io::Result<()> {
+    let mut answer = serde_json::to_value(answer)?;
     if json {
+        answer["ok"] = true.into();
         print(&format!("{answer:#}\n"))
     } else {
-        print(&text(answer))
+        print(&text(&answer))
     }
 }
 
@@ -23,8 +27,6 @@ fn text(answer: &Value) -> String {
     let mut out = String::new();
     for (key, value) in answer.as_object().into_iter().flatten() {
         match value {
-            // The exit status says that already.
-            Value::Bool(_) if key == "ok" => {}
             Value::Array(items) if items.is_empty() => {
                 let _ = writeln!(out, "{}: none", words(key));
             }
@@ -118,8 +120,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text__lists_become_tables_and_ok_is_left_out() {
-        let answer = json!({ "ok": true, "grafts": [
+    fn text__lists_become_tables() {
+        let answer = json!({ "grafts": [
             { "gid": 1, "name": "sr", "loaded": true },
             { "gid": 12, "name": "canonical", "loaded": false },
         ]});
@@ -131,6 +133,6 @@ mod tests {
 
     #[test]
     fn text__empty_lists_say_so() {
-        assert_eq!(text(&json!({ "ok": true, "hooks": [] })), "hooks: none\n");
+        assert_eq!(text(&json!({ "hooks": [] })), "hooks: none\n");
     }
 }

@@ -5,18 +5,16 @@ use std::fmt::Write;
 use serde_json::Value;
 use vtl_control::Client;
 
-use crate::daemon::{SocketArgs, explain};
+use crate::daemon::{self, SocketArgs};
 use crate::output;
 
 /// Asks the daemon, and prints its answer.
 pub(crate) fn run(socket: &SocketArgs, json: bool) -> anyhow::Result<()> {
-    let answer = Client::connect(&socket.socket)
-        .and_then(|client| client.status())
-        .map_err(explain)?;
+    let status = daemon::ask(&socket.socket, Client::status)?;
     if json {
-        output::show(&answer, true)?;
+        output::show(&status, true)?;
     } else {
-        output::print(&text(&answer))?;
+        output::print(&text(&serde_json::to_value(status)?))?;
     }
     Ok(())
 }
@@ -131,7 +129,7 @@ mod tests {
     #[test]
     fn text__shows_what_is_there_and_says_what_is_not() {
         let status = json!({
-            "ok": true, "version": "1.2.3", "uptime_s": 3.7, "kernel": "6.18",
+            "version": "1.2.3", "uptime_s": 3.7, "kernel": "6.18",
             "interfaces": [{ "name": "eth0", "mtu": 1500, "driver": "live", "why": "it can" }],
             "sessions": [], "tunnels": [], "hooks": [{ "id": 1, "port": 80 }],
             "packets": { "received": 5, "malformed": 0 },

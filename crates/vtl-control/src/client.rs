@@ -14,10 +14,10 @@ use nix::{
         sendmsg, socket,
     },
 };
-use serde::Serialize;
+use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
-use crate::Request;
+use crate::{Request, Rules, Status, answer::from_message};
 
 /// Where the daemon listens unless told otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/vtl/vtld.sock";
@@ -94,44 +94,23 @@ impl Client {
         }
     }
 
-    /// Asks, and waits for the answer.
+    /// Asks, and waits for the answer; [`Request`] names its type.
     ///
     /// # Errors
     /// [`Error::Refused`] or [`Error::Forbidden`] with the daemon's sentence, or what went wrong on
     /// the way.
-    pub fn call(&self, request: &Request) -> Result<Value, Error> {
+    pub fn call<T: DeserializeOwned>(&self, request: &Request) -> Result<T, Error> {
         Ok(self.call_with_descriptors(request)?.0)
-    }
-
-    /// What the daemon is carrying. It names a limited number of sessions in one answer; here are
-    /// all of them.
-    ///
-    /// # Errors
-    /// As [`Client::call`].
-    pub fn status(&self) -> Result<Value, Error> {
-        let mut status = self.call(&Request::Status { from: 0 })?;
-        let mut from = 0;
-        while let Some(more) = status["more"].as_u64().filter(|more| *more > from) {
-            from = more;
-            let mut page = self.call(&Request::Status { from: from as u32 })?;
-            status["more"] = page["more"].take();
-            if let (Value::Array(all), Value::Array(rows)) =
-                (&mut status["sessions"], page["sessions"].take())
-            {
-                all.extend(rows);
-            }
-        }
-        if let Some(fields) = status.as_object_mut() {
-            fields.remove("more");
-        }
-        Ok(status)
     }
 
     /// As [`Client::call`]; also returns the descriptors that came with the answer.
     ///
     /// # Errors
     /// As [`Client::call`].
-    pub fn call_with_descriptors(&self, request: &Request) -> Result<(Value, Vec<OwnedFd>), Error> {
+    pub fn call_with_descriptors<T: DeserializeOwned>(
+        &self,
+        request: &Request,
+    ) -> Result<(T, Vec<OwnedFd>), Error> {
         self.ask(request)?;
         self.await_answer()
     }
@@ -140,13 +119,41 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::call`].
-    pub fn call_handing(
+    pub fn call_handing<T: DeserializeOwned>(
         &self,
         request: &Request,
         descriptors: &[BorrowedFd<'_>],
-    ) -> Result<Value, Error> {
+    ) -> Result<T, Error> {
         self.request(request, descriptors)?;
         Ok(self.await_answer()?.0)
+    }
+
+    /// What the daemon is carrying, with all sessions: asks until there are no more.
+    ///
+    /// # Errors
+    /// As [`Client::call`].
+    pub fn status(&self) -> Result<Status, Error> {
+        let mut status: Status = self.call(&Request::Status { from: 0 })?;
+        while let Some(from) = status.more {
+            let page: Status = self.call(&Request::Status { from })?;
+            status.sessions.extend(page.sessions);
+            status.more = page.more.filter(|more| *more > from);
+        }
+        Ok(status)
+    }
+
+    /// All rules in force: asks until there are no more.
+    ///
+    /// # Errors
+    /// As [`Client::call`].
+    pub fn rules(&self) -> Result<Rules, Error> {
+        let mut rules: Rules = self.call(&Request::RuleList { from: 0 })?;
+        while let Some(from) = rules.more {
+            let page: Rules = self.call(&Request::RuleList { from })?;
+            rules.rules.extend(page.rules);
+            rules.more = page.more.filter(|more| *more > from);
+        }
+        Ok(rules)
     }
 
     /// Sends a request whose answer [`Client::answer`] will take.
@@ -165,8 +172,9 @@ impl Client {
         }
     }
 
-    fn await_answer(&self) -> Result<(Value, Vec<OwnedFd>), Error> {
-        judge(receive(self.socket.as_raw_fd())?.ok_or(Error::Closed)?)
+    fn await_answer<T: DeserializeOwned>(&self) -> Result<(T, Vec<OwnedFd>), Error> {
+        let (message, descriptors) = receive(self.socket.as_raw_fd())?.ok_or(Error::Closed)?;
+        Ok((from_message(message)?, descriptors))
     }
 
     /// The answer to what was asked; `None` as long as it has not come. The descriptor becomes
@@ -174,32 +182,13 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::call`].
-    pub fn answer(&self) -> Result<Option<(Value, Vec<OwnedFd>)>, Error> {
+    pub fn answer<T: DeserializeOwned>(&self) -> Result<Option<(T, Vec<OwnedFd>)>, Error> {
         match receive_with(self.socket.as_raw_fd(), MsgFlags::MSG_DONTWAIT) {
-            Ok(Some(answer)) => judge(answer).map(Some),
+            Ok(Some((message, descriptors))) => Ok(Some((from_message(message)?, descriptors))),
             Ok(None) => Err(Error::Closed),
             Err(Error::System(Errno::EAGAIN)) => Ok(None),
             Err(error) => Err(error),
         }
-    }
-}
-
-/// The answer, or the daemon's refusal.
-fn judge((mut value, descriptors): (Value, Vec<OwnedFd>)) -> Result<(Value, Vec<OwnedFd>), Error> {
-    match value.get("ok").and_then(Value::as_bool) {
-        Some(true) => Ok((value, descriptors)),
-        Some(false) => {
-            let why = match value["error"].take() {
-                Value::String(text) => text,
-                other => other.to_string(),
-            };
-            Err(if value["denied"] == true {
-                Error::Forbidden(why)
-            } else {
-                Error::Refused(why)
-            })
-        }
-        None => Err(Error::Malformed(value.to_string())),
     }
 }
 
@@ -320,6 +309,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::{Rule, to_message};
 
     fn pair() -> (OwnedFd, OwnedFd) {
         socketpair(
@@ -365,6 +355,41 @@ mod tests {
             nix::poll::PollFlags::POLLIN,
         )];
         assert_eq!(nix::poll::poll(&mut fds, 0_u8), Ok(1));
+    }
+
+    #[test]
+    fn rules__are_asked_for_until_there_are_no_more() {
+        let (here, there) = pair();
+        let rule = |name: u32| Rule {
+            name: name.to_string(),
+            conditions: None,
+            listen: None,
+            action: "best".to_owned(),
+            connections: None,
+            missing: Vec::new(),
+        };
+        // The last one begins where it began: there are no more.
+        let pages = [(0, Some(2)), (2, Some(3)), (3, Some(3))];
+        let daemon = thread::spawn(move || {
+            for (first, more) in pages {
+                let (request, _) = receive(there.as_raw_fd()).unwrap().unwrap();
+                assert_eq!(
+                    Request::parse(&request),
+                    Ok(Request::RuleList { from: first })
+                );
+                let page = Rules {
+                    file: "/rules".into(),
+                    rules: vec![rule(first)],
+                    more,
+                };
+                let message = to_message(&page).unwrap();
+                send(there.as_raw_fd(), &message, &[]).unwrap();
+            }
+        });
+        let rules = Client { socket: here }.rules().unwrap();
+        let all = vec![rule(0), rule(2), rule(3)];
+        assert_eq!((rules.rules, rules.more), (all, None));
+        daemon.join().unwrap();
     }
 
     #[test]

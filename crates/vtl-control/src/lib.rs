@@ -1,10 +1,32 @@
 //! The control socket of the daemon: JSON messages over a Unix `SOCK_SEQPACKET` socket. Each request
 //! is one message `{"op": …}`, each answer one message `{"ok": true, …}` or
 //! `{"ok": false, "error": "…"}`; either may carry file descriptors.
+//!
+//! - [`Request`]: what can be asked for; each variant names the type of its answer;
+//! - [`Client`]: asks the daemon;
+//! - [`receive`], [`Request::parse`], [`to_message`], [`Refusal`], [`send`]: the daemon's side.
+//!
+//! A daemon and a command or a library of other versions understand each other: names and types of
+//! fields stay, and a field that is added has a default.
+//!
+//! ```no_run
+//! use vtl_control::{Client, Hooks, Request, socket_path};
+//!
+//! let daemon = Client::connect(&socket_path(None))?;
+//! let hooks: Hooks = daemon.call(&Request::HookList)?;
+//! # Ok::<(), vtl_control::Error>(())
+//! ```
 
+mod answer;
 mod client;
 mod request;
 
+pub use answer::{
+    Conditions, Deployed, Done, Explanation, FlowCounts, FlowLosses, Graft, Grafts, Grant, Hook,
+    HookAdded, Hooked, Hooks, Interface, Listening, Negotiation, Packets, PassedRule, Refusal,
+    RefusedFile, Rule, RuleCount, Rules, SessionStatus, Status, TunnelPath, TunnelStatus,
+    to_message,
+};
 pub use client::{
     Client, DEFAULT_SOCKET, Error, MAX_DESCRIPTORS, MAX_MESSAGE, receive, send, socket_path,
 };

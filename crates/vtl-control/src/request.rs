@@ -13,19 +13,26 @@ use vtl_proto::services::Requirements;
 /// A request to the daemon. On the wire `op` names the variant, and the fields follow; those that
 /// have their default may be left out, and unknown ones are ignored.
 ///
-/// Members of the socket's group may ask for anything but what is marked "root only".
+/// Members of the socket's group may ask for anything but what is marked "root only". Each variant
+/// names the type of its answer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum Request {
     /// State of the data plane, and of the sessions from an index on, as many as one message takes.
+    ///
+    /// Answer: [`Status`](crate::Status).
     Status {
         /// The lowest session index.
         #[serde(default, skip_serializing_if = "is_default")]
         from: u32,
     },
     /// The grafts of the pool.
+    ///
+    /// Answer: [`Grafts`](crate::Grafts).
     GraftList,
     /// All that is known of one graft of the pool.
+    ///
+    /// Answer: an object: the manifest, and what the pool and the kernel have of it.
     GraftShow {
         /// `NAME` or `NAME@VERSION`.
         #[serde(deserialize_with = "must::name")]
@@ -33,6 +40,8 @@ pub enum Request {
     },
     /// Load a graft into the kernel: one of the pool, or the package whose file's descriptor comes
     /// along. Root only.
+    ///
+    /// Answer: [`Deployed`](crate::Deployed).
     GraftDeploy {
         /// `NAME` or `NAME@VERSION` of the pool, without a package.
         #[serde(default, skip_serializing_if = "is_default")]
@@ -40,26 +49,36 @@ pub enum Request {
     },
     /// Replace a graft that is in the kernel by another version of it; sessions go on. As
     /// [`Request::GraftDeploy`]. Root only.
+    ///
+    /// Answer: [`Deployed`](crate::Deployed).
     GraftSwap {
         /// `NAME` or `NAME@VERSION` of the pool, without a package.
         #[serde(default, skip_serializing_if = "is_default")]
         name: Option<String>,
     },
     /// Unload a graft from the kernel. Root only.
+    ///
+    /// Answer: [`Done`](crate::Done).
     GraftRemove {
         /// Its name.
         #[serde(deserialize_with = "must::name")]
         name: String,
     },
     /// The hooks.
+    ///
+    /// Answer: [`Hooks`](crate::Hooks).
     HookList,
     /// Hook the process that asks, and its children.
+    ///
+    /// Answer: [`HookAdded`](crate::HookAdded).
     HookRun {
         /// What their connections travel by.
         #[serde(flatten)]
         carrier: CarrierSpec,
     },
     /// Hook a port or a cgroup. Root only.
+    ///
+    /// Answer: [`HookAdded`](crate::HookAdded).
     HookAdd {
         /// What to hook.
         #[serde(flatten)]
@@ -69,29 +88,41 @@ pub enum Request {
         carrier: CarrierSpec,
     },
     /// Remove a hook; its connections go on. Root only.
+    ///
+    /// Answer: [`Done`](crate::Done).
     HookRemove {
         /// What is hooked.
         #[serde(flatten)]
         target: HookTarget,
     },
     /// The rules in force, from an index on, as many as one message takes.
+    ///
+    /// Answer: [`Rules`](crate::Rules).
     RuleList {
         /// The index of the first rule, in the file's order.
         #[serde(default, skip_serializing_if = "is_default")]
         from: u32,
     },
     /// What the rules in force say to a connection.
+    ///
+    /// Answer: [`Explanation`](crate::Explanation).
     RuleExplain(OpenedConnection),
     /// Check a file of rules, whose descriptor comes along, without putting it in force.
+    ///
+    /// Answer: [`RuleCount`](crate::RuleCount).
     RuleCheck {
         /// What the answer calls the file.
         #[serde(deserialize_with = "must::name")]
         name: String,
     },
     /// Read the file of rules again. Root only.
+    ///
+    /// Answer: [`RuleCount`](crate::RuleCount).
     RuleReload,
     /// Open a session, and wait until the peer has agreed. It belongs to the connection on which it
     /// was asked for, and ends with that.
+    ///
+    /// Answer: [`Grant`](crate::Grant).
     Connect {
         /// Where it leads.
         #[serde(flatten)]
@@ -101,25 +132,35 @@ pub enum Request {
         session: SessionRequest,
     },
     /// Take over the session by which the peer has succeeded one of this application.
+    ///
+    /// Answer: [`Grant`](crate::Grant).
     Follow {
         /// The session that it succeeds.
         succeeds: SessionKey,
     },
     /// Hold a VTL port as long as the connection lasts.
+    ///
+    /// Answer: [`Listening`](crate::Listening).
     Listen {
         /// 1 to 65535.
         #[serde(deserialize_with = "must::port")]
         port: u16,
     },
     /// Wait for the next session that a peer opens to a port.
+    ///
+    /// Answer: [`Grant`](crate::Grant).
     Accept {
         /// As the answer to [`Request::Listen`] has it; without, the connection's own port.
         #[serde(default, skip_serializing_if = "is_default")]
         key: Option<u64>,
     },
     /// State of the connection's session.
+    ///
+    /// Answer: [`SessionStatus`](crate::SessionStatus).
     Statistics,
     /// End the connection's session.
+    ///
+    /// Answer: [`Done`](crate::Done).
     Close {
         /// Not in order: what is unread or not acknowledged may be lost.
         #[serde(default, skip_serializing_if = "is_default")]

@@ -9,7 +9,7 @@ use std::{
 };
 
 use nix::sys::epoll::Epoll;
-use vtl_control::{self as control, Client, Request};
+use vtl_control::{Client, Listening, Request};
 
 use crate::{
     socket::{Error, Mode, Socket},
@@ -38,10 +38,7 @@ impl Listener {
     /// The daemon cannot be reached, or the port is taken.
     pub fn bind(port: u16, daemon: &Path) -> Result<Self, Error> {
         let client = Client::connect(daemon)?;
-        let answer = client.call(&Request::Listen { port })?;
-        let key = answer["key"]
-            .as_u64()
-            .ok_or_else(|| control::Error::Malformed(answer.to_string()))?;
+        let Listening { key } = client.call(&Request::Listen { port })?;
         let mut listener = Self {
             _client: client,
             key,

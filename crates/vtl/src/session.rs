@@ -8,8 +8,7 @@ use std::{
 };
 
 use nix::sys::epoll::Epoll;
-use serde_json::Value;
-use vtl_control::{self as control, Client, SessionKey};
+use vtl_control::{Client, Error::Malformed, Grant, SessionKey};
 use vtl_proto::{intf, services::Services};
 use vtl_ring::{Closed, Lanes, RxRing, TxRing, egress};
 
@@ -92,34 +91,27 @@ pub(crate) enum Receivable {
 }
 
 impl Session {
-    /// The session that the daemon grants with this answer; `any` becomes readable for it.
+    /// The session that the daemon grants; `any` becomes readable for it.
     pub(crate) fn granted(
-        answer: &Value,
+        grant: Grant,
         descriptors: Vec<OwnedFd>,
         any: &Arc<Epoll>,
         daemon: &Arc<Client>,
     ) -> Result<(Self, Agreement), Error> {
-        let malformed = || control::Error::Malformed(answer.to_string());
         let mut descriptors = descriptors.into_iter();
-        let mut next = || descriptors.next().ok_or_else(malformed);
+        let mut next = || {
+            let missing = || Malformed("a session without its descriptors".to_owned());
+            descriptors.next().ok_or_else(missing)
+        };
         let [transmit, receive, kick, wake] = [next()?, next()?, next()?, next()?];
-        let events = answer["events"] == true;
-        let events = events.then(&mut next).transpose()?;
+        let events = grant.events.then(&mut next).transpose()?;
         let caller = descriptors.next();
-        let number = |key: &str| answer[key].as_u64().and_then(|n| u32::try_from(n).ok());
-        let small = |key: &str| number(key).and_then(|n| u16::try_from(n).ok());
-        let slots = number("slots").ok_or_else(malformed)?;
-        let payload = small("max_payload").ok_or_else(malformed)?;
-        // A daemon that does not say knows messages of one packet only.
-        let longest = number("max_message").unwrap_or(payload.into());
+        let (slots, payload, longest) = (grant.slots, grant.max_payload, grant.max_message);
         let agreement = Agreement {
-            graft: answer["graft"].as_str().unwrap_or_default().to_owned(),
-            gid: small("gid").ok_or_else(malformed)?,
-            services: Services::from_bits(small("services").ok_or_else(malformed)?),
-            peer: answer["peer"]
-                .as_str()
-                .and_then(|p| p.parse().ok())
-                .ok_or_else(malformed)?,
+            graft: grant.graft,
+            gid: grant.gid,
+            services: grant.services,
+            peer: grant.peer,
         };
         let mut rx = RxRing::map(receive.as_fd(), slots)?;
         let lanes = agreement.services.contains(Services::PARTIAL_ORDER)
@@ -144,8 +136,8 @@ impl Session {
             batch: 0,
             nap: NAP,
             key: SessionKey {
-                sid: number("sid").unwrap_or_default(),
-                key: answer["key"].as_u64().unwrap_or_default(),
+                sid: grant.sid,
+                key: grant.key,
             },
             reliable: agreement.services.contains(Services::RELIABLE),
             old: false,

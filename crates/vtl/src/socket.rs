@@ -29,7 +29,7 @@ use nix::{
     poll::{PollFd, PollFlags},
     sys::epoll::Epoll,
 };
-use vtl_control::{self as control, Client, Destination, Request, SessionRequest};
+use vtl_control::{self as control, Client, Destination, Done, Listening, Request, SessionRequest};
 use vtl_proto::services::{Requirements, Services};
 
 pub use crate::error::Error;
@@ -119,9 +119,8 @@ impl Socket {
     pub fn init(mode: Mode, address: SocketAddr, daemon: &Path) -> Result<Self, Error> {
         let client = Client::connect(daemon)?;
         if mode == Mode::Responder {
-            client.call(&Request::Listen {
-                port: address.port(),
-            })?;
+            let port = address.port();
+            let _: Listening = client.call(&Request::Listen { port })?;
         }
         Self::over(client, mode, address, daemon)
     }
@@ -308,8 +307,8 @@ impl Socket {
         self.asked = matches!(answer, Ok(None));
         let granted = match answer {
             Ok(None) => return Ok(None),
-            Ok(Some((answer, descriptors))) => {
-                Session::granted(&answer, descriptors, &self.any, &self.client)
+            Ok(Some((grant, descriptors))) => {
+                Session::granted(grant, descriptors, &self.any, &self.client)
             }
             // An answer that cannot be taken: it may have granted something.
             Err(error @ (control::Error::System(_) | control::Error::Malformed(_))) => {
@@ -319,7 +318,7 @@ impl Socket {
         };
         let (session, agreement) = granted.inspect_err(|_| {
             // To the daemon it is open, and the next attempt would get another one.
-            let _ = self.client.call(&Request::Close { aborted: true });
+            let _ = self.client.call::<Done>(&Request::Close { aborted: true });
         })?;
         self.session = Some(session);
         self.agreement = Some(agreement.clone());
@@ -599,7 +598,8 @@ impl Socket {
         while !self.succession.old.is_empty() {
             self.retire();
         }
-        self.client.call(&Request::Close { aborted: false })?;
+        self.client
+            .call::<Done>(&Request::Close { aborted: false })?;
         self.session = None;
         Ok(true)
     }
@@ -617,9 +617,7 @@ impl Socket {
         if self.session.is_none() {
             return Err(Error::Misuse("there is no session"));
         }
-        let answer = self.client.call(&Request::Statistics)?;
-        let text = answer.to_string();
-        Ok(serde_json::from_value(answer).map_err(|_| control::Error::Malformed(text))?)
+        Ok(self.client.call(&Request::Statistics)?)
     }
 
     /// What the socket was made for.

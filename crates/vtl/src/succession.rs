@@ -10,8 +10,7 @@ use std::{
 };
 
 use nix::sys::epoll::Epoll;
-use serde_json::Value;
-use vtl_control::{Client, Destination, Request, SessionRequest};
+use vtl_control::{Client, Destination, Done, Grant, Request, SessionRequest};
 
 use crate::{
     error::Error,
@@ -50,7 +49,7 @@ enum Asked {
     /// On this connection to the daemon.
     Waiting(Arc<Client>),
     /// It was granted on this one, in the middle of a message.
-    Granted(Arc<Client>, Value, Vec<OwnedFd>),
+    Granted(Arc<Client>, Grant, Vec<OwnedFd>),
 }
 
 pub(crate) struct Old {
@@ -131,8 +130,8 @@ impl Socket {
             let _ = self.any.delete(&*client);
             self.succession.asked = None;
             match answer {
-                Ok(Some((answer, descriptors))) => {
-                    let granted = Asked::Granted(client, answer, descriptors);
+                Ok(Some((grant, descriptors))) => {
+                    let granted = Asked::Granted(client, grant, descriptors);
                     self.succession.asked = Some(granted);
                 }
                 Ok(None) => {}
@@ -141,15 +140,15 @@ impl Socket {
         }
         let between = |s: &Session| s.between_messages().is_ok();
         if self.session.as_ref().is_some_and(between)
-            && let Some(Asked::Granted(client, answer, descriptors)) = self
+            && let Some(Asked::Granted(client, grant, descriptors)) = self
                 .succession
                 .asked
                 .take_if(|a| matches!(a, Asked::Granted(..)))
         {
-            let outcome = self.go_over(client, &answer, descriptors);
+            let outcome = self.go_over(client, grant, descriptors);
             if outcome.is_err() {
                 // The peer has gone over, or will.
-                let _ = self.client.call(&Request::Close { aborted: true });
+                let _ = self.client.call::<Done>(&Request::Close { aborted: true });
             }
             self.tell(outcome);
         }
@@ -164,19 +163,19 @@ impl Socket {
     fn follow(&mut self) -> Result<(), Error> {
         let succeeds = self.open_session()?.key;
         let client = Arc::new(Client::connect(&self.daemon)?);
-        let (answer, descriptors) = client.call_with_descriptors(&Request::Follow { succeeds })?;
-        self.go_over(client, &answer, descriptors).map(drop)
+        let (grant, descriptors) = client.call_with_descriptors(&Request::Follow { succeeds })?;
+        self.go_over(client, grant, descriptors).map(drop)
     }
 
     fn go_over(
         &mut self,
         client: Arc<Client>,
-        answer: &Value,
+        grant: Grant,
         descriptors: Vec<OwnedFd>,
     ) -> Result<Agreement, Error> {
         let own = Arc::new(epoll()?);
         watch(&own, &*client, Source::Any)?;
-        let (session, agreement) = Session::granted(answer, descriptors, &own, &client)?;
+        let (session, agreement) = Session::granted(grant, descriptors, &own, &client)?;
         watch(&self.any, &own.0, Source::Other)?;
         let client = std::mem::replace(&mut self.client, client);
         if self.mode() == Mode::Responder {
@@ -255,7 +254,7 @@ impl Socket {
         // The peer takes an orderly end for a sign that all was read.
         let aborted = old.session.reliable && !old.session.is_read();
         // Without a daemon it has ended.
-        let _ = old.client.call(&Request::Close { aborted });
+        let _ = old.client.call::<Done>(&Request::Close { aborted });
         // They fail only if it never came in.
         let _ = match &old.own {
             Some(own) => self.any.delete(&own.0),

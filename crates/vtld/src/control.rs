@@ -30,12 +30,16 @@ use nix::{
     },
     unistd::{Gid, Group},
 };
-use serde_json::{Value, json};
-use vtl_control::{self as protocol, CarrierSpec, Client, HookTarget, Request, SessionRequest};
+use serde::Serialize;
+use serde_json::Value;
+use vtl_control::{
+    self as protocol, CarrierSpec, Client, Deployed, Done, Hook, HookAdded, HookTarget, Hooks,
+    Listening, Refusal, Request, RuleCount, SessionRequest, Status,
+};
 
 use crate::{
     broker::{self, Granted, Owner, Wish},
-    hooker::{Carrier, Hooked, Hooker},
+    hooker::{self, Carrier, Hooked, Hooker},
     option::netns_cookie,
     rules::Keeper,
 };
@@ -153,21 +157,11 @@ struct Peer {
     near: bool,
 }
 
+/// The message, and the descriptors that go with it.
 type Answer = Result<(Value, Vec<OwnedFd>), Refusal>;
 
-/// Why a request is not granted.
-struct Refusal {
-    /// One sentence.
-    why: String,
-    /// Only because of who asks.
-    denied: bool,
-}
-
-impl<T: Into<String>> From<T> for Refusal {
-    fn from(why: T) -> Self {
-        let why = why.into();
-        Self { why, denied: false }
-    }
+fn plain(answer: impl Serialize) -> Answer {
+    Ok((protocol::to_message(&answer)?, Vec::new()))
 }
 
 impl Service {
@@ -267,18 +261,10 @@ impl Service {
             Err(error @ protocol::Error::Malformed(_)) => Err(error.to_string().into()),
             Ok(None) | Err(_) => return false,
         };
-        let (value, descriptors) = match answer {
-            Ok((mut value, descriptors)) => {
-                value["ok"] = true.into();
-                (value, descriptors)
-            }
-            Err(Refusal { why, denied }) => {
-                let answer = json!({ "ok": false, "error": why, "denied": denied });
-                (answer, Vec::new())
-            }
-        };
+        let (message, descriptors) =
+            answer.unwrap_or_else(|refusal| (refusal.to_message(), Vec::new()));
         let fds: Vec<_> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
-        protocol::send(client.as_raw_fd(), &value, &fds).is_ok()
+        protocol::send(client.as_raw_fd(), &message, &fds).is_ok()
     }
 
     /// What a hook's connections are to travel by. `port`: those that a server accepts.
@@ -303,8 +289,6 @@ impl Service {
     ) -> Answer {
         // Not held while an application waits for a session: the daemon could not end in order.
         let hooker = || self.hooker.upgrade().ok_or("the daemon is stopping");
-        let plain = |value: Value| Ok((value, Vec::new()));
-        let done = || Ok((json!({}), Vec::new()));
         let root = |what: &str| {
             if peer.root {
                 Ok(())
@@ -315,9 +299,11 @@ impl Service {
         };
         match request {
             Request::Status { from } => {
-                let mut status = self.broker.status(from)?;
-                status["hooks"] = hooks(&*hooker()?);
-                plain(status)
+                let status = self.broker.status(from)?;
+                plain(Status {
+                    hooks: hooks(&*hooker()?),
+                    ..status
+                })
             }
             Request::GraftList => plain(self.broker.grafts()?),
             Request::GraftShow { name } => plain(self.broker.describe(name)?),
@@ -332,12 +318,15 @@ impl Service {
             Request::GraftRemove { name } => {
                 root("graft remove")?;
                 self.broker.remove(name)?;
-                done()
+                plain(Done {})
             }
-            Request::HookList => plain(json!({ "hooks": hooks(&*hooker()?) })),
+            Request::HookList => plain(Hooks {
+                hooks: hooks(&*hooker()?),
+            }),
             Request::HookRun { carrier } => {
                 let id = hooker()?.hook_pid(peer.pid, &self.carrier(&carrier, false)?);
-                plain(json!({ "id": id.map_err(|e| e.to_string())? }))
+                let id = id.map_err(|e| e.to_string())?;
+                plain(HookAdded { id })
             }
             Request::HookAdd { target, carrier } => {
                 root("hook add")?;
@@ -348,7 +337,8 @@ impl Service {
                     HookTarget::Port(port) => hooker.hook_port(port, &carrier),
                     HookTarget::Cgroup(path) => hooker.hook_cgroup(&path, &carrier),
                 };
-                plain(json!({ "id": id.map_err(|e| e.to_string())? }))
+                let id = id.map_err(|e| e.to_string())?;
+                plain(HookAdded { id })
             }
             Request::HookRemove { target } => {
                 root("hook remove")?;
@@ -365,18 +355,20 @@ impl Service {
                     });
                 let hook = hook.ok_or("there is no such hook: vtl hook list")?;
                 hooker.unhook(hook.id).map_err(|e| e.to_string())?;
-                done()
+                plain(Done {})
             }
-            Request::RuleList { from } => plain(self.rules.list(from as usize)?),
+            Request::RuleList { from } => plain(self.rules.list(from)?),
             Request::RuleExplain(connection) => plain(self.rules.explain(&connection)?),
             Request::RuleCheck { name } => {
                 let file = descriptors.into_iter().next();
                 let file = file.ok_or("the request has no file")?;
-                plain(json!({ "count": self.rules.check(file.into(), &name)? }))
+                let count = self.rules.check(file.into(), &name)?;
+                plain(RuleCount { count })
             }
             Request::RuleReload => {
                 root("rule reload")?;
-                plain(json!({ "count": self.rules.reload()? }))
+                let count = self.rules.reload()?;
+                plain(RuleCount { count })
             }
             Request::Connect { to, session } => {
                 let wish = wish(session)?;
@@ -385,12 +377,14 @@ impl Service {
             Request::Follow { succeeds } => {
                 granted(self.broker.follow(owner, succeeds)?, peer.near)
             }
-            Request::Listen { port } => plain(json!({ "key": self.broker.listen(owner, port)? })),
+            Request::Listen { port } => plain(Listening {
+                key: self.broker.listen(owner, port)?,
+            }),
             Request::Accept { key } => granted(self.broker.accept(owner, key, gone)?, peer.near),
             Request::Statistics => plain(self.broker.statistics(owner)?),
             Request::Close { aborted } => {
                 self.broker.close(owner, aborted);
-                done()
+                plain(Done {})
             }
         }
     }
@@ -401,7 +395,7 @@ impl Service {
         name: Option<String>,
         descriptors: Vec<OwnedFd>,
         swap: bool,
-    ) -> Result<Value, String> {
+    ) -> Result<Deployed, String> {
         match (descriptors.into_iter().next(), name) {
             (Some(file), _) => self.broker.deploy_package(package(file)?, swap),
             (None, Some(name)) => self.broker.deploy(name, swap),
@@ -443,27 +437,24 @@ fn hung_up(client: &OwnedFd) -> bool {
     matches!(poll(&mut events, PollTimeout::ZERO), Ok(1..))
 }
 
-fn hooks(hooker: &Hooker) -> Value {
-    let row = |hook: crate::hooker::Hook| {
-        let mut row = match hook.what {
-            Hooked::Run { pid, cgroup } => json!({
-                "id": hook.id, "run": pid, "cgroup": cgroup, "processes": hook.processes,
-            }),
-            Hooked::Cgroup(path) => {
-                json!({ "id": hook.id, "cgroup": path, "processes": hook.processes })
-            }
-            Hooked::Port(port) => json!({ "id": hook.id, "port": port }),
-        };
-        if hook.carrier != Carrier::Best {
-            row["carrier"] = hook.carrier.to_string().into();
-        }
-        if let Some(connections) = hook.connections {
-            row["connections"] = connections.into();
-        }
-        if let Some(rule) = hook.rule {
-            row["rule"] = rule.into();
-        }
-        row
+fn hooks(hooker: &Hooker) -> Vec<Hook> {
+    let row = |hook: hooker::Hook| Hook {
+        id: hook.id,
+        on: match hook.what {
+            Hooked::Run { pid, cgroup } => vtl_control::Hooked::Run {
+                run: pid,
+                cgroup,
+                processes: hook.processes,
+            },
+            Hooked::Cgroup(cgroup) => vtl_control::Hooked::Cgroup {
+                cgroup,
+                processes: hook.processes,
+            },
+            Hooked::Port(port) => vtl_control::Hooked::Port { port },
+        },
+        carrier: (hook.carrier != Carrier::Best).then(|| hook.carrier.to_string()),
+        connections: hook.connections,
+        rule: hook.rule,
     };
     hooker.list().into_iter().map(row).collect()
 }
@@ -471,18 +462,9 @@ fn hooks(hooker: &Hooker) -> Value {
 /// `near`: the application lives in our network namespace, or must not get a socket of it.
 fn granted(granted: Granted, near: bool) -> Answer {
     let caller = granted.caller.filter(|_| near);
-    let value = json!({
-        "sid": granted.sid,
-        "key": granted.key,
-        "slots": granted.slots,
-        "max_payload": granted.max_payload,
-        "max_message": granted.max_message,
-        "graft": granted.graft,
-        "gid": granted.gid,
-        "services": granted.services.bits(),
-        "peer": granted.peer,
-        "events": granted.events.is_some(),
-    });
-    let all = granted.rings.into_iter();
-    Ok((value, all.chain(granted.events).chain(caller).collect()))
+    let rings = granted.rings.into_iter();
+    Ok((
+        protocol::to_message(&granted.grant)?,
+        rings.chain(granted.events).chain(caller).collect(),
+    ))
 }

@@ -11,14 +11,15 @@ use std::{
 };
 
 use nix::unistd::User;
-use serde_json::{Value, json};
-use vtl_control::{MAX_MESSAGE, OpenedConnection};
+use vtl_control::{
+    Conditions, Explanation, MAX_MESSAGE, OpenedConnection, PassedRule, Rule as Row, Rules,
+};
 
 use crate::{
     broker,
     hooker::{
         Hooked, Hooker,
-        rules::{self, About, Action, LONGEST_FILE, Matches, Rule, Wrong},
+        rules::{self, About, Action, LONGEST_FILE, Listed, Matches, Rule, Verdict, Wrong},
     },
 };
 
@@ -104,20 +105,23 @@ impl Keeper {
     ///
     /// # Errors
     /// The daemon is stopping.
-    pub fn list(&self, from: usize) -> Result<Value, String> {
+    pub fn list(&self, from: u32) -> Result<Rules, String> {
         let hooker = self.hooker.upgrade().ok_or("the daemon is stopping")?;
-        let mut answer = json!({ "file": self.path });
-        let (mut rows, mut bytes) = (Vec::new(), 0);
-        for (i, listed) in hooker.rules().iter().enumerate().skip(from) {
+        let mut answer = Rules {
+            file: self.path.clone(),
+            rules: Vec::new(),
+            more: None,
+        };
+        let mut bytes = 0;
+        for (i, listed) in (0..).zip(hooker.rules()).skip(from as usize) {
             let row = row(listed);
-            bytes += row.to_string().len();
+            bytes += serde_json::to_string(&row).map_or(0, |text| text.len());
             if bytes > MAX_MESSAGE / 2 && i > from {
-                answer["more"] = i.into();
+                answer.more = Some(i);
                 break;
             }
-            rows.push(row);
+            answer.rules.push(row);
         }
-        answer["rules"] = rows.into();
         Ok(answer)
     }
 
@@ -125,7 +129,7 @@ impl Keeper {
     ///
     /// # Errors
     /// The daemon is stopping.
-    pub fn explain(&self, connection: &OpenedConnection) -> Result<Value, String> {
+    pub fn explain(&self, connection: &OpenedConnection) -> Result<Explanation, String> {
         let hooker = self.hooker.upgrade().ok_or("the daemon is stopping")?;
         let hook = hooker.list().into_iter().find(|hook| match &hook.what {
             Hooked::Run { cgroup: path, .. } | Hooked::Cgroup(path) => connection
@@ -137,16 +141,20 @@ impl Keeper {
         let verdicts = hooker.explain(connection);
         let last = verdicts.last();
         let decides = last.filter(|v| v.because.is_none());
-        let rows: Vec<Value> = verdicts
-            .iter()
-            .filter_map(|v| Some(json!({ "rule": v.rule, "because": v.because.as_ref()? })))
-            .collect();
-        Ok(json!({
-            "hook": hook.map(|hook| hook.id),
-            "passed": rows,
-            "decides": decides.map(|v| &v.rule),
-            "action": decides.and_then(|v| v.action.as_ref()).map(Action::to_string),
-        }))
+        let passed = |v: &Verdict| {
+            Some(PassedRule {
+                rule: v.rule.clone(),
+                because: v.because.clone()?,
+            })
+        };
+        Ok(Explanation {
+            hook: hook.map(|hook| hook.id),
+            passed: verdicts.iter().filter_map(passed).collect(),
+            decides: decides.map(|v| v.rule.clone()),
+            action: decides
+                .and_then(|v| v.action.as_ref())
+                .map(Action::to_string),
+        })
     }
 
     /// The rules of a text that this host can have.
@@ -207,30 +215,23 @@ fn text(file: File) -> io::Result<String> {
 }
 
 /// A rule for a list.
-fn row(listed: &rules::Listed) -> Value {
-    let rule = &listed.rule;
-    let mut row = json!({ "name": rule.name });
-    match &rule.about {
-        About::Opened(matches, action) => {
-            row["match"] = conditions(matches);
-            row["action"] = action.to_string().into();
-        }
-        About::Accepted(ports, carrier) => {
-            row["listen"] = json!(ports);
-            row["action"] = carrier.to_string().into();
-        }
+fn row(listed: Listed) -> Row {
+    let (conditions, listen, action) = match listed.rule.about {
+        About::Opened(matches, action) => (Some(conditions(&matches)), None, action.to_string()),
+        About::Accepted(ports, carrier) => (None, Some(ports), carrier.to_string()),
+    };
+    Row {
+        name: listed.rule.name,
+        conditions,
+        listen,
+        action,
+        connections: listed.connections,
+        missing: listed.missing,
     }
-    if let Some(connections) = listed.connections {
-        row["connections"] = connections.into();
-    }
-    if !listed.missing.is_empty() {
-        row["missing"] = json!(listed.missing);
-    }
-    row
 }
 
-fn conditions(matches: &Matches) -> Value {
-    fn all<T: ToString>(each: impl IntoIterator<Item = T>) -> Value {
+fn conditions(matches: &Matches) -> Conditions {
+    fn all<T: ToString>(each: impl IntoIterator<Item = T>) -> Vec<String> {
         let mut each = each.into_iter();
         let mut few: Vec<_> = each
             .by_ref()
@@ -241,7 +242,7 @@ fn conditions(matches: &Matches) -> Value {
             0 => {}
             more => few.push(format!("and {more} more")),
         }
-        few.into()
+        few
     }
     let paths = |paths: &[PathBuf]| all(paths.iter().map(|p| p.display()));
     let port = |range: &std::ops::RangeInclusive<u16>| {
@@ -251,22 +252,13 @@ fn conditions(matches: &Matches) -> Value {
             format!("{}-{}", range.start(), range.end())
         }
     };
-    let kinds = [
-        ("cgroup", paths(&matches.cgroup)),
-        ("user", all(matches.user.iter().map(|u| &u.text))),
-        ("exe", paths(&matches.exe)),
-        ("port", all(matches.port.iter().map(port))),
-        ("to", all(&matches.to)),
-        ("profile", all(&matches.profile)),
-    ];
-    let mut row = json!({});
-    for (kind, values) in kinds {
-        if values.as_array().is_some_and(|values| !values.is_empty()) {
-            row[kind] = values;
-        }
+    Conditions {
+        cgroup: paths(&matches.cgroup),
+        user: all(matches.user.iter().map(|u| &u.text)),
+        exe: paths(&matches.exe),
+        port: all(matches.port.iter().map(port)),
+        to: all(&matches.to),
+        profile: all(&matches.profile),
+        local: matches.local,
     }
-    if matches.local {
-        row["local"] = true.into();
-    }
-    row
 }

@@ -142,14 +142,11 @@ impl World {
     fn ready(&mut self, host: Host) {
         let log = self.log_path(host);
         let socket = self.socket(host);
-        let request = Request::Status { from: 0 };
         let daemon = self.daemon(host);
         until("the daemon answers", || {
             let text = || fs::read_to_string(&log).unwrap_or_default();
             assert!(daemon.ended().is_none(), "the daemon has ended: {}", text());
-            Client::connect(&socket)
-                .and_then(|c| c.call(&request))
-                .is_ok()
+            Client::connect(&socket).and_then(|c| c.status()).is_ok()
         });
     }
 

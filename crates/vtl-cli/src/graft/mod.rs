@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
-use vtl_control::{Client, Request};
+use vtl_control::{Deployed, Done, Grafts, Request};
 
-use crate::daemon::{SocketArgs, explain};
+use crate::daemon::{self, SocketArgs};
 use crate::output;
 
 const DAY: &str = "\
@@ -92,8 +92,8 @@ pub(crate) struct GraftName {
 pub(crate) fn run(command: &GraftCommand, socket: &SocketArgs) -> anyhow::Result<()> {
     match command {
         GraftCommand::List { json } => {
-            let answer = socket.call(&Request::GraftList)?;
-            output::show(&answer, *json)?;
+            let grafts: Grafts = socket.call(&Request::GraftList)?;
+            output::show(&grafts, *json)?;
         }
         GraftCommand::Show {
             graft,
@@ -117,7 +117,7 @@ pub(crate) fn run(command: &GraftCommand, socket: &SocketArgs) -> anyhow::Result
             load(socket, &graft.graft, |name| Request::GraftSwap { name })?;
         }
         GraftCommand::Remove { name } => {
-            socket.call(&Request::GraftRemove { name: name.clone() })?;
+            let _: Done = socket.call(&Request::GraftRemove { name: name.clone() })?;
         }
         GraftCommand::New(args) => project::new(args)?,
         GraftCommand::Build(args) => project::build(args)?,
@@ -141,21 +141,17 @@ fn load(
     graft: &str,
     request: impl Fn(Option<String>) -> Request,
 ) -> anyhow::Result<()> {
-    let answer = if is_file(graft) {
+    let deployed: Deployed = if is_file(graft) {
         let file = File::open(graft).with_context(|| format!("cannot read {graft}"))?;
-        Client::connect(&socket.socket)
-            .and_then(|client| client.call_handing(&request(None), &[file.as_fd()]))
-            .map_err(explain)?
+        daemon::ask(&socket.socket, |daemon| {
+            daemon.call_handing(&request(None), &[file.as_fd()])
+        })?
     } else {
         socket.call(&request(Some(graft.to_owned())))?
     };
-    let text = |key: &str| answer[key].as_str().unwrap_or_default().to_owned();
     eprintln!(
         "{} {} is in the kernel: {} instructions, {:.1} ms",
-        text("name"),
-        text("version"),
-        answer["instructions"],
-        answer["ms"].as_f64().unwrap_or_default(),
+        deployed.name, deployed.version, deployed.instructions, deployed.ms,
     );
     Ok(())
 }

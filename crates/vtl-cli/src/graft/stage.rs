@@ -14,7 +14,7 @@ use vtl_bench::nginx::Scratch;
 use vtl_bench::payload::{self, Checker};
 use vtl_bench::programs::Programs;
 use vtl_bench::{Interrupt, daemons};
-use vtl_control::{Client, Request};
+use vtl_control::{Client, Deployed, Request};
 use vtl_pool::Package;
 use vtl_pool::key::SecretKey;
 use vtl_pool::manifest::Manifest;
@@ -92,7 +92,8 @@ fn carry(manifest: &Manifest, object: &[u8], programs: &Programs) -> anyhow::Res
     for host in [Host::Client, Host::Server] {
         let deploy = Request::GraftDeploy { name: None };
         let file = File::open(&package)?;
-        Client::connect(daemons.socket(host))?.call_handing(&deploy, &[file.as_fd()])?;
+        let daemon = Client::connect(daemons.socket(host))?;
+        let _: Deployed = daemon.call_handing(&deploy, &[file.as_fd()])?;
     }
     let mut listener = Listener::bind(PORT, daemons.socket(Host::Server))?;
     let to = SocketAddr::new(IpAddr::V4(testbed.addr4(Host::Server)), PORT);

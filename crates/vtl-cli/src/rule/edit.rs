@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, anyhow, bail};
 use nix::fcntl::{Flock, FlockArg};
 use toml_edit::{Array, ArrayOfTables, DocumentMut, InlineTable, Item, Table, Value, value};
-use vtl_control::{Client, Request};
+use vtl_control::{Request, RuleCount};
 
-use crate::daemon::{self, explain};
+use crate::daemon;
 
 /// A rule to be written.
 pub(super) struct Draft<'a> {
@@ -260,7 +260,7 @@ impl File {
             .context("cannot read what was written")
             .and_then(|file| check(socket, &file, &self.path));
         checked.and_then(|()| self.take_place(&new))?;
-        let reloaded = daemon::call(socket, &Request::RuleReload);
+        let reloaded = daemon::ask(socket, |d| d.call::<RuleCount>(&Request::RuleReload));
         if let Err(error) = reloaded {
             let back = match former {
                 Some(former) => self.write(&former).and_then(|old| self.take_place(&old)),
@@ -328,9 +328,7 @@ fn folder(path: &Path) -> &Path {
 pub(super) fn check(socket: &Path, file: &fs::File, name: &Path) -> anyhow::Result<()> {
     let name = name.display().to_string();
     let request = Request::RuleCheck { name };
-    Client::connect(socket)
-        .and_then(|client| client.call_handing(&request, &[file.as_fd()]))
-        .map_err(explain)?;
+    let _: RuleCount = daemon::ask(socket, |d| d.call_handing(&request, &[file.as_fd()]))?;
     Ok(())
 }
 

@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, anyhow};
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value};
-use vtl_control::{Executable, OpenedConnection, Request};
+use vtl_control::{Client, Executable, Explanation, OpenedConnection, Request, RuleCount, Rules};
 
-use crate::daemon::SocketArgs;
+use crate::daemon::{self, SocketArgs};
 use crate::failure::Failure;
 use crate::output;
 use edit::{Draft, File};
@@ -200,7 +200,7 @@ pub(crate) fn run(command: &RuleCommand, socket: &SocketArgs) -> anyhow::Result<
         RuleCommand::List { json } => list(socket, *json),
         RuleCommand::Explain(args) => explain(args, socket),
         RuleCommand::Reload => {
-            socket.call(&Request::RuleReload)?;
+            let _: RuleCount = socket.call(&Request::RuleReload)?;
             Ok(())
         }
         RuleCommand::Check { file } => {
@@ -217,9 +217,8 @@ pub(crate) fn run(command: &RuleCommand, socket: &SocketArgs) -> anyhow::Result<
 
 /// The file that the daemon reads.
 fn file_of(socket: &SocketArgs) -> anyhow::Result<PathBuf> {
-    let answer = socket.call(&Request::RuleList { from: u32::MAX })?;
-    let path = answer["file"].as_str().map(PathBuf::from);
-    path.ok_or_else(|| anyhow!("the daemon names no file of rules"))
+    let none: Rules = socket.call(&Request::RuleList { from: u32::MAX })?;
+    Ok(none.file)
 }
 
 /// Changes the file, and has the daemon read it.
@@ -240,30 +239,19 @@ fn change(
 }
 
 fn list(socket: &SocketArgs, json: bool) -> anyhow::Result<()> {
-    let mut answer = socket.call(&Request::RuleList { from: 0 })?;
-    while let Some(from) = answer["more"].as_u64() {
-        let mut page = socket.call(&Request::RuleList { from: from as u32 })?;
-        answer["more"] = page["more"].take();
-        if let (Value::Array(all), Value::Array(rows)) =
-            (&mut answer["rules"], page["rules"].take())
-        {
-            all.extend(rows);
-        }
-    }
-    if let Some(fields) = answer.as_object_mut() {
-        fields.remove("more");
-    }
+    let rules = daemon::ask(&socket.socket, Client::rules)?;
     if json {
-        output::show(&answer, true)?;
+        output::show(&rules, true)?;
         return Ok(());
     }
-    let rows: Vec<&Map<String, Value>> = answer["rules"]
+    let file = rules.file.display();
+    let rows = serde_json::to_value(&rules.rules)?;
+    let rows: Vec<&Map<String, Value>> = rows
         .as_array()
         .into_iter()
         .flatten()
         .filter_map(Value::as_object)
         .collect();
-    let file = answer["file"].as_str().unwrap_or("?");
     if rows.is_empty() {
         output::print(&format!("no rules ({file})\n"))?;
     } else {
@@ -314,21 +302,19 @@ fn explain(args: &ExplainArgs, socket: &SocketArgs) -> anyhow::Result<()> {
             connection.exe = Some(identity);
         }
     }
-    let answer = socket.call(&Request::RuleExplain(connection))?;
+    let answer: Explanation = socket.call(&Request::RuleExplain(connection))?;
     if args.json {
         output::show(&answer, true)?;
         return Ok(());
     }
     let mut text = String::new();
-    if let Some(hook) = answer["hook"].as_u64() {
+    if let Some(hook) = answer.hook {
         text = format!("hook {hook} decides: what is hooked by hand counts before rules\n");
     } else {
-        for row in answer["passed"].as_array().into_iter().flatten() {
-            let word = |key| row[key].as_str().unwrap_or("?");
-            text += &format!("rule \"{}\": {}\n", word("rule"), word("because"));
+        for passed in answer.passed {
+            text += &format!("rule \"{}\": {}\n", passed.rule, passed.because);
         }
-        let word = |key: &str| answer[key].as_str();
-        text += &match (word("decides"), word("action")) {
+        text += &match (answer.decides, answer.action) {
             (Some(rule), Some(action)) => format!("rule \"{rule}\" decides: {action}\n"),
             _ => "no rule matches: the connection is left alone\n".to_owned(),
         };

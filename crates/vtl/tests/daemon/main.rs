@@ -28,8 +28,10 @@ use nix::{
     },
 };
 use serde_json::{Value, json};
-use vtl::{Error, Mode, Requirements, Shared, Socket};
-use vtl_control::{self as control, MAX_DESCRIPTORS, Request, receive, send};
+use vtl::{Error, Mode, Requirements, Services, Shared, Socket};
+use vtl_control::{
+    self as control, Done, Grant, MAX_DESCRIPTORS, Refusal, Request, receive, send, to_message,
+};
 use vtl_proto::intf::{self, vtl_ring_ctl, vtl_slot};
 
 const SLOTS: u32 = 64;
@@ -100,23 +102,34 @@ impl Client {
         send(self.0.as_raw_fd(), answer, descriptors).unwrap();
     }
 
+    fn done(&self, descriptors: &[RawFd]) {
+        self.answer(&to_message(&Done {}).unwrap(), descriptors);
+    }
+
     fn grant(&self, granted: &Granted, slots: u32) {
         self.grant_with(granted, slots, PAYLOAD.into());
     }
 
     fn grant_with(&self, granted: &Granted, slots: u32, max_message: u32) {
-        let answer = json!({
-            "ok": true, "slots": slots, "max_payload": PAYLOAD, "max_message": max_message,
-            "graft": "stream", "gid": 1, "services": 0, "peer": "192.0.2.1",
-            "events": granted.events.is_some(),
-        });
+        let grant = Grant {
+            sid: 0,
+            key: 0,
+            slots,
+            max_payload: PAYLOAD,
+            max_message,
+            graft: "stream".to_owned(),
+            gid: 1,
+            services: Services::NONE,
+            peer: Ipv4Addr::new(192, 0, 2, 1).into(),
+            events: granted.events.is_some(),
+        };
         let Granted { tx, rx, wake, .. } = granted;
         let descriptors = [tx, rx, &granted.kick, wake].into_iter();
         let descriptors: Vec<_> = descriptors
             .chain(&granted.events)
             .map(AsRawFd::as_raw_fd)
             .collect();
-        self.answer(&answer, &descriptors);
+        self.answer(&to_message(&grant).unwrap(), &descriptors);
     }
 }
 
@@ -276,7 +289,7 @@ fn close__takes_the_sessions_wake_ups_out_of_the_descriptor() {
     thread::scope(|scope| {
         scope.spawn(|| {
             assert_eq!(client.request(), Request::Close { aborted: false });
-            client.answer(&json!({ "ok": true }), &[]);
+            client.done(&[]);
         });
         assert!(matches!(socket.try_close(), Ok(true)));
     });
@@ -304,7 +317,7 @@ fn negotiate__a_session_that_is_of_no_use_is_given_back() {
     thread::scope(|scope| {
         scope.spawn(|| {
             let request = client.request();
-            client.answer(&json!({ "ok": true }), &[]);
+            client.done(&[]);
             assert_eq!(request, Request::Close { aborted: true });
         });
         assert!(socket.negotiate(&Requirements::STREAM).is_err());
@@ -320,7 +333,7 @@ fn given_back(answer: impl FnOnce(&Client)) -> Error {
     thread::scope(|scope| {
         scope.spawn(|| {
             let request = client.request();
-            client.answer(&json!({ "ok": true }), &[]);
+            client.done(&[]);
             assert_eq!(request, Request::Close { aborted: true });
         });
         socket.negotiate(&Requirements::STREAM).unwrap_err()
@@ -331,7 +344,7 @@ fn given_back(answer: impl FnOnce(&Client)) -> Error {
 fn negotiate__a_session_whose_descriptors_find_no_place_is_given_back() {
     let event = EventFd::new().unwrap();
     let many = [event.as_fd().as_raw_fd(); MAX_DESCRIPTORS + 5];
-    let error = given_back(|client| client.answer(&json!({ "ok": true }), &many));
+    let error = given_back(|client| client.done(&many));
     let io = io::Error::from(error);
     assert_eq!(io.raw_os_error(), Some(libc::EMFILE), "{io:?}");
 }
@@ -349,8 +362,11 @@ fn negotiate__a_session_that_is_granted_in_other_words_is_given_back() {
 fn negotiate__a_refusal_is_all_there_is_to_it() {
     let daemon = Daemon::start();
     let (mut socket, client) = daemon.asked();
-    let refusal = json!({ "ok": false, "denied": true, "error": "not you" });
-    client.answer(&refusal, &[]);
+    let refusal = Refusal {
+        why: "not you".to_owned(),
+        denied: true,
+    };
+    client.answer(&refusal.to_message(), &[]);
     let error = socket.negotiate(&Requirements::STREAM).unwrap_err();
     assert_eq!(
         io::Error::from(error).kind(),
@@ -419,7 +435,7 @@ fn shared__a_failure_is_told_in_both_directions() {
     let shared = Shared::new(socket).unwrap();
     let waits = shared.recv_data(&mut [0], NOW);
     assert!(matches!(waits, Err(Error::TimedOut)), "{waits:?}");
-    client.answer(&json!({ "ok": false, "error": "no" }), &[]);
+    client.answer(&Refusal::from("no").to_message(), &[]);
     let refused = shared.send_data(b"x", NOW);
     assert!(matches!(refused, Err(Error::Daemon(_))), "{refused:?}");
     assert!(readable(&shared));

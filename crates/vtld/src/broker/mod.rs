@@ -36,8 +36,7 @@ use std::{
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use serde_json::Value;
 use vtl_bpf::{plane::Ingress, pump::Choice};
-use vtl_control::{Destination, SessionKey};
-use vtl_proto::services::Services;
+use vtl_control::{Deployed, Destination, Grafts, Grant, SessionKey, SessionStatus, Status};
 
 use crate::{
     hooker::{self, Carrier, ClientFlow, HeldConnect, Over, ServerFlow},
@@ -103,24 +102,8 @@ pub type Owner = u64;
 /// A session that was handed to an aware application.
 #[derive(Debug)]
 pub struct Granted {
-    /// Session index.
-    pub sid: u32,
-    /// With which the application's other connections may have the session succeeded.
-    pub key: u64,
-    /// Packets per ring.
-    pub slots: u32,
-    /// Payload bytes per packet.
-    pub max_payload: u16,
-    /// Bytes of the longest message.
-    pub max_message: u32,
-    /// The graft's name.
-    pub graft: String,
-    /// Its identity in packets.
-    pub gid: u16,
-    /// The services that it provides.
-    pub services: Services,
-    /// The peer.
-    pub peer: IpAddr,
+    /// What the application is told.
+    pub grant: Grant,
     /// Transmit ring, receive ring, eventfd towards the daemon, eventfd from the daemon.
     pub rings: [OwnedFd; 4],
     /// Ring of events from the kernel, unless the daemon hands all of them on.
@@ -186,19 +169,19 @@ enum Command {
     },
     Status {
         from: u32,
-        reply: Reply<Value>,
+        reply: Reply<Status>,
     },
     Statistics {
         owner: Owner,
-        reply: Reply<Value>,
+        reply: Reply<SessionStatus>,
     },
     Grafts {
-        reply: Reply<Value>,
+        reply: Reply<Grafts>,
     },
     Deploy {
         wanted: Wanted,
         swap: bool,
-        reply: Reply<Value>,
+        reply: Reply<Deployed>,
     },
     Describe {
         name: String,
@@ -321,21 +304,23 @@ impl Handle {
         self.send(Command::Gone { owner });
     }
 
-    /// State of the data plane and of each session.
+    /// State of the data plane and of the sessions from an index on; without hooks.
     ///
     /// # Errors
     /// The daemon is stopping.
-    pub fn status(&self, from: u32) -> Result<Value, String> {
-        let mut status: Value = self.ask(|reply| Command::Status { from, reply })?;
-        status["tunnels"] = self.tunnels.status().into();
-        Ok(status)
+    pub fn status(&self, from: u32) -> Result<Status, String> {
+        let status: Status = self.ask(|reply| Command::Status { from, reply })?;
+        Ok(Status {
+            tunnels: self.tunnels.status(),
+            ..status
+        })
     }
 
     /// State of the owner's session.
     ///
     /// # Errors
     /// It has none, or the daemon is stopping.
-    pub fn statistics(&self, owner: Owner) -> Result<Value, String> {
+    pub fn statistics(&self, owner: Owner) -> Result<SessionStatus, String> {
         self.ask(|reply| Command::Statistics { owner, reply })
     }
 
@@ -343,7 +328,7 @@ impl Handle {
     ///
     /// # Errors
     /// The daemon is stopping.
-    pub fn grafts(&self) -> Result<Value, String> {
+    pub fn grafts(&self) -> Result<Grafts, String> {
         self.ask(|reply| Command::Grafts { reply })
     }
 
@@ -352,7 +337,7 @@ impl Handle {
     ///
     /// # Errors
     /// The pool does not have it, or why it is refused. What runs is not touched then.
-    pub fn deploy(&self, name: String, swap: bool) -> Result<Value, String> {
+    pub fn deploy(&self, name: String, swap: bool) -> Result<Deployed, String> {
         let wanted = Wanted::Named(name);
         self.ask(|reply| Command::Deploy {
             wanted,
@@ -365,7 +350,7 @@ impl Handle {
     ///
     /// # Errors
     /// Why it is refused. Neither what runs nor the pool is touched then.
-    pub fn deploy_package(&self, package: Vec<u8>, swap: bool) -> Result<Value, String> {
+    pub fn deploy_package(&self, package: Vec<u8>, swap: bool) -> Result<Deployed, String> {
         let wanted = Wanted::Package(package);
         self.ask(|reply| Command::Deploy {
             wanted,

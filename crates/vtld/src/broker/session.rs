@@ -10,6 +10,7 @@ use std::{
 
 use nix::sys::eventfd::EventFd;
 use vtl_bpf::rings::RingSet;
+use vtl_control::Grant;
 use vtl_pool::object::Parameter;
 use vtl_proto::{
     intf::{self, vtl_session, vtl_tx},
@@ -399,15 +400,18 @@ pub(super) fn grant(
     let own = |fd: BorrowedFd<'_>| -> Option<OwnedFd> { fd.try_clone_to_owned().ok() };
     use std::os::fd::AsFd;
     Some(Granted {
-        sid,
-        key: session.token,
-        slots: session.slots,
-        max_payload: s.max_payload,
-        max_message: max_message(session.long_messages, s.max_payload, services),
-        graft,
-        gid: s.gid,
-        services,
-        peer: session.peer,
+        grant: Grant {
+            sid,
+            key: session.token,
+            slots: session.slots,
+            max_payload: s.max_payload,
+            max_message: max_message(session.long_messages, s.max_payload, services),
+            graft,
+            gid: s.gid,
+            services,
+            peer: session.peer,
+            events: session.rings.wake().is_some(),
+        },
         rings: [
             own(session.rings.transmit())?,
             own(session.rings.receive())?,

@@ -30,12 +30,12 @@ use std::{
 };
 
 use quinn::Connection;
-use serde_json::{Value, json};
 use tokio::{
     sync::{Notify, mpsc},
     task::LocalSet,
 };
 
+use vtl_control::{TunnelPath, TunnelStatus};
 pub use vtl_proto::carrier::Tunnel as Kind;
 
 use crate::hooker::{self, ClientFlow, HeldConnect, ServerFlow};
@@ -80,7 +80,7 @@ enum Command {
         peer: TcpStream,
     },
     Server(Kind, ServerFlow),
-    Status(blocking::SyncSender<Vec<Value>>),
+    Status(blocking::SyncSender<Vec<TunnelStatus>>),
     Stop,
 }
 
@@ -195,7 +195,7 @@ impl Handle {
     }
 
     /// What there is: one object for each tunnel.
-    pub(crate) fn status(&self) -> Vec<Value> {
+    pub(crate) fn status(&self) -> Vec<TunnelStatus> {
         if self.shared.thread().is_none() {
             return Vec::new();
         }
@@ -329,7 +329,7 @@ impl Hub {
         made.ok_or_else(|| io::ErrorKind::Unsupported.into())
     }
 
-    fn status(&self) -> Vec<Value> {
+    fn status(&self) -> Vec<TunnelStatus> {
         let mut all: Vec<_> = self.client.open().iter().map(|t| t.row("client")).collect();
         all.extend(self.served.all().iter().map(|t| t.row("server")));
         all
@@ -401,31 +401,28 @@ impl Tunnel {
         }
     }
 
-    fn row(&self, role: &str) -> Value {
-        let mut row = json!({
-            "peer": self.key.peer,
-            "carrier": self.key.kind.name(),
-            "role": role,
-            "flows": self.meter.flows.get(),
-            "bytes_sent": self.meter.sent.get(),
-            "bytes_received": self.meter.received.get(),
-        });
-        let figures = match &self.link {
-            Link::Quic(connection) => {
-                let path = connection.stats().path;
-                json!({
-                    "rtt_ms": (path.rtt.as_secs_f64() * 1e5).round() / 1e2,
-                    "sent": path.sent_packets,
-                    "lost": path.lost_packets,
-                })
-            }
-            Link::Sctp(connection) => connection.figures(),
-            Link::Mptcp { .. } => Value::Null,
-        };
-        if let (Some(row), Value::Object(figures)) = (row.as_object_mut(), figures) {
-            row.extend(figures);
+    fn row(&self, role: &str) -> TunnelStatus {
+        TunnelStatus {
+            peer: self.key.peer,
+            carrier: self.key.kind.name().to_owned(),
+            role: role.to_owned(),
+            flows: self.meter.flows.get(),
+            bytes_sent: self.meter.sent.get(),
+            bytes_received: self.meter.received.get(),
+            path: match &self.link {
+                Link::Quic(connection) => {
+                    let path = connection.stats().path;
+                    Some(TunnelPath {
+                        rtt_ms: (path.rtt.as_secs_f64() * 1e5).round() / 1e2,
+                        sent: path.sent_packets,
+                        lost: path.lost_packets,
+                        refused: None,
+                    })
+                }
+                Link::Sctp(connection) => Some(connection.figures()),
+                Link::Mptcp { .. } => None,
+            },
         }
-        row
     }
 
     /// Keeps what flows may have written ahead of the network at two windows, so that a new flow's

@@ -8,6 +8,7 @@ use std::{
 
 use serde_json::{Value, json};
 use vtl_bpf::{check, objects};
+use vtl_control::{Deployed, Graft, Grafts, RefusedFile};
 use vtl_pool::{
     Package, Version,
     key::Trust,
@@ -123,7 +124,7 @@ impl Engine {
     }
 
     /// Puts a graft into the kernel. `swap`: in place of another version, which must be there.
-    pub(super) fn deploy(&mut self, wanted: &Wanted, swap: bool) -> Result<Value, String> {
+    pub(super) fn deploy(&mut self, wanted: &Wanted, swap: bool) -> Result<Deployed, String> {
         let start = now_ns();
         let trust = self.read_pool()?;
         let (entry, new) = match wanted {
@@ -152,13 +153,13 @@ impl Engine {
         {
             tracing::warn!(%error, "the package is in the kernel, but not in the pool");
         }
-        let answer = json!({
-            "name": info.name,
-            "version": pooled.version.to_string(),
-            "gid": info.gid,
-            "instructions": info.instructions,
-            "ms": (now_ns() - start) as f64 / 1e6,
-        });
+        let answer = Deployed {
+            name: info.name.clone(),
+            version: pooled.version.to_string(),
+            gid: info.gid,
+            instructions: info.instructions,
+            ms: (now_ns() - start) as f64 / 1e6,
+        };
         self.pool.retain(|p| p.info.name != pooled.info.name);
         self.pool.push(pooled);
         self.pool.sort_by_key(|p| Reverse(p.rank));
@@ -338,7 +339,7 @@ impl Engine {
     }
 
     /// The pool, a row for each graft, and what is refused of the directory.
-    pub(super) fn grafts(&mut self) -> Value {
+    pub(super) fn grafts(&mut self) -> Grafts {
         let unread = self.read_pool().err();
         let instructions: HashMap<&str, usize> = self
             .plane
@@ -347,39 +348,44 @@ impl Engine {
             .collect();
         let mut pooled: Vec<&Pooled> = self.pool.iter().collect();
         pooled.sort_by_key(|p| p.info.gid);
-        let rows: Vec<Value> = pooled
+        let rows = pooled
             .into_iter()
             .map(|p| {
                 let name = p.info.name.as_str();
                 let entry = self.library.find(&format!("{name}@{}", p.version));
-                json!({
-                    "name": name,
-                    "version": p.version.to_string(),
-                    "gid": p.info.gid,
-                    "services": p.info.provides.to_string(),
-                    "bytes": p.image.len(),
-                    "instructions": instructions.get(name).copied().unwrap_or(0),
-                    "deployed": instructions.contains_key(name),
-                    "signer": match entry.map(|e| &e.origin) {
-                        Some(Origin::Package { signer, .. }) => signer,
-                        Some(Origin::BuiltIn) => "built in",
-                        None => "gone from the pool",
-                    },
-                })
+                let signer = match entry.map(|e| &e.origin) {
+                    Some(Origin::Package { signer, .. }) => signer,
+                    Some(Origin::BuiltIn) => "built in",
+                    None => "gone from the pool",
+                };
+                Graft {
+                    name: name.to_owned(),
+                    version: p.version.to_string(),
+                    gid: p.info.gid,
+                    services: p.info.provides.to_string(),
+                    bytes: p.image.len(),
+                    instructions: instructions.get(name).copied().unwrap_or(0),
+                    deployed: instructions.contains_key(name),
+                    signer: signer.to_owned(),
+                }
             })
             .collect();
-        let mut refused: Vec<Value> = self
+        let refused = self
             .library
             .refused()
             .iter()
-            .map(|(path, why)| json!({ "file": path, "why": why.to_string() }))
-            .collect();
-        refused.extend(unread.map(|why| json!({ "file": &self.config.pool, "why": why })));
-        let mut answer = json!({ "grafts": rows });
-        if !refused.is_empty() {
-            answer["refused"] = refused.into();
+            .map(|(path, why)| RefusedFile {
+                file: path.clone(),
+                why: why.to_string(),
+            });
+        let unread = unread.map(|why| RefusedFile {
+            file: self.config.pool.clone(),
+            why,
+        });
+        Grafts {
+            grafts: rows,
+            refused: refused.chain(unread).collect(),
         }
-        answer
     }
 
     /// All that is known of one graft of the pool.

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use serde_json::{Value, json};
 use vtl_bpf::netdev;
+use vtl_control::{FlowCounts, FlowLosses, Interface, Negotiation, Packets, SessionStatus, Status};
 use vtl_proto::intf;
 
 use super::{
@@ -15,69 +15,66 @@ use super::{
 const PAGE: usize = 100;
 
 impl Engine {
-    /// What there is, with at most `PAGE` sessions from index `from` on; `more` is where the next
-    /// ones begin.
-    pub(super) fn status(&mut self, from: u32) -> Value {
+    /// What there is, with at most `PAGE` sessions from index `from` on; without tunnels and hooks.
+    pub(super) fn status(&mut self, from: u32) -> Status {
         let stats = self.plane.stats();
         let nego = self.responder.counters();
         let stat = |i: u32| stats.get(i as usize).copied().unwrap_or_default();
-        let interfaces: Vec<Value> = self
-            .interfaces
-            .values()
-            .map(|i| {
-                let pump = self.pumps.get(&i.index);
-                json!({
-                    "name": i.name,
-                    "mtu": i.mtu,
-                    "driver": pump.map(|(p, _)| p.name()),
-                    "why": pump.map(|(_, why)| why),
-                })
-            })
-            .collect();
+        let interfaces = self.interfaces.values().map(|i| {
+            let pump = self.pumps.get(&i.index);
+            Interface {
+                name: i.name.clone(),
+                mtu: i.mtu,
+                driver: pump.map(|(p, _)| p.name().to_owned()),
+                why: pump.map(|(_, why)| why.clone()),
+            }
+        });
+        let interfaces = interfaces.collect();
         let names = self.names();
         let more = self.sessions.range(from..).nth(PAGE).map(|(sid, _)| *sid);
         let page = self.sessions.range(from..).take(PAGE);
         let sids: Vec<u32> = page.map(|(sid, _)| *sid).collect();
-        let sessions: Vec<Value> = sids
-            .into_iter()
-            .filter_map(|sid| self.session(sid, &names))
-            .collect();
-        json!({
-            "version": env!("CARGO_PKG_VERSION"),
-            "kernel": netdev::kernel_release(),
-            "uptime_s": (now_ns() - self.started_ns) as f64 / 1e9,
-            "interfaces": interfaces,
-            "sessions": sessions,
-            "more": more,
-            "listeners": self.listeners.keys().collect::<Vec<_>>(),
-            "negotiation": {
-                "accepted": nego.accepted,
-                "early": nego.early,
-                "refused": nego.refused,
-                "cookies": nego.cookies,
-                "replays": nego.replays,
-                "repeated": nego.repeated,
-                "strangers": self.responder.strangers(),
+        Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            kernel: netdev::kernel_release(),
+            uptime_s: (now_ns() - self.started_ns) as f64 / 1e9,
+            interfaces,
+            sessions: sids
+                .into_iter()
+                .filter_map(|sid| self.session(sid, &names))
+                .collect(),
+            more,
+            listeners: self.listeners.keys().copied().collect(),
+            negotiation: Negotiation {
+                accepted: nego.accepted,
+                early: nego.early,
+                refused: nego.refused,
+                cookies: nego.cookies,
+                replays: nego.replays,
+                repeated: nego.repeated,
+                strangers: self.responder.strangers(),
             },
-            "packets": {
-                "received": stat(intf::VTL_ST_RX_PACKETS),
-                "malformed": stat(intf::VTL_ST_RX_MALFORMED),
-                "no_session": stat(intf::VTL_ST_RX_NO_SESSION),
-                "no_graft": stat(intf::VTL_ST_RX_NO_GRAFT),
-                "bad_checksum": stat(intf::VTL_ST_RX_BAD_CSUM),
-                "duplicate": stat(intf::VTL_ST_RX_DUPLICATE),
-                "beyond_window": stat(intf::VTL_ST_RX_BEYOND),
-                "contended": stat(intf::VTL_ST_RX_CONTENDED),
-                "control": stat(intf::VTL_ST_RX_CONTROL),
-                "sent": stat(intf::VTL_ST_TX_PACKETS),
-                "acknowledgements": stat(intf::VTL_ST_TX_ACKS),
-                "failed": stat(intf::VTL_ST_TX_FAILED),
+            packets: Packets {
+                received: stat(intf::VTL_ST_RX_PACKETS),
+                malformed: stat(intf::VTL_ST_RX_MALFORMED),
+                no_session: stat(intf::VTL_ST_RX_NO_SESSION),
+                no_graft: stat(intf::VTL_ST_RX_NO_GRAFT),
+                bad_checksum: stat(intf::VTL_ST_RX_BAD_CSUM),
+                duplicate: stat(intf::VTL_ST_RX_DUPLICATE),
+                beyond_window: stat(intf::VTL_ST_RX_BEYOND),
+                contended: stat(intf::VTL_ST_RX_CONTENDED),
+                control: stat(intf::VTL_ST_RX_CONTROL),
+                sent: stat(intf::VTL_ST_TX_PACKETS),
+                acknowledgements: stat(intf::VTL_ST_TX_ACKS),
+                failed: stat(intf::VTL_ST_TX_FAILED),
             },
-        })
+            tunnels: Vec::new(),
+            hooks: Vec::new(),
+        }
     }
 
     /// State of an aware application's session.
-    pub(super) fn statistics(&mut self, owner: Owner) -> Result<Value, String> {
+    pub(super) fn statistics(&mut self, owner: Owner) -> Result<SessionStatus, String> {
         // One that it has closed may not be over yet.
         let goes_on = |sid: &u32| {
             let session = self.sessions.get(sid);
@@ -102,7 +99,7 @@ impl Engine {
             .collect()
     }
 
-    fn session(&mut self, sid: u32, names: &HashMap<u16, String>) -> Option<Value> {
+    fn session(&mut self, sid: u32, names: &HashMap<u16, String>) -> Option<SessionStatus> {
         let session = self.sessions.get_mut(&sid)?;
         let entry = self.plane.sessions().get(sid)?;
         let s = entry.snapshot();
@@ -111,50 +108,53 @@ impl Engine {
         let payload = tx.bytes as f64 / tx.sent.max(1) as f64;
         let modes = ["startup", "drain", "probe-bw", "probe-rtt"];
         let mode = modes.get(tx.bbr.mode as usize);
-        let mut row = json!({
-            "sid": sid,
-            "peer": session.peer,
-            "port": session.port,
-            "way": entry.way().to_string(),
-            "udp_port": entry.port(),
-            "phase": match session.phase {
-                Phase::Opening(_) => "opening",
-                Phase::Open => "open",
-                Phase::Closing { .. } => "closing",
-                Phase::Ended => "ended",
-            },
-            "graft": names.get(&s.gid),
-            "rtt_ms": f64::from(tx.srtt_us) / 1e3,
-            "min_rtt_ms": f64::from(tx.meter.min_rtt_us) / 1e3,
-            "rate_mbit": session.meter.rate() * payload * 8.0 / 1e6,
-            "loss_pct": session.meter.loss_pct(),
-            "mode": mode,
-            "cwnd": tx.cwnd,
-            "sent": tx.sent,
-            "retransmitted": tx.retransmitted,
-            "delivered": tx.meter.received,
-            "lost": session.meter.lost(),
-            "reorder": tx.reorder,
-            "timeouts": tx.timeouts,
-            "unacknowledged": tx.next.saturating_sub(tx.una),
-            "received": rx.received,
-            "duplicates": rx.dups,
-            "bad_checksum": rx.bad_csum,
-            "beyond_window": rx.beyond,
-        });
-        let off_graft = session.is_off_graft();
-        let lossy = session.lossy;
-        if let Some(streams) = session.streams() {
-            row["flows"] = streams.flows().into();
-            row["fallback"] = off_graft.into();
-            row["bytes_sent"] = streams.bytes_sent.into();
-            row["bytes_received"] = streams.bytes_received.into();
-            if lossy {
-                let losses = streams.losses();
-                row["skipped_bytes"] = losses.skipped.into();
-                row["late"] = losses.late.into();
-            }
-        }
-        Some(row)
+        let phase = match session.phase {
+            Phase::Opening(_) => "opening",
+            Phase::Open => "open",
+            Phase::Closing { .. } => "closing",
+            Phase::Ended => "ended",
+        };
+        let (fallback, lossy) = (session.is_off_graft(), session.lossy);
+        let (peer, port) = (session.peer, session.port);
+        let meter = &session.meter;
+        let (rate, loss_pct, lost) = (meter.rate(), meter.loss_pct(), meter.lost());
+        let streams = session.streams();
+        let losses = streams.as_ref().filter(|_| lossy).map(|s| s.losses());
+        Some(SessionStatus {
+            sid,
+            peer,
+            port,
+            way: entry.way().to_string(),
+            udp_port: entry.port(),
+            phase: phase.to_owned(),
+            graft: names.get(&s.gid).cloned(),
+            rtt_ms: f64::from(tx.srtt_us) / 1e3,
+            min_rtt_ms: f64::from(tx.meter.min_rtt_us) / 1e3,
+            rate_mbit: rate * payload * 8.0 / 1e6,
+            loss_pct,
+            mode: mode.map(|mode| (*mode).to_owned()),
+            cwnd: tx.cwnd,
+            sent: tx.sent,
+            retransmitted: tx.retransmitted,
+            delivered: tx.meter.received,
+            lost,
+            reorder: tx.reorder,
+            timeouts: tx.timeouts,
+            unacknowledged: tx.next.saturating_sub(tx.una),
+            received: rx.received,
+            duplicates: rx.dups,
+            bad_checksum: rx.bad_csum,
+            beyond_window: rx.beyond,
+            flows: streams.map(|streams| FlowCounts {
+                flows: streams.flows(),
+                fallback,
+                bytes_sent: streams.bytes_sent,
+                bytes_received: streams.bytes_received,
+            }),
+            losses: losses.map(|losses| FlowLosses {
+                skipped_bytes: losses.skipped,
+                late: losses.late,
+            }),
+        })
     }
 }

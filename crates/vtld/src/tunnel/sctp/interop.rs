@@ -201,7 +201,7 @@ fn usrsctp__returns_what_it_gets() {
                 }
             }
             let figures = connection.figures();
-            assert!(figures["lost"].as_u64().unwrap() > 0, "{figures}");
+            assert!(figures.lost > 0, "{figures:?}");
             connection.close();
             connection.closed().await;
             sctp.wait_idle().await;

@@ -25,13 +25,13 @@ use std::{
 
 use bytes::Bytes;
 use quinn_udp::{BATCH_SIZE, RecvMeta, Transmit, UdpSocketState};
-use serde_json::{Value, json};
 use tokio::{
     io::Interest,
     net::UdpSocket,
     sync::{mpsc, oneshot},
     task::spawn_local,
 };
+use vtl_control::TunnelPath;
 
 use super::quic::{self, Grant};
 use association::{Driver, Shared};
@@ -213,15 +213,15 @@ impl Connection {
     }
 
     /// What `status` shows of it.
-    pub(super) fn figures(&self) -> Value {
+    pub(super) fn figures(&self) -> TunnelPath {
         let figures = &self.0.figures;
         let rtt = figures.rtt.get().unwrap_or_default();
-        json!({
-            "rtt_ms": (rtt.as_secs_f64() * 1e5).round() / 1e2,
-            "sent": figures.sent.get(),
-            "lost": figures.again.get(),
-            "refused": figures.refused.get(),
-        })
+        TunnelPath {
+            rtt_ms: (rtt.as_secs_f64() * 1e5).round() / 1e2,
+            sent: figures.sent.get(),
+            lost: figures.again.get(),
+            refused: Some(figures.refused.get()),
+        }
     }
 }
 

@@ -1,0 +1,915 @@
+//! Answers.
+
+use std::{net::IpAddr, path::PathBuf};
+
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+use vtl_proto::services::Services;
+
+use crate::Error;
+
+/// Why the daemon does not do what it was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// One sentence.
+    pub why: String,
+    /// Only because of who asks.
+    pub denied: bool,
+}
+
+impl<T: Into<String>> From<T> for Refusal {
+    fn from(why: T) -> Self {
+        let why = why.into();
+        Self { why, denied: false }
+    }
+}
+
+impl Refusal {
+    /// The message that says so.
+    pub fn to_message(&self) -> Value {
+        json!({ "ok": false, "error": self.why, "denied": self.denied })
+    }
+}
+
+/// The message with an answer, which is an object.
+///
+/// # Errors
+/// A path in it is not UTF-8.
+pub fn to_message(answer: &impl Serialize) -> Result<Value, Refusal> {
+    let mut message = serde_json::to_value(answer).map_err(|error| error.to_string())?;
+    message["ok"] = true.into();
+    Ok(message)
+}
+
+/// The answer in a message.
+pub(crate) fn from_message<T: DeserializeOwned>(mut message: Value) -> Result<T, Error> {
+    let fields = message.as_object_mut();
+    match fields
+        .and_then(|f| f.remove("ok"))
+        .and_then(|ok| ok.as_bool())
+    {
+        Some(true) => {
+            serde_json::from_value(message).map_err(|error| Error::Malformed(error.to_string()))
+        }
+        Some(false) => {
+            let why = match message["error"].take() {
+                Value::String(text) => text,
+                other => other.to_string(),
+            };
+            Err(if message["denied"] == true {
+                Error::Forbidden(why)
+            } else {
+                Error::Refused(why)
+            })
+        }
+        None => Err(Error::Malformed(message.to_string())),
+    }
+}
+
+/// It is done, and there is nothing to say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Done {}
+
+/// What the daemon is carrying. Answers [`Request::Status`](crate::Request::Status).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// The daemon's version.
+    pub version: String,
+    /// The kernel's release.
+    pub kernel: String,
+    /// Since the daemon began, seconds.
+    pub uptime_s: f64,
+    /// The network interfaces that carry packets.
+    pub interfaces: Vec<Interface>,
+    /// The sessions, as many as one message takes.
+    pub sessions: Vec<SessionStatus>,
+    /// The index of the session with which the next message begins, if there are more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub more: Option<u32>,
+    /// VTL ports that applications listen at.
+    pub listeners: Vec<u16>,
+    /// Requests of peers for sessions.
+    pub negotiation: Negotiation,
+    /// Packets of all interfaces.
+    pub packets: Packets,
+    /// The tunnels.
+    pub tunnels: Vec<TunnelStatus>,
+    /// The hooks.
+    pub hooks: Vec<Hook>,
+}
+
+/// A network interface.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Interface {
+    /// Its name.
+    pub name: String,
+    /// Bytes of its longest packet.
+    pub mtu: u32,
+    /// How packets leave: `live` or `tc`.
+    pub driver: Option<String>,
+    /// Why so.
+    pub why: Option<String>,
+}
+
+/// A session: what is counted of it, since it began unless said otherwise. Answers
+/// [`Request::Statistics`](crate::Request::Statistics).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SessionStatus {
+    /// Its index.
+    pub sid: u32,
+    /// The other host.
+    pub peer: IpAddr,
+    /// The VTL port that it was opened to; 0: it carries hooked flows.
+    pub port: u16,
+    /// `native`, or `udp`: how packets cross the network.
+    pub way: String,
+    /// The peer's UDP port; 0: native.
+    pub udp_port: u16,
+    /// `opening`, `open`, `closing` or `ended`.
+    pub phase: String,
+    /// The graft's name.
+    pub graft: Option<String>,
+    /// Smoothed round-trip time, milliseconds.
+    pub rtt_ms: f64,
+    /// The shortest round-trip time of late, milliseconds.
+    pub min_rtt_ms: f64,
+    /// What the network takes, Mbit/s of payload: estimated.
+    pub rate_mbit: f64,
+    /// Packets lost on the way there of late, percent.
+    pub loss_pct: f64,
+    /// What BBR does just now.
+    pub mode: Option<String>,
+    /// Packets that may be under way.
+    pub cwnd: u64,
+    /// Packets sent, repetitions included.
+    pub sent: u64,
+    /// Packets sent again.
+    pub retransmitted: u64,
+    /// Packets that the peer acknowledged.
+    pub delivered: u64,
+    /// Packets that the network lost.
+    pub lost: u64,
+    /// Packets that may overtake one before it counts as lost.
+    pub reorder: u32,
+    /// Times that nothing came back for too long, since something last did.
+    pub timeouts: u32,
+    /// Packets that the peer has not acknowledged yet.
+    pub unacknowledged: u64,
+    /// Different packets received.
+    pub received: u64,
+    /// Packets received again.
+    pub duplicates: u32,
+    /// Packets received with a wrong checksum.
+    pub bad_checksum: u64,
+    /// Packets received for which there was no room.
+    pub beyond_window: u64,
+    /// Of a session that carries hooked flows.
+    #[serde(flatten)]
+    pub flows: Option<FlowCounts>,
+    /// Of one whose flows may lose something.
+    #[serde(flatten)]
+    pub losses: Option<FlowLosses>,
+}
+
+/// The flows of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FlowCounts {
+    /// Flows that are open.
+    pub flows: usize,
+    /// They have left the graft, and go on over the lifeline.
+    pub fallback: bool,
+    /// Bytes of applications to the peer.
+    pub bytes_sent: u64,
+    /// Bytes of applications from the peer.
+    pub bytes_received: u64,
+}
+
+/// What flows did not get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FlowLosses {
+    /// Bytes that flows went on without.
+    pub skipped_bytes: u64,
+    /// Pieces that came too late, or twice.
+    pub late: u64,
+}
+
+/// Requests of peers for sessions since the daemon began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Negotiation {
+    /// Sessions made.
+    pub accepted: u64,
+    /// Of them, with data ahead of the answer.
+    pub early: u64,
+    /// Requests refused for another reason than the next two.
+    pub refused: u64,
+    /// Requests that were answered with a cookie.
+    pub cookies: u64,
+    /// Requests whose ticket had opened a session before.
+    pub replays: u64,
+    /// Requests that got the same answer as before.
+    pub repeated: u64,
+    /// Places that peers without proven address hold now.
+    pub strangers: usize,
+}
+
+/// Packets since the daemon began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Packets {
+    /// Received.
+    pub received: u64,
+    /// Malformed: shorter than they say, or of another version or an unknown type.
+    pub malformed: u64,
+    /// Of no session, or with a wrong token.
+    pub no_session: u64,
+    /// Of a graft that is not in the kernel.
+    pub no_graft: u64,
+    /// With a wrong checksum.
+    pub bad_checksum: u64,
+    /// Received again.
+    pub duplicate: u64,
+    /// Outside the receive window.
+    pub beyond_window: u64,
+    /// Dropped because another processor was at work on the session.
+    pub contended: u64,
+    /// Passed to the daemon: the negotiation's.
+    pub control: u64,
+    /// Sent by egress.
+    pub sent: u64,
+    /// Acknowledgements sent by ingress.
+    pub acknowledgements: u64,
+    /// That could not be sent.
+    pub failed: u64,
+}
+
+/// A tunnel.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TunnelStatus {
+    /// The other host.
+    pub peer: IpAddr,
+    /// `quic`, `sctp` or `mptcp`.
+    pub carrier: String,
+    /// `client`, which opened it, or `server`.
+    pub role: String,
+    /// Flows that are open.
+    pub flows: usize,
+    /// Bytes of applications to the peer.
+    pub bytes_sent: u64,
+    /// Bytes of applications from the peer.
+    pub bytes_received: u64,
+    /// Of tunnels that have a connection of their own.
+    #[serde(flatten)]
+    pub path: Option<TunnelPath>,
+}
+
+/// The connection of a tunnel.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TunnelPath {
+    /// Round-trip time, milliseconds.
+    pub rtt_ms: f64,
+    /// Packets sent.
+    pub sent: u64,
+    /// Packets that the network lost; with SCTP, DATA chunks sent again.
+    pub lost: u64,
+    /// Of SCTP: packets of the peer's address that are no part of the association.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refused: Option<u64>,
+}
+
+/// The grafts of the pool. Answers [`Request::GraftList`](crate::Request::GraftList).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Grafts {
+    /// A row for each, by number.
+    pub grafts: Vec<Graft>,
+    /// Files of the pool's directory that are refused.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refused: Vec<RefusedFile>,
+}
+
+/// A graft of the pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Graft {
+    /// Its name.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+    /// Its number in packets.
+    pub gid: u16,
+    /// The services that it provides, by name.
+    pub services: String,
+    /// Bytes of its object.
+    pub bytes: usize,
+    /// Instructions of its programs; 0 unless it is in the kernel.
+    pub instructions: usize,
+    /// It is in the kernel.
+    pub deployed: bool,
+    /// The key's name, or `built in`, or `gone from the pool`.
+    pub signer: String,
+}
+
+/// A file that the pool does not take.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RefusedFile {
+    /// The file.
+    pub file: PathBuf,
+    /// One sentence.
+    pub why: String,
+}
+
+/// A graft is in the kernel. Answers [`Request::GraftDeploy`](crate::Request::GraftDeploy) and
+/// [`Request::GraftSwap`](crate::Request::GraftSwap).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Deployed {
+    /// Its name.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+    /// Its number in packets.
+    pub gid: u16,
+    /// Instructions of its programs.
+    pub instructions: usize,
+    /// What loading it took, milliseconds.
+    pub ms: f64,
+}
+
+/// Answers [`Request::HookList`](crate::Request::HookList).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hooks {
+    /// The hooks.
+    pub hooks: Vec<Hook>,
+}
+
+/// A hook.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hook {
+    /// Its number.
+    pub id: u32,
+    /// What it is on.
+    #[serde(flatten)]
+    pub on: Hooked,
+    /// What its connections travel by, unless it is the best carrier.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub carrier: Option<String>,
+    /// Connections that got the congestion control which the carrier names.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub connections: Option<u64>,
+    /// The rule that it was made for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rule: Option<String>,
+}
+
+/// What a hook is on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Hooked {
+    /// A process, and its children.
+    Run {
+        /// The process.
+        run: u32,
+        /// The cgroup made for it.
+        cgroup: PathBuf,
+        /// Processes in it now.
+        processes: usize,
+    },
+    /// All processes of a cgroup.
+    Cgroup {
+        /// Its directory.
+        cgroup: PathBuf,
+        /// Processes in it now.
+        processes: usize,
+    },
+    /// A TCP port of local servers.
+    Port {
+        /// The port.
+        port: u16,
+    },
+}
+
+/// A hook is there. Answers [`Request::HookAdd`](crate::Request::HookAdd) and
+/// [`Request::HookRun`](crate::Request::HookRun).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HookAdded {
+    /// Its number.
+    pub id: u32,
+}
+
+/// The rules in force. Answers [`Request::RuleList`](crate::Request::RuleList).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rules {
+    /// The file that has them.
+    pub file: PathBuf,
+    /// As many as one message takes.
+    pub rules: Vec<Rule>,
+    /// The index of the rule with which the next message begins, if there are more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub more: Option<u32>,
+}
+
+/// A rule.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rule {
+    /// Its name.
+    pub name: String,
+    /// The connections that it is about, of those that processes of this host open.
+    #[serde(rename = "match", skip_serializing_if = "Option::is_none")]
+    pub conditions: Option<Conditions>,
+    /// Instead: ports of this host whose connections it is about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub listen: Option<Vec<u16>>,
+    /// What becomes of them.
+    pub action: String,
+    /// Connections that it has matched since it is in force, if they are counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub connections: Option<u64>,
+    /// Files and cgroups that it names and that are not there now.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub missing: Vec<PathBuf>,
+}
+
+/// What a connection must be like: all kinds that are given, of each kind one value. The last value
+/// of a long list says how many more there are.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Conditions {
+    /// Cgroups that the process is in, or below.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub cgroup: Vec<String>,
+    /// Users that it runs as.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub user: Vec<String>,
+    /// Files that it executes.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub exe: Vec<String>,
+    /// Ports of the destination, and ranges of them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub port: Vec<String>,
+    /// Prefixes of the destination's address.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub to: Vec<String>,
+    /// What the application is like.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub profile: Vec<String>,
+    /// Destinations that the host itself is, link-local and multicast ones count, too.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub local: bool,
+}
+
+/// What decides about a connection. Answers
+/// [`Request::RuleExplain`](crate::Request::RuleExplain).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Explanation {
+    /// The hook made by hand that does, before all rules.
+    pub hook: Option<u32>,
+    /// The rules that do not match, in their order.
+    pub passed: Vec<PassedRule>,
+    /// The name of the rule that does.
+    pub decides: Option<String>,
+    /// What becomes of the connection by that.
+    pub action: Option<String>,
+}
+
+/// A rule that does not match.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PassedRule {
+    /// Its name.
+    pub rule: String,
+    /// Why.
+    pub because: String,
+}
+
+/// Answers [`Request::RuleCheck`](crate::Request::RuleCheck) and
+/// [`Request::RuleReload`](crate::Request::RuleReload).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RuleCount {
+    /// Rules in the file.
+    pub count: usize,
+}
+
+/// A port is held. Answers [`Request::Listen`](crate::Request::Listen).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listening {
+    /// Other connections may accept sessions with it.
+    pub key: u64,
+}
+
+/// A session is open. Answers [`Request::Connect`](crate::Request::Connect),
+/// [`Request::Follow`](crate::Request::Follow) and [`Request::Accept`](crate::Request::Accept).
+///
+/// Descriptors come along: the transmit ring, the receive ring, an eventfd that has the daemon look
+/// at the session, one by which the daemon wakes the application; with `events` the ring of events
+/// by which the kernel does; and unless the application lives in another network namespace than the
+/// daemon, the socket by which it runs egress.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Grant {
+    /// Its index.
+    #[serde(default)]
+    pub sid: u32,
+    /// With which the application's other connections may have it succeeded.
+    #[serde(default)]
+    pub key: u64,
+    /// Packets per ring.
+    pub slots: u32,
+    /// Payload bytes per packet.
+    pub max_payload: u16,
+    /// Bytes of the longest message. 0, from a daemon that does not say: those of a packet.
+    #[serde(default)]
+    pub max_message: u32,
+    /// The graft's name.
+    #[serde(default)]
+    pub graft: String,
+    /// Its number in packets.
+    pub gid: u16,
+    /// The services that it provides.
+    pub services: Services,
+    /// The other host.
+    pub peer: IpAddr,
+    /// A ring of events comes along.
+    #[serde(default)]
+    pub events: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// This answer is that message, and no other; clients ignore what a newer daemon adds.
+    macro_rules! form {
+        ($answer:expr, $message:expr $(,)?) => {
+            let (answer, mut message) = ($answer, $message);
+            message["ok"] = true.into();
+            assert_eq!(to_message(&answer), Ok(message.clone()));
+            message["newer"] = json!([1]);
+            assert_eq!(from_message(message).ok(), Some(answer));
+        };
+    }
+
+    fn session() -> SessionStatus {
+        SessionStatus {
+            sid: 3,
+            peer: "192.0.2.1".parse().unwrap(),
+            port: 9253,
+            way: "udp".to_owned(),
+            udp_port: 22_100,
+            phase: "open".to_owned(),
+            graft: Some("stream".to_owned()),
+            rtt_ms: 20.5,
+            min_rtt_ms: 20.0,
+            rate_mbit: 30.25,
+            loss_pct: 0.5,
+            mode: None,
+            cwnd: 10,
+            sent: 11,
+            retransmitted: 12,
+            delivered: 13,
+            lost: 14,
+            reorder: 15,
+            timeouts: 16,
+            unacknowledged: 17,
+            received: 18,
+            duplicates: 19,
+            bad_checksum: 20,
+            beyond_window: 21,
+            flows: None,
+            losses: None,
+        }
+    }
+
+    fn session_message() -> Value {
+        json!({
+            "sid": 3, "peer": "192.0.2.1", "port": 9253, "way": "udp", "udp_port": 22_100,
+            "phase": "open", "graft": "stream", "rtt_ms": 20.5, "min_rtt_ms": 20.0,
+            "rate_mbit": 30.25, "loss_pct": 0.5, "mode": null, "cwnd": 10, "sent": 11,
+            "retransmitted": 12, "delivered": 13, "lost": 14, "reorder": 15, "timeouts": 16,
+            "unacknowledged": 17, "received": 18, "duplicates": 19, "bad_checksum": 20,
+            "beyond_window": 21,
+        })
+    }
+
+    #[test]
+    fn refusals__have_this_form() {
+        let refused = Refusal::from("no").to_message();
+        assert_eq!(
+            refused,
+            json!({ "ok": false, "error": "no", "denied": false })
+        );
+        let error = from_message::<Done>(refused).unwrap_err();
+        assert!(matches!(&error, Error::Refused(why) if why == "no"));
+        let denied = Refusal {
+            denied: true,
+            ..Refusal::from("not you")
+        };
+        let error = from_message::<Done>(denied.to_message()).unwrap_err();
+        assert!(matches!(&error, Error::Forbidden(why) if why == "not you"));
+    }
+
+    #[test]
+    fn from_message__what_is_no_answer_is_malformed() {
+        for message in [json!("welcome"), json!({}), json!({ "ok": 1 })] {
+            let error = from_message::<Done>(message).unwrap_err();
+            assert!(matches!(error, Error::Malformed(_)), "{error:?}");
+        }
+        let error = from_message::<Listening>(json!({ "ok": true })).unwrap_err();
+        assert!(error.to_string().contains("`key`"), "{error}");
+    }
+
+    #[test]
+    fn done__has_this_form() {
+        form!(Done {}, json!({}));
+    }
+
+    #[test]
+    fn sessions__have_these_forms() {
+        form!(session(), session_message());
+        let flows = SessionStatus {
+            flows: Some(FlowCounts {
+                flows: 1,
+                fallback: false,
+                bytes_sent: 2,
+                bytes_received: 3,
+            }),
+            ..session()
+        };
+        let mut message = session_message();
+        message["flows"] = 1.into();
+        message["fallback"] = false.into();
+        message["bytes_sent"] = 2.into();
+        message["bytes_received"] = 3.into();
+        form!(flows.clone(), message.clone());
+        let lossy = SessionStatus {
+            losses: Some(FlowLosses {
+                skipped_bytes: 4,
+                late: 5,
+            }),
+            ..flows
+        };
+        message["skipped_bytes"] = 4.into();
+        message["late"] = 5.into();
+        form!(lossy, message);
+        form!(Listening { key: u64::MAX }, json!({ "key": u64::MAX }));
+        form!(
+            Grant {
+                sid: 3,
+                key: u64::MAX,
+                slots: 64,
+                max_payload: 1400,
+                max_message: 64_000_000,
+                graft: "stream".to_owned(),
+                gid: 2,
+                services: Services::TCP,
+                peer: "2001:db8::1".parse().unwrap(),
+                events: true,
+            },
+            json!({
+                "sid": 3, "key": u64::MAX, "slots": 64, "max_payload": 1400,
+                "max_message": 64_000_000, "graft": "stream", "gid": 2, "services": 15,
+                "peer": "2001:db8::1", "events": true,
+            }),
+        );
+    }
+
+    #[test]
+    fn status__has_this_form() {
+        let tunnel = TunnelStatus {
+            peer: "192.0.2.1".parse().unwrap(),
+            carrier: "sctp".to_owned(),
+            role: "client".to_owned(),
+            flows: 1,
+            bytes_sent: 2,
+            bytes_received: 3,
+            path: Some(TunnelPath {
+                rtt_ms: 1.5,
+                sent: 4,
+                lost: 5,
+                refused: Some(6),
+            }),
+        };
+        let without = TunnelStatus {
+            path: None,
+            carrier: "mptcp".to_owned(),
+            ..tunnel.clone()
+        };
+        let status = Status {
+            version: "0.1.0".to_owned(),
+            kernel: "6.18".to_owned(),
+            uptime_s: 3.5,
+            interfaces: vec![Interface {
+                name: "eth0".to_owned(),
+                mtu: 1500,
+                driver: Some("live".to_owned()),
+                why: None,
+            }],
+            sessions: vec![session()],
+            more: Some(100),
+            listeners: vec![9253],
+            negotiation: Negotiation {
+                accepted: 1,
+                early: 2,
+                refused: 3,
+                cookies: 4,
+                replays: 5,
+                repeated: 6,
+                strangers: 7,
+            },
+            packets: Packets {
+                received: 1,
+                malformed: 2,
+                no_session: 3,
+                no_graft: 4,
+                bad_checksum: 5,
+                duplicate: 6,
+                beyond_window: 7,
+                contended: 8,
+                control: 9,
+                sent: 10,
+                acknowledgements: 11,
+                failed: 12,
+            },
+            tunnels: vec![tunnel, without],
+            hooks: Vec::new(),
+        };
+        form!(
+            status,
+            json!({
+                "version": "0.1.0", "kernel": "6.18", "uptime_s": 3.5,
+                "interfaces": [{ "name": "eth0", "mtu": 1500, "driver": "live", "why": null }],
+                "sessions": [session_message()], "more": 100, "listeners": [9253],
+                "negotiation": {
+                    "accepted": 1, "early": 2, "refused": 3, "cookies": 4, "replays": 5,
+                    "repeated": 6, "strangers": 7,
+                },
+                "packets": {
+                    "received": 1, "malformed": 2, "no_session": 3, "no_graft": 4,
+                    "bad_checksum": 5, "duplicate": 6, "beyond_window": 7, "contended": 8,
+                    "control": 9, "sent": 10, "acknowledgements": 11, "failed": 12,
+                },
+                "tunnels": [
+                    {
+                        "peer": "192.0.2.1", "carrier": "sctp", "role": "client", "flows": 1,
+                        "bytes_sent": 2, "bytes_received": 3, "rtt_ms": 1.5, "sent": 4, "lost": 5,
+                        "refused": 6,
+                    },
+                    {
+                        "peer": "192.0.2.1", "carrier": "mptcp", "role": "client", "flows": 1,
+                        "bytes_sent": 2, "bytes_received": 3,
+                    },
+                ],
+                "hooks": [],
+            }),
+        );
+    }
+
+    #[test]
+    fn grafts__have_these_forms() {
+        let graft = Graft {
+            name: "mine".to_owned(),
+            version: "0.1.0".to_owned(),
+            gid: 40,
+            services: "reliable+ordered".to_owned(),
+            bytes: 5000,
+            instructions: 900,
+            deployed: true,
+            signer: "me".to_owned(),
+        };
+        let row = json!({
+            "name": "mine", "version": "0.1.0", "gid": 40, "services": "reliable+ordered",
+            "bytes": 5000, "instructions": 900, "deployed": true, "signer": "me",
+        });
+        form!(
+            Grafts {
+                grafts: vec![graft.clone()],
+                refused: Vec::new(),
+            },
+            json!({ "grafts": [row] }),
+        );
+        form!(
+            Grafts {
+                grafts: vec![graft],
+                refused: vec![RefusedFile {
+                    file: "/x.vtlg".into(),
+                    why: "it is cut off".to_owned(),
+                }],
+            },
+            json!({
+                "grafts": [row], "refused": [{ "file": "/x.vtlg", "why": "it is cut off" }],
+            }),
+        );
+        form!(
+            Deployed {
+                name: "mine".to_owned(),
+                version: "0.1.0".to_owned(),
+                gid: 40,
+                instructions: 900,
+                ms: 12.5,
+            },
+            json!({ "name": "mine", "version": "0.1.0", "gid": 40, "instructions": 900, "ms": 12.5 }),
+        );
+    }
+
+    #[test]
+    fn hooks__have_these_forms() {
+        let hook = |id, on| Hook {
+            id,
+            on,
+            carrier: None,
+            connections: None,
+            rule: None,
+        };
+        let run = Hooked::Run {
+            run: 4711,
+            cgroup: "/vtl/1".into(),
+            processes: 2,
+        };
+        let cgroup = Hooked::Cgroup {
+            cgroup: "/x".into(),
+            processes: 0,
+        };
+        let port = Hook {
+            carrier: Some("tcp:bbr".to_owned()),
+            connections: Some(5),
+            rule: Some("web".to_owned()),
+            ..hook(3, Hooked::Port { port: 80 })
+        };
+        form!(
+            Hooks {
+                hooks: vec![hook(1, run), hook(2, cgroup), port],
+            },
+            json!({ "hooks": [
+                { "id": 1, "run": 4711, "cgroup": "/vtl/1", "processes": 2 },
+                { "id": 2, "cgroup": "/x", "processes": 0 },
+                { "id": 3, "port": 80, "carrier": "tcp:bbr", "connections": 5, "rule": "web" },
+            ] }),
+        );
+        form!(HookAdded { id: 7 }, json!({ "id": 7 }));
+    }
+
+    #[test]
+    fn rules__have_these_forms() {
+        let words = |words: &[&str]| words.iter().map(|&w| w.to_owned()).collect();
+        let opened = |conditions| Rule {
+            name: "backup".to_owned(),
+            conditions: Some(conditions),
+            listen: None,
+            action: "graft:cubic".to_owned(),
+            connections: None,
+            missing: Vec::new(),
+        };
+        let all = Conditions {
+            cgroup: words(&["/x"]),
+            user: words(&["me"]),
+            exe: words(&["/bin/sh"]),
+            port: words(&["80", "8000-8100"]),
+            to: words(&["10.0.0.0/8"]),
+            profile: words(&["insensitive"]),
+            local: true,
+        };
+        let accepted = Rule {
+            conditions: None,
+            listen: Some(vec![80, 443]),
+            connections: Some(5),
+            missing: vec!["/gone".into()],
+            ..opened(Conditions::default())
+        };
+        form!(
+            Rules {
+                file: "/etc/vtl/rules.toml".into(),
+                rules: vec![opened(Conditions::default()), opened(all), accepted],
+                more: Some(3),
+            },
+            json!({
+                "file": "/etc/vtl/rules.toml",
+                "rules": [
+                    { "name": "backup", "match": {}, "action": "graft:cubic" },
+                    {
+                        "name": "backup",
+                        "match": {
+                            "cgroup": ["/x"], "user": ["me"], "exe": ["/bin/sh"],
+                            "port": ["80", "8000-8100"], "to": ["10.0.0.0/8"],
+                            "profile": ["insensitive"], "local": true,
+                        },
+                        "action": "graft:cubic",
+                    },
+                    {
+                        "name": "backup", "listen": [80, 443], "action": "graft:cubic",
+                        "connections": 5, "missing": ["/gone"],
+                    },
+                ],
+                "more": 3,
+            }),
+        );
+        form!(
+            Explanation {
+                hook: None,
+                passed: vec![PassedRule {
+                    rule: "dns".to_owned(),
+                    because: "its port is not 80".to_owned(),
+                }],
+                decides: Some("backup".to_owned()),
+                action: Some("graft:cubic".to_owned()),
+            },
+            json!({
+                "hook": null, "passed": [{ "rule": "dns", "because": "its port is not 80" }],
+                "decides": "backup", "action": "graft:cubic",
+            }),
+        );
+        form!(RuleCount { count: 2 }, json!({ "count": 2 }));
+    }
+}
