@@ -195,8 +195,10 @@ fn statistics__tell_what_the_link_did() {
                 thread::sleep(Duration::from_millis(10)); // nobody else paces them
             }
         }
-        let unacknowledged = || initiator.statistics().expect("counted").unacknowledged;
-        until("everything is settled", || unacknowledged() == 0);
+        until("everything is settled", || {
+            let now = initiator.statistics().expect("counted");
+            now.sent - now.retransmitted >= count && now.unacknowledged == 0
+        });
         let told = initiator.statistics().expect("counted");
         let (packets, lost) = (link().0 - before.0, link().1 - before.1);
         initiator.close().expect("closed");

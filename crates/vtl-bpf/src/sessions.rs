@@ -235,10 +235,21 @@ impl Session<'_> {
         (us != 0).then(|| std::time::Duration::from_micros(us.into()))
     }
 
-    /// What acknowledgements have shown of the path, each field as it was at some moment during the call.
+    /// What acknowledgements have shown of the path.
     pub fn meter(&self) -> intf::vtl_meter {
         // SAFETY: within the mapping; any bit pattern is valid.
-        unsafe { (&raw const (*self.at.as_ptr()).tx.meter).read_volatile() }
+        let read = || unsafe { (&raw const (*self.at.as_ptr()).tx.meter).read_volatile() };
+        let mut meter = read();
+        // The listener may be writing it.
+        for _ in 0..8 {
+            let again = read();
+            let same = (again.xid, again.arrived) == (meter.xid, meter.arrived);
+            meter = again;
+            if same {
+                break;
+            }
+        }
+        meter
     }
 
     /// Time between two packets, ns; 0 without pacing.

@@ -104,7 +104,7 @@ impl Engine {
         let entry = self.plane.sessions().get(sid)?;
         let s = entry.snapshot();
         let (tx, rx) = (&s.tx, &s.rx);
-        session.meter.note(Mark::new(now_ns(), &tx.meter));
+        session.meter.note(Mark::new(now_ns(), &entry.meter()));
         let payload = tx.bytes as f64 / tx.sent.max(1) as f64;
         let modes = ["startup", "drain", "probe-bw", "probe-rtt"];
         let mode = modes.get(tx.bbr.mode as usize);
