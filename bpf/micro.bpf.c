@@ -246,6 +246,10 @@ VTL_INLINE int hand_send(struct vtl_out *o) {
     o->header_len = o->type == VTL_DATA ? sizeof(struct vtl_data_hdr) : VTL_MIN_PACKET;
     tx->xid++;
     tx->last_sent_ns = o->now;
+    if (o->type != VTL_DATA || o->flags & VTL_F_PARITY)
+        tx->extra++;
+    else
+        tx->bytes += o->len;
 
     h->h.csum = 0;
     const __u64 *w = o->hdr.words;
@@ -433,11 +437,24 @@ VTL_INLINE int hand_hear(struct vtl_ackd *a) {
         tx->acked_xid = xid;
 
     __u32 rtt = (__u32)(a->now / VTL_NS_PER_US) - vtl_swap32(h->echo_ts);
-    if (h->h.flags & VTL_F_UPDATE || rtt > 60 * 1000000u)
+    struct vtl_meter *m = &tx->meter;
+    if (h->h.flags & VTL_F_UPDATE)
+        return 0;
+    if ((__s32)(xid + 1 - m->xid) >= 0) {
+        m->xid = xid + 1;
+        m->extra = VTL_LOAD(tx->extra);
+        m->received = received;
+        m->arrived = (__u32)received + vtl_swap32(h->dups);
+    }
+    if (rtt > 60 * 1000000u)
         return 0;
     if (!rtt)
         rtt = 1;
     a->rtt_us = rtt;
+    if (!m->min_rtt_us || rtt <= m->min_rtt_us || a->now - m->min_rtt_ns >= 10 * VTL_NS_PER_S) {
+        m->min_rtt_us = rtt;
+        m->min_rtt_ns = a->now;
+    }
     if (!tx->srtt_us || tx->acks == 1) {
         tx->srtt_us = rtt;
         tx->rttvar_us = rtt / 2;
