@@ -148,6 +148,10 @@ fn messages__from_rust_to_python_and_back() {
         return;
     };
     let mut server = serve(&world, script(&["serve"]));
+    // It says that it is ready before it waits.
+    until("the script waits at its port", || {
+        world.status(Host::Server)["listeners"][0].is_number()
+    });
     let mut client = socket(&world, Mode::Initiator);
     client.negotiate(&Requirements::STREAM).expect("a session");
     exchange(&mut client, 16 << 20);
