@@ -589,6 +589,7 @@ fn micro__composed_and_by_hand_do_the_same() {
         s.tx.first_sent_ns = s.tx.first_sent_ns.min(1);
         s.tx.delivered_ns = s.tx.delivered_ns.min(1);
         s.tx.last_sent_ns = s.tx.last_sent_ns.min(1);
+        s.tx.meter.min_rtt_ns = s.tx.meter.min_rtt_ns.min(1);
         s
     };
     let idle = format!("{:?}", after("nothing"));
