@@ -5,6 +5,8 @@ use std::{
     io::{BufRead, BufReader},
     net::SocketAddr,
     process::Command,
+    thread,
+    time::Duration,
 };
 
 use vtl_testbed::Host;
@@ -149,6 +151,8 @@ for thread in waiting: thread.join()
     let body = format!("GO = {go:?}\n{body}");
     let mut connecting = hooker.run_python(&program(&body, SERVER, 8000));
     limit(1);
+    // Housekeeping, once a second, must not take the program for gone.
+    thread::sleep(Duration::from_millis(1500));
     fs::write(&go, "").expect("written");
     let mut said = BufReader::new(connecting.child().stdout.take().expect("piped"));
     let mut waiting = String::new();

@@ -414,8 +414,12 @@ impl Hooks {
                 return true;
             };
             // A program may have made groups below its own.
-            let events = std::fs::read_to_string(cgroup.join("cgroup.events"));
-            if events.is_ok_and(|events| events.contains("populated 1")) {
+            let is_over = match std::fs::read_to_string(cgroup.join("cgroup.events")) {
+                Ok(events) => !events.contains("populated 1"),
+                // Any other error, as without descriptors left, says nothing about the program.
+                Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+            };
+            if !is_over {
                 return true;
             }
             entry.attached.detach();
