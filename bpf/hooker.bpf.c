@@ -262,10 +262,16 @@ static __always_inline int surely_no_syn(const struct tcphdr *tcp, int odd) {
     return tcp ? !tcp->syn || tcp->ack : !odd;
 }
 
-/* The state of the socket that a TCP packet is for; 0: there is none. */
-static __always_inline int receiver_state(struct __sk_buff *skb, __be16 sport, __be16 dport,
-                                          int v4) {
+/* What the kernel knows of a listener's queue. */
+struct sock {
+    __u32 sk_ack_backlog, sk_max_ack_backlog;
+} __attribute__((preserve_access_index));
+
+/* The state of the socket that a TCP packet is for; 0: there is none. *full: its queue is. */
+static __always_inline int receiver_state(struct __sk_buff *skb, __be16 sport, __be16 dport, int v4,
+                                          int *full) {
     struct bpf_sock_tuple tuple = {};
+    struct sock *listener;
     struct bpf_sock *sk;
     int state;
 
@@ -284,6 +290,11 @@ static __always_inline int receiver_state(struct __sk_buff *skb, __be16 sport, _
     if (!sk)
         return 0;
     state = sk->state;
+    if (state == BPF_TCP_LISTEN && full) {
+        listener = (struct sock *)bpf_skc_to_tcp_sock(sk);
+        *full = listener && BPF_CORE_READ(listener, sk_ack_backlog) >
+                                BPF_CORE_READ(listener, sk_max_ack_backlog);
+    }
     bpf_sk_release(sk);
     return state;
 }
@@ -315,7 +326,7 @@ static __always_inline void await_accepted(struct __sk_buff *skb, const struct t
     if (!from || from->segs_in > 1)
         return;
     vtl_for(turn, 0, LOOKUPS) {
-        int state = receiver_state(skb, sport, dport, v4);
+        int state = receiver_state(skb, sport, dport, v4, NULL);
         if (state != BPF_TCP_LISTEN && state != BPF_TCP_NEW_SYN_RECV)
             return;
     }
@@ -381,10 +392,20 @@ int vtl_hold_syn(struct __sk_buff *skb) {
 
 /* ---- discovery ---- */
 
-static __always_inline int offers_option(struct bpf_sock_ops *ops, __u64 flags) {
-    __u8 opt[VTL_OPT_LEN] = {VTL_OPT_KIND, VTL_OPT_LEN, VTL_OPT_EXID >> 8, VTL_OPT_EXID & 0xff};
+/* The option as it lies in the header. */
+struct option {
+    __u8 kind, len;
+    __be16 exid;
+    struct vtl_flow_name flow; /* only if len == VTL_OPT_FLOW_LEN */
+};
 
-    return bpf_load_hdr_opt(ops, opt, sizeof(opt), flags) == sizeof(opt);
+/* The option that the peer sent; returns its length, 0 if there is none. */
+static __always_inline int peers_option(struct bpf_sock_ops *ops, struct option *opt, __u64 flags) {
+    int len;
+
+    *opt = (struct option){VTL_OPT_KIND, VTL_OPT_LEN, bpf_htons(VTL_OPT_EXID), {0, 0}};
+    len = bpf_load_hdr_opt(ops, opt, sizeof(*opt), flags);
+    return len == VTL_OPT_LEN || len == VTL_OPT_FLOW_LEN ? len : 0;
 }
 
 static __always_inline void set_writing(struct bpf_sock_ops *ops, int on) {
@@ -400,24 +421,32 @@ static __always_inline int port_is_hooked(struct bpf_sock_ops *ops) {
     return hooked && *hooked;
 }
 
-/* Whether the segment about to leave carries the option. The active side: SYN, and all segments
- * until data was acknowledged, so that a lost third ACK does not hide it. The passive side: the
- * answer to a SYN that had it. */
-static __always_inline int writes_option(struct bpf_sock_ops *ops) {
+/* The option that the segment about to leave carries; returns its length, 0 if none. The active
+ * side: SYN, and all segments until data was acknowledged, so that a lost third ACK does not hide
+ * it. The passive side: the answer to a SYN that had it, which repeats the flow's name. */
+static __always_inline int own_option(struct bpf_sock_ops *ops, struct option *opt) {
+    struct vtl_owned *own;
     __u64 cookie;
-    __u32 *own;
 
     if (ops->skb_tcp_flags == (0x12 /* SYN | ACK */))
-        return port_is_hooked(ops) && offers_option(ops, BPF_LOAD_HDR_OPT_TCP_SYN);
+        return port_is_hooked(ops) ? peers_option(ops, opt, BPF_LOAD_HDR_OPT_TCP_SYN) : 0;
     cookie = bpf_get_socket_cookie(ops);
     own = bpf_map_lookup_elem(&vtl_own, &cookie);
-    return own && (*own & VTL_OWN_OFFER);
+    if (!own || !(own->flags & VTL_OWN_OFFER))
+        return 0;
+    opt->kind = VTL_OPT_KIND;
+    opt->len = own->flags & VTL_OWN_FLOW ? VTL_OPT_FLOW_LEN : VTL_OPT_LEN;
+    opt->exid = bpf_htons(VTL_OPT_EXID);
+    opt->flow = own->flow;
+    return opt->len;
 }
 
 SEC("sockops")
 int vtl_sockops(struct bpf_sock_ops *ops) {
-    __u32 *own, result;
+    struct vtl_owned *own, accepted;
+    struct option opt = {};
     __u64 cookie;
+    int len;
 
     if (bpf_get_netns_cookie(ops) != config.netns_cookie)
         return 1;
@@ -426,14 +455,14 @@ int vtl_sockops(struct bpf_sock_ops *ops) {
         /* A lost SYN of discovery is sent again after 300 ms, not after a second. */
         cookie = bpf_get_socket_cookie(ops);
         own = bpf_map_lookup_elem(&vtl_own, &cookie);
-        if (own && (*own & VTL_OWN_OFFER) && CONFIG_HZ)
+        if (own && (own->flags & VTL_OWN_OFFER) && CONFIG_HZ)
             ops->reply = CONFIG_HZ * 3u / 10u;
         break;
     case BPF_SOCK_OPS_TCP_CONNECT_CB:
     case BPF_SOCK_OPS_TCP_LISTEN_CB:
         cookie = bpf_get_socket_cookie(ops);
         own = bpf_map_lookup_elem(&vtl_own, &cookie);
-        if (own && (*own & VTL_OWN_OFFER))
+        if (own && (own->flags & VTL_OWN_OFFER))
             set_writing(ops, 1);
         break;
     case BPF_SOCK_OPS_HDR_OPT_LEN_CB:
@@ -442,26 +471,28 @@ int vtl_sockops(struct bpf_sock_ops *ops) {
             set_writing(ops, 0);
             cookie = bpf_get_socket_cookie(ops);
             bpf_map_delete_elem(&vtl_own, &cookie);
-        } else if (writes_option(ops)) {
-            bpf_reserve_hdr_opt(ops, VTL_OPT_LEN, 0);
+        } else {
+            len = own_option(ops, &opt);
+            if (len)
+                bpf_reserve_hdr_opt(ops, len, 0);
         }
         break;
     case BPF_SOCK_OPS_WRITE_HDR_OPT_CB:
-        if (writes_option(ops)) {
-            __u8 opt[VTL_OPT_LEN] = {VTL_OPT_KIND, VTL_OPT_LEN, VTL_OPT_EXID >> 8,
-                                     VTL_OPT_EXID & 0xff};
-            bpf_store_hdr_opt(ops, opt, sizeof(opt), 0);
-        }
+        len = own_option(ops, &opt);
+        if (len)
+            bpf_store_hdr_opt(ops, &opt, len == VTL_OPT_LEN ? VTL_OPT_LEN : sizeof(opt), 0);
         break;
     case BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB:
         if (!(ops->bpf_sock_ops_cb_flags & BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG))
             break;
         cookie = bpf_get_socket_cookie(ops);
         own = bpf_map_lookup_elem(&vtl_own, &cookie);
-        if (!own || !(*own & VTL_OWN_OFFER))
+        if (!own || !(own->flags & VTL_OWN_OFFER))
             break;
-        if (offers_option(ops, 0))
-            *own |= VTL_OWN_PEER;
+        /* Whoever does not know flows does not answer with one. */
+        len = own->flags & VTL_OWN_FLOW ? VTL_OPT_FLOW_LEN : VTL_OPT_LEN;
+        if (peers_option(ops, &opt, 0) == len)
+            own->flags |= VTL_OWN_PEER;
         else
             set_writing(ops, 0);
         break;
@@ -472,8 +503,11 @@ int vtl_sockops(struct bpf_sock_ops *ops) {
             break;
         set_writing(ops, 0);
         cookie = bpf_get_socket_cookie(ops);
-        result = VTL_OWN_LISTEN | (offers_option(ops, 0) ? VTL_OWN_PEER : 0);
-        bpf_map_update_elem(&vtl_own, &cookie, &result, BPF_ANY);
+        len = peers_option(ops, &opt, 0);
+        accepted.flags = VTL_OWN_LISTEN | (len ? VTL_OWN_PEER : 0) |
+                         (len == VTL_OPT_FLOW_LEN ? VTL_OWN_FLOW : 0);
+        accepted.flow = opt.flow;
+        bpf_map_update_elem(&vtl_own, &cookie, &accepted, BPF_ANY);
         break;
     }
     return 1;
@@ -503,8 +537,8 @@ static __always_inline int syn_has_option(struct __sk_buff *skb, __u32 off, __u3
             i++;
             continue;
         }
-        if (kind == VTL_OPT_KIND && size == VTL_OPT_LEN && opts[i + 2] == VTL_OPT_EXID >> 8 &&
-            opts[i + 3] == (VTL_OPT_EXID & 0xff))
+        if (kind == VTL_OPT_KIND && (size == VTL_OPT_LEN || size == VTL_OPT_FLOW_LEN) &&
+            opts[i + 2] == VTL_OPT_EXID >> 8 && opts[i + 3] == (VTL_OPT_EXID & 0xff))
             return 1;
         if (size < 2)
             return 0;
@@ -519,8 +553,8 @@ int vtl_steer_syn(struct __sk_buff *skb) {
     struct tcphdr tcp, *seen;
     struct bpf_sock *sk;
     __u32 off, port, slot;
+    int v4, odd, full = 0;
     __u8 *hooked;
-    int v4, odd;
 
     seen = glance(skb, &odd);
     if (surely_no_syn(seen, odd) || !load_tcp(skb, &tcp, &off, &v4) || !tcp.syn || tcp.ack)
@@ -530,9 +564,10 @@ int vtl_steer_syn(struct __sk_buff *skb) {
     if (!hooked || !*hooked || !syn_has_option(skb, off, tcp.doff))
         return TC_ACT_UNSPEC;
 
-    /* Only where the application listens, so that a closed port still answers with a RST; and
-     * only for a new connection: a SYN for an existing one is TCP's to judge. */
-    if (receiver_state(skb, tcp.source, tcp.dest, v4) != BPF_TCP_LISTEN)
+    /* Only where the application listens, so that a closed port still answers with a RST, and has
+     * room, so that a full queue still answers with silence; and only for a new connection: a SYN
+     * for an existing one is TCP's to judge. */
+    if (receiver_state(skb, tcp.source, tcp.dest, v4, &full) != BPF_TCP_LISTEN || full)
         return TC_ACT_UNSPEC;
 
     slot = v4 ? VTL_STEER_4 : VTL_STEER_6;

@@ -16,6 +16,7 @@ mod controls;
 mod death;
 mod examples;
 mod files;
+mod flows;
 mod grafts;
 mod hooker;
 mod hooks;

@@ -52,12 +52,12 @@ struct {
     __type(value, __u64);
 } vtl_plain SEC(".maps");
 
-/* vtld's own sockets by cookie -> enum vtl_own. */
+/* vtld's own sockets by cookie. */
 struct {
     __uint(type, BPF_MAP_TYPE_LRU_HASH);
     __uint(max_entries, 65536);
     __type(key, __u64);
-    __type(value, __u32);
+    __type(value, struct vtl_owned);
 } vtl_own SEC(".maps");
 
 static __always_inline void map_v4(__u8 out[16], __be32 addr) {

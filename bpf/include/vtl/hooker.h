@@ -12,6 +12,7 @@ enum {
     VTL_OPT_KIND = 253,    /* experimental TCP option, RFC 6994 */
     VTL_OPT_EXID = 0x5654, /* "VT" */
     VTL_OPT_LEN = 4,       /* kind, length, experiment identifier */
+    VTL_OPT_FLOW_LEN = 12, /* and the flow's tag and number, in network order */
     VTL_SYN_MAX = 128,     /* an IP and a TCP header with every option: at most 120 bytes */
 };
 
@@ -111,12 +112,24 @@ struct vtl_syn {
     __u8 packet[VTL_SYN_MAX]; /* IP and TCP header; the TCP checksum is not filled in */
 };
 
-/* Values of the map `vtl_own`: sockets of vtld by cookie. vtld writes before connect() or
- * listen(), the sock_ops program adds VTL_OWN_PEER. */
 enum vtl_own {
     VTL_OWN_OFFER = 1 << 0,  /* offer (active) or answer (passive) the option */
     VTL_OWN_PEER = 1 << 1,   /* the peer showed that it understands the option */
     VTL_OWN_LISTEN = 1 << 2, /* the steering listener */
+    VTL_OWN_FLOW = 1 << 3,   /* the option names a flow */
+};
+
+/* The flow that a connection belongs to, as the option has it. */
+struct vtl_flow_name {
+    __be32 tag;    /* of the association: its opener chooses it */
+    __be32 number; /* of the flow; 0 = the association's control connection */
+};
+
+/* Values of the map `vtl_own`: sockets of vtld by cookie. vtld writes before connect() or
+ * listen(), the sock_ops program adds VTL_OWN_PEER, and writes those of accepted connections. */
+struct vtl_owned {
+    __u32 flags; /* enum vtl_own */
+    struct vtl_flow_name flow;
 };
 
 /* Indexes of the SOCKMAP `vtl_steer`: the steering listeners. */

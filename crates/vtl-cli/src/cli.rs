@@ -9,6 +9,7 @@ use crate::daemon::SocketArgs;
 use crate::demo::DemoArgs;
 use crate::doctor::DoctorArgs;
 use crate::exchange::{RecvArgs, SendArgs};
+use crate::flow::FlowCommand;
 use crate::graft::GraftCommand;
 use crate::hook::{HookCommand, RunArgs};
 use crate::rule::RuleCommand;
@@ -64,6 +65,9 @@ pub(crate) enum Command {
     /// Rules for all connections of this host: whose travel by what
     #[command(subcommand)]
     Rule(RuleCommand),
+    /// Show connections while they run, and change what they travel by
+    #[command(subcommand)]
+    Flow(FlowCommand),
     /// Show and change which protocols are in the kernel
     #[command(subcommand)]
     Graft(GraftCommand),

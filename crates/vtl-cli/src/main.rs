@@ -8,6 +8,7 @@ mod demo;
 mod doctor;
 mod exchange;
 mod failure;
+mod flow;
 mod graft;
 mod hook;
 mod manual;
@@ -31,6 +32,7 @@ fn main() -> ExitCode {
         Command::Run(args) => hook::exec(&args, socket),
         Command::Hook(command) => hook::run(&command, socket),
         Command::Rule(command) => rule::run(&command, socket),
+        Command::Flow(command) => flow::run(&command, socket),
         Command::Graft(command) => graft::run(&command, socket),
         Command::Send(args) => exchange::send(&args, socket),
         Command::Recv(args) => exchange::recv(&args, socket),

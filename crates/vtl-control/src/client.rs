@@ -17,7 +17,7 @@ use nix::{
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
-use crate::{Request, Rules, Status, answer::from_message};
+use crate::{FlowList, Request, Rules, Status, answer::from_message};
 
 /// Where the daemon listens unless told otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/vtl/vtld.sock";
@@ -140,6 +140,20 @@ impl Client {
             status.more = page.more.filter(|more| *more > from);
         }
         Ok(status)
+    }
+
+    /// All flows: asks until there are no more.
+    ///
+    /// # Errors
+    /// As [`Client::call`].
+    pub fn flows(&self) -> Result<FlowList, Error> {
+        let mut list: FlowList = self.call(&Request::FlowList { from: 0 })?;
+        while let Some(from) = list.more {
+            let page: FlowList = self.call(&Request::FlowList { from })?;
+            list.flows.extend(page.flows);
+            list.more = page.more.filter(|more| *more > from);
+        }
+        Ok(list)
     }
 
     /// All rules in force: asks until there are no more.

@@ -12,17 +12,26 @@
 //! What the peer has to be told of a flow is a state, not a sequence of messages: the newest is told, by
 //! one carrier or by all, and told again where a carrier has broken that may have had it.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    mem,
+};
 
 use bytes::Bytes;
-use vtl_proto::frame::{self, CarrierId, FlowId, Frame, FrameError, ResetCode, Run, Side};
+use vtl_proto::frame::{self, CarrierId, FlowId, Frame, FrameError, ResetCode, Run};
 
 use crate::flow::{Chunk, Flow, INITIAL_CREDIT, Path, Violation};
 
-/// Bytes of chunks that are kept for flows whose TCP connection is not established here yet.
+/// Bytes that each flow holds for an application that has not read yet: its share of these, but at least so
+/// many.
+const FIRST_WINDOWS: u64 = 32 << 20;
+const LEAST_WINDOW: u64 = 256 << 10;
+/// Bytes that chunks take of flows whose TCP connection is not established here yet.
 const MAX_EARLY: usize = 1 << 20;
-/// Chunks of one such flow.
-const MAX_EARLY_CHUNKS: usize = 256;
+/// Flows whose rejection waits for room in a carrier. A peer that takes no answers gets no more of them.
+const MAX_REJECTS: usize = 1024;
+/// Control frames of one flow in a row.
+const MAX_FLOW_CONTROL: usize = 4 * frame::MAX_CONTROL;
 /// How long they are kept, nanoseconds: the handshake's last segment may be lost twice.
 const EARLY_NS: u64 = 10_000_000_000;
 
@@ -39,13 +48,16 @@ pub enum Event {
 #[derive(Debug)]
 struct Carrier {
     retains: bool,
-    /// Carriers whose end the peer has to be told of by this one.
-    owes_broken: VecDeque<CarrierId>,
+    /// Carriers that have broken, of which the peer has to be told by this one.
+    broken: VecDeque<CarrierId>,
+    /// Flows whose chunks were discarded, likewise.
+    rejected: VecDeque<FlowId>,
+    /// Flows that owe a control frame by this one.
+    owing: BTreeSet<FlowId>,
 }
 
-/// What the peer has been told by several carriers, for each of which it is told once.
-#[derive(Debug, Default)]
-struct Told(BTreeSet<CarrierId>);
+/// By which carriers the peer has been told something: once by each.
+type Told = BTreeSet<CarrierId>;
 
 #[derive(Debug)]
 struct Entry {
@@ -62,11 +74,20 @@ struct Entry {
     reset_told: Told,
 }
 
-/// Chunks of a flow whose TCP connection is not established here yet.
+/// What has come of a flow whose TCP connection is not established here yet.
 #[derive(Debug)]
 struct Early {
     since: u64,
     chunks: Vec<EarlyChunk>,
+    /// Credit: the peer knows the flow.
+    limit: Option<u64>,
+}
+
+impl Early {
+    /// Bytes that keeping it takes.
+    fn cost(&self) -> usize {
+        size_of::<Self>() + self.chunks.iter().map(EarlyChunk::cost).sum::<usize>()
+    }
 }
 
 #[derive(Debug)]
@@ -78,6 +99,13 @@ struct EarlyChunk {
     urgent: bool,
 }
 
+impl EarlyChunk {
+    /// Bytes that keeping it takes: a peer may send any number of small ones.
+    fn cost(&self) -> usize {
+        size_of::<Self>() + self.bytes.len()
+    }
+}
+
 /// The relation to another host.
 #[derive(Debug)]
 pub struct Association {
@@ -85,25 +113,10 @@ pub struct Association {
     window: u64,
     carriers: BTreeMap<CarrierId, Carrier>,
     flows: BTreeMap<FlowId, Entry>,
-    /// Flows that may owe a control frame.
-    owing: BTreeSet<FlowId>,
     early: BTreeMap<FlowId, Early>,
     early_bytes: usize,
-    /// Flows whose chunks were discarded, and by which carriers the peer has been told.
-    rejected: BTreeMap<FlowId, Told>,
     changed: BTreeSet<FlowId>,
     broken: VecDeque<CarrierId>,
-}
-
-impl Told {
-    /// Whether it has to be told by `carrier` still; from now on it has been.
-    fn tell(&mut self, carrier: CarrierId) -> bool {
-        self.0.insert(carrier)
-    }
-
-    fn all(&self, carriers: &BTreeMap<CarrierId, Carrier>) -> bool {
-        carriers.keys().all(|id| self.0.contains(id))
-    }
 }
 
 impl Association {
@@ -114,10 +127,8 @@ impl Association {
             window,
             carriers: BTreeMap::new(),
             flows: BTreeMap::new(),
-            owing: BTreeSet::new(),
             early: BTreeMap::new(),
             early_bytes: 0,
-            rejected: BTreeMap::new(),
             changed: BTreeSet::new(),
             broken: VecDeque::new(),
         }
@@ -126,21 +137,15 @@ impl Association {
     /// A carrier is ready. `retains`: it does not give back what it could not deliver, so flows keep what
     /// goes by it until the peer has confirmed it.
     pub fn add_carrier(&mut self, id: CarrierId, retains: bool) {
-        let owes_broken = VecDeque::new();
-        self.carriers.insert(
-            id,
-            Carrier {
-                retains,
-                owes_broken,
-            },
-        );
-        // Runs and resets are told by every carrier, also by later ones.
-        self.owing.extend(self.flows.keys());
-    }
-
-    /// Whether flows may use the carrier.
-    pub fn has_carrier(&self, id: CarrierId) -> bool {
-        self.carriers.contains_key(&id)
+        let carrier = Carrier {
+            retains,
+            broken: VecDeque::new(),
+            rejected: VecDeque::new(),
+            owing: BTreeSet::new(),
+        };
+        self.carriers.insert(id, carrier);
+        // Runs, ends and resets are told by every carrier, also by later ones.
+        self.all_owe();
     }
 
     /// Whether flows have to keep what goes by the carrier.
@@ -160,7 +165,7 @@ impl Association {
             return;
         }
         for carrier in self.carriers.values_mut() {
-            carrier.owes_broken.push_back(id);
+            carrier.broken.push_back(id);
         }
         let mut back: BTreeMap<FlowId, Vec<Chunk>> = BTreeMap::new();
         for (flow, chunk) in undelivered {
@@ -169,22 +174,24 @@ impl Association {
         for (flow, entry) in &mut self.flows {
             let undelivered = back.remove(flow).unwrap_or_default();
             entry.flow.send.carrier_broken(id, undelivered);
-            if entry.confirm_by == Some(id) {
-                entry.confirm_by = None;
-                entry.flow.receive.confirm_lost();
-            }
-            entry.heard_by.take_if(|by| *by == id);
-            self.owing.insert(*flow);
+            entry.carrier_broken(id);
             self.changed.insert(*flow);
         }
+        self.all_owe();
     }
 
     /// A flow's TCP connection is established.
     pub fn open(&mut self, id: FlowId) {
-        let mut entry = Entry::new(self.window);
+        // A single flow's start is limited by its path, a thousandth one's by what all may take.
+        let share = FIRST_WINDOWS / (self.flows.len() as u64 + 1);
+        let mut entry = Entry::new(share.max(LEAST_WINDOW), self.window);
         if let Some(early) = self.early.remove(&id) {
+            self.early_bytes -= early.cost();
+            if let Some(limit) = early.limit {
+                // Nothing is wrong with having received nothing.
+                let _ = entry.flow.send.confirmed(0, false, limit);
+            }
             for chunk in early.chunks {
-                self.early_bytes -= chunk.bytes.len();
                 entry.heard_by = Some(chunk.carrier);
                 if entry
                     .chunk(chunk.offset, &chunk.bytes, chunk.fin, chunk.urgent)
@@ -205,7 +212,7 @@ impl Association {
         let entry = Entry {
             flow,
             reset,
-            ..Entry::new(self.window)
+            ..Entry::new(self.window, self.window)
         };
         self.flows.insert(id, entry);
         self.touch(id);
@@ -219,7 +226,6 @@ impl Association {
     /// A flow's TCP connection has ended, or was never established: forgets the flow.
     pub fn close(&mut self, id: FlowId) {
         self.flows.remove(&id);
-        self.owing.remove(&id);
         self.changed.remove(&id);
     }
 
@@ -236,9 +242,56 @@ impl Association {
     /// A flow was changed by its owner: it may owe control frames.
     pub fn touch(&mut self, id: FlowId) {
         if self.flows.contains_key(&id) {
-            self.owing.insert(id);
             self.changed.insert(id);
+            self.owe(id);
         }
+    }
+
+    /// As [`Association::touch`], where its owner need not be told of the change.
+    pub fn owe(&mut self, id: FlowId) {
+        let Some(entry) = self.flows.get_mut(&id) else {
+            return;
+        };
+        entry.look_at_run();
+        let confirms_by = entry.confirms_by(&self.carriers);
+        for (carrier, state) in &mut self.carriers {
+            if entry.owes(*carrier, confirms_by) {
+                state.owing.insert(id);
+            }
+        }
+    }
+
+    fn all_owe(&mut self) {
+        let all: Vec<FlowId> = self.flows.keys().copied().collect();
+        for id in all {
+            self.owe(id);
+        }
+    }
+
+    /// Bytes that each flow holds at most.
+    pub fn window(&self) -> u64 {
+        self.window
+    }
+
+    /// Changes how many bytes each flow holds at most. Credit that was given stays.
+    pub fn set_window(&mut self, window: u64) {
+        self.window = window;
+        for entry in self.flows.values_mut() {
+            entry.flow.receive.set_max_window(window);
+        }
+    }
+
+    /// Bytes that flows hold for applications.
+    pub fn held(&self) -> u64 {
+        let flows = self.flows.values();
+        flows.map(|entry| entry.flow.receive.held()).sum()
+    }
+
+    /// Whether [`Association::poll_control`] has something for the carrier.
+    pub fn owes(&self, carrier: CarrierId) -> bool {
+        self.carriers.get(&carrier).is_some_and(|state| {
+            !(state.broken.is_empty() && state.rejected.is_empty() && state.owing.is_empty())
+        })
     }
 
     /// Moves the local direction of a flow to another path. A carrier that is not there is ignored.
@@ -287,7 +340,8 @@ impl Association {
         Ok(())
     }
 
-    fn handle_frame(&mut self, now_ns: u64, carrier: CarrierId, frame: Frame<'_>) {
+    /// Takes one frame that came by a carrier.
+    pub fn handle_frame(&mut self, now_ns: u64, carrier: CarrierId, frame: Frame<'_>) {
         let (id, result) = match frame {
             Frame::Broken { carrier: broken } => {
                 if self.carriers.contains_key(&broken) && !self.broken.contains(&broken) {
@@ -322,7 +376,7 @@ impl Association {
                 limit,
             } => {
                 let Some(entry) = self.flows.get_mut(&flow) else {
-                    return;
+                    return self.keep_credit(now_ns, flow, limit);
                 };
                 if !entry.flow.send.is_known() {
                     // The peer had no use for what it was told before.
@@ -341,7 +395,7 @@ impl Association {
                     entry.attached_told = Told::default();
                 }
                 // The one by which it came is alive.
-                entry.attached_told.0.remove(&carrier);
+                entry.attached_told.remove(&carrier);
                 (flow, result)
             }
             Frame::Attached { flow, number } => {
@@ -365,6 +419,13 @@ impl Association {
                 entry.flow.send.reject();
                 (flow, Ok(()))
             }
+            // Carriers are opened by who runs them.
+            Frame::Hello { .. }
+            | Frame::Ask { .. }
+            | Frame::Grant { .. }
+            | Frame::Refuse { .. } => {
+                return;
+            }
         };
         if result.is_err() {
             self.reset(id, ResetCode::Violation);
@@ -372,29 +433,54 @@ impl Association {
         self.touch(id);
     }
 
+    /// What is kept of a flow without TCP connection here: also of one that this host has opened, which the
+    /// other may have heard of first.
+    fn early(&mut self, now_ns: u64, id: FlowId) -> &mut Early {
+        let early_bytes = &mut self.early_bytes;
+        self.early.entry(id).or_insert_with(|| {
+            let early = Early {
+                since: now_ns,
+                chunks: Vec::new(),
+                limit: None,
+            };
+            *early_bytes += early.cost();
+            early
+        })
+    }
+
+    /// Keeps credit that came before the flow's TCP connection: without, its first bytes would wait.
+    fn keep_credit(&mut self, now_ns: u64, id: FlowId, limit: u64) {
+        let early = self.early(now_ns, id);
+        early.limit = early.limit.max(Some(limit));
+        if self.early_bytes > MAX_EARLY {
+            self.reject(id);
+        }
+    }
+
     /// Keeps a chunk whose flow has no TCP connection here yet, or rejects the flow.
     fn keep_early(&mut self, now_ns: u64, id: FlowId, chunk: EarlyChunk) {
-        if id.opener == Side::Local || self.rejected.contains_key(&id) {
-            return; // it was ours, and has ended; or the peer knows already
-        }
-        let early = self.early.entry(id).or_insert_with(|| Early {
-            since: now_ns,
-            chunks: Vec::new(),
-        });
-        self.early_bytes += chunk.bytes.len();
-        let fits = chunk.offset + chunk.bytes.len() as u64 <= INITIAL_CREDIT
-            && early.chunks.len() < MAX_EARLY_CHUNKS
-            && self.early_bytes <= MAX_EARLY;
+        let cost = chunk.cost();
+        let early = self.early(now_ns, id);
+        let fits = chunk.offset + chunk.bytes.len() as u64 <= INITIAL_CREDIT;
         early.chunks.push(chunk);
-        if !fits {
+        self.early_bytes += cost;
+        if !fits || self.early_bytes > MAX_EARLY {
             self.reject(id);
         }
     }
 
     fn reject(&mut self, id: FlowId) {
-        if let Some(early) = self.early.remove(&id) {
-            self.early_bytes -= early.chunks.iter().map(|c| c.bytes.len()).sum::<usize>();
-            self.rejected.insert(id, Told::default());
+        let Some(early) = self.early.remove(&id) else {
+            return;
+        };
+        self.early_bytes -= early.cost();
+        if early.chunks.is_empty() {
+            return; // nothing was discarded that the peer counts on
+        }
+        for carrier in self.carriers.values_mut() {
+            if carrier.rejected.len() < MAX_REJECTS {
+                carrier.rejected.push_back(id);
+            }
         }
     }
 
@@ -413,48 +499,42 @@ impl Association {
     }
 
     /// Writes control frames that are to go by `carrier` to the beginning of `buffer`; returns their
-    /// bytes, 0 if there are none. With less than [`frame::MAX_CONTROL`] bytes of room none may fit.
+    /// bytes, 0 if there are none. With less than 112 bytes of room none may fit.
     pub fn poll_control(&mut self, carrier: CarrierId, buffer: &mut [u8]) -> usize {
         let Some(found) = self.carriers.get_mut(&carrier) else {
             return 0;
         };
         let mut out = Out { buffer, used: 0 };
-        while let Some(id) = found.owes_broken.front().copied() {
-            if !out.push(Frame::Broken { carrier: id }) {
-                return out.used;
-            }
-            found.owes_broken.pop_front();
+        while out.has_room()
+            && let Some(carrier) = found.broken.pop_front()
+        {
+            out.push(Frame::Broken { carrier });
         }
-        let carriers = &self.carriers;
-        self.rejected.retain(|flow, told| {
-            if out.has_room() && told.tell(carrier) {
-                out.push(Frame::Reject { flow: *flow });
-            }
-            !told.all(carriers)
-        });
-        let mut settled = Vec::new();
-        for id in &self.owing {
-            let Some(entry) = self.flows.get_mut(id) else {
-                continue;
-            };
-            if !entry.poll_control(*id, carrier, carriers, &mut out) {
-                break;
-            }
-            if !entry.owes(carriers) {
-                settled.push(*id);
+        while out.has_room()
+            && let Some(flow) = found.rejected.pop_front()
+        {
+            out.push(Frame::Reject { flow });
+        }
+        let mut owing = mem::take(&mut found.owing);
+        while out.has_room()
+            && let Some(id) = owing.pop_first()
+        {
+            if let Some(entry) = self.flows.get_mut(&id) {
+                let confirms_by = entry.confirms_by(&self.carriers);
+                entry.poll_control(id, carrier, confirms_by, &mut out);
             }
         }
-        for id in settled {
-            self.owing.remove(&id);
+        if let Some(found) = self.carriers.get_mut(&carrier) {
+            found.owing = owing;
         }
         out.used
     }
 }
 
 impl Entry {
-    fn new(window: u64) -> Self {
+    fn new(window: u64, max_window: u64) -> Self {
         Self {
-            flow: Flow::new(window),
+            flow: Flow::new(window, max_window),
             heard_by: None,
             confirm_by: None,
             attach: None,
@@ -489,48 +569,53 @@ impl Entry {
             .or_else(|| carriers.keys().next().copied())
     }
 
-    /// Frames of a flow that go by one carrier; returns false if there was no room.
+    /// Notes which run the peer has to be told of.
+    fn look_at_run(&mut self) {
+        if self.attach != self.flow.send.asked() {
+            self.attach = self.flow.send.asked();
+            self.attach_told.clear();
+        }
+    }
+
+    /// Whether the peer has to be told something by `carrier`.
+    fn owes(&self, carrier: CarrierId, confirms_by: Option<CarrierId>) -> bool {
+        let untold = |told: &Told| !told.contains(&carrier);
+        if self.reset.is_some() {
+            return untold(&self.reset_told);
+        }
+        (self.attach.is_some() && untold(&self.attach_told))
+            || (self.attached.is_some() && untold(&self.attached_told))
+            || (self.flow.send.owes_fin().is_some() && untold(&self.fin_told))
+            || (confirms_by == Some(carrier) && self.flow.receive.owes_confirm().is_some())
+    }
+
+    /// Writes what the peer has to be told by `carrier`, at most [`MAX_FLOW_CONTROL`] bytes.
     fn poll_control(
         &mut self,
         flow: FlowId,
         carrier: CarrierId,
-        carriers: &BTreeMap<CarrierId, Carrier>,
+        confirms_by: Option<CarrierId>,
         out: &mut Out<'_>,
-    ) -> bool {
+    ) {
         if let Some(code) = self.reset {
-            if !out.has_room() {
-                return false;
-            }
-            if self.reset_told.tell(carrier) {
+            if self.reset_told.insert(carrier) {
                 out.push(Frame::Reset { flow, code });
             }
-            return true;
+            return;
         }
-        if self.attach != self.flow.send.asked() {
-            self.attach = self.flow.send.asked();
-            self.attach_told = Told::default();
-        }
-        if !out.has_room() {
-            return false;
-        }
+        self.look_at_run();
         if let Some(run) = self.attach
-            && self.attach_told.tell(carrier)
+            && self.attach_told.insert(carrier)
         {
             out.push(Frame::Attach { flow, run });
         }
-        if !out.has_room() {
-            return false;
-        }
         if let Some(number) = self.attached
-            && self.attached_told.tell(carrier)
+            && self.attached_told.insert(carrier)
         {
             out.push(Frame::Attached { flow, number });
         }
-        if !out.has_room() {
-            return false;
-        }
         if let Some(offset) = self.flow.send.owes_fin()
-            && self.fin_told.tell(carrier)
+            && self.fin_told.insert(carrier)
         {
             out.push(Frame::Chunk {
                 flow,
@@ -540,10 +625,7 @@ impl Entry {
                 urgent: false,
             });
         }
-        if !out.has_room() {
-            return false;
-        }
-        if self.confirms_by(carriers) == Some(carrier)
+        if confirms_by == Some(carrier)
             && let Some(confirm) = self.flow.receive.owes_confirm()
         {
             let (offset, fin, limit) = confirm;
@@ -556,18 +638,22 @@ impl Entry {
             self.flow.receive.confirm_sent(confirm);
             self.confirm_by = Some(carrier);
         }
-        true
     }
 
-    fn owes(&self, carriers: &BTreeMap<CarrierId, Carrier>) -> bool {
-        if self.reset.is_some() {
-            return !self.reset_told.all(carriers);
+    /// What was told by a carrier that has broken may not have arrived; its number never comes again.
+    fn carrier_broken(&mut self, id: CarrierId) {
+        if self.confirm_by.take_if(|by| *by == id).is_some() {
+            self.flow.receive.confirm_lost();
         }
-        self.attach != self.flow.send.asked()
-            || (self.attach.is_some() && !self.attach_told.all(carriers))
-            || (self.attached.is_some() && !self.attached_told.all(carriers))
-            || (self.flow.send.owes_fin().is_some() && !self.fin_told.all(carriers))
-            || self.flow.receive.owes_confirm().is_some()
+        self.heard_by.take_if(|by| *by == id);
+        for told in [
+            &mut self.attach_told,
+            &mut self.attached_told,
+            &mut self.fin_told,
+            &mut self.reset_told,
+        ] {
+            told.remove(&id);
+        }
     }
 }
 
@@ -579,12 +665,10 @@ struct Out<'a> {
 
 impl Out<'_> {
     fn has_room(&self) -> bool {
-        self.buffer.len() - self.used >= frame::MAX_CONTROL
+        self.buffer.len() - self.used >= MAX_FLOW_CONTROL
     }
 
-    fn push(&mut self, frame: Frame<'_>) -> bool {
-        let written = frame.emit(&mut self.buffer[self.used..]);
-        self.used += written.unwrap_or(0);
-        written.is_some()
+    fn push(&mut self, frame: Frame<'_>) {
+        self.used += frame.emit(&mut self.buffer[self.used..]).unwrap_or(0);
     }
 }

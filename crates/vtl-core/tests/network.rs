@@ -15,7 +15,8 @@ use vtl_core::{
     association::Event,
     flow::{Chunk, INITIAL_CREDIT, Next, Path},
 };
-use vtl_proto::frame::{self, CarrierId, FlowId, Frame, MAX_CONTROL, ResetCode, Side};
+use vtl_proto::frame::{self, CarrierId, FlowId, Frame, ResetCode, Side};
+use vtl_testing::Random;
 
 const MS: u64 = 1_000_000;
 const S: u64 = 1000 * MS;
@@ -27,27 +28,6 @@ const WINDOW_PACKETS: usize = 24;
 const SOCKET: usize = 64 << 10;
 /// What takes longer hangs.
 const BOUND: u64 = 300 * S;
-
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-
-    fn percent(&mut self, p: u64) -> bool {
-        self.below(100) < p
-    }
-}
 
 /// The byte that an application writes at a place.
 fn pattern(flow: u32, host: usize, offset: u64) -> u8 {
@@ -218,6 +198,10 @@ impl Simulation {
                 let later = begin + delay + later;
                 let mut ready = [begin; 2];
                 ready[1 - opener] = later;
+                if random.percent(20) {
+                    // The opener's daemon waits for the application.
+                    ready[opener] = later + random.below(300 * MS);
+                }
                 Flow {
                     number: number as u32,
                     opener,
@@ -459,9 +443,9 @@ impl Simulation {
         let old = mem::replace(&mut self.hosts[host], fresh);
         let flows: Vec<(FlowId, vtl_core::Flow)> = old.into_flows().collect();
         let mut state = Vec::new();
-        ciborium::into_writer(&flows, &mut state).expect("written");
+        serde_json::to_writer(&mut state, &flows).expect("written");
         let flows: Vec<(FlowId, vtl_core::Flow)> =
-            ciborium::from_reader(&state[..]).expect("read again");
+            serde_json::from_slice(&state).expect("read again");
         for (id, flow) in flows {
             self.hosts[host].restore(id, flow);
         }
@@ -596,7 +580,7 @@ impl Simulation {
         let mut rest = &arrived[..];
         while !rest.is_empty() && flow.receive.tcp_room() > 0 {
             let len = rest.len().min(flow.receive.tcp_room() as usize);
-            assert_eq!(flow.receive.tcp(&rest[..len]), Ok(()));
+            assert_eq!(flow.receive.tcp(&rest[..len], false), Ok(()));
             direction.pipe_bytes -= len;
             rest = &rest[len..];
         }
@@ -625,7 +609,7 @@ impl Simulation {
         assert!(state.receive.held() <= self.window + INITIAL_CREDIT);
         let direction = &mut flow.directions[1 - host];
         let mut left = reads;
-        while let Some(bytes) = state.receive.peek() {
+        while let Some((bytes, _)) = state.receive.peek() {
             let len = bytes.len().min(left as usize);
             if len == 0 {
                 break;
@@ -702,7 +686,7 @@ impl Simulation {
             let mut used = self.hosts[host].poll_control(id, &mut packet);
             let turn = self.random.below(self.flows.len() as u64) as usize;
             for flow in (turn..self.flows.len()).chain(0..turn) {
-                while packet.len() - used > frame::HEADER + MAX_CONTROL {
+                while packet.len() - used > frame::HEADER {
                     let most = packet.len() - used - frame::HEADER;
                     match self.chunk(flow, host, id, most) {
                         Some(bytes) => {

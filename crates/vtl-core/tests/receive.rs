@@ -15,7 +15,7 @@ fn bytes(from: u64, len: u64) -> Vec<u8> {
 
 /// What the application gets now.
 fn read(half: &mut ReceiveHalf, got: &mut Vec<u8>) {
-    while let Some(bytes) = half.peek() {
+    while let Some((bytes, _)) = half.peek() {
         let len = bytes.len();
         got.extend_from_slice(bytes);
         half.consume(len);
@@ -27,7 +27,7 @@ proptest! {
     fn chunk__any_order_is_the_stream(
         pieces in prop::collection::vec((0u64..2000, 1u64..300), 1..200), total in 1000u64..2300,
     ) {
-        let mut half = ReceiveHalf::new(INITIAL_CREDIT);
+        let mut half = ReceiveHalf::new(INITIAL_CREDIT, INITIAL_CREDIT);
         let mut covered = vec![false; total as usize];
         let mut got = Vec::new();
         for (from, len) in pieces {
@@ -52,7 +52,7 @@ proptest! {
     fn tcp__runs_lie_where_they_were_attached(
         runs in prop::collection::vec((1u64..400, 0u64..3), 1..20), reads in 1usize..300,
     ) {
-        let mut half = ReceiveHalf::new(INITIAL_CREDIT);
+        let mut half = ReceiveHalf::new(INITIAL_CREDIT, INITIAL_CREDIT);
         let mut connection = Vec::new();
         let mut offset = 0;
         for (number, (len, gap)) in (1..).zip(&runs) {
@@ -67,7 +67,7 @@ proptest! {
         let mut rest = &connection[..];
         while !rest.is_empty() {
             let len = rest.len().min(reads).min(half.tcp_room() as usize);
-            prop_assert_eq!(half.tcp(&rest[..len]), Ok(()));
+            prop_assert_eq!(half.tcp(&rest[..len], false), Ok(()));
             rest = &rest[len..];
         }
         prop_assert_eq!(half.tcp_end(), Ok(()));
@@ -80,7 +80,7 @@ proptest! {
 
 #[test]
 fn chunk__beyond_credit_or_end_is_a_violation() {
-    let mut half = ReceiveHalf::new(INITIAL_CREDIT);
+    let mut half = ReceiveHalf::new(INITIAL_CREDIT, INITIAL_CREDIT);
     let beyond = half.chunk(INITIAL_CREDIT, b"x", false);
     let (end, limit) = (INITIAL_CREDIT + 1, INITIAL_CREDIT);
     assert_eq!(beyond, Err(Violation::BeyondCredit { end, limit }));
@@ -92,14 +92,14 @@ fn chunk__beyond_credit_or_end_is_a_violation() {
 
 #[test]
 fn chunk__an_end_before_what_has_come_is_a_violation() {
-    let mut half = ReceiveHalf::new(INITIAL_CREDIT);
+    let mut half = ReceiveHalf::new(INITIAL_CREDIT, INITIAL_CREDIT);
     assert_eq!(half.chunk(10, b"xyz", false), Ok(()));
     assert_eq!(half.chunk(12, b"", true), Err(Violation::TwoEnds(12)));
 }
 
 #[test]
 fn chunk__gaps_are_bounded() {
-    let mut half = ReceiveHalf::new(INITIAL_CREDIT);
+    let mut half = ReceiveHalf::new(INITIAL_CREDIT, INITIAL_CREDIT);
     let refused = (0..).find(|n| half.chunk(2 * n + 1, b"x", false).is_err());
     assert_eq!(refused, Some(16_384));
     assert_eq!(half.chunk(3, b"x", false), Err(Violation::TooManyGaps));
@@ -112,8 +112,8 @@ fn attach__what_cannot_be_is_a_violation() {
         position,
         offset,
     };
-    let mut half = ReceiveHalf::new(INITIAL_CREDIT);
-    half.tcp(b"four").unwrap();
+    let mut half = ReceiveHalf::new(INITIAL_CREDIT, INITIAL_CREDIT);
+    half.tcp(b"four", false).unwrap();
     assert_eq!(half.attach(run(1, 3, 9)), Err(Violation::BadRun(9)));
     assert_eq!(
         half.attach(run(1, 4, u64::MAX)),
@@ -121,7 +121,7 @@ fn attach__what_cannot_be_is_a_violation() {
     );
     assert_eq!(half.attach(run(2, 4, 9)), Ok(()));
     assert_eq!(half.attach(run(1, 4, 7)), Ok(()), "overtaken, so ignored");
-    half.tcp(b"ten").unwrap();
+    half.tcp(b"ten", false).unwrap();
     assert_eq!(half.received(), 4);
     half.chunk(4, b"5-byt", false).unwrap();
     assert_eq!(half.received(), 12);
@@ -129,10 +129,10 @@ fn attach__what_cannot_be_is_a_violation() {
 
 #[test]
 fn tcp_room__waits_for_the_application() {
-    let mut half = ReceiveHalf::new(INITIAL_CREDIT);
-    half.tcp(&bytes(0, INITIAL_CREDIT)).unwrap();
+    let mut half = ReceiveHalf::new(INITIAL_CREDIT, INITIAL_CREDIT);
+    half.tcp(&bytes(0, INITIAL_CREDIT), false).unwrap();
     assert_eq!(half.tcp_room(), 0);
-    assert_eq!(half.tcp(b"x"), Err(Violation::NoRun));
+    assert_eq!(half.tcp(b"x", false), Err(Violation::NoRun));
     half.consume(100);
     assert_eq!(half.tcp_room(), 100);
 }

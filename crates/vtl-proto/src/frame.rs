@@ -20,8 +20,14 @@ use serde::{Deserialize, Serialize};
 
 /// Bytes of a frame's header.
 pub const HEADER: usize = 16;
-/// Bytes of the longest frame but CHUNK.
+/// Bytes of the longest frame of a flow but CHUNK.
 pub const MAX_CONTROL: usize = HEADER + 12;
+/// Bytes of the longest frame that sets a carrier up.
+pub const MAX_SETUP: usize = HEADER + 34;
+/// Bytes of the fingerprint in GRANT: SHA-256 of a certificate.
+pub const FINGERPRINT: usize = 32;
+/// The number that the option of a SYN has which opens an association's control connection.
+pub const CONTROL_CONNECTION: u32 = 0;
 
 const CHUNK: u8 = 1;
 const CONFIRM: u8 = 2;
@@ -30,6 +36,13 @@ const ATTACHED: u8 = 4;
 const RESET: u8 = 5;
 const REJECT: u8 = 6;
 const BROKEN: u8 = 16;
+const HELLO: u8 = 17;
+const ASK: u8 = 18;
+const GRANT: u8 = 19;
+const REFUSE: u8 = 20;
+
+/// In HELLO.
+const MAGIC: &[u8; 4] = b"VTL2";
 
 /// The sender of the frame opened the flow, or the carrier.
 const OPENER: u8 = 1;
@@ -83,6 +96,15 @@ impl FlowId {
         };
         Self { opener, ..self }
     }
+}
+
+/// What a SYN's option says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FlowName {
+    /// The association's, which its opener has chosen at random.
+    pub tag: u32,
+    /// The flow's, or [`CONTROL_CONNECTION`].
+    pub number: u32,
 }
 
 impl fmt::Display for FlowId {
@@ -193,6 +215,34 @@ pub enum Frame<'a> {
         /// The carrier.
         carrier: CarrierId,
     },
+    /// The first frame by each carrier, from both hosts.
+    Hello {
+        /// This carrier.
+        carrier: CarrierId,
+        /// The association's.
+        tag: u32,
+    },
+    /// May the sender open a carrier of this kind?
+    Ask {
+        /// [`Tunnel::number`](crate::carrier::Tunnel::number).
+        kind: u32,
+    },
+    /// It may.
+    Grant {
+        /// As asked.
+        kind: u32,
+        /// Where the sender waits for it.
+        port: u16,
+        /// What shows that it is the one.
+        token: u64,
+        /// Of the sender's certificate.
+        fingerprint: [u8; FINGERPRINT],
+    },
+    /// It may not.
+    Refuse {
+        /// As asked.
+        kind: u32,
+    },
 }
 
 /// A protocol violation in a frame's form.
@@ -215,6 +265,9 @@ pub enum FrameError {
     /// The chunk would end behind offset 2^64 - 1.
     #[error("offset overflow")]
     Overflow,
+    /// HELLO is another protocol's, or another version's.
+    #[error("a greeting that is not VTL's")]
+    Magic,
 }
 
 impl<'a> Frame<'a> {
@@ -235,7 +288,9 @@ impl<'a> Frame<'a> {
             CHUNK => return Err(FrameError::BodyLength { kind, len }),
             CONFIRM => 8,
             ATTACH => 12,
-            ATTACHED | RESET | REJECT | BROKEN => 0,
+            HELLO => MAGIC.len(),
+            GRANT => 2 + FINGERPRINT,
+            ATTACHED | RESET | REJECT | BROKEN | ASK | REFUSE => 0,
             _ => return Err(FrameError::UnknownType(kind)),
         };
         if len != expected {
@@ -279,6 +334,24 @@ impl<'a> Frame<'a> {
                 code: ResetCode::from_wire(offset),
             },
             REJECT => Self::Reject { flow },
+            HELLO if body != MAGIC => return Err(FrameError::Magic),
+            // Cut on purpose, as above.
+            HELLO => Self::Hello {
+                carrier: CarrierId { opener, number },
+                tag: offset as u32,
+            },
+            ASK => Self::Ask { kind: number },
+            GRANT => {
+                let mut fingerprint = [0; FINGERPRINT];
+                fingerprint.copy_from_slice(&body[2..]);
+                Self::Grant {
+                    kind: number,
+                    port: u16::from_be_bytes([body[0], body[1]]),
+                    token: offset,
+                    fingerprint,
+                }
+            }
+            REFUSE => Self::Refuse { kind: number },
             _ => Self::Broken {
                 carrier: CarrierId { opener, number },
             },
@@ -294,6 +367,8 @@ impl<'a> Frame<'a> {
                 Self::Chunk { bytes, .. } => bytes.len(),
                 Self::Confirm { .. } => 8,
                 Self::Attach { .. } => 12,
+                Self::Hello { .. } => MAGIC.len(),
+                Self::Grant { .. } => 2 + FINGERPRINT,
                 _ => 0,
             }
     }
@@ -339,6 +414,22 @@ impl<'a> Frame<'a> {
             }
             Self::Reject { flow } => header(flow.opener, flow.number, 0, REJECT, 0, 0),
             Self::Broken { carrier } => header(carrier.opener, carrier.number, 0, BROKEN, 0, 0),
+            Self::Hello { carrier, tag } => {
+                body.copy_from_slice(MAGIC);
+                header(carrier.opener, carrier.number, 4, HELLO, 0, tag.into())
+            }
+            Self::Ask { kind } => header(Side::Local, kind, 0, ASK, 0, 0),
+            Self::Grant {
+                kind,
+                port,
+                token,
+                fingerprint,
+            } => {
+                body[..2].copy_from_slice(&port.to_be_bytes());
+                body[2..].copy_from_slice(&fingerprint);
+                header(Side::Local, kind, 34, GRANT, 0, token)
+            }
+            Self::Refuse { kind } => header(Side::Local, kind, 0, REFUSE, 0, 0),
         };
         Some(total)
     }
@@ -355,6 +446,18 @@ pub fn chunk_header(
     let len = u16::try_from(len).ok()?;
     let flags = if fin { FIN } else { 0 } | if urgent { URGENT } else { 0 };
     Some(header(flow.opener, flow.number, len, CHUNK, flags, offset))
+}
+
+/// The header of a CHUNK without length, whose body goes on to the end of the stream that begins with it:
+/// the flow, and the offset of the first byte. `None` for any other.
+pub fn open_chunk(header: &[u8; HEADER]) -> Option<(FlowId, u64)> {
+    let [n0, n1, n2, n3, 0, 0, CHUNK, flags, offset @ ..] = *header else {
+        return None;
+    };
+    let number = u32::from_be_bytes([n0, n1, n2, n3]);
+    let opener = Side::from_flags(flags);
+    let flow = FlowId { opener, number };
+    (flags & FIN == 0).then_some((flow, u64::from_be_bytes(offset)))
 }
 
 fn header(opener: Side, number: u32, len: u16, kind: u8, flags: u8, offset: u64) -> [u8; HEADER] {
@@ -388,7 +491,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn take__never_panics(bytes in prop::collection::vec(any::<u8>(), 0..80), kind in 0u8..20) {
+        fn take__never_panics(bytes in prop::collection::vec(any::<u8>(), 0..80), kind in 0u8..22) {
             let mut bytes = bytes;
             if let Some(place) = bytes.get_mut(6) {
                 *place = kind;
@@ -400,7 +503,7 @@ mod tests {
         #[test]
         fn emit__then_take_is_the_peers_view(
             flow in any_flow(), offset in 0..1u64 << 60, number in any::<u32>(), fin in any::<bool>(),
-            bytes in prop::collection::vec(any::<u8>(), 1..40), kind in 0..7,
+            bytes in prop::collection::vec(any::<u8>(), 1..40), kind in 0..11,
         ) {
             let run = Run { number, position: offset / 2, offset };
             let code = ResetCode::Violation;
@@ -412,6 +515,10 @@ mod tests {
                 3 => Frame::Attached { flow, number },
                 4 => Frame::Reset { flow, code },
                 5 => Frame::Reject { flow },
+                6 => Frame::Hello { carrier: CarrierId { opener: flow.opener, ..carrier }, tag: number },
+                7 => Frame::Ask { kind: number },
+                8 => Frame::Grant { kind: number, port: number as u16, token: offset, fingerprint: [7; 32] },
+                9 => Frame::Refuse { kind: number },
                 _ => Frame::Broken { carrier: CarrierId { opener: flow.opener, ..carrier } },
             };
             let mut buffer = [0; 64];

@@ -223,6 +223,7 @@ fn describe_flows(mut payload: &[u8]) -> String {
             Err(FrameError::UnknownType(_)) => return "error type".into(),
             Err(FrameError::BodyLength { .. }) => return "error length".into(),
             Err(FrameError::Overflow) => return "error overflow".into(),
+            Err(FrameError::Magic) => return "error magic".into(),
         }
     }
     if list.is_empty() {
@@ -275,6 +276,25 @@ fn describe_flow(frame: &frame::Frame<'_>) -> String {
             };
             format!("{opener}{} broken", carrier.number)
         }
+        Frame::Hello { carrier, tag } => {
+            let opener = if carrier.opener == Side::Local {
+                "l"
+            } else {
+                "p"
+            };
+            format!("{opener}{} hello tag={tag}", carrier.number)
+        }
+        Frame::Ask { kind } => format!("ask kind={kind}"),
+        Frame::Grant {
+            kind,
+            port,
+            token,
+            fingerprint,
+        } => format!(
+            "grant kind={kind} port={port} token={token} fingerprint={}",
+            hex(&fingerprint)
+        ),
+        Frame::Refuse { kind } => format!("refuse kind={kind}"),
     }
 }
 

@@ -231,10 +231,10 @@ fn two_testbeds__do_not_meet() {
         transfer(t, 100_000, None);
     }
     let (before, _) = (a.stats().expect("stats"), transfer(&b, 100_000, None));
-    assert_eq!(
-        a.stats().expect("stats").up.rx_packets,
-        before.up.rx_packets
-    );
+    let after = a.stats().expect("stats");
+    // Of its own transfer an acknowledgement may be late, and kernels ask for neighbours now and then.
+    let strays = after.up.rx_bytes - before.up.rx_bytes;
+    assert!(strays < 10_000, "{before:?}, then {after:?}");
 }
 
 /// Moves bytes by TCP from client to server. Returns the congestion controls that were at work.

@@ -1,6 +1,7 @@
 //! VTL's daemon as a library: what the binary `vtld` is made of.
 //!
 //! - [`hooker`]: captures unmodified applications' connections;
+//! - `flows`: flows that belong to no carrier, over carriers that may break;
 //! - [`broker`]: opens sessions with peers and moves the bytes;
 //! - [`tunnel`]: carriers that are no grafts, such as QUIC;
 //! - [`rules`]: the file that says which connections travel by what;
@@ -8,6 +9,7 @@
 
 pub mod broker;
 pub mod control;
+mod flows;
 pub mod hooker;
 mod option;
 pub mod rules;

@@ -42,11 +42,11 @@ pub(crate) fn ahead(socket: &TcpStream) -> io::Result<Ahead> {
 }
 
 /// Bytes that have come and were not read.
-fn waiting(socket: &TcpStream) -> c_int {
+pub(crate) fn waiting(socket: &TcpStream) -> usize {
     let mut count = 0;
     // SAFETY: the call writes one integer to where the pointer points. Of a socket that fails, reading says more.
     match unsafe { unread(socket.as_raw_fd(), &raw mut count) } {
-        Ok(_) => count,
+        Ok(_) => usize::try_from(count).unwrap_or(0),
         Err(_) => 0,
     }
 }

@@ -71,12 +71,12 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// A flow whose TCP connection is established. `window`: bytes that it holds at most for an
-    /// application that does not read, at least [`INITIAL_CREDIT`].
-    pub fn new(window: u64) -> Self {
+    /// A flow whose TCP connection is established. `max_window`: bytes that it holds at most for an application
+    /// that stops reading, `window`: for one that has not read yet; both at least [`INITIAL_CREDIT`].
+    pub fn new(window: u64, max_window: u64) -> Self {
         Self {
             send: SendHalf::default(),
-            receive: ReceiveHalf::new(window),
+            receive: ReceiveHalf::new(window, max_window),
             reset: None,
         }
     }

@@ -32,7 +32,11 @@ pub struct ReceiveHalf {
     end: Option<u64>,
     /// Offset behind the latest urgent byte.
     urgent: Option<u64>,
+    /// Bytes that it holds at most: doubled, up to `max_window`, each time that the application has taken half
+    /// of it.
     window: u64,
+    max_window: u64,
+    taken: u64,
     /// Credit that the peer has been given.
     limit: u64,
     /// Credit and progress as the peer was told.
@@ -45,9 +49,10 @@ pub struct ReceiveHalf {
 }
 
 impl ReceiveHalf {
-    /// `window`: bytes that it holds at most for an application that does not read, at least
-    /// [`INITIAL_CREDIT`].
-    pub fn new(window: u64) -> Self {
+    /// `max_window`: bytes that it holds at most for an application that stops reading, `window`: for one that
+    /// has not read yet; both at least [`INITIAL_CREDIT`].
+    pub fn new(window: u64, max_window: u64) -> Self {
+        let max_window = max_window.max(INITIAL_CREDIT);
         Self {
             consumed: 0,
             ready: VecDeque::new(),
@@ -55,7 +60,9 @@ impl ReceiveHalf {
             pieces: BTreeMap::new(),
             end: None,
             urgent: None,
-            window: window.max(INITIAL_CREDIT),
+            window: window.clamp(INITIAL_CREDIT, max_window),
+            max_window,
+            taken: 0,
             limit: INITIAL_CREDIT,
             told: None,
             position: 0,
@@ -205,17 +212,21 @@ impl ReceiveHalf {
         self.run.offset + (self.position - self.run.position)
     }
 
-    /// Takes bytes that were read from the TCP connection, at most [`ReceiveHalf::tcp_room`].
+    /// Takes bytes that were read from the TCP connection, at most [`ReceiveHalf::tcp_room`]. `urgent`: the
+    /// last one is TCP's urgent byte.
     ///
     /// # Errors
     /// The peer violated the protocol: the flow must be reset.
-    pub fn tcp(&mut self, bytes: &[u8]) -> Result<(), Violation> {
+    pub fn tcp(&mut self, bytes: &[u8], urgent: bool) -> Result<(), Violation> {
         if bytes.len() as u64 > self.tcp_room() {
             return Err(Violation::NoRun);
         }
         let offset = self.tcp_offset();
         self.position += bytes.len() as u64;
         self.take(offset, bytes)?;
+        if urgent {
+            self.note_urgent(offset + bytes.len() as u64);
+        }
         self.next_run();
         Ok(())
     }
@@ -262,9 +273,17 @@ impl ReceiveHalf {
         }
     }
 
-    /// The next bytes for the application, in order.
-    pub fn peek(&self) -> Option<&[u8]> {
-        self.ready.front().map(|bytes| &bytes[..])
+    /// The next bytes for the application, in order, and whether they are TCP's urgent byte, which then is
+    /// alone.
+    pub fn peek(&self) -> Option<(&[u8], bool)> {
+        let bytes = &self.ready.front()?[..];
+        match self.urgent.map(|behind| behind.wrapping_sub(self.consumed)) {
+            Some(1) => Some((&bytes[..1], true)),
+            Some(until) if (2..=bytes.len() as u64).contains(&until) => {
+                Some((&bytes[..until as usize - 1], false))
+            }
+            _ => Some((bytes, false)),
+        }
     }
 
     /// The application has taken so many of the bytes of [`ReceiveHalf::peek`].
@@ -275,9 +294,20 @@ impl ReceiveHalf {
         let len = len.min(first.len());
         first.advance(len);
         self.consumed += len as u64;
+        self.taken += len as u64;
+        if self.taken >= self.window / 2 {
+            self.taken = 0;
+            self.window = (2 * self.window).min(self.max_window);
+        }
         if first.is_empty() {
             self.ready.pop_front();
         }
+    }
+
+    /// Changes how many bytes it holds at most. Credit that was given stays.
+    pub fn set_max_window(&mut self, max_window: u64) {
+        self.max_window = max_window.max(INITIAL_CREDIT);
+        self.window = self.window.min(self.max_window);
     }
 
     /// Bytes held here, in order or not.
@@ -292,7 +322,7 @@ impl ReceiveHalf {
         let ended = self.is_ended();
         let due = self.told.is_none_or(|(received, told_limit, told_end)| {
             self.received - received >= CONFIRM_EVERY
-                || limit - told_limit >= self.window / 4
+                || limit.saturating_sub(told_limit) >= self.window / 4
                 || ended && !told_end
         });
         due.then_some((self.received, ended, limit))

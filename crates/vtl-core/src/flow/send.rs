@@ -8,6 +8,9 @@ use vtl_proto::frame::{CarrierId, Run};
 
 use super::{Chunk, INITIAL_CREDIT, Violation};
 
+/// Bytes that the peer has not confirmed, at most, whatever credit it gives.
+const MAX_UNCONFIRMED: u64 = 16 << 20;
+
 /// Where the bytes of one direction go.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
@@ -84,7 +87,6 @@ pub struct SendHalf {
     returned: BTreeMap<u64, Chunk>,
     /// In the order in which they were sent.
     retained: VecDeque<Retained>,
-    retained_bytes: u64,
     tcp: Connection,
     /// The peer discards chunks of this flow.
     rejected: bool,
@@ -103,7 +105,6 @@ impl Default for SendHalf {
             known: false,
             returned: BTreeMap::new(),
             retained: VecDeque::new(),
-            retained_bytes: 0,
             tcp: Connection::default(),
             rejected: false,
         }
@@ -131,11 +132,6 @@ impl SendHalf {
     /// Offset of the next byte that has never been sent.
     pub fn next_offset(&self) -> u64 {
         self.next
-    }
-
-    /// Bytes that are kept because they may have to go again.
-    pub fn retained_bytes(&self) -> u64 {
-        self.retained_bytes
     }
 
     /// Ends the direction behind what was sent so far: the application has sent its FIN.
@@ -192,7 +188,10 @@ impl SendHalf {
             // The receiver is never stuck in the middle: TCP's own flow control will do.
             Path::Tcp if self.is_verbatim() => u64::MAX - self.next,
             // A gap may be filled behind these bytes, so the receiver must have room for them.
-            _ => self.limit.saturating_sub(self.next),
+            _ => self
+                .limit
+                .min(self.confirmed.saturating_add(MAX_UNCONFIRMED))
+                .saturating_sub(self.next),
         };
         let max = room.min(max as u64);
         (max > 0).then_some(Next::New { offset, max })
@@ -267,7 +266,6 @@ impl SendHalf {
         match self.path {
             Path::Tcp => self.tcp.position += chunk.bytes.len() as u64,
             Path::Carrier(carrier) if retain || !self.known => {
-                self.retained_bytes += chunk.bytes.len() as u64;
                 self.retained.push_back(Retained { carrier, chunk });
             }
             Path::Carrier(_) => {}
@@ -295,7 +293,6 @@ impl SendHalf {
         while let Some(first) = self.retained.front()
             && first.chunk.end() <= offset
         {
-            self.retained_bytes -= first.chunk.bytes.len() as u64;
             self.retained.pop_front();
         }
         while let Some(mut first) = self.returned.first_entry() {
@@ -332,6 +329,11 @@ impl SendHalf {
         }
     }
 
+    /// A carrier gives back a chunk, all or part of which it may have delivered.
+    pub fn returned(&mut self, chunk: &Chunk) {
+        self.give_back_chunk(chunk);
+    }
+
     /// The peer discards chunks of this flow: all goes by TCP until it confirms something.
     pub fn reject(&mut self) {
         if self.known {
@@ -347,9 +349,8 @@ impl SendHalf {
             .into_iter()
             .partition::<VecDeque<_>, _>(|retained| is_meant(retained));
         self.retained = kept;
-        for Retained { chunk, .. } in back {
-            self.retained_bytes -= chunk.bytes.len() as u64;
-            self.give_back_chunk(&chunk);
+        for retained in back {
+            self.give_back_chunk(&retained.chunk);
         }
     }
 

@@ -9,6 +9,8 @@ use std::{
     collections::{BTreeMap, BinaryHeap, HashMap},
 };
 
+use vtl_testing::Random;
+
 use super::*;
 use crate::{
     services::{GraftInfo, ParamRange, Services},
@@ -23,27 +25,6 @@ const SEEDS: u64 = 10_000;
 const BOUND: u64 = 25 * S;
 const DEAD: u64 = 15 * S;
 const UNVALIDATED: u64 = 5 * S;
-
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-
-    fn percent(&mut self, p: u64) -> bool {
-        self.below(100) < p
-    }
-}
 
 /// What crosses the network. Data are the programs' business: one message stands for all.
 #[derive(Clone)]

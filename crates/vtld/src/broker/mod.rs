@@ -38,6 +38,8 @@ use serde_json::Value;
 use vtl_bpf::{plane::Ingress, pump::Choice};
 use vtl_control::{Deployed, Destination, Grafts, Grant, SessionKey, SessionStatus, Status};
 
+use vtl_proto::frame::FlowName;
+
 use crate::{
     hooker::{self, Carrier, ClientFlow, HeldConnect, Over, ServerFlow},
     option, tunnel,
@@ -316,6 +318,11 @@ impl Handle {
         })
     }
 
+    /// The thread of tunnels and flows.
+    pub(crate) fn tunnels(&self) -> &tunnel::Handle {
+        &self.tunnels
+    }
+
     /// State of the owner's session.
     ///
     /// # Errors
@@ -402,19 +409,30 @@ impl Handle {
     }
 }
 
-impl hooker::Broker for Handle {
-    fn knows(&self, host: IpAddr) -> bool {
-        self.peers
-            .read()
+impl Handle {
+    fn has_session(&self, host: IpAddr) -> bool {
+        let peers = self.peers.read();
+        peers
             .unwrap_or_else(PoisonError::into_inner)
             .contains(&host)
+    }
+}
+
+impl hooker::Broker for Handle {
+    fn knows(&self, host: IpAddr) -> bool {
+        self.has_session(host) || self.tunnels.knows(host)
+    }
+
+    fn name_flow(&self, held: &HeldConnect) -> Option<FlowName> {
+        let named = held.tunnel() == Some(tunnel::Kind::Quic);
+        named.then(|| self.tunnels.name_flow(held.src().ip(), held.dest().ip()))
     }
 
     fn try_session(&self, held: HeldConnect) -> Result<(), HeldConnect> {
         if let Some(kind) = held.tunnel() {
             return self.tunnels.try_flow(kind, held);
         }
-        if !self.knows(held.dest().ip()) {
+        if !self.has_session(held.dest().ip()) {
             return Err(held);
         }
         self.send(Command::Held(held));
@@ -422,6 +440,9 @@ impl hooker::Broker for Handle {
     }
 
     fn client(&self, flow: ClientFlow) {
+        if let Some(name) = flow.name {
+            return self.tunnels.opened(flow, name);
+        }
         if let Some(kind) = flow.tunnel {
             return self.tunnels.client(kind, flow);
         }
@@ -432,6 +453,7 @@ impl hooker::Broker for Handle {
             peer,
             over,
             tunnel: _,
+            name: _,
         } = flow;
         let broker = self.clone();
         app.accept(move |app| match app {
@@ -447,7 +469,10 @@ impl hooker::Broker for Handle {
     }
 
     fn server(&self, flow: ServerFlow) {
-        self.send(Command::Server(flow));
+        match flow.name {
+            Some(name) => self.tunnels.steered(flow, name),
+            None => self.send(Command::Server(flow)),
+        }
     }
 }
 

@@ -18,9 +18,10 @@ use nix::{
     fcntl::{FcntlArg, fcntl},
     sys::resource::{Resource, getrlimit},
 };
+use vtl_proto::frame::FlowName;
 
 use super::{
-    abi::{self, bytes_of, vtl_hook_config, vtl_syn},
+    abi::{self, bytes_of, vtl_flow_name, vtl_hook_config, vtl_owned, vtl_syn},
     error::HookerError,
 };
 
@@ -214,6 +215,17 @@ impl Programs {
     }
 }
 
+/// What a SYN's option says, if there is one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Offer {
+    /// There is none.
+    Nothing,
+    /// This end speaks VTL: PROTOCOL.md, section 8.
+    Vtl,
+    /// The connection is this flow's: section 11.
+    Flow(FlowName),
+}
+
 /// The maps that vtld writes. Failures to write are reported by the caller or cost no more than
 /// the service of one entry; none may stop a connection.
 #[derive(Debug)]
@@ -278,26 +290,48 @@ impl Maps {
         let _ = self.clients.delete(bytes_of(&abi::endpoint(end)));
     }
 
-    /// Enters a socket of vtld's: it is never captured, and does what `flags` say.
-    pub(super) fn own(&self, cookie: u64, flags: u32) -> Result<(), HookerError> {
+    /// Enters a socket of vtld's: it is never captured, and offers what its peer may be asked.
+    pub(super) fn own(&self, cookie: u64, offer: Offer) -> Result<(), HookerError> {
+        let flow = |name: FlowName| vtl_flow_name {
+            tag: name.tag.to_be(),
+            number: name.number.to_be(),
+        };
+        let owned = match offer {
+            Offer::Nothing => vtl_owned::default(),
+            Offer::Vtl => vtl_owned {
+                flags: abi::VTL_OWN_OFFER,
+                ..Default::default()
+            },
+            Offer::Flow(name) => vtl_owned {
+                flags: abi::VTL_OWN_OFFER | abi::VTL_OWN_FLOW,
+                flow: flow(name),
+            },
+        };
         put(
             &self.own,
             "vtl_own",
             &cookie.to_ne_bytes(),
-            &flags.to_ne_bytes(),
+            bytes_of(&owned),
         )
     }
 
-    /// What is known of a socket.
-    pub(super) fn owned(&self, cookie: u64) -> u32 {
-        let flags = self
-            .own
-            .lookup(&cookie.to_ne_bytes(), MapFlags::ANY)
-            .ok()
-            .flatten();
-        flags
-            .and_then(|flags| flags.try_into().ok())
-            .map_or(0, u32::from_ne_bytes)
+    /// What the peer of a socket has shown to understand.
+    pub(super) fn understood(&self, cookie: u64) -> Offer {
+        let found = self.own.lookup(&cookie.to_ne_bytes(), MapFlags::ANY);
+        let owned = found.ok().flatten();
+        let owned: Option<vtl_owned> = owned.and_then(|bytes| abi::from_bytes(&bytes));
+        match owned {
+            Some(vtl_owned { flags, flow }) if flags & abi::VTL_OWN_PEER != 0 => {
+                if flags & abi::VTL_OWN_FLOW == 0 {
+                    return Offer::Vtl;
+                }
+                Offer::Flow(FlowName {
+                    tag: u32::from_be(flow.tag),
+                    number: u32::from_be(flow.number),
+                })
+            }
+            _ => Offer::Nothing,
+        }
     }
 
     pub(super) fn disown(&self, cookie: u64) {

@@ -7,20 +7,21 @@
 
 use std::{
     io,
-    net::{SocketAddr, TcpStream},
+    net::{IpAddr, SocketAddr, TcpStream},
     os::fd::OwnedFd,
     time::Instant,
 };
 
-use super::{Shared, abi, held::HeldConnect, sock};
+use vtl_proto::frame::FlowName;
+
+use super::{Shared, bpf::Offer, held::HeldConnect, sock};
 
 /// A TCP connection to a real destination in the making.
 pub(super) struct Attempt {
     pub(super) held: HeldConnect,
     pub(super) socket: OwnedFd,
     cookie: u64,
-    /// The SYN carries the option.
-    offers: bool,
+    offer: Offer,
     /// When to try without it.
     pub(super) deadline: Option<Instant>,
 }
@@ -29,9 +30,9 @@ pub(super) struct Attempt {
 pub(super) struct Connected {
     pub(super) held: HeldConnect,
     pub(super) stream: TcpStream,
-    /// The SYN carried the option.
-    pub(super) offered: bool,
-    pub(super) peer_speaks_vtl: bool,
+    /// What the SYN said, and the peer understands.
+    pub(super) offered: Offer,
+    pub(super) understood: Offer,
 }
 
 /// Finds out which local address leads to the destination, for getsockname. True if the
@@ -50,16 +51,17 @@ pub(super) fn find_source(held: &mut HeldConnect) -> io::Result<bool> {
 pub(super) fn start(
     shared: &Shared,
     held: HeldConnect,
-    offers: bool,
+    offer: Offer,
 ) -> Result<Attempt, (HeldConnect, io::Error)> {
-    match open(shared, &held, offers) {
+    match open(shared, &held, offer) {
         Ok((socket, cookie)) => {
+            let offers = offer != Offer::Nothing;
             let deadline = offers.then(|| Instant::now() + shared.config.offer_timeout);
             Ok(Attempt {
                 held,
                 socket,
                 cookie,
-                offers,
+                offer,
                 deadline,
             })
         }
@@ -72,10 +74,48 @@ pub(super) fn connect_plain(shared: &Shared, dest: SocketAddr) -> io::Result<Tcp
     let socket = sock::tcp(dest.ip())?;
     sock::tune(&socket)?;
     let cookie = sock::cookie(&socket)?;
-    shared.maps.own(cookie, 0).map_err(io::Error::other)?;
+    shared
+        .maps
+        .own(cookie, Offer::Nothing)
+        .map_err(io::Error::other)?;
     let connected = sock::connect(&socket, dest);
     shared.maps.disown(cookie);
     connected.map(|()| socket.into())
+}
+
+/// Begins to open an association's control connection, from this address.
+pub(super) fn connect_control(
+    shared: &Shared,
+    from: IpAddr,
+    dest: SocketAddr,
+    name: FlowName,
+) -> io::Result<TcpStream> {
+    let socket = sock::tcp(dest.ip())?;
+    sock::tune(&socket)?;
+    sock::bind(&socket, SocketAddr::new(from, 0), false)?;
+    let cookie = sock::cookie(&socket)?;
+    shared
+        .maps
+        .own(cookie, Offer::Flow(name))
+        .map_err(io::Error::other)?;
+    if let Err(error) = sock::connect(&socket, dest) {
+        shared.maps.disown(cookie);
+        return Err(error);
+    }
+    Ok(socket.into())
+}
+
+/// Whether the peer of a connection made by [`connect_control`], now established, has understood its option.
+pub(super) fn is_understood(shared: &Shared, stream: &TcpStream) -> bool {
+    let Ok(cookie) = sock::cookie(stream) else {
+        return false;
+    };
+    let understood = shared.maps.understood(cookie) != Offer::Nothing;
+    if !understood {
+        // Otherwise the entry is still needed: the option goes on until data is acknowledged.
+        shared.maps.disown(cookie);
+    }
+    understood
 }
 
 /// Which port of this host a connection has.
@@ -89,7 +129,7 @@ enum Port {
     Any,
 }
 
-fn open(shared: &Shared, held: &HeldConnect, offers: bool) -> io::Result<(OwnedFd, u64)> {
+fn open(shared: &Shared, held: &HeldConnect, offer: Offer) -> io::Result<(OwnedFd, u64)> {
     // The application's own port, so that the peer sees what the application's getsockname says;
     // if somebody else has it, or a former connection to the same destination lingers, another.
     let taken = |error: &io::Error| {
@@ -97,18 +137,18 @@ fn open(shared: &Shared, held: &HeldConnect, offers: bool) -> io::Result<(OwnedF
         matches!(errno, Some(libc::EADDRINUSE | libc::EADDRNOTAVAIL))
     };
     for port in [Port::Shared, Port::Chosen] {
-        match open_from(shared, held, offers, port) {
+        match open_from(shared, held, offer, port) {
             Err(error) if taken(&error) => (),
             result => return result,
         }
     }
-    open_from(shared, held, offers, Port::Any)
+    open_from(shared, held, offer, Port::Any)
 }
 
 fn open_from(
     shared: &Shared,
     held: &HeldConnect,
-    offers: bool,
+    offer: Offer,
     port: Port,
 ) -> io::Result<(OwnedFd, u64)> {
     let socket = sock::tcp(held.dest().ip())?;
@@ -124,8 +164,7 @@ fn open_from(
         Port::Any => (),
     }
     let cookie = sock::cookie(&socket)?;
-    let flags = if offers { abi::VTL_OWN_OFFER } else { 0 };
-    shared.maps.own(cookie, flags).map_err(io::Error::other)?;
+    shared.maps.own(cookie, offer).map_err(io::Error::other)?;
     if let Err(error) = sock::connect(&socket, held.dest()) {
         shared.maps.disown(cookie);
         return Err(error);
@@ -136,9 +175,11 @@ fn open_from(
 impl Attempt {
     /// The socket became writable or failed.
     pub(super) fn finish(self, shared: &Shared) -> Result<Connected, (HeldConnect, io::Error)> {
-        let peer_speaks_vtl =
-            self.offers && shared.maps.owned(self.cookie) & abi::VTL_OWN_PEER != 0;
-        if !peer_speaks_vtl {
+        let understood = match self.offer {
+            Offer::Nothing => Offer::Nothing,
+            _ => shared.maps.understood(self.cookie),
+        };
+        if understood == Offer::Nothing {
             // Otherwise the entry is still needed: the option goes on until data is acknowledged.
             shared.maps.disown(self.cookie);
         }
@@ -148,8 +189,8 @@ impl Attempt {
         Ok(Connected {
             held: self.held,
             stream: self.socket.into(),
-            offered: self.offers,
-            peer_speaks_vtl,
+            offered: self.offer,
+            understood,
         })
     }
 

@@ -18,9 +18,9 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use super::{
     ClientFlow, ServerFlow, Shared,
     abi::vtl_syn,
-    bpf::Programs,
+    bpf::{Offer, Programs},
     discovery::{self, Attempt, Connected},
-    error::{ConnectError, HookerError},
+    error::{ConnectError, HookerError, lacks_descriptors},
     held::HeldConnect,
     sock, steering,
 };
@@ -188,7 +188,7 @@ impl Engine {
             if let Some(attempt) = self.attempts.remove(&token) {
                 let held = attempt.cancel(&self.shared);
                 tracing::debug!(dest = %held.dest(), "no answer to a SYN with the option");
-                self.connect(held, false);
+                self.connect(held, Offer::Nothing);
             }
         }
     }
@@ -209,7 +209,7 @@ impl Engine {
         match discovery::find_source(&mut held) {
             Err(error) => self.fail(held, &error),
             // A connection of this host to itself gains nothing.
-            Ok(true) => self.connect(held, false),
+            Ok(true) => self.connect(held, Offer::Nothing),
             Ok(false) => {
                 if let Err(held) = self.shared.broker.try_session(held) {
                     self.discover(held);
@@ -219,11 +219,15 @@ impl Engine {
     }
 
     fn discover(&mut self, held: HeldConnect) {
-        self.connect(held, true);
+        let offer = match self.shared.broker.name_flow(&held) {
+            Some(name) => Offer::Flow(name),
+            None => Offer::Vtl,
+        };
+        self.connect(held, offer);
     }
 
-    fn connect(&mut self, held: HeldConnect, offers: bool) {
-        let attempt = match discovery::start(&self.shared, held, offers) {
+    fn connect(&mut self, held: HeldConnect, offer: Offer) {
+        let attempt = match discovery::start(&self.shared, held, offer) {
             Ok(attempt) => attempt,
             Err((held, error)) => return self.fail(held, &error),
         };
@@ -262,10 +266,14 @@ impl Engine {
             Ok(Connected {
                 held,
                 stream,
-                peer_speaks_vtl: true,
+                understood: understood @ (Offer::Vtl | Offer::Flow(_)),
                 ..
             }) => {
                 let (dest, src) = (held.dest(), held.src());
+                let name = match understood {
+                    Offer::Flow(name) => Some(name),
+                    _ => None,
+                };
                 self.shared.broker.client(ClientFlow {
                     over: held.over().cloned(),
                     tunnel: held.tunnel(),
@@ -273,16 +281,18 @@ impl Engine {
                     dest,
                     src,
                     peer: stream,
+                    name,
                 });
             }
             Ok(Connected {
                 held,
                 stream,
                 offered,
-                peer_speaks_vtl: false,
+                understood: Offer::Nothing,
             }) => {
-                // A host that has a session, and no answer to the option, was too busy for one.
-                if offered || !self.shared.broker.knows(held.dest().ip()) {
+                // A host that has a session, and no answer to the option, was too busy for one. And a SYN that
+                // meets the TIME_WAIT of an earlier connection from the same port never comes to vtld.
+                if offered == Offer::Vtl || !self.shared.broker.knows(held.dest().ip()) {
                     let ttl = self.shared.config.plain_ttl;
                     if let Err(error) = self.shared.maps.leave_plain(held.dest(), ttl) {
                         tracing::debug!(%error, "a destination without VTL was not remembered");
@@ -312,19 +322,24 @@ impl Engine {
             let taken = sock::tune(&stream)
                 .and_then(|()| stream.set_nonblocking(true))
                 .and_then(|()| stream.local_addr())
-                .and_then(|dest| Ok((dest, steering::client_speaks_vtl(&self.shared, &stream)?)));
+                .and_then(|dest| Ok((dest, steering::client_says(&self.shared, &stream)?)));
             match taken {
                 Err(error) => tracing::debug!(%error, %client, "a steered connection is gone"),
-                Ok((dest, true)) => {
+                Ok((dest, says @ (Offer::Vtl | Offer::Flow(_)))) => {
+                    let name = match says {
+                        Offer::Flow(name) => Some(name),
+                        _ => None,
+                    };
                     self.shared.broker.server(ServerFlow {
                         peer: stream,
                         dest,
                         client,
+                        name,
                     });
                 }
                 // Something on the way took the option out of our answer: the client goes on as
                 // with a peer without VTL.
-                Ok((dest, false)) => {
+                Ok((dest, Offer::Nothing)) => {
                     match steering::connect_local_app(&self.shared, dest, client) {
                         Ok((app, guard)) => {
                             self.shared.proxy.join(app, stream, Some(Box::new(guard)));
@@ -345,8 +360,4 @@ fn accept(listener: &TcpListener) -> Option<(TcpStream, SocketAddr)> {
         std::thread::sleep(BREATH);
     }
     accepted.ok()
-}
-
-fn lacks_descriptors(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }

@@ -120,3 +120,8 @@ impl From<&io::Error> for ConnectError {
         }
     }
 }
+
+/// Whether something failed only for want of file descriptors: it says nothing about what was asked for.
+pub(super) fn lacks_descriptors(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
+}

@@ -26,7 +26,7 @@ mod sock;
 mod steering;
 
 use std::{
-    io,
+    fmt, io,
     net::{IpAddr, SocketAddr, TcpListener, TcpStream},
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
@@ -40,6 +40,7 @@ use std::{
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use vtl_control::OpenedConnection;
+use vtl_proto::frame::FlowName;
 
 use crate::tunnel;
 
@@ -50,7 +51,7 @@ pub use hooks::{Hook, Hooked};
 pub use steering::ClientAddressGuard;
 
 use abi::vtl_hook_config;
-use bpf::{ADDRESSES, Attached, HOLD_SYN, Maps, Programs, SOCKOPS};
+use bpf::{ADDRESSES, Attached, HOLD_SYN, Maps, Offer, Programs, SOCKOPS};
 use cgroup::Hierarchy;
 use engine::{Command, Engine, Listeners};
 use held::Flows;
@@ -97,6 +98,8 @@ pub struct ClientFlow {
     pub over: Option<Arc<Over>>,
     /// The tunnel that it names instead, if it names one.
     pub tunnel: Option<tunnel::Kind>,
+    /// What its SYN said: from then on the connection is the flow's own.
+    pub name: Option<FlowName>,
 }
 
 /// A connection that was steered to vtld at the server.
@@ -108,6 +111,8 @@ pub struct ServerFlow {
     pub dest: SocketAddr,
     /// The client's address on that connection.
     pub client: SocketAddr,
+    /// What its SYN said, if it is a flow's own, or an association's control connection.
+    pub name: Option<FlowName>,
 }
 
 /// What becomes of connections whose both ends run VTL. All methods run on the Hooker's thread and
@@ -117,6 +122,11 @@ pub trait Broker: Send + Sync + 'static {
     /// it later; else give it back, and the Hooker asks the destination itself.
     fn try_session(&self, held: HeldConnect) -> Result<(), HeldConnect> {
         Err(held)
+    }
+
+    /// What the SYN of a flow's own connection is to say, if the flow shall have one.
+    fn name_flow(&self, _held: &HeldConnect) -> Option<FlowName> {
+        None
     }
 
     /// Whether there is a session with the host.
@@ -196,6 +206,22 @@ impl Handle {
         discovery::connect_plain(&self.shared, dest)
     }
 
+    /// Begins to open an association's control connection, from this address of the host. The stream does
+    /// not block and may still be connecting.
+    pub fn connect_control(
+        &self,
+        from: IpAddr,
+        dest: SocketAddr,
+        name: FlowName,
+    ) -> io::Result<TcpStream> {
+        discovery::connect_control(&self.shared, from, dest, name)
+    }
+
+    /// Whether the peer of a connection made by [`Handle::connect_control`], now established, speaks VTL.
+    pub fn speaks_vtl(&self, stream: &TcpStream) -> bool {
+        discovery::is_understood(&self.shared, stream)
+    }
+
     /// Leaves connects to `dest` alone for [`Config::plain_ttl`].
     pub fn leave_plain(&self, dest: SocketAddr) -> Result<(), HookerError> {
         self.shared
@@ -214,7 +240,7 @@ impl Handle {
             what: "read a socket's cookie",
             source,
         })?;
-        self.shared.maps.own(cookie, 0)
+        self.shared.maps.own(cookie, Offer::Nothing)
     }
 }
 
@@ -266,7 +292,7 @@ impl Hooker {
         };
         let mut steer = |socket: OwnedFd, slot| -> Result<(), HookerError> {
             let cookie = sock::cookie(&socket).map_err(failed("read a socket's cookie"))?;
-            maps.own(cookie, abi::VTL_OWN_OFFER)?;
+            maps.own(cookie, Offer::Vtl)?;
             // Without it the second answer to a SYN would lack the option.
             sock::save_syn(&socket).map_err(listen)?;
             let listener: TcpListener =
@@ -354,7 +380,7 @@ impl Hooker {
     /// One of them asks for what this host does not have; those in force stay.
     pub fn set_rules(&self, rules: &[Rule]) -> Result<(), Wrong> {
         let shared = &self.handle.shared;
-        let paths = Paths::look(rules, |path| self.cgroup(path));
+        let paths = Paths::look(rules, |path| self.cgroup(path))?;
         shared.hooks().set_rules(shared, rules, &paths)
     }
 
@@ -362,11 +388,21 @@ impl Hooker {
     pub fn refresh_rules(&self) -> bool {
         let hooks = || self.handle.shared.hooks();
         let rules = hooks().rules();
-        let paths = Paths::look(&rules, |path| self.cgroup(path));
-        if let Err(error) = hooks().refresh_rules(&paths) {
+        let missed = |error: &dyn fmt::Display| {
             tracing::warn!(%error, "rules miss a change of files or groups");
+        };
+        match Paths::look(&rules, |path| self.cgroup(path)) {
+            Ok(paths) => {
+                if let Err(error) = hooks().refresh_rules(&paths) {
+                    missed(&error);
+                }
+                !paths.is_empty()
+            }
+            Err(error) => {
+                missed(&error);
+                true
+            }
         }
-        !paths.is_empty()
     }
 
     /// The rules in force.

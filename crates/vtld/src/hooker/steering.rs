@@ -16,8 +16,8 @@ use nix::{
 };
 
 use super::{
-    Shared, abi,
-    bpf::{Attached, Programs, STEER_SYN},
+    Shared,
+    bpf::{Attached, Offer, Programs, STEER_SYN},
     error::HookerError,
     sock,
 };
@@ -279,19 +279,22 @@ fn connect_from(
         .show_client(end, client)
         .map_err(io::Error::other)?;
     let cookie = sock::cookie(&socket)?;
-    shared.maps.own(cookie, 0).map_err(io::Error::other)?;
+    shared
+        .maps
+        .own(cookie, Offer::Nothing)
+        .map_err(io::Error::other)?;
     let connected = sock::connect(&socket, dest);
     shared.maps.disown(cookie);
     connected.map(|()| socket.into())
 }
 
-/// Whether the client of an accepted, steered connection has shown in its last segment of the
-/// handshake that it saw vtld's answer.
-pub(super) fn client_speaks_vtl(shared: &Shared, stream: &TcpStream) -> io::Result<bool> {
+/// What the client of an accepted, steered connection has said in its last segment of the handshake, which
+/// shows that it saw vtld's answer.
+pub(super) fn client_says(shared: &Shared, stream: &TcpStream) -> io::Result<Offer> {
     let cookie = sock::cookie(&stream.as_fd())?;
-    let known = shared.maps.owned(cookie);
+    let says = shared.maps.understood(cookie);
     shared.maps.disown(cookie);
-    Ok(known & abi::VTL_OWN_PEER != 0)
+    Ok(says)
 }
 
 #[cfg(test)]

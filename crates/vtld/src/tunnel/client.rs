@@ -8,12 +8,10 @@ use std::{
     net::{SocketAddr, TcpStream},
     pin::{Pin, pin},
     rc::Rc,
-    task::Poll,
     time::{Duration, Instant},
 };
 
 use bytes::Bytes;
-use quinn::Connection;
 use tokio::{
     sync::oneshot,
     task::spawn_local,
@@ -25,7 +23,7 @@ use super::{
     Discovered, Hub, Key, Kind, Link, Tunnel,
     flow::{self, App, Counted},
     mptcp,
-    stream::{Broken, QuicSender, Receiver, Sender, Socket},
+    stream::{Broken, Receiver, Sender, Socket},
     wire,
     words::{FINGERPRINT, OPEN, Open, Word},
 };
@@ -100,7 +98,6 @@ enum Refusal {
 struct Granted {
     port: u16,
     token: u64,
-    fingerprint: [u8; FINGERPRINT],
 }
 
 impl Hub {
@@ -134,23 +131,19 @@ impl Hub {
         let rtt = tcp_rtt(&first.peer);
         let connecting = async {
             // First what may not be had here.
-            let (mut quic, mut sctp) = (None, None);
-            match key.kind {
-                Kind::Quic => quic = Some(self.quic()?),
-                Kind::Sctp => sctp = Some(self.sctp()?),
-                Kind::Mptcp => {}
-            }
+            let sctp = match key.kind {
+                Kind::Sctp => Some(self.sctp()?),
+                Kind::Mptcp => None,
+                // Its flows have connections of their own.
+                Kind::Quic => return Err(Refusal::Refused),
+            };
             let granted = ask(key.kind, &first.peer).await?;
             let to = SocketAddr::new(key.peer, granted.port);
             let token = granted.token;
-            if let Some(quic) = quic {
-                let connecting = quic.connect(to, token, granted.fingerprint, rtt)?;
-                let link = async { Ok(Link::Quic(connecting.await?)) };
-                return Ok::<_, Refusal>(Err(Box::pin(link) as Connecting));
-            }
             if let Some(sctp) = sctp {
                 let connecting = sctp.connect(key.local, to, token, rtt)?;
-                return Ok(Err(Box::pin(async { Ok(Link::Sctp(connecting.await?)) })));
+                let link = async { Ok(Link::Sctp(connecting.await?)) };
+                return Ok::<_, Refusal>(Err(Box::pin(link) as Connecting));
             }
             Ok(Ok(Link::Mptcp {
                 to,
@@ -379,11 +372,11 @@ async fn ask(kind: Kind, peer: &TcpStream) -> Result<Granted, Refusal> {
         wire::greeting(peer).await?;
         wire::say(peer, &Word::Ask(kind).emit())?;
         match wire::word(peer).await? {
-            Word::Granted { port, token } => Ok(Some(Granted {
-                port,
-                token,
-                fingerprint: wire::read(peer).await?,
-            })),
+            Word::Granted { port, token } => {
+                // Of a certificate, which neither carrier has.
+                let _: [u8; FINGERPRINT] = wire::read(peer).await?;
+                Ok(Some(Granted { port, token }))
+            }
             Word::Refused => Ok(None),
             Word::Plain | Word::Ask(_) => Err(io::ErrorKind::InvalidData.into()),
         }
@@ -423,16 +416,6 @@ impl Opening {
         let counted = Counted::new(&tunnel.meter);
         counted.said(OPEN);
         let stream: OpeningStream = match &tunnel.link {
-            Link::Quic(connection) => {
-                let (sender, receiver) = quic_stream(connection)?;
-                let header = Bytes::copy_from_slice(&open.emit());
-                Box::pin(async move {
-                    let mut sender = Sender::Quic(QuicSender::new(sender));
-                    // What went wrong, reading shows.
-                    let _ = sender.write(header).await;
-                    Some((sender, Receiver::quic(receiver)))
-                })
-            }
             Link::Sctp(connection) => {
                 let (sender, receiver) = connection.open()?;
                 let header = Bytes::copy_from_slice(&open.emit());
@@ -461,16 +444,6 @@ impl Opening {
     async fn wait(self) -> Option<(Sender, Receiver, Counted)> {
         let (sender, receiver) = self.stream.await?;
         Some((sender, receiver, self.counted))
-    }
-}
-
-/// A new stream, if there may be one at once.
-fn quic_stream(connection: &Connection) -> Option<(quinn::SendStream, quinn::RecvStream)> {
-    let mut opening = pin!(connection.open_bi());
-    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-    match opening.as_mut().poll(&mut context) {
-        Poll::Ready(Ok(stream)) => Some(stream),
-        Poll::Ready(Err(_)) | Poll::Pending => None,
     }
 }
 
@@ -536,7 +509,7 @@ mod tests {
             .enable_all()
             .build()
             .unwrap();
-        let answer = runtime.block_on(ask(Kind::Quic, &peer));
+        let answer = runtime.block_on(ask(Kind::Sctp, &peer));
         assert!(matches!(answer, Err(Refusal::NoAnswer(_))));
         drop(peer);
         let mut heard = Vec::new();

@@ -9,12 +9,12 @@
 mod client;
 mod flow;
 mod mptcp;
-mod quic;
+pub(crate) mod quic;
 mod records;
 mod sctp;
 mod server;
 mod stream;
-mod wire;
+pub(crate) mod wire;
 mod words;
 
 use std::{
@@ -29,19 +29,21 @@ use std::{
     time::Duration,
 };
 
-use quinn::Connection;
 use tokio::{
     sync::{Notify, mpsc},
     task::LocalSet,
 };
 
-use vtl_control::{TunnelPath, TunnelStatus};
+use vtl_control::{FlowList, FlowStatus, TunnelStatus};
 pub use vtl_proto::carrier::Tunnel as Kind;
+use vtl_proto::frame::FlowName;
 
-use crate::hooker::{self, ClientFlow, HeldConnect, ServerFlow};
+use crate::{
+    flows::{self, Flows, Names, Opened},
+    hooker::{self, ClientFlow, HeldConnect, ServerFlow},
+};
 
 use flow::Meter;
-use quic::Quic;
 use sctp::Sctp;
 pub(crate) use words::ASK;
 
@@ -80,7 +82,16 @@ enum Command {
         peer: TcpStream,
     },
     Server(Kind, ServerFlow),
+    Opened(Opened),
+    Steered(ServerFlow, FlowName),
     Status(blocking::SyncSender<Vec<TunnelStatus>>),
+    Flows(u64, blocking::SyncSender<FlowList>),
+    Flow(u64, blocking::SyncSender<Result<FlowStatus, String>>),
+    Move(
+        u64,
+        String,
+        blocking::SyncSender<Result<FlowStatus, String>>,
+    ),
     Stop,
 }
 
@@ -93,6 +104,7 @@ struct Thread {
 struct Shared {
     /// Tunnels by which a flow can go at once.
     open: RwLock<HashSet<Key>>,
+    names: Arc<Names>,
     /// While there is none, no thread is started.
     hooker: Mutex<Option<hooker::Handle>>,
     thread: Mutex<Option<Thread>>,
@@ -157,6 +169,43 @@ impl Handle {
         Ok(())
     }
 
+    /// Whether there is an association with the host.
+    pub(crate) fn knows(&self, host: IpAddr) -> bool {
+        self.shared.names.knows(host)
+    }
+
+    /// The name of the next flow from one address to another.
+    pub(crate) fn name_flow(&self, local: IpAddr, peer: IpAddr) -> FlowName {
+        self.shared.names.next(local, peer)
+    }
+
+    /// The connection of a flow that this host has opened is established.
+    pub(crate) fn opened(&self, flow: ClientFlow, name: FlowName) {
+        let tunnels = self.clone();
+        let ClientFlow {
+            app,
+            dest,
+            src,
+            peer: tcp,
+            ..
+        } = flow;
+        app.accept(move |app| match app {
+            Ok(app) => tunnels.send(Command::Opened(Opened {
+                app,
+                src,
+                dest,
+                tcp,
+                name,
+            })),
+            Err(error) => tracing::debug!(%error, %dest, "the application has gone"),
+        });
+    }
+
+    /// A connection was steered here whose SYN says which one it is.
+    pub(crate) fn steered(&self, flow: ServerFlow, name: FlowName) {
+        self.send(Command::Steered(flow, name));
+    }
+
     /// A captured connection's destination turned out to run VTL.
     pub(crate) fn client(&self, kind: Kind, flow: ClientFlow) {
         let ClientFlow {
@@ -196,12 +245,44 @@ impl Handle {
 
     /// What there is: one object for each tunnel.
     pub(crate) fn status(&self) -> Vec<TunnelStatus> {
+        self.ask(Command::Status).unwrap_or_default()
+    }
+
+    fn ask<T>(&self, command: impl FnOnce(blocking::SyncSender<T>) -> Command) -> Option<T> {
         if self.shared.thread().is_none() {
-            return Vec::new();
+            return None;
         }
         let (reply, answer) = blocking::sync_channel(1);
-        self.send(Command::Status(reply));
-        answer.recv().unwrap_or_default()
+        self.send(command(reply));
+        answer.recv().ok()
+    }
+
+    /// Flows, from an id on.
+    pub(crate) fn flows(&self, from: u64) -> FlowList {
+        let none = FlowList {
+            flows: Vec::new(),
+            more: None,
+        };
+        self.ask(|reply| Command::Flows(from, reply))
+            .unwrap_or(none)
+    }
+
+    /// One flow.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(crate) fn flow(&self, id: u64) -> Result<FlowStatus, String> {
+        let answer = self.ask(|reply| Command::Flow(id, reply));
+        answer.unwrap_or_else(|| Err(flows::no_such(id)))
+    }
+
+    /// Has what this host sends of a flow travel by another carrier.
+    ///
+    /// # Errors
+    /// There is no such flow, or no such carrier to its peer.
+    pub(crate) fn move_flow(&self, id: u64, carrier: String) -> Result<FlowStatus, String> {
+        let answer = self.ask(|reply| Command::Move(id, carrier, reply));
+        answer.unwrap_or_else(|| Err(flows::no_such(id)))
     }
 
     /// Ends all tunnels and the thread.
@@ -226,10 +307,11 @@ fn start(shared: &Arc<Shared>, hooker: hooker::Handle) -> io::Result<Thread> {
     let thread = std::thread::Builder::new()
         .name("vtl-tunnels".into())
         .spawn(move || {
+            let flows = Flows::new(hooker.clone(), Arc::clone(&shared.names));
             let hub = Rc::new(Hub {
                 shared,
                 hooker,
-                quic: OnceCell::new(),
+                flows,
                 sctp: OnceCell::new(),
                 mptcp: OnceCell::new(),
                 client: client::Slots::default(),
@@ -244,10 +326,10 @@ fn start(shared: &Arc<Shared>, hooker: hooker::Handle) -> io::Result<Thread> {
 struct Hub {
     shared: Arc<Shared>,
     hooker: hooker::Handle,
+    flows: Rc<Flows>,
     /// Made when it is first needed.
-    quic: OnceCell<Option<Rc<Quic>>>,
     sctp: OnceCell<Option<Rc<Sctp>>>,
-    /// The port, as QUIC's endpoint.
+    /// The port where flows come.
     mptcp: OnceCell<Option<u16>>,
     client: client::Slots,
     served: server::Served,
@@ -255,6 +337,7 @@ struct Hub {
 
 impl Hub {
     async fn run(self: Rc<Self>, mut inbox: mpsc::UnboundedReceiver<Command>) {
+        tokio::task::spawn_local(Rc::clone(&self.flows).tend());
         while let Some(command) = inbox.recv().await {
             match command {
                 Command::Client(flow) => self.client(flow),
@@ -263,17 +346,24 @@ impl Hub {
                 Command::Server(kind, flow) => {
                     tokio::task::spawn_local(Rc::clone(&self).serve_asked(kind, flow));
                 }
+                Command::Opened(flow) => self.flows.opened(flow),
+                Command::Steered(flow, name) => self.flows.steered(flow, name),
                 Command::Status(reply) => {
                     let _ = reply.send(self.status());
+                }
+                Command::Flows(from, reply) => {
+                    let _ = reply.send(self.flows.list(from));
+                }
+                Command::Flow(id, reply) => {
+                    let _ = reply.send(self.flows.show(id));
+                }
+                Command::Move(id, carrier, reply) => {
+                    let _ = reply.send(self.flows.move_flow(id, &carrier));
                 }
                 Command::Stop => break,
             }
         }
-        if let Some(Some(quic)) = self.quic.get() {
-            // Before any flow's task is dropped, so that none of their ends looks like a true one.
-            quic.close();
-            let _ = tokio::time::timeout(FAREWELL, quic.wait_idle()).await;
-        }
+        self.flows.close().await;
         if let Some(Some(sctp)) = self.sctp.get() {
             sctp.close();
             let _ = tokio::time::timeout(FAREWELL, sctp.wait_idle()).await;
@@ -281,23 +371,6 @@ impl Hub {
     }
 
     /// The endpoint.
-    fn quic(self: &Rc<Self>) -> io::Result<Rc<Quic>> {
-        let made = self.quic.get_or_init(|| {
-            let made = Quic::new().map(Rc::new);
-            match &made {
-                Ok(quic) => {
-                    let serving = Rc::clone(self).accept(Rc::clone(quic));
-                    tokio::task::spawn_local(serving);
-                }
-                Err(error) => tracing::error!(%error, "QUIC cannot be had"),
-            }
-            made.ok()
-        });
-        made.clone()
-            .ok_or_else(|| io::ErrorKind::Unsupported.into())
-    }
-
-    /// The same of SCTP.
     fn sctp(self: &Rc<Self>) -> io::Result<Rc<Sctp>> {
         let made = self.sctp.get_or_init(|| match Sctp::new() {
             Ok((sctp, incoming)) => {
@@ -332,14 +405,13 @@ impl Hub {
     fn status(&self) -> Vec<TunnelStatus> {
         let mut all: Vec<_> = self.client.open().iter().map(|t| t.row("client")).collect();
         all.extend(self.served.all().iter().map(|t| t.row("server")));
+        all.extend(self.flows.status());
         all
     }
 }
 
 /// What a tunnel's flows travel by.
 enum Link {
-    /// As streams of a connection.
-    Quic(Connection),
     /// As streams of an association.
     Sctp(sctp::Connection),
     /// Each by a connection of its own.
@@ -376,7 +448,6 @@ impl Tunnel {
     /// Ends it.
     fn close(&self) {
         match &self.link {
-            Link::Quic(connection) => connection.close(0_u32.into(), b""),
             Link::Sctp(connection) => connection.close(),
             Link::Mptcp { over, .. } => {
                 over.is.set(true);
@@ -388,7 +459,6 @@ impl Tunnel {
     /// Completes at its end.
     async fn closed(&self) {
         match &self.link {
-            Link::Quic(connection) => drop(connection.closed().await),
             Link::Sctp(connection) => connection.closed().await,
             Link::Mptcp { over, .. } => {
                 let mut notified = pin!(over.notify.notified());
@@ -410,46 +480,24 @@ impl Tunnel {
             bytes_sent: self.meter.sent.get(),
             bytes_received: self.meter.received.get(),
             path: match &self.link {
-                Link::Quic(connection) => {
-                    let path = connection.stats().path;
-                    Some(TunnelPath {
-                        rtt_ms: (path.rtt.as_secs_f64() * 1e5).round() / 1e2,
-                        sent: path.sent_packets,
-                        lost: path.lost_packets,
-                        refused: None,
-                    })
-                }
                 Link::Sctp(connection) => Some(connection.figures()),
                 Link::Mptcp { .. } => None,
             },
         }
     }
 
-    /// Keeps what flows may have written ahead of the network at two windows, so that a new flow's
-    /// bytes do not wait behind seconds of another's. Until the tunnel ends, or, with a limit, has
-    /// had no flow for so long.
+    /// Completes when the tunnel ends, or, with a limit, has had no flow for so long.
     async fn look_after(&self, idle: Option<Duration>) {
-        const OFTEN: Duration = Duration::from_millis(50);
-        const LEAST: u64 = 1 << 20;
         loop {
-            let flows = self.meter.flows.get();
-            let pause = match (flows, idle, &self.link) {
-                (0, Some(idle), _) => idle,
-                (0, None, _) | (_, _, Link::Sctp(_) | Link::Mptcp { .. }) => Duration::MAX,
-                (_, _, Link::Quic(_)) => OFTEN,
-            };
+            let idle = idle.filter(|_| self.meter.flows.get() == 0);
             tokio::select! {
                 () = self.closed() => return,
                 () = self.meter.changed.notified() => {}
-                () = tokio::time::sleep(pause) => {
-                    if flows == 0 && self.meter.flows.get() == 0 {
+                () = tokio::time::sleep(idle.unwrap_or(Duration::MAX)) => {
+                    if self.meter.flows.get() == 0 {
                         return;
                     }
                 }
-            }
-            if let Link::Quic(connection) = &self.link {
-                let window = connection.stats().path.cwnd.saturating_mul(2);
-                connection.set_send_window(window.clamp(LEAST, quic::SEND_WINDOW));
             }
         }
     }

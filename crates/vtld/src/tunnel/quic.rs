@@ -33,21 +33,21 @@ use rustls::{
 };
 use sha2::{Digest, Sha256};
 
-use super::words::FINGERPRINT;
+use vtl_proto::frame::FINGERPRINT;
 
 /// The application protocol.
-const ALPN: &[u8] = b"vtl/1";
+const ALPN: &[u8] = b"vtl/2";
 /// Behind the token in the server's name.
 const NAME: &str = ".vtl.invalid";
 /// Streams of a tunnel at a time; more flows go by plain TCP.
 const STREAMS: u32 = 4096;
 /// Bytes of one stream that may be under way: 850 Mbit/s for 56 ms, 100 Mbit/s for 480 ms.
-const STREAM_WINDOW: u32 = 6 << 20;
+const STREAM_WINDOW: u32 = 8 << 20;
 /// The same of all streams together: so many that those which applications do not read leave room
 /// for others.
 const WINDOW: u32 = 128 << 20;
 /// Bytes that a tunnel's flows may have sent and not had acknowledged.
-pub(super) const SEND_WINDOW: u64 = 16 << 20;
+pub(crate) const SEND_WINDOW: u64 = 16 << 20;
 /// Bytes of the socket's own buffers.
 const SOCKET: usize = 8 << 20;
 /// A tunnel on which nothing comes for so long is dead; the client sees to it that something does.
@@ -59,18 +59,18 @@ const CAREFUL: usize = 16;
 
 /// Who may open a tunnel: a client that has asked on a discovery connection.
 #[derive(Debug)]
-pub(super) struct Grant {
-    pub(super) client: IpAddr,
+pub(crate) struct Grant {
+    pub(crate) client: IpAddr,
     /// The path's round-trip time as TCP measured it.
-    pub(super) rtt: Option<Duration>,
+    pub(crate) rtt: Option<Duration>,
 }
 
 /// All of them, by token.
 #[derive(Debug, Default)]
-pub(super) struct Grants(Mutex<HashMap<u64, Grant>>);
+pub(crate) struct Grants(Mutex<HashMap<u64, Grant>>);
 
 impl Grants {
-    pub(super) fn table(&self) -> MutexGuard<'_, HashMap<u64, Grant>> {
+    pub(crate) fn table(&self) -> MutexGuard<'_, HashMap<u64, Grant>> {
         // No code between lock and unlock leaves the table half changed.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -101,14 +101,14 @@ fn token(name: &str) -> Option<u64> {
 }
 
 /// Both ends' part of QUIC in this daemon.
-pub(super) struct Quic {
+pub(crate) struct Quic {
     endpoint: Endpoint,
     server: QuicServerConfigs,
-    pub(super) grants: Arc<Grants>,
+    pub(crate) grants: Arc<Grants>,
     /// UDP port.
-    pub(super) port: u16,
+    pub(crate) port: u16,
     /// Of the certificate.
-    pub(super) fingerprint: [u8; FINGERPRINT],
+    pub(crate) fingerprint: [u8; FINGERPRINT],
 }
 
 type QuicServerConfigs = Arc<QuicServerConfig>;
@@ -124,8 +124,8 @@ fn transport(rtt: Option<Duration>) -> Arc<TransportConfig> {
         .stream_receive_window(STREAM_WINDOW.into())
         .receive_window(WINDOW.into())
         .send_window(SEND_WINDOW)
-        .max_concurrent_bidi_streams(STREAMS.into())
-        .max_concurrent_uni_streams(0_u32.into())
+        .max_concurrent_bidi_streams(0_u32.into())
+        .max_concurrent_uni_streams(STREAMS.into())
         .datagram_receive_buffer_size(None)
         .max_idle_timeout(Some(idle.into()))
         .keep_alive_interval(Some(KEEPALIVE))
@@ -138,7 +138,7 @@ fn transport(rtt: Option<Duration>) -> Arc<TransportConfig> {
 }
 
 /// A socket for both families, where the host has both.
-pub(super) fn socket() -> io::Result<UdpSocket> {
+pub(crate) fn socket() -> io::Result<UdpSocket> {
     let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0))
         .or_else(|_| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)))?;
     // Less will do where it is refused.
@@ -149,7 +149,7 @@ pub(super) fn socket() -> io::Result<UdpSocket> {
 
 impl Quic {
     /// Inside a tokio runtime.
-    pub(super) fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         let made = rcgen::generate_simple_self_signed([NAME.trim_start_matches('.').to_owned()])
             .map_err(io::Error::other)?;
         let certificate = made.cert.der().clone();
@@ -194,7 +194,7 @@ impl Quic {
     }
 
     /// Begins to open a connection to where the server has said it waits.
-    pub(super) fn connect(
+    pub(crate) fn connect(
         &self,
         to: SocketAddr,
         token: u64,
@@ -222,7 +222,7 @@ impl Quic {
     }
 
     /// The next handshake that may be worth it; `None` when the endpoint is closed.
-    pub(super) async fn accept(&self, half_open: usize) -> Option<Connecting> {
+    pub(crate) async fn accept(&self, half_open: usize) -> Option<Connecting> {
         loop {
             let incoming = self.endpoint.accept().await?;
             match self.admit(incoming, half_open) {
@@ -254,7 +254,7 @@ impl Quic {
 
     /// The token that a client has shown; taken from the table, and only for the address that it
     /// was given to.
-    pub(super) fn redeem(&self, connection: &Connection) -> Option<u64> {
+    pub(crate) fn redeem(&self, connection: &Connection) -> Option<u64> {
         let data = connection.handshake_data()?;
         let data = data.downcast::<HandshakeData>().ok()?;
         let token = token(data.server_name.as_deref()?)?;
@@ -266,12 +266,12 @@ impl Quic {
     }
 
     /// Ends everything at once.
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         self.endpoint.close(0_u32.into(), b"");
     }
 
     /// Until the peers have been told of the end.
-    pub(super) async fn wait_idle(&self) {
+    pub(crate) async fn wait_idle(&self) {
         self.endpoint.wait_idle().await;
     }
 }

@@ -11,7 +11,6 @@ use std::{
 };
 
 use bytes::Bytes;
-use quinn::Connection;
 use tokio::{
     sync::{mpsc, oneshot},
     task::spawn_local,
@@ -23,9 +22,9 @@ use super::{
     Hub, Key, Kind, Link, Tunnel,
     flow::{self, App, Counted},
     mptcp::Listener,
-    quic::{Grant, Quic},
-    sctp::{self, Sctp},
-    stream::{QuicSender, Receiver, Sender, Socket},
+    quic::Grant,
+    sctp,
+    stream::{Receiver, Sender, Socket},
     wire,
     words::{self, FINGERPRINT, OPEN, Open, WORD, Word},
 };
@@ -38,8 +37,6 @@ use crate::{
 const MOST: usize = 1024;
 /// How long a grant is good.
 const GRANT: Duration = Duration::from_secs(15);
-/// How long a handshake may take.
-const HANDSHAKE: Duration = Duration::from_secs(10);
 /// How long a stream may take to say what it is for.
 const HEADER: Duration = Duration::from_secs(10);
 
@@ -47,43 +44,6 @@ const HEADER: Duration = Duration::from_secs(10);
 const HALF_OPEN: usize = 256;
 /// Between two attempts to accept, where there are no descriptors.
 const PAUSE: Duration = Duration::from_millis(50);
-
-/// Where clients come with their tokens.
-enum Endpoint {
-    Quic(Rc<Quic>),
-    Sctp(Rc<Sctp>),
-}
-
-impl Endpoint {
-    fn of(hub: &Rc<Hub>, kind: Kind) -> io::Result<Self> {
-        match kind {
-            Kind::Quic => hub.quic().map(Self::Quic),
-            Kind::Sctp => hub.sctp().map(Self::Sctp),
-            Kind::Mptcp => Err(io::ErrorKind::Unsupported.into()),
-        }
-    }
-
-    /// Lets a client in; returns what it must know.
-    fn grant(&self, token: u64, grant: Grant) -> (u16, [u8; FINGERPRINT]) {
-        match self {
-            Self::Quic(quic) => {
-                quic.grants.table().insert(token, grant);
-                (quic.port, quic.fingerprint)
-            }
-            Self::Sctp(sctp) => {
-                sctp.grant(token, &grant);
-                (sctp.port, [0; FINGERPRINT])
-            }
-        }
-    }
-
-    fn revoke(&self, token: u64) {
-        match self {
-            Self::Quic(quic) => drop(quic.grants.table().remove(&token)),
-            Self::Sctp(sctp) => sctp.revoke(token),
-        }
-    }
-}
 
 /// What a token is good for.
 struct Promise {
@@ -162,8 +122,10 @@ impl Hub {
     /// A client asks for a tunnel on its discovery connection.
     pub(super) async fn serve_asked(self: Rc<Self>, kind: Kind, flow: ServerFlow) {
         match kind {
-            Kind::Quic | Kind::Sctp => self.serve_promised(kind, flow).await,
+            Kind::Sctp => self.serve_promised(flow).await,
             Kind::Mptcp => self.serve_mptcp(flow).await,
+            // A release before this one asks for it.
+            Kind::Quic => self.refuse(flow).await,
         }
     }
 
@@ -238,10 +200,10 @@ impl Hub {
         }
     }
 
-    /// Promises a connection, and waits for it.
-    async fn serve_promised(self: Rc<Self>, kind: Kind, flow: ServerFlow) {
-        let endpoint = match Endpoint::of(&self, kind) {
-            Ok(endpoint) if !self.served.is_full() => endpoint,
+    /// Promises an association, and waits for it.
+    async fn serve_promised(self: Rc<Self>, flow: ServerFlow) {
+        let sctp = match self.sctp() {
+            Ok(sctp) if !self.served.is_full() => sctp,
             _ => return self.refuse(flow).await,
         };
         let token = loop {
@@ -251,7 +213,7 @@ impl Hub {
             }
         };
         let key = Key {
-            kind,
+            kind: Kind::Sctp,
             local: flow.dest.ip(),
             peer: flow.client.ip(),
         };
@@ -260,7 +222,8 @@ impl Hub {
             client: key.peer,
             rtt: tcp_rtt(&flow.peer),
         };
-        let (port, fingerprint) = endpoint.grant(token, grant);
+        sctp.grant(token, &grant);
+        let port = sctp.port;
         self.served
             .promises
             .borrow_mut()
@@ -268,10 +231,10 @@ impl Hub {
         let expiring = Rc::clone(&self);
         spawn_local(async move {
             sleep(GRANT).await;
-            endpoint.revoke(token);
+            sctp.revoke(token);
             expiring.served.promises.borrow_mut().remove(&token);
         });
-        if wire::say(&flow.peer, &granted(port, token, &fingerprint)).is_err() {
+        if wire::say(&flow.peer, &granted(port, token, &[0; FINGERPRINT])).is_err() {
             return;
         }
         if goes_on_plain(&flow.peer, tied).await {
@@ -294,44 +257,6 @@ impl Hub {
                 tracing::debug!(%error, dest = %flow.dest, "the local application cannot be reached");
             }
         }
-    }
-
-    /// Lets in who has a token.
-    pub(super) async fn accept(self: Rc<Self>, quic: Rc<Quic>) {
-        let half_open = Rc::new(Cell::new(0));
-        while let Some(connecting) = quic.accept(half_open.get()).await {
-            half_open.set(half_open.get() + 1);
-            let (hub, quic, half_open) =
-                (Rc::clone(&self), Rc::clone(&quic), Rc::clone(&half_open));
-            spawn_local(async move {
-                let connected = timeout(HANDSHAKE, connecting).await;
-                half_open.set(half_open.get() - 1);
-                match connected {
-                    Ok(Ok(connection)) => hub.serve(&quic, connection).await,
-                    failed => tracing::debug!(?failed, "a QUIC handshake failed"),
-                }
-            });
-        }
-    }
-
-    /// A QUIC connection, until its end.
-    async fn serve(self: Rc<Self>, quic: &Quic, connection: Connection) {
-        let token = quic.redeem(&connection);
-        let Some(promise) = token.and_then(|token| self.promised(token)) else {
-            connection.close(0_u32.into(), b"");
-            return;
-        };
-        let tunnel = self.begin(promise, Link::Quic(connection.clone()));
-        let flows = async {
-            while let Ok((sender, receiver)) = connection.accept_bi().await {
-                let sender = Sender::Quic(QuicSender::new(sender));
-                let receiver = Receiver::quic(receiver);
-                let flow = Rc::clone(&self).serve_flow(Rc::clone(&tunnel), sender, receiver);
-                spawn_local(flow);
-            }
-        };
-        tokio::join!(flows, tunnel.look_after(None));
-        self.served.forget(&tunnel);
     }
 
     /// Associations that clients have opened with their tokens.

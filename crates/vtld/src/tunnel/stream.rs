@@ -2,7 +2,6 @@
 
 use std::{
     cell::RefCell,
-    collections::BTreeMap,
     future::{Future, poll_fn},
     io::{self, Read, Write},
     net::TcpStream,
@@ -12,7 +11,6 @@ use std::{
 };
 
 use bytes::{Buf, Bytes};
-use quinn::{ReadError, VarInt, WriteError};
 use tokio::io::{Interest, unix::AsyncFd};
 use vtl_proto::mux::ResetCode;
 
@@ -24,8 +22,6 @@ use super::{
 
 /// Bytes read at a time.
 const READ: usize = 64 << 10;
-/// Bytes behind a gap that a stream may hold: many times what the fastest path has under way.
-const MOST_AHEAD: usize = 64 << 20;
 
 /// Why a stream moves nothing any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -44,35 +40,8 @@ pub(super) enum Broken {
     Nonsense,
 }
 
-fn wire_code(code: ResetCode) -> VarInt {
-    VarInt::from_u64(code.to_wire()).unwrap_or(VarInt::MAX)
-}
-
-fn reset_code(code: VarInt) -> Broken {
-    Broken::Reset(ResetCode::from_wire(code.into()))
-}
-
-impl From<WriteError> for Broken {
-    fn from(error: WriteError) -> Self {
-        match error {
-            WriteError::Stopped(code) => reset_code(code),
-            _ => Self::Tunnel,
-        }
-    }
-}
-
-impl From<ReadError> for Broken {
-    fn from(error: ReadError) -> Self {
-        match error {
-            ReadError::Reset(code) => reset_code(code),
-            _ => Self::Tunnel,
-        }
-    }
-}
-
 /// The way to the peer. Dropping it before its end resets it.
 pub(super) enum Sender {
-    Quic(QuicSender),
     Sctp(SctpSender),
     Socket(Socket),
 }
@@ -130,7 +99,6 @@ impl Sender {
     /// Waits until the stream has taken all of it.
     pub(super) async fn write(&mut self, bytes: Bytes) -> Result<(), Broken> {
         match self {
-            Self::Quic(quic) => Ok(quic.stream.write_chunk(bytes).await?),
             Self::Sctp(sctp) => sctp.write(bytes).await,
             Self::Socket(socket) => socket.write(bytes).await,
         }
@@ -139,11 +107,6 @@ impl Sender {
     /// The true end, behind everything written.
     pub(super) async fn finish(&mut self) -> Result<(), Broken> {
         match self {
-            Self::Quic(quic) => {
-                quic.ended = true;
-                // An error means that the peer has stopped it, which is seen elsewhere.
-                let _ = quic.stream.finish();
-            }
             Self::Sctp(sctp) => sctp.finish(),
             Self::Socket(socket) => {
                 // Closing comes when both directions have ended, or else is a reset.
@@ -155,7 +118,6 @@ impl Sender {
 
     pub(super) fn reset(&mut self, code: ResetCode) {
         match self {
-            Self::Quic(quic) => quic.reset(code),
             Self::Sctp(sctp) => sctp.reset(code),
             Self::Socket(_) => {}
         }
@@ -165,16 +127,6 @@ impl Sender {
     /// received everything.
     pub(super) fn stopped(&self) -> Pin<Box<dyn Future<Output = Broken>>> {
         match self {
-            Self::Quic(quic) => {
-                let stopped = quic.stream.stopped();
-                Box::pin(async {
-                    match stopped.await {
-                        Ok(Some(code)) => reset_code(code),
-                        Ok(None) => std::future::pending().await,
-                        Err(_) => Broken::Tunnel,
-                    }
-                })
-            }
             Self::Sctp(sctp) => Box::pin(sctp.broken()),
             Self::Socket(socket) => Box::pin(socket.clone().broken()),
         }
@@ -184,39 +136,11 @@ impl Sender {
     /// seen only by reading on; for who has read that end.
     pub(super) fn gone(&self) -> Pin<Box<dyn Future<Output = Broken>>> {
         match self {
-            Self::Quic(_) | Self::Sctp(_) => Box::pin(std::future::pending()),
+            Self::Sctp(_) => Box::pin(std::future::pending()),
             Self::Socket(socket) => {
                 let socket = socket.clone();
                 Box::pin(async move { socket.read().await.err().unwrap_or(RESET) })
             }
-        }
-    }
-}
-
-/// quinn alone would make a false end of one that is dropped.
-pub(super) struct QuicSender {
-    stream: quinn::SendStream,
-    ended: bool,
-}
-
-impl QuicSender {
-    pub(super) fn new(stream: quinn::SendStream) -> Self {
-        Self {
-            stream,
-            ended: false,
-        }
-    }
-
-    fn reset(&mut self, code: ResetCode) {
-        self.ended = true;
-        let _ = self.stream.reset(wire_code(code));
-    }
-}
-
-impl Drop for QuicSender {
-    fn drop(&mut self) {
-        if !self.ended {
-            self.reset(ResetCode::Rst);
         }
     }
 }
@@ -229,19 +153,11 @@ pub(super) struct Receiver {
 }
 
 enum Source {
-    Quic(QuicReceiver),
     Sctp(SctpReceiver),
     Socket(Socket),
 }
 
 impl Receiver {
-    pub(super) fn quic(stream: quinn::RecvStream) -> Self {
-        Self {
-            source: Source::Quic(QuicReceiver::new(stream)),
-            back: Bytes::new(),
-        }
-    }
-
     pub(super) fn sctp(stream: SctpReceiver) -> Self {
         Self {
             source: Source::Sctp(stream),
@@ -267,7 +183,6 @@ impl Receiver {
             return Ok(Some(std::mem::take(&mut self.back)));
         }
         match &mut self.source {
-            Source::Quic(quic) => quic.read().await,
             Source::Sctp(sctp) => sctp.read().await,
             Source::Socket(socket) => socket.read().await,
         }
@@ -297,54 +212,8 @@ impl Receiver {
 
     pub(super) fn stop(&mut self, code: ResetCode) {
         match &mut self.source {
-            Source::Quic(quic) => drop(quic.stream.stop(wire_code(code))),
             Source::Sctp(sctp) => sctp.stop(code),
             Source::Socket(_) => {}
-        }
-    }
-}
-
-/// Puts the stream in order itself: quinn gives a connection up ("too many gaps in stream buffer")
-/// when more than 1,024 pieces wait for lost ones, which an overflowing queue brings about.
-struct QuicReceiver {
-    stream: quinn::RecvStream,
-    /// The offset up to which everything has been handed over.
-    next: u64,
-    /// What has arrived behind a gap, by offset.
-    ahead: BTreeMap<u64, Bytes>,
-    ahead_bytes: usize,
-}
-
-impl QuicReceiver {
-    fn new(stream: quinn::RecvStream) -> Self {
-        Self {
-            stream,
-            next: 0,
-            ahead: BTreeMap::new(),
-            ahead_bytes: 0,
-        }
-    }
-
-    async fn read(&mut self) -> Result<Option<Bytes>, Broken> {
-        loop {
-            if let Some(bytes) = self.ahead.remove(&self.next) {
-                self.ahead_bytes -= bytes.len();
-                self.next += bytes.len() as u64;
-                return Ok(Some(bytes));
-            }
-            let Some(chunk) = self.stream.read_chunk(READ, false).await? else {
-                return Ok(None);
-            };
-            // quinn hands no byte over twice.
-            if chunk.offset == self.next {
-                self.next += chunk.bytes.len() as u64;
-                return Ok(Some(chunk.bytes));
-            }
-            self.ahead_bytes += chunk.bytes.len();
-            self.ahead.insert(chunk.offset, chunk.bytes);
-            if self.ahead_bytes > MOST_AHEAD {
-                return Err(Broken::Nonsense);
-            }
         }
     }
 }

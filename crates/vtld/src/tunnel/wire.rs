@@ -13,7 +13,7 @@ use super::words::{WORD, Word};
 use crate::broker::preamble::GREETING;
 
 /// Has tokio watch a TCP socket, which does not block.
-pub(super) fn watch<S: Tcp>(socket: S) -> io::Result<AsyncFd<S>> {
+pub(crate) fn watch<S: Tcp>(socket: S) -> io::Result<AsyncFd<S>> {
     // SAFETY: all kinds of `Tcp` keep their one descriptor open and the same as long as they live.
     Ok(unsafe { AsyncFd::register(socket) }?)
 }
@@ -33,7 +33,7 @@ impl AsRawFd for Listening {
 }
 
 /// A socket, or one that is borrowed.
-pub(super) trait Tcp: AsRawFd {}
+pub(crate) trait Tcp: AsRawFd {}
 impl Tcp for TcpStream {}
 impl Tcp for Borrowed<'_> {}
 impl Tcp for Listening {}
@@ -47,7 +47,7 @@ impl AsRawFd for Borrowed<'_> {
 }
 
 /// Waits for the outcome of a socket's connect.
-pub(super) async fn connected(socket: &AsyncFd<TcpStream>) -> io::Result<()> {
+pub(crate) async fn connected(socket: &AsyncFd<TcpStream>) -> io::Result<()> {
     socket
         .async_io(Interest::WRITABLE, |socket| match socket.take_error()? {
             Some(error) => Err(error),
@@ -59,7 +59,7 @@ pub(super) async fn connected(socket: &AsyncFd<TcpStream>) -> io::Result<()> {
 
 /// Completes when a connection is reset, behind the end of what comes from it, where reading would
 /// not show it.
-pub(super) async fn broken(socket: &AsyncFd<TcpStream>) {
+pub(crate) async fn broken(socket: &AsyncFd<TcpStream>) {
     loop {
         let Ok(mut ready) = socket.ready(Interest::ERROR).await else {
             return;
@@ -116,7 +116,7 @@ pub(super) async fn word(peer: &TcpStream) -> io::Result<Word> {
 
 /// Has the kernel ask for the other end of a lifeline while that is silent: the reset that tells of a
 /// daemon's end is sent once and may get lost, and is the answer to this question, too.
-pub(super) fn keep_asking(lifeline: &TcpStream) {
+pub(crate) fn keep_asking(lifeline: &TcpStream) {
     const EVERY_S: u32 = 2;
     // An outage is not the end: as often as the kernel lets.
     const TIMES: u32 = 127;
@@ -125,6 +125,19 @@ pub(super) fn keep_asking(lifeline: &TcpStream) {
     let _ = setsockopt(lifeline, sockopt::TcpKeepIdle, &EVERY_S);
     let _ = setsockopt(lifeline, sockopt::TcpKeepInterval, &EVERY_S);
     let _ = setsockopt(lifeline, sockopt::TcpKeepCount, &TIMES);
+}
+
+/// Has the kernel ask for the other end of a flow's connection while that has nothing to carry: so that NATs
+/// and firewalls keep it.
+pub(crate) fn keep_alive(flow: &TcpStream) {
+    const EVERY_S: u32 = 60;
+    // An outage is not the end: as often as the kernel lets.
+    const TIMES: u32 = 127;
+    // Without, they may forget it.
+    let _ = setsockopt(flow, sockopt::KeepAlive, &true);
+    let _ = setsockopt(flow, sockopt::TcpKeepIdle, &EVERY_S);
+    let _ = setsockopt(flow, sockopt::TcpKeepInterval, &EVERY_S);
+    let _ = setsockopt(flow, sockopt::TcpKeepCount, &TIMES);
 }
 
 /// Completes when a lifeline ends, or says what has no meaning there. Never without one.

@@ -28,7 +28,7 @@ use super::{
     bpf::Programs,
     carrier::{Carrier, Controls, Wishes},
     cgroup::Hierarchy,
-    error::HookerError,
+    error::{HookerError, lacks_descriptors},
 };
 use kernel::Kernel;
 use table::{Act, Entry, Test};
@@ -210,27 +210,35 @@ impl Paths {
     }
 
     /// `cgroup` says where in the file system a group is.
-    pub(super) fn look(rules: &[Rule], cgroup: impl Fn(&Path) -> PathBuf) -> Self {
+    ///
+    /// # Errors
+    /// Without descriptors nobody can tell a file that is not there from one that is.
+    pub(super) fn look(rules: &[Rule], cgroup: impl Fn(&Path) -> PathBuf) -> Result<Self, Wrong> {
         let mut paths = Self::default();
         for rule in rules {
             let About::Opened(matches, _) = &rule.about else {
                 continue;
             };
             for path in &matches.exe {
-                let open = || {
-                    let mut options = File::options();
-                    // Without asking for its contents.
-                    options.read(true).custom_flags(libc::O_PATH);
-                    options.open(path).ok()
+                // Without asking for its contents.
+                let mut options = File::options();
+                options.read(true).custom_flags(libc::O_PATH);
+                let file = match options.open(path) {
+                    Err(error) if lacks_descriptors(&error) => {
+                        return Err(
+                            rule.wrong(format!("cannot look at {}: {error}", path.display()))
+                        );
+                    }
+                    file => file.ok(),
                 };
-                paths.exes.entry(path.clone()).or_insert_with(open);
+                paths.exes.insert(path.clone(), file);
             }
             for path in &matches.cgroup {
-                let number = || Some(cgroup(path).metadata().ok()?.ino());
-                paths.groups.entry(path.clone()).or_insert_with(number);
+                let number = cgroup(path).metadata().ok().map(|of| of.ino());
+                paths.groups.insert(path.clone(), number);
             }
         }
-        paths
+        Ok(paths)
     }
 }
 

@@ -21,7 +21,6 @@ use tokio::{task::yield_now, time::sleep_until};
 use super::{
     Path, Wire,
     packet::{self, Header},
-    start::Start,
     streams::{MESSAGE, Nonsense, Role, STREAMS, Streams},
 };
 
@@ -151,8 +150,8 @@ pub(super) struct Driver {
     /// Tags as the packets that go say: the peer's to be sent, and that to be expected.
     tag: u32,
     own_tag: u32,
-    /// What may be under way.
-    start: Start,
+    /// The newest packet number that was sent.
+    newest: Option<u32>,
     /// Everything up to here has arrived, as was said.
     arrived: Option<u32>,
     /// Messages with the library that have not gone.
@@ -190,6 +189,7 @@ fn transport(path: &Path, rtt: Option<Duration>) -> Arc<TransportConfig> {
         .with_rto_initial_ms(ms(first.clamp(FIRST_RTO / 5, MOST_RTO)))
         .with_rto_min_ms(ms(LEAST_RTO))
         .with_rto_max_ms(ms(MOST_RTO))
+        .with_path_model(true)
         .with_local_port(path.here)
         .with_remote_port(path.there);
     Arc::new(config)
@@ -237,7 +237,7 @@ impl Driver {
             redeemed: false,
             tag: 0,
             own_tag: 0,
-            start: Start::default(),
+            newest: None,
             arrived: None,
             backlog: 0,
             readable: BTreeSet::new(),
@@ -325,7 +325,7 @@ impl Driver {
                 self.say(&[&[PING][..], &self.clock(now)].concat())?;
             }
         }
-        self.send(now, taken).await?;
+        self.send(now).await?;
         Ok(taken == AT_ONCE)
     }
 
@@ -344,8 +344,6 @@ impl Driver {
             count(&self.shared.figures.refused);
             return Ok(());
         };
-        let sack = packet::chunks(&packet).find(|chunk| chunk.kind == packet::SACK);
-        let sack = sack.and_then(|chunk| Some((chunk.tsn()?, chunk.missing())));
         let given = self
             .endpoint
             .handle(now, self.path.peer, None, None, packet);
@@ -353,15 +351,6 @@ impl Driver {
             (Some((_, DatagramEvent::AssociationEvent(event))), Some((_, association))) => {
                 self.heard = now;
                 association.handle_event(event);
-                if self.established
-                    && let Some((number, missing)) = sack
-                {
-                    // What the library calls so is its retransmission timeout.
-                    let timeout = association.rtt();
-                    if self.start.acknowledged(number, missing, timeout, now) {
-                        association.handle_timeout(now + timeout);
-                    }
-                }
             }
             (Some((handle, DatagramEvent::NewAssociation(association))), None) => {
                 self.endpoint.reject_new_associations();
@@ -542,15 +531,9 @@ impl Driver {
     }
 
     /// Hands the library as much as it can send, and sends it.
-    async fn send(&mut self, now: Instant, taken: usize) -> Result<(), Over> {
-        // As in slow start: twice as much as was acknowledged.
-        let mut more = match self.start.is_repairing() {
-            true => 2 * taken,
-            false => 0,
-        };
+    async fn send(&mut self, now: Instant) -> Result<(), Over> {
         loop {
             while self.redeemed
-                && self.start.has_room()
                 && self.backlog < BACKLOG
                 && let Some((id, message)) = self.shared.streams.next()
             {
@@ -565,24 +548,21 @@ impl Driver {
             let Payload::RawEncode(packets) = transmit.payload else {
                 return Ok(());
             };
-            let mut packets: Vec<_> = packets.into_iter().map(|p| self.sent(p, now)).collect();
+            let mut packets: Vec<_> = packets.into_iter().map(|p| self.sent(p)).collect();
             let has_data = |p: &&mut Bytes| packet::chunks(p).any(|c| c.kind == packet::DATA);
             if let Some(last) = packets.iter_mut().rfind(has_data) {
                 *last = packet::urgent(last);
             }
             self.wire.send(&self.path, &packets).await;
             if self.backlog > 0 {
-                // The window is full.
-                if more == 0 {
-                    return Ok(());
-                }
-                more -= 1;
+                // The window is full, or the next packet's time has not come.
+                return Ok(());
             }
         }
     }
 
     /// Looks at a packet that goes, and returns it as it is to go.
-    fn sent(&mut self, packet: Bytes, now: Instant) -> Bytes {
+    fn sent(&mut self, packet: Bytes) -> Bytes {
         count(&self.shared.figures.sent);
         if let Some(header) = Header::of(&packet)
             && header.tag != 0
@@ -598,7 +578,11 @@ impl Driver {
                 }
                 (packet::SACK, Some(tsn)) => self.arrived = Some(tsn),
                 (packet::DATA, Some(tsn)) => {
-                    if self.start.sent(tsn, now) {
+                    if self
+                        .newest
+                        .is_none_or(|newest| packet::is_behind(tsn, newest))
+                    {
+                        self.newest = Some(tsn);
                         self.backlog = self.backlog.saturating_sub(1);
                     } else {
                         count(&self.shared.figures.again);

@@ -10,7 +10,6 @@ mod hostile;
 #[cfg(test)]
 mod interop;
 mod packet;
-mod start;
 mod streams;
 
 use std::{

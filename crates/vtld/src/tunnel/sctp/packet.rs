@@ -40,6 +40,11 @@ pub(super) struct Header {
     pub(super) tag: u32,
 }
 
+/// Whether a packet number comes after another one, modulo 2^32.
+pub(super) fn is_behind(number: u32, other: u32) -> bool {
+    (number.wrapping_sub(other) as i32) > 0
+}
+
 fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
 }
@@ -73,26 +78,6 @@ impl Chunk<'_> {
     /// The number of a DATA chunk, or of the last one that a SACK has no gap before.
     pub(super) fn tsn(&self) -> Option<u32> {
         u32_at(self.body, 0)
-    }
-
-    /// How many packets are missing between those that a SACK lists.
-    pub(super) fn missing(&self) -> u32 {
-        let count = usize::from(u16_at(self.body, 8).unwrap_or_default());
-        let (mut missing, mut last) = (0, 0);
-        for block in self
-            .body
-            .get(12..)
-            .unwrap_or_default()
-            .chunks(4)
-            .take(count)
-        {
-            let (Some(start), Some(end)) = (u16_at(block, 0), u16_at(block, 2)) else {
-                break;
-            };
-            missing += u32::from(start.saturating_sub(last)).saturating_sub(1);
-            last = end;
-        }
-        missing
     }
 
     /// The stream of a DATA chunk.
@@ -243,21 +228,6 @@ mod tests {
         bad[HEADER + 3] = 3;
         assert_eq!(kinds(&bad), [0; 0]);
         assert_eq!(Header::of(&whole[..HEADER - 1]), None);
-    }
-
-    #[test]
-    fn missing__counts_what_lies_between() {
-        let mut body = [0; 8].to_vec();
-        for word in [3_u16, 0, 2, 3, 5, 5, 9, 20] {
-            body.extend(word.to_be_bytes());
-        }
-        let missing = |body: &[u8]| chunks(&packet(&[(SACK, body)])).next().unwrap().missing();
-        assert_eq!(missing(&body), 1 + 1 + 3);
-        // What is cut or makes no sense is no harm.
-        assert_eq!(missing(&body[..22]), 1 + 1);
-        assert_eq!(missing(&body[..7]), 0);
-        body[16..].fill(0);
-        assert_eq!(missing(&body), 1);
     }
 
     #[test]

@@ -1,0 +1,383 @@
+use super::*;
+
+/// This answer is that message, and no other; clients ignore what a newer daemon adds.
+macro_rules! form {
+    ($answer:expr, $message:expr $(,)?) => {
+        let (answer, mut message) = ($answer, $message);
+        message["ok"] = true.into();
+        assert_eq!(to_message(&answer), Ok(message.clone()));
+        message["newer"] = json!([1]);
+        assert_eq!(from_message(message).ok(), Some(answer));
+    };
+}
+
+fn session() -> SessionStatus {
+    SessionStatus {
+        sid: 3,
+        peer: "192.0.2.1".parse().unwrap(),
+        port: 9253,
+        way: "udp".to_owned(),
+        udp_port: 22_100,
+        phase: "open".to_owned(),
+        graft: Some("stream".to_owned()),
+        rtt_ms: 20.5,
+        min_rtt_ms: 20.0,
+        rate_mbit: 30.25,
+        loss_pct: 0.5,
+        mode: None,
+        cwnd: 10,
+        sent: 11,
+        retransmitted: 12,
+        delivered: 13,
+        lost: 14,
+        reorder: 15,
+        timeouts: 16,
+        unacknowledged: 17,
+        received: 18,
+        duplicates: 19,
+        bad_checksum: 20,
+        beyond_window: 21,
+        flows: None,
+        losses: None,
+    }
+}
+
+fn session_message() -> Value {
+    json!({
+        "sid": 3, "peer": "192.0.2.1", "port": 9253, "way": "udp", "udp_port": 22_100,
+        "phase": "open", "graft": "stream", "rtt_ms": 20.5, "min_rtt_ms": 20.0,
+        "rate_mbit": 30.25, "loss_pct": 0.5, "mode": null, "cwnd": 10, "sent": 11,
+        "retransmitted": 12, "delivered": 13, "lost": 14, "reorder": 15, "timeouts": 16,
+        "unacknowledged": 17, "received": 18, "duplicates": 19, "bad_checksum": 20,
+        "beyond_window": 21,
+    })
+}
+
+#[test]
+fn refusals__have_this_form() {
+    let refused = Refusal::from("no").to_message();
+    assert_eq!(
+        refused,
+        json!({ "ok": false, "error": "no", "denied": false })
+    );
+    let error = from_message::<Done>(refused).unwrap_err();
+    assert!(matches!(&error, Error::Refused(why) if why == "no"));
+    let denied = Refusal {
+        denied: true,
+        ..Refusal::from("not you")
+    };
+    let error = from_message::<Done>(denied.to_message()).unwrap_err();
+    assert!(matches!(&error, Error::Forbidden(why) if why == "not you"));
+}
+
+#[test]
+fn from_message__what_is_no_answer_is_malformed() {
+    for message in [json!("welcome"), json!({}), json!({ "ok": 1 })] {
+        let error = from_message::<Done>(message).unwrap_err();
+        assert!(matches!(error, Error::Malformed(_)), "{error:?}");
+    }
+    let error = from_message::<Listening>(json!({ "ok": true })).unwrap_err();
+    assert!(error.to_string().contains("`key`"), "{error}");
+}
+
+#[test]
+fn done__has_this_form() {
+    form!(Done {}, json!({}));
+}
+
+#[test]
+fn sessions__have_these_forms() {
+    form!(session(), session_message());
+    let flows = SessionStatus {
+        flows: Some(FlowCounts {
+            flows: 1,
+            fallback: false,
+            bytes_sent: 2,
+            bytes_received: 3,
+        }),
+        ..session()
+    };
+    let mut message = session_message();
+    message["flows"] = 1.into();
+    message["fallback"] = false.into();
+    message["bytes_sent"] = 2.into();
+    message["bytes_received"] = 3.into();
+    form!(flows.clone(), message.clone());
+    let lossy = SessionStatus {
+        losses: Some(FlowLosses {
+            skipped_bytes: 4,
+            late: 5,
+        }),
+        ..flows
+    };
+    message["skipped_bytes"] = 4.into();
+    message["late"] = 5.into();
+    form!(lossy, message);
+    form!(Listening { key: u64::MAX }, json!({ "key": u64::MAX }));
+    form!(
+        Grant {
+            sid: 3,
+            key: u64::MAX,
+            slots: 64,
+            max_payload: 1400,
+            max_message: 64_000_000,
+            graft: "stream".to_owned(),
+            gid: 2,
+            services: Services::TCP,
+            peer: "2001:db8::1".parse().unwrap(),
+            events: true,
+        },
+        json!({
+            "sid": 3, "key": u64::MAX, "slots": 64, "max_payload": 1400,
+            "max_message": 64_000_000, "graft": "stream", "gid": 2, "services": 15,
+            "peer": "2001:db8::1", "events": true,
+        }),
+    );
+}
+
+#[test]
+fn status__has_this_form() {
+    let tunnel = TunnelStatus {
+        peer: "192.0.2.1".parse().unwrap(),
+        carrier: "sctp".to_owned(),
+        role: "client".to_owned(),
+        flows: 1,
+        bytes_sent: 2,
+        bytes_received: 3,
+        path: Some(TunnelPath {
+            rtt_ms: 1.5,
+            sent: 4,
+            lost: 5,
+            refused: Some(6),
+        }),
+    };
+    let without = TunnelStatus {
+        path: None,
+        carrier: "mptcp".to_owned(),
+        ..tunnel.clone()
+    };
+    let status = Status {
+        version: "0.1.0".to_owned(),
+        kernel: "6.18".to_owned(),
+        uptime_s: 3.5,
+        interfaces: vec![Interface {
+            name: "eth0".to_owned(),
+            mtu: 1500,
+            driver: Some("live".to_owned()),
+            why: None,
+        }],
+        sessions: vec![session()],
+        more: Some(100),
+        listeners: vec![9253],
+        negotiation: Negotiation {
+            accepted: 1,
+            early: 2,
+            refused: 3,
+            cookies: 4,
+            replays: 5,
+            repeated: 6,
+            strangers: 7,
+        },
+        packets: Packets {
+            received: 1,
+            malformed: 2,
+            no_session: 3,
+            no_graft: 4,
+            bad_checksum: 5,
+            duplicate: 6,
+            beyond_window: 7,
+            contended: 8,
+            control: 9,
+            sent: 10,
+            acknowledgements: 11,
+            failed: 12,
+        },
+        tunnels: vec![tunnel, without],
+        hooks: Vec::new(),
+    };
+    form!(
+        status,
+        json!({
+            "version": "0.1.0", "kernel": "6.18", "uptime_s": 3.5,
+            "interfaces": [{ "name": "eth0", "mtu": 1500, "driver": "live", "why": null }],
+            "sessions": [session_message()], "more": 100, "listeners": [9253],
+            "negotiation": {
+                "accepted": 1, "early": 2, "refused": 3, "cookies": 4, "replays": 5,
+                "repeated": 6, "strangers": 7,
+            },
+            "packets": {
+                "received": 1, "malformed": 2, "no_session": 3, "no_graft": 4,
+                "bad_checksum": 5, "duplicate": 6, "beyond_window": 7, "contended": 8,
+                "control": 9, "sent": 10, "acknowledgements": 11, "failed": 12,
+            },
+            "tunnels": [
+                {
+                    "peer": "192.0.2.1", "carrier": "sctp", "role": "client", "flows": 1,
+                    "bytes_sent": 2, "bytes_received": 3, "rtt_ms": 1.5, "sent": 4, "lost": 5,
+                    "refused": 6,
+                },
+                {
+                    "peer": "192.0.2.1", "carrier": "mptcp", "role": "client", "flows": 1,
+                    "bytes_sent": 2, "bytes_received": 3,
+                },
+            ],
+            "hooks": [],
+        }),
+    );
+}
+
+#[test]
+fn grafts__have_these_forms() {
+    let graft = Graft {
+        name: "mine".to_owned(),
+        version: "0.1.0".to_owned(),
+        gid: 40,
+        services: "reliable+ordered".to_owned(),
+        bytes: 5000,
+        instructions: 900,
+        deployed: true,
+        signer: "me".to_owned(),
+    };
+    let row = json!({
+        "name": "mine", "version": "0.1.0", "gid": 40, "services": "reliable+ordered",
+        "bytes": 5000, "instructions": 900, "deployed": true, "signer": "me",
+    });
+    form!(
+        Grafts {
+            grafts: vec![graft.clone()],
+            refused: Vec::new(),
+        },
+        json!({ "grafts": [row] }),
+    );
+    form!(
+        Grafts {
+            grafts: vec![graft],
+            refused: vec![RefusedFile {
+                file: "/x.vtlg".into(),
+                why: "it is cut off".to_owned(),
+            }],
+        },
+        json!({
+            "grafts": [row], "refused": [{ "file": "/x.vtlg", "why": "it is cut off" }],
+        }),
+    );
+    form!(
+        Deployed {
+            name: "mine".to_owned(),
+            version: "0.1.0".to_owned(),
+            gid: 40,
+            instructions: 900,
+            ms: 12.5,
+        },
+        json!({ "name": "mine", "version": "0.1.0", "gid": 40, "instructions": 900, "ms": 12.5 }),
+    );
+}
+
+#[test]
+fn hooks__have_these_forms() {
+    let hook = |id, on| Hook {
+        id,
+        on,
+        carrier: None,
+        connections: None,
+        rule: None,
+    };
+    let run = Hooked::Run {
+        run: 4711,
+        cgroup: "/vtl/1".into(),
+        processes: 2,
+    };
+    let cgroup = Hooked::Cgroup {
+        cgroup: "/x".into(),
+        processes: 0,
+    };
+    let port = Hook {
+        carrier: Some("tcp:bbr".to_owned()),
+        connections: Some(5),
+        rule: Some("web".to_owned()),
+        ..hook(3, Hooked::Port { port: 80 })
+    };
+    form!(
+        Hooks {
+            hooks: vec![hook(1, run), hook(2, cgroup), port],
+        },
+        json!({ "hooks": [
+            { "id": 1, "run": 4711, "cgroup": "/vtl/1", "processes": 2 },
+            { "id": 2, "cgroup": "/x", "processes": 0 },
+            { "id": 3, "port": 80, "carrier": "tcp:bbr", "connections": 5, "rule": "web" },
+        ] }),
+    );
+    form!(HookAdded { id: 7 }, json!({ "id": 7 }));
+}
+
+#[test]
+fn rules__have_these_forms() {
+    let words = |words: &[&str]| words.iter().map(|&w| w.to_owned()).collect();
+    let opened = |conditions| Rule {
+        name: "backup".to_owned(),
+        conditions: Some(conditions),
+        listen: None,
+        action: "graft:cubic".to_owned(),
+        connections: None,
+        missing: Vec::new(),
+    };
+    let all = Conditions {
+        cgroup: words(&["/x"]),
+        user: words(&["me"]),
+        exe: words(&["/bin/sh"]),
+        port: words(&["80", "8000-8100"]),
+        to: words(&["10.0.0.0/8"]),
+        profile: words(&["insensitive"]),
+        local: true,
+    };
+    let accepted = Rule {
+        conditions: None,
+        listen: Some(vec![80, 443]),
+        connections: Some(5),
+        missing: vec!["/gone".into()],
+        ..opened(Conditions::default())
+    };
+    form!(
+        Rules {
+            file: "/etc/vtl/rules.toml".into(),
+            rules: vec![opened(Conditions::default()), opened(all), accepted],
+            more: Some(3),
+        },
+        json!({
+            "file": "/etc/vtl/rules.toml",
+            "rules": [
+                { "name": "backup", "match": {}, "action": "graft:cubic" },
+                {
+                    "name": "backup",
+                    "match": {
+                        "cgroup": ["/x"], "user": ["me"], "exe": ["/bin/sh"],
+                        "port": ["80", "8000-8100"], "to": ["10.0.0.0/8"],
+                        "profile": ["insensitive"], "local": true,
+                    },
+                    "action": "graft:cubic",
+                },
+                {
+                    "name": "backup", "listen": [80, 443], "action": "graft:cubic",
+                    "connections": 5, "missing": ["/gone"],
+                },
+            ],
+            "more": 3,
+        }),
+    );
+    form!(
+        Explanation {
+            hook: None,
+            passed: vec![PassedRule {
+                rule: "dns".to_owned(),
+                because: "its port is not 80".to_owned(),
+            }],
+            decides: Some("backup".to_owned()),
+            action: Some("graft:cubic".to_owned()),
+        },
+        json!({
+            "hook": null, "passed": [{ "rule": "dns", "because": "its port is not 80" }],
+            "decides": "backup", "action": "graft:cubic",
+        }),
+    );
+    form!(RuleCount { count: 2 }, json!({ "count": 2 }));
+}

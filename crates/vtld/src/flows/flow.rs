@@ -1,0 +1,389 @@
+//! Moves the bytes of one flow between the application, the flow's TCP connection, and carriers.
+
+use std::{
+    any::Any,
+    cell::Cell,
+    io::{self, Write},
+    net::{Shutdown, SocketAddr, TcpStream},
+    rc::Rc,
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    sync::Notify,
+    time::sleep,
+};
+use vtl_core::flow::{Chunk, Flow, Next, Path};
+use vtl_proto::frame::{FlowId, ResetCode};
+
+use super::{
+    carrier::Refused,
+    peer::Peer,
+    socket::{Got, read},
+};
+use crate::{broker::set_linger, tunnel::wire, urgent};
+
+/// Bytes read from a socket, and given to a carrier, at a time.
+const CHUNK: usize = 64 << 10;
+/// How long a flow that was reset is kept, so that carriers can say so.
+const AFTERMATH: Duration = Duration::from_secs(5);
+
+/// The sockets of a flow. Dropped before both directions have come to their true ends, both connections are
+/// reset.
+pub(super) struct Ends {
+    app: AsyncFd<TcpStream>,
+    tcp: AsyncFd<TcpStream>,
+    is_done: Cell<bool>,
+    /// What must live as long.
+    _guard: Option<Box<dyn Any + Send>>,
+}
+
+impl Ends {
+    /// Of sockets that do not block; the application's may still be connecting.
+    pub(super) fn new(
+        app: TcpStream,
+        tcp: TcpStream,
+        guard: Option<Box<dyn Any + Send>>,
+    ) -> io::Result<Self> {
+        wire::keep_alive(&tcp);
+        Ok(Self {
+            app: wire::watch(app)?,
+            tcp: wire::watch(tcp)?,
+            is_done: Cell::new(false),
+            _guard: guard,
+        })
+    }
+}
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        if !self.is_done.get() {
+            set_linger(self.app.get_ref(), true);
+            set_linger(self.tcp.get_ref(), true);
+        }
+    }
+}
+
+/// What there is to know of a flow besides its bytes.
+pub(super) struct State {
+    /// What commands call it.
+    pub(super) number: u64,
+    pub(super) local: SocketAddr,
+    pub(super) peer: SocketAddr,
+    pub(super) began: Instant,
+    /// What bytes came by last.
+    pub(super) heard_by: Cell<Path>,
+    /// Why what this host sends goes by the path that it goes by.
+    pub(super) why: Cell<&'static str>,
+    /// It stays where it is, unless that breaks.
+    pub(super) stays: Cell<bool>,
+    pub(super) changed: Changed,
+}
+
+impl State {
+    pub(super) fn new(number: u64, [local, peer]: [SocketAddr; 2]) -> Self {
+        Self {
+            number,
+            local,
+            peer,
+            began: Instant::now(),
+            heard_by: Cell::default(),
+            why: Cell::new("no other carrier yet"),
+            stays: Cell::new(false),
+            changed: Changed::default(),
+        }
+    }
+}
+
+/// What a flow's tasks wait for besides sockets.
+#[derive(Default)]
+pub(super) struct Changed {
+    /// The way, credit, or what was given back.
+    pub(super) sending: Notify,
+    /// There are bytes for the application, or the end.
+    pub(super) arrived: Notify,
+    /// There is room for bytes of the TCP connection.
+    pub(super) room: Notify,
+    /// It has ended in an error.
+    pub(super) reset: Notify,
+}
+
+/// Why a flow has ended before its time.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Reset {
+    #[error("the application's connection: {0}")]
+    App(io::Error),
+    #[error("the flow's TCP connection: {0}")]
+    Tcp(io::Error),
+    #[error("the peer has reset it, or broke the rules")]
+    Peer,
+}
+
+impl Peer {
+    /// Carries a flow whose TCP connection is established, to its end.
+    pub(super) async fn carry(self: Rc<Self>, id: FlowId, ends: Ends, state: Rc<State>) {
+        let peer = state.peer;
+        if !self.open(id, &state) {
+            tracing::debug!(%peer, %id, "a flow's number was used before");
+            return;
+        }
+        let mover = Mover {
+            peer: &self,
+            id,
+            ends: &ends,
+            state: &state,
+            changed: &state.changed,
+        };
+        let result = mover.run().await;
+        match result {
+            Ok(()) => {
+                ends.is_done.set(true);
+                set_linger(ends.tcp.get_ref(), false);
+            }
+            Err(reset) => {
+                tracing::debug!(%reset, %peer, "a flow was reset");
+                self.reset(id);
+                drop(ends);
+                sleep(AFTERMATH).await;
+            }
+        }
+        self.close(id);
+    }
+}
+
+struct Mover<'a> {
+    peer: &'a Peer,
+    id: FlowId,
+    ends: &'a Ends,
+    state: &'a State,
+    changed: &'a Changed,
+}
+
+impl Mover<'_> {
+    async fn run(&self) -> Result<(), Reset> {
+        let all = async {
+            let connected = wire::connected(&self.ends.app).await;
+            connected.map_err(Reset::App)?;
+            tokio::try_join!(self.send(), self.receive(), self.deliver()).map(drop)
+        };
+        tokio::select! {
+            result = all => result,
+            () = wire::broken(&self.ends.app) => Err(Reset::App(io::ErrorKind::ConnectionReset.into())),
+            () = wire::broken(&self.ends.tcp) => Err(Reset::Tcp(io::ErrorKind::ConnectionReset.into())),
+            () = self.changed.reset.notified() => Err(Reset::Peer),
+        }
+    }
+
+    /// The flow's state; what it owes the peer then is queued.
+    fn with<T>(&self, change: impl FnOnce(&mut Flow) -> T) -> Result<T, Reset> {
+        self.peer.with(self.id, change).ok_or(Reset::Peer)
+    }
+
+    /// From the application to the peer, up to the application's end and the peer's having everything.
+    async fn send(&self) -> Result<(), Reset> {
+        // Read from the application, not sent yet.
+        let mut pending = (Bytes::new(), false);
+        loop {
+            let (path, next, is_complete) = self.with(|flow| {
+                let path = flow.send.path();
+                (path, flow.send.next(path, CHUNK), flow.send.is_complete())
+            })?;
+            if is_complete {
+                // The peer has got everything another way, or has got this end already.
+                let _ = self.ends.tcp.get_ref().shutdown(Shutdown::Write);
+                return Ok(());
+            }
+            match next {
+                None => self.changed.sending.notified().await,
+                Some(Next::Fin) => {
+                    let shut = self.ends.tcp.get_ref().shutdown(Shutdown::Write);
+                    shut.map_err(Reset::Tcp)?;
+                    self.with(|flow| flow.send.sent_fin())?;
+                }
+                Some(Next::Again(chunk)) => {
+                    self.send_chunk(path, chunk, true, &mut pending).await?;
+                }
+                Some(Next::New { offset, max }) => {
+                    if pending.0.is_empty() {
+                        tokio::select! {
+                            got = self.read_app(path, max) => match got? {
+                                Got::Bytes(bytes, is_urgent) => pending = (bytes, is_urgent),
+                                Got::End => self.with(|flow| flow.send.finish())?,
+                            },
+                            () = self.changed.sending.notified() => {}
+                        }
+                        // The way may be another by now.
+                        continue;
+                    }
+                    let bytes = pending.0.slice(..pending.0.len().min(max as usize));
+                    let urgent = pending.1 && bytes.len() == pending.0.len();
+                    let chunk = Chunk {
+                        offset,
+                        bytes,
+                        urgent,
+                    };
+                    self.send_chunk(path, chunk, false, &mut pending).await?;
+                }
+            }
+        }
+    }
+
+    /// Reads from the application once the path takes something.
+    async fn read_app(&self, path: Path, max: u64) -> Result<Got, Reset> {
+        if path == Path::Tcp {
+            let writable = self.ends.tcp.writable().await;
+            writable.map_err(Reset::Tcp)?.retain_ready();
+        }
+        let max = max.min(CHUNK as u64) as usize;
+        let read = |socket: &TcpStream| read(socket, max);
+        let got = self.ends.app.async_io(Interest::READABLE, read).await;
+        got.map_err(Reset::App)
+    }
+
+    /// Sends a chunk by a path, all of it or a part. New ones are the beginning of `pending`.
+    async fn send_chunk(
+        &self,
+        path: Path,
+        chunk: Chunk,
+        is_again: bool,
+        pending: &mut (Bytes, bool),
+    ) -> Result<(), Reset> {
+        let sent = |flow: &mut Flow, bytes: Bytes, urgent: bool| match is_again {
+            true => flow.send.sent_again(bytes.len(), true),
+            false => flow.send.sent_new(bytes, urgent, true),
+        };
+        let mut forget = |n: usize| {
+            if !is_again {
+                drop(pending.0.split_to(n));
+            }
+        };
+        let Path::Carrier(carrier) = path else {
+            let write = |mut tcp: &TcpStream| match chunk.urgent && chunk.bytes.len() == 1 {
+                true => urgent::send(tcp, chunk.bytes[0]),
+                // The urgent byte goes alone.
+                false => tcp.write(&chunk.bytes[..chunk.bytes.len() - usize::from(chunk.urgent)]),
+            };
+            tokio::select! {
+                // First: what has changed since decides anew what goes by this path.
+                biased;
+                () = self.changed.sending.notified() => {}
+                written = self.ends.tcp.async_io(Interest::WRITABLE, write) => {
+                    let n = written.map_err(Reset::Tcp)?;
+                    self.with(|flow| sent(flow, chunk.bytes.slice(..n), chunk.urgent && n == chunk.bytes.len()))?;
+                    forget(n);
+                }
+            }
+            return Ok(());
+        };
+        let len = chunk.bytes.len();
+        self.with(|flow| sent(flow, chunk.bytes.clone(), chunk.urgent))?;
+        forget(len);
+        let Some(by) = self.peer.carrier(carrier) else {
+            // It has broken just now, and gives the chunk back.
+            return Ok(());
+        };
+        let taken = tokio::select! {
+            taken = by.chunk(self.id, chunk.clone()) => taken,
+            () = self.left(path) => Err(Refused::Full),
+        };
+        match taken {
+            Ok(()) => self.peer.count_sent(len),
+            // Its end is noted elsewhere, and the chunk given back then.
+            Err(Refused::Broken) => {
+                self.left(path).await;
+            }
+            Err(Refused::Full) => {
+                self.with(|flow| {
+                    if flow.send.path() == path {
+                        self.state.why.set("the carrier is full");
+                        flow.send.move_to(Path::Tcp);
+                    }
+                    flow.send.returned(&chunk);
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Completes when the flow takes another path.
+    async fn left(&self, path: Path) {
+        while self
+            .peer
+            .with(self.id, |flow| flow.send.path() == path)
+            .unwrap_or(false)
+        {
+            self.changed.sending.notified().await;
+        }
+    }
+
+    /// From the TCP connection, up to its end.
+    async fn receive(&self) -> Result<(), Reset> {
+        loop {
+            let room = self.with(|flow| flow.receive.tcp_room())?;
+            if room == 0 {
+                self.changed.room.notified().await;
+                continue;
+            }
+            let max = room.min(CHUNK as u64) as usize;
+            let read = |socket: &TcpStream| read(socket, max);
+            let got = tokio::select! {
+                // First: there may be less room than before.
+                biased;
+                () = self.changed.room.notified() => continue,
+                got = self.ends.tcp.async_io(Interest::READABLE, read) => got,
+            };
+            let taken = match got.map_err(Reset::Tcp)? {
+                Got::Bytes(bytes, is_urgent) => {
+                    self.state.heard_by.set(Path::Tcp);
+                    self.with(|flow| flow.receive.tcp(&bytes, is_urgent).map(|()| false))?
+                }
+                Got::End => self.with(|flow| flow.receive.tcp_end().map(|()| true))?,
+            };
+            self.changed.arrived.notify_one();
+            if taken.map_err(|_| Reset::Peer)? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// To the application, up to the peer's end.
+    async fn deliver(&self) -> Result<(), Reset> {
+        let app = &self.ends.app;
+        loop {
+            let written: io::Result<Option<usize>> = self.with(|flow| {
+                let (bytes, is_urgent) = match flow.receive.peek() {
+                    Some(next) => next,
+                    None => return Ok(None),
+                };
+                let write = |mut app: &TcpStream| match is_urgent {
+                    true => urgent::send(app, bytes[0]),
+                    false => app.write(bytes),
+                };
+                let n = app.try_io(Interest::WRITABLE, write)?;
+                flow.receive.consume(n);
+                Ok(Some(n))
+            })?;
+            match written {
+                Ok(Some(_)) => self.changed.room.notify_one(),
+                Ok(None) if self.with(|flow| flow.receive.is_complete())? => {
+                    // From here on the end that the application sees is the true one.
+                    set_linger(app.get_ref(), false);
+                    let _ = app.get_ref().shutdown(Shutdown::Write);
+                    return Ok(());
+                }
+                Ok(None) => self.changed.arrived.notified().await,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let writable = app.writable().await;
+                    writable.map_err(Reset::App)?.retain_ready();
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(Reset::App(error)),
+            }
+        }
+    }
+}
+
+/// What ends a flow in both directions.
+pub(super) const RESET: ResetCode = ResetCode::Reset;

@@ -1,0 +1,270 @@
+//! Opens carriers while there are flows for them: the control connection first, over which the others are
+//! asked for.
+
+use std::{io, net::SocketAddr, net::TcpStream, rc::Rc, time::Duration};
+
+use tokio::{
+    sync::mpsc,
+    task::spawn_local,
+    time::{Instant, interval, sleep, timeout},
+};
+use vtl_proto::{
+    carrier::Tunnel,
+    frame::{CONTROL_CONNECTION, CarrierId, FlowName, Frame, Side},
+};
+
+use super::{
+    Flows,
+    control::{Control, hello},
+    peer::Peer,
+    quic::Grant,
+};
+use crate::broker::tcp_rtt;
+
+/// How long an answer over TCP may take.
+const ANSWER: Duration = Duration::from_secs(5);
+/// A peer without flows is left after this time; one that has opened none of its carriers for less.
+const IDLE: Duration = Duration::from_secs(300);
+const LINGER: Duration = Duration::from_secs(60);
+/// Between two attempts to open a carrier: doubled with each that fails.
+const PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// A carrier that has lived for so long was worth it.
+const WORTH: Duration = Duration::from_secs(30);
+/// Bytes that all flows may hold for applications that stop reading, before each may hold little.
+const MOST_HELD: u64 = 128 << 20;
+/// Between two looks at what has waited too long.
+const TICK: Duration = Duration::from_secs(1);
+
+/// The pauses between attempts.
+struct Pauses(Duration);
+
+impl Pauses {
+    async fn wait(&mut self, began: Instant) {
+        if began.elapsed() >= WORTH {
+            self.0 = PAUSE;
+        }
+        sleep(self.0).await;
+        self.0 = (self.0 * 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// What the peer says to ASK: `None`, that it refuses.
+type Answers = mpsc::Receiver<Option<Grant>>;
+
+impl Flows {
+    /// Keeps carriers to a peer open while this host's flows need them.
+    pub(super) async fn keep(self: Rc<Self>, peer: Rc<Peer>) {
+        let mut pauses = Pauses(PAUSE);
+        let carriers = async {
+            loop {
+                let began = Instant::now();
+                // A port that was hooked once need not be any more.
+                if let Some(dest) = peer.dest.get()
+                    && let Err(error) = self.open_control(&peer, dest).await
+                {
+                    tracing::debug!(%error, %dest, "no control connection");
+                }
+                pauses.wait(began).await;
+            }
+        };
+        tokio::select! {
+            () = carriers => {}
+            () = peer.idle(IDLE) => {}
+        }
+        self.end(&peer);
+    }
+
+    /// Waits until a peer that has opened an association needs it no more.
+    pub(super) async fn look_after(self: Rc<Self>, peer: Rc<Peer>) {
+        loop {
+            peer.until(|peer| !peer.has_flows() && !peer.has_carriers())
+                .await;
+            let used = peer.until(|peer| peer.has_flows() || peer.has_carriers());
+            if timeout(LINGER, used).await.is_err() {
+                break;
+            }
+        }
+        self.end(&peer);
+    }
+
+    fn end(&self, peer: &Peer) {
+        if peer.key.opener == Side::Local {
+            self.names.set_known(peer.key, false);
+        }
+        self.forget(peer);
+        peer.close_carriers();
+    }
+
+    /// Looks after what has waited too long, and after memory, for ever.
+    pub(crate) async fn tend(self: Rc<Self>) {
+        let mut ticks = interval(TICK);
+        loop {
+            ticks.tick().await;
+            let peers = self.peers();
+            let held: u64 = peers.iter().map(|peer| peer.held()).sum();
+            for peer in peers {
+                peer.handle_timeout();
+                peer.set_room(held < MOST_HELD);
+            }
+        }
+    }
+
+    /// Opens the control connection, and serves it to its end.
+    async fn open_control(self: &Rc<Self>, peer: &Rc<Peer>, dest: SocketAddr) -> io::Result<()> {
+        let name = FlowName {
+            tag: peer.key.tag,
+            number: CONTROL_CONNECTION,
+        };
+        let socket = self.hooker.connect_control(peer.key.local, dest, name)?;
+        let control = Control::new(socket)?;
+        let greeted = async {
+            control.connected().await?;
+            if !self.hooker.speaks_vtl(control.tcp()) {
+                return Ok(false);
+            }
+            let is_hello = |frame: Frame<'_>| matches!(frame, Frame::Hello { .. });
+            control.next(is_hello).await
+        };
+        let greeted = timeout(ANSWER, greeted).await;
+        if !greeted.map_err(|_| io::ErrorKind::TimedOut)?? {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let id = peer.next_carrier();
+        let said = control.say(hello(id, peer.key.tag)).await;
+        said.map_err(|_| io::ErrorKind::BrokenPipe)?;
+        let (answer, answers) = mpsc::channel(1);
+        let receiving = async {
+            let each = |frame: Frame<'_>| match frame {
+                Frame::Grant {
+                    port,
+                    token,
+                    fingerprint,
+                    ..
+                } => {
+                    // What nobody has asked for is dropped.
+                    let _ = answer.try_send(Some(Grant {
+                        port,
+                        token,
+                        fingerprint,
+                    }));
+                }
+                Frame::Refuse { .. } => {
+                    let _ = answer.try_send(None);
+                }
+                frame => peer.frame(id, frame),
+            };
+            while control.next(each).await.is_ok() {}
+        };
+        self.names.set_known(peer.key, true);
+        tokio::select! {
+            _ = peer.run(id, control.clone(), receiving) => {}
+            () = self.open_carriers(peer, &control, answers) => {}
+        }
+        self.names.set_known(peer.key, false);
+        peer.lost_control();
+        Ok(())
+    }
+
+    /// Opens the carrier for flows, again and again.
+    async fn open_carriers(
+        self: &Rc<Self>,
+        peer: &Rc<Peer>,
+        control: &Control,
+        mut answers: Answers,
+    ) {
+        let mut pauses = Pauses(PAUSE);
+        loop {
+            // One that has outlived an earlier control connection serves.
+            peer.until(|peer| peer.best().is_none()).await;
+            let began = Instant::now();
+            // The answer to a question that was given up.
+            let _ = answers.try_recv();
+            let kind = Tunnel::Quic.number().into();
+            if control.say(Frame::Ask { kind }).await.is_err() {
+                return std::future::pending().await;
+            }
+            let answer = timeout(ANSWER, answers.recv()).await;
+            match answer {
+                Ok(Some(Some(grant))) => {
+                    let rtt = tcp_rtt(control.tcp());
+                    match self.connect_quic(peer, grant, rtt).await {
+                        Ok(carrier) => {
+                            let serving = Rc::clone(peer).serve_quic(carrier);
+                            // It outlives this control connection.
+                            let _ = spawn_local(serving).await;
+                        }
+                        Err(error) => {
+                            tracing::info!(%error, peer = %peer.key.peer, carrier = "quic", "plain TCP for now");
+                        }
+                    }
+                }
+                Ok(Some(None)) => {
+                    tracing::info!(peer = %peer.key.peer, carrier = "quic", "the peer refuses a carrier");
+                }
+                Ok(None) => return std::future::pending().await,
+                Err(_) => {}
+            }
+            pauses.wait(began).await;
+        }
+    }
+
+    /// Serves a control connection that a peer has opened, to its end.
+    pub(super) async fn serve_control(self: Rc<Self>, peer: Rc<Peer>, stream: TcpStream) {
+        let control = match Control::new(stream) {
+            Ok(control) => control,
+            Err(error) => return tracing::debug!(%error, "no control connection"),
+        };
+        // Its number is the peer's to say.
+        let unnumbered = CarrierId {
+            opener: Side::Peer,
+            number: 0,
+        };
+        if control.say(hello(unnumbered, peer.key.tag)).await.is_err() {
+            return;
+        }
+        let numbered = |frame: Frame<'_>| match frame {
+            Frame::Hello { carrier, tag }
+                if tag == peer.key.tag && carrier.opener == Side::Peer =>
+            {
+                Some(carrier)
+            }
+            _ => None,
+        };
+        let Ok(Ok(Some(id))) = timeout(ANSWER, control.next(numbered)).await else {
+            return;
+        };
+        let receiving = async {
+            let each = |frame: Frame<'_>| match frame {
+                Frame::Ask { kind } => Some(kind),
+                frame => {
+                    peer.frame(id, frame);
+                    None
+                }
+            };
+            while let Ok(asked) = control.next(each).await {
+                if let Some(kind) = asked {
+                    let answer = self.grant(&peer, kind, tcp_rtt(control.tcp()));
+                    if control.say(answer).await.is_err() {
+                        return;
+                    }
+                }
+            }
+        };
+        if peer.run(id, control.clone(), receiving).await {
+            peer.lost_control();
+        }
+    }
+}
+
+impl Peer {
+    /// Completes when it has had no flow for so long.
+    async fn idle(&self, idle: Duration) {
+        loop {
+            self.until(|peer| !peer.has_flows()).await;
+            if timeout(idle, self.until(Self::has_flows)).await.is_err() {
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,313 @@
+//! Flows over carriers (PROTOCOL.md, section 11): hooked flows that have a TCP connection of their own, and
+//! whose bytes go by a better carrier while there is one.
+//!
+//! `peer.rs` is an association: its flows, its carriers, and what passes between them. `flow.rs` moves the
+//! bytes of one flow, `control.rs` is the control connection, `quic.rs` a carrier, `keeper.rs` opens both.
+//! The rules are in `vtl-core`; here are sockets, clocks and tasks, all on the thread of tunnels.
+
+mod carrier;
+mod control;
+mod flow;
+mod keeper;
+mod peer;
+mod quic;
+mod socket;
+
+use std::{
+    cell::{Cell, OnceCell, RefCell},
+    collections::{HashMap, HashSet},
+    io,
+    net::{IpAddr, SocketAddr, TcpStream},
+    rc::Rc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use tokio::{task::spawn_local, time::timeout};
+use vtl_control::{FlowList, FlowStatus, TunnelStatus};
+use vtl_proto::frame::{CONTROL_CONNECTION, FlowId, FlowName, Side};
+
+use crate::{
+    broker::random_token,
+    hooker::{self, ServerFlow},
+    tunnel::quic::Quic,
+};
+
+use flow::{Ends, State};
+use peer::Peer;
+use quic::Promise;
+
+/// Associations at a time.
+const MOST_PEERS: usize = 1024;
+/// The same with one address, which may be a NAT's.
+const MOST_OF_HOST: usize = 64;
+/// Pairs of addresses of which the latest name is kept.
+const MOST_NAMES: usize = 4096;
+/// Flows that one message names.
+const PAGE: usize = 100;
+/// How long the peers' being told of the end may take.
+const FAREWELL: Duration = Duration::from_millis(200);
+
+/// An association's identity: at most one of its hosts has chosen the tag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Key {
+    opener: Side,
+    local: IpAddr,
+    peer: IpAddr,
+    tag: u32,
+}
+
+/// The names of flows that this host opens.
+#[derive(Default)]
+pub(crate) struct Names {
+    latest: Mutex<HashMap<(IpAddr, IpAddr), FlowName>>,
+    /// Addresses with a control connection that this host has opened: its own, and the other host's.
+    known: Mutex<HashSet<(IpAddr, IpAddr)>>,
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    // No code between lock and unlock leaves anything half changed.
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Names {
+    /// Whether there is an association with the host that this one has opened.
+    pub(crate) fn knows(&self, peer: IpAddr) -> bool {
+        lock(&self.known).iter().any(|(_, host)| *host == peer)
+    }
+
+    fn set_known(&self, key: Key, is_known: bool) {
+        let mut known = lock(&self.known);
+        match is_known {
+            true => known.insert((key.local, key.peer)),
+            false => known.remove(&(key.local, key.peer)),
+        };
+    }
+
+    /// The next flow's from one address to another.
+    pub(crate) fn next(&self, local: IpAddr, peer: IpAddr) -> FlowName {
+        let mut latest = lock(&self.latest);
+        if latest.len() >= MOST_NAMES {
+            // Most destinations do not speak VTL.
+            let known = lock(&self.known);
+            latest.retain(|addresses, _| known.contains(addresses));
+        }
+        let name = latest.entry((local, peer)).or_insert_with(|| FlowName {
+            // Cut on purpose.
+            tag: random_token() as u32,
+            number: CONTROL_CONNECTION,
+        });
+        name.number += 1;
+        if name.number == u32::MAX {
+            let last = *name;
+            latest.remove(&(local, peer));
+            return last;
+        }
+        *name
+    }
+
+    /// The association has ended: numbers are never reused, so the next one gets another tag.
+    fn forget(&self, key: Key) {
+        let mut latest = lock(&self.latest);
+        if latest
+            .get(&(key.local, key.peer))
+            .is_some_and(|name| name.tag == key.tag)
+        {
+            latest.remove(&(key.local, key.peer));
+        }
+    }
+}
+
+/// A flow whose TCP connection this host has opened.
+pub(crate) struct Opened {
+    pub(crate) app: TcpStream,
+    pub(crate) src: SocketAddr,
+    pub(crate) dest: SocketAddr,
+    pub(crate) tcp: TcpStream,
+    pub(crate) name: FlowName,
+}
+
+/// All associations.
+pub(crate) struct Flows {
+    hooker: hooker::Handle,
+    names: Arc<Names>,
+    peers: RefCell<HashMap<Key, Rc<Peer>>>,
+    /// Flows so far.
+    started: Cell<u64>,
+    /// Made when it is first needed.
+    quic: OnceCell<Option<Rc<Quic>>>,
+    /// Who may open a carrier, by token.
+    promises: RefCell<HashMap<u64, Promise>>,
+}
+
+impl Flows {
+    pub(crate) fn new(hooker: hooker::Handle, names: Arc<Names>) -> Rc<Self> {
+        Rc::new(Self {
+            hooker,
+            names,
+            peers: RefCell::default(),
+            started: Cell::new(0),
+            quic: OnceCell::new(),
+            promises: RefCell::default(),
+        })
+    }
+
+    /// A flow of a local application, whose destination speaks VTL.
+    pub(crate) fn opened(self: &Rc<Self>, flow: Opened) {
+        let key = Key {
+            opener: Side::Local,
+            local: flow.src.ip(),
+            peer: flow.dest.ip(),
+            tag: flow.name.tag,
+        };
+        let Some((peer, is_new)) = self.peer(key) else {
+            return self.hooker.carry(flow.app, flow.tcp, None);
+        };
+        peer.dest.set(Some(flow.dest));
+        if is_new {
+            spawn_local(Rc::clone(self).keep(Rc::clone(&peer)));
+        }
+        let id = FlowId {
+            opener: Side::Local,
+            number: flow.name.number,
+        };
+        let ends = Ends::new(flow.app, flow.tcp, None);
+        self.start(&peer, id, ends, [flow.src, flow.dest]);
+    }
+
+    /// A connection of a peer's that was steered here, and whose SYN says which it is.
+    pub(crate) fn steered(self: &Rc<Self>, flow: ServerFlow, name: FlowName) {
+        let key = Key {
+            opener: Side::Peer,
+            local: flow.dest.ip(),
+            peer: flow.client.ip(),
+            tag: name.tag,
+        };
+        let peer = self.peer(key).map(|(peer, is_new)| {
+            if is_new {
+                spawn_local(Rc::clone(self).look_after(Rc::clone(&peer)));
+            }
+            peer
+        });
+        if name.number == CONTROL_CONNECTION {
+            if let Some(peer) = peer {
+                spawn_local(Rc::clone(self).serve_control(peer, flow.peer));
+            }
+            return;
+        }
+        let (app, guard) = match self.hooker.connect_local_app(flow.dest, flow.client) {
+            Ok(connected) => connected,
+            Err(error) => {
+                tracing::debug!(%error, dest = %flow.dest, "the local application cannot be reached");
+                return;
+            }
+        };
+        let Some(peer) = peer else {
+            return self.hooker.carry(app, flow.peer, Some(guard));
+        };
+        let id = FlowId {
+            opener: Side::Peer,
+            number: name.number,
+        };
+        let ends = Ends::new(app, flow.peer, Some(Box::new(guard)));
+        self.start(&peer, id, ends, [flow.dest, flow.client]);
+    }
+
+    /// `addresses`: this host's, and the peer's.
+    fn start(
+        &self,
+        peer: &Rc<Peer>,
+        id: FlowId,
+        ends: io::Result<Ends>,
+        addresses: [SocketAddr; 2],
+    ) {
+        self.started.set(self.started.get() + 1);
+        let state = Rc::new(State::new(self.started.get(), addresses));
+        match ends {
+            Ok(ends) => {
+                spawn_local(Rc::clone(peer).carry(id, ends, state));
+            }
+            Err(error) => tracing::debug!(%error, peer = %addresses[1], "a flow was reset"),
+        }
+    }
+
+    /// An association, and whether it is new; `None` if there are too many.
+    fn peer(&self, key: Key) -> Option<(Rc<Peer>, bool)> {
+        let mut peers = self.peers.borrow_mut();
+        if let Some(peer) = peers.get(&key) {
+            return Some((Rc::clone(peer), false));
+        }
+        let of_host = peers.keys().filter(|other| other.peer == key.peer);
+        if peers.len() >= MOST_PEERS || of_host.count() >= MOST_OF_HOST {
+            return None;
+        }
+        let peer = Rc::new(Peer::new(key));
+        peers.insert(key, Rc::clone(&peer));
+        Some((peer, true))
+    }
+
+    fn peers(&self) -> Vec<Rc<Peer>> {
+        self.peers.borrow().values().map(Rc::clone).collect()
+    }
+
+    fn forget(&self, peer: &Peer) {
+        self.peers.borrow_mut().remove(&peer.key);
+        self.names.forget(peer.key);
+    }
+
+    /// Flows by id, from one on.
+    pub(crate) fn list(&self, from: u64) -> FlowList {
+        let peers = self.peers.borrow();
+        let mut flows: Vec<FlowStatus> = peers.values().flat_map(|peer| peer.flows(from)).collect();
+        flows.sort_unstable_by_key(|flow| flow.id);
+        let more = flows.get(PAGE).map(|flow| flow.id);
+        flows.truncate(PAGE);
+        FlowList { flows, more }
+    }
+
+    fn find(&self, number: u64) -> Option<(Rc<Peer>, FlowId)> {
+        let peers = self.peers.borrow();
+        let mut found = peers
+            .values()
+            .filter_map(|peer| Some((Rc::clone(peer), peer.find(number)?)));
+        found.next()
+    }
+
+    /// One flow.
+    pub(crate) fn show(&self, number: u64) -> Result<FlowStatus, String> {
+        let (peer, id) = self.find(number).ok_or_else(|| no_such(number))?;
+        peer.status(id).ok_or_else(|| no_such(number))
+    }
+
+    /// Has what this host sends of a flow travel by another carrier.
+    pub(crate) fn move_flow(&self, number: u64, carrier: &str) -> Result<FlowStatus, String> {
+        let (peer, id) = self.find(number).ok_or_else(|| no_such(number))?;
+        peer.move_flow(id, carrier)?;
+        peer.status(id).ok_or_else(|| no_such(number))
+    }
+
+    /// What there is: one row for each carrier.
+    pub(crate) fn status(&self) -> Vec<TunnelStatus> {
+        let peers = self.peers.borrow();
+        peers.values().flat_map(|peer| peer.rows()).collect()
+    }
+
+    /// Tells the peers of the end.
+    pub(crate) async fn close(&self) {
+        if let Some(Some(quic)) = self.quic.get() {
+            // Before any flow's task is dropped, so that none of their ends looks like a true one.
+            quic.close();
+            let _ = timeout(FAREWELL, quic.wait_idle()).await;
+        }
+    }
+}
+
+/// The answer where there is no such flow.
+pub(crate) fn no_such(number: u64) -> String {
+    format!("there is no flow {number}: vtl flow list")
+}
+
+/// Nanoseconds, for `vtl-core`.
+fn now_ns(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}

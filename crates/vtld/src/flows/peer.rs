@@ -1,0 +1,439 @@
+//! An association: its flows, its carriers, and what passes between them.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+    future::Future,
+    net::SocketAddr,
+    pin::pin,
+    rc::Rc,
+    time::Instant,
+};
+
+use bytes::Bytes;
+use tokio::sync::Notify;
+use vtl_control::{FlowStatus, TunnelStatus};
+use vtl_core::{
+    Association,
+    association::Event,
+    flow::{Flow, INITIAL_CREDIT, Path},
+};
+use vtl_proto::frame::{CarrierId, FlowId, Frame, Side};
+
+use super::{
+    Key,
+    carrier::Carrier,
+    flow::{RESET, State},
+    now_ns,
+};
+
+/// Bytes of one flow that are held for an application that does not read: what 100 Mbit/s carry in 650 ms.
+const WINDOW: u64 = 8 << 20;
+/// Carriers at a time.
+const MOST_CARRIERS: usize = 16;
+/// Control frames that a carrier is given at a time, bytes.
+const CONTROL: usize = 4096;
+
+/// Why flows go by a carrier.
+const BEST: &str = "the best carrier that there is";
+
+fn role(opener: Side) -> &'static str {
+    match opener {
+        Side::Local => "client",
+        Side::Peer => "server",
+    }
+}
+
+struct Running {
+    carrier: Rc<dyn Carrier>,
+    /// There are control frames for it.
+    owes: Rc<Notify>,
+}
+
+/// Moves a flow to a carrier, unless it was told to stay where it is.
+fn prefer(core: &mut Association, id: FlowId, state: &State, carrier: CarrierId) {
+    if !state.stays.get() {
+        state.why.set(BEST);
+        core.move_flow(id, Path::Carrier(carrier));
+    }
+}
+
+/// An association with another host.
+pub(super) struct Peer {
+    pub(super) key: Key,
+    began: Instant,
+    core: RefCell<Association>,
+    flows: RefCell<BTreeMap<FlowId, Rc<State>>>,
+    carriers: RefCell<BTreeMap<CarrierId, Running>>,
+    last_carrier: Cell<u32>,
+    /// Where the latest flow that this host has opened leads.
+    pub(super) dest: Cell<Option<SocketAddr>>,
+    /// The first flow or carrier has come, or the last one has gone.
+    pub(super) changed: Notify,
+    sent: Cell<u64>,
+    received: Cell<u64>,
+}
+
+impl Peer {
+    pub(super) fn new(key: Key) -> Self {
+        Self {
+            key,
+            began: Instant::now(),
+            core: RefCell::new(Association::new(WINDOW)),
+            flows: RefCell::default(),
+            carriers: RefCell::default(),
+            last_carrier: Cell::new(0),
+            dest: Cell::new(None),
+            changed: Notify::new(),
+            sent: Cell::new(0),
+            received: Cell::new(0),
+        }
+    }
+
+    pub(super) fn has_flows(&self) -> bool {
+        !self.flows.borrow().is_empty()
+    }
+
+    pub(super) fn has_carriers(&self) -> bool {
+        !self.carriers.borrow().is_empty()
+    }
+
+    /// Completes when something is so.
+    pub(super) async fn until(&self, is_so: impl Fn(&Self) -> bool) {
+        loop {
+            let mut changed = pin!(self.changed.notified());
+            // Before the question, so that no answer is missed.
+            changed.as_mut().enable();
+            if is_so(self) {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    /// Ends all carriers.
+    pub(super) fn close_carriers(&self) {
+        for running in self.carriers.borrow().values() {
+            running.carrier.close();
+        }
+    }
+
+    /// A control connection has ended. If it was the only one the other daemon has ended too: its other carriers
+    /// would say so by silence.
+    pub(super) fn lost_control(&self) {
+        let has_control = |running: &Running| running.carrier.name().is_none();
+        if !self.carriers.borrow().values().any(has_control) {
+            self.close_carriers();
+        }
+    }
+
+    /// The number of the next carrier that this host opens.
+    pub(super) fn next_carrier(&self) -> CarrierId {
+        self.last_carrier.set(self.last_carrier.get() + 1);
+        CarrierId {
+            opener: Side::Local,
+            number: self.last_carrier.get(),
+        }
+    }
+
+    pub(super) fn carrier(&self, id: CarrierId) -> Option<Rc<dyn Carrier>> {
+        let carriers = self.carriers.borrow();
+        carriers.get(&id).map(|found| Rc::clone(&found.carrier))
+    }
+
+    /// The carrier that flows go by: the one that came last.
+    pub(super) fn best(&self) -> Option<CarrierId> {
+        let carriers = self.carriers.borrow();
+        let mut with_flows = carriers.iter().filter(|(_, c)| c.carrier.name().is_some());
+        with_flows.next_back().map(|(id, _)| *id)
+    }
+
+    /// A flow's TCP connection is established; false if its number was used before.
+    pub(super) fn open(&self, id: FlowId, state: &Rc<State>) -> bool {
+        if self.flows.borrow().contains_key(&id) {
+            return false;
+        }
+        self.flows.borrow_mut().insert(id, Rc::clone(state));
+        self.changed.notify_waiters();
+        let best = self.best();
+        let mut core = self.core.borrow_mut();
+        core.open(id);
+        if let Some(best) = best {
+            prefer(&mut core, id, state, best);
+        }
+        drop(core);
+        self.turn();
+        true
+    }
+
+    /// Changes a flow; what it owes the peer then is queued. `None` if it has ended.
+    pub(super) fn with<T>(&self, id: FlowId, change: impl FnOnce(&mut Flow) -> T) -> Option<T> {
+        let mut core = self.core.borrow_mut();
+        let result = core.flow_mut(id).map(change);
+        core.owe(id);
+        self.ring(&core);
+        result
+    }
+
+    /// Ends a flow in an error.
+    pub(super) fn reset(&self, id: FlowId) {
+        self.core.borrow_mut().reset(id, RESET);
+        self.turn();
+    }
+
+    /// Forgets a flow.
+    pub(super) fn close(&self, id: FlowId) {
+        self.core.borrow_mut().close(id);
+        self.flows.borrow_mut().remove(&id);
+        for running in self.carriers.borrow().values() {
+            running.carrier.forget(id);
+        }
+        self.changed.notify_waiters();
+    }
+
+    /// Has carriers send the control frames that there are for them.
+    fn ring(&self, core: &Association) {
+        for (id, running) in &*self.carriers.borrow() {
+            if core.owes(*id) {
+                running.owes.notify_one();
+            }
+        }
+    }
+
+    /// Tells flows and carriers what has changed.
+    pub(super) fn turn(&self) {
+        let mut core = self.core.borrow_mut();
+        while let Some(event) = core.poll_event() {
+            match event {
+                Event::Flow(id) => {
+                    let flows = self.flows.borrow();
+                    let Some(changed) = flows.get(&id).map(|state| &state.changed) else {
+                        continue;
+                    };
+                    if core.flow(id).is_some_and(|flow| flow.error().is_some()) {
+                        changed.reset.notify_one();
+                    }
+                    changed.sending.notify_one();
+                    changed.arrived.notify_one();
+                    changed.room.notify_one();
+                }
+                Event::Broken(id) => {
+                    if let Some(running) = self.carriers.borrow().get(&id) {
+                        running.carrier.close();
+                    }
+                }
+            }
+        }
+        self.ring(&core);
+    }
+
+    /// Bytes of a flow have arrived by a carrier. Call [`Peer::turn`] behind the last ones.
+    pub(super) fn chunk(&self, carrier: CarrierId, flow: FlowId, offset: u64, bytes: &[u8]) {
+        self.received.set(self.received.get() + bytes.len() as u64);
+        if let Some(state) = self.flows.borrow().get(&flow) {
+            state.heard_by.set(Path::Carrier(carrier));
+        }
+        let frame = Frame::Chunk {
+            flow,
+            offset,
+            bytes,
+            fin: false,
+            urgent: false,
+        };
+        let now = now_ns(self.began);
+        self.core.borrow_mut().handle_frame(now, carrier, frame);
+    }
+
+    /// A frame has arrived by a carrier.
+    pub(super) fn frame(&self, carrier: CarrierId, frame: Frame<'_>) {
+        let now = now_ns(self.began);
+        self.core.borrow_mut().handle_frame(now, carrier, frame);
+        self.turn();
+    }
+
+    /// Bytes that flows hold for applications.
+    pub(super) fn held(&self) -> u64 {
+        self.core.borrow().held()
+    }
+
+    /// Lets each flow hold as much as usual, or little.
+    pub(super) fn set_room(&self, is_there: bool) {
+        let window = if is_there { WINDOW } else { INITIAL_CREDIT };
+        let mut core = self.core.borrow_mut();
+        if core.window() != window {
+            core.set_window(window);
+            for state in self.flows.borrow().values() {
+                state.changed.room.notify_one();
+            }
+        }
+    }
+
+    pub(super) fn handle_timeout(&self) {
+        self.core.borrow_mut().handle_timeout(now_ns(self.began));
+        self.turn();
+    }
+
+    pub(super) fn count_sent(&self, bytes: usize) {
+        self.sent.set(self.sent.get() + bytes as u64);
+    }
+
+    /// A carrier serves, until `receiving` completes, since it has broken. False if its number was used.
+    pub(super) async fn run(
+        &self,
+        id: CarrierId,
+        carrier: Rc<dyn Carrier>,
+        receiving: impl Future<Output = ()>,
+    ) -> bool {
+        let is_known = self.carriers.borrow().contains_key(&id);
+        if is_known || self.carriers.borrow().len() >= MOST_CARRIERS {
+            return false;
+        }
+        let owes = Rc::new(Notify::new());
+        let running = Running {
+            carrier: Rc::clone(&carrier),
+            owes: Rc::clone(&owes),
+        };
+        self.carriers.borrow_mut().insert(id, running);
+        self.core.borrow_mut().add_carrier(id, true);
+        // Flows return to the best carrier.
+        if carrier.name().is_some() {
+            let mut core = self.core.borrow_mut();
+            for (flow, state) in &*self.flows.borrow() {
+                prefer(&mut core, *flow, state, id);
+            }
+        }
+        self.changed.notify_waiters();
+        self.turn();
+        tokio::select! {
+            () = receiving => {}
+            () = self.say(id, &*carrier, &owes) => {}
+        }
+        carrier.close();
+        for (flow, state) in &*self.flows.borrow() {
+            if self.path(*flow) == Some(Path::Carrier(id)) {
+                state.why.set("its carrier has broken");
+            }
+        }
+        self.carriers.borrow_mut().remove(&id);
+        self.core.borrow_mut().carrier_broken(id, []);
+        self.changed.notify_waiters();
+        self.turn();
+        true
+    }
+
+    /// Sends control frames by a carrier until it breaks.
+    async fn say(&self, id: CarrierId, carrier: &dyn Carrier, owes: &Notify) {
+        let mut buffer = vec![0; CONTROL];
+        loop {
+            let used = self.core.borrow_mut().poll_control(id, &mut buffer);
+            if used == 0 {
+                owes.notified().await;
+                continue;
+            }
+            if carrier.name().is_some() {
+                self.count_sent(used);
+            }
+            let frames = Bytes::copy_from_slice(&buffer[..used]);
+            if carrier.control(frames).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    fn path(&self, id: FlowId) -> Option<Path> {
+        let core = self.core.borrow();
+        core.flow(id).map(|flow| flow.send.path())
+    }
+
+    /// The flow that commands call by this number.
+    pub(super) fn find(&self, number: u64) -> Option<FlowId> {
+        let flows = self.flows.borrow();
+        let found = flows.iter().find(|(_, state)| state.number == number);
+        found.map(|(id, _)| *id)
+    }
+
+    fn name(&self, path: Path) -> String {
+        let name = match path {
+            Path::Tcp => None,
+            Path::Carrier(id) => self.carrier(id).and_then(|carrier| carrier.name()),
+        };
+        name.unwrap_or("tcp").to_owned()
+    }
+
+    /// Moves what this host sends of a flow.
+    ///
+    /// # Errors
+    /// There is no such carrier.
+    pub(super) fn move_flow(&self, id: FlowId, carrier: &str) -> Result<(), String> {
+        let path = if carrier == "tcp" {
+            Path::Tcp
+        } else {
+            let carriers = self.carriers.borrow();
+            let mut named = carriers
+                .iter()
+                .filter(|(_, running)| running.carrier.name() == Some(carrier));
+            let found = named.next_back().map(|(id, _)| Path::Carrier(*id));
+            found.ok_or_else(|| format!("there is no carrier {carrier} to {}", self.key.peer))?
+        };
+        if let Some(state) = self.flows.borrow().get(&id) {
+            state.why.set("moved by hand");
+            state.stays.set(path == Path::Tcp);
+        }
+        self.core.borrow_mut().move_flow(id, path);
+        self.turn();
+        Ok(())
+    }
+
+    /// What there is to say of a flow.
+    pub(super) fn status(&self, id: FlowId) -> Option<FlowStatus> {
+        let flows = self.flows.borrow();
+        self.row(id, flows.get(&id)?)
+    }
+
+    /// The same of all, from a number on.
+    pub(super) fn flows(&self, from: u64) -> Vec<FlowStatus> {
+        let flows = self.flows.borrow();
+        let meant = flows.iter().filter(|(_, state)| state.number >= from);
+        meant
+            .filter_map(|(id, state)| self.row(*id, state))
+            .collect()
+    }
+
+    fn row(&self, id: FlowId, state: &State) -> Option<FlowStatus> {
+        let core = self.core.borrow();
+        let flow = core.flow(id)?;
+        Some(FlowStatus {
+            id: state.number,
+            local: state.local,
+            peer: state.peer,
+            role: role(id.opener).to_owned(),
+            sends_by: self.name(flow.send.path()),
+            receives_by: self.name(state.heard_by.get()),
+            bytes_sent: flow.send.next_offset(),
+            bytes_received: flow.receive.received(),
+            age_s: state.began.elapsed().as_secs_f64(),
+            why: match flow.error() {
+                Some(_) => "it was reset",
+                None => state.why.get(),
+            }
+            .to_owned(),
+        })
+    }
+
+    /// One row for each carrier that has flows.
+    pub(super) fn rows(&self) -> Vec<TunnelStatus> {
+        let carriers = self.carriers.borrow();
+        let row = |(id, running): (&CarrierId, &Running)| {
+            Some(TunnelStatus {
+                peer: self.key.peer,
+                carrier: running.carrier.name()?.to_owned(),
+                role: role(id.opener).to_owned(),
+                flows: self.flows.borrow().len(),
+                bytes_sent: self.sent.get(),
+                bytes_received: self.received.get(),
+                path: running.carrier.path(),
+            })
+        };
+        carriers.iter().filter_map(row).collect()
+    }
+}

@@ -1,0 +1,469 @@
+//! QUIC as a carrier: a stream for the control frames, and one for each run of bytes of a flow, which begins
+//! with the header of a CHUNK without length. So a lost packet holds up the flow whose bytes it had, and
+//! bytes are taken as they arrive, in any order.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::HashMap,
+    future::Future,
+    io,
+    net::SocketAddr,
+    pin::pin,
+    rc::Rc,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use quinn::{Connection, FrameStats, RecvStream, SendStream};
+use tokio::{
+    sync::Mutex,
+    task::{JoinSet, spawn_local},
+    time::{Instant, interval, sleep, timeout},
+};
+use vtl_control::TunnelPath;
+use vtl_core::flow::Chunk;
+use vtl_proto::{
+    carrier::Tunnel,
+    frame::{self, CarrierId, FINGERPRINT, FlowId, Frame, HEADER, Side},
+};
+
+use super::{
+    Flows,
+    carrier::{Carrier, Refused, Taking},
+    control::{Frames, emit, hello},
+    peer::Peer,
+};
+use crate::{
+    broker::random_token,
+    tunnel::quic::{self, Quic},
+};
+
+/// How long a grant is good.
+const GRANT: Duration = Duration::from_secs(15);
+/// How long a handshake may take, and the first frame.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Grants at a time.
+const MOST_GRANTS: usize = 1024;
+const MOST_GRANTS_OF_PEER: usize = 4;
+/// Without an answer for this time, and three round trips, to what wants one, the path is dead.
+const SILENCE: Duration = Duration::from_secs(1);
+/// Bytes that one stream takes before others have their turn.
+const TURN: usize = 256 << 10;
+/// Between two looks at the path.
+const TICK: Duration = Duration::from_millis(100);
+/// Bytes that flows may write ahead of the network at least.
+const LEAST_AHEAD: u64 = 1 << 20;
+
+/// What a peer needs to open a connection.
+pub(super) struct Grant {
+    pub(super) port: u16,
+    pub(super) token: u64,
+    pub(super) fingerprint: [u8; FINGERPRINT],
+}
+
+/// For whom a token is good.
+pub(super) struct Promise(Rc<Peer>);
+
+/// The stream of a flow's latest run of bytes.
+struct Run {
+    stream: SendStream,
+    /// Offset behind the last byte.
+    next: u64,
+}
+
+/// A connection.
+pub(super) struct QuicCarrier {
+    id: CarrierId,
+    connection: Connection,
+    control: Rc<Mutex<SendStream>>,
+    runs: RefCell<HashMap<FlowId, Run>>,
+}
+
+impl QuicCarrier {
+    /// Of a connection whose handshake is done: opens the control stream.
+    async fn new(connection: Connection, id: CarrierId, tag: u32) -> Option<Rc<Self>> {
+        let control = connection.open_uni().await.ok()?;
+        let carrier = Rc::new(Self {
+            id,
+            connection,
+            control: Rc::new(Mutex::new(control)),
+            runs: RefCell::default(),
+        });
+        carrier.control(emit(hello(id, tag))).await.ok()?;
+        Some(carrier)
+    }
+
+    async fn send(&self, flow: FlowId, mut chunk: Chunk) -> Result<(), Refused> {
+        if chunk.urgent {
+            // A stream has no place for the mark, so the byte goes as a frame.
+            let last = chunk.bytes.split_off(chunk.bytes.len() - 1);
+            let frame = Frame::Chunk {
+                flow,
+                offset: chunk.end(),
+                bytes: &last,
+                fin: false,
+                urgent: true,
+            };
+            let (control, frame) = (Rc::clone(&self.control), emit(frame));
+            // A task of its own: nobody may give up in the middle of a frame.
+            let said = spawn_local(async move { control.lock().await.write_chunk(frame).await });
+            if !matches!(said.await, Ok(Ok(()))) {
+                return Err(Refused::Broken);
+            }
+            if chunk.bytes.is_empty() {
+                return Ok(());
+            }
+        }
+        let run = self.runs.borrow_mut().remove(&flow);
+        // One that goes on elsewhere is dropped, which ends its stream behind what it has.
+        let mut run = match run.filter(|run| run.next == chunk.offset) {
+            Some(run) => run,
+            None => {
+                let stream = open(&self.connection)?;
+                let next = chunk.offset;
+                let mut run = Run { stream, next };
+                let header = frame::chunk_header(flow, chunk.offset, 0, false, false);
+                let header = Bytes::copy_from_slice(&header.unwrap_or_default());
+                run.write(header).await?;
+                run
+            }
+        };
+        run.next = chunk.end();
+        run.write(chunk.bytes).await?;
+        self.runs.borrow_mut().insert(flow, run);
+        Ok(())
+    }
+
+    /// Completes when the connection has ended, or nothing comes back on its path.
+    async fn dead(&self) {
+        let mut ticks = interval(TICK);
+        let (mut heard, mut asked) = (0, 0);
+        let mut since = None;
+        loop {
+            tokio::select! {
+                _ = self.connection.closed() => return,
+                _ = ticks.tick() => {}
+            }
+            let stats = self.connection.stats();
+            if stats.udp_rx.datagrams != heard {
+                heard = stats.udp_rx.datagrams;
+                asked = wants_answer(&stats.frame_tx);
+                since = None;
+            } else if wants_answer(&stats.frame_tx) != asked {
+                let since = *since.get_or_insert_with(Instant::now);
+                if since.elapsed() > SILENCE + 3 * stats.path.rtt {
+                    tracing::info!(peer = %self.connection.remote_address().ip(), carrier = "quic", "nothing comes back");
+                    return;
+                }
+            }
+            // A new flow's bytes shall not wait behind seconds of another's.
+            let window = stats.path.cwnd.saturating_mul(2);
+            let window = window.clamp(LEAST_AHEAD, quic::SEND_WINDOW);
+            self.connection.set_send_window(window);
+        }
+    }
+}
+
+/// Frames sent that the peer acknowledges.
+fn wants_answer(sent: &FrameStats) -> u64 {
+    sent.stream + sent.ping + sent.max_data + sent.max_stream_data + sent.reset_stream
+}
+
+impl Run {
+    async fn write(&mut self, bytes: Bytes) -> Result<(), Refused> {
+        let written = self.stream.write_chunk(bytes).await;
+        written.map_err(|_| Refused::Broken)
+    }
+}
+
+/// What a future gives without waiting.
+fn now<T>(future: impl Future<Output = T>) -> Option<T> {
+    let mut context = Context::from_waker(Waker::noop());
+    match pin!(future).poll(&mut context) {
+        Poll::Ready(value) => Some(value),
+        Poll::Pending => None,
+    }
+}
+
+/// A new stream, if there may be one at once.
+fn open(connection: &Connection) -> Result<SendStream, Refused> {
+    let opened = now(connection.open_uni()).ok_or(Refused::Full)?;
+    opened.map_err(|_| Refused::Broken)
+}
+
+impl Carrier for QuicCarrier {
+    fn name(&self) -> Option<&'static str> {
+        Some(Tunnel::Quic.name())
+    }
+
+    fn control(&self, frames: Bytes) -> Taking<'_> {
+        Box::pin(async {
+            let mut control = self.control.lock().await;
+            let written = control.write_chunk(frames).await;
+            written.map_err(|_| Refused::Broken)
+        })
+    }
+
+    fn chunk(&self, flow: FlowId, chunk: Chunk) -> Taking<'_> {
+        Box::pin(self.send(flow, chunk))
+    }
+
+    fn forget(&self, flow: FlowId) {
+        self.runs.borrow_mut().remove(&flow);
+    }
+
+    fn close(&self) {
+        self.connection.close(0_u32.into(), b"");
+    }
+
+    fn path(&self) -> Option<TunnelPath> {
+        let path = self.connection.stats().path;
+        Some(TunnelPath {
+            rtt_ms: (path.rtt.as_secs_f64() * 1e5).round() / 1e2,
+            sent: path.sent_packets,
+            lost: path.lost_packets,
+            refused: None,
+        })
+    }
+}
+
+impl Flows {
+    /// The endpoint.
+    fn quic(self: &Rc<Self>) -> io::Result<Rc<Quic>> {
+        let made = self.quic.get_or_init(|| {
+            let made = Quic::new().map(Rc::new);
+            match &made {
+                Ok(quic) => drop(spawn_local(Rc::clone(self).accept(Rc::clone(quic)))),
+                Err(error) => tracing::error!(%error, "QUIC cannot be had"),
+            }
+            made.ok()
+        });
+        made.clone()
+            .ok_or_else(|| io::ErrorKind::Unsupported.into())
+    }
+
+    /// The answer to a peer that asks for a carrier.
+    pub(super) fn grant(
+        self: &Rc<Self>,
+        peer: &Rc<Peer>,
+        kind: u32,
+        rtt: Option<Duration>,
+    ) -> Frame<'static> {
+        let refuse = Frame::Refuse { kind };
+        let promises = self.promises.borrow();
+        let of_peer = promises.values().filter(|p| Rc::ptr_eq(&p.0, peer));
+        if kind != u32::from(Tunnel::Quic.number())
+            || promises.len() >= MOST_GRANTS
+            || of_peer.count() >= MOST_GRANTS_OF_PEER
+        {
+            return refuse;
+        }
+        drop(promises);
+        let Ok(quic) = self.quic() else {
+            return refuse;
+        };
+        let token = random_token();
+        let client = peer.key.peer;
+        quic.grants
+            .table()
+            .insert(token, quic::Grant { client, rtt });
+        let promise = Promise(Rc::clone(peer));
+        self.promises.borrow_mut().insert(token, promise);
+        let (port, fingerprint) = (quic.port, quic.fingerprint);
+        let expiring = Rc::clone(self);
+        spawn_local(async move {
+            sleep(GRANT).await;
+            quic.grants.table().remove(&token);
+            expiring.promises.borrow_mut().remove(&token);
+        });
+        Frame::Grant {
+            kind,
+            port,
+            token,
+            fingerprint,
+        }
+    }
+
+    /// Opens a connection that was granted.
+    pub(super) async fn connect_quic(
+        self: &Rc<Self>,
+        peer: &Peer,
+        grant: Grant,
+        rtt: Option<Duration>,
+    ) -> io::Result<Rc<QuicCarrier>> {
+        let to = SocketAddr::new(peer.key.peer, grant.port);
+        let connecting = self
+            .quic()?
+            .connect(to, grant.token, grant.fingerprint, rtt)?;
+        let connection = timeout(HANDSHAKE, connecting).await;
+        let connection = connection.map_err(|_| io::ErrorKind::TimedOut)??;
+        let carrier = QuicCarrier::new(connection, peer.next_carrier(), peer.key.tag);
+        let carrier = timeout(HANDSHAKE, carrier).await.ok().flatten();
+        carrier.ok_or_else(|| io::ErrorKind::ConnectionAborted.into())
+    }
+
+    /// Lets in who has a token.
+    async fn accept(self: Rc<Self>, quic: Rc<Quic>) {
+        let half_open = Rc::new(Cell::new(0));
+        while let Some(connecting) = quic.accept(half_open.get()).await {
+            half_open.set(half_open.get() + 1);
+            let (flows, quic, half_open) =
+                (Rc::clone(&self), Rc::clone(&quic), Rc::clone(&half_open));
+            spawn_local(async move {
+                let connected = timeout(HANDSHAKE, connecting).await;
+                half_open.set(half_open.get() - 1);
+                match connected {
+                    Ok(Ok(connection)) => flows.accepted(&quic, connection).await,
+                    failed => tracing::debug!(?failed, "a QUIC handshake failed"),
+                }
+            });
+        }
+    }
+
+    /// A connection that a peer has opened, to its end.
+    async fn accepted(&self, quic: &Quic, connection: Connection) {
+        let token = quic.redeem(&connection);
+        let promise = token.and_then(|token| self.promises.borrow_mut().remove(&token));
+        let Some(Promise(peer)) = promise else {
+            return connection.close(0_u32.into(), b"");
+        };
+        // The first stream is the one for control frames.
+        let begun = async {
+            let mut control = connection.accept_uni().await.ok()?;
+            let mut bytes = [0; HEADER + 4];
+            control.read_exact(&mut bytes).await.ok()?;
+            match Frame::take(&mut &bytes[..]) {
+                Ok(Frame::Hello { carrier, tag })
+                    if tag == peer.key.tag && carrier.opener == Side::Peer =>
+                {
+                    Some((control, carrier))
+                }
+                _ => None,
+            }
+        };
+        let Ok(Some((control, id))) = timeout(HANDSHAKE, begun).await else {
+            return connection.close(0_u32.into(), b"");
+        };
+        let carrier = QuicCarrier::new(connection, id, peer.key.tag);
+        let Ok(Some(carrier)) = timeout(HANDSHAKE, carrier).await else {
+            return;
+        };
+        let receiving = carrier.receive(&peer, Some(control));
+        peer.run(id, carrier.clone(), receiving).await;
+    }
+}
+
+impl Peer {
+    /// Has a connection that this host has opened serve, to its end.
+    pub(super) async fn serve_quic(self: Rc<Self>, carrier: Rc<QuicCarrier>) {
+        let receiving = carrier.receive(&self, None);
+        self.run(carrier.id, carrier.clone(), receiving).await;
+    }
+}
+
+impl QuicCarrier {
+    /// Takes what arrives, until it breaks.
+    async fn receive(&self, peer: &Rc<Peer>, control: Option<RecvStream>) {
+        let mut streams = JoinSet::new();
+        if let Some(control) = control {
+            streams.spawn_local(Incoming::new(peer, self).frames(control, Frames::default()));
+        }
+        let mut dead = pin!(self.dead());
+        loop {
+            tokio::select! {
+                stream = self.connection.accept_uni() => match stream {
+                    Ok(stream) => drop(streams.spawn_local(Incoming::new(peer, self).take(stream))),
+                    Err(_) => return,
+                },
+                // Who breaks the rules has no carrier any more.
+                Some(done) = streams.join_next() => if !matches!(done, Ok(true)) {
+                    return;
+                },
+                () = &mut dead => return,
+            }
+        }
+    }
+}
+
+/// Where a stream's bytes go.
+struct Incoming {
+    peer: Rc<Peer>,
+    carrier: CarrierId,
+}
+
+impl Incoming {
+    fn new(peer: &Rc<Peer>, carrier: &QuicCarrier) -> Self {
+        Self {
+            peer: Rc::clone(peer),
+            carrier: carrier.id,
+        }
+    }
+
+    /// A stream, to its end. False if the peer breaks the rules.
+    async fn take(self, mut stream: RecvStream) -> bool {
+        let mut header = [0; HEADER];
+        if stream.read_exact(&mut header).await.is_err() {
+            return true;
+        }
+        match frame::open_chunk(&header) {
+            Some((flow, offset)) => self.run(stream, flow, offset).await,
+            None => {
+                let mut frames = Frames::default();
+                frames.push(&header);
+                self.frames(stream, frames).await
+            }
+        }
+    }
+
+    /// Bytes of a flow, in the order in which they arrive.
+    async fn run(self, mut stream: RecvStream, flow: FlowId, begin: u64) -> bool {
+        let take = |chunk: &quinn::Chunk| {
+            let offset = chunk.offset.checked_sub(HEADER as u64)?;
+            let offset = begin.checked_add(offset)?;
+            offset.checked_add(chunk.bytes.len() as u64)?;
+            self.peer.chunk(self.carrier, flow, offset, &chunk.bytes);
+            Some(chunk.bytes.len())
+        };
+        while let Ok(Some(chunk)) = stream.read_chunk(usize::MAX, false).await {
+            let mut next = Some(chunk);
+            let mut taken = 0;
+            // As much as has come, before the application is given any of it.
+            while let Some(chunk) = next {
+                let Some(len) = take(&chunk) else {
+                    return false;
+                };
+                taken += len;
+                next = match taken < TURN {
+                    true => now(stream.read_chunk(usize::MAX, false)).and_then(|read| read.ok()?),
+                    false => None,
+                };
+            }
+            self.peer.turn();
+        }
+        true
+    }
+
+    /// Frames, one behind the other.
+    async fn frames(self, mut stream: RecvStream, mut frames: Frames) -> bool {
+        loop {
+            loop {
+                match frames.has_one() {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    Err(_) => return false,
+                }
+                if frames
+                    .take(|frame| self.peer.frame(self.carrier, frame))
+                    .is_err()
+                {
+                    return false;
+                }
+            }
+            match stream.read_chunk(usize::MAX, true).await {
+                Ok(Some(chunk)) => frames.push(&chunk.bytes),
+                _ => return true,
+            }
+        }
+    }
+}

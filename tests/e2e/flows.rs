@@ -1,0 +1,138 @@
+//! Flows over carriers: what becomes of hooked connections when their carrier breaks in mid-flow, and works
+//! again.
+
+use std::{fs, process::Stdio};
+
+use vtl_control::Request;
+use vtl_testbed::{Host, Link};
+
+use crate::harness::{World, payload, same, until, url};
+
+const MB: usize = 1 << 20;
+/// IP protocol.
+const UDP: u8 = 17;
+/// Mbit/s: slow enough for what is to happen in the middle.
+const CRAWL: f64 = 8.0;
+
+impl World {
+    fn carriers(&self, host: Host) -> Vec<serde_json::Value> {
+        let status = self.status(host);
+        status["tunnels"].as_array().expect("a list").clone()
+    }
+
+    /// Bytes of applications that went by carriers, seen from the client.
+    fn carried(&self) -> u64 {
+        let of = |row: &serde_json::Value| row["bytes_received"].as_u64().unwrap_or(0);
+        self.carriers(Host::Client).iter().map(of).sum()
+    }
+}
+
+/// A download and an upload at the same time, while `happens` does something to the link.
+fn carry_through(name: &str, happens: impl Fn(&World, &mut dyn FnMut(u64))) {
+    let Some(world) = World::new(name, &Link::new(10.0, 100.0)) else {
+        return;
+    };
+    let server = world.servers()[0];
+    world.serve("meet", 1);
+    world.start_over("quic", server, "meet").process.wait();
+    until("a carrier", || !world.carriers(Host::Client).is_empty());
+    world.set_rate(CRAWL);
+    let file = world.path("upload");
+    fs::write(&file, payload(8 * MB, 7)).expect("written");
+    let curl = ["run", "--carrier", "quic", "--", "curl", "-sS", "-T"];
+    let from = file.to_str().expect("UTF-8");
+    let mut upload = world
+        .vtl(
+            Host::Client,
+            &[&curl[..], &[from, &url(server, "up")]].concat(),
+        )
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("curl runs");
+    world.serve("big", 24 * MB);
+    let mut download = world.start_over("quic", server, "big");
+    let mut reached = 0;
+    let mut goes_on = |more: u64| {
+        reached = reached.max(download.arrived()) + more;
+        download.reaches(reached);
+    };
+    goes_on(100_000);
+    happens(&world, &mut goes_on);
+    world.set_rate(100.0);
+    let status = download.process.wait();
+    assert!(status.success(), "{status}");
+    download.check();
+    let status = upload.wait().expect("curl ends");
+    assert!(status.success(), "{status}");
+    same(&file, &world.path("www").join("up"));
+    until("no flow is left", || {
+        [Host::Client, Host::Server]
+            .iter()
+            .all(|host| world.carriers(*host).iter().all(|row| row["flows"] == 0))
+    });
+}
+
+#[test]
+fn quic__dropped_in_mid_flow_and_back() {
+    carry_through("flow-drop", |world, goes_on| {
+        for _ in 0..2 {
+            world.block(Some(UDP));
+            until("the carrier's end", || {
+                [Host::Client, Host::Server]
+                    .iter()
+                    .all(|host| world.carriers(*host).is_empty())
+            });
+            // By the flows' own connections.
+            goes_on(500_000);
+            world.block(None);
+            until("a new carrier", || !world.carriers(Host::Client).is_empty());
+            let before = world.carried();
+            until("flows return", || world.carried() > before + 500_000);
+        }
+    });
+}
+
+/// Moves of both hosts' sending directions, while data go both ways and packets get lost.
+#[test]
+fn quic__moved_by_hand_again_and_again() {
+    carry_through("flow-move", |world, goes_on| {
+        world.set_loss(2.0);
+        let flows = |host| {
+            let list = world.call(host, &Request::FlowList { from: 0 });
+            list["flows"].as_array().expect("a list").clone()
+        };
+        for turn in 0..20 {
+            let carrier = if turn % 2 == 0 { "tcp" } else { "quic" };
+            for host in [Host::Client, Host::Server] {
+                for flow in flows(host) {
+                    let moved = Request::FlowMove {
+                        id: flow["id"].as_u64().expect("a number"),
+                        carrier: carrier.to_owned(),
+                    };
+                    let moved = world.call(host, &moved);
+                    assert_eq!(moved["sends_by"], carrier, "{moved}");
+                    assert_eq!(moved["why"], "moved by hand", "{moved}");
+                }
+            }
+            goes_on(30_000);
+        }
+        assert!(!flows(Host::Client).is_empty());
+        let received: Vec<_> = flows(Host::Client)
+            .iter()
+            .map(|flow| flow["receives_by"].clone())
+            .collect();
+        assert!(received.contains(&"quic".into()), "{received:?}");
+    });
+}
+
+#[test]
+fn quic__silence_of_seconds() {
+    carry_through("flow-silence", |world, goes_on| {
+        world.mute_server(true);
+        until("the carrier's end", || {
+            world.carriers(Host::Client).is_empty()
+        });
+        world.mute_server(false);
+        goes_on(500_000);
+    });
+}
