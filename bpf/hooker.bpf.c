@@ -441,6 +441,14 @@ static __always_inline int own_option(struct bpf_sock_ops *ops, struct option *o
     return opt->len;
 }
 
+/* Whether somebody drops segments for the option, it seems: after the handshake two were sent again, or the
+ * SYN/ACK has come twice more. A flow goes on without it; a control connection is no use without it. */
+static __always_inline int is_in_the_way(struct bpf_sock_ops *ops, const struct vtl_owned *own) {
+    if (ops->state != BPF_TCP_ESTABLISHED || !(own->flags & VTL_OWN_FLOW) || !own->flow.number)
+        return 0;
+    return ops->total_retrans - own->sent_again > 1 || ops->segs_in > 2;
+}
+
 SEC("sockops")
 int vtl_sockops(struct bpf_sock_ops *ops) {
     struct vtl_owned *own, accepted;
@@ -466,10 +474,11 @@ int vtl_sockops(struct bpf_sock_ops *ops) {
             set_writing(ops, 1);
         break;
     case BPF_SOCK_OPS_HDR_OPT_LEN_CB:
+        cookie = bpf_get_socket_cookie(ops);
+        own = bpf_map_lookup_elem(&vtl_own, &cookie);
         /* bytes_acked counts the SYN. */
-        if (ops->is_fullsock && ops->bytes_acked > 1) {
+        if (ops->is_fullsock && (ops->bytes_acked > 1 || (own && is_in_the_way(ops, own)))) {
             set_writing(ops, 0);
-            cookie = bpf_get_socket_cookie(ops);
             bpf_map_delete_elem(&vtl_own, &cookie);
         } else {
             len = own_option(ops, &opt);
@@ -491,6 +500,7 @@ int vtl_sockops(struct bpf_sock_ops *ops) {
             break;
         /* Whoever does not know flows does not answer with one. */
         len = own->flags & VTL_OWN_FLOW ? VTL_OPT_FLOW_LEN : VTL_OPT_LEN;
+        own->sent_again = ops->total_retrans;
         if (peers_option(ops, &opt, 0) == len)
             own->flags |= VTL_OWN_PEER;
         else
@@ -507,6 +517,7 @@ int vtl_sockops(struct bpf_sock_ops *ops) {
         accepted.flags = VTL_OWN_LISTEN | (len ? VTL_OWN_PEER : 0) |
                          (len == VTL_OPT_FLOW_LEN ? VTL_OWN_FLOW : 0);
         accepted.flow = opt.flow;
+        accepted.sent_again = 0;
         bpf_map_update_elem(&vtl_own, &cookie, &accepted, BPF_ANY);
         break;
     }

@@ -219,7 +219,7 @@ enum {
 enum { BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG = 1 << 6 };
 
 /* struct bpf_sock.state. */
-enum { BPF_TCP_LISTEN = 10, BPF_TCP_NEW_SYN_RECV = 12 };
+enum { BPF_TCP_ESTABLISHED = 1, BPF_TCP_LISTEN = 10, BPF_TCP_NEW_SYN_RECV = 12 };
 
 /* ---- sockets: linux/bpf.h, linux/tcp.h ---- */
 

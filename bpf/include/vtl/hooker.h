@@ -130,6 +130,7 @@ struct vtl_flow_name {
 struct vtl_owned {
     __u32 flags; /* enum vtl_own */
     struct vtl_flow_name flow;
+    __u32 sent_again; /* segments that had been sent again when the SYN/ACK came */
 };
 
 /* Indexes of the SOCKMAP `vtl_steer`: the steering listeners. */

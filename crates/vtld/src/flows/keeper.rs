@@ -118,16 +118,23 @@ impl Flows {
         };
         let socket = self.hooker.connect_control(peer.key.local, dest, name)?;
         let control = Control::new(socket)?;
-        let greeted = async {
+        let connected = async {
             control.connected().await?;
-            if !self.hooker.speaks_vtl(control.tcp()) {
-                return Ok(false);
-            }
-            let is_hello = |frame: Frame<'_>| matches!(frame, Frame::Hello { .. });
-            control.next(is_hello).await
+            Ok::<_, io::Error>(self.hooker.speaks_vtl(control.tcp()))
         };
-        let greeted = timeout(ANSWER, greeted).await;
-        if !greeted.map_err(|_| io::ErrorKind::TimedOut)?? {
+        let in_time = timeout(ANSWER, connected).await;
+        if !in_time.map_err(|_| io::ErrorKind::TimedOut)?? {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let is_hello = |frame: Frame<'_>| matches!(frame, Frame::Hello { .. });
+        let Ok(greeted) = timeout(ANSWER, control.next(is_hello)).await else {
+            // Somebody drops segments with the option, and that costs each flow its first second.
+            if let Err(error) = self.hooker.leave_plain(dest) {
+                tracing::debug!(%error, "a destination without VTL was not remembered");
+            }
+            return Err(io::ErrorKind::TimedOut.into());
+        };
+        if !greeted? {
             return Err(io::ErrorKind::Unsupported.into());
         }
         let id = peer.next_carrier();

@@ -305,6 +305,7 @@ impl Maps {
             Offer::Flow(name) => vtl_owned {
                 flags: abi::VTL_OWN_OFFER | abi::VTL_OWN_FLOW,
                 flow: flow(name),
+                ..Default::default()
             },
         };
         put(
@@ -321,7 +322,7 @@ impl Maps {
         let owned = found.ok().flatten();
         let owned: Option<vtl_owned> = owned.and_then(|bytes| abi::from_bytes(&bytes));
         match owned {
-            Some(vtl_owned { flags, flow }) if flags & abi::VTL_OWN_PEER != 0 => {
+            Some(vtl_owned { flags, flow, .. }) if flags & abi::VTL_OWN_PEER != 0 => {
                 if flags & abi::VTL_OWN_FLOW == 0 {
                     return Offer::Vtl;
                 }
