@@ -28,18 +28,18 @@ impl World {
 }
 
 /// A download and an upload at the same time, while `happens` does something to the link.
-fn carry_through(name: &str, happens: impl Fn(&World, &mut dyn FnMut(u64))) {
-    let Some(world) = World::new(name, &Link::new(10.0, 100.0)) else {
+fn carry_through(carrier: &str, name: &str, happens: impl Fn(&World, &mut dyn FnMut(u64))) {
+    let Some(world) = World::new(&format!("{name}-{carrier}"), &Link::new(10.0, 100.0)) else {
         return;
     };
     let server = world.servers()[0];
     world.serve("meet", 1);
-    world.start_over("quic", server, "meet").process.wait();
+    world.start_over(carrier, server, "meet").process.wait();
     until("a carrier", || !world.carriers(Host::Client).is_empty());
     world.set_rate(CRAWL);
     let file = world.path("upload");
     fs::write(&file, payload(8 * MB, 7)).expect("written");
-    let curl = ["run", "--carrier", "quic", "--", "curl", "-sS", "-T"];
+    let curl = ["run", "--carrier", carrier, "--", "curl", "-sS", "-T"];
     let from = file.to_str().expect("UTF-8");
     let mut upload = world
         .vtl(
@@ -50,7 +50,7 @@ fn carry_through(name: &str, happens: impl Fn(&World, &mut dyn FnMut(u64))) {
         .spawn()
         .expect("curl runs");
     world.serve("big", 24 * MB);
-    let mut download = world.start_over("quic", server, "big");
+    let mut download = world.start_over(carrier, server, "big");
     let mut reached = 0;
     let mut goes_on = |more: u64| {
         reached = reached.max(download.arrived()) + more;
@@ -72,9 +72,8 @@ fn carry_through(name: &str, happens: impl Fn(&World, &mut dyn FnMut(u64))) {
     });
 }
 
-#[test]
-fn quic__dropped_in_mid_flow_and_back() {
-    carry_through("flow-drop", |world, goes_on| {
+fn dropped_in_mid_flow_and_back(carrier: &str) {
+    carry_through(carrier, "drop", |world, goes_on| {
         for _ in 0..2 {
             world.block(Some(UDP));
             until("the carrier's end", || {
@@ -92,42 +91,84 @@ fn quic__dropped_in_mid_flow_and_back() {
     });
 }
 
-/// Moves of both hosts' sending directions, while data go both ways and packets get lost.
 #[test]
-fn quic__moved_by_hand_again_and_again() {
-    carry_through("flow-move", |world, goes_on| {
+fn quic__dropped_in_mid_flow_and_back() {
+    dropped_in_mid_flow_and_back("quic");
+}
+
+#[test]
+fn sctp__dropped_in_mid_flow_and_back() {
+    dropped_in_mid_flow_and_back("sctp");
+}
+
+#[test]
+fn kcp__dropped_in_mid_flow_and_back() {
+    dropped_in_mid_flow_and_back("kcp");
+}
+
+/// Moves of both hosts' sending directions between all kinds, while data go both ways and packets get lost.
+#[test]
+fn moves__by_hand_again_and_again() {
+    carry_through("quic", "move", |world, goes_on| {
+        let mut kinds = vec!["tcp", "sctp", "quic", "kcp"];
+        if std::path::Path::new("/proc/sys/net/mptcp").exists() {
+            kinds.push("mptcp");
+        } else {
+            println!("without mptcp, which this kernel does not have");
+        }
         world.set_loss(2.0);
         let flows = |host| {
             let list = world.call(host, &Request::FlowList { from: 0 });
             list["flows"].as_array().expect("a list").clone()
         };
         for turn in 0..20 {
-            let carrier = if turn % 2 == 0 { "tcp" } else { "quic" };
+            let carrier = kinds[turn % kinds.len()];
+            // The client has it opened if there is none.
             for host in [Host::Client, Host::Server] {
                 for flow in flows(host) {
-                    let moved = Request::FlowMove {
-                        id: flow["id"].as_u64().expect("a number"),
-                        carrier: carrier.to_owned(),
-                    };
-                    let moved = world.call(host, &moved);
-                    assert_eq!(moved["sends_by"], carrier, "{moved}");
+                    let id = flow["id"].as_u64().expect("a number");
+                    let carrier = carrier.to_owned();
+                    let moved = world.call(host, &Request::FlowMove { id, carrier });
+                    assert_eq!(moved["sends_by"], kinds[turn % kinds.len()], "{moved}");
                     assert_eq!(moved["why"], "moved by hand", "{moved}");
                 }
             }
             goes_on(30_000);
         }
         assert!(!flows(Host::Client).is_empty());
-        let received: Vec<_> = flows(Host::Client)
-            .iter()
-            .map(|flow| flow["receives_by"].clone())
-            .collect();
-        assert!(received.contains(&"quic".into()), "{received:?}");
+        let all = world.carriers(Host::Client);
+        assert_eq!(all.len(), kinds.len() - 1, "{all:?}");
+        let used = |row: &serde_json::Value| row["bytes_received"].as_u64().unwrap_or(0) > 0;
+        assert!(all.iter().all(used), "{all:?}");
     });
 }
 
 #[test]
 fn quic__silence_of_seconds() {
-    carry_through("flow-silence", |world, goes_on| {
+    silence_of_seconds("quic");
+}
+
+#[test]
+fn sctp__silence_of_seconds() {
+    silence_of_seconds("sctp");
+}
+
+#[test]
+fn kcp__silence_of_seconds() {
+    silence_of_seconds("kcp");
+}
+
+#[test]
+fn mptcp__silence_of_seconds() {
+    if std::path::Path::new("/proc/sys/net/mptcp").exists() {
+        silence_of_seconds("mptcp");
+    } else {
+        vtl_testing::skip("this kernel has no MPTCP");
+    }
+}
+
+fn silence_of_seconds(carrier: &str) {
+    carry_through(carrier, "silence", |world, goes_on| {
         world.mute_server(true);
         until("the carrier's end", || {
             world.carriers(Host::Client).is_empty()

@@ -6,20 +6,22 @@ use core::fmt;
 /// The grafts that may lose something, as carriers of flows that are marked loss-tolerant.
 pub const LOSSY: [&str; 4] = ["udp", "udp-lite", "dccp-ccid2", "dccp-ccid3"];
 
-/// Carriers that are no grafts: a flow is a stream of one tunnel to each peer.
+/// Carriers that are no grafts: one to each peer takes all flows that want its kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Tunnel {
+pub enum Kind {
     /// QUIC, by quinn.
     Quic,
     /// MPTCP, by the kernel.
     Mptcp,
     /// SCTP in UDP, by sctp-proto.
     Sctp,
+    /// KCP, by the crate of that name.
+    Kcp,
 }
 
-impl Tunnel {
+impl Kind {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Quic, Self::Mptcp, Self::Sctp];
+    pub const ALL: [Self; 4] = [Self::Quic, Self::Mptcp, Self::Sctp, Self::Kcp];
 
     /// By its name as a carrier.
     pub fn named(name: &str) -> Option<Self> {
@@ -32,25 +34,27 @@ impl Tunnel {
             Self::Quic => "quic",
             Self::Mptcp => "mptcp",
             Self::Sctp => "sctp",
+            Self::Kcp => "kcp",
         }
     }
 
-    /// Its number in the preamble that asks for it.
+    /// Its number in what asks for it.
     pub fn number(self) -> u8 {
         match self {
             Self::Quic => 1,
             Self::Mptcp => 2,
             Self::Sctp => 3,
+            Self::Kcp => 4,
         }
     }
 
-    /// By its number in the preamble.
+    /// By its number.
     pub fn numbered(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.number() == number)
     }
 }
 
-impl fmt::Display for Tunnel {
+impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
@@ -62,12 +66,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tunnel__is_found_by_name_and_number() {
-        for tunnel in Tunnel::ALL {
-            assert_eq!(Tunnel::named(tunnel.name()), Some(tunnel));
-            assert_eq!(Tunnel::numbered(tunnel.number()), Some(tunnel));
+    fn kind__is_found_by_name_and_number() {
+        for kind in Kind::ALL {
+            assert_eq!(Kind::named(kind.name()), Some(kind));
+            assert_eq!(Kind::numbered(kind.number()), Some(kind));
         }
-        assert_eq!(Tunnel::ALL.map(Tunnel::number), [1, 2, 3]);
-        assert_eq!((Tunnel::named("udp"), Tunnel::numbered(0)), (None, None));
+        assert_eq!(Kind::ALL.map(Kind::number), [1, 2, 3, 4]);
+        assert_eq!((Kind::named("udp"), Kind::numbered(0)), (None, None));
     }
 }

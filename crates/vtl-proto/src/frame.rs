@@ -224,7 +224,7 @@ pub enum Frame<'a> {
     },
     /// May the sender open a carrier of this kind?
     Ask {
-        /// [`Tunnel::number`](crate::carrier::Tunnel::number).
+        /// [`Kind::number`](crate::carrier::Kind::number).
         kind: u32,
     },
     /// It may.

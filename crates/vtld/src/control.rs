@@ -320,11 +320,11 @@ impl Service {
                 self.broker.remove(name)?;
                 plain(Done {})
             }
-            Request::FlowList { from } => plain(self.broker.tunnels().flows(from)),
-            Request::FlowShow { id } => plain(self.broker.tunnels().flow(id)?),
+            Request::FlowList { from } => plain(self.broker.flows().list(from)),
+            Request::FlowShow { id } => plain(self.broker.flows().show(id)?),
             Request::FlowMove { id, carrier } => {
                 root("flow move")?;
-                plain(self.broker.tunnels().move_flow(id, carrier)?)
+                plain(self.broker.flows().move_flow(id, carrier)?)
             }
             Request::HookList => plain(Hooks {
                 hooks: hooks(&*hooker()?),

@@ -1,9 +1,8 @@
 //! VTL's daemon as a library: what the binary `vtld` is made of.
 //!
 //! - [`hooker`]: captures unmodified applications' connections;
-//! - `flows`: flows that belong to no carrier, over carriers that may break;
 //! - [`broker`]: opens sessions with peers and moves the bytes;
-//! - [`tunnel`]: carriers that are no grafts, such as QUIC;
+//! - `flows`: hooked flows, and carriers that are no grafts, such as QUIC;
 //! - [`rules`]: the file that says which connections travel by what;
 //! - [`control`]: the Unix socket for `vtl` and the client library.
 
@@ -13,5 +12,4 @@ mod flows;
 pub mod hooker;
 mod option;
 pub mod rules;
-pub mod tunnel;
 mod urgent;

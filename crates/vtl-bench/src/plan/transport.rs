@@ -4,7 +4,7 @@ use std::fmt;
 use std::iter::{once, repeat};
 use std::str::FromStr;
 
-use vtl_proto::carrier::{LOSSY, Tunnel};
+use vtl_proto::carrier::{Kind, LOSSY};
 use vtl_testbed::Link;
 
 /// A transport as plans name it.
@@ -99,7 +99,7 @@ impl FromStr for Graft {
 fn is_carrier(text: &str) -> bool {
     match text.strip_prefix("graft:") {
         Some(name) => is_word(name),
-        None => Tunnel::named(text).is_some() || LOSSY.contains(&text),
+        None => Kind::named(text).is_some() || LOSSY.contains(&text),
     }
 }
 
@@ -110,7 +110,7 @@ fn is_word(text: &str) -> bool {
 
 /// Every valid name; NAME stands for a graft.
 fn names() -> String {
-    let carriers = Tunnel::ALL.map(Tunnel::name).into_iter().chain(LOSSY);
+    let carriers = Kind::ALL.map(Kind::name).into_iter().chain(LOSSY);
     let hooks = carriers.map(|carrier| format!(", hook:{carrier}"));
     "tcp-cubic, tcp-bbr, tcp-reno, quic, quic-bbr, udp, graft:NAME, graft:NAME?PARAMETER=VALUE, \
      hook:graft:NAME"

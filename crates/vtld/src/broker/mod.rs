@@ -42,7 +42,7 @@ use vtl_proto::frame::FlowName;
 
 use crate::{
     hooker::{self, Carrier, ClientFlow, HeldConnect, Over, ServerFlow},
-    option, tunnel,
+    flows, option,
 };
 
 use engine::Wanted;
@@ -207,7 +207,7 @@ pub struct Handle {
     commands: Sender<Command>,
     wake: Arc<EventFd>,
     peers: Arc<RwLock<HashSet<IpAddr>>>,
-    tunnels: tunnel::Handle,
+    flows: flows::Handle,
 }
 
 impl Handle {
@@ -313,14 +313,14 @@ impl Handle {
     pub fn status(&self, from: u32) -> Result<Status, String> {
         let status: Status = self.ask(|reply| Command::Status { from, reply })?;
         Ok(Status {
-            tunnels: self.tunnels.status(),
+            tunnels: self.flows.status(),
             ..status
         })
     }
 
-    /// The thread of tunnels and flows.
-    pub(crate) fn tunnels(&self) -> &tunnel::Handle {
-        &self.tunnels
+    /// The thread of flows.
+    pub(crate) fn flows(&self) -> &flows::Handle {
+        &self.flows
     }
 
     /// State of the owner's session.
@@ -398,13 +398,13 @@ impl Handle {
 
     /// Lets hooked applications use the broker.
     pub fn set_hooker(&self, hooker: hooker::Handle) {
-        self.tunnels.set_hooker(hooker.clone());
+        self.flows.set_hooker(hooker.clone());
         self.send(Command::Hooker(hooker));
     }
 
-    /// Ends all sessions and tunnels, and the threads.
+    /// Ends all sessions and flows, and the threads.
     pub fn stop(&self) {
-        self.tunnels.stop();
+        self.flows.stop();
         self.send(Command::Stop);
     }
 }
@@ -420,19 +420,17 @@ impl Handle {
 
 impl hooker::Broker for Handle {
     fn knows(&self, host: IpAddr) -> bool {
-        self.has_session(host) || self.tunnels.knows(host)
+        self.has_session(host) || self.flows.knows(host)
     }
 
     fn name_flow(&self, held: &HeldConnect) -> Option<FlowName> {
-        let named = held.tunnel() == Some(tunnel::Kind::Quic);
-        named.then(|| self.tunnels.name_flow(held.src().ip(), held.dest().ip()))
+        let (local, peer) = (held.src().ip(), held.dest().ip());
+        let name = |kind| self.flows.name_flow(local, peer, kind);
+        held.kind().map(name)
     }
 
     fn try_session(&self, held: HeldConnect) -> Result<(), HeldConnect> {
-        if let Some(kind) = held.tunnel() {
-            return self.tunnels.try_flow(kind, held);
-        }
-        if !self.has_session(held.dest().ip()) {
+        if held.kind().is_some() || !self.has_session(held.dest().ip()) {
             return Err(held);
         }
         self.send(Command::Held(held));
@@ -440,11 +438,8 @@ impl hooker::Broker for Handle {
     }
 
     fn client(&self, flow: ClientFlow) {
-        if let Some(name) = flow.name {
-            return self.tunnels.opened(flow, name);
-        }
-        if let Some(kind) = flow.tunnel {
-            return self.tunnels.client(kind, flow);
+        if let Some((name, kind)) = flow.name.zip(flow.kind) {
+            return self.flows.opened(flow, name, kind);
         }
         let ClientFlow {
             app,
@@ -452,7 +447,7 @@ impl hooker::Broker for Handle {
             src,
             peer,
             over,
-            tunnel: _,
+            kind: _,
             name: _,
         } = flow;
         let broker = self.clone();
@@ -470,7 +465,7 @@ impl hooker::Broker for Handle {
 
     fn server(&self, flow: ServerFlow) {
         match flow.name {
-            Some(name) => self.tunnels.steered(flow, name),
+            Some(name) => self.flows.steered(flow, name),
             None => self.send(Command::Server(flow)),
         }
     }
@@ -489,7 +484,7 @@ pub fn start(config: Config) -> anyhow::Result<(Handle, JoinHandle<()>)> {
         commands,
         wake,
         peers: Arc::default(),
-        tunnels: tunnel::Handle::default(),
+        flows: flows::Handle::default(),
     };
     let own = handle.clone();
     let (ready, started) = mpsc::sync_channel(1);

@@ -1,8 +1,6 @@
 //! The first bytes on a discovery connection: the server's vtld says that it has it, and the client's
 //! what it is for. PROTOCOL.md, "The discovery connection".
 
-use crate::tunnel;
-
 /// Bytes of a preamble.
 pub(crate) const LENGTH: usize = 16;
 const MAGIC: &[u8; 4] = b"VTL1";
@@ -10,9 +8,13 @@ const MAGIC: &[u8; 4] = b"VTL1";
 /// for which no preamble is meant.
 pub(crate) const GREETING: [u8; LENGTH] = *b"VTL1\x05\0\0\0\0\0\0\0\0\0\0\0";
 
+/// Asks for a tunnel, and the answer that there is none: a preamble follows.
+const ASK: u8 = 16;
+pub(super) const REFUSED: [u8; LENGTH] = *b"VTL1\x12\0\0\0\0\0\0\0\0\0\0\0";
+
 /// What a discovery connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Preamble {
+pub(crate) enum Preamble {
     /// Plain TCP after all: the application's bytes follow.
     Plain,
     /// Ends when the client's vtld ends. The token is the server's guard of the session.
@@ -20,15 +22,12 @@ pub(super) enum Preamble {
         /// `vtl_session.token` at the server.
         token: u64,
     },
-    /// Asks for a tunnel: [`crate::tunnel`].
-    Tunnel {
-        /// Which carrier.
-        kind: tunnel::Kind,
-    },
+    /// Asks for what other releases of VTL have and this one has not.
+    Tunnel,
 }
 
 impl Preamble {
-    pub(super) fn emit(self) -> [u8; LENGTH] {
+    pub(crate) fn emit(self) -> [u8; LENGTH] {
         let mut bytes = [0; LENGTH];
         bytes[..4].copy_from_slice(MAGIC);
         match self {
@@ -37,7 +36,7 @@ impl Preamble {
                 bytes[4] = 1;
                 bytes[8..].copy_from_slice(&token.to_be_bytes());
             }
-            Self::Tunnel { kind } => return tunnel::ask(kind),
+            Self::Tunnel => bytes[4] = ASK,
         }
         bytes
     }
@@ -50,9 +49,7 @@ impl Preamble {
             1 => Some(Self::Lifeline {
                 token: u64::from_be_bytes(rest[4..].try_into().ok()?),
             }),
-            tunnel::ASK => Some(Self::Tunnel {
-                kind: tunnel::Kind::numbered(rest[1])?,
-            }),
+            ASK => Some(Self::Tunnel),
             _ => None,
         }
     }
@@ -69,9 +66,7 @@ mod tests {
             Preamble::Lifeline {
                 token: 0x0123_4567_89ab_cdef,
             },
-            Preamble::Tunnel {
-                kind: tunnel::Kind::Quic,
-            },
+            Preamble::Tunnel,
         ] {
             assert_eq!(Preamble::parse(&preamble.emit()), Some(preamble));
         }

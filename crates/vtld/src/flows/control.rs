@@ -16,10 +16,16 @@ use tokio::{
 };
 use vtl_control::TunnelPath;
 use vtl_core::flow::Chunk;
-use vtl_proto::frame::{self, CarrierId, FlowId, Frame, FrameError};
+use vtl_proto::{
+    carrier::Kind,
+    frame::{self, CarrierId, FlowId, Frame, FrameError},
+};
 
-use super::carrier::{Carrier, Refused, Taking};
-use crate::{broker::set_linger, tunnel::wire};
+use super::{
+    carrier::{Carrier, Refused, Taking},
+    socket,
+};
+use crate::broker::set_linger;
 
 /// Bytes read at a time.
 const READ: usize = 16 << 10;
@@ -35,9 +41,9 @@ pub(super) struct Control {
 impl Control {
     /// Of a connection that does not block.
     pub(super) fn new(socket: TcpStream) -> io::Result<Rc<Self>> {
-        wire::keep_asking(&socket);
+        socket::keep_asking(&socket);
         Ok(Rc::new(Self {
-            socket: wire::watch(socket)?,
+            socket: socket::watch(socket)?,
             writing: Mutex::new(()),
             unread: RefCell::default(),
         }))
@@ -49,7 +55,7 @@ impl Control {
 
     /// Waits for the outcome of its connect.
     pub(super) async fn connected(&self) -> io::Result<()> {
-        wire::connected(&self.socket).await
+        socket::connected(&self.socket).await
     }
 
     /// Sends one frame.
@@ -79,7 +85,7 @@ impl Control {
 }
 
 impl Carrier for Control {
-    fn name(&self) -> Option<&'static str> {
+    fn kind(&self) -> Option<Kind> {
         None
     }
 

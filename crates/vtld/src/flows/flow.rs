@@ -21,9 +21,9 @@ use vtl_proto::frame::{FlowId, ResetCode};
 use super::{
     carrier::Refused,
     peer::Peer,
-    socket::{Got, read},
+    socket::{self, Got, read},
 };
-use crate::{broker::set_linger, tunnel::wire, urgent};
+use crate::{broker::set_linger, urgent};
 
 /// Bytes read from a socket, and given to a carrier, at a time.
 const CHUNK: usize = 64 << 10;
@@ -47,10 +47,10 @@ impl Ends {
         tcp: TcpStream,
         guard: Option<Box<dyn Any + Send>>,
     ) -> io::Result<Self> {
-        wire::keep_alive(&tcp);
+        socket::keep_alive(&tcp);
         Ok(Self {
-            app: wire::watch(app)?,
-            tcp: wire::watch(tcp)?,
+            app: socket::watch(app)?,
+            tcp: socket::watch(tcp)?,
             is_done: Cell::new(false),
             _guard: guard,
         })
@@ -164,14 +164,14 @@ struct Mover<'a> {
 impl Mover<'_> {
     async fn run(&self) -> Result<(), Reset> {
         let all = async {
-            let connected = wire::connected(&self.ends.app).await;
+            let connected = socket::connected(&self.ends.app).await;
             connected.map_err(Reset::App)?;
             tokio::try_join!(self.send(), self.receive(), self.deliver()).map(drop)
         };
         tokio::select! {
             result = all => result,
-            () = wire::broken(&self.ends.app) => Err(Reset::App(io::ErrorKind::ConnectionReset.into())),
-            () = wire::broken(&self.ends.tcp) => Err(Reset::Tcp(io::ErrorKind::ConnectionReset.into())),
+            () = socket::broken(&self.ends.app) => Err(Reset::App(io::ErrorKind::ConnectionReset.into())),
+            () = socket::broken(&self.ends.tcp) => Err(Reset::Tcp(io::ErrorKind::ConnectionReset.into())),
             () = self.changed.reset.notified() => Err(Reset::Peer),
         }
     }
@@ -289,7 +289,7 @@ impl Mover<'_> {
             () = self.left(path) => Err(Refused::Full),
         };
         match taken {
-            Ok(()) => self.peer.count_sent(len),
+            Ok(()) => self.peer.count_sent(carrier, len),
             // Its end is noted elsewhere, and the chunk given back then.
             Err(Refused::Broken) => {
                 self.left(path).await;

@@ -6,18 +6,18 @@ use std::{io, net::SocketAddr, net::TcpStream, rc::Rc, time::Duration};
 use tokio::{
     sync::mpsc,
     task::spawn_local,
-    time::{Instant, interval, sleep, timeout},
+    time::{Instant, interval, sleep_until, timeout},
 };
 use vtl_proto::{
-    carrier::Tunnel,
+    carrier::Kind,
     frame::{CONTROL_CONNECTION, CarrierId, FlowName, Frame, Side},
 };
 
 use super::{
     Flows,
+    carrier::Granted,
     control::{Control, hello},
     peer::Peer,
-    quic::Grant,
 };
 use crate::broker::tcp_rtt;
 
@@ -37,35 +37,49 @@ const MOST_HELD: u64 = 128 << 20;
 const TICK: Duration = Duration::from_secs(1);
 
 /// The pauses between attempts.
-struct Pauses(Duration);
+struct Pauses {
+    pause: Duration,
+    /// When the last one began.
+    last: Option<Instant>,
+}
 
 impl Pauses {
-    async fn wait(&mut self, began: Instant) {
-        if began.elapsed() >= WORTH {
-            self.0 = PAUSE;
+    fn new() -> Self {
+        Self {
+            pause: PAUSE,
+            last: None,
         }
-        sleep(self.0).await;
-        self.0 = (self.0 * 2).min(LONGEST_PAUSE);
+    }
+
+    /// Waits until there may be another attempt.
+    async fn wait(&mut self) {
+        if let Some(last) = self.last {
+            if last.elapsed() >= WORTH {
+                self.pause = PAUSE;
+            }
+            sleep_until(last + self.pause).await;
+            self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        }
+        self.last = Some(Instant::now());
     }
 }
 
-/// What the peer says to ASK: `None`, that it refuses.
-type Answers = mpsc::Receiver<Option<Grant>>;
+/// What the peer says to ASK for a kind: `None`, that it refuses.
+type Answers = mpsc::Receiver<(u32, Option<Granted>)>;
 
 impl Flows {
     /// Keeps carriers to a peer open while this host's flows need them.
     pub(super) async fn keep(self: Rc<Self>, peer: Rc<Peer>) {
-        let mut pauses = Pauses(PAUSE);
+        let mut pauses = Pauses::new();
         let carriers = async {
             loop {
-                let began = Instant::now();
+                pauses.wait().await;
                 // A port that was hooked once need not be any more.
                 if let Some(dest) = peer.dest.get()
                     && let Err(error) = self.open_control(&peer, dest).await
                 {
                     tracing::debug!(%error, %dest, "no control connection");
                 }
-                pauses.wait(began).await;
             }
         };
         tokio::select! {
@@ -144,20 +158,22 @@ impl Flows {
         let receiving = async {
             let each = |frame: Frame<'_>| match frame {
                 Frame::Grant {
+                    kind,
                     port,
                     token,
                     fingerprint,
-                    ..
                 } => {
                     // What nobody has asked for is dropped.
-                    let _ = answer.try_send(Some(Grant {
-                        port,
+                    let to = SocketAddr::new(peer.key.peer, port);
+                    let granted = Granted {
+                        to,
                         token,
                         fingerprint,
-                    }));
+                    };
+                    let _ = answer.try_send((kind, Some(granted)));
                 }
-                Frame::Refuse { .. } => {
-                    let _ = answer.try_send(None);
+                Frame::Refuse { kind } => {
+                    let _ = answer.try_send((kind, None));
                 }
                 frame => peer.frame(id, frame),
             };
@@ -173,47 +189,71 @@ impl Flows {
         Ok(())
     }
 
-    /// Opens the carrier for flows, again and again.
+    /// Opens the carriers that flows need, again and again.
     async fn open_carriers(
         self: &Rc<Self>,
         peer: &Rc<Peer>,
         control: &Control,
         mut answers: Answers,
     ) {
-        let mut pauses = Pauses(PAUSE);
+        let mut pauses = Pauses::new();
         loop {
             // One that has outlived an earlier control connection serves.
-            peer.until(|peer| peer.best().is_none()).await;
-            let began = Instant::now();
-            // The answer to a question that was given up.
-            let _ = answers.try_recv();
-            let kind = Tunnel::Quic.number().into();
-            if control.say(Frame::Ask { kind }).await.is_err() {
-                return std::future::pending().await;
+            peer.until(|peer| !peer.lacking().is_empty()).await;
+            let lacking = peer.lacking();
+            // Another kind may be asked for by hand meanwhile.
+            let more = peer.until(|peer| peer.lacking().iter().any(|kind| !lacking.contains(kind)));
+            tokio::select! {
+                () = pauses.wait() => {}
+                () = more => {}
             }
-            let answer = timeout(ANSWER, answers.recv()).await;
-            match answer {
-                Ok(Some(Some(grant))) => {
-                    let rtt = tcp_rtt(control.tcp());
-                    match self.connect_quic(peer, grant, rtt).await {
-                        Ok(carrier) => {
-                            let serving = Rc::clone(peer).serve_quic(carrier);
-                            // It outlives this control connection.
-                            let _ = spawn_local(serving).await;
-                        }
-                        Err(error) => {
-                            tracing::info!(%error, peer = %peer.key.peer, carrier = "quic", "plain TCP for now");
+            for kind in peer.lacking() {
+                // The answer to a question that was given up.
+                while answers.try_recv().is_ok() {}
+                let asked = u32::from(kind.number());
+                if control.say(Frame::Ask { kind: asked }).await.is_err() {
+                    return std::future::pending().await;
+                }
+                let answered = async {
+                    loop {
+                        match answers.recv().await {
+                            Some((kind, grant)) if kind == asked => return Some(grant),
+                            Some(_) => {}
+                            None => return None,
                         }
                     }
+                };
+                match timeout(ANSWER, answered).await {
+                    Ok(Some(Some(granted))) => {
+                        let rtt = tcp_rtt(control.tcp());
+                        if let Err(error) = self.open_carrier(peer, kind, granted, rtt).await {
+                            tracing::info!(%error, peer = %peer.key.peer, carrier = %kind, "plain TCP for now");
+                        }
+                    }
+                    Ok(Some(None)) => {
+                        tracing::info!(peer = %peer.key.peer, carrier = %kind, "the peer refuses a carrier");
+                    }
+                    Ok(None) => return std::future::pending().await,
+                    Err(_) => {}
                 }
-                Ok(Some(None)) => {
-                    tracing::info!(peer = %peer.key.peer, carrier = "quic", "the peer refuses a carrier");
-                }
-                Ok(None) => return std::future::pending().await,
-                Err(_) => {}
             }
-            pauses.wait(began).await;
         }
+    }
+
+    /// Opens a carrier, and has it serve.
+    async fn open_carrier(
+        self: &Rc<Self>,
+        peer: &Rc<Peer>,
+        kind: Kind,
+        granted: Granted,
+        rtt: Option<Duration>,
+    ) -> io::Result<()> {
+        let endpoint = self.endpoint(kind)?;
+        let link = endpoint.connect(peer.key.local, granted, rtt).await?;
+        let number = peer.next_carrier();
+        // It outlives this control connection.
+        spawn_local(link.serve(Rc::clone(peer), Some(number)));
+        Ok(())
     }
 
     /// Serves a control connection that a peer has opened, to its end.

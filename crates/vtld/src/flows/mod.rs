@@ -2,40 +2,47 @@
 //! whose bytes go by a better carrier while there is one.
 //!
 //! `peer.rs` is an association: its flows, its carriers, and what passes between them. `flow.rs` moves the
-//! bytes of one flow, `control.rs` is the control connection, `quic.rs` a carrier, `keeper.rs` opens both.
-//! The rules are in `vtl-core`; here are sockets, clocks and tasks, all on the thread of tunnels.
+//! bytes of one flow, `control.rs` is the control connection, `carrier/` has a file for each kind of carrier,
+//! `keeper.rs` opens both, `grants.rs` lets peers do so. The rules are in `vtl-core`; here are sockets, clocks
+//! and tasks, all on one thread (`thread.rs`).
 
 mod carrier;
 mod control;
 mod flow;
+mod grants;
 mod keeper;
 mod peer;
-mod quic;
+mod plain;
 mod socket;
+mod thread;
 
 use std::{
-    cell::{Cell, OnceCell, RefCell},
+    cell::{Cell, RefCell},
     collections::{HashMap, HashSet},
     io,
     net::{IpAddr, SocketAddr, TcpStream},
     rc::Rc,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
-use tokio::{task::spawn_local, time::timeout};
+use tokio::task::spawn_local;
 use vtl_control::{FlowList, FlowStatus, TunnelStatus};
-use vtl_proto::frame::{CONTROL_CONNECTION, FlowId, FlowName, Side};
+use vtl_proto::{
+    carrier::Kind,
+    frame::{CONTROL_CONNECTION, FlowId, FlowName, Side},
+};
 
 use crate::{
     broker::random_token,
     hooker::{self, ServerFlow},
-    tunnel::quic::Quic,
 };
 
+use carrier::Endpoint;
 use flow::{Ends, State};
+use grants::Promise;
 use peer::Peer;
-use quic::Promise;
+pub(crate) use thread::Handle;
 
 /// Associations at a time.
 const MOST_PEERS: usize = 1024;
@@ -45,8 +52,6 @@ const MOST_OF_HOST: usize = 64;
 const MOST_NAMES: usize = 4096;
 /// Flows that one message names.
 const PAGE: usize = 100;
-/// How long the peers' being told of the end may take.
-const FAREWELL: Duration = Duration::from_millis(200);
 
 /// An association's identity: at most one of its hosts has chosen the tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -60,7 +65,7 @@ pub(crate) struct Key {
 /// The names of flows that this host opens.
 #[derive(Default)]
 pub(crate) struct Names {
-    latest: Mutex<HashMap<(IpAddr, IpAddr), FlowName>>,
+    latest: Mutex<HashMap<(IpAddr, IpAddr, Kind), FlowName>>,
     /// Addresses with a control connection that this host has opened: its own, and the other host's.
     known: Mutex<HashSet<(IpAddr, IpAddr)>>,
 }
@@ -84,15 +89,16 @@ impl Names {
         };
     }
 
-    /// The next flow's from one address to another.
-    pub(crate) fn next(&self, local: IpAddr, peer: IpAddr) -> FlowName {
+    /// The next flow's from one address to another: those that want one kind of carrier are an association.
+    fn next(&self, local: IpAddr, peer: IpAddr, kind: Kind) -> FlowName {
         let mut latest = lock(&self.latest);
         if latest.len() >= MOST_NAMES {
             // Most destinations do not speak VTL.
             let known = lock(&self.known);
-            latest.retain(|addresses, _| known.contains(addresses));
+            latest.retain(|(local, peer, _), _| known.contains(&(*local, *peer)));
         }
-        let name = latest.entry((local, peer)).or_insert_with(|| FlowName {
+        let key = (local, peer, kind);
+        let name = latest.entry(key).or_insert_with(|| FlowName {
             // Cut on purpose.
             tag: random_token() as u32,
             number: CONTROL_CONNECTION,
@@ -100,7 +106,7 @@ impl Names {
         name.number += 1;
         if name.number == u32::MAX {
             let last = *name;
-            latest.remove(&(local, peer));
+            latest.remove(&key);
             return last;
         }
         *name
@@ -109,12 +115,9 @@ impl Names {
     /// The association has ended: numbers are never reused, so the next one gets another tag.
     fn forget(&self, key: Key) {
         let mut latest = lock(&self.latest);
-        if latest
-            .get(&(key.local, key.peer))
-            .is_some_and(|name| name.tag == key.tag)
-        {
-            latest.remove(&(key.local, key.peer));
-        }
+        latest.retain(|(local, peer, _), name| {
+            (*local, *peer, name.tag) != (key.local, key.peer, key.tag)
+        });
     }
 }
 
@@ -125,6 +128,8 @@ pub(crate) struct Opened {
     pub(crate) dest: SocketAddr,
     pub(crate) tcp: TcpStream,
     pub(crate) name: FlowName,
+    /// Of the carrier that it wants.
+    pub(crate) kind: Kind,
 }
 
 /// All associations.
@@ -134,8 +139,8 @@ pub(crate) struct Flows {
     peers: RefCell<HashMap<Key, Rc<Peer>>>,
     /// Flows so far.
     started: Cell<u64>,
-    /// Made when it is first needed.
-    quic: OnceCell<Option<Rc<Quic>>>,
+    /// By kind; `None` for what cannot be had.
+    endpoints: RefCell<HashMap<Kind, Option<Rc<dyn Endpoint>>>>,
     /// Who may open a carrier, by token.
     promises: RefCell<HashMap<u64, Promise>>,
 }
@@ -147,7 +152,7 @@ impl Flows {
             names,
             peers: RefCell::default(),
             started: Cell::new(0),
-            quic: OnceCell::new(),
+            endpoints: RefCell::default(),
             promises: RefCell::default(),
         })
     }
@@ -164,6 +169,7 @@ impl Flows {
             return self.hooker.carry(flow.app, flow.tcp, None);
         };
         peer.dest.set(Some(flow.dest));
+        peer.set_kind(flow.kind);
         if is_new {
             spawn_local(Rc::clone(self).keep(Rc::clone(&peer)));
         }
@@ -279,10 +285,10 @@ impl Flows {
         peer.status(id).ok_or_else(|| no_such(number))
     }
 
-    /// Has what this host sends of a flow travel by another carrier.
-    pub(crate) fn move_flow(&self, number: u64, carrier: &str) -> Result<FlowStatus, String> {
+    /// Has what this host sends of a flow travel by another carrier, which is opened if there is none.
+    pub(crate) async fn move_flow(&self, number: u64, carrier: &str) -> Result<FlowStatus, String> {
         let (peer, id) = self.find(number).ok_or_else(|| no_such(number))?;
-        peer.move_flow(id, carrier)?;
+        peer.move_flow(id, carrier).await?;
         peer.status(id).ok_or_else(|| no_such(number))
     }
 
@@ -291,19 +297,10 @@ impl Flows {
         let peers = self.peers.borrow();
         peers.values().flat_map(|peer| peer.rows()).collect()
     }
-
-    /// Tells the peers of the end.
-    pub(crate) async fn close(&self) {
-        if let Some(Some(quic)) = self.quic.get() {
-            // Before any flow's task is dropped, so that none of their ends looks like a true one.
-            quic.close();
-            let _ = timeout(FAREWELL, quic.wait_idle()).await;
-        }
-    }
 }
 
 /// The answer where there is no such flow.
-pub(crate) fn no_such(number: u64) -> String {
+fn no_such(number: u64) -> String {
     format!("there is no flow {number}: vtl flow list")
 }
 

@@ -2,23 +2,26 @@
 
 use std::{
     cell::{Cell, RefCell},
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     future::Future,
     net::SocketAddr,
     pin::pin,
     rc::Rc,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::timeout};
 use vtl_control::{FlowStatus, TunnelStatus};
 use vtl_core::{
     Association,
     association::Event,
     flow::{Flow, INITIAL_CREDIT, Path},
 };
-use vtl_proto::frame::{CarrierId, FlowId, Frame, Side};
+use vtl_proto::{
+    carrier::Kind,
+    frame::{CarrierId, FlowId, Frame, Side},
+};
 
 use super::{
     Key,
@@ -34,6 +37,9 @@ const MOST_CARRIERS: usize = 16;
 /// Control frames that a carrier is given at a time, bytes.
 const CONTROL: usize = 4096;
 
+/// How long a carrier may take that a flow is to be moved to.
+const OPENING: Duration = Duration::from_secs(5);
+
 /// Why flows go by a carrier.
 const BEST: &str = "the best carrier that there is";
 
@@ -48,6 +54,9 @@ struct Running {
     carrier: Rc<dyn Carrier>,
     /// There are control frames for it.
     owes: Rc<Notify>,
+    /// Bytes of flows, and of control frames.
+    sent: Cell<u64>,
+    received: Cell<u64>,
 }
 
 /// Moves a flow to a carrier, unless it was told to stay where it is.
@@ -66,12 +75,14 @@ pub(super) struct Peer {
     flows: RefCell<BTreeMap<FlowId, Rc<State>>>,
     carriers: RefCell<BTreeMap<CarrierId, Running>>,
     last_carrier: Cell<u32>,
+    /// Of the carriers that flows go by unless they are told otherwise: what the opener wants.
+    kind: Cell<Option<Kind>>,
+    /// Kinds of carriers that flows were moved to by hand.
+    wanted: RefCell<BTreeSet<u8>>,
     /// Where the latest flow that this host has opened leads.
     pub(super) dest: Cell<Option<SocketAddr>>,
     /// The first flow or carrier has come, or the last one has gone.
     pub(super) changed: Notify,
-    sent: Cell<u64>,
-    received: Cell<u64>,
 }
 
 impl Peer {
@@ -83,10 +94,10 @@ impl Peer {
             flows: RefCell::default(),
             carriers: RefCell::default(),
             last_carrier: Cell::new(0),
+            kind: Cell::new(None),
+            wanted: RefCell::default(),
             dest: Cell::new(None),
             changed: Notify::new(),
-            sent: Cell::new(0),
-            received: Cell::new(0),
         }
     }
 
@@ -121,7 +132,7 @@ impl Peer {
     /// A control connection has ended. If it was the only one the other daemon has ended too: its other carriers
     /// would say so by silence.
     pub(super) fn lost_control(&self) {
-        let has_control = |running: &Running| running.carrier.name().is_none();
+        let has_control = |running: &Running| running.carrier.kind().is_none();
         if !self.carriers.borrow().values().any(has_control) {
             self.close_carriers();
         }
@@ -141,11 +152,33 @@ impl Peer {
         carriers.get(&id).map(|found| Rc::clone(&found.carrier))
     }
 
-    /// The carrier that flows go by: the one that came last.
-    pub(super) fn best(&self) -> Option<CarrierId> {
+    /// Decides by which kind of carrier flows go, once.
+    pub(super) fn set_kind(&self, kind: Kind) {
+        if self.kind.get().is_none() {
+            self.kind.set(Some(kind));
+        }
+    }
+
+    /// The kinds of carriers that are needed and not there.
+    pub(super) fn lacking(&self) -> Vec<Kind> {
+        let wanted = self.wanted.borrow();
+        let needed = |kind: &Kind| {
+            (self.kind.get() == Some(*kind) || wanted.contains(&kind.number()))
+                && self.latest(*kind).is_none()
+        };
+        Kind::ALL.into_iter().filter(needed).collect()
+    }
+
+    /// Of the carriers of a kind the one that came last.
+    fn latest(&self, kind: Kind) -> Option<CarrierId> {
         let carriers = self.carriers.borrow();
-        let mut with_flows = carriers.iter().filter(|(_, c)| c.carrier.name().is_some());
-        with_flows.next_back().map(|(id, _)| *id)
+        let mut of_kind = carriers.iter().filter(|(_, c)| c.carrier.kind() == Some(kind));
+        of_kind.next_back().map(|(id, _)| *id)
+    }
+
+    /// The carrier that flows go by.
+    fn best(&self) -> Option<CarrierId> {
+        self.latest(self.kind.get()?)
     }
 
     /// A flow's TCP connection is established; false if its number was used before.
@@ -229,7 +262,10 @@ impl Peer {
 
     /// Bytes of a flow have arrived by a carrier. Call [`Peer::turn`] behind the last ones.
     pub(super) fn chunk(&self, carrier: CarrierId, flow: FlowId, offset: u64, bytes: &[u8]) {
-        self.received.set(self.received.get() + bytes.len() as u64);
+        if let Some(running) = self.carriers.borrow().get(&carrier) {
+            let received = running.received.get() + bytes.len() as u64;
+            running.received.set(received);
+        }
         if let Some(state) = self.flows.borrow().get(&flow) {
             state.heard_by.set(Path::Carrier(carrier));
         }
@@ -273,8 +309,10 @@ impl Peer {
         self.turn();
     }
 
-    pub(super) fn count_sent(&self, bytes: usize) {
-        self.sent.set(self.sent.get() + bytes as u64);
+    pub(super) fn count_sent(&self, carrier: CarrierId, bytes: usize) {
+        if let Some(running) = self.carriers.borrow().get(&carrier) {
+            running.sent.set(running.sent.get() + bytes as u64);
+        }
     }
 
     /// A carrier serves, until `receiving` completes, since it has broken. False if its number was used.
@@ -292,11 +330,13 @@ impl Peer {
         let running = Running {
             carrier: Rc::clone(&carrier),
             owes: Rc::clone(&owes),
+            sent: Cell::new(0),
+            received: Cell::new(0),
         };
         self.carriers.borrow_mut().insert(id, running);
         self.core.borrow_mut().add_carrier(id, true);
         // Flows return to the best carrier.
-        if carrier.name().is_some() {
+        if self.best() == Some(id) {
             let mut core = self.core.borrow_mut();
             for (flow, state) in &*self.flows.borrow() {
                 prefer(&mut core, *flow, state, id);
@@ -330,9 +370,7 @@ impl Peer {
                 owes.notified().await;
                 continue;
             }
-            if carrier.name().is_some() {
-                self.count_sent(used);
-            }
+            self.count_sent(id, used);
             let frames = Bytes::copy_from_slice(&buffer[..used]);
             if carrier.control(frames).await.is_err() {
                 return;
@@ -355,33 +393,53 @@ impl Peer {
     fn name(&self, path: Path) -> String {
         let name = match path {
             Path::Tcp => None,
-            Path::Carrier(id) => self.carrier(id).and_then(|carrier| carrier.name()),
+            Path::Carrier(id) => self.carrier(id).and_then(|carrier| carrier.kind()),
         };
-        name.unwrap_or("tcp").to_owned()
+        name.map_or("tcp", Kind::name).to_owned()
     }
 
     /// Moves what this host sends of a flow.
     ///
     /// # Errors
-    /// There is no such carrier.
-    pub(super) fn move_flow(&self, id: FlowId, carrier: &str) -> Result<(), String> {
-        let path = if carrier == "tcp" {
-            Path::Tcp
-        } else {
-            let carriers = self.carriers.borrow();
-            let mut named = carriers
-                .iter()
-                .filter(|(_, running)| running.carrier.name() == Some(carrier));
-            let found = named.next_back().map(|(id, _)| Path::Carrier(*id));
-            found.ok_or_else(|| format!("there is no carrier {carrier} to {}", self.key.peer))?
+    /// There is no such carrier, and none can be had.
+    pub(super) async fn move_flow(&self, id: FlowId, carrier: &str) -> Result<(), String> {
+        let path = match carrier {
+            "tcp" => Path::Tcp,
+            _ => Path::Carrier(self.carrier_for(carrier).await?),
         };
         if let Some(state) = self.flows.borrow().get(&id) {
             state.why.set("moved by hand");
-            state.stays.set(path == Path::Tcp);
+            let best = self.best().map(Path::Carrier);
+            state.stays.set(best != Some(path));
         }
         self.core.borrow_mut().move_flow(id, path);
         self.turn();
         Ok(())
+    }
+
+    /// A carrier by its name; the opener of the association has one opened if there is none.
+    async fn carrier_for(&self, name: &str) -> Result<CarrierId, String> {
+        let peer = self.key.peer;
+        let Some(kind) = Kind::named(name) else {
+            let all = Kind::ALL.map(Kind::name).join(", ");
+            return Err(format!("a flow cannot move to {name}: to tcp, {all}"));
+        };
+        if let Some(id) = self.latest(kind) {
+            return Ok(id);
+        }
+        if self.key.opener == Side::Peer {
+            return Err(format!(
+                "there is no carrier {name} to {peer}: that host has opened the flow, and only it can open one"
+            ));
+        }
+        self.wanted.borrow_mut().insert(kind.number());
+        self.changed.notify_waiters();
+        let opened = timeout(OPENING, self.until(|peer| peer.latest(kind).is_some())).await;
+        let latest = opened.ok().and_then(|()| self.latest(kind));
+        if latest.is_none() {
+            self.wanted.borrow_mut().remove(&kind.number());
+        }
+        latest.ok_or_else(|| format!("{peer} does not open a carrier {name}"))
     }
 
     /// What there is to say of a flow.
@@ -426,11 +484,11 @@ impl Peer {
         let row = |(id, running): (&CarrierId, &Running)| {
             Some(TunnelStatus {
                 peer: self.key.peer,
-                carrier: running.carrier.name()?.to_owned(),
+                carrier: running.carrier.kind()?.name().to_owned(),
                 role: role(id.opener).to_owned(),
                 flows: self.flows.borrow().len(),
-                bytes_sent: self.sent.get(),
-                bytes_received: self.received.get(),
+                bytes_sent: running.sent.get(),
+                bytes_received: running.received.get(),
                 path: running.carrier.path(),
             })
         };

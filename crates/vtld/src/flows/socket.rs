@@ -2,12 +2,63 @@
 
 use std::{
     io::{self, Read},
-    net::TcpStream,
+    net::{TcpListener, TcpStream},
+    os::fd::{AsRawFd, RawFd},
 };
 
 use bytes::{Bytes, BytesMut};
+use nix::sys::socket::{setsockopt, sockopt};
+use tokio::io::{Interest, unix::AsyncFd};
 
 use crate::urgent::{self, Ahead};
+
+/// Has tokio watch a TCP socket, which does not block.
+pub(super) fn watch<S: Tcp>(socket: S) -> io::Result<AsyncFd<S>> {
+    // SAFETY: all kinds of `Tcp` keep their one descriptor open and the same as long as they live.
+    Ok(unsafe { AsyncFd::register(socket) }?)
+}
+
+/// A listener that does not block.
+pub(super) struct Listening(pub(super) TcpListener);
+
+impl AsRawFd for Listening {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+/// A socket, or one that is borrowed.
+pub(super) trait Tcp: AsRawFd {}
+impl Tcp for TcpStream {}
+impl Tcp for Listening {}
+
+/// Waits for the outcome of a socket's connect.
+pub(super) async fn connected(socket: &AsyncFd<TcpStream>) -> io::Result<()> {
+    socket
+        .async_io(Interest::WRITABLE, |socket| match socket.take_error()? {
+            Some(error) => Err(error),
+            None if socket.peer_addr().is_ok() => Ok(()),
+            None => Err(io::ErrorKind::WouldBlock.into()),
+        })
+        .await
+}
+
+/// Completes when a connection is reset, behind the end of what comes from it, where reading would
+/// not show it.
+pub(super) async fn broken(socket: &AsyncFd<TcpStream>) {
+    loop {
+        let Ok(mut ready) = socket.ready(Interest::ERROR).await else {
+            return;
+        };
+        if !matches!(socket.get_ref().take_error(), Ok(None)) {
+            return;
+        }
+        ready.clear_ready();
+    }
+}
+
+// SIOCOUTQ has this number on sockets.
+nix::ioctl_read_bad!(unsent, nix::libc::TIOCOUTQ, nix::libc::c_int);
 
 /// What reading gave.
 pub(super) enum Got {
@@ -31,4 +82,56 @@ pub(super) fn read(mut socket: &TcpStream, max: usize) -> io::Result<Got> {
             Ok(Got::Bytes(bytes.freeze(), is_urgent))
         }
     }
+}
+
+/// Reads exactly so many bytes.
+pub(super) async fn read_exact<const N: usize>(socket: &AsyncFd<TcpStream>) -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    let mut have = 0;
+    while have < N {
+        let rest = &mut bytes[have..];
+        let read = |mut socket: &TcpStream| socket.read(rest);
+        match socket.async_io(Interest::READABLE, read).await? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            n => have += n,
+        }
+    }
+    Ok(bytes)
+}
+
+/// Bytes that were written and that the other end has not acknowledged.
+pub(super) fn unacknowledged(socket: &TcpStream) -> usize {
+    let mut left = 0;
+    // SAFETY: it writes an int.
+    match unsafe { unsent(socket.as_raw_fd(), &mut left) } {
+        Ok(_) => usize::try_from(left).unwrap_or(0),
+        // Of one that is closed.
+        Err(_) => 0,
+    }
+}
+
+/// Has the kernel ask for the other end of a control connection while that is silent: the reset that tells of a
+/// daemon's end is sent once and may get lost, and is the answer to this question, too.
+pub(super) fn keep_asking(control: &TcpStream) {
+    const EVERY_S: u32 = 2;
+    // An outage is not the end: as often as the kernel lets.
+    const TIMES: u32 = 127;
+    // Without, the end is noticed later.
+    let _ = setsockopt(control, sockopt::KeepAlive, &true);
+    let _ = setsockopt(control, sockopt::TcpKeepIdle, &EVERY_S);
+    let _ = setsockopt(control, sockopt::TcpKeepInterval, &EVERY_S);
+    let _ = setsockopt(control, sockopt::TcpKeepCount, &TIMES);
+}
+
+/// Has the kernel ask for the other end of a flow's connection while that has nothing to carry: so that NATs
+/// and firewalls keep it.
+pub(super) fn keep_alive(flow: &TcpStream) {
+    const EVERY_S: u32 = 60;
+    // An outage is not the end: as often as the kernel lets.
+    const TIMES: u32 = 127;
+    // Without, they may forget it.
+    let _ = setsockopt(flow, sockopt::KeepAlive, &true);
+    let _ = setsockopt(flow, sockopt::TcpKeepIdle, &EVERY_S);
+    let _ = setsockopt(flow, sockopt::TcpKeepInterval, &EVERY_S);
+    let _ = setsockopt(flow, sockopt::TcpKeepCount, &TIMES);
 }

@@ -14,7 +14,7 @@ use super::{
     bpf::{self, Attached},
     error::HookerError,
 };
-use crate::tunnel;
+use vtl_proto::carrier::Kind;
 
 /// What a hook's connections travel by.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -31,8 +31,8 @@ pub enum Carrier {
     /// Sessions over the best graft that provides this besides what every TCP connection needs;
     /// TCP to hosts without VTL. For rules.
     Services(Requirements),
-    /// `quic` and others: flows are streams of one tunnel to each peer that runs VTL; TCP to others.
-    Tunnel(tunnel::Kind),
+    /// `quic` and others: one carrier to each peer that runs VTL takes the flows; TCP to others.
+    Flows(Kind),
     /// `udp` and others, for flows that are marked loss-tolerant: sessions over the graft of that
     /// name, which repeats nothing, with peers whose port is marked so, too; TCP to others.
     Lossy(&'static str),
@@ -54,7 +54,7 @@ impl Carrier {
             Self::Plain => "a port that is not hooked is plain TCP already",
             Self::Graft(_) => "who connects chooses the graft (hook the port without a carrier)",
             Self::Services(_) => "who connects says what it needs (hook the port without services)",
-            Self::Tunnel(_) => "who connects chooses it (hook the port without a carrier)",
+            Self::Flows(_) => "who connects chooses it (hook the port without a carrier)",
             Self::Lossy(_) => {
                 "who connects chooses it (mark the port loss-tolerant, without a carrier)"
             }
@@ -94,7 +94,7 @@ impl FromStr for Carrier {
         };
         match text.split_once(':') {
             None if text == "tcp" => Ok(Self::Plain),
-            None if let Some(kind) = tunnel::Kind::named(text) => Ok(Self::Tunnel(kind)),
+            None if let Some(kind) = Kind::named(text) => Ok(Self::Flows(kind)),
             None if let Some(name) = LOSSY.into_iter().find(|name| *name == text) => {
                 Ok(Self::Lossy(name))
             }
@@ -104,7 +104,7 @@ impl FromStr for Carrier {
                 "there is no carrier \"{}\": name tcp, tcp:CONTROL (tcp:cubic), graft:NAME \
                  (graft:cubic), {} or, for flows that may lose something, {}",
                 text.escape_debug(),
-                tunnel::Kind::ALL.map(tunnel::Kind::name).join(", "),
+                Kind::ALL.map(Kind::name).join(", "),
                 LOSSY.join(", ")
             )),
         }
@@ -119,7 +119,7 @@ impl fmt::Display for Carrier {
             Self::Control(name) => write!(f, "tcp:{name}"),
             Self::Graft(name) => write!(f, "graft:{name}"),
             Self::Services(wanted) => write!(f, "services {}", words(wanted)),
-            Self::Tunnel(kind) => kind.fmt(f),
+            Self::Flows(kind) => kind.fmt(f),
             Self::Lossy(name) => f.write_str(name),
             Self::Tolerant => f.write_str("best, loss-tolerant"),
         }
@@ -160,7 +160,7 @@ pub enum Over {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Wish {
     pub(super) over: Option<Arc<Over>>,
-    pub(super) tunnel: Option<tunnel::Kind>,
+    pub(super) kind: Option<Kind>,
 }
 
 /// The wishes of hooks, by the number that their sockets are marked with.
@@ -174,7 +174,7 @@ impl Wishes {
         match carrier {
             Carrier::Graft(name) => wish.over = Some(Over::Graft(name.clone()).into()),
             Carrier::Services(wanted) => wish.over = Some(Over::Services(*wanted).into()),
-            Carrier::Tunnel(kind) => wish.tunnel = Some(*kind),
+            Carrier::Flows(kind) => wish.kind = Some(*kind),
             Carrier::Lossy(name) => wish.over = Some(Over::Lossy(name).into()),
             Carrier::Best | Carrier::Tolerant | Carrier::Plain | Carrier::Control(_) => {
                 return VTL_WISH_PLAIN;
@@ -373,9 +373,9 @@ mod tests {
             wishes.get(2).over.as_deref(),
             Some(&Over::Graft("b".into()))
         );
-        let quic = tunnel::Kind::Quic;
-        assert_eq!(wishes.number(&Carrier::Tunnel(quic)), 3);
-        assert_eq!(wishes.get(3).tunnel, Some(quic));
+        let quic = Kind::Quic;
+        assert_eq!(wishes.number(&Carrier::Flows(quic)), 3);
+        assert_eq!(wishes.get(3).kind, Some(quic));
         for nobody in [0, 4, VTL_WISH_PLAIN] {
             assert_eq!(wishes.get(nobody), Wish::default());
         }

@@ -276,7 +276,7 @@ impl Engine {
                 };
                 self.shared.broker.client(ClientFlow {
                     over: held.over().cloned(),
-                    tunnel: held.tunnel(),
+                    kind: held.kind(),
                     app: held,
                     dest,
                     src,

@@ -21,7 +21,7 @@ use super::{
     packet::SynPacket,
     sock,
 };
-use crate::tunnel;
+use vtl_proto::carrier::Kind;
 
 /// From the injected SYN to the accepted socket; on the loopback this takes microseconds, unless
 /// the application closed its socket in the meantime.
@@ -232,9 +232,9 @@ impl HeldConnect {
         self.0.wish.over.as_ref()
     }
 
-    /// The tunnel that it names instead, if it names one.
-    pub fn tunnel(&self) -> Option<tunnel::Kind> {
-        self.0.wish.tunnel
+    /// The kind of carrier that it names instead, if it names one.
+    pub fn kind(&self) -> Option<Kind> {
+        self.0.wish.kind
     }
 
     /// SO_MARK of the application's socket.

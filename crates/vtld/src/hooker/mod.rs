@@ -42,7 +42,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use vtl_control::OpenedConnection;
 use vtl_proto::frame::FlowName;
 
-use crate::tunnel;
+use vtl_proto::carrier::Kind;
 
 pub use carrier::{Carrier, Over};
 pub use error::{ConnectError, HookerError};
@@ -96,8 +96,8 @@ pub struct ClientFlow {
     pub peer: TcpStream,
     /// What the application's hook or rule says that its session is like, if it says so.
     pub over: Option<Arc<Over>>,
-    /// The tunnel that it names instead, if it names one.
-    pub tunnel: Option<tunnel::Kind>,
+    /// The kind of carrier that it names instead, if it names one.
+    pub kind: Option<Kind>,
     /// What its SYN said: from then on the connection is the flow's own.
     pub name: Option<FlowName>,
 }

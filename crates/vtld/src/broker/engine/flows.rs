@@ -383,7 +383,7 @@ impl Engine {
         let Waiting {
             app, dest, peer, ..
         } = flow;
-        self.handle.tunnels.plain(app, dest, peer);
+        self.handle.flows.plain(app, dest, peer);
     }
 
     /// Carries a flow that its session does not, and of which nothing was read, over another
@@ -429,6 +429,10 @@ impl Engine {
         if let Some(rtt) = tcp_rtt(&flow.peer) {
             self.peers.note_rtt(flow.client.ip(), rtt);
         }
+        self.await_preamble(flow);
+    }
+
+    fn await_preamble(&mut self, flow: ServerFlow) {
         let id = self.next_arriving;
         self.next_arriving = self.next_arriving.wrapping_add(1);
         let event = EpollEvent::new(
@@ -504,7 +508,13 @@ impl Engine {
                     self.validated(sid, answered);
                 }
             }
-            Some(Preamble::Tunnel { kind }) => self.handle.tunnels.server(kind, flow),
+            Some(Preamble::Tunnel) => {
+                // A release that has tunnels goes on as plain TCP here.
+                let mut flow = flow;
+                if matches!(flow.peer.write(&preamble::REFUSED), Ok(preamble::LENGTH)) {
+                    self.await_preamble(flow);
+                }
+            }
             None => {
                 // No vtld of this kind: not a byte of it may be lost, and none can be given back.
                 tracing::warn!(client = %flow.client, "a discovery connection without preamble");

@@ -2,12 +2,14 @@
 //! with the header of a CHUNK without length. So a lost packet holds up the flow whose bytes it had, and
 //! bytes are taken as they arrive, in any order.
 
+mod endpoint;
+
 use std::{
     cell::{Cell, RefCell},
     collections::HashMap,
     future::Future,
     io,
-    net::SocketAddr,
+    net::IpAddr,
     pin::pin,
     rc::Rc,
     task::{Context, Poll, Waker},
@@ -19,51 +21,30 @@ use quinn::{Connection, FrameStats, RecvStream, SendStream};
 use tokio::{
     sync::Mutex,
     task::{JoinSet, spawn_local},
-    time::{Instant, interval, sleep, timeout},
+    time::{Instant, interval, timeout},
 };
 use vtl_control::TunnelPath;
 use vtl_core::flow::Chunk;
 use vtl_proto::{
-    carrier::Tunnel,
+    carrier::Kind,
     frame::{self, CarrierId, FINGERPRINT, FlowId, Frame, HEADER, Side},
 };
 
 use super::{
-    Flows,
-    carrier::{Carrier, Refused, Taking},
-    control::{Frames, emit, hello},
-    peer::Peer,
+    super::{
+        control::{Frames, emit, hello},
+        peer::Peer,
+    },
+    Arrivals, Carrier, Endpoint, Granted, HANDSHAKE, Link, Local, Refused, SILENCE, Taking,
 };
-use crate::{
-    broker::random_token,
-    tunnel::quic::{self, Quic},
-};
+use endpoint::Quic;
 
-/// How long a grant is good.
-const GRANT: Duration = Duration::from_secs(15);
-/// How long a handshake may take, and the first frame.
-const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Grants at a time.
-const MOST_GRANTS: usize = 1024;
-const MOST_GRANTS_OF_PEER: usize = 4;
-/// Without an answer for this time, and three round trips, to what wants one, the path is dead.
-const SILENCE: Duration = Duration::from_secs(1);
 /// Bytes that one stream takes before others have their turn.
 const TURN: usize = 256 << 10;
 /// Between two looks at the path.
 const TICK: Duration = Duration::from_millis(100);
 /// Bytes that flows may write ahead of the network at least.
 const LEAST_AHEAD: u64 = 1 << 20;
-
-/// What a peer needs to open a connection.
-pub(super) struct Grant {
-    pub(super) port: u16,
-    pub(super) token: u64,
-    pub(super) fingerprint: [u8; FINGERPRINT],
-}
-
-/// For whom a token is good.
-pub(super) struct Promise(Rc<Peer>);
 
 /// The stream of a flow's latest run of bytes.
 struct Run {
@@ -159,7 +140,7 @@ impl QuicCarrier {
             }
             // A new flow's bytes shall not wait behind seconds of another's.
             let window = stats.path.cwnd.saturating_mul(2);
-            let window = window.clamp(LEAST_AHEAD, quic::SEND_WINDOW);
+            let window = window.clamp(LEAST_AHEAD, endpoint::SEND_WINDOW);
             self.connection.set_send_window(window);
         }
     }
@@ -193,8 +174,8 @@ fn open(connection: &Connection) -> Result<SendStream, Refused> {
 }
 
 impl Carrier for QuicCarrier {
-    fn name(&self) -> Option<&'static str> {
-        Some(Tunnel::Quic.name())
+    fn kind(&self) -> Option<Kind> {
+        Some(Kind::Quic)
     }
 
     fn control(&self, frames: Bytes) -> Taking<'_> {
@@ -228,137 +209,118 @@ impl Carrier for QuicCarrier {
     }
 }
 
-impl Flows {
-    /// The endpoint.
-    fn quic(self: &Rc<Self>) -> io::Result<Rc<Quic>> {
-        let made = self.quic.get_or_init(|| {
-            let made = Quic::new().map(Rc::new);
-            match &made {
-                Ok(quic) => drop(spawn_local(Rc::clone(self).accept(Rc::clone(quic)))),
-                Err(error) => tracing::error!(%error, "QUIC cannot be had"),
-            }
-            made.ok()
-        });
-        made.clone()
-            .ok_or_else(|| io::ErrorKind::Unsupported.into())
+/// This host's part of all connections.
+struct Here(Rc<Quic>);
+
+/// Starts it.
+pub(super) fn start(arrivals: Arrivals) -> io::Result<impl Endpoint> {
+    let quic = Rc::new(Quic::new()?);
+    spawn_local(accept(Rc::clone(&quic), arrivals));
+    Ok(Here(quic))
+}
+
+impl Endpoint for Here {
+    fn place(&self) -> (u16, [u8; FINGERPRINT]) {
+        (self.0.port, self.0.fingerprint)
     }
 
-    /// The answer to a peer that asks for a carrier.
-    pub(super) fn grant(
-        self: &Rc<Self>,
-        peer: &Rc<Peer>,
-        kind: u32,
+    fn grant(&self, token: u64, client: IpAddr, rtt: Option<Duration>) {
+        let grant = endpoint::Grant { client, rtt };
+        self.0.grants.table().insert(token, grant);
+    }
+
+    fn revoke(&self, token: u64) {
+        self.0.grants.table().remove(&token);
+    }
+
+    fn connect(
+        &self,
+        _local: IpAddr,
+        granted: Granted,
         rtt: Option<Duration>,
-    ) -> Frame<'static> {
-        let refuse = Frame::Refuse { kind };
-        let promises = self.promises.borrow();
-        let of_peer = promises.values().filter(|p| Rc::ptr_eq(&p.0, peer));
-        if kind != u32::from(Tunnel::Quic.number())
-            || promises.len() >= MOST_GRANTS
-            || of_peer.count() >= MOST_GRANTS_OF_PEER
-        {
-            return refuse;
-        }
-        drop(promises);
-        let Ok(quic) = self.quic() else {
-            return refuse;
-        };
-        let token = random_token();
-        let client = peer.key.peer;
-        quic.grants
-            .table()
-            .insert(token, quic::Grant { client, rtt });
-        let promise = Promise(Rc::clone(peer));
-        self.promises.borrow_mut().insert(token, promise);
-        let (port, fingerprint) = (quic.port, quic.fingerprint);
-        let expiring = Rc::clone(self);
-        spawn_local(async move {
-            sleep(GRANT).await;
-            quic.grants.table().remove(&token);
-            expiring.promises.borrow_mut().remove(&token);
-        });
-        Frame::Grant {
-            kind,
-            port,
-            token,
-            fingerprint,
-        }
+    ) -> Local<'_, io::Result<Box<dyn Link>>> {
+        Box::pin(async move {
+            let Granted {
+                to,
+                token,
+                fingerprint,
+            } = granted;
+            let connecting = self.0.connect(to, token, fingerprint, rtt)?;
+            let connection = timeout(HANDSHAKE, connecting).await;
+            let connection = connection.map_err(|_| io::ErrorKind::TimedOut)??;
+            Ok(Box::new(Connected(connection)) as Box<dyn Link>)
+        })
     }
 
-    /// Opens a connection that was granted.
-    pub(super) async fn connect_quic(
-        self: &Rc<Self>,
-        peer: &Peer,
-        grant: Grant,
-        rtt: Option<Duration>,
-    ) -> io::Result<Rc<QuicCarrier>> {
-        let to = SocketAddr::new(peer.key.peer, grant.port);
-        let connecting = self
-            .quic()?
-            .connect(to, grant.token, grant.fingerprint, rtt)?;
-        let connection = timeout(HANDSHAKE, connecting).await;
-        let connection = connection.map_err(|_| io::ErrorKind::TimedOut)??;
-        let carrier = QuicCarrier::new(connection, peer.next_carrier(), peer.key.tag);
-        let carrier = timeout(HANDSHAKE, carrier).await.ok().flatten();
-        carrier.ok_or_else(|| io::ErrorKind::ConnectionAborted.into())
+    fn close(&self) {
+        self.0.close();
     }
 
-    /// Lets in who has a token.
-    async fn accept(self: Rc<Self>, quic: Rc<Quic>) {
-        let half_open = Rc::new(Cell::new(0));
-        while let Some(connecting) = quic.accept(half_open.get()).await {
-            half_open.set(half_open.get() + 1);
-            let (flows, quic, half_open) =
-                (Rc::clone(&self), Rc::clone(&quic), Rc::clone(&half_open));
-            spawn_local(async move {
-                let connected = timeout(HANDSHAKE, connecting).await;
-                half_open.set(half_open.get() - 1);
-                match connected {
-                    Ok(Ok(connection)) => flows.accepted(&quic, connection).await,
-                    failed => tracing::debug!(?failed, "a QUIC handshake failed"),
-                }
-            });
-        }
-    }
-
-    /// A connection that a peer has opened, to its end.
-    async fn accepted(&self, quic: &Quic, connection: Connection) {
-        let token = quic.redeem(&connection);
-        let promise = token.and_then(|token| self.promises.borrow_mut().remove(&token));
-        let Some(Promise(peer)) = promise else {
-            return connection.close(0_u32.into(), b"");
-        };
-        // The first stream is the one for control frames.
-        let begun = async {
-            let mut control = connection.accept_uni().await.ok()?;
-            let mut bytes = [0; HEADER + 4];
-            control.read_exact(&mut bytes).await.ok()?;
-            match Frame::take(&mut &bytes[..]) {
-                Ok(Frame::Hello { carrier, tag })
-                    if tag == peer.key.tag && carrier.opener == Side::Peer =>
-                {
-                    Some((control, carrier))
-                }
-                _ => None,
-            }
-        };
-        let Ok(Some((control, id))) = timeout(HANDSHAKE, begun).await else {
-            return connection.close(0_u32.into(), b"");
-        };
-        let carrier = QuicCarrier::new(connection, id, peer.key.tag);
-        let Ok(Some(carrier)) = timeout(HANDSHAKE, carrier).await else {
-            return;
-        };
-        let receiving = carrier.receive(&peer, Some(control));
-        peer.run(id, carrier.clone(), receiving).await;
+    fn wait_idle(&self) -> Local<'_, ()> {
+        Box::pin(self.0.wait_idle())
     }
 }
 
-impl Peer {
-    /// Has a connection that this host has opened serve, to its end.
-    pub(super) async fn serve_quic(self: Rc<Self>, carrier: Rc<QuicCarrier>) {
-        let receiving = carrier.receive(&self, None);
-        self.run(carrier.id, carrier.clone(), receiving).await;
+/// Lets in who has a token.
+async fn accept(quic: Rc<Quic>, arrivals: Arrivals) {
+    let half_open = Rc::new(Cell::new(0));
+    while let Some(connecting) = quic.accept(half_open.get()).await {
+        half_open.set(half_open.get() + 1);
+        let (quic, half_open) = (Rc::clone(&quic), Rc::clone(&half_open));
+        let arrivals = arrivals.clone();
+        spawn_local(async move {
+            let connected = timeout(HANDSHAKE, connecting).await;
+            half_open.set(half_open.get() - 1);
+            match connected {
+                Ok(Ok(connection)) => match quic.redeem(&connection) {
+                    // Nobody takes it where the daemon is ending.
+                    Some(token) => drop(arrivals.send((token, Box::new(Connected(connection))))),
+                    None => connection.close(0_u32.into(), b""),
+                },
+                failed => tracing::debug!(?failed, "a QUIC handshake failed"),
+            }
+        });
+    }
+}
+
+/// A connection whose handshake is done.
+struct Connected(Connection);
+
+impl Link for Connected {
+    fn serve(self: Box<Self>, peer: Rc<Peer>, opened: Option<CarrierId>) -> Local<'static, ()> {
+        Box::pin(async move {
+            let Self(connection) = *self;
+            let begun = async {
+                match opened {
+                    Some(id) => Some((None, id)),
+                    None => number(&connection, &peer).await,
+                }
+            };
+            let Ok(Some((control, id))) = timeout(HANDSHAKE, begun).await else {
+                return connection.close(0_u32.into(), b"");
+            };
+            let carrier = QuicCarrier::new(connection, id, peer.key.tag);
+            let Ok(Some(carrier)) = timeout(HANDSHAKE, carrier).await else {
+                return;
+            };
+            let receiving = carrier.receive(&peer, control);
+            peer.run(id, carrier.clone(), receiving).await;
+        })
+    }
+}
+
+/// The number that the peer says on its first stream, which is the one for control frames.
+async fn number(connection: &Connection, peer: &Peer) -> Option<(Option<RecvStream>, CarrierId)> {
+    let mut control = connection.accept_uni().await.ok()?;
+    let mut bytes = [0; HEADER + 4];
+    control.read_exact(&mut bytes).await.ok()?;
+    match Frame::take(&mut &bytes[..]) {
+        Ok(Frame::Hello { carrier, tag })
+            if tag == peer.key.tag && carrier.opener == Side::Peer =>
+        {
+            Some((Some(control), carrier))
+        }
+        _ => None,
     }
 }
 

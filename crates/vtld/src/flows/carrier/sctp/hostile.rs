@@ -5,6 +5,7 @@ use std::{
     cell::Cell,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     panic,
+    rc::Rc,
     sync::atomic::{AtomicUsize, Ordering},
     time::Duration,
 };
@@ -12,12 +13,20 @@ use std::{
 use bytes::Bytes;
 use tokio::{
     net::UdpSocket,
+    sync::mpsc,
     task::{LocalSet, spawn_local},
     time::timeout,
 };
+use vtl_core::flow::Chunk;
+use vtl_proto::frame::{FlowId, Side};
 use vtl_testing::PATIENCE;
 
-use super::{super::quic::Grant, Sctp, packet};
+use super::{
+    super::{Endpoint, framed::Arrived},
+    Sctp, carrier,
+    interop::{chunk, echo, pipe},
+    packet,
+};
 
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 /// How long a flow may take that perhaps nothing answers any more.
@@ -105,23 +114,30 @@ async fn meet(
     to: SocketAddr,
     patience: Duration,
 ) -> bool {
-    let grant = Grant {
-        client: HERE,
-        rtt: Some(Duration::from_millis(1)),
-    };
-    server.grant(token, &grant);
-    let connecting = client.connect(HERE, to, token, grant.rtt).unwrap();
+    let rtt = Some(Duration::from_millis(1));
+    server.grant(token, HERE, rtt);
+    let opening = client.begin(HERE, to, token, rtt).unwrap();
     let exchange = async {
-        let connection = connecting.await.ok()?;
-        let (mut sender, mut receiver) = connection.open()?;
+        let link = carrier(opening.await.ok()?);
         let bytes = Bytes::from(vec![7; 200_000]);
-        sender.write(bytes.clone()).await.ok()?;
-        sender.finish();
+        let sent = Chunk {
+            offset: 0,
+            bytes: bytes.clone(),
+            urgent: false,
+        };
+        let flow = FlowId {
+            opener: Side::Local,
+            number: 1,
+        };
+        link.pipe.put_chunk(flow, &sent).await.ok()?;
         let mut came = 0;
-        while let Some(bytes) = receiver.read().await.ok()? {
-            came += bytes.len();
+        while came < bytes.len() {
+            for what in link.pipe.arrivals().await? {
+                if let Arrived::Frame(message) = what {
+                    came += chunk(&message)?.1.bytes.len();
+                }
+            }
         }
-        connection.close();
         Some(came == bytes.len())
     };
     let outcome = timeout(patience, exchange).await;
@@ -144,26 +160,23 @@ fn association__bad_packets_harm_no_other() {
         .unwrap();
     let local = LocalSet::new();
     local.block_on(&runtime, async {
-        let (server, mut incoming) = Sctp::new().unwrap();
-        let (client, _none) = Sctp::new().unwrap();
-        let at = SocketAddr::new(HERE, server.port);
+        let (arrivals, mut arrived) = mpsc::unbounded_channel();
+        let server = Rc::new(Sctp::start(arrivals).unwrap());
+        let (arrivals, _none) = mpsc::unbounded_channel();
+        let client = Rc::new(Sctp::start(arrivals).unwrap());
+        let at = SocketAddr::new(HERE, server.place().0);
+        let returning = Rc::clone(&server);
         spawn_local(async move {
-            while let Some((_, connection)) = incoming.recv().await {
+            while let Some((token, link)) = arrived.recv().await {
+                let Some(pipe) = pipe(&returning, token) else {
+                    continue;
+                };
                 spawn_local(async move {
-                    while let Some((mut sender, mut receiver)) = connection.accept().await {
-                        spawn_local(async move {
-                            while let Ok(Some(bytes)) = receiver.read().await {
-                                if sender.write(bytes).await.is_err() {
-                                    return;
-                                }
-                            }
-                            sender.finish();
-                        });
-                    }
+                    echo(&pipe).await;
+                    drop(link);
                 });
             }
         });
-        let (server, client) = (std::rc::Rc::new(server), std::rc::Rc::new(client));
         let mut well = 0;
         for round in (1..=ROUNDS).step_by(AT_ONCE as usize) {
             let mut all = Vec::new();
@@ -191,10 +204,11 @@ fn association__bad_packets_harm_no_other() {
         let panics = PANICS.load(Ordering::Relaxed);
         println!("{well} of {ROUNDS} went well; {panics} panics");
         assert!(well < ROUNDS as usize, "nothing was spoilt");
-        client.close();
-        server.close();
-        timeout(PATIENCE, client.wait_idle())
-            .await
-            .expect("all are over");
+        for end in [client, server] {
+            end.close();
+            timeout(PATIENCE, end.wait_idle())
+                .await
+                .expect("all are over");
+        }
     });
 }

@@ -1,19 +1,18 @@
-//! QUIC as a tunnel: endpoint, certificates, and what they are tuned to.
+//! QUIC's endpoint, its certificate, and what connections are tuned to.
 //!
 //! The server's certificate is made when the endpoint is; the client knows its fingerprint from the
-//! discovery connection. The client shows the token that it got there as the server name of its
-//! first packet, so that nobody else gets as far as a handshake. So a tunnel is as authentic as the
+//! control connection. The client shows the token that it got there as the server name of its
+//! first packet, so that nobody else gets as far as a handshake. So a carrier is as authentic as the
 //! TCP connection was, and besides private against who cannot change that one.
 
 use std::{
     collections::HashMap,
     io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    net::{IpAddr, SocketAddr},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use nix::sys::socket::{setsockopt, sockopt};
 use quinn::{
     ClientConfig, Connecting, Connection, Endpoint, EndpointConfig, Incoming, ServerConfig,
     TokioRuntime, TransportConfig, VarInt,
@@ -35,42 +34,42 @@ use sha2::{Digest, Sha256};
 
 use vtl_proto::frame::FINGERPRINT;
 
+use super::super::socket;
+
 /// The application protocol.
 const ALPN: &[u8] = b"vtl/2";
 /// Behind the token in the server's name.
 const NAME: &str = ".vtl.invalid";
-/// Streams of a tunnel at a time; more flows go by plain TCP.
+/// Streams of a connection at a time.
 const STREAMS: u32 = 4096;
 /// Bytes of one stream that may be under way: 850 Mbit/s for 56 ms, 100 Mbit/s for 480 ms.
 const STREAM_WINDOW: u32 = 8 << 20;
 /// The same of all streams together: so many that those which applications do not read leave room
 /// for others.
 const WINDOW: u32 = 128 << 20;
-/// Bytes that a tunnel's flows may have sent and not had acknowledged.
-pub(crate) const SEND_WINDOW: u64 = 16 << 20;
-/// Bytes of the socket's own buffers.
-const SOCKET: usize = 8 << 20;
-/// A tunnel on which nothing comes for so long is dead; the client sees to it that something does.
+/// Bytes that flows may have sent and not had acknowledged.
+pub(super) const SEND_WINDOW: u64 = 16 << 20;
+/// A connection on which nothing comes for so long is dead; the client sees to it that something does.
 const DEAD: Duration = Duration::from_secs(15);
 const KEEPALIVE: Duration = Duration::from_secs(4);
 /// Handshakes at a time. From [`CAREFUL`] on a client must show first that it gets answers.
 const HALF_OPEN: usize = 64;
 const CAREFUL: usize = 16;
 
-/// Who may open a tunnel: a client that has asked on a discovery connection.
+/// Who may open a connection: a client that has asked on a control connection.
 #[derive(Debug)]
-pub(crate) struct Grant {
-    pub(crate) client: IpAddr,
+pub(super) struct Grant {
+    pub(super) client: IpAddr,
     /// The path's round-trip time as TCP measured it.
-    pub(crate) rtt: Option<Duration>,
+    pub(super) rtt: Option<Duration>,
 }
 
 /// All of them, by token.
 #[derive(Debug, Default)]
-pub(crate) struct Grants(Mutex<HashMap<u64, Grant>>);
+pub(super) struct Grants(Mutex<HashMap<u64, Grant>>);
 
 impl Grants {
-    pub(crate) fn table(&self) -> MutexGuard<'_, HashMap<u64, Grant>> {
+    pub(super) fn table(&self) -> MutexGuard<'_, HashMap<u64, Grant>> {
         // No code between lock and unlock leaves the table half changed.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -101,14 +100,14 @@ fn token(name: &str) -> Option<u64> {
 }
 
 /// Both ends' part of QUIC in this daemon.
-pub(crate) struct Quic {
+pub(super) struct Quic {
     endpoint: Endpoint,
     server: QuicServerConfigs,
-    pub(crate) grants: Arc<Grants>,
+    pub(super) grants: Arc<Grants>,
     /// UDP port.
-    pub(crate) port: u16,
+    pub(super) port: u16,
     /// Of the certificate.
-    pub(crate) fingerprint: [u8; FINGERPRINT],
+    pub(super) fingerprint: [u8; FINGERPRINT],
 }
 
 type QuicServerConfigs = Arc<QuicServerConfig>;
@@ -137,19 +136,9 @@ fn transport(rtt: Option<Duration>) -> Arc<TransportConfig> {
     Arc::new(config)
 }
 
-/// A socket for both families, where the host has both.
-pub(crate) fn socket() -> io::Result<UdpSocket> {
-    let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0))
-        .or_else(|_| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)))?;
-    // Less will do where it is refused.
-    let _ = setsockopt(&socket, sockopt::RcvBufForce, &SOCKET);
-    let _ = setsockopt(&socket, sockopt::SndBufForce, &SOCKET);
-    Ok(socket)
-}
-
 impl Quic {
     /// Inside a tokio runtime.
-    pub(crate) fn new() -> io::Result<Self> {
+    pub(super) fn new() -> io::Result<Self> {
         let made = rcgen::generate_simple_self_signed([NAME.trim_start_matches('.').to_owned()])
             .map_err(io::Error::other)?;
         let certificate = made.cert.der().clone();
@@ -194,7 +183,7 @@ impl Quic {
     }
 
     /// Begins to open a connection to where the server has said it waits.
-    pub(crate) fn connect(
+    pub(super) fn connect(
         &self,
         to: SocketAddr,
         token: u64,
@@ -222,7 +211,7 @@ impl Quic {
     }
 
     /// The next handshake that may be worth it; `None` when the endpoint is closed.
-    pub(crate) async fn accept(&self, half_open: usize) -> Option<Connecting> {
+    pub(super) async fn accept(&self, half_open: usize) -> Option<Connecting> {
         loop {
             let incoming = self.endpoint.accept().await?;
             match self.admit(incoming, half_open) {
@@ -232,7 +221,7 @@ impl Quic {
         }
     }
 
-    /// Nobody gets an answer who has not asked on a discovery connection from the same address.
+    /// Nobody gets an answer who has not asked on a control connection from the same address.
     fn admit(&self, incoming: Incoming, half_open: usize) -> Option<Connecting> {
         let from = incoming.remote_address().ip().to_canonical();
         let granted = {
@@ -254,7 +243,7 @@ impl Quic {
 
     /// The token that a client has shown; taken from the table, and only for the address that it
     /// was given to.
-    pub(crate) fn redeem(&self, connection: &Connection) -> Option<u64> {
+    pub(super) fn redeem(&self, connection: &Connection) -> Option<u64> {
         let data = connection.handshake_data()?;
         let data = data.downcast::<HandshakeData>().ok()?;
         let token = token(data.server_name.as_deref()?)?;
@@ -266,17 +255,17 @@ impl Quic {
     }
 
     /// Ends everything at once.
-    pub(crate) fn close(&self) {
+    pub(super) fn close(&self) {
         self.endpoint.close(0_u32.into(), b"");
     }
 
     /// Until the peers have been told of the end.
-    pub(crate) async fn wait_idle(&self) {
+    pub(super) async fn wait_idle(&self) {
         self.endpoint.wait_idle().await;
     }
 }
 
-/// Trusts the one certificate whose fingerprint came over the discovery connection.
+/// Trusts the one certificate whose fingerprint came over the control connection.
 #[derive(Debug)]
 struct Pinned {
     fingerprint: [u8; FINGERPRINT],

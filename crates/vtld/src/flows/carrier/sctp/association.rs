@@ -14,19 +14,28 @@ use std::{
 use bytes::Bytes;
 use sctp_proto::{
     Association, AssociationHandle, ClientConfig, DatagramEvent, Endpoint, EndpointConfig, Event,
-    Payload, PayloadProtocolIdentifier, ServerConfig, StreamEvent, TransportConfig,
+    Payload, PayloadProtocolIdentifier, ReliabilityType, ServerConfig, StreamEvent, TransportConfig,
 };
 use tokio::{task::yield_now, time::sleep_until};
 
 use super::{
+    super::{
+        SILENCE,
+        framed::{Arrived, Out, Pipe},
+    },
     Path, Wire,
     packet::{self, Header},
-    streams::{MESSAGE, Nonsense, Role, STREAMS, Streams},
 };
 
-/// The stream that carries no flow.
-const CONTROL: u16 = 0;
-/// Its messages, by their first byte.
+/// Streams: for the association itself, for control frames, and for chunks, which are unordered.
+const OWN: u16 = 0;
+const CONTROL: u16 = 1;
+const CHUNKS: u16 = 2;
+const STREAMS: u16 = 3;
+/// Bytes of a message, one DATA chunk. Longer ones would be fragmented, and nothing of them would
+/// arrive before everything of them has.
+const MESSAGE: usize = 1168;
+/// Messages of the association itself, by their first byte.
 const TOKEN: u8 = 16;
 const PING: u8 = 17;
 const PONG: u8 = 18;
@@ -54,12 +63,18 @@ const DEAD: Duration = Duration::from_secs(15);
 /// How long a client may take to show its token.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
+/// Which end of the association this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    Client,
+    Server,
+}
+
 /// What others see of an association.
 pub(super) struct Shared {
-    pub(super) streams: Rc<Streams>,
+    pub(super) pipe: Rc<Pipe>,
     pub(super) figures: Figures,
     inbox: RefCell<VecDeque<Bytes>>,
-    closing: Cell<bool>,
 }
 
 /// Counts.
@@ -79,12 +94,11 @@ fn count(cell: &Cell<u64>) {
 }
 
 impl Shared {
-    pub(super) fn new(role: Role) -> Self {
+    fn new() -> Self {
         Self {
-            streams: Rc::new(Streams::new(role)),
+            pipe: Pipe::new(MESSAGE),
             figures: Figures::default(),
             inbox: RefCell::default(),
-            closing: Cell::new(false),
         }
     }
 
@@ -93,14 +107,8 @@ impl Shared {
         let mut inbox = self.inbox.borrow_mut();
         if inbox.len() < WAITING {
             inbox.push_back(packet);
-            self.streams.work.notify_one();
+            self.pipe.work.notify_one();
         }
-    }
-
-    /// Ends it.
-    pub(super) fn close(&self) {
-        self.closing.set(true);
-        self.streams.end();
     }
 }
 
@@ -119,12 +127,6 @@ pub(super) enum Over {
     Stranger,
     #[error("SCTP: {0}")]
     Library(String),
-}
-
-impl From<Nonsense> for Over {
-    fn from(_: Nonsense) -> Self {
-        Self::Nonsense
-    }
 }
 
 impl From<sctp_proto::Error> for Over {
@@ -152,8 +154,16 @@ pub(super) struct Driver {
     own_tag: u32,
     /// The newest packet number that was sent.
     newest: Option<u32>,
+    /// Everything up to here has arrived there, as the peer says.
+    acknowledged: Option<u32>,
     /// Everything up to here has arrived, as was said.
     arrived: Option<u32>,
+    /// Since when nothing has come though something is to be answered.
+    waits: Option<Instant>,
+    /// The path's round-trip time as TCP measured it.
+    rtt: Duration,
+    /// The library knows that chunks are.
+    is_unordered: bool,
     /// Messages with the library that have not gone.
     backlog: usize,
     /// Streams with something to read.
@@ -172,7 +182,7 @@ struct Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        self.shared.streams.end();
+        self.shared.pipe.end();
         self.wire.forget(&self.path, &self.shared);
     }
 }
@@ -184,8 +194,8 @@ fn transport(path: &Path, rtt: Option<Duration>) -> Arc<TransportConfig> {
     let config = TransportConfig::default()
         .with_max_receive_buffer_size(WINDOW)
         .with_max_send_message_size(MESSAGE as u32)
-        .with_max_num_outbound_streams(STREAMS + 1)
-        .with_max_num_inbound_streams(STREAMS + 1)
+        .with_max_num_outbound_streams(STREAMS)
+        .with_max_num_inbound_streams(STREAMS)
         .with_rto_initial_ms(ms(first.clamp(FIRST_RTO / 5, MOST_RTO)))
         .with_rto_min_ms(ms(LEAST_RTO))
         .with_rto_max_ms(ms(MOST_RTO))
@@ -222,7 +232,7 @@ impl Driver {
                 Some(begun.map_err(|error| Over::Library(error.to_string()))?)
             }
         };
-        let shared = Rc::new(Shared::new(role));
+        let shared = Rc::new(Shared::new());
         let now = Instant::now();
         let driver = Self {
             shared: Rc::clone(&shared),
@@ -238,7 +248,11 @@ impl Driver {
             tag: 0,
             own_tag: 0,
             newest: None,
+            acknowledged: None,
             arrived: None,
+            waits: None,
+            rtt: rtt.unwrap_or_default(),
+            is_unordered: false,
             backlog: 0,
             readable: BTreeSet::new(),
             began: now,
@@ -266,7 +280,8 @@ impl Driver {
             }
             let next = self.next_time();
             tokio::select! {
-                () = self.shared.streams.work.notified() => {}
+                () = self.shared.pipe.work.notified() => {}
+                () = self.shared.pipe.taken.notified(), if !self.readable.is_empty() => {}
                 () = sleep_until(next.into()) => {}
             }
         };
@@ -292,15 +307,18 @@ impl Driver {
 
     /// When it is given up.
     fn patience(&self) -> Instant {
-        match self.redeemed {
-            true => self.heard + DEAD,
-            false => self.began + HANDSHAKE,
+        if !self.redeemed {
+            return self.began + HANDSHAKE;
         }
+        let rtt = self.shared.figures.rtt.get().unwrap_or(self.rtt);
+        let answer = self.waits.map(|since| since + SILENCE + 3 * rtt);
+        let dead = self.heard + DEAD;
+        answer.map_or(dead, |answer| answer.min(dead))
     }
 
     /// Whatever there is to do; `true` if there is more.
     async fn step(&mut self) -> Result<bool, Over> {
-        if self.shared.closing.get() {
+        if self.shared.pipe.is_over() {
             return Err(Over::Here);
         }
         let now = Instant::now();
@@ -316,6 +334,10 @@ impl Driver {
         }
         self.events()?;
         self.read()?;
+        // What goes in a moment wants an answer as well.
+        if self.newest != self.acknowledged {
+            self.waits.get_or_insert(now);
+        }
         if now >= self.patience() {
             return Err(Over::Silence);
         }
@@ -350,6 +372,7 @@ impl Driver {
         match (given, &mut self.association) {
             (Some((_, DatagramEvent::AssociationEvent(event))), Some((_, association))) => {
                 self.heard = now;
+                self.waits = None;
                 association.handle_event(event);
             }
             (Some((handle, DatagramEvent::NewAssociation(association))), None) => {
@@ -386,6 +409,7 @@ impl Driver {
                         | packet::SHUTDOWN_ACK
                         | packet::SHUTDOWN_COMPLETE => return Err(Over::Peer),
                         packet::DATA if !self.is_near(chunk) => return Ok(None),
+                        packet::SACK => self.acknowledge(chunk),
                         _ => {}
                     }
                 }
@@ -413,6 +437,19 @@ impl Driver {
         Ok(Some(packet::bare_init(packet)))
     }
 
+    /// Notes what the peer says has arrived.
+    fn acknowledge(&mut self, sack: packet::Chunk<'_>) {
+        let Some((tsn, newest)) = sack.tsn().zip(self.newest) else {
+            return;
+        };
+        let is_news = self
+            .acknowledged
+            .is_none_or(|last| packet::is_behind(tsn, last));
+        if is_news && !packet::is_behind(tsn, newest) {
+            self.acknowledged = Some(tsn);
+        }
+    }
+
     /// Whether the library need not remember too many packets for it.
     fn is_near(&self, chunk: packet::Chunk<'_>) -> bool {
         let (Some(tsn), Some(stream)) = (chunk.tsn(), chunk.stream()) else {
@@ -420,7 +457,7 @@ impl Driver {
         };
         let ahead = tsn.wrapping_sub(self.arrived.unwrap_or(tsn));
         // What has arrived before lies far ahead, too, in this arithmetic, and needs an answer.
-        stream <= STREAMS && !(AHEAD..1 << 31).contains(&ahead)
+        stream < STREAMS && !(AHEAD..1 << 31).contains(&ahead)
     }
 
     fn events(&mut self) -> Result<(), Over> {
@@ -462,18 +499,19 @@ impl Driver {
 
     /// Takes what has arrived from the library.
     fn read(&mut self) -> Result<(), Over> {
-        if self.readable.remove(&CONTROL) {
-            while let Some(message) = self.message(CONTROL) {
-                self.control(&message)?;
+        if self.readable.remove(&OWN) {
+            while let Some(message) = self.message(OWN) {
+                self.own(&message)?;
             }
         }
-        // What flows sent before the token came waits.
+        // What came before the token waits.
         while self.redeemed
-            && self.shared.streams.has_room()
+            && self.shared.pipe.has_room()
             && let Some(&id) = self.readable.first()
         {
             match self.message(id) {
-                Some(message) => self.shared.streams.take(id, &message)?,
+                Some(message) if id == CHUNKS => self.shared.pipe.arrived(Arrived::Frame(message)),
+                Some(message) => self.shared.pipe.arrived(Arrived::Stream(message)),
                 None => {
                     self.readable.remove(&id);
                 }
@@ -489,7 +527,8 @@ impl Driver {
         Some(message.next(len)?.bytes)
     }
 
-    fn control(&mut self, message: &Bytes) -> Result<(), Over> {
+    /// A message of the association itself.
+    fn own(&mut self, message: &Bytes) -> Result<(), Over> {
         let Some((&kind, body)) = message.split_first() else {
             return Err(Over::Nonsense);
         };
@@ -512,9 +551,9 @@ impl Driver {
         Ok(())
     }
 
-    /// Says something beside the flows.
+    /// Says something of the association itself.
     fn say(&mut self, message: &[u8]) -> Result<(), Over> {
-        self.write(CONTROL, message)
+        self.write(OWN, message)
     }
 
     fn write(&mut self, id: u16, message: &[u8]) -> Result<(), Over> {
@@ -522,8 +561,14 @@ impl Driver {
         let Some((_, association)) = &mut self.association else {
             return Ok(());
         };
+        // The peer may have been the first on it.
         if association.stream(id).is_err() {
             association.open_stream(id, PROTOCOL)?;
+        }
+        if id == CHUNKS && !self.is_unordered {
+            self.is_unordered = true;
+            let mut stream = association.stream(id)?;
+            stream.set_reliability_params(true, ReliabilityType::Reliable, 0)?;
         }
         association.stream(id)?.write_with_ppi(message, PROTOCOL)?;
         self.backlog += 1;
@@ -535,9 +580,16 @@ impl Driver {
         loop {
             while self.redeemed
                 && self.backlog < BACKLOG
-                && let Some((id, message)) = self.shared.streams.next()
+                && let Some(next) = self.shared.pipe.next()
             {
-                self.write(id, &message)?;
+                match next {
+                    Out::Chunk(frame) => self.write(CHUNKS, &frame)?,
+                    Out::Control(frames) => {
+                        for message in frames.chunks(MESSAGE) {
+                            self.write(CONTROL, message)?;
+                        }
+                    }
+                }
             }
             let Some((_, association)) = &mut self.association else {
                 return Ok(());

@@ -1,8 +1,11 @@
-//! SCTP as a tunnel (RFC 9260), in UDP (RFC 6951) and user space, by `sctp-proto`.
+//! SCTP (RFC 9260) as a carrier, in UDP (RFC 6951) and user space, by `sctp-proto`.
 //!
 //! One socket serves all associations of the daemon, both ways. An association is known by the
 //! peer's address and the SCTP ports, which come from the token that was granted: who does not know
 //! them gets no answer.
+//!
+//! Chunks are unordered messages, each in one packet, so that a lost packet holds up nothing but its own
+//! bytes; control frames are in order.
 
 mod association;
 #[cfg(test)]
@@ -10,7 +13,6 @@ mod hostile;
 #[cfg(test)]
 mod interop;
 mod packet;
-mod streams;
 
 use std::{
     cell::RefCell,
@@ -27,16 +29,17 @@ use quinn_udp::{BATCH_SIZE, RecvMeta, Transmit, UdpSocketState};
 use tokio::{
     io::Interest,
     net::UdpSocket,
-    sync::{mpsc, oneshot},
+    sync::oneshot,
     task::spawn_local,
+    time::timeout,
 };
 use vtl_control::TunnelPath;
+use vtl_proto::{carrier::Kind, frame::FINGERPRINT};
 
-use super::quic::{self, Grant};
-use association::{Driver, Shared};
+use super::{Arrivals, Endpoint, Granted, HANDSHAKE, Link, Local, framed::Framed, socket};
+use crate::broker::random_token;
+use association::{Driver, Role, Shared};
 use packet::Header;
-use streams::Role;
-pub(super) use streams::{SctpReceiver, SctpSender};
 
 /// Bytes of a datagram that are taken.
 const DATAGRAM: usize = 64 << 10;
@@ -58,7 +61,7 @@ fn ports(token: u64) -> (u16, u16) {
 }
 
 /// Whether a token gives ports.
-pub(super) fn is_fit(token: u64) -> bool {
+fn is_fit(token: u64) -> bool {
     let (server, client) = ports(token);
     server != 0 && client != 0
 }
@@ -74,34 +77,29 @@ struct Wire {
     /// By the peer's address, the own SCTP port, and the peer's.
     associations: RefCell<HashMap<(SocketAddr, u16, u16), Rc<Shared>>>,
     grants: RefCell<Grants>,
-    /// Those that clients have opened, with their tokens.
-    opened: mpsc::UnboundedSender<(u64, Connection)>,
+    arrivals: Arrivals,
 }
 
 /// Both ends' part of SCTP in this daemon.
 pub(super) struct Sctp {
     wire: Rc<Wire>,
     /// UDP port.
-    pub(super) port: u16,
+    port: u16,
 }
 
-/// An association that can be used.
-#[derive(Clone)]
-pub(super) struct Connection(Rc<Shared>);
-
-/// One that is being opened. Dropping it gives it up.
+/// An association that is being opened. Dropping it gives it up.
 struct Opening(Option<Rc<Shared>>);
 
 impl Opening {
-    fn done(mut self) -> Option<Connection> {
-        self.0.take().map(Connection)
+    fn done(mut self) -> Option<Rc<Shared>> {
+        self.0.take()
     }
 }
 
 impl Drop for Opening {
     fn drop(&mut self) {
         if let Some(shared) = self.0.take() {
-            shared.close();
+            shared.pipe.end();
         }
     }
 }
@@ -111,44 +109,29 @@ fn canonical(address: SocketAddr) -> SocketAddr {
 }
 
 impl Sctp {
-    /// Inside a tokio runtime's local tasks; with the associations that clients will have opened.
-    pub(super) fn new() -> io::Result<(Self, mpsc::UnboundedReceiver<(u64, Connection)>)> {
-        let socket = quic::socket()?;
+    pub(super) fn start(arrivals: Arrivals) -> io::Result<Self> {
+        let socket = socket()?;
         let state = UdpSocketState::new((&socket).into())?;
         let port = socket.local_addr()?.port();
-        let (opened, incoming) = mpsc::unbounded_channel();
         let wire = Rc::new(Wire {
             socket: UdpSocket::from_std(socket)?,
             state,
             associations: RefCell::default(),
             grants: RefCell::default(),
-            opened,
+            arrivals,
         });
         spawn_local(Rc::clone(&wire).receive());
-        Ok((Self { wire, port }, incoming))
-    }
-
-    /// Lets a client open an association once, until it is told otherwise.
-    pub(super) fn grant(&self, token: u64, grant: &Grant) {
-        let (server, client) = ports(token);
-        let mut grants = self.wire.grants.borrow_mut();
-        grants.insert((grant.client, server, client), (token, grant.rtt));
-    }
-
-    /// Takes a grant back.
-    pub(super) fn revoke(&self, token: u64) {
-        let mut grants = self.wire.grants.borrow_mut();
-        grants.retain(|_, (granted, _)| *granted != token);
+        Ok(Self { wire, port })
     }
 
     /// Begins to open an association to where the server has said it waits.
-    pub(super) fn connect(
+    fn begin(
         &self,
         local: IpAddr,
         to: SocketAddr,
         token: u64,
         rtt: Option<Duration>,
-    ) -> io::Result<impl Future<Output = io::Result<Connection>> + use<>> {
+    ) -> io::Result<impl Future<Output = io::Result<Rc<Shared>>> + use<>> {
         if !is_fit(token) {
             return Err(io::ErrorKind::InvalidData.into());
         }
@@ -175,45 +158,75 @@ impl Sctp {
             opening.done().ok_or_else(refused)
         })
     }
+}
 
-    /// Ends all associations.
-    pub(super) fn close(&self) {
-        let all: Vec<_> = self.wire.associations.borrow().values().cloned().collect();
-        all.iter().for_each(|shared| shared.close());
+impl Endpoint for Sctp {
+    fn place(&self) -> (u16, [u8; FINGERPRINT]) {
+        (self.port, [0; FINGERPRINT])
     }
 
-    /// Until the peers have been told of the end.
-    pub(super) async fn wait_idle(&self) {
-        const OFTEN: Duration = Duration::from_millis(2);
-        while !self.wire.associations.borrow().is_empty() {
-            tokio::time::sleep(OFTEN).await;
+    fn token(&self) -> u64 {
+        loop {
+            let token = random_token();
+            if is_fit(token) {
+                return token;
+            }
         }
+    }
+
+    fn grant(&self, token: u64, client: IpAddr, rtt: Option<Duration>) {
+        let (server, port) = ports(token);
+        let mut grants = self.wire.grants.borrow_mut();
+        grants.insert((client, server, port), (token, rtt));
+    }
+
+    fn revoke(&self, token: u64) {
+        let mut grants = self.wire.grants.borrow_mut();
+        grants.retain(|_, (granted, _)| *granted != token);
+    }
+
+    fn connect(
+        &self,
+        local: IpAddr,
+        granted: Granted,
+        rtt: Option<Duration>,
+    ) -> Local<'_, io::Result<Box<dyn Link>>> {
+        Box::pin(async move {
+            let opening = self.begin(local, granted.to, granted.token, rtt)?;
+            let opened = timeout(HANDSHAKE, opening).await;
+            let shared = opened.map_err(|_| io::ErrorKind::TimedOut)??;
+            Ok(Box::new(carrier(shared)) as Box<dyn Link>)
+        })
+    }
+
+    fn close(&self) {
+        let all: Vec<_> = self.wire.associations.borrow().values().cloned().collect();
+        all.iter().for_each(|shared| shared.pipe.end());
+    }
+
+    fn wait_idle(&self) -> Local<'_, ()> {
+        const OFTEN: Duration = Duration::from_millis(2);
+        Box::pin(async {
+            while !self.wire.associations.borrow().is_empty() {
+                tokio::time::sleep(OFTEN).await;
+            }
+        })
     }
 }
 
-impl Connection {
-    /// A new flow; `None` if there is no room.
-    pub(super) fn open(&self) -> Option<(SctpSender, SctpReceiver)> {
-        self.0.streams.open()
+/// An association as a carrier.
+fn carrier(shared: Rc<Shared>) -> Framed {
+    Framed {
+        kind: Kind::Sctp,
+        pipe: Rc::clone(&shared.pipe),
+        figures: Box::new(move || Some(shared.figures())),
     }
+}
 
-    /// The next flow that the peer opens; `None` at the end.
-    pub(super) async fn accept(&self) -> Option<(SctpSender, SctpReceiver)> {
-        self.0.streams.accept().await
-    }
-
-    pub(super) fn close(&self) {
-        self.0.close();
-    }
-
-    /// Completes at its end.
-    pub(super) async fn closed(&self) {
-        self.0.streams.ended().await;
-    }
-
+impl Shared {
     /// What `status` shows of it.
-    pub(super) fn figures(&self) -> TunnelPath {
-        let figures = &self.0.figures;
+    fn figures(&self) -> TunnelPath {
+        let figures = &self.figures;
         let rtt = figures.rtt.get().unwrap_or_default();
         TunnelPath {
             rtt_ms: (rtt.as_secs_f64() * 1e5).round() / 1e2,
@@ -311,7 +324,7 @@ impl Wire {
             let shared = wire.associations.borrow().get(&key).cloned();
             if let Some(shared) = shared {
                 // Nobody takes it where the daemon is ending.
-                let _ = wire.opened.send((token, Connection(shared)));
+                let _ = wire.arrivals.send((token, Box::new(carrier(shared))));
             }
         });
         let (driver, shared) = Driver::new(Role::Server, self, path, token, rtt, tell).ok()?;

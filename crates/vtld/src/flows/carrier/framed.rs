@@ -1,0 +1,393 @@
+//! A carrier by something that moves bytes in order, or messages: frames go whole, through queues that the
+//! task which moves them looks after.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::VecDeque,
+    pin::pin,
+    rc::Rc,
+};
+
+use bytes::{Bytes, BytesMut};
+use tokio::{sync::Notify, time::timeout};
+use vtl_control::TunnelPath;
+use vtl_core::flow::Chunk;
+use vtl_proto::{
+    carrier::Kind,
+    frame::{CarrierId, FlowId, Frame, HEADER, Side},
+};
+
+use super::{
+    super::{
+        control::{Frames, emit, hello},
+        peer::Peer,
+    },
+    Carrier, HANDSHAKE, Link, Local, Refused, Taking,
+};
+
+/// Bytes that wait to be sent: a new flow's shall not wait behind seconds of another's.
+const MOST_WAITING: usize = 128 << 10;
+/// Messages that have arrived and wait to be looked at.
+const MOST_ARRIVED: usize = 4096;
+
+/// What has arrived.
+pub(super) enum Arrived {
+    /// The next bytes of a stream of frames.
+    Stream(Bytes),
+    /// A frame by itself, in no order.
+    Frame(Bytes),
+}
+
+/// What is to be sent.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Out {
+    /// The next control frames.
+    Control(Bytes),
+    /// A CHUNK, which may overtake others.
+    Chunk(Bytes),
+}
+
+/// What passes between a carrier and the task that moves its packets.
+pub(super) struct Pipe {
+    /// Bytes of a chunk.
+    chunk: usize,
+    control: RefCell<VecDeque<Bytes>>,
+    chunks: RefCell<VecDeque<Bytes>>,
+    /// Bytes in both.
+    waiting: Cell<usize>,
+    arrived: RefCell<VecDeque<Arrived>>,
+    is_over: Cell<bool>,
+    /// There is something for the task: to send, to look at, or the end.
+    pub(super) work: Notify,
+    /// There is room for something to be sent.
+    room: Notify,
+    /// Something has arrived, or it is over.
+    news: Notify,
+    /// There is room for what arrives.
+    pub(super) taken: Notify,
+}
+
+impl Pipe {
+    /// `frame`: bytes of the longest CHUNK, with its header.
+    pub(super) fn new(frame: usize) -> Rc<Self> {
+        Rc::new(Self {
+            chunk: frame - HEADER,
+            control: RefCell::default(),
+            chunks: RefCell::default(),
+            waiting: Cell::new(0),
+            arrived: RefCell::default(),
+            is_over: Cell::new(false),
+            work: Notify::new(),
+            room: Notify::new(),
+            news: Notify::new(),
+            taken: Notify::new(),
+        })
+    }
+
+    /// Ends it, for both sides.
+    pub(super) fn end(&self) {
+        self.is_over.set(true);
+        self.work.notify_one();
+        self.room.notify_waiters();
+        self.news.notify_one();
+        self.taken.notify_one();
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over.get()
+    }
+
+    /// What goes next; `None` if there is nothing.
+    pub(super) fn next(&self) -> Option<Out> {
+        let control = self.control.borrow_mut().pop_front().map(Out::Control);
+        let out = control.or_else(|| self.chunks.borrow_mut().pop_front().map(Out::Chunk))?;
+        let (Out::Control(bytes) | Out::Chunk(bytes)) = &out;
+        self.waiting.set(self.waiting.get() - bytes.len());
+        if self.waiting.get() < MOST_WAITING {
+            self.room.notify_one();
+        }
+        Some(out)
+    }
+
+    /// Whether more that arrives would be taken soon.
+    pub(super) fn has_room(&self) -> bool {
+        self.arrived.borrow().len() < MOST_ARRIVED
+    }
+
+    /// Something has arrived.
+    pub(super) fn arrived(&self, what: Arrived) {
+        self.arrived.borrow_mut().push_back(what);
+        self.news.notify_one();
+    }
+
+    /// Waits for room, and queues bytes.
+    async fn put(&self, bytes: Bytes, queue: &RefCell<VecDeque<Bytes>>) -> Result<(), Refused> {
+        loop {
+            let mut room = pin!(self.room.notified());
+            // Before the question, so that no answer is missed.
+            room.as_mut().enable();
+            if self.is_over() {
+                return Err(Refused::Broken);
+            }
+            if self.waiting.get() < MOST_WAITING {
+                break;
+            }
+            room.await;
+        }
+        self.waiting.set(self.waiting.get() + bytes.len());
+        queue.borrow_mut().push_back(bytes);
+        self.work.notify_one();
+        if self.waiting.get() < MOST_WAITING {
+            // Whoever waits behind this one.
+            self.room.notify_one();
+        }
+        Ok(())
+    }
+
+    pub(super) async fn put_control(&self, frames: Bytes) -> Result<(), Refused> {
+        self.put(frames, &self.control).await
+    }
+
+    pub(super) async fn put_chunk(&self, flow: FlowId, chunk: &Chunk) -> Result<(), Refused> {
+        let mut offset = chunk.offset;
+        let mut rest = &chunk.bytes[..];
+        while !rest.is_empty() {
+            let (bytes, behind) = rest.split_at(rest.len().min(self.chunk));
+            let frame = Frame::Chunk {
+                flow,
+                offset,
+                bytes,
+                fin: false,
+                urgent: chunk.urgent && behind.is_empty(),
+            };
+            let mut whole = BytesMut::zeroed(frame.wire_len());
+            frame.emit(&mut whole);
+            self.put(whole.freeze(), &self.chunks).await?;
+            offset += bytes.len() as u64;
+            rest = behind;
+        }
+        Ok(())
+    }
+
+    /// What has arrived, at least something; `None` at the end.
+    pub(super) async fn arrivals(&self) -> Option<VecDeque<Arrived>> {
+        loop {
+            let arrived = std::mem::take(&mut *self.arrived.borrow_mut());
+            if !arrived.is_empty() {
+                self.taken.notify_one();
+                return Some(arrived);
+            }
+            if self.is_over() {
+                return None;
+            }
+            self.news.notified().await;
+        }
+    }
+}
+
+/// A carrier of this form.
+pub(super) struct Framed {
+    pub(super) kind: Kind,
+    pub(super) pipe: Rc<Pipe>,
+    pub(super) figures: Box<dyn Fn() -> Option<TunnelPath>>,
+}
+
+impl Drop for Framed {
+    fn drop(&mut self) {
+        self.pipe.end();
+    }
+}
+
+impl Carrier for Framed {
+    fn kind(&self) -> Option<Kind> {
+        Some(self.kind)
+    }
+
+    fn control(&self, frames: Bytes) -> Taking<'_> {
+        Box::pin(self.pipe.put_control(frames))
+    }
+
+    fn chunk(&self, flow: FlowId, chunk: Chunk) -> Taking<'_> {
+        Box::pin(async move { self.pipe.put_chunk(flow, &chunk).await })
+    }
+
+    fn forget(&self, _flow: FlowId) {}
+
+    fn close(&self) {
+        self.pipe.end();
+    }
+
+    fn path(&self) -> Option<TunnelPath> {
+        (self.figures)()
+    }
+}
+
+/// Makes frames of what arrives.
+#[derive(Default)]
+struct Reader {
+    stream: Frames,
+    /// Those by themselves that came before they could be understood.
+    early: VecDeque<Bytes>,
+}
+
+/// The peer breaks the rules.
+struct Nonsense;
+
+impl Reader {
+    /// The frame by which a peer says which carrier this is; `None` if it has not come whole.
+    fn hello(&mut self, arrived: VecDeque<Arrived>) -> Result<Option<(CarrierId, u32)>, Nonsense> {
+        for what in arrived {
+            match what {
+                Arrived::Stream(bytes) => self.stream.push(&bytes),
+                Arrived::Frame(_) if self.early.len() >= MOST_ARRIVED => return Err(Nonsense),
+                Arrived::Frame(bytes) => self.early.push_back(bytes),
+            }
+        }
+        if !self.stream.has_one().map_err(|_| Nonsense)? {
+            return Ok(None);
+        }
+        let said = self.stream.take(|frame| match frame {
+            Frame::Hello { carrier, tag } => Some((carrier, tag)),
+            _ => None,
+        });
+        said.ok().flatten().ok_or(Nonsense).map(Some)
+    }
+
+    /// Gives frames to the peer's association.
+    fn give(
+        &mut self,
+        peer: &Peer,
+        carrier: CarrierId,
+        arrived: VecDeque<Arrived>,
+    ) -> Result<(), Nonsense> {
+        let give = |frame: Frame<'_>| match frame {
+            Frame::Chunk {
+                flow,
+                offset,
+                bytes,
+                fin: false,
+                urgent: false,
+            } => peer.chunk(carrier, flow, offset, bytes),
+            frame => peer.frame(carrier, frame),
+        };
+        let early = std::mem::take(&mut self.early);
+        for what in early.into_iter().map(Arrived::Frame).chain(arrived) {
+            match what {
+                Arrived::Frame(bytes) => give(Frame::take(&mut &bytes[..]).map_err(|_| Nonsense)?),
+                Arrived::Stream(bytes) => self.stream.push(&bytes),
+            }
+        }
+        while self.stream.has_one().map_err(|_| Nonsense)? {
+            self.stream.take(give).map_err(|_| Nonsense)?;
+        }
+        peer.turn();
+        Ok(())
+    }
+}
+
+impl Link for Framed {
+    fn serve(self: Box<Self>, peer: Rc<Peer>, opened: Option<CarrierId>) -> Local<'static, ()> {
+        Box::pin(async move {
+            let mut reader = Reader::default();
+            let id = match opened {
+                Some(id) => {
+                    let hello = emit(hello(id, peer.key.tag));
+                    self.pipe.put_control(hello).await.ok().map(|()| id)
+                }
+                None => timeout(HANDSHAKE, self.number(&peer, &mut reader))
+                    .await
+                    .ok()
+                    .flatten(),
+            };
+            let Some(id) = id else { return };
+            let carrier = Rc::from(self);
+            let receiving = receive(Rc::clone(&carrier), Rc::clone(&peer), id, reader);
+            peer.run(id, carrier, receiving).await;
+        })
+    }
+}
+
+impl Framed {
+    /// The number that the peer says.
+    async fn number(&self, peer: &Peer, reader: &mut Reader) -> Option<CarrierId> {
+        loop {
+            let arrived = self.pipe.arrivals().await?;
+            if let Some((id, tag)) = reader.hello(arrived).ok()? {
+                return (id.opener == Side::Peer && tag == peer.key.tag).then_some(id);
+            }
+        }
+    }
+}
+
+/// Takes what arrives, until the carrier breaks.
+async fn receive(carrier: Rc<Framed>, peer: Rc<Peer>, id: CarrierId, mut reader: Reader) {
+    let mut arrived = VecDeque::new();
+    loop {
+        if reader.give(&peer, id, arrived).is_err() {
+            tracing::debug!(peer = %peer.key.peer, carrier = %carrier.kind, "a peer breaks the rules");
+            return;
+        }
+        match carrier.pipe.arrivals().await {
+            Some(more) => arrived = more,
+            None => return,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flow() -> FlowId {
+        FlowId {
+            opener: Side::Local,
+            number: 1,
+        }
+    }
+
+    fn chunk(len: usize) -> Chunk {
+        Chunk {
+            offset: 5,
+            bytes: Bytes::from(vec![9; len]),
+            urgent: false,
+        }
+    }
+
+    #[tokio::test]
+    async fn pipe__control_goes_first_and_chunks_are_cut() {
+        let pipe = Pipe::new(HEADER + 100);
+        pipe.put_chunk(flow(), &chunk(150)).await.unwrap();
+        let said = Bytes::from_static(b"control");
+        pipe.put_control(said.clone()).await.unwrap();
+        assert_eq!(pipe.next(), Some(Out::Control(said)));
+        let mut found = Vec::new();
+        while let Some(Out::Chunk(bytes)) = pipe.next() {
+            match Frame::take(&mut &bytes[..]).unwrap() {
+                Frame::Chunk { offset, bytes, .. } => found.push((offset, bytes.len())),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(found, [(5, 100), (105, 50)]);
+    }
+
+    #[tokio::test]
+    async fn pipe__full_waits_for_room_and_ends() {
+        let pipe = Pipe::new(HEADER + MOST_WAITING);
+        pipe.put_chunk(flow(), &chunk(MOST_WAITING)).await.unwrap();
+        let more = chunk(1);
+        let mut second = pin!(pipe.put_chunk(flow(), &more));
+        tokio::select! {
+            biased;
+            _ = &mut second => panic!("there was no room"),
+            () = tokio::task::yield_now() => {}
+        }
+        assert!(pipe.next().is_some());
+        second.await.unwrap();
+        assert!(pipe.next().is_some());
+        pipe.put_chunk(flow(), &chunk(MOST_WAITING)).await.unwrap();
+        let third = pipe.put_chunk(flow(), &more);
+        let (refused, ()) = tokio::join!(third, async { pipe.end() });
+        assert_eq!(refused, Err(Refused::Broken));
+        assert!(pipe.arrivals().await.is_none());
+    }
+}

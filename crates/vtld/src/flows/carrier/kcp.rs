@@ -1,0 +1,408 @@
+//! KCP as a carrier, by the crate of that name: a protocol of games and tunnels, in UDP.
+//!
+//! Its conversation's number is the token's lower half; the client's stream begins with all of the token. KCP
+//! is used with its congestion window, which halves at losses: without, as most use it, it would take what it
+//! can get.
+
+use std::{
+    cell::RefCell,
+    collections::{HashMap, VecDeque},
+    io::{self, Write},
+    net::{IpAddr, SocketAddr},
+    rc::Rc,
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use kcp::KCP_OVERHEAD;
+use tokio::{
+    net::UdpSocket,
+    sync::Notify,
+    task::{spawn_local, yield_now},
+    time::{Instant, sleep_until, timeout},
+};
+use vtl_proto::{
+    carrier::Kind,
+    frame::{FINGERPRINT, HEADER},
+};
+
+use super::{
+    Arrivals, Endpoint, Granted, HANDSHAKE, Link, Local, SILENCE,
+    framed::{Arrived, Framed, Out, Pipe},
+    socket,
+};
+use crate::broker::random_token;
+
+/// Bytes of a UDP datagram's payload: what every IPv6 path takes.
+const DATAGRAM: usize = 1280 - 48;
+/// Bytes of a chunk.
+const CHUNK: usize = 8 << 10;
+/// Segments: 100 Mbit/s for 200 ms.
+const WINDOW: u16 = 2048;
+/// Those that may wait behind the window.
+const AHEAD: usize = 64;
+/// Datagrams that wait for a conversation.
+const WAITING: usize = 4096;
+/// Milliseconds between two looks at what is to go.
+const INTERVAL: i32 = 10;
+/// Acknowledgements of later segments that tell of a loss.
+const RESEND: i32 = 2;
+
+/// Whose conversation it is.
+type Key = (SocketAddr, u32);
+
+/// A token, and the path's round-trip time.
+type Grant = (u64, Option<Duration>);
+
+struct Shared {
+    socket: UdpSocket,
+    conversations: RefCell<HashMap<Key, Rc<Conversation>>>,
+    grants: RefCell<HashMap<(IpAddr, u32), Grant>>,
+    arrivals: Arrivals,
+}
+
+/// This host's part of all conversations.
+pub(super) struct Kcp {
+    shared: Rc<Shared>,
+    port: u16,
+}
+
+/// One of them, as others see it.
+struct Conversation {
+    pipe: Rc<Pipe>,
+    inbox: RefCell<VecDeque<Bytes>>,
+    /// The peer has answered.
+    heard: Notify,
+}
+
+impl Kcp {
+    pub(super) fn start(arrivals: Arrivals) -> io::Result<Self> {
+        let socket = socket()?;
+        socket.set_nonblocking(true)?;
+        let port = socket.local_addr()?.port();
+        let shared = Rc::new(Shared {
+            socket: UdpSocket::from_std(socket)?,
+            conversations: RefCell::default(),
+            grants: RefCell::default(),
+            arrivals,
+        });
+        spawn_local(Rc::clone(&shared).receive());
+        Ok(Self { shared, port })
+    }
+}
+
+/// A conversation's number.
+fn number(token: u64) -> u32 {
+    // Cut on purpose.
+    token as u32
+}
+
+impl Endpoint for Kcp {
+    fn place(&self) -> (u16, [u8; FINGERPRINT]) {
+        (self.port, [0; FINGERPRINT])
+    }
+
+    fn token(&self) -> u64 {
+        loop {
+            let token = random_token();
+            // 0 is none.
+            if number(token) != 0 {
+                return token;
+            }
+        }
+    }
+
+    fn grant(&self, token: u64, client: IpAddr, rtt: Option<Duration>) {
+        let mut grants = self.shared.grants.borrow_mut();
+        grants.insert((client, number(token)), (token, rtt));
+    }
+
+    fn revoke(&self, token: u64) {
+        let mut grants = self.shared.grants.borrow_mut();
+        grants.retain(|_, (granted, _)| *granted != token);
+    }
+
+    fn connect(
+        &self,
+        _local: IpAddr,
+        granted: Granted,
+        rtt: Option<Duration>,
+    ) -> Local<'_, io::Result<Box<dyn Link>>> {
+        Box::pin(async move {
+            if number(granted.token) == 0 {
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+            let (carrier, conversation) = self.shared.begin(granted.to, granted.token, rtt, true)?;
+            let answered = timeout(HANDSHAKE, conversation.heard.notified()).await;
+            // Dropped, it ends.
+            answered.map_err(|_| io::ErrorKind::TimedOut)?;
+            Ok(Box::new(carrier) as Box<dyn Link>)
+        })
+    }
+
+    fn close(&self) {
+        let conversations = self.shared.conversations.borrow();
+        conversations.values().for_each(|one| one.pipe.end());
+    }
+
+    fn wait_idle(&self) -> Local<'_, ()> {
+        // KCP has no word for the end; the control connection says it.
+        Box::pin(async {})
+    }
+}
+
+impl Shared {
+    /// Takes what comes, for good.
+    async fn receive(self: Rc<Self>) {
+        let mut buffer = vec![0; 64 << 10];
+        loop {
+            let Ok((len, from)) = self.socket.recv_from(&mut buffer).await else {
+                // An error of a packet that was sent, or of no memory.
+                yield_now().await;
+                continue;
+            };
+            let from = SocketAddr::new(from.ip().to_canonical(), from.port());
+            if len >= KCP_OVERHEAD {
+                self.route(from, &buffer[..len]);
+            }
+        }
+    }
+
+    fn route(self: &Rc<Self>, from: SocketAddr, packet: &[u8]) {
+        let key = (from, kcp::get_conv(packet));
+        let known = self.conversations.borrow().get(&key).cloned();
+        let conversation = known.or_else(|| {
+            let grant = self.grants.borrow_mut().remove(&(from.ip(), key.1));
+            let (token, rtt) = grant?;
+            let begun = self.begin(from, token, rtt, false).ok()?;
+            let (carrier, conversation) = begun;
+            // Nobody takes it where the daemon is ending.
+            let _ = self.arrivals.send((token, Box::new(carrier)));
+            Some(conversation)
+        });
+        let Some(conversation) = conversation else {
+            return;
+        };
+        let mut inbox = conversation.inbox.borrow_mut();
+        if inbox.len() < WAITING {
+            inbox.push_back(Bytes::copy_from_slice(packet));
+            conversation.pipe.work.notify_one();
+        }
+    }
+
+    /// Begins a conversation, or answers to one.
+    fn begin(
+        self: &Rc<Self>,
+        peer: SocketAddr,
+        token: u64,
+        rtt: Option<Duration>,
+        is_client: bool,
+    ) -> io::Result<(Framed, Rc<Conversation>)> {
+        let outbox = Outbox::default();
+        let mut control = kcp::Kcp::new_stream(number(token), outbox.clone());
+        control.set_mtu(DATAGRAM).map_err(io::Error::other)?;
+        control.set_wndsize(WINDOW, WINDOW);
+        control.set_nodelay(true, INTERVAL, RESEND, false);
+        if is_client {
+            let shown = control.send(&token.to_be_bytes());
+            shown.map_err(io::Error::other)?;
+        }
+        let conversation = Rc::new(Conversation {
+            pipe: Pipe::new(HEADER + CHUNK),
+            inbox: RefCell::default(),
+            heard: Notify::new(),
+        });
+        let key = (peer, number(token));
+        let entered = Rc::clone(&conversation);
+        self.conversations.borrow_mut().insert(key, entered);
+        let driver = Driver {
+            shared: Rc::clone(self),
+            conversation: Rc::clone(&conversation),
+            key,
+            control,
+            outbox,
+            began: Instant::now(),
+            expected: (!is_client).then_some(token),
+            unread: BytesMut::new(),
+            waits: None,
+            patience: SILENCE + 3 * rtt.unwrap_or_default(),
+        };
+        spawn_local(driver.run());
+        let carrier = Framed {
+            kind: Kind::Kcp,
+            pipe: Rc::clone(&conversation.pipe),
+            figures: Box::new(|| None),
+        };
+        Ok((carrier, conversation))
+    }
+
+    /// Forgets a conversation, unless another one has its place.
+    fn forget(&self, key: Key, conversation: &Rc<Conversation>) {
+        let mut all = self.conversations.borrow_mut();
+        if all
+            .get(&key)
+            .is_some_and(|known| Rc::ptr_eq(known, conversation))
+        {
+            all.remove(&key);
+        }
+    }
+
+    /// An address as the socket's family has it.
+    fn destination(&self, peer: SocketAddr) -> SocketAddr {
+        match (peer, self.socket.local_addr()) {
+            (SocketAddr::V4(v4), Ok(SocketAddr::V6(_))) => {
+                SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port())
+            }
+            _ => peer,
+        }
+    }
+}
+
+/// The datagrams that KCP wants to send.
+#[derive(Clone, Default)]
+struct Outbox(Rc<RefCell<Vec<Bytes>>>);
+
+impl Write for Outbox {
+    fn write(&mut self, datagram: &[u8]) -> io::Result<usize> {
+        self.0.borrow_mut().push(Bytes::copy_from_slice(datagram));
+        Ok(datagram.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Why a conversation is over.
+#[derive(Debug, thiserror::Error)]
+enum Over {
+    #[error("closed here")]
+    Here,
+    #[error("nothing comes from the peer")]
+    Silence,
+    #[error("the token is another one")]
+    Stranger,
+    #[error("KCP: {0}")]
+    Library(#[from] kcp::Error),
+}
+
+/// The task of a conversation, which alone calls the library: where a packet makes that panic, the task ends,
+/// and with it this conversation and no other.
+struct Driver {
+    shared: Rc<Shared>,
+    conversation: Rc<Conversation>,
+    key: Key,
+    control: kcp::Kcp<Outbox>,
+    outbox: Outbox,
+    began: Instant,
+    /// The token that the peer has to show, and what there is of it.
+    expected: Option<u64>,
+    unread: BytesMut,
+    /// Since when nothing has come though something is to be answered.
+    waits: Option<Instant>,
+    patience: Duration,
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.conversation.pipe.end();
+        self.shared.forget(self.key, &self.conversation);
+    }
+}
+
+impl Driver {
+    async fn run(mut self) {
+        let pipe = Rc::clone(&self.conversation.pipe);
+        let over = loop {
+            if let Err(over) = self.step().await {
+                break over;
+            }
+            let next = self.began + Duration::from_millis(self.next_ms());
+            tokio::select! {
+                () = pipe.work.notified() => {}
+                () = pipe.taken.notified(), if self.control.peeksize().is_ok() => {}
+                () = sleep_until(next) => {}
+            }
+        };
+        tracing::debug!(%over, peer = %self.key.0, carrier = %Kind::Kcp, "a conversation is over");
+    }
+
+    fn now_ms(&self) -> u32 {
+        // KCP's clock is 32 bits wide.
+        self.began.elapsed().as_millis() as u32
+    }
+
+    /// When there is something to do again, since the beginning.
+    fn next_ms(&self) -> u64 {
+        let now = self.began.elapsed().as_millis() as u64;
+        now + u64::from(self.control.check(now as u32)).max(1)
+    }
+
+    async fn step(&mut self) -> Result<(), Over> {
+        if self.conversation.pipe.is_over() {
+            return Err(Over::Here);
+        }
+        let packets = std::mem::take(&mut *self.conversation.inbox.borrow_mut());
+        let has_news = !packets.is_empty();
+        for packet in packets {
+            // What cannot be read counts as lost.
+            if self.control.input(&packet).is_ok() {
+                self.waits = None;
+                self.conversation.heard.notify_one();
+            }
+        }
+        self.read()?;
+        let mut has_more = false;
+        while self.control.wait_snd() < usize::from(WINDOW) + AHEAD
+            && let Some(Out::Control(bytes) | Out::Chunk(bytes)) = self.conversation.pipe.next()
+        {
+            self.control.send(&bytes)?;
+            has_more = true;
+        }
+        self.control.update(self.now_ms())?;
+        if has_news || has_more {
+            self.control.flush()?;
+        }
+        if self.control.wait_snd() > 0 {
+            let since = *self.waits.get_or_insert_with(Instant::now);
+            if since.elapsed() > self.patience {
+                return Err(Over::Silence);
+            }
+        }
+        if self.expected.is_some() && self.began.elapsed() > HANDSHAKE {
+            return Err(Over::Silence);
+        }
+        let datagrams = std::mem::take(&mut *self.outbox.0.borrow_mut());
+        let to = self.shared.destination(self.key.0);
+        for datagram in datagrams {
+            // What could not be sent counts as lost on the way.
+            let _ = self.shared.socket.send_to(&datagram, to).await;
+        }
+        Ok(())
+    }
+
+    /// Hands on what has arrived.
+    fn read(&mut self) -> Result<(), Over> {
+        let pipe = &self.conversation.pipe;
+        while pipe.has_room()
+            && let Ok(size) = self.control.peeksize()
+        {
+            let mut bytes = BytesMut::zeroed(size);
+            self.control.recv(&mut bytes)?;
+            let Some(token) = self.expected else {
+                pipe.arrived(Arrived::Stream(bytes.freeze()));
+                continue;
+            };
+            self.unread.extend_from_slice(&bytes);
+            if let Some(shown) = self.unread.first_chunk() {
+                if u64::from_be_bytes(*shown) != token {
+                    return Err(Over::Stranger);
+                }
+                self.expected = None;
+                let mut rest = self.unread.split();
+                pipe.arrived(Arrived::Stream(rest.split_off(size_of::<u64>()).freeze()));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,142 @@
+//! What a carrier does for the flows of an association, and which kinds there are.
+
+pub(super) mod framed;
+mod kcp;
+mod mptcp;
+mod quic;
+mod sctp;
+
+use std::{
+    future::Future,
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    pin::Pin,
+    rc::Rc,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use nix::sys::socket::{setsockopt, sockopt};
+use tokio::sync::mpsc;
+use vtl_control::TunnelPath;
+use vtl_core::flow::Chunk;
+use vtl_proto::{
+    carrier::Kind,
+    frame::{CarrierId, FINGERPRINT, FlowId},
+};
+
+use super::peer::Peer;
+use crate::broker::random_token;
+
+/// How long a handshake may take, and the first frame.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Without an answer for this time, and three round trips, to what wants one, the path is dead.
+const SILENCE: Duration = Duration::from_secs(1);
+/// Bytes of a UDP socket's own buffers.
+const SOCKET: usize = 8 << 20;
+
+/// A socket for both families, where the host has both.
+fn socket() -> io::Result<UdpSocket> {
+    let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0))
+        .or_else(|_| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)))?;
+    // Less will do where it is refused.
+    let _ = setsockopt(&socket, sockopt::RcvBufForce, &SOCKET);
+    let _ = setsockopt(&socket, sockopt::SndBufForce, &SOCKET);
+    Ok(socket)
+}
+
+/// Why a carrier does not take something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Refused {
+    /// It has broken.
+    #[error("the carrier has broken")]
+    Broken,
+    /// It has no room for another flow.
+    #[error("the carrier is full")]
+    Full,
+}
+
+/// A future of this thread.
+pub(super) type Local<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
+/// Waits until a carrier has taken something. What was under way when it is dropped may have been taken.
+pub(super) type Taking<'a> = Local<'a, Result<(), Refused>>;
+
+/// Moves frames to another host. What arrives goes to [`Peer`].
+pub(super) trait Carrier {
+    /// `None` for the control connection, which has no flows.
+    fn kind(&self) -> Option<Kind>;
+
+    /// Sends control frames.
+    fn control(&self, frames: Bytes) -> Taking<'_>;
+
+    /// Sends bytes of a flow.
+    fn chunk(&self, flow: FlowId, chunk: Chunk) -> Taking<'_>;
+
+    /// A flow has ended: nothing more comes of it.
+    fn forget(&self, flow: FlowId);
+
+    /// Ends it.
+    fn close(&self);
+
+    /// Figures of its path.
+    fn path(&self) -> Option<TunnelPath>;
+}
+
+/// A carrier whose handshake is done.
+pub(super) trait Link {
+    /// Has it carry flows of an association, to its end. `opened`: its number, if this host has opened it;
+    /// else the peer says it.
+    fn serve(self: Box<Self>, peer: Rc<Peer>, opened: Option<CarrierId>) -> Local<'static, ()>;
+}
+
+/// Links that peers have opened, with the tokens that they have shown.
+pub(super) type Arrivals = mpsc::UnboundedSender<(u64, Box<dyn Link>)>;
+
+/// What a host needs to open a carrier.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Granted {
+    pub(super) to: SocketAddr,
+    pub(super) token: u64,
+    pub(super) fingerprint: [u8; FINGERPRINT],
+}
+
+/// This host's part of all carriers of a kind.
+pub(super) trait Endpoint {
+    /// Where peers open carriers: a port, and the fingerprint of a certificate.
+    fn place(&self) -> (u16, [u8; FINGERPRINT]);
+
+    /// A token that can be granted.
+    fn token(&self) -> u64 {
+        random_token()
+    }
+
+    /// Lets a peer open a carrier with this token. `rtt`: of the path, as TCP measured it.
+    fn grant(&self, token: u64, client: IpAddr, rtt: Option<Duration>);
+
+    /// Takes a grant back.
+    fn revoke(&self, token: u64);
+
+    /// Opens a carrier that a peer has granted, from this address.
+    fn connect(
+        &self,
+        local: IpAddr,
+        granted: Granted,
+        rtt: Option<Duration>,
+    ) -> Local<'_, io::Result<Box<dyn Link>>>;
+
+    /// Ends all carriers of the kind.
+    fn close(&self);
+
+    /// Completes when the peers have been told.
+    fn wait_idle(&self) -> Local<'_, ()>;
+}
+
+/// Starts this host's part of a kind, inside a tokio runtime's local tasks.
+pub(super) fn start(kind: Kind, arrivals: Arrivals) -> io::Result<Rc<dyn Endpoint>> {
+    Ok(match kind {
+        Kind::Quic => Rc::new(quic::start(arrivals)?),
+        Kind::Mptcp => Rc::new(mptcp::Mptcp::start(arrivals)?),
+        Kind::Sctp => Rc::new(sctp::Sctp::start(arrivals)?),
+        Kind::Kcp => Rc::new(kcp::Kcp::start(arrivals)?),
+    })
+}

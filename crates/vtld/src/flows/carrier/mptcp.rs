@@ -1,0 +1,286 @@
+//! MPTCP (RFC 8684) as a carrier: the kernel's, one connection between the daemons. Which paths it takes is
+//! the system's matter (`ip mptcp endpoint`).
+//!
+//! The connection begins with the token. Where something on the way takes the options of MPTCP out it is
+//! TCP, and works.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::HashMap,
+    io::{self, Read, Write},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream},
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    rc::Rc,
+    time::Duration,
+};
+
+use bytes::{Buf, Bytes, BytesMut};
+use nix::sys::socket::{Backlog, SockaddrStorage, bind, connect, listen, setsockopt, sockopt};
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    task::spawn_local,
+    time::{Instant, interval, sleep, timeout},
+};
+use vtl_proto::{
+    carrier::Kind,
+    frame::{FINGERPRINT, HEADER},
+};
+
+use super::{
+    super::socket::{Listening, connected, read_exact, unacknowledged, watch},
+    Arrivals, Endpoint, Granted, HANDSHAKE, Link, Local, SILENCE,
+    framed::{Arrived, Framed, Out, Pipe},
+};
+use crate::broker::set_linger;
+
+/// Bytes of a chunk, and those read at a time.
+const CHUNK: usize = 16 << 10;
+const READ: usize = 64 << 10;
+/// Connections at a time that have not said what they are for.
+const HALF_OPEN: usize = 256;
+/// Between two attempts to accept, where there are no descriptors.
+const PAUSE: Duration = Duration::from_millis(50);
+/// Between two looks at the path.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Who may open one, by token: an address, and the path's round-trip time.
+type Grants = Rc<RefCell<HashMap<u64, (IpAddr, Option<Duration>)>>>;
+
+/// This host's part of all connections.
+pub(super) struct Mptcp {
+    port: u16,
+    grants: Grants,
+    /// Those that are open.
+    pipes: Rc<RefCell<Vec<Rc<Pipe>>>>,
+}
+
+/// A socket that does not block.
+fn socket(ip: IpAddr) -> io::Result<OwnedFd> {
+    let family = match ip {
+        IpAddr::V4(_) => libc::AF_INET,
+        IpAddr::V6(_) => libc::AF_INET6,
+    };
+    let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: no pointers.
+    let fd = unsafe { libc::socket(family, kind, libc::IPPROTO_MPTCP) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a new descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Begins to connect.
+fn begin(to: SocketAddr) -> io::Result<TcpStream> {
+    let fd = socket(to.ip())?;
+    setsockopt(&fd, sockopt::TcpNoDelay, &true)?;
+    match connect(fd.as_raw_fd(), &SockaddrStorage::from(to)) {
+        Ok(()) | Err(nix::Error::EINPROGRESS) => Ok(fd.into()),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Where connections come.
+fn listener() -> io::Result<TcpListener> {
+    let open = |ip: IpAddr| -> io::Result<TcpListener> {
+        let fd = socket(ip)?;
+        let any = SockaddrStorage::from(SocketAddr::new(ip, 0));
+        bind(fd.as_raw_fd(), &any)?;
+        listen(&fd, Backlog::MAXCONN)?;
+        Ok(fd.into())
+    };
+    open(Ipv6Addr::UNSPECIFIED.into()).or_else(|_| open(Ipv4Addr::UNSPECIFIED.into()))
+}
+
+impl Mptcp {
+    pub(super) fn start(arrivals: Arrivals) -> io::Result<Self> {
+        let listener = listener()?;
+        let port = listener.local_addr()?.port();
+        let mptcp = Self {
+            port,
+            grants: Rc::default(),
+            pipes: Rc::default(),
+        };
+        let (grants, pipes) = (Rc::clone(&mptcp.grants), Rc::clone(&mptcp.pipes));
+        spawn_local(accept(watch(Listening(listener))?, grants, pipes, arrivals));
+        Ok(mptcp)
+    }
+}
+
+impl Endpoint for Mptcp {
+    fn place(&self) -> (u16, [u8; FINGERPRINT]) {
+        (self.port, [0; FINGERPRINT])
+    }
+
+    fn grant(&self, token: u64, client: IpAddr, rtt: Option<Duration>) {
+        self.grants.borrow_mut().insert(token, (client, rtt));
+    }
+
+    fn revoke(&self, token: u64) {
+        self.grants.borrow_mut().remove(&token);
+    }
+
+    fn connect(
+        &self,
+        _local: IpAddr,
+        granted: Granted,
+        rtt: Option<Duration>,
+    ) -> Local<'_, io::Result<Box<dyn Link>>> {
+        Box::pin(async move {
+            // Which addresses it has is MPTCP's to choose.
+            let socket = watch(begin(granted.to)?)?;
+            let opened = timeout(HANDSHAKE, connected(&socket)).await;
+            opened.map_err(|_| io::ErrorKind::TimedOut)??;
+            socket.get_ref().write_all(&granted.token.to_be_bytes())?;
+            Ok(Box::new(carrier(socket, rtt, &self.pipes)) as Box<dyn Link>)
+        })
+    }
+
+    fn close(&self) {
+        self.pipes.borrow().iter().for_each(|pipe| pipe.end());
+    }
+
+    fn wait_idle(&self) -> Local<'_, ()> {
+        // The kernel tells them.
+        Box::pin(async {})
+    }
+}
+
+/// Lets in who has a token.
+async fn accept(
+    listener: AsyncFd<Listening>,
+    grants: Grants,
+    pipes: Rc<RefCell<Vec<Rc<Pipe>>>>,
+    arrivals: Arrivals,
+) {
+    let half_open = Rc::new(Cell::new(0));
+    loop {
+        let next = |socket: &Listening| socket.0.accept();
+        let (stream, from) = match listener.async_io(Interest::READABLE, next).await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::debug!(%error, "accepting MPTCP");
+                sleep(PAUSE).await;
+                continue;
+            }
+        };
+        if half_open.get() >= HALF_OPEN {
+            continue;
+        }
+        half_open.set(half_open.get() + 1);
+        let (grants, pipes) = (Rc::clone(&grants), Rc::clone(&pipes));
+        let (half_open, arrivals) = (Rc::clone(&half_open), arrivals.clone());
+        spawn_local(async move {
+            let shown = timeout(HANDSHAKE, shown(stream)).await;
+            half_open.set(half_open.get() - 1);
+            let Ok(Ok((socket, token))) = shown else {
+                return;
+            };
+            let from = from.ip().to_canonical();
+            let granted = grants.borrow().get(&token).copied();
+            let Some((_, rtt)) = granted.filter(|(client, _)| *client == from) else {
+                return;
+            };
+            grants.borrow_mut().remove(&token);
+            // Nobody takes it where the daemon is ending.
+            let _ = arrivals.send((token, Box::new(carrier(socket, rtt, &pipes))));
+        });
+    }
+}
+
+/// The token that a client shows.
+async fn shown(stream: TcpStream) -> io::Result<(AsyncFd<TcpStream>, u64)> {
+    stream.set_nonblocking(true)?;
+    stream.set_nodelay(true)?;
+    let socket = watch(stream)?;
+    let token = u64::from_be_bytes(read_exact(&socket).await?);
+    Ok((socket, token))
+}
+
+/// A connection as a carrier.
+fn carrier(
+    socket: AsyncFd<TcpStream>,
+    rtt: Option<Duration>,
+    pipes: &Rc<RefCell<Vec<Rc<Pipe>>>>,
+) -> Framed {
+    let pipe = Pipe::new(HEADER + CHUNK);
+    pipes.borrow_mut().push(Rc::clone(&pipe));
+    let (driven, pipes) = (Rc::clone(&pipe), Rc::clone(pipes));
+    spawn_local(async move {
+        tokio::select! {
+            () = write(&socket, &driven) => {}
+            () = read(&socket, &driven) => {}
+            () = dead(&socket, rtt.unwrap_or_default()) => {
+                tracing::info!(carrier = %Kind::Mptcp, "nothing comes back");
+            }
+        }
+        // What is under way goes again in another way.
+        set_linger(socket.get_ref(), true);
+        driven.end();
+        pipes
+            .borrow_mut()
+            .retain(|other| !Rc::ptr_eq(other, &driven));
+    });
+    Framed {
+        kind: Kind::Mptcp,
+        pipe,
+        figures: Box::new(|| None),
+    }
+}
+
+/// Sends what there is, up to the carrier's end.
+async fn write(socket: &AsyncFd<TcpStream>, pipe: &Pipe) {
+    while !pipe.is_over() {
+        let Some(Out::Control(mut bytes) | Out::Chunk(mut bytes)) = pipe.next() else {
+            pipe.work.notified().await;
+            continue;
+        };
+        while !bytes.is_empty() {
+            let write = |mut socket: &TcpStream| socket.write(&bytes);
+            match socket.async_io(Interest::WRITABLE, write).await {
+                Ok(n) => bytes.advance(n),
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+/// Takes what comes, up to the end.
+async fn read(socket: &AsyncFd<TcpStream>, pipe: &Pipe) {
+    loop {
+        while !pipe.has_room() {
+            pipe.taken.notified().await;
+        }
+        let read = |mut socket: &TcpStream| {
+            let mut bytes = BytesMut::zeroed(READ);
+            let n = socket.read(&mut bytes)?;
+            bytes.truncate(n);
+            Ok(bytes.freeze())
+        };
+        match socket.async_io(Interest::READABLE, read).await {
+            Ok(bytes) if !bytes.is_empty() => {
+                // The rest of the buffer is not held.
+                pipe.arrived(Arrived::Stream(Bytes::copy_from_slice(&bytes)));
+            }
+            _ => return,
+        }
+    }
+}
+
+/// Completes when bytes wait for an acknowledgement for too long.
+async fn dead(socket: &AsyncFd<TcpStream>, rtt: Duration) {
+    let mut ticks = interval(TICK);
+    let mut before = 0;
+    let mut since = Instant::now();
+    loop {
+        ticks.tick().await;
+        let left = unacknowledged(socket.get_ref());
+        if left == 0 || left < before {
+            since = Instant::now();
+        }
+        before = left;
+        if since.elapsed() > SILENCE + 3 * rtt {
+            return;
+        }
+    }
+}

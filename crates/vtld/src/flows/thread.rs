@@ -1,0 +1,231 @@
+//! The thread of flows, and the way to it. It is started when the first flow wants it.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr, TcpStream},
+    rc::Rc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc as blocking},
+    thread::JoinHandle,
+};
+
+use tokio::{
+    sync::mpsc,
+    task::{LocalSet, spawn_local},
+};
+use vtl_control::{FlowList, FlowStatus, TunnelStatus};
+use vtl_proto::{carrier::Kind, frame::FlowName};
+
+use super::{Flows, Names, Opened, no_such, plain};
+use crate::hooker::{self, ClientFlow, ServerFlow};
+
+/// Where the answer to a command goes.
+type Reply<T> = blocking::SyncSender<T>;
+
+enum Command {
+    Opened(Opened),
+    Steered(ServerFlow, FlowName),
+    Plain {
+        app: TcpStream,
+        dest: SocketAddr,
+        peer: TcpStream,
+    },
+    Status(Reply<Vec<TunnelStatus>>),
+    List(u64, Reply<FlowList>),
+    Show(u64, Reply<Result<FlowStatus, String>>),
+    Move(u64, String, Reply<Result<FlowStatus, String>>),
+    Stop,
+}
+
+struct Thread {
+    commands: mpsc::UnboundedSender<Command>,
+    thread: JoinHandle<()>,
+}
+
+#[derive(Default)]
+struct Shared {
+    names: Arc<Names>,
+    /// While there is none, no thread is started.
+    hooker: Mutex<Option<hooker::Handle>>,
+    thread: Mutex<Option<Thread>>,
+}
+
+impl Shared {
+    fn thread(&self) -> MutexGuard<'_, Option<Thread>> {
+        self.thread.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn hooker(&self) -> MutexGuard<'_, Option<hooker::Handle>> {
+        self.hooker.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The way to the thread. Cheap to clone.
+#[derive(Clone, Default)]
+pub(crate) struct Handle {
+    shared: Arc<Shared>,
+}
+
+impl Handle {
+    /// Lets flows be.
+    pub(crate) fn set_hooker(&self, hooker: hooker::Handle) {
+        *self.shared.hooker() = Some(hooker);
+    }
+
+    fn send(&self, command: Command) {
+        let mut thread = self.shared.thread();
+        if thread.is_none() {
+            let Some(hooker) = self.shared.hooker().clone() else {
+                return;
+            };
+            match start(&self.shared, hooker) {
+                Ok(started) => *thread = Some(started),
+                Err(error) => tracing::error!(%error, "no flows can be carried"),
+            }
+        }
+        if let Some(thread) = &*thread {
+            // Without a thread the daemon is ending.
+            let _ = thread.commands.send(command);
+        }
+    }
+
+    /// Whether there is an association with the host.
+    pub(crate) fn knows(&self, host: IpAddr) -> bool {
+        self.shared.names.knows(host)
+    }
+
+    /// The name of the next flow from one address to another that wants this kind of carrier.
+    pub(crate) fn name_flow(&self, local: IpAddr, peer: IpAddr, kind: Kind) -> FlowName {
+        self.shared.names.next(local, peer, kind)
+    }
+
+    /// The connection of a flow that this host has opened is established.
+    pub(crate) fn opened(&self, flow: ClientFlow, name: FlowName, kind: Kind) {
+        let handle = self.clone();
+        let ClientFlow {
+            app,
+            dest,
+            src,
+            peer: tcp,
+            ..
+        } = flow;
+        app.accept(move |app| match app {
+            Ok(app) => handle.send(Command::Opened(Opened {
+                app,
+                src,
+                dest,
+                tcp,
+                name,
+                kind,
+            })),
+            Err(error) => tracing::debug!(%error, %dest, "the application has gone"),
+        });
+    }
+
+    /// A connection was steered here whose SYN says which one it is.
+    pub(crate) fn steered(&self, flow: ServerFlow, name: FlowName) {
+        self.send(Command::Steered(flow, name));
+    }
+
+    /// Carries a graft's flow to `dest` over its discovery connection `peer`.
+    pub(crate) fn plain(&self, app: TcpStream, dest: SocketAddr, peer: TcpStream) {
+        self.send(Command::Plain { app, dest, peer });
+    }
+
+    fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Option<T> {
+        if self.shared.thread().is_none() {
+            return None;
+        }
+        let (reply, answer) = blocking::sync_channel(1);
+        self.send(command(reply));
+        answer.recv().ok()
+    }
+
+    /// One row for each carrier.
+    pub(crate) fn status(&self) -> Vec<TunnelStatus> {
+        self.ask(Command::Status).unwrap_or_default()
+    }
+
+    /// Flows, from an id on.
+    pub(crate) fn list(&self, from: u64) -> FlowList {
+        let none = FlowList {
+            flows: Vec::new(),
+            more: None,
+        };
+        self.ask(|reply| Command::List(from, reply)).unwrap_or(none)
+    }
+
+    /// One flow.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(crate) fn show(&self, id: u64) -> Result<FlowStatus, String> {
+        let answer = self.ask(|reply| Command::Show(id, reply));
+        answer.unwrap_or_else(|| Err(no_such(id)))
+    }
+
+    /// Has what this host sends of a flow travel by another carrier.
+    ///
+    /// # Errors
+    /// There is no such flow, or no such carrier to its peer.
+    pub(crate) fn move_flow(&self, id: u64, carrier: String) -> Result<FlowStatus, String> {
+        let answer = self.ask(|reply| Command::Move(id, carrier, reply));
+        answer.unwrap_or_else(|| Err(no_such(id)))
+    }
+
+    /// Ends all flows and the thread.
+    pub(crate) fn stop(&self) {
+        self.shared.hooker().take();
+        let thread = self.shared.thread().take();
+        if let Some(Thread { commands, thread }) = thread {
+            let _ = commands.send(Command::Stop);
+            let _ = thread.join();
+        }
+    }
+}
+
+fn start(shared: &Arc<Shared>, hooker: hooker::Handle) -> io::Result<Thread> {
+    let (commands, inbox) = mpsc::unbounded_channel();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let names = Arc::clone(&shared.names);
+    let thread = std::thread::Builder::new()
+        .name("vtl-flows".into())
+        .spawn(move || {
+            let run = async move {
+                let flows = Flows::new(hooker.clone(), names);
+                serve(inbox, flows, hooker).await;
+            };
+            LocalSet::new().block_on(&runtime, run);
+        })?;
+    Ok(Thread { commands, thread })
+}
+
+async fn serve(
+    mut inbox: mpsc::UnboundedReceiver<Command>,
+    flows: Rc<Flows>,
+    hooker: hooker::Handle,
+) {
+    spawn_local(Rc::clone(&flows).tend());
+    while let Some(command) = inbox.recv().await {
+        match command {
+            Command::Opened(flow) => flows.opened(flow),
+            Command::Steered(flow, name) => flows.steered(flow, name),
+            Command::Plain { app, dest, peer } => {
+                spawn_local(plain::carry(hooker.clone(), app, dest, peer));
+            }
+            // Who has asked may have gone.
+            Command::Status(reply) => drop(reply.send(flows.status())),
+            Command::List(from, reply) => drop(reply.send(flows.list(from))),
+            Command::Show(id, reply) => drop(reply.send(flows.show(id))),
+            Command::Move(id, carrier, reply) => {
+                let flows = Rc::clone(&flows);
+                spawn_local(async move {
+                    let _ = reply.send(flows.move_flow(id, &carrier).await);
+                });
+            }
+            Command::Stop => break,
+        }
+    }
+    flows.close().await;
+}
