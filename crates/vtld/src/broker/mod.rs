@@ -41,8 +41,9 @@ use vtl_control::{Deployed, Destination, Grafts, Grant, SessionKey, SessionStatu
 use vtl_proto::frame::FlowName;
 
 use crate::{
+    flows,
     hooker::{self, Carrier, ClientFlow, HeldConnect, Over, ServerFlow},
-    flows, option,
+    option,
 };
 
 use engine::Wanted;

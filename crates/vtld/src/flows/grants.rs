@@ -91,10 +91,7 @@ impl Flows {
     }
 
     /// Has the carriers that peers open serve.
-    async fn accept(
-        self: Rc<Self>,
-        mut arrived: mpsc::UnboundedReceiver<(u64, Box<dyn Link>)>,
-    ) {
+    async fn accept(self: Rc<Self>, mut arrived: mpsc::UnboundedReceiver<(u64, Box<dyn Link>)>) {
         while let Some((token, link)) = arrived.recv().await {
             let promise = self.promises.borrow_mut().remove(&token);
             if let Some(Promise { peer, kind }) = promise {

@@ -172,7 +172,9 @@ impl Peer {
     /// Of the carriers of a kind the one that came last.
     fn latest(&self, kind: Kind) -> Option<CarrierId> {
         let carriers = self.carriers.borrow();
-        let mut of_kind = carriers.iter().filter(|(_, c)| c.carrier.kind() == Some(kind));
+        let mut of_kind = carriers
+            .iter()
+            .filter(|(_, c)| c.carrier.kind() == Some(kind));
         of_kind.next_back().map(|(id, _)| *id)
     }
 

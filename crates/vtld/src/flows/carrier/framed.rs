@@ -4,12 +4,14 @@
 use std::{
     cell::{Cell, RefCell},
     collections::VecDeque,
-    pin::pin,
     rc::Rc,
 };
 
 use bytes::{Bytes, BytesMut};
-use tokio::{sync::Notify, time::timeout};
+use tokio::{
+    sync::{Notify, Semaphore},
+    time::timeout,
+};
 use vtl_control::TunnelPath;
 use vtl_core::flow::Chunk;
 use vtl_proto::{
@@ -53,14 +55,12 @@ pub(super) struct Pipe {
     chunk: usize,
     control: RefCell<VecDeque<Bytes>>,
     chunks: RefCell<VecDeque<Bytes>>,
-    /// Bytes in both.
-    waiting: Cell<usize>,
     arrived: RefCell<VecDeque<Arrived>>,
     is_over: Cell<bool>,
     /// There is something for the task: to send, to look at, or the end.
     pub(super) work: Notify,
-    /// There is room for something to be sent.
-    room: Notify,
+    /// Bytes that may still be queued.
+    room: Semaphore,
     /// Something has arrived, or it is over.
     news: Notify,
     /// There is room for what arrives.
@@ -74,11 +74,10 @@ impl Pipe {
             chunk: frame - HEADER,
             control: RefCell::default(),
             chunks: RefCell::default(),
-            waiting: Cell::new(0),
             arrived: RefCell::default(),
             is_over: Cell::new(false),
             work: Notify::new(),
-            room: Notify::new(),
+            room: Semaphore::new(MOST_WAITING),
             news: Notify::new(),
             taken: Notify::new(),
         })
@@ -88,7 +87,7 @@ impl Pipe {
     pub(super) fn end(&self) {
         self.is_over.set(true);
         self.work.notify_one();
-        self.room.notify_waiters();
+        self.room.close();
         self.news.notify_one();
         self.taken.notify_one();
     }
@@ -102,10 +101,7 @@ impl Pipe {
         let control = self.control.borrow_mut().pop_front().map(Out::Control);
         let out = control.or_else(|| self.chunks.borrow_mut().pop_front().map(Out::Chunk))?;
         let (Out::Control(bytes) | Out::Chunk(bytes)) = &out;
-        self.waiting.set(self.waiting.get() - bytes.len());
-        if self.waiting.get() < MOST_WAITING {
-            self.room.notify_one();
-        }
+        self.room.add_permits(bytes.len());
         Some(out)
     }
 
@@ -120,27 +116,14 @@ impl Pipe {
         self.news.notify_one();
     }
 
-    /// Waits for room, and queues bytes.
+    /// Waits for room, in turn, and queues bytes.
     async fn put(&self, bytes: Bytes, queue: &RefCell<VecDeque<Bytes>>) -> Result<(), Refused> {
-        loop {
-            let mut room = pin!(self.room.notified());
-            // Before the question, so that no answer is missed.
-            room.as_mut().enable();
-            if self.is_over() {
-                return Err(Refused::Broken);
-            }
-            if self.waiting.get() < MOST_WAITING {
-                break;
-            }
-            room.await;
-        }
-        self.waiting.set(self.waiting.get() + bytes.len());
+        // No longer than all that may wait.
+        let len = bytes.len() as u32;
+        let room = self.room.acquire_many(len).await;
+        room.map_err(|_| Refused::Broken)?.forget();
         queue.borrow_mut().push_back(bytes);
         self.work.notify_one();
-        if self.waiting.get() < MOST_WAITING {
-            // Whoever waits behind this one.
-            self.room.notify_one();
-        }
         Ok(())
     }
 
@@ -336,6 +319,8 @@ async fn receive(carrier: Rc<Framed>, peer: Rc<Peer>, id: CarrierId, mut reader:
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+
     use super::*;
 
     fn flow() -> FlowId {
@@ -372,8 +357,10 @@ mod tests {
 
     #[tokio::test]
     async fn pipe__full_waits_for_room_and_ends() {
-        let pipe = Pipe::new(HEADER + MOST_WAITING);
-        pipe.put_chunk(flow(), &chunk(MOST_WAITING)).await.unwrap();
+        let pipe = Pipe::new(MOST_WAITING);
+        pipe.put_chunk(flow(), &chunk(MOST_WAITING - HEADER))
+            .await
+            .unwrap();
         let more = chunk(1);
         let mut second = pin!(pipe.put_chunk(flow(), &more));
         tokio::select! {
@@ -384,7 +371,9 @@ mod tests {
         assert!(pipe.next().is_some());
         second.await.unwrap();
         assert!(pipe.next().is_some());
-        pipe.put_chunk(flow(), &chunk(MOST_WAITING)).await.unwrap();
+        pipe.put_chunk(flow(), &chunk(MOST_WAITING - HEADER))
+            .await
+            .unwrap();
         let third = pipe.put_chunk(flow(), &more);
         let (refused, ()) = tokio::join!(third, async { pipe.end() });
         assert_eq!(refused, Err(Refused::Broken));

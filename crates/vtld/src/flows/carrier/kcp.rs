@@ -132,7 +132,8 @@ impl Endpoint for Kcp {
             if number(granted.token) == 0 {
                 return Err(io::ErrorKind::InvalidData.into());
             }
-            let (carrier, conversation) = self.shared.begin(granted.to, granted.token, rtt, true)?;
+            let (carrier, conversation) =
+                self.shared.begin(granted.to, granted.token, rtt, true)?;
             let answered = timeout(HANDSHAKE, conversation.heard.notified()).await;
             // Dropped, it ends.
             answered.map_err(|_| io::ErrorKind::TimedOut)?;

@@ -31,13 +31,15 @@ use super::{
     Arrivals, Endpoint, Granted, HANDSHAKE, Link, Local, SILENCE,
     framed::{Arrived, Framed, Out, Pipe},
 };
-use crate::broker::set_linger;
+use crate::{broker::set_linger, option};
 
 /// Bytes of a chunk, and those read at a time.
 const CHUNK: usize = 16 << 10;
 const READ: usize = 64 << 10;
 /// Connections at a time that have not said what they are for.
 const HALF_OPEN: usize = 256;
+/// Bytes that wait in the kernel: a new flow's shall not wait behind seconds of another's.
+const UNSENT: libc::c_int = 128 << 10;
 /// Between two attempts to accept, where there are no descriptors.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Between two looks at the path.
@@ -203,6 +205,13 @@ fn carrier(
     rtt: Option<Duration>,
     pipes: &Rc<RefCell<Vec<Rc<Pipe>>>>,
 ) -> Framed {
+    // Kernels before 6.10 do not have it.
+    let _ = option::set(
+        socket.get_ref(),
+        libc::IPPROTO_TCP,
+        libc::TCP_NOTSENT_LOWAT,
+        UNSENT,
+    );
     let pipe = Pipe::new(HEADER + CHUNK);
     pipes.borrow_mut().push(Rc::clone(&pipe));
     let (driven, pipes) = (Rc::clone(&pipe), Rc::clone(pipes));

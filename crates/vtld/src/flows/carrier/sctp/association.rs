@@ -14,7 +14,8 @@ use std::{
 use bytes::Bytes;
 use sctp_proto::{
     Association, AssociationHandle, ClientConfig, DatagramEvent, Endpoint, EndpointConfig, Event,
-    Payload, PayloadProtocolIdentifier, ReliabilityType, ServerConfig, StreamEvent, TransportConfig,
+    Payload, PayloadProtocolIdentifier, ReliabilityType, ServerConfig, StreamEvent,
+    TransportConfig,
 };
 use tokio::{task::yield_now, time::sleep_until};
 

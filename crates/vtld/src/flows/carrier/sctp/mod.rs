@@ -26,13 +26,7 @@ use std::{
 
 use bytes::Bytes;
 use quinn_udp::{BATCH_SIZE, RecvMeta, Transmit, UdpSocketState};
-use tokio::{
-    io::Interest,
-    net::UdpSocket,
-    sync::oneshot,
-    task::spawn_local,
-    time::timeout,
-};
+use tokio::{io::Interest, net::UdpSocket, sync::oneshot, task::spawn_local, time::timeout};
 use vtl_control::TunnelPath;
 use vtl_proto::{carrier::Kind, frame::FINGERPRINT};
 
