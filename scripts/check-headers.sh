@@ -66,7 +66,7 @@ check() {
         compiles "$file" "${host[@]}" -Iinclude
     done
     compiles crates/vtl-proto/tests/vectors.c "${host[@]}" -DMIN_PAYLOAD=1 -Ibpf/include
-    compiles crates/vtld/src/tunnel/sctp/peer.c "${host[@]}"
+    compiles crates/vtld/src/flows/carrier/sctp/peer.c "${host[@]}"
     echo "check-headers: $count files with those of Debian's $suite"
 }
 

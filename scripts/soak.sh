@@ -103,7 +103,7 @@ accidents() {
 }
 
 conformance() {
-    CONFORMANCE_CARRIER=$1 e2e conformance::sockets__behave_as_over_tcp_by_a_tunnel
+    CONFORMANCE_CARRIER=$1 e2e conformance::sockets__behave_as_over_tcp_by_a_kind
 }
 
 measure() {

@@ -429,10 +429,10 @@ fn by_case(path: &Path) -> Vec<(String, Vec<String>)> {
     cases
 }
 
-/// Bytes of all the client's sessions and tunnels, in both directions.
+/// Bytes of all the client's sessions and carriers, in both directions.
 fn carried(world: &World) -> u64 {
     let status = world.call(Host::Client, &Request::Status { from: 0 });
-    let rows = ["sessions", "tunnels"].map(|name| status[name].as_array().expect("a list"));
+    let rows = ["sessions", "carriers"].map(|name| status[name].as_array().expect("a list"));
     let figures = ["bytes_sent", "bytes_received"];
     let of = |name: &str| {
         rows.iter()
@@ -685,7 +685,7 @@ fn carry(world: &mut World, program: &Path, family: usize, over: Over) {
     // connection from the same port is TCP's, and its destination counts as one without VTL.
     until("the hosts have met", || {
         play(world, program, family, over, &["connect_device_of_server"]);
-        // A tunnel may come too late for its first flow.
+        // A carrier may come too late for its first flow.
         carried(world) > before
     });
 }
@@ -724,10 +724,10 @@ fn sockets__behave_as_over_tcp_ipv6() {
 
 /// By another carrier than QUIC where `CONFORMANCE_CARRIER` says so.
 #[test]
-fn sockets__behave_as_over_tcp_by_a_tunnel() {
+fn sockets__behave_as_over_tcp_by_a_kind() {
     let carrier = std::env::var("CONFORMANCE_CARRIER").unwrap_or_else(|_| "quic".into());
     let options: &'static [&'static str] = vec!["--carrier", carrier.leak()].leak();
-    all_cases("conform-tunnel", 0, Over::Vtl(options));
+    all_cases("conform-kinds", 0, Over::Vtl(options));
 }
 
 #[test]

@@ -14,19 +14,6 @@ const UDP: u8 = 17;
 /// Mbit/s: slow enough for what is to happen in the middle.
 const CRAWL: f64 = 8.0;
 
-impl World {
-    fn carriers(&self, host: Host) -> Vec<serde_json::Value> {
-        let status = self.status(host);
-        status["tunnels"].as_array().expect("a list").clone()
-    }
-
-    /// Bytes of applications that went by carriers, seen from the client.
-    fn carried(&self) -> u64 {
-        let of = |row: &serde_json::Value| row["bytes_received"].as_u64().unwrap_or(0);
-        self.carriers(Host::Client).iter().map(of).sum()
-    }
-}
-
 /// A download and an upload at the same time, while `happens` does something to the link.
 fn carry_through(carrier: &str, name: &str, happens: impl Fn(&World, &mut dyn FnMut(u64))) {
     let Some(world) = World::new(&format!("{name}-{carrier}"), &Link::new(10.0, 100.0)) else {
@@ -85,8 +72,8 @@ fn dropped_in_mid_flow_and_back(carrier: &str) {
             goes_on(500_000);
             world.block(None);
             until("a new carrier", || !world.carriers(Host::Client).is_empty());
-            let before = world.carried();
-            until("flows return", || world.carried() > before + 500_000);
+            let before = world.carried("bytes_received");
+            until("flows return", || world.carried("bytes_received") > before + 500_000);
         }
     });
 }

@@ -25,24 +25,13 @@ fn finish(mut download: Download) {
 }
 
 impl World {
-    fn tunnels(&self, host: Host) -> Vec<Value> {
-        let status = self.status(host);
-        status["tunnels"].as_array().expect("a list").clone()
-    }
-
-    /// A figure of the client's tunnels, summed up.
-    fn tunnelled(&self, figure: &str) -> u64 {
-        let all = self.tunnels(Host::Client);
-        all.iter().map(|t| t[figure].as_u64().unwrap_or(0)).sum()
-    }
-
-    /// Has tunnels to both of the server's addresses opened: what follows is not decided by how
+    /// Has carriers to both of the server's addresses opened: what follows is not decided by how
     /// soon the first flow gets one.
     fn meet_by(&self, carrier: &str) {
         self.serve("meet", 1);
         for (open, server) in (1..).zip(self.servers()) {
             finish(self.start_over(carrier, server, "meet"));
-            until("a tunnel", || self.tunnels(Host::Client).len() == open);
+            until("a carrier", || self.carriers(Host::Client).len() == open);
         }
     }
 
@@ -100,20 +89,20 @@ fn every_byte_over_a_bad_link(carrier: &str) {
         assert!(output.status.success(), "{}", words(&output));
         same(&file, &world.path("www").join(up));
     }
-    // One tunnel a family carried it, and nothing went around them.
-    let tunnels = world.tunnels(Host::Client);
-    assert_eq!(tunnels.len(), 2, "{tunnels:?}");
-    assert!(world.tunnelled("bytes_received") >= total as u64);
-    assert!(world.tunnelled("bytes_sent") >= big as u64);
+    // One carrier a family took it, and nothing went around them.
+    let carriers = world.carriers(Host::Client);
+    assert_eq!(carriers.len(), 2, "{carriers:?}");
+    assert!(world.carried("bytes_received") >= total as u64);
+    assert!(world.carried("bytes_sent") >= big as u64);
     // KCP does not say.
     assert!(
-        carrier == "kcp" || world.tunnelled("lost") > 0,
-        "{tunnels:?}"
+        carrier == "kcp" || world.carried("lost") > 0,
+        "{carriers:?}"
     );
     until("no flow is left", || {
         [Host::Client, Host::Server]
             .iter()
-            .all(|host| world.tunnels(*host).iter().all(|t| t["flows"] == 0))
+            .all(|host| world.carriers(*host).iter().all(|t| t["flows"] == 0))
     });
 }
 
@@ -141,7 +130,7 @@ fn a_stalled_flow_holds_up_nobody(carrier: &str) {
     let server = world.servers()[0];
     let mut stalled = world.start_big(carrier, server, 32);
     stalled.process.signal(Signal::SIGSTOP);
-    let taken = || world.tunnelled("bytes_received");
+    let taken = || world.carried("bytes_received");
     // Until nothing moves any more: it fills what may be held for it.
     let mut before = 0;
     until("the stopped flow stops its sender", || {
@@ -152,7 +141,7 @@ fn a_stalled_flow_holds_up_nobody(carrier: &str) {
         .map(|_| world.start_over(carrier, server, "f"))
         .collect();
     downloads.into_iter().for_each(finish);
-    assert_eq!(world.tunnels(Host::Client).len(), 2);
+    assert_eq!(world.carriers(Host::Client).len(), 2);
     assert!(stalled.process.ended().is_none());
     stalled.process.signal(Signal::SIGCONT);
     finish(stalled);
@@ -185,7 +174,7 @@ fn where_udp_is_dropped_tcp_carries(carrier: &str) {
         both.into_iter().for_each(finish);
         finish(world.start_over(carrier, server, "f"));
     }
-    assert_eq!(world.tunnels(Host::Client), Vec::<Value>::new());
+    assert_eq!(world.carriers(Host::Client), Vec::<Value>::new());
 }
 
 #[test]
@@ -221,7 +210,7 @@ fn dies_with_either_daemon(carrier: &str) {
             Host::Server => Host::Client,
             _ => Host::Server,
         };
-        until("the tunnels' end", || world.tunnels(other).is_empty());
+        until("the carriers' end", || world.carriers(other).is_empty());
         if victim == Host::Server {
             // Plain TCP at once.
             finish(world.start_over(carrier, server, "f"));
@@ -280,7 +269,7 @@ fn strangers_harm_nothing(carrier: &str) {
     };
     space.in_netns(Host::Client, noise).expect("a namespace");
     finish(download);
-    assert_eq!(world.tunnels(Host::Server).len(), 2);
+    assert_eq!(world.carriers(Host::Server).len(), 2);
     let plain = move || {
         let mut stream = TcpStream::connect(SocketAddr::new(server, PORT)).expect("a server");
         stream
@@ -305,20 +294,20 @@ fn sctp__takes_thousands_of_flows() {
     let many = format!("{}?[1-{FLOWS}]", url(world.servers()[0], "f"));
     let curl = ["run", "--carrier", "sctp", "--", "curl", "-sS", "--fail"];
     let parallel = ["--parallel", "--parallel-max", "100", "-o", "/dev/null"];
-    let before = world.tunnelled("bytes_received");
+    let before = world.carried("bytes_received");
     let output = world
         .vtl(Host::Client, &[&curl[..], &parallel[..]].concat())
         .args(["-H", "Connection: close", &many])
         .output()
         .expect("curl runs");
     assert!(output.status.success(), "{}", words(&output));
-    assert_eq!(world.tunnels(Host::Client).len(), 2);
-    let carried = world.tunnelled("bytes_received") - before;
+    assert_eq!(world.carriers(Host::Client).len(), 2);
+    let carried = world.carried("bytes_received") - before;
     assert!(carried > FLOWS * 1000, "{carried}");
     until("no flow is left", || {
         [Host::Client, Host::Server]
             .iter()
-            .all(|host| world.tunnels(*host).iter().all(|t| t["flows"] == 0))
+            .all(|host| world.carriers(*host).iter().all(|t| t["flows"] == 0))
     });
 }
 
@@ -388,7 +377,7 @@ fn mptcp__carries_over_two_paths() {
     run_on(&world, Host::Client, "ip link set second down");
     finish(download);
     finish(world.start_over("mptcp", server6, "f"));
-    assert!(world.tunnelled("bytes_received") > MB as u64);
+    assert!(world.carried("bytes_received") > MB as u64);
     // Refused as over TCP; and a reset is no end.
     let mut curl = world.vtl(Host::Client, &["run", "--carrier", "mptcp", "--", "curl"]);
     let closed = format!("http://{server}:81/");
@@ -397,8 +386,8 @@ fn mptcp__carries_over_two_paths() {
     let mut download = world.start_big("mptcp", server, 12);
     world.take_daemon(Host::Server).kill();
     download.broke();
-    until("the tunnels' end", || {
-        world.tunnels(Host::Client).is_empty()
+    until("the carriers' end", || {
+        world.carriers(Host::Client).is_empty()
     });
     finish(world.start_over("mptcp", server, "f"));
 }

@@ -192,19 +192,19 @@ impl Statuses {
     /// Bytes of applications that reached the client over VTL.
     pub fn carried(&self) -> u64 {
         let flows = self.client.sessions.iter().filter_map(|s| s.flows);
-        let tunnels = &self.client.tunnels;
+        let carriers = &self.client.carriers;
         flows.map(|f| f.bytes_received).sum::<u64>()
-            + tunnels.iter().map(|t| t.bytes_received).sum::<u64>()
+            + carriers.iter().map(|t| t.bytes_received).sum::<u64>()
     }
 
-    /// Packets of the server that were sent again (of tunnels: lost), per cent of all it sent; none
+    /// Packets of the server that were sent again (of carriers: lost), per cent of all it sent; none
     /// if it has sent nothing.
     pub fn retransmitted_pct(&self) -> Option<f64> {
         let sessions = self.server.sessions.iter();
-        let tunnels = self.server.tunnels.iter().filter_map(|t| t.path);
+        let carriers = self.server.carriers.iter().filter_map(|t| t.path);
         let (sent, again) = sessions
             .map(|s| (s.sent, s.retransmitted))
-            .chain(tunnels.map(|path| (path.sent, path.lost)))
+            .chain(carriers.map(|path| (path.sent, path.lost)))
             .fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1));
         (sent > 0).then(|| again as f64 / sent as f64 * 100.0)
     }

@@ -48,8 +48,8 @@ struct CarrierArg {
     /// What the connections travel by, instead of what VTL would choose: `tcp`, TCP as it is;
     /// `tcp:CONTROL`, TCP under a congestion control of the kernel's or of VTL's (hybla, vegas,
     /// westwood, dctcp), which needs no VTL at the other end; `graft:NAME`, sessions over a graft;
-    /// `quic`, a QUIC connection to each host, and TCP while that does not work; `sctp`, streams of an
-    /// SCTP association (in UDP) to each host; `mptcp`, MPTCP connections; and, with --loss-tolerant, `udp`, `udp-lite`, `dccp-ccid2` and
+    /// `quic`, `sctp`, `kcp` (all in UDP) and `mptcp`, a connection of this kind to each host, and
+    /// TCP while that does not work; and, with --loss-tolerant, `udp`, `udp-lite`, `dccp-ccid2` and
     /// `dccp-ccid3`
     #[arg(long, value_name = "NAME")]
     carrier: Option<String>,

@@ -57,8 +57,8 @@ fn text(status: &Value) -> String {
     );
     section(
         &mut out,
-        "tunnels",
-        &status["tunnels"],
+        "carriers",
+        &status["carriers"],
         &[
             "peer",
             "carrier",
@@ -131,7 +131,7 @@ mod tests {
         let status = json!({
             "version": "1.2.3", "uptime_s": 3.7, "kernel": "6.18",
             "interfaces": [{ "name": "eth0", "mtu": 1500, "driver": "live", "why": "it can" }],
-            "sessions": [], "tunnels": [], "hooks": [{ "id": 1, "port": 80 }],
+            "sessions": [], "carriers": [], "hooks": [{ "id": 1, "port": 80 }],
             "packets": { "received": 5, "malformed": 0 },
         });
         assert_eq!(
@@ -139,7 +139,7 @@ mod tests {
             "vtld 1.2.3, up 4 s, Linux 6.18\n\
              interfaces:\n  name  mtu   driver  why\n  eth0  1500  live    it can\n\
              sessions: none\n\
-             tunnels: none\n\
+             carriers: none\n\
              hooks:\n  id  port\n  1   80\n\
              negotiation: none\n\
              packets: received 5\n"

@@ -95,8 +95,8 @@ pub struct Status {
     pub negotiation: Negotiation,
     /// Packets of all interfaces.
     pub packets: Packets,
-    /// The tunnels.
-    pub tunnels: Vec<TunnelStatus>,
+    /// The carriers that are no grafts.
+    pub carriers: Vec<CarrierStatus>,
     /// The hooks.
     pub hooks: Vec<Hook>,
 }
@@ -245,12 +245,12 @@ pub struct Packets {
     pub failed: u64,
 }
 
-/// A tunnel.
+/// A carrier that is no graft.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct TunnelStatus {
+pub struct CarrierStatus {
     /// The other host.
     pub peer: IpAddr,
-    /// `quic`, `sctp` or `mptcp`.
+    /// `quic`, `sctp`, `mptcp` or `kcp`.
     pub carrier: String,
     /// `client`, which opened it, or `server`.
     pub role: String,
@@ -260,14 +260,14 @@ pub struct TunnelStatus {
     pub bytes_sent: u64,
     /// Bytes of applications from the peer.
     pub bytes_received: u64,
-    /// Of tunnels that have a connection of their own.
+    /// Where the carrier says so.
     #[serde(flatten)]
-    pub path: Option<TunnelPath>,
+    pub path: Option<CarrierPath>,
 }
 
-/// The connection of a tunnel.
+/// What a carrier knows of its path.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct TunnelPath {
+pub struct CarrierPath {
     /// Round-trip time, milliseconds.
     pub rtt_ms: f64,
     /// Packets sent.

@@ -390,6 +390,18 @@ impl World {
         self.testbed.set(&link).expect("set");
     }
 
+    /// The carriers that are no grafts.
+    pub(crate) fn carriers(&self, host: Host) -> Vec<Value> {
+        let status = self.status(host);
+        status["carriers"].as_array().expect("a list").clone()
+    }
+
+    /// A figure of the client's carriers, summed up.
+    pub(crate) fn carried(&self, figure: &str) -> u64 {
+        let all = self.carriers(Host::Client);
+        all.iter().map(|t| t[figure].as_u64().unwrap_or(0)).sum()
+    }
+
     /// Has the link lose everything that comes from the server, or nothing but what it loses anyway.
     pub(crate) fn mute_server(&self, mute: bool) {
         let link = Link {

@@ -137,24 +137,24 @@ fn sessions__have_these_forms() {
 
 #[test]
 fn status__has_this_form() {
-    let tunnel = TunnelStatus {
+    let carrier = CarrierStatus {
         peer: "192.0.2.1".parse().unwrap(),
         carrier: "sctp".to_owned(),
         role: "client".to_owned(),
         flows: 1,
         bytes_sent: 2,
         bytes_received: 3,
-        path: Some(TunnelPath {
+        path: Some(CarrierPath {
             rtt_ms: 1.5,
             sent: 4,
             lost: 5,
             refused: Some(6),
         }),
     };
-    let without = TunnelStatus {
+    let without = CarrierStatus {
         path: None,
         carrier: "mptcp".to_owned(),
-        ..tunnel.clone()
+        ..carrier.clone()
     };
     let status = Status {
         version: "0.1.0".to_owned(),
@@ -192,7 +192,7 @@ fn status__has_this_form() {
             acknowledgements: 11,
             failed: 12,
         },
-        tunnels: vec![tunnel, without],
+        carriers: vec![carrier, without],
         hooks: Vec::new(),
     };
     form!(
@@ -210,7 +210,7 @@ fn status__has_this_form() {
                 "bad_checksum": 5, "duplicate": 6, "beyond_window": 7, "contended": 8,
                 "control": 9, "sent": 10, "acknowledgements": 11, "failed": 12,
             },
-            "tunnels": [
+            "carriers": [
                 {
                     "peer": "192.0.2.1", "carrier": "sctp", "role": "client", "flows": 1,
                     "bytes_sent": 2, "bytes_received": 3, "rtt_ms": 1.5, "sent": 4, "lost": 5,

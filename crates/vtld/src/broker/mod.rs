@@ -314,7 +314,7 @@ impl Handle {
     pub fn status(&self, from: u32) -> Result<Status, String> {
         let status: Status = self.ask(|reply| Command::Status { from, reply })?;
         Ok(Status {
-            tunnels: self.flows.status(),
+            carriers: self.flows.status(),
             ..status
         })
     }

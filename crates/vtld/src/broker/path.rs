@@ -22,7 +22,7 @@ const ROUNDS: u32 = 3;
 /// Between two rounds: two round trips, and within these bounds. Each round without any answer
 /// doubles it.
 const WAIT_NS: [u64; 2] = [100 * MS, 3_000 * MS];
-/// IP packets of these sizes are asked about: common MTUs, and those of common tunnels. The last is
+/// IP packets of these sizes are asked about: common MTUs, and those of common carriers. The last is
 /// the smallest that a session is cut down to (BASE_PLPMTU of RFC 8899), as acknowledgements need it.
 const SIZES: [u32; 12] = [
     1500, 1492, 1480, 1450, 1420, 1400, 1380, 1360, 1320, 1280, 1240, 1200,

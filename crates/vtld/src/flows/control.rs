@@ -14,7 +14,7 @@ use tokio::{
     io::{Interest, unix::AsyncFd},
     sync::Mutex,
 };
-use vtl_control::TunnelPath;
+use vtl_control::CarrierPath;
 use vtl_core::flow::Chunk;
 use vtl_proto::{
     carrier::Kind,
@@ -112,7 +112,7 @@ impl Carrier for Control {
         let _ = self.socket.get_ref().shutdown(std::net::Shutdown::Both);
     }
 
-    fn path(&self) -> Option<TunnelPath> {
+    fn path(&self) -> Option<CarrierPath> {
         None
     }
 }

@@ -103,9 +103,13 @@ impl Flows {
 
     /// Tells the peers of the end.
     pub(super) async fn close(&self) {
-        let endpoints = self.endpoints.borrow();
-        let all: Vec<_> = endpoints.values().flatten().cloned().collect();
-        drop(endpoints);
+        let all: Vec<_> = self
+            .endpoints
+            .borrow()
+            .values()
+            .flatten()
+            .cloned()
+            .collect();
         // Before any flow's task is dropped, so that none of their ends looks like a true one.
         all.iter().for_each(|endpoint| endpoint.close());
         for endpoint in all {

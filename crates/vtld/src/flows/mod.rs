@@ -27,7 +27,7 @@ use std::{
 };
 
 use tokio::task::spawn_local;
-use vtl_control::{FlowList, FlowStatus, TunnelStatus};
+use vtl_control::{FlowList, FlowStatus, CarrierStatus};
 use vtl_proto::{
     carrier::Kind,
     frame::{CONTROL_CONNECTION, FlowId, FlowName, Side},
@@ -293,7 +293,7 @@ impl Flows {
     }
 
     /// What there is: one row for each carrier.
-    pub(crate) fn status(&self) -> Vec<TunnelStatus> {
+    pub(crate) fn status(&self) -> Vec<CarrierStatus> {
         let peers = self.peers.borrow();
         peers.values().flat_map(|peer| peer.rows()).collect()
     }

@@ -12,7 +12,7 @@ use std::{
 
 use bytes::Bytes;
 use tokio::{sync::Notify, time::timeout};
-use vtl_control::{FlowStatus, TunnelStatus};
+use vtl_control::{FlowStatus, CarrierStatus};
 use vtl_core::{
     Association,
     association::Event,
@@ -481,10 +481,10 @@ impl Peer {
     }
 
     /// One row for each carrier that has flows.
-    pub(super) fn rows(&self) -> Vec<TunnelStatus> {
+    pub(super) fn rows(&self) -> Vec<CarrierStatus> {
         let carriers = self.carriers.borrow();
         let row = |(id, running): (&CarrierId, &Running)| {
-            Some(TunnelStatus {
+            Some(CarrierStatus {
                 peer: self.key.peer,
                 carrier: running.carrier.kind()?.name().to_owned(),
                 role: role(id.opener).to_owned(),

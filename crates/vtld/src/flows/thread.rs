@@ -12,7 +12,7 @@ use tokio::{
     sync::mpsc,
     task::{LocalSet, spawn_local},
 };
-use vtl_control::{FlowList, FlowStatus, TunnelStatus};
+use vtl_control::{FlowList, FlowStatus, CarrierStatus};
 use vtl_proto::{carrier::Kind, frame::FlowName};
 
 use super::{Flows, Names, Opened, no_such, plain};
@@ -29,7 +29,7 @@ enum Command {
         dest: SocketAddr,
         peer: TcpStream,
     },
-    Status(Reply<Vec<TunnelStatus>>),
+    Status(Reply<Vec<CarrierStatus>>),
     List(u64, Reply<FlowList>),
     Show(u64, Reply<Result<FlowStatus, String>>),
     Move(u64, String, Reply<Result<FlowStatus, String>>),
@@ -141,7 +141,7 @@ impl Handle {
     }
 
     /// One row for each carrier.
-    pub(crate) fn status(&self) -> Vec<TunnelStatus> {
+    pub(crate) fn status(&self) -> Vec<CarrierStatus> {
         self.ask(Command::Status).unwrap_or_default()
     }
 

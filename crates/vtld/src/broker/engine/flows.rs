@@ -509,7 +509,7 @@ impl Engine {
                 }
             }
             Some(Preamble::Tunnel) => {
-                // A release that has tunnels goes on as plain TCP here.
+                // A release that has carriers goes on as plain TCP here.
                 let mut flow = flow;
                 if matches!(flow.peer.write(&preamble::REFUSED), Ok(preamble::LENGTH)) {
                     self.await_preamble(flow);

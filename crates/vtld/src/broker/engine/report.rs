@@ -15,7 +15,7 @@ use super::{
 const PAGE: usize = 100;
 
 impl Engine {
-    /// What there is, with at most `PAGE` sessions from index `from` on; without tunnels and hooks.
+    /// What there is, with at most `PAGE` sessions from index `from` on; without carriers and hooks.
     pub(super) fn status(&mut self, from: u32) -> Status {
         let stats = self.plane.stats();
         let nego = self.responder.counters();
@@ -68,7 +68,7 @@ impl Engine {
                 acknowledgements: stat(intf::VTL_ST_TX_ACKS),
                 failed: stat(intf::VTL_ST_TX_FAILED),
             },
-            tunnels: Vec::new(),
+            carriers: Vec::new(),
             hooks: Vec::new(),
         }
     }

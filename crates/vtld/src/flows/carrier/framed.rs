@@ -12,7 +12,7 @@ use tokio::{
     sync::{Notify, Semaphore},
     time::timeout,
 };
-use vtl_control::TunnelPath;
+use vtl_control::CarrierPath;
 use vtl_core::flow::Chunk;
 use vtl_proto::{
     carrier::Kind,
@@ -172,7 +172,7 @@ impl Pipe {
 pub(super) struct Framed {
     pub(super) kind: Kind,
     pub(super) pipe: Rc<Pipe>,
-    pub(super) figures: Box<dyn Fn() -> Option<TunnelPath>>,
+    pub(super) figures: Box<dyn Fn() -> Option<CarrierPath>>,
 }
 
 impl Drop for Framed {
@@ -200,7 +200,7 @@ impl Carrier for Framed {
         self.pipe.end();
     }
 
-    fn path(&self) -> Option<TunnelPath> {
+    fn path(&self) -> Option<CarrierPath> {
         (self.figures)()
     }
 }

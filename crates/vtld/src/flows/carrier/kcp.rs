@@ -1,4 +1,4 @@
-//! KCP as a carrier, by the crate of that name: a protocol of games and tunnels, in UDP.
+//! KCP as a carrier, by the crate of that name: a protocol of games and carriers, in UDP.
 //!
 //! Its conversation's number is the token's lower half; the client's stream begins with all of the token. KCP
 //! is used with its congestion window, which halves at losses: without, as most use it, it would take what it

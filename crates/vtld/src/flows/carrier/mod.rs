@@ -18,7 +18,7 @@ use std::{
 use bytes::Bytes;
 use nix::sys::socket::{setsockopt, sockopt};
 use tokio::sync::mpsc;
-use vtl_control::TunnelPath;
+use vtl_control::CarrierPath;
 use vtl_core::flow::Chunk;
 use vtl_proto::{
     carrier::Kind,
@@ -79,7 +79,7 @@ pub(super) trait Carrier {
     fn close(&self);
 
     /// Figures of its path.
-    fn path(&self) -> Option<TunnelPath>;
+    fn path(&self) -> Option<CarrierPath>;
 }
 
 /// A carrier whose handshake is done.

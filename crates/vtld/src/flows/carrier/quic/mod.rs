@@ -23,7 +23,7 @@ use tokio::{
     task::{JoinSet, spawn_local},
     time::{Instant, interval, timeout},
 };
-use vtl_control::TunnelPath;
+use vtl_control::CarrierPath;
 use vtl_core::flow::Chunk;
 use vtl_proto::{
     carrier::Kind,
@@ -198,9 +198,9 @@ impl Carrier for QuicCarrier {
         self.connection.close(0_u32.into(), b"");
     }
 
-    fn path(&self) -> Option<TunnelPath> {
+    fn path(&self) -> Option<CarrierPath> {
         let path = self.connection.stats().path;
-        Some(TunnelPath {
+        Some(CarrierPath {
             rtt_ms: (path.rtt.as_secs_f64() * 1e5).round() / 1e2,
             sent: path.sent_packets,
             lost: path.lost_packets,

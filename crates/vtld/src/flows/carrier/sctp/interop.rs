@@ -170,19 +170,16 @@ pub(super) fn chunk(message: &Bytes) -> Option<(FlowId, Chunk)> {
             flow,
             offset,
             fin: false,
-            urgent: false,
+            urgent,
             ..
         }) if rest.is_empty() => {
             let bytes = message.slice(HEADER..);
-            let urgent = false;
-            Some((
-                flow,
-                Chunk {
-                    offset,
-                    bytes,
-                    urgent,
-                },
-            ))
+            let chunk = Chunk {
+                offset,
+                bytes,
+                urgent,
+            };
+            Some((flow, chunk))
         }
         _ => None,
     }

@@ -27,7 +27,7 @@ use std::{
 use bytes::Bytes;
 use quinn_udp::{BATCH_SIZE, RecvMeta, Transmit, UdpSocketState};
 use tokio::{io::Interest, net::UdpSocket, sync::oneshot, task::spawn_local, time::timeout};
-use vtl_control::TunnelPath;
+use vtl_control::CarrierPath;
 use vtl_proto::{carrier::Kind, frame::FINGERPRINT};
 
 use super::{Arrivals, Endpoint, Granted, HANDSHAKE, Link, Local, framed::Framed, socket};
@@ -219,10 +219,10 @@ fn carrier(shared: Rc<Shared>) -> Framed {
 
 impl Shared {
     /// What `status` shows of it.
-    fn figures(&self) -> TunnelPath {
+    fn figures(&self) -> CarrierPath {
         let figures = &self.figures;
         let rtt = figures.rtt.get().unwrap_or_default();
-        TunnelPath {
+        CarrierPath {
             rtt_ms: (rtt.as_secs_f64() * 1e5).round() / 1e2,
             sent: figures.sent.get(),
             lost: figures.again.get(),

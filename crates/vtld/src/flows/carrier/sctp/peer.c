@@ -6,7 +6,6 @@
  *   peer open LOCAL UDP SCTP TOKEN PEER UDP SCTP
  */
 #include <arpa/inet.h>
-#include <errno.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
