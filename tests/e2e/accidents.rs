@@ -200,10 +200,7 @@ fn accidents(name: &str, rounds: Range<u64>) {
             let said = fs::read_to_string(said).expect("what it said");
             let said: Value = serde_json::from_str(&said).expect("JSON");
             let came_through = judge(&said, &context);
-            assert!(
-                came_through || !accident.is_survived(),
-                "{context}: {said}"
-            );
+            assert!(came_through || !accident.is_survived(), "{context}: {said}");
             whole += u64::from(came_through);
             reached += usize::from(said["received"].as_u64() > Some(0));
         }

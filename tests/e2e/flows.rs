@@ -73,7 +73,9 @@ fn dropped_in_mid_flow_and_back(carrier: &str) {
             world.block(None);
             until("a new carrier", || !world.carriers(Host::Client).is_empty());
             let before = world.carried("bytes_received");
-            until("flows return", || world.carried("bytes_received") > before + 500_000);
+            until("flows return", || {
+                world.carried("bytes_received") > before + 500_000
+            });
         }
     });
 }

@@ -27,7 +27,7 @@ use std::{
 };
 
 use tokio::task::spawn_local;
-use vtl_control::{FlowList, FlowStatus, CarrierStatus};
+use vtl_control::{CarrierStatus, FlowList, FlowStatus};
 use vtl_proto::{
     carrier::Kind,
     frame::{CONTROL_CONNECTION, FlowId, FlowName, Side},

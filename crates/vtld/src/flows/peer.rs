@@ -12,7 +12,7 @@ use std::{
 
 use bytes::Bytes;
 use tokio::{sync::Notify, time::timeout};
-use vtl_control::{FlowStatus, CarrierStatus};
+use vtl_control::{CarrierStatus, FlowStatus};
 use vtl_core::{
     Association,
     association::Event,

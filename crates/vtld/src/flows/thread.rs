@@ -12,7 +12,7 @@ use tokio::{
     sync::mpsc,
     task::{LocalSet, spawn_local},
 };
-use vtl_control::{FlowList, FlowStatus, CarrierStatus};
+use vtl_control::{CarrierStatus, FlowList, FlowStatus};
 use vtl_proto::{carrier::Kind, frame::FlowName};
 
 use super::{Flows, Names, Opened, no_such, plain};
