@@ -1,7 +1,11 @@
 //! Flows over carriers: what becomes of hooked connections when their carrier breaks in mid-flow, and works
 //! again.
 
-use std::{fs, process::Stdio};
+use std::{
+    fs,
+    process::Stdio,
+    time::{Duration, Instant},
+};
 
 use vtl_control::Request;
 use vtl_testbed::{Host, Link};
@@ -162,6 +166,67 @@ fn mptcp__silence_of_seconds() {
     } else {
         vtl_testing::skip("this kernel has no MPTCP");
     }
+}
+
+/// A firewall that refuses a flow's own connection in mid-flow stops the flow, until it admits it again.
+#[test]
+fn quic__obeys_a_firewall() {
+    obeys_a_firewall("quic", Host::Client);
+}
+
+#[test]
+fn sctp__obeys_a_firewall() {
+    obeys_a_firewall("sctp", Host::Server);
+}
+
+fn obeys_a_firewall(carrier: &str, host: Host) {
+    carry_through(carrier, "licence", |world, goes_on| {
+        let list = world.call(Host::Client, &Request::FlowList { from: 0 });
+        let ports: Vec<_> = list["flows"].as_array().expect("a list").iter().collect();
+        let ports = ports.iter().map(|flow| {
+            let local = flow["local"].as_str().expect("an address");
+            local.rsplit(':').next().expect("a port").to_owned()
+        });
+        let ports = ports.collect::<Vec<_>>().join(", ");
+        let side = if host == Host::Client {
+            "sport"
+        } else {
+            "dport"
+        };
+        world.filter(
+            host,
+            &format!(
+                "table inet firewall {{
+                    chain out {{
+                        type filter hook postrouting priority 0;
+                        tcp {side} {{ {ports} }} drop
+                    }}
+                }}"
+            ),
+        );
+        let carried = || world.carried("bytes_received") + world.carried("bytes_sent");
+        let began = Instant::now();
+        let (mut before, mut moved) = (carried(), began);
+        until("the flows stop", || {
+            let now = carried();
+            if std::mem::replace(&mut before, now) != now {
+                moved = Instant::now();
+            }
+            moved.elapsed() > Duration::from_secs(3)
+        });
+        println!(
+            "{carrier}: the last bytes moved {:?} after it",
+            moved - began
+        );
+        assert!(
+            !world.carriers(Host::Client).is_empty(),
+            "the carrier works"
+        );
+        let mut nft = world.testbed.command(host, "nft").expect("a namespace");
+        let removed = nft.args(["delete", "table", "inet", "firewall"]).status();
+        assert!(removed.expect("nft runs").success());
+        goes_on(100_000);
+    });
 }
 
 fn silence_of_seconds(carrier: &str) {

@@ -20,6 +20,7 @@ use vtl_proto::frame::{FlowId, ResetCode};
 
 use super::{
     carrier::Refused,
+    licence::{self, Licence},
     peer::Peer,
     socket::{self, Got, read},
 };
@@ -47,7 +48,7 @@ impl Ends {
         tcp: TcpStream,
         guard: Option<Box<dyn Any + Send>>,
     ) -> io::Result<Self> {
-        socket::keep_alive(&tcp);
+        licence::prepare(&tcp);
         Ok(Self {
             app: socket::watch(app)?,
             tcp: socket::watch(tcp)?,
@@ -79,6 +80,7 @@ pub(super) struct State {
     pub(super) why: Cell<&'static str>,
     /// It stays where it is, unless that breaks.
     pub(super) stays: Cell<bool>,
+    pub(super) licence: Licence,
     pub(super) changed: Changed,
 }
 
@@ -92,6 +94,7 @@ impl State {
             heard_by: Cell::default(),
             why: Cell::new("no other carrier yet"),
             stays: Cell::new(false),
+            licence: Licence::default(),
             changed: Changed::default(),
         }
     }
@@ -173,6 +176,7 @@ impl Mover<'_> {
             () = socket::broken(&self.ends.app) => Err(Reset::App(io::ErrorKind::ConnectionReset.into())),
             () = socket::broken(&self.ends.tcp) => Err(Reset::Tcp(io::ErrorKind::ConnectionReset.into())),
             () = self.changed.reset.notified() => Err(Reset::Peer),
+            never = self.state.licence.keep(self.ends.tcp.get_ref()) => match never {},
         }
     }
 
@@ -194,6 +198,13 @@ impl Mover<'_> {
                 // The peer has got everything another way, or has got this end already.
                 let _ = self.ends.tcp.get_ref().shutdown(Shutdown::Write);
                 return Ok(());
+            }
+            if path != Path::Tcp && self.state.licence.is_void() {
+                tokio::select! {
+                    () = self.state.licence.valid() => {}
+                    () = self.changed.sending.notified() => {}
+                }
+                continue;
             }
             match next {
                 None => self.changed.sending.notified().await,
@@ -289,7 +300,10 @@ impl Mover<'_> {
             () = self.left(path) => Err(Refused::Full),
         };
         match taken {
-            Ok(()) => self.peer.count_sent(carrier, len),
+            Ok(()) => {
+                self.state.licence.note_moved();
+                self.peer.count_sent(carrier, len);
+            }
             // Its end is noted elsewhere, and the chunk given back then.
             Err(Refused::Broken) => {
                 self.left(path).await;
@@ -337,6 +351,7 @@ impl Mover<'_> {
             let taken = match got.map_err(Reset::Tcp)? {
                 Got::Bytes(bytes, is_urgent) => {
                     self.state.heard_by.set(Path::Tcp);
+                    self.state.licence.set_void(false);
                     self.with(|flow| flow.receive.tcp(&bytes, is_urgent).map(|()| false))?
                 }
                 Got::End => self.with(|flow| flow.receive.tcp_end().map(|()| true))?,
@@ -352,6 +367,7 @@ impl Mover<'_> {
     async fn deliver(&self) -> Result<(), Reset> {
         let app = &self.ends.app;
         loop {
+            self.state.licence.valid().await;
             let written: io::Result<Option<usize>> = self.with(|flow| {
                 let (bytes, is_urgent) = match flow.receive.peek() {
                     Some(next) => next,

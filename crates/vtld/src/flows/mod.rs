@@ -3,7 +3,8 @@
 //!
 //! `peer.rs` is an association: its flows, its carriers, and what passes between them. `flow.rs` moves the
 //! bytes of one flow, `control.rs` is the control connection, `carrier/` has a file for each kind of carrier,
-//! `keeper.rs` opens both, `grants.rs` lets peers do so. The rules are in `vtl-core`; here are sockets, clocks
+//! `keeper.rs` opens both, `grants.rs` lets peers do so; `licence.rs` has flows stop where their connections
+//! would. The rules are in `vtl-core`; here are sockets, clocks
 //! and tasks, all on one thread (`thread.rs`).
 
 mod carrier;
@@ -11,6 +12,7 @@ mod control;
 mod flow;
 mod grants;
 mod keeper;
+mod licence;
 mod peer;
 mod plain;
 mod socket;

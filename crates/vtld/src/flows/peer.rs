@@ -270,6 +270,7 @@ impl Peer {
         }
         if let Some(state) = self.flows.borrow().get(&flow) {
             state.heard_by.set(Path::Carrier(carrier));
+            state.licence.note_moved();
         }
         let frame = Frame::Chunk {
             flow,
@@ -474,6 +475,7 @@ impl Peer {
             age_s: state.began.elapsed().as_secs_f64(),
             why: match flow.error() {
                 Some(_) => "it was reset",
+                None if state.licence.is_void() => "its TCP connection gets no answer, so it waits",
                 None => state.why.get(),
             }
             .to_owned(),

@@ -122,16 +122,3 @@ pub(super) fn keep_asking(control: &TcpStream) {
     let _ = setsockopt(control, sockopt::TcpKeepInterval, &EVERY_S);
     let _ = setsockopt(control, sockopt::TcpKeepCount, &TIMES);
 }
-
-/// Has the kernel ask for the other end of a flow's connection while that has nothing to carry: so that NATs
-/// and firewalls keep it.
-pub(super) fn keep_alive(flow: &TcpStream) {
-    const EVERY_S: u32 = 60;
-    // An outage is not the end: as often as the kernel lets.
-    const TIMES: u32 = 127;
-    // Without, they may forget it.
-    let _ = setsockopt(flow, sockopt::KeepAlive, &true);
-    let _ = setsockopt(flow, sockopt::TcpKeepIdle, &EVERY_S);
-    let _ = setsockopt(flow, sockopt::TcpKeepInterval, &EVERY_S);
-    let _ = setsockopt(flow, sockopt::TcpKeepCount, &TIMES);
-}
