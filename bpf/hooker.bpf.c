@@ -441,8 +441,9 @@ static __always_inline int own_option(struct bpf_sock_ops *ops, struct option *o
     return opt->len;
 }
 
-/* Whether somebody drops segments for the option, it seems: after the handshake two were sent again, or the
- * SYN/ACK has come twice more. A flow goes on without it; a control connection is no use without it. */
+/* Whether somebody drops segments for the option, it seems: after the handshake two were sent
+ * again, or the SYN/ACK has come twice more. A flow goes on without it; a control connection is no
+ * use without it. */
 static __always_inline int is_in_the_way(struct bpf_sock_ops *ops, const struct vtl_owned *own) {
     if (ops->state != BPF_TCP_ESTABLISHED || !(own->flags & VTL_OWN_FLOW) || !own->flow.number)
         return 0;
