@@ -136,7 +136,21 @@ fn moves__by_hand_again_and_again() {
             }
             goes_on(30_000);
         }
-        assert!(!flows(Host::Client).is_empty());
+        for (host, program) in [(Host::Client, "curl"), (Host::Server, "nginx")] {
+            let list = world.vtl(host, &["flow", "list", "--json"]).output();
+            let list = list.expect("vtl runs").stdout;
+            let list: serde_json::Value = serde_json::from_slice(&list).expect("JSON");
+            let all = list["flows"].as_array().expect("a list");
+            assert!(!all.is_empty());
+            for flow in all {
+                assert_eq!(flow["program"], program, "{flow}");
+                assert!(flow["pid"].as_i64() > Some(1), "{flow}");
+            }
+            let moves = |flow: &serde_json::Value| {
+                ["sends_mbit", "receives_mbit"].map(|rate| flow[rate].as_f64()) != [Some(0.0); 2]
+            };
+            assert!(all.iter().any(moves), "{list}");
+        }
         let all = world.carriers(Host::Client);
         assert_eq!(all.len(), kinds.len() - 1, "{all:?}");
         let used = |row: &serde_json::Value| row["bytes_received"].as_u64().unwrap_or(0) > 0;

@@ -218,9 +218,10 @@ fn dies_with_either_daemon(carrier: &str) {
         world.start(victim, &[]);
         if victim == Host::Server {
             world.hook();
-            // Behind it the address counts as one without VTL for a while.
-            world.take_daemon(Host::Client).kill();
-            world.start(Host::Client, &[]);
+            until("it is used again", || {
+                finish(world.start_over(carrier, server, "f"));
+                !world.carriers(Host::Client).is_empty()
+            });
         }
     }
     world.meet_by(carrier);

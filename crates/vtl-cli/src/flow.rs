@@ -1,6 +1,10 @@
 //! `vtl flow`: hooked connections, and what they travel by.
 
+use std::{collections::HashMap, net::SocketAddr};
+
 use clap::{Args, Subcommand};
+use procfs::process::{FDTarget, all_processes};
+use serde::Serialize;
 use vtl_control::{Client, FlowStatus, Request};
 
 use crate::daemon::{self, SocketArgs};
@@ -11,7 +15,8 @@ use crate::output;
 pub(crate) enum FlowCommand {
     /// List the connections whose carrier may change while they run, with what each travels by and why
     #[command(
-        after_help = "They are those that go by `--carrier quic`; `vtl status` has the others."
+        after_help = "They are those that go by `--carrier quic`, `sctp`, `mptcp` and `kcp`; `vtl status` has\n\
+                      the others. Programs of others are shown to root only."
     )]
     List {
         /// Write JSON for machines instead of text
@@ -28,7 +33,7 @@ pub(crate) enum FlowCommand {
     Move {
         #[command(flatten)]
         flow: FlowArgs,
-        /// `tcp`, the flow's own connection, or a carrier that there is to its peer: `quic`
+        /// `tcp`, the flow's own connection, or another carrier: `quic`, `sctp`, `mptcp`, `kcp`
         #[arg(long, value_name = "NAME")]
         carrier: String,
     },
@@ -48,11 +53,13 @@ pub(crate) struct FlowArgs {
 pub(crate) fn run(command: &FlowCommand, socket: &SocketArgs) -> anyhow::Result<()> {
     match command {
         FlowCommand::List { json } => {
-            output::show(&daemon::ask(&socket.socket, Client::flows)?, *json)?;
+            let list = daemon::ask(&socket.socket, Client::flows)?;
+            let flows = rows(list.flows);
+            output::show(&Rows { flows }, *json)?;
         }
         FlowCommand::Show(FlowArgs { id, json }) => {
             let flow: FlowStatus = socket.call(&Request::FlowShow { id: *id })?;
-            output::show(&flow, *json)?;
+            output::show(&rows(vec![flow]).first(), *json)?;
         }
         FlowCommand::Move { flow, carrier } => {
             let moved: FlowStatus = socket.call(&Request::FlowMove {
@@ -60,9 +67,79 @@ pub(crate) fn run(command: &FlowCommand, socket: &SocketArgs) -> anyhow::Result<
                 carrier: carrier.clone(),
             })?;
             if flow.json {
-                output::show(&moved, true)?;
+                output::show(&rows(vec![moved]).first(), true)?;
             }
         }
     }
     Ok(())
+}
+
+/// A flow, and whose it is.
+#[derive(Debug, Serialize)]
+struct Row {
+    /// Of the application here; nothing where that has gone, or may not be looked at.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    program: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pid: Option<i32>,
+    #[serde(flatten)]
+    flow: FlowStatus,
+}
+
+/// All of them.
+#[derive(Debug, Serialize)]
+struct Rows {
+    flows: Vec<Row>,
+}
+
+fn rows(flows: Vec<FlowStatus>) -> Vec<Row> {
+    let programs = programs(&flows);
+    let row = |flow: FlowStatus| {
+        let found = flow.app.and_then(|app| programs.get(&app));
+        Row {
+            program: found.map(|(program, _)| program.clone()),
+            pid: found.map(|(_, pid)| *pid),
+            flow,
+        }
+    };
+    flows.into_iter().map(row).collect()
+}
+
+/// The programs that hold the applications' ends, with their process ids.
+fn programs(flows: &[FlowStatus]) -> HashMap<[SocketAddr; 2], (String, i32)> {
+    let canonical = |at: SocketAddr| SocketAddr::new(at.ip().to_canonical(), at.port());
+    let wanted: HashMap<_, _> = flows
+        .iter()
+        .filter_map(|flow| flow.app)
+        .map(|app| (app.map(canonical), app))
+        .collect();
+    // The kernel's tables: a system that does not show them shows no programs.
+    let sockets = [procfs::net::tcp(), procfs::net::tcp6()];
+    let by_inode: HashMap<u64, [SocketAddr; 2]> = sockets
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|socket| {
+            let ends = [socket.local_address, socket.remote_address].map(canonical);
+            Some((socket.inode, *wanted.get(&ends)?))
+        })
+        .collect();
+    let mut found = HashMap::new();
+    if by_inode.is_empty() {
+        return found;
+    }
+    for process in all_processes().into_iter().flatten().flatten() {
+        let Ok(descriptors) = process.fd() else {
+            continue;
+        };
+        for descriptor in descriptors.flatten() {
+            let FDTarget::Socket(inode) = descriptor.target else {
+                continue;
+            };
+            if let (Some(app), Ok(stat)) = (by_inode.get(&inode), process.stat()) {
+                found.insert(*app, (stat.comm, process.pid));
+            }
+        }
+    }
+    found
 }

@@ -426,6 +426,13 @@ pub struct FlowStatus {
     pub bytes_sent: u64,
     /// Bytes of the peer's application that have been received in order.
     pub bytes_received: u64,
+    /// Mbit/s to the peer in the last second or two.
+    pub sends_mbit: f64,
+    /// Mbit/s from the peer.
+    pub receives_mbit: f64,
+    /// The application's end of its connection with the daemon, and the daemon's: what tells which program it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub app: Option<[SocketAddr; 2]>,
     /// Since its TCP connection was established, seconds.
     pub age_s: f64,
     /// Why `sends_by` is what it is.

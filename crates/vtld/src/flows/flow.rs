@@ -58,6 +58,14 @@ impl Ends {
     }
 }
 
+impl Ends {
+    /// The application's end of its connection, and this daemon's.
+    pub(super) fn app(&self) -> Option<[SocketAddr; 2]> {
+        let app = self.app.get_ref();
+        Some([app.peer_addr().ok()?, app.local_addr().ok()?])
+    }
+}
+
 impl Drop for Ends {
     fn drop(&mut self) {
         if !self.is_done.get() {
@@ -67,12 +75,32 @@ impl Drop for Ends {
     }
 }
 
+/// How fast a flow is, from one look to the next.
+#[derive(Default)]
+pub(super) struct Rates {
+    /// Bytes to the peer and from it, at the last look.
+    seen: Cell<[u64; 2]>,
+    /// Bytes a second between the last two looks.
+    pub(super) rates: Cell<[f64; 2]>,
+}
+
+impl Rates {
+    /// A look, so long after the last one.
+    pub(super) fn look(&self, bytes: [u64; 2], after: Duration) {
+        let before = self.seen.replace(bytes);
+        let rate = |i: usize| (bytes[i] - before[i]) as f64 / after.as_secs_f64();
+        self.rates.set([rate(0), rate(1)]);
+    }
+}
+
 /// What there is to know of a flow besides its bytes.
 pub(super) struct State {
     /// What commands call it.
     pub(super) number: u64,
     pub(super) local: SocketAddr,
     pub(super) peer: SocketAddr,
+    pub(super) app: Option<[SocketAddr; 2]>,
+    pub(super) rates: Rates,
     pub(super) began: Instant,
     /// What bytes came by last.
     pub(super) heard_by: Cell<Path>,
@@ -85,11 +113,17 @@ pub(super) struct State {
 }
 
 impl State {
-    pub(super) fn new(number: u64, [local, peer]: [SocketAddr; 2]) -> Self {
+    pub(super) fn new(
+        number: u64,
+        [local, peer]: [SocketAddr; 2],
+        app: Option<[SocketAddr; 2]>,
+    ) -> Self {
         Self {
             number,
             local,
             peer,
+            app,
+            rates: Rates::default(),
             began: Instant::now(),
             heard_by: Cell::default(),
             why: Cell::new("no other carrier yet"),

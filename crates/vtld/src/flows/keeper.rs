@@ -1,11 +1,19 @@
 //! Opens carriers while there are flows for them: the control connection first, over which the others are
 //! asked for.
 
-use std::{io, net::SocketAddr, net::TcpStream, rc::Rc, time::Duration};
+use std::{
+    cell::RefCell,
+    collections::HashMap,
+    future::{Future, pending},
+    io,
+    net::{SocketAddr, TcpStream},
+    rc::Rc,
+    time::Duration,
+};
 
 use tokio::{
     sync::mpsc,
-    task::spawn_local,
+    task::{JoinSet, spawn_local},
     time::{Instant, interval, sleep_until, timeout},
 };
 use vtl_proto::{
@@ -51,21 +59,27 @@ impl Pauses {
         }
     }
 
-    /// Waits until there may be another attempt.
-    async fn wait(&mut self) {
+    /// Waits until there may be another attempt. `sign`: that it is worth one.
+    async fn wait(&mut self, sign: impl Future<Output = ()>) {
         if let Some(last) = self.last {
             if last.elapsed() >= WORTH {
                 self.pause = PAUSE;
             }
-            sleep_until(last + self.pause).await;
+            tokio::select! {
+                () = sleep_until(last + self.pause) => {}
+                () = sign => {
+                    self.pause = PAUSE;
+                    sleep_until(last + PAUSE).await;
+                }
+            }
             self.pause = (self.pause * 2).min(LONGEST_PAUSE);
         }
         self.last = Some(Instant::now());
     }
 }
 
-/// What the peer says to ASK for a kind: `None`, that it refuses.
-type Answers = mpsc::Receiver<(u32, Option<Granted>)>;
+/// Where what the peer says to ASK goes, by the kind's number: `None`, that it refuses.
+type Answers = RefCell<HashMap<u32, mpsc::Sender<Option<Granted>>>>;
 
 impl Flows {
     /// Keeps carriers to a peer open while this host's flows need them.
@@ -73,7 +87,7 @@ impl Flows {
         let mut pauses = Pauses::new();
         let carriers = async {
             loop {
-                pauses.wait().await;
+                pauses.wait(peer.heard.notified()).await;
                 // A port that was hooked once need not be any more.
                 if let Some(dest) = peer.dest.get()
                     && let Err(error) = self.open_control(&peer, dest).await
@@ -113,12 +127,16 @@ impl Flows {
     /// Looks after what has waited too long, and after memory, for ever.
     pub(crate) async fn tend(self: Rc<Self>) {
         let mut ticks = interval(TICK);
+        let mut last = Instant::now();
         loop {
             ticks.tick().await;
+            let after = last.elapsed();
+            last = Instant::now();
             let peers = self.peers();
             let held: u64 = peers.iter().map(|peer| peer.held()).sum();
             for peer in peers {
                 peer.handle_timeout();
+                peer.look(after);
                 peer.set_room(held < MOST_HELD);
             }
         }
@@ -154,7 +172,13 @@ impl Flows {
         let id = peer.next_carrier();
         let said = control.say(hello(id, peer.key.tag)).await;
         said.map_err(|_| io::ErrorKind::BrokenPipe)?;
-        let (answer, answers) = mpsc::channel(1);
+        let answers = Answers::default();
+        let answer = |kind, granted| {
+            if let Some(answer) = answers.borrow().get(&kind) {
+                // What nobody waits for is dropped.
+                let _ = answer.try_send(granted);
+            }
+        };
         let receiving = async {
             let each = |frame: Frame<'_>| match frame {
                 Frame::Grant {
@@ -163,17 +187,16 @@ impl Flows {
                     token,
                     fingerprint,
                 } => {
-                    // What nobody has asked for is dropped.
                     let to = SocketAddr::new(peer.key.peer, port);
                     let granted = Granted {
                         to,
                         token,
                         fingerprint,
                     };
-                    let _ = answer.try_send((kind, Some(granted)));
+                    answer(kind, Some(granted));
                 }
                 Frame::Refuse { kind } => {
-                    let _ = answer.try_send((kind, None));
+                    answer(kind, None);
                 }
                 frame => peer.frame(id, frame),
             };
@@ -182,60 +205,76 @@ impl Flows {
         self.names.set_known(peer.key, true);
         tokio::select! {
             _ = peer.run(id, control.clone(), receiving) => {}
-            () = self.open_carriers(peer, &control, answers) => {}
+            () = self.open_carriers(peer, &control, &answers) => {}
         }
         self.names.set_known(peer.key, false);
         peer.lost_control();
         Ok(())
     }
 
-    /// Opens the carriers that flows need, again and again.
+    /// Opens carriers of all kinds that flows need.
     async fn open_carriers(
         self: &Rc<Self>,
         peer: &Rc<Peer>,
+        control: &Rc<Control>,
+        answers: &Answers,
+    ) {
+        let mut tasks = JoinSet::new();
+        loop {
+            let next = |peer: &Peer| {
+                let mut kinds = Kind::ALL.into_iter();
+                kinds.find(|kind| {
+                    peer.needs(*kind) && !answers.borrow().contains_key(&kind.number().into())
+                })
+            };
+            peer.until(|peer| next(peer).is_some()).await;
+            if let Some(kind) = next(peer) {
+                let (answer, answered) = mpsc::channel(1);
+                answers.borrow_mut().insert(kind.number().into(), answer);
+                let (flows, peer, control) = (Rc::clone(self), Rc::clone(peer), Rc::clone(control));
+                tasks.spawn_local(async move {
+                    flows.open_kind(&peer, &control, kind, answered).await;
+                });
+            }
+        }
+    }
+
+    /// Opens the carrier of a kind, again and again, while the control connection takes questions.
+    async fn open_kind(
+        self: &Rc<Self>,
+        peer: &Rc<Peer>,
         control: &Control,
-        mut answers: Answers,
+        kind: Kind,
+        mut answers: mpsc::Receiver<Option<Granted>>,
     ) {
         let mut pauses = Pauses::new();
         loop {
             // One that has outlived an earlier control connection serves.
-            peer.until(|peer| !peer.lacking().is_empty()).await;
-            let lacking = peer.lacking();
-            // Another kind may be asked for by hand meanwhile.
-            let more = peer.until(|peer| peer.lacking().iter().any(|kind| !lacking.contains(kind)));
-            tokio::select! {
-                () = pauses.wait() => {}
-                () = more => {}
+            peer.until(|peer| peer.needs(kind)).await;
+            pauses.wait(pending()).await;
+            if !peer.needs(kind) {
+                continue;
             }
-            for kind in peer.lacking() {
-                // The answer to a question that was given up.
-                while answers.try_recv().is_ok() {}
-                let asked = u32::from(kind.number());
-                if control.say(Frame::Ask { kind: asked }).await.is_err() {
-                    return std::future::pending().await;
+            // The answer to a question that was given up.
+            let _ = answers.try_recv();
+            let asked = Frame::Ask {
+                kind: kind.number().into(),
+            };
+            if control.say(asked).await.is_err() {
+                return;
+            }
+            match timeout(ANSWER, answers.recv()).await {
+                Ok(Some(Some(granted))) => {
+                    let rtt = tcp_rtt(control.tcp());
+                    if let Err(error) = self.open_carrier(peer, kind, granted, rtt).await {
+                        tracing::info!(%error, peer = %peer.key.peer, carrier = %kind, "plain TCP for now");
+                    }
                 }
-                let answered = async {
-                    loop {
-                        match answers.recv().await {
-                            Some((kind, grant)) if kind == asked => return Some(grant),
-                            Some(_) => {}
-                            None => return None,
-                        }
-                    }
-                };
-                match timeout(ANSWER, answered).await {
-                    Ok(Some(Some(granted))) => {
-                        let rtt = tcp_rtt(control.tcp());
-                        if let Err(error) = self.open_carrier(peer, kind, granted, rtt).await {
-                            tracing::info!(%error, peer = %peer.key.peer, carrier = %kind, "plain TCP for now");
-                        }
-                    }
-                    Ok(Some(None)) => {
-                        tracing::info!(peer = %peer.key.peer, carrier = %kind, "the peer refuses a carrier");
-                    }
-                    Ok(None) => return std::future::pending().await,
-                    Err(_) => {}
+                Ok(Some(None)) => {
+                    tracing::info!(peer = %peer.key.peer, carrier = %kind, "the peer refuses a carrier");
                 }
+                Ok(None) => return,
+                Err(_) => {}
             }
         }
     }

@@ -172,6 +172,7 @@ impl Flows {
         };
         peer.dest.set(Some(flow.dest));
         peer.set_kind(flow.kind);
+        peer.heard.notify_one();
         if is_new {
             spawn_local(Rc::clone(self).keep(Rc::clone(&peer)));
         }
@@ -230,9 +231,9 @@ impl Flows {
         addresses: [SocketAddr; 2],
     ) {
         self.started.set(self.started.get() + 1);
-        let state = Rc::new(State::new(self.started.get(), addresses));
         match ends {
             Ok(ends) => {
+                let state = Rc::new(State::new(self.started.get(), addresses, ends.app()));
                 spawn_local(Rc::clone(peer).carry(id, ends, state));
             }
             Err(error) => tracing::debug!(%error, peer = %addresses[1], "a flow was reset"),

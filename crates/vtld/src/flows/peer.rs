@@ -81,6 +81,8 @@ pub(super) struct Peer {
     wanted: RefCell<BTreeSet<u8>>,
     /// Where the latest flow that this host has opened leads.
     pub(super) dest: Cell<Option<SocketAddr>>,
+    /// The other host has answered to VTL's option.
+    pub(super) heard: Notify,
     /// The first flow or carrier has come, or the last one has gone.
     pub(super) changed: Notify,
 }
@@ -97,6 +99,7 @@ impl Peer {
             kind: Cell::new(None),
             wanted: RefCell::default(),
             dest: Cell::new(None),
+            heard: Notify::new(),
             changed: Notify::new(),
         }
     }
@@ -159,14 +162,11 @@ impl Peer {
         }
     }
 
-    /// The kinds of carriers that are needed and not there.
-    pub(super) fn lacking(&self) -> Vec<Kind> {
-        let wanted = self.wanted.borrow();
-        let needed = |kind: &Kind| {
-            (self.kind.get() == Some(*kind) || wanted.contains(&kind.number()))
-                && self.latest(*kind).is_none()
-        };
-        Kind::ALL.into_iter().filter(needed).collect()
+    /// Whether a carrier of a kind is needed, and none is there.
+    pub(super) fn needs(&self, kind: Kind) -> bool {
+        let is_wanted =
+            self.kind.get() == Some(kind) || self.wanted.borrow().contains(&kind.number());
+        is_wanted && self.latest(kind).is_none()
     }
 
     /// Of the carriers of a kind the one that came last.
@@ -303,6 +303,17 @@ impl Peer {
             core.set_window(window);
             for state in self.flows.borrow().values() {
                 state.changed.room.notify_one();
+            }
+        }
+    }
+
+    /// Notes how fast flows are, so long after the last time.
+    pub(super) fn look(&self, after: Duration) {
+        let core = self.core.borrow();
+        for (id, state) in &*self.flows.borrow() {
+            if let Some(flow) = core.flow(*id) {
+                let bytes = [flow.send.next_offset(), flow.receive.received()];
+                state.rates.look(bytes, after);
             }
         }
     }
@@ -463,6 +474,10 @@ impl Peer {
     fn row(&self, id: FlowId, state: &State) -> Option<FlowStatus> {
         let core = self.core.borrow();
         let flow = core.flow(id)?;
+        let [sends_mbit, receives_mbit] = state.rates.rates.get().map(|rate| {
+            // As exact as it means something.
+            (rate * 8e-4).round() / 100.0
+        });
         Some(FlowStatus {
             id: state.number,
             local: state.local,
@@ -472,6 +487,9 @@ impl Peer {
             receives_by: self.name(state.heard_by.get()),
             bytes_sent: flow.send.next_offset(),
             bytes_received: flow.receive.received(),
+            sends_mbit,
+            receives_mbit,
+            app: state.app,
             age_s: state.began.elapsed().as_secs_f64(),
             why: match flow.error() {
                 Some(_) => "it was reset",

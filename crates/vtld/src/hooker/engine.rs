@@ -1,7 +1,7 @@
 //! The Hooker's thread: held SYNs, connects to real destinations, accepted connections.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     io,
     net::{SocketAddr, TcpListener, TcpStream},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -32,6 +32,10 @@ const TICK: Duration = Duration::from_secs(1);
 /// destination past vtld.
 const BREATH: Duration = Duration::from_millis(50);
 const RELIEF: Duration = Duration::from_secs(10);
+/// How long a destination that has spoken VTL, and does not now, is left alone.
+const RETURN: Duration = Duration::from_secs(2);
+/// Such destinations that are remembered.
+const MOST_SPOKE: usize = 16_384;
 
 const WAKE: u64 = 0;
 const SYNS: u64 = 1;
@@ -78,6 +82,8 @@ pub(super) struct Engine {
     commands: Receiver<Command>,
     attempts: HashMap<u64, Attempt>,
     last: u64,
+    /// Destinations that have spoken VTL.
+    spoke: HashSet<SocketAddr>,
 }
 
 impl Engine {
@@ -118,6 +124,7 @@ impl Engine {
             commands,
             attempts: HashMap::new(),
             last: ATTEMPTS,
+            spoke: HashSet::new(),
         })
     }
 
@@ -270,6 +277,10 @@ impl Engine {
                 ..
             }) => {
                 let (dest, src) = (held.dest(), held.src());
+                if self.spoke.len() >= MOST_SPOKE {
+                    self.spoke.clear();
+                }
+                self.spoke.insert(dest);
                 let name = match understood {
                     Offer::Flow(name) => Some(name),
                     _ => None,
@@ -293,7 +304,11 @@ impl Engine {
                 // A host that has a session, and no answer to the option, was too busy for one. And a SYN that
                 // meets the TIME_WAIT of an earlier connection from the same port never comes to vtld.
                 if offered == Offer::Vtl || !self.shared.broker.knows(held.dest().ip()) {
-                    let ttl = self.shared.config.plain_ttl;
+                    // Its daemon may be back any moment.
+                    let ttl = match self.spoke.contains(&held.dest()) {
+                        true => RETURN,
+                        false => self.shared.config.plain_ttl,
+                    };
                     if let Err(error) = self.shared.maps.leave_plain(held.dest(), ttl) {
                         tracing::debug!(%error, "a destination without VTL was not remembered");
                     }
