@@ -127,6 +127,7 @@ during seeds 700 seeds
 during properties 300 properties
 during accidents 900 accidents
 once fallback 330 FAILED e2e outage::path_that_drops_vtl__a_hundred_times
+once moves 400 FAILED e2e flows::moves__a_thousand
 once load 300 FAILED e2e load::load__two_thousand_a_second_for_a_minute
 once idle 60 FAILED e2e many::sessions__ten_thousand_idle_ones_and_their_application_dies
 for carrier in sctp mptcp graft:cubic graft:newreno graft:hybla; do

@@ -291,7 +291,11 @@ impl Flows {
         let link = endpoint.connect(peer.key.local, granted, rtt).await?;
         let number = peer.next_carrier();
         // It outlives this control connection.
-        spawn_local(link.serve(Rc::clone(peer), Some(number)));
+        let serving = spawn_local(link.serve(Rc::clone(peer), Some(number)));
+        tokio::select! {
+            _ = serving => {}
+            () = peer.until(|peer| !peer.needs(kind)) => {}
+        }
         Ok(())
     }
 
