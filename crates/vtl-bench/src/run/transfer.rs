@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use vtl_proto::carrier::Kind;
 use vtl_testbed::{Host, Lifetime, Link, Testbed};
 
 use super::Bench;
@@ -307,7 +308,8 @@ impl<'a> Stage<'a> {
         let Some(daemons) = &self.daemons else {
             return Ok(());
         };
-        if row.transport == "hook:quic" && !self.cell.known {
+        let kind = row.transport.strip_prefix("hook:").and_then(Kind::named);
+        if kind.is_some() && !self.cell.known {
             return Ok(()); // the first bytes to a host go by the flow's own TCP connection
         }
         let carried = daemons.statuses()?.carried();

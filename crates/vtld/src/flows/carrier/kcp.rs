@@ -45,6 +45,7 @@ const AHEAD: usize = 64;
 const WAITING: usize = 4096;
 /// Milliseconds between two looks at what is to go.
 const INTERVAL: i32 = 10;
+const LEAST_RTO: Duration = Duration::from_millis(100);
 /// Acknowledgements of later segments that tell of a loss.
 const RESEND: i32 = 2;
 
@@ -204,6 +205,9 @@ impl Shared {
         control.set_mtu(DATAGRAM).map_err(io::Error::other)?;
         control.set_wndsize(WINDOW, WINDOW);
         control.set_nodelay(true, INTERVAL, RESEND, false);
+        // Acknowledgements shall tell of a loss before time does, which would close the window.
+        let least = rtt.map_or(LEAST_RTO, |rtt| LEAST_RTO.max(2 * rtt));
+        control.set_rx_minrto(least.as_millis() as u32);
         if is_client {
             let shown = control.send(&token.to_be_bytes());
             shown.map_err(io::Error::other)?;
