@@ -222,7 +222,8 @@ impl Flows {
         let mut tasks = JoinSet::new();
         loop {
             let next = |peer: &Peer| {
-                let mut kinds = Kind::ALL.into_iter();
+                // First the one that the peer is to take for the association's.
+                let mut kinds = peer.kind().into_iter().chain(Kind::ALL);
                 kinds.find(|kind| {
                     peer.needs(*kind) && !answers.borrow().contains_key(&kind.number().into())
                 })

@@ -13,22 +13,27 @@ use std::{
 use nix::sys::socket::{setsockopt, sockopt};
 use tokio::{sync::Notify, time::sleep};
 
+use super::socket::unacknowledged;
 use crate::option;
 
 /// Between two probes of a connection whose flow moves bytes by a carrier, and after an unanswered one.
 const OFTEN_S: u32 = 2;
 const AGAIN_S: u32 = 1;
-/// The same of others: so that NATs and firewalls do not forget them.
+/// Between unanswered probes of a flow that waits; so often, it is about what TCP's fifteen retransmissions take
+/// (RFC 1122, section 4.2.3.5, R2).
+const WAITING_S: u32 = 7;
+const TIMES: u32 = 127;
+/// Between two probes of others, so that NATs and firewalls do not forget them, and after an unanswered one.
 const SELDOM_S: u32 = 150;
+const SELDOM_AGAIN_S: u32 = 60;
 /// How old the last answer may be: of five probes one has to get through.
 const FRESH: Duration = Duration::from_secs(7);
 /// A flow that has moved nothing for so long needs none.
 const RESTS: Duration = Duration::from_secs(10);
 /// Between two looks.
 const LOOK: Duration = Duration::from_secs(1);
-/// How long a connection goes on without an answer: what TCP's fifteen retransmissions take (RFC 1122, section
-/// 4.2.3.5, R2; `net.ipv4.tcp_retries2`).
-const PATIENCE_MS: u32 = 924_600;
+/// A connection that has ended in both directions (`include/net/tcp_states.h`): nobody asks it any more.
+const TCP_CLOSE: u8 = 7;
 
 /// What is known of it.
 #[derive(Default)]
@@ -44,19 +49,32 @@ pub(super) struct Licence {
 
 /// Sets up a flow's connection.
 pub(super) fn prepare(tcp: &TcpStream) {
-    // Without these, it is asked less.
-    let _ = setsockopt(tcp, sockopt::TcpUserTimeout, &PATIENCE_MS);
-    let _ = setsockopt(tcp, sockopt::TcpKeepInterval, &AGAIN_S);
-    let _ = setsockopt(tcp, sockopt::TcpKeepIdle, &SELDOM_S);
+    // Without, it is not asked.
+    let _ = setsockopt(tcp, sockopt::TcpKeepCount, &TIMES);
+    ask(tcp, SELDOM_S, SELDOM_AGAIN_S);
     let _ = setsockopt(tcp, sockopt::KeepAlive, &true);
+}
+
+/// Has the kernel probe after so many seconds, and so many after an unanswered probe.
+fn ask(tcp: &TcpStream, after_s: u32, again_s: u32) {
+    let _ = setsockopt(tcp, sockopt::TcpKeepInterval, &again_s);
+    // An older connection is asked at once.
+    let _ = setsockopt(tcp, sockopt::TcpKeepIdle, &after_s);
 }
 
 /// How long ago the last answer came.
 fn age(tcp: &TcpStream) -> Duration {
     let info: std::io::Result<libc::tcp_info> = option::get(tcp, libc::IPPROTO_TCP, libc::TCP_INFO);
     // It cannot fail on a TCP socket.
-    let ms = info.map_or(0, |info| info.tcpi_last_ack_recv);
-    Duration::from_millis(ms.into())
+    let Ok(info) = info else {
+        return Duration::ZERO;
+    };
+    // In place of keepalive probes there are those of a closed window, seldom ones.
+    let is_closed = info.tcpi_unacked == 0 && info.tcpi_probes < 2 && unacknowledged(tcp) > 0;
+    if info.tcpi_state == TCP_CLOSE || is_closed {
+        return Duration::ZERO;
+    }
+    Duration::from_millis(info.tcpi_last_ack_recv.into())
 }
 
 impl Licence {
@@ -92,8 +110,7 @@ impl Licence {
                 self.moved.notified().await;
             }
             self.is_asked.set(true);
-            // An older connection is asked at once.
-            let _ = setsockopt(tcp, sockopt::TcpKeepIdle, &OFTEN_S);
+            ask(tcp, OFTEN_S, AGAIN_S);
             let began = Instant::now();
             let mut last_moved = began;
             while last_moved.elapsed() < RESTS || self.is_void() {
@@ -102,13 +119,14 @@ impl Licence {
                 }
                 sleep(LOOK).await;
                 let is_void = age(tcp).min(began.elapsed()) > FRESH;
-                if self.is_void() && !is_void {
+                if self.is_void() != is_void {
                     last_moved = Instant::now();
+                    ask(tcp, OFTEN_S, if is_void { WAITING_S } else { AGAIN_S });
                 }
                 self.set_void(is_void);
             }
             self.is_asked.set(false);
-            let _ = setsockopt(tcp, sockopt::TcpKeepIdle, &SELDOM_S);
+            ask(tcp, SELDOM_S, SELDOM_AGAIN_S);
         }
     }
 }

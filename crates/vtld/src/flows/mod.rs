@@ -4,8 +4,7 @@
 //! `peer.rs` is an association: its flows, its carriers, and what passes between them. `flow.rs` moves the
 //! bytes of one flow, `control.rs` is the control connection, `carrier/` has a file for each kind of carrier,
 //! `keeper.rs` opens both, `grants.rs` lets peers do so; `licence.rs` has flows stop where their connections
-//! would. The rules are in `vtl-core`; here are sockets, clocks
-//! and tasks, all on one thread (`thread.rs`).
+//! would. The rules are in `vtl-core`; here are sockets, clocks and tasks, all on one thread (`thread.rs`).
 
 mod carrier;
 mod control;
@@ -68,8 +67,8 @@ pub(crate) struct Key {
 #[derive(Default)]
 pub(crate) struct Names {
     latest: Mutex<HashMap<(IpAddr, IpAddr, Kind), FlowName>>,
-    /// Addresses with a control connection that this host has opened: its own, and the other host's.
-    known: Mutex<HashSet<(IpAddr, IpAddr)>>,
+    /// Associations with a control connection that this host has opened.
+    known: Mutex<HashSet<Key>>,
 }
 
 fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -80,14 +79,14 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Names {
     /// Whether there is an association with the host that this one has opened.
     pub(crate) fn knows(&self, peer: IpAddr) -> bool {
-        lock(&self.known).iter().any(|(_, host)| *host == peer)
+        lock(&self.known).iter().any(|key| key.peer == peer)
     }
 
     fn set_known(&self, key: Key, is_known: bool) {
         let mut known = lock(&self.known);
         match is_known {
-            true => known.insert((key.local, key.peer)),
-            false => known.remove(&(key.local, key.peer)),
+            true => known.insert(key),
+            false => known.remove(&key),
         };
     }
 
@@ -97,7 +96,10 @@ impl Names {
         if latest.len() >= MOST_NAMES {
             // Most destinations do not speak VTL.
             let known = lock(&self.known);
-            latest.retain(|(local, peer, _), _| known.contains(&(*local, *peer)));
+            latest.retain(|(local, peer, _), name| {
+                let is_it = |key: &Key| (key.local, key.peer, key.tag) == (*local, *peer, name.tag);
+                known.iter().any(is_it)
+            });
         }
         let key = (local, peer, kind);
         let name = latest.entry(key).or_insert_with(|| FlowName {

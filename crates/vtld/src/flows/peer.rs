@@ -67,6 +67,18 @@ fn prefer(core: &mut Association, id: FlowId, state: &State, carrier: CarrierId)
     }
 }
 
+/// Sees to it that a carrier is let go of, also where its task ends by a panic in somebody's library.
+struct Serving<'a> {
+    peer: &'a Peer,
+    id: CarrierId,
+}
+
+impl Drop for Serving<'_> {
+    fn drop(&mut self) {
+        self.peer.broken(self.id);
+    }
+}
+
 /// An association with another host.
 pub(super) struct Peer {
     pub(super) key: Key,
@@ -160,6 +172,11 @@ impl Peer {
         if self.kind.get().is_none() {
             self.kind.set(Some(kind));
         }
+    }
+
+    /// Of the carriers that flows go by.
+    pub(super) fn kind(&self) -> Option<Kind> {
+        self.kind.get()
     }
 
     /// Whether a carrier of a kind is needed, and none is there.
@@ -358,21 +375,29 @@ impl Peer {
         }
         self.changed.notify_waiters();
         self.turn();
+        let _serving = Serving { peer: self, id };
         tokio::select! {
             () = receiving => {}
             () = self.say(id, &*carrier, &owes) => {}
         }
-        carrier.close();
+        true
+    }
+
+    /// A carrier serves no more.
+    fn broken(&self, id: CarrierId) {
         for (flow, state) in &*self.flows.borrow() {
             if self.path(*flow) == Some(Path::Carrier(id)) {
                 state.why.set("its carrier has broken");
+                state.stays.set(false);
             }
         }
-        self.carriers.borrow_mut().remove(&id);
+        let running = self.carriers.borrow_mut().remove(&id);
         self.core.borrow_mut().carrier_broken(id, []);
         self.changed.notify_waiters();
         self.turn();
-        true
+        if let Some(running) = running {
+            running.carrier.close();
+        }
     }
 
     /// Sends control frames by a carrier until it breaks.

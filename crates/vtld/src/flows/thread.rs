@@ -82,9 +82,13 @@ impl Handle {
                 Err(error) => tracing::error!(%error, "no flows can be carried"),
             }
         }
-        if let Some(thread) = &*thread {
-            // Without a thread the daemon is ending.
-            let _ = thread.commands.send(command);
+        // Without a thread the daemon is ending.
+        if let Some(running) = &*thread
+            && running.commands.send(command).is_err()
+        {
+            // It has died: the next command starts another one.
+            tracing::error!("the thread of flows has died, and they with it");
+            *thread = None;
         }
     }
 

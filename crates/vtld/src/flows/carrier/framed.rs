@@ -29,8 +29,11 @@ use super::{
 
 /// Bytes that wait to be sent: a new flow's shall not wait behind seconds of another's.
 const MOST_WAITING: usize = 128 << 10;
-/// Messages that have arrived and wait to be looked at.
-const MOST_ARRIVED: usize = 4096;
+/// Bytes that have arrived and wait to be looked at.
+const MOST_ARRIVED: usize = 4 << 20;
+
+/// Those of frames that came before the carrier's number.
+const MOST_EARLY: usize = 1 << 20;
 
 /// What has arrived.
 pub(super) enum Arrived {
@@ -56,6 +59,8 @@ pub(super) struct Pipe {
     control: RefCell<VecDeque<Bytes>>,
     chunks: RefCell<VecDeque<Bytes>>,
     arrived: RefCell<VecDeque<Arrived>>,
+    /// Bytes in it.
+    held: Cell<usize>,
     is_over: Cell<bool>,
     /// There is something for the task: to send, to look at, or the end.
     pub(super) work: Notify,
@@ -75,6 +80,7 @@ impl Pipe {
             control: RefCell::default(),
             chunks: RefCell::default(),
             arrived: RefCell::default(),
+            held: Cell::new(0),
             is_over: Cell::new(false),
             work: Notify::new(),
             room: Semaphore::new(MOST_WAITING),
@@ -107,11 +113,13 @@ impl Pipe {
 
     /// Whether more that arrives would be taken soon.
     pub(super) fn has_room(&self) -> bool {
-        self.arrived.borrow().len() < MOST_ARRIVED
+        self.held.get() < MOST_ARRIVED
     }
 
     /// Something has arrived.
     pub(super) fn arrived(&self, what: Arrived) {
+        let (Arrived::Stream(bytes) | Arrived::Frame(bytes)) = &what;
+        self.held.set(self.held.get() + bytes.len());
         self.arrived.borrow_mut().push_back(what);
         self.news.notify_one();
     }
@@ -157,6 +165,7 @@ impl Pipe {
         loop {
             let arrived = std::mem::take(&mut *self.arrived.borrow_mut());
             if !arrived.is_empty() {
+                self.held.set(0);
                 self.taken.notify_one();
                 return Some(arrived);
             }
@@ -211,6 +220,7 @@ struct Reader {
     stream: Frames,
     /// Those by themselves that came before they could be understood.
     early: VecDeque<Bytes>,
+    early_bytes: usize,
 }
 
 /// The peer breaks the rules.
@@ -222,8 +232,11 @@ impl Reader {
         for what in arrived {
             match what {
                 Arrived::Stream(bytes) => self.stream.push(&bytes),
-                Arrived::Frame(_) if self.early.len() >= MOST_ARRIVED => return Err(Nonsense),
-                Arrived::Frame(bytes) => self.early.push_back(bytes),
+                Arrived::Frame(_) if self.early_bytes >= MOST_EARLY => return Err(Nonsense),
+                Arrived::Frame(bytes) => {
+                    self.early_bytes += bytes.len();
+                    self.early.push_back(bytes);
+                }
             }
         }
         if !self.stream.has_one().map_err(|_| Nonsense)? {

@@ -18,8 +18,8 @@ use kcp::KCP_OVERHEAD;
 use tokio::{
     net::UdpSocket,
     sync::Notify,
-    task::{spawn_local, yield_now},
-    time::{Instant, sleep_until, timeout},
+    task::spawn_local,
+    time::{Instant, sleep, sleep_until, timeout},
 };
 use vtl_proto::{
     carrier::Kind,
@@ -41,6 +41,8 @@ const CHUNK: usize = 8 << 10;
 const WINDOW: u16 = 2048;
 /// Those that may wait behind the window.
 const AHEAD: usize = 64;
+/// Behind an error of the socket.
+const PAUSE: Duration = Duration::from_millis(1);
 /// Datagrams that wait for a conversation.
 const WAITING: usize = 4096;
 /// Milliseconds between two looks at what is to go.
@@ -138,6 +140,9 @@ impl Endpoint for Kcp {
             let answered = timeout(HANDSHAKE, conversation.heard.notified()).await;
             // Dropped, it ends.
             answered.map_err(|_| io::ErrorKind::TimedOut)?;
+            if conversation.pipe.is_over() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
             Ok(Box::new(carrier) as Box<dyn Link>)
         })
     }
@@ -160,11 +165,11 @@ impl Shared {
         loop {
             let Ok((len, from)) = self.socket.recv_from(&mut buffer).await else {
                 // An error of a packet that was sent, or of no memory.
-                yield_now().await;
+                sleep(PAUSE).await;
                 continue;
             };
             let from = SocketAddr::new(from.ip().to_canonical(), from.port());
-            if len >= KCP_OVERHEAD {
+            if (KCP_OVERHEAD..=DATAGRAM).contains(&len) {
                 self.route(from, &buffer[..len]);
             }
         }
@@ -311,6 +316,7 @@ struct Driver {
 impl Drop for Driver {
     fn drop(&mut self) {
         self.conversation.pipe.end();
+        self.conversation.heard.notify_one();
         self.shared.forget(self.key, &self.conversation);
     }
 }

@@ -73,8 +73,10 @@ fn socket(ip: IpAddr) -> io::Result<OwnedFd> {
 }
 
 /// Begins to connect.
-fn begin(to: SocketAddr) -> io::Result<TcpStream> {
+fn begin(local: IpAddr, to: SocketAddr) -> io::Result<TcpStream> {
     let fd = socket(to.ip())?;
+    let from = SockaddrStorage::from(SocketAddr::new(local, 0));
+    bind(fd.as_raw_fd(), &from)?;
     setsockopt(&fd, sockopt::TcpNoDelay, &true)?;
     match connect(fd.as_raw_fd(), &SockaddrStorage::from(to)) {
         Ok(()) | Err(nix::Error::EINPROGRESS) => Ok(fd.into()),
@@ -124,13 +126,13 @@ impl Endpoint for Mptcp {
 
     fn connect(
         &self,
-        _local: IpAddr,
+        local: IpAddr,
         granted: Granted,
         rtt: Option<Duration>,
     ) -> Local<'_, io::Result<Box<dyn Link>>> {
         Box::pin(async move {
-            // Which addresses it has is MPTCP's to choose.
-            let socket = watch(begin(granted.to)?)?;
+            // Its further addresses are MPTCP's to choose.
+            let socket = watch(begin(local, granted.to)?)?;
             let opened = timeout(HANDSHAKE, connected(&socket)).await;
             opened.map_err(|_| io::ErrorKind::TimedOut)??;
             socket.get_ref().write_all(&granted.token.to_be_bytes())?;
@@ -166,7 +168,9 @@ async fn accept(
                 continue;
             }
         };
-        if half_open.get() >= HALF_OPEN {
+        let address = from.ip().to_canonical();
+        let is_expected = grants.borrow().values().any(|(ip, _)| *ip == address);
+        if !is_expected || half_open.get() >= HALF_OPEN {
             continue;
         }
         half_open.set(half_open.get() + 1);
@@ -178,9 +182,8 @@ async fn accept(
             let Ok(Ok((socket, token))) = shown else {
                 return;
             };
-            let from = from.ip().to_canonical();
             let granted = grants.borrow().get(&token).copied();
-            let Some((_, rtt)) = granted.filter(|(client, _)| *client == from) else {
+            let Some((_, rtt)) = granted.filter(|(client, _)| *client == address) else {
                 return;
             };
             grants.borrow_mut().remove(&token);
@@ -216,10 +219,11 @@ fn carrier(
     pipes.borrow_mut().push(Rc::clone(&pipe));
     let (driven, pipes) = (Rc::clone(&pipe), Rc::clone(pipes));
     spawn_local(async move {
+        let written = Cell::new(0);
         tokio::select! {
-            () = write(&socket, &driven) => {}
+            () = write(&socket, &driven, &written) => {}
             () = read(&socket, &driven) => {}
-            () = dead(&socket, rtt.unwrap_or_default()) => {
+            () = dead(&socket, &driven, &written, rtt.unwrap_or_default()) => {
                 tracing::info!(carrier = %Kind::Mptcp, "nothing comes back");
             }
         }
@@ -238,7 +242,7 @@ fn carrier(
 }
 
 /// Sends what there is, up to the carrier's end.
-async fn write(socket: &AsyncFd<TcpStream>, pipe: &Pipe) {
+async fn write(socket: &AsyncFd<TcpStream>, pipe: &Pipe, written: &Cell<usize>) {
     while !pipe.is_over() {
         let Some(Out::Control(mut bytes) | Out::Chunk(mut bytes)) = pipe.next() else {
             pipe.work.notified().await;
@@ -247,7 +251,10 @@ async fn write(socket: &AsyncFd<TcpStream>, pipe: &Pipe) {
         while !bytes.is_empty() {
             let write = |mut socket: &TcpStream| socket.write(&bytes);
             match socket.async_io(Interest::WRITABLE, write).await {
-                Ok(n) => bytes.advance(n),
+                Ok(n) => {
+                    written.set(written.get() + n);
+                    bytes.advance(n);
+                }
                 Err(_) => return,
             }
         }
@@ -276,18 +283,19 @@ async fn read(socket: &AsyncFd<TcpStream>, pipe: &Pipe) {
     }
 }
 
-/// Completes when bytes wait for an acknowledgement for too long.
-async fn dead(socket: &AsyncFd<TcpStream>, rtt: Duration) {
+/// Completes when bytes wait for an acknowledgement for too long, or the carrier is over.
+async fn dead(socket: &AsyncFd<TcpStream>, pipe: &Pipe, written: &Cell<usize>, rtt: Duration) {
     let mut ticks = interval(TICK);
     let mut before = 0;
     let mut since = Instant::now();
-    loop {
+    while !pipe.is_over() {
         ticks.tick().await;
         let left = unacknowledged(socket.get_ref());
-        if left == 0 || left < before {
+        let acknowledged = written.get().saturating_sub(left);
+        if left == 0 || acknowledged > before {
             since = Instant::now();
         }
-        before = left;
+        before = acknowledged;
         if since.elapsed() > SILENCE + 3 * rtt {
             return;
         }

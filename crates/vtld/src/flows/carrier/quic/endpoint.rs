@@ -6,6 +6,7 @@
 //! TCP connection was, and besides private against who cannot change that one.
 
 use std::{
+    cell::Cell,
     collections::HashMap,
     io,
     net::{IpAddr, SocketAddr},
@@ -211,10 +212,10 @@ impl Quic {
     }
 
     /// The next handshake that may be worth it; `None` when the endpoint is closed.
-    pub(super) async fn accept(&self, half_open: usize) -> Option<Connecting> {
+    pub(super) async fn accept(&self, half_open: &Cell<usize>) -> Option<Connecting> {
         loop {
             let incoming = self.endpoint.accept().await?;
-            match self.admit(incoming, half_open) {
+            match self.admit(incoming, half_open.get()) {
                 Some(connecting) => return Some(connecting),
                 None => continue,
             }

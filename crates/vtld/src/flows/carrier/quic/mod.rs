@@ -17,7 +17,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use quinn::{Connection, FrameStats, RecvStream, SendStream};
+use quinn::{Connection, FrameStats, PathStats, RecvStream, SendStream, WriteError};
 use tokio::{
     sync::Mutex,
     task::{JoinSet, spawn_local},
@@ -59,6 +59,8 @@ pub(super) struct QuicCarrier {
     connection: Connection,
     control: Rc<Mutex<SendStream>>,
     runs: RefCell<HashMap<FlowId, Run>>,
+    /// As of the last look.
+    stats: Cell<Option<PathStats>>,
 }
 
 impl QuicCarrier {
@@ -70,6 +72,7 @@ impl QuicCarrier {
             connection,
             control: Rc::new(Mutex::new(control)),
             runs: RefCell::default(),
+            stats: Cell::new(None),
         });
         carrier.control(emit(hello(id, tag))).await.ok()?;
         Some(carrier)
@@ -127,6 +130,7 @@ impl QuicCarrier {
                 _ = ticks.tick() => {}
             }
             let stats = self.connection.stats();
+            self.stats.set(Some(stats.path));
             if stats.udp_rx.datagrams != heard {
                 heard = stats.udp_rx.datagrams;
                 asked = wants_answer(&stats.frame_tx);
@@ -154,7 +158,11 @@ fn wants_answer(sent: &FrameStats) -> u64 {
 impl Run {
     async fn write(&mut self, bytes: Bytes) -> Result<(), Refused> {
         let written = self.stream.write_chunk(bytes).await;
-        written.map_err(|_| Refused::Broken)
+        written.map_err(|error| match error {
+            // The peer wants no more of this stream.
+            WriteError::Stopped(_) => Refused::Full,
+            _ => Refused::Broken,
+        })
     }
 }
 
@@ -199,7 +207,7 @@ impl Carrier for QuicCarrier {
     }
 
     fn path(&self) -> Option<CarrierPath> {
-        let path = self.connection.stats().path;
+        let path = self.stats.get()?;
         Some(CarrierPath {
             rtt_ms: (path.rtt.as_secs_f64() * 1e5).round() / 1e2,
             sent: path.sent_packets,
@@ -264,7 +272,7 @@ impl Endpoint for Here {
 /// Lets in who has a token.
 async fn accept(quic: Rc<Quic>, arrivals: Arrivals) {
     let half_open = Rc::new(Cell::new(0));
-    while let Some(connecting) = quic.accept(half_open.get()).await {
+    while let Some(connecting) = quic.accept(&half_open).await {
         half_open.set(half_open.get() + 1);
         let (quic, half_open) = (Rc::clone(&quic), Rc::clone(&half_open));
         let arrivals = arrivals.clone();

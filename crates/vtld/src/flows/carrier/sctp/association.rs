@@ -541,6 +541,8 @@ impl Driver {
                 }
                 self.open();
             }
+            // Who asks more than can be answered gets no answer.
+            (PING, _) if self.backlog >= BACKLOG => {}
             (PING, _) => self.say(&[&[PONG][..], &body].concat())?,
             (PONG, _) => {
                 let then = Duration::from_micros(u64::from_be_bytes(body));
