@@ -441,13 +441,13 @@ static __always_inline int own_option(struct bpf_sock_ops *ops, struct option *o
     return opt->len;
 }
 
-/* Whether somebody drops segments for the option, it seems: after the handshake two were sent
- * again, or the SYN/ACK has come twice more. A flow goes on without it; a control connection is no
- * use without it. */
+/* Whether somebody drops segments for the option, it seems: after the handshake five were sent
+ * again, or as many have come without an acknowledgement of data. Fewer may be an outage's, and the
+ * peer would take the connection for a plain one. A control connection is no use without it. */
 static __always_inline int is_in_the_way(struct bpf_sock_ops *ops, const struct vtl_owned *own) {
     if (ops->state != BPF_TCP_ESTABLISHED || !(own->flags & VTL_OWN_FLOW) || !own->flow.number)
         return 0;
-    return ops->total_retrans - own->sent_again > 1 || ops->segs_in > 2;
+    return ops->total_retrans - own->sent_again > 4 || ops->segs_in > 5;
 }
 
 SEC("sockops")

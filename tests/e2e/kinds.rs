@@ -222,8 +222,9 @@ fn dies_with_either_daemon(carrier: &str) {
         if victim == Host::Server {
             world.hook();
             until("it is used again", || {
+                let before = world.carried("bytes_received");
                 finish(world.start_over(carrier, server, "f"));
-                !world.carriers(Host::Client).is_empty()
+                world.carried("bytes_received") >= before + MB as u64 / 4
             });
         }
     }

@@ -99,7 +99,8 @@ fn rows(flows: Vec<FlowStatus>) -> Vec<Row> {
         Row {
             program: found.map(|(program, _)| program.clone()),
             pid: found.map(|(_, pid)| *pid),
-            flow,
+            // Said by the program.
+            flow: FlowStatus { app: None, ..flow },
         }
     };
     flows.into_iter().map(row).collect()

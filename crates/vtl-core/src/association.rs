@@ -33,7 +33,7 @@ const MAX_REJECTS: usize = 1024;
 /// Control frames of one flow in a row.
 const MAX_FLOW_CONTROL: usize = 4 * frame::MAX_CONTROL;
 /// How long they are kept, nanoseconds: the handshake's last segment may be lost twice.
-const EARLY_NS: u64 = 10_000_000_000;
+const EARLY_NS: u64 = 4_000_000_000;
 
 /// What has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
