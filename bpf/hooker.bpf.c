@@ -478,9 +478,10 @@ int vtl_sockops(struct bpf_sock_ops *ops) {
         cookie = bpf_get_socket_cookie(ops);
         own = bpf_map_lookup_elem(&vtl_own, &cookie);
         /* bytes_acked counts the SYN. */
-        if (own && is_in_the_way(ops, own))
-            own->flags &= ~VTL_OWN_OFFER;
-        if (ops->is_fullsock && ops->bytes_acked > 1) {
+        if (own && is_in_the_way(ops, own)) {
+            own->flags = (own->flags & ~VTL_OWN_OFFER) | VTL_OWN_GAVE_UP;
+            set_writing(ops, 0);
+        } else if (ops->is_fullsock && ops->bytes_acked > 1) {
             set_writing(ops, 0);
             bpf_map_delete_elem(&vtl_own, &cookie);
         } else {

@@ -113,10 +113,11 @@ struct vtl_syn {
 };
 
 enum vtl_own {
-    VTL_OWN_OFFER = 1 << 0,  /* offer (active) or answer (passive) the option */
-    VTL_OWN_PEER = 1 << 1,   /* the peer showed that it understands the option */
-    VTL_OWN_LISTEN = 1 << 2, /* the steering listener */
-    VTL_OWN_FLOW = 1 << 3,   /* the option names a flow */
+    VTL_OWN_OFFER = 1 << 0,   /* offer (active) or answer (passive) the option */
+    VTL_OWN_PEER = 1 << 1,    /* the peer showed that it understands the option */
+    VTL_OWN_LISTEN = 1 << 2,  /* the steering listener */
+    VTL_OWN_FLOW = 1 << 3,    /* the option names a flow */
+    VTL_OWN_GAVE_UP = 1 << 4, /* the option is repeated no more: the peer may not have seen it */
 };
 
 /* The flow that a connection belongs to, as the option has it. */

@@ -70,6 +70,8 @@ struct Retained {
 #[derive(Debug, Serialize, Deserialize)]
 pub struct SendHalf {
     path: Path,
+    /// A path to move to once the peer has shown that it knows the flow.
+    awaited: Option<Path>,
     /// Offset of the next byte that has never been sent.
     next: u64,
     /// Credit of the peer: carriers take nothing behind this offset.
@@ -96,6 +98,7 @@ impl Default for SendHalf {
     fn default() -> Self {
         Self {
             path: Path::Tcp,
+            awaited: None,
             next: 0,
             limit: INITIAL_CREDIT,
             end: None,
@@ -117,14 +120,31 @@ impl SendHalf {
         self.known
     }
 
+    /// All goes by TCP, unless the peer confirms something after all.
+    pub fn is_rejected(&self) -> bool {
+        self.rejected
+    }
+
     /// The path that bytes take now.
     pub fn path(&self) -> Path {
         self.path
     }
 
     /// Moves the direction to another path. What the former one has is still delivered by it.
+    ///
+    /// The peer may never have heard of the flow, where the SYN's option got lost. So until it has confirmed
+    /// something, TCP repeats what carriers have, which leaves the connection the application's; and a carrier
+    /// must have credit for a chunk, which the peer answers, if only by rejecting it.
     pub fn move_to(&mut self, path: Path) {
-        if !self.rejected || path == Path::Tcp {
+        self.awaited = None;
+        if path == Path::Tcp {
+            self.path = path;
+            if !self.known {
+                self.give_back(|_| true);
+            }
+        } else if !self.known && (self.rejected || self.next >= self.limit) {
+            self.awaited = Some(path);
+        } else {
             self.path = path;
         }
     }
@@ -283,6 +303,9 @@ impl SendHalf {
         }
         self.known = true;
         self.rejected = false;
+        if let Some(path) = self.awaited.take() {
+            self.path = path;
+        }
         self.fin_confirmed |= fin;
         self.limit = self.limit.max(limit);
         if offset <= self.confirmed {
@@ -320,8 +343,9 @@ impl SendHalf {
         undelivered: impl IntoIterator<Item = Chunk>,
     ) {
         let broken = Path::Carrier(carrier);
+        self.awaited.take_if(|path| *path == broken);
         if self.path == broken {
-            self.path = Path::Tcp;
+            self.move_to(Path::Tcp);
         }
         self.give_back(|retained| retained.carrier == carrier);
         for chunk in undelivered {
@@ -334,14 +358,16 @@ impl SendHalf {
         self.give_back_chunk(chunk);
     }
 
-    /// The peer discards chunks of this flow: all goes by TCP until it confirms something.
+    /// The peer discards chunks of this flow, or will, as it may never have heard of it: all goes by TCP until
+    /// it confirms something.
     pub fn reject(&mut self) {
-        if self.known {
-            return;
+        if !self.known && !self.rejected {
+            self.rejected = true;
+            let path = self.path;
+            self.move_to(Path::Tcp);
+            // If it confirms something after all.
+            self.awaited = Some(path).filter(|path| *path != Path::Tcp);
         }
-        self.rejected = true;
-        self.path = Path::Tcp;
-        self.give_back(|_| true);
     }
 
     fn give_back(&mut self, mut is_meant: impl FnMut(&Retained) -> bool) {
@@ -357,6 +383,10 @@ impl SendHalf {
     /// Queues what of a chunk is neither confirmed nor queued already.
     fn give_back_chunk(&mut self, chunk: &Chunk) {
         let mut from = chunk.offset.max(self.confirmed);
+        if !self.known {
+            // TCP has what was given back before, from the first byte on.
+            from = from.max(self.tcp.position);
+        }
         let end = chunk.end();
         while from < end {
             let before = self.returned.range(..=from).next_back();

@@ -24,10 +24,12 @@ use super::{
     peer::Peer,
     socket::{self, Got, read},
 };
-use crate::{broker::set_linger, urgent};
+use crate::{broker::set_linger, option, urgent};
 
 /// Bytes read from a socket, and given to a carrier, at a time.
 const CHUNK: usize = 64 << 10;
+/// How long a flow goes by TCP that has left a carrier: to come back may cost it a round trip.
+const RETURN: Duration = Duration::from_secs(10);
 /// How long a flow that was reset is kept, so that carriers can say so.
 const AFTERMATH: Duration = Duration::from_secs(5);
 
@@ -59,6 +61,11 @@ impl Ends {
 }
 
 impl Ends {
+    /// What the kernel calls the TCP connection.
+    pub(super) fn cookie(&self) -> io::Result<u64> {
+        option::cookie(self.tcp.get_ref())
+    }
+
     /// The application's end of its connection, and this daemon's.
     pub(super) fn app(&self) -> Option<[SocketAddr; 2]> {
         let app = self.app.get_ref();
@@ -100,6 +107,8 @@ pub(super) struct State {
     pub(super) local: SocketAddr,
     pub(super) peer: SocketAddr,
     pub(super) app: Option<[SocketAddr; 2]>,
+    /// Of the TCP connection's socket.
+    pub(super) cookie: u64,
     pub(super) rates: Rates,
     pub(super) began: Instant,
     /// What bytes came by last.
@@ -108,6 +117,8 @@ pub(super) struct State {
     pub(super) why: Cell<&'static str>,
     /// It stays where it is, unless that breaks.
     pub(super) stays: Cell<bool>,
+    /// It has left a carrier that others still go by, and is to try it again then.
+    pub(super) returns: Cell<Option<Instant>>,
     pub(super) licence: Licence,
     pub(super) changed: Changed,
 }
@@ -116,21 +127,23 @@ impl State {
     pub(super) fn new(
         number: u64,
         [local, peer]: [SocketAddr; 2],
-        app: Option<[SocketAddr; 2]>,
-    ) -> Self {
-        Self {
+        ends: &Ends,
+    ) -> io::Result<Self> {
+        Ok(Self {
             number,
             local,
             peer,
-            app,
+            app: ends.app(),
+            cookie: ends.cookie()?,
             rates: Rates::default(),
             began: Instant::now(),
             heard_by: Cell::default(),
             why: Cell::new("no other carrier yet"),
             stays: Cell::new(false),
+            returns: Cell::new(None),
             licence: Licence::default(),
             changed: Changed::default(),
-        }
+        })
     }
 }
 
@@ -346,6 +359,7 @@ impl Mover<'_> {
                 self.with(|flow| {
                     if flow.send.path() == path {
                         self.state.why.set("the carrier is full");
+                        self.state.returns.set(Some(Instant::now() + RETURN));
                         flow.send.move_to(Path::Tcp);
                     }
                     flow.send.returned(&chunk);

@@ -136,6 +136,7 @@ impl Flows {
             let held: u64 = peers.iter().map(|peer| peer.held()).sum();
             for peer in peers {
                 peer.handle_timeout();
+                peer.review(|cookie| self.hooker.is_unnamed(cookie));
                 peer.look(after);
                 peer.set_room(held < MOST_HELD);
             }

@@ -233,9 +233,12 @@ impl Flows {
         addresses: [SocketAddr; 2],
     ) {
         self.started.set(self.started.get() + 1);
-        match ends {
-            Ok(ends) => {
-                let state = Rc::new(State::new(self.started.get(), addresses, ends.app()));
+        let state = ends.and_then(|ends| {
+            let state = State::new(self.started.get(), addresses, &ends)?;
+            Ok((ends, Rc::new(state)))
+        });
+        match state {
+            Ok((ends, state)) => {
                 spawn_local(Rc::clone(peer).carry(id, ends, state));
             }
             Err(error) => tracing::debug!(%error, peer = %addresses[1], "a flow was reset"),

@@ -335,6 +335,30 @@ impl Peer {
         }
     }
 
+    /// Has flows go by TCP alone whose connections the peer may take for plain ones, and flows that have left
+    /// the best carrier come back to it.
+    pub(super) fn review(&self, is_unnamed: impl Fn(u64) -> bool) {
+        let best = self.best();
+        let mut core = self.core.borrow_mut();
+        for (id, state) in &*self.flows.borrow() {
+            let Some(flow) = core.flow_mut(*id) else {
+                continue;
+            };
+            let may_be_unknown = id.opener == Side::Local && !flow.send.is_known();
+            if may_be_unknown && !flow.send.is_rejected() && is_unnamed(state.cookie) {
+                flow.send.reject();
+                core.touch(*id);
+            } else if state.returns.get().is_some_and(|at| at <= Instant::now()) {
+                state.returns.set(None);
+                if let Some(best) = best {
+                    prefer(&mut core, *id, state, best);
+                }
+            }
+        }
+        drop(core);
+        self.turn();
+    }
+
     pub(super) fn handle_timeout(&self) {
         self.core.borrow_mut().handle_timeout(now_ns(self.began));
         self.turn();
@@ -519,6 +543,7 @@ impl Peer {
             why: match flow.error() {
                 Some(_) => "it was reset",
                 None if state.licence.is_void() => "its TCP connection gets no answer, so it waits",
+                None if flow.send.is_rejected() => "the peer may not know that it is a flow of VTL",
                 None => state.why.get(),
             }
             .to_owned(),

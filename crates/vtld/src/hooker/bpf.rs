@@ -316,12 +316,20 @@ impl Maps {
         )
     }
 
+    fn owned(&self, cookie: u64) -> Option<vtl_owned> {
+        let found = self.own.lookup(&cookie.to_ne_bytes(), MapFlags::ANY);
+        abi::from_bytes(&found.ok()??)
+    }
+
+    /// Whether a socket's option was in the way, and is repeated no more.
+    pub(super) fn gave_up(&self, cookie: u64) -> bool {
+        let owned = self.owned(cookie);
+        owned.is_some_and(|owned| owned.flags & abi::VTL_OWN_GAVE_UP != 0)
+    }
+
     /// What the peer of a socket has shown to understand.
     pub(super) fn understood(&self, cookie: u64) -> Offer {
-        let found = self.own.lookup(&cookie.to_ne_bytes(), MapFlags::ANY);
-        let owned = found.ok().flatten();
-        let owned: Option<vtl_owned> = owned.and_then(|bytes| abi::from_bytes(&bytes));
-        match owned {
+        match self.owned(cookie) {
             Some(vtl_owned { flags, flow, .. }) if flags & abi::VTL_OWN_PEER != 0 => {
                 if flags & abi::VTL_OWN_FLOW == 0 {
                     return Offer::Vtl;

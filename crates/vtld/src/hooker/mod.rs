@@ -222,6 +222,12 @@ impl Handle {
         discovery::is_understood(&self.shared, stream)
     }
 
+    /// Whether a flow's connection, by its socket's cookie, repeats its option no more, although the peer has acknowledged nothing: who
+    /// missed the first ones takes it for a plain connection.
+    pub fn is_unnamed(&self, cookie: u64) -> bool {
+        self.shared.maps.gave_up(cookie)
+    }
+
     /// Leaves connects to `dest` alone for [`Config::plain_ttl`].
     pub fn leave_plain(&self, dest: SocketAddr) -> Result<(), HookerError> {
         self.shared
