@@ -1,4 +1,4 @@
-//! Kinds of carriers that are no grafts, under unmodified programs.
+//! Kinds of carriers of flows, under unmodified programs.
 
 use std::{
     fs,
@@ -62,6 +62,11 @@ fn kcp__every_byte_over_a_bad_link() {
     every_byte_over_a_bad_link("kcp");
 }
 
+#[test]
+fn graft__every_byte_over_a_bad_link() {
+    every_byte_over_a_bad_link("graft");
+}
+
 fn every_byte_over_a_bad_link(carrier: &str) {
     let Some(world) = World::new(&format!("{carrier}-bad"), &Link::new(10.0, 100.0)) else {
         return;
@@ -122,6 +127,11 @@ fn sctp__a_stalled_flow_holds_up_nobody() {
 #[test]
 fn kcp__a_stalled_flow_holds_up_nobody() {
     a_stalled_flow_holds_up_nobody("kcp");
+}
+
+#[test]
+fn graft__a_stalled_flow_holds_up_nobody() {
+    a_stalled_flow_holds_up_nobody("graft");
 }
 
 fn a_stalled_flow_holds_up_nobody(carrier: &str) {
@@ -193,6 +203,11 @@ fn sctp__dies_with_either_daemon() {
 #[test]
 fn kcp__dies_with_either_daemon() {
     dies_with_either_daemon("kcp");
+}
+
+#[test]
+fn graft__dies_with_either_daemon() {
+    dies_with_either_daemon("graft");
 }
 
 fn dies_with_either_daemon(carrier: &str) {

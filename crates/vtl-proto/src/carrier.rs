@@ -6,7 +6,7 @@ use core::fmt;
 /// The grafts that may lose something, as carriers of flows that are marked loss-tolerant.
 pub const LOSSY: [&str; 4] = ["udp", "udp-lite", "dccp-ccid2", "dccp-ccid3"];
 
-/// Carriers that are no grafts: one to each peer takes all flows that want its kind.
+/// Kinds of carriers of flows: one to each peer takes all flows that want its kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// QUIC, by quinn.
@@ -17,11 +17,13 @@ pub enum Kind {
     Sctp,
     /// KCP, by the crate of that name.
     Kcp,
+    /// A session of VTL's, by the graft that suits best.
+    Graft,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Quic, Self::Mptcp, Self::Sctp, Self::Kcp];
+    pub const ALL: [Self; 5] = [Self::Quic, Self::Mptcp, Self::Sctp, Self::Kcp, Self::Graft];
 
     /// By its name as a carrier.
     pub fn named(name: &str) -> Option<Self> {
@@ -35,6 +37,7 @@ impl Kind {
             Self::Mptcp => "mptcp",
             Self::Sctp => "sctp",
             Self::Kcp => "kcp",
+            Self::Graft => "graft",
         }
     }
 
@@ -45,6 +48,7 @@ impl Kind {
             Self::Mptcp => 2,
             Self::Sctp => 3,
             Self::Kcp => 4,
+            Self::Graft => 5,
         }
     }
 
@@ -71,7 +75,7 @@ mod tests {
             assert_eq!(Kind::named(kind.name()), Some(kind));
             assert_eq!(Kind::numbered(kind.number()), Some(kind));
         }
-        assert_eq!(Kind::ALL.map(Kind::number), [1, 2, 3, 4]);
+        assert_eq!(Kind::ALL.map(Kind::number), [1, 2, 3, 4, 5]);
         assert_eq!((Kind::named("udp"), Kind::numbered(0)), (None, None));
     }
 }

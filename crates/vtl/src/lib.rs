@@ -6,7 +6,6 @@
 //! - [`control`]: where the daemon is, and why it refuses.
 
 mod error;
-mod events;
 mod listener;
 mod message;
 mod session;

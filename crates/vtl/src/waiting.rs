@@ -14,8 +14,9 @@ use nix::{
 };
 
 use vtl_control::Client;
+use vtl_ring::Events;
 
-use crate::{error::Error, events::Events};
+use crate::error::Error;
 
 /// The longest that a lost wake-up can cost, ms.
 pub(crate) const WAIT_MS: u16 = 200;

@@ -399,7 +399,7 @@ impl Handle {
 
     /// Lets hooked applications use the broker.
     pub fn set_hooker(&self, hooker: hooker::Handle) {
-        self.flows.set_hooker(hooker.clone());
+        self.flows.set_hooker(hooker.clone(), self.clone());
         self.send(Command::Hooker(hooker));
     }
 

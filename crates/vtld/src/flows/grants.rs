@@ -39,7 +39,7 @@ impl Flows {
             Entry::Vacant(vacant) => vacant,
         };
         let (arrivals, arrived) = mpsc::unbounded_channel();
-        let made = carrier::start(kind, arrivals);
+        let made = carrier::start(kind, arrivals, &self.broker);
         match &made {
             Ok(_) => drop(spawn_local(Rc::clone(self).accept(arrived))),
             Err(error) => tracing::error!(%error, carrier = %kind, "it cannot be had"),

@@ -35,7 +35,7 @@ use vtl_proto::{
 };
 
 use crate::{
-    broker::random_token,
+    broker::{self, random_token},
     hooker::{self, ServerFlow},
 };
 
@@ -139,6 +139,7 @@ pub(crate) struct Opened {
 /// All associations.
 pub(crate) struct Flows {
     hooker: hooker::Handle,
+    broker: broker::Handle,
     names: Arc<Names>,
     peers: RefCell<HashMap<Key, Rc<Peer>>>,
     /// Flows so far.
@@ -150,9 +151,14 @@ pub(crate) struct Flows {
 }
 
 impl Flows {
-    pub(crate) fn new(hooker: hooker::Handle, names: Arc<Names>) -> Rc<Self> {
+    pub(crate) fn new(
+        hooker: hooker::Handle,
+        broker: broker::Handle,
+        names: Arc<Names>,
+    ) -> Rc<Self> {
         Rc::new(Self {
             hooker,
+            broker,
             names,
             peers: RefCell::default(),
             started: Cell::new(0),

@@ -1,20 +1,21 @@
-//! TCP sockets of flows.
+//! Sockets of flows, and what else tokio watches.
 
 use std::{
     io::{self, Read},
     net::{TcpListener, TcpStream},
-    os::fd::{AsRawFd, RawFd},
+    os::fd::{AsRawFd, OwnedFd, RawFd},
 };
 
 use bytes::{Bytes, BytesMut};
 use nix::sys::socket::{setsockopt, sockopt};
 use tokio::io::{Interest, unix::AsyncFd};
+use vtl_ring::Events;
 
 use crate::urgent::{self, Ahead};
 
-/// Has tokio watch a TCP socket, which does not block.
-pub(super) fn watch<S: Tcp>(socket: S) -> io::Result<AsyncFd<S>> {
-    // SAFETY: all kinds of `Tcp` keep their one descriptor open and the same as long as they live.
+/// Has tokio watch a descriptor, which does not block.
+pub(super) fn watch<S: Watchable>(socket: S) -> io::Result<AsyncFd<S>> {
+    // SAFETY: all of them keep their one descriptor open and the same as long as they live.
     Ok(unsafe { AsyncFd::register(socket) }?)
 }
 
@@ -27,10 +28,12 @@ impl AsRawFd for Listening {
     }
 }
 
-/// A socket, or one that is borrowed.
-pub(super) trait Tcp: AsRawFd {}
-impl Tcp for TcpStream {}
-impl Tcp for Listening {}
+/// What keeps its one descriptor open, and the same, as long as it lives.
+pub(super) trait Watchable: AsRawFd {}
+impl Watchable for TcpStream {}
+impl Watchable for Listening {}
+impl Watchable for OwnedFd {}
+impl Watchable for Events {}
 
 /// Waits for the outcome of a socket's connect.
 pub(super) async fn connected(socket: &AsyncFd<TcpStream>) -> io::Result<()> {

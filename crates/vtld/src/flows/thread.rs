@@ -16,7 +16,10 @@ use vtl_control::{CarrierStatus, FlowList, FlowStatus};
 use vtl_proto::{carrier::Kind, frame::FlowName};
 
 use super::{Flows, Names, Opened, no_such, plain};
-use crate::hooker::{self, ClientFlow, ServerFlow};
+use crate::{
+    broker,
+    hooker::{self, ClientFlow, ServerFlow},
+};
 
 /// Where the answer to a command goes.
 type Reply<T> = blocking::SyncSender<T>;
@@ -41,11 +44,18 @@ struct Thread {
     thread: JoinHandle<()>,
 }
 
+/// The way to the rest of the daemon.
+#[derive(Clone)]
+struct Needs {
+    hooker: hooker::Handle,
+    broker: broker::Handle,
+}
+
 #[derive(Default)]
 struct Shared {
     names: Arc<Names>,
-    /// While there is none, no thread is started.
-    hooker: Mutex<Option<hooker::Handle>>,
+    /// What flows need. While there is nothing, no thread is started.
+    needs: Mutex<Option<Needs>>,
     thread: Mutex<Option<Thread>>,
 }
 
@@ -54,8 +64,8 @@ impl Shared {
         self.thread.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn hooker(&self) -> MutexGuard<'_, Option<hooker::Handle>> {
-        self.hooker.lock().unwrap_or_else(PoisonError::into_inner)
+    fn needs(&self) -> MutexGuard<'_, Option<Needs>> {
+        self.needs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -67,17 +77,17 @@ pub(crate) struct Handle {
 
 impl Handle {
     /// Lets flows be.
-    pub(crate) fn set_hooker(&self, hooker: hooker::Handle) {
-        *self.shared.hooker() = Some(hooker);
+    pub(crate) fn set_hooker(&self, hooker: hooker::Handle, broker: broker::Handle) {
+        *self.shared.needs() = Some(Needs { hooker, broker });
     }
 
     fn send(&self, command: Command) {
         let mut thread = self.shared.thread();
         if thread.is_none() {
-            let Some(hooker) = self.shared.hooker().clone() else {
+            let Some(needs) = self.shared.needs().clone() else {
                 return;
             };
-            match start(&self.shared, hooker) {
+            match start(&self.shared, needs) {
                 Ok(started) => *thread = Some(started),
                 Err(error) => tracing::error!(%error, "no flows can be carried"),
             }
@@ -178,7 +188,7 @@ impl Handle {
 
     /// Ends all flows and the thread.
     pub(crate) fn stop(&self) {
-        self.shared.hooker().take();
+        self.shared.needs().take();
         let thread = self.shared.thread().take();
         if let Some(Thread { commands, thread }) = thread {
             let _ = commands.send(Command::Stop);
@@ -187,7 +197,7 @@ impl Handle {
     }
 }
 
-fn start(shared: &Arc<Shared>, hooker: hooker::Handle) -> io::Result<Thread> {
+fn start(shared: &Arc<Shared>, needs: Needs) -> io::Result<Thread> {
     let (commands, inbox) = mpsc::unbounded_channel();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -197,7 +207,8 @@ fn start(shared: &Arc<Shared>, hooker: hooker::Handle) -> io::Result<Thread> {
         .name("vtl-flows".into())
         .spawn(move || {
             let run = async move {
-                let flows = Flows::new(hooker.clone(), names);
+                let Needs { hooker, broker } = needs;
+                let flows = Flows::new(hooker.clone(), broker, names);
                 serve(inbox, flows, hooker).await;
             };
             LocalSet::new().block_on(&runtime, run);

@@ -391,7 +391,7 @@ impl Engine {
             let asleep = timeout > 0 && !self.relay.active();
             let count = wait(&self.epoll, &mut found, timeout);
             order.set_awake(true);
-            if count == 0 && asleep && self.unheard() == UNHEARD {
+            if count == 0 && asleep && self.is_unheard() {
                 tracing::info!("the doorbell is not heard: is the loopback up?");
                 order.set_bell(false);
             }
@@ -424,12 +424,13 @@ impl Engine {
         }
     }
 
-    /// Nothing has woken us. Should the doorbell have? Returns how often that was so, one time after
-    /// the other.
-    fn unheard(&mut self) -> u32 {
+    /// Nothing has woken us. Whether the doorbell should have so often, one time after the other, that it is to
+    /// be left alone from now on.
+    fn is_unheard(&mut self) -> bool {
         let _ = self.ring.consume();
-        self.unheard += u32::from(!self.events.borrow().is_empty());
-        self.unheard
+        let missed = !self.events.borrow().is_empty();
+        self.unheard += u32::from(missed);
+        missed && self.unheard == UNHEARD
     }
 
     /// What happened to applications' sockets. All of it is noted before any of them is read, so

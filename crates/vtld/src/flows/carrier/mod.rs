@@ -1,6 +1,7 @@
 //! What a carrier does for the flows of an association, and which kinds there are.
 
 pub(super) mod framed;
+mod graft;
 mod kcp;
 mod mptcp;
 mod quic;
@@ -26,7 +27,7 @@ use vtl_proto::{
 };
 
 use super::peer::Peer;
-use crate::broker::random_token;
+use crate::broker::{self, random_token};
 
 /// How long a handshake may take, and the first frame.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -132,11 +133,16 @@ pub(super) trait Endpoint {
 }
 
 /// Starts this host's part of a kind, inside a tokio runtime's local tasks.
-pub(super) fn start(kind: Kind, arrivals: Arrivals) -> io::Result<Rc<dyn Endpoint>> {
+pub(super) fn start(
+    kind: Kind,
+    arrivals: Arrivals,
+    broker: &broker::Handle,
+) -> io::Result<Rc<dyn Endpoint>> {
     Ok(match kind {
         Kind::Quic => Rc::new(quic::start(arrivals)?),
         Kind::Mptcp => Rc::new(mptcp::Mptcp::start(arrivals)?),
         Kind::Sctp => Rc::new(sctp::Sctp::start(arrivals)?),
         Kind::Kcp => Rc::new(kcp::Kcp::start(arrivals)?),
+        Kind::Graft => Rc::new(graft::Sessions::start(arrivals, broker)?),
     })
 }

@@ -4,7 +4,7 @@
 use std::{
     io,
     num::NonZero,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
     ptr::NonNull,
     sync::atomic::{AtomicU64, Ordering},
 };
@@ -15,7 +15,7 @@ use nix::{
 };
 
 /// Its first page holds how far it was read, its second how far it was written.
-pub(crate) struct Events {
+pub struct Events {
     fd: OwnedFd,
     read: NonNull<AtomicU64>,
     written: NonNull<AtomicU64>,
@@ -26,7 +26,11 @@ pub(crate) struct Events {
 unsafe impl Send for Events {}
 
 impl Events {
-    pub(crate) fn map(fd: OwnedFd) -> io::Result<Self> {
+    /// Maps the ring that came with a session.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn map(fd: OwnedFd) -> io::Result<Self> {
         let page = sysconf(SysconfVar::PAGE_SIZE)?.and_then(|n| usize::try_from(n).ok());
         let page = page
             .and_then(NonZero::new)
@@ -49,7 +53,7 @@ impl Events {
     }
 
     /// Takes all events out.
-    pub(crate) fn clear(&self) {
+    pub fn clear(&self) {
         // SAFETY: each is the first word of its page, mapped as long as `self` lives.
         let (read, written) = unsafe { (self.read.as_ref(), self.written.as_ref()) };
         // The kernel looks at `read` after it wrote: an exchange, as a later store might hide an
@@ -61,6 +65,12 @@ impl Events {
 impl AsFd for Events {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+}
+
+impl AsRawFd for Events {
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
     }
 }
 
