@@ -204,3 +204,47 @@ fn terminate__leaves_nothing() {
         world.download(server, "f");
     }
 }
+
+/// The server's daemon ends while nothing gets through, so that neither a CLOSE nor a reset arrives; and the
+/// client may never have heard that a daemon was there. Programs are told all the same.
+fn unheard(name: &str, carrier: &str, rules: &str) {
+    let Some(mut world) = World::new(name, &slow_link()) else {
+        return;
+    };
+    world.serve("big", BIG);
+    world.filter(Host::Server, rules);
+    let mut downloads = world
+        .servers()
+        .map(|server| world.start_over(carrier, server, "big"));
+    for download in &mut downloads {
+        download.reaches(100_000);
+    }
+    world.set_loss(100.0);
+    let mut daemon = world.take_daemon(Host::Server);
+    daemon.signal(Signal::SIGTERM);
+    assert!(daemon.wait().success());
+    world.set_loss(0.0);
+    for download in &mut downloads {
+        download.broke();
+    }
+}
+
+#[test]
+fn terminate__unheard_before_the_greeting() {
+    // A vtld that was connected to speaks first.
+    unheard(
+        "unheard-graft",
+        "graft:stream",
+        "table inet drops {
+            chain out {
+                type filter hook output priority 0;
+                tcp sport 80 tcp flags & psh == psh drop
+            }
+        }",
+    );
+}
+
+#[test]
+fn terminate__unheard_by_flows() {
+    unheard("unheard-quic", "quic", "");
+}

@@ -66,6 +66,19 @@ pub(crate) fn set<T: Value>(
     Ok(())
 }
 
+/// Has the kernel ask for the other end of a TCP connection while that is silent: the reset that tells of a
+/// daemon's end is sent once and may get lost, and is the answer to this question, too.
+pub(crate) fn keep_asking(tcp: &impl AsFd, on: bool) {
+    const EVERY_S: u32 = 2;
+    // An outage is not the end: as often as the kernel lets.
+    const TIMES: u32 = 127;
+    // Without, the end is noticed later.
+    let _ = setsockopt(tcp, sockopt::TcpKeepIdle, &EVERY_S);
+    let _ = setsockopt(tcp, sockopt::TcpKeepInterval, &EVERY_S);
+    let _ = setsockopt(tcp, sockopt::TcpKeepCount, &TIMES);
+    let _ = setsockopt(tcp, sockopt::KeepAlive, &on);
+}
+
 /// The kernel's name for a socket, unique until reboot.
 pub(crate) fn cookie(socket: &impl AsFd) -> io::Result<u64> {
     get(socket, libc::SOL_SOCKET, libc::SO_COOKIE)

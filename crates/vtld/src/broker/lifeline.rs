@@ -10,6 +10,7 @@ use std::{
 use vtl_proto::intf;
 
 use super::preamble::GREETING;
+use crate::option;
 
 /// Bytes of a word, and how each begins: as a preamble.
 const WORD: usize = 16;
@@ -129,6 +130,22 @@ impl Lifeline {
             self.stage,
             Stage::Leaving { .. } | Stage::Left | Stage::Carrying
         )
+    }
+
+    /// Asks whether the peer is there: the daemon, and, as that may not have greeted, its kernel.
+    pub(super) fn ask(&mut self, now: u64) {
+        self.say(Word::Ask);
+        option::keep_asking(&self.socket, true);
+        self.stage = Stage::Asked {
+            at_ns: now,
+            here_ns: None,
+        };
+    }
+
+    /// The graft does its work after all.
+    pub(super) fn rest(&mut self) {
+        option::keep_asking(&self.socket, false);
+        self.stage = Stage::Quiet;
     }
 
     /// Queues a word, unless the session has left: behind [`Word::Leave`] there are packets only, and

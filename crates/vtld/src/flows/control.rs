@@ -25,7 +25,7 @@ use super::{
     carrier::{Carrier, Refused, Taking},
     socket,
 };
-use crate::broker::set_linger;
+use crate::{broker::set_linger, option};
 
 /// Bytes read at a time.
 const READ: usize = 16 << 10;
@@ -41,7 +41,7 @@ pub(super) struct Control {
 impl Control {
     /// Of a connection that does not block.
     pub(super) fn new(socket: TcpStream) -> io::Result<Rc<Self>> {
-        socket::keep_asking(&socket);
+        option::keep_asking(&socket, true);
         Ok(Rc::new(Self {
             socket: socket::watch(socket)?,
             writing: Mutex::new(()),

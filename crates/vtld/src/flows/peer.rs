@@ -150,6 +150,10 @@ impl Peer {
         let has_control = |running: &Running| running.carrier.kind().is_none();
         if !self.carriers.borrow().values().any(has_control) {
             self.close_carriers();
+            // The resets of flows' own connections may have got lost.
+            for state in self.flows.borrow().values() {
+                state.licence.ask();
+            }
         }
     }
 

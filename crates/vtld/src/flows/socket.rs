@@ -7,7 +7,6 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use nix::sys::socket::{setsockopt, sockopt};
 use tokio::io::{Interest, unix::AsyncFd};
 use vtl_ring::Events;
 
@@ -111,17 +110,4 @@ pub(super) fn unacknowledged(socket: &TcpStream) -> usize {
         // Of one that is closed.
         Err(_) => 0,
     }
-}
-
-/// Has the kernel ask for the other end of a control connection while that is silent: the reset that tells of a
-/// daemon's end is sent once and may get lost, and is the answer to this question, too.
-pub(super) fn keep_asking(control: &TcpStream) {
-    const EVERY_S: u32 = 2;
-    // An outage is not the end: as often as the kernel lets.
-    const TIMES: u32 = 127;
-    // Without, the end is noticed later.
-    let _ = setsockopt(control, sockopt::KeepAlive, &true);
-    let _ = setsockopt(control, sockopt::TcpKeepIdle, &EVERY_S);
-    let _ = setsockopt(control, sockopt::TcpKeepInterval, &EVERY_S);
-    let _ = setsockopt(control, sockopt::TcpKeepCount, &TIMES);
 }

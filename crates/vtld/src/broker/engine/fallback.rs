@@ -137,14 +137,10 @@ impl Engine {
         let owed = entry.unacknowledged() > 0 || entry.timeouts() > 0;
         match lifeline.stage {
             Stage::Quiet if owed && silent_ns > SILENT_NS.max(2 * rtt) => {
-                lifeline.say(Word::Ask);
-                lifeline.stage = Stage::Asked {
-                    at_ns: now,
-                    here_ns: None,
-                };
+                lifeline.ask(now);
                 self.probe(sid);
             }
-            Stage::Asked { at_ns, .. } if heard_ns > at_ns => lifeline.stage = Stage::Quiet,
+            Stage::Asked { at_ns, .. } if heard_ns > at_ns => lifeline.rest(),
             Stage::Asked {
                 here_ns: Some(here_ns),
                 ..
