@@ -5,7 +5,7 @@
 
 use std::{
     cell::{Cell, RefCell},
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     io,
     net::IpAddr,
     os::fd::{AsFd, OwnedFd},
@@ -20,22 +20,26 @@ use std::{
 use bytes::Bytes;
 use tokio::{
     io::{Interest, unix::AsyncFd},
-    sync::{Notify, mpsc},
+    sync::{Notify, Semaphore, mpsc},
     task::{spawn_blocking, spawn_local},
     time::{Instant, interval, timeout},
 };
 use vtl_control::{CarrierPath, Destination};
+use vtl_core::flow::Chunk;
 use vtl_proto::{
     carrier::Kind,
-    frame::{FINGERPRINT, Frame, HEADER},
+    frame::{CarrierId, FINGERPRINT, FlowId, Frame, FrameError, HEADER, Side},
     services::Services,
 };
 use vtl_ring::{Events, RxRing, TxRing, egress};
 
 use super::{
-    super::socket::watch,
-    Arrivals, Endpoint, Granted, HANDSHAKE, Link, Local, SILENCE,
-    framed::{Arrived, Framed, Out, Pipe},
+    super::{
+        control::{emit, hello},
+        peer::Peer,
+        socket::watch,
+    },
+    Arrivals, Carrier, Endpoint, Granted, HANDSHAKE, Link, Local, Refused, SILENCE, Taking,
 };
 use crate::broker::{self, Owner, Wish};
 
@@ -43,6 +47,8 @@ use crate::broker::{self, Owner, Wish};
 const PORTS: std::ops::RangeInclusive<u16> = 65_000..=65_535;
 /// Packets that are written, and read, before others have their turn.
 const BURST: usize = 64;
+/// Bytes that wait for room in the ring: at least one chunk of the longest kind.
+const MOST_WAITING: usize = 128 << 10;
 /// Sessions at a time that have not said what they are for.
 const HALF_OPEN: usize = 64;
 /// Between two looks whether the path is dead, and at its figures.
@@ -58,14 +64,14 @@ fn next_owner() -> Owner {
 /// Who may open one, by token: an address, and the path's round-trip time.
 type Grants = Rc<RefCell<HashMap<u64, (IpAddr, Option<Duration>)>>>;
 /// Those that are open.
-type Pipes = Rc<RefCell<Vec<Rc<Pipe>>>>;
+type Open = Rc<RefCell<Vec<Rc<Graft>>>>;
 
 /// This host's part of all sessions.
 pub(super) struct Sessions {
     broker: broker::Handle,
     port: u16,
     grants: Grants,
-    pipes: Pipes,
+    open: Open,
     is_over: Arc<AtomicBool>,
 }
 
@@ -106,11 +112,11 @@ impl Sessions {
             broker: broker.clone(),
             port,
             grants: Rc::default(),
-            pipes: Rc::default(),
+            open: Rc::default(),
             is_over,
         };
-        let (grants, pipes) = (Rc::clone(&sessions.grants), Rc::clone(&sessions.pipes));
-        spawn_local(admit(waiting, grants, pipes, arrivals));
+        let (grants, open) = (Rc::clone(&sessions.grants), Rc::clone(&sessions.open));
+        spawn_local(admit(waiting, grants, open, arrivals));
         Ok(sessions)
     }
 }
@@ -184,13 +190,13 @@ impl Endpoint for Sessions {
                 .map_err(io::Error::other)?;
             let session = Session::new(opened)?;
             session.show(granted.token);
-            Ok(Box::new(session.carrier(rtt, &self.pipes)) as Box<dyn Link>)
+            Ok(Box::new(Ready::new(session, rtt, &self.open)) as Box<dyn Link>)
         })
     }
 
     fn close(&self) {
         self.is_over.store(true, Ordering::Relaxed);
-        self.pipes.borrow().iter().for_each(|pipe| pipe.end());
+        self.open.borrow().iter().for_each(|graft| graft.end());
     }
 
     fn wait_idle(&self) -> Local<'_, ()> {
@@ -200,12 +206,7 @@ impl Endpoint for Sessions {
 }
 
 /// Lets in who has a token.
-async fn admit(
-    mut opened: mpsc::Receiver<Opened>,
-    grants: Grants,
-    pipes: Pipes,
-    arrivals: Arrivals,
-) {
+async fn admit(mut opened: mpsc::Receiver<Opened>, grants: Grants, open: Open, arrivals: Arrivals) {
     let half_open = Rc::new(Cell::new(0));
     while let Some(opened) = opened.recv().await {
         let address = opened.granted.grant.peer.to_canonical();
@@ -217,7 +218,7 @@ async fn admit(
             continue;
         };
         half_open.set(half_open.get() + 1);
-        let (grants, pipes) = (Rc::clone(&grants), Rc::clone(&pipes));
+        let (grants, open) = (Rc::clone(&grants), Rc::clone(&open));
         let (half_open, arrivals) = (Rc::clone(&half_open), arrivals.clone());
         spawn_local(async move {
             let shown = timeout(HANDSHAKE, session.shown()).await;
@@ -228,9 +229,9 @@ async fn admit(
                 return;
             };
             grants.borrow_mut().remove(&token);
-            let carrier = session.carrier(rtt, &pipes);
+            let ready = Ready::new(session, rtt, &open);
             // Nobody takes it where the daemon is ending.
-            let _ = arrivals.send((token, Box::new(carrier)));
+            let _ = arrivals.send((token, Box::new(ready)));
         });
     }
 }
@@ -283,42 +284,18 @@ impl Session {
     /// The token, once it has come.
     async fn shown(&self) -> Option<u64> {
         tokio::select! {
-            packet = self.first() => Some(u64::from_be_bytes(packet?.as_ref().try_into().ok()?)),
+            packet = self.first() => Some(u64::from_be_bytes(packet?.try_into().ok()?)),
             () = self.wake_up() => None,
         }
     }
 
-    async fn first(&self) -> Option<Bytes> {
-        self.readable().await.then(|| self.take(1).pop())?
-    }
-
-    /// As a carrier.
-    fn carrier(self, rtt: Option<Duration>, pipes: &Pipes) -> Framed {
-        let pipe = Pipe::new(self.tx.borrow().max_payload());
-        pipes.borrow_mut().push(Rc::clone(&pipe));
-        let (driven, pipes) = (Rc::clone(&pipe), Rc::clone(pipes));
-        let figures = Rc::new(Cell::new(None));
-        let said = Rc::clone(&figures);
-        spawn_local(async move {
-            tokio::select! {
-                () = self.write(&driven) => {}
-                () = self.read(&driven) => {}
-                () = self.wake_up() => {}
-                () = self.dead(&driven, rtt.unwrap_or_default()) => {
-                    tracing::info!(carrier = %Kind::Graft, "nothing comes back");
-                }
-                () = self.look(&said) => {}
-            }
-            driven.end();
-            pipes
-                .borrow_mut()
-                .retain(|other| !Rc::ptr_eq(other, &driven));
-        });
-        Framed {
-            kind: Kind::Graft,
-            pipe,
-            figures: Box::new(move || figures.get()),
+    async fn first(&self) -> Option<Vec<u8>> {
+        if !self.readable().await {
+            return None;
         }
+        let packet = self.rx.borrow().packet(0).to_vec();
+        self.consume(1);
+        Some(packet)
     }
 
     /// Passes wake-ups on, for good.
@@ -364,72 +341,6 @@ impl Session {
         }
     }
 
-    /// Sends what there is, up to the carrier's end or the session's.
-    async fn write(&self, pipe: &Pipe) {
-        let mut packets = Packets::default();
-        while !pipe.is_over() {
-            if packets.is_empty() {
-                let Some(Out::Control(bytes) | Out::Chunk(bytes)) = pipe.next() else {
-                    pipe.work.notified().await;
-                    continue;
-                };
-                packets = Packets(bytes);
-            }
-            if !self.has_room().await {
-                return;
-            }
-            let mut lengths = Vec::with_capacity(BURST);
-            let mut tx = self.tx.borrow_mut();
-            let room = tx.room().min(BURST as u64) as usize;
-            let most = tx.max_payload();
-            while lengths.len() < room {
-                let len = packets.take(&mut tx.slot(lengths.len() as u64)[..most]);
-                if len > 0 {
-                    lengths.push(len as u32);
-                } else if let Some(Out::Control(bytes) | Out::Chunk(bytes)) = pipe.next() {
-                    packets = Packets(bytes);
-                } else {
-                    break;
-                }
-            }
-            drop(tx);
-            self.publish(&lengths);
-        }
-    }
-
-    /// Waits for room to send; false if the session has ended.
-    async fn has_room(&self) -> bool {
-        loop {
-            {
-                let mut tx = self.tx.borrow_mut();
-                if tx.closed().is_some() {
-                    return false;
-                }
-                if tx.room() > 0 {
-                    return true;
-                }
-                if !tx.wait_for_room() {
-                    continue;
-                }
-            }
-            self.room.notified().await;
-        }
-    }
-
-    /// Takes what comes, up to the end.
-    async fn read(&self, pipe: &Pipe) {
-        while self.readable().await {
-            for packet in self.take(BURST) {
-                pipe.arrived(Arrived::Stream(packet));
-            }
-            // The flows have their turn.
-            tokio::task::yield_now().await;
-            while !pipe.has_room() {
-                pipe.taken.notified().await;
-            }
-        }
-    }
-
     /// Waits for packets; false if the session has ended and all were read.
     async fn readable(&self) -> bool {
         loop {
@@ -451,17 +362,13 @@ impl Session {
         }
     }
 
-    /// Takes at most so many packets out of the ring.
-    fn take(&self, most: usize) -> Vec<Bytes> {
+    /// Frees the places of so many packets that were read.
+    fn consume(&self, packets: u64) {
         let mut rx = self.rx.borrow_mut();
-        let count = rx.available().min(most as u64);
-        let packets = (0..count).map(|i| Bytes::copy_from_slice(rx.packet(i)));
-        let packets = packets.collect();
-        if rx.consume(count) {
+        if rx.consume(packets) {
             rx.offer_room();
             self.kick();
         }
-        packets
     }
 
     /// Keeps figures of the path, up to the session's end.
@@ -482,12 +389,12 @@ impl Session {
         }
     }
 
-    /// Completes when packets wait for an acknowledgement for too long, or the carrier is over.
-    async fn dead(&self, pipe: &Pipe, rtt: Duration) {
+    /// Completes when packets wait for an acknowledgement for too long.
+    async fn dead(&self, rtt: Duration) {
         let mut ticks = interval(TICK);
         let mut before = 0;
         let mut since = Instant::now();
-        while !pipe.is_over() {
+        loop {
             ticks.tick().await;
             let tx = self.tx.borrow();
             let acknowledged = tx.acknowledged();
@@ -502,130 +409,311 @@ impl Session {
     }
 }
 
-/// Frames, to be cut into packets.
-#[derive(Default)]
-struct Packets(Bytes);
+/// A session whose peer has shown, or been shown, the token.
+struct Ready {
+    graft: Rc<Graft>,
+    rtt: Duration,
+    open: Open,
+}
 
-impl Packets {
-    fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// Writes whole frames to the beginning of `packet`, at least one, and a chunk that is too long for it in
-    /// part; returns how many bytes, 0 if nothing is left.
-    fn take(&mut self, packet: &mut [u8]) -> usize {
-        let mut used = 0;
-        while !self.0.is_empty() {
-            let mut rest = &self.0[..];
-            // They are our own.
-            let Ok(frame) = Frame::take(&mut rest) else {
-                self.0.clear();
-                break;
-            };
-            let len = self.0.len() - rest.len();
-            if let Some(place) = packet[used..].get_mut(..len) {
-                place.copy_from_slice(&self.0[..len]);
-                drop(self.0.split_to(len));
-                used += len;
-                continue;
-            }
-            if used == 0 {
-                let (first, behind) = cut(frame, packet.len() - HEADER);
-                used = first.emit(packet).unwrap_or(0);
-                let mut rest = vec![0; behind.wire_len()];
-                behind.emit(&mut rest);
-                self.0 = rest.into();
-            }
-            break;
+impl Ready {
+    fn new(session: Session, rtt: Option<Duration>, open: &Open) -> Self {
+        let graft = Rc::new(Graft {
+            session,
+            control: RefCell::default(),
+            chunks: RefCell::default(),
+            room: Semaphore::new(MOST_WAITING),
+            is_over: Cell::new(false),
+            over: Notify::new(),
+            figures: Cell::new(None),
+        });
+        open.borrow_mut().push(Rc::clone(&graft));
+        Self {
+            graft,
+            rtt: rtt.unwrap_or_default(),
+            open: Rc::clone(open),
         }
-        used
     }
 }
 
-/// A chunk's first bytes, and the others, as frames. Nothing else is longer than any path's packets.
-fn cut(frame: Frame<'_>, at: usize) -> (Frame<'_>, Frame<'_>) {
-    match frame {
-        Frame::Chunk {
-            flow,
-            offset,
-            bytes,
-            fin,
-            urgent,
-        } => {
-            let (bytes, others) = bytes.split_at(at.min(bytes.len()));
-            let chunk = |offset, bytes, is_last| Frame::Chunk {
-                flow,
-                offset,
-                bytes,
-                fin: fin && is_last,
-                urgent: urgent && is_last,
-            };
-            let behind = offset + bytes.len() as u64;
-            (chunk(offset, bytes, false), chunk(behind, others, true))
-        }
-        other => unreachable!("{other:?} is short"),
+impl Drop for Ready {
+    fn drop(&mut self) {
+        self.graft.end();
+        let mut open = self.open.borrow_mut();
+        open.retain(|other| !Rc::ptr_eq(other, &self.graft));
     }
+}
+
+impl Link for Ready {
+    fn serve(self: Box<Self>, peer: Rc<Peer>, opened: Option<CarrierId>) -> Local<'static, ()> {
+        Box::pin(async move {
+            let (graft, session) = (&self.graft, &self.graft.session);
+            let working = async {
+                let id = match opened {
+                    Some(id) => {
+                        let hello = emit(hello(id, peer.key.tag));
+                        graft.control(hello).await.ok().map(|()| id)
+                    }
+                    None => timeout(HANDSHAKE, graft.number(&peer)).await.ok().flatten(),
+                };
+                let Some(id) = id else { return };
+                let serving = async {
+                    tokio::select! {
+                        () = graft.receive(&peer, id) => {}
+                        () = graft.refill() => {}
+                        () = session.look(&graft.figures) => {}
+                        () = session.dead(self.rtt) => {
+                            tracing::info!(carrier = %Kind::Graft, "nothing comes back");
+                        }
+                        () = graft.over() => {}
+                    }
+                };
+                peer.run(id, Rc::clone(graft) as Rc<dyn Carrier>, serving)
+                    .await;
+            };
+            tokio::select! {
+                () = working => {}
+                () = session.wake_up() => {}
+            }
+        })
+    }
+}
+
+/// A session as a carrier.
+struct Graft {
+    session: Session,
+    control: RefCell<VecDeque<Bytes>>,
+    chunks: RefCell<VecDeque<(FlowId, Chunk)>>,
+    /// Bytes that may still be queued.
+    room: Semaphore,
+    is_over: Cell<bool>,
+    over: Notify,
+    figures: Cell<Option<CarrierPath>>,
+}
+
+impl Carrier for Graft {
+    fn kind(&self) -> Option<Kind> {
+        Some(Kind::Graft)
+    }
+
+    fn control(&self, frames: Bytes) -> Taking<'_> {
+        Box::pin(async move {
+            self.wait_for_room(frames.len()).await?;
+            self.control.borrow_mut().push_back(frames);
+            self.fill();
+            Ok(())
+        })
+    }
+
+    fn chunk(&self, flow: FlowId, chunk: Chunk) -> Taking<'_> {
+        Box::pin(async move {
+            self.wait_for_room(chunk.bytes.len()).await?;
+            self.chunks.borrow_mut().push_back((flow, chunk));
+            self.fill();
+            Ok(())
+        })
+    }
+
+    fn forget(&self, _flow: FlowId) {}
+
+    fn close(&self) {
+        self.end();
+    }
+
+    fn path(&self) -> Option<CarrierPath> {
+        self.figures.get()
+    }
+}
+
+impl Graft {
+    fn end(&self) {
+        self.is_over.set(true);
+        self.room.close();
+        self.over.notify_one();
+    }
+
+    /// Completes when it is over.
+    async fn over(&self) {
+        while !self.is_over.get() {
+            self.over.notified().await;
+        }
+    }
+
+    /// Waits for room in the queues, in turn.
+    async fn wait_for_room(&self, bytes: usize) -> Result<(), Refused> {
+        // No longer than all that may wait.
+        let room = self.room.acquire_many(bytes as u32).await;
+        room.map_err(|_| Refused::Broken)?.forget();
+        Ok(())
+    }
+
+    /// Moves what is queued into the ring whenever there is room again, up to the session's end.
+    async fn refill(&self) {
+        while self.session.tx.borrow().closed().is_none() {
+            self.session.room.notified().await;
+            self.fill();
+        }
+    }
+
+    /// Moves what is queued into the ring while there is room; asks to be woken where some is left.
+    fn fill(&self) {
+        loop {
+            let mut lengths = [0; BURST];
+            let mut count = 0;
+            let mut tx = self.session.tx.borrow_mut();
+            if tx.closed().is_some() {
+                return;
+            }
+            let room = tx.room().min(BURST as u64) as usize;
+            let most = tx.max_payload();
+            while count < room {
+                let len = self.next(&mut tx.slot(count as u64)[..most]);
+                if len == 0 {
+                    break;
+                }
+                lengths[count] = len as u32;
+                count += 1;
+            }
+            let is_full = count == room && !self.is_empty();
+            let asked = is_full && count == 0 && tx.wait_for_room();
+            drop(tx);
+            if count > 0 {
+                self.session.publish(&lengths[..count]);
+            }
+            if !is_full || asked {
+                return;
+            }
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.control.borrow().is_empty() && self.chunks.borrow().is_empty()
+    }
+
+    /// Writes the next frames into a packet, whole ones; returns how many bytes, 0 if there are none.
+    fn next(&self, packet: &mut [u8]) -> usize {
+        let mut control = self.control.borrow_mut();
+        while let Some(frames) = control.front_mut() {
+            let len = whole(frames, packet.len());
+            if len > 0 {
+                packet[..len].copy_from_slice(&frames[..len]);
+                drop(frames.split_to(len));
+                self.room.add_permits(len);
+                return len;
+            }
+            control.pop_front();
+        }
+        let mut chunks = self.chunks.borrow_mut();
+        let mut used = 0;
+        while let Some((flow, chunk)) = chunks.front_mut() {
+            let room = packet.len() - used;
+            if room <= HEADER || used > 0 && room < HEADER + chunk.bytes.len() {
+                break;
+            }
+            let bytes = chunk.bytes.split_to(chunk.bytes.len().min(room - HEADER));
+            let frame = Frame::Chunk {
+                flow: *flow,
+                offset: chunk.offset,
+                bytes: &bytes,
+                fin: false,
+                urgent: chunk.urgent && chunk.bytes.is_empty(),
+            };
+            used += frame.emit(&mut packet[used..]).unwrap_or(0);
+            self.room.add_permits(bytes.len());
+            chunk.offset += bytes.len() as u64;
+            if !chunk.bytes.is_empty() {
+                break;
+            }
+            chunks.pop_front();
+        }
+        used
+    }
+
+    /// The number that the peer says.
+    async fn number(&self, peer: &Peer) -> Option<CarrierId> {
+        let packet = self.session.first().await?;
+        match Frame::take(&mut &packet[..]).ok()? {
+            Frame::Hello { carrier, tag }
+                if carrier.opener == Side::Peer && tag == peer.key.tag =>
+            {
+                Some(carrier)
+            }
+            _ => None,
+        }
+    }
+
+    /// Gives what comes to the peer's association, up to the session's end.
+    async fn receive(&self, peer: &Peer, id: CarrierId) {
+        while self.session.readable().await {
+            let taken = self.take(peer, id);
+            peer.turn();
+            if taken.is_err() {
+                tracing::debug!(peer = %peer.key.peer, carrier = %Kind::Graft, "a peer breaks the rules");
+                return;
+            }
+            // The flows have their turn.
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Takes packets out of the ring.
+    fn take(&self, peer: &Peer, id: CarrierId) -> Result<(), FrameError> {
+        let mut rx = self.session.rx.borrow_mut();
+        let count = rx.available().min(BURST as u64);
+        for i in 0..count {
+            let mut rest = rx.packet(i);
+            while !rest.is_empty() {
+                match Frame::take(&mut rest)? {
+                    Frame::Chunk {
+                        flow,
+                        offset,
+                        bytes,
+                        fin: false,
+                        urgent: false,
+                    } => peer.chunk(id, flow, offset, bytes),
+                    frame => peer.frame(id, frame),
+                }
+            }
+        }
+        drop(rx);
+        self.session.consume(count);
+        Ok(())
+    }
+}
+
+/// Bytes of the frames at the beginning that are together not longer than `most`. They are our own, and short.
+fn whole(frames: &[u8], most: usize) -> usize {
+    let mut rest = frames;
+    let mut len = 0;
+    while !rest.is_empty() && Frame::take(&mut rest).is_ok() {
+        if frames.len() - rest.len() > most {
+            break;
+        }
+        len = frames.len() - rest.len();
+    }
+    len
 }
 
 #[cfg(test)]
 mod tests {
     use bytes::BytesMut;
-    use vtl_proto::frame::{FlowId, Side};
 
     use super::*;
 
-    fn emit(frame: Frame<'_>, to: &mut BytesMut) {
-        let from = to.len();
-        to.resize(from + frame.wire_len(), 0);
-        frame.emit(&mut to[from..]);
-    }
-
     #[test]
-    fn packets__hold_whole_frames_and_cut_long_chunks() {
+    fn whole__frames_are_not_cut() {
         let flow = FlowId {
             opener: Side::Local,
             number: 7,
         };
-        let data: Vec<u8> = (0..250).collect();
         let mut bytes = BytesMut::new();
         for number in 0..5 {
-            emit(Frame::Attached { flow, number }, &mut bytes);
+            bytes.extend_from_slice(&emit(Frame::Attached { flow, number }));
         }
-        let chunk = Frame::Chunk {
-            flow,
-            offset: 1000,
-            bytes: &data,
-            fin: true,
-            urgent: false,
-        };
-        emit(chunk, &mut bytes);
-        let mut packets = Packets(bytes.freeze());
-        let (mut attached, mut got, mut ended) = (0, Vec::new(), false);
-        let mut packet = [0; 100];
-        loop {
-            let len = packets.take(&mut packet);
-            if len == 0 {
-                break;
-            }
-            let mut rest = &packet[..len];
-            while !rest.is_empty() {
-                match Frame::take(&mut rest).expect("whole") {
-                    Frame::Attached { number, .. } => {
-                        assert_eq!(number, attached);
-                        attached += 1;
-                    }
-                    Frame::Chunk {
-                        offset, bytes, fin, ..
-                    } => {
-                        assert_eq!(offset, 1000 + got.len() as u64);
-                        got.extend_from_slice(bytes);
-                        ended = fin;
-                    }
-                    other => panic!("{other:?}"),
-                }
-            }
-        }
-        assert_eq!((attached, got, ended), (5, data, true));
-        assert!(packets.is_empty());
+        let each = bytes.len() / 5;
+        assert_eq!(whole(&bytes, bytes.len()), 5 * each);
+        assert_eq!(whole(&bytes, 3 * each + 1), 3 * each);
+        assert_eq!(whole(&bytes, each - 1), 0);
+        assert_eq!(whole(&[], 100), 0);
     }
 }
