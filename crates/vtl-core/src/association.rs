@@ -17,7 +17,7 @@ use std::{
     mem,
 };
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use vtl_proto::frame::{self, CarrierId, FlowId, Frame, FrameError, ResetCode, Run};
 
 use crate::flow::{Chunk, Flow, INITIAL_CREDIT, Path, Violation};
@@ -338,6 +338,32 @@ impl Association {
             self.handle_frame(now_ns, carrier, frame);
         }
         Ok(())
+    }
+
+    /// Takes bytes of a flow that came by a carrier: as a CHUNK without flags, or several.
+    pub fn handle_bytes(
+        &mut self,
+        now_ns: u64,
+        carrier: CarrierId,
+        flow: FlowId,
+        offset: u64,
+        bytes: BytesMut,
+    ) {
+        let Some(entry) = self.flows.get_mut(&flow) else {
+            let chunk = EarlyChunk {
+                carrier,
+                offset,
+                bytes: bytes.freeze(),
+                fin: false,
+                urgent: false,
+            };
+            return self.keep_early(now_ns, flow, chunk);
+        };
+        entry.heard_by = Some(carrier);
+        if entry.flow.receive.bytes(offset, bytes).is_err() {
+            self.reset(flow, ResetCode::Violation);
+        }
+        self.touch(flow);
     }
 
     /// Takes one frame that came by a carrier.

@@ -108,6 +108,22 @@ impl ReceiveHalf {
         if fin { self.end_at(end) } else { Ok(()) }
     }
 
+    /// Takes bytes that came by a carrier, as [`ReceiveHalf::chunk`].
+    ///
+    /// # Errors
+    /// As [`ReceiveHalf::chunk`].
+    pub fn bytes(&mut self, offset: u64, bytes: BytesMut) -> Result<(), Violation> {
+        let end = offset + bytes.len() as u64;
+        let is_next = offset == self.received && self.pieces.is_empty();
+        let is_allowed = end <= self.limit && self.end.is_none_or(|last| end <= last);
+        if bytes.len() < BUFFER || !is_next || !is_allowed {
+            return self.chunk(offset, &bytes, false);
+        }
+        self.received = end;
+        self.ready.push_back(bytes);
+        Ok(())
+    }
+
     /// Notes that the byte before `offset` is urgent.
     pub fn note_urgent(&mut self, offset: u64) {
         self.urgent = self.urgent.max(Some(offset));

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use tokio::{sync::Notify, time::timeout};
 use vtl_control::{CarrierStatus, FlowStatus};
 use vtl_core::{
@@ -285,14 +285,7 @@ impl Peer {
 
     /// Bytes of a flow have arrived by a carrier. Call [`Peer::turn`] behind the last ones.
     pub(super) fn chunk(&self, carrier: CarrierId, flow: FlowId, offset: u64, bytes: &[u8]) {
-        if let Some(running) = self.carriers.borrow().get(&carrier) {
-            let received = running.received.get() + bytes.len() as u64;
-            running.received.set(received);
-        }
-        if let Some(state) = self.flows.borrow().get(&flow) {
-            state.heard_by.set(Path::Carrier(carrier));
-            state.licence.note_moved();
-        }
+        self.note_received(carrier, flow, bytes.len());
         let frame = Frame::Chunk {
             flow,
             offset,
@@ -302,6 +295,24 @@ impl Peer {
         };
         let now = now_ns(self.began);
         self.core.borrow_mut().handle_frame(now, carrier, frame);
+    }
+
+    /// The same, of many.
+    pub(super) fn bytes(&self, carrier: CarrierId, flow: FlowId, offset: u64, bytes: BytesMut) {
+        self.note_received(carrier, flow, bytes.len());
+        let now = now_ns(self.began);
+        let mut core = self.core.borrow_mut();
+        core.handle_bytes(now, carrier, flow, offset, bytes);
+    }
+
+    fn note_received(&self, carrier: CarrierId, flow: FlowId, bytes: usize) {
+        if let Some(running) = self.carriers.borrow().get(&carrier) {
+            running.received.set(running.received.get() + bytes as u64);
+        }
+        if let Some(state) = self.flows.borrow().get(&flow) {
+            state.heard_by.set(Path::Carrier(carrier));
+            state.licence.note_moved();
+        }
     }
 
     /// A frame has arrived by a carrier.

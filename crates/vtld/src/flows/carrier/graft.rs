@@ -6,7 +6,7 @@
 use std::{
     cell::{Cell, RefCell},
     collections::{HashMap, VecDeque},
-    io,
+    io, mem,
     net::IpAddr,
     os::fd::{AsFd, OwnedFd},
     rc::Rc,
@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use tokio::{
     io::{Interest, unix::AsyncFd},
     sync::{Notify, Semaphore, mpsc},
@@ -45,8 +45,10 @@ use crate::broker::{self, Owner, Wish};
 
 /// Sessions come to the first of these VTL ports that is free, from the last one on.
 const PORTS: std::ops::RangeInclusive<u16> = 65_000..=65_535;
-/// Packets that are written, and read, before others have their turn.
-const BURST: usize = 64;
+/// Packets that are published, and read, at once.
+const BURST: usize = 256;
+/// Bytes of a flow that are put together before the flow gets them.
+const RUN: usize = 128 << 10;
 /// Bytes that wait for room in the ring: at least one chunk of the longest kind.
 const MOST_WAITING: usize = 128 << 10;
 /// Sessions at a time that have not said what they are for.
@@ -252,6 +254,9 @@ struct Session {
     room: Notify,
     /// There may be packets to read.
     news: Notify,
+    /// Egress sleeps and is to be woken; bytes of the packet where it is but one.
+    sleeps: Cell<Option<u32>>,
+    published: Notify,
     owned: Owned,
 }
 
@@ -270,6 +275,8 @@ impl Session {
             events: events.map(watch).transpose()?,
             room: Notify::new(),
             news: Notify::new(),
+            sleeps: Cell::new(None),
+            published: Notify::new(),
             owned,
         })
     }
@@ -321,7 +328,7 @@ impl Session {
                 self.news.notify_one();
             }
         };
-        tokio::join!(from_kernel, from_broker);
+        tokio::join!(from_kernel, from_broker, self.wake_egress());
     }
 
     fn kick(&self) {
@@ -329,15 +336,29 @@ impl Session {
         let _ = nix::unistd::write(&self.kick, &1_u64.to_ne_bytes());
     }
 
-    /// Hands over the packets that lie in the next slots.
+    /// Hands over the packets that lie in the next slots. Egress is woken once all that there is to send has
+    /// been handed over, as each wake-up costs more than a packet.
     fn publish(&self, lengths: &[u32]) {
-        if !self.tx.borrow_mut().publish(lengths) {
-            return;
+        let sleeps = self.tx.borrow_mut().publish(lengths);
+        if sleeps {
+            let single = if let [one] = lengths { *one } else { 0 };
+            self.sleeps.set(Some(single));
+            self.published.notify_one();
+        } else if self.sleeps.get().is_some() {
+            self.sleeps.set(Some(0));
         }
-        let [one] = lengths else { return self.kick() };
-        let caller = self.caller.as_ref();
-        if !caller.is_some_and(|caller| egress::run(caller, *one)) {
-            self.kick();
+    }
+
+    /// Wakes egress where it sleeps, for good.
+    async fn wake_egress(&self) {
+        loop {
+            if let Some(single) = self.sleeps.take() {
+                let caller = self.caller.as_ref().filter(|_| single > 0);
+                if !caller.is_some_and(|caller| egress::run(caller, single)) {
+                    self.kick();
+                }
+            }
+            self.published.notified().await;
         }
     }
 
@@ -560,6 +581,7 @@ impl Graft {
         loop {
             let mut lengths = [0; BURST];
             let mut count = 0;
+            let mut taken = 0;
             let mut tx = self.session.tx.borrow_mut();
             if tx.closed().is_some() {
                 return;
@@ -567,7 +589,7 @@ impl Graft {
             let room = tx.room().min(BURST as u64) as usize;
             let most = tx.max_payload();
             while count < room {
-                let len = self.next(&mut tx.slot(count as u64)[..most]);
+                let len = self.next(&mut tx.slot(count as u64)[..most], &mut taken);
                 if len == 0 {
                     break;
                 }
@@ -577,6 +599,7 @@ impl Graft {
             let is_full = count == room && !self.is_empty();
             let asked = is_full && count == 0 && tx.wait_for_room();
             drop(tx);
+            self.room.add_permits(taken);
             if count > 0 {
                 self.session.publish(&lengths[..count]);
             }
@@ -590,15 +613,16 @@ impl Graft {
         self.control.borrow().is_empty() && self.chunks.borrow().is_empty()
     }
 
-    /// Writes the next frames into a packet, whole ones; returns how many bytes, 0 if there are none.
-    fn next(&self, packet: &mut [u8]) -> usize {
+    /// Writes the next frames into a packet, whole ones; returns how many bytes, 0 if there are none. `taken`:
+    /// bytes that the queues have lost.
+    fn next(&self, packet: &mut [u8], taken: &mut usize) -> usize {
         let mut control = self.control.borrow_mut();
         while let Some(frames) = control.front_mut() {
             let len = whole(frames, packet.len());
             if len > 0 {
                 packet[..len].copy_from_slice(&frames[..len]);
                 drop(frames.split_to(len));
-                self.room.add_permits(len);
+                *taken += len;
                 return len;
             }
             control.pop_front();
@@ -619,7 +643,7 @@ impl Graft {
                 urgent: chunk.urgent && chunk.bytes.is_empty(),
             };
             used += frame.emit(&mut packet[used..]).unwrap_or(0);
-            self.room.add_permits(bytes.len());
+            *taken += bytes.len();
             chunk.offset += bytes.len() as u64;
             if !chunk.bytes.is_empty() {
                 break;
@@ -660,6 +684,7 @@ impl Graft {
     fn take(&self, peer: &Peer, id: CarrierId) -> Result<(), FrameError> {
         let mut rx = self.session.rx.borrow_mut();
         let count = rx.available().min(BURST as u64);
+        let mut run = Run::default();
         for i in 0..count {
             let mut rest = rx.packet(i);
             while !rest.is_empty() {
@@ -670,14 +695,58 @@ impl Graft {
                         bytes,
                         fin: false,
                         urgent: false,
-                    } => peer.chunk(id, flow, offset, bytes),
-                    frame => peer.frame(id, frame),
+                    } => {
+                        if !run.takes(flow, offset, bytes) {
+                            run.give(peer, id);
+                            run = Run::new(flow, offset, bytes);
+                        }
+                    }
+                    frame => {
+                        run.give(peer, id);
+                        peer.frame(id, frame);
+                    }
                 }
             }
         }
+        run.give(peer, id);
         drop(rx);
         self.session.consume(count);
         Ok(())
+    }
+}
+
+/// Bytes of a flow that have come one behind the other.
+#[derive(Default)]
+struct Run {
+    flow: Option<FlowId>,
+    offset: u64,
+    bytes: BytesMut,
+}
+
+impl Run {
+    fn new(flow: FlowId, offset: u64, bytes: &[u8]) -> Self {
+        Self {
+            flow: Some(flow),
+            offset,
+            bytes: bytes.into(),
+        }
+    }
+
+    /// Takes more, if it follows.
+    fn takes(&mut self, flow: FlowId, offset: u64, bytes: &[u8]) -> bool {
+        let follows = self.flow == Some(flow) && offset == self.offset + self.bytes.len() as u64;
+        let fits = follows && self.bytes.len() + bytes.len() <= RUN;
+        if fits {
+            self.bytes.extend_from_slice(bytes);
+        }
+        fits
+    }
+
+    /// Gives the flow what there is.
+    fn give(&mut self, peer: &Peer, carrier: CarrierId) {
+        if let Some(flow) = self.flow.take() {
+            peer.bytes(carrier, flow, self.offset, mem::take(&mut self.bytes));
+        }
     }
 }
 
@@ -696,8 +765,6 @@ fn whole(frames: &[u8], most: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use bytes::BytesMut;
-
     use super::*;
 
     #[test]
