@@ -204,18 +204,36 @@ VTL_INLINE void vtl_env_wake(void) {
     bpf_ringbuf_output(&vtl_events, &event, sizeof(event), BPF_RB_FORCE_WAKEUP);
 }
 
+/* An event of the session's own ring. */
+VTL_INLINE void vtl_env_ring(struct vtl_session *s, struct vtl_event *event, __u64 flags) {
+    __u32 ring = s->ring;
+    void *wake = bpf_map_lookup_elem(&vtl_wakes, &ring);
+    if (wake)
+        bpf_ringbuf_output(wake, event, sizeof(*event), flags);
+}
+
+/* Wakes whoever a frame was to wake, where it cannot be sent. */
+VTL_INLINE void vtl_env_wake_for(struct vtl_session *s, __u32 bell) {
+    struct vtl_event event = {};
+    if (bell == 1 + VTL_RUNG)
+        vtl_env_ring(s, &event, BPF_RB_FORCE_WAKEUP);
+    else
+        vtl_env_wake();
+}
+
 VTL_INLINE void vtl_env_notify(struct vtl_session *s, __u32 what) {
     struct vtl_event event = {.sid = vtl_env_sid(s), .what = what};
     struct vtl_pump *p = vtl_get_pump();
     __u32 theirs = s->aware != VTL_HOOKED ? what & ~VTL_EV_SEND : 0;
-    if (theirs && p && (s->aware == VTL_HANDED || vtl_relays(p, event.sid, theirs))) {
+    if (theirs == VTL_EV_RECV && s->aware == VTL_RUNG && p && VTL_LOAD(p->bell)) {
+        vtl_env_ring(s, &event, BPF_RB_NO_WAKEUP);
+        s->rx.bell = 1 + VTL_RUNG;
+        event.what &= VTL_EV_SEND;
+    } else if (theirs && p && (s->aware == VTL_HANDED || vtl_relays(p, event.sid, theirs))) {
         if ((__sync_fetch_and_or(&s->told, theirs) & theirs) == theirs)
             event.what &= VTL_EV_SEND; /* vtld knows */
     } else if (theirs) {
-        __u32 ring = s->ring;
-        void *wake = bpf_map_lookup_elem(&vtl_wakes, &ring);
-        if (wake)
-            bpf_ringbuf_output(wake, &event, sizeof(event), 0);
+        vtl_env_ring(s, &event, 0);
         event.what &= VTL_EV_SEND;
     }
     if (!event.what)
@@ -225,7 +243,7 @@ VTL_INLINE void vtl_env_notify(struct vtl_session *s, __u32 what) {
     __u32 awake = p ? VTL_LOAD(p->awake) : 0;
     __u32 rings = !awake && what == VTL_EV_RECV && p && VTL_LOAD(p->bell);
     if (rings)
-        s->rx.bell = 1;
+        s->rx.bell = 1 + VTL_HOOKED;
     bpf_ringbuf_output(&vtl_events, &event, sizeof(event), awake || rings ? BPF_RB_NO_WAKEUP : 0);
     if (!awake || VTL_LOAD(p->awake))
         return;

@@ -208,13 +208,15 @@ VTL_GLOBAL int vtl_tc_ring_bell(struct __sk_buff *ctx, struct vtl_session *s) {
     const __u32 at = offsetof(struct ethhdr, h_proto), loopback = 1;
     if (!s || !s->rx.bell)
         return 0;
+    __u32 whose = s->rx.bell;
     s->rx.bell = 0;
-    __be16 is = ctx->protocol, bell = vtl_swap16(VTL_BELL_ETHERTYPE);
+    __be16 is = ctx->protocol;
+    __be16 bell = vtl_swap16(whose == 1 + VTL_RUNG ? VTL_FLOWS_ETHERTYPE : VTL_BELL_ETHERTYPE);
     int failed = bpf_skb_store_bytes(ctx, at, &bell, sizeof(bell), 0) ||
                  bpf_clone_redirect(ctx, loopback, 0);
     bpf_skb_store_bytes(ctx, at, &is, sizeof(is), 0);
     if (failed)
-        vtl_env_wake();
+        vtl_env_wake_for(s, whose);
     return failed;
 }
 
@@ -309,9 +311,10 @@ VTL_INLINE int vtl_ingress_xdp_at(struct xdp_md *ctx, int offset) {
             in.sum = vtl_xdp_take(ctx, in.slot, offset + sizeof(hdr), in.len);
         v = graft_ingress(&in);
     }
-    if (s->rx.bell) {
+    __u32 whose = s->rx.bell;
+    if (whose) {
         s->rx.bell = 0;
-        vtl_env_wake(); /* a frame cannot be copied here */
+        vtl_env_wake_for(s, whose); /* a frame cannot be copied here */
     }
     if (v == VTL_SEND)
         verdict = vtl_xdp_answer(ctx, s, offset);

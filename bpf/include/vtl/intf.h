@@ -28,10 +28,12 @@ enum {
     VTL_HEADROOM = 54, /* Ethernet + IPv6 header: the longest that precedes a VTL or UDP header */
     VTL_PUMP_ETHERTYPE = 0x88b5, /* IEEE 802 local experimental 1: a frame for egress to fill */
     VTL_BELL_ETHERTYPE = 0x88b6, /* local experimental 2: what wakes vtld, on the loopback */
-    VTL_PARAMS = 8,              /* parameters of a graft */
-    VTL_REORDER = 3,             /* what vtl_tx.reorder begins with: RFC 9002, 6.1.1 */
-    VTL_TX_OWN = 176,            /* words of state that a graft lays out itself: sender, */
-    VTL_RX_OWN = 16,             /* receiver */
+    VTL_FLOWS_ETHERTYPE =
+        0x88b5,       /* the first again, on the loopback: what wakes its thread of flows */
+    VTL_PARAMS = 8,   /* parameters of a graft */
+    VTL_REORDER = 3,  /* what vtl_tx.reorder begins with: RFC 9002, 6.1.1 */
+    VTL_TX_OWN = 176, /* words of state that a graft lays out itself: sender, */
+    VTL_RX_OWN = 16,  /* receiver */
     VTL_LANE_SHIFT = 16,
 };
 
@@ -87,6 +89,7 @@ enum vtl_aware {
     VTL_HOOKED = 0, /* vtld: the session is its own */
     VTL_EVENTS = 1, /* the application, by its ring of events */
     VTL_HANDED = 2, /* the application, by vtld: it has no such ring */
+    VTL_RUNG = 3,   /* vtld's thread of flows, by its ring of events and a frame on the loopback */
 };
 
 /* Why a session ended; in vtl_ring_ctl.closed plus one. */
@@ -239,7 +242,7 @@ struct vtl_rx {
     __u64 given_up;  /* packets that the sender gave up and that did not arrive */
     __u64 recovered; /* packets that were made out of others (fec.h) */
     __u32 marked;    /* packets that the path has marked (ECN CE) */
-    __u32 bell;      /* ingress: this packet is to wake vtld */
+    __u32 bell;      /* ingress: this packet is to wake vtld; 1 + enum vtl_aware */
     __u64 own[VTL_RX_OWN];       /* as vtl_tx.own */
     __u64 map[VTL_WINDOW_WORDS]; /* bit s % VTL_MAX_WINDOW: packet s, cum <= s < max, is there */
 };

@@ -298,6 +298,11 @@ impl Session<'_> {
         next.saturating_sub(atomic!(AtomicU64, self.tx.una).load(Ordering::Relaxed))
     }
 
+    /// Whom wake-ups of its user go to: one of `vtl_aware`.
+    pub fn set_aware(&self, aware: u32) {
+        atomic!(AtomicU32, self.aware).store(aware, Ordering::Relaxed);
+    }
+
     /// Asks for PROBEs until the peer acknowledges one.
     pub fn probe(&self) {
         atomic!(AtomicU32, self.tx.probe).store(1, Ordering::Release);

@@ -52,6 +52,13 @@ impl Events {
         })
     }
 
+    /// Whether there are any.
+    pub fn is_pending(&self) -> bool {
+        // SAFETY: as in `clear`.
+        let (read, written) = unsafe { (self.read.as_ref(), self.written.as_ref()) };
+        read.load(Ordering::Relaxed) != written.load(Ordering::Acquire)
+    }
+
     /// Takes all events out.
     pub fn clear(&self) {
         // SAFETY: each is the first word of its page, mapped as long as `self` lives.

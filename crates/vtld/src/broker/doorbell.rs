@@ -5,7 +5,7 @@
 
 use std::{
     io,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
 };
 
 use nix::sys::socket::{MsgFlags, recv};
@@ -18,14 +18,24 @@ const LOOPBACK: i32 = 1;
 const KEPT: u32 = 16;
 
 /// Its descriptor is for edges: what has come may lie there.
-pub(super) struct Doorbell {
+pub(crate) struct Doorbell {
     socket: OwnedFd,
     rings: u32,
 }
 
 impl Doorbell {
+    /// The broker's.
     pub(super) fn open() -> io::Result<Self> {
-        let protocol = (intf::VTL_BELL_ETHERTYPE as u16).to_be();
+        Self::of(intf::VTL_BELL_ETHERTYPE)
+    }
+
+    /// That of the thread of flows, for sessions that the broker was told of ([`super::Handle::ring`]).
+    pub(crate) fn of_flows() -> io::Result<Self> {
+        Self::of(intf::VTL_FLOWS_ETHERTYPE)
+    }
+
+    fn of(ethertype: u32) -> io::Result<Self> {
+        let protocol = (ethertype as u16).to_be();
         let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // SAFETY: a plain system call. Protocol 0: nothing comes before it is bound.
         let fd = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
@@ -54,13 +64,19 @@ impl Doorbell {
     }
 
     /// It has rung: makes room for more from time to time.
-    pub(super) fn hear(&mut self) {
+    pub(crate) fn hear(&mut self) {
         self.rings += 1;
         if self.rings >= KEPT {
             self.rings = 0;
             let socket = self.socket.as_raw_fd();
             while recv(socket, &mut [0], MsgFlags::MSG_DONTWAIT).is_ok() {}
         }
+    }
+}
+
+impl AsRawFd for Doorbell {
+    fn as_raw_fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
     }
 }
 

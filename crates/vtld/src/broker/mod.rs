@@ -46,6 +46,7 @@ use crate::{
     option,
 };
 
+pub(crate) use doorbell::Doorbell;
 use engine::Wanted;
 pub(crate) use engine::tcp_rtt;
 pub use session::Wish;
@@ -166,6 +167,10 @@ enum Command {
     CloseSession {
         owner: Owner,
         aborted: bool,
+    },
+    Ring {
+        owner: Owner,
+        on: bool,
     },
     Gone {
         owner: Owner,
@@ -300,6 +305,12 @@ impl Handle {
     /// Ends the owner's session.
     pub fn close(&self, owner: Owner, aborted: bool) {
         self.send(Command::CloseSession { owner, aborted });
+    }
+
+    /// Has the kernel's programs wake the owner, which is the thread of flows, by [`Doorbell::of_flows`] when
+    /// packets have come in its session; or no more.
+    pub(crate) fn ring(&self, owner: Owner, on: bool) {
+        self.send(Command::Ring { owner, on });
     }
 
     /// The owner has gone.

@@ -10,7 +10,10 @@ use bytes::{Bytes, BytesMut};
 use tokio::io::{Interest, unix::AsyncFd};
 use vtl_ring::Events;
 
-use crate::urgent::{self, Ahead};
+use crate::{
+    broker::Doorbell,
+    urgent::{self, Ahead},
+};
 
 /// Has tokio watch a descriptor, which does not block.
 pub(super) fn watch<S: Watchable>(socket: S) -> io::Result<AsyncFd<S>> {
@@ -33,6 +36,7 @@ impl Watchable for TcpStream {}
 impl Watchable for Listening {}
 impl Watchable for OwnedFd {}
 impl Watchable for Events {}
+impl Watchable for Doorbell {}
 
 /// Waits for the outcome of a socket's connect.
 pub(super) async fn connected(socket: &AsyncFd<TcpStream>) -> io::Result<()> {

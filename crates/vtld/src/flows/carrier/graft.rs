@@ -41,7 +41,7 @@ use super::{
     },
     Arrivals, Carrier, Endpoint, Granted, HANDSHAKE, Link, Local, Refused, SILENCE, Taking,
 };
-use crate::broker::{self, Owner, Wish};
+use crate::broker::{self, Doorbell, Owner, Wish};
 
 /// Sessions come to the first of these VTL ports that is free, from the last one on.
 const PORTS: std::ops::RangeInclusive<u16> = 65_000..=65_535;
@@ -53,6 +53,8 @@ const RUN: usize = 128 << 10;
 const MOST_WAITING: usize = 128 << 10;
 /// Sessions at a time that have not said what they are for.
 const HALF_OPEN: usize = 64;
+/// So many times that the doorbell told nothing of events, it is given up.
+const UNHEARD: u32 = 8;
 /// Between two looks whether the path is dead, and at its figures.
 const TICK: Duration = Duration::from_millis(100);
 const LOOK: Duration = Duration::from_secs(1);
@@ -66,14 +68,21 @@ fn next_owner() -> Owner {
 /// Who may open one, by token: an address, and the path's round-trip time.
 type Grants = Rc<RefCell<HashMap<u64, (IpAddr, Option<Duration>)>>>;
 /// Those that are open.
-type Open = Rc<RefCell<Vec<Rc<Graft>>>>;
+#[derive(Default)]
+struct Open {
+    grafts: RefCell<Vec<Rc<Graft>>>,
+    /// A frame on the loopback wakes this thread.
+    has_bell: Cell<bool>,
+    /// How often it has.
+    heard: Cell<u64>,
+}
 
 /// This host's part of all sessions.
 pub(super) struct Sessions {
     broker: broker::Handle,
     port: u16,
     grants: Grants,
-    open: Open,
+    open: Rc<Open>,
     is_over: Arc<AtomicBool>,
 }
 
@@ -117,6 +126,11 @@ impl Sessions {
             open: Rc::default(),
             is_over,
         };
+        match Doorbell::of_flows().and_then(watch) {
+            Ok(doorbell) => drop(spawn_local(hear(doorbell, Rc::clone(&sessions.open)))),
+            // The rings of events do, at the price of an interrupt each time.
+            Err(error) => tracing::info!(%error, "no doorbell for flows"),
+        }
         let (grants, open) = (Rc::clone(&sessions.grants), Rc::clone(&sessions.open));
         spawn_local(admit(waiting, grants, open, arrivals));
         Ok(sessions)
@@ -198,7 +212,11 @@ impl Endpoint for Sessions {
 
     fn close(&self) {
         self.is_over.store(true, Ordering::Relaxed);
-        self.open.borrow().iter().for_each(|graft| graft.end());
+        self.open
+            .grafts
+            .borrow()
+            .iter()
+            .for_each(|graft| graft.end());
     }
 
     fn wait_idle(&self) -> Local<'_, ()> {
@@ -207,8 +225,26 @@ impl Endpoint for Sessions {
     }
 }
 
+/// Passes on what the doorbell says, for good: in some session packets have come.
+async fn hear(mut doorbell: AsyncFd<Doorbell>, open: Rc<Open>) {
+    open.has_bell.set(true);
+    while let Ok(mut ready) = doorbell.readable_mut().await {
+        ready.clear_ready();
+        ready.get_inner_mut().hear();
+        open.heard.set(open.heard.get() + 1);
+        for graft in &*open.grafts.borrow() {
+            graft.session.take_events();
+        }
+    }
+}
+
 /// Lets in who has a token.
-async fn admit(mut opened: mpsc::Receiver<Opened>, grants: Grants, open: Open, arrivals: Arrivals) {
+async fn admit(
+    mut opened: mpsc::Receiver<Opened>,
+    grants: Grants,
+    open: Rc<Open>,
+    arrivals: Arrivals,
+) {
     let half_open = Rc::new(Cell::new(0));
     while let Some(opened) = opened.recv().await {
         let address = opened.granted.grant.peer.to_canonical();
@@ -314,9 +350,7 @@ impl Session {
                         return;
                     };
                     ready.clear_ready();
-                    events.get_ref().clear();
-                    self.room.notify_one();
-                    self.news.notify_one();
+                    self.take_events();
                 },
                 None => std::future::pending().await,
             }
@@ -329,6 +363,18 @@ impl Session {
             }
         };
         tokio::join!(from_kernel, from_broker, self.wake_egress());
+    }
+
+    /// Passes the kernel's events on, if there are any.
+    fn take_events(&self) -> bool {
+        let events = self.events.as_ref().map(AsyncFd::get_ref);
+        let pending = events.filter(|events| events.is_pending());
+        if let Some(events) = pending {
+            events.clear();
+            self.room.notify_one();
+            self.news.notify_one();
+        }
+        pending.is_some()
     }
 
     fn kick(&self) {
@@ -410,13 +456,27 @@ impl Session {
         }
     }
 
-    /// Completes when packets wait for an acknowledgement for too long.
-    async fn dead(&self, rtt: Duration) {
+    /// Completes when packets wait for an acknowledgement for too long. Looks as well
+    /// whether the doorbell is heard.
+    async fn dead(&self, rtt: Duration, open: &Open) {
         let mut ticks = interval(TICK);
         let mut before = 0;
         let mut since = Instant::now();
+        let Owned { broker, owner } = &self.owned;
+        broker.ring(*owner, open.has_bell.get());
+        let (mut unheard, mut heard) = (0, 0);
         loop {
             ticks.tick().await;
+            let missed = self.take_events();
+            if heard != open.heard.get() {
+                (unheard, heard) = (0, open.heard.get());
+            } else if missed && open.has_bell.get() {
+                unheard += 1;
+                if unheard == UNHEARD {
+                    tracing::info!("the doorbell is not heard: is the loopback up?");
+                    broker.ring(*owner, false);
+                }
+            }
             let tx = self.tx.borrow();
             let acknowledged = tx.acknowledged();
             if tx.unacknowledged() == 0 || acknowledged > before {
@@ -434,11 +494,11 @@ impl Session {
 struct Ready {
     graft: Rc<Graft>,
     rtt: Duration,
-    open: Open,
+    open: Rc<Open>,
 }
 
 impl Ready {
-    fn new(session: Session, rtt: Option<Duration>, open: &Open) -> Self {
+    fn new(session: Session, rtt: Option<Duration>, open: &Rc<Open>) -> Self {
         let graft = Rc::new(Graft {
             session,
             control: RefCell::default(),
@@ -448,7 +508,7 @@ impl Ready {
             over: Notify::new(),
             figures: Cell::new(None),
         });
-        open.borrow_mut().push(Rc::clone(&graft));
+        open.grafts.borrow_mut().push(Rc::clone(&graft));
         Self {
             graft,
             rtt: rtt.unwrap_or_default(),
@@ -460,8 +520,8 @@ impl Ready {
 impl Drop for Ready {
     fn drop(&mut self) {
         self.graft.end();
-        let mut open = self.open.borrow_mut();
-        open.retain(|other| !Rc::ptr_eq(other, &self.graft));
+        let mut grafts = self.open.grafts.borrow_mut();
+        grafts.retain(|other| !Rc::ptr_eq(other, &self.graft));
     }
 }
 
@@ -483,7 +543,7 @@ impl Link for Ready {
                         () = graft.receive(&peer, id) => {}
                         () = graft.refill() => {}
                         () = session.look(&graft.figures) => {}
-                        () = session.dead(self.rtt) => {
+                        () = session.dead(self.rtt, &self.open) => {
                             tracing::info!(carrier = %Kind::Graft, "nothing comes back");
                         }
                         () = graft.over() => {}
