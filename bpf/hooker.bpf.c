@@ -471,8 +471,16 @@ int vtl_sockops(struct bpf_sock_ops *ops) {
     case BPF_SOCK_OPS_TCP_LISTEN_CB:
         cookie = bpf_get_socket_cookie(ops);
         own = bpf_map_lookup_elem(&vtl_own, &cookie);
-        if (own && (own->flags & VTL_OWN_OFFER))
+        if (own && (own->flags & VTL_OWN_OFFER)) {
             set_writing(ops, 1);
+            bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG);
+        }
+        break;
+    case BPF_SOCK_OPS_STATE_CB:
+        if (ops->args[1] == BPF_TCP_CLOSE) {
+            cookie = bpf_get_socket_cookie(ops);
+            bpf_map_delete_elem(&vtl_own, &cookie);
+        }
         break;
     case BPF_SOCK_OPS_HDR_OPT_LEN_CB:
         cookie = bpf_get_socket_cookie(ops);

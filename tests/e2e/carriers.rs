@@ -188,6 +188,7 @@ fn graft__carries_what_its_hook_carries() {
     };
     let [server, server6] = world.servers();
     // The first opens the session, the second finds it, each family is a peer of its own.
+    world.meet_by(&["--carrier", "graft:cubic"]);
     for server in [server, server, server6] {
         finish(world.start_over("graft:cubic", server, "f"));
     }
@@ -200,7 +201,8 @@ fn graft__carries_what_its_hook_carries() {
     all.sort();
     assert_eq!(all, ["cubic", "cubic", "newreno", "stream"]);
     let carried = world.sum(Host::Client, "bytes_received");
-    assert!(carried >= 5 * SIZE as u64, "{carried}");
+    // The beginnings of the other two go by TCP.
+    assert!(carried >= 4 * SIZE as u64, "{carried}");
     // What is no stream of bytes carries none.
     for (name, about) in [
         ("graft:udp", "it lacks"),

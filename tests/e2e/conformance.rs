@@ -586,13 +586,8 @@ fn expected(
 }
 
 /// Whatever is not the same in both runs, and where VTL did not carry what it seems to have
-/// carried. `has_connections`: each flow has a TCP connection of its own, which may carry all of it.
-fn compare(
-    cases: &[Case],
-    tcp: &Transcripts,
-    vtl: &Transcripts,
-    has_connections: bool,
-) -> Vec<String> {
+/// carried. Each flow has a TCP connection of its own, which may carry all of it.
+fn compare(cases: &[Case], tcp: &Transcripts, vtl: &Transcripts) -> Vec<String> {
     let mut faults = Vec::new();
     let mut wrong = |case: &str, what: String| faults.push(format!("{case}: {what}"));
     let sides = [
@@ -627,7 +622,7 @@ fn compare(
             true => carried > 0,
             false => carried < 32,
         };
-        if !right && case.carried && has_connections {
+        if !right && case.carried {
             by_tcp.push(&case.name);
         } else if !right {
             wrong(&case.name, format!("VTL carried {carried} bytes"));
@@ -655,8 +650,7 @@ fn check(world: &mut World, program: &Path, family: usize, over: Over, cases: &[
     }
     carry(world, program, family, over);
     let vtl = play(world, program, family, over, &names);
-    let has_connections = matches!(over, Over::Vtl(["--carrier", "quic"]));
-    let faults = compare(cases, &tcp, &vtl, has_connections);
+    let faults = compare(cases, &tcp, &vtl);
     assert!(
         faults.is_empty(),
         "{} faults:\n{}",

@@ -200,6 +200,7 @@ fn garbage__is_counted_and_disturbs_nothing() {
     };
     world.serve("f", 4 << 20);
     world.serve("small", 1 << 18);
+    world.meet();
     for server in world.servers() {
         let counters = ["malformed", "no_session", "control"];
         let before = counters.map(|name| count(&world, name));

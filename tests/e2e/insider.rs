@@ -7,7 +7,7 @@ use std::{
 };
 
 use vtl_control::{Client, Destination, Grant, Listening, Request, SessionRequest};
-use vtl_proto::intf;
+use vtl_proto::{carrier::GRAFT_PORT, intf};
 use vtl_testbed::{Host, Link};
 
 use crate::{
@@ -174,7 +174,7 @@ fn scribbler__harms_only_itself() {
         until("its session ends", || {
             let status = world.status(host);
             let sessions = status["sessions"].as_array().expect("a list");
-            sessions.iter().all(|s| s["port"] == 0)
+            sessions.iter().all(|s| s["port"] == GRAFT_PORT)
         });
         let pid = world.daemon(host).pid();
         assert!(memory_kib(pid) < 200 << 10, "{} KiB", memory_kib(pid));

@@ -25,19 +25,6 @@ fn finish(mut download: Download) {
 }
 
 impl World {
-    /// Has carriers to both of the server's addresses opened: what follows is not decided by how
-    /// soon the first flow gets one.
-    fn meet_by(&self, carrier: &str) {
-        self.serve("meet", 1);
-        for server in self.servers() {
-            finish(self.start_over(carrier, server, "meet"));
-            let is_there = |row: &Value| row["peer"] == server.to_string();
-            until("a carrier", || {
-                self.carriers(Host::Client).iter().any(is_there)
-            });
-        }
-    }
-
     /// Begins a large download.
     fn start_big(&self, carrier: &str, server: IpAddr, megabytes: usize) -> Download {
         self.serve("big", megabytes * MB);
@@ -71,7 +58,7 @@ fn every_byte_over_a_bad_link(carrier: &str) {
     let Some(world) = World::new(&format!("{carrier}-bad"), &Link::new(10.0, 100.0)) else {
         return;
     };
-    world.meet_by(carrier);
+    world.meet_by(&["--carrier", carrier]);
     world.testbed.set(&bad_link()).expect("set");
     // KCP takes such losses for congestion.
     let big = if carrier == "kcp" { MB } else { 8 * MB };
@@ -138,7 +125,7 @@ fn a_stalled_flow_holds_up_nobody(carrier: &str) {
     let Some(world) = World::new(&format!("{carrier}-stall"), &Link::new(5.0, 100.0)) else {
         return;
     };
-    world.meet_by(carrier);
+    world.meet_by(&["--carrier", carrier]);
     world.serve("f", MB / 2);
     let server = world.servers()[0];
     let mut stalled = world.start_big(carrier, server, 32);
@@ -217,7 +204,7 @@ fn dies_with_either_daemon(carrier: &str) {
     world.serve("f", MB / 4);
     let server = world.servers()[0];
     for victim in [Host::Server, Host::Client] {
-        world.meet_by(carrier);
+        world.meet_by(&["--carrier", carrier]);
         let mut download = world.start_big(carrier, server, 8);
         let daemon = world.take_daemon(victim);
         let held = Held::by(daemon.pid());
@@ -243,7 +230,7 @@ fn dies_with_either_daemon(carrier: &str) {
             });
         }
     }
-    world.meet_by(carrier);
+    world.meet_by(&["--carrier", carrier]);
     // In order: the same, and nothing is left.
     let mut download = world.start_big(carrier, server, 8);
     world.stop_daemons();
@@ -269,7 +256,7 @@ fn strangers_harm_nothing(carrier: &str) {
     let Some(world) = World::new(&format!("{carrier}-hostile"), &Link::new(5.0, 100.0)) else {
         return;
     };
-    world.meet_by(carrier);
+    world.meet_by(&["--carrier", carrier]);
     let server = world.servers()[0];
     let download = world.start_big(carrier, server, 8);
     let port = udp_port(&world);
@@ -309,7 +296,7 @@ fn sctp__takes_thousands_of_flows() {
     let Some(world) = World::new("sctp-many", &Link::new(2.0, 100.0)) else {
         return;
     };
-    world.meet_by("sctp");
+    world.meet_by(&["--carrier", "sctp"]);
     world.serve("f", 1000);
     let many = format!("{}?[1-{FLOWS}]", url(world.servers()[0], "f"));
     let curl = ["run", "--carrier", "sctp", "--", "curl", "-sS", "--fail"];
@@ -384,7 +371,7 @@ fn mptcp__carries_over_two_paths() {
         return;
     };
     second_path(&world);
-    world.meet_by("mptcp");
+    world.meet_by(&["--carrier", "mptcp"]);
     let [server, server6] = world.servers();
     world.serve("f", MB);
     // One path goes in mid-flow: the other carries on, or the flow's own connection where MPTCP takes more than a

@@ -61,6 +61,7 @@ fn come_and_go(name: &str, rate: u64, count: u64, args: &[&str]) -> Option<World
         let meet = connect(&world, family, &["--count", "1"]);
         all_good(&outcome(Spoken::start(meet)), 1);
     }
+    until("carriers", || world.carriers(Host::Client).len() == 2);
     let flows = |world: &World, host| world.sum(host, "flows");
     let both = [Host::Client, Host::Server];
     for host in both {

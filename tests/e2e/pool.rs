@@ -83,13 +83,21 @@ fn graft__removed_means_plain_tcp_until_it_is_back() {
     assert!(sent.status.success(), "{}", words(&sent));
     assert!(recv.output().status.success());
     // A graft that carries something stays.
+    world.meet();
     world.download(server6, "f");
     let carried = world.sum(Host::Client, "bytes_received");
     assert!(carried >= SIZE as u64, "{carried}");
     let status = world.status(Host::Client);
     let used = status["sessions"][0]["graft"].as_str().expect("a name");
+    world.serve("big", 16 * SIZE);
+    let mut download = world.start_download(server6, "big");
+    download.reaches(100_000);
     let output = world.vtl(Host::Client, &["graft", "remove", used]).output();
     refused(&output.expect("vtl runs"), 1, "end them first");
+    assert!(download.process.wait().success());
+    download.check();
+    // One that is kept for flows to come goes.
+    world.graft(Host::Client, &["remove", used]);
     world.download(server6, "f");
 }
 
@@ -99,6 +107,7 @@ fn vtld__second_one_goes() {
         return;
     };
     world.serve("f", SIZE);
+    world.meet();
     world.download(world.servers()[0], "f");
     let second = || {
         let command = world.testbed.command(Host::Client, vtld());

@@ -71,6 +71,7 @@ fn group__members_use_vtl_and_change_nothing_for_others() {
     world.start_web();
     world.start_both(&["--group", GROUP]);
     let wanted = world.serve("f", SIZE);
+    world.meet();
     let home = world.path("home");
     fs::create_dir(&home).expect("made");
     chown(&home, Some(NOBODY), Some(group.gid.as_raw())).expect("given");

@@ -54,6 +54,7 @@ fn ways__udp_where_the_protocol_is_blocked() {
             // As in `World::spoil`: what loses SYNs is not the matter.
             world.testbed.set(&blocked(Link::default())).expect("set");
             world.download(server, "meet");
+            until("a carrier", || world.carriers(Host::Client).len() > i);
             world.testbed.set(&blocked(bad_link())).expect("set");
             world.download(server, "f");
             let carried = world.sum(Host::Client, "bytes_received");
@@ -180,9 +181,12 @@ impl<'a> Inside<'a> {
         serde_json::from_slice(&output.ok()?.stdout).ok()
     }
 
-    fn sessions(&self) -> Vec<Value> {
+    /// The carriers to an address.
+    fn carriers(&self, server: IpAddr) -> Vec<Value> {
         let status = self.status().expect("a status");
-        status["sessions"].as_array().expect("a list").clone()
+        let mut rows = status["carriers"].as_array().expect("a list").clone();
+        rows.retain(|row| row["peer"] == server.to_string());
+        rows
     }
 
     fn download(&self, server: IpAddr, name: &str) {
@@ -260,6 +264,10 @@ fn ways__through_a_nat() {
         inside.start(&["--driver", driver]);
         for server in world.servers() {
             inside.download(server, "f");
+            until("a carrier", || !inside.carriers(server).is_empty());
+            inside.download(server, "f");
+            let carried = inside.carriers(server)[0]["bytes_received"].as_u64();
+            assert!(carried >= Some(SIZE as u64), "{carried:?}");
             let got = world.path("got");
             let recv = world.start_recv(&got, &["--force"]);
             let to = server.to_string();
@@ -270,13 +278,6 @@ fn ways__through_a_nat() {
             assert!(recv.output().status.success());
             same(&file, &got);
         }
-        let streams = inside.sessions();
-        let carried = |s: &Value| s["bytes_received"].as_u64().unwrap_or(0) >= SIZE as u64;
-        assert_eq!(
-            streams.iter().filter(|s| carried(s)).count(),
-            2,
-            "{streams:?}"
-        );
         // The server sees the NAT's address and port.
         for session in sessions(&world, Host::Server) {
             let port = session["udp_port"].as_u64().expect("a number");
@@ -317,14 +318,10 @@ fn ways__tcp_where_none_leads_there() {
     let server = world.servers()[0].to_string();
     let in_vain = world.start_send(&file, &server);
     for server in world.servers() {
-        // The second one does not ask again.
         for _ in 0..2 {
             world.download(server, "f");
             assert_eq!(world.sum(Host::Client, "bytes_received"), 0);
         }
-        let log = fs::read_to_string(world.log_path(Host::Client)).expect("a log");
-        let asked = format!("peer={server} why=\"the peer did not answer\"");
-        assert_eq!(log.matches(&asked).count(), 1, "{log}");
     }
     refused(&in_vain.output(), 1, "UDP port 22100");
     // Once there is a way again, aware applications find it at once.
@@ -337,6 +334,7 @@ fn ways__tcp_where_none_leads_there() {
     assert!(recv.output().status.success());
     same(&file, &got);
     let server = world.servers()[0];
+    world.meet();
     world.download(server, "f");
     assert!(world.sum(Host::Client, "bytes_received") >= SIZE as u64);
     let status = world.call(Host::Client, &Request::Status { from: 0 });

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use serde::Serialize;
 use vtl_control::{CarrierSpec, Client, Deployed, HookAdded, HookTarget, Request, Status};
+use vtl_proto::carrier::Kind;
 use vtl_testbed::{Host, Testbed};
 
 use crate::child::{Background, peak_kb, pin, resident_kb};
@@ -201,7 +202,10 @@ impl Statuses {
     /// if it has sent nothing.
     pub fn retransmitted_pct(&self) -> Option<f64> {
         let sessions = self.server.sessions.iter();
-        let carriers = self.server.carriers.iter().filter_map(|t| t.path);
+        // Of a graft there is a session, too.
+        let graft = Kind::Graft.name();
+        let carriers = self.server.carriers.iter().filter(|t| t.carrier != graft);
+        let carriers = carriers.filter_map(|t| t.path);
         let (sent, again) = sessions
             .map(|s| (s.sent, s.retransmitted))
             .chain(carriers.map(|path| (path.sent, path.lost)))

@@ -202,14 +202,12 @@ impl World {
         serde_json::from_slice(&output.stdout).expect("JSON")
     }
 
-    /// A figure of a host's sessions, summed up.
+    /// A figure of a host's sessions and carriers, summed up.
     pub(crate) fn sum(&self, host: Host, figure: &str) -> u64 {
         let status = self.status(host);
-        let sessions = status["sessions"].as_array().expect("a list");
-        sessions
-            .iter()
-            .map(|s| s[figure].as_u64().unwrap_or(0))
-            .sum()
+        let rows = ["sessions", "carriers"].map(|name| status[name].as_array().expect("a list"));
+        let figures = rows.into_iter().flatten().map(|row| &row[figure]);
+        figures.filter_map(Value::as_u64).sum()
     }
 
     /// The `vtl` command on a host.
@@ -237,6 +235,25 @@ impl World {
         let status = transfer.process.wait();
         assert!(status.success(), "curl of {name} from {server}: {status}");
         transfer.check();
+    }
+
+    /// Has carriers to both of the server's addresses opened: what follows goes by them from its first byte on.
+    pub(crate) fn meet(&self) {
+        self.meet_by(&[]);
+    }
+
+    /// The same with options of `vtl run`.
+    pub(crate) fn meet_by(&self, run: &[&str]) {
+        self.serve("meet", 1);
+        for server in self.servers() {
+            let mut download = self.start_download_run(run, server, "meet");
+            let status = download.process.wait();
+            assert!(status.success(), "{status}");
+            let is_there = |row: &Value| row["peer"] == server.to_string();
+            until("a carrier", || {
+                self.carriers(Host::Client).iter().any(is_there)
+            });
+        }
     }
 
     /// Begins to download a file by a hooked curl.
@@ -353,12 +370,7 @@ impl World {
     /// Opens both families' sessions, then makes the link do everything wrong: a destination whose
     /// answers to three SYNs are lost counts as one without VTL, which is right and not the matter.
     pub(crate) fn spoil(&self) {
-        self.serve("meet", 1);
-        for server in self.servers() {
-            self.download(server, "meet");
-        }
-        let carried = self.sum(Host::Client, "bytes_received");
-        assert!(carried >= 2, "the hosts have not met");
+        self.meet();
         self.testbed.set(&bad_link()).expect("set");
     }
 

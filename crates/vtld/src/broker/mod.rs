@@ -26,29 +26,29 @@ use std::{
     os::fd::{AsFd, OwnedFd},
     path::PathBuf,
     sync::{
-        Arc, PoisonError, RwLock,
+        Arc, OnceLock, PoisonError, RwLock,
         mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender},
     },
-    thread::JoinHandle,
-    time::Duration,
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
 };
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use serde_json::Value;
-use vtl_bpf::{plane::Ingress, pump::Choice};
+use vtl_bpf::{plane::Ingress, pump::Choice, sessions::SessionTable};
 use vtl_control::{Deployed, Destination, Grafts, Grant, SessionKey, SessionStatus, Status};
 
-use vtl_proto::frame::FlowName;
+use vtl_proto::{carrier::GRAFT_PORT, frame::FlowName};
 
 use crate::{
-    flows,
+    flows::{self, Desired},
     hooker::{self, Carrier, ClientFlow, HeldConnect, Over, ServerFlow},
     option,
 };
 
 pub(crate) use doorbell::Doorbell;
 use engine::Wanted;
-pub(crate) use engine::tcp_rtt;
+pub(crate) use engine::{tcp_rtt, wish};
 pub use session::Wish;
 
 /// Knobs of the data plane, fixed once the daemon runs.
@@ -122,6 +122,8 @@ const GRACE_NS: u64 = 50_000_000;
 
 /// How soon it is noticed that an application has gone while it waits for a session.
 const PATIENCE: Duration = Duration::from_millis(200);
+/// Between two looks whether sessions have ended.
+const BRIEFLY: Duration = Duration::from_millis(1);
 
 type Reply<T> = SyncSender<Result<T, String>>;
 
@@ -213,6 +215,8 @@ pub struct Handle {
     commands: Sender<Command>,
     wake: Arc<EventFd>,
     peers: Arc<RwLock<HashSet<IpAddr>>>,
+    /// Set before anybody has a handle but the broker.
+    sessions: Arc<OnceLock<Arc<SessionTable>>>,
     flows: flows::Handle,
 }
 
@@ -283,8 +287,20 @@ impl Handle {
     /// Waits for sessions at a port. Returns the key with which other connections may accept them.
     ///
     /// # Errors
-    /// The port is taken, or 0.
+    /// The port is taken, or 0, or vtld's own.
     pub fn listen(&self, owner: Owner, port: u16) -> Result<u64, String> {
+        if port == GRAFT_PORT {
+            return Err(format!("VTL port {port} is vtld's own: take another one"));
+        }
+        self.ask(|reply| Command::Listen { owner, port, reply })
+    }
+
+    /// Waits for the sessions of hooked flows, as [`Handle::listen`].
+    ///
+    /// # Errors
+    /// The daemon is stopping.
+    pub(crate) fn listen_for_flows(&self, owner: Owner) -> Result<u64, String> {
+        let port = GRAFT_PORT;
         self.ask(|reply| Command::Listen { owner, port, reply })
     }
 
@@ -328,6 +344,11 @@ impl Handle {
             carriers: self.flows.status(),
             ..status
         })
+    }
+
+    /// The table of sessions, which the kernel's programs write to.
+    pub(crate) fn sessions(&self) -> Option<&Arc<SessionTable>> {
+        self.sessions.get()
     }
 
     /// The thread of flows.
@@ -390,8 +411,24 @@ impl Handle {
     ///
     /// # Errors
     /// It is not deployed, or sessions use it.
-    pub fn remove(&self, name: String) -> Result<(), String> {
-        self.ask(|reply| Command::Remove { name, reply })
+    pub fn remove(&self, name: &str) -> Result<(), String> {
+        let remove = || {
+            let name = name.to_owned();
+            self.ask(|reply| Command::Remove { name, reply })
+        };
+        let mut result = remove();
+        // Sessions that are kept for flows to come are in nobody's way. Peers may open them again at once.
+        let asked = Instant::now();
+        let mut closed = 0;
+        while result.is_err() && asked.elapsed() < PATIENCE {
+            closed += self.flows.close_idle();
+            if closed == 0 {
+                break;
+            }
+            thread::sleep(BRIEFLY);
+            result = remove();
+        }
+        result
     }
 
     /// Whether hooked connections can travel by this carrier, as far as the pool decides.
@@ -437,7 +474,8 @@ impl hooker::Broker for Handle {
 
     fn name_flow(&self, held: &HeldConnect) -> Option<FlowName> {
         let (local, peer) = (held.src().ip(), held.dest().ip());
-        let name = |kind| self.flows.name_flow(local, peer, kind);
+        let over = held.over().cloned();
+        let name = |kind| self.flows.name_flow(local, peer, Desired { kind, over });
         held.kind().map(name)
     }
 
@@ -451,7 +489,8 @@ impl hooker::Broker for Handle {
 
     fn client(&self, flow: ClientFlow) {
         if let Some((name, kind)) = flow.name.zip(flow.kind) {
-            return self.flows.opened(flow, name, kind);
+            let over = flow.over.clone();
+            return self.flows.opened(flow, name, Desired { kind, over });
         }
         let ClientFlow {
             app,
@@ -496,6 +535,7 @@ pub fn start(config: Config) -> anyhow::Result<(Handle, JoinHandle<()>)> {
         commands,
         wake,
         peers: Arc::default(),
+        sessions: Arc::default(),
         flows: flows::Handle::default(),
     };
     let own = handle.clone();
@@ -505,14 +545,14 @@ pub fn start(config: Config) -> anyhow::Result<(Handle, JoinHandle<()>)> {
         .name("vtl-broker".into())
         .spawn(move || match engine::Engine::new(config, own, inbox) {
             Ok(engine) => {
-                let _ = ready.send(Ok(()));
+                let _ = ready.send(Ok(engine.sessions()));
                 engine.run();
             }
             Err(error) => {
                 let _ = ready.send(Err(error));
             }
         })?;
-    started.recv()??;
+    let _ = handle.sessions.set(started.recv()??);
     Ok((handle, thread))
 }
 

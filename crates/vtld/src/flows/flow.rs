@@ -28,6 +28,8 @@ use crate::{broker::set_linger, option, urgent};
 
 /// Bytes read from a socket, and given to a carrier, at a time.
 const CHUNK: usize = 64 << 10;
+/// Bytes that wait in the TCP connection's socket for their turn: they cannot go by a carrier any more.
+const UNSENT: libc::c_int = 16 << 10;
 /// How long a flow goes by TCP that has left a carrier: to come back may cost it a round trip.
 const RETURN: Duration = Duration::from_secs(10);
 /// How long a flow that was reset is kept, so that carriers can say so.
@@ -51,6 +53,8 @@ impl Ends {
         guard: Option<Box<dyn Any + Send>>,
     ) -> io::Result<Self> {
         licence::prepare(&tcp);
+        // Without, more goes by it.
+        let _ = option::set(&tcp, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, UNSENT);
         Ok(Self {
             app: socket::watch(app)?,
             tcp: socket::watch(tcp)?,

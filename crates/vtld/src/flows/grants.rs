@@ -1,17 +1,20 @@
 //! Carriers between two hosts: the kinds that this one has, and who may open which.
 
-use std::{collections::hash_map::Entry, io, rc::Rc, time::Duration};
+use std::{collections::hash_map::Entry, io, net::IpAddr, rc::Rc, time::Duration};
 
 use tokio::{
     sync::mpsc,
     task::spawn_local,
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
-use vtl_proto::{carrier::Kind, frame::Frame};
+use vtl_proto::{
+    carrier::Kind,
+    frame::{Frame, Side},
+};
 
 use super::{
-    Flows,
-    carrier::{self, Endpoint, Link},
+    Desired, Flows, Key,
+    carrier::{self, Endpoint, Link, Shown},
     peer::Peer,
 };
 
@@ -20,14 +23,11 @@ const GRANT: Duration = Duration::from_secs(15);
 /// Grants at a time.
 const MOST: usize = 1024;
 const MOST_OF_PEER: usize = 4;
+/// How long a carrier waits for the first flow of its association, and how often it looks.
+const EARLY: Duration = Duration::from_secs(2);
+const OFTEN: Duration = Duration::from_millis(10);
 /// How long the peers' being told of the end may take.
 const FAREWELL: Duration = Duration::from_millis(200);
-
-/// For whom a token is good.
-pub(super) struct Promise {
-    peer: Rc<Peer>,
-    kind: Kind,
-}
 
 impl Flows {
     /// This host's part of a kind, started when it is first needed.
@@ -41,7 +41,7 @@ impl Flows {
         let (arrivals, arrived) = mpsc::unbounded_channel();
         let made = carrier::start(kind, arrivals, &self.broker);
         match &made {
-            Ok(_) => drop(spawn_local(Rc::clone(self).accept(arrived))),
+            Ok(_) => drop(spawn_local(Rc::clone(self).accept(kind, arrived))),
             Err(error) => tracing::error!(%error, carrier = %kind, "it cannot be had"),
         }
         vacant.insert(made.ok()).clone().ok_or_else(unsupported)
@@ -59,7 +59,7 @@ impl Flows {
             return refuse;
         };
         let promises = self.promises.borrow();
-        let of_peer = promises.values().filter(|p| Rc::ptr_eq(&p.peer, peer));
+        let of_peer = promises.values().filter(|p| Rc::ptr_eq(p, peer));
         if promises.len() >= MOST || of_peer.count() >= MOST_OF_PEER {
             return refuse;
         }
@@ -67,19 +67,20 @@ impl Flows {
         let Ok(endpoint) = self.endpoint(kind) else {
             return refuse;
         };
-        peer.set_kind(kind);
-        let token = endpoint.token();
-        endpoint.grant(token, peer.key.peer, rtt);
-        let promise = Promise {
-            peer: Rc::clone(peer),
-            kind,
+        let Some(grantor) = endpoint.grantor() else {
+            return refuse;
         };
-        self.promises.borrow_mut().insert(token, promise);
-        let (port, fingerprint) = endpoint.place();
-        let expiring = Rc::clone(self);
+        peer.set_desired(Desired { kind, over: None });
+        let token = grantor.token();
+        grantor.grant(token, peer.key.peer, rtt);
+        self.promises.borrow_mut().insert(token, Rc::clone(peer));
+        let (port, fingerprint) = grantor.place();
+        let (expiring, endpoint) = (Rc::clone(self), Rc::clone(&endpoint));
         spawn_local(async move {
             sleep(GRANT).await;
-            endpoint.revoke(token);
+            if let Some(grantor) = endpoint.grantor() {
+                grantor.revoke(token);
+            }
             expiring.promises.borrow_mut().remove(&token);
         });
         Frame::Grant {
@@ -91,13 +92,48 @@ impl Flows {
     }
 
     /// Has the carriers that peers open serve.
-    async fn accept(self: Rc<Self>, mut arrived: mpsc::UnboundedReceiver<(u64, Box<dyn Link>)>) {
-        while let Some((token, link)) = arrived.recv().await {
-            let promise = self.promises.borrow_mut().remove(&token);
-            if let Some(Promise { peer, kind }) = promise {
-                tracing::debug!(peer = %peer.key.peer, carrier = %kind, "a carrier has come");
-                spawn_local(link.serve(peer, None));
+    async fn accept(
+        self: Rc<Self>,
+        kind: Kind,
+        mut arrived: mpsc::UnboundedReceiver<(Shown, Box<dyn Link>)>,
+    ) {
+        while let Some((shown, link)) = arrived.recv().await {
+            let flows = Rc::clone(&self);
+            spawn_local(async move {
+                let peer = match shown {
+                    Shown::Token(token) => flows.promises.borrow_mut().remove(&token),
+                    Shown::Association { peer, tag } => flows.opened_by(peer, tag).await,
+                };
+                if let Some(peer) = peer {
+                    tracing::debug!(peer = %peer.key.peer, carrier = %kind, "a carrier has come");
+                    peer.set_desired(Desired { kind, over: None });
+                    link.serve(peer, None).await;
+                }
+            });
+        }
+    }
+
+    /// The association that a peer has opened with this tag, of which may be heard by a carrier first.
+    async fn opened_by(&self, address: IpAddr, tag: u32) -> Option<Rc<Peer>> {
+        let find = || {
+            let is_it = |peer: &Rc<Peer>| {
+                let Key {
+                    opener,
+                    peer,
+                    tag: t,
+                    ..
+                } = peer.key;
+                (opener, peer.to_canonical(), t) == (Side::Peer, address, tag)
+            };
+            self.peers().into_iter().find(is_it)
+        };
+        let asked = Instant::now();
+        loop {
+            let found = find();
+            if found.is_some() || asked.elapsed() > EARLY {
+                return found;
             }
+            sleep(OFTEN).await;
         }
     }
 

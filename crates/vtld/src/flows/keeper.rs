@@ -23,7 +23,7 @@ use vtl_proto::{
 
 use super::{
     Flows,
-    carrier::Granted,
+    carrier::{Granted, ToOpen},
     control::{Control, hello},
     peer::Peer,
 };
@@ -98,6 +98,7 @@ impl Flows {
         };
         tokio::select! {
             () = carriers => {}
+            () = self.open_sessions(&peer) => {}
             () = peer.idle(IDLE) => {}
         }
         self.end(&peer);
@@ -226,7 +227,8 @@ impl Flows {
                 // First the one that the peer is to take for the association's.
                 let mut kinds = peer.kind().into_iter().chain(Kind::ALL);
                 kinds.find(|kind| {
-                    peer.needs(*kind) && !answers.borrow().contains_key(&kind.number().into())
+                    let is_asked = answers.borrow().contains_key(&kind.number().into());
+                    *kind != Kind::Graft && peer.needs(*kind) && !is_asked
                 })
             };
             peer.until(|peer| next(peer).is_some()).await;
@@ -237,6 +239,22 @@ impl Flows {
                 tasks.spawn_local(async move {
                     flows.open_kind(&peer, &control, kind, answered).await;
                 });
+            }
+        }
+    }
+
+    /// Opens sessions over grafts, which need no grant, for as long as they are needed.
+    async fn open_sessions(self: &Rc<Self>, peer: &Rc<Peer>) {
+        let mut pauses = Pauses::new();
+        loop {
+            peer.until(|peer| peer.needs(Kind::Graft)).await;
+            pauses.wait(peer.heard.notified()).await;
+            if !peer.needs(Kind::Graft) {
+                continue;
+            }
+            let granted = Granted::freely(peer.key.peer);
+            if let Err(error) = self.open_carrier(peer, Kind::Graft, granted, None).await {
+                tracing::info!(%error, peer = %peer.key.peer, carrier = %Kind::Graft, "plain TCP for now");
             }
         }
     }
@@ -290,7 +308,13 @@ impl Flows {
         rtt: Option<Duration>,
     ) -> io::Result<()> {
         let endpoint = self.endpoint(kind)?;
-        let link = endpoint.connect(peer.key.local, granted, rtt).await?;
+        let opening = ToOpen {
+            granted,
+            local: peer.key.local,
+            rtt,
+            over: peer.over(kind),
+        };
+        let link = endpoint.connect(opening).await?;
         let number = peer.next_carrier();
         // It outlives this control connection.
         let serving = spawn_local(link.serve(Rc::clone(peer), Some(number)));

@@ -36,12 +36,11 @@ use vtl_proto::{
 
 use crate::{
     broker::{self, random_token},
-    hooker::{self, ServerFlow},
+    hooker::{self, Over, ServerFlow},
 };
 
 use carrier::Endpoint;
 use flow::{Ends, State};
-use grants::Promise;
 use peer::Peer;
 pub(crate) use thread::Handle;
 
@@ -63,10 +62,21 @@ pub(crate) struct Key {
     tag: u32,
 }
 
+/// The carrier that flows are for.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Desired {
+    pub(crate) kind: Kind,
+    /// What its session is to be like, if it is one of a graft.
+    pub(crate) over: Option<Arc<Over>>,
+}
+
+/// The latest names of flows between two addresses.
+type Latest = Vec<(Desired, FlowName)>;
+
 /// The names of flows that this host opens.
 #[derive(Default)]
 pub(crate) struct Names {
-    latest: Mutex<HashMap<(IpAddr, IpAddr, Kind), FlowName>>,
+    latest: Mutex<HashMap<(IpAddr, IpAddr), Latest>>,
     /// Associations with a control connection that this host has opened.
     known: Mutex<HashSet<Key>>,
 }
@@ -90,38 +100,51 @@ impl Names {
         };
     }
 
-    /// The next flow's from one address to another: those that want one kind of carrier are an association.
-    fn next(&self, local: IpAddr, peer: IpAddr, kind: Kind) -> FlowName {
+    /// The next flow's from one address to another: those for the same carrier are an association.
+    fn next(&self, local: IpAddr, peer: IpAddr, desired: Desired) -> FlowName {
         let mut latest = lock(&self.latest);
         if latest.len() >= MOST_NAMES {
             // Most destinations do not speak VTL.
             let known = lock(&self.known);
-            latest.retain(|(local, peer, _), name| {
-                let is_it = |key: &Key| (key.local, key.peer, key.tag) == (*local, *peer, name.tag);
-                known.iter().any(is_it)
+            latest.retain(|(local, peer), names| {
+                let is_known = |name: &FlowName| {
+                    let is_it =
+                        |key: &Key| (key.local, key.peer, key.tag) == (*local, *peer, name.tag);
+                    known.iter().any(is_it)
+                };
+                names.retain(|(_, name)| is_known(name));
+                !names.is_empty()
             });
         }
-        let key = (local, peer, kind);
-        let name = latest.entry(key).or_insert_with(|| FlowName {
-            // Cut on purpose.
-            tag: random_token() as u32,
-            number: CONTROL_CONNECTION,
+        let names = latest.entry((local, peer)).or_default();
+        let found = names.iter().position(|(known, _)| *known == desired);
+        let index = found.unwrap_or_else(|| {
+            let name = FlowName {
+                // Cut on purpose.
+                tag: random_token() as u32,
+                number: CONTROL_CONNECTION,
+            };
+            names.push((desired, name));
+            names.len() - 1
         });
+        let name = &mut names[index].1;
         name.number += 1;
+        let name = *name;
         if name.number == u32::MAX {
-            let last = *name;
-            latest.remove(&key);
-            return last;
+            names.swap_remove(index);
         }
-        *name
+        name
     }
 
     /// The association has ended: numbers are never reused, so the next one gets another tag.
     fn forget(&self, key: Key) {
         let mut latest = lock(&self.latest);
-        latest.retain(|(local, peer, _), name| {
-            (*local, *peer, name.tag) != (key.local, key.peer, key.tag)
-        });
+        if let Some(names) = latest.get_mut(&(key.local, key.peer)) {
+            names.retain(|(_, name)| name.tag != key.tag);
+            if names.is_empty() {
+                latest.remove(&(key.local, key.peer));
+            }
+        }
     }
 }
 
@@ -132,8 +155,7 @@ pub(crate) struct Opened {
     pub(crate) dest: SocketAddr,
     pub(crate) tcp: TcpStream,
     pub(crate) name: FlowName,
-    /// Of the carrier that it wants.
-    pub(crate) kind: Kind,
+    pub(crate) desired: Desired,
 }
 
 /// All associations.
@@ -147,7 +169,7 @@ pub(crate) struct Flows {
     /// By kind; `None` for what cannot be had.
     endpoints: RefCell<HashMap<Kind, Option<Rc<dyn Endpoint>>>>,
     /// Who may open a carrier, by token.
-    promises: RefCell<HashMap<u64, Promise>>,
+    promises: RefCell<HashMap<u64, Rc<Peer>>>,
 }
 
 impl Flows {
@@ -179,8 +201,8 @@ impl Flows {
             return self.hooker.carry(flow.app, flow.tcp, None);
         };
         peer.dest.set(Some(flow.dest));
-        peer.set_kind(flow.kind);
-        peer.heard.notify_one();
+        peer.set_desired(flow.desired);
+        peer.heard.notify_waiters();
         if is_new {
             spawn_local(Rc::clone(self).keep(Rc::clone(&peer)));
         }
@@ -304,6 +326,12 @@ impl Flows {
         let (peer, id) = self.find(number).ok_or_else(|| no_such(number))?;
         peer.move_flow(id, carrier).await?;
         peer.status(id).ok_or_else(|| no_such(number))
+    }
+
+    /// Ends the sessions over grafts of associations without flows; how many there were.
+    pub(crate) fn close_idle(&self) -> usize {
+        let idle = self.peers().into_iter().filter(|peer| !peer.has_flows());
+        idle.map(|peer| peer.close_kind(Kind::Graft)).sum()
     }
 
     /// What there is: one row for each carrier.

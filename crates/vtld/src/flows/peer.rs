@@ -7,6 +7,7 @@ use std::{
     net::SocketAddr,
     pin::pin,
     rc::Rc,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -24,11 +25,12 @@ use vtl_proto::{
 };
 
 use super::{
-    Key,
+    Desired, Key,
     carrier::Carrier,
     flow::{RESET, State},
     now_ns,
 };
+use crate::hooker::Over;
 
 /// Bytes of one flow that are held for an application that does not read: what 100 Mbit/s carry in 650 ms.
 const WINDOW: u64 = 8 << 20;
@@ -89,6 +91,8 @@ pub(super) struct Peer {
     last_carrier: Cell<u32>,
     /// Of the carriers that flows go by unless they are told otherwise: what the opener wants.
     kind: Cell<Option<Kind>>,
+    /// What its session is to be like.
+    over: RefCell<Option<Arc<Over>>>,
     /// Kinds of carriers that flows were moved to by hand.
     wanted: RefCell<BTreeSet<u8>>,
     /// Where the latest flow that this host has opened leads.
@@ -109,6 +113,7 @@ impl Peer {
             carriers: RefCell::default(),
             last_carrier: Cell::new(0),
             kind: Cell::new(None),
+            over: RefCell::default(),
             wanted: RefCell::default(),
             dest: Cell::new(None),
             heard: Notify::new(),
@@ -118,6 +123,11 @@ impl Peer {
 
     pub(super) fn has_flows(&self) -> bool {
         !self.flows.borrow().is_empty()
+    }
+
+    /// Whether a flow may have to wait for another's bytes.
+    pub(super) fn has_flows_beside(&self) -> bool {
+        self.flows.borrow().len() > 1
     }
 
     pub(super) fn has_carriers(&self) -> bool {
@@ -142,6 +152,15 @@ impl Peer {
         for running in self.carriers.borrow().values() {
             running.carrier.close();
         }
+    }
+
+    /// Ends all carriers of a kind; how many there were.
+    pub(super) fn close_kind(&self, kind: Kind) -> usize {
+        let carriers = self.carriers.borrow();
+        let of_kind = carriers
+            .values()
+            .filter(|running| running.carrier.kind() == Some(kind));
+        of_kind.map(|running| running.carrier.close()).count()
     }
 
     /// A control connection has ended. If it was the only one the other daemon has ended too: its other carriers
@@ -171,11 +190,18 @@ impl Peer {
         carriers.get(&id).map(|found| Rc::clone(&found.carrier))
     }
 
-    /// Decides by which kind of carrier flows go, once.
-    pub(super) fn set_kind(&self, kind: Kind) {
+    /// Decides by which carrier flows go, once.
+    pub(super) fn set_desired(&self, desired: Desired) {
         if self.kind.get().is_none() {
-            self.kind.set(Some(kind));
+            self.kind.set(Some(desired.kind));
+            self.over.replace(desired.over);
         }
+    }
+
+    /// What the session of such a carrier is to be like.
+    pub(super) fn over(&self, kind: Kind) -> Option<Arc<Over>> {
+        let is_it = self.kind.get() == Some(kind);
+        self.over.borrow().clone().filter(|_| is_it)
     }
 
     /// Of the carriers that flows go by.

@@ -1,4 +1,4 @@
-//! The thread of flows, and the way to it. It is started when the first flow wants it.
+//! The thread of flows, and the way to it.
 
 use std::{
     io,
@@ -15,7 +15,7 @@ use tokio::{
 use vtl_control::{CarrierStatus, FlowList, FlowStatus};
 use vtl_proto::{carrier::Kind, frame::FlowName};
 
-use super::{Flows, Names, Opened, no_such, plain};
+use super::{Desired, Flows, Names, Opened, no_such, plain};
 use crate::{
     broker,
     hooker::{self, ClientFlow, ServerFlow},
@@ -25,6 +25,7 @@ use crate::{
 type Reply<T> = blocking::SyncSender<T>;
 
 enum Command {
+    Begin,
     Opened(Opened),
     Steered(ServerFlow, FlowName),
     Plain {
@@ -33,6 +34,7 @@ enum Command {
         peer: TcpStream,
     },
     Status(Reply<Vec<CarrierStatus>>),
+    CloseIdle(Reply<usize>),
     List(u64, Reply<FlowList>),
     Show(u64, Reply<Result<FlowStatus, String>>),
     Move(u64, String, Reply<Result<FlowStatus, String>>),
@@ -79,6 +81,8 @@ impl Handle {
     /// Lets flows be.
     pub(crate) fn set_hooker(&self, hooker: hooker::Handle, broker: broker::Handle) {
         *self.shared.needs() = Some(Needs { hooker, broker });
+        // Sessions of peers may come before their first flow does.
+        self.send(Command::Begin);
     }
 
     fn send(&self, command: Command) {
@@ -107,13 +111,13 @@ impl Handle {
         self.shared.names.knows(host)
     }
 
-    /// The name of the next flow from one address to another that wants this kind of carrier.
-    pub(crate) fn name_flow(&self, local: IpAddr, peer: IpAddr, kind: Kind) -> FlowName {
-        self.shared.names.next(local, peer, kind)
+    /// The name of the next flow from one address to another that is for this carrier.
+    pub(crate) fn name_flow(&self, local: IpAddr, peer: IpAddr, desired: Desired) -> FlowName {
+        self.shared.names.next(local, peer, desired)
     }
 
     /// The connection of a flow that this host has opened is established.
-    pub(crate) fn opened(&self, flow: ClientFlow, name: FlowName, kind: Kind) {
+    pub(crate) fn opened(&self, flow: ClientFlow, name: FlowName, desired: Desired) {
         let handle = self.clone();
         let ClientFlow {
             app,
@@ -129,7 +133,7 @@ impl Handle {
                 dest,
                 tcp,
                 name,
-                kind,
+                desired,
             })),
             Err(error) => tracing::debug!(%error, %dest, "the application has gone"),
         });
@@ -157,6 +161,11 @@ impl Handle {
     /// One row for each carrier.
     pub(crate) fn status(&self) -> Vec<CarrierStatus> {
         self.ask(Command::Status).unwrap_or_default()
+    }
+
+    /// Ends the sessions over grafts that no flow needs now; how many there were.
+    pub(crate) fn close_idle(&self) -> usize {
+        self.ask(Command::CloseIdle).unwrap_or(0)
     }
 
     /// Flows, from an id on.
@@ -224,6 +233,7 @@ async fn serve(
     spawn_local(Rc::clone(&flows).tend());
     while let Some(command) = inbox.recv().await {
         match command {
+            Command::Begin => drop(flows.endpoint(Kind::Graft)),
             Command::Opened(flow) => flows.opened(flow),
             Command::Steered(flow, name) => flows.steered(flow, name),
             Command::Plain { app, dest, peer } => {
@@ -231,6 +241,7 @@ async fn serve(
             }
             // Who has asked may have gone.
             Command::Status(reply) => drop(reply.send(flows.status())),
+            Command::CloseIdle(reply) => drop(reply.send(flows.close_idle())),
             Command::List(from, reply) => drop(reply.send(flows.list(from))),
             Command::Show(id, reply) => drop(reply.send(flows.show(id))),
             Command::Move(id, carrier, reply) => {

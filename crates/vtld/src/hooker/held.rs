@@ -232,9 +232,13 @@ impl HeldConnect {
         self.0.wish.over.as_ref()
     }
 
-    /// The kind of carrier that it names instead, if it names one.
+    /// The kind of carrier that its flow is for; `None` for flows that may lose something.
     pub fn kind(&self) -> Option<Kind> {
-        self.0.wish.kind
+        match (self.0.wish.kind, self.over().map(Arc::as_ref)) {
+            (Some(kind), _) => Some(kind),
+            (None, Some(Over::Lossy(_))) => None,
+            (None, _) => Some(Kind::Graft),
+        }
     }
 
     /// SO_MARK of the application's socket.

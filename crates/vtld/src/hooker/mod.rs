@@ -96,7 +96,7 @@ pub struct ClientFlow {
     pub peer: TcpStream,
     /// What the application's hook or rule says that its session is like, if it says so.
     pub over: Option<Arc<Over>>,
-    /// The kind of carrier that it names instead, if it names one.
+    /// The kind of carrier that it is for; `None` if it may lose something.
     pub kind: Option<Kind>,
     /// What its SYN said: from then on the connection is the flow's own.
     pub name: Option<FlowName>,

@@ -33,7 +33,7 @@ use crate::{
 const FLOWS: Services = Services::TCP;
 
 /// What a session for flows is to be like.
-fn wish(over: Option<&Over>) -> Wish {
+pub(crate) fn wish(over: Option<&Over>) -> Wish {
     let mut wish = Wish::from(FLOWS);
     match over {
         None => {}

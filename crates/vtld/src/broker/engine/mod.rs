@@ -37,7 +37,7 @@ use vtl_proto::{
     nego::{Responder, Way},
 };
 
-pub(crate) use self::flows::tcp_rtt;
+pub(crate) use self::flows::{tcp_rtt, wish};
 use self::pool::Pooled;
 pub(super) use self::pool::Wanted;
 use super::{
@@ -406,6 +406,11 @@ impl Engine {
                 self.tick();
             }
         }
+    }
+
+    /// The table of sessions.
+    pub(super) fn sessions(&self) -> Arc<vtl_bpf::sessions::SessionTable> {
+        Arc::clone(self.plane.sessions())
     }
 
     fn deadline(&self) -> u64 {

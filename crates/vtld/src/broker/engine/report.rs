@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use vtl_bpf::netdev;
 use vtl_control::{FlowCounts, FlowLosses, Interface, Negotiation, Packets, SessionStatus, Status};
-use vtl_proto::intf;
+use vtl_proto::{carrier::GRAFT_PORT, intf};
 
 use super::{
     super::{Owner, meter::Mark, now_ns, session::Phase},
@@ -44,7 +44,13 @@ impl Engine {
                 .filter_map(|sid| self.session(sid, &names))
                 .collect(),
             more,
-            listeners: self.listeners.keys().copied().collect(),
+            // Its own, for flows, is no concern of anybody.
+            listeners: self
+                .listeners
+                .keys()
+                .copied()
+                .filter(|port| *port != GRAFT_PORT)
+                .collect(),
             negotiation: Negotiation {
                 accepted: nego.accepted,
                 early: nego.early,

@@ -1,13 +1,13 @@
 //! Sessions over a graft as a carrier: one to each peer, which the broker is asked for as an application
 //! would ask.
 //!
-//! Whoever opens a session shows the token first. Then each packet holds whole frames.
+//! Nothing is asked for and granted before, which saves two round trips: sessions come to a VTL port of vtld's
+//! own, and whoever opens one says first, in HELLO, which association it is for. Each packet holds whole frames.
 
 use std::{
     cell::{Cell, RefCell},
-    collections::{HashMap, VecDeque},
+    collections::{BTreeMap, VecDeque},
     io, mem,
-    net::IpAddr,
     os::fd::{AsFd, OwnedFd},
     rc::Rc,
     sync::{
@@ -24,12 +24,12 @@ use tokio::{
     task::{spawn_blocking, spawn_local},
     time::{Instant, interval, timeout},
 };
+use vtl_bpf::sessions::SessionTable;
 use vtl_control::{CarrierPath, Destination};
 use vtl_core::flow::Chunk;
 use vtl_proto::{
-    carrier::Kind,
-    frame::{CarrierId, FINGERPRINT, FlowId, Frame, FrameError, HEADER, Side},
-    services::Services,
+    carrier::{GRAFT_PORT, Kind},
+    frame::{CarrierId, FlowId, Frame, FrameError, HEADER, Side},
 };
 use vtl_ring::{Events, RxRing, TxRing, egress};
 
@@ -39,12 +39,11 @@ use super::{
         peer::Peer,
         socket::watch,
     },
-    Arrivals, Carrier, Endpoint, Granted, HANDSHAKE, Link, Local, Refused, SILENCE, Taking,
+    Arrivals, Carrier, Endpoint, Grantor, HANDSHAKE, Link, Local, Refused, SILENCE, Shown, Taking,
+    ToOpen,
 };
-use crate::broker::{self, Doorbell, Owner, Wish};
+use crate::broker::{self, Doorbell, Owner, wish};
 
-/// Sessions come to the first of these VTL ports that is free, from the last one on.
-const PORTS: std::ops::RangeInclusive<u16> = 65_000..=65_535;
 /// Packets that are published, and read, at once.
 const BURST: usize = 256;
 /// Bytes of a flow that are put together before the flow gets them.
@@ -53,6 +52,8 @@ const RUN: usize = 128 << 10;
 const MOST_WAITING: usize = 128 << 10;
 /// Sessions at a time that have not said what they are for.
 const HALF_OPEN: usize = 64;
+/// A path's round-trip time before it is known.
+const RTT: Duration = Duration::from_millis(300);
 /// So many times that the doorbell told nothing of events, it is given up.
 const UNHEARD: u32 = 8;
 /// Between two looks whether the path is dead, and at its figures.
@@ -65,8 +66,6 @@ fn next_owner() -> Owner {
     LAST_OWNER.fetch_sub(1, Ordering::Relaxed)
 }
 
-/// Who may open one, by token: an address, and the path's round-trip time.
-type Grants = Rc<RefCell<HashMap<u64, (IpAddr, Option<Duration>)>>>;
 /// Those that are open.
 #[derive(Default)]
 struct Open {
@@ -80,8 +79,6 @@ struct Open {
 /// This host's part of all sessions.
 pub(super) struct Sessions {
     broker: broker::Handle,
-    port: u16,
-    grants: Grants,
     open: Rc<Open>,
     is_over: Arc<AtomicBool>,
 }
@@ -110,9 +107,8 @@ impl Sessions {
             broker: broker.clone(),
             owner: next_owner(),
         };
-        let listen = |port| Some((port, broker.listen(listener.owner, port).ok()?));
-        let listening = PORTS.rev().find_map(listen);
-        let (port, key) = listening.ok_or(io::ErrorKind::AddrInUse)?;
+        let key = broker.listen_for_flows(listener.owner);
+        let key = key.map_err(io::Error::other)?;
         let is_over = Arc::new(AtomicBool::new(false));
         let (opened, waiting) = mpsc::channel(HALF_OPEN);
         let over = Arc::clone(&is_over);
@@ -121,8 +117,6 @@ impl Sessions {
             .spawn(move || accept(&listener, key, &opened, &over))?;
         let sessions = Self {
             broker: broker.clone(),
-            port,
-            grants: Rc::default(),
             open: Rc::default(),
             is_over,
         };
@@ -131,8 +125,7 @@ impl Sessions {
             // The rings of events do, at the price of an interrupt each time.
             Err(error) => tracing::info!(%error, "no doorbell for flows"),
         }
-        let (grants, open) = (Rc::clone(&sessions.grants), Rc::clone(&sessions.open));
-        spawn_local(admit(waiting, grants, open, arrivals));
+        spawn_local(admit(waiting, Rc::clone(&sessions.open), arrivals));
         Ok(sessions)
     }
 }
@@ -161,28 +154,18 @@ fn accept(listener: &Owned, key: u64, opened: &mpsc::Sender<Opened>, is_over: &A
 }
 
 impl Endpoint for Sessions {
-    fn place(&self) -> (u16, [u8; FINGERPRINT]) {
-        (self.port, [0; FINGERPRINT])
+    fn grantor(&self) -> Option<&dyn Grantor> {
+        None
     }
 
-    fn grant(&self, token: u64, client: IpAddr, rtt: Option<Duration>) {
-        self.grants.borrow_mut().insert(token, (client, rtt));
-    }
-
-    fn revoke(&self, token: u64) {
-        self.grants.borrow_mut().remove(&token);
-    }
-
-    fn connect(
-        &self,
-        _local: IpAddr,
-        granted: Granted,
-        rtt: Option<Duration>,
-    ) -> Local<'_, io::Result<Box<dyn Link>>> {
+    fn connect(&self, opening: ToOpen) -> Local<'_, io::Result<Box<dyn Link>>> {
+        let ToOpen {
+            granted, rtt, over, ..
+        } = opening;
         Box::pin(async move {
             let to = Destination::Peer {
                 host: granted.to.ip(),
-                port: granted.to.port(),
+                port: GRAFT_PORT,
             };
             let owned = Owned {
                 broker: self.broker.clone(),
@@ -196,17 +179,18 @@ impl Endpoint for Sessions {
                 let granted =
                     owned
                         .broker
-                        .connect(owned.owner, to, &Wish::from(Services::TCP), gone)?;
+                        .connect(owned.owner, to, &wish(over.as_deref()), gone)?;
                 Ok::<_, String>(Opened { granted, owned })
             });
+            let began = Instant::now();
             let opened = timeout(HANDSHAKE, asked).await;
+            let rtt = rtt.or(Some(began.elapsed()));
             let opened = opened.map_err(|_| io::ErrorKind::TimedOut)?;
             let opened = opened
                 .map_err(io::Error::other)?
                 .map_err(io::Error::other)?;
             let session = Session::new(opened)?;
-            session.show(granted.token);
-            Ok(Box::new(Ready::new(session, rtt, &self.open)) as Box<dyn Link>)
+            Ok(Box::new(Ready::new(session, None, rtt, &self.open)) as Box<dyn Link>)
         })
     }
 
@@ -238,38 +222,26 @@ async fn hear(mut doorbell: AsyncFd<Doorbell>, open: Rc<Open>) {
     }
 }
 
-/// Lets in who has a token.
-async fn admit(
-    mut opened: mpsc::Receiver<Opened>,
-    grants: Grants,
-    open: Rc<Open>,
-    arrivals: Arrivals,
-) {
+/// Lets in who says which association it is for.
+async fn admit(mut opened: mpsc::Receiver<Opened>, open: Rc<Open>, arrivals: Arrivals) {
     let half_open = Rc::new(Cell::new(0));
     while let Some(opened) = opened.recv().await {
-        let address = opened.granted.grant.peer.to_canonical();
-        let is_expected = grants.borrow().values().any(|(ip, _)| *ip == address);
-        if !is_expected || half_open.get() >= HALF_OPEN {
-            continue;
-        }
-        let Ok(session) = Session::new(opened) else {
+        let peer = opened.granted.grant.peer.to_canonical();
+        let session = Session::new(opened);
+        let Some(session) = session.ok().filter(|_| half_open.get() < HALF_OPEN) else {
             continue;
         };
         half_open.set(half_open.get() + 1);
-        let (grants, open) = (Rc::clone(&grants), Rc::clone(&open));
-        let (half_open, arrivals) = (Rc::clone(&half_open), arrivals.clone());
+        let (open, arrivals) = (Rc::clone(&open), arrivals.clone());
+        let half_open = Rc::clone(&half_open);
         spawn_local(async move {
-            let shown = timeout(HANDSHAKE, session.shown()).await;
+            let hello = timeout(HANDSHAKE, session.hello()).await;
             half_open.set(half_open.get() - 1);
-            let Ok(Some(token)) = shown else { return };
-            let granted = grants.borrow().get(&token).copied();
-            let Some((_, rtt)) = granted.filter(|(client, _)| *client == address) else {
-                return;
-            };
-            grants.borrow_mut().remove(&token);
-            let ready = Ready::new(session, rtt, &open);
-            // Nobody takes it where the daemon is ending.
-            let _ = arrivals.send((token, Box::new(ready)));
+            if let Ok(Some((number, tag))) = hello {
+                let ready = Ready::new(session, Some(number), None, &open);
+                // Nobody takes it where the daemon is ending.
+                let _ = arrivals.send((Shown::Association { peer, tag }, Box::new(ready)));
+            }
         });
     }
 }
@@ -282,6 +254,9 @@ struct Session {
     kick: OwnedFd,
     /// By which egress runs here.
     caller: Option<OwnedFd>,
+    /// Its entry is `sid`.
+    table: Option<Arc<SessionTable>>,
+    sid: u32,
     /// From the broker.
     wake: AsyncFd<OwnedFd>,
     /// From the kernel, unless it leaves them to the broker.
@@ -307,6 +282,8 @@ impl Session {
             rx: RefCell::new(RxRing::map(receive.as_fd(), slots)?),
             kick,
             caller: granted.caller,
+            table: owned.broker.sessions().cloned(),
+            sid: granted.grant.sid,
             wake: watch(wake)?,
             events: events.map(watch).transpose()?,
             room: Notify::new(),
@@ -317,18 +294,17 @@ impl Session {
         })
     }
 
-    /// Sends the token, first of all.
-    fn show(&self, token: u64) {
-        let bytes = token.to_be_bytes();
-        self.tx.borrow_mut().slot(0)[..bytes.len()].copy_from_slice(&bytes);
-        self.publish(&[bytes.len() as u32]);
-    }
-
-    /// The token, once it has come.
-    async fn shown(&self) -> Option<u64> {
-        tokio::select! {
-            packet = self.first() => Some(u64::from_be_bytes(packet?.try_into().ok()?)),
-            () = self.wake_up() => None,
+    /// Which carrier the peer says this is, and of which association.
+    async fn hello(&self) -> Option<(CarrierId, u32)> {
+        let packet = tokio::select! {
+            packet = self.first() => packet?,
+            () = self.wake_up() => return None,
+        };
+        match Frame::take(&mut &packet[..]) {
+            Ok(Frame::Hello { carrier, tag }) if carrier.opener == Side::Peer => {
+                Some((carrier, tag))
+            }
+            _ => None,
         }
     }
 
@@ -408,6 +384,29 @@ impl Session {
         }
     }
 
+    /// Which packets have come of 64; `None` behind the last one, or if the session has ended.
+    fn arrived(&self, word: u64) -> Option<u64> {
+        let arrived = self.table.as_ref()?.get(self.sid)?.arrived(word);
+        // The entry is another session's some time after this one's end, of which the ring says first.
+        arrived.filter(|_| self.rx.borrow().closed().is_none())
+    }
+
+    /// Whether the session has ended, and all was read.
+    fn is_at_end(&self) -> bool {
+        let mut rx = self.rx.borrow_mut();
+        // What arrived before the end was published before it.
+        rx.closed().is_some() && rx.available() == 0
+    }
+
+    /// Announces that nothing is read before a wake-up. False if there is something in order.
+    fn prepare_wait(&self, behind_gaps: bool) -> bool {
+        let mut rx = self.rx.borrow_mut();
+        match behind_gaps {
+            true => rx.prepare_wait_for_any(),
+            false => rx.prepare_wait(),
+        }
+    }
+
     /// Waits for packets; false if the session has ended and all were read.
     async fn readable(&self) -> bool {
         loop {
@@ -455,50 +454,24 @@ impl Session {
             }));
         }
     }
-
-    /// Completes when packets wait for an acknowledgement for too long. Looks as well
-    /// whether the doorbell is heard.
-    async fn dead(&self, rtt: Duration, open: &Open) {
-        let mut ticks = interval(TICK);
-        let mut before = 0;
-        let mut since = Instant::now();
-        let Owned { broker, owner } = &self.owned;
-        broker.ring(*owner, open.has_bell.get());
-        let (mut unheard, mut heard) = (0, 0);
-        loop {
-            ticks.tick().await;
-            let missed = self.take_events();
-            if heard != open.heard.get() {
-                (unheard, heard) = (0, open.heard.get());
-            } else if missed && open.has_bell.get() {
-                unheard += 1;
-                if unheard == UNHEARD {
-                    tracing::info!("the doorbell is not heard: is the loopback up?");
-                    broker.ring(*owner, false);
-                }
-            }
-            let tx = self.tx.borrow();
-            let acknowledged = tx.acknowledged();
-            if tx.unacknowledged() == 0 || acknowledged > before {
-                since = Instant::now();
-            }
-            before = acknowledged;
-            if since.elapsed() > SILENCE + 3 * rtt {
-                return;
-            }
-        }
-    }
 }
 
-/// A session whose peer has shown, or been shown, the token.
+/// A session before it serves.
 struct Ready {
     graft: Rc<Graft>,
+    /// What the peer has said, if it has opened it.
+    number: Option<CarrierId>,
     rtt: Duration,
     open: Rc<Open>,
 }
 
 impl Ready {
-    fn new(session: Session, rtt: Option<Duration>, open: &Rc<Open>) -> Self {
+    fn new(
+        session: Session,
+        number: Option<CarrierId>,
+        rtt: Option<Duration>,
+        open: &Rc<Open>,
+    ) -> Self {
         let graft = Rc::new(Graft {
             session,
             control: RefCell::default(),
@@ -507,11 +480,13 @@ impl Ready {
             is_over: Cell::new(false),
             over: Notify::new(),
             figures: Cell::new(None),
+            seen: RefCell::default(),
         });
         open.grafts.borrow_mut().push(Rc::clone(&graft));
         Self {
             graft,
-            rtt: rtt.unwrap_or_default(),
+            number,
+            rtt: rtt.unwrap_or(RTT),
             open: Rc::clone(open),
         }
     }
@@ -530,20 +505,20 @@ impl Link for Ready {
         Box::pin(async move {
             let (graft, session) = (&self.graft, &self.graft.session);
             let working = async {
-                let id = match opened {
-                    Some(id) => {
-                        let hello = emit(hello(id, peer.key.tag));
-                        graft.control(hello).await.ok().map(|()| id)
+                if let Some(id) = opened {
+                    let hello = emit(hello(id, peer.key.tag));
+                    if graft.control(hello).await.is_err() {
+                        return;
                     }
-                    None => timeout(HANDSHAKE, graft.number(&peer)).await.ok().flatten(),
-                };
+                }
+                let id = opened.or(self.number);
                 let Some(id) = id else { return };
                 let serving = async {
                     tokio::select! {
                         () = graft.receive(&peer, id) => {}
                         () = graft.refill() => {}
                         () = session.look(&graft.figures) => {}
-                        () = session.dead(self.rtt, &self.open) => {
+                        () = graft.dead(self.rtt, &self.open) => {
                             tracing::info!(carrier = %Kind::Graft, "nothing comes back");
                         }
                         () = graft.over() => {}
@@ -570,6 +545,8 @@ struct Graft {
     is_over: Cell<bool>,
     over: Notify,
     figures: Cell<Option<CarrierPath>>,
+    /// Packets behind a gap that were read, by 64: bit n of word w is packet 64 w + n.
+    seen: RefCell<BTreeMap<u64, u64>>,
 }
 
 impl Carrier for Graft {
@@ -617,6 +594,42 @@ impl Graft {
     async fn over(&self) {
         while !self.is_over.get() {
             self.over.notified().await;
+        }
+    }
+
+    /// Completes when packets wait for an acknowledgement for too long. Looks as well
+    /// whether the doorbell is heard.
+    async fn dead(&self, rtt: Duration, open: &Open) {
+        let session = &self.session;
+        let mut ticks = interval(TICK);
+        let mut before = 0;
+        let mut since = Instant::now();
+        let Owned { broker, owner } = &session.owned;
+        broker.ring(*owner, open.has_bell.get());
+        let (mut unheard, mut heard) = (0, 0);
+        loop {
+            ticks.tick().await;
+            let missed = session.take_events();
+            if heard != open.heard.get() {
+                (unheard, heard) = (0, open.heard.get());
+            } else if missed && open.has_bell.get() {
+                unheard += 1;
+                if unheard == UNHEARD {
+                    tracing::info!("the doorbell is not heard: is the loopback up?");
+                    broker.ring(*owner, false);
+                }
+            }
+            let tx = session.tx.borrow();
+            let acknowledged = tx.acknowledged();
+            if tx.unacknowledged() == 0 || acknowledged > before {
+                since = Instant::now();
+            }
+            before = acknowledged;
+            let measured = self.figures.get().map_or(0.0, |path| path.rtt_ms / 1e3);
+            let rtt = rtt.max(Duration::from_secs_f64(measured));
+            if since.elapsed() > SILENCE + 3 * rtt {
+                return;
+            }
         }
     }
 
@@ -713,65 +726,110 @@ impl Graft {
         used
     }
 
-    /// The number that the peer says.
-    async fn number(&self, peer: &Peer) -> Option<CarrierId> {
-        let packet = self.session.first().await?;
-        match Frame::take(&mut &packet[..]).ok()? {
-            Frame::Hello { carrier, tag }
-                if carrier.opener == Side::Peer && tag == peer.key.tag =>
-            {
-                Some(carrier)
-            }
-            _ => None,
-        }
-    }
-
     /// Gives what comes to the peer's association, up to the session's end.
     async fn receive(&self, peer: &Peer, id: CarrierId) {
-        while self.session.readable().await {
+        loop {
             let taken = self.take(peer, id);
             peer.turn();
-            if taken.is_err() {
-                tracing::debug!(peer = %peer.key.peer, carrier = %Kind::Graft, "a peer breaks the rules");
-                return;
-            }
-            // The flows have their turn.
-            tokio::task::yield_now().await;
-        }
-    }
-
-    /// Takes packets out of the ring.
-    fn take(&self, peer: &Peer, id: CarrierId) -> Result<(), FrameError> {
-        let mut rx = self.session.rx.borrow_mut();
-        let count = rx.available().min(BURST as u64);
-        let mut run = Run::default();
-        for i in 0..count {
-            let mut rest = rx.packet(i);
-            while !rest.is_empty() {
-                match Frame::take(&mut rest)? {
-                    Frame::Chunk {
-                        flow,
-                        offset,
-                        bytes,
-                        fin: false,
-                        urgent: false,
-                    } => {
-                        if !run.takes(flow, offset, bytes) {
-                            run.give(peer, id);
-                            run = Run::new(flow, offset, bytes);
-                        }
-                    }
-                    frame => {
-                        run.give(peer, id);
-                        peer.frame(id, frame);
+            match taken {
+                Err(_) => {
+                    tracing::debug!(peer = %peer.key.peer, carrier = %Kind::Graft, "a peer breaks the rules");
+                    return;
+                }
+                // The flows have their turn.
+                Ok(true) => tokio::task::yield_now().await,
+                Ok(false) if self.session.is_at_end() => return,
+                Ok(false) => {
+                    // What has come since wakes nobody.
+                    let behind_gaps = peer.has_flows_beside();
+                    if self.session.prepare_wait(behind_gaps) && !self.has_news(behind_gaps) {
+                        self.session.news.notified().await;
                     }
                 }
             }
         }
+    }
+
+    /// Takes packets out of the ring, those behind a gap too: their bytes may be another flow's than what the gap
+    /// lacks. False if there are none.
+    fn take(&self, peer: &Peer, id: CarrierId) -> Result<bool, FrameError> {
+        let mut run = Run::default();
+        let mut rx = self.session.rx.borrow_mut();
+        let count = rx.available().min(BURST as u64);
+        let first = rx.next();
+        for i in 0..count {
+            if !self.was_seen(first + i) {
+                run.take(rx.packet(i), peer, id)?;
+            }
+        }
         run.give(peer, id);
         drop(rx);
-        self.session.consume(count);
-        Ok(())
+        if count > 0 {
+            self.session.consume(count);
+        }
+        let mut seen = self.seen.borrow_mut();
+        if !seen.is_empty() {
+            *seen = seen.split_off(&((first + count) / 64));
+        }
+        drop(seen);
+        if count == BURST as u64 || !peer.has_flows_beside() {
+            return Ok(count > 0);
+        }
+        Ok(self.take_behind_gaps(peer, id)? || count > 0)
+    }
+
+    fn was_seen(&self, packet: u64) -> bool {
+        let seen = self.seen.borrow();
+        let word = seen.get(&(packet / 64));
+        word.is_some_and(|bits| bits & (1 << (packet % 64)) != 0)
+    }
+
+    /// The packets of a word that lie behind a gap and were not read; `None` behind the last one.
+    fn unread(&self, word: u64, next: u64) -> Option<u64> {
+        let there = self.session.arrived(word)?;
+        let seen = self.seen.borrow().get(&word).copied().unwrap_or(0);
+        let passed = match next.saturating_sub(word * 64) {
+            0 => 0,
+            n @ 1..64 => u64::MAX >> (64 - n),
+            _ => u64::MAX,
+        };
+        Some(there & !seen & !passed)
+    }
+
+    fn take_behind_gaps(&self, peer: &Peer, id: CarrierId) -> Result<bool, FrameError> {
+        let mut run = Run::default();
+        let rx = self.session.rx.borrow();
+        let (next, end) = (rx.next(), rx.next() + rx.slots());
+        let mut word = next / 64;
+        let mut any = false;
+        while let Some(mut unread) = self.unread(word, next) {
+            while unread != 0 {
+                let packet = word * 64 + u64::from(unread.trailing_zeros());
+                unread &= unread - 1;
+                if packet >= end {
+                    break;
+                }
+                *self.seen.borrow_mut().entry(word).or_insert(0) |= 1 << (packet % 64);
+                any = true;
+                // SAFETY: its bit was seen, the session is still open, and its graft is reliable and ordered.
+                run.take(unsafe { rx.behind_gap(packet - next) }, peer, id)?;
+            }
+            word += 1;
+        }
+        run.give(peer, id);
+        Ok(any)
+    }
+
+    /// Whether there are packets to take.
+    fn has_news(&self, behind_gaps: bool) -> bool {
+        let mut rx = self.session.rx.borrow_mut();
+        if rx.available() > 0 || rx.closed().is_some() {
+            return true;
+        }
+        let next = rx.next();
+        drop(rx);
+        let mut words = (next / 64..).map_while(|word| self.unread(word, next));
+        behind_gaps && words.any(|unread| unread != 0)
     }
 }
 
@@ -790,6 +848,32 @@ impl Run {
             offset,
             bytes: bytes.into(),
         }
+    }
+
+    /// Takes the frames of a packet.
+    fn take(&mut self, packet: &[u8], peer: &Peer, carrier: CarrierId) -> Result<(), FrameError> {
+        let mut rest = packet;
+        while !rest.is_empty() {
+            match Frame::take(&mut rest)? {
+                Frame::Chunk {
+                    flow,
+                    offset,
+                    bytes,
+                    fin: false,
+                    urgent: false,
+                } => {
+                    if !self.takes(flow, offset, bytes) {
+                        self.give(peer, carrier);
+                        *self = Self::new(flow, offset, bytes);
+                    }
+                }
+                frame => {
+                    self.give(peer, carrier);
+                    peer.frame(carrier, frame);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Takes more, if it follows.

@@ -27,7 +27,7 @@ use vtl_proto::{
 };
 
 use super::{
-    Arrivals, Endpoint, Granted, HANDSHAKE, Link, Local, SILENCE,
+    Arrivals, Endpoint, Grantor, HANDSHAKE, Link, Local, SILENCE, Shown, ToOpen,
     framed::{Arrived, Framed, Out, Pipe},
     socket,
 };
@@ -100,7 +100,7 @@ fn number(token: u64) -> u32 {
     token as u32
 }
 
-impl Endpoint for Kcp {
+impl Grantor for Kcp {
     fn place(&self) -> (u16, [u8; FINGERPRINT]) {
         (self.port, [0; FINGERPRINT])
     }
@@ -124,13 +124,15 @@ impl Endpoint for Kcp {
         let mut grants = self.shared.grants.borrow_mut();
         grants.retain(|_, (granted, _)| *granted != token);
     }
+}
 
-    fn connect(
-        &self,
-        _local: IpAddr,
-        granted: Granted,
-        rtt: Option<Duration>,
-    ) -> Local<'_, io::Result<Box<dyn Link>>> {
+impl Endpoint for Kcp {
+    fn grantor(&self) -> Option<&dyn Grantor> {
+        Some(self)
+    }
+
+    fn connect(&self, opening: ToOpen) -> Local<'_, io::Result<Box<dyn Link>>> {
+        let ToOpen { granted, rtt, .. } = opening;
         Box::pin(async move {
             if number(granted.token) == 0 {
                 return Err(io::ErrorKind::InvalidData.into());
@@ -184,7 +186,7 @@ impl Shared {
             let begun = self.begin(from, token, rtt, false).ok()?;
             let (carrier, conversation) = begun;
             // Nobody takes it where the daemon is ending.
-            let _ = self.arrivals.send((token, Box::new(carrier)));
+            let _ = self.arrivals.send((Shown::Token(token), Box::new(carrier)));
             Some(conversation)
         });
         let Some(conversation) = conversation else {

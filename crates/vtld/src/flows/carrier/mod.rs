@@ -13,6 +13,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     pin::Pin,
     rc::Rc,
+    sync::Arc,
     time::Duration,
 };
 
@@ -27,7 +28,10 @@ use vtl_proto::{
 };
 
 use super::peer::Peer;
-use crate::broker::{self, random_token};
+use crate::{
+    broker::{self, random_token},
+    hooker::Over,
+};
 
 /// How long a handshake may take, and the first frame.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -90,10 +94,18 @@ pub(super) trait Link {
     fn serve(self: Box<Self>, peer: Rc<Peer>, opened: Option<CarrierId>) -> Local<'static, ()>;
 }
 
-/// Links that peers have opened, with the tokens that they have shown.
-pub(super) type Arrivals = mpsc::UnboundedSender<(u64, Box<dyn Link>)>;
+/// By what a peer that has opened a carrier says whose it is.
+pub(super) enum Shown {
+    /// What it was granted.
+    Token(u64),
+    /// An association of its own: its address, and the tag.
+    Association { peer: IpAddr, tag: u32 },
+}
 
-/// What a host needs to open a carrier.
+/// Links that peers have opened.
+pub(super) type Arrivals = mpsc::UnboundedSender<(Shown, Box<dyn Link>)>;
+
+/// What a peer has granted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Granted {
     pub(super) to: SocketAddr,
@@ -101,8 +113,31 @@ pub(super) struct Granted {
     pub(super) fingerprint: [u8; FINGERPRINT],
 }
 
-/// This host's part of all carriers of a kind.
-pub(super) trait Endpoint {
+/// What a host needs to open a carrier.
+#[derive(Clone, Debug)]
+pub(super) struct ToOpen {
+    pub(super) granted: Granted,
+    /// The address to open it from.
+    pub(super) local: IpAddr,
+    /// The path's round-trip time, as TCP measured it.
+    pub(super) rtt: Option<Duration>,
+    /// What the session is to be like, if it is one of a graft.
+    pub(super) over: Option<Arc<Over>>,
+}
+
+impl Granted {
+    /// What is needed of kinds that are not granted: the host.
+    pub(super) fn freely(peer: IpAddr) -> Self {
+        Self {
+            to: SocketAddr::new(peer, 0),
+            token: 0,
+            fingerprint: [0; FINGERPRINT],
+        }
+    }
+}
+
+/// Lets peers open carriers of a kind.
+pub(super) trait Grantor {
     /// Where peers open carriers: a port, and the fingerprint of a certificate.
     fn place(&self) -> (u16, [u8; FINGERPRINT]);
 
@@ -116,14 +151,15 @@ pub(super) trait Endpoint {
 
     /// Takes a grant back.
     fn revoke(&self, token: u64);
+}
 
-    /// Opens a carrier that a peer has granted, from this address.
-    fn connect(
-        &self,
-        local: IpAddr,
-        granted: Granted,
-        rtt: Option<Duration>,
-    ) -> Local<'_, io::Result<Box<dyn Link>>>;
+/// This host's part of all carriers of a kind.
+pub(super) trait Endpoint {
+    /// `None` if peers need no grant.
+    fn grantor(&self) -> Option<&dyn Grantor>;
+
+    /// Opens a carrier.
+    fn connect(&self, opening: ToOpen) -> Local<'_, io::Result<Box<dyn Link>>>;
 
     /// Ends all carriers of the kind.
     fn close(&self);

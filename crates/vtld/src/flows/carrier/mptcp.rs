@@ -28,7 +28,7 @@ use vtl_proto::{
 
 use super::{
     super::socket::{Listening, connected, read_exact, unacknowledged, watch},
-    Arrivals, Endpoint, Granted, HANDSHAKE, Link, Local, SILENCE,
+    Arrivals, Endpoint, Grantor, HANDSHAKE, Link, Local, SILENCE, Shown, ToOpen,
     framed::{Arrived, Framed, Out, Pipe},
 };
 use crate::{broker::set_linger, option};
@@ -111,7 +111,7 @@ impl Mptcp {
     }
 }
 
-impl Endpoint for Mptcp {
+impl Grantor for Mptcp {
     fn place(&self) -> (u16, [u8; FINGERPRINT]) {
         (self.port, [0; FINGERPRINT])
     }
@@ -123,13 +123,20 @@ impl Endpoint for Mptcp {
     fn revoke(&self, token: u64) {
         self.grants.borrow_mut().remove(&token);
     }
+}
 
-    fn connect(
-        &self,
-        local: IpAddr,
-        granted: Granted,
-        rtt: Option<Duration>,
-    ) -> Local<'_, io::Result<Box<dyn Link>>> {
+impl Endpoint for Mptcp {
+    fn grantor(&self) -> Option<&dyn Grantor> {
+        Some(self)
+    }
+
+    fn connect(&self, opening: ToOpen) -> Local<'_, io::Result<Box<dyn Link>>> {
+        let ToOpen {
+            granted,
+            local,
+            rtt,
+            ..
+        } = opening;
         Box::pin(async move {
             // Its further addresses are MPTCP's to choose.
             let socket = watch(begin(local, granted.to)?)?;
@@ -188,7 +195,7 @@ async fn accept(
             };
             grants.borrow_mut().remove(&token);
             // Nobody takes it where the daemon is ending.
-            let _ = arrivals.send((token, Box::new(carrier(socket, rtt, &pipes))));
+            let _ = arrivals.send((Shown::Token(token), Box::new(carrier(socket, rtt, &pipes))));
         });
     }
 }

@@ -35,7 +35,8 @@ use super::{
         control::{Frames, emit, hello},
         peer::Peer,
     },
-    Arrivals, Carrier, Endpoint, Granted, HANDSHAKE, Link, Local, Refused, SILENCE, Taking,
+    Arrivals, Carrier, Endpoint, Granted, Grantor, HANDSHAKE, Link, Local, Refused, SILENCE, Shown,
+    Taking, ToOpen,
 };
 use endpoint::Quic;
 
@@ -227,7 +228,7 @@ pub(super) fn start(arrivals: Arrivals) -> io::Result<impl Endpoint> {
     Ok(Here(quic))
 }
 
-impl Endpoint for Here {
+impl Grantor for Here {
     fn place(&self) -> (u16, [u8; FINGERPRINT]) {
         (self.0.port, self.0.fingerprint)
     }
@@ -240,13 +241,15 @@ impl Endpoint for Here {
     fn revoke(&self, token: u64) {
         self.0.grants.table().remove(&token);
     }
+}
 
-    fn connect(
-        &self,
-        _local: IpAddr,
-        granted: Granted,
-        rtt: Option<Duration>,
-    ) -> Local<'_, io::Result<Box<dyn Link>>> {
+impl Endpoint for Here {
+    fn grantor(&self) -> Option<&dyn Grantor> {
+        Some(self)
+    }
+
+    fn connect(&self, opening: ToOpen) -> Local<'_, io::Result<Box<dyn Link>>> {
+        let ToOpen { granted, rtt, .. } = opening;
         Box::pin(async move {
             let Granted {
                 to,
@@ -282,7 +285,10 @@ async fn accept(quic: Rc<Quic>, arrivals: Arrivals) {
             match connected {
                 Ok(Ok(connection)) => match quic.redeem(&connection) {
                     // Nobody takes it where the daemon is ending.
-                    Some(token) => drop(arrivals.send((token, Box::new(Connected(connection))))),
+                    Some(token) => {
+                        let shown = Shown::Token(token);
+                        let _ = arrivals.send((shown, Box::new(Connected(connection))));
+                    }
                     None => connection.close(0_u32.into(), b""),
                 },
                 failed => tracing::debug!(?failed, "a QUIC handshake failed"),

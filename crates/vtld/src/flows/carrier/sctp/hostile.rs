@@ -22,7 +22,7 @@ use vtl_proto::frame::{FlowId, Side};
 use vtl_testing::PATIENCE;
 
 use super::{
-    super::{Endpoint, framed::Arrived},
+    super::{Endpoint, Grantor, Shown, framed::Arrived},
     Sctp, carrier,
     interop::{chunk, echo, pipe},
     packet,
@@ -167,7 +167,7 @@ fn association__bad_packets_harm_no_other() {
         let at = SocketAddr::new(HERE, server.place().0);
         let returning = Rc::clone(&server);
         spawn_local(async move {
-            while let Some((token, link)) = arrived.recv().await {
+            while let Some((Shown::Token(token), link)) = arrived.recv().await {
                 let Some(pipe) = pipe(&returning, token) else {
                     continue;
                 };

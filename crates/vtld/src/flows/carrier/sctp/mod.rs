@@ -30,7 +30,9 @@ use tokio::{io::Interest, net::UdpSocket, sync::oneshot, task::spawn_local, time
 use vtl_control::CarrierPath;
 use vtl_proto::{carrier::Kind, frame::FINGERPRINT};
 
-use super::{Arrivals, Endpoint, Granted, HANDSHAKE, Link, Local, framed::Framed, socket};
+use super::{
+    Arrivals, Endpoint, Grantor, HANDSHAKE, Link, Local, Shown, ToOpen, framed::Framed, socket,
+};
 use crate::broker::random_token;
 use association::{Driver, Role, Shared};
 use packet::Header;
@@ -154,7 +156,7 @@ impl Sctp {
     }
 }
 
-impl Endpoint for Sctp {
+impl Grantor for Sctp {
     fn place(&self) -> (u16, [u8; FINGERPRINT]) {
         (self.port, [0; FINGERPRINT])
     }
@@ -178,13 +180,20 @@ impl Endpoint for Sctp {
         let mut grants = self.wire.grants.borrow_mut();
         grants.retain(|_, (granted, _)| *granted != token);
     }
+}
 
-    fn connect(
-        &self,
-        local: IpAddr,
-        granted: Granted,
-        rtt: Option<Duration>,
-    ) -> Local<'_, io::Result<Box<dyn Link>>> {
+impl Endpoint for Sctp {
+    fn grantor(&self) -> Option<&dyn Grantor> {
+        Some(self)
+    }
+
+    fn connect(&self, opening: ToOpen) -> Local<'_, io::Result<Box<dyn Link>>> {
+        let ToOpen {
+            granted,
+            local,
+            rtt,
+            ..
+        } = opening;
         Box::pin(async move {
             let opening = self.begin(local, granted.to, granted.token, rtt)?;
             let opened = timeout(HANDSHAKE, opening).await;
@@ -318,7 +327,9 @@ impl Wire {
             let shared = wire.associations.borrow().get(&key).cloned();
             if let Some(shared) = shared {
                 // Nobody takes it where the daemon is ending.
-                let _ = wire.arrivals.send((token, Box::new(carrier(shared))));
+                let _ = wire
+                    .arrivals
+                    .send((Shown::Token(token), Box::new(carrier(shared))));
             }
         });
         let (driver, shared) = Driver::new(Role::Server, self, path, token, rtt, tell).ok()?;
