@@ -1,0 +1,446 @@
+//! Chunks and control frames between flows and a session's rings.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::{BTreeMap, VecDeque},
+    mem,
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use tokio::{
+    sync::{Notify, Semaphore},
+    time::{Instant, interval},
+};
+use vtl_control::CarrierPath;
+use vtl_core::flow::Chunk;
+use vtl_proto::{
+    carrier::Kind,
+    frame::{CarrierId, FlowId, Frame, FrameError, HEADER},
+};
+
+use super::{
+    super::{Carrier, Refused, SILENCE, Taking},
+    Open, Owned, Peer,
+    session::Session,
+};
+
+/// Packets that are published, and read, at once.
+const BURST: usize = 256;
+/// Bytes of a flow that are put together before the flow gets them.
+const RUN: usize = 128 << 10;
+/// Bytes that wait for room in the ring: at least one chunk of the longest kind.
+const MOST_WAITING: usize = 128 << 10;
+/// So many times that the doorbell told nothing of events, it is given up.
+const UNHEARD: u32 = 8;
+/// Between two looks whether the path is dead.
+const TICK: Duration = Duration::from_millis(100);
+
+/// A session as a carrier.
+pub(super) struct Graft {
+    pub(super) session: Session,
+    control: RefCell<VecDeque<Bytes>>,
+    chunks: RefCell<VecDeque<(FlowId, Chunk)>>,
+    /// Bytes that may still be queued.
+    room: Semaphore,
+    is_over: Cell<bool>,
+    over: Notify,
+    pub(super) figures: Cell<Option<CarrierPath>>,
+    /// Packets behind a gap that were read, by 64: bit n of word w is packet 64 w + n.
+    seen: RefCell<BTreeMap<u64, u64>>,
+}
+
+impl Carrier for Graft {
+    fn kind(&self) -> Option<Kind> {
+        Some(Kind::Graft)
+    }
+
+    fn control(&self, frames: Bytes) -> Taking<'_> {
+        Box::pin(async move {
+            self.wait_for_room(frames.len()).await?;
+            self.control.borrow_mut().push_back(frames);
+            self.fill();
+            Ok(())
+        })
+    }
+
+    fn chunk(&self, flow: FlowId, chunk: Chunk) -> Taking<'_> {
+        Box::pin(async move {
+            self.wait_for_room(chunk.bytes.len()).await?;
+            self.chunks.borrow_mut().push_back((flow, chunk));
+            self.fill();
+            Ok(())
+        })
+    }
+
+    fn forget(&self, _flow: FlowId) {}
+
+    fn close(&self) {
+        self.end();
+    }
+
+    fn path(&self) -> Option<CarrierPath> {
+        self.figures.get()
+    }
+}
+
+impl Graft {
+    pub(super) fn new(session: Session) -> Self {
+        Self {
+            session,
+            control: RefCell::default(),
+            chunks: RefCell::default(),
+            room: Semaphore::new(MOST_WAITING),
+            is_over: Cell::new(false),
+            over: Notify::new(),
+            figures: Cell::new(None),
+            seen: RefCell::default(),
+        }
+    }
+
+    pub(super) fn end(&self) {
+        self.is_over.set(true);
+        self.room.close();
+        self.over.notify_one();
+    }
+
+    /// Completes when it is over.
+    pub(super) async fn over(&self) {
+        while !self.is_over.get() {
+            self.over.notified().await;
+        }
+    }
+
+    /// Completes when packets wait for an acknowledgement for too long. Looks as well
+    /// whether the doorbell is heard.
+    pub(super) async fn dead(&self, rtt: Duration, open: &Open) {
+        let session = &self.session;
+        let mut ticks = interval(TICK);
+        let mut before = 0;
+        let mut since = Instant::now();
+        let Owned { broker, owner } = &session.owned;
+        broker.ring(*owner, open.has_bell.get());
+        let (mut unheard, mut heard) = (0, 0);
+        loop {
+            ticks.tick().await;
+            let missed = session.take_events();
+            if heard != open.heard.get() {
+                (unheard, heard) = (0, open.heard.get());
+            } else if missed && open.has_bell.get() {
+                unheard += 1;
+                if unheard == UNHEARD {
+                    tracing::info!("the doorbell is not heard: is the loopback up?");
+                    broker.ring(*owner, false);
+                }
+            }
+            let tx = session.tx.borrow();
+            let acknowledged = tx.acknowledged();
+            if tx.unacknowledged() == 0 || acknowledged > before {
+                since = Instant::now();
+            }
+            before = acknowledged;
+            let measured = self.figures.get().map_or(0.0, |path| path.rtt_ms / 1e3);
+            let rtt = rtt.max(Duration::try_from_secs_f64(measured).unwrap_or_default());
+            if since.elapsed() > SILENCE + 3 * rtt {
+                return;
+            }
+        }
+    }
+
+    /// Waits for room in the queues, in turn.
+    async fn wait_for_room(&self, bytes: usize) -> Result<(), Refused> {
+        // No longer than all that may wait.
+        let room = self.room.acquire_many(bytes as u32).await;
+        room.map_err(|_| Refused::Broken)?.forget();
+        Ok(())
+    }
+
+    /// Moves what is queued into the ring whenever there is room again, up to the session's end.
+    pub(super) async fn refill(&self) {
+        while self.session.tx.borrow().closed().is_none() {
+            self.session.room.notified().await;
+            self.fill();
+        }
+    }
+
+    /// Moves what is queued into the ring while there is room; asks to be woken where some is left.
+    fn fill(&self) {
+        loop {
+            let mut lengths = [0; BURST];
+            let mut count = 0;
+            let mut taken = 0;
+            let mut tx = self.session.tx.borrow_mut();
+            if tx.closed().is_some() {
+                return;
+            }
+            let room = tx.room().min(BURST as u64) as usize;
+            let most = tx.max_payload();
+            while count < room {
+                let len = self.next(&mut tx.slot(count as u64)[..most], &mut taken);
+                if len == 0 {
+                    break;
+                }
+                lengths[count] = len as u32;
+                count += 1;
+            }
+            let is_full = count == room && !self.is_empty();
+            let asked = is_full && count == 0 && tx.wait_for_room();
+            drop(tx);
+            self.room.add_permits(taken);
+            if count > 0 {
+                self.session.publish(&lengths[..count]);
+            }
+            if !is_full || asked {
+                return;
+            }
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.control.borrow().is_empty() && self.chunks.borrow().is_empty()
+    }
+
+    /// Writes the next frames into a packet, whole ones; returns how many bytes, 0 if there are none. `taken`:
+    /// bytes that the queues have lost.
+    fn next(&self, packet: &mut [u8], taken: &mut usize) -> usize {
+        let mut control = self.control.borrow_mut();
+        while let Some(frames) = control.front_mut() {
+            let len = whole(frames, packet.len());
+            if len > 0 {
+                packet[..len].copy_from_slice(&frames[..len]);
+                drop(frames.split_to(len));
+                *taken += len;
+                return len;
+            }
+            control.pop_front();
+        }
+        let mut chunks = self.chunks.borrow_mut();
+        let mut used = 0;
+        while let Some((flow, chunk)) = chunks.front_mut() {
+            let room = packet.len() - used;
+            if room <= HEADER || used > 0 && room < HEADER + chunk.bytes.len() {
+                break;
+            }
+            let bytes = chunk.bytes.split_to(chunk.bytes.len().min(room - HEADER));
+            let frame = Frame::Chunk {
+                flow: *flow,
+                offset: chunk.offset,
+                bytes: &bytes,
+                fin: false,
+                urgent: chunk.urgent && chunk.bytes.is_empty(),
+            };
+            used += frame.emit(&mut packet[used..]).unwrap_or(0);
+            *taken += bytes.len();
+            chunk.offset += bytes.len() as u64;
+            if !chunk.bytes.is_empty() {
+                break;
+            }
+            chunks.pop_front();
+        }
+        used
+    }
+
+    /// Gives what comes to the peer's association, up to the session's end.
+    pub(super) async fn receive(&self, peer: &Peer, id: CarrierId) {
+        loop {
+            let taken = self.take(peer, id);
+            peer.turn();
+            match taken {
+                Err(_) => {
+                    tracing::debug!(peer = %peer.key.peer, carrier = %Kind::Graft, "a peer breaks the rules");
+                    return;
+                }
+                // The flows have their turn.
+                Ok(true) => tokio::task::yield_now().await,
+                Ok(false) if self.session.is_at_end() => return,
+                Ok(false) => {
+                    // What has come since wakes nobody.
+                    let behind_gaps = peer.has_flows_beside();
+                    if self.session.prepare_wait(behind_gaps) && !self.has_news(behind_gaps) {
+                        self.session.news.notified().await;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes packets out of the ring, those behind a gap too: their bytes may be another flow's than what the gap
+    /// lacks. False if there are none.
+    fn take(&self, peer: &Peer, id: CarrierId) -> Result<bool, FrameError> {
+        let mut run = Run::default();
+        let mut rx = self.session.rx.borrow_mut();
+        let count = rx.available().min(BURST as u64);
+        let first = rx.next();
+        for i in 0..count {
+            if !self.was_seen(first + i) {
+                run.take(rx.packet(i), peer, id)?;
+            }
+        }
+        run.give(peer, id);
+        drop(rx);
+        if count > 0 {
+            self.session.consume(count);
+        }
+        let mut seen = self.seen.borrow_mut();
+        if !seen.is_empty() {
+            *seen = seen.split_off(&((first + count) / 64));
+        }
+        drop(seen);
+        if count == BURST as u64 || !peer.has_flows_beside() {
+            return Ok(count > 0);
+        }
+        Ok(self.take_behind_gaps(peer, id)? || count > 0)
+    }
+
+    fn was_seen(&self, packet: u64) -> bool {
+        let seen = self.seen.borrow();
+        let word = seen.get(&(packet / 64));
+        word.is_some_and(|bits| bits & (1 << (packet % 64)) != 0)
+    }
+
+    /// The packets of a word that lie behind a gap and were not read; `None` behind the last one.
+    fn unread(&self, word: u64, next: u64) -> Option<u64> {
+        let there = self.session.arrived(word)?;
+        let seen = self.seen.borrow().get(&word).copied().unwrap_or(0);
+        let passed = match next.saturating_sub(word * 64) {
+            0 => 0,
+            n @ 1..64 => u64::MAX >> (64 - n),
+            _ => u64::MAX,
+        };
+        Some(there & !seen & !passed)
+    }
+
+    fn take_behind_gaps(&self, peer: &Peer, id: CarrierId) -> Result<bool, FrameError> {
+        let mut run = Run::default();
+        let rx = self.session.rx.borrow();
+        let (next, end) = (rx.next(), rx.next() + rx.slots());
+        let mut word = next / 64;
+        let mut any = false;
+        while let Some(mut unread) = self.unread(word, next) {
+            while unread != 0 {
+                let packet = word * 64 + u64::from(unread.trailing_zeros());
+                unread &= unread - 1;
+                if packet >= end {
+                    break;
+                }
+                *self.seen.borrow_mut().entry(word).or_insert(0) |= 1 << (packet % 64);
+                any = true;
+                // SAFETY: its bit was seen, the session is still open, and its graft is reliable and ordered.
+                run.take(unsafe { rx.behind_gap(packet - next) }, peer, id)?;
+            }
+            word += 1;
+        }
+        run.give(peer, id);
+        Ok(any)
+    }
+
+    /// Whether there are packets to take.
+    fn has_news(&self, behind_gaps: bool) -> bool {
+        let mut rx = self.session.rx.borrow_mut();
+        if rx.available() > 0 || rx.closed().is_some() {
+            return true;
+        }
+        let next = rx.next();
+        drop(rx);
+        let mut words = (next / 64..).map_while(|word| self.unread(word, next));
+        behind_gaps && words.any(|unread| unread != 0)
+    }
+}
+
+/// Bytes of a flow that have come one behind the other.
+#[derive(Default)]
+struct Run {
+    flow: Option<FlowId>,
+    offset: u64,
+    bytes: BytesMut,
+}
+
+impl Run {
+    fn new(flow: FlowId, offset: u64, bytes: &[u8]) -> Self {
+        Self {
+            flow: Some(flow),
+            offset,
+            bytes: bytes.into(),
+        }
+    }
+
+    /// Takes the frames of a packet.
+    fn take(&mut self, packet: &[u8], peer: &Peer, carrier: CarrierId) -> Result<(), FrameError> {
+        let mut rest = packet;
+        while !rest.is_empty() {
+            match Frame::take(&mut rest)? {
+                Frame::Chunk {
+                    flow,
+                    offset,
+                    bytes,
+                    fin: false,
+                    urgent: false,
+                } => {
+                    if !self.takes(flow, offset, bytes) {
+                        self.give(peer, carrier);
+                        *self = Self::new(flow, offset, bytes);
+                    }
+                }
+                frame => {
+                    self.give(peer, carrier);
+                    peer.frame(carrier, frame);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes more, if it follows.
+    fn takes(&mut self, flow: FlowId, offset: u64, bytes: &[u8]) -> bool {
+        let follows = self.flow == Some(flow) && offset == self.offset + self.bytes.len() as u64;
+        let fits = follows && self.bytes.len() + bytes.len() <= RUN;
+        if fits {
+            self.bytes.extend_from_slice(bytes);
+        }
+        fits
+    }
+
+    /// Gives the flow what there is.
+    fn give(&mut self, peer: &Peer, carrier: CarrierId) {
+        if let Some(flow) = self.flow.take() {
+            peer.bytes(carrier, flow, self.offset, mem::take(&mut self.bytes));
+        }
+    }
+}
+
+/// Bytes of the frames at the beginning that are together not longer than `most`. They are our own, and short.
+fn whole(frames: &[u8], most: usize) -> usize {
+    let mut rest = frames;
+    let mut len = 0;
+    while !rest.is_empty() && Frame::take(&mut rest).is_ok() {
+        if frames.len() - rest.len() > most {
+            break;
+        }
+        len = frames.len() - rest.len();
+    }
+    len
+}
+
+#[cfg(test)]
+mod tests {
+    use vtl_proto::frame::Side;
+
+    use super::{super::emit, *};
+
+    #[test]
+    fn whole__frames_are_not_cut() {
+        let flow = FlowId {
+            opener: Side::Local,
+            number: 7,
+        };
+        let mut bytes = BytesMut::new();
+        for number in 0..5 {
+            bytes.extend_from_slice(&emit(Frame::Attached { flow, number }));
+        }
+        let each = bytes.len() / 5;
+        assert_eq!(whole(&bytes, bytes.len()), 5 * each);
+        assert_eq!(whole(&bytes, 3 * each + 1), 3 * each);
+        assert_eq!(whole(&bytes, each - 1), 0);
+        assert_eq!(whole(&[], 100), 0);
+    }
+}
