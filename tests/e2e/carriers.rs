@@ -192,14 +192,17 @@ fn graft__carries_what_its_hook_carries() {
     for server in [server, server, server6] {
         finish(world.start_over("graft:cubic", server, "f"));
     }
-    assert_eq!(grafts(Host::Client), ["cubic", "cubic"]);
-    assert_eq!(grafts(Host::Server), ["cubic", "cubic"]);
+    for host in [Host::Client, Host::Server] {
+        until("two sessions", || grafts(host) == ["cubic", "cubic"]);
+    }
     // Neither those of another hook nor those of none travel by it.
     finish(world.start_over("graft:newreno", server, "f"));
     world.download(server, "f");
-    let mut all = grafts(Host::Client);
-    all.sort();
-    assert_eq!(all, ["cubic", "cubic", "newreno", "stream"]);
+    until("sessions of other grafts", || {
+        let mut all = grafts(Host::Client);
+        all.sort();
+        all == ["cubic", "cubic", "newreno", "stream"]
+    });
     let carried = world.sum(Host::Client, "bytes_received");
     // The beginnings of the other two go by TCP.
     assert!(carried >= 4 * SIZE as u64, "{carried}");
@@ -254,7 +257,7 @@ fn carriers__of_the_nearest_hook_count() {
     finish(download);
     assert_eq!(grafts(), Vec::<String>::new());
     finish(world.start_over("graft:newreno", server, "f"));
-    assert_eq!(grafts(), ["newreno"]);
+    until("its session", || grafts() == ["newreno"]);
     let mut curl = world
         .testbed
         .command(Host::Client, "curl")
@@ -262,8 +265,10 @@ fn carriers__of_the_nearest_hook_count() {
     let url = crate::harness::url(server, "f");
     let status = curl.args(["-sS", "--noproxy", "*", "-o", "/dev/null", &url]);
     assert!(status.status().expect("curl runs").success());
-    let mut all = grafts();
-    all.sort();
-    assert_eq!(all, ["newreno", "stream"]);
+    until("both sessions", || {
+        let mut all = grafts();
+        all.sort();
+        all == ["newreno", "stream"]
+    });
     world.vtl_hook(Host::Client, &["remove", "--cgroup", "/"]);
 }

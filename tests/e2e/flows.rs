@@ -30,7 +30,7 @@ fn carry_through(carrier: &str, name: &str, happens: impl FnOnce(&World, &mut dy
     until("a carrier", || !world.carriers(Host::Client).is_empty());
     world.set_rate(CRAWL);
     let file = world.path("upload");
-    fs::write(&file, payload(8 * MB, 7)).expect("written");
+    fs::write(&file, payload(24 * MB, 7)).expect("written");
     let curl = ["run", "--carrier", carrier, "--", "curl", "-sS", "-T"];
     let from = file.to_str().expect("UTF-8");
     let mut upload = world

@@ -40,5 +40,6 @@ mod registry;
 mod rules;
 mod succession;
 mod users;
+mod versions;
 mod ways;
 mod web;

@@ -163,7 +163,9 @@ fn rules__match_what_they_say_and_nothing_else() {
         let name = |s: &Value| s["graft"].as_str().expect("a name").to_owned();
         sessions.iter().map(name).collect()
     };
-    assert_eq!(grafts(&world), ["cubic", "cubic"], "of both families");
+    until("sessions of both families", || {
+        grafts(&world) == ["cubic", "cubic"]
+    });
     let sorted = |world: &World| {
         let mut all = grafts(world);
         all.sort();
@@ -209,7 +211,9 @@ fn rules__match_what_they_say_and_nothing_else() {
     as_user(&mut command, 1, Gid::from_raw(NOBODY));
     let explain = ["--to", &dest[0], "--user", "1"];
     assert_eq!(world.decides(command, &to, &wanted, &explain), "services");
-    assert_eq!(sorted(&world), ["cubic", "cubic", "stream"]);
+    until("its session", || {
+        sorted(&world) == ["cubic", "cubic", "stream"]
+    });
     let output = world.rule(&["add", "x", "--require", "encryption"]);
     refused(&output, 1, "no graft of the pool provides encryption");
     world.rule_ok(&["remove", "services"]);
@@ -217,7 +221,9 @@ fn rules__match_what_they_say_and_nothing_else() {
     let command = world.plain_curl(&copy, &to, &urls[1]);
     let explain = ["--to", &dest[1], "--exe", copy.to_str().unwrap()];
     assert_eq!(world.decides(command, &to, &wanted, &explain), "exe");
-    assert_eq!(sorted(&world), ["cubic", "cubic", "stream", "stream"]);
+    until("its session", || {
+        sorted(&world) == ["cubic", "cubic", "stream", "stream"]
+    });
     // Replaced by another file of that name: as soon as it is noticed.
     fs::remove_file(&copy).expect("there");
     fs::copy(curl, &copy).expect("copied");
@@ -258,7 +264,9 @@ fn rules__match_what_they_say_and_nothing_else() {
     let before = world.matched();
     assert!(command.status().expect("vtl runs").success());
     assert_eq!(world.matched(), before);
-    assert!(grafts(&world).contains(&"newreno".to_owned()));
+    until("its session", || {
+        grafts(&world).contains(&"newreno".to_owned())
+    });
     let mut sleeper = world.vtl(Host::Client, &["run", "--", "sleep", "infinity"]);
     let sleeper = Process::start(&mut sleeper);
     let pid = sleeper.pid().to_string();

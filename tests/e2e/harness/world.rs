@@ -121,7 +121,17 @@ impl World {
         self.ready(host);
     }
 
+    /// Starts a daemon of another version.
+    pub(crate) fn start_other(&mut self, host: Host, vtld: &Path) {
+        self.spawn_program(host, vtld, &[]);
+        self.ready(host);
+    }
+
     fn spawn(&mut self, host: Host, args: &[&str]) {
+        self.spawn_program(host, &vtld(), args);
+    }
+
+    fn spawn_program(&mut self, host: Host, vtld: &Path, args: &[&str]) {
         assert!(
             self.daemons.iter().all(|d| d.host != host),
             "one daemon a host"
@@ -130,7 +140,7 @@ impl World {
             .create(true)
             .append(true)
             .open(self.log_path(host));
-        let mut command = self.testbed.command(host, vtld()).expect("a namespace");
+        let mut command = self.testbed.command(host, vtld).expect("a namespace");
         command
             .args(args)
             .env("VTL_LOG", "vtld=debug,info")
