@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::Value;
 use vtl_testbed::{Host, Link};
 
-use crate::harness::{Process, World, payload, refused, vtld, words};
+use crate::harness::{Process, World, payload, refused, until, vtld, words};
 
 const SIZE: usize = 1 << 18;
 
@@ -23,6 +23,14 @@ impl World {
     /// Names of the grafts in the kernel of a host.
     fn deployed(&self, host: Host) -> Vec<String> {
         self.pooled(host, true)
+    }
+
+    /// Takes a graft out of the kernel, as soon as the last flow that it carries has ended.
+    fn take_out(&self, host: Host, graft: &str) {
+        until("the graft goes", || {
+            let output = self.vtl(host, &["graft", "remove", graft]).output();
+            output.expect("vtl runs").status.success()
+        });
     }
 
     /// Names of the grafts in the pool of a host, or of those in the kernel only.
@@ -55,7 +63,7 @@ fn graft__removed_means_plain_tcp_until_it_is_back() {
         // One that is not in the kernel would be loaded in the place of those taken out.
         for graft in &grafts {
             world.graft(host, &["deploy", graft]);
-            world.graft(host, &["remove", graft]);
+            world.take_out(host, graft);
         }
         assert_eq!(world.deployed(host), Vec::<String>::new());
         let again = world.vtl(host, &["graft", "remove", &grafts[0]]).output();
@@ -97,7 +105,7 @@ fn graft__removed_means_plain_tcp_until_it_is_back() {
     assert!(download.process.wait().success());
     download.check();
     // One that is kept for flows to come goes.
-    world.graft(Host::Client, &["remove", used]);
+    world.take_out(Host::Client, used);
     world.download(server6, "f");
 }
 
