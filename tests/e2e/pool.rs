@@ -25,14 +25,6 @@ impl World {
         self.pooled(host, true)
     }
 
-    /// Takes a graft out of the kernel, as soon as the last flow that it carries has ended.
-    fn take_out(&self, host: Host, graft: &str) {
-        until("the graft goes", || {
-            let output = self.vtl(host, &["graft", "remove", graft]).output();
-            output.expect("vtl runs").status.success()
-        });
-    }
-
     /// Names of the grafts in the pool of a host, or of those in the kernel only.
     fn pooled(&self, host: Host, deployed: bool) -> Vec<String> {
         let output = self
@@ -63,7 +55,7 @@ fn graft__removed_means_plain_tcp_until_it_is_back() {
         // One that is not in the kernel would be loaded in the place of those taken out.
         for graft in &grafts {
             world.graft(host, &["deploy", graft]);
-            world.take_out(host, graft);
+            world.graft(host, &["remove", graft]);
         }
         assert_eq!(world.deployed(host), Vec::<String>::new());
         let again = world.vtl(host, &["graft", "remove", &grafts[0]]).output();
@@ -90,23 +82,38 @@ fn graft__removed_means_plain_tcp_until_it_is_back() {
     let sent = send.output();
     assert!(sent.status.success(), "{}", words(&sent));
     assert!(recv.output().status.success());
-    // A graft that carries something stays.
+    // One that an application's session uses stays.
     world.meet();
-    world.download(server6, "f");
-    let carried = world.sum(Host::Client, "bytes_received");
-    assert!(carried >= SIZE as u64, "{carried}");
-    let status = world.status(Host::Client);
-    let used = status["sessions"][0]["graft"].as_str().expect("a name");
+    let used = || {
+        let status = world.status(Host::Client);
+        let sessions = status["sessions"].as_array().expect("a list").clone();
+        let grafts = sessions.iter().filter_map(|s| s["graft"].as_str());
+        grafts.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let graft = &used()[0];
+    let recv = world.start_recv(&world.path("held"), &[]);
     world.serve("big", 16 * SIZE);
+    world.set_rate(10.0);
+    let send = world.start_send(&world.path("www").join("big"), &server.to_string());
+    until("a session of its own", || used().len() == 3);
+    let output = world
+        .vtl(Host::Client, &["graft", "remove", graft])
+        .output();
+    refused(&output.expect("vtl runs"), 1, "end them first");
+    assert!(send.output().status.success());
+    assert!(recv.output().status.success());
+    until("its end", || used().len() == 2);
+    // Hooked flows go on over TCP, and then by another graft.
     let mut download = world.start_download(server6, "big");
     download.reaches(100_000);
-    let output = world.vtl(Host::Client, &["graft", "remove", used]).output();
-    refused(&output.expect("vtl runs"), 1, "end them first");
+    world.graft(Host::Client, &["remove", graft]);
+    world.set_rate(100.0);
     assert!(download.process.wait().success());
     download.check();
-    // One that is kept for flows to come goes.
-    world.take_out(Host::Client, used);
-    world.download(server6, "f");
+    until("sessions over another one", || {
+        let now = used();
+        now.len() == 2 && !now.contains(graft)
+    });
 }
 
 #[test]

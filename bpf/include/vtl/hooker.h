@@ -127,7 +127,8 @@ struct vtl_flow_name {
 };
 
 /* Values of the map `vtl_own`: sockets of vtld by cookie. vtld writes before connect() or
- * listen(), the sock_ops program adds VTL_OWN_PEER, and writes those of accepted connections. */
+ * listen(), the sock_ops program adds VTL_OWN_PEER and VTL_OWN_GAVE_UP, writes those of accepted
+ * connections, and removes those that are closed. */
 struct vtl_owned {
     __u32 flags; /* enum vtl_own */
     struct vtl_flow_name flow;

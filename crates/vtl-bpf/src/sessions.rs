@@ -229,6 +229,12 @@ impl Session<'_> {
         }
     }
 
+    /// The smoothed round-trip time; 0 before the first.
+    pub fn srtt(&self) -> std::time::Duration {
+        let us = atomic!(AtomicU32, self.tx.srtt_us).load(Ordering::Relaxed);
+        std::time::Duration::from_micros(us.into())
+    }
+
     /// The shortest round-trip time of late that acknowledgements have shown. `None` before the first.
     pub fn measured_rtt(&self) -> Option<std::time::Duration> {
         let us = atomic!(AtomicU32, self.tx.meter.min_rtt_us).load(Ordering::Relaxed);

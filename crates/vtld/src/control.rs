@@ -317,7 +317,7 @@ impl Service {
             }
             Request::GraftRemove { name } => {
                 root("graft remove")?;
-                self.broker.remove(&name)?;
+                self.broker.remove(name)?;
                 plain(Done {})
             }
             Request::FlowList { from } => plain(self.broker.flows().list(from)),

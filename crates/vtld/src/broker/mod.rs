@@ -29,8 +29,8 @@ use std::{
         Arc, OnceLock, PoisonError, RwLock,
         mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender},
     },
-    thread::{self, JoinHandle},
-    time::{Duration, Instant},
+    thread::JoinHandle,
+    time::Duration,
 };
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -122,8 +122,6 @@ const GRACE_NS: u64 = 50_000_000;
 
 /// How soon it is noticed that an application has gone while it waits for a session.
 const PATIENCE: Duration = Duration::from_millis(200);
-/// Between two looks whether sessions have ended.
-const BRIEFLY: Duration = Duration::from_millis(1);
 
 type Reply<T> = SyncSender<Result<T, String>>;
 
@@ -169,10 +167,6 @@ enum Command {
     CloseSession {
         owner: Owner,
         aborted: bool,
-    },
-    Ring {
-        owner: Owner,
-        on: bool,
     },
     Gone {
         owner: Owner,
@@ -318,15 +312,18 @@ impl Handle {
         self.ask_patiently(|reply| Command::Accept { owner, key, reply }, gone)
     }
 
+    /// As [`Handle::accept`], until there is one or the listener has gone.
+    ///
+    /// # Errors
+    /// As [`Handle::accept`].
+    pub(crate) fn accept_for_flows(&self, owner: Owner, key: u64) -> Result<Granted, String> {
+        let key = Some(key);
+        self.ask(|reply| Command::Accept { owner, key, reply })
+    }
+
     /// Ends the owner's session.
     pub fn close(&self, owner: Owner, aborted: bool) {
         self.send(Command::CloseSession { owner, aborted });
-    }
-
-    /// Has the kernel's programs wake the owner, which is the thread of flows, by [`Doorbell::of_flows`] when
-    /// packets have come in its session; or no more.
-    pub(crate) fn ring(&self, owner: Owner, on: bool) {
-        self.send(Command::Ring { owner, on });
     }
 
     /// The owner has gone.
@@ -410,25 +407,9 @@ impl Handle {
     /// Takes a graft out of the kernel.
     ///
     /// # Errors
-    /// It is not deployed, or sessions use it.
-    pub fn remove(&self, name: &str) -> Result<(), String> {
-        let remove = || {
-            let name = name.to_owned();
-            self.ask(|reply| Command::Remove { name, reply })
-        };
-        let mut result = remove();
-        // Sessions that are kept for flows to come are in nobody's way. Peers may open them again at once.
-        let asked = Instant::now();
-        let mut closed = 0;
-        while result.is_err() && asked.elapsed() < PATIENCE {
-            closed += self.flows.close_idle();
-            if closed == 0 {
-                break;
-            }
-            thread::sleep(BRIEFLY);
-            result = remove();
-        }
-        result
+    /// It is not deployed, or sessions of applications use it.
+    pub fn remove(&self, name: String) -> Result<(), String> {
+        self.ask(|reply| Command::Remove { name, reply })
     }
 
     /// Whether hooked connections can travel by this carrier, as far as the pool decides.

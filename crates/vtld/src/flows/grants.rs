@@ -5,7 +5,7 @@ use std::{collections::hash_map::Entry, io, net::IpAddr, rc::Rc, time::Duration}
 use tokio::{
     sync::mpsc,
     task::spawn_local,
-    time::{Instant, sleep, timeout},
+    time::{sleep, timeout},
 };
 use vtl_proto::{
     carrier::Kind,
@@ -23,9 +23,8 @@ const GRANT: Duration = Duration::from_secs(15);
 /// Grants at a time.
 const MOST: usize = 1024;
 const MOST_OF_PEER: usize = 4;
-/// How long a carrier waits for the first flow of its association, and how often it looks.
+/// How long a carrier waits for the first flow of its association.
 const EARLY: Duration = Duration::from_secs(2);
-const OFTEN: Duration = Duration::from_millis(10);
 /// How long the peers' being told of the end may take.
 const FAREWELL: Duration = Duration::from_millis(200);
 
@@ -127,14 +126,16 @@ impl Flows {
             };
             self.peers().into_iter().find(is_it)
         };
-        let asked = Instant::now();
-        loop {
-            let found = find();
-            if found.is_some() || asked.elapsed() > EARLY {
-                return found;
+        let found = async {
+            loop {
+                let appeared = self.appeared.notified();
+                if let Some(found) = find() {
+                    return found;
+                }
+                appeared.await;
             }
-            sleep(OFTEN).await;
-        }
+        };
+        timeout(EARLY, found).await.ok()
     }
 
     /// Tells the peers of the end.

@@ -78,11 +78,6 @@ fn age(tcp: &TcpStream) -> Duration {
 }
 
 impl Licence {
-    /// Has the connection asked now.
-    pub(super) fn ask(&self) {
-        self.note_moved();
-    }
-
     /// Bytes of the flow move by a carrier.
     pub(super) fn note_moved(&self) {
         if !self.has_moved.replace(true) && !self.is_asked.get() {

@@ -27,7 +27,7 @@ use std::{
     time::Instant,
 };
 
-use tokio::task::spawn_local;
+use tokio::{sync::Notify, task::spawn_local};
 use vtl_control::{CarrierStatus, FlowList, FlowStatus};
 use vtl_proto::{
     carrier::Kind,
@@ -164,6 +164,8 @@ pub(crate) struct Flows {
     broker: broker::Handle,
     names: Arc<Names>,
     peers: RefCell<HashMap<Key, Rc<Peer>>>,
+    /// There is another one.
+    appeared: Notify,
     /// Flows so far.
     started: Cell<u64>,
     /// By kind; `None` for what cannot be had.
@@ -183,6 +185,7 @@ impl Flows {
             broker,
             names,
             peers: RefCell::default(),
+            appeared: Notify::new(),
             started: Cell::new(0),
             endpoints: RefCell::default(),
             promises: RefCell::default(),
@@ -285,6 +288,7 @@ impl Flows {
         }
         let peer = Rc::new(Peer::new(key));
         peers.insert(key, Rc::clone(&peer));
+        self.appeared.notify_waiters();
         Some((peer, true))
     }
 
@@ -326,12 +330,6 @@ impl Flows {
         let (peer, id) = self.find(number).ok_or_else(|| no_such(number))?;
         peer.move_flow(id, carrier).await?;
         peer.status(id).ok_or_else(|| no_such(number))
-    }
-
-    /// Ends the sessions over grafts of associations without flows; how many there were.
-    pub(crate) fn close_idle(&self) -> usize {
-        let idle = self.peers().into_iter().filter(|peer| !peer.has_flows());
-        idle.map(|peer| peer.close_kind(Kind::Graft)).sum()
     }
 
     /// What there is: one row for each carrier.

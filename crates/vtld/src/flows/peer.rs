@@ -90,9 +90,7 @@ pub(super) struct Peer {
     carriers: RefCell<BTreeMap<CarrierId, Running>>,
     last_carrier: Cell<u32>,
     /// Of the carriers that flows go by unless they are told otherwise: what the opener wants.
-    kind: Cell<Option<Kind>>,
-    /// What its session is to be like.
-    over: RefCell<Option<Arc<Over>>>,
+    desired: RefCell<Option<Desired>>,
     /// Kinds of carriers that flows were moved to by hand.
     wanted: RefCell<BTreeSet<u8>>,
     /// Where the latest flow that this host has opened leads.
@@ -112,8 +110,7 @@ impl Peer {
             flows: RefCell::default(),
             carriers: RefCell::default(),
             last_carrier: Cell::new(0),
-            kind: Cell::new(None),
-            over: RefCell::default(),
+            desired: RefCell::default(),
             wanted: RefCell::default(),
             dest: Cell::new(None),
             heard: Notify::new(),
@@ -154,24 +151,15 @@ impl Peer {
         }
     }
 
-    /// Ends all carriers of a kind; how many there were.
-    pub(super) fn close_kind(&self, kind: Kind) -> usize {
-        let carriers = self.carriers.borrow();
-        let of_kind = carriers
-            .values()
-            .filter(|running| running.carrier.kind() == Some(kind));
-        of_kind.map(|running| running.carrier.close()).count()
-    }
-
     /// A control connection has ended. If it was the only one the other daemon has ended too: its other carriers
     /// would say so by silence.
     pub(super) fn lost_control(&self) {
         let has_control = |running: &Running| running.carrier.kind().is_none();
         if !self.carriers.borrow().values().any(has_control) {
             self.close_carriers();
-            // The resets of flows' own connections may have got lost.
+            // The resets of flows' own connections may have got lost: they are asked as if bytes moved.
             for state in self.flows.borrow().values() {
-                state.licence.ask();
+                state.licence.note_moved();
             }
         }
     }
@@ -192,27 +180,27 @@ impl Peer {
 
     /// Decides by which carrier flows go, once.
     pub(super) fn set_desired(&self, desired: Desired) {
-        if self.kind.get().is_none() {
-            self.kind.set(Some(desired.kind));
-            self.over.replace(desired.over);
-        }
+        self.desired.borrow_mut().get_or_insert(desired);
     }
 
     /// What the session of such a carrier is to be like.
     pub(super) fn over(&self, kind: Kind) -> Option<Arc<Over>> {
-        let is_it = self.kind.get() == Some(kind);
-        self.over.borrow().clone().filter(|_| is_it)
+        let desired = self.desired.borrow();
+        desired
+            .as_ref()
+            .filter(|desired| desired.kind == kind)?
+            .over
+            .clone()
     }
 
     /// Of the carriers that flows go by.
     pub(super) fn kind(&self) -> Option<Kind> {
-        self.kind.get()
+        self.desired.borrow().as_ref().map(|desired| desired.kind)
     }
 
     /// Whether a carrier of a kind is needed, and none is there.
     pub(super) fn needs(&self, kind: Kind) -> bool {
-        let is_wanted =
-            self.kind.get() == Some(kind) || self.wanted.borrow().contains(&kind.number());
+        let is_wanted = self.kind() == Some(kind) || self.wanted.borrow().contains(&kind.number());
         is_wanted && self.latest(kind).is_none()
     }
 
@@ -227,7 +215,7 @@ impl Peer {
 
     /// The carrier that flows go by.
     fn best(&self) -> Option<CarrierId> {
-        self.latest(self.kind.get()?)
+        self.latest(self.kind()?)
     }
 
     /// A flow's TCP connection is established; false if its number was used before.

@@ -34,7 +34,6 @@ enum Command {
         peer: TcpStream,
     },
     Status(Reply<Vec<CarrierStatus>>),
-    CloseIdle(Reply<usize>),
     List(u64, Reply<FlowList>),
     Show(u64, Reply<Result<FlowStatus, String>>),
     Move(u64, String, Reply<Result<FlowStatus, String>>),
@@ -163,11 +162,6 @@ impl Handle {
         self.ask(Command::Status).unwrap_or_default()
     }
 
-    /// Ends the sessions over grafts that no flow needs now; how many there were.
-    pub(crate) fn close_idle(&self) -> usize {
-        self.ask(Command::CloseIdle).unwrap_or(0)
-    }
-
     /// Flows, from an id on.
     pub(crate) fn list(&self, from: u64) -> FlowList {
         let none = FlowList {
@@ -241,7 +235,6 @@ async fn serve(
             }
             // Who has asked may have gone.
             Command::Status(reply) => drop(reply.send(flows.status())),
-            Command::CloseIdle(reply) => drop(reply.send(flows.close_idle())),
             Command::List(from, reply) => drop(reply.send(flows.list(from))),
             Command::Show(id, reply) => drop(reply.send(flows.show(id))),
             Command::Move(id, carrier, reply) => {

@@ -222,8 +222,8 @@ impl Handle {
         discovery::is_understood(&self.shared, stream)
     }
 
-    /// Whether a flow's connection, by its socket's cookie, repeats its option no more, although the peer has acknowledged nothing: who
-    /// missed the first ones takes it for a plain connection.
+    /// Whether a flow's connection, by its socket's cookie, repeats its option no more, although the peer has
+    /// acknowledged nothing: who missed the first ones takes it for a plain connection.
     pub fn is_unnamed(&self, cookie: u64) -> bool {
         self.shared.maps.gave_up(cookie)
     }

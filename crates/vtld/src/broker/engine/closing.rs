@@ -32,16 +32,6 @@ impl Engine {
         owned.map(|(_, sid)| *sid).collect()
     }
 
-    /// Has frames on the loopback wake the owner of a session with a ring of events, or that alone.
-    pub(super) fn ring_owner(&self, owner: Owner, on: bool) {
-        for sid in self.sessions_of_owner(owner) {
-            let entry = self.plane.sessions().get(sid);
-            if let Some(entry) = entry.filter(|e| e.snapshot().aware != intf::VTL_HANDED) {
-                entry.set_aware(if on { intf::VTL_RUNG } else { intf::VTL_EVENTS });
-            }
-        }
-    }
-
     /// Ends a session from our side.
     pub(super) fn close(&mut self, sid: u32, aborted: bool) {
         let Some(session) = self.sessions.get_mut(&sid) else {

@@ -703,7 +703,6 @@ impl Engine {
                 self.grant_accepted();
             }
             Command::CloseSession { owner, aborted } => self.close_owned(owner, aborted),
-            Command::Ring { owner, on } => self.ring_owner(owner, on),
             Command::Gone { owner } => {
                 self.parked
                     .retain(|p| !matches!(p, Parked::Connect { owner: o, .. } if *o == owner));

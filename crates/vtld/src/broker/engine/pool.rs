@@ -16,6 +16,7 @@ use vtl_pool::{
     pool::{Entry, Origin, Pool, store},
 };
 use vtl_proto::{
+    carrier::GRAFT_PORT,
     intf,
     services::{GraftInfo, ParamRange, Requirements, Services, select},
 };
@@ -195,7 +196,7 @@ impl Engine {
         let (Some(there), Some(old)) = (there, old) else {
             return Ok(());
         };
-        let used = self.sessions_of(there.gid);
+        let used = self.sessions_of(there.gid).len();
         if used > 0 && !old.version.is_compatible(new.version) {
             return Err(format!(
                 "graft \"{name}\" {} carries {used} sessions, whose state {} lays out in another \
@@ -314,22 +315,32 @@ impl Engine {
     }
 
     /// Open sessions over a graft.
-    fn sessions_of(&self, gid: u16) -> usize {
-        self.sessions
-            .keys()
-            .filter_map(|sid| self.plane.sessions().get(*sid))
-            .filter(|e| e.state() == intf::VTL_OPEN && e.snapshot().gid == gid)
-            .count()
+    fn sessions_of(&self, gid: u16) -> Vec<u32> {
+        let is_it = |sid: &u32| {
+            let entry = self.plane.sessions().get(*sid);
+            entry.is_some_and(|e| e.state() == intf::VTL_OPEN && e.snapshot().gid == gid)
+        };
+        self.sessions.keys().copied().filter(is_it).collect()
     }
 
     pub(super) fn remove(&mut self, name: &str) -> Result<(), String> {
         let gid = self.plane.grafts().find(|g| g.name == name).map(|g| g.gid);
         let gid = gid.ok_or_else(|| format!("no graft \"{name}\" is deployed: vtl graft list"))?;
-        let used = self.sessions_of(gid);
-        if used > 0 {
+        // Hooked flows go on over TCP, and then by another graft.
+        let is_carrier = |sid: &u32| {
+            let session = self.sessions.get(sid);
+            session.is_some_and(|session| session.port == GRAFT_PORT)
+        };
+        let all = self.sessions_of(gid).into_iter();
+        let (carriers, others): (Vec<_>, Vec<_>) = all.partition(is_carrier);
+        if !others.is_empty() {
+            let used = others.len();
             return Err(format!(
                 "graft \"{name}\" carries {used} sessions: end them first"
             ));
+        }
+        for sid in carriers {
+            self.close(sid, true);
         }
         self.plane.remove(name).map_err(|e| e.to_string())?;
         for pooled in self.pool.iter_mut().filter(|p| p.info.gid == gid) {

@@ -70,6 +70,8 @@ pub(super) struct Sessions {
     broker: broker::Handle,
     open: Rc<Open>,
     is_over: Arc<AtomicBool>,
+    /// Whoever waits for sessions is told when it goes.
+    _listener: Owned,
 }
 
 /// Something of the broker's that goes when this does.
@@ -103,11 +105,15 @@ impl Sessions {
         let over = Arc::clone(&is_over);
         std::thread::Builder::new()
             .name("vtl-accept".into())
-            .spawn(move || accept(&listener, key, &opened, &over))?;
+            .spawn({
+                let broker = broker.clone();
+                move || accept(&broker, key, &opened, &over)
+            })?;
         let sessions = Self {
             broker: broker.clone(),
             open: Rc::default(),
             is_over,
+            _listener: listener,
         };
         match Doorbell::of_flows().and_then(watch) {
             Ok(doorbell) => drop(spawn_local(hear(doorbell, Rc::clone(&sessions.open)))),
@@ -127,16 +133,13 @@ impl Drop for Sessions {
 
 /// Takes sessions that peers open, one after the other, until it is over. The broker answers when there is
 /// one, so this has a thread of its own.
-fn accept(listener: &Owned, key: u64, opened: &mpsc::Sender<Opened>, is_over: &AtomicBool) {
+fn accept(broker: &broker::Handle, key: u64, opened: &mpsc::Sender<Opened>, is_over: &AtomicBool) {
     while !is_over.load(Ordering::Relaxed) {
         let owned = Owned {
-            broker: listener.broker.clone(),
+            broker: broker.clone(),
             owner: next_owner(),
         };
-        let accepted = owned
-            .broker
-            .accept(owned.owner, Some(key), || is_over.load(Ordering::Relaxed));
-        match accepted {
+        match broker.accept_for_flows(owned.owner, key) {
             // Of a flood the rest is closed.
             Ok(granted) => drop(opened.try_send(Opened { granted, owned })),
             Err(_) => std::thread::sleep(PAUSE),
@@ -289,7 +292,6 @@ impl Link for Ready {
                     tokio::select! {
                         () = graft.receive(&peer, id) => {}
                         () = graft.refill() => {}
-                        () = session.look(&graft.figures) => {}
                         () = graft.dead(self.rtt, &self.open) => {
                             tracing::info!(carrier = %Kind::Graft, "nothing comes back");
                         }

@@ -21,7 +21,7 @@ use vtl_proto::{
 
 use super::{
     super::{Carrier, Refused, SILENCE, Taking},
-    Open, Owned, Peer,
+    Open, Peer,
     session::Session,
 };
 
@@ -45,7 +45,6 @@ pub(super) struct Graft {
     room: Semaphore,
     is_over: Cell<bool>,
     over: Notify,
-    pub(super) figures: Cell<Option<CarrierPath>>,
     /// Packets behind a gap that were read, by 64: bit n of word w is packet 64 w + n.
     seen: RefCell<BTreeMap<u64, u64>>,
 }
@@ -80,7 +79,7 @@ impl Carrier for Graft {
     }
 
     fn path(&self) -> Option<CarrierPath> {
-        self.figures.get()
+        self.session.path()
     }
 }
 
@@ -93,7 +92,6 @@ impl Graft {
             room: Semaphore::new(MOST_WAITING),
             is_over: Cell::new(false),
             over: Notify::new(),
-            figures: Cell::new(None),
             seen: RefCell::default(),
         }
     }
@@ -118,8 +116,7 @@ impl Graft {
         let mut ticks = interval(TICK);
         let mut before = 0;
         let mut since = Instant::now();
-        let Owned { broker, owner } = &session.owned;
-        broker.ring(*owner, open.has_bell.get());
+        session.set_rung(open.has_bell.get());
         let (mut unheard, mut heard) = (0, 0);
         loop {
             ticks.tick().await;
@@ -130,18 +127,18 @@ impl Graft {
                 unheard += 1;
                 if unheard == UNHEARD {
                     tracing::info!("the doorbell is not heard: is the loopback up?");
-                    broker.ring(*owner, false);
+                    session.set_rung(false);
                 }
             }
-            let tx = session.tx.borrow();
-            let acknowledged = tx.acknowledged();
-            if tx.unacknowledged() == 0 || acknowledged > before {
+            let (acknowledged, is_idle) = {
+                let tx = session.tx.borrow();
+                (tx.acknowledged(), tx.unacknowledged() == 0)
+            };
+            if is_idle || acknowledged > before {
                 since = Instant::now();
             }
             before = acknowledged;
-            let measured = self.figures.get().map_or(0.0, |path| path.rtt_ms / 1e3);
-            let rtt = rtt.max(Duration::try_from_secs_f64(measured).unwrap_or_default());
-            if since.elapsed() > SILENCE + 3 * rtt {
+            if since.elapsed() > SILENCE + 3 * rtt.max(session.srtt()) {
                 return;
             }
         }

@@ -11,18 +11,16 @@ use std::{
 use tokio::{
     io::{Interest, unix::AsyncFd},
     sync::Notify,
-    task::spawn_blocking,
-    time::interval,
 };
-use vtl_bpf::sessions::SessionTable;
+use vtl_bpf::sessions::{Session as Entry, SessionTable};
 use vtl_control::CarrierPath;
-use vtl_proto::frame::{CarrierId, Frame, Side};
+use vtl_proto::{
+    frame::{CarrierId, Frame, Side},
+    intf::{VTL_EVENTS, VTL_RUNG},
+};
 use vtl_ring::{Events, RxRing, TxRing, egress};
 
 use super::{Opened, Owned, watch};
-
-/// Between two looks at its figures.
-const LOOK: Duration = Duration::from_secs(1);
 
 /// This host's end of a session.
 pub(super) struct Session {
@@ -32,8 +30,8 @@ pub(super) struct Session {
     kick: OwnedFd,
     /// By which egress runs here.
     caller: Option<OwnedFd>,
-    /// Its entry is `sid`.
-    table: Option<Arc<SessionTable>>,
+    /// Where its entry is `sid`.
+    table: Arc<SessionTable>,
     sid: u32,
     /// From the broker.
     wake: AsyncFd<OwnedFd>,
@@ -46,7 +44,7 @@ pub(super) struct Session {
     /// Egress sleeps and is to be woken; bytes of the packet where it is but one.
     sleeps: Cell<Option<u32>>,
     published: Notify,
-    pub(super) owned: Owned,
+    _owned: Owned,
 }
 
 impl Session {
@@ -60,7 +58,7 @@ impl Session {
             rx: RefCell::new(RxRing::map(receive.as_fd(), slots)?),
             kick,
             caller: granted.caller,
-            table: owned.broker.sessions().cloned(),
+            table: Arc::clone(owned.broker.sessions().ok_or(io::ErrorKind::NotConnected)?),
             sid: granted.grant.sid,
             wake: watch(wake)?,
             events: events.map(watch).transpose()?,
@@ -68,7 +66,7 @@ impl Session {
             news: Notify::new(),
             sleeps: Cell::new(None),
             published: Notify::new(),
-            owned,
+            _owned: owned,
         })
     }
 
@@ -162,11 +160,45 @@ impl Session {
         }
     }
 
+    /// What the kernel knows of the session; `None` if it has ended.
+    fn known<T>(&self, of: impl FnOnce(Entry<'_>) -> T) -> Option<T> {
+        let known = of(self.table.get(self.sid)?);
+        // The entry is another session's some time after this one's end, of which the ring says first.
+        self.rx.borrow().closed().is_none().then_some(known)
+    }
+
     /// Which packets have come of 64; `None` behind the last one, or if the session has ended.
     pub(super) fn arrived(&self, word: u64) -> Option<u64> {
-        let arrived = self.table.as_ref()?.get(self.sid)?.arrived(word);
-        // The entry is another session's some time after this one's end, of which the ring says first.
-        arrived.filter(|_| self.rx.borrow().closed().is_none())
+        self.known(|entry| entry.arrived(word))?
+    }
+
+    /// Figures of the path.
+    pub(super) fn path(&self) -> Option<CarrierPath> {
+        self.known(|entry| {
+            let meter = entry.meter();
+            let transmitted = meter.xid.wrapping_sub(meter.extra);
+            CarrierPath {
+                rtt_ms: entry.srtt().as_secs_f64() * 1e3,
+                sent: entry.sent(),
+                lost: transmitted.wrapping_sub(meter.arrived).into(),
+                refused: None,
+            }
+        })
+    }
+
+    /// Smoothed round-trip time; 0 before the first.
+    pub(super) fn srtt(&self) -> Duration {
+        self.known(|entry| entry.srtt()).unwrap_or_default()
+    }
+
+    /// Has frames on the loopback wake this thread when packets come, or the ring of events alone.
+    pub(super) fn set_rung(&self, on: bool) {
+        let aware = if on { VTL_RUNG } else { VTL_EVENTS };
+        if self.events.is_some() && self.rx.borrow().closed().is_none() {
+            self.table
+                .get(self.sid)
+                .inspect(|entry| entry.set_aware(aware));
+        }
     }
 
     /// Whether the session has ended, and all was read.
@@ -212,24 +244,6 @@ impl Session {
         if rx.consume(packets) {
             rx.offer_room();
             self.kick();
-        }
-    }
-
-    /// Keeps figures of the path, up to the session's end.
-    pub(super) async fn look(&self, figures: &Cell<Option<CarrierPath>>) {
-        let mut looks = interval(LOOK);
-        loop {
-            looks.tick().await;
-            let Owned { broker, owner } = &self.owned;
-            let (broker, owner) = (broker.clone(), *owner);
-            let asked = spawn_blocking(move || broker.statistics(owner)).await;
-            let Ok(Ok(status)) = asked else { return };
-            figures.set(Some(CarrierPath {
-                rtt_ms: status.rtt_ms,
-                sent: status.sent,
-                lost: status.lost,
-                refused: None,
-            }));
         }
     }
 }
