@@ -433,7 +433,9 @@ impl Engine {
     /// be left alone from now on.
     fn is_unheard(&mut self) -> bool {
         let _ = self.ring.consume();
-        let missed = !self.events.borrow().is_empty();
+        // Only packets ring: other news may have come just now.
+        let rings = |(_, what): &(u32, u32)| *what == intf::VTL_EV_RECV;
+        let missed = self.events.borrow().iter().any(rings);
         self.unheard += u32::from(missed);
         missed && self.unheard == UNHEARD
     }
