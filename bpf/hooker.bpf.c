@@ -538,36 +538,45 @@ int vtl_sockops(struct bpf_sock_ops *ops) {
 
 /* ---- server steering ---- */
 
-/* 1 if the options of the TCP header at `off` hold VTL's. */
-static __always_inline int syn_has_option(struct __sk_buff *skb, __u32 off, __u32 doff) {
-    __u8 opts[40];
+/* What the options of the TCP header at `off` say of VTL. */
+enum syn_says { SYN_NOTHING, SYN_VTL, SYN_CONTROL };
+
+/* Bytes of options, at most. */
+enum { OPTIONS_MAX = 40 };
+
+static __always_inline enum syn_says vtl_option(struct __sk_buff *skb, __u32 off, __u32 doff) {
+    __u8 opts[OPTIONS_MAX + VTL_OPT_FLOW_LEN];
     __u32 len = doff * 4 - sizeof(struct tcphdr), i = 0;
 
-    if (doff <= 5 || len < VTL_OPT_LEN || len > sizeof(opts))
-        return 0;
+    if (doff <= 5 || len < VTL_OPT_LEN || len > OPTIONS_MAX)
+        return SYN_NOTHING;
     __builtin_memset(opts, 0, sizeof(opts));
     if (bpf_skb_load_bytes_relative(skb, off + sizeof(struct tcphdr), opts, len, BPF_HDR_START_NET))
-        return 0;
+        return SYN_NOTHING;
     /* Every option that is not the end takes at least one byte. */
     int turn;
-    vtl_for(turn, 0, 40) {
-        if (i > sizeof(opts) - VTL_OPT_LEN)
-            return 0;
+    vtl_for(turn, 0, OPTIONS_MAX) {
+        if (i > OPTIONS_MAX - VTL_OPT_LEN)
+            return SYN_NOTHING;
         __u8 kind = opts[i], size = opts[i + 1];
         if (kind == 0)
-            return 0;
+            return SYN_NOTHING;
         if (kind == 1) {
             i++;
             continue;
         }
         if (kind == VTL_OPT_KIND && (size == VTL_OPT_LEN || size == VTL_OPT_FLOW_LEN) &&
-            opts[i + 2] == VTL_OPT_EXID >> 8 && opts[i + 3] == (VTL_OPT_EXID & 0xff))
-            return 1;
+            opts[i + 2] == VTL_OPT_EXID >> 8 && opts[i + 3] == (VTL_OPT_EXID & 0xff)) {
+            if (size == VTL_OPT_FLOW_LEN &&
+                !(opts[i + 8] | opts[i + 9] | opts[i + 10] | opts[i + 11]))
+                return SYN_CONTROL;
+            return SYN_VTL;
+        }
         if (size < 2)
-            return 0;
+            return SYN_NOTHING;
         i += size;
     }
-    return 0;
+    return SYN_NOTHING;
 }
 
 /* tcx ingress on every interface but lo. */
@@ -576,7 +585,8 @@ int vtl_steer_syn(struct __sk_buff *skb) {
     struct tcphdr tcp, *seen;
     struct bpf_sock *sk;
     __u32 off, port, slot;
-    int v4, odd, full = 0;
+    int v4, odd, state, full = 0;
+    enum syn_says says;
     __u8 *hooked;
 
     seen = glance(skb, &odd);
@@ -584,13 +594,18 @@ int vtl_steer_syn(struct __sk_buff *skb) {
         return TC_ACT_UNSPEC;
     port = bpf_ntohs(tcp.dest);
     hooked = bpf_map_lookup_elem(&vtl_ports, &port);
-    if (!hooked || !*hooked || !syn_has_option(skb, off, tcp.doff))
+    if (!hooked || !*hooked)
+        return TC_ACT_UNSPEC;
+    says = vtl_option(skb, off, tcp.doff);
+    if (says == SYN_NOTHING)
         return TC_ACT_UNSPEC;
 
     /* Only where the application listens, so that a closed port still answers with a RST, and has
      * room, so that a full queue still answers with silence; and only for a new connection: a SYN
-     * for an existing one is TCP's to judge. */
-    if (receiver_state(skb, tcp.source, tcp.dest, v4, &full) != BPF_TCP_LISTEN || full)
+     * for an existing one is TCP's to judge. A control connection needs no application: there may
+     * be connections from the time when it still listened. */
+    state = receiver_state(skb, tcp.source, tcp.dest, v4, &full);
+    if (says == SYN_CONTROL ? state && state != BPF_TCP_LISTEN : state != BPF_TCP_LISTEN || full)
         return TC_ACT_UNSPEC;
 
     slot = v4 ? VTL_STEER_4 : VTL_STEER_6;

@@ -34,6 +34,8 @@ enum Accident {
     Kill(Host),
     /// The server's daemon is told to end.
     Terminate,
+    /// Another daemon takes over from one.
+    TakeOver(Host),
     /// The path drops the packets of an IP protocol from now on.
     Drop(u8),
     /// The path drops everything for a while.
@@ -41,10 +43,12 @@ enum Accident {
 }
 
 impl Accident {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 8] = [
         Self::Kill(Host::Server),
         Self::Drop(VTL),
+        Self::TakeOver(Host::Server),
         Self::Kill(Host::Client),
+        Self::TakeOver(Host::Client),
         Self::Drop(UDP),
         Self::Outage,
         Self::Terminate,
@@ -54,7 +58,7 @@ impl Accident {
     fn is_survived(self) -> bool {
         match self {
             Self::Kill(_) | Self::Terminate => false,
-            Self::Drop(_) | Self::Outage => true,
+            Self::TakeOver(_) | Self::Drop(_) | Self::Outage => true,
         }
     }
 }
@@ -185,6 +189,7 @@ fn accidents(name: &str, rounds: Range<u64>) {
                 daemon.signal(Signal::SIGTERM);
                 assert!(daemon.wait().success(), "{context}");
             }
+            Accident::TakeOver(host) => world.take_over(host),
             Accident::Drop(protocol) => world.block(Some(protocol)),
             Accident::Outage => {
                 world.set_loss(100.0);
@@ -206,7 +211,7 @@ fn accidents(name: &str, rounds: Range<u64>) {
         }
         let took = happened.elapsed();
         world.testbed.set(&calm).expect("set");
-        if accident == Accident::Outage || matches!(accident, Accident::Drop(_)) {
+        if accident.is_survived() {
             until("the server's program has said it all", || {
                 programs.lines() >= before + reached
             });

@@ -16,40 +16,50 @@ use crate::harness::{World, payload, same, until, url};
 const MB: usize = 1 << 20;
 /// IP protocol.
 const UDP: u8 = 17;
-/// Mbit/s: slow enough for what is to happen in the middle.
+/// Bytes in each direction, and Mbit/s: slow enough for what is to happen in the middle.
+const BIG: usize = 48 * MB;
 const CRAWL: f64 = 8.0;
 
-/// A download and an upload at the same time, while `happens` does something to the link.
-fn carry_through(carrier: &str, name: &str, happens: impl FnOnce(&World, &mut dyn FnMut(u64))) {
-    let Some(world) = World::new(&format!("{name}-{carrier}"), &Link::new(10.0, 100.0)) else {
+/// Both ways in a world with a carrier of the kind.
+fn carry_through(carrier: &str, name: &str, happens: impl FnOnce(&mut World, &mut dyn FnMut(u64))) {
+    let Some(mut world) = World::new(&format!("{name}-{carrier}"), &Link::new(10.0, 100.0)) else {
         return;
     };
-    let server = world.servers()[0];
     world.serve("meet", 1);
+    let server = world.servers()[0];
     world.start_over(carrier, server, "meet").process.wait();
     until("a carrier", || !world.carriers(Host::Client).is_empty());
+    both_ways(&mut world, &["--carrier", carrier], happens);
+}
+
+/// A download and an upload at the same time, with options of `vtl run`, while `happens` does something to the link
+/// or the daemons.
+pub(crate) fn both_ways(
+    world: &mut World,
+    run: &[&str],
+    happens: impl FnOnce(&mut World, &mut dyn FnMut(u64)),
+) {
+    let server = world.servers()[0];
     world.set_rate(CRAWL);
     let file = world.path("upload");
-    fs::write(&file, payload(24 * MB, 7)).expect("written");
-    let curl = ["run", "--carrier", carrier, "--", "curl", "-sS", "-T"];
+    fs::write(&file, payload(BIG, 7)).expect("written");
     let from = file.to_str().expect("UTF-8");
+    let to = url(server, "up");
+    let upload = [&["run"], run, &["--", "curl", "-sS", "-T", from, &to]].concat();
     let mut upload = world
-        .vtl(
-            Host::Client,
-            &[&curl[..], &[from, &url(server, "up")]].concat(),
-        )
+        .vtl(Host::Client, &upload)
         .stdout(Stdio::null())
         .spawn()
         .expect("curl runs");
-    world.serve("big", 24 * MB);
-    let mut download = world.start_over(carrier, server, "big");
+    world.serve("big", BIG);
+    let mut download = world.start_download_run(run, server, "big");
     let mut reached = 0;
     let mut goes_on = |more: u64| {
         reached = reached.max(download.arrived()) + more;
         download.reaches(reached);
     };
     goes_on(100_000);
-    happens(&world, &mut goes_on);
+    happens(world, &mut goes_on);
     world.set_rate(100.0);
     let status = download.process.wait();
     assert!(status.success(), "{status}");
@@ -101,7 +111,7 @@ fn kcp__dropped_in_mid_flow_and_back() {
 }
 
 /// What flows can be moved to.
-fn kinds() -> Vec<&'static str> {
+pub(crate) fn kinds() -> Vec<&'static str> {
     let mut kinds = vec!["tcp", "sctp", "quic", "kcp", "graft"];
     if std::path::Path::new("/proc/sys/net/mptcp").exists() {
         kinds.push("mptcp");

@@ -37,6 +37,7 @@ mod pool;
 mod programs;
 mod python;
 mod registry;
+mod restart;
 mod rules;
 mod succession;
 mod users;

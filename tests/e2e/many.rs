@@ -124,7 +124,7 @@ fn sessions__two_hundred_at_once() {
 
 /// How many files this process, and so the daemons, may open. As many as are `wanted`, if that is
 /// allowed.
-fn allow_files(wanted: u64) -> u64 {
+pub(crate) fn allow_files(wanted: u64) -> u64 {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("there is a limit");
     let limit = hard.max(wanted);
     let raised = setrlimit(Resource::RLIMIT_NOFILE, limit, limit);

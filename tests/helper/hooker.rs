@@ -83,8 +83,9 @@ pub(crate) fn serve() {
         plain_ttl: Duration::from_secs(600),
         ..Config::default()
     };
-    let hooker = Hooker::start(config, broker.clone()).unwrap();
+    let hooker = Hooker::start(config, broker.clone(), &mut None).unwrap();
     assert!(broker.handle.set(hooker.handle()).is_ok());
+    hooker.begin();
     println!("ready");
     for line in std::io::stdin().lines() {
         let line = line.unwrap();

@@ -3,10 +3,13 @@
 //! ```text
 //! vtl-e2e-helper hooker                       a Hooker without a broker, as its standard input says
 //! vtl-e2e-helper hold listen|connect AT COUNT an application with many sessions
+//! vtl-e2e-helper talk serve|connect AT COUNT [idle]
+//!                                             an application with many TCP connections
 //! ```
 
 mod hold;
 mod hooker;
+mod talk;
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -14,6 +17,8 @@ fn main() {
     match args[..] {
         ["hooker"] => hooker::serve(),
         ["hold", role, at, count] => hold::run(role, at, count),
+        ["talk", role, at, count] => talk::run(role, at, count, false),
+        ["talk", role, at, count, "idle"] => talk::run(role, at, count, true),
         _ => panic!("{args:?}: see the sources"),
     }
 }

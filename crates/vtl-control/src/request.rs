@@ -145,6 +145,11 @@ pub enum Request {
     ///
     /// Answer: [`RuleCount`](crate::RuleCount).
     RuleReload,
+    /// End, and leave everything to another daemon, by the socket whose descriptor comes with the answer. Root
+    /// only.
+    ///
+    /// Answer: [`Done`](crate::Done).
+    TakeOver,
     /// Open a session, and wait until the peer has agreed. It belongs to the connection on which it
     /// was asked for, and ends with that.
     ///

@@ -117,6 +117,8 @@ pub struct Association {
     early_bytes: usize,
     changed: BTreeSet<FlowId>,
     broken: VecDeque<CarrierId>,
+    /// Carriers of a former daemon, of which the peer has to be told.
+    former: VecDeque<CarrierId>,
 }
 
 impl Association {
@@ -131,6 +133,7 @@ impl Association {
             early_bytes: 0,
             changed: BTreeSet::new(),
             broken: VecDeque::new(),
+            former: VecDeque::new(),
         }
     }
 
@@ -139,7 +142,7 @@ impl Association {
     pub fn add_carrier(&mut self, id: CarrierId, retains: bool) {
         let carrier = Carrier {
             retains,
-            broken: VecDeque::new(),
+            broken: mem::take(&mut self.former),
             rejected: VecDeque::new(),
             owing: BTreeSet::new(),
         };
@@ -209,13 +212,27 @@ impl Association {
     /// Takes over a flow of a former daemon, whose carriers have all broken.
     pub fn restore(&mut self, id: FlowId, flow: Flow) {
         let reset = flow.error();
+        // The former one may have known the run, and not said so.
+        let attached = Some(flow.receive.latest_run()).filter(|number| *number > 0);
         let entry = Entry {
             flow,
             reset,
+            attached,
             ..Entry::new(self.window, self.window)
         };
         self.flows.insert(id, entry);
         self.touch(id);
+    }
+
+    /// Has the next carrier tell the peer that these of a former daemon have broken.
+    pub fn restore_broken(&mut self, ids: impl IntoIterator<Item = CarrierId>) {
+        self.former.extend(ids);
+    }
+
+    /// Carriers that have broken, of which some other carrier has still to tell the peer.
+    pub fn untold_broken(&self) -> impl Iterator<Item = CarrierId> {
+        let queued = self.carriers.values().flat_map(|carrier| &carrier.broken);
+        queued.chain(&self.former).copied()
     }
 
     /// All flows, for a daemon that restarts, once all carriers have broken.

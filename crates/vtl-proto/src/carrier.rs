@@ -3,14 +3,17 @@
 
 use core::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// The grafts that may lose something, as carriers of flows that are marked loss-tolerant.
 pub const LOSSY: [&str; 4] = ["udp", "udp-lite", "dccp-ccid2", "dccp-ccid3"];
 
 /// The VTL port that sessions which carry flows are opened to: no application gets it.
 pub const GRAFT_PORT: u16 = 65_535;
 
-/// Kinds of carriers of flows: one to each peer takes all flows that want its kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// Kinds of carriers of flows: one to each peer takes all flows that want its kind. Serialized by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Kind {
     /// QUIC, by quinn.
     Quic,

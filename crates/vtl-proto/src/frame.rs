@@ -99,7 +99,7 @@ impl FlowId {
 }
 
 /// What a SYN's option says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct FlowName {
     /// The association's, which its opener has chosen at random.
     pub tag: u32,

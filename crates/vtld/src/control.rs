@@ -23,12 +23,13 @@ use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::{
         epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout},
+        signal::{Signal, kill},
         socket::{
             AddressFamily, Backlog, SockFlag, SockType, UnixAddr, accept4, bind, getsockopt,
             listen, socket, sockopt,
         },
     },
-    unistd::{Gid, Group},
+    unistd::{Gid, Group, Pid},
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -39,6 +40,7 @@ use vtl_control::{
 
 use crate::{
     broker::{self, Granted, Owner, Wish},
+    handover,
     hooker::{self, Carrier, Hooked, Hooker},
     option::netns_cookie,
     rules::Keeper,
@@ -53,7 +55,11 @@ const LISTENER: u64 = 0;
 pub struct Control {
     socket: OwnedFd,
     path: PathBuf,
+    successor: Successor,
 }
+
+/// By what everything goes to the daemon that takes over.
+type Successor = Arc<Mutex<Option<OwnedFd>>>;
 
 /// What requests act on.
 struct Service {
@@ -67,6 +73,7 @@ struct Service {
     epoll: Epoll,
     clients: Mutex<HashMap<Owner, Arc<Connection>>>,
     most_clients: usize,
+    successor: Successor,
 }
 
 /// A connection.
@@ -110,6 +117,7 @@ impl Control {
         Ok(Self {
             socket: fd,
             path: path.to_path_buf(),
+            successor: Successor::default(),
         })
     }
 
@@ -135,11 +143,21 @@ impl Control {
             epoll,
             clients: Mutex::default(),
             most_clients: sessions + SPARE_CLIENTS,
+            successor: Arc::clone(&self.successor),
         });
         thread::Builder::new()
             .name("vtl-control".into())
             .spawn(move || service.run(&socket))?;
         Ok(())
+    }
+
+    /// By what everything goes to another daemon, if one has asked to take over: this process gets SIGTERM then.
+    pub fn successor(&self) -> Option<OwnedFd> {
+        let mut successor = self
+            .successor
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        successor.take()
     }
 }
 
@@ -249,12 +267,14 @@ impl Service {
     /// Answers one request. False if the connection has ended.
     fn converse(&self, connection: &Connection, owner: Owner) -> bool {
         let client = &connection.socket;
+        let mut ends = false;
         let answer = match protocol::receive(client.as_raw_fd()) {
             Ok(Some((request, descriptors))) => {
                 let gone = || hung_up(client);
                 Request::parse(&request)
                     .map_err(|bad| bad.to_string().into())
                     .and_then(|request| {
+                        ends = request == Request::TakeOver;
                         self.answer(request, descriptors, &connection.peer, owner, gone)
                     })
             }
@@ -264,16 +284,17 @@ impl Service {
         let (message, descriptors) =
             answer.unwrap_or_else(|refusal| (refusal.to_message(), Vec::new()));
         let fds: Vec<_> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
-        protocol::send(client.as_raw_fd(), &message, &fds).is_ok()
+        let is_sent = protocol::send(client.as_raw_fd(), &message, &fds).is_ok();
+        if ends && !fds.is_empty() {
+            // Now that the successor has what it needs.
+            let _ = kill(Pid::this(), Signal::SIGTERM);
+        }
+        is_sent
     }
 
     /// What a hook's connections are to travel by. `port`: those that a server accepts.
     fn carrier(&self, spec: &CarrierSpec, port: bool) -> Result<Carrier, String> {
-        let carrier = match &spec.carrier {
-            None => Carrier::default(),
-            Some(name) => name.parse()?,
-        };
-        let carrier = carrier.marked(spec.loss_tolerant, port, "--loss-tolerant")?;
+        let carrier = Carrier::wanted(spec, port)?;
         self.broker.carries(&carrier)?;
         Ok(carrier)
     }
@@ -376,6 +397,13 @@ impl Service {
                 let count = self.rules.reload()?;
                 plain(RuleCount { count })
             }
+            Request::TakeOver => {
+                root("take-over")?;
+                if !peer.near {
+                    return Err("this vtld is another network namespace's".into());
+                }
+                self.take_over()
+            }
             Request::Connect { to, session } => {
                 let wish = wish(session)?;
                 granted(self.broker.connect(owner, to, &wish, gone)?, peer.near)
@@ -393,6 +421,20 @@ impl Service {
                 plain(Done {})
             }
         }
+    }
+
+    /// Has the daemon end, and leave everything to whoever asks.
+    fn take_over(&self) -> Answer {
+        let mut successor = self
+            .successor
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if successor.is_some() {
+            return Err("another daemon is taking over".into());
+        }
+        let (ours, theirs) = handover::channel().map_err(|error| error.to_string())?;
+        *successor = Some(ours);
+        Ok((protocol::to_message(&Done {})?, vec![theirs]))
     }
 
     /// Loads a graft of the pool, or of a package that came along.

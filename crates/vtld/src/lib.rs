@@ -3,12 +3,14 @@
 //! - [`hooker`]: captures unmodified applications' connections;
 //! - [`broker`]: opens sessions with peers and moves the bytes;
 //! - `flows`: hooked flows, and carriers that are no grafts, such as QUIC;
+//! - [`handover`]: what a daemon leaves to its successor;
 //! - [`rules`]: the file that says which connections travel by what;
 //! - [`control`]: the Unix socket for `vtl` and the client library.
 
 pub mod broker;
 pub mod control;
 mod flows;
+pub mod handover;
 pub mod hooker;
 mod option;
 pub mod rules;

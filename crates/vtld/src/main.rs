@@ -5,10 +5,12 @@ mod log;
 use std::{
     fs::{self, File},
     io::IsTerminal,
+    os::fd::OwnedFd,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process::ExitCode,
     sync::Arc,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, anyhow, bail};
@@ -19,13 +21,20 @@ use nix::{
     sys::signal::{SigSet, Signal},
 };
 use vtl_bpf::{plane::Ingress, pump::Choice};
-use vtld::{broker, control::Control, hooker::Hooker, rules::Keeper};
+use vtl_control::{Client, Done, Request};
+use vtld::{
+    broker,
+    control::Control,
+    handover::{self, Left},
+    hooker::Hooker,
+    rules::Keeper,
+};
 
 /// Changes this host's transport protocol: loads grafts into the kernel, opens sessions with peers,
 /// and carries the connections of hooked applications.
 ///
 /// Needs root. Runs in the foreground, or under systemd; `vtl doctor` says what the kernel lacks.
-/// When it ends, however it ends, everything it loaded is gone and new connections are plain TCP.
+/// When it ends, everything it loaded is gone and new connections are plain TCP, unless another one takes over.
 #[derive(Parser)]
 #[command(version, about, long_about)]
 struct Args {
@@ -62,6 +71,9 @@ struct Args {
     /// File of rules; read again at SIGHUP and by `vtl rule reload`
     #[arg(long, value_name = "FILE", default_value = vtld::rules::DEFAULT_FILE)]
     rules: PathBuf,
+    /// Take over from the daemon that runs: its connections and hooks go on here
+    #[arg(long)]
+    take_over: bool,
     /// What to log: error, warn, info, debug, or a tracing filter
     #[arg(long, env = "VTL_LOG", default_value = "info")]
     log: String,
@@ -101,6 +113,10 @@ fn sessions(text: &str) -> Result<usize, String> {
         _ => Err("must be a number from 1 to 65536".into()),
     }
 }
+
+/// Between two looks whether another daemon has ended, and how long it may take once it has handed over.
+const TURN: Duration = Duration::from_millis(5);
+const FAREWELL: Duration = Duration::from_secs(120);
 
 /// A session takes one descriptor, two without io_uring, and eight while it is opened, and the
 /// customary limits are 1,024 and half a million.
@@ -170,7 +186,8 @@ struct Claim {
 }
 
 impl Claim {
-    fn new() -> anyhow::Result<Self> {
+    /// `patience`: how long another daemon may take to end.
+    fn new(patience: Duration) -> anyhow::Result<Self> {
         let socket = Path::new(vtl_control::DEFAULT_SOCKET);
         let folder = socket.parent().unwrap_or(Path::new("/run"));
         // Of the root user, so that nobody else can claim it.
@@ -178,11 +195,16 @@ impl Claim {
             .with_context(|| format!("cannot make the folder {}", folder.display()))?;
         let number = fs::metadata("/proc/self/ns/net")?.ino();
         let path = folder.join(format!("net-{number}.lock"));
+        let began = Instant::now();
         loop {
             let file =
                 File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
             let lock = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
                 Ok(lock) => lock,
+                Err((_, Errno::EWOULDBLOCK)) if began.elapsed() < patience => {
+                    std::thread::sleep(TURN);
+                    continue;
+                }
                 Err((_, Errno::EWOULDBLOCK)) => {
                     bail!("another vtld runs in this network namespace: stop it first")
                 }
@@ -205,6 +227,50 @@ impl Drop for Claim {
     }
 }
 
+/// What a former daemon has left: the one that runs, or one whose legacy the service manager has kept. And how long
+/// the former may take to end.
+fn take_over(args: &Args) -> anyhow::Result<(Option<Left>, Duration)> {
+    let (socket, patience) = if args.take_over {
+        let running = Client::connect(&args.socket)?;
+        let (Done {}, mut sockets) = running.call_with_descriptors(&Request::TakeOver)?;
+        let socket = sockets
+            .pop()
+            .context("the running daemon cannot be taken over")?;
+        (Some(socket), FAREWELL)
+    } else {
+        (handover::stored(), Duration::ZERO)
+    };
+    let Some(socket) = socket else {
+        return Ok((None, patience));
+    };
+    match handover::receive(&socket) {
+        Ok(left) => Ok((Some(left), patience)),
+        Err(error) => {
+            // Its connections have ended with it; new ones are still to be carried.
+            tracing::error!(%error, "starting without what was before");
+            Ok((None, patience))
+        }
+    }
+}
+
+/// Leaves connections and hooks to the daemon that takes over, or to the service manager for the next one. Without
+/// either they end.
+fn hand_over(successor: Option<OwnedFd>, hooker: &Hooker, broker: &broker::Handle) {
+    let handed = match successor {
+        Some(to) => handover::leave(to, hooker, broker),
+        None if handover::has_manager() => handover::channel().and_then(|(ours, theirs)| {
+            let connections = handover::leave(ours, hooker, broker)?;
+            handover::store(&theirs)?;
+            Ok(connections)
+        }),
+        None => return,
+    };
+    match handed {
+        Ok(connections) => tracing::info!(connections, "handed over"),
+        Err(error) => tracing::error!(%error, "the connections end"),
+    }
+}
+
 fn run(args: &Args) -> anyhow::Result<()> {
     drop_privileges().context("cannot give up privileges")?;
     // Blocked in every thread, so that only the wait below sees them.
@@ -224,8 +290,9 @@ fn run(args: &Args) -> anyhow::Result<()> {
     libbpf_rs::set_print(None);
     allow_descriptors(args.max_sessions);
 
+    let (mut left, patience) = take_over(args)?;
     let control = Control::bind(&args.socket, &args.group)?;
-    let _claim = Claim::new()?;
+    let _claim = Claim::new(patience)?;
     let config = broker::Config {
         ingress: match args.ingress {
             Hook::Tcx => Ingress::Tcx,
@@ -248,14 +315,27 @@ fn run(args: &Args) -> anyhow::Result<()> {
     };
     let (broker, thread) =
         broker::start(config).context("the data plane does not start (try: vtl doctor)")?;
-    let hooker = Hooker::start(Default::default(), Arc::new(broker.clone()))
+    let hooker = Hooker::start(Default::default(), Arc::new(broker.clone()), &mut left)
         .context("the Hooker does not start (try: vtl doctor)")?;
     broker.set_hooker(hooker.handle());
+    let is_heir = left.is_some();
+    match left {
+        Some(left) => {
+            tracing::info!(connections = left.connections(), "taken over");
+            left.resume(&hooker, &broker);
+        }
+        None => hooker.begin(),
+    }
     let hooker = Arc::new(hooker);
     let sessions = args.max_sessions;
-    // A daemon that runs without its rules would look well.
-    let rules = Keeper::start(args.rules.clone(), broker.clone(), Arc::downgrade(&hooker))
-        .map_err(|error| anyhow!(error))?;
+    // A daemon that runs without its rules would look well; one that has taken over must not drop that.
+    let rules = Keeper::start(
+        args.rules.clone(),
+        broker.clone(),
+        Arc::downgrade(&hooker),
+        is_heir,
+    )
+    .map_err(|error| anyhow!(error))?;
     control.serve(
         broker.clone(),
         Arc::downgrade(&hooker),
@@ -263,6 +343,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
         sessions,
     )?;
     tracing::info!(socket = %args.socket.display(), "ready");
+    handover::ready();
 
     let signal = loop {
         match signals.wait()? {
@@ -275,7 +356,9 @@ fn run(args: &Args) -> anyhow::Result<()> {
     };
     tracing::info!(%signal, "stopping");
     // No new work, then no hooks, then no sessions.
+    let successor = control.successor();
     drop(control);
+    hand_over(successor, &hooker, &broker);
     drop(hooker);
     broker.stop();
     let _ = thread.join();

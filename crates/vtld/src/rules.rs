@@ -51,6 +51,7 @@ impl Keeper {
         path: PathBuf,
         broker: broker::Handle,
         hooker: Weak<Hooker>,
+        is_heir: bool,
     ) -> Result<Arc<Self>, String> {
         let keeper = Arc::new(Self {
             path,
@@ -59,7 +60,11 @@ impl Keeper {
             watching: Mutex::new(false),
             changed: Condvar::new(),
         });
-        keeper.reload()?;
+        match keeper.reload() {
+            // What was taken over goes on.
+            Err(error) if is_heir => tracing::error!(%error, "no rules are in force"),
+            read => drop(read?),
+        }
         let watcher = Arc::downgrade(&keeper);
         thread::Builder::new()
             .name("vtl-rules".into())

@@ -19,8 +19,9 @@ nix::ioctl_read_bad!(unread, nix::libc::FIONREAD, c_int);
 /// What a socket's reader finds next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ahead {
-    /// Bytes. A read ends before an urgent one, also if that comes before the read does.
-    Bytes,
+    /// At least so many bytes, and the next is not urgent. A read ends before an urgent one, also if that comes
+    /// before the read does.
+    Bytes(usize),
     /// The urgent byte: a read of more than one would go on behind it.
     Urgent,
     /// The end.
@@ -31,18 +32,19 @@ pub(crate) enum Ahead {
 pub(crate) fn ahead(socket: &TcpStream) -> io::Result<Ahead> {
     // In this order: of a byte that is there already it is certain whether it is urgent. Looking at
     // it has the kernel do more than counting it.
-    if waiting(socket) == 0 && socket.peek(&mut [0])? == 0 {
-        return Ok(Ahead::End);
+    let mut count = waiting(socket);
+    if count == 0 {
+        count = socket.peek(&mut [0])?;
     }
-    Ok(if is_next(socket) {
-        Ahead::Urgent
-    } else {
-        Ahead::Bytes
+    Ok(match count {
+        0 => Ahead::End,
+        _ if is_next(socket) => Ahead::Urgent,
+        count => Ahead::Bytes(count),
     })
 }
 
 /// Bytes that have come and were not read.
-pub(crate) fn waiting(socket: &TcpStream) -> usize {
+fn waiting(socket: &TcpStream) -> usize {
     let mut count = 0;
     // SAFETY: the call writes one integer to where the pointer points. Of a socket that fails, reading says more.
     match unsafe { unread(socket.as_raw_fd(), &raw mut count) } {

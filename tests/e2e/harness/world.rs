@@ -132,6 +132,22 @@ impl World {
     }
 
     fn spawn_program(&mut self, host: Host, vtld: &Path, args: &[&str]) {
+        let command = self.testbed.command(host, vtld);
+        let mut command = command.expect("a namespace");
+        command.args(args);
+        self.spawn_command(host, command);
+    }
+
+    /// Starts a daemon by a shell's command, which `prepare` completes; `vtld`: the program.
+    pub(crate) fn start_as(&mut self, host: Host, prepare: impl FnOnce(&mut Command, &Path)) {
+        let command = self.testbed.command(host, "bash");
+        let mut command = command.expect("a namespace");
+        prepare(&mut command, &vtld());
+        self.spawn_command(host, command);
+        self.ready(host);
+    }
+
+    fn spawn_command(&mut self, host: Host, mut command: Command) {
         assert!(
             self.daemons.iter().all(|d| d.host != host),
             "one daemon a host"
@@ -140,9 +156,7 @@ impl World {
             .create(true)
             .append(true)
             .open(self.log_path(host));
-        let mut command = self.testbed.command(host, vtld).expect("a namespace");
         command
-            .args(args)
             .env("VTL_LOG", "vtld=debug,info")
             .stdout(std::process::Stdio::null());
         let process = Process::start(command.stderr(log.expect("a log")));

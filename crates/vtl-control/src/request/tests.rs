@@ -141,6 +141,7 @@ fn rules__have_these_forms() {
         json!({ "op": "rule_check", "name": "/etc/vtl/rules.toml" }),
     );
     form!(Request::RuleReload, json!({ "op": "rule_reload" }));
+    form!(Request::TakeOver, json!({ "op": "take_over" }));
 }
 
 #[test]

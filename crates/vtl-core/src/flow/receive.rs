@@ -286,6 +286,11 @@ impl ReceiveHalf {
         Ok(())
     }
 
+    /// The number of the latest run that the peer has told of; 0: none.
+    pub fn latest_run(&self) -> u32 {
+        self.runs.back().unwrap_or(&self.run).number
+    }
+
     fn next_run(&mut self) {
         if let Some(run) = self.runs.pop_front_if(|r| r.position == self.position) {
             self.run = run;

@@ -29,7 +29,7 @@ impl Doorbell {
         Self::of(intf::VTL_BELL_ETHERTYPE)
     }
 
-    /// That of the thread of flows, for sessions that the broker was told of ([`super::Handle::ring`]).
+    /// That of the thread of flows.
     pub(crate) fn of_flows() -> io::Result<Self> {
         Self::of(intf::VTL_FLOWS_ETHERTYPE)
     }

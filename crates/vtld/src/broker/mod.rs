@@ -420,7 +420,7 @@ impl Handle {
         let over = match carrier {
             Carrier::Graft(name) => Over::Graft(name.clone()),
             Carrier::Services(wanted) => Over::Services(*wanted),
-            Carrier::Lossy(name) => Over::Lossy(name),
+            Carrier::Lossy(name) => Over::Lossy((*name).to_owned()),
             _ => return Ok(()),
         };
         self.ask(|reply| Command::Carries { over, reply })

@@ -560,7 +560,7 @@ impl<H> Streams<H> {
         // ends before one that comes now.
         let ahead = match flow.wary {
             true => urgent::ahead(socket),
-            false => Ok(Ahead::Bytes),
+            false => Ok(Ahead::Bytes(1)),
         };
         let most = match ahead {
             Ok(Ahead::Urgent) => 1,
@@ -568,7 +568,7 @@ impl<H> Streams<H> {
         };
         let mut areas = self.tx.areas(most, packet, DATA_HEADER);
         let read = ahead.and_then(|ahead| match ahead {
-            Ahead::Bytes | Ahead::Urgent => Ok((ahead, socket.read_vectored(&mut areas)?)),
+            Ahead::Bytes(_) | Ahead::Urgent => Ok((ahead, socket.read_vectored(&mut areas)?)),
             Ahead::End => Ok((ahead, 0)),
         });
         let (ahead, mut left) = match read {
@@ -610,7 +610,7 @@ impl<H> Streams<H> {
             let len = left.min(each);
             let header = match ahead {
                 Ahead::Urgent => self.mux.urgent_header(id, len as u16),
-                Ahead::Bytes | Ahead::End => self.mux.data_header(id, len as u16),
+                Ahead::Bytes(_) | Ahead::End => self.mux.data_header(id, len as u16),
             };
             let header = header.expect("within the credit");
             self.tx.slot(lengths.len() as u64)[..DATA_HEADER].copy_from_slice(&header);

@@ -3,7 +3,7 @@
 //! to an application, the application hears nothing.
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     io::{self, Read, Write},
     net::TcpStream,
     rc::Rc,
@@ -35,18 +35,57 @@ pub(super) struct Control {
     socket: AsyncFd<TcpStream>,
     /// Frames go one behind the other.
     writing: Mutex<()>,
+    /// The rest of those that have begun to leave.
+    unsent: RefCell<Bytes>,
     unread: RefCell<Frames>,
+    /// It is another daemon's now.
+    is_left: Cell<bool>,
 }
 
 impl Control {
     /// Of a connection that does not block.
     pub(super) fn new(socket: TcpStream) -> io::Result<Rc<Self>> {
+        Self::resume(socket, &[], Bytes::new())
+    }
+
+    /// The same, as [`Control::leave`] has left it.
+    pub(super) fn resume(socket: TcpStream, unread: &[u8], unsent: Bytes) -> io::Result<Rc<Self>> {
         option::keep_asking(&socket, true);
         Ok(Rc::new(Self {
             socket: socket::watch(socket)?,
             writing: Mutex::new(()),
-            unread: RefCell::default(),
+            unsent: RefCell::new(unsent),
+            unread: RefCell::new(Frames(unread.into())),
+            is_left: Cell::new(false),
         }))
+    }
+
+    /// Leaves it to another daemon: neither reads nor writes any more. The beginning of a frame that has come,
+    /// and the rest of one that has begun to leave.
+    pub(super) fn leave(&self) -> (Bytes, Bytes) {
+        self.is_left.set(true);
+        let unread = self.unread.borrow().0.clone();
+        (unread.freeze(), self.unsent.take())
+    }
+
+    fn check(&self) -> io::Result<()> {
+        match self.is_left.get() {
+            true => Err(io::ErrorKind::WouldBlock.into()),
+            false => Ok(()),
+        }
+    }
+
+    /// Writes what is unsent.
+    async fn flush(&self) -> io::Result<()> {
+        while !self.unsent.borrow().is_empty() {
+            let write = |mut socket: &TcpStream| {
+                self.check()?;
+                socket.write(&self.unsent.borrow())
+            };
+            let written = self.socket.async_io(Interest::WRITABLE, write).await?;
+            self.unsent.borrow_mut().advance(written);
+        }
+        Ok(())
     }
 
     pub(super) fn tcp(&self) -> &TcpStream {
@@ -72,6 +111,7 @@ impl Control {
                 return self.unread.borrow_mut().take(each).map_err(invalid);
             }
             let read = |mut socket: &TcpStream| {
+                self.check()?;
                 let mut bytes = [0; READ];
                 let n = socket.read(&mut bytes)?;
                 self.unread.borrow_mut().push(&bytes[..n]);
@@ -89,15 +129,13 @@ impl Carrier for Control {
         None
     }
 
-    fn control(&self, mut frames: Bytes) -> Taking<'_> {
+    fn control(&self, frames: Bytes) -> Taking<'_> {
         Box::pin(async move {
             let _whole = self.writing.lock().await;
-            while !frames.is_empty() {
-                let write = |mut socket: &TcpStream| socket.write(&frames);
-                let written = self.socket.async_io(Interest::WRITABLE, write).await;
-                frames.advance(written.map_err(|_| Refused::Broken)?);
-            }
-            Ok(())
+            // What a former daemon has begun, first.
+            self.flush().await.map_err(|_| Refused::Broken)?;
+            self.unsent.replace(frames);
+            self.flush().await.map_err(|_| Refused::Broken)
         })
     }
 
@@ -108,6 +146,9 @@ impl Carrier for Control {
     fn forget(&self, _flow: FlowId) {}
 
     fn close(&self) {
+        if self.is_left.get() {
+            return;
+        }
         set_linger(self.socket.get_ref(), false);
         let _ = self.socket.get_ref().shutdown(std::net::Shutdown::Both);
     }

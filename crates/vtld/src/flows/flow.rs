@@ -1,8 +1,7 @@
 //! Moves the bytes of one flow between the application, the flow's TCP connection, and carriers.
 
 use std::{
-    any::Any,
-    cell::Cell,
+    cell::{Cell, RefCell},
     io::{self, Write},
     net::{Shutdown, SocketAddr, TcpStream},
     rc::Rc,
@@ -13,6 +12,7 @@ use bytes::Bytes;
 use tokio::{
     io::{Interest, unix::AsyncFd},
     sync::Notify,
+    task::{AbortHandle, spawn_local},
     time::sleep,
 };
 use vtl_core::flow::{Chunk, Flow, Next, Path};
@@ -24,7 +24,7 @@ use super::{
     peer::Peer,
     socket::{self, Got, read},
 };
-use crate::{broker::set_linger, option, urgent};
+use crate::{broker::set_linger, hooker::ClientAddressGuard, option, urgent};
 
 /// Bytes read from a socket, and given to a carrier, at a time.
 const CHUNK: usize = 64 << 10;
@@ -38,11 +38,11 @@ const AFTERMATH: Duration = Duration::from_secs(5);
 /// The sockets of a flow. Dropped before both directions have come to their true ends, both connections are
 /// reset.
 pub(super) struct Ends {
-    app: AsyncFd<TcpStream>,
-    tcp: AsyncFd<TcpStream>,
+    pub(super) app: AsyncFd<TcpStream>,
+    pub(super) tcp: AsyncFd<TcpStream>,
     is_done: Cell<bool>,
-    /// What must live as long.
-    _guard: Option<Box<dyn Any + Send>>,
+    /// What shows a local application its client.
+    pub(super) guard: Option<ClientAddressGuard>,
 }
 
 impl Ends {
@@ -50,7 +50,7 @@ impl Ends {
     pub(super) fn new(
         app: TcpStream,
         tcp: TcpStream,
-        guard: Option<Box<dyn Any + Send>>,
+        guard: Option<ClientAddressGuard>,
     ) -> io::Result<Self> {
         licence::prepare(&tcp);
         // Without, more goes by it.
@@ -59,7 +59,7 @@ impl Ends {
             app: socket::watch(app)?,
             tcp: socket::watch(tcp)?,
             is_done: Cell::new(false),
-            _guard: guard,
+            guard,
         })
     }
 }
@@ -115,6 +115,11 @@ pub(super) struct State {
     pub(super) cookie: u64,
     pub(super) rates: Rates,
     pub(super) began: Instant,
+    /// Until it has been reset.
+    pub(super) ends: RefCell<Option<Rc<Ends>>>,
+    /// Read from the application, not sent yet, and whether the last byte is TCP's urgent one.
+    pub(super) pending: RefCell<(Bytes, bool)>,
+    task: RefCell<Option<AbortHandle>>,
     /// What bytes came by last.
     pub(super) heard_by: Cell<Path>,
     /// Why what this host sends goes by the path that it goes by.
@@ -128,19 +133,18 @@ pub(super) struct State {
 }
 
 impl State {
-    pub(super) fn new(
-        number: u64,
-        [local, peer]: [SocketAddr; 2],
-        ends: &Ends,
-    ) -> io::Result<Self> {
+    pub(super) fn new(number: u64, [local, peer]: [SocketAddr; 2], ends: Ends) -> io::Result<Self> {
         Ok(Self {
             number,
             local,
             peer,
             app: ends.app(),
             cookie: ends.cookie()?,
+            ends: RefCell::new(Some(Rc::new(ends))),
             rates: Rates::default(),
             began: Instant::now(),
+            pending: RefCell::default(),
+            task: RefCell::default(),
             heard_by: Cell::default(),
             why: Cell::new("no other carrier yet"),
             stays: Cell::new(false),
@@ -148,6 +152,13 @@ impl State {
             licence: Licence::default(),
             changed: Changed::default(),
         })
+    }
+
+    /// Leaves it as it is.
+    pub(super) fn stop(&self) {
+        if let Some(task) = self.task.take() {
+            task.abort();
+        }
     }
 }
 
@@ -176,13 +187,20 @@ pub(super) enum Reset {
 }
 
 impl Peer {
-    /// Carries a flow whose TCP connection is established, to its end.
-    pub(super) async fn carry(self: Rc<Self>, id: FlowId, ends: Ends, state: Rc<State>) {
-        let peer = state.peer;
-        if !self.open(id, &state) {
-            tracing::debug!(%peer, %id, "a flow's number was used before");
+    /// Carries a flow whose TCP connection is established, to its end. `left`: as a former daemon has left it.
+    pub(super) fn begin(self: &Rc<Self>, id: FlowId, state: State, left: Option<Flow>) {
+        let state = Rc::new(state);
+        if !self.open(id, &state, left) {
+            tracing::debug!(peer = %state.peer, %id, "a flow's number was used before");
             return;
         }
+        let ends = state.ends.borrow().clone();
+        let carry = |ends| Rc::clone(self).carry(id, ends, Rc::clone(&state));
+        let task = ends.map(|ends| spawn_local(carry(ends)).abort_handle());
+        state.task.replace(task);
+    }
+
+    async fn carry(self: Rc<Self>, id: FlowId, ends: Rc<Ends>, state: Rc<State>) {
         let mover = Mover {
             peer: &self,
             id,
@@ -197,8 +215,9 @@ impl Peer {
                 set_linger(ends.tcp.get_ref(), false);
             }
             Err(reset) => {
-                tracing::debug!(%reset, %peer, "a flow was reset");
+                tracing::debug!(%reset, peer = %state.peer, "a flow was reset");
                 self.reset(id);
+                drop(state.ends.take());
                 drop(ends);
                 sleep(AFTERMATH).await;
             }
@@ -238,8 +257,7 @@ impl Mover<'_> {
 
     /// From the application to the peer, up to the application's end and the peer's having everything.
     async fn send(&self) -> Result<(), Reset> {
-        // Read from the application, not sent yet.
-        let mut pending = (Bytes::new(), false);
+        let pending = &self.state.pending;
         loop {
             let (path, next, is_complete) = self.with(|flow| {
                 let path = flow.send.path();
@@ -265,13 +283,13 @@ impl Mover<'_> {
                     self.with(|flow| flow.send.sent_fin())?;
                 }
                 Some(Next::Again(chunk)) => {
-                    self.send_chunk(path, chunk, true, &mut pending).await?;
+                    self.send_chunk(path, chunk, true).await?;
                 }
                 Some(Next::New { offset, max }) => {
-                    if pending.0.is_empty() {
+                    if pending.borrow().0.is_empty() {
                         tokio::select! {
                             got = self.read_app(path, max) => match got? {
-                                Got::Bytes(bytes, is_urgent) => pending = (bytes, is_urgent),
+                                Got::Bytes(bytes, is_urgent) => drop(pending.replace((bytes, is_urgent))),
                                 Got::End => self.with(|flow| flow.send.finish())?,
                             },
                             () = self.changed.sending.notified() => {}
@@ -279,14 +297,17 @@ impl Mover<'_> {
                         // The way may be another by now.
                         continue;
                     }
-                    let bytes = pending.0.slice(..pending.0.len().min(max as usize));
-                    let urgent = pending.1 && bytes.len() == pending.0.len();
-                    let chunk = Chunk {
-                        offset,
-                        bytes,
-                        urgent,
+                    let chunk = {
+                        let (all, is_urgent) = &*pending.borrow();
+                        let bytes = all.slice(..all.len().min(max as usize));
+                        let urgent = *is_urgent && bytes.len() == all.len();
+                        Chunk {
+                            offset,
+                            bytes,
+                            urgent,
+                        }
                     };
-                    self.send_chunk(path, chunk, false, &mut pending).await?;
+                    self.send_chunk(path, chunk, false).await?;
                 }
             }
         }
@@ -304,21 +325,15 @@ impl Mover<'_> {
         got.map_err(Reset::App)
     }
 
-    /// Sends a chunk by a path, all of it or a part. New ones are the beginning of `pending`.
-    async fn send_chunk(
-        &self,
-        path: Path,
-        chunk: Chunk,
-        is_again: bool,
-        pending: &mut (Bytes, bool),
-    ) -> Result<(), Reset> {
+    /// Sends a chunk by a path, all of it or a part. New ones are the beginning of what is pending.
+    async fn send_chunk(&self, path: Path, chunk: Chunk, is_again: bool) -> Result<(), Reset> {
         let sent = |flow: &mut Flow, bytes: Bytes, urgent: bool| match is_again {
             true => flow.send.sent_again(bytes.len(), true),
             false => flow.send.sent_new(bytes, urgent, true),
         };
-        let mut forget = |n: usize| {
+        let forget = |n: usize| {
             if !is_again {
-                drop(pending.0.split_to(n));
+                drop(self.state.pending.borrow_mut().0.split_to(n));
             }
         };
         let Path::Carrier(carrier) = path else {

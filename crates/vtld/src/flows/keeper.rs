@@ -86,7 +86,15 @@ impl Flows {
     pub(super) async fn keep(self: Rc<Self>, peer: Rc<Peer>) {
         let mut pauses = Pauses::new();
         let carriers = async {
+            // That of a former daemon.
+            let left = peer.control.borrow().clone();
+            if let Some((id, control)) = left {
+                self.control(&peer, id, control).await;
+            }
             loop {
+                if peer.is_stuck() {
+                    pauses.pause = PAUSE;
+                }
                 pauses.wait(peer.heard.notified()).await;
                 // A port that was hooked once need not be any more.
                 if let Some(dest) = peer.dest.get()
@@ -174,6 +182,13 @@ impl Flows {
         let id = peer.next_carrier();
         let said = control.say(hello(id, peer.key.tag)).await;
         said.map_err(|_| io::ErrorKind::BrokenPipe)?;
+        self.control(peer, id, control).await;
+        Ok(())
+    }
+
+    /// Serves a control connection that this host has opened, to its end.
+    async fn control(self: &Rc<Self>, peer: &Rc<Peer>, id: CarrierId, control: Rc<Control>) {
+        peer.control.replace(Some((id, Rc::clone(&control))));
         let answers = Answers::default();
         let answer = |kind, granted| {
             if let Some(answer) = answers.borrow().get(&kind) {
@@ -210,8 +225,7 @@ impl Flows {
             () = self.open_carriers(peer, &control, &answers) => {}
         }
         self.names.set_known(peer.key, false);
-        peer.lost_control();
-        Ok(())
+        peer.lost_control(&control);
     }
 
     /// Opens carriers of all kinds that flows need.
@@ -347,9 +361,19 @@ impl Flows {
             }
             _ => None,
         };
-        let Ok(Ok(Some(id))) = timeout(ANSWER, control.next(numbered)).await else {
-            return;
-        };
+        if let Ok(Ok(Some(id))) = timeout(ANSWER, control.next(numbered)).await {
+            self.serve_controlled(peer, id, control).await;
+        }
+    }
+
+    /// Serves a control connection that a peer has opened, to its end.
+    pub(super) async fn serve_controlled(
+        self: Rc<Self>,
+        peer: Rc<Peer>,
+        id: CarrierId,
+        control: Rc<Control>,
+    ) {
+        peer.control.replace(Some((id, Rc::clone(&control))));
         let receiving = async {
             let each = |frame: Frame<'_>| match frame {
                 Frame::Ask { kind } => Some(kind),
@@ -367,9 +391,9 @@ impl Flows {
                 }
             }
         };
-        if peer.run(id, control.clone(), receiving).await {
-            peer.lost_control();
-        }
+        // Also if its number was used before.
+        peer.run(id, control.clone(), receiving).await;
+        peer.lost_control(&control);
     }
 }
 

@@ -3,13 +3,14 @@
 //!
 //! `peer.rs` is an association: its flows, its carriers, and what passes between them. `flow.rs` moves the
 //! bytes of one flow, `control.rs` is the control connection, `carrier/` has a file for each kind of carrier,
-//! `keeper.rs` opens both, `grants.rs` lets peers do so; `licence.rs` has flows stop where their connections
+//! `keeper.rs` opens both, `grants.rs` lets peers do so; `handover.rs` leaves all of it to the next daemon; `licence.rs` has flows stop where their connections
 //! would. The rules are in `vtl-core`; here are sockets, clocks and tasks, all on one thread (`thread.rs`).
 
 mod carrier;
 mod control;
 mod flow;
 mod grants;
+mod handover;
 mod keeper;
 mod licence;
 mod peer;
@@ -41,7 +42,9 @@ use crate::{
 
 use carrier::Endpoint;
 use flow::{Ends, State};
+pub(crate) use handover::Handover;
 use peer::Peer;
+use serde::{Deserialize, Serialize};
 pub(crate) use thread::Handle;
 
 /// Associations at a time.
@@ -54,7 +57,7 @@ const MOST_NAMES: usize = 4096;
 const PAGE: usize = 100;
 
 /// An association's identity: at most one of its hosts has chosen the tag.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Key {
     opener: Side,
     local: IpAddr,
@@ -63,7 +66,7 @@ pub(crate) struct Key {
 }
 
 /// The carrier that flows are for.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Desired {
     pub(crate) kind: Kind,
     /// What its session is to be like, if it is one of a graft.
@@ -251,7 +254,7 @@ impl Flows {
             opener: Side::Peer,
             number: name.number,
         };
-        let ends = Ends::new(app, flow.peer, Some(Box::new(guard)));
+        let ends = Ends::new(app, flow.peer, Some(guard));
         self.start(&peer, id, ends, [flow.dest, flow.client]);
     }
 
@@ -264,14 +267,9 @@ impl Flows {
         addresses: [SocketAddr; 2],
     ) {
         self.started.set(self.started.get() + 1);
-        let state = ends.and_then(|ends| {
-            let state = State::new(self.started.get(), addresses, &ends)?;
-            Ok((ends, Rc::new(state)))
-        });
+        let state = ends.and_then(|ends| State::new(self.started.get(), addresses, ends));
         match state {
-            Ok((ends, state)) => {
-                spawn_local(Rc::clone(peer).carry(id, ends, state));
-            }
+            Ok(state) => peer.begin(id, state, None),
             Err(error) => tracing::debug!(%error, peer = %addresses[1], "a flow was reset"),
         }
     }

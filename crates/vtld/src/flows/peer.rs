@@ -27,6 +27,7 @@ use vtl_proto::{
 use super::{
     Desired, Key,
     carrier::Carrier,
+    control::Control,
     flow::{RESET, State},
     now_ns,
 };
@@ -88,11 +89,13 @@ pub(super) struct Peer {
     core: RefCell<Association>,
     flows: RefCell<BTreeMap<FlowId, Rc<State>>>,
     carriers: RefCell<BTreeMap<CarrierId, Running>>,
-    last_carrier: Cell<u32>,
+    pub(super) last_carrier: Cell<u32>,
     /// Of the carriers that flows go by unless they are told otherwise: what the opener wants.
     desired: RefCell<Option<Desired>>,
     /// Kinds of carriers that flows were moved to by hand.
     wanted: RefCell<BTreeSet<u8>>,
+    /// The control connection.
+    pub(super) control: RefCell<Option<(CarrierId, Rc<Control>)>>,
     /// Where the latest flow that this host has opened leads.
     pub(super) dest: Cell<Option<SocketAddr>>,
     /// The other host has answered to VTL's option.
@@ -112,6 +115,7 @@ impl Peer {
             last_carrier: Cell::new(0),
             desired: RefCell::default(),
             wanted: RefCell::default(),
+            control: RefCell::default(),
             dest: Cell::new(None),
             heard: Notify::new(),
             changed: Notify::new(),
@@ -153,7 +157,9 @@ impl Peer {
 
     /// A control connection has ended. If it was the only one the other daemon has ended too: its other carriers
     /// would say so by silence.
-    pub(super) fn lost_control(&self) {
+    pub(super) fn lost_control(&self, control: &Rc<Control>) {
+        let is_it = |(_, known): &mut (CarrierId, Rc<Control>)| Rc::ptr_eq(known, control);
+        drop(self.control.borrow_mut().take_if(is_it));
         let has_control = |running: &Running| running.carrier.kind().is_none();
         if !self.carriers.borrow().values().any(has_control) {
             self.close_carriers();
@@ -219,7 +225,8 @@ impl Peer {
     }
 
     /// A flow's TCP connection is established; false if its number was used before.
-    pub(super) fn open(&self, id: FlowId, state: &Rc<State>) -> bool {
+    /// `left`: as a former daemon has left it.
+    pub(super) fn open(&self, id: FlowId, state: &Rc<State>, left: Option<Flow>) -> bool {
         if self.flows.borrow().contains_key(&id) {
             return false;
         }
@@ -227,7 +234,10 @@ impl Peer {
         self.changed.notify_waiters();
         let best = self.best();
         let mut core = self.core.borrow_mut();
-        core.open(id);
+        match left {
+            None => core.open(id),
+            Some(flow) => core.restore(id, flow),
+        }
         if let Some(best) = best {
             prefer(&mut core, id, state, best);
         }
@@ -249,6 +259,38 @@ impl Peer {
     pub(super) fn reset(&self, id: FlowId) {
         self.core.borrow_mut().reset(id, RESET);
         self.turn();
+    }
+
+    /// Takes out all flows, whose carriers have ended, and the carriers' numbers: nothing that comes from now on
+    /// is taken.
+    pub(super) fn take_all(&self) -> (BTreeMap<FlowId, Flow>, BTreeSet<CarrierId>) {
+        let mut core = self.core.replace(Association::new(WINDOW));
+        let mut carriers: BTreeSet<CarrierId> = core.untold_broken().collect();
+        for id in self.carriers.borrow().keys() {
+            core.carrier_broken(*id, []);
+            carriers.insert(*id);
+        }
+        (core.into_flows().collect(), carriers)
+    }
+
+    pub(super) fn states(&self) -> Vec<(FlowId, Rc<State>)> {
+        let flows = self.flows.borrow();
+        flows
+            .iter()
+            .map(|(id, state)| (*id, Rc::clone(state)))
+            .collect()
+    }
+
+    /// Needs no carriers any more. What the flows' are to be like.
+    pub(super) fn forget_desired(&self) -> Option<Desired> {
+        self.wanted.borrow_mut().clear();
+        self.desired.take()
+    }
+
+    /// Has the peer told that carriers of a former daemon have ended.
+    pub(super) fn restore_broken(&self, carriers: &[CarrierId]) {
+        let mut core = self.core.borrow_mut();
+        core.restore_broken(carriers.iter().copied());
     }
 
     /// Forgets a flow.
@@ -334,6 +376,14 @@ impl Peer {
         let now = now_ns(self.began);
         self.core.borrow_mut().handle_frame(now, carrier, frame);
         self.turn();
+    }
+
+    /// Whether a flow cannot go on before the peer has been told something.
+    pub(super) fn is_stuck(&self) -> bool {
+        let core = self.core.borrow();
+        let flows = self.flows.borrow();
+        let mut all = flows.keys().filter_map(|id| core.flow(*id));
+        all.any(|flow| flow.send.asked().is_some())
     }
 
     /// Bytes that flows hold for applications.

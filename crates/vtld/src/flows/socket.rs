@@ -12,6 +12,7 @@ use vtl_ring::Events;
 
 use crate::{
     broker::Doorbell,
+    option,
     urgent::{self, Ahead},
 };
 
@@ -38,13 +39,22 @@ impl Watchable for OwnedFd {}
 impl Watchable for Events {}
 impl Watchable for Doorbell {}
 
+/// Of a connection that has sent its SYN (`include/net/tcp_states.h`).
+const TCP_SYN_SENT: u8 = 2;
+
+/// Whether a socket waits for the answer to its SYN. One that has no peer any more does not.
+fn is_connecting(socket: &TcpStream) -> io::Result<bool> {
+    let info: libc::tcp_info = option::get(socket, libc::IPPROTO_TCP, libc::TCP_INFO)?;
+    Ok(info.tcpi_state == TCP_SYN_SENT)
+}
+
 /// Waits for the outcome of a socket's connect.
 pub(super) async fn connected(socket: &AsyncFd<TcpStream>) -> io::Result<()> {
     socket
         .async_io(Interest::WRITABLE, |socket| match socket.take_error()? {
             Some(error) => Err(error),
-            None if socket.peer_addr().is_ok() => Ok(()),
-            None => Err(io::ErrorKind::WouldBlock.into()),
+            None if is_connecting(socket)? => Err(io::ErrorKind::WouldBlock.into()),
+            None => Ok(()),
         })
         .await
 }
@@ -74,14 +84,14 @@ pub(super) enum Got {
 }
 
 /// Reads at most `max` bytes of what is there.
-pub(super) fn read(mut socket: &TcpStream, max: usize) -> io::Result<Got> {
+pub(super) fn read(socket: &TcpStream, max: usize) -> io::Result<Got> {
     let (max, is_urgent) = match urgent::ahead(socket)? {
         Ahead::End => return Ok(Got::End),
         Ahead::Urgent => (1, true),
-        Ahead::Bytes => (max.min(urgent::waiting(socket).max(1)), false),
+        Ahead::Bytes(count) => (max.min(count), false),
     };
     let mut bytes = BytesMut::zeroed(max);
-    match socket.read(&mut bytes)? {
+    match (&*socket).read(&mut bytes)? {
         0 => Ok(Got::End),
         n => {
             bytes.truncate(n);

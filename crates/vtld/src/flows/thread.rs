@@ -15,9 +15,10 @@ use tokio::{
 use vtl_control::{CarrierStatus, FlowList, FlowStatus};
 use vtl_proto::{carrier::Kind, frame::FlowName};
 
-use super::{Desired, Flows, Names, Opened, no_such, plain};
+use super::{Desired, Flows, Handover, Names, Opened, no_such, plain};
 use crate::{
     broker,
+    handover::{Descriptors, Outgoing},
     hooker::{self, ClientFlow, ServerFlow},
 };
 
@@ -37,6 +38,8 @@ enum Command {
     List(u64, Reply<FlowList>),
     Show(u64, Reply<Result<FlowStatus, String>>),
     Move(u64, String, Reply<Result<FlowStatus, String>>),
+    Resume(Handover, Descriptors, Reply<Descriptors>),
+    Leave(Outgoing, Reply<(Handover, Outgoing)>),
     Stop,
 }
 
@@ -189,6 +192,18 @@ impl Handle {
         answer.unwrap_or_else(|| Err(no_such(id)))
     }
 
+    /// Takes up what a former daemon has left. Returns the other descriptors.
+    pub(crate) fn resume(&self, left: Handover, descriptors: Descriptors) -> Option<Descriptors> {
+        self.ask(|reply| Command::Resume(left, descriptors, reply))
+    }
+
+    /// Ends the thread, and leaves its flows to a successor.
+    pub(crate) fn hand_over(&self, outgoing: Outgoing) -> Option<(Handover, Outgoing)> {
+        let left = self.ask(|reply| Command::Leave(outgoing, reply));
+        self.stop();
+        left
+    }
+
     /// Ends all flows and the thread.
     pub(crate) fn stop(&self) {
         self.shared.needs().take();
@@ -242,6 +257,15 @@ async fn serve(
                 spawn_local(async move {
                     let _ = reply.send(flows.move_flow(id, &carrier).await);
                 });
+            }
+            Command::Resume(left, mut descriptors, reply) => {
+                flows.resume(left, &mut descriptors);
+                let _ = reply.send(descriptors);
+            }
+            Command::Leave(mut outgoing, reply) => {
+                let left = flows.hand_over(&mut outgoing);
+                let _ = reply.send((left, outgoing));
+                break;
             }
             Command::Stop => break,
         }

@@ -48,7 +48,13 @@ pub(super) const STEER_SYN: &str = "vtl_steer_syn";
 /// an application that connects again at once gets plain TCP.
 #[derive(Debug)]
 pub(super) struct Attached {
-    _link: OwnedFd,
+    link: OwnedFd,
+}
+
+impl AsFd for Attached {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.link.as_fd()
+    }
 }
 
 /// The section of the configuration, apart from other constants: those have no fixed places.
@@ -67,7 +73,7 @@ impl Attached {
         let high = fcntl(link.as_fd(), FcntlArg::F_DUPFD_CLOEXEC(from)).map_err(io::Error::from)?;
         // SAFETY: a new descriptor that nobody else owns.
         let high = unsafe { OwnedFd::from_raw_fd(high) };
-        Ok(Self { _link: high })
+        Ok(Self { link: high })
     }
 }
 
@@ -132,8 +138,20 @@ pub(super) struct Programs {
 }
 
 impl Programs {
-    pub(super) fn load(config: &vtl_hook_config) -> Result<Self, HookerError> {
-        let object = load(vtl_bpf::objects::HOOKER, config, |_| Ok(()))?;
+    /// `maps`: those of a former daemon, by name.
+    pub(super) fn load(
+        config: &vtl_hook_config,
+        maps: &[(String, OwnedFd)],
+    ) -> Result<Self, HookerError> {
+        let object = load(vtl_bpf::objects::HOOKER, config, |open| {
+            for mut map in open.maps_mut() {
+                let name = map.name().to_string_lossy().into_owned();
+                if let Some((_, former)) = maps.iter().find(|(known, _)| *known == name) {
+                    map.reuse_fd(former.as_fd())?;
+                }
+            }
+            Ok(())
+        })?;
         Ok(Self { object })
     }
 
@@ -284,6 +302,12 @@ impl Maps {
             bytes_of(&end),
             bytes_of(&client),
         )
+    }
+
+    /// Which ends are shown another peer.
+    pub(super) fn shown(&self) -> Vec<SocketAddr> {
+        let end = |key: Vec<u8>| abi::from_bytes(&key).map(|end| abi::socket_addr(&end));
+        self.clients.keys().filter_map(end).collect()
     }
 
     pub(super) fn hide_client(&self, end: SocketAddr) {

@@ -7,6 +7,8 @@
 use std::{collections::BTreeMap, fmt, fs::File, path::Path, str::FromStr, sync::Arc};
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Object};
+use serde::{Deserialize, Serialize};
+use vtl_control::CarrierSpec;
 use vtl_proto::{carrier::LOSSY, services::Requirements};
 
 use super::{
@@ -63,6 +65,28 @@ impl Carrier {
             carrier: self.to_string(),
             why,
         })
+    }
+
+    /// As a request says it. `port`: for connections that a server accepts.
+    pub fn wanted(spec: &CarrierSpec, port: bool) -> Result<Self, String> {
+        let carrier = match &spec.carrier {
+            None => Self::default(),
+            Some(name) => name.parse()?,
+        };
+        carrier.marked(spec.loss_tolerant, port, "--loss-tolerant")
+    }
+
+    /// What [`Carrier::wanted`] makes this one of; not for rules' [`Carrier::Services`].
+    pub(super) fn spec(&self) -> CarrierSpec {
+        let carrier = match self {
+            Self::Best | Self::Tolerant => None,
+            other => Some(other.to_string()),
+        };
+        let loss_tolerant = matches!(self, Self::Tolerant | Self::Lossy(_));
+        CarrierSpec {
+            carrier,
+            loss_tolerant,
+        }
     }
 
     /// The carrier of flows that policy marks loss-tolerant, or does not; or of a port so marked.
@@ -146,25 +170,25 @@ fn words(wanted: &Requirements) -> String {
 }
 
 /// What the sessions of flows are like, where a hook or a rule says so.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Over {
     /// Over this graft.
     Graft(String),
     /// Over the best graft that provides this besides what every TCP connection needs.
     Services(Requirements),
     /// Over this graft, which may lose something.
-    Lossy(&'static str),
+    Lossy(String),
 }
 
 /// What a hook wishes for its connections.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Wish {
     pub(super) over: Option<Arc<Over>>,
     pub(super) kind: Option<Kind>,
 }
 
 /// The wishes of hooks, by the number that their sockets are marked with.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Wishes(Vec<Wish>);
 
 impl Wishes {
@@ -175,7 +199,7 @@ impl Wishes {
             Carrier::Graft(name) => wish.over = Some(Over::Graft(name.clone()).into()),
             Carrier::Services(wanted) => wish.over = Some(Over::Services(*wanted).into()),
             Carrier::Flows(kind) => wish.kind = Some(*kind),
-            Carrier::Lossy(name) => wish.over = Some(Over::Lossy(name).into()),
+            Carrier::Lossy(name) => wish.over = Some(Over::Lossy((*name).to_owned()).into()),
             Carrier::Best | Carrier::Tolerant | Carrier::Plain | Carrier::Control(_) => {
                 return VTL_WISH_PLAIN;
             }
@@ -361,6 +385,19 @@ mod tests {
         for other in [Carrier::Best, Carrier::Plain, Carrier::Graft("x".into())] {
             assert!(other.marked(true, false, "").is_err());
         }
+    }
+
+    #[test]
+    fn spec__is_what_was_wanted() {
+        for (text, port) in [("quic", false), ("graft:x", false), ("tcp:bbr", true)] {
+            let carrier: Carrier = text.parse().unwrap();
+            assert_eq!(Carrier::wanted(&carrier.spec(), port), Ok(carrier));
+        }
+        for carrier in [Carrier::Best, Carrier::Tolerant] {
+            assert_eq!(Carrier::wanted(&carrier.spec(), true), Ok(carrier));
+        }
+        let lossy = Carrier::Lossy(LOSSY[0]);
+        assert_eq!(Carrier::wanted(&lossy.spec(), false), Ok(lossy));
     }
 
     #[test]

@@ -1,12 +1,10 @@
 //! Control groups: where they are, which this daemon made, and what was left by dead ones.
 
 use std::{
-    fs, io,
+    fs, io, mem,
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
     path::{Path, PathBuf},
 };
-
-use nix::fcntl::{Flock, FlockArg};
 
 use super::error::HookerError;
 
@@ -74,6 +72,12 @@ impl Hierarchy {
         } else {
             path.to_owned()
         }
+    }
+
+    /// A group as seen from the root, for [`Hierarchy::place`] of another daemon.
+    pub(super) fn inside(&self, path: &Path) -> PathBuf {
+        path.strip_prefix(&self.root)
+            .map_or_else(|_| path.to_owned(), |below| Path::new("/").join(below))
     }
 
     /// How far below the root a group is; `None`: it is not below.
@@ -144,9 +148,12 @@ fn private_mount() -> io::Result<OwnedFd> {
     descriptor(unsafe { libc::syscall(libc::SYS_fsmount, context.as_raw_fd(), 1, 0) })
 }
 
-/// Holds the directory for as long as its daemon lives; the kernel lets go of it at any death.
-fn lock(path: &Path) -> Option<Flock<fs::File>> {
-    Flock::lock(fs::File::open(path).ok()?, FlockArg::LockExclusiveNonblock).ok()
+/// Holds the directory for as long as its daemon lives, or who has got the descriptor from it; the kernel lets go
+/// of it at any death.
+fn lock(path: &Path) -> Option<OwnedFd> {
+    let folder = fs::File::open(path).ok()?;
+    folder.try_lock().ok()?;
+    Some(folder.into())
 }
 
 /// Moves all members of the group and of those below it to `parent`, and removes them.
@@ -186,13 +193,21 @@ fn move_to(pid: u32, path: &Path) -> io::Result<()> {
 pub(super) struct Runs {
     root: PathBuf,
     base: PathBuf,
-    _lock: Flock<fs::File>,
+    /// Folders of this daemon, and of former ones, whose programs still run.
+    kept: Vec<(PathBuf, OwnedFd)>,
     made: u32,
+    is_left: bool,
 }
 
 impl Runs {
-    pub(super) fn new(hierarchy: &Hierarchy) -> Result<Self, HookerError> {
+    /// `groups`: folders that a former daemon has left to this one, as seen from the root, and what holds them.
+    pub(super) fn new(
+        hierarchy: &Hierarchy,
+        groups: Vec<(PathBuf, OwnedFd)>,
+    ) -> Result<Self, HookerError> {
         let root = hierarchy.root().to_owned();
+        let place = |(path, lock): (PathBuf, OwnedFd)| (hierarchy.place(&path), lock);
+        let mut kept: Vec<_> = groups.into_iter().map(place).collect();
         // A second daemon in the same process, or one with the same number in another PID
         // namespace, has the first names.
         for attempt in 0..1000 {
@@ -206,11 +221,13 @@ impl Runs {
             if let Some(lock) = lock(&base)
                 && base.exists()
             {
+                kept.push((base.clone(), lock));
                 return Ok(Self {
                     root,
                     base,
-                    _lock: lock,
+                    kept,
                     made: 0,
+                    is_left: false,
                 });
             }
         }
@@ -235,9 +252,22 @@ impl Runs {
         remove(path, &self.root);
     }
 
+    /// The folders, which are another daemon's from now on, but for those without programs; and what holds them.
+    pub(super) fn leave(&mut self) -> Vec<(PathBuf, OwnedFd)> {
+        self.is_left = true;
+        let mut folders = mem::take(&mut self.kept);
+        // Such a folder cannot be removed while there are groups in it.
+        folders.retain(|(path, _)| fs::remove_dir(path).is_err());
+        folders
+    }
+
     /// Removes all of them.
     pub(super) fn close(&self) {
-        remove(&self.base, &self.root);
+        if !self.is_left {
+            self.kept
+                .iter()
+                .for_each(|(path, _)| remove(path, &self.root));
+        }
     }
 }
 

@@ -2,12 +2,12 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    io,
+    io, mem,
     net::{SocketAddr, TcpListener, TcpStream},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
         Arc,
-        mpsc::{Receiver, channel},
+        mpsc::{Receiver, SyncSender, channel},
     },
     time::{Duration, Instant},
 };
@@ -32,6 +32,8 @@ const TICK: Duration = Duration::from_secs(1);
 /// destination past vtld.
 const BREATH: Duration = Duration::from_millis(50);
 const RELIEF: Duration = Duration::from_secs(10);
+/// How long a connection that an application is promised may take to reach its listener.
+const PROMISED: Duration = Duration::from_millis(100);
 /// How long a destination that has spoken VTL, and does not now, is left alone.
 const RETURN: Duration = Duration::from_secs(2);
 /// Such destinations that are remembered.
@@ -46,11 +48,17 @@ const ATTEMPTS: u64 = 16;
 
 /// Requests from other threads.
 pub(super) enum Command {
+    /// The rest of the daemon can take connections.
+    Begin,
     Discover(HeldConnect),
+    /// Takes what waits in the listeners, gives those back, and ends the thread.
+    Leave(SyncSender<Listeners>),
     Stop,
 }
 
-/// The listeners; a family that the host does not have is absent.
+/// The listeners; a family that the host does not have is absent. Behind those for steering may be those of a
+/// former daemon, for connections that were in the making then.
+#[derive(Default)]
 pub(super) struct Listeners {
     pub(super) capture: Vec<TcpListener>,
     pub(super) steer: Vec<TcpListener>,
@@ -129,6 +137,18 @@ impl Engine {
     }
 
     pub(super) fn run(mut self) {
+        // What waits in a former daemon's listeners needs somebody to take it.
+        loop {
+            match self.commands.recv() {
+                Ok(Command::Begin) => break,
+                Ok(command) => {
+                    if !self.obey(command) {
+                        return;
+                    }
+                }
+                Err(_) => return,
+            }
+        }
         let mut events = [EpollEvent::empty(); 64];
         let mut tick = Instant::now() + TICK;
         loop {
@@ -170,12 +190,40 @@ impl Engine {
     fn commands(&mut self) -> bool {
         let _ = self.shared.wake.read();
         while let Ok(command) = self.commands.try_recv() {
-            match command {
-                Command::Stop => return false,
-                Command::Discover(held) => self.discover(held),
+            if !self.obey(command) {
+                return false;
             }
         }
         true
+    }
+
+    /// False if that ends the thread.
+    fn obey(&mut self, command: Command) -> bool {
+        match command {
+            Command::Stop => return false,
+            Command::Leave(reply) => {
+                let _ = reply.send(self.leave());
+                return false;
+            }
+            Command::Begin => {}
+            Command::Discover(held) => self.discover(held),
+        }
+        true
+    }
+
+    /// Takes what has been connected; connects that wait are left open.
+    fn leave(&mut self) -> Listeners {
+        let began = Instant::now();
+        loop {
+            (0..self.listeners.capture.len()).for_each(|index| self.captured(index));
+            (0..self.listeners.steer.len()).for_each(|index| self.steered(index));
+            if !self.shared.flows.has_injected() || began.elapsed() > PROMISED {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.attempts.clear();
+        mem::take(&mut self.listeners)
     }
 
     fn housekeeping(&mut self, now: Instant) {
@@ -252,7 +300,7 @@ impl Engine {
     }
 
     /// No connection to the destination can be tried.
-    fn fail(&self, held: HeldConnect, error: &io::Error) {
+    fn fail(&self, mut held: HeldConnect, error: &io::Error) {
         if !lacks_descriptors(error) {
             return held.refuse(ConnectError::from(error));
         }
@@ -357,7 +405,7 @@ impl Engine {
                 Ok((dest, Offer::Nothing)) => {
                     match steering::connect_local_app(&self.shared, dest, client) {
                         Ok((app, guard)) => {
-                            self.shared.proxy.join(app, stream, Some(Box::new(guard)));
+                            self.shared.proxy.join(app, stream, Some(guard));
                         }
                         Err(error) => tracing::debug!(%error, %dest, "no local application"),
                     }

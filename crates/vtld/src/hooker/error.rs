@@ -92,6 +92,15 @@ pub enum HookerError {
     /// The same thing is hooked already.
     #[error("{0} is hooked already")]
     AlreadyHooked(String),
+    /// Another daemon has everything.
+    #[error("another vtld is taking over: ask it")]
+    Leaving,
+    /// The carrier of a former daemon's hook.
+    #[error("{0}")]
+    Inherited(String),
+    /// What a former daemon has left.
+    #[error("taking over from the former daemon: {0}")]
+    TakeOver(#[source] io::Error),
 }
 
 /// Why a held connect fails, as the application shall see it.

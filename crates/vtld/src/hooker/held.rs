@@ -8,7 +8,10 @@ use std::{
     fmt, io, mem,
     net::{SocketAddr, TcpStream},
     os::fd::OwnedFd,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -67,6 +70,8 @@ pub(super) struct Flows {
     raw4: OwnedFd,
     raw6: Option<OwnedFd>,
     table: Mutex<(HashMap<SocketAddr, Entry>, u64)>,
+    /// Another daemon will answer what waits.
+    is_leaving: AtomicBool,
 }
 
 impl Flows {
@@ -75,7 +80,19 @@ impl Flows {
             raw4,
             raw6,
             table: Mutex::new((HashMap::new(), 0)),
+            is_leaving: AtomicBool::new(false),
         }
+    }
+
+    /// Leaves connects that wait to another daemon: TCP repeats their SYNs.
+    pub(super) fn leave(&self) {
+        self.is_leaving.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the listener is about to get a connection.
+    pub(super) fn has_injected(&self) -> bool {
+        let injected = |entry: &Entry| matches!(entry.state, State::Injected { .. });
+        self.table().0.values().any(injected)
     }
 
     fn table(&self) -> MutexGuard<'_, (HashMap<SocketAddr, Entry>, u64)> {
@@ -288,7 +305,7 @@ impl HeldConnect {
     }
 
     /// Leaves it open: TCP repeats its SYN.
-    pub(super) fn put_off(mut self) {
+    pub(super) fn put_off(&mut self) {
         self.0.answered = true;
         let mut guard = self.0.shared.flows.table();
         if guard.0.get(&self.0.app).is_some_and(|e| e.id == self.0.id) {
@@ -327,8 +344,12 @@ impl HeldConnect {
 
 impl Drop for HeldConnect {
     fn drop(&mut self) {
-        if !self.0.answered {
-            self.answer(ConnectError::Refused);
+        if self.0.answered {
+            return;
+        }
+        match self.0.shared.flows.is_leaving.load(Ordering::Relaxed) {
+            true => self.put_off(),
+            false => self.answer(ConnectError::Refused),
         }
     }
 }

@@ -3,8 +3,12 @@
 use std::{
     collections::BTreeMap,
     fs::File,
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
 };
+
+use libbpf_rs::MapHandle;
+use serde::{Deserialize, Serialize};
 
 use super::{
     Shared,
@@ -13,12 +17,13 @@ use super::{
     carrier::{self, At, Carrier, Controls, Wish, Wishes},
     cgroup::{self, Hierarchy, Runs},
     error::HookerError,
+    handover::HookLeft,
     rules::{About, Listed, Means, Paths, Rule, Rules, Wrong},
     steering::Interfaces,
 };
 
 /// What a hook takes in.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Hooked {
     /// A process that was given to [`Hooker::hook_pid`](super::Hooker::hook_pid), and its children.
     Run {
@@ -95,6 +100,8 @@ pub(super) struct Hooks {
     interfaces: Interfaces,
     entries: BTreeMap<u32, Entry>,
     last: u32,
+    /// Everything is another daemon's.
+    is_left: bool,
 }
 
 impl Hooks {
@@ -102,20 +109,23 @@ impl Hooks {
         programs: Programs,
         config: vtl_hook_config,
         hierarchy: Hierarchy,
+        groups: Vec<(PathBuf, OwnedFd)>,
+        wishes: Wishes,
     ) -> Result<Self, HookerError> {
+        let runs = Runs::new(&hierarchy, groups)?;
         hierarchy.sweep();
-        let runs = Runs::new(&hierarchy)?;
         Ok(Self {
             programs,
             config,
             rules: Rules::default(),
             controls: Controls::default(),
-            wishes: Wishes::default(),
+            wishes,
             hierarchy,
             runs,
             interfaces: Interfaces::default(),
             entries: BTreeMap::new(),
             last: 0,
+            is_left: false,
         })
     }
 
@@ -131,8 +141,21 @@ impl Hooks {
         self.last
     }
 
+    /// Sockets are marked with these.
+    pub(super) fn wishes(&self) -> Wishes {
+        self.wishes.clone()
+    }
+
+    fn check(&self) -> Result<(), HookerError> {
+        match self.is_left {
+            true => Err(HookerError::Leaving),
+            false => Ok(()),
+        }
+    }
+
     /// Attaches what makes the connections of a group travel by the carrier.
     fn capture(&mut self, path: &Path, carrier: &Carrier) -> Result<Taken, HookerError> {
+        self.check()?;
         let mut taken = Taken::default();
         if *carrier != Carrier::Best {
             taken.programs = Some(self.control(path, carrier, &At::Opened)?);
@@ -172,6 +195,7 @@ impl Hooks {
     }
 
     pub(super) fn hook_pid(&mut self, pid: u32, carrier: &Carrier) -> Result<u32, HookerError> {
+        self.check()?;
         let cgroup = self.runs.make()?;
         let result = self
             .capture(&cgroup, carrier)
@@ -197,6 +221,60 @@ impl Hooks {
         }
         let taken = self.capture(&path, carrier)?;
         Ok(self.add(what, carrier, taken))
+    }
+
+    /// Detaches everything, for another daemon to take over: the hooks that were made by hand, and where the groups
+    /// of programs are that it is to keep.
+    pub(super) fn leave(&mut self) -> (Vec<HookLeft>, Vec<(PathBuf, OwnedFd)>) {
+        self.is_left = true;
+        self.rules.close();
+        self.interfaces.clear();
+        let mut left = Vec::new();
+        for entry in self.entries.values_mut() {
+            entry.attached.detach();
+            if entry.rule.is_some() {
+                continue;
+            }
+            let inside = |path: &Path| self.hierarchy.inside(path);
+            let what = match &entry.what {
+                Hooked::Run { pid, cgroup } => Hooked::Run {
+                    pid: *pid,
+                    cgroup: inside(cgroup),
+                },
+                Hooked::Cgroup(path) => Hooked::Cgroup(inside(path)),
+                Hooked::Port(port) => Hooked::Port(*port),
+            };
+            let carrier = entry.carrier.spec();
+            left.push(HookLeft { what, carrier });
+        }
+        let groups = self.runs.leave().into_iter();
+        let groups = groups.map(|(path, lock)| (self.hierarchy.inside(&path), lock));
+        (left, groups.collect())
+    }
+
+    /// Takes up a hook of a former daemon.
+    pub(super) fn adopt(&mut self, shared: &Shared, hook: HookLeft) -> Result<u32, HookerError> {
+        let port = matches!(hook.what, Hooked::Port(_));
+        let carrier = Carrier::wanted(&hook.carrier, port).map_err(HookerError::Inherited)?;
+        match hook.what {
+            Hooked::Run { pid, cgroup } => {
+                let cgroup = self.cgroup(&cgroup);
+                match self.capture(&cgroup, &carrier) {
+                    Ok(taken) => Ok(self.add(Hooked::Run { pid, cgroup }, &carrier, taken)),
+                    Err(error) => {
+                        self.runs.remove(&cgroup);
+                        Err(error)
+                    }
+                }
+            }
+            Hooked::Cgroup(path) => self.hook_cgroup(&path, &carrier),
+            Hooked::Port(port) => self.hook_port(shared, port, &carrier),
+        }
+    }
+
+    /// One of the maps.
+    pub(super) fn map(&self, name: &'static str) -> Result<MapHandle, HookerError> {
+        self.programs.map(name)
     }
 
     /// A cgroup as seen from the hierarchy's root, or as a path in the file system; the latter.
@@ -237,6 +315,7 @@ impl Hooks {
 
     /// Hooks a port, whatever else may be hooked.
     fn serve(&mut self, shared: &Shared, port: u16, carrier: &Carrier) -> Result<u32, HookerError> {
+        self.check()?;
         let what = Hooked::Port(port);
         carrier.serves_port()?;
         if let Carrier::Control(_) = carrier {

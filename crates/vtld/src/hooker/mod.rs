@@ -17,6 +17,7 @@ mod cgroup;
 mod discovery;
 mod engine;
 mod error;
+mod handover;
 mod held;
 mod hooks;
 mod packet;
@@ -44,8 +45,11 @@ use vtl_proto::frame::FlowName;
 
 use vtl_proto::carrier::Kind;
 
+use crate::handover::Left;
+
 pub use carrier::{Carrier, Over};
 pub use error::{ConnectError, HookerError};
+pub(crate) use handover::Handover;
 pub use held::HeldConnect;
 pub use hooks::{Hook, Hooked};
 pub use steering::ClientAddressGuard;
@@ -54,6 +58,7 @@ use abi::vtl_hook_config;
 use bpf::{ADDRESSES, Attached, HOLD_SYN, Maps, Offer, Programs, SOCKOPS};
 use cgroup::Hierarchy;
 use engine::{Command, Engine, Listeners};
+use handover::Inherited;
 use held::Flows;
 use hooks::Hooks;
 use proxy::ProxyHandle;
@@ -196,7 +201,6 @@ impl Handle {
     /// Carries bytes between two non-blocking streams, with TCP's semantics at both ends, until
     /// both have ended. `guard` is dropped then.
     pub fn carry(&self, a: TcpStream, b: TcpStream, guard: Option<ClientAddressGuard>) {
-        let guard = guard.map(|guard| Box::new(guard) as Box<_>);
         self.shared.proxy.join(a, b, guard);
     }
 
@@ -261,7 +265,22 @@ pub struct Hooker {
 impl Hooker {
     /// Loads the programs and starts the threads. Nothing is captured or steered until something
     /// is hooked.
-    pub fn start(config: Config, broker: Arc<dyn Broker>) -> Result<Self, HookerError> {
+    ///
+    /// `left`: what a former daemon has left to this one.
+    /// [`Hooker::begin`], or else [`Left::resume`], comes next.
+    pub fn start(
+        config: Config,
+        broker: Arc<dyn Broker>,
+        left: &mut Option<Left>,
+    ) -> Result<Self, HookerError> {
+        let is_heir = left.is_some();
+        let inherited = match left {
+            Some(Left {
+                handover,
+                descriptors,
+            }) => Inherited::take(&handover.hooker, descriptors).map_err(HookerError::TakeOver)?,
+            None => Inherited::default(),
+        };
         let failed = |what| move |source| HookerError::Socket { what, source };
         allow_many_descriptors();
         let mark = random_mark().map_err(failed("get random bytes"))?;
@@ -273,18 +292,29 @@ impl Hooker {
             mark,
             ..Default::default()
         };
-        let (capture4, port4) =
-            sock::loopback(true).map_err(failed("bind to 127.0.0.1 (is lo up?)"))?;
+        let mut listening = inherited.capture.into_iter();
+        // Connects in the making go on to the same port.
+        let mut capture = |v4| match listening.next() {
+            Some(socket) => sock::local(&socket).map(|local| (socket, local.port())),
+            None => sock::loopback(v4),
+        };
+        let (capture4, port4) = capture(true).map_err(failed("bind to 127.0.0.1 (is lo up?)"))?;
         let steer4 = sock::loopback(true)
             .map_err(failed("bind to 127.0.0.1 (is lo up?)"))?
             .0;
         let six = raw6
             .as_ref()
-            .and_then(|_| Some((sock::loopback(false).ok()?, sock::loopback(false).ok()?.0)));
+            .and_then(|_| Some((capture(false).ok()?, sock::loopback(false).ok()?.0)));
         hook.capture_port4 = port4;
         hook.capture_port6 = six.as_ref().map_or(0, |((_, port6), _)| *port6);
 
-        let programs = Programs::load(&hook)?;
+        let programs = match Programs::load(&hook, &inherited.maps) {
+            Err(error) if !inherited.maps.is_empty() => {
+                tracing::warn!(%error, "applications see addresses of the loopback: another version's maps");
+                Programs::load(&hook, &[])?
+            }
+            loaded => loaded?,
+        };
         let maps = programs.maps()?;
         let hierarchy = Hierarchy::find()?;
         let mut links = attach(&programs, &hierarchy)?;
@@ -314,12 +344,21 @@ impl Hooker {
                 .capture
                 .push(sock::listen(capture6).map_err(failed("listen on [::1]"))?);
         }
+        listeners.steer.extend(inherited.steer);
+        // Ours are attached as well.
+        drop(inherited.links);
 
         let (commands, inbox) = channel();
         let wake = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC);
         let wake = wake.map_err(|errno| failed("make an eventfd")(errno.into()))?;
         let ring = engine::Syns::new(&programs)?;
-        let hooks = Hooks::new(programs, hook, hierarchy)?;
+        let hooks = Hooks::new(
+            programs,
+            hook,
+            hierarchy,
+            inherited.groups,
+            inherited.wishes,
+        )?;
         let (proxy, proxy_thread) = proxy::spawn().map_err(failed("start the proxy"))?;
         let shared = Arc::new(Shared {
             config,
@@ -332,6 +371,9 @@ impl Hooker {
             clients: Mutex::default(),
             hooks: Mutex::new(hooks),
         });
+        if is_heir {
+            shared.clients().inherit(shared.maps.shown());
+        }
         let engine = Engine::new(Arc::clone(&shared), ring, listeners, inbox)?;
         let engine_thread = std::thread::Builder::new()
             .name("vtl-hooker".into())
@@ -342,6 +384,13 @@ impl Hooker {
             links,
             threads: vec![engine_thread, proxy_thread],
         })
+    }
+
+    /// Has connections go to the broker from now on.
+    pub fn begin(&self) {
+        let shared = &self.handle.shared;
+        let _ = shared.commands.send(Command::Begin);
+        let _ = shared.wake.write(1);
     }
 
     /// For brokers.

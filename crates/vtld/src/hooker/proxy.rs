@@ -5,12 +5,11 @@
 //! stops the other from sending. Sockets may still be connecting when they are handed over.
 
 use std::{
-    any::Any,
     io::{self, ErrorKind, Read, Write},
     net::{Shutdown, TcpStream},
     sync::{
         Arc,
-        mpsc::{self, Receiver, Sender},
+        mpsc::{self, Receiver, Sender, SyncSender, sync_channel},
     },
     thread::JoinHandle,
 };
@@ -20,7 +19,9 @@ use nix::sys::{
     eventfd::{EfdFlags, EventFd},
 };
 
-use super::sock;
+use bytes::Bytes;
+
+use super::{ClientAddressGuard, handover::PairLeft, sock};
 use crate::urgent::{self, Ahead};
 
 /// One read. A direction that is blocked keeps at most this much.
@@ -30,10 +31,11 @@ const TURN: usize = 16;
 const WAKE: u64 = u64::MAX;
 
 /// What lives as long as a pair.
-pub(super) type Guard = Option<Box<dyn Any + Send>>;
+pub(super) type Guard = Option<ClientAddressGuard>;
 
 enum Command {
-    Join(TcpStream, TcpStream, Guard),
+    Join([(TcpStream, Bytes, bool); 2], Guard),
+    Leave(SyncSender<Vec<PairLeft>>),
     Stop,
 }
 
@@ -47,9 +49,23 @@ pub(super) struct ProxyHandle {
 impl ProxyHandle {
     /// Carries bytes between the two from now on.
     pub(super) fn join(&self, a: TcpStream, b: TcpStream, guard: Guard) {
+        self.resume([a, b].map(|side| (side, Bytes::new(), false)), guard);
+    }
+
+    /// The same, after a restart: with each side what is still to be written to it, and whether that is the urgent
+    /// byte alone.
+    pub(super) fn resume(&self, sides: [(TcpStream, Bytes, bool); 2], guard: Guard) {
         // Without a thread the sockets are dropped, which resets both.
-        let _ = self.commands.send(Command::Join(a, b, guard));
+        let _ = self.commands.send(Command::Join(sides, guard));
         let _ = self.wake.write(1);
+    }
+
+    /// Ends the thread, and returns what it carries.
+    pub(super) fn leave(&self) -> Vec<PairLeft> {
+        let (reply, answer) = sync_channel(1);
+        let _ = self.commands.send(Command::Leave(reply));
+        let _ = self.wake.write(1);
+        answer.recv().unwrap_or_default()
     }
 
     /// Ends the thread; what it carries is reset.
@@ -104,7 +120,7 @@ struct Side {
 }
 
 impl Side {
-    fn new(stream: TcpStream) -> Self {
+    fn new((stream, pending, urgent): (TcpStream, Bytes, bool)) -> Self {
         Self {
             stream,
             readable: true,
@@ -112,9 +128,9 @@ impl Side {
             ending: false,
             ended: false,
             shut: false,
-            pending: Vec::new(),
+            pending: pending.into(),
             done: 0,
-            urgent: false,
+            urgent,
         }
     }
 
@@ -174,7 +190,7 @@ struct Pair {
     sides: [Side; 2],
     generation: u32,
     /// Lives as long as the pair.
-    _guard: Guard,
+    guard: Guard,
 }
 
 enum Outcome {
@@ -197,7 +213,11 @@ impl Pair {
                     sink.shut = true;
                     // From here a close is orderly: all of this direction was written.
                     sock::abort_on_close(&sink.stream, false)?;
-                    sink.stream.shutdown(Shutdown::Write)?;
+                    match sink.stream.shutdown(Shutdown::Write) {
+                        // A former daemon has said it, and the other end said its own.
+                        Err(error) if error.kind() == ErrorKind::NotConnected => {}
+                        said => said?,
+                    }
                 }
                 return Ok(false);
             }
@@ -205,7 +225,7 @@ impl Pair {
                 return Ok(false);
             }
             let read = urgent::ahead(&source.stream).and_then(|ahead| match ahead {
-                Ahead::Bytes => Ok((ahead, source.stream.read(scratch)?)),
+                Ahead::Bytes(_) => Ok((ahead, source.stream.read(scratch)?)),
                 Ahead::Urgent => Ok((ahead, source.stream.read(&mut scratch[..1])?)),
                 Ahead::End => Ok((ahead, 0)),
             });
@@ -318,7 +338,11 @@ impl Proxy {
         while let Ok(command) = self.inbox.try_recv() {
             match command {
                 Command::Stop => return false,
-                Command::Join(a, b, guard) => match self.join(a, b, guard) {
+                Command::Leave(reply) => {
+                    let _ = reply.send(self.leave());
+                    return false;
+                }
+                Command::Join(sides, guard) => match self.join(sides, guard) {
                     Ok(place) => touched.push(place),
                     Err(error) => tracing::warn!(%error, "a connection cannot be proxied"),
                 },
@@ -327,7 +351,23 @@ impl Proxy {
         true
     }
 
-    fn join(&mut self, a: TcpStream, b: TcpStream, guard: Guard) -> io::Result<(usize, u32)> {
+    fn leave(&mut self) -> Vec<PairLeft> {
+        let pairs = self.pairs.drain(..).flatten();
+        let left = |pair: Pair| PairLeft {
+            shown: pair.guard.as_ref().map(ClientAddressGuard::end),
+            sides: pair.sides.map(|mut side| {
+                let pending = Bytes::from(side.pending.split_off(side.done));
+                (side.stream, pending, side.urgent)
+            }),
+        };
+        pairs.map(left).collect()
+    }
+
+    fn join(
+        &mut self,
+        sides: [(TcpStream, Bytes, bool); 2],
+        guard: Guard,
+    ) -> io::Result<(usize, u32)> {
         self.rounds = self.rounds.wrapping_add(1) & 0x7fff_ffff;
         let generation = self.rounds;
         let index = self.free.pop().unwrap_or_else(|| {
@@ -341,17 +381,19 @@ impl Proxy {
         let token = u64::from(generation) << 32 | (index as u64) << 1;
         let added = self
             .epoll
-            .add(&a, EpollEvent::new(flags, token))
-            .and_then(|()| self.epoll.add(&b, EpollEvent::new(flags, token | 1)));
+            .add(&sides[0].0, EpollEvent::new(flags, token))
+            .and_then(|()| {
+                self.epoll
+                    .add(&sides[1].0, EpollEvent::new(flags, token | 1))
+            });
         if let Err(errno) = added {
             self.free.push(index);
             return Err(errno.into());
         }
-        let sides = [Side::new(a), Side::new(b)];
         self.pairs[index] = Some(Pair {
-            sides,
+            sides: sides.map(Side::new),
             generation,
-            _guard: guard,
+            guard,
         });
         Ok((index, generation))
     }

@@ -136,6 +136,23 @@ impl Clients {
         None
     }
 
+    /// An end that a former daemon has left to this one.
+    fn adopt(&mut self, end: SocketAddr, live: bool) -> u64 {
+        self.last += 1;
+        let generation = self.last;
+        self.ends.insert(end, End { generation, live });
+        generation
+    }
+
+    /// Ends that a former daemon may still have used: those that nobody adopts linger, and are forgotten.
+    pub(super) fn inherit(&mut self, ends: impl IntoIterator<Item = SocketAddr>) {
+        for end in ends {
+            let generation = self.adopt(end, false);
+            let until = Instant::now() + LINGER;
+            self.leaving.push((until, end, generation));
+        }
+    }
+
     fn leave(&mut self, end: SocketAddr, generation: u64) {
         if let Some(entry) = self.ends.get_mut(&end)
             && entry.generation == generation
@@ -221,6 +238,13 @@ pub struct ClientAddressGuard {
     generation: u64,
 }
 
+impl ClientAddressGuard {
+    /// vtld's end of the connection to the application.
+    pub(crate) fn end(&self) -> SocketAddr {
+        self.end
+    }
+}
+
 impl Drop for ClientAddressGuard {
     fn drop(&mut self) {
         if let Some(shared) = self.shared.upgrade() {
@@ -263,6 +287,15 @@ pub(super) fn connect_local_app(
         }
     }
     Err(io::ErrorKind::AddrNotAvailable.into())
+}
+
+/// Keeps showing an application the client that a former daemon has shown it.
+pub(super) fn adopt(shared: &Arc<Shared>, end: SocketAddr) -> ClientAddressGuard {
+    ClientAddressGuard {
+        shared: Arc::downgrade(shared),
+        end,
+        generation: shared.clients().adopt(end, true),
+    }
 }
 
 fn connect_from(

@@ -39,7 +39,7 @@ pub(crate) fn wish(over: Option<&Over>) -> Wish {
         None => {}
         Some(Over::Lossy(name)) => {
             wish = Wish {
-                graft: Some((*name).to_owned()),
+                graft: Some(name.clone()),
                 ..Wish::default()
             };
         }

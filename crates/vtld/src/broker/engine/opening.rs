@@ -265,7 +265,7 @@ impl Engine {
             session.lossy = true;
             // Flows of ours may go there, but only those that are marked.
             let name = LOSSY.into_iter().find(|name| *name == graft.name);
-            *over = Some(Over::Lossy(name.ok_or("it cannot carry streams")?).into());
+            *over = Some(Over::Lossy(name.ok_or("it cannot carry streams")?.to_owned()).into());
         }
         if session.initiator {
             session.slots = session.slots.max(slots);

@@ -1,0 +1,248 @@
+//! What the thread of flows leaves to the next daemon: associations, their flows with both sockets, and control
+//! connections, which go on, so that peers hear at once of the carriers that have ended.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr, TcpStream},
+    rc::Rc,
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use tokio::task::spawn_local;
+use vtl_core::Flow;
+use vtl_proto::frame::{CarrierId, FlowId, FlowName, Side};
+
+use super::{
+    Desired, Flows, Key, Names,
+    control::Control,
+    flow::{Ends, State},
+    lock,
+    peer::Peer,
+};
+use crate::handover::{Descriptors, Outgoing, Place};
+
+/// What the thread of flows leaves.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Handover {
+    peers: Vec<PeerLeft>,
+    /// The latest names of flows, by the addresses of both hosts.
+    names: Vec<(IpAddr, IpAddr, Desired, FlowName)>,
+    started: u64,
+}
+
+impl Handover {
+    pub(crate) fn connections(&self) -> usize {
+        self.peers.iter().map(|peer| peer.flows.len()).sum()
+    }
+}
+
+/// An association.
+#[derive(Debug, Serialize, Deserialize)]
+struct PeerLeft {
+    key: Key,
+    desired: Option<Desired>,
+    dest: Option<SocketAddr>,
+    last_carrier: u32,
+    /// They end with the daemon that had them.
+    carriers: Vec<CarrierId>,
+    control: Option<ControlLeft>,
+    flows: Vec<FlowLeft>,
+}
+
+/// A control connection.
+#[derive(Debug, Serialize, Deserialize)]
+struct ControlLeft {
+    id: CarrierId,
+    socket: Place,
+    /// The beginning of a frame that has come, and the rest of one that has begun to leave.
+    unread: Bytes,
+    unsent: Bytes,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct FlowLeft {
+    id: FlowId,
+    flow: Flow,
+    number: u64,
+    local: SocketAddr,
+    peer: SocketAddr,
+    /// The application's end of its connection, and vtld's.
+    app_addresses: Option<[SocketAddr; 2]>,
+    age: Duration,
+    /// It was moved by hand.
+    stays: bool,
+    /// Read from the application, not sent yet, and whether the last byte is TCP's urgent one.
+    pending: (Bytes, bool),
+    app: Place,
+    tcp: Place,
+    /// vtld's end of the connection to a local application, which is shown another peer.
+    shown: Option<SocketAddr>,
+}
+
+impl Names {
+    fn left(&self) -> Vec<(IpAddr, IpAddr, Desired, FlowName)> {
+        let latest = lock(&self.latest);
+        let all = latest.iter().flat_map(|((local, peer), names)| {
+            let left =
+                |(desired, name): &(Desired, FlowName)| (*local, *peer, desired.clone(), *name);
+            names.iter().map(left)
+        });
+        all.collect()
+    }
+
+    fn resume(&self, left: Vec<(IpAddr, IpAddr, Desired, FlowName)>) {
+        let mut latest = lock(&self.latest);
+        for (local, peer, desired, name) in left {
+            latest
+                .entry((local, peer))
+                .or_default()
+                .push((desired, name));
+        }
+    }
+}
+
+impl Flows {
+    /// Stops all flows where they are, and leaves them to a successor. What comes by carriers from now on is not
+    /// taken, so that peers send it again.
+    pub(super) fn hand_over(&self, outgoing: &mut Outgoing) -> Handover {
+        let peers = self.peers();
+        Handover {
+            peers: peers.iter().map(|peer| peer.leave(outgoing)).collect(),
+            names: self.names.left(),
+            started: self.started.get(),
+        }
+    }
+
+    /// Takes up what a former daemon has left.
+    pub(super) fn resume(self: &Rc<Self>, left: Handover, descriptors: &mut Descriptors) {
+        self.started.set(left.started);
+        self.names.resume(left.names);
+        for peer in left.peers {
+            self.resume_peer(peer, descriptors);
+        }
+    }
+
+    fn resume_peer(self: &Rc<Self>, left: PeerLeft, descriptors: &mut Descriptors) {
+        let Some((peer, _)) = self.peer(left.key) else {
+            return;
+        };
+        peer.resume(&left);
+        for flow in left.flows {
+            let number = flow.number;
+            if let Err(error) = self.resume_flow(&peer, flow, descriptors) {
+                tracing::warn!(%error, number, "a flow was not taken over");
+            }
+        }
+        let control = left.control.and_then(|left| {
+            let socket = TcpStream::from(descriptors.take(left.socket).ok()?);
+            let control = Control::resume(socket, &left.unread, left.unsent).ok()?;
+            Some((left.id, control))
+        });
+        peer.control.replace(control.clone());
+        match left.key.opener {
+            Side::Local => {
+                spawn_local(Rc::clone(self).keep(peer));
+            }
+            Side::Peer => {
+                if let Some((id, control)) = control {
+                    spawn_local(Rc::clone(self).serve_controlled(Rc::clone(&peer), id, control));
+                }
+                spawn_local(Rc::clone(self).look_after(peer));
+            }
+        }
+    }
+
+    fn resume_flow(
+        &self,
+        peer: &Rc<Peer>,
+        left: FlowLeft,
+        descriptors: &mut Descriptors,
+    ) -> io::Result<()> {
+        let app = TcpStream::from(descriptors.take(left.app)?);
+        let tcp = TcpStream::from(descriptors.take(left.tcp)?);
+        let guard = left.shown.map(|end| self.hooker.adopt_client(end));
+        let ends = Ends::new(app, tcp, guard)?;
+        let mut state = State::new(left.number, [left.local, left.peer], ends)?;
+        state.app = left.app_addresses;
+        state.began = Instant::now().checked_sub(left.age).unwrap_or(state.began);
+        state.why.set("vtld was restarted");
+        state.pending.replace(left.pending);
+        state.stays.set(left.stays);
+        peer.begin(left.id, state, Some(left.flow));
+        Ok(())
+    }
+}
+
+impl Peer {
+    fn leave(&self, outgoing: &mut Outgoing) -> PeerLeft {
+        let (mut flows, carriers) = self.take_all();
+        let mut left = Vec::new();
+        for (id, state) in self.states() {
+            state.stop();
+            let Some(flow) = flows.remove(&id).filter(|flow| flow.error().is_none()) else {
+                continue;
+            };
+            match state.leave(id, flow, outgoing) {
+                Ok(flow) => left.push(flow),
+                Err(error) => tracing::warn!(%error, "a flow cannot be handed over"),
+            }
+        }
+        let control = self.control.take().and_then(|(id, control)| {
+            let (unread, unsent) = control.leave();
+            let socket = outgoing.put(control.tcp()).ok()?;
+            Some(ControlLeft {
+                id,
+                socket,
+                unread,
+                unsent,
+            })
+        });
+        let is_control = |id: &CarrierId| control.as_ref().is_some_and(|c| c.id == *id);
+        PeerLeft {
+            key: self.key,
+            // Without them no more carriers are opened, whose numbers the successor would give again.
+            desired: self.forget_desired(),
+            dest: self.dest.take(),
+            last_carrier: self.last_carrier.get(),
+            carriers: carriers.into_iter().filter(|id| !is_control(id)).collect(),
+            control,
+            flows: left,
+        }
+    }
+
+    fn resume(&self, left: &PeerLeft) {
+        if let Some(desired) = &left.desired {
+            self.set_desired(desired.clone());
+        }
+        self.dest.set(left.dest);
+        self.last_carrier.set(left.last_carrier);
+        self.restore_broken(&left.carriers);
+    }
+}
+
+impl State {
+    fn leave(&self, id: FlowId, flow: Flow, outgoing: &mut Outgoing) -> io::Result<FlowLeft> {
+        let ends = self.ends.borrow().clone();
+        let ends = ends.ok_or(io::ErrorKind::NotConnected)?;
+        let path_is_tcp = flow.send.path() == vtl_core::flow::Path::Tcp;
+        Ok(FlowLeft {
+            id,
+            flow,
+            number: self.number,
+            local: self.local,
+            peer: self.peer,
+            app_addresses: self.app,
+            age: self.began.elapsed(),
+            stays: self.stays.get() && path_is_tcp,
+            pending: self.pending.take(),
+            app: outgoing.put(ends.app.get_ref())?,
+            tcp: outgoing.put(ends.tcp.get_ref())?,
+            shown: ends
+                .guard
+                .as_ref()
+                .map(crate::hooker::ClientAddressGuard::end),
+        })
+    }
+}

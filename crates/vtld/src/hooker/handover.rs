@@ -1,0 +1,211 @@
+//! What the Hooker leaves to the next daemon.
+//!
+//! Listeners, so that connections in the making find somebody; the maps with the addresses that applications
+//! see, with the programs that show them; the program that holds SYNs, so that those of waiting connects get no
+//! answer before the successor can give one, and TCP repeats them; hooks; proxied connections.
+
+use std::{
+    io,
+    net::{SocketAddr, TcpListener, TcpStream},
+    os::fd::OwnedFd,
+    path::PathBuf,
+    sync::mpsc::sync_channel,
+};
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use vtl_control::CarrierSpec;
+
+use super::{
+    Handle, Hooker,
+    carrier::Wishes,
+    engine::{Command, Listeners},
+    hooks::Hooked,
+};
+use crate::handover::{Descriptors, Outgoing, Place};
+
+/// The maps that outlive a daemon: what applications are shown, and what is known of sockets and destinations.
+const MAPS: [&str; 5] = [
+    "vtl_captured",
+    "vtl_locals",
+    "vtl_plain",
+    "vtl_clients",
+    "vtl_own",
+];
+
+/// What the Hooker leaves.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Handover {
+    capture: Vec<Place>,
+    steer: Vec<Place>,
+    maps: Vec<(String, Place)>,
+    links: Vec<Place>,
+    hooks: Vec<HookLeft>,
+    /// What the marks of sockets mean.
+    wishes: Wishes,
+    /// Folders with the groups of programs that `vtl run` has started, as seen from the hierarchy's root, and what
+    /// holds them.
+    groups: Vec<(PathBuf, Place)>,
+    proxied: Vec<Proxied>,
+}
+
+impl Handover {
+    pub(crate) fn connections(&self) -> usize {
+        self.proxied.len()
+    }
+}
+
+/// A hook that was made by hand. Paths are as seen from the hierarchy's root.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct HookLeft {
+    pub(super) what: Hooked,
+    pub(super) carrier: CarrierSpec,
+}
+
+/// A proxied connection.
+#[derive(Debug, Serialize, Deserialize)]
+struct Proxied {
+    sides: [Side; 2],
+    /// vtld's end of the connection to a local application, which is shown another peer.
+    shown: Option<SocketAddr>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Side {
+    socket: Place,
+    /// Read from the other side, not yet written to this one, and whether that is the urgent byte alone.
+    pending: Bytes,
+    urgent: bool,
+}
+
+/// A pair of the proxy's.
+pub(super) struct PairLeft {
+    pub(super) sides: [(TcpStream, Bytes, bool); 2],
+    pub(super) shown: Option<SocketAddr>,
+}
+
+/// What there is to take over before the programs are loaded.
+#[derive(Default)]
+pub(super) struct Inherited {
+    pub(super) capture: Vec<OwnedFd>,
+    pub(super) steer: Vec<TcpListener>,
+    pub(super) maps: Vec<(String, OwnedFd)>,
+    /// Those of the former daemon's programs that are still attached.
+    pub(super) links: Vec<OwnedFd>,
+    pub(super) groups: Vec<(PathBuf, OwnedFd)>,
+    pub(super) wishes: Wishes,
+}
+
+impl Inherited {
+    pub(super) fn take(left: &Handover, descriptors: &mut Descriptors) -> io::Result<Self> {
+        let mut all = |places: &[Place]| -> io::Result<Vec<OwnedFd>> {
+            places
+                .iter()
+                .map(|place| descriptors.take(*place))
+                .collect()
+        };
+        fn unzip<T: Clone>(of: &[(T, Place)]) -> (Vec<T>, Vec<Place>) {
+            of.iter().cloned().unzip()
+        }
+        let (names, maps) = unzip(&left.maps);
+        let (folders, locks) = unzip(&left.groups);
+        Ok(Self {
+            capture: all(&left.capture)?,
+            steer: all(&left.steer)?
+                .into_iter()
+                .map(TcpListener::from)
+                .collect(),
+            maps: names.into_iter().zip(all(&maps)?).collect(),
+            links: all(&left.links)?,
+            groups: folders.into_iter().zip(all(&locks)?).collect(),
+            wishes: left.wishes.clone(),
+        })
+    }
+}
+
+impl Hooker {
+    /// Ends capture and steering, and leaves what it has to a successor. The rest is for dropping.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub(crate) fn hand_over(&self, outgoing: &mut Outgoing) -> io::Result<Handover> {
+        let shared = &self.handle.shared;
+        let (hooks, folders) = shared.hooks().leave();
+        let mut groups = Vec::new();
+        for (path, lock) in folders {
+            groups.push((path, outgoing.put(&lock)?));
+        }
+        shared.flows.leave();
+        let gone = || io::Error::from(io::ErrorKind::BrokenPipe);
+        let (reply, answer) = sync_channel(1);
+        let _ = shared.commands.send(Command::Leave(reply));
+        let _ = shared.wake.write(1);
+        let Listeners { capture, steer } = answer.recv().map_err(|_| gone())?;
+        let maps = MAPS.into_iter().filter_map(|name| {
+            let map = shared.hooks().map(name).ok()?;
+            Some(outgoing.put(&map).map(|place| (name.to_owned(), place)))
+        });
+        let maps = maps.collect::<io::Result<_>>()?;
+        let mut proxied = Vec::new();
+        for PairLeft { sides, shown } in shared.proxy.leave() {
+            let mut side = |(socket, pending, urgent): (TcpStream, Bytes, bool)| {
+                let socket = outgoing.put(&socket)?;
+                Ok::<_, io::Error>(Side {
+                    socket,
+                    pending,
+                    urgent,
+                })
+            };
+            let [a, b] = sides;
+            let sides = [side(a)?, side(b)?];
+            proxied.push(Proxied { sides, shown });
+        }
+        let put = |listener: &TcpListener| outgoing.put(listener);
+        let all = capture.iter().chain(&steer[..capture.len()]).map(put);
+        let mut capture_places = all.collect::<io::Result<Vec<_>>>()?;
+        let steer_places = capture_places.split_off(capture.len());
+        let links = self.links.iter().map(|link| outgoing.put(link));
+        Ok(Handover {
+            capture: capture_places,
+            steer: steer_places,
+            maps,
+            links: links.collect::<io::Result<_>>()?,
+            hooks,
+            wishes: shared.hooks().wishes(),
+            groups,
+            proxied,
+        })
+    }
+
+    /// Takes up the hooks and proxied connections of a former daemon, and begins. What cannot be had any more is
+    /// left out.
+    pub(crate) fn resume(&self, left: Handover, descriptors: &mut Descriptors) {
+        let shared = &self.handle.shared;
+        for hook in left.hooks {
+            let what = format!("{:?}", hook.what);
+            if let Err(error) = shared.hooks().adopt(shared, hook) {
+                tracing::warn!(%error, what, "a hook was not taken over");
+            }
+        }
+        for Proxied { sides, shown } in left.proxied {
+            let guard = shown.map(|end| self.handle.adopt_client(end));
+            let mut side = |side: Side| {
+                let socket = TcpStream::from(descriptors.take(side.socket)?);
+                Ok::<_, io::Error>((socket, side.pending, side.urgent))
+            };
+            let [a, b] = sides;
+            match side(a).and_then(|a| Ok([a, side(b)?])) {
+                Ok(sides) => shared.proxy.resume(sides, guard),
+                Err(error) => tracing::warn!(%error, "a connection was not taken over"),
+            }
+        }
+        self.begin();
+    }
+}
+
+impl Handle {
+    /// Shows a local application the client that it was shown before a restart.
+    pub fn adopt_client(&self, end: SocketAddr) -> super::ClientAddressGuard {
+        super::steering::adopt(&self.shared, end)
+    }
+}

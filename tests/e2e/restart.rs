@@ -1,0 +1,562 @@
+//! Daemons that are replaced under running connections, by another daemon or by the service manager.
+
+use std::{
+    fs::File,
+    io::{IoSliceMut, Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
+    os::{
+        fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
+        unix::net::UnixDatagram,
+    },
+    process::Stdio,
+    time::{Duration, Instant},
+};
+
+use nix::{
+    cmsg_space,
+    fcntl::{FcntlArg, FdFlag, fcntl},
+    sys::{
+        signal::Signal,
+        socket::{ControlMessageOwned, MsgFlags, recvmsg},
+    },
+};
+use vtl_control::{Client, HookTarget, Request};
+use vtl_testbed::{Host, Link};
+
+use crate::{
+    flows::both_ways,
+    harness::{Process, Spoken, World, helper, same, until, url, vtld},
+};
+
+const MB: usize = 1 << 20;
+
+impl World {
+    /// Another daemon takes over from a host's.
+    pub(crate) fn take_over(&mut self, host: Host) {
+        let mut former = self.take_daemon(host);
+        self.start(host, &["--take-over"]);
+        let status = former.wait();
+        assert!(
+            status.success(),
+            "the former daemon ends in order: {status}"
+        );
+        // Until then it may have been the former one that answered.
+        self.status(host);
+    }
+}
+
+/// The ids of a host's flows.
+fn flows(world: &World, host: Host) -> Vec<u64> {
+    let list = world.call(host, &Request::FlowList { from: 0 });
+    let flows = list["flows"].as_array().expect("a list");
+    flows
+        .iter()
+        .filter_map(|flow| flow["id"].as_u64())
+        .collect()
+}
+
+fn taken_over(carrier: &str) {
+    let Some(mut world) = World::new(&format!("takeover-{carrier}"), &Link::new(10.0, 100.0))
+    else {
+        return;
+    };
+    let run = ["--carrier", carrier];
+    world.meet_by(&run);
+    both_ways(&mut world, &run, |world, goes_on| {
+        for host in [Host::Client, Host::Server, Host::Server, Host::Client] {
+            let before = flows(world, host);
+            assert_eq!(before.len(), 2);
+            world.take_over(host);
+            assert_eq!(flows(world, host), before);
+            goes_on(300_000);
+            let received = || world.carried("bytes_received");
+            until("a new carrier", || !world.carriers(Host::Client).is_empty());
+            let before = received();
+            until("flows return to it", || received() > before + 200_000);
+        }
+    });
+}
+
+#[test]
+fn take_over__of_grafts() {
+    taken_over("graft");
+}
+
+#[test]
+fn take_over__of_quic() {
+    taken_over("quic");
+}
+
+#[test]
+fn take_over__of_sctp() {
+    taken_over("sctp");
+}
+
+#[test]
+fn take_over__of_both_at_once_over_a_bad_link() {
+    let Some(mut world) = World::new("takeover-bad", &Link::new(10.0, 100.0)) else {
+        return;
+    };
+    world.spoil();
+    both_ways(&mut world, &[], |world, goes_on| {
+        for _ in 0..5 {
+            let mut former = [Host::Client, Host::Server].map(|host| world.take_daemon(host));
+            world.start(Host::Client, &["--take-over"]);
+            world.start(Host::Server, &["--take-over"]);
+            for daemon in &mut former {
+                assert!(daemon.wait().success());
+            }
+            goes_on(200_000);
+        }
+    });
+}
+
+/// Plays the service manager: keeps what a host's daemon leaves, and gives it to the next one.
+struct Manager {
+    socket: UnixDatagram,
+    path: String,
+    kept: Vec<OwnedFd>,
+}
+
+impl Manager {
+    fn new(world: &World) -> Self {
+        let path = world.path("notify");
+        let socket = UnixDatagram::bind(&path).expect("bound");
+        socket
+            .set_read_timeout(Some(Duration::from_secs(20)))
+            .expect("set");
+        Self {
+            socket,
+            path: path.to_str().expect("UTF-8").to_owned(),
+            kept: Vec::new(),
+        }
+    }
+
+    /// The next message, whose descriptor is kept if that is what it asks for.
+    fn hear(&mut self) -> String {
+        let mut bytes = [0; 1024];
+        let mut slices = [IoSliceMut::new(&mut bytes)];
+        let mut space = cmsg_space!([RawFd; 4]);
+        let received = recvmsg::<()>(
+            self.socket.as_raw_fd(),
+            &mut slices,
+            Some(&mut space),
+            MsgFlags::MSG_CMSG_CLOEXEC,
+        )
+        .expect("a message");
+        let mut came = Vec::new();
+        for control in received.cmsgs().expect("not cut") {
+            if let ControlMessageOwned::ScmRights(rights) = control {
+                // SAFETY: the kernel has just made them.
+                came.extend(rights.iter().map(|fd| unsafe { OwnedFd::from_raw_fd(*fd) }));
+            }
+        }
+        let len = received.bytes;
+        let text = String::from_utf8_lossy(&bytes[..len]).into_owned();
+        if text.contains("FDSTORE=1") {
+            assert!(text.contains("FDNAME=vtld-handover"), "{text}");
+            assert!(text.contains("FDPOLL=0"), "{text}");
+            self.kept.append(&mut came);
+        }
+        text
+    }
+
+    /// Starts a daemon, with what is kept.
+    fn start(&mut self, world: &mut World, host: Host) {
+        let kept = self.kept.pop();
+        let script = match &kept {
+            Some(fd) => {
+                fcntl(fd, FcntlArg::F_SETFD(FdFlag::empty())).expect("set");
+                format!(
+                    "exec 3<&{}; LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES=vtld-handover",
+                    fd.as_raw_fd()
+                )
+            }
+            None => "true".to_owned(),
+        };
+        let script = format!("{script}; export LISTEN_PID LISTEN_FDS LISTEN_FDNAMES; exec \"$0\"");
+        world.start_as(host, |command, vtld| {
+            command
+                .args(["-c", &script, vtld.to_str().expect("UTF-8")])
+                .env("NOTIFY_SOCKET", &self.path);
+        });
+        let is_told = |text: String| text.contains("READY=1");
+        until("it is ready", || is_told(self.hear()));
+    }
+
+    /// As `systemctl restart` does it.
+    fn restart(&mut self, world: &mut World, host: Host) {
+        let mut former = world.take_daemon(host);
+        former.signal(Signal::SIGTERM);
+        let is_kept = |text: String| text.contains("FDSTORE=1");
+        until("it hands over", || is_kept(self.hear()));
+        // Read, and its descriptor closed: so much for the barrier.
+        assert!(self.hear().contains("BARRIER=1"));
+        let status = former.wait();
+        assert!(status.success(), "{status}");
+        self.start(world, host);
+    }
+}
+
+#[test]
+fn restart__by_the_service_manager() {
+    let Some(mut world) = World::bare("restart-manager", &Link::new(10.0, 100.0)) else {
+        return;
+    };
+    world.start_web();
+    world.start(Host::Client, &[]);
+    let mut manager = Manager::new(&world);
+    manager.start(&mut world, Host::Server);
+    world.hook();
+    world.meet();
+    both_ways(&mut world, &[], |world, goes_on| {
+        for _ in 0..3 {
+            let before = flows(world, Host::Server);
+            assert_eq!(before.len(), 2);
+            manager.restart(world, Host::Server);
+            assert_eq!(flows(world, Host::Server), before);
+            goes_on(300_000);
+        }
+    });
+    assert_eq!(manager.kept.len(), 0);
+}
+
+/// A server that says who its clients are, line by line, and a client that stays.
+#[test]
+fn take_over__what_applications_see_stays() {
+    let Some(mut world) = World::new("takeover-seen", &Link::new(10.0, 100.0)) else {
+        return;
+    };
+    world.meet();
+    let [server, _] = world.servers();
+    let listener = world
+        .testbed
+        .in_netns(Host::Server, || TcpListener::bind((server, 7777)))
+        .expect("in the namespace")
+        .expect("bound");
+    // One by VTL, one that the client's daemon proxies, as nobody hooks its port.
+    for hooked in [true, false] {
+        if hooked {
+            world.hook_port(7777);
+        } else {
+            let target = HookTarget::Port(7777);
+            world.call(Host::Server, &Request::HookRemove { target });
+        }
+        let script = "import socket,sys\n\
+                      s = socket.create_connection((sys.argv[1], 7777))\n\
+                      for line in sys.stdin:\n\
+                      \u{20}s.sendall(line.encode())\n\
+                      \u{20}print(s.recv(100).decode().strip(), s.getsockname(), s.getpeername(), flush=True)\n";
+        let mut command = world.vtl(Host::Client, &["run", "--", "python3", "-uc", script]);
+        command.arg(server.to_string());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut client = Process::start_reading(&mut command);
+        let (mut stream, shown): (TcpStream, SocketAddr) = listener.accept().expect("accepted");
+        let mut said = String::new();
+        for round in 0..4 {
+            match round {
+                1 => world.take_over(Host::Server),
+                2 => world.take_over(Host::Client),
+                _ => {}
+            }
+            let input = client.child().stdin.as_mut().expect("piped");
+            writeln!(input, "{round}").expect("it reads");
+            let mut bytes = [0; 2];
+            stream.read_exact(&mut bytes).expect("its line");
+            assert_eq!(bytes, [b'0' + round, b'\n']);
+            assert_eq!(stream.peer_addr().expect("connected"), shown);
+            stream.write_all(b"heard\n").expect("written");
+            let output = client.child().stdout.as_mut().expect("piped");
+            let mut line = Vec::new();
+            while line.last() != Some(&b'\n') {
+                let mut byte = [0];
+                output.read_exact(&mut byte).expect("its line");
+                line.push(byte[0]);
+            }
+            let line = String::from_utf8(line).expect("UTF-8");
+            assert!(round == 0 || line == said, "{line} instead of {said}");
+            assert!(
+                line.starts_with("heard ('") && !line.contains("127."),
+                "{line}"
+            );
+            said = line;
+        }
+        // Its end is told through both.
+        drop(client.child().stdin.take());
+        assert_eq!(stream.read(&mut [0]).expect("in order"), 0);
+        assert!(client.wait().success());
+    }
+}
+
+/// Programs and ports that were hooked are.
+#[test]
+fn take_over__hooks_stay() {
+    let Some(mut world) = World::new("takeover-hooks", &Link::new(10.0, 100.0)) else {
+        return;
+    };
+    world.serve("f", MB / 4);
+    let [server, _] = world.servers();
+    let (go, got) = (world.path("go"), world.path("got"));
+    let script = "while [ ! -e \"$1\" ]; do sleep 0.05; done; curl -sS --fail -o \"$2\" \"$3\"";
+    let arguments = [
+        "run",
+        "--",
+        "sh",
+        "-c",
+        script,
+        "sh",
+        go.to_str().expect("UTF-8"),
+    ];
+    let mut command = world.vtl(Host::Client, &arguments);
+    command.arg(&got).arg(url(server, "f"));
+    let mut hooked = Process::start(&mut command);
+    let hooks = |world: &World, host| {
+        let list = world.call(host, &Request::HookList);
+        list["hooks"].as_array().map_or(0, Vec::len)
+    };
+    until("the program is hooked", || hooks(&world, Host::Client) == 1);
+    for host in [Host::Client, Host::Server, Host::Client] {
+        world.take_over(host);
+    }
+    assert_eq!(
+        [Host::Client, Host::Server].map(|host| hooks(&world, host)),
+        [1, 1]
+    );
+    let before = world.sum(Host::Client, "bytes_received");
+    File::create(&go).expect("made");
+    assert!(hooked.wait().success());
+    same(&world.path("www").join("f"), &got);
+    let received = world.sum(Host::Client, "bytes_received") - before;
+    assert!(received > 0, "VTL carried nothing");
+    until("its group is gone", || hooks(&world, Host::Client) == 0);
+}
+
+#[test]
+fn take_over__from_nobody_and_by_nobody() {
+    let Some(mut world) = World::with_daemons("takeover-nobody", &Link::new(10.0, 100.0)) else {
+        return;
+    };
+    // There is none: one sentence, and no daemon.
+    let socket = world.path("none.sock");
+    let mut command = world
+        .testbed
+        .command(Host::Client, vtld())
+        .expect("a namespace");
+    let output = command
+        .arg("--take-over")
+        .arg("--socket")
+        .arg(&socket)
+        .output()
+        .expect("it runs");
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("no VTL daemon answers"), "{said}");
+    // One that asks and goes: the daemon ends in order, and another one starts without anything.
+    let mut former = world.take_daemon(Host::Client);
+    // From another network namespace it is refused.
+    let socket = world.socket(Host::Client);
+    let far = Client::connect(&socket).expect("it answers");
+    let refused = far.call::<vtl_control::Done>(&Request::TakeOver);
+    assert!(refused.is_err());
+    let near = world
+        .testbed
+        .in_netns(Host::Client, || Client::connect(&socket));
+    let client = near.expect("in the namespace").expect("it answers");
+    let (_, left): (vtl_control::Done, _) = client
+        .call_with_descriptors(&Request::TakeOver)
+        .expect("it agrees");
+    drop(left);
+    assert!(former.wait().success());
+    world.start(Host::Client, &[]);
+}
+
+/// Where programs of this module serve.
+const TALK: u16 = 7000;
+
+/// Connections of all carriers that carry something all the time, while daemons are replaced so many times; the
+/// longest that one of them was silent. `pairs`: now and then both hosts' one right behind the other.
+fn many(name: &str, of_each: usize, times: usize, pairs: bool) -> Option<Duration> {
+    let mut world = World::new(name, &Link::new(20.0, 200.0))?;
+    let kinds = crate::flows::kinds();
+    let [server, _] = world.servers();
+    let at = SocketAddr::new(server, TALK).to_string();
+    let talk = |role, count: &str| {
+        [helper().to_str().expect("UTF-8"), "talk", role, &at, count].map(str::to_owned)
+    };
+    let all = (kinds.len() * of_each).to_string();
+    let mut serve = world
+        .testbed
+        .command(Host::Server, helper())
+        .expect("a namespace");
+    serve.args(&talk("serve", &all)[1..]);
+    let mut programs = vec![Spoken::start(serve)];
+    assert_eq!(programs[0].line(), "ready");
+    world.hook_port(TALK);
+    for kind in &kinds {
+        let mut client = world.vtl(Host::Client, &["run", "--carrier", kind, "--"]);
+        client.args(talk("connect", &of_each.to_string()));
+        programs.push(Spoken::start(client));
+    }
+    for client in &mut programs[1..] {
+        assert_eq!(client.line(), "ready");
+    }
+    for program in &mut programs {
+        assert_eq!(program.line(), "all");
+    }
+    let is_carried = |world: &World| {
+        let carriers = world.carriers(Host::Client);
+        let mut wanted = kinds.iter().filter(|kind| **kind != "tcp");
+        wanted.all(|kind| carriers.iter().any(|row| row["carrier"] == *kind))
+    };
+    until("all carriers", || is_carried(&world));
+    for turn in 0..times {
+        world.take_over([Host::Client, Host::Server][turn % 2]);
+        if !pairs || turn % 4 < 2 {
+            until("all carriers again", || is_carried(&world));
+        }
+    }
+    // With their inputs they end.
+    let parts = programs.into_iter().map(
+        |Spoken {
+             process,
+             told,
+             says,
+         }| {
+            drop(told);
+            (process, says)
+        },
+    );
+    let mut longest = 0;
+    let names = ["server"].into_iter().chain(kinds);
+    for (name, (mut process, mut says)) in names.zip(parts.collect::<Vec<_>>()) {
+        let mut line = String::new();
+        std::io::BufRead::read_line(&mut says, &mut line).expect("a pipe");
+        assert!(process.wait().success(), "a connection broke: {name}");
+        println!("{name}: {} ms", line.trim());
+        longest = longest.max(line.trim().parse().expect("milliseconds"));
+    }
+    Some(Duration::from_millis(longest))
+}
+
+#[test]
+fn take_over__under_many_flows_of_all_carriers() {
+    if let Some(longest) = many("takeover-many", 8, 8, true) {
+        println!("longest pause {longest:?}");
+    }
+}
+
+#[test]
+#[ignore = "takes minutes: make soak"]
+fn take_over__a_hundred_times_under_two_hundred_flows() {
+    if let Some(longest) = many("takeover-hundred", 40, 100, false) {
+        println!("longest pause {longest:?}");
+    }
+}
+
+#[test]
+#[ignore = "takes a gigabyte on each host: make soak"]
+fn take_over__of_ten_thousand_idle_flows() {
+    let Some(mut world) = World::new("takeover-idle", &Link::new(10.0, 1000.0)) else {
+        return;
+    };
+    let [server, _] = world.servers();
+    let at = SocketAddr::new(server, TALK).to_string();
+    // The daemon has two sockets for each.
+    let most = crate::many::allow_files(30_000) / 2;
+    let count = &most.saturating_sub(500).min(10_000).to_string();
+    println!("{count} flows");
+    let mut serve = world
+        .testbed
+        .command(Host::Server, helper())
+        .expect("a namespace");
+    serve.args(["talk", "serve", &at, count, "idle"]);
+    let mut server = Spoken::start(serve);
+    assert_eq!(server.line(), "ready");
+    world.hook_port(TALK);
+    let mut connect = world.vtl(Host::Client, &["run", "--"]);
+    connect
+        .arg(helper())
+        .args(["talk", "connect", &at, count, "idle"]);
+    let mut client = Spoken::start(connect);
+    assert_eq!(client.line(), "ready");
+    assert_eq!([client.line(), server.line()], ["all", "all"]);
+    for host in [Host::Client, Host::Server] {
+        let before = Instant::now();
+        world.take_over(host);
+        println!("{host:?}: {:?}", before.elapsed());
+    }
+    for mut program in [client, server] {
+        drop(program.told);
+        assert!(program.process.wait().success(), "a connection broke");
+    }
+}
+
+/// Flows that are there need a control connection, also where their application does not listen any more.
+#[test]
+fn control_connection__without_a_listener() {
+    let Some(world) = World::new("control-alone", &Link::new(10.0, 100.0)) else {
+        return;
+    };
+    let [server, _] = world.servers();
+    let at = SocketAddr::new(server, TALK).to_string();
+    let serve = world.testbed.command(Host::Server, helper());
+    let mut serve = serve.expect("a namespace");
+    serve.args(["talk", "serve", &at, "1"]);
+    let mut serve = Spoken::start(serve);
+    assert_eq!(serve.line(), "ready");
+    world.hook_port(TALK);
+    let mut connect = world.vtl(Host::Client, &["run", "--carrier", "quic", "--"]);
+    connect.arg(helper()).args(["talk", "connect", &at, "1"]);
+    let mut client = Spoken::start(connect);
+    assert_eq!(client.line(), "ready");
+    // The listener has been closed by then.
+    assert_eq!([client.line(), serve.line()], ["all", "all"]);
+    let carried = || {
+        world
+            .carriers(Host::Client)
+            .iter()
+            .any(|row| row["flows"] == 1)
+    };
+    until("a carrier", carried);
+    let list = world.call(Host::Client, &Request::FlowList { from: 0 });
+    let own = list["flows"][0]["local"]
+        .as_str()
+        .expect("its address")
+        .to_owned();
+    let connections = || -> Vec<String> {
+        let ss = world.testbed.command(Host::Client, "ss");
+        let mut ss = ss.expect("a namespace");
+        let output = ss
+            .args(["-Htn", "state", "established", "dst", &at])
+            .output();
+        let text = String::from_utf8(output.expect("ss runs").stdout).expect("UTF-8");
+        let local = |line: &str| {
+            line.split_whitespace()
+                .nth(2)
+                .unwrap_or_default()
+                .to_owned()
+        };
+        text.lines()
+            .map(local)
+            .filter(|local| *local != own)
+            .collect()
+    };
+    let former = connections();
+    assert_eq!(former.len(), 1, "{former:?}");
+    let kill = world.testbed.command(Host::Client, "ss");
+    let killed = kill
+        .expect("a namespace")
+        .args(["-K", "src", &former[0]])
+        .output();
+    assert!(killed.expect("ss runs").status.success());
+    until("another control connection", || {
+        let now = connections();
+        now.len() == 1 && now != former
+    });
+    // And what it is for.
+    until("a carrier", carried);
+    drop((client.told, serve.told));
+    for mut program in [client.process, serve.process] {
+        assert!(program.wait().success(), "the connection broke");
+    }
+}
