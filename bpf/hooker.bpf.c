@@ -54,11 +54,6 @@ struct {
     __uint(max_entries, 1 << 20);
 } vtl_syns SEC(".maps");
 
-static __always_inline int is_zero(const __u8 addr[16]) {
-    const __u64 *w = (const __u64 *)addr;
-    return (w[0] | w[1]) == 0;
-}
-
 /* ---- client capture ---- */
 
 /* Whether connects of this socket go to vtld, and with which wish. Remembers that a hook counts for
@@ -155,42 +150,50 @@ int vtl_getpeername6(struct bpf_sock_addr *ctx) {
     return 1;
 }
 
-/* The local address toward the real destination; NULL: what the kernel says. */
-static __always_inline __u8 *true_local(struct bpf_sock_addr *ctx) {
+/* Whether getsockname shows something else than the kernel says: `local` is this end of the
+ * connection to the real destination. */
+static __always_inline int true_local(struct bpf_sock_addr *ctx, struct vtl_endpoint *local) {
+    struct vtl_endpoint *now;
     struct vtl_captured *c;
     __u64 cookie;
-    __u8 *local;
 
     if (!ctx->sk)
-        return NULL;
+        return 0;
     c = bpf_sk_storage_get(&vtl_captured, ctx->sk, NULL, 0);
     if (!c)
-        return NULL;
-    if (is_zero(c->local)) {
-        cookie = bpf_get_socket_cookie(ctx);
-        local = bpf_map_lookup_elem(&vtl_locals, &cookie);
-        if (!local)
-            return NULL;
-        copy_addr(c->local, local);
-    }
-    return c->local;
+        return 0;
+    cookie = bpf_get_socket_cookie(ctx);
+    now = bpf_map_lookup_elem(&vtl_locals, &cookie);
+    /* Entries make room for others when the map is full. */
+    if (now)
+        c->local = *now;
+    if (!c->local.port)
+        return 0;
+    *local = c->local;
+    if (c->has_port)
+        local->port = ctx->user_port;
+    return 1;
 }
 
 SEC("cgroup/getsockname4")
 int vtl_getsockname4(struct bpf_sock_addr *ctx) {
-    __u8 *local = true_local(ctx);
+    struct vtl_endpoint local;
 
-    if (local)
-        show4(ctx, local);
+    if (true_local(ctx, &local)) {
+        show4(ctx, local.addr);
+        ctx->user_port = local.port;
+    }
     return 1;
 }
 
 SEC("cgroup/getsockname6")
 int vtl_getsockname6(struct bpf_sock_addr *ctx) {
-    __u8 *local = true_local(ctx);
+    struct vtl_endpoint local;
 
-    if (local)
-        show6(ctx, local);
+    if (true_local(ctx, &local)) {
+        show6(ctx, local.addr);
+        ctx->user_port = local.port;
+    }
     return 1;
 }
 

@@ -108,6 +108,8 @@ long t_send(int fd, const char *text, int flags);
 long t_recv(int fd, size_t most, int flags);
 int t_shutdown(int fd, int how);
 int t_close(int fd);
+/* What poll() shows of a connection that has ended: the kernel sets one after the other. */
+enum { ENDED = POLLHUP | POLLRDHUP };
 /* Waits until poll() shows all of `events`, and says all that it shows then. */
 int t_await(int fd, int events);
 /* What poll() shows now. */

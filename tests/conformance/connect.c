@@ -61,7 +61,7 @@ static void refused_not_blocking(void) {
     t_connect(fd, closed_port());
     t_await(fd, POLLERR);
     t_connect(fd, closed_port());
-    t_await(fd, POLLHUP);
+    t_await(fd, ENDED);
     t_recv(fd, 1, 0);
     t_recv(fd, 1, 0);
 }
@@ -255,7 +255,7 @@ static void dissolved(void) {
     }
     int fd = meet();
     step("dissolved");
-    t_await(fd, POLLHUP);
+    t_await(fd, ENDED);
     t_recv(fd, 1, 0);
     int listener = listening(PORT);
     step("listening again");
@@ -528,7 +528,7 @@ static void listener_leaves(void) {
         step("listening");
         int fd = connected(PORT);
         step("connected");
-        t_await(fd, POLLHUP);
+        t_await(fd, ENDED);
         t_recv(fd, 1, 0);
         t_connect(t_socket(family, 0), at(server_host, PORT));
         return;
@@ -557,7 +557,7 @@ static void reset_before_accept(void) {
     step("reset");
     nap(150);
     int fd = t_accept(listener, NULL);
-    t_await(fd, POLLHUP);
+    t_await(fd, ENDED);
     t_peer(fd);
     t_recv(fd, 1, 0);
     t_recv(fd, 1, 0);

@@ -34,7 +34,7 @@ static void half_close(enum role first) {
         t_send(fd, "wer", 0);
         t_shutdown(fd, SHUT_WR);
         t_drained(fd);
-        t_await(fd, POLLHUP);
+        t_await(fd, ENDED);
         t_recv(fd, 1, 0);
     }
     step("ended");
@@ -76,7 +76,7 @@ static void close_both_at_once(void) {
     t_shutdown(fd, SHUT_WR);
     t_recv_to_end(fd);
     t_state(fd, TCP_CLOSE);
-    t_await(fd, POLLHUP);
+    t_await(fd, ENDED);
     t_close(fd);
 }
 
@@ -121,7 +121,7 @@ static void reset_by_linger(enum role first) {
         return;
     }
     step("reset");
-    t_await(fd, POLLHUP);
+    t_await(fd, ENDED);
     t_recv(fd, 1, 0);
     t_recv(fd, 1, 0);
     t_send(fd, "x", MSG_NOSIGNAL);
@@ -165,7 +165,7 @@ static void close_with_unread(enum role first) {
     t_send(fd, "nobody reads this", 0);
     step("sent");
     step("closed");
-    t_await(fd, POLLHUP);
+    t_await(fd, ENDED);
     t_error(fd);
     t_recv(fd, 1, 0);
     t_send(fd, "x", MSG_NOSIGNAL);
@@ -192,7 +192,7 @@ static void write_after_close(enum role first) {
     t_await(fd, POLLRDHUP);
     t_recv(fd, 1, 0);
     t_send(fd, "too late", 0);
-    t_await(fd, POLLHUP);
+    t_await(fd, ENDED);
     t_recv(fd, 1, 0);
     t_send(fd, "x", 0);
     t_send(fd, "x", 0);
@@ -223,7 +223,7 @@ static void data_then_reset(void) {
     t_await(fd, POLLIN);
     step("arrived");
     step("reset");
-    t_await(fd, POLLHUP);
+    t_await(fd, ENDED);
     t_recv(fd, 20, 0);
     t_recv(fd, 20, 0);
     t_recv(fd, 20, 0);
@@ -246,7 +246,7 @@ static void reset_after_half_close(enum role first) {
     t_recv(fd, 1, 0);
     step("seen");
     step("reset");
-    t_await(fd, POLLHUP);
+    t_await(fd, ENDED);
     t_error(fd);
     t_recv(fd, 1, 0);
     t_send(fd, "x", MSG_NOSIGNAL);
@@ -267,7 +267,7 @@ static void reset_by_the_half_closed(void) {
         t_shutdown(fd, SHUT_WR);
         step("half");
         step("reset");
-        t_await(fd, POLLHUP);
+        t_await(fd, ENDED);
         t_recv(fd, 1, 0);
         t_recv(fd, 1, 0);
         return;
@@ -317,7 +317,7 @@ static void shutdown_of_both(enum role first) {
     step("shut");
     t_await(fd, POLLRDHUP);
     t_send(fd, "who reads this", MSG_NOSIGNAL);
-    t_await(fd, POLLHUP);
+    t_await(fd, ENDED);
     t_error(fd);
     t_send(fd, "x", MSG_NOSIGNAL);
     step("reset");
@@ -403,7 +403,7 @@ static void killed_with_unread(void) {
     }
     t_send(fd, "unread", 0);
     step("killed");
-    t_await(fd, POLLHUP);
+    t_await(fd, ENDED);
     t_recv(fd, 1, 0);
 }
 

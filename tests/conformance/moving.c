@@ -396,7 +396,7 @@ static void send_limit(void) {
     said(n, "send until it fails");
     t_waited(since, 140);
     step("stuck");
-    t_await(fd, POLLHUP);
+    t_await(fd, ENDED);
 }
 
 static void back_pressure(enum role writer) {

@@ -50,7 +50,7 @@ static void poll_stages(void) {
     step("looked");
     if (role == SERVER)
         t_shutdown(fd, SHUT_WR);
-    t_await(fd, POLLHUP);
+    t_await(fd, ENDED);
     step("closed");
     struct pollfd none = {.fd = fd, .events = 0};
     said(poll(&none, 1, 0), "poll for nothing");

@@ -34,13 +34,13 @@ struct {
     __type(value, __u32);
 } vtl_wishes SEC(".maps");
 
-/* Socket cookie -> local address (16 bytes) that getsockname shows. vtld writes it once it knows
- * the route; the program copies it into the socket's storage at the first question. */
+/* Socket cookie -> what getsockname shows. vtld writes it once it knows the route, and again if the
+ * connection has another port; the program copies it into the socket's storage when it is asked. */
 struct {
     __uint(type, BPF_MAP_TYPE_LRU_HASH);
     __uint(max_entries, 65536);
     __type(key, __u64);
-    __type(value, __u8[16]);
+    __type(value, struct vtl_endpoint);
 } vtl_locals SEC(".maps");
 
 /* Destinations known to be without VTL -> CLOCK_MONOTONIC nanoseconds until which this is
@@ -162,7 +162,8 @@ static __always_inline int capture(struct bpf_sock_addr *ctx, const struct vtl_e
         return 0;
     c->dest = *dest;
     c->wish = wish;
-    __builtin_memset(c->local, 0, sizeof(c->local));
+    c->has_port = ctx->sk->src_port != 0;
+    __builtin_memset(&c->local, 0, sizeof(c->local));
     /* The socket may have carried a captured connect before. */
     cookie = bpf_get_socket_cookie(ctx);
     bpf_map_delete_elem(&vtl_locals, &cookie);

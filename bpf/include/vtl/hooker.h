@@ -97,9 +97,10 @@ struct vtl_endpoint {
 
 /* A captured socket, in its socket storage. connect writes, getsockname fills in `local`. */
 struct vtl_captured {
-    struct vtl_endpoint dest; /* what the application asked for */
-    __u8 local[16];           /* what getsockname shows; all zero = not known yet */
-    __u32 wish;               /* which carrier its hook names: vtld's number for it, 0 = none */
+    struct vtl_endpoint dest;  /* what the application asked for */
+    struct vtl_endpoint local; /* what getsockname shows; all zero = not known yet */
+    __u32 wish;                /* which carrier its hook names: vtld's number for it, 0 = none */
+    __u32 has_port;            /* 1: the application has bound it to a port, and sees that one */
 };
 
 /* One SYN held on lo: ring buffer `vtl_syns`. */

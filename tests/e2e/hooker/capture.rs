@@ -12,7 +12,7 @@ use std::{
 use vtl_testbed::Host;
 
 use super::{
-    net::{Hooker, client_ips, echo_server, hosts, program, server_ips},
+    net::{Hooker, client_ips, echo_server, hosts, native_python, program, server_ips},
     tcp::check_addresses,
 };
 use crate::harness::{run, words};
@@ -117,6 +117,34 @@ print(seen_as(8000), seen_as(8001))
         );
     }
     hooker.stop();
+}
+
+#[test]
+fn capture__shows_the_port_that_the_peer_sees() {
+    let Some(world) = hosts("ports") else {
+        return;
+    };
+    let body = "
+LOCAL_PORT_RANGE, CHOSEN = 51, 40000
+s = socket.socket(socket.AF_INET6 if ':' in HOST else socket.AF_INET)
+s.setsockopt(socket.IPPROTO_IP, LOCAL_PORT_RANGE, struct.pack('HH', CHOSEN, CHOSEN))
+s.connect((HOST, PORT))
+own = s.getsockname()[1]
+s.shutdown(socket.SHUT_WR)
+print(own, read_all(s).split()[0].decode().rsplit(':', 1)[1])
+";
+    for host in &server_ips(&world) {
+        let mut hooker = Hooker::start(&world, Host::Client);
+        let _peers = echo_server(&world, host, 8000);
+        let body = program(body, host, 8000);
+        // Past vtld; it lingers in TIME_WAIT.
+        assert_eq!(native_python(&world, &body), "40000 40000");
+        let ports = hooker.python(&body);
+        let (own, seen) = ports.split_once(' ').expect("two");
+        assert_eq!(own, seen);
+        assert_ne!(own, "40000");
+        hooker.stop();
+    }
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::{
 use libbpf_rs::query::{LinkInfoIter, LinkTypeInfo};
 use vtl_testbed::Host;
 
-use super::net::{Hooker, PRELUDE, echo_server, hosts, program, serve_one, server_ips};
+use super::net::{Hooker, echo_server, hosts, native_python, program, serve_one, server_ips};
 use crate::harness::{World, groups, python3, until};
 
 #[test]
@@ -41,11 +41,7 @@ print('captured' if local.startswith('0100007F') else 'native')
     assert_eq!(peers.try_iter().count(), 3);
     // Outside the hook nothing changes, nor for other namespaces.
     hooker.order(&forget);
-    let script = format!("{PRELUDE}\n{probe}");
-    let command = world.testbed.command(Host::Client, python3());
-    let output = command.expect("a namespace").args(["-c", &script]).output();
-    let output = output.expect("python3 runs");
-    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "native");
+    assert_eq!(native_python(&world, &probe), "native");
     hooker.stop();
 }
 

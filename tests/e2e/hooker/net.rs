@@ -14,7 +14,7 @@ use nix::sys::{
 };
 use vtl_testbed::{Host, Profile};
 
-use crate::harness::{Process, Spoken, World, helper, python3, run};
+use crate::harness::{Process, Spoken, World, helper, python3, run, words};
 
 /// Two hosts without daemons, joined by a wire.
 pub(super) fn hosts(name: &str) -> Option<World> {
@@ -230,6 +230,22 @@ def read_all(s):
             return data
         data += part
 ";
+
+/// Runs a Python program that no hook captures; what it says.
+#[track_caller]
+pub(super) fn native_python(world: &World, program: &str) -> String {
+    let program = format!("{PRELUDE}\n{program}");
+    let command = world.testbed.command(Host::Client, python3());
+    let output = command
+        .expect("a namespace")
+        .args(["-SEc", &program])
+        .output();
+    let output = output.expect("python3 runs");
+    assert!(output.status.success(), "{}", words(&output));
+    String::from_utf8_lossy(&output.stdout)
+        .trim_end()
+        .to_owned()
+}
 
 /// A program, and what it talks to.
 pub(super) fn program(body: &str, host: &str, port: u16) -> String {

@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
     path::Path,
     ptr::NonNull,
@@ -263,12 +263,12 @@ fn put(map: &MapHandle, name: &'static str, key: &[u8], value: &[u8]) -> Result<
 
 impl Maps {
     /// What getsockname shows on the socket with this cookie.
-    pub(super) fn show_local(&self, cookie: u64, ip: IpAddr) -> Result<(), HookerError> {
+    pub(super) fn show_local(&self, cookie: u64, local: SocketAddr) -> Result<(), HookerError> {
         put(
             &self.locals,
             "vtl_locals",
             &cookie.to_ne_bytes(),
-            &abi::wide(ip).octets(),
+            bytes_of(&abi::endpoint(local)),
         )
     }
 

@@ -50,11 +50,12 @@ pub(super) fn find_source(held: &mut HeldConnect) -> io::Result<bool> {
 /// Begins to connect; gives the held connect back if that fails at once.
 pub(super) fn start(
     shared: &Shared,
-    held: HeldConnect,
+    mut held: HeldConnect,
     offer: Offer,
 ) -> Result<Attempt, (HeldConnect, io::Error)> {
     match open(shared, &held, offer) {
         Ok((socket, cookie)) => {
+            show_port(&mut held, &socket);
             let offers = offer != Offer::Nothing;
             let deadline = offers.then(|| Instant::now() + shared.config.offer_timeout);
             Ok(Attempt {
@@ -130,8 +131,8 @@ enum Port {
 }
 
 fn open(shared: &Shared, held: &HeldConnect, offer: Offer) -> io::Result<(OwnedFd, u64)> {
-    // The application's own port, so that the peer sees what the application's getsockname says;
-    // if somebody else has it, or a former connection to the same destination lingers, another.
+    // The application's own port, which its getsockname says already; if somebody else has it, or a former
+    // connection to the same destination lingers, another.
     let taken = |error: &io::Error| {
         let errno = error.raw_os_error();
         matches!(errno, Some(libc::EADDRINUSE | libc::EADDRNOTAVAIL))
@@ -143,6 +144,15 @@ fn open(shared: &Shared, held: &HeldConnect, offer: Offer) -> io::Result<(OwnedF
         }
     }
     open_from(shared, held, offer, Port::Any)
+}
+
+/// Has the application's getsockname say what the peer sees.
+fn show_port(held: &mut HeldConnect, socket: &OwnedFd) {
+    if let Ok(local) = sock::local(socket)
+        && local.port() != held.src().port()
+    {
+        held.set_src(SocketAddr::new(held.src().ip(), local.port()));
+    }
 }
 
 fn open_from(

@@ -238,8 +238,9 @@ impl HeldConnect {
         self.0.dest
     }
 
-    /// What the application's getsockname shows once connected: the local address toward the
-    /// destination, and the application's own port.
+    /// What the application's getsockname shows: this host's end of the connection to the destination.
+    /// The port is the application's own, if that is free there; one that it has bound itself to it sees in any
+    /// case.
     pub fn src(&self) -> SocketAddr {
         self.0.src
     }
@@ -268,11 +269,11 @@ impl HeldConnect {
         (!self.0.app.ip().is_loopback()).then_some(self.0.app)
     }
 
-    /// Decides what getsockname shows: the address part of `src`; the port is the application's own.
+    /// Decides what getsockname shows.
     pub fn set_src(&mut self, src: SocketAddr) {
         self.0.src = src;
         // Failing shows the loopback's address, as before.
-        let _ = self.0.shared.maps.show_local(self.0.cookie, src.ip());
+        let _ = self.0.shared.maps.show_local(self.0.cookie, src);
     }
 
     /// Lets the connect succeed. `accepted` gets the application's connection, non-blocking, from
