@@ -20,7 +20,7 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use vtl_proto::frame::{self, CarrierId, FlowId, Frame, FrameError, ResetCode, Run};
 
-use crate::flow::{Chunk, Flow, INITIAL_CREDIT, Path, Violation};
+use crate::flow::{Chunk, Flow, INITIAL_CREDIT, Loses, Path, Violation};
 
 /// Bytes that each flow holds for an application that has not read yet: its share of these, but at least so
 /// many.
@@ -31,7 +31,7 @@ const MAX_EARLY: usize = 1 << 20;
 /// Flows whose rejection waits for room in a carrier. A peer that takes no answers gets no more of them.
 const MAX_REJECTS: usize = 1024;
 /// Control frames of one flow in a row.
-const MAX_FLOW_CONTROL: usize = 4 * frame::MAX_CONTROL;
+const MAX_FLOW_CONTROL: usize = 5 * frame::MAX_CONTROL;
 /// How long they are kept, nanoseconds: the handshake's last segment may be lost twice.
 const EARLY_NS: u64 = 4_000_000_000;
 
@@ -48,6 +48,8 @@ pub enum Event {
 #[derive(Debug)]
 struct Carrier {
     retains: bool,
+    /// It loses chunks, and would lose control frames.
+    loses: bool,
     /// Carriers that have broken, of which the peer has to be told by this one.
     broken: VecDeque<CarrierId>,
     /// Flows whose chunks were discarded, likewise.
@@ -70,6 +72,8 @@ struct Entry {
     attached: Option<u32>,
     attached_told: Told,
     fin_told: Told,
+    loses: Option<Loses>,
+    loses_told: Told,
     reset: Option<ResetCode>,
     reset_told: Told,
 }
@@ -138,11 +142,17 @@ impl Association {
     }
 
     /// A carrier is ready. `retains`: it does not give back what it could not deliver, so flows keep what
-    /// goes by it until the peer has confirmed it.
-    pub fn add_carrier(&mut self, id: CarrierId, retains: bool) {
+    /// goes by it until the peer has confirmed it. `loses`: it does not deliver everything, so it takes chunks only
+    /// of flows that do without some, and no control frames.
+    pub fn add_carrier(&mut self, id: CarrierId, retains: bool, loses: bool) {
+        let broken = match loses {
+            true => VecDeque::new(),
+            false => mem::take(&mut self.former),
+        };
         let carrier = Carrier {
             retains,
-            broken: mem::take(&mut self.former),
+            loses,
+            broken,
             rejected: VecDeque::new(),
             owing: BTreeSet::new(),
         };
@@ -167,7 +177,7 @@ impl Association {
         if self.carriers.remove(&id).is_none() {
             return;
         }
-        for carrier in self.carriers.values_mut() {
+        for carrier in self.reliable() {
             carrier.broken.push_back(id);
         }
         let mut back: BTreeMap<FlowId, Vec<Chunk>> = BTreeMap::new();
@@ -183,6 +193,11 @@ impl Association {
         self.all_owe();
     }
 
+    /// Carriers that control frames go by.
+    fn reliable(&mut self) -> impl Iterator<Item = &mut Carrier> {
+        self.carriers.values_mut().filter(|carrier| !carrier.loses)
+    }
+
     /// A flow's TCP connection is established.
     pub fn open(&mut self, id: FlowId) {
         // A single flow's start is limited by its path, a thousandth one's by what all may take.
@@ -192,7 +207,7 @@ impl Association {
             self.early_bytes -= early.cost();
             if let Some(limit) = early.limit {
                 // Nothing is wrong with having received nothing.
-                let _ = entry.flow.send.confirmed(0, false, limit);
+                let _ = entry.flow.send.confirmed(0, false, limit, false);
             }
             for chunk in early.chunks {
                 entry.heard_by = Some(chunk.carrier);
@@ -269,9 +284,9 @@ impl Association {
         let Some(entry) = self.flows.get_mut(&id) else {
             return;
         };
-        entry.look_at_run();
+        entry.look_at_states();
         let confirms_by = entry.confirms_by(&self.carriers);
-        for (carrier, state) in &mut self.carriers {
+        for (carrier, state) in self.carriers.iter_mut().filter(|(_, state)| !state.loses) {
             if entry.owes(*carrier, confirms_by) {
                 state.owing.insert(id);
             }
@@ -313,12 +328,12 @@ impl Association {
 
     /// Moves the local direction of a flow to another path. A carrier that is not there is ignored.
     pub fn move_flow(&mut self, id: FlowId, to: Path) {
-        let is_there = match to {
-            Path::Tcp => true,
-            Path::Carrier(carrier) => self.carriers.contains_key(&carrier),
+        let loses = match to {
+            Path::Tcp => Some(false),
+            Path::Carrier(carrier) => self.carriers.get(&carrier).map(|carrier| carrier.loses),
         };
-        if let Some(entry) = self.flows.get_mut(&id).filter(|_| is_there) {
-            entry.flow.send.move_to(to);
+        if let Some((entry, loses)) = self.flows.get_mut(&id).zip(loses) {
+            entry.flow.send.move_to(to, loses);
             self.touch(id);
         }
     }
@@ -377,7 +392,9 @@ impl Association {
             return self.keep_early(now_ns, flow, chunk);
         };
         entry.heard_by = Some(carrier);
-        if entry.flow.receive.bytes(offset, bytes).is_err() {
+        let result = entry.flow.receive.bytes(offset, bytes);
+        entry.note_overtaken(carrier, &self.carriers);
+        if result.is_err() {
             self.reset(flow, ResetCode::Violation);
         }
         self.touch(flow);
@@ -410,13 +427,16 @@ impl Association {
                     return self.keep_early(now_ns, flow, chunk);
                 };
                 entry.heard_by = Some(carrier);
-                (flow, entry.chunk(offset, bytes, fin, urgent))
+                let result = entry.chunk(offset, bytes, fin, urgent);
+                entry.note_overtaken(carrier, &self.carriers);
+                (flow, result)
             }
             Frame::Confirm {
                 flow,
                 offset,
                 fin,
                 limit,
+                tolerant,
             } => {
                 let Some(entry) = self.flows.get_mut(&flow) else {
                     return self.keep_credit(now_ns, flow, limit);
@@ -426,7 +446,14 @@ impl Association {
                     entry.attach_told = Told::default();
                     entry.fin_told = Told::default();
                 }
-                (flow, entry.flow.send.confirmed(offset, fin, limit))
+                let send = &mut entry.flow.send;
+                (flow, send.confirmed(offset, fin, limit, tolerant))
+            }
+            Frame::Loses { flow, from, passed } => {
+                let Some(entry) = self.flows.get_mut(&flow) else {
+                    return;
+                };
+                (flow, entry.flow.receive.loses(from, passed))
             }
             Frame::Attach { flow, run } => {
                 let Some(entry) = self.flows.get_mut(&flow) else {
@@ -520,7 +547,7 @@ impl Association {
         if early.chunks.is_empty() {
             return; // nothing was discarded that the peer counts on
         }
-        for carrier in self.carriers.values_mut() {
+        for carrier in self.reliable() {
             if carrier.rejected.len() < MAX_REJECTS {
                 carrier.rejected.push_back(id);
             }
@@ -542,7 +569,7 @@ impl Association {
     }
 
     /// Writes control frames that are to go by `carrier` to the beginning of `buffer`; returns their
-    /// bytes, 0 if there are none. With less than 112 bytes of room none may fit.
+    /// bytes, 0 if there are none. With less than 140 bytes of room none may fit.
     pub fn poll_control(&mut self, carrier: CarrierId, buffer: &mut [u8]) -> usize {
         let Some(found) = self.carriers.get_mut(&carrier) else {
             return 0;
@@ -585,6 +612,8 @@ impl Entry {
             attached: None,
             attached_told: Told::default(),
             fin_told: Told::default(),
+            loses: None,
+            loses_told: Told::default(),
             reset: None,
             reset_told: Told::default(),
         }
@@ -607,16 +636,28 @@ impl Entry {
 
     /// The carrier that confirmations go by: the one by which the peer was heard, or else any.
     fn confirms_by(&self, carriers: &BTreeMap<CarrierId, Carrier>) -> Option<CarrierId> {
+        let mut reliable = carriers.iter().filter(|(_, carrier)| !carrier.loses);
         self.heard_by
-            .filter(|id| carriers.contains_key(id))
-            .or_else(|| carriers.keys().next().copied())
+            .filter(|id| carriers.get(id).is_some_and(|carrier| !carrier.loses))
+            .or_else(|| reliable.next().map(|(id, _)| *id))
     }
 
-    /// Notes which run the peer has to be told of.
-    fn look_at_run(&mut self) {
+    /// A chunk has come by a carrier, which may have lost others.
+    fn note_overtaken(&mut self, carrier: CarrierId, carriers: &BTreeMap<CarrierId, Carrier>) {
+        if carriers.get(&carrier).is_some_and(|carrier| carrier.loses) {
+            self.flow.receive.note_overtaken();
+        }
+    }
+
+    /// Notes which run and which losses the peer has to be told of.
+    fn look_at_states(&mut self) {
         if self.attach != self.flow.send.asked() {
             self.attach = self.flow.send.asked();
             self.attach_told.clear();
+        }
+        if self.loses != self.flow.send.loses() {
+            self.loses = self.flow.send.loses();
+            self.loses_told.clear();
         }
     }
 
@@ -629,6 +670,7 @@ impl Entry {
         (self.attach.is_some() && untold(&self.attach_told))
             || (self.attached.is_some() && untold(&self.attached_told))
             || (self.flow.send.owes_fin().is_some() && untold(&self.fin_told))
+            || (self.loses.is_some() && untold(&self.loses_told))
             || (confirms_by == Some(carrier) && self.flow.receive.owes_confirm().is_some())
     }
 
@@ -646,7 +688,12 @@ impl Entry {
             }
             return;
         }
-        self.look_at_run();
+        self.look_at_states();
+        if let Some(Loses { from, passed }) = self.loses
+            && self.loses_told.insert(carrier)
+        {
+            out.push(Frame::Loses { flow, from, passed });
+        }
         if let Some(run) = self.attach
             && self.attach_told.insert(carrier)
         {
@@ -677,6 +724,7 @@ impl Entry {
                 offset,
                 fin,
                 limit,
+                tolerant: self.flow.receive.is_tolerant(),
             });
             self.flow.receive.confirm_sent(confirm);
             self.confirm_by = Some(carrier);
@@ -693,6 +741,7 @@ impl Entry {
             &mut self.attach_told,
             &mut self.attached_told,
             &mut self.fin_told,
+            &mut self.loses_told,
             &mut self.reset_told,
         ] {
             told.remove(&id);

@@ -1,6 +1,6 @@
 //! Two hosts with flows between them, over carriers that die at any moment, in virtual time. Applications
 //! must get exactly what was written, in order and once, and the true end; and every flow whose TCP
-//! connection lives must come to it.
+//! connection lives must come to it. What flows that may lose something lack was lost, and is counted.
 #![allow(missing_docs, non_snake_case)]
 
 use std::{
@@ -52,6 +52,8 @@ enum Kind {
     Graft,
     /// As a QUIC connection: in order, and whatever is under way is lost with it.
     Quic,
+    /// As a session that is not reliable: chunks only, out of order, and some are lost.
+    Lossy,
 }
 
 /// One direction of a carrier.
@@ -115,6 +117,8 @@ struct Flow {
     reset_at: Option<u64>,
     /// The SYN's option got lost: to the opener's peer it is any TCP connection.
     is_unnamed: bool,
+    /// Each host's application does without what gets lost.
+    tolerant: [bool; 2],
     /// By sender.
     directions: [Direction; 2],
     error: [Option<ResetCode>; 2],
@@ -137,6 +141,8 @@ enum Happening {
     Notice(usize, usize),
     Die(usize),
     NewCarrier(Kind, usize),
+    /// What a flow has sent below this offset by a carrier that loses packets has arrived or is lost.
+    Passed(usize, usize, u64),
     Move,
     /// The host's daemon hands over to another.
     Restart(usize),
@@ -161,6 +167,12 @@ struct Simulation {
     deaths: u64,
     moves: u64,
     restarts: u64,
+    /// Of packets of carriers that lose some, per cent; where it is 0 they come in order.
+    loss: u64,
+    /// Some were lost.
+    has_lost: bool,
+    /// Bytes that applications did without.
+    lost: u64,
     /// Until then the host's daemon does not run.
     down: [u64; 2],
     most_held: u64,
@@ -212,6 +224,7 @@ impl Simulation {
                     closed: [false; 2],
                     reset_at: random.percent(10).then(|| begin + random.below(10 * S)),
                     is_unnamed: random.percent(20),
+                    tolerant: [random.percent(60), random.percent(80)],
                     directions,
                     error: [None; 2],
                 }
@@ -234,11 +247,21 @@ impl Simulation {
             deaths: 0,
             moves: 0,
             restarts: 0,
+            loss: 0,
+            has_lost: false,
+            lost: 0,
             down: [0; 2],
             most_held: 0,
         };
         let s = &mut simulation;
-        for kind in [Kind::Control, Kind::Graft, Kind::Graft, Kind::Quic] {
+        s.loss = s.random.below(2) * s.random.below(30);
+        for kind in [
+            Kind::Control,
+            Kind::Graft,
+            Kind::Graft,
+            Kind::Quic,
+            Kind::Lossy,
+        ] {
             let (at, opener) = (s.random.below(3 * S), s.random.below(2) as usize);
             s.at(at, Happening::NewCarrier(kind, opener));
         }
@@ -330,15 +353,23 @@ impl Simulation {
             Happening::Restart(host) => self.restart(host),
             Happening::Packet(index, from, number, bytes) => {
                 let carrier = &mut self.carriers[index];
+                let kind = carrier.kind;
                 if carrier.dead || !carrier.used[1 - from] {
+                    self.has_lost |= kind == Kind::Lossy;
                     return;
                 }
-                let kind = carrier.kind;
                 let pipe = &mut carrier.pipes[from];
                 pipe.arrived.insert(number, bytes);
                 if kind == Kind::Graft {
                     let at = self.arrival();
                     self.at(at, Happening::Ack(index, from, number));
+                }
+            }
+            Happening::Passed(index, host, offset) => {
+                let id = self.flows[index].id(host);
+                if let Some(flow) = self.hosts[host].flow_mut(id) {
+                    flow.send.passed(offset);
+                    self.hosts[host].touch(id);
                 }
             }
             Happening::Ack(index, to, number) => {
@@ -379,7 +410,7 @@ impl Simulation {
         let index = self.carriers.len() - 1;
         for host in 0..2 {
             let id = self.carriers[index].id(host);
-            self.hosts[host].add_carrier(id, kind != Kind::Graft);
+            self.hosts[host].add_carrier(id, kind != Kind::Graft, kind == Kind::Lossy);
         }
         // Some live to the end, unless one is needed then.
         let life = match self.random.below(4) {
@@ -459,7 +490,7 @@ impl Simulation {
     fn receive(&mut self, index: usize, host: usize, most: usize) {
         for _ in 0..most {
             let carrier = &mut self.carriers[index];
-            let in_order = carrier.kind != Kind::Graft;
+            let in_order = !matches!(carrier.kind, Kind::Graft | Kind::Lossy);
             let pipe = &mut carrier.pipes[1 - host];
             let Some((&number, _)) = pipe.arrived.first_key_value() else {
                 return;
@@ -491,6 +522,10 @@ impl Simulation {
             if !flow.opened[host] && flow.ready[host] <= now {
                 flow.opened[host] = true;
                 self.hosts[host].open(id);
+                if flow.tolerant[host] {
+                    let flow = self.hosts[host].flow_mut(id).expect("just opened");
+                    flow.set_tolerant();
+                }
                 // A known peer's flows begin by a carrier.
                 if let Some(carrier) = self.carriers.last().filter(|c| c.used[host]) {
                     let to = Path::Carrier(carrier.id(host));
@@ -506,9 +541,15 @@ impl Simulation {
                 self.finish(index, host);
             }
         }
-        for index in 0..self.carriers.len() {
+        let mut order: Vec<usize> = (0..self.carriers.len()).collect();
+        order.sort_by_key(|index| self.carriers[*index].kind != Kind::Lossy);
+        for index in order {
             if self.carriers[index].used[host] {
-                let most = self.random.below(8) as usize;
+                // They are looked at before what is said of them.
+                let most = match self.carriers[index].kind {
+                    Kind::Lossy => usize::MAX,
+                    _ => self.random.below(8) as usize,
+                };
                 self.receive(index, host, most);
                 self.fill(index, host);
             }
@@ -623,6 +664,8 @@ impl Simulation {
             if len == 0 {
                 break;
             }
+            assert!(direction.read == state.receive.consumed() || flow.tolerant == [true; 2]);
+            direction.read = state.receive.consumed();
             for (at, byte) in (direction.read..).zip(&bytes[..len]) {
                 let want = pattern(flow.number, 1 - host, at);
                 assert_eq!(
@@ -637,8 +680,12 @@ impl Simulation {
         }
         if state.receive.is_complete() && !direction.end_read {
             direction.end_read = true;
+            self.lost += state.receive.lost();
+            assert!(self.has_lost || state.receive.lost() == 0);
+            assert!(direction.read == direction.total || state.receive.lost() > 0);
             assert_eq!(
-                direction.read, direction.total,
+                state.receive.consumed(),
+                direction.total,
                 "the end of flow {}",
                 flow.number
             );
@@ -760,19 +807,50 @@ impl Simulation {
             }
             packet.truncate(used);
             let at = self.arrival();
-            let carrier = &mut self.carriers[index];
-            let pipe = &mut carrier.pipes[host];
+            let kind = self.carriers[index].kind;
+            let in_order = match kind {
+                Kind::Graft => false,
+                Kind::Lossy => self.loss == 0,
+                Kind::Control | Kind::Quic => true,
+            };
+            let pipe = &mut self.carriers[index].pipes[host];
             let number = pipe.sent;
             pipe.sent += 1;
-            let at = match carrier.kind {
-                Kind::Graft => at,
-                _ => at.max(pipe.busy_until),
+            let at = if in_order {
+                at.max(pipe.busy_until)
+            } else {
+                at
             };
             pipe.busy_until = at;
-            if carrier.kind == Kind::Graft {
+            if kind == Kind::Graft {
                 pipe.unsettled.insert(number, packet.clone());
             }
+            if kind == Kind::Lossy {
+                let is_lost = self.random.percent(self.loss) || at > self.now + S;
+                self.has_lost |= is_lost || self.loss > 0;
+                self.pass(host, &packet, at);
+                if is_lost {
+                    continue;
+                }
+            }
             self.at(at, Happening::Packet(index, host, number, packet));
+        }
+    }
+
+    /// Notes when the chunks of a packet are no longer on their way.
+    fn pass(&mut self, host: usize, mut packet: &[u8], arrival: u64) {
+        while let Ok(Frame::Chunk {
+            flow,
+            offset,
+            bytes,
+            ..
+        }) = Frame::take(&mut packet)
+        {
+            let is_it = |other: &Flow| other.id(host) == flow.at_peer();
+            let index = self.flows.iter().position(is_it).expect("ours");
+            let end = offset + bytes.len() as u64;
+            let at = arrival + 10 * MS + self.random.below(300 * MS);
+            self.at(at, Happening::Passed(index, host, end));
         }
     }
 
@@ -832,7 +910,7 @@ fn flows__are_exact_whatever_dies() {
     };
     let (first, seeds) = (number("VTL_SEED", 0), number("VTL_SEEDS", 300));
     let (mut deaths, mut moves, mut complete, mut most_held) = (0, 0, 0, 0);
-    let mut restarts = 0;
+    let (mut restarts, mut lost) = (0, 0);
     for seed in first..first + seeds {
         let result = std::panic::catch_unwind(|| {
             let mut simulation = Simulation::new(seed);
@@ -845,6 +923,7 @@ fn flows__are_exact_whatever_dies() {
         deaths += simulation.deaths;
         moves += simulation.moves;
         restarts += simulation.restarts;
+        lost += simulation.lost;
         most_held = most_held.max(simulation.most_held);
         complete += simulation
             .flows
@@ -853,9 +932,13 @@ fn flows__are_exact_whatever_dies() {
             .count();
     }
     println!(
-        "{seeds} seeds: {complete} flows complete, {moves} moves, {restarts} restarts, {deaths} carriers died, at most {most_held} bytes held"
+        "{seeds} seeds: {complete} flows complete, {moves} moves, {restarts} restarts, {deaths} carriers died, {lost} bytes lost, at most {most_held} held"
     );
     assert!(
-        complete as u64 > seeds && moves > 10 * seeds && restarts > seeds / 5 && deaths > seeds
+        complete as u64 > seeds
+            && moves > 10 * seeds
+            && restarts > seeds / 5
+            && deaths > seeds
+            && lost > 0
     );
 }

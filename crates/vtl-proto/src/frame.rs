@@ -35,6 +35,7 @@ const ATTACH: u8 = 3;
 const ATTACHED: u8 = 4;
 const RESET: u8 = 5;
 const REJECT: u8 = 6;
+const LOSES: u8 = 7;
 const BROKEN: u8 = 16;
 const HELLO: u8 = 17;
 const ASK: u8 = 18;
@@ -50,6 +51,8 @@ const OPENER: u8 = 1;
 const FIN: u8 = 2;
 /// The last byte of the body is TCP's urgent byte (RFC 6093).
 const URGENT: u8 = 4;
+/// The sender of a CONFIRM does without what gets lost.
+const TOLERANT: u8 = 8;
 
 /// Which of two hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -183,6 +186,8 @@ pub enum Frame<'a> {
         fin: bool,
         /// Credit: chunks may reach up to this offset.
         limit: u64,
+        /// The peer does without what gets lost.
+        tolerant: bool,
     },
     /// The sender is about to write this run to the flow's TCP connection, once ATTACHED has come.
     Attach {
@@ -209,6 +214,15 @@ pub enum Frame<'a> {
     Reject {
         /// The flow.
         flow: FlowId,
+    },
+    /// The sender has gone over to a carrier that loses chunks.
+    Loses {
+        /// The flow.
+        flow: FlowId,
+        /// From this offset on they may be lost.
+        from: u64,
+        /// Those before this one are not on their way any more.
+        passed: u64,
     },
     /// The sender has given up a carrier: what went by it, and was not confirmed, goes again.
     Broken {
@@ -286,7 +300,7 @@ impl<'a> Frame<'a> {
         let expected = match kind {
             CHUNK if len > 0 || flags & FIN != 0 => len,
             CHUNK => return Err(FrameError::BodyLength { kind, len }),
-            CONFIRM => 8,
+            CONFIRM | LOSES => 8,
             ATTACH => 12,
             HELLO => MAGIC.len(),
             GRANT => 2 + FINGERPRINT,
@@ -315,6 +329,12 @@ impl<'a> Frame<'a> {
                 offset,
                 fin: flags & FIN != 0,
                 limit: be64(body),
+                tolerant: flags & TOLERANT != 0,
+            },
+            LOSES => Self::Loses {
+                flow,
+                from: offset,
+                passed: be64(body),
             },
             ATTACH => Self::Attach {
                 flow,
@@ -365,7 +385,7 @@ impl<'a> Frame<'a> {
         HEADER
             + match self {
                 Self::Chunk { bytes, .. } => bytes.len(),
-                Self::Confirm { .. } => 8,
+                Self::Confirm { .. } | Self::Loses { .. } => 8,
                 Self::Attach { .. } => 12,
                 Self::Hello { .. } => MAGIC.len(),
                 Self::Grant { .. } => 2 + FINGERPRINT,
@@ -397,9 +417,15 @@ impl<'a> Frame<'a> {
                 offset,
                 fin,
                 limit,
+                tolerant,
             } => {
                 body.copy_from_slice(&limit.to_be_bytes());
-                header(flow.opener, flow.number, 8, CONFIRM, bit(fin, FIN), offset)
+                let flags = bit(fin, FIN) | bit(tolerant, TOLERANT);
+                header(flow.opener, flow.number, 8, CONFIRM, flags, offset)
+            }
+            Self::Loses { flow, from, passed } => {
+                body.copy_from_slice(&passed.to_be_bytes());
+                header(flow.opener, flow.number, 8, LOSES, 0, from)
             }
             Self::Attach { flow, run } => {
                 body[..8].copy_from_slice(&run.position.to_be_bytes());
@@ -503,14 +529,14 @@ mod tests {
         #[test]
         fn emit__then_take_is_the_peers_view(
             flow in any_flow(), offset in 0..1u64 << 60, number in any::<u32>(), fin in any::<bool>(),
-            bytes in prop::collection::vec(any::<u8>(), 1..40), kind in 0..11,
+            bytes in prop::collection::vec(any::<u8>(), 1..40), kind in 0..12,
         ) {
             let run = Run { number, position: offset / 2, offset };
             let code = ResetCode::Violation;
             let carrier = CarrierId { opener: flow.opener, number };
             let frame = |flow: FlowId| match kind {
                 0 => Frame::Chunk { flow, offset, bytes: &bytes, fin, urgent: fin },
-                1 => Frame::Confirm { flow, offset, fin, limit: offset + 1 },
+                1 => Frame::Confirm { flow, offset, fin, limit: offset + 1, tolerant: number % 2 == 0 },
                 2 => Frame::Attach { flow, run },
                 3 => Frame::Attached { flow, number },
                 4 => Frame::Reset { flow, code },
@@ -519,6 +545,7 @@ mod tests {
                 7 => Frame::Ask { kind: number },
                 8 => Frame::Grant { kind: number, port: number as u16, token: offset, fingerprint: [7; 32] },
                 9 => Frame::Refuse { kind: number },
+                10 => Frame::Loses { flow, from: offset, passed: offset + 1 },
                 _ => Frame::Broken { carrier: CarrierId { opener: flow.opener, ..carrier } },
             };
             let mut buffer = [0; 64];

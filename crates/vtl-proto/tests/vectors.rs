@@ -254,10 +254,15 @@ fn describe_flow(frame: &frame::Frame<'_>) -> String {
             offset,
             fin,
             limit,
+            tolerant,
         } => format!(
-            "{flow} confirm offset={offset} limit={limit}{}",
-            mark(fin, " fin")
+            "{flow} confirm offset={offset} limit={limit}{}{}",
+            mark(fin, " fin"),
+            mark(tolerant, " tolerant")
         ),
+        Frame::Loses { flow, from, passed } => {
+            format!("{flow} loses from={from} passed={passed}")
+        }
         Frame::Attach { flow, run } => format!(
             "{flow} attach number={} position={} offset={}",
             run.number, run.position, run.offset

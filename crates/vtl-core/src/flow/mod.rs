@@ -4,7 +4,7 @@ mod receive;
 mod send;
 
 pub use receive::ReceiveHalf;
-pub use send::{Next, Path, SendHalf};
+pub use send::{Loses, Next, Path, SendHalf};
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -54,6 +54,9 @@ pub enum Violation {
     /// A run of the TCP connection lies before bytes that were received, or beyond the credit.
     #[error("a run of the TCP connection begins at {0}, which cannot be")]
     BadRun(u64),
+    /// Chunks may have been lost that the application does not do without.
+    #[error("a carrier that loses chunks of a flow that needs them")]
+    Loses,
     /// The TCP connection carries bytes beyond its run.
     #[error("bytes on the TCP connection that belong to no run")]
     NoRun,
@@ -79,6 +82,12 @@ impl Flow {
             receive: ReceiveHalf::new(window, max_window),
             reset: None,
         }
+    }
+
+    /// Both applications may do without what gets lost, if the peer says so, too.
+    pub fn set_tolerant(&mut self) {
+        self.send.set_tolerant();
+        self.receive.set_tolerant();
     }
 
     /// Ends the flow in an error; the first one counts.

@@ -12,6 +12,8 @@ use super::{INITIAL_CREDIT, Violation};
 const MAX_PIECES: usize = 16_384;
 /// Runs of the TCP connection that it keeps track of beyond the current one.
 const MAX_RUNS: usize = 64;
+/// So many chunks behind a gap tell that it is a loss: as many as TCP waits for (RFC 5681, 3.2).
+const REORDER: u32 = 3;
 /// Bytes that share a buffer.
 const BUFFER: usize = 16 << 10;
 /// The peer is told of progress after so many bytes.
@@ -46,6 +48,23 @@ pub struct ReceiveHalf {
     position: u64,
     run: Run,
     runs: VecDeque<Run>,
+    losses: Losses,
+}
+
+/// What the application does without.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Losses {
+    /// It may have to.
+    is_tolerant: bool,
+    /// From here on chunks may get lost; those before `passed` are not on their way any more.
+    from: Option<u64>,
+    passed: u64,
+    /// Chunks that have come behind the gap at this offset.
+    overtaken: (u64, u32),
+    /// Bytes that were skipped, in all,
+    lost: u64,
+    /// and which of those the application has not come to yet: offset and length. No buffer reaches across.
+    gaps: VecDeque<(u64, u64)>,
 }
 
 impl ReceiveHalf {
@@ -68,6 +87,7 @@ impl ReceiveHalf {
             position: 0,
             run: Run::default(),
             runs: VecDeque::new(),
+            losses: Losses::default(),
         }
     }
 
@@ -104,6 +124,7 @@ impl ReceiveHalf {
                 return Err(Violation::BeyondCredit { end, limit });
             }
             self.take(offset, bytes)?;
+            self.skip_passed();
         }
         if fin { self.end_at(end) } else { Ok(()) }
     }
@@ -121,6 +142,7 @@ impl ReceiveHalf {
         }
         self.received = end;
         self.ready.push_back(bytes);
+        self.skip_passed();
         Ok(())
     }
 
@@ -147,6 +169,12 @@ impl ReceiveHalf {
         if self.pieces.len() > MAX_PIECES {
             return Err(Violation::TooManyGaps);
         }
+        self.join();
+        Ok(())
+    }
+
+    /// Appends the pieces that are in order now.
+    fn join(&mut self) {
         while let Some(first) = self.pieces.first_entry()
             && *first.key() <= self.received
         {
@@ -158,13 +186,95 @@ impl ReceiveHalf {
                 self.ready.push_back(piece);
             }
         }
+    }
+
+    /// The application may do without what gets lost.
+    pub fn set_tolerant(&mut self) {
+        self.losses.is_tolerant = true;
+    }
+
+    /// Whether it may.
+    pub fn is_tolerant(&self) -> bool {
+        self.losses.is_tolerant
+    }
+
+    /// Offset of the next byte for the application.
+    pub fn consumed(&self) -> u64 {
+        self.consumed
+    }
+
+    /// Bytes that it has to do without, so far.
+    pub fn lost(&self) -> u64 {
+        self.losses.lost
+    }
+
+    /// The peer sends by a carrier that loses chunks: those from `from` on. Those before `passed` are not on their
+    /// way any more: what has arrived must have been taken.
+    ///
+    /// # Errors
+    /// The application needs them: the flow must be reset.
+    pub fn loses(&mut self, from: u64, passed: u64) -> Result<(), Violation> {
+        if !self.losses.is_tolerant {
+            return Err(Violation::Loses);
+        }
+        self.losses.from = Some(from);
+        self.losses.passed = passed;
+        self.skip_passed();
         Ok(())
+    }
+
+    /// Goes on without what is not on its way any more.
+    fn skip_passed(&mut self) {
+        let passed = self.losses.passed;
+        // No carrier has taken more than there was credit for.
+        let until = passed.min(self.limit).min(self.end.unwrap_or(passed));
+        while self.may_skip() && self.received < until {
+            let piece = self.pieces.first_key_value().map(|(offset, _)| *offset);
+            self.skip(until.min(piece.unwrap_or(until)));
+        }
+    }
+
+    /// A chunk has come by a carrier that loses some: gives up a gap that enough of them have overtaken.
+    pub fn note_overtaken(&mut self) {
+        let Some((&piece, _)) = self.pieces.first_key_value() else {
+            return;
+        };
+        let (at, count) = &mut self.losses.overtaken;
+        if *at != self.received {
+            (*at, *count) = (self.received, 0);
+        }
+        *count += 1;
+        if *count >= REORDER && self.may_skip() {
+            self.skip(piece);
+        }
+    }
+
+    /// Whether the next byte may have been lost.
+    fn may_skip(&self) -> bool {
+        self.losses.from.is_some_and(|from| self.received >= from)
+    }
+
+    /// Goes on without the bytes up to an offset.
+    fn skip(&mut self, to: u64) {
+        let len = to - self.received;
+        self.losses.lost += len;
+        if self.consumed == self.received {
+            self.consumed = to;
+        } else {
+            self.losses.gaps.push_back((self.received, len));
+        }
+        self.received = to;
+        self.join();
     }
 
     /// Stores the next bytes in order. Small ones share a buffer: a peer decides how small they are.
     fn append(&mut self, bytes: &[u8]) {
+        let gap = self.losses.gaps.back();
+        let is_behind_gap = gap.is_some_and(|(at, len)| at + len == self.received);
         match self.ready.back_mut() {
-            Some(last) if last.len() + bytes.len() <= BUFFER => last.extend_from_slice(bytes),
+            Some(last) if last.len() + bytes.len() <= BUFFER && !is_behind_gap => {
+                last.extend_from_slice(bytes);
+            }
             _ => self.ready.push_back(BytesMut::from(bytes)),
         }
         self.received += bytes.len() as u64;
@@ -243,6 +353,7 @@ impl ReceiveHalf {
         let offset = self.tcp_offset();
         self.position += bytes.len() as u64;
         self.take(offset, bytes)?;
+        self.skip_passed();
         if urgent {
             self.note_urgent(offset + bytes.len() as u64);
         }
@@ -278,6 +389,8 @@ impl ReceiveHalf {
         if self.runs.back().is_some_and(|r| r.position == run.position) {
             self.runs.pop_back(); // nothing was written to it
         }
+        // What was not confirmed comes again by TCP.
+        self.losses.from = None;
         self.runs.push_back(run);
         if self.runs.len() > MAX_RUNS {
             return Err(Violation::BadRun(run.offset));
@@ -325,6 +438,10 @@ impl ReceiveHalf {
         }
         if first.is_empty() {
             self.ready.pop_front();
+        }
+        let gaps = &mut self.losses.gaps;
+        while let Some((_, len)) = gaps.pop_front_if(|(at, _)| *at == self.consumed) {
+            self.consumed += len;
         }
     }
 

@@ -1,6 +1,9 @@
 //! The sending half of a flow.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    mem,
+};
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -66,12 +69,25 @@ struct Retained {
     chunk: Chunk,
 }
 
+/// From which offset on chunks may be lost; those before `passed` are not on their way any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Loses {
+    /// `u64::MAX`: from none on.
+    pub from: u64,
+    /// At most as much as was sent.
+    pub passed: u64,
+}
+
 /// The sending half: which bytes go by which path, and which have to go again.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct SendHalf {
     path: Path,
-    /// A path to move to once the peer has shown that it knows the flow.
-    awaited: Option<Path>,
+    /// A path to move to once the peer has shown that it knows the flow, or does without what gets lost.
+    awaited: Option<(Path, bool)>,
+    /// Whether both applications do without what gets lost: this host's, and the peer's.
+    tolerant: [bool; 2],
+    /// What the peer is told of losses.
+    loses: Option<Loses>,
     /// Offset of the next byte that has never been sent.
     next: u64,
     /// Credit of the peer: carriers take nothing behind this offset.
@@ -99,6 +115,8 @@ impl Default for SendHalf {
         Self {
             path: Path::Tcp,
             awaited: None,
+            tolerant: [false; 2],
+            loses: None,
             next: 0,
             limit: INITIAL_CREDIT,
             end: None,
@@ -135,18 +153,68 @@ impl SendHalf {
     /// The peer may never have heard of the flow, where the SYN's option got lost. So until it has confirmed
     /// something, TCP repeats what carriers have, which leaves the connection the application's; and a carrier
     /// must have credit for a chunk, which the peer answers, if only by rejecting it.
-    pub fn move_to(&mut self, path: Path) {
+    /// `loses`: what goes by that path may get lost. The flow waits until the peer does without it, and for what
+    /// has left before by a path that does not.
+    pub fn move_to(&mut self, path: Path, loses: bool) {
         self.awaited = None;
-        if path == Path::Tcp {
-            self.path = path;
-            if !self.known {
-                self.give_back(|_| true);
-            }
-        } else if !self.known && (self.rejected || self.next >= self.limit) {
-            self.awaited = Some(path);
-        } else {
-            self.path = path;
+        if path == self.path {
+            return;
         }
+        let is_unheard = !self.known && (self.rejected || self.next >= self.limit);
+        if path != Path::Tcp && (is_unheard || loses && !self.may_lose()) {
+            self.awaited = Some((path, loses));
+            return;
+        }
+        let former = mem::replace(&mut self.path, path);
+        if path == Path::Tcp && !self.known {
+            self.give_back(|_| true);
+        }
+        if self.is_losing() {
+            // Nothing need be lost that the new path can bring.
+            self.give_back(|retained| Path::Carrier(retained.carrier) == former);
+            self.loses = Some(Loses {
+                from: u64::MAX,
+                passed: 0,
+            });
+        }
+        if loses {
+            let again = self.returned.first_key_value();
+            let from = again.map_or(self.next, |(offset, _)| *offset);
+            self.loses = Some(Loses { from, passed: from });
+        }
+    }
+
+    /// Both applications do without what gets lost, and the peer knows the flow.
+    fn may_lose(&self) -> bool {
+        self.known && self.tolerant == [true; 2]
+    }
+
+    /// What is sent now may get lost.
+    fn is_losing(&self) -> bool {
+        self.loses.is_some_and(|loses| loses.from != u64::MAX)
+    }
+
+    /// The application does without what gets lost.
+    pub fn set_tolerant(&mut self) {
+        self.tolerant[0] = true;
+    }
+
+    /// What the peer is to be told of losses.
+    pub fn loses(&self) -> Option<Loses> {
+        self.loses
+    }
+
+    /// What was sent by a carrier that loses chunks, below this offset, is not on its way any more.
+    pub fn passed(&mut self, offset: u64) {
+        let offset = offset.min(self.next);
+        if let Some(loses) = self.loses.as_mut().filter(|loses| loses.from != u64::MAX) {
+            loses.passed = loses.passed.max(offset);
+        }
+    }
+
+    /// Everything below has been received, as far as the peer has said so.
+    pub fn confirmed_offset(&self) -> u64 {
+        self.confirmed
     }
 
     /// Offset of the next byte that has never been sent.
@@ -259,7 +327,7 @@ impl SendHalf {
             let rest = Chunk {
                 offset,
                 bytes: rest,
-                urgent: std::mem::take(&mut chunk.urgent),
+                urgent: mem::take(&mut chunk.urgent),
             };
             self.returned.insert(offset, rest);
         }
@@ -285,7 +353,7 @@ impl SendHalf {
     fn account(&mut self, chunk: Chunk, retain: bool) {
         match self.path {
             Path::Tcp => self.tcp.position += chunk.bytes.len() as u64,
-            Path::Carrier(carrier) if retain || !self.known => {
+            Path::Carrier(carrier) if retain || !self.known || self.is_losing() => {
                 self.retained.push_back(Retained { carrier, chunk });
             }
             Path::Carrier(_) => {}
@@ -293,18 +361,25 @@ impl SendHalf {
     }
 
     /// The peer has received everything below `offset`, and the end if `fin`, and takes chunks up to
-    /// `limit`.
+    /// `limit`. `tolerant`: its application does without what gets lost.
     ///
     /// # Errors
     /// It was never sent.
-    pub fn confirmed(&mut self, offset: u64, fin: bool, limit: u64) -> Result<(), Violation> {
+    pub fn confirmed(
+        &mut self,
+        offset: u64,
+        fin: bool,
+        limit: u64,
+        tolerant: bool,
+    ) -> Result<(), Violation> {
         if offset > self.next || (fin && self.end != Some(offset)) {
             return Err(Violation::ConfirmedUnsent(offset));
         }
         self.known = true;
         self.rejected = false;
-        if let Some(path) = self.awaited.take() {
-            self.path = path;
+        self.tolerant[1] |= tolerant;
+        if let Some((path, loses)) = self.awaited.take() {
+            self.move_to(path, loses);
         }
         self.fin_confirmed |= fin;
         self.limit = self.limit.max(limit);
@@ -326,7 +401,7 @@ impl SendHalf {
                 first.remove();
                 continue;
             }
-            let mut chunk = std::mem::take(first.get_mut());
+            let mut chunk = mem::take(first.get_mut());
             first.remove();
             let _ = chunk.bytes.split_to((offset - chunk.offset) as usize);
             chunk.offset = offset;
@@ -343,9 +418,9 @@ impl SendHalf {
         undelivered: impl IntoIterator<Item = Chunk>,
     ) {
         let broken = Path::Carrier(carrier);
-        self.awaited.take_if(|path| *path == broken);
+        self.awaited.take_if(|(path, _)| *path == broken);
         if self.path == broken {
-            self.move_to(Path::Tcp);
+            self.move_to(Path::Tcp, false);
         }
         self.give_back(|retained| retained.carrier == carrier);
         for chunk in undelivered {
@@ -364,14 +439,14 @@ impl SendHalf {
         if !self.known && !self.rejected {
             self.rejected = true;
             let path = self.path;
-            self.move_to(Path::Tcp);
+            self.move_to(Path::Tcp, false);
             // If it confirms something after all.
-            self.awaited = Some(path).filter(|path| *path != Path::Tcp);
+            self.awaited = Some((path, false)).filter(|(path, _)| *path != Path::Tcp);
         }
     }
 
     fn give_back(&mut self, mut is_meant: impl FnMut(&Retained) -> bool) {
-        let (back, kept) = std::mem::take(&mut self.retained)
+        let (back, kept) = mem::take(&mut self.retained)
             .into_iter()
             .partition::<VecDeque<_>, _>(|retained| is_meant(retained));
         self.retained = kept;
