@@ -69,6 +69,7 @@ fn text(status: &Value) -> String {
             "lost",
             "bytes_sent",
             "bytes_received",
+            "skipped_bytes",
         ],
     );
     section(

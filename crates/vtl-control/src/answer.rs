@@ -260,6 +260,9 @@ pub struct CarrierStatus {
     pub bytes_sent: u64,
     /// Bytes of applications from the peer.
     pub bytes_received: u64,
+    /// Of a carrier that loses some: bytes that applications here have gone on without.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub skipped_bytes: Option<u64>,
     /// Where the carrier says so.
     #[serde(flatten)]
     pub path: Option<CarrierPath>,
@@ -426,6 +429,9 @@ pub struct FlowStatus {
     pub bytes_sent: u64,
     /// Bytes of the peer's application that have been received in order.
     pub bytes_received: u64,
+    /// Of a flow that may lose something: how many of those bytes the application has gone on without.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub skipped_bytes: Option<u64>,
     /// Mbit/s to the peer in the last second or two.
     pub sends_mbit: f64,
     /// Mbit/s from the peer.

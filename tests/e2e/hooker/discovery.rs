@@ -13,7 +13,7 @@ use libbpf_rs::query::{LinkInfoIter, LinkTypeInfo};
 use vtl_testbed::Host;
 
 use super::net::{Hooker, echo_server, hosts, native_python, program, serve_one, server_ips};
-use crate::harness::{World, groups, python3, until};
+use crate::harness::{World, groups, until};
 
 #[test]
 fn discovery__leaves_plain_destinations_alone() {

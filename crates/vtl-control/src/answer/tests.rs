@@ -144,6 +144,7 @@ fn status__has_this_form() {
         flows: 1,
         bytes_sent: 2,
         bytes_received: 3,
+        skipped_bytes: None,
         path: Some(CarrierPath {
             rtt_ms: 1.5,
             sent: 4,

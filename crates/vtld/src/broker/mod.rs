@@ -49,6 +49,7 @@ use crate::{
 pub(crate) use doorbell::Doorbell;
 use engine::Wanted;
 pub(crate) use engine::{tcp_rtt, wish};
+pub(crate) use session::WHOLE;
 pub use session::Wish;
 
 /// Knobs of the data plane, fixed once the daemon runs.
@@ -455,44 +456,22 @@ impl hooker::Broker for Handle {
 
     fn name_flow(&self, held: &HeldConnect) -> Option<FlowName> {
         let (local, peer) = (held.src().ip(), held.dest().ip());
-        let over = held.over().cloned();
-        let name = |kind| self.flows.name_flow(local, peer, Desired { kind, over });
-        held.kind().map(name)
-    }
-
-    fn try_session(&self, held: HeldConnect) -> Result<(), HeldConnect> {
-        if held.kind().is_some() || !self.has_session(held.dest().ip()) {
-            return Err(held);
-        }
-        self.send(Command::Held(held));
-        Ok(())
+        let desired = Desired {
+            kind: held.kind(),
+            over: held.over().cloned(),
+        };
+        Some(self.flows.name_flow(local, peer, desired))
     }
 
     fn client(&self, flow: ClientFlow) {
-        if let Some((name, kind)) = flow.name.zip(flow.kind) {
-            let over = flow.over.clone();
-            return self.flows.opened(flow, name, Desired { kind, over });
+        // A peer that answers to an option that names a flow answers with that.
+        if let Some(name) = flow.name {
+            let desired = Desired {
+                kind: flow.kind,
+                over: flow.over.clone(),
+            };
+            self.flows.opened(flow, name, desired);
         }
-        let ClientFlow {
-            app,
-            dest,
-            src,
-            peer,
-            over,
-            kind: _,
-            name: _,
-        } = flow;
-        let broker = self.clone();
-        app.accept(move |app| match app {
-            Ok(app) => broker.send(Command::Client {
-                app,
-                dest,
-                src,
-                peer,
-                over,
-            }),
-            Err(error) => tracing::debug!(%error, %dest, "the application has gone"),
-        });
     }
 
     fn server(&self, flow: ServerFlow) {

@@ -371,7 +371,7 @@ fn octets6(address: IpAddr) -> [u8; 16] {
 }
 
 /// Grafts that provide this keep several packets of a message together.
-pub(super) const WHOLE: Services = Services::RELIABLE.union(Services::ORDERED);
+pub(crate) const WHOLE: Services = Services::RELIABLE.union(Services::ORDERED);
 
 /// Bytes of the longest message: several packets stay together only if none is missing and each has
 /// its place.

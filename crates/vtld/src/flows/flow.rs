@@ -124,6 +124,8 @@ pub(super) struct State {
     pub(super) heard_by: Cell<Path>,
     /// Why what this host sends goes by the path that it goes by.
     pub(super) why: Cell<&'static str>,
+    /// Its application does without what gets lost.
+    pub(super) is_tolerant: Cell<bool>,
     /// It stays where it is, unless that breaks.
     pub(super) stays: Cell<bool>,
     /// It has left a carrier that others still go by, and is to try it again then.
@@ -147,6 +149,7 @@ impl State {
             task: RefCell::default(),
             heard_by: Cell::default(),
             why: Cell::new("no other carrier yet"),
+            is_tolerant: Cell::new(false),
             stays: Cell::new(false),
             returns: Cell::new(None),
             licence: Licence::default(),
@@ -379,7 +382,7 @@ impl Mover<'_> {
                     if flow.send.path() == path {
                         self.state.why.set("the carrier is full");
                         self.state.returns.set(Some(Instant::now() + RETURN));
-                        flow.send.move_to(Path::Tcp);
+                        flow.send.move_to(Path::Tcp, false);
                     }
                     flow.send.returned(&chunk);
                 })?;

@@ -73,6 +73,13 @@ pub(crate) struct Desired {
     pub(crate) over: Option<Arc<Over>>,
 }
 
+impl Desired {
+    /// Its flows do without what gets lost.
+    fn may_lose(&self) -> bool {
+        matches!(self.over.as_deref(), Some(Over::Lossy(_)))
+    }
+}
+
 /// The latest names of flows between two addresses.
 type Latest = Vec<(Desired, FlowName)>;
 
@@ -207,6 +214,7 @@ impl Flows {
             return self.hooker.carry(flow.app, flow.tcp, None);
         };
         peer.dest.set(Some(flow.dest));
+        let is_tolerant = flow.desired.may_lose();
         peer.set_desired(flow.desired);
         peer.heard.notify_waiters();
         if is_new {
@@ -217,7 +225,7 @@ impl Flows {
             number: flow.name.number,
         };
         let ends = Ends::new(flow.app, flow.tcp, None);
-        self.start(&peer, id, ends, [flow.src, flow.dest]);
+        self.start(&peer, id, ends, [flow.src, flow.dest], is_tolerant);
     }
 
     /// A connection of a peer's that was steered here, and whose SYN says which it is.
@@ -255,21 +263,26 @@ impl Flows {
             number: name.number,
         };
         let ends = Ends::new(app, flow.peer, Some(guard));
-        self.start(&peer, id, ends, [flow.dest, flow.client]);
+        let is_tolerant = self.hooker.tolerates(flow.dest.port());
+        self.start(&peer, id, ends, [flow.dest, flow.client], is_tolerant);
     }
 
-    /// `addresses`: this host's, and the peer's.
+    /// `addresses`: this host's, and the peer's. `is_tolerant`: the application does without what gets lost.
     fn start(
         &self,
         peer: &Rc<Peer>,
         id: FlowId,
         ends: io::Result<Ends>,
         addresses: [SocketAddr; 2],
+        is_tolerant: bool,
     ) {
         self.started.set(self.started.get() + 1);
         let state = ends.and_then(|ends| State::new(self.started.get(), addresses, ends));
         match state {
-            Ok(state) => peer.begin(id, state, None),
+            Ok(state) => {
+                state.is_tolerant.set(is_tolerant);
+                peer.begin(id, state, None);
+            }
             Err(error) => tracing::debug!(%error, peer = %addresses[1], "a flow was reset"),
         }
     }

@@ -96,6 +96,8 @@ pub(super) struct Peer {
     wanted: RefCell<BTreeSet<u8>>,
     /// The control connection.
     pub(super) control: RefCell<Option<(CarrierId, Rc<Control>)>>,
+    /// Bytes that flows which have ended went on without.
+    skipped: Cell<u64>,
     /// Where the latest flow that this host has opened leads.
     pub(super) dest: Cell<Option<SocketAddr>>,
     /// The other host has answered to VTL's option.
@@ -116,6 +118,7 @@ impl Peer {
             desired: RefCell::default(),
             wanted: RefCell::default(),
             control: RefCell::default(),
+            skipped: Cell::new(0),
             dest: Cell::new(None),
             heard: Notify::new(),
             changed: Notify::new(),
@@ -235,7 +238,12 @@ impl Peer {
         let best = self.best();
         let mut core = self.core.borrow_mut();
         match left {
-            None => core.open(id),
+            None => {
+                core.open(id);
+                if let Some(flow) = core.flow_mut(id).filter(|_| state.is_tolerant.get()) {
+                    flow.set_tolerant();
+                }
+            }
             Some(flow) => core.restore(id, flow),
         }
         if let Some(best) = best {
@@ -295,7 +303,11 @@ impl Peer {
 
     /// Forgets a flow.
     pub(super) fn close(&self, id: FlowId) {
-        self.core.borrow_mut().close(id);
+        let mut core = self.core.borrow_mut();
+        let lost = core.flow(id).map_or(0, |flow| flow.receive.lost());
+        self.skipped.set(self.skipped.get() + lost);
+        core.close(id);
+        drop(core);
         self.flows.borrow_mut().remove(&id);
         for running in self.carriers.borrow().values() {
             running.carrier.forget(id);
@@ -373,9 +385,23 @@ impl Peer {
 
     /// A frame has arrived by a carrier.
     pub(super) fn frame(&self, carrier: CarrierId, frame: Frame<'_>) {
+        if let Frame::Loses { .. } = frame {
+            self.look_at_lossy();
+        }
         let now = now_ns(self.began);
         self.core.borrow_mut().handle_frame(now, carrier, frame);
         self.turn();
+    }
+
+    /// Takes what has come by carriers that lose something.
+    fn look_at_lossy(&self) {
+        let carriers = self.carriers.borrow();
+        let lossy = carriers.iter().filter(|(_, c)| c.carrier.loses());
+        let lossy: Vec<_> = lossy.map(|(id, c)| (*id, Rc::clone(&c.carrier))).collect();
+        drop(carriers);
+        for (id, carrier) in lossy {
+            carrier.look(self, id);
+        }
     }
 
     /// Whether a flow cannot go on before the peer has been told something.
@@ -468,7 +494,8 @@ impl Peer {
             received: Cell::new(0),
         };
         self.carriers.borrow_mut().insert(id, running);
-        self.core.borrow_mut().add_carrier(id, true);
+        let loses = carrier.loses();
+        self.core.borrow_mut().add_carrier(id, true, loses);
         // Flows return to the best carrier.
         if self.best() == Some(id) {
             let mut core = self.core.borrow_mut();
@@ -615,6 +642,7 @@ impl Peer {
             receives_by: self.name(state.heard_by.get()),
             bytes_sent: flow.send.next_offset(),
             bytes_received: flow.receive.received(),
+            skipped_bytes: (flow.receive.is_tolerant()).then(|| flow.receive.lost()),
             sends_mbit,
             receives_mbit,
             app: state.app,
@@ -632,14 +660,21 @@ impl Peer {
     /// One row for each carrier that has flows.
     pub(super) fn rows(&self) -> Vec<CarrierStatus> {
         let carriers = self.carriers.borrow();
+        let core = self.core.borrow();
+        let flows = self.flows.borrow();
+        let lost = flows
+            .keys()
+            .filter_map(|id| Some(core.flow(*id)?.receive.lost()));
+        let skipped = self.skipped.get() + lost.sum::<u64>();
         let row = |(id, running): (&CarrierId, &Running)| {
             Some(CarrierStatus {
                 peer: self.key.peer,
                 carrier: running.carrier.kind()?.name().to_owned(),
                 role: role(id.opener).to_owned(),
-                flows: self.flows.borrow().len(),
+                flows: flows.len(),
                 bytes_sent: running.sent.get(),
                 bytes_received: running.received.get(),
+                skipped_bytes: running.carrier.loses().then_some(skipped),
                 path: running.carrier.path(),
             })
         };

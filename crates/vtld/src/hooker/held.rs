@@ -250,13 +250,9 @@ impl HeldConnect {
         self.0.wish.over.as_ref()
     }
 
-    /// The kind of carrier that its flow is for; `None` for flows that may lose something.
-    pub fn kind(&self) -> Option<Kind> {
-        match (self.0.wish.kind, self.over().map(Arc::as_ref)) {
-            (Some(kind), _) => Some(kind),
-            (None, Some(Over::Lossy(_))) => None,
-            (None, _) => Some(Kind::Graft),
-        }
+    /// The kind of carrier that its flow is for.
+    pub fn kind(&self) -> Kind {
+        self.0.wish.kind.unwrap_or(Kind::Graft)
     }
 
     /// SO_MARK of the application's socket.

@@ -101,8 +101,8 @@ pub struct ClientFlow {
     pub peer: TcpStream,
     /// What the application's hook or rule says that its session is like, if it says so.
     pub over: Option<Arc<Over>>,
-    /// The kind of carrier that it is for; `None` if it may lose something.
-    pub kind: Option<Kind>,
+    /// The kind of carrier that it is for.
+    pub kind: Kind,
     /// What its SYN said: from then on the connection is the flow's own.
     pub name: Option<FlowName>,
 }
@@ -193,9 +193,14 @@ impl Handle {
         self.shared.hooks().has_port(dest.port())
     }
 
-    /// Is this port, or with `None` any, marked so that peers may reach it by sessions that lose?
-    pub fn tolerates(&self, port: Option<u16>) -> bool {
-        self.shared.hooks().tolerates(port)
+    /// Is this port marked so that what its clients send, and get, may be lost?
+    pub fn tolerates(&self, port: u16) -> bool {
+        self.shared.hooks().tolerates(Some(port))
+    }
+
+    /// Is any port?
+    pub fn tolerates_any(&self) -> bool {
+        self.shared.hooks().tolerates(None)
     }
 
     /// Carries bytes between two non-blocking streams, with TCP's semantics at both ends, until

@@ -205,7 +205,7 @@ impl Engine {
             (Some(hooker), Some((here, peer)))
                 if here == dest.ip()
                     && hooker.serves(dest)
-                    && (!lossy || hooker.tolerates(Some(dest.port()))) =>
+                    && (!lossy || hooker.tolerates(dest.port())) =>
             {
                 (hooker, peer)
             }

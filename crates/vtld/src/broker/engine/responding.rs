@@ -4,7 +4,7 @@ use std::{net::IpAddr, time::Duration};
 
 use vtl_control::SessionKey;
 use vtl_proto::{
-    carrier::LOSSY,
+    carrier::{GRAFT_PORT, LOSSY},
     nego::{self, Choice, Made, Policy, Reason, Request, Verdict, Way},
     services::Services,
     wire::{Nego, Packet},
@@ -36,9 +36,9 @@ impl Engine {
     /// A peer wants to open a session. False if that has to wait for rings.
     pub(super) fn asked(&mut self, nego: &Nego, received: &Received) -> bool {
         let mut grafts: Vec<_> = pool::working(&self.pool).collect();
-        if nego.port == 0 {
-            // Streams lose something only if a server here is marked so; which one, OPEN says.
-            let tolerant = (self.hooker.as_ref()).is_some_and(|hooker| hooker.tolerates(None));
+        if [0, GRAFT_PORT].contains(&nego.port) {
+            // Flows lose something only if a server here is marked so.
+            let tolerant = (self.hooker.as_ref()).is_some_and(|hooker| hooker.tolerates_any());
             let lossy = |name: &str| tolerant && LOSSY.contains(&name);
             grafts.retain(|g| g.provides.contains(WHOLE) || lossy(&g.name));
         }

@@ -80,6 +80,14 @@ pub(super) trait Carrier {
     /// A flow has ended: nothing more comes of it.
     fn forget(&self, flow: FlowId);
 
+    /// Chunks get lost on its way: it takes those of flows that do without, and no control frames.
+    fn loses(&self) -> bool {
+        false
+    }
+
+    /// Gives the association what has come by it, where the peer has said something of that by another carrier.
+    fn look(&self, _peer: &Peer, _id: CarrierId) {}
+
     /// Ends it.
     fn close(&self);
 

@@ -3,7 +3,9 @@
 //!
 //! Nothing is asked for and granted before, which saves two round trips: sessions come to a VTL port of vtld's
 //! own, and whoever opens one says first, in HELLO, which association it is for. Each packet holds whole frames.
+//! Sessions over grafts that are not reliable (`lossy.rs`) have chunks of flows that do without some.
 
+mod lossy;
 mod moving;
 mod session;
 
@@ -280,19 +282,30 @@ impl Link for Ready {
         Box::pin(async move {
             let (graft, session) = (&self.graft, &self.graft.session);
             let working = async {
-                if let Some(id) = opened {
-                    let hello = emit(hello(id, peer.key.tag));
-                    if graft.control(hello).await.is_err() {
-                        return;
-                    }
-                }
                 let id = opened.or(self.number);
                 let Some(id) = id else { return };
+                let hello = emit(hello(id, peer.key.tag));
+                if session.loses {
+                    if !graft.meet(&hello, opened.is_some(), self.rtt).await {
+                        return;
+                    }
+                } else if opened.is_some() && graft.control(hello.clone()).await.is_err() {
+                    return;
+                }
+                let dead = async {
+                    match session.loses {
+                        false => graft.dead(self.rtt, &self.open).await,
+                        true => {
+                            let asking = opened.is_some();
+                            graft.attend(&peer, &hello, asking, self.rtt).await;
+                        }
+                    }
+                };
                 let serving = async {
                     tokio::select! {
                         () = graft.receive(&peer, id) => {}
                         () = graft.refill() => {}
-                        () = graft.dead(self.rtt, &self.open) => {
+                        () = dead => {
                             tracing::info!(carrier = %Kind::Graft, "nothing comes back");
                         }
                         () = graft.over() => {}

@@ -22,6 +22,7 @@ use vtl_proto::{
 use super::{
     super::{Carrier, Refused, SILENCE, Taking},
     Open, Peer,
+    lossy::Lossy,
     session::Session,
 };
 
@@ -45,6 +46,8 @@ pub(super) struct Graft {
     room: Semaphore,
     is_over: Cell<bool>,
     over: Notify,
+    /// Of a session that loses packets.
+    pub(super) lossy: Lossy,
     /// Packets behind a gap that were read, by 64: bit n of word w is packet 64 w + n.
     seen: RefCell<BTreeMap<u64, u64>>,
 }
@@ -72,7 +75,17 @@ impl Carrier for Graft {
         })
     }
 
-    fn forget(&self, _flow: FlowId) {}
+    fn loses(&self) -> bool {
+        self.session.loses
+    }
+
+    fn look(&self, peer: &Peer, id: CarrierId) {
+        while self.session.loses && matches!(self.take(peer, id), Ok(true)) {}
+    }
+
+    fn forget(&self, flow: FlowId) {
+        self.lossy.forget(flow);
+    }
 
     fn close(&self) {
         self.end();
@@ -92,6 +105,7 @@ impl Graft {
             room: Semaphore::new(MOST_WAITING),
             is_over: Cell::new(false),
             over: Notify::new(),
+            lossy: Lossy::default(),
             seen: RefCell::default(),
         }
     }
@@ -173,7 +187,9 @@ impl Graft {
             let room = tx.room().min(BURST as u64) as usize;
             let most = tx.max_payload();
             while count < room {
-                let len = self.next(&mut tx.slot(count as u64)[..most], &mut taken);
+                let number = tx.published() + count as u64;
+                let packet = &mut tx.slot(count as u64)[..most];
+                let len = self.next(packet, number, &mut taken);
                 if len == 0 {
                     break;
                 }
@@ -197,9 +213,9 @@ impl Graft {
         self.control.borrow().is_empty() && self.chunks.borrow().is_empty()
     }
 
-    /// Writes the next frames into a packet, whole ones; returns how many bytes, 0 if there are none. `taken`:
-    /// bytes that the queues have lost.
-    fn next(&self, packet: &mut [u8], taken: &mut usize) -> usize {
+    /// Writes the next frames into the packet with a number, whole ones; returns how many bytes, 0 if there are
+    /// none. `taken`: bytes that the queues have lost.
+    fn next(&self, packet: &mut [u8], number: u64, taken: &mut usize) -> usize {
         let mut control = self.control.borrow_mut();
         while let Some(frames) = control.front_mut() {
             let len = whole(frames, packet.len());
@@ -229,6 +245,9 @@ impl Graft {
             used += frame.emit(&mut packet[used..]).unwrap_or(0);
             *taken += bytes.len();
             chunk.offset += bytes.len() as u64;
+            if self.session.loses {
+                self.lossy.note_sent(*flow, chunk.offset, number);
+            }
             if !chunk.bytes.is_empty() {
                 break;
             }
@@ -252,7 +271,7 @@ impl Graft {
                 Ok(false) if self.session.is_at_end() => return,
                 Ok(false) => {
                     // What has come since wakes nobody.
-                    let behind_gaps = peer.has_flows_beside();
+                    let behind_gaps = self.reads_behind_gaps(peer);
                     if self.session.prepare_wait(behind_gaps) && !self.has_news(behind_gaps) {
                         self.session.news.notified().await;
                     }
@@ -272,6 +291,11 @@ impl Graft {
             if !self.was_seen(first + i) {
                 run.take(rx.packet(i), peer, id)?;
             }
+            if self.session.loses {
+                self.lossy.note_received(rx.packet(i));
+                // Each packet counts that has overtaken a lost one.
+                run.give(peer, id);
+            }
         }
         run.give(peer, id);
         drop(rx);
@@ -283,10 +307,15 @@ impl Graft {
             *seen = seen.split_off(&((first + count) / 64));
         }
         drop(seen);
-        if count == BURST as u64 || !peer.has_flows_beside() {
+        if count == BURST as u64 || !self.reads_behind_gaps(peer) {
             return Ok(count > 0);
         }
         Ok(self.take_behind_gaps(peer, id)? || count > 0)
+    }
+
+    /// Whether packets are read before those that are missing: there are none where nothing is sent again.
+    fn reads_behind_gaps(&self, peer: &Peer) -> bool {
+        !self.session.loses && peer.has_flows_beside()
     }
 
     fn was_seen(&self, packet: u64) -> bool {

@@ -21,6 +21,7 @@ use vtl_proto::{
 use vtl_ring::{Events, RxRing, TxRing, egress};
 
 use super::{Opened, Owned, watch};
+use crate::broker::WHOLE;
 
 /// This host's end of a session.
 pub(super) struct Session {
@@ -41,6 +42,8 @@ pub(super) struct Session {
     pub(super) room: Notify,
     /// There may be packets to read.
     pub(super) news: Notify,
+    /// Its graft does not deliver everything.
+    pub(super) loses: bool,
     /// Egress sleeps and is to be woken; bytes of the packet where it is but one.
     sleeps: Cell<Option<u32>>,
     published: Notify,
@@ -64,6 +67,7 @@ impl Session {
             events: events.map(watch).transpose()?,
             room: Notify::new(),
             news: Notify::new(),
+            loses: !granted.grant.services.contains(WHOLE),
             sleeps: Cell::new(None),
             published: Notify::new(),
             _owned: owned,
@@ -218,7 +222,7 @@ impl Session {
     }
 
     /// Waits for packets; false if the session has ended and all were read.
-    async fn readable(&self) -> bool {
+    pub(super) async fn readable(&self) -> bool {
         loop {
             {
                 let mut rx = self.rx.borrow_mut();

@@ -1,0 +1,163 @@
+//! Sessions that lose packets, as carriers: whether the peer is there, and what has left and will not come any more.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use tokio::time::{Instant, interval, sleep, timeout};
+use vtl_proto::frame::{FlowId, Frame};
+
+use super::{
+    super::{Carrier, HANDSHAKE, SILENCE},
+    moving::Graft,
+};
+use crate::flows::peer::Peer;
+
+/// Between two looks, and between two questions whether the peer is there.
+const TICK: Duration = Duration::from_millis(25);
+const QUESTION: Duration = Duration::from_millis(100);
+/// A path on which nothing has moved for this time is not asked.
+const QUIET: Duration = Duration::from_secs(1);
+/// From a packet's departure until the peer is told that it counts as lost: what overtakes on a path is seldom so
+/// far apart.
+const PATIENCE: Duration = Duration::from_millis(50);
+
+/// How far a flow has been sent.
+struct Sent {
+    offset: u64,
+    /// The packet.
+    number: u64,
+    /// When that was seen to have left.
+    left: Option<Instant>,
+}
+
+/// What is known of such a session.
+#[derive(Default)]
+pub(super) struct Lossy {
+    sent: RefCell<BTreeMap<FlowId, Sent>>,
+    /// Packets with chunks, in either direction.
+    moved: Cell<u64>,
+    /// Packets that have come.
+    heard: Cell<u64>,
+    /// The peer asks whether this host is there.
+    is_asked: Cell<bool>,
+}
+
+impl Lossy {
+    /// A packet has a flow's bytes up to an offset.
+    pub(super) fn note_sent(&self, flow: FlowId, offset: u64, number: u64) {
+        self.moved.set(self.moved.get() + 1);
+        let left = None;
+        let sent = Sent {
+            offset,
+            number,
+            left,
+        };
+        self.sent.borrow_mut().insert(flow, sent);
+    }
+
+    pub(super) fn note_received(&self, mut packet: &[u8]) {
+        self.heard.set(self.heard.get() + 1);
+        match Frame::take(&mut packet) {
+            Ok(Frame::Hello { .. }) => self.is_asked.set(true),
+            _ => self.moved.set(self.moved.get() + 1),
+        }
+    }
+
+    pub(super) fn forget(&self, flow: FlowId) {
+        self.sent.borrow_mut().remove(&flow);
+    }
+}
+
+impl Graft {
+    /// Has the peer know what the session is for. False if it does not answer.
+    pub(super) async fn meet(&self, hello: &Bytes, is_opener: bool, rtt: Duration) -> bool {
+        let is_said = || self.control(hello.clone());
+        if !is_opener {
+            // Questions that come later are answered, too.
+            return is_said().await.is_ok();
+        }
+        let asking = async {
+            let mut ticks = interval(QUESTION.max(rtt));
+            loop {
+                ticks.tick().await;
+                if is_said().await.is_err() {
+                    return;
+                }
+            }
+        };
+        tokio::select! {
+            is_there = timeout(HANDSHAKE, self.session.readable()) => is_there.unwrap_or(false),
+            () = asking => false,
+            () = self.refill() => false,
+            () = self.over() => false,
+        }
+    }
+
+    /// Tells peers what counts as lost, and asks and answers whether this path gets through. Completes when it
+    /// does not.
+    pub(super) async fn attend(&self, peer: &Peer, hello: &Bytes, is_opener: bool, rtt: Duration) {
+        let lossy = &self.lossy;
+        let now = Instant::now();
+        let (mut moved, mut heard) = (lossy.moved.get(), lossy.heard.get());
+        let (mut moved_at, mut said_at) = (now, now);
+        // Since when nothing has come that wants to.
+        let mut waits: Option<Instant> = None;
+        loop {
+            let is_quiet = waits.is_none() && lossy.sent.borrow().is_empty();
+            sleep(if is_quiet { QUESTION } else { TICK }).await;
+            let now = Instant::now();
+            self.session.take_events();
+            // Where the path has died, TCP brings what is not given up.
+            let silence = 3 * (QUESTION + rtt);
+            if waits.is_none_or(|since| now - since < silence) {
+                self.pass(peer, now);
+            }
+            if moved != lossy.moved.get() {
+                moved = lossy.moved.get();
+                moved_at = now;
+                waits.get_or_insert(now);
+            }
+            if heard != lossy.heard.get() {
+                heard = lossy.heard.get();
+                waits = None;
+            }
+            let asks = is_opener && now - moved_at < QUIET && now - said_at >= QUESTION;
+            let answers = !is_opener && lossy.is_asked.take();
+            if asks || answers {
+                said_at = now;
+                if self.control(hello.clone()).await.is_err() {
+                    return;
+                }
+            }
+            if asks {
+                waits.get_or_insert(now);
+            }
+            if waits.is_some_and(|since| now - since > SILENCE + 3 * rtt) {
+                return;
+            }
+        }
+    }
+
+    /// Tells the peer how far flows were sent whose last packets have left a while ago, and may be lost.
+    fn pass(&self, peer: &Peer, now: Instant) {
+        let departed = self.session.tx.borrow().acknowledged();
+        let mut passed = Vec::new();
+        self.lossy.sent.borrow_mut().retain(|flow, sent| {
+            if sent.left.is_none() && sent.number < departed {
+                sent.left = Some(now);
+            }
+            let is_over = sent.left.is_some_and(|left| now - left >= PATIENCE);
+            if is_over {
+                passed.push((*flow, sent.offset));
+            }
+            !is_over
+        });
+        for (flow, offset) in passed {
+            peer.with(flow, |flow| flow.send.passed(offset));
+        }
+    }
+}
