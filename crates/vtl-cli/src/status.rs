@@ -48,11 +48,9 @@ fn text(status: &Value) -> String {
             "rtt_ms",
             "rate_mbit",
             "loss_pct",
-            "flows",
             "sent",
             "retransmitted",
             "received",
-            "skipped_bytes",
         ],
     );
     section(

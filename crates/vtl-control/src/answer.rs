@@ -167,34 +167,6 @@ pub struct SessionStatus {
     pub bad_checksum: u64,
     /// Packets received for which there was no room.
     pub beyond_window: u64,
-    /// Of a session that carries hooked flows.
-    #[serde(flatten)]
-    pub flows: Option<FlowCounts>,
-    /// Of one whose flows may lose something.
-    #[serde(flatten)]
-    pub losses: Option<FlowLosses>,
-}
-
-/// The flows of a session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FlowCounts {
-    /// Flows that are open.
-    pub flows: usize,
-    /// They have left the graft, and go on over the lifeline.
-    pub fallback: bool,
-    /// Bytes of applications to the peer.
-    pub bytes_sent: u64,
-    /// Bytes of applications from the peer.
-    pub bytes_received: u64,
-}
-
-/// What flows did not get.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FlowLosses {
-    /// Bytes that flows went on without.
-    pub skipped_bytes: u64,
-    /// Pieces that came too late, or twice.
-    pub late: u64,
 }
 
 /// Requests of peers for sessions since the daemon began.

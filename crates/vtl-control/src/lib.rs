@@ -22,8 +22,8 @@ mod client;
 mod request;
 
 pub use answer::{
-    CarrierPath, CarrierStatus, Conditions, Deployed, Done, Explanation, FlowCounts, FlowList,
-    FlowLosses, FlowStatus, Graft, Grafts, Grant, Hook, HookAdded, Hooked, Hooks, Interface,
+    CarrierPath, CarrierStatus, Conditions, Deployed, Done, Explanation, FlowList,
+    FlowStatus, Graft, Grafts, Grant, Hook, HookAdded, Hooked, Hooks, Interface,
     Listening, Negotiation, Packets, PassedRule, Refusal, RefusedFile, Rule, RuleCount, Rules,
     SessionStatus, Status, to_message,
 };

@@ -2,7 +2,9 @@
 
 use std::{
     io,
+    net::TcpStream,
     os::fd::{AsFd, AsRawFd},
+    time::Duration,
 };
 
 use libc::c_int;
@@ -99,4 +101,10 @@ pub(crate) fn abort_on_close(socket: &impl AsFd, abort: bool) -> io::Result<()> 
         l_linger: 0,
     };
     Ok(setsockopt(socket, sockopt::Linger, &linger)?)
+}
+
+/// The round-trip time that TCP measured while it connected.
+pub(crate) fn tcp_rtt(socket: &TcpStream) -> Option<Duration> {
+    let info: libc::tcp_info = get(socket, libc::IPPROTO_TCP, libc::TCP_INFO).ok()?;
+    (info.tcpi_rtt > 0).then(|| Duration::from_micros(info.tcpi_rtt.into()))
 }

@@ -5,28 +5,22 @@
 mod bells;
 mod caller;
 mod doorbell;
-mod early;
 mod engine;
-mod lifeline;
 mod meter;
 mod path;
 mod peers;
-pub(crate) mod preamble;
 mod raw;
 mod relay;
 mod schedule;
 mod session;
 mod stock;
-mod streams;
 
 use std::{
-    collections::HashSet,
-    io,
-    net::{IpAddr, SocketAddr, TcpStream},
+    net::IpAddr,
     os::fd::{AsFd, OwnedFd},
     path::PathBuf,
     sync::{
-        Arc, OnceLock, PoisonError, RwLock,
+        Arc, OnceLock,
         mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender},
     },
     thread::JoinHandle,
@@ -48,7 +42,7 @@ use crate::{
 
 pub(crate) use doorbell::Doorbell;
 use engine::Wanted;
-pub(crate) use engine::{tcp_rtt, wish};
+pub(crate) use engine::wish;
 pub(crate) use session::WHOLE;
 pub use session::Wish;
 
@@ -127,23 +121,6 @@ const PATIENCE: Duration = Duration::from_millis(200);
 type Reply<T> = SyncSender<Result<T, String>>;
 
 enum Command {
-    /// The application's connection, and the discovered connection to the peer.
-    Client {
-        app: TcpStream,
-        dest: SocketAddr,
-        src: SocketAddr,
-        peer: TcpStream,
-        over: Option<Arc<Over>>,
-    },
-    /// A connect to a host with a live session.
-    Held(HeldConnect),
-    /// The connection of a held connect that was accepted for this flow.
-    Accepted {
-        sid: u32,
-        stream: u32,
-        app: io::Result<TcpStream>,
-    },
-    Server(ServerFlow),
     Connect {
         owner: Owner,
         to: Destination,
@@ -209,7 +186,6 @@ enum Command {
 pub struct Handle {
     commands: Sender<Command>,
     wake: Arc<EventFd>,
-    peers: Arc<RwLock<HashSet<IpAddr>>>,
     /// Set before anybody has a handle but the broker.
     sessions: Arc<OnceLock<Arc<SessionTable>>>,
     flows: flows::Handle,
@@ -440,18 +416,9 @@ impl Handle {
     }
 }
 
-impl Handle {
-    fn has_session(&self, host: IpAddr) -> bool {
-        let peers = self.peers.read();
-        peers
-            .unwrap_or_else(PoisonError::into_inner)
-            .contains(&host)
-    }
-}
-
 impl hooker::Broker for Handle {
     fn knows(&self, host: IpAddr) -> bool {
-        self.has_session(host) || self.flows.knows(host)
+        self.flows.knows(host)
     }
 
     fn name_flow(&self, held: &HeldConnect) -> Option<FlowName> {
@@ -475,9 +442,8 @@ impl hooker::Broker for Handle {
     }
 
     fn server(&self, flow: ServerFlow) {
-        match flow.name {
-            Some(name) => self.flows.steered(flow, name),
-            None => self.send(Command::Server(flow)),
+        if let Some(name) = flow.name {
+            self.flows.steered(flow, name);
         }
     }
 }
@@ -494,7 +460,6 @@ pub fn start(config: Config) -> anyhow::Result<(Handle, JoinHandle<()>)> {
     let handle = Handle {
         commands,
         wake,
-        peers: Arc::default(),
         sessions: Arc::default(),
         flows: flows::Handle::default(),
     };

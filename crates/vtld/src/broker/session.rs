@@ -2,9 +2,8 @@
 
 use std::{
     collections::VecDeque,
-    net::{IpAddr, SocketAddr, TcpStream},
+    net::IpAddr,
     os::fd::{BorrowedFd, OwnedFd},
-    sync::Arc,
     time::Duration,
 };
 
@@ -20,35 +19,10 @@ use vtl_proto::{
 use vtl_ring::{RxRing, TxRing};
 
 use super::{
-    Granted, Owner, Reply, bells::Bell, caller::Caller, lifeline::Lifeline, meter::Meter,
-    path::PathSize, peers::Exit, streams::Streams,
+    Granted, Owner, Reply, bells::Bell, caller::Caller, meter::Meter, path::PathSize, peers::Exit,
 };
-use crate::hooker::{HeldConnect, Over};
 
-/// A flow that waits for its session to open.
-pub(super) struct Waiting {
-    pub(super) app: TcpStream,
-    pub(super) dest: SocketAddr,
-    pub(super) src: SocketAddr,
-    /// The discovery connection: the lifeline of the session, or the flow's way out.
-    pub(super) peer: TcpStream,
-    /// What its hook or rule says that its session is like.
-    pub(super) over: Option<Arc<Over>>,
-}
-
-/// What a session is for.
-pub(super) enum Use {
-    /// Hooked applications' flows; rings are mapped once it is open.
-    Streams {
-        /// What the flows' hooks or rules say that it is like; not at the responder.
-        over: Option<Arc<Over>>,
-        waiting: Vec<Waiting>,
-        streams: Option<Box<Streams<HeldConnect>>>,
-    },
-    /// An aware application's.
-    Aware(Aware),
-}
-
+/// The application that a session is for, which may be this daemon's own thread of flows.
 pub(super) struct Aware {
     pub(super) owner: Owner,
     /// Who waits for the session to open, at the initiator.
@@ -118,24 +92,17 @@ pub(super) struct Session {
     pub(super) way: Way,
     /// How large packets the path takes, once it is open and if the peer answers such questions.
     pub(super) path: Option<PathSize>,
-    pub(super) purpose: Use,
-    /// By which egress runs for single packets: by the application, once it has it, or by vtld for
-    /// hooked flows.
+    pub(super) aware: Aware,
+    /// By which the application runs egress for single packets.
     pub(super) caller: Option<Caller>,
-    /// The streams of hooked flows go on without what the graft loses.
-    pub(super) lossy: bool,
-    /// Ends when the peer's vtld ends, and takes over when the graft fails.
-    pub(super) lifeline: Option<Lifeline>,
     /// What the path does of late.
     pub(super) meter: Meter,
     /// The kernel's count of the peer's packets at `heard_ns`.
     pub(super) heard: u64,
     /// When the peer was last heard.
     pub(super) heard_ns: u64,
-    /// How often a lossy session's peer was asked since then whether it is there.
+    /// How often the peer was asked since then whether it is there.
     pub(super) asked: u32,
-    /// When something was last to be sent or received.
-    pub(super) used_ns: u64,
 }
 
 impl Session {
@@ -143,65 +110,14 @@ impl Session {
         matches!(self.phase, Phase::Open)
     }
 
-    /// Whether the graft has nothing to do with it any more.
-    pub(super) fn is_off_graft(&self) -> bool {
-        self.lifeline.as_ref().is_some_and(Lifeline::is_leaving)
-    }
-
-    /// Whether its daemons can say nothing to each other about streams.
-    pub(super) fn is_mute(&self) -> bool {
-        self.lossy && self.initiator && self.lifeline.is_none()
-    }
-
     /// Packets that were written to the transmit ring since the session began.
     pub(super) fn published(&self) -> u64 {
-        match &self.purpose {
-            Use::Streams { streams, .. } => streams.as_ref().map_or(0, |s| s.published()),
-            Use::Aware(aware) => aware.tx.published(),
-        }
+        self.aware.tx.published()
     }
 
     /// Whoever writes packets is told how much the path takes.
     pub(super) fn set_path(&self, most: u16) {
-        match &self.purpose {
-            Use::Streams { streams, .. } => streams.iter().for_each(|s| s.set_path(most)),
-            Use::Aware(aware) => aware.tx.set_path(most),
-        }
-    }
-
-    /// Maps the rings of a stream session, whose size is settled.
-    pub(super) fn map_streams(&mut self, max_payload: u16) -> Result<(), String> {
-        let Use::Streams { streams, .. } = &mut self.purpose else {
-            return Ok(());
-        };
-        let map = |e: std::io::Error| format!("mapping a ring: {e}");
-        let tx = TxRing::map(self.rings.transmit(), self.slots, max_payload).map_err(map)?;
-        let mut rx = RxRing::map(self.rings.receive(), self.slots).map_err(map)?;
-        rx.prepare_wait();
-        let made = Streams::new(self.initiator, self.lossy, tx, rx);
-        *streams = Some(Box::new(made));
-        Ok(())
-    }
-
-    pub(super) fn aware(&mut self) -> Option<&mut Aware> {
-        match &mut self.purpose {
-            Use::Aware(aware) => Some(aware),
-            Use::Streams { .. } => None,
-        }
-    }
-
-    pub(super) fn aware_ref(&self) -> Option<&Aware> {
-        match &self.purpose {
-            Use::Aware(aware) => Some(aware),
-            Use::Streams { .. } => None,
-        }
-    }
-
-    pub(super) fn streams(&mut self) -> Option<&mut Streams<HeldConnect>> {
-        match &mut self.purpose {
-            Use::Streams { streams, .. } => streams.as_deref_mut(),
-            Use::Aware(_) => None,
-        }
+        self.aware.tx.set_path(most);
     }
 }
 
@@ -391,9 +307,7 @@ pub(super) fn grant(
     graft: String,
     services: Services,
 ) -> Option<Granted> {
-    let Use::Aware(aware) = &session.purpose else {
-        return None;
-    };
+    let aware = &session.aware;
     let (Some(kick), Bell::Held(wake)) = (&aware.kick, &aware.wake) else {
         return None;
     };

@@ -27,7 +27,7 @@ use super::{
     control::{Control, hello},
     peer::Peer,
 };
-use crate::broker::tcp_rtt;
+use crate::option::tcp_rtt;
 
 /// How long an answer over TCP may take.
 const ANSWER: Duration = Duration::from_secs(5);

@@ -14,7 +14,6 @@ mod handover;
 mod keeper;
 mod licence;
 mod peer;
-mod plain;
 mod socket;
 mod thread;
 

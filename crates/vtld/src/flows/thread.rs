@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::{IpAddr, SocketAddr, TcpStream},
+    net::IpAddr,
     rc::Rc,
     sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc as blocking},
     thread::JoinHandle,
@@ -15,7 +15,7 @@ use tokio::{
 use vtl_control::{CarrierStatus, FlowList, FlowStatus};
 use vtl_proto::{carrier::Kind, frame::FlowName};
 
-use super::{Desired, Flows, Handover, Names, Opened, no_such, plain};
+use super::{Desired, Flows, Handover, Names, Opened, no_such};
 use crate::{
     broker,
     handover::{Descriptors, Outgoing},
@@ -29,11 +29,6 @@ enum Command {
     Begin,
     Opened(Opened),
     Steered(ServerFlow, FlowName),
-    Plain {
-        app: TcpStream,
-        dest: SocketAddr,
-        peer: TcpStream,
-    },
     Status(Reply<Vec<CarrierStatus>>),
     List(u64, Reply<FlowList>),
     Show(u64, Reply<Result<FlowStatus, String>>),
@@ -146,11 +141,6 @@ impl Handle {
         self.send(Command::Steered(flow, name));
     }
 
-    /// Carries a graft's flow to `dest` over its discovery connection `peer`.
-    pub(crate) fn plain(&self, app: TcpStream, dest: SocketAddr, peer: TcpStream) {
-        self.send(Command::Plain { app, dest, peer });
-    }
-
     fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Option<T> {
         if self.shared.thread().is_none() {
             return None;
@@ -226,28 +216,20 @@ fn start(shared: &Arc<Shared>, needs: Needs) -> io::Result<Thread> {
         .spawn(move || {
             let run = async move {
                 let Needs { hooker, broker } = needs;
-                let flows = Flows::new(hooker.clone(), broker, names);
-                serve(inbox, flows, hooker).await;
+                serve(inbox, Flows::new(hooker, broker, names)).await;
             };
             LocalSet::new().block_on(&runtime, run);
         })?;
     Ok(Thread { commands, thread })
 }
 
-async fn serve(
-    mut inbox: mpsc::UnboundedReceiver<Command>,
-    flows: Rc<Flows>,
-    hooker: hooker::Handle,
-) {
+async fn serve(mut inbox: mpsc::UnboundedReceiver<Command>, flows: Rc<Flows>) {
     spawn_local(Rc::clone(&flows).tend());
     while let Some(command) = inbox.recv().await {
         match command {
             Command::Begin => drop(flows.endpoint(Kind::Graft)),
             Command::Opened(flow) => flows.opened(flow),
             Command::Steered(flow, name) => flows.steered(flow, name),
-            Command::Plain { app, dest, peer } => {
-                spawn_local(plain::carry(hooker.clone(), app, dest, peer));
-            }
             // Who has asked may have gone.
             Command::Status(reply) => drop(reply.send(flows.status())),
             Command::List(from, reply) => drop(reply.send(flows.list(from))),

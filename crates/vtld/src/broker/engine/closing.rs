@@ -1,6 +1,5 @@
 //! How sessions end.
 
-use std::sync::PoisonError;
 
 use vtl_proto::{
     intf,
@@ -11,7 +10,7 @@ use super::{
     super::{
         Owner, now_ns,
         raw::Received,
-        session::{Phase, Session, Use},
+        session::Phase,
     },
     CLOSE_NS, Engine,
 };
@@ -44,11 +43,6 @@ impl Engine {
                 self.forget(sid);
                 return;
             }
-        }
-        if session.is_off_graft() {
-            // The end of the lifeline tells the peer.
-            self.end(sid, intf::VTL_CLOSED_LOCAL);
-            return;
         }
         session.phase = Phase::Closing {
             tries: 1,
@@ -121,8 +115,6 @@ impl Engine {
                     self.validated(header.sid, answered);
                 }
                 self.send_close(header.sid, false);
-                // What arrived in order is still to be read.
-                self.receive(header.sid);
                 let why = if aborted {
                     intf::VTL_CLOSED_TIMEOUT
                 } else {
@@ -169,16 +161,14 @@ impl Engine {
         let was_closing = matches!(session.phase, Phase::Closing { .. });
         session.phase = Phase::Ended;
         self.schedule.cancel(sid);
-        session.lifeline = None;
-        match &mut session.purpose {
-            Use::Aware(aware) if !was_closing => {
-                aware.tx.set_closed(why);
-                aware.rx.set_closed(why);
-                self.bells.ring(&aware.wake);
-                self.bells.flush();
-            }
-            Use::Aware(_) | Use::Streams { .. } => self.forget(sid),
+        if was_closing {
+            return self.forget(sid);
         }
+        let aware = &session.aware;
+        aware.tx.set_closed(why);
+        aware.rx.set_closed(why);
+        self.bells.ring(&aware.wake);
+        self.bells.flush();
     }
 
     /// Removes a session and everything that belongs to it.
@@ -206,27 +196,8 @@ impl Engine {
         for listener in self.listeners.values_mut() {
             listener.backlog.retain(|s| *s != sid);
         }
-        match session.purpose {
-            Use::Streams { .. } => self.stock.put(session.rings),
-            Use::Aware(ref aware) => {
-                self.owned.remove(&(aware.owner, sid));
-                self.bells.remove(&aware.wake);
-                self.stock.put_exposed(session.rings);
-            }
-        }
-        if let Use::Streams { streams, .. } = session.purpose {
-            let peer = session.peer;
-            let goes_on = |s: &Session| s.peer == peer && matches!(s.purpose, Use::Streams { .. });
-            if !self.sessions.values().any(goes_on) {
-                self.handle
-                    .peers
-                    .write()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .remove(&peer);
-            }
-            for held in streams.into_iter().flat_map(|s| s.into_held()) {
-                held.fall_back();
-            }
-        }
+        self.owned.remove(&(session.aware.owner, sid));
+        self.bells.remove(&session.aware.wake);
+        self.stock.put_exposed(session.rings);
     }
 }

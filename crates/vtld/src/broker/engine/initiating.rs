@@ -7,6 +7,7 @@ use std::{
 
 use vtl_control::{Destination, SessionKey};
 use vtl_proto::{
+    carrier::GRAFT_PORT,
     intf,
     nego::{Answer, Early, Established, Initiator, NegoError, Offer, Offered, PATIENCE, Step, Way},
     services::Services,
@@ -19,7 +20,7 @@ use super::{
         peers::{Exit, Next},
         random_token,
         raw::{self, Received},
-        session::{self, Phase, Use, Wish},
+        session::{self, Aware, Phase, Wish},
     },
     Engine, Parked,
     opening::aware,
@@ -38,7 +39,7 @@ impl Engine {
     ) {
         let (peer, succeeds) = match to {
             Destination::Peer { port: 0, .. } => {
-                let _ = reply.send(Err("port 0 is the Hooker's: name another one".into()));
+                let _ = reply.send(Err("there is no port 0: name another one".into()));
                 return;
             }
             Destination::Peer { host, port } => (SocketAddr::new(host, port), None),
@@ -78,7 +79,7 @@ impl Engine {
         }
         let shared = reply.clone();
         let opened = self.open(peer.ip(), peer.port(), &wish, succeeds, |rings| {
-            Ok(Use::Aware(aware(owner, rings, Some(shared))?))
+            aware(owner, rings, Some(shared))
         });
         if let Err(error) = opened {
             let _ = reply.send(Err(error));
@@ -107,7 +108,7 @@ impl Engine {
         port: u16,
         wish: &Wish,
         succeeds: Option<u32>,
-        purpose: impl FnOnce(&vtl_bpf::rings::RingSet) -> Result<Use, String>,
+        purpose: impl FnOnce(&vtl_bpf::rings::RingSet) -> Result<Aware, String>,
     ) -> Result<u32, String> {
         if self.stopping {
             return Err("the daemon is stopping".into());
@@ -183,7 +184,7 @@ impl Engine {
             known_rtt: rtt,
             ways,
             patience: match port {
-                0 => patience(rtt),
+                GRAFT_PORT => patience(rtt),
                 _ => PATIENCE,
             },
             ticket,
@@ -222,7 +223,7 @@ impl Engine {
             return;
         };
         let (local, peer, port_there) = (session.local, session.peer, session.port_there);
-        let has_tcp = matches!(session.purpose, Use::Streams { .. });
+        let has_tcp = session.port == GRAFT_PORT;
         let step = nego.poll(now);
         self.negotiations.at(sid, nego.poll_at());
         match step {
@@ -308,15 +309,10 @@ impl Engine {
         {
             entry.probe();
         }
-        match &mut session.purpose {
-            Use::Streams { .. } => self.start_waiting(sid),
-            Use::Aware(aware) => {
-                let reply = aware.reply.take();
-                let granted = self.grant(sid);
-                if let Some(reply) = reply {
-                    let _ = reply.send(granted);
-                }
-            }
+        let reply = session.aware.reply.take();
+        let granted = self.grant(sid);
+        if let Some(reply) = reply {
+            let _ = reply.send(granted);
         }
     }
 
@@ -385,27 +381,18 @@ impl Engine {
         };
         tracing::info!(peer = %session.peer, why, "no session");
         let peer = session.peer;
-        let mut flows = Vec::new();
-        match &mut session.purpose {
-            Use::Streams { waiting, .. } => flows = std::mem::take(waiting),
-            Use::Aware(aware) => {
-                if let Some(reply) = aware.reply.take() {
-                    let _ = reply.send(Err(match session.succeeds {
-                        Some(_) => format!("the session with {peer} stays as it is: {why}"),
-                        None => format!(
-                            "no session with {peer}: {why} (does VTL run there, and does \
-                             the path take IP protocol {} or UDP port {}? try: vtl doctor)",
-                            intf::VTL_IPPROTO,
-                            intf::VTL_UDP_PORT
-                        ),
-                    }));
-                }
-            }
+        if let Some(reply) = session.aware.reply.take() {
+            let _ = reply.send(Err(match session.succeeds {
+                Some(_) => format!("the session with {peer} stays as it is: {why}"),
+                None => format!(
+                    "no session with {peer}: {why} (does VTL run there, and does \
+                     the path take IP protocol {} or UDP port {}? try: vtl doctor)",
+                    intf::VTL_IPPROTO,
+                    intf::VTL_UDP_PORT
+                ),
+            }));
         }
         self.forget(sid);
-        for flow in flows {
-            self.plain(flow);
-        }
     }
 
     /// Data may go, though the answer is still to come.

@@ -1,10 +1,8 @@
 //! The broker's thread: waits for events, opens and ends sessions, runs the pump.
 
+mod carries;
 mod closing;
-mod fallback;
-mod flows;
 mod initiating;
-mod lossy;
 mod opening;
 mod packets;
 mod path;
@@ -33,11 +31,10 @@ use vtl_bpf::{
 use vtl_control::Destination;
 use vtl_proto::{
     intf,
-    mux::{ResetCode, StreamId},
     nego::{Responder, Way},
 };
 
-pub(crate) use self::flows::{tcp_rtt, wish};
+pub(crate) use self::carries::wish;
 use self::pool::Pooled;
 pub(super) use self::pool::Wanted;
 use super::{
@@ -51,10 +48,10 @@ use super::{
     raw::{Raw, Received},
     relay::Relay,
     schedule::Schedule,
-    session::{Listener, Phase, Session, Waiting, Wish},
+    session::{Listener, Phase, Session, Wish},
     stock::Stock,
 };
-use crate::hooker::{self, ServerFlow};
+use crate::hooker;
 
 const MS: u64 = 1_000_000;
 /// Housekeeping of sessions.
@@ -65,10 +62,6 @@ const TICK_SESSIONS: usize = 1024;
 const KEEPALIVE_NS: u64 = 10_000 * MS;
 /// A peer that has owed an answer for this long is gone.
 const DEAD_NS: u64 = 15_000 * MS;
-/// A stream session without flows is closed after this long.
-const IDLE_NS: u64 = 300_000 * MS;
-/// How long a discovery connection may take to say what it is for.
-const PREAMBLE_NS: u64 = 10_000 * MS;
 /// Peers that opened a session and have not shown yet that they got the answer are waited for so
 /// long.
 const UNVALIDATED_NS: u64 = 5_000 * MS;
@@ -107,8 +100,6 @@ enum Parked {
         wish: Wish,
         reply: Reply<Granted>,
     },
-    /// A captured connection.
-    Client(Waiting),
 }
 
 /// Where an epoll event comes from; packed into 64 bits.
@@ -120,23 +111,17 @@ enum Source {
     Raw { v6: bool },
     Udp { v6: bool },
     Kick { sid: u32 },
-    Lifeline { sid: u32 },
-    Flow { sid: u32, stream: u32 },
-    Preamble { id: u32 },
 }
 
 impl Source {
     fn pack(self) -> u64 {
-        let (kind, high, low) = match self {
+        let (kind, high, low): (u64, u32, u32) = match self {
             Self::Wake => (0, 0, 0),
             Self::Ring => (1, 0, 0),
             Self::Raw { v6 } => (2, 0, v6.into()),
             Self::Kick { sid } => (3, sid, 0),
-            Self::Lifeline { sid } => (4, sid, 0),
-            Self::Flow { sid, stream } => (5, sid, stream),
-            Self::Preamble { id } => (6, 0, id),
-            Self::Doorbell => (7, 0, 0),
-            Self::Udp { v6 } => (8, 0, v6.into()),
+            Self::Doorbell => (4, 0, 0),
+            Self::Udp { v6 } => (5, 0, v6.into()),
         };
         kind << 56 | u64::from(high) << 32 | u64::from(low)
     }
@@ -148,23 +133,10 @@ impl Source {
             1 => Self::Ring,
             2 => Self::Raw { v6: low != 0 },
             3 => Self::Kick { sid: high },
-            4 => Self::Lifeline { sid: high },
-            5 => Self::Flow {
-                sid: high,
-                stream: low,
-            },
-            6 => Self::Preamble { id: low },
-            7 => Self::Doorbell,
+            4 => Self::Doorbell,
             _ => Self::Udp { v6: low != 0 },
         }
     }
-}
-
-/// A steered connection that has not said what it is for.
-struct Arriving {
-    flow: ServerFlow,
-    bytes: Vec<u8>,
-    since_ns: u64,
 }
 
 pub(super) struct Engine {
@@ -202,12 +174,8 @@ pub(super) struct Engine {
     schedule: Schedule,
     /// When which negotiation goes on.
     negotiations: Schedule,
-    /// When which lossy session has waited long enough for what is missing.
-    patience: Schedule,
     relay: Relay,
     listeners: BTreeMap<u16, Listener>,
-    arriving: BTreeMap<u32, Arriving>,
-    next_arriving: u32,
     last_sid: u32,
     last_opened_ns: u64,
     hooker: Option<hooker::Handle>,
@@ -319,13 +287,10 @@ impl Engine {
             sessions: BTreeMap::new(),
             schedule: Schedule::new(places),
             negotiations: Schedule::new(places),
-            patience: Schedule::new(places),
             owned: BTreeSet::new(),
             next_ticked: 0,
             relay: Relay::default(),
             listeners: BTreeMap::new(),
-            arriving: BTreeMap::new(),
-            next_arriving: 0,
             last_sid: 0,
             last_opened_ns: 0,
             hooker: None,
@@ -395,13 +360,11 @@ impl Engine {
                 tracing::info!("the doorbell is not heard: is the loopback up?");
                 order.set_bell(false);
             }
-            self.events_of_flows(&found[..count]);
             for event in &found[..count] {
                 self.handle_event(Source::unpack(event.data()));
             }
             self.notifications();
             self.negotiate();
-            self.lose_patience();
             if now_ns() >= self.next_tick {
                 self.tick();
             }
@@ -416,7 +379,7 @@ impl Engine {
     fn deadline(&self) -> u64 {
         // For those that are closing the next tick is soon enough.
         let next = self.schedule.next().min(self.negotiations.next());
-        next.min(self.patience.next()).min(self.next_tick)
+        next.min(self.next_tick)
     }
 
     /// Goes on with negotiations whose time has come.
@@ -440,23 +403,6 @@ impl Engine {
         missed && self.unheard == UNHEARD
     }
 
-    /// What happened to applications' sockets. All of it is noted before any of them is read, so
-    /// that it is true then.
-    fn events_of_flows(&mut self, events: &[EpollEvent]) {
-        let mut touched = BTreeSet::new();
-        for event in events {
-            if let Source::Flow { sid, stream } = Source::unpack(event.data())
-                && let Some(streams) = self.sessions.get_mut(&sid).and_then(Session::streams)
-            {
-                streams.ready(StreamId(stream), event.events());
-                touched.insert(sid);
-            }
-        }
-        for sid in touched {
-            self.transmit(sid);
-        }
-    }
-
     fn handle_event(&mut self, source: Source) {
         match source {
             Source::Wake => {
@@ -474,9 +420,6 @@ impl Engine {
             Source::Raw { v6 } => self.control_packets(v6, Way::Native),
             Source::Udp { v6 } => self.control_packets(v6, Way::Udp),
             Source::Kick { sid } => self.kick(sid),
-            Source::Lifeline { sid } => self.lifeline(sid),
-            Source::Flow { .. } => {}
-            Source::Preamble { id } => self.preamble(id),
         }
     }
 
@@ -494,12 +437,6 @@ impl Engine {
                     self.validated(sid, answered);
                 }
             }
-            if what & (intf::VTL_EV_SEND | intf::VTL_EV_ROOM) != 0 {
-                self.transmit(sid);
-            }
-            if what & intf::VTL_EV_RECV != 0 {
-                self.receive(sid);
-            }
             if what & (intf::VTL_EV_RECV | intf::VTL_EV_ROOM) != 0 {
                 self.hand_on(sid);
             }
@@ -515,10 +452,8 @@ impl Engine {
             .sessions()
             .get(sid)
             .is_some_and(|e| e.take_told());
-        if let Some(aware) = self.sessions.get_mut(&sid).and_then(Session::aware)
-            && told
-        {
-            self.bells.ring(&aware.wake);
+        if let Some(session) = self.sessions.get(&sid).filter(|_| told) {
+            self.bells.ring(&session.aware.wake);
             self.relay.note(sid);
         }
     }
@@ -538,8 +473,6 @@ impl Engine {
         self.freed
             .retain(|_, at| now.saturating_sub(*at) < GRACE_NS);
         self.responder.maintain(now, random);
-        self.arriving
-            .retain(|_, a| now.saturating_sub(a.since_ns) < PREAMBLE_NS);
         // All of them would take milliseconds if they were many.
         let turn = self.sessions.range(self.next_ticked..);
         let turn: Vec<u32> = turn.take(TICK_SESSIONS).map(|(sid, _)| *sid).collect();
@@ -597,71 +530,25 @@ impl Engine {
                     }
                 }
                 let silent = now.saturating_sub(session.heard_ns);
-                let used = session.used_ns;
-                // TCP decides how long the peer may be silent where there is a connection to go on
-                // by.
-                let falls_back = session.lifeline.is_some() && !session.lossy;
                 let asked = entry.timeouts().max(session.asked);
-                if silent > DEAD_NS && asked >= 3 && !falls_back {
+                if silent > DEAD_NS && asked >= 3 {
                     tracing::info!(peer = %session.peer, sid, "the peer does not answer any more");
                     self.end(sid, intf::VTL_CLOSED_TIMEOUT);
                     return;
                 }
-                let off_graft = session.is_off_graft();
-                // No timer tells of a peer to whom packets go that nobody acknowledges.
-                let again = entry.timeouts() == 0 || session.lossy;
-                if !off_graft && silent > KEEPALIVE_NS && entry.unacknowledged() == 0 && again {
+                let again = entry.timeouts() == 0;
+                if silent > KEEPALIVE_NS && entry.unacknowledged() == 0 && again {
                     session.asked += 1;
                     entry.probe();
                     self.schedule.now(sid);
                 }
-                let idle = self
-                    .sessions
-                    .get_mut(&sid)
-                    .and_then(Session::streams)
-                    .is_some_and(|s| s.idle());
-                if idle && now.saturating_sub(used) > IDLE_NS {
-                    self.close(sid, false);
-                }
-                if !off_graft {
-                    self.watch_path(sid, now);
-                }
-                self.watch_graft(sid, now, silent);
+                self.watch_path(sid, now);
             }
         }
     }
 
     fn command(&mut self, command: Command) {
         match command {
-            Command::Client {
-                app,
-                dest,
-                src,
-                peer,
-                over,
-            } => self.client(Waiting {
-                app,
-                dest,
-                src,
-                peer,
-                over,
-            }),
-            Command::Held(held) => self.held(held),
-            Command::Accepted { sid, stream, app } => {
-                let id = StreamId(stream);
-                let Some(streams) = self.sessions.get_mut(&sid).and_then(Session::streams) else {
-                    return;
-                };
-                match app {
-                    Ok(app) => {
-                        streams.attach(id, app);
-                        self.watch_flow(sid, id);
-                    }
-                    Err(_) => streams.refuse(id, ResetCode::Rst),
-                }
-                self.transmit(sid);
-            }
-            Command::Server(flow) => self.arrive(flow),
             Command::Connect {
                 owner,
                 to,
@@ -675,7 +562,7 @@ impl Engine {
             }
             Command::Listen { owner, port, reply } => {
                 let answer = match self.listeners.entry(port) {
-                    _ if port == 0 => Err("port 0 is the Hooker's".into()),
+                    _ if port == 0 => Err("there is no port 0".into()),
                     std::collections::btree_map::Entry::Occupied(_) => Err(format!(
                         "VTL port {port} is taken by another receiver: choose another one"
                     )),

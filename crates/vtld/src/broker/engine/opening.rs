@@ -4,7 +4,6 @@
 use std::{
     collections::{BTreeMap, HashMap},
     net::IpAddr,
-    sync::PoisonError,
 };
 
 use nix::sys::{
@@ -13,7 +12,6 @@ use nix::sys::{
 };
 use vtl_bpf::sessions::SessionTable;
 use vtl_proto::{
-    carrier::LOSSY,
     intf,
     nego::{Established, Way},
     services::Services,
@@ -27,12 +25,11 @@ use super::{
         caller::Caller,
         meter::Meter,
         now_ns, random_token,
-        session::{self, Aware, Phase, Session, Use},
+        session::{self, Aware, Phase, Session},
         stock,
     },
     CROWD, Engine, MANY, Parked, Source,
 };
-use crate::hooker::Over;
 
 /// The indexes of sessions.
 pub(super) struct Indexes<'a> {
@@ -129,7 +126,6 @@ impl Engine {
                     wish,
                     reply,
                 } => self.connect(owner, to, wish, reply),
-                Parked::Client(flow) => self.client(flow),
             }
         }
     }
@@ -143,7 +139,7 @@ impl Engine {
         local: IpAddr,
         port: u16,
         wish: Option<(u32, u64)>,
-        purpose: impl FnOnce(&vtl_bpf::rings::RingSet) -> Result<Use, String>,
+        purpose: impl FnOnce(&vtl_bpf::rings::RingSet) -> Result<Aware, String>,
     ) -> Result<(u32, u64), String> {
         if self.sessions.len() >= self.config.max_sessions {
             return Err(format!(
@@ -171,20 +167,18 @@ impl Engine {
             self.last_sid = sid;
         }
         self.last_opened_ns = now_ns();
-        let register = |purpose: Use| {
-            if let Use::Aware(aware) = &purpose {
-                // Each kick is an event; nobody reads how many there were. It stays in here for as
-                // long as the application has it.
-                let flags = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
-                let event = EpollEvent::new(flags, Source::Kick { sid }.pack());
-                if let Some(kick) = &aware.kick {
-                    self.epoll.add(kick, event).map_err(|e| e.to_string())?;
-                }
+        let register = |aware: Aware| {
+            // Each kick is an event; nobody reads how many there were. It stays in here for as
+            // long as the application has it.
+            let flags = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
+            let event = EpollEvent::new(flags, Source::Kick { sid }.pack());
+            if let Some(kick) = &aware.kick {
+                self.epoll.add(kick, event).map_err(|e| e.to_string())?;
             }
-            Ok(purpose)
+            Ok(aware)
         };
-        let purpose = match purpose(&rings).and_then(register) {
-            Ok(purpose) => purpose,
+        let aware = match purpose(&rings).and_then(register) {
+            Ok(aware) => aware,
             Err(error) => {
                 self.stock.put(rings);
                 return Err(error);
@@ -193,10 +187,9 @@ impl Engine {
         let caller = self.caller(sid);
         let entry = self.plane.sessions().get(sid).expect("it was found free");
         let mut value = session::entry(sid, token, rings.index, slots, local, peer);
-        value.aware = match purpose {
-            Use::Streams { .. } => intf::VTL_HOOKED,
-            Use::Aware(_) if rings.wake().is_some() => intf::VTL_EVENTS,
-            Use::Aware(_) => intf::VTL_HANDED,
+        value.aware = match rings.wake() {
+            Some(_) => intf::VTL_EVENTS,
+            None => intf::VTL_HANDED,
         };
         entry.initialise(value);
         entry.set_state(intf::VTL_OPENING);
@@ -221,19 +214,14 @@ impl Engine {
             slots,
             long_messages: false,
             path: None,
-            purpose,
+            aware,
             caller,
-            lossy: false,
-            lifeline: None,
             meter: Meter::new(now_ns()),
             heard: 0,
             heard_ns: now,
             asked: 0,
-            used_ns: now,
         };
-        if let Use::Aware(aware) = &session.purpose {
-            self.owned.insert((aware.owner, sid));
-        }
+        self.owned.insert((session.aware.owner, sid));
         self.sessions.insert(sid, session);
         Ok((sid, token))
     }
@@ -257,19 +245,9 @@ impl Engine {
             self.peers.note_rtt(session.peer, rtt);
         }
         let slots = self.usable_slots(session);
-        let graft = self.plane.grafts().find(|g| g.gid == established.gid);
         let session = self.sessions.get_mut(&sid).expect("still there");
-        if let (Use::Streams { over, .. }, Some(graft)) = (&mut session.purpose, graft)
-            && !graft.services.contains(session::WHOLE)
-        {
-            session.lossy = true;
-            // Flows of ours may go there, but only those that are marked.
-            let name = LOSSY.into_iter().find(|name| *name == graft.name);
-            *over = Some(Over::Lossy(name.ok_or("it cannot carry streams")?.to_owned()).into());
-        }
         if session.initiator {
             session.slots = session.slots.max(slots);
-            session.map_streams(established.max_payload)?;
         }
         session.long_messages = established.long_messages;
         let entry = self.plane.sessions().get(sid).expect("it has an entry");
@@ -281,17 +259,8 @@ impl Engine {
         entry.set_state(intf::VTL_OPEN);
         session.phase = Phase::Open;
         session.heard_ns = now_ns();
-        let peer = session.peer;
-        let streams = matches!(session.purpose, Use::Streams { .. });
         self.begin_path(sid, established.gid, established.max_payload);
         self.schedule.now(sid);
-        if streams {
-            self.handle
-                .peers
-                .write()
-                .unwrap_or_else(PoisonError::into_inner)
-                .insert(peer);
-        }
         Ok(())
     }
 
@@ -322,11 +291,10 @@ impl Engine {
             .ok_or_else(|| "out of file descriptors".to_owned())?;
         session.rings.release();
         session.caller.iter_mut().for_each(Caller::release);
-        if let Some(aware) = session.aware() {
-            aware.granted = true;
-            aware.kick = None;
-            self.bells.keep(&mut aware.wake);
-        }
+        let aware = &mut session.aware;
+        aware.granted = true;
+        aware.kick = None;
+        self.bells.keep(&mut aware.wake);
         Ok(granted)
     }
 }

@@ -8,7 +8,7 @@ use vtl_proto::intf;
 use super::{
     super::{
         now_ns,
-        session::{Session, Use},
+        session::Session,
     },
     Engine, MS,
 };
@@ -45,12 +45,6 @@ impl Engine {
         let Some(first) = self.schedule.pop() else {
             return false;
         };
-        if alone {
-            self.fill(first);
-            if self.send_single(first, now) {
-                return true;
-            }
-        }
         let mut first = Some(first);
         let table = Arc::clone(self.plane.sessions());
         let mut most = BATCH;
@@ -63,14 +57,11 @@ impl Engine {
             && turns.len() < intf::VTL_TURNS as usize
             && let Some(sid) = first.take().or_else(|| self.schedule.pop())
         {
-            if !alone {
-                self.fill(sid);
-            }
             let (Some(session), Some(entry)) = (self.sessions.get(&sid), table.get(sid)) else {
                 continue;
             };
             let ifindex = entry.ifindex();
-            if !session.is_open() || session.is_off_graft() || ifindex == 0 {
+            if !session.is_open() || ifindex == 0 {
                 continue; // the peer's first packet will be an event
             }
             if interface.is_some_and(|first| first != ifindex) {
@@ -143,53 +134,29 @@ impl Engine {
         true
     }
 
-    /// Sends the one packet that there is of hooked flows, as aware applications do, which takes half
-    /// the time of a call of the pump. False if there are more, or none.
-    fn send_single(&mut self, sid: u32, now: u64) -> bool {
-        let (Some(session), Some(entry)) =
-            (self.sessions.get(&sid), self.plane.sessions().get(sid))
-        else {
-            return false;
-        };
-        let (
-            Some(caller),
-            Use::Streams {
-                streams: Some(streams),
-                ..
-            },
-        ) = (&session.caller, &session.purpose)
-        else {
-            return false;
-        };
-        let goes = session.is_open() && !session.is_off_graft() && entry.ifindex() != 0;
-        let single = goes && entry.sendable(streams.published()) == 1 && entry.paced(now) > 0;
-        let Some(length) = streams.latest().filter(|_| single) else {
-            return false;
-        };
-        if !entry.lock_egress() {
-            return false;
-        }
-        // The pump looks before any probe timeout.
-        let again = entry.unlock_egress(true);
-        if !caller.send(length) {
-            return false;
-        }
-        let next = if again { 0 } else { now + LINGER_NS };
-        self.schedule.at(sid, next);
-        true
-    }
-
     /// When to look again at a session that has nothing to send. One whose application sends by
     /// itself is watched while that goes on, or every packet would have to wake us, for its probe
     /// timeout.
     fn linger(&mut self, sid: u32, sent: u64, now: u64) -> u64 {
-        let aware = self.sessions.get_mut(&sid).and_then(Session::aware);
-        match aware {
-            Some(aware) if aware.sent != sent => {
+        match self.sessions.get_mut(&sid) {
+            Some(Session { aware, .. }) if aware.sent != sent => {
                 aware.sent = sent;
                 now + LINGER_NS
             }
             _ => u64::MAX,
+        }
+    }
+
+    /// The application has written packets, or has room again.
+    pub(super) fn kick(&mut self, sid: u32) {
+        let Some(session) = self.sessions.get(&sid) else {
+            return;
+        };
+        self.schedule.now(sid);
+        if session.aware.rx.take_offer()
+            && let Some(entry) = self.plane.sessions().get(sid)
+        {
+            entry.request_ack();
         }
     }
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use vtl_bpf::netdev;
-use vtl_control::{FlowCounts, FlowLosses, Interface, Negotiation, Packets, SessionStatus, Status};
+use vtl_control::{Interface, Negotiation, Packets, SessionStatus, Status};
 use vtl_proto::{carrier::GRAFT_PORT, intf};
 
 use super::{
@@ -85,8 +85,7 @@ impl Engine {
         let goes_on = |sid: &u32| {
             let session = self.sessions.get(sid);
             session.is_some_and(|s| {
-                let granted = s.aware_ref().is_some_and(|a| a.granted);
-                granted && !matches!(s.phase, Phase::Closing { .. })
+                s.aware.granted && !matches!(s.phase, Phase::Closing { .. })
             })
         };
         let owned = self.sessions_of_owner(owner);
@@ -120,12 +119,9 @@ impl Engine {
             Phase::Closing { .. } => "closing",
             Phase::Ended => "ended",
         };
-        let (fallback, lossy) = (session.is_off_graft(), session.lossy);
         let (peer, port) = (session.peer, session.port);
         let meter = &session.meter;
         let (rate, loss_pct, lost) = (meter.rate(), meter.loss_pct(), meter.lost());
-        let streams = session.streams();
-        let losses = streams.as_ref().filter(|_| lossy).map(|s| s.losses());
         Some(SessionStatus {
             sid,
             peer,
@@ -151,16 +147,6 @@ impl Engine {
             duplicates: rx.dups,
             bad_checksum: rx.bad_csum,
             beyond_window: rx.beyond,
-            flows: streams.map(|streams| FlowCounts {
-                flows: streams.flows(),
-                fallback,
-                bytes_sent: streams.bytes_sent,
-                bytes_received: streams.bytes_received,
-            }),
-            losses: losses.map(|losses| FlowLosses {
-                skipped_bytes: losses.skipped,
-                late: losses.late,
-            }),
         })
     }
 }

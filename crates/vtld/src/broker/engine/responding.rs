@@ -14,7 +14,7 @@ use super::{
     super::{
         Granted, Owner, now_ns,
         raw::{self, Received},
-        session::{Answered, Phase, Session, Use, WHOLE},
+        session::{Answered, Phase, Session, WHOLE},
     },
     BACKLOG, Engine,
     opening::{Indexes, aware},
@@ -36,14 +36,14 @@ impl Engine {
     /// A peer wants to open a session. False if that has to wait for rings.
     pub(super) fn asked(&mut self, nego: &Nego, received: &Received) -> bool {
         let mut grafts: Vec<_> = pool::working(&self.pool).collect();
-        if [0, GRAFT_PORT].contains(&nego.port) {
+        if nego.port == GRAFT_PORT {
             // Flows lose something only if a server here is marked so.
             let tolerant = (self.hooker.as_ref()).is_some_and(|hooker| hooker.tolerates_any());
             let lossy = |name: &str| tolerant && LOSSY.contains(&name);
             grafts.retain(|g| g.provides.contains(WHOLE) || lossy(&g.name));
         }
         let listening = match nego::succeeded(nego) {
-            None => nego.port == 0 || self.listeners.contains_key(&nego.port),
+            None => self.listeners.contains_key(&nego.port),
             Some(named) => match self.may_succeed(named, nego.port, received.from) {
                 Succession::Later => return true,
                 Succession::No => false,
@@ -81,10 +81,10 @@ impl Engine {
         let Some(session) = self.sessions.get(&sid).filter(named) else {
             return Succession::No;
         };
-        let Some(aware) = session.aware_ref().filter(|_| session.is_open()) else {
+        if !session.is_open() {
             return Succession::No;
-        };
-        if !aware.granted || session.confirming.is_some() || session.answered.is_some() {
+        }
+        if !session.aware.granted || session.confirming.is_some() || session.answered.is_some() {
             return Succession::Later;
         }
         let successor = session.successor.and_then(|s| self.sessions.get(&s));
@@ -125,8 +125,8 @@ impl Engine {
         let port = request.port();
         let before = request.succeeds.and_then(|(s, _)| self.sessions.get(&s));
         let required = before.map_or(Services::NONE, |s| s.required);
-        let owner = match before.and_then(Session::aware_ref) {
-            Some(aware) => aware.owner,
+        let owner = match before {
+            Some(before) => before.aware.owner,
             None => self.listeners.get(&port).map_or(0, |l| l.owner),
         };
         let mtu = raw::route(received.from).map_or(1500, |(_, mtu)| mtu);
@@ -134,15 +134,7 @@ impl Engine {
         let max_payload = raw::max_payload(mtu, received.from, Way::Native);
         let wish = request.early_with(choice);
         let (sid, token) = self.create(received.from, received.to, port, wish, |rings| {
-            Ok(if port == 0 {
-                Use::Streams {
-                    over: None,
-                    waiting: Vec::new(),
-                    streams: None,
-                }
-            } else {
-                Use::Aware(aware(owner, rings, None)?)
-            })
+            aware(owner, rings, None)
         })?;
         if let Some(entry) = self.plane.sessions().get(sid) {
             entry.set_port(received.port);
@@ -169,8 +161,7 @@ impl Engine {
         Ok(answer)
     }
 
-    /// The first packet of a peer that opened a session, or its lifeline. From here on the session may
-    /// be used.
+    /// The first packet of a peer that opened a session. From here on the session may be used.
     pub(super) fn validated(&mut self, sid: u32, answered: Answered) {
         self.responder.validated(sid);
         let Some(session) = self.sessions.get(&sid).filter(|s| s.is_open()) else {
@@ -202,27 +193,20 @@ impl Engine {
             }
         }
         let entry = entry.snapshot();
-        if let Err(error) = session.map_streams(entry.max_payload) {
-            tracing::warn!(%error, %peer, "a session cannot be used");
-            self.close(sid, true);
-            return;
-        }
         self.begin_path(sid, entry.gid, entry.max_payload);
-        self.hear_control(sid);
         if let Some(before) = succeeds {
             self.tell_succeeded(before, sid);
         } else if let Some(listener) = self.listeners.get_mut(&port) {
             listener.backlog.push_back(sid);
             self.grant_accepted();
         }
-        self.receive(sid);
     }
 
     /// Tells the application that its session has a successor.
     fn tell_succeeded(&mut self, before: u32, sid: u32) {
         let session = self.sessions.get_mut(&before);
         let session = session.filter(|s| s.successor == Some(sid));
-        match session.and_then(Session::aware) {
+        match session.map(|session| &session.aware) {
             Some(aware) => {
                 aware.tx.set_succeeded();
                 self.bells.ring(&aware.wake);
@@ -239,7 +223,7 @@ impl Engine {
             .filter(|s| s.token == from.key)
             .and_then(|s| s.successor)
             .ok_or("the session has no successor")?;
-        let aware = self.sessions.get_mut(&sid).and_then(Session::aware);
+        let aware = self.sessions.get_mut(&sid).map(|session| &mut session.aware);
         let aware = aware.filter(|a| !a.granted).ok_or("it was handed over")?;
         let before = std::mem::replace(&mut aware.owner, owner);
         self.owned.remove(&(before, sid));
@@ -259,8 +243,8 @@ impl Engine {
             }
         }
         for (sid, owner, reply) in ready {
-            let aware = self.sessions.get_mut(&sid).and_then(Session::aware);
-            if let Some(aware) = aware {
+            if let Some(session) = self.sessions.get_mut(&sid) {
+                let aware = &mut session.aware;
                 self.owned.remove(&(aware.owner, sid));
                 self.owned.insert((owner, sid));
                 aware.owner = owner;
