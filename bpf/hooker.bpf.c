@@ -399,16 +399,17 @@ int vtl_hold_syn(struct __sk_buff *skb) {
 struct option {
     __u8 kind, len;
     __be16 exid;
-    struct vtl_flow_name flow; /* only if len == VTL_OPT_FLOW_LEN */
+    struct vtl_flow_name flow;
 };
 
 /* The option that the peer sent; returns its length, 0 if there is none. */
 static __always_inline int peers_option(struct bpf_sock_ops *ops, struct option *opt, __u64 flags) {
     int len;
 
-    *opt = (struct option){VTL_OPT_KIND, VTL_OPT_LEN, bpf_htons(VTL_OPT_EXID), {0, 0}};
+    /* Of what is looked for, so much counts. */
+    *opt = (struct option){VTL_OPT_KIND, 4, bpf_htons(VTL_OPT_EXID), {0, 0}};
     len = bpf_load_hdr_opt(ops, opt, sizeof(*opt), flags);
-    return len == VTL_OPT_LEN || len == VTL_OPT_FLOW_LEN ? len : 0;
+    return len == VTL_OPT_LEN ? len : 0;
 }
 
 static __always_inline void set_writing(struct bpf_sock_ops *ops, int on) {
@@ -435,10 +436,10 @@ static __always_inline int own_option(struct bpf_sock_ops *ops, struct option *o
         return port_is_hooked(ops) ? peers_option(ops, opt, BPF_LOAD_HDR_OPT_TCP_SYN) : 0;
     cookie = bpf_get_socket_cookie(ops);
     own = bpf_map_lookup_elem(&vtl_own, &cookie);
-    if (!own || !(own->flags & VTL_OWN_OFFER))
+    if (!own || !(own->flags & VTL_OWN_OFFER) || !(own->flags & VTL_OWN_FLOW))
         return 0;
     opt->kind = VTL_OPT_KIND;
-    opt->len = own->flags & VTL_OWN_FLOW ? VTL_OPT_FLOW_LEN : VTL_OPT_LEN;
+    opt->len = VTL_OPT_LEN;
     opt->exid = bpf_htons(VTL_OPT_EXID);
     opt->flow = own->flow;
     return opt->len;
@@ -504,7 +505,7 @@ int vtl_sockops(struct bpf_sock_ops *ops) {
     case BPF_SOCK_OPS_WRITE_HDR_OPT_CB:
         len = own_option(ops, &opt);
         if (len)
-            bpf_store_hdr_opt(ops, &opt, len == VTL_OPT_LEN ? VTL_OPT_LEN : sizeof(opt), 0);
+            bpf_store_hdr_opt(ops, &opt, sizeof(opt), 0);
         break;
     case BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB:
         if (!(ops->bpf_sock_ops_cb_flags & BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG))
@@ -513,10 +514,8 @@ int vtl_sockops(struct bpf_sock_ops *ops) {
         own = bpf_map_lookup_elem(&vtl_own, &cookie);
         if (!own || !(own->flags & VTL_OWN_OFFER))
             break;
-        /* Whoever does not know flows does not answer with one. */
-        len = own->flags & VTL_OWN_FLOW ? VTL_OPT_FLOW_LEN : VTL_OPT_LEN;
         own->sent_again = ops->total_retrans;
-        if (peers_option(ops, &opt, 0) == len)
+        if (peers_option(ops, &opt, 0))
             own->flags |= VTL_OWN_PEER;
         else
             set_writing(ops, 0);
@@ -529,8 +528,7 @@ int vtl_sockops(struct bpf_sock_ops *ops) {
         set_writing(ops, 0);
         cookie = bpf_get_socket_cookie(ops);
         len = peers_option(ops, &opt, 0);
-        accepted.flags = VTL_OWN_LISTEN | (len ? VTL_OWN_PEER : 0) |
-                         (len == VTL_OPT_FLOW_LEN ? VTL_OWN_FLOW : 0);
+        accepted.flags = VTL_OWN_LISTEN | (len ? VTL_OWN_PEER | VTL_OWN_FLOW : 0);
         accepted.flow = opt.flow;
         accepted.sent_again = 0;
         bpf_map_update_elem(&vtl_own, &cookie, &accepted, BPF_ANY);
@@ -542,13 +540,13 @@ int vtl_sockops(struct bpf_sock_ops *ops) {
 /* ---- server steering ---- */
 
 /* What the options of the TCP header at `off` say of VTL. */
-enum syn_says { SYN_NOTHING, SYN_VTL, SYN_CONTROL };
+enum syn_says { SYN_NOTHING, SYN_FLOW, SYN_CONTROL };
 
 /* Bytes of options, at most. */
 enum { OPTIONS_MAX = 40 };
 
 static __always_inline enum syn_says vtl_option(struct __sk_buff *skb, __u32 off, __u32 doff) {
-    __u8 opts[OPTIONS_MAX + VTL_OPT_FLOW_LEN];
+    __u8 opts[OPTIONS_MAX + VTL_OPT_LEN];
     __u32 len = doff * 4 - sizeof(struct tcphdr), i = 0;
 
     if (doff <= 5 || len < VTL_OPT_LEN || len > OPTIONS_MAX)
@@ -568,13 +566,9 @@ static __always_inline enum syn_says vtl_option(struct __sk_buff *skb, __u32 off
             i++;
             continue;
         }
-        if (kind == VTL_OPT_KIND && (size == VTL_OPT_LEN || size == VTL_OPT_FLOW_LEN) &&
-            opts[i + 2] == VTL_OPT_EXID >> 8 && opts[i + 3] == (VTL_OPT_EXID & 0xff)) {
-            if (size == VTL_OPT_FLOW_LEN &&
-                !(opts[i + 8] | opts[i + 9] | opts[i + 10] | opts[i + 11]))
-                return SYN_CONTROL;
-            return SYN_VTL;
-        }
+        if (kind == VTL_OPT_KIND && size == VTL_OPT_LEN && opts[i + 2] == VTL_OPT_EXID >> 8 &&
+            opts[i + 3] == (VTL_OPT_EXID & 0xff))
+            return opts[i + 8] | opts[i + 9] | opts[i + 10] | opts[i + 11] ? SYN_FLOW : SYN_CONTROL;
         if (size < 2)
             return SYN_NOTHING;
         i += size;

@@ -1,54 +1,36 @@
 //! A Hooker without the rest of the daemon.
 
 use std::{
-    io::Write,
     net::{IpAddr, SocketAddr},
-    sync::{Arc, Mutex, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
     time::{Duration, Instant},
 };
 
-use nix::sys::socket::{setsockopt, sockopt};
-use vtld::hooker::{
-    Broker, Carrier, ClientFlow, Config, ConnectError, Handle, HeldConnect, Hooker, ServerFlow,
-};
+use vtl_proto::frame::FlowName;
+use vtld::hooker::{Broker, Carrier, ClientFlow, Config, Handle, HeldConnect, Hooker, ServerFlow};
 
-/// Carries everything over plain TCP, and says what came. Ordered to, it acts as if there were a
-/// session to every host, and answers from another thread.
+/// Carries everything over plain TCP, and says what came. Ordered to, it acts as if there were an
+/// association with every host.
 #[derive(Default)]
 struct Plain {
     handle: OnceLock<Handle>,
-    session: Mutex<String>,
+    knows: AtomicBool,
+    last: AtomicU32,
 }
 
 impl Broker for Plain {
     fn knows(&self, _host: IpAddr) -> bool {
-        *self.session.lock().unwrap() == "full"
+        self.knows.load(Ordering::Relaxed)
     }
 
-    fn try_session(&self, held: HeldConnect) -> Result<(), HeldConnect> {
-        let mode = self.session.lock().unwrap().clone();
-        let answer: Box<dyn FnOnce(HeldConnect) + Send> = match mode.as_str() {
-            "" | "full" => return Err(held),
-            "accept" => Box::new(|held| {
-                let greeting = format!("{} {}", held.src(), held.dest());
-                held.accept(move |app| {
-                    let mut app = app.unwrap();
-                    app.write_all(greeting.as_bytes()).unwrap();
-                    setsockopt(&app, sockopt::Linger, &NO_LINGER).unwrap();
-                });
-            }),
-            "fall back" => Box::new(HeldConnect::fall_back),
-            "drop" => Box::new(drop),
-            "refuse" => Box::new(|held| held.refuse(ConnectError::Refused)),
-            "unreachable" => Box::new(|held| held.refuse(ConnectError::HostUnreachable)),
-            "timeout" => Box::new(|held| held.refuse(ConnectError::TimedOut)),
-            _ => panic!("{mode}"),
-        };
-        std::thread::spawn(move || {
-            std::thread::sleep(Duration::from_millis(20));
-            answer(held);
-        });
-        Ok(())
+    fn name_flow(&self, _held: &HeldConnect) -> FlowName {
+        FlowName {
+            tag: 7,
+            number: self.last.fetch_add(1, Ordering::Relaxed) + 1,
+        }
     }
 
     fn client(&self, flow: ClientFlow) {
@@ -69,11 +51,6 @@ impl Broker for Plain {
         handle.carry(flow.peer, app, Some(guard));
     }
 }
-
-const NO_LINGER: nix::libc::linger = nix::libc::linger {
-    l_onoff: 0,
-    l_linger: 0,
-};
 
 /// Does what its standard input says, a line at a time, and answers each on its standard output, where it
 /// also tells of connections.
@@ -110,8 +87,8 @@ pub(crate) fn serve() {
                     .forget_plain(object.parse::<SocketAddr>().unwrap());
                 Ok(String::new())
             }
-            "session" => {
-                object.clone_into(&mut broker.session.lock().unwrap());
+            "knows" => {
+                broker.knows.store(true, Ordering::Relaxed);
                 Ok(String::new())
             }
             "list" => Ok(format!("{:?}", hooker.list())),

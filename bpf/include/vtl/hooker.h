@@ -11,8 +11,7 @@
 enum {
     VTL_OPT_KIND = 253,    /* experimental TCP option, RFC 6994 */
     VTL_OPT_EXID = 0x5654, /* "VT" */
-    VTL_OPT_LEN = 4,       /* kind, length, experiment identifier */
-    VTL_OPT_FLOW_LEN = 12, /* and the flow's tag and number, in network order */
+    VTL_OPT_LEN = 12,      /* kind, length, experiment identifier; the flow's tag and number */
     VTL_SYN_MAX = 128,     /* an IP and a TCP header with every option: at most 120 bytes */
 };
 

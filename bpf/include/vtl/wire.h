@@ -176,49 +176,4 @@ enum vtl_service {
     VTL_S_ENCRYPTION = 1 << 9,          /* confidential and authentic */
 };
 
-/*
- * Frames of the Hooker's stream service (port 0): the payload of each DATA packet is a sequence
- * of frames, each one header and `len` bytes. See crates/vtl-proto/src/mux.rs.
- */
-enum vtl_frame_type {
-    VTL_FRAME_OPEN = 1,   /* new stream; body: struct vtl_open; credit as in CREDIT */
-    VTL_FRAME_OPENED = 2, /* the application has accepted; no body; credit as in CREDIT */
-    VTL_FRAME_DATA = 3,   /* bytes at `offset` */
-    VTL_FRAME_FIN = 4,    /* the stream ends at `offset` */
-    VTL_FRAME_RESET = 5,  /* abandoned; `offset` holds an enum vtl_reset */
-    VTL_FRAME_CREDIT = 6, /* the peer may send up to `offset` */
-    VTL_FRAME_SENT = 7,   /* with loss: all up to `offset` was sent */
-};
-
-/* Bits of vtl_frame.flags. Those without a name are 0, and ignored. */
-enum vtl_frame_flags {
-    VTL_FRAME_URGENT = 1 << 0, /* DATA: the last byte is TCP's urgent one (MSG_OOB; RFC 6093) */
-};
-
-/* Why a stream was reset: what the application's socket shall say. */
-enum vtl_reset {
-    VTL_RESET_RST = 0,     /* connection reset */
-    VTL_RESET_REFUSED = 1, /* nobody listens there */
-    VTL_RESET_UNREACHABLE = 2,
-    VTL_RESET_TIMEOUT = 3,
-    VTL_RESET_NOT_HOOKED = 4, /* this host does not serve that port through VTL: use plain TCP */
-};
-
-/* 16 bytes. */
-struct vtl_frame {
-    __be32 stream; /* chosen by the opener: even by the session's initiator, odd by the other */
-    __be16 len;    /* bytes of body that follow */
-    __u8 type;     /* enum vtl_frame_type */
-    __u8 flags;    /* enum vtl_frame_flags */
-    __be64 offset;
-};
-
-/* Body of VTL_FRAME_OPEN: addresses in network order, IPv4 mapped into IPv6 (RFC 4291, 2.5.5.2). */
-struct vtl_open {
-    __u8 dst[16];
-    __u8 src[16];
-    __be16 dst_port;
-    __be16 src_port;
-};
-
 #endif

@@ -192,10 +192,8 @@ pub struct Statuses {
 impl Statuses {
     /// Bytes of applications that reached the client over VTL.
     pub fn carried(&self) -> u64 {
-        let flows = self.client.sessions.iter().filter_map(|s| s.flows);
-        let carriers = &self.client.carriers;
-        flows.map(|f| f.bytes_received).sum::<u64>()
-            + carriers.iter().map(|t| t.bytes_received).sum::<u64>()
+        let carriers = self.client.carriers.iter();
+        carriers.map(|carrier| carrier.bytes_received).sum()
     }
 
     /// Packets of the server that were sent again (of carriers: lost), per cent of all it sent; none

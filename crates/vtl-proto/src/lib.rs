@@ -5,7 +5,6 @@
 //! - [`nego`]: how a session is opened;
 //! - [`services`]: what applications require and grafts provide;
 //! - [`carrier`]: what flows of the Hooker can travel by;
-//! - [`mux`]: the Hooker's streams inside one session;
 //! - [`frame`]: what carriers move for the flows of an association;
 //! - [`intf`]: the C headers `bpf/include/vtl/{wire,intf,hooker}.h`, generated.
 //!
@@ -15,7 +14,6 @@
 
 pub mod carrier;
 pub mod frame;
-pub mod mux;
 pub mod nego;
 pub mod services;
 pub mod wire;

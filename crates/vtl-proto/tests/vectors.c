@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
 /*
- * Decodes test vectors with the C structs of wire.h. Each line of standard input is a packet
- * ("packets") or a payload of frames ("frames") in hexadecimal, `-` for none; each line of output
- * what it means, in the notation of vectors/packets.txt. vectors.rs compiles and runs this, and
- * passes MIN_PAYLOAD, which the kernel does not need.
+ * Decodes test vectors with the C structs of wire.h. Each line of standard input is a packet in
+ * hexadecimal, each line of output what it means, in the notation of vectors/packets.txt.
+ * vectors.rs compiles and runs this, and passes MIN_PAYLOAD, which the kernel does not need.
  */
 #include <endian.h>
 #include <inttypes.h>
@@ -197,48 +196,11 @@ static void print_packet(const __u8 *packet, size_t len) {
     }
 }
 
-/* The class of what is wrong with the frame in front, or NULL. */
-static const char *frame_error(const __u8 *bytes, size_t len) {
-    struct vtl_frame f;
-    if (len < sizeof(f))
-        return "truncated";
-    memcpy(&f, bytes, sizeof(f));
-    size_t body = be16toh(f.len);
-    if (f.type < VTL_FRAME_OPEN || f.type > VTL_FRAME_SENT)
-        return "type";
-    if (f.type != VTL_FRAME_DATA &&
-        body != (f.type == VTL_FRAME_OPEN ? sizeof(struct vtl_open) : 0))
-        return "length";
-    if (len - sizeof(f) < body)
-        return "truncated";
-    return NULL;
-}
-
-static void print_frames(const __u8 *bytes, size_t len) {
-    struct vtl_frame f;
-    for (size_t at = 0; at < len; at += sizeof(f) + be16toh(f.len)) {
-        const char *error = frame_error(bytes + at, len - at);
-        if (error) {
-            printf("error %s", error);
-            return;
-        }
-        memcpy(&f, bytes + at, sizeof(f));
-    }
-    if (!len)
-        printf("-");
-    for (size_t at = 0; at < len; at += sizeof(f) + be16toh(f.len)) {
-        memcpy(&f, bytes + at, sizeof(f));
-        printf("%sstream=%" PRIu32 " type=%u offset=%" PRIu64, at ? "; " : "", be32toh(f.stream),
-               f.type, (uint64_t)be64toh(f.offset));
-        print_hex("body", bytes + at + sizeof(f), be16toh(f.len));
-    }
-}
-
 int main(int argc, char **argv) {
     static char line[2 * MAX_BYTES + 2];
     static __u8 bytes[MAX_BYTES];
-    if (argc != 2 || (strcmp(argv[1], "packets") && strcmp(argv[1], "frames"))) {
-        fprintf(stderr, "usage: %s packets|frames\n", argv[0]);
+    if (argc != 1) {
+        fprintf(stderr, "usage: %s\n", argv[0]);
         return 2;
     }
     while (fgets(line, sizeof(line), stdin)) {
@@ -246,10 +208,7 @@ int main(int argc, char **argv) {
         unsigned byte;
         while (len < MAX_BYTES && sscanf(line + 2 * len, "%2x", &byte) == 1)
             bytes[len++] = (__u8)byte;
-        if (argv[1][0] == 'p')
-            print_packet(bytes, len);
-        else
-            print_frames(bytes, len);
+        print_packet(bytes, len);
         putchar('\n');
     }
     return 0;

@@ -11,10 +11,7 @@ use std::{
 
 use vtl_testbed::Host;
 
-use super::{
-    net::{Hooker, client_ips, echo_server, hosts, native_python, program, server_ips},
-    tcp::check_addresses,
-};
+use super::net::{Hooker, client_ips, echo_server, hosts, native_python, program, server_ips};
 use crate::harness::{run, words};
 
 const CLIENT: &str = "10.73.0.1";
@@ -231,52 +228,4 @@ print(failed)
     assert_eq!(servers.map(|peers| peers.try_iter().count()), [300, 300]);
     client.stop();
     server.stop();
-}
-
-#[test]
-fn held_connect__is_answered_by_the_broker() {
-    let Some(world) = hosts("held") else {
-        return;
-    };
-    let mut hooker = Hooker::start(&world, Host::Client);
-    let _peers = echo_server(&world, SERVER, 8000);
-    hooker.order("session accept");
-    let body = "
-s = connect(HOST, PORT)
-src, dest = read_all(s).decode().rsplit(' ', 1)
-assert src.rsplit(':', 1)[1] == str(s.getsockname()[1]), (src, s.getsockname())
-assert src.rsplit(':', 1)[0].strip('[]') == s.getsockname()[0]
-print(dest)
-";
-    // Nothing is there, nor need it be: the broker says that the connect succeeds.
-    assert_eq!(
-        hooker.python(&program(body, "10.73.0.77", 99)),
-        "10.73.0.77:99"
-    );
-    assert_eq!(
-        hooker.python(&program(body, "fd73::77", 99)),
-        "[fd73::77]:99"
-    );
-    for host in ["10.73.0.77", "fd73::77"] {
-        for (session, outcome) in [
-            ("refuse", "ECONNREFUSED"),
-            ("drop", "ECONNREFUSED"),
-            ("unreachable", "EHOSTUNREACH"),
-        ] {
-            hooker.order(&format!("session {session}"));
-            let program = format!("print(outcome('{host}', 99))");
-            assert_eq!(hooker.python(&program), outcome, "{session}, {host}");
-        }
-    }
-    hooker.order("session timeout");
-    let waits = "
-try:
-    connect(HOST, PORT, 1.5)
-except TimeoutError:
-    print('nothing')
-";
-    assert_eq!(hooker.python(&program(waits, "10.73.0.77", 99)), "nothing");
-    hooker.order("session fall back");
-    check_addresses(&mut hooker, &world, 0, 8000);
-    hooker.stop();
 }

@@ -99,9 +99,9 @@ print(s.recv(8).decode())
     let first = asked(&mut hooker);
     assert!(first > 1, "one SYN may have been lost: {first}");
     assert_eq!(asked(&mut hooker), 0, "now it is known");
-    // A host that has a session was busy, and is asked again.
+    // A host with which there is an association was busy, and is asked again.
     hooker.order(&format!("forget {server}:8000"));
-    hooker.order("session full");
+    hooker.order("knows");
     for _ in 0..2 {
         assert!(asked(&mut hooker) > 1);
     }

@@ -37,8 +37,6 @@ fn session() -> SessionStatus {
         duplicates: 19,
         bad_checksum: 20,
         beyond_window: 21,
-        flows: None,
-        losses: None,
     }
 }
 
@@ -88,31 +86,6 @@ fn done__has_this_form() {
 #[test]
 fn sessions__have_these_forms() {
     form!(session(), session_message());
-    let flows = SessionStatus {
-        flows: Some(FlowCounts {
-            flows: 1,
-            fallback: false,
-            bytes_sent: 2,
-            bytes_received: 3,
-        }),
-        ..session()
-    };
-    let mut message = session_message();
-    message["flows"] = 1.into();
-    message["fallback"] = false.into();
-    message["bytes_sent"] = 2.into();
-    message["bytes_received"] = 3.into();
-    form!(flows.clone(), message.clone());
-    let lossy = SessionStatus {
-        losses: Some(FlowLosses {
-            skipped_bytes: 4,
-            late: 5,
-        }),
-        ..flows
-    };
-    message["skipped_bytes"] = 4.into();
-    message["late"] = 5.into();
-    form!(lossy, message);
     form!(Listening { key: u64::MAX }, json!({ "key": u64::MAX }));
     form!(
         Grant {

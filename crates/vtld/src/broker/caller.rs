@@ -11,7 +11,6 @@ use std::{
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use nix::sys::socket::{setsockopt, sockopt};
 use vtl_proto::intf;
-use vtl_ring::egress;
 
 use crate::option;
 
@@ -53,14 +52,6 @@ impl Caller {
         callers
             .update(&key, &value, MapFlags::ANY)
             .map_err(io::Error::other)
-    }
-
-    /// Sends one packet of the session, with so many bytes of payload. False if that is not possible
-    /// now.
-    pub(super) fn send(&self, length: u32) -> bool {
-        self.socket
-            .as_ref()
-            .is_some_and(|socket| egress::run(socket, length))
     }
 
     /// It does nothing any more.

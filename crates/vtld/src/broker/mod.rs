@@ -421,30 +421,27 @@ impl hooker::Broker for Handle {
         self.flows.knows(host)
     }
 
-    fn name_flow(&self, held: &HeldConnect) -> Option<FlowName> {
+    fn name_flow(&self, held: &HeldConnect) -> FlowName {
         let (local, peer) = (held.src().ip(), held.dest().ip());
         let desired = Desired {
             kind: held.kind(),
             over: held.over().cloned(),
         };
-        Some(self.flows.name_flow(local, peer, desired))
+        self.flows.name_flow(local, peer, desired)
     }
 
     fn client(&self, flow: ClientFlow) {
-        // A peer that answers to an option that names a flow answers with that.
-        if let Some(name) = flow.name {
-            let desired = Desired {
-                kind: flow.kind,
-                over: flow.over.clone(),
-            };
-            self.flows.opened(flow, name, desired);
-        }
+        let name = flow.name;
+        let desired = Desired {
+            kind: flow.kind,
+            over: flow.over.clone(),
+        };
+        self.flows.opened(flow, name, desired);
     }
 
     fn server(&self, flow: ServerFlow) {
-        if let Some(name) = flow.name {
-            self.flows.steered(flow, name);
-        }
+        let name = flow.name;
+        self.flows.steered(flow, name);
     }
 }
 

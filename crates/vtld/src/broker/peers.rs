@@ -16,9 +16,6 @@ const PATH_NS: u64 = 600_000_000_000;
 /// The way that a peer was reached by goes first so long.
 const WAY_NS: u64 = 600_000_000_000;
 
-/// A peer that no way led to is not asked again for so long, where there is TCP.
-const CLOSED_NS: u64 = 60_000_000_000;
-
 /// How packets to a peer leave, as the kernel's programs learned it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Exit {
@@ -79,8 +76,6 @@ struct Known {
     path: Option<(u16, u64)>,
     /// How it was reached, and when.
     way: Option<(Way, u64)>,
-    /// When it was not, by any way.
-    closed: Option<u64>,
 }
 
 /// The peers.
@@ -136,23 +131,11 @@ impl Peers {
     /// A session with the peer was opened this way.
     pub(super) fn note_way(&mut self, peer: IpAddr, way: Way, now_ns: u64) {
         let known = self.entry(peer);
-        known.closed = None;
         // The other one is tried again from time to time, however often there are sessions.
         match known.way {
             Some((same, at)) if same == way && now_ns.saturating_sub(at) < WAY_NS => {}
             _ => known.way = Some((way, now_ns)),
         }
-    }
-
-    /// The peer did not answer, by any way.
-    pub(super) fn note_closed(&mut self, peer: IpAddr, now_ns: u64) {
-        self.entry(peer).closed = Some(now_ns);
-    }
-
-    /// Whether it did not a moment ago.
-    pub(super) fn is_closed(&self, peer: IpAddr, now_ns: u64) -> bool {
-        let closed = self.known.get(&peer).and_then(|known| known.closed);
-        closed.is_some_and(|at| now_ns.saturating_sub(at) < CLOSED_NS)
     }
 
     /// A session that goes on has shown a shorter one than negotiation, in which daemons take part.
@@ -346,17 +329,6 @@ mod tests {
         assert_eq!(peers.ways(PEER, WAY_NS + 6), udp);
         peers.note_way(PEER, Way::Native, WAY_NS + 7);
         assert_eq!(peers.ways(PEER, WAY_NS + 8), native);
-    }
-
-    #[test]
-    fn closed__for_a_while_or_until_it_answers() {
-        let mut peers = Peers::default();
-        assert!(!peers.is_closed(PEER, 0));
-        peers.note_closed(PEER, 1);
-        assert!(peers.is_closed(PEER, CLOSED_NS));
-        assert!(!peers.is_closed(PEER, CLOSED_NS + 1));
-        peers.note_way(PEER, Way::Native, 2);
-        assert!(!peers.is_closed(PEER, 3));
     }
 
     #[test]

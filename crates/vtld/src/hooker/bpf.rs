@@ -233,17 +233,6 @@ impl Programs {
     }
 }
 
-/// What a SYN's option says, if there is one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Offer {
-    /// There is none.
-    Nothing,
-    /// This end speaks VTL: PROTOCOL.md, section 8.
-    Vtl,
-    /// The connection is this flow's: section 11.
-    Flow(FlowName),
-}
-
 /// The maps that vtld writes. Failures to write are reported by the caller or cost no more than
 /// the service of one entry; none may stop a connection.
 #[derive(Debug)]
@@ -314,30 +303,31 @@ impl Maps {
         let _ = self.clients.delete(bytes_of(&abi::endpoint(end)));
     }
 
-    /// Enters a socket of vtld's: it is never captured, and offers what its peer may be asked.
-    pub(super) fn own(&self, cookie: u64, offer: Offer) -> Result<(), HookerError> {
-        let flow = |name: FlowName| vtl_flow_name {
-            tag: name.tag.to_be(),
-            number: name.number.to_be(),
-        };
-        let owned = match offer {
-            Offer::Nothing => vtl_owned::default(),
-            Offer::Vtl => vtl_owned {
-                flags: abi::VTL_OWN_OFFER,
-                ..Default::default()
+    /// Enters a socket of vtld's: it is never captured. `name`: of the flow that it is the connection of, which its
+    /// SYN's option says.
+    pub(super) fn own(&self, cookie: u64, name: Option<FlowName>) -> Result<(), HookerError> {
+        let of = |name: FlowName| vtl_owned {
+            flags: abi::VTL_OWN_OFFER | abi::VTL_OWN_FLOW,
+            flow: vtl_flow_name {
+                tag: name.tag.to_be(),
+                number: name.number.to_be(),
             },
-            Offer::Flow(name) => vtl_owned {
-                flags: abi::VTL_OWN_OFFER | abi::VTL_OWN_FLOW,
-                flow: flow(name),
-                ..Default::default()
-            },
+            ..Default::default()
         };
-        put(
-            &self.own,
-            "vtl_own",
-            &cookie.to_ne_bytes(),
-            bytes_of(&owned),
-        )
+        self.enter(cookie, &name.map_or_else(vtl_owned::default, of))
+    }
+
+    /// Enters a listener whose connections answer to the option.
+    pub(super) fn own_listener(&self, cookie: u64) -> Result<(), HookerError> {
+        let owned = vtl_owned {
+            flags: abi::VTL_OWN_OFFER,
+            ..Default::default()
+        };
+        self.enter(cookie, &owned)
+    }
+
+    fn enter(&self, cookie: u64, owned: &vtl_owned) -> Result<(), HookerError> {
+        put(&self.own, "vtl_own", &cookie.to_ne_bytes(), bytes_of(owned))
     }
 
     fn owned(&self, cookie: u64) -> Option<vtl_owned> {
@@ -351,20 +341,13 @@ impl Maps {
         owned.is_some_and(|owned| owned.flags & abi::VTL_OWN_GAVE_UP != 0)
     }
 
-    /// What the peer of a socket has shown to understand.
-    pub(super) fn understood(&self, cookie: u64) -> Offer {
-        match self.owned(cookie) {
-            Some(vtl_owned { flags, flow, .. }) if flags & abi::VTL_OWN_PEER != 0 => {
-                if flags & abi::VTL_OWN_FLOW == 0 {
-                    return Offer::Vtl;
-                }
-                Offer::Flow(FlowName {
-                    tag: u32::from_be(flow.tag),
-                    number: u32::from_be(flow.number),
-                })
-            }
-            _ => Offer::Nothing,
-        }
+    /// The flow that a socket's peer has shown to know.
+    pub(super) fn understood(&self, cookie: u64) -> Option<FlowName> {
+        let owned = self.owned(cookie)?;
+        (owned.flags & abi::VTL_OWN_PEER != 0).then(|| FlowName {
+            tag: u32::from_be(owned.flow.tag),
+            number: u32::from_be(owned.flow.number),
+        })
     }
 
     pub(super) fn disown(&self, cookie: u64) {

@@ -14,14 +14,14 @@ use std::{
 
 use vtl_proto::frame::FlowName;
 
-use super::{Shared, bpf::Offer, held::HeldConnect, sock};
+use super::{Shared, held::HeldConnect, sock};
 
 /// A TCP connection to a real destination in the making.
 pub(super) struct Attempt {
     pub(super) held: HeldConnect,
     pub(super) socket: OwnedFd,
     cookie: u64,
-    offer: Offer,
+    offer: Option<FlowName>,
     /// When to try without it.
     pub(super) deadline: Option<Instant>,
 }
@@ -30,9 +30,8 @@ pub(super) struct Attempt {
 pub(super) struct Connected {
     pub(super) held: HeldConnect,
     pub(super) stream: TcpStream,
-    /// What the SYN said, and the peer understands.
-    pub(super) offered: Offer,
-    pub(super) understood: Offer,
+    /// What the SYN said, if the peer understands it.
+    pub(super) understood: Option<FlowName>,
 }
 
 /// Finds out which local address leads to the destination, for getsockname. True if the
@@ -51,12 +50,12 @@ pub(super) fn find_source(held: &mut HeldConnect) -> io::Result<bool> {
 pub(super) fn start(
     shared: &Shared,
     mut held: HeldConnect,
-    offer: Offer,
+    offer: Option<FlowName>,
 ) -> Result<Attempt, (HeldConnect, io::Error)> {
     match open(shared, &held, offer) {
         Ok((socket, cookie)) => {
             show_port(&mut held, &socket);
-            let offers = offer != Offer::Nothing;
+            let offers = offer.is_some();
             let deadline = offers.then(|| Instant::now() + shared.config.offer_timeout);
             Ok(Attempt {
                 held,
@@ -75,10 +74,7 @@ pub(super) fn connect_plain(shared: &Shared, dest: SocketAddr) -> io::Result<Tcp
     let socket = sock::tcp(dest.ip())?;
     sock::tune(&socket)?;
     let cookie = sock::cookie(&socket)?;
-    shared
-        .maps
-        .own(cookie, Offer::Nothing)
-        .map_err(io::Error::other)?;
+    shared.maps.own(cookie, None).map_err(io::Error::other)?;
     let connected = sock::connect(&socket, dest);
     shared.maps.disown(cookie);
     connected.map(|()| socket.into())
@@ -97,7 +93,7 @@ pub(super) fn connect_control(
     let cookie = sock::cookie(&socket)?;
     shared
         .maps
-        .own(cookie, Offer::Flow(name))
+        .own(cookie, Some(name))
         .map_err(io::Error::other)?;
     if let Err(error) = sock::connect(&socket, dest) {
         shared.maps.disown(cookie);
@@ -111,7 +107,7 @@ pub(super) fn is_understood(shared: &Shared, stream: &TcpStream) -> bool {
     let Ok(cookie) = sock::cookie(stream) else {
         return false;
     };
-    let understood = shared.maps.understood(cookie) != Offer::Nothing;
+    let understood = shared.maps.understood(cookie).is_some();
     if !understood {
         // Otherwise the entry is still needed: the option goes on until data is acknowledged.
         shared.maps.disown(cookie);
@@ -130,7 +126,11 @@ enum Port {
     Any,
 }
 
-fn open(shared: &Shared, held: &HeldConnect, offer: Offer) -> io::Result<(OwnedFd, u64)> {
+fn open(
+    shared: &Shared,
+    held: &HeldConnect,
+    offer: Option<FlowName>,
+) -> io::Result<(OwnedFd, u64)> {
     // The application's own port, which its getsockname says already; if somebody else has it, or a former
     // connection to the same destination lingers, another.
     let taken = |error: &io::Error| {
@@ -158,7 +158,7 @@ fn show_port(held: &mut HeldConnect, socket: &OwnedFd) {
 fn open_from(
     shared: &Shared,
     held: &HeldConnect,
-    offer: Offer,
+    offer: Option<FlowName>,
     port: Port,
 ) -> io::Result<(OwnedFd, u64)> {
     let socket = sock::tcp(held.dest().ip())?;
@@ -185,11 +185,8 @@ fn open_from(
 impl Attempt {
     /// The socket became writable or failed.
     pub(super) fn finish(self, shared: &Shared) -> Result<Connected, (HeldConnect, io::Error)> {
-        let understood = match self.offer {
-            Offer::Nothing => Offer::Nothing,
-            _ => shared.maps.understood(self.cookie),
-        };
-        if understood == Offer::Nothing {
+        let understood = self.offer.and_then(|_| shared.maps.understood(self.cookie));
+        if understood.is_none() {
             // Otherwise the entry is still needed: the option goes on until data is acknowledged.
             shared.maps.disown(self.cookie);
         }
@@ -199,7 +196,6 @@ impl Attempt {
         Ok(Connected {
             held: self.held,
             stream: self.socket.into(),
-            offered: self.offer,
             understood,
         })
     }

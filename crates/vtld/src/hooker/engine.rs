@@ -15,10 +15,12 @@ use std::{
 use libbpf_rs::RingBuffer;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
+use vtl_proto::frame::FlowName;
+
 use super::{
     ClientFlow, ServerFlow, Shared,
     abi::vtl_syn,
-    bpf::{Offer, Programs},
+    bpf::Programs,
     discovery::{self, Attempt, Connected},
     error::{ConnectError, HookerError, lacks_descriptors},
     held::HeldConnect,
@@ -50,7 +52,6 @@ const ATTEMPTS: u64 = 16;
 pub(super) enum Command {
     /// The rest of the daemon can take connections.
     Begin,
-    Discover(HeldConnect),
     /// Takes what waits in the listeners, gives those back, and ends the thread.
     Leave(SyncSender<Listeners>),
     Stop,
@@ -206,7 +207,6 @@ impl Engine {
                 return false;
             }
             Command::Begin => {}
-            Command::Discover(held) => self.discover(held),
         }
         true
     }
@@ -243,7 +243,7 @@ impl Engine {
             if let Some(attempt) = self.attempts.remove(&token) {
                 let held = attempt.cancel(&self.shared);
                 tracing::debug!(dest = %held.dest(), "no answer to a SYN with the option");
-                self.connect(held, Offer::Nothing);
+                self.connect(held, None);
             }
         }
     }
@@ -264,24 +264,15 @@ impl Engine {
         match discovery::find_source(&mut held) {
             Err(error) => self.fail(held, &error),
             // A connection of this host to itself gains nothing.
-            Ok(true) => self.connect(held, Offer::Nothing),
+            Ok(true) => self.connect(held, None),
             Ok(false) => {
-                if let Err(held) = self.shared.broker.try_session(held) {
-                    self.discover(held);
-                }
+                let name = self.shared.broker.name_flow(&held);
+                self.connect(held, Some(name));
             }
         }
     }
 
-    fn discover(&mut self, held: HeldConnect) {
-        let offer = match self.shared.broker.name_flow(&held) {
-            Some(name) => Offer::Flow(name),
-            None => Offer::Vtl,
-        };
-        self.connect(held, offer);
-    }
-
-    fn connect(&mut self, held: HeldConnect, offer: Offer) {
+    fn connect(&mut self, held: HeldConnect, offer: Option<FlowName>) {
         let attempt = match discovery::start(&self.shared, held, offer) {
             Ok(attempt) => attempt,
             Err((held, error)) => return self.fail(held, &error),
@@ -321,7 +312,7 @@ impl Engine {
             Ok(Connected {
                 held,
                 stream,
-                understood: understood @ (Offer::Vtl | Offer::Flow(_)),
+                understood: Some(name),
                 ..
             }) => {
                 let (dest, src) = (held.dest(), held.src());
@@ -329,10 +320,6 @@ impl Engine {
                     self.spoke.clear();
                 }
                 self.spoke.insert(dest);
-                let name = match understood {
-                    Offer::Flow(name) => Some(name),
-                    _ => None,
-                };
                 self.shared.broker.client(ClientFlow {
                     over: held.over().cloned(),
                     kind: held.kind(),
@@ -346,12 +333,12 @@ impl Engine {
             Ok(Connected {
                 held,
                 stream,
-                offered,
-                understood: Offer::Nothing,
+                understood: None,
+                ..
             }) => {
                 // A host that has a session, and no answer to the option, was too busy for one. And a SYN that
                 // meets the TIME_WAIT of an earlier connection from the same port never comes to vtld.
-                if offered == Offer::Vtl || !self.shared.broker.knows(held.dest().ip()) {
+                if !self.shared.broker.knows(held.dest().ip()) {
                     // Its daemon may be back any moment.
                     let ttl = match self.spoke.contains(&held.dest()) {
                         true => RETURN,
@@ -388,11 +375,7 @@ impl Engine {
                 .and_then(|dest| Ok((dest, steering::client_says(&self.shared, &stream)?)));
             match taken {
                 Err(error) => tracing::debug!(%error, %client, "a steered connection is gone"),
-                Ok((dest, says @ (Offer::Vtl | Offer::Flow(_)))) => {
-                    let name = match says {
-                        Offer::Flow(name) => Some(name),
-                        _ => None,
-                    };
+                Ok((dest, Some(name))) => {
                     self.shared.broker.server(ServerFlow {
                         peer: stream,
                         dest,
@@ -402,14 +385,12 @@ impl Engine {
                 }
                 // Something on the way took the option out of our answer: the client goes on as
                 // with a peer without VTL.
-                Ok((dest, Offer::Nothing)) => {
-                    match steering::connect_local_app(&self.shared, dest, client) {
-                        Ok((app, guard)) => {
-                            self.shared.proxy.join(app, stream, Some(guard));
-                        }
-                        Err(error) => tracing::debug!(%error, %dest, "no local application"),
+                Ok((dest, None)) => match steering::connect_local_app(&self.shared, dest, client) {
+                    Ok((app, guard)) => {
+                        self.shared.proxy.join(app, stream, Some(guard));
                     }
-                }
+                    Err(error) => tracing::debug!(%error, %dest, "no local application"),
+                },
             }
         }
     }

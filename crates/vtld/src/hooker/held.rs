@@ -19,7 +19,6 @@ use super::{
     Shared,
     abi::{self, vtl_syn},
     carrier::{Over, Wish},
-    engine::Command,
     error::ConnectError,
     packet::SynPacket,
     sock,
@@ -308,15 +307,6 @@ impl HeldConnect {
         if guard.0.get(&self.0.app).is_some_and(|e| e.id == self.0.id) {
             guard.0.remove(&self.0.app);
         }
-    }
-
-    /// Goes on with TCP to the real destination, as if there were no session to its host.
-    pub fn fall_back(self) {
-        let commands = self.0.shared.commands.clone();
-        let wake = Arc::clone(&self.0.shared.wake);
-        // Without a thread the connect is dropped, which refuses it.
-        let _ = commands.send(Command::Discover(self));
-        let _ = wake.write(1);
     }
 
     fn answer(&mut self, error: ConnectError) {

@@ -55,7 +55,7 @@ pub use hooks::{Hook, Hooked};
 pub use steering::ClientAddressGuard;
 
 use abi::vtl_hook_config;
-use bpf::{ADDRESSES, Attached, HOLD_SYN, Maps, Offer, Programs, SOCKOPS};
+use bpf::{ADDRESSES, Attached, HOLD_SYN, Maps, Programs, SOCKOPS};
 use cgroup::Hierarchy;
 use engine::{Command, Engine, Listeners};
 use handover::Inherited;
@@ -104,7 +104,7 @@ pub struct ClientFlow {
     /// The kind of carrier that it is for.
     pub kind: Kind,
     /// What its SYN said: from then on the connection is the flow's own.
-    pub name: Option<FlowName>,
+    pub name: FlowName,
 }
 
 /// A connection that was steered to vtld at the server.
@@ -116,25 +116,17 @@ pub struct ServerFlow {
     pub dest: SocketAddr,
     /// The client's address on that connection.
     pub client: SocketAddr,
-    /// What its SYN said, if it is a flow's own, or an association's control connection.
-    pub name: Option<FlowName>,
+    /// What its SYN said: it is a flow's own, or an association's control connection.
+    pub name: FlowName,
 }
 
 /// What becomes of connections whose both ends run VTL. All methods run on the Hooker's thread and
 /// must not block.
 pub trait Broker: Send + Sync + 'static {
-    /// An application connects. With a live session to `held.dest()`'s host, take it and answer
-    /// it later; else give it back, and the Hooker asks the destination itself.
-    fn try_session(&self, held: HeldConnect) -> Result<(), HeldConnect> {
-        Err(held)
-    }
+    /// What the SYN of a flow's own connection is to say.
+    fn name_flow(&self, held: &HeldConnect) -> FlowName;
 
-    /// What the SYN of a flow's own connection is to say, if the flow shall have one.
-    fn name_flow(&self, _held: &HeldConnect) -> Option<FlowName> {
-        None
-    }
-
-    /// Whether there is a session with the host.
+    /// Whether there is an association with the host.
     fn knows(&self, _host: IpAddr) -> bool {
         false
     }
@@ -255,7 +247,7 @@ impl Handle {
             what: "read a socket's cookie",
             source,
         })?;
-        self.shared.maps.own(cookie, Offer::Nothing)
+        self.shared.maps.own(cookie, None)
     }
 }
 
@@ -333,7 +325,7 @@ impl Hooker {
         };
         let mut steer = |socket: OwnedFd, slot| -> Result<(), HookerError> {
             let cookie = sock::cookie(&socket).map_err(failed("read a socket's cookie"))?;
-            maps.own(cookie, Offer::Vtl)?;
+            maps.own_listener(cookie)?;
             // Without it the second answer to a SYN would lack the option.
             sock::save_syn(&socket).map_err(listen)?;
             let listener: TcpListener =

@@ -15,9 +15,11 @@ use nix::{
     sys::socket::{self, AddressFamily, NetlinkAddr, SockFlag, SockProtocol, SockType},
 };
 
+use vtl_proto::frame::FlowName;
+
 use super::{
     Shared,
-    bpf::{Attached, Offer, Programs, STEER_SYN},
+    bpf::{Attached, Programs, STEER_SYN},
     error::HookerError,
     sock,
 };
@@ -312,10 +314,7 @@ fn connect_from(
         .show_client(end, client)
         .map_err(io::Error::other)?;
     let cookie = sock::cookie(&socket)?;
-    shared
-        .maps
-        .own(cookie, Offer::Nothing)
-        .map_err(io::Error::other)?;
+    shared.maps.own(cookie, None).map_err(io::Error::other)?;
     let connected = sock::connect(&socket, dest);
     shared.maps.disown(cookie);
     connected.map(|()| socket.into())
@@ -323,7 +322,7 @@ fn connect_from(
 
 /// What the client of an accepted, steered connection has said in its last segment of the handshake, which
 /// shows that it saw vtld's answer.
-pub(super) fn client_says(shared: &Shared, stream: &TcpStream) -> io::Result<Offer> {
+pub(super) fn client_says(shared: &Shared, stream: &TcpStream) -> io::Result<Option<FlowName>> {
     let cookie = sock::cookie(&stream.as_fd())?;
     let says = shared.maps.understood(cookie);
     shared.maps.disown(cookie);

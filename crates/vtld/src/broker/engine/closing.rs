@@ -1,17 +1,12 @@
 //! How sessions end.
 
-
 use vtl_proto::{
     intf,
     wire::{Header, Packet},
 };
 
 use super::{
-    super::{
-        Owner, now_ns,
-        raw::Received,
-        session::Phase,
-    },
+    super::{Owner, now_ns, raw::Received, session::Phase},
     CLOSE_NS, Engine,
 };
 

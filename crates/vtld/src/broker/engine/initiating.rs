@@ -7,7 +7,6 @@ use std::{
 
 use vtl_control::{Destination, SessionKey};
 use vtl_proto::{
-    carrier::GRAFT_PORT,
     intf,
     nego::{Answer, Early, Established, Initiator, NegoError, Offer, Offered, PATIENCE, Step, Way},
     services::Services,
@@ -141,15 +140,14 @@ impl Engine {
             Some(_) => None,
             None => self.peers.ticket(peer, now),
         };
-        // What goes ahead may have to go again. And a hooked flow that is refused goes over TCP:
-        // nothing of it may have gone elsewhere.
+        // What goes ahead may have to go again.
         let reliable = |gid| {
             let found = grafts.iter().find(|g| g.gid == gid);
             found.is_some_and(|g| g.provides.contains(Services::RELIABLE))
         };
         // Nor would the peer have room for it, if its rings are as small as ours.
         let room = self.wanted_slots(peer) >= intf::VTL_EARLY_WINDOW;
-        let mut early = if port != 0 && succeeds.is_none() && room {
+        let mut early = if succeeds.is_none() && room {
             self.peers
                 .take_early(peer, port, now, ways[0], &mut gids, reliable)
         } else {
@@ -183,10 +181,7 @@ impl Engine {
             grafts: offered,
             known_rtt: rtt,
             ways,
-            patience: match port {
-                GRAFT_PORT => patience(rtt),
-                _ => PATIENCE,
-            },
+            patience: PATIENCE,
             ticket,
             early: early.as_ref().map(|next| Early {
                 token: random_token(),
@@ -223,7 +218,6 @@ impl Engine {
             return;
         };
         let (local, peer, port_there) = (session.local, session.peer, session.port_there);
-        let has_tcp = session.port == GRAFT_PORT;
         let step = nego.poll(now);
         self.negotiations.at(sid, nego.poll_at());
         match step {
@@ -232,12 +226,7 @@ impl Engine {
             }
             Ok(Some(Step::Go(established))) => self.go_ahead(sid, &established),
             Ok(None) => {}
-            Err(error) => {
-                if error == NegoError::TimedOut && has_tcp {
-                    self.peers.note_closed(peer, now);
-                }
-                self.failed(sid, &error.to_string());
-            }
+            Err(error) => self.failed(sid, &error.to_string()),
         }
     }
 
@@ -528,14 +517,6 @@ impl Engine {
         }
         self.end(sid, intf::VTL_CLOSED_TIMEOUT);
     }
-}
-
-/// How long flows wait for a session, which can go on over TCP: for a few tries by each way.
-fn patience(rtt: Option<Duration>) -> Duration {
-    const LEAST: Duration = Duration::from_secs(2);
-    const ROUNDS: u32 = 4;
-    let rounds = rtt.map_or(Duration::ZERO, |rtt| rtt.saturating_mul(ROUNDS));
-    (LEAST + rounds).min(PATIENCE)
 }
 
 /// The UDP port that a NEGO goes to.

@@ -6,10 +6,7 @@ use vtl_bpf::pump::{BATCH, Pump, Turn};
 use vtl_proto::intf;
 
 use super::{
-    super::{
-        now_ns,
-        session::Session,
-    },
+    super::{now_ns, session::Session},
     Engine, MS,
 };
 

@@ -84,9 +84,7 @@ impl Engine {
         // One that it has closed may not be over yet.
         let goes_on = |sid: &u32| {
             let session = self.sessions.get(sid);
-            session.is_some_and(|s| {
-                s.aware.granted && !matches!(s.phase, Phase::Closing { .. })
-            })
+            session.is_some_and(|s| s.aware.granted && !matches!(s.phase, Phase::Closing { .. }))
         };
         let owned = self.sessions_of_owner(owner);
         let sid = owned.into_iter().find(goes_on);

@@ -223,7 +223,10 @@ impl Engine {
             .filter(|s| s.token == from.key)
             .and_then(|s| s.successor)
             .ok_or("the session has no successor")?;
-        let aware = self.sessions.get_mut(&sid).map(|session| &mut session.aware);
+        let aware = self
+            .sessions
+            .get_mut(&sid)
+            .map(|session| &mut session.aware);
         let aware = aware.filter(|a| !a.granted).ok_or("it was handed over")?;
         let before = std::mem::replace(&mut aware.owner, owner);
         self.owned.remove(&(before, sid));
