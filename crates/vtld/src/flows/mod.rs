@@ -1,4 +1,4 @@
-//! Flows over carriers (PROTOCOL.md, section 11): hooked flows that have a TCP connection of their own, and
+//! Flows over carriers (PROTOCOL.md, section 7): hooked flows that have a TCP connection of their own, and
 //! whose bytes go by a better carrier while there is one.
 //!
 //! `peer.rs` is an association: its flows, its carriers, and what passes between them. `flow.rs` moves the
