@@ -157,7 +157,11 @@ impl Graft {
             !is_over
         });
         for (flow, offset) in passed {
-            peer.with(flow, |flow| flow.send.passed(offset));
+            peer.with(flow, |flow| {
+                if flow.send.confirmed_offset() < offset {
+                    flow.send.passed(offset);
+                }
+            });
         }
     }
 }
