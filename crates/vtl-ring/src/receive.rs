@@ -65,30 +65,6 @@ impl RxRing {
         self.ring.slots.into()
     }
 
-    /// Packets that have arrived since the session began, whoever put them here.
-    pub fn received(&self) -> u64 {
-        self.ring.producer().load(Ordering::Acquire)
-    }
-
-    /// Puts a packet behind the others, in place of the kernel's programs. False if there is no room.
-    pub fn deliver(&mut self, payload: &[u8]) -> bool {
-        let next = self.received();
-        let full = next.wrapping_sub(self.next) >= u64::from(self.ring.slots);
-        if full || payload.len() > intf::VTL_MAX_PAYLOAD as usize {
-            return false;
-        }
-        let slot = self.ring.slot(next).as_ptr();
-        // SAFETY: inside the slot, in which nothing is left to be read; nobody else writes.
-        unsafe {
-            (*slot).len = payload.len() as u32;
-            (*slot).more = 0;
-            let data: *mut u8 = (&raw mut (*slot).data).cast();
-            data.copy_from_nonoverlapping(payload.as_ptr(), payload.len());
-        }
-        self.ring.producer().store(next + 1, Ordering::Release);
-        true
-    }
-
     /// Packets that can be read now.
     pub fn available(&mut self) -> u64 {
         self.arrived = self.ring.producer().load(Ordering::Acquire);

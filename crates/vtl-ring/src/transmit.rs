@@ -87,38 +87,6 @@ impl TxRing {
         }
     }
 
-    /// Room for `bytes` bytes in the next slots, leaving out the first `skip` bytes of each: for
-    /// reading straight into them. The last area is cut to make the sum right. `most`: bytes per
-    /// packet, as [`TxRing::max_payload`] said.
-    ///
-    /// # Panics
-    /// If that takes more slots than [`TxRing::room`], `skip` is not below `most`, or `most` is more
-    /// than the ring was mapped for.
-    pub fn areas(
-        &mut self,
-        bytes: usize,
-        most: usize,
-        skip: usize,
-    ) -> Vec<std::io::IoSliceMut<'_>> {
-        assert!(most <= self.max_payload as usize);
-        let each = most - skip;
-        let count = bytes.div_ceil(each);
-        assert!(count as u64 <= self.room());
-        (0..count)
-            .map(|ahead| {
-                let slot = self.ring.slot(self.next + ahead as u64).as_ptr();
-                let length = each.min(bytes - ahead * each);
-                // SAFETY: inside the slot; different slots do not overlap, as count is at most
-                // the number of slots; the kernel only reads them, once they are published.
-                let area = unsafe {
-                    let data: *mut u8 = (&raw mut (*slot).data).cast();
-                    std::slice::from_raw_parts_mut(data.add(skip), length)
-                };
-                std::io::IoSliceMut::new(area)
-            })
-            .collect()
-    }
-
     /// Publishes the next slots, with the lengths of their payload. Returns true if the daemon must
     /// be kicked because its pump had gone to sleep.
     ///
@@ -193,41 +161,6 @@ impl TxRing {
     /// Packets published since the session began, whoever did it.
     pub fn published(&self) -> u64 {
         self.ring.producer().load(Ordering::Acquire)
-    }
-
-    /// Bytes of payload in the packet that was published last, if there was one.
-    pub fn latest(&self) -> Option<u32> {
-        let slot = self.ring.slot(self.next.checked_sub(1)?).as_ptr();
-        // SAFETY: a slot that this side has written; nobody else does.
-        Some(unsafe { (*slot).len })
-    }
-
-    /// The first packet that the peer has not acknowledged: for whoever carries packets in place of
-    /// the kernel's programs.
-    pub fn outstanding(&self) -> Option<&[u8]> {
-        let first = self.ring.consumer().load(Ordering::Relaxed);
-        if first == self.next {
-            return None;
-        }
-        let slot = self.ring.slot(first).as_ptr();
-        // SAFETY: published, and ours to read until it is acknowledged.
-        unsafe {
-            let len = (*slot).len.min(self.max_payload) as usize;
-            Some(std::slice::from_raw_parts(
-                (&raw const (*slot).data).cast(),
-                len,
-            ))
-        }
-    }
-
-    /// Likewise: packets below this number have arrived. False if they cannot have.
-    pub fn acknowledge(&self, below: u64) -> bool {
-        let first = self.ring.consumer().load(Ordering::Relaxed);
-        let possible = (first..=self.next).contains(&below);
-        if possible {
-            self.ring.consumer().store(below, Ordering::Release);
-        }
-        possible
     }
 
     /// The number of the first packet that the peer has not acknowledged.
@@ -306,15 +239,6 @@ mod tests {
         // The other side of the ring may write there: no more than was agreed.
         tx.set_path(1000);
         assert_eq!(tx.max_payload(), 100);
-    }
-
-    #[test]
-    fn tx_ring__areas_cover_the_bytes_and_skip_headers() {
-        let fd = memory();
-        let mut tx = TxRing::map(fd.as_fd(), SLOTS, 100).unwrap();
-        let areas = tx.areas(200, 100, 16);
-        let lengths: Vec<usize> = areas.iter().map(|a| a.len()).collect();
-        assert_eq!(lengths, [84, 84, 32]);
     }
 
     #[test]
