@@ -351,6 +351,31 @@ fn lossy__a_killed_daemon_is_no_end() {
 }
 
 #[test]
+fn lossy__damage_ends_nothing() {
+    let Some(world) = World::tolerant("lossy-spoilt", &Link::new(10.0, 100.0)) else {
+        return;
+    };
+    world.spoil();
+    for (carrier, server) in LOSSY.into_iter().zip(world.servers().repeat(2)) {
+        let talk = Talk::new(&world, "1", SIZE);
+        assert!(talk.call(carrier, server).wait().success(), "{carrier}");
+        until("the server reads the end", || {
+            world.path("server-got.done").exists()
+        });
+        // Bytes may be wrong; there are as many as were not skipped.
+        let got = ["server-got", "client-got"].map(|name| world.path(name));
+        let got = got.map(|path| path.metadata().expect("a file").len());
+        assert!(
+            got.iter().all(|len| *len > SIZE as u64 / 2),
+            "{carrier}: {got:?}"
+        );
+        talk.server.kill();
+        let used = world.grafts(Host::Client);
+        assert!(used.iter().any(|graft| graft == carrier), "{used:?}");
+    }
+}
+
+#[test]
 fn lossy__a_restart_is_no_end() {
     let Some(mut world) = World::tolerant("lossy-restart", &Link::new(5.0, 100.0)) else {
         return;

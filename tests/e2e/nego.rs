@@ -19,6 +19,7 @@ use nix::sys::{
 };
 use vtl::{Mode, Requirements, Services, Socket};
 use vtl_proto::{
+    carrier::GRAFT_PORT,
     intf,
     wire::{Data, Gids, Header, Nego, Packet},
 };
@@ -456,7 +457,7 @@ fn forged(number: u32, to: Ipv4Addr) -> Vec<u8> {
         sid: 1 + number % 1000,
         ring_slots: 1024,
         max_payload: 1400,
-        port: [0, PORT][number as usize / 7 % 2],
+        port: [GRAFT_PORT, PORT][number as usize / 7 % 2],
         gids: Gids::new(&[1, 2]).expect("few"),
         ..Nego::default()
     };
