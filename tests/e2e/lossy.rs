@@ -351,53 +351,6 @@ fn lossy__a_killed_daemon_is_no_end() {
 }
 
 #[test]
-fn lossy__damage_ends_nothing() {
-    let Some(world) = World::tolerant("lossy-spoilt", &Link::new(10.0, 100.0)) else {
-        return;
-    };
-    world.spoil();
-    for (carrier, server) in LOSSY.into_iter().zip(world.servers().repeat(2)) {
-        let talk = Talk::new(&world, "1", SIZE);
-        assert!(talk.call(carrier, server).wait().success(), "{carrier}");
-        until("the server reads the end", || {
-            world.path("server-got.done").exists()
-        });
-        // Bytes may be wrong; there are as many as were not skipped.
-        let got = ["server-got", "client-got"].map(|name| world.path(name));
-        let got = got.map(|path| path.metadata().expect("a file").len());
-        assert!(
-            got.iter().all(|len| *len > SIZE as u64 / 2),
-            "{carrier}: {got:?}"
-        );
-        talk.server.kill();
-        let used = world.grafts(Host::Client);
-        assert!(used.iter().any(|graft| graft == carrier), "{used:?}");
-    }
-}
-
-#[test]
-fn lossy__a_restart_is_no_end() {
-    let Some(mut world) = World::tolerant("lossy-restart", &Link::new(5.0, 100.0)) else {
-        return;
-    };
-    let server = world.servers()[0];
-    for (carrier, host) in [("udp", Host::Server), ("dccp-ccid3", Host::Client)] {
-        let talk = Talk::new(&world, "1", 4 * SIZE);
-        let mut call = talk.call(carrier, server);
-        let serving = talk.server;
-        for _ in 0..2 {
-            until("bytes come by it", || {
-                assert!(call.ended().is_none(), "too early");
-                world.sum(Host::Client, "bytes_received") > 100_000
-            });
-            world.take_over(host);
-        }
-        assert!(call.wait().success(), "{carrier}");
-        serving.kill();
-    }
-}
-
-#[test]
 fn lossy__a_path_that_takes_nothing_is_left_for_tcp() {
     let Some(world) = World::tolerant("lossy-block", &Link::new(5.0, 100.0)) else {
         return;
