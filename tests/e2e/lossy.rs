@@ -351,6 +351,38 @@ fn lossy__a_killed_daemon_is_no_end() {
 }
 
 #[test]
+fn lossy__a_restart_is_no_end() {
+    for (carrier, host) in [("udp", Host::Server), ("dccp-ccid3", Host::Client)] {
+        let link = Link::new(5.0, 100.0);
+        let Some(mut world) = World::tolerant(&format!("lossy-{}", host.name()), &link) else {
+            return;
+        };
+        let talk = Talk::new(&world, "1", 8 * SIZE);
+        let mut call = talk.call(carrier, world.servers()[0]);
+        let serving = talk.server;
+        let come = |world: &World| world.sum(Host::Client, "bytes_received");
+        until("bytes come by it", || come(&world) > 100_000);
+        for _ in 0..2 {
+            let before = come(&world);
+            world.take_over(host);
+            until("another session", || come(&world) < before);
+            until("bytes come by that", || come(&world) > 100_000);
+        }
+        assert!(call.ended().is_none(), "{carrier}: too early");
+        assert!(call.wait().success(), "{carrier}");
+        until("the server reads the end", || {
+            world.path("server-got.done").exists()
+        });
+        // Of what was on its way; everything else is there, in order.
+        for (sent, got) in [("client", "server-got"), ("server", "client-got")] {
+            let [sent, got] = [sent, got].map(|name| fs::read(world.path(name)).expect("a file"));
+            assert!(missing(&sent, &got) < SIZE as u64, "{carrier}");
+        }
+        serving.kill();
+    }
+}
+
+#[test]
 fn lossy__a_path_that_takes_nothing_is_left_for_tcp() {
     let Some(world) = World::tolerant("lossy-block", &Link::new(5.0, 100.0)) else {
         return;
