@@ -224,7 +224,7 @@ VTL_INLINE void vtl_env_wake_for(struct vtl_session *s, __u32 bell) {
 VTL_INLINE void vtl_env_notify(struct vtl_session *s, __u32 what) {
     struct vtl_event event = {.sid = vtl_env_sid(s), .what = what};
     struct vtl_pump *p = vtl_get_pump();
-    __u32 theirs = s->aware != VTL_HOOKED ? what & ~VTL_EV_SEND : 0;
+    __u32 theirs = what & ~VTL_EV_SEND;
     if (theirs == VTL_EV_RECV && s->aware == VTL_RUNG && p && VTL_LOAD(p->bell)) {
         vtl_env_ring(s, &event, BPF_RB_NO_WAKEUP);
         s->rx.bell = 1 + VTL_RUNG;
@@ -243,7 +243,7 @@ VTL_INLINE void vtl_env_notify(struct vtl_session *s, __u32 what) {
     __u32 awake = p ? VTL_LOAD(p->awake) : 0;
     __u32 rings = !awake && what == VTL_EV_RECV && p && VTL_LOAD(p->bell);
     if (rings)
-        s->rx.bell = 1 + VTL_HOOKED;
+        s->rx.bell = 1 + VTL_DAEMON;
     bpf_ringbuf_output(&vtl_events, &event, sizeof(event), awake || rings ? BPF_RB_NO_WAKEUP : 0);
     if (!awake || VTL_LOAD(p->awake))
         return;

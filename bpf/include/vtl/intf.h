@@ -86,7 +86,7 @@ enum vtl_waiting {
 
 /* Whom wake-ups go to. */
 enum vtl_aware {
-    VTL_HOOKED = 0, /* vtld: the session is its own */
+    VTL_DAEMON = 0, /* vtld, to hand them on: no session's own choice */
     VTL_EVENTS = 1, /* the application, by its ring of events */
     VTL_HANDED = 2, /* the application, by vtld: it has no such ring */
     VTL_RUNG = 3,   /* vtld's thread of flows, by its ring of events and a frame on the loopback */

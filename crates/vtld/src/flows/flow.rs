@@ -124,8 +124,6 @@ pub(super) struct State {
     pub(super) heard_by: Cell<Path>,
     /// Why what this host sends goes by the path that it goes by.
     pub(super) why: Cell<&'static str>,
-    /// Its application does without what gets lost.
-    pub(super) is_tolerant: Cell<bool>,
     /// It stays where it is, unless that breaks.
     pub(super) stays: Cell<bool>,
     /// It has left a carrier that others still go by, and is to try it again then.
@@ -149,7 +147,6 @@ impl State {
             task: RefCell::default(),
             heard_by: Cell::default(),
             why: Cell::new("no other carrier yet"),
-            is_tolerant: Cell::new(false),
             stays: Cell::new(false),
             returns: Cell::new(None),
             licence: Licence::default(),
@@ -163,6 +160,17 @@ impl State {
             task.abort();
         }
     }
+}
+
+/// How a flow begins here.
+pub(super) enum Beginning {
+    /// Its TCP connection was just established.
+    New {
+        /// The local application does without what gets lost.
+        is_tolerant: bool,
+    },
+    /// As a former daemon has left it.
+    Left(Box<Flow>),
 }
 
 /// What a flow's tasks wait for besides sockets.
@@ -190,10 +198,10 @@ pub(super) enum Reset {
 }
 
 impl Peer {
-    /// Carries a flow whose TCP connection is established, to its end. `left`: as a former daemon has left it.
-    pub(super) fn begin(self: &Rc<Self>, id: FlowId, state: State, left: Option<Flow>) {
+    /// Carries a flow whose TCP connection is established, to its end.
+    pub(super) fn begin(self: &Rc<Self>, id: FlowId, state: State, beginning: Beginning) {
         let state = Rc::new(state);
-        if !self.open(id, &state, left) {
+        if !self.open(id, &state, beginning) {
             tracing::debug!(peer = %state.peer, %id, "a flow's number was used before");
             return;
         }

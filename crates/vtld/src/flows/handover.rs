@@ -17,7 +17,7 @@ use vtl_proto::frame::{CarrierId, FlowId, FlowName, Side};
 use super::{
     Desired, Flows, Key, Names,
     control::Control,
-    flow::{Ends, State},
+    flow::{Beginning, Ends, State},
     lock,
     peer::Peer,
 };
@@ -170,7 +170,7 @@ impl Flows {
         state.why.set("vtld was restarted");
         state.pending.replace(left.pending);
         state.stays.set(left.stays);
-        peer.begin(left.id, state, Some(left.flow));
+        peer.begin(left.id, state, Beginning::Left(Box::new(left.flow)));
         Ok(())
     }
 }

@@ -3,8 +3,8 @@
 //!
 //! `peer.rs` is an association: its flows, its carriers, and what passes between them. `flow.rs` moves the
 //! bytes of one flow, `control.rs` is the control connection, `carrier/` has a file for each kind of carrier,
-//! `keeper.rs` opens both, `grants.rs` lets peers do so; `handover.rs` leaves all of it to the next daemon; `licence.rs` has flows stop where their connections
-//! would. The rules are in `vtl-core`; here are sockets, clocks and tasks, all on one thread (`thread.rs`).
+//! `keeper.rs` opens both, `grants.rs` lets peers do so; `licence.rs` has flows stop where their connections
+//! would; `handover.rs` leaves all of it to the next daemon. The rules are in `vtl-core`; here are sockets, clocks and tasks, all on one thread (`thread.rs`).
 
 mod carrier;
 mod control;
@@ -40,7 +40,7 @@ use crate::{
 };
 
 use carrier::Endpoint;
-use flow::{Ends, State};
+use flow::{Beginning, Ends, State};
 pub(crate) use handover::Handover;
 use peer::Peer;
 use serde::{Deserialize, Serialize};
@@ -278,10 +278,7 @@ impl Flows {
         self.started.set(self.started.get() + 1);
         let state = ends.and_then(|ends| State::new(self.started.get(), addresses, ends));
         match state {
-            Ok(state) => {
-                state.is_tolerant.set(is_tolerant);
-                peer.begin(id, state, None);
-            }
+            Ok(state) => peer.begin(id, state, Beginning::New { is_tolerant }),
             Err(error) => tracing::debug!(%error, peer = %addresses[1], "a flow was reset"),
         }
     }

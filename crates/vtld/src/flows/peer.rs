@@ -28,7 +28,7 @@ use super::{
     Desired, Key,
     carrier::Carrier,
     control::Control,
-    flow::{RESET, State},
+    flow::{Beginning, RESET, State},
     now_ns,
 };
 use crate::hooker::Over;
@@ -228,8 +228,7 @@ impl Peer {
     }
 
     /// A flow's TCP connection is established; false if its number was used before.
-    /// `left`: as a former daemon has left it.
-    pub(super) fn open(&self, id: FlowId, state: &Rc<State>, left: Option<Flow>) -> bool {
+    pub(super) fn open(&self, id: FlowId, state: &Rc<State>, beginning: Beginning) -> bool {
         if self.flows.borrow().contains_key(&id) {
             return false;
         }
@@ -237,14 +236,14 @@ impl Peer {
         self.changed.notify_waiters();
         let best = self.best();
         let mut core = self.core.borrow_mut();
-        match left {
-            None => {
+        match beginning {
+            Beginning::New { is_tolerant } => {
                 core.open(id);
-                if let Some(flow) = core.flow_mut(id).filter(|_| state.is_tolerant.get()) {
+                if let Some(flow) = core.flow_mut(id).filter(|_| is_tolerant) {
                     flow.set_tolerant();
                 }
             }
-            Some(flow) => core.restore(id, flow),
+            Beginning::Left(flow) => core.restore(id, *flow),
         }
         if let Some(best) = best {
             prefer(&mut core, id, state, best);

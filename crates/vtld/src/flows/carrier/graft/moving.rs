@@ -186,8 +186,9 @@ impl Graft {
             }
             let room = tx.room().min(BURST as u64) as usize;
             let most = tx.max_payload();
+            let first = tx.published();
             while count < room {
-                let number = tx.published() + count as u64;
+                let number = first + count as u64;
                 let packet = &mut tx.slot(count as u64)[..most];
                 let len = self.next(packet, number, &mut taken);
                 if len == 0 {
