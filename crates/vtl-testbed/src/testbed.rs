@@ -68,7 +68,7 @@ pub struct Testbed {
 }
 
 impl Testbed {
-    /// Makes a testbed with the given link. What a dead testbed of this name left behind is removed first.
+    /// Makes a testbed with the given link. What dead testbeds left behind is removed first.
     ///
     /// Where the kernel has netem it makes the link, unless `VTL_TESTBED_BACKEND=emulator` is set.
     ///
@@ -87,6 +87,9 @@ impl Testbed {
             return Err(Error::AlreadyUp(name.to_owned()));
         }
         remove(name);
+        for dead in state::names().iter().filter(|n| !is_up(n)) {
+            remove(dead);
+        }
         let result = Testbed::build(name, link, lifetime);
         if result.is_err() {
             remove(name);
@@ -350,6 +353,7 @@ impl Watcher {
         // A line means that all is well; the end of the pipe without one, that this process has died.
         let script = format!(
             "trap '' INT TERM HUP; read -r line && exit; \
+             exec 9> {directory}/lock; flock 9; \
              for n in {namespaces}; do \
                kill $(ip netns pids $n) ; \
                for d in {DEVICE} {TO_CLIENT} {TO_SERVER}; do ip -n $n link del $d; done; \
