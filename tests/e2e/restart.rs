@@ -210,12 +210,18 @@ fn restart__by_the_service_manager() {
     world.hook();
     world.meet();
     both_ways(&mut world, &[], |world, goes_on| {
-        for _ in 0..3 {
+        // Were carriers that end so soon waited for longer and longer, it would take minutes.
+        for _ in 0..8 {
             let before = flows(world, Host::Server);
             assert_eq!(before.len(), 2);
             manager.restart(world, Host::Server);
             assert_eq!(flows(world, Host::Server), before);
             goes_on(300_000);
+            until("flows return to a carrier", || {
+                let list = world.call(Host::Server, &Request::FlowList { from: 0 });
+                let flows = list["flows"].as_array().expect("a list");
+                flows.iter().all(|flow| flow["sends_by"] == "graft")
+            });
         }
     });
     assert_eq!(manager.kept.len(), 0);

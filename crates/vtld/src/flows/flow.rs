@@ -96,6 +96,11 @@ pub(super) struct Rates {
 }
 
 impl Rates {
+    /// What was before counts for nothing.
+    pub(super) fn begin(&self, bytes: [u64; 2]) {
+        self.seen.set(bytes);
+    }
+
     /// A look, so long after the last one.
     pub(super) fn look(&self, bytes: [u64; 2], after: Duration) {
         let before = self.seen.replace(bytes);

@@ -147,7 +147,7 @@ impl Flows {
             }
             Side::Peer => {
                 if let Some((id, control)) = control {
-                    spawn_local(Rc::clone(self).serve_controlled(Rc::clone(&peer), id, control));
+                    spawn_local(Rc::clone(self).serve_left(Rc::clone(&peer), id, control));
                 }
                 spawn_local(Rc::clone(self).look_after(peer));
             }

@@ -4,7 +4,6 @@
 use std::{
     cell::RefCell,
     collections::HashMap,
-    future::{Future, pending},
     io,
     net::{SocketAddr, TcpStream},
     rc::Rc,
@@ -14,7 +13,7 @@ use std::{
 use tokio::{
     sync::mpsc,
     task::{JoinSet, spawn_local},
-    time::{Instant, interval, sleep_until, timeout},
+    time::{Instant, MissedTickBehavior, interval, sleep_until, timeout},
 };
 use vtl_proto::{
     carrier::Kind,
@@ -47,34 +46,38 @@ const TICK: Duration = Duration::from_secs(1);
 /// The pauses between attempts.
 struct Pauses {
     pause: Duration,
-    /// When the last one began.
-    last: Option<Instant>,
+    /// Counts what says that another attempt is worth it.
+    signs: fn(&Peer) -> u64,
+    /// When the last one began, and the signs that there had been by then.
+    last: Option<(Instant, u64)>,
 }
 
 impl Pauses {
-    fn new() -> Self {
+    fn new(signs: fn(&Peer) -> u64) -> Self {
         Self {
             pause: PAUSE,
+            signs,
             last: None,
         }
     }
 
-    /// Waits until there may be another attempt. `sign`: that it is worth one.
-    async fn wait(&mut self, sign: impl Future<Output = ()>) {
-        if let Some(last) = self.last {
+    /// Waits until there may be another attempt: not for long if there has been a sign since the last one.
+    async fn wait(&mut self, peer: &Peer) {
+        if let Some((last, signs)) = self.last {
             if last.elapsed() >= WORTH {
                 self.pause = PAUSE;
             }
             tokio::select! {
-                () = sleep_until(last + self.pause) => {}
-                () = sign => {
+                biased;
+                () = peer.until(|peer| (self.signs)(peer) != signs) => {
                     self.pause = PAUSE;
                     sleep_until(last + PAUSE).await;
                 }
+                () = sleep_until(last + self.pause) => {}
             }
             self.pause = (self.pause * 2).min(LONGEST_PAUSE);
         }
-        self.last = Some(Instant::now());
+        self.last = Some((Instant::now(), (self.signs)(peer)));
     }
 }
 
@@ -84,7 +87,7 @@ type Answers = RefCell<HashMap<u32, mpsc::Sender<Option<Granted>>>>;
 impl Flows {
     /// Keeps carriers to a peer open while this host's flows need them.
     pub(super) async fn keep(self: Rc<Self>, peer: Rc<Peer>) {
-        let mut pauses = Pauses::new();
+        let mut pauses = Pauses::new(Peer::signs);
         let carriers = async {
             // That of a former daemon.
             let left = peer.control.borrow().clone();
@@ -95,7 +98,7 @@ impl Flows {
                 if peer.is_stuck() {
                     pauses.pause = PAUSE;
                 }
-                pauses.wait(peer.heard.notified()).await;
+                pauses.wait(&peer).await;
                 // A port that was hooked once need not be any more.
                 if let Some(dest) = peer.dest.get()
                     && let Err(error) = self.open_control(&peer, dest).await
@@ -136,6 +139,7 @@ impl Flows {
     /// Looks after what has waited too long, and after memory, for ever.
     pub(crate) async fn tend(self: Rc<Self>) {
         let mut ticks = interval(TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut last = Instant::now();
         loop {
             ticks.tick().await;
@@ -179,6 +183,8 @@ impl Flows {
         if !greeted? {
             return Err(io::ErrorKind::Unsupported.into());
         }
+        // What failed for want of a daemon may succeed.
+        peer.note_succession();
         let id = peer.next_carrier();
         let said = control.say(hello(id, peer.key.tag)).await;
         said.map_err(|_| io::ErrorKind::BrokenPipe)?;
@@ -215,6 +221,8 @@ impl Flows {
                 Frame::Refuse { kind } => {
                     answer(kind, None);
                 }
+                // Another daemon has taken over.
+                Frame::Hello { .. } => peer.note_succession(),
                 frame => peer.frame(id, frame),
             };
             while control.next(each).await.is_ok() {}
@@ -259,10 +267,10 @@ impl Flows {
 
     /// Opens sessions over grafts, which need no grant, for as long as they are needed.
     async fn open_sessions(self: &Rc<Self>, peer: &Rc<Peer>) {
-        let mut pauses = Pauses::new();
+        let mut pauses = Pauses::new(Peer::signs);
         loop {
             peer.until(|peer| peer.needs(Kind::Graft)).await;
-            pauses.wait(peer.heard.notified()).await;
+            pauses.wait(peer).await;
             if !peer.needs(Kind::Graft) {
                 continue;
             }
@@ -281,11 +289,11 @@ impl Flows {
         kind: Kind,
         mut answers: mpsc::Receiver<Option<Granted>>,
     ) {
-        let mut pauses = Pauses::new();
+        let mut pauses = Pauses::new(Peer::successions);
         loop {
             // One that has outlived an earlier control connection serves.
             peer.until(|peer| peer.needs(kind)).await;
-            pauses.wait(pending()).await;
+            pauses.wait(peer).await;
             if !peer.needs(kind) {
                 continue;
             }
@@ -345,12 +353,7 @@ impl Flows {
             Ok(control) => control,
             Err(error) => return tracing::debug!(%error, "no control connection"),
         };
-        // Its number is the peer's to say.
-        let unnumbered = CarrierId {
-            opener: Side::Peer,
-            number: 0,
-        };
-        if control.say(hello(unnumbered, peer.key.tag)).await.is_err() {
+        if control.say(greeting(&peer)).await.is_err() {
             return;
         }
         let numbered = |frame: Frame<'_>| match frame {
@@ -366,13 +369,20 @@ impl Flows {
         }
     }
 
-    /// Serves a control connection that a peer has opened, to its end.
-    pub(super) async fn serve_controlled(
+    /// Serves a control connection that a former daemon has left.
+    pub(super) async fn serve_left(
         self: Rc<Self>,
         peer: Rc<Peer>,
         id: CarrierId,
         control: Rc<Control>,
     ) {
+        // If it has ended, so it is below.
+        let _ = control.say(greeting(&peer)).await;
+        self.serve_controlled(peer, id, control).await;
+    }
+
+    /// Serves a control connection that a peer has opened and greeted by, to its end.
+    async fn serve_controlled(self: Rc<Self>, peer: Rc<Peer>, id: CarrierId, control: Rc<Control>) {
         peer.control.replace(Some((id, Rc::clone(&control))));
         let receiving = async {
             let each = |frame: Frame<'_>| match frame {
@@ -395,6 +405,15 @@ impl Flows {
         peer.run(id, control.clone(), receiving).await;
         peer.lost_control(&control);
     }
+}
+
+/// What the server says by a control connection, whose number is the opener's to say.
+fn greeting(peer: &Peer) -> Frame<'static> {
+    let unnumbered = CarrierId {
+        opener: Side::Peer,
+        number: 0,
+    };
+    hello(unnumbered, peer.key.tag)
 }
 
 impl Peer {

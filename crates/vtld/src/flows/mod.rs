@@ -215,7 +215,7 @@ impl Flows {
         peer.dest.set(Some(flow.dest));
         let is_tolerant = flow.desired.may_lose();
         peer.set_desired(flow.desired);
-        peer.heard.notify_waiters();
+        peer.note_answer();
         if is_new {
             spawn_local(Rc::clone(self).keep(Rc::clone(&peer)));
         }

@@ -53,6 +53,11 @@ fn role(opener: Side) -> &'static str {
     }
 }
 
+/// Bytes to the peer and from it.
+fn counts(flow: &Flow) -> [u64; 2] {
+    [flow.send.next_offset(), flow.receive.received()]
+}
+
 struct Running {
     carrier: Rc<dyn Carrier>,
     /// There are control frames for it.
@@ -100,9 +105,11 @@ pub(super) struct Peer {
     skipped: Cell<u64>,
     /// Where the latest flow that this host has opened leads.
     pub(super) dest: Cell<Option<SocketAddr>>,
-    /// The other host has answered to VTL's option.
-    pub(super) heard: Notify,
-    /// The first flow or carrier has come, or the last one has gone.
+    /// How often the other host has answered to VTL's option.
+    answers: Cell<u64>,
+    /// How often a daemon has appeared or taken over there.
+    successions: Cell<u64>,
+    /// The first flow or carrier has come, or the last one has gone; a sign has come.
     pub(super) changed: Notify,
 }
 
@@ -120,7 +127,8 @@ impl Peer {
             control: RefCell::default(),
             skipped: Cell::new(0),
             dest: Cell::new(None),
-            heard: Notify::new(),
+            answers: Cell::new(0),
+            successions: Cell::new(0),
             changed: Notify::new(),
         }
     }
@@ -149,6 +157,28 @@ impl Peer {
             }
             changed.await;
         }
+    }
+
+    /// The other host has answered to VTL's option.
+    pub(super) fn note_answer(&self) {
+        self.answers.set(self.answers.get() + 1);
+        self.changed.notify_waiters();
+    }
+
+    /// A daemon has appeared at the other host, or has taken over there.
+    pub(super) fn note_succession(&self) {
+        self.successions.set(self.successions.get() + 1);
+        self.changed.notify_waiters();
+    }
+
+    /// Counts what says that a carrier which did not last is worth another attempt.
+    pub(super) fn successions(&self) -> u64 {
+        self.successions.get()
+    }
+
+    /// The same of what needs no more than VTL's option does.
+    pub(super) fn signs(&self) -> u64 {
+        self.answers.get() + self.successions.get()
     }
 
     /// Ends all carriers.
@@ -243,7 +273,10 @@ impl Peer {
                     flow.set_tolerant();
                 }
             }
-            Beginning::Left(flow) => core.restore(id, *flow),
+            Beginning::Left(flow) => {
+                state.rates.begin(counts(&flow));
+                core.restore(id, *flow);
+            }
         }
         if let Some(best) = best {
             prefer(&mut core, id, state, best);
@@ -433,8 +466,7 @@ impl Peer {
         let core = self.core.borrow();
         for (id, state) in &*self.flows.borrow() {
             if let Some(flow) = core.flow(*id) {
-                let bytes = [flow.send.next_offset(), flow.receive.received()];
-                state.rates.look(bytes, after);
+                state.rates.look(counts(flow), after);
             }
         }
     }
