@@ -594,7 +594,7 @@ int vtl_steer_syn(struct __sk_buff *skb) {
     if (!hooked || !*hooked)
         return TC_ACT_UNSPEC;
     says = vtl_option(skb, off, tcp.doff);
-    if (says == SYN_NOTHING)
+    if (says == SYN_NOTHING || !is_served())
         return TC_ACT_UNSPEC;
 
     /* Only where the application listens, so that a closed port still answers with a RST, and has

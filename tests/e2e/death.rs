@@ -1,6 +1,12 @@
 //! Daemons that end in order, that are killed, and that come back.
 
-use std::fs;
+use std::{
+    fs,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    thread::sleep,
+    time::Duration,
+};
 
 use nix::sys::signal::Signal;
 use vtl_testbed::{Host, Link};
@@ -31,6 +37,39 @@ fn under_way(world: &World) -> [Download; 2] {
         "VTL carries them"
     );
     downloads
+}
+
+/// A hooked program that downloads a file once it is told to.
+struct Waiting {
+    program: Process,
+    go: PathBuf,
+    got: PathBuf,
+}
+
+impl Waiting {
+    fn start(world: &World, server: IpAddr) -> Self {
+        let (go, got) = (world.path("go"), world.path("got-behind"));
+        let _ = fs::remove_file(&go);
+        let script = "while [ ! -e \"$1\" ]; do sleep 0.05; done; curl -sS --fail -o \"$2\" \"$3\"";
+        let run = ["run", "--", "sh", "-c", script, "sh", go.to_str().unwrap()];
+        let mut command = world.vtl(Host::Client, &run);
+        command.arg(&got).arg(url(server, "f"));
+        let program = Process::piped(&mut command);
+        let name = || fs::read_to_string(format!("/proc/{}/comm", program.pid()));
+        until("the program runs", || {
+            name().is_ok_and(|name| name.trim() == "sh")
+        });
+        Self { program, go, got }
+    }
+
+    /// It gets the file.
+    fn goes_on(mut self, file: &Path) {
+        fs::write(&self.go, "").expect("written");
+        let status = self.program.wait();
+        let output = self.program.output();
+        assert!(status.success(), "{}", words(&output));
+        same(file, &self.got);
+    }
 }
 
 /// A daemon's end took everything along.
@@ -128,17 +167,7 @@ fn kill__of_the_clients_daemon() {
     let small = world.serve("f", MB / 4);
     let [server, _] = world.servers();
     let mut downloads = under_way(&world);
-    // A program that stays where it is hooked, and goes on when the daemon has died.
-    let (go, got) = (world.path("go"), world.path("got-behind"));
-    let script = "while [ ! -e \"$1\" ]; do sleep 0.05; done; curl -sS --fail -o \"$2\" \"$3\"";
-    let mut command = world.vtl(
-        Host::Client,
-        &["run", "--", "sh", "-c", script, "sh", go.to_str().unwrap()],
-    );
-    command.arg(&got).arg(url(server, "f"));
-    let mut hooked = Process::piped(&mut command);
-    let name = || fs::read_to_string(format!("/proc/{}/comm", hooked.pid())).unwrap_or_default();
-    until("the program runs", || name().trim() == "sh");
+    let waiting = Waiting::start(&world, server);
 
     let daemon = world.take_daemon(Host::Client);
     let (pid, held) = (daemon.pid(), Held::by(daemon.pid()));
@@ -148,11 +177,7 @@ fn kill__of_the_clients_daemon() {
         download.broke();
     }
     nothing_left(&world, Host::Client, &held);
-    fs::write(&go, "").expect("written");
-    let status = hooked.wait();
-    let output = hooked.output();
-    assert!(status.success(), "{}", words(&output));
-    same(&small, &got);
+    waiting.goes_on(&small);
     // The server's daemon notices, and goes on serving.
     until("the server's sessions end", || {
         world.status(Host::Server)["sessions"]
@@ -170,6 +195,38 @@ fn kill__of_the_clients_daemon() {
         world.download(server, "f");
     }
     assert!(world.sum(Host::Client, "bytes_received") >= 2 * (MB / 4) as u64);
+}
+
+/// As if they hung: new connections are left to TCP, and those that there are go on later.
+#[test]
+fn stopped__daemons_are_passed_by() {
+    // Heartbeats count for a second.
+    const STALE: Duration = Duration::from_millis(1_300);
+    let Some(mut world) = World::new("stopped", &slow_link()) else {
+        return;
+    };
+    world.serve("long", 24 * MB);
+    let small = world.serve("f", MB / 4);
+    for host in [Host::Server, Host::Client] {
+        world.meet();
+        let [server, _] = world.servers();
+        let mut long = world.start_download(server, "long");
+        long.reaches(100_000);
+        let waiting = Waiting::start(&world, server);
+        let daemon = world.daemon(host);
+        daemon.signal(Signal::SIGSTOP);
+        sleep(STALE);
+        waiting.goes_on(&small);
+        world.daemon(host).signal(Signal::SIGCONT);
+        assert!(long.process.wait().success());
+        long.check();
+        let received = || world.sum(Host::Client, "bytes_received");
+        let before = received();
+        until("VTL carries again", || {
+            world.download(server, "f");
+            received() > before
+        });
+    }
 }
 
 #[test]

@@ -60,6 +60,23 @@ struct {
     __type(value, struct vtl_owned);
 } vtl_own SEC(".maps");
 
+/* One entry: when vtld was last seen to serve connections, CLOCK_MONOTONIC nanoseconds. vtld
+ * writes. */
+struct {
+    __uint(type, BPF_MAP_TYPE_ARRAY);
+    __uint(max_entries, 1);
+    __type(key, __u32);
+    __type(value, __u64);
+} vtl_beat SEC(".maps");
+
+/* 1: vtld serves connections. Where it hangs or is stopped they are left to TCP. */
+static __always_inline int is_served(void) {
+    __u32 only = 0;
+    __u64 *beat = bpf_map_lookup_elem(&vtl_beat, &only);
+
+    return beat && bpf_ktime_get_ns() < *(volatile __u64 *)beat + VTL_BEAT_NS;
+}
+
 static __always_inline void map_v4(__u8 out[16], __be32 addr) {
     __u32 *w = (__u32 *)out;
     w[0] = 0;
@@ -154,6 +171,8 @@ static __always_inline int capture(struct bpf_sock_addr *ctx, const struct vtl_e
     struct vtl_captured *c;
     __u64 cookie, *until;
 
+    if (!is_served())
+        return 0;
     until = bpf_map_lookup_elem(&vtl_plain, dest);
     if (until && *until > bpf_ktime_get_ns())
         return 0;

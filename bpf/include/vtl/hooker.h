@@ -15,6 +15,9 @@ enum {
     VTL_SYN_MAX = 128,     /* an IP and a TCP header with every option: at most 120 bytes */
 };
 
+/* How long the heartbeat of vtld counts. */
+#define VTL_BEAT_NS 1000000000ull
+
 /* Set by vtld before the programs are loaded. */
 struct vtl_hook_config {
     __u64 netns_cookie;  /* the daemon's network namespace: sockets of others are left alone */

@@ -421,6 +421,10 @@ impl hooker::Broker for Handle {
         self.flows.knows(host)
     }
 
+    fn is_there(&self) -> bool {
+        self.flows.is_there()
+    }
+
     fn name_flow(&self, held: &HeldConnect) -> FlowName {
         let (local, peer) = (held.src().ip(), held.dest().ip());
         let desired = Desired {

@@ -145,6 +145,7 @@ impl Flows {
             ticks.tick().await;
             let after = last.elapsed();
             last = Instant::now();
+            self.pulse.note();
             let peers = self.peers();
             let held: u64 = peers.iter().map(|peer| peer.held()).sum();
             for peer in peers {

@@ -36,7 +36,7 @@ use vtl_proto::{
 
 use crate::{
     broker::{self, random_token},
-    hooker::{self, Over, ServerFlow},
+    hooker::{self, Over, Pulse, ServerFlow},
 };
 
 use carrier::Endpoint;
@@ -172,6 +172,8 @@ pub(crate) struct Flows {
     hooker: hooker::Handle,
     broker: broker::Handle,
     names: Arc<Names>,
+    /// Of the thread.
+    pulse: Arc<Pulse>,
     peers: RefCell<HashMap<Key, Rc<Peer>>>,
     /// There is another one.
     appeared: Notify,
@@ -188,11 +190,13 @@ impl Flows {
         hooker: hooker::Handle,
         broker: broker::Handle,
         names: Arc<Names>,
+        pulse: Arc<Pulse>,
     ) -> Rc<Self> {
         Rc::new(Self {
             hooker,
             broker,
             names,
+            pulse,
             peers: RefCell::default(),
             appeared: Notify::new(),
             started: Cell::new(0),

@@ -19,7 +19,7 @@ use super::{Desired, Flows, Handover, Names, Opened, no_such};
 use crate::{
     broker,
     handover::{Descriptors, Outgoing},
-    hooker::{self, ClientFlow, ServerFlow},
+    hooker::{self, ClientFlow, Pulse, ServerFlow},
 };
 
 /// Where the answer to a command goes.
@@ -53,6 +53,7 @@ struct Needs {
 #[derive(Default)]
 struct Shared {
     names: Arc<Names>,
+    pulse: Arc<Pulse>,
     /// What flows need. While there is nothing, no thread is started.
     needs: Mutex<Option<Needs>>,
     thread: Mutex<Option<Thread>>,
@@ -80,6 +81,11 @@ impl Handle {
         *self.shared.needs() = Some(Needs { hooker, broker });
         // Sessions of peers may come before their first flow does.
         self.send(Command::Begin);
+    }
+
+    /// Whether the thread is at work.
+    pub(crate) fn is_there(&self) -> bool {
+        self.shared.pulse.is_there()
     }
 
     fn send(&self, command: Command) {
@@ -210,13 +216,13 @@ fn start(shared: &Arc<Shared>, needs: Needs) -> io::Result<Thread> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    let names = Arc::clone(&shared.names);
+    let (names, pulse) = (Arc::clone(&shared.names), Arc::clone(&shared.pulse));
     let thread = std::thread::Builder::new()
         .name("vtl-flows".into())
         .spawn(move || {
             let run = async move {
                 let Needs { hooker, broker } = needs;
-                serve(inbox, Flows::new(hooker, broker, names)).await;
+                serve(inbox, Flows::new(hooker, broker, names, pulse)).await;
             };
             LocalSet::new().block_on(&runtime, run);
         })?;

@@ -224,6 +224,7 @@ impl Programs {
             own: self.map("vtl_own")?,
             ports: self.map("vtl_ports")?,
             steer: self.map("vtl_steer")?,
+            beat: self.map("vtl_beat")?,
         })
     }
 
@@ -243,6 +244,7 @@ pub(super) struct Maps {
     own: MapHandle,
     ports: MapHandle,
     steer: MapHandle,
+    beat: MapHandle,
 }
 
 fn put(map: &MapHandle, name: &'static str, key: &[u8], value: &[u8]) -> Result<(), HookerError> {
@@ -364,6 +366,17 @@ impl Maps {
         )
     }
 
+    /// Has programs take connections for a second more.
+    pub(super) fn beat(&self) -> Result<(), HookerError> {
+        let now = monotonic().as_nanos() as u64;
+        put(
+            &self.beat,
+            "vtl_beat",
+            &0u32.to_ne_bytes(),
+            &now.to_ne_bytes(),
+        )
+    }
+
     pub(super) fn steer_to(&self, slot: u32, listener: &impl AsFd) -> Result<(), HookerError> {
         let fd = listener.as_fd().as_raw_fd() as u64;
         put(
@@ -376,7 +389,7 @@ impl Maps {
 }
 
 /// The clock of `bpf_ktime_get_ns`.
-fn monotonic() -> Duration {
+pub(super) fn monotonic() -> Duration {
     nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC)
         .map_or(Duration::ZERO, Duration::from)
 }

@@ -180,6 +180,7 @@ impl Engine {
                     token => self.attempted(token),
                 }
             }
+            self.shared.pulse.note();
             let now = Instant::now();
             if now >= tick {
                 tick = now + TICK;

@@ -11,6 +11,7 @@
 //! connections are plain TCP, and those under way end with an error.
 
 mod abi;
+mod beat;
 mod bpf;
 mod carrier;
 mod cgroup;
@@ -47,6 +48,7 @@ use vtl_proto::carrier::Kind;
 
 use crate::handover::Left;
 
+pub(crate) use beat::Pulse;
 pub use carrier::{Carrier, Over};
 pub use error::{ConnectError, HookerError};
 pub(crate) use handover::Handover;
@@ -55,6 +57,7 @@ pub use hooks::{Hook, Hooked};
 pub use steering::ClientAddressGuard;
 
 use abi::vtl_hook_config;
+use beat::Heart;
 use bpf::{ADDRESSES, Attached, HOLD_SYN, Maps, Programs, SOCKOPS};
 use cgroup::Hierarchy;
 use engine::{Command, Engine, Listeners};
@@ -120,7 +123,7 @@ pub struct ServerFlow {
     pub name: FlowName,
 }
 
-/// What becomes of connections whose both ends run VTL. All methods run on the Hooker's thread and
+/// What becomes of connections whose both ends run VTL. All methods run on the Hooker's threads and
 /// must not block.
 pub trait Broker: Send + Sync + 'static {
     /// What the SYN of a flow's own connection is to say.
@@ -129,6 +132,11 @@ pub trait Broker: Send + Sync + 'static {
     /// Whether there is an association with the host.
     fn knows(&self, _host: IpAddr) -> bool {
         false
+    }
+
+    /// Whether it takes connections: where it hangs, they are left to TCP.
+    fn is_there(&self) -> bool {
+        true
     }
 
     /// A captured connection's destination turned out to run VTL.
@@ -147,6 +155,8 @@ struct Shared {
     proxy: ProxyHandle,
     commands: Sender<Command>,
     wake: Arc<EventFd>,
+    /// Of the thread that waits for connections.
+    pulse: Pulse,
     clients: Mutex<Clients>,
     hooks: Mutex<Hooks>,
 }
@@ -257,6 +267,7 @@ pub struct Hooker {
     /// Programs that serve all hooks.
     links: Vec<Attached>,
     threads: Vec<JoinHandle<()>>,
+    _heart: Heart,
 }
 
 impl Hooker {
@@ -365,12 +376,14 @@ impl Hooker {
             proxy,
             commands,
             wake: Arc::new(wake),
+            pulse: Pulse::default(),
             clients: Mutex::default(),
             hooks: Mutex::new(hooks),
         });
         if is_heir {
             shared.clients().inherit(shared.maps.shown());
         }
+        let heart = Heart::start(Arc::clone(&shared)).map_err(failed("start a thread"))?;
         let engine = Engine::new(Arc::clone(&shared), ring, listeners, inbox)?;
         let engine_thread = std::thread::Builder::new()
             .name("vtl-hooker".into())
@@ -380,6 +393,7 @@ impl Hooker {
             handle: Handle { shared },
             links,
             threads: vec![engine_thread, proxy_thread],
+            _heart: heart,
         })
     }
 

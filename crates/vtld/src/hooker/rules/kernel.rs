@@ -23,12 +23,13 @@ use super::super::{
 const MATCH: [&str; 2] = ["vtl_rule4", "vtl_rule6"];
 const IDENTIFY: &str = "vtl_identify";
 /// Maps that belong to the Hooker's other programs.
-const SHARED: [&str; 5] = [
+const SHARED: [&str; 6] = [
     "vtl_captured",
     "vtl_wishes",
     "vtl_locals",
     "vtl_plain",
     "vtl_own",
+    "vtl_beat",
 ];
 
 /// The loaded programs and their maps.

@@ -1,0 +1,92 @@
+//! The heartbeat that programs of the kernel look at: where it fails they leave connections to TCP.
+
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+        mpsc::{self, RecvTimeoutError},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use super::{Shared, bpf::monotonic};
+
+/// Between two beats; programs wait for four times as long (`VTL_BEAT_NS`).
+const BEAT: Duration = Duration::from_millis(250);
+/// A thread that new connections need hangs if it has not been seen for so long. Each looks after itself once a
+/// second, but may wait while the verifier reads programs.
+const HANGS: Duration = Duration::from_secs(10);
+
+/// When a thread was last seen, nanoseconds of [`monotonic`].
+pub(crate) struct Pulse(AtomicU64);
+
+/// A thread that is about to start counts as seen.
+impl Default for Pulse {
+    fn default() -> Self {
+        let pulse = Self(AtomicU64::new(0));
+        pulse.note();
+        pulse
+    }
+}
+
+impl Pulse {
+    /// It is at work.
+    pub(crate) fn note(&self) {
+        let now = monotonic().as_nanos() as u64;
+        self.0.store(now, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_there(&self) -> bool {
+        let seen = Duration::from_nanos(self.0.load(Ordering::Relaxed));
+        monotonic().saturating_sub(seen) < HANGS
+    }
+}
+
+/// The thread that beats, until this is dropped.
+pub(super) struct Heart {
+    stop: Option<mpsc::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Heart {
+    /// The first beat is done before it returns.
+    pub(super) fn start(shared: Arc<Shared>) -> io::Result<Self> {
+        let (stop, stopped) = mpsc::channel();
+        beat(&shared);
+        let thread = std::thread::Builder::new()
+            .name("vtl-heart".into())
+            .spawn(move || {
+                let mut was_there = true;
+                while stopped.recv_timeout(BEAT) == Err(RecvTimeoutError::Timeout) {
+                    let is_there = shared.pulse.is_there() && shared.broker.is_there();
+                    if is_there {
+                        beat(&shared);
+                    } else if was_there {
+                        tracing::error!("a thread hangs: new connections are left to TCP");
+                    }
+                    was_there = is_there;
+                }
+            })?;
+        Ok(Self {
+            stop: Some(stop),
+            thread: Some(thread),
+        })
+    }
+}
+
+fn beat(shared: &Shared) {
+    if let Err(error) = shared.maps.beat() {
+        tracing::warn!(%error, "connections are left to TCP");
+    }
+}
+
+impl Drop for Heart {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
