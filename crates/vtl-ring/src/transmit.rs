@@ -13,6 +13,7 @@ use super::{Closed, Lanes, Ring, closed};
 /// The sending side.
 pub struct TxRing {
     ring: Ring,
+    /// The first slot that is not written yet; those from `producer` up to it are staged.
     next: u64,
     /// `consumer` when it was last looked at: the kernel writes there, so looking is not free.
     acknowledged: u64,
@@ -87,8 +88,32 @@ impl TxRing {
         }
     }
 
-    /// Publishes the next slots, with the lengths of their payload. Returns true if the daemon must
-    /// be kicked because its pump had gone to sleep.
+    /// Has the next slots, with these lengths of their payload, be published with what is published next.
+    ///
+    /// # Panics
+    /// If a length is 0 or too large, or there are more than [`TxRing::room`].
+    pub fn stage(&mut self, lengths: &[u32]) {
+        self.stage_with(lengths, |_| 0);
+    }
+
+    /// Slots that are staged.
+    pub fn staged(&self) -> u64 {
+        let published = self.ring.producer().load(Ordering::Relaxed);
+        self.next.wrapping_sub(published)
+    }
+
+    /// Publishes what is staged. Returns true if the daemon must be kicked because its pump had gone
+    /// to sleep.
+    pub fn publish_staged(&mut self) -> bool {
+        self.ring.producer().store(self.next, Ordering::Release);
+        // Pairs with egress, which sets `waiting` and then looks at `producer` again.
+        fence(Ordering::SeqCst);
+        self.ring.waiting().load(Ordering::Relaxed) != 0
+            && self.ring.waiting().swap(0, Ordering::AcqRel) != 0
+    }
+
+    /// Publishes the next slots, with the lengths of their payload. Returns as
+    /// [`TxRing::publish_staged`].
     ///
     /// # Panics
     /// If a length is 0 or too large, or there are more than [`TxRing::room`].
@@ -130,7 +155,12 @@ impl TxRing {
         self.publish_with(&[1], |_| intf::VTL_F_LAST)
     }
 
-    fn publish_with(&mut self, lengths: &[u32], mut more: impl FnMut(usize) -> u32) -> bool {
+    fn publish_with(&mut self, lengths: &[u32], more: impl FnMut(usize) -> u32) -> bool {
+        self.stage_with(lengths, more);
+        self.publish_staged()
+    }
+
+    fn stage_with(&mut self, lengths: &[u32], mut more: impl FnMut(usize) -> u32) {
         let count = lengths.len() as u64;
         assert!(count <= self.known_room() || count <= self.room());
         for (i, len) in lengths.iter().enumerate() {
@@ -140,11 +170,6 @@ impl TxRing {
             unsafe { ((*slot).len, (*slot).more) = (*len, more(i)) };
         }
         self.next += lengths.len() as u64;
-        self.ring.producer().store(self.next, Ordering::Release);
-        // Pairs with egress, which sets `waiting` and then looks at `producer` again.
-        fence(Ordering::SeqCst);
-        self.ring.waiting().load(Ordering::Relaxed) != 0
-            && self.ring.waiting().swap(0, Ordering::AcqRel) != 0
     }
 
     /// Asks to be woken when a quarter of the ring, or more, is free. Returns false if it is already.
@@ -168,7 +193,12 @@ impl TxRing {
         self.ring.consumer().load(Ordering::Acquire)
     }
 
-    /// Packets that the peer has not acknowledged.
+    /// The number of the next packet to be written.
+    pub fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// Packets that the peer has not acknowledged, staged ones included.
     pub fn unacknowledged(&self) -> u64 {
         self.next
             .wrapping_sub(self.ring.consumer().load(Ordering::Acquire))

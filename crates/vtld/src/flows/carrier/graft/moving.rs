@@ -26,7 +26,7 @@ use super::{
     session::Session,
 };
 
-/// Packets that are published, and read, at once.
+/// Packets that are written, and read, at once.
 const BURST: usize = 256;
 /// Bytes of a flow that are put together before the flow gets them.
 const RUN: usize = 128 << 10;
@@ -186,7 +186,7 @@ impl Graft {
             }
             let room = tx.room().min(BURST as u64) as usize;
             let most = tx.max_payload();
-            let first = tx.published();
+            let first = tx.next();
             while count < room {
                 let number = first + count as u64;
                 let packet = &mut tx.slot(count as u64)[..most];
@@ -197,15 +197,17 @@ impl Graft {
                 lengths[count] = len as u32;
                 count += 1;
             }
-            let is_full = count == room && !self.is_empty();
-            let asked = is_full && count == 0 && tx.wait_for_room();
             drop(tx);
             self.room.add_permits(taken);
-            if count > 0 {
-                self.session.publish(&lengths[..count]);
-            }
-            if !is_full || asked {
+            self.session.stage(&lengths[..count]);
+            if count < room || self.is_empty() {
                 return;
+            }
+            if count == 0 {
+                self.session.publish();
+                if self.session.tx.borrow_mut().wait_for_room() {
+                    return;
+                }
             }
         }
     }
@@ -294,7 +296,9 @@ impl Graft {
         let first = rx.next();
         for i in 0..count {
             if !self.was_seen(first + i) {
-                run.take(rx.packet(i), peer, id)?;
+                let packet = rx.packet(i);
+                run.expected = packet.len() * (count - i) as usize;
+                run.take(packet, peer, id)?;
             }
             if self.session.loses {
                 self.lossy.note_received(rx.packet(i));
@@ -384,15 +388,18 @@ struct Run {
     flow: Option<FlowId>,
     offset: u64,
     bytes: BytesMut,
+    /// How many there may be, from here on.
+    expected: usize,
 }
 
 impl Run {
-    fn new(flow: FlowId, offset: u64, bytes: &[u8]) -> Self {
-        Self {
-            flow: Some(flow),
-            offset,
-            bytes: bytes.into(),
-        }
+    fn begin(&mut self, flow: FlowId, offset: u64, bytes: &[u8]) {
+        self.flow = Some(flow);
+        self.offset = offset;
+        // At once: to grow is to copy.
+        let capacity = self.expected.clamp(bytes.len(), RUN.max(bytes.len()));
+        self.bytes = BytesMut::with_capacity(capacity);
+        self.bytes.extend_from_slice(bytes);
     }
 
     /// Takes the frames of a packet.
@@ -409,7 +416,7 @@ impl Run {
                 } => {
                     if !self.takes(flow, offset, bytes) {
                         self.give(peer, carrier);
-                        *self = Self::new(flow, offset, bytes);
+                        self.begin(flow, offset, bytes);
                     }
                 }
                 frame => {
@@ -434,7 +441,12 @@ impl Run {
     /// Gives the flow what there is.
     fn give(&mut self, peer: &Peer, carrier: CarrierId) {
         if let Some(flow) = self.flow.take() {
-            peer.bytes(carrier, flow, self.offset, mem::take(&mut self.bytes));
+            let mut bytes = mem::take(&mut self.bytes);
+            if bytes.len() < bytes.capacity() / 2 {
+                // It may be held for long, and what is held is counted.
+                bytes = BytesMut::from(&bytes[..]);
+            }
+            peer.bytes(carrier, flow, self.offset, bytes);
         }
     }
 }

@@ -23,6 +23,9 @@ use vtl_ring::{Events, RxRing, TxRing, egress};
 use super::{Opened, Owned, watch};
 use crate::broker::WHOLE;
 
+/// Packets that wait for no more.
+const MANY: u64 = 256;
+
 /// This host's end of a session.
 pub(super) struct Session {
     pub(super) tx: RefCell<TxRing>,
@@ -44,9 +47,9 @@ pub(super) struct Session {
     pub(super) news: Notify,
     /// Its graft does not deliver everything.
     pub(super) loses: bool,
-    /// Egress sleeps and is to be woken; bytes of the packet where it is but one.
-    sleeps: Cell<Option<u32>>,
-    published: Notify,
+    /// Bytes of the packet that was staged last.
+    last: Cell<u32>,
+    staged: Notify,
     _owned: Owned,
 }
 
@@ -68,8 +71,8 @@ impl Session {
             room: Notify::new(),
             news: Notify::new(),
             loses: !granted.grant.services.contains(WHOLE),
-            sleeps: Cell::new(None),
-            published: Notify::new(),
+            last: Cell::new(0),
+            staged: Notify::new(),
             _owned: owned,
         })
     }
@@ -118,7 +121,7 @@ impl Session {
                 self.news.notify_one();
             }
         };
-        tokio::join!(from_kernel, from_broker, self.wake_egress());
+        tokio::join!(from_kernel, from_broker, self.hand_over());
     }
 
     /// Passes the kernel's events on, if there are any.
@@ -138,29 +141,40 @@ impl Session {
         let _ = nix::unistd::write(&self.kick, &1_u64.to_ne_bytes());
     }
 
-    /// Hands over the packets that lie in the next slots. Egress is woken once all that there is to send has
-    /// been handed over, as each wake-up costs more than a packet.
-    pub(super) fn publish(&self, lengths: &[u32]) {
-        let sleeps = self.tx.borrow_mut().publish(lengths);
-        if sleeps {
-            let single = if let [one] = lengths { *one } else { 0 };
-            self.sleeps.set(Some(single));
-            self.published.notify_one();
-        } else if self.sleeps.get().is_some() {
-            self.sleeps.set(Some(0));
+    /// Has egress get the packets that lie in the next slots, as soon as there are many, or no more for now: a call
+    /// of it, and a wake-up, cost as much as dozens of packets.
+    pub(super) fn stage(&self, lengths: &[u32]) {
+        let Some(last) = lengths.last() else { return };
+        self.last.set(*last);
+        let mut tx = self.tx.borrow_mut();
+        tx.stage(lengths);
+        let are_many = tx.staged() >= MANY;
+        drop(tx);
+        match are_many {
+            true => self.publish(),
+            false => self.staged.notify_one(),
         }
     }
 
-    /// Wakes egress where it sleeps, for good.
-    async fn wake_egress(&self) {
-        loop {
-            if let Some(single) = self.sleeps.take() {
-                let caller = self.caller.as_ref().filter(|_| single > 0);
-                if !caller.is_some_and(|caller| egress::run(caller, single)) {
-                    self.kick();
-                }
+    /// Has egress get all that is staged.
+    pub(super) fn publish(&self) {
+        let mut tx = self.tx.borrow_mut();
+        let count = tx.staged();
+        let sleeps = count > 0 && tx.publish_staged();
+        drop(tx);
+        if sleeps {
+            let caller = self.caller.as_ref().filter(|_| count == 1);
+            if !caller.is_some_and(|caller| egress::run(caller, self.last.get())) {
+                self.kick();
             }
-            self.published.notified().await;
+        }
+    }
+
+    /// Has egress get what is staged once this thread's other tasks have had their turn, for good.
+    async fn hand_over(&self) {
+        loop {
+            self.staged.notified().await;
+            self.publish();
         }
     }
 
