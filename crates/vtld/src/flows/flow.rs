@@ -9,6 +9,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use futures_util::StreamExt;
 use tokio::{
     io::{Interest, unix::AsyncFd},
     sync::Notify,
@@ -21,6 +22,7 @@ use vtl_proto::frame::{FlowId, ResetCode};
 use super::{
     carrier::Refused,
     licence::{self, Licence},
+    parts::Parts,
     peer::Peer,
     socket::{self, Got, read},
 };
@@ -252,18 +254,38 @@ struct Mover<'a> {
 
 impl Mover<'_> {
     async fn run(&self) -> Result<(), Reset> {
-        let all = async {
-            let connected = socket::connected(&self.ends.app).await;
-            connected.map_err(Reset::App)?;
-            tokio::try_join!(self.send(), self.receive(), self.deliver()).map(drop)
-        };
+        let Ends { app, tcp, .. } = self.ends;
+        let is_reset = || io::ErrorKind::ConnectionReset.into();
+        let mut parts = Parts::<Result<(), Reset>>::default();
+        parts.push(Box::pin(async move {
+            socket::broken(app).await;
+            Err(Reset::App(is_reset()))
+        }));
+        parts.push(Box::pin(async move {
+            socket::broken(tcp).await;
+            Err(Reset::Tcp(is_reset()))
+        }));
+        parts.push(Box::pin(async {
+            self.changed.reset.notified().await;
+            Err(Reset::Peer)
+        }));
+        parts.push(Box::pin(async {
+            match self.state.licence.keep(tcp.get_ref()).await {}
+        }));
         tokio::select! {
-            result = all => result,
-            () = socket::broken(&self.ends.app) => Err(Reset::App(io::ErrorKind::ConnectionReset.into())),
-            () = socket::broken(&self.ends.tcp) => Err(Reset::Tcp(io::ErrorKind::ConnectionReset.into())),
-            () = self.changed.reset.notified() => Err(Reset::Peer),
-            never = self.state.licence.keep(self.ends.tcp.get_ref()) => match never {},
+            connected = socket::connected(app) => connected.map_err(Reset::App)?,
+            Some(Err(reset)) = parts.next() => return Err(reset),
         }
+        parts.push(Box::pin(self.send()));
+        parts.push(Box::pin(self.receive()));
+        parts.push(Box::pin(self.deliver()));
+        // Three of them end well.
+        for _ in 0..3 {
+            if let Some(ended) = parts.next().await {
+                ended?;
+            }
+        }
+        Ok(())
     }
 
     /// The flow's state; what it owes the peer then is queued.

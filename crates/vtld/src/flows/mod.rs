@@ -13,6 +13,7 @@ mod grants;
 mod handover;
 mod keeper;
 mod licence;
+mod parts;
 mod peer;
 mod socket;
 mod thread;

@@ -35,6 +35,7 @@ use vtl_proto::{
 use super::{
     super::{
         control::{emit, hello},
+        parts::first,
         peer::Peer,
         socket::watch,
     },
@@ -300,24 +301,18 @@ impl Link for Ready {
                             graft.attend(&peer, &hello, asking, self.rtt).await;
                         }
                     }
+                    tracing::info!(carrier = %Kind::Graft, "nothing comes back");
                 };
-                let serving = async {
-                    tokio::select! {
-                        () = graft.receive(&peer, id) => {}
-                        () = graft.refill() => {}
-                        () = dead => {
-                            tracing::info!(carrier = %Kind::Graft, "nothing comes back");
-                        }
-                        () = graft.over() => {}
-                    }
-                };
+                let serving = first([
+                    Box::pin(graft.receive(&peer, id)),
+                    Box::pin(graft.refill()),
+                    Box::pin(dead),
+                    Box::pin(graft.over()),
+                ]);
                 peer.run(id, Rc::clone(graft) as Rc<dyn Carrier>, serving)
                     .await;
             };
-            tokio::select! {
-                () = working => {}
-                () = session.wake_up() => {}
-            }
+            first([Box::pin(working), Box::pin(session.wake_up())]).await;
         })
     }
 }

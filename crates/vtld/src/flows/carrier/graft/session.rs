@@ -20,7 +20,7 @@ use vtl_proto::{
 };
 use vtl_ring::{Events, RxRing, TxRing, egress};
 
-use super::{Opened, Owned, watch};
+use super::{Opened, Owned, first, watch};
 use crate::broker::WHOLE;
 
 /// Packets that wait for no more.
@@ -100,7 +100,7 @@ impl Session {
         Some(packet)
     }
 
-    /// Passes wake-ups on, for good.
+    /// Passes wake-ups on, and hands packets over, for good.
     pub(super) async fn wake_up(&self) {
         let from_kernel = async {
             match &self.events {
@@ -121,7 +121,12 @@ impl Session {
                 self.news.notify_one();
             }
         };
-        tokio::join!(from_kernel, from_broker, self.hand_over());
+        first([
+            Box::pin(from_kernel),
+            Box::pin(from_broker),
+            Box::pin(self.hand_over()),
+        ])
+        .await;
     }
 
     /// Passes the kernel's events on, if there are any.
