@@ -211,8 +211,7 @@ fn restart__by_the_service_manager() {
     world.hook();
     world.meet();
     both_ways(&mut world, &[], |world, goes_on| {
-        // Were carriers that end so soon waited for longer and longer, it would take minutes.
-        for _ in 0..8 {
+        for _ in 0..3 {
             let before = flows(world, Host::Server);
             assert_eq!(before.len(), 2);
             manager.restart(world, Host::Server);

@@ -45,6 +45,7 @@ const TICK: Duration = Duration::from_secs(1);
 
 /// The pauses between attempts.
 struct Pauses {
+    /// The next one.
     pause: Duration,
     /// Counts what says that another attempt is worth it.
     signs: fn(&Peer) -> u64,
@@ -61,23 +62,35 @@ impl Pauses {
         }
     }
 
-    /// Waits until there may be another attempt: not for long if there has been a sign since the last one.
-    async fn wait(&mut self, peer: &Peer) {
-        if let Some((last, signs)) = self.last {
-            if last.elapsed() >= WORTH {
-                self.pause = PAUSE;
-            }
-            tokio::select! {
-                biased;
-                () = peer.until(|peer| (self.signs)(peer) != signs) => {
-                    self.pause = PAUSE;
-                    sleep_until(last + PAUSE).await;
-                }
-                () = sleep_until(last + self.pause) => {}
-            }
-            self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+    /// When there may be another attempt, after so many signs: not late if there has been one since the last attempt.
+    fn next(&self, signs: u64) -> Option<Instant> {
+        let (last, seen) = self.last?;
+        Some(last + if signs == seen { self.pause } else { PAUSE })
+    }
+
+    /// An attempt begins.
+    fn begin(&mut self, now: Instant, signs: u64) {
+        if let Some((_, seen)) = self.last {
+            let pause = if signs == seen { self.pause } else { PAUSE };
+            self.pause = (pause * 2).min(LONGEST_PAUSE);
         }
-        self.last = Some((Instant::now(), (self.signs)(peer)));
+        self.last = Some((now, signs));
+    }
+
+    /// Waits until there may be another attempt.
+    async fn wait(&mut self, peer: &Peer) {
+        if self.last.is_some_and(|(last, _)| last.elapsed() >= WORTH) {
+            self.pause = PAUSE;
+        }
+        while let signs = (self.signs)(peer)
+            && let Some(at) = self.next(signs)
+        {
+            tokio::select! {
+                () = sleep_until(at) => break,
+                () = peer.until(|peer| (self.signs)(peer) != signs) => {}
+            }
+        }
+        self.begin(Instant::now(), (self.signs)(peer));
     }
 }
 
@@ -426,5 +439,26 @@ impl Peer {
                 return;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses__grow_until_there_is_a_sign() {
+        let mut pauses = Pauses::new(Peer::signs);
+        let now = Instant::now();
+        assert_eq!(pauses.next(3), None, "the first attempt waits for nothing");
+        pauses.begin(now, 3);
+        for seconds in [1, 2, 4, 8, 16, 32, 60, 60] {
+            let at = pauses.next(3);
+            assert_eq!(at, Some(now + Duration::from_secs(seconds)));
+            pauses.begin(now, 3);
+        }
+        assert_eq!(pauses.next(4), Some(now + PAUSE), "one since the last");
+        pauses.begin(now, 4);
+        assert_eq!(pauses.next(4), Some(now + 2 * PAUSE));
     }
 }
