@@ -258,6 +258,18 @@ mod tests {
     }
 
     #[test]
+    fn tx_ring__what_is_staged_takes_room_and_is_published_at_once() {
+        let fd = memory();
+        let mut tx = TxRing::map(fd.as_fd(), SLOTS, 100).unwrap();
+        tx.ring.waiting().store(1, Ordering::Release);
+        tx.stage(&[1, 2]);
+        tx.stage(&[3]);
+        assert_eq!((tx.published(), tx.staged(), tx.room()), (0, 3, 5));
+        assert!(tx.publish_staged());
+        assert_eq!((tx.published(), tx.staged(), tx.next()), (3, 0, 3));
+    }
+
+    #[test]
     fn tx_ring__packets_become_smaller_with_the_path() {
         let fd = memory();
         let mut tx = TxRing::map(fd.as_fd(), SLOTS, 100).unwrap();

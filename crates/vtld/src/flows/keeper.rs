@@ -62,16 +62,20 @@ impl Pauses {
         }
     }
 
-    /// When there may be another attempt, after so many signs: not late if there has been one since the last attempt.
-    fn next(&self, signs: u64) -> Option<Instant> {
+    /// The last attempt, and the pause behind it, after so many signs: not long if there has been one since.
+    fn behind(&self, signs: u64) -> Option<(Instant, Duration)> {
         let (last, seen) = self.last?;
-        Some(last + if signs == seen { self.pause } else { PAUSE })
+        Some((last, if signs == seen { self.pause } else { PAUSE }))
+    }
+
+    /// When there may be another attempt.
+    fn next(&self, signs: u64) -> Option<Instant> {
+        self.behind(signs).map(|(last, pause)| last + pause)
     }
 
     /// An attempt begins.
     fn begin(&mut self, now: Instant, signs: u64) {
-        if let Some((_, seen)) = self.last {
-            let pause = if signs == seen { self.pause } else { PAUSE };
+        if let Some((_, pause)) = self.behind(signs) {
             self.pause = (pause * 2).min(LONGEST_PAUSE);
         }
         self.last = Some((now, signs));

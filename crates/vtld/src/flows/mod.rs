@@ -4,7 +4,8 @@
 //! `peer.rs` is an association: its flows, its carriers, and what passes between them. `flow.rs` moves the
 //! bytes of one flow, `control.rs` is the control connection, `carrier/` has a file for each kind of carrier,
 //! `keeper.rs` opens both, `grants.rs` lets peers do so; `licence.rs` has flows stop where their connections
-//! would; `handover.rs` leaves all of it to the next daemon. The rules are in `vtl-core`; here are sockets, clocks and tasks, all on one thread (`thread.rs`).
+//! would; `handover.rs` leaves all of it to the next daemon. The rules are in `vtl-core`; here are sockets, clocks
+//! and tasks (`parts.rs`: what is polled of them), all on one thread (`thread.rs`).
 
 mod carrier;
 mod control;
