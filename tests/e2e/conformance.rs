@@ -667,7 +667,7 @@ fn hosts(name: &str) -> Option<World> {
 
 /// Starts the daemons, if they do not run, and has the hosts meet.
 fn carry(world: &mut World, program: &Path, family: usize, over: Over) {
-    if !world.socket(Host::Client).exists() {
+    if !world.has_daemons() {
         world.start(Host::Server, &[]);
         world.start(Host::Client, &[]);
         for port in PORTS {

@@ -188,6 +188,11 @@ impl World {
         self.call(Host::Server, &request);
     }
 
+    /// Whether this test has started daemons. A socket proves nothing: a killed run leaves it behind.
+    pub(crate) fn has_daemons(&self) -> bool {
+        !self.daemons.is_empty()
+    }
+
     pub(crate) fn daemon(&mut self, host: Host) -> &mut Process {
         let found = self.daemons.iter_mut().find(|d| d.host == host);
         &mut found.expect("its daemon runs").process
