@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use vtl_control::Request;
 use vtl_testbed::{Host, Link};
 
-use crate::harness::{World, payload, refused, repository, same, turn, vtl, words};
+use crate::harness::{Process, World, payload, refused, repository, same, turn, until, vtl, words};
 
 /// A client with a daemon, a pool, a key that it trusts, and room for grafts.
 struct Shop {
@@ -54,6 +54,13 @@ impl Shop {
     fn deploy(&self, host: Host, package: &Path) -> Output {
         let package = package.to_str().expect("UTF-8");
         let mut command = self.world.vtl(host, &["graft", "deploy", package]);
+        command.output().expect("vtl runs")
+    }
+
+    /// `vtl graft swap` at the client.
+    fn swap(&self, package: &Path) -> Output {
+        let package = package.to_str().expect("UTF-8");
+        let mut command = self.world.vtl(Host::Client, &["graft", "swap", package]);
         command.output().expect("vtl runs")
     }
 
@@ -124,8 +131,7 @@ fn package__from_template_to_a_file_and_a_new_version() {
     change(&dir.join("graft.toml"), "0.1.0", "0.1.1");
     success(&shop.sign(&dir));
     let package = dir.join("mine-0.1.1.vtlg");
-    let swap = ["graft", "swap", package.to_str().expect("UTF-8")];
-    success(&world.vtl(Host::Client, &swap).output().expect("vtl runs"));
+    success(&shop.swap(&package));
     let name = "mine".to_owned();
     let shown = world.call(Host::Client, &Request::GraftShow { name });
     assert_eq!(
@@ -169,6 +175,112 @@ fn package__from_template_to_a_file_and_a_new_version() {
         1,
         "no package of mine@3.0.0",
     );
+}
+
+#[test]
+fn swap__under_open_sessions() {
+    let Some(mut shop) = Shop::new("swap") else {
+        return;
+    };
+    let dir = shop.graft("mine", "40");
+    let source = dir.join("graft.bpf.c");
+    let manifest = dir.join("graft.toml");
+    let release = |shop: &Shop, from: &str, to: &str| {
+        change(&manifest, from, to);
+        success(&run(&dir, &["graft", "build"]));
+        success(&shop.sign(&dir));
+        dir.join(format!("mine-{to}.vtlg"))
+    };
+    success(&shop.sign(&dir));
+    let first = dir.join("mine-0.1.0.vtlg");
+    for host in [Host::Client, Host::Server] {
+        success(&shop.deploy(host, &first));
+    }
+    // One that sends nothing: whether it is what runs can be seen.
+    let start = "graft_egress(struct vtl_out *o) {\n";
+    let mute = format!("{start}    if (o->s->gid)\n        return VTL_STOP;\n");
+    change(&source, start, &mute);
+    let silent = release(&shop, "0.1.0", "0.1.1");
+    change(&source, &mute, start);
+    let third = release(&shop, "0.1.1", "0.2.0");
+
+    let world = &shop.world;
+    let file = world.path("file");
+    fs::write(&file, payload(8_000_000, 3)).expect("written");
+    let got = world.path("got");
+    let recv = world.start_recv(&got, &[]);
+    let (from, to) = (
+        file.to_str().expect("UTF-8"),
+        world.servers()[0].to_string(),
+    );
+    let send = ["send", from, &to, "--graft", "mine"];
+    let mut send = Process::start(&mut world.vtl(Host::Client, &send));
+    let received = || world.sum(Host::Server, "received");
+    until("it is under way", || received() > 500);
+    success(&shop.swap(&silent));
+    let mut before = 0;
+    until("it sends nothing", || {
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        before == std::mem::replace(&mut before, received())
+    });
+    assert!(before < 5_000, "it was over too soon");
+    refused(&shop.swap(&third), 1, "carries 1 sessions of applications");
+    success(&shop.swap(&first));
+    assert!(send.wait().success());
+    success(&recv.output());
+    same(&file, &got);
+
+    // Flows change over to one that is not compatible, by way of TCP.
+    let dir = shop.graft("ours", "41");
+    let repository = repository().join("bpf/grafts");
+    for (name, file) in [("cubic.bpf.c", "graft.bpf.c"), ("classic.h", "classic.h")] {
+        let text = fs::read_to_string(repository.join(name)).expect("there");
+        let text = text.replace("\"../tf/", "\"tf/");
+        let text = text.replace("\"cubic\", 13,", "\"ours\", 41,");
+        fs::write(dir.join(file), text).expect("written");
+    }
+    change(
+        &dir.join("graft.toml"),
+        "\"flow-control\"",
+        "\"flow-control\", \"congestion-control\"",
+    );
+    success(&run(&dir, &["graft", "build"]));
+    success(&shop.sign(&dir));
+    let first = dir.join("ours-0.1.0.vtlg");
+    change(&dir.join("graft.toml"), "0.1.0", "0.2.0");
+    success(&shop.sign(&dir));
+    let second = dir.join("ours-0.2.0.vtlg");
+    for host in [Host::Client, Host::Server] {
+        success(&shop.deploy(host, &first));
+    }
+    shop.world.start_web();
+    shop.world.hook();
+    let world = &shop.world;
+    world.serve("f", 40_000_000);
+    let server = world.servers()[0];
+    let run = ["--carrier", "graft:ours"];
+    world.meet_by(&run);
+    let mut download = world.start_download_run(&run, server, "f");
+    let mut seen = Vec::new();
+    let mut another = || {
+        let status = world.status(Host::Client);
+        let all = status["sessions"].as_array().expect("a list");
+        let carries = |row: &&Value| {
+            row["graft"] == "ours" && row["phase"] == "open" && row["received"].as_u64() > Some(100)
+        };
+        let mut sids = all.iter().filter(carries).map(|row| row["sid"].clone());
+        let new = sids.find(|sid| !seen.contains(sid));
+        seen.extend(new.clone());
+        new.is_some()
+    };
+    until("it is on the graft", &mut another);
+    for package in [&second, &first] {
+        success(&shop.swap(package));
+        until("it is on another session", &mut another);
+    }
+    assert!(download.process.ended().is_none(), "it was over too soon");
+    assert!(download.process.wait().success());
+    download.check();
 }
 
 #[test]

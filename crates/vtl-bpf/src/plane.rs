@@ -46,10 +46,10 @@ pub struct GraftInfo {
     pub instructions: usize,
 }
 
-struct Deployed {
+/// A graft that the kernel has verified.
+pub struct LoadedGraft {
     info: GraftInfo,
-    /// Keeps them alive.
-    _programs: Vec<Loaded>,
+    programs: Vec<Loaded>,
 }
 
 /// The loaded data plane of one network namespace.
@@ -57,7 +57,7 @@ pub struct DataPlane {
     root: Object,
     sessions: Arc<SessionTable>,
     order: Arc<Order>,
-    grafts: BTreeMap<u16, Deployed>,
+    grafts: BTreeMap<u16, LoadedGraft>,
     attached: BTreeMap<u32, Vec<OwnedFd>>,
     direct: bool,
     anchor: OnceLock<Arc<Anchor>>,
@@ -232,6 +232,19 @@ impl DataPlane {
     /// As [`DataPlane::deploy`].
     pub fn deploy_timed(&mut self, image: &[u8]) -> Result<(GraftInfo, Steps)> {
         let mut steps = Steps::default();
+        let loaded = self.load_graft(image, &mut steps)?;
+        let started = Instant::now();
+        let info = self.install(loaded)?;
+        steps.fill = started.elapsed();
+        Ok((info, steps))
+    }
+
+    /// The first half of [`DataPlane::deploy`]: the kernel has verified the graft, and nothing
+    /// reaches it.
+    ///
+    /// # Errors
+    /// As [`DataPlane::deploy`].
+    pub fn load_graft(&self, image: &[u8], steps: &mut Steps) -> Result<LoadedGraft> {
         let started = Instant::now();
         let description = Description::read(image).map_err(|e| Error::BadGraft(e.to_string()))?;
         let mut info = GraftInfo {
@@ -251,33 +264,37 @@ impl DataPlane {
         }
         let what = format!("graft \"{}\"", info.name);
         steps.describe = started.elapsed();
-        let programs =
-            load::load(image, &self.maps(), &mut steps).map_err(|e| Error::load(&what, e))?;
-        let started = Instant::now();
+        let programs = load::load(image, &self.maps(), steps).map_err(|e| Error::load(&what, e))?;
         info.instructions = programs.iter().map(|p| p.instructions).sum();
-        let mut entries = Vec::with_capacity(SLOT_PROGRAMS.len());
+        for (program, ..) in SLOT_PROGRAMS {
+            if programs.iter().all(|p| p.name != program) {
+                return Err(Error::BadGraft(format!("{what} has no program {program}")));
+            }
+        }
+        Ok(LoadedGraft { info, programs })
+    }
+
+    /// The second half of [`DataPlane::deploy`]: what was loaded takes its place.
+    ///
+    /// # Errors
+    /// [`Error::Load`] if the kernel has no memory for it.
+    pub fn install(&mut self, graft: LoadedGraft) -> Result<GraftInfo> {
+        let LoadedGraft { info, programs } = graft;
         for (program, array, stride, slot) in SLOT_PROGRAMS {
-            let loaded = programs
-                .iter()
-                .find(|p| p.name == program)
-                .ok_or_else(|| Error::BadGraft(format!("{what} has no program {program}")))?;
             let key = u32::from(info.gid) * stride + slot;
-            entries.push((array, key.to_ne_bytes(), loaded.fd.as_raw_fd()));
+            for loaded in programs.iter().filter(|p| p.name == program) {
+                map_of(&self.root, array)
+                    .update(
+                        &key.to_ne_bytes(),
+                        &loaded.fd.as_raw_fd().to_ne_bytes(),
+                        MapFlags::ANY,
+                    )
+                    .map_err(|e| Error::load(format!("graft \"{}\"", info.name), e))?;
+            }
         }
-        for (array, key, program) in entries {
-            map_of(&self.root, array)
-                .update(&key, &program.to_ne_bytes(), MapFlags::ANY)
-                .map_err(|e| Error::load(&what, e))?;
-        }
-        self.grafts.insert(
-            info.gid,
-            Deployed {
-                info: info.clone(),
-                _programs: programs,
-            },
-        );
-        steps.fill = started.elapsed();
-        Ok((info, steps))
+        let answer = info.clone();
+        self.grafts.insert(info.gid, LoadedGraft { info, programs });
+        Ok(answer)
     }
 
     /// Has an object use the maps that the root programs made.

@@ -56,6 +56,9 @@ pub(crate) enum GraftCommand {
     /// Load a graft into the running kernel, from the pool or from a package
     Deploy(GraftName),
     /// Put another version in the place of a graft that is in the kernel; sessions go on
+    ///
+    /// Where the versions are not compatible, connections of TCP programs go on over TCP and then by
+    /// the new version; with open sessions of applications it is refused.
     Swap(GraftName),
     /// Take a graft out of the kernel
     Remove {

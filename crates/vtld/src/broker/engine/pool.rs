@@ -7,7 +7,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use vtl_bpf::{check, objects};
+use vtl_bpf::{check, load::Steps, objects};
 use vtl_control::{Deployed, Graft, Grafts, RefusedFile};
 use vtl_pool::{
     Package, Version,
@@ -146,9 +146,18 @@ impl Engine {
             }
         };
         let pooled = Pooled::of(&entry);
-        self.may_replace(&pooled, swap)?;
-        let deployed = self.plane.deploy(&pooled.image);
-        let info = deployed.map_err(|refused| self.explain(&pooled, &refused))?;
+        let name = &pooled.info.name;
+        if swap && self.plane.grafts().all(|g| g.name != *name) {
+            return Err(format!(
+                "no graft \"{name}\" is deployed: vtl graft deploy {name}"
+            ));
+        }
+        let loaded = self
+            .plane
+            .load_graft(&pooled.image, &mut Steps::default())
+            .map_err(|refused| self.explain(&pooled, &refused))?;
+        self.make_room(&pooled)?;
+        let info = self.plane.install(loaded).map_err(|e| e.to_string())?;
         if let Some(bytes) = new
             && let Err(error) = store(&self.config.pool, &entry.manifest, bytes)
         {
@@ -183,28 +192,27 @@ impl Engine {
         })
     }
 
-    /// Whether a graft may take the place of what is in the kernel under its name.
-    fn may_replace(&self, new: &Pooled, swap: bool) -> Result<(), String> {
+    /// Makes room for a graft that takes the place of what is in the kernel under its name. Where
+    /// its sessions' state is laid out in another way, those of hooked flows end, which go on over
+    /// TCP and then by the new one.
+    fn make_room(&mut self, new: &Pooled) -> Result<(), String> {
         let name = &new.info.name;
         let there = self.plane.grafts().find(|g| g.name == *name);
-        if swap && there.is_none() {
-            return Err(format!(
-                "no graft \"{name}\" is deployed: vtl graft deploy {name}"
-            ));
-        }
         let old = self.pool.iter().find(|p| p.info.name == *name);
         let (Some(there), Some(old)) = (there, old) else {
             return Ok(());
         };
-        let used = self.sessions_of(there.gid).len();
-        if used > 0 && !old.version.is_compatible(new.version) {
-            return Err(format!(
-                "graft \"{name}\" {} carries {used} sessions, whose state {} lays out in another \
-                 way: end them first",
-                old.version, new.version
-            ));
+        if old.version.is_compatible(new.version) {
+            return Ok(());
         }
-        Ok(())
+        let (gid, version) = (there.gid, old.version);
+        self.end_carriers(gid).map_err(|used| {
+            format!(
+                "graft \"{name}\" {version} carries {used} sessions of applications, whose state \
+                 {} lays out in another way: end them first",
+                new.version
+            )
+        })
     }
 
     /// Why the kernel refuses a graft: with the line that the verifier stumbled over, which takes
@@ -323,10 +331,11 @@ impl Engine {
         self.sessions.keys().copied().filter(is_it).collect()
     }
 
-    pub(super) fn remove(&mut self, name: &str) -> Result<(), String> {
-        let gid = self.plane.grafts().find(|g| g.name == name).map(|g| g.gid);
-        let gid = gid.ok_or_else(|| format!("no graft \"{name}\" is deployed: vtl graft list"))?;
-        // Hooked flows go on over TCP, and then by another graft.
+    /// Ends a graft's sessions if all of them are hooked flows', which go on over TCP.
+    ///
+    /// # Errors
+    /// How many there are of applications. Nothing has ended then.
+    fn end_carriers(&mut self, gid: u16) -> Result<(), usize> {
         let is_carrier = |sid: &u32| {
             let session = self.sessions.get(sid);
             session.is_some_and(|session| session.port == GRAFT_PORT)
@@ -334,14 +343,20 @@ impl Engine {
         let all = self.sessions_of(gid).into_iter();
         let (carriers, others): (Vec<_>, Vec<_>) = all.partition(is_carrier);
         if !others.is_empty() {
-            let used = others.len();
-            return Err(format!(
-                "graft \"{name}\" carries {used} sessions: end them first"
-            ));
+            return Err(others.len());
         }
         for sid in carriers {
             self.close(sid, true);
         }
+        Ok(())
+    }
+
+    pub(super) fn remove(&mut self, name: &str) -> Result<(), String> {
+        let gid = self.plane.grafts().find(|g| g.name == name).map(|g| g.gid);
+        let gid = gid.ok_or_else(|| format!("no graft \"{name}\" is deployed: vtl graft list"))?;
+        self.end_carriers(gid).map_err(|used| {
+            format!("graft \"{name}\" carries {used} sessions of applications: end them first")
+        })?;
         self.plane.remove(name).map_err(|e| e.to_string())?;
         for pooled in self.pool.iter_mut().filter(|p| p.info.gid == gid) {
             pooled.disabled = true;
