@@ -400,6 +400,27 @@ impl Association {
         self.touch(flow);
     }
 
+    /// Whether the application may be given such bytes at once, as nothing is before them. Then call
+    /// [`Association::pass`] instead for those that it was given.
+    pub fn is_next(&self, flow: FlowId, offset: u64, len: u64) -> bool {
+        let entry = self.flows.get(&flow);
+        entry.is_some_and(|entry| entry.reset.is_none() && entry.flow.receive.is_next(offset, len))
+    }
+
+    /// Notes that the application was given the first bytes of those that were next, and came by a carrier.
+    pub fn pass(&mut self, carrier: CarrierId, flow: FlowId, len: usize) {
+        let Some(entry) = self.flows.get_mut(&flow) else {
+            return;
+        };
+        entry.heard_by = Some(carrier);
+        entry.flow.receive.pass(len);
+        if entry.flow.receive.is_ended() {
+            self.touch(flow);
+        } else {
+            self.owe(flow);
+        }
+    }
+
     /// Takes one frame that came by a carrier.
     pub fn handle_frame(&mut self, now_ns: u64, carrier: CarrierId, frame: Frame<'_>) {
         let (id, result) = match frame {

@@ -146,6 +146,24 @@ impl ReceiveHalf {
         Ok(())
     }
 
+    /// Whether the application may be given bytes that came by a carrier at once, as nothing is before them.
+    pub fn is_next(&self, offset: u64, len: u64) -> bool {
+        let end = offset + len;
+        offset == self.received
+            && offset == self.consumed
+            && self.pieces.is_empty()
+            && end <= self.limit
+            && self.end.is_none_or(|last| end <= last)
+            && self.urgent.is_none_or(|behind| behind <= offset)
+            && !self.losses.is_tolerant
+    }
+
+    /// The application has been given the first bytes of those that were next.
+    pub fn pass(&mut self, len: usize) {
+        self.received += len as u64;
+        self.note_consumed(len);
+    }
+
     /// Notes that the byte before `offset` is urgent.
     pub fn note_urgent(&mut self, offset: u64) {
         self.urgent = self.urgent.max(Some(offset));
@@ -430,18 +448,22 @@ impl ReceiveHalf {
         };
         let len = len.min(first.len());
         first.advance(len);
+        if first.is_empty() {
+            self.ready.pop_front();
+        }
+        self.note_consumed(len);
+        let gaps = &mut self.losses.gaps;
+        while let Some((_, len)) = gaps.pop_front_if(|(at, _)| *at == self.consumed) {
+            self.consumed += len;
+        }
+    }
+
+    fn note_consumed(&mut self, len: usize) {
         self.consumed += len as u64;
         self.taken += len as u64;
         if self.taken >= self.window / 2 {
             self.taken = 0;
             self.window = (2 * self.window).min(self.max_window);
-        }
-        if first.is_empty() {
-            self.ready.pop_front();
-        }
-        let gaps = &mut self.losses.gaps;
-        while let Some((_, len)) = gaps.pop_front_if(|(at, _)| *at == self.consumed) {
-            self.consumed += len;
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::{
     cell::{Cell, RefCell},
-    io::{self, Write},
+    io::{self, IoSlice, Write},
     net::{Shutdown, SocketAddr, TcpStream},
     rc::Rc,
     time::{Duration, Instant},
@@ -137,6 +137,8 @@ pub(super) struct State {
     pub(super) returns: Cell<Option<Instant>>,
     pub(super) licence: Licence,
     pub(super) changed: Changed,
+    /// The application's connection is established.
+    is_connected: Cell<bool>,
 }
 
 impl State {
@@ -158,7 +160,20 @@ impl State {
             returns: Cell::new(None),
             licence: Licence::default(),
             changed: Changed::default(),
+            is_connected: Cell::new(false),
         })
+    }
+
+    /// Gives the application what it takes at once of the next bytes; how many.
+    pub(super) fn give(&self, pieces: &[IoSlice<'_>]) -> usize {
+        let ends = self.ends.borrow();
+        let Some(ends) = ends.as_ref() else { return 0 };
+        if !self.is_connected.get() || self.licence.is_void() {
+            return 0;
+        }
+        let write = |mut app: &TcpStream| app.write_vectored(pieces);
+        // An error is found again by who writes the rest.
+        ends.app.try_io(Interest::WRITABLE, write).unwrap_or(0)
     }
 
     /// Leaves it as it is.
@@ -276,6 +291,7 @@ impl Mover<'_> {
             connected = socket::connected(app) => connected.map_err(Reset::App)?,
             Some(Err(reset)) = parts.next() => return Err(reset),
         }
+        self.state.is_connected.set(true);
         parts.push(Box::pin(self.send()));
         parts.push(Box::pin(self.receive()));
         parts.push(Box::pin(self.deliver()));
@@ -473,7 +489,8 @@ impl Mover<'_> {
         let app = &self.ends.app;
         loop {
             self.state.licence.valid().await;
-            let written: io::Result<Option<usize>> = self.with(|flow| {
+            // Whether that makes room for bytes of the TCP connection.
+            let written: io::Result<Option<bool>> = self.with(|flow| {
                 let (bytes, is_urgent) = match flow.receive.peek() {
                     Some(next) => next,
                     None => return Ok(None),
@@ -483,11 +500,13 @@ impl Mover<'_> {
                     false => app.write(bytes),
                 };
                 let n = app.try_io(Interest::WRITABLE, write)?;
+                let was_full = flow.receive.tcp_room() == 0;
                 flow.receive.consume(n);
-                Ok(Some(n))
+                Ok(Some(was_full))
             })?;
             match written {
-                Ok(Some(_)) => self.changed.room.notify_one(),
+                Ok(Some(true)) => self.changed.room.notify_one(),
+                Ok(Some(false)) => {}
                 Ok(None) if self.with(|flow| flow.receive.is_complete())? => {
                     // From here on the end that the application sees is the true one.
                     set_linger(app.get_ref(), false);

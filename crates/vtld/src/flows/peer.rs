@@ -4,6 +4,7 @@ use std::{
     cell::{Cell, RefCell},
     collections::{BTreeMap, BTreeSet},
     future::Future,
+    io::IoSlice,
     net::SocketAddr,
     pin::pin,
     rc::Rc,
@@ -397,12 +398,34 @@ impl Peer {
         self.core.borrow_mut().handle_frame(now, carrier, frame);
     }
 
-    /// The same, of many.
-    pub(super) fn bytes(&self, carrier: CarrierId, flow: FlowId, offset: u64, bytes: BytesMut) {
-        self.note_received(carrier, flow, bytes.len());
-        let now = now_ns(self.began);
+    /// The same, of many. Where nothing is before them the application gets them from where they lie.
+    pub(super) fn pieces(
+        &self,
+        carrier: CarrierId,
+        flow: FlowId,
+        offset: u64,
+        pieces: &[IoSlice<'_>],
+    ) {
+        let len: usize = pieces.iter().map(|piece| piece.len()).sum();
+        self.note_received(carrier, flow, len);
         let mut core = self.core.borrow_mut();
-        core.handle_bytes(now, carrier, flow, offset, bytes);
+        let mut given = 0;
+        if core.is_next(flow, offset, len as u64) {
+            let flows = self.flows.borrow();
+            given = flows.get(&flow).map_or(0, |state| state.give(pieces));
+            core.pass(carrier, flow, given);
+        }
+        if given < len {
+            let mut rest = BytesMut::with_capacity(len - given);
+            let mut known = given;
+            for piece in pieces {
+                let skip = known.min(piece.len());
+                known -= skip;
+                rest.extend_from_slice(&piece[skip..]);
+            }
+            let now = now_ns(self.began);
+            core.handle_bytes(now, carrier, flow, offset + given as u64, rest);
+        }
     }
 
     fn note_received(&self, carrier: CarrierId, flow: FlowId, bytes: usize) {

@@ -3,11 +3,11 @@
 use std::{
     cell::{Cell, RefCell},
     collections::{BTreeMap, VecDeque},
-    mem,
+    io::IoSlice,
     time::Duration,
 };
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use tokio::{
     sync::{Notify, Semaphore},
     time::{Instant, interval},
@@ -28,8 +28,9 @@ use super::{
 
 /// Packets that are written, and read, at once.
 const BURST: usize = 256;
-/// Bytes of a flow that are put together before the flow gets them.
+/// Bytes that a flow gets at once, and pieces (IOV_MAX).
 const RUN: usize = 128 << 10;
+const MOST_PIECES: usize = 1024;
 /// Bytes that wait for room in the ring: at least one chunk of the longest kind.
 const MOST_WAITING: usize = 128 << 10;
 /// So many times that the doorbell told nothing of events, it is given up.
@@ -290,15 +291,13 @@ impl Graft {
     /// Takes packets out of the ring, those behind a gap too: their bytes may be another flow's than what the gap
     /// lacks. False if there are none.
     fn take(&self, peer: &Peer, id: CarrierId) -> Result<bool, FrameError> {
+        let count = self.session.rx.borrow_mut().available().min(BURST as u64);
+        let rx = self.session.rx.borrow();
         let mut run = Run::default();
-        let mut rx = self.session.rx.borrow_mut();
-        let count = rx.available().min(BURST as u64);
         let first = rx.next();
         for i in 0..count {
             if !self.was_seen(first + i) {
-                let packet = rx.packet(i);
-                run.expected = packet.len() * (count - i) as usize;
-                run.take(packet, peer, id)?;
+                run.take(rx.packet(i), peer, id)?;
             }
             if self.session.loses {
                 self.lossy.note_received(rx.packet(i));
@@ -307,6 +306,7 @@ impl Graft {
             }
         }
         run.give(peer, id);
+        drop(run);
         drop(rx);
         if count > 0 {
             self.session.consume(count);
@@ -346,8 +346,8 @@ impl Graft {
     }
 
     fn take_behind_gaps(&self, peer: &Peer, id: CarrierId) -> Result<bool, FrameError> {
-        let mut run = Run::default();
         let rx = self.session.rx.borrow();
+        let mut run = Run::default();
         let (next, end) = (rx.next(), rx.next() + rx.slots());
         let mut word = next / 64;
         let mut any = false;
@@ -382,28 +382,23 @@ impl Graft {
     }
 }
 
-/// Bytes of a flow that have come one behind the other.
+/// Bytes of a flow that have come one behind the other, where they lie in the ring.
 #[derive(Default)]
-struct Run {
+struct Run<'a> {
     flow: Option<FlowId>,
     offset: u64,
-    bytes: BytesMut,
-    /// How many there may be, from here on.
-    expected: usize,
+    len: usize,
+    pieces: Vec<IoSlice<'a>>,
 }
 
-impl Run {
-    fn begin(&mut self, flow: FlowId, offset: u64, bytes: &[u8]) {
-        self.flow = Some(flow);
-        self.offset = offset;
-        // At once: to grow is to copy.
-        let capacity = self.expected.clamp(bytes.len(), RUN.max(bytes.len()));
-        self.bytes = BytesMut::with_capacity(capacity);
-        self.bytes.extend_from_slice(bytes);
-    }
-
+impl<'a> Run<'a> {
     /// Takes the frames of a packet.
-    fn take(&mut self, packet: &[u8], peer: &Peer, carrier: CarrierId) -> Result<(), FrameError> {
+    fn take(
+        &mut self,
+        packet: &'a [u8],
+        peer: &Peer,
+        carrier: CarrierId,
+    ) -> Result<(), FrameError> {
         let mut rest = packet;
         while !rest.is_empty() {
             match Frame::take(&mut rest)? {
@@ -414,10 +409,12 @@ impl Run {
                     fin: false,
                     urgent: false,
                 } => {
-                    if !self.takes(flow, offset, bytes) {
+                    if !self.is_followed_by(flow, offset, bytes.len()) {
                         self.give(peer, carrier);
-                        self.begin(flow, offset, bytes);
+                        (self.flow, self.offset) = (Some(flow), offset);
                     }
+                    self.len += bytes.len();
+                    self.pieces.push(IoSlice::new(bytes));
                 }
                 frame => {
                     self.give(peer, carrier);
@@ -428,25 +425,19 @@ impl Run {
         Ok(())
     }
 
-    /// Takes more, if it follows.
-    fn takes(&mut self, flow: FlowId, offset: u64, bytes: &[u8]) -> bool {
-        let follows = self.flow == Some(flow) && offset == self.offset + self.bytes.len() as u64;
-        let fits = follows && self.bytes.len() + bytes.len() <= RUN;
-        if fits {
-            self.bytes.extend_from_slice(bytes);
-        }
-        fits
+    fn is_followed_by(&self, flow: FlowId, offset: u64, len: usize) -> bool {
+        self.flow == Some(flow)
+            && offset == self.offset + self.len as u64
+            && self.len + len <= RUN
+            && self.pieces.len() < MOST_PIECES
     }
 
     /// Gives the flow what there is.
     fn give(&mut self, peer: &Peer, carrier: CarrierId) {
         if let Some(flow) = self.flow.take() {
-            let mut bytes = mem::take(&mut self.bytes);
-            if bytes.len() < bytes.capacity() / 2 {
-                // It may be held for long, and what is held is counted.
-                bytes = BytesMut::from(&bytes[..]);
-            }
-            peer.bytes(carrier, flow, self.offset, bytes);
+            peer.pieces(carrier, flow, self.offset, &self.pieces);
+            self.pieces.clear();
+            self.len = 0;
         }
     }
 }
@@ -466,6 +457,7 @@ fn whole(frames: &[u8], most: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use bytes::BytesMut;
     use vtl_proto::frame::Side;
 
     use super::{super::emit, *};

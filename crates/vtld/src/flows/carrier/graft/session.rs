@@ -24,7 +24,7 @@ use super::{Opened, Owned, first, watch};
 use crate::broker::WHOLE;
 
 /// Packets that wait for no more.
-const MANY: u64 = 256;
+const MANY: u64 = 64;
 
 /// This host's end of a session.
 pub(super) struct Session {
@@ -147,15 +147,16 @@ impl Session {
     }
 
     /// Has egress get the packets that lie in the next slots, as soon as there are many, or no more for now: a call
-    /// of it, and a wake-up, cost as much as dozens of packets.
+    /// of it, and a wake-up, cost as much as dozens of packets. Where no others are on their way, at once.
     pub(super) fn stage(&self, lengths: &[u32]) {
         let Some(last) = lengths.last() else { return };
         self.last.set(*last);
         let mut tx = self.tx.borrow_mut();
         tx.stage(lengths);
         let are_many = tx.staged() >= MANY;
+        let is_idle = tx.unacknowledged() == lengths.len() as u64;
         drop(tx);
-        match are_many {
+        match are_many || is_idle {
             true => self.publish(),
             false => self.staged.notify_one(),
         }
