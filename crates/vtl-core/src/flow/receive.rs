@@ -59,12 +59,22 @@ struct Losses {
     /// From here on chunks may get lost; those before `passed` are not on their way any more.
     from: Option<u64>,
     passed: u64,
+    /// The latest such place from which on they did, and do no more.
+    ended: Option<u64>,
     /// Chunks that have come behind the gap at this offset.
     overtaken: (u64, u32),
     /// Bytes that were skipped, in all,
     lost: u64,
     /// and which of those the application has not come to yet: offset and length. No buffer reaches across.
     gaps: VecDeque<(u64, u64)>,
+}
+
+impl Losses {
+    /// Nothing gets lost any more since a time when chunks from there on did.
+    fn end(&mut self, from: u64) {
+        self.ended = self.ended.max(Some(from));
+        self.from.take_if(|known| *known <= from);
+    }
 }
 
 impl ReceiveHalf {
@@ -227,17 +237,26 @@ impl ReceiveHalf {
     }
 
     /// The peer sends by a carrier that loses chunks: those from `from` on. Those before `passed` are not on their
-    /// way any more: what has arrived must have been taken.
+    /// way any more: what has arrived must have been taken. With `u64::MAX` it does so no more, where it did from
+    /// `passed` on. What has been overtaken is ignored.
     ///
     /// # Errors
     /// The application needs them: the flow must be reset.
     pub fn loses(&mut self, from: u64, passed: u64) -> Result<(), Violation> {
-        if !self.losses.is_tolerant {
+        let losses = &mut self.losses;
+        if !losses.is_tolerant {
             return Err(Violation::Loses);
         }
-        self.losses.from = Some(from);
-        self.losses.passed = passed;
-        self.skip_passed();
+        if from == u64::MAX {
+            losses.end(passed);
+        } else if losses.ended.is_none_or(|ended| from > ended) {
+            if losses.from.is_none_or(|known| from > known) {
+                (losses.from, losses.passed) = (Some(from), passed);
+            } else if losses.from == Some(from) {
+                losses.passed = losses.passed.max(passed);
+            }
+            self.skip_passed();
+        }
         Ok(())
     }
 
@@ -408,7 +427,9 @@ impl ReceiveHalf {
             self.runs.pop_back(); // nothing was written to it
         }
         // What was not confirmed comes again by TCP.
-        self.losses.from = None;
+        if let Some(from) = self.losses.from {
+            self.losses.end(from);
+        }
         self.runs.push_back(run);
         if self.runs.len() > MAX_RUNS {
             return Err(Violation::BadRun(run.offset));

@@ -69,12 +69,13 @@ struct Retained {
     chunk: Chunk,
 }
 
-/// From which offset on chunks may be lost; those before `passed` are not on their way any more.
+/// From which offset on chunks may be lost; those before `passed` are not on their way any more. Of two the one with
+/// the greater `from` is the later one, or `passed` of one whose `from` is `u64::MAX`: the `from` that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Loses {
     /// `u64::MAX`: from none on.
     pub from: u64,
-    /// At most as much as was sent.
+    /// At most as much as was sent; where `from` is `u64::MAX`, the former `from`.
     pub passed: u64,
 }
 
@@ -153,15 +154,19 @@ impl SendHalf {
     /// The peer may never have heard of the flow, where the SYN's option got lost. So until it has confirmed
     /// something, TCP repeats what carriers have, which leaves the connection the application's; and a carrier
     /// must have credit for a chunk, which the peer answers, if only by rejecting it.
-    /// `loses`: what goes by that path may get lost. The flow waits until the peer does without it, and for what
-    /// has left before by a path that does not.
+    /// `loses`: what goes by that path may get lost. The flow waits until the peer does without it, and until what
+    /// has come back from paths that do not lose has gone by another such path.
     pub fn move_to(&mut self, path: Path, loses: bool) {
         self.awaited = None;
         if path == self.path {
             return;
         }
         let is_unheard = !self.known && (self.rejected || self.next >= self.limit);
-        if path != Path::Tcp && (is_unheard || loses && !self.may_lose()) {
+        if loses && self.is_losing() {
+            self.move_to(Path::Tcp, false);
+        }
+        let is_early = loses && !self.may_start_to_lose();
+        if path != Path::Tcp && (is_unheard || is_early) {
             self.awaited = Some((path, loses));
             return;
         }
@@ -169,17 +174,16 @@ impl SendHalf {
         if path == Path::Tcp && !self.known {
             self.give_back(|_| true);
         }
-        if self.is_losing() {
+        if let Some(ended) = self.loses.filter(|_| self.is_losing()) {
             // Nothing need be lost that the new path can bring.
             self.give_back(|retained| Path::Carrier(retained.carrier) == former);
             self.loses = Some(Loses {
                 from: u64::MAX,
-                passed: 0,
+                passed: ended.from,
             });
         }
         if loses {
-            let again = self.returned.first_key_value();
-            let from = again.map_or(self.next, |(offset, _)| *offset);
+            let from = self.next;
             self.loses = Some(Loses { from, passed: from });
         }
     }
@@ -187,6 +191,13 @@ impl SendHalf {
     /// Both applications do without what gets lost, and the peer knows the flow.
     fn may_lose(&self) -> bool {
         self.known && self.tolerant == [true; 2]
+    }
+
+    /// As [`SendHalf::may_lose`], nothing has to come by a path that does not lose, and what begins can be told
+    /// from what has ended.
+    fn may_start_to_lose(&self) -> bool {
+        let is_another = self.loses.is_none_or(|ended| self.next > ended.passed);
+        self.may_lose() && self.returned.is_empty() && is_another
     }
 
     /// What is sent now may get lost.
@@ -426,11 +437,24 @@ impl SendHalf {
         for chunk in undelivered {
             self.give_back_chunk(&chunk);
         }
+        self.keep_whole();
+    }
+
+    /// What has come back from a path that does not lose goes by TCP where everything else may get lost.
+    fn keep_whole(&mut self) {
+        let first = self.returned.first_key_value().map(|(offset, _)| *offset);
+        let from = self.loses.filter(|_| self.is_losing()).map(|l| l.from);
+        if first.zip(from).is_some_and(|(first, from)| first < from) {
+            let path = self.path;
+            self.move_to(Path::Tcp, false);
+            self.awaited = Some((path, true));
+        }
     }
 
     /// A carrier gives back a chunk, all or part of which it may have delivered.
     pub fn returned(&mut self, chunk: &Chunk) {
         self.give_back_chunk(chunk);
+        self.keep_whole();
     }
 
     /// The peer discards chunks of this flow, or will, as it may never have heard of it: all goes by TCP until
@@ -457,6 +481,9 @@ impl SendHalf {
 
     /// Queues what of a chunk is neither confirmed nor queued already.
     fn give_back_chunk(&mut self, chunk: &Chunk) {
+        if self.is_complete() {
+            return;
+        }
         let mut from = chunk.offset.max(self.confirmed);
         if !self.known {
             // TCP has what was given back before, from the first byte on.
