@@ -206,7 +206,7 @@ fn swap__under_open_sessions() {
 
     let world = &shop.world;
     let file = world.path("file");
-    fs::write(&file, payload(8_000_000, 3)).expect("written");
+    fs::write(&file, payload(16_000_000, 3)).expect("written");
     let got = world.path("got");
     let recv = world.start_recv(&got, &[]);
     let (from, to) = (
@@ -214,16 +214,19 @@ fn swap__under_open_sessions() {
         world.servers()[0].to_string(),
     );
     let send = ["send", from, &to, "--graft", "mine"];
-    let mut send = Process::start(&mut world.vtl(Host::Client, &send));
+    let mut send = Process::piped(&mut world.vtl(Host::Client, &send));
     let received = || world.sum(Host::Server, "received");
     until("it is under way", || received() > 500);
     success(&shop.swap(&silent));
     let mut before = 0;
     until("it sends nothing", || {
         std::thread::sleep(std::time::Duration::from_millis(300));
-        before == std::mem::replace(&mut before, received())
+        let now = received();
+        let is_same = now == before;
+        before = now;
+        is_same
     });
-    assert!(before < 5_000, "it was over too soon");
+    assert!((1..10_000).contains(&before), "it was over too soon");
     refused(&shop.swap(&third), 1, "carries 1 sessions of applications");
     success(&shop.swap(&first));
     assert!(send.wait().success());
@@ -256,7 +259,7 @@ fn swap__under_open_sessions() {
     shop.world.start_web();
     shop.world.hook();
     let world = &shop.world;
-    world.serve("f", 40_000_000);
+    world.serve("f", 100_000_000);
     let server = world.servers()[0];
     let run = ["--carrier", "graft:ours"];
     world.meet_by(&run);

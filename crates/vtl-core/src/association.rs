@@ -404,7 +404,9 @@ impl Association {
     /// [`Association::pass`] instead for those that it was given.
     pub fn is_next(&self, flow: FlowId, offset: u64, len: u64) -> bool {
         let entry = self.flows.get(&flow);
-        entry.is_some_and(|entry| entry.reset.is_none() && entry.flow.receive.is_next(offset, len))
+        entry.is_some_and(|entry| {
+            entry.flow.error().is_none() && entry.flow.receive.is_next(offset, len)
+        })
     }
 
     /// Notes that the application was given the first bytes of those that were next, and came by a carrier.
@@ -413,8 +415,10 @@ impl Association {
             return;
         };
         entry.heard_by = Some(carrier);
-        entry.flow.receive.pass(len);
-        if entry.flow.receive.is_ended() {
+        let receive = &mut entry.flow.receive;
+        let was_full = receive.tcp_room() == 0;
+        receive.pass(len);
+        if was_full || receive.is_ended() {
             self.touch(flow);
         } else {
             self.owe(flow);

@@ -197,7 +197,9 @@ impl SendHalf {
     /// from what has ended.
     fn may_start_to_lose(&self) -> bool {
         let is_another = self.loses.is_none_or(|ended| self.next > ended.passed);
-        self.may_lose() && self.returned.is_empty() && is_another
+        // An ATTACH that comes late would end it.
+        let is_attached = self.tcp.asked.is_none();
+        self.may_lose() && self.returned.is_empty() && is_another && is_attached
     }
 
     /// What is sent now may get lost.
@@ -323,6 +325,14 @@ impl SendHalf {
     pub fn attached(&mut self, number: u32) {
         if let Some(run) = self.tcp.asked.take_if(|run| run.number == number) {
             self.tcp.run = run;
+            self.move_on();
+        }
+    }
+
+    /// Moves to the path that it waits to take, if it may now.
+    fn move_on(&mut self) {
+        if let Some((path, loses)) = self.awaited.take() {
+            self.move_to(path, loses);
         }
     }
 
@@ -389,14 +399,16 @@ impl SendHalf {
         self.known = true;
         self.rejected = false;
         self.tolerant[1] |= tolerant;
-        if let Some((path, loses)) = self.awaited.take() {
-            self.move_to(path, loses);
-        }
         self.fin_confirmed |= fin;
         self.limit = self.limit.max(limit);
-        if offset <= self.confirmed {
-            return Ok(());
+        if offset > self.confirmed {
+            self.forget_confirmed(offset);
         }
+        self.move_on();
+        Ok(())
+    }
+
+    fn forget_confirmed(&mut self, offset: u64) {
         self.confirmed = offset;
         // Chunks that were sent again stand behind younger ones: those wait for their turn.
         while let Some(first) = self.retained.front()
@@ -418,7 +430,6 @@ impl SendHalf {
             chunk.offset = offset;
             self.returned.insert(offset, chunk);
         }
-        Ok(())
     }
 
     /// A carrier has broken. `undelivered`: what it gives back. All of it goes by another path, which is
@@ -431,7 +442,9 @@ impl SendHalf {
         let broken = Path::Carrier(carrier);
         self.awaited.take_if(|(path, _)| *path == broken);
         if self.path == broken {
+            let awaited = self.awaited;
             self.move_to(Path::Tcp, false);
+            self.awaited = awaited;
         }
         self.give_back(|retained| retained.carrier == carrier);
         for chunk in undelivered {

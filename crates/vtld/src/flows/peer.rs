@@ -440,6 +440,11 @@ impl Peer {
 
     /// A frame has arrived by a carrier.
     pub(super) fn frame(&self, carrier: CarrierId, frame: Frame<'_>) {
+        let loses = |running: &Running| running.carrier.loses();
+        let is_lossy = self.carriers.borrow().get(&carrier).is_some_and(loses);
+        if is_lossy && !matches!(frame, Frame::Chunk { .. }) {
+            return; // none goes by it
+        }
         if let Frame::Loses { .. } = frame {
             self.look_at_lossy();
         }

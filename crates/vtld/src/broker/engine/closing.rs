@@ -43,13 +43,24 @@ impl Engine {
             tries: 1,
             next_ns: now_ns() + CLOSE_NS,
         };
-        self.send_close(sid, aborted);
         if aborted {
-            // Nobody will be here to repeat it, and the peer would wait for its own patience to end.
-            for _ in 1..ABORT_COPIES {
-                self.send_close(sid, aborted);
-            }
+            self.send_aborts(sid);
             self.end(sid, intf::VTL_CLOSED_LOCAL);
+        } else {
+            self.send_close(sid, aborted);
+        }
+    }
+
+    /// Ends an open session whose owner has not asked for it, and learns of it.
+    pub(super) fn abort(&mut self, sid: u32) {
+        self.send_aborts(sid);
+        self.end(sid, intf::VTL_CLOSED_LOCAL);
+    }
+
+    /// Nobody will be here to repeat it, and the peer would wait for its own patience to end.
+    fn send_aborts(&self, sid: u32) {
+        for _ in 0..ABORT_COPIES {
+            self.send_close(sid, true);
         }
     }
 

@@ -346,7 +346,7 @@ impl Engine {
             return Err(others.len());
         }
         for sid in carriers {
-            self.close(sid, true);
+            self.abort(sid);
         }
         Ok(())
     }
