@@ -14,7 +14,7 @@ use vtl_proto::{intf, services::Services};
 use crate::{
     Error, Result,
     link::{self, Hook},
-    load::{self, Loaded, SharedMaps, Steps},
+    load::{self, SharedMaps, Steps},
     netdev::Interface,
     objects,
     pump::{Anchor, Order},
@@ -49,7 +49,8 @@ pub struct GraftInfo {
 /// A graft that the kernel has verified.
 pub struct LoadedGraft {
     info: GraftInfo,
-    programs: Vec<Loaded>,
+    /// As in [`SLOT_PROGRAMS`].
+    programs: Vec<OwnedFd>,
 }
 
 /// The loaded data plane of one network namespace.
@@ -264,12 +265,15 @@ impl DataPlane {
         }
         let what = format!("graft \"{}\"", info.name);
         steps.describe = started.elapsed();
-        let programs = load::load(image, &self.maps(), steps).map_err(|e| Error::load(&what, e))?;
-        info.instructions = programs.iter().map(|p| p.instructions).sum();
+        let mut loaded =
+            load::load(image, &self.maps(), steps).map_err(|e| Error::load(&what, e))?;
+        info.instructions = loaded.iter().map(|p| p.instructions).sum();
+        let mut programs = Vec::with_capacity(SLOT_PROGRAMS.len());
         for (program, ..) in SLOT_PROGRAMS {
-            if programs.iter().all(|p| p.name != program) {
-                return Err(Error::BadGraft(format!("{what} has no program {program}")));
-            }
+            let at = loaded.iter().position(|p| p.name == program);
+            let at =
+                at.ok_or_else(|| Error::BadGraft(format!("{what} has no program {program}")))?;
+            programs.push(loaded.swap_remove(at).fd);
         }
         Ok(LoadedGraft { info, programs })
     }
@@ -279,22 +283,16 @@ impl DataPlane {
     /// # Errors
     /// [`Error::Load`] if the kernel has no memory for it.
     pub fn install(&mut self, graft: LoadedGraft) -> Result<GraftInfo> {
-        let LoadedGraft { info, programs } = graft;
-        for (program, array, stride, slot) in SLOT_PROGRAMS {
+        let info = graft.info.clone();
+        for ((_, array, stride, slot), program) in SLOT_PROGRAMS.iter().zip(&graft.programs) {
             let key = u32::from(info.gid) * stride + slot;
-            for loaded in programs.iter().filter(|p| p.name == program) {
-                map_of(&self.root, array)
-                    .update(
-                        &key.to_ne_bytes(),
-                        &loaded.fd.as_raw_fd().to_ne_bytes(),
-                        MapFlags::ANY,
-                    )
-                    .map_err(|e| Error::load(format!("graft \"{}\"", info.name), e))?;
-            }
+            let program = program.as_raw_fd().to_ne_bytes();
+            map_of(&self.root, array)
+                .update(&key.to_ne_bytes(), &program, MapFlags::ANY)
+                .map_err(|e| Error::load(format!("graft \"{}\"", info.name), e))?;
         }
-        let answer = info.clone();
-        self.grafts.insert(info.gid, LoadedGraft { info, programs });
-        Ok(answer)
+        self.grafts.insert(info.gid, graft);
+        Ok(info)
     }
 
     /// Has an object use the maps that the root programs made.

@@ -401,7 +401,7 @@ impl Association {
     }
 
     /// Whether the application may be given such bytes at once, as nothing is before them. Then call
-    /// [`Association::pass`] instead for those that it was given.
+    /// [`Association::note_given`] instead for those that it was given.
     pub fn is_next(&self, flow: FlowId, offset: u64, len: u64) -> bool {
         let entry = self.flows.get(&flow);
         entry.is_some_and(|entry| {
@@ -410,14 +410,14 @@ impl Association {
     }
 
     /// Notes that the application was given the first bytes of those that were next, and came by a carrier.
-    pub fn pass(&mut self, carrier: CarrierId, flow: FlowId, len: usize) {
+    pub fn note_given(&mut self, carrier: CarrierId, flow: FlowId, len: usize) {
         let Some(entry) = self.flows.get_mut(&flow) else {
             return;
         };
         entry.heard_by = Some(carrier);
         let receive = &mut entry.flow.receive;
         let was_full = receive.tcp_room() == 0;
-        receive.pass(len);
+        receive.note_given(len);
         if was_full || receive.is_ended() {
             self.touch(flow);
         } else {

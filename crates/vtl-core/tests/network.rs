@@ -177,7 +177,7 @@ struct Simulation {
     down: [u64; 2],
     most_held: u64,
     /// Bytes that applications got without the flow's holding them.
-    passed: u64,
+    given: u64,
 }
 
 impl Simulation {
@@ -254,7 +254,7 @@ impl Simulation {
             lost: 0,
             down: [0; 2],
             most_held: 0,
-            passed: 0,
+            given: 0,
         };
         let s = &mut simulation;
         s.loss = s.random.below(2) * s.random.below(30);
@@ -542,8 +542,8 @@ impl Simulation {
                 assert_eq!(*byte, pattern(flow.number, 1 - host, at), "offset {at}");
             }
             direction.read += given as u64;
-            self.passed += given as u64;
-            self.hosts[host].pass(carrier, id, given);
+            self.given += given as u64;
+            self.hosts[host].note_given(carrier, id, given);
         }
         if given < bytes.len() {
             let (offset, rest) = (offset + given as u64, BytesMut::from(&bytes[given..]));
@@ -954,7 +954,7 @@ fn flows__are_exact_whatever_dies() {
     };
     let (first, seeds) = (number("VTL_SEED", 0), number("VTL_SEEDS", 300));
     let (mut deaths, mut moves, mut complete, mut most_held) = (0, 0, 0, 0);
-    let (mut restarts, mut lost, mut passed) = (0, 0, 0);
+    let (mut restarts, mut lost, mut given) = (0, 0, 0);
     for seed in first..first + seeds {
         let result = std::panic::catch_unwind(|| {
             let mut simulation = Simulation::new(seed);
@@ -968,7 +968,7 @@ fn flows__are_exact_whatever_dies() {
         moves += simulation.moves;
         restarts += simulation.restarts;
         lost += simulation.lost;
-        passed += simulation.passed;
+        given += simulation.given;
         most_held = most_held.max(simulation.most_held);
         complete += simulation
             .flows
@@ -977,7 +977,7 @@ fn flows__are_exact_whatever_dies() {
             .count();
     }
     println!(
-        "{seeds} seeds: {complete} flows complete, {moves} moves, {restarts} restarts, {deaths} carriers died, {lost} bytes lost, {passed} given at once, at most {most_held} held"
+        "{seeds} seeds: {complete} flows complete, {moves} moves, {restarts} restarts, {deaths} carriers died, {lost} bytes lost, {given} given at once, at most {most_held} held"
     );
     assert!(
         complete as u64 > seeds
@@ -985,6 +985,6 @@ fn flows__are_exact_whatever_dies() {
             && restarts > seeds / 5
             && deaths > seeds
             && lost > 0
-            && passed > 0
+            && given > 0
     );
 }

@@ -169,7 +169,7 @@ impl ReceiveHalf {
     }
 
     /// The application has been given the first bytes of those that were next.
-    pub fn pass(&mut self, len: usize) {
+    pub fn note_given(&mut self, len: usize) {
         self.received += len as u64;
         self.note_consumed(len);
     }

@@ -188,18 +188,14 @@ impl SendHalf {
         }
     }
 
-    /// Both applications do without what gets lost, and the peer knows the flow.
-    fn may_lose(&self) -> bool {
-        self.known && self.tolerant == [true; 2]
-    }
-
-    /// As [`SendHalf::may_lose`], nothing has to come by a path that does not lose, and what begins can be told
-    /// from what has ended.
+    /// Both applications do without what gets lost, and the peer knows the flow; nothing has to come by a path that
+    /// does not lose, and what begins can be told from what has ended.
     fn may_start_to_lose(&self) -> bool {
         let is_another = self.loses.is_none_or(|ended| self.next > ended.passed);
         // An ATTACH that comes late would end it.
         let is_attached = self.tcp.asked.is_none();
-        self.may_lose() && self.returned.is_empty() && is_another && is_attached
+        let may_lose = self.known && self.tolerant == [true; 2];
+        may_lose && self.returned.is_empty() && is_another && is_attached
     }
 
     /// What is sent now may get lost.
@@ -442,9 +438,7 @@ impl SendHalf {
         let broken = Path::Carrier(carrier);
         self.awaited.take_if(|(path, _)| *path == broken);
         if self.path == broken {
-            let awaited = self.awaited;
-            self.move_to(Path::Tcp, false);
-            self.awaited = awaited;
+            self.wait_by_tcp(self.awaited);
         }
         self.give_back(|retained| retained.carrier == carrier);
         for chunk in undelivered {
@@ -458,10 +452,14 @@ impl SendHalf {
         let first = self.returned.first_key_value().map(|(offset, _)| *offset);
         let from = self.loses.filter(|_| self.is_losing()).map(|l| l.from);
         if first.zip(from).is_some_and(|(first, from)| first < from) {
-            let path = self.path;
-            self.move_to(Path::Tcp, false);
-            self.awaited = Some((path, true));
+            self.wait_by_tcp(Some((self.path, true)));
         }
+    }
+
+    /// Goes by TCP until it may take another path.
+    fn wait_by_tcp(&mut self, awaited: Option<(Path, bool)>) {
+        self.move_to(Path::Tcp, false);
+        self.awaited = awaited;
     }
 
     /// A carrier gives back a chunk, all or part of which it may have delivered.
@@ -475,10 +473,9 @@ impl SendHalf {
     pub fn reject(&mut self) {
         if !self.known && !self.rejected {
             self.rejected = true;
-            let path = self.path;
-            self.move_to(Path::Tcp, false);
             // If it confirms something after all.
-            self.awaited = Some((path, false)).filter(|(path, _)| *path != Path::Tcp);
+            let awaited = Some((self.path, false)).filter(|(path, _)| *path != Path::Tcp);
+            self.wait_by_tcp(awaited);
         }
     }
 

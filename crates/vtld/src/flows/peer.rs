@@ -413,7 +413,9 @@ impl Peer {
         if core.is_next(flow, offset, len as u64) {
             let flows = self.flows.borrow();
             given = flows.get(&flow).map_or(0, |state| state.give(pieces));
-            core.pass(carrier, flow, given);
+        }
+        if given > 0 {
+            core.note_given(carrier, flow, given);
         }
         if given < len {
             let mut rest = BytesMut::with_capacity(len - given);
