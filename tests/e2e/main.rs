@@ -40,6 +40,7 @@ mod registry;
 mod restart;
 mod rules;
 mod succession;
+mod tunnel;
 mod users;
 mod versions;
 mod ways;

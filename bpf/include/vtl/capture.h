@@ -121,11 +121,12 @@ static __always_inline int is_subflow(struct bpf_sock *sk) {
     return tcp && bpf_core_field_exists(tcp->is_mptcp) && tcp->is_mptcp;
 }
 
-/* 1: TCP of the daemon's network namespace, and no socket of the daemon's own. */
+/* 1: TCP of the daemon's network namespace, and no socket of the daemon's own, nor to other daemons. */
 static __always_inline int is_tcp_of_others(struct bpf_sock_addr *ctx) {
     __u64 cookie;
 
     if (ctx->type != SOCK_STREAM || ctx->protocol != IPPROTO_TCP || !ctx->sk ||
+        ctx->user_port == bpf_htons(VTL_TCP_PORT) ||
         bpf_get_netns_cookie(ctx) != config.netns_cookie || is_subflow(ctx->sk))
         return 0;
     cookie = bpf_get_socket_cookie(ctx);

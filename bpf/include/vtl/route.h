@@ -14,10 +14,17 @@ enum vtl_route {
     VTL_ROUTE_DROP = -2,
 };
 
-/* Remembers the way back to the peer of an authentic packet, which came from that UDP port or, 0,
- * without UDP. Who leads keeps to UDP or to none: else both sides could follow each other for ever.
+/*
+ * Remembers the way back to the peer of an authentic packet, which came from that UDP port or, 0,
+ * without UDP. Who leads keeps to UDP or to none, and to the tunnel or to none, as vtld says: else
+ * both sides could follow each other for ever. Questions about sizes (SIZE) may try the other way
+ * without going it.
  */
-VTL_INLINE void vtl_learn(struct vtl_session *s, struct ethhdr *eth, __u32 ifindex, __be16 port) {
+VTL_INLINE void vtl_learn(struct vtl_session *s, struct ethhdr *eth, __u32 ifindex, __be16 port,
+                          __u32 type) {
+    __u32 by_tunnel = ifindex == VTL_TUNNEL, was_tunnel = s->ifindex == VTL_TUNNEL;
+    if (s->leads ? by_tunnel || was_tunnel : by_tunnel != was_tunnel && s->ifindex && type == VTL_SIZE)
+        return;
     if (s->port != port && (!s->leads || (s->port && port)))
         VTL_STORE(s->port, port);
     struct ethhdr *known = (struct ethhdr *)s->headers;
@@ -80,7 +87,7 @@ VTL_INLINE int vtl_route_at(void *data, void *end, __u32 ifindex, int offset, __
         return VTL_ROUTE_DROP;
     }
     __u32 was = s->ifindex;
-    vtl_learn(s, data, ifindex, port);
+    vtl_learn(s, data, ifindex, port, type);
     /* Not of CLOSE, which vtld hears itself: it may take back what nobody knows of yet. */
     if (!was && type != VTL_CLOSE)
         vtl_env_notify(s, VTL_EV_SEND);

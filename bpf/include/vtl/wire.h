@@ -14,6 +14,7 @@
 enum {
     VTL_IPPROTO = 253,    /* experimentation, RFC 3692 */
     VTL_UDP_PORT = 22100, /* "VT"; of both hosts, unless a NAT changes it */
+    VTL_TCP_PORT = 22100, /* of daemons that carry packets by TCP */
     VTL_UDP_HEADER = 8,   /* bytes */
     VTL_VERSION = 1,
     /* The most payload bytes that one packet may carry, whatever the MTU. */

@@ -12,7 +12,8 @@
 //! - [`netdev`]: what a network interface can do;
 //! - [`objects`]: the compiled programs;
 //! - [`tcp`]: TCP congestion controls of VTL's own;
-//! - [`trial`]: a session whose programs run on single frames, to test and to time them.
+//! - [`trial`]: a session whose programs run on single frames, to test and to time them;
+//! - [`tunnel`]: packets that the caller carries, instead of an interface.
 //!
 //! Nothing is pinned: when the process ends, however it ends, the kernel removes everything.
 
@@ -28,7 +29,9 @@ pub mod pump;
 pub mod rings;
 pub mod sessions;
 pub mod tcp;
+mod test_run;
 pub mod trial;
+pub mod tunnel;
 
 use std::io;
 

@@ -307,7 +307,7 @@ impl Pump {
 }
 
 /// A frame for egress to fill, as large as the largest packet.
-fn frame(mtu: u32) -> Vec<u8> {
+pub(crate) fn frame(mtu: u32) -> Vec<u8> {
     let headers =
         intf::VTL_HEADROOM + intf::VTL_UDP_HEADER + size_of::<intf::vtl_data_hdr>() as u32;
     let most = headers + intf::VTL_MAX_PAYLOAD;

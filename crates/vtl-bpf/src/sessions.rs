@@ -263,9 +263,16 @@ impl Session<'_> {
         atomic!(AtomicU64, self.tx.pacing_gap_ns).load(Ordering::Relaxed)
     }
 
-    /// Interface through which the peer is reached; 0 as long as no packet came from it.
+    /// Interface through which the peer is reached; 0 as long as no packet came from it;
+    /// `VTL_TUNNEL`: packets go by TCP.
     pub fn ifindex(&self) -> u32 {
         atomic!(AtomicU32, self.ifindex).load(Ordering::Acquire)
+    }
+
+    /// Has packets go by TCP from now on, or else as the peer's next one shows.
+    pub fn set_tunnel(&self, tunnel: bool) {
+        let ifindex = if tunnel { intf::VTL_TUNNEL } else { 0 };
+        atomic!(AtomicU32, self.ifindex).store(ifindex, Ordering::Release);
     }
 
     /// The peer's UDP port; 0: its packets come without UDP, and ours go so.
@@ -280,7 +287,10 @@ impl Session<'_> {
 
     /// How packets go to the peer.
     pub fn way(&self) -> Way {
-        Way::by(self.port())
+        match self.ifindex() {
+            intf::VTL_TUNNEL => Way::Tcp,
+            _ => Way::by(self.port()),
+        }
     }
 
     /// Consecutive probe timeouts without any acknowledgement.
@@ -317,6 +327,16 @@ impl Session<'_> {
     /// Asks egress for an acknowledgement: tells the peer about new room in the receive ring.
     pub fn request_ack(&self) {
         atomic!(AtomicU32, self.rx.ack_now).store(1, Ordering::Release);
+    }
+
+    /// The session's graft, once it is open.
+    pub fn gid(&self) -> u16 {
+        atomic!(AtomicU16, self.gid).load(Ordering::Relaxed)
+    }
+
+    /// The most payload that both hosts take.
+    pub fn max_payload(&self) -> u16 {
+        atomic!(AtomicU16, self.max_payload).load(Ordering::Relaxed)
     }
 
     /// The peer's index of the session, and the token that it knows it by.

@@ -16,6 +16,7 @@ use crate::{
     plane::{DataPlane, GraftInfo, program_of},
     pump::Turn,
     rings::{RingMaker, RingSet},
+    test_run,
 };
 use libbpf_rs::{Object, ObjectBuilder};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap};
@@ -277,29 +278,15 @@ impl Kernel {
 }
 
 fn run(program: &str, fd: BorrowedFd<'_>, frame: &[u8], repeat: u32) -> Result<Ran> {
-    let mut out = vec![0; 4096];
-    let mut options = libbpf_sys::bpf_test_run_opts {
-        sz: size_of::<libbpf_sys::bpf_test_run_opts>() as _,
-        data_in: frame.as_ptr().cast(),
-        data_size_in: frame.len() as u32,
-        data_out: out.as_mut_ptr().cast(),
-        data_size_out: out.len() as u32,
-        repeat: repeat as i32,
-        ..Default::default()
-    };
-    // SAFETY: the options refer to both buffers with their lengths; they outlive the call.
-    let r = unsafe { libbpf_sys::bpf_prog_test_run_opts(fd.as_raw_fd(), &raw mut options) };
-    if r != 0 {
-        return Err(Error::System {
-            what: format!("cannot run {program}"),
-            source: io::Error::from_raw_os_error(-r),
-        });
-    }
-    out.truncate(options.data_size_out as usize);
+    let mut out = Vec::new();
+    let ran = test_run::run(fd, frame, repeat, &mut out).map_err(|source| Error::System {
+        what: format!("cannot run {program}"),
+        source,
+    })?;
     Ok(Ran {
-        verdict: options.retval,
+        verdict: ran.verdict,
         frame: out,
-        ns: options.duration,
+        ns: ran.ns,
     })
 }
 

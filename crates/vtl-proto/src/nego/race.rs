@@ -14,10 +14,12 @@ pub enum Way {
     Native,
     /// Behind a UDP header, for middleboxes that know no such protocol.
     Udp,
+    /// By a TCP connection between the daemons, where neither gets through.
+    Tcp,
 }
 
 impl Way {
-    /// That of a packet from or to a UDP port, 0 if it is not behind UDP.
+    /// That of a packet from or to a UDP port, 0 if it is native.
     pub fn by(port: u16) -> Self {
         match port {
             0 => Self::Native,
@@ -28,7 +30,7 @@ impl Way {
     /// Bytes that a packet takes behind its IP header, besides VTL's own.
     pub fn overhead(self) -> u16 {
         match self {
-            Self::Native => 0,
+            Self::Native | Self::Tcp => 0,
             Self::Udp => intf::VTL_UDP_HEADER as u16,
         }
     }
@@ -39,6 +41,7 @@ impl fmt::Display for Way {
         f.write_str(match self {
             Self::Native => "native",
             Self::Udp => "udp",
+            Self::Tcp => "tcp",
         })
     }
 }

@@ -14,6 +14,7 @@ mod relay;
 mod schedule;
 mod session;
 mod stock;
+mod tunnel;
 
 use std::{
     net::IpAddr,

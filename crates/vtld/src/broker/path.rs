@@ -2,8 +2,9 @@
 //!
 //! A session begins with what the route takes. If it does not get on although packets are out, the
 //! peer is asked, with packets of many sizes at a time, which of them get through: that tells a
-//! path that takes less than it did from one that takes nothing, and from bad luck. What routers say
-//! (ICMP) is one more size to ask about, no more, so whoever forges that achieves nothing. Where the
+//! path that takes less than it did from one that takes nothing, and from bad luck. One that takes
+//! nothing, while TCP gets through, is gone round by TCP ([`Detour`] looks for the way back). What
+//! routers say (ICMP) is one more size to ask about, no more, so whoever forges that achieves nothing. Where the
 //! graft does not learn what arrives, the peer is asked from time to time whether all is well.
 
 use std::net::IpAddr;
@@ -19,6 +20,8 @@ const STALL_NS: u64 = 300 * MS;
 const CHECK_NS: u64 = 10_000 * MS;
 /// The peer's silence on a size is believed when it has answered others so often.
 const ROUNDS: u32 = 3;
+/// TCP's answers are believed when it has brought so many and nothing else has come.
+const TCP_ROUNDS: u32 = 2;
 /// Between two rounds: two round trips, and within these bounds. Each round without any answer
 /// doubles it.
 const WAIT_NS: [u64; 2] = [100 * MS, 3_000 * MS];
@@ -36,6 +39,8 @@ pub(super) enum Step {
     Ask(Vec<u16>),
     /// So much payload gets through, and what was sent so far does not.
     Narrow(u16),
+    /// Nothing gets through, and TCP does.
+    GoRound,
 }
 
 /// How far a session is.
@@ -60,6 +65,8 @@ pub(super) struct PathSize {
     /// All was well when the session was here, and at that time.
     mark: u64,
     since_ns: u64,
+    /// The peer has asked by TCP: it does not get on.
+    suspected: bool,
     search: Option<Search>,
 }
 
@@ -73,6 +80,9 @@ struct Search {
     hears: bool,
     /// The largest size that was answered, payload bytes.
     best: u16,
+    /// Rounds in which TCP has brought an answer, and whether this one is such.
+    by_tcp: u32,
+    hears_tcp: bool,
 }
 
 impl PathSize {
@@ -84,6 +94,7 @@ impl PathSize {
             acknowledged,
             mark: 0,
             since_ns: now,
+            suspected: false,
             search: None,
         }
     }
@@ -100,12 +111,12 @@ impl PathSize {
         } else {
             (at.mark != self.mark, CHECK_NS)
         };
-        if !stuck {
+        if !stuck && !self.suspected {
             self.settle(now, at.mark);
             return Step::Nothing;
         }
         let Some(search) = &mut self.search else {
-            if now.saturating_sub(self.since_ns) < patience.max(4 * at.rtt_ns) {
+            if !self.suspected && now.saturating_sub(self.since_ns) < patience.max(4 * at.rtt_ns) {
                 return Step::Nothing;
             }
             let wait_ns = (2 * at.rtt_ns).clamp(WAIT_NS[0], WAIT_NS[1]);
@@ -116,6 +127,8 @@ impl PathSize {
                 heard: 0,
                 hears: false,
                 best: 0,
+                by_tcp: 0,
+                hears_tcp: false,
             });
             return Step::Ask(if self.acknowledged {
                 self.sizes(hint())
@@ -131,11 +144,16 @@ impl PathSize {
             self.settle(now, at.mark);
             return Step::Narrow(self.most);
         }
+        if search.heard == 0 && search.by_tcp >= TCP_ROUNDS {
+            self.settle(now, at.mark);
+            return Step::GoRound;
+        }
         if search.best == 0 && search.rounds >= ROUNDS {
             search.wait_ns = (2 * search.wait_ns).min(WAIT_NS[1]);
         }
         search.rounds += 1;
         search.hears = false;
+        search.hears_tcp = false;
         search.next_ns = now + search.wait_ns;
         Step::Ask(self.sizes(hint()))
     }
@@ -154,8 +172,28 @@ impl PathSize {
         }
     }
 
+    /// The peer has answered by TCP.
+    pub(super) fn answered_by_tcp(&mut self) {
+        if let Some(search) = &mut self.search {
+            search.by_tcp += u32::from(!search.hears_tcp);
+            search.hears_tcp = true;
+        }
+    }
+
+    /// Whether TCP is to be asked as well: bad luck has been ruled out, as far as one round does.
+    pub(super) fn asks_by_tcp(&self) -> bool {
+        let search = self.search.as_ref();
+        search.is_some_and(|search| self.suspected || search.rounds > 1)
+    }
+
+    /// The peer finds that nothing gets through.
+    pub(super) fn suspect(&mut self) {
+        self.suspected = true;
+    }
+
     fn settle(&mut self, now: u64, mark: u64) {
         (self.mark, self.since_ns, self.search) = (mark, now, None);
+        self.suspected = false;
     }
 
     /// The least payload that the session is cut down to.
@@ -177,6 +215,81 @@ impl PathSize {
         sizes.insert(0, self.most);
         sizes.push(self.most);
         sizes
+    }
+}
+
+/// While packets go by TCP, the peer is asked so often whether others get through again.
+const RETURN_NS: u64 = 2_000 * MS;
+/// And those are believed when so many rounds, one after the other, were answered.
+const RETURN_ROUNDS: u32 = 2;
+/// Where the peer's next packet does not come at once, TCP goes on.
+const LEAVING_NS: u64 = 1_000 * MS;
+
+/// A session's packets go by TCP, since nothing else got through.
+#[derive(Debug)]
+pub(super) struct Detour {
+    next_ns: u64,
+    /// Rounds that were answered natively and by UDP, and whether this one was.
+    heard: [u32; 2],
+    hears: [bool; 2],
+    /// The session is on the way back since then.
+    leaving_ns: Option<u64>,
+}
+
+/// What a detour wants to be done.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Return {
+    Nothing,
+    /// Ask natively and by UDP.
+    Ask,
+    /// Go on by this way, and ask by it, so that the answer shows where the peer is.
+    Leave(Way),
+    /// The answer did not come: by TCP, after all.
+    Stay,
+}
+
+impl Detour {
+    pub(super) fn new(now: u64) -> Self {
+        Self {
+            next_ns: now + RETURN_NS / 2,
+            heard: [0; 2],
+            hears: [false; 2],
+            leaving_ns: None,
+        }
+    }
+
+    /// To be called every now and then, with a way back that is fit for the session if not all are.
+    pub(super) fn look(&mut self, now: u64, rtt_ns: u64, udp: bool) -> Return {
+        if let Some(since) = self.leaving_ns {
+            if now.saturating_sub(since) < LEAVING_NS.max(4 * rtt_ns) {
+                return Return::Nothing;
+            }
+            *self = Self::new(now);
+            return Return::Stay;
+        }
+        if now < self.next_ns {
+            return Return::Nothing;
+        }
+        for (heard, hears) in self.heard.iter_mut().zip(&mut self.hears) {
+            *heard = if std::mem::take(hears) { *heard + 1 } else { 0 };
+        }
+        self.next_ns = now + RETURN_NS;
+        let back = match self.heard {
+            [native, _] if native >= RETURN_ROUNDS => Way::Native,
+            [_, by_udp] if by_udp >= RETURN_ROUNDS && udp => Way::Udp,
+            _ => return Return::Ask,
+        };
+        self.leaving_ns = Some(now);
+        Return::Leave(back)
+    }
+
+    /// The peer has answered.
+    pub(super) fn answered(&mut self, way: Way) {
+        match way {
+            Way::Native => self.hears[0] = true,
+            Way::Udp => self.hears[1] = true,
+            Way::Tcp => {}
+        }
     }
 }
 
@@ -269,6 +382,71 @@ mod tests {
         }
         assert!(now > 40 * WAIT_NS[1], "it asks less often: {now}");
         assert_eq!(path.most, 1440);
+    }
+
+    #[test]
+    fn path__where_tcp_alone_gets_through() {
+        let mut now = 0;
+        let mut path = PathSize::new(V4, Way::Native, 1440, true, now);
+        asked(&mut path, &mut now, &at(0));
+        assert!(!path.asks_by_tcp(), "that may have been bad luck");
+        asked(&mut path, &mut now, &at(0));
+        assert!(path.asks_by_tcp());
+        path.answered_by_tcp();
+        path.answered_by_tcp();
+        asked(&mut path, &mut now, &at(0));
+        path.answered_by_tcp();
+        assert_eq!(until(&mut path, &mut now, &at(0)), Step::GoRound);
+        assert_eq!(now, 600 * MS);
+        // Not where other packets get through as well.
+        for _ in 0..3 {
+            asked(&mut path, &mut now, &at(0));
+            path.answered_by_tcp();
+            path.answered(now, 1200, 0);
+        }
+        assert_eq!(until(&mut path, &mut now, &at(0)), Step::Narrow(1200));
+    }
+
+    #[test]
+    fn path__that_the_peer_suspects() {
+        let mut now = 0;
+        let mut path = PathSize::new(V4, Way::Native, 1440, true, now);
+        let idle = Progress {
+            out: false,
+            ..at(0)
+        };
+        path.suspect();
+        asked(&mut path, &mut now, &idle);
+        assert!(path.asks_by_tcp());
+        path.answered(now, 1440, 0);
+        assert_eq!(until(&mut path, &mut now, &idle), Step::Nothing);
+    }
+
+    #[test]
+    fn detour__ends_where_another_way_is_there_again() {
+        let second = 1_000 * MS;
+        let mut detour = Detour::new(0);
+        let look = |detour: &mut Detour, s: u64| detour.look(s * second, 20 * MS, true);
+        assert_eq!(look(&mut detour, 0), Return::Nothing);
+        assert_eq!(look(&mut detour, 1), Return::Ask);
+        detour.answered(Way::Udp);
+        assert_eq!(look(&mut detour, 3), Return::Ask);
+        assert_eq!(look(&mut detour, 5), Return::Ask, "once is not enough");
+        detour.answered(Way::Udp);
+        assert_eq!(look(&mut detour, 7), Return::Ask);
+        detour.answered(Way::Udp);
+        assert_eq!(detour.look(9 * second, 0, false), Return::Ask, "unfit");
+        detour.answered(Way::Udp);
+        assert_eq!(look(&mut detour, 11), Return::Leave(Way::Udp));
+        assert_eq!(look(&mut detour, 11), Return::Nothing);
+        assert_eq!(look(&mut detour, 12), Return::Stay);
+        assert_eq!(look(&mut detour, 13), Return::Ask, "from the beginning");
+        for s in [15, 17] {
+            detour.answered(Way::Udp);
+            detour.answered(Way::Native);
+            let last = look(&mut detour, s);
+            assert!(s == 15 || last == Return::Leave(Way::Native));
+        }
     }
 
     #[test]

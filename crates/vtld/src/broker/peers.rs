@@ -3,6 +3,7 @@
 use std::{collections::HashMap, net::IpAddr, time::Duration};
 
 use vtl_proto::{
+    intf,
     nego::{self, Established, Way},
     wire::Ticket,
 };
@@ -53,7 +54,8 @@ impl Next {
         preferred: Vec<u16>,
         exit: Exit,
     ) -> Option<Self> {
-        let ticket = session.ticket.filter(|_| exit.ifindex != 0)?;
+        let reachable = ![0, intf::VTL_TUNNEL].contains(&exit.ifindex);
+        let ticket = session.ticket.filter(|_| reachable)?;
         Some(Self {
             ticket,
             since_ns: now_ns,
@@ -120,11 +122,16 @@ impl Peers {
     }
 
     /// All ways there are, the one that is likely to lead to the peer first.
-    pub(super) fn ways(&self, peer: IpAddr, now_ns: u64) -> [Way; 2] {
+    pub(super) fn ways(&self, peer: IpAddr, now_ns: u64) -> [Way; 3] {
         let way = self.known.get(&peer).and_then(|known| known.way);
         match way {
-            Some((Way::Udp, at)) if now_ns.saturating_sub(at) < WAY_NS => [Way::Udp, Way::Native],
-            _ => [Way::Native, Way::Udp],
+            Some((Way::Udp, at)) if now_ns.saturating_sub(at) < WAY_NS => {
+                [Way::Udp, Way::Native, Way::Tcp]
+            }
+            Some((Way::Tcp, at)) if now_ns.saturating_sub(at) < WAY_NS => {
+                [Way::Tcp, Way::Native, Way::Udp]
+            }
+            _ => [Way::Native, Way::Udp, Way::Tcp],
         }
     }
 
@@ -318,7 +325,10 @@ mod tests {
 
     #[test]
     fn ways__what_led_there_goes_first_for_a_while() {
-        let (native, udp) = ([Way::Native, Way::Udp], [Way::Udp, Way::Native]);
+        let (native, udp) = (
+            [Way::Native, Way::Udp, Way::Tcp],
+            [Way::Udp, Way::Native, Way::Tcp],
+        );
         let mut peers = Peers::default();
         assert_eq!(peers.ways(PEER, 0), native);
         peers.note_way(PEER, Way::Udp, 5);
@@ -329,6 +339,9 @@ mod tests {
         assert_eq!(peers.ways(PEER, WAY_NS + 6), udp);
         peers.note_way(PEER, Way::Native, WAY_NS + 7);
         assert_eq!(peers.ways(PEER, WAY_NS + 8), native);
+        peers.note_way(PEER, Way::Tcp, WAY_NS + 9);
+        let tcp = [Way::Tcp, Way::Native, Way::Udp];
+        assert_eq!(peers.ways(PEER, WAY_NS + 10), tcp);
     }
 
     #[test]

@@ -26,11 +26,38 @@ pub(super) struct Raw {
     way: Way,
 }
 
+/// Where packets to a peer's address go, or one of the peer's came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Via {
+    Native,
+    /// The peer's UDP port.
+    Udp(u16),
+    /// The number of a connection, see `broker/tunnel.rs`.
+    Tcp(u32),
+}
+
+impl Via {
+    /// By a UDP port, or, 0, without UDP.
+    pub(super) fn port(port: u16) -> Self {
+        match port {
+            0 => Self::Native,
+            port => Self::Udp(port),
+        }
+    }
+
+    pub(super) fn way(self) -> Way {
+        match self {
+            Self::Native => Way::Native,
+            Self::Udp(_) => Way::Udp,
+            Self::Tcp(_) => Way::Tcp,
+        }
+    }
+}
+
 /// A packet from the network, without its IP and UDP headers.
 pub(super) struct Received {
     pub(super) from: IpAddr,
-    /// The UDP port that it came from; 0: without UDP.
-    pub(super) port: u16,
+    pub(super) via: Via,
     pub(super) to: IpAddr,
     pub(super) bytes: Vec<u8>,
 }
@@ -40,12 +67,13 @@ const UDP_NO_CHECK6_TX: libc::c_int = 101;
 const UDP_NO_CHECK6_RX: libc::c_int = 102;
 
 impl Raw {
-    /// A socket for one IP version, and one way.
+    /// A socket for one IP version, and one way other than TCP.
     pub(super) fn open(v6: bool, way: Way) -> io::Result<Self> {
         let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
         let (kind, protocol) = match way {
             Way::Native => (libc::SOCK_RAW, intf::VTL_IPPROTO as i32),
             Way::Udp => (libc::SOCK_DGRAM, libc::IPPROTO_UDP),
+            Way::Tcp => return Err(io::ErrorKind::Unsupported.into()),
         };
         let kind = kind | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // SAFETY: a plain system call.
@@ -162,9 +190,9 @@ impl Raw {
         };
         Ok(Some(Received {
             from,
-            port: match self.way {
-                Way::Native => 0,
-                Way::Udp => port,
+            via: match self.way {
+                Way::Native | Way::Tcp => Via::Native,
+                Way::Udp => Via::Udp(port),
             },
             to,
             bytes: bytes.to_vec(),

@@ -19,7 +19,9 @@ use vtl_proto::{
 use vtl_ring::{RxRing, TxRing};
 
 use super::{
-    Granted, Owner, Reply, bells::Bell, caller::Caller, meter::Meter, path::PathSize, peers::Exit,
+    Granted, Owner, Reply, bells::Bell, caller::Caller, meter::Meter,
+    path::{Detour, PathSize},
+    peers::Exit,
 };
 
 /// The application that a session is for, which may be this daemon's own thread of flows.
@@ -90,6 +92,10 @@ pub(super) struct Session {
     pub(super) long_messages: bool,
     /// How packets go, as far as their size is concerned.
     pub(super) way: Way,
+    /// The connection that its packets go by, where they go by TCP.
+    pub(super) tunnel: Option<u32>,
+    /// At the initiator, while they do.
+    pub(super) detour: Option<Detour>,
     /// How large packets the path takes, once it is open and if the peer answers such questions.
     pub(super) path: Option<PathSize>,
     pub(super) aware: Aware,

@@ -6,7 +6,11 @@ use vtl_proto::{
 };
 
 use super::{
-    super::{Owner, now_ns, raw::Received, session::Phase},
+    super::{
+        Owner, now_ns,
+        raw::{Received, Via},
+        session::Phase,
+    },
     CLOSE_NS, Engine,
 };
 
@@ -58,13 +62,13 @@ impl Engine {
     }
 
     /// Nobody will be here to repeat it, and the peer would wait for its own patience to end.
-    fn send_aborts(&self, sid: u32) {
+    fn send_aborts(&mut self, sid: u32) {
         for _ in 0..ABORT_COPIES {
             self.send_close(sid, true);
         }
     }
 
-    pub(super) fn send_close(&self, sid: u32, aborted: bool) {
+    pub(super) fn send_close(&mut self, sid: u32, aborted: bool) {
         let flags = if aborted { intf::VTL_F_ABORT } else { 0 };
         self.send_to_peer(sid, flags, Packet::Close);
     }
@@ -72,18 +76,28 @@ impl Engine {
     /// Sends what a session's daemons say to each other, but nothing unasked to an address that has
     /// not been proven.
     pub(super) fn send_to_peer(
-        &self,
+        &mut self,
         sid: u32,
         flags: u32,
+        packet: impl FnOnce(Header) -> Packet<'static>,
+    ) {
+        if let Some(via) = self.via(sid) {
+            self.send_to_peer_via(sid, flags, via, packet);
+        }
+    }
+
+    /// The same, by a way that the session's packets may not go now.
+    pub(super) fn send_to_peer_via(
+        &mut self,
+        sid: u32,
+        flags: u32,
+        via: Via,
         packet: impl FnOnce(Header) -> Packet<'static>,
     ) {
         let table = self.plane.sessions();
         let (Some(session), Some(entry)) = (self.sessions.get(&sid), table.get(sid)) else {
             return;
         };
-        if entry.ifindex() == 0 {
-            return;
-        }
         let (peer_sid, token) = entry.peer();
         let header = Header {
             flags: flags as u8,
@@ -91,7 +105,8 @@ impl Engine {
             sid: peer_sid,
             token,
         };
-        self.send(&packet(header), session.local, session.peer, entry.port());
+        let (local, peer) = (session.local, session.peer);
+        self.send(&packet(header), local, peer, via);
     }
 
     /// The peer's CLOSE.

@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use vtl_bpf::sessions;
 use vtl_control::{Destination, SessionKey};
 use vtl_proto::{
     intf,
@@ -18,7 +19,7 @@ use super::{
         Granted, Owner, Reply, now_ns,
         peers::{Exit, Next},
         random_token,
-        raw::{self, Received},
+        raw::{self, Received, Via},
         session::{self, Aware, Phase, Wish},
     },
     Engine, Parked,
@@ -129,7 +130,7 @@ impl Engine {
         gids.truncate(intf::VTL_NEGO_GRAFTS as usize);
         let preferred = gids.clone();
         let now = now_ns();
-        let mut ways = self.ways(peer, now);
+        let mut ways = self.ways(peer, port, now);
         let before = succeeds.and_then(|sid| self.plane.sessions().get(sid));
         let port_there = before.map_or(0, |before| before.port());
         if let Some(before) = before {
@@ -222,7 +223,9 @@ impl Engine {
         self.negotiations.at(sid, nego.poll_at());
         match step {
             Ok(Some(Step::Send(packet, way))) => {
-                self.send(&packet, local, peer, port_for(way, port_there));
+                if let Some(via) = self.via_for(sid, way, port_there) {
+                    self.send(&packet, local, peer, via);
+                }
             }
             Ok(Some(Step::Go(established))) => self.go_ahead(sid, &established),
             Ok(None) => {}
@@ -239,16 +242,16 @@ impl Engine {
             return;
         }
         let now = now_ns();
-        let way = Way::by(received.port);
+        let (via, way) = (received.via, received.via.way());
         if let Some(nego) = &mut session.confirming {
             match nego.handle(now, packet, way) {
                 Ok(None) => self.confirm_timer(sid, now),
                 Ok(Some(Answer::Moved(established))) => {
-                    self.moved(sid, &established, received.port);
+                    self.moved(sid, &established, via);
                 }
                 Ok(Some(Answer::Confirmed(established) | Answer::Opened(established))) => {
                     session.confirming = None;
-                    self.confirmed(sid, &established, received.port);
+                    self.confirmed(sid, &established, via);
                 }
                 Err(error) => self.broken(sid, &error.to_string()),
             }
@@ -266,15 +269,15 @@ impl Engine {
             )) => established,
             Err(NegoError::Differs(gid)) => {
                 let why = NegoError::Differs(gid).to_string();
-                return self.without(sid, gid, (packet, received.port), &why);
+                return self.without(sid, gid, (packet, via), &why);
             }
             Err(error) => return self.failed(sid, &error.to_string()),
         };
         if let Err(error) = self.launch(established.gid) {
-            return self.without(sid, established.gid, (packet, received.port), &error);
+            return self.without(sid, established.gid, (packet, via), &error);
         }
         if let Some(entry) = self.plane.sessions().get(sid) {
-            entry.set_port(received.port);
+            go_by(&entry, via);
         }
         match self.establish(sid, &established) {
             Ok(()) => {
@@ -312,7 +315,7 @@ impl Engine {
         else {
             return;
         };
-        let entry = entry.snapshot();
+        let (way, entry) = (entry.way(), entry.snapshot());
         let mut ethernet = [0; 14];
         ethernet.copy_from_slice(&entry.headers[..14]);
         let exit = Exit {
@@ -321,7 +324,7 @@ impl Engine {
             port: u16::from_be(entry.port),
         };
         let now = now_ns();
-        self.peers.note_way(session.peer, Way::by(exit.port), now);
+        self.peers.note_way(session.peer, way, now);
         if session.succeeds.is_some() {
             return; // who listens there did not take it
         }
@@ -331,9 +334,9 @@ impl Engine {
         }
     }
 
-    /// The peer agreed, in that packet from that port, on a graft that is of no use here: another one,
+    /// The peer agreed, in that packet, which came so, on a graft that is of no use here: another one,
     /// if there is any.
-    fn without(&mut self, sid: u32, gid: u16, (packet, port): (&Packet<'_>, u16), why: &str) {
+    fn without(&mut self, sid: u32, gid: u16, (packet, via): (&Packet<'_>, Via), why: &str) {
         let Some(session) = self.sessions.get(&sid) else {
             return;
         };
@@ -344,11 +347,12 @@ impl Engine {
                 sid: ack.sid,
                 token: ack.token,
             });
-            self.send(&close, session.local, session.peer, port);
+            let (local, peer) = (session.local, session.peer);
+            self.send(&close, local, peer, via);
         }
         let (now, token) = (now_ns(), random_token());
-        let next = match &session.phase {
-            Phase::Opening(nego) => nego.without(gid, now, token),
+        let next = match self.sessions.get(&sid).map(|s| &s.phase) {
+            Some(Phase::Opening(nego)) => nego.without(gid, now, token),
             _ => None,
         };
         let (Some(next), Some(session)) = (next, self.sessions.get_mut(&sid)) else {
@@ -430,18 +434,20 @@ impl Engine {
         self.negotiations.at(sid, nego.poll_at());
         match step {
             Ok(Some(Step::Send(packet, way))) => {
-                self.send(&packet, local, peer, port_for(way, port_there));
+                if let Some(via) = self.via_for(sid, way, port_there) {
+                    self.send(&packet, local, peer, via);
+                }
             }
             Ok(_) => {}
             Err(error) => self.broken(sid, &error.to_string()),
         }
     }
 
-    /// The session that data have gone to is there, says an answer from that UDP port. If they went
+    /// The session that data have gone to is there, says an answer that came so. If they went
     /// another way, nothing shows that it leads there.
-    fn confirmed(&mut self, sid: u32, established: &Established, port: u16) {
+    fn confirmed(&mut self, sid: u32, established: &Established, via: Via) {
         if let Some(entry) = self.plane.sessions().get(sid) {
-            entry.set_port(port);
+            go_by(&entry, via);
         }
         if !self.turn(sid) {
             return self.broken(
@@ -460,7 +466,7 @@ impl Engine {
     }
 
     /// What went ahead was not taken: all of it goes again, to the session that there is now.
-    fn moved(&mut self, sid: u32, established: &Established, port: u16) {
+    fn moved(&mut self, sid: u32, established: &Established, via: Via) {
         if let Err(error) = self.launch(established.gid) {
             return self.broken(sid, &error);
         }
@@ -495,7 +501,7 @@ impl Engine {
             s.tx.running = 1;
             session::fill(s, established);
         });
-        entry.set_port(port);
+        go_by(&entry, via);
         entry.set_state(intf::VTL_OPEN);
         entry.probe();
         entry.unlock_egress(false);
@@ -510,6 +516,15 @@ impl Engine {
         self.met(sid, established);
     }
 
+    /// Where a NEGO goes.
+    fn via_for(&mut self, sid: u32, way: Way, port_there: u16) -> Option<Via> {
+        match way {
+            Way::Native => Some(Via::Native),
+            Way::Udp => Some(Via::Udp(port_there)),
+            Way::Tcp => self.tunnel_of(sid).map(Via::Tcp),
+        }
+    }
+
     /// A session that data have gone to does not come to be.
     fn broken(&mut self, sid: u32, why: &str) {
         if let Some(session) = self.sessions.get(&sid) {
@@ -519,10 +534,13 @@ impl Engine {
     }
 }
 
-/// The UDP port that a NEGO goes to.
-fn port_for(way: Way, port_there: u16) -> u16 {
-    match way {
-        Way::Native => 0,
-        Way::Udp => port_there,
+/// Has a session's packets go as the peer's answer came.
+fn go_by(entry: &sessions::Session<'_>, via: Via) {
+    entry.set_port(match via {
+        Via::Udp(port) => port,
+        Via::Native | Via::Tcp(_) => 0,
+    });
+    if via.way() == Way::Tcp {
+        entry.set_tunnel(true);
     }
 }

@@ -10,6 +10,7 @@ mod pool;
 mod pumping;
 mod report;
 mod responding;
+mod tunnels;
 
 use std::{
     cell::RefCell,
@@ -27,6 +28,7 @@ use vtl_bpf::{
     plane::DataPlane,
     pump::{Choice, Pump},
     rings::RingMaker,
+    tunnel::Tunnel,
 };
 use vtl_control::Destination;
 use vtl_proto::{
@@ -50,6 +52,7 @@ use super::{
     schedule::Schedule,
     session::{Listener, Phase, Session, Wish},
     stock::Stock,
+    tunnel::Tunnels,
 };
 use crate::hooker;
 
@@ -111,6 +114,9 @@ enum Source {
     Raw { v6: bool },
     Udp { v6: bool },
     Kick { sid: u32 },
+    /// Peers that want to send packets by TCP.
+    Listener { v6: bool },
+    Tunnel { number: u32 },
 }
 
 impl Source {
@@ -122,6 +128,8 @@ impl Source {
             Self::Kick { sid } => (3, sid, 0),
             Self::Doorbell => (4, 0, 0),
             Self::Udp { v6 } => (5, 0, v6.into()),
+            Self::Listener { v6 } => (6, 0, v6.into()),
+            Self::Tunnel { number } => (7, 0, number),
         };
         kind << 56 | u64::from(high) << 32 | u64::from(low)
     }
@@ -134,7 +142,9 @@ impl Source {
             2 => Self::Raw { v6: low != 0 },
             3 => Self::Kick { sid: high },
             4 => Self::Doorbell,
-            _ => Self::Udp { v6: low != 0 },
+            5 => Self::Udp { v6: low != 0 },
+            6 => Self::Listener { v6: low != 0 },
+            _ => Self::Tunnel { number: low },
         }
     }
 }
@@ -153,6 +163,11 @@ pub(super) struct Engine {
     /// Sockets for control packets, over IPv4 and IPv6.
     raw: [Option<Raw>; 2],
     udp: [Option<Raw>; 2],
+    /// Connections with other daemons, what makes and takes packets for them, and memory for those
+    /// that have come.
+    tunnels: Tunnels,
+    tunnel: Tunnel,
+    tunnelled: Vec<u8>,
     interfaces: BTreeMap<u32, Interface>,
     pumps: HashMap<u32, (Pump, String)>,
     stock: Stock,
@@ -250,6 +265,13 @@ impl Engine {
             }
         }
 
+        let tunnels = Tunnels::open();
+        for (listener, v6) in tunnels.listeners().into_iter().zip([false, true]) {
+            if let Some(listener) = listener {
+                watch(listener, Source::Listener { v6 })?;
+            }
+        }
+
         let maker = RingMaker::new(&plane)?;
         let wake = Arc::clone(&handle.wake);
         let stock = Stock::start(
@@ -273,6 +295,9 @@ impl Engine {
             doorbell,
             raw: [Some(raw4), raw6],
             udp,
+            tunnels,
+            tunnel: Tunnel::open(&plane)?,
+            tunnelled: Vec::new(),
             interfaces: BTreeMap::new(),
             pumps: HashMap::new(),
             stock,
@@ -420,6 +445,8 @@ impl Engine {
             Source::Raw { v6 } => self.control_packets(v6, Way::Native),
             Source::Udp { v6 } => self.control_packets(v6, Way::Udp),
             Source::Kick { sid } => self.kick(sid),
+            Source::Listener { v6 } => self.accept_tunnels(v6),
+            Source::Tunnel { number } => self.tunnel_event(number),
         }
     }
 
@@ -473,6 +500,7 @@ impl Engine {
         self.freed
             .retain(|_, at| now.saturating_sub(*at) < GRACE_NS);
         self.responder.maintain(now, random);
+        self.tunnels.sweep(now);
         // All of them would take milliseconds if they were many.
         let turn = self.sessions.range(self.next_ticked..);
         let turn: Vec<u32> = turn.take(TICK_SESSIONS).map(|(sid, _)| *sid).collect();
@@ -515,8 +543,9 @@ impl Engine {
                     self.forget(sid);
                     return;
                 }
-                if session.way != entry.way() {
+                if session.detour.is_none() && session.way != entry.way() {
                     self.turn(sid);
+                    self.go_on(sid);
                     return;
                 }
                 session.meter.note(Mark::new(now, &entry.meter()));
@@ -542,7 +571,11 @@ impl Engine {
                     entry.probe();
                     self.schedule.now(sid);
                 }
-                self.watch_path(sid, now);
+                if session.detour.is_some() {
+                    self.look_back(sid, now);
+                } else {
+                    self.watch_path(sid, now);
+                }
             }
         }
     }

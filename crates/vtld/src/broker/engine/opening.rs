@@ -213,6 +213,8 @@ impl Engine {
             rings,
             slots,
             long_messages: false,
+            tunnel: None,
+            detour: None,
             path: None,
             aware,
             caller,

@@ -3,12 +3,14 @@
 use std::net::IpAddr;
 
 use vtl_proto::{
+    carrier::GRAFT_PORT,
+    intf,
     nego::{self, Way},
     wire::Packet,
 };
 
 use super::{
-    super::raw::{Raw, Received},
+    super::raw::{Raw, Received, Via},
     Engine, PARKED, Parked,
 };
 
@@ -60,29 +62,48 @@ impl Engine {
         let sockets = match way {
             Way::Native => &self.raw,
             Way::Udp => &self.udp,
+            Way::Tcp => return None,
         };
         sockets[usize::from(v6)].as_ref()
     }
 
-    /// The ways that a peer may be reached by, the best one first.
-    pub(super) fn ways(&self, peer: IpAddr, now: u64) -> Vec<Way> {
+    /// The ways that a port of a peer's may be reached by, the best one first.
+    pub(super) fn ways(&self, peer: IpAddr, port: u16, now: u64) -> Vec<Way> {
         let mut ways = self.peers.ways(peer, now).to_vec();
-        ways.retain(|way| self.socket(peer.is_ipv6(), *way).is_some());
+        ways.retain(|way| match way {
+            Way::Tcp => port != GRAFT_PORT,
+            way => self.socket(peer.is_ipv6(), *way).is_some(),
+        });
         ways
     }
 
     /// Answers a packet by the way that it came.
-    pub(super) fn send_back(&self, packet: &Packet<'_>, received: &Received) {
-        self.send(packet, received.to, received.from, received.port);
+    pub(super) fn send_back(&mut self, packet: &Packet<'_>, received: &Received) {
+        self.send(packet, received.to, received.from, received.via);
     }
 
-    /// Sends to the peer's UDP port, or, 0, without UDP.
-    pub(super) fn send(&self, packet: &Packet<'_>, from: IpAddr, to: IpAddr, port: u16) {
+    /// How a session's packets go now; `None` as long as its peer has not shown itself.
+    pub(super) fn via(&mut self, sid: u32) -> Option<Via> {
+        let entry = self.plane.sessions().get(sid)?;
+        match entry.ifindex() {
+            0 => None,
+            intf::VTL_TUNNEL => self.tunnel_of(sid).map(Via::Tcp),
+            _ => Some(Via::port(entry.port())),
+        }
+    }
+
+    /// Sends a packet to a peer.
+    pub(super) fn send(&mut self, packet: &Packet<'_>, from: IpAddr, to: IpAddr, via: Via) {
         let mut buffer = [0; 2048];
         let Ok(length) = packet.emit(&mut buffer) else {
             return;
         };
-        let Some(raw) = self.socket(to.is_ipv6(), Way::by(port)) else {
+        let port = match via {
+            Via::Native => 0,
+            Via::Udp(port) => port,
+            Via::Tcp(number) => return self.send_by_tcp(number, &buffer[..length]),
+        };
+        let Some(raw) = self.socket(to.is_ipv6(), via.way()) else {
             return;
         };
         if let Err(error) = raw.send(&buffer[..length], from, to, port) {

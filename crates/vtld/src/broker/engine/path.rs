@@ -11,8 +11,8 @@ use vtl_proto::{
 use super::{
     super::{
         now_ns,
-        path::{PathSize, Progress, Step},
-        raw::{self, Received},
+        path::{Detour, PathSize, Progress, Return, Step},
+        raw::{self, Received, Via},
     },
     Engine,
 };
@@ -45,6 +45,9 @@ impl Engine {
         let acknowledged = !services.intersection(tells).is_empty();
         let now = now_ns();
         session.way = entry.way();
+        if session.way == Way::Tcp && session.initiator && session.detour.is_none() {
+            session.detour = Some(Detour::new(now));
+        }
         let most = self.peers.payload(session.peer, now, max_payload) - session.way.overhead();
         session.path = session
             .long_messages
@@ -68,10 +71,15 @@ impl Engine {
         if before == entry.way() {
             return true;
         }
+        let no_longer = entry.way().overhead() <= before.overhead();
         let entry = entry.snapshot();
-        let halves = self.plane.grafts().any(|g| g.gid == entry.gid && g.halves);
         self.begin_path(sid, entry.gid, entry.max_payload);
-        halves || !published || before == Way::Udp
+        no_longer || !published || self.has_halves(entry.gid)
+    }
+
+    /// Whether the graft can send what was written already in halves.
+    fn has_halves(&self, gid: u16) -> bool {
+        self.plane.grafts().any(|g| g.gid == gid && g.halves)
     }
 
     /// Looks whether an open session gets on, and if not, whether its packets are too large.
@@ -81,12 +89,15 @@ impl Engine {
             return;
         };
         let peer = session.peer;
-        let Some(path) = session.path.as_mut().filter(|_| entry.ifindex() != 0) else {
+        let (by_tcp, leads) = (session.may_go_by_tcp(), session.initiator);
+        let asked = session.asked > 0;
+        let elsewhere = [0, intf::VTL_TUNNEL].contains(&entry.ifindex());
+        let Some(path) = session.path.as_mut().filter(|_| !elsewhere) else {
             return;
         };
         let at = Progress {
             mark: mark(path, &entry),
-            out: entry.unacknowledged() > 0,
+            out: entry.unacknowledged() > 0 || asked,
             rtt_ns: entry
                 .measured_rtt()
                 .map_or(RTT_NS, |rtt| rtt.as_nanos() as u64),
@@ -94,7 +105,15 @@ impl Engine {
         let told = || raw::route(peer).map_or(0, |(_, mtu)| mtu);
         match path.look(now, &at, told) {
             Step::Nothing => {}
+            Step::GoRound if leads => self.go_round(sid, now),
+            Step::GoRound => {}
             Step::Ask(payloads) => {
+                if path.asks_by_tcp()
+                    && by_tcp
+                    && let Some(number) = self.tunnel_of(sid)
+                {
+                    self.ask(sid, 0, Via::Tcp(number));
+                }
                 for payload in payloads {
                     self.say_size(sid, intf::VTL_F_ACK_NOW, payload + LONGER, 0);
                 }
@@ -103,7 +122,18 @@ impl Engine {
         }
     }
 
-    fn say_size(&self, sid: u32, flags: u32, zeros: u16, answers: u16) {
+    /// Asks by a way that the session's packets do not go now.
+    fn ask(&mut self, sid: u32, payload: u16, via: Via) {
+        self.send_to_peer_via(sid, intf::VTL_F_ACK_NOW, via, |header| {
+            Packet::Size(Size {
+                header,
+                zeros: payload + LONGER,
+                answers: 0,
+            })
+        });
+    }
+
+    fn say_size(&mut self, sid: u32, flags: u32, zeros: u16, answers: u16) {
         self.send_to_peer(sid, flags, |header| {
             Packet::Size(Size {
                 header,
@@ -126,11 +156,103 @@ impl Engine {
         }
         let now = now_ns();
         session.heard_ns = now;
+        let way = received.via.way();
         if u32::from(size.header.flags) & intf::VTL_F_ACK_NOW != 0 {
-            self.say_size(sid, 0, 0, size.zeros);
+            if way == Way::Tcp
+                && session.way != Way::Tcp
+                && let Some(path) = &mut session.path
+            {
+                path.suspect();
+            }
+            let answers = size.zeros;
+            self.send_to_peer_via(sid, 0, received.via, |header| {
+                Packet::Size(Size {
+                    header,
+                    zeros: 0,
+                    answers,
+                })
+            });
+        } else if let Some(detour) = &mut session.detour {
+            detour.answered(way);
         } else if let Some(path) = &mut session.path {
             let mark = mark(path, &entry);
-            path.answered(now, size.answers.saturating_sub(LONGER), mark);
+            match way {
+                Way::Tcp => path.answered_by_tcp(),
+                _ => path.answered(now, size.answers.saturating_sub(LONGER), mark),
+            }
+        }
+    }
+
+    /// Packets of a session that we have opened go by TCP from now on.
+    fn go_round(&mut self, sid: u32, now: u64) {
+        let table = self.plane.sessions();
+        let (Some(session), Some(entry)) = (self.sessions.get_mut(&sid), table.get(sid)) else {
+            return;
+        };
+        tracing::info!(peer = %session.peer, sid, "nothing gets through but TCP");
+        session.detour = Some(Detour::new(now));
+        entry.set_port(0);
+        entry.set_tunnel(true);
+        self.turn(sid);
+        self.go_on(sid);
+    }
+
+    /// The session goes another way: what is out is asked for at once, and the peer sees where.
+    pub(super) fn go_on(&mut self, sid: u32) {
+        if let Some(entry) = self.plane.sessions().get(sid) {
+            entry.probe();
+            self.schedule.now(sid);
+        }
+    }
+
+    /// Looks whether a session that goes by TCP may go otherwise again.
+    pub(super) fn look_back(&mut self, sid: u32, now: u64) {
+        let table = self.plane.sessions();
+        let (Some(session), Some(entry)) = (self.sessions.get(&sid), table.get(sid)) else {
+            return;
+        };
+        let udp = self.has_halves(entry.gid()) || session.published() == 0;
+        let udp_port = Via::Udp(session.port_there);
+        let (ifindex, rtt) = (entry.ifindex(), entry.measured_rtt());
+        let rtt_ns = rtt.map_or(RTT_NS, |rtt| rtt.as_nanos() as u64);
+        let most = self.peers.payload(session.peer, now, entry.max_payload());
+        let Some(session) = self.sessions.get_mut(&sid) else {
+            return;
+        };
+        if ![0, intf::VTL_TUNNEL].contains(&ifindex) {
+            tracing::info!(peer = %session.peer, sid, way = %entry.way(), "without TCP again");
+            session.detour = None;
+            self.turn(sid);
+            return self.go_on(sid);
+        }
+        let Some(detour) = &mut session.detour else {
+            return;
+        };
+        let asked = |way: Way| (most - way.overhead(), via_of(way, udp_port));
+        match detour.look(now, rtt_ns, udp) {
+            Return::Nothing => {}
+            Return::Ask => {
+                for way in [Way::Native, Way::Udp] {
+                    let (payload, via) = asked(way);
+                    self.ask(sid, payload, via);
+                }
+            }
+            Return::Leave(way) => {
+                let (payload, via) = asked(way);
+                entry.set_port(match via {
+                    Via::Udp(port) => port,
+                    _ => 0,
+                });
+                entry.set_tunnel(false);
+                for _ in 0..2 {
+                    self.ask(sid, payload, via);
+                }
+            }
+            Return::Stay => {
+                entry.set_port(0);
+                entry.set_tunnel(true);
+                self.go_on(sid);
+            }
         }
     }
 
@@ -159,5 +281,12 @@ impl Engine {
             self.send_close(sid, true);
             self.end(sid, intf::VTL_CLOSED_TIMEOUT);
         }
+    }
+}
+
+fn via_of(way: Way, udp: Via) -> Via {
+    match way {
+        Way::Udp => udp,
+        _ => Via::Native,
     }
 }

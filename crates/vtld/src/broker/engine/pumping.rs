@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use vtl_bpf::pump::{BATCH, Pump, Turn};
-use vtl_proto::intf;
+use vtl_proto::intf::{self, VTL_TUNNEL};
 
 use super::{
     super::{now_ns, session::Session},
@@ -22,6 +22,10 @@ const QUANTUM: u32 = 32;
 /// queue full.
 const RETRY_NS: u64 = 10 * MS;
 const QUEUE_NS: u64 = MS / 10;
+/// Packets by TCP are looked for again after this long where many wait already; frames of a call for
+/// them.
+const TUNNEL_NS: u64 = MS;
+const TUNNEL_BATCH: u32 = 2 * QUANTUM;
 
 impl Engine {
     /// Runs the egress grafts of sessions that are due, for a while: events want their turn too.
@@ -57,15 +61,21 @@ impl Engine {
             let (Some(session), Some(entry)) = (self.sessions.get(&sid), table.get(sid)) else {
                 continue;
             };
-            let ifindex = entry.ifindex();
+            let (ifindex, published) = (entry.ifindex(), session.published());
             if !session.is_open() || ifindex == 0 {
                 continue; // the peer's first packet will be an event
+            }
+            if ifindex == VTL_TUNNEL && !self.tunnel_has_room(sid) {
+                self.schedule.at(sid, now + TUNNEL_NS);
+                continue;
             }
             if interface.is_some_and(|first| first != ifindex) {
                 self.schedule.first(sid);
                 break;
             }
-            if alone && let Some((pump, _)) = self.pumps.get(&ifindex) {
+            if ifindex == VTL_TUNNEL {
+                most = TUNNEL_BATCH;
+            } else if alone && let Some((pump, _)) = self.pumps.get(&ifindex) {
                 most = pump.batch();
             }
             if !entry.lock_egress() {
@@ -74,7 +84,7 @@ impl Engine {
             }
             interface = Some(ifindex);
             // One more, so that egress finds out that it has run dry.
-            let ready = (entry.sendable(session.published()) + 1)
+            let ready = (entry.sendable(published) + 1)
                 .min(if alone { most } else { QUANTUM }.into());
             let quota = entry.paced(now).min(ready).min((most - frames).into()) as u32;
             frames += quota;
@@ -88,10 +98,14 @@ impl Engine {
         let Some(ifindex) = interface else {
             return false;
         };
-        if !self.pumps.contains_key(&ifindex) {
+        if ifindex != VTL_TUNNEL && !self.pumps.contains_key(&ifindex) {
             self.open_pump(ifindex);
         }
-        let run = self.pumps.get_mut(&ifindex).map(|(p, _)| p.run(&turns));
+        let run = if ifindex == VTL_TUNNEL {
+            Some(self.pump_tunnel(&turns))
+        } else {
+            self.pumps.get_mut(&ifindex).map(|(p, _)| p.run(&turns))
+        };
         let (served, later) = match run {
             Some(Ok(served)) => {
                 let stuck = served.turns == 0 && served.left == turns[0].quota;

@@ -13,7 +13,7 @@ use vtl_proto::{
 use super::{
     super::{
         Granted, Owner, now_ns,
-        raw::{self, Received},
+        raw::{self, Received, Via},
         session::{Answered, Phase, Session, WHOLE},
     },
     BACKLOG, Engine,
@@ -137,12 +137,18 @@ impl Engine {
             aware(owner, rings, None)
         })?;
         if let Some(entry) = self.plane.sessions().get(sid) {
-            entry.set_port(received.port);
+            entry.set_port(match received.via {
+                Via::Udp(port) => port,
+                Via::Native | Via::Tcp(_) => 0,
+            });
         }
         let next_sid = self.indexes().any();
         self.succeed(sid, request.succeeds.map(|(s, _)| s));
         let session = self.sessions.get_mut(&sid).expect("just made");
         session.required = required;
+        if let Via::Tcp(number) = received.via {
+            session.tunnel = Some(number);
+        }
         let made = Made {
             sid,
             token,

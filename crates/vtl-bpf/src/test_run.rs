@@ -1,0 +1,47 @@
+//! `BPF_PROG_TEST_RUN`: a program runs on a frame that the caller has, and the caller gets what it
+//! has made of it.
+
+use std::{
+    io,
+    os::fd::{AsRawFd, BorrowedFd},
+};
+
+/// Bytes of the longest frame that comes out.
+const MOST: usize = 4096;
+
+/// What a run has come to.
+pub(crate) struct Ran {
+    /// What the program returned.
+    pub(crate) verdict: u32,
+    /// Mean of the repetitions, nanoseconds.
+    pub(crate) ns: u32,
+}
+
+/// Runs a program `repeat` times; `out` becomes the frame as the program has left it.
+pub(crate) fn run(
+    program: BorrowedFd<'_>,
+    frame: &[u8],
+    repeat: u32,
+    out: &mut Vec<u8>,
+) -> io::Result<Ran> {
+    out.resize(MOST, 0);
+    let mut options = libbpf_sys::bpf_test_run_opts {
+        sz: size_of::<libbpf_sys::bpf_test_run_opts>() as _,
+        data_in: frame.as_ptr().cast(),
+        data_size_in: frame.len() as u32,
+        data_out: out.as_mut_ptr().cast(),
+        data_size_out: out.len() as u32,
+        repeat: repeat as i32,
+        ..Default::default()
+    };
+    // SAFETY: the options refer to both buffers with their lengths; they outlive the call.
+    let r = unsafe { libbpf_sys::bpf_prog_test_run_opts(program.as_raw_fd(), &raw mut options) };
+    if r != 0 {
+        return Err(io::Error::from_raw_os_error(-r));
+    }
+    out.truncate(options.data_size_out as usize);
+    Ok(Ran {
+        verdict: options.retval,
+        ns: options.duration,
+    })
+}

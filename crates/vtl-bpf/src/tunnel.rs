@@ -1,0 +1,156 @@
+//! Packets that the caller carries to the peer, instead of an interface: the same programs make and
+//! take them, one at a time.
+
+use std::{
+    io,
+    net::IpAddr,
+    os::fd::{AsFd, OwnedFd},
+    sync::Arc,
+};
+
+use vtl_proto::intf;
+
+use crate::{
+    Error, Result,
+    plane::DataPlane,
+    pump::{Order, Served, Turn, frame},
+    test_run,
+};
+
+/// TCX_NEXT, and TCX_REDIRECT.
+const GO_ON: u32 = u32::MAX;
+const SENT_BACK: u32 = 7;
+const ETHERNET: usize = 14;
+const IPV4: usize = 20;
+const IPV6: usize = 40;
+/// Where IP headers say which protocol follows.
+const PROTOCOL_V4: usize = ETHERNET + 9;
+const PROTOCOL_V6: usize = ETHERNET + 6;
+/// An MTU that no packet of VTL reaches.
+const MTU: u32 = 4000;
+
+/// What becomes of a packet from the peer.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Taken<'a> {
+    /// Nothing more: taken or dropped.
+    Done,
+    /// This goes back to the peer.
+    Answer(&'a [u8]),
+    /// The daemon has to handle it.
+    Control,
+}
+
+/// The root programs, to be run on single packets. Sessions go so while their `ifindex` is
+/// `VTL_TUNNEL`.
+pub struct Tunnel {
+    egress: OwnedFd,
+    ingress: OwnedFd,
+    order: Arc<Order>,
+    /// For egress to fill, and one for packets that come.
+    empty: Vec<u8>,
+    arrived: Vec<u8>,
+    out: Vec<u8>,
+}
+
+impl Tunnel {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// [`Error::System`] if there are no descriptors left.
+    pub fn open(plane: &DataPlane) -> Result<Self> {
+        let program = |name| {
+            let own = plane.program(name).try_clone_to_owned();
+            own.map_err(|source| Error::System {
+                what: format!("the program {name}"),
+                source,
+            })
+        };
+        Ok(Self {
+            egress: program("vtl_root_out_tc")?,
+            ingress: program("vtl_root_in_tc")?,
+            order: Arc::clone(plane.pump_order()),
+            empty: frame(MTU),
+            arrived: Vec::new(),
+            out: Vec::new(),
+        })
+    }
+
+    /// Has the sessions' egress make packets, each of which `each` gets with its session: from the
+    /// common header on (PROTOCOL.md, section 2).
+    ///
+    /// # Errors
+    /// The system call's error.
+    ///
+    /// # Panics
+    /// If there are more turns than `VTL_TURNS`.
+    pub fn send(&mut self, turns: &[Turn], mut each: impl FnMut(u32, &[u8])) -> io::Result<Served> {
+        self.order.set(turns);
+        let frames: u32 = turns.iter().map(|t| t.quota).sum();
+        for _ in 0..frames {
+            let Some(turn) = turns.get(self.order.served().turns) else {
+                break;
+            };
+            let ran = test_run::run(self.egress.as_fd(), &self.empty, 1, &mut self.out)?;
+            if ran.verdict == GO_ON
+                && let Some(packet) = inside(&self.out)
+            {
+                each(turn.sid, packet);
+            }
+        }
+        Ok(self.order.served())
+    }
+
+    /// Gives the programs a packet from a peer's address to one of this host.
+    ///
+    /// # Errors
+    /// The system call's error.
+    pub fn receive(&mut self, from: IpAddr, to: IpAddr, packet: &[u8]) -> io::Result<Taken<'_>> {
+        around(packet, from, to, &mut self.arrived);
+        let ran = test_run::run(self.ingress.as_fd(), &self.arrived, 1, &mut self.out)?;
+        Ok(match ran.verdict {
+            GO_ON => Taken::Control,
+            SENT_BACK => inside(&self.out).map_or(Taken::Done, Taken::Answer),
+            _ => Taken::Done,
+        })
+    }
+}
+
+/// What is behind the IP header of a frame, and behind UDP's if there is one.
+fn inside(frame: &[u8]) -> Option<&[u8]> {
+    let (behind, protocol) = match frame.get(12..14)? {
+        [0x08, 0x00] => (ETHERNET + IPV4, PROTOCOL_V4),
+        _ => (ETHERNET + IPV6, PROTOCOL_V6),
+    };
+    let udp = i32::from(*frame.get(protocol)?) == libc::IPPROTO_UDP;
+    let udp = if udp { intf::VTL_UDP_HEADER as usize } else { 0 };
+    frame.get(behind + udp..)
+}
+
+/// Writes a frame with that packet behind an IP header.
+fn around(packet: &[u8], from: IpAddr, to: IpAddr, frame: &mut Vec<u8>) {
+    let length = packet.len() as u16;
+    let protocol = intf::VTL_IPPROTO as u8;
+    frame.clear();
+    frame.extend([0; 12]);
+    match (from, to) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
+            frame.extend([0x08, 0x00, 0x45, 0]);
+            frame.extend((IPV4 as u16 + length).to_be_bytes());
+            frame.extend([0, 0, 0x40, 0, 64, protocol, 0, 0]);
+            frame.extend(from.octets());
+            frame.extend(to.octets());
+        }
+        (from, to) => {
+            let octets = |address| match address {
+                IpAddr::V4(a) => a.to_ipv6_mapped().octets(),
+                IpAddr::V6(a) => a.octets(),
+            };
+            frame.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
+            frame.extend(length.to_be_bytes());
+            frame.extend([protocol, 64]);
+            frame.extend(octets(from));
+            frame.extend(octets(to));
+        }
+    }
+    frame.extend(packet);
+}

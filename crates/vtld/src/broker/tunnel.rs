@@ -1,0 +1,320 @@
+//! TCP connections between daemons, which carry packets of applications' sessions where the path
+//! takes nothing else (PROTOCOL.md, section 2, "By TCP"): each packet has its length in front.
+
+use std::{
+    collections::BTreeMap,
+    io::{self, Read, Write},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+};
+
+use nix::{
+    errno::Errno,
+    sys::socket::{
+        self, AddressFamily, Backlog, SockFlag, SockProtocol, SockType, SockaddrStorage,
+        setsockopt, sockopt,
+    },
+};
+use vtl_proto::intf;
+
+use crate::option;
+
+const PORT: u16 = intf::VTL_TCP_PORT as u16;
+/// Connections at a time, and with one address. Each holds up to `MOST_OUT` and two reads.
+const MOST: usize = 256;
+const MOST_EACH: usize = 16;
+/// Bytes of packets that may wait to be written: what is more is lost, as on any link.
+const MOST_OUT: usize = 256 << 10;
+/// With more, egress waits.
+const ENOUGH_OUT: usize = 64 << 10;
+/// Unsent bytes in the kernel: what waits there makes round trips long.
+const UNSENT: u32 = 128 << 10;
+/// Read at a time: others want their turn.
+const READ: usize = 64 << 10;
+/// A connection that carries no session's packets is closed after so long.
+const IDLE_NS: u64 = 30_000_000_000;
+/// One that could not be made is tried again after so long.
+const RETRY_NS: u64 = 1_000_000_000;
+/// Bytes of the shortest and the longest packet.
+const PACKET: [usize; 2] = [size_of::<intf::vtl_hdr>(), 2048];
+
+/// One connection.
+struct Connection {
+    stream: TcpStream,
+    local: IpAddr,
+    peer: IpAddr,
+    /// The handshake is over.
+    made: bool,
+    /// Part of a packet.
+    arrived: Vec<u8>,
+    out: Vec<u8>,
+    /// When a packet of a session last came or went.
+    used_ns: u64,
+}
+
+/// All connections of this host.
+#[derive(Default)]
+pub(super) struct Tunnels {
+    listeners: [Option<TcpListener>; 2],
+    connections: BTreeMap<u32, Connection>,
+    last: u32,
+    /// Peers that could not be connected to, and when.
+    failed: BTreeMap<IpAddr, u64>,
+}
+
+fn socket(v6: bool) -> io::Result<OwnedFd> {
+    let family = if v6 {
+        AddressFamily::Inet6
+    } else {
+        AddressFamily::Inet
+    };
+    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+    Ok(socket::socket(
+        family,
+        SockType::Stream,
+        flags,
+        SockProtocol::Tcp,
+    )?)
+}
+
+fn listen(v6: bool) -> io::Result<TcpListener> {
+    let fd = socket(v6)?;
+    let any: IpAddr = if v6 {
+        setsockopt(&fd, sockopt::Ipv6V6Only, &true)?;
+        Ipv6Addr::UNSPECIFIED.into()
+    } else {
+        Ipv4Addr::UNSPECIFIED.into()
+    };
+    setsockopt(&fd, sockopt::ReuseAddr, &true)?;
+    let any = SockaddrStorage::from(SocketAddr::new(any, PORT));
+    socket::bind(fd.as_raw_fd(), &any)?;
+    socket::listen(&fd, Backlog::new(64)?)?;
+    Ok(fd.into())
+}
+
+impl Tunnels {
+    /// Listens, if no other program has the port.
+    pub(super) fn open() -> Self {
+        let listeners = [false, true].map(|v6| {
+            listen(v6)
+                .inspect_err(|error| tracing::info!(%error, v6, port = PORT, "no packets by TCP"))
+                .ok()
+        });
+        Self {
+            listeners,
+            ..Default::default()
+        }
+    }
+
+    /// What peers connect to, over IPv4 and IPv6.
+    pub(super) fn listeners(&self) -> [Option<BorrowedFd<'_>>; 2] {
+        let [v4, v6] = &self.listeners;
+        [v4, v6].map(|listener| listener.as_ref().map(AsFd::as_fd))
+    }
+
+    /// Takes a connection that a peer has made; `None`: no more of them.
+    pub(super) fn accept(&mut self, v6: bool, now: u64) -> Option<u32> {
+        loop {
+            let (stream, from) = self.listeners[usize::from(v6)].as_ref()?.accept().ok()?;
+            let local = stream.local_addr().map(|a| a.ip());
+            let prepared = stream.set_nonblocking(true).and(local);
+            match prepared.and_then(|local| self.add(stream, local, from.ip(), true, now)) {
+                Ok(number) => return Some(number),
+                Err(error) => tracing::debug!(%error, %from, "a connection is not taken"),
+            }
+        }
+    }
+
+    /// Begins to connect to a peer.
+    pub(super) fn connect(&mut self, local: IpAddr, peer: IpAddr, now: u64) -> io::Result<u32> {
+        self.failed
+            .retain(|_, at| now.saturating_sub(*at) < RETRY_NS);
+        if self.failed.contains_key(&peer) {
+            return Err(Errno::ECONNREFUSED.into());
+        }
+        self.failed.insert(peer, now);
+        let fd = socket(peer.is_ipv6())?;
+        let bound = SockaddrStorage::from(SocketAddr::new(local, 0));
+        socket::bind(fd.as_raw_fd(), &bound)?;
+        let to = SockaddrStorage::from(SocketAddr::new(peer, PORT));
+        match socket::connect(fd.as_raw_fd(), &to) {
+            Ok(()) | Err(Errno::EINPROGRESS) => {}
+            Err(error) => return Err(error.into()),
+        }
+        self.add(fd.into(), local, peer, false, now)
+    }
+
+    fn add(
+        &mut self,
+        stream: TcpStream,
+        local: IpAddr,
+        peer: IpAddr,
+        made: bool,
+        now: u64,
+    ) -> io::Result<u32> {
+        let theirs = self.connections.values().filter(|c| c.peer == peer);
+        if peer.is_loopback() || self.connections.len() >= MOST || theirs.count() >= MOST_EACH {
+            return Err(io::ErrorKind::QuotaExceeded.into());
+        }
+        stream.set_nodelay(true)?;
+        option::set(
+            &stream,
+            libc::IPPROTO_TCP,
+            libc::TCP_NOTSENT_LOWAT,
+            UNSENT,
+        )?;
+        self.last = self.last.wrapping_add(1);
+        let connection = Connection {
+            stream,
+            local,
+            peer,
+            made,
+            arrived: Vec::new(),
+            out: Vec::new(),
+            used_ns: now,
+        };
+        self.connections.insert(self.last, connection);
+        Ok(self.last)
+    }
+
+    /// The descriptor of a connection.
+    pub(super) fn descriptor(&self, number: u32) -> Option<BorrowedFd<'_>> {
+        self.connections.get(&number).map(|c| c.stream.as_fd())
+    }
+
+    /// Its two addresses, this host's first.
+    pub(super) fn addresses(&self, number: u32) -> Option<[IpAddr; 2]> {
+        self.connections.get(&number).map(|c| [c.local, c.peer])
+    }
+
+    /// Whether egress may go on.
+    pub(super) fn has_room(&self, number: u32) -> bool {
+        let connection = self.connections.get(&number);
+        connection.is_some_and(|c| c.made && c.out.len() < ENOUGH_OUT)
+    }
+
+    /// Whether something waits to be written, or for the handshake.
+    pub(super) fn waits(&self, number: u32) -> bool {
+        let connection = self.connections.get(&number);
+        connection.is_some_and(|c| !c.made || !c.out.is_empty())
+    }
+
+    /// Takes note that a session uses the connection.
+    pub(super) fn note_use(&mut self, number: u32, now: u64) {
+        if let Some(connection) = self.connections.get_mut(&number) {
+            connection.used_ns = now;
+        }
+    }
+
+    /// Sends a packet, or keeps it until it can be; drops it where too many wait.
+    ///
+    /// # Errors
+    /// The connection has broken.
+    pub(super) fn send(&mut self, number: u32, packet: &[u8]) -> io::Result<()> {
+        let Some(connection) = self.connections.get_mut(&number) else {
+            return Err(io::ErrorKind::NotConnected.into());
+        };
+        if connection.out.len() + packet.len() <= MOST_OUT {
+            let length = packet.len() as u16;
+            connection.out.extend(length.to_be_bytes());
+            connection.out.extend(packet);
+        }
+        Ok(())
+    }
+
+    /// Writes what waits. Also: the handshake may be over.
+    ///
+    /// # Errors
+    /// The connection has broken.
+    pub(super) fn flush(&mut self, number: u32) -> io::Result<()> {
+        let Some(connection) = self.connections.get_mut(&number) else {
+            return Err(io::ErrorKind::NotConnected.into());
+        };
+        if !connection.made {
+            match connection.stream.peer_addr() {
+                Ok(_) => connection.made = true,
+                Err(_) => {
+                    return match connection.stream.take_error()? {
+                        Some(error) => Err(error),
+                        None => Ok(()), // not yet
+                    };
+                }
+            }
+        }
+        self.failed.remove(&connection.peer);
+        let mut written = 0;
+        let result = loop {
+            match connection.stream.write(&connection.out[written..]) {
+                Ok(0) => break Ok(()),
+                Ok(n) => written += n,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break Ok(()),
+                Err(error) => break Err(error),
+            }
+        };
+        connection.out.drain(..written);
+        result
+    }
+
+    /// Reads once, and moves whole packets, each with its length in front, behind `packets`.
+    ///
+    /// # Errors
+    /// The connection has ended, or carries something else.
+    pub(super) fn receive(&mut self, number: u32, packets: &mut Vec<u8>) -> io::Result<()> {
+        let Some(connection) = self.connections.get_mut(&number) else {
+            return Err(io::ErrorKind::NotConnected.into());
+        };
+        let arrived = &mut connection.arrived;
+        let before = arrived.len();
+        arrived.resize(before + READ, 0);
+        let read = connection.stream.read(&mut arrived[before..]);
+        arrived.truncate(before + *read.as_ref().unwrap_or(&0));
+        match read {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
+            _ => {}
+        }
+        let mut whole = 0;
+        while let Some(length) = length(&arrived[whole..])? {
+            if arrived.len() < whole + 2 + length {
+                break;
+            }
+            whole += 2 + length;
+        }
+        packets.extend(arrived.drain(..whole));
+        if arrived.is_empty() {
+            *arrived = Vec::new(); // most connections are idle
+        }
+        Ok(())
+    }
+
+    /// Closes a connection.
+    pub(super) fn close(&mut self, number: u32) {
+        self.connections.remove(&number);
+    }
+
+    /// Closes those that nobody has used for a while.
+    pub(super) fn sweep(&mut self, now: u64) {
+        self.connections
+            .retain(|_, c| now.saturating_sub(c.used_ns) < IDLE_NS);
+    }
+}
+
+/// The length that stands in front of a packet, if it is there yet.
+fn length(bytes: &[u8]) -> io::Result<Option<usize>> {
+    let Some(length) = bytes.first_chunk() else {
+        return Ok(None);
+    };
+    let length = usize::from(u16::from_be_bytes(*length));
+    if (PACKET[0]..=PACKET[1]).contains(&length) {
+        Ok(Some(length))
+    } else {
+        Err(io::ErrorKind::InvalidData.into())
+    }
+}
+
+/// The first of some packets with their lengths in front, and the others.
+pub(super) fn first(packets: &[u8]) -> Option<(&[u8], &[u8])> {
+    let length = length(packets).ok()??;
+    packets.get(2..)?.split_at_checked(length)
+}

@@ -1,0 +1,170 @@
+//! Paths that take nothing of aware applications' but TCP, from the beginning and from some moment on.
+
+use std::{
+    fs,
+    net::SocketAddr,
+    thread,
+    time::{Duration, Instant},
+};
+
+use vtl::{Mode, Socket};
+use vtl_testbed::{Host, Link};
+
+use crate::harness::{PATIENCE, World, payload, run, same, until, words};
+
+const SIZE: usize = 2 << 20;
+const PORT: u16 = 7300;
+
+impl World {
+    /// No packet of VTL's passes but by TCP. (The packet filter does not see what the kernel's programs
+    /// send natively; the link drops that.)
+    fn leave_tcp_only(&self) {
+        self.block(Some(253));
+        for host in [Host::Client, Host::Server] {
+            self.filter(
+                host,
+                "table inet no-udp {
+                    chain out {
+                        type filter hook output priority 0;
+                        udp dport 22100 drop
+                    }
+                }",
+            );
+        }
+    }
+
+    fn let_udp_through(&self) {
+        for host in [Host::Client, Host::Server] {
+            let mut nft = self.testbed.command(host, "nft").expect("there");
+            run(nft.args(["delete", "table", "inet", "no-udp"]));
+        }
+    }
+
+    /// How the sessions of both hosts go, each way once.
+    fn all_ways(&self) -> Vec<String> {
+        let mut ways = Vec::new();
+        for host in [Host::Client, Host::Server] {
+            let status = self.status(host);
+            for session in status["sessions"].as_array().expect("a list") {
+                ways.push(session["way"].as_str().expect("a word").to_owned());
+            }
+        }
+        ways.sort();
+        ways.dedup();
+        ways
+    }
+
+    #[track_caller]
+    fn go_by(&self, way: &str) {
+        until(&format!("sessions by {way}"), || self.all_ways() == [way]);
+    }
+
+    /// A session between two sockets.
+    fn joined(&self, graft: &str, server: usize) -> [Socket; 2] {
+        let at = SocketAddr::new(self.servers()[server], PORT);
+        let socket = |mode, host| {
+            let mut made = None;
+            // The one before may still have the port.
+            until("a socket", || {
+                made = Socket::init(mode, at, &self.socket(host)).ok();
+                made.is_some()
+            });
+            let mut socket = made.expect("just made");
+            socket.set_timeout(Some(PATIENCE));
+            socket
+        };
+        let mut responder = socket(Mode::Responder, Host::Server);
+        let mut initiator = socket(Mode::Initiator, Host::Client);
+        initiator.negotiate_over(graft, &[]).expect("a session");
+        responder.validate().expect("a session");
+        [initiator, responder]
+    }
+}
+
+/// Sends back what comes, until the session ends.
+fn echo(mut socket: Socket) {
+    socket.set_timeout(None);
+    let mut buffer = vec![0; 1 << 20];
+    while let Ok(size @ 1..) = socket.recv_message(&mut buffer) {
+        if socket.send_message(&buffer[..size]).is_err() {
+            return;
+        }
+    }
+}
+
+#[test]
+fn tunnel__opens_where_nothing_else_passes() {
+    let Some(world) = World::with_daemons("tunnel", &Link::new(20.0, 30.0)) else {
+        return;
+    };
+    world.leave_tcp_only();
+    let file = world.path("file");
+    fs::write(&file, payload(SIZE, 9)).expect("written");
+    for (i, server) in world.servers().into_iter().enumerate() {
+        for again in 0..2 {
+            let got = world.path(&format!("got{i}-{again}"));
+            let recv = world.start_recv(&got, &[]);
+            let mut send = world.start_send(&file, &server.to_string());
+            until("the transfer is under way", || {
+                assert!(send.ended().is_none(), "vtl send has ended");
+                world.sum(Host::Server, "received") > 100
+            });
+            assert_eq!(world.all_ways(), ["tcp"]);
+            let sent = send.output();
+            assert!(sent.status.success(), "{}", words(&sent));
+            assert!(recv.output().status.success());
+            same(&file, &got);
+        }
+    }
+}
+
+/// Loses nothing, doubles nothing, and goes on within seconds, whatever passes.
+#[test]
+fn tunnel__carries_on_in_mid_flow() {
+    let link = Link::new(20.0, 40.0);
+    let Some(world) = World::with_daemons("tunnel-mid", &link) else {
+        return;
+    };
+    for (i, graft) in ["stream", "selective-repeat"].into_iter().enumerate() {
+        let [mut client, server] = world.joined(graft, i);
+        let server = thread::spawn(move || echo(server));
+        let mut number = 0;
+        // Both directions are at work until that is so.
+        let mut until_all_go_by = |way: &str| {
+            let begun = Instant::now();
+            let mut stall = Duration::ZERO;
+            let mut arrived = false;
+            while !arrived {
+                assert!(begun.elapsed() < PATIENCE, "{graft}: not by {way}");
+                arrived = world.all_ways() == [way];
+                let size = if graft == "stream" { 50_000 } else { 1000 };
+                let sent = Instant::now();
+                for n in number..number + 4 {
+                    client.send_message(&payload(size, n)).expect("sent");
+                }
+                let mut buffer = vec![0; size];
+                for n in number..number + 4 {
+                    assert_eq!(client.recv_message(&mut buffer).expect("received"), size);
+                    assert!(buffer == payload(size, n), "{graft}: message {n}");
+                }
+                number += 4;
+                stall = stall.max(sent.elapsed());
+            }
+            println!("{graft}: by {way} after {:?}, stall {stall:?}", begun.elapsed());
+        };
+        until_all_go_by("native");
+        world.leave_tcp_only();
+        until_all_go_by("tcp");
+        world.let_udp_through();
+        until_all_go_by("udp");
+        world.leave_tcp_only();
+        // Behind UDP, the filter does not see them.
+        world.block(Some(17));
+        until_all_go_by("tcp");
+        world.let_udp_through();
+        world.block(None);
+        until_all_go_by("native");
+        client.close().expect("closed");
+        server.join().expect("the echo");
+    }
+}
