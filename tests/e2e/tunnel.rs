@@ -81,6 +81,15 @@ impl World {
     }
 }
 
+/// One message.
+fn exchange(from: &mut Socket, to: &mut Socket, seed: u64) {
+    let message = payload(5000, seed);
+    from.send_message(&message).expect("sent");
+    let mut buffer = vec![0; message.len()];
+    let received = to.recv_message(&mut buffer).expect("received");
+    assert!(buffer[..received] == message, "message {seed}");
+}
+
 /// Sends back what comes, until the session ends.
 fn echo(mut socket: Socket) {
     socket.set_timeout(None);
@@ -150,7 +159,10 @@ fn tunnel__carries_on_in_mid_flow() {
                 number += 4;
                 stall = stall.max(sent.elapsed());
             }
-            println!("{graft}: by {way} after {:?}, stall {stall:?}", begun.elapsed());
+            println!(
+                "{graft}: by {way} after {:?}, stall {stall:?}",
+                begun.elapsed()
+            );
         };
         until_all_go_by("native");
         world.leave_tcp_only();
@@ -167,4 +179,133 @@ fn tunnel__carries_on_in_mid_flow() {
         client.close().expect("closed");
         server.join().expect("the echo");
     }
+}
+
+/// What connects to the port and has nothing to do with VTL.
+const STRANGERS: &str = r#"
+import os, socket, struct, sys, time
+held = []
+for i in range(400):
+    s = socket.create_connection((sys.argv[1], 22100), 5)
+    s.setblocking(False)
+    kind = i % 5
+    size = 24 + i
+    header = bytes([0x10 | i % 8]) + os.urandom(23)
+    try:
+        if kind == 0:
+            s.send(os.urandom(4096))
+        elif kind == 1:
+            s.send(b"GET / HTTP/1.1\r\n\r\n")
+        elif kind == 2:  # packets of no session
+            for _ in range(200):
+                s.send(struct.pack(">H", size) + header + os.urandom(size - 24))
+        elif kind == 3:  # half of one
+            s.send(struct.pack(">H", 2048) + header)
+        else:  # another version's NEGO, whose answers nobody reads
+            for _ in range(2000):
+                s.send(struct.pack(">H", 160) + bytes([0x73]) + os.urandom(159))
+    except (BlockingIOError, ConnectionError):
+        pass
+    held.append(s)
+time.sleep(1)
+open_still = 0
+for s in held:
+    try:
+        while s.recv(65536):
+            pass
+    except BlockingIOError:
+        open_still += 1
+    except OSError:
+        pass
+print(open_still)
+"#;
+
+#[test]
+fn tunnel__strangers_take_nothing_away() {
+    let Some(world) = World::with_daemons("tunnel-hostile", &Link::new(10.0, 50.0)) else {
+        return;
+    };
+    world.leave_tcp_only();
+    let server = world.servers()[0].to_string();
+    // The server is where they go, and where the session is opened from: nobody can take the
+    // client's own connections.
+    let at = SocketAddr::new(world.testbed.addr4(Host::Client).into(), PORT);
+    let socket = |mode, host| {
+        let mut socket = Socket::init(mode, at, &world.socket(host)).expect("a socket");
+        socket.set_timeout(Some(PATIENCE));
+        socket
+    };
+    let mut responder = socket(Mode::Responder, Host::Client);
+    let mut initiator = socket(Mode::Initiator, Host::Server);
+    initiator.negotiate_over("stream", &[]).expect("a session");
+    responder.validate().expect("a session");
+    let mut strangers = world
+        .testbed
+        .command(Host::Client, "python3")
+        .expect("there");
+    let strangers = thread::spawn(move || strangers.args(["-c", STRANGERS, &server]).output());
+    let mut seed = 0;
+    while !strangers.is_finished() || seed < 10 {
+        exchange(&mut initiator, &mut responder, seed);
+        exchange(&mut responder, &mut initiator, seed + 1);
+        seed += 2;
+    }
+    let output = strangers.join().expect("it runs").expect("python runs");
+    assert!(output.status.success(), "{}", words(&output));
+    let held = String::from_utf8_lossy(&output.stdout);
+    let held: u32 = held.trim().parse().expect("a number");
+    assert!(held <= 16, "{held} connections of one address are held");
+    assert_eq!(world.all_ways(), ["tcp"]);
+    initiator.close().expect("closed");
+}
+
+/// Whoever has something to say, and whichever direction is blocked; and where nobody says anything.
+#[test]
+fn tunnel__takes_over_in_one_direction() {
+    let Some(world) = World::with_daemons("tunnel-one", &Link::new(20.0, 40.0)) else {
+        return;
+    };
+    let [mut client, mut server] = world.joined("stream", 0);
+    exchange(&mut client, &mut server, 0);
+    let mut seed = 1;
+    for from in [Host::Client, Host::Server] {
+        for by_client in [true, false] {
+            world.leave_tcp_only();
+            world
+                .testbed
+                .set(&Link {
+                    blocked_from: Some(from),
+                    ..world.testbed.link().expect("a link")
+                })
+                .expect("set");
+            let (one, other) = if by_client {
+                (&mut client, &mut server)
+            } else {
+                (&mut server, &mut client)
+            };
+            let begun = Instant::now();
+            while world.all_ways() != ["tcp"] {
+                assert!(
+                    begun.elapsed() < PATIENCE,
+                    "{from:?} is cut off, {by_client}"
+                );
+                exchange(one, other, seed);
+                seed += 1;
+            }
+            println!(
+                "{from:?} cut off, client sends {by_client}: {:?}",
+                begun.elapsed()
+            );
+            world.block(None);
+            world.let_udp_through();
+            world.go_by("native");
+            exchange(&mut client, &mut server, seed);
+            exchange(&mut server, &mut client, seed + 1);
+        }
+    }
+    // An idle one finds it out before anybody needs it.
+    world.leave_tcp_only();
+    world.go_by("tcp");
+    exchange(&mut server, &mut client, 0);
+    server.close().expect("closed");
 }

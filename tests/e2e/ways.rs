@@ -323,7 +323,7 @@ fn ways__tcp_where_none_leads_there() {
             assert_eq!(world.sum(Host::Client, "bytes_received"), 0);
         }
     }
-    refused(&in_vain.output(), 1, "UDP port 22100");
+    refused(&in_vain.output(), 1, "port 22100");
     // Once there is a way again, aware applications find it at once.
     let mut nft = world.testbed.command(Host::Client, "nft").expect("there");
     run(nft.args(["delete", "table", "inet", "none"]));

@@ -122,7 +122,11 @@ fn inside(frame: &[u8]) -> Option<&[u8]> {
         _ => (ETHERNET + IPV6, PROTOCOL_V6),
     };
     let udp = i32::from(*frame.get(protocol)?) == libc::IPPROTO_UDP;
-    let udp = if udp { intf::VTL_UDP_HEADER as usize } else { 0 };
+    let udp = if udp {
+        intf::VTL_UDP_HEADER as usize
+    } else {
+        0
+    };
     frame.get(behind + udp..)
 }
 

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::namespace::Host;
 
 /// Which packets are lost, given how many.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
@@ -78,6 +79,8 @@ pub struct Link {
     pub ecn_ms: Option<f64>,
     /// Packets of this IP protocol are dropped, as middleboxes do with those that they do not know.
     pub blocked: Option<u8>,
+    /// Only if that host has sent them. Unset: in both directions.
+    pub blocked_from: Option<Host>,
     /// Medium access in slots.
     pub slots: Option<Slots>,
     /// Where the random numbers start.
@@ -101,6 +104,7 @@ impl Default for Link {
             queue_packets: None,
             ecn_ms: None,
             blocked: None,
+            blocked_from: None,
             slots: None,
             seed: 1,
         }

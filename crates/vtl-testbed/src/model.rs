@@ -7,6 +7,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use crate::emulator::DirectionStats;
 use crate::link::{Link, Slots};
 use crate::loss::LossProcess;
+use crate::namespace::Host;
 use crate::rng::Rng;
 use crate::sojourn::Sojourn;
 
@@ -79,7 +80,7 @@ fn nanos(ms: f64) -> Nanos {
 }
 
 impl Params {
-    fn new(link: &Link, loss_pct: f64, seed: u64) -> Self {
+    fn new(link: &Link, from: Host, loss_pct: f64, seed: u64) -> Self {
         let ns_per_byte = if link.rate_mbit > 0.0 {
             8e3 / link.rate_mbit
         } else {
@@ -91,7 +92,7 @@ impl Params {
             ns_per_byte,
             queue_limit: link.queue_limit() as usize,
             mark_above: link.ecn_ms.map(nanos),
-            blocked: link.blocked,
+            blocked: (link.blocked).filter(|_| link.blocked_from.is_none_or(|host| host == from)),
             loss: loss_pct / 100.0,
             reorder: link.reorder_pct / 100.0,
             reorder_hold: link.reorder_ms.map_or(eight_packets.max(1_000_000), nanos),
@@ -105,13 +106,13 @@ impl Params {
 
     /// The figures from client to server.
     pub fn up(link: &Link) -> Self {
-        Params::new(link, link.loss_up(), link.seed)
+        Params::new(link, Host::Client, link.loss_up(), link.seed)
     }
 
     /// The figures from server to client.
     pub fn down(link: &Link) -> Self {
         // The directions must not lose the same packets.
-        Params::new(link, link.loss_down(), !link.seed)
+        Params::new(link, Host::Server, link.loss_down(), !link.seed)
     }
 }
 

@@ -19,7 +19,10 @@ use vtl_proto::{
 use vtl_ring::{RxRing, TxRing};
 
 use super::{
-    Granted, Owner, Reply, bells::Bell, caller::Caller, meter::Meter,
+    Granted, Owner, Reply,
+    bells::Bell,
+    caller::Caller,
+    meter::Meter,
     path::{Detour, PathSize},
     peers::Exit,
 };

@@ -20,11 +20,13 @@ use vtl_proto::intf;
 use crate::option;
 
 const PORT: u16 = intf::VTL_TCP_PORT as u16;
-/// Connections at a time, and with one address. Each holds up to `MOST_OUT` and two reads.
+/// Connections at a time that others have made, and those of one address.
 const MOST: usize = 256;
 const MOST_EACH: usize = 16;
 /// Bytes of packets that may wait to be written: what is more is lost, as on any link.
 const MOST_OUT: usize = 256 << 10;
+/// While no session has used the connection.
+const MOST_STRANGER: usize = 8 << 10;
 /// With more, egress waits.
 const ENOUGH_OUT: usize = 64 << 10;
 /// Unsent bytes in the kernel: what waits there makes round trips long.
@@ -48,6 +50,8 @@ struct Connection {
     /// Part of a packet.
     arrived: Vec<u8>,
     out: Vec<u8>,
+    /// A session has used it, or is to: we have made it.
+    known: bool,
     /// When a packet of a session last came or went.
     used_ns: u64,
 }
@@ -117,8 +121,14 @@ impl Tunnels {
         loop {
             let (stream, from) = self.listeners[usize::from(v6)].as_ref()?.accept().ok()?;
             let local = stream.local_addr().map(|a| a.ip());
+            let peer = from.ip();
+            let theirs = self.connections.values().filter(|c| c.peer == peer);
+            if peer.is_loopback() || self.connections.len() >= MOST || theirs.count() >= MOST_EACH {
+                tracing::debug!(%from, "a connection too many");
+                continue;
+            }
             let prepared = stream.set_nonblocking(true).and(local);
-            match prepared.and_then(|local| self.add(stream, local, from.ip(), true, now)) {
+            match prepared.and_then(|local| self.add(stream, local, peer, true, now)) {
                 Ok(number) => return Some(number),
                 Err(error) => tracing::debug!(%error, %from, "a connection is not taken"),
             }
@@ -152,17 +162,8 @@ impl Tunnels {
         made: bool,
         now: u64,
     ) -> io::Result<u32> {
-        let theirs = self.connections.values().filter(|c| c.peer == peer);
-        if peer.is_loopback() || self.connections.len() >= MOST || theirs.count() >= MOST_EACH {
-            return Err(io::ErrorKind::QuotaExceeded.into());
-        }
         stream.set_nodelay(true)?;
-        option::set(
-            &stream,
-            libc::IPPROTO_TCP,
-            libc::TCP_NOTSENT_LOWAT,
-            UNSENT,
-        )?;
+        option::set(&stream, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, UNSENT)?;
         self.last = self.last.wrapping_add(1);
         let connection = Connection {
             stream,
@@ -171,6 +172,7 @@ impl Tunnels {
             made,
             arrived: Vec::new(),
             out: Vec::new(),
+            known: !made,
             used_ns: now,
         };
         self.connections.insert(self.last, connection);
@@ -202,7 +204,7 @@ impl Tunnels {
     /// Takes note that a session uses the connection.
     pub(super) fn note_use(&mut self, number: u32, now: u64) {
         if let Some(connection) = self.connections.get_mut(&number) {
-            connection.used_ns = now;
+            (connection.known, connection.used_ns) = (true, now);
         }
     }
 
@@ -214,7 +216,12 @@ impl Tunnels {
         let Some(connection) = self.connections.get_mut(&number) else {
             return Err(io::ErrorKind::NotConnected.into());
         };
-        if connection.out.len() + packet.len() <= MOST_OUT {
+        let most = if connection.known {
+            MOST_OUT
+        } else {
+            MOST_STRANGER
+        };
+        if connection.out.len() + packet.len() <= most {
             let length = packet.len() as u16;
             connection.out.extend(length.to_be_bytes());
             connection.out.extend(packet);
@@ -256,7 +263,8 @@ impl Tunnels {
         result
     }
 
-    /// Reads once, and moves whole packets, each with its length in front, behind `packets`.
+    /// Reads once: `packets`, which is empty, becomes the whole packets that are there, each with its
+    /// length in front.
     ///
     /// # Errors
     /// The connection has ended, or carries something else.
@@ -264,28 +272,19 @@ impl Tunnels {
         let Some(connection) = self.connections.get_mut(&number) else {
             return Err(io::ErrorKind::NotConnected.into());
         };
-        let arrived = &mut connection.arrived;
-        let before = arrived.len();
-        arrived.resize(before + READ, 0);
-        let read = connection.stream.read(&mut arrived[before..]);
-        arrived.truncate(before + *read.as_ref().unwrap_or(&0));
+        packets.append(&mut connection.arrived);
+        let before = packets.len();
+        packets.resize(before + READ, 0);
+        let read = connection.stream.read(&mut packets[before..]);
+        packets.truncate(before + *read.as_ref().unwrap_or(&0));
+        let (whole, result) = count(packets);
+        // Most connections are idle: they hold no more than what is not whole yet.
+        connection.arrived = packets.split_off(whole);
         match read {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
-            _ => {}
+            Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
+            _ => result,
         }
-        let mut whole = 0;
-        while let Some(length) = length(&arrived[whole..])? {
-            if arrived.len() < whole + 2 + length {
-                break;
-            }
-            whole += 2 + length;
-        }
-        packets.extend(arrived.drain(..whole));
-        if arrived.is_empty() {
-            *arrived = Vec::new(); // most connections are idle
-        }
-        Ok(())
     }
 
     /// Closes a connection.
@@ -313,8 +312,54 @@ fn length(bytes: &[u8]) -> io::Result<Option<usize>> {
     }
 }
 
+/// Bytes of the whole packets, and an error if something else follows.
+fn count(bytes: &[u8]) -> (usize, io::Result<()>) {
+    let mut whole = 0;
+    loop {
+        match length(&bytes[whole..]) {
+            Ok(Some(length)) if bytes.len() >= whole + 2 + length => whole += 2 + length,
+            Ok(_) => return (whole, Ok(())),
+            Err(error) => return (whole, Err(error)),
+        }
+    }
+}
+
 /// The first of some packets with their lengths in front, and the others.
 pub(super) fn first(packets: &[u8]) -> Option<(&[u8], &[u8])> {
     let length = length(packets).ok()??;
     packets.get(2..)?.split_at_checked(length)
+}
+
+#[cfg(test)]
+#[allow(non_snake_case)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn count__up_to_what_is_no_packet() {
+        let packet = |length: u16| [&length.to_be_bytes()[..], &vec![7; length.into()]].concat();
+        let two = [packet(24), packet(2048)].concat();
+        assert!(matches!(count(&two), (n, Ok(())) if n == two.len()));
+        assert!(matches!(count(&two[..two.len() - 1]), (26, Ok(()))));
+        assert!(matches!(count(&two[..1]), (0, Ok(()))));
+        for no_packet in [23, 2049, 0, u16::MAX] {
+            let bytes = [&two[..], &no_packet.to_be_bytes()].concat();
+            assert!(matches!(count(&bytes), (n, Err(_)) if n == two.len()));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn first__takes_apart_what_was_counted(bytes: Vec<u8>) {
+            let (whole, _) = count(&bytes);
+            let mut rest = &bytes[..whole];
+            while let Some((packet, others)) = first(rest) {
+                prop_assert!((PACKET[0]..=PACKET[1]).contains(&packet.len()));
+                rest = others;
+            }
+            prop_assert!(rest.is_empty());
+        }
+    }
 }

@@ -379,7 +379,7 @@ impl Engine {
                 Some(_) => format!("the session with {peer} stays as it is: {why}"),
                 None => format!(
                     "no session with {peer}: {why} (does VTL run there, and does \
-                     the path take IP protocol {} or UDP port {}? try: vtl doctor)",
+                     the path take IP protocol {}, or UDP or TCP to port {}? try: vtl doctor)",
                     intf::VTL_IPPROTO,
                     intf::VTL_UDP_PORT
                 ),

@@ -111,12 +111,22 @@ enum Source {
     Wake,
     Ring,
     Doorbell,
-    Raw { v6: bool },
-    Udp { v6: bool },
-    Kick { sid: u32 },
+    Raw {
+        v6: bool,
+    },
+    Udp {
+        v6: bool,
+    },
+    Kick {
+        sid: u32,
+    },
     /// Peers that want to send packets by TCP.
-    Listener { v6: bool },
-    Tunnel { number: u32 },
+    Listener {
+        v6: bool,
+    },
+    Tunnel {
+        number: u32,
+    },
 }
 
 impl Source {

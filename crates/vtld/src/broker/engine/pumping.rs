@@ -84,8 +84,8 @@ impl Engine {
             }
             interface = Some(ifindex);
             // One more, so that egress finds out that it has run dry.
-            let ready = (entry.sendable(published) + 1)
-                .min(if alone { most } else { QUANTUM }.into());
+            let ready =
+                (entry.sendable(published) + 1).min(if alone { most } else { QUANTUM }.into());
             let quota = entry.paced(now).min(ready).min((most - frames).into()) as u32;
             frames += quota;
             turns.push(Turn { sid, quota });
