@@ -121,7 +121,8 @@ static __always_inline int is_subflow(struct bpf_sock *sk) {
     return tcp && bpf_core_field_exists(tcp->is_mptcp) && tcp->is_mptcp;
 }
 
-/* 1: TCP of the daemon's network namespace, and no socket of the daemon's own, nor to other daemons. */
+/* 1: TCP of the daemon's network namespace, and no socket of the daemon's own, nor to other
+ * daemons. */
 static __always_inline int is_tcp_of_others(struct bpf_sock_addr *ctx) {
     __u64 cookie;
 

@@ -253,7 +253,8 @@ enum vtl_state {
     VTL_OPEN = 2,
 };
 
-/* An `ifindex` of sessions whose packets vtld carries by TCP: the loopback's, which leads to nobody. */
+/* An `ifindex` of sessions whose packets vtld carries by TCP: the loopback's, which leads to
+ * nobody. */
 enum { VTL_TUNNEL = 1 };
 
 /* One session. vtld maps the array of these; applications never do. */

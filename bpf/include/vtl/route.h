@@ -23,7 +23,8 @@ enum vtl_route {
 VTL_INLINE void vtl_learn(struct vtl_session *s, struct ethhdr *eth, __u32 ifindex, __be16 port,
                           __u32 type) {
     __u32 by_tunnel = ifindex == VTL_TUNNEL, was_tunnel = s->ifindex == VTL_TUNNEL;
-    if (s->leads ? by_tunnel || was_tunnel : by_tunnel != was_tunnel && s->ifindex && type == VTL_SIZE)
+    if (s->leads ? by_tunnel || was_tunnel
+                 : by_tunnel != was_tunnel && s->ifindex && type == VTL_SIZE)
         return;
     if (s->port != port && (!s->leads || (s->port && port)))
         VTL_STORE(s->port, port);

@@ -8,6 +8,9 @@ use std::{
 
 /// Bytes of the longest frame that comes out.
 const MOST: usize = 4096;
+/// Words of `struct __sk_buff` (linux/bpf.h) as far as it is used, and where the interface is.
+const SK_BUFF: usize = 11;
+const IFINDEX: usize = 10;
 
 /// What a run has come to.
 pub(crate) struct Ran {
@@ -17,24 +20,55 @@ pub(crate) struct Ran {
     pub(crate) ns: u32,
 }
 
+/// Where a frame seems to come in.
+#[derive(Clone, Copy)]
+pub(crate) enum From {
+    /// The loopback.
+    Loopback,
+    /// An interface of the caller's network namespace, for a tcx program.
+    Tcx(u32),
+    /// The same, for an XDP program.
+    Xdp(u32),
+}
+
 /// Runs a program `repeat` times; `out` becomes the frame as the program has left it.
 pub(crate) fn run(
     program: BorrowedFd<'_>,
     frame: &[u8],
+    from: From,
     repeat: u32,
     out: &mut Vec<u8>,
 ) -> io::Result<Ran> {
     out.resize(MOST, 0);
+    let mut skb = [0_u32; SK_BUFF];
+    let mut md = libbpf_sys::xdp_md {
+        data_end: frame.len() as u32,
+        ..Default::default()
+    };
+    let (context, size) = match from {
+        From::Loopback => (std::ptr::null_mut(), 0),
+        From::Tcx(interface) => {
+            skb[IFINDEX] = interface;
+            ((&raw mut skb).cast(), size_of_val(&skb))
+        }
+        From::Xdp(interface) => {
+            md.ingress_ifindex = interface;
+            ((&raw mut md).cast(), size_of_val(&md))
+        }
+    };
     let mut options = libbpf_sys::bpf_test_run_opts {
         sz: size_of::<libbpf_sys::bpf_test_run_opts>() as _,
         data_in: frame.as_ptr().cast(),
         data_size_in: frame.len() as u32,
         data_out: out.as_mut_ptr().cast(),
         data_size_out: out.len() as u32,
+        ctx_in: context,
+        ctx_size_in: size as u32,
         repeat: repeat as i32,
         ..Default::default()
     };
-    // SAFETY: the options refer to both buffers with their lengths; they outlive the call.
+    // SAFETY: the options refer to both buffers and the context with their lengths; all outlive the
+    // call.
     let r = unsafe { libbpf_sys::bpf_prog_test_run_opts(program.as_raw_fd(), &raw mut options) };
     if r != 0 {
         return Err(io::Error::from_raw_os_error(-r));

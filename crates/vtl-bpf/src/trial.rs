@@ -16,7 +16,7 @@ use crate::{
     plane::{DataPlane, GraftInfo, program_of},
     pump::Turn,
     rings::{RingMaker, RingSet},
-    test_run,
+    test_run::{self, From},
 };
 use libbpf_rs::{Object, ObjectBuilder};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap};
@@ -260,7 +260,19 @@ impl Kernel {
     /// # Errors
     /// The kernel does not run it.
     pub fn try_run(&self, program: &str, frame: &[u8], repeat: u32) -> Result<Ran> {
-        run(program, self.plane.program(program), frame, repeat)
+        let program_fd = self.plane.program(program);
+        run(program, program_fd, frame, From::Loopback, repeat)
+    }
+
+    /// As [`Kernel::run`], with a frame that comes in by an interface of the caller's network
+    /// namespace.
+    pub fn run_from(&self, interface: u32, program: &str, frame: &[u8]) -> Ran {
+        let from = if program.ends_with("xdp") {
+            From::Xdp(interface)
+        } else {
+            From::Tcx(interface)
+        };
+        run(program, self.plane.program(program), frame, from, 1).expect("it runs")
     }
 
     /// Runs a program, and names the counters that moved.
@@ -277,9 +289,9 @@ impl Kernel {
     }
 }
 
-fn run(program: &str, fd: BorrowedFd<'_>, frame: &[u8], repeat: u32) -> Result<Ran> {
+fn run(program: &str, fd: BorrowedFd<'_>, frame: &[u8], from: From, repeat: u32) -> Result<Ran> {
     let mut out = Vec::new();
-    let ran = test_run::run(fd, frame, repeat, &mut out).map_err(|source| Error::System {
+    let ran = test_run::run(fd, frame, from, repeat, &mut out).map_err(|source| Error::System {
         what: format!("cannot run {program}"),
         source,
     })?;
@@ -330,7 +342,7 @@ impl Micro {
     /// Calls a transport function, 64 times if it is called in a loop.
     pub fn call(&self, function: &str, frame: &[u8]) {
         let (name, fd, _) = self.program("cost", function);
-        let ran = run(&name, fd, frame, 1).expect("it runs");
+        let ran = run(&name, fd, frame, From::Loopback, 1).expect("it runs");
         assert_eq!(ran.verdict, 0, "{name} finds its session");
     }
 
@@ -350,7 +362,7 @@ impl Micro {
             // The kernel tells whole nanoseconds only.
             let once = || {
                 let begun = Instant::now();
-                let ran = run(&name, fd, frame, CALLS / turns).expect("it runs");
+                let ran = run(&name, fd, frame, From::Loopback, CALLS / turns).expect("it runs");
                 let took = begun.elapsed();
                 assert_eq!(ran.verdict, 0, "{name} finds its session");
                 took.as_nanos() as f64 / f64::from(CALLS / turns)

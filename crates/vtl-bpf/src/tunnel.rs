@@ -14,7 +14,7 @@ use crate::{
     Error, Result,
     plane::DataPlane,
     pump::{Order, Served, Turn, frame},
-    test_run,
+    test_run::{self, From},
 };
 
 /// TCX_NEXT, and TCX_REDIRECT.
@@ -90,7 +90,13 @@ impl Tunnel {
             let Some(turn) = turns.get(self.order.served().turns) else {
                 break;
             };
-            let ran = test_run::run(self.egress.as_fd(), &self.empty, 1, &mut self.out)?;
+            let ran = test_run::run(
+                self.egress.as_fd(),
+                &self.empty,
+                From::Loopback,
+                1,
+                &mut self.out,
+            )?;
             if ran.verdict == GO_ON
                 && let Some(packet) = inside(&self.out)
             {
@@ -106,7 +112,13 @@ impl Tunnel {
     /// The system call's error.
     pub fn receive(&mut self, from: IpAddr, to: IpAddr, packet: &[u8]) -> io::Result<Taken<'_>> {
         around(packet, from, to, &mut self.arrived);
-        let ran = test_run::run(self.ingress.as_fd(), &self.arrived, 1, &mut self.out)?;
+        let ran = test_run::run(
+            self.ingress.as_fd(),
+            &self.arrived,
+            From::Loopback,
+            1,
+            &mut self.out,
+        )?;
         Ok(match ran.verdict {
             GO_ON => Taken::Control,
             SENT_BACK => inside(&self.out).map_or(Taken::Done, Taken::Answer),

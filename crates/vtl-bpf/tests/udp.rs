@@ -1,10 +1,11 @@
-//! Packets behind a UDP header, in the kernel: what the programs recognise, learn, answer and send.
+//! Packets behind a UDP header and by TCP, in the kernel: what the programs recognise, learn, answer
+//! and send.
 #![allow(missing_docs, non_snake_case)]
 
-use vtl_bpf::trial::{self as kernel, Kernel, SID, TC, VTL, XDP, data};
+use vtl_bpf::trial::{self as kernel, Kernel, SID, TC, VTL, XDP, data, frame};
 use vtl_proto::{
     intf,
-    wire::{Header, Packet},
+    wire::{Header, Packet, Size},
 };
 
 /// Ingress, egress, and what they return.
@@ -151,18 +152,79 @@ fn udp__what_came_so_is_answered_so_and_sent_so() {
     }
 }
 
+/// An interface, in a network namespace of this thread's own.
+fn interface() -> u32 {
+    nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("root may");
+    for line in ["link add eth0 type veth peer eth1", "link set eth0 up"] {
+        let status = std::process::Command::new("ip")
+            .args(line.split(' '))
+            .status();
+        assert!(status.expect("ip runs").success());
+    }
+    nix::net::if_::if_nametoindex("eth0").expect("it was made")
+}
+
+/// What comes by TCP, and what does not.
+#[test]
+fn tunnel__who_leads_decides_and_the_other_side_follows() {
+    if !vtl_testing::is_root() {
+        return;
+    }
+    const TUNNEL: u32 = intf::VTL_TUNNEL;
+    let interface = interface();
+    let input = "vtl_root_in_tc";
+    let by_tcp = |k: &Kernel, frame: &[u8]| k.run(input, frame, 1);
+    let plain = |k: &Kernel, frame: &[u8]| k.run_from(interface, input, frame);
+    let size = frame(&Packet::Size(Size {
+        header: Header {
+            gid: 0,
+            ..kernel::header()
+        },
+        zeros: 100,
+        answers: 0,
+    }));
+    for leads in [0, 1] {
+        let k = Kernel::new();
+        k.alter(|s| s.leads = leads);
+        let goes = |by: u32| assert_eq!(k.session().ifindex, by, "leads {leads}");
+        let follows = |by: u32, or: u32| goes(if leads == 0 { by } else { or });
+        plain(&k, &data(0, 0, &[1]));
+        goes(interface);
+        by_tcp(&k, &size);
+        goes(interface);
+        by_tcp(&k, &data(1, 0, &[1]));
+        follows(TUNNEL, interface);
+        k.alter(|s| s.ifindex = TUNNEL);
+        plain(&k, &size);
+        goes(TUNNEL);
+        plain(&k, &data(2, 0, &[1]));
+        follows(interface, TUNNEL);
+        // Both are taken and answered, however they come.
+        let before = k.session().rx.received;
+        let now = intf::VTL_F_ACK_NOW;
+        assert_eq!(by_tcp(&k, &data(3, now, &[1])).verdict, kernel::TC.answer);
+        assert_eq!(plain(&k, &data(4, now, &[1])).verdict, kernel::TC.answer);
+        assert_eq!(k.session().rx.received, before + 2);
+        // Nothing known yet.
+        k.alter(|s| s.ifindex = 0);
+        by_tcp(&k, &data(5, 0, &[1]));
+        follows(TUNNEL, 0);
+    }
+}
+
 #[test]
 fn udp__who_leads_keeps_its_way() {
     if !vtl_testing::is_root() {
         return;
     }
     let ask = |seq| data(seq, intf::VTL_F_ACK_NOW, &[5; 100]);
+    let interface = interface();
     for (input, _, verdicts) in DRIVERS {
         for ours in [0, PORT] {
             let k = Kernel::new();
             k.alter(|s| (s.leads, s.port) = (1, ours.to_be()));
             for (seq, frame) in [(0, ask(0)), (1, behind(&ask(1), THEIRS)), (2, ask(2))] {
-                let ran = k.run(input, &frame, 1);
+                let ran = k.run_from(interface, input, &frame);
                 assert_eq!(ran.verdict, verdicts.answer, "{input} {seq}");
                 let to = match (ours, seq) {
                     (0, _) => 0,

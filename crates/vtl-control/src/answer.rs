@@ -124,7 +124,7 @@ pub struct SessionStatus {
     pub peer: IpAddr,
     /// The VTL port that it was opened to; 0: it carries hooked flows.
     pub port: u16,
-    /// `native`, or `udp`: how packets cross the network.
+    /// `native`, `udp` or `tcp`: how packets cross the network.
     pub way: String,
     /// The peer's UDP port; 0: native.
     pub udp_port: u16,

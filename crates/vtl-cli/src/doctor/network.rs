@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::net::{Ipv4Addr, UdpSocket};
+use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -33,6 +33,7 @@ pub(super) fn checks() -> Vec<Check> {
         packet_socket(),
         raw_socket(),
         udp_port(),
+        tcp_port(),
         namespaces(),
         root_mount(),
         netem(),
@@ -180,13 +181,30 @@ fn udp_port() -> Check {
         advice: "another program must leave the port to vtld; there is no other",
     };
     let port = intf::VTL_UDP_PORT as u16;
-    spec.outcome(match UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port)) {
-        Ok(_) => Ok(format!("{port} is free")),
+    let bound = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port));
+    spec.outcome(free_or_ours(port, bound.map(drop)))
+}
+
+fn tcp_port() -> Check {
+    let spec = Spec {
+        name: "tcp-port",
+        used_for: "sessions of applications where the path drops UDP, too",
+        need: Need::Optional,
+        advice: "another program must leave the port to vtld; there is no other",
+    };
+    let port = intf::VTL_TCP_PORT as u16;
+    let bound = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port));
+    spec.outcome(free_or_ours(port, bound.map(drop)))
+}
+
+fn free_or_ours(port: u16, bound: io::Result<()>) -> io::Result<String> {
+    match bound {
+        Ok(()) => Ok(format!("{port} is free")),
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
             Ok(format!("{port} is in use, by vtld if it runs"))
         }
         Err(error) => Err(error),
-    })
+    }
 }
 
 fn namespaces() -> Check {

@@ -1,7 +1,7 @@
 //! Packets of sessions that go by TCP: between the kernel's programs and the connections with other
 //! daemons (`broker/tunnel.rs`).
 
-use std::{io, os::fd::BorrowedFd};
+use std::io;
 
 use nix::sys::epoll::{EpollEvent, EpollFlags};
 use vtl_bpf::{
@@ -38,12 +38,8 @@ impl Engine {
     fn watch_tunnel(&mut self, number: u32) {
         let source = Source::Tunnel { number };
         let event = EpollEvent::new(interest(self.tunnels.waits(number)), source.pack());
-        let added = |fd: BorrowedFd<'_>| self.epoll.add(fd, event);
-        if !self
-            .tunnels
-            .descriptor(number)
-            .is_some_and(|fd| added(fd).is_ok())
-        {
+        let added = (self.tunnels.descriptor(number)).map(|fd| self.epoll.add(fd, event));
+        if !matches!(added, Some(Ok(()))) {
             self.tunnels.close(number);
         }
     }
