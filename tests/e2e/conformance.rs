@@ -630,26 +630,31 @@ fn compare(cases: &[Case], tcp: &Transcripts, vtl: &Transcripts) -> Vec<String> 
         before = after;
     }
     assert_eq!(vtl.carried.len(), cases.len(), "a figure for each");
-    // TCP itself refuses connections; and a SYN from a port that lingers in TIME_WAIT, as those of the run over
-    // TCP do, is the kernel's.
+    // TCP itself refuses connections; and a SYN from a port that lingers in TIME_WAIT is the kernel's.
     if by_tcp.len() > cases.len() / 8 {
         faults.push(format!("VTL did not carry {by_tcp:?}"));
     }
     faults
 }
 
-/// Plays all cases over TCP and carried.
+/// Plays all cases carried, and between other hosts over TCP, at the same time: they wait for most of
+/// theirs.
 fn check(world: &mut World, program: &Path, family: usize, over: Over, cases: &[Case]) {
     let names: Vec<&str> = cases.iter().map(|case| case.name.as_str()).collect();
-    let tcp = play(world, program, family, Over::Tcp, &names);
+    let plain = world.beside(&format!("plain{family}"), &link());
+    make_places(&plain);
+    let [tcp, vtl] = thread::scope(|scope| {
+        let tcp = scope.spawn(|| play(&plain, program, family, Over::Tcp, &names));
+        carry(world, program, family, over);
+        let vtl = play(world, program, family, over, &names);
+        [tcp.join().expect("it does not panic"), vtl]
+    });
     for (case, lines) in &tcp.client {
         let skipped = lines.iter().find_map(|line| line.strip_prefix("skipped: "));
         if let Some(why) = skipped {
             vtl_testing::skip(&format!("{case}: {why}"));
         }
     }
-    carry(world, program, family, over);
-    let vtl = play(world, program, family, over, &names);
     let faults = compare(cases, &tcp, &vtl);
     assert!(
         faults.is_empty(),
@@ -659,8 +664,12 @@ fn check(world: &mut World, program: &Path, family: usize, over: Over, cases: &[
     );
 }
 
+fn link() -> Link {
+    Link::new(2.0, 200.0)
+}
+
 fn hosts(name: &str) -> Option<World> {
-    let world = World::bare(name, &Link::new(2.0, 200.0))?;
+    let world = World::bare(name, &link())?;
     make_places(&world);
     Some(world)
 }

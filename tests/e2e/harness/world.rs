@@ -59,8 +59,8 @@ pub(crate) struct World {
     daemons: Vec<Daemon>,
     pub(crate) testbed: Testbed,
     scratch: Scratch,
-    /// See [`turn`].
-    _turn: Flock<File>,
+    /// See [`turn`]; `None`: another one of this test has it.
+    _turn: Option<Flock<File>>,
 }
 
 impl World {
@@ -69,7 +69,15 @@ impl World {
         if !vtl_testing::is_root() {
             return None;
         }
-        let turn = turn();
+        Some(Self::in_turn(name, link, Some(turn())))
+    }
+
+    /// Hosts without daemons, beside these and while these are used.
+    pub(crate) fn beside(&self, name: &str, link: &Link) -> Self {
+        Self::in_turn(name, link, None)
+    }
+
+    fn in_turn(name: &str, link: &Link, turn: Option<Flock<File>>) -> Self {
         let name = format!("e2e-{name}");
         let path = std::env::temp_dir().join(&name);
         let _ = fs::remove_dir_all(&path);
@@ -77,13 +85,13 @@ impl World {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("ours");
         let scratch = Scratch(path);
         let testbed = Testbed::up(&name, link, Lifetime::Guarded).expect("a testbed");
-        Some(Self {
+        Self {
             web: None,
             daemons: Vec::new(),
             testbed,
             scratch,
             _turn: turn,
-        })
+        }
     }
 
     /// Hosts with daemons.
