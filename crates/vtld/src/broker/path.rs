@@ -219,7 +219,7 @@ impl PathSize {
 }
 
 /// While packets go by TCP, the peer is asked so often whether others get through again.
-const RETURN_NS: u64 = 2_000 * MS;
+const RETURN_NS: u64 = 1_000 * MS;
 /// And those are believed when so many rounds, one after the other, were answered.
 const RETURN_ROUNDS: u32 = 2;
 /// Where the peer's next packet does not come at once, TCP goes on.
@@ -251,7 +251,7 @@ pub(super) enum Return {
 impl Detour {
     pub(super) fn new(now: u64) -> Self {
         Self {
-            next_ns: now + RETURN_NS / 2,
+            next_ns: now + RETURN_NS,
             heard: [0; 2],
             hears: [false; 2],
             leaving_ns: None,
@@ -430,23 +430,23 @@ mod tests {
         assert_eq!(look(&mut detour, 0), Return::Nothing);
         assert_eq!(look(&mut detour, 1), Return::Ask);
         detour.answered(Way::Udp);
-        assert_eq!(look(&mut detour, 3), Return::Ask);
-        assert_eq!(look(&mut detour, 5), Return::Ask, "once is not enough");
+        assert_eq!(look(&mut detour, 2), Return::Ask);
+        assert_eq!(look(&mut detour, 3), Return::Ask, "once is not enough");
         detour.answered(Way::Udp);
-        assert_eq!(look(&mut detour, 7), Return::Ask);
+        assert_eq!(look(&mut detour, 4), Return::Ask);
         detour.answered(Way::Udp);
-        assert_eq!(detour.look(9 * second, 0, false), Return::Ask, "unfit");
+        assert_eq!(detour.look(5 * second, 0, false), Return::Ask, "unfit");
         detour.answered(Way::Udp);
-        assert_eq!(look(&mut detour, 11), Return::Leave(Way::Udp));
-        assert_eq!(look(&mut detour, 11), Return::Nothing);
-        assert_eq!(look(&mut detour, 12), Return::Stay);
-        assert_eq!(look(&mut detour, 13), Return::Ask, "from the beginning");
-        for s in [15, 17] {
-            detour.answered(Way::Udp);
-            detour.answered(Way::Native);
-            let last = look(&mut detour, s);
-            assert!(s == 15 || last == Return::Leave(Way::Native));
-        }
+        assert_eq!(look(&mut detour, 6), Return::Leave(Way::Udp));
+        assert_eq!(look(&mut detour, 6), Return::Nothing);
+        assert_eq!(look(&mut detour, 7), Return::Stay);
+        assert_eq!(look(&mut detour, 8), Return::Ask, "from the beginning");
+        detour.answered(Way::Udp);
+        detour.answered(Way::Native);
+        assert_eq!(look(&mut detour, 9), Return::Ask);
+        detour.answered(Way::Udp);
+        detour.answered(Way::Native);
+        assert_eq!(look(&mut detour, 10), Return::Leave(Way::Native));
     }
 
     #[test]
