@@ -262,7 +262,7 @@ fn tunnel__strangers_take_nothing_away() {
 /// Whoever has something to say, and whichever direction is blocked; and where nobody says anything.
 #[test]
 fn tunnel__takes_over_in_one_direction() {
-    let Some(world) = World::with_daemons("tunnel-one", &Link::new(20.0, 40.0)) else {
+    let Some(mut world) = World::with_daemons("tunnel-one", &Link::new(20.0, 40.0)) else {
         return;
     };
     let [mut client, mut server] = world.joined("stream", 0);
@@ -307,5 +307,25 @@ fn tunnel__takes_over_in_one_direction() {
     world.leave_tcp_only();
     world.go_by("tcp");
     exchange(&mut server, &mut client, 0);
+    // And both daemons are idle.
+    let daemons = [Host::Client, Host::Server].map(|host| world.daemon(host).pid());
+    let before = daemons.map(processor_ticks);
+    thread::sleep(Duration::from_secs(3));
+    for (pid, before) in daemons.into_iter().zip(before) {
+        let ticks = processor_ticks(pid) - before;
+        assert!(
+            ticks < 100,
+            "a daemon took {ticks} of 300 ticks of the processor's"
+        );
+    }
     server.close().expect("closed");
+}
+
+/// Hundredths of a second that a process has run: proc(5), `utime` and `stime`.
+fn processor_ticks(pid: u32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
+    let behind_name = stat.rsplit_once(") ").expect("a name").1;
+    let fields: Vec<&str> = behind_name.split(' ').collect();
+    let ticks = |at: usize| fields[at].parse::<u64>().expect("a number");
+    ticks(11) + ticks(12)
 }

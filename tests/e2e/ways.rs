@@ -310,6 +310,7 @@ fn ways__tcp_where_none_leads_there() {
             type filter hook output priority 0;
             meta l4proto 253 drop
             udp dport 22100 drop
+            tcp dport 22100 drop
         }
     }";
     world.filter(Host::Client, rules);

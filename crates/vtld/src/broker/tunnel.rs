@@ -50,6 +50,8 @@ struct Connection {
     /// Part of a packet.
     arrived: Vec<u8>,
     out: Vec<u8>,
+    /// Whoever watches it waits until it can be written to.
+    watched: bool,
     /// A session has used it, or is to: we have made it.
     known: bool,
     /// When a packet of a session last came or went.
@@ -172,6 +174,7 @@ impl Tunnels {
             made,
             arrived: Vec::new(),
             out: Vec::new(),
+            watched: !made,
             known: !made,
             used_ns: now,
         };
@@ -195,10 +198,18 @@ impl Tunnels {
         connection.is_some_and(|c| c.made && c.out.len() < ENOUGH_OUT)
     }
 
-    /// Whether something waits to be written, or for the handshake.
-    pub(super) fn waits(&self, number: u32) -> bool {
-        let connection = self.connections.get(&number);
-        connection.is_some_and(|c| !c.made || !c.out.is_empty())
+    /// Whether the handshake is over.
+    pub(super) fn is_made(&self, number: u32) -> bool {
+        self.connections.get(&number).is_some_and(|c| c.made)
+    }
+
+    /// Whether it is to be watched until it can be written to, since something waits for that, or for
+    /// the handshake; `None`: as before. At first: if this host makes it.
+    pub(super) fn watch(&mut self, number: u32) -> Option<bool> {
+        let connection = self.connections.get_mut(&number)?;
+        let waits = !connection.made || !connection.out.is_empty();
+        let before = std::mem::replace(&mut connection.watched, waits);
+        (waits != before).then_some(waits)
     }
 
     /// Takes note that a session uses the connection.

@@ -278,7 +278,12 @@ impl Engine {
         let tunnels = Tunnels::open();
         for (listener, v6) in tunnels.listeners().into_iter().zip([false, true]) {
             if let Some(listener) = listener {
-                watch(listener, Source::Listener { v6 })?;
+                // Where no descriptors are left, the next connection is soon enough.
+                let edges = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
+                epoll.add(
+                    listener,
+                    EpollEvent::new(edges, Source::Listener { v6 }.pack()),
+                )?;
             }
         }
 

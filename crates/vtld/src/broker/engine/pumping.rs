@@ -22,9 +22,7 @@ const QUANTUM: u32 = 32;
 /// queue full.
 const RETRY_NS: u64 = 10 * MS;
 const QUEUE_NS: u64 = MS / 10;
-/// Packets by TCP are looked for again after this long where many wait already; frames of a call for
-/// them.
-const TUNNEL_NS: u64 = MS;
+/// Frames of a call for packets that go by TCP.
 const TUNNEL_BATCH: u32 = 2 * QUANTUM;
 
 impl Engine {
@@ -65,8 +63,10 @@ impl Engine {
             if !session.is_open() || ifindex == 0 {
                 continue; // the peer's first packet will be an event
             }
-            if ifindex == VTL_TUNNEL && !self.tunnel_has_room(sid) {
-                self.schedule.at(sid, now + TUNNEL_NS);
+            if ifindex == VTL_TUNNEL
+                && let Some(wait) = self.tunnel_wait_ns(sid)
+            {
+                self.schedule.at(sid, now + wait);
                 continue;
             }
             if interface.is_some_and(|first| first != ifindex) {

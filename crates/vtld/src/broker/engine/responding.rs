@@ -37,6 +37,9 @@ impl Engine {
     pub(super) fn asked(&mut self, nego: &Nego, received: &Received) -> bool {
         let mut grafts: Vec<_> = pool::working(&self.pool).collect();
         if nego.port == GRAFT_PORT {
+            if received.via.way() == Way::Tcp {
+                return true; // flows have TCP connections of their own
+            }
             // Flows lose something only if a server here is marked so.
             let tolerant = (self.hooker.as_ref()).is_some_and(|hooker| hooker.tolerates_any());
             let lossy = |name: &str| tolerant && LOSSY.contains(&name);

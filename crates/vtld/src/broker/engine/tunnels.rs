@@ -17,8 +17,13 @@ use super::{
         session::Session,
         tunnel,
     },
-    Engine, Source,
+    Engine, MS, Source,
 };
+
+/// Egress looks again after so long at a connection that many packets wait for, and at one that is not
+/// made yet.
+const FULL_NS: u64 = MS;
+const NOT_MADE_NS: u64 = 20 * MS;
 
 impl Session {
     /// Flows have TCP connections of their own.
@@ -31,13 +36,13 @@ impl Engine {
     /// Takes the connections that peers have made.
     pub(super) fn accept_tunnels(&mut self, v6: bool) {
         while let Some(number) = self.tunnels.accept(v6, now_ns()) {
-            self.watch_tunnel(number);
+            self.watch_tunnel(number, false);
         }
     }
 
-    fn watch_tunnel(&mut self, number: u32) {
+    fn watch_tunnel(&mut self, number: u32, waits: bool) {
         let source = Source::Tunnel { number };
-        let event = EpollEvent::new(interest(self.tunnels.waits(number)), source.pack());
+        let event = EpollEvent::new(interest(waits), source.pack());
         let added = (self.tunnels.descriptor(number)).map(|fd| self.epoll.add(fd, event));
         if !matches!(added, Some(Ok(()))) {
             self.tunnels.close(number);
@@ -58,14 +63,17 @@ impl Engine {
             .inspect_err(|error| tracing::debug!(%error, peer = %session.peer, "no connection"));
         session.tunnel = connected.ok();
         let number = session.tunnel?;
-        self.watch_tunnel(number);
+        self.watch_tunnel(number, true);
         Some(number)
     }
 
-    /// Whether egress of a session may go on.
-    pub(super) fn tunnel_has_room(&mut self, sid: u32) -> bool {
-        let number = self.tunnel_of(sid);
-        number.is_some_and(|number| self.tunnels.has_room(number))
+    /// How long egress of a session has to wait, if it may not go on now.
+    pub(super) fn tunnel_wait_ns(&mut self, sid: u32) -> Option<u64> {
+        match self.tunnel_of(sid) {
+            Some(number) if self.tunnels.has_room(number) => None,
+            Some(number) if self.tunnels.is_made(number) => Some(FULL_NS),
+            _ => Some(NOT_MADE_NS),
+        }
     }
 
     pub(super) fn send_by_tcp(&mut self, number: u32, packet: &[u8]) {
@@ -90,16 +98,13 @@ impl Engine {
 
     /// Writes what waits; closes the connection if it has broken.
     fn flush_tunnel(&mut self, number: u32, result: io::Result<()>) {
-        let before = self.tunnels.waits(number);
         match result.and_then(|()| self.tunnels.flush(number)) {
             Ok(()) => {
-                let Some(fd) = self.tunnels.descriptor(number) else {
-                    return;
-                };
-                let waits = self.tunnels.waits(number);
-                let source = Source::Tunnel { number };
-                let mut event = EpollEvent::new(interest(waits), source.pack());
-                if before != waits {
+                if let Some(waits) = self.tunnels.watch(number)
+                    && let Some(fd) = self.tunnels.descriptor(number)
+                {
+                    let source = Source::Tunnel { number };
+                    let mut event = EpollEvent::new(interest(waits), source.pack());
                     let _ = self.epoll.modify(fd, &mut event);
                 }
             }
@@ -121,6 +126,9 @@ impl Engine {
         if let Some(session) = self.sessions.get_mut(&sid)
             && (session.token, session.peer) == (token, peer)
         {
+            if !session.may_go_by_tcp() {
+                return;
+            }
             session.tunnel = Some(number);
             self.tunnels.note_use(number, now_ns());
         }
