@@ -7,7 +7,7 @@ use std::{
 
 use libbpf_rs::{AsRawLibbpf, ObjectBuilder, OpenObject};
 
-use crate::{Error, Result, plane::DataPlane};
+use crate::{Error, Result, load::Loader};
 
 /// The verifier's words on one program.
 #[derive(Clone, Debug)]
@@ -34,38 +34,38 @@ const TRACE: u32 = 1;
 /// `BPF_LOG_STATS`.
 const FIGURES: u32 = 4;
 
-/// Has the kernel verify each program of a graft's object against the maps of `plane`.
+/// Has the kernel verify each program of a graft's object against the maps that `loader` knows.
 ///
 /// # Errors
 /// [`Error::Load`] if libbpf does not understand the object. A refusal by the verifier is no error.
-pub fn check(plane: &DataPlane, image: &[u8]) -> Result<Vec<Verdict>> {
-    let names: Vec<_> = open(plane, image)?
+pub fn check(loader: &Loader, image: &[u8]) -> Result<Vec<Verdict>> {
+    let names: Vec<_> = open(loader, image)?
         .progs()
         .map(|p| p.name().to_owned())
         .collect();
     names
         .iter()
         .map(|name| {
-            let verdict = verify(plane, image, name, FIGURES)?;
+            let verdict = verify(loader, image, name, FIGURES)?;
             if verdict.accepted {
                 return Ok(verdict);
             }
-            verify(plane, image, name, TRACE)
+            verify(loader, image, name, TRACE)
         })
         .collect()
 }
 
-fn open(plane: &DataPlane, image: &[u8]) -> Result<OpenObject> {
+fn open(loader: &Loader, image: &[u8]) -> Result<OpenObject> {
     let refused = |e| Error::load("the graft", e);
     let mut open = ObjectBuilder::default()
         .open_memory(image)
         .map_err(refused)?;
-    plane.share_maps(&mut open).map_err(refused)?;
+    loader.share_maps(&mut open).map_err(refused)?;
     Ok(open)
 }
 
-fn verify(plane: &DataPlane, image: &[u8], name: &std::ffi::OsStr, level: u32) -> Result<Verdict> {
-    let mut object = open(plane, image)?;
+fn verify(loader: &Loader, image: &[u8], name: &std::ffi::OsStr, level: u32) -> Result<Verdict> {
+    let mut object = open(loader, image)?;
     let mut log = vec![0_u8; LOG];
     let mut instructions = 0;
     for mut program in object.progs_mut() {

@@ -1,10 +1,11 @@
-//! Loads a graft's programs: libbpf prepares them once, the kernel verifies several at a time.
+//! Loads a graft's programs: libbpf prepares them once, the kernel verifies several at a time. Both
+//! take milliseconds, in which nobody who moves packets should wait: a [`Loader`] works on any thread.
 
 use std::{
     ffi::{CString, OsString},
     io,
     os::{
-        fd::{BorrowedFd, FromRawFd, OwnedFd},
+        fd::{AsFd, FromRawFd, OwnedFd},
         unix::ffi::OsStrExt,
     },
     slice,
@@ -15,7 +16,14 @@ use std::{
 
 use libbpf_rs::{AsRawLibbpf, ObjectBuilder, OpenObject};
 use libbpf_sys::{bpf_func_info, bpf_insn, bpf_line_info, bpf_program};
-use vtl_pool::object;
+use vtl_pool::object::{self, Description};
+
+use crate::{
+    Error, Result,
+    link::{self, Hook},
+    netdev::Interface,
+    plane::{GraftInfo, Ingress, SLOT_PROGRAMS},
+};
 
 /// Threads that load one graft. Nearly all the time is the verifier's, which works on several
 /// programs at once.
@@ -47,67 +55,142 @@ impl Steps {
 }
 
 /// A program in the kernel.
-pub(crate) struct Loaded {
-    pub(crate) name: OsString,
-    pub(crate) fd: OwnedFd,
-    pub(crate) instructions: usize,
+struct Loaded {
+    name: OsString,
+    fd: OwnedFd,
+    instructions: usize,
 }
 
-/// Maps by name.
-pub(crate) type SharedMaps<'a> = Vec<(OsString, BorrowedFd<'a>)>;
+/// A graft that the kernel has verified, and that nothing reaches yet.
+pub struct LoadedGraft {
+    pub(crate) info: GraftInfo,
+    /// As in [`SLOT_PROGRAMS`].
+    pub(crate) programs: Vec<OwnedFd>,
+}
 
-/// Has an object use maps that exist already.
-pub(crate) fn share_maps(open: &mut OpenObject, maps: &SharedMaps<'_>) -> libbpf_rs::Result<()> {
-    for mut map in open.maps_mut() {
-        let name = map.name().to_owned();
-        if let Some((_, shared)) = maps.iter().find(|(known, _)| *known == name) {
-            map.reuse_fd(*shared)?;
+/// The root programs on an interface: dropping it takes them away.
+pub struct Attachment {
+    /// Where.
+    pub interface: Interface,
+    #[expect(
+        dead_code,
+        reason = "the attachments last as long as their descriptors"
+    )]
+    pub(crate) links: Vec<OwnedFd>,
+}
+
+/// Loads grafts for a data plane, and attaches its root programs to interfaces.
+pub struct Loader {
+    /// The root programs' maps, which all grafts share.
+    pub(crate) maps: Vec<(OsString, OwnedFd)>,
+    /// As in [`ROOT_PROGRAMS`].
+    pub(crate) programs: [OwnedFd; 3],
+}
+
+/// The root programs that interfaces get: for packets that arrive, by either hook, and for those
+/// that leave.
+pub(crate) const ROOT_PROGRAMS: [&str; 3] =
+    ["vtl_root_in_tc", "vtl_root_in_xdp", "vtl_root_out_tc"];
+
+impl Loader {
+    /// Has the kernel verify a graft.
+    ///
+    /// # Errors
+    /// [`Error::BadGraft`] if the object does not describe a graft, [`Error::Load`] with the
+    /// verifier's refusal.
+    pub fn load(&self, image: &[u8], steps: &mut Steps) -> Result<LoadedGraft> {
+        let started = Instant::now();
+        let description = Description::read(image).map_err(|e| Error::BadGraft(e.to_string()))?;
+        let what = format!("graft \"{}\"", description.name);
+        steps.describe = started.elapsed();
+        let mut loaded = self
+            .verify(image, steps)
+            .map_err(|e| Error::load(&what, e))?;
+        let info = GraftInfo {
+            name: description.name,
+            gid: description.gid,
+            services: description.services,
+            halves: description.halves,
+            instructions: loaded.iter().map(|p| p.instructions).sum(),
+        };
+        let mut programs = Vec::with_capacity(SLOT_PROGRAMS.len());
+        for (program, ..) in SLOT_PROGRAMS {
+            let at = loaded.iter().position(|p| p.name == program);
+            let at =
+                at.ok_or_else(|| Error::BadGraft(format!("{what} has no program {program}")))?;
+            programs.push(loaded.swap_remove(at).fd);
         }
+        Ok(LoadedGraft { info, programs })
     }
-    Ok(())
-}
 
-/// Has the kernel verify and load all programs of an object.
-pub(crate) fn load(
-    image: &[u8],
-    maps: &SharedMaps<'_>,
-    steps: &mut Steps,
-) -> libbpf_rs::Result<Vec<Loaded>> {
-    let started = Instant::now();
-    let mut open = ObjectBuilder::default().open_memory(image)?;
-    share_maps(&mut open, maps)?;
-    steps.open = started.elapsed();
-
-    let started = Instant::now();
-    let object = open.as_libbpf_object().as_ptr();
-    // SAFETY: an open object; nobody else uses it.
-    let result = unsafe { libbpf_sys::bpf_object__prepare(object) };
-    if result < 0 {
-        return Err(io::Error::from_raw_os_error(-result).into());
-    }
-    // SAFETY: as above.
-    let types = unsafe { libbpf_sys::bpf_object__btf_fd(object) };
-    let licence = CString::new(object::licence(image)).expect("it ends at the first zero byte");
-    let mut programs: Vec<Prepared<'_>> = open
-        .progs()
-        .map(|program| {
-            let name = program.name().to_owned();
-            // SAFETY: a program of `open`, which outlives what is borrowed and is not changed.
-            unsafe { Prepared::of(program.as_libbpf_object().as_ptr(), name) }
+    /// Attaches the root programs to an interface of the calling thread's namespace.
+    ///
+    /// # Errors
+    /// See [`link::attach`].
+    pub fn attach(&self, interface: &Interface, ingress: Ingress) -> Result<Attachment> {
+        let [tc, xdp, out] = &self.programs;
+        let (program, hook) = match ingress {
+            Ingress::Tcx => (tc, Hook::TcxIngress),
+            Ingress::Xdp => (xdp, Hook::XdpNative),
+        };
+        Ok(Attachment {
+            interface: interface.clone(),
+            links: vec![
+                link::attach(program.as_fd(), interface.index, hook)?,
+                link::attach(out.as_fd(), interface.index, Hook::TcxEgress)?,
+            ],
         })
-        .collect();
-    steps.prepare = started.elapsed();
+    }
 
-    let started = Instant::now();
-    let order: Vec<OsString> = programs.iter().map(|p| p.name.clone()).collect();
-    // The longest first: what comes last should not keep one thread busy alone.
-    programs.sort_by_key(|p| std::cmp::Reverse(p.instructions.len()));
-    let mut loaded = load_all(&programs, types, &licence)?;
-    loaded.sort_by_key(|(program, _)| order.iter().position(|name| *name == program.name));
-    steps.verify = started.elapsed();
-    let time = |(p, took): &(Loaded, Duration)| (p.name.to_string_lossy().into_owned(), *took);
-    steps.programs = loaded.iter().map(time).collect();
-    Ok(loaded.into_iter().map(|(program, _)| program).collect())
+    /// Has an object use the maps that the root programs made.
+    pub(crate) fn share_maps(&self, open: &mut OpenObject) -> libbpf_rs::Result<()> {
+        for mut map in open.maps_mut() {
+            let name = map.name().to_owned();
+            if let Some((_, shared)) = self.maps.iter().find(|(known, _)| *known == name) {
+                map.reuse_fd(shared.as_fd())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Has the kernel verify and load all programs of an object.
+    fn verify(&self, image: &[u8], steps: &mut Steps) -> libbpf_rs::Result<Vec<Loaded>> {
+        let started = Instant::now();
+        let mut open = ObjectBuilder::default().open_memory(image)?;
+        self.share_maps(&mut open)?;
+        steps.open = started.elapsed();
+
+        let started = Instant::now();
+        let object = open.as_libbpf_object().as_ptr();
+        // SAFETY: an open object; nobody else uses it.
+        let result = unsafe { libbpf_sys::bpf_object__prepare(object) };
+        if result < 0 {
+            return Err(io::Error::from_raw_os_error(-result).into());
+        }
+        // SAFETY: as above.
+        let types = unsafe { libbpf_sys::bpf_object__btf_fd(object) };
+        let licence = CString::new(object::licence(image)).expect("it ends at the first zero byte");
+        let mut programs: Vec<Prepared<'_>> = open
+            .progs()
+            .map(|program| {
+                let name = program.name().to_owned();
+                // SAFETY: a program of `open`, which outlives what is borrowed and is not changed.
+                unsafe { Prepared::of(program.as_libbpf_object().as_ptr(), name) }
+            })
+            .collect();
+        steps.prepare = started.elapsed();
+
+        let started = Instant::now();
+        let order: Vec<OsString> = programs.iter().map(|p| p.name.clone()).collect();
+        // The longest first: what comes last should not keep one thread busy alone.
+        programs.sort_by_key(|p| std::cmp::Reverse(p.instructions.len()));
+        let mut loaded = load_all(&programs, types, &licence)?;
+        loaded.sort_by_key(|(program, _)| order.iter().position(|name| *name == program.name));
+        steps.verify = started.elapsed();
+        let time = |(p, took): &(Loaded, Duration)| (p.name.to_string_lossy().into_owned(), *took);
+        steps.programs = loaded.iter().map(time).collect();
+        Ok(loaded.into_iter().map(|(program, _)| program).collect())
+    }
 }
 
 /// Threads take one program after the other.

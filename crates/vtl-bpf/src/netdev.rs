@@ -1,6 +1,14 @@
 //! What a network interface can do, asked from the kernel.
 
-use std::{ffi::CString, fs, io};
+use std::{
+    ffi::CString,
+    fs, io,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+};
+
+use nix::sys::socket::{
+    self, AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType,
+};
 
 use crate::{Error, Result};
 
@@ -38,6 +46,56 @@ pub fn interfaces() -> Result<Vec<Interface>> {
     Ok(found)
 }
 
+/// Whether there is an interface with this index in the calling thread's namespace.
+pub fn exists(index: u32) -> bool {
+    let mut name = [0; libc::IF_NAMESIZE];
+    // SAFETY: the buffer holds the longest name.
+    !unsafe { libc::if_indextoname(index, name.as_mut_ptr()) }.is_null()
+}
+
+/// Readable when interfaces of the namespace that it was opened in come, go, or change.
+pub struct Changes(OwnedFd);
+
+impl Changes {
+    /// Begins to listen.
+    ///
+    /// # Errors
+    /// [`Error::System`] if the kernel has no rtnetlink.
+    pub fn open() -> Result<Self> {
+        let failed = |e: nix::Error| Error::System {
+            what: "listening for changes of interfaces".into(),
+            source: e.into(),
+        };
+        let socket = socket::socket(
+            AddressFamily::Netlink,
+            SockType::Raw,
+            SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK,
+            SockProtocol::NetlinkRoute,
+        )
+        .map_err(failed)?;
+        let links = NetlinkAddr::new(0, libc::RTMGRP_LINK as u32);
+        socket::bind(socket.as_raw_fd(), &links).map_err(failed)?;
+        Ok(Self(socket))
+    }
+
+    /// Takes what there is to be read. What changed is for [`interfaces`] to say: the kernel may
+    /// have left news out.
+    pub fn take(&self) {
+        // One byte of a message takes all of it; an overrun is an error once, and news too.
+        let mut byte = [0];
+        while !matches!(
+            socket::recv(self.0.as_raw_fd(), &mut byte, MsgFlags::empty()),
+            Err(nix::Error::EAGAIN)
+        ) {}
+    }
+}
+
+impl AsFd for Changes {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
 /// MTU of an Ethernet interface that is up; `None` for others.
 fn ethernet_mtu(name: &str) -> io::Result<Option<u32>> {
     let ask = |request| -> io::Result<libc::ifreq> {
@@ -72,20 +130,14 @@ fn ethernet_mtu(name: &str) -> io::Result<Option<u32>> {
 /// # Safety
 /// What `ifr` holds must be what `request` expects; pointers in it must be valid during the call.
 unsafe fn device_ioctl(request: libc::Ioctl, ifr: &mut libc::ifreq) -> io::Result<()> {
-    let socket = nix::sys::socket::socket(
-        nix::sys::socket::AddressFamily::Inet,
-        nix::sys::socket::SockType::Datagram,
-        nix::sys::socket::SockFlag::SOCK_CLOEXEC,
+    let socket = socket::socket(
+        AddressFamily::Inet,
+        SockType::Datagram,
+        SockFlag::SOCK_CLOEXEC,
         None,
     )?;
     // SAFETY: the caller answers for the structure.
-    let r = unsafe {
-        libc::ioctl(
-            std::os::fd::AsRawFd::as_raw_fd(&socket),
-            request,
-            std::ptr::from_mut(ifr),
-        )
-    };
+    let r = unsafe { libc::ioctl(socket.as_raw_fd(), request, std::ptr::from_mut(ifr)) };
     if r < 0 {
         return Err(io::Error::last_os_error());
     }

@@ -7,14 +7,13 @@ use std::{
     time::Instant,
 };
 
-use libbpf_rs::{Map, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, OpenObject};
-use vtl_pool::object::Description;
+use libbpf_rs::{Map, MapCore, MapFlags, MapHandle, Object, ObjectBuilder};
 use vtl_proto::{intf, services::Services};
 
 use crate::{
     Error, Result,
     link::{self, Hook},
-    load::{self, SharedMaps, Steps},
+    load::{Attachment, LoadedGraft, Loader, ROOT_PROGRAMS, Steps},
     netdev::Interface,
     objects,
     pump::{Anchor, Order},
@@ -46,25 +45,20 @@ pub struct GraftInfo {
     pub instructions: usize,
 }
 
-/// A graft that the kernel has verified.
-pub struct LoadedGraft {
-    info: GraftInfo,
-    /// As in [`SLOT_PROGRAMS`].
-    programs: Vec<OwnedFd>,
-}
-
 /// The loaded data plane of one network namespace.
 pub struct DataPlane {
     root: Object,
     sessions: Arc<SessionTable>,
     order: Arc<Order>,
     grafts: BTreeMap<u16, LoadedGraft>,
-    attached: BTreeMap<u32, Vec<OwnedFd>>,
-    direct: bool,
+    loader: Arc<Loader>,
+    attached: BTreeMap<u32, Attachment>,
+    direct: Option<OwnedFd>,
     anchor: OnceLock<Arc<Anchor>>,
 }
 
-const SLOT_PROGRAMS: [(&str, &str, u32, u32); 7] = [
+/// What a graft consists of, and where it is reached.
+pub(crate) const SLOT_PROGRAMS: [(&str, &str, u32, u32); 7] = [
     // program, PROG_ARRAY, slots per gid, slot
     (
         "vtl_ingress_tc",
@@ -142,13 +136,15 @@ impl DataPlane {
         let table = SessionTable::map(map_of(&root, "vtl_sessions").as_fd(), places)?;
         let sessions = Arc::new(table);
         let order = Arc::new(Order::map(map_of(&root, "vtl_pump").as_fd())?);
+        let loader = Arc::new(loader(&root)?);
         Ok(Self {
             root,
             sessions,
             order,
             grafts: BTreeMap::new(),
+            loader,
             attached: BTreeMap::new(),
-            direct: false,
+            direct: None,
             anchor: OnceLock::new(),
         })
     }
@@ -178,20 +174,18 @@ impl DataPlane {
         if self.attached.contains_key(&interface.index) {
             return Ok(());
         }
-        let (program, hook) = match ingress {
-            Ingress::Tcx => ("vtl_root_in_tc", Hook::TcxIngress),
-            Ingress::Xdp => ("vtl_root_in_xdp", Hook::XdpNative),
-        };
-        let links = vec![
-            link::attach(self.program(program), interface.index, hook)?,
-            link::attach(
-                self.program("vtl_root_out_tc"),
-                interface.index,
-                Hook::TcxEgress,
-            )?,
-        ];
-        self.attached.insert(interface.index, links);
+        self.adopt(self.loader.attach(interface, ingress)?);
         Ok(())
+    }
+
+    /// Keeps what was attached by the [`Loader`].
+    pub fn adopt(&mut self, attachment: Attachment) {
+        self.attached.insert(attachment.interface.index, attachment);
+    }
+
+    /// Takes the root programs away from an interface.
+    pub fn detach(&mut self, index: u32) {
+        self.attached.remove(&index);
     }
 
     /// Attaches what lets aware applications run their own egress to the loopback.
@@ -201,20 +195,23 @@ impl DataPlane {
     pub fn attach_direct(&mut self) -> Result<()> {
         const LOOPBACK: u32 = 1;
         let program = self.program("vtl_root_direct");
-        let link = link::attach(program, LOOPBACK, Hook::TcxEgress)?;
-        self.attached.entry(LOOPBACK).or_default().push(link);
-        self.direct = true;
+        self.direct = Some(link::attach(program, LOOPBACK, Hook::TcxEgress)?);
         Ok(())
     }
 
     /// Whether that was done.
     pub fn has_direct(&self) -> bool {
-        self.direct
+        self.direct.is_some()
     }
 
-    /// Indexes of the interfaces with root programs.
-    pub fn attached(&self) -> impl Iterator<Item = u32> + '_ {
-        self.attached.keys().copied()
+    /// The interfaces with root programs, by index.
+    pub fn attached(&self) -> &BTreeMap<u32, Attachment> {
+        &self.attached
+    }
+
+    /// What does the work of [`DataPlane::deploy`] and [`DataPlane::attach`] on other threads.
+    pub fn loader(&self) -> &Arc<Loader> {
+        &self.loader
     }
 
     /// Loads a graft's object into the kernel and makes it reachable under its gid. The same graft
@@ -233,57 +230,26 @@ impl DataPlane {
     /// As [`DataPlane::deploy`].
     pub fn deploy_timed(&mut self, image: &[u8]) -> Result<(GraftInfo, Steps)> {
         let mut steps = Steps::default();
-        let loaded = self.load_graft(image, &mut steps)?;
+        let loaded = self.loader.load(image, &mut steps)?;
         let started = Instant::now();
         let info = self.install(loaded)?;
         steps.fill = started.elapsed();
         Ok((info, steps))
     }
 
-    /// The first half of [`DataPlane::deploy`]: the kernel has verified the graft, and nothing
-    /// reaches it.
-    ///
-    /// # Errors
-    /// As [`DataPlane::deploy`].
-    pub fn load_graft(&self, image: &[u8], steps: &mut Steps) -> Result<LoadedGraft> {
-        let started = Instant::now();
-        let description = Description::read(image).map_err(|e| Error::BadGraft(e.to_string()))?;
-        let mut info = GraftInfo {
-            name: description.name,
-            gid: description.gid,
-            services: description.services,
-            halves: description.halves,
-            instructions: 0,
-        };
-        if let Some(other) = self.grafts.get(&info.gid)
-            && other.info.name != info.name
-        {
-            return Err(Error::GidTaken {
-                gid: info.gid,
-                name: other.info.name.clone(),
-            });
-        }
-        let what = format!("graft \"{}\"", info.name);
-        steps.describe = started.elapsed();
-        let mut loaded =
-            load::load(image, &self.maps(), steps).map_err(|e| Error::load(&what, e))?;
-        info.instructions = loaded.iter().map(|p| p.instructions).sum();
-        let mut programs = Vec::with_capacity(SLOT_PROGRAMS.len());
-        for (program, ..) in SLOT_PROGRAMS {
-            let at = loaded.iter().position(|p| p.name == program);
-            let at =
-                at.ok_or_else(|| Error::BadGraft(format!("{what} has no program {program}")))?;
-            programs.push(loaded.swap_remove(at).fd);
-        }
-        Ok(LoadedGraft { info, programs })
-    }
-
     /// The second half of [`DataPlane::deploy`]: what was loaded takes its place.
     ///
     /// # Errors
-    /// [`Error::Load`] if the kernel has no memory for it.
+    /// [`Error::GidTaken`]; [`Error::Load`] if the kernel has no memory for it.
     pub fn install(&mut self, graft: LoadedGraft) -> Result<GraftInfo> {
         let info = graft.info.clone();
+        let other = self.grafts.get(&info.gid).map(|other| &other.info.name);
+        if let Some(name) = other.filter(|name| **name != info.name) {
+            return Err(Error::GidTaken {
+                gid: info.gid,
+                name: name.clone(),
+            });
+        }
         for ((_, array, stride, slot), program) in SLOT_PROGRAMS.iter().zip(&graft.programs) {
             let key = u32::from(info.gid) * stride + slot;
             let program = program.as_raw_fd().to_ne_bytes();
@@ -293,20 +259,6 @@ impl DataPlane {
         }
         self.grafts.insert(info.gid, graft);
         Ok(info)
-    }
-
-    /// Has an object use the maps that the root programs made.
-    pub(crate) fn share_maps(&self, open: &mut OpenObject) -> libbpf_rs::Result<()> {
-        load::share_maps(open, &self.maps())
-    }
-
-    fn maps(&self) -> SharedMaps<'_> {
-        let one = |map: Map<'_>| {
-            let fd = map.as_fd().as_raw_fd();
-            // SAFETY: the root object owns the map, whose descriptor stays open as long as it lives.
-            (map.name().to_owned(), unsafe { BorrowedFd::borrow_raw(fd) })
-        };
-        self.root.maps().map(one).collect()
     }
 
     /// Takes a graft out of the kernel.
@@ -375,6 +327,24 @@ impl DataPlane {
             })
             .collect()
     }
+}
+
+/// Duplicates of what loading and attaching need.
+fn loader(root: &Object) -> Result<Loader> {
+    let copy = |fd: BorrowedFd<'_>| {
+        fd.try_clone_to_owned().map_err(|source| Error::System {
+            what: "duplicating the root programs' descriptors".into(),
+            source,
+        })
+    };
+    let one = |map: Map<'_>| Ok((map.name().to_owned(), copy(map.as_fd())?));
+    let [tc, xdp, out] = ROOT_PROGRAMS.map(|name| {
+        copy(program_of(root, name).expect("the root object is built with this crate"))
+    });
+    Ok(Loader {
+        maps: root.maps().map(one).collect::<Result<_>>()?,
+        programs: [tc?, xdp?, out?],
+    })
 }
 
 fn map_of<'a>(object: &'a Object, name: &str) -> Map<'a> {

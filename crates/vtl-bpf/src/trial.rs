@@ -322,7 +322,11 @@ impl Micro {
     pub fn load(kernel: &Kernel) -> Self {
         let open = ObjectBuilder::default().open_memory(objects::MICRO);
         let mut open = open.expect("the object can be read");
-        kernel.plane.share_maps(&mut open).expect("the same maps");
+        kernel
+            .plane
+            .loader()
+            .share_maps(&mut open)
+            .expect("the same maps");
         Self(open.load().expect("the programs load"))
     }
 

@@ -58,7 +58,7 @@ fn check__every_graft_is_verified_fast() {
     let plane = DataPlane::load().unwrap();
     let mut slow = Vec::new();
     for (name, image) in objects::GRAFTS {
-        for v in check(&plane, image).unwrap() {
+        for v in check(plane.loader(), image).unwrap() {
             let figures = format!("{name} {}: {} processed", v.program, v.processed);
             println!("{figures} of {} instructions, {:?}", v.instructions, v.took);
             if !v.accepted {

@@ -59,11 +59,11 @@ struct Seen {
     object: Arc<[u8]>,
 }
 
-/// The grafts of a host.
-#[derive(Default)]
+/// The grafts of a host. Cheap to clone.
+#[derive(Clone, Default)]
 pub struct Pool {
     entries: Vec<Entry>,
-    refused: Vec<(PathBuf, Error)>,
+    refused: Vec<(PathBuf, Arc<Error>)>,
     seen: HashMap<PathBuf, Seen>,
 }
 
@@ -123,7 +123,7 @@ impl Pool {
         for path in paths {
             let admitted = self.look(&path, trust).and_then(|entry| self.admit(entry));
             if let Err(error) = admitted {
-                self.refused.push((path, error));
+                self.refused.push((path, error.into()));
             }
         }
         Ok(())
@@ -218,7 +218,7 @@ impl Pool {
     }
 
     /// Packages of the directory that are not used, and why.
-    pub fn refused(&self) -> &[(PathBuf, Error)] {
+    pub fn refused(&self) -> &[(PathBuf, Arc<Error>)] {
         &self.refused
     }
 

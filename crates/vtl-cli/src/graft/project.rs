@@ -266,7 +266,7 @@ pub(crate) fn check(args: &CheckArgs) -> anyhow::Result<()> {
     let plane = DataPlane::load()?;
     let mut refused = 0;
     let mut text = String::new();
-    for verdict in check::check(&plane, &object)? {
+    for verdict in check::check(plane.loader(), &object)? {
         use std::fmt::Write;
         let _ = match verdict.complaint() {
             None => writeln!(

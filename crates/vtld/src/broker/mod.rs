@@ -6,6 +6,7 @@ mod bells;
 mod caller;
 mod doorbell;
 mod engine;
+mod launcher;
 mod meter;
 mod path;
 mod peers;
@@ -42,8 +43,8 @@ use crate::{
 };
 
 pub(crate) use doorbell::Doorbell;
-use engine::Wanted;
 pub(crate) use engine::wish;
+use launcher::Wanted;
 pub(crate) use session::WHOLE;
 pub use session::Wish;
 
@@ -158,28 +159,25 @@ enum Command {
         owner: Owner,
         reply: Reply<SessionStatus>,
     },
-    Grafts {
-        reply: Reply<Grafts>,
-    },
+    Ask(Question),
     Deploy {
         wanted: Wanted,
         swap: bool,
         reply: Reply<Deployed>,
     },
-    Describe {
-        name: String,
-        reply: Reply<Value>,
-    },
     Remove {
         name: String,
         reply: Reply<()>,
     },
-    Carries {
-        over: Over,
-        reply: Reply<()>,
-    },
     Hooker(hooker::Handle),
     Stop,
+}
+
+/// What can be said when the pool's directory has been read.
+enum Question {
+    Grafts { reply: Reply<Grafts> },
+    Describe { name: String, reply: Reply<Value> },
+    Carries { over: Over, reply: Reply<()> },
 }
 
 /// The way to the broker's thread. Cheap to clone.
@@ -344,7 +342,7 @@ impl Handle {
     /// # Errors
     /// The daemon is stopping.
     pub fn grafts(&self) -> Result<Grafts, String> {
-        self.ask(|reply| Command::Grafts { reply })
+        self.ask(|reply| Command::Ask(Question::Grafts { reply }))
     }
 
     /// Loads a graft of the pool, `NAME` or `NAME@VERSION`, into the kernel. `swap`: in place of
@@ -379,7 +377,7 @@ impl Handle {
     /// # Errors
     /// The pool does not have it.
     pub fn describe(&self, name: String) -> Result<Value, String> {
-        self.ask(|reply| Command::Describe { name, reply })
+        self.ask(|reply| Command::Ask(Question::Describe { name, reply }))
     }
 
     /// Takes a graft out of the kernel.
@@ -401,7 +399,7 @@ impl Handle {
             Carrier::Lossy(name) => Over::Lossy((*name).to_owned()),
             _ => return Ok(()),
         };
-        self.ask(|reply| Command::Carries { over, reply })
+        self.ask(|reply| Command::Ask(Question::Carries { over, reply }))
     }
 
     /// Lets hooked applications use the broker.

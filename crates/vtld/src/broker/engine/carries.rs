@@ -30,8 +30,7 @@ pub(crate) fn wish(over: Option<&Over>) -> Wish {
 
 impl Engine {
     /// Whether the sessions of hooked connections can be like this.
-    pub(super) fn carries(&mut self, over: &Over) -> Result<(), String> {
-        self.read_pool()?;
+    pub(super) fn carries(&self, over: &Over) -> Result<(), String> {
         let graft = match over {
             Over::Graft(name) => name,
             Over::Services(_) | Over::Lossy(_) => {

@@ -11,7 +11,7 @@ use vtl_proto::{
     intf,
     nego::{Answer, Early, Established, Initiator, NegoError, Offer, Offered, PATIENCE, Step, Way},
     services::Services,
-    wire::{Header, Packet},
+    wire::{Header, Nego, Packet},
 };
 
 use super::{
@@ -60,6 +60,7 @@ impl Engine {
             Ok(false)
         } else {
             self.rings_ready(peer.ip())
+                .and_then(|rings| Ok(self.candidate_ready(&wish)? && rings))
         };
         match ready {
             Ok(true) => {}
@@ -101,6 +102,24 @@ impl Engine {
         Ok((session.peer, session.port).into())
     }
 
+    /// Whether the graft that most peers would take is in the kernel: it need not be waited for when
+    /// the answer comes.
+    fn candidate_ready(&mut self, wish: &Wish) -> Result<bool, String> {
+        let first = self.candidates(wish)?[0].gid;
+        self.graft_ready(first)
+    }
+
+    /// Whether an answer has to wait until the graft that it names is in the kernel.
+    pub(super) fn answer_waits(&mut self, answer: &Nego, from: IpAddr) -> bool {
+        let session = self.sessions.get(&answer.header.sid);
+        let is_awaited = session.is_some_and(|s| {
+            let opening = matches!(s.phase, Phase::Opening(_));
+            s.peer == from && (opening || s.confirming.is_some())
+        });
+        let gid = answer.gids.first().copied().unwrap_or_default();
+        is_awaited && self.graft_ready(gid) == Ok(false)
+    }
+
     /// Begins to open a session, perhaps one that succeeds another.
     pub(super) fn open(
         &mut self,
@@ -118,14 +137,7 @@ impl Engine {
         }
         let (local, mtu) =
             raw::route(peer).map_err(|e| format!("there is no route to {peer}: {e}"))?;
-        let mut grafts = self.candidates(wish)?;
-        // What is taken in most cases need not be waited for when the answer comes.
-        while let Err(error) = self.launch(grafts[0].gid) {
-            grafts.remove(0);
-            if grafts.is_empty() {
-                return Err(error);
-            }
-        }
+        let grafts = self.candidates(wish)?;
         let mut gids: Vec<u16> = grafts.iter().map(|g| g.gid).collect();
         gids.truncate(intf::VTL_NEGO_GRAFTS as usize);
         let preferred = gids.clone();
@@ -154,7 +166,7 @@ impl Engine {
         } else {
             None
         };
-        if early.is_some() && self.launch(gids[0]).is_err() {
+        if early.is_some() && self.graft_ready(gids[0]) != Ok(true) {
             gids.remove(0); // the one that was the first before is loaded
             early = None;
         }
@@ -273,7 +285,7 @@ impl Engine {
             }
             Err(error) => return self.failed(sid, &error.to_string()),
         };
-        if let Err(error) = self.launch(established.gid) {
+        if let Err(error) = self.graft_ready(established.gid) {
             return self.without(sid, established.gid, (packet, via), &error);
         }
         if let Some(entry) = self.plane.sessions().get(sid) {
@@ -467,7 +479,7 @@ impl Engine {
 
     /// What went ahead was not taken: all of it goes again, to the session that there is now.
     fn moved(&mut self, sid: u32, established: &Established, via: Via) {
-        if let Err(error) = self.launch(established.gid) {
+        if let Err(error) = self.graft_ready(established.gid) {
             return self.broken(sid, &error);
         }
         let (Some(session), Some(entry)) =

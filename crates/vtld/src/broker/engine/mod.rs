@@ -10,24 +10,24 @@ mod pool;
 mod pumping;
 mod report;
 mod responding;
+mod start;
 mod tunnels;
 
 use std::{
     cell::RefCell,
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
-    os::fd::{AsFd, AsRawFd, BorrowedFd},
+    os::fd::AsRawFd,
     rc::Rc,
     sync::{Arc, mpsc::Receiver},
 };
 
-use anyhow::Context;
-use libbpf_rs::{MapHandle, RingBuffer, RingBufferBuilder};
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
+use libbpf_rs::{MapHandle, RingBuffer};
+use nix::sys::epoll::{Epoll, EpollEvent};
 use vtl_bpf::{
-    netdev::{self, Interface},
-    plane::DataPlane,
-    pump::{Choice, Pump},
-    rings::RingMaker,
+    load::Attachment,
+    netdev::{Changes, Interface},
+    plane::{DataPlane, Ingress},
+    pump::Pump,
     tunnel::Tunnel,
 };
 use vtl_control::Destination;
@@ -38,11 +38,11 @@ use vtl_proto::{
 
 pub(crate) use self::carries::wish;
 use self::pool::Pooled;
-pub(super) use self::pool::Wanted;
 use super::{
     Command, Config, GRACE_NS, Granted, Handle, Owner, Reply,
     bells::Bells,
     doorbell::Doorbell,
+    launcher::Launcher,
     meter::Mark,
     now_ns,
     peers::Peers,
@@ -92,10 +92,12 @@ const UNHEARD: u32 = 8;
 /// Connections that wait for an aware application's accept.
 const BACKLOG: usize = 64;
 
-/// What goes on when there are rings for it.
+/// What goes on when there are rings for it, and the graft is in the kernel.
 enum Parked {
     /// A peer's NEGO.
     Asked(Received),
+    /// A peer's answer.
+    Answered(Received),
     /// An aware application's.
     Connect {
         owner: Owner,
@@ -127,6 +129,8 @@ enum Source {
     Tunnel {
         number: u32,
     },
+    /// Interfaces have changed.
+    Changes,
 }
 
 impl Source {
@@ -140,6 +144,7 @@ impl Source {
             Self::Udp { v6 } => (5, 0, v6.into()),
             Self::Listener { v6 } => (6, 0, v6.into()),
             Self::Tunnel { number } => (7, 0, number),
+            Self::Changes => (8, 0, 0),
         };
         kind << 56 | u64::from(high) << 32 | u64::from(low)
     }
@@ -154,7 +159,8 @@ impl Source {
             4 => Self::Doorbell,
             5 => Self::Udp { v6: low != 0 },
             6 => Self::Listener { v6: low != 0 },
-            _ => Self::Tunnel { number: low },
+            7 => Self::Tunnel { number: low },
+            _ => Self::Changes,
         }
     }
 }
@@ -178,9 +184,10 @@ pub(super) struct Engine {
     tunnels: Tunnels,
     tunnel: Tunnel,
     tunnelled: Vec<u8>,
-    interfaces: BTreeMap<u32, Interface>,
+    changes: Changes,
     pumps: HashMap<u32, (Pump, String)>,
     stock: Stock,
+    launcher: Launcher,
     /// In the order in which they came.
     parked: VecDeque<Parked>,
     peers: Peers,
@@ -190,7 +197,7 @@ pub(super) struct Engine {
     bells: Bells,
     /// The map `vtl_callers`.
     callers: MapHandle,
-    /// All versions of all grafts that this host may use.
+    /// All versions of all grafts that this host may use, as last read.
     library: vtl_pool::Pool,
     pool: Vec<Pooled>,
     sessions: BTreeMap<u32, Session>,
@@ -216,162 +223,24 @@ pub(super) struct Engine {
 }
 
 impl Engine {
-    pub(super) fn new(
-        config: Config,
-        handle: Handle,
-        inbox: Receiver<Command>,
-    ) -> anyhow::Result<Self> {
-        let udp = udp_sockets();
-        let plane = DataPlane::load_for(config.max_sessions as u32, udp[0].is_some())?;
-        let places = plane.sessions().places();
-        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-        let watch = |fd: BorrowedFd<'_>, source: Source| {
-            epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, source.pack()))
-        };
-        watch(handle.wake.as_fd(), Source::Wake)?;
-
-        let events = Rc::new(RefCell::new(Vec::new()));
-        let sink = Rc::clone(&events);
-        let map = plane.map_handle("vtl_events")?;
-        let mut builder = RingBufferBuilder::new();
-        builder.add(&map, move |bytes: &[u8]| {
-            if let Some((sid, what)) = bytes.split_at_checked(4) {
-                let word = |b: &[u8]| {
-                    b.get(..4)
-                        .and_then(|b| b.try_into().ok())
-                        .map(u32::from_ne_bytes)
-                };
-                if let (Some(sid), Some(what)) = (word(sid), word(what)) {
-                    sink.borrow_mut().push((sid, what));
-                }
-            }
-            0
-        })?;
-        let ring = builder.build().context("the ring of events")?;
-        // SAFETY: the ring buffer keeps its descriptor open as long as it lives, and it lives as
-        // long as the epoll instance that watches it.
-        let fd = unsafe { BorrowedFd::borrow_raw(ring.epoll_fd()) };
-        watch(fd, Source::Ring)?;
-
-        let doorbell = Doorbell::open()
-            .inspect_err(|error| tracing::info!(%error, "no doorbell"))
-            .ok();
-        if let Some(doorbell) = &doorbell {
-            let edges = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
-            epoll.add(doorbell, EpollEvent::new(edges, Source::Doorbell.pack()))?;
-        }
-        plane.pump_order().set_bell(doorbell.is_some());
-
-        let raw4 = Raw::open(false, Way::Native).context("a raw socket for IP protocol 253")?;
-        watch(raw4.as_fd(), Source::Raw { v6: false })?;
-        // A host may have no IPv6.
-        let raw6 = Raw::open(true, Way::Native).ok();
-        if let Some(raw6) = &raw6 {
-            watch(raw6.as_fd(), Source::Raw { v6: true })?;
-        }
-        for (socket, v6) in udp.iter().zip([false, true]) {
-            if let Some(socket) = socket {
-                watch(socket.as_fd(), Source::Udp { v6 })?;
-            }
-        }
-
-        let tunnels = Tunnels::open();
-        for (listener, v6) in tunnels.listeners().into_iter().zip([false, true]) {
-            if let Some(listener) = listener {
-                // Where no descriptors are left, the next connection is soon enough.
-                let edges = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
-                epoll.add(
-                    listener,
-                    EpollEvent::new(edges, Source::Listener { v6 }.pack()),
-                )?;
-            }
-        }
-
-        let maker = RingMaker::new(&plane)?;
-        let wake = Arc::clone(&handle.wake);
-        let stock = Stock::start(
-            maker,
-            config.ring_slots,
-            config.stock,
-            config.ring_memory,
-            config.max_sessions,
-            move || {
-                let _ = wake.write(1);
-            },
-        );
-        let mut engine = Self {
-            config,
-            handle,
-            inbox,
-            epoll,
-            events,
-            reported: Vec::new(),
-            ring,
-            doorbell,
-            raw: [Some(raw4), raw6],
-            udp,
-            tunnels,
-            tunnel: Tunnel::open(&plane)?,
-            tunnelled: Vec::new(),
-            interfaces: BTreeMap::new(),
-            pumps: HashMap::new(),
-            stock,
-            parked: VecDeque::new(),
-            peers: Peers::default(),
-            responder: Responder::new(now_ns(), random()),
-            freed: HashMap::new(),
-            bells: Bells::new(places),
-            callers: plane.map_handle("vtl_callers")?,
-            library: pool::built_in()?,
-            pool: Vec::new(),
-            sessions: BTreeMap::new(),
-            schedule: Schedule::new(places),
-            negotiations: Schedule::new(places),
-            owned: BTreeSet::new(),
-            next_ticked: 0,
-            relay: Relay::default(),
-            listeners: BTreeMap::new(),
-            last_sid: 0,
-            last_opened_ns: 0,
-            hooker: None,
-            started_ns: now_ns(),
-            next_tick: 0,
-            stopping: false,
-            unheard: 0,
-            plane,
-        };
-        engine.find_interfaces()?;
-        if let Err(error) = engine.plane.attach_direct() {
-            tracing::info!(%error, "applications cannot run their own egress");
-        }
-        engine.read_pool().map_err(anyhow::Error::msg)?;
-        for (path, why) in engine.library.refused() {
-            tracing::warn!(package = %path.display(), %why, "not taken into the pool");
-        }
-        // Ahead of the first session, which would wait for the verifier: what the Hooker uses, and
-        // most applications. The others are loaded when they are first asked for.
-        if let Some(gid) = engine.pool.first().map(|p| p.info.gid) {
-            engine.launch(gid).map_err(anyhow::Error::msg)?;
-        }
-        if engine.config.driver != Choice::Tc
-            && let Err(error) = engine.plane.prepare_live()
-        {
-            tracing::info!(%error, "no live frames");
-        }
-        Ok(engine)
+    /// Has the root programs attached to interfaces that are new.
+    fn find_interfaces(&mut self) {
+        let known = self.plane.attached().keys().copied().collect();
+        self.launcher.look(known);
     }
 
-    /// Attaches the root programs to interfaces that are new.
-    fn find_interfaces(&mut self) -> vtl_bpf::Result<()> {
-        for interface in netdev::interfaces()? {
-            if self.interfaces.contains_key(&interface.index) {
-                continue;
-            }
-            self.plane.attach(&interface, self.config.ingress)?;
-            tracing::info!(interface = interface.name, mtu = interface.mtu, ingress = ?self.config.ingress, "attached");
-            self.interfaces.insert(interface.index, interface);
+    fn use_interfaces(&mut self, new: Vec<Attachment>, gone: &[u32]) {
+        for attachment in new {
+            log_attached(&attachment.interface, self.config.ingress);
+            self.plane.adopt(attachment);
         }
-        Ok(())
+        for index in gone {
+            self.plane.detach(*index);
+            self.pumps.remove(index);
+        }
+        if self.launcher.take_changed() {
+            self.find_interfaces();
+        }
     }
 
     pub(super) fn run(mut self) {
@@ -450,6 +319,7 @@ impl Engine {
                 while let Ok(command) = self.inbox.try_recv() {
                     self.command(command);
                 }
+                self.launcher_news();
                 self.resume();
             }
             Source::Ring => {}
@@ -462,6 +332,10 @@ impl Engine {
             Source::Kick { sid } => self.kick(sid),
             Source::Listener { v6 } => self.accept_tunnels(v6),
             Source::Tunnel { number } => self.tunnel_event(number),
+            Source::Changes => {
+                self.changes.take();
+                self.find_interfaces();
+            }
         }
     }
 
@@ -503,7 +377,6 @@ impl Engine {
     fn tick(&mut self) {
         let now = now_ns();
         self.next_tick = now + TICK_NS;
-        let _ = self.find_interfaces();
         let quiet = now.saturating_sub(self.last_opened_ns);
         if quiet > RESTOCK_NS {
             self.stock.replenish(now);
@@ -663,24 +536,14 @@ impl Engine {
             Command::Statistics { owner, reply } => {
                 let _ = reply.send(self.statistics(owner));
             }
-            Command::Grafts { reply } => {
-                let _ = reply.send(Ok(self.grafts()));
-            }
+            Command::Ask(question) => self.launcher.read(question),
             Command::Deploy {
                 wanted,
                 swap,
                 reply,
-            } => {
-                let _ = reply.send(self.deploy(&wanted, swap));
-            }
-            Command::Describe { name, reply } => {
-                let _ = reply.send(self.describe(&name));
-            }
+            } => self.launcher.deploy(wanted, swap, reply),
             Command::Remove { name, reply } => {
                 let _ = reply.send(self.remove(&name));
-            }
-            Command::Carries { over, reply } => {
-                let _ = reply.send(self.carries(&over));
             }
             Command::Hooker(hooker) => self.hooker = Some(hooker),
             Command::Stop => {
@@ -693,17 +556,9 @@ impl Engine {
     }
 }
 
-/// Sockets of VTL's UDP port, over IPv4 and IPv6: none if another program has it.
-fn udp_sockets() -> [Option<Raw>; 2] {
-    match Raw::open(false, Way::Udp) {
-        // A host may have no IPv6.
-        Ok(v4) => [Some(v4), Raw::open(true, Way::Udp).ok()],
-        Err(error) => {
-            let port = intf::VTL_UDP_PORT;
-            tracing::warn!(%error, port, "no packets by UDP");
-            [None, None]
-        }
-    }
+fn log_attached(interface: &Interface, ingress: Ingress) {
+    let (interface, mtu) = (&interface.name, interface.mtu);
+    tracing::info!(interface, mtu, ?ingress, "attached");
 }
 
 /// epoll_wait with a timeout in nanoseconds.

@@ -115,11 +115,13 @@ impl Engine {
         self.stock.prepare(wanted).map_err(|e| e.to_string())
     }
 
-    /// Goes on with what waited for rings, as far as there are some.
+    /// Goes on with what waited for rings or for a graft, as far as they are there.
     pub(super) fn resume(&mut self) {
         for parked in std::mem::take(&mut self.parked) {
             match parked {
-                Parked::Asked(received) => self.control_packet(received),
+                Parked::Asked(received) | Parked::Answered(received) => {
+                    self.control_packet(received);
+                }
                 Parked::Connect {
                     owner,
                     to,

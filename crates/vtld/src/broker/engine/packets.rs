@@ -44,16 +44,26 @@ impl Engine {
         };
         match &packet {
             Packet::Nego(nego) => {
-                if !self.asked(nego, &received) && self.parked.len() < PARKED {
-                    self.parked.push_back(Parked::Asked(received));
+                if !self.asked(nego, &received) {
+                    self.park(Parked::Asked(received));
                 }
             }
             Packet::NegoAck(n) | Packet::NegoNack(n) => {
+                if self.answer_waits(n, received.from) {
+                    return self.park(Parked::Answered(received));
+                }
                 self.answered(n.header.sid, &packet, &received);
             }
             Packet::Close(header) => self.closed(*header, &received),
             Packet::Size(size) => self.sized(size, &received),
             Packet::Data(_) | Packet::Ack(_) | Packet::Probe(_) => {}
+        }
+    }
+
+    /// Keeps a packet until there is what it needs. Its sender repeats it if there is no room.
+    fn park(&mut self, packet: Parked) {
+        if self.parked.len() < PARKED {
+            self.parked.push_back(packet);
         }
     }
 

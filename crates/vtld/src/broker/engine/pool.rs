@@ -4,16 +4,16 @@ use std::{
     cmp::Reverse,
     collections::{BTreeSet, HashMap},
     sync::Arc,
+    time::Duration,
 };
 
 use serde_json::{Value, json};
-use vtl_bpf::{check, load::Steps, objects};
+use vtl_bpf::objects;
 use vtl_control::{Deployed, Graft, Grafts, RefusedFile};
 use vtl_pool::{
-    Package, Version,
-    key::Trust,
+    Pool, Version,
     object::{Parameter, fingerprint},
-    pool::{Entry, Origin, Pool, store},
+    pool::{Entry, Origin},
 };
 use vtl_proto::{
     carrier::GRAFT_PORT,
@@ -22,7 +22,12 @@ use vtl_proto::{
 };
 
 use super::{
-    super::{now_ns, session::Wish},
+    super::{
+        Question,
+        launcher::{Deployable, News, find},
+        now_ns,
+        session::Wish,
+    },
     BROKEN_NS, Engine,
 };
 
@@ -35,8 +40,8 @@ pub(super) struct Pooled {
     pub(super) image: Arc<[u8]>,
     /// Taken out by hand: not to be used until it is deployed again.
     pub(super) disabled: bool,
-    /// When the kernel last refused it.
-    pub(super) failed_ns: Option<u64>,
+    /// When the kernel last refused it, and why.
+    failed: Option<(u64, String)>,
     version: Version,
 }
 
@@ -59,20 +64,21 @@ impl Pooled {
             params: m.parameters.clone(),
             image: Arc::clone(&entry.object),
             disabled: false,
-            failed_ns: None,
+            failed: None,
             version: m.version,
         }
+    }
+
+    /// Why it is not tried: the kernel refused it a moment ago.
+    fn failed(&self) -> Option<&str> {
+        let (at, why) = self.failed.as_ref()?;
+        (now_ns().saturating_sub(*at) <= BROKEN_NS).then_some(why)
     }
 }
 
 /// The grafts that sessions may use, without those that the kernel refused a moment ago.
 pub(super) fn working(pool: &[Pooled]) -> impl Iterator<Item = &GraftInfo> {
-    let now = now_ns();
-    let works = move |p: &&Pooled| {
-        !p.disabled
-            && p.failed_ns
-                .is_none_or(|at| now.saturating_sub(at) > BROKEN_NS)
-    };
+    let works = |p: &&Pooled| !p.disabled && p.failed().is_none();
     pool.iter().filter(works).map(|p| &p.info)
 }
 
@@ -83,24 +89,10 @@ pub(super) fn built_in() -> vtl_pool::Result<Pool> {
     Pool::new(images, version.expect("cargo's versions are like ours"))
 }
 
-/// What to put into the kernel.
-pub(in super::super) enum Wanted {
-    /// A graft of the pool: `NAME` or `NAME@VERSION`.
-    Named(String),
-    /// A package, which joins the pool if all goes well.
-    Package(Vec<u8>),
-}
-
 impl Engine {
-    /// Reads the pool's directory and the trusted keys anew.
-    pub(super) fn read_pool(&mut self) -> Result<Trust, String> {
-        let trust = Trust::read(&self.config.keys).map_err(|e| e.to_string())?;
-        for error in &trust.left_out {
-            tracing::warn!(%error, "a key is not trusted");
-        }
-        self.library
-            .refresh(&self.config.pool, &trust)
-            .map_err(|e| e.to_string())?;
+    /// Uses what was read of the pool's directory; grafts in the kernel stay what they are.
+    pub(super) fn use_library(&mut self, library: Pool) {
+        self.library = library;
         let deployed: BTreeSet<String> = self.plane.grafts().map(|g| g.name.clone()).collect();
         let entries = self.library.entries();
         let names: BTreeSet<&str> = entries.iter().map(|e| e.manifest.name.as_str()).collect();
@@ -113,7 +105,7 @@ impl Engine {
                 Some(old) => {
                     pooled.disabled = old.disabled;
                     if pooled.version == old.version {
-                        pooled.failed_ns = old.failed_ns;
+                        pooled.failed = old.failed.take();
                     }
                     *old = pooled;
                 }
@@ -121,75 +113,100 @@ impl Engine {
             }
         }
         self.pool.sort_by_key(|p| Reverse(p.rank));
-        Ok(trust)
     }
 
-    /// Puts a graft into the kernel. `swap`: in place of another version, which must be there.
-    pub(super) fn deploy(&mut self, wanted: &Wanted, swap: bool) -> Result<Deployed, String> {
-        let start = now_ns();
-        let trust = self.read_pool()?;
-        let (entry, new) = match wanted {
-            Wanted::Named(name) => (self.find(name)?, None),
-            Wanted::Package(bytes) => {
-                let (package, signer) = Package::open(bytes, &trust).map_err(|e| e.to_string())?;
-                self.library
-                    .fits(&package.manifest)
-                    .map_err(|e| e.to_string())?;
-                let path = self.config.pool.join(package.manifest.file_name());
-                let entry = Entry {
-                    manifest: package.manifest,
-                    rank: package.description.rank,
-                    object: package.object.into(),
-                    origin: Origin::Package { path, signer },
-                };
-                (entry, Some(bytes))
+    /// Goes on with what the launcher has done.
+    pub(super) fn launcher_news(&mut self) {
+        while let Some(news) = self.launcher.news() {
+            match news {
+                News::Launched { gid, loaded, took } => {
+                    let installed =
+                        loaded.and_then(|l| self.plane.install(l).map_err(|e| e.to_string()));
+                    self.launched(gid, installed, took);
+                }
+                News::Deployable(deployable) => self.deploy(*deployable),
+                News::Read { library, question } => self.answer(library, question),
+                News::Interfaces { new, gone } => self.use_interfaces(new, &gone),
+            }
+        }
+    }
+
+    fn launched(
+        &mut self,
+        gid: u16,
+        installed: Result<vtl_bpf::plane::GraftInfo, String>,
+        took: Duration,
+    ) {
+        let pooled = self.pool.iter_mut().find(|p| p.info.gid == gid);
+        match installed {
+            Ok(info) => tracing::info!(
+                graft = info.name,
+                gid,
+                instructions = info.instructions,
+                ms = took.as_secs_f64() * 1e3,
+                "deployed"
+            ),
+            Err(error) => {
+                tracing::warn!(error, gid, "not deployed");
+                if let Some(pooled) = pooled {
+                    pooled.failed = Some((now_ns(), error));
+                }
+            }
+        }
+    }
+
+    fn answer(&mut self, library: Result<Pool, String>, question: Question) {
+        let unread = library.map(|library| self.use_library(library)).err();
+        match question {
+            Question::Grafts { reply } => {
+                let _ = reply.send(Ok(self.grafts(unread)));
+            }
+            Question::Describe { name, reply } => {
+                let _ = reply.send(unread.map_or_else(|| self.describe(&name), Err));
+            }
+            Question::Carries { over, reply } => {
+                let _ = reply.send(unread.map_or_else(|| self.carries(&over), Err));
+            }
+        }
+    }
+
+    /// Puts a graft into the kernel that was verified.
+    fn deploy(&mut self, new: Deployable) {
+        self.use_library(new.library);
+        let pooled = Pooled::of(&new.entry);
+        let name = pooled.info.name.clone();
+        let there = self.plane.grafts().any(|g| g.name == name);
+        let installed = if new.swap && !there {
+            Err(format!(
+                "no graft \"{name}\" is deployed: vtl graft deploy {name}"
+            ))
+        } else {
+            self.make_room(&pooled)
+                .and_then(|()| self.plane.install(new.loaded).map_err(|e| e.to_string()))
+        };
+        let info = match installed {
+            Ok(info) => info,
+            Err(why) => {
+                let _ = new.reply.send(Err(why));
+                return;
             }
         };
-        let pooled = Pooled::of(&entry);
-        let name = &pooled.info.name;
-        if swap && self.plane.grafts().all(|g| g.name != *name) {
-            return Err(format!(
-                "no graft \"{name}\" is deployed: vtl graft deploy {name}"
-            ));
-        }
-        let loaded = self
-            .plane
-            .load_graft(&pooled.image, &mut Steps::default())
-            .map_err(|refused| self.explain(&pooled, &refused))?;
-        self.make_room(&pooled)?;
-        let info = self.plane.install(loaded).map_err(|e| e.to_string())?;
-        if let Some(bytes) = new
-            && let Err(error) = store(&self.config.pool, &entry.manifest, bytes)
-        {
-            tracing::warn!(%error, "the package is in the kernel, but not in the pool");
-        }
         let answer = Deployed {
-            name: info.name.clone(),
+            name,
             version: pooled.version.to_string(),
             gid: info.gid,
             instructions: info.instructions,
-            ms: (now_ns() - start) as f64 / 1e6,
+            ms: new.started.elapsed().as_secs_f64() * 1e3,
         };
         self.pool.retain(|p| p.info.name != pooled.info.name);
         self.pool.push(pooled);
         self.pool.sort_by_key(|p| Reverse(p.rank));
-        Ok(answer)
-    }
-
-    fn find(&self, wanted: &str) -> Result<Entry, String> {
-        if let Some(entry) = self.library.find(wanted) {
-            return Ok(entry.clone());
+        match new.package {
+            Some(package) => self.launcher.keep(package, answer, new.reply),
+            None => {
+                let _ = new.reply.send(Ok(answer));
+            }
         }
-        let name = wanted.split('@').next().unwrap_or_default();
-        let refused = self.library.refused().iter().find(|(path, _)| {
-            let file = path.file_name().unwrap_or_default().to_string_lossy();
-            file.strip_prefix(name)
-                .is_some_and(|rest| rest.starts_with('-'))
-        });
-        Err(match refused {
-            Some((path, why)) => format!("{} is refused: {why}", path.display()),
-            None => format!("the pool has no graft \"{wanted}\": vtl graft list shows it"),
-        })
     }
 
     /// Makes room for a graft that takes the place of what is in the kernel under its name. Where
@@ -215,48 +232,25 @@ impl Engine {
         })
     }
 
-    /// Why the kernel refuses a graft: with the line that the verifier stumbled over, which takes
-    /// time.
-    fn explain(&self, pooled: &Pooled, refused: &vtl_bpf::Error) -> String {
-        let verdicts = check::check(&self.plane, &pooled.image).unwrap_or_default();
-        match verdicts.iter().find_map(check::Verdict::complaint) {
-            Some(complaint) => {
-                format!(
-                    "the kernel refuses graft \"{}\": {complaint}",
-                    pooled.info.name
-                )
-            }
-            None => refused.to_string(),
-        }
-    }
-
-    /// Makes sure that a graft of the pool is in the kernel. `vtl graft deploy` says more precisely
-    /// why it is refused.
-    pub(super) fn launch(&mut self, gid: u16) -> Result<(), String> {
+    /// Whether a graft of the pool is in the kernel. If not, it is being loaded, and
+    /// [`Engine::resume`] will be called.
+    ///
+    /// # Errors
+    /// It cannot be. `vtl graft deploy` says more precisely why it is refused.
+    pub(super) fn graft_ready(&mut self, gid: u16) -> Result<bool, String> {
         if self.plane.grafts().any(|g| g.gid == gid) {
-            return Ok(());
+            return Ok(true);
         }
-        let at = self
-            .pool
-            .iter()
-            .position(|p| p.info.gid == gid && !p.disabled);
-        let at = at.ok_or_else(|| format!("the pool has no graft {gid}"))?;
-        let start = now_ns();
-        let pooled = &mut self.pool[at];
-        let loaded = self.plane.deploy(&pooled.image);
-        pooled.failed_ns = loaded.is_err().then_some(start);
-        let info = loaded
-            .map_err(|e| e.to_string())
-            .inspect_err(|error| tracing::warn!(error, gid, "not deployed"))?;
-        let ms = (now_ns() - start) as f64 / 1e6;
-        tracing::info!(
-            graft = info.name,
-            gid,
-            instructions = info.instructions,
-            ms,
-            "deployed"
-        );
-        Ok(())
+        let usable = |p: &&Pooled| p.info.gid == gid && !p.disabled;
+        let pooled = self.pool.iter().find(usable);
+        let pooled = pooled.ok_or_else(|| format!("the pool has no graft {gid}"))?;
+        match pooled.failed() {
+            Some(why) => Err(why.to_owned()),
+            None => {
+                self.launcher.launch(gid, &pooled.image);
+                Ok(false)
+            }
+        }
     }
 
     /// The grafts that a session may use, in order of preference, whether they are in the kernel
@@ -279,6 +273,9 @@ impl Engine {
                 .filter(|p| !p.disabled)
                 .ok_or_else(|| format!("the pool has no graft \"{name}\": vtl graft list"))?;
             wish.check(&pooled.params)?;
+            if let Some(why) = pooled.failed() {
+                return Err(why.to_owned());
+            }
             usable.retain(|g| g.name == *name);
             if usable.is_empty() {
                 return Err(format!(
@@ -308,6 +305,11 @@ impl Engine {
     fn lacking(&self, wish: &Wish) -> String {
         let required = wish.wanted.required();
         let with = |g: &GraftInfo| g.satisfies(required);
+        let refused = self.pool.iter().filter(|p| !p.disabled);
+        let mut refused = refused.filter(|p| !wish.wanted.excludes(&p.info));
+        if let Some(why) = refused.find_map(|p| p.failed()) {
+            return why.to_owned();
+        }
         if self.pool.iter().any(|p| !p.disabled && with(&p.info)) {
             return format!(
                 "every graft of the pool with {required} also has what was prohibited: {}",
@@ -364,9 +366,8 @@ impl Engine {
         Ok(())
     }
 
-    /// The pool, a row for each graft, and what is refused of the directory.
-    pub(super) fn grafts(&mut self) -> Grafts {
-        let unread = self.read_pool().err();
+    /// The pool, a row for each graft, and what is refused of the directory, or all of it.
+    fn grafts(&mut self, unread: Option<String>) -> Grafts {
         let instructions: HashMap<&str, usize> = self
             .plane
             .grafts()
@@ -415,9 +416,8 @@ impl Engine {
     }
 
     /// All that is known of one graft of the pool.
-    pub(super) fn describe(&mut self, wanted: &str) -> Result<Value, String> {
-        self.read_pool()?;
-        let entry = self.find(wanted)?;
+    fn describe(&mut self, wanted: &str) -> Result<Value, String> {
+        let entry = find(&self.library, wanted)?;
         let m = &entry.manifest;
         let this = |p: &&Pooled| p.info.name == m.name && p.version == m.version;
         let pooled = self.pool.iter().find(this);

@@ -172,7 +172,10 @@ impl Engine {
     }
 
     fn open_pump(&mut self, ifindex: u32) {
-        let mtu = self.interfaces.get(&ifindex).map_or(1500, |i| i.mtu);
+        let Some(attached) = self.plane.attached().get(&ifindex) else {
+            return; // it has gone
+        };
+        let mtu = attached.interface.mtu;
         match Pump::open(&self.plane, ifindex, mtu, self.config.driver) {
             Ok((pump, why)) => {
                 tracing::info!(ifindex, driver = pump.name(), why, "egress driver");

@@ -20,7 +20,8 @@ impl Engine {
         let stats = self.plane.stats();
         let nego = self.responder.counters();
         let stat = |i: u32| stats.get(i as usize).copied().unwrap_or_default();
-        let interfaces = self.interfaces.values().map(|i| {
+        let interfaces = self.plane.attached().values().map(|attached| {
+            let i = &attached.interface;
             let pump = self.pumps.get(&i.index);
             Interface {
                 name: i.name.clone(),

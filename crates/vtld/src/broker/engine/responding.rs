@@ -33,7 +33,7 @@ enum Succession {
 }
 
 impl Engine {
-    /// A peer wants to open a session. False if that has to wait for rings.
+    /// A peer wants to open a session. False if that has to wait for rings or for the graft.
     pub(super) fn asked(&mut self, nego: &Nego, received: &Received) -> bool {
         let mut grafts: Vec<_> = pool::working(&self.pool).collect();
         if nego.port == GRAFT_PORT {
@@ -70,8 +70,13 @@ impl Engine {
             // It comes again, and by then perhaps somebody has accepted.
             Verdict::Open(ref request)
                 if request.succeeds.is_none() && self.backlog_is_full(nego.port) => {}
-            // The responder takes note of it when there are rings. Without any for ever, it refuses.
-            Verdict::Open(_) if self.rings_ready(received.from) == Ok(false) => return false,
+            // The responder takes note of it when all is there. Without any rings for ever, it
+            // refuses.
+            Verdict::Open(ref request)
+                if self.rings_ready(received.from) == Ok(false) || !self.choice_ready(request) =>
+            {
+                return false;
+            }
             Verdict::Open(request) => self.respond(&request, received),
         }
         true
@@ -105,9 +110,17 @@ impl Engine {
         listener.is_some_and(|l| l.backlog.len() >= BACKLOG)
     }
 
+    /// Whether the first choice that the kernel does not refuse is in there, or it refuses all.
+    fn choice_ready(&mut self, request: &Request) -> bool {
+        let mut choices = request.choices.iter();
+        let first = choices.find_map(|c| self.graft_ready(c.gid).ok());
+        first.unwrap_or(true)
+    }
+
     fn respond(&mut self, request: &Request, received: &Received) {
         let peer = received.from;
-        let choice = request.choices.iter().find(|c| self.launch(c.gid).is_ok());
+        let mut choices = request.choices.iter();
+        let choice = choices.find(|c| self.graft_ready(c.gid) == Ok(true));
         let made = match choice {
             Some(choice) => self.accept(request, choice, received).map_err(|error| {
                 tracing::warn!(%error, %peer, "a session was not accepted");
