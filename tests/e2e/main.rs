@@ -22,6 +22,7 @@ mod hooker;
 mod hooks;
 mod hostile;
 mod insider;
+mod interfaces;
 mod kinds;
 mod library;
 mod load;
