@@ -41,8 +41,13 @@ impl World {
             status.success(),
             "the former daemon ends in order: {status}"
         );
-        // Until then it may have been the former one that answered.
-        self.status(host);
+        // Until then it may have been the former one that answered, and it may end before this one
+        // has read what it left.
+        let socket = self.socket(host);
+        let answers = || self.testbed.in_netns(host, || Client::connect(&socket));
+        until("the next daemon answers", || {
+            answers().is_ok_and(|c| c.is_ok())
+        });
     }
 }
 

@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 use vtl_control::{CarrierSpec, Client, HookTarget, Request};
 use vtl_testbed::{Host, Lifetime, Link, Testbed};
 
-use super::{Process, run, until, vtl, vtld};
+use super::{Process, run, until, vtl, vtld, words};
 
 /// Where the web server listens.
 pub(crate) const PORT: u16 = 80;
@@ -236,6 +236,7 @@ impl World {
             .vtl(host, &["status", "--json"])
             .output()
             .expect("vtl runs");
+        assert!(output.status.success(), "{}", words(&output));
         serde_json::from_slice(&output.stdout).expect("JSON")
     }
 
