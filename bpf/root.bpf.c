@@ -12,8 +12,7 @@ char _license[] SEC("license") = "GPL";
 
 enum { VTL_TC_NEXT = -1, VTL_TC_DROP = 2 };
 
-/* Set before loading: vtld has the UDP port, and what comes to it is VTL's. */
-const volatile __u32 vtl_by_udp = 1;
+const volatile struct vtl_root_config vtl_root = {.by_udp = 1};
 
 /*
  * Goes on in slot `index` of a PROG_ARRAY; returns if nothing is there. With an index that the
@@ -76,7 +75,7 @@ SEC("tcx/ingress") int vtl_root_in_tc(struct __sk_buff *ctx) {
         bpf_skb_pull_data(ctx, ctx->len < 128 ? ctx->len : 128);
     int route =
         vtl_route((void *)(long)ctx->data, (void *)(long)ctx->data_end, ctx->len, ctx->ifindex);
-    if (route == VTL_ROUTE_PASS && vtl_by_udp)
+    if (route == VTL_ROUTE_PASS && vtl_root.by_udp)
         route = vtl_udp_tc(ctx);
     if (route == VTL_ROUTE_PASS)
         return VTL_TC_NEXT;
@@ -90,7 +89,7 @@ SEC("tcx/ingress") int vtl_root_in_tc(struct __sk_buff *ctx) {
 SEC("xdp") int vtl_root_in_xdp(struct xdp_md *ctx) {
     int route = vtl_route((void *)(long)ctx->data, (void *)(long)ctx->data_end,
                           ctx->data_end - ctx->data, ctx->ingress_ifindex);
-    if (route == VTL_ROUTE_PASS && vtl_by_udp)
+    if (route == VTL_ROUTE_PASS && vtl_root.by_udp)
         route = vtl_udp_xdp(ctx);
     if (route == VTL_ROUTE_PASS)
         return XDP_PASS;
@@ -101,13 +100,17 @@ SEC("xdp") int vtl_root_in_xdp(struct xdp_md *ctx) {
     return XDP_DROP;
 }
 
+/* A frame's mark says which entry of `vtl_pump` it is for. */
 SEC("tcx/egress") int vtl_root_out_tc(struct __sk_buff *ctx) {
     if (ctx->protocol != vtl_swap16(VTL_PUMP_ETHERTYPE))
         return VTL_TC_NEXT;
-    struct vtl_session *s = vtl_pumped_session();
+    struct vtl_pump *p = vtl_pump_of(ctx->mark);
+    if (!p)
+        return VTL_TC_DROP;
+    struct vtl_session *s = vtl_pumped_session(p);
     if (s)
         bpf_tail_call(ctx, &vtl_out_tc, s->gid);
-    vtl_end_turn(0);
+    vtl_end_turn(p, 0);
     return VTL_TC_DROP;
 }
 
@@ -128,10 +131,16 @@ SEC("tcx/egress") int vtl_root_direct(struct __sk_buff *ctx) {
     return VTL_TC_DROP;
 }
 
+/* Loaded once for each shard, whose number is a constant of it. */
 SEC("xdp") int vtl_root_out_xdp(struct xdp_md *ctx) {
-    struct vtl_session *s = vtl_pumped_session();
+    struct vtl_scratch *scratch = vtl_get_scratch();
+    struct vtl_pump *p = vtl_pump_of(vtl_root.shard);
+    if (!p || !scratch)
+        return XDP_DROP;
+    scratch->shard = vtl_root.shard;
+    struct vtl_session *s = vtl_pumped_session(p);
     if (s)
         VTL_GO(ctx, vtl_out_xdp, s->gid);
-    vtl_end_turn(0);
+    vtl_end_turn(p, 0);
     return XDP_DROP;
 }

@@ -49,15 +49,18 @@ VTL_DIRECTORY(vtl_tx_rings, vtl_ring_template);
 VTL_DIRECTORY(vtl_rx_rings, vtl_ring_template);
 VTL_DIRECTORY(vtl_scoreboards, vtl_scoreboard_template);
 
-struct {
-    __uint(type, BPF_MAP_TYPE_RINGBUF);
-    __uint(max_entries, 1 << 18);
-} vtl_events SEC(".maps");
-
 struct vtl_wake_template {
     __uint(type, BPF_MAP_TYPE_RINGBUF);
     __uint(max_entries, VTL_WAKE_BYTES);
 };
+
+/* What tells vtld's shards, by their number: rings of VTL_EVENTS_BYTES. */
+struct {
+    __uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+    __uint(max_entries, 1);
+    __type(key, __u32);
+    __array(values, struct vtl_wake_template);
+} vtl_events SEC(".maps");
 
 /* What wakes aware applications, by the index of the session's rings; for VTL_EVENTS. */
 VTL_DIRECTORY(vtl_wakes, vtl_wake_template);
@@ -106,34 +109,28 @@ VTL_INLINE struct vtl_session *vtl_session_at(__u32 sid) {
     return bpf_map_lookup_elem(&vtl_sessions, &sid);
 }
 
-VTL_INLINE struct vtl_pump *vtl_get_pump(void) {
-    __u32 zero = 0;
-    return bpf_map_lookup_elem(&vtl_pump, &zero);
+VTL_INLINE struct vtl_pump *vtl_pump_of(__u32 shard) {
+    return bpf_map_lookup_elem(&vtl_pump, &shard);
 }
 
 /* The time for a packet that the pump sends. Reading the clock takes as long as making a header, so
  * four packets share a reading: they leave within two microseconds or so. */
-VTL_INLINE __u64 vtl_pump_clock(void) {
-    struct vtl_pump *p = vtl_get_pump();
-    if (!p)
-        return bpf_ktime_get_ns();
+VTL_INLINE __u64 vtl_pump_clock(struct vtl_pump *p) {
     if (!(p->uses++ % 4))
         p->now_ns = bpf_ktime_get_ns();
     return p->now_ns;
 }
 
 /* The session whose turn it is. */
-VTL_INLINE struct vtl_session *vtl_pumped_session(void) {
-    struct vtl_pump *p = vtl_get_pump();
-    __u32 at = p ? p->at : ~0u;
-    return p && at < p->count ? vtl_session_at(p->turns[at % VTL_TURNS].sid) : 0;
+VTL_INLINE struct vtl_session *vtl_pumped_session(struct vtl_pump *p) {
+    __u32 at = p->at;
+    return at < p->count ? vtl_session_at(p->turns[at % VTL_TURNS].sid) : 0;
 }
 
 /* The session whose turn it is was given a frame, and has `used` it or had nothing to send. */
-VTL_INLINE void vtl_end_turn(int used) {
-    struct vtl_pump *p = vtl_get_pump();
-    __u32 at = p ? p->at : ~0u;
-    if (p && at < p->count && (!used || !--p->turns[at % VTL_TURNS].quota))
+VTL_INLINE void vtl_end_turn(struct vtl_pump *p, int used) {
+    __u32 at = p->at;
+    if (at < p->count && (!used || !--p->turns[at % VTL_TURNS].quota))
         VTL_STORE(p->at, at + 1);
 }
 
@@ -198,10 +195,18 @@ VTL_INLINE int vtl_relays(struct vtl_pump *p, __u32 sid, __u32 what) {
     return woken > VTL_CROWD;
 }
 
-/* Wakes vtld: an event of no session. */
-VTL_INLINE void vtl_env_wake(void) {
+/* An event for the session's shard. */
+VTL_INLINE void vtl_env_tell(struct vtl_session *s, struct vtl_event *event, __u64 flags) {
+    __u32 shard = s->shard;
+    void *events = bpf_map_lookup_elem(&vtl_events, &shard);
+    if (events)
+        bpf_ringbuf_output(events, event, sizeof(*event), flags);
+}
+
+/* Wakes the session's shard: an event of no session. */
+VTL_INLINE void vtl_env_wake(struct vtl_session *s) {
     struct vtl_event event = {};
-    bpf_ringbuf_output(&vtl_events, &event, sizeof(event), BPF_RB_FORCE_WAKEUP);
+    vtl_env_tell(s, &event, BPF_RB_FORCE_WAKEUP);
 }
 
 /* An event of the session's own ring. */
@@ -218,12 +223,12 @@ VTL_INLINE void vtl_env_wake_for(struct vtl_session *s, __u32 bell) {
     if (bell == 1 + VTL_RUNG)
         vtl_env_ring(s, &event, BPF_RB_FORCE_WAKEUP);
     else
-        vtl_env_wake();
+        vtl_env_wake(s);
 }
 
 VTL_INLINE void vtl_env_notify(struct vtl_session *s, __u32 what) {
     struct vtl_event event = {.sid = vtl_env_sid(s), .what = what};
-    struct vtl_pump *p = vtl_get_pump();
+    struct vtl_pump *p = vtl_pump_of(s->shard);
     __u32 theirs = what & ~VTL_EV_SEND;
     if (theirs == VTL_EV_RECV && s->aware == VTL_RUNG && p && VTL_LOAD(p->bell)) {
         vtl_env_ring(s, &event, BPF_RB_NO_WAKEUP);
@@ -244,11 +249,11 @@ VTL_INLINE void vtl_env_notify(struct vtl_session *s, __u32 what) {
     __u32 rings = !awake && what == VTL_EV_RECV && p && VTL_LOAD(p->bell);
     if (rings)
         s->rx.bell = 1 + VTL_DAEMON;
-    bpf_ringbuf_output(&vtl_events, &event, sizeof(event), awake || rings ? BPF_RB_NO_WAKEUP : 0);
+    vtl_env_tell(s, &event, awake || rings ? BPF_RB_NO_WAKEUP : 0);
     if (!awake || VTL_LOAD(p->awake))
         return;
     /* It has gone to sleep, perhaps before the event was there. */
-    vtl_env_wake();
+    vtl_env_wake(s);
 }
 
 #endif

@@ -100,12 +100,14 @@ VTL_INLINE int vtl_xdp_emit(struct xdp_md *ctx, struct vtl_out *o, int ip) {
 }
 
 SEC("xdp") int vtl_egress_xdp(struct xdp_md *ctx) {
-    struct vtl_session *s = vtl_pumped_session();
+    struct vtl_scratch *scratch = vtl_get_scratch();
+    struct vtl_pump *p = scratch ? vtl_pump_of(scratch->shard) : 0;
+    struct vtl_session *s = p ? vtl_pumped_session(p) : 0;
     if (!s)
         return XDP_DROP;
-    struct vtl_out o = {.s = s, .now = vtl_pump_clock()};
+    struct vtl_out o = {.s = s, .now = vtl_pump_clock(p)};
     int made = s->state == VTL_OPEN && vtl_make(&o) == VTL_SEND;
-    vtl_end_turn(made);
+    vtl_end_turn(p, made);
     if (!made)
         return XDP_DROP;
     int verdict = s->ip_version == 4 ? vtl_xdp_emit(ctx, &o, VTL_OFFSET_V4)
@@ -139,12 +141,14 @@ VTL_INLINE int vtl_tc_emit(struct __sk_buff *ctx, struct vtl_out *o, int ip) {
 }
 
 SEC("tcx/egress") int vtl_egress_tc(struct __sk_buff *ctx) {
-    struct vtl_session *s = vtl_pumped_session();
+    struct vtl_pump *p = vtl_pump_of(ctx->mark);
+    struct vtl_session *s = p ? vtl_pumped_session(p) : 0;
     if (!s)
         return VTL_TC_DROP;
+    ctx->mark = 0; /* it has no meaning from here on */
     struct vtl_out o = {.s = s, .now = bpf_ktime_get_ns()};
     int made = s->state == VTL_OPEN && vtl_make(&o) == VTL_SEND;
-    vtl_end_turn(made);
+    vtl_end_turn(p, made);
     if (!made)
         return VTL_TC_DROP;
     int verdict = s->ip_version == 4 ? vtl_tc_emit(ctx, &o, VTL_OFFSET_V4)
@@ -203,7 +207,8 @@ VTL_GLOBAL int vtl_tc_answer(struct __sk_buff *ctx, struct vtl_session *s, __u32
 }
 
 /* Wakes vtld, if that is to be, by a copy of the packet, which its packet socket on the loopback
- * gets at once. A function of its own, called always: a branch would double what is verified. */
+ * gets at once; the mark says which shard's. A function of its own, called always: a branch would
+ * double what is verified. */
 VTL_GLOBAL int vtl_tc_ring_bell(struct __sk_buff *ctx, struct vtl_session *s) {
     const __u32 at = offsetof(struct ethhdr, h_proto), loopback = 1;
     if (!s || !s->rx.bell)
@@ -212,6 +217,7 @@ VTL_GLOBAL int vtl_tc_ring_bell(struct __sk_buff *ctx, struct vtl_session *s) {
     s->rx.bell = 0;
     __be16 is = ctx->protocol;
     __be16 bell = vtl_swap16(whose == 1 + VTL_RUNG ? VTL_FLOWS_ETHERTYPE : VTL_BELL_ETHERTYPE);
+    ctx->mark = s->shard;
     int failed = bpf_skb_store_bytes(ctx, at, &bell, sizeof(bell), 0) ||
                  bpf_clone_redirect(ctx, loopback, 0);
     bpf_skb_store_bytes(ctx, at, &is, sizeof(is), 0);

@@ -17,7 +17,9 @@ enum {
     VTL_DIRECT_MARK = 0x56544c31, /* of sockets whose packets are an application's call of egress */
     VTL_TURNS = 64,               /* sessions that one call of the pump serves, a power of two */
     VTL_WAKE_BYTES = 4096,        /* of an application's ring of events */
-    VTL_CROWD_NS = 1000000,       /* more than VTL_CROWD wake-ups in this time are a crowd */
+    VTL_EVENTS_BYTES = 1 << 18,   /* of a shard's */
+    VTL_MAX_SHARDS = 64,
+    VTL_CROWD_NS = 1000000, /* more than VTL_CROWD wake-ups in this time are a crowd */
     VTL_CROWD = 12,
     VTL_MAX_GRAFTS = 64,  /* gids 1..63 */
     VTL_SLOT_SIZE = 2048, /* bytes; the rings are arrays of this */
@@ -279,6 +281,8 @@ struct vtl_session {
                     * NAT changes the port; the other side: root, from the latest authentic packet */
     __u32 ifindex; /* root: where that packet came in; 0 = none yet, nothing can be sent */
     __u32 aware;   /* vtld, before `state`: enum vtl_aware */
+    __u32 shard;   /* vtld, before `state`: the thread of vtld that runs its egress and is told its
+                    * events; entry of `vtl_pump` and `vtl_events` */
     __u32 told;    /* bit set of enum vtl_what: wake-ups that vtld is to hand on to the application.
                     * Programs add, vtld takes, atomically */
     __u32 param[VTL_PARAMS]; /* vtld, before `state`: the graft's parameters, as its description
@@ -293,25 +297,33 @@ struct vtl_turn {
     __u32 quota; /* frames that it may still have: vtld sets it, egress counts down */
 };
 
-/* The map `vtl_pump`, one entry: whom a call of the pump serves, in order. A turn ends with its
- * quota, or when the session has nothing to send. Frames cannot carry it: live frames of a call's
- * later batches still hold what earlier ones made of them. */
+/* The map `vtl_pump`, one entry for each shard, and one for packets that go by TCP: whom a call of
+ * the pump serves, in order. A turn ends with its quota, or when the session has nothing to send.
+ * Frames cannot carry it: live frames of a call's later batches still hold what earlier ones made
+ * of them. Entries share no cache line. */
 struct vtl_pump {
-    __u32 at;    /* the turn under way: vtld sets 0, egress counts up */
-    __u32 count; /* vtld: turns */
-    __u32 awake; /* vtld: it will look at `vtl_events` before it sleeps, and needs no wake-up */
-    __u32 relay; /* vtld: it hands wake-ups on to aware applications, many at a time */
+    __u32 at;    /* the turn under way: the shard sets 0, egress counts up */
+    __u32 count; /* the shard: turns */
+    __u32 awake; /* the shard: it will look at its events before it sleeps, and needs no wake-up */
+    __u32 relay; /* the shard: it hands wake-ups on to aware applications, many at a time */
     /* ingress and listener; guesses, as CPUs may overwrite each other's */
     __u64 since_ns; /* when they began to count `woken` */
     __u32 woken;    /* wake-ups since that were not for the session of the one before */
     __u32 latest;   /* the session of the latest one */
     __u64 now_ns;   /* egress: see vtl_pump_clock */
-    __u32 uses;     /* of `now_ns`: vtld sets 0, egress counts */
-    __u32 bell;     /* vtld: a frame of VTL_BELL_ETHERTYPE on the loopback wakes it */
+    __u32 uses;     /* of `now_ns`: the shard sets 0, egress counts */
+    __u32 bell;     /* the shard: a frame of VTL_BELL_ETHERTYPE on the loopback, with the shard's
+                     * number as its mark, wakes it */
     struct vtl_turn turns[VTL_TURNS];
+} __attribute__((aligned(64)));
+
+/* Constants of the root programs, set before they are loaded. */
+struct vtl_root_config {
+    __u32 by_udp; /* vtld has the UDP port, and what comes to it is VTL's */
+    __u32 shard;  /* whose live frames vtl_root_out_xdp makes; that program is loaded for each */
 };
 
-/* What the programs tell vtld through the ring buffer `vtl_events`. */
+/* What the programs tell a shard through its ring buffer, an entry of `vtl_events`. */
 struct vtl_event {
     __u32 sid;
     __u32 what; /* bit set of enum vtl_what */
@@ -344,7 +356,7 @@ enum vtl_stat {
  * What a graft says about itself, in the section .vtl.graft of its object: VTL_GRAFT writes it.
  * Little-endian. Names and units are text that ends with a zero byte.
  */
-enum { VTL_GRAFT_ABI = 6 }; /* of this description and of everything in this file */
+enum { VTL_GRAFT_ABI = 7 }; /* of this description and of everything in this file */
 
 struct vtl_param_info {
     char name[24]; /* letters, digits and '-' */

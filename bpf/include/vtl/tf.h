@@ -174,6 +174,7 @@ VTL_INLINE void graft_tell(struct vtl_session *s, struct vtl_ack_hdr *a);
 struct vtl_scratch {
     struct vtl_slot slot;
     __u64 map[VTL_ACK_WORDS + 1];
+    __u32 shard; /* whose live frame this is: from the root program to the graft's egress */
 };
 VTL_INLINE struct vtl_scratch *vtl_get_scratch(void);
 

@@ -28,6 +28,7 @@ pub mod plane;
 pub mod pump;
 pub mod rings;
 pub mod sessions;
+pub mod shard;
 pub mod tcp;
 mod test_run;
 pub mod trial;

@@ -3,11 +3,11 @@
 use std::{
     collections::BTreeMap,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
-    sync::{Arc, OnceLock},
+    sync::Arc,
     time::Instant,
 };
 
-use libbpf_rs::{Map, MapCore, MapFlags, MapHandle, Object, ObjectBuilder};
+use libbpf_rs::{Map, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, OpenObject};
 use vtl_proto::{intf, services::Services};
 
 use crate::{
@@ -16,8 +16,10 @@ use crate::{
     load::{Attachment, LoadedGraft, Loader, ROOT_PROGRAMS, Steps},
     netdev::Interface,
     objects,
-    pump::{Anchor, Order},
+    pump::Order,
+    rings,
     sessions::SessionTable,
+    shard::Shard,
 };
 
 /// On which hook packets are received.
@@ -49,12 +51,12 @@ pub struct GraftInfo {
 pub struct DataPlane {
     root: Object,
     sessions: Arc<SessionTable>,
-    order: Arc<Order>,
+    shards: Vec<Arc<Shard>>,
+    tunnel: Arc<Order>,
     grafts: BTreeMap<u16, LoadedGraft>,
     loader: Arc<Loader>,
     attached: BTreeMap<u32, Attachment>,
     direct: Option<OwnedFd>,
-    anchor: OnceLock<Arc<Anchor>>,
 }
 
 /// What a graft consists of, and where it is reached.
@@ -96,74 +98,63 @@ impl DataPlane {
     /// # Errors
     /// [`Error::Load`] if the kernel refuses, [`Error::System`] if the table cannot be mapped.
     pub fn load() -> Result<Self> {
-        Self::load_for(0, true)
+        Self::load_for(0, 1, true)
     }
 
-    /// As [`DataPlane::load`], for so many sessions at least. Each place takes the memory of a
-    /// `vtl_session`, whether it is used or not. `udp`: the caller has bound VTL's UDP port, and what
-    /// comes to it is VTL's.
+    /// As [`DataPlane::load`], for so many sessions at least, and 1 to `VTL_MAX_SHARDS` shards. Each
+    /// place takes the memory of a `vtl_session`, whether it is used or not. `udp`: the caller has
+    /// bound VTL's UDP port, and what comes to it is VTL's.
     ///
     /// # Errors
     /// As [`DataPlane::load`].
-    pub fn load_for(sessions: u32, udp: bool) -> Result<Self> {
+    ///
+    /// # Panics
+    /// If there are no shards, or too many.
+    pub fn load_for(sessions: u32, shards: u32, udp: bool) -> Result<Self> {
+        assert!((1..=intf::VTL_MAX_SHARDS).contains(&shards));
         // More, so that the indexes of sessions that have ended can rest.
         let places = (sessions + sessions / 32 + 32).max(intf::VTL_MAX_SESSIONS);
         // More, since some are ready while all sessions have theirs.
         let sets = (places + places / 4).max(intf::VTL_MAX_RINGS);
-        let refused = |e| Error::load("the root programs", e);
-        let mut open = ObjectBuilder::default()
-            .name("vtl_root")
-            .and_then(|b| b.open_memory(objects::ROOT))
-            .map_err(refused)?;
+        let mut open = open_root(0, udp)?;
         for mut map in open.maps_mut() {
             match map.name().to_str() {
                 Some("vtl_sessions" | "vtl_callers") => map.set_max_entries(places),
                 Some("vtl_tx_rings" | "vtl_rx_rings" | "vtl_scoreboards" | "vtl_wakes") => {
                     map.set_max_entries(sets)
                 }
+                Some("vtl_pump") => map.set_max_entries(shards + 1),
+                Some("vtl_events") => map.set_max_entries(shards),
                 _ => Ok(()),
             }
             .map_err(refused)?;
         }
-        // The constant `vtl_by_udp`, the only one.
-        let mut constants = open
-            .maps_mut()
-            .find(|map| map.name().to_string_lossy().ends_with(".rodata"));
-        if let Some(value) = constants.as_mut().and_then(|map| map.initial_value_mut()) {
-            value[..4].copy_from_slice(&u32::from(udp).to_ne_bytes());
-        }
         let root = open.load().map_err(refused)?;
         let table = SessionTable::map(map_of(&root, "vtl_sessions").as_fd(), places)?;
         let sessions = Arc::new(table);
-        let order = Arc::new(Order::map(map_of(&root, "vtl_pump").as_fd())?);
+        let pump = map_of(&root, "vtl_pump");
+        let tunnel = Arc::new(Order::map(pump.as_fd(), shards)?);
         let loader = Arc::new(loader(&root)?);
+        let events = rings::of_events(&map_of(&root, "vtl_events"), shards)?;
+        let shard = |(number, events)| {
+            let order = Order::map(pump.as_fd(), number)?;
+            let program = match number {
+                0 => copy(program_of(&root, LIVE).expect("it is built with this crate"))?,
+                _ => live_program(&loader, number, udp)?,
+            };
+            Ok(Arc::new(Shard::new(number, order, events, program)))
+        };
+        let shards = (0..).zip(events).map(shard).collect::<Result<_>>()?;
         Ok(Self {
             root,
             sessions,
-            order,
+            shards,
+            tunnel,
             grafts: BTreeMap::new(),
             loader,
             attached: BTreeMap::new(),
             direct: None,
-            anchor: OnceLock::new(),
         })
-    }
-
-    /// Does ahead of time what the first pump for live frames would wait for: about 12 ms.
-    ///
-    /// # Errors
-    /// See [`link::attach`].
-    pub fn prepare_live(&self) -> Result<()> {
-        self.anchor().map(drop)
-    }
-
-    /// What all pumps for live frames share.
-    pub(crate) fn anchor(&self) -> Result<Arc<Anchor>> {
-        if let Some(anchor) = self.anchor.get() {
-            return Ok(Arc::clone(anchor));
-        }
-        let made = Anchor::drop_in(self.program("vtl_root_out_xdp"))?;
-        Ok(Arc::clone(self.anchor.get_or_init(|| Arc::new(made))))
     }
 
     /// Attaches the root programs to an interface. Again for the same interface: nothing happens.
@@ -290,9 +281,14 @@ impl DataPlane {
         &self.sessions
     }
 
-    /// What tells egress which sessions to work on.
-    pub fn pump_order(&self) -> &Arc<Order> {
-        &self.order
+    /// Its shards, by number.
+    pub fn shards(&self) -> &[Arc<Shard>] {
+        &self.shards
+    }
+
+    /// What tells egress whose packets to make that go by TCP, and the mark of the frames.
+    pub(crate) fn tunnel_order(&self) -> (&Arc<Order>, u32) {
+        (&self.tunnel, self.shards.len() as u32)
     }
 
     /// One of the root object's maps, as a handle of its own.
@@ -329,14 +325,51 @@ impl DataPlane {
     }
 }
 
+/// The root program that makes live frames.
+const LIVE: &str = "vtl_root_out_xdp";
+
+fn refused(error: libbpf_rs::Error) -> Error {
+    Error::load("the root programs", error)
+}
+
+/// The root object, with its constants set.
+fn open_root(shard: u32, udp: bool) -> Result<OpenObject> {
+    let mut open = ObjectBuilder::default()
+        .name("vtl_root")
+        .and_then(|b| b.open_memory(objects::ROOT))
+        .map_err(refused)?;
+    let mut constants = open
+        .maps_mut()
+        .find(|map| map.name().to_string_lossy().ends_with(".rodata"));
+    if let Some(value) = constants.as_mut().and_then(|map| map.initial_value_mut()) {
+        // struct vtl_root_config, the only one.
+        value[..4].copy_from_slice(&u32::from(udp).to_ne_bytes());
+        value[4..8].copy_from_slice(&shard.to_ne_bytes());
+    }
+    Ok(open)
+}
+
+/// The program that makes live frames for another shard than the first.
+fn live_program(loader: &Loader, shard: u32, udp: bool) -> Result<OwnedFd> {
+    let mut open = open_root(shard, udp)?;
+    loader.share_maps(&mut open).map_err(refused)?;
+    for mut program in open.progs_mut() {
+        let is_it = program.name() == LIVE;
+        program.set_autoload(is_it);
+    }
+    let object = open.load().map_err(refused)?;
+    copy(program_of(&object, LIVE).expect("it is built with this crate"))
+}
+
+fn copy(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
+    fd.try_clone_to_owned().map_err(|source| Error::System {
+        what: "duplicating the root programs' descriptors".into(),
+        source,
+    })
+}
+
 /// Duplicates of what loading and attaching need.
 fn loader(root: &Object) -> Result<Loader> {
-    let copy = |fd: BorrowedFd<'_>| {
-        fd.try_clone_to_owned().map_err(|source| Error::System {
-            what: "duplicating the root programs' descriptors".into(),
-            source,
-        })
-    };
     let one = |map: Map<'_>| Ok((map.name().to_owned(), copy(map.as_fd())?));
     let [tc, xdp, out] = ROOT_PROGRAMS.map(|name| {
         copy(program_of(root, name).expect("the root object is built with this crate"))

@@ -21,7 +21,7 @@ use crate::{
     Error, Result,
     link::{self, Hook},
     netdev,
-    plane::DataPlane,
+    shard::Shard,
 };
 
 /// Packets that one call may ask for on any interface.
@@ -53,8 +53,10 @@ pub struct Served {
     pub left: u32,
 }
 
-/// The map `vtl_pump`: whom egress serves.
+/// An entry of the map `vtl_pump`: whom egress serves.
 pub struct Order {
+    mapping: NonNull<libc::c_void>,
+    bytes: NonZero<usize>,
     at: NonNull<intf::vtl_pump>,
 }
 
@@ -64,14 +66,17 @@ unsafe impl Send for Order {}
 unsafe impl Sync for Order {}
 
 impl Order {
-    const BYTES: NonZero<usize> = NonZero::new(4096).unwrap();
-
-    pub(crate) fn map(fd: BorrowedFd<'_>) -> Result<Self> {
+    /// Maps entry `index`, which must exist.
+    pub(crate) fn map(fd: BorrowedFd<'_>, index: u32) -> Result<Self> {
+        const PAGE: usize = 4096;
+        let before = index as usize * size_of::<intf::vtl_pump>();
+        let end = before + size_of::<intf::vtl_pump>();
+        let bytes = NonZero::new(end.next_multiple_of(PAGE)).expect("not empty");
         // SAFETY: a new mapping at an address of the kernel's choice.
-        let base = unsafe {
+        let mapping = unsafe {
             mmap(
                 None,
-                Self::BYTES,
+                bytes,
                 ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
                 MapFlags::MAP_SHARED,
                 fd,
@@ -82,7 +87,9 @@ impl Order {
             what: "mapping the pump's order".into(),
             source: e.into(),
         })?;
-        Ok(Self { at: base.cast() })
+        // SAFETY: the entry lies inside the mapping, whose length was made so.
+        let at = unsafe { mapping.byte_add(before) }.cast();
+        Ok(Self { mapping, bytes, at })
     }
 
     fn field(&self, field: *mut u32) -> &AtomicU32 {
@@ -128,7 +135,8 @@ impl Order {
         field.swap(awake.into(), Ordering::SeqCst);
     }
 
-    /// Says whether frames of [`intf::VTL_BELL_ETHERTYPE`] on the loopback wake the caller.
+    /// Says whether frames of [`intf::VTL_BELL_ETHERTYPE`] on the loopback wake the caller, which have
+    /// the entry's number as their mark.
     pub fn set_bell(&self, bell: bool) {
         // SAFETY: only the address is taken.
         let field = self.field(unsafe { &raw mut (*self.at.as_ptr()).bell });
@@ -161,7 +169,7 @@ impl Order {
 impl Drop for Order {
     fn drop(&mut self) {
         // SAFETY: mapped with this length in `map`.
-        let _ = unsafe { munmap(self.at.cast(), Self::BYTES.get()) };
+        let _ = unsafe { munmap(self.mapping, self.bytes.get()) };
     }
 }
 
@@ -238,12 +246,7 @@ impl Pump {
     ///
     /// # Errors
     /// [`Error::System`] if the chosen driver does not work here.
-    pub fn open(
-        plane: &DataPlane,
-        ifindex: u32,
-        mtu: u32,
-        choice: Choice,
-    ) -> Result<(Self, String)> {
+    pub fn open(shard: &Shard, ifindex: u32, mtu: u32, choice: Choice) -> Result<(Self, String)> {
         let can = netdev::can_transmit_xdp(ifindex);
         let frame = frame(mtu);
         let (live, why) = match (choice, can) {
@@ -258,9 +261,9 @@ impl Pump {
             (Choice::Auto, None) => (false, "the kernel does not say whether XDP frames work"),
         };
         let pump = if live {
-            Self::Live(Live::open(plane, ifindex, frame)?)
+            Self::Live(Live::open(shard, ifindex, frame)?)
         } else {
-            Self::Tc(Tc::open(plane, ifindex, frame)?)
+            Self::Tc(Tc::open(shard, ifindex, frame)?)
         };
         Ok((pump, why.to_owned()))
     }
@@ -317,21 +320,14 @@ pub(crate) fn frame(mtu: u32) -> Vec<u8> {
 }
 
 impl Live {
-    fn open(plane: &DataPlane, ifindex: u32, mut frame: Vec<u8>) -> Result<Self> {
+    fn open(shard: &Shard, ifindex: u32, mut frame: Vec<u8>) -> Result<Self> {
         // Larger than any packet, so that egress always cuts it: of a frame that a program leaves
         // as it was, the kernel takes the length from the frame's last use, which may have become a
         // short acknowledgement on the receiving side of a veth.
         frame.extend([0; 2]);
-        let program = plane
-            .program("vtl_root_out_xdp")
-            .try_clone_to_owned()
-            .map_err(|source| Error::System {
-                what: "the egress program".into(),
-                source,
-            })?;
         Ok(Self {
-            program,
-            order: Arc::clone(plane.pump_order()),
+            program: shard.program()?,
+            order: Arc::clone(shard.order()),
             ifindex,
             batch: if netdev::is_veth(ifindex) {
                 BATCH_VETH
@@ -339,7 +335,7 @@ impl Live {
                 BATCH
             },
             frame,
-            _anchor: plane.anchor()?,
+            _anchor: shard.anchor()?,
         })
     }
 
@@ -373,7 +369,7 @@ impl Live {
 }
 
 impl Tc {
-    fn open(plane: &DataPlane, ifindex: u32, frame: Vec<u8>) -> Result<Self> {
+    fn open(shard: &Shard, ifindex: u32, frame: Vec<u8>) -> Result<Self> {
         // SAFETY: a plain system call; protocol 0 receives nothing.
         let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
         if fd < 0 {
@@ -401,21 +397,27 @@ impl Tc {
         if r < 0 {
             return Err(Error::last("binding a packet socket"));
         }
+        let option = |name, value: libc::c_int| {
+            // SAFETY: an int option with its size.
+            unsafe {
+                libc::setsockopt(
+                    fd,
+                    libc::SOL_SOCKET,
+                    name,
+                    (&raw const value).cast(),
+                    size_of::<libc::c_int>() as u32,
+                )
+            }
+        };
         // Room for whole batches below the socket: what does not fit would block the pump.
-        let bytes: libc::c_int = 4 << 20;
-        // SAFETY: an int option with its size. Failure only leaves the default.
-        unsafe {
-            libc::setsockopt(
-                fd,
-                libc::SOL_SOCKET,
-                libc::SO_SNDBUFFORCE,
-                (&raw const bytes).cast(),
-                size_of::<libc::c_int>() as u32,
-            );
+        option(libc::SO_SNDBUFFORCE, 4 << 20);
+        // By the mark egress finds whom it serves.
+        if option(libc::SO_MARK, shard.number() as libc::c_int) < 0 {
+            return Err(Error::last("marking a packet socket"));
         }
         Ok(Self {
             socket,
-            order: Arc::clone(plane.pump_order()),
+            order: Arc::clone(shard.order()),
             frame,
         })
     }

@@ -253,13 +253,29 @@ fn install(directories: &[MapHandle; 4], entries: &[(u32, [&MapHandle; 4])]) -> 
     })
 }
 
+/// Makes rings of events for so many shards, and puts them into the directory `vtl_events`.
+pub(crate) fn of_events(directory: &impl MapCore, shards: u32) -> Result<Vec<MapHandle>> {
+    let made = (0..shards).map(|_| ringbuf("vtl_events", intf::VTL_EVENTS_BYTES));
+    let made = made.collect::<Result<Vec<_>>>()?;
+    let keys: Vec<u8> = (0..shards).flat_map(u32::to_ne_bytes).collect();
+    let descriptor = |map: &MapHandle| map.as_fd().as_raw_fd().to_ne_bytes();
+    let values: Vec<u8> = made.iter().flat_map(descriptor).collect();
+    directory
+        .update_batch(&keys, &values, shards, MapFlags::ANY, MapFlags::ANY)
+        .map_err(|e| Error::load("rings of events", e))?;
+    Ok(made)
+}
+
 fn ring_of_events() -> Result<MapHandle> {
+    ringbuf("vtl_wake", intf::VTL_WAKE_BYTES)
+}
+
+fn ringbuf(name: &str, bytes: u32) -> Result<MapHandle> {
     let options = libbpf_sys::bpf_map_create_opts {
         sz: size_of::<libbpf_sys::bpf_map_create_opts>() as _,
         ..Default::default()
     };
-    let bytes = intf::VTL_WAKE_BYTES;
-    MapHandle::create(MapType::RingBuf, Some("vtl_wake"), 0, 0, bytes, &options)
+    MapHandle::create(MapType::RingBuf, Some(name), 0, 0, bytes, &options)
         .map_err(|e| Error::load("a ring of events", e))
 }
 

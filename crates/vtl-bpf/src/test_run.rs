@@ -8,9 +8,10 @@ use std::{
 
 /// Bytes of the longest frame that comes out.
 const MOST: usize = 4096;
-/// Words of `struct __sk_buff` (linux/bpf.h) as far as it is used, and where the interface is.
+/// Words of `struct __sk_buff` (linux/bpf.h) as far as it is used, and where interface and mark are.
 const SK_BUFF: usize = 11;
 const IFINDEX: usize = 10;
+const MARK: usize = 2;
 
 /// What a run has come to.
 pub(crate) struct Ran {
@@ -25,6 +26,8 @@ pub(crate) struct Ran {
 pub(crate) enum From {
     /// The loopback.
     Loopback,
+    /// The loopback, with a mark, for a tcx program.
+    Marked(u32),
     /// An interface of the caller's network namespace, for a tcx program.
     Tcx(u32),
     /// The same, for an XDP program.
@@ -47,6 +50,10 @@ pub(crate) fn run(
     };
     let (context, size) = match from {
         From::Loopback => (std::ptr::null_mut(), 0),
+        From::Marked(mark) => {
+            skb[MARK] = mark;
+            ((&raw mut skb).cast(), size_of_val(&skb))
+        }
         From::Tcx(interface) => {
             skb[IFINDEX] = interface;
             ((&raw mut skb).cast(), size_of_val(&skb))

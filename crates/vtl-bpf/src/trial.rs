@@ -221,7 +221,9 @@ impl Kernel {
 
     /// Aims both egress drivers at a session, for one frame.
     pub fn pump(&self, sid: u32) -> Vec<u8> {
-        self.plane.pump_order().set(&[Turn { sid, quota: 1 }]);
+        self.plane.shards()[0]
+            .order()
+            .set(&[Turn { sid, quota: 1 }]);
         let mut f = vec![0; 1514];
         f[12..14].copy_from_slice(&(intf::VTL_PUMP_ETHERTYPE as u16).to_be_bytes());
         f

@@ -46,6 +46,7 @@ pub struct Tunnel {
     egress: OwnedFd,
     ingress: OwnedFd,
     order: Arc<Order>,
+    mark: u32,
     /// For egress to fill, and one for packets that come.
     empty: Vec<u8>,
     arrived: Vec<u8>,
@@ -65,10 +66,12 @@ impl Tunnel {
                 source,
             })
         };
+        let (order, mark) = plane.tunnel_order();
         Ok(Self {
             egress: program("vtl_root_out_tc")?,
             ingress: program("vtl_root_in_tc")?,
-            order: Arc::clone(plane.pump_order()),
+            order: Arc::clone(order),
+            mark,
             empty: frame(MTU),
             arrived: Vec::new(),
             out: Vec::new(),
@@ -93,7 +96,7 @@ impl Tunnel {
             let ran = test_run::run(
                 self.egress.as_fd(),
                 &self.empty,
-                From::Loopback,
+                From::Marked(self.mark),
                 1,
                 &mut self.out,
             )?;

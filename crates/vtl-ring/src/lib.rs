@@ -3,12 +3,14 @@
 //!
 //! - [`TxRing`]: the writer's side; [`Lanes`]: order among messages in a ring with partial order;
 //! - [`RxRing`]: the reader's side;
+//! - [`Controls`]: what the daemon sees of both;
 //! - [`Events`]: by which the kernel wakes the user of a session;
 //! - [`egress`]: sends what was published without waking the daemon's pump.
 //!
 //! An aware application maps the rings of its own session (crate `vtl`), the daemon those of hooked
 //! flows.
 
+mod controls;
 pub mod egress;
 mod events;
 mod lanes;
@@ -26,6 +28,7 @@ use std::{
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use vtl_proto::intf::{self, vtl_ring_ctl, vtl_slot};
 
+pub use controls::Controls;
 pub use events::Events;
 pub use lanes::Lanes;
 pub use receive::RxRing;

@@ -187,12 +187,6 @@ impl RxRing {
         self.ring.refill().store(1, Ordering::Release);
     }
 
-    /// Takes that note away. Returns whether there was one.
-    pub fn take_offer(&self) -> bool {
-        self.ring.refill().load(Ordering::Relaxed) != 0
-            && self.ring.refill().swap(0, Ordering::AcqRel) != 0
-    }
-
     /// Announces that the reader goes to sleep. Returns false if there is something to read after
     /// all.
     pub fn prepare_wait(&mut self) -> bool {
@@ -218,11 +212,6 @@ impl RxRing {
     /// Whether and how the session ended. Packets may still be there to be read.
     pub fn closed(&self) -> Option<Closed> {
         closed(self.ring.closed().load(Ordering::Acquire))
-    }
-
-    /// Marks the session as ended, for the other user of the ring.
-    pub fn set_closed(&self, why: u32) {
-        self.ring.set_closed(why);
     }
 }
 

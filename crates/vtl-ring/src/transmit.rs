@@ -51,11 +51,6 @@ impl TxRing {
         }
     }
 
-    /// Tells whoever writes packets how many bytes the path takes.
-    pub fn set_path(&self, most: u16) {
-        self.ring.most().store(most.into(), Ordering::Relaxed);
-    }
-
     /// Slots that may be written now.
     pub fn room(&mut self) -> u64 {
         self.acknowledged = self.ring.consumer().load(Ordering::Acquire);
@@ -209,21 +204,9 @@ impl TxRing {
         closed(self.ring.closed().load(Ordering::Acquire))
     }
 
-    /// Marks the session as ended, for the other user of the ring.
-    pub fn set_closed(&self, why: u32) {
-        self.ring.set_closed(why);
-    }
-
     /// Whether the peer has opened the session that succeeds this one.
     pub fn is_succeeded(&self) -> bool {
         self.ring.closed().load(Ordering::Acquire) & intf::VTL_SUCCEEDED != 0
-    }
-
-    /// Tells the other user of the ring that there is a session that succeeds this one.
-    pub fn set_succeeded(&self) {
-        self.ring
-            .closed()
-            .fetch_or(intf::VTL_SUCCEEDED, Ordering::Release);
     }
 }
 
@@ -273,13 +256,13 @@ mod tests {
     fn tx_ring__packets_become_smaller_with_the_path() {
         let fd = memory();
         let mut tx = TxRing::map(fd.as_fd(), SLOTS, 100).unwrap();
-        tx.set_path(60);
+        tx.ring.most().store(60, Ordering::Relaxed);
         assert_eq!(tx.max_payload(), 60);
         // Whoever has not looked meanwhile may still write what it could before.
         assert_eq!(tx.slot(0).len(), 100);
         assert!(!tx.publish(&[100]));
         // The other side of the ring may write there: no more than was agreed.
-        tx.set_path(1000);
+        tx.ring.most().store(1000, Ordering::Relaxed);
         assert_eq!(tx.max_payload(), 100);
     }
 

@@ -62,6 +62,10 @@ struct Args {
     /// Sessions at a time, at most 65,536; room for each takes 12 KiB
     #[arg(long, default_value_t = broker::Config::default().max_sessions, value_parser = sessions)]
     max_sessions: usize,
+    /// Threads that send, at most 64, each for sessions of its own [default: one for every two
+    /// processors]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64))]
+    shards: Option<u32>,
     /// Directory of graft packages (*.vtlg)
     #[arg(long, value_name = "DIR", default_value = "/var/lib/vtl/pool")]
     pool: PathBuf,
@@ -310,6 +314,9 @@ fn run(args: &Args) -> anyhow::Result<()> {
             |mib| mib.saturating_mul(1 << 20),
         ),
         max_sessions: args.max_sessions,
+        shards: args
+            .shards
+            .unwrap_or_else(|| broker::Config::default().shards),
         pool: args.pool.clone(),
         keys: args.keys.clone(),
     };

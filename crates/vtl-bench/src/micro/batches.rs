@@ -36,7 +36,7 @@ fn measure(choice: Choice) -> anyhow::Result<Vec<(u32, f64)>> {
     for seq in 0..SLOTS {
         kernel.write(seq.into(), &[1; PAYLOAD]);
     }
-    let (mut pump, _) = Pump::open(&kernel.plane, device.index, device.mtu, choice)?;
+    let (mut pump, _) = Pump::open(&kernel.plane.shards()[0], device.index, device.mtu, choice)?;
     let again = || {
         kernel.alter(|s| {
             s.ifindex = device.index;

@@ -1,25 +1,22 @@
-//! The Control Broker and the Data Broker: opens sessions with peers, runs the pump, and moves
-//! bytes between rings and applications. One thread does all of it; this module is the way to
-//! reach it.
+//! The Control Broker and the Data Broker: opens sessions with peers, runs the pump, and moves bytes
+//! between rings and applications. One thread opens and ends sessions (`engine/`), others send
+//! (`shard/`), or load what is to be sent by (`launcher.rs`); this module is the way to reach them.
 
-mod bells;
 mod caller;
-mod doorbell;
 mod engine;
 mod launcher;
 mod meter;
 mod path;
 mod peers;
 mod raw;
-mod relay;
-mod schedule;
 mod session;
+mod shard;
 mod stock;
 mod tunnel;
 
 use std::{
     net::IpAddr,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, OwnedFd},
     path::PathBuf,
     sync::{
         Arc, OnceLock,
@@ -29,12 +26,15 @@ use std::{
     time::Duration,
 };
 
-use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::{
+    epoll::{Epoll, EpollEvent},
+    eventfd::{EfdFlags, EventFd},
+};
 use serde_json::Value;
 use vtl_bpf::{plane::Ingress, pump::Choice, sessions::SessionTable};
 use vtl_control::{Deployed, Destination, Grafts, Grant, SessionKey, SessionStatus, Status};
 
-use vtl_proto::{carrier::GRAFT_PORT, frame::FlowName};
+use vtl_proto::{carrier::GRAFT_PORT, frame::FlowName, intf};
 
 use crate::{
     flows::{self, Desired},
@@ -42,11 +42,11 @@ use crate::{
     option,
 };
 
-pub(crate) use doorbell::Doorbell;
 pub(crate) use engine::wish;
 use launcher::Wanted;
 pub(crate) use session::WHOLE;
 pub use session::Wish;
+pub(crate) use shard::Doorbell;
 
 /// Knobs of the data plane, fixed once the daemon runs.
 #[derive(Clone, Debug)]
@@ -64,6 +64,8 @@ pub struct Config {
     pub ring_memory: u64,
     /// Sessions at a time.
     pub max_sessions: usize,
+    /// Threads that send, each for sessions of its own.
+    pub shards: u32,
     /// The directory of graft packages.
     pub pool: PathBuf,
     /// The directory of the keys that they must be signed with.
@@ -79,10 +81,17 @@ impl Default for Config {
             stock: 2,
             ring_memory: physical_memory() / 8,
             max_sessions: 1000,
+            shards: shards(),
             pool: "/var/lib/vtl/pool".into(),
             keys: "/etc/vtl/keys".into(),
         }
     }
+}
+
+/// One for every two processors: the others receive, and move the bytes of flows.
+fn shards() -> u32 {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    (processors as u32 / 2).clamp(1, intf::VTL_MAX_SHARDS)
 }
 
 /// Bytes of this machine.
@@ -113,6 +122,9 @@ pub struct Granted {
     pub caller: Option<OwnedFd>,
 }
 
+const MS: u64 = 1_000_000;
+/// Frames that one session may have before the next one's turn.
+const QUANTUM: u32 = 32;
 /// After a session's end a program may still be at work on its entry and its rings; none runs for
 /// this long.
 const GRACE_NS: u64 = 50_000_000;
@@ -492,6 +504,27 @@ fn now_ns() -> u64 {
     let t = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC)
         .expect("every Linux has this clock");
     t.tv_sec() as u64 * 1_000_000_000 + t.tv_nsec() as u64
+}
+
+/// epoll_wait with a timeout in nanoseconds.
+fn wait(epoll: &Epoll, events: &mut [EpollEvent], timeout_ns: u64) -> usize {
+    let timeout = libc::timespec {
+        tv_sec: (timeout_ns / 1_000_000_000) as libc::time_t,
+        tv_nsec: (timeout_ns % 1_000_000_000) as libc::c_long,
+    };
+    // SAFETY: EpollEvent is a transparent epoll_event; the buffer's length is given; no mask.
+    let n = unsafe {
+        libc::syscall(
+            libc::SYS_epoll_pwait2,
+            epoll.0.as_raw_fd(),
+            events.as_mut_ptr(),
+            events.len() as libc::c_int,
+            &raw const timeout,
+            std::ptr::null::<libc::sigset_t>(),
+            0_usize,
+        )
+    };
+    usize::try_from(n).unwrap_or(0)
 }
 
 /// Unpredictable bytes, 256 at most.

@@ -4,6 +4,7 @@ use std::{
     collections::VecDeque,
     net::IpAddr,
     os::fd::{BorrowedFd, OwnedFd},
+    sync::Arc,
     time::Duration,
 };
 
@@ -16,11 +17,10 @@ use vtl_proto::{
     nego::{Established, Initiator, Way},
     services::{Requirements, Services},
 };
-use vtl_ring::{RxRing, TxRing};
+use vtl_ring::Controls;
 
 use super::{
     Granted, Owner, Reply,
-    bells::Bell,
     caller::Caller,
     meter::Meter,
     path::{Detour, PathSize},
@@ -34,15 +34,11 @@ pub(super) struct Aware {
     pub(super) reply: Option<Reply<Granted>>,
     /// From the application, until it has it: what watches it needs no descriptor.
     pub(super) kick: Option<EventFd>,
-    /// To the application.
-    pub(super) wake: Bell,
-    /// Transmissions when the pump last looked.
-    pub(super) sent: u64,
+    /// To the application, until it has it.
+    pub(super) wake: Option<Arc<EventFd>>,
     /// The application has got it.
     pub(super) granted: bool,
-    /// Only to mark the end.
-    pub(super) tx: TxRing,
-    pub(super) rx: RxRing,
+    pub(super) controls: Arc<Controls>,
 }
 
 /// How the responder answered.
@@ -121,12 +117,12 @@ impl Session {
 
     /// Packets that were written to the transmit ring since the session began.
     pub(super) fn published(&self) -> u64 {
-        self.aware.tx.published()
+        self.aware.controls.published()
     }
 
     /// Whoever writes packets is told how much the path takes.
     pub(super) fn set_path(&self, most: u16) {
-        self.aware.tx.set_path(most);
+        self.aware.controls.set_path(most);
     }
 }
 
@@ -317,7 +313,7 @@ pub(super) fn grant(
     services: Services,
 ) -> Option<Granted> {
     let aware = &session.aware;
-    let (Some(kick), Bell::Held(wake)) = (&aware.kick, &aware.wake) else {
+    let (Some(kick), Some(wake)) = (&aware.kick, &aware.wake) else {
         return None;
     };
     let own = |fd: BorrowedFd<'_>| -> Option<OwnedFd> { fd.try_clone_to_owned().ok() };

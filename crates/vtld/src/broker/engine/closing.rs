@@ -47,6 +47,7 @@ impl Engine {
             tries: 1,
             next_ns: now_ns() + CLOSE_NS,
         };
+        self.shards.rest(sid);
         if aborted {
             self.send_aborts(sid);
             self.end(sid, intf::VTL_CLOSED_LOCAL);
@@ -181,15 +182,12 @@ impl Engine {
         tracing::debug!(peer = %session.peer, sid, why, "session ended");
         let was_closing = matches!(session.phase, Phase::Closing { .. });
         session.phase = Phase::Ended;
-        self.schedule.cancel(sid);
+        self.shards.rest(sid);
         if was_closing {
             return self.forget(sid);
         }
-        let aware = &session.aware;
-        aware.tx.set_closed(why);
-        aware.rx.set_closed(why);
-        self.bells.ring(&aware.wake);
-        self.bells.flush();
+        session.aware.controls.set_closed(why);
+        self.shards.wake(sid);
     }
 
     /// Removes a session and everything that belongs to it.
@@ -218,7 +216,8 @@ impl Engine {
             listener.backlog.retain(|s| *s != sid);
         }
         self.owned.remove(&(session.aware.owner, sid));
-        self.bells.remove(&session.aware.wake);
+        self.by_tcp.cancel(sid);
+        self.shards.forget(sid);
         self.stock.put_exposed(session.rings);
     }
 }

@@ -312,6 +312,7 @@ impl Engine {
             && let Some(entry) = self.plane.sessions().get(sid)
         {
             entry.probe();
+            self.shards.due(sid);
         }
         let reply = session.aware.reply.take();
         let granted = self.grant(sid);
@@ -472,7 +473,7 @@ impl Engine {
         {
             // They may have come too early, or there were none yet.
             entry.probe();
-            self.schedule.now(sid);
+            self.shards.due(sid);
         }
         self.met(sid, established);
     }
@@ -524,7 +525,7 @@ impl Engine {
             );
         }
         self.begin_path(sid, established.gid, established.max_payload);
-        self.schedule.now(sid);
+        self.shards.due(sid);
         self.met(sid, established);
     }
 

@@ -7,27 +7,22 @@ mod opening;
 mod packets;
 mod path;
 mod pool;
-mod pumping;
 mod report;
 mod responding;
 mod start;
 mod tunnels;
 
 use std::{
-    cell::RefCell,
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
-    os::fd::AsRawFd,
-    rc::Rc,
     sync::{Arc, mpsc::Receiver},
 };
 
-use libbpf_rs::{MapHandle, RingBuffer};
+use libbpf_rs::MapHandle;
 use nix::sys::epoll::{Epoll, EpollEvent};
 use vtl_bpf::{
     load::Attachment,
     netdev::{Changes, Interface},
-    plane::{DataPlane, Ingress},
-    pump::Pump,
+    plane::DataPlane,
     tunnel::Tunnel,
 };
 use vtl_control::Destination;
@@ -39,24 +34,21 @@ use vtl_proto::{
 pub(crate) use self::carries::wish;
 use self::pool::Pooled;
 use super::{
-    Command, Config, GRACE_NS, Granted, Handle, Owner, Reply,
-    bells::Bells,
-    doorbell::Doorbell,
+    Command, Config, GRACE_NS, Granted, Handle, MS, Owner, Reply,
     launcher::Launcher,
     meter::Mark,
     now_ns,
     peers::Peers,
     random, random_token,
     raw::{Raw, Received},
-    relay::Relay,
-    schedule::Schedule,
     session::{Listener, Phase, Session, Wish},
+    shard::{News, Schedule, Shards},
     stock::Stock,
     tunnel::Tunnels,
+    wait,
 };
 use crate::hooker;
 
-const MS: u64 = 1_000_000;
 /// Housekeeping of sessions.
 const TICK_NS: u64 = 100 * MS;
 /// Of so many at a time.
@@ -71,8 +63,6 @@ const UNVALIDATED_NS: u64 = 5_000 * MS;
 /// CLOSE is sent this often, and this far apart.
 const CLOSE_TRIES: u32 = 5;
 const CLOSE_NS: u64 = 200 * MS;
-/// How long the daemon naps, while it hands wake-ups on, when there is nothing else to do.
-const NAP_NS: u64 = MS / 20;
 /// With so many sessions, each needs a part of a short path only, and all together should not be
 /// larger than they must be.
 const CROWD: usize = 16;
@@ -87,8 +77,6 @@ const SPARE_NS: u64 = 10_000 * MS;
 const BROKEN_NS: u64 = 60_000 * MS;
 /// Peers' requests that may wait for rings; they repeat them.
 const PARKED: usize = 64;
-/// After so many events that the doorbell did not tell of, it is given up.
-const UNHEARD: u32 = 8;
 /// Connections that wait for an aware application's accept.
 const BACKLOG: usize = 64;
 
@@ -111,16 +99,11 @@ enum Parked {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Source {
     Wake,
-    Ring,
-    Doorbell,
     Raw {
         v6: bool,
     },
     Udp {
         v6: bool,
-    },
-    Kick {
-        sid: u32,
     },
     /// Peers that want to send packets by TCP.
     Listener {
@@ -135,31 +118,25 @@ enum Source {
 
 impl Source {
     fn pack(self) -> u64 {
-        let (kind, high, low): (u64, u32, u32) = match self {
-            Self::Wake => (0, 0, 0),
-            Self::Ring => (1, 0, 0),
-            Self::Raw { v6 } => (2, 0, v6.into()),
-            Self::Kick { sid } => (3, sid, 0),
-            Self::Doorbell => (4, 0, 0),
-            Self::Udp { v6 } => (5, 0, v6.into()),
-            Self::Listener { v6 } => (6, 0, v6.into()),
-            Self::Tunnel { number } => (7, 0, number),
-            Self::Changes => (8, 0, 0),
+        let (kind, which): (u64, u32) = match self {
+            Self::Wake => (0, 0),
+            Self::Raw { v6 } => (1, v6.into()),
+            Self::Udp { v6 } => (2, v6.into()),
+            Self::Listener { v6 } => (3, v6.into()),
+            Self::Tunnel { number } => (4, number),
+            Self::Changes => (5, 0),
         };
-        kind << 56 | u64::from(high) << 32 | u64::from(low)
+        kind << 32 | u64::from(which)
     }
 
     fn unpack(data: u64) -> Self {
-        let (high, low) = ((data >> 32 & 0xff_ffff) as u32, data as u32);
-        match data >> 56 {
+        let (v6, number) = (data as u32 != 0, data as u32);
+        match data >> 32 {
             0 => Self::Wake,
-            1 => Self::Ring,
-            2 => Self::Raw { v6: low != 0 },
-            3 => Self::Kick { sid: high },
-            4 => Self::Doorbell,
-            5 => Self::Udp { v6: low != 0 },
-            6 => Self::Listener { v6: low != 0 },
-            7 => Self::Tunnel { number: low },
+            1 => Self::Raw { v6 },
+            2 => Self::Udp { v6 },
+            3 => Self::Listener { v6 },
+            4 => Self::Tunnel { number },
             _ => Self::Changes,
         }
     }
@@ -170,12 +147,9 @@ pub(super) struct Engine {
     handle: Handle,
     inbox: Receiver<Command>,
     epoll: Epoll,
-    events: Rc<RefCell<Vec<(u32, u32)>>>,
-    /// Empty: memory for those that are looked at.
-    reported: Vec<(u32, u32)>,
-    ring: RingBuffer<'static>,
-    /// What ingress wakes us by; else by the ring.
-    doorbell: Option<Doorbell>,
+    shards: Shards,
+    /// By which driver packets leave interfaces, and why.
+    drivers: HashMap<u32, (&'static str, String)>,
     /// Sockets for control packets, over IPv4 and IPv6.
     raw: [Option<Raw>; 2],
     udp: [Option<Raw>; 2],
@@ -185,7 +159,6 @@ pub(super) struct Engine {
     tunnel: Tunnel,
     tunnelled: Vec<u8>,
     changes: Changes,
-    pumps: HashMap<u32, (Pump, String)>,
     stock: Stock,
     launcher: Launcher,
     /// In the order in which they came.
@@ -194,7 +167,6 @@ pub(super) struct Engine {
     responder: Responder,
     /// Indexes of sessions that ended a moment ago, and when.
     freed: HashMap<u32, u64>,
-    bells: Bells,
     /// The map `vtl_callers`.
     callers: MapHandle,
     /// All versions of all grafts that this host may use, as last read.
@@ -203,10 +175,10 @@ pub(super) struct Engine {
     sessions: BTreeMap<u32, Session>,
     /// Those of aware applications, by owner.
     owned: BTreeSet<(Owner, u32)>,
-    schedule: Schedule,
+    /// When egress of those sessions runs whose packets go by TCP.
+    by_tcp: Schedule,
     /// When which negotiation goes on.
     negotiations: Schedule,
-    relay: Relay,
     listeners: BTreeMap<u16, Listener>,
     last_sid: u32,
     last_opened_ns: u64,
@@ -216,8 +188,6 @@ pub(super) struct Engine {
     /// The session that the next tick begins with.
     next_ticked: u32,
     stopping: bool,
-    /// Events that the doorbell has not told of, one after the other.
-    unheard: u32,
     // Last: everything above is gone before the kernel's side goes.
     plane: DataPlane,
 }
@@ -231,48 +201,35 @@ impl Engine {
 
     fn use_interfaces(&mut self, new: Vec<Attachment>, gone: &[u32]) {
         for attachment in new {
-            log_attached(&attachment.interface, self.config.ingress);
+            self.use_interface(&attachment.interface);
             self.plane.adopt(attachment);
         }
         for index in gone {
             self.plane.detach(*index);
-            self.pumps.remove(index);
+            self.shards.interface(*index, None);
+            self.drivers.remove(index);
         }
         if self.launcher.take_changed() {
             self.find_interfaces();
         }
     }
 
+    fn use_interface(&self, interface: &Interface) {
+        let Interface { name, mtu, index } = interface;
+        tracing::info!(interface = name, mtu, ingress = ?self.config.ingress, "attached");
+        self.shards.interface(*index, Some(*mtu));
+    }
+
     pub(super) fn run(mut self) {
         let mut found = [EpollEvent::empty(); 64];
-        let order = Arc::clone(self.plane.pump_order());
         while !(self.stopping && self.sessions.is_empty()) {
-            self.pump();
-            let now = now_ns();
-            if let Some(relay) = self.relay.decide(now) {
-                order.set_relay(relay);
-            }
-            let mut timeout = self.deadline().saturating_sub(now);
-            if self.relay.active() {
-                timeout = timeout.min(NAP_NS);
-            } else if timeout > 0 {
-                order.set_awake(false);
-                let _ = self.ring.consume();
-                if !self.events.borrow().is_empty() {
-                    timeout = 0;
-                }
-            }
-            let asleep = timeout > 0 && !self.relay.active();
+            self.pump_by_tcp();
+            let timeout = self.deadline().saturating_sub(now_ns());
             let count = wait(&self.epoll, &mut found, timeout);
-            order.set_awake(true);
-            if count == 0 && asleep && self.is_unheard() {
-                tracing::info!("the doorbell is not heard: is the loopback up?");
-                order.set_bell(false);
-            }
             for event in &found[..count] {
                 self.handle_event(Source::unpack(event.data()));
             }
-            self.notifications();
+            self.shards_news();
             self.negotiate();
             if now_ns() >= self.next_tick {
                 self.tick();
@@ -287,7 +244,7 @@ impl Engine {
 
     fn deadline(&self) -> u64 {
         // For those that are closing the next tick is soon enough.
-        let next = self.schedule.next().min(self.negotiations.next());
+        let next = self.by_tcp.next().min(self.negotiations.next());
         next.min(self.next_tick)
     }
 
@@ -301,17 +258,6 @@ impl Engine {
         }
     }
 
-    /// Nothing has woken us. Whether the doorbell should have so often, one time after the other, that it is to
-    /// be left alone from now on.
-    fn is_unheard(&mut self) -> bool {
-        let _ = self.ring.consume();
-        // Only packets ring: other news may have come just now.
-        let rings = |(_, what): &(u32, u32)| *what == intf::VTL_EV_RECV;
-        let missed = self.events.borrow().iter().any(rings);
-        self.unheard += u32::from(missed);
-        missed && self.unheard == UNHEARD
-    }
-
     fn handle_event(&mut self, source: Source) {
         match source {
             Source::Wake => {
@@ -322,14 +268,8 @@ impl Engine {
                 self.launcher_news();
                 self.resume();
             }
-            Source::Ring => {}
-            Source::Doorbell => {
-                self.unheard = 0;
-                self.doorbell.iter_mut().for_each(Doorbell::hear);
-            }
             Source::Raw { v6 } => self.control_packets(v6, Way::Native),
             Source::Udp { v6 } => self.control_packets(v6, Way::Udp),
-            Source::Kick { sid } => self.kick(sid),
             Source::Listener { v6 } => self.accept_tunnels(v6),
             Source::Tunnel { number } => self.tunnel_event(number),
             Source::Changes => {
@@ -339,38 +279,22 @@ impl Engine {
         }
     }
 
-    /// What the kernel's programs reported.
-    fn notifications(&mut self) {
-        let _ = self.ring.consume();
-        let mut events = std::mem::take(&mut self.reported);
-        events.append(&mut self.events.borrow_mut());
-        for (sid, what) in events.drain(..) {
-            if what & intf::VTL_EV_SEND != 0
-                && let Some(session) = self.sessions.get_mut(&sid)
-            {
-                self.schedule.now(sid);
-                if let Some(answered) = session.answered.take() {
-                    self.validated(sid, answered);
+    /// What the shards have to tell.
+    fn shards_news(&mut self) {
+        while let Some(news) = self.shards.news() {
+            match news {
+                News::Heard(sid) => {
+                    let session = self.sessions.get_mut(&sid);
+                    if let Some(answered) = session.and_then(|s| s.answered.take()) {
+                        self.validated(sid, answered);
+                    }
+                }
+                News::ByTcp(sid) if self.sessions.contains_key(&sid) => self.by_tcp.now(sid),
+                News::ByTcp(_) => {}
+                News::Driver { ifindex, name, why } => {
+                    self.drivers.insert(ifindex, (name, why));
                 }
             }
-            if what & (intf::VTL_EV_RECV | intf::VTL_EV_ROOM) != 0 {
-                self.hand_on(sid);
-            }
-        }
-        self.reported = events;
-        self.bells.flush();
-    }
-
-    /// Wakes an aware application if the programs left that to us.
-    fn hand_on(&mut self, sid: u32) {
-        let told = self
-            .plane
-            .sessions()
-            .get(sid)
-            .is_some_and(|e| e.take_told());
-        if let Some(session) = self.sessions.get(&sid).filter(|_| told) {
-            self.bells.ring(&session.aware.wake);
-            self.relay.note(sid);
         }
     }
 
@@ -457,7 +381,7 @@ impl Engine {
                 if silent > KEEPALIVE_NS && entry.unacknowledged() == 0 && again {
                     session.asked += 1;
                     entry.probe();
-                    self.schedule.now(sid);
+                    self.shards.due(sid);
                 }
                 if session.detour.is_some() {
                     self.look_back(sid, now);
@@ -554,30 +478,4 @@ impl Engine {
             }
         }
     }
-}
-
-fn log_attached(interface: &Interface, ingress: Ingress) {
-    let (interface, mtu) = (&interface.name, interface.mtu);
-    tracing::info!(interface, mtu, ?ingress, "attached");
-}
-
-/// epoll_wait with a timeout in nanoseconds.
-fn wait(epoll: &Epoll, events: &mut [EpollEvent], timeout_ns: u64) -> usize {
-    let timeout = libc::timespec {
-        tv_sec: (timeout_ns / 1_000_000_000) as libc::time_t,
-        tv_nsec: (timeout_ns % 1_000_000_000) as libc::c_long,
-    };
-    // SAFETY: EpollEvent is a transparent epoll_event; the buffer's length is given; no mask.
-    let n = unsafe {
-        libc::syscall(
-            libc::SYS_epoll_pwait2,
-            epoll.0.as_raw_fd(),
-            events.as_mut_ptr(),
-            events.len() as libc::c_int,
-            &raw const timeout,
-            std::ptr::null::<libc::sigset_t>(),
-            0_usize,
-        )
-    };
-    usize::try_from(n).unwrap_or(0)
 }

@@ -4,31 +4,28 @@
 use std::{
     collections::{BTreeMap, HashMap},
     net::IpAddr,
+    sync::Arc,
 };
 
-use nix::sys::{
-    epoll::{EpollEvent, EpollFlags},
-    eventfd::{EfdFlags, EventFd},
-};
+use nix::sys::eventfd::{EfdFlags, EventFd};
 use vtl_bpf::sessions::SessionTable;
 use vtl_proto::{
     intf,
     nego::{Established, Way},
     services::Services,
 };
-use vtl_ring::{RxRing, TxRing};
+use vtl_ring::Controls;
 
 use super::{
     super::{
         GRACE_NS, Granted, Owner, Reply,
-        bells::Bell,
         caller::Caller,
         meter::Meter,
         now_ns, random_token,
         session::{self, Aware, Phase, Session},
         stock,
     },
-    CROWD, Engine, MANY, Parked, Source,
+    CROWD, Engine, MANY, Parked,
 };
 
 /// The indexes of sessions.
@@ -169,19 +166,10 @@ impl Engine {
             self.last_sid = sid;
         }
         self.last_opened_ns = now_ns();
-        let register = |aware: Aware| {
-            // Each kick is an event; nobody reads how many there were. It stays in here for as
-            // long as the application has it.
-            let flags = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
-            let event = EpollEvent::new(flags, Source::Kick { sid }.pack());
-            if let Some(kick) = &aware.kick {
-                self.epoll.add(kick, event).map_err(|e| e.to_string())?;
-            }
-            Ok(aware)
-        };
-        let aware = match purpose(&rings).and_then(register) {
+        let aware = match purpose(&rings).and_then(|aware| self.have_served(sid, aware)) {
             Ok(aware) => aware,
             Err(error) => {
+                self.shards.forget(sid);
                 self.stock.put(rings);
                 return Err(error);
             }
@@ -189,6 +177,7 @@ impl Engine {
         let caller = self.caller(sid);
         let entry = self.plane.sessions().get(sid).expect("it was found free");
         let mut value = session::entry(sid, token, rings.index, slots, local, peer);
+        value.shard = self.shards.number_of(sid);
         value.aware = match rings.wake() {
             Some(_) => intf::VTL_EVENTS,
             None => intf::VTL_HANDED,
@@ -230,6 +219,15 @@ impl Engine {
         Ok((sid, token))
     }
 
+    /// Has a shard serve a session that begins.
+    fn have_served(&self, sid: u32, aware: Aware) -> Result<Aware, String> {
+        if let (Some(kick), Some(wake)) = (&aware.kick, &aware.wake) {
+            let opened = self.shards.open(sid, &aware.controls, kick, wake);
+            opened.map_err(|e| e.to_string())?;
+        }
+        Ok(aware)
+    }
+
     /// A way to run a session's egress without the pump, where there is one.
     fn caller(&self, sid: u32) -> Option<Caller> {
         let caller = self.plane.has_direct().then(Caller::open)?;
@@ -264,7 +262,7 @@ impl Engine {
         session.phase = Phase::Open;
         session.heard_ns = now_ns();
         self.begin_path(sid, established.gid, established.max_payload);
-        self.schedule.now(sid);
+        self.shards.due(sid);
         Ok(())
     }
 
@@ -297,8 +295,8 @@ impl Engine {
         session.caller.iter_mut().for_each(Caller::release);
         let aware = &mut session.aware;
         aware.granted = true;
-        aware.kick = None;
-        self.bells.keep(&mut aware.wake);
+        (aware.kick, aware.wake) = (None, None);
+        self.shards.granted(sid);
         Ok(granted)
     }
 }
@@ -318,12 +316,8 @@ pub(super) fn aware(
         owner,
         reply,
         kick: Some(event()?),
-        wake: Bell::Held(event()?),
-        sent: 0,
+        wake: Some(Arc::new(event()?)),
         granted: false,
-        // Nothing but their control slots is used here, and mapping all of 32 MiB takes a
-        // millisecond.
-        tx: TxRing::map(rings.transmit(), 1, 1).map_err(map)?,
-        rx: RxRing::map(rings.receive(), 1).map_err(map)?,
+        controls: Arc::new(Controls::map(rings.transmit(), rings.receive()).map_err(map)?),
     })
 }

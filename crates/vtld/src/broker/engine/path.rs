@@ -201,7 +201,7 @@ impl Engine {
     pub(super) fn go_on(&mut self, sid: u32) {
         if let Some(entry) = self.plane.sessions().get(sid) {
             entry.probe();
-            self.schedule.now(sid);
+            self.shards.due(sid);
         }
     }
 
@@ -275,7 +275,7 @@ impl Engine {
         if graft.is_some_and(|g| g.halves) {
             entry.set_path(most);
             entry.probe(); // what is out goes again now, and not when a long timeout ends
-            self.schedule.now(sid);
+            self.shards.due(sid);
         } else if acknowledged {
             tracing::info!(%peer, "and a packet that is larger cannot be sent again");
             self.send_close(sid, true);

@@ -22,12 +22,12 @@ impl Engine {
         let stat = |i: u32| stats.get(i as usize).copied().unwrap_or_default();
         let interfaces = self.plane.attached().values().map(|attached| {
             let i = &attached.interface;
-            let pump = self.pumps.get(&i.index);
+            let driver = self.drivers.get(&i.index);
             Interface {
                 name: i.name.clone(),
                 mtu: i.mtu,
-                driver: pump.map(|(p, _)| p.name().to_owned()),
-                why: pump.map(|(_, why)| why.clone()),
+                driver: driver.map(|(name, _)| (*name).to_owned()),
+                why: driver.map(|(_, why)| why.clone()),
             }
         });
         let interfaces = interfaces.collect();

@@ -178,6 +178,7 @@ impl Engine {
             at_ns: now,
             early: wish == Some((sid, token)),
         });
+        self.shards.report(sid);
         self.establish(sid, &established)
             .inspect_err(|_| self.forget(sid))?;
         Ok(answer)
@@ -230,9 +231,8 @@ impl Engine {
         let session = session.filter(|s| s.successor == Some(sid));
         match session.map(|session| &session.aware) {
             Some(aware) => {
-                aware.tx.set_succeeded();
-                self.bells.ring(&aware.wake);
-                self.bells.flush();
+                aware.controls.set_succeeded();
+                self.shards.wake(before);
             }
             None => self.close(sid, true),
         }

@@ -2,20 +2,16 @@
 //! thread waits for.
 
 use std::{
-    cell::RefCell,
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
-    os::fd::{AsFd, BorrowedFd},
-    rc::Rc,
+    os::fd::AsFd,
     sync::{Arc, mpsc::Receiver},
 };
 
 use anyhow::Context;
-use libbpf_rs::{RingBuffer, RingBufferBuilder};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use vtl_bpf::{
     netdev::{self, Changes},
     plane::DataPlane,
-    pump::Choice,
     rings::RingMaker,
     tunnel::Tunnel,
 };
@@ -28,23 +24,17 @@ use vtl_proto::{
 use super::{
     super::{
         Command, Config, Handle,
-        bells::Bells,
-        doorbell::Doorbell,
         launcher::{Launcher, Workshop},
         now_ns,
         peers::Peers,
         random,
         raw::Raw,
-        relay::Relay,
-        schedule::Schedule,
+        shard::{Schedule, Shards},
         stock::Stock,
         tunnel::Tunnels,
     },
     Engine, Source, pool,
 };
-
-/// Sessions and what happened to them, as the kernel's programs tell it.
-type Events = Rc<RefCell<Vec<(u32, u32)>>>;
 
 impl Engine {
     pub(in super::super) fn new(
@@ -53,13 +43,13 @@ impl Engine {
         inbox: Receiver<Command>,
     ) -> anyhow::Result<Self> {
         let udp = udp_sockets();
-        let mut plane = DataPlane::load_for(config.max_sessions as u32, udp[0].is_some())?;
+        let sessions = config.max_sessions as u32;
+        let mut plane = DataPlane::load_for(sessions, config.shards, udp[0].is_some())?;
         let places = plane.sessions().places();
-        let (ring, events) = events(&plane)?;
-        let doorbell = Doorbell::open()
-            .inspect_err(|error| tracing::info!(%error, "no doorbell"))
-            .ok();
-        plane.pump_order().set_bell(doorbell.is_some());
+        let wake = Arc::clone(&handle.wake);
+        let shards = Shards::start(&plane, config.driver, move || {
+            let _ = wake.write(1);
+        })?;
         let raw4 = Raw::open(false, Way::Native).context("a raw socket for IP protocol 253")?;
         // A host may have no IPv6.
         let raw = [Some(raw4), Raw::open(true, Way::Native).ok()];
@@ -68,7 +58,6 @@ impl Engine {
         // Errors of the first look at interfaces and pool are the daemon's.
         for interface in netdev::interfaces()? {
             plane.attach(&interface, config.ingress)?;
-            super::log_attached(&interface, config.ingress);
         }
         if let Err(error) = plane.attach_direct() {
             tracing::info!(%error, "applications cannot run their own egress");
@@ -79,33 +68,28 @@ impl Engine {
             handle,
             inbox,
             epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
-            events,
-            reported: Vec::new(),
-            ring,
-            doorbell,
+            shards,
+            drivers: HashMap::new(),
             raw,
             udp,
             tunnels: Tunnels::open(),
             tunnel: Tunnel::open(&plane)?,
             tunnelled: Vec::new(),
             changes,
-            pumps: HashMap::new(),
             stock,
             launcher,
             parked: VecDeque::new(),
             peers: Peers::default(),
             responder: Responder::new(now_ns(), random()),
             freed: HashMap::new(),
-            bells: Bells::new(places),
             callers: plane.map_handle("vtl_callers")?,
             library: Pool::default(),
             pool: Vec::new(),
             sessions: BTreeMap::new(),
-            schedule: Schedule::new(places),
+            by_tcp: Schedule::new(places),
             negotiations: Schedule::new(places),
             owned: BTreeSet::new(),
             next_ticked: 0,
-            relay: Relay::default(),
             listeners: BTreeMap::new(),
             last_sid: 0,
             last_opened_ns: 0,
@@ -113,32 +97,25 @@ impl Engine {
             started_ns: now_ns(),
             next_tick: 0,
             stopping: false,
-            unheard: 0,
             plane,
         };
         engine.watch()?;
+        for attached in engine.plane.attached().values() {
+            engine.use_interface(&attached.interface);
+        }
         engine.use_library(library);
         // Ahead of the first session, which would wait for the verifier: what the Hooker uses, and
         // most applications. The others are loaded when they are first asked for.
         if let Some(best) = engine.pool.first() {
             engine.plane.deploy(&best.image)?;
         }
-        if engine.config.driver != Choice::Tc
-            && let Err(error) = engine.plane.prepare_live()
-        {
-            tracing::info!(%error, "no live frames");
-        }
         Ok(engine)
     }
 
     /// Has epoll watch all that is there from the beginning.
     fn watch(&self) -> nix::Result<()> {
-        // SAFETY: the ring buffer keeps its descriptor open as long as it lives, and it lives as
-        // long as the epoll instance that watches it.
-        let ring = unsafe { BorrowedFd::borrow_raw(self.ring.epoll_fd()) };
         let mut levels = vec![
             (self.handle.wake.as_fd(), Source::Wake),
-            (ring, Source::Ring),
             (self.changes.as_fd(), Source::Changes),
         ];
         for v6 in [false, true] {
@@ -152,10 +129,6 @@ impl Engine {
             self.epoll.add(fd, event)?;
         }
         let edges = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
-        if let Some(doorbell) = &self.doorbell {
-            let event = EpollEvent::new(edges, Source::Doorbell.pack());
-            self.epoll.add(doorbell, event)?;
-        }
         for (listener, v6) in self.tunnels.listeners().into_iter().zip([false, true]) {
             // Where no descriptors are left, the next connection is soon enough.
             let event = EpollEvent::new(edges, Source::Listener { v6 }.pack());
@@ -163,23 +136,6 @@ impl Engine {
         }
         Ok(())
     }
-}
-
-/// The ring that the kernel's programs report by, and where that goes when it is read.
-fn events(plane: &DataPlane) -> anyhow::Result<(RingBuffer<'static>, Events)> {
-    let events = Events::default();
-    let sink = Rc::clone(&events);
-    let map = plane.map_handle("vtl_events")?;
-    let mut builder = RingBufferBuilder::new();
-    builder.add(&map, move |bytes: &[u8]| {
-        if let [a, b, c, d, e, f, g, h, ..] = *bytes {
-            let words = [[a, b, c, d], [e, f, g, h]].map(u32::from_ne_bytes);
-            sink.borrow_mut().push(words.into());
-        }
-        0
-    })?;
-    let ring = builder.build().context("the ring of events")?;
-    Ok((ring, events))
 }
 
 fn stock(plane: &DataPlane, config: &Config, handle: &Handle) -> vtl_bpf::Result<Stock> {

@@ -1,7 +1,7 @@
 //! Packets of sessions that go by TCP: between the kernel's programs and the connections with other
 //! daemons (`broker/tunnel.rs`).
 
-use std::io;
+use std::{io, sync::Arc};
 
 use nix::sys::epoll::{EpollEvent, EpollFlags};
 use vtl_bpf::{
@@ -12,18 +12,21 @@ use vtl_proto::{carrier::GRAFT_PORT, intf};
 
 use super::{
     super::{
-        now_ns,
+        MS, QUANTUM, now_ns,
         raw::{Received, Via},
         session::Session,
+        shard::Call,
         tunnel,
     },
-    Engine, MS, Source,
+    Engine, Source,
 };
 
 /// Egress looks again after so long at a connection that many packets wait for, and at one that is not
 /// made yet.
 const FULL_NS: u64 = MS;
 const NOT_MADE_NS: u64 = 20 * MS;
+/// Frames of a call.
+const BATCH: u32 = 2 * QUANTUM;
 
 impl Session {
     /// Flows have TCP connections of their own.
@@ -148,8 +151,37 @@ impl Engine {
         }
     }
 
-    /// Has the programs make packets, and sends them.
-    pub(super) fn pump_tunnel(&mut self, turns: &[Turn]) -> io::Result<Served> {
+    /// Has the programs make packets for the sessions that are due, and sends them.
+    pub(super) fn pump_by_tcp(&mut self) {
+        let now = now_ns();
+        self.by_tcp.expire(now);
+        let table = Arc::clone(self.plane.sessions());
+        let mut call = Call::new(now, BATCH);
+        while !call.is_full()
+            && let Some(sid) = self.by_tcp.pop()
+        {
+            let (Some(session), Some(entry)) = (self.sessions.get(&sid), table.get(sid)) else {
+                continue;
+            };
+            let (ifindex, published) = (entry.ifindex(), session.published());
+            if !session.is_open() || ifindex == 0 {
+                continue;
+            }
+            if ifindex != intf::VTL_TUNNEL {
+                self.shards.due(sid);
+            } else if let Some(wait) = self.tunnel_wait_ns(sid) {
+                self.by_tcp.at(sid, now + wait);
+            } else {
+                call.add(sid, &entry, published, QUANTUM, &mut self.by_tcp);
+            }
+        }
+        if !call.is_empty() {
+            let served = self.send_turns(call.turns());
+            call.settle(Some(served), &table, &mut self.by_tcp, |_, _| u64::MAX);
+        }
+    }
+
+    fn send_turns(&mut self, turns: &[Turn]) -> io::Result<Served> {
         let mut used = Vec::with_capacity(turns.len());
         let (sessions, tunnels) = (&self.sessions, &mut self.tunnels);
         let served = self.tunnel.send(turns, |sid, packet| {

@@ -24,17 +24,17 @@ pub(crate) struct Doorbell {
 }
 
 impl Doorbell {
-    /// The broker's.
-    pub(super) fn open() -> io::Result<Self> {
-        Self::of(intf::VTL_BELL_ETHERTYPE)
+    /// That of a shard, which hears frames with its number as their mark.
+    pub(super) fn of_shard(number: u32) -> io::Result<Self> {
+        Self::of(intf::VTL_BELL_ETHERTYPE, Some(number))
     }
 
     /// That of the thread of flows.
     pub(crate) fn of_flows() -> io::Result<Self> {
-        Self::of(intf::VTL_FLOWS_ETHERTYPE)
+        Self::of(intf::VTL_FLOWS_ETHERTYPE, None)
     }
 
-    fn of(ethertype: u32) -> io::Result<Self> {
+    fn of(ethertype: u32, mark: Option<u32>) -> io::Result<Self> {
         let protocol = (ethertype as u16).to_be();
         let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // SAFETY: a plain system call. Protocol 0: nothing comes before it is bound.
@@ -44,6 +44,9 @@ impl Doorbell {
         }
         // SAFETY: a new descriptor that nobody else owns.
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+        if let Some(mark) = mark {
+            hear_only(&socket, mark)?;
+        }
         // SAFETY: zeros are a valid address.
         let mut at: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
         at.sll_family = libc::AF_PACKET as u16;
@@ -72,6 +75,43 @@ impl Doorbell {
             while recv(socket, &mut [0], MsgFlags::MSG_DONTWAIT).is_ok() {}
         }
     }
+}
+
+/// Attaches a filter that lets only frames with this mark through.
+fn hear_only(socket: &OwnedFd, mark: u32) -> io::Result<()> {
+    const WHOLE: u32 = u32::MAX;
+    let instruction = |code: u32, jf: u8, k: u32| libc::sock_filter {
+        code: code as u16,
+        jt: 0,
+        jf,
+        k,
+    };
+    let ancillary = (libc::SKF_AD_OFF + libc::SKF_AD_MARK) as u32;
+    let filter = [
+        instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, ancillary),
+        instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, mark),
+        instruction(libc::BPF_RET | libc::BPF_K, 0, WHOLE),
+        instruction(libc::BPF_RET | libc::BPF_K, 0, 0),
+    ];
+    let program = libc::sock_fprog {
+        len: filter.len() as u16,
+        filter: filter.as_ptr().cast_mut(),
+    };
+    // SAFETY: the program and its instructions, with their sizes, are alive during the call, which
+    // only reads them.
+    let attached = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_FILTER,
+            (&raw const program).cast(),
+            size_of::<libc::sock_fprog>() as libc::socklen_t,
+        )
+    };
+    if attached < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
 }
 
 impl AsRawFd for Doorbell {

@@ -20,7 +20,7 @@ struct Entry {
 }
 
 /// Who is due, and when. Times are nanoseconds of one monotonic clock.
-pub(super) struct Schedule {
+pub(in crate::broker) struct Schedule {
     ready: VecDeque<u32>,
     timers: BinaryHeap<Reverse<(u64, u32)>>,
     sessions: Vec<Entry>,
@@ -28,7 +28,7 @@ pub(super) struct Schedule {
 
 impl Schedule {
     /// For sessions with indexes below `places`.
-    pub(super) fn new(places: u32) -> Self {
+    pub(in crate::broker) fn new(places: u32) -> Self {
         let none = Entry {
             due_ns: NEVER,
             armed_ns: NEVER,
@@ -41,12 +41,12 @@ impl Schedule {
     }
 
     /// The session is due at once, behind those that are already.
-    pub(super) fn now(&mut self, sid: u32) {
+    pub(in crate::broker) fn now(&mut self, sid: u32) {
         self.at(sid, NOW);
     }
 
     /// The session goes on before all others.
-    pub(super) fn first(&mut self, sid: u32) {
+    pub(in crate::broker) fn first(&mut self, sid: u32) {
         let entry = &mut self.sessions[sid as usize];
         if entry.due_ns != NOW {
             entry.due_ns = NOW;
@@ -56,7 +56,7 @@ impl Schedule {
 
     /// The session is due at a time: 0 for at once, `u64::MAX` for on an event only. One that is
     /// due at once stays so.
-    pub(super) fn at(&mut self, sid: u32, ns: u64) {
+    pub(in crate::broker) fn at(&mut self, sid: u32, ns: u64) {
         let entry = &mut self.sessions[sid as usize];
         if entry.due_ns == NOW {
             return;
@@ -74,12 +74,12 @@ impl Schedule {
     }
 
     /// The session is not due any more.
-    pub(super) fn cancel(&mut self, sid: u32) {
+    pub(in crate::broker) fn cancel(&mut self, sid: u32) {
         self.sessions[sid as usize].due_ns = NEVER;
     }
 
     /// Makes those ready whose time has come.
-    pub(super) fn expire(&mut self, now_ns: u64) {
+    pub(in crate::broker) fn expire(&mut self, now_ns: u64) {
         while let Some(&Reverse((ns, sid))) = self.timers.peek()
             && ns <= now_ns
         {
@@ -98,7 +98,7 @@ impl Schedule {
 
     /// When [`Schedule::pop`] will have one: 0 for now, `u64::MAX` for never, or not later than a
     /// time.
-    pub(super) fn next(&self) -> u64 {
+    pub(in crate::broker) fn next(&self) -> u64 {
         if !self.ready.is_empty() {
             return NOW;
         }
@@ -106,12 +106,12 @@ impl Schedule {
     }
 
     /// How many are ready, at most.
-    pub(super) fn ready(&self) -> usize {
+    pub(in crate::broker) fn ready(&self) -> usize {
         self.ready.len()
     }
 
     /// The next session to be served; it is not due any more.
-    pub(super) fn pop(&mut self) -> Option<u32> {
+    pub(in crate::broker) fn pop(&mut self) -> Option<u32> {
         while let Some(sid) = self.ready.pop_front() {
             let entry = &mut self.sessions[sid as usize];
             if entry.due_ns == NOW {

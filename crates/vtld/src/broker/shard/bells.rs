@@ -2,7 +2,7 @@
 //! sessions, so the kernel keeps the files in the table of an io_uring, by which they are also
 //! written to, many in one call. Where there is none, each keeps its descriptor.
 
-use std::os::fd::AsRawFd;
+use std::{os::fd::AsRawFd, sync::Arc};
 
 use io_uring::{IoUring, opcode, squeue, types::Fixed};
 use nix::sys::{
@@ -15,7 +15,7 @@ const BATCH: u32 = 64;
 
 /// An application's eventfd.
 pub(super) enum Bell {
-    Held(EventFd),
+    Held(Arc<EventFd>),
     /// A place in the table.
     Kept(u32),
 }
@@ -138,7 +138,7 @@ mod tests {
         let application = event.as_fd().try_clone_to_owned().unwrap();
         // SAFETY: a duplicate of an eventfd.
         let application = unsafe { EventFd::from_owned_fd(application) };
-        (Bell::Held(event), application)
+        (Bell::Held(Arc::new(event)), application)
     }
 
     #[test]

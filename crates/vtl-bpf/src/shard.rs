@@ -1,0 +1,73 @@
+//! What one of the caller's threads needs to run egress: several shards send at the same time, each
+//! for sessions of its own.
+
+use std::{
+    os::fd::{AsFd, OwnedFd},
+    sync::{Arc, OnceLock},
+};
+
+use libbpf_rs::MapHandle;
+
+use crate::{Error, Result, pump::Anchor, pump::Order};
+
+/// A shard's part of the data plane. May be used on any thread.
+pub struct Shard {
+    number: u32,
+    order: Arc<Order>,
+    events: MapHandle,
+    /// `vtl_root_out_xdp`, loaded with the shard's number.
+    program: OwnedFd,
+    anchor: OnceLock<Arc<Anchor>>,
+}
+
+impl Shard {
+    pub(crate) fn new(number: u32, order: Order, events: MapHandle, program: OwnedFd) -> Self {
+        Self {
+            number,
+            order: Arc::new(order),
+            events,
+            program,
+            anchor: OnceLock::new(),
+        }
+    }
+
+    /// Its number: what `vtl_session.shard` says of its sessions.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// What tells egress which sessions to work on.
+    pub fn order(&self) -> &Arc<Order> {
+        &self.order
+    }
+
+    /// The ring buffer of `vtl_event`s by which the kernel's programs report.
+    pub fn events(&self) -> &MapHandle {
+        &self.events
+    }
+
+    /// A descriptor of the program that makes its live frames.
+    pub(crate) fn program(&self) -> Result<OwnedFd> {
+        self.program.try_clone().map_err(|source| Error::System {
+            what: "the egress program".into(),
+            source,
+        })
+    }
+
+    /// What all its pumps for live frames share.
+    pub(crate) fn anchor(&self) -> Result<Arc<Anchor>> {
+        if let Some(anchor) = self.anchor.get() {
+            return Ok(Arc::clone(anchor));
+        }
+        let made = Anchor::drop_in(self.program.as_fd())?;
+        Ok(Arc::clone(self.anchor.get_or_init(|| Arc::new(made))))
+    }
+
+    /// Does ahead of time what the first pump for live frames would wait for: about 12 ms.
+    ///
+    /// # Errors
+    /// See [`crate::link::attach`].
+    pub fn prepare_live(&self) -> Result<()> {
+        self.anchor().map(drop)
+    }
+}

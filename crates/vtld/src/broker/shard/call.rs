@@ -1,0 +1,139 @@
+//! One call of egress, whichever way its packets go: which sessions have how many frames, and when
+//! each of them goes on.
+
+use std::io;
+
+use vtl_bpf::{
+    pump::{BATCH, Served, Turn},
+    sessions::{Session, SessionTable},
+};
+use vtl_proto::intf;
+
+use super::schedule::Schedule;
+use crate::broker::MS;
+
+/// The longest that packets wait for others to be sent with.
+const PACE_NS: u64 = MS / 4;
+/// What could not be sent is tried again after this long; likewise what found the interface's
+/// queue full, or the session's egress at work.
+const RETRY_NS: u64 = 10 * MS;
+const QUEUE_NS: u64 = MS / 10;
+
+/// A call that is being put together. The egress of its sessions is locked.
+pub(in crate::broker) struct Call {
+    now: u64,
+    /// Frames that it may have, and those that it has.
+    max: u32,
+    frames: u32,
+    turns: Vec<Turn>,
+    /// Of each turn, the time to go on at if pacing made it short.
+    paced: Vec<u64>,
+}
+
+impl Call {
+    pub(in crate::broker) fn new(now: u64, max: u32) -> Self {
+        Self {
+            now,
+            max,
+            frames: 0,
+            turns: Vec::with_capacity(intf::VTL_TURNS as usize),
+            paced: Vec::with_capacity(intf::VTL_TURNS as usize),
+        }
+    }
+
+    /// Raises or lowers how many frames it may have.
+    pub(in crate::broker) fn set_max(&mut self, max: u32) {
+        self.max = max;
+    }
+
+    pub(in crate::broker) fn is_empty(&self) -> bool {
+        self.turns.is_empty()
+    }
+
+    pub(in crate::broker) fn is_full(&self) -> bool {
+        self.frames >= self.max || self.turns.len() >= intf::VTL_TURNS as usize
+    }
+
+    pub(in crate::broker) fn turns(&self) -> &[Turn] {
+        &self.turns
+    }
+
+    /// Gives a session its turn, with at most `quantum` frames, or puts it off, and returns false,
+    /// while its egress is at work.
+    pub(in crate::broker) fn add(
+        &mut self,
+        sid: u32,
+        entry: &Session<'_>,
+        published: u64,
+        quantum: u32,
+        schedule: &mut Schedule,
+    ) -> bool {
+        if !entry.lock_egress() {
+            schedule.at(sid, self.now + QUEUE_NS);
+            return false;
+        }
+        // One more, so that egress finds out that it has run dry.
+        let ready = (entry.sendable(published) + 1).min(quantum.into());
+        let left = self.max.saturating_sub(self.frames);
+        let quota = entry.paced(self.now).min(ready).min(left.into()) as u32;
+        self.frames += quota;
+        self.turns.push(Turn { sid, quota });
+        // A call costs as much as ten packets, so the next one waits for a batch, or for as long as
+        // a burst may be late.
+        let batch = entry.pacing_gap_ns() * u64::from(BATCH);
+        let short = u64::from(quota) < ready && self.frames < self.max;
+        self.paced.push(if short {
+            self.now + batch.min(PACE_NS)
+        } else {
+            0
+        });
+        true
+    }
+
+    /// The call has been made, or could not be: unlocks its sessions and puts them into the
+    /// schedule. `idle` says when to look again at one that has nothing to send and has sent so much.
+    pub(in crate::broker) fn settle(
+        self,
+        run: Option<io::Result<Served>>,
+        table: &SessionTable,
+        schedule: &mut Schedule,
+        mut idle: impl FnMut(u32, u64) -> u64,
+    ) {
+        let (served, later) = match run {
+            Some(Ok(served)) => {
+                let stuck = served.turns == 0 && served.left == self.turns[0].quota;
+                (served.turns, stuck.then_some(QUEUE_NS))
+            }
+            Some(Err(error)) => {
+                tracing::warn!(%error, "cannot transmit");
+                (0, Some(RETRY_NS))
+            }
+            None => (0, Some(RETRY_NS)),
+        };
+        let mut unserved = Vec::new();
+        for (i, (turn, paced)) in self.turns.iter().zip(&self.paced).enumerate() {
+            let Some(entry) = table.get(turn.sid) else {
+                continue;
+            };
+            let wake = match later {
+                Some(later) => self.now + later,
+                None if i >= served => {
+                    unserved.push(turn.sid);
+                    0
+                }
+                None => match entry.wake_ns() {
+                    0 => *paced,
+                    u64::MAX => idle(turn.sid, entry.sent()),
+                    wake => wake,
+                },
+            };
+            let again = entry.unlock_egress(wake != u64::MAX);
+            if i < served || later.is_some() {
+                schedule.at(turn.sid, if again { 0 } else { wake });
+            }
+        }
+        for sid in unserved.into_iter().rev() {
+            schedule.first(sid);
+        }
+    }
+}

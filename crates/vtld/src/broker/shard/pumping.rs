@@ -1,0 +1,103 @@
+//! Sends: calls the pump for the sessions that are due.
+
+use std::{collections::hash_map::Entry, sync::Arc};
+
+use vtl_bpf::pump::{BATCH, Pump};
+use vtl_proto::intf::VTL_TUNNEL;
+
+use super::{News, Worker, call::Call};
+use crate::broker::{MS, QUANTUM, now_ns};
+
+/// A session whose application sends by itself is looked at after so long.
+const LINGER_NS: u64 = 10 * MS;
+/// Calls of the pump between two looks at descriptors.
+const CALLS: u32 = 4;
+
+impl Worker {
+    /// Runs the egress grafts of sessions that are due, for a while: events want their turn too.
+    pub(super) fn pump(&mut self) {
+        self.schedule.expire(now_ns());
+        for _ in 0..CALLS {
+            if !self.call_pump() {
+                return;
+            }
+            self.notifications();
+        }
+    }
+
+    /// One call of the pump, for as many sessions as it takes. False if no session is due.
+    fn call_pump(&mut self) -> bool {
+        let now = now_ns();
+        let alone = self.schedule.ready() <= 1;
+        let Some(first) = self.schedule.pop() else {
+            return false;
+        };
+        let mut first = Some(first);
+        let table = Arc::clone(&self.table);
+        let mut call = Call::new(now, BATCH);
+        let mut quantum = QUANTUM;
+        let mut interface = None;
+        while !call.is_full()
+            && let Some(sid) = first.take().or_else(|| self.schedule.pop())
+        {
+            let (Some(session), Some(entry)) = (self.sessions.get(&sid), table.get(sid)) else {
+                continue;
+            };
+            let ifindex = entry.ifindex();
+            if session.resting || ifindex == 0 {
+                continue; // the peer's first packet will be an event
+            }
+            if ifindex == VTL_TUNNEL {
+                self.news.tell(News::ByTcp(sid));
+                continue;
+            }
+            if interface.is_some_and(|first| first != ifindex) {
+                self.schedule.first(sid);
+                break;
+            }
+            if alone && let Some(pump) = self.pumps.get(&ifindex) {
+                quantum = pump.batch();
+                call.set_max(quantum);
+            }
+            let published = session.controls.published();
+            if call.add(sid, &entry, published, quantum, &mut self.schedule) {
+                interface = Some(ifindex);
+            }
+        }
+        let Some(ifindex) = interface else {
+            return false;
+        };
+        let run = self.pump_of(ifindex).map(|pump| pump.run(call.turns()));
+        let sessions = &mut self.sessions;
+        call.settle(run, &table, &mut self.schedule, |sid, sent| {
+            // One whose application sends by itself is watched while that goes on, or every packet
+            // would have to wake us, for its probe timeout.
+            match sessions.get_mut(&sid) {
+                Some(session) if session.sent != sent => {
+                    session.sent = sent;
+                    now + LINGER_NS
+                }
+                _ => u64::MAX,
+            }
+        });
+        true
+    }
+
+    /// The driver of an interface; none if the interface has gone, or nothing works there.
+    fn pump_of(&mut self, ifindex: u32) -> Option<&mut Pump> {
+        let mtu = *self.mtus.get(&ifindex)?;
+        match self.pumps.entry(ifindex) {
+            Entry::Occupied(pump) => Some(pump.into_mut()),
+            Entry::Vacant(place) => {
+                let opened = Pump::open(&self.shard, ifindex, mtu, self.driver)
+                    .inspect_err(|error| tracing::error!(%error, ifindex, "no egress driver works"))
+                    .ok();
+                let (pump, why) = opened?;
+                let name = pump.name();
+                tracing::info!(ifindex, driver = name, why, "egress driver");
+                self.news.tell(News::Driver { ifindex, name, why });
+                Some(place.insert(pump))
+            }
+        }
+    }
+}
