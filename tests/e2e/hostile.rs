@@ -17,6 +17,9 @@ use vtl_testbed::{Host, Link};
 
 use crate::harness::{World, memory_kib, until};
 
+/// The version's place in the first byte.
+const VERSION: u8 = (intf::VTL_VERSION << 4) as u8;
+
 /// A stranger on the client's host: sends what it likes, from the client's own address.
 pub(crate) struct Stranger {
     fd: OwnedFd,
@@ -74,7 +77,7 @@ impl Stranger {
     }
 
     pub(crate) fn send_packet(&self, packet: &Packet<'_>) {
-        let mut buffer = [0; 256];
+        let mut buffer = [0; 1200];
         let length = packet.emit(&mut buffer).expect("fits");
         self.send(&buffer[..length]);
     }
@@ -87,9 +90,11 @@ impl Stranger {
         while let Ok(length) = recv(ears, &mut buffer, MsgFlags::MSG_DONTWAIT) {
             let start = if buffer[0] >> 4 == 4 { 20 } else { 40 };
             match Packet::parse(buffer[..length].get(start..).unwrap_or_default()) {
-                Ok(Packet::Nego(nego)) => heard.push(Packet::Nego(nego)),
-                Ok(Packet::NegoAck(nego)) => heard.push(Packet::NegoAck(nego)),
-                Ok(Packet::NegoNack(nego)) => heard.push(Packet::NegoNack(nego)),
+                Ok(Packet::Nego(nego)) => heard.push(Packet::Nego(nego.without_extensions())),
+                Ok(Packet::NegoAck(nego)) => heard.push(Packet::NegoAck(nego.without_extensions())),
+                Ok(Packet::NegoNack(nego)) => {
+                    heard.push(Packet::NegoNack(nego.without_extensions()))
+                }
                 _ => {}
             }
         }
@@ -116,7 +121,7 @@ impl Stranger {
             }
             let kind = (self.random() % 16) as u8;
             // Mostly the right version, mostly sessions that exist.
-            bytes[0] = if i % 8 == 0 { kind << 4 } else { 0x10 } | kind;
+            bytes[0] = if i % 8 == 0 { kind << 4 } else { VERSION } | kind;
             bytes[2..4].copy_from_slice(&((self.random() % 4) as u16).to_be_bytes());
             bytes[4..8].copy_from_slice(&((self.random() % 5) as u32).to_be_bytes());
             let own = match kind {
@@ -144,7 +149,7 @@ impl Stranger {
     }
 
     /// Opens a session at a port, and returns the answer.
-    pub(crate) fn negotiate(&mut self, port: u16) -> Nego {
+    pub(crate) fn negotiate(&mut self, port: u16) -> Nego<'static> {
         let mut answer = None;
         let token = self.random();
         until("a session", || {

@@ -190,7 +190,7 @@ for i in range(400):
     s.setblocking(False)
     kind = i % 5
     size = 24 + i
-    header = bytes([0x10 | i % 8]) + os.urandom(23)
+    header = bytes([0x20 | i % 8]) + os.urandom(23)
     try:
         if kind == 0:
             s.send(os.urandom(4096))

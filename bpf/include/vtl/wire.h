@@ -16,7 +16,7 @@ enum {
     VTL_UDP_PORT = 22100, /* "VT"; of both hosts, unless a NAT changes it */
     VTL_TCP_PORT = 22100, /* of daemons that carry packets by TCP */
     VTL_UDP_HEADER = 8,   /* bytes */
-    VTL_VERSION = 1,
+    VTL_VERSION = 2,
     /* The most payload bytes that one packet may carry, whatever the MTU. */
     VTL_MAX_PAYLOAD = 1920,
     VTL_MAX_WINDOW = 32768,     /* packets from the oldest one missing on */
@@ -43,8 +43,10 @@ enum vtl_type {
 /* vtl_hdr.flags */
 enum {
     VTL_F_ACK_NOW = 1 << 0,    /* DATA, PROBE: acknowledge this packet at once. SIZE: answer it */
-    VTL_F_PARTIAL = 1 << 1,    /* ACK: the bitmap ends early; nothing is said about later packets */
+    VTL_F_PHASE = 1 << 1,      /* DATA, PROBE, ACK, SIZE, CLOSE: the key phase of a session with
+                                * keys; else 0, and ignored */
     VTL_F_RETRANSMIT = 1 << 2, /* DATA: sent before under the same sequence number */
+    VTL_F_PARTIAL = 1 << 2,    /* ACK: the bitmap ends early; nothing is said about later packets */
     VTL_F_UPDATE = 1 << 3,  /* ACK: a window update that no packet caused: the echo is an old one */
     VTL_F_ABORT = 1 << 4,   /* CLOSE: something may not have been delivered */
     VTL_F_LAST = 1 << 4,    /* DATA: the last packet of its direction; what follows goes by the
@@ -65,9 +67,10 @@ struct vtl_hdr {
     __u8 flags;
     __be16 gid;   /* the graft that made the packet and that must process it */
     __be32 sid;   /* the session's index at the receiver, which handed it out; NEGO: see there */
-    __be64 token; /* the receiver's random guard of that session; NEGO: see there */
+    __be64 token; /* the receiver's random guard of that session; NEGO: see there. Sessions with
+                   * keys, which this version does not have: the header's tag */
     __le32 csum;  /* see vtl_csum: over everything from version_type to the end */
-    __be16 len;   /* bytes that follow this packet type's own header */
+    __be16 len;   /* bytes that follow this packet type's own header, without padding */
     __be16 aux;   /* see below; else 0 */
 };
 
@@ -114,12 +117,14 @@ struct vtl_ack_hdr {
 };
 
 /*
- * NEGO, NEGO_ACK, NEGO_NACK: 160 bytes, handled by the daemons. The initiator offers up to
- * VTL_NEGO_GRAFTS grafts in order of preference; the answer names the one chosen in gids[0].
+ * NEGO, NEGO_ACK, NEGO_NACK: 160 bytes, then h.len bytes of extensions, handled by the daemons. The
+ * initiator offers up to VTL_NEGO_GRAFTS grafts in order of preference; the answer names the one
+ * chosen in gids[0].
  */
 enum {
     VTL_NEGO_GRAFTS = 8,
     VTL_NEGO_PARAMS = 8,    /* also the most that one graft has */
+    VTL_NEGO_MAX = 1200,    /* bytes of the longest, with its extensions: passes every IPv6 path */
     VTL_EARLY_WINDOW = 256, /* packets that the initiator may send before it has the answer */
 };
 
@@ -133,6 +138,7 @@ enum vtl_nack {
     VTL_NACK_COOKIE = 5,      /* no refusal: repeat the NEGO with the ticket of this answer */
     VTL_NACK_USED = 6,        /* the ticket has opened a session already */
     VTL_NACK_SUCCESSION = 7,  /* the session to succeed is not there, or has a successor */
+    VTL_NACK_EXTENSION = 8,   /* a critical extension is not known */
 };
 
 /* One parameter of an offered graft. 8 bytes. */
@@ -163,6 +169,39 @@ struct vtl_nego {
     __u8 params;        /* valid entries of param */
     __u8 reserved[3];
     struct vtl_nego_param param[VTL_NEGO_PARAMS];
+};
+
+/*
+ * An extension behind struct vtl_nego: this, `length` bytes of value, and padding with zeros to a
+ * multiple of VTL_EXT_ALIGN. 4 bytes.
+ */
+struct vtl_ext {
+    __be16 type;   /* enum vtl_ext_type, with VTL_EXT_CRITICAL or without */
+    __be16 length; /* bytes of the value, without padding */
+};
+
+enum {
+    VTL_EXT_CRITICAL = 1 << 15, /* in vtl_ext.type: who does not know it refuses the session */
+    VTL_EXT_ALIGN = 4,
+};
+
+/* The other bits of vtl_ext.type. Hosts of this version know VTL_EXT_PADDING alone. */
+enum vtl_ext_type {
+    VTL_EXT_PADDING = 0, /* makes the packet longer */
+    VTL_EXT_CRYPTO = 1,  /* struct vtl_ext_crypto, then bytes of the crypto handshake's message */
+    VTL_EXT_PATH = 2,    /* struct vtl_ext_path */
+};
+
+/* How the value of VTL_EXT_CRYPTO begins. 8 bytes. */
+struct vtl_ext_crypto {
+    __be32 offset; /* bytes of the message before this fragment */
+    __be32 total;  /* bytes of the message */
+};
+
+/* The value of VTL_EXT_PATH. 4 bytes. */
+struct vtl_ext_path {
+    __u8 number; /* of the association's path that the session takes; 0 without this extension */
+    __u8 reserved[3];
 };
 
 /* Services of the thesis, table 3.1. */

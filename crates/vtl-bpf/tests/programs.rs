@@ -7,7 +7,7 @@ use kernel::{
 use vtl_bpf::trial as kernel;
 use vtl_proto::{
     intf,
-    wire::{Data, Header, Nego, Packet, Size},
+    wire::{Data, Extensions, Header, MAX_EXTENSIONS, Nego, Packet, Size},
 };
 
 const INGRESS: [(&str, kernel::Verdicts); 2] = [("vtl_root_in_tc", TC), ("vtl_root_in_xdp", XDP)];
@@ -46,7 +46,7 @@ fn changed(change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     frame
 }
 
-fn nego(header: Header) -> Nego {
+fn nego(header: Header) -> Nego<'static> {
     Nego {
         header,
         token: 5,
@@ -57,6 +57,11 @@ fn nego(header: Header) -> Nego {
         gids: vtl_proto::wire::Gids::new(&[GID]).expect("one fits"),
         ..Default::default()
     }
+}
+
+/// As many as one packet may have.
+fn extensions() -> Extensions<'static> {
+    Extensions::parse(&[0; MAX_EXTENSIONS]).expect("empty ones")
 }
 
 const RX: u32 = intf::VTL_ST_RX_PACKETS;
@@ -102,11 +107,11 @@ fn malformed() -> Vec<Case> {
             Stop,
             &[BAD],
         ),
-        case("shorter than any header", around(&[0x10; 23]), Stop, &[BAD]),
+        case("shorter than any header", around(&[0x20; 23]), Stop, &[BAD]),
         case("version 0", changed(|f| f[VTL] = 0), Stop, &[BAD]),
-        case("version 2", changed(|f| f[VTL] = 0x20), Stop, &[BAD]),
-        case("type 8", changed(|f| f[VTL] = 0x18), Stop, &[BAD]),
-        case("type 15", changed(|f| f[VTL] = 0x1f), Stop, &[BAD]),
+        case("version 1", changed(|f| f[VTL] = 0x10), Stop, &[BAD]),
+        case("type 8", changed(|f| f[VTL] = 0x28), Stop, &[BAD]),
+        case("type 15", changed(|f| f[VTL] = 0x2f), Stop, &[BAD]),
         case(
             "length field beyond the packet",
             changed(|f| f[VTL + 21] = 101),
@@ -127,7 +132,7 @@ fn malformed() -> Vec<Case> {
         ),
         case(
             "PROBE with payload",
-            changed(|f| f[VTL] = 0x12),
+            changed(|f| f[VTL] = 0x22),
             Stop,
             &[RX, BAD],
         ),
@@ -187,14 +192,33 @@ fn malformed() -> Vec<Case> {
             &[RX, CONTROL],
         ),
         case(
+            "NEGO with extensions",
+            frame(&Packet::Nego(Nego {
+                peer_token: 0,
+                extensions: extensions(),
+                ..nego(Header::default())
+            })),
+            Pass,
+            &[RX, CONTROL],
+        ),
+        case(
             "NEGO of another version",
-            changed(|f| f[VTL] = 0x23),
+            changed(|f| f[VTL] = 0x13),
             Pass,
             &[],
         ),
         case(
             "NEGO_ACK",
             frame(&Packet::NegoAck(nego(Header { gid: 0, ..header() }))),
+            Pass,
+            &[RX, CONTROL],
+        ),
+        case(
+            "NEGO_ACK with extensions",
+            frame(&Packet::NegoAck(Nego {
+                extensions: extensions(),
+                ..nego(Header { gid: 0, ..header() })
+            })),
             Pass,
             &[RX, CONTROL],
         ),

@@ -265,7 +265,7 @@ fn udp__what_is_not_ours_or_not_authentic() {
     };
     for (input, _, verdicts) in DRIVERS {
         let k = Kernel::new();
-        let short = behind(&kernel::around(&[0x10; 23]), THEIRS);
+        let short = behind(&kernel::around(&[0x20; 23]), THEIRS);
         let cases = [
             ("another port", with(VTL + 3, 1), verdicts.pass, &[][..]),
             ("not UDP", with(23, 6), verdicts.pass, &[]),

@@ -355,7 +355,7 @@ impl<'a> Frame<'a> {
             },
             REJECT => Self::Reject { flow },
             HELLO if body != MAGIC => return Err(FrameError::Magic),
-            // Cut on purpose, as above.
+            // Cut on purpose: the bits above are reserved, eight of them for the carrier's path.
             HELLO => Self::Hello {
                 carrier: CarrierId { opener, number },
                 tag: offset as u32,

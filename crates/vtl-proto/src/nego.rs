@@ -87,6 +87,9 @@ pub enum NegoError {
     /// The peer chose a graft that was not offered.
     #[error("the peer chose graft {0}, which was not offered")]
     NotOffered(u16),
+    /// The peer's answer has a critical extension that this host does not know.
+    #[error("the peer's answer requires extension {0}, which is not known here")]
+    Extension(u16),
     /// The peer's graft of that number has other parameters: it is another graft.
     #[error("the peer's graft {0} differs from ours")]
     Differs(u16),
@@ -122,6 +125,9 @@ pub enum Reason {
     /// The session that was to be succeeded is not there, or has a successor.
     #[error("it has ended the session, or is changing it itself")]
     Succession,
+    /// NEGO has a critical extension that the responder does not know.
+    #[error("it does not know an extension that the session requires")]
+    Extension,
     /// One that this version does not know.
     #[error("reason {0}")]
     Other(u8),
@@ -137,6 +143,7 @@ impl From<u8> for Reason {
             intf::VTL_NACK_COOKIE => Self::Cookie,
             intf::VTL_NACK_USED => Self::Used,
             intf::VTL_NACK_SUCCESSION => Self::Succession,
+            intf::VTL_NACK_EXTENSION => Self::Extension,
             _ => Self::Other(value),
         }
     }
@@ -152,6 +159,7 @@ impl From<Reason> for u8 {
             Reason::Cookie => intf::VTL_NACK_COOKIE as u8,
             Reason::Used => intf::VTL_NACK_USED as u8,
             Reason::Succession => intf::VTL_NACK_SUCCESSION as u8,
+            Reason::Extension => intf::VTL_NACK_EXTENSION as u8,
             Reason::Other(value) => value,
         }
     }
@@ -170,7 +178,7 @@ pub struct NegoKey {
 
 impl NegoKey {
     /// The key of a NEGO that came from `addr`.
-    pub fn new(addr: IpAddr, nego: &Nego) -> Self {
+    pub fn new(addr: IpAddr, nego: &Nego<'_>) -> Self {
         Self {
             addr,
             sid: nego.sid,
@@ -180,7 +188,7 @@ impl NegoKey {
 }
 
 /// The responder's session that a NEGO asks to succeed: index and token.
-pub fn succeeded(nego: &Nego) -> Option<(u32, u64)> {
+pub fn succeeded(nego: &Nego<'_>) -> Option<(u32, u64)> {
     let asks = u32::from(nego.header.flags) & intf::VTL_F_SUCCEED != 0;
     asks.then_some((nego.header.sid, nego.header.token))
 }
@@ -205,7 +213,7 @@ pub fn refuse_version(packet: &[u8]) -> Option<Packet<'static>> {
     Some(nack(sid, token, Reason::Version, Ticket::default()))
 }
 
-/// A NEGO_NACK. It is as long as the NEGO: refusing amplifies nothing.
+/// A NEGO_NACK. It has no extensions and so is never longer than the NEGO: refusing amplifies nothing.
 fn nack(sid: u32, token: u64, reason: Reason, ticket: Ticket) -> Packet<'static> {
     Packet::NegoNack(Nego {
         header: to(sid, token),
@@ -217,7 +225,7 @@ fn nack(sid: u32, token: u64, reason: Reason, ticket: Ticket) -> Packet<'static>
 }
 
 /// The session with the sender of `nego`; its sizes are a stranger's word and bounded here.
-fn established(nego: &Nego, max_payload: u16, gid: u16, params: Values) -> Established {
+fn established(nego: &Nego<'_>, max_payload: u16, gid: u16, params: Values) -> Established {
     Established {
         peer_sid: nego.sid,
         peer_token: nego.token,

@@ -6,6 +6,7 @@
 //! Ethernet padding is not part of it.
 
 mod emit;
+mod extension;
 pub(crate) mod fields;
 mod parse;
 #[cfg(test)]
@@ -13,6 +14,7 @@ mod tests;
 
 use crate::intf;
 
+pub use extension::{Extension, Extensions, MAX_EXTENSIONS};
 pub(crate) use fields::{get, put};
 
 /// The smallest `max_payload` that negotiation accepts, bytes: what every IPv4 path carries (RFC 791:
@@ -162,7 +164,7 @@ pub struct Ticket {
 
 /// NEGO, NEGO_ACK and NEGO_NACK. "We" is who sends the packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Nego {
+pub struct Nego<'a> {
     /// Common part.
     pub header: Header,
     /// The guard that the peer must put into packets it sends to us.
@@ -187,6 +189,18 @@ pub struct Nego {
     pub ticket: Ticket,
     /// Values for the grafts.
     pub params: Params,
+    /// What is behind the fixed part.
+    pub extensions: Extensions<'a>,
+}
+
+impl Nego<'_> {
+    /// The fixed part, which borrows nothing.
+    pub fn without_extensions(self) -> Nego<'static> {
+        Nego {
+            extensions: Extensions::default(),
+            ..self
+        }
+    }
 }
 
 /// A question whether a packet of its own size gets through, with `intf::VTL_F_ACK_NOW`, or the
@@ -212,11 +226,11 @@ pub enum Packet<'a> {
     /// Asks for an acknowledgement; the payload is empty.
     Probe(Data<'a>),
     /// Opens a session.
-    Nego(Nego),
+    Nego(Nego<'a>),
     /// Accepts.
-    NegoAck(Nego),
+    NegoAck(Nego<'a>),
     /// Refuses.
-    NegoNack(Nego),
+    NegoNack(Nego<'a>),
     /// The sender ends the session; with `intf::VTL_F_ABORT` before everything was delivered.
     Close(Header),
     /// Whether the path takes packets of a size.
@@ -248,12 +262,17 @@ pub enum WireError {
         /// Bytes there.
         follow: usize,
     },
-    /// Data without payload or with more than fits into a slot, or payload in another type.
+    /// Data without payload or with more than fits into a slot, payload in another type, or too many
+    /// extensions.
     #[error("payload of {0} bytes")]
     Payload(usize),
     /// The bitmap is too long, no multiple of 8 bytes, or goes beyond any window.
     #[error("bitmap of {0} bytes")]
     Bitmap(usize),
+    /// An extension reaches behind `len`, or `len` ends within one's header or padding. The value is
+    /// where it begins behind the fixed part.
+    #[error("extension at byte {0} cut off")]
+    Extension(usize),
     /// The checksum does not fit.
     #[error("wrong checksum")]
     Checksum,

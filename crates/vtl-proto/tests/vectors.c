@@ -14,7 +14,7 @@
 enum { MAX_BYTES = 4096 };
 
 static void print_hex(const char *name, const __u8 *bytes, size_t len) {
-    printf(" %s=%s", name, len ? "" : "-");
+    printf("%s%s", name, len ? "" : "-");
     for (size_t i = 0; i < len; i++)
         printf("%02x", bytes[i]);
 }
@@ -79,6 +79,27 @@ static int nego_is_valid(unsigned type, const struct vtl_nego *n) {
            be16toh(n->max_payload) >= MIN_PAYLOAD;
 }
 
+/* Bytes of the first of `len` bytes of extensions, or 0 if it reaches behind them. */
+static size_t extension_size(const __u8 *bytes, size_t len) {
+    struct vtl_ext e;
+    if (len < sizeof(e))
+        return 0;
+    memcpy(&e, bytes, sizeof(e));
+    size_t value = be16toh(e.length);
+    size_t size = sizeof(e) + (value + VTL_EXT_ALIGN - 1) / VTL_EXT_ALIGN * VTL_EXT_ALIGN;
+    return size > len ? 0 : size;
+}
+
+static int extensions_are_whole(const __u8 *bytes, size_t len) {
+    size_t size;
+    for (; len; bytes += size, len -= size) {
+        size = extension_size(bytes, len);
+        if (!size)
+            return 0;
+    }
+    return 1;
+}
+
 /* The class of what is wrong with a packet, or NULL. */
 static const char *packet_error(const __u8 *packet, size_t len) {
     struct vtl_hdr h;
@@ -105,14 +126,17 @@ static const char *packet_error(const __u8 *packet, size_t len) {
     } else if (type == VTL_SIZE) {
         if (size + body > sizeof(struct vtl_data_hdr) + VTL_MAX_PAYLOAD)
             return "payload";
-    } else if (type == VTL_DATA ? body == 0 || body > VTL_MAX_PAYLOAD : body != 0) {
-        return "payload";
-    }
-    if (type == VTL_NEGO || type == VTL_NEGO_ACK || type == VTL_NEGO_NACK) {
+    } else if (type == VTL_NEGO || type == VTL_NEGO_ACK || type == VTL_NEGO_NACK) {
         struct vtl_nego n;
+        if (len > VTL_NEGO_MAX)
+            return "payload";
+        if (!extensions_are_whole(packet + size, body))
+            return "extension";
         memcpy(&n, packet, sizeof(n));
         if (!nego_is_valid(type, &n))
             return "field";
+    } else if (type == VTL_DATA ? body == 0 || body > VTL_MAX_PAYLOAD : body != 0) {
+        return "payload";
     }
     if (checksum(packet, size + body) != le32toh(h.csum))
         return "checksum";
@@ -125,7 +149,7 @@ static void print_data(const char *type, const __u8 *packet) {
     print_header(type, &d.h);
     printf(" seq=%" PRIu64 " xid=%" PRIu32 " ts=%" PRIu32, (uint64_t)be64toh(d.seq), be32toh(d.xid),
            be32toh(d.ts));
-    print_hex("payload", packet + sizeof(d), be16toh(d.h.len));
+    print_hex(" payload=", packet + sizeof(d), be16toh(d.h.len));
 }
 
 static void print_ack(const __u8 *packet, size_t len) {
@@ -137,7 +161,7 @@ static void print_ack(const __u8 *packet, size_t len) {
            (uint64_t)be64toh(a.echo_seq));
     printf(" echo_xid=%" PRIu32 " echo_ts=%" PRIu32 " dups=%" PRIu32 " skip=%" PRIu32,
            be32toh(a.echo_xid), be32toh(a.echo_ts), be32toh(a.dups), be32toh(a.skip));
-    print_hex("bitmap", packet + sizeof(a), len - sizeof(a));
+    print_hex(" bitmap=", packet + sizeof(a), len - sizeof(a));
 }
 
 static void print_nego(const char *type, const __u8 *packet) {
@@ -157,6 +181,17 @@ static void print_nego(const char *type, const __u8 *packet) {
     for (unsigned i = 0; i < n.params; i++)
         printf("%s%u.%u=%" PRIu32, i ? "," : "", n.param[i].graft, n.param[i].index,
                be32toh(n.param[i].value));
+    const __u8 *at = packet + sizeof(n);
+    size_t left = be16toh(n.h.len);
+    for (size_t size; left; at += size, left -= size) {
+        struct vtl_ext e;
+        size = extension_size(at, left);
+        memcpy(&e, at, sizeof(e));
+        unsigned type = be16toh(e.type);
+        printf(" extension=%u%s", type & ~(unsigned)VTL_EXT_CRITICAL,
+               type & VTL_EXT_CRITICAL ? "!" : "");
+        print_hex(":", at + sizeof(e), be16toh(e.length));
+    }
 }
 
 static void print_packet(const __u8 *packet, size_t len) {

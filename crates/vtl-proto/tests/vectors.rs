@@ -11,7 +11,7 @@ use std::{
 
 use vtl_proto::{
     frame::{self, FrameError, ResetCode, Side},
-    wire::{Ack, Data, Header, MIN_PAYLOAD, Nego, Packet, WireError},
+    wire::{Ack, Data, Extension, Header, MIN_PAYLOAD, Nego, Packet, WireError},
 };
 
 struct Vector {
@@ -95,6 +95,7 @@ fn class(error: WireError) -> &'static str {
         WireError::Length { .. } => "length",
         WireError::Payload(_) => "payload",
         WireError::Bitmap(_) => "bitmap",
+        WireError::Extension(_) => "extension",
         WireError::Field(_) => "field",
         WireError::Checksum => "checksum",
     }
@@ -146,7 +147,7 @@ fn describe_ack(ack: &Ack<'_>) -> String {
     )
 }
 
-fn describe_nego(kind: &str, nego: &Nego) -> String {
+fn describe_nego(kind: &str, nego: &Nego<'_>) -> String {
     let header = describe_header(kind, &nego.header);
     let Nego {
         token,
@@ -176,11 +177,21 @@ fn describe_nego(kind: &str, nego: &Nego) -> String {
     } else {
         params.join(",")
     };
+    let extensions: String = nego.extensions.iter().map(describe_extension).collect();
     format!(
         "{header} own_token={token} peer_token={peer_token} own_sid={sid} \
          ring_slots={ring_slots} max_payload={max_payload} port={port} services={services} \
-         reason={reason} gids={gids} ticket={}/{}/{} params={params}",
+         reason={reason} gids={gids} ticket={}/{}/{} params={params}{extensions}",
         ticket.time, ticket.mac, ticket.sid
+    )
+}
+
+fn describe_extension(extension: Extension<'_>) -> String {
+    let critical = if extension.critical { "!" } else { "" };
+    format!(
+        " extension={}{critical}:{}",
+        extension.kind,
+        hex(extension.value)
     )
 }
 

@@ -131,7 +131,10 @@ fn marks__of_the_application_are_told_with_every_copy() {
         let seq = |frame: &[u8]| usize::from(frame[VTL + 31]);
         let again = intf::VTL_F_RETRANSMIT as u8;
         assert!(frames.iter().any(|f| f[VTL + 1] & again != 0), "{name}");
-        for frame in frames.iter().filter(|f| f[VTL] == 0x10) {
+        for frame in frames
+            .iter()
+            .filter(|f| u32::from(f[VTL]) == intf::VTL_VERSION << 4)
+        {
             let known = intf::VTL_F_MARKS | intf::VTL_F_ACK_NOW | intf::VTL_F_RETRANSMIT;
             let flags = u32::from(frame[VTL + 1]);
             let wanted = written[seq(frame)] & intf::VTL_F_MARKS;

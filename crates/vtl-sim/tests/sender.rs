@@ -403,7 +403,10 @@ fn number__new_and_again() {
     let o = number(&mut h, 10, 100);
     // SAFETY: `words` covers the union.
     let words = unsafe { o.hdr.words.as_ref() };
-    assert_eq!(words[0].to_le_bytes()[..4], [0x10, o.flags, 0, 2]);
+    assert_eq!(
+        words[0].to_le_bytes()[..4],
+        [(intf::VTL_VERSION << 4) as u8, o.flags, 0, 2]
+    );
     let sent = *h.sent(SID, 10);
     assert_eq!(
         (

@@ -33,7 +33,7 @@ const MESSAGES: u32 = 500;
 const REST: Duration = Duration::from_millis(5);
 /// How long a packet may take.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// Version 1, DATA: the first byte behind an IPv4 header without options.
+/// DATA of this version: the first byte behind an IPv4 header without options.
 const DATA: u8 = (intf::VTL_VERSION << 4 | intf::VTL_DATA) as u8;
 
 pub(super) fn run(

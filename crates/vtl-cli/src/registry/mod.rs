@@ -293,7 +293,7 @@ mod tests {
 
     fn manifest() -> Manifest {
         let text = "name = \"mine\"\nversion = \"1.2.3\"\ngid = 40\nservices = []\nfunctions = []\n\
-                    wire = 1\ninterface = 1\nsummary = \"\"\nlicence = \"GPL-2.0-only\"\nauthor = \"\"\n";
+                    wire = 2\ninterface = 1\nsummary = \"\"\nlicence = \"GPL-2.0-only\"\nauthor = \"\"\n";
         Manifest::parse(text).unwrap()
     }
 

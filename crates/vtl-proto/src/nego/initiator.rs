@@ -11,7 +11,7 @@ use super::{
 use crate::{
     intf,
     services::{ParamRange, Services},
-    wire::{Gids, Header, Nego, Packet, Param, Params, Ticket},
+    wire::{Extensions, Gids, Header, Nego, Packet, Param, Params, Ticket},
 };
 
 /// A graft that is offered.
@@ -231,6 +231,7 @@ impl Initiator {
             gids: self.gids,
             ticket,
             params: self.params,
+            extensions: Extensions::default(),
         };
         Ok(Some(Step::Send(Packet::Nego(nego), way)))
     }
@@ -257,7 +258,7 @@ impl Initiator {
     /// send those.
     ///
     /// # Errors
-    /// The peer refuses, or answers what was not offered.
+    /// The peer refuses, or answers what was not offered or what this host does not know.
     pub fn handle(
         &mut self,
         now_ns: u64,
@@ -285,7 +286,7 @@ impl Initiator {
     }
 
     /// `tries`: how often NEGO was sent by the way of the answer.
-    fn refused(&mut self, now_ns: u64, nego: &Nego, tries: u32) -> Result<(), NegoError> {
+    fn refused(&mut self, now_ns: u64, nego: &Nego<'_>, tries: u32) -> Result<(), NegoError> {
         let reason = Reason::from(nego.reason);
         match reason {
             // Several copies of a NEGO may be answered like that: the first answer is heeded, and
@@ -322,7 +323,10 @@ impl Initiator {
         Ok(())
     }
 
-    fn accepted(&mut self, now_ns: u64, nego: &Nego, tries: u32) -> Result<Answer, NegoError> {
+    fn accepted(&mut self, now_ns: u64, nego: &Nego<'_>, tries: u32) -> Result<Answer, NegoError> {
+        if let Some(kind) = nego.extensions.unknown_critical() {
+            return Err(NegoError::Extension(kind));
+        }
         if self.offer.succeeds.is_some() && succeeded(nego).is_none() {
             // To a peer that does not know the flag it is any session.
             return Err(NegoError::Refused(Reason::Succession));
@@ -358,7 +362,7 @@ impl Initiator {
     }
 
     /// The values in the answer, if they are all there, allowed, and those that we asked for.
-    fn values(&self, graft: &Offered, nego: &Nego) -> Option<Values> {
+    fn values(&self, graft: &Offered, nego: &Nego<'_>) -> Option<Values> {
         let mut values = Values::default();
         let complete = nego.params.len() == graft.params.len()
             && nego.params.iter().enumerate().all(|(i, p)| {

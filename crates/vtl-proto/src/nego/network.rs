@@ -14,7 +14,7 @@ use vtl_testing::Random;
 use super::*;
 use crate::{
     services::{GraftInfo, ParamRange, Services},
-    wire::{Gids, Param, Params},
+    wire::{Extensions, Gids, Param, Params},
 };
 
 const MS: u64 = 1_000_000;
@@ -498,7 +498,7 @@ impl Simulation {
         assert_eq!(h.responder.sessions(), h.sessions.len());
     }
 
-    fn asked(&mut self, host: usize, from: IpAddr, nego: &Nego, way: Way) {
+    fn asked(&mut self, host: usize, from: IpAddr, nego: &Nego<'_>, way: Way) {
         let (now, token, next_sid) = (self.now, self.random.next(), 1 + self.random.below(1000));
         let h = &mut self.hosts[host];
         let policy = Policy {
@@ -651,6 +651,7 @@ impl Simulation {
                 sid: random.below(3) as u32,
             },
             params: Params::new(&params).expect("few"),
+            extensions: Extensions::default(),
         };
         let packet = match random.below(4) {
             0 => Packet::NegoAck(nego),

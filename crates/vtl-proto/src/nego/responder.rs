@@ -11,7 +11,7 @@ use super::{
 use crate::{
     intf,
     services::{GraftInfo, Services},
-    wire::{Gids, Nego, Packet, Param, Params, Ticket},
+    wire::{Extensions, Gids, Nego, Packet, Param, Params, Ticket},
 };
 
 /// What decides about a peer's NEGO.
@@ -49,7 +49,7 @@ pub struct Request {
     pub early: Option<(u32, u64)>,
     /// As [`super::succeeded`].
     pub succeeds: Option<(u32, u64)>,
-    nego: Nego,
+    nego: Nego<'static>,
     key: NegoKey,
     stranger: bool,
     /// To be remembered as used.
@@ -167,7 +167,7 @@ impl Responder {
         &mut self,
         now_ns: u64,
         from: IpAddr,
-        nego: &Nego,
+        nego: &Nego<'_>,
         policy: &Policy<'_, impl AsRef<GraftInfo>>,
         next_sid: impl FnOnce() -> u32,
     ) -> Verdict {
@@ -177,6 +177,10 @@ impl Responder {
             return Verdict::Answer(held.answer);
         }
         let no = |reason| nack(nego.sid, nego.token, reason, Ticket::default());
+        if nego.extensions.unknown_critical().is_some() {
+            self.counters.refused += 1;
+            return Verdict::Answer(no(Reason::Extension));
+        }
         let standing = self.mint.judge(now_ns, from, &nego.ticket);
         let wish = (nego.header.sid, nego.header.token);
         let succeeds = succeeded(nego);
@@ -204,7 +208,7 @@ impl Responder {
             choices,
             early: fresh.then_some(wish),
             succeeds,
-            nego: *nego,
+            nego: nego.without_extensions(),
             key,
             stranger,
             spent: fresh.then_some(nego.ticket),
@@ -245,6 +249,7 @@ impl Responder {
             gids: Gids::new(&[choice.gid]).unwrap_or_default(),
             ticket: self.mint.issue(now_ns, request.key.addr, made.next_sid),
             params: Params::new(&params).unwrap_or_default(),
+            extensions: Extensions::default(),
         });
         // Also where the wish was not granted: its NEGO and data could be replayed when it can be.
         if let Some(ticket) = &request.spent {
@@ -298,7 +303,10 @@ impl Responder {
 
 /// The grafts in the initiator's order that this host has, that provide what is required, and whose
 /// parameters may have the values asked for.
-fn choose(nego: &Nego, policy: &Policy<'_, impl AsRef<GraftInfo>>) -> Result<Vec<Choice>, Reason> {
+fn choose(
+    nego: &Nego<'_>,
+    policy: &Policy<'_, impl AsRef<GraftInfo>>,
+) -> Result<Vec<Choice>, Reason> {
     if !policy.listening {
         return Err(match succeeded(nego) {
             Some(_) => Reason::Succession,

@@ -8,7 +8,7 @@ mod responder;
 use super::*;
 use crate::{
     services::{GraftInfo, ParamRange, Services},
-    wire::{Few, Gids, Param, WireError},
+    wire::{Extension, Extensions, Few, Gids, Param, WireError},
 };
 
 const MS: u64 = 1_000_000;
@@ -82,14 +82,14 @@ fn deliver(packet: Packet<'_>) -> Packet<'static> {
     let mut buffer = [0; 160];
     let len = packet.emit(&mut buffer).unwrap();
     match Packet::parse(&buffer[..len]).unwrap() {
-        Packet::Nego(nego) => Packet::Nego(nego),
-        Packet::NegoAck(nego) => Packet::NegoAck(nego),
-        Packet::NegoNack(nego) => Packet::NegoNack(nego),
+        Packet::Nego(nego) => Packet::Nego(nego.without_extensions()),
+        Packet::NegoAck(nego) => Packet::NegoAck(nego.without_extensions()),
+        Packet::NegoNack(nego) => Packet::NegoNack(nego.without_extensions()),
         other => panic!("{other:?}"),
     }
 }
 
-fn next_nego(initiator: &mut Initiator) -> Nego {
+fn next_nego(initiator: &mut Initiator) -> Nego<'static> {
     match initiator.poll(initiator.poll_at()).unwrap().unwrap() {
         Step::Send(packet, _) => match deliver(packet) {
             Packet::Nego(nego) => nego,
@@ -99,7 +99,7 @@ fn next_nego(initiator: &mut Initiator) -> Nego {
     }
 }
 
-fn request(responder: &mut Responder, now: u64, nego: &Nego, grafts: &[GraftInfo]) -> Request {
+fn request(responder: &mut Responder, now: u64, nego: &Nego<'_>, grafts: &[GraftInfo]) -> Request {
     match responder.asked(now, HERE, nego, &policy(grafts), || NEXT) {
         Verdict::Open(request) => request,
         verdict => panic!("{verdict:?}"),
@@ -111,7 +111,7 @@ fn request(responder: &mut Responder, now: u64, nego: &Nego, grafts: &[GraftInfo
 fn answer(
     responder: &mut Responder,
     now: u64,
-    nego: &Nego,
+    nego: &Nego<'_>,
     grafts: &[GraftInfo],
 ) -> Packet<'static> {
     let request = request(responder, now, nego, grafts);
@@ -122,7 +122,7 @@ fn answer(
     deliver(responder.accept(now, &request, choice, &made(sid, token)).0)
 }
 
-fn refusal(responder: &mut Responder, nego: &Nego, policy: &Policy<'_>) -> Packet<'static> {
+fn refusal(responder: &mut Responder, nego: &Nego<'_>, policy: &Policy<'_>) -> Packet<'static> {
     match responder.asked(0, HERE, nego, policy, || NEXT) {
         Verdict::Answer(packet) => deliver(packet),
         verdict => panic!("{verdict:?}"),
@@ -197,6 +197,18 @@ fn session__one_round_trip() {
     );
 }
 
+/// One extension, as it lies in a packet.
+fn extension(kind: u16, critical: bool) -> Vec<u8> {
+    let extension = Extension {
+        kind,
+        critical,
+        value: &[1; 9],
+    };
+    let mut bytes = vec![0; extension.wire_len()];
+    extension.emit(&mut bytes).unwrap();
+    bytes
+}
+
 /// Strangers in all their places, as sessions from 10 on.
 fn crowd(responder: &mut Responder) {
     for i in 0..STRANGERS as u32 {
@@ -250,21 +262,27 @@ fn refuse_version__answers_only_a_nego() {
     Packet::Nego(next_nego(&mut initiator))
         .emit(&mut buffer)
         .unwrap();
-    buffer[0] = 0x20 | buffer[0] & 15;
-    assert_eq!(Packet::parse(&buffer), Err(WireError::Version(2)));
-    // One of this version, but for two flipped bits.
-    assert_eq!(refuse_version(&buffer), None);
-    buffer[159] ^= 1;
-    let answer = deliver(refuse_version(&buffer).unwrap());
-    assert_eq!(
-        initiator.handle(1, &answer, Way::Native),
-        Err(NegoError::Refused(Reason::Version))
-    );
-    assert_eq!(refuse_version(&buffer[..159]), None);
-    buffer[0] = 0x25;
-    assert_eq!(refuse_version(&buffer), None);
+    for version in [1, 3, 15] {
+        let mut buffer = buffer;
+        buffer[0] = version << 4 | buffer[0] & 15;
+        assert_eq!(Packet::parse(&buffer), Err(WireError::Version(version)));
+        // One of this version, but for flipped bits in the version.
+        assert_eq!(refuse_version(&buffer), None);
+        buffer[159] ^= 1;
+        let answer = deliver(refuse_version(&buffer).unwrap());
+        assert_eq!(
+            initiator.clone().handle(1, &answer, Way::Native),
+            Err(NegoError::Refused(Reason::Version))
+        );
+        assert_eq!(refuse_version(&buffer[..159]), None);
+        // What another version has behind it is its own business.
+        let longer = [&buffer[..], &[0x80, 9, 0xff]].concat();
+        assert_eq!(refuse_version(&longer).map(deliver), Some(answer));
+        buffer[0] = version << 4 | 5;
+        assert_eq!(refuse_version(&buffer), None);
+    }
     // One of this version that was damaged on the way: the next try may be whole.
-    buffer[0] = 0x13;
+    buffer[159] ^= 1;
     assert_eq!(Packet::parse(&buffer), Err(WireError::Checksum));
     assert_eq!(refuse_version(&buffer), None);
 }

@@ -92,6 +92,9 @@ impl Packet<'_> {
         match self {
             Self::Data(data) | Self::Probe(data) => data.payload,
             Self::Ack(ack) => ack.bitmap,
+            Self::Nego(nego) | Self::NegoAck(nego) | Self::NegoNack(nego) => {
+                nego.extensions.as_bytes()
+            }
             _ => &[],
         }
     }
@@ -121,7 +124,7 @@ fn emit_ack(b: &mut [u8], ack: &Ack<'_>) {
     put!(b, vtl_ack_hdr, skip, ack.skip);
 }
 
-fn emit_nego(b: &mut [u8], nego: &Nego) {
+fn emit_nego(b: &mut [u8], nego: &Nego<'_>) {
     put!(b, vtl_nego, token, nego.token);
     put!(b, vtl_nego, peer_token, nego.peer_token);
     put!(b, vtl_nego, sid, nego.sid);

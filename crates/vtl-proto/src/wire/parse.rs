@@ -1,8 +1,8 @@
 use core::mem::{offset_of, size_of};
 
 use super::{
-    Ack, Data, Few, Gids, Header, MIN_PAYLOAD, Nego, Packet, Param, Size, Ticket, WireError,
-    checksum, get,
+    Ack, Data, Extensions, Few, Gids, Header, MAX_EXTENSIONS, MIN_PAYLOAD, Nego, Packet, Param,
+    Size, Ticket, WireError, checksum, get,
 };
 use crate::intf;
 
@@ -59,7 +59,7 @@ impl<'a> Packet<'a> {
                 answers: get!(head, vtl_hdr, aux),
             }),
             nego_kind => {
-                let nego = nego(head)?;
+                let nego = nego(head, Extensions::parse(body)?)?;
                 check_nego(nego_kind, &nego)?;
                 match nego_kind {
                     intf::VTL_NEGO => Self::Nego(nego),
@@ -109,6 +109,9 @@ pub(super) fn check_body(kind: u32, len: usize) -> Result<(), WireError> {
             (fits, WireError::Bitmap(len))
         }
         intf::VTL_SIZE => (len <= MAX_ZEROS, WireError::Payload(len)),
+        intf::VTL_NEGO | intf::VTL_NEGO_ACK | intf::VTL_NEGO_NACK => {
+            (len <= MAX_EXTENSIONS, WireError::Payload(len))
+        }
         _ => (len == 0, WireError::Payload(len)),
     };
     if fits { Ok(()) } else { Err(error) }
@@ -125,7 +128,7 @@ pub(super) fn check_ack(ack: &Ack<'_>) -> Result<(), WireError> {
 }
 
 /// What the fields of the three negotiation packets never are.
-pub(super) fn check_nego(kind: u32, nego: &Nego) -> Result<(), WireError> {
+pub(super) fn check_nego(kind: u32, nego: &Nego<'_>) -> Result<(), WireError> {
     let nack = kind == intf::VTL_NEGO_NACK;
     let gids_ok = match kind {
         intf::VTL_NEGO => !nego.gids.is_empty(),
@@ -201,7 +204,7 @@ fn ack<'a>(b: &[u8], bitmap: &'a [u8]) -> Ack<'a> {
     }
 }
 
-fn nego(b: &[u8]) -> Result<Nego, WireError> {
+fn nego<'a>(b: &[u8], extensions: Extensions<'a>) -> Result<Nego<'a>, WireError> {
     let count = usize::from(get!(b, vtl_nego, grafts));
     let gids = &b[offset_of!(intf::vtl_nego, gids)..];
     let mut list = [0; intf::VTL_NEGO_GRAFTS as usize];
@@ -243,5 +246,6 @@ fn nego(b: &[u8]) -> Result<Nego, WireError> {
             sid: get!(b, vtl_nego, ticket_sid),
         },
         params,
+        extensions,
     })
 }

@@ -4,6 +4,8 @@ use proptest::{collection::vec, prelude::*};
 
 use super::*;
 
+const VERSION: u8 = (intf::VTL_VERSION << 4) as u8;
+
 fn header() -> impl Strategy<Value = Header> {
     any::<(u8, u16, u32, u64)>().prop_map(|(flags, gid, sid, token)| Header {
         flags,
@@ -14,7 +16,7 @@ fn header() -> impl Strategy<Value = Header> {
 }
 
 /// A negotiation packet that is valid for `kind`.
-fn nego(kind: u32) -> impl Strategy<Value = Nego> {
+fn nego(kind: u32) -> impl Strategy<Value = Nego<'static>> {
     let nack = kind == intf::VTL_NEGO_NACK;
     let grafts = match kind {
         intf::VTL_NEGO => 1..=8,
@@ -61,8 +63,28 @@ fn nego(kind: u32) -> impl Strategy<Value = Nego> {
                 )
                 .unwrap(),
                 gids: Gids::new(&gids).unwrap(),
+                extensions: Extensions::default(),
             },
         )
+}
+
+/// Extensions as they lie in a packet; those that are too many are left out.
+fn extensions() -> impl Strategy<Value = Vec<u8>> {
+    let value = prop_oneof![vec(any::<u8>(), 0..12), vec(any::<u8>(), 0..=1036)];
+    vec((0..1u16 << 15, any::<bool>(), value), 0..8).prop_map(|list| {
+        let mut bytes = vec![0xaa; MAX_EXTENSIONS];
+        let mut used = 0;
+        for (kind, critical, value) in &list {
+            let extension = Extension {
+                kind: *kind,
+                critical: *critical,
+                value,
+            };
+            used += extension.emit(&mut bytes[used..]).unwrap_or_default();
+        }
+        bytes.truncate(used);
+        bytes
+    })
 }
 
 fn round_trip(packet: Packet<'_>) {
@@ -93,7 +115,7 @@ proptest! {
         lie in prop::bool::weighted(0.1),
         padding in 0usize..=32,
     ) {
-        bytes[0] = 0x10 | kind;
+        bytes[0] = VERSION | kind;
         if let Some(mut follow) = parse::header_len(kind.into()).and_then(|n| bytes.len().checked_sub(n))
             && !lie
         {
@@ -116,7 +138,7 @@ proptest! {
         let kind = if payload.is_empty() { intf::VTL_PROBE } else { intf::VTL_DATA };
         let mut bytes = vec![0; total.max(40 + payload.len())];
         bytes[40..40 + payload.len()].copy_from_slice(&payload);
-        put!(&mut bytes, vtl_hdr, version_type, (0x10 | kind) as u8);
+        put!(&mut bytes, vtl_hdr, version_type, VERSION | kind as u8);
         put!(&mut bytes, vtl_hdr, len, payload.len() as u16);
         let sum = checksum(&bytes);
         put!(&mut bytes, vtl_hdr, csum, sum.swap_bytes());
@@ -197,18 +219,61 @@ proptest! {
         nego in nego(intf::VTL_NEGO),
         ack in nego(intf::VTL_NEGO_ACK),
         nack in nego(intf::VTL_NEGO_NACK),
+        bytes in extensions(),
     ) {
-        round_trip(Packet::Nego(nego));
-        round_trip(Packet::NegoAck(ack));
-        round_trip(Packet::NegoNack(nack));
+        let extensions = Extensions::parse(&bytes).unwrap();
+        for [nego, ack, nack] in [
+            [nego, ack, nack],
+            [nego, ack, nack].map(|nego| Nego { extensions, ..nego }),
+        ] {
+            round_trip(Packet::Nego(nego));
+            round_trip(Packet::NegoAck(ack));
+            round_trip(Packet::NegoNack(nack));
+        }
+    }
+
+    /// Whatever parses is a sequence of whole extensions, which emit to as many bytes.
+    #[test]
+    fn extensions__of_plausible_bytes(
+        mut bytes in extensions(),
+        cut in 0usize..8,
+        changed in any::<(prop::sample::Index, u8)>(),
+    ) {
+        bytes.truncate(bytes.len().saturating_sub(cut / 4));
+        if !bytes.is_empty() {
+            let at = changed.0.index(bytes.len());
+            bytes[at] = changed.1;
+        }
+        let Ok(extensions) = Extensions::parse(&bytes) else { return Ok(()) };
+        prop_assert_eq!(extensions.as_bytes(), &bytes);
+        let mut again = [0; MAX_EXTENSIONS];
+        let mut used = 0;
+        for extension in extensions.iter() {
+            used += extension.emit(&mut again[used..]).unwrap();
+        }
+        prop_assert_eq!(used, bytes.len());
+        prop_assert!(extensions.iter().eq(Extensions::parse(&again[..used]).unwrap().iter()));
     }
 
     #[test]
-    fn parse__every_bit_is_covered(nego in nego(intf::VTL_NEGO), byte in 0usize..160, bit in 0..8u8) {
-        let mut buffer = [0; 160];
-        Packet::Nego(nego).emit(&mut buffer).unwrap();
-        buffer[byte] ^= 1u8 << bit;
-        prop_assert!(Packet::parse(&buffer).is_err());
+    fn extensions__arbitrary_bytes_never_panic(bytes in vec(any::<u8>(), 0..1100)) {
+        if let Ok(extensions) = Extensions::parse(&bytes) {
+            extensions.iter().for_each(drop);
+        }
+    }
+
+    #[test]
+    fn parse__every_bit_is_covered(
+        nego in nego(intf::VTL_NEGO),
+        bytes in extensions(),
+        byte in any::<prop::sample::Index>(),
+        bit in 0..8u8,
+    ) {
+        let mut buffer = [0; intf::VTL_NEGO_MAX as usize];
+        let extensions = Extensions::parse(&bytes).unwrap();
+        let len = Packet::Nego(Nego { extensions, ..nego }).emit(&mut buffer).unwrap();
+        buffer[byte.index(len)] ^= 1u8 << bit;
+        prop_assert!(Packet::parse(&buffer[..len]).is_err());
     }
 }
 
@@ -286,6 +351,79 @@ fn emit__padding_is_zero() {
     let mut buffer = [0xaa; 80];
     assert_eq!(probe.emit(&mut buffer), Ok(72));
     assert_eq!(buffer[40..], [[0; 32].as_slice(), &[0xaa; 8]].concat());
+}
+
+#[test]
+fn extensions__as_many_bytes_as_fit() {
+    let longest = Extension {
+        kind: 1,
+        critical: false,
+        value: &[7; MAX_EXTENSIONS - 4],
+    };
+    let mut bytes = [0; MAX_EXTENSIONS + 4];
+    assert_eq!(longest.emit(&mut bytes), Some(MAX_EXTENSIONS));
+    let extensions = Extensions::parse(&bytes[..MAX_EXTENSIONS]).unwrap();
+    assert!(extensions.iter().eq([longest]));
+    // With an empty one behind it, it is beyond what one packet may have.
+    let beyond = WireError::Payload(MAX_EXTENSIONS + 4);
+    assert_eq!(Extensions::parse(&bytes), Err(beyond));
+    let nego = Nego {
+        sid: 1,
+        ring_slots: 1,
+        max_payload: MIN_PAYLOAD,
+        gids: Gids::new(&[1]).unwrap(),
+        extensions,
+        ..Nego::default()
+    };
+    let mut buffer = [0; 1200];
+    assert_eq!(Packet::Nego(nego).emit(&mut buffer), Ok(1200));
+    assert_eq!(Packet::parse(&buffer), Ok(Packet::Nego(nego)));
+}
+
+#[test]
+fn extensions__unknown_and_critical() {
+    let mut bytes = [0; 64];
+    let mut used = 0;
+    let mut add = |kind, critical| {
+        let value = &[1, 2, 3, 4, 5][..];
+        let extension = Extension {
+            kind,
+            critical,
+            value,
+        };
+        used += extension.emit(&mut bytes[used..]).unwrap();
+        Extensions::parse(&bytes[..used])
+            .unwrap()
+            .unknown_critical()
+    };
+    assert_eq!(add(1, false), None);
+    assert_eq!(add(0, true), None);
+    assert_eq!(add(0x7fff, true), Some(0x7fff));
+    assert_eq!(add(2, true), Some(0x7fff));
+}
+
+#[test]
+fn extension__that_cannot_be_emitted() {
+    let mut buffer = [0xaa; 12];
+    let extension = Extension {
+        kind: 0x7fff,
+        critical: false,
+        value: &[1; 5],
+    };
+    assert_eq!(extension.emit(&mut buffer[..11]), None);
+    let kind = Extension {
+        kind: 0x8000,
+        ..extension
+    };
+    assert_eq!(kind.emit(&mut buffer), None);
+    assert_eq!(extension.emit(&mut buffer), Some(12));
+    assert_eq!(buffer, [0x7f, 0xff, 0, 5, 1, 1, 1, 1, 1, 0, 0, 0]);
+    let long = [0; 1 << 16];
+    let value = Extension {
+        value: &long,
+        ..extension
+    };
+    assert_eq!(value.emit(&mut vec![0; 1 << 17]), None);
 }
 
 #[test]

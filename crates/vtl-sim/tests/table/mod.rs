@@ -1,7 +1,7 @@
 //! What the tables of transport functions share.
 #![allow(dead_code, unreachable_pub)]
 
-use vtl_proto::intf::{vtl_ack_hdr, vtl_data_hdr, vtl_hdr, vtl_session};
+use vtl_proto::intf::{VTL_VERSION, vtl_ack_hdr, vtl_data_hdr, vtl_hdr, vtl_session};
 use vtl_sim::{
     ffi,
     host::{Host, SessionConfig},
@@ -34,7 +34,7 @@ pub fn host(change: impl FnOnce(&mut vtl_session)) -> Host {
 pub fn data_header(kind: u32, seq: u64, xid: u32, flags: u32) -> vtl_data_hdr {
     vtl_data_hdr {
         h: vtl_hdr {
-            version_type: 0x10 | kind as u8,
+            version_type: (VTL_VERSION << 4 | kind) as u8,
             flags: flags as u8,
             ..Default::default()
         },

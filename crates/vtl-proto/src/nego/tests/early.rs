@@ -34,7 +34,7 @@ fn early__replays_open_nothing() {
     let grafts = [reliable(9)];
     let ack = answer(&mut responder, 5 * S, &nego, &grafts);
     // While the session lives a replay gets the same answer, afterwards a refusal.
-    let replay = |responder: &mut Responder, nego: &Nego| match responder.asked(
+    let replay = |responder: &mut Responder, nego: &Nego<'_>| match responder.asked(
         6 * S,
         HERE,
         nego,

@@ -285,3 +285,43 @@ fn initiator__cookies_for_ever() {
     assert_eq!(error, NegoError::TimedOut);
     assert_eq!(sent, [0, 1, 101, 102, 502, 503, 2103, 2104, 7104, 7105]);
 }
+
+#[test]
+fn handle__extensions() {
+    let mut initiator = Initiator::new(offer(), 0, 1);
+    let nego = next_nego(&mut initiator);
+    let Packet::NegoAck(ack) = answer(&mut responder(), 0, &nego, &[reliable(9)]) else {
+        panic!("no session")
+    };
+    let Packet::NegoNack(nack) = nack(nego.sid, nego.token, Reason::NoRoom, Ticket::default())
+    else {
+        unreachable!()
+    };
+    let others = [extension(0, true), extension(3, false)].concat();
+    let extensions = Extensions::parse(&others).unwrap();
+    let opens = Packet::NegoAck(Nego { extensions, ..ack });
+    let opened = initiator.clone().handle(1, &opens, Way::Native);
+    assert!(matches!(opened, Ok(Some(Answer::Opened(_)))), "{opened:?}");
+    for kind in [1, 2, 0x7fff] {
+        let critical = extension(kind, true);
+        let extensions = Extensions::parse(&critical).unwrap();
+        // Of somebody who does not know our token.
+        let forged = Packet::NegoAck(Nego {
+            peer_token: 2,
+            extensions,
+            ..ack
+        });
+        assert_eq!(initiator.handle(1, &forged, Way::Native), Ok(None));
+        let ends = Packet::NegoAck(Nego { extensions, ..ack });
+        assert_eq!(
+            initiator.clone().handle(1, &ends, Way::Native),
+            Err(NegoError::Extension(kind))
+        );
+        // A refusal is one, whatever comes with it.
+        let refuses = Packet::NegoNack(Nego { extensions, ..nack });
+        assert_eq!(
+            initiator.clone().handle(1, &refuses, Way::Native),
+            Err(NegoError::Refused(Reason::NoRoom))
+        );
+    }
+}

@@ -9,7 +9,7 @@ fn asked__refusals() {
     let grafts = [reliable(9)];
     let weak = [graft(9, Services::ORDERED)];
     let mut responder = responder();
-    let mut refused = |nego: &Nego, policy: &Policy<'_>| {
+    let mut refused = |nego: &Nego<'_>, policy: &Policy<'_>| {
         let nack = refusal(&mut responder, nego, policy);
         match initiator.clone().handle(1, &nack, Way::Native) {
             Err(NegoError::Refused(reason)) => reason,
@@ -36,6 +36,59 @@ fn asked__refusals() {
     assert_eq!(refused(&unknown, &good), Reason::NoGraft);
     assert_eq!(responder.counters().refused, 5);
     assert_eq!(responder.sessions(), 0);
+}
+
+fn parsed(bytes: &[u8]) -> Nego<'_> {
+    match Packet::parse(bytes) {
+        Ok(Packet::Nego(nego)) => nego,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn asked__extensions() {
+    let nego = next_nego(&mut Initiator::new(offer(), 0, 1));
+    let grafts = [reliable(9)];
+    let mut responder = responder();
+    let asks = |bytes: &[u8]| {
+        let extensions = Extensions::parse(bytes).unwrap();
+        let asks = Packet::Nego(Nego { extensions, ..nego });
+        let mut buffer = vec![0; asks.wire_len()];
+        asks.emit(&mut buffer).unwrap();
+        buffer
+    };
+    // The types that this version defines and does not know, and one that it does not define.
+    for kind in [1, 2, 0x7fff] {
+        let bytes = asks(&extension(kind, true));
+        let nack = refusal(&mut responder, &parsed(&bytes), &policy(&grafts));
+        assert!(nack.wire_len() <= bytes.len());
+        assert!(
+            matches!(&nack, Packet::NegoNack(n) if n.reason == 8),
+            "{nack:?}"
+        );
+        let mut initiator = Initiator::new(offer(), 0, 1);
+        next_nego(&mut initiator);
+        let refused = Err(NegoError::Refused(Reason::Extension));
+        assert_eq!(initiator.handle(1, &nack, Way::Native), refused);
+    }
+    assert_eq!(responder.counters().refused, 3);
+    assert_eq!(responder.sessions(), 0);
+    // Others open a session, with the answer that a NEGO without any gets.
+    let others = [
+        extension(0, true),
+        extension(1, false),
+        extension(2, false),
+        extension(0x7fff, false),
+    ];
+    let bytes = asks(&others.concat());
+    let opened = answer(&mut responder, 0, &parsed(&bytes), &grafts);
+    assert_eq!(opened.wire_len(), 160);
+    let again = refusal(&mut responder, &nego, &policy(&grafts));
+    assert_eq!(opened, again);
+    // The same attempt as one that has opened a session.
+    let bytes = asks(&extension(1, true));
+    let again = refusal(&mut responder, &parsed(&bytes), &policy(&grafts));
+    assert_eq!(opened, again);
 }
 
 #[test]

@@ -110,7 +110,7 @@ impl Engine {
     }
 
     /// Whether an answer has to wait until the graft that it names is in the kernel.
-    pub(super) fn answer_waits(&mut self, answer: &Nego, from: IpAddr) -> bool {
+    pub(super) fn answer_waits(&mut self, answer: &Nego<'_>, from: IpAddr) -> bool {
         let session = self.sessions.get(&answer.header.sid);
         let is_awaited = session.is_some_and(|s| {
             let opening = matches!(s.phase, Phase::Opening(_));

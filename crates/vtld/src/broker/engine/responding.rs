@@ -34,7 +34,7 @@ enum Succession {
 
 impl Engine {
     /// A peer wants to open a session. False if that has to wait for rings or for the graft.
-    pub(super) fn asked(&mut self, nego: &Nego, received: &Received) -> bool {
+    pub(super) fn asked(&mut self, nego: &Nego<'_>, received: &Received) -> bool {
         let mut grafts: Vec<_> = pool::working(&self.pool).collect();
         if nego.port == GRAFT_PORT {
             if received.via.way() == Way::Tcp {
