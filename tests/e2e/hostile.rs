@@ -89,14 +89,14 @@ impl Stranger {
         let ears = self.ears.as_raw_fd();
         while let Ok(length) = recv(ears, &mut buffer, MsgFlags::MSG_DONTWAIT) {
             let start = if buffer[0] >> 4 == 4 { 20 } else { 40 };
-            match Packet::parse(buffer[..length].get(start..).unwrap_or_default()) {
-                Ok(Packet::Nego(nego)) => heard.push(Packet::Nego(nego.without_extensions())),
-                Ok(Packet::NegoAck(nego)) => heard.push(Packet::NegoAck(nego.without_extensions())),
-                Ok(Packet::NegoNack(nego)) => {
-                    heard.push(Packet::NegoNack(nego.without_extensions()))
-                }
-                _ => {}
-            }
+            heard.extend(
+                match Packet::parse(buffer[..length].get(start..).unwrap_or_default()) {
+                    Ok(Packet::Nego(nego)) => Some(Packet::Nego(nego.without_extensions())),
+                    Ok(Packet::NegoAck(nego)) => Some(Packet::NegoAck(nego.without_extensions())),
+                    Ok(Packet::NegoNack(nego)) => Some(Packet::NegoNack(nego.without_extensions())),
+                    _ => None,
+                },
+            );
         }
         heard
     }

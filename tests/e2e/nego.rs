@@ -21,7 +21,7 @@ use vtl::{Mode, Requirements, Services, Socket};
 use vtl_proto::{
     carrier::GRAFT_PORT,
     intf,
-    wire::{Data, Gids, Header, Nego, Packet},
+    wire::{Data, Extension, Extensions, Gids, Header, MAX_EXTENSIONS, Nego, Packet},
 };
 use vtl_testbed::{Host, Link};
 
@@ -310,14 +310,58 @@ fn version__of_another_world() {
     assert!(error.to_string().contains("version"), "{error}");
     // And one that asks in another version is told.
     let stranger = Stranger::on(&world, Host::Server, client.into());
-    let mut bytes = [0; 160];
-    bytes[0] = 0x20 | intf::VTL_NEGO as u8;
     let nack = |p: &Packet<'_>| matches!(p, Packet::NegoNack(n) if n.reason == 4);
-    until("a refusal", || {
-        stranger.send(&bytes);
-        thread::sleep(Duration::from_millis(30));
-        stranger.overhear().iter().any(nack)
-    });
+    for version in [1, 3] {
+        let mut bytes = [0; 160];
+        bytes[0] = version << 4 | intf::VTL_NEGO as u8;
+        until("a refusal", || {
+            stranger.send(&bytes);
+            thread::sleep(Duration::from_millis(30));
+            stranger.overhear().iter().any(nack)
+        });
+        stranger.overhear();
+    }
+}
+
+/// Extensions that fill a NEGO reach the daemon, which refuses for their sake only critical ones.
+#[test]
+fn extensions__ignored_or_refused() {
+    let Some(mut world) = World::bare("extensions", &Link::new(10.0, 100.0)) else {
+        return;
+    };
+    world.start(Host::Client, &[]);
+    let client = world.testbed.addr4(Host::Client);
+    let stranger = Stranger::on(&world, Host::Server, client.into());
+    let reasons = [intf::VTL_NACK_NO_LISTENER, intf::VTL_NACK_EXTENSION];
+    for (critical, reason) in [false, true].into_iter().zip(reasons) {
+        let mut bytes = [0; MAX_EXTENSIONS];
+        let extension = Extension {
+            kind: 0x1234,
+            critical,
+            value: &[7; MAX_EXTENSIONS - 4],
+        };
+        extension.emit(&mut bytes).expect("fits");
+        let nego = Packet::Nego(Nego {
+            token: reason.into(),
+            sid: 1,
+            ring_slots: 1024,
+            max_payload: 1400,
+            port: PORT,
+            gids: Gids::new(&[1, 2]).expect("few"),
+            extensions: Extensions::parse(&bytes).expect("one"),
+            ..Nego::default()
+        });
+        let token = u64::from(reason);
+        let refused = |p: &Packet<'_>| {
+            matches!(p, Packet::NegoNack(n)
+                if u32::from(n.reason) == reason && n.peer_token == token)
+        };
+        until("a refusal", || {
+            stranger.send_packet(&nego);
+            thread::sleep(Duration::from_millis(30));
+            stranger.overhear().iter().any(refused)
+        });
+    }
 }
 
 /// What an eavesdropper repeats after a session opens nothing and delivers nothing.

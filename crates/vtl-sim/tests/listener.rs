@@ -4,7 +4,7 @@
 mod table;
 
 use table::{Fields, MS, NEXT, NOW, SID, STOP, ack_header, bitmap, host, lost};
-use vtl_proto::intf::{VTL_F_PARTIAL, VTL_F_UPDATE, vtl_session};
+use vtl_proto::intf::{VTL_F_PARTIAL, VTL_F_PHASE, VTL_F_UPDATE, vtl_session};
 use vtl_sim::{
     ffi,
     host::{AckFunction, Host, in_flight},
@@ -230,6 +230,8 @@ fn loss_selective__table() {
             // Beyond the bitmap nothing has arrived.
             (100, 99, 0, 0, &[], 0, &[]),
             (70, 68, 60, 1, &[], 0, &[60, 61, 62, 63, 64, 65]),
+            // The key phase means nothing without keys.
+            (70, 68, 60, 1, &[], VTL_F_PHASE, &[60, 61, 62, 63, 64, 65]),
             // A cut bitmap says nothing about what follows it.
             (70, 68, 60, 1, &[], VTL_F_PARTIAL, &[60, 61, 62, 63]),
             (70, 68, 60, 0, &[], VTL_F_PARTIAL, &[]),

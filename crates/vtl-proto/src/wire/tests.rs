@@ -297,6 +297,8 @@ fn has__beyond_the_bitmap() {
         (ack.has(128), ack.has(u64::MAX)),
         (Some(false), Some(false))
     );
+    ack.header.flags = intf::VTL_F_PHASE as u8;
+    assert_eq!(ack.has(128), Some(false));
     ack.header.flags = intf::VTL_F_PARTIAL as u8;
     assert_eq!((ack.has(127), ack.has(128)), (Some(true), None));
     ack.skip = 2;
