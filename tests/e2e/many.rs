@@ -82,9 +82,10 @@ pub(crate) fn left(world: &World, host: Host) -> usize {
 
 #[test]
 fn sessions__two_hundred_at_once() {
-    let Some(world) = World::with_daemons("many", &Link::new(2.0, 200.0)) else {
+    let Some(mut world) = World::bare("many", &Link::new(2.0, 200.0)) else {
         return;
     };
+    world.start_both(&["--shards", "3"]);
     let mut pairs: Vec<_> = (0..SESSIONS).map(|i| open(&world, PORT + i)).collect();
     assert_eq!(left(&world, Host::Client), usize::from(SESSIONS));
 

@@ -185,7 +185,8 @@ fn drivers__each_is_exact_on_each_hook() {
             return;
         };
         world.start_web();
-        world.start_both(&["--driver", driver, "--ingress", ingress]);
+        let how = ["--driver", driver, "--ingress", ingress, "--shards", "2"];
+        world.start_both(&how);
         world.meet();
         world.spoil();
         world.serve("f", MB);

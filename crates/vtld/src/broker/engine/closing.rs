@@ -206,7 +206,7 @@ impl Engine {
             caller.forget(&self.callers);
         }
         self.responder.ended(sid);
-        self.freed.insert(sid, now_ns());
+        self.freed.insert(sid, u64::MAX); // until its shard has forgotten it, too
         if let Some(before) = session.succeeds.and_then(|s| self.sessions.get_mut(&s))
             && before.successor == Some(sid)
         {

@@ -165,7 +165,7 @@ pub(super) struct Engine {
     parked: VecDeque<Parked>,
     peers: Peers,
     responder: Responder,
-    /// Indexes of sessions that ended a moment ago, and when.
+    /// Indexes of sessions that ended a moment ago, and when their shards let go of them.
     freed: HashMap<u32, u64>,
     /// The map `vtl_callers`.
     callers: MapHandle,
@@ -288,6 +288,9 @@ impl Engine {
                     if let Some(answered) = session.and_then(|s| s.answered.take()) {
                         self.validated(sid, answered);
                     }
+                }
+                News::Forgotten(sid) => {
+                    self.freed.insert(sid, now_ns());
                 }
                 News::ByTcp(sid) if self.sessions.contains_key(&sid) => self.by_tcp.now(sid),
                 News::ByTcp(_) => {}

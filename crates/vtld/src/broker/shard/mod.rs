@@ -82,6 +82,8 @@ enum Order {
 pub(super) enum News {
     /// The first packet of a session has come.
     Heard(u32),
+    /// Nothing of a session is at work here any more: its index may be used again.
+    Forgotten(u32),
     /// A session is due whose packets go by TCP.
     ByTcp(u32),
     /// By which driver packets leave an interface, and why.
@@ -217,7 +219,7 @@ impl Shards {
         self.order(sid, Order::Granted(sid));
     }
 
-    /// A session is over and forgotten.
+    /// A session is over and forgotten: [`News::Forgotten`] follows.
     pub(super) fn forget(&self, sid: u32) {
         self.order(sid, Order::Forget(sid));
     }
@@ -499,6 +501,7 @@ impl Worker {
                     self.bells.flush();
                     self.bells.remove(&session.wake);
                 }
+                self.news.tell(News::Forgotten(sid));
             }
             Order::Interface { index, mtu } => {
                 self.pumps.remove(&index);
