@@ -8,49 +8,30 @@ mod doorbell;
 mod pumping;
 mod relay;
 mod schedule;
+mod worker;
 
 use std::{
-    cell::RefCell,
-    collections::HashMap,
     io,
-    os::fd::BorrowedFd,
-    rc::Rc,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
         mpsc::{self, Receiver, Sender},
     },
-    thread::{self, JoinHandle},
+    thread::JoinHandle,
 };
 
-use anyhow::Context;
-use libbpf_rs::{RingBuffer, RingBufferBuilder};
 use nix::sys::{
-    epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags},
-    eventfd::{EfdFlags, EventFd},
+    epoll::{Epoll, EpollEvent, EpollFlags},
+    eventfd::EventFd,
 };
-use vtl_bpf::{
-    plane::DataPlane,
-    pump::{Choice, Pump},
-    sessions::SessionTable,
-    shard::Shard,
-};
-use vtl_proto::intf;
+use vtl_bpf::{plane::DataPlane, pump::Choice, shard::Shard};
 use vtl_ring::Controls;
 
-use super::{MS, now_ns, wait};
-use bells::{Bell, Bells};
+use bells::Bell;
 pub(super) use call::Call;
 pub(crate) use doorbell::Doorbell;
-use relay::Relay;
 pub(super) use schedule::Schedule;
-
-/// How long a shard naps, while it hands wake-ups on, when there is nothing else to do.
-const NAP_NS: u64 = MS / 20;
-/// A shard with sessions sleeps no longer.
-const SLEEP_NS: u64 = 100 * MS;
-/// After so many events that the doorbell did not tell of, it is given up.
-const UNHEARD: u32 = 8;
+use worker::Source;
 
 /// What the broker wants of a shard.
 enum Order {
@@ -93,9 +74,6 @@ pub(super) enum News {
         why: String,
     },
 }
-
-/// Sessions and what happened to them, as the kernel's programs tell it.
-type Events = Rc<RefCell<Vec<(u32, u32)>>>;
 
 /// A session as its shard sees it.
 struct Pumped {
@@ -148,7 +126,7 @@ impl Shards {
                 news: outbox.clone(),
                 call: Box::new(call.clone()),
             };
-            spawn(
+            worker::spawn(
                 Arc::clone(shard),
                 Arc::clone(plane.sessions()),
                 driver,
@@ -259,347 +237,4 @@ impl Outlet {
         let _ = self.news.send(news);
         (self.call)();
     }
-}
-
-/// Where an epoll event comes from; packed into 64 bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Source {
-    Orders,
-    Ring,
-    Doorbell,
-    Kick { sid: u32 },
-}
-
-impl Source {
-    fn pack(self) -> u64 {
-        let (kind, sid): (u64, u32) = match self {
-            Self::Orders => (0, 0),
-            Self::Ring => (1, 0),
-            Self::Doorbell => (2, 0),
-            Self::Kick { sid } => (3, sid),
-        };
-        kind << 32 | u64::from(sid)
-    }
-
-    fn unpack(data: u64) -> Self {
-        match data >> 32 {
-            0 => Self::Orders,
-            1 => Self::Ring,
-            2 => Self::Doorbell,
-            _ => Self::Kick { sid: data as u32 },
-        }
-    }
-}
-
-/// What a shard's thread works with.
-struct Worker {
-    shard: Arc<Shard>,
-    table: Arc<SessionTable>,
-    driver: Choice,
-    orders: Receiver<Order>,
-    wake: Arc<EventFd>,
-    called: Arc<AtomicBool>,
-    epoll: Arc<Epoll>,
-    news: Outlet,
-    sessions: HashMap<u32, Pumped>,
-    schedule: Schedule,
-    /// Of the interfaces with root programs.
-    mtus: HashMap<u32, u32>,
-    pumps: HashMap<u32, Pump>,
-    ring: RingBuffer<'static>,
-    events: Events,
-    /// Empty: memory for those that are looked at.
-    found: Vec<(u32, u32)>,
-    /// What ingress wakes this thread by; else by the ring.
-    doorbell: Option<Doorbell>,
-    /// Events that the doorbell has not told of, one after the other.
-    unheard: u32,
-    bells: Bells,
-    relay: Relay,
-    stopping: bool,
-}
-
-fn spawn(
-    shard: Arc<Shard>,
-    table: Arc<SessionTable>,
-    driver: Choice,
-    news: Outlet,
-) -> anyhow::Result<Handle> {
-    let (sender, orders) = mpsc::channel();
-    let wake = Arc::new(EventFd::from_flags(
-        EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC,
-    )?);
-    let called = Arc::new(AtomicBool::new(false));
-    let epoll = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?);
-    let handle = (Arc::clone(&wake), Arc::clone(&called), Arc::clone(&epoll));
-    let (ready, started) = mpsc::sync_channel(1);
-    // libbpf's ring buffer stays on the thread that uses it.
-    let thread = thread::Builder::new()
-        .name(format!("vtl-shard-{}", shard.number()))
-        .spawn(move || {
-            let channel = (orders, wake, called, epoll);
-            match Worker::new(shard, table, driver, channel, news) {
-                Ok(worker) => {
-                    let _ = ready.send(Ok(()));
-                    worker.run();
-                }
-                Err(error) => {
-                    let _ = ready.send(Err(error));
-                }
-            }
-        })?;
-    started.recv()??;
-    let (wake, called, epoll) = handle;
-    Ok(Handle {
-        orders: sender,
-        wake,
-        called,
-        epoll,
-        thread: Some(thread),
-    })
-}
-
-type Channel = (Receiver<Order>, Arc<EventFd>, Arc<AtomicBool>, Arc<Epoll>);
-
-impl Worker {
-    fn new(
-        shard: Arc<Shard>,
-        table: Arc<SessionTable>,
-        driver: Choice,
-        (orders, wake, called, epoll): Channel,
-        news: Outlet,
-    ) -> anyhow::Result<Self> {
-        let (ring, events) = events(&shard)?;
-        let doorbell = Doorbell::of_shard(shard.number())
-            .inspect_err(|error| tracing::info!(%error, "no doorbell"))
-            .ok();
-        shard.order().set_bell(doorbell.is_some());
-        let places = table.places();
-        let level = |source: Source| EpollEvent::new(EpollFlags::EPOLLIN, source.pack());
-        epoll.add(&wake, level(Source::Orders))?;
-        // SAFETY: the ring buffer keeps its descriptor open as long as it lives, and it lives as
-        // long as the thread that waits on this epoll instance.
-        let descriptor = unsafe { BorrowedFd::borrow_raw(ring.epoll_fd()) };
-        epoll.add(descriptor, level(Source::Ring))?;
-        if let Some(doorbell) = &doorbell {
-            let edges = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
-            epoll.add(doorbell, EpollEvent::new(edges, Source::Doorbell.pack()))?;
-        }
-        Ok(Self {
-            shard,
-            table,
-            driver,
-            orders,
-            wake,
-            called,
-            epoll,
-            news,
-            sessions: HashMap::new(),
-            schedule: Schedule::new(places),
-            mtus: HashMap::new(),
-            pumps: HashMap::new(),
-            ring,
-            events,
-            found: Vec::new(),
-            doorbell,
-            unheard: 0,
-            bells: Bells::new(places),
-            relay: Relay::default(),
-            stopping: false,
-        })
-    }
-
-    fn run(mut self) {
-        if self.driver != Choice::Tc
-            && let Err(error) = self.shard.prepare_live()
-        {
-            tracing::info!(%error, "no live frames");
-        }
-        let mut found = [EpollEvent::empty(); 64];
-        let order = Arc::clone(self.shard.order());
-        while !self.stopping {
-            self.pump();
-            let now = now_ns();
-            if let Some(relay) = self.relay.decide(now) {
-                order.set_relay(relay);
-            }
-            let longest = if self.sessions.is_empty() {
-                u64::MAX
-            } else {
-                SLEEP_NS
-            };
-            let mut timeout = self.schedule.next().saturating_sub(now).min(longest);
-            if self.relay.active() {
-                timeout = timeout.min(NAP_NS);
-            } else if timeout > 0 {
-                order.set_awake(false);
-                let _ = self.ring.consume();
-                if !self.events.borrow().is_empty() {
-                    timeout = 0;
-                }
-            }
-            if self.called.load(Ordering::Acquire) {
-                timeout = 0;
-            }
-            let asleep = timeout > 0 && !self.relay.active();
-            let count = wait(&self.epoll, &mut found, timeout);
-            order.set_awake(true);
-            if count == 0 && asleep && self.is_unheard() {
-                tracing::info!("the doorbell is not heard: is the loopback up?");
-                order.set_bell(false);
-            }
-            // First: sessions that are kicked must be known.
-            self.take_orders();
-            for event in &found[..count] {
-                self.handle_event(Source::unpack(event.data()));
-            }
-            self.notifications();
-        }
-    }
-
-    fn take_orders(&mut self) {
-        if !self.called.swap(false, Ordering::AcqRel) {
-            return;
-        }
-        while let Ok(order) = self.orders.try_recv() {
-            self.take_order(order);
-        }
-        self.bells.flush();
-    }
-
-    fn take_order(&mut self, order: Order) {
-        match order {
-            Order::Open { sid, session } => {
-                self.sessions.insert(sid, session);
-            }
-            Order::Due(sid) if self.sessions.contains_key(&sid) => self.schedule.now(sid),
-            Order::Due(_) => {}
-            Order::Rest(sid) => {
-                self.schedule.cancel(sid);
-                if let Some(session) = self.sessions.get_mut(&sid) {
-                    session.resting = true;
-                }
-            }
-            Order::Report(sid) => {
-                if let Some(session) = self.sessions.get_mut(&sid) {
-                    session.reported = false;
-                }
-            }
-            Order::Wake(sid) => {
-                if let Some(session) = self.sessions.get(&sid) {
-                    self.bells.ring(&session.wake);
-                }
-            }
-            Order::Granted(sid) => {
-                if let Some(session) = self.sessions.get_mut(&sid) {
-                    self.bells.keep(&mut session.wake);
-                }
-            }
-            Order::Forget(sid) => {
-                self.schedule.cancel(sid);
-                if let Some(session) = self.sessions.remove(&sid) {
-                    self.bells.flush();
-                    self.bells.remove(&session.wake);
-                }
-                self.news.tell(News::Forgotten(sid));
-            }
-            Order::Interface { index, mtu } => {
-                self.pumps.remove(&index);
-                match mtu {
-                    Some(mtu) => self.mtus.insert(index, mtu),
-                    None => self.mtus.remove(&index),
-                };
-            }
-            Order::Stop => self.stopping = true,
-        }
-    }
-
-    /// Nothing has woken us. Whether the doorbell should have so often, one time after the other, that it is to
-    /// be left alone from now on.
-    fn is_unheard(&mut self) -> bool {
-        let _ = self.ring.consume();
-        // Only packets ring: other news may have come just now.
-        let rings = |(_, what): &(u32, u32)| *what == intf::VTL_EV_RECV;
-        let missed = self.events.borrow().iter().any(rings);
-        self.unheard += u32::from(missed);
-        missed && self.unheard == UNHEARD
-    }
-
-    fn handle_event(&mut self, source: Source) {
-        match source {
-            Source::Orders => {
-                let _ = self.wake.read();
-            }
-            Source::Ring => {}
-            Source::Doorbell => {
-                self.unheard = 0;
-                self.doorbell.iter_mut().for_each(Doorbell::hear);
-            }
-            Source::Kick { sid } => self.kick(sid),
-        }
-    }
-
-    /// The application has written packets, or has room again.
-    fn kick(&mut self, sid: u32) {
-        let Some(session) = self.sessions.get(&sid) else {
-            return;
-        };
-        self.schedule.now(sid);
-        if session.controls.take_offer()
-            && let Some(entry) = self.table.get(sid)
-        {
-            entry.request_ack();
-        }
-    }
-
-    /// What the kernel's programs reported.
-    fn notifications(&mut self) {
-        let _ = self.ring.consume();
-        let mut events = std::mem::take(&mut self.found);
-        events.append(&mut self.events.borrow_mut());
-        if !events.is_empty() {
-            // What is said of their sessions was said before they came.
-            self.take_orders();
-        }
-        for (sid, what) in events.drain(..) {
-            if what & intf::VTL_EV_SEND != 0
-                && let Some(session) = self.sessions.get_mut(&sid)
-            {
-                self.schedule.now(sid);
-                if !std::mem::replace(&mut session.reported, true) {
-                    self.news.tell(News::Heard(sid));
-                }
-            }
-            if what & (intf::VTL_EV_RECV | intf::VTL_EV_ROOM) != 0 {
-                self.hand_on(sid);
-            }
-        }
-        self.found = events;
-        self.bells.flush();
-    }
-
-    /// Wakes an aware application if the programs left that to us.
-    fn hand_on(&mut self, sid: u32) {
-        let told = self.table.get(sid).is_some_and(|e| e.take_told());
-        if let Some(session) = self.sessions.get(&sid).filter(|_| told) {
-            self.bells.ring(&session.wake);
-            self.relay.note(sid);
-        }
-    }
-}
-
-/// The ring that the kernel's programs report by, and where that goes when it is read.
-fn events(shard: &Shard) -> anyhow::Result<(RingBuffer<'static>, Events)> {
-    let events = Events::default();
-    let sink = Rc::clone(&events);
-    let mut builder = RingBufferBuilder::new();
-    builder.add(shard.events(), move |bytes: &[u8]| {
-        if let [a, b, c, d, e, f, g, h, ..] = *bytes {
-            let words = [[a, b, c, d], [e, f, g, h]].map(u32::from_ne_bytes);
-            sink.borrow_mut().push(words.into());
-        }
-        0
-    })?;
-    let ring = builder.build().context("the ring of events")?;
-    Ok((ring, events))
 }

@@ -5,7 +5,7 @@ use std::{collections::hash_map::Entry, sync::Arc};
 use vtl_bpf::pump::{BATCH, Pump};
 use vtl_proto::intf::VTL_TUNNEL;
 
-use super::{News, Worker, call::Call};
+use super::{News, call::Call, worker::Worker};
 use crate::broker::{MS, QUANTUM, now_ns};
 
 /// A session whose application sends by itself is looked at after so long.
