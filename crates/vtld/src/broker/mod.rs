@@ -8,7 +8,6 @@ mod doorbell;
 mod engine;
 mod launcher;
 mod meter;
-mod path;
 mod peers;
 mod raw;
 mod relay;

@@ -10,6 +10,7 @@ use std::{
 use nix::sys::eventfd::EventFd;
 use vtl_bpf::rings::RingSet;
 use vtl_control::Grant;
+use vtl_core::path::{Detour, PathSize};
 use vtl_pool::object::Parameter;
 use vtl_proto::{
     intf::{self, vtl_session, vtl_tx},
@@ -18,14 +19,7 @@ use vtl_proto::{
 };
 use vtl_ring::{RxRing, TxRing};
 
-use super::{
-    Granted, Owner, Reply,
-    bells::Bell,
-    caller::Caller,
-    meter::Meter,
-    path::{Detour, PathSize},
-    peers::Exit,
-};
+use super::{Granted, Owner, Reply, bells::Bell, caller::Caller, meter::Meter, peers::Exit};
 
 /// The application that a session is for, which may be this daemon's own thread of flows.
 pub(super) struct Aware {

@@ -7,6 +7,7 @@ use std::{
 
 use vtl_bpf::sessions;
 use vtl_control::{Destination, SessionKey};
+use vtl_core::path::max_payload;
 use vtl_proto::{
     intf,
     nego::{Answer, Early, Established, Initiator, NegoError, Offer, Offered, PATIENCE, Step, Way},
@@ -186,7 +187,7 @@ impl Engine {
             sid,
             ring_slots: session.slots,
             max_payload: {
-                let most = raw::max_payload(mtu, peer, Way::Native);
+                let most = max_payload(mtu, peer, Way::Native);
                 self.peers.payload(peer, now, most)
             },
             port,

@@ -1,6 +1,7 @@
-//! Follows the size of the packets that the path takes; what to do, `broker/path.rs` decides.
+//! Follows the size of the packets that the path takes; what to do, `vtl_core::path` decides.
 
 use vtl_bpf::sessions;
+use vtl_core::path::{Detour, PathSize, Progress, Return, Step};
 use vtl_proto::{
     intf,
     nego::Way,
@@ -11,7 +12,6 @@ use vtl_proto::{
 use super::{
     super::{
         now_ns,
-        path::{Detour, PathSize, Progress, Return, Step},
         raw::{self, Received, Via},
     },
     Engine,

@@ -3,6 +3,7 @@
 use std::{net::IpAddr, time::Duration};
 
 use vtl_control::SessionKey;
+use vtl_core::path;
 use vtl_proto::{
     carrier::{GRAFT_PORT, LOSSY},
     nego::{self, Choice, Made, Policy, Reason, Request, Verdict, Way},
@@ -147,7 +148,7 @@ impl Engine {
         };
         let mtu = raw::route(received.from).map_or(1500, |(_, mtu)| mtu);
         // What we have learned of the path is for our direction, and the peer may have sent already.
-        let max_payload = raw::max_payload(mtu, received.from, Way::Native);
+        let max_payload = path::max_payload(mtu, received.from, Way::Native);
         let wish = request.early_with(choice);
         let (sid, token) = self.create(received.from, received.to, port, wish, |rings| {
             aware(owner, rings, None)

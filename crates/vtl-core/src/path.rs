@@ -9,9 +9,7 @@
 
 use std::net::IpAddr;
 
-use vtl_proto::nego::Way;
-
-use super::raw;
+use vtl_proto::{intf, nego::Way};
 
 const MS: u64 = 1_000_000;
 /// A session that gets on no further for so long, and for four round trips, is looked into.
@@ -31,9 +29,18 @@ const SIZES: [u32; 12] = [
     1500, 1492, 1480, 1450, 1420, 1400, 1380, 1360, 1320, 1280, 1240, 1200,
 ];
 
+/// The most payload per packet for an MTU, a multiple of 8.
+pub fn max_payload(mtu: u32, to: IpAddr, way: Way) -> u16 {
+    let ip = if to.is_ipv4() { 20 } else { 40 } + u32::from(way.overhead());
+    let headers = ip + size_of::<intf::vtl_data_hdr>() as u32;
+    let most = mtu.saturating_sub(headers).min(intf::VTL_MAX_PAYLOAD);
+    (most & !7).max(8) as u16
+}
+
 /// What is to be done now.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub enum Step {
+    /// Nothing.
     Nothing,
     /// Ask about these payloads.
     Ask(Vec<u16>),
@@ -44,18 +51,18 @@ pub(super) enum Step {
 }
 
 /// How far a session is.
-pub(super) struct Progress {
+pub struct Progress {
     /// Packets acknowledged, or, where nobody says what arrives, sent.
-    pub(super) mark: u64,
+    pub mark: u64,
     /// More were sent than that.
-    pub(super) out: bool,
+    pub out: bool,
     /// Its round-trip time.
-    pub(super) rtt_ns: u64,
+    pub rtt_ns: u64,
 }
 
 /// One session's path.
 #[derive(Debug)]
-pub(super) struct PathSize {
+pub struct PathSize {
     peer: IpAddr,
     way: Way,
     /// Payload bytes that it takes, as far as is known.
@@ -86,7 +93,9 @@ struct Search {
 }
 
 impl PathSize {
-    pub(super) fn new(peer: IpAddr, way: Way, most: u16, acknowledged: bool, now: u64) -> Self {
+    /// The path of a session whose packets go by `way`, and have at most `most` bytes of payload.
+    /// `acknowledged`: acknowledgements tell what arrives.
+    pub fn new(peer: IpAddr, way: Way, most: u16, acknowledged: bool, now: u64) -> Self {
         Self {
             peer,
             way,
@@ -100,12 +109,12 @@ impl PathSize {
     }
 
     /// Whether acknowledgements tell what arrives.
-    pub(super) fn acknowledged(&self) -> bool {
+    pub fn acknowledged(&self) -> bool {
         self.acknowledged
     }
 
     /// To be called every now and then. `hint`: the MTU of the route, for all that routers told.
-    pub(super) fn look(&mut self, now: u64, at: &Progress, hint: impl FnOnce() -> u32) -> Step {
+    pub fn look(&mut self, now: u64, at: &Progress, hint: impl FnOnce() -> u32) -> Step {
         let (stuck, patience) = if self.acknowledged {
             (at.out && at.mark == self.mark, STALL_NS)
         } else {
@@ -159,7 +168,7 @@ impl PathSize {
     }
 
     /// The peer has received a packet with so much payload; the session is at `mark`.
-    pub(super) fn answered(&mut self, now: u64, payload: u16, mark: u64) {
+    pub fn answered(&mut self, now: u64, payload: u16, mark: u64) {
         let least = self.least();
         if payload >= self.most {
             self.settle(now, mark);
@@ -173,7 +182,7 @@ impl PathSize {
     }
 
     /// The peer has answered by TCP.
-    pub(super) fn answered_by_tcp(&mut self) {
+    pub fn answered_by_tcp(&mut self) {
         if let Some(search) = &mut self.search {
             search.by_tcp += u32::from(!search.hears_tcp);
             search.hears_tcp = true;
@@ -181,13 +190,13 @@ impl PathSize {
     }
 
     /// Whether TCP is to be asked as well: bad luck has been ruled out, as far as one round does.
-    pub(super) fn asks_by_tcp(&self) -> bool {
+    pub fn asks_by_tcp(&self) -> bool {
         let search = self.search.as_ref();
         search.is_some_and(|search| self.suspected || search.rounds > 1)
     }
 
     /// The peer finds that nothing gets through.
-    pub(super) fn suspect(&mut self) {
+    pub fn suspect(&mut self) {
         self.suspected = true;
     }
 
@@ -198,7 +207,7 @@ impl PathSize {
 
     /// The least payload that the session is cut down to.
     fn least(&self) -> u16 {
-        raw::max_payload(SIZES[SIZES.len() - 1], self.peer, self.way)
+        max_payload(SIZES[SIZES.len() - 1], self.peer, self.way)
     }
 
     /// Payloads to ask about.
@@ -206,7 +215,7 @@ impl PathSize {
         let mut sizes: Vec<u16> = SIZES
             .iter()
             .chain([&hint])
-            .map(|size| raw::max_payload(*size, self.peer, self.way))
+            .map(|size| max_payload(*size, self.peer, self.way))
             .filter(|payload| (self.least()..self.most).contains(payload))
             .collect();
         sizes.sort_unstable_by(|a, b| b.cmp(a));
@@ -227,7 +236,7 @@ const LEAVING_NS: u64 = 1_000 * MS;
 
 /// A session's packets go by TCP, since nothing else got through.
 #[derive(Debug)]
-pub(super) struct Detour {
+pub struct Detour {
     next_ns: u64,
     /// Rounds that were answered natively and by UDP, and whether this one was.
     heard: [u32; 2],
@@ -238,7 +247,8 @@ pub(super) struct Detour {
 
 /// What a detour wants to be done.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Return {
+pub enum Return {
+    /// Nothing.
     Nothing,
     /// Ask natively and by UDP.
     Ask,
@@ -249,7 +259,8 @@ pub(super) enum Return {
 }
 
 impl Detour {
-    pub(super) fn new(now: u64) -> Self {
+    /// Packets go by TCP from now on.
+    pub fn new(now: u64) -> Self {
         Self {
             next_ns: now + RETURN_NS,
             heard: [0; 2],
@@ -259,7 +270,7 @@ impl Detour {
     }
 
     /// To be called every now and then, with a way back that is fit for the session if not all are.
-    pub(super) fn look(&mut self, now: u64, rtt_ns: u64, udp: bool) -> Return {
+    pub fn look(&mut self, now: u64, rtt_ns: u64, udp: bool) -> Return {
         if let Some(since) = self.leaving_ns {
             if now.saturating_sub(since) < LEAVING_NS.max(4 * rtt_ns) {
                 return Return::Nothing;
@@ -284,7 +295,7 @@ impl Detour {
     }
 
     /// The peer has answered.
-    pub(super) fn answered(&mut self, way: Way) {
+    pub fn answered(&mut self, way: Way) {
         match way {
             Way::Native => self.hears[0] = true,
             Way::Udp => self.hears[1] = true,
