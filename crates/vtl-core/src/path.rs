@@ -1,78 +1,80 @@
-//! How large packets the path to a peer takes (RFC 8899), without I/O.
+//! Path MTU discovery (RFC 8899), and the detour by TCP around a path that drops everything else.
 //!
-//! A session begins with what the route takes. If it does not get on although packets are out, the
-//! peer is asked, with packets of many sizes at a time, which of them get through: that tells a
-//! path that takes less than it did from one that takes nothing, and from bad luck. One that takes
-//! nothing, while TCP gets through, is gone round by TCP ([`Detour`] looks for the way back). What
-//! routers say (ICMP) is one more size to ask about, no more, so whoever forges that achieves nothing. Where the
-//! graft does not learn what arrives, the peer is asked from time to time whether all is well.
+//! A session starts with the MTU of its route. When it makes no progress although packets are in
+//! flight, it probes the path: a burst of SIZE packets of many sizes, which the peer answers one by
+//! one. The answers tell a path MTU that has shrunk from a path that drops everything, both from
+//! ordinary loss. Where only TCP gets through, packets go by TCP ([`PathMtu`] decides), until
+//! another way works again ([`Detour`] decides). ICMP adds one more size to probe and decides
+//! nothing, so forging it achieves nothing. Where the graft's acknowledgements do not tell what
+//! arrives, the path is probed periodically. `PROTOCOL.md`, section 5, is the specification.
 
 use std::net::IpAddr;
 
 use vtl_proto::{intf, nego::Way};
 
 const MS: u64 = 1_000_000;
-/// A session that gets on no further for so long, and for four round trips, is looked into.
+/// Time without progress after which the path is probed, if it is longer than four round trips.
 const STALL_NS: u64 = 300 * MS;
-/// Where nobody says what arrives, this often, while something is sent.
+/// Interval of probing while something is sent, where acknowledgements do not tell what arrives.
 const CHECK_NS: u64 = 10_000 * MS;
-/// The peer's silence on a size is believed when it has answered others so often.
+/// Rounds with answers to other sizes after which a size counts as too large.
 const ROUNDS: u32 = 3;
-/// TCP's answers are believed when it has brought so many and nothing else has come.
+/// Rounds answered by TCP, and by TCP only, after which packets go by TCP.
 const TCP_ROUNDS: u32 = 2;
-/// Between two rounds: two round trips, and within these bounds. Each round without any answer
-/// doubles it.
+/// Bounds of the interval between two rounds, which is two round trips. It doubles with each round
+/// without any answer.
 const WAIT_NS: [u64; 2] = [100 * MS, 3_000 * MS];
-/// IP packets of these sizes are asked about: common MTUs, and those of common carriers. The last is
-/// the smallest that a session is cut down to (BASE_PLPMTU of RFC 8899), as acknowledgements need it.
+/// Sizes of IP packets that are probed: common MTUs, and those of common tunnels. The last one is
+/// the smallest path MTU of a session (BASE_PLPMTU of RFC 8899), which acknowledgements need.
 const SIZES: [u32; 12] = [
     1500, 1492, 1480, 1450, 1420, 1400, 1380, 1360, 1320, 1280, 1240, 1200,
 ];
 
-/// The most payload per packet for an MTU, a multiple of 8.
-pub fn max_payload(mtu: u32, to: IpAddr, way: Way) -> u16 {
-    let ip = if to.is_ipv4() { 20 } else { 40 } + u32::from(way.overhead());
+/// The largest payload of a packet to `peer`, bytes, for an MTU: a multiple of 8.
+pub fn max_payload(mtu: u32, peer: IpAddr, way: Way) -> u16 {
+    let ip = if peer.is_ipv4() { 20 } else { 40 } + u32::from(way.overhead());
     let headers = ip + size_of::<intf::vtl_data_hdr>() as u32;
     let most = mtu.saturating_sub(headers).min(intf::VTL_MAX_PAYLOAD);
     (most & !7).max(8) as u16
 }
 
-/// What is to be done now.
+/// What path MTU discovery wants to be done.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step {
     /// Nothing.
     Nothing,
-    /// Ask about these payloads.
+    /// Send a SIZE with `ACK_NOW` for each of these payloads, bytes.
     Ask(Vec<u16>),
-    /// So much payload gets through, and what was sent so far does not.
-    Narrow(u16),
-    /// Nothing gets through, and TCP does.
-    GoRound,
+    /// Reduce the payload of packets to so many bytes: larger ones do not get through.
+    Reduce(u16),
+    /// Send packets by TCP: nothing else gets through.
+    UseTcp,
 }
 
-/// How far a session is.
+/// Progress of a session at some time.
+#[derive(Clone, Copy, Debug)]
 pub struct Progress {
-    /// Packets acknowledged, or, where nobody says what arrives, sent.
+    /// Packets acknowledged; packets sent, where acknowledgements do not tell what arrives.
     pub mark: u64,
-    /// More were sent than that.
+    /// Packets are in flight, or a keepalive probe is.
     pub out: bool,
-    /// Its round-trip time.
+    /// The session's round-trip time, nanoseconds.
     pub rtt_ns: u64,
 }
 
-/// One session's path.
+/// Path MTU discovery of one session, for the packets that it sends.
 #[derive(Debug)]
-pub struct PathSize {
+pub struct PathMtu {
     peer: IpAddr,
     way: Way,
-    /// Payload bytes that it takes, as far as is known.
+    /// The largest payload that gets through, as far as is known, bytes.
     most: u16,
     /// Acknowledgements tell what arrives.
     acknowledged: bool,
-    /// All was well when the session was here, and at that time.
+    /// Progress at the last time that the path was found to work, and that time.
     mark: u64,
     since_ns: u64,
-    /// The peer has asked by TCP: it does not get on.
+    /// The peer has asked by TCP, so it makes no progress.
     suspected: bool,
     search: Option<Search>,
 }
@@ -82,19 +84,19 @@ struct Search {
     rounds: u32,
     wait_ns: u64,
     next_ns: u64,
-    /// Rounds in which some were answered, and whether this one is such.
+    /// Rounds with an answer, and whether this one has had one.
     heard: u32,
     hears: bool,
-    /// The largest size that was answered, payload bytes.
+    /// The largest payload that was answered, bytes.
     best: u16,
-    /// Rounds in which TCP has brought an answer, and whether this one is such.
+    /// Rounds with an answer by TCP, and whether this one has had one.
     by_tcp: u32,
     hears_tcp: bool,
 }
 
-impl PathSize {
-    /// The path of a session whose packets go by `way`, and have at most `most` bytes of payload.
-    /// `acknowledged`: acknowledgements tell what arrives.
+impl PathMtu {
+    /// Starts for a session whose packets go by `way` and have at most `most` bytes of payload.
+    /// `acknowledged`: the graft's acknowledgements tell what arrives.
     pub fn new(peer: IpAddr, way: Way, most: u16, acknowledged: bool, now: u64) -> Self {
         Self {
             peer,
@@ -108,13 +110,14 @@ impl PathSize {
         }
     }
 
-    /// Whether acknowledgements tell what arrives.
-    pub fn acknowledged(&self) -> bool {
+    /// Whether the graft's acknowledgements tell what arrives.
+    pub fn is_acknowledged(&self) -> bool {
         self.acknowledged
     }
 
-    /// To be called every now and then. `hint`: the MTU of the route, for all that routers told.
-    pub fn look(&mut self, now: u64, at: &Progress, hint: impl FnOnce() -> u32) -> Step {
+    /// Decides what is to be done now; to be called periodically. `hint` returns the MTU of the
+    /// route, which includes what ICMP has told.
+    pub fn poll(&mut self, now: u64, at: &Progress, hint: impl FnOnce() -> u32) -> Step {
         let (stuck, patience) = if self.acknowledged {
             (at.out && at.mark == self.mark, STALL_NS)
         } else {
@@ -151,11 +154,11 @@ impl PathSize {
         if search.heard >= ROUNDS {
             self.most = search.best;
             self.settle(now, at.mark);
-            return Step::Narrow(self.most);
+            return Step::Reduce(self.most);
         }
         if search.heard == 0 && search.by_tcp >= TCP_ROUNDS {
             self.settle(now, at.mark);
-            return Step::GoRound;
+            return Step::UseTcp;
         }
         if search.best == 0 && search.rounds >= ROUNDS {
             search.wait_ns = (2 * search.wait_ns).min(WAIT_NS[1]);
@@ -167,9 +170,10 @@ impl PathSize {
         Step::Ask(self.sizes(hint()))
     }
 
-    /// The peer has received a packet with so much payload; the session is at `mark`.
-    pub fn answered(&mut self, now: u64, payload: u16, mark: u64) {
-        let least = self.least();
+    /// Takes the answer to a SIZE that was as large as DATA with `payload` bytes. `mark`: as in
+    /// [`Progress`].
+    pub fn handle_answer(&mut self, now: u64, payload: u16, mark: u64) {
+        let least = self.min_payload();
         if payload >= self.most {
             self.settle(now, mark);
         } else if let Some(search) = &mut self.search
@@ -181,22 +185,23 @@ impl PathSize {
         }
     }
 
-    /// The peer has answered by TCP.
-    pub fn answered_by_tcp(&mut self) {
+    /// Takes an answer to a SIZE that came by TCP.
+    pub fn handle_answer_by_tcp(&mut self) {
         if let Some(search) = &mut self.search {
             search.by_tcp += u32::from(!search.hears_tcp);
             search.hears_tcp = true;
         }
     }
 
-    /// Whether TCP is to be asked as well: bad luck has been ruled out, as far as one round does.
+    /// Whether a round of probes includes one by TCP: not the first, as one round without an answer
+    /// may be ordinary loss.
     pub fn asks_by_tcp(&self) -> bool {
         let search = self.search.as_ref();
         search.is_some_and(|search| self.suspected || search.rounds > 1)
     }
 
-    /// The peer finds that nothing gets through.
-    pub fn suspect(&mut self) {
+    /// Takes note that the peer has asked by TCP: the next poll starts a search.
+    pub fn handle_suspicion(&mut self) {
         self.suspected = true;
     }
 
@@ -205,61 +210,62 @@ impl PathSize {
         self.suspected = false;
     }
 
-    /// The least payload that the session is cut down to.
-    fn least(&self) -> u16 {
+    /// The payload below which the session is never reduced.
+    fn min_payload(&self) -> u16 {
         max_payload(SIZES[SIZES.len() - 1], self.peer, self.way)
     }
 
-    /// Payloads to ask about.
+    /// Payloads of one round of probes.
     fn sizes(&self, hint: u32) -> Vec<u16> {
         let mut sizes: Vec<u16> = SIZES
             .iter()
             .chain([&hint])
             .map(|size| max_payload(*size, self.peer, self.way))
-            .filter(|payload| (self.least()..self.most).contains(payload))
+            .filter(|payload| (self.min_payload()..self.most).contains(payload))
             .collect();
         sizes.sort_unstable_by(|a, b| b.cmp(a));
-        // What is in use goes twice, first and last: its loss is what will be believed, and of a
-        // burst into a full queue only the first packets get through.
+        // The size in use goes first and last: its loss decides, and of a burst into a full queue
+        // only the first packets get through.
         sizes.insert(0, self.most);
         sizes.push(self.most);
         sizes
     }
 }
 
-/// While packets go by TCP, the peer is asked so often whether others get through again.
+/// Interval of probing the other ways while packets go by TCP.
 const RETURN_NS: u64 = 1_000 * MS;
-/// And those are believed when so many rounds, one after the other, were answered.
+/// Consecutive rounds with an answer by a way after which packets go by that way again.
 const RETURN_ROUNDS: u32 = 2;
-/// Where the peer's next packet does not come at once, TCP goes on.
+/// Time that the peer has to show itself by the new way; then packets go by TCP again.
 const LEAVING_NS: u64 = 1_000 * MS;
 
-/// A session's packets go by TCP, since nothing else got through.
+/// The detour by TCP of a session whose packets did not get through otherwise: looks for the way
+/// back.
 #[derive(Debug)]
 pub struct Detour {
     next_ns: u64,
-    /// Rounds that were answered natively and by UDP, and whether this one was.
+    /// Consecutive rounds with an answer, natively and by UDP, and whether this one has had one.
     heard: [u32; 2],
     hears: [bool; 2],
-    /// The session is on the way back since then.
+    /// When the session began to leave the detour.
     leaving_ns: Option<u64>,
 }
 
-/// What a detour wants to be done.
+/// What a [`Detour`] wants to be done.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Return {
+pub enum DetourStep {
     /// Nothing.
     Nothing,
-    /// Ask natively and by UDP.
+    /// Send a SIZE with `ACK_NOW` natively, and one by UDP.
     Ask,
-    /// Go on by this way, and ask by it, so that the answer shows where the peer is.
+    /// Send packets by this way, and a SIZE with `ACK_NOW`, whose answer shows the peer's address.
     Leave(Way),
-    /// The answer did not come: by TCP, after all.
+    /// Send packets by TCP again: the peer has not shown itself by the new way.
     Stay,
 }
 
 impl Detour {
-    /// Packets go by TCP from now on.
+    /// Starts with packets that go by TCP from now on.
     pub fn new(now: u64) -> Self {
         Self {
             next_ns: now + RETURN_NS,
@@ -269,17 +275,18 @@ impl Detour {
         }
     }
 
-    /// To be called every now and then, with a way back that is fit for the session if not all are.
-    pub fn look(&mut self, now: u64, rtt_ns: u64, udp: bool) -> Return {
+    /// Decides what is to be done now; to be called periodically. `udp`: packets that were written
+    /// already would fit behind a UDP header.
+    pub fn poll(&mut self, now: u64, rtt_ns: u64, udp: bool) -> DetourStep {
         if let Some(since) = self.leaving_ns {
             if now.saturating_sub(since) < LEAVING_NS.max(4 * rtt_ns) {
-                return Return::Nothing;
+                return DetourStep::Nothing;
             }
             *self = Self::new(now);
-            return Return::Stay;
+            return DetourStep::Stay;
         }
         if now < self.next_ns {
-            return Return::Nothing;
+            return DetourStep::Nothing;
         }
         for (heard, hears) in self.heard.iter_mut().zip(&mut self.hears) {
             *heard = if std::mem::take(hears) { *heard + 1 } else { 0 };
@@ -288,14 +295,14 @@ impl Detour {
         let back = match self.heard {
             [native, _] if native >= RETURN_ROUNDS => Way::Native,
             [_, by_udp] if by_udp >= RETURN_ROUNDS && udp => Way::Udp,
-            _ => return Return::Ask,
+            _ => return DetourStep::Ask,
         };
         self.leaving_ns = Some(now);
-        Return::Leave(back)
+        DetourStep::Leave(back)
     }
 
-    /// The peer has answered.
-    pub fn answered(&mut self, way: Way) {
+    /// Takes an answer to a SIZE that came by `way`.
+    pub fn handle_answer(&mut self, way: Way) {
         match way {
             Way::Native => self.hears[0] = true,
             Way::Udp => self.hears[1] = true,
@@ -321,10 +328,10 @@ mod tests {
         }
     }
 
-    /// Lets time pass in ticks until there is something to do.
-    fn until(path: &mut PathSize, now: &mut u64, at: &Progress) -> Step {
+    /// Advances the time in ticks until there is something to do.
+    fn until(path: &mut PathMtu, now: &mut u64, at: &Progress) -> Step {
         for _ in 0..1000 {
-            match path.look(*now, at, || 0) {
+            match path.poll(*now, at, || 0) {
                 Step::Nothing => *now += 100 * MS,
                 step => return step,
             }
@@ -332,7 +339,7 @@ mod tests {
         Step::Nothing
     }
 
-    fn asked(path: &mut PathSize, now: &mut u64, at: &Progress) -> Vec<u16> {
+    fn asked(path: &mut PathMtu, now: &mut u64, at: &Progress) -> Vec<u16> {
         match until(path, now, at) {
             Step::Ask(sizes) => sizes,
             step => panic!("{step:?}"),
@@ -342,22 +349,22 @@ mod tests {
     #[test]
     fn path__smaller_ones_get_through() {
         let mut now = 1000 * MS;
-        let mut path = PathSize::new(V4, Way::Native, 1440, true, now);
-        assert_eq!(path.look(now, &at(7), || 0), Step::Nothing);
+        let mut path = PathMtu::new(V4, Way::Native, 1440, true, now);
+        assert_eq!(path.poll(now, &at(7), || 0), Step::Nothing);
         let sizes = asked(&mut path, &mut now, &at(7));
         assert_eq!((sizes[0], sizes[1]), (1440, 1432));
         assert_eq!(sizes[sizes.len() - 2..], [1136, 1440]);
         assert_eq!(now, 1300 * MS);
-        path.answered(now, 1136, 7);
-        path.answered(now, 1000, 7);
+        path.handle_answer(now, 1136, 7);
+        path.handle_answer(now, 1000, 7);
         asked(&mut path, &mut now, &at(7));
         // A round in which nothing comes back says nothing.
         asked(&mut path, &mut now, &at(7));
-        path.answered(now, 1216, 7);
-        path.answered(now, 1136, 7);
+        path.handle_answer(now, 1216, 7);
+        path.handle_answer(now, 1136, 7);
         asked(&mut path, &mut now, &at(7));
-        path.answered(now, 1176, 7);
-        assert_eq!(until(&mut path, &mut now, &at(7)), Step::Narrow(1216));
+        path.handle_answer(now, 1176, 7);
+        assert_eq!(until(&mut path, &mut now, &at(7)), Step::Reduce(1216));
         assert_eq!((now, path.most), (1700 * MS, 1216));
         // Less and less.
         let sizes = asked(&mut path, &mut now, &at(7));
@@ -367,15 +374,15 @@ mod tests {
     #[test]
     fn path__large_ones_get_through_after_all() {
         let mut now = 0;
-        let mut path = PathSize::new(V4, Way::Native, 1440, true, now);
+        let mut path = PathMtu::new(V4, Way::Native, 1440, true, now);
         asked(&mut path, &mut now, &at(0));
-        path.answered(now, 1136, 0);
-        path.answered(now, 1440, 0);
+        path.handle_answer(now, 1136, 0);
+        path.handle_answer(now, 1440, 0);
         let since = now;
         asked(&mut path, &mut now, &at(0));
         assert_eq!(now - since, STALL_NS, "a new count");
         // Neither does it search where the session gets on, or nothing is out.
-        assert_eq!(path.look(now + MS, &at(1), || 0), Step::Nothing);
+        assert_eq!(path.poll(now + MS, &at(1), || 0), Step::Nothing);
         let idle = Progress {
             out: false,
             ..at(1)
@@ -387,7 +394,7 @@ mod tests {
     #[test]
     fn path__nothing_gets_through() {
         let mut now = 0;
-        let mut path = PathSize::new(V4, Way::Native, 1440, true, now);
+        let mut path = PathMtu::new(V4, Way::Native, 1440, true, now);
         for _ in 0..50 {
             asked(&mut path, &mut now, &at(0));
         }
@@ -398,38 +405,38 @@ mod tests {
     #[test]
     fn path__where_tcp_alone_gets_through() {
         let mut now = 0;
-        let mut path = PathSize::new(V4, Way::Native, 1440, true, now);
+        let mut path = PathMtu::new(V4, Way::Native, 1440, true, now);
         asked(&mut path, &mut now, &at(0));
         assert!(!path.asks_by_tcp(), "that may have been bad luck");
         asked(&mut path, &mut now, &at(0));
         assert!(path.asks_by_tcp());
-        path.answered_by_tcp();
-        path.answered_by_tcp();
+        path.handle_answer_by_tcp();
+        path.handle_answer_by_tcp();
         asked(&mut path, &mut now, &at(0));
-        path.answered_by_tcp();
-        assert_eq!(until(&mut path, &mut now, &at(0)), Step::GoRound);
+        path.handle_answer_by_tcp();
+        assert_eq!(until(&mut path, &mut now, &at(0)), Step::UseTcp);
         assert_eq!(now, 600 * MS);
         // Not where other packets get through as well.
         for _ in 0..3 {
             asked(&mut path, &mut now, &at(0));
-            path.answered_by_tcp();
-            path.answered(now, 1200, 0);
+            path.handle_answer_by_tcp();
+            path.handle_answer(now, 1200, 0);
         }
-        assert_eq!(until(&mut path, &mut now, &at(0)), Step::Narrow(1200));
+        assert_eq!(until(&mut path, &mut now, &at(0)), Step::Reduce(1200));
     }
 
     #[test]
     fn path__that_the_peer_suspects() {
         let mut now = 0;
-        let mut path = PathSize::new(V4, Way::Native, 1440, true, now);
+        let mut path = PathMtu::new(V4, Way::Native, 1440, true, now);
         let idle = Progress {
             out: false,
             ..at(0)
         };
-        path.suspect();
+        path.handle_suspicion();
         asked(&mut path, &mut now, &idle);
         assert!(path.asks_by_tcp());
-        path.answered(now, 1440, 0);
+        path.handle_answer(now, 1440, 0);
         assert_eq!(until(&mut path, &mut now, &idle), Step::Nothing);
     }
 
@@ -437,55 +444,55 @@ mod tests {
     fn detour__ends_where_another_way_is_there_again() {
         let second = 1_000 * MS;
         let mut detour = Detour::new(0);
-        let look = |detour: &mut Detour, s: u64| detour.look(s * second, 20 * MS, true);
-        assert_eq!(look(&mut detour, 0), Return::Nothing);
-        assert_eq!(look(&mut detour, 1), Return::Ask);
-        detour.answered(Way::Udp);
-        assert_eq!(look(&mut detour, 2), Return::Ask);
-        assert_eq!(look(&mut detour, 3), Return::Ask, "once is not enough");
-        detour.answered(Way::Udp);
-        assert_eq!(look(&mut detour, 4), Return::Ask);
-        detour.answered(Way::Udp);
-        assert_eq!(detour.look(5 * second, 0, false), Return::Ask, "unfit");
-        detour.answered(Way::Udp);
-        assert_eq!(look(&mut detour, 6), Return::Leave(Way::Udp));
-        assert_eq!(look(&mut detour, 6), Return::Nothing);
-        assert_eq!(look(&mut detour, 7), Return::Stay);
-        assert_eq!(look(&mut detour, 8), Return::Ask, "from the beginning");
-        detour.answered(Way::Udp);
-        detour.answered(Way::Native);
-        assert_eq!(look(&mut detour, 9), Return::Ask);
-        detour.answered(Way::Udp);
-        detour.answered(Way::Native);
-        assert_eq!(look(&mut detour, 10), Return::Leave(Way::Native));
+        let look = |detour: &mut Detour, s: u64| detour.poll(s * second, 20 * MS, true);
+        assert_eq!(look(&mut detour, 0), DetourStep::Nothing);
+        assert_eq!(look(&mut detour, 1), DetourStep::Ask);
+        detour.handle_answer(Way::Udp);
+        assert_eq!(look(&mut detour, 2), DetourStep::Ask);
+        assert_eq!(look(&mut detour, 3), DetourStep::Ask, "once is not enough");
+        detour.handle_answer(Way::Udp);
+        assert_eq!(look(&mut detour, 4), DetourStep::Ask);
+        detour.handle_answer(Way::Udp);
+        assert_eq!(detour.poll(5 * second, 0, false), DetourStep::Ask, "unfit");
+        detour.handle_answer(Way::Udp);
+        assert_eq!(look(&mut detour, 6), DetourStep::Leave(Way::Udp));
+        assert_eq!(look(&mut detour, 6), DetourStep::Nothing);
+        assert_eq!(look(&mut detour, 7), DetourStep::Stay);
+        assert_eq!(look(&mut detour, 8), DetourStep::Ask, "from the beginning");
+        detour.handle_answer(Way::Udp);
+        detour.handle_answer(Way::Native);
+        assert_eq!(look(&mut detour, 9), DetourStep::Ask);
+        detour.handle_answer(Way::Udp);
+        detour.handle_answer(Way::Native);
+        assert_eq!(look(&mut detour, 10), DetourStep::Leave(Way::Native));
     }
 
     #[test]
     fn path__where_nobody_says_what_arrives() {
         let mut now = 0;
-        let mut path = PathSize::new(V4, Way::Native, 1440, false, now);
+        let mut path = PathMtu::new(V4, Way::Native, 1440, false, now);
         assert_eq!(until(&mut path, &mut now, &at(0)), Step::Nothing, "idle");
         let since = now;
         assert_eq!(asked(&mut path, &mut now, &at(5)), [1440; 2]);
         assert_eq!(now - since, CHECK_NS - 100 * MS);
-        path.answered(now, 1440, 5);
-        assert_eq!(path.look(now + MS, &at(5), || 0), Step::Nothing);
+        path.handle_answer(now, 1440, 5);
+        assert_eq!(path.poll(now + MS, &at(5), || 0), Step::Nothing);
         for sent in 6..9 {
             asked(&mut path, &mut now, &at(sent));
-            path.answered(now, 1200, sent);
+            path.handle_answer(now, 1200, sent);
         }
-        assert_eq!(until(&mut path, &mut now, &at(9)), Step::Narrow(1200));
+        assert_eq!(until(&mut path, &mut now, &at(9)), Step::Reduce(1200));
     }
 
     #[test]
     fn sizes__are_those_below_the_one_in_use() {
-        let path = PathSize::new(V4, Way::Native, 1440, true, 0);
+        let path = PathMtu::new(V4, Way::Native, 1440, true, 0);
         assert!(path.sizes(1300).contains(&1240), "what a router said");
         assert!(!path.sizes(600).contains(&536));
-        let path = PathSize::new(Ipv6Addr::LOCALHOST.into(), Way::Native, 1120, true, 0);
+        let path = PathMtu::new(Ipv6Addr::LOCALHOST.into(), Way::Native, 1120, true, 0);
         assert_eq!(path.sizes(0), [1120, 1120]);
-        let path = PathSize::new(V4, Way::Udp, 1432, true, 0);
+        let path = PathMtu::new(V4, Way::Udp, 1432, true, 0);
         assert!(path.sizes(0).contains(&1424), "1492 bytes");
-        assert_eq!(path.least(), 1128);
+        assert_eq!(path.min_payload(), 1128);
     }
 }

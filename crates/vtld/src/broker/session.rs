@@ -10,7 +10,7 @@ use std::{
 use nix::sys::eventfd::EventFd;
 use vtl_bpf::rings::RingSet;
 use vtl_control::Grant;
-use vtl_core::path::{Detour, PathSize};
+use vtl_core::path::{Detour, PathMtu};
 use vtl_pool::object::Parameter;
 use vtl_proto::{
     intf::{self, vtl_session, vtl_tx},
@@ -94,7 +94,7 @@ pub(super) struct Session {
     /// At the initiator, while they do.
     pub(super) detour: Option<Detour>,
     /// How large packets the path takes, once it is open and if the peer answers such questions.
-    pub(super) path: Option<PathSize>,
+    pub(super) path: Option<PathMtu>,
     pub(super) aware: Aware,
     /// By which the application runs egress for single packets.
     pub(super) caller: Option<Caller>,

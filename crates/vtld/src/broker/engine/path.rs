@@ -1,7 +1,7 @@
-//! Follows the size of the packets that the path takes; what to do, `vtl_core::path` decides.
+//! Carries out path MTU discovery and the detour by TCP, which `vtl_core::path` decides.
 
 use vtl_bpf::sessions;
-use vtl_core::path::{Detour, PathSize, Progress, Return, Step};
+use vtl_core::path::{Detour, DetourStep, PathMtu, Progress, Step};
 use vtl_proto::{
     intf,
     nego::Way,
@@ -23,8 +23,8 @@ const LONGER: u16 = (size_of::<intf::vtl_data_hdr>() - size_of::<intf::vtl_hdr>(
 const RTT_NS: u64 = 100_000_000;
 
 /// How far the session is.
-fn mark(path: &PathSize, entry: &sessions::Session<'_>) -> u64 {
-    if path.acknowledged() {
+fn mark(path: &PathMtu, entry: &sessions::Session<'_>) -> u64 {
+    if path.is_acknowledged() {
         entry.acknowledged()
     } else {
         entry.sent()
@@ -51,7 +51,7 @@ impl Engine {
         let most = self.peers.payload(session.peer, now, max_payload) - session.way.overhead();
         session.path = session
             .long_messages
-            .then(|| PathSize::new(session.peer, session.way, most, acknowledged, now));
+            .then(|| PathMtu::new(session.peer, session.way, most, acknowledged, now));
         if most < max_payload {
             session.set_path(most);
             if graft.is_some_and(|g| g.halves) {
@@ -103,10 +103,10 @@ impl Engine {
                 .map_or(RTT_NS, |rtt| rtt.as_nanos() as u64),
         };
         let told = || raw::route(peer).map_or(0, |(_, mtu)| mtu);
-        match path.look(now, &at, told) {
+        match path.poll(now, &at, told) {
             Step::Nothing => {}
-            Step::GoRound if leads => self.go_round(sid, now),
-            Step::GoRound => {}
+            Step::UseTcp if leads => self.use_tcp(sid, now),
+            Step::UseTcp => {}
             Step::Ask(payloads) => {
                 if path.asks_by_tcp()
                     && by_tcp
@@ -118,7 +118,7 @@ impl Engine {
                     self.say_size(sid, intf::VTL_F_ACK_NOW, payload + LONGER, 0);
                 }
             }
-            Step::Narrow(most) => self.narrow(sid, now, most),
+            Step::Reduce(most) => self.reduce(sid, now, most),
         }
     }
 
@@ -162,7 +162,7 @@ impl Engine {
                 && session.way != Way::Tcp
                 && let Some(path) = &mut session.path
             {
-                path.suspect();
+                path.handle_suspicion();
             }
             let answers = size.zeros;
             self.send_to_peer_via(sid, 0, received.via, |header| {
@@ -173,18 +173,18 @@ impl Engine {
                 })
             });
         } else if let Some(detour) = &mut session.detour {
-            detour.answered(way);
+            detour.handle_answer(way);
         } else if let Some(path) = &mut session.path {
             let mark = mark(path, &entry);
             match way {
-                Way::Tcp => path.answered_by_tcp(),
-                _ => path.answered(now, size.answers.saturating_sub(LONGER), mark),
+                Way::Tcp => path.handle_answer_by_tcp(),
+                _ => path.handle_answer(now, size.answers.saturating_sub(LONGER), mark),
             }
         }
     }
 
     /// Packets of a session that we have opened go by TCP from now on.
-    fn go_round(&mut self, sid: u32, now: u64) {
+    fn use_tcp(&mut self, sid: u32, now: u64) {
         let table = self.plane.sessions();
         let (Some(session), Some(entry)) = (self.sessions.get_mut(&sid), table.get(sid)) else {
             return;
@@ -229,15 +229,15 @@ impl Engine {
             return;
         };
         let asked = |way: Way| (most - way.overhead(), via_of(way, udp_port));
-        match detour.look(now, rtt_ns, udp) {
-            Return::Nothing => {}
-            Return::Ask => {
+        match detour.poll(now, rtt_ns, udp) {
+            DetourStep::Nothing => {}
+            DetourStep::Ask => {
                 for way in [Way::Native, Way::Udp] {
                     let (payload, via) = asked(way);
                     self.ask(sid, payload, via);
                 }
             }
-            Return::Leave(way) => {
+            DetourStep::Leave(way) => {
                 let (payload, via) = asked(way);
                 entry.set_port(match via {
                     Via::Udp(port) => port,
@@ -248,7 +248,7 @@ impl Engine {
                     self.ask(sid, payload, via);
                 }
             }
-            Return::Stay => {
+            DetourStep::Stay => {
                 entry.set_port(0);
                 entry.set_tunnel(true);
                 self.go_on(sid);
@@ -259,7 +259,7 @@ impl Engine {
     /// The path takes less than it did. What was written before and is larger goes in halves, where
     /// the graft knows them. Others cannot send it again: what they may lose
     /// gets lost, and a session that has to wait for such a packet ends.
-    fn narrow(&mut self, sid: u32, now: u64, most: u16) {
+    fn reduce(&mut self, sid: u32, now: u64, most: u16) {
         let table = self.plane.sessions();
         let (Some(session), Some(entry)) = (self.sessions.get(&sid), table.get(sid)) else {
             return;
@@ -271,7 +271,7 @@ impl Engine {
             .note_path(peer, most + session.way.overhead(), now);
         let gid = entry.snapshot().gid;
         let graft = self.plane.grafts().find(|g| g.gid == gid);
-        let acknowledged = session.path.as_ref().is_some_and(PathSize::acknowledged);
+        let acknowledged = session.path.as_ref().is_some_and(PathMtu::is_acknowledged);
         if graft.is_some_and(|g| g.halves) {
             entry.set_path(most);
             entry.probe(); // what is out goes again now, and not when a long timeout ends
