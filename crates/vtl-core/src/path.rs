@@ -2,7 +2,7 @@
 //!
 //! A session starts with the MTU of its route. When it makes no progress although packets are in
 //! flight, it probes the path: a burst of SIZE packets of many sizes, which the peer answers one by
-//! one. The answers tell a path MTU that has shrunk from a path that drops everything, both from
+//! one. The answers distinguish a path MTU that has shrunk, a path that drops everything, and
 //! ordinary loss. Where only TCP gets through, packets go by TCP ([`PathMtu`] decides), until
 //! another way works again ([`Detour`] decides). ICMP adds one more size to probe and decides
 //! nothing, so forging it achieves nothing. Where the graft's acknowledgements do not tell what
