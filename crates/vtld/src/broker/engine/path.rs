@@ -45,7 +45,7 @@ impl Engine {
         let acknowledged = !services.intersection(tells).is_empty();
         let now = now_ns();
         session.way = entry.way();
-        if session.way == Way::Tcp && session.initiator && session.detour.is_none() {
+        if session.way == Way::Tcp && session.lifecycle.is_initiator() && session.detour.is_none() {
             session.detour = Some(Detour::new(now));
         }
         let most = self.peers.payload(session.peer, now, max_payload) - session.way.overhead();
@@ -89,15 +89,15 @@ impl Engine {
             return;
         };
         let peer = session.peer;
-        let (by_tcp, leads) = (session.may_go_by_tcp(), session.initiator);
-        let asked = session.asked > 0;
+        let (by_tcp, leads) = (session.may_go_by_tcp(), session.lifecycle.is_initiator());
+        let probing = session.lifecycle.is_probing();
         let elsewhere = [0, intf::VTL_TUNNEL].contains(&entry.ifindex());
         let Some(path) = session.path.as_mut().filter(|_| !elsewhere) else {
             return;
         };
         let at = Progress {
             mark: mark(path, &entry),
-            out: entry.unacknowledged() > 0 || asked,
+            out: entry.unacknowledged() > 0 || probing,
             rtt_ns: entry
                 .measured_rtt()
                 .map_or(RTT_NS, |rtt| rtt.as_nanos() as u64),
@@ -155,7 +155,7 @@ impl Engine {
             return;
         }
         let now = now_ns();
-        session.heard_ns = now;
+        session.lifecycle.handle_size(now);
         let way = received.via.way();
         if u32::from(size.header.flags) & intf::VTL_F_ACK_NOW != 0 {
             if way == Way::Tcp
@@ -279,7 +279,7 @@ impl Engine {
         } else if acknowledged {
             tracing::info!(%peer, "and a packet that is larger cannot be sent again");
             self.send_close(sid, true);
-            self.end(sid, intf::VTL_CLOSED_TIMEOUT);
+            self.fail(sid);
         }
     }
 }
