@@ -232,6 +232,84 @@ impl PathMtu {
     }
 }
 
+/// The path of one session's packets: how they go, how large they may be, and the detour by TCP.
+#[derive(Debug, Default)]
+pub struct SessionPath {
+    way: Way,
+    detour: Option<Detour>,
+    mtu: Option<PathMtu>,
+}
+
+impl SessionPath {
+    /// Starts over for packets that go by `way`. The initiator looks for the way back from TCP.
+    /// `mtu`: discovers the path MTU, if the peer answers SIZE.
+    pub fn begin(&mut self, now: u64, way: Way, is_initiator: bool, mtu: Option<PathMtu>) {
+        self.way = way;
+        self.mtu = mtu;
+        if way == Way::Tcp && is_initiator {
+            self.detour.get_or_insert_with(|| Detour::new(now));
+        }
+    }
+
+    /// How packets went when the path began.
+    pub fn way(&self) -> Way {
+        self.way
+    }
+
+    /// Whether packets go by another way than when the path began, `way`, so that it has to begin
+    /// anew. A detour decides about that itself.
+    pub fn is_rerouted(&self, way: Way) -> bool {
+        self.detour.is_none() && self.way != way
+    }
+
+    /// Path MTU discovery, if the peer answers SIZE.
+    pub fn mtu(&mut self) -> Option<&mut PathMtu> {
+        self.mtu.as_mut()
+    }
+
+    /// Whether the graft's acknowledgements tell what arrives, if the peer answers SIZE.
+    pub fn is_acknowledged(&self) -> bool {
+        self.mtu.as_ref().is_some_and(PathMtu::is_acknowledged)
+    }
+
+    /// The detour by TCP, while there is one.
+    pub fn detour(&mut self) -> Option<&mut Detour> {
+        self.detour.as_mut()
+    }
+
+    /// Packets go by TCP from now on, until the detour finds a way back.
+    pub fn start_detour(&mut self, now: u64) {
+        self.detour = Some(Detour::new(now));
+    }
+
+    /// The peer has shown itself by the way back.
+    pub fn end_detour(&mut self) {
+        self.detour = None;
+    }
+
+    /// Takes a SIZE with `ACK_NOW` that came by `way`. The peer asks by TCP when nothing of this host
+    /// gets through to it, or nothing of its own to this host.
+    pub fn handle_question(&mut self, way: Way) {
+        if way == Way::Tcp
+            && self.way != Way::Tcp
+            && let Some(mtu) = &mut self.mtu
+        {
+            mtu.handle_suspicion();
+        }
+    }
+
+    /// Takes an answer to a SIZE, which came by `way`; `payload` and `mark` as for
+    /// [`PathMtu::handle_answer`].
+    pub fn handle_answer(&mut self, now: u64, way: Way, payload: u16, mark: u64) {
+        match (&mut self.detour, &mut self.mtu) {
+            (Some(detour), _) => detour.handle_answer(way),
+            (None, Some(mtu)) if way == Way::Tcp => mtu.handle_answer_by_tcp(),
+            (None, Some(mtu)) => mtu.handle_answer(now, payload, mark),
+            (None, None) => {}
+        }
+    }
+}
+
 /// Interval of probing the other ways while packets go by TCP.
 const RETURN_NS: u64 = 1_000 * MS;
 /// Consecutive rounds with an answer by a way after which packets go by that way again.
@@ -465,6 +543,83 @@ mod tests {
         detour.handle_answer(Way::Udp);
         detour.handle_answer(Way::Native);
         assert_eq!(look(&mut detour, 10), DetourStep::Leave(Way::Native));
+    }
+
+    fn session_path(way: Way) -> SessionPath {
+        let mut path = SessionPath::default();
+        path.begin(0, way, true, Some(PathMtu::new(V4, way, 1440, true, 0)));
+        path
+    }
+
+    #[test]
+    fn session_path__begins_a_detour_at_the_initiator_by_tcp() {
+        assert!(session_path(Way::Udp).detour().is_none());
+        let mut path = session_path(Way::Tcp);
+        assert_eq!(path.way(), Way::Tcp);
+        let detour = path.detour().expect("the initiator looks for the way back");
+        assert_eq!(detour.poll(RETURN_NS, 0, true), DetourStep::Ask);
+        // The one that there is goes on.
+        path.begin(RETURN_NS, Way::Tcp, true, None);
+        let detour = path.detour().expect("still by TCP");
+        assert_eq!(detour.poll(RETURN_NS, 0, true), DetourStep::Nothing);
+        assert_eq!(detour.poll(2 * RETURN_NS, 0, true), DetourStep::Ask);
+        let mut path = SessionPath::default();
+        path.begin(0, Way::Tcp, false, None);
+        assert!(path.detour().is_none(), "the responder follows");
+    }
+
+    #[test]
+    fn session_path__follows_the_way_except_on_a_detour() {
+        let mut path = session_path(Way::Native);
+        assert!(!path.is_rerouted(Way::Native));
+        assert!(path.is_rerouted(Way::Udp));
+        path.start_detour(0);
+        assert!(!path.is_rerouted(Way::Tcp));
+        path.end_detour();
+        assert!(path.is_rerouted(Way::Tcp));
+    }
+
+    #[test]
+    fn session_path__suspects_when_the_peer_asks_by_tcp() {
+        let suspects = |path: &mut SessionPath| {
+            let mtu = path.mtu().expect("the peer answers SIZE");
+            mtu.poll(MS, &at(1), || 0) != Step::Nothing
+        };
+        for (way, asked_by, suspected) in [
+            (Way::Native, Way::Native, false),
+            (Way::Native, Way::Tcp, true),
+            (Way::Udp, Way::Tcp, true),
+            (Way::Tcp, Way::Tcp, false),
+        ] {
+            let mut path = session_path(way);
+            path.handle_question(asked_by);
+            assert_eq!(suspects(&mut path), suspected, "{way} {asked_by}");
+        }
+    }
+
+    #[test]
+    fn session_path__gives_answers_to_the_detour_or_to_discovery() {
+        let mut now = 0;
+        let mut path = session_path(Way::Native);
+        asked(path.mtu().unwrap(), &mut now, &at(0));
+        path.handle_answer(now, Way::Tcp, 8, 0);
+        asked(path.mtu().unwrap(), &mut now, &at(0));
+        path.handle_answer(now, Way::Tcp, 8, 0);
+        let step = until(path.mtu().unwrap(), &mut now, &at(0));
+        assert_eq!(step, Step::UseTcp);
+        // The size in use gets through: nothing is wrong.
+        asked(path.mtu().unwrap(), &mut now, &at(0));
+        path.handle_answer(now, Way::Native, 1440, 0);
+        let step = path.mtu().unwrap().poll(now + MS, &at(0), || 0);
+        assert_eq!(step, Step::Nothing);
+        path.start_detour(0);
+        for round in 1..=2 {
+            let step = path.detour().unwrap().poll(round * RETURN_NS, 0, true);
+            assert_eq!(step, DetourStep::Ask);
+            path.handle_answer(0, Way::Native, 1440, 0);
+        }
+        let step = path.detour().unwrap().poll(3 * RETURN_NS, 0, true);
+        assert_eq!(step, DetourStep::Leave(Way::Native));
     }
 
     #[test]

@@ -11,13 +11,13 @@ use nix::sys::eventfd::EventFd;
 use vtl_bpf::{rings::RingSet, sessions};
 use vtl_control::Grant;
 use vtl_core::{
-    path::{Detour, PathMtu},
+    path::SessionPath,
     session::{Lifecycle, Observation},
 };
 use vtl_pool::object::Parameter;
 use vtl_proto::{
     intf::{self, vtl_session, vtl_tx},
-    nego::{Established, Initiator, Way},
+    nego::{Established, Initiator},
     services::{Requirements, Services},
 };
 use vtl_ring::{RxRing, TxRing};
@@ -74,14 +74,9 @@ pub(super) struct Session {
     pub(super) slots: u32,
     /// Whether the peer takes messages of several packets, and packets in halves.
     pub(super) long_messages: bool,
-    /// How packets go, as far as their size is concerned.
-    pub(super) way: Way,
     /// The connection that its packets go by, where they go by TCP.
     pub(super) tunnel: Option<u32>,
-    /// At the initiator, while they do.
-    pub(super) detour: Option<Detour>,
-    /// How large packets the path takes, once it is open and if the peer answers such questions.
-    pub(super) path: Option<PathMtu>,
+    pub(super) path: SessionPath,
     pub(super) aware: Aware,
     /// By which the application runs egress for single packets.
     pub(super) caller: Option<Caller>,
@@ -101,7 +96,7 @@ impl Session {
             timeouts: entry.timeouts(),
             unacknowledged: entry.unacknowledged(),
             located: entry.ifindex() != 0,
-            rerouted: self.detour.is_none() && self.way != entry.way(),
+            rerouted: self.path.is_rerouted(entry.way()),
         }
     }
 

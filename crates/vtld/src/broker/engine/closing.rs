@@ -71,7 +71,7 @@ impl Engine {
             entry.probe();
             self.schedule.now(sid);
         }
-        if session.detour.is_some() {
+        if session.path.detour().is_some() {
             self.look_back(sid, now);
         } else {
             self.watch_path(sid, now);

@@ -11,10 +11,10 @@ use nix::sys::{
     eventfd::{EfdFlags, EventFd},
 };
 use vtl_bpf::sessions::SessionTable;
-use vtl_core::session::Lifecycle;
+use vtl_core::{path::SessionPath, session::Lifecycle};
 use vtl_proto::{
     intf,
-    nego::{Established, Initiator, Way},
+    nego::{Established, Initiator},
     services::Services,
 };
 use vtl_ring::{RxRing, TxRing};
@@ -209,15 +209,13 @@ impl Engine {
             preferred: Vec::new(),
             exit: None,
             port_there: intf::VTL_UDP_PORT as u16,
-            way: Way::Native,
             answered: None,
             lifecycle: lifecycle(sid, token, slots),
             rings,
             slots,
             long_messages: false,
             tunnel: None,
-            detour: None,
-            path: None,
+            path: SessionPath::default(),
             aware,
             caller,
             meter: Meter::new(now_ns()),

@@ -1,7 +1,7 @@
 //! Carries out path MTU discovery and the detour by TCP, which `vtl_core::path` decides.
 
 use vtl_bpf::sessions;
-use vtl_core::path::{Detour, DetourStep, PathMtu, Progress, Step};
+use vtl_core::path::{DetourStep, PathMtu, Progress, Step};
 use vtl_proto::{
     intf,
     nego::Way,
@@ -23,8 +23,8 @@ const LONGER: u16 = (size_of::<intf::vtl_data_hdr>() - size_of::<intf::vtl_hdr>(
 const RTT_NS: u64 = 100_000_000;
 
 /// How far the session is.
-fn mark(path: &PathMtu, entry: &sessions::Session<'_>) -> u64 {
-    if path.is_acknowledged() {
+fn mark(acknowledged: bool, entry: &sessions::Session<'_>) -> u64 {
+    if acknowledged {
         entry.acknowledged()
     } else {
         entry.sent()
@@ -44,14 +44,13 @@ impl Engine {
         let tells = Services::RELIABLE | Services::PARTIAL_RELIABILITY;
         let acknowledged = !services.intersection(tells).is_empty();
         let now = now_ns();
-        session.way = entry.way();
-        if session.way == Way::Tcp && session.lifecycle.is_initiator() && session.detour.is_none() {
-            session.detour = Some(Detour::new(now));
-        }
-        let most = self.peers.payload(session.peer, now, max_payload) - session.way.overhead();
-        session.path = session
+        let (peer, way) = (session.peer, entry.way());
+        let most = self.peers.payload(peer, now, max_payload) - way.overhead();
+        let mtu = session
             .long_messages
-            .then(|| PathMtu::new(session.peer, session.way, most, acknowledged, now));
+            .then(|| PathMtu::new(peer, way, most, acknowledged, now));
+        let is_initiator = session.lifecycle.is_initiator();
+        session.path.begin(now, way, is_initiator, mtu);
         if most < max_payload {
             session.set_path(most);
             if graft.is_some_and(|g| g.halves) {
@@ -67,7 +66,7 @@ impl Engine {
         let (Some(session), Some(entry)) = (self.sessions.get(&sid), table.get(sid)) else {
             return false;
         };
-        let (before, published) = (session.way, session.published() > 0);
+        let (before, published) = (session.path.way(), session.published() > 0);
         if before == entry.way() {
             return true;
         }
@@ -92,11 +91,11 @@ impl Engine {
         let (by_tcp, leads) = (session.may_go_by_tcp(), session.lifecycle.is_initiator());
         let probing = session.lifecycle.is_probing();
         let elsewhere = [0, intf::VTL_TUNNEL].contains(&entry.ifindex());
-        let Some(path) = session.path.as_mut().filter(|_| !elsewhere) else {
+        let Some(path) = session.path.mtu().filter(|_| !elsewhere) else {
             return;
         };
         let at = Progress {
-            mark: mark(path, &entry),
+            mark: mark(path.is_acknowledged(), &entry),
             out: entry.unacknowledged() > 0 || probing,
             rtt_ns: entry
                 .measured_rtt()
@@ -158,12 +157,7 @@ impl Engine {
         session.lifecycle.handle_size(now);
         let way = received.via.way();
         if u32::from(size.header.flags) & intf::VTL_F_ACK_NOW != 0 {
-            if way == Way::Tcp
-                && session.way != Way::Tcp
-                && let Some(path) = &mut session.path
-            {
-                path.handle_suspicion();
-            }
+            session.path.handle_question(way);
             let answers = size.zeros;
             self.send_to_peer_via(sid, 0, received.via, |header| {
                 Packet::Size(Size {
@@ -172,14 +166,10 @@ impl Engine {
                     answers,
                 })
             });
-        } else if let Some(detour) = &mut session.detour {
-            detour.handle_answer(way);
-        } else if let Some(path) = &mut session.path {
-            let mark = mark(path, &entry);
-            match way {
-                Way::Tcp => path.handle_answer_by_tcp(),
-                _ => path.handle_answer(now, size.answers.saturating_sub(LONGER), mark),
-            }
+        } else {
+            let payload = size.answers.saturating_sub(LONGER);
+            let mark = mark(session.path.is_acknowledged(), &entry);
+            session.path.handle_answer(now, way, payload, mark);
         }
     }
 
@@ -190,7 +180,7 @@ impl Engine {
             return;
         };
         tracing::info!(peer = %session.peer, sid, "nothing gets through but TCP");
-        session.detour = Some(Detour::new(now));
+        session.path.start_detour(now);
         entry.set_port(0);
         entry.set_tunnel(true);
         self.turn(sid);
@@ -221,11 +211,11 @@ impl Engine {
         };
         if ![0, intf::VTL_TUNNEL].contains(&ifindex) {
             tracing::info!(peer = %session.peer, sid, way = %entry.way(), "without TCP again");
-            session.detour = None;
+            session.path.end_detour();
             self.turn(sid);
             return self.go_on(sid);
         }
-        let Some(detour) = &mut session.detour else {
+        let Some(detour) = session.path.detour() else {
             return;
         };
         let asked = |way: Way| (most - way.overhead(), via_of(way, udp_port));
@@ -268,10 +258,10 @@ impl Engine {
         tracing::info!(%peer, payload = most, "the path takes smaller packets than before");
         session.set_path(most);
         self.peers
-            .note_path(peer, most + session.way.overhead(), now);
+            .note_path(peer, most + session.path.way().overhead(), now);
         let gid = entry.snapshot().gid;
         let graft = self.plane.grafts().find(|g| g.gid == gid);
-        let acknowledged = session.path.as_ref().is_some_and(PathMtu::is_acknowledged);
+        let acknowledged = session.path.is_acknowledged();
         if graft.is_some_and(|g| g.halves) {
             entry.set_path(most);
             entry.probe(); // what is out goes again now, and not when a long timeout ends
