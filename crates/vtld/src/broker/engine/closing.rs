@@ -57,7 +57,8 @@ impl Engine {
         }
     }
 
-    /// Looks after an open session. `heard`: its peer was heard; `probe`: send keepalive probes.
+    /// Updates what is known of an open session's path, and sends keepalive probes if `probe`.
+    /// `heard`: the peer was heard since the last time.
     fn keep_alive(&mut self, sid: u32, now: u64, heard: bool, probe: bool) {
         let table = self.plane.sessions();
         let (Some(session), Some(entry)) = (self.sessions.get_mut(&sid), table.get(sid)) else {
@@ -167,7 +168,7 @@ impl Engine {
         }
         let aborted = u32::from(header.flags) & intf::VTL_F_ABORT != 0;
         tracing::debug!(peer = %session.peer, sid, aborted, "the peer closes the session");
-        // Validation may end the session.
+        // The session, or its successor, is validated first where that is due, which may remove it.
         while let Some(session) = self.sessions.get(&sid) {
             let (succeeds, successor) = (session.succeeds.is_some(), session.successor);
             let close = PeerClose {
@@ -204,8 +205,8 @@ impl Engine {
         session.map_or(Successor::Known, |s| s.lifecycle.as_successor(located))
     }
 
-    /// Ends a session: the programs let go of it, its user learns why. An aware application may
-    /// still read what has arrived; its rings are freed when it leaves.
+    /// Ends a session: frees its entry, and tells its user why. An aware application may still read
+    /// what has arrived; the rings are freed when it leaves.
     fn end(&mut self, sid: u32, end: End) {
         match end.farewell {
             Farewell::Nothing => {}

@@ -136,7 +136,7 @@ impl Engine {
     /// Makes a session's entry and rings, as large as a known path needs. While the path is not
     /// known, a small part of large rings is used. It gets the index and the token wished for, if
     /// that index is free, and the rings hold what a peer may send ahead of the answer. `lifecycle`
-    /// makes its lifecycle of index, token, and slots used.
+    /// makes the session's lifecycle from its index, its token and the slots in use.
     pub(super) fn create(
         &mut self,
         peer: IpAddr,

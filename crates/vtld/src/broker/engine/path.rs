@@ -19,10 +19,10 @@ use super::{
 
 /// Bytes by which the header of DATA is longer than that of SIZE.
 const LONGER: u16 = (size_of::<intf::vtl_data_hdr>() - size_of::<intf::vtl_hdr>()) as u16;
-/// Where no acknowledgement has told the round-trip time.
+/// The round-trip time assumed before the first sample.
 const RTT_NS: u64 = 100_000_000;
 
-/// How far the session is.
+/// Progress of a session, as `vtl_core::path::Progress` has it.
 fn mark(acknowledged: bool, entry: &sessions::Session<'_>) -> u64 {
     if acknowledged {
         entry.acknowledged()
@@ -32,8 +32,9 @@ fn mark(acknowledged: bool, entry: &sessions::Session<'_>) -> u64 {
 }
 
 impl Engine {
-    /// A session begins, with a graft and what both hosts' links take: what is known of the path
-    /// holds from the first packet on.
+    /// Starts path MTU discovery of a session whose graft is `gid`. `max_payload`: what both hosts'
+    /// links take. A smaller path MTU that is known from earlier sessions holds from the first packet
+    /// on.
     pub(super) fn begin_path(&mut self, sid: u32, gid: u16, max_payload: u16) {
         let table = self.plane.sessions();
         let (Some(session), Some(entry)) = (self.sessions.get_mut(&sid), table.get(sid)) else {
@@ -59,8 +60,8 @@ impl Engine {
         }
     }
 
-    /// Takes note of how packets of an open session go now. False if that leaves less room, and what
-    /// was written already cannot go in halves.
+    /// Starts over if packets of an open session go by another way now. False if they have less room
+    /// there, and packets that were written already cannot go in halves.
     pub(super) fn turn(&mut self, sid: u32) -> bool {
         let table = self.plane.sessions();
         let (Some(session), Some(entry)) = (self.sessions.get(&sid), table.get(sid)) else {
@@ -81,7 +82,7 @@ impl Engine {
         self.plane.grafts().any(|g| g.gid == gid && g.halves)
     }
 
-    /// Looks whether an open session gets on, and if not, whether its packets are too large.
+    /// Polls path MTU discovery of an open session.
     pub(super) fn watch_path(&mut self, sid: u32, now: u64) {
         let table = self.plane.sessions();
         let (Some(session), Some(entry)) = (self.sessions.get_mut(&sid), table.get(sid)) else {
@@ -121,7 +122,7 @@ impl Engine {
         }
     }
 
-    /// Asks by a way that the session's packets do not go now.
+    /// Sends a SIZE with `ACK_NOW` by a way other than that of the session's packets.
     fn ask(&mut self, sid: u32, payload: u16, via: Via) {
         self.send_to_peer_via(sid, intf::VTL_F_ACK_NOW, via, |header| {
             Packet::Size(Size {
@@ -142,7 +143,7 @@ impl Engine {
         });
     }
 
-    /// A question about a size, or an answer.
+    /// Takes a SIZE of the peer, a question or an answer.
     pub(super) fn sized(&mut self, size: &Size, received: &Received) {
         let sid = size.header.sid;
         let table = self.plane.sessions();
@@ -173,7 +174,7 @@ impl Engine {
         }
     }
 
-    /// Packets of a session that we have opened go by TCP from now on.
+    /// Sends packets of a session by TCP from now on. Only its initiator decides that.
     fn use_tcp(&mut self, sid: u32, now: u64) {
         let table = self.plane.sessions();
         let (Some(session), Some(entry)) = (self.sessions.get_mut(&sid), table.get(sid)) else {
@@ -187,7 +188,8 @@ impl Engine {
         self.go_on(sid);
     }
 
-    /// The session goes another way: what is out is asked for at once, and the peer sees where.
+    /// Sends a PROBE by a session's new way: packets in flight are acknowledged or go again at once,
+    /// and the peer learns the way.
     pub(super) fn go_on(&mut self, sid: u32) {
         if let Some(entry) = self.plane.sessions().get(sid) {
             entry.probe();
@@ -195,7 +197,7 @@ impl Engine {
         }
     }
 
-    /// Looks whether a session that goes by TCP may go otherwise again.
+    /// Polls the detour of a session whose packets go by TCP.
     pub(super) fn look_back(&mut self, sid: u32, now: u64) {
         let table = self.plane.sessions();
         let (Some(session), Some(entry)) = (self.sessions.get(&sid), table.get(sid)) else {
@@ -246,9 +248,9 @@ impl Engine {
         }
     }
 
-    /// The path takes less than it did. What was written before and is larger goes in halves, where
-    /// the graft knows them. Others cannot send it again: what they may lose
-    /// gets lost, and a session that has to wait for such a packet ends.
+    /// Reduces the payload of a session's packets to `most` bytes. Larger packets that were written
+    /// before go in halves, if the graft knows them. Other grafts cannot send them again: what they
+    /// may lose is lost, and a session that has to wait for such a packet ends.
     fn reduce(&mut self, sid: u32, now: u64, most: u16) {
         let table = self.plane.sessions();
         let (Some(session), Some(entry)) = (self.sessions.get(&sid), table.get(sid)) else {
