@@ -6,7 +6,6 @@ mod caller;
 mod engine;
 mod launcher;
 mod meter;
-mod path;
 mod peers;
 mod raw;
 mod session;

@@ -254,11 +254,3 @@ pub(super) fn route(to: IpAddr) -> io::Result<(IpAddr, u32)> {
     let mtu: libc::c_int = option::get(&socket, level, name)?;
     Ok((socket.local_addr()?.ip(), mtu as u32))
 }
-
-/// The most payload per packet for an MTU, a multiple of 8.
-pub(super) fn max_payload(mtu: u32, to: IpAddr, way: Way) -> u16 {
-    let ip = if to.is_ipv4() { 20 } else { 40 } + u32::from(way.overhead());
-    let headers = ip + size_of::<intf::vtl_data_hdr>() as u32;
-    let most = mtu.saturating_sub(headers).min(intf::VTL_MAX_PAYLOAD);
-    (most & !7).max(8) as u16
-}

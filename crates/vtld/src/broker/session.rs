@@ -9,23 +9,21 @@ use std::{
 };
 
 use nix::sys::eventfd::EventFd;
-use vtl_bpf::rings::RingSet;
+use vtl_bpf::{rings::RingSet, sessions};
 use vtl_control::Grant;
+use vtl_core::{
+    path::SessionPath,
+    session::{Lifecycle, Observation},
+};
 use vtl_pool::object::Parameter;
 use vtl_proto::{
     intf::{self, vtl_session, vtl_tx},
-    nego::{Established, Initiator, Way},
+    nego::{Established, Initiator},
     services::{Requirements, Services},
 };
 use vtl_ring::Controls;
 
-use super::{
-    Granted, Owner, Reply,
-    caller::Caller,
-    meter::Meter,
-    path::{Detour, PathSize},
-    peers::Exit,
-};
+use super::{Granted, Owner, Reply, caller::Caller, meter::Meter, peers::Exit};
 
 /// The application that a session is for, which may be this daemon's own thread of flows.
 pub(super) struct Aware {
@@ -41,24 +39,12 @@ pub(super) struct Aware {
     pub(super) controls: Arc<Controls>,
 }
 
-/// How the responder answered.
+/// The responder's answer to NEGO.
 #[derive(Clone, Copy)]
 pub(super) struct Answered {
     pub(super) at_ns: u64,
+    /// The peer's first packet need not have waited for it.
     pub(super) early: bool,
-}
-
-/// How far a session is.
-pub(super) enum Phase {
-    Opening(Box<Initiator>),
-    Open,
-    /// Nothing is sent any more; CLOSE is repeated until the peer says CLOSE, or gives no sound.
-    Closing {
-        tries: u32,
-        next_ns: u64,
-    },
-    /// The programs have let go of it.
-    Ended,
 }
 
 pub(super) struct Session {
@@ -66,7 +52,6 @@ pub(super) struct Session {
     pub(super) local: IpAddr,
     pub(super) port: u16,
     pub(super) token: u64,
-    pub(super) initiator: bool,
     /// The session that this one succeeds, and the one that succeeds it, or is to.
     pub(super) succeeds: Option<u32>,
     pub(super) successor: Option<u32>,
@@ -78,41 +63,38 @@ pub(super) struct Session {
     pub(super) exit: Option<Exit>,
     /// At the initiator: the UDP port that NEGO goes to.
     pub(super) port_there: u16,
-    /// They have gone; the answer is still to come.
-    pub(super) confirming: Option<Box<Initiator>>,
-    /// At the responder, until the peer's first packet: when it was answered, and whether that
-    /// packet need not wait for the answer.
+    /// At the responder, until the peer's first packet, for its round-trip time.
     pub(super) answered: Option<Answered>,
-    pub(super) phase: Phase,
+    pub(super) lifecycle: Lifecycle<Box<Initiator>>,
     pub(super) rings: RingSet,
     /// Packets that are used of each ring: no more than the path asks for.
     pub(super) slots: u32,
     /// Whether the peer takes messages of several packets, and packets in halves.
     pub(super) long_messages: bool,
-    /// How packets go, as far as their size is concerned.
-    pub(super) way: Way,
     /// The connection that its packets go by, where they go by TCP.
     pub(super) tunnel: Option<u32>,
-    /// At the initiator, while they do.
-    pub(super) detour: Option<Detour>,
-    /// How large packets the path takes, once it is open and if the peer answers such questions.
-    pub(super) path: Option<PathSize>,
+    pub(super) path: SessionPath,
     pub(super) aware: Aware,
     /// By which the application runs egress for single packets.
     pub(super) caller: Option<Caller>,
     /// What the path does of late.
     pub(super) meter: Meter,
-    /// The kernel's count of the peer's packets at `heard_ns`.
-    pub(super) heard: u64,
-    /// When the peer was last heard.
-    pub(super) heard_ns: u64,
-    /// How often the peer was asked since then whether it is there.
-    pub(super) asked: u32,
 }
 
 impl Session {
     pub(super) fn is_open(&self) -> bool {
-        matches!(self.phase, Phase::Open)
+        self.lifecycle.is_open()
+    }
+
+    /// What the kernel's entry shows of the session.
+    pub(super) fn observe(&self, entry: &sessions::Session<'_>) -> Observation {
+        Observation {
+            heard: entry.heard(),
+            timeouts: entry.timeouts(),
+            unacknowledged: entry.unacknowledged(),
+            located: entry.ifindex() != 0,
+            rerouted: self.path.is_rerouted(entry.way()),
+        }
     }
 
     /// Packets that were written to the transmit ring since the session began.

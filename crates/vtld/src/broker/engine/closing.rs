@@ -1,5 +1,8 @@
-//! How sessions end.
+//! Carries out what the lifecycle of a session decides (`vtl_core::session`): keepalive and the end.
 
+use vtl_core::session::{
+    ABORT_COPIES, Action, End, EndReason, Farewell, PeerClose, Reaction, Successor,
+};
 use vtl_proto::{
     intf,
     wire::{Header, Packet},
@@ -7,17 +10,78 @@ use vtl_proto::{
 
 use super::{
     super::{
-        Owner, now_ns,
+        Owner,
+        meter::Mark,
+        now_ns,
         raw::{Received, Via},
-        session::Phase,
     },
-    CLOSE_NS, Engine,
+    Engine,
 };
 
-/// CLOSE packets that tell of an abort.
-const ABORT_COPIES: usize = 3;
+/// The reason of an end as the session's rings tell it.
+fn code(reason: EndReason) -> u32 {
+    match reason {
+        EndReason::ClosedByPeer => intf::VTL_CLOSED_BY_PEER,
+        EndReason::Failed => intf::VTL_CLOSED_TIMEOUT,
+        EndReason::Local => intf::VTL_CLOSED_LOCAL,
+    }
+}
 
 impl Engine {
+    /// Polls a session's lifecycle.
+    pub(super) fn tick_session(&mut self, sid: u32, now: u64) {
+        let table = self.plane.sessions();
+        let (Some(session), Some(entry)) = (self.sessions.get_mut(&sid), table.get(sid)) else {
+            return;
+        };
+        let seen = session.observe(&entry);
+        let action = session.lifecycle.poll(now, &seen);
+        if let Action::End(End { tell: Some(_), .. }) = action {
+            tracing::info!(peer = %session.peer, sid, "the peer does not answer any more");
+        }
+        self.act(sid, now, action);
+    }
+
+    fn act(&mut self, sid: u32, now: u64, action: Action) {
+        match action {
+            Action::Nothing => {}
+            Action::Confirm => self.confirm_timer(sid, now),
+            Action::Reroute => {
+                self.turn(sid);
+                self.go_on(sid);
+            }
+            Action::Watch { heard, probe } => self.keep_alive(sid, now, heard, probe),
+            Action::SendClose => {
+                self.shards.rest(sid);
+                self.send_close(sid, false);
+            }
+            Action::End(end) => self.end(sid, end),
+            Action::Forget => self.forget(sid),
+        }
+    }
+
+    /// Updates what is known of an open session's path, and sends keepalive probes if `probe`.
+    /// `heard`: the peer was heard since the last time.
+    fn keep_alive(&mut self, sid: u32, now: u64, heard: bool, probe: bool) {
+        let table = self.plane.sessions();
+        let (Some(session), Some(entry)) = (self.sessions.get_mut(&sid), table.get(sid)) else {
+            return;
+        };
+        session.meter.note(Mark::new(now, &entry.meter()));
+        if heard && let Some(rtt) = entry.measured_rtt() {
+            self.peers.note_shorter_rtt(session.peer, rtt);
+        }
+        if probe {
+            entry.probe();
+            self.shards.due(sid);
+        }
+        if session.path.detour().is_some() {
+            self.look_back(sid, now);
+        } else {
+            self.watch_path(sid, now);
+        }
+    }
+
     pub(super) fn close_owned(&mut self, owner: Owner, aborted: bool) {
         for sid in self.sessions_of_owner(owner) {
             self.close(sid, aborted);
@@ -30,42 +94,28 @@ impl Engine {
         owned.map(|(_, sid)| *sid).collect()
     }
 
-    /// Ends a session from our side.
+    /// Closes a session on behalf of its user.
     pub(super) fn close(&mut self, sid: u32, aborted: bool) {
-        let Some(session) = self.sessions.get_mut(&sid) else {
-            return;
-        };
-        match session.phase {
-            Phase::Open => {}
-            Phase::Closing { .. } => return,
-            Phase::Opening(_) | Phase::Ended => {
-                self.forget(sid);
-                return;
-            }
-        }
-        session.phase = Phase::Closing {
-            tries: 1,
-            next_ns: now_ns() + CLOSE_NS,
-        };
-        self.shards.rest(sid);
-        if aborted {
-            self.send_aborts(sid);
-            self.end(sid, intf::VTL_CLOSED_LOCAL);
-        } else {
-            self.send_close(sid, aborted);
+        let now = now_ns();
+        if let Some(session) = self.sessions.get_mut(&sid) {
+            let action = session.lifecycle.close(now, aborted);
+            self.act(sid, now, action);
         }
     }
 
-    /// Ends an open session whose owner has not asked for it, and learns of it.
+    /// Aborts a session without its user, who learns of it.
     pub(super) fn abort(&mut self, sid: u32) {
-        self.send_aborts(sid);
-        self.end(sid, intf::VTL_CLOSED_LOCAL);
+        let session = self.sessions.get_mut(&sid);
+        if let Some(end) = session.and_then(|s| s.lifecycle.abort()) {
+            self.end(sid, end);
+        }
     }
 
-    /// Nobody will be here to repeat it, and the peer would wait for its own patience to end.
-    fn send_aborts(&mut self, sid: u32) {
-        for _ in 0..ABORT_COPIES {
-            self.send_close(sid, true);
+    /// Ends a session that cannot go on.
+    pub(super) fn fail(&mut self, sid: u32) {
+        let session = self.sessions.get_mut(&sid);
+        if let Some(end) = session.and_then(|s| s.lifecycle.fail()) {
+            self.end(sid, end);
         }
     }
 
@@ -110,83 +160,75 @@ impl Engine {
         self.send(&packet(header), local, peer, via);
     }
 
-    /// The peer's CLOSE.
+    /// Takes a CLOSE of the peer.
     pub(super) fn closed(&mut self, header: Header, received: &Received) {
-        let Some(session) = self.sessions.get(&header.sid) else {
+        let sid = header.sid;
+        let Some(session) = self.sessions.get(&sid) else {
             return;
         };
         if session.token != header.token || session.peer != received.from {
             return;
         }
         let aborted = u32::from(header.flags) & intf::VTL_F_ABORT != 0;
-        tracing::debug!(peer = %session.peer, sid = header.sid, aborted, "the peer closes the session");
-        match session.phase {
-            Phase::Closing { .. } => self.end(header.sid, intf::VTL_CLOSED_LOCAL),
-            Phase::Open => {
-                if aborted && session.succeeds.is_some() && session.answered.is_some() {
-                    // Its opener could not use it, and nobody here knows of it.
-                    return self.forget(header.sid);
-                }
-                if !aborted && !self.knows_successor(header.sid) {
-                    return; // it comes again
-                }
-                // A CLOSE proves the address like any packet, and may be the first that comes: who
-                // listens gets the session, and its end.
-                let session = self.sessions.get_mut(&header.sid);
-                if let Some(answered) = session.and_then(|s| s.answered.take()) {
-                    self.validated(header.sid, answered);
-                }
-                self.send_close(header.sid, false);
-                let why = if aborted {
-                    intf::VTL_CLOSED_TIMEOUT
-                } else {
-                    intf::VTL_CLOSED_BY_PEER
-                };
-                self.end(header.sid, why);
-            }
-            Phase::Opening(_) | Phase::Ended => {}
+        tracing::debug!(peer = %session.peer, sid, aborted, "the peer closes the session");
+        // The session, or its successor, is validated first where that is due, which may remove it.
+        while let Some(session) = self.sessions.get(&sid) {
+            let (succeeds, successor) = (session.succeeds.is_some(), session.successor);
+            let close = PeerClose {
+                aborted,
+                succeeds,
+                successor: successor.map_or(Successor::Known, |sid| self.as_successor(sid)),
+            };
+            let Some(session) = self.sessions.get_mut(&sid) else {
+                return;
+            };
+            let validated = match session.lifecycle.handle_close(&close) {
+                Reaction::Ignore => return,
+                Reaction::Forget => return self.forget(sid),
+                Reaction::End(end) => return self.end(sid, end),
+                Reaction::Validate => sid,
+                Reaction::ValidateSuccessor => successor.unwrap_or(sid),
+            };
+            let session = self.sessions.get_mut(&validated);
+            let Some(answered) = session.and_then(|s| s.answered.take()) else {
+                return;
+            };
+            self.validated(validated, answered);
         }
     }
 
-    /// The application must know of the session that succeeds one before this one ends, which would
-    /// look like the end. False if the peer has not shown itself in it yet.
-    fn knows_successor(&mut self, sid: u32) -> bool {
-        let successor = self.sessions.get(&sid).and_then(|s| s.successor);
-        let Some(successor) = successor else {
-            return true;
-        };
-        let entry = self.plane.sessions().get(successor);
-        let shown = entry.is_some_and(|e| e.ifindex() != 0);
-        let session = self.sessions.get_mut(&successor);
-        match session.and_then(|s| s.answered.take_if(|_| shown)) {
-            Some(answered) => self.validated(successor, answered),
-            None => {
-                let session = self.sessions.get(&successor);
-                return session.is_none_or(|s| s.answered.is_none());
-            }
-        }
-        true
+    /// A session as the successor of another one.
+    fn as_successor(&self, sid: u32) -> Successor {
+        let located = self
+            .plane
+            .sessions()
+            .get(sid)
+            .is_some_and(|e| e.ifindex() != 0);
+        let session = self.sessions.get(&sid);
+        session.map_or(Successor::Known, |s| s.lifecycle.as_successor(located))
     }
 
-    /// The session is over: the programs let go of it, its users learn why. An aware application
-    /// may still read what has arrived; its rings are freed when it leaves.
-    pub(super) fn end(&mut self, sid: u32, why: u32) {
-        let Some(session) = self.sessions.get_mut(&sid) else {
+    /// Ends a session: frees its entry, and tells its user why. An aware application may still read
+    /// what has arrived; the rings are freed when it leaves.
+    fn end(&mut self, sid: u32, end: End) {
+        match end.farewell {
+            Farewell::Nothing => {}
+            Farewell::Close => self.send_close(sid, false),
+            Farewell::Abort => (0..ABORT_COPIES).for_each(|_| self.send_close(sid, true)),
+        }
+        let Some(session) = self.sessions.get(&sid) else {
             return;
         };
         if let Some(entry) = self.plane.sessions().get(sid) {
             entry.set_state(intf::VTL_FREE);
         }
         self.responder.ended(sid);
-        session.confirming = None;
-        tracing::debug!(peer = %session.peer, sid, why, "session ended");
-        let was_closing = matches!(session.phase, Phase::Closing { .. });
-        session.phase = Phase::Ended;
+        tracing::debug!(peer = %session.peer, sid, ?end, "session ended");
         self.shards.rest(sid);
-        if was_closing {
+        let Some(reason) = end.tell else {
             return self.forget(sid);
-        }
-        session.aware.controls.set_closed(why);
+        };
+        session.aware.controls.set_closed(code(reason));
         self.shards.wake(sid);
     }
 

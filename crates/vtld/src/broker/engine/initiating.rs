@@ -7,6 +7,10 @@ use std::{
 
 use vtl_bpf::sessions;
 use vtl_control::{Destination, SessionKey};
+use vtl_core::{
+    path::max_payload,
+    session::{Lifecycle, Phase},
+};
 use vtl_proto::{
     intf,
     nego::{Answer, Early, Established, Initiator, NegoError, Offer, Offered, PATIENCE, Step, Way},
@@ -20,7 +24,7 @@ use super::{
         peers::{Exit, Next},
         random_token,
         raw::{self, Received, Via},
-        session::{self, Aware, Phase, Wish},
+        session::{self, Aware, Wish},
     },
     Engine, Parked,
     opening::aware,
@@ -54,7 +58,7 @@ impl Engine {
         let unconfirmed = |sid| {
             self.sessions
                 .get(&sid)
-                .is_some_and(|s| s.confirming.is_some())
+                .is_some_and(|s| s.lifecycle.is_confirming())
         };
         let ready = if succeeds.is_some_and(unconfirmed) {
             Ok(false)
@@ -113,8 +117,8 @@ impl Engine {
     pub(super) fn answer_waits(&mut self, answer: &Nego<'_>, from: IpAddr) -> bool {
         let session = self.sessions.get(&answer.header.sid);
         let is_awaited = session.is_some_and(|s| {
-            let opening = matches!(s.phase, Phase::Opening(_));
-            s.peer == from && (opening || s.confirming.is_some())
+            let opening = matches!(s.lifecycle.phase(), Phase::Opening(_));
+            s.peer == from && (opening || s.lifecycle.is_confirming())
         });
         let gid = answer.gids.first().copied().unwrap_or_default();
         is_awaited && self.graft_ready(gid) == Ok(false)
@@ -180,15 +184,20 @@ impl Engine {
             })
         };
         let offered: Vec<Offered> = gids.iter().filter_map(offered).collect();
-        let (sid, token) = self.create(peer, local, port, None, purpose)?;
-        let session = self.sessions.get_mut(&sid).expect("just made");
-        let offer = Offer {
+        let max_payload = max_payload(mtu, peer, Way::Native);
+        let max_payload = self.peers.payload(peer, now, max_payload);
+        let next = early.as_ref().map(|next| Early {
+            token: random_token(),
+            max_payload: next.max_payload,
+            long_messages: next.long_messages,
+        });
+        let succeeded = succeeds
+            .and_then(|sid| self.plane.sessions().get(sid))
+            .map(|entry| entry.peer());
+        let offer = |sid, ring_slots| Offer {
             sid,
-            ring_slots: session.slots,
-            max_payload: {
-                let most = raw::max_payload(mtu, peer, Way::Native);
-                self.peers.payload(peer, now, most)
-            },
+            ring_slots,
+            max_payload,
             port,
             services: wish.wanted.required(),
             grafts: offered,
@@ -196,16 +205,15 @@ impl Engine {
             ways,
             patience: PATIENCE,
             ticket,
-            early: early.as_ref().map(|next| Early {
-                token: random_token(),
-                max_payload: next.max_payload,
-                long_messages: next.long_messages,
-            }),
-            succeeds: succeeds
-                .and_then(|sid| self.plane.sessions().get(sid))
-                .map(|entry| entry.peer()),
+            early: next,
+            succeeds: succeeded,
         };
-        session.initiator = true;
+        let lifecycle = |sid, token, slots| {
+            let negotiation = Initiator::new(offer(sid, slots), now, token);
+            Lifecycle::initiator(now, Box::new(negotiation))
+        };
+        let (sid, _) = self.create(peer, local, port, None, purpose, lifecycle)?;
+        let session = self.sessions.get_mut(&sid).expect("just made");
         session.exit = early.map(|next| next.exit);
         let port_there = session.exit.map_or(port_there, |exit| exit.port);
         if port_there != 0 {
@@ -213,7 +221,6 @@ impl Engine {
         }
         session.preferred = preferred;
         session.required = wish.wanted.required();
-        session.phase = Phase::Opening(Box::new(Initiator::new(offer, now, token)));
         if let Some(entry) = self.plane.sessions().get(sid) {
             entry.complete(|s| s.leads = 1);
         }
@@ -227,10 +234,10 @@ impl Engine {
         let Some(session) = self.sessions.get_mut(&sid) else {
             return;
         };
-        let Phase::Opening(nego) = &mut session.phase else {
+        let (local, peer, port_there) = (session.local, session.peer, session.port_there);
+        let Some(nego) = session.lifecycle.opening() else {
             return;
         };
-        let (local, peer, port_there) = (session.local, session.peer, session.port_there);
         let step = nego.poll(now);
         self.negotiations.at(sid, nego.poll_at());
         match step {
@@ -255,21 +262,21 @@ impl Engine {
         }
         let now = now_ns();
         let (via, way) = (received.via, received.via.way());
-        if let Some(nego) = &mut session.confirming {
+        if let Some(nego) = session.lifecycle.confirming() {
             match nego.handle(now, packet, way) {
                 Ok(None) => self.confirm_timer(sid, now),
                 Ok(Some(Answer::Moved(established))) => {
                     self.moved(sid, &established, via);
                 }
                 Ok(Some(Answer::Confirmed(established) | Answer::Opened(established))) => {
-                    session.confirming = None;
+                    session.lifecycle.handle_confirmed();
                     self.confirmed(sid, &established, via);
                 }
                 Err(error) => self.broken(sid, &error.to_string()),
             }
             return;
         }
-        let Phase::Opening(nego) = &mut session.phase else {
+        let Some(nego) = session.lifecycle.opening() else {
             return;
         };
         let established = match nego.handle(now, packet, way) {
@@ -291,6 +298,9 @@ impl Engine {
         if let Some(entry) = self.plane.sessions().get(sid) {
             go_by(&entry, via);
         }
+        if let Some(session) = self.sessions.get_mut(&sid) {
+            session.lifecycle.handle_established(now);
+        }
         match self.establish(sid, &established) {
             Ok(()) => {
                 self.met(sid, &established);
@@ -308,7 +318,7 @@ impl Engine {
         tracing::info!(peer = %session.peer, sid, port = session.port, "session open");
         // The peer learns from our first packet where we live. One that is asked before it can have
         // the session would be asked in vain.
-        if session.confirming.is_none()
+        if !session.lifecycle.is_confirming()
             && let Some(entry) = self.plane.sessions().get(sid)
         {
             entry.probe();
@@ -364,16 +374,18 @@ impl Engine {
             self.send(&close, local, peer, via);
         }
         let (now, token) = (now_ns(), random_token());
-        let next = match self.sessions.get(&sid).map(|s| &s.phase) {
-            Some(Phase::Opening(nego)) => nego.without(gid, now, token),
-            _ => None,
+        let Some(session) = self.sessions.get_mut(&sid) else {
+            return;
         };
-        let (Some(next), Some(session)) = (next, self.sessions.get_mut(&sid)) else {
+        let peer = session.peer;
+        let nego = session.lifecycle.opening();
+        let next = nego.and_then(|nego| Some((nego.without(gid, now, token)?, nego)));
+        let Some((next, nego)) = next else {
             return self.failed(sid, why);
         };
-        tracing::info!(peer = %session.peer, why, "the next choice");
+        tracing::info!(%peer, why, "the next choice");
+        **nego = next;
         session.token = token;
-        session.phase = Phase::Opening(Box::new(next));
         if let Some(entry) = self.plane.sessions().get(sid) {
             entry.complete(|s| s.token = token);
         }
@@ -410,7 +422,7 @@ impl Engine {
             rtt: self.peers.rtt(session.peer),
             ..*established
         };
-        let phase = std::mem::replace(&mut session.phase, Phase::Ended);
+        session.lifecycle.start_early(now_ns());
         if let (Some(exit), Some(entry)) = (session.exit, self.plane.sessions().get(sid)) {
             entry.complete(|s| {
                 s.headers[..exit.ethernet.len()].copy_from_slice(&exit.ethernet);
@@ -422,9 +434,9 @@ impl Engine {
             self.failed(sid, &error);
             return;
         }
-        if let (Phase::Opening(nego), Some(session)) = (phase, self.sessions.get_mut(&sid)) {
+        let session = self.sessions.get_mut(&sid);
+        if let Some(nego) = session.and_then(|s| s.lifecycle.confirming()) {
             self.negotiations.at(sid, nego.poll_at());
-            session.confirming = Some(nego);
         }
         self.opened(sid);
     }
@@ -434,15 +446,13 @@ impl Engine {
         let Some(session) = self.sessions.get_mut(&sid) else {
             return;
         };
-        let entry = self.plane.sessions().get(sid);
-        if entry.is_some_and(|e| e.heard() != 0) {
-            // Only who has the session can acknowledge.
-            session.confirming = None;
+        if let Some(entry) = self.plane.sessions().get(sid) {
+            session.lifecycle.handle_heard(entry.heard());
         }
-        let Some(nego) = &mut session.confirming else {
+        let (local, peer, port_there) = (session.local, session.peer, session.port_there);
+        let Some(nego) = session.lifecycle.confirming() else {
             return;
         };
-        let (local, peer, port_there) = (session.local, session.peer, session.port_there);
         let step = nego.poll(now);
         self.negotiations.at(sid, nego.poll_at());
         match step {
@@ -488,7 +498,7 @@ impl Engine {
         else {
             return;
         };
-        session.confirming = None;
+        session.lifecycle.handle_confirmed();
         let longest = |gid: u16| {
             let graft = self.plane.grafts().find(|g| g.gid == gid);
             let services = graft.map_or(Services::NONE, |g| g.services);
@@ -543,7 +553,7 @@ impl Engine {
         if let Some(session) = self.sessions.get(&sid) {
             tracing::info!(peer = %session.peer, why, "the session has come to nothing");
         }
-        self.end(sid, intf::VTL_CLOSED_TIMEOUT);
+        self.fail(sid);
     }
 }
 

@@ -26,22 +26,18 @@ use vtl_bpf::{
     tunnel::Tunnel,
 };
 use vtl_control::Destination;
-use vtl_proto::{
-    intf,
-    nego::{Responder, Way},
-};
+use vtl_proto::nego::{Responder, Way};
 
 pub(crate) use self::carries::wish;
 use self::pool::Pooled;
 use super::{
     Command, Config, GRACE_NS, Granted, Handle, MS, Owner, Reply,
     launcher::Launcher,
-    meter::Mark,
     now_ns,
     peers::Peers,
     random, random_token,
     raw::{Raw, Received},
-    session::{Listener, Phase, Session, Wish},
+    session::{Listener, Session, Wish},
     shard::{News, Schedule, Shards},
     stock::Stock,
     tunnel::Tunnels,
@@ -53,16 +49,6 @@ use crate::hooker;
 const TICK_NS: u64 = 100 * MS;
 /// Of so many at a time.
 const TICK_SESSIONS: usize = 1024;
-/// An idle peer is asked after this long whether it is still there.
-const KEEPALIVE_NS: u64 = 10_000 * MS;
-/// A peer that has owed an answer for this long is gone.
-const DEAD_NS: u64 = 15_000 * MS;
-/// Peers that opened a session and have not shown yet that they got the answer are waited for so
-/// long.
-const UNVALIDATED_NS: u64 = 5_000 * MS;
-/// CLOSE is sent this often, and this far apart.
-const CLOSE_TRIES: u32 = 5;
-const CLOSE_NS: u64 = 200 * MS;
 /// With so many sessions, each needs a part of a short path only, and all together should not be
 /// larger than they must be.
 const CROWD: usize = 16;
@@ -325,73 +311,6 @@ impl Engine {
         };
         for sid in turn {
             self.tick_session(sid, now);
-        }
-    }
-
-    fn tick_session(&mut self, sid: u32, now: u64) {
-        let Some(session) = self.sessions.get_mut(&sid) else {
-            return;
-        };
-        let Some(entry) = self.plane.sessions().get(sid) else {
-            return;
-        };
-        match &mut session.phase {
-            Phase::Closing { tries, next_ns } if *next_ns <= now => {
-                *tries += 1;
-                *next_ns = now + CLOSE_NS;
-                if *tries > CLOSE_TRIES {
-                    self.end(sid, intf::VTL_CLOSED_LOCAL);
-                } else {
-                    self.send_close(sid, false);
-                }
-            }
-            Phase::Opening(_) | Phase::Closing { .. } | Phase::Ended => {}
-            Phase::Open => {
-                if session.confirming.is_some() {
-                    self.confirm_timer(sid, now);
-                    return;
-                }
-                if session.answered.is_some()
-                    && entry.ifindex() == 0
-                    && now.saturating_sub(session.heard_ns) > UNVALIDATED_NS
-                {
-                    self.forget(sid);
-                    return;
-                }
-                if session.detour.is_none() && session.way != entry.way() {
-                    self.turn(sid);
-                    self.go_on(sid);
-                    return;
-                }
-                session.meter.note(Mark::new(now, &entry.meter()));
-                let heard = entry.heard();
-                if heard != session.heard {
-                    session.heard = heard;
-                    session.heard_ns = now;
-                    session.asked = 0;
-                    if let Some(rtt) = entry.measured_rtt() {
-                        self.peers.note_shorter_rtt(session.peer, rtt);
-                    }
-                }
-                let silent = now.saturating_sub(session.heard_ns);
-                let asked = entry.timeouts().max(session.asked);
-                if silent > DEAD_NS && asked >= 3 {
-                    tracing::info!(peer = %session.peer, sid, "the peer does not answer any more");
-                    self.end(sid, intf::VTL_CLOSED_TIMEOUT);
-                    return;
-                }
-                let again = entry.timeouts() == 0;
-                if silent > KEEPALIVE_NS && entry.unacknowledged() == 0 && again {
-                    session.asked += 1;
-                    entry.probe();
-                    self.shards.due(sid);
-                }
-                if session.detour.is_some() {
-                    self.look_back(sid, now);
-                } else {
-                    self.watch_path(sid, now);
-                }
-            }
         }
     }
 

@@ -9,9 +9,10 @@ use std::{
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use vtl_bpf::sessions::SessionTable;
+use vtl_core::{path::SessionPath, session::Lifecycle};
 use vtl_proto::{
     intf,
-    nego::{Established, Way},
+    nego::{Established, Initiator},
     services::Services,
 };
 use vtl_ring::Controls;
@@ -22,7 +23,7 @@ use super::{
         caller::Caller,
         meter::Meter,
         now_ns, random_token,
-        session::{self, Aware, Phase, Session},
+        session::{self, Aware, Session},
         stock,
     },
     CROWD, Engine, MANY, Parked,
@@ -131,7 +132,8 @@ impl Engine {
 
     /// Makes a session's entry and rings, as large as a known path needs. While the path is not
     /// known, a small part of large rings is used. It gets the index and the token wished for, if
-    /// that index is free, and the rings hold what a peer may send ahead of the answer.
+    /// that index is free, and the rings hold what a peer may send ahead of the answer. `lifecycle`
+    /// makes the session's lifecycle from its index, its token and the slots in use.
     pub(super) fn create(
         &mut self,
         peer: IpAddr,
@@ -139,6 +141,7 @@ impl Engine {
         port: u16,
         wish: Option<(u32, u64)>,
         purpose: impl FnOnce(&vtl_bpf::rings::RingSet) -> Result<Aware, String>,
+        lifecycle: impl FnOnce(u32, u64, u32) -> Lifecycle<Box<Initiator>>,
     ) -> Result<(u32, u64), String> {
         if self.sessions.len() >= self.config.max_sessions {
             return Err(format!(
@@ -184,35 +187,27 @@ impl Engine {
         };
         entry.initialise(value);
         entry.set_state(intf::VTL_OPENING);
-        let now = now_ns();
         let session = Session {
             peer,
             local,
             port,
             token,
-            initiator: false,
             succeeds: None,
             successor: None,
             required: Services::NONE,
             preferred: Vec::new(),
             exit: None,
             port_there: intf::VTL_UDP_PORT as u16,
-            way: Way::Native,
-            confirming: None,
             answered: None,
-            phase: Phase::Ended,
+            lifecycle: lifecycle(sid, token, slots),
             rings,
             slots,
             long_messages: false,
             tunnel: None,
-            detour: None,
-            path: None,
+            path: SessionPath::default(),
             aware,
             caller,
             meter: Meter::new(now_ns()),
-            heard: 0,
-            heard_ns: now,
-            asked: 0,
         };
         self.owned.insert((session.aware.owner, sid));
         self.sessions.insert(sid, session);
@@ -248,7 +243,7 @@ impl Engine {
         }
         let slots = self.usable_slots(session);
         let session = self.sessions.get_mut(&sid).expect("still there");
-        if session.initiator {
+        if session.lifecycle.is_initiator() {
             session.slots = session.slots.max(slots);
         }
         session.long_messages = established.long_messages;
@@ -259,8 +254,6 @@ impl Engine {
             s.slots = slots;
         });
         entry.set_state(intf::VTL_OPEN);
-        session.phase = Phase::Open;
-        session.heard_ns = now_ns();
         self.begin_path(sid, established.gid, established.max_payload);
         self.shards.due(sid);
         Ok(())

@@ -1,6 +1,7 @@
-//! Follows the size of the packets that the path takes; what to do, `broker/path.rs` decides.
+//! Carries out path MTU discovery and the detour by TCP, which `vtl_core::path` decides.
 
 use vtl_bpf::sessions;
+use vtl_core::path::{DetourStep, PathMtu, Progress, Step};
 use vtl_proto::{
     intf,
     nego::Way,
@@ -11,7 +12,6 @@ use vtl_proto::{
 use super::{
     super::{
         now_ns,
-        path::{Detour, PathSize, Progress, Return, Step},
         raw::{self, Received, Via},
     },
     Engine,
@@ -19,12 +19,12 @@ use super::{
 
 /// Bytes by which the header of DATA is longer than that of SIZE.
 const LONGER: u16 = (size_of::<intf::vtl_data_hdr>() - size_of::<intf::vtl_hdr>()) as u16;
-/// Where no acknowledgement has told the round-trip time.
+/// The round-trip time assumed before the first sample.
 const RTT_NS: u64 = 100_000_000;
 
-/// How far the session is.
-fn mark(path: &PathSize, entry: &sessions::Session<'_>) -> u64 {
-    if path.acknowledged() {
+/// Progress of a session, as `vtl_core::path::Progress` has it.
+fn mark(acknowledged: bool, entry: &sessions::Session<'_>) -> u64 {
+    if acknowledged {
         entry.acknowledged()
     } else {
         entry.sent()
@@ -32,8 +32,9 @@ fn mark(path: &PathSize, entry: &sessions::Session<'_>) -> u64 {
 }
 
 impl Engine {
-    /// A session begins, with a graft and what both hosts' links take: what is known of the path
-    /// holds from the first packet on.
+    /// Starts path MTU discovery of a session whose graft is `gid`. `max_payload`: what both hosts'
+    /// links take. A smaller path MTU that is known from earlier sessions holds from the first packet
+    /// on.
     pub(super) fn begin_path(&mut self, sid: u32, gid: u16, max_payload: u16) {
         let table = self.plane.sessions();
         let (Some(session), Some(entry)) = (self.sessions.get_mut(&sid), table.get(sid)) else {
@@ -44,14 +45,13 @@ impl Engine {
         let tells = Services::RELIABLE | Services::PARTIAL_RELIABILITY;
         let acknowledged = !services.intersection(tells).is_empty();
         let now = now_ns();
-        session.way = entry.way();
-        if session.way == Way::Tcp && session.initiator && session.detour.is_none() {
-            session.detour = Some(Detour::new(now));
-        }
-        let most = self.peers.payload(session.peer, now, max_payload) - session.way.overhead();
-        session.path = session
+        let (peer, way) = (session.peer, entry.way());
+        let most = self.peers.payload(peer, now, max_payload) - way.overhead();
+        let mtu = session
             .long_messages
-            .then(|| PathSize::new(session.peer, session.way, most, acknowledged, now));
+            .then(|| PathMtu::new(peer, way, most, acknowledged, now));
+        let is_initiator = session.lifecycle.is_initiator();
+        session.path.begin(now, way, is_initiator, mtu);
         if most < max_payload {
             session.set_path(most);
             if graft.is_some_and(|g| g.halves) {
@@ -60,14 +60,14 @@ impl Engine {
         }
     }
 
-    /// Takes note of how packets of an open session go now. False if that leaves less room, and what
-    /// was written already cannot go in halves.
+    /// Starts over if packets of an open session go by another way now. False if they have less room
+    /// there, and packets that were written already cannot go in halves.
     pub(super) fn turn(&mut self, sid: u32) -> bool {
         let table = self.plane.sessions();
         let (Some(session), Some(entry)) = (self.sessions.get(&sid), table.get(sid)) else {
             return false;
         };
-        let (before, published) = (session.way, session.published() > 0);
+        let (before, published) = (session.path.way(), session.published() > 0);
         if before == entry.way() {
             return true;
         }
@@ -82,31 +82,31 @@ impl Engine {
         self.plane.grafts().any(|g| g.gid == gid && g.halves)
     }
 
-    /// Looks whether an open session gets on, and if not, whether its packets are too large.
+    /// Polls path MTU discovery of an open session.
     pub(super) fn watch_path(&mut self, sid: u32, now: u64) {
         let table = self.plane.sessions();
         let (Some(session), Some(entry)) = (self.sessions.get_mut(&sid), table.get(sid)) else {
             return;
         };
         let peer = session.peer;
-        let (by_tcp, leads) = (session.may_go_by_tcp(), session.initiator);
-        let asked = session.asked > 0;
+        let (by_tcp, leads) = (session.may_go_by_tcp(), session.lifecycle.is_initiator());
+        let probing = session.lifecycle.is_probing();
         let elsewhere = [0, intf::VTL_TUNNEL].contains(&entry.ifindex());
-        let Some(path) = session.path.as_mut().filter(|_| !elsewhere) else {
+        let Some(path) = session.path.mtu().filter(|_| !elsewhere) else {
             return;
         };
         let at = Progress {
-            mark: mark(path, &entry),
-            out: entry.unacknowledged() > 0 || asked,
+            mark: mark(path.is_acknowledged(), &entry),
+            out: entry.unacknowledged() > 0 || probing,
             rtt_ns: entry
                 .measured_rtt()
                 .map_or(RTT_NS, |rtt| rtt.as_nanos() as u64),
         };
         let told = || raw::route(peer).map_or(0, |(_, mtu)| mtu);
-        match path.look(now, &at, told) {
+        match path.poll(now, &at, told) {
             Step::Nothing => {}
-            Step::GoRound if leads => self.go_round(sid, now),
-            Step::GoRound => {}
+            Step::UseTcp if leads => self.use_tcp(sid, now),
+            Step::UseTcp => {}
             Step::Ask(payloads) => {
                 if path.asks_by_tcp()
                     && by_tcp
@@ -118,11 +118,11 @@ impl Engine {
                     self.say_size(sid, intf::VTL_F_ACK_NOW, payload + LONGER, 0);
                 }
             }
-            Step::Narrow(most) => self.narrow(sid, now, most),
+            Step::Reduce(most) => self.reduce(sid, now, most),
         }
     }
 
-    /// Asks by a way that the session's packets do not go now.
+    /// Sends a SIZE with `ACK_NOW` by a way other than that of the session's packets.
     fn ask(&mut self, sid: u32, payload: u16, via: Via) {
         self.send_to_peer_via(sid, intf::VTL_F_ACK_NOW, via, |header| {
             Packet::Size(Size {
@@ -143,7 +143,7 @@ impl Engine {
         });
     }
 
-    /// A question about a size, or an answer.
+    /// Takes a SIZE of the peer, a question or an answer.
     pub(super) fn sized(&mut self, size: &Size, received: &Received) {
         let sid = size.header.sid;
         let table = self.plane.sessions();
@@ -155,15 +155,10 @@ impl Engine {
             return;
         }
         let now = now_ns();
-        session.heard_ns = now;
+        session.lifecycle.handle_size(now);
         let way = received.via.way();
         if u32::from(size.header.flags) & intf::VTL_F_ACK_NOW != 0 {
-            if way == Way::Tcp
-                && session.way != Way::Tcp
-                && let Some(path) = &mut session.path
-            {
-                path.suspect();
-            }
+            session.path.handle_question(way);
             let answers = size.zeros;
             self.send_to_peer_via(sid, 0, received.via, |header| {
                 Packet::Size(Size {
@@ -172,32 +167,29 @@ impl Engine {
                     answers,
                 })
             });
-        } else if let Some(detour) = &mut session.detour {
-            detour.answered(way);
-        } else if let Some(path) = &mut session.path {
-            let mark = mark(path, &entry);
-            match way {
-                Way::Tcp => path.answered_by_tcp(),
-                _ => path.answered(now, size.answers.saturating_sub(LONGER), mark),
-            }
+        } else {
+            let payload = size.answers.saturating_sub(LONGER);
+            let mark = mark(session.path.is_acknowledged(), &entry);
+            session.path.handle_answer(now, way, payload, mark);
         }
     }
 
-    /// Packets of a session that we have opened go by TCP from now on.
-    fn go_round(&mut self, sid: u32, now: u64) {
+    /// Sends packets of a session by TCP from now on. Only its initiator decides that.
+    fn use_tcp(&mut self, sid: u32, now: u64) {
         let table = self.plane.sessions();
         let (Some(session), Some(entry)) = (self.sessions.get_mut(&sid), table.get(sid)) else {
             return;
         };
         tracing::info!(peer = %session.peer, sid, "nothing gets through but TCP");
-        session.detour = Some(Detour::new(now));
+        session.path.start_detour(now);
         entry.set_port(0);
         entry.set_tunnel(true);
         self.turn(sid);
         self.go_on(sid);
     }
 
-    /// The session goes another way: what is out is asked for at once, and the peer sees where.
+    /// Sends a PROBE by a session's new way: packets in flight are acknowledged or go again at once,
+    /// and the peer learns the way.
     pub(super) fn go_on(&mut self, sid: u32) {
         if let Some(entry) = self.plane.sessions().get(sid) {
             entry.probe();
@@ -205,7 +197,7 @@ impl Engine {
         }
     }
 
-    /// Looks whether a session that goes by TCP may go otherwise again.
+    /// Polls the detour of a session whose packets go by TCP.
     pub(super) fn look_back(&mut self, sid: u32, now: u64) {
         let table = self.plane.sessions();
         let (Some(session), Some(entry)) = (self.sessions.get(&sid), table.get(sid)) else {
@@ -221,23 +213,23 @@ impl Engine {
         };
         if ![0, intf::VTL_TUNNEL].contains(&ifindex) {
             tracing::info!(peer = %session.peer, sid, way = %entry.way(), "without TCP again");
-            session.detour = None;
+            session.path.end_detour();
             self.turn(sid);
             return self.go_on(sid);
         }
-        let Some(detour) = &mut session.detour else {
+        let Some(detour) = session.path.detour() else {
             return;
         };
         let asked = |way: Way| (most - way.overhead(), via_of(way, udp_port));
-        match detour.look(now, rtt_ns, udp) {
-            Return::Nothing => {}
-            Return::Ask => {
+        match detour.poll(now, rtt_ns, udp) {
+            DetourStep::Nothing => {}
+            DetourStep::Ask => {
                 for way in [Way::Native, Way::Udp] {
                     let (payload, via) = asked(way);
                     self.ask(sid, payload, via);
                 }
             }
-            Return::Leave(way) => {
+            DetourStep::Leave(way) => {
                 let (payload, via) = asked(way);
                 entry.set_port(match via {
                     Via::Udp(port) => port,
@@ -248,7 +240,7 @@ impl Engine {
                     self.ask(sid, payload, via);
                 }
             }
-            Return::Stay => {
+            DetourStep::Stay => {
                 entry.set_port(0);
                 entry.set_tunnel(true);
                 self.go_on(sid);
@@ -256,10 +248,10 @@ impl Engine {
         }
     }
 
-    /// The path takes less than it did. What was written before and is larger goes in halves, where
-    /// the graft knows them. Others cannot send it again: what they may lose
-    /// gets lost, and a session that has to wait for such a packet ends.
-    fn narrow(&mut self, sid: u32, now: u64, most: u16) {
+    /// Reduces the payload of a session's packets to `most` bytes. Larger packets that were written
+    /// before go in halves, if the graft knows them. Other grafts cannot send them again: what they
+    /// may lose is lost, and a session that has to wait for such a packet ends.
+    fn reduce(&mut self, sid: u32, now: u64, most: u16) {
         let table = self.plane.sessions();
         let (Some(session), Some(entry)) = (self.sessions.get(&sid), table.get(sid)) else {
             return;
@@ -268,10 +260,10 @@ impl Engine {
         tracing::info!(%peer, payload = most, "the path takes smaller packets than before");
         session.set_path(most);
         self.peers
-            .note_path(peer, most + session.way.overhead(), now);
+            .note_path(peer, most + session.path.way().overhead(), now);
         let gid = entry.snapshot().gid;
         let graft = self.plane.grafts().find(|g| g.gid == gid);
-        let acknowledged = session.path.as_ref().is_some_and(PathSize::acknowledged);
+        let acknowledged = session.path.is_acknowledged();
         if graft.is_some_and(|g| g.halves) {
             entry.set_path(most);
             entry.probe(); // what is out goes again now, and not when a long timeout ends
@@ -279,7 +271,7 @@ impl Engine {
         } else if acknowledged {
             tracing::info!(%peer, "and a packet that is larger cannot be sent again");
             self.send_close(sid, true);
-            self.end(sid, intf::VTL_CLOSED_TIMEOUT);
+            self.fail(sid);
         }
     }
 }

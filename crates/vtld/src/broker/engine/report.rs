@@ -4,10 +4,11 @@ use std::collections::HashMap;
 
 use vtl_bpf::netdev;
 use vtl_control::{Interface, Negotiation, Packets, SessionStatus, Status};
+use vtl_core::session::Phase;
 use vtl_proto::{carrier::GRAFT_PORT, intf};
 
 use super::{
-    super::{Owner, meter::Mark, now_ns, session::Phase},
+    super::{Owner, meter::Mark, now_ns},
     Engine,
 };
 
@@ -85,7 +86,9 @@ impl Engine {
         // One that it has closed may not be over yet.
         let goes_on = |sid: &u32| {
             let session = self.sessions.get(sid);
-            session.is_some_and(|s| s.aware.granted && !matches!(s.phase, Phase::Closing { .. }))
+            session.is_some_and(|s| {
+                s.aware.granted && !matches!(s.lifecycle.phase(), Phase::Closing(_))
+            })
         };
         let owned = self.sessions_of_owner(owner);
         let sid = owned.into_iter().find(goes_on);
@@ -112,10 +115,10 @@ impl Engine {
         let payload = tx.bytes as f64 / tx.sent.max(1) as f64;
         let modes = ["startup", "drain", "probe-bw", "probe-rtt"];
         let mode = modes.get(tx.bbr.mode as usize);
-        let phase = match session.phase {
+        let phase = match session.lifecycle.phase() {
             Phase::Opening(_) => "opening",
-            Phase::Open => "open",
-            Phase::Closing { .. } => "closing",
+            Phase::Open(_) => "open",
+            Phase::Closing(_) => "closing",
             Phase::Ended => "ended",
         };
         let (peer, port) = (session.peer, session.port);

@@ -3,6 +3,10 @@
 use std::{net::IpAddr, time::Duration};
 
 use vtl_control::SessionKey;
+use vtl_core::{
+    path,
+    session::{Lifecycle, Phase},
+};
 use vtl_proto::{
     carrier::{GRAFT_PORT, LOSSY},
     nego::{self, Choice, Made, Policy, Reason, Request, Verdict, Way},
@@ -14,7 +18,7 @@ use super::{
     super::{
         Granted, Owner, now_ns,
         raw::{self, Received, Via},
-        session::{Answered, Phase, Session, WHOLE},
+        session::{Answered, Session, WHOLE},
     },
     BACKLOG, Engine,
     opening::{Indexes, aware},
@@ -92,11 +96,12 @@ impl Engine {
         if !session.is_open() {
             return Succession::No;
         }
-        if !session.aware.granted || session.confirming.is_some() || session.answered.is_some() {
+        if !session.aware.granted || !session.lifecycle.is_settled() {
             return Succession::Later;
         }
         let successor = session.successor.and_then(|s| self.sessions.get(&s));
-        let ours = |s: &Session| matches!(s.phase, Phase::Opening(_)) && !session.initiator;
+        let leads = session.lifecycle.is_initiator();
+        let ours = |s: &Session| matches!(s.lifecycle.phase(), Phase::Opening(_)) && !leads;
         if successor.is_none_or(ours) {
             let required = session.required;
             Succession::Yes { required }
@@ -147,11 +152,16 @@ impl Engine {
         };
         let mtu = raw::route(received.from).map_or(1500, |(_, mtu)| mtu);
         // What we have learned of the path is for our direction, and the peer may have sent already.
-        let max_payload = raw::max_payload(mtu, received.from, Way::Native);
+        let max_payload = path::max_payload(mtu, received.from, Way::Native);
         let wish = request.early_with(choice);
-        let (sid, token) = self.create(received.from, received.to, port, wish, |rings| {
-            aware(owner, rings, None)
-        })?;
+        let (sid, token) = self.create(
+            received.from,
+            received.to,
+            port,
+            wish,
+            |rings| aware(owner, rings, None),
+            |_, _, _| Lifecycle::responder(now_ns()),
+        )?;
         if let Some(entry) = self.plane.sessions().get(sid) {
             entry.set_port(match received.via {
                 Via::Udp(port) => port,
@@ -178,6 +188,7 @@ impl Engine {
             at_ns: now,
             early: wish == Some((sid, token)),
         });
+        session.lifecycle.handle_established(now);
         self.shards.report(sid);
         self.establish(sid, &established)
             .inspect_err(|_| self.forget(sid))?;
@@ -187,7 +198,11 @@ impl Engine {
     /// The first packet of a peer that opened a session. From here on the session may be used.
     pub(super) fn validated(&mut self, sid: u32, answered: Answered) {
         self.responder.validated(sid);
-        let Some(session) = self.sessions.get(&sid).filter(|s| s.is_open()) else {
+        let session = self.sessions.get_mut(&sid);
+        if !session.is_some_and(|s| s.lifecycle.handle_first_packet()) {
+            return;
+        }
+        let Some(session) = self.sessions.get(&sid) else {
             return;
         };
         let (peer, port, succeeds) = (session.peer, session.port, session.succeeds);

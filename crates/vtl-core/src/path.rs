@@ -1,0 +1,653 @@
+//! Path MTU discovery (RFC 8899), and the detour by TCP around a path that drops everything else.
+//!
+//! A session starts with the MTU of its route. When it makes no progress although packets are in
+//! flight, it probes the path: a burst of SIZE packets of many sizes, which the peer answers one by
+//! one. The answers distinguish a path MTU that has shrunk, a path that drops everything, and
+//! ordinary loss. Where only TCP gets through, packets go by TCP ([`PathMtu`] decides), until
+//! another way works again ([`Detour`] decides). ICMP adds one more size to probe and decides
+//! nothing, so forging it achieves nothing. Where the graft's acknowledgements do not tell what
+//! arrives, the path is probed periodically. `PROTOCOL.md`, section 5, is the specification.
+
+use std::net::IpAddr;
+
+use vtl_proto::{intf, nego::Way};
+
+const MS: u64 = 1_000_000;
+/// Time without progress after which the path is probed, if it is longer than four round trips.
+const STALL_NS: u64 = 300 * MS;
+/// Interval of probing while something is sent, where acknowledgements do not tell what arrives.
+const CHECK_NS: u64 = 10_000 * MS;
+/// Rounds with answers to other sizes after which a size counts as too large.
+const ROUNDS: u32 = 3;
+/// Rounds answered by TCP, and by TCP only, after which packets go by TCP.
+const TCP_ROUNDS: u32 = 2;
+/// Bounds of the interval between two rounds, which is two round trips. It doubles with each round
+/// without any answer.
+const WAIT_NS: [u64; 2] = [100 * MS, 3_000 * MS];
+/// Sizes of IP packets that are probed: common MTUs, and those of common tunnels. The last one is
+/// the smallest path MTU of a session (BASE_PLPMTU of RFC 8899), which acknowledgements need.
+const SIZES: [u32; 12] = [
+    1500, 1492, 1480, 1450, 1420, 1400, 1380, 1360, 1320, 1280, 1240, 1200,
+];
+
+/// The largest payload of a packet to `peer`, bytes, for an MTU: a multiple of 8.
+pub fn max_payload(mtu: u32, peer: IpAddr, way: Way) -> u16 {
+    let ip = if peer.is_ipv4() { 20 } else { 40 } + u32::from(way.overhead());
+    let headers = ip + size_of::<intf::vtl_data_hdr>() as u32;
+    let most = mtu.saturating_sub(headers).min(intf::VTL_MAX_PAYLOAD);
+    (most & !7).max(8) as u16
+}
+
+/// What path MTU discovery wants to be done.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Nothing.
+    Nothing,
+    /// Send a SIZE with `ACK_NOW` for each of these payloads, bytes.
+    Ask(Vec<u16>),
+    /// Reduce the payload of packets to so many bytes: larger ones do not get through.
+    Reduce(u16),
+    /// Send packets by TCP: nothing else gets through.
+    UseTcp,
+}
+
+/// Progress of a session at some time.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress {
+    /// Packets acknowledged; packets sent, where acknowledgements do not tell what arrives.
+    pub mark: u64,
+    /// Packets are in flight, or a keepalive probe is.
+    pub out: bool,
+    /// The session's round-trip time, nanoseconds.
+    pub rtt_ns: u64,
+}
+
+/// Path MTU discovery of one session, for the packets that it sends.
+#[derive(Debug)]
+pub struct PathMtu {
+    peer: IpAddr,
+    way: Way,
+    /// The largest payload that gets through, as far as is known, bytes.
+    most: u16,
+    /// Acknowledgements tell what arrives.
+    acknowledged: bool,
+    /// Progress at the last time that the path was found to work, and that time.
+    mark: u64,
+    since_ns: u64,
+    /// The peer has asked by TCP, so it makes no progress.
+    suspected: bool,
+    search: Option<Search>,
+}
+
+#[derive(Debug)]
+struct Search {
+    rounds: u32,
+    wait_ns: u64,
+    next_ns: u64,
+    /// Rounds with an answer, and whether this one has had one.
+    heard: u32,
+    hears: bool,
+    /// The largest payload that was answered, bytes.
+    best: u16,
+    /// Rounds with an answer by TCP, and whether this one has had one.
+    by_tcp: u32,
+    hears_tcp: bool,
+}
+
+impl PathMtu {
+    /// Starts for a session whose packets go by `way` and have at most `most` bytes of payload.
+    /// `acknowledged`: the graft's acknowledgements tell what arrives.
+    pub fn new(peer: IpAddr, way: Way, most: u16, acknowledged: bool, now: u64) -> Self {
+        Self {
+            peer,
+            way,
+            most,
+            acknowledged,
+            mark: 0,
+            since_ns: now,
+            suspected: false,
+            search: None,
+        }
+    }
+
+    /// Whether the graft's acknowledgements tell what arrives.
+    pub fn is_acknowledged(&self) -> bool {
+        self.acknowledged
+    }
+
+    /// Decides what is to be done now; to be called periodically. `hint` returns the MTU of the
+    /// route, which includes what ICMP has told.
+    pub fn poll(&mut self, now: u64, at: &Progress, hint: impl FnOnce() -> u32) -> Step {
+        let (stuck, patience) = if self.acknowledged {
+            (at.out && at.mark == self.mark, STALL_NS)
+        } else {
+            (at.mark != self.mark, CHECK_NS)
+        };
+        if !stuck && !self.suspected {
+            self.settle(now, at.mark);
+            return Step::Nothing;
+        }
+        let Some(search) = &mut self.search else {
+            if !self.suspected && now.saturating_sub(self.since_ns) < patience.max(4 * at.rtt_ns) {
+                return Step::Nothing;
+            }
+            let wait_ns = (2 * at.rtt_ns).clamp(WAIT_NS[0], WAIT_NS[1]);
+            self.search = Some(Search {
+                rounds: 1,
+                wait_ns,
+                next_ns: now + wait_ns,
+                heard: 0,
+                hears: false,
+                best: 0,
+                by_tcp: 0,
+                hears_tcp: false,
+            });
+            return Step::Ask(if self.acknowledged {
+                self.sizes(hint())
+            } else {
+                vec![self.most; 2]
+            });
+        };
+        if now < search.next_ns {
+            return Step::Nothing;
+        }
+        if search.heard >= ROUNDS {
+            self.most = search.best;
+            self.settle(now, at.mark);
+            return Step::Reduce(self.most);
+        }
+        if search.heard == 0 && search.by_tcp >= TCP_ROUNDS {
+            self.settle(now, at.mark);
+            return Step::UseTcp;
+        }
+        if search.best == 0 && search.rounds >= ROUNDS {
+            search.wait_ns = (2 * search.wait_ns).min(WAIT_NS[1]);
+        }
+        search.rounds += 1;
+        search.hears = false;
+        search.hears_tcp = false;
+        search.next_ns = now + search.wait_ns;
+        Step::Ask(self.sizes(hint()))
+    }
+
+    /// Takes the answer to a SIZE that was as large as DATA with `payload` bytes. `mark`: as in
+    /// [`Progress`].
+    pub fn handle_answer(&mut self, now: u64, payload: u16, mark: u64) {
+        let least = self.min_payload();
+        if payload >= self.most {
+            self.settle(now, mark);
+        } else if let Some(search) = &mut self.search
+            && payload >= least
+        {
+            search.best = search.best.max(payload);
+            search.heard += u32::from(!search.hears);
+            search.hears = true;
+        }
+    }
+
+    /// Takes an answer to a SIZE that came by TCP.
+    pub fn handle_answer_by_tcp(&mut self) {
+        if let Some(search) = &mut self.search {
+            search.by_tcp += u32::from(!search.hears_tcp);
+            search.hears_tcp = true;
+        }
+    }
+
+    /// Whether a round of probes includes one by TCP: not the first, as one round without an answer
+    /// may be ordinary loss.
+    pub fn asks_by_tcp(&self) -> bool {
+        let search = self.search.as_ref();
+        search.is_some_and(|search| self.suspected || search.rounds > 1)
+    }
+
+    /// Takes note that the peer has asked by TCP: the next poll starts a search.
+    pub fn handle_suspicion(&mut self) {
+        self.suspected = true;
+    }
+
+    fn settle(&mut self, now: u64, mark: u64) {
+        (self.mark, self.since_ns, self.search) = (mark, now, None);
+        self.suspected = false;
+    }
+
+    /// The payload below which the session is never reduced.
+    fn min_payload(&self) -> u16 {
+        max_payload(SIZES[SIZES.len() - 1], self.peer, self.way)
+    }
+
+    /// Payloads of one round of probes.
+    fn sizes(&self, hint: u32) -> Vec<u16> {
+        let mut sizes: Vec<u16> = SIZES
+            .iter()
+            .chain([&hint])
+            .map(|size| max_payload(*size, self.peer, self.way))
+            .filter(|payload| (self.min_payload()..self.most).contains(payload))
+            .collect();
+        sizes.sort_unstable_by(|a, b| b.cmp(a));
+        // The size in use goes first and last: its loss decides, and of a burst into a full queue
+        // only the first packets get through.
+        sizes.insert(0, self.most);
+        sizes.push(self.most);
+        sizes
+    }
+}
+
+/// The path of one session's packets: how they go, how large they may be, and the detour by TCP.
+#[derive(Debug, Default)]
+pub struct SessionPath {
+    way: Way,
+    detour: Option<Detour>,
+    mtu: Option<PathMtu>,
+}
+
+impl SessionPath {
+    /// Starts over for packets that go by `way`. The initiator looks for the way back from TCP.
+    /// `mtu`: discovers the path MTU, if the peer answers SIZE.
+    pub fn begin(&mut self, now: u64, way: Way, is_initiator: bool, mtu: Option<PathMtu>) {
+        self.way = way;
+        self.mtu = mtu;
+        if way == Way::Tcp && is_initiator {
+            self.detour.get_or_insert_with(|| Detour::new(now));
+        }
+    }
+
+    /// How packets went when the path began.
+    pub fn way(&self) -> Way {
+        self.way
+    }
+
+    /// Whether packets go by another way than when the path began, `way`, so that it has to begin
+    /// anew. A detour decides about that itself.
+    pub fn is_rerouted(&self, way: Way) -> bool {
+        self.detour.is_none() && self.way != way
+    }
+
+    /// Path MTU discovery, if the peer answers SIZE.
+    pub fn mtu(&mut self) -> Option<&mut PathMtu> {
+        self.mtu.as_mut()
+    }
+
+    /// Whether the graft's acknowledgements tell what arrives, if the peer answers SIZE.
+    pub fn is_acknowledged(&self) -> bool {
+        self.mtu.as_ref().is_some_and(PathMtu::is_acknowledged)
+    }
+
+    /// The detour by TCP, while there is one.
+    pub fn detour(&mut self) -> Option<&mut Detour> {
+        self.detour.as_mut()
+    }
+
+    /// Packets go by TCP from now on, until the detour finds a way back.
+    pub fn start_detour(&mut self, now: u64) {
+        self.detour = Some(Detour::new(now));
+    }
+
+    /// The peer has shown itself by the way back.
+    pub fn end_detour(&mut self) {
+        self.detour = None;
+    }
+
+    /// Takes a SIZE with `ACK_NOW` that came by `way`. The peer asks by TCP when nothing of this host
+    /// gets through to it, or nothing of its own to this host.
+    pub fn handle_question(&mut self, way: Way) {
+        if way == Way::Tcp
+            && self.way != Way::Tcp
+            && let Some(mtu) = &mut self.mtu
+        {
+            mtu.handle_suspicion();
+        }
+    }
+
+    /// Takes an answer to a SIZE, which came by `way`; `payload` and `mark` as for
+    /// [`PathMtu::handle_answer`].
+    pub fn handle_answer(&mut self, now: u64, way: Way, payload: u16, mark: u64) {
+        match (&mut self.detour, &mut self.mtu) {
+            (Some(detour), _) => detour.handle_answer(way),
+            (None, Some(mtu)) if way == Way::Tcp => mtu.handle_answer_by_tcp(),
+            (None, Some(mtu)) => mtu.handle_answer(now, payload, mark),
+            (None, None) => {}
+        }
+    }
+}
+
+/// Interval of probing the other ways while packets go by TCP.
+const RETURN_NS: u64 = 1_000 * MS;
+/// Consecutive rounds with an answer by a way after which packets go by that way again.
+const RETURN_ROUNDS: u32 = 2;
+/// Time that the peer has to show itself by the new way; then packets go by TCP again.
+const LEAVING_NS: u64 = 1_000 * MS;
+
+/// The detour by TCP of a session whose packets did not get through otherwise: looks for the way
+/// back.
+#[derive(Debug)]
+pub struct Detour {
+    next_ns: u64,
+    /// Consecutive rounds with an answer, natively and by UDP, and whether this one has had one.
+    heard: [u32; 2],
+    hears: [bool; 2],
+    /// When the session began to leave the detour.
+    leaving_ns: Option<u64>,
+}
+
+/// What a [`Detour`] wants to be done.
+#[derive(Debug, PartialEq, Eq)]
+pub enum DetourStep {
+    /// Nothing.
+    Nothing,
+    /// Send a SIZE with `ACK_NOW` natively, and one by UDP.
+    Ask,
+    /// Send packets by this way, and a SIZE with `ACK_NOW`, whose answer shows the peer's address.
+    Leave(Way),
+    /// Send packets by TCP again: the peer has not shown itself by the new way.
+    Stay,
+}
+
+impl Detour {
+    /// Starts with packets that go by TCP from now on.
+    pub fn new(now: u64) -> Self {
+        Self {
+            next_ns: now + RETURN_NS,
+            heard: [0; 2],
+            hears: [false; 2],
+            leaving_ns: None,
+        }
+    }
+
+    /// Decides what is to be done now; to be called periodically. `udp`: packets that were written
+    /// already would fit behind a UDP header.
+    pub fn poll(&mut self, now: u64, rtt_ns: u64, udp: bool) -> DetourStep {
+        if let Some(since) = self.leaving_ns {
+            if now.saturating_sub(since) < LEAVING_NS.max(4 * rtt_ns) {
+                return DetourStep::Nothing;
+            }
+            *self = Self::new(now);
+            return DetourStep::Stay;
+        }
+        if now < self.next_ns {
+            return DetourStep::Nothing;
+        }
+        for (heard, hears) in self.heard.iter_mut().zip(&mut self.hears) {
+            *heard = if std::mem::take(hears) { *heard + 1 } else { 0 };
+        }
+        self.next_ns = now + RETURN_NS;
+        let back = match self.heard {
+            [native, _] if native >= RETURN_ROUNDS => Way::Native,
+            [_, by_udp] if by_udp >= RETURN_ROUNDS && udp => Way::Udp,
+            _ => return DetourStep::Ask,
+        };
+        self.leaving_ns = Some(now);
+        DetourStep::Leave(back)
+    }
+
+    /// Takes an answer to a SIZE that came by `way`.
+    pub fn handle_answer(&mut self, way: Way) {
+        match way {
+            Way::Native => self.hears[0] = true,
+            Way::Udp => self.hears[1] = true,
+            Way::Tcp => {}
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(non_snake_case)]
+mod tests {
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
+    use super::*;
+
+    const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+    fn at(mark: u64) -> Progress {
+        Progress {
+            mark,
+            out: true,
+            rtt_ns: 20 * MS,
+        }
+    }
+
+    /// Advances the time in ticks until there is something to do.
+    fn until(path: &mut PathMtu, now: &mut u64, at: &Progress) -> Step {
+        for _ in 0..1000 {
+            match path.poll(*now, at, || 0) {
+                Step::Nothing => *now += 100 * MS,
+                step => return step,
+            }
+        }
+        Step::Nothing
+    }
+
+    fn asked(path: &mut PathMtu, now: &mut u64, at: &Progress) -> Vec<u16> {
+        match until(path, now, at) {
+            Step::Ask(sizes) => sizes,
+            step => panic!("{step:?}"),
+        }
+    }
+
+    #[test]
+    fn path__smaller_ones_get_through() {
+        let mut now = 1000 * MS;
+        let mut path = PathMtu::new(V4, Way::Native, 1440, true, now);
+        assert_eq!(path.poll(now, &at(7), || 0), Step::Nothing);
+        let sizes = asked(&mut path, &mut now, &at(7));
+        assert_eq!((sizes[0], sizes[1]), (1440, 1432));
+        assert_eq!(sizes[sizes.len() - 2..], [1136, 1440]);
+        assert_eq!(now, 1300 * MS);
+        path.handle_answer(now, 1136, 7);
+        path.handle_answer(now, 1000, 7);
+        asked(&mut path, &mut now, &at(7));
+        // A round in which nothing comes back says nothing.
+        asked(&mut path, &mut now, &at(7));
+        path.handle_answer(now, 1216, 7);
+        path.handle_answer(now, 1136, 7);
+        asked(&mut path, &mut now, &at(7));
+        path.handle_answer(now, 1176, 7);
+        assert_eq!(until(&mut path, &mut now, &at(7)), Step::Reduce(1216));
+        assert_eq!((now, path.most), (1700 * MS, 1216));
+        // Less and less.
+        let sizes = asked(&mut path, &mut now, &at(7));
+        assert!(sizes.iter().all(|size| *size <= 1216));
+    }
+
+    #[test]
+    fn path__large_ones_get_through_after_all() {
+        let mut now = 0;
+        let mut path = PathMtu::new(V4, Way::Native, 1440, true, now);
+        asked(&mut path, &mut now, &at(0));
+        path.handle_answer(now, 1136, 0);
+        path.handle_answer(now, 1440, 0);
+        let since = now;
+        asked(&mut path, &mut now, &at(0));
+        assert_eq!(now - since, STALL_NS, "a new count");
+        // Neither does it search where the session gets on, or nothing is out.
+        assert_eq!(path.poll(now + MS, &at(1), || 0), Step::Nothing);
+        let idle = Progress {
+            out: false,
+            ..at(1)
+        };
+        assert_eq!(until(&mut path, &mut now, &idle), Step::Nothing);
+        assert_eq!(path.most, 1440);
+    }
+
+    #[test]
+    fn path__nothing_gets_through() {
+        let mut now = 0;
+        let mut path = PathMtu::new(V4, Way::Native, 1440, true, now);
+        for _ in 0..50 {
+            asked(&mut path, &mut now, &at(0));
+        }
+        assert!(now > 40 * WAIT_NS[1], "it asks less often: {now}");
+        assert_eq!(path.most, 1440);
+    }
+
+    #[test]
+    fn path__where_tcp_alone_gets_through() {
+        let mut now = 0;
+        let mut path = PathMtu::new(V4, Way::Native, 1440, true, now);
+        asked(&mut path, &mut now, &at(0));
+        assert!(!path.asks_by_tcp(), "that may have been bad luck");
+        asked(&mut path, &mut now, &at(0));
+        assert!(path.asks_by_tcp());
+        path.handle_answer_by_tcp();
+        path.handle_answer_by_tcp();
+        asked(&mut path, &mut now, &at(0));
+        path.handle_answer_by_tcp();
+        assert_eq!(until(&mut path, &mut now, &at(0)), Step::UseTcp);
+        assert_eq!(now, 600 * MS);
+        // Not where other packets get through as well.
+        for _ in 0..3 {
+            asked(&mut path, &mut now, &at(0));
+            path.handle_answer_by_tcp();
+            path.handle_answer(now, 1200, 0);
+        }
+        assert_eq!(until(&mut path, &mut now, &at(0)), Step::Reduce(1200));
+    }
+
+    #[test]
+    fn path__that_the_peer_suspects() {
+        let mut now = 0;
+        let mut path = PathMtu::new(V4, Way::Native, 1440, true, now);
+        let idle = Progress {
+            out: false,
+            ..at(0)
+        };
+        path.handle_suspicion();
+        asked(&mut path, &mut now, &idle);
+        assert!(path.asks_by_tcp());
+        path.handle_answer(now, 1440, 0);
+        assert_eq!(until(&mut path, &mut now, &idle), Step::Nothing);
+    }
+
+    #[test]
+    fn detour__ends_where_another_way_is_there_again() {
+        let second = 1_000 * MS;
+        let mut detour = Detour::new(0);
+        let look = |detour: &mut Detour, s: u64| detour.poll(s * second, 20 * MS, true);
+        assert_eq!(look(&mut detour, 0), DetourStep::Nothing);
+        assert_eq!(look(&mut detour, 1), DetourStep::Ask);
+        detour.handle_answer(Way::Udp);
+        assert_eq!(look(&mut detour, 2), DetourStep::Ask);
+        assert_eq!(look(&mut detour, 3), DetourStep::Ask, "once is not enough");
+        detour.handle_answer(Way::Udp);
+        assert_eq!(look(&mut detour, 4), DetourStep::Ask);
+        detour.handle_answer(Way::Udp);
+        assert_eq!(detour.poll(5 * second, 0, false), DetourStep::Ask, "unfit");
+        detour.handle_answer(Way::Udp);
+        assert_eq!(look(&mut detour, 6), DetourStep::Leave(Way::Udp));
+        assert_eq!(look(&mut detour, 6), DetourStep::Nothing);
+        assert_eq!(look(&mut detour, 7), DetourStep::Stay);
+        assert_eq!(look(&mut detour, 8), DetourStep::Ask, "from the beginning");
+        detour.handle_answer(Way::Udp);
+        detour.handle_answer(Way::Native);
+        assert_eq!(look(&mut detour, 9), DetourStep::Ask);
+        detour.handle_answer(Way::Udp);
+        detour.handle_answer(Way::Native);
+        assert_eq!(look(&mut detour, 10), DetourStep::Leave(Way::Native));
+    }
+
+    fn session_path(way: Way) -> SessionPath {
+        let mut path = SessionPath::default();
+        path.begin(0, way, true, Some(PathMtu::new(V4, way, 1440, true, 0)));
+        path
+    }
+
+    #[test]
+    fn session_path__begins_a_detour_at_the_initiator_by_tcp() {
+        assert!(session_path(Way::Udp).detour().is_none());
+        let mut path = session_path(Way::Tcp);
+        assert_eq!(path.way(), Way::Tcp);
+        let detour = path.detour().expect("the initiator looks for the way back");
+        assert_eq!(detour.poll(RETURN_NS, 0, true), DetourStep::Ask);
+        // The one that there is goes on.
+        path.begin(RETURN_NS, Way::Tcp, true, None);
+        let detour = path.detour().expect("still by TCP");
+        assert_eq!(detour.poll(RETURN_NS, 0, true), DetourStep::Nothing);
+        assert_eq!(detour.poll(2 * RETURN_NS, 0, true), DetourStep::Ask);
+        let mut path = SessionPath::default();
+        path.begin(0, Way::Tcp, false, None);
+        assert!(path.detour().is_none(), "the responder follows");
+    }
+
+    #[test]
+    fn session_path__follows_the_way_except_on_a_detour() {
+        let mut path = session_path(Way::Native);
+        assert!(!path.is_rerouted(Way::Native));
+        assert!(path.is_rerouted(Way::Udp));
+        path.start_detour(0);
+        assert!(!path.is_rerouted(Way::Tcp));
+        path.end_detour();
+        assert!(path.is_rerouted(Way::Tcp));
+    }
+
+    #[test]
+    fn session_path__suspects_when_the_peer_asks_by_tcp() {
+        let suspects = |path: &mut SessionPath| {
+            let mtu = path.mtu().expect("the peer answers SIZE");
+            mtu.poll(MS, &at(1), || 0) != Step::Nothing
+        };
+        for (way, asked_by, suspected) in [
+            (Way::Native, Way::Native, false),
+            (Way::Native, Way::Tcp, true),
+            (Way::Udp, Way::Tcp, true),
+            (Way::Tcp, Way::Tcp, false),
+        ] {
+            let mut path = session_path(way);
+            path.handle_question(asked_by);
+            assert_eq!(suspects(&mut path), suspected, "{way} {asked_by}");
+        }
+    }
+
+    #[test]
+    fn session_path__gives_answers_to_the_detour_or_to_discovery() {
+        let mut now = 0;
+        let mut path = session_path(Way::Native);
+        asked(path.mtu().unwrap(), &mut now, &at(0));
+        path.handle_answer(now, Way::Tcp, 8, 0);
+        asked(path.mtu().unwrap(), &mut now, &at(0));
+        path.handle_answer(now, Way::Tcp, 8, 0);
+        let step = until(path.mtu().unwrap(), &mut now, &at(0));
+        assert_eq!(step, Step::UseTcp);
+        // The size in use gets through: nothing is wrong.
+        asked(path.mtu().unwrap(), &mut now, &at(0));
+        path.handle_answer(now, Way::Native, 1440, 0);
+        let step = path.mtu().unwrap().poll(now + MS, &at(0), || 0);
+        assert_eq!(step, Step::Nothing);
+        path.start_detour(0);
+        for round in 1..=2 {
+            let step = path.detour().unwrap().poll(round * RETURN_NS, 0, true);
+            assert_eq!(step, DetourStep::Ask);
+            path.handle_answer(0, Way::Native, 1440, 0);
+        }
+        let step = path.detour().unwrap().poll(3 * RETURN_NS, 0, true);
+        assert_eq!(step, DetourStep::Leave(Way::Native));
+    }
+
+    #[test]
+    fn path__where_nobody_says_what_arrives() {
+        let mut now = 0;
+        let mut path = PathMtu::new(V4, Way::Native, 1440, false, now);
+        assert_eq!(until(&mut path, &mut now, &at(0)), Step::Nothing, "idle");
+        let since = now;
+        assert_eq!(asked(&mut path, &mut now, &at(5)), [1440; 2]);
+        assert_eq!(now - since, CHECK_NS - 100 * MS);
+        path.handle_answer(now, 1440, 5);
+        assert_eq!(path.poll(now + MS, &at(5), || 0), Step::Nothing);
+        for sent in 6..9 {
+            asked(&mut path, &mut now, &at(sent));
+            path.handle_answer(now, 1200, sent);
+        }
+        assert_eq!(until(&mut path, &mut now, &at(9)), Step::Reduce(1200));
+    }
+
+    #[test]
+    fn sizes__are_those_below_the_one_in_use() {
+        let path = PathMtu::new(V4, Way::Native, 1440, true, 0);
+        assert!(path.sizes(1300).contains(&1240), "what a router said");
+        assert!(!path.sizes(600).contains(&536));
+        let path = PathMtu::new(Ipv6Addr::LOCALHOST.into(), Way::Native, 1120, true, 0);
+        assert_eq!(path.sizes(0), [1120, 1120]);
+        let path = PathMtu::new(V4, Way::Udp, 1432, true, 0);
+        assert!(path.sizes(0).contains(&1424), "1492 bytes");
+        assert_eq!(path.min_payload(), 1128);
+    }
+}
