@@ -133,10 +133,13 @@ impl Shards {
                 outlet,
             )
         };
-        Ok(Self {
-            handles: plane.shards().iter().map(start).collect::<Result<_, _>>()?,
-            news,
-        })
+        let started: Vec<_> = plane.shards().iter().map(start).collect::<Result<_, _>>()?;
+        let (handles, ready): (_, Vec<_>) = started.into_iter().unzip();
+        let shards = Self { handles, news };
+        for ready in ready {
+            ready.recv()??;
+        }
+        Ok(shards)
     }
 
     /// The number of the shard that a session belongs to.

@@ -103,13 +103,13 @@ pub(super) struct Worker {
     stopping: bool,
 }
 
-/// Starts the thread, which tells `news`.
+/// Starts the thread, which tells `news`. The receiver hears when it is ready, or why it is not.
 pub(super) fn spawn(
     shard: Arc<Shard>,
     table: Arc<SessionTable>,
     driver: Choice,
     news: Outlet,
-) -> anyhow::Result<Handle> {
+) -> anyhow::Result<(Handle, Receiver<anyhow::Result<()>>)> {
     let (sender, orders) = mpsc::channel();
     let wake = Arc::new(EventFd::from_flags(
         EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC,
@@ -133,15 +133,15 @@ pub(super) fn spawn(
                 }
             }
         })?;
-    started.recv()??;
     let (wake, called, epoll) = handle;
-    Ok(Handle {
+    let handle = Handle {
         orders: sender,
         wake,
         called,
         epoll,
         thread: Some(thread),
-    })
+    };
+    Ok((handle, started))
 }
 
 type Channel = (Receiver<Order>, Arc<EventFd>, Arc<AtomicBool>, Arc<Epoll>);
@@ -170,6 +170,11 @@ impl Worker {
             let edges = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
             epoll.add(doorbell, EpollEvent::new(edges, Source::Doorbell.pack()))?;
         }
+        if driver != Choice::Tc
+            && let Err(error) = shard.prepare_live()
+        {
+            tracing::info!(%error, "no live frames");
+        }
         Ok(Self {
             shard,
             table,
@@ -195,11 +200,6 @@ impl Worker {
     }
 
     fn run(mut self) {
-        if self.driver != Choice::Tc
-            && let Err(error) = self.shard.prepare_live()
-        {
-            tracing::info!(%error, "no live frames");
-        }
         let mut found = [EpollEvent::empty(); 64];
         let order = Arc::clone(self.shard.order());
         while !self.stopping {
