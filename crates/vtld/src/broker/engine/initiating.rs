@@ -175,15 +175,7 @@ impl Engine {
             early = None;
         }
         let rtt = self.peers.rtt(peer);
-        let offered = |gid: &u16| {
-            let pooled = self.pool.iter().find(|p| p.info.gid == *gid)?;
-            Some(Offered {
-                gid: *gid,
-                params: pooled.info.params.clone(),
-                asked: wish.asked(&pooled.params, rtt),
-            })
-        };
-        let offered: Vec<Offered> = gids.iter().filter_map(offered).collect();
+        let offered = self.offered(&gids, wish, rtt);
         let max_payload = max_payload(mtu, peer, Way::Native);
         let max_payload = self.peers.payload(peer, now, max_payload);
         let next = early.as_ref().map(|next| Early {
@@ -227,6 +219,19 @@ impl Engine {
         self.succeed(sid, succeeds);
         self.open_timer(sid, now);
         Ok(sid)
+    }
+
+    /// These grafts as a NEGO offers them, with the parameters that are asked for.
+    fn offered(&self, gids: &[u16], wish: &Wish, rtt: Option<Duration>) -> Vec<Offered> {
+        let offered = |gid: &u16| {
+            let pooled = self.pool.iter().find(|p| p.info.gid == *gid)?;
+            Some(Offered {
+                gid: *gid,
+                params: pooled.info.params.clone(),
+                asked: wish.asked(&pooled.params, rtt),
+            })
+        };
+        gids.iter().filter_map(offered).collect()
     }
 
     /// Sends the NEGO when it is due, and lets data go when they may.
