@@ -217,10 +217,12 @@ VTL_GLOBAL int vtl_tc_ring_bell(struct __sk_buff *ctx, struct vtl_session *s) {
     s->rx.bell = 0;
     __be16 is = ctx->protocol;
     __be16 bell = vtl_swap16(whose == 1 + VTL_RUNG ? VTL_FLOWS_ETHERTYPE : VTL_BELL_ETHERTYPE);
+    __u32 mark = ctx->mark;
     ctx->mark = s->shard;
     int failed = bpf_skb_store_bytes(ctx, at, &bell, sizeof(bell), 0) ||
                  bpf_clone_redirect(ctx, loopback, 0);
     bpf_skb_store_bytes(ctx, at, &is, sizeof(is), 0);
+    ctx->mark = mark;
     if (failed)
         vtl_env_wake_for(s, whose);
     return failed;

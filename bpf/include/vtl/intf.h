@@ -193,8 +193,8 @@ struct vtl_tx {
     __u32 copies;      /* second copies of retransmissions that were sent, or not needed any more */
     __u32 copied;      /* how many of those are, or were, to come: entries of `copy` so far */
     __u64 copy[VTL_TX_COPIES]; /* packets to be sent a second time, at index modulo the length */
-    __u32 running; /* lock of egress: vtld holds it while it calls the pump, direct egress while
-                    * it makes a packet */
+    __u32 running; /* lock of egress: a thread of vtld holds it while it calls the pump, direct
+                    * egress while it makes a packet */
     __u32 again;   /* direct egress found the lock taken: its holder runs egress once more */
     __u32 told;    /* direct egress sets: an event is on its way to vtld, which clears it */
     __u32 timed;   /* vtld: it will run egress at the next probe timeout by itself */

@@ -341,11 +341,11 @@ fn open_root(shard: u32, udp: bool) -> Result<OpenObject> {
     let mut constants = open
         .maps_mut()
         .find(|map| map.name().to_string_lossy().ends_with(".rodata"));
-    if let Some(value) = constants.as_mut().and_then(|map| map.initial_value_mut()) {
-        // struct vtl_root_config, the only one.
-        value[..4].copy_from_slice(&u32::from(udp).to_ne_bytes());
-        value[4..8].copy_from_slice(&shard.to_ne_bytes());
-    }
+    let value = constants.as_mut().and_then(|map| map.initial_value_mut());
+    // struct vtl_root_config, the only one.
+    let value = value.expect("the root object is built with this crate and has constants");
+    value[..4].copy_from_slice(&u32::from(udp).to_ne_bytes());
+    value[4..8].copy_from_slice(&shard.to_ne_bytes());
     Ok(open)
 }
 
@@ -371,11 +371,13 @@ fn copy(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
 /// Duplicates of what loading and attaching need.
 fn loader(root: &Object) -> Result<Loader> {
     let one = |map: Map<'_>| Ok((map.name().to_owned(), copy(map.as_fd())?));
+    // Constants are each object's own.
+    let shared = |map: &Map<'_>| !map.name().to_string_lossy().ends_with(".rodata");
     let [tc, xdp, out] = ROOT_PROGRAMS.map(|name| {
         copy(program_of(root, name).expect("the root object is built with this crate"))
     });
     Ok(Loader {
-        maps: root.maps().map(one).collect::<Result<_>>()?,
+        maps: root.maps().filter(shared).map(one).collect::<Result<_>>()?,
         programs: [tc?, xdp?, out?],
     })
 }

@@ -118,7 +118,8 @@ impl Session<'_> {
             "only a free session may be overwritten"
         );
         value.state = intf::VTL_FREE;
-        // SAFETY: no program touches a free entry, and vtld's broker is the only writer.
+        // SAFETY: no program touches a free entry, nor does any thread of vtld but the one that
+        // makes sessions: the others look at the state first.
         unsafe { self.at.as_ptr().write_volatile(value) };
     }
 
@@ -134,7 +135,8 @@ impl Session<'_> {
             "an open session belongs to the programs"
         );
         // SAFETY: in this state the programs write only fields that `change` has no reason to
-        // touch, and nothing else refers to the entry.
+        // touch, and of vtld's threads only the one that makes sessions refers to it, except to the
+        // lock of egress.
         change(unsafe { &mut *self.at.as_ptr() });
     }
 

@@ -71,3 +71,42 @@ impl Shard {
         self.anchor().map(drop)
     }
 }
+
+#[cfg(test)]
+#[allow(non_snake_case)]
+mod tests {
+    use super::*;
+    use crate::{
+        plane::DataPlane,
+        pump::Turn,
+        test_run::{self, From},
+    };
+
+    #[test]
+    fn live_program__serves_its_own_shard() {
+        if !nix::unistd::geteuid().is_root() {
+            vtl_testing::skip("loading eBPF programs takes root");
+            return;
+        }
+        const SHARDS: usize = 3;
+        let plane = DataPlane::load_for(0, SHARDS as u32, true).unwrap();
+        let frame = crate::pump::frame(1500);
+        for running in 0..SHARDS {
+            // Nobody has that session, so its turn ends at once.
+            for shard in plane.shards() {
+                shard.order().set(&[Turn { sid: 1, quota: 1 }]);
+            }
+            let program = plane.shards()[running].program().unwrap();
+            let from = From::Loopback;
+            test_run::run(program.as_fd(), &frame, from, 1, &mut Vec::new()).unwrap();
+            for (number, shard) in plane.shards().iter().enumerate() {
+                let served = shard.order().served().turns;
+                assert_eq!(
+                    served,
+                    usize::from(number == running),
+                    "{number} of {running}"
+                );
+            }
+        }
+    }
+}

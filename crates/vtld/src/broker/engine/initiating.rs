@@ -12,7 +12,7 @@ use vtl_core::{
     session::{Lifecycle, Phase},
 };
 use vtl_proto::{
-    intf,
+    intf::{self, vtl_tx},
     nego::{Answer, Early, Established, Initiator, NegoError, Offer, Offered, PATIENCE, Step, Way},
     services::Services,
     wire::{Header, Nego, Packet},
@@ -525,8 +525,13 @@ impl Engine {
         // The peer knew nothing of the session that there was: no packet of it will come.
         entry.set_state(intf::VTL_OPENING);
         entry.complete(|s| {
-            s.tx = session::sender();
-            s.tx.running = 1;
+            let tx = vtl_tx {
+                running: 1,
+                ..session::sender()
+            };
+            // SAFETY: a field of the entry. Written as it is: the lock, for which a shard may be
+            // waiting, must not be seen free in between.
+            unsafe { (&raw mut s.tx).write_volatile(tx) };
             session::fill(s, established);
         });
         go_by(&entry, via);

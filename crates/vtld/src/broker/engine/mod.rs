@@ -1,4 +1,4 @@
-//! The broker's thread: waits for events, opens and ends sessions, runs the pump.
+//! The broker's thread: waits for events, opens and ends sessions, sends what goes by TCP.
 
 mod carries;
 mod closing;
@@ -270,6 +270,12 @@ impl Engine {
         while let Some(news) = self.shards.news() {
             match news {
                 News::Heard(sid) => {
+                    let entry = self.plane.sessions().get(sid);
+                    if entry.is_none_or(|e| e.ifindex() == 0) {
+                        // An event of who had the index before.
+                        self.shards.report(sid);
+                        continue;
+                    }
                     let session = self.sessions.get_mut(&sid);
                     if let Some(answered) = session.and_then(|s| s.answered.take()) {
                         self.validated(sid, answered);
@@ -280,6 +286,7 @@ impl Engine {
                 }
                 News::ByTcp(sid) if self.sessions.contains_key(&sid) => self.by_tcp.now(sid),
                 News::ByTcp(_) => {}
+                News::Died => panic!("a shard has died"),
                 News::Driver { ifindex, name, why } => {
                     self.drivers.insert(ifindex, (name, why));
                 }

@@ -169,24 +169,29 @@ impl Engine {
             self.last_sid = sid;
         }
         self.last_opened_ns = now_ns();
-        let aware = match purpose(&rings).and_then(|aware| self.have_served(sid, aware)) {
+        let aware = match purpose(&rings) {
             Ok(aware) => aware,
             Err(error) => {
-                self.shards.forget(sid);
                 self.stock.put(rings);
                 return Err(error);
             }
         };
-        let caller = self.caller(sid);
-        let entry = self.plane.sessions().get(sid).expect("it was found free");
         let mut value = session::entry(sid, token, rings.index, slots, local, peer);
         value.shard = self.shards.number_of(sid);
         value.aware = match rings.wake() {
             Some(_) => intf::VTL_EVENTS,
             None => intf::VTL_HANDED,
         };
+        let entry = self.plane.sessions().get(sid).expect("it was found free");
         entry.initialise(value);
+        if let Err(error) = self.have_served(sid, &aware) {
+            self.freed.insert(sid, u64::MAX); // until its shard has forgotten it
+            self.shards.forget(sid);
+            self.stock.put(rings);
+            return Err(error);
+        }
         entry.set_state(intf::VTL_OPENING);
+        let caller = self.caller(sid);
         let session = Session {
             peer,
             local,
@@ -215,12 +220,12 @@ impl Engine {
     }
 
     /// Has a shard serve a session that begins.
-    fn have_served(&self, sid: u32, aware: Aware) -> Result<Aware, String> {
+    fn have_served(&self, sid: u32, aware: &Aware) -> Result<(), String> {
         if let (Some(kick), Some(wake)) = (&aware.kick, &aware.wake) {
             let opened = self.shards.open(sid, &aware.controls, kick, wake);
             opened.map_err(|e| e.to_string())?;
         }
-        Ok(aware)
+        Ok(())
     }
 
     /// A way to run a session's egress without the pump, where there is one.

@@ -1,6 +1,6 @@
 //! Shards: threads that run egress for the sessions that hash to them, and hand on what the kernel's
 //! programs report of those. They open and end nothing: the broker's thread does, and orders what
-//! follows from it. A shard never loads, reads disks or waits for anybody.
+//! follows from it. A shard never loads or reads disks.
 
 mod bells;
 mod call;
@@ -24,7 +24,7 @@ use nix::sys::{
     epoll::{Epoll, EpollEvent, EpollFlags},
     eventfd::EventFd,
 };
-use vtl_bpf::{plane::DataPlane, pump::Choice, shard::Shard};
+use vtl_bpf::{plane::DataPlane, pump::Choice};
 use vtl_ring::Controls;
 
 use bells::Bell;
@@ -67,6 +67,8 @@ pub(super) enum News {
     Forgotten(u32),
     /// A session is due whose packets go by TCP.
     ByTcp(u32),
+    /// A shard has panicked.
+    Died,
     /// By which driver packets leave an interface, and why.
     Driver {
         ifindex: u32,
@@ -84,7 +86,7 @@ struct Pumped {
     /// Nothing is to be sent any more.
     resting: bool,
     /// The first packet is to be reported.
-    reported: bool,
+    report: bool,
 }
 
 /// The way to a shard.
@@ -118,24 +120,24 @@ impl Shards {
     pub(super) fn start(
         plane: &DataPlane,
         driver: Choice,
-        call: impl Fn() + Clone + Send + 'static,
+        call: impl Fn() + Send + Sync + 'static,
     ) -> anyhow::Result<Self> {
         let (outbox, news) = mpsc::channel();
-        let start = |shard: &Arc<Shard>| {
-            let outlet = Outlet {
-                news: outbox.clone(),
-                call: Box::new(call.clone()),
-            };
-            worker::spawn(
-                Arc::clone(shard),
-                Arc::clone(plane.sessions()),
-                driver,
-                outlet,
-            )
+        let outlet = Outlet {
+            news: outbox,
+            call: Arc::new(call),
         };
-        let started: Vec<_> = plane.shards().iter().map(start).collect::<Result<_, _>>()?;
-        let (handles, ready): (_, Vec<_>) = started.into_iter().unzip();
-        let shards = Self { handles, news };
+        let mut shards = Self {
+            handles: Vec::new(),
+            news,
+        };
+        let mut ready = Vec::new();
+        for shard in plane.shards() {
+            let (shard, table) = (Arc::clone(shard), Arc::clone(plane.sessions()));
+            let (handle, started) = worker::spawn(shard, table, driver, outlet.clone())?;
+            shards.handles.push(handle);
+            ready.push(started);
+        }
         for ready in ready {
             ready.recv()??;
         }
@@ -164,7 +166,7 @@ impl Shards {
             wake: Bell::Held(Arc::clone(wake)),
             sent: 0,
             resting: false,
-            reported: true,
+            report: false,
         };
         self.order(sid, Order::Open { sid, session });
         // Each kick is an event; nobody reads how many there were. It is watched for as long as the
@@ -230,9 +232,10 @@ impl Drop for Shards {
 }
 
 /// How a shard tells the broker something.
+#[derive(Clone)]
 struct Outlet {
     news: Sender<News>,
-    call: Box<dyn Fn() + Send>,
+    call: Arc<dyn Fn() + Send + Sync>,
 }
 
 impl Outlet {

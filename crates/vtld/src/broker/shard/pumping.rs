@@ -3,7 +3,7 @@
 use std::{collections::hash_map::Entry, sync::Arc};
 
 use vtl_bpf::pump::{BATCH, Pump};
-use vtl_proto::intf::VTL_TUNNEL;
+use vtl_proto::intf::{VTL_OPEN, VTL_TUNNEL};
 
 use super::{News, call::Call, worker::Worker};
 use crate::broker::{MS, QUANTUM, now_ns};
@@ -44,8 +44,10 @@ impl Worker {
                 continue;
             };
             let ifindex = entry.ifindex();
-            if session.resting || ifindex == 0 {
-                continue; // the peer's first packet will be an event
+            // Until it is open, the entry is the broker's thread's alone; and the peer's first packet
+            // will be an event.
+            if session.resting || ifindex == 0 || entry.state() != VTL_OPEN {
+                continue;
             }
             if ifindex == VTL_TUNNEL {
                 self.news.tell(News::ByTcp(sid));

@@ -4,6 +4,7 @@ use std::{
     cell::RefCell,
     collections::HashMap,
     os::fd::BorrowedFd,
+    panic::AssertUnwindSafe,
     rc::Rc,
     sync::{
         Arc,
@@ -126,7 +127,11 @@ pub(super) fn spawn(
             match Worker::new(shard, table, driver, channel, news) {
                 Ok(worker) => {
                     let _ = ready.send(Ok(()));
-                    worker.run();
+                    let outlet = worker.news.clone();
+                    let run = AssertUnwindSafe(|| worker.run());
+                    if std::panic::catch_unwind(run).is_err() {
+                        outlet.tell(News::Died);
+                    }
                 }
                 Err(error) => {
                     let _ = ready.send(Err(error));
@@ -267,7 +272,7 @@ impl Worker {
             }
             Order::Report(sid) => {
                 if let Some(session) = self.sessions.get_mut(&sid) {
-                    session.reported = false;
+                    session.report = true;
                 }
             }
             Order::Wake(sid) => {
@@ -351,7 +356,7 @@ impl Worker {
                 && let Some(session) = self.sessions.get_mut(&sid)
             {
                 self.schedule.now(sid);
-                if !std::mem::replace(&mut session.reported, true) {
+                if std::mem::take(&mut session.report) {
                     self.news.tell(News::Heard(sid));
                 }
             }
