@@ -11,11 +11,10 @@
 #include <bpf/bpf_helpers.h>
 
 #include "vtl/hooker.h"
+#include "vtl/local.h"
 #include "vtl/tf.h"
 
 char _license[] SEC("license") = "GPL";
-
-enum { LOOPBACK_IFINDEX = 1 };
 
 const volatile struct vtl_hook_config config SEC(".rodata.config");
 
@@ -24,15 +23,25 @@ const volatile struct vtl_hook_config config SEC(".rodata.config");
 /* Ticks per second, the unit of TCP's timeouts; 0 where the kernel's configuration is not known. */
 extern unsigned int CONFIG_HZ __kconfig __weak;
 
-/* vtld's own end of a connection to a local application -> the remote client that it stands for.
- * vtld writes after bind() and removes at close. Room for all ports of both families' loopbacks. */
+/* A connection of vtld's to a local application -> the remote client that it stands for. vtld
+ * writes after bind(); vtl_accepted takes the entry out, and vtld does if the connection never was.
+ */
 struct {
     __uint(type, BPF_MAP_TYPE_HASH);
     __uint(max_entries, 131072);
     __uint(map_flags, BPF_F_NO_PREALLOC);
-    __type(key, struct vtl_endpoint);
+    __type(key, struct vtl_ends);
     __type(value, struct vtl_endpoint);
-} vtl_clients SEC(".maps");
+} vtl_pairs SEC(".maps");
+
+/* A local application's end of such a connection: the remote client. It lives and dies with the
+ * socket, so nobody else's is taken for it. */
+struct {
+    __uint(type, BPF_MAP_TYPE_SK_STORAGE);
+    __uint(map_flags, BPF_F_NO_PREALLOC);
+    __type(key, int);
+    __type(value, struct vtl_endpoint);
+} vtl_shown SEC(".maps");
 
 /* Ports (host order) whose connections vtld takes over if the peer speaks VTL: 0 or 1. */
 struct {
@@ -106,28 +115,37 @@ static __always_inline void show6(struct bpf_sock_addr *ctx, const __u8 addr[16]
     ctx->user_ip6[3] = w[3];
 }
 
-/* What getpeername shall say instead of `seen`; NULL: what the kernel says. */
+/* What getpeername shall say; NULL: what the kernel says. `ends`: of the connection, if a server
+ * asks about it. */
 static __always_inline struct vtl_endpoint *true_peer(struct bpf_sock_addr *ctx,
-                                                      struct vtl_endpoint *seen) {
+                                                      struct vtl_ends *ends) {
+    struct vtl_endpoint *client;
     struct vtl_captured *c;
 
-    if (!ctx->sk)
-        return NULL;
     c = bpf_sk_storage_get(&vtl_captured, ctx->sk, NULL, 0);
     if (c)
         return &c->dest;
+    client = bpf_sk_storage_get(&vtl_shown, ctx->sk, NULL, 0);
+    if (client)
+        return client;
     if (bpf_get_netns_cookie(ctx) != config.netns_cookie)
         return NULL;
-    return bpf_map_lookup_elem(&vtl_clients, seen);
+    /* vtl_accepted found no room for it. */
+    return bpf_map_lookup_elem(&vtl_pairs, ends);
 }
 
 SEC("cgroup/getpeername4")
 int vtl_getpeername4(struct bpf_sock_addr *ctx) {
-    struct vtl_endpoint seen = {.port = ctx->user_port};
+    struct vtl_ends ends = {.from.port = ctx->user_port};
+    struct bpf_sock *sk = ctx->sk;
     struct vtl_endpoint *peer;
 
-    map_v4(seen.addr, ctx->user_ip4);
-    peer = true_peer(ctx, &seen);
+    if (!sk)
+        return 1;
+    map_v4(ends.from.addr, ctx->user_ip4);
+    map_v4(ends.to.addr, sk->src_ip4);
+    ends.to.port = bpf_htons(sk->src_port);
+    peer = true_peer(ctx, &ends);
     if (peer) {
         show4(ctx, peer->addr);
         ctx->user_port = peer->port;
@@ -137,16 +155,63 @@ int vtl_getpeername4(struct bpf_sock_addr *ctx) {
 
 SEC("cgroup/getpeername6")
 int vtl_getpeername6(struct bpf_sock_addr *ctx) {
-    struct vtl_endpoint seen = {.port = ctx->user_port};
+    struct vtl_ends ends = {.from.port = ctx->user_port};
     __u32 w[4] = {ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3]};
+    struct bpf_sock *sk = ctx->sk;
     struct vtl_endpoint *peer;
 
-    copy_addr(seen.addr, w);
-    peer = true_peer(ctx, &seen);
+    if (!sk)
+        return 1;
+    copy_addr(ends.from.addr, w);
+    w[0] = VTL_LOAD(sk->src_ip6[0]);
+    w[1] = VTL_LOAD(sk->src_ip6[1]);
+    w[2] = VTL_LOAD(sk->src_ip6[2]);
+    w[3] = VTL_LOAD(sk->src_ip6[3]);
+    copy_addr(ends.to.addr, w);
+    ends.to.port = bpf_htons(sk->src_port);
+    peer = true_peer(ctx, &ends);
     if (peer) {
         show6(ctx, peer->addr);
         ctx->user_port = peer->port;
     }
+    return 1;
+}
+
+/* Of all processes: has a connection that vtld opened to a local application show its client from
+ * its first moment on, as the application may ask when vtld has closed its end and somebody else
+ * has the port. accept() waits for the socket's lock, which this program is called under. */
+SEC("sockops")
+int vtl_accepted(struct bpf_sock_ops *ops) {
+    struct vtl_ends ends = {};
+    struct vtl_endpoint *client;
+    struct bpf_sock *sk;
+    __u32 w[4];
+
+    if (ops->op != BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB || !ops->is_fullsock ||
+        bpf_get_netns_cookie(ops) != config.netns_cookie)
+        return 1;
+    if (ops->family == VTL_AF_INET) {
+        map_v4(ends.from.addr, ops->remote_ip4);
+        map_v4(ends.to.addr, ops->local_ip4);
+    } else {
+        /* Word by word: the verifier takes no reading of two at once. */
+        w[0] = VTL_LOAD(ops->remote_ip6[0]);
+        w[1] = VTL_LOAD(ops->remote_ip6[1]);
+        w[2] = VTL_LOAD(ops->remote_ip6[2]);
+        w[3] = VTL_LOAD(ops->remote_ip6[3]);
+        copy_addr(ends.from.addr, w);
+        w[0] = VTL_LOAD(ops->local_ip6[0]);
+        w[1] = VTL_LOAD(ops->local_ip6[1]);
+        w[2] = VTL_LOAD(ops->local_ip6[2]);
+        w[3] = VTL_LOAD(ops->local_ip6[3]);
+        copy_addr(ends.to.addr, w);
+    }
+    ends.from.port = bpf_htons(bpf_ntohl(ops->remote_port));
+    ends.to.port = bpf_htons(ops->local_port);
+    client = bpf_map_lookup_elem(&vtl_pairs, &ends);
+    sk = ops->sk;
+    if (client && sk && bpf_sk_storage_get(&vtl_shown, sk, client, BPF_SK_STORAGE_GET_F_CREATE))
+        bpf_map_delete_elem(&vtl_pairs, &ends);
     return 1;
 }
 
@@ -390,7 +455,7 @@ int vtl_hold_syn(struct __sk_buff *skb) {
      * would begin with a reduced window; a packet for another host's Ethernet address is dropped in
      * silence when it comes in. */
     bpf_skb_store_bytes(skb, 0, nobody, sizeof(nobody), 0);
-    return bpf_redirect(LOOPBACK_IFINDEX, BPF_F_INGRESS);
+    return bpf_redirect(VTL_LOOPBACK_IFINDEX, BPF_F_INGRESS);
 }
 
 /* ---- discovery ---- */
@@ -576,6 +641,27 @@ static __always_inline enum syn_says vtl_option(struct __sk_buff *skb, __u32 off
     return SYN_NOTHING;
 }
 
+/* Is a SYN another host's, which this one forwards or bridges it to? A listener at the port may be
+ * at no address in particular, so that a lookup of sockets finds it all the same. */
+static __always_inline int is_others(struct __sk_buff *skb, int v4) {
+    struct bpf_fib_lookup fib = {
+        .family = v4 ? VTL_AF_INET : VTL_AF_INET6,
+        .l4_protocol = IPPROTO_TCP,
+        .ifindex = skb->ifindex,
+    };
+
+    if (skb->pkt_type == PACKET_OTHERHOST)
+        return 1;
+    if (v4) {
+        bpf_skb_load_bytes_relative(skb, 12, &fib.ipv4_src, 4, BPF_HDR_START_NET);
+        bpf_skb_load_bytes_relative(skb, 16, &fib.ipv4_dst, 4, BPF_HDR_START_NET);
+    } else {
+        bpf_skb_load_bytes_relative(skb, 8, fib.ipv6_src, 16, BPF_HDR_START_NET);
+        bpf_skb_load_bytes_relative(skb, 24, fib.ipv6_dst, 16, BPF_HDR_START_NET);
+    }
+    return vtl_is_for_another(skb, &fib);
+}
+
 /* tcx ingress on every interface but lo. */
 SEC("tcx/ingress")
 int vtl_steer_syn(struct __sk_buff *skb) {
@@ -594,7 +680,7 @@ int vtl_steer_syn(struct __sk_buff *skb) {
     if (!hooked || !*hooked)
         return TC_ACT_UNSPEC;
     says = vtl_option(skb, off, tcp.doff);
-    if (says == SYN_NOTHING || !is_served())
+    if (says == SYN_NOTHING || !is_served() || is_others(skb, v4))
         return TC_ACT_UNSPEC;
 
     /* Only where the application listens, so that a closed port still answers with a RST, and has

@@ -6,11 +6,28 @@
  * session's graft.
  */
 #include "vtl/env_bpf.h"
+#include "vtl/local.h"
 #include "vtl/route.h"
 
 char _license[] SEC("license") = "GPL";
 
 enum { VTL_TC_NEXT = -1, VTL_TC_DROP = 2 };
+
+/* Of each prefix, vtl_prefix(), when its bucket will be full again: vtl_take(). */
+struct {
+    __uint(type, BPF_MAP_TYPE_LRU_HASH);
+    __uint(max_entries, VTL_ASKERS);
+    __type(key, __u64);
+    __type(value, __u64);
+} vtl_askers SEC(".maps");
+
+/* The same of all together. */
+struct {
+    __uint(type, BPF_MAP_TYPE_ARRAY);
+    __uint(max_entries, 1);
+    __type(key, __u32);
+    __type(value, __u64);
+} vtl_asked SEC(".maps");
 
 const volatile struct vtl_root_config vtl_root = {.by_udp = 1};
 
@@ -66,6 +83,86 @@ VTL_GLOBAL int vtl_udp_xdp(struct xdp_md *ctx) {
     return route;
 }
 
+/* Takes one out of a bucket that holds `burst` and gets one each `gap` ns; 0: it is empty. Kept is
+ * only when it will be full again (the virtual scheduling of ITU-T I.371). Processors that do so at
+ * the same time may take one together. */
+VTL_INLINE int vtl_take(__u64 *full, __u64 now, __u64 gap, __u32 burst) {
+    __u64 at = VTL_LOAD(*full);
+    if (at < now)
+        at = now;
+    if (at - now >= gap * burst)
+        return 0;
+    VTL_STORE(*full, at + gap);
+    return 1;
+}
+
+/* An IPv4 address, or the first half of an IPv6 one; the former look like 100::/64 (RFC 6666), from
+ * where nothing comes. */
+VTL_INLINE __u64 vtl_prefix(const struct bpf_fib_lookup *fib) {
+    return fib->family == VTL_AF_INET ? (__u64)fib->ipv4_src << 32 | 1
+                                      : (__u64)fib->ipv6_src[1] << 32 | fib->ipv6_src[0];
+}
+
+/* May one more of the packets that anybody may send go to vtld? What comes by TCP is from where it
+ * says, so it counts for its prefix alone. */
+VTL_INLINE int vtl_may_ask(__u64 prefix, int by_tcp) {
+    __u64 now = bpf_ktime_get_ns(), fresh = now + VTL_ASK_NS;
+    __u32 zero = 0;
+    __u64 *one = bpf_map_lookup_elem(&vtl_askers, &prefix);
+    __u64 *all = bpf_map_lookup_elem(&vtl_asked, &zero);
+    if (!one)
+        bpf_map_update_elem(&vtl_askers, &prefix, &fresh, BPF_ANY);
+    /* Who asks too often takes nothing from the others. */
+    if ((one && !vtl_take(one, now, VTL_ASK_NS, VTL_ASK_BURST)) ||
+        (all && !by_tcp && !vtl_take(all, now, VTL_ASK_ALL_NS, VTL_ASK_ALL_BURST))) {
+        vtl_env_count(VTL_ST_RX_LIMITED);
+        return 0;
+    }
+    return 1;
+}
+
+/* Is a packet left alone that is to be dropped, or that anybody may have sent? */
+VTL_INLINE int vtl_leaves(void *ctx, void *data, void *end, __u32 ifindex, int bridged, int route) {
+    struct bpf_fib_lookup fib = {.ifindex = ifindex};
+    struct ethhdr *eth = data;
+    if ((void *)(eth + 1) > end)
+        return 0;
+    if (eth->h_proto == vtl_swap16(ETH_P_IP)) {
+        struct iphdr *ip = (void *)(eth + 1);
+        if ((void *)(ip + 1) > end)
+            return 0;
+        fib.family = VTL_AF_INET;
+        fib.l4_protocol = ip->protocol;
+        fib.ipv4_src = ip->saddr;
+        fib.ipv4_dst = ip->daddr;
+    } else {
+        struct ipv6hdr *ip = (void *)(eth + 1);
+        if ((void *)(ip + 1) > end)
+            return 0;
+        fib.family = VTL_AF_INET6;
+        fib.l4_protocol = ip->nexthdr;
+        __builtin_memcpy(fib.ipv6_src, &ip->saddr, sizeof(fib.ipv6_src));
+        __builtin_memcpy(fib.ipv6_dst, &ip->daddr, sizeof(fib.ipv6_dst));
+    }
+    __u64 prefix = vtl_prefix(&fib); /* the lookup writes to it */
+    if (bridged || vtl_is_for_another(ctx, &fib)) {
+        vtl_env_count(VTL_ST_RX_OTHERS);
+        return 1;
+    }
+    return route == VTL_ROUTE_ASK && vtl_may_ask(prefix, ifindex == VTL_TUNNEL);
+}
+
+VTL_GLOBAL int vtl_leaves_tc(struct __sk_buff *ctx, int route) {
+    int bridged = ctx->pkt_type == PACKET_OTHERHOST && ctx->ifindex != VTL_LOOPBACK_IFINDEX;
+    return vtl_leaves(ctx, (void *)(long)ctx->data, (void *)(long)ctx->data_end, ctx->ifindex,
+                      bridged, route);
+}
+
+VTL_GLOBAL int vtl_leaves_xdp(struct xdp_md *ctx, int route) {
+    return vtl_leaves(ctx, (void *)(long)ctx->data, (void *)(long)ctx->data_end,
+                      ctx->ingress_ifindex, 0, route);
+}
+
 SEC("tcx/ingress") int vtl_root_in_tc(struct __sk_buff *ctx) {
     if (ctx->protocol != vtl_swap16(ETH_P_IP) && ctx->protocol != vtl_swap16(ETH_P_IPV6))
         return VTL_TC_NEXT;
@@ -82,6 +179,8 @@ SEC("tcx/ingress") int vtl_root_in_tc(struct __sk_buff *ctx) {
     if (route >= 0) {
         VTL_GO(ctx, vtl_in_tc, route);
         vtl_env_count(VTL_ST_RX_NO_GRAFT);
+    } else if (vtl_leaves_tc(ctx, route)) {
+        return VTL_TC_NEXT;
     }
     return VTL_TC_DROP;
 }
@@ -96,6 +195,8 @@ SEC("xdp") int vtl_root_in_xdp(struct xdp_md *ctx) {
     if (route >= 0) {
         VTL_GO(ctx, vtl_in_xdp, route);
         vtl_env_count(VTL_ST_RX_NO_GRAFT);
+    } else if (vtl_leaves_xdp(ctx, route)) {
+        return XDP_PASS;
     }
     return XDP_DROP;
 }

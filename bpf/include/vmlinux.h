@@ -60,6 +60,9 @@ enum bpf_adj_room_mode { BPF_ADJ_ROOM_NET = 0 };
 enum bpf_hdr_start_off { BPF_HDR_START_NET = 1 };
 enum { BPF_LOAD_HDR_OPT_TCP_SYN = 1 << 0 };
 
+/* What bpf_fib_lookup() found, as far as it is asked for. */
+enum { BPF_FIB_LKUP_RET_NOT_FWDED = 4, BPF_FIB_LKUP_RET_FWD_DISABLED = 5 };
+
 /* An open-coded iterator over numbers (Linux 6.4): bpf_for() of bpf_helpers.h. */
 struct bpf_iter_num {
     __u64 __opaque[1];
@@ -115,6 +118,9 @@ struct __sk_buff {
     __u32 : 24;
     __u64 hwtstamp;
 };
+
+/* __sk_buff.pkt_type of a frame for another Ethernet address: linux/if_packet.h. */
+#define PACKET_OTHERHOST 3
 
 /* Verdicts of tcx: linux/pkt_cls.h. */
 #define TC_ACT_UNSPEC (-1)
@@ -289,6 +295,29 @@ struct bpf_sock_tuple {
             __be16 dport;
         } ipv6;
     };
+};
+
+/* What bpf_fib_lookup() is asked. */
+struct bpf_fib_lookup {
+    __u8 family;
+    __u8 l4_protocol;
+    __be16 sport;
+    __be16 dport;
+    __u16 tot_len;
+    __u32 ifindex;
+    __be32 flowinfo;
+    union {
+        __be32 ipv4_src;
+        __u32 ipv6_src[4];
+    };
+    union {
+        __be32 ipv4_dst;
+        __u32 ipv6_dst[4];
+    };
+    __be16 h_vlan_proto;
+    __be16 h_vlan_TCI;
+    __u8 smac[6];
+    __u8 dmac[6];
 };
 
 /* An option of level SOL_TCP: linux/tcp.h. */

@@ -4,8 +4,9 @@ use std::fs;
 use std::process::Command;
 
 use serde_json::Value;
+use vtl_testing::turn;
 
-use crate::harness::{repository, turn, vtl};
+use crate::harness::{repository, vtl};
 
 const PLAN: &str = "transports = [\"tcp-bbr\", \"graft:stream\"]\n\
     [link]\nrtt_ms = 10\nrate_mbit = 100\nloss_pct = [0, 1]\n\

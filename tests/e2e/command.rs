@@ -4,8 +4,9 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
+use vtl_testing::turn;
 
-use crate::harness::{turn, until, vtl as program};
+use crate::harness::{until, vtl as program};
 
 fn vtl(args: &[&str]) -> Command {
     let mut command = Command::new(program());

@@ -1,13 +1,15 @@
 //! Packets of protocol 253 that nobody asked for.
 
 use std::{
-    io,
+    fs, io,
     net::{IpAddr, SocketAddr},
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
     time::{Duration, Instant},
 };
 
-use nix::sys::socket::{MsgFlags, SockaddrStorage, recv, sendto};
+use nix::sys::socket::{MsgFlags, SockaddrStorage, bind, recv, sendto};
 use vtl_proto::{
     intf,
     services::Services,
@@ -15,7 +17,10 @@ use vtl_proto::{
 };
 use vtl_testbed::{Host, Link};
 
-use crate::harness::{World, memory_kib, until};
+use crate::{
+    harness::{World, memory_kib, run, until},
+    many,
+};
 
 /// The version's place in the first byte.
 const VERSION: u8 = (intf::VTL_VERSION << 4) as u8;
@@ -82,7 +87,7 @@ impl Stranger {
         self.send(&buffer[..length]);
     }
 
-    /// The negotiation packets that this host has sent or received since the last call.
+    /// The packets that open and end sessions which this host has sent or received since the last call.
     pub(crate) fn overhear(&self) -> Vec<Packet<'static>> {
         let mut buffer = [0; 2048];
         let mut heard = Vec::new();
@@ -94,6 +99,7 @@ impl Stranger {
                     Ok(Packet::Nego(nego)) => Some(Packet::Nego(nego.without_extensions())),
                     Ok(Packet::NegoAck(nego)) => Some(Packet::NegoAck(nego.without_extensions())),
                     Ok(Packet::NegoNack(nego)) => Some(Packet::NegoNack(nego.without_extensions())),
+                    Ok(Packet::Close(header)) => Some(Packet::Close(header)),
                     _ => None,
                 },
             );
@@ -165,6 +171,34 @@ impl Stranger {
             answer.is_some()
         });
         answer.expect("until")
+    }
+
+    /// Whether there is any answer to requests for a session.
+    pub(crate) fn is_answered(&mut self, port: u16) -> bool {
+        let token = self.random();
+        (0..10).any(|_| {
+            self.send_nego(port, token);
+            std::thread::sleep(Duration::from_millis(30));
+            self.overhear().iter().any(|packet| match packet {
+                Packet::NegoAck(nego) => nego.header.token == token,
+                Packet::NegoNack(nack) => nack.peer_token == token,
+                _ => false,
+            })
+        })
+    }
+
+    /// Asks for a session, and is refused for this reason.
+    #[track_caller]
+    pub(crate) fn is_refused(&mut self, port: u16, reason: u32) {
+        let token = self.random();
+        until("a refusal", || {
+            self.send_nego(port, token);
+            std::thread::sleep(Duration::from_millis(30));
+            self.overhear().iter().any(|packet| {
+                matches!(packet, Packet::NegoNack(nack)
+                    if nack.peer_token == token && u32::from(nack.reason) == reason)
+            })
+        });
     }
 
     /// Asks for a session; the answer must have this guard.
@@ -273,4 +307,79 @@ fn flood__of_requests_is_survived() {
     println!("flood: over after {:?}", started.elapsed());
     assert!(world.daemon(Host::Server).ended().is_none());
     world.download(server, "f");
+}
+
+/// The processor time that a process has taken.
+fn processor_time(pid: u32) -> Duration {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
+    let (_, behind) = stat.rsplit_once(')').expect("its name");
+    // utime and stime are its 14th and 15th fields, in 1/100 s.
+    let ticks = behind.split_whitespace().skip(11).take(2);
+    ticks
+        .map(|n| Duration::from_millis(10 * n.parse::<u64>().expect("a number")))
+        .sum()
+}
+
+/// Somebody asks for sessions as fast as possible; somebody else opens some as if nothing were.
+#[test]
+fn flood__by_one_address_costs_the_others_nothing() {
+    let Some(mut world) = World::bare("flood-one", &Link::new(200.0, 20.0)) else {
+        return;
+    };
+    world.start_both(&["--ring-slots", "64"]);
+    let mut ip = world.testbed.command(Host::Client, "ip").expect("there");
+    run(ip.args("addr add 10.73.0.77/24 dev eth0".split(' ')));
+    let open = |world: &World| {
+        let mut longest = Duration::ZERO;
+        for port in 7400..7410 {
+            let began = Instant::now();
+            let (client, _server) = many::open(world, port);
+            longest = longest.max(began.elapsed());
+            client.close().expect("closed");
+        }
+        longest
+    };
+    let calm = open(&world);
+    let mut stranger = Stranger::new(&world, world.servers()[0]);
+    let other = SocketAddr::new([10, 73, 0, 77].into(), 0);
+    bind(stranger.fd.as_raw_fd(), &SockaddrStorage::from(other)).expect("an address");
+    let pid = world.daemon(Host::Server).pid();
+    let (before, began) = (processor_time(pid), Instant::now());
+    let flooding = AtomicBool::new(true);
+    let (flooded, sent) = thread::scope(|scope| {
+        let flood = scope.spawn(|| {
+            let mut sent = 0_u64;
+            while flooding.load(Ordering::Relaxed) {
+                for _ in 0..100 {
+                    let token = stranger.random();
+                    stranger.send_nego(9, token);
+                }
+                sent += 100;
+                thread::sleep(Duration::from_millis(2));
+            }
+            sent
+        });
+        let mut longest = Duration::ZERO;
+        while began.elapsed() < Duration::from_secs(4) {
+            longest = longest.max(open(&world));
+        }
+        flooding.store(false, Ordering::Relaxed);
+        (longest, flood.join().expect("no panic"))
+    });
+    let (took, elapsed) = (processor_time(pid) - before, began.elapsed());
+    let [control, limited] = ["control", "limited"].map(|name| count(&world, name));
+    println!(
+        "flood: {sent} requests in {elapsed:?}, {limited} of {control} dropped; the daemon took \
+         {took:?}; sessions opened within {calm:?} before, {flooded:?} meanwhile"
+    );
+    let may = u64::from(intf::VTL_ASK_BURST) + elapsed.as_secs() * 1000;
+    let passed = control - limited;
+    assert!(sent > 3 * may, "no flood");
+    assert!(
+        (may / 2..2 * may).contains(&passed),
+        "{passed} came through"
+    );
+    // Nothing was asked for twice.
+    assert!(flooded < calm + Duration::from_millis(200));
+    assert!(took < elapsed / 2);
 }

@@ -91,9 +91,15 @@ fn come_and_go(name: &str, rate: u64, count: u64, args: &[&str]) -> Option<World
         let sessions = status["sessions"].as_array().expect("a list");
         assert_eq!(sessions.len(), 2, "one a family: {sessions:?}");
     }
-    // They went by carriers, but for those whose port lingers in TIME_WAIT at the server: the kernel answers these.
+    // They went by carriers, but for those whose port lingers in TIME_WAIT at the server: the kernel answers these,
+    // and a client has no more ports a minute than this that do not.
+    let fresh = if args.is_empty() {
+        count
+    } else {
+        count.min(20_000)
+    };
     let bytes = world.sum(Host::Client, "bytes_received");
-    assert!(bytes >= 2 * 64 * count * 9 / 10, "{bytes} bytes");
+    assert!(bytes >= 2 * 64 * fresh * 9 / 10, "{bytes} bytes");
     Some(world)
 }
 
@@ -101,6 +107,41 @@ fn come_and_go(name: &str, rate: u64, count: u64, args: &[&str]) -> Option<World
 fn load__five_thousand_come_and_go() {
     come_and_go("load", 1_500, 2_500, &[]);
     come_and_go("load-server", 1_500, 2_500, &["--server-closes"]);
+}
+
+/// The port of a connection that has ended lingers for a minute where the client closes first, and a second on the
+/// loopback.
+#[test]
+fn load__more_connections_than_ports() {
+    const COUNT: u64 = 4_000;
+    let Some((world, _server)) = hosts("load-ports") else {
+        return;
+    };
+    let mut sysctl = world
+        .testbed
+        .command(Host::Client, "sysctl")
+        .expect("a namespace");
+    let range = "net.ipv4.ip_local_port_range=40000 41499";
+    assert!(
+        sysctl
+            .args(["-qw", range])
+            .status()
+            .expect("it runs")
+            .success()
+    );
+    let count = COUNT.to_string();
+    let how = ["--rate", "400", "--count", &count];
+    for family in [0, 1] {
+        all_good(
+            &outcome(Spoken::start(connect(&world, family, &how))),
+            COUNT,
+        );
+    }
+    let bytes = world.sum(Host::Client, "bytes_received");
+    assert!(
+        bytes >= 2 * 64 * COUNT * 9 / 10,
+        "{bytes} bytes by carriers"
+    );
 }
 
 #[test]
@@ -130,10 +171,9 @@ fn load__two_thousand_a_second_for_a_minute() {
         let Some(mut world) = come_and_go("load-minute", 2_000, 120_000, args) else {
             return;
         };
-        // A server may be slow to ask who its client was.
         let server = world.daemon(Host::Server).pid();
         until("the clients' addresses are forgotten", || {
-            entries(server, "vtl_clients") == 0
+            entries(server, "vtl_pairs") == 0
         });
     }
 }

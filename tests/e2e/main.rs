@@ -3,6 +3,7 @@
 //!
 //! What is asserted: bytes, errors, leftovers, and what daemons count; never speed. A machine that does
 //! other things makes these tests slower, and no more.
+#![allow(clippy::too_many_lines, reason = "scenarios of many steps")]
 
 mod harness;
 
@@ -28,6 +29,7 @@ mod library;
 mod load;
 mod lossy;
 mod many;
+mod memory;
 mod messages;
 mod nego;
 mod outage;

@@ -117,6 +117,73 @@ fn known__nobody_listens_any_more() {
     until("it is over", || left(&world, Host::Client) == 0);
 }
 
+/// Who is not among those that VTL is for has plain TCP, and hears nothing of VTL.
+#[test]
+fn from__others_have_plain_tcp() {
+    let Some(mut world) = World::bare("from", &Link::new(2.0, 100.0)) else {
+        return;
+    };
+    world.start_web();
+    world.start(Host::Client, &[]);
+    world.start(
+        Host::Server,
+        &["--from", "fd73::/64", "--from", "192.0.2.7"],
+    );
+    world.hook();
+    world.serve("f", 1 << 20);
+    let [v4, v6] = world.servers();
+    for server in [v4, v6] {
+        world.download(server, "f");
+    }
+    until("a carrier", || !world.carriers(Host::Client).is_empty());
+    world.download(v4, "f");
+    let carriers = world.carriers(Host::Client);
+    let peers: Vec<_> = carriers.iter().map(|row| &row["peer"]).collect();
+    assert_eq!(peers, [&v6.to_string()]);
+    let stranger = &mut Stranger::new(&world, v4);
+    assert!(!stranger.is_answered(PORT));
+}
+
+/// Who has a ticket, or any number of addresses of its own, leaves places to others.
+#[test]
+fn room__of_one_network_is_not_all() {
+    let Some(mut world) = World::bare("network", &Link::new(2.0, 100.0)) else {
+        return;
+    };
+    world.start(Host::Client, &[]);
+    world.start(Host::Server, &["--max-sessions", "16"]);
+    // Three quarters.
+    let mut held: Vec<_> = (0..12).map(|i| open(&world, PORT + i)).collect();
+    let ask = |family: usize, port| {
+        let at = SocketAddr::new(world.servers()[family], port);
+        let mut responder = socket(&world, Host::Server, Mode::Responder, at);
+        let mut client = socket(&world, Host::Client, Mode::Initiator, at);
+        let negotiated = client.negotiate(&reliable()).map(drop);
+        negotiated.map(|()| {
+            responder.validate().expect("a session");
+            (client, responder)
+        })
+    };
+    let refused = ask(0, PORT + 20).map(drop);
+    assert!(
+        refused
+            .as_ref()
+            .is_err_and(|e| e.to_string().contains("room")),
+        "{refused:?}"
+    );
+    // Another network has some of the last quarter, but not all of it.
+    for port in [PORT + 21, PORT + 22] {
+        held.push(ask(1, port).expect("room"));
+    }
+    assert!(ask(1, PORT + 23).is_err());
+    for (client, responder) in held {
+        end(client, responder);
+    }
+    until("there is room again", || left(&world, Host::Server) == 0);
+    let (client, responder) = ask(0, PORT).expect("room");
+    end(client, responder);
+}
+
 /// A ticket from before the peer's restart costs a round trip, and nothing else.
 #[test]
 fn known__peer_restarted() {
@@ -364,6 +431,58 @@ fn extensions__ignored_or_refused() {
     }
 }
 
+/// The session of an answer that the initiator cannot take is ended, since the peer has made it.
+#[test]
+fn extensions__an_answer_with_a_critical_one_is_declined() {
+    let Some(mut world) = World::bare("declined", &Link::new(10.0, 100.0)) else {
+        return;
+    };
+    world.start(Host::Client, &[]);
+    let client = world.testbed.addr4(Host::Client);
+    let peer = Stranger::on(&world, Host::Server, client.into());
+    let made = (9, 77);
+    let answering = thread::spawn(move || {
+        let mut bytes = [0; 8];
+        let extension = Extension {
+            kind: 0x1234,
+            critical: true,
+            value: &[7; 4],
+        };
+        extension.emit(&mut bytes).expect("fits");
+        loop {
+            for packet in peer.overhear() {
+                match packet {
+                    Packet::Nego(nego) => peer.send_packet(&Packet::NegoAck(Nego {
+                        header: Header {
+                            sid: nego.sid,
+                            token: nego.token,
+                            ..Header::default()
+                        },
+                        sid: made.0,
+                        token: made.1,
+                        peer_token: nego.token,
+                        ring_slots: 1024,
+                        max_payload: 1400,
+                        port: nego.port,
+                        gids: Gids::new(&nego.gids[..1]).expect("one"),
+                        extensions: Extensions::parse(&bytes).expect("one"),
+                        ..Nego::default()
+                    })),
+                    Packet::Close(header) if (header.sid, header.token) == made => return header,
+                    _ => {}
+                }
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+    });
+    let mut socket = socket(&world, Host::Client, Mode::Initiator, server(&world));
+    let error = socket.negotiate(&reliable()).expect_err("no session");
+    assert!(error.to_string().contains("extension"), "{error}");
+    until("the end of the peer's session", || answering.is_finished());
+    let close = answering.join().expect("no panic");
+    assert_eq!(u32::from(close.flags), intf::VTL_F_ABORT);
+}
+
 /// What an eavesdropper repeats after a session opens nothing and delivers nothing.
 #[test]
 fn replay__opens_nothing() {
@@ -415,6 +534,8 @@ fn flood__from_forged_addresses() {
     let Some(mut world) = World::with_daemons("forged", &Link::new(10.0, 100.0)) else {
         return;
     };
+    // Or nobody would wait at the flows' port.
+    world.hook();
     let flood = Flood::begin(&world);
     until("strangers' places are taken", || {
         counter(&world, Host::Server, "cookies") > 500

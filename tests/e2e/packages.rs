@@ -9,8 +9,9 @@ use std::{
 use serde_json::{Value, json};
 use vtl_control::Request;
 use vtl_testbed::{Host, Link};
+use vtl_testing::turn;
 
-use crate::harness::{Process, World, payload, refused, repository, same, turn, until, vtl, words};
+use crate::harness::{Process, World, payload, refused, repository, same, until, vtl, words};
 
 /// A client with a daemon, a pool, a key that it trusts, and room for grafts.
 struct Shop {
@@ -367,6 +368,16 @@ fn deploy__refusals_leave_everything_as_it_was() {
     );
     assert!(!world.path("pool-client/wild-0.1.0.vtlg").exists());
     shop.untouched(&before);
+    // What is not on the allow list does not become a package.
+    let probe = shop.graft("probe", "43");
+    let mut text = fs::read_to_string(probe.join("graft.bpf.c")).expect("there");
+    text.push_str("SEC(\"kprobe/do_unlinkat\") int probe(void *ctx) { return !ctx; }\n");
+    fs::write(probe.join("graft.bpf.c"), text).expect("written");
+    let why = "not allowed in a graft: programs in section \"kprobe/do_unlinkat\"";
+    for command in ["build", "check"] {
+        refused(&run(&probe, &["graft", command]), 1, why);
+    }
+    refused(&shop.sign(&probe), 1, why);
 
     // Nobody but root.
     refused(
@@ -387,6 +398,72 @@ fn deploy__refusals_leave_everything_as_it_was() {
         .output();
     refused(&junk.expect("vtl runs"), 1, "junk-1.0.0.vtlg is refused");
     shop.untouched(&before);
+}
+
+#[test]
+fn revoke__a_version_that_is_in_the_kernel() {
+    let Some(shop) = Shop::new("revoke") else {
+        return;
+    };
+    let world = &shop.world;
+    let dir = shop.graft("mine", "40");
+    success(&shop.sign(&dir));
+    let old = dir.join("mine-0.1.0.vtlg");
+    for host in [Host::Client, Host::Server] {
+        success(&shop.deploy(host, &old));
+    }
+    change(&dir.join("graft.toml"), "0.1.0", "0.1.1");
+    success(&run(&dir, &["graft", "build"]));
+    success(&shop.sign(&dir));
+    let keys = world.path("keys");
+    let keys = keys.to_str().expect("UTF-8");
+    let command = |args: &[&str]| {
+        let mut command = world.vtl(Host::Client, args);
+        command.output().expect("vtl runs")
+    };
+    let revoked = command(&["graft", "revoke", "mine@0.1.1", "--keys", keys]);
+    success(&revoked);
+    assert!(!words(&revoked).contains("no vtld"), "{}", words(&revoked));
+    let list = shop.list();
+    let why = "mine 0.1.0 is revoked: 0.1.1 is the lowest version";
+    let said = list["refused"][0]["why"].as_str().unwrap_or_default();
+    assert!(said.contains(why), "{list}");
+    let rows = list["grafts"].as_array().expect("a list");
+    let row = rows.iter().find(|row| row["name"] == "mine");
+    let row = row.expect("it is in the kernel");
+    assert_eq!(
+        (&row["signer"], &row["deployed"]),
+        (&json!("revoked"), &json!(true))
+    );
+    // No session gets it, and it does not come back.
+    let to = world.servers()[0].to_string();
+    let sent = command(&["send", old.to_str().expect("UTF-8"), &to, "--graft", "mine"]);
+    assert!(
+        !sent.status.success() && words(&sent).contains("no graft \"mine\""),
+        "{}",
+        words(&sent)
+    );
+    refused(&shop.deploy(Host::Client, &old), 1, why);
+    let shared = world.path("shared");
+    let shared = shared.to_str().expect("UTF-8");
+    success(&run(
+        &dir,
+        &["graft", "publish", old.to_str().expect("UTF-8"), shared],
+    ));
+    let pull = ["graft", "pull", "mine", shared, "--keys", keys];
+    refused(&run(&world.path(""), &pull), 1, why);
+    // The next version takes its place.
+    let new = dir.join("mine-0.1.1.vtlg");
+    success(&shop.swap(&new));
+    let name = "mine".to_owned();
+    let shown = world.call(Host::Client, &Request::GraftShow { name });
+    assert_eq!(
+        (&shown["version"], &shown["signer"]),
+        (&json!("0.1.1"), &json!("me"))
+    );
+    // A list that makes no sense might revoke anything.
+    fs::write(world.path("keys/revoked.toml"), "key = 1\n").expect("written");
+    refused(&shop.swap(&new), 1, "no package is taken before the list");
 }
 
 #[test]

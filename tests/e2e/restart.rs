@@ -9,7 +9,8 @@ use std::{
         unix::net::UnixDatagram,
     },
     path::Path,
-    process::{Command, Stdio},
+    process::{Command, ExitStatus, Stdio},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -19,14 +20,17 @@ use nix::{
     sys::{
         signal::Signal,
         socket::{ControlMessageOwned, MsgFlags, recvmsg},
+        wait::{WaitPidFlag, waitpid},
     },
+    unistd::Pid,
 };
+use serde_json::Value;
 use vtl_control::{Client, HookTarget, Request};
 use vtl_testbed::{Host, Link};
 
 use crate::{
     flows::both_ways,
-    harness::{Process, Spoken, World, helper, same, until, url, vtld, words},
+    harness::{Process, Spoken, World, helper, repository, same, until, url, vtld, words},
 };
 
 const MB: usize = 1 << 20;
@@ -122,6 +126,8 @@ struct Manager {
     socket: UnixDatagram,
     path: String,
     kept: Vec<OwnedFd>,
+    /// How long it waits for signs of life, if it wants any.
+    watchdog: Option<Duration>,
 }
 
 impl Manager {
@@ -135,6 +141,7 @@ impl Manager {
             socket,
             path: path.to_str().expect("UTF-8").to_owned(),
             kept: Vec::new(),
+            watchdog: None,
         }
     }
 
@@ -181,10 +188,15 @@ impl Manager {
             None => "true".to_owned(),
         };
         let script = format!("{script}; export LISTEN_PID LISTEN_FDS LISTEN_FDNAMES; exec \"$0\"");
+        let panics = world.path("panic");
         world.start_as(host, |command, vtld| {
             command
                 .args(["-c", &script, vtld.to_str().expect("UTF-8")])
-                .env("NOTIFY_SOCKET", &self.path);
+                .env("NOTIFY_SOCKET", &self.path)
+                .env("VTL_TEST_PANIC", &panics);
+            if let Some(watchdog) = self.watchdog {
+                command.env("WATCHDOG_USEC", watchdog.as_micros().to_string());
+            }
         });
         let is_told = |text: String| text.contains("READY=1");
         until("it is ready", || is_told(self.hear()));
@@ -194,12 +206,47 @@ impl Manager {
     fn restart(&mut self, world: &mut World, host: Host) {
         let mut former = world.take_daemon(host);
         former.signal(Signal::SIGTERM);
+        let status = self.inherit(&mut former);
+        assert!(status.success(), "{status}");
+        self.start(world, host);
+    }
+
+    /// Keeps what a daemon leaves that is ending.
+    fn inherit(&mut self, former: &mut Process) -> ExitStatus {
         let is_kept = |text: String| text.contains("FDSTORE=1");
         until("it hands over", || is_kept(self.hear()));
         // Read, and its descriptor closed: so much for the barrier.
         assert!(self.hear().contains("BARRIER=1"));
-        let status = former.wait();
-        assert!(status.success(), "{status}");
+        former.wait()
+    }
+
+    /// One of a daemon's threads panics, and `Restart=on-failure` brings the daemon back. `poke` has idle threads run.
+    fn panic(
+        &mut self,
+        world: &mut World,
+        host: Host,
+        thread: &str,
+        mut poke: impl FnMut() + Send,
+    ) {
+        let order = world.path("panic");
+        fs::write(&order, thread).expect("written");
+        let socket = world.socket(host);
+        let mut former = world.take_daemon(host);
+        thread::scope(|scope| {
+            // A request may have no answer before the daemon's end.
+            scope.spawn(|| {
+                while order.exists() {
+                    poke();
+                    for request in [Request::GraftList, Request::FlowList { from: 0 }] {
+                        let client = Client::connect(&socket);
+                        let _ = client.and_then(|client| client.call::<Value>(&request));
+                    }
+                }
+            });
+            until("the thread panics", || !order.exists());
+            let status = self.inherit(&mut former);
+            assert_eq!(status.code(), Some(1), "{thread}");
+        });
         self.start(world, host);
     }
 }
@@ -232,6 +279,156 @@ fn restart__by_the_service_manager() {
     assert_eq!(manager.kept.len(), 0);
 }
 
+/// A listener of the server's that nobody hooks, so that the client's daemon proxies connections to it; and an
+/// application at the client that sends back what it gets.
+fn proxied(world: &World) -> (Process, TcpStream) {
+    let [server, _] = world.servers();
+    let listener = world
+        .testbed
+        .in_netns(Host::Server, || TcpListener::bind((server, 7777)))
+        .expect("in the namespace")
+        .expect("bound");
+    let script = "import socket,sys\n\
+                  s = socket.create_connection((sys.argv[1], 7777))\n\
+                  while b := s.recv(100): s.sendall(b)\n";
+    let mut command = world.vtl(Host::Client, &["run", "--", "python3", "-uc", script]);
+    // Its end is told there.
+    command.arg(server.to_string()).stderr(Stdio::null());
+    let process = Process::start(&mut command);
+    let (stream, _) = listener.accept().expect("accepted");
+    (process, stream)
+}
+
+/// Whatever thread panics: what the others have goes on in the next daemon.
+#[test]
+fn panic__in_any_thread() {
+    let Some(mut world) = World::bare("panic", &Link::new(10.0, 100.0)) else {
+        return;
+    };
+    world.start_web();
+    world.start(Host::Server, &[]);
+    let mut manager = Manager::new(&world);
+    manager.start(&mut world, Host::Client);
+    world.hook();
+    world.meet();
+    let (_application, stream) = proxied(&world);
+    let echoes = || {
+        (&stream).write_all(b"x").expect("written");
+        (&stream).read_exact(&mut [0]).expect("it comes back");
+    };
+    both_ways(&mut world, &[], |world, goes_on| {
+        let threads = [
+            "vtl-broker",
+            "vtl-shard-0",
+            "vtl-launcher",
+            "vtl-control",
+            "vtl-hooker",
+        ];
+        for thread in threads {
+            let before = flows(world, Host::Client);
+            manager.panic(world, Host::Client, thread, || {});
+            assert_eq!(flows(world, Host::Client), before, "{thread}");
+            echoes();
+            goes_on(300_000);
+            until("flows return to a carrier", || {
+                !world.carriers(Host::Client).is_empty()
+            });
+        }
+        let poke = || drop((&stream).write_all(b"x"));
+        manager.panic(world, Host::Client, "vtl-proxy", poke);
+        // With the thread that carried it.
+        until("the proxied connection is reset", || {
+            !matches!((&stream).read(&mut [0]), Ok(1))
+        });
+        goes_on(300_000);
+    });
+    // Flows end with their thread, and are no whole ones. Hooks stay.
+    let [server, _] = world.servers();
+    world.serve("big", 64 * MB);
+    world.serve("f", MB / 4);
+    let mut download = world.start_download(server, "big");
+    download.reaches(100_000);
+    manager.panic(&mut world, Host::Client, "vtl-flows", || {});
+    download.broke();
+    world.meet();
+    let before = world.sum(Host::Client, "bytes_received");
+    world.download(server, "f");
+    assert!(world.sum(Host::Client, "bytes_received") > before);
+    assert_eq!(manager.kept.len(), 0);
+}
+
+/// Holds one thread of a process, and lets it go when it is dropped.
+struct Held(Pid);
+
+impl Held {
+    fn new(process: u32, name: &str) -> Self {
+        let mut tasks = fs::read_dir(format!("/proc/{process}/task")).expect("it runs");
+        let is_named = |path: &Path| {
+            let comm = fs::read_to_string(path.join("comm")).unwrap_or_default();
+            comm.trim() == name
+        };
+        let found = tasks.find_map(|task| Some(task.ok()?.path()).filter(|path| is_named(path)));
+        let number = found
+            .as_deref()
+            .and_then(Path::file_name)
+            .expect("the thread");
+        let number = number.to_str().and_then(|text| text.parse().ok());
+        let held = Self(Pid::from_raw(number.expect("a number")));
+        held.ask(libc::PTRACE_SEIZE);
+        held.ask(libc::PTRACE_INTERRUPT);
+        waitpid(held.0, Some(WaitPidFlag::__WALL)).expect("it is held");
+        held
+    }
+
+    fn ask(&self, what: libc::c_uint) {
+        let none = std::ptr::null_mut::<libc::c_void>();
+        // SAFETY: these requests read and write no memory.
+        let done = unsafe { libc::ptrace(what, self.0.as_raw(), none, none) };
+        assert_eq!(done, 0, "ptrace");
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.ask(libc::PTRACE_DETACH);
+    }
+}
+
+/// The manager hears that all is well only while all threads are at work on which connections depend.
+#[test]
+fn watchdog__a_thread_that_hangs() {
+    const WATCHDOG: Duration = Duration::from_secs(1);
+    let Some(mut world) = World::bare("watchdog", &Link::new(10.0, 100.0)) else {
+        return;
+    };
+    let mut manager = Manager::new(&world);
+    manager.watchdog = Some(WATCHDOG);
+    manager.start(&mut world, Host::Client);
+    let is_fed = |manager: &mut Manager| manager.hear().contains("WATCHDOG=1");
+    let complaints = |world: &World| {
+        let log = fs::read_to_string(world.log_path(Host::Client)).expect("a log");
+        log.matches("a thread hangs").count()
+    };
+    for (turn, name) in ["vtl-broker", "vtl-flows", "vtl-hooker"].iter().enumerate() {
+        assert!(is_fed(&mut manager));
+        let held = Held::new(world.daemon(Host::Client).pid(), name);
+        manager.socket.set_nonblocking(true).expect("set");
+        until("it is missed", || {
+            while manager.socket.recv(&mut [0; 64]).is_ok() {}
+            complaints(&world) > turn
+        });
+        thread::sleep(2 * WATCHDOG);
+        let heard = manager.socket.recv(&mut [0; 64]);
+        assert!(
+            heard.is_err(),
+            "{name}: the manager was told that all is well"
+        );
+        manager.socket.set_nonblocking(false).expect("set");
+        drop(held);
+    }
+    assert!(is_fed(&mut manager));
+}
+
 /// A cgroup of this name is gone with its processes.
 fn remove_group(name: &str) {
     let roots = ["", "unified", "systemd"].map(|part| Path::new("/sys/fs/cgroup").join(part));
@@ -241,6 +438,22 @@ fn remove_group(name: &str) {
         removed.args(["-exec", "rmdir", "{}", ";"]);
         // Most of them are not there.
         let _ = removed.output();
+    }
+}
+
+/// What systemd thinks of all that the unit leaves to the daemon: from 0, nothing, to 10, everything.
+#[test]
+fn unit__leaves_little_to_the_daemon() {
+    const MOST: &str = "--threshold=45";
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let unit = folder.join("vtld.service");
+    let text = fs::read_to_string(repository().join("dist/vtld.service")).expect("the unit");
+    fs::write(&unit, text.replace("@PREFIX@", "/usr")).expect("written");
+    let mut analyze = Command::new("systemd-analyze");
+    analyze.args(["security", "--no-pager", "--offline=true", MOST]);
+    match analyze.arg(&unit).output() {
+        Ok(output) => assert!(output.status.success(), "{}", words(&output)),
+        Err(_) => vtl_testing::skip("no systemd-analyze here"),
     }
 }
 

@@ -428,7 +428,7 @@ fn negotiate__again_takes_away_nothing_that_the_peer_required() {
     );
 }
 
-/// What `Engine::without` sends when the graft that the peer chose is of no use: the session stays.
+/// What `ControlBroker::without` sends when the graft that the peer chose is of no use: the session stays.
 #[test]
 fn negotiate__again_taken_back_changes_nothing() {
     use vtl_proto::{

@@ -18,10 +18,12 @@ use std::{
 use nix::unistd::{Gid, Group, Uid, setgid, setgroups, setuid};
 use serde_json::Value;
 use vtl::{Mode, Requirements, Services, Socket};
-use vtl_control::{Client, Done, Grant, Listening, Request};
+use vtl_control::{Client, Done, Grant, Listening, Request, RuleCount};
 use vtl_testbed::{Host, Link};
 
-use crate::harness::{Process, World, payload, refused, same, until, url, vtl, vtld, words};
+use crate::harness::{
+    self, Process, Spoken, World, payload, refused, same, until, url, vtl, vtld, words,
+};
 
 /// An existing group that none of the system's daemons is in.
 const GROUP: &str = "users";
@@ -136,6 +138,7 @@ fn group__members_use_vtl_and_change_nothing_for_others() {
         &["rule", "add", "all", "--bypass"],
         &["rule", "remove", "all"],
         &["rule", "reload"],
+        &["recv", "--port", "80"],
     ] {
         refused(&as_member(args).output().expect("vtl runs"), 77, "root");
     }
@@ -149,6 +152,111 @@ fn group__members_use_vtl_and_change_nothing_for_others() {
         let output = world.vtl_as(Host::Client, outside, args).output();
         refused(&output.expect("vtl runs"), 77, "members of its group");
     }
+}
+
+/// A program keeps the limits of the group that it was in.
+#[test]
+fn run__stays_below_its_own_group() {
+    let Some(world) = World::with_daemons("below", &Link::default()) else {
+        return;
+    };
+    let group = harness::Group::new(&format!("run-below-{}", std::process::id()));
+    let procs = group.0.join("cgroup.procs");
+    let vtl = vtl();
+    let script = format!(
+        "echo $$ > {}; exec {} run -- {} run -- cat /proc/self/cgroup",
+        procs.display(),
+        vtl.display(),
+        vtl.display(),
+    );
+    let mut shell = world
+        .testbed
+        .command(Host::Client, "sh")
+        .expect("a namespace");
+    shell
+        .args(["-c", &script])
+        .env("VTL_SOCKET", world.socket(Host::Client));
+    let output = Process::piped(&mut shell).output();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{}", words(&output));
+    let line = said.lines().find(|line| line.starts_with("0::"));
+    let inside = line.expect("a group").trim_start_matches("0::");
+    let below = inside.split_once(&*group.0.file_name().expect("a name").to_string_lossy());
+    // Of two, the second is beside the first.
+    let below = below.map(|(_, below)| below.trim_start_matches('/'));
+    assert!(
+        below.is_some_and(|b| b.starts_with("vtl-") && b.ends_with(".run-2") && !b.contains('/')),
+        "{said}"
+    );
+    until("both groups are gone", || {
+        std::fs::read_dir(&group.0).is_ok_and(|all| {
+            !all.flatten()
+                .any(|e| e.file_type().is_ok_and(|kind| kind.is_dir()))
+        })
+    });
+}
+
+#[test]
+fn group__members_cannot_lock_root_out() {
+    let Some(mut world) = World::bare("lockout", &Link::default()) else {
+        return;
+    };
+    let Ok(Some(group)) = Group::from_name(GROUP) else {
+        vtl_testing::skip(&format!("needs a group \"{GROUP}\""));
+        return;
+    };
+    let most = 1024 + 16;
+    world.start(Host::Client, &["--group", GROUP, "--max-sessions", "16"]);
+    let script = "import resource, socket, sys\n\
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n\
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))\n\
+        held = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(int(sys.argv[2]))]\n\
+        for s in held: s.connect(sys.argv[1])\n\
+        s = held[0]\n\
+        s.send(b'{\"op\": \"status\"}')\n\
+        print('ready' if s.recv(1 << 20) else 'nothing', flush=True)\n\
+        sys.stdin.read()";
+    let socket = world.socket(Host::Client);
+    // Two of them, since one has no more than half.
+    let held = [NOBODY, NOBODY - 1].map(|uid| {
+        let mut python = Command::new("python3");
+        python.args(["-c", script, socket.to_str().unwrap(), &most.to_string()]);
+        as_user(&mut python, uid, group.gid);
+        let mut held = Spoken::start(python);
+        assert_eq!(held.line(), "ready");
+        held
+    });
+    // Panics if it gets no answer.
+    world.status(Host::Client);
+    // A rules file that nobody ever writes to holds up nobody.
+    let (pipe, _end) = nix::unistd::pipe().expect("a pipe");
+    let client = Client::connect(&socket).expect("answers");
+    let request = Request::RuleCheck { name: "it".into() };
+    let answer = client.call_handing::<RuleCount>(&request, &[pipe.as_fd()]);
+    let said = answer.unwrap_err().to_string();
+    assert!(said.contains("not a regular file"), "{said}");
+    drop(held);
+}
+
+#[test]
+fn run__takes_nobody_out_of_another_pid_namespace() {
+    let Some(mut world) = World::bare("elsewhere", &Link::default()) else {
+        return;
+    };
+    world.start(Host::Client, &[]);
+    let pid = world.daemon(Host::Client).pid();
+    let group = || fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("it runs");
+    let before = group();
+    let mut command = world
+        .testbed
+        .command(Host::Client, "unshare")
+        .expect("a namespace");
+    command
+        .args(["--pid", "--fork"])
+        .arg(vtl())
+        .args(["run", "--", "true"]);
+    refused(&command.output().expect("it runs"), 1, "PID namespace");
+    assert_eq!(group(), before);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, SocketAddr, TcpListener},
     path::{Path, PathBuf},
     process::Command,
     thread,
@@ -11,7 +11,7 @@ use std::{
 
 use serde_json::Value;
 use vtl::{Mode, Socket};
-use vtl_control::Request;
+use vtl_control::{CarrierSpec, HookTarget, Request};
 use vtl_testbed::{Host, Link};
 
 use crate::harness::{
@@ -83,7 +83,20 @@ fn ways__udp_where_the_protocol_is_blocked() {
     }
 }
 
-/// A host behind the client, which is a NAT for it and takes no protocol 253. Gone when dropped.
+/// The client's rules as a NAT that takes no protocol 253.
+const NAT: &str = "table inet nat {
+    chain forward {
+        type filter hook forward priority 0;
+        meta l4proto 253 drop
+    }
+    chain out {
+        type nat hook postrouting priority 100;
+        meta l4proto udp masquerade to :41000-41999
+        masquerade
+    }
+}";
+
+/// A host behind the client, which is a router for it. Gone when dropped.
 struct Inside<'a> {
     world: &'a World,
     name: String,
@@ -92,20 +105,6 @@ struct Inside<'a> {
 
 impl<'a> Inside<'a> {
     fn new(world: &'a World) -> Self {
-        world.filter(
-            Host::Client,
-            "table inet nat {
-                chain forward {
-                    type filter hook forward priority 0;
-                    meta l4proto 253 drop
-                }
-                chain out {
-                    type nat hook postrouting priority 100;
-                    meta l4proto udp masquerade to :41000-41999
-                    masquerade
-                }
-            }",
-        );
         let inside = Self {
             world,
             name: format!("{}-inside", world.testbed.name()),
@@ -134,13 +133,7 @@ impl<'a> Inside<'a> {
             run(Command::new("ip").args(command.split(' ')));
         }
         let forward = || {
-            for (key, value) in [
-                ("ipv4/ip_forward", "1"),
-                ("ipv6/conf/all/forwarding", "1"),
-                // So soon it forgets who had which port.
-                ("netfilter/nf_conntrack_udp_timeout", "2"),
-                ("netfilter/nf_conntrack_udp_timeout_stream", "2"),
-            ] {
+            for (key, value) in [("ipv4/ip_forward", "1"), ("ipv6/conf/all/forwarding", "1")] {
                 fs::write(format!("/proc/sys/net/{key}"), value).expect("a sysctl");
             }
         };
@@ -149,6 +142,50 @@ impl<'a> Inside<'a> {
             .in_netns(Host::Client, forward)
             .expect("there");
         inside
+    }
+
+    /// The client is a NAT for it.
+    fn behind_nat(world: &'a World) -> Self {
+        world.filter(Host::Client, NAT);
+        let inside = Self::new(world);
+        let forgetful = || {
+            // So soon it forgets who had which port.
+            for key in ["udp_timeout", "udp_timeout_stream"] {
+                let path = format!("/proc/sys/net/netfilter/nf_conntrack_{key}");
+                fs::write(path, "2").expect("a sysctl");
+            }
+        };
+        let done = world.testbed.in_netns(Host::Client, forgetful);
+        done.expect("there");
+        inside
+    }
+
+    /// The server knows the way to it.
+    fn routed(world: &'a World) -> Self {
+        let inside = Self::new(world);
+        let server = world.testbed.netns_path(Host::Server);
+        let server = server.file_name().and_then(|n| n.to_str()).expect("UTF-8");
+        let client = Host::Client;
+        for line in [
+            format!(
+                "-n {server} route replace 10.99.0.0/24 via {}",
+                world.testbed.addr4(client)
+            ),
+            format!(
+                "-n {server} route replace fd99::/64 via {}",
+                world.testbed.addr6(client)
+            ),
+        ] {
+            run(Command::new("ip").args(line.split(' ')));
+        }
+        inside
+    }
+
+    fn stop(&mut self) {
+        if let Some(mut daemon) = self.daemon.take() {
+            daemon.signal(nix::sys::signal::Signal::SIGTERM);
+            assert!(daemon.wait().success());
+        }
     }
 
     fn socket(&self) -> PathBuf {
@@ -259,7 +296,7 @@ fn ways__through_a_nat() {
     world.hook();
     let file = world.path("file");
     fs::write(&file, payload(SIZE, 9)).expect("written");
-    let mut inside = Inside::new(&world);
+    let mut inside = Inside::behind_nat(&world);
     for driver in ["live", "tc"] {
         inside.start(&["--driver", driver]);
         for server in world.servers() {
@@ -286,14 +323,61 @@ fn ways__through_a_nat() {
         if driver == "tc" {
             forgotten(&world, &inside);
         }
-        let daemon = inside.daemon.take();
-        if let Some(mut daemon) = daemon {
-            daemon.signal(nix::sys::signal::Signal::SIGTERM);
-            assert!(daemon.wait().success());
-        }
+        inside.stop();
         until("the sessions' end", || {
             sessions(&world, Host::Server).is_empty()
         });
+    }
+}
+
+/// Of a router that runs VTL itself: what it does not forward of others' sessions does not arrive. It
+/// serves a port that is the server's, too, at whatever address.
+#[test]
+fn ways__through_a_router_that_runs_vtl() {
+    for ingress in ["tcx", "xdp"] {
+        let Some(mut world) = World::bare("ways-router", &Link::new(20.0, 20.0)) else {
+            return;
+        };
+        world.start_web();
+        world.serve("f", SIZE);
+        let listen = || TcpListener::bind("[::]:80").expect("a port");
+        let _listener = world.testbed.in_netns(Host::Client, listen).expect("there");
+        world.start_both(&["--ingress", ingress]);
+        let request = Request::HookAdd {
+            target: HookTarget::Port(80),
+            carrier: CarrierSpec::default(),
+        };
+        world.call(Host::Client, &request);
+        let mut inside = Inside::routed(&world);
+        for way in ["native", "udp"] {
+            if way == "udp" {
+                let rules = "table inet router {
+                    chain forward {
+                        type filter hook forward priority 0;
+                        meta l4proto 253 drop
+                    }
+                }";
+                world.filter(Host::Client, rules);
+            }
+            inside.start(&[]);
+            for server in world.servers() {
+                println!("{ingress}, {way}, {server}");
+                inside.download(server, "f");
+                until("a carrier", || !inside.carriers(server).is_empty());
+                inside.download(server, "f");
+                let carried = inside.carriers(server)[0]["bytes_received"].as_u64();
+                assert!(carried >= Some(SIZE as u64), "{carried:?}");
+                let status = inside.status().expect("a status");
+                let sessions = status["sessions"].as_array().expect("a list");
+                let mut ours = sessions.iter().filter(|s| s["peer"] == server.to_string());
+                assert!(ours.all(|s| s["way"] == way), "{sessions:?}");
+            }
+            inside.stop();
+        }
+        // None of it was the router's.
+        let status = world.status(Host::Client);
+        assert!(status["packets"]["others"].as_u64() > Some(100), "{status}");
+        assert_eq!(status["sessions"].as_array().map(Vec::len), Some(0));
     }
 }
 

@@ -97,6 +97,12 @@ struct vtl_endpoint {
     __u16 pad; /* 0: the struct is a map key */
 };
 
+/* Both ends of a connection. A map key as well. */
+struct vtl_ends {
+    struct vtl_endpoint from; /* of who has opened it */
+    struct vtl_endpoint to;
+};
+
 /* A captured socket, in its socket storage. connect writes, getsockname fills in `local`. */
 struct vtl_captured {
     struct vtl_endpoint dest;  /* what the application asked for */

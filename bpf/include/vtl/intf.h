@@ -39,6 +39,20 @@ enum {
     VTL_LANE_SHIFT = 16,
 };
 
+/*
+ * How many of the packets that anybody may send (NEGO, NEGO_NACK) are passed to vtld: from one
+ * IPv4 address or IPv6 /64, and in all. So many may come at once, and then one in so many
+ * nanoseconds. Many hosts may share an address, and a request that is lost is repeated behind UDP,
+ * so this is generous.
+ */
+enum {
+    VTL_ASK_NS = 1000000, /* 1,000 a second */
+    VTL_ASK_BURST = 2000,
+    VTL_ASK_ALL_NS = 200000, /* 5,000 a second */
+    VTL_ASK_ALL_BURST = 5000,
+    VTL_ASKERS = 8192, /* prefixes that are remembered: the latest */
+};
+
 enum {
     VTL_LISTED_LAST = 1u << 31, /* VTL_F_LAST in vtl_slot.more of a receive ring with a list */
 };
@@ -349,6 +363,9 @@ enum vtl_stat {
     VTL_ST_TX_PACKETS,
     VTL_ST_TX_ACKS,
     VTL_ST_TX_FAILED,
+    VTL_ST_RX_OTHERS,  /* of those counted as malformed, without a session or passed to vtld: left
+                        * alone, as they are for other hosts */
+    VTL_ST_RX_LIMITED, /* of those counted as passed to vtld: dropped, as there were too many */
     VTL_STATS,
 };
 

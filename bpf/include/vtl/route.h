@@ -11,7 +11,8 @@ VTL_INLINE struct vtl_session *vtl_session_at(__u32 sid);
 /* What to do with a packet: a slot of the PROG_ARRAY (>= 0), or one of these. */
 enum vtl_route {
     VTL_ROUTE_PASS = -1, /* not VTL's, or vtld's to handle */
-    VTL_ROUTE_DROP = -2,
+    VTL_ROUTE_DROP = -2, /* unless it is for another host */
+    VTL_ROUTE_ASK = -3,  /* vtld's, but anybody may send it: not too many a second */
 };
 
 /*
@@ -39,16 +40,19 @@ VTL_INLINE void vtl_learn(struct vtl_session *s, struct ethhdr *eth, __u32 ifind
     VTL_STORE(s->ifindex, ifindex);
 }
 
-/* Did the packet come from the host that the session is with? */
+/* Did the packet come from the host that the session is with, to the address that it has here? A
+ * router sees others' packets, too. */
 VTL_INLINE int vtl_from_peer(struct vtl_session *s, void *data, int offset) {
     void *ours = s->headers + sizeof(struct ethhdr);
     void *theirs = data + sizeof(struct ethhdr);
-    if (offset == (int)VTL_OFFSET_V4)
-        return s->ip_version == 4 &&
-               ((struct iphdr *)ours)->daddr == ((struct iphdr *)theirs)->saddr;
+    if (offset == (int)VTL_OFFSET_V4) {
+        struct iphdr *us = ours, *them = theirs;
+        return s->ip_version == 4 && us->daddr == them->saddr && us->saddr == them->daddr;
+    }
+    struct ipv6hdr *us = ours, *them = theirs;
     return s->ip_version == 6 &&
-           !__builtin_memcmp(&((struct ipv6hdr *)ours)->daddr, &((struct ipv6hdr *)theirs)->saddr,
-                             sizeof(struct in6_addr));
+           !__builtin_memcmp(&us->daddr, &them->saddr, sizeof(struct in6_addr)) &&
+           !__builtin_memcmp(&us->saddr, &them->daddr, sizeof(struct in6_addr));
 }
 
 /* Does the packet end where the header says, padding included, no sooner and no later? */
@@ -71,7 +75,7 @@ VTL_INLINE int vtl_route_at(void *data, void *end, __u32 ifindex, int offset, __
         return VTL_ROUTE_DROP;
     __u32 type = h->version_type & 0xf;
     if (h->version_type >> 4 != VTL_VERSION && type == VTL_NEGO)
-        return VTL_ROUTE_PASS; /* vtld says that it does not speak that version */
+        return VTL_ROUTE_ASK; /* vtld says that it does not speak that version */
     if (h->version_type >> 4 != VTL_VERSION || type >= VTL_TYPES) {
         vtl_env_count(VTL_ST_RX_MALFORMED);
         return VTL_ROUTE_DROP;
@@ -79,7 +83,7 @@ VTL_INLINE int vtl_route_at(void *data, void *end, __u32 ifindex, int offset, __
     vtl_env_count(VTL_ST_RX_PACKETS);
     if (type == VTL_NEGO || type == VTL_NEGO_NACK) {
         vtl_env_count(VTL_ST_RX_CONTROL);
-        return VTL_ROUTE_PASS;
+        return VTL_ROUTE_ASK;
     }
     struct vtl_session *s = vtl_session_at(vtl_swap32(h->sid));
     if (!s || s->state == VTL_FREE || s->token != vtl_swap64(h->token) ||

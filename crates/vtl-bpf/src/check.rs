@@ -5,9 +5,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use libbpf_rs::{AsRawLibbpf, ObjectBuilder, OpenObject};
+use libbpf_rs::AsRawLibbpf;
 
-use crate::{Error, Result, load::Loader};
+use crate::{
+    Result,
+    load::{Loader, prepare},
+};
 
 /// The verifier's words on one program.
 #[derive(Clone, Debug)]
@@ -37,9 +40,11 @@ const FIGURES: u32 = 4;
 /// Has the kernel verify each program of a graft's object against the maps that `loader` knows.
 ///
 /// # Errors
-/// [`Error::Load`] if libbpf does not understand the object. A refusal by the verifier is no error.
+/// [`crate::Error::BadGraft`] if the object contains what is not on the allow list, [`crate::Error::Load`] if
+/// libbpf does not understand it. A refusal by the verifier is no error.
 pub fn check(loader: &Loader, image: &[u8]) -> Result<Vec<Verdict>> {
-    let names: Vec<_> = open(loader, image)?
+    let names: Vec<_> = loader
+        .open(image)?
         .progs()
         .map(|p| p.name().to_owned())
         .collect();
@@ -55,17 +60,8 @@ pub fn check(loader: &Loader, image: &[u8]) -> Result<Vec<Verdict>> {
         .collect()
 }
 
-fn open(loader: &Loader, image: &[u8]) -> Result<OpenObject> {
-    let refused = |e| Error::load("the graft", e);
-    let mut open = ObjectBuilder::default()
-        .open_memory(image)
-        .map_err(refused)?;
-    loader.share_maps(&mut open).map_err(refused)?;
-    Ok(open)
-}
-
 fn verify(loader: &Loader, image: &[u8], name: &std::ffi::OsStr, level: u32) -> Result<Verdict> {
-    let mut object = open(loader, image)?;
+    let mut object = loader.open(image)?;
     let mut log = vec![0_u8; LOG];
     let mut instructions = 0;
     for mut program in object.progs_mut() {
@@ -86,6 +82,7 @@ fn verify(loader: &Loader, image: &[u8], name: &std::ffi::OsStr, level: u32) -> 
         }
     }
     let start = Instant::now();
+    prepare(&object, "the graft")?;
     let loaded = object.load();
     let took = start.elapsed();
     let end = log.iter().position(|b| *b == 0).unwrap_or(log.len());

@@ -1,5 +1,6 @@
 //! The data plane in the kernel, by libbpf: loads, attaches and swaps VTL's eBPF programs.
 //!
+//! - [`admit`]: what a graft's object may contain;
 //! - [`check`]: what the verifier says of a graft;
 //! - [`cost`]: what a graft costs for each packet;
 //! - [`flags`]: how programs are compiled;
@@ -17,6 +18,7 @@
 //!
 //! Nothing is pinned: when the process ends, however it ends, the kernel removes everything.
 
+pub mod admit;
 pub mod check;
 pub mod cost;
 pub mod flags;
@@ -71,6 +73,13 @@ pub enum Error {
     /// No graft with this id or name is deployed.
     #[error("no graft \"{0}\" is deployed")]
     NoGraft(String),
+}
+
+/// What a graft's object says, or may not contain.
+impl From<vtl_pool::Error> for Error {
+    fn from(error: vtl_pool::Error) -> Self {
+        Self::BadGraft(error.to_string())
+    }
 }
 
 impl Error {

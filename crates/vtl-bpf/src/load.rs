@@ -14,12 +14,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use libbpf_rs::{AsRawLibbpf, ObjectBuilder, OpenObject};
+use libbpf_rs::{AsRawLibbpf, OpenObject};
 use libbpf_sys::{bpf_func_info, bpf_insn, bpf_line_info, bpf_program};
 use vtl_pool::object::{self, Description};
 
 use crate::{
-    Error, Result,
+    Error, Result, admit,
     link::{self, Hook},
     netdev::Interface,
     plane::{GraftInfo, Ingress, SLOT_PROGRAMS},
@@ -96,16 +96,14 @@ impl Loader {
     /// Has the kernel verify a graft.
     ///
     /// # Errors
-    /// [`Error::BadGraft`] if the object does not describe a graft, [`Error::Load`] with the
-    /// verifier's refusal.
+    /// [`Error::BadGraft`] if the object does not describe a graft, or contains what is not on the
+    /// allow list; [`Error::Load`] with the verifier's refusal.
     pub fn load(&self, image: &[u8], steps: &mut Steps) -> Result<LoadedGraft> {
         let started = Instant::now();
-        let description = Description::read(image).map_err(|e| Error::BadGraft(e.to_string()))?;
+        let description = Description::read(image)?;
         let what = format!("graft \"{}\"", description.name);
         steps.describe = started.elapsed();
-        let mut loaded = self
-            .verify(image, steps)
-            .map_err(|e| Error::load(&what, e))?;
+        let mut loaded = self.verify(image, &what, steps)?;
         let info = GraftInfo {
             name: description.name,
             gid: description.gid,
@@ -153,21 +151,27 @@ impl Loader {
         Ok(())
     }
 
+    /// Opens a graft's object, if all of it is on the allow list, and has it use the shared maps.
+    ///
+    /// # Errors
+    /// See [`admit::open`]; [`Error::Load`] if a map is not like the shared one.
+    pub(crate) fn open(&self, image: &[u8]) -> Result<OpenObject> {
+        let mut open = admit::open(image)?;
+        let shared = self.share_maps(&mut open);
+        shared.map_err(|e| Error::load("the graft", e))?;
+        Ok(open)
+    }
+
     /// Has the kernel verify and load all programs of an object.
-    fn verify(&self, image: &[u8], steps: &mut Steps) -> libbpf_rs::Result<Vec<Loaded>> {
+    fn verify(&self, image: &[u8], what: &str, steps: &mut Steps) -> Result<Vec<Loaded>> {
         let started = Instant::now();
-        let mut open = ObjectBuilder::default().open_memory(image)?;
-        self.share_maps(&mut open)?;
+        let open = self.open(image)?;
         steps.open = started.elapsed();
 
         let started = Instant::now();
+        prepare(&open, what)?;
         let object = open.as_libbpf_object().as_ptr();
         // SAFETY: an open object; nobody else uses it.
-        let result = unsafe { libbpf_sys::bpf_object__prepare(object) };
-        if result < 0 {
-            return Err(io::Error::from_raw_os_error(-result).into());
-        }
-        // SAFETY: as above.
         let types = unsafe { libbpf_sys::bpf_object__btf_fd(object) };
         let licence = CString::new(object::licence(image)).expect("it ends at the first zero byte");
         let mut programs: Vec<Prepared<'_>> = open
@@ -184,13 +188,25 @@ impl Loader {
         let order: Vec<OsString> = programs.iter().map(|p| p.name.clone()).collect();
         // The longest first: what comes last should not keep one thread busy alone.
         programs.sort_by_key(|p| std::cmp::Reverse(p.instructions.len()));
-        let mut loaded = load_all(&programs, types, &licence)?;
+        let loaded = load_all(&programs, types, &licence);
+        let mut loaded = loaded.map_err(|e| Error::load(what, e.into()))?;
         loaded.sort_by_key(|(program, _)| order.iter().position(|name| *name == program.name));
         steps.verify = started.elapsed();
         let time = |(p, took): &(Loaded, Duration)| (p.name.to_string_lossy().into_owned(), *took);
         steps.programs = loaded.iter().map(time).collect();
         Ok(loaded.into_iter().map(|(program, _)| program).collect())
     }
+}
+
+/// Has libbpf make maps and instructions ready for the kernel, and checks the instructions.
+pub(crate) fn prepare(open: &OpenObject, what: &str) -> Result<()> {
+    // SAFETY: an open object; nobody else uses it.
+    let result = unsafe { libbpf_sys::bpf_object__prepare(open.as_libbpf_object().as_ptr()) };
+    if result < 0 {
+        let error = io::Error::from_raw_os_error(-result);
+        return Err(Error::load(what, error.into()));
+    }
+    admit::check_linked(open)
 }
 
 /// Threads take one program after the other.

@@ -279,8 +279,13 @@ impl Kernel {
 
     /// Runs a program, and names the counters that moved.
     pub fn counted(&self, program: &str, frame: &[u8]) -> (Ran, Vec<(u32, u64)>) {
+        self.counting(|| self.run(program, frame, 1))
+    }
+
+    /// Names the counters that a run moves.
+    pub fn counting(&self, run: impl FnOnce() -> Ran) -> (Ran, Vec<(u32, u64)>) {
         let before = self.plane.stats();
-        let ran = self.run(program, frame, 1);
+        let ran = run();
         let moved = self
             .plane
             .stats()

@@ -1,5 +1,6 @@
 //! Root programs and graft as tables, in the kernel: packet in; verdict, counters, packet out.
 #![allow(missing_docs, non_snake_case)]
+#![allow(clippy::too_many_lines, reason = "tables of cases")]
 
 use kernel::{
     GID, Kernel, SID, SLOTS, TC, TOKEN, VTL, XDP, ack, around, data, frame, header, seal,

@@ -164,6 +164,96 @@ fn interface() -> u32 {
     nix::net::if_::if_nametoindex("eth0").expect("it was made")
 }
 
+/// A router's interface, with the addresses that sessions of these tests have, in a namespace of this
+/// thread's own; packets of both drivers may come in by it.
+fn router() -> u32 {
+    let interface = interface();
+    for line in [
+        "link set eth0 address 02:00:00:00:00:01",
+        "link set eth1 up",
+        "addr add 10.0.0.1/24 dev eth0",
+        "addr add fdfd:fdfd:fdfd:fdfd:fdfd:fdfd:fdfd:fd01/64 dev eth0 nodad",
+    ] {
+        let status = std::process::Command::new("ip")
+            .args(line.split(' '))
+            .status();
+        assert!(status.expect("ip runs").success());
+    }
+    let status = std::process::Command::new("ethtool")
+        .args(["-K", "eth0", "gro", "on"])
+        .status();
+    assert!(status.expect("ethtool runs").success());
+    interface
+}
+
+fn forward(on: bool) {
+    for key in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
+        let value = u8::from(on).to_string();
+        std::fs::write(format!("/proc/sys/net/{key}"), value).expect("a sysctl");
+    }
+}
+
+/// Where the kernel forwards, packets for other hosts are none of ours, whatever they look like.
+#[test]
+fn root_ingress__leaves_alone_what_is_for_other_hosts() {
+    if !vtl_testing::is_root() {
+        return;
+    }
+    const OTHERS: u32 = intf::VTL_ST_RX_OTHERS;
+    let interface = router();
+    for (input, _, verdicts) in DRIVERS {
+        for (at, by_udp) in [(VTL, false), (VTL, true), (V6, false), (V6, true)] {
+            let k = Kernel::new();
+            if at == V6 {
+                over_v6(&k);
+            }
+            let from = by_udp.then_some(THEIRS);
+            let make = |body: &[u8], last: u8| {
+                let mut f = match from {
+                    _ if at == V6 => v6(body, from),
+                    Some(from) => behind(body, from),
+                    None => body.to_vec(),
+                };
+                f[..6].copy_from_slice(&[2, 0, 0, 0, 0, 1]);
+                f[at - 1] = last;
+                f
+            };
+            let whole = data(0, 0, &[1; 32]);
+            let with = |at: usize, value: u8| {
+                let mut f = whole.clone();
+                f[at] = value;
+                f
+            };
+            let cases = [
+                ("of a session", whole.clone()),
+                ("of none", with(VTL + 7, 9)),
+                ("malformed", with(VTL, 0x10)),
+            ];
+            let run = |frame: &[u8]| {
+                let (ran, moved) = k.counting(|| k.run_from(interface, input, frame));
+                assert!(ran.verdict != verdicts.pass || ran.frame == frame);
+                let is_others = moved.iter().any(|(counter, _)| *counter == OTHERS);
+                (ran.verdict == verdicts.pass, is_others)
+            };
+            for (what, body) in cases {
+                let what = format!("{input}, {at}, {from:?}, {what}");
+                forward(true);
+                assert_eq!(run(&make(&body, 9)), (true, true), "{what}");
+                assert_eq!(run(&make(&body, 1)), (false, false), "{what}, ours");
+                forward(false);
+                assert_eq!(run(&make(&body, 9)), (false, false), "{what}, no router");
+                // One that is bridged.
+                let mut bridged = make(&body, 9);
+                bridged[5] = 7;
+                let is_seen = input == "vtl_root_in_tc";
+                assert_eq!(run(&bridged), (is_seen, is_seen), "{what}, bridged");
+            }
+            // Of those, this one was taken.
+            assert_eq!(k.session().rx.received, 1);
+        }
+    }
+}
+
 /// What comes by TCP, and what does not.
 #[test]
 fn tunnel__who_leads_decides_and_the_other_side_follows() {

@@ -5,9 +5,10 @@
 use std::{env, fmt::Write as _, fs, path::Path, process::Command};
 
 /// What vmlinux.h stands for.
-const SYSTEM: [&str; 9] = [
+const SYSTEM: [&str; 10] = [
     "bpf.h",
     "if_ether.h",
+    "if_packet.h",
     "in.h",
     "in6.h",
     "ip.h",

@@ -215,6 +215,14 @@ pub struct Packets {
     pub acknowledgements: u64,
     /// That could not be sent.
     pub failed: u64,
+    /// For other hosts, which this one forwards packets to: left alone, and counted as malformed, of no
+    /// session or the negotiation's as well.
+    #[serde(default)]
+    pub others: u64,
+    /// The negotiation's that were dropped, as there were too many from their prefix or in all; counted as
+    /// passed to the daemon as well.
+    #[serde(default)]
+    pub limited: u64,
 }
 
 /// A carrier that is no graft.

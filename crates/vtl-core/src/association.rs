@@ -12,6 +12,8 @@
 //! What the peer has to be told of a flow is a state, not a sequence of messages: the newest is told, by
 //! one carrier or by all, and told again where a carrier has broken that may have had it.
 
+mod early;
+
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     mem,
@@ -20,21 +22,19 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use vtl_proto::frame::{self, CarrierId, FlowId, Frame, FrameError, ResetCode, Run};
 
-use crate::flow::{Chunk, Flow, INITIAL_CREDIT, Loses, Path, Violation};
+use crate::flow::{Chunk, Flow, Loses, Path, Violation};
+use early::{EarlyChunk, EarlyFlows};
 
 /// Bytes that each flow holds for an application that has not read yet: its share of these, but at least so
 /// many.
 const FIRST_WINDOWS: u64 = 32 << 20;
 const LEAST_WINDOW: u64 = 256 << 10;
-/// Bytes that chunks take of flows whose TCP connection is not established here yet.
-const MAX_EARLY: usize = 1 << 20;
 /// Flows whose rejection waits for room in a carrier. A peer that takes no answers gets no more of them.
 const MAX_REJECTS: usize = 1024;
+/// Memory of a flow besides its buffers, bytes.
+const FLOW: u64 = size_of::<Entry>() as u64;
 /// Control frames of one flow in a row.
 const MAX_FLOW_CONTROL: usize = 5 * frame::MAX_CONTROL;
-/// How long they are kept, nanoseconds: the handshake's last segment may be lost twice.
-const EARLY_NS: u64 = 4_000_000_000;
-
 /// What has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
@@ -64,6 +64,8 @@ type Told = BTreeSet<CarrierId>;
 #[derive(Debug)]
 struct Entry {
     flow: Flow,
+    /// Bytes of memory that the association counts for it.
+    memory: u64,
     /// The carrier by which the peer was heard last.
     heard_by: Option<CarrierId>,
     confirm_by: Option<CarrierId>,
@@ -78,38 +80,6 @@ struct Entry {
     reset_told: Told,
 }
 
-/// What has come of a flow whose TCP connection is not established here yet.
-#[derive(Debug)]
-struct Early {
-    since: u64,
-    chunks: Vec<EarlyChunk>,
-    /// Credit: the peer knows the flow.
-    limit: Option<u64>,
-}
-
-impl Early {
-    /// Bytes that keeping it takes.
-    fn cost(&self) -> usize {
-        size_of::<Self>() + self.chunks.iter().map(EarlyChunk::cost).sum::<usize>()
-    }
-}
-
-#[derive(Debug)]
-struct EarlyChunk {
-    carrier: CarrierId,
-    offset: u64,
-    bytes: Bytes,
-    fin: bool,
-    urgent: bool,
-}
-
-impl EarlyChunk {
-    /// Bytes that keeping it takes: a peer may send any number of small ones.
-    fn cost(&self) -> usize {
-        size_of::<Self>() + self.bytes.len()
-    }
-}
-
 /// The relation to another host.
 #[derive(Debug)]
 pub struct Association {
@@ -117,8 +87,9 @@ pub struct Association {
     window: u64,
     carriers: BTreeMap<CarrierId, Carrier>,
     flows: BTreeMap<FlowId, Entry>,
-    early: BTreeMap<FlowId, Early>,
-    early_bytes: usize,
+    early: EarlyFlows,
+    /// Bytes of memory that flows take.
+    memory: u64,
     changed: BTreeSet<FlowId>,
     broken: VecDeque<CarrierId>,
     /// Carriers of a former daemon, of which the peer has to be told.
@@ -127,14 +98,14 @@ pub struct Association {
 
 impl Association {
     /// `window`: bytes that each flow holds at most for an application that does not read, at least
-    /// [`INITIAL_CREDIT`].
+    /// [`crate::flow::INITIAL_CREDIT`].
     pub fn new(window: u64) -> Self {
         Self {
             window,
             carriers: BTreeMap::new(),
             flows: BTreeMap::new(),
-            early: BTreeMap::new(),
-            early_bytes: 0,
+            early: EarlyFlows::default(),
+            memory: 0,
             changed: BTreeSet::new(),
             broken: VecDeque::new(),
             former: VecDeque::new(),
@@ -203,8 +174,7 @@ impl Association {
         // A single flow's start is limited by its path, a thousandth one's by what all may take.
         let share = FIRST_WINDOWS / (self.flows.len() as u64 + 1);
         let mut entry = Entry::new(share.max(LEAST_WINDOW), self.window);
-        if let Some(early) = self.early.remove(&id) {
-            self.early_bytes -= early.cost();
+        if let Some(early) = self.early.take(id) {
             if let Some(limit) = early.limit {
                 // Nothing is wrong with having received nothing.
                 let _ = entry.flow.send.confirmed(0, false, limit, false);
@@ -220,6 +190,7 @@ impl Association {
                 }
             }
         }
+        entry.flow.send.set_max_unconfirmed(2 * self.window);
         self.flows.insert(id, entry);
         self.touch(id);
     }
@@ -257,7 +228,9 @@ impl Association {
 
     /// A flow's TCP connection has ended, or was never established: forgets the flow.
     pub fn close(&mut self, id: FlowId) {
-        self.flows.remove(&id);
+        if let Some(entry) = self.flows.remove(&id) {
+            self.memory -= entry.memory;
+        }
         self.changed.remove(&id);
     }
 
@@ -284,6 +257,9 @@ impl Association {
         let Some(entry) = self.flows.get_mut(&id) else {
             return;
         };
+        let memory = entry.flow.memory() + FLOW;
+        self.memory = self.memory - entry.memory + memory;
+        entry.memory = memory;
         entry.look_at_states();
         let confirms_by = entry.confirms_by(&self.carriers);
         for (carrier, state) in self.carriers.iter_mut().filter(|(_, state)| !state.loses) {
@@ -305,18 +281,19 @@ impl Association {
         self.window
     }
 
-    /// Changes how many bytes each flow holds at most. Credit that was given stays.
+    /// Changes how many bytes each flow holds at most, and how many it keeps that the peer has not confirmed: twice
+    /// as many. Credit that was given stays.
     pub fn set_window(&mut self, window: u64) {
         self.window = window;
         for entry in self.flows.values_mut() {
             entry.flow.receive.set_max_window(window);
+            entry.flow.send.set_max_unconfirmed(2 * window);
         }
     }
 
-    /// Bytes that flows hold for applications.
-    pub fn held(&self) -> u64 {
-        let flows = self.flows.values();
-        flows.map(|entry| entry.flow.receive.held()).sum()
+    /// Memory in bytes that flows' buffers use in both directions, approximately.
+    pub fn memory(&self) -> u64 {
+        self.memory + self.early.memory()
     }
 
     /// Whether [`Association::poll_control`] has something for the carrier.
@@ -391,6 +368,9 @@ impl Association {
             };
             return self.keep_early(now_ns, flow, chunk);
         };
+        if entry.flow.error().is_some() {
+            return;
+        }
         entry.heard_by = Some(carrier);
         let result = entry.flow.receive.bytes(offset, bytes);
         entry.note_overtaken(carrier, &self.carriers);
@@ -427,13 +407,31 @@ impl Association {
 
     /// Takes one frame that came by a carrier.
     pub fn handle_frame(&mut self, now_ns: u64, carrier: CarrierId, frame: Frame<'_>) {
-        let (id, result) = match frame {
-            Frame::Broken { carrier: broken } => {
-                if self.carriers.contains_key(&broken) && !self.broken.contains(&broken) {
-                    self.broken.push_back(broken);
-                }
-                return;
-            }
+        if let Frame::Broken { carrier: broken } = frame
+            && self.carriers.contains_key(&broken)
+            && !self.broken.contains(&broken)
+        {
+            self.broken.push_back(broken);
+        }
+        // Carriers are opened by who runs them.
+        let Some(id) = frame.flow() else {
+            return;
+        };
+        let Some(entry) = self.flows.get_mut(&id) else {
+            return self.keep_early_frame(now_ns, carrier, frame);
+        };
+        if entry.flow.error().is_some() {
+            return; // the peer is told so
+        }
+        if entry.handle_frame(carrier, &self.carriers, frame).is_err() {
+            self.reset(id, ResetCode::Violation);
+        }
+        self.touch(id);
+    }
+
+    /// Keeps the bytes or the credit of a flow that has no TCP connection here yet.
+    fn keep_early_frame(&mut self, now_ns: u64, carrier: CarrierId, frame: Frame<'_>) {
+        match frame {
             Frame::Chunk {
                 flow,
                 offset,
@@ -441,134 +439,45 @@ impl Association {
                 fin,
                 urgent,
             } => {
-                let Some(entry) = self.flows.get_mut(&flow) else {
-                    let chunk = EarlyChunk {
-                        carrier,
-                        offset,
-                        bytes: Bytes::copy_from_slice(bytes),
-                        fin,
-                        urgent,
-                    };
-                    return self.keep_early(now_ns, flow, chunk);
+                let chunk = EarlyChunk {
+                    carrier,
+                    offset,
+                    bytes: Bytes::copy_from_slice(bytes),
+                    fin,
+                    urgent,
                 };
-                entry.heard_by = Some(carrier);
-                let result = entry.chunk(offset, bytes, fin, urgent);
-                entry.note_overtaken(carrier, &self.carriers);
-                (flow, result)
+                self.keep_early(now_ns, flow, chunk);
             }
-            Frame::Confirm {
-                flow,
-                offset,
-                fin,
-                limit,
-                tolerant,
-            } => {
-                let Some(entry) = self.flows.get_mut(&flow) else {
-                    return self.keep_credit(now_ns, flow, limit);
-                };
-                if !entry.flow.send.is_known() {
-                    // The peer had no use for what it was told before.
-                    entry.attach_told = Told::default();
-                    entry.fin_told = Told::default();
+            Frame::Confirm { flow, limit, .. } => {
+                if !self.early.keep_credit(now_ns, flow, limit) {
+                    self.reject(flow);
                 }
-                let send = &mut entry.flow.send;
-                (flow, send.confirmed(offset, fin, limit, tolerant))
             }
-            Frame::Loses { flow, from, passed } => {
-                let Some(entry) = self.flows.get_mut(&flow) else {
-                    return;
-                };
-                (flow, entry.flow.receive.loses(from, passed))
-            }
-            Frame::Attach { flow, run } => {
-                let Some(entry) = self.flows.get_mut(&flow) else {
-                    return;
-                };
-                let result = entry.flow.receive.attach(run);
-                if entry.attached.is_none_or(|number| number < run.number) {
-                    entry.attached = Some(run.number);
-                    entry.attached_told = Told::default();
-                }
-                // The one by which it came is alive.
-                entry.attached_told.remove(&carrier);
-                (flow, result)
-            }
-            Frame::Attached { flow, number } => {
-                let Some(entry) = self.flows.get_mut(&flow) else {
-                    return;
-                };
-                entry.flow.send.attached(number);
-                (flow, Ok(()))
-            }
-            Frame::Reset { flow, code } => {
-                let Some(entry) = self.flows.get_mut(&flow) else {
-                    return;
-                };
-                entry.flow.reset(code);
-                (flow, Ok(()))
-            }
-            Frame::Reject { flow } => {
-                let Some(entry) = self.flows.get_mut(&flow) else {
-                    return;
-                };
-                entry.flow.send.reject();
-                (flow, Ok(()))
-            }
-            // Carriers are opened by who runs them.
-            Frame::Hello { .. }
+            // What the peer has to know of them it is told again, once it has the flow.
+            Frame::Attach { .. }
+            | Frame::Attached { .. }
+            | Frame::Loses { .. }
+            | Frame::Reset { .. }
+            | Frame::Reject { .. }
+            | Frame::Broken { .. }
+            | Frame::Hello { .. }
             | Frame::Ask { .. }
             | Frame::Grant { .. }
-            | Frame::Refuse { .. } => {
-                return;
-            }
-        };
-        if result.is_err() {
-            self.reset(id, ResetCode::Violation);
-        }
-        self.touch(id);
-    }
-
-    /// What is kept of a flow without TCP connection here: also of one that this host has opened, which the
-    /// other may have heard of first.
-    fn early(&mut self, now_ns: u64, id: FlowId) -> &mut Early {
-        let early_bytes = &mut self.early_bytes;
-        self.early.entry(id).or_insert_with(|| {
-            let early = Early {
-                since: now_ns,
-                chunks: Vec::new(),
-                limit: None,
-            };
-            *early_bytes += early.cost();
-            early
-        })
-    }
-
-    /// Keeps credit that came before the flow's TCP connection: without, its first bytes would wait.
-    fn keep_credit(&mut self, now_ns: u64, id: FlowId, limit: u64) {
-        let early = self.early(now_ns, id);
-        early.limit = early.limit.max(Some(limit));
-        if self.early_bytes > MAX_EARLY {
-            self.reject(id);
+            | Frame::Refuse { .. } => {}
         }
     }
 
     /// Keeps a chunk whose flow has no TCP connection here yet, or rejects the flow.
     fn keep_early(&mut self, now_ns: u64, id: FlowId, chunk: EarlyChunk) {
-        let cost = chunk.cost();
-        let early = self.early(now_ns, id);
-        let fits = chunk.offset + chunk.bytes.len() as u64 <= INITIAL_CREDIT;
-        early.chunks.push(chunk);
-        self.early_bytes += cost;
-        if !fits || self.early_bytes > MAX_EARLY {
+        if !self.early.keep_chunk(now_ns, id, chunk) {
             self.reject(id);
         }
     }
 
     fn reject(&mut self, id: FlowId) {
-        let Some(early) = self.early.remove(&id) else {
+        let Some(early) = self.early.take(id) else {
             return;
         };
-        self.early_bytes -= early.cost();
         if early.chunks.is_empty() {
             return; // nothing was discarded that the peer counts on
         }
@@ -581,14 +490,7 @@ impl Association {
 
     /// Rejects flows whose chunks have waited too long for a TCP connection.
     pub fn handle_timeout(&mut self, now_ns: u64) {
-        let late = |early: &Early| now_ns.saturating_sub(early.since) >= EARLY_NS;
-        let late: Vec<FlowId> = self
-            .early
-            .iter()
-            .filter(|(_, early)| late(early))
-            .map(|(id, _)| *id)
-            .collect();
-        for id in late {
+        for id in self.early.late(now_ns) {
             self.reject(id);
         }
     }
@@ -630,6 +532,7 @@ impl Entry {
     fn new(window: u64, max_window: u64) -> Self {
         Self {
             flow: Flow::new(window, max_window),
+            memory: 0,
             heard_by: None,
             confirm_by: None,
             attach: None,
@@ -641,6 +544,71 @@ impl Entry {
             loses_told: Told::default(),
             reset: None,
             reset_told: Told::default(),
+        }
+    }
+
+    /// Takes a frame about this flow that came by a carrier.
+    fn handle_frame(
+        &mut self,
+        carrier: CarrierId,
+        carriers: &BTreeMap<CarrierId, Carrier>,
+        frame: Frame<'_>,
+    ) -> Result<(), Violation> {
+        match frame {
+            Frame::Chunk {
+                offset,
+                bytes,
+                fin,
+                urgent,
+                ..
+            } => {
+                self.heard_by = Some(carrier);
+                let result = self.chunk(offset, bytes, fin, urgent);
+                self.note_overtaken(carrier, carriers);
+                result
+            }
+            Frame::Confirm {
+                offset,
+                fin,
+                limit,
+                tolerant,
+                ..
+            } => {
+                if !self.flow.send.is_known() {
+                    // The peer had no use for what it was told before.
+                    self.attach_told = Told::default();
+                    self.fin_told = Told::default();
+                }
+                self.flow.send.confirmed(offset, fin, limit, tolerant)
+            }
+            Frame::Loses { from, passed, .. } => self.flow.receive.loses(from, passed),
+            Frame::Attach { run, .. } => {
+                let result = self.flow.receive.attach(run);
+                if self.attached.is_none_or(|number| number < run.number) {
+                    self.attached = Some(run.number);
+                    self.attached_told = Told::default();
+                }
+                // The one by which it came is alive.
+                self.attached_told.remove(&carrier);
+                result
+            }
+            Frame::Attached { number, .. } => {
+                self.flow.send.attached(number);
+                Ok(())
+            }
+            Frame::Reset { code, .. } => {
+                self.flow.reset(code);
+                Ok(())
+            }
+            Frame::Reject { .. } => {
+                self.flow.send.reject();
+                Ok(())
+            }
+            Frame::Broken { .. }
+            | Frame::Hello { .. }
+            | Frame::Ask { .. }
+            | Frame::Grant { .. }
+            | Frame::Refuse { .. } => Ok(()),
         }
     }
 

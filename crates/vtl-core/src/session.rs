@@ -439,6 +439,11 @@ impl<N> Lifecycle<N> {
                 self.phase = Phase::Ended;
                 return Reaction::Forget;
             }
+            // What the peer sent here may all have come, and the application goes on where it knows of
+            // the successor. Nothing need have come there yet, and this CLOSE is not repeated for long.
+            if close.successor != Successor::Known {
+                return Reaction::ValidateSuccessor;
+            }
             EndReason::Failed
         } else {
             // The application must know of the successor first: it would take this for the end.

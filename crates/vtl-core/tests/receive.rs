@@ -2,8 +2,8 @@
 #![allow(missing_docs, non_snake_case)]
 
 use proptest::prelude::*;
-use vtl_core::flow::{INITIAL_CREDIT, ReceiveHalf, Violation};
-use vtl_proto::frame::Run;
+use vtl_core::flow::{Flow, INITIAL_CREDIT, ReceiveHalf, Violation};
+use vtl_proto::frame::{ResetCode, Run};
 
 fn byte(offset: u64) -> u8 {
     (offset % 251) as u8
@@ -103,6 +103,74 @@ fn chunk__gaps_are_bounded() {
     let refused = (0..).find(|n| half.chunk(2 * n + 1, b"x", false).is_err());
     assert_eq!(refused, Some(16_384));
     assert_eq!(half.chunk(3, b"x", false), Err(Violation::TooManyGaps));
+}
+
+/// Bytes of memory for each byte, where so many came one by one in this order.
+fn memory_of(offsets: impl Iterator<Item = u64>) -> u64 {
+    let mut half = ReceiveHalf::new(INITIAL_CREDIT, INITIAL_CREDIT);
+    for offset in offsets {
+        half.chunk(offset, &bytes(offset, 1), false).unwrap();
+    }
+    let memory = half.memory() / half.held();
+    let mut got = Vec::new();
+    read(&mut half, &mut got);
+    assert_eq!(got, bytes(0, half.received()));
+    assert_eq!(half.memory(), 0);
+    memory
+}
+
+#[test]
+fn memory__bytes_one_by_one_take_few_allocations() {
+    const ALL: u64 = 32_000;
+    assert_eq!(memory_of(0..ALL), 1);
+    assert_eq!(memory_of((0..ALL).rev()), 1);
+    let odd_first = (0..ALL / 2).map(|n| 2 * n + 1);
+    assert_eq!(memory_of(odd_first.chain((0..ALL / 2).map(|n| 2 * n))), 1);
+    // One ahead, always.
+    let swapped = (0..ALL / 2).flat_map(|n| [2 * n + 1, 2 * n]);
+    assert_eq!(memory_of(swapped), 1);
+}
+
+#[test]
+fn memory__gaps_are_charged() {
+    let mut half = ReceiveHalf::new(INITIAL_CREDIT, INITIAL_CREDIT);
+    for n in 0..1000 {
+        half.chunk(2 * n + 1, b"x", false).unwrap();
+    }
+    assert!(half.memory() > 100 * half.held(), "{}", half.memory());
+}
+
+/// A flow that was reset has no bytes left, and no end that an application could take for the stream's.
+#[test]
+fn reset__is_no_end() {
+    let mut flow = Flow::new(INITIAL_CREDIT, INITIAL_CREDIT);
+    flow.receive.chunk(0, &bytes(0, 1000), false).unwrap();
+    flow.receive.chunk(2000, &bytes(2000, 1000), false).unwrap();
+    flow.receive.chunk(1000, &bytes(1000, 1000), false).unwrap();
+    flow.receive.chunk(3000, b"", true).unwrap();
+    assert!(flow.receive.is_ended());
+    flow.reset(ResetCode::Reset);
+    assert_eq!((flow.receive.peek(), flow.memory()), (None, 0));
+    assert!(!flow.receive.is_complete());
+}
+
+/// To put something in front of what has come must not have that copied: this would take minutes.
+#[test]
+fn chunk__from_the_end_to_the_beginning_is_not_copied_each_time() {
+    const WINDOW: u64 = 8 << 20;
+    let mut half = ReceiveHalf::new(WINDOW, WINDOW);
+    let confirm = half.owes_confirm().unwrap();
+    half.confirm_sent(confirm);
+    let large = bytes(0, 1 << 20);
+    let mut end = WINDOW;
+    for _ in 0..7 {
+        end -= 1 << 20;
+        half.chunk(end, &large, false).unwrap();
+    }
+    for offset in (1..end).rev().take(200_000) {
+        half.chunk(offset, b"x", false).unwrap();
+    }
+    assert!(half.memory() < half.held() + half.held() / 10);
 }
 
 #[test]

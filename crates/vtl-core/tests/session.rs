@@ -213,6 +213,14 @@ fn unvalidated__is_forgotten_after_5_s() {
     );
 }
 
+/// A housekeeping turn has read the clock before the session was accepted in it.
+#[test]
+fn poll__of_a_session_younger_than_the_turn() {
+    let nothing = Observation::default();
+    assert_eq!(unvalidated().poll(T - MS, &nothing), WATCH);
+    assert_eq!(open().poll(T - MS, &seen()), WATCH);
+}
+
 #[test]
 fn unvalidated__is_kept_once_a_packet_has_come() {
     let mut session = unvalidated();
@@ -287,13 +295,19 @@ fn successor__must_show_itself_before_a_close_is_answered() {
     let closed = end(Farewell::Close, EndReason::ClosedByPeer);
     let reaction = session.handle_close(&with(Successor::Known));
     assert_eq!(reaction, Reaction::End(closed));
-    // An abort waits for nobody.
-    let aborted = PeerClose {
+    // An abort does not come again: it shows that the peer has gone over.
+    let aborted = |successor| PeerClose {
         aborted: true,
-        ..with(Successor::Silent)
+        ..with(successor)
     };
+    let mut session = open();
+    for successor in [Successor::Silent, Successor::Shown] {
+        let reaction = session.handle_close(&aborted(successor));
+        assert_eq!(reaction, Reaction::ValidateSuccessor);
+    }
     let failed = end(Farewell::Close, EndReason::Failed);
-    assert_eq!(open().handle_close(&aborted), Reaction::End(failed));
+    let reaction = session.handle_close(&aborted(Successor::Known));
+    assert_eq!(reaction, Reaction::End(failed));
     // Nor does a host that is closing.
     let reaction = closing().handle_close(&with(Successor::Silent));
     assert_eq!(reaction, Reaction::End(QUIET));

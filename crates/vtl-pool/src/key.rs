@@ -9,7 +9,10 @@ use std::{
 
 use ed25519_dalek::{Signature, Signer, SigningKey, VerifyingKey};
 
-use crate::{Error, Result, read_from};
+use crate::{
+    Error, Result, read_from,
+    revocations::{Identity, Revocations},
+};
 
 const SECRET: &str = "vtl-secret-key";
 const PUBLIC: &str = "vtl-public-key";
@@ -65,6 +68,10 @@ impl PublicKey {
         VerifyingKey::from_bytes(&from_hex(text)?).ok().map(Self)
     }
 
+    pub(crate) fn to_bytes(self) -> [u8; 32] {
+        self.0.to_bytes()
+    }
+
     pub(crate) fn verifies(&self, message: &[u8], signature: &[u8; 64]) -> bool {
         let signature = Signature::from_bytes(signature);
         self.0.verify_strict(message, &signature).is_ok()
@@ -73,6 +80,11 @@ impl PublicKey {
     /// The first eight bytes in hexadecimal: enough to tell keys apart by eye.
     pub fn short(&self) -> String {
         to_hex(&self.0.as_bytes()[..8])
+    }
+
+    /// From hexadecimal digits, as the file has them.
+    pub fn parse(text: &str) -> Option<Self> {
+        Self::from_hex(text)
     }
 
     /// Reads a public key's file.
@@ -163,7 +175,7 @@ impl SecretKey {
     }
 }
 
-fn failed(what: &'static str, path: &Path, source: io::Error) -> Error {
+pub(crate) fn failed(what: &'static str, path: &Path, source: io::Error) -> Error {
     Error::File {
         what,
         path: path.to_owned(),
@@ -187,17 +199,37 @@ fn read_word(file: &fs::File, path: &Path, kind: &str) -> Result<String> {
     word.map(str::to_owned).ok_or_else(|| not_a_key(path, kind))
 }
 
-/// The keys whose packages a host takes.
+/// Opens a file that nobody but root and `owner`, a user's number, may change.
+pub(crate) fn guarded(path: &Path, owner: u32) -> Result<fs::File> {
+    let file = fs::File::open(path).map_err(|e| failed("read", path, e))?;
+    // Of the file that is read, whatever the name stands for by then.
+    let meta = file.metadata().map_err(|e| failed("read", path, e))?;
+    let how = if meta.mode() & 0o022 != 0 {
+        "chmod 644"
+    } else if meta.uid() != 0 && meta.uid() != owner {
+        "chown root"
+    } else {
+        return Ok(file);
+    };
+    Err(Error::BadKey {
+        path: path.to_owned(),
+        why: format!("others may change this file, so it is not trusted: {how} it"),
+    })
+}
+
+/// The keys whose packages a host takes, and what it does not take in spite of them.
 #[derive(Debug, Default)]
 pub struct Trust {
     keys: Vec<(String, PublicKey)>,
+    revocations: Revocations,
     /// Files that were left out, and why.
     pub left_out: Vec<Error>,
 }
 
 impl Trust {
-    /// Reads all `*.pub` of a directory; one that does not exist holds none. Files that others than
-    /// root and the directory's owner may change are left out: so are those that they own.
+    /// Reads all `*.pub` of a directory, and its revocations; one that does not exist holds none.
+    /// Files that others than root and the directory's owner may change are left out: so are those
+    /// that they own. If that is so of the revocations, or they make no sense, no package is taken.
     ///
     /// # Errors
     /// [`Error::File`] if the directory cannot be read.
@@ -214,8 +246,10 @@ impl Trust {
             .collect();
         paths.sort();
         let owner = fs::metadata(folder).map_err(|e| failed("read", folder, e))?;
+        trust.revocations = Revocations::read(folder, owner.uid());
         for path in paths {
-            match Self::trusted(&path, owner.uid()) {
+            let file = guarded(&path, owner.uid());
+            match file.and_then(|file| PublicKey::from_file(&file, &path)) {
                 Ok(key) => {
                     let name = path.file_stem().unwrap_or_default().to_string_lossy();
                     trust.keys.push((name.into_owned(), key));
@@ -224,24 +258,6 @@ impl Trust {
             }
         }
         Ok(trust)
-    }
-
-    /// Reads a key's file that nobody but root and `owner`, a user's number, may change.
-    fn trusted(path: &Path, owner: u32) -> Result<PublicKey> {
-        let file = fs::File::open(path).map_err(|e| failed("read", path, e))?;
-        // Of the file that is read, whatever the name stands for by then.
-        let meta = file.metadata().map_err(|e| failed("read", path, e))?;
-        let how = if meta.mode() & 0o022 != 0 {
-            "chmod 644"
-        } else if meta.uid() != 0 && meta.uid() != owner {
-            "chown root"
-        } else {
-            return PublicKey::from_file(&file, path);
-        };
-        Err(Error::BadKey {
-            path: path.to_owned(),
-            why: format!("others may change this key, so it is not trusted: {how} it"),
-        })
     }
 
     /// Trusts one more key.
@@ -253,6 +269,22 @@ impl Trust {
     pub fn name_of(&self, key: &PublicKey) -> Option<&str> {
         let found = self.keys.iter().find(|(_, known)| known == key);
         found.map(|(name, _)| name.as_str())
+    }
+
+    /// The name of the key that signed a package, if the host takes it.
+    ///
+    /// # Errors
+    /// [`Error::Untrusted`], [`Error::Revoked`].
+    pub fn accept(&self, package: &Identity) -> Result<&str> {
+        let name = self.name_of(&package.signer);
+        let name = name.ok_or_else(|| Error::Untrusted(package.signer.to_string()))?;
+        self.revocations.check(package)?;
+        Ok(name)
+    }
+
+    /// What is not taken in spite of its key.
+    pub fn revocations(&self) -> &Revocations {
+        &self.revocations
     }
 
     /// All keys, by name.

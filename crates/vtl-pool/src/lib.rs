@@ -3,9 +3,11 @@
 //! A package is one file, `NAME-VERSION.vtlg`: a tar archive, the same bytes for the same content,
 //! of a manifest, the compiled eBPF object, and an Ed25519 signature over both.
 //!
+//! - [`allowlist`]: what an object may contain;
 //! - [`object`]: what an object says about itself, read from its ELF sections;
 //! - [`manifest`]: what a package says about itself, and whether its object agrees;
 //! - [`key`]: keys to sign with, and keys that a host trusts;
+//! - [`revocations`]: what a host takes no more, whoever signed it;
 //! - [`package`]: the file;
 //! - [`pool`]: which grafts a host may use.
 //!
@@ -13,12 +15,14 @@
 
 #![deny(unsafe_code)]
 
+pub mod allowlist;
 mod elf;
 pub mod key;
 pub mod manifest;
 pub mod object;
 pub mod package;
 pub mod pool;
+pub mod revocations;
 
 use std::{io, path::PathBuf};
 
@@ -50,6 +54,9 @@ pub enum Error {
     /// The object does not describe itself as a graft.
     #[error("not a usable graft object: {0}")]
     BadObject(String),
+    /// The object contains something that is not on the allow list.
+    #[error("not allowed in a graft: {0}")]
+    NotAllowed(String),
     /// The manifest cannot be understood.
     #[error("the manifest is not usable: {0}")]
     BadManifest(String),
@@ -85,6 +92,9 @@ pub enum Error {
     /// The signature fits, but who made it is nobody here.
     #[error("the package is signed with a key that this host does not trust ({0})")]
     Untrusted(String),
+    /// It is revoked, or the list of revocations cannot be used.
+    #[error("{0}")]
+    Revoked(String),
     /// Made for another wire format.
     #[error("graft \"{name}\" speaks wire version {its}, this host speaks {ours}")]
     Wire {

@@ -7,10 +7,11 @@ use std::io::{Cursor, Read};
 use sha2::{Digest, Sha256};
 
 use crate::{
-    Error, Manifest, Result,
+    Error, Manifest, Result, allowlist,
     key::{PublicKey, SecretKey, Trust, from_hex, to_hex},
     manifest::MAX_MANIFEST,
     object::{Description, MAX_OBJECT},
+    revocations::Identity,
 };
 
 /// The longest package, bytes.
@@ -38,6 +39,8 @@ pub struct Package {
     pub object: Vec<u8>,
     /// Whose signature it bears. Whether that key is trusted is another question.
     pub signer: PublicKey,
+    /// SHA-256 of the file.
+    digest: [u8; 32],
 }
 
 impl Package {
@@ -55,11 +58,11 @@ impl Package {
         Ok(bytes)
     }
 
-    /// Reads a package and checks all of it but whether the signer is trusted.
+    /// Reads a package and checks all of it but whether this host takes it.
     ///
     /// # Errors
-    /// Any but [`Error::Untrusted`]: not a package, [`Error::Unsigned`], [`Error::Tampered`],
-    /// another version of VTL, or a manifest that lies.
+    /// Any but [`Error::Untrusted`] and [`Error::Revoked`]: not a package, [`Error::Unsigned`], [`Error::Tampered`],
+    /// another version of VTL, a manifest that lies, or [`Error::NotAllowed`].
     pub fn read(bytes: &[u8]) -> Result<Self> {
         let [text, object, signature] = unpack(bytes)?;
         if signature.is_empty() {
@@ -75,28 +78,36 @@ impl Package {
         let manifest = Manifest::parse(&text)?;
         let description = Description::read(&object)?;
         manifest.check(&description)?;
+        allowlist::check(&object)?;
         Ok(Self {
             manifest,
             description,
             object,
             signer,
+            digest: Sha256::digest(bytes).into(),
         })
     }
 
-    /// Reads a package that this host shall run: also the signer must be trusted. Returns its name,
-    /// too.
+    /// What revocations know it by.
+    pub fn identity(&self) -> Identity {
+        Identity {
+            signer: self.signer,
+            file: self.digest,
+            object: Sha256::digest(&self.object).into(),
+            name: self.manifest.name.clone(),
+            version: self.manifest.version,
+        }
+    }
+
+    /// Reads a package that this host shall run: also the signer must be trusted, and the package
+    /// not revoked. Returns the signer's name, too.
     ///
     /// # Errors
-    /// As [`Package::read`], or [`Error::Untrusted`].
+    /// As [`Package::read`], [`Error::Untrusted`], or [`Error::Revoked`].
     pub fn open(bytes: &[u8], trust: &Trust) -> Result<(Self, String)> {
         let package = Self::read(bytes)?;
-        match trust.name_of(&package.signer) {
-            Some(name) => {
-                let name = name.to_owned();
-                Ok((package, name))
-            }
-            None => Err(Error::Untrusted(package.signer.to_string())),
-        }
+        let name = trust.accept(&package.identity())?.to_owned();
+        Ok((package, name))
     }
 }
 
@@ -356,12 +367,14 @@ mod tests {
             let at = at.index(image.len() - 8);
             image[at..at + 8].copy_from_slice(&word.to_le_bytes());
             let _ = Description::read(&image);
+            let _ = allowlist::check(&image);
             // The headers are few: most of what the reader believes stands there.
             let mut image = object().to_vec();
             let table = u64::from_le_bytes(image[40..48].try_into().unwrap()) as usize;
             let at = table + at % (image.len() - table - 8);
             image[at..at + 8].copy_from_slice(&word.to_le_bytes());
             let _ = Description::read(&image);
+            let _ = allowlist::check(&image);
         }
     }
 }

@@ -11,11 +11,12 @@ use std::{
 
 use crate::{
     Error, Manifest, Package, Result, Version,
-    key::{PublicKey, Trust},
+    key::Trust,
     manifest::{Project, Wanted},
     object::Description,
     package::MAX_PACKAGE,
     read_bounded,
+    revocations::{Identity, Revocations},
 };
 
 /// Packages of one directory.
@@ -46,6 +47,8 @@ pub struct Entry {
     pub object: Arc<[u8]>,
     /// Where it is from.
     pub origin: Origin,
+    /// Of a package: what revocations know it by.
+    pub identity: Option<Identity>,
 }
 
 /// What was read of a file, which need not be read again while it is the same.
@@ -53,7 +56,7 @@ pub struct Entry {
 struct Seen {
     modified: SystemTime,
     length: u64,
-    signer: PublicKey,
+    identity: Identity,
     manifest: Manifest,
     rank: u32,
     object: Arc<[u8]>,
@@ -64,6 +67,7 @@ struct Seen {
 pub struct Pool {
     entries: Vec<Entry>,
     refused: Vec<(PathBuf, Arc<Error>)>,
+    revocations: Revocations,
     seen: HashMap<PathBuf, Seen>,
 }
 
@@ -81,6 +85,7 @@ impl Pool {
                 rank: description.rank,
                 object: object.into(),
                 origin: Origin::BuiltIn,
+                identity: None,
             })?;
         }
         Ok(pool)
@@ -118,6 +123,7 @@ impl Pool {
             .collect();
         self.entries.retain(|e| e.origin == Origin::BuiltIn);
         self.refused.clear();
+        self.revocations = trust.revocations().clone();
         self.seen.retain(|path, _| paths.contains(path));
         paths.sort_by_key(|path| !before.contains(path));
         for path in paths {
@@ -145,7 +151,7 @@ impl Pool {
                 let seen = Seen {
                     modified,
                     length,
-                    signer: package.signer,
+                    identity: package.identity(),
                     rank: package.description.rank,
                     manifest: package.manifest,
                     object: package.object.into(),
@@ -154,9 +160,7 @@ impl Pool {
                 seen
             }
         };
-        let signer = trust
-            .name_of(&seen.signer)
-            .ok_or_else(|| Error::Untrusted(seen.signer.to_string()))?;
+        let signer = trust.accept(&seen.identity)?;
         if path
             .file_name()
             .is_none_or(|n| *n != *seen.manifest.file_name())
@@ -174,6 +178,7 @@ impl Pool {
                 path: path.to_owned(),
                 signer: signer.to_owned(),
             },
+            identity: Some(seen.identity),
         })
     }
 
@@ -215,6 +220,11 @@ impl Pool {
     /// All versions of all grafts.
     pub fn entries(&self) -> &[Entry] {
         &self.entries
+    }
+
+    /// Whether a package is revoked, as far as was read: it need not be in the directory any more.
+    pub fn revokes(&self, package: &Identity) -> bool {
+        self.revocations.check(package).is_err()
     }
 
     /// Packages of the directory that are not used, and why.

@@ -3,7 +3,7 @@
 
 use std::{
     fs,
-    os::unix::fs::{PermissionsExt, chown},
+    os::unix::fs::{PermissionsExt, chown, symlink},
     path::{Path, PathBuf},
 };
 
@@ -13,6 +13,7 @@ use vtl_pool::{
     manifest::Project,
     object::Description,
     pool::{Origin, store},
+    revocations::{FILE, Revocation, Revocations},
 };
 
 /// A directory that vanishes with its owner.
@@ -245,4 +246,124 @@ fn store__whole_and_once() {
         .to_string();
     assert!(why.contains("raise the version"), "{why}");
     assert_eq!(fs::read_dir(&scratch.0).unwrap().count(), 1);
+}
+
+/// A directory of keys with one, and one of packages.
+fn keys_and_packages(name: &str) -> (Scratch, PathBuf, PathBuf, SecretKey) {
+    let scratch = Scratch::new(name);
+    let (keys, folder) = (scratch.0.join("keys"), scratch.0.join("pool"));
+    for path in [&keys, &folder] {
+        fs::create_dir(path).unwrap();
+    }
+    let key = SecretKey::generate().unwrap();
+    key.write(&keys, "ada").unwrap();
+    (scratch, keys, folder, key)
+}
+
+/// Why packages are refused, after the directories were read.
+fn refused(pool: &mut Pool, keys: &Path, folder: &Path) -> Vec<String> {
+    pool.refresh(folder, &Trust::read(keys).unwrap()).unwrap();
+    let refused = pool.refused().iter();
+    refused.map(|(_, error)| error.to_string()).collect()
+}
+
+#[test]
+fn revocations__of_versions_packages_and_keys() {
+    let (_scratch, keys, folder, key) = keys_and_packages("revoked");
+    let mut pool = built_in();
+    let own = pool.entries().len();
+    let old = put(&folder, package("mine", 40, "0.1.9", &key));
+    let new = put(&folder, package("mine", 40, "0.1.10", &key));
+    put(&folder, package("other", 41, "1.0.0", &key));
+    assert!(refused(&mut pool, &keys, &folder).is_empty());
+    let identity = pool.find("mine@0.1.9").unwrap().identity.clone().unwrap();
+    assert!(!pool.revokes(&identity));
+
+    let before = Revocation::Before("mine".into(), "0.1.10".parse().unwrap());
+    let list = Revocations::add(&keys, before).unwrap();
+    assert_eq!(list, keys.join(FILE));
+    let why = refused(&mut pool, &keys, &folder);
+    assert_eq!(why.len(), 1, "{why:?}");
+    let words = "mine 0.1.9 is revoked: 0.1.10 is the lowest version";
+    assert!(why[0].contains(words) && why[0].contains(FILE), "{why:?}");
+    assert!(pool.find("mine@0.1.9").is_none() && pool.find("mine").is_some());
+    // It may be in the kernel when its file has gone.
+    let bytes = fs::read(&old).unwrap();
+    fs::remove_file(&old).unwrap();
+    assert!(refused(&mut pool, &keys, &folder).is_empty() && pool.revokes(&identity));
+    let opened = Package::open(&bytes, &Trust::read(&keys).unwrap());
+    assert!(opened.unwrap_err().to_string().contains("is revoked"));
+    // A minimum does not go down.
+    let lower = Revocation::Before("mine".into(), "0.1.0".parse().unwrap());
+    Revocations::add(&keys, lower).unwrap();
+    refused(&mut pool, &keys, &folder);
+    assert!(pool.revokes(&identity));
+
+    // By the object, and by the file, in whatever case.
+    let package = Package::read(&fs::read(&new).unwrap()).unwrap();
+    let identity = package.identity();
+    Revocations::add(&keys, Revocation::Package(identity.object)).unwrap();
+    let why = refused(&mut pool, &keys, &folder);
+    assert!(why[0].contains("this object is revoked"), "{why:?}");
+    let file: String = identity.file.iter().map(|b| format!("{b:02X}")).collect();
+    fs::write(&list, format!("packages = [\"{file}\"]\n")).unwrap();
+    let why = refused(&mut pool, &keys, &folder);
+    assert!(why[0].contains("this package is revoked"), "{why:?}");
+    assert_eq!(pool.entries().len(), own + 1);
+
+    Revocations::add(&keys, Revocation::Key(key.public())).unwrap();
+    let why = refused(&mut pool, &keys, &folder);
+    assert_eq!(why.len(), 2);
+    let words = format!("the key {} is revoked", key.public().short());
+    assert!(why.iter().all(|why| why.contains(&words)), "{why:?}");
+    assert_eq!(pool.entries().len(), own, "what is built in stays");
+    assert_eq!(fs::read_dir(&keys).unwrap().count(), 3, "no drafts");
+}
+
+#[test]
+fn revocations__that_cannot_be_used_revoke_everything() {
+    let (_scratch, keys, folder, key) = keys_and_packages("unusable");
+    let mut pool = built_in();
+    let own = pool.entries().len();
+    put(&folder, package("mine", 40, "1.0.0", &key));
+    let list = keys.join(FILE);
+    let mut check = |words: &str| {
+        let why = refused(&mut pool, &keys, &folder);
+        assert_eq!((why.len(), pool.entries().len()), (1, own));
+        assert!(why[0].starts_with("no package is taken"), "{why:?}");
+        assert!(why[0].contains(words) && why[0].contains(FILE), "{why:?}");
+        let trust = Trust::read(&keys).unwrap();
+        assert!(trust.revocations().unusable().is_some());
+        // Nor is it written over.
+        assert!(Revocations::add(&keys, Revocation::Package([0; 32])).is_err());
+    };
+    for (text, words) in [
+        ("keys = []\nkey = []\n", "line 2: unknown field `key`"),
+        (
+            "packages = [\"12\"]\n",
+            "line 1: `12` has not 64 hexadecimal digits",
+        ),
+        ("[minimum]\nmine = \"1\"\n", "line 2: "),
+        ("[minimum]\n\"m ine\" = \"1.0.0\"\n", "is no graft's name"),
+        ("nonsense", "line 1: "),
+    ] {
+        fs::write(&list, text).unwrap();
+        check(words);
+    }
+    fs::write(&list, b"\xff").unwrap();
+    check("not text");
+    fs::write(&list, "").unwrap();
+    fs::set_permissions(&list, fs::Permissions::from_mode(0o664)).unwrap();
+    check("chmod 644");
+    fs::remove_file(&list).unwrap();
+    symlink("nowhere", &list).unwrap();
+    check("cannot read");
+    fs::remove_file(&list).unwrap();
+    fs::write(&list, "# nothing yet\n").unwrap();
+    assert!(refused(&mut pool, &keys, &folder).is_empty());
+    assert!(pool.find("mine").is_some());
+    if vtl_testing::is_root() {
+        chown(&list, Some(65_534), None).unwrap();
+        assert!(refused(&mut pool, &keys, &folder)[0].contains("chown root"));
+    }
 }

@@ -285,6 +285,24 @@ pub enum FrameError {
 }
 
 impl<'a> Frame<'a> {
+    /// The flow that it is about; `None` for what is about carriers.
+    pub fn flow(&self) -> Option<FlowId> {
+        match *self {
+            Self::Chunk { flow, .. }
+            | Self::Confirm { flow, .. }
+            | Self::Attach { flow, .. }
+            | Self::Attached { flow, .. }
+            | Self::Reset { flow, .. }
+            | Self::Reject { flow }
+            | Self::Loses { flow, .. } => Some(flow),
+            Self::Broken { .. }
+            | Self::Hello { .. }
+            | Self::Ask { .. }
+            | Self::Grant { .. }
+            | Self::Refuse { .. } => None,
+        }
+    }
+
     /// Takes the first frame off `payload`.
     ///
     /// # Errors

@@ -14,6 +14,7 @@ use crate::link::{Link, LossModel, Slots};
 use crate::namespace::Host;
 use crate::profile::Profile;
 use crate::testbed::{Backend, Lifetime, Testbed};
+use crate::units;
 
 /// Two hosts and the link between them, in network namespaces on this machine (needs root).
 ///
@@ -76,19 +77,19 @@ struct LinkArgs {
     #[arg(long)]
     profile: Option<Profile>,
     /// Round-trip time, milliseconds
-    #[arg(long, value_name = "MS")]
+    #[arg(long, value_name = "MS", value_parser = units::milliseconds)]
     rtt: Option<f64>,
     /// Rate, Mbit/s; 0: not limited
-    #[arg(long, value_name = "MBIT")]
+    #[arg(long, value_name = "MBIT", value_parser = units::mbit_per_second)]
     rate: Option<f64>,
     /// Mean loss in each direction, per cent
-    #[arg(long, value_name = "PCT")]
+    #[arg(long, value_name = "PCT", value_parser = units::per_cent)]
     loss: Option<f64>,
     /// Mean loss from server to client only, per cent
-    #[arg(long, value_name = "PCT")]
+    #[arg(long, value_name = "PCT", value_parser = units::per_cent)]
     loss_down: Option<f64>,
     /// Mean loss from client to server only, per cent
-    #[arg(long, value_name = "PCT")]
+    #[arg(long, value_name = "PCT", value_parser = units::per_cent)]
     loss_up: Option<f64>,
     /// Which packets are lost
     #[arg(long, value_name = "PATTERN")]
@@ -100,19 +101,19 @@ struct LinkArgs {
     #[arg(long, value_name = "PACKETS")]
     queue: Option<u32>,
     /// Packets that waited longer leave marked (ECN), milliseconds
-    #[arg(long, value_name = "MS")]
+    #[arg(long, value_name = "MS", value_parser = units::milliseconds)]
     ecn: Option<f64>,
     /// Drop packets of this IP protocol (VTL's is 253)
     #[arg(long, value_name = "NUMBER")]
     block: Option<u8>,
     /// Packets overtaken by later ones, per cent
-    #[arg(long, value_name = "PCT")]
+    #[arg(long, value_name = "PCT", value_parser = units::per_cent)]
     reorder: Option<f64>,
     /// Packets delivered twice, per cent
-    #[arg(long, value_name = "PCT")]
+    #[arg(long, value_name = "PCT", value_parser = units::per_cent)]
     duplicate: Option<f64>,
     /// Packets with a bit flipped after the IP header, per cent
-    #[arg(long, value_name = "PCT")]
+    #[arg(long, value_name = "PCT", value_parser = units::per_cent)]
     corrupt: Option<f64>,
     /// Medium access in slots this far apart, milliseconds, for example 2-8; 0: none
     #[arg(long, value_name = "MIN-MAX", value_parser = parse_slots)]
@@ -126,13 +127,13 @@ struct LinkArgs {
 struct SlotsArg(Option<Slots>);
 
 fn parse_slots(text: &str) -> Result<SlotsArg, String> {
-    if text == "0" {
+    if units::milliseconds(text) == Ok(0.0) {
         return Ok(SlotsArg(None));
     }
     let (min, max) = text.split_once('-').unwrap_or((text, text));
-    match (min.parse(), max.parse()) {
+    match (units::milliseconds(min), units::milliseconds(max)) {
         (Ok(min_ms), Ok(max_ms)) => Ok(SlotsArg(Some(Slots { min_ms, max_ms }))),
-        _ => Err("expected two numbers of milliseconds, such as 2-8".to_owned()),
+        _ => Err("expected milliseconds from least to most, such as 2-8 or 2-8ms".to_owned()),
     }
 }
 
@@ -381,7 +382,7 @@ mod tests {
     use super::*;
     use clap::{CommandFactory, Parser};
 
-    #[derive(Parser)]
+    #[derive(Debug, Parser)]
     struct Cli {
         #[command(flatten)]
         args: TestbedArgs,
@@ -429,6 +430,30 @@ mod tests {
             })
         );
         assert_eq!(link(&["--slots", "0"], after).slots, None);
+    }
+
+    #[test]
+    fn figures__take_their_units_and_say_what_is_expected() {
+        let got = link(
+            &["--rtt=10ms", "--rate=8Mbit", "--loss=2%", "--slots=2-8ms"],
+            Link::default(),
+        );
+        assert_eq!((got.rtt_ms, got.rate_mbit, got.loss_pct), (10.0, 8.0, 2.0));
+        assert_eq!(got.slots.map(|s| (s.min_ms, s.max_ms)), Some((2.0, 8.0)));
+        for (wrong, expected) in [
+            ("--rtt=10s", "expected milliseconds, such as 10 or 10ms"),
+            ("--ecn=soon", "expected milliseconds, such as 10 or 10ms"),
+            ("--rate=1Gbit", "expected Mbit/s, such as 100 or 100Mbit"),
+            ("--loss-up=1/2", "expected per cent, such as 2.5 or 2.5%"),
+            (
+                "--slots=2,8",
+                "expected milliseconds from least to most, such as 2-8 or 2-8ms",
+            ),
+        ] {
+            let error = Cli::try_parse_from(["vtl", "set", wrong]).expect_err(wrong);
+            let message = error.to_string();
+            assert!(message.contains(expected), "{message}");
+        }
     }
 
     #[test]

@@ -44,6 +44,7 @@ mod sojourn;
 mod state;
 mod tcp;
 mod testbed;
+pub mod units;
 
 pub use emulator::{DirectionStats, Stats};
 pub use error::{Error, Result};

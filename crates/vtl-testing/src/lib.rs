@@ -1,10 +1,12 @@
-//! What the tests of all crates share: skipping aloud, waiting without a stopwatch, and
-//! numbers for simulations.
+//! What the tests of all crates share: skipping aloud, one at a time, waiting without a
+//! stopwatch, and numbers for simulations.
 
 mod random;
 mod skip;
+mod turn;
 mod wait;
 
 pub use random::Random;
 pub use skip::{is_root, skip};
+pub use turn::{Turn, turn};
 pub use wait::{PATIENCE, until};

@@ -7,7 +7,7 @@
 
 use std::{
     collections::HashMap,
-    fs,
+    fs::{self, File},
     io::{self, Read},
     os::{
         fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
@@ -25,8 +25,7 @@ use nix::{
         epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout},
         signal::{Signal, kill},
         socket::{
-            AddressFamily, Backlog, SockFlag, SockType, UnixAddr, accept4, bind, getsockopt,
-            listen, socket, sockopt,
+            AddressFamily, Backlog, SockFlag, SockType, UnixAddr, accept4, bind, listen, socket,
         },
     },
     unistd::{Gid, Group, Pid},
@@ -40,14 +39,18 @@ use vtl_control::{
 
 use crate::{
     broker::{self, Granted, Owner, Wish},
+    caller::Caller,
     handover,
     hooker::{self, Carrier, Hooked, Hooker},
     option::netns_cookie,
-    rules::Keeper,
+    panics::test_point,
+    rules::{Keeper, is_regular},
 };
 
 /// Connections at a time, besides those of sessions.
 const SPARE_CLIENTS: usize = 1024;
+/// Those that only root can have: somebody must be able to look, and to stop it.
+const FOR_ROOT: usize = 64;
 /// Where the listening socket stands among the owners.
 const LISTENER: u64 = 0;
 
@@ -79,7 +82,7 @@ struct Service {
 /// A connection.
 struct Connection {
     socket: OwnedFd,
-    peer: Peer,
+    caller: Caller,
 }
 
 impl Control {
@@ -167,14 +170,6 @@ impl Drop for Control {
     }
 }
 
-/// Who asks.
-struct Peer {
-    pid: u32,
-    root: bool,
-    /// In our network namespace.
-    near: bool,
-}
-
 /// The message, and the descriptors that go with it.
 type Answer = Result<(Value, Vec<OwnedFd>), Refusal>;
 
@@ -188,6 +183,7 @@ impl Service {
         let mut found = [EpollEvent::empty(); 64];
         loop {
             let count = self.epoll.wait(&mut found, EpollTimeout::NONE).unwrap_or(0);
+            test_point();
             for event in &found[..count] {
                 match event.data() {
                     LISTENER => {
@@ -204,7 +200,7 @@ impl Service {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a connection, or closes it if there are too many.
+    /// Takes a connection, or closes it if there are too many, or too many of the user's.
     fn welcome(&self, listener: &OwnedFd, owner: Owner) {
         let socket = match accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC) {
             // SAFETY: accept made this descriptor for us alone.
@@ -215,19 +211,21 @@ impl Service {
                 return;
             }
         };
-        let Ok(credentials) = getsockopt(&socket, sockopt::PeerCredentials) else {
+        let Ok(caller) = Caller::of(&socket, self.namespace) else {
             return;
-        };
-        let peer = Peer {
-            pid: credentials.pid() as u32,
-            root: credentials.uid() == 0,
-            near: netns_cookie(&socket).is_ok_and(|n| Some(n) == self.namespace),
         };
         let mut clients = self.clients();
-        if clients.len() >= self.most_clients {
+        let theirs = |c: &&Arc<Connection>| c.caller.uid == caller.uid;
+        let is_full = if caller.is_root() {
+            clients.len() >= self.most_clients
+        } else {
+            clients.len() >= self.most_clients - FOR_ROOT
+                || clients.values().filter(theirs).count() >= self.most_clients / 2
+        };
+        if is_full {
             return;
         }
-        let connection = Arc::new(Connection { socket, peer });
+        let connection = Arc::new(Connection { socket, caller });
         clients.insert(owner, Arc::clone(&connection));
         drop(clients);
         if let Err(error) = self.epoll.add(&connection.socket, once(owner)) {
@@ -275,7 +273,7 @@ impl Service {
                     .map_err(|bad| bad.to_string().into())
                     .and_then(|request| {
                         ends = request == Request::TakeOver;
-                        self.answer(request, descriptors, &connection.peer, owner, gone)
+                        self.answer(request, descriptors, &connection.caller, owner, gone)
                     })
             }
             Err(error @ protocol::Error::Malformed(_)) => Err(error.to_string().into()),
@@ -299,30 +297,22 @@ impl Service {
         Ok(carrier)
     }
 
-    /// `descriptors` came with the request; `gone`: nobody waits for the answer any more.
+    /// Carries out a request and returns the answer. `descriptors` came with the request; `gone` says
+    /// whether the client has hung up.
     fn answer(
         &self,
         request: Request,
         descriptors: Vec<OwnedFd>,
-        peer: &Peer,
+        caller: &Caller,
         owner: Owner,
         gone: impl Fn() -> bool,
     ) -> Answer {
-        // Not held while an application waits for a session: the daemon could not end in order.
-        let hooker = || self.hooker.upgrade().ok_or("the daemon is stopping");
-        let root = |what: &str| {
-            if peer.root {
-                Ok(())
-            } else {
-                let why = format!("vtl {what} is for root: use sudo");
-                Err(Refusal { why, denied: true })
-            }
-        };
+        let root = |command| caller.require_root(command);
         match request {
             Request::Status { from } => {
                 let status = self.broker.status(from)?;
                 plain(Status {
-                    hooks: hooks(&*hooker()?),
+                    hooks: hooks(&*self.hooker()?),
                     ..status
                 })
             }
@@ -348,40 +338,16 @@ impl Service {
                 plain(self.broker.flows().move_flow(id, carrier)?)
             }
             Request::HookList => plain(Hooks {
-                hooks: hooks(&*hooker()?),
+                hooks: hooks(&*self.hooker()?),
             }),
-            Request::HookRun { carrier } => {
-                let id = hooker()?.hook_pid(peer.pid, &self.carrier(&carrier, false)?);
-                let id = id.map_err(|e| e.to_string())?;
-                plain(HookAdded { id })
-            }
+            Request::HookRun { carrier } => plain(self.hook_process(caller, &carrier)?),
             Request::HookAdd { target, carrier } => {
                 root("hook add")?;
-                let hooker = hooker()?;
-                let port = matches!(target, HookTarget::Port(_));
-                let carrier = self.carrier(&carrier, port)?;
-                let id = match target {
-                    HookTarget::Port(port) => hooker.hook_port(port, &carrier),
-                    HookTarget::Cgroup(path) => hooker.hook_cgroup(&path, &carrier),
-                };
-                let id = id.map_err(|e| e.to_string())?;
-                plain(HookAdded { id })
+                plain(self.add_hook(target, &carrier)?)
             }
             Request::HookRemove { target } => {
                 root("hook remove")?;
-                let hooker = hooker()?;
-                let hook = hooker
-                    .list()
-                    .into_iter()
-                    .find(|h| match (&h.what, &target) {
-                        (Hooked::Port(port), HookTarget::Port(other)) => port == other,
-                        (Hooked::Cgroup(path), HookTarget::Cgroup(other)) => {
-                            *path == hooker.cgroup(other)
-                        }
-                        _ => false,
-                    });
-                let hook = hook.ok_or("there is no such hook: vtl hook list")?;
-                hooker.unhook(hook.id).map_err(|e| e.to_string())?;
+                self.remove_hook(&target)?;
                 plain(Done {})
             }
             Request::RuleList { from } => plain(self.rules.list(from)?),
@@ -399,28 +365,79 @@ impl Service {
             }
             Request::TakeOver => {
                 root("take-over")?;
-                if !peer.near {
+                if !caller.near {
                     return Err("this vtld is another network namespace's".into());
                 }
                 self.take_over()
             }
             Request::Connect { to, session } => {
                 let wish = wish(session)?;
-                granted(self.broker.connect(owner, to, &wish, gone)?, peer.near)
+                granted(self.broker.connect(owner, to, &wish, gone)?, caller.near)
             }
             Request::Follow { succeeds } => {
-                granted(self.broker.follow(owner, succeeds)?, peer.near)
+                granted(self.broker.follow(owner, succeeds)?, caller.near)
             }
-            Request::Listen { port } => plain(Listening {
-                key: self.broker.listen(owner, port)?,
-            }),
-            Request::Accept { key } => granted(self.broker.accept(owner, key, gone)?, peer.near),
+            Request::Listen { port } => {
+                caller.may_listen(port)?;
+                plain(Listening {
+                    key: self.broker.listen(owner, port)?,
+                })
+            }
+            Request::Accept { key } => granted(self.broker.accept(owner, key, gone)?, caller.near),
             Request::Statistics => plain(self.broker.statistics(owner)?),
             Request::Close { aborted } => {
                 self.broker.close(owner, aborted);
                 plain(Done {})
             }
         }
+    }
+
+    /// The Hooker, unless the daemon is stopping. Do not hold it across a wait: the daemon could not
+    /// end in order.
+    fn hooker(&self) -> Result<Arc<Hooker>, Refusal> {
+        let hooker = self.hooker.upgrade();
+        hooker.ok_or_else(|| "the daemon is stopping".into())
+    }
+
+    /// Captures the connections of a process and of its future children.
+    fn hook_process(&self, caller: &Caller, carrier: &CarrierSpec) -> Result<HookAdded, Refusal> {
+        let carrier = self.carrier(carrier, false)?;
+        let hooker = self.hooker()?;
+        let id = hooker.hook_pid(caller.process()?, &carrier);
+        let id = id.map_err(|e| e.to_string())?;
+        if !caller.is_alive() {
+            // Another one may have got its number.
+            let _ = hooker.unhook(id);
+            return Err("the process has ended".into());
+        }
+        Ok(HookAdded { id })
+    }
+
+    /// Hooks a port or a cgroup.
+    fn add_hook(&self, target: HookTarget, carrier: &CarrierSpec) -> Result<HookAdded, Refusal> {
+        let port = matches!(target, HookTarget::Port(_));
+        let carrier = self.carrier(carrier, port)?;
+        let hooker = self.hooker()?;
+        let id = match target {
+            HookTarget::Port(port) => hooker.hook_port(port, &carrier),
+            HookTarget::Cgroup(path) => hooker.hook_cgroup(&path, &carrier),
+        };
+        let id = id.map_err(|e| e.to_string())?;
+        Ok(HookAdded { id })
+    }
+
+    /// Removes the hook of a port or a cgroup.
+    fn remove_hook(&self, target: &HookTarget) -> Result<(), Refusal> {
+        let hooker = self.hooker()?;
+        let is_target = |hook: &hooker::Hook| match (&hook.what, target) {
+            (Hooked::Port(port), HookTarget::Port(other)) => port == other,
+            (Hooked::Cgroup(path), HookTarget::Cgroup(other)) => *path == hooker.cgroup(other),
+            _ => false,
+        };
+        let hook = hooker.list().into_iter().find(is_target);
+        let hook = hook.ok_or("there is no such hook: vtl hook list")?;
+        hooker.unhook(hook.id).map_err(|e| e.to_string())?;
+        Ok(())
     }
 
     /// Has the daemon end, and leave everything to whoever asks.
@@ -461,8 +478,13 @@ fn once(owner: Owner) -> EpollEvent {
 fn package(file: OwnedFd) -> Result<Vec<u8>, String> {
     use vtl_pool::package::MAX_PACKAGE;
     let mut bytes = Vec::new();
-    let mut file = fs::File::from(file).take(MAX_PACKAGE as u64 + 1);
-    file.read_to_end(&mut bytes)
+    let mut file = File::from(file);
+    is_regular(&file)
+        .and_then(|()| {
+            file.by_ref()
+                .take(MAX_PACKAGE as u64 + 1)
+                .read_to_end(&mut bytes)
+        })
         .map_err(|e| format!("the package cannot be read: {e}"))?;
     Ok(bytes)
 }

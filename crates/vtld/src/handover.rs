@@ -10,6 +10,7 @@ use std::{
     fs::File,
     io::{self, IoSlice, IoSliceMut, Read, Seek, SeekFrom, Write},
     os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd},
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -201,12 +202,16 @@ pub fn channel() -> io::Result<(OwnedFd, OwnedFd)> {
 /// Ends what a daemon carries, and leaves it all to whoever has the other end. Returns how many connections.
 ///
 /// # Errors
-/// The successor has gone, a thread has died, or no descriptor is left.
+/// The successor has gone, or no descriptor is left. What a thread that has died had is not there any more.
 pub fn leave(to: OwnedFd, hooker: &Hooker, broker: &broker::Handle) -> io::Result<usize> {
     let mut outgoing = Outgoing::new(to);
     let hooker = hooker.hand_over(&mut outgoing)?;
-    let flows = broker.flows().hand_over(outgoing);
-    let (flows, outgoing) = flows.ok_or(io::ErrorKind::BrokenPipe)?;
+    let outgoing = Arc::new(Mutex::new(outgoing));
+    let flows = broker.flows().hand_over(&outgoing);
+    // The thread of flows has ended, and its clone with it.
+    let outgoing = Arc::into_inner(outgoing).ok_or(io::ErrorKind::BrokenPipe)?;
+    let outgoing = outgoing.into_inner();
+    let outgoing = outgoing.unwrap_or_else(PoisonError::into_inner);
     let handover = Handover {
         format: FORMAT,
         hooker,

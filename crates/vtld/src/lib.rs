@@ -4,14 +4,18 @@
 //! - [`broker`]: opens sessions with peers and moves the bytes;
 //! - `flows`: hooked flows, and carriers that are no grafts, such as QUIC;
 //! - [`handover`]: what a daemon leaves to its successor;
+//! - [`panics`]: what becomes of the daemon when one of its threads panics;
 //! - [`rules`]: the file that says which connections travel by what;
 //! - [`control`]: the Unix socket for `vtl` and the client library.
 
 pub mod broker;
+mod caller;
 pub mod control;
 mod flows;
 pub mod handover;
 pub mod hooker;
+mod network;
 mod option;
+pub mod panics;
 pub mod rules;
 mod urgent;

@@ -3,10 +3,10 @@
 mod log;
 
 use std::{
-    fs::{self, File},
+    fs::{self, File, Permissions},
     io::IsTerminal,
     os::fd::OwnedFd,
-    os::unix::fs::MetadataExt,
+    os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
     process::ExitCode,
     sync::Arc,
@@ -26,7 +26,8 @@ use vtld::{
     broker,
     control::Control,
     handover::{self, Left},
-    hooker::Hooker,
+    hooker::{Hooker, rules::Prefix},
+    panics,
     rules::Keeper,
 };
 
@@ -59,9 +60,17 @@ struct Args {
     /// Memory for all rings together, MiB; an eighth of the machine's unless given
     #[arg(long)]
     ring_memory: Option<u64>,
+    /// Memory for what hooked flows wait to read or to have confirmed, MiB; an eighth of the
+    /// machine's unless given. As it runs out, flows go by TCP alone
+    #[arg(long)]
+    flow_memory: Option<u64>,
     /// Sessions at a time, at most 65,536; room for each takes 12 KiB
     #[arg(long, default_value_t = broker::Config::default().max_sessions, value_parser = sessions)]
     max_sessions: usize,
+    /// Hosts that may open sessions here, and whose connections to hooked ports VTL carries: an address
+    /// or prefix, may be repeated; all unless given. Others have plain TCP
+    #[arg(long, value_name = "PREFIX")]
+    from: Vec<Prefix>,
     /// Threads that send, at most 64, each for sessions of its own [default: one for every two
     /// processors]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64))]
@@ -201,8 +210,18 @@ impl Claim {
         let path = folder.join(format!("net-{number}.lock"));
         let began = Instant::now();
         loop {
-            let file =
-                File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
+            // Whoever can open it can lock it.
+            let file = File::options()
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .mode(0o600)
+                .open(&path)
+                .and_then(|file| {
+                    file.set_permissions(Permissions::from_mode(0o600))?;
+                    Ok(file)
+                })
+                .with_context(|| format!("cannot write {}", path.display()))?;
             let lock = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
                 Ok(lock) => lock,
                 Err((_, Errno::EWOULDBLOCK)) if began.elapsed() < patience => {
@@ -292,6 +311,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
         .with_writer(move || log.clone())
         .init();
     libbpf_rs::set_print(None);
+    panics::watch();
     allow_descriptors(args.max_sessions);
 
     let (mut left, patience) = take_over(args)?;
@@ -313,7 +333,12 @@ fn run(args: &Args) -> anyhow::Result<()> {
             || broker::Config::default().ring_memory,
             |mib| mib.saturating_mul(1 << 20),
         ),
+        flow_memory: args.flow_memory.map_or_else(
+            || broker::Config::default().flow_memory,
+            |mib| mib.saturating_mul(1 << 20),
+        ),
         max_sessions: args.max_sessions,
+        from: args.from.clone(),
         shards: args
             .shards
             .unwrap_or_else(|| broker::Config::default().shards),
@@ -369,5 +394,8 @@ fn run(args: &Args) -> anyhow::Result<()> {
     drop(hooker);
     broker.stop();
     let _ = thread.join();
+    if panics::happened() {
+        bail!("a thread has panicked");
+    }
     Ok(())
 }

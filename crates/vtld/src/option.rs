@@ -68,17 +68,30 @@ pub(crate) fn set<T: Value>(
     Ok(())
 }
 
+/// Keepalive probes that may stay unanswered: an outage is not the end, so as many as the kernel lets.
+const PROBES: u32 = 127;
+
+/// Seconds between two probes of an application's connection that is idle, so that NATs and firewalls do not forget it,
+/// and after an unanswered one. A peer that has vanished ends it after two hours, about Linux's customary time.
+pub(crate) const IDLE_S: u32 = 150;
+pub(crate) const IDLE_AGAIN_S: u32 = 60;
+
 /// Has the kernel ask for the other end of a TCP connection while that is silent: the reset that tells of a
 /// daemon's end is sent once and may get lost, and is the answer to this question, too.
-pub(crate) fn keep_asking(tcp: &impl AsFd, on: bool) {
+pub(crate) fn keep_asking(tcp: &impl AsFd) {
     const EVERY_S: u32 = 2;
-    // An outage is not the end: as often as the kernel lets.
-    const TIMES: u32 = 127;
-    // Without, the end is noticed later.
-    let _ = setsockopt(tcp, sockopt::TcpKeepIdle, &EVERY_S);
-    let _ = setsockopt(tcp, sockopt::TcpKeepInterval, &EVERY_S);
-    let _ = setsockopt(tcp, sockopt::TcpKeepCount, &TIMES);
-    let _ = setsockopt(tcp, sockopt::KeepAlive, &on);
+    keep_alive(tcp, EVERY_S, EVERY_S);
+}
+
+/// Turns on TCP keepalive: probes after so many seconds of silence, and so many after an unanswered one.
+pub(crate) fn keep_alive(tcp: &impl AsFd, idle_s: u32, interval_s: u32) {
+    // Without, the end is noticed later. Some kernels know none of the first three for MPTCP, and take the
+    // system's figures.
+    let _ = setsockopt(tcp, sockopt::TcpKeepCount, &PROBES);
+    let _ = setsockopt(tcp, sockopt::TcpKeepInterval, &interval_s);
+    // An older connection is probed at once.
+    let _ = setsockopt(tcp, sockopt::TcpKeepIdle, &idle_s);
+    let _ = setsockopt(tcp, sockopt::KeepAlive, &true);
 }
 
 /// The kernel's name for a socket, unique until reboot.

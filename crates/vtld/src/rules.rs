@@ -210,8 +210,20 @@ fn watch(keeper: &Weak<Keeper>) {
     }
 }
 
+/// Whoever reads anything else may wait for ever.
+///
+/// # Errors
+/// It is none.
+pub fn is_regular(file: &File) -> io::Result<()> {
+    match file.metadata()?.is_file() {
+        true => Ok(()),
+        false => Err(io::Error::other("not a regular file")),
+    }
+}
+
 /// All of a file, if it is no longer than one of rules may be.
 fn text(file: File) -> io::Result<String> {
+    is_regular(&file)?;
     let mut text = String::new();
     // The byte more shows that it is too long.
     file.take(LONGEST_FILE as u64 + 1)

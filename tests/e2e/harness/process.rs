@@ -324,21 +324,33 @@ pub(crate) fn entries(pid: u32, name: &str) -> usize {
     count
 }
 
-/// The control groups that a daemon made.
+/// The control groups that a daemon made, wherever they are.
 pub(crate) fn groups(pid: u32) -> Vec<PathBuf> {
-    let roots = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
+    let mut found = Vec::new();
+    let mut folders: Vec<_> = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"]
+        .map(PathBuf::from)
+        .into();
     let prefix = format!("vtl-{pid}-");
-    roots
-        .iter()
-        .filter_map(|root| fs::read_dir(root).ok())
-        .flatten()
-        .flatten()
-        .map(|entry| entry.path())
-        .filter(|path| {
-            path.file_name()
-                .is_some_and(|name| name.to_string_lossy().starts_with(&prefix))
-        })
-        .collect()
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                folders.push(entry.path());
+            }
+            if entry.file_name().to_string_lossy().starts_with(&prefix) {
+                found.push(entry.path());
+            }
+        }
+    }
+    found.sort();
+    found.dedup();
+    found
+}
+
+/// The group of a daemon's program with that number.
+pub(crate) fn run_group(pid: u32, number: u32) -> Option<PathBuf> {
+    let name = format!(".run-{number}");
+    let mut groups = groups(pid).into_iter();
+    groups.find(|path| path.to_string_lossy().ends_with(&name))
 }
 
 /// A control group of a test's own.

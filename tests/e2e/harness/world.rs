@@ -8,25 +8,17 @@ use std::{
     process::Command,
 };
 
-use nix::{
-    fcntl::{Flock, FlockArg},
-    sys::signal::Signal,
-};
+use nix::sys::signal::Signal;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use vtl_control::{CarrierSpec, Client, HookTarget, Request};
 use vtl_testbed::{Host, Lifetime, Link, Testbed};
+use vtl_testing::{Turn, turn};
 
 use super::{Process, run, until, vtl, vtld, words};
 
 /// Where the web server listens.
 pub(crate) const PORT: u16 = 80;
-
-/// One test at a time over all processes of this machine: what one leaves behind is no other's fault.
-pub(crate) fn turn() -> Flock<File> {
-    let lock = File::create("/run/vtl-testbed-tests.lock").expect("a lock file");
-    Flock::lock(lock, FlockArg::LockExclusive).expect("a lock")
-}
 
 /// A link that does everything wrong that a link can.
 pub(crate) fn bad_link() -> Link {
@@ -60,7 +52,7 @@ pub(crate) struct World {
     pub(crate) testbed: Testbed,
     scratch: Scratch,
     /// See [`turn`]; `None`: another one of this test has it.
-    _turn: Option<Flock<File>>,
+    _turn: Option<Turn>,
 }
 
 impl World {
@@ -77,7 +69,7 @@ impl World {
         Self::in_turn(name, link, None)
     }
 
-    fn in_turn(name: &str, link: &Link, turn: Option<Flock<File>>) -> Self {
+    fn in_turn(name: &str, link: &Link, turn: Option<Turn>) -> Self {
         let name = format!("e2e-{name}");
         let path = std::env::temp_dir().join(&name);
         let _ = fs::remove_dir_all(&path);

@@ -13,7 +13,7 @@ use libbpf_rs::query::{LinkInfoIter, LinkTypeInfo};
 use vtl_testbed::Host;
 
 use super::net::{Hooker, echo_server, hosts, native_python, program, serve_one, server_ips};
-use crate::harness::{World, groups, until};
+use crate::harness::{World, run_group, until};
 
 #[test]
 fn discovery__leaves_plain_destinations_alone() {
@@ -159,14 +159,13 @@ print(s.recv(4), s.getpeername()[0])
             s.write_all(b"late").unwrap();
         })
     });
-    let group = groups(client.pid()).remove(0);
     let attached = |path: &Path| {
         let id = fs::metadata(path).expect("a group").ino();
         LinkInfoIter::default()
             .filter(|link| matches!(&link.info, LinkTypeInfo::Cgroup(at) if at.cgroup_id == id))
             .count()
     };
-    let hook = group.join("run-1");
+    let hook = run_group(client.pid(), 1).expect("a group");
     assert_eq!(attached(&hook), 2);
     client.kill();
     until("the programs are gone", || attached(&hook) == 0);
@@ -185,7 +184,7 @@ print(s.recv(4), s.getpeername()[0])
     }
     // The next Hooker removes what the dead one could not.
     let next = Hooker::start(&world, Host::Client);
-    assert!(!group.exists());
+    assert!(!hook.exists());
     next.stop();
     server.stop();
 }

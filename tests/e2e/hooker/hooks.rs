@@ -6,7 +6,7 @@ use super::{
     net::{Hooker, echo_server, hosts, server_ips},
     tcp::check_addresses,
 };
-use crate::harness::{groups, until};
+use crate::harness::{groups, run_group, until};
 
 #[test]
 fn hooks__come_and_go() {
@@ -16,16 +16,15 @@ fn hooks__come_and_go() {
     let mut hooker = Hooker::start(&world, Host::Client);
     let pid = hooker.pid();
     let mut sleeper = hooker.run(&["sleep", "infinity"]);
-    let own = groups(pid).remove(0);
-    assert!(own.join("run-1").exists());
+    assert!(run_group(pid, 1).is_some());
     assert!(hooker.order("list").contains("processes: 1"));
     // Leaving the hook is no harm to the program.
     hooker.order("unhook 1");
-    assert!(!own.join("run-1").exists());
+    assert!(run_group(pid, 1).is_none());
     assert!(sleeper.ended().is_none());
     // The group of a program that ended goes away by itself.
     hooker.output(&["true"]);
-    until("its group is gone", || !own.join("run-2").exists());
+    until("its group is gone", || run_group(pid, 2).is_none());
     assert_eq!(
         hooker.refused("unhook 77"),
         "there is no hook 77: `vtl hook list` shows those there are"

@@ -5,13 +5,16 @@ use std::{
     io::{BufRead, BufReader, Read, Write},
     net::SocketAddr,
     sync::mpsc,
+    thread,
+    time::Duration,
 };
 
 use nix::sys::signal::Signal;
 use vtl_testbed::Host;
 
 use super::net::{
-    Hooker, add_unreachable, client_ips, echo_server, hosts, program, serve_one, server_ips,
+    Hooker, PRELUDE, add_unreachable, client_ips, echo_server, hosts, program, serve_one,
+    server_ips,
 };
 use crate::harness::{Process, World, payload, python3, words};
 
@@ -192,6 +195,90 @@ fn vtl_peer__sees_and_shows_plain_tcp() {
         behaves_like_tcp(&mut hooker, &world, family, 8000);
         assert_steered(&world, &server.line(), family, 8000);
         server.forget_answers();
+    }
+    hooker.stop();
+    server.stop();
+}
+
+/// As nobody, and from the given end: says whom the other end is connected to.
+const IMPOSTOR: &str = "
+os.setgid(65534)
+os.setuid(65534)
+s = socket.socket(socket.AF_INET6 if ':' in FROM[0] else socket.AF_INET)
+s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+s.bind(FROM)
+s.connect((HOST, PORT))
+line = b''
+while not line.endswith(b'\\n'):
+    line += s.recv(1000)
+print(line.decode().split(' ')[0])
+s.close()
+";
+
+/// The kernel's addresses of vtld's connection to the application at the server's port.
+fn behind(world: &World, port: u16) -> SocketAddr {
+    let mut ss = world.testbed.command(Host::Server, "ss").expect("there");
+    let output = ss
+        .args([
+            "-Htn",
+            "state",
+            "established",
+            "sport",
+            "=",
+            &format!(":{port}"),
+        ])
+        .output()
+        .expect("ss runs");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let mut ends = text
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(3)?.parse::<SocketAddr>().ok());
+    // The other one is the flow's own connection.
+    ends.find(|end| !client_ips(world).contains(&end.ip().to_string()))
+        .unwrap_or_else(|| panic!("{text}"))
+}
+
+/// Whoever takes vtld's end of a connection to an application is not taken for the client.
+#[test]
+fn vtl_peer__is_nobody_elses_name() {
+    let Some(world) = hosts("impostor") else {
+        return;
+    };
+    let mut hooker = Hooker::start(&world, Host::Client);
+    let mut server = Hooker::start(&world, Host::Server);
+    server.order("port 8000");
+    for (ip, client) in server_ips(&world).iter().zip(client_ips(&world)) {
+        let _first = echo_server(&world, ip, 8000);
+        let _second = echo_server(&world, ip, 8001);
+        let mut victim = hooker.run_python(&program(
+            "s = connect(HOST, PORT)\nprint(s.recv(1000).decode(), flush=True)\ntime.sleep(1000)",
+            ip,
+            8000,
+        ));
+        let mut line = String::new();
+        let mut stdout = BufReader::new(victim.child().stdout.take().expect("piped"));
+        stdout.read_line(&mut line).expect("a line");
+        assert!(line.contains(&client), "{line}");
+        let end = behind(&world, 8000);
+        let text = format!("FROM = ('{}', {})\n{IMPOSTOR}", end.ip(), end.port());
+        let seen = |port: u16| {
+            let text = format!("{PRELUDE}\n{}", program(&text, ip, port));
+            let mut python = world
+                .testbed
+                .command(Host::Server, python3())
+                .expect("there");
+            let output = python.args(["-SEc", &text]).output().expect("it runs");
+            assert!(output.status.success(), "{}", words(&output));
+            let said = String::from_utf8_lossy(&output.stdout);
+            said.trim().parse::<SocketAddr>().expect("an address")
+        };
+        // While vtld has it, to another destination; and to the same one when it has gone.
+        assert_eq!(seen(8001), end);
+        victim.signal(Signal::SIGKILL);
+        victim.wait();
+        // The kernel gives its end again after a second.
+        thread::sleep(Duration::from_secs(3));
+        assert_eq!(seen(8000), end);
     }
     hooker.stop();
     server.stop();

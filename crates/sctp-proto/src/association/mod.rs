@@ -892,6 +892,11 @@ impl Association {
         self.stats
     }
 
+    /// Bytes of user data that have been received and not read
+    pub fn unread(&self) -> u32 {
+        self.max_receive_buffer_size - self.get_my_receiver_window_credit()
+    }
+
     /// Whether the Association is in the process of being established
     ///
     /// If this returns `false`, the Association may be either established or closed, signaled by the

@@ -471,109 +471,121 @@ fn workloads(
     transports: usize,
 ) -> Result<Vec<Workload>, Problem> {
     refuse_strangers(table)?;
-    let sizes = || -> Result<Vec<u64>, Problem> {
-        let sizes = table.bytes.as_ref().map(Many::list).unwrap_or_default();
-        match sizes.iter().find(|n| !(1..=LARGEST).contains(*n)) {
-            Some(wrong) => problem("bytes", format!("{wrong} is not between 1 and 2^44")),
-            None => Ok(sizes),
-        }
-    };
-    let seconds = || table.seconds.map(|s| time("seconds", s)).transpose();
-    let missing = |key| problem("kind", format!("\"{}\" needs `{key}`", table.kind));
     match table.kind.as_str() {
-        "file" => {
-            let mut sizes = sizes()?;
-            if let Some(worth) = table.seconds_worth {
-                let bytes = time("seconds_worth", worth)? * link.rate_mbit * 1e6 / 8.0;
-                if bytes < 1.0 {
-                    return problem("seconds_worth", "the link has no rate: give `bytes`");
-                }
-                sizes.push(bytes as u64);
-            }
-            if sizes.is_empty() {
-                return missing("bytes");
-            }
-            Ok(sizes
-                .into_iter()
-                .map(|bytes| Workload::File { bytes })
-                .collect())
+        "file" => files(table, link),
+        "request-response" => requests(table),
+        "stream" => streams(table),
+        "flows" => flows(table),
+        _ => competitions(table, transports),
+    }
+}
+
+fn missing<T>(table: &WorkloadTable, key: &str) -> Result<T, Problem> {
+    problem("kind", format!("\"{}\" needs `{key}`", table.kind))
+}
+
+fn sizes(table: &WorkloadTable) -> Result<Vec<u64>, Problem> {
+    let sizes = table.bytes.as_ref().map(Many::list).unwrap_or_default();
+    match sizes.iter().find(|n| !(1..=LARGEST).contains(*n)) {
+        Some(wrong) => problem("bytes", format!("{wrong} is not between 1 and 2^44")),
+        None => Ok(sizes),
+    }
+}
+
+fn seconds(table: &WorkloadTable) -> Result<Option<f64>, Problem> {
+    table.seconds.map(|s| time("seconds", s)).transpose()
+}
+
+fn files(table: &WorkloadTable, link: &Link) -> Result<Vec<Workload>, Problem> {
+    let mut sizes = sizes(table)?;
+    if let Some(worth) = table.seconds_worth {
+        let bytes = time("seconds_worth", worth)? * link.rate_mbit * 1e6 / 8.0;
+        if bytes < 1.0 {
+            return problem("seconds_worth", "the link has no rate: give `bytes`");
         }
-        "request-response" => {
-            let request = table.request_bytes.unwrap_or(64);
-            let response = table.response_bytes.unwrap_or(64);
-            for (key, bytes) in [("request_bytes", request), ("response_bytes", response)] {
-                if !(1..=1 << 24).contains(&bytes) {
-                    return problem(key, format!("{bytes} is not between 1 and 2^24"));
-                }
-            }
-            let counts = table.count.as_ref().map_or_else(|| vec![1000], Many::list);
-            if let Some(wrong) = counts.iter().find(|n| !(1..=10_000_000).contains(*n)) {
-                return problem("count", format!("{wrong} is not between 1 and 10,000,000"));
-            }
-            let workload = |count| Workload::RequestResponse {
-                request,
-                response,
-                count,
-            };
-            Ok(counts.into_iter().map(workload).collect())
-        }
-        "stream" => {
-            let Some(seconds) = seconds()? else {
-                return missing("seconds");
-            };
-            let rate_mbit = table.rate_mbit.unwrap_or(0.0);
-            if !(0.0..=100_000.0).contains(&rate_mbit) {
-                return problem("rate_mbit", "is not between 0 and 100,000");
-            }
-            Ok(vec![Workload::Stream { rate_mbit, seconds }])
-        }
-        "flows" => {
-            let mut amounts: Vec<Amount> = sizes()?.into_iter().map(Amount::Bytes).collect();
-            amounts.extend(seconds()?.map(Amount::Seconds));
-            if amounts.len() != 1 {
-                return problem(
-                    "seconds",
-                    "flows carry either `bytes` each or `seconds`, one value",
-                );
-            }
-            let Some(counts) = table.count.as_ref().map(Many::list) else {
-                return missing("count");
-            };
-            if let Some(wrong) = counts.iter().find(|n| !(1..=MOST_FLOWS).contains(*n)) {
-                return problem(
-                    "count",
-                    format!("{wrong} is not between 1 and {MOST_FLOWS}"),
-                );
-            }
-            let workload = |count| Workload::Flows {
-                count,
-                amount: amounts[0],
-            };
-            Ok(counts.into_iter().map(workload).collect())
-        }
-        _ => {
-            let Some(seconds) = seconds()? else {
-                return missing("seconds");
-            };
-            let starts = table
-                .start_s
-                .clone()
-                .unwrap_or_else(|| vec![0.0; transports]);
-            if starts.len() != transports {
-                return problem(
-                    "start_s",
-                    format!("needs {transports} times, one a transport"),
-                );
-            }
-            if let Some(wrong) = starts.iter().find(|s| !(0.0..=LONGEST_S).contains(*s)) {
-                return problem("start_s", format!("{wrong} is not a time"));
-            }
-            if starts.iter().any(|s| *s >= seconds) {
-                return problem("start_s", "all flows must start before the first has ended");
-            }
-            Ok(vec![Workload::Compete { seconds, starts }])
+        sizes.push(bytes as u64);
+    }
+    if sizes.is_empty() {
+        return missing(table, "bytes");
+    }
+    let workload = |bytes| Workload::File { bytes };
+    Ok(sizes.into_iter().map(workload).collect())
+}
+
+fn requests(table: &WorkloadTable) -> Result<Vec<Workload>, Problem> {
+    let request = table.request_bytes.unwrap_or(64);
+    let response = table.response_bytes.unwrap_or(64);
+    for (key, bytes) in [("request_bytes", request), ("response_bytes", response)] {
+        if !(1..=1 << 24).contains(&bytes) {
+            return problem(key, format!("{bytes} is not between 1 and 2^24"));
         }
     }
+    let counts = table.count.as_ref().map_or_else(|| vec![1000], Many::list);
+    if let Some(wrong) = counts.iter().find(|n| !(1..=10_000_000).contains(*n)) {
+        return problem("count", format!("{wrong} is not between 1 and 10,000,000"));
+    }
+    let workload = |count| Workload::RequestResponse {
+        request,
+        response,
+        count,
+    };
+    Ok(counts.into_iter().map(workload).collect())
+}
+
+fn streams(table: &WorkloadTable) -> Result<Vec<Workload>, Problem> {
+    let Some(seconds) = seconds(table)? else {
+        return missing(table, "seconds");
+    };
+    let rate_mbit = table.rate_mbit.unwrap_or(0.0);
+    if !(0.0..=100_000.0).contains(&rate_mbit) {
+        return problem("rate_mbit", "is not between 0 and 100,000");
+    }
+    Ok(vec![Workload::Stream { rate_mbit, seconds }])
+}
+
+fn flows(table: &WorkloadTable) -> Result<Vec<Workload>, Problem> {
+    let mut amounts: Vec<Amount> = sizes(table)?.into_iter().map(Amount::Bytes).collect();
+    amounts.extend(seconds(table)?.map(Amount::Seconds));
+    let &[amount] = &amounts[..] else {
+        return problem(
+            "seconds",
+            "flows carry either `bytes` each or `seconds`, one value",
+        );
+    };
+    let Some(counts) = table.count.as_ref().map(Many::list) else {
+        return missing(table, "count");
+    };
+    if let Some(wrong) = counts.iter().find(|n| !(1..=MOST_FLOWS).contains(*n)) {
+        return problem(
+            "count",
+            format!("{wrong} is not between 1 and {MOST_FLOWS}"),
+        );
+    }
+    let workload = |count| Workload::Flows { count, amount };
+    Ok(counts.into_iter().map(workload).collect())
+}
+
+fn competitions(table: &WorkloadTable, transports: usize) -> Result<Vec<Workload>, Problem> {
+    let Some(seconds) = seconds(table)? else {
+        return missing(table, "seconds");
+    };
+    let starts = table
+        .start_s
+        .clone()
+        .unwrap_or_else(|| vec![0.0; transports]);
+    if starts.len() != transports {
+        return problem(
+            "start_s",
+            format!("needs {transports} times, one a transport"),
+        );
+    }
+    if let Some(wrong) = starts.iter().find(|s| !(0.0..=LONGEST_S).contains(*s)) {
+        return problem("start_s", format!("{wrong} is not a time"));
+    }
+    if starts.iter().any(|s| *s >= seconds) {
+        return problem("start_s", "all flows must start before the first has ended");
+    }
+    Ok(vec![Workload::Compete { seconds, starts }])
 }
 
 fn curl(table: &WorkloadTable) -> Result<bool, Problem> {

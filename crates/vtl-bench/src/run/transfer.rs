@@ -369,7 +369,8 @@ fn arguments(cell: &Cell) -> Vec<String> {
     if let Workload::Flows { count, .. } = cell.workload
         && count > MANY
     {
-        add("max-sessions", Some((count + MANY).to_string()));
+        // A quarter is for others.
+        add("max-sessions", Some((count + count / 3 + MANY).to_string()));
     }
     add("ring-slots", cell.vtl.ring_slots.map(|n| n.to_string()));
     arguments

@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, bail};
 use clap::Args;
-use vtl_testbed::{Host, Lifetime, Link, Testbed};
+use vtl_testbed::{Host, Lifetime, Link, Testbed, units};
 
 use crate::doctor;
 use crate::failure::Failure;
@@ -38,13 +38,13 @@ pub(crate) struct DemoArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
     /// Packets lost in each direction, in per cent
-    #[arg(long, value_name = "PERCENT", default_value_t = 2.0)]
+    #[arg(long, value_name = "PERCENT", default_value_t = 2.0, value_parser = units::per_cent)]
     loss: f64,
     /// Round-trip time of the link, in milliseconds
-    #[arg(long, value_name = "MS", default_value_t = 100.0)]
+    #[arg(long, value_name = "MS", default_value_t = 100.0, value_parser = units::milliseconds)]
     rtt: f64,
     /// Rate of the link, in Mbit/s
-    #[arg(long, value_name = "MBIT", default_value_t = 100.0)]
+    #[arg(long, value_name = "MBIT", default_value_t = 100.0, value_parser = units::mbit_per_second)]
     rate: f64,
     /// Seed of the link's random numbers
     #[arg(long, value_name = "N", default_value_t = 1)]

@@ -76,6 +76,8 @@ pub(crate) enum GraftCommand {
     /// Make keys to sign packages with
     #[command(subcommand)]
     Key(package::KeyCommand),
+    /// Take no more what a key has signed, a package, or old versions of a graft
+    Revoke(package::RevokeArgs),
     /// Make a signed package of a graft that was built
     Sign(package::SignArgs),
     /// Copy a package to where others find it
@@ -127,6 +129,7 @@ pub(crate) fn run(command: &GraftCommand, socket: &SocketArgs) -> anyhow::Result
         GraftCommand::Check(args) => project::check(args)?,
         GraftCommand::Test(args) => trial::test(args)?,
         GraftCommand::Key(command) => package::key(command)?,
+        GraftCommand::Revoke(args) => package::revoke(args, socket)?,
         GraftCommand::Sign(args) => package::sign(args)?,
         GraftCommand::Publish(args) => package::publish(args)?,
         GraftCommand::Pull(args) => package::pull(args)?,

@@ -8,13 +8,16 @@ use anyhow::{Context, bail, ensure};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use vtl_bpf::{cost, objects};
-use vtl_pool::key::SecretKey;
+use vtl_control::{Grafts, Request};
+use vtl_pool::key::{PublicKey, SecretKey, Trust};
 use vtl_pool::manifest::{Version, Wanted};
 use vtl_pool::object::fingerprint;
 use vtl_pool::package::MAX_PACKAGE;
+use vtl_pool::revocations::{Revocation, Revocations};
 use vtl_pool::{Package, pool, read_bounded};
 
 use super::project::Project;
+use crate::daemon::SocketArgs;
 use crate::registry::{self, Place};
 
 /// What to do with keys.
@@ -32,6 +35,26 @@ pub(crate) enum KeyCommand {
         #[arg(long, value_name = "DIR", default_value = ".")]
         dir: PathBuf,
     },
+}
+
+/// Where a host keeps the keys that it trusts.
+const KEYS: &str = "/etc/vtl/keys";
+
+/// Arguments of `vtl graft revoke`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    sudo vtl graft revoke /etc/vtl/keys/eve.pub     nothing that this key has signed\n  \
+    sudo vtl graft revoke mine-0.1.0.vtlg           not this package, nor its object in another\n  \
+    sudo vtl graft revoke mine@0.1.2                no version of mine before 0.1.2\n\n\
+It is written to revoked.toml beside the keys, which may be edited, too; vtld reads it at the\n\
+start, and for `vtl graft list`, `deploy` and `swap`. A graft that is in the kernel gets no new\n\
+sessions from then on; `vtl graft remove` takes it out.")]
+pub(crate) struct RevokeArgs {
+    /// A key's file (*.pub) or its 64 digits, a package's file (*.vtlg), or NAME@VERSION
+    what: String,
+    /// The directory of the trusted keys
+    #[arg(long, value_name = "DIR", default_value = KEYS)]
+    keys: PathBuf,
 }
 
 /// Arguments of `vtl graft sign`.
@@ -103,6 +126,41 @@ pub(crate) struct PullArgs {
     /// Where to write the package
     #[arg(long, value_name = "DIR", default_value = ".")]
     output: PathBuf,
+    /// The directory of the trusted keys, whose revocations hold here, too
+    #[arg(long, value_name = "DIR", default_value = KEYS)]
+    keys: PathBuf,
+}
+
+/// `vtl graft revoke`
+pub(crate) fn revoke(args: &RevokeArgs, socket: &SocketArgs) -> anyhow::Result<()> {
+    let what = args.what.as_str();
+    let path = Path::new(what);
+    let revocation = if let Some(key) = PublicKey::parse(what) {
+        Revocation::Key(key)
+    } else if what.ends_with(".pub") {
+        Revocation::Key(PublicKey::read(path)?)
+    } else if what.ends_with(".vtlg") {
+        Revocation::Package(read(path)?.1.identity().object)
+    } else {
+        let wanted: Wanted = what.parse().map_err(anyhow::Error::msg)?;
+        let version = wanted.version.with_context(|| {
+            format!("which versions of {what}? {what}@1.2.3 revokes those before 1.2.3")
+        })?;
+        Revocation::Before(wanted.name, version)
+    };
+    let list = Revocations::add(&args.keys, revocation)?;
+    // Asked for its grafts, the daemon reads the list.
+    let told = socket.call::<Grafts>(&Request::GraftList).is_ok();
+    let (list, suffix) = (
+        list.display(),
+        if told {
+            ""
+        } else {
+            "; no vtld runs that could be told"
+        },
+    );
+    eprintln!("revoked in {list}{suffix}");
+    Ok(())
 }
 
 /// Runs a subcommand of `vtl graft key`.
@@ -239,6 +297,8 @@ pub(crate) fn pull(args: &PullArgs) -> anyhow::Result<()> {
         let (name, version) = (&manifest.name, manifest.version);
         bail!("what is there as {wanted} is another package: {name} {version}");
     }
+    let trust = Trust::read(&args.keys)?;
+    trust.revocations().check(&package.identity())?;
     let path = pool::store(&args.output, manifest, &bytes)?;
     eprintln!(
         "pulled: {}, signed with {}",

@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use vtl_bpf::objects::{HEADERS, SOURCES};
 use vtl_bpf::plane::DataPlane;
-use vtl_bpf::{check, flags};
+use vtl_bpf::{admit, check, flags};
 use vtl_pool::manifest::{self, Manifest};
 use vtl_pool::object::{Description, MAX_OBJECT, is_name};
 use vtl_pool::read_bounded;
@@ -87,10 +87,14 @@ impl Project {
         Ok(read_bounded(&path, MAX_OBJECT)?)
     }
 
-    /// What its package would say of that object.
+    /// What its package would say of that object, if all of it is on the allow list.
     pub(crate) fn describe(&self, object: &[u8]) -> anyhow::Result<Manifest> {
         let manifest = self.manifest.manifest(&Description::read(object)?);
-        manifest.with_context(|| self.dir.join("graft.toml").display().to_string())
+        let manifest =
+            manifest.with_context(|| self.dir.join("graft.toml").display().to_string())?;
+        vtl_bpf::silence();
+        admit::open(object)?;
+        Ok(manifest)
     }
 
     /// Writes VTL's headers below `build/include`, so that a graft compiles against those of this
@@ -254,14 +258,14 @@ pub(crate) fn compile_source(
 
 /// `vtl graft check`
 pub(crate) fn check(args: &CheckArgs) -> anyhow::Result<()> {
-    if !nix::unistd::geteuid().is_root() {
-        return Err(Failure::permission(
-            "only root may ask the verifier: use sudo",
-        ));
-    }
     let project = Project::open(&args.project.dir)?;
     let object = project.object()?;
     let manifest = project.describe(&object)?;
+    if !nix::unistd::geteuid().is_root() {
+        return Err(Failure::permission(
+            "the object contains nothing that is not allowed, but only root may ask the verifier: use sudo",
+        ));
+    }
     vtl_bpf::silence();
     let plane = DataPlane::load()?;
     let mut refused = 0;

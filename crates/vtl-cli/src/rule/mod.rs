@@ -12,6 +12,7 @@ use anyhow::{Context, anyhow};
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value};
 use vtl_control::{Client, Executable, Explanation, OpenedConnection, Request, RuleCount, Rules};
+use vtl_testbed::units;
 
 use crate::daemon::{self, SocketArgs};
 use crate::failure::Failure;
@@ -133,11 +134,20 @@ pub(crate) struct ServiceArgs {
     #[arg(long, value_name = "SERVICE", value_delimiter = ',')]
     prohibit: Vec<String>,
     /// What they send is to arrive within so many milliseconds
-    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "MS", value_parser = delay)]
     max_delay_ms: Option<u32>,
     /// They are to get as much as this
-    #[arg(long, value_name = "MBIT")]
+    #[arg(long, value_name = "MBIT", value_parser = units::mbit_per_second)]
     min_throughput_mbit: Option<f64>,
+}
+
+/// Parses a delay: what a file of rules takes for `max_delay_ms`.
+fn delay(text: &str) -> Result<u32, String> {
+    let ms = units::milliseconds(text).unwrap_or_default();
+    if ms.fract() == 0.0 && (1.0..=f64::from(u32::MAX)).contains(&ms) {
+        return Ok(ms as u32);
+    }
+    Err("expected whole milliseconds from 1, such as 150 or 150ms".into())
 }
 
 /// Arguments of `vtl rule explain`.
@@ -348,5 +358,24 @@ fn of_process(pid: u32, error: &io::Error) -> anyhow::Error {
             Failure::permission(format!("process {pid} is another user's: use sudo"))
         }
         _ => anyhow!("cannot look at process {pid}: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delay__is_in_whole_milliseconds() {
+        assert_eq!(delay("150"), Ok(150));
+        assert_eq!(delay("150ms"), Ok(150));
+        assert_eq!(delay("4294967295"), Ok(u32::MAX));
+        for text in ["0", "-1", "1.5", "4294967296", "1s", "soon", ""] {
+            let message = delay(text).expect_err(text);
+            assert_eq!(
+                message,
+                "expected whole milliseconds from 1, such as 150 or 150ms"
+            );
+        }
     }
 }

@@ -165,6 +165,8 @@ fn status__has_this_form() {
             sent: 10,
             acknowledgements: 11,
             failed: 12,
+            others: 13,
+            limited: 14,
         },
         carriers: vec![carrier, without],
         hooks: Vec::new(),
@@ -183,6 +185,7 @@ fn status__has_this_form() {
                 "received": 1, "malformed": 2, "no_session": 3, "no_graft": 4,
                 "bad_checksum": 5, "duplicate": 6, "beyond_window": 7, "contended": 8,
                 "control": 9, "sent": 10, "acknowledgements": 11, "failed": 12,
+                "others": 13, "limited": 14,
             },
             "carriers": [
                 {

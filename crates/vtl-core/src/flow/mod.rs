@@ -1,5 +1,6 @@
 //! A flow: one application's byte stream in both directions.
 
+mod pieces;
 mod receive;
 mod send;
 
@@ -84,15 +85,22 @@ impl Flow {
         }
     }
 
+    /// Memory in bytes that its buffers use, approximately.
+    pub fn memory(&self) -> u64 {
+        self.send.memory() + self.receive.memory()
+    }
+
     /// Both applications may do without what gets lost, if the peer says so, too.
     pub fn set_tolerant(&mut self) {
         self.send.set_tolerant();
         self.receive.set_tolerant();
     }
 
-    /// Ends the flow in an error; the first one counts.
+    /// Ends the flow in an error; the first one counts. Bytes that it has are nobody's any more.
     pub fn reset(&mut self, code: ResetCode) {
         self.reset.get_or_insert(code);
+        self.send.discard();
+        self.receive.discard();
     }
 
     /// The error that the flow has ended in.

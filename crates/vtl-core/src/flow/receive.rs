@@ -1,12 +1,15 @@
 //! The receiving half of a flow.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
 use bytes::{Buf, BytesMut};
 use serde::{Deserialize, Serialize};
 use vtl_proto::frame::Run;
 
-use super::{INITIAL_CREDIT, Violation};
+use super::{
+    INITIAL_CREDIT, Violation,
+    pieces::{Pieces, SMALL},
+};
 
 /// Pieces out of order that it keeps track of.
 const MAX_PIECES: usize = 16_384;
@@ -14,8 +17,8 @@ const MAX_PIECES: usize = 16_384;
 const MAX_RUNS: usize = 64;
 /// So many chunks behind a gap tell that it is a loss: as many as TCP waits for (RFC 5681, 3.2).
 const REORDER: u32 = 3;
-/// Bytes that share a buffer.
-const BUFFER: usize = 16 << 10;
+/// Overhead of a buffer in bytes: queue entry and allocator.
+const BUFFER: u64 = 64;
 /// The peer is told of progress after so many bytes.
 const CONFIRM_EVERY: u64 = 64 << 10;
 
@@ -28,8 +31,8 @@ pub struct ReceiveHalf {
     ready: VecDeque<BytesMut>,
     /// Everything below has been received.
     received: u64,
-    /// Out of order, by offset; they neither overlap nor touch.
-    pieces: BTreeMap<u64, BytesMut>,
+    /// Out of order.
+    pieces: Pieces,
     /// The direction ends here.
     end: Option<u64>,
     /// Offset behind the latest urgent byte.
@@ -86,7 +89,7 @@ impl ReceiveHalf {
             consumed: 0,
             ready: VecDeque::new(),
             received: 0,
-            pieces: BTreeMap::new(),
+            pieces: Pieces::default(),
             end: None,
             urgent: None,
             window: window.clamp(INITIAL_CREDIT, max_window),
@@ -147,7 +150,7 @@ impl ReceiveHalf {
         let end = offset + bytes.len() as u64;
         let is_next = offset == self.received && self.pieces.is_empty();
         let is_allowed = end <= self.limit && self.end.is_none_or(|last| end <= last);
-        if bytes.len() < BUFFER || !is_next || !is_allowed {
+        if bytes.len() < SMALL || !is_next || !is_allowed {
             return self.chunk(offset, &bytes, false);
         }
         self.received = end;
@@ -193,7 +196,7 @@ impl ReceiveHalf {
             self.append(bytes);
             return Ok(());
         }
-        self.insert(offset, bytes);
+        self.pieces.insert(offset, bytes);
         if self.pieces.len() > MAX_PIECES {
             return Err(Violation::TooManyGaps);
         }
@@ -203,14 +206,11 @@ impl ReceiveHalf {
 
     /// Appends the pieces that are in order now.
     fn join(&mut self) {
-        while let Some(first) = self.pieces.first_entry()
-            && *first.key() <= self.received
-        {
-            let (offset, mut piece) = first.remove_entry();
-            let known = (self.received - offset).min(piece.len() as u64);
-            piece.advance(known as usize);
-            self.received += piece.len() as u64;
-            if !piece.is_empty() {
+        while let Some(piece) = self.pieces.take(self.received) {
+            if piece.len() < SMALL {
+                self.append(&piece);
+            } else {
+                self.received += piece.len() as u64;
                 self.ready.push_back(piece);
             }
         }
@@ -266,14 +266,13 @@ impl ReceiveHalf {
         // No carrier has taken more than there was credit for.
         let until = passed.min(self.limit).min(self.end.unwrap_or(passed));
         while self.may_skip() && self.received < until {
-            let piece = self.pieces.first_key_value().map(|(offset, _)| *offset);
-            self.skip(until.min(piece.unwrap_or(until)));
+            self.skip(until.min(self.pieces.first().unwrap_or(until)));
         }
     }
 
     /// A chunk has come by a carrier that loses some: gives up a gap that enough of them have overtaken.
     pub fn note_overtaken(&mut self) {
-        let Some((&piece, _)) = self.pieces.first_key_value() else {
+        let Some(piece) = self.pieces.first() else {
             return;
         };
         let (at, count) = &mut self.losses.overtaken;
@@ -286,9 +285,10 @@ impl ReceiveHalf {
         }
     }
 
-    /// Whether the next byte may have been lost.
+    /// Whether the next byte may have been lost, and another gap can be kept track of.
     fn may_skip(&self) -> bool {
-        self.losses.from.is_some_and(|from| self.received >= from)
+        let is_lossy = self.losses.from.is_some_and(|from| self.received >= from);
+        is_lossy && self.losses.gaps.len() < MAX_PIECES
     }
 
     /// Goes on without the bytes up to an offset.
@@ -309,7 +309,7 @@ impl ReceiveHalf {
         let gap = self.losses.gaps.back();
         let is_behind_gap = gap.is_some_and(|(at, len)| at + len == self.received);
         match self.ready.back_mut() {
-            Some(last) if last.len() + bytes.len() <= BUFFER && !is_behind_gap => {
+            Some(last) if last.len() + bytes.len() <= SMALL && !is_behind_gap => {
                 last.extend_from_slice(bytes);
             }
             _ => self.ready.push_back(BytesMut::from(bytes)),
@@ -317,44 +317,8 @@ impl ReceiveHalf {
         self.received += bytes.len() as u64;
     }
 
-    /// Stores what is new of some bytes out of order.
-    fn insert(&mut self, offset: u64, bytes: &[u8]) {
-        let end = offset + bytes.len() as u64;
-        let piece_end = |start: u64, piece: &BytesMut| start + piece.len() as u64;
-        let mut start = offset;
-        let mut piece = BytesMut::new();
-        if let Some((&before, found)) = self.pieces.range(..=offset).next_back()
-            && piece_end(before, found) >= offset
-        {
-            if piece_end(before, found) >= end {
-                return;
-            }
-            start = before;
-            piece = self.pieces.remove(&before).unwrap_or_default();
-        }
-        loop {
-            // What lies between the piece so far and the next one, or the end.
-            let have = start + piece.len() as u64;
-            let next = self.pieces.range(have..=end).next();
-            let Some((&next, _)) = next else {
-                if have < end {
-                    piece.extend_from_slice(&bytes[(have - offset) as usize..]);
-                }
-                break;
-            };
-            piece.extend_from_slice(&bytes[(have - offset) as usize..(next - offset) as usize]);
-            let joined = self.pieces.remove(&next).unwrap_or_default();
-            piece.unsplit(joined);
-            if start + piece.len() as u64 >= end {
-                break;
-            }
-        }
-        self.pieces.insert(start, piece);
-    }
-
     fn end_at(&mut self, end: u64) -> Result<(), Violation> {
-        let last = self.pieces.last_key_value();
-        let known = last.map_or(0, |(offset, piece)| offset + piece.len() as u64);
+        let known = self.pieces.end().unwrap_or(0);
         if self.end.is_some_and(|other| other != end) || known.max(self.received) > end {
             return Err(Violation::TwoEnds(self.end.unwrap_or(end)));
         }
@@ -496,8 +460,24 @@ impl ReceiveHalf {
 
     /// Bytes held here, in order or not.
     pub fn held(&self) -> u64 {
-        let pieces = self.pieces.values().map(|p| p.len() as u64).sum::<u64>();
-        self.received - self.consumed + pieces
+        self.received - self.consumed + self.pieces.bytes()
+    }
+
+    /// Memory in bytes, overhead included.
+    pub fn memory(&self) -> u64 {
+        let gaps = self.losses.gaps.len() * size_of::<(u64, u64)>();
+        let buffers = self.ready.len() as u64 * BUFFER + gaps as u64;
+        self.received - self.consumed + self.pieces.memory() + buffers
+    }
+
+    /// Frees all buffers: the flow was reset.
+    pub(super) fn discard(&mut self) {
+        self.ready = VecDeque::new();
+        self.pieces = Pieces::default();
+        self.losses.gaps = VecDeque::new();
+        self.consumed = self.received;
+        // What the application has is not all.
+        self.end = None;
     }
 
     /// What the peer should be told now: offset received, end received, credit.

@@ -11,8 +11,15 @@ use vtl_proto::frame::{CarrierId, Run};
 
 use super::{Chunk, INITIAL_CREDIT, Violation};
 
-/// Bytes that the peer has not confirmed, at most, whatever credit it gives.
+/// Bytes that the peer has not confirmed, at most, whatever credit it gives, unless
+/// [`SendHalf::set_max_unconfirmed`] says something else.
 const MAX_UNCONFIRMED: u64 = 16 << 20;
+/// Overhead of a chunk in bytes: queue entry, reference count, allocator.
+const CHUNK: u64 = 160;
+
+fn max_unconfirmed() -> u64 {
+    MAX_UNCONFIRMED
+}
 
 /// Where the bytes of one direction go.
 #[derive(
@@ -109,6 +116,9 @@ pub struct SendHalf {
     tcp: Connection,
     /// The peer discards chunks of this flow.
     rejected: bool,
+    /// Bytes that carriers have and the peer has not confirmed, at most.
+    #[serde(skip, default = "max_unconfirmed")]
+    max_unconfirmed: u64,
 }
 
 impl Default for SendHalf {
@@ -129,6 +139,7 @@ impl Default for SendHalf {
             retained: VecDeque::new(),
             tcp: Connection::default(),
             rejected: false,
+            max_unconfirmed: MAX_UNCONFIRMED,
         }
     }
 }
@@ -142,6 +153,28 @@ impl SendHalf {
     /// All goes by TCP, unless the peer confirms something after all.
     pub fn is_rejected(&self) -> bool {
         self.rejected
+    }
+
+    /// Limits the bytes given to carriers and not confirmed by the peer.
+    pub fn set_max_unconfirmed(&mut self, bytes: u64) {
+        self.max_unconfirmed = bytes.max(INITIAL_CREDIT);
+    }
+
+    /// Upper bound of the memory in bytes that retransmission buffers use.
+    pub fn memory(&self) -> u64 {
+        let chunks = (self.retained.len() + self.returned.len()) as u64;
+        let bytes = if chunks > 0 {
+            self.next - self.confirmed
+        } else {
+            0
+        };
+        bytes + chunks * CHUNK
+    }
+
+    /// Frees the retransmission buffers: the flow was reset.
+    pub(super) fn discard(&mut self) {
+        self.returned.clear();
+        self.retained = VecDeque::new();
     }
 
     /// The path that bytes take now.
@@ -287,7 +320,7 @@ impl SendHalf {
             // A gap may be filled behind these bytes, so the receiver must have room for them.
             _ => self
                 .limit
-                .min(self.confirmed.saturating_add(MAX_UNCONFIRMED))
+                .min(self.confirmed.saturating_add(self.max_unconfirmed))
                 .saturating_sub(self.next),
         };
         let max = room.min(max as u64);

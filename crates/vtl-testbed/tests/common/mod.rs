@@ -1,18 +1,14 @@
 //! Shared by the tests that need a testbed.
 #![allow(dead_code, reason = "each of them uses some")]
 
-use std::fs::File;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use nix::fcntl::{Flock, FlockArg};
 use vtl_testbed::{DirectionStats, Host, Lifetime, Link, Testbed};
-
-/// Leave to measure: one test at a time, over all processes of this machine.
-pub(crate) struct Turn(#[allow(dead_code, reason = "held")] Flock<File>);
+use vtl_testing::Turn;
 
 /// Waits for its turn, or skips the test. Tests that make testbeds need root and the tools.
 pub(crate) fn turn(tools: &[&str]) -> Option<Turn> {
@@ -24,9 +20,7 @@ pub(crate) fn turn(tools: &[&str]) -> Option<Turn> {
         vtl_testing::skip(&format!("no `{tool}`"));
         return None;
     }
-    let file = File::create("/run/vtl-testbed-tests.lock").expect("a lock file");
-    let lock = Flock::lock(file, FlockArg::LockExclusive).expect("a lock");
-    Some(Turn(lock))
+    Some(vtl_testing::turn())
 }
 
 /// A testbed that uses the emulator even if the kernel has netem.

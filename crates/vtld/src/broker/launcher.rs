@@ -26,6 +26,7 @@ use vtl_pool::{
 };
 
 use super::{Question, Reply};
+use crate::panics::test_point;
 
 /// What to put into the kernel.
 pub(super) enum Wanted {
@@ -61,6 +62,7 @@ pub(super) enum News {
     /// A graft of the pool was to be loaded.
     Launched {
         gid: u16,
+        image: Arc<[u8]>,
         loaded: Result<LoadedGraft, String>,
         took: Duration,
     },
@@ -208,12 +210,14 @@ impl Launcher {
 impl Workshop {
     fn run(mut self, inbox: &Receiver<Order>, outbox: &Sender<News>, call: impl Fn()) {
         while let Ok(order) = inbox.recv() {
+            test_point();
             let news = match order {
                 Order::Launch { gid, image } => {
                     let started = Instant::now();
                     let loaded = self.loader.load(&image, &mut Steps::default());
                     Some(News::Launched {
                         gid,
+                        image,
                         loaded: loaded.map_err(|e| e.to_string()),
                         took: started.elapsed(),
                     })
@@ -255,6 +259,9 @@ impl Workshop {
         for error in &trust.left_out {
             tracing::warn!(%error, "a key is not trusted");
         }
+        if let Some(error) = trust.revocations().unusable() {
+            tracing::warn!(error, "no package is taken: the revocations cannot be used");
+        }
         self.library
             .refresh(&self.pool, &trust)
             .map_err(|e| e.to_string())?;
@@ -292,6 +299,7 @@ impl Workshop {
             Wanted::Package(bytes) => bytes,
         };
         let (package, signer) = Package::open(&bytes, &trust).map_err(|e| e.to_string())?;
+        let identity = Some(package.identity());
         let manifest = package.manifest;
         self.library.fits(&manifest).map_err(|e| e.to_string())?;
         let path = self.pool.join(manifest.file_name());
@@ -300,6 +308,7 @@ impl Workshop {
             rank: package.description.rank,
             object: package.object.into(),
             origin: Origin::Package { path, signer },
+            identity,
         };
         Ok((entry, Some(NewPackage { manifest, bytes })))
     }

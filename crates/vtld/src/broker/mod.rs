@@ -1,15 +1,22 @@
 //! The Control Broker and the Data Broker: opens sessions with peers, runs the pump, and moves bytes
-//! between rings and applications. One thread opens and ends sessions (`engine/`), others send
+//! between rings and applications. One thread opens and ends sessions (`control_broker/`), others send
 //! (`shard/`), or load what is to be sent by (`launcher.rs`); this module is the way to reach them.
 
+mod by_tcp;
 mod caller;
-mod engine;
+mod control_broker;
+mod graft_pool;
+mod interfaces;
 mod launcher;
+mod listeners;
 mod meter;
 mod peers;
 mod raw;
 mod session;
+mod sessions;
 mod shard;
+mod sockets;
+mod source;
 mod stock;
 mod tunnel;
 
@@ -37,11 +44,12 @@ use vtl_proto::{carrier::GRAFT_PORT, frame::FlowName, intf};
 
 use crate::{
     flows::{self, Desired},
-    hooker::{self, Carrier, ClientFlow, HeldConnect, Over, ServerFlow},
+    hooker::{self, Carrier, ClientFlow, HeldConnect, Over, Pulse, ServerFlow, rules::Prefix},
     option,
 };
 
-pub(crate) use engine::wish;
+use control_broker::{Connect, ControlBroker};
+pub(crate) use graft_pool::wish;
 use launcher::Wanted;
 pub(crate) use session::WHOLE;
 pub use session::Wish;
@@ -61,8 +69,12 @@ pub struct Config {
     pub stock: usize,
     /// Bytes that all rings together may take. As it runs out, new sessions get smaller ones.
     pub ring_memory: u64,
+    /// Bytes that hooked flows may have kept for them. As it runs out, they go by TCP alone.
+    pub flow_memory: u64,
     /// Sessions at a time.
     pub max_sessions: usize,
+    /// Hosts that may open sessions, and have flows carried; all if there is none.
+    pub from: Vec<Prefix>,
     /// Threads that send, each for sessions of its own.
     pub shards: u32,
     /// The directory of graft packages.
@@ -70,6 +82,9 @@ pub struct Config {
     /// The directory of the keys that they must be signed with.
     pub keys: PathBuf,
 }
+
+/// Whatever the machine has.
+const LEAST_FLOW_MEMORY: u64 = 64 << 20;
 
 impl Default for Config {
     fn default() -> Self {
@@ -79,7 +94,9 @@ impl Default for Config {
             ring_slots: 16384,
             stock: 2,
             ring_memory: physical_memory() / 8,
+            flow_memory: (physical_memory() / 8).max(LEAST_FLOW_MEMORY),
             max_sessions: 1000,
+            from: Vec::new(),
             shards: shards(),
             pool: "/var/lib/vtl/pool".into(),
             keys: "/etc/vtl/keys".into(),
@@ -134,12 +151,7 @@ const PATIENCE: Duration = Duration::from_millis(200);
 type Reply<T> = SyncSender<Result<T, String>>;
 
 enum Command {
-    Connect {
-        owner: Owner,
-        to: Destination,
-        wish: Wish,
-        reply: Reply<Granted>,
-    },
+    Connect(Connect),
     Follow {
         owner: Owner,
         from: SessionKey,
@@ -199,6 +211,8 @@ pub struct Handle {
     /// Set before anybody has a handle but the broker.
     sessions: Arc<OnceLock<Arc<SessionTable>>>,
     flows: flows::Handle,
+    /// Of the broker's thread.
+    pulse: Arc<Pulse>,
 }
 
 impl Handle {
@@ -248,11 +262,13 @@ impl Handle {
         wish: &Wish,
         gone: impl Fn() -> bool,
     ) -> Result<Granted, String> {
-        let command = |reply| Command::Connect {
-            owner,
-            to,
-            wish: wish.clone(),
-            reply,
+        let command = |reply| {
+            Command::Connect(Connect {
+                owner,
+                to,
+                wish: wish.clone(),
+                reply,
+            })
         };
         self.ask_patiently(command, gone)
     }
@@ -432,7 +448,7 @@ impl hooker::Broker for Handle {
     }
 
     fn is_there(&self) -> bool {
-        self.flows.is_there()
+        self.flows.is_there() && self.pulse.is_there()
     }
 
     fn name_flow(&self, held: &HeldConnect) -> FlowName {
@@ -465,29 +481,33 @@ impl hooker::Broker for Handle {
 /// What the kernel refused.
 pub fn start(config: Config) -> anyhow::Result<(Handle, JoinHandle<()>)> {
     let (commands, inbox): (_, Receiver<Command>) = mpsc::channel();
-    let wake = Arc::new(EventFd::from_flags(
-        EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC,
-    )?);
+    let wake = Arc::new(event()?);
+    let pulse = Arc::new(Pulse::default());
     let handle = Handle {
         commands,
-        wake,
+        wake: Arc::clone(&wake),
         sessions: Arc::default(),
-        flows: flows::Handle::default(),
+        flows: flows::Handle::new(flows::Limits {
+            memory: config.flow_memory,
+            from: config.from.clone(),
+        }),
+        pulse: Arc::clone(&pulse),
     };
-    let own = handle.clone();
     let (ready, started) = mpsc::sync_channel(1);
     // The data plane is made on the thread that uses it: libbpf's objects stay there.
     let thread = std::thread::Builder::new()
         .name("vtl-broker".into())
-        .spawn(move || match engine::Engine::new(config, own, inbox) {
-            Ok(engine) => {
-                let _ = ready.send(Ok(engine.sessions()));
-                engine.run();
-            }
-            Err(error) => {
-                let _ = ready.send(Err(error));
-            }
-        })?;
+        .spawn(
+            move || match ControlBroker::new(config, wake, inbox, pulse) {
+                Ok(broker) => {
+                    let _ = ready.send(Ok(broker.sessions()));
+                    broker.run();
+                }
+                Err(error) => {
+                    let _ = ready.send(Err(error));
+                }
+            },
+        )?;
     let _ = handle.sessions.set(started.recv()??);
     Ok((handle, thread))
 }
@@ -496,6 +516,11 @@ pub fn start(config: Config) -> anyhow::Result<(Handle, JoinHandle<()>)> {
 pub(crate) fn set_linger(socket: &impl AsFd, on: bool) {
     // Cannot fail on a TCP socket.
     let _ = option::abort_on_close(socket, on);
+}
+
+/// An eventfd that nobody waits for by reading.
+fn event() -> nix::Result<EventFd> {
+    EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)
 }
 
 /// CLOCK_MONOTONIC in ns: the clock of `bpf_ktime_get_ns`.

@@ -8,6 +8,8 @@ use vtl_proto::{
     wire::Ticket,
 };
 
+use crate::network::make_room;
+
 /// So many are remembered.
 const PEERS: usize = 4096;
 
@@ -89,7 +91,11 @@ pub(super) struct Peers {
 impl Peers {
     fn entry(&mut self, peer: IpAddr) -> &mut Known {
         if self.known.len() >= PEERS && !self.known.contains_key(&peer) {
-            self.known.clear(); // it costs no more than the first session to a stranger
+            // It costs them no more than the first session to a stranger.
+            let known: Vec<IpAddr> = self.known.keys().copied().collect();
+            make_room(known.into_iter(), |keep| {
+                self.known.retain(|peer, _| keep(*peer));
+            });
         }
         self.known.entry(peer).or_default()
     }
@@ -364,6 +370,18 @@ mod tests {
             let peer = IpAddr::V4(i.into());
             peers.note_rtt(peer, Duration::from_millis(1));
         }
+        assert!(peers.known.len() <= PEERS);
+    }
+
+    #[test]
+    fn peers__of_one_network_make_no_other_forgotten() {
+        let mut peers = Peers::default();
+        let rtt = Duration::from_millis(1);
+        peers.note_rtt(PEER, rtt);
+        for i in 0..2 * PEERS as u128 {
+            peers.note_rtt(IpAddr::V6((0x2001_0db8 << 96 | i).into()), rtt);
+        }
+        assert_eq!(peers.rtt(PEER), Some(rtt));
         assert!(peers.known.len() <= PEERS);
     }
 }

@@ -1,7 +1,6 @@
 //! One session's user-space side.
 
 use std::{
-    collections::VecDeque,
     net::IpAddr,
     os::fd::{BorrowedFd, OwnedFd},
     sync::Arc,
@@ -106,17 +105,6 @@ impl Session {
     pub(super) fn set_path(&self, most: u16) {
         self.aware.controls.set_path(most);
     }
-}
-
-/// Listener of an aware application.
-pub(super) struct Listener {
-    pub(super) owner: Owner,
-    /// What other connections accept with.
-    pub(super) key: u64,
-    /// Sessions that opened and were not accepted yet.
-    pub(super) backlog: VecDeque<u32>,
-    /// Who waits in accept, the first one first.
-    pub(super) waiting: VecDeque<(Owner, Reply<Granted>)>,
 }
 
 /// The kernel's entry of a new session, before anything is known of the peer.

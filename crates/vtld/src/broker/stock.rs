@@ -13,7 +13,8 @@ use std::{
 use vtl_bpf::rings::{RingMaker, RingSet, bytes};
 use vtl_proto::intf;
 
-use super::GRACE_NS;
+use super::{GRACE_NS, MS};
+use crate::panics::test_point;
 
 /// The smallest size, for when memory is short, or many sessions share a very short path.
 const LEAST: u32 = 64;
@@ -59,6 +60,11 @@ fn lot(slots: u32) -> usize {
     (LOT_BYTES / bytes(slots)).clamp(1, LOT_SETS) as usize
 }
 
+/// After how long without a new session rings are made in place of those that were taken.
+const RESTOCK_NS: u64 = 1_000 * MS;
+/// How long spare rings are kept after the last session was opened.
+const SPARE_NS: u64 = 10_000 * MS;
+
 enum Order {
     Make(u32, usize),
     /// To be used again.
@@ -85,6 +91,8 @@ pub(super) struct Stock {
     owed: BTreeSet<u32>,
     /// The next one is made up for then.
     replenish_ns: u64,
+    /// When a set was last taken.
+    taken_ns: u64,
     /// Sets taken since those were made up for.
     rush: usize,
     /// Somebody waits for a set.
@@ -131,6 +139,7 @@ impl Stock {
             coming: 0,
             owed: BTreeSet::new(),
             replenish_ns: 0,
+            taken_ns: 0,
             rush: 0,
             wanted: false,
             failed: None,
@@ -210,7 +219,7 @@ impl Stock {
     ///
     /// What few sessions take is not made up for at once: making rings keeps a processor busy for up
     /// to a tenth of a second, which would be missing to the session that begins.
-    pub(super) fn take(&mut self, slots: u32) -> Option<RingSet> {
+    pub(super) fn take(&mut self, slots: u32, now_ns: u64) -> Option<RingSet> {
         let slots = slots.min(self.most);
         let larger = self.ready.range(slots..).find(|(_, s)| !s.is_empty());
         let smaller = || self.ready.range(..slots).rfind(|(_, s)| !s.is_empty());
@@ -218,6 +227,7 @@ impl Stock {
         let set = self.ready.get_mut(&size)?.pop()?;
         self.owed.extend([slots, size]);
         self.rush += 1;
+        self.taken_ns = now_ns;
         let left = self.ready.get(&slots).map_or(0, Vec::len) + self.coming;
         if self.rush > self.level && left < lot(slots).div_ceil(2) {
             self.order(slots, lot(slots)); // before there is none left
@@ -225,9 +235,20 @@ impl Stock {
         Some(set)
     }
 
-    /// Makes up for what was taken, one set at a time, small ones first. To be called now and then
-    /// while no session is being opened.
-    pub(super) fn replenish(&mut self, now_ns: u64) {
+    /// Now and then: makes up for what was taken, and gives back what is too much, if no session has
+    /// been opened for a while.
+    pub(super) fn tick(&mut self, now_ns: u64) {
+        let quiet = now_ns.saturating_sub(self.taken_ns);
+        if quiet > RESTOCK_NS {
+            self.replenish(now_ns);
+        }
+        if quiet > SPARE_NS {
+            self.trim();
+        }
+    }
+
+    /// Makes up for what was taken, one set at a time, small ones first.
+    fn replenish(&mut self, now_ns: u64) {
         self.collect();
         self.rush = 0;
         if self.coming > 0 || now_ns < self.replenish_ns {
@@ -261,7 +282,7 @@ impl Stock {
     }
 
     /// Gives back the memory of what was made for a rush that is over.
-    pub(super) fn trim(&mut self) {
+    fn trim(&mut self) {
         self.collect();
         for sets in self.ready.values_mut() {
             for set in sets.drain(self.level.min(sets.len())..) {
@@ -290,6 +311,7 @@ struct Workshop {
 impl Workshop {
     fn run(mut self, inbox: &Receiver<Order>) {
         while let Ok(order) = inbox.recv() {
+            test_point();
             let mut making = Vec::new();
             let mut ended = Vec::new();
             for order in std::iter::once(order).chain(inbox.try_iter()) {

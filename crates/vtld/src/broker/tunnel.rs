@@ -17,12 +17,17 @@ use nix::{
 };
 use vtl_proto::intf;
 
-use crate::option;
+use crate::{
+    hooker::rules::Prefix,
+    network::{Network, admits},
+    option,
+};
 
 const PORT: u16 = intf::VTL_TCP_PORT as u16;
-/// Connections at a time that others have made, and those of one address.
+/// Connections at a time that others have made, those of one address, and of one network.
 const MOST: usize = 256;
 const MOST_EACH: usize = 16;
+const MOST_OF_NETWORK: usize = MOST / 4;
 /// Bytes of packets that may wait to be written: what is more is lost, as on any link.
 const MOST_OUT: usize = 256 << 10;
 /// While no session has used the connection.
@@ -118,21 +123,30 @@ impl Tunnels {
         [v4, v6].map(|listener| listener.as_ref().map(AsFd::as_fd))
     }
 
-    /// Takes a connection that a peer has made; `None`: no more of them.
-    pub(super) fn accept(&mut self, v6: bool, now: u64) -> Option<u32> {
+    /// Takes a connection that a peer has made; `None`: no more of them. `from`: hosts that may.
+    pub(super) fn accept(&mut self, v6: bool, now: u64, from: &[Prefix]) -> Option<u32> {
         loop {
-            let (stream, from) = self.listeners[usize::from(v6)].as_ref()?.accept().ok()?;
+            let (stream, client) = self.listeners[usize::from(v6)].as_ref()?.accept().ok()?;
             let local = stream.local_addr().map(|a| a.ip());
-            let peer = from.ip();
+            let peer = client.ip();
+            if !admits(from, peer) {
+                continue;
+            }
             let theirs = self.connections.values().filter(|c| c.peer == peer);
-            if peer.is_loopback() || self.connections.len() >= MOST || theirs.count() >= MOST_EACH {
-                tracing::debug!(%from, "a connection too many");
+            let network = Network::of(peer);
+            let of_network = (self.connections.values()).filter(|c| Network::of(c.peer) == network);
+            if peer.is_loopback()
+                || self.connections.len() >= MOST
+                || theirs.count() >= MOST_EACH
+                || of_network.count() >= MOST_OF_NETWORK
+            {
+                tracing::debug!(%client, "a connection too many");
                 continue;
             }
             let prepared = stream.set_nonblocking(true).and(local);
             match prepared.and_then(|local| self.add(stream, local, peer, true, now)) {
                 Ok(number) => return Some(number),
-                Err(error) => tracing::debug!(%error, %from, "a connection is not taken"),
+                Err(error) => tracing::debug!(%error, %client, "a connection is not taken"),
             }
         }
     }

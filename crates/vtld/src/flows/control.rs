@@ -50,7 +50,7 @@ impl Control {
 
     /// The same, as [`Control::leave`] has left it.
     pub(super) fn resume(socket: TcpStream, unread: &[u8], unsent: Bytes) -> io::Result<Rc<Self>> {
-        option::keep_asking(&socket, true);
+        option::keep_asking(&socket);
         Ok(Rc::new(Self {
             socket: socket::watch(socket)?,
             writing: Mutex::new(()),

@@ -456,7 +456,12 @@ impl Mover<'_> {
     /// From the TCP connection, up to its end.
     async fn receive(&self) -> Result<(), Reset> {
         loop {
-            let room = self.with(|flow| flow.receive.tcp_room())?;
+            let has_room = self.peer.has_room();
+            let room = self.with(|flow| match has_room || flow.receive.held() == 0 {
+                true => flow.receive.tcp_room(),
+                // The rest waits in the kernel.
+                false => 0,
+            })?;
             if room == 0 {
                 self.changed.room.notified().await;
                 continue;
@@ -489,6 +494,7 @@ impl Mover<'_> {
         let app = &self.ends.app;
         loop {
             self.state.licence.valid().await;
+            let has_room = self.peer.has_room();
             // Whether that makes room for bytes of the TCP connection.
             let written: io::Result<Option<bool>> = self.with(|flow| {
                 let (bytes, is_urgent) = match flow.receive.peek() {
@@ -502,7 +508,7 @@ impl Mover<'_> {
                 let n = app.try_io(Interest::WRITABLE, write)?;
                 let was_full = flow.receive.tcp_room() == 0;
                 flow.receive.consume(n);
-                Ok(Some(was_full))
+                Ok(Some(was_full || !has_room))
             })?;
             match written {
                 Ok(Some(true)) => self.changed.room.notify_one(),

@@ -17,14 +17,17 @@ use super::{
     carrier::{self, Endpoint, Link, Shown},
     peer::Peer,
 };
+use crate::network::Network;
 
 /// How long a grant is good.
 const GRANT: Duration = Duration::from_secs(15);
 /// Grants at a time.
 const MOST: usize = 1024;
 const MOST_OF_PEER: usize = 4;
-/// How long a carrier waits for the first flow of its association.
+/// How long a carrier waits for the first flow of its association, how many do, and how many of one network.
 const EARLY: Duration = Duration::from_secs(2);
+const MOST_EARLY: usize = 64;
+const MOST_EARLY_OF_NETWORK: usize = 16;
 /// How long the peers' being told of the end may take.
 const FAREWELL: Duration = Duration::from_millis(200);
 
@@ -57,6 +60,9 @@ impl Flows {
         let Some(kind) = u8::try_from(asked).ok().and_then(Kind::numbered) else {
             return refuse;
         };
+        if !peer.has_ample_room() {
+            return refuse;
+        }
         let promises = self.promises.borrow();
         let of_peer = promises.values().filter(|p| Rc::ptr_eq(p, peer));
         if promises.len() >= MOST || of_peer.count() >= MOST_OF_PEER {
@@ -112,6 +118,13 @@ impl Flows {
         }
     }
 
+    /// Whether one more carrier from a network may wait for its association.
+    fn may_wait(&self, network: Network) -> bool {
+        let early = self.early.borrow();
+        let of_network = early.iter().filter(|other| **other == network).count();
+        early.len() < MOST_EARLY && of_network < MOST_EARLY_OF_NETWORK
+    }
+
     /// The association that a peer has opened with this tag, of which may be heard by a carrier first.
     async fn opened_by(&self, address: IpAddr, tag: u32) -> Option<Rc<Peer>> {
         let find = || {
@@ -126,6 +139,14 @@ impl Flows {
             };
             self.peers().into_iter().find(is_it)
         };
+        if let Some(found) = find() {
+            return Some(found);
+        }
+        let network = Network::of(address);
+        if !self.may_wait(network) {
+            return None;
+        }
+        self.early.borrow_mut().push(network);
         let found = async {
             loop {
                 let appeared = self.appeared.notified();
@@ -135,7 +156,12 @@ impl Flows {
                 appeared.await;
             }
         };
-        timeout(EARLY, found).await.ok()
+        let found = timeout(EARLY, found).await.ok();
+        let mut early = self.early.borrow_mut();
+        if let Some(index) = early.iter().position(|other| *other == network) {
+            early.swap_remove(index);
+        }
+        found
     }
 
     /// Tells the peers of the end.

@@ -38,8 +38,6 @@ const PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// A carrier that has lived for so long was worth it.
 const WORTH: Duration = Duration::from_secs(30);
-/// Bytes that all flows may hold for applications that stop reading, before each may hold little.
-const MOST_HELD: u64 = 128 << 20;
 /// Between two looks at what has waited too long.
 const TICK: Duration = Duration::from_secs(1);
 
@@ -164,12 +162,12 @@ impl Flows {
             last = Instant::now();
             self.pulse.note();
             let peers = self.peers();
-            let held: u64 = peers.iter().map(|peer| peer.held()).sum();
             for peer in peers {
                 peer.handle_timeout();
                 peer.review(|cookie| self.hooker.is_unnamed(cookie));
                 peer.look(after);
-                peer.set_room(held < MOST_HELD);
+                peer.count_memory();
+                peer.follow_room();
             }
         }
     }

@@ -14,18 +14,14 @@ use nix::sys::socket::{setsockopt, sockopt};
 use tokio::{sync::Notify, time::sleep};
 
 use super::socket::unacknowledged;
-use crate::option;
+use crate::option::{self, IDLE_AGAIN_S, IDLE_S};
 
 /// Between two probes of a connection whose flow moves bytes by a carrier, and after an unanswered one.
 const OFTEN_S: u32 = 2;
 const AGAIN_S: u32 = 1;
-/// Between unanswered probes of a flow that waits; so often, it is about what TCP's fifteen retransmissions take
+/// Between unanswered probes of a flow that waits; 127 of them take about what TCP's fifteen retransmissions take
 /// (RFC 1122, section 4.2.3.5, R2).
 const WAITING_S: u32 = 7;
-const TIMES: u32 = 127;
-/// Between two probes of others, so that NATs and firewalls do not forget them, and after an unanswered one.
-const SELDOM_S: u32 = 150;
-const SELDOM_AGAIN_S: u32 = 60;
 /// How old the last answer may be: of five probes one has to get through.
 const FRESH: Duration = Duration::from_secs(7);
 /// A flow that has moved nothing for so long needs none.
@@ -49,10 +45,7 @@ pub(super) struct Licence {
 
 /// Sets up a flow's connection.
 pub(super) fn prepare(tcp: &TcpStream) {
-    // Without, it is not asked.
-    let _ = setsockopt(tcp, sockopt::TcpKeepCount, &TIMES);
-    ask(tcp, SELDOM_S, SELDOM_AGAIN_S);
-    let _ = setsockopt(tcp, sockopt::KeepAlive, &true);
+    option::keep_alive(tcp, IDLE_S, IDLE_AGAIN_S);
 }
 
 /// Has the kernel probe after so many seconds, and so many after an unanswered probe.
@@ -126,7 +119,7 @@ impl Licence {
                 self.set_void(is_void);
             }
             self.is_asked.set(false);
-            ask(tcp, SELDOM_S, SELDOM_AGAIN_S);
+            ask(tcp, IDLE_S, IDLE_AGAIN_S);
         }
     }
 }

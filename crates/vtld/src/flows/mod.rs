@@ -2,11 +2,12 @@
 //! whose bytes go by a better carrier while there is one.
 //!
 //! `peer.rs` is an association: its flows, its carriers, and what passes between them. `flow.rs` moves the
-//! bytes of one flow, `control.rs` is the control connection, `carrier/` has a file for each kind of carrier,
+//! bytes of one flow, `control.rs` is the control connection, `budget.rs` what all may take, `carrier/` has a file for each kind of carrier,
 //! `keeper.rs` opens both, `grants.rs` lets peers do so; `licence.rs` has flows stop where their connections
 //! would; `handover.rs` leaves all of it to the next daemon. The rules are in `vtl-core`; here are sockets, clocks
 //! and tasks (`parts.rs`: what is polled of them), all on one thread (`thread.rs`).
 
+mod budget;
 mod carrier;
 mod control;
 mod flow;
@@ -38,9 +39,11 @@ use vtl_proto::{
 
 use crate::{
     broker::{self, random_token},
-    hooker::{self, Over, Pulse, ServerFlow},
+    hooker::{self, Over, Pulse, ServerFlow, rules::Prefix},
+    network::{Network, admits},
 };
 
+use budget::Budget;
 use carrier::Endpoint;
 use flow::{Beginning, Ends, State};
 pub(crate) use handover::Handover;
@@ -50,8 +53,9 @@ pub(crate) use thread::Handle;
 
 /// Associations at a time.
 const MOST_PEERS: usize = 1024;
-/// The same with one address, which may be a NAT's.
+/// The same with one address, which may be a NAT's, and with one network.
 const MOST_OF_HOST: usize = 64;
+const MOST_OF_NETWORK: usize = MOST_PEERS / 4;
 /// Pairs of addresses of which the latest name is kept.
 const MOST_NAMES: usize = 4096;
 /// Flows that one message names.
@@ -169,6 +173,15 @@ pub(crate) struct Opened {
     pub(crate) desired: Desired,
 }
 
+/// What peers may have this host do.
+#[derive(Debug, Default)]
+pub(crate) struct Limits {
+    /// Memory budget of flows, bytes.
+    pub(crate) memory: u64,
+    /// Hosts whose flows are carried; all if there is none.
+    pub(crate) from: Vec<Prefix>,
+}
+
 /// All associations.
 pub(crate) struct Flows {
     hooker: hooker::Handle,
@@ -177,12 +190,16 @@ pub(crate) struct Flows {
     /// Of the thread.
     pulse: Arc<Pulse>,
     peers: RefCell<HashMap<Key, Rc<Peer>>>,
+    budget: Rc<Budget>,
+    limits: Arc<Limits>,
     /// There is another one.
     appeared: Notify,
     /// Flows so far.
     started: Cell<u64>,
     /// By kind; `None` for what cannot be had.
     endpoints: RefCell<HashMap<Kind, Option<Rc<dyn Endpoint>>>>,
+    /// Of carriers that have come before their associations did.
+    early: RefCell<Vec<Network>>,
     /// Who may open a carrier, by token.
     promises: RefCell<HashMap<u64, Rc<Peer>>>,
 }
@@ -193,6 +210,7 @@ impl Flows {
         broker: broker::Handle,
         names: Arc<Names>,
         pulse: Arc<Pulse>,
+        limits: Arc<Limits>,
     ) -> Rc<Self> {
         Rc::new(Self {
             hooker,
@@ -200,9 +218,12 @@ impl Flows {
             names,
             pulse,
             peers: RefCell::default(),
+            budget: Budget::new(limits.memory),
+            limits,
             appeared: Notify::new(),
             started: Cell::new(0),
             endpoints: RefCell::default(),
+            early: RefCell::default(),
             promises: RefCell::default(),
         })
     }
@@ -241,7 +262,9 @@ impl Flows {
             peer: flow.client.ip(),
             tag: name.tag,
         };
-        let peer = self.peer(key).map(|(peer, is_new)| {
+        let is_admitted = admits(&self.limits.from, key.peer);
+        let peer = is_admitted.then(|| self.peer(key)).flatten();
+        let peer = peer.map(|(peer, is_new)| {
             if is_new {
                 spawn_local(Rc::clone(self).look_after(Rc::clone(&peer)));
             }
@@ -295,11 +318,17 @@ impl Flows {
         if let Some(peer) = peers.get(&key) {
             return Some((Rc::clone(peer), false));
         }
+        let network = Network::of(key.peer);
         let of_host = peers.keys().filter(|other| other.peer == key.peer);
-        if peers.len() >= MOST_PEERS || of_host.count() >= MOST_OF_HOST {
+        let of_network = (peers.keys()).filter(|other| Network::of(other.peer) == network);
+        if peers.len() >= MOST_PEERS
+            || of_host.count() >= MOST_OF_HOST
+            || of_network.count() >= MOST_OF_NETWORK
+        {
             return None;
         }
-        let peer = Rc::new(Peer::new(key));
+        let account = self.budget.open(Network::of(key.peer));
+        let peer = Rc::new(Peer::new(key, account));
         peers.insert(key, Rc::clone(&peer));
         self.appeared.notify_waiters();
         Some((peer, true))

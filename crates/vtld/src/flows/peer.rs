@@ -1,7 +1,7 @@
 //! An association: its flows, its carriers, and what passes between them.
 
 use std::{
-    cell::{Cell, RefCell},
+    cell::{Cell, RefCell, RefMut},
     collections::{BTreeMap, BTreeSet},
     future::Future,
     io::IoSlice,
@@ -27,6 +27,7 @@ use vtl_proto::{
 
 use super::{
     Desired, Key,
+    budget::{Account, Room},
     carrier::Carrier,
     control::Control,
     flow::{Beginning, RESET, State},
@@ -102,6 +103,10 @@ pub(super) struct Peer {
     wanted: RefCell<BTreeSet<u8>>,
     /// The control connection.
     pub(super) control: RefCell<Option<(CarrierId, Rc<Control>)>>,
+    /// Memory charged to the association; the carriers' share of it, as of the last tick; the limits in force.
+    account: Account,
+    of_carriers: Cell<u64>,
+    room: Cell<Room>,
     /// Bytes that flows which have ended went on without.
     skipped: Cell<u64>,
     /// Where the latest flow that this host has opened leads.
@@ -115,7 +120,7 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    pub(super) fn new(key: Key) -> Self {
+    pub(super) fn new(key: Key, account: Account) -> Self {
         Self {
             key,
             began: Instant::now(),
@@ -126,6 +131,9 @@ impl Peer {
             desired: RefCell::default(),
             wanted: RefCell::default(),
             control: RefCell::default(),
+            account,
+            of_carriers: Cell::new(0),
+            room: Cell::new(Room::Ample),
             skipped: Cell::new(0),
             dest: Cell::new(None),
             answers: Cell::new(0),
@@ -241,7 +249,7 @@ impl Peer {
     /// Whether a carrier of a kind is needed, and none is there.
     pub(super) fn needs(&self, kind: Kind) -> bool {
         let is_wanted = self.kind() == Some(kind) || self.wanted.borrow().contains(&kind.number());
-        is_wanted && self.latest(kind).is_none()
+        is_wanted && self.has_room() && self.latest(kind).is_none()
     }
 
     /// Of the carriers of a kind the one that came last.
@@ -287,12 +295,15 @@ impl Peer {
         true
     }
 
-    /// Changes a flow; what it owes the peer then is queued. `None` if it has ended.
+    /// Changes a flow; what it owes the peer then is queued. `None` if it has ended, or was reset: the bytes that it
+    /// had are gone then, and what is left must not look like a whole stream.
     pub(super) fn with<T>(&self, id: FlowId, change: impl FnOnce(&mut Flow) -> T) -> Option<T> {
         let mut core = self.core.borrow_mut();
-        let result = core.flow_mut(id).map(change);
+        let flow = core.flow_mut(id).filter(|flow| flow.error().is_none());
+        let result = flow.map(change);
         core.owe(id);
         self.ring(&core);
+        self.account(core);
         result
     }
 
@@ -382,10 +393,14 @@ impl Peer {
             }
         }
         self.ring(&core);
+        self.account(core);
     }
 
     /// Bytes of a flow have arrived by a carrier. Call [`Peer::turn`] behind the last ones.
     pub(super) fn chunk(&self, carrier: CarrierId, flow: FlowId, offset: u64, bytes: &[u8]) {
+        if !self.has_room() {
+            return; // the carrier ends, and the peer sends it again
+        }
         self.note_received(carrier, flow, bytes.len());
         let frame = Frame::Chunk {
             flow,
@@ -406,6 +421,9 @@ impl Peer {
         offset: u64,
         pieces: &[IoSlice<'_>],
     ) {
+        if !self.has_room() {
+            return; // as above
+        }
         let len: usize = pieces.iter().map(|piece| piece.len()).sum();
         self.note_received(carrier, flow, len);
         let mut core = self.core.borrow_mut();
@@ -474,19 +492,65 @@ impl Peer {
         all.any(|flow| flow.send.asked().is_some())
     }
 
-    /// Bytes that flows hold for applications.
-    pub(super) fn held(&self) -> u64 {
-        self.core.borrow().held()
+    /// Charges the association for its memory, carriers included.
+    pub(super) fn count_memory(&self) {
+        let carriers = self.carriers.borrow();
+        let of_carriers = carriers.values().map(|c| c.carrier.memory()).sum();
+        self.of_carriers.set(of_carriers);
+        self.account.set(self.core.borrow().memory() + of_carriers);
     }
 
-    /// Lets each flow hold as much as usual, or little.
-    pub(super) fn set_room(&self, is_there: bool) {
-        let window = if is_there { WINDOW } else { INITIAL_CREDIT };
-        let mut core = self.core.borrow_mut();
-        if core.window() != window {
-            core.set_window(window);
-            for state in self.flows.borrow().values() {
-                state.changed.room.notify_one();
+    /// Charges the association for its flows' memory, and applies a limit at once that it has reached.
+    fn account(&self, core: RefMut<'_, Association>) {
+        let is_more = self.account.set(core.memory() + self.of_carriers.get());
+        drop(core);
+        // That there is room again is seen at the next look.
+        if is_more && self.account.room() < self.room.get() {
+            self.follow_room();
+        }
+    }
+
+    /// Upper bound of a carrier's receive window, bytes.
+    pub(super) fn most_ahead(&self) -> u64 {
+        self.account.most() / 4
+    }
+
+    /// Whether the budget allows carriers (hard limit not reached).
+    pub(super) fn has_room(&self) -> bool {
+        self.room.get() > Room::None
+    }
+
+    /// Whether the budget allows another carrier (soft limit not reached).
+    pub(super) fn has_ample_room(&self) -> bool {
+        self.room.get() == Room::Ample
+    }
+
+    /// Applies the budget: resizes windows, closes carriers at the hard limit.
+    pub(super) fn follow_room(&self) {
+        let room = self.account.room();
+        if self.room.replace(room) == room {
+            return;
+        }
+        let window = match room {
+            Room::Ample => WINDOW,
+            Room::Little | Room::None => INITIAL_CREDIT,
+        };
+        self.core.borrow_mut().set_window(window);
+        for state in self.flows.borrow().values() {
+            state.changed.room.notify_one();
+        }
+        if room == Room::None {
+            tracing::warn!(peer = %self.key.peer, "flows: memory limit reached: carriers closed, falling back to TCP");
+            self.close_flow_carriers();
+        }
+        self.changed.notify_waiters();
+    }
+
+    /// Ends all carriers but control connections.
+    fn close_flow_carriers(&self) {
+        for running in self.carriers.borrow().values() {
+            if running.carrier.kind().is_some() {
+                running.carrier.close();
             }
         }
     }
@@ -544,7 +608,8 @@ impl Peer {
         receiving: impl Future<Output = ()>,
     ) -> bool {
         let is_known = self.carriers.borrow().contains_key(&id);
-        if is_known || self.carriers.borrow().len() >= MOST_CARRIERS {
+        let is_refused = carrier.kind().is_some() && !self.has_room();
+        if is_known || is_refused || self.carriers.borrow().len() >= MOST_CARRIERS {
             return false;
         }
         let owes = Rc::new(Notify::new());

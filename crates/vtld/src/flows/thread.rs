@@ -15,11 +15,12 @@ use tokio::{
 use vtl_control::{CarrierStatus, FlowList, FlowStatus};
 use vtl_proto::{carrier::Kind, frame::FlowName};
 
-use super::{Desired, Flows, Handover, Names, Opened, no_such};
+use super::{Desired, Flows, Handover, Limits, Names, Opened, no_such};
 use crate::{
     broker,
     handover::{Descriptors, Outgoing},
     hooker::{self, ClientFlow, Pulse, ServerFlow},
+    panics::test_point,
 };
 
 /// Where the answer to a command goes.
@@ -34,9 +35,12 @@ enum Command {
     Show(u64, Reply<Result<FlowStatus, String>>),
     Move(u64, String, Reply<Result<FlowStatus, String>>),
     Resume(Handover, Descriptors, Reply<Descriptors>),
-    Leave(Outgoing, Reply<(Handover, Outgoing)>),
+    Leave(Lent, Reply<Handover>),
     Stop,
 }
+
+/// Comes back from a thread that has died.
+type Lent = Arc<Mutex<Outgoing>>;
 
 struct Thread {
     commands: mpsc::UnboundedSender<Command>,
@@ -52,6 +56,7 @@ struct Needs {
 
 #[derive(Default)]
 struct Shared {
+    limits: Arc<Limits>,
     names: Arc<Names>,
     pulse: Arc<Pulse>,
     /// What flows need. While there is nothing, no thread is started.
@@ -70,12 +75,22 @@ impl Shared {
 }
 
 /// The way to the thread. Cheap to clone.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(crate) struct Handle {
     shared: Arc<Shared>,
 }
 
 impl Handle {
+    pub(crate) fn new(limits: Limits) -> Self {
+        let shared = Shared {
+            limits: Arc::new(limits),
+            ..Shared::default()
+        };
+        Self {
+            shared: Arc::new(shared),
+        }
+    }
+
     /// Lets flows be.
     pub(crate) fn set_hooker(&self, hooker: hooker::Handle, broker: broker::Handle) {
         *self.shared.needs() = Some(Needs { hooker, broker });
@@ -193,11 +208,11 @@ impl Handle {
         self.ask(|reply| Command::Resume(left, descriptors, reply))
     }
 
-    /// Ends the thread, and leaves its flows to a successor.
-    pub(crate) fn hand_over(&self, outgoing: Outgoing) -> Option<(Handover, Outgoing)> {
-        let left = self.ask(|reply| Command::Leave(outgoing, reply));
+    /// Ends the thread, and leaves its flows to a successor: none if it has died.
+    pub(crate) fn hand_over(&self, outgoing: &Lent) -> Handover {
+        let left = self.ask(|reply| Command::Leave(Arc::clone(outgoing), reply));
         self.stop();
-        left
+        left.unwrap_or_default()
     }
 
     /// Ends all flows and the thread.
@@ -217,12 +232,13 @@ fn start(shared: &Arc<Shared>, needs: Needs) -> io::Result<Thread> {
         .enable_all()
         .build()?;
     let (names, pulse) = (Arc::clone(&shared.names), Arc::clone(&shared.pulse));
+    let limits = Arc::clone(&shared.limits);
     let thread = std::thread::Builder::new()
         .name("vtl-flows".into())
         .spawn(move || {
             let run = async move {
                 let Needs { hooker, broker } = needs;
-                serve(inbox, Flows::new(hooker, broker, names, pulse)).await;
+                serve(inbox, Flows::new(hooker, broker, names, pulse, limits)).await;
             };
             LocalSet::new().block_on(&runtime, run);
         })?;
@@ -232,6 +248,7 @@ fn start(shared: &Arc<Shared>, needs: Needs) -> io::Result<Thread> {
 async fn serve(mut inbox: mpsc::UnboundedReceiver<Command>, flows: Rc<Flows>) {
     spawn_local(Rc::clone(&flows).tend());
     while let Some(command) = inbox.recv().await {
+        test_point();
         match command {
             Command::Begin => drop(flows.endpoint(Kind::Graft)),
             Command::Opened(flow) => flows.opened(flow),
@@ -250,9 +267,10 @@ async fn serve(mut inbox: mpsc::UnboundedReceiver<Command>, flows: Rc<Flows>) {
                 flows.resume(left, &mut descriptors);
                 let _ = reply.send(descriptors);
             }
-            Command::Leave(mut outgoing, reply) => {
+            Command::Leave(outgoing, reply) => {
+                let mut outgoing = outgoing.lock().unwrap_or_else(PoisonError::into_inner);
                 let left = flows.hand_over(&mut outgoing);
-                let _ = reply.send((left, outgoing));
+                let _ = reply.send(left);
                 break;
             }
             Command::Stop => break,

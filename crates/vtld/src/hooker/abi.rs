@@ -6,7 +6,7 @@ pub(super) use vtl_proto::intf::{
     VTL_CC_NAME_MAX, VTL_LEVELS, VTL_OWN_FLOW, VTL_OWN_GAVE_UP, VTL_OWN_OFFER, VTL_OWN_PEER,
     VTL_PREFIX_6, VTL_RULES_MAX, VTL_STEER_4, VTL_STEER_6, VTL_STEP_ACT, VTL_STEP_END,
     VTL_STEP_EXE, VTL_STEP_GROUP, VTL_STEP_LOCAL, VTL_STEP_PORT, VTL_STEP_PREFIX, VTL_STEP_USER,
-    VTL_STEPS_MAX, VTL_WISH_PLAIN, vtl_carrier_config, vtl_endpoint, vtl_flow_name,
+    VTL_STEPS_MAX, VTL_WISH_PLAIN, vtl_carrier_config, vtl_endpoint, vtl_ends, vtl_flow_name,
     vtl_hook_config, vtl_identity, vtl_owned, vtl_step, vtl_syn,
 };
 
@@ -18,6 +18,8 @@ pub(super) unsafe trait Pod: Copy {}
 
 // SAFETY: integers and arrays of them, laid out without holes.
 unsafe impl Pod for vtl_endpoint {}
+// SAFETY: as above.
+unsafe impl Pod for vtl_ends {}
 // SAFETY: as above.
 unsafe impl Pod for vtl_hook_config {}
 // SAFETY: as above.
@@ -48,6 +50,13 @@ pub(super) fn endpoint(addr: SocketAddr) -> vtl_endpoint {
         addr: wide(addr.ip()).octets(),
         port: addr.port().to_be(),
         pad: 0,
+    }
+}
+
+pub(super) fn ends([from, to]: [SocketAddr; 2]) -> vtl_ends {
+    vtl_ends {
+        from: endpoint(from),
+        to: endpoint(to),
     }
 }
 

@@ -8,8 +8,10 @@ use std::{
         mpsc::{self, RecvTimeoutError},
     },
     thread::JoinHandle,
-    time::Duration,
+    time::{Duration, Instant},
 };
+
+use sd_notify::NotifyState;
 
 use super::{Shared, bpf::monotonic};
 
@@ -54,6 +56,7 @@ impl Heart {
     /// The first beat is done before it returns.
     pub(super) fn start(shared: Arc<Shared>) -> io::Result<Self> {
         let (stop, stopped) = mpsc::channel();
+        let mut watchdog = Watchdog::start()?;
         beat(&shared);
         let thread = std::thread::Builder::new()
             .name("vtl-heart".into())
@@ -63,6 +66,9 @@ impl Heart {
                     let is_there = shared.pulse.is_there() && shared.broker.is_there();
                     if is_there {
                         beat(&shared);
+                        if let Some(watchdog) = &mut watchdog {
+                            watchdog.feed();
+                        }
                     } else if was_there {
                         tracing::error!("a thread hangs: new connections are left to TCP");
                     }
@@ -73,6 +79,48 @@ impl Heart {
             stop: Some(stop),
             thread: Some(thread),
         })
+    }
+}
+
+/// The service manager's watchdog (`WatchdogSec` in systemd.service(5)), if it has one for this process: it ends and
+/// restarts a daemon whose threads do not come back. Its messages go by a thread of their own, since a manager that
+/// does not read must not hold up the heartbeat.
+struct Watchdog {
+    /// Between two messages: half of what it waits for.
+    every: Duration,
+    fed: Option<Instant>,
+    messages: mpsc::SyncSender<()>,
+}
+
+impl Watchdog {
+    fn start() -> io::Result<Option<Self>> {
+        let Some(patience) = sd_notify::watchdog_enabled() else {
+            return Ok(None);
+        };
+        let (messages, inbox) = mpsc::sync_channel(1);
+        std::thread::Builder::new()
+            .name("vtl-watchdog".into())
+            .spawn(move || {
+                for () in inbox {
+                    if let Err(error) = sd_notify::notify(&[NotifyState::Watchdog]) {
+                        tracing::warn!(%error, "watchdog: the service manager was not told");
+                    }
+                }
+            })?;
+        Ok(Some(Self {
+            every: patience / 2,
+            fed: None,
+            messages,
+        }))
+    }
+
+    /// All threads are at work.
+    fn feed(&mut self) {
+        if self.fed.is_none_or(|fed| fed.elapsed() >= self.every) {
+            self.fed = Some(Instant::now());
+            // Another one waits to be sent.
+            let _ = self.messages.try_send(());
+        }
     }
 }
 

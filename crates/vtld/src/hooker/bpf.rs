@@ -21,7 +21,7 @@ use nix::{
 use vtl_proto::frame::FlowName;
 
 use super::{
-    abi::{self, bytes_of, vtl_flow_name, vtl_hook_config, vtl_owned, vtl_syn},
+    abi::{self, bytes_of, vtl_ends, vtl_flow_name, vtl_hook_config, vtl_owned, vtl_syn},
     error::HookerError,
 };
 
@@ -34,6 +34,8 @@ pub(super) const ADDRESSES: [&str; 4] = [
     "vtl_getsockname4",
     "vtl_getsockname6",
 ];
+/// Keeps the client that a local application is shown.
+pub(super) const ACCEPTED: &str = "vtl_accepted";
 /// Discovery.
 pub(super) const SOCKOPS: &str = "vtl_sockops";
 /// tcx egress on lo.
@@ -220,7 +222,7 @@ impl Programs {
         Ok(Maps {
             locals: self.map("vtl_locals")?,
             plain: self.map("vtl_plain")?,
-            clients: self.map("vtl_clients")?,
+            pairs: self.map("vtl_pairs")?,
             own: self.map("vtl_own")?,
             ports: self.map("vtl_ports")?,
             steer: self.map("vtl_steer")?,
@@ -240,7 +242,7 @@ impl Programs {
 pub(super) struct Maps {
     locals: MapHandle,
     plain: MapHandle,
-    clients: MapHandle,
+    pairs: MapHandle,
     own: MapHandle,
     ports: MapHandle,
     steer: MapHandle,
@@ -280,29 +282,27 @@ impl Maps {
         let _ = self.plain.delete(bytes_of(&abi::endpoint(dest)));
     }
 
-    /// Whoever is connected to vtld's `end` sees `client` as its peer.
+    /// The application that accepts the connection with these ends, vtld's first, sees `client` as its peer.
     pub(super) fn show_client(
         &self,
-        end: SocketAddr,
+        ends: [SocketAddr; 2],
         client: SocketAddr,
     ) -> Result<(), HookerError> {
-        let (end, client) = (abi::endpoint(end), abi::endpoint(client));
-        put(
-            &self.clients,
-            "vtl_clients",
-            bytes_of(&end),
-            bytes_of(&client),
-        )
+        let (ends, client) = (abi::ends(ends), abi::endpoint(client));
+        put(&self.pairs, "vtl_pairs", bytes_of(&ends), bytes_of(&client))
     }
 
-    /// Which ends are shown another peer.
-    pub(super) fn shown(&self) -> Vec<SocketAddr> {
-        let end = |key: Vec<u8>| abi::from_bytes(&key).map(|end| abi::socket_addr(&end));
-        self.clients.keys().filter_map(end).collect()
+    /// The connections that nobody has accepted so far.
+    pub(super) fn shown(&self) -> Vec<[SocketAddr; 2]> {
+        let ends = |key: Vec<u8>| {
+            let ends: vtl_ends = abi::from_bytes(&key)?;
+            Some([ends.from, ends.to].map(|end| abi::socket_addr(&end)))
+        };
+        self.pairs.keys().filter_map(ends).collect()
     }
 
-    pub(super) fn hide_client(&self, end: SocketAddr) {
-        let _ = self.clients.delete(bytes_of(&abi::endpoint(end)));
+    pub(super) fn hide_client(&self, ends: [SocketAddr; 2]) {
+        let _ = self.pairs.delete(bytes_of(&abi::ends(ends)));
     }
 
     /// Enters a socket of vtld's: it is never captured. `name`: of the flow that it is the connection of, which its

@@ -1,6 +1,8 @@
 //! Control groups: where they are, which this daemon made, and what was left by dead ones.
 
 use std::{
+    collections::BTreeSet,
+    ffi::OsStr,
     fs, io, mem,
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
     path::{Path, PathBuf},
@@ -10,6 +12,15 @@ use super::error::HookerError;
 
 /// Every directory that a daemon makes begins with this, its process id follows.
 const PREFIX: &str = "vtl-";
+/// What follows that in the name of a program's group: a number.
+const RUN: &str = ".run-";
+
+/// The name of the folder of the daemon that made a program's group.
+fn maker(group: &Path) -> Option<&str> {
+    let name = group.file_name()?.to_str()?;
+    let (maker, _) = name.split_once(RUN)?;
+    maker.starts_with(PREFIX).then_some(maker)
+}
 
 fn at(path: &Path) -> impl FnOnce(io::Error) -> HookerError {
     let path = path.to_owned();
@@ -38,23 +49,18 @@ impl Hierarchy {
                 (PathBuf::from(root), Some(mount))
             }
         };
-        let groups = fs::read_to_string("/proc/self/cgroup").map_err(HookerError::NoCgroup2)?;
-        let own = groups
-            .lines()
-            .find_map(|line| line.strip_prefix("0::/"))
-            .unwrap_or("");
-        let own = root.join(own);
-        // In a container the path may be one of the host's.
-        let own = if own.join("cgroup.procs").exists() {
-            own
-        } else {
-            root.clone()
-        };
+        let own = group_of(&root, "self").map_err(HookerError::NoCgroup2)?;
         Ok(Self {
             root,
             own,
             _mount: mount,
         })
+    }
+
+    /// The group that a process is in.
+    pub(super) fn group_of(&self, pid: u32) -> Result<PathBuf, HookerError> {
+        let group = group_of(&self.root, &pid.to_string());
+        group.map_err(at(Path::new(&format!("/proc/{pid}/cgroup"))))
     }
 
     /// The topmost group visible here.
@@ -94,17 +100,58 @@ impl Hierarchy {
 
     /// Removes the groups of daemons that died, after moving their living members up.
     pub(super) fn sweep(&self) {
-        let Ok(entries) = fs::read_dir(&self.root) else {
-            return;
+        let is_folder = |path: &PathBuf| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            name.starts_with(PREFIX) && !name.contains(RUN)
         };
-        for entry in entries.flatten() {
-            let stale = entry.file_name().to_string_lossy().starts_with(PREFIX);
-            if stale && let Some(lock) = lock(&entry.path()) {
-                remove(&entry.path(), &self.root);
-                drop(lock);
-            }
+        let folders = below(&self.root).into_iter().filter(is_folder);
+        let dead: Vec<_> = folders
+            .filter_map(|path| Some((lock(&path)?, path)))
+            .collect();
+        // A folder that is not here may be above this root, and its daemon alive.
+        let is_dead = |maker: &str| {
+            let folder = self.root.join(maker);
+            dead.iter().any(|(_, path)| *path == folder)
+        };
+        sweep_groups(&self.root, &is_dead);
+        for (lock, folder) in dead {
+            remove(&folder, &self.root);
+            drop(lock);
         }
     }
+}
+
+/// Removes the groups of programs below this one that dead daemons have made.
+fn sweep_groups(group: &Path, is_dead: &dyn Fn(&str) -> bool) {
+    for path in below(group) {
+        sweep_groups(&path, is_dead);
+        if maker(&path).is_some_and(is_dead) {
+            remove(&path, group);
+        }
+    }
+}
+
+/// The groups in a group.
+fn below(group: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(group).into_iter().flatten().flatten();
+    let groups = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    groups.map(|entry| entry.path()).collect()
+}
+
+/// The group of a process, below a root.
+fn group_of(root: &Path, process: &str) -> io::Result<PathBuf> {
+    let groups = fs::read_to_string(format!("/proc/{process}/cgroup"))?;
+    let mut lines = groups.lines();
+    let group = root.join(
+        lines
+            .find_map(|line| line.strip_prefix("0::/"))
+            .unwrap_or(""),
+    );
+    // In a container the path may be one of the host's.
+    Ok(match group.join("cgroup.procs").exists() {
+        true => group,
+        false => root.to_owned(),
+    })
 }
 
 /// The mount point in a line of mountinfo, if that is a cgroup v2 hierarchy.
@@ -189,12 +236,15 @@ fn move_to(pid: u32, path: &Path) -> io::Result<()> {
     fs::write(path.join("cgroup.procs"), pid.to_string())
 }
 
-/// The groups that this daemon makes for the programs that it runs.
+/// The groups that this daemon makes for the programs that it runs: each below the one that the program was in, whose
+/// limits it so keeps. An empty folder below the root shows by its lock that the daemon lives.
 pub(super) struct Runs {
     root: PathBuf,
     base: PathBuf,
     /// Folders of this daemon, and of former ones, whose programs still run.
     kept: Vec<(PathBuf, OwnedFd)>,
+    /// Groups of programs.
+    groups: BTreeSet<PathBuf>,
     made: u32,
     is_left: bool,
 }
@@ -226,6 +276,7 @@ impl Runs {
                     root,
                     base,
                     kept,
+                    groups: BTreeSet::new(),
                     made: 0,
                     is_left: false,
                 });
@@ -234,12 +285,22 @@ impl Runs {
         Err(at(&root)(io::ErrorKind::AlreadyExists.into()))
     }
 
-    /// A new, empty group.
-    pub(super) fn make(&mut self) -> Result<PathBuf, HookerError> {
+    /// A new, empty group for a program that is in this one.
+    pub(super) fn make(&mut self, from: &Path) -> Result<PathBuf, HookerError> {
         self.made += 1;
-        let path = self.base.join(format!("run-{}", self.made));
+        // A program's group is no place for another's, which may run for longer.
+        let is_ours = maker(from).is_some();
+        let parent = from.parent().filter(|_| is_ours).unwrap_or(from);
+        let base = self.base.file_name().unwrap_or_default().to_string_lossy();
+        let path = parent.join(format!("{base}{RUN}{}", self.made));
         fs::create_dir(&path).map_err(at(&path))?;
+        self.groups.insert(path.clone());
         Ok(path)
+    }
+
+    /// Keeps a group that a former daemon has made.
+    pub(super) fn keep(&mut self, path: &Path) {
+        self.groups.insert(path.to_owned());
     }
 
     /// Moves a process with all its threads.
@@ -248,25 +309,34 @@ impl Runs {
     }
 
     /// Removes a group made here; those who are still in it leave it.
-    pub(super) fn remove(&self, path: &Path) {
-        remove(path, &self.root);
+    pub(super) fn remove(&mut self, path: &Path) {
+        remove(path, path.parent().unwrap_or(&self.root));
+        self.groups.remove(path);
     }
 
     /// The folders, which are another daemon's from now on, but for those without programs; and what holds them.
     pub(super) fn leave(&mut self) -> Vec<(PathBuf, OwnedFd)> {
         self.is_left = true;
         let mut folders = mem::take(&mut self.kept);
-        // Such a folder cannot be removed while there are groups in it.
-        folders.retain(|(path, _)| fs::remove_dir(path).is_err());
+        let groups = &self.groups;
+        let is_used = |folder: &Path| {
+            let name = folder.file_name().and_then(OsStr::to_str);
+            groups.iter().any(|group| maker(group) == name)
+        };
+        // One with groups in it, of a former version's, cannot be removed.
+        folders.retain(|(path, _)| is_used(path) || fs::remove_dir(path).is_err());
         folders
     }
 
     /// Removes all of them.
     pub(super) fn close(&self) {
         if !self.is_left {
-            self.kept
-                .iter()
-                .for_each(|(path, _)| remove(path, &self.root));
+            for path in &self.groups {
+                remove(path, path.parent().unwrap_or(&self.root));
+            }
+            for (path, _) in &self.kept {
+                remove(path, &self.root);
+            }
         }
     }
 }

@@ -103,6 +103,13 @@ pub enum HookerError {
     TakeOver(#[source] io::Error),
 }
 
+impl HookerError {
+    /// Wraps the error of a socket operation. `what`: what was tried.
+    pub(super) fn socket(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Socket { what, source }
+    }
+}
+
 /// Why a held connect fails, as the application shall see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectError {

@@ -17,19 +17,17 @@ use serde::{Deserialize, Serialize};
 use vtl_control::CarrierSpec;
 
 use super::{
-    Handle, Hooker,
-    carrier::Wishes,
-    engine::{Command, Listeners},
-    hooks::Hooked,
+    Handle, Hooker, carrier::Wishes, hooks::Hooked, listeners::Listeners, worker::Command,
 };
 use crate::handover::{Descriptors, Outgoing, Place};
 
 /// The maps that outlive a daemon: what applications are shown, and what is known of sockets and destinations.
-const MAPS: [&str; 5] = [
+const MAPS: [&str; 6] = [
     "vtl_captured",
     "vtl_locals",
     "vtl_plain",
-    "vtl_clients",
+    "vtl_pairs",
+    "vtl_shown",
     "vtl_own",
 ];
 
@@ -136,11 +134,12 @@ impl Hooker {
             groups.push((path, outgoing.put(&lock)?));
         }
         shared.flows.leave();
-        let gone = || io::Error::from(io::ErrorKind::BrokenPipe);
         let (reply, answer) = sync_channel(1);
         let _ = shared.commands.send(Command::Leave(reply));
         let _ = shared.wake.write(1);
-        let Listeners { capture, steer } = answer.recv().map_err(|_| gone())?;
+        // Whether the worker has taken what waits in them or has died, they are the same.
+        let _ = answer.recv();
+        let Listeners { capture, steer } = &self.listeners;
         let maps = MAPS.into_iter().filter_map(|name| {
             let map = shared.hooks().map(name).ok()?;
             Some(outgoing.put(&map).map(|place| (name.to_owned(), place)))
@@ -161,7 +160,10 @@ impl Hooker {
             proxied.push(Proxied { sides, shown });
         }
         let put = |listener: &TcpListener| outgoing.put(listener);
-        let all = capture.iter().chain(&steer[..capture.len()]).map(put);
+        let all = capture
+            .iter()
+            .chain(steer.iter().take(capture.len()))
+            .map(put);
         let mut capture_places = all.collect::<io::Result<Vec<_>>>()?;
         let steer_places = capture_places.split_off(capture.len());
         let links = self.links.iter().map(|link| outgoing.put(link));

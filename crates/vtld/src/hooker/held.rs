@@ -23,6 +23,7 @@ use super::{
     packet::SynPacket,
     sock,
 };
+use crate::panics;
 use vtl_proto::carrier::Kind;
 
 /// From the injected SYN to the accepted socket; on the loopback this takes microseconds, unless
@@ -334,7 +335,9 @@ impl Drop for HeldConnect {
         if self.0.answered {
             return;
         }
-        match self.0.shared.flows.is_leaving.load(Ordering::Relaxed) {
+        let is_leaving = self.0.shared.flows.is_leaving.load(Ordering::Relaxed);
+        // After a panic the next daemon answers, too.
+        match is_leaving || panics::happened() {
             true => self.put_off(),
             false => self.answer(ConnectError::Refused),
         }

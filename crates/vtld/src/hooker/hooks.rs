@@ -196,7 +196,8 @@ impl Hooks {
 
     pub(super) fn hook_pid(&mut self, pid: u32, carrier: &Carrier) -> Result<u32, HookerError> {
         self.check()?;
-        let cgroup = self.runs.make()?;
+        let from = self.hierarchy.group_of(pid)?;
+        let cgroup = self.runs.make(&from)?;
         let result = self
             .capture(&cgroup, carrier)
             .and_then(|taken| Runs::enter(pid, &cgroup).map(|()| taken));
@@ -259,6 +260,7 @@ impl Hooks {
         match hook.what {
             Hooked::Run { pid, cgroup } => {
                 let cgroup = self.cgroup(&cgroup);
+                self.runs.keep(&cgroup);
                 match self.capture(&cgroup, &carrier) {
                     Ok(taken) => Ok(self.add(Hooked::Run { pid, cgroup }, &carrier, taken)),
                     Err(error) => {
@@ -282,16 +284,14 @@ impl Hooks {
         self.hierarchy.place(path)
     }
 
-    pub(super) fn has_port(&self, port: u16) -> bool {
-        let steers = |e: &Entry| e.what == Hooked::Port(port) && e.carrier.captures();
-        self.entries.values().any(steers)
-    }
-
-    /// Whether clients of this port, or of any, may come by a carrier that loses.
-    pub(super) fn tolerates(&self, port: Option<u16>) -> bool {
-        let fits = |what: &Hooked| port.is_none_or(|port| *what == Hooked::Port(port));
-        let mut tolerant = (self.entries.values()).filter(|e| e.carrier == Carrier::Tolerant);
-        tolerant.any(|e| fits(&e.what))
+    /// The ports whose connections are steered here, and whether clients may come by a carrier that loses.
+    pub(super) fn ports(&self) -> BTreeMap<u16, bool> {
+        let steered = self.entries.values().filter(|e| e.carrier.captures());
+        let port = |entry: &Entry| match entry.what {
+            Hooked::Port(port) => Some((port, entry.carrier == Carrier::Tolerant)),
+            _ => None,
+        };
+        steered.filter_map(port).collect()
     }
 
     pub(super) fn hook_port(
@@ -487,7 +487,7 @@ impl Hooks {
 
     /// Removes the groups of programs that have ended.
     pub(super) fn reap(&mut self) {
-        let runs = &self.runs;
+        let runs = &mut self.runs;
         self.entries.retain(|_, entry| {
             let Hooked::Run { cgroup, .. } = &entry.what else {
                 return true;

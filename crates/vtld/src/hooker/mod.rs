@@ -16,24 +16,27 @@ mod bpf;
 mod carrier;
 mod cgroup;
 mod discovery;
-mod engine;
 mod error;
 mod handover;
 mod held;
 mod hooks;
+mod listeners;
 mod packet;
 mod proxy;
 pub mod rules;
 mod sock;
 mod steering;
+mod worker;
 
 use std::{
+    collections::BTreeMap,
     fmt, io,
-    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    net::{IpAddr, SocketAddr, TcpStream},
+    ops::{Deref, DerefMut},
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard,
         mpsc::{Sender, channel},
     },
     thread::JoinHandle,
@@ -58,15 +61,16 @@ pub use steering::ClientAddressGuard;
 
 use abi::vtl_hook_config;
 use beat::Heart;
-use bpf::{ADDRESSES, Attached, HOLD_SYN, Maps, Programs, SOCKOPS};
+use bpf::{ACCEPTED, ADDRESSES, Attached, HOLD_SYN, Maps, Programs, SOCKOPS};
 use cgroup::Hierarchy;
-use engine::{Command, Engine, Listeners};
 use handover::Inherited;
 use held::Flows;
 use hooks::Hooks;
+use listeners::{Bound, Listeners};
 use proxy::ProxyHandle;
 use rules::{Listed, Paths, Rule, Verdict, Wrong};
 use steering::Clients;
+use worker::{Command, Worker};
 
 /// The loopback's interface index in every network namespace.
 const LOOPBACK: u32 = 1;
@@ -77,7 +81,8 @@ pub struct Config {
     /// How long a destination without VTL is left alone before it is asked again. Long values
     /// save a proxied connection per destination, short ones notice sooner that VTL came.
     pub plain_ttl: Duration,
-    /// How long a SYN with the option may stay unanswered before one without it is sent. Counted
+    /// How long a SYN with the option may stay unanswered before one without it is sent, and twice as
+    /// long where there is an association with the host. Counted
     /// in whole seconds.
     pub offer_timeout: Duration,
 }
@@ -159,6 +164,41 @@ struct Shared {
     pulse: Pulse,
     clients: Mutex<Clients>,
     hooks: Mutex<Hooks>,
+    /// The ports that are hooked for their servers, and whether their clients' bytes may be lost.
+    ports: RwLock<BTreeMap<u16, bool>>,
+}
+
+/// The hooks, while nobody else changes them. That may take as long as the verifier: [`Shared::ports`] waits for
+/// nobody, and follows when this is dropped.
+struct LockedHooks<'a> {
+    hooks: MutexGuard<'a, Hooks>,
+    ports: &'a RwLock<BTreeMap<u16, bool>>,
+    /// They may have changed.
+    is_changed: bool,
+}
+
+impl Deref for LockedHooks<'_> {
+    type Target = Hooks;
+
+    fn deref(&self) -> &Hooks {
+        &self.hooks
+    }
+}
+
+impl DerefMut for LockedHooks<'_> {
+    fn deref_mut(&mut self) -> &mut Hooks {
+        self.is_changed = true;
+        &mut self.hooks
+    }
+}
+
+impl Drop for LockedHooks<'_> {
+    fn drop(&mut self) {
+        if self.is_changed {
+            let mut ports = self.ports.write().unwrap_or_else(PoisonError::into_inner);
+            *ports = self.hooks.ports();
+        }
+    }
 }
 
 impl Shared {
@@ -167,8 +207,16 @@ impl Shared {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn hooks(&self) -> MutexGuard<'_, Hooks> {
-        self.hooks.lock().unwrap_or_else(PoisonError::into_inner)
+    fn hooks(&self) -> LockedHooks<'_> {
+        LockedHooks {
+            hooks: self.hooks.lock().unwrap_or_else(PoisonError::into_inner),
+            ports: &self.ports,
+            is_changed: false,
+        }
+    }
+
+    fn ports(&self) -> RwLockReadGuard<'_, BTreeMap<u16, bool>> {
+        self.ports.read().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -190,19 +238,19 @@ impl Handle {
         steering::connect_local_app(&self.shared, dest, client)
     }
 
-    /// Is this port hooked, so that peers may reach it through VTL?
-    pub fn serves(&self, dest: SocketAddr) -> bool {
-        self.shared.hooks().has_port(dest.port())
-    }
-
     /// Is this port marked so that what its clients send, and get, may be lost?
     pub fn tolerates(&self, port: u16) -> bool {
-        self.shared.hooks().tolerates(Some(port))
+        self.shared.ports().get(&port) == Some(&true)
     }
 
     /// Is any port?
     pub fn tolerates_any(&self) -> bool {
-        self.shared.hooks().tolerates(None)
+        self.shared.ports().values().any(|tolerant| *tolerant)
+    }
+
+    /// Is any port hooked?
+    pub fn serves_any(&self) -> bool {
+        !self.shared.ports().is_empty()
     }
 
     /// Carries bytes between two non-blocking streams, with TCP's semantics at both ends, until
@@ -253,10 +301,8 @@ impl Handle {
 
     /// Exempts a socket of vtld's own from capture. Call it before connect().
     pub fn exempt(&self, socket: &impl AsFd) -> Result<(), HookerError> {
-        let cookie = sock::cookie(socket).map_err(|source| HookerError::Socket {
-            what: "read a socket's cookie",
-            source,
-        })?;
+        let cookie = sock::cookie(socket);
+        let cookie = cookie.map_err(HookerError::socket("read a socket's cookie"))?;
         self.shared.maps.own(cookie, None)
     }
 }
@@ -267,6 +313,8 @@ pub struct Hooker {
     /// Programs that serve all hooks.
     links: Vec<Attached>,
     threads: Vec<JoinHandle<()>>,
+    /// The worker's, which a panic does not close.
+    listeners: Listeners,
     _heart: Heart,
 }
 
@@ -289,68 +337,38 @@ impl Hooker {
             }) => Inherited::take(&handover.hooker, descriptors).map_err(HookerError::TakeOver)?,
             None => Inherited::default(),
         };
-        let failed = |what| move |source| HookerError::Socket { what, source };
+        let failed = HookerError::socket;
         allow_many_descriptors();
         let mark = random_mark().map_err(failed("get random bytes"))?;
         let raw4 = sock::raw(true, mark).map_err(failed("open a raw socket (needs root)"))?;
         // A host without IPv6 has nothing to capture there.
         let raw6 = sock::raw(false, mark).ok();
-        let mut hook = vtl_hook_config {
-            netns_cookie: sock::netns_cookie(&raw4).map_err(failed("identify the namespace"))?,
+        let netns_cookie = sock::netns_cookie(&raw4).map_err(failed("identify the namespace"))?;
+        let mut capture = inherited.capture.into_iter();
+        let v4 = Bound::new(true, capture.next());
+        let v4 = v4.map_err(failed("bind to 127.0.0.1 (is lo up?)"))?;
+        let v6 = match &raw6 {
+            Some(_) => Bound::new(false, capture.next()).ok(),
+            None => None,
+        };
+        let hook = vtl_hook_config {
+            netns_cookie,
             mark,
+            capture_port4: v4.capture_port(),
+            capture_port6: v6.as_ref().map_or(0, Bound::capture_port),
             ..Default::default()
         };
-        let mut listening = inherited.capture.into_iter();
-        // Connects in the making go on to the same port.
-        let mut capture = |v4| match listening.next() {
-            Some(socket) => sock::local(&socket).map(|local| (socket, local.port())),
-            None => sock::loopback(v4),
-        };
-        let (capture4, port4) = capture(true).map_err(failed("bind to 127.0.0.1 (is lo up?)"))?;
-        let steer4 = sock::loopback(true)
-            .map_err(failed("bind to 127.0.0.1 (is lo up?)"))?
-            .0;
-        let six = raw6
-            .as_ref()
-            .and_then(|_| Some((capture(false).ok()?, sock::loopback(false).ok()?.0)));
-        hook.capture_port4 = port4;
-        hook.capture_port6 = six.as_ref().map_or(0, |((_, port6), _)| *port6);
 
-        let programs = match Programs::load(&hook, &inherited.maps) {
-            Err(error) if !inherited.maps.is_empty() => {
-                tracing::warn!(%error, "applications see addresses of the loopback: another version's maps");
-                Programs::load(&hook, &[])?
-            }
-            loaded => loaded?,
-        };
+        let programs = load(&hook, &inherited.maps)?;
         let maps = programs.maps()?;
         let hierarchy = Hierarchy::find()?;
         let mut links = attach(&programs, &hierarchy)?;
         links.push(programs.attach_tcx(HOLD_SYN, LOOPBACK, "lo")?);
 
-        // Listening comes after the attachment: the sock_ops program must see it.
-        let listen = failed("listen on the loopback");
-        let mut listeners = Listeners {
-            capture: vec![sock::listen(capture4).map_err(listen)?],
-            steer: Vec::new(),
-        };
-        let mut steer = |socket: OwnedFd, slot| -> Result<(), HookerError> {
-            let cookie = sock::cookie(&socket).map_err(failed("read a socket's cookie"))?;
-            maps.own_listener(cookie)?;
-            // Without it the second answer to a SYN would lack the option.
-            sock::save_syn(&socket).map_err(listen)?;
-            let listener: TcpListener =
-                sock::listen(socket).map_err(failed("listen on the loopback"))?;
-            maps.steer_to(slot, &listener)?;
-            listeners.steer.push(listener);
-            Ok(())
-        };
-        steer(steer4, abi::VTL_STEER_4)?;
-        if let Some(((capture6, _), steer6)) = six {
-            steer(steer6, abi::VTL_STEER_6)?;
-            listeners
-                .capture
-                .push(sock::listen(capture6).map_err(failed("listen on [::1]"))?);
+        // After the attachment: the sock_ops program must see it.
+        let mut listeners = Listeners::default();
+        for bound in [Some(v4), v6].into_iter().flatten() {
+            listeners.add(bound, &maps)?;
         }
         listeners.steer.extend(inherited.steer);
         // Ours are attached as well.
@@ -359,7 +377,7 @@ impl Hooker {
         let (commands, inbox) = channel();
         let wake = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC);
         let wake = wake.map_err(|errno| failed("make an eventfd")(errno.into()))?;
-        let ring = engine::Syns::new(&programs)?;
+        let ring = worker::Syns::new(&programs)?;
         let hooks = Hooks::new(
             programs,
             hook,
@@ -379,20 +397,24 @@ impl Hooker {
             pulse: Pulse::default(),
             clients: Mutex::default(),
             hooks: Mutex::new(hooks),
+            ports: RwLock::default(),
         });
         if is_heir {
             shared.clients().inherit(shared.maps.shown());
         }
         let heart = Heart::start(Arc::clone(&shared)).map_err(failed("start a thread"))?;
-        let engine = Engine::new(Arc::clone(&shared), ring, listeners, inbox)?;
-        let engine_thread = std::thread::Builder::new()
+        let own = listeners.try_clone();
+        let own = own.map_err(failed("duplicate a listener"))?;
+        let worker = Worker::new(Arc::clone(&shared), ring, own, inbox)?;
+        let worker_thread = std::thread::Builder::new()
             .name("vtl-hooker".into())
-            .spawn(move || engine.run())
+            .spawn(move || worker.run())
             .map_err(failed("start the Hooker's thread"))?;
         Ok(Self {
             handle: Handle { shared },
             links,
-            threads: vec![engine_thread, proxy_thread],
+            threads: vec![worker_thread, proxy_thread],
+            listeners,
             _heart: heart,
         })
     }
@@ -504,6 +526,17 @@ impl Drop for Hooker {
     }
 }
 
+/// Loads the programs, over the maps of a former daemon where these fit.
+fn load(hook: &vtl_hook_config, maps: &[(String, OwnedFd)]) -> Result<Programs, HookerError> {
+    match Programs::load(hook, maps) {
+        Err(error) if !maps.is_empty() => {
+            tracing::warn!(%error, "applications see addresses of the loopback: another version's maps");
+            Programs::load(hook, &[])
+        }
+        loaded => loaded,
+    }
+}
+
 /// Attaches what every hook needs: discovery to the group of vtld, the addresses to all processes,
 /// since any may be the server that vtld connects to.
 fn attach(programs: &Programs, hierarchy: &Hierarchy) -> Result<Vec<Attached>, HookerError> {
@@ -513,7 +546,7 @@ fn attach(programs: &Programs, hierarchy: &Hierarchy) -> Result<Vec<Attached>, H
     };
     let (root, own) = (open(hierarchy.root())?, open(hierarchy.own())?);
     let mut links = vec![programs.attach_cgroup(SOCKOPS, hierarchy.own(), &own)?];
-    for name in ADDRESSES {
+    for name in ADDRESSES.into_iter().chain([ACCEPTED]) {
         links.push(programs.attach_cgroup(name, hierarchy.root(), &root)?);
     }
     Ok(links)

@@ -22,7 +22,11 @@ use nix::sys::{
 use bytes::Bytes;
 
 use super::{ClientAddressGuard, handover::PairLeft, sock};
-use crate::urgent::{self, Ahead};
+use crate::{
+    option::{self, IDLE_AGAIN_S, IDLE_S},
+    panics::test_point,
+    urgent::{self, Ahead},
+};
 
 /// One read. A direction that is blocked keeps at most this much.
 const CHUNK: usize = 64 * 1024;
@@ -291,6 +295,7 @@ impl Proxy {
                     return;
                 }
             };
+            test_point();
             let mut touched = std::mem::take(&mut ready);
             for event in &events[..count] {
                 if event.data() == WAKE {
@@ -379,6 +384,10 @@ impl Proxy {
             | EpollFlags::EPOLLRDHUP
             | EpollFlags::EPOLLET;
         let token = u64::from(generation) << 32 | (index as u64) << 1;
+        for (stream, ..) in &sides {
+            // The application's own probes end at vtld.
+            option::keep_alive(stream, IDLE_S, IDLE_AGAIN_S);
+        }
         let added = self
             .epoll
             .add(&sides[0].0, EpollEvent::new(flags, token))
@@ -409,5 +418,46 @@ impl Proxy {
             let _ = sock::abort_on_close(&side.stream, true);
         }
         self.close(index);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use nix::sys::socket::{getsockopt, sockopt};
+    use vtl_testing::until;
+
+    use super::*;
+
+    /// Both ends of a connection on the loopback.
+    fn connection() -> [TcpStream; 2] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (server, _) = listener.accept().unwrap();
+        client.set_nonblocking(true).unwrap();
+        [client, server]
+    }
+
+    #[test]
+    fn join__pairs_are_probed_while_they_are_idle() {
+        let (proxy, thread) = spawn().unwrap();
+        let (own, _ends): (Vec<_>, Vec<_>) = [connection(), connection()]
+            .map(|[ours, theirs]| (ours, theirs))
+            .into_iter()
+            .unzip();
+        let sides: Vec<_> = own.iter().map(|side| side.try_clone().unwrap()).collect();
+        let [a, b] = <[TcpStream; 2]>::try_from(own).unwrap();
+        proxy.join(a, b, None);
+        for side in &sides {
+            until("keepalive is on", || {
+                getsockopt(side, sockopt::KeepAlive).unwrap()
+            });
+            assert_eq!(getsockopt(side, sockopt::TcpKeepIdle).unwrap(), IDLE_S);
+            let interval = getsockopt(side, sockopt::TcpKeepInterval).unwrap();
+            assert_eq!(interval, IDLE_AGAIN_S);
+        }
+        proxy.stop();
+        thread.join().unwrap();
     }
 }

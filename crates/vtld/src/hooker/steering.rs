@@ -24,14 +24,18 @@ use super::{
     sock,
 };
 
-/// An application may call accept() or getpeername() after vtld has closed. As long as TIME_WAIT,
-/// in which the same pair of addresses cannot be used again.
+/// A connection may come about after vtld has closed its end, where the application's queue was full, and is
+/// shown its client then. As long as TIME_WAIT.
 const LINGER: Duration = Duration::from_secs(60);
 /// Ports tried for one connection: those that other programs have, or that linger in TIME_WAIT still,
 /// are passed over. On the loopback the kernel gives a port again a second after its last use, elsewhere
 /// a minute: where those of the host's own address linger, not many are worth a try.
 const ATTEMPTS: usize = 256;
 const FEW_ATTEMPTS: usize = 16;
+
+/// Ports below this one are services' rather than connections'.
+const FIRST_SPARE: u16 = 10_000;
+const ENOUGH_SPARE: u16 = 1_000;
 
 /// The steering program's links, one for each interface but lo, while any port is hooked.
 #[derive(Default)]
@@ -102,20 +106,57 @@ pub(super) fn drain(socket: BorrowedFd<'_>) {
 pub(super) struct Clients {
     ends: HashMap<SocketAddr, End>,
     last: u64,
-    leaving: Vec<(Instant, SocketAddr, u64)>,
+    leaving: Vec<Leaving>,
     turns: [u16; 2],
     ports: LocalPorts,
+    /// The last port of [`Clients::take_spare`].
+    spare: u16,
 }
 
-/// The latest user of an end. Only it may take the entry out.
+/// The latest user of an end.
 struct End {
     generation: u64,
     live: bool,
+    /// Where its connection goes; `None`: a former daemon has made it.
+    dest: Option<SocketAddr>,
+}
+
+/// A connection whose end vtld has closed.
+struct Leaving {
+    until: Instant,
+    end: SocketAddr,
+    generation: u64,
+    dest: Option<SocketAddr>,
 }
 
 impl Clients {
-    /// The next end that no live connection has, and its generation.
-    fn take(&mut self, ip: IpAddr) -> Option<(SocketAddr, u64)> {
+    /// Does the system give a port to connections by itself, so that nobody need have asked for it?
+    pub(super) fn is_given(&mut self, port: u16) -> bool {
+        self.ports().given(port)
+    }
+
+    fn ports(&mut self) -> &LocalPorts {
+        if self.ports.last == 0 {
+            self.ports = LocalPorts::read();
+        }
+        &self.ports
+    }
+
+    /// The next port that the system gives to no connection by itself.
+    pub(super) fn take_spare(&mut self) -> Option<u16> {
+        let (first, last) = self.ports().spare()?;
+        for _ in first..=last {
+            let is_within = (first..last).contains(&self.spare);
+            self.spare = if is_within { self.spare + 1 } else { first };
+            if !self.ports.reserved(self.spare) {
+                return Some(self.spare);
+            }
+        }
+        None
+    }
+
+    /// The next end that no live connection has, for one to `dest`, and its generation.
+    fn take(&mut self, ip: IpAddr, dest: SocketAddr) -> Option<(SocketAddr, u64)> {
         let family = usize::from(ip.is_ipv4());
         for _ in 0..=u16::MAX {
             let port = match self.ports.after(self.turns[family]) {
@@ -130,8 +171,13 @@ impl Clients {
             let end = SocketAddr::new(ip, port);
             if !self.ports.reserved(port) && self.ends.get(&end).is_none_or(|end| !end.live) {
                 self.last += 1;
-                let (generation, live) = (self.last, true);
-                self.ends.insert(end, End { generation, live });
+                let generation = self.last;
+                let entry = End {
+                    generation,
+                    live: true,
+                    dest: Some(dest),
+                };
+                self.ends.insert(end, entry);
                 return Some((end, generation));
             }
         }
@@ -141,17 +187,21 @@ impl Clients {
     /// An end that a former daemon has left to this one.
     fn adopt(&mut self, end: SocketAddr, live: bool) -> u64 {
         self.last += 1;
-        let generation = self.last;
-        self.ends.insert(end, End { generation, live });
-        generation
+        let entry = End {
+            generation: self.last,
+            live,
+            dest: None,
+        };
+        self.ends.insert(end, entry);
+        self.last
     }
 
-    /// Ends that a former daemon may still have used: those that nobody adopts linger, and are forgotten.
-    pub(super) fn inherit(&mut self, ends: impl IntoIterator<Item = SocketAddr>) {
-        for end in ends {
+    /// Connections that nobody had accepted when a former daemon left: the ends of those that nobody adopts
+    /// linger, and are forgotten.
+    pub(super) fn inherit(&mut self, connections: impl IntoIterator<Item = [SocketAddr; 2]>) {
+        for [end, dest] in connections {
             let generation = self.adopt(end, false);
-            let until = Instant::now() + LINGER;
-            self.leaving.push((until, end, generation));
+            self.linger(end, generation, Some(dest));
         }
     }
 
@@ -160,26 +210,38 @@ impl Clients {
             && entry.generation == generation
         {
             entry.live = false;
-            self.leaving
-                .push((Instant::now() + LINGER, end, generation));
+            let dest = entry.dest;
+            self.linger(end, generation, dest);
         }
     }
 
-    /// The ends whose time is over.
-    pub(super) fn expire(&mut self, now: Instant) -> Vec<SocketAddr> {
+    fn linger(&mut self, end: SocketAddr, generation: u64, dest: Option<SocketAddr>) {
+        self.leaving.push(Leaving {
+            until: Instant::now() + LINGER,
+            end,
+            generation,
+            dest,
+        });
+    }
+
+    /// The connections whose time is over, but those that were made again.
+    pub(super) fn expire(&mut self, now: Instant) -> Vec<[SocketAddr; 2]> {
         let mut gone = Vec::new();
-        self.leaving.retain(|&(until, end, generation)| {
-            if until > now {
+        self.leaving.retain(|one| {
+            if one.until > now {
                 return true;
             }
-            if self
-                .ends
-                .get(&end)
-                .is_some_and(|e| e.generation == generation)
-            {
-                self.ends.remove(&end);
-                gone.push(end);
+            match self.ends.get(&one.end) {
+                Some(later) if later.generation != one.generation => {
+                    if later.dest == one.dest {
+                        return false;
+                    }
+                }
+                _ => {
+                    self.ends.remove(&one.end);
+                }
             }
+            gone.extend(one.dest.map(|dest| [one.end, dest]));
             false
         });
         gone
@@ -227,13 +289,26 @@ impl LocalPorts {
         (self.first..self.last).contains(&port).then(|| port + 1)
     }
 
+    /// The first and the last of those that it does not give: above if there are enough.
+    fn spare(&self) -> Option<(u16, u16)> {
+        let above = (self.last.saturating_add(1), u16::MAX);
+        let below = (FIRST_SPARE, self.first.saturating_sub(1));
+        let is_enough = |(first, last): &(u16, u16)| last.saturating_sub(*first) >= ENOUGH_SPARE;
+        [above, below].into_iter().find(is_enough)
+    }
+
+    fn given(&self, port: u16) -> bool {
+        (self.first..=self.last).contains(&port) && !self.reserved(port)
+    }
+
     fn reserved(&self, port: u16) -> bool {
         let within = |&(from, to): &(u16, u16)| (from..=to).contains(&port);
         self.reserved.iter().any(within)
     }
 }
 
-/// While it lives, the local application sees the real client as its peer, and for a minute more.
+/// While it lives, vtld's end of the connection to a local application, which sees the real client as its
+/// peer, is nobody else's.
 pub struct ClientAddressGuard {
     shared: Weak<Shared>,
     end: SocketAddr,
@@ -269,7 +344,7 @@ pub(super) fn connect_local_app(
     };
     for (from, attempts) in [(dest.ip(), FEW_ATTEMPTS), (loopback, ATTEMPTS)] {
         for _ in 0..attempts {
-            let Some((end, generation)) = shared.clients().take(from) else {
+            let Some((end, generation)) = shared.clients().take(from, dest) else {
                 break;
             };
             let guard = ClientAddressGuard {
@@ -291,7 +366,7 @@ pub(super) fn connect_local_app(
     Err(io::ErrorKind::AddrNotAvailable.into())
 }
 
-/// Keeps showing an application the client that a former daemon has shown it.
+/// Keeps vtld's end of a connection that a former daemon has made.
 pub(super) fn adopt(shared: &Arc<Shared>, end: SocketAddr) -> ClientAddressGuard {
     ClientAddressGuard {
         shared: Arc::downgrade(shared),
@@ -311,12 +386,16 @@ fn connect_from(
     sock::bind(&socket, end, true)?;
     shared
         .maps
-        .show_client(end, client)
+        .show_client([end, dest], client)
         .map_err(io::Error::other)?;
     let cookie = sock::cookie(&socket)?;
     shared.maps.own(cookie, None).map_err(io::Error::other)?;
     let connected = sock::connect(&socket, dest);
     shared.maps.disown(cookie);
+    if connected.is_err() {
+        // Somebody else has these ends.
+        shared.maps.hide_client([end, dest]);
+    }
     connected.map(|()| socket.into())
 }
 
@@ -334,13 +413,21 @@ mod tests {
     use super::*;
 
     const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    const DEST: SocketAddr = SocketAddr::new(LOOPBACK, 80);
 
     #[test]
     fn local_ports__parse() {
+        let spare = |range| LocalPorts::parse(range, "").spare();
+        assert_eq!(spare("32768 60999"), Some((61_000, 65_535)));
+        assert_eq!(spare("15000 65000"), Some((10_000, 14_999)));
+        assert_eq!(spare("1024 65535"), None);
+        assert_eq!(spare("1024 64534"), Some((64_535, 65_535)));
         let ports = LocalPorts::parse("1024\t2000\n", "1030,1040-1050\n");
         assert_eq!((ports.first, ports.last), (1024, 2000));
         assert_eq!((ports.after(0), ports.after(1024)), (None, Some(1025)));
         assert_eq!(ports.after(2000), None);
+        let given = [1023, 1024, 1030, 2000, 2001].map(|port| ports.given(port));
+        assert_eq!(given, [false, true, false, true, false]);
         let reserved = (1024..=2000).filter(|port| ports.reserved(*port)).count();
         assert_eq!(reserved, 12);
         for nonsense in ["", "5", "9 7", "a b", "0 9"] {
@@ -352,13 +439,13 @@ mod tests {
     #[test]
     fn take__every_end_in_turn_but_those_in_use() {
         let mut clients = Clients::default();
-        let (first, _) = clients.take(LOOPBACK).unwrap();
-        let (second, generation) = clients.take(LOOPBACK).unwrap();
+        let (first, _) = clients.take(LOOPBACK, DEST).unwrap();
+        let (second, generation) = clients.take(LOOPBACK, DEST).unwrap();
         assert_ne!(first, second);
         clients.leave(second, generation);
         let count = usize::from(clients.ports.last - clients.ports.first) + 1;
         let seen: std::collections::HashSet<_> = std::iter::from_fn(|| {
-            let (end, generation) = clients.take(LOOPBACK)?;
+            let (end, generation) = clients.take(LOOPBACK, DEST)?;
             clients.leave(end, generation);
             Some(end)
         })
@@ -366,18 +453,41 @@ mod tests {
         .collect();
         assert!(seen.contains(&second) && !seen.contains(&first));
         // Whoever left first does not take the later one's entry out.
-        let (again, _) = std::iter::from_fn(|| clients.take(LOOPBACK))
+        let (again, _) = std::iter::from_fn(|| clients.take(LOOPBACK, DEST))
             .find(|(end, _)| *end == second)
             .unwrap();
         clients.leave(second, generation);
         let gone = clients.expire(Instant::now() + 2 * LINGER);
-        assert!(!gone.contains(&again));
+        assert!(!gone.iter().any(|[end, _]| *end == again));
+        assert!(gone.iter().any(|[end, _]| *end != again));
+    }
+
+    #[test]
+    fn expire__each_connection_by_both_ends() {
+        let mut clients = Clients::default();
+        let other = SocketAddr::new(LOOPBACK, 81);
+        let later = || Instant::now() + 2 * LINGER;
+        // The end of a connection, taken again for one to another destination.
+        let (end, generation) = clients.take(LOOPBACK, DEST).unwrap();
+        clients.leave(end, generation);
+        let (_, generation) = std::iter::from_fn(|| clients.take(LOOPBACK, other))
+            .find(|(taken, _)| *taken == end)
+            .unwrap();
+        assert_eq!(clients.expire(later()), [[end, DEST]]);
+        clients.leave(end, generation);
+        assert_eq!(clients.expire(later()), [[end, other]]);
+        // A former daemon's, which nobody adopts, and one that somebody does.
+        clients.inherit([[end, DEST]]);
+        assert_eq!(clients.expire(later()), [[end, DEST]]);
+        let generation = clients.adopt(end, true);
+        clients.leave(end, generation);
+        assert!(clients.expire(later()).is_empty());
     }
 
     #[test]
     fn take__none_is_left() {
         let mut clients = Clients::default();
-        assert!(std::iter::from_fn(|| clients.take(LOOPBACK)).count() > 1);
-        assert_eq!(clients.take(LOOPBACK), None);
+        assert!(std::iter::from_fn(|| clients.take(LOOPBACK, DEST)).count() > 1);
+        assert_eq!(clients.take(LOOPBACK, DEST), None);
     }
 }

@@ -18,7 +18,7 @@ use anyhow::Context;
 use libbpf_rs::{RingBuffer, RingBufferBuilder};
 use nix::sys::{
     epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags},
-    eventfd::{EfdFlags, EventFd},
+    eventfd::EventFd,
 };
 use vtl_bpf::{
     pump::{Choice, Pump},
@@ -28,13 +28,14 @@ use vtl_bpf::{
 use vtl_proto::intf;
 
 use super::{
-    super::{MS, now_ns, wait},
+    super::{MS, event, now_ns, wait},
     Handle, News, Order, Outlet, Pumped,
     bells::Bells,
     doorbell::Doorbell,
     relay::Relay,
     schedule::Schedule,
 };
+use crate::panics::test_point;
 
 /// How long a shard naps, while it hands wake-ups on, when there is nothing else to do.
 const NAP_NS: u64 = MS / 20;
@@ -112,9 +113,7 @@ pub(super) fn spawn(
     news: Outlet,
 ) -> anyhow::Result<(Handle, Receiver<anyhow::Result<()>>)> {
     let (sender, orders) = mpsc::channel();
-    let wake = Arc::new(EventFd::from_flags(
-        EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC,
-    )?);
+    let wake = Arc::new(event()?);
     let called = Arc::new(AtomicBool::new(false));
     let epoll = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?);
     let handle = (Arc::clone(&wake), Arc::clone(&called), Arc::clone(&epoll));
@@ -208,6 +207,7 @@ impl Worker {
         let mut found = [EpollEvent::empty(); 64];
         let order = Arc::clone(self.shard.order());
         while !self.stopping {
+            test_point();
             self.pump();
             let now = now_ns();
             if let Some(relay) = self.relay.decide(now) {

@@ -29,8 +29,9 @@ use super::{
 
 /// Bytes that wait to be sent: a new flow's shall not wait behind seconds of another's.
 const MOST_WAITING: usize = 128 << 10;
-/// Bytes that have arrived and wait to be looked at.
+/// Bytes that have arrived and wait to be looked at, and what one of them takes besides its own.
 const MOST_ARRIVED: usize = 4 << 20;
+const ARRIVED: usize = 64;
 
 /// Those of frames that came before the carrier's number.
 const MOST_EARLY: usize = 1 << 20;
@@ -59,7 +60,7 @@ pub(super) struct Pipe {
     control: RefCell<VecDeque<Bytes>>,
     chunks: RefCell<VecDeque<Bytes>>,
     arrived: RefCell<VecDeque<Arrived>>,
-    /// Bytes in it.
+    /// Bytes of memory that it takes.
     held: Cell<usize>,
     is_over: Cell<bool>,
     /// There is something for the task: to send, to look at, or the end.
@@ -119,7 +120,7 @@ impl Pipe {
     /// Something has arrived.
     pub(super) fn arrived(&self, what: Arrived) {
         let (Arrived::Stream(bytes) | Arrived::Frame(bytes)) = &what;
-        self.held.set(self.held.get() + bytes.len());
+        self.held.set(self.held.get() + bytes.len() + ARRIVED);
         self.arrived.borrow_mut().push_back(what);
         self.news.notify_one();
     }
@@ -181,6 +182,8 @@ impl Pipe {
 pub(super) struct Framed {
     pub(super) kind: Kind,
     pub(super) pipe: Rc<Pipe>,
+    /// Bytes that the library may hold.
+    pub(super) library: Box<dyn Fn() -> u64>,
     pub(super) figures: Box<dyn Fn() -> Option<CarrierPath>>,
 }
 
@@ -204,6 +207,10 @@ impl Carrier for Framed {
     }
 
     fn forget(&self, _flow: FlowId) {}
+
+    fn memory(&self) -> u64 {
+        self.pipe.held.get() as u64 + (self.library)()
+    }
 
     fn close(&self) {
         self.pipe.end();

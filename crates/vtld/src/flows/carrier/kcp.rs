@@ -31,7 +31,7 @@ use super::{
     framed::{Arrived, Framed, Out, Pipe},
     socket,
 };
-use crate::broker::random_token;
+use crate::{broker::random_token, panics};
 
 /// Bytes of a UDP datagram's payload: what every IPv6 path takes.
 const DATAGRAM: usize = 1280 - 48;
@@ -239,10 +239,12 @@ impl Shared {
             waits: None,
             patience: SILENCE + 3 * rtt.unwrap_or_default(),
         };
-        spawn_local(driver.run());
+        spawn_local(panics::isolated(driver.run()));
         let carrier = Framed {
             kind: Kind::Kcp,
             pipe: Rc::clone(&conversation.pipe),
+            // It does not say what it holds behind a gap.
+            library: Box::new(|| (usize::from(WINDOW) * DATAGRAM) as u64),
             figures: Box::new(|| None),
         };
         Ok((carrier, conversation))

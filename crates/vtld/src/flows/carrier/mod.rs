@@ -88,6 +88,11 @@ pub(super) trait Carrier {
     /// Gives the association what has come by it, where the peer has said something of that by another carrier.
     fn look(&self, _peer: &Peer, _id: CarrierId) {}
 
+    /// Memory in bytes that it uses, or that the peer can make it use at once.
+    fn memory(&self) -> u64 {
+        0
+    }
+
     /// Ends it.
     fn close(&self);
 

@@ -215,6 +215,8 @@ fn carrier(
     rtt: Option<Duration>,
     pipes: &Rc<RefCell<Vec<Rc<Pipe>>>>,
 ) -> Framed {
+    // What is idle waits for no acknowledgement.
+    option::keep_asking(socket.get_ref());
     // Kernels before 6.10 do not have it.
     let _ = option::set(
         socket.get_ref(),
@@ -244,6 +246,7 @@ fn carrier(
     Framed {
         kind: Kind::Mptcp,
         pipe,
+        library: Box::new(|| 0),
         figures: Box::new(|| None),
     }
 }
@@ -306,5 +309,35 @@ async fn dead(socket: &AsyncFd<TcpStream>, pipe: &Pipe, written: &Cell<usize>, r
         if since.elapsed() > SILENCE + 3 * rtt {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::task::LocalSet;
+
+    use super::*;
+
+    #[test]
+    fn carrier__is_probed_while_it_is_idle() {
+        let Ok(listener) = listener() else {
+            return vtl_testing::skip("this kernel has no MPTCP");
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        LocalSet::new().block_on(&runtime, async {
+            let to = SocketAddr::new(
+                Ipv4Addr::LOCALHOST.into(),
+                listener.local_addr().unwrap().port(),
+            );
+            let stream = begin(to.ip(), to).unwrap();
+            let shown = stream.try_clone().unwrap();
+            let pipes = Rc::default();
+            let _carrier = carrier(watch(stream).unwrap(), None, &pipes);
+            let is_on = nix::sys::socket::getsockopt(&shown, sockopt::KeepAlive).unwrap();
+            assert!(is_on);
+        });
     }
 }

@@ -1,7 +1,6 @@
 //! The file of rules: TOML, read whole or refused with the place of what is wrong.
 
 use std::{
-    net::IpAddr,
     ops::{Range, RangeInclusive},
     path::{Path, PathBuf},
 };
@@ -77,6 +76,23 @@ struct Source<'a> {
     uid: &'a dyn Fn(&str) -> Option<u32>,
 }
 
+/// The keys of one rule as they were read, with the places that complaints about their combination name.
+#[derive(Default)]
+struct Draft<'a> {
+    name: Option<String>,
+    matches: Matches,
+    /// The first key that matches.
+    matching: Option<&'a Key<'a>>,
+    local: Option<&'a Key<'a>>,
+    exe: Option<Place>,
+    /// The ports of servers, with the key.
+    listen: Option<(&'a Key<'a>, Vec<u16>)>,
+    /// What is to happen, with the key and the value that say so: at most one makes sense.
+    actions: Vec<(&'a Key<'a>, &'a Value<'a>, Action)>,
+    /// Where the mark of loss-tolerant connections stands.
+    tolerant: Option<Range<usize>>,
+}
+
 /// The keys of a rule, besides its name: those that match, then those that act.
 const KEYS: &str = "name, cgroup, user, exe, port, to, profile, local, listen, carrier, services, \
                     loss_tolerant and bypass";
@@ -101,13 +117,33 @@ impl Source<'_> {
     }
 
     fn rule(&self, span: Range<usize>, keys: &DeTable<'_>, former: &[Rule]) -> Result<Rule> {
-        let (mut name, mut exe, mut listen) = (None, None, None);
-        let mut matches = Matches::default();
-        // With the key and the value, where complaints are about the one or the other.
-        let mut actions: Vec<(&Key<'_>, &Value<'_>, Action)> = Vec::new();
-        let mut matching: Option<&Key<'_>> = None;
-        let mut local = None;
-        let mut tolerant = None;
+        let mut draft = self.draft(keys, former)?;
+        let Some(name) = draft.name.take() else {
+            return self.wrong(span, "a rule needs a name: name = \"backup\"".into());
+        };
+        if let [_, (second, ..), ..] = &draft.actions[..] {
+            let text = format!(
+                "rule \"{name}\" has two actions: take one of carrier, services and bypass"
+            );
+            return self.wrong(second.span(), text);
+        }
+        let exe = draft.exe;
+        let (about, at) = match draft.listen.take() {
+            Some((key, ports)) => self.accepted(draft, key, ports)?,
+            None => self.opened(draft, &name, span)?,
+        };
+        Ok(Rule {
+            name,
+            about,
+            place: self.place(at),
+            exe,
+        })
+    }
+
+    /// Reads the keys of a rule. Whether they fit together is for [`Source::rule`] to check.
+    fn draft<'k>(&self, keys: &'k DeTable<'k>, former: &[Rule]) -> Result<Draft<'k>> {
+        let mut draft = Draft::default();
+        let matches = &mut draft.matches;
         for (key, value) in in_order(keys) {
             let which = key.get_ref().as_ref();
             match which {
@@ -115,25 +151,30 @@ impl Source<'_> {
                 "user" => matches.user = self.each(value, |v| self.user(v))?,
                 "exe" => {
                     matches.exe = self.each(value, |v| self.exe(v))?;
-                    exe = Some(self.place(value.span()));
+                    draft.exe = Some(self.place(value.span()));
                 }
                 "port" => matches.port = self.each(value, |v| self.ports(v))?,
                 "to" => matches.to = self.each(value, |v| self.prefix(v))?,
                 "profile" => matches.profile = self.each(value, |v| self.parsed(v, "a profile"))?,
                 "local" => {
                     matches.local = self.truth(value)?;
-                    local = Some(key);
+                    draft.local = Some(key);
                 }
-                "name" => name = Some((self.name(value, former)?, value)),
-                "listen" => listen = Some((key, self.each(value, |v| self.listen(v, former))?)),
-                "carrier" => actions.push((key, value, Action::Carry(self.carrier(value)?))),
+                "name" => draft.name = Some(self.name(value, former)?),
+                "listen" => {
+                    draft.listen = Some((key, self.each(value, |v| self.listen(v, former))?));
+                }
+                "carrier" => {
+                    let action = Action::Carry(self.carrier(value)?);
+                    draft.actions.push((key, value, action));
+                }
                 "services" => {
                     let wanted = Carrier::Services(self.services(value)?);
-                    actions.push((key, value, Action::Carry(wanted)));
+                    draft.actions.push((key, value, Action::Carry(wanted)));
                 }
                 "loss_tolerant" => {
                     if self.truth(value)? {
-                        tolerant = Some(key.span());
+                        draft.tolerant = Some(key.span());
                     }
                 }
                 "bypass" => {
@@ -141,7 +182,7 @@ impl Source<'_> {
                         return self
                             .wrong(value.span(), "bypass = true, or no bypass at all".into());
                     }
-                    actions.push((key, value, Action::Bypass));
+                    draft.actions.push((key, value, Action::Bypass));
                 }
                 other => {
                     let other = other.escape_debug();
@@ -151,62 +192,66 @@ impl Source<'_> {
             }
             let matcher = ["cgroup", "user", "exe", "port", "to", "profile", "local"];
             if matcher.contains(&which) {
-                matching.get_or_insert(key);
+                draft.matching.get_or_insert(key);
             }
         }
-        let Some((name, _)) = name else {
-            return self.wrong(span, "a rule needs a name: name = \"backup\"".into());
-        };
-        if let [_, (second, ..), ..] = &actions[..] {
+        Ok(draft)
+    }
+
+    /// A rule about connections that this host accepts at `ports`, which `key` names. Also returns where the
+    /// rule says what they travel by.
+    fn accepted(
+        &self,
+        mut draft: Draft<'_>,
+        key: &Key<'_>,
+        mut ports: Vec<u16>,
+    ) -> Result<(About, Range<usize>)> {
+        if let Some(matching) = draft.matching {
             let text = format!(
-                "rule \"{name}\" has two actions: take one of carrier, services and bypass"
+                "\"{}\" and \"listen\" exclude each other: the one is about connections that \
+                 this host opens, the other about those that it accepts",
+                matching.get_ref()
             );
-            return self.wrong(second.span(), text);
+            return self.wrong(matching.span(), text);
         }
-        let action = actions.pop();
-        if let Some((key, mut ports)) = listen {
-            if let Some(matching) = matching {
-                let text = format!(
-                    "\"{}\" and \"listen\" exclude each other: the one is about connections that \
-                     this host opens, the other about those that it accepts",
-                    matching.get_ref()
-                );
-                return self.wrong(matching.span(), text);
-            }
-            ports.sort_unstable();
-            if let Some(twice) = ports.windows(2).find(|p| p[0] == p[1]) {
-                return self.wrong(key.span(), format!("port {} is there twice", twice[0]));
-            }
-            let (place, carrier) = match action {
-                None => (key.span(), Carrier::Best),
-                Some((_, value, Action::Carry(carrier))) => {
-                    if let Err(error) = carrier.serves_port() {
-                        return self.wrong(value.span(), error.to_string());
-                    }
-                    (value.span(), carrier)
-                }
-                Some((key, _, Action::Bypass)) => {
-                    let text = "a port that no rule names is left alone already: drop bypass, \
-                                or the rule";
-                    return self.wrong(key.span(), text.into());
-                }
-            };
-            let carrier = self.marked(carrier, &tolerant, &place, true)?;
-            return Ok(Rule {
-                name,
-                about: About::Accepted(ports, carrier),
-                place: self.place(place),
-                exe,
-            });
+        ports.sort_unstable();
+        if let Some(twice) = ports.windows(2).find(|p| p[0] == p[1]) {
+            return self.wrong(key.span(), format!("port {} is there twice", twice[0]));
         }
-        let Some((key, value, action)) = action else {
+        let (at, carrier) = match draft.actions.pop() {
+            None => (key.span(), Carrier::Best),
+            Some((_, value, Action::Carry(carrier))) => {
+                if let Err(error) = carrier.serves_port() {
+                    return self.wrong(value.span(), error.to_string());
+                }
+                (value.span(), carrier)
+            }
+            Some((key, _, Action::Bypass)) => {
+                let text = "a port that no rule names is left alone already: drop bypass, \
+                            or the rule";
+                return self.wrong(key.span(), text.into());
+            }
+        };
+        let carrier = self.marked(carrier, &draft.tolerant, &at, true)?;
+        Ok((About::Accepted(ports, carrier), at))
+    }
+
+    /// A rule about connections that this host opens. Also returns where it says what becomes of them.
+    fn opened(
+        &self,
+        mut draft: Draft<'_>,
+        name: &str,
+        span: Range<usize>,
+    ) -> Result<(About, Range<usize>)> {
+        let Some((key, value, action)) = draft.actions.pop() else {
             let text = format!(
                 "rule \"{name}\" says what it matches, not what is to happen: add carrier = \"best\", \
                  \"tcp\", \"tcp:CONTROL\", \"graft:NAME\" or another, services, or bypass = true"
             );
             return self.wrong(span, text);
         };
-        if let Some(local) = local.filter(|_| matches.local && action.captures()) {
+        let local = draft.local.filter(|_| draft.matches.local);
+        if let Some(local) = local.filter(|_| action.captures()) {
             let text = format!(
                 "local connections cannot travel by {action}, which takes two hosts: drop local, or \
                  take a carrier like tcp:cubic"
@@ -214,7 +259,7 @@ impl Source<'_> {
             return self.wrong(local.span(), text);
         }
         let (at, action) = match action {
-            Action::Bypass => match tolerant {
+            Action::Bypass => match draft.tolerant {
                 None => (key.span(), Action::Bypass),
                 Some(mark) => {
                     let text = "bypass has no use for the mark loss_tolerant";
@@ -222,16 +267,11 @@ impl Source<'_> {
                 }
             },
             Action::Carry(carrier) => {
-                let carrier = self.marked(carrier, &tolerant, &value.span(), false)?;
+                let carrier = self.marked(carrier, &draft.tolerant, &value.span(), false)?;
                 (value.span(), Action::Carry(carrier))
             }
         };
-        Ok(Rule {
-            name,
-            about: About::Opened(matches, action),
-            place: self.place(at),
-            exe,
-        })
+        Ok((About::Opened(draft.matches, action), at))
     }
 
     /// One value, or a list of them that is not empty.
@@ -470,22 +510,10 @@ impl Source<'_> {
 
     fn prefix(&self, value: &Value<'_>) -> Result<Prefix> {
         let text = self.string(value, "a destination")?;
-        let (address, bits) = text.split_once('/').unwrap_or((text, ""));
-        let parsed = address.parse::<IpAddr>().ok().and_then(|address| {
-            let most = if address.is_ipv4() { 32 } else { 128 };
-            let bits = match bits {
-                "" if !text.contains('/') => most,
-                bits => bits.parse().ok().filter(|bits| *bits <= most)?,
-            };
-            Some(Prefix::new(address, bits))
-        });
-        match parsed {
-            Some(prefix) => Ok(prefix),
-            None => {
-                let text = format!(
-                    "\"{}\" is no address or prefix: write 192.0.2.7, 10.0.0.0/8 or 2001:db8::/32",
-                    text.escape_debug()
-                );
+        match text.parse() {
+            Ok(prefix) => Ok(prefix),
+            Err(wrong) => {
+                let text = format!("\"{}\" is {wrong}", text.escape_debug());
                 self.wrong(value.span(), text)
             }
         }

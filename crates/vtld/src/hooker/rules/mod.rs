@@ -17,6 +17,7 @@ use std::{
     ops::RangeInclusive,
     os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
+    str::FromStr,
 };
 
 pub use explain::{Verdict, explain};
@@ -102,6 +103,33 @@ impl Prefix {
     pub fn contains(&self, address: IpAddr) -> bool {
         let same_family = self.address.is_ipv4() == address.is_ipv4();
         same_family && Self::new(address, self.bits).address == self.address
+    }
+}
+
+/// A text is no [`Prefix`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no address or prefix: write 192.0.2.7, 10.0.0.0/8 or 2001:db8::/32")]
+pub struct NoPrefix;
+
+impl FromStr for Prefix {
+    type Err = NoPrefix;
+
+    /// Parses an address, with or without a prefix length in bits behind a slash.
+    fn from_str(text: &str) -> Result<Self, NoPrefix> {
+        let (address, bits) = match text.split_once('/') {
+            Some((address, bits)) => (address, Some(bits)),
+            None => (text, None),
+        };
+        let address: IpAddr = address.parse().map_err(|_| NoPrefix)?;
+        let most = if address.is_ipv4() { 32 } else { 128 };
+        let bits = match bits {
+            Some(bits) => bits.parse().map_err(|_| NoPrefix)?,
+            None => most,
+        };
+        match bits <= most {
+            true => Ok(Self::new(address, bits)),
+            false => Err(NoPrefix),
+        }
     }
 }
 

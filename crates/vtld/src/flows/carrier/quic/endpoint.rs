@@ -45,9 +45,10 @@ const NAME: &str = ".vtl.invalid";
 const STREAMS: u32 = 4096;
 /// Bytes of one stream that may be under way: 850 Mbit/s for 56 ms, 100 Mbit/s for 480 ms.
 const STREAM_WINDOW: u32 = 8 << 20;
-/// The same of all streams together: so many that those which applications do not read leave room
-/// for others.
-const WINDOW: u32 = 128 << 20;
+/// Receive window of a connection, which bounds what is buffered behind gaps: initially, when idle, at most.
+pub(super) const FIRST_WINDOW: u32 = 2 << 20;
+pub(super) const LEAST_WINDOW: u32 = 64 << 10;
+pub(super) const MOST_WINDOW: u32 = 128 << 20;
 /// Bytes that flows may have sent and not had acknowledged.
 pub(super) const SEND_WINDOW: u64 = 16 << 20;
 /// A connection on which nothing comes for so long is dead; the client sees to it that something does.
@@ -122,7 +123,7 @@ fn transport(rtt: Option<Duration>) -> Arc<TransportConfig> {
     let idle = VarInt::from_u32(DEAD.as_millis() as u32);
     config
         .stream_receive_window(STREAM_WINDOW.into())
-        .receive_window(WINDOW.into())
+        .receive_window(FIRST_WINDOW.into())
         .send_window(SEND_WINDOW)
         .max_concurrent_bidi_streams(0_u32.into())
         .max_concurrent_uni_streams(STREAMS.into())

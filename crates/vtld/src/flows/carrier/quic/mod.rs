@@ -44,6 +44,8 @@ use endpoint::Quic;
 const TURN: usize = 256 << 10;
 /// Between two looks at the path.
 const TICK: Duration = Duration::from_millis(100);
+/// Idle time after which the window shrinks below its initial size; at least four round trips.
+const QUIET: Duration = Duration::from_secs(2);
 /// Bytes that flows may write ahead of the network at least.
 const LEAST_AHEAD: u64 = 1 << 20;
 
@@ -54,6 +56,60 @@ struct Run {
     next: u64,
 }
 
+/// The connection's receive window: what the peer may have in flight, and so have buffered behind gaps.
+struct Window {
+    connection: Connection,
+    size: Cell<u32>,
+    /// Bytes delivered since it grew, and when the last ones were.
+    taken: Cell<u64>,
+    latest: Cell<Instant>,
+}
+
+impl Window {
+    /// That of a new connection.
+    fn of(connection: &Connection) -> Rc<Self> {
+        Rc::new(Self {
+            connection: connection.clone(),
+            size: Cell::new(endpoint::FIRST_WINDOW),
+            taken: Cell::new(0),
+            latest: Cell::new(Instant::now()),
+        })
+    }
+
+    /// Auto-tuning: doubles the window each time that half of it was delivered, up to `most` bytes, so slow start is not
+    /// limited by it.
+    fn note_taken(&self, bytes: usize, most: u64) {
+        let taken = self.taken.get() + bytes as u64;
+        self.taken.set(taken);
+        self.latest.set(Instant::now());
+        let window = self.size.get();
+        if taken >= u64::from(window / 2) {
+            self.taken.set(0);
+            let most = u32::try_from(most).unwrap_or(u32::MAX);
+            self.set(window.saturating_mul(2).min(most));
+        }
+    }
+
+    /// Decays by a quarter each round trip, at least each [`TICK`]: in steady state some five bandwidth-delay products
+    /// remain.
+    fn ease(&self, rtt: Duration) {
+        let part = TICK.as_secs_f64() / rtt.max(TICK).as_secs_f64() / 4.0;
+        let eased = (f64::from(self.size.get()) * (1.0 - part)) as u32;
+        let least = match self.latest.get().elapsed() < QUIET.max(4 * rtt) {
+            true => endpoint::FIRST_WINDOW,
+            false => endpoint::LEAST_WINDOW,
+        };
+        self.set(eased.max(least.min(self.size.get())));
+    }
+
+    fn set(&self, window: u32) {
+        let window = window.clamp(endpoint::LEAST_WINDOW, endpoint::MOST_WINDOW);
+        if self.size.replace(window) != window {
+            self.connection.set_receive_window(window.into());
+        }
+    }
+}
+
 /// A connection.
 pub(super) struct QuicCarrier {
     id: CarrierId,
@@ -62,6 +118,7 @@ pub(super) struct QuicCarrier {
     runs: RefCell<HashMap<FlowId, Run>>,
     /// As of the last look.
     stats: Cell<Option<PathStats>>,
+    window: Rc<Window>,
 }
 
 impl QuicCarrier {
@@ -70,6 +127,7 @@ impl QuicCarrier {
         let control = connection.open_uni().await.ok()?;
         let carrier = Rc::new(Self {
             id,
+            window: Window::of(&connection),
             connection,
             control: Rc::new(Mutex::new(control)),
             runs: RefCell::default(),
@@ -143,6 +201,7 @@ impl QuicCarrier {
                     return;
                 }
             }
+            self.window.ease(stats.path.rtt);
             // A new flow's bytes shall not wait behind seconds of another's.
             let window = stats.path.cwnd.saturating_mul(2);
             let window = window.clamp(LEAST_AHEAD, endpoint::SEND_WINDOW);
@@ -201,6 +260,10 @@ impl Carrier for QuicCarrier {
 
     fn forget(&self, flow: FlowId) {
         self.runs.borrow_mut().remove(&flow);
+    }
+
+    fn memory(&self) -> u64 {
+        self.window.size.get().into()
     }
 
     fn close(&self) {
@@ -366,6 +429,7 @@ impl QuicCarrier {
 struct Incoming {
     peer: Rc<Peer>,
     carrier: CarrierId,
+    window: Rc<Window>,
 }
 
 impl Incoming {
@@ -373,6 +437,7 @@ impl Incoming {
         Self {
             peer: Rc::clone(peer),
             carrier: carrier.id,
+            window: Rc::clone(&carrier.window),
         }
     }
 
@@ -415,6 +480,7 @@ impl Incoming {
                     false => None,
                 };
             }
+            self.window.note_taken(taken, self.peer.most_ahead());
             self.peer.turn();
         }
         true

@@ -49,6 +49,7 @@ const AHEAD: u32 = 16_384;
 const BACKLOG: usize = 32;
 /// Packets that wait for the association, and those taken at once.
 const WAITING: usize = 4096;
+const WAITING_BYTES: usize = 8 << 20;
 const AT_ONCE: usize = 256;
 
 /// Less than RFC 9260 recommends (1 s), whose reason is that acknowledgements may be delayed: here
@@ -76,6 +77,10 @@ pub(super) struct Shared {
     pub(super) pipe: Rc<Pipe>,
     pub(super) figures: Figures,
     inbox: RefCell<VecDeque<Bytes>>,
+    /// Bytes in it.
+    waiting: Cell<usize>,
+    /// Bytes that the library holds of what has come.
+    unread: Cell<u32>,
 }
 
 /// Counts.
@@ -100,13 +105,22 @@ impl Shared {
             pipe: Pipe::new(MESSAGE),
             figures: Figures::default(),
             inbox: RefCell::default(),
+            waiting: Cell::new(0),
+            unread: Cell::new(0),
         }
+    }
+
+    /// Bytes of memory that packets and the library take.
+    pub(super) fn memory(&self) -> u64 {
+        self.waiting.get() as u64 + u64::from(self.unread.get())
     }
 
     /// A packet for it.
     pub(super) fn deliver(&self, packet: Bytes) {
         let mut inbox = self.inbox.borrow_mut();
-        if inbox.len() < WAITING {
+        let waiting = self.waiting.get() + packet.len();
+        if inbox.len() < WAITING && waiting <= WAITING_BYTES {
+            self.waiting.set(waiting);
             inbox.push_back(packet);
             self.pipe.work.notify_one();
         }
@@ -335,6 +349,8 @@ impl Driver {
         }
         self.events()?;
         self.read()?;
+        let unread = self.association.as_ref().map(|(_, a)| a.unread());
+        self.shared.unread.set(unread.unwrap_or(0));
         // What goes in a moment wants an answer as well.
         if self.newest != self.acknowledged {
             self.waits.get_or_insert(now);
@@ -353,7 +369,10 @@ impl Driver {
     }
 
     fn next_packet(&self) -> Option<Bytes> {
-        self.shared.inbox.borrow_mut().pop_front()
+        let packet = self.shared.inbox.borrow_mut().pop_front()?;
+        let waiting = &self.shared.waiting;
+        waiting.set(waiting.get() - packet.len());
+        Some(packet)
     }
 
     fn clock(&self, now: Instant) -> [u8; 8] {

@@ -2,7 +2,6 @@
 
 use std::{
     collections::HashMap,
-    fs::File,
     io::{BufRead, BufReader},
     net::{IpAddr, SocketAddr},
     path::PathBuf,
@@ -12,7 +11,6 @@ use std::{
 };
 
 use bytes::Bytes;
-use nix::fcntl::{Flock, FlockArg};
 use tokio::{
     sync::mpsc,
     task::{LocalSet, spawn_local},
@@ -21,7 +19,7 @@ use tokio::{
 use vtl_core::flow::Chunk;
 use vtl_proto::frame::{FlowId, Frame, HEADER, Side};
 use vtl_testbed::{Host, Lifetime, Link, Testbed};
-use vtl_testing::PATIENCE;
+use vtl_testing::{PATIENCE, Turn, turn};
 
 use super::{
     super::{
@@ -39,7 +37,7 @@ struct World {
     testbed: Testbed,
     peer: PathBuf,
     dir: PathBuf,
-    _turn: Flock<File>,
+    _turn: Turn,
 }
 
 impl Drop for World {
@@ -79,8 +77,7 @@ impl World {
             .status()
             .unwrap();
         assert!(status.success());
-        let lock = File::create("/run/vtl-testbed-tests.lock").unwrap();
-        let turn = Flock::lock(lock, FlockArg::LockExclusive).unwrap();
+        let turn = turn();
         let testbed = Testbed::up(name, &bad_link(), Lifetime::Guarded).unwrap();
         Some(Self {
             testbed,

@@ -33,7 +33,7 @@ use vtl_proto::{carrier::Kind, frame::FINGERPRINT};
 use super::{
     Arrivals, Endpoint, Grantor, HANDSHAKE, Link, Local, Shown, ToOpen, framed::Framed, socket,
 };
-use crate::broker::random_token;
+use crate::{broker::random_token, panics};
 use association::{Driver, Role, Shared};
 use packet::Header;
 
@@ -146,7 +146,7 @@ impl Sctp {
         let (driver, shared) = Driver::new(Role::Client, &self.wire, path, token, rtt, tell)
             .map_err(io::Error::other)?;
         self.wire.enter(&path, &shared);
-        spawn_local(driver.run());
+        spawn_local(panics::isolated(driver.run()));
         let opening = Opening(Some(shared));
         Ok(async move {
             let refused = || io::Error::from(io::ErrorKind::ConnectionRefused);
@@ -222,6 +222,10 @@ fn carrier(shared: Rc<Shared>) -> Framed {
     Framed {
         kind: Kind::Sctp,
         pipe: Rc::clone(&shared.pipe),
+        library: {
+            let shared = Rc::clone(&shared);
+            Box::new(move || shared.memory())
+        },
         figures: Box::new(move || Some(shared.figures())),
     }
 }
@@ -334,7 +338,7 @@ impl Wire {
         });
         let (driver, shared) = Driver::new(Role::Server, self, path, token, rtt, tell).ok()?;
         self.enter(&path, &shared);
-        spawn_local(driver.run());
+        spawn_local(panics::isolated(driver.run()));
         Some(shared)
     }
 

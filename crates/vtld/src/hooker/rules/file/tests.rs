@@ -1,3 +1,5 @@
+#![allow(clippy::too_many_lines, reason = "tables of cases")]
+
 use proptest::prelude::*;
 
 use super::*;

@@ -2,8 +2,8 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    io, mem,
-    net::{SocketAddr, TcpListener, TcpStream},
+    io,
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
         Arc,
@@ -17,6 +17,8 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 
 use vtl_proto::frame::FlowName;
 
+use crate::network::make_room;
+
 use super::{
     ClientFlow, ServerFlow, Shared,
     abi::vtl_syn,
@@ -24,8 +26,10 @@ use super::{
     discovery::{self, Attempt, Connected},
     error::{ConnectError, HookerError, lacks_descriptors},
     held::HeldConnect,
+    listeners::Listeners,
     sock, steering,
 };
+use crate::panics::test_point;
 
 /// Housekeeping: expiry, reaping.
 const TICK: Duration = Duration::from_secs(1);
@@ -52,17 +56,9 @@ const ATTEMPTS: u64 = 16;
 pub(super) enum Command {
     /// The rest of the daemon can take connections.
     Begin,
-    /// Takes what waits in the listeners, gives those back, and ends the thread.
-    Leave(SyncSender<Listeners>),
+    /// Takes what waits in the listeners, and ends the thread.
+    Leave(SyncSender<()>),
     Stop,
-}
-
-/// The listeners; a family that the host does not have is absent. Behind those for steering may be those of a
-/// former daemon, for connections that were in the making then.
-#[derive(Default)]
-pub(super) struct Listeners {
-    pub(super) capture: Vec<TcpListener>,
-    pub(super) steer: Vec<TcpListener>,
 }
 
 /// The ring buffer of held SYNs.
@@ -82,7 +78,7 @@ impl Syns {
     }
 }
 
-pub(super) struct Engine {
+pub(super) struct Worker {
     shared: Arc<Shared>,
     epoll: Epoll,
     listeners: Listeners,
@@ -95,7 +91,7 @@ pub(super) struct Engine {
     spoke: HashSet<SocketAddr>,
 }
 
-impl Engine {
+impl Worker {
     pub(super) fn new(
         shared: Arc<Shared>,
         syns: Syns,
@@ -181,6 +177,7 @@ impl Engine {
                 }
             }
             self.shared.pulse.note();
+            test_point();
             let now = Instant::now();
             if now >= tick {
                 tick = now + TICK;
@@ -204,7 +201,8 @@ impl Engine {
         match command {
             Command::Stop => return false,
             Command::Leave(reply) => {
-                let _ = reply.send(self.leave());
+                self.leave();
+                let _ = reply.send(());
                 return false;
             }
             Command::Begin => {}
@@ -213,7 +211,7 @@ impl Engine {
     }
 
     /// Takes what has been connected; connects that wait are left open.
-    fn leave(&mut self) -> Listeners {
+    fn leave(&mut self) {
         let began = Instant::now();
         loop {
             (0..self.listeners.capture.len()).for_each(|index| self.captured(index));
@@ -224,13 +222,12 @@ impl Engine {
             std::thread::sleep(Duration::from_millis(1));
         }
         self.attempts.clear();
-        mem::take(&mut self.listeners)
     }
 
     fn housekeeping(&mut self, now: Instant) {
         self.shared.flows.expire(now);
-        for end in self.shared.clients().expire(now) {
-            self.shared.maps.hide_client(end);
+        for ends in self.shared.clients().expire(now) {
+            self.shared.maps.hide_client(ends);
         }
         self.shared.hooks().reap();
         let due = |attempt: &Attempt| attempt.deadline.is_some_and(|deadline| deadline <= now);
@@ -317,8 +314,11 @@ impl Engine {
                 ..
             }) => {
                 let (dest, src) = (held.dest(), held.src());
-                if self.spoke.len() >= MOST_SPOKE {
-                    self.spoke.clear();
+                if self.spoke.len() >= MOST_SPOKE && !self.spoke.contains(&dest) {
+                    let spoke: Vec<IpAddr> = self.spoke.iter().map(SocketAddr::ip).collect();
+                    make_room(spoke.into_iter(), |keep| {
+                        self.spoke.retain(|dest| keep(dest.ip()));
+                    });
                 }
                 self.spoke.insert(dest);
                 self.shared.broker.client(ClientFlow {

@@ -1,128 +1,45 @@
-//! Which grafts this host may use, and which of them are in the kernel.
+//! Brings grafts of the pool into the kernel and takes them out again.
 
-use std::{
-    cmp::Reverse,
-    collections::{BTreeSet, HashMap},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashMap, time::Duration};
 
 use serde_json::{Value, json};
-use vtl_bpf::objects;
 use vtl_control::{Deployed, Graft, Grafts, RefusedFile};
-use vtl_pool::{
-    Pool, Version,
-    object::{Parameter, fingerprint},
-    pool::{Entry, Origin},
-};
-use vtl_proto::{
-    carrier::GRAFT_PORT,
-    intf,
-    services::{GraftInfo, ParamRange, Requirements, Services, select},
-};
+use vtl_pool::{Pool, object::fingerprint, pool::Origin};
+use vtl_proto::{carrier::GRAFT_PORT, intf};
 
 use super::{
     super::{
         Question,
+        graft_pool::Pooled,
         launcher::{Deployable, News, find},
-        now_ns,
-        session::Wish,
     },
-    BROKEN_NS, Engine,
+    ControlBroker,
 };
 
-/// A graft of the pool, in the version that is in the kernel or would be.
-pub(super) struct Pooled {
-    pub(super) info: GraftInfo,
-    /// Of two that provide what is asked for, the one with the higher rank is offered first.
-    pub(super) rank: u32,
-    pub(super) params: Vec<Parameter>,
-    pub(super) image: Arc<[u8]>,
-    /// Taken out by hand: not to be used until it is deployed again.
-    pub(super) disabled: bool,
-    /// When the kernel last refused it, and why.
-    failed: Option<(u64, String)>,
-    version: Version,
-}
-
-impl Pooled {
-    fn of(entry: &Entry) -> Self {
-        let m = &entry.manifest;
-        let range = |p: &Parameter| ParamRange {
-            initial: p.default,
-            least: p.least,
-            most: p.most,
-        };
-        Self {
-            info: GraftInfo {
-                name: m.name.clone(),
-                gid: m.gid,
-                provides: m.services,
-                params: m.parameters.iter().map(range).collect(),
-            },
-            rank: entry.rank,
-            params: m.parameters.clone(),
-            image: Arc::clone(&entry.object),
-            disabled: false,
-            failed: None,
-            version: m.version,
-        }
-    }
-
-    /// Why it is not tried: the kernel refused it a moment ago.
-    fn failed(&self) -> Option<&str> {
-        let (at, why) = self.failed.as_ref()?;
-        (now_ns().saturating_sub(*at) <= BROKEN_NS).then_some(why)
-    }
-}
-
-/// The grafts that sessions may use, without those that the kernel refused a moment ago.
-pub(super) fn working(pool: &[Pooled]) -> impl Iterator<Item = &GraftInfo> {
-    let works = |p: &&Pooled| !p.disabled && p.failed().is_none();
-    pool.iter().filter(works).map(|p| &p.info)
-}
-
-/// What comes with this build.
-pub(super) fn built_in() -> vtl_pool::Result<Pool> {
-    let version = env!("CARGO_PKG_VERSION").parse();
-    let images = objects::GRAFTS.iter().map(|(_, image)| *image);
-    Pool::new(images, version.expect("cargo's versions are like ours"))
-}
-
-impl Engine {
+impl ControlBroker {
     /// Uses what was read of the pool's directory; grafts in the kernel stay what they are.
     pub(super) fn use_library(&mut self, library: Pool) {
-        self.library = library;
-        let deployed: BTreeSet<String> = self.plane.grafts().map(|g| g.name.clone()).collect();
-        let entries = self.library.entries();
-        let names: BTreeSet<&str> = entries.iter().map(|e| e.manifest.name.as_str()).collect();
-        self.pool
-            .retain(|p| deployed.contains(&p.info.name) || names.contains(p.info.name.as_str()));
-        for name in names.iter().filter(|name| !deployed.contains(**name)) {
-            let best = self.library.find(name).expect("it is in there");
-            let mut pooled = Pooled::of(best);
-            match self.pool.iter_mut().find(|p| p.info.name == **name) {
-                Some(old) => {
-                    pooled.disabled = old.disabled;
-                    if pooled.version == old.version {
-                        pooled.failed = old.failed.take();
-                    }
-                    *old = pooled;
-                }
-                None => self.pool.push(pooled),
-            }
-        }
-        self.pool.sort_by_key(|p| Reverse(p.rank));
+        let deployed = self.plane.grafts().map(|g| g.name.clone()).collect();
+        self.pool.use_library(library, &deployed);
     }
 
     /// Goes on with what the launcher has done.
     pub(super) fn launcher_news(&mut self) {
         while let Some(news) = self.launcher.news() {
             match news {
-                News::Launched { gid, loaded, took } => {
-                    let installed =
-                        loaded.and_then(|l| self.plane.install(l).map_err(|e| e.to_string()));
-                    self.launched(gid, installed, took);
+                News::Launched {
+                    gid,
+                    image,
+                    loaded,
+                    took,
+                } => {
+                    // By hand it may have been taken out, deployed or replaced meanwhile.
+                    let there = self.plane.grafts().any(|g| g.gid == gid);
+                    if !there && self.pool.uses(gid, &image) {
+                        let installed =
+                            loaded.and_then(|l| self.plane.install(l).map_err(|e| e.to_string()));
+                        self.launched(gid, installed, took);
+                    }
                 }
                 News::Deployable(deployable) => self.deploy(*deployable),
                 News::Read { library, question } => self.answer(library, question),
@@ -137,7 +54,6 @@ impl Engine {
         installed: Result<vtl_bpf::plane::GraftInfo, String>,
         took: Duration,
     ) {
-        let pooled = self.pool.iter_mut().find(|p| p.info.gid == gid);
         match installed {
             Ok(info) => tracing::info!(
                 graft = info.name,
@@ -148,9 +64,7 @@ impl Engine {
             ),
             Err(error) => {
                 tracing::warn!(error, gid, "not deployed");
-                if let Some(pooled) = pooled {
-                    pooled.failed = Some((now_ns(), error));
-                }
+                self.pool.note_failed(gid, error);
             }
         }
     }
@@ -165,7 +79,7 @@ impl Engine {
                 let _ = reply.send(unread.map_or_else(|| self.describe(&name), Err));
             }
             Question::Carries { over, reply } => {
-                let _ = reply.send(unread.map_or_else(|| self.carries(&over), Err));
+                let _ = reply.send(unread.map_or_else(|| self.pool.carries(&over), Err));
             }
         }
     }
@@ -198,9 +112,7 @@ impl Engine {
             instructions: info.instructions,
             ms: new.started.elapsed().as_secs_f64() * 1e3,
         };
-        self.pool.retain(|p| p.info.name != pooled.info.name);
-        self.pool.push(pooled);
-        self.pool.sort_by_key(|p| Reverse(p.rank));
+        self.pool.replace(pooled);
         match new.package {
             Some(package) => self.launcher.keep(package, answer, new.reply),
             None => {
@@ -215,7 +127,7 @@ impl Engine {
     fn make_room(&mut self, new: &Pooled) -> Result<(), String> {
         let name = &new.info.name;
         let there = self.plane.grafts().find(|g| g.name == *name);
-        let old = self.pool.iter().find(|p| p.info.name == *name);
+        let old = self.pool.by_name(name);
         let (Some(there), Some(old)) = (there, old) else {
             return Ok(());
         };
@@ -233,7 +145,7 @@ impl Engine {
     }
 
     /// Whether a graft of the pool is in the kernel. If not, it is being loaded, and
-    /// [`Engine::resume`] will be called.
+    /// [`ControlBroker::resume`] will be called.
     ///
     /// # Errors
     /// It cannot be. `vtl graft deploy` says more precisely why it is refused.
@@ -241,8 +153,7 @@ impl Engine {
         if self.plane.grafts().any(|g| g.gid == gid) {
             return Ok(true);
         }
-        let usable = |p: &&Pooled| p.info.gid == gid && !p.disabled;
-        let pooled = self.pool.iter().find(usable);
+        let pooled = self.pool.enabled().find(|p| p.info.gid == gid);
         let pooled = pooled.ok_or_else(|| format!("the pool has no graft {gid}"))?;
         match pooled.failed() {
             Some(why) => Err(why.to_owned()),
@@ -253,84 +164,13 @@ impl Engine {
         }
     }
 
-    /// The grafts that a session may use, in order of preference, whether they are in the kernel
-    /// yet or not; without those that it refused a moment ago. Who asks for nothing gets nothing
-    /// first, who asks for something the best of those that provide it.
-    pub(super) fn usable(&self, wanted: &Requirements) -> Vec<GraftInfo> {
-        let mut usable = select(working(&self.pool), wanted);
-        if wanted.required().is_empty() && wanted.prefer.is_empty() {
-            usable.sort_by_key(|g| g.provides.count());
-        }
-        usable.into_iter().cloned().collect()
-    }
-
-    /// The grafts to offer for a wish, at least one.
-    pub(super) fn candidates(&self, wish: &Wish) -> Result<Vec<GraftInfo>, String> {
-        let mut usable = self.usable(&wish.wanted);
-        if let Some(name) = &wish.graft {
-            let pooled = self.pool.iter().find(|p| p.info.name == *name);
-            let pooled = pooled
-                .filter(|p| !p.disabled)
-                .ok_or_else(|| format!("the pool has no graft \"{name}\": vtl graft list"))?;
-            wish.check(&pooled.params)?;
-            if let Some(why) = pooled.failed() {
-                return Err(why.to_owned());
-            }
-            usable.retain(|g| g.name == *name);
-            if usable.is_empty() {
-                return Err(format!(
-                    "graft \"{name}\" is not what was asked for: it provides {}",
-                    pooled.info.provides
-                ));
-            }
-        } else if !wish.params.is_empty() {
-            return Err("parameters are a graft's: name it, too".into());
-        }
-        let allowed = |g: &GraftInfo| {
-            let pooled = self.pool.iter().find(|p| p.info.gid == g.gid);
-            let asked = pooled.map_or_else(Vec::new, |p| wish.asked(&p.params, None));
-            let range = |i: u8| g.params.get(usize::from(i));
-            asked
-                .iter()
-                .all(|(i, value)| range(*i).is_some_and(|p| p.allows(*value)))
-        };
-        usable.retain(allowed);
-        if usable.is_empty() {
-            return Err(self.lacking(wish));
-        }
-        Ok(usable)
-    }
-
-    /// Why no graft will do.
-    fn lacking(&self, wish: &Wish) -> String {
-        let required = wish.wanted.required();
-        let with = |g: &GraftInfo| g.satisfies(required);
-        let refused = self.pool.iter().filter(|p| !p.disabled);
-        let mut refused = refused.filter(|p| !wish.wanted.excludes(&p.info));
-        if let Some(why) = refused.find_map(|p| p.failed()) {
-            return why.to_owned();
-        }
-        if self.pool.iter().any(|p| !p.disabled && with(&p.info)) {
-            return format!(
-                "every graft of the pool with {required} also has what was prohibited: {}",
-                wish.wanted.prohibit
-            );
-        }
-        let all = self.pool.iter().filter(|p| !p.disabled);
-        let all = all.fold(Services::NONE, |all, p| all | p.info.provides.implied());
-        match all.missing(required) {
-            Services::NONE => format!("no graft of the pool provides {required} together"),
-            missing => format!("no graft of the pool provides {missing}"),
-        }
-    }
-
     /// Open sessions over a graft.
     fn sessions_of(&self, gid: u16) -> Vec<u32> {
         let is_it = |sid: &u32| {
             let entry = self.plane.sessions().get(*sid);
             entry.is_some_and(|e| e.state() == intf::VTL_OPEN && e.snapshot().gid == gid)
         };
-        self.sessions.keys().copied().filter(is_it).collect()
+        self.sessions.indexes_from(0).filter(is_it).collect()
     }
 
     /// Ends a graft's sessions if all of them are hooked flows', which go on over TCP.
@@ -339,7 +179,7 @@ impl Engine {
     /// How many there are of applications. Nothing has ended then.
     fn end_carriers(&mut self, gid: u16) -> Result<(), usize> {
         let is_carrier = |sid: &u32| {
-            let session = self.sessions.get(sid);
+            let session = self.sessions.get(*sid);
             session.is_some_and(|session| session.port == GRAFT_PORT)
         };
         let all = self.sessions_of(gid).into_iter();
@@ -360,9 +200,7 @@ impl Engine {
             format!("graft \"{name}\" carries {used} sessions of applications: end them first")
         })?;
         self.plane.remove(name).map_err(|e| e.to_string())?;
-        for pooled in self.pool.iter_mut().filter(|p| p.info.gid == gid) {
-            pooled.disabled = true;
-        }
+        self.pool.disable(gid);
         Ok(())
     }
 
@@ -379,8 +217,9 @@ impl Engine {
             .into_iter()
             .map(|p| {
                 let name = p.info.name.as_str();
-                let entry = self.library.find(&format!("{name}@{}", p.version));
+                let entry = self.pool.library().find(&format!("{name}@{}", p.version));
                 let signer = match entry.map(|e| &e.origin) {
+                    _ if p.revoked => "revoked",
                     Some(Origin::Package { signer, .. }) => signer,
                     Some(Origin::BuiltIn) => "built in",
                     None => "gone from the pool",
@@ -398,7 +237,8 @@ impl Engine {
             })
             .collect();
         let refused = self
-            .library
+            .pool
+            .library()
             .refused()
             .iter()
             .map(|(path, why)| RefusedFile {
@@ -417,7 +257,7 @@ impl Engine {
 
     /// All that is known of one graft of the pool.
     fn describe(&mut self, wanted: &str) -> Result<Value, String> {
-        let entry = find(&self.library, wanted)?;
+        let entry = find(self.pool.library(), wanted)?;
         let m = &entry.manifest;
         let this = |p: &&Pooled| p.info.name == m.name && p.version == m.version;
         let pooled = self.pool.iter().find(this);

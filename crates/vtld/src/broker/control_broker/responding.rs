@@ -14,15 +14,18 @@ use vtl_proto::{
     wire::{Nego, Packet},
 };
 
+use crate::network::{Network, admits};
+
 use super::{
     super::{
-        Granted, Owner, now_ns,
+        Granted, Owner,
+        listeners::Accepted,
+        now_ns,
         raw::{self, Received, Via},
         session::{Answered, Session, WHOLE},
     },
-    BACKLOG, Engine,
-    opening::{Indexes, aware},
-    pool,
+    ControlBroker,
+    opening::aware,
 };
 
 /// Whether a session may be succeeded.
@@ -36,10 +39,13 @@ enum Succession {
     Later,
 }
 
-impl Engine {
+impl ControlBroker {
     /// A peer wants to open a session. False if that has to wait for rings or for the graft.
     pub(super) fn asked(&mut self, nego: &Nego<'_>, received: &Received) -> bool {
-        let mut grafts: Vec<_> = pool::working(&self.pool).collect();
+        if !admits(&self.config.from, received.from) {
+            return true; // as if there were no daemon
+        }
+        let mut grafts: Vec<_> = self.pool.working().collect();
         if nego.port == GRAFT_PORT {
             if received.via.way() == Way::Tcp {
                 return true; // flows have TCP connections of their own
@@ -50,7 +56,8 @@ impl Engine {
             grafts.retain(|g| g.provides.contains(WHOLE) || lossy(&g.name));
         }
         let listening = match nego::succeeded(nego) {
-            None => self.listeners.contains_key(&nego.port),
+            None if nego.port == GRAFT_PORT && !self.awaits_flows() => false,
+            None => self.listeners.owner(nego.port).is_some(),
             Some(named) => match self.may_succeed(named, nego.port, received.from) {
                 Succession::Later => return true,
                 Succession::No => false,
@@ -63,17 +70,16 @@ impl Engine {
         let policy = Policy {
             grafts: &grafts,
             listening,
-            room: !self.stopping && self.sessions.len() < self.config.max_sessions,
+            room: !self.stopping && self.has_room_for(received.from),
         };
-        let indexes = Indexes::of(&self.plane, &self.sessions, &self.freed);
-        let from = received.from;
-        let next = || indexes.any();
+        let (from, sessions) = (received.from, &self.sessions);
+        let next = || sessions.any_free();
         let verdict = self.responder.asked(now_ns(), from, nego, &policy, next);
         match verdict {
             Verdict::Answer(answer) => self.send_back(&answer, received),
             // It comes again, and by then perhaps somebody has accepted.
             Verdict::Open(ref request)
-                if request.succeeds.is_none() && self.backlog_is_full(nego.port) => {}
+                if request.succeeds.is_none() && self.listeners.is_full(nego.port) => {}
             // The responder takes note of it when all is there. Without any rings for ever, it
             // refuses.
             Verdict::Open(ref request)
@@ -86,11 +92,24 @@ impl Engine {
         true
     }
 
+    /// Whether flows of peers may come, which sessions carry.
+    fn awaits_flows(&self) -> bool {
+        (self.hooker.as_ref()).is_some_and(|hooker| hooker.serves_any())
+    }
+
+    /// Whether a host may have another session: the last quarter of the places is for networks that have few.
+    fn has_room_for(&self, peer: IpAddr) -> bool {
+        let most = self.config.max_sessions;
+        let all = self.sessions.len();
+        all < most - most / 4
+            || all < most && self.sessions.of_network(Network::of(peer)) < most / 16 + 1
+    }
+
     /// Whether a session with that index and token may be succeeded as its peer asks. If both ask at
     /// the same time, the one who opened it is heard.
     fn may_succeed(&self, (sid, token): (u32, u64), port: u16, from: IpAddr) -> Succession {
         let named = |s: &&Session| (s.token, s.peer, s.port) == (token, from, port);
-        let Some(session) = self.sessions.get(&sid).filter(named) else {
+        let Some(session) = self.sessions.get(sid).filter(named) else {
             return Succession::No;
         };
         if !session.is_open() {
@@ -99,7 +118,7 @@ impl Engine {
         if !session.aware.granted || !session.lifecycle.is_settled() {
             return Succession::Later;
         }
-        let successor = session.successor.and_then(|s| self.sessions.get(&s));
+        let successor = session.successor.and_then(|s| self.sessions.get(s));
         let leads = session.lifecycle.is_initiator();
         let ours = |s: &Session| matches!(s.lifecycle.phase(), Phase::Opening(_)) && !leads;
         if successor.is_none_or(ours) {
@@ -108,11 +127,6 @@ impl Engine {
         } else {
             Succession::No
         }
-    }
-
-    fn backlog_is_full(&self, port: u16) -> bool {
-        let listener = self.listeners.get(&port);
-        listener.is_some_and(|l| l.backlog.len() >= BACKLOG)
     }
 
     /// Whether the first choice that the kernel does not refuse is in there, or it refuses all.
@@ -144,11 +158,11 @@ impl Engine {
         received: &Received,
     ) -> Result<Packet<'static>, String> {
         let port = request.port();
-        let before = request.succeeds.and_then(|(s, _)| self.sessions.get(&s));
+        let before = request.succeeds.and_then(|(s, _)| self.sessions.get(s));
         let required = before.map_or(Services::NONE, |s| s.required);
         let owner = match before {
             Some(before) => before.aware.owner,
-            None => self.listeners.get(&port).map_or(0, |l| l.owner),
+            None => self.listeners.owner(port).unwrap_or(0),
         };
         let mtu = raw::route(received.from).map_or(1500, |(_, mtu)| mtu);
         // What we have learned of the path is for our direction, and the peer may have sent already.
@@ -168,9 +182,9 @@ impl Engine {
                 Via::Native | Via::Tcp(_) => 0,
             });
         }
-        let next_sid = self.indexes().any();
+        let next_sid = self.sessions.any_free();
         self.succeed(sid, request.succeeds.map(|(s, _)| s));
-        let session = self.sessions.get_mut(&sid).expect("just made");
+        let session = self.sessions.get_mut(sid).expect("just made");
         session.required = required;
         if let Via::Tcp(number) = received.via {
             session.tunnel = Some(number);
@@ -198,11 +212,11 @@ impl Engine {
     /// The first packet of a peer that opened a session. From here on the session may be used.
     pub(super) fn validated(&mut self, sid: u32, answered: Answered) {
         self.responder.validated(sid);
-        let session = self.sessions.get_mut(&sid);
+        let session = self.sessions.get_mut(sid);
         if !session.is_some_and(|s| s.lifecycle.handle_first_packet()) {
             return;
         }
-        let Some(session) = self.sessions.get(&sid) else {
+        let Some(session) = self.sessions.get(sid) else {
             return;
         };
         let (peer, port, succeeds) = (session.peer, session.port, session.succeeds);
@@ -217,7 +231,7 @@ impl Engine {
             self.peers.note_way(peer, entry.way(), now_ns());
         }
         let slots = self.usable_slots(session);
-        let Some(session) = self.sessions.get_mut(&sid) else {
+        let Some(session) = self.sessions.get_mut(sid) else {
             return;
         };
         let Some(entry) = self.plane.sessions().get(sid) else {
@@ -234,15 +248,15 @@ impl Engine {
         self.begin_path(sid, entry.gid, entry.max_payload);
         if let Some(before) = succeeds {
             self.tell_succeeded(before, sid);
-        } else if let Some(listener) = self.listeners.get_mut(&port) {
-            listener.backlog.push_back(sid);
+        } else {
+            self.listeners.opened(port, sid);
             self.grant_accepted();
         }
     }
 
     /// Tells the application that its session has a successor.
     fn tell_succeeded(&mut self, before: u32, sid: u32) {
-        let session = self.sessions.get_mut(&before);
+        let session = self.sessions.get_mut(before);
         let session = session.filter(|s| s.successor == Some(sid));
         match session.map(|session| &session.aware) {
             Some(aware) => {
@@ -255,40 +269,22 @@ impl Engine {
 
     /// Hands a session's successor over to the application, of which this is another connection.
     pub(super) fn follow(&mut self, owner: Owner, from: SessionKey) -> Result<Granted, String> {
-        let before = self.sessions.get(&from.sid);
+        let before = self.sessions.get(from.sid);
         let sid = before
             .filter(|s| s.token == from.key)
             .and_then(|s| s.successor)
             .ok_or("the session has no successor")?;
-        let aware = self
-            .sessions
-            .get_mut(&sid)
-            .map(|session| &mut session.aware);
-        let aware = aware.filter(|a| !a.granted).ok_or("it was handed over")?;
-        let before = std::mem::replace(&mut aware.owner, owner);
-        self.owned.remove(&(before, sid));
-        self.owned.insert((owner, sid));
+        let successor = self.sessions.get(sid);
+        let fresh = successor.filter(|s| !s.aware.granted);
+        fresh.ok_or("it was handed over")?;
+        self.sessions.hand_over(sid, owner);
         self.grant(sid)
     }
 
     /// Gives sessions that wait to applications that wait.
     pub(super) fn grant_accepted(&mut self) {
-        let mut ready = Vec::new();
-        for listener in self.listeners.values_mut() {
-            while !listener.waiting.is_empty()
-                && let Some(sid) = listener.backlog.pop_front()
-                && let Some((owner, reply)) = listener.waiting.pop_front()
-            {
-                ready.push((sid, owner, reply));
-            }
-        }
-        for (sid, owner, reply) in ready {
-            if let Some(session) = self.sessions.get_mut(&sid) {
-                let aware = &mut session.aware;
-                self.owned.remove(&(aware.owner, sid));
-                self.owned.insert((owner, sid));
-                aware.owner = owner;
-            }
+        for Accepted { sid, owner, reply } in self.listeners.take_accepted() {
+            self.sessions.hand_over(sid, owner);
             let _ = reply.send(self.grant(sid));
         }
     }

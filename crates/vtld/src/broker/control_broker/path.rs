@@ -1,7 +1,10 @@
 //! Carries out path MTU discovery and the detour by TCP, which `vtl_core::path` decides.
 
 use vtl_bpf::sessions;
-use vtl_core::path::{DetourStep, PathMtu, Progress, Step};
+use vtl_core::{
+    path::{DetourStep, PathMtu, Progress, Step},
+    session::ABORT_COPIES,
+};
 use vtl_proto::{
     intf,
     nego::Way,
@@ -14,7 +17,7 @@ use super::{
         now_ns,
         raw::{self, Received, Via},
     },
-    Engine,
+    ControlBroker,
 };
 
 /// Bytes by which the header of DATA is longer than that of SIZE.
@@ -31,13 +34,13 @@ fn mark(acknowledged: bool, entry: &sessions::Session<'_>) -> u64 {
     }
 }
 
-impl Engine {
+impl ControlBroker {
     /// Starts path MTU discovery of a session whose graft is `gid`. `max_payload`: what both hosts'
     /// links take. A smaller path MTU that is known from earlier sessions holds from the first packet
     /// on.
     pub(super) fn begin_path(&mut self, sid: u32, gid: u16, max_payload: u16) {
         let table = self.plane.sessions();
-        let (Some(session), Some(entry)) = (self.sessions.get_mut(&sid), table.get(sid)) else {
+        let (Some(session), Some(entry)) = (self.sessions.get_mut(sid), table.get(sid)) else {
             return;
         };
         let graft = self.plane.grafts().find(|g| g.gid == gid);
@@ -64,7 +67,7 @@ impl Engine {
     /// there, and packets that were written already cannot go in halves.
     pub(super) fn turn(&mut self, sid: u32) -> bool {
         let table = self.plane.sessions();
-        let (Some(session), Some(entry)) = (self.sessions.get(&sid), table.get(sid)) else {
+        let (Some(session), Some(entry)) = (self.sessions.get(sid), table.get(sid)) else {
             return false;
         };
         let (before, published) = (session.path.way(), session.published() > 0);
@@ -85,7 +88,7 @@ impl Engine {
     /// Polls path MTU discovery of an open session.
     pub(super) fn watch_path(&mut self, sid: u32, now: u64) {
         let table = self.plane.sessions();
-        let (Some(session), Some(entry)) = (self.sessions.get_mut(&sid), table.get(sid)) else {
+        let (Some(session), Some(entry)) = (self.sessions.get_mut(sid), table.get(sid)) else {
             return;
         };
         let peer = session.peer;
@@ -110,7 +113,7 @@ impl Engine {
             Step::Ask(payloads) => {
                 if path.asks_by_tcp()
                     && by_tcp
-                    && let Some(number) = self.tunnel_of(sid)
+                    && let Some(number) = self.connection_of(sid)
                 {
                     self.ask(sid, 0, Via::Tcp(number));
                 }
@@ -147,7 +150,7 @@ impl Engine {
     pub(super) fn sized(&mut self, size: &Size, received: &Received) {
         let sid = size.header.sid;
         let table = self.plane.sessions();
-        let (Some(session), Some(entry)) = (self.sessions.get_mut(&sid), table.get(sid)) else {
+        let (Some(session), Some(entry)) = (self.sessions.get_mut(sid), table.get(sid)) else {
             return;
         };
         let known = session.token == size.header.token && session.peer == received.from;
@@ -177,7 +180,7 @@ impl Engine {
     /// Sends packets of a session by TCP from now on. Only its initiator decides that.
     fn use_tcp(&mut self, sid: u32, now: u64) {
         let table = self.plane.sessions();
-        let (Some(session), Some(entry)) = (self.sessions.get_mut(&sid), table.get(sid)) else {
+        let (Some(session), Some(entry)) = (self.sessions.get_mut(sid), table.get(sid)) else {
             return;
         };
         tracing::info!(peer = %session.peer, sid, "nothing gets through but TCP");
@@ -200,7 +203,7 @@ impl Engine {
     /// Polls the detour of a session whose packets go by TCP.
     pub(super) fn look_back(&mut self, sid: u32, now: u64) {
         let table = self.plane.sessions();
-        let (Some(session), Some(entry)) = (self.sessions.get(&sid), table.get(sid)) else {
+        let (Some(session), Some(entry)) = (self.sessions.get(sid), table.get(sid)) else {
             return;
         };
         let udp = self.has_halves(entry.gid()) || session.published() == 0;
@@ -208,7 +211,7 @@ impl Engine {
         let (ifindex, rtt) = (entry.ifindex(), entry.measured_rtt());
         let rtt_ns = rtt.map_or(RTT_NS, |rtt| rtt.as_nanos() as u64);
         let most = self.peers.payload(session.peer, now, entry.max_payload());
-        let Some(session) = self.sessions.get_mut(&sid) else {
+        let Some(session) = self.sessions.get_mut(sid) else {
             return;
         };
         if ![0, intf::VTL_TUNNEL].contains(&ifindex) {
@@ -253,7 +256,7 @@ impl Engine {
     /// may lose is lost, and a session that has to wait for such a packet ends.
     fn reduce(&mut self, sid: u32, now: u64, most: u16) {
         let table = self.plane.sessions();
-        let (Some(session), Some(entry)) = (self.sessions.get(&sid), table.get(sid)) else {
+        let (Some(session), Some(entry)) = (self.sessions.get(sid), table.get(sid)) else {
             return;
         };
         let peer = session.peer;
@@ -270,7 +273,7 @@ impl Engine {
             self.shards.due(sid);
         } else if acknowledged {
             tracing::info!(%peer, "and a packet that is larger cannot be sent again");
-            self.send_close(sid, true);
+            (0..ABORT_COPIES).for_each(|_| self.send_close(sid, true));
             self.fail(sid);
         }
     }

@@ -15,7 +15,7 @@ use super::{
         now_ns,
         raw::{Received, Via},
     },
-    Engine,
+    ControlBroker,
 };
 
 /// The reason of an end as the session's rings tell it.
@@ -27,11 +27,11 @@ fn code(reason: EndReason) -> u32 {
     }
 }
 
-impl Engine {
+impl ControlBroker {
     /// Polls a session's lifecycle.
     pub(super) fn tick_session(&mut self, sid: u32, now: u64) {
         let table = self.plane.sessions();
-        let (Some(session), Some(entry)) = (self.sessions.get_mut(&sid), table.get(sid)) else {
+        let (Some(session), Some(entry)) = (self.sessions.get_mut(sid), table.get(sid)) else {
             return;
         };
         let seen = session.observe(&entry);
@@ -64,7 +64,7 @@ impl Engine {
     /// `heard`: the peer was heard since the last time.
     fn keep_alive(&mut self, sid: u32, now: u64, heard: bool, probe: bool) {
         let table = self.plane.sessions();
-        let (Some(session), Some(entry)) = (self.sessions.get_mut(&sid), table.get(sid)) else {
+        let (Some(session), Some(entry)) = (self.sessions.get_mut(sid), table.get(sid)) else {
             return;
         };
         session.meter.note(Mark::new(now, &entry.meter()));
@@ -83,21 +83,15 @@ impl Engine {
     }
 
     pub(super) fn close_owned(&mut self, owner: Owner, aborted: bool) {
-        for sid in self.sessions_of_owner(owner) {
+        for sid in self.sessions.of(owner) {
             self.close(sid, aborted);
         }
-    }
-
-    /// The sessions of an aware application, in ascending order.
-    pub(super) fn sessions_of_owner(&self, owner: Owner) -> Vec<u32> {
-        let owned = self.owned.range((owner, 0)..=(owner, u32::MAX));
-        owned.map(|(_, sid)| *sid).collect()
     }
 
     /// Closes a session on behalf of its user.
     pub(super) fn close(&mut self, sid: u32, aborted: bool) {
         let now = now_ns();
-        if let Some(session) = self.sessions.get_mut(&sid) {
+        if let Some(session) = self.sessions.get_mut(sid) {
             let action = session.lifecycle.close(now, aborted);
             self.act(sid, now, action);
         }
@@ -105,7 +99,7 @@ impl Engine {
 
     /// Aborts a session without its user, who learns of it.
     pub(super) fn abort(&mut self, sid: u32) {
-        let session = self.sessions.get_mut(&sid);
+        let session = self.sessions.get_mut(sid);
         if let Some(end) = session.and_then(|s| s.lifecycle.abort()) {
             self.end(sid, end);
         }
@@ -113,7 +107,7 @@ impl Engine {
 
     /// Ends a session that cannot go on.
     pub(super) fn fail(&mut self, sid: u32) {
-        let session = self.sessions.get_mut(&sid);
+        let session = self.sessions.get_mut(sid);
         if let Some(end) = session.and_then(|s| s.lifecycle.fail()) {
             self.end(sid, end);
         }
@@ -146,7 +140,7 @@ impl Engine {
         packet: impl FnOnce(Header) -> Packet<'static>,
     ) {
         let table = self.plane.sessions();
-        let (Some(session), Some(entry)) = (self.sessions.get(&sid), table.get(sid)) else {
+        let (Some(session), Some(entry)) = (self.sessions.get(sid), table.get(sid)) else {
             return;
         };
         let (peer_sid, token) = entry.peer();
@@ -163,7 +157,7 @@ impl Engine {
     /// Takes a CLOSE of the peer.
     pub(super) fn closed(&mut self, header: Header, received: &Received) {
         let sid = header.sid;
-        let Some(session) = self.sessions.get(&sid) else {
+        let Some(session) = self.sessions.get(sid) else {
             return;
         };
         if session.token != header.token || session.peer != received.from {
@@ -172,14 +166,14 @@ impl Engine {
         let aborted = u32::from(header.flags) & intf::VTL_F_ABORT != 0;
         tracing::debug!(peer = %session.peer, sid, aborted, "the peer closes the session");
         // The session, or its successor, is validated first where that is due, which may remove it.
-        while let Some(session) = self.sessions.get(&sid) {
+        while let Some(session) = self.sessions.get(sid) {
             let (succeeds, successor) = (session.succeeds.is_some(), session.successor);
             let close = PeerClose {
                 aborted,
                 succeeds,
                 successor: successor.map_or(Successor::Known, |sid| self.as_successor(sid)),
             };
-            let Some(session) = self.sessions.get_mut(&sid) else {
+            let Some(session) = self.sessions.get_mut(sid) else {
                 return;
             };
             let validated = match session.lifecycle.handle_close(&close) {
@@ -189,7 +183,7 @@ impl Engine {
                 Reaction::Validate => sid,
                 Reaction::ValidateSuccessor => successor.unwrap_or(sid),
             };
-            let session = self.sessions.get_mut(&validated);
+            let session = self.sessions.get_mut(validated);
             let Some(answered) = session.and_then(|s| s.answered.take()) else {
                 return;
             };
@@ -204,7 +198,7 @@ impl Engine {
             .sessions()
             .get(sid)
             .is_some_and(|e| e.ifindex() != 0);
-        let session = self.sessions.get(&sid);
+        let session = self.sessions.get(sid);
         session.map_or(Successor::Known, |s| s.lifecycle.as_successor(located))
     }
 
@@ -216,7 +210,7 @@ impl Engine {
             Farewell::Close => self.send_close(sid, false),
             Farewell::Abort => (0..ABORT_COPIES).for_each(|_| self.send_close(sid, true)),
         }
-        let Some(session) = self.sessions.get(&sid) else {
+        let Some(session) = self.sessions.get(sid) else {
             return;
         };
         if let Some(entry) = self.plane.sessions().get(sid) {
@@ -234,7 +228,7 @@ impl Engine {
 
     /// Removes a session and everything that belongs to it.
     pub(super) fn forget(&mut self, sid: u32) {
-        let Some(session) = self.sessions.remove(&sid) else {
+        let Some(session) = self.sessions.remove(sid) else {
             return;
         };
         tracing::debug!(peer = %session.peer, sid, "session forgotten");
@@ -248,17 +242,8 @@ impl Engine {
             caller.forget(&self.callers);
         }
         self.responder.ended(sid);
-        self.freed.insert(sid, u64::MAX); // until its shard has forgotten it, too
-        if let Some(before) = session.succeeds.and_then(|s| self.sessions.get_mut(&s))
-            && before.successor == Some(sid)
-        {
-            before.successor = None;
-        }
-        for listener in self.listeners.values_mut() {
-            listener.backlog.retain(|s| *s != sid);
-        }
-        self.owned.remove(&(session.aware.owner, sid));
-        self.by_tcp.cancel(sid);
+        self.listeners.forget(sid);
+        self.by_tcp.forget(sid);
         self.shards.forget(sid);
         self.stock.put_exposed(session.rings);
     }

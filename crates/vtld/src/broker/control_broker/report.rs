@@ -9,13 +9,13 @@ use vtl_proto::{carrier::GRAFT_PORT, intf};
 
 use super::{
     super::{Owner, meter::Mark, now_ns},
-    Engine,
+    ControlBroker,
 };
 
 /// Sessions in one answer: a row takes up to 700 bytes, and a message holds 128 KiB.
 const PAGE: usize = 100;
 
-impl Engine {
+impl ControlBroker {
     /// What there is, with at most `PAGE` sessions from index `from` on; without carriers and hooks.
     pub(super) fn status(&mut self, from: u32) -> Status {
         let stats = self.plane.stats();
@@ -23,19 +23,18 @@ impl Engine {
         let stat = |i: u32| stats.get(i as usize).copied().unwrap_or_default();
         let interfaces = self.plane.attached().values().map(|attached| {
             let i = &attached.interface;
-            let driver = self.drivers.get(&i.index);
+            let driver = self.interfaces.driver(i.index);
             Interface {
                 name: i.name.clone(),
                 mtu: i.mtu,
-                driver: driver.map(|(name, _)| (*name).to_owned()),
-                why: driver.map(|(_, why)| why.clone()),
+                driver: driver.map(|(name, _)| name.to_owned()),
+                why: driver.map(|(_, why)| why.to_owned()),
             }
         });
         let interfaces = interfaces.collect();
         let names = self.names();
-        let more = self.sessions.range(from..).nth(PAGE).map(|(sid, _)| *sid);
-        let page = self.sessions.range(from..).take(PAGE);
-        let sids: Vec<u32> = page.map(|(sid, _)| *sid).collect();
+        let more = self.sessions.indexes_from(from).nth(PAGE);
+        let sids: Vec<u32> = self.sessions.indexes_from(from).take(PAGE).collect();
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             kernel: netdev::kernel_release(),
@@ -49,8 +48,7 @@ impl Engine {
             // Its own, for flows, is no concern of anybody.
             listeners: self
                 .listeners
-                .keys()
-                .copied()
+                .ports()
                 .filter(|port| *port != GRAFT_PORT)
                 .collect(),
             negotiation: Negotiation {
@@ -75,6 +73,8 @@ impl Engine {
                 sent: stat(intf::VTL_ST_TX_PACKETS),
                 acknowledgements: stat(intf::VTL_ST_TX_ACKS),
                 failed: stat(intf::VTL_ST_TX_FAILED),
+                others: stat(intf::VTL_ST_RX_OTHERS),
+                limited: stat(intf::VTL_ST_RX_LIMITED),
             },
             carriers: Vec::new(),
             hooks: Vec::new(),
@@ -85,12 +85,12 @@ impl Engine {
     pub(super) fn statistics(&mut self, owner: Owner) -> Result<SessionStatus, String> {
         // One that it has closed may not be over yet.
         let goes_on = |sid: &u32| {
-            let session = self.sessions.get(sid);
+            let session = self.sessions.get(*sid);
             session.is_some_and(|s| {
                 s.aware.granted && !matches!(s.lifecycle.phase(), Phase::Closing(_))
             })
         };
-        let owned = self.sessions_of_owner(owner);
+        let owned = self.sessions.of(owner);
         let sid = owned.into_iter().find(goes_on);
         let sid = sid.ok_or("there is no session")?;
         let names = self.names();
@@ -107,7 +107,7 @@ impl Engine {
     }
 
     fn session(&mut self, sid: u32, names: &HashMap<u16, String>) -> Option<SessionStatus> {
-        let session = self.sessions.get_mut(&sid)?;
+        let session = self.sessions.get_mut(sid)?;
         let entry = self.plane.sessions().get(sid)?;
         let s = entry.snapshot();
         let (tx, rx) = (&s.tx, &s.rx);

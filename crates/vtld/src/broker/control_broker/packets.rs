@@ -10,17 +10,31 @@ use vtl_proto::{
 };
 
 use super::{
-    super::raw::{Raw, Received, Via},
-    Engine, PARKED, Parked,
+    super::raw::{Received, Via},
+    ControlBroker,
 };
 
-impl Engine {
+impl ControlBroker {
+    /// Something has happened to a connection with another daemon.
+    pub(super) fn tunnel_event(&mut self, number: u32) {
+        let arrived = self.by_tcp.receive(number);
+        for packet in arrived.packets() {
+            if let Some(control) = self.by_tcp.take(number, packet, &mut self.sessions) {
+                self.control_packet(control);
+            }
+        }
+        self.by_tcp.finish(arrived);
+    }
+
+    /// The connection by which packets of a session go by TCP, which is made if there is none.
+    pub(super) fn connection_of(&mut self, sid: u32) -> Option<u32> {
+        let session = self.sessions.get_mut(sid)?;
+        self.by_tcp.connection_of(session)
+    }
+
     pub(super) fn control_packets(&mut self, v6: bool, way: Way) {
         for _ in 0..64 {
-            let Some(raw) = self.socket(v6, way) else {
-                return;
-            };
-            match raw.receive() {
+            match self.sockets.receive(v6, way) {
                 Ok(Some(received)) => self.control_packet(received),
                 Ok(None) => return,
                 Err(error) => {
@@ -45,12 +59,12 @@ impl Engine {
         match &packet {
             Packet::Nego(nego) => {
                 if !self.asked(nego, &received) {
-                    self.park(Parked::Asked(received));
+                    self.parking.keep_packet(received);
                 }
             }
             Packet::NegoAck(n) | Packet::NegoNack(n) => {
                 if self.answer_waits(n, received.from) {
-                    return self.park(Parked::Answered(received));
+                    return self.parking.keep_packet(received);
                 }
                 self.answered(n.header.sid, &packet, &received);
             }
@@ -60,29 +74,12 @@ impl Engine {
         }
     }
 
-    /// Keeps a packet until there is what it needs. Its sender repeats it if there is no room.
-    fn park(&mut self, packet: Parked) {
-        if self.parked.len() < PARKED {
-            self.parked.push_back(packet);
-        }
-    }
-
-    /// What control packets are sent and received by.
-    fn socket(&self, v6: bool, way: Way) -> Option<&Raw> {
-        let sockets = match way {
-            Way::Native => &self.raw,
-            Way::Udp => &self.udp,
-            Way::Tcp => return None,
-        };
-        sockets[usize::from(v6)].as_ref()
-    }
-
     /// The ways that a port of a peer's may be reached by, the best one first.
     pub(super) fn ways(&self, peer: IpAddr, port: u16, now: u64) -> Vec<Way> {
         let mut ways = self.peers.ways(peer, now).to_vec();
         ways.retain(|way| match way {
             Way::Tcp => port != GRAFT_PORT,
-            way => self.socket(peer.is_ipv6(), *way).is_some(),
+            way => self.sockets.has(peer.is_ipv6(), *way),
         });
         ways
     }
@@ -97,7 +94,7 @@ impl Engine {
         let entry = self.plane.sessions().get(sid)?;
         match entry.ifindex() {
             0 => None,
-            intf::VTL_TUNNEL => self.tunnel_of(sid).map(Via::Tcp),
+            intf::VTL_TUNNEL => self.connection_of(sid).map(Via::Tcp),
             _ => Some(Via::port(entry.port())),
         }
     }
@@ -111,13 +108,9 @@ impl Engine {
         let port = match via {
             Via::Native => 0,
             Via::Udp(port) => port,
-            Via::Tcp(number) => return self.send_by_tcp(number, &buffer[..length]),
+            Via::Tcp(number) => return self.by_tcp.send(number, &buffer[..length]),
         };
-        let Some(raw) = self.socket(to.is_ipv6(), via.way()) else {
-            return;
-        };
-        if let Err(error) = raw.send(&buffer[..length], from, to, port) {
-            tracing::debug!(%error, %to, "a control packet cannot be sent");
-        }
+        self.sockets
+            .send(&buffer[..length], from, to, via.way(), port);
     }
 }

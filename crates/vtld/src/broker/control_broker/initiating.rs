@@ -13,34 +13,35 @@ use vtl_core::{
 };
 use vtl_proto::{
     intf::{self, vtl_tx},
-    nego::{Answer, Early, Established, Initiator, NegoError, Offer, Offered, PATIENCE, Step, Way},
+    nego::{Answer, Early, Established, Initiator, NegoError, Offer, PATIENCE, Step, Way},
     services::Services,
     wire::{Header, Nego, Packet},
 };
 
 use super::{
     super::{
-        Granted, Owner, Reply, now_ns,
+        now_ns,
         peers::{Exit, Next},
         random_token,
         raw::{self, Received, Via},
         session::{self, Aware, Wish},
     },
-    Engine, Parked,
+    ControlBroker,
     opening::aware,
+    parked::Connect,
 };
 
 /// How often a session's lock is tried, 1 ms apart, that an application holds for a microsecond.
 const LOCK_TRIES: u32 = 50;
 
-impl Engine {
-    pub(super) fn connect(
-        &mut self,
-        owner: Owner,
-        to: Destination,
-        wish: Wish,
-        reply: Reply<Granted>,
-    ) {
+impl ControlBroker {
+    pub(super) fn connect(&mut self, request: Connect) {
+        let Connect {
+            owner,
+            to,
+            ref wish,
+            ref reply,
+        } = request;
         let (peer, succeeds) = match to {
             Destination::Peer { port: 0, .. } => {
                 let _ = reply.send(Err("there is no port 0: name another one".into()));
@@ -57,24 +58,19 @@ impl Engine {
         };
         let unconfirmed = |sid| {
             self.sessions
-                .get(&sid)
+                .get(sid)
                 .is_some_and(|s| s.lifecycle.is_confirming())
         };
         let ready = if succeeds.is_some_and(unconfirmed) {
             Ok(false)
         } else {
             self.rings_ready(peer.ip())
-                .and_then(|rings| Ok(self.candidate_ready(&wish)? && rings))
+                .and_then(|rings| Ok(self.candidate_ready(wish)? && rings))
         };
         match ready {
             Ok(true) => {}
             Ok(false) => {
-                self.parked.push_back(Parked::Connect {
-                    owner,
-                    to,
-                    wish,
-                    reply,
-                });
+                self.parking.keep(request);
                 return;
             }
             Err(error) => {
@@ -83,7 +79,7 @@ impl Engine {
             }
         }
         let shared = reply.clone();
-        let opened = self.open(peer.ip(), peer.port(), &wish, succeeds, |rings| {
+        let opened = self.open(peer.ip(), peer.port(), wish, succeeds, |rings| {
             aware(owner, rings, Some(shared))
         });
         if let Err(error) = opened {
@@ -93,7 +89,7 @@ impl Engine {
 
     /// Where a session leads that another one is to succeed.
     fn to_be_succeeded(&self, of: SessionKey) -> Result<SocketAddr, &'static str> {
-        let session = self.sessions.get(&of.sid);
+        let session = self.sessions.get(of.sid);
         let session = session.filter(|s| s.token == of.key);
         let session = session.ok_or("the session has ended")?;
         // It may have ended by that, and the application not have noticed yet.
@@ -109,13 +105,13 @@ impl Engine {
     /// Whether the graft that most peers would take is in the kernel: it need not be waited for when
     /// the answer comes.
     fn candidate_ready(&mut self, wish: &Wish) -> Result<bool, String> {
-        let first = self.candidates(wish)?[0].gid;
+        let first = self.pool.candidates(wish)?[0].gid;
         self.graft_ready(first)
     }
 
     /// Whether an answer has to wait until the graft that it names is in the kernel.
     pub(super) fn answer_waits(&mut self, answer: &Nego<'_>, from: IpAddr) -> bool {
-        let session = self.sessions.get(&answer.header.sid);
+        let session = self.sessions.get(answer.header.sid);
         let is_awaited = session.is_some_and(|s| {
             let opening = matches!(s.lifecycle.phase(), Phase::Opening(_));
             s.peer == from && (opening || s.lifecycle.is_confirming())
@@ -141,7 +137,7 @@ impl Engine {
         }
         let (local, mtu) =
             raw::route(peer).map_err(|e| format!("there is no route to {peer}: {e}"))?;
-        let grafts = self.candidates(wish)?;
+        let grafts = self.pool.candidates(wish)?;
         let mut gids: Vec<u16> = grafts.iter().map(|g| g.gid).collect();
         gids.truncate(intf::VTL_NEGO_GRAFTS as usize);
         let preferred = gids.clone();
@@ -175,7 +171,7 @@ impl Engine {
             early = None;
         }
         let rtt = self.peers.rtt(peer);
-        let offered = self.offered(&gids, wish, rtt);
+        let offered = self.pool.offered(&gids, wish, rtt);
         let max_payload = max_payload(mtu, peer, Way::Native);
         let max_payload = self.peers.payload(peer, now, max_payload);
         let next = early.as_ref().map(|next| Early {
@@ -205,7 +201,7 @@ impl Engine {
             Lifecycle::initiator(now, Box::new(negotiation))
         };
         let (sid, _) = self.create(peer, local, port, None, purpose, lifecycle)?;
-        let session = self.sessions.get_mut(&sid).expect("just made");
+        let session = self.sessions.get_mut(sid).expect("just made");
         session.exit = early.map(|next| next.exit);
         let port_there = session.exit.map_or(port_there, |exit| exit.port);
         if port_there != 0 {
@@ -221,22 +217,9 @@ impl Engine {
         Ok(sid)
     }
 
-    /// These grafts as a NEGO offers them, with the parameters that are asked for.
-    fn offered(&self, gids: &[u16], wish: &Wish, rtt: Option<Duration>) -> Vec<Offered> {
-        let offered = |gid: &u16| {
-            let pooled = self.pool.iter().find(|p| p.info.gid == *gid)?;
-            Some(Offered {
-                gid: *gid,
-                params: pooled.info.params.clone(),
-                asked: wish.asked(&pooled.params, rtt),
-            })
-        };
-        gids.iter().filter_map(offered).collect()
-    }
-
     /// Sends the NEGO when it is due, and lets data go when they may.
     pub(super) fn open_timer(&mut self, sid: u32, now: u64) {
-        let Some(session) = self.sessions.get_mut(&sid) else {
+        let Some(session) = self.sessions.get_mut(sid) else {
             return;
         };
         let (local, peer, port_there) = (session.local, session.peer, session.port_there);
@@ -259,7 +242,7 @@ impl Engine {
 
     /// The answer to our NEGO.
     pub(super) fn answered(&mut self, sid: u32, packet: &Packet<'_>, received: &Received) {
-        let Some(session) = self.sessions.get_mut(&sid) else {
+        let Some(session) = self.sessions.get_mut(sid) else {
             return;
         };
         if session.peer != received.from {
@@ -277,7 +260,10 @@ impl Engine {
                     session.lifecycle.handle_confirmed();
                     self.confirmed(sid, &established, via);
                 }
-                Err(error) => self.broken(sid, &error.to_string()),
+                Err(error) => {
+                    self.decline(sid, packet, via);
+                    self.broken(sid, &error.to_string());
+                }
             }
             return;
         }
@@ -295,7 +281,10 @@ impl Engine {
                 let why = NegoError::Differs(gid).to_string();
                 return self.without(sid, gid, (packet, via), &why);
             }
-            Err(error) => return self.failed(sid, &error.to_string()),
+            Err(error) => {
+                self.decline(sid, packet, via);
+                return self.failed(sid, &error.to_string());
+            }
         };
         if let Err(error) = self.graft_ready(established.gid) {
             return self.without(sid, established.gid, (packet, via), &error);
@@ -303,7 +292,7 @@ impl Engine {
         if let Some(entry) = self.plane.sessions().get(sid) {
             go_by(&entry, via);
         }
-        if let Some(session) = self.sessions.get_mut(&sid) {
+        if let Some(session) = self.sessions.get_mut(sid) {
             session.lifecycle.handle_established(now);
         }
         match self.establish(sid, &established) {
@@ -317,7 +306,7 @@ impl Engine {
 
     /// A session that we opened is open.
     pub(super) fn opened(&mut self, sid: u32) {
-        let Some(session) = self.sessions.get_mut(&sid) else {
+        let Some(session) = self.sessions.get_mut(sid) else {
             return;
         };
         tracing::info!(peer = %session.peer, sid, port = session.port, "session open");
@@ -339,7 +328,7 @@ impl Engine {
     /// Remembers what the next session with the peer may begin with.
     fn met(&mut self, sid: u32, established: &Established) {
         let (Some(session), Some(entry)) =
-            (self.sessions.get_mut(&sid), self.plane.sessions().get(sid))
+            (self.sessions.get_mut(sid), self.plane.sessions().get(sid))
         else {
             return;
         };
@@ -365,21 +354,9 @@ impl Engine {
     /// The peer agreed, in that packet, which came so, on a graft that is of no use here: another one,
     /// if there is any.
     fn without(&mut self, sid: u32, gid: u16, (packet, via): (&Packet<'_>, Via), why: &str) {
-        let Some(session) = self.sessions.get(&sid) else {
-            return;
-        };
-        if let Packet::NegoAck(ack) = packet {
-            let close = Packet::Close(Header {
-                flags: intf::VTL_F_ABORT as u8,
-                gid: 0,
-                sid: ack.sid,
-                token: ack.token,
-            });
-            let (local, peer) = (session.local, session.peer);
-            self.send(&close, local, peer, via);
-        }
+        self.decline(sid, packet, via);
         let (now, token) = (now_ns(), random_token());
-        let Some(session) = self.sessions.get_mut(&sid) else {
+        let Some(session) = self.sessions.get_mut(sid) else {
             return;
         };
         let peer = session.peer;
@@ -397,9 +374,24 @@ impl Engine {
         self.open_timer(sid, now);
     }
 
+    /// Does without the session that the peer has made, if that packet, which came so, is its NEGO_ACK:
+    /// the peer need not wait for it.
+    fn decline(&mut self, sid: u32, packet: &Packet<'_>, via: Via) {
+        if let (Packet::NegoAck(ack), Some(session)) = (packet, self.sessions.get(sid)) {
+            let close = Packet::Close(Header {
+                flags: intf::VTL_F_ABORT as u8,
+                gid: 0,
+                sid: ack.sid,
+                token: ack.token,
+            });
+            let (local, peer) = (session.local, session.peer);
+            self.send(&close, local, peer, via);
+        }
+    }
+
     /// A session could not be opened.
     pub(super) fn failed(&mut self, sid: u32, why: &str) {
-        let Some(session) = self.sessions.get_mut(&sid) else {
+        let Some(session) = self.sessions.get_mut(sid) else {
             return;
         };
         tracing::info!(peer = %session.peer, why, "no session");
@@ -420,7 +412,7 @@ impl Engine {
 
     /// Data may go, though the answer is still to come.
     fn go_ahead(&mut self, sid: u32, established: &Established) {
-        let Some(session) = self.sessions.get_mut(&sid) else {
+        let Some(session) = self.sessions.get_mut(sid) else {
             return;
         };
         let established = Established {
@@ -439,23 +431,32 @@ impl Engine {
             self.failed(sid, &error);
             return;
         }
-        let session = self.sessions.get_mut(&sid);
+        let session = self.sessions.get_mut(sid);
         if let Some(nego) = session.and_then(|s| s.lifecycle.confirming()) {
             self.negotiations.at(sid, nego.poll_at());
         }
         self.opened(sid);
     }
 
+    /// A session is confirmed, or about to be: an application may wait for that to have it succeeded.
+    fn settled(&self) {
+        let _ = self.events.parked.write(1);
+    }
+
     /// Repeats the NEGO of a session that data have gone to already.
     pub(super) fn confirm_timer(&mut self, sid: u32, now: u64) {
-        let Some(session) = self.sessions.get_mut(&sid) else {
+        let Some(session) = self.sessions.get_mut(sid) else {
             return;
         };
+        let waited = session.lifecycle.is_confirming();
         if let Some(entry) = self.plane.sessions().get(sid) {
             session.lifecycle.handle_heard(entry.heard());
         }
         let (local, peer, port_there) = (session.local, session.peer, session.port_there);
         let Some(nego) = session.lifecycle.confirming() else {
+            if waited {
+                self.settled();
+            }
             return;
         };
         let step = nego.poll(now);
@@ -474,6 +475,7 @@ impl Engine {
     /// The session that data have gone to is there, says an answer that came so. If they went
     /// another way, nothing shows that it leads there.
     fn confirmed(&mut self, sid: u32, established: &Established, via: Via) {
+        self.settled();
         if let Some(entry) = self.plane.sessions().get(sid) {
             go_by(&entry, via);
         }
@@ -495,11 +497,12 @@ impl Engine {
 
     /// What went ahead was not taken: all of it goes again, to the session that there is now.
     fn moved(&mut self, sid: u32, established: &Established, via: Via) {
+        self.settled();
         if let Err(error) = self.graft_ready(established.gid) {
             return self.broken(sid, &error);
         }
         let (Some(session), Some(entry)) =
-            (self.sessions.get_mut(&sid), self.plane.sessions().get(sid))
+            (self.sessions.get_mut(sid), self.plane.sessions().get(sid))
         else {
             return;
         };
@@ -554,13 +557,13 @@ impl Engine {
         match way {
             Way::Native => Some(Via::Native),
             Way::Udp => Some(Via::Udp(port_there)),
-            Way::Tcp => self.tunnel_of(sid).map(Via::Tcp),
+            Way::Tcp => self.connection_of(sid).map(Via::Tcp),
         }
     }
 
     /// A session that data have gone to does not come to be.
     fn broken(&mut self, sid: u32, why: &str) {
-        if let Some(session) = self.sessions.get(&sid) {
+        if let Some(session) = self.sessions.get(sid) {
             tracing::info!(peer = %session.peer, why, "the session has come to nothing");
         }
         self.fail(sid);

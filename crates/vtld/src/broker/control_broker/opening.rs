@@ -1,14 +1,8 @@
 //! How sessions come to be: what both roles need. The initiator's half is in `initiating`, the
 //! responder's in `responding`.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    net::IpAddr,
-    sync::Arc,
-};
+use std::{net::IpAddr, sync::Arc};
 
-use nix::sys::eventfd::{EfdFlags, EventFd};
-use vtl_bpf::sessions::SessionTable;
 use vtl_core::{path::SessionPath, session::Lifecycle};
 use vtl_proto::{
     intf,
@@ -19,68 +13,25 @@ use vtl_ring::Controls;
 
 use super::{
     super::{
-        GRACE_NS, Granted, Owner, Reply,
+        Granted, Owner, Reply,
         caller::Caller,
+        event,
         meter::Meter,
         now_ns, random_token,
         session::{self, Aware, Session},
         stock,
     },
-    CROWD, Engine, MANY, Parked,
+    ControlBroker,
 };
 
-/// The indexes of sessions.
-pub(super) struct Indexes<'a> {
-    table: &'a SessionTable,
-    sessions: &'a BTreeMap<u32, Session>,
-    /// When those were freed that ended a moment ago.
-    freed: &'a HashMap<u32, u64>,
-}
+/// With so many sessions, each needs a part of a short path only, and all together should not be
+/// larger than they must be.
+const CROWD: usize = 16;
+/// From so many on, each begins with no more than its share of the memory for rings, so that all
+/// that this host may have get some.
+const MANY: usize = 256;
 
-impl<'a> Indexes<'a> {
-    /// Of the engine's parts, one by one: it may be at work on the others.
-    pub(super) fn of(
-        plane: &'a vtl_bpf::plane::DataPlane,
-        sessions: &'a BTreeMap<u32, Session>,
-        freed: &'a HashMap<u32, u64>,
-    ) -> Self {
-        let table = plane.sessions();
-        Self {
-            table,
-            sessions,
-            freed,
-        }
-    }
-
-    /// Whether nobody uses this index, and nobody did a moment ago. An application may still hold a
-    /// session whose entry the programs have let go of.
-    fn is_free(&self, sid: u32) -> bool {
-        let rested = |at: &u64| now_ns().saturating_sub(*at) >= GRACE_NS;
-        let entry = self.table.get(sid);
-        entry.is_some_and(|e| e.state() == intf::VTL_FREE)
-            && !self.sessions.contains_key(&sid)
-            && self.freed.get(&sid).is_none_or(rested)
-    }
-
-    /// The first free index behind `sid`: one that was freed is left alone for as long as possible.
-    fn free_after(&self, sid: u32) -> Option<u32> {
-        (sid + 1..self.table.places())
-            .chain(1..=sid)
-            .find(|sid| self.is_free(*sid))
-    }
-
-    /// One that is probably free when a peer comes back: any that is free now.
-    pub(super) fn any(&self) -> u32 {
-        let random = random_token() % u64::from(self.table.places() - 1);
-        self.free_after(random as u32).unwrap_or(1)
-    }
-}
-
-impl Engine {
-    pub(super) fn indexes(&self) -> Indexes<'_> {
-        Indexes::of(&self.plane, &self.sessions, &self.freed)
-    }
-
+impl ControlBroker {
     /// Slots, at most `most`, that a session with this peer should use; `None` if nothing is known of
     /// the path.
     fn slots_for(&self, peer: IpAddr, most: u32) -> Option<u32> {
@@ -106,28 +57,11 @@ impl Engine {
         self.slots_for(session.peer, most).unwrap_or(most)
     }
 
-    /// Whether [`Engine::create`] will find rings. If not, some are being made, and
-    /// [`Engine::resume`] will be called.
+    /// Whether [`ControlBroker::create`] will find rings. If not, some are being made, and
+    /// [`ControlBroker::resume`] will be called.
     pub(super) fn rings_ready(&mut self, peer: IpAddr) -> Result<bool, String> {
         let wanted = self.wanted_slots(peer);
         self.stock.prepare(wanted).map_err(|e| e.to_string())
-    }
-
-    /// Goes on with what waited for rings or for a graft, as far as they are there.
-    pub(super) fn resume(&mut self) {
-        for parked in std::mem::take(&mut self.parked) {
-            match parked {
-                Parked::Asked(received) | Parked::Answered(received) => {
-                    self.control_packet(received);
-                }
-                Parked::Connect {
-                    owner,
-                    to,
-                    wish,
-                    reply,
-                } => self.connect(owner, to, wish, reply),
-            }
-        }
     }
 
     /// Makes a session's entry and rings, as large as a known path needs. While the path is not
@@ -150,25 +84,23 @@ impl Engine {
             ));
         }
         let wanted = self.wanted_slots(peer);
-        let rings = self.stock.take(wanted).ok_or("there are no rings")?;
+        let rings = self
+            .stock
+            .take(wanted, now_ns())
+            .ok_or("there are no rings")?;
         let known = self.peers.rtt(peer).is_some();
         let begin = if known { wanted } else { stock::NEAR };
         let mut slots = begin.min(rings.slots);
-        let indexes = self.indexes();
         let early = rings.slots >= intf::VTL_EARLY_WINDOW;
-        let wish = wish.filter(|(sid, _)| early && indexes.is_free(*sid));
+        let wish = wish.filter(|(sid, _)| early && self.sessions.is_free(*sid));
         if wish.is_some() {
             slots = slots.max(intf::VTL_EARLY_WINDOW);
         }
-        let found = wish.or_else(|| Some((indexes.free_after(self.last_sid)?, random_token())));
+        let found = wish.or_else(|| Some((self.sessions.next_free()?, random_token())));
         let Some((sid, token)) = found else {
             self.stock.put(rings);
             return Err("all sessions of this host are in use".into());
         };
-        if wish.is_none() {
-            self.last_sid = sid;
-        }
-        self.last_opened_ns = now_ns();
         let aware = match purpose(&rings) {
             Ok(aware) => aware,
             Err(error) => {
@@ -185,7 +117,7 @@ impl Engine {
         let entry = self.plane.sessions().get(sid).expect("it was found free");
         entry.initialise(value);
         if let Err(error) = self.have_served(sid, &aware) {
-            self.freed.insert(sid, u64::MAX); // until its shard has forgotten it
+            self.sessions.reserve(sid);
             self.shards.forget(sid);
             self.stock.put(rings);
             return Err(error);
@@ -214,7 +146,6 @@ impl Engine {
             caller,
             meter: Meter::new(now_ns()),
         };
-        self.owned.insert((session.aware.owner, sid));
         self.sessions.insert(sid, session);
         Ok((sid, token))
     }
@@ -242,12 +173,12 @@ impl Engine {
 
     /// Hands the session to the kernel's programs.
     pub(super) fn establish(&mut self, sid: u32, established: &Established) -> Result<(), String> {
-        let session = self.sessions.get(&sid).ok_or("the session has gone")?;
+        let session = self.sessions.get(sid).ok_or("the session has gone")?;
         if let Some(rtt) = established.rtt {
             self.peers.note_rtt(session.peer, rtt);
         }
         let slots = self.usable_slots(session);
-        let session = self.sessions.get_mut(&sid).expect("still there");
+        let session = self.sessions.get_mut(sid).expect("still there");
         if session.lifecycle.is_initiator() {
             session.slots = session.slots.max(slots);
         }
@@ -266,11 +197,11 @@ impl Engine {
 
     /// Notes which session one is to succeed.
     pub(super) fn succeed(&mut self, sid: u32, of: Option<u32>) {
-        let Some(before) = of.and_then(|of| self.sessions.get_mut(&of)) else {
+        let Some(before) = of.and_then(|of| self.sessions.get_mut(of)) else {
             return;
         };
         before.successor = Some(sid);
-        if let Some(session) = self.sessions.get_mut(&sid) {
+        if let Some(session) = self.sessions.get_mut(sid) {
             session.succeeds = of;
         }
     }
@@ -283,7 +214,7 @@ impl Engine {
             .get(sid)
             .ok_or("the session has gone")?
             .snapshot();
-        let session = self.sessions.get_mut(&sid).ok_or("the session has gone")?;
+        let session = self.sessions.get_mut(sid).ok_or("the session has gone")?;
         let graft = self.plane.grafts().find(|g| g.gid == entry.gid);
         let (graft, services) =
             graft.map_or_else(Default::default, |g| (g.name.clone(), g.services));
@@ -305,10 +236,7 @@ pub(super) fn aware(
     rings: &vtl_bpf::rings::RingSet,
     reply: Option<Reply<Granted>>,
 ) -> Result<Aware, String> {
-    let event = || {
-        EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)
-            .map_err(|e| format!("an eventfd: {e}"))
-    };
+    let event = || event().map_err(|e| format!("an eventfd: {e}"));
     let map = |e: std::io::Error| format!("mapping a ring: {e}");
     Ok(Aware {
         owner,

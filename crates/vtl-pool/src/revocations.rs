@@ -1,0 +1,220 @@
+//! Revocations: what a host does not take although a trusted key has signed it. They are in
+//! `revoked.toml`, beside the keys:
+//!
+//! ```toml
+//! # Public keys, as in their files.
+//! keys = ["5f…"]
+//! # SHA-256 of packages' files, or of the objects in them (`vtl graft show`).
+//! packages = ["c4…"]
+//! # The lowest version that is taken.
+//! [minimum]
+//! mine = "0.1.2"
+//! ```
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    io::{self, Write},
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use crate::{
+    Error, Result, Version,
+    key::{PublicKey, failed, from_hex, guarded, to_hex},
+    object::is_name,
+    read_from,
+};
+
+/// The file, in the directory of the trusted keys.
+pub const FILE: &str = "revoked.toml";
+/// Bytes of the file.
+const MAX_FILE: usize = 1 << 20;
+
+/// What revocations know a package by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Who signed it.
+    pub signer: PublicKey,
+    /// SHA-256 of the file.
+    pub file: [u8; 32],
+    /// SHA-256 of the object in it.
+    pub object: [u8; 32],
+    /// The graft's name.
+    pub name: String,
+    /// The graft's version.
+    pub version: Version,
+}
+
+/// A revocation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Revocation {
+    /// All packages that are signed with a key.
+    Key(PublicKey),
+    /// The package whose file or object has this SHA-256.
+    Package([u8; 32]),
+    /// All versions of a graft before this one.
+    Before(String, Version),
+}
+
+/// 32 bytes, in hexadecimal digits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Digest([u8; 32]);
+
+impl Serialize for Digest {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        to_hex(&self.0).serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Digest {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let digits = text.bytes().all(|b| b.is_ascii_hexdigit());
+        let bytes = from_hex(&text).filter(|_| digits).map(Self);
+        bytes.ok_or_else(|| de::Error::custom(format!("`{text}` has not 64 hexadecimal digits")))
+    }
+}
+
+/// The file's content.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct List {
+    keys: BTreeSet<Digest>,
+    packages: BTreeSet<Digest>,
+    minimum: BTreeMap<String, Version>,
+}
+
+/// The revocations of a host.
+#[derive(Clone, Debug, Default)]
+pub struct Revocations {
+    path: PathBuf,
+    list: List,
+    /// Why the file cannot be used. Then nothing is taken: it might be what the file revokes.
+    unusable: Option<String>,
+}
+
+impl Revocations {
+    /// Reads those of a directory of keys, which nobody but root and `owner`, a user's number, may
+    /// change.
+    pub(crate) fn read(folder: &Path, owner: u32) -> Self {
+        let path = folder.join(FILE);
+        let (list, unusable) = match read(&path, owner) {
+            Ok(list) => (list, None),
+            Err(error) => (List::default(), Some(error.to_string())),
+        };
+        Self {
+            path,
+            list,
+            unusable,
+        }
+    }
+
+    /// Why no package is taken, if the file cannot be used.
+    pub fn unusable(&self) -> Option<&str> {
+        self.unusable.as_deref()
+    }
+
+    /// Checks that a package is not revoked.
+    ///
+    /// # Errors
+    /// [`Error::Revoked`]; for all packages if the file cannot be used.
+    pub fn check(&self, package: &Identity) -> Result<()> {
+        let place = self.path.display();
+        let revoked = |what: String| Err(Error::Revoked(format!("{what} ({place})")));
+        if let Some(why) = &self.unusable {
+            return Err(Error::Revoked(format!(
+                "no package is taken before the list of revocations is mended: {why}"
+            )));
+        }
+        if self.list.keys.contains(&Digest(package.signer.to_bytes())) {
+            return revoked(format!("the key {} is revoked", package.signer.short()));
+        }
+        for (what, digest) in [("package", package.file), ("object", package.object)] {
+            if self.list.packages.contains(&Digest(digest)) {
+                return revoked(format!("this {what} is revoked"));
+            }
+        }
+        match self.list.minimum.get(&package.name) {
+            Some(minimum) if package.version < *minimum => revoked(format!(
+                "{} {} is revoked: {minimum} is the lowest version that this host takes",
+                package.name, package.version
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Adds a revocation to the file of a directory of keys, and returns the file's path. Comments
+    /// in it are lost.
+    ///
+    /// # Errors
+    /// [`Error::File`], [`Error::BadKey`] if the file that is there cannot be used.
+    pub fn add(folder: &Path, revocation: Revocation) -> Result<PathBuf> {
+        let owner = fs::metadata(folder).map_err(|e| failed("read", folder, e))?;
+        let path = folder.join(FILE);
+        let mut list = read(&path, owner.uid())?;
+        match revocation {
+            Revocation::Key(key) => {
+                list.keys.insert(Digest(key.to_bytes()));
+            }
+            Revocation::Package(digest) => {
+                list.packages.insert(Digest(digest));
+            }
+            Revocation::Before(name, version) => {
+                let minimum = list.minimum.entry(name).or_default();
+                *minimum = version.max(*minimum);
+            }
+        }
+        let text = toml::to_string(&list).expect("no maps with other keys than text");
+        let draft = folder.join(format!(".{FILE}.{}", std::process::id()));
+        let written = fs::OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o644)
+            .open(&draft)
+            .and_then(|mut file| {
+                file.write_all(text.as_bytes())?;
+                file.sync_all()
+            })
+            .and_then(|()| fs::rename(&draft, &path));
+        if written.is_err() {
+            let _ = fs::remove_file(&draft);
+        }
+        written.map_err(|e| failed("write", &path, e))?;
+        Ok(path)
+    }
+}
+
+/// The content of a file; none if there is no file.
+fn read(path: &Path, owner: u32) -> Result<List> {
+    // A link that leads nowhere is not "no file".
+    if let Err(error) = fs::symlink_metadata(path)
+        && error.kind() == io::ErrorKind::NotFound
+    {
+        return Ok(List::default());
+    }
+    let file = guarded(path, owner)?;
+    let bytes = read_from(&file, MAX_FILE, || path.display().to_string())?;
+    let bytes = bytes.map_err(|e| failed("read", path, e))?;
+    let bad = |why: String| Error::BadKey {
+        path: path.to_owned(),
+        why,
+    };
+    let text = String::from_utf8(bytes).map_err(|_| bad("it is not text".into()))?;
+    let list: List = toml::from_str(&text).map_err(|error| {
+        let line = error.span().map_or(1, |span| {
+            let before = text.get(..span.start).unwrap_or_default();
+            before.matches('\n').count() + 1
+        });
+        bad(format!(
+            "line {line}: {}",
+            error.message().replace('\n', " ")
+        ))
+    })?;
+    match list.minimum.keys().find(|name| !is_name(name)) {
+        Some(name) => Err(bad(format!("\"{name}\" is no graft's name"))),
+        None => Ok(list),
+    }
+}

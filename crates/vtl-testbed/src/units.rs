@@ -1,0 +1,64 @@
+//! Figures on the command line, with or without their unit.
+
+/// Parses a time in milliseconds: `10` or `10ms`.
+///
+/// # Errors
+/// One sentence that says what is expected.
+pub fn milliseconds(text: &str) -> Result<f64, String> {
+    let figure = figure(text, &["ms"]);
+    figure.ok_or_else(|| "expected milliseconds, such as 10 or 10ms".into())
+}
+
+/// Parses a share in per cent: `2.5` or `2.5%`.
+///
+/// # Errors
+/// One sentence that says what is expected.
+pub fn per_cent(text: &str) -> Result<f64, String> {
+    let figure = figure(text, &["%"]);
+    figure.ok_or_else(|| "expected per cent, such as 2.5 or 2.5%".into())
+}
+
+/// Parses a rate in Mbit/s: `100`, `100Mbit` or `100Mbit/s`.
+///
+/// # Errors
+/// One sentence that says what is expected.
+pub fn mbit_per_second(text: &str) -> Result<f64, String> {
+    let figure = figure(text, &["mbit/s", "mbit"]);
+    figure.ok_or_else(|| "expected Mbit/s, such as 100 or 100Mbit".into())
+}
+
+/// A finite number, perhaps with one of `units` behind it.
+fn figure(text: &str, units: &[&str]) -> Option<f64> {
+    let text = text.trim().to_ascii_lowercase();
+    let number = units.iter().find_map(|unit| text.strip_suffix(unit));
+    let figure: f64 = number.unwrap_or(&text).trim_end().parse().ok()?;
+    figure.is_finite().then_some(figure)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figure__with_or_without_its_unit() {
+        for text in ["10", "10ms", "10 ms", " 10.0MS "] {
+            assert_eq!(milliseconds(text), Ok(10.0), "{text}");
+        }
+        for text in ["2.5", "2.5%", "2.5 %"] {
+            assert_eq!(per_cent(text), Ok(2.5), "{text}");
+        }
+        for text in ["100", "100Mbit", "100mbit", "100 Mbit/s"] {
+            assert_eq!(mbit_per_second(text), Ok(100.0), "{text}");
+        }
+    }
+
+    #[test]
+    fn figure__refuses_other_units_and_what_is_no_number() {
+        for text in ["", "ms", "ten", "10s", "10 msms", "10%", "nan", "infms"] {
+            let message = milliseconds(text).expect_err(text);
+            assert_eq!(message, "expected milliseconds, such as 10 or 10ms");
+        }
+        assert!(per_cent("2ms").is_err());
+        assert!(mbit_per_second("1Gbit").is_err());
+    }
+}

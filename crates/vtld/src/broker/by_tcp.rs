@@ -1,0 +1,309 @@
+//! Packets of sessions that go by TCP: between the kernel's programs and the connections with other
+//! daemons (`tunnel.rs`).
+
+use std::{io, sync::Arc};
+
+use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
+use vtl_bpf::{
+    plane::DataPlane,
+    pump::{Served, Turn},
+    sessions::SessionTable,
+    tunnel::{Taken, Tunnel},
+};
+use vtl_proto::{carrier::GRAFT_PORT, intf};
+
+use crate::hooker::rules::Prefix;
+
+use super::{
+    MS, QUANTUM, now_ns,
+    raw::{Received, Via},
+    session::Session,
+    sessions::Sessions,
+    shard::{Call, Schedule, Shards},
+    source::Source,
+    tunnel::{self, Tunnels},
+};
+
+/// Egress looks again after so long at a connection that many packets wait for, and at one that is not
+/// made yet.
+const FULL_NS: u64 = MS;
+const NOT_MADE_NS: u64 = 20 * MS;
+/// Frames of a call.
+const BATCH: u32 = 2 * QUANTUM;
+
+impl Session {
+    /// Flows have TCP connections of their own.
+    pub(super) fn may_go_by_tcp(&self) -> bool {
+        self.port != GRAFT_PORT
+    }
+}
+
+/// What has come by a connection.
+#[must_use]
+pub(super) struct Arrived {
+    number: u32,
+    packets: Vec<u8>,
+    /// The connection's end, perhaps.
+    result: io::Result<()>,
+}
+
+impl Arrived {
+    /// The packets, in their order.
+    pub(super) fn packets(&self) -> impl Iterator<Item = &[u8]> {
+        let mut rest = &self.packets[..];
+        std::iter::from_fn(move || {
+            let (packet, others) = tunnel::first(rest)?;
+            rest = others;
+            Some(packet)
+        })
+    }
+}
+
+/// The connections, and the sessions whose packets go by them.
+pub(super) struct ByTcp {
+    connections: Tunnels,
+    /// Makes and takes their packets.
+    programs: Tunnel,
+    /// Memory for packets that have come.
+    packets: Vec<u8>,
+    /// When egress of which session runs.
+    schedule: Schedule,
+    /// Watches the connections.
+    epoll: Arc<Epoll>,
+}
+
+impl ByTcp {
+    /// Listens, if no other program has the port.
+    ///
+    /// # Errors
+    /// The programs cannot be called.
+    pub(super) fn open(plane: &DataPlane, epoll: Arc<Epoll>) -> anyhow::Result<Self> {
+        let connections = Tunnels::open();
+        // Where no descriptors are left, the next connection is soon enough.
+        let edges = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
+        for (listener, v6) in connections.listeners().into_iter().zip([false, true]) {
+            let event = EpollEvent::new(edges, Source::Tunnels { v6 }.pack());
+            listener.map_or(Ok(()), |listener| epoll.add(listener, event))?;
+        }
+        Ok(Self {
+            connections,
+            programs: Tunnel::open(plane)?,
+            packets: Vec::new(),
+            schedule: Schedule::new(plane.sessions().places()),
+            epoll,
+        })
+    }
+
+    /// Has egress of a session run.
+    pub(super) fn due(&mut self, sid: u32) {
+        self.schedule.now(sid);
+    }
+
+    /// When egress runs next.
+    pub(super) fn next(&self) -> u64 {
+        self.schedule.next()
+    }
+
+    /// A session is over.
+    pub(super) fn forget(&mut self, sid: u32) {
+        self.schedule.cancel(sid);
+    }
+
+    /// Closes connections that nobody has used for a while.
+    pub(super) fn sweep(&mut self, now: u64) {
+        self.connections.sweep(now);
+    }
+
+    /// Takes the connections that peers have made. `from`: hosts that may.
+    pub(super) fn accept(&mut self, v6: bool, from: &[Prefix]) {
+        while let Some(number) = self.connections.accept(v6, now_ns(), from) {
+            self.watch(number, false);
+        }
+    }
+
+    fn watch(&mut self, number: u32, waits: bool) {
+        let source = Source::Tunnel { number };
+        let event = EpollEvent::new(interest(waits), source.pack());
+        let added = (self.connections.descriptor(number)).map(|fd| self.epoll.add(fd, event));
+        if !matches!(added, Some(Ok(()))) {
+            self.connections.close(number);
+        }
+    }
+
+    /// The connection that a session's packets go by, which is made if there is none.
+    pub(super) fn connection_of(&mut self, session: &mut Session) -> Option<u32> {
+        if !session.may_go_by_tcp() {
+            return None;
+        }
+        if let Some(number) = session.tunnel
+            && self.connections.descriptor(number).is_some()
+        {
+            return Some(number);
+        }
+        let connected = self
+            .connections
+            .connect(session.local, session.peer, now_ns())
+            .inspect_err(|error| tracing::debug!(%error, peer = %session.peer, "no connection"));
+        session.tunnel = connected.ok();
+        let number = session.tunnel?;
+        self.watch(number, true);
+        Some(number)
+    }
+
+    /// How long egress of a session has to wait, if it may not go on now.
+    fn wait_ns(&mut self, session: &mut Session) -> Option<u64> {
+        match self.connection_of(session) {
+            Some(number) if self.connections.has_room(number) => None,
+            Some(number) if self.connections.is_made(number) => Some(FULL_NS),
+            _ => Some(NOT_MADE_NS),
+        }
+    }
+
+    /// Sends a packet.
+    pub(super) fn send(&mut self, number: u32, packet: &[u8]) {
+        let sent = self.connections.send(number, packet);
+        self.flush(number, sent);
+    }
+
+    /// Something has happened to a connection. What has come is for [`ByTcp::take`], packet by packet:
+    /// DATA may follow the NEGO that makes their session. [`ByTcp::finish`] is to follow.
+    pub(super) fn receive(&mut self, number: u32) -> Arrived {
+        let mut packets = std::mem::take(&mut self.packets);
+        packets.clear();
+        let result = self.connections.flush(number);
+        let result = result.and_then(|()| self.connections.receive(number, &mut packets));
+        Arrived {
+            number,
+            packets,
+            result,
+        }
+    }
+
+    /// All packets of [`ByTcp::receive`] have been taken.
+    pub(super) fn finish(&mut self, arrived: Arrived) {
+        self.packets = arrived.packets;
+        self.flush(arrived.number, arrived.result);
+    }
+
+    /// Writes what waits; closes the connection if it has broken.
+    fn flush(&mut self, number: u32, result: io::Result<()>) {
+        match result.and_then(|()| self.connections.flush(number)) {
+            Ok(()) => {
+                if let Some(waits) = self.connections.watch(number)
+                    && let Some(fd) = self.connections.descriptor(number)
+                {
+                    let source = Source::Tunnel { number };
+                    let mut event = EpollEvent::new(interest(waits), source.pack());
+                    let _ = self.epoll.modify(fd, &mut event);
+                }
+            }
+            Err(error) => {
+                tracing::debug!(%error, number, "a connection for packets has ended");
+                self.connections.close(number);
+            }
+        }
+    }
+
+    /// A packet from a peer: the programs look at it as at any other. Returns it if it is for the
+    /// broker.
+    pub(super) fn take(
+        &mut self,
+        number: u32,
+        packet: &[u8],
+        sessions: &mut Sessions,
+    ) -> Option<Received> {
+        let [local, peer] = self.connections.addresses(number)?;
+        let (sid, token) = named(packet)?;
+        if let Some(session) = sessions.get_mut(sid)
+            && (session.token, session.peer) == (token, peer)
+        {
+            if !session.may_go_by_tcp() {
+                return None;
+            }
+            session.tunnel = Some(number);
+            self.connections.note_use(number, now_ns());
+        }
+        match self.programs.receive(peer, local, packet) {
+            Ok(Taken::Done) => None,
+            Ok(Taken::Answer(answer)) => {
+                // If there is no room for it, the next one says the same.
+                let _ = self.connections.send(number, answer);
+                None
+            }
+            Ok(Taken::Control) => Some(Received {
+                from: peer,
+                via: Via::Tcp(number),
+                to: local,
+                bytes: packet.to_vec(),
+            }),
+            Err(error) => {
+                tracing::debug!(%error, "a packet is not taken");
+                None
+            }
+        }
+    }
+
+    /// Has the programs make packets for the sessions that are due, and sends them.
+    pub(super) fn pump(&mut self, sessions: &mut Sessions, table: &SessionTable, shards: &Shards) {
+        let now = now_ns();
+        self.schedule.expire(now);
+        let mut call = Call::new(now, BATCH);
+        while !call.is_full()
+            && let Some(sid) = self.schedule.pop()
+        {
+            let (Some(session), Some(entry)) = (sessions.get_mut(sid), table.get(sid)) else {
+                continue;
+            };
+            let (ifindex, published) = (entry.ifindex(), session.published());
+            if !session.is_open() || ifindex == 0 {
+                continue;
+            }
+            if ifindex != intf::VTL_TUNNEL {
+                shards.due(sid);
+            } else if let Some(wait) = self.wait_ns(session) {
+                self.schedule.at(sid, now + wait);
+            } else {
+                call.add(sid, &entry, published, QUANTUM, &mut self.schedule);
+            }
+        }
+        if !call.is_empty() {
+            let served = self.send_turns(call.turns(), sessions);
+            call.settle(Some(served), table, &mut self.schedule, |_, _| u64::MAX);
+        }
+    }
+
+    fn send_turns(&mut self, turns: &[Turn], sessions: &Sessions) -> io::Result<Served> {
+        let mut used = Vec::with_capacity(turns.len());
+        let connections = &mut self.connections;
+        let served = self.programs.send(turns, |sid, packet| {
+            if let Some(number) = sessions.get(sid).and_then(|s| s.tunnel) {
+                let _ = connections.send(number, packet);
+                if used.last() != Some(&number) {
+                    used.push(number);
+                }
+            }
+        });
+        let now = now_ns();
+        for number in used {
+            self.connections.note_use(number, now);
+            self.flush(number, Ok(()));
+        }
+        served
+    }
+}
+
+fn interest(waits: bool) -> EpollFlags {
+    if waits {
+        EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT
+    } else {
+        EpollFlags::EPOLLIN
+    }
+}
+
+/// The session that a packet names, and the token that it shows.
+fn named(packet: &[u8]) -> Option<(u32, u64)> {
+    let at = |offset: usize| packet.get(offset..);
+    let sid = at(std::mem::offset_of!(intf::vtl_hdr, sid))?.first_chunk()?;
+    let token = at(std::mem::offset_of!(intf::vtl_hdr, token))?.first_chunk()?;
+    Some((u32::from_be_bytes(*sid), u64::from_be_bytes(*token)))
+}

@@ -1,0 +1,168 @@
+//! What the broker begins with: the data plane, the first look at interfaces and pool, and what its
+//! thread waits for.
+
+use std::{
+    os::fd::AsFd,
+    sync::{Arc, mpsc::Receiver},
+};
+
+use nix::sys::{
+    epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags},
+    eventfd::EventFd,
+};
+use vtl_bpf::{netdev, plane::DataPlane, rings::RingMaker};
+use vtl_pool::Pool;
+use vtl_proto::nego::{Responder, Way};
+
+use super::{
+    super::{
+        Command, Config,
+        by_tcp::ByTcp,
+        event,
+        graft_pool::{self, GraftPool},
+        interfaces::Interfaces,
+        launcher::{Launcher, Workshop},
+        listeners::Listeners,
+        now_ns,
+        peers::Peers,
+        random,
+        sessions::Sessions,
+        shard::{Schedule, Shards},
+        sockets::Sockets,
+        source::Source,
+        stock::Stock,
+    },
+    ControlBroker, Events,
+    parked::Parking,
+};
+use crate::hooker::Pulse;
+
+impl ControlBroker {
+    pub(in super::super) fn new(
+        config: Config,
+        commands: Arc<EventFd>,
+        inbox: Receiver<Command>,
+        pulse: Arc<Pulse>,
+    ) -> anyhow::Result<Self> {
+        let mut sockets = Sockets::by_udp();
+        let sessions = config.max_sessions as u32;
+        let by_udp = sockets.has(false, Way::Udp);
+        let mut plane = DataPlane::load_for(sessions, config.shards, by_udp)?;
+        let places = plane.sessions().places();
+        let events = Events {
+            commands,
+            shards: Arc::new(event()?),
+            parked: Arc::new(event()?),
+        };
+        let shards = Shards::start(&plane, config.driver, waker(&events.shards))?;
+        // Behind the root programs, which keep DATA from them.
+        sockets.open_native()?;
+        let stock = stock(&plane, &config, &events.parked)?;
+        let interfaces = Interfaces::watch()?;
+        // Errors of the first look at interfaces and pool are the daemon's.
+        for interface in netdev::interfaces()? {
+            plane.attach(&interface, config.ingress)?;
+        }
+        if let Err(error) = plane.attach_direct() {
+            tracing::info!(%error, "applications cannot run their own egress");
+        }
+        let (launcher, library) = launcher(&plane, &config, &events.parked)?;
+        let epoll = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?);
+        let mut broker = Self {
+            config,
+            inbox,
+            pulse,
+            events,
+            shards,
+            launcher,
+            stock,
+            interfaces,
+            sockets,
+            by_tcp: ByTcp::open(&plane, Arc::clone(&epoll))?,
+            epoll,
+            parking: Parking::default(),
+            peers: Peers::default(),
+            responder: Responder::new(now_ns(), random()),
+            negotiations: Schedule::new(places),
+            callers: plane.map_handle("vtl_callers")?,
+            pool: GraftPool::default(),
+            sessions: Sessions::new(Arc::clone(plane.sessions())),
+            listeners: Listeners::default(),
+            hooker: None,
+            started_ns: now_ns(),
+            next_tick: 0,
+            stopping: false,
+            plane,
+        };
+        broker.watch()?;
+        for attached in broker.plane.attached().values() {
+            broker.use_interface(&attached.interface);
+        }
+        broker.use_library(library);
+        // Ahead of the first session, which would wait for the verifier: what the Hooker uses, and
+        // most applications. The others are loaded when they are first asked for.
+        if let Some(best) = broker.pool.iter().next() {
+            broker.plane.deploy(&best.image)?;
+        }
+        Ok(broker)
+    }
+
+    /// Has epoll watch all that is there from the beginning.
+    fn watch(&self) -> nix::Result<()> {
+        let mut watched = vec![
+            (self.events.commands.as_fd(), Source::Commands),
+            (self.events.shards.as_fd(), Source::Shards),
+            (self.events.parked.as_fd(), Source::Parked),
+            (self.interfaces.descriptor(), Source::Interfaces),
+        ];
+        watched.extend(self.sockets.all().map(|(fd, v6, way)| match way {
+            Way::Udp => (fd, Source::Udp { v6 }),
+            _ => (fd, Source::Native { v6 }),
+        }));
+        for (fd, source) in watched {
+            let event = EpollEvent::new(EpollFlags::EPOLLIN, source.pack());
+            self.epoll.add(fd, event)?;
+        }
+        Ok(())
+    }
+}
+
+/// Wakes the broker by an eventfd.
+fn waker(event: &Arc<EventFd>) -> impl Fn() + Send + Sync + 'static {
+    let event = Arc::clone(event);
+    move || {
+        let _ = event.write(1);
+    }
+}
+
+fn stock(plane: &DataPlane, config: &Config, parked: &Arc<EventFd>) -> vtl_bpf::Result<Stock> {
+    Ok(Stock::start(
+        RingMaker::new(plane)?,
+        config.ring_slots,
+        config.stock,
+        config.ring_memory,
+        config.max_sessions,
+        waker(parked),
+    ))
+}
+
+/// The launcher, and what it has found in the pool.
+fn launcher(
+    plane: &DataPlane,
+    config: &Config,
+    parked: &Arc<EventFd>,
+) -> anyhow::Result<(Launcher, Pool)> {
+    let mut workshop = Workshop {
+        loader: Arc::clone(plane.loader()),
+        ingress: config.ingress,
+        library: graft_pool::built_in()?,
+        pool: config.pool.clone(),
+        keys: config.keys.clone(),
+    };
+    workshop.read().map_err(anyhow::Error::msg)?;
+    let library = workshop.library.clone();
+    for (path, why) in library.refused() {
+        tracing::warn!(package = %path.display(), %why, "not taken into the pool");
+    }
+    Ok((Launcher::start(workshop, waker(parked)), library))
+}

@@ -1,0 +1,215 @@
+//! This host's sessions, and which of their indexes are free.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+};
+
+use vtl_bpf::sessions::SessionTable;
+use vtl_proto::intf;
+
+use crate::network::Network;
+
+use super::{GRACE_NS, Owner, now_ns, random_token, session::Session};
+
+/// Which indexes may be given.
+struct Indexes {
+    /// They are below this, and above 0.
+    places: u32,
+    /// Those of sessions that ended a moment ago, and when their shards let go of them: `u64::MAX`
+    /// until they have.
+    freed: HashMap<u32, u64>,
+    /// The one that was given last.
+    last: u32,
+}
+
+impl Indexes {
+    fn new(places: u32) -> Self {
+        Self {
+            places,
+            freed: HashMap::new(),
+            last: 0,
+        }
+    }
+
+    /// Whether an index is to be left alone for a while.
+    fn rests(&self, sid: u32, now: u64) -> bool {
+        let recent = |at: &u64| now.saturating_sub(*at) < GRACE_NS;
+        self.freed.get(&sid).is_some_and(recent)
+    }
+
+    /// The first index behind `sid` that is free: one that was freed is left alone for as long as
+    /// possible.
+    fn after(&self, sid: u32, is_free: impl Fn(u32) -> bool) -> Option<u32> {
+        let all = (sid + 1..self.places).chain(1..=sid);
+        all.into_iter().find(|sid| is_free(*sid))
+    }
+}
+
+/// The sessions.
+pub(super) struct Sessions {
+    table: Arc<SessionTable>,
+    known: BTreeMap<u32, Session>,
+    /// Who they belong to.
+    owned: BTreeSet<(Owner, u32)>,
+    indexes: Indexes,
+    /// The session that the next turn begins with.
+    next_turn: u32,
+}
+
+impl Sessions {
+    /// None yet, with places in the table of the kernel's programs.
+    pub(super) fn new(table: Arc<SessionTable>) -> Self {
+        Self {
+            indexes: Indexes::new(table.places()),
+            table,
+            known: BTreeMap::new(),
+            owned: BTreeSet::new(),
+            next_turn: 0,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.known.len()
+    }
+
+    /// How many there are with hosts of a network.
+    pub(super) fn of_network(&self, network: Network) -> usize {
+        let all = self.known.values();
+        all.filter(|s| Network::of(s.peer) == network).count()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.known.is_empty()
+    }
+
+    pub(super) fn contains(&self, sid: u32) -> bool {
+        self.known.contains_key(&sid)
+    }
+
+    pub(super) fn get(&self, sid: u32) -> Option<&Session> {
+        self.known.get(&sid)
+    }
+
+    pub(super) fn get_mut(&mut self, sid: u32) -> Option<&mut Session> {
+        self.known.get_mut(&sid)
+    }
+
+    /// Their indexes from this one on, in ascending order.
+    pub(super) fn indexes_from(&self, sid: u32) -> impl Iterator<Item = u32> {
+        self.known.range(sid..).map(|(sid, _)| *sid)
+    }
+
+    /// The sessions of an owner, in ascending order.
+    pub(super) fn of(&self, owner: Owner) -> Vec<u32> {
+        let owned = self.owned.range((owner, 0)..=(owner, u32::MAX));
+        owned.map(|(_, sid)| *sid).collect()
+    }
+
+    pub(super) fn insert(&mut self, sid: u32, session: Session) {
+        self.owned.insert((session.aware.owner, sid));
+        self.known.insert(sid, session);
+    }
+
+    /// Takes a session out. Nobody gets its index before its shard has let go of it.
+    pub(super) fn remove(&mut self, sid: u32) -> Option<Session> {
+        let session = self.known.remove(&sid)?;
+        self.owned.remove(&(session.aware.owner, sid));
+        self.reserve(sid);
+        if let Some(before) = session.succeeds.and_then(|s| self.known.get_mut(&s))
+            && before.successor == Some(sid)
+        {
+            before.successor = None;
+        }
+        Some(session)
+    }
+
+    /// Gives a session to another owner.
+    pub(super) fn hand_over(&mut self, sid: u32, owner: Owner) {
+        if let Some(session) = self.known.get_mut(&sid) {
+            let before = std::mem::replace(&mut session.aware.owner, owner);
+            self.owned.remove(&(before, sid));
+            self.owned.insert((owner, sid));
+        }
+    }
+
+    /// The next `most` sessions in turn, beginning again behind the last one.
+    pub(super) fn take_turn(&mut self, most: usize) -> Vec<u32> {
+        let turn: Vec<u32> = self.indexes_from(self.next_turn).take(most).collect();
+        self.next_turn = match turn.last() {
+            Some(last) if turn.len() == most => last + 1,
+            _ => 0,
+        };
+        turn
+    }
+
+    /// Keeps an index until [`Sessions::release`].
+    pub(super) fn reserve(&mut self, sid: u32) {
+        self.indexes.freed.insert(sid, u64::MAX);
+    }
+
+    /// The session's shard has let go of the index.
+    pub(super) fn release(&mut self, sid: u32) {
+        self.indexes.freed.insert(sid, now_ns());
+    }
+
+    /// Forgets which indexes rest that have rested.
+    pub(super) fn sweep(&mut self, now: u64) {
+        let recent = |at: u64| now.saturating_sub(at) < GRACE_NS;
+        self.indexes.freed.retain(|_, at| recent(*at));
+    }
+
+    /// Whether nobody uses this index, and nobody did a moment ago. An application may still hold a
+    /// session whose entry the programs have let go of.
+    pub(super) fn is_free(&self, sid: u32) -> bool {
+        let entry = self.table.get(sid);
+        entry.is_some_and(|e| e.state() == intf::VTL_FREE)
+            && !self.contains(sid)
+            && !self.indexes.rests(sid, now_ns())
+    }
+
+    /// The next free index.
+    pub(super) fn next_free(&mut self) -> Option<u32> {
+        let sid = self
+            .indexes
+            .after(self.indexes.last, |sid| self.is_free(sid))?;
+        self.indexes.last = sid;
+        Some(sid)
+    }
+
+    /// An index that is probably free when a peer comes back: any that is free now.
+    pub(super) fn any_free(&self) -> u32 {
+        let random = random_token() % u64::from(self.indexes.places - 1);
+        let free = self.indexes.after(random as u32, |sid| self.is_free(sid));
+        free.unwrap_or(1)
+    }
+}
+
+#[cfg(test)]
+#[allow(non_snake_case)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn indexes__go_round_and_leave_out_0() {
+        let indexes = Indexes::new(4);
+        let odd = |sid: u32| sid % 2 == 1;
+        assert_eq!(indexes.after(0, odd), Some(1));
+        assert_eq!(indexes.after(1, odd), Some(3));
+        assert_eq!(indexes.after(3, odd), Some(1));
+        assert_eq!(indexes.after(3, |sid| sid == 3), Some(3));
+        assert_eq!(indexes.after(2, |sid| sid == 0 || sid == 4), None);
+    }
+
+    #[test]
+    fn indexes__rest_until_their_shard_has_let_go_and_then_a_while() {
+        let mut indexes = Indexes::new(4);
+        indexes.freed.insert(1, u64::MAX);
+        indexes.freed.insert(2, 1000);
+        assert!(indexes.rests(1, u64::MAX - 1));
+        assert!(indexes.rests(2, 1000));
+        assert!(indexes.rests(2, 999 + GRACE_NS));
+        assert!(!indexes.rests(2, 1000 + GRACE_NS));
+        assert!(!indexes.rests(3, 0));
+    }
+}

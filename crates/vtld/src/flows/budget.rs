@@ -1,0 +1,177 @@
+//! Memory budget of flows: in total, per network and per association.
+//!
+//! Credit is overcommitted, since most applications read. At half of any quota (soft limit) receive windows and
+//! unconfirmed bytes shrink to a minimum. Beyond a quota (hard limit) the association's carriers are closed and no
+//! new one is opened: its flows fall back to their TCP connections, which are read only while nothing is queued for the
+//! application, so TCP's own backpressure holds the rest. No flow is reset, no byte is lost.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::HashMap,
+    rc::Rc,
+};
+
+use crate::network::Network;
+
+/// Quotas of a network and of an association: this fraction of the total.
+const OF_NETWORK: u64 = 2;
+const OF_ASSOCIATION: u64 = 4;
+
+/// What the budget has left for an association.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Room {
+    /// A quota is exceeded (hard limit).
+    None,
+    /// Over half of a quota is in use (soft limit).
+    Little,
+    /// Windows of full size.
+    Ample,
+}
+
+/// Bytes charged to a network's associations, and their number.
+type Part = (Rc<Cell<u64>>, usize);
+
+/// The budget of all flows.
+#[derive(Debug)]
+pub(super) struct Budget {
+    /// Bytes in total.
+    most: u64,
+    used: Cell<u64>,
+    networks: RefCell<HashMap<Network, Part>>,
+}
+
+/// An association's account with the budget; closed on drop.
+#[derive(Debug)]
+pub(super) struct Account {
+    budget: Rc<Budget>,
+    network: Network,
+    of_network: Rc<Cell<u64>>,
+    used: Cell<u64>,
+}
+
+fn change(cell: &Cell<u64>, from: u64, to: u64) {
+    cell.set(cell.get() - from + to);
+}
+
+impl Budget {
+    pub(super) fn new(most: u64) -> Rc<Self> {
+        Rc::new(Self {
+            most,
+            used: Cell::new(0),
+            networks: RefCell::default(),
+        })
+    }
+
+    /// Opens an account for an association with a host of that network.
+    pub(super) fn open(self: &Rc<Self>, network: Network) -> Account {
+        let mut networks = self.networks.borrow_mut();
+        let (of_network, associations) = networks.entry(network).or_default();
+        *associations += 1;
+        Account {
+            budget: Rc::clone(self),
+            network,
+            of_network: Rc::clone(of_network),
+            used: Cell::new(0),
+        }
+    }
+}
+
+impl Account {
+    /// Charges the association for so many bytes in place of those before. Returns whether that is more.
+    pub(super) fn set(&self, bytes: u64) -> bool {
+        let before = self.used.replace(bytes);
+        if before != bytes {
+            change(&self.of_network, before, bytes);
+            change(&self.budget.used, before, bytes);
+        }
+        bytes > before
+    }
+
+    /// The quota of an association, bytes.
+    pub(super) fn most(&self) -> u64 {
+        self.budget.most / OF_ASSOCIATION
+    }
+
+    /// What is left.
+    pub(super) fn room(&self) -> Room {
+        let Budget { most, used, .. } = &*self.budget;
+        let of_network = self.of_network.get();
+        let parts = [
+            (self.used.get(), self.most()),
+            (of_network, most / OF_NETWORK),
+        ];
+        let networks = self.budget.networks.borrow().len() as u64;
+        // In total, only networks with more than an equal share exceed the quota.
+        let is_full = used.get() > *most && of_network.saturating_mul(networks) >= used.get();
+        if is_full || parts.iter().any(|(used, most)| used > most) {
+            Room::None
+        } else if used.get() > most / 2 || parts.iter().any(|(used, most)| *used > most / 2) {
+            Room::Little
+        } else {
+            Room::Ample
+        }
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        self.set(0);
+        let mut networks = self.budget.networks.borrow_mut();
+        if let Some((_, associations)) = networks.get_mut(&self.network) {
+            *associations -= 1;
+            if *associations == 0 {
+                networks.remove(&self.network);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn network(n: u8) -> Network {
+        Network::of([192, 0, 2, n].into())
+    }
+
+    #[test]
+    fn room__of_an_association_its_network_and_all() {
+        let budget = Budget::new(800);
+        let [a, b] = [(); 2].map(|()| budget.open(network(1)));
+        let other = budget.open(network(2));
+        assert!(a.set(100));
+        assert_eq!(a.room(), Room::Ample);
+        assert!(a.set(101));
+        assert_eq!((a.room(), b.room()), (Room::Little, Room::Ample));
+        a.set(201);
+        assert_eq!((a.room(), b.room()), (Room::None, Room::Little));
+        assert_eq!(other.room(), Room::Ample);
+        assert!(!a.set(200));
+        b.set(200);
+        assert_eq!((a.room(), b.room()), (Room::Little, Room::Little));
+        b.set(201);
+        assert_eq!(b.room(), Room::None, "of the network");
+        assert_eq!(other.room(), Room::Little, "of all, half is in use");
+        drop((a, b));
+        assert_eq!(other.room(), Room::Ample);
+        assert_eq!(budget.networks.borrow().len(), 1);
+    }
+
+    #[test]
+    fn room__where_all_is_in_use_the_largest_have_none() {
+        let budget = Budget::new(800);
+        let accounts: Vec<_> = (0..6).map(|n| budget.open(network(n))).collect();
+        for account in &accounts {
+            account.set(140);
+        }
+        accounts[0].set(10);
+        accounts[1].set(200);
+        let rooms: Vec<_> = accounts.iter().map(Account::room).collect();
+        assert_eq!(rooms[..2], [Room::Little; 2], "770 are");
+        accounts[1].set(199);
+        accounts[2].set(200);
+        assert_eq!(accounts[0].room(), Room::Little);
+        assert_eq!(accounts[2].room(), Room::None, "829 are");
+        assert_eq!(accounts[3].room(), Room::None, "more than a sixth of that");
+    }
+}

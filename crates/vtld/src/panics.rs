@@ -1,0 +1,128 @@
+//! Ends the daemon in order when one of its threads panics.
+//!
+//! Threads depend on each other: without one of them the daemon would go on taking connections that nobody serves.
+//! So a panic anywhere is followed by what SIGTERM does, which hands over all that its own thread has not taken with
+//! it, and by a failure, after which the service manager starts the next daemon. Panics in `isolated` tasks end
+//! those alone.
+
+use std::{
+    backtrace::{Backtrace, BacktraceStatus},
+    cell::Cell,
+    fs, panic,
+    path::PathBuf,
+    pin::pin,
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::{Pid, alarm},
+};
+
+/// How long the orderly end may take after a panic.
+const PATIENCE_S: u32 = 10;
+/// For tests only: names a file, and a thread whose name is in it panics. Without this variable, or without the
+/// file, nothing happens.
+const TEST: &str = "VTL_TEST_PANIC";
+
+static PANICKED: AtomicBool = AtomicBool::new(false);
+static TEST_FILE: OnceLock<PathBuf> = OnceLock::new();
+
+thread_local! {
+    static ISOLATED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Watches all threads of the process. SIGTERM must be blocked in each of them but one that waits for it.
+pub fn watch() {
+    if let Some(path) = std::env::var_os(TEST) {
+        let _ = TEST_FILE.set(path.into());
+    }
+    panic::set_hook(Box::new(|panic| {
+        let current = thread::current();
+        let thread = current.name().unwrap_or("unnamed");
+        if ISOLATED.get() {
+            tracing::warn!(thread, %panic, "panic: ends one carrier");
+            return;
+        }
+        tracing::error!(thread, %panic, "panic: the daemon ends");
+        let trace = Backtrace::capture();
+        if trace.status() == BacktraceStatus::Captured {
+            tracing::error!(thread, "{trace}");
+        }
+        if !PANICKED.swap(true, Ordering::SeqCst) {
+            // The kernel's default action for SIGALRM ends the process: that needs neither a lock nor a thread.
+            alarm::set(PATIENCE_S);
+            let _ = kill(Pid::this(), Signal::SIGTERM);
+        }
+    }));
+}
+
+/// Whether a thread has panicked, for which the daemon ends.
+pub fn happened() -> bool {
+    PANICKED.load(Ordering::SeqCst)
+}
+
+/// Marks what is polled as a task that may die alone.
+pub(crate) async fn isolated<F: Future>(task: F) -> F::Output {
+    let mut task = pin!(task);
+    std::future::poll_fn(|context| {
+        let _mark = Mark::set();
+        task.as_mut().poll(context)
+    })
+    .await
+}
+
+/// Isolates the thread until dropped, also by a panic.
+struct Mark;
+
+impl Mark {
+    fn set() -> Self {
+        ISOLATED.set(true);
+        Self
+    }
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        ISOLATED.set(false);
+    }
+}
+
+/// Panics if a test wants this thread to.
+pub(crate) fn test_point() {
+    let Some(path) = TEST_FILE.get() else {
+        return;
+    };
+    let Ok(wanted) = fs::read_to_string(path) else {
+        return;
+    };
+    if thread::current().name() == Some(wanted.trim()) {
+        // The others go on.
+        let _ = fs::remove_file(path);
+        panic!("{TEST}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn isolated__only_while_the_task_is_polled() {
+        let mut task = Box::pin(isolated(async {
+            assert!(ISOLATED.get());
+            std::future::pending::<()>().await;
+        }));
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        assert!(task.as_mut().poll(&mut context).is_pending());
+        assert!(!ISOLATED.get());
+        let mut task = Box::pin(isolated(async { panic!("alone") }));
+        let poll = panic::AssertUnwindSafe(|| task.as_mut().poll(&mut context));
+        assert!(panic::catch_unwind(poll).is_err());
+        assert!(!ISOLATED.get());
+    }
+}
