@@ -1,11 +1,13 @@
 //! Two hosts with daemons, a web server and a bad link, for one test.
 
 use std::{
+    cell::RefCell,
     fs::{self, File},
     net::IpAddr,
     os::unix::fs::{MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
     process::Command,
+    sync::Once,
 };
 
 use nix::sys::signal::Signal;
@@ -29,6 +31,23 @@ pub(crate) fn bad_link() -> Link {
         corrupt_pct: 1.0,
         ..Link::new(10.0, 100.0)
     }
+}
+
+thread_local! {
+    /// Why this thread's test fails: [`World`] says it again below the logs, where it is found.
+    static FAILURE: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+/// Keeps what a failing test says, from now on.
+fn keep_failures() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let show = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            FAILURE.with_borrow_mut(|failure| *failure = panic.to_string());
+            show(panic);
+        }));
+    });
 }
 
 /// A directory that vanishes with its owner.
@@ -70,6 +89,7 @@ impl World {
     }
 
     fn in_turn(name: &str, link: &Link, turn: Option<Turn>) -> Self {
+        keep_failures();
         let name = format!("e2e-{name}");
         let path = std::env::temp_dir().join(&name);
         let _ = fs::remove_dir_all(&path);
@@ -498,6 +518,7 @@ impl Drop for World {
             let last = lines[lines.len().saturating_sub(15)..].join("\n");
             eprintln!("-- {name}:\n{last}");
         }
+        FAILURE.with_borrow(|failure| eprintln!("-- {failure}"));
     }
 }
 
