@@ -9,6 +9,7 @@ use ureq::Agent;
 use ureq::http::{HeaderMap, Method, Request, StatusCode, header};
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
 
+use super::challenge::{Challenge, complaint};
 use super::login::Login;
 use super::url::Url;
 
@@ -291,76 +292,5 @@ impl Registry {
         let token = token.filter(good);
         let token = token.with_context(|| format!("{} gives no token", ask.url.authority))?;
         Ok(format!("Bearer {token}"))
-    }
-}
-
-/// What a registry wants to see (RFC 6750, section 3).
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Challenge {
-    realm: Option<String>,
-    service: Option<String>,
-    scope: Option<String>,
-}
-
-impl Challenge {
-    /// Of `key="value",key=value`; what is not understood is left out.
-    fn parse(mut text: &str) -> Self {
-        let mut challenge = Self::default();
-        while let Some((key, rest)) = text.split_once('=') {
-            let (value, rest) = match rest.strip_prefix('"') {
-                Some(quoted) => quoted.split_once('"').unwrap_or((quoted, "")),
-                None => rest.split_at(rest.find(',').unwrap_or(rest.len())),
-            };
-            let place = match key.trim_matches([' ', ',']).to_ascii_lowercase().as_str() {
-                "realm" => Some(&mut challenge.realm),
-                "service" => Some(&mut challenge.service),
-                "scope" => Some(&mut challenge.scope),
-                _ => None,
-            };
-            if let Some(place) = place {
-                *place = Some(value.to_owned());
-            }
-            text = rest;
-        }
-        challenge
-    }
-}
-
-/// The registry's own words about a failure, fit for a terminal.
-fn complaint(body: &[u8]) -> Option<String> {
-    const MOST: usize = 200;
-    let answer: Value = serde_json::from_slice(body).ok()?;
-    let error = &answer["errors"][0];
-    let words = error["message"].as_str().or(error["code"].as_str())?;
-    let words = words.chars().filter(|c| !c.is_control()).take(MOST);
-    Some(words.collect())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn challenge__quoted_bare_and_broken() {
-        let parsed = Challenge::parse(
-            "realm=\"https://a/token\", service=b,error=\"x, y\",scope=\"repository:c:pull,push\"",
-        );
-        let text = |text: &str| Some(text.to_owned());
-        assert_eq!(parsed.realm, text("https://a/token"));
-        assert_eq!(parsed.service, text("b"));
-        assert_eq!(parsed.scope, text("repository:c:pull,push"));
-        for broken in ["", "=", "realm", "realm=\"", ",,=,,", "a=\"b"] {
-            Challenge::parse(broken);
-        }
-        assert_eq!(Challenge::parse("realm=\"x").realm, text("x"));
-    }
-
-    #[test]
-    fn complaint__is_fit_for_a_terminal() {
-        let body = br#"{"errors":[{"code":"DENIED","message":"no\u001b[2J way"}]}"#;
-        assert_eq!(complaint(body).unwrap(), "no[2J way");
-        assert_eq!(complaint(b"<html>"), None);
-        let long = format!("{{\"errors\":[{{\"code\":\"{}\"}}]}}", "x".repeat(1000));
-        assert_eq!(complaint(long.as_bytes()).unwrap().len(), 200);
     }
 }

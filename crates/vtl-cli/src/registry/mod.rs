@@ -5,6 +5,7 @@
 //! is what its author signed, the package itself shows. The login goes to the registry and, if it
 //! names one, its token server, and to nobody else.
 
+mod challenge;
 mod http;
 mod login;
 mod url;
