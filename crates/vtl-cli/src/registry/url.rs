@@ -110,7 +110,7 @@ impl fmt::Display for Url {
 /// A host and perhaps a port; no user's name.
 fn is_authority(text: &str) -> bool {
     let good = |b: u8| b.is_ascii_alphanumeric() || b".-:[]".contains(&b);
-    !text.is_empty() && text.bytes().all(good)
+    !text.is_empty() && !text.starts_with(':') && text.bytes().all(good)
 }
 
 /// A parameter's value as it may stand in an address.
@@ -221,6 +221,7 @@ mod tests {
             "/v2/",
             "ftp://a/",
             "https://",
+            "https://:443/",
             "https://user@a/",
             "https://a /",
             "https://a/\r\nX: y",
