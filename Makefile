@@ -15,7 +15,7 @@ SKIPPED = $(abspath $(TARGET))/skipped
 list_skipped = status=$$?; [ ! -s $(SKIPPED) ] || { echo; echo 'skipped:'; sort -u $(SKIPPED) | sed 's/^/  /'; }; exit $$status
 
 .DEFAULT_GOAL := help
-.PHONY: help preflight setup build demo bench bench-full check test soak check-systems lint clippy fmt wheel install uninstall clean
+.PHONY: help preflight setup build demo bench bench-full check test fuzz soak check-systems lint clippy fmt wheel install uninstall clean
 
 help: ## This list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -54,6 +54,9 @@ test: preflight lint build ## All of that and the end-to-end tests, some 20 minu
 	 scripts/check-headers.sh && \
 	 $(CARGO) test --release --workspace --locked --test e2e -- --test-threads=1; $(list_skipped)
 
+fuzz: setup ## Coverage-guided fuzzing of all that strangers reach, 20 s for each target, or SECONDS=n, TARGETS='wire nego'
+	@scripts/fuzz.sh $(or $(SECONDS),20) $(TARGETS)
+
 soak: preflight build ## The long tests, with a report: seeds, accidents, load; an hour, or BUDGET=seconds (as root)
 	@scripts/soak.sh $(BUDGET)
 
@@ -67,11 +70,13 @@ lint: clippy ## rustfmt, clang-format, clippy, rustdoc, and cargo-deny if it is 
 
 clippy: setup
 	$(CARGO) fmt --all --check
+	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check
 	@$(if $(C_FILES),clang-format-19 --dry-run --Werror $(C_FILES))
 	$(CARGO) clippy $(PROFILE) --workspace --exclude sctp-proto --all-targets --locked --quiet -- -D warnings
 
 fmt: ## Format Rust and C
 	$(CARGO) fmt --all
+	$(CARGO) fmt --manifest-path fuzz/Cargo.toml
 	@$(if $(C_FILES),clang-format-19 -i $(C_FILES))
 
 wheel: build ## Build the Python package as a wheel in target/wheels

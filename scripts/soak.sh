@@ -106,6 +106,11 @@ conformance() {
     CONFORMANCE_CARRIER=$1 e2e conformance::sockets__behave_as_over_tcp_by_a_kind
 }
 
+# 14 targets, for a ninth of the budget.
+fuzz() {
+    scripts/fuzz.sh $((budget * $(nproc) / 9 / 14 + 1))
+}
+
 measure() {
     once "$1" "$2" 'OUT OF BOUNDS' "${@:3}"
 }
@@ -121,11 +126,13 @@ trap report EXIT
 trap 'exit 130' INT TERM
 echo 'soak: building'
 cargo test --release --workspace --locked --quiet --no-run || fail "the tests do not build"
+scripts/fuzz.sh build || fail "the fuzz targets do not build"
 SECONDS=0
 
-during seeds 700 seeds
+during seeds 500 seeds
 during properties 300 properties
-during accidents 900 accidents
+during fuzz 1 fuzz
+during accidents 700 accidents
 once fallback 330 FAILED e2e outage::path_that_drops_vtl__a_hundred_times
 once moves 400 FAILED e2e flows::moves__a_thousand
 once restarts 120 FAILED e2e restart::take_over__a_hundred_times_under_two_hundred_flows
