@@ -52,6 +52,7 @@ test: preflight lint build ## All of that and the end-to-end tests, some 20 minu
 	@rm -f $(SKIPPED); export VTL_SKIPPED=$(SKIPPED) RUST_BACKTRACE=0; \
 	 $(CARGO) test --release --workspace --exclude vtl-e2e --locked --quiet && \
 	 scripts/check-headers.sh && \
+	 scripts/fuzz.sh replay && \
 	 $(CARGO) test --release --workspace --locked --test e2e -- --test-threads=1; $(list_skipped)
 
 fuzz: setup ## Coverage-guided fuzzing of all that strangers reach, 20 s for each target, or SECONDS=n, TARGETS='wire nego'
