@@ -249,6 +249,24 @@ struct bpf_sock {
     __s32 rx_queue_mapping;
 };
 
+/* sk_lookup: what a packet's receiver is looked for by. IPv4 addresses and remote_port in network
+ * byte order. */
+struct bpf_sk_lookup {
+    __u64 cookie;
+    __u32 family;
+    __u32 protocol;
+    __u32 remote_ip4;
+    __u32 remote_ip6[4];
+    __be16 remote_port;
+    __u16 : 16;
+    __u32 local_ip4;
+    __u32 local_ip6[4];
+    __u32 local_port; /* host byte order */
+    __u32 ingress_ifindex;
+};
+
+enum sk_action { SK_DROP = 0, SK_PASS = 1 };
+
 /* TCP's part of one, by bpf_tcp_sock(). */
 struct bpf_tcp_sock {
     __u32 snd_cwnd;

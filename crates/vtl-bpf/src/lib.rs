@@ -9,6 +9,7 @@
 //! - [`sessions`]: the table of sessions, shared with the kernel;
 //! - [`rings`]: makes the sessions' rings;
 //! - [`pump`]: the egress drivers;
+//! - [`fence`]: keeps VTL's sockets to some interfaces;
 //! - [`link`]: attachments that vanish with the process;
 //! - [`netdev`]: what a network interface can do;
 //! - [`objects`]: the compiled programs;
@@ -21,6 +22,7 @@
 pub mod admit;
 pub mod check;
 pub mod cost;
+pub mod fence;
 pub mod flags;
 pub mod link;
 pub mod load;

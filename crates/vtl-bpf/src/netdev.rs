@@ -1,7 +1,7 @@
 //! What a network interface can do, asked from the kernel.
 
 use std::{
-    ffi::CString,
+    ffi::{CStr, CString},
     fs, io,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
 };
@@ -46,11 +46,15 @@ pub fn interfaces() -> Result<Vec<Interface>> {
     Ok(found)
 }
 
-/// Whether there is an interface with this index in the calling thread's namespace.
-pub fn exists(index: u32) -> bool {
-    let mut name = [0; libc::IF_NAMESIZE];
+/// The name of the interface with this index in the calling thread's namespace; `None` if there is none.
+pub fn name_of(index: u32) -> Option<String> {
+    let mut name = [0_u8; libc::IF_NAMESIZE];
     // SAFETY: the buffer holds the longest name.
-    !unsafe { libc::if_indextoname(index, name.as_mut_ptr()) }.is_null()
+    if unsafe { libc::if_indextoname(index, name.as_mut_ptr().cast()) }.is_null() {
+        return None;
+    }
+    let name = CStr::from_bytes_until_nul(&name).ok()?;
+    Some(name.to_string_lossy().into_owned())
 }
 
 /// Readable when interfaces of the namespace that it was opened in come, go, or change.

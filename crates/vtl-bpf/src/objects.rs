@@ -31,5 +31,8 @@ pub static HEADERS: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/header
 /// The sources of the grafts that come with VTL, by name.
 pub static SOURCES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/sources.rs"));
 
+/// What keeps VTL's sockets to some interfaces.
+pub static FENCE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/fence.bpf.o"));
+
 /// Each transport function in programs of its own, to be timed.
 pub static MICRO: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/micro.bpf.o"));

@@ -18,4 +18,7 @@ mod network;
 mod option;
 pub mod panics;
 pub mod rules;
+mod scope;
 mod urgent;
+
+pub use scope::Scope;

@@ -23,10 +23,10 @@ use nix::{
 use vtl_bpf::{plane::Ingress, pump::Choice};
 use vtl_control::{Client, Done, Request};
 use vtld::{
-    broker,
+    Scope, broker,
     control::Control,
     handover::{self, Left},
-    hooker::{Hooker, rules::Prefix},
+    hooker::{self, Hooker, rules::Prefix},
     panics,
     rules::Keeper,
 };
@@ -71,6 +71,10 @@ struct Args {
     /// or prefix, may be repeated; all unless given. Others have plain TCP
     #[arg(long, value_name = "PREFIX")]
     from: Vec<Prefix>,
+    /// Interfaces that VTL is for, may be repeated; all unless given. On others it is as if vtld were not
+    /// there: plain TCP, and nothing listens. An interface of that name may come later
+    #[arg(long, value_name = "NAME", value_parser = interface)]
+    interface: Vec<String>,
     /// Threads that send, at most 64, each for sessions of its own [default: one for every two
     /// processors]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64))]
@@ -124,6 +128,16 @@ fn sessions(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(n) if (1..=65_536).contains(&n) => Ok(n),
         _ => Err("must be a number from 1 to 65536".into()),
+    }
+}
+
+fn interface(text: &str) -> Result<String, String> {
+    match text {
+        "lo" => Err("VTL is for other hosts, which are not behind the loopback".into()),
+        _ if text.is_empty() || text.len() >= libc::IF_NAMESIZE => {
+            Err(format!("must have 1 to {} bytes", libc::IF_NAMESIZE - 1))
+        }
+        name => Ok(name.to_owned()),
     }
 }
 
@@ -317,6 +331,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     let (mut left, patience) = take_over(args)?;
     let control = Control::bind(&args.socket, &args.group)?;
     let _claim = Claim::new(patience)?;
+    let scope = Scope::new(args.interface.clone());
     let config = broker::Config {
         ingress: match args.ingress {
             Hook::Tcx => Ingress::Tcx,
@@ -339,6 +354,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
         ),
         max_sessions: args.max_sessions,
         from: args.from.clone(),
+        scope: scope.clone(),
         shards: args
             .shards
             .unwrap_or_else(|| broker::Config::default().shards),
@@ -347,7 +363,11 @@ fn run(args: &Args) -> anyhow::Result<()> {
     };
     let (broker, thread) =
         broker::start(config).context("the data plane does not start (try: vtl doctor)")?;
-    let hooker = Hooker::start(Default::default(), Arc::new(broker.clone()), &mut left)
+    let hooks = hooker::Config {
+        scope,
+        ..Default::default()
+    };
+    let hooker = Hooker::start(hooks, Arc::new(broker.clone()), &mut left)
         .context("the Hooker does not start (try: vtl doctor)")?;
     broker.set_hooker(hooker.handle());
     let is_heir = left.is_some();

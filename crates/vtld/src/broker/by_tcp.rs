@@ -94,6 +94,11 @@ impl ByTcp {
         })
     }
 
+    /// Whether peers can connect.
+    pub(super) fn is_listening(&self) -> bool {
+        self.connections.listeners().iter().any(Option::is_some)
+    }
+
     /// Has egress of a session run.
     pub(super) fn due(&mut self, sid: u32) {
         self.schedule.now(sid);

@@ -14,6 +14,7 @@ use std::{
 
 use vtl_bpf::{
     check,
+    fence::Fence,
     load::{Attachment, LoadedGraft, Loader, Steps},
     netdev::{self, Interface},
     plane::Ingress,
@@ -26,7 +27,7 @@ use vtl_pool::{
 };
 
 use super::{Question, Reply};
-use crate::panics::test_point;
+use crate::{Scope, panics::test_point};
 
 /// What to put into the kernel.
 pub(super) enum Wanted {
@@ -115,6 +116,10 @@ pub(super) struct Launcher {
 pub(super) struct Workshop {
     pub(super) loader: Arc<Loader>,
     pub(super) ingress: Ingress,
+    /// The interfaces that VTL is for.
+    pub(super) scope: Scope,
+    /// What keeps it to them, if it is not for all.
+    pub(super) fence: Option<Fence>,
     /// All versions of all grafts that this host may use.
     pub(super) library: Pool,
     /// The directory of packages.
@@ -339,17 +344,29 @@ impl Workshop {
             tracing::warn!(%error, "no interfaces to attach to");
             Vec::new()
         });
-        let is_new = |i: &&Interface| !known.contains(&i.index);
+        self.move_fence();
+        let is_new = |i: &&Interface| !known.contains(&i.index) && self.scope.has(&i.name);
         let attach = |i: &Interface| {
             let attached = self.loader.attach(i, self.ingress);
             // It may have gone again.
             let failed = |error: &_| tracing::warn!(%error, interface = i.name, "not attached");
             attached.inspect_err(failed).ok()
         };
-        let gone = |index: &u32| !netdev::exists(*index);
+        // Or it has another name now.
+        let gone = |index: &u32| !self.scope.has_index(*index);
         News::Interfaces {
             new: there.iter().filter(is_new).filter_map(attach).collect(),
             gone: known.iter().copied().filter(gone).collect(),
+        }
+    }
+
+    /// Has the fence follow the interfaces.
+    fn move_fence(&self) {
+        let Some(fence) = &self.fence else { return };
+        let moved = self.scope.inside().map_err(|error| error.to_string());
+        let moved = moved.and_then(|inside| fence.set(&inside).map_err(|error| error.to_string()));
+        if let Err(error) = moved {
+            tracing::warn!(error, "peers behind new interfaces have plain TCP");
         }
     }
 }

@@ -43,6 +43,7 @@ use vtl_control::{Deployed, Destination, Grafts, Grant, SessionKey, SessionStatu
 use vtl_proto::{carrier::GRAFT_PORT, frame::FlowName, intf};
 
 use crate::{
+    Scope,
     flows::{self, Desired},
     hooker::{self, Carrier, ClientFlow, HeldConnect, Over, Pulse, ServerFlow, rules::Prefix},
     option,
@@ -75,6 +76,8 @@ pub struct Config {
     pub max_sessions: usize,
     /// Hosts that may open sessions, and have flows carried; all if there is none.
     pub from: Vec<Prefix>,
+    /// The interfaces that VTL is for.
+    pub scope: Scope,
     /// Threads that send, each for sessions of its own.
     pub shards: u32,
     /// The directory of graft packages.
@@ -97,6 +100,7 @@ impl Default for Config {
             flow_memory: (physical_memory() / 8).max(LEAST_FLOW_MEMORY),
             max_sessions: 1000,
             from: Vec::new(),
+            scope: Scope::default(),
             shards: shards(),
             pool: "/var/lib/vtl/pool".into(),
             keys: "/etc/vtl/keys".into(),

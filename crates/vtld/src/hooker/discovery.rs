@@ -46,6 +46,12 @@ pub(super) fn find_source(held: &mut HeldConnect) -> io::Result<bool> {
     Ok(ip == held.dest().ip())
 }
 
+/// Whether the way to the destination leads through an interface that VTL is for. The local address is known.
+pub(super) fn is_inside(shared: &Shared, held: &HeldConnect) -> bool {
+    let scope = &shared.config.scope;
+    scope.leads_to(held.dest().ip(), held.src().ip(), held.mark())
+}
+
 /// Begins to connect; gives the held connect back if that fails at once.
 pub(super) fn start(
     shared: &Shared,

@@ -21,6 +21,7 @@ use super::{
     rules::{About, Listed, Means, Paths, Rule, Rules, Wrong},
     steering::Interfaces,
 };
+use crate::Scope;
 
 /// What a hook takes in.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -111,6 +112,7 @@ impl Hooks {
         hierarchy: Hierarchy,
         groups: Vec<(PathBuf, OwnedFd)>,
         wishes: Wishes,
+        scope: Scope,
     ) -> Result<Self, HookerError> {
         let runs = Runs::new(&hierarchy, groups)?;
         hierarchy.sweep();
@@ -122,7 +124,7 @@ impl Hooks {
             wishes,
             hierarchy,
             runs,
-            interfaces: Interfaces::default(),
+            interfaces: Interfaces::new(scope),
             entries: BTreeMap::new(),
             last: 0,
             is_left: false,

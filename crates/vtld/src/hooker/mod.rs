@@ -49,7 +49,7 @@ use vtl_proto::frame::FlowName;
 
 use vtl_proto::carrier::Kind;
 
-use crate::handover::Left;
+use crate::{Scope, handover::Left};
 
 pub(crate) use beat::Pulse;
 pub use carrier::{Carrier, Over};
@@ -85,6 +85,8 @@ pub struct Config {
     /// long where there is an association with the host. Counted
     /// in whole seconds.
     pub offer_timeout: Duration,
+    /// The interfaces that VTL is for.
+    pub scope: Scope,
 }
 
 impl Default for Config {
@@ -92,6 +94,7 @@ impl Default for Config {
         Self {
             plain_ttl: Duration::from_secs(600),
             offer_timeout: Duration::from_secs(3),
+            scope: Scope::default(),
         }
     }
 }
@@ -384,6 +387,7 @@ impl Hooker {
             hierarchy,
             inherited.groups,
             inherited.wishes,
+            config.scope.clone(),
         )?;
         let (proxy, proxy_thread) = proxy::spawn().map_err(failed("start the proxy"))?;
         let shared = Arc::new(Shared {

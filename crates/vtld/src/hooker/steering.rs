@@ -23,6 +23,7 @@ use super::{
     error::HookerError,
     sock,
 };
+use crate::Scope;
 
 /// A connection may come about after vtld has closed its end, where the application's queue was full, and is
 /// shown its client then. As long as TIME_WAIT.
@@ -37,13 +38,20 @@ const FEW_ATTEMPTS: usize = 16;
 const FIRST_SPARE: u16 = 10_000;
 const ENOUGH_SPARE: u16 = 1_000;
 
-/// The steering program's links, one for each interface but lo, while any port is hooked.
-#[derive(Default)]
+/// The steering program's links, one for each interface that VTL is for, but lo, while any port is hooked.
 pub(super) struct Interfaces {
+    scope: Scope,
     links: HashMap<u32, Attached>,
 }
 
 impl Interfaces {
+    pub(super) fn new(scope: Scope) -> Self {
+        Self {
+            scope,
+            links: HashMap::new(),
+        }
+    }
+
     /// Attaches to interfaces that are new, forgets those that are gone.
     pub(super) fn update(&mut self, programs: &Programs) -> Result<(), HookerError> {
         let failed = |errno: nix::Error| HookerError::Socket {
@@ -54,7 +62,7 @@ impl Interfaces {
         let present: HashMap<u32, String> = names
             .into_iter()
             .map(|each| (each.index(), each.name().to_string_lossy().into_owned()))
-            .filter(|(_, name)| name != "lo")
+            .filter(|(_, name)| name != "lo" && self.scope.has(name))
             .collect();
         self.links.retain(|index, _| present.contains_key(index));
         for (index, name) in present {

@@ -263,6 +263,7 @@ impl Worker {
             Err(error) => self.fail(held, &error),
             // A connection of this host to itself gains nothing.
             Ok(true) => self.connect(held, None),
+            Ok(false) if !discovery::is_inside(&self.shared, &held) => self.connect(held, None),
             Ok(false) => {
                 let name = self.shared.broker.name_flow(&held);
                 self.connect(held, Some(name));

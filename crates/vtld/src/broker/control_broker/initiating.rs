@@ -137,6 +137,11 @@ impl ControlBroker {
         }
         let (local, mtu) =
             raw::route(peer).map_err(|e| format!("there is no route to {peer}: {e}"))?;
+        if !self.config.scope.leads_to(peer, local, 0) {
+            return Err(format!(
+                "{peer} is behind an interface that VTL is not for (vtld --interface)"
+            ));
+        }
         let grafts = self.pool.candidates(wish)?;
         let mut gids: Vec<u16> = grafts.iter().map(|g| g.gid).collect();
         gids.truncate(intf::VTL_NEGO_GRAFTS as usize);

@@ -10,7 +10,12 @@ use nix::sys::{
     epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags},
     eventfd::EventFd,
 };
-use vtl_bpf::{netdev, plane::DataPlane, rings::RingMaker};
+use vtl_bpf::{
+    fence::{Fence, Port},
+    netdev,
+    plane::DataPlane,
+    rings::RingMaker,
+};
 use vtl_pool::Pool;
 use vtl_proto::nego::{Responder, Way};
 
@@ -35,7 +40,7 @@ use super::{
     ControlBroker, Events,
     parked::Parking,
 };
-use crate::hooker::Pulse;
+use crate::{Scope, hooker::Pulse};
 
 impl ControlBroker {
     pub(in super::super) fn new(
@@ -57,17 +62,29 @@ impl ControlBroker {
         let shards = Shards::start(&plane, config.driver, waker(&events.shards))?;
         // Behind the root programs, which keep DATA from them.
         sockets.open_native()?;
+        let mut fence = fence(&config.scope, &sockets)?;
         let stock = stock(&plane, &config, &events.parked)?;
         let interfaces = Interfaces::watch()?;
         // Errors of the first look at interfaces and pool are the daemon's.
         for interface in netdev::interfaces()? {
-            plane.attach(&interface, config.ingress)?;
+            if config.scope.has(&interface.name) {
+                plane.attach(&interface, config.ingress)?;
+            }
+        }
+        for name in config.scope.absent() {
+            tracing::warn!(interface = name, "there is no such interface yet");
+        }
+        let epoll = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?);
+        let by_tcp = ByTcp::open(&plane, Arc::clone(&epoll))?;
+        if let Some(fence) = &mut fence
+            && by_tcp.is_listening()
+        {
+            fence.close_port(Port::Tcp)?;
         }
         if let Err(error) = plane.attach_direct() {
             tracing::info!(%error, "applications cannot run their own egress");
         }
-        let (launcher, library) = launcher(&plane, &config, &events.parked)?;
-        let epoll = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?);
+        let (launcher, library) = launcher(&plane, &config, fence, &events.parked)?;
         let mut broker = Self {
             config,
             inbox,
@@ -78,7 +95,7 @@ impl ControlBroker {
             stock,
             interfaces,
             sockets,
-            by_tcp: ByTcp::open(&plane, Arc::clone(&epoll))?,
+            by_tcp,
             epoll,
             parking: Parking::default(),
             peers: Peers::default(),
@@ -146,15 +163,36 @@ fn stock(plane: &DataPlane, config: &Config, parked: &Arc<EventFd>) -> vtl_bpf::
     ))
 }
 
+/// What keeps the sockets of control packets to the interfaces that VTL is for, unless it is for all.
+fn fence(scope: &Scope, sockets: &Sockets) -> anyhow::Result<Option<Fence>> {
+    if scope.is_all() {
+        return Ok(None);
+    }
+    let mut fence = Fence::load()?;
+    fence.set(&scope.inside()?)?;
+    for (socket, _, way) in sockets.all() {
+        if way == Way::Native {
+            fence.filter(&socket)?;
+        }
+    }
+    if sockets.has(false, Way::Udp) {
+        fence.close_port(Port::Udp)?;
+    }
+    Ok(Some(fence))
+}
+
 /// The launcher, and what it has found in the pool.
 fn launcher(
     plane: &DataPlane,
     config: &Config,
+    fence: Option<Fence>,
     parked: &Arc<EventFd>,
 ) -> anyhow::Result<(Launcher, Pool)> {
     let mut workshop = Workshop {
         loader: Arc::clone(plane.loader()),
         ingress: config.ingress,
+        scope: config.scope.clone(),
+        fence,
         library: graft_pool::built_in()?,
         pool: config.pool.clone(),
         keys: config.keys.clone(),

@@ -1,0 +1,167 @@
+//! The network interfaces that VTL is for (`vtld --interface`), and which of them a route leads through.
+
+use std::{
+    collections::BTreeSet,
+    io,
+    net::IpAddr,
+    os::fd::{AsRawFd, OwnedFd},
+};
+
+use nix::{
+    net::if_::if_nameindex,
+    sys::socket::{self, AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType},
+};
+use vtl_bpf::netdev;
+
+/// The loopback's index in every network namespace.
+const LOOPBACK: u32 = 1;
+
+/// The names of those interfaces; all, if there is none. The loopback is neither inside nor outside: VTL is not spoken
+/// there, and what a host sends to itself is let through.
+#[derive(Clone, Debug, Default)]
+pub struct Scope(Vec<String>);
+
+impl Scope {
+    /// Of these names. Interfaces of that name may come later.
+    pub fn new(names: Vec<String>) -> Self {
+        Self(names)
+    }
+
+    /// Whether it is all of them.
+    pub(crate) fn is_all(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether an interface of this name is one of them.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.is_all() || self.0.iter().any(|known| known == name)
+    }
+
+    /// Whether there is an interface with this index now, and it is one of them.
+    pub(crate) fn has_index(&self, index: u32) -> bool {
+        netdev::name_of(index).is_some_and(|name| self.has(&name))
+    }
+
+    /// The indexes of those that there are now, and the loopback's.
+    ///
+    /// # Errors
+    /// The kernel does not list them.
+    pub(crate) fn inside(&self) -> io::Result<BTreeSet<u32>> {
+        let all = if_nameindex()?;
+        let ours = all
+            .iter()
+            .filter(|one| self.has(&one.name().to_string_lossy()));
+        Ok(ours.map(|one| one.index()).chain([LOOPBACK]).collect())
+    }
+
+    /// Names that no interface has now.
+    pub(crate) fn absent(&self) -> impl Iterator<Item = &str> {
+        let names = self.0.iter().map(String::as_str);
+        names.filter(|name| netdev::index_of(name).is_err())
+    }
+
+    /// Whether packets to a host leave through one of them. Where nobody knows, they do not.
+    pub(crate) fn leads_to(&self, to: IpAddr, from: IpAddr, mark: u32) -> bool {
+        self.is_all() || exit(to, from, mark).is_ok_and(|index| self.has_index(index))
+    }
+}
+
+// linux/rtnetlink.h and linux/netlink.h.
+const HEADER: usize = 16;
+const ROUTE: usize = 12;
+const RTA_MARK: u16 = 16;
+
+/// The index of the interface that packets between these addresses leave through.
+fn exit(to: IpAddr, from: IpAddr, mark: u32) -> io::Result<u32> {
+    let flags = SockFlag::SOCK_CLOEXEC;
+    let route = SockProtocol::NetlinkRoute;
+    let socket: OwnedFd =
+        socket::socket(AddressFamily::Netlink, SockType::Raw, flags, Some(route))?;
+    let kernel = NetlinkAddr::new(0, 0);
+    let question = question(to.to_canonical(), from.to_canonical(), mark);
+    socket::sendto(socket.as_raw_fd(), &question, &kernel, MsgFlags::empty())?;
+    let mut answer = [0; 4096];
+    let length = socket::recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty())?;
+    oif(&answer[..length])
+}
+
+/// RTM_GETROUTE.
+fn question(to: IpAddr, from: IpAddr, mark: u32) -> Vec<u8> {
+    let bytes = |ip| match ip {
+        IpAddr::V4(ip) => ip.octets().to_vec(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
+    };
+    let family = if to.is_ipv4() {
+        libc::AF_INET
+    } else {
+        libc::AF_INET6
+    };
+    let (to, from) = (bytes(to), bytes(from));
+    let bits = |address: &[u8]| (address.len() * 8) as u8;
+    let mut message = vec![0; HEADER];
+    message.extend([family as u8, bits(&to), bits(&from)]);
+    message.resize(HEADER + ROUTE, 0);
+    let attributes = [
+        (libc::RTA_DST, &to[..]),
+        (libc::RTA_SRC, &from),
+        (RTA_MARK, &mark.to_ne_bytes()),
+    ];
+    for (kind, value) in attributes {
+        // All are as long as they are aligned.
+        message.extend((value.len() as u16 + 4).to_ne_bytes());
+        message.extend(kind.to_ne_bytes());
+        message.extend(value);
+    }
+    let length = message.len() as u32;
+    message[..4].copy_from_slice(&length.to_ne_bytes());
+    message[4..6].copy_from_slice(&libc::RTM_GETROUTE.to_ne_bytes());
+    message[6..8].copy_from_slice(&(libc::NLM_F_REQUEST as u16).to_ne_bytes());
+    message
+}
+
+/// RTA_OIF of the kernel's answer.
+fn oif(answer: &[u8]) -> io::Result<u32> {
+    let u16_at = |at: usize| Some(u16::from_ne_bytes(*answer.get(at..)?.first_chunk()?));
+    let u32_at = |at: usize| Some(u32::from_ne_bytes(*answer.get(at..)?.first_chunk()?));
+    if u16_at(4) == Some(libc::NLMSG_ERROR as u16) {
+        let errno = u32_at(HEADER).unwrap_or_default().cast_signed();
+        return Err(io::Error::from_raw_os_error(-errno));
+    }
+    let mut at = HEADER + ROUTE;
+    while let (Some(length), Some(kind)) = (u16_at(at), u16_at(at + 2)) {
+        if kind == libc::RTA_OIF
+            && let Some(index) = u32_at(at + 4)
+        {
+            return Ok(index);
+        }
+        at += usize::from(length.max(4)).next_multiple_of(4);
+    }
+    Err(io::ErrorKind::InvalidData.into())
+}
+
+#[cfg(test)]
+#[allow(non_snake_case)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exit__of_this_host_is_the_loopback() {
+        let local = IpAddr::from([127, 0, 0, 1]);
+        assert_eq!(exit(local, local, 0).expect("a route"), LOOPBACK);
+        assert!(Scope::default().leads_to(local, local, 0));
+        assert!(!Scope::new(vec!["vtl9".into()]).leads_to(local, local, 0));
+        // An address that no host has.
+        assert!(exit(local, IpAddr::from([240, 0, 0, 1]), 0).is_err());
+    }
+
+    #[test]
+    fn scope__is_by_name() {
+        let one = Scope::new(vec!["lo".into(), "vtl9".into()]);
+        assert!(one.has("lo") && one.has("vtl9") && !one.has("vtl"));
+        assert!(one.has_index(LOOPBACK) && !one.has_index(u32::MAX));
+        assert_eq!(one.inside().expect("a list"), [LOOPBACK].into());
+        assert_eq!(one.absent().collect::<Vec<_>>(), ["vtl9"]);
+        let all = Scope::default();
+        assert!(all.is_all() && all.has("anything") && all.absent().next().is_none());
+    }
+}
