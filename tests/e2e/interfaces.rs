@@ -184,5 +184,8 @@ fn interfaces__of_other_names_are_plain_tcp() {
     fs::write(&file, payload(SIZE, 3)).expect("written");
     let sent = world.start_send(&file, &main.to_string()).output();
     let said = String::from_utf8_lossy(&sent.stderr);
-    assert!(!sent.status.success() && said.contains("--interface"), "{said}");
+    assert!(
+        !sent.status.success() && said.contains("--interface"),
+        "{said}"
+    );
 }

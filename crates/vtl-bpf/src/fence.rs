@@ -113,7 +113,9 @@ impl Fence {
             let _ = self.inside.delete(&index.to_ne_bytes());
         }
         for index in inside.difference(&known) {
-            let added = self.inside.update(&index.to_ne_bytes(), &[1], MapFlags::ANY);
+            let added = self
+                .inside
+                .update(&index.to_ne_bytes(), &[1], MapFlags::ANY);
             added.map_err(failed)?;
         }
         Ok(())

@@ -22,6 +22,7 @@ fn compiled() -> Counts {
         ("root", objects::ROOT),
         ("hooker", objects::HOOKER),
         ("rules", objects::RULES),
+        ("fence", objects::FENCE),
     ];
     let mut counts = Counts::new();
     for (name, image) in fixed.into_iter().chain(objects::GRAFTS.iter().copied()) {

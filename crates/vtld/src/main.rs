@@ -308,6 +308,39 @@ fn hand_over(successor: Option<OwnedFd>, hooker: &Hooker, broker: &broker::Handl
     }
 }
 
+/// Of the data plane.
+fn config(args: &Args, scope: Scope) -> broker::Config {
+    broker::Config {
+        ingress: match args.ingress {
+            Hook::Tcx => Ingress::Tcx,
+            Hook::Xdp => Ingress::Xdp,
+        },
+        driver: match args.driver {
+            Driver::Auto => Choice::Auto,
+            Driver::Live => Choice::Live,
+            Driver::Tc => Choice::Tc,
+        },
+        ring_slots: args.ring_slots,
+        stock: args.stock,
+        ring_memory: args.ring_memory.map_or_else(
+            || broker::Config::default().ring_memory,
+            |mib| mib.saturating_mul(1 << 20),
+        ),
+        flow_memory: args.flow_memory.map_or_else(
+            || broker::Config::default().flow_memory,
+            |mib| mib.saturating_mul(1 << 20),
+        ),
+        max_sessions: args.max_sessions,
+        from: args.from.clone(),
+        scope,
+        shards: args
+            .shards
+            .unwrap_or_else(|| broker::Config::default().shards),
+        pool: args.pool.clone(),
+        keys: args.keys.clone(),
+    }
+}
+
 fn run(args: &Args) -> anyhow::Result<()> {
     drop_privileges().context("cannot give up privileges")?;
     // Blocked in every thread, so that only the wait below sees them.
@@ -332,35 +365,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     let control = Control::bind(&args.socket, &args.group)?;
     let _claim = Claim::new(patience)?;
     let scope = Scope::new(args.interface.clone());
-    let config = broker::Config {
-        ingress: match args.ingress {
-            Hook::Tcx => Ingress::Tcx,
-            Hook::Xdp => Ingress::Xdp,
-        },
-        driver: match args.driver {
-            Driver::Auto => Choice::Auto,
-            Driver::Live => Choice::Live,
-            Driver::Tc => Choice::Tc,
-        },
-        ring_slots: args.ring_slots,
-        stock: args.stock,
-        ring_memory: args.ring_memory.map_or_else(
-            || broker::Config::default().ring_memory,
-            |mib| mib.saturating_mul(1 << 20),
-        ),
-        flow_memory: args.flow_memory.map_or_else(
-            || broker::Config::default().flow_memory,
-            |mib| mib.saturating_mul(1 << 20),
-        ),
-        max_sessions: args.max_sessions,
-        from: args.from.clone(),
-        scope: scope.clone(),
-        shards: args
-            .shards
-            .unwrap_or_else(|| broker::Config::default().shards),
-        pool: args.pool.clone(),
-        keys: args.keys.clone(),
-    };
+    let config = config(args, scope.clone());
     let (broker, thread) =
         broker::start(config).context("the data plane does not start (try: vtl doctor)")?;
     let hooks = hooker::Config {
