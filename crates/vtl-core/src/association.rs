@@ -174,6 +174,9 @@ impl Association {
         // A single flow's start is limited by its path, a thousandth one's by what all may take.
         let share = FIRST_WINDOWS / (self.flows.len() as u64 + 1);
         let mut entry = Entry::new(share.max(LEAST_WINDOW), self.window);
+        if id.requires_carrier() {
+            entry.flow.send.set_requires_carrier();
+        }
         if let Some(early) = self.early.take(id) {
             if let Some(limit) = early.limit {
                 // Nothing is wrong with having received nothing.

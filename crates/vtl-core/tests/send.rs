@@ -104,3 +104,43 @@ fn loses__what_was_overtaken_is_ignored() {
     half.loses(200, 300).expect("it may");
     assert_eq!((half.received(), half.lost()), (400, 100));
 }
+
+/// Nothing goes by TCP, whatever breaks; what a broken carrier had goes by the next one.
+#[test]
+fn requires_carrier__waits_for_one() {
+    let mut half = SendHalf::default();
+    half.set_requires_carrier();
+    assert_eq!(half.next(Path::Tcp, 4000), None, "before there is one");
+    half.move_to(Path::Carrier(carrier(0)), false);
+    // All of the first credit, which the peer confirms nothing of.
+    send(&mut half, INITIAL_CREDIT as usize);
+    half.carrier_broken(carrier(0), []);
+    assert_eq!(half.path(), Path::Tcp);
+    assert!(half.has_returned());
+    assert_eq!(half.next(Path::Tcp, 4000), None);
+    assert_eq!(half.asked(), None, "and the peer is asked for no run");
+    half.move_to(Path::Carrier(carrier(1)), false);
+    let again = half.next(Path::Carrier(carrier(1)), 1 << 20);
+    assert!(matches!(&again, Some(Next::Again(chunk)) if chunk.offset == 0));
+    half.sent_again(INITIAL_CREDIT as usize, true);
+    half.confirmed(INITIAL_CREDIT, false, 2 * INITIAL_CREDIT, false)
+        .expect("right");
+    send(&mut half, 1000);
+    half.finish();
+    half.carrier_broken(carrier(1), []);
+    assert_eq!(half.next(Path::Tcp, 4000), None);
+    assert_eq!(
+        half.owes_fin(),
+        Some(INITIAL_CREDIT + 1000),
+        "the end is said by a frame"
+    );
+}
+
+/// Who ends without a byte needs no carrier.
+#[test]
+fn requires_carrier__no_bytes_no_carrier() {
+    let mut half = SendHalf::default();
+    half.set_requires_carrier();
+    half.finish();
+    assert_eq!(half.next(Path::Tcp, 4000), Some(Next::Fin));
+}

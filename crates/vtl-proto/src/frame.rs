@@ -29,6 +29,9 @@ pub const FINGERPRINT: usize = 32;
 /// The number that the option of a SYN has which opens an association's control connection.
 pub const CONTROL_CONNECTION: u32 = 0;
 
+/// In a flow's number: the flow requires a carrier, and none of its bytes goes by its TCP connection.
+pub const REQUIRES_CARRIER: u32 = 1 << 31;
+
 const CHUNK: u8 = 1;
 const CONFIRM: u8 = 2;
 const ATTACH: u8 = 3;
@@ -90,6 +93,11 @@ pub struct FlowId {
 }
 
 impl FlowId {
+    /// None of its bytes goes by its TCP connection.
+    pub fn requires_carrier(self) -> bool {
+        self.number & REQUIRES_CARRIER != 0
+    }
+
     /// The same flow as the peer names it.
     #[must_use]
     pub fn at_peer(self) -> Self {
@@ -108,6 +116,13 @@ pub struct FlowName {
     pub tag: u32,
     /// The flow's, or [`CONTROL_CONNECTION`].
     pub number: u32,
+}
+
+impl FlowName {
+    /// As [`FlowId::requires_carrier`].
+    pub fn requires_carrier(self) -> bool {
+        self.number & REQUIRES_CARRIER != 0
+    }
 }
 
 impl fmt::Display for FlowId {

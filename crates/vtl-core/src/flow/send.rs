@@ -116,6 +116,9 @@ pub struct SendHalf {
     tcp: Connection,
     /// The peer discards chunks of this flow.
     rejected: bool,
+    /// No byte goes by the TCP connection.
+    #[serde(default)]
+    requires_carrier: bool,
     /// Bytes that carriers have and the peer has not confirmed, at most.
     #[serde(skip, default = "max_unconfirmed")]
     max_unconfirmed: u64,
@@ -139,6 +142,7 @@ impl Default for SendHalf {
             retained: VecDeque::new(),
             tcp: Connection::default(),
             rejected: false,
+            requires_carrier: false,
             max_unconfirmed: MAX_UNCONFIRMED,
         }
     }
@@ -153,6 +157,16 @@ impl SendHalf {
     /// All goes by TCP, unless the peer confirms something after all.
     pub fn is_rejected(&self) -> bool {
         self.rejected
+    }
+
+    /// No byte may go by the TCP connection: without a carrier they wait. Before anything is sent.
+    pub fn set_requires_carrier(&mut self) {
+        self.requires_carrier = true;
+    }
+
+    /// There are bytes that were sent before and have to go again.
+    pub fn has_returned(&self) -> bool {
+        !self.returned.is_empty()
     }
 
     /// Limits the bytes given to carriers and not confirmed by the peer.
@@ -194,7 +208,9 @@ impl SendHalf {
         if path == self.path {
             return;
         }
-        let is_unheard = !self.known && (self.rejected || self.next >= self.limit);
+        // Where TCP may have nothing, what has come back goes by the carrier, and is answered, too.
+        let has_no_credit = !self.requires_carrier && self.next >= self.limit;
+        let is_unheard = !self.known && (self.rejected || has_no_credit);
         if loses && self.is_losing() {
             self.move_to(Path::Tcp, false);
         }
@@ -303,7 +319,7 @@ impl SendHalf {
             let says_fin = path == Path::Tcp && self.is_verbatim() && !self.is_complete();
             return says_fin.then_some(Next::Fin);
         }
-        if path == Path::Tcp && !self.attach(offset) {
+        if path == Path::Tcp && (self.requires_carrier || !self.attach(offset)) {
             return None;
         }
         if let Some(chunk) = again.and_then(|offset| self.returned.get(&offset)) {
