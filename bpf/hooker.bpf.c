@@ -83,9 +83,10 @@ int vtl_connect4(struct bpf_sock_addr *ctx) {
     if (!is_tcp_of_others(ctx) || is_taken4(ctx))
         return 1;
     destination4(ctx, &dest);
-    if (!is_hooked(ctx, &wish) || !take4(ctx, &dest, wish))
-        bpf_sk_storage_delete(&vtl_captured, ctx->sk);
-    return 1;
+    if (is_hooked(ctx, &wish) && take4(ctx, &dest, wish))
+        return 1;
+    bpf_sk_storage_delete(&vtl_captured, ctx->sk);
+    return goes_on(&dest, wish);
 }
 
 SEC("cgroup/connect6")
@@ -96,9 +97,10 @@ int vtl_connect6(struct bpf_sock_addr *ctx) {
     destination6(ctx, &dest);
     if (!is_tcp_of_others(ctx) || is_taken6(&dest))
         return 1;
-    if (!is_hooked(ctx, &wish) || !take6(ctx, &dest, wish))
-        bpf_sk_storage_delete(&vtl_captured, ctx->sk);
-    return 1;
+    if (is_hooked(ctx, &wish) && take6(ctx, &dest, wish))
+        return 1;
+    bpf_sk_storage_delete(&vtl_captured, ctx->sk);
+    return goes_on(&dest, wish);
 }
 
 /* ---- addresses that applications see ---- */

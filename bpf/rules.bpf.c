@@ -217,27 +217,29 @@ static __always_inline int is_free(struct bpf_sock_addr *ctx) {
 SEC("cgroup/connect4")
 int vtl_rule4(struct bpf_sock_addr *ctx) {
     struct vtl_endpoint dest;
-    __u32 wish;
+    __u32 wish = VTL_WISH_PLAIN;
 
     if (!is_free(ctx) || is_taken4(ctx))
         return 1;
     destination4(ctx, &dest);
-    if (!leads_to_vtld(ctx, &dest, &wish) || !take4(ctx, &dest, wish))
-        bpf_sk_storage_delete(&vtl_captured, ctx->sk);
-    return 1;
+    if (leads_to_vtld(ctx, &dest, &wish) && take4(ctx, &dest, wish))
+        return 1;
+    bpf_sk_storage_delete(&vtl_captured, ctx->sk);
+    return goes_on(&dest, wish);
 }
 
 SEC("cgroup/connect6")
 int vtl_rule6(struct bpf_sock_addr *ctx) {
     struct vtl_endpoint dest;
-    __u32 wish;
+    __u32 wish = VTL_WISH_PLAIN;
 
     destination6(ctx, &dest);
     if (!is_free(ctx) || is_taken6(&dest))
         return 1;
-    if (!leads_to_vtld(ctx, &dest, &wish) || !take6(ctx, &dest, wish))
-        bpf_sk_storage_delete(&vtl_captured, ctx->sk);
-    return 1;
+    if (leads_to_vtld(ctx, &dest, &wish) && take6(ctx, &dest, wish))
+        return 1;
+    bpf_sk_storage_delete(&vtl_captured, ctx->sk);
+    return goes_on(&dest, wish);
 }
 
 /* How these programs know a file and a cgroup that vtld knows. Run by vtld. */

@@ -152,6 +152,21 @@ static __always_inline int is_candidate(struct bpf_sock_addr *ctx) {
            (ctx->sk->src_port == 0 || ctx->sk->src_port >= 1024) && !signs(ctx->sk);
 }
 
+/* 1 if the wish says that the connection must be carried, whatever is known of the destination. */
+static __always_inline int requires_carrier(__u32 wish) {
+    return wish != VTL_WISH_PLAIN && (wish & VTL_WISH_REQUIRE);
+}
+
+/* What a connect that vtld does not get is to come to: 1, it goes on as it is; 0, EPERM. What stays
+ * on this host is nobody else's matter. */
+static __always_inline int goes_on(const struct vtl_endpoint *dest, __u32 wish) {
+    const __u32 *w = (const __u32 *)dest->addr;
+
+    if (!requires_carrier(wish))
+        return 1;
+    return is_mapped(w) ? stays_local4(w[3]) : !(w[0] | w[1] | w[2]);
+}
+
 /* 1 if the connect is captured already: by the programs of a cgroup below, or of another kind. */
 static __always_inline int is_taken4(struct bpf_sock_addr *ctx) {
     return ctx->user_ip4 == bpf_htonl(0x7f000001) &&
@@ -176,7 +191,7 @@ static __always_inline int capture(struct bpf_sock_addr *ctx, const struct vtl_e
     if (!is_served())
         return 0;
     until = bpf_map_lookup_elem(&vtl_plain, dest);
-    if (until && *until > bpf_ktime_get_ns())
+    if (until && *until > bpf_ktime_get_ns() && !requires_carrier(wish))
         return 0;
     c = bpf_sk_storage_get(&vtl_captured, ctx->sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
     if (!c)

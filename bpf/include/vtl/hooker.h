@@ -30,6 +30,7 @@ struct vtl_hook_config {
 enum {
     VTL_CC_NAME_MAX = 16,        /* the name of a TCP congestion control, 0 at its end included */
     VTL_WISH_PLAIN = 0xffffffff, /* vtl_captured.wish: not to be captured */
+    VTL_WISH_REQUIRE = 1 << 30,  /* in others: never TCP, so what vtld does not get fails */
 };
 
 /* What bpf/rules.bpf.c decides by: a table of steps, in which every way leads forward. vtld makes a

@@ -103,6 +103,7 @@ impl Daemons {
             carrier: CarrierSpec {
                 carrier: None,
                 loss_tolerant,
+                require: false,
             },
         };
         let _: HookAdded = Client::connect(&self.server_socket)?.call(&hook)?;

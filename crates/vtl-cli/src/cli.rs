@@ -56,8 +56,9 @@ pub(crate) enum Command {
     #[command(after_help = "Examples:\n  \
         vtl run -- curl -O http://host/file\n  \
         vtl run --carrier tcp:bbr -- rsync -a there here\n  \
-        vtl run --carrier dccp-ccid3 --loss-tolerant -- player tcp://host:5004\n\n\
-        A peer that does not speak VTL gets plain TCP. Exits as the program does.")]
+        vtl run --carrier dccp-ccid3 --loss-tolerant -- player tcp://host:5004\n  \
+        vtl run --require -- rsync -a there here\n\n\
+        A peer that does not speak VTL gets plain TCP, or with --require nothing. Exits as the program does.")]
     Run(RunArgs),
     /// Choose whose TCP connections are captured
     #[command(subcommand)]

@@ -401,7 +401,11 @@ pub struct FlowStatus {
     pub peer: SocketAddr,
     /// `client` if this host's application has opened it, or `server`.
     pub role: String,
-    /// What bytes to the peer travel by: `tcp`, its own connection, or another carrier.
+    /// It requires a carrier: none of its bytes travels by its own connection.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub requires_carrier: bool,
+    /// What bytes to the peer travel by: `tcp`, its own connection, or another carrier; `none`, if it
+    /// requires one and waits for it.
     pub sends_by: String,
     /// What bytes from the peer came by last.
     pub receives_by: String,

@@ -212,6 +212,9 @@ pub struct CarrierSpec {
     /// The flows can do without what the network loses.
     #[serde(default, skip_serializing_if = "is_default")]
     pub loss_tolerant: bool,
+    /// Connections must be carried, by it or, if it is `None`, by the best one: never by TCP.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub require: bool,
 }
 
 /// What a hook is put on.

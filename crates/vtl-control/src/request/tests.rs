@@ -58,6 +58,7 @@ fn hooks__have_these_forms() {
     let udp = || CarrierSpec {
         carrier: Some("udp".to_owned()),
         loss_tolerant: true,
+        require: false,
     };
     form!(
         Request::HookRun { carrier: udp() },

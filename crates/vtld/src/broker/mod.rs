@@ -425,6 +425,7 @@ impl Handle {
     /// The pool does not have the graft, or it lacks a service: which ones there are.
     pub fn carries(&self, carrier: &Carrier) -> Result<(), String> {
         let over = match carrier {
+            Carrier::Required(carrier) => return self.carries(carrier),
             Carrier::Graft(name) => Over::Graft(name.clone()),
             Carrier::Services(wanted) => Over::Services(*wanted),
             Carrier::Lossy(name) => Over::Lossy((*name).to_owned()),
@@ -461,16 +462,16 @@ impl hooker::Broker for Handle {
             kind: held.kind(),
             over: held.over().cloned(),
         };
-        self.flows.name_flow(local, peer, desired)
+        self.flows
+            .name_flow(local, peer, desired, held.requires_carrier())
     }
 
     fn client(&self, flow: ClientFlow) {
-        let name = flow.name;
         let desired = Desired {
             kind: flow.kind,
             over: flow.over.clone(),
         };
-        self.flows.opened(flow, name, desired);
+        self.flows.opened(flow, desired);
     }
 
     fn server(&self, flow: ServerFlow) {

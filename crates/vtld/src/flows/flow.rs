@@ -2,6 +2,7 @@
 
 use std::{
     cell::{Cell, RefCell},
+    fs,
     io::{self, IoSlice, Write},
     net::{Shutdown, SocketAddr, TcpStream},
     rc::Rc,
@@ -34,6 +35,8 @@ const CHUNK: usize = 64 << 10;
 const UNSENT: libc::c_int = 16 << 10;
 /// How long a flow goes by TCP that has left a carrier: to come back may cost it a round trip.
 const RETURN: Duration = Duration::from_secs(10);
+/// Before a carrier that was full is tried again by a flow that has no other way.
+const FULL: Duration = Duration::from_millis(20);
 /// How long a flow that was reset is kept, so that carriers can say so.
 const AFTERMATH: Duration = Duration::from_secs(5);
 
@@ -217,6 +220,12 @@ pub(super) enum Reset {
     Tcp(io::Error),
     #[error("the peer has reset it, or broke the rules")]
     Peer,
+    #[error("it requires a carrier, and none came in time")]
+    NoCarrier,
+    #[error("it requires a carrier, and bytes came by its TCP connection")]
+    ByTcp,
+    #[error("it requires a carrier, and the peer does not know that it is a flow")]
+    Unknown,
 }
 
 impl Peer {
@@ -312,6 +321,7 @@ impl Mover<'_> {
     /// From the application to the peer, up to the application's end and the peer's having everything.
     async fn send(&self) -> Result<(), Reset> {
         let pending = &self.state.pending;
+        let mut lack = None;
         loop {
             let (path, next, is_complete) = self.with(|flow| {
                 let path = flow.send.path();
@@ -327,6 +337,10 @@ impl Mover<'_> {
                     () = self.state.licence.valid() => {}
                     () = self.changed.sending.notified() => {}
                 }
+                continue;
+            }
+            if path == Path::Tcp && next.is_none() && self.id.requires_carrier() {
+                self.await_carrier(&mut lack).await?;
                 continue;
             }
             match next {
@@ -364,6 +378,45 @@ impl Mover<'_> {
                     self.send_chunk(path, chunk, false).await?;
                 }
             }
+        }
+    }
+
+    /// Waits for a change of a flow that requires a carrier and has none. `lack`: since when there have been bytes for
+    /// one, and how much the peer had confirmed then. One that comes and goes, and brings nothing, changes neither.
+    ///
+    /// # Errors
+    /// There has been something to send for longer than TCP would repeat it.
+    async fn await_carrier(&self, lack: &mut Option<(Instant, u64)>) -> Result<(), Reset> {
+        let (is_rejected, is_owing, is_finished, confirmed) = self.with(|flow| {
+            let send = &flow.send;
+            (
+                send.is_rejected(),
+                send.has_returned(),
+                send.is_finished(),
+                send.confirmed_offset(),
+            )
+        })?;
+        if is_rejected {
+            return Err(Reset::Unknown);
+        }
+        let changed = self.changed.sending.notified();
+        if !is_owing && self.state.pending.borrow().0.is_empty() {
+            if is_finished {
+                changed.await;
+                return Ok(());
+            }
+            tokio::select! {
+                () = changed => return Ok(()),
+                readable = self.ends.app.readable() => readable.map_err(Reset::App)?.retain_ready(),
+            }
+        }
+        let former = lack.filter(|(_, before)| *before == confirmed);
+        let (since, _) = *lack.insert(former.unwrap_or_else(|| (Instant::now(), confirmed)));
+        let patience = tcp_patience();
+        let left = patience.saturating_sub(since.elapsed());
+        tokio::select! {
+            () = self.changed.sending.notified() => Ok(()),
+            () = sleep(left) => Err(Reset::NoCarrier),
         }
     }
 
@@ -429,14 +482,18 @@ impl Mover<'_> {
                 self.left(path).await;
             }
             Err(Refused::Full) => {
+                let stays = self.id.requires_carrier();
                 self.with(|flow| {
-                    if flow.send.path() == path {
+                    if flow.send.path() == path && !stays {
                         self.state.why.set("the carrier is full");
                         self.state.returns.set(Some(Instant::now() + RETURN));
                         flow.send.move_to(Path::Tcp, false);
                     }
                     flow.send.returned(&chunk);
                 })?;
+                if stays {
+                    sleep(FULL).await;
+                }
             }
         }
         Ok(())
@@ -475,6 +532,7 @@ impl Mover<'_> {
                 got = self.ends.tcp.async_io(Interest::READABLE, read) => got,
             };
             let taken = match got.map_err(Reset::Tcp)? {
+                Got::Bytes(..) if self.id.requires_carrier() => return Err(Reset::ByTcp),
                 Got::Bytes(bytes, is_urgent) => {
                     self.state.heard_by.set(Path::Tcp);
                     self.state.licence.set_void(false);
@@ -531,5 +589,35 @@ impl Mover<'_> {
     }
 }
 
+/// How long TCP would repeat a segment before it gives the connection up, on a path with a short round trip (RFC 1122,
+/// section 4.2.3.5, R2): 15 minutes and 24 s, unless the system's `tcp_retries2` says something else.
+fn tcp_patience() -> Duration {
+    let retries = fs::read_to_string("/proc/sys/net/ipv4/tcp_retries2");
+    let retries = retries.ok().and_then(|text| text.trim().parse().ok());
+    patience(retries.unwrap_or(RETRIES))
+}
+
+/// What TCP sends at first and so many times again.
+const RETRIES: u32 = 15;
+
+fn patience(retries: u32) -> Duration {
+    const FIRST: Duration = Duration::from_millis(200); // TCP_RTO_MIN
+    const LONGEST: Duration = Duration::from_secs(120); // TCP_RTO_MAX
+    let timeout = |n: u32| (FIRST * (1 << n.min(16))).min(LONGEST);
+    (0..=retries.min(255)).map(timeout).sum()
+}
+
 /// What ends a flow in both directions.
 pub(super) const RESET: ResetCode = ResetCode::Reset;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patience__is_tcps() {
+        // Linux's ip-sysctl.rst on tcp_retries2.
+        assert_eq!(patience(15).as_millis(), 924_600);
+        assert_eq!(patience(3).as_millis(), 3000);
+    }
+}

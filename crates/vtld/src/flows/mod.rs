@@ -27,19 +27,19 @@ use std::{
     net::{IpAddr, SocketAddr, TcpStream},
     rc::Rc,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
-use tokio::{sync::Notify, task::spawn_local};
+use tokio::{sync::Notify, task::spawn_local, time::timeout};
 use vtl_control::{CarrierStatus, FlowList, FlowStatus};
 use vtl_proto::{
     carrier::Kind,
-    frame::{CONTROL_CONNECTION, FlowId, FlowName, Side},
+    frame::{CONTROL_CONNECTION, FlowId, FlowName, REQUIRES_CARRIER, Side},
 };
 
 use crate::{
     broker::{self, random_token},
-    hooker::{self, Over, Pulse, ServerFlow, rules::Prefix},
+    hooker::{self, ClientFlow, ConnectError, Over, Pulse, ServerFlow, rules::Prefix},
     network::{Network, admits},
 };
 
@@ -58,6 +58,9 @@ const MOST_OF_HOST: usize = 64;
 const MOST_OF_NETWORK: usize = MOST_PEERS / 4;
 /// Pairs of addresses of which the latest name is kept.
 const MOST_NAMES: usize = 4096;
+/// How long a connect that requires a carrier waits for one: three attempts over a satellite, and less than programs
+/// wait themselves.
+const CARRIER_WAIT: Duration = Duration::from_secs(10);
 /// Flows that one message names.
 const PAGE: usize = 100;
 
@@ -116,7 +119,7 @@ impl Names {
     }
 
     /// The next flow's from one address to another: those for the same carrier are an association.
-    fn next(&self, local: IpAddr, peer: IpAddr, desired: Desired) -> FlowName {
+    fn next(&self, local: IpAddr, peer: IpAddr, desired: Desired, required: bool) -> FlowName {
         let mut latest = lock(&self.latest);
         if latest.len() >= MOST_NAMES {
             // Most destinations do not speak VTL.
@@ -144,9 +147,12 @@ impl Names {
         });
         let name = &mut names[index].1;
         name.number += 1;
-        let name = *name;
-        if name.number == u32::MAX {
+        let mut name = *name;
+        if name.number == REQUIRES_CARRIER - 1 {
             names.swap_remove(index);
+        }
+        if required {
+            name.number |= REQUIRES_CARRIER;
         }
         name
     }
@@ -228,6 +234,52 @@ impl Flows {
         })
     }
 
+    /// Lets an application's connect that requires a carrier succeed once there is one; `succeed` does so.
+    pub(crate) fn await_carrier(
+        self: &Rc<Self>,
+        flow: ClientFlow,
+        desired: Desired,
+        succeed: impl FnOnce(ClientFlow, Desired) + 'static,
+    ) {
+        let refuse = |flow: ClientFlow, why| {
+            tracing::info!(dest = %flow.dest, why, "a carrier is required: connect refused");
+            flow.app.refuse(ConnectError::HostUnreachable);
+        };
+        let key = Key {
+            opener: Side::Local,
+            local: flow.src.ip(),
+            peer: flow.dest.ip(),
+            tag: flow.name.tag,
+        };
+        let Some(peer) = self.opened_peer(key, flow.dest, &desired) else {
+            return refuse(flow, "too many associations");
+        };
+        spawn_local(async move {
+            let carried = peer.until(Peer::is_ready);
+            match timeout(CARRIER_WAIT, carried).await {
+                Ok(()) => succeed(flow, desired),
+                Err(_) => refuse(flow, "none could be opened in time"),
+            }
+        });
+    }
+
+    /// The association of a flow that this host has opened, whose carriers are looked after.
+    fn opened_peer(
+        self: &Rc<Self>,
+        key: Key,
+        dest: SocketAddr,
+        desired: &Desired,
+    ) -> Option<Rc<Peer>> {
+        let (peer, is_new) = self.peer(key)?;
+        peer.dest.set(Some(dest));
+        peer.set_desired(desired.clone());
+        peer.note_answer();
+        if is_new {
+            spawn_local(Rc::clone(self).keep(Rc::clone(&peer)));
+        }
+        Some(peer)
+    }
+
     /// A flow of a local application, whose destination speaks VTL.
     pub(crate) fn opened(self: &Rc<Self>, flow: Opened) {
         let key = Key {
@@ -236,16 +288,14 @@ impl Flows {
             peer: flow.dest.ip(),
             tag: flow.name.tag,
         };
-        let Some((peer, is_new)) = self.peer(key) else {
-            return self.hooker.carry(flow.app, flow.tcp, None);
+        let Some(peer) = self.opened_peer(key, flow.dest, &flow.desired) else {
+            // Dropped, both connections are reset.
+            if !flow.name.requires_carrier() {
+                self.hooker.carry(flow.app, flow.tcp, None);
+            }
+            return;
         };
-        peer.dest.set(Some(flow.dest));
         let is_tolerant = flow.desired.may_lose();
-        peer.set_desired(flow.desired);
-        peer.note_answer();
-        if is_new {
-            spawn_local(Rc::clone(self).keep(Rc::clone(&peer)));
-        }
         let id = FlowId {
             opener: Side::Local,
             number: flow.name.number,
@@ -275,6 +325,9 @@ impl Flows {
                 spawn_local(Rc::clone(self).serve_control(peer, flow.peer));
             }
             return;
+        }
+        if peer.is_none() && name.requires_carrier() {
+            return tracing::debug!(client = %flow.client, "a flow that requires a carrier was reset");
         }
         let (app, guard) = match self.hooker.connect_local_app(flow.dest, flow.client) {
             Ok(connected) => connected,

@@ -266,6 +266,12 @@ impl Peer {
         self.latest(self.kind()?)
     }
 
+    /// Whether flows can go by it, and the other daemon has said that it takes them for VTL's: a middlebox may have
+    /// taken the option out of what only that one has seen.
+    pub(super) fn is_ready(&self) -> bool {
+        self.best().is_some() && self.control.borrow().is_some()
+    }
+
     /// A flow's TCP connection is established; false if its number was used before.
     pub(super) fn open(&self, id: FlowId, state: &Rc<State>, beginning: Beginning) -> bool {
         if self.flows.borrow().contains_key(&id) {
@@ -702,6 +708,9 @@ impl Peer {
             "tcp" => Path::Tcp,
             _ => Path::Carrier(self.carrier_for(carrier).await?),
         };
+        if path == Path::Tcp && id.requires_carrier() {
+            return Err("the flow requires a carrier: it never goes by TCP".into());
+        }
         if let Some(state) = self.flows.borrow().get(&id) {
             state.why.set("moved by hand");
             let best = self.best().map(Path::Carrier);
@@ -759,13 +768,19 @@ impl Peer {
             // As exact as it means something.
             (rate * 8e-4).round() / 100.0
         });
+        let waits = id.requires_carrier() && flow.send.path() == Path::Tcp;
+        let by = |path| match id.requires_carrier() && path == Path::Tcp {
+            true => "none".to_owned(),
+            false => self.name(path),
+        };
         Some(FlowStatus {
             id: state.number,
             local: state.local,
             peer: state.peer,
             role: role(id.opener).to_owned(),
-            sends_by: self.name(flow.send.path()),
-            receives_by: self.name(state.heard_by.get()),
+            requires_carrier: id.requires_carrier(),
+            sends_by: by(flow.send.path()),
+            receives_by: by(state.heard_by.get()),
             bytes_sent: flow.send.next_offset(),
             bytes_received: flow.receive.received(),
             skipped_bytes: (flow.receive.is_tolerant()).then(|| flow.receive.lost()),
@@ -776,6 +791,7 @@ impl Peer {
             why: match flow.error() {
                 Some(_) => "it was reset",
                 None if state.licence.is_void() => "its TCP connection gets no answer, so it waits",
+                None if waits => "it requires a carrier, and waits for one",
                 None if flow.send.is_rejected() => "the peer may not know that it is a flow of VTL",
                 None => state.why.get(),
             }

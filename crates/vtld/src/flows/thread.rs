@@ -29,6 +29,8 @@ type Reply<T> = blocking::SyncSender<T>;
 enum Command {
     Begin,
     Opened(Opened),
+    /// A flow that requires a carrier, whose application waits for one.
+    Awaits(Box<ClientFlow>, Desired, Handle),
     Steered(ServerFlow, FlowName),
     Status(Reply<Vec<CarrierStatus>>),
     List(u64, Reply<FlowList>),
@@ -129,19 +131,34 @@ impl Handle {
         self.shared.names.knows(host)
     }
 
-    /// The name of the next flow from one address to another that is for this carrier.
-    pub(crate) fn name_flow(&self, local: IpAddr, peer: IpAddr, desired: Desired) -> FlowName {
-        self.shared.names.next(local, peer, desired)
+    /// The name of the next flow from one address to another that is for this carrier. `required`: or for none.
+    pub(crate) fn name_flow(
+        &self,
+        local: IpAddr,
+        peer: IpAddr,
+        desired: Desired,
+        required: bool,
+    ) -> FlowName {
+        self.shared.names.next(local, peer, desired, required)
     }
 
     /// The connection of a flow that this host has opened is established.
-    pub(crate) fn opened(&self, flow: ClientFlow, name: FlowName, desired: Desired) {
+    pub(crate) fn opened(&self, flow: ClientFlow, desired: Desired) {
+        match flow.name.requires_carrier() {
+            true => self.send(Command::Awaits(Box::new(flow), desired, self.clone())),
+            false => self.succeed(flow, desired),
+        }
+    }
+
+    /// Lets the application's connect succeed.
+    fn succeed(&self, flow: ClientFlow, desired: Desired) {
         let handle = self.clone();
         let ClientFlow {
             app,
             dest,
             src,
             peer: tcp,
+            name,
             ..
         } = flow;
         app.accept(move |app| match app {
@@ -252,6 +269,11 @@ async fn serve(mut inbox: mpsc::UnboundedReceiver<Command>, flows: Rc<Flows>) {
         match command {
             Command::Begin => drop(flows.endpoint(Kind::Graft)),
             Command::Opened(flow) => flows.opened(flow),
+            Command::Awaits(flow, desired, handle) => {
+                flows.await_carrier(*flow, desired, move |flow, desired| {
+                    handle.succeed(flow, desired);
+                });
+            }
             Command::Steered(flow, name) => flows.steered(flow, name),
             // Who has asked may have gone.
             Command::Status(reply) => drop(reply.send(flows.status())),

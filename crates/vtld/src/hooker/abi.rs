@@ -6,8 +6,8 @@ pub(super) use vtl_proto::intf::{
     VTL_CC_NAME_MAX, VTL_LEVELS, VTL_OWN_FLOW, VTL_OWN_GAVE_UP, VTL_OWN_OFFER, VTL_OWN_PEER,
     VTL_PREFIX_6, VTL_RULES_MAX, VTL_STEER_4, VTL_STEER_6, VTL_STEP_ACT, VTL_STEP_END,
     VTL_STEP_EXE, VTL_STEP_GROUP, VTL_STEP_LOCAL, VTL_STEP_PORT, VTL_STEP_PREFIX, VTL_STEP_USER,
-    VTL_STEPS_MAX, VTL_WISH_PLAIN, vtl_carrier_config, vtl_endpoint, vtl_ends, vtl_flow_name,
-    vtl_hook_config, vtl_identity, vtl_owned, vtl_step, vtl_syn,
+    VTL_STEPS_MAX, VTL_WISH_PLAIN, VTL_WISH_REQUIRE, vtl_carrier_config, vtl_endpoint, vtl_ends,
+    vtl_flow_name, vtl_hook_config, vtl_identity, vtl_owned, vtl_step, vtl_syn,
 };
 
 /// Types without padding or invalid values, so that they and their bytes are the same thing.

@@ -12,7 +12,7 @@ use vtl_control::CarrierSpec;
 use vtl_proto::{carrier::LOSSY, services::Requirements};
 
 use super::{
-    abi::{VTL_CC_NAME_MAX, VTL_WISH_PLAIN, vtl_carrier_config},
+    abi::{VTL_CC_NAME_MAX, VTL_WISH_PLAIN, VTL_WISH_REQUIRE, vtl_carrier_config},
     bpf::{self, Attached},
     error::HookerError,
 };
@@ -41,6 +41,8 @@ pub enum Carrier {
     /// For the ports of servers that are marked loss-tolerant: as [`Carrier::Best`], and clients may
     /// come by [`Carrier::Lossy`].
     Tolerant,
+    /// By this carrier or not at all: where it cannot be had, connections fail, and no byte goes by TCP.
+    Required(Box<Self>),
 }
 
 impl Carrier {
@@ -57,6 +59,10 @@ impl Carrier {
             Self::Graft(_) => "who connects chooses the graft (hook the port without a carrier)",
             Self::Services(_) => "who connects says what it needs (hook the port without services)",
             Self::Flows(_) => "who connects chooses it (hook the port without a carrier)",
+            Self::Required(_) => {
+                "who connects requires a carrier (a packet filter decides which clients a port \
+                 takes: docs/firewall.md)"
+            }
             Self::Lossy(_) => {
                 "who connects chooses it (mark the port loss-tolerant, without a carrier)"
             }
@@ -73,12 +79,23 @@ impl Carrier {
             None => Self::default(),
             Some(name) => name.parse()?,
         };
-        carrier.marked(spec.loss_tolerant, port, "--loss-tolerant")
+        let carrier = carrier.marked(spec.loss_tolerant, port, "--loss-tolerant")?;
+        match spec.require {
+            true => carrier.required("--require"),
+            false => Ok(carrier),
+        }
     }
 
     /// What [`Carrier::wanted`] makes this one of; not for rules' [`Carrier::Services`].
     pub(super) fn spec(&self) -> CarrierSpec {
         let carrier = match self {
+            Self::Required(carrier) => {
+                let spec = carrier.spec();
+                return CarrierSpec {
+                    require: true,
+                    ..spec
+                };
+            }
             Self::Best | Self::Tolerant => None,
             other => Some(other.to_string()),
         };
@@ -86,7 +103,24 @@ impl Carrier {
         CarrierSpec {
             carrier,
             loss_tolerant,
+            require: false,
         }
+    }
+
+    /// This carrier or none. `how` that is asked for is for whoever asked for what cannot be.
+    pub fn required(self, how: &str) -> Result<Self, String> {
+        let why = match self {
+            Self::Best | Self::Graft(_) | Self::Services(_) | Self::Flows(_) => {
+                return Ok(Self::Required(Box::new(self)));
+            }
+            Self::Plain | Self::Control(_) => "it is TCP, which needs no other host's agreement",
+            Self::Lossy(_) | Self::Tolerant => "what may not get lost of such flows goes by TCP",
+            Self::Required(_) => "it is required already",
+        };
+        Err(format!(
+            "{self} cannot be required ({how}): {why}; name no carrier, graft:NAME, or one of {}",
+            Kind::ALL.map(Kind::name).join(", ")
+        ))
     }
 
     /// The carrier of flows that policy marks loss-tolerant, or does not; or of a port so marked.
@@ -146,6 +180,7 @@ impl fmt::Display for Carrier {
             Self::Flows(kind) => kind.fmt(f),
             Self::Lossy(name) => f.write_str(name),
             Self::Tolerant => f.write_str("best, loss-tolerant"),
+            Self::Required(carrier) => write!(f, "{carrier}, required"),
         }
     }
 }
@@ -185,6 +220,29 @@ pub enum Over {
 pub(super) struct Wish {
     pub(super) over: Option<Arc<Over>>,
     pub(super) kind: Option<Kind>,
+    /// By that or not at all.
+    #[serde(default)]
+    pub(super) required: bool,
+}
+
+impl Wish {
+    /// Of a carrier that leads to vtld.
+    fn new(carrier: &Carrier) -> Option<Self> {
+        let mut wish = Self::default();
+        match carrier {
+            Carrier::Best => {}
+            Carrier::Graft(name) => wish.over = Some(Over::Graft(name.clone()).into()),
+            Carrier::Services(wanted) => wish.over = Some(Over::Services(*wanted).into()),
+            Carrier::Flows(kind) => wish.kind = Some(*kind),
+            Carrier::Lossy(name) => wish.over = Some(Over::Lossy((*name).to_owned()).into()),
+            Carrier::Required(carrier) => {
+                wish = Self::new(carrier)?;
+                wish.required = true;
+            }
+            Carrier::Tolerant | Carrier::Plain | Carrier::Control(_) => return None,
+        }
+        Some(wish)
+    }
 }
 
 /// The wishes of hooks, by the number that their sockets are marked with.
@@ -194,27 +252,24 @@ pub(super) struct Wishes(Vec<Wish>);
 impl Wishes {
     /// The mark for a carrier that leads to vtld, or past it.
     pub(super) fn number(&mut self, carrier: &Carrier) -> u32 {
-        let mut wish = Wish::default();
-        match carrier {
-            Carrier::Graft(name) => wish.over = Some(Over::Graft(name.clone()).into()),
-            Carrier::Services(wanted) => wish.over = Some(Over::Services(*wanted).into()),
-            Carrier::Flows(kind) => wish.kind = Some(*kind),
-            Carrier::Lossy(name) => wish.over = Some(Over::Lossy((*name).to_owned()).into()),
-            Carrier::Best | Carrier::Tolerant | Carrier::Plain | Carrier::Control(_) => {
-                return VTL_WISH_PLAIN;
-            }
-        }
+        let Some(wish) = Wish::new(carrier).filter(|wish| *wish != Wish::default()) else {
+            return VTL_WISH_PLAIN;
+        };
+        let mark = match wish.required {
+            true => VTL_WISH_REQUIRE,
+            false => 0,
+        };
         let known = self.0.iter().position(|known| *known == wish);
         let index = known.unwrap_or_else(|| {
             self.0.push(wish);
             self.0.len() - 1
         });
-        index as u32 + 1
+        (index as u32 + 1) | mark
     }
 
     /// What a mark stands for.
     pub(super) fn get(&self, number: u32) -> Wish {
-        let index = (number as usize).wrapping_sub(1);
+        let index = ((number & !VTL_WISH_REQUIRE) as usize).wrapping_sub(1);
         self.0.get(index).cloned().unwrap_or_default()
     }
 }
@@ -388,6 +443,22 @@ mod tests {
     }
 
     #[test]
+    fn carrier__requires_only_what_is_no_tcp() {
+        for text in ["tcp", "tcp:cubic"] {
+            let carrier: Carrier = text.parse().unwrap();
+            let error = carrier.required("--require").unwrap_err();
+            assert!(
+                error.contains("--require") && error.contains("quic"),
+                "{error}"
+            );
+        }
+        assert!(Carrier::Lossy(LOSSY[0]).required("").is_err());
+        let required = Carrier::Graft("x".into()).required("").unwrap();
+        assert_eq!(required.to_string(), "graft:x, required");
+        assert!(required.captures());
+    }
+
+    #[test]
     fn spec__is_what_was_wanted() {
         for (text, port) in [("quic", false), ("graft:x", false), ("tcp:bbr", true)] {
             let carrier: Carrier = text.parse().unwrap();
@@ -395,6 +466,11 @@ mod tests {
         }
         for carrier in [Carrier::Best, Carrier::Tolerant] {
             assert_eq!(Carrier::wanted(&carrier.spec(), true), Ok(carrier));
+        }
+        for carrier in [Carrier::Best, Carrier::Flows(Kind::Quic)] {
+            let carrier = carrier.required("").unwrap();
+            assert!(carrier.spec().require && carrier.serves_port().is_err());
+            assert_eq!(Carrier::wanted(&carrier.spec(), false), Ok(carrier));
         }
         let lossy = Carrier::Lossy(LOSSY[0]);
         assert_eq!(Carrier::wanted(&lossy.spec(), false), Ok(lossy));
@@ -413,7 +489,10 @@ mod tests {
         let quic = Kind::Quic;
         assert_eq!(wishes.number(&Carrier::Flows(quic)), 3);
         assert_eq!(wishes.get(3).kind, Some(quic));
-        for nobody in [0, 4, VTL_WISH_PLAIN] {
+        let required = Carrier::Best.required("").unwrap();
+        assert_eq!(wishes.number(&required), 4 | VTL_WISH_REQUIRE);
+        assert!(wishes.get(4 | VTL_WISH_REQUIRE).required);
+        for nobody in [0, 5, VTL_WISH_PLAIN] {
             assert_eq!(wishes.get(nobody), Wish::default());
         }
     }

@@ -115,7 +115,8 @@ impl HookerError {
 pub enum ConnectError {
     /// `ECONNREFUSED`.
     Refused,
-    /// `EHOSTUNREACH`.
+    /// `EHOSTUNREACH`. Also where a carrier is required and cannot be had: as a packet filter's rejection, it does not
+    /// say that the destination has answered.
     HostUnreachable,
     /// `ENETUNREACH`.
     NetUnreachable,

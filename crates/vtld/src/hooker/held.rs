@@ -255,6 +255,16 @@ impl HeldConnect {
         self.0.wish.kind.unwrap_or(Kind::Graft)
     }
 
+    /// The connection must be carried: it may not become a TCP connection with the destination.
+    pub fn requires_carrier(&self) -> bool {
+        self.0.wish.required
+    }
+
+    /// The destination is this host, as far as the local address is known.
+    pub(super) fn is_own(&self) -> bool {
+        self.0.src.ip() == self.0.dest.ip()
+    }
+
     /// SO_MARK of the application's socket.
     pub(super) fn mark(&self) -> u32 {
         self.0.mark

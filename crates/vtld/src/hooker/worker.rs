@@ -241,7 +241,7 @@ impl Worker {
             if let Some(attempt) = self.attempts.remove(&token) {
                 let held = attempt.cancel(&self.shared);
                 tracing::debug!(dest = %held.dest(), "no answer to a SYN with the option");
-                self.connect(held, None);
+                self.connect_plain(held);
             }
         }
     }
@@ -263,11 +263,19 @@ impl Worker {
             Err(error) => self.fail(held, &error),
             // A connection of this host to itself gains nothing.
             Ok(true) => self.connect(held, None),
-            Ok(false) if !discovery::is_inside(&self.shared, &held) => self.connect(held, None),
+            Ok(false) if !discovery::is_inside(&self.shared, &held) => self.connect_plain(held),
             Ok(false) => {
                 let name = self.shared.broker.name_flow(&held);
                 self.connect(held, Some(name));
             }
+        }
+    }
+
+    /// Connects without asking for VTL, unless the connection must be carried.
+    fn connect_plain(&mut self, held: HeldConnect) {
+        match held.requires_carrier() {
+            true => refuse_plain(held),
+            false => self.connect(held, None),
         }
     }
 
@@ -291,7 +299,7 @@ impl Worker {
 
     /// No connection to the destination can be tried.
     fn fail(&self, mut held: HeldConnect, error: &io::Error) {
-        if !lacks_descriptors(error) {
+        if !lacks_descriptors(error) || held.requires_carrier() {
             return held.refuse(ConnectError::from(error));
         }
         tracing::warn!(%error, dest = %held.dest(), "connects go past vtld for a while");
@@ -332,6 +340,11 @@ impl Worker {
                     name,
                 });
             }
+            Ok(Connected {
+                held,
+                understood: None,
+                ..
+            }) if held.requires_carrier() && !held.is_own() => refuse_plain(held),
             Ok(Connected {
                 held,
                 stream,
@@ -396,6 +409,12 @@ impl Worker {
             }
         }
     }
+}
+
+/// Lets a connect fail that would become a TCP connection and must not.
+fn refuse_plain(held: HeldConnect) {
+    tracing::info!(dest = %held.dest(), "a carrier is required, and the destination does not speak VTL: connect refused");
+    held.refuse(ConnectError::HostUnreachable);
 }
 
 /// The next connection that waits.

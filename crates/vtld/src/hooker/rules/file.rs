@@ -91,11 +91,13 @@ struct Draft<'a> {
     actions: Vec<(&'a Key<'a>, &'a Value<'a>, Action)>,
     /// Where the mark of loss-tolerant connections stands.
     tolerant: Option<Range<usize>>,
+    /// Where it says that connections must be carried.
+    required: Option<Range<usize>>,
 }
 
 /// The keys of a rule, besides its name: those that match, then those that act.
 const KEYS: &str = "name, cgroup, user, exe, port, to, profile, local, listen, carrier, services, \
-                    loss_tolerant and bypass";
+                    loss_tolerant, require_carrier and bypass";
 
 impl Source<'_> {
     fn place(&self, span: Range<usize>) -> Place {
@@ -177,6 +179,11 @@ impl Source<'_> {
                         draft.tolerant = Some(key.span());
                     }
                 }
+                "require_carrier" => {
+                    if self.truth(value)? {
+                        draft.required = Some(key.span());
+                    }
+                }
                 "bypass" => {
                     if !self.truth(value)? {
                         return self
@@ -232,7 +239,16 @@ impl Source<'_> {
                 return self.wrong(key.span(), text.into());
             }
         };
-        let carrier = self.marked(carrier, &draft.tolerant, &at, true)?;
+        let mut carrier = self.marked(carrier, &draft.tolerant, &at, true)?;
+        if let Some(mark) = draft.required {
+            let required = carrier.required("require_carrier = true");
+            carrier = required
+                .and_then(|carrier| {
+                    let serves = carrier.serves_port().map_err(|error| error.to_string());
+                    serves.map(|()| carrier)
+                })
+                .map_err(|why| self.error(mark, why))?;
+        }
         Ok((About::Accepted(ports, carrier), at))
     }
 
@@ -259,15 +275,23 @@ impl Source<'_> {
             return self.wrong(local.span(), text);
         }
         let (at, action) = match action {
-            Action::Bypass => match draft.tolerant {
-                None => (key.span(), Action::Bypass),
-                Some(mark) => {
+            Action::Bypass => match (draft.tolerant, draft.required) {
+                (None, None) => (key.span(), Action::Bypass),
+                (Some(mark), _) => {
                     let text = "bypass has no use for the mark loss_tolerant";
+                    return self.wrong(mark, text.into());
+                }
+                (None, Some(mark)) => {
+                    let text = "bypass and require_carrier exclude each other";
                     return self.wrong(mark, text.into());
                 }
             },
             Action::Carry(carrier) => {
-                let carrier = self.marked(carrier, &draft.tolerant, &value.span(), false)?;
+                let mut carrier = self.marked(carrier, &draft.tolerant, &value.span(), false)?;
+                if let Some(mark) = draft.required {
+                    let required = carrier.required("require_carrier = true");
+                    carrier = required.map_err(|why| self.error(mark, why))?;
+                }
                 (value.span(), Action::Carry(carrier))
             }
         };

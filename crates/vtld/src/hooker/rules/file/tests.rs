@@ -121,6 +121,16 @@ fn parse__reads_everything_that_a_rule_can_say() {
     assert_eq!(served, About::Accepted(vec![80], Carrier::Tolerant));
     let carry = Action::Carry(Carrier::Lossy("udp"));
     assert_eq!(opened, About::Opened(Matches::default(), carry));
+    for action in [
+        "carrier = \"quic\"",
+        "services = { prefer = \"encryption\" }",
+    ] {
+        let text = with(&format!("{action}\nrequire_carrier = true"));
+        let About::Opened(_, action) = good(&text).remove(0).about else {
+            panic!("{text}");
+        };
+        assert!(action.to_string().ends_with(", required"), "{action}");
+    }
     assert!(good("").is_empty());
     assert!(good("# nothing\n").is_empty());
     assert_eq!(good("rule = [{ name = \"a\", bypass = true }]").len(), 1);
@@ -207,6 +217,24 @@ fn parse__refuses_with_place_and_reason() {
             4,
             11,
             "who connects chooses it",
+        ),
+        (
+            with("carrier = \"tcp:cubic\"\nrequire_carrier = true"),
+            4,
+            1,
+            "cannot be required (require_carrier = true)",
+        ),
+        (
+            with("require_carrier = true\nbypass = true"),
+            3,
+            1,
+            "exclude each other",
+        ),
+        (
+            with("listen = 80\nrequire_carrier = true"),
+            4,
+            1,
+            "who connects requires",
         ),
         // Values.
         (with(&format!("port = 0{best}")), 3, 8, "1 to 65535"),
