@@ -22,6 +22,7 @@ pub(super) struct Draft<'a> {
     pub(super) listen: &'a [u16],
     pub(super) carrier: Option<&'a str>,
     pub(super) loss_tolerant: bool,
+    pub(super) require_carrier: bool,
     pub(super) services: Services<'a>,
     pub(super) bypass: bool,
 }
@@ -74,6 +75,9 @@ impl Draft<'_> {
         }
         if self.loss_tolerant {
             table["loss_tolerant"] = value(true);
+        }
+        if self.require_carrier {
+            table["require_carrier"] = value(true);
         }
         let services = self.services.table();
         if !services.is_empty() {
@@ -364,6 +368,7 @@ mod tests {
             listen: &[],
             carrier: Some("best"),
             loss_tolerant: false,
+            require_carrier: false,
             services: Services::default(),
             bypass: false,
         }

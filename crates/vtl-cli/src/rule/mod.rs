@@ -106,6 +106,10 @@ pub(crate) struct AddArgs {
     /// `dccp-ccid3`; with --listen, clients may come by those
     #[arg(long, conflicts_with_all = ["bypass", "services"])]
     loss_tolerant: bool,
+    /// By that or not at all: they fail where it cannot be had, and none of their bytes travels by
+    /// plain TCP
+    #[arg(long, conflicts_with_all = ["bypass", "listen", "loss_tolerant"])]
+    require_carrier: bool,
     #[command(flatten)]
     services: ServiceArgs,
     /// Leave them alone, whatever later rules say
@@ -191,6 +195,7 @@ pub(crate) fn run(command: &RuleCommand, socket: &SocketArgs) -> anyhow::Result<
                 listen: &args.listen,
                 carrier: args.carrier.as_deref(),
                 loss_tolerant: args.loss_tolerant,
+                require_carrier: args.require_carrier,
                 services: edit::Services {
                     sets: [
                         ("require", &args.services.require),
