@@ -40,6 +40,7 @@ mod pool;
 mod programs;
 mod python;
 mod registry;
+mod require;
 mod restart;
 mod rules;
 mod succession;
