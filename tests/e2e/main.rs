@@ -22,6 +22,7 @@ mod grafts;
 mod hooker;
 mod hooks;
 mod hostile;
+mod identity;
 mod insider;
 mod interfaces;
 mod kinds;

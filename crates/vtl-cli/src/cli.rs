@@ -12,6 +12,7 @@ use crate::exchange::{RecvArgs, SendArgs};
 use crate::flow::FlowCommand;
 use crate::graft::GraftCommand;
 use crate::hook::{HookCommand, RunArgs};
+use crate::peer::PeerCommand;
 use crate::rule::RuleCommand;
 use vtl_testbed::cli::TestbedArgs;
 
@@ -69,6 +70,9 @@ pub(crate) enum Command {
     /// Show connections while they run, and change what they travel by
     #[command(subcommand)]
     Flow(FlowCommand),
+    /// Show and change whose keys this host knows
+    #[command(subcommand)]
+    Peer(PeerCommand),
     /// Show and change which protocols are in the kernel
     #[command(subcommand)]
     Graft(GraftCommand),

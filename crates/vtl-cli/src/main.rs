@@ -13,6 +13,7 @@ mod graft;
 mod hook;
 mod manual;
 mod output;
+mod peer;
 mod progress;
 mod registry;
 mod rule;
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
         Command::Hook(command) => hook::run(&command, socket),
         Command::Rule(command) => rule::run(&command, socket),
         Command::Flow(command) => flow::run(&command, socket),
+        Command::Peer(command) => peer::run(&command, socket),
         Command::Graft(command) => graft::run(&command, socket),
         Command::Send(args) => exchange::send(&args, socket),
         Command::Recv(args) => exchange::recv(&args, socket),

@@ -5,6 +5,7 @@ use std::{
     path::PathBuf,
 };
 
+use crate::PeerKey;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use vtl_proto::services::Services;
@@ -377,6 +378,30 @@ pub enum Hooked {
 pub struct HookAdded {
     /// Its number.
     pub id: u32,
+}
+
+/// Hosts that this one knows. Answers [`Request::PeerList`](crate::Request::PeerList).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Peers {
+    /// This host's own public key, in hexadecimal.
+    pub key: String,
+    /// Whose keys are taken: `first-use`, or `known`.
+    pub policy: String,
+    /// As many as one message takes: those that the operator lists, then those learned.
+    pub peers: Vec<Peer>,
+    /// The index with which the next message begins, if there are more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub more: Option<usize>,
+}
+
+/// A host that is known by its key.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Peer {
+    /// Whose the key is.
+    #[serde(flatten)]
+    pub known: PeerKey,
+    /// In the operator's file; else it was learned, or trusted by command.
+    pub listed: bool,
 }
 
 /// Flows. Answers [`Request::FlowList`](crate::Request::FlowList).

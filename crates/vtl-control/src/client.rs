@@ -17,7 +17,7 @@ use nix::{
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
-use crate::{FlowList, Request, Rules, Status, answer::from_message};
+use crate::{FlowList, Peers, Request, Rules, Status, answer::from_message};
 
 /// Where the daemon listens unless told otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/vtl/vtld.sock";
@@ -151,6 +151,20 @@ impl Client {
         while let Some(from) = list.more {
             let page: FlowList = self.call(&Request::FlowList { from })?;
             list.flows.extend(page.flows);
+            list.more = page.more.filter(|more| *more > from);
+        }
+        Ok(list)
+    }
+
+    /// All peers that the host knows: asks until there are no more.
+    ///
+    /// # Errors
+    /// As [`Client::call`].
+    pub fn peers(&self) -> Result<Peers, Error> {
+        let mut list: Peers = self.call(&Request::PeerList { from: 0 })?;
+        while let Some(from) = list.more {
+            let page: Peers = self.call(&Request::PeerList { from })?;
+            list.peers.extend(page.peers);
             list.more = page.more.filter(|more| *more > from);
         }
         Ok(list)

@@ -24,13 +24,13 @@ mod request;
 pub use answer::{
     CarrierPath, CarrierStatus, Conditions, Deployed, Done, Explanation, FlowList, FlowStatus,
     Graft, Grafts, Grant, Hook, HookAdded, Hooked, Hooks, Interface, Listening, Negotiation,
-    Packets, PassedRule, Refusal, RefusedFile, Rule, RuleCount, Rules, SessionStatus, Status,
-    to_message,
+    Packets, PassedRule, Peer, Peers, Refusal, RefusedFile, Rule, RuleCount, Rules, SessionStatus,
+    Status, to_message,
 };
 pub use client::{
     Client, DEFAULT_SOCKET, Error, MAX_DESCRIPTORS, MAX_MESSAGE, receive, send, socket_path,
 };
 pub use request::{
-    BadRequest, CarrierSpec, Destination, Executable, HookTarget, OpenedConnection, Request,
-    SessionKey, SessionRequest,
+    BadRequest, CarrierSpec, Destination, Executable, HookTarget, OpenedConnection, PeerKey,
+    Request, SessionKey, SessionRequest,
 };

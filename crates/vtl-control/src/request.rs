@@ -90,6 +90,26 @@ pub enum Request {
         #[serde(deserialize_with = "must::name")]
         carrier: String,
     },
+    /// This host's key and the peers that it knows, from one on, as many as one message takes.
+    ///
+    /// Answer: [`Peers`](crate::Peers).
+    PeerList {
+        /// The index of the first peer.
+        #[serde(default, skip_serializing_if = "is_default")]
+        from: usize,
+    },
+    /// Trust a peer's key, in place of what was learned under its name. Root only.
+    ///
+    /// Answer: [`Done`](crate::Done).
+    PeerTrust(PeerKey),
+    /// Forget a peer that was learned, so that the next key at its addresses counts as the first. Root only.
+    ///
+    /// Answer: [`Done`](crate::Done).
+    PeerForget {
+        /// What it is called.
+        #[serde(deserialize_with = "must::name")]
+        name: String,
+    },
     /// The hooks.
     ///
     /// Answer: [`Hooks`](crate::Hooks).
@@ -197,6 +217,20 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "is_default")]
         aborted: bool,
     },
+}
+
+/// Whose a key is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerKey {
+    /// What this host calls the peer.
+    #[serde(deserialize_with = "must::name")]
+    pub name: String,
+    /// Its public Ed25519 key, in hexadecimal.
+    #[serde(deserialize_with = "must::name")]
+    pub key: String,
+    /// Addresses and prefixes where it may be; anywhere if there are none.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub addresses: Vec<String>,
 }
 
 /// What hooked connections travel by.

@@ -16,6 +16,9 @@ use crate::{
 
 const SECRET: &str = "vtl-secret-key";
 const PUBLIC: &str = "vtl-public-key";
+/// What is before the key in DER: RFC 8410, sections 4 and 7.
+const SPKI: [u8; 12] = [48, 42, 48, 5, 6, 3, 43, 101, 112, 3, 33, 0];
+const PKCS8: [u8; 16] = [48, 46, 2, 1, 0, 48, 5, 6, 3, 43, 101, 112, 4, 34, 4, 32];
 /// The longest key file, bytes.
 const MAX_KEY: usize = 1024;
 /// Files of a directory of keys that are looked at.
@@ -72,6 +75,17 @@ impl PublicKey {
         self.0.to_bytes()
     }
 
+    /// As a SubjectPublicKeyInfo in DER (RFC 8410, section 4), which raw public keys in TLS are.
+    pub fn to_spki(self) -> Vec<u8> {
+        [&SPKI[..], self.0.as_bytes()].concat()
+    }
+
+    /// From a SubjectPublicKeyInfo; `None` unless it has an Ed25519 key.
+    pub fn from_spki(der: &[u8]) -> Option<Self> {
+        let key = der.strip_prefix(&SPKI[..])?.try_into().ok()?;
+        VerifyingKey::from_bytes(key).ok().map(Self)
+    }
+
     pub(crate) fn verifies(&self, message: &[u8], signature: &[u8; 64]) -> bool {
         let signature = Signature::from_bytes(signature);
         self.0.verify_strict(message, &signature).is_ok()
@@ -119,6 +133,11 @@ impl SecretKey {
     /// The public half.
     pub fn public(&self) -> PublicKey {
         PublicKey(self.0.verifying_key())
+    }
+
+    /// As a PrivateKeyInfo in DER (RFC 8410, section 7).
+    pub fn to_pkcs8(&self) -> Vec<u8> {
+        [&PKCS8[..], self.0.as_bytes()].concat()
     }
 
     pub(crate) fn sign(&self, message: &[u8]) -> [u8; 64] {

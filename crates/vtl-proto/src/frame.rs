@@ -47,6 +47,8 @@ const REFUSE: u8 = 20;
 
 /// In HELLO.
 const MAGIC: &[u8; 4] = b"VTL2";
+/// In HELLO's offset: the sender can go on by TLS.
+const TLS: u64 = 1 << 40;
 
 /// The sender of the frame opened the flow, or the carrier.
 const OPENER: u8 = 1;
@@ -250,6 +252,8 @@ pub enum Frame<'a> {
         carrier: CarrierId,
         /// The association's.
         tag: u32,
+        /// On a control connection, from the server: it takes TLS here.
+        tls: bool,
     },
     /// May the sender open a carrier of this kind?
     Ask {
@@ -388,10 +392,11 @@ impl<'a> Frame<'a> {
             },
             REJECT => Self::Reject { flow },
             HELLO if body != MAGIC => return Err(FrameError::Magic),
-            // Cut on purpose: the bits above are reserved, eight of them for the carrier's path.
+            // Cut on purpose: bits above are reserved, eight of them for the carrier's path.
             HELLO => Self::Hello {
                 carrier: CarrierId { opener, number },
                 tag: offset as u32,
+                tls: offset & TLS != 0,
             },
             ASK => Self::Ask { kind: number },
             GRANT => {
@@ -473,9 +478,10 @@ impl<'a> Frame<'a> {
             }
             Self::Reject { flow } => header(flow.opener, flow.number, 0, REJECT, 0, 0),
             Self::Broken { carrier } => header(carrier.opener, carrier.number, 0, BROKEN, 0, 0),
-            Self::Hello { carrier, tag } => {
+            Self::Hello { carrier, tag, tls } => {
                 body.copy_from_slice(MAGIC);
-                header(carrier.opener, carrier.number, 4, HELLO, 0, tag.into())
+                let offset = u64::from(tag) | if tls { TLS } else { 0 };
+                header(carrier.opener, carrier.number, 4, HELLO, 0, offset)
             }
             Self::Ask { kind } => header(Side::Local, kind, 0, ASK, 0, 0),
             Self::Grant {
@@ -574,7 +580,7 @@ mod tests {
                 3 => Frame::Attached { flow, number },
                 4 => Frame::Reset { flow, code },
                 5 => Frame::Reject { flow },
-                6 => Frame::Hello { carrier: CarrierId { opener: flow.opener, ..carrier }, tag: number },
+                6 => Frame::Hello { carrier: CarrierId { opener: flow.opener, ..carrier }, tag: number, tls: fin },
                 7 => Frame::Ask { kind: number },
                 8 => Frame::Grant { kind: number, port: number as u16, token: offset, fingerprint: [7; 32] },
                 9 => Frame::Refuse { kind: number },

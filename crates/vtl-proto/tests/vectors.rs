@@ -262,13 +262,14 @@ fn describe_flow(frame: &frame::Frame<'_>) -> String {
             };
             format!("{opener}{} broken", carrier.number)
         }
-        Frame::Hello { carrier, tag } => {
+        Frame::Hello { carrier, tag, tls } => {
             let opener = if carrier.opener == Side::Local {
                 "l"
             } else {
                 "p"
             };
-            format!("{opener}{} hello tag={tag}", carrier.number)
+            let tls = if tls { " tls" } else { "" };
+            format!("{opener}{} hello tag={tag}{tls}", carrier.number)
         }
         Frame::Ask { kind } => format!("ask kind={kind}"),
         Frame::Grant {

@@ -58,7 +58,7 @@ fn started(pid: i32) -> Option<u64> {
     fields.nth(18)?.parse().ok()
 }
 
-fn path(name: &str, extension: &str) -> PathBuf {
+pub(crate) fn path(name: &str, extension: &str) -> PathBuf {
     Path::new(DIRECTORY).join(format!("{name}.{extension}"))
 }
 
@@ -111,6 +111,7 @@ pub(crate) fn remove(name: &str) {
     for extension in ["json", "json.new", "sock", "log"] {
         let _ = fs::remove_file(path(name, extension));
     }
+    let _ = fs::remove_dir_all(path(name, "state"));
 }
 
 /// The names of all testbeds on record.

@@ -51,6 +51,8 @@ pub enum Backend {
 const ENV_NAME: &str = "VTL_TESTBED";
 /// The control socket of the VTL daemon of this host.
 const ENV_SOCKET: &str = "VTL_SOCKET";
+const ENV_STATE: &str = "VTL_STATE";
+const ENV_PEERS: &str = "VTL_PEERS";
 /// Set to `emulator` to use the emulator where the kernel has netem.
 const ENV_BACKEND: &str = "VTL_TESTBED_BACKEND";
 
@@ -239,12 +241,15 @@ impl Testbed {
     }
 
     /// A command that will run on a host, in its network namespace. Its environment names the testbed
-    /// (`VTL_TESTBED`) and the socket of the host's VTL daemon (`VTL_SOCKET`).
+    /// (`VTL_TESTBED`), the socket of the host's VTL daemon (`VTL_SOCKET`), and where that keeps its key and
+    /// finds those of peers (`VTL_STATE`, `VTL_PEERS`).
     pub fn command(&self, host: Host, program: impl AsRef<OsStr>) -> Result<Command> {
         let mut command = namespace::command_in(&self.netns_path(host), program)?;
         command
             .env(ENV_NAME, &self.name)
-            .env(ENV_SOCKET, self.daemon_socket(host));
+            .env(ENV_SOCKET, self.daemon_socket(host))
+            .env(ENV_STATE, self.daemon_state(host))
+            .env(ENV_PEERS, self.daemon_state(host).join("peers.toml"));
         Ok(command)
     }
 
@@ -265,6 +270,11 @@ impl Testbed {
             "/run/vtl/{}.sock",
             namespace::name_of(&self.name, host)
         ))
+    }
+
+    /// The directory of a host's VTL daemon; goes with the testbed.
+    pub fn daemon_state(&self, host: Host) -> PathBuf {
+        state::path(&self.name, "state").join(host.name())
     }
 
     /// A host's IPv4 address. The router has none; it is given the unused third address.
@@ -359,7 +369,7 @@ impl Watcher {
                for d in {DEVICE} {TO_CLIENT} {TO_SERVER}; do ip -n $n link del $d; done; \
                ip netns del $n; \
              done; \
-             rm -f {directory}/{name}.json {directory}/{name}.sock; \
+             rm -rf {directory}/{name}.json {directory}/{name}.sock {directory}/{name}.state; \
              if [ -e {saved} ] && ! ls {directory}/*.json; then \
                cat {saved} > /proc/sys/net/ipv4/tcp_allowed_congestion_control && rm -f {saved}; \
              fi",

@@ -337,6 +337,17 @@ impl Service {
                 root("flow move")?;
                 plain(self.broker.flows().move_flow(id, carrier)?)
             }
+            Request::PeerList { from } => plain(self.broker.flows().identity().list(from)?),
+            Request::PeerTrust(key) => {
+                root("peer trust")?;
+                self.broker.flows().identity().trust(&key)?;
+                plain(Done {})
+            }
+            Request::PeerForget { name } => {
+                root("peer forget")?;
+                self.broker.flows().identity().forget(&name)?;
+                plain(Done {})
+            }
             Request::HookList => plain(Hooks {
                 hooks: hooks(&*self.hooker()?),
             }),

@@ -4,6 +4,7 @@
 //! - [`broker`]: opens sessions with peers and moves the bytes;
 //! - `flows`: hooked flows, and carriers that are no grafts, such as QUIC;
 //! - [`handover`]: what a daemon leaves to its successor;
+//! - [`identity`]: who this host is, and whom it knows;
 //! - [`panics`]: what becomes of the daemon when one of its threads panics;
 //! - [`rules`]: the file that says which connections travel by what;
 //! - [`control`]: the Unix socket for `vtl` and the client library.
@@ -14,6 +15,7 @@ pub mod control;
 mod flows;
 pub mod handover;
 pub mod hooker;
+pub mod identity;
 mod network;
 mod option;
 pub mod panics;

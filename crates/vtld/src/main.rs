@@ -27,6 +27,7 @@ use vtld::{
     control::Control,
     handover::{self, Left},
     hooker::{self, Hooker, rules::Prefix},
+    identity::Identity,
     panics,
     rules::Keeper,
 };
@@ -85,6 +86,12 @@ struct Args {
     /// Directory of the public keys (*.pub) that packages must be signed with
     #[arg(long, value_name = "DIR", default_value = "/etc/vtl/keys")]
     keys: PathBuf,
+    /// File of peers: whose keys are whose, and which are taken
+    #[arg(long, env = "VTL_PEERS", value_name = "FILE", default_value = vtld::identity::DEFAULT_PEERS)]
+    peers: PathBuf,
+    /// Directory of this host's key (host.key, made if there is none) and of peers' that it has learned
+    #[arg(long, env = "VTL_STATE", value_name = "DIR", default_value = vtld::identity::DEFAULT_STATE)]
+    state: PathBuf,
     /// File of rules; read again at SIGHUP and by `vtl rule reload`
     #[arg(long, value_name = "FILE", default_value = vtld::rules::DEFAULT_FILE)]
     rules: PathBuf,
@@ -366,8 +373,9 @@ fn run(args: &Args) -> anyhow::Result<()> {
     let _claim = Claim::new(patience)?;
     let scope = Scope::new(args.interface.clone());
     let config = config(args, scope.clone());
-    let (broker, thread) =
-        broker::start(config).context("the data plane does not start (try: vtl doctor)")?;
+    let identity = Identity::open(&args.state, &args.peers).map_err(|error| anyhow!(error))?;
+    let (broker, thread) = broker::start(config, identity)
+        .context("the data plane does not start (try: vtl doctor)")?;
     let hooks = hooker::Config {
         scope,
         ..Default::default()

@@ -106,6 +106,21 @@ fn rules__have_these_forms() {
         },
         json!({ "op": "flow_move", "id": 7, "carrier": "tcp" }),
     );
+    form!(Request::PeerList { from: 0 }, json!({ "op": "peer_list" }));
+    form!(
+        Request::PeerTrust(PeerKey {
+            name: "gate".to_owned(),
+            key: "00".to_owned(),
+            addresses: vec!["192.0.2.7".to_owned()],
+        }),
+        json!({ "op": "peer_trust", "name": "gate", "key": "00", "addresses": ["192.0.2.7"] }),
+    );
+    form!(
+        Request::PeerForget {
+            name: "gate".to_owned()
+        },
+        json!({ "op": "peer_forget", "name": "gate" }),
+    );
     form!(Request::RuleList { from: 0 }, json!({ "op": "rule_list" }));
     form!(
         Request::RuleList { from: 7 },

@@ -46,6 +46,7 @@ use crate::{
     Scope,
     flows::{self, Desired},
     hooker::{self, Carrier, ClientFlow, HeldConnect, Over, Pulse, ServerFlow, rules::Prefix},
+    identity::Identity,
     option,
 };
 
@@ -484,7 +485,7 @@ impl hooker::Broker for Handle {
 ///
 /// # Errors
 /// What the kernel refused.
-pub fn start(config: Config) -> anyhow::Result<(Handle, JoinHandle<()>)> {
+pub fn start(config: Config, identity: Identity) -> anyhow::Result<(Handle, JoinHandle<()>)> {
     let (commands, inbox): (_, Receiver<Command>) = mpsc::channel();
     let wake = Arc::new(event()?);
     let pulse = Arc::new(Pulse::default());
@@ -493,6 +494,7 @@ pub fn start(config: Config) -> anyhow::Result<(Handle, JoinHandle<()>)> {
         wake: Arc::clone(&wake),
         sessions: Arc::default(),
         flows: flows::Handle::new(flows::Limits {
+            identity: Arc::new(identity),
             memory: config.flow_memory,
             from: config.from.clone(),
         }),

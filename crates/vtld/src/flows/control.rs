@@ -1,6 +1,6 @@
 //! The control connection: a TCP connection between the two daemons that carries frames, but no flows'
-//! bytes. The host that was connected to speaks first: if something between the hosts has led the connection
-//! to an application, the application hears nothing.
+//! bytes, inside TLS. The host that was connected to speaks first: if something between the hosts has led the
+//! connection to an application, the application hears nothing.
 
 use std::{
     cell::{Cell, RefCell},
@@ -16,6 +16,7 @@ use tokio::{
 };
 use vtl_control::CarrierPath;
 use vtl_core::flow::Chunk;
+use vtl_pool::key::PublicKey;
 use vtl_proto::{
     carrier::Kind,
     frame::{self, CarrierId, FlowId, Frame, FrameError},
@@ -25,10 +26,14 @@ use super::{
     carrier::{Carrier, Refused, Taking},
     socket,
 };
-use crate::{broker::set_linger, option};
+use crate::{broker::set_linger, identity::tls, option};
 
 /// Bytes read at a time.
 const READ: usize = 16 << 10;
+
+/// The first byte of a TLS record that has a handshake (RFC 8446, section 5.1): no frame begins so, as carriers'
+/// numbers are small.
+const TLS_HANDSHAKE: u8 = 22;
 
 /// This end of a control connection.
 pub(super) struct Control {
@@ -38,50 +43,67 @@ pub(super) struct Control {
     /// The rest of those that have begun to leave.
     unsent: RefCell<Bytes>,
     unread: RefCell<Frames>,
-    /// It is another daemon's now.
+    /// Once it is used.
+    tls: RefCell<Option<rustls::Connection>>,
+    /// Another daemon closes it.
     is_left: Cell<bool>,
 }
 
 impl Control {
     /// Of a connection that does not block.
     pub(super) fn new(socket: TcpStream) -> io::Result<Rc<Self>> {
-        Self::resume(socket, &[], Bytes::new())
-    }
-
-    /// The same, as [`Control::leave`] has left it.
-    pub(super) fn resume(socket: TcpStream, unread: &[u8], unsent: Bytes) -> io::Result<Rc<Self>> {
         option::keep_asking(&socket);
         Ok(Rc::new(Self {
             socket: socket::watch(socket)?,
             writing: Mutex::new(()),
-            unsent: RefCell::new(unsent),
-            unread: RefCell::new(Frames(unread.into())),
+            unsent: RefCell::default(),
+            unread: RefCell::default(),
+            tls: RefCell::default(),
             is_left: Cell::new(false),
         }))
     }
 
-    /// Leaves it to another daemon: neither reads nor writes any more. The beginning of a frame that has come,
-    /// and the rest of one that has begun to leave.
-    pub(super) fn leave(&self) -> (Bytes, Bytes) {
+    /// Leaves its end to another daemon.
+    pub(super) fn leave(&self) {
         self.is_left.set(true);
-        let unread = self.unread.borrow().0.clone();
-        (unread.freeze(), self.unsent.take())
     }
 
-    fn check(&self) -> io::Result<()> {
-        match self.is_left.get() {
-            true => Err(io::ErrorKind::WouldBlock.into()),
-            false => Ok(()),
+    /// Whether the other side begins TLS, rather than with a frame.
+    pub(super) async fn is_tls(&self) -> io::Result<bool> {
+        loop {
+            if let Some(first) = self.unread.borrow().0.first() {
+                return Ok(*first == TLS_HANDSHAKE);
+            }
+            self.read().await?;
+        }
+    }
+
+    /// Goes on inside TLS. The key that the other side has shown.
+    pub(super) async fn secure(&self, tls: rustls::Connection) -> io::Result<PublicKey> {
+        let _whole = self.writing.lock().await;
+        self.tls.replace(Some(tls));
+        let early = self.unread.take().0;
+        self.take_in(&early)?;
+        loop {
+            let (records, is_done) = match &mut *self.tls.borrow_mut() {
+                Some(tls) => (records(tls)?, !tls.is_handshaking()),
+                None => return Err(io::ErrorKind::InvalidInput.into()),
+            };
+            self.unsent.replace(records);
+            self.flush().await?;
+            if is_done {
+                let tls = self.tls.borrow();
+                let shown = tls.as_ref().and_then(tls::shown);
+                return shown.ok_or_else(|| io::ErrorKind::PermissionDenied.into());
+            }
+            self.read().await?;
         }
     }
 
     /// Writes what is unsent.
     async fn flush(&self) -> io::Result<()> {
         while !self.unsent.borrow().is_empty() {
-            let write = |mut socket: &TcpStream| {
-                self.check()?;
-                socket.write(&self.unsent.borrow())
-            };
+            let write = |mut socket: &TcpStream| socket.write(&self.unsent.borrow());
             let written = self.socket.async_io(Interest::WRITABLE, write).await?;
             self.unsent.borrow_mut().advance(written);
         }
@@ -110,18 +132,67 @@ impl Control {
             if has_one.map_err(invalid)? {
                 return self.unread.borrow_mut().take(each).map_err(invalid);
             }
-            let read = |mut socket: &TcpStream| {
-                self.check()?;
-                let mut bytes = [0; READ];
-                let n = socket.read(&mut bytes)?;
-                self.unread.borrow_mut().push(&bytes[..n]);
-                Ok(n)
-            };
-            if self.socket.async_io(Interest::READABLE, read).await? == 0 {
+            self.read().await?;
+        }
+    }
+
+    /// Waits for bytes, and takes them.
+    ///
+    /// # Errors
+    /// The end, too.
+    async fn read(&self) -> io::Result<()> {
+        let read = |mut socket: &TcpStream| {
+            let mut bytes = [0; READ];
+            let n = socket.read(&mut bytes)?;
+            Ok(BytesMut::from(&bytes[..n]))
+        };
+        let bytes = self.socket.async_io(Interest::READABLE, read).await?;
+        match bytes.is_empty() {
+            true => Err(io::ErrorKind::UnexpectedEof.into()),
+            false => self.take_in(&bytes),
+        }
+    }
+
+    fn take_in(&self, mut bytes: &[u8]) -> io::Result<()> {
+        let mut unread = self.unread.borrow_mut();
+        let mut tls = self.tls.borrow_mut();
+        let Some(tls) = &mut *tls else {
+            unread.push(bytes);
+            return Ok(());
+        };
+        while !bytes.is_empty() {
+            tls.read_tls(&mut bytes)?;
+            let state = tls.process_new_packets();
+            let state = state.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+            let mut plain = vec![0; state.plaintext_bytes_to_read()];
+            tls.reader().read_exact(&mut plain)?;
+            unread.push(&plain);
+            if state.peer_has_closed() {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
         }
+        Ok(())
     }
+
+    /// Frames as they go over the connection.
+    fn seal(&self, frames: Bytes) -> io::Result<Bytes> {
+        match &mut *self.tls.borrow_mut() {
+            Some(tls) => {
+                tls.writer().write_all(&frames)?;
+                records(tls)
+            }
+            None => Ok(frames),
+        }
+    }
+}
+
+/// What TLS has to send.
+fn records(tls: &mut rustls::Connection) -> io::Result<Bytes> {
+    let mut records = Vec::new();
+    while tls.wants_write() {
+        tls.write_tls(&mut records)?;
+    }
+    Ok(records.into())
 }
 
 impl Carrier for Control {
@@ -132,9 +203,10 @@ impl Carrier for Control {
     fn control(&self, frames: Bytes) -> Taking<'_> {
         Box::pin(async move {
             let _whole = self.writing.lock().await;
-            // What a former daemon has begun, first.
+            // The rest of what somebody has given up waiting for, first.
             self.flush().await.map_err(|_| Refused::Broken)?;
-            self.unsent.replace(frames);
+            let sealed = self.seal(frames).map_err(|_| Refused::Broken)?;
+            self.unsent.replace(sealed);
             self.flush().await.map_err(|_| Refused::Broken)
         })
     }
@@ -201,7 +273,11 @@ pub(super) fn emit(frame: Frame<'_>) -> Bytes {
 
 /// What a host says first by a carrier.
 pub(super) fn hello(carrier: CarrierId, tag: u32) -> Frame<'static> {
-    Frame::Hello { carrier, tag }
+    Frame::Hello {
+        carrier,
+        tag,
+        tls: false,
+    }
 }
 
 /// The longest frame is a chunk.

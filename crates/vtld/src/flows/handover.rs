@@ -1,5 +1,6 @@
-//! What the thread of flows leaves to the next daemon: associations, their flows with both sockets, and control
-//! connections, which go on, so that peers hear at once of the carriers that have ended.
+//! What the thread of flows leaves to the next daemon: associations, and their flows with both sockets. Control
+//! connections end, as their keys do with the daemon that has them; but the next one closes them, which tells peers
+//! that the other carriers have ended, too, once there is somebody to connect to again.
 
 use std::{
     io,
@@ -16,7 +17,6 @@ use vtl_proto::frame::{CarrierId, FlowId, FlowName, Side};
 
 use super::{
     Desired, Flows, Key, Names,
-    control::Control,
     flow::{Beginning, Ends, State},
     lock,
     peer::Peer,
@@ -47,18 +47,10 @@ struct PeerLeft {
     last_carrier: u32,
     /// They end with the daemon that had them.
     carriers: Vec<CarrierId>,
-    control: Option<ControlLeft>,
+    /// The control connection's socket, to be closed.
+    #[serde(default)]
+    former_control: Option<Place>,
     flows: Vec<FlowLeft>,
-}
-
-/// A control connection.
-#[derive(Debug, Serialize, Deserialize)]
-struct ControlLeft {
-    id: CarrierId,
-    socket: Place,
-    /// The beginning of a frame that has come, and the rest of one that has begun to leave.
-    unread: Bytes,
-    unsent: Bytes,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -129,26 +121,18 @@ impl Flows {
             return;
         };
         peer.resume(&left);
+        drop(left.former_control.map(|place| descriptors.take(place)));
         for flow in left.flows {
             let number = flow.number;
             if let Err(error) = self.resume_flow(&peer, flow, descriptors) {
                 tracing::warn!(%error, number, "a flow was not taken over");
             }
         }
-        let control = left.control.and_then(|left| {
-            let socket = TcpStream::from(descriptors.take(left.socket).ok()?);
-            let control = Control::resume(socket, &left.unread, left.unsent).ok()?;
-            Some((left.id, control))
-        });
-        peer.control.replace(control.clone());
         match left.key.opener {
             Side::Local => {
                 spawn_local(Rc::clone(self).keep(peer));
             }
             Side::Peer => {
-                if let Some((id, control)) = control {
-                    spawn_local(Rc::clone(self).serve_left(Rc::clone(&peer), id, control));
-                }
                 spawn_local(Rc::clone(self).look_after(peer));
             }
         }
@@ -189,25 +173,19 @@ impl Peer {
                 Err(error) => tracing::warn!(%error, "a flow cannot be handed over"),
             }
         }
-        let control = self.control.take().and_then(|(id, control)| {
-            let (unread, unsent) = control.leave();
-            let socket = outgoing.put(control.tcp()).ok()?;
-            Some(ControlLeft {
-                id,
-                socket,
-                unread,
-                unsent,
-            })
+        let control = self.control.take();
+        let former_control = control.and_then(|(_, control)| {
+            control.leave();
+            outgoing.put(control.tcp()).ok()
         });
-        let is_control = |id: &CarrierId| control.as_ref().is_some_and(|c| c.id == *id);
         PeerLeft {
             key: self.key,
             // Without them no more carriers are opened, whose numbers the successor would give again.
             desired: self.forget_desired(),
             dest: self.dest.take(),
             last_carrier: self.last_carrier.get(),
-            carriers: carriers.into_iter().filter(|id| !is_control(id)).collect(),
-            control,
+            carriers: carriers.into_iter().collect(),
+            former_control,
             flows: left,
         }
     }

@@ -7,12 +7,13 @@ use std::{
     io,
     net::{SocketAddr, TcpStream},
     rc::Rc,
+    sync::Arc,
     time::Duration,
 };
 
 use tokio::{
     sync::mpsc,
-    task::{JoinSet, spawn_local},
+    task::{JoinSet, spawn_blocking, spawn_local},
     time::{Instant, MissedTickBehavior, interval, sleep_until, timeout},
 };
 use vtl_proto::{
@@ -104,11 +105,6 @@ impl Flows {
     pub(super) async fn keep(self: Rc<Self>, peer: Rc<Peer>) {
         let mut pauses = Pauses::new(Peer::signs);
         let carriers = async {
-            // That of a former daemon.
-            let left = peer.control.borrow().clone();
-            if let Some((id, control)) = left {
-                self.control(&peer, id, control).await;
-            }
             loop {
                 if peer.is_stuck() {
                     pauses.pause = PAUSE;
@@ -188,17 +184,21 @@ impl Flows {
         if !in_time.map_err(|_| io::ErrorKind::TimedOut)?? {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        let is_hello = |frame: Frame<'_>| matches!(frame, Frame::Hello { .. });
-        let Ok(greeted) = timeout(ANSWER, control.next(is_hello)).await else {
+        let greeting = |frame: Frame<'_>| match frame {
+            Frame::Hello { tls, .. } => Some(tls),
+            _ => None,
+        };
+        let Ok(greeted) = timeout(ANSWER, control.next(greeting)).await else {
             // Somebody drops segments with the option, and that costs each flow its first second.
             if let Err(error) = self.hooker.leave_plain(dest) {
                 tracing::debug!(%error, "a destination without VTL was not remembered");
             }
             return Err(io::ErrorKind::TimedOut.into());
         };
-        if !greeted? {
+        let Some(has_tls) = greeted? else {
             return Err(io::ErrorKind::Unsupported.into());
-        }
+        };
+        self.identify(peer, &control, has_tls).await?;
         // What failed for want of a daemon may succeed.
         peer.note_succession();
         let id = peer.next_carrier();
@@ -206,6 +206,26 @@ impl Flows {
         said.map_err(|_| io::ErrorKind::BrokenPipe)?;
         self.control(peer, id, control).await;
         Ok(())
+    }
+
+    /// Has both sides of a control connection show who they are, by TLS if the other side takes it.
+    ///
+    /// # Errors
+    /// The peer is refused: none of its carriers serve.
+    async fn identify(&self, peer: &Peer, control: &Control, has_tls: bool) -> io::Result<()> {
+        let opener = peer.key.opener;
+        let shown = match has_tls {
+            true => {
+                let secured = control.secure(self.identity.tls(opener)?);
+                let in_time = timeout(ANSWER, secured).await;
+                Some(in_time.map_err(|_| io::ErrorKind::TimedOut)??)
+            }
+            false => None,
+        };
+        let (identity, address) = (Arc::clone(&self.identity), peer.key.peer);
+        // Files are read.
+        let judged = spawn_blocking(move || identity.judge(opener, address, shown)).await;
+        peer.note_identity(shown, judged.map_err(io::Error::other)?)
     }
 
     /// Serves a control connection that this host has opened, to its end.
@@ -237,8 +257,6 @@ impl Flows {
                 Frame::Refuse { kind } => {
                     answer(kind, None);
                 }
-                // Another daemon has taken over.
-                Frame::Hello { .. } => peer.note_succession(),
                 frame => peer.frame(id, frame),
             };
             while control.next(each).await.is_ok() {}
@@ -372,8 +390,14 @@ impl Flows {
         if control.say(greeting(&peer)).await.is_err() {
             return;
         }
+        let Ok(Ok(has_tls)) = timeout(ANSWER, control.is_tls()).await else {
+            return;
+        };
+        if let Err(error) = self.identify(&peer, &control, has_tls).await {
+            return tracing::debug!(%error, peer = %peer.key.peer, "no control connection");
+        }
         let numbered = |frame: Frame<'_>| match frame {
-            Frame::Hello { carrier, tag }
+            Frame::Hello { carrier, tag, .. }
                 if tag == peer.key.tag && carrier.opener == Side::Peer =>
             {
                 Some(carrier)
@@ -383,18 +407,6 @@ impl Flows {
         if let Ok(Ok(Some(id))) = timeout(ANSWER, control.next(numbered)).await {
             self.serve_controlled(peer, id, control).await;
         }
-    }
-
-    /// Serves a control connection that a former daemon has left.
-    pub(super) async fn serve_left(
-        self: Rc<Self>,
-        peer: Rc<Peer>,
-        id: CarrierId,
-        control: Rc<Control>,
-    ) {
-        // If it has ended, so it is below.
-        let _ = control.say(greeting(&peer)).await;
-        self.serve_controlled(peer, id, control).await;
     }
 
     /// Serves a control connection that a peer has opened and greeted by, to its end.
@@ -429,7 +441,11 @@ fn greeting(peer: &Peer) -> Frame<'static> {
         opener: Side::Peer,
         number: 0,
     };
-    hello(unnumbered, peer.key.tag)
+    Frame::Hello {
+        carrier: unnumbered,
+        tag: peer.key.tag,
+        tls: true,
+    }
 }
 
 impl Peer {

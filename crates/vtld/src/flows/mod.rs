@@ -40,6 +40,7 @@ use vtl_proto::{
 use crate::{
     broker::{self, random_token},
     hooker::{self, ClientFlow, ConnectError, Over, Pulse, ServerFlow, rules::Prefix},
+    identity::Identity,
     network::{Network, admits},
 };
 
@@ -180,8 +181,9 @@ pub(crate) struct Opened {
 }
 
 /// What peers may have this host do.
-#[derive(Debug, Default)]
 pub(crate) struct Limits {
+    /// Who they are.
+    pub(crate) identity: Arc<Identity>,
     /// Memory budget of flows, bytes.
     pub(crate) memory: u64,
     /// Hosts whose flows are carried; all if there is none.
@@ -198,6 +200,7 @@ pub(crate) struct Flows {
     peers: RefCell<HashMap<Key, Rc<Peer>>>,
     budget: Rc<Budget>,
     limits: Arc<Limits>,
+    identity: Arc<Identity>,
     /// There is another one.
     appeared: Notify,
     /// Flows so far.
@@ -225,6 +228,7 @@ impl Flows {
             pulse,
             peers: RefCell::default(),
             budget: Budget::new(limits.memory),
+            identity: Arc::clone(&limits.identity),
             limits,
             appeared: Notify::new(),
             started: Cell::new(0),
@@ -381,7 +385,7 @@ impl Flows {
             return None;
         }
         let account = self.budget.open(Network::of(key.peer));
-        let peer = Rc::new(Peer::new(key, account));
+        let peer = Rc::new(Peer::new(key, account, !self.identity.needs_known()));
         peers.insert(key, Rc::clone(&peer));
         self.appeared.notify_waiters();
         Some((peer, true))

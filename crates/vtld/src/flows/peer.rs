@@ -4,7 +4,7 @@ use std::{
     cell::{Cell, RefCell, RefMut},
     collections::{BTreeMap, BTreeSet},
     future::Future,
-    io::IoSlice,
+    io::{self, IoSlice},
     net::SocketAddr,
     pin::pin,
     rc::Rc,
@@ -20,6 +20,7 @@ use vtl_core::{
     association::Event,
     flow::{Flow, INITIAL_CREDIT, Path},
 };
+use vtl_pool::key::PublicKey;
 use vtl_proto::{
     carrier::Kind,
     frame::{CarrierId, FlowId, Frame, Side},
@@ -33,7 +34,7 @@ use super::{
     flow::{Beginning, RESET, State},
     now_ns,
 };
-use crate::hooker::Over;
+use crate::{hooker::Over, identity};
 
 /// Bytes of one flow that are held for an application that does not read: what 100 Mbit/s carry in 650 ms.
 const WINDOW: u64 = 8 << 20;
@@ -109,6 +110,11 @@ pub(super) struct Peer {
     room: Cell<Room>,
     /// Bytes that flows which have ended went on without.
     skipped: Cell<u64>,
+    /// Whether carriers may serve: not those of a peer that is refused, or must be known first.
+    admitted: Cell<bool>,
+    /// The key that it has shown, and why it is refused.
+    shown: Cell<Option<PublicKey>>,
+    refused: RefCell<Option<identity::Refused>>,
     /// Where the latest flow that this host has opened leads.
     pub(super) dest: Cell<Option<SocketAddr>>,
     /// How often the other host has answered to VTL's option.
@@ -120,7 +126,8 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    pub(super) fn new(key: Key, account: Account) -> Self {
+    /// `admitted`: it need not be known.
+    pub(super) fn new(key: Key, account: Account, admitted: bool) -> Self {
         Self {
             key,
             began: Instant::now(),
@@ -135,6 +142,9 @@ impl Peer {
             of_carriers: Cell::new(0),
             room: Cell::new(Room::Ample),
             skipped: Cell::new(0),
+            admitted: Cell::new(admitted),
+            shown: Cell::new(None),
+            refused: RefCell::default(),
             dest: Cell::new(None),
             answers: Cell::new(0),
             successions: Cell::new(0),
@@ -188,6 +198,48 @@ impl Peer {
     /// The same of what needs no more than VTL's option does.
     pub(super) fn signs(&self) -> u64 {
         self.answers.get() + self.successions.get()
+    }
+
+    pub(super) fn is_admitted(&self) -> bool {
+        self.admitted.get()
+    }
+
+    /// A control connection has shown a key, or none, and this host what it thinks of that.
+    ///
+    /// # Errors
+    /// It is refused.
+    pub(super) fn note_identity(
+        &self,
+        shown: Option<PublicKey>,
+        judged: Result<Option<String>, identity::Refused>,
+    ) -> io::Result<()> {
+        let before = self.shown.get();
+        // Clients are known by nothing else.
+        let is_client = self.key.opener == Side::Peer && before.is_some();
+        let refused = match judged {
+            Ok(_) if is_client && shown != before => Some(identity::Refused::Another {
+                peer: self.key.peer,
+            }),
+            Ok(_) => None,
+            Err(refused) => Some(refused),
+        };
+        self.admitted.set(refused.is_none());
+        let result = match &refused {
+            None => {
+                self.shown.set(shown);
+                Ok(())
+            }
+            Some(why) => {
+                if self.refused.borrow().as_ref() != Some(why) {
+                    tracing::error!("{why}");
+                }
+                self.close_carriers();
+                Err(io::Error::new(io::ErrorKind::PermissionDenied, why.clone()))
+            }
+        };
+        self.refused.replace(refused);
+        self.changed.notify_waiters();
+        result
     }
 
     /// Ends all carriers.
@@ -249,7 +301,7 @@ impl Peer {
     /// Whether a carrier of a kind is needed, and none is there.
     pub(super) fn needs(&self, kind: Kind) -> bool {
         let is_wanted = self.kind() == Some(kind) || self.wanted.borrow().contains(&kind.number());
-        is_wanted && self.has_room() && self.latest(kind).is_none()
+        is_wanted && self.admitted.get() && self.has_room() && self.latest(kind).is_none()
     }
 
     /// Of the carriers of a kind the one that came last.
@@ -614,7 +666,8 @@ impl Peer {
         receiving: impl Future<Output = ()>,
     ) -> bool {
         let is_known = self.carriers.borrow().contains_key(&id);
-        let is_refused = carrier.kind().is_some() && !self.has_room();
+        let may_serve = self.has_room() && self.admitted.get();
+        let is_refused = carrier.kind().is_some() && !may_serve;
         if is_known || is_refused || self.carriers.borrow().len() >= MOST_CARRIERS {
             return false;
         }
@@ -788,14 +841,18 @@ impl Peer {
             receives_mbit,
             app: state.app,
             age_s: state.began.elapsed().as_secs_f64(),
-            why: match flow.error() {
-                Some(_) => "it was reset",
-                None if state.licence.is_void() => "its TCP connection gets no answer, so it waits",
-                None if waits => "it requires a carrier, and waits for one",
-                None if flow.send.is_rejected() => "the peer may not know that it is a flow of VTL",
-                None => state.why.get(),
-            }
-            .to_owned(),
+            why: match (flow.error(), &*self.refused.borrow()) {
+                (Some(_), _) => "it was reset".to_owned(),
+                (None, Some(refused)) => refused.to_string(),
+                _ if state.licence.is_void() => {
+                    "its TCP connection gets no answer, so it waits".to_owned()
+                }
+                _ if waits => "it requires a carrier, and waits for one".to_owned(),
+                _ if flow.send.is_rejected() => {
+                    "the peer may not know that it is a flow of VTL".to_owned()
+                }
+                _ => state.why.get().to_owned(),
+            },
         })
     }
 

@@ -20,6 +20,7 @@ use crate::{
     broker,
     handover::{Descriptors, Outgoing},
     hooker::{self, ClientFlow, Pulse, ServerFlow},
+    identity::Identity,
     panics::test_point,
 };
 
@@ -56,7 +57,6 @@ struct Needs {
     broker: broker::Handle,
 }
 
-#[derive(Default)]
 struct Shared {
     limits: Arc<Limits>,
     names: Arc<Names>,
@@ -86,7 +86,10 @@ impl Handle {
     pub(crate) fn new(limits: Limits) -> Self {
         let shared = Shared {
             limits: Arc::new(limits),
-            ..Shared::default()
+            names: Arc::default(),
+            pulse: Arc::default(),
+            needs: Mutex::default(),
+            thread: Mutex::default(),
         };
         Self {
             shared: Arc::new(shared),
@@ -124,6 +127,11 @@ impl Handle {
             tracing::error!("the thread of flows has died, and they with it");
             *thread = None;
         }
+    }
+
+    /// Who this host is.
+    pub(crate) fn identity(&self) -> &Identity {
+        &self.shared.limits.identity
     }
 
     /// Whether there is an association with the host.

@@ -250,7 +250,7 @@ impl Reader {
             return Ok(None);
         }
         let said = self.stream.take(|frame| match frame {
-            Frame::Hello { carrier, tag } => Some((carrier, tag)),
+            Frame::Hello { carrier, tag, .. } => Some((carrier, tag)),
             _ => None,
         });
         said.ok().flatten().ok_or(Nonsense).map(Some)

@@ -84,7 +84,7 @@ impl Session {
             () = self.wake_up() => return None,
         };
         match Frame::take(&mut &packet[..]) {
-            Ok(Frame::Hello { carrier, tag }) if carrier.opener == Side::Peer => {
+            Ok(Frame::Hello { carrier, tag, .. }) if carrier.opener == Side::Peer => {
                 Some((carrier, tag))
             }
             _ => None,

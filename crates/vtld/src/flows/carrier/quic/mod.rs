@@ -392,7 +392,7 @@ async fn number(connection: &Connection, peer: &Peer) -> Option<(Option<RecvStre
     let mut bytes = [0; HEADER + 4];
     control.read_exact(&mut bytes).await.ok()?;
     match Frame::take(&mut &bytes[..]) {
-        Ok(Frame::Hello { carrier, tag })
+        Ok(Frame::Hello { carrier, tag, .. })
             if tag == peer.key.tag && carrier.opener == Side::Peer =>
         {
             Some((Some(control), carrier))

@@ -1,0 +1,261 @@
+//! Who this host is, and who its peers are (PROTOCOL.md, section 7, "Identity"): a static Ed25519 key for each
+//! host, shown in TLS 1.3 as a raw public key (RFC 7250).
+//!
+//! - `peers`: the files that say which keys are whose;
+//! - `tls`: TLS on control connections.
+
+mod peers;
+pub(crate) mod tls;
+
+use std::{
+    io,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use rustls::{ClientConfig, ServerConfig};
+use vtl_control::PeerKey;
+use vtl_pool::key::{PublicKey, SecretKey};
+use vtl_proto::frame::Side;
+
+use peers::{Files, Peer, Policy};
+
+/// Where both files are unless the daemon is told otherwise.
+pub const DEFAULT_PEERS: &str = "/etc/vtl/peers.toml";
+/// The host's key, and the keys that it has learned.
+pub const DEFAULT_STATE: &str = "/var/lib/vtl";
+/// The host's key in the folder of state.
+const HOST_KEY: &str = "host";
+const LEARNED: &str = "known_peers.toml";
+/// Peers that one message names.
+const PAGE: usize = 50;
+
+/// Why this host has nothing to do with a peer.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub(crate) enum Refused {
+    #[error(
+        "the key of {peer} has changed: it is {shown}, and {name} has {known}. Somebody may be in \
+         between, or the host was set up anew; its connections are plain TCP. If the new key is right: \
+         vtl peer forget {name}"
+    )]
+    Changed {
+        peer: IpAddr,
+        name: String,
+        known: String,
+        shown: String,
+    },
+    #[error(
+        "nobody knows the key of {peer}, {shown}, and the policy is \"known\": its connections are plain \
+         TCP. If it is right: vtl peer trust NAME {shown}"
+    )]
+    Unknown { peer: IpAddr, shown: String },
+    #[error("{name} at {peer} shows no key any more: its connections are plain TCP")]
+    Silent { peer: IpAddr, name: String },
+    #[error("{peer} shows no key, and the policy is \"known\": its connections are plain TCP")]
+    Nameless { peer: IpAddr },
+    #[error("an association with {peer} goes on with another key: it has no carriers")]
+    Another { peer: IpAddr },
+    #[error("the lists of peers cannot be used, so connections are plain TCP: {0}")]
+    Files(String),
+}
+
+/// Who this host is, and whom it knows.
+pub struct Identity {
+    public: PublicKey,
+    client: Arc<ClientConfig>,
+    server: Arc<ServerConfig>,
+    /// Read anew each time, so that an edited file counts at once.
+    files: Mutex<Files>,
+    needs_known: AtomicBool,
+}
+
+impl Identity {
+    /// Reads the host's key, or makes it.
+    ///
+    /// # Errors
+    /// The key or a list cannot be read or makes no sense, or the key cannot be written.
+    pub fn open(state: &Path, listed: &Path) -> Result<Self, String> {
+        let key = host_key(state)?;
+        let files = Files {
+            listed: listed.to_owned(),
+            learned: state.join(LEARNED),
+            state: state.to_owned(),
+        };
+        // A policy that cannot be read must not become another one later.
+        let policy = files.read()?.policy;
+        let (client, server) = tls::configs(&key).map_err(|error| error.to_string())?;
+        Ok(Self {
+            public: key.public(),
+            client,
+            server,
+            files: Mutex::new(files),
+            needs_known: AtomicBool::new(policy == Policy::Known),
+        })
+    }
+
+    fn files(&self) -> MutexGuard<'_, Files> {
+        // Nothing is half changed: files are replaced whole.
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// TLS for one connection, on the side of its opener or of its acceptor.
+    pub(crate) fn tls(&self, opener: Side) -> io::Result<rustls::Connection> {
+        tls::connection(opener, &self.client, &self.server).map_err(io::Error::other)
+    }
+
+    /// Whether peers must be known before anything of theirs is carried, as the files said last.
+    pub(crate) fn needs_known(&self) -> bool {
+        self.needs_known.load(Ordering::Relaxed)
+    }
+
+    /// Who has shown a key, `None` for none: its name, if it has one. `opener` has opened the association: a host is
+    /// known by its address where it was connected to, and by its key alone where it has connected, since
+    /// clients roam and share addresses.
+    pub(crate) fn judge(
+        &self,
+        opener: Side,
+        peer: IpAddr,
+        shown: Option<PublicKey>,
+    ) -> Result<Option<String>, Refused> {
+        let files = self.files();
+        let _locked = files.lock().map_err(Refused::Files)?;
+        let read = files.read();
+        // Where the files make no sense, nobody is known.
+        let needs_known = read
+            .as_ref()
+            .map_or(true, |all| all.policy == Policy::Known);
+        self.needs_known.store(needs_known, Ordering::Relaxed);
+        let mut all = read.map_err(Refused::Files)?;
+        let peer = peer.to_canonical();
+        let named = |known: &&Peer| known.has(peer);
+        let Some(shown) = shown else {
+            return match all.peers.iter().find(named) {
+                Some(known) if opener == Side::Local => Err(Refused::Silent {
+                    peer,
+                    name: known.name.clone(),
+                }),
+                _ if all.policy == Policy::Known => Err(Refused::Nameless { peer }),
+                _ => Ok(None),
+            };
+        };
+        let may_be_here = |known: &&Peer| known.addresses.is_empty() || known.has(peer);
+        let of_key = |known: &&Peer| known.key == shown;
+        if let Some(known) = all.peers.iter().filter(of_key).find(may_be_here) {
+            return Ok(Some(known.name.clone()));
+        }
+        if opener == Side::Local
+            && let Some(known) = all.peers.iter().find(named)
+        {
+            return Err(Refused::Changed {
+                peer,
+                name: known.name.clone(),
+                known: known.key.to_string(),
+                shown: shown.to_string(),
+            });
+        }
+        if all.policy == Policy::Known {
+            return Err(Refused::Unknown {
+                peer,
+                shown: shown.to_string(),
+            });
+        }
+        if opener == Side::Peer {
+            return Ok(None);
+        }
+        let learned = Peer::learned(peer, shown);
+        let name = learned.name.clone();
+        all.learned.push(learned);
+        files.write(&all.learned).map_err(Refused::Files)?;
+        tracing::info!(%peer, key = %shown, "a new peer, trusted on first use");
+        Ok(Some(name))
+    }
+
+    /// This host's key and the peers that it knows, from an index on.
+    ///
+    /// # Errors
+    /// A list cannot be read.
+    pub(crate) fn list(&self, from: usize) -> Result<vtl_control::Peers, String> {
+        let all = self.files().read()?;
+        let listed = all.peers.len() - all.learned.len();
+        let page = all.peers.iter().enumerate().skip(from).take(PAGE);
+        let row = |(index, peer): (usize, &Peer)| vtl_control::Peer {
+            known: peer.to_key(),
+            listed: index < listed,
+        };
+        Ok(vtl_control::Peers {
+            key: self.public.to_string(),
+            policy: all.policy.to_string(),
+            peers: page.map(row).collect(),
+            more: (from + PAGE < all.peers.len()).then_some(from + PAGE),
+        })
+    }
+
+    /// Trusts a key, in place of what was learned under that name.
+    ///
+    /// # Errors
+    /// It is none, the name is listed, or the file cannot be written.
+    pub(crate) fn trust(&self, key: &PeerKey) -> Result<(), String> {
+        let new = Peer::parse(key)?;
+        let files = self.files();
+        let _locked = files.lock()?;
+        let mut all = files.read()?;
+        let is_learned = all.learned.iter().any(|peer| peer.name == new.name);
+        if !is_learned && all.peers.iter().any(|peer| peer.name == new.name) {
+            return Err(format!(
+                "{} stands in {}: change it there",
+                new.name,
+                files.listed.display()
+            ));
+        }
+        all.learned.retain(|peer| peer.name != new.name);
+        all.learned.push(new);
+        files.write(&all.learned)
+    }
+
+    /// Forgets a peer that was learned.
+    ///
+    /// # Errors
+    /// There is none of that name, or the file cannot be written.
+    pub(crate) fn forget(&self, name: &str) -> Result<(), String> {
+        let files = self.files();
+        let _locked = files.lock()?;
+        let mut all = files.read()?;
+        let before = all.learned.len();
+        all.learned.retain(|peer| peer.name != name);
+        if all.learned.len() < before {
+            return files.write(&all.learned);
+        }
+        Err(match all.peers.iter().any(|peer| peer.name == name) {
+            true => format!(
+                "{name} stands in {}: take it out there",
+                files.listed.display()
+            ),
+            false => format!("there is no peer {name}: vtl peer list"),
+        })
+    }
+}
+
+/// The host's key, made if there is none.
+fn host_key(state: &Path) -> Result<SecretKey, String> {
+    let path: PathBuf = state.join(format!("{HOST_KEY}.key"));
+    std::fs::create_dir_all(state)
+        .map_err(|error| format!("cannot make the folder {}: {error}", state.display()))?;
+    let _locked = peers::lock(state)?;
+    if path.exists() {
+        return SecretKey::read(&path).map_err(|error| error.to_string());
+    }
+    let key = SecretKey::generate().map_err(|error| error.to_string())?;
+    // Written over: one without its secret half is worth nothing.
+    let _ = std::fs::remove_file(state.join(format!("{HOST_KEY}.pub")));
+    key.write(state, HOST_KEY)
+        .map_err(|error| error.to_string())?;
+    tracing::info!(key = %key.public(), file = %path.display(), "this host has a key now");
+    Ok(key)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,214 @@
+//! Files of peers: `peers.toml`, which is the operator's, and `known_peers.toml`, which is vtld's, as ssh's
+//! `ssh_known_hosts` and `known_hosts` are.
+
+use std::{
+    fmt, fs, io,
+    io::Write,
+    net::IpAddr,
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+};
+
+use nix::fcntl::{Flock, FlockArg};
+use serde::{Deserialize, Serialize};
+use vtl_control::PeerKey;
+use vtl_pool::key::PublicKey;
+
+use crate::hooker::rules::Prefix;
+
+/// The longest file, bytes, and most peers that are learned.
+const MAX_FILE: u64 = 4 << 20;
+const MAX_LEARNED: usize = 10_000;
+
+/// Whose keys are taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Policy {
+    /// Those of hosts that nobody knows yet, too.
+    #[default]
+    FirstUse,
+    /// Those of known peers only.
+    Known,
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::FirstUse => "first-use",
+            Self::Known => "known",
+        })
+    }
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    #[serde(default, skip_serializing)]
+    policy: Policy,
+    #[serde(default)]
+    peer: Vec<PeerKey>,
+}
+
+/// A known peer.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Peer {
+    pub(super) name: String,
+    pub(super) key: PublicKey,
+    /// Where it may be; anywhere if there is none.
+    pub(super) addresses: Vec<Prefix>,
+}
+
+impl Peer {
+    /// # Errors
+    /// The name is none, or the key, or an address.
+    pub(super) fn parse(written: &PeerKey) -> Result<Self, String> {
+        let PeerKey {
+            name,
+            key,
+            addresses,
+        } = written;
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
+        if name.is_empty() || name.len() > 253 || !name.chars().all(is_plain) {
+            return Err(format!(
+                "{name:?} is no name: up to 253 letters, digits, dots, colons, hyphens and underscores"
+            ));
+        }
+        let parsed = PublicKey::parse(key)
+            .ok_or_else(|| format!("{name} has no key: {key:?} is not 64 hexadecimal digits"))?;
+        let addresses = addresses.iter().map(|text| {
+            text.parse()
+                .map_err(|error| format!("{name}: {text:?}: {error}"))
+        });
+        Ok(Self {
+            name: name.clone(),
+            key: parsed,
+            addresses: addresses.collect::<Result<_, String>>()?,
+        })
+    }
+
+    pub(super) fn to_key(&self) -> PeerKey {
+        PeerKey {
+            name: self.name.clone(),
+            key: self.key.to_string(),
+            addresses: self.addresses.iter().map(ToString::to_string).collect(),
+        }
+    }
+
+    /// One that was met for the first time.
+    pub(super) fn learned(address: IpAddr, key: PublicKey) -> Self {
+        let bits = if address.is_ipv4() { 32 } else { 128 };
+        Self {
+            name: address.to_string(),
+            key,
+            addresses: vec![Prefix { address, bits }],
+        }
+    }
+
+    /// Whether it is known to be at an address.
+    pub(super) fn has(&self, address: IpAddr) -> bool {
+        self.addresses.iter().any(|prefix| prefix.contains(address))
+    }
+}
+
+/// What both files say.
+#[derive(Debug)]
+pub(super) struct All {
+    pub(super) policy: Policy,
+    /// Those listed first.
+    pub(super) peers: Vec<Peer>,
+    /// Those of them that were learned.
+    pub(super) learned: Vec<Peer>,
+}
+
+/// Where they are.
+#[derive(Debug)]
+pub(super) struct Files {
+    pub(super) listed: PathBuf,
+    pub(super) learned: PathBuf,
+    /// The folder of the latter, which daemons of several network namespaces may share.
+    pub(super) state: PathBuf,
+}
+
+/// Keeps other daemons from changing what is in a folder of state.
+///
+/// # Errors
+/// It cannot be read.
+pub(super) fn lock(state: &Path) -> Result<Flock<fs::File>, String> {
+    let opened = fs::File::open(state).map_err(|error| error.to_string());
+    let locked = opened.and_then(|folder| {
+        Flock::lock(folder, FlockArg::LockExclusive).map_err(|(_, error)| error.to_string())
+    });
+    locked.map_err(|error| format!("cannot lock {}: {error}", state.display()))
+}
+
+impl Files {
+    /// # Errors
+    /// As of [`lock`].
+    pub(super) fn lock(&self) -> Result<Flock<fs::File>, String> {
+        lock(&self.state)
+    }
+
+    /// # Errors
+    /// One cannot be read or makes no sense: which, and why.
+    pub(super) fn read(&self) -> Result<All, String> {
+        let (policy, mut peers) = read(&self.listed)?;
+        let (_, learned) = read(&self.learned)?;
+        peers.extend_from_slice(&learned);
+        Ok(All {
+            policy,
+            peers,
+            learned,
+        })
+    }
+
+    /// Replaces what was learned.
+    ///
+    /// # Errors
+    /// There is too much of it, or the file cannot be written.
+    pub(super) fn write(&self, learned: &[Peer]) -> Result<(), String> {
+        if learned.len() > MAX_LEARNED {
+            return Err(format!(
+                "{} has {MAX_LEARNED} peers: vtl peer forget those that are gone",
+                self.learned.display()
+            ));
+        }
+        let written = Written {
+            peer: learned.iter().map(Peer::to_key).collect(),
+            ..Written::default()
+        };
+        let text = toml::to_string(&written).map_err(|error| error.to_string())?;
+        let head = "# Keys of hosts that this one has connected to: vtl peer.\n\n";
+        replace(&self.learned, &format!("{head}{text}"))
+            .map_err(|error| format!("cannot write {}: {error}", self.learned.display()))
+    }
+}
+
+/// Writes a file whole or not at all.
+fn replace(path: &Path, text: &str) -> io::Result<()> {
+    let new = path.with_extension("new");
+    let mut options = fs::OpenOptions::new();
+    let mut file = options
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&new)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    fs::rename(&new, path)
+}
+
+fn read(path: &Path) -> Result<(Policy, Vec<Peer>), String> {
+    let failed = |error: &dyn fmt::Display| format!("{}: {error}", path.display());
+    let text = match fs::metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+        Err(error) => return Err(failed(&error)),
+        Ok(meta) if !meta.is_file() || meta.len() > MAX_FILE => {
+            return Err(failed(&"no file of at most 4 MiB"));
+        }
+        Ok(_) => fs::read_to_string(path).map_err(|error| failed(&error))?,
+    };
+    let written: Written = toml::from_str(&text).map_err(|error| failed(&error))?;
+    let peers: Result<Vec<_>, _> = written.peer.iter().map(Peer::parse).collect();
+    Ok((written.policy, peers.map_err(|error| failed(&error))?))
+}

@@ -1,0 +1,171 @@
+use super::*;
+use crate::broker::random_token as random;
+
+fn at(text: &str) -> IpAddr {
+    text.parse().expect("an address")
+}
+
+fn key() -> PublicKey {
+    SecretKey::generate().expect("a key").public()
+}
+
+/// A folder that goes with the test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        let name = random();
+        let path = std::env::temp_dir().join(format!("vtl-identity-{name:x}"));
+        std::fs::create_dir(&path).expect("a folder");
+        Self(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+struct Host {
+    identity: Identity,
+    folder: Folder,
+}
+
+fn host(listed: &str) -> Host {
+    let folder = Folder::new();
+    let peers = folder.0.join("peers.toml");
+    std::fs::write(&peers, listed).expect("written");
+    let identity = Identity::open(&folder.0, &peers).expect("an identity");
+    Host { identity, folder }
+}
+
+#[test]
+fn judge__first_use_is_kept_and_a_change_refused() {
+    let host = host("");
+    let (first, other) = (key(), key());
+    let judge = |opener, peer, key| host.identity.judge(opener, at(peer), key);
+    let named = Ok(Some("192.0.2.1".to_owned()));
+    assert_eq!(judge(Side::Local, "192.0.2.1", Some(first)), named);
+    assert_eq!(judge(Side::Local, "::ffff:192.0.2.1", Some(first)), named);
+    let changed = judge(Side::Local, "192.0.2.1", Some(other));
+    assert!(
+        matches!(changed, Err(Refused::Changed { known, shown, .. }) if known == first.to_string() && shown == other.to_string())
+    );
+    let silent = judge(Side::Local, "192.0.2.1", None);
+    assert!(matches!(silent, Err(Refused::Silent { .. })));
+    // Somebody else behind the same NAT, who has connected.
+    assert_eq!(judge(Side::Peer, "192.0.2.1", Some(other)), Ok(None));
+    assert_eq!(judge(Side::Peer, "192.0.2.1", Some(first)), named);
+    // Also after a restart.
+    let peers = host.folder.0.join("peers.toml");
+    let again = Identity::open(&host.folder.0, &peers).expect("an identity");
+    assert_eq!(again.public, host.identity.public);
+    assert!(
+        again
+            .judge(Side::Local, at("192.0.2.1"), Some(other))
+            .is_err()
+    );
+    again.forget("192.0.2.1").expect("forgotten");
+    assert!(again.forget("192.0.2.1").is_err());
+    assert_eq!(
+        again.judge(Side::Local, at("192.0.2.1"), Some(other)),
+        named
+    );
+}
+
+#[test]
+fn judge__known_only() {
+    let (listed, other) = (key(), key());
+    let host = host(&format!(
+        "policy = \"known\"\n[[peer]]\nname = \"gate\"\nkey = \"{listed}\"\naddresses = [\"192.0.2.0/24\"]\n"
+    ));
+    let judge = |opener, peer, key| host.identity.judge(opener, at(peer), key);
+    for opener in [Side::Local, Side::Peer] {
+        let name = judge(opener, "192.0.2.9", Some(listed));
+        assert_eq!(name, Ok(Some("gate".into())));
+        let unknown = judge(opener, "198.51.100.1", Some(other));
+        assert!(matches!(unknown, Err(Refused::Unknown { .. })));
+        assert!(
+            judge(opener, "198.51.100.1", Some(listed)).is_err(),
+            "not its place"
+        );
+        assert!(judge(opener, "198.51.100.1", None).is_err());
+    }
+    assert!(host.identity.needs_known());
+    let trusted = PeerKey {
+        name: "other".into(),
+        key: other.to_string(),
+        addresses: Vec::new(),
+    };
+    host.identity.trust(&trusted).expect("trusted");
+    assert_eq!(
+        judge(Side::Peer, "203.0.113.1", Some(other)),
+        Ok(Some("other".into()))
+    );
+    let names: Vec<_> = host
+        .identity
+        .list(0)
+        .expect("a list")
+        .peers
+        .into_iter()
+        .map(|p| (p.known.name, p.listed))
+        .collect();
+    assert_eq!(names, [("gate".into(), true), ("other".into(), false)]);
+    assert!(host.identity.forget("gate").is_err(), "the operator's");
+    assert!(
+        host.identity
+            .trust(&PeerKey {
+                name: "gate".into(),
+                ..trusted
+            })
+            .is_err()
+    );
+}
+
+#[test]
+fn open__refuses_what_makes_no_sense() {
+    let folder = Folder::new();
+    let peers = folder.0.join("peers.toml");
+    for (text, why) in [
+        ("policy = \"anybody\"", "anybody"),
+        ("[[peer]]\nname = \"a b\"\nkey = \"\"", "is no name"),
+        (
+            "[[peer]]\nname = \"a\"\nkey = \"00\"",
+            "64 hexadecimal digits",
+        ),
+        ("[[peer]]\nname = \"a\"\n", "key"),
+        ("polcy = \"known\"", "polcy"),
+    ] {
+        std::fs::write(&peers, text).expect("written");
+        let error = Identity::open(&folder.0, &peers).err().expect("refused");
+        assert!(
+            error.contains(why) && error.contains("peers.toml"),
+            "{error}"
+        );
+    }
+}
+
+/// Both sides' handshake in memory.
+#[test]
+fn tls__shows_each_the_others_key() {
+    let hosts = [host(""), host("")];
+    let mut client = hosts[0].identity.tls(Side::Local).expect("an end");
+    let mut server = hosts[1].identity.tls(Side::Peer).expect("an end");
+    while client.is_handshaking() || server.is_handshaking() {
+        let mut bytes = Vec::new();
+        while client.wants_write() {
+            client.write_tls(&mut bytes).expect("room");
+        }
+        server.read_tls(&mut &bytes[..]).expect("room");
+        server.process_new_packets().expect("no violation");
+        bytes.clear();
+        while server.wants_write() {
+            server.write_tls(&mut bytes).expect("room");
+        }
+        client.read_tls(&mut &bytes[..]).expect("room");
+        client.process_new_packets().expect("no violation");
+    }
+    assert_eq!(tls::shown(&client), Some(hosts[1].identity.public));
+    assert_eq!(tls::shown(&server), Some(hosts[0].identity.public));
+}

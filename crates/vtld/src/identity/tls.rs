@@ -1,0 +1,183 @@
+//! TLS 1.3 with raw public keys (RFC 8446, RFC 7250) on control connections. Whose a key is says
+//! [`Identity::judge`](super::Identity::judge) afterwards: here both sides only prove that they have theirs.
+
+use std::sync::Arc;
+
+use rustls::{
+    ClientConfig, ClientConnection, DigitallySignedStruct, DistinguishedName, Error, ServerConfig,
+    ServerConnection, SignatureScheme,
+    client::{
+        AlwaysResolvesClientRawPublicKeys,
+        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    },
+    crypto::{CryptoProvider, ring, verify_tls13_signature_with_raw_key},
+    pki_types::{
+        CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, SubjectPublicKeyInfoDer,
+        UnixTime,
+    },
+    server::{
+        AlwaysResolvesServerRawPublicKeys,
+        danger::{ClientCertVerified, ClientCertVerifier},
+    },
+    sign::CertifiedKey,
+    version::TLS13,
+};
+use vtl_pool::key::{PublicKey, SecretKey};
+use vtl_proto::frame::Side;
+
+/// The protocol inside (RFC 7301).
+const ALPN: &[u8] = b"vtl/2";
+/// No host is asked for by this name: TLS wants one.
+const NAME: &str = "vtl.invalid";
+
+/// Takes any Ed25519 key whose owner has signed the handshake.
+#[derive(Debug)]
+struct AnyKey(Arc<CryptoProvider>);
+
+impl AnyKey {
+    fn check(key: &CertificateDer<'_>) -> Result<(), Error> {
+        let known = PublicKey::from_spki(key);
+        known.map(drop).ok_or(Error::InvalidCertificate(
+            rustls::CertificateError::BadEncoding,
+        ))
+    }
+
+    fn verify(
+        &self,
+        message: &[u8],
+        key: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let key = SubjectPublicKeyInfoDer::from(key.as_ref());
+        let algorithms = &self.0.signature_verification_algorithms;
+        verify_tls13_signature_with_raw_key(message, &key, signed, algorithms)
+    }
+}
+
+impl ServerCertVerifier for AnyKey {
+    fn verify_server_cert(
+        &self,
+        key: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _name: &ServerName<'_>,
+        _ocsp: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        Self::check(key).map(|()| ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _key: &CertificateDer<'_>,
+        _signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Err(Error::General("TLS 1.2 is not spoken here".into()))
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        key: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.verify(message, key, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        vec![SignatureScheme::ED25519]
+    }
+
+    fn requires_raw_public_keys(&self) -> bool {
+        true
+    }
+}
+
+impl ClientCertVerifier for AnyKey {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        key: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        Self::check(key).map(|()| ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _key: &CertificateDer<'_>,
+        _signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Err(Error::General("TLS 1.2 is not spoken here".into()))
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        key: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.verify(message, key, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        vec![SignatureScheme::ED25519]
+    }
+
+    fn requires_raw_public_keys(&self) -> bool {
+        true
+    }
+}
+
+/// What this host's connections have in common.
+pub(super) fn configs(key: &SecretKey) -> Result<(Arc<ClientConfig>, Arc<ServerConfig>), Error> {
+    let provider = Arc::new(ring::default_provider());
+    let secret = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.to_pkcs8()));
+    let signing = provider.key_provider.load_private_key(secret)?;
+    let shown = vec![CertificateDer::from(key.public().to_spki())];
+    let certified = Arc::new(CertifiedKey::new(shown, signing));
+    let verifier = Arc::new(AnyKey(Arc::clone(&provider)));
+    let mut client = ClientConfig::builder_with_provider(Arc::clone(&provider))
+        .with_protocol_versions(&[&TLS13])?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::clone(&verifier) as Arc<dyn ServerCertVerifier>)
+        .with_client_cert_resolver(Arc::new(AlwaysResolvesClientRawPublicKeys::new(
+            Arc::clone(&certified),
+        )));
+    client.alpn_protocols = vec![ALPN.to_vec()];
+    client.enable_sni = false;
+    client.resumption = rustls::client::Resumption::disabled();
+    let mut server = ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&TLS13])?
+        .with_client_cert_verifier(verifier)
+        .with_cert_resolver(Arc::new(AlwaysResolvesServerRawPublicKeys::new(certified)));
+    server.alpn_protocols = vec![ALPN.to_vec()];
+    server.send_tls13_tickets = 0;
+    Ok((Arc::new(client), Arc::new(server)))
+}
+
+/// One connection.
+pub(super) fn connection(
+    opener: Side,
+    client: &Arc<ClientConfig>,
+    server: &Arc<ServerConfig>,
+) -> Result<rustls::Connection, Error> {
+    Ok(match opener {
+        Side::Local => {
+            let name = ServerName::try_from(NAME)
+                .map_err(|_| Error::General("a name that is none".into()))?;
+            ClientConnection::new(Arc::clone(client), name)?.into()
+        }
+        Side::Peer => ServerConnection::new(Arc::clone(server))?.into(),
+    })
+}
+
+/// The key that the other side has proved to have.
+pub(crate) fn shown(connection: &rustls::Connection) -> Option<PublicKey> {
+    PublicKey::from_spki(connection.peer_certificates()?.first()?)
+}
