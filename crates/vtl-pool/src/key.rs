@@ -83,7 +83,9 @@ impl PublicKey {
     /// From a SubjectPublicKeyInfo; `None` unless it has an Ed25519 key.
     pub fn from_spki(der: &[u8]) -> Option<Self> {
         let key = der.strip_prefix(&SPKI[..])?.try_into().ok()?;
-        VerifyingKey::from_bytes(key).ok().map(Self)
+        let key = VerifyingKey::from_bytes(key).ok()?;
+        // Anybody can sign for one of small order.
+        (!key.is_weak()).then_some(Self(key))
     }
 
     pub(crate) fn verifies(&self, message: &[u8], signature: &[u8; 64]) -> bool {

@@ -368,12 +368,13 @@ fn run(args: &Args) -> anyhow::Result<()> {
     panics::watch();
     allow_descriptors(args.max_sessions);
 
+    // Before anything is taken over that a mistake in a file would lose.
+    let identity = Identity::open(&args.state, &args.peers).map_err(|error| anyhow!(error))?;
     let (mut left, patience) = take_over(args)?;
     let control = Control::bind(&args.socket, &args.group)?;
     let _claim = Claim::new(patience)?;
     let scope = Scope::new(args.interface.clone());
     let config = config(args, scope.clone());
-    let identity = Identity::open(&args.state, &args.peers).map_err(|error| anyhow!(error))?;
     let (broker, thread) = broker::start(config, identity)
         .context("the data plane does not start (try: vtl doctor)")?;
     let hooks = hooker::Config {

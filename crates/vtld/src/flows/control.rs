@@ -63,7 +63,7 @@ impl Control {
         }))
     }
 
-    /// Leaves its end to another daemon.
+    /// Leaves its end to another daemon, and reads no more.
     pub(super) fn leave(&self) {
         self.is_left.set(true);
     }
@@ -142,6 +142,9 @@ impl Control {
     /// The end, too.
     async fn read(&self) -> io::Result<()> {
         let read = |mut socket: &TcpStream| {
+            if self.is_left.get() {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
             let mut bytes = [0; READ];
             let n = socket.read(&mut bytes)?;
             Ok(BytesMut::from(&bytes[..n]))

@@ -113,8 +113,10 @@ impl Flows {
                     tracing::debug!(peer = %peer.key.peer, carrier = %kind, "a carrier has come");
                     peer.set_desired(Desired { kind, over: None });
                     // Where peers must be known, it may be before the control connection.
-                    let _ = timeout(EARLY, peer.until(Peer::is_admitted)).await;
-                    link.serve(peer, None).await;
+                    let _ = timeout(EARLY, peer.until(Peer::is_judged)).await;
+                    if peer.is_admitted() {
+                        link.serve(peer, None).await;
+                    }
                 }
             });
         }

@@ -13,6 +13,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use tokio::task::spawn_local;
 use vtl_core::Flow;
+use vtl_pool::key::PublicKey;
 use vtl_proto::frame::{CarrierId, FlowId, FlowName, Side};
 
 use super::{
@@ -47,6 +48,9 @@ struct PeerLeft {
     last_carrier: u32,
     /// They end with the daemon that had them.
     carriers: Vec<CarrierId>,
+    /// The key that it has shown.
+    #[serde(default)]
+    shown: Option<String>,
     /// The control connection's socket, to be closed.
     #[serde(default)]
     former_control: Option<Place>,
@@ -185,6 +189,7 @@ impl Peer {
             dest: self.dest.take(),
             last_carrier: self.last_carrier.get(),
             carriers: carriers.into_iter().collect(),
+            shown: self.shown.get().map(|key| key.to_string()),
             former_control,
             flows: left,
         }
@@ -195,6 +200,8 @@ impl Peer {
             self.set_desired(desired.clone());
         }
         self.dest.set(left.dest);
+        let shown = left.shown.as_deref();
+        self.shown.set(shown.and_then(PublicKey::parse));
         self.last_carrier.set(left.last_carrier);
         self.restore_broken(&left.carriers);
     }

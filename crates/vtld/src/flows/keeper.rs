@@ -224,7 +224,9 @@ impl Flows {
         };
         let (identity, address) = (Arc::clone(&self.identity), peer.key.peer);
         // Files are read.
-        let judged = spawn_blocking(move || identity.judge(opener, address, shown)).await;
+        let judging = spawn_blocking(move || identity.judge(opener, address, shown));
+        let judged = timeout(ANSWER, judging).await;
+        let judged = judged.map_err(|_| io::ErrorKind::TimedOut)?;
         peer.note_identity(shown, judged.map_err(io::Error::other)?)
     }
 

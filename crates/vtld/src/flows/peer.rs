@@ -113,7 +113,7 @@ pub(super) struct Peer {
     /// Whether carriers may serve: not those of a peer that is refused, or must be known first.
     admitted: Cell<bool>,
     /// The key that it has shown, and why it is refused.
-    shown: Cell<Option<PublicKey>>,
+    pub(super) shown: Cell<Option<PublicKey>>,
     refused: RefCell<Option<identity::Refused>>,
     /// Where the latest flow that this host has opened leads.
     pub(super) dest: Cell<Option<SocketAddr>>,
@@ -202,6 +202,11 @@ impl Peer {
 
     pub(super) fn is_admitted(&self) -> bool {
         self.admitted.get()
+    }
+
+    /// Whether it is known if it may have carriers.
+    pub(super) fn is_judged(&self) -> bool {
+        self.admitted.get() || self.refused.borrow().is_some()
     }
 
     /// A control connection has shown a key, or none, and this host what it thinks of that.

@@ -40,7 +40,7 @@ pub(crate) enum Refused {
     #[error(
         "the key of {peer} has changed: it is {shown}, and {name} has {known}. Somebody may be in \
          between, or the host was set up anew; its connections are plain TCP. If the new key is right: \
-         vtl peer forget {name}"
+         vtl peer forget {name}, or change it where it is listed"
     )]
     Changed {
         peer: IpAddr,
@@ -50,10 +50,13 @@ pub(crate) enum Refused {
     },
     #[error(
         "nobody knows the key of {peer}, {shown}, and the policy is \"known\": its connections are plain \
-         TCP. If it is right: vtl peer trust NAME {shown}"
+         TCP. If it is right: vtl peer trust NAME {shown} --address {peer}"
     )]
     Unknown { peer: IpAddr, shown: String },
-    #[error("{name} at {peer} shows no key any more: its connections are plain TCP")]
+    #[error(
+        "{name} at {peer} shows no key any more: its connections are plain TCP. If it runs an older \
+         version now: vtl peer forget {name}"
+    )]
     Silent { peer: IpAddr, name: String },
     #[error("{peer} shows no key, and the policy is \"known\": its connections are plain TCP")]
     Nameless { peer: IpAddr },
@@ -68,7 +71,7 @@ pub struct Identity {
     public: PublicKey,
     client: Arc<ClientConfig>,
     server: Arc<ServerConfig>,
-    /// Read anew each time, so that an edited file counts at once.
+    /// Read anew at each control connection, so that an edited file counts from the next one on.
     files: Mutex<Files>,
     needs_known: AtomicBool,
 }
@@ -112,9 +115,9 @@ impl Identity {
         self.needs_known.load(Ordering::Relaxed)
     }
 
-    /// Who has shown a key, `None` for none: its name, if it has one. `opener` has opened the association: a host is
-    /// known by its address where it was connected to, and by its key alone where it has connected, since
-    /// clients roam and share addresses.
+    /// Who has shown a key, `None` for none: its name, if it has one. `opener` has opened the association. Where a
+    /// peer is listed or was learned at the very address that was connected to, it must be that one. Else, and
+    /// where the other host has connected, since clients roam and share addresses, the key says who it is.
     pub(crate) fn judge(
         &self,
         opener: Side,
@@ -131,10 +134,10 @@ impl Identity {
         self.needs_known.store(needs_known, Ordering::Relaxed);
         let mut all = read.map_err(Refused::Files)?;
         let peer = peer.to_canonical();
-        let named = |known: &&Peer| known.has(peer);
+        let pinned = |known: &&Peer| opener == Side::Local && known.is_pinned(peer);
         let Some(shown) = shown else {
-            return match all.peers.iter().find(named) {
-                Some(known) if opener == Side::Local => Err(Refused::Silent {
+            return match all.peers.iter().find(pinned) {
+                Some(known) => Err(Refused::Silent {
                     peer,
                     name: known.name.clone(),
                 }),
@@ -142,20 +145,23 @@ impl Identity {
                 _ => Ok(None),
             };
         };
-        let may_be_here = |known: &&Peer| known.addresses.is_empty() || known.has(peer);
         let of_key = |known: &&Peer| known.key == shown;
+        let mut of_address = all.peers.iter().filter(pinned);
+        if let Some(first) = of_address.next() {
+            let mut all_of_address = std::iter::once(first).chain(of_address);
+            return match all_of_address.find(of_key) {
+                Some(known) => Ok(Some(known.name.clone())),
+                None => Err(Refused::Changed {
+                    peer,
+                    name: first.name.clone(),
+                    known: first.key.to_string(),
+                    shown: shown.to_string(),
+                }),
+            };
+        }
+        let may_be_here = |known: &&Peer| known.may_be_at(peer);
         if let Some(known) = all.peers.iter().filter(of_key).find(may_be_here) {
             return Ok(Some(known.name.clone()));
-        }
-        if opener == Side::Local
-            && let Some(known) = all.peers.iter().find(named)
-        {
-            return Err(Refused::Changed {
-                peer,
-                name: known.name.clone(),
-                known: known.key.to_string(),
-                shown: shown.to_string(),
-            });
         }
         if all.policy == Policy::Known {
             return Err(Refused::Unknown {
@@ -169,8 +175,10 @@ impl Identity {
         let learned = Peer::learned(peer, shown);
         let name = learned.name.clone();
         all.learned.push(learned);
-        files.write(&all.learned).map_err(Refused::Files)?;
-        tracing::info!(%peer, key = %shown, "a new peer, trusted on first use");
+        match files.write(&all.learned) {
+            Ok(()) => tracing::info!(%peer, key = %shown, "a new peer, trusted on first use"),
+            Err(error) => tracing::warn!(%peer, key = %shown, %error, "a peer was not learned"),
+        }
         Ok(Some(name))
     }
 
@@ -190,21 +198,24 @@ impl Identity {
             key: self.public.to_string(),
             policy: all.policy.to_string(),
             peers: page.map(row).collect(),
-            more: (from + PAGE < all.peers.len()).then_some(from + PAGE),
+            more: Some(from.saturating_add(PAGE)).filter(|more| *more < all.peers.len()),
         })
     }
 
-    /// Trusts a key, in place of what was learned under that name.
+    /// Trusts a key, in place of what was learned under that name, at the same addresses unless others are given.
     ///
     /// # Errors
     /// It is none, the name is listed, or the file cannot be written.
     pub(crate) fn trust(&self, key: &PeerKey) -> Result<(), String> {
-        let new = Peer::parse(key)?;
+        let mut new = Peer::parse(key)?;
         let files = self.files();
         let _locked = files.lock()?;
         let mut all = files.read()?;
-        let is_learned = all.learned.iter().any(|peer| peer.name == new.name);
-        if !is_learned && all.peers.iter().any(|peer| peer.name == new.name) {
+        let before = all.learned.iter().find(|peer| peer.name == new.name);
+        if let Some(before) = before.filter(|_| new.addresses.is_empty()) {
+            new.addresses.clone_from(&before.addresses);
+        }
+        if before.is_none() && all.peers.iter().any(|peer| peer.name == new.name) {
             return Err(format!(
                 "{} stands in {}: change it there",
                 new.name,

@@ -19,6 +19,10 @@ use crate::hooker::rules::Prefix;
 /// The longest file, bytes, and most peers that are learned.
 const MAX_FILE: u64 = 4 << 20;
 const MAX_LEARNED: usize = 10_000;
+/// Of one peer.
+const MAX_ADDRESSES: usize = 32;
+/// What daemons that share a folder of state lock. Only root can: whoever can open it can.
+const LOCK: &str = "lock";
 
 /// Whose keys are taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -40,13 +44,43 @@ impl fmt::Display for Policy {
     }
 }
 
-#[derive(Debug, Default, Serialize, Deserialize)]
+/// A peer as a file has it: [`PeerKey`], but a word that is none of its own is a mistake.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    name: String,
+    key: String,
+    #[serde(default)]
+    addresses: Vec<String>,
+}
+
+impl From<Entry> for PeerKey {
+    fn from(entry: Entry) -> Self {
+        Self {
+            name: entry.name,
+            key: entry.key,
+            addresses: entry.addresses,
+        }
+    }
+}
+
+#[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Written {
-    #[serde(default, skip_serializing)]
+    #[serde(default)]
     policy: Policy,
     #[serde(default)]
+    peer: Vec<Entry>,
+}
+
+#[derive(Debug, Serialize)]
+struct Learned {
     peer: Vec<PeerKey>,
+}
+
+/// Bits of an address.
+fn bits(address: IpAddr) -> u8 {
+    if address.is_ipv4() { 32 } else { 128 }
 }
 
 /// A known peer.
@@ -75,6 +109,11 @@ impl Peer {
         }
         let parsed = PublicKey::parse(key)
             .ok_or_else(|| format!("{name} has no key: {key:?} is not 64 hexadecimal digits"))?;
+        if addresses.len() > MAX_ADDRESSES {
+            return Err(format!(
+                "{name} has more than {MAX_ADDRESSES} addresses: use prefixes"
+            ));
+        }
         let addresses = addresses.iter().map(|text| {
             text.parse()
                 .map_err(|error| format!("{name}: {text:?}: {error}"))
@@ -96,17 +135,25 @@ impl Peer {
 
     /// One that was met for the first time.
     pub(super) fn learned(address: IpAddr, key: PublicKey) -> Self {
-        let bits = if address.is_ipv4() { 32 } else { 128 };
         Self {
             name: address.to_string(),
             key,
-            addresses: vec![Prefix { address, bits }],
+            addresses: vec![Prefix {
+                address,
+                bits: bits(address),
+            }],
         }
     }
 
-    /// Whether it is known to be at an address.
-    pub(super) fn has(&self, address: IpAddr) -> bool {
-        self.addresses.iter().any(|prefix| prefix.contains(address))
+    /// Whether it may be at an address.
+    pub(super) fn may_be_at(&self, address: IpAddr) -> bool {
+        self.addresses.is_empty() || self.addresses.iter().any(|prefix| prefix.contains(address))
+    }
+
+    /// Whether the address is said to be this peer's, and not one of a prefix.
+    pub(super) fn is_pinned(&self, address: IpAddr) -> bool {
+        let is_it = |prefix: &Prefix| prefix.address == address && prefix.bits == bits(address);
+        self.addresses.iter().any(is_it)
     }
 }
 
@@ -134,9 +181,16 @@ pub(super) struct Files {
 /// # Errors
 /// It cannot be read.
 pub(super) fn lock(state: &Path) -> Result<Flock<fs::File>, String> {
-    let opened = fs::File::open(state).map_err(|error| error.to_string());
-    let locked = opened.and_then(|folder| {
-        Flock::lock(folder, FlockArg::LockExclusive).map_err(|(_, error)| error.to_string())
+    let mut options = fs::OpenOptions::new();
+    let opened = options
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(state.join(LOCK))
+        .map_err(|error| error.to_string());
+    let locked = opened.and_then(|file| {
+        Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, error)| error.to_string())
     });
     locked.map_err(|error| format!("cannot lock {}: {error}", state.display()))
 }
@@ -172,9 +226,8 @@ impl Files {
                 self.learned.display()
             ));
         }
-        let written = Written {
+        let written = Learned {
             peer: learned.iter().map(Peer::to_key).collect(),
-            ..Written::default()
         };
         let text = toml::to_string(&written).map_err(|error| error.to_string())?;
         let head = "# Keys of hosts that this one has connected to: vtl peer.\n\n";
@@ -209,6 +262,7 @@ fn read(path: &Path) -> Result<(Policy, Vec<Peer>), String> {
         Ok(_) => fs::read_to_string(path).map_err(|error| failed(&error))?,
     };
     let written: Written = toml::from_str(&text).map_err(|error| failed(&error))?;
-    let peers: Result<Vec<_>, _> = written.peer.iter().map(Peer::parse).collect();
+    let entries = written.peer.into_iter().map(PeerKey::from);
+    let peers: Result<Vec<_>, _> = entries.map(|entry| Peer::parse(&entry)).collect();
     Ok((written.policy, peers.map_err(|error| failed(&error))?))
 }

@@ -54,6 +54,32 @@ fn judge__first_use_is_kept_and_a_change_refused() {
     );
     let silent = judge(Side::Local, "192.0.2.1", None);
     assert!(matches!(silent, Err(Refused::Silent { .. })));
+    // Whom this host knows, but at no address or in a network, is not the host at this one.
+    for addresses in [vec![], vec!["192.0.2.0/24".to_owned()]] {
+        let known = PeerKey {
+            name: "laptop".into(),
+            key: other.to_string(),
+            addresses,
+        };
+        host.identity.trust(&known).expect("trusted");
+        let changed = judge(Side::Local, "192.0.2.1", Some(other));
+        assert!(matches!(changed, Err(Refused::Changed { .. })));
+        let named = Ok(Some("laptop".to_owned()));
+        assert_eq!(judge(Side::Local, "192.0.2.2", Some(other)), named);
+    }
+    // Nor are others in its network.
+    let stranger = judge(Side::Local, "192.0.2.3", Some(key()));
+    assert_eq!(stranger, Ok(Some("192.0.2.3".into())));
+    host.identity.forget("laptop").expect("forgotten");
+    // Trusted by name, at the address where it was learned.
+    let renewed = PeerKey {
+        name: "192.0.2.3".into(),
+        key: other.to_string(),
+        addresses: Vec::new(),
+    };
+    host.identity.trust(&renewed).expect("trusted");
+    assert!(judge(Side::Local, "192.0.2.3", Some(first)).is_err());
+    host.identity.forget("192.0.2.3").expect("forgotten");
     // Somebody else behind the same NAT, who has connected.
     assert_eq!(judge(Side::Peer, "192.0.2.1", Some(other)), Ok(None));
     assert_eq!(judge(Side::Peer, "192.0.2.1", Some(first)), named);
@@ -136,6 +162,20 @@ fn open__refuses_what_makes_no_sense() {
         ),
         ("[[peer]]\nname = \"a\"\n", "key"),
         ("polcy = \"known\"", "polcy"),
+        (
+            &format!(
+                "[[peer]]\nname = \"a\"\nkey = \"{}\"\npolicy = \"known\"",
+                key()
+            ),
+            "policy",
+        ),
+        (
+            &format!(
+                "[[peer]]\nname = \"a\"\nkey = \"{}\"\naddress = \"::1\"",
+                key()
+            ),
+            "address",
+        ),
     ] {
         std::fs::write(&peers, text).expect("written");
         let error = Identity::open(&folder.0, &peers).err().expect("refused");
