@@ -198,6 +198,8 @@ impl<'a> Inside<'a> {
             .arg(format!("--net=/run/netns/{}", self.name))
             .arg(program)
             .env("VTL_SOCKET", self.socket())
+            .env("VTL_STATE", self.world.path("inside-state"))
+            .env("VTL_PEERS", self.world.path("peers.toml"))
             .env("VTL_LOG", "vtld=debug,info");
         command
     }
