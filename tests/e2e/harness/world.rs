@@ -303,6 +303,12 @@ impl World {
             until("a carrier", || {
                 self.carriers(Host::Client).iter().any(is_there)
             });
+            // The control connection is up, too: segments that get lost while it opens take long.
+            let client = Client::connect(&self.socket(Host::Client)).expect("a daemon");
+            let is_it = |peer: &vtl_control::Peer| peer.known.name == server.to_string();
+            until("its key is known", || {
+                client.peers().is_ok_and(|all| all.peers.iter().any(is_it))
+            });
         }
     }
 
