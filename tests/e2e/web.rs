@@ -115,6 +115,32 @@ fn web__peer_is_found_though_its_first_answer_is_lost() {
     assert!(carried >= 8 * MB as u64, "VTL carried {carried} bytes");
 }
 
+/// Where the handshake's last segment is lost, and what answers to the server's repetitions too, the server hears of
+/// the flow by its first bytes: the client sends them by TCP as well.
+#[test]
+fn web__peer_hears_of_a_flow_by_its_first_bytes() {
+    let Some(world) = World::new("last", &Link::new(5.0, 100.0)) else {
+        return;
+    };
+    world.serve("f", MB);
+    world.meet();
+    let rules = "table inet last {
+        chain out {
+            type filter hook postrouting priority 0;
+            tcp dport 80 tcp flags & (syn | ack | psh | fin | rst) == ack meta length < 120 drop
+        }
+    }";
+    world.filter(Host::Client, rules);
+    for server in world.servers() {
+        let before = world.sum(Host::Client, "bytes_received");
+        world.download(server, "f");
+        let carried = world.sum(Host::Client, "bytes_received") - before;
+        assert!(carried >= MB as u64, "VTL carried {carried} bytes");
+    }
+    let log = fs::read_to_string(world.log_path(Host::Client)).expect("a log");
+    assert_eq!(log.matches("may not know the flow").count(), 2);
+}
+
 #[test]
 fn web__port_not_hooked_or_closed() {
     let Some(mut world) = World::bare("hooks", &Link::new(5.0, 100.0)) else {

@@ -136,6 +136,8 @@ pub(super) struct State {
     pub(super) why: Cell<&'static str>,
     /// It stays where it is, unless that breaks.
     pub(super) stays: Cell<bool>,
+    /// At the last look it had sent by a carrier, and heard nothing.
+    pub(super) is_unheard: Cell<bool>,
     /// It has left a carrier that others still go by, and is to try it again then.
     pub(super) returns: Cell<Option<Instant>>,
     pub(super) licence: Licence,
@@ -160,6 +162,7 @@ impl State {
             heard_by: Cell::default(),
             why: Cell::new("no other carrier yet"),
             stays: Cell::new(false),
+            is_unheard: Cell::new(false),
             returns: Cell::new(None),
             licence: Licence::default(),
             changed: Changed::default(),
@@ -264,6 +267,7 @@ impl Peer {
                 sleep(AFTERMATH).await;
             }
         }
+        tracing::debug!(flow = ?self.status(id), "a flow is over");
         self.close(id);
     }
 }

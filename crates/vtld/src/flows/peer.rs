@@ -628,8 +628,9 @@ impl Peer {
         }
     }
 
-    /// Has flows go by TCP alone whose connections the peer may take for plain ones, and flows that have left
-    /// the best carrier come back to it.
+    /// Has flows go by TCP that the peer seems not to know: their connections may be plain ones there, or the last
+    /// segment of a handshake got lost, which the first bytes make up for. Flows that have left the best carrier
+    /// come back to it.
     pub(super) fn review(&self, is_unnamed: impl Fn(u64) -> bool) {
         let best = self.best();
         let mut core = self.core.borrow_mut();
@@ -637,9 +638,18 @@ impl Peer {
             let Some(flow) = core.flow_mut(*id) else {
                 continue;
             };
-            let may_be_unknown = id.opener == Side::Local && !flow.send.is_known();
-            if may_be_unknown && !flow.send.is_rejected() && is_unnamed(state.cookie) {
-                flow.send.reject();
+            let send = &mut flow.send;
+            let may_be_unknown =
+                id.opener == Side::Local && !send.is_known() && !send.is_rejected();
+            let is_unheard = may_be_unknown && send.next_offset() > 0 && send.path() != Path::Tcp;
+            let is_long = state.is_unheard.replace(is_unheard) && is_unheard;
+            let must_wait = id.requires_carrier();
+            if may_be_unknown && (is_unnamed(state.cookie) || (is_long && !must_wait)) {
+                tracing::debug!(
+                    flow = state.number,
+                    "the peer may not know the flow: by TCP"
+                );
+                send.reject();
                 core.touch(*id);
             } else if state.returns.get().is_some_and(|at| at <= Instant::now()) {
                 state.returns.set(None);

@@ -351,6 +351,7 @@ impl Worker {
                 understood: None,
                 ..
             }) => {
+                tracing::debug!(dest = %held.dest(), "no answer to the option: plain TCP");
                 // A host that has a session, and no answer to the option, was too busy for one. And a SYN that
                 // meets the TIME_WAIT of an earlier connection from the same port never comes to vtld.
                 if !self.shared.broker.knows(held.dest().ip()) {
