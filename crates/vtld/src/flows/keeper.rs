@@ -216,13 +216,13 @@ impl Flows {
         let opener = peer.key.opener;
         let shown = match has_tls {
             true => {
-                let secured = control.secure(self.identity.tls(opener)?);
+                let secured = control.secure(self.limits.identity.tls(opener)?);
                 let in_time = timeout(ANSWER, secured).await;
                 Some(in_time.map_err(|_| io::ErrorKind::TimedOut)??)
             }
             false => None,
         };
-        let (identity, address) = (Arc::clone(&self.identity), peer.key.peer);
+        let (identity, address) = (Arc::clone(&self.limits.identity), peer.key.peer);
         // Files are read.
         let judging = spawn_blocking(move || identity.judge(opener, address, shown));
         let judged = timeout(ANSWER, judging).await;

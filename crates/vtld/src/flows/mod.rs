@@ -1,7 +1,7 @@
 //! Flows over carriers (PROTOCOL.md, section 7): hooked flows that have a TCP connection of their own, and
 //! whose bytes go by a better carrier while there is one.
 //!
-//! `peer.rs` is an association: its flows, its carriers, and what passes between them. `flow.rs` moves the
+//! `peer.rs` is an association: its flows, its carriers, what passes between them, and what commands see of it. `flow.rs` moves the
 //! bytes of one flow, `control.rs` is the control connection, `budget.rs` what all may take, `carrier/` has a file for each kind of carrier,
 //! `keeper.rs` opens both, `grants.rs` lets peers do so; `licence.rs` has flows stop where their connections
 //! would; `handover.rs` leaves all of it to the next daemon. The rules are in `vtl-core`; here are sockets, clocks
@@ -200,7 +200,6 @@ pub(crate) struct Flows {
     peers: RefCell<HashMap<Key, Rc<Peer>>>,
     budget: Rc<Budget>,
     limits: Arc<Limits>,
-    identity: Arc<Identity>,
     /// There is another one.
     appeared: Notify,
     /// Flows so far.
@@ -228,7 +227,6 @@ impl Flows {
             pulse,
             peers: RefCell::default(),
             budget: Budget::new(limits.memory),
-            identity: Arc::clone(&limits.identity),
             limits,
             appeared: Notify::new(),
             started: Cell::new(0),
@@ -385,7 +383,7 @@ impl Flows {
             return None;
         }
         let account = self.budget.open(Network::of(key.peer));
-        let peer = Rc::new(Peer::new(key, account, !self.identity.needs_known()));
+        let peer = Rc::new(Peer::new(key, account, !self.limits.identity.needs_known()));
         peers.insert(key, Rc::clone(&peer));
         self.appeared.notify_waiters();
         Some((peer, true))

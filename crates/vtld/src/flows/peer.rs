@@ -1,5 +1,7 @@
 //! An association: its flows, its carriers, and what passes between them.
 
+mod commands;
+
 use std::{
     cell::{Cell, RefCell, RefMut},
     collections::{BTreeMap, BTreeSet},
@@ -13,8 +15,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use tokio::{sync::Notify, time::timeout};
-use vtl_control::{CarrierStatus, FlowStatus};
+use tokio::sync::Notify;
 use vtl_core::{
     Association,
     association::Event,
@@ -43,18 +44,8 @@ const MOST_CARRIERS: usize = 16;
 /// Control frames that a carrier is given at a time, bytes.
 const CONTROL: usize = 4096;
 
-/// How long a carrier may take that a flow is to be moved to.
-const OPENING: Duration = Duration::from_secs(5);
-
 /// Why flows go by a carrier.
 const BEST: &str = "the best carrier that there is";
-
-fn role(opener: Side) -> &'static str {
-    match opener {
-        Side::Local => "client",
-        Side::Peer => "server",
-    }
-}
 
 /// Bytes to the peer and from it.
 fn counts(flow: &Flow) -> [u64; 2] {
@@ -216,16 +207,16 @@ impl Peer {
     pub(super) fn note_identity(
         &self,
         shown: Option<PublicKey>,
-        judged: Result<Option<String>, identity::Refused>,
+        judged: Result<(), identity::Refused>,
     ) -> io::Result<()> {
         let before = self.shown.get();
         // Clients are known by nothing else.
         let is_client = self.key.opener == Side::Peer && before.is_some();
         let refused = match judged {
-            Ok(_) if is_client && shown != before => Some(identity::Refused::Another {
+            Ok(()) if is_client && shown != before => Some(identity::Refused::Another {
                 peer: self.key.peer,
             }),
-            Ok(_) => None,
+            Ok(()) => None,
             Err(refused) => Some(refused),
         };
         self.admitted.set(refused.is_none());
@@ -750,148 +741,5 @@ impl Peer {
     fn path(&self, id: FlowId) -> Option<Path> {
         let core = self.core.borrow();
         core.flow(id).map(|flow| flow.send.path())
-    }
-
-    /// The flow that commands call by this number.
-    pub(super) fn find(&self, number: u64) -> Option<FlowId> {
-        let flows = self.flows.borrow();
-        let found = flows.iter().find(|(_, state)| state.number == number);
-        found.map(|(id, _)| *id)
-    }
-
-    fn name(&self, path: Path) -> String {
-        let name = match path {
-            Path::Tcp => None,
-            Path::Carrier(id) => self.carrier(id).and_then(|carrier| carrier.kind()),
-        };
-        name.map_or("tcp", Kind::name).to_owned()
-    }
-
-    /// Moves what this host sends of a flow.
-    ///
-    /// # Errors
-    /// There is no such carrier, and none can be had.
-    pub(super) async fn move_flow(&self, id: FlowId, carrier: &str) -> Result<(), String> {
-        let path = match carrier {
-            "tcp" => Path::Tcp,
-            _ => Path::Carrier(self.carrier_for(carrier).await?),
-        };
-        if path == Path::Tcp && id.requires_carrier() {
-            return Err("the flow requires a carrier: it never goes by TCP".into());
-        }
-        if let Some(state) = self.flows.borrow().get(&id) {
-            state.why.set("moved by hand");
-            let best = self.best().map(Path::Carrier);
-            state.stays.set(best != Some(path));
-        }
-        self.core.borrow_mut().move_flow(id, path);
-        self.turn();
-        Ok(())
-    }
-
-    /// A carrier by its name; the opener of the association has one opened if there is none.
-    async fn carrier_for(&self, name: &str) -> Result<CarrierId, String> {
-        let peer = self.key.peer;
-        let Some(kind) = Kind::named(name) else {
-            let all = Kind::ALL.map(Kind::name).join(", ");
-            return Err(format!("a flow cannot move to {name}: to tcp, {all}"));
-        };
-        if let Some(id) = self.latest(kind) {
-            return Ok(id);
-        }
-        if self.key.opener == Side::Peer {
-            return Err(format!(
-                "there is no carrier {name} to {peer}: that host has opened the flow, and only it can open one"
-            ));
-        }
-        self.wanted.borrow_mut().insert(kind.number());
-        self.changed.notify_waiters();
-        let opened = timeout(OPENING, self.until(|peer| peer.latest(kind).is_some())).await;
-        let latest = opened.ok().and_then(|()| self.latest(kind));
-        if latest.is_none() {
-            self.wanted.borrow_mut().remove(&kind.number());
-        }
-        latest.ok_or_else(|| format!("{peer} does not open a carrier {name}"))
-    }
-
-    /// What there is to say of a flow.
-    pub(super) fn status(&self, id: FlowId) -> Option<FlowStatus> {
-        let flows = self.flows.borrow();
-        self.row(id, flows.get(&id)?)
-    }
-
-    /// The same of all, from a number on.
-    pub(super) fn flows(&self, from: u64) -> Vec<FlowStatus> {
-        let flows = self.flows.borrow();
-        let meant = flows.iter().filter(|(_, state)| state.number >= from);
-        meant
-            .filter_map(|(id, state)| self.row(*id, state))
-            .collect()
-    }
-
-    fn row(&self, id: FlowId, state: &State) -> Option<FlowStatus> {
-        let core = self.core.borrow();
-        let flow = core.flow(id)?;
-        let [sends_mbit, receives_mbit] = state.rates.rates.get().map(|rate| {
-            // As exact as it means something.
-            (rate * 8e-4).round() / 100.0
-        });
-        let waits = id.requires_carrier() && flow.send.path() == Path::Tcp;
-        let by = |path| match id.requires_carrier() && path == Path::Tcp {
-            true => "none".to_owned(),
-            false => self.name(path),
-        };
-        Some(FlowStatus {
-            id: state.number,
-            local: state.local,
-            peer: state.peer,
-            role: role(id.opener).to_owned(),
-            requires_carrier: id.requires_carrier(),
-            sends_by: by(flow.send.path()),
-            receives_by: by(state.heard_by.get()),
-            bytes_sent: flow.send.next_offset(),
-            bytes_received: flow.receive.received(),
-            skipped_bytes: (flow.receive.is_tolerant()).then(|| flow.receive.lost()),
-            sends_mbit,
-            receives_mbit,
-            app: state.app,
-            age_s: state.began.elapsed().as_secs_f64(),
-            why: match (flow.error(), &*self.refused.borrow()) {
-                (Some(_), _) => "it was reset".to_owned(),
-                (None, Some(refused)) => refused.to_string(),
-                _ if state.licence.is_void() => {
-                    "its TCP connection gets no answer, so it waits".to_owned()
-                }
-                _ if waits => "it requires a carrier, and waits for one".to_owned(),
-                _ if flow.send.is_rejected() => {
-                    "the peer may not know that it is a flow of VTL".to_owned()
-                }
-                _ => state.why.get().to_owned(),
-            },
-        })
-    }
-
-    /// One row for each carrier that has flows.
-    pub(super) fn rows(&self) -> Vec<CarrierStatus> {
-        let carriers = self.carriers.borrow();
-        let core = self.core.borrow();
-        let flows = self.flows.borrow();
-        let lost = flows
-            .keys()
-            .filter_map(|id| Some(core.flow(*id)?.receive.lost()));
-        let skipped = self.skipped.get() + lost.sum::<u64>();
-        let row = |(id, running): (&CarrierId, &Running)| {
-            Some(CarrierStatus {
-                peer: self.key.peer,
-                carrier: running.carrier.kind()?.name().to_owned(),
-                role: role(id.opener).to_owned(),
-                flows: flows.len(),
-                bytes_sent: running.sent.get(),
-                bytes_received: running.received.get(),
-                skipped_bytes: running.carrier.loses().then_some(skipped),
-                path: running.carrier.path(),
-            })
-        };
-        carriers.iter().filter_map(row).collect()
     }
 }

@@ -12,7 +12,7 @@ use std::{
     net::IpAddr,
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -24,13 +24,12 @@ use vtl_proto::frame::Side;
 
 use peers::{Files, Peer, Policy};
 
-/// Where both files are unless the daemon is told otherwise.
+/// The operator's file, unless the daemon is told otherwise.
 pub const DEFAULT_PEERS: &str = "/etc/vtl/peers.toml";
-/// The host's key, and the keys that it has learned.
+/// Where the host's key is, and those that it has learned.
 pub const DEFAULT_STATE: &str = "/var/lib/vtl";
 /// The host's key in the folder of state.
 const HOST_KEY: &str = "host";
-const LEARNED: &str = "known_peers.toml";
 /// Peers that one message names.
 const PAGE: usize = 50;
 
@@ -72,7 +71,8 @@ pub struct Identity {
     client: Arc<ClientConfig>,
     server: Arc<ServerConfig>,
     /// Read anew at each control connection, so that an edited file counts from the next one on.
-    files: Mutex<Files>,
+    files: Files,
+    /// As the files said last.
     needs_known: AtomicBool,
 }
 
@@ -85,7 +85,6 @@ impl Identity {
         let key = host_key(state)?;
         let files = Files {
             listed: listed.to_owned(),
-            learned: state.join(LEARNED),
             state: state.to_owned(),
         };
         // A policy that cannot be read must not become another one later.
@@ -95,19 +94,18 @@ impl Identity {
             public: key.public(),
             client,
             server,
-            files: Mutex::new(files),
+            files,
             needs_known: AtomicBool::new(policy == Policy::Known),
         })
     }
 
-    fn files(&self) -> MutexGuard<'_, Files> {
-        // Nothing is half changed: files are replaced whole.
-        self.files.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// TLS for one connection, on the side of its opener or of its acceptor.
     pub(crate) fn tls(&self, opener: Side) -> io::Result<rustls::Connection> {
-        tls::connection(opener, &self.client, &self.server).map_err(io::Error::other)
+        let connection = match opener {
+            Side::Local => tls::client(&self.client),
+            Side::Peer => tls::server(&self.server),
+        };
+        connection.map_err(io::Error::other)
     }
 
     /// Whether peers must be known before anything of theirs is carried, as the files said last.
@@ -115,43 +113,39 @@ impl Identity {
         self.needs_known.load(Ordering::Relaxed)
     }
 
-    /// Who has shown a key, `None` for none: its name, if it has one. `opener` has opened the association. Where a
-    /// peer is listed or was learned at the very address that was connected to, it must be that one. Else, and
-    /// where the other host has connected, since clients roam and share addresses, the key says who it is.
+    /// Whether to have anything to do with who has shown a key, `None` for none. `opener` has opened the association.
+    /// Where a peer is listed or was learned at the very address that was connected to, it must be that one. Else,
+    /// and where the other host has connected, since clients roam and share addresses, the key says who it is.
     pub(crate) fn judge(
         &self,
         opener: Side,
         peer: IpAddr,
         shown: Option<PublicKey>,
-    ) -> Result<Option<String>, Refused> {
-        let files = self.files();
-        let _locked = files.lock().map_err(Refused::Files)?;
-        let read = files.read();
+    ) -> Result<(), Refused> {
+        let read = self.files.read();
         // Where the files make no sense, nobody is known.
-        let needs_known = read
-            .as_ref()
-            .map_or(true, |all| all.policy == Policy::Known);
-        self.needs_known.store(needs_known, Ordering::Relaxed);
-        let mut all = read.map_err(Refused::Files)?;
+        let policy = read.as_ref().map_or(Policy::Known, |all| all.policy);
+        self.needs_known
+            .store(policy == Policy::Known, Ordering::Relaxed);
+        let all = read.map_err(Refused::Files)?;
         let peer = peer.to_canonical();
-        let pinned = |known: &&Peer| opener == Side::Local && known.is_pinned(peer);
+        let mut pinned = all.peers.iter().filter(|_| opener == Side::Local);
+        let first = pinned.find(|known| known.is_pinned(peer));
         let Some(shown) = shown else {
-            return match all.peers.iter().find(pinned) {
+            return match first {
                 Some(known) => Err(Refused::Silent {
                     peer,
                     name: known.name.clone(),
                 }),
-                _ if all.policy == Policy::Known => Err(Refused::Nameless { peer }),
-                _ => Ok(None),
+                None if policy == Policy::Known => Err(Refused::Nameless { peer }),
+                None => Ok(()),
             };
         };
-        let of_key = |known: &&Peer| known.key == shown;
-        let mut of_address = all.peers.iter().filter(pinned);
-        if let Some(first) = of_address.next() {
-            let mut all_of_address = std::iter::once(first).chain(of_address);
-            return match all_of_address.find(of_key) {
-                Some(known) => Ok(Some(known.name.clone())),
-                None => Err(Refused::Changed {
+        let mut of_key = all.peers.iter().filter(|known| known.key == shown);
+        if let Some(first) = first {
+            return match of_key.any(|known| known.is_pinned(peer)) {
+                true => Ok(()),
+                false => Err(Refused::Changed {
                     peer,
                     name: first.name.clone(),
                     known: first.key.to_string(),
@@ -159,27 +153,37 @@ impl Identity {
                 }),
             };
         }
-        let may_be_here = |known: &&Peer| known.may_be_at(peer);
-        if let Some(known) = all.peers.iter().filter(of_key).find(may_be_here) {
-            return Ok(Some(known.name.clone()));
+        if of_key.any(|known| known.may_be_at(peer)) {
+            return Ok(());
         }
-        if all.policy == Policy::Known {
-            return Err(Refused::Unknown {
+        match (policy, opener) {
+            (Policy::Known, _) => Err(Refused::Unknown {
                 peer,
                 shown: shown.to_string(),
-            });
+            }),
+            (Policy::FirstUse, Side::Peer) => Ok(()),
+            (Policy::FirstUse, Side::Local) => {
+                let learned = self.files.change(|peers| {
+                    let is_new = !peers.iter().any(|known| known.is_pinned(peer));
+                    if is_new {
+                        peers.push(Peer::learned(peer, shown));
+                    }
+                    Ok(is_new)
+                });
+                match learned {
+                    // By another association meanwhile.
+                    Ok(false) => return self.judge(opener, peer, Some(shown)),
+                    Ok(true) => {
+                        tracing::info!(%peer, key = %shown, "a new peer, trusted on first use");
+                    }
+                    // No worse than meeting it for the first time again.
+                    Err(error) => {
+                        tracing::warn!(%peer, key = %shown, %error, "a peer was not learned");
+                    }
+                }
+                Ok(())
+            }
         }
-        if opener == Side::Peer {
-            return Ok(None);
-        }
-        let learned = Peer::learned(peer, shown);
-        let name = learned.name.clone();
-        all.learned.push(learned);
-        match files.write(&all.learned) {
-            Ok(()) => tracing::info!(%peer, key = %shown, "a new peer, trusted on first use"),
-            Err(error) => tracing::warn!(%peer, key = %shown, %error, "a peer was not learned"),
-        }
-        Ok(Some(name))
     }
 
     /// This host's key and the peers that it knows, from an index on.
@@ -187,12 +191,11 @@ impl Identity {
     /// # Errors
     /// A list cannot be read.
     pub(crate) fn list(&self, from: usize) -> Result<vtl_control::Peers, String> {
-        let all = self.files().read()?;
-        let listed = all.peers.len() - all.learned.len();
+        let all = self.files.read()?;
         let page = all.peers.iter().enumerate().skip(from).take(PAGE);
         let row = |(index, peer): (usize, &Peer)| vtl_control::Peer {
             known: peer.to_key(),
-            listed: index < listed,
+            listed: index < all.listed,
         };
         Ok(vtl_control::Peers {
             key: self.public.to_string(),
@@ -208,23 +211,19 @@ impl Identity {
     /// It is none, the name is listed, or the file cannot be written.
     pub(crate) fn trust(&self, key: &PeerKey) -> Result<(), String> {
         let mut new = Peer::parse(key)?;
-        let files = self.files();
-        let _locked = files.lock()?;
-        let mut all = files.read()?;
-        let before = all.learned.iter().find(|peer| peer.name == new.name);
-        if let Some(before) = before.filter(|_| new.addresses.is_empty()) {
-            new.addresses.clone_from(&before.addresses);
-        }
-        if before.is_none() && all.peers.iter().any(|peer| peer.name == new.name) {
-            return Err(format!(
-                "{} stands in {}: change it there",
-                new.name,
-                files.listed.display()
-            ));
-        }
-        all.learned.retain(|peer| peer.name != new.name);
-        all.learned.push(new);
-        files.write(&all.learned)
+        self.files.change(|peers| {
+            match peers.iter().position(|peer| peer.name == new.name) {
+                Some(at) => {
+                    let before = peers.remove(at);
+                    if new.addresses.is_empty() {
+                        new.addresses = before.addresses;
+                    }
+                }
+                None => self.files.check_unlisted(&new.name)?,
+            }
+            peers.push(new);
+            Ok(())
+        })
     }
 
     /// Forgets a peer that was learned.
@@ -232,20 +231,14 @@ impl Identity {
     /// # Errors
     /// There is none of that name, or the file cannot be written.
     pub(crate) fn forget(&self, name: &str) -> Result<(), String> {
-        let files = self.files();
-        let _locked = files.lock()?;
-        let mut all = files.read()?;
-        let before = all.learned.len();
-        all.learned.retain(|peer| peer.name != name);
-        if all.learned.len() < before {
-            return files.write(&all.learned);
-        }
-        Err(match all.peers.iter().any(|peer| peer.name == name) {
-            true => format!(
-                "{name} stands in {}: take it out there",
-                files.listed.display()
-            ),
-            false => format!("there is no peer {name}: vtl peer list"),
+        self.files.change(|peers| {
+            let before = peers.len();
+            peers.retain(|peer| peer.name != name);
+            if peers.len() == before {
+                self.files.check_unlisted(name)?;
+                return Err(format!("there is no peer {name}: vtl peer list"));
+            }
+            Ok(())
         })
     }
 }

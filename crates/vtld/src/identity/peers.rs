@@ -21,6 +21,8 @@ const MAX_FILE: u64 = 4 << 20;
 const MAX_LEARNED: usize = 10_000;
 /// Of one peer.
 const MAX_ADDRESSES: usize = 32;
+/// In the folder of state.
+const LEARNED: &str = "known_peers.toml";
 /// What daemons that share a folder of state lock. Only root can: whoever can open it can.
 const LOCK: &str = "lock";
 
@@ -78,11 +80,6 @@ struct Learned {
     peer: Vec<PeerKey>,
 }
 
-/// Bits of an address.
-fn bits(address: IpAddr) -> u8 {
-    if address.is_ipv4() { 32 } else { 128 }
-}
-
 /// A known peer.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Peer {
@@ -138,10 +135,7 @@ impl Peer {
         Self {
             name: address.to_string(),
             key,
-            addresses: vec![Prefix {
-                address,
-                bits: bits(address),
-            }],
+            addresses: vec![Prefix::from(address)],
         }
     }
 
@@ -152,8 +146,7 @@ impl Peer {
 
     /// Whether the address is said to be this peer's, and not one of a prefix.
     pub(super) fn is_pinned(&self, address: IpAddr) -> bool {
-        let is_it = |prefix: &Prefix| prefix.address == address && prefix.bits == bits(address);
-        self.addresses.iter().any(is_it)
+        self.addresses.contains(&Prefix::from(address))
     }
 }
 
@@ -163,16 +156,15 @@ pub(super) struct All {
     pub(super) policy: Policy,
     /// Those listed first.
     pub(super) peers: Vec<Peer>,
-    /// Those of them that were learned.
-    pub(super) learned: Vec<Peer>,
+    /// How many are listed; the others were learned.
+    pub(super) listed: usize,
 }
 
 /// Where they are.
 #[derive(Debug)]
 pub(super) struct Files {
     pub(super) listed: PathBuf,
-    pub(super) learned: PathBuf,
-    /// The folder of the latter, which daemons of several network namespaces may share.
+    /// The folder of what was learned, which daemons of several network namespaces may share.
     pub(super) state: PathBuf,
 }
 
@@ -196,34 +188,39 @@ pub(super) fn lock(state: &Path) -> Result<Flock<fs::File>, String> {
 }
 
 impl Files {
-    /// # Errors
-    /// As of [`lock`].
-    pub(super) fn lock(&self) -> Result<Flock<fs::File>, String> {
-        lock(&self.state)
+    fn learned(&self) -> PathBuf {
+        self.state.join(LEARNED)
     }
 
     /// # Errors
     /// One cannot be read or makes no sense: which, and why.
     pub(super) fn read(&self) -> Result<All, String> {
         let (policy, mut peers) = read(&self.listed)?;
-        let (_, learned) = read(&self.learned)?;
-        peers.extend_from_slice(&learned);
+        let listed = peers.len();
+        peers.extend(read(&self.learned())?.1);
         Ok(All {
             policy,
             peers,
-            learned,
+            listed,
         })
     }
 
-    /// Replaces what was learned.
+    /// Changes what was learned, unless `change` fails.
     ///
     /// # Errors
-    /// There is too much of it, or the file cannot be written.
-    pub(super) fn write(&self, learned: &[Peer]) -> Result<(), String> {
+    /// Its own; there is too much, or the file cannot be read or written.
+    pub(super) fn change<T>(
+        &self,
+        change: impl FnOnce(&mut Vec<Peer>) -> Result<T, String>,
+    ) -> Result<T, String> {
+        let _locked = lock(&self.state)?;
+        let path = self.learned();
+        let (_, mut learned) = read(&path)?;
+        let result = change(&mut learned)?;
         if learned.len() > MAX_LEARNED {
             return Err(format!(
                 "{} has {MAX_LEARNED} peers: vtl peer forget those that are gone",
-                self.learned.display()
+                path.display()
             ));
         }
         let written = Learned {
@@ -231,8 +228,22 @@ impl Files {
         };
         let text = toml::to_string(&written).map_err(|error| error.to_string())?;
         let head = "# Keys of hosts that this one has connected to: vtl peer.\n\n";
-        replace(&self.learned, &format!("{head}{text}"))
-            .map_err(|error| format!("cannot write {}: {error}", self.learned.display()))
+        replace(&path, &format!("{head}{text}"))
+            .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+        Ok(result)
+    }
+
+    /// # Errors
+    /// A peer of this name is the operator's.
+    pub(super) fn check_unlisted(&self, name: &str) -> Result<(), String> {
+        let (_, listed) = read(&self.listed)?;
+        match listed.iter().any(|peer| peer.name == name) {
+            true => Err(format!(
+                "{name} stands in {}: change it there",
+                self.listed.display()
+            )),
+            false => Ok(()),
+        }
     }
 }
 

@@ -45,7 +45,7 @@ fn judge__first_use_is_kept_and_a_change_refused() {
     let host = host("");
     let (first, other) = (key(), key());
     let judge = |opener, peer, key| host.identity.judge(opener, at(peer), key);
-    let named = Ok(Some("192.0.2.1".to_owned()));
+    let named = Ok(());
     assert_eq!(judge(Side::Local, "192.0.2.1", Some(first)), named);
     assert_eq!(judge(Side::Local, "::ffff:192.0.2.1", Some(first)), named);
     let changed = judge(Side::Local, "192.0.2.1", Some(other));
@@ -64,12 +64,11 @@ fn judge__first_use_is_kept_and_a_change_refused() {
         host.identity.trust(&known).expect("trusted");
         let changed = judge(Side::Local, "192.0.2.1", Some(other));
         assert!(matches!(changed, Err(Refused::Changed { .. })));
-        let named = Ok(Some("laptop".to_owned()));
         assert_eq!(judge(Side::Local, "192.0.2.2", Some(other)), named);
     }
     // Nor are others in its network.
     let stranger = judge(Side::Local, "192.0.2.3", Some(key()));
-    assert_eq!(stranger, Ok(Some("192.0.2.3".into())));
+    assert_eq!(stranger, named);
     host.identity.forget("laptop").expect("forgotten");
     // Trusted by name, at the address where it was learned.
     let renewed = PeerKey {
@@ -81,7 +80,7 @@ fn judge__first_use_is_kept_and_a_change_refused() {
     assert!(judge(Side::Local, "192.0.2.3", Some(first)).is_err());
     host.identity.forget("192.0.2.3").expect("forgotten");
     // Somebody else behind the same NAT, who has connected.
-    assert_eq!(judge(Side::Peer, "192.0.2.1", Some(other)), Ok(None));
+    assert_eq!(judge(Side::Peer, "192.0.2.1", Some(other)), named);
     assert_eq!(judge(Side::Peer, "192.0.2.1", Some(first)), named);
     // Also after a restart.
     let peers = host.folder.0.join("peers.toml");
@@ -109,7 +108,7 @@ fn judge__known_only() {
     let judge = |opener, peer, key| host.identity.judge(opener, at(peer), key);
     for opener in [Side::Local, Side::Peer] {
         let name = judge(opener, "192.0.2.9", Some(listed));
-        assert_eq!(name, Ok(Some("gate".into())));
+        assert_eq!(name, Ok(()));
         let unknown = judge(opener, "198.51.100.1", Some(other));
         assert!(matches!(unknown, Err(Refused::Unknown { .. })));
         assert!(
@@ -125,10 +124,7 @@ fn judge__known_only() {
         addresses: Vec::new(),
     };
     host.identity.trust(&trusted).expect("trusted");
-    assert_eq!(
-        judge(Side::Peer, "203.0.113.1", Some(other)),
-        Ok(Some("other".into()))
-    );
+    assert_eq!(judge(Side::Peer, "203.0.113.1", Some(other)), Ok(()));
     let names: Vec<_> = host
         .identity
         .list(0)
@@ -184,6 +180,20 @@ fn open__refuses_what_makes_no_sense() {
             "{error}"
         );
     }
+}
+
+/// Associations that meet a host at the same time learn it once.
+#[test]
+fn judge__at_the_same_time() {
+    let host = host("");
+    let (first, other) = (key(), key());
+    let judge = |key| host.identity.judge(Side::Local, at("192.0.2.1"), Some(key));
+    std::thread::scope(|scope| {
+        let all = [first, first, first, other].map(|key| scope.spawn(move || judge(key)));
+        let all = all.map(|one| one.join().expect("no panic").is_ok());
+        assert!(all[0] == all[1] && all[1] == all[2] && all[2] != all[3]);
+    });
+    assert_eq!(host.identity.list(0).expect("a list").peers.len(), 1);
 }
 
 /// Both sides' handshake in memory.

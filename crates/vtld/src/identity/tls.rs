@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use rustls::{
-    ClientConfig, ClientConnection, DigitallySignedStruct, DistinguishedName, Error, ServerConfig,
-    ServerConnection, SignatureScheme,
+    ClientConfig, ClientConnection, Connection, DigitallySignedStruct, DistinguishedName, Error,
+    ServerConfig, ServerConnection, SignatureScheme,
     client::{
         AlwaysResolvesClientRawPublicKeys,
         danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
@@ -23,7 +23,6 @@ use rustls::{
     version::TLS13,
 };
 use vtl_pool::key::{PublicKey, SecretKey};
-use vtl_proto::frame::Side;
 
 /// The protocol inside (RFC 7301).
 const ALPN: &[u8] = b"vtl/2";
@@ -41,17 +40,39 @@ impl AnyKey {
             rustls::CertificateError::BadEncoding,
         ))
     }
+}
 
-    fn verify(
-        &self,
-        message: &[u8],
-        key: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        let key = SubjectPublicKeyInfoDer::from(key.as_ref());
-        let algorithms = &self.0.signature_verification_algorithms;
-        verify_tls13_signature_with_raw_key(message, &key, signed, algorithms)
-    }
+/// How both sides check the other's signature.
+macro_rules! signatures {
+    () => {
+        fn verify_tls12_signature(
+            &self,
+            _message: &[u8],
+            _key: &CertificateDer<'_>,
+            _signed: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            Err(Error::General("TLS 1.2 is not spoken here".into()))
+        }
+
+        fn verify_tls13_signature(
+            &self,
+            message: &[u8],
+            key: &CertificateDer<'_>,
+            signed: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            let key = SubjectPublicKeyInfoDer::from(key.as_ref());
+            let algorithms = &self.0.signature_verification_algorithms;
+            verify_tls13_signature_with_raw_key(message, &key, signed, algorithms)
+        }
+
+        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+            vec![SignatureScheme::ED25519]
+        }
+
+        fn requires_raw_public_keys(&self) -> bool {
+            true
+        }
+    };
 }
 
 impl ServerCertVerifier for AnyKey {
@@ -66,31 +87,7 @@ impl ServerCertVerifier for AnyKey {
         Self::check(key).map(|()| ServerCertVerified::assertion())
     }
 
-    fn verify_tls12_signature(
-        &self,
-        _message: &[u8],
-        _key: &CertificateDer<'_>,
-        _signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        Err(Error::General("TLS 1.2 is not spoken here".into()))
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        key: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.verify(message, key, signed)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        vec![SignatureScheme::ED25519]
-    }
-
-    fn requires_raw_public_keys(&self) -> bool {
-        true
-    }
+    signatures!();
 }
 
 impl ClientCertVerifier for AnyKey {
@@ -107,31 +104,7 @@ impl ClientCertVerifier for AnyKey {
         Self::check(key).map(|()| ClientCertVerified::assertion())
     }
 
-    fn verify_tls12_signature(
-        &self,
-        _message: &[u8],
-        _key: &CertificateDer<'_>,
-        _signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        Err(Error::General("TLS 1.2 is not spoken here".into()))
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        key: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.verify(message, key, signed)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        vec![SignatureScheme::ED25519]
-    }
-
-    fn requires_raw_public_keys(&self) -> bool {
-        true
-    }
+    signatures!();
 }
 
 /// What this host's connections have in common.
@@ -161,23 +134,19 @@ pub(super) fn configs(key: &SecretKey) -> Result<(Arc<ClientConfig>, Arc<ServerC
     Ok((Arc::new(client), Arc::new(server)))
 }
 
-/// One connection.
-pub(super) fn connection(
-    opener: Side,
-    client: &Arc<ClientConfig>,
-    server: &Arc<ServerConfig>,
-) -> Result<rustls::Connection, Error> {
-    Ok(match opener {
-        Side::Local => {
-            let name = ServerName::try_from(NAME)
-                .map_err(|_| Error::General("a name that is none".into()))?;
-            ClientConnection::new(Arc::clone(client), name)?.into()
-        }
-        Side::Peer => ServerConnection::new(Arc::clone(server))?.into(),
-    })
+/// A connection's end at its opener.
+pub(super) fn client(config: &Arc<ClientConfig>) -> Result<Connection, Error> {
+    let name =
+        ServerName::try_from(NAME).map_err(|_| Error::General("a name that is none".into()))?;
+    Ok(ClientConnection::new(Arc::clone(config), name)?.into())
+}
+
+/// The other one.
+pub(super) fn server(config: &Arc<ServerConfig>) -> Result<Connection, Error> {
+    Ok(ServerConnection::new(Arc::clone(config))?.into())
 }
 
 /// The key that the other side has proved to have.
-pub(crate) fn shown(connection: &rustls::Connection) -> Option<PublicKey> {
+pub(crate) fn shown(connection: &Connection) -> Option<PublicKey> {
     PublicKey::from_spki(connection.peer_certificates()?.first()?)
 }

@@ -106,6 +106,13 @@ impl Prefix {
     }
 }
 
+/// One address.
+impl From<IpAddr> for Prefix {
+    fn from(address: IpAddr) -> Self {
+        Self::new(address, if address.is_ipv4() { 32 } else { 128 })
+    }
+}
+
 /// A text is no [`Prefix`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no address or prefix: write 192.0.2.7, 10.0.0.0/8 or 2001:db8::/32")]
