@@ -197,7 +197,8 @@ int vtl_accept(vtl_socket *listener, vtl_socket **session);
  * Without a session, negotiates or validates one first, as vtl_negotiate(sock, NULL) does.
  *
  * -EAGAIN, -ETIMEDOUT: there was no room; nothing was taken. -EPIPE: the peer has closed the
- * session. -ECONNABORTED: the session broke, what was sent last may not have arrived.
+ * session. -ECONNABORTED: the session broke, what was sent last may not have arrived. -EBADMSG: as
+ * vtl_recv_data() has said.
  */
 ssize_t vtl_send_data(vtl_socket *sock, const void *buffer, size_t size);
 
@@ -206,7 +207,9 @@ ssize_t vtl_send_data(vtl_socket *sock, const void *buffer, size_t size);
  * the session and everything that it sent was read, or that `size` is 0. Without a session, as
  * vtl_send_data().
  *
- * -EAGAIN, -ETIMEDOUT: nothing has arrived. -ECONNABORTED: the session broke.
+ * -EAGAIN, -ETIMEDOUT: nothing has arrived. -ECONNABORTED: the session broke. -EBADMSG: somebody on
+ * the path has changed a packet of an encrypted session that loses none. Nothing behind that is
+ * read, and the session is of no more use.
  */
 ssize_t vtl_recv_data(vtl_socket *sock, void *buffer, size_t size);
 
@@ -259,7 +262,8 @@ ssize_t vtl_recv_part(vtl_socket *sock, void *buffer, size_t size, int *more);
  *
  * -EAGAIN, -ETIMEDOUT: the peer does not have everything yet; the socket is still open, so call
  * again, or vtl_abort(). There is no wake-up for that. After any other error the socket is gone.
- * -EPIPE: the peer closed the session first. -ECONNABORTED: the session broke. -EINVAL: a message
+ * -EPIPE: the peer closed the session first. -ECONNABORTED: the session broke. -EBADMSG: as
+ * vtl_recv_data() has said. -EINVAL: a message
  * was begun and has not gone whole; the peer learns that.
  */
 int vtl_close(vtl_socket *sock);

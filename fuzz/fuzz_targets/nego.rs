@@ -8,16 +8,18 @@ use libfuzzer_sys::fuzz_target;
 use vtl_proto::{
     intf,
     nego::{
-        Answer, Early, Initiator, Made, Offer, Offered, Policy, Reason, Responder, STRANGERS, Step,
-        Verdict, Way,
+        Answer, Early, Initiator, Made, NegoKey, Offer, Offered, Policy, Reason, Responder,
+        STRANGERS, Step, Verdict, Way,
     },
     services::{GraftInfo, ParamRange, Services},
-    wire::{MIN_PAYLOAD, Packet, Ticket},
+    wire::{Extensions, MIN_PAYLOAD, Packet, Ticket},
 };
 
 #[derive(Arbitrary, Debug)]
 struct Input<'a> {
     offer: OfferInput,
+    /// Whether the session is to have keys, and without keys not to be.
+    keys: Option<bool>,
     steps: Vec<Action<'a>>,
 }
 
@@ -156,6 +158,11 @@ impl Host {
             .asked(self.now, from, &nego, &policy, || next_sid);
         let answer = match verdict {
             Verdict::Answer(answer) => answer,
+            Verdict::Ignore => return None,
+            Verdict::Finish(sid, _) => {
+                assert!(self.held.contains(&sid));
+                self.responder.finished(sid).expect("it is held")
+            }
             Verdict::Open(request) => {
                 assert!(policy.listening && !request.choices.is_empty());
                 let choice = request.choices[0];
@@ -179,12 +186,17 @@ impl Host {
                             self.responder.accept(self.now, &request, &choice, &made);
                         assert!((MIN_PAYLOAD..=LARGEST).contains(&session.max_payload));
                         assert!((1..=intf::VTL_MAX_WINDOW).contains(&session.peer_slots));
+                        if let Some(hello) = &request.hello {
+                            self.responder.set_crypto(&request, hello);
+                        }
                         answer
                     }
                 }
             }
         };
         assert!(self.responder.strangers() <= STRANGERS);
+        let extensions = self.responder.extensions(&NegoKey::new(from, &nego));
+        let answer = answer.with_extensions(Extensions::parse(extensions).expect("our own"));
         let mut bytes = vec![0; answer.wire_len()];
         // Nothing is amplified.
         assert!(bytes.len() <= packet.len());
@@ -217,7 +229,11 @@ fuzz_target!(|input: Input<'_>| {
     };
     let offer = offer(&input.offer);
     let offered: Vec<u16> = offer.grafts.iter().map(|g| g.gid).collect();
-    let mut initiator = Some(Initiator::new(offer, 1, 4242));
+    let mut initiator = Initiator::new(offer, 1, 4242);
+    if let Some(required) = input.keys {
+        initiator.set_crypto(b"hello", required);
+    }
+    let mut initiator = Some(initiator);
     let (mut question, mut answer) = (Vec::new(), Vec::new());
     for step in input.steps.iter().take(200) {
         let reply = match step {
@@ -229,6 +245,9 @@ fuzz_target!(|input: Input<'_>| {
                 let polled = initiator.as_mut().map(|i| i.poll(host.now));
                 match polled {
                     Some(Ok(Some(Step::Send(packet, _)))) => {
+                        let extensions = initiator.as_ref().map_or(&[][..], Initiator::extensions);
+                        let extensions = Extensions::parse(extensions).expect("our own");
+                        let packet = packet.with_extensions(extensions);
                         question = vec![0; packet.wire_len()];
                         packet.emit(&mut question).expect("a NEGO can be sent");
                     }
@@ -289,8 +308,14 @@ fuzz_target!(|input: Input<'_>| {
                 assert!(offered.contains(&session.gid));
                 assert!((MIN_PAYLOAD..=LARGEST).contains(&session.max_payload));
                 assert!((1..=intf::VTL_MAX_WINDOW).contains(&session.peer_slots));
-                initiator = None;
+                match input.keys {
+                    Some(_) if !open.is_finishing() => {
+                        open.finish(host.now, &session, b"finish", way(reply.1));
+                    }
+                    _ => initiator = None,
+                }
             }
+            Ok(Some(Answer::Finished)) => initiator = None,
         }
     }
 });

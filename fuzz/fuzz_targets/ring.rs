@@ -9,7 +9,10 @@ use nix::{
     sys::memfd::{MFdFlags, memfd_create},
     unistd::ftruncate,
 };
-use vtl_proto::intf;
+use vtl_proto::{
+    intf,
+    keys::{Keys, Suite},
+};
 use vtl_ring::{Controls, Lanes, RxRing, TxRing};
 
 const SLOTS: u32 = 8;
@@ -49,6 +52,8 @@ enum Action {
 #[derive(Arbitrary, Debug)]
 struct Input {
     listed: bool,
+    /// Whether payloads are sealed, and packets tell their numbers.
+    sealed: Option<bool>,
     actions: Vec<Action>,
 }
 
@@ -87,6 +92,15 @@ fn run(input: &Input, [tx_memory, rx_memory]: &[File; 2]) {
     let mut rx = RxRing::map(rx_memory.as_fd(), SLOTS).expect("a ring");
     if input.listed {
         rx = rx.with_list();
+    }
+    if let Some(numbered) = input.sealed {
+        let keys = Keys {
+            suite: Suite::Aes128Gcm,
+            send: [1; 32].into(),
+            receive: [1; 32].into(),
+        };
+        tx = tx.with_keys(&keys, numbered);
+        rx = rx.with_keys(&keys, numbered);
     }
     let controls = Controls::map(tx_memory.as_fd(), rx_memory.as_fd()).expect("rings");
     let mut lanes = Lanes::default();
@@ -139,15 +153,15 @@ fn run(input: &Input, [tx_memory, rx_memory]: &[File; 2]) {
                 rx.closed();
             }
             Action::Write { len, how } => {
-                let len = len % PAYLOAD + 1;
                 assert!(tx.max_payload() <= PAYLOAD.into());
                 let room = tx.room();
                 assert!(room <= SLOTS.into());
                 if room == 0 {
                     continue;
                 }
-                tx.slot(room - 1).fill(7);
-                let lengths = [u32::from(len)];
+                let slot = tx.slot(room - 1);
+                slot.fill(7);
+                let lengths = [u32::from(*len) % slot.len() as u32 + 1];
                 match how % 5 {
                     0 => tx.publish(&lengths),
                     1 => tx.publish_message(&lengths, true),

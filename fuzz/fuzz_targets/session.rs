@@ -139,7 +139,7 @@ fuzz_target!(|input: Input| {
             Happening::Confirmed => life.handle_confirmed(),
             Happening::Heard(heard) => life.handle_heard(heard.into()),
             Happening::FirstPacket => assert_eq!(life.handle_first_packet(), life.is_open()),
-            Happening::StartEarly => life.start_early(now),
+            Happening::StartEarly => life.start_confirming(now),
             Happening::Size => life.handle_size(now),
             Happening::Question { way: by } => path.handle_question(way(by)),
             Happening::Answer {

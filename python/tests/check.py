@@ -79,12 +79,13 @@ def blocking(host):
     wanted = Requirements(
         reliability=Preference.REQUIRE,
         order=Preference.REQUIRE,
-        encryption=Preference.PREFER,
+        encryption=Preference.REQUIRE,
         max_delay=1000,
     )
     with vtl.connect(host, PORT, wanted, timeout=60) as session:
         info = session.info()
         assert info.services & Services.RELIABLE and info.services & Services.ORDERED, info
+        assert info.services & Services.ENCRYPTION, info
         assert info.graft and info.peer == host and info.max_packet >= 512, info
         sender = threading.Thread(target=session.sendall, args=[memoryview(DATA)])
         sender.start()
@@ -149,7 +150,7 @@ def chosen(host):
             session.send_message(b"x")
             assert session.recv_message() == b"x"
     for wanted, word in [
-        (Requirements(encryption=Preference.REQUIRE), "encryption"),
+        (Requirements(multipath=Preference.REQUIRE), "multipath"),
         (
             Requirements(reliability=Preference.REQUIRE, flow_control=Preference.PROHIBIT),
             "flow-control",

@@ -86,6 +86,10 @@ fn check(name: &str, server: (Build, &str), client: Build, link: &Link, under: &
         command
             .arg(address.to_string())
             .env("VTL_SOCKET", world.socket(Host::Client));
+        if !under.is_empty() {
+            // Valgrind takes what AES-GCM in assembly computes on its stack for uninitialised.
+            command.env("CLEAR", "1");
+        }
         let client = Process::piped(&mut command).output();
         let words = String::from_utf8_lossy(&client.stderr);
         assert!(client.status.success(), "{address}: {words}");

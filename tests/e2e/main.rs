@@ -25,6 +25,7 @@ mod hostile;
 mod identity;
 mod insider;
 mod interfaces;
+mod keys;
 mod kinds;
 mod library;
 mod load;

@@ -1,105 +1,27 @@
 //! Connections that require a carrier: by VTL or not at all.
 
 use std::{
-    collections::HashSet,
     fs,
-    io::{self, Write},
+    io::Write,
     net::{IpAddr, TcpListener},
-    os::fd::{AsRawFd, FromRawFd, OwnedFd},
     process::{Command, Output},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
-    thread::{self, JoinHandle},
+    thread,
 };
 
-use nix::sys::socket::{MsgFlags, recv, setsockopt, sockopt};
 use vtl_control::{FlowList, FlowStatus, Request};
 use vtl_testbed::{Host, Link};
 
-use crate::harness::{Process, World, payload, run, same, until, url, words};
+use crate::harness::{
+    Process, Wire, World, payload, run, same, tcp_payload, until, url, words, words_of,
+};
 
 const SIZE: usize = 2 << 20;
 /// Slow enough for what is to happen in the middle.
 const CRAWL: f64 = 8.0;
-/// IP protocols.
-const TCP: u8 = 6;
+/// IP protocol.
 const UDP: u8 = 17;
 /// Of a server that speaks first.
 const PORT: u16 = 3000;
-
-/// The TCP payload that the client's host sends and receives, but for that of the loopback.
-struct Wire {
-    is_over: Arc<AtomicBool>,
-    thread: JoinHandle<Vec<u8>>,
-}
-
-impl Wire {
-    fn tap(world: &World) -> Self {
-        let open = || {
-            let all = i32::from((libc::ETH_P_ALL as u16).to_be());
-            // SAFETY: a plain system call.
-            let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_DGRAM, all) };
-            assert!(fd >= 0, "{}", io::Error::last_os_error());
-            // SAFETY: a new descriptor that nobody else owns.
-            unsafe { OwnedFd::from_raw_fd(fd) }
-        };
-        let socket = world.testbed.in_netns(Host::Client, open);
-        let socket = socket.expect("a namespace");
-        setsockopt(&socket, sockopt::RcvBufForce, &(64 << 20)).expect("root");
-        let patience = nix::sys::time::TimeVal::new(0, 50_000);
-        setsockopt(&socket, sockopt::ReceiveTimeout, &patience).expect("set");
-        let is_over = Arc::new(AtomicBool::new(false));
-        let until = Arc::clone(&is_over);
-        let thread = thread::spawn(move || {
-            let mut heard = Vec::new();
-            let mut buffer = vec![0; 1 << 17];
-            loop {
-                match recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
-                    Ok(length) => heard.extend_from_slice(tcp_payload(&buffer[..length])),
-                    Err(_) if until.load(Relaxed) => return heard,
-                    Err(_) => {}
-                }
-            }
-        });
-        Self { is_over, thread }
-    }
-
-    /// All that was heard.
-    fn end(self) -> Vec<u8> {
-        self.is_over.store(true, Relaxed);
-        self.thread.join().expect("it ends")
-    }
-}
-
-/// The payload of an IP packet, if it is one of TCP to or from another host.
-fn tcp_payload(packet: &[u8]) -> &[u8] {
-    let parse = || {
-        let (header, protocol) = match packet.first()? >> 4 {
-            4 => (usize::from(packet[0] & 15) * 4, *packet.get(9)?),
-            6 => (40, *packet.get(6)?),
-            _ => return None,
-        };
-        let is_local = match packet[0] >> 4 {
-            4 => packet.get(12) == Some(&127),
-            _ => packet.get(8..24)?.starts_with(&[0; 15]),
-        };
-        if protocol != TCP || is_local {
-            return None;
-        }
-        let tcp = packet.get(header..)?;
-        tcp.get(usize::from(*tcp.get(12)? >> 4) * 4..)
-    };
-    parse().unwrap_or_default()
-}
-
-/// How many words of these bytes are in what was heard, wherever.
-fn words_of(bytes: &[u8], heard: &[u8]) -> usize {
-    let words: HashSet<&[u8]> = bytes.chunks_exact(8).collect();
-    let heard: HashSet<&[u8]> = heard.windows(8).filter(|w| words.contains(w)).collect();
-    heard.len()
-}
 
 #[track_caller]
 fn assert_silent(bytes: &[u8], heard: &[u8]) {
@@ -165,7 +87,7 @@ fn require__peer_without_vtl_is_an_error() {
     world.start_web();
     world.start(Host::Client, &[]);
     world.serve("f", SIZE);
-    let wire = Wire::tap(&world);
+    let wire = Wire::tap(&world, Host::Client, tcp_payload);
     for server in world.servers() {
         assert_unreachable(&world.required(&[], server));
     }
@@ -174,7 +96,7 @@ fn require__peer_without_vtl_is_an_error() {
     assert_eq!(bound.status.code(), Some(7), "{}", said(&bound));
     assert_silent(&payload(SIZE, SIZE as u64), &wire.end());
     // It is known now that the server has no VTL, which changes nothing.
-    let wire = Wire::tap(&world);
+    let wire = Wire::tap(&world, Host::Client, tcp_payload);
     for server in world.servers() {
         world.download(server, "f");
     }
@@ -213,7 +135,7 @@ fn require__not_a_byte_by_tcp() {
         let mut args = vec!["--require"];
         args.extend(carrier.map(|_| "--carrier"));
         args.extend(carrier);
-        let wire = Wire::tap(&world);
+        let wire = Wire::tap(&world, Host::Client, tcp_payload);
 
         let listen = || TcpListener::bind((server, PORT));
         let listener = world.testbed.in_netns(Host::Server, listen);
@@ -278,7 +200,7 @@ fn require__stripped_option_is_an_error() {
         );
         world.filter(host, &rules);
         world.start_both(&[]);
-        let wire = Wire::tap(&world);
+        let wire = Wire::tap(&world, Host::Client, tcp_payload);
         println!("{rule}");
         assert_unreachable(&world.required(&[], world.servers()[i % 2]));
         assert_silent(&payload(SIZE, SIZE as u64), &wire.end());
@@ -301,7 +223,7 @@ fn require__blocked_in_mid_flow() {
     let args = ["--require", "--carrier", "quic"];
     let hosts = [Host::Client, Host::Server];
     let waits = |flows: &[FlowStatus]| flows.iter().all(|flow| flow.sends_by == "none");
-    let wire = Wire::tap(&world);
+    let wire = Wire::tap(&world, Host::Client, tcp_payload);
     for is_for_good in [false, true] {
         world.set_rate(CRAWL);
         let mut download = world.start_download_run(&args, server, "f");
@@ -382,7 +304,7 @@ fn require__by_a_rule() {
     }
     world.start(Host::Server, &[]);
     world.hook();
-    let wire = Wire::tap(&world);
+    let wire = Wire::tap(&world, Host::Client, tcp_payload);
     for server in world.servers() {
         let output = curl(&world, server);
         assert!(output.status.success(), "{}", words(&output));
@@ -399,7 +321,7 @@ fn require__through_new_daemons() {
     };
     const BIG: usize = 8 * SIZE;
     world.serve("f", BIG);
-    let wire = Wire::tap(&world);
+    let wire = Wire::tap(&world, Host::Client, tcp_payload);
     world.set_rate(CRAWL);
     let server = world.servers()[0];
     let mut download = world.start_download_run(&["--require"], server, "f");

@@ -216,7 +216,7 @@ fn rules__match_what_they_say_and_nothing_else() {
         sorted(&world) == ["cubic", "cubic", "stream"]
     });
     let output = world.rule(&["add", "x", "--require", "encryption"]);
-    refused(&output, 1, "no graft of the pool provides encryption");
+    refused(&output, 1, "cannot require encryption yet");
     world.rule_ok(&["remove", "services"]);
 
     let command = world.plain_curl(&copy, &to, &urls[1]);

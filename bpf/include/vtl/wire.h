@@ -185,17 +185,24 @@ enum {
     VTL_EXT_ALIGN = 4,
 };
 
-/* The other bits of vtl_ext.type. Hosts of this version know VTL_EXT_PADDING alone. */
+/* The other bits of vtl_ext.type. Hosts of this version know the first two. */
 enum vtl_ext_type {
     VTL_EXT_PADDING = 0, /* makes the packet longer */
-    VTL_EXT_CRYPTO = 1,  /* struct vtl_ext_crypto, then bytes of the crypto handshake's message */
+    VTL_EXT_CRYPTO = 1,  /* struct vtl_ext_crypto, then a flight of the TLS handshake */
     VTL_EXT_PATH = 2,    /* struct vtl_ext_path */
 };
 
-/* How the value of VTL_EXT_CRYPTO begins. 8 bytes. */
+/* How the value of VTL_EXT_CRYPTO begins. 4 bytes. */
 struct vtl_ext_crypto {
-    __be32 offset; /* bytes of the message before this fragment */
-    __be32 total;  /* bytes of the message */
+    __u8 flight; /* enum vtl_flight */
+    __u8 reserved[3];
+};
+
+/* Flights of the TLS handshake. */
+enum vtl_flight {
+    VTL_FLIGHT_HELLO = 1,  /* NEGO: the initiator's first */
+    VTL_FLIGHT_ANSWER = 2, /* NEGO_ACK: the responder's */
+    VTL_FLIGHT_FINISH = 3, /* NEGO once more: the initiator's second */
 };
 
 /* The value of VTL_EXT_PATH. 4 bytes. */

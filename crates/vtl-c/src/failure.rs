@@ -42,6 +42,8 @@ impl Failure {
             },
             Error::Contradiction(_) | Error::Misuse(_) => libc::EINVAL,
             Error::Broken(_) | Error::Cut(_) => libc::ECONNABORTED,
+            // As sockets with the kernel's TLS say it.
+            Error::Forged(_) => libc::EBADMSG,
             Error::ClosedByPeer(_) => libc::EPIPE,
             Error::TimedOut if timeout == 0 => libc::EAGAIN,
             Error::TimedOut => libc::ETIMEDOUT,
@@ -88,6 +90,7 @@ pub(crate) fn meaning(result: c_int) -> &'static CStr {
         libc::EADDRINUSE => c"the VTL port is taken",
         libc::ECONNREFUSED => c"the daemon cannot be reached, or there is no such session",
         libc::ECONNABORTED => c"the session broke: what was sent last may not have arrived",
+        libc::EBADMSG => c"somebody on the path has changed a packet",
         libc::EPIPE => c"the peer has closed the session",
         libc::ENOTCONN => c"there is no session yet",
         libc::EMSGSIZE => c"the message is empty or too long for the session",

@@ -219,9 +219,10 @@ static void blocking(const char *peer) {
     want.size = sizeof want + 8;
     CHECK(vtl_negotiate(sock, &want) == -E2BIG);
     want.size = sizeof want;
-    want.encryption = VTL_REQUIRE;
+    want.multipath = VTL_REQUIRE;
     CHECK(vtl_negotiate(sock, &want) == -ECONNREFUSED);
-    want.encryption = VTL_PREFER;
+    want.multipath = VTL_NO_PREFERENCE;
+    want.encryption = getenv("CLEAR") ? VTL_NO_PREFERENCE : VTL_REQUIRE;
     int gid = vtl_negotiate(sock, &want);
     CHECK(gid > 0);
     check_info(sock, gid);

@@ -45,6 +45,7 @@ fn text(status: &Value) -> String {
             "phase",
             "graft",
             "way",
+            "cipher",
             "rtt_ms",
             "rate_mbit",
             "loss_pct",

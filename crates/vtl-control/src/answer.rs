@@ -8,7 +8,10 @@ use std::{
 use crate::PeerKey;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
-use vtl_proto::services::Services;
+use vtl_proto::{
+    keys::{Keys, Suite},
+    services::Services,
+};
 
 use crate::Error;
 
@@ -129,6 +132,9 @@ pub struct SessionStatus {
     pub way: String,
     /// The peer's UDP port; 0: native.
     pub udp_port: u16,
+    /// With which its payload is encrypted: `aes-128-gcm`, `aes-256-gcm` or `chacha20-poly1305`. `None`: not.
+    #[serde(default)]
+    pub cipher: Option<Suite>,
     /// `opening`, `open`, `closing` or `ended`.
     pub phase: String,
     /// The graft's name.
@@ -570,7 +576,7 @@ pub struct Grant {
     pub key: u64,
     /// Packets per ring.
     pub slots: u32,
-    /// Payload bytes per packet.
+    /// Payload bytes per packet, sealed where there are keys.
     pub max_payload: u16,
     /// Bytes of the longest message. 0, from a daemon that does not say: those of a packet.
     #[serde(default)]
@@ -587,6 +593,9 @@ pub struct Grant {
     /// A ring of events comes along.
     #[serde(default)]
     pub events: bool,
+    /// With which its payload is sealed. `None`: in the clear.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keys: Option<Keys>,
 }
 
 #[cfg(test)]

@@ -24,6 +24,8 @@ pub const DEAD_NS: u64 = 15_000 * MS;
 pub const DEAD_TIMEOUTS: u32 = 3;
 /// CLOSE packets that a closing host sends in all while its peer does not answer (section 6).
 pub const CLOSE_TRIES: u32 = 5;
+/// The same while a negotiation is still to confirm what was sent: as long as that has patience.
+pub const UNCONFIRMED_TRIES: u32 = 45;
 /// Interval between two of them, and from the last one to the end.
 pub const CLOSE_NS: u64 = 200 * MS;
 /// CLOSE packets with `ABORT` that are sent at once, since none is repeated (section 6).
@@ -54,7 +56,8 @@ pub enum Phase<N> {
 /// What is left of the handshake of a session that data may be sent in.
 #[derive(Clone, Debug)]
 pub enum Handshake<N> {
-    /// The initiator has sent early data, and waits for the answer to its NEGO.
+    /// The initiator has sent data, and waits for an answer to its NEGO: the first one, or the one to the last flight of
+    /// the crypto handshake.
     Confirming(N),
     /// The responder has not had a packet with its token yet.
     Unvalidated,
@@ -288,8 +291,8 @@ impl<N> Lifecycle<N> {
         }
     }
 
-    /// The initiator sends early data from now on, while the negotiation goes on.
-    pub fn start_early(&mut self, now: u64) {
+    /// The initiator sends data from now on, while the negotiation goes on.
+    pub fn start_confirming(&mut self, now: u64) {
         match std::mem::replace(&mut self.phase, Phase::Ended) {
             Phase::Opening(negotiation) => {
                 self.phase = Phase::Open(Handshake::Confirming(negotiation));
@@ -343,7 +346,12 @@ impl<N> Lifecycle<N> {
             Phase::Closing(closing) => {
                 closing.sent += 1;
                 closing.next_ns = now + CLOSE_NS;
-                if closing.sent > CLOSE_TRIES {
+                // Until it is confirmed the peer may not be able to use what it has.
+                let most = match closing.handshake {
+                    Handshake::Confirming(_) => UNCONFIRMED_TRIES,
+                    Handshake::Unvalidated | Handshake::Complete => CLOSE_TRIES,
+                };
+                if closing.sent > most {
                     self.end(Farewell::Nothing, EndReason::Local)
                         .map_or(Action::Nothing, Action::End)
                 } else {

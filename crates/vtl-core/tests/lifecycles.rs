@@ -320,7 +320,7 @@ impl Simulation {
         let mut random = Random(seed);
         let mut initiator = Lifecycle::initiator(0, ());
         if random.percent(30) {
-            initiator.start_early(0);
+            initiator.start_confirming(0);
         } else {
             initiator.handle_established(0);
         }

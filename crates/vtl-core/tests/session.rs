@@ -30,7 +30,7 @@ fn open() -> Session {
 /// An initiator's session that has sent early data.
 fn confirming() -> Session {
     let mut session = opening();
-    session.start_early(T);
+    session.start_confirming(T);
     session
 }
 
@@ -189,11 +189,11 @@ fn confirming__goes_on_while_the_session_is_closing() {
 #[test]
 fn start_early__is_for_sessions_that_are_being_opened() {
     for mut session in [open(), unvalidated(), closing(), ended()] {
-        session.start_early(T);
+        session.start_confirming(T);
         assert!(!session.is_confirming());
     }
     let mut session = closing();
-    session.start_early(T);
+    session.start_confirming(T);
     assert!(matches!(session.phase(), Phase::Closing(_)));
 }
 

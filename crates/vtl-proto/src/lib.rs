@@ -6,6 +6,7 @@
 //! - [`services`]: what applications require and grafts provide;
 //! - [`carrier`]: what flows of the Hooker can travel by;
 //! - [`frame`]: what carriers move for the flows of an association;
+//! - [`keys`]: with which the payload of a session is sealed;
 //! - [`intf`]: the C headers `bpf/include/vtl/{wire,intf,hooker}.h`, generated.
 //!
 //! `PROTOCOL.md` is the specification.
@@ -14,6 +15,7 @@
 
 pub mod carrier;
 pub mod frame;
+pub mod keys;
 pub mod nego;
 pub mod services;
 pub mod wire;

@@ -6,6 +6,7 @@
 //! Times are nanoseconds of one monotonic clock, any epoch. Tokens and secrets are random values
 //! that the caller draws: unpredictable, and new each time.
 
+mod crypto;
 mod initiator;
 mod race;
 mod responder;
@@ -18,6 +19,7 @@ mod tests;
 
 use core::{mem::offset_of, net::IpAddr, time::Duration};
 
+pub use crypto::{Flight, bound_answer};
 pub use initiator::{Answer, Early, Initiator, Offer, Offered, Step};
 pub use race::Way;
 pub use responder::{Choice, Counters, Made, Policy, Request, Responder, Verdict};
@@ -96,6 +98,9 @@ pub enum NegoError {
     /// Data had gone ahead of the answer, which then said that they cannot be sent like that.
     #[error("the peer has changed since the last session, and data were under way: try again")]
     Changed,
+    /// The peer takes no keys, and the session requires them.
+    #[error("the peer does not encrypt")]
+    Clear,
     /// Data had gone ahead, and the peer may or may not have received them before it restarted.
     #[error("the peer was restarted while the session was opened: data may have arrived or not")]
     Restarted,

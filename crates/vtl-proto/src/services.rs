@@ -258,7 +258,9 @@ impl Requirements {
 
     /// Whether a graft is out of the question: it lacks something, or has what it must not have.
     pub fn excludes(&self, graft: &GraftInfo) -> bool {
-        !graft.satisfies(self.required()) || !graft.provides.intersection(self.prohibit).is_empty()
+        // A session adds that to any graft.
+        let required = Services::ENCRYPTION.missing(self.required());
+        !graft.satisfies(required) || !graft.provides.intersection(self.prohibit).is_empty()
     }
 
     /// How little a graft has of what should be, and how much of what should not: less is better
@@ -578,6 +580,8 @@ mod tests {
         r.set(Services::CONGESTION_CONTROL, Preference::Prohibit);
         assert_eq!(gids(&pool, &r), [3]);
         r.set(Services::ENCRYPTION, Preference::Require);
+        assert_eq!(gids(&pool, &r), [3], "any graft's packets can be sealed");
+        r.set(Services::MULTIPATH, Preference::Require);
         assert_eq!(gids(&pool, &r), [0u16; 0]);
     }
 

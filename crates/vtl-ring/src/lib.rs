@@ -7,6 +7,9 @@
 //! - [`Events`]: by which the kernel wakes the user of a session;
 //! - [`egress`]: sends what was published without waking the daemon's pump.
 //!
+//! With keys, [`TxRing`] seals payloads before the kernel sees them, and [`RxRing`] opens them when
+//! they are read.
+//!
 //! An aware application maps the rings of its own session (crate `vtl`), the daemon those of hooked
 //! flows.
 
@@ -15,7 +18,9 @@ pub mod egress;
 mod events;
 mod lanes;
 mod receive;
+mod seal;
 mod transmit;
+mod unsealed;
 
 use std::{
     io,
@@ -32,6 +37,7 @@ pub use controls::Controls;
 pub use events::Events;
 pub use lanes::Lanes;
 pub use receive::RxRing;
+pub use seal::overhead;
 pub use transmit::TxRing;
 
 const SLOT: usize = intf::VTL_SLOT_SIZE as usize;
@@ -116,10 +122,26 @@ impl Ring {
             .store(succeeded | (why + 1), Ordering::Release);
     }
 
+    /// Which of the slots a packet lies in.
+    fn index(&self, packet: u64) -> usize {
+        (packet & u64::from(self.slots - 1)) as usize
+    }
+
     fn slot(&self, packet: u64) -> NonNull<vtl_slot> {
-        let index = 1 + (packet & u64::from(self.slots - 1)) as usize;
-        // SAFETY: index is at most `slots`, inside the mapping.
-        unsafe { self.base.add(index * SLOT) }.cast()
+        let offset = (1 + self.index(packet)) * SLOT;
+        // SAFETY: the index is below `slots`: inside the mapping.
+        unsafe { self.base.add(offset) }.cast()
+    }
+
+    /// Where the payload of a packet lies, and how many bytes it has: never more than a packet's,
+    /// whatever its slot says.
+    fn content(&self, packet: u64) -> (*mut u8, usize) {
+        let slot = self.slot(packet).as_ptr();
+        // SAFETY: inside the mapping.
+        unsafe {
+            let len = ((*slot).len as usize).min(intf::VTL_MAX_PAYLOAD as usize);
+            ((&raw mut (*slot).data).cast(), len)
+        }
     }
 }
 

@@ -3,13 +3,12 @@
 use std::{
     io,
     os::fd::BorrowedFd,
-    ptr::NonNull,
     sync::atomic::{Ordering, fence},
 };
 
-use vtl_proto::intf::{self, vtl_slot};
+use vtl_proto::{intf, keys::Keys};
 
-use super::{Closed, Ring, closed};
+use super::{Closed, Ring, closed, seal::Opener, unsealed::Unsealed};
 
 /// The receiving side.
 pub struct RxRing {
@@ -22,6 +21,8 @@ pub struct RxRing {
     told: u64,
     /// The number behind that of the last packet, once that was met.
     end: Option<u64>,
+    /// Where payloads are sealed.
+    unsealed: Option<Unsealed>,
 }
 
 impl RxRing {
@@ -39,7 +40,20 @@ impl RxRing {
             arrived: next,
             told: next,
             end: None,
+            unsealed: None,
         })
+    }
+
+    /// Opens payloads, which [`TxRing::with_keys`](super::TxRing::with_keys) has sealed at the other
+    /// end, each once and when it is first read. `numbered`: as there. To be called before anything
+    /// was read.
+    #[must_use]
+    pub fn with_keys(mut self, keys: &Keys, numbered: bool) -> Self {
+        let slots = self.ring.slots;
+        // Packets come in any order as far as the ring reaches.
+        let opener = Opener::new(keys.suite, &keys.receive, numbered, slots, self.next);
+        self.unsealed = Some(Unsealed::new(opener, slots, numbered));
+        self
     }
 
     /// As the grafts with partial order fill it: packets lie by their numbers, and the slots hold a
@@ -50,14 +64,31 @@ impl RxRing {
         self
     }
 
-    /// The slot of the `ahead`-th packet to be read.
-    fn slot(&self, ahead: u64) -> NonNull<vtl_slot> {
-        let slot = self.ring.slot(self.next + ahead);
+    /// The place of the `ahead`-th packet to be read.
+    fn place(&self, ahead: u64) -> u64 {
+        let place = self.next + ahead;
         if !self.listed {
-            return slot;
+            return place;
         }
         // SAFETY: published by the kernel, which leaves it alone until it is consumed.
-        self.ring.slot(unsafe { (*slot.as_ptr()).stamp })
+        unsafe { (*self.ring.slot(place).as_ptr()).stamp }
+    }
+
+    /// The payload of the packet at a place.
+    ///
+    /// # Safety
+    /// It has arrived, and the kernel leaves it alone until it is consumed.
+    unsafe fn payload(&self, place: u64) -> &[u8] {
+        let (data, len) = self.ring.content(place);
+        match &self.unsealed {
+            // SAFETY: as the caller says.
+            Some(unsealed) => unsafe {
+                let more = (*self.ring.slot(place).as_ptr()).more;
+                unsealed.payload((data, len), more, self.ring.index(place), place)
+            },
+            // SAFETY: as the caller says.
+            None => unsafe { std::slice::from_raw_parts(data, len) },
+        }
     }
 
     /// Packets that the ring holds.
@@ -71,18 +102,21 @@ impl RxRing {
         self.arrived.wrapping_sub(self.next)
     }
 
-    /// The payload of the `ahead`-th packet to be read; empty if that packet was given up.
+    /// The payload of the `ahead`-th packet to be read; empty if that packet was given up, or does
+    /// not open, which [`RxRing::forged`] counts.
     ///
     /// # Panics
     /// If `ahead` is not below what [`RxRing::available`] last said.
     pub fn packet(&self, ahead: u64) -> &[u8] {
         assert!(ahead < self.arrived.wrapping_sub(self.next));
-        let slot = self.slot(ahead).as_ptr();
         // SAFETY: published by the kernel, which leaves it alone until it is consumed.
-        unsafe {
-            let len = ((*slot).len as usize).min(intf::VTL_MAX_PAYLOAD as usize);
-            std::slice::from_raw_parts((&raw const (*slot).data).cast(), len)
-        }
+        unsafe { self.payload(self.place(ahead)) }
+    }
+
+    /// Packets read that did not open: somebody on the path has made or changed them, or they came
+    /// twice where packets tell their numbers. 0 without keys.
+    pub fn forged(&self) -> u64 {
+        self.unsealed.as_ref().map_or(0, Unsealed::forged)
     }
 
     /// The payload of the `ahead`-th packet to be read, which may lie behind a gap.
@@ -95,12 +129,8 @@ impl RxRing {
     /// and ordered, the kernel leaves it alone from then on until it is consumed.
     pub unsafe fn behind_gap(&self, ahead: u64) -> &[u8] {
         assert!(ahead < self.slots());
-        let slot = self.ring.slot(self.next + ahead).as_ptr();
-        // SAFETY: inside the mapping; the caller says that nobody writes.
-        unsafe {
-            let len = ((*slot).len as usize).min(intf::VTL_MAX_PAYLOAD as usize);
-            std::slice::from_raw_parts((&raw const (*slot).data).cast(), len)
-        }
+        // SAFETY: the caller says that nobody writes.
+        unsafe { self.payload(self.next + ahead) }
     }
 
     /// The number of the packet to be read next.
@@ -127,7 +157,8 @@ impl RxRing {
     /// # Panics
     /// If there is no packet.
     pub fn take_last(&mut self) -> bool {
-        let last = self.is_last(0);
+        // Whoever forges the mark must not cut off what follows.
+        let last = self.is_last(0) && (self.unsealed.is_none() || !self.packet(0).is_empty());
         if last {
             // SAFETY: as in `packet`.
             let listed = unsafe { (*self.ring.slot(self.next).as_ptr()).stamp };
@@ -150,7 +181,7 @@ impl RxRing {
             intf::VTL_F_LAST
         };
         // SAFETY: as in `packet`.
-        unsafe { (*self.slot(ahead).as_ptr()).more & mark != 0 }
+        unsafe { (*self.ring.slot(self.place(ahead)).as_ptr()).more & mark != 0 }
     }
 
     /// Whether the last packet and all before it were read.
@@ -162,6 +193,7 @@ impl RxRing {
     /// sender may be waiting for the room.
     pub fn consume(&mut self, count: u64) -> bool {
         let backlog = self.available();
+        self.forget(count);
         self.next += count;
         self.ring.consumer().store(self.next, Ordering::Release);
         let slots = u64::from(self.ring.slots);
@@ -180,6 +212,16 @@ impl RxRing {
             self.told = self.next; // acknowledgements carry the news
         }
         false
+    }
+
+    /// Forgets what was opened of the next `count` packets.
+    fn forget(&mut self, count: u64) {
+        if self.unsealed.is_some() {
+            for ahead in 0..count.min(self.slots()) {
+                let index = self.ring.index(self.place(ahead));
+                self.unsealed.iter_mut().for_each(|u| u.consume(index));
+            }
+        }
     }
 
     /// Leaves a note for the daemon, which is to be kicked, that there is room again.

@@ -6,9 +6,9 @@ use std::{
     sync::atomic::{Ordering, fence},
 };
 
-use vtl_proto::intf;
+use vtl_proto::{intf, keys::Keys};
 
-use super::{Closed, Lanes, Ring, closed};
+use super::{Closed, Lanes, Ring, closed, seal::Sealer};
 
 /// The sending side.
 pub struct TxRing {
@@ -17,7 +17,9 @@ pub struct TxRing {
     next: u64,
     /// `consumer` when it was last looked at: the kernel writes there, so looking is not free.
     acknowledged: u64,
+    /// Before it is sealed.
     max_payload: u32,
+    sealer: Option<Sealer>,
 }
 
 impl TxRing {
@@ -39,7 +41,23 @@ impl TxRing {
             next,
             acknowledged: next,
             max_payload: max_payload.into(),
+            sealer: None,
         })
+    }
+
+    /// Seals the payload of each packet from the next one on, each in its slot before the kernel sees
+    /// it, and so once: it is sent again as it is. All lengths are those of payloads before that;
+    /// what a packet takes becomes less by [`overhead(numbered)`](super::overhead).
+    ///
+    /// `numbered`: packets tell their numbers, as they have to where the graft is not reliable and
+    /// ordered. Both ends have to say the same.
+    #[must_use]
+    pub fn with_keys(mut self, keys: &Keys, numbered: bool) -> Self {
+        let sealer = Sealer::new(keys.suite, &keys.send, numbered);
+        let overhead = sealer.overhead() as u32;
+        self.max_payload = self.max_payload.saturating_sub(overhead).max(1);
+        self.sealer = Some(sealer);
+        self
     }
 
     /// Bytes that a packet should have at most. Becomes less when the path takes less.
@@ -47,8 +65,18 @@ impl TxRing {
         let most = self.max_payload as usize;
         match self.ring.most().load(Ordering::Relaxed) as usize {
             0 => most,
-            path => path.min(most),
+            path => path.saturating_sub(self.overhead()).clamp(1, most),
         }
+    }
+
+    /// Bytes that sealing adds to a payload.
+    fn overhead(&self) -> usize {
+        self.sealer.as_ref().map_or(0, Sealer::overhead)
+    }
+
+    /// Bytes of a payload of `len` bytes as the packet has it: sealed, where there are keys.
+    pub fn sealed_len(&self, len: u32) -> u32 {
+        len + self.overhead() as u32
     }
 
     /// Slots that may be written now.
@@ -64,7 +92,7 @@ impl TxRing {
     }
 
     /// The payload area of the `ahead`-th slot to be written, as many bytes as the ring was mapped
-    /// for.
+    /// for, less what sealing adds.
     ///
     /// # Panics
     /// If `ahead` is not below [`TxRing::room`].
@@ -160,9 +188,21 @@ impl TxRing {
         assert!(count <= self.known_room() || count <= self.room());
         for (i, len) in lengths.iter().enumerate() {
             assert!((1..=self.max_payload).contains(len));
-            let slot = self.ring.slot(self.next + i as u64).as_ptr();
+            let number = self.next + i as u64;
+            let slot = self.ring.slot(number).as_ptr();
+            let sealed = self.sealed_len(*len);
+            let more = more(i);
             // SAFETY: inside the slot, which is ours until it is published.
-            unsafe { ((*slot).len, (*slot).more) = (*len, more(i)) };
+            unsafe { ((*slot).len, (*slot).more) = (sealed, more) };
+            if let Some(sealer) = &mut self.sealer {
+                // SAFETY: as above; a slot has more bytes than the longest payload and the overhead
+                // on the shortest.
+                let payload = unsafe {
+                    let data = (&raw mut (*slot).data).cast();
+                    std::slice::from_raw_parts_mut(data, sealed as usize)
+                };
+                sealer.seal(number, more, payload);
+            }
         }
         self.next += lengths.len() as u64;
     }

@@ -23,6 +23,10 @@ pub enum Error {
     /// The peer closed the session in the middle of a message.
     #[error("{0} has closed the session in the middle of a message")]
     Cut(IpAddr),
+    /// A packet of the session does not open: it is not as the peer has sealed it. Nothing behind it
+    /// is read, and the session is of no more use.
+    #[error("a packet of {0} does not open: somebody on the path has changed it")]
+    Forged(IpAddr),
     /// The operation does not fit the socket's mode, or comes too early.
     #[error("{0}")]
     Misuse(&'static str),
@@ -59,7 +63,9 @@ impl From<Error> for io::Error {
             Error::Daemon(control::Error::Denied(_) | control::Error::Forbidden(_)) => {
                 io::ErrorKind::PermissionDenied
             }
-            Error::Daemon(control::Error::Malformed(_)) => io::ErrorKind::InvalidData,
+            Error::Daemon(control::Error::Malformed(_)) | Error::Forged(_) => {
+                io::ErrorKind::InvalidData
+            }
             Error::Broken(_) | Error::Cut(_) | Error::Daemon(control::Error::Closed) => {
                 io::ErrorKind::ConnectionAborted
             }

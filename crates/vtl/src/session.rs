@@ -113,14 +113,22 @@ impl Session {
             services: grant.services,
             peer: grant.peer,
         };
+        let mut tx = TxRing::map(transmit.as_fd(), slots, payload)?;
         let mut rx = RxRing::map(receive.as_fd(), slots)?;
         let lanes = agreement.services.contains(Services::PARTIAL_ORDER)
             && !agreement.services.contains(Services::ORDERED);
         if lanes {
             rx = rx.with_list();
         }
+        if let Some(keys) = &grant.keys {
+            // Where every packet has its place in the ring, that is its number.
+            let placed = Services::RELIABLE | Services::ORDERED;
+            let numbered = !agreement.services.contains(placed);
+            tx = tx.with_keys(keys, numbered);
+            rx = rx.with_keys(keys, numbered);
+        }
         let session = Self {
-            tx: TxRing::map(transmit.as_fd(), slots, payload)?,
+            tx,
             rx,
             lanes: lanes.then(Lanes::default),
             kick,
@@ -173,6 +181,18 @@ impl Session {
 
     fn broken(&self) -> Error {
         Error::Broken(self.peer)
+    }
+
+    /// Whether a packet that must not be missing does not open. One that may be was given up.
+    fn is_forged(&self) -> bool {
+        self.reliable && self.rx.forged() > 0
+    }
+
+    fn check_forged(&self) -> Result<(), Error> {
+        match self.is_forged() {
+            true => Err(Error::Forged(self.peer)),
+            false => Ok(()),
+        }
     }
 }
 
@@ -311,7 +331,7 @@ impl Session {
     fn call_egress(&self, length: u32) -> bool {
         self.caller
             .as_ref()
-            .is_some_and(|caller| egress::run(caller, length))
+            .is_some_and(|caller| egress::run(caller, self.tx.sealed_len(length)))
     }
 
     /// Whether to go on with the session by which the peer has succeeded this one.
@@ -372,6 +392,7 @@ impl Session {
     }
 
     fn check_open(&self) -> Result<(), Error> {
+        self.check_forged()?;
         match self.tx.closed() {
             None => Ok(()),
             Some(Closed::ByPeer) => Err(Error::ClosedByPeer(self.peer)),
@@ -382,8 +403,9 @@ impl Session {
     /// Whether the peer has everything.
     ///
     /// # Errors
-    /// It will never have.
+    /// It will never have, or what it has sent is forged: no orderly end then.
     pub(crate) fn delivered(&self) -> Result<bool, Error> {
+        self.check_forged()?;
         if self.tx.unacknowledged() == 0 {
             return Ok(true);
         }
@@ -405,7 +427,7 @@ impl Session {
         buffer: &mut [u8],
     ) -> Result<usize, Halt> {
         match self.incoming.take(buffer) {
-            0 => self.recv(limit, |session| Ok(session.read(buffer))),
+            0 => self.recv(limit, |session| session.read(buffer)),
             kept => Ok(kept),
         }
     }
@@ -413,7 +435,7 @@ impl Session {
     /// As [`Session::recv_data`], but never waits: `None` if nothing has arrived.
     pub(crate) fn try_recv_data(&mut self, buffer: &mut [u8]) -> Result<Option<usize>, Halt> {
         match self.incoming.take(buffer) {
-            0 => self.try_recv(|session| Ok(session.read(buffer))),
+            0 => self.try_recv(|session| session.read(buffer)),
             kept => Ok(Some(kept)),
         }
     }
@@ -445,7 +467,7 @@ impl Session {
     ) -> Result<Part, Halt> {
         let mut len = self.incoming.take(buffer);
         if len == 0 {
-            len = self.recv(limit, |session| Ok(session.read_part(buffer)))?;
+            len = self.recv(limit, |session| session.read_part(buffer))?;
             self.check_end(len)?;
         }
         Ok(self.part(len))
@@ -458,7 +480,7 @@ impl Session {
             kept => Some(kept),
         };
         if len.is_none() {
-            len = self.try_recv(|session| Ok(session.read_part(buffer)))?;
+            len = self.try_recv(|session| session.read_part(buffer))?;
             self.check_end(len.unwrap_or(1))?;
         }
         Ok(len.map(|len| self.part(len)))
@@ -546,6 +568,7 @@ impl Session {
     }
 
     fn receivable(&mut self) -> Result<Receivable, Error> {
+        self.check_forged()?;
         loop {
             if self.rx.available() > 0 {
                 if self.reliable && self.rx.take_last() {
@@ -596,17 +619,24 @@ impl Session {
     }
 
     /// Copies what has arrived. 0 if those were only places of packets that the sender gave up.
-    fn read(&mut self, buffer: &mut [u8]) -> usize {
+    ///
+    /// # Errors
+    /// There is nothing before a packet that is forged.
+    fn read(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
         self.read_until(buffer, |_, _| false)
     }
 
     /// The same up to the end of the message.
-    fn read_part(&mut self, buffer: &mut [u8]) -> usize {
+    fn read_part(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
         self.read_until(buffer, |session, packet| !session.goes_on(packet))
     }
 
     /// The same up to a packet that is the last one.
-    fn read_until(&mut self, buffer: &mut [u8], last: impl Fn(&Self, u64) -> bool) -> usize {
+    fn read_until(
+        &mut self,
+        buffer: &mut [u8],
+        last: impl Fn(&Self, u64) -> bool,
+    ) -> Result<usize, Error> {
         let mut filled = 0;
         let mut packets = 0;
         let available = self.rx.available();
@@ -615,6 +645,9 @@ impl Session {
                 break;
             }
             let packet = self.rx.packet(packets);
+            if self.is_forged() {
+                break;
+            }
             self.given_up += u64::from(packet.is_empty());
             let rest = &packet[self.read..];
             let n = rest.len().min(buffer.len() - filled);
@@ -631,13 +664,17 @@ impl Session {
             }
         }
         self.consume(packets);
-        filled
+        if filled == 0 {
+            self.check_forged()?;
+        }
+        Ok(filled)
     }
 
     /// Copies a message that is here as a whole. 0 if it is not: then what has come is kept; or if
     /// it is one that the sender gave up.
     fn read_message(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
         let (packets, new, whole) = self.survey();
+        self.check_forged()?;
         let kept = self.incoming.kept().len();
         let len = kept + new;
         if len > buffer.len() {
@@ -716,7 +753,14 @@ impl Session {
     }
 
     /// Shows up to `most` packets, those that the sender gave up as empty ones. Returns how many.
-    pub(crate) fn read_in_place(&mut self, most: u64, mut take: impl FnMut(&[u8])) -> u64 {
+    ///
+    /// # Errors
+    /// The first one is forged.
+    pub(crate) fn read_in_place(
+        &mut self,
+        most: u64,
+        mut take: impl FnMut(&[u8]),
+    ) -> Result<u64, Error> {
         let mut count = self.rx.available().min(most);
         for i in 0..count {
             if i > 0 && self.is_last(i) {
@@ -724,12 +768,19 @@ impl Session {
                 break;
             }
             let packet = self.rx.packet(i);
+            if self.is_forged() {
+                count = i;
+                break;
+            }
             self.given_up += u64::from(packet.is_empty());
             take(&packet[self.read..]);
             self.read = 0;
         }
         self.consume(count);
-        count
+        if count == 0 {
+            self.check_forged()?;
+        }
+        Ok(count)
     }
 
     fn consume(&mut self, packets: u64) {

@@ -382,7 +382,8 @@ impl Socket {
     /// closed the session and everything it sent was read.
     ///
     /// # Errors
-    /// The session broke; data may be missing.
+    /// The session broke; data may be missing. Or somebody on the path has changed them:
+    /// [`Error::Forged`].
     pub fn recv_data(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
         if buffer.is_empty() {
             return Ok(0);
@@ -667,7 +668,7 @@ fn try_in_place(
         Receivable::NotYet => None,
         Receivable::End => Some(0),
         Receivable::Succeeded => return Err(Halt::Succeeded),
-        Receivable::Packets => Some(session.read_in_place(most, take)),
+        Receivable::Packets => Some(session.read_in_place(most, take)?),
     })
 }
 

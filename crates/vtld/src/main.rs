@@ -76,6 +76,9 @@ struct Args {
     /// there: plain TCP, and nothing listens. An interface of that name may come later
     #[arg(long, value_name = "NAME", value_parser = interface)]
     interface: Vec<String>,
+    /// Open sessions for TCP programs in the clear: what they send is as private as without VTL
+    #[arg(long)]
+    no_encryption: bool,
     /// Threads that send, at most 64, each for sessions of its own [default: one for every two
     /// processors]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64))]
@@ -337,6 +340,7 @@ fn config(args: &Args, scope: Scope) -> broker::Config {
             || broker::Config::default().flow_memory,
             |mib| mib.saturating_mul(1 << 20),
         ),
+        seals_flows: !args.no_encryption,
         max_sessions: args.max_sessions,
         from: args.from.clone(),
         scope,

@@ -3,9 +3,11 @@
 
 mod process;
 mod programs;
+mod wire;
 mod world;
 
 pub(crate) use process::*;
 pub(crate) use programs::*;
 pub(crate) use vtl_testing::{PATIENCE, until};
+pub(crate) use wire::*;
 pub(crate) use world::*;

@@ -1,3 +1,5 @@
+use vtl_proto::keys::Suite;
+
 use super::*;
 
 /// This answer is that message, and no other; clients ignore what a newer daemon adds.
@@ -18,6 +20,7 @@ fn session() -> SessionStatus {
         port: 9253,
         way: "udp".to_owned(),
         udp_port: 22_100,
+        cipher: Some(Suite::Aes128Gcm),
         phase: "open".to_owned(),
         graft: Some("stream".to_owned()),
         rtt_ms: 20.5,
@@ -43,6 +46,7 @@ fn session() -> SessionStatus {
 fn session_message() -> Value {
     json!({
         "sid": 3, "peer": "192.0.2.1", "port": 9253, "way": "udp", "udp_port": 22_100,
+        "cipher": "aes-128-gcm",
         "phase": "open", "graft": "stream", "rtt_ms": 20.5, "min_rtt_ms": 20.0,
         "rate_mbit": 30.25, "loss_pct": 0.5, "mode": null, "cwnd": 10, "sent": 11,
         "retransmitted": 12, "delivered": 13, "lost": 14, "reorder": 15, "timeouts": 16,
@@ -87,24 +91,38 @@ fn done__has_this_form() {
 fn sessions__have_these_forms() {
     form!(session(), session_message());
     form!(Listening { key: u64::MAX }, json!({ "key": u64::MAX }));
-    form!(
-        Grant {
-            sid: 3,
-            key: u64::MAX,
-            slots: 64,
-            max_payload: 1400,
-            max_message: 64_000_000,
-            graft: "stream".to_owned(),
-            gid: 2,
-            services: Services::TCP,
-            peer: "2001:db8::1".parse().unwrap(),
-            events: true,
-        },
-        json!({
-            "sid": 3, "key": u64::MAX, "slots": 64, "max_payload": 1400,
-            "max_message": 64_000_000, "graft": "stream", "gid": 2, "services": 15,
-            "peer": "2001:db8::1", "events": true,
-        }),
+    let mut grant = Grant {
+        sid: 3,
+        key: u64::MAX,
+        slots: 64,
+        max_payload: 1400,
+        max_message: 64_000_000,
+        graft: "stream".to_owned(),
+        gid: 2,
+        services: Services::TCP,
+        peer: "2001:db8::1".parse().unwrap(),
+        events: true,
+        keys: None,
+    };
+    let mut message = json!({
+        "sid": 3, "key": u64::MAX, "slots": 64, "max_payload": 1400,
+        "max_message": 64_000_000, "graft": "stream", "gid": 2, "services": 15,
+        "peer": "2001:db8::1", "events": true,
+    });
+    form!(grant.clone(), message.clone());
+    grant.keys = Some(Keys {
+        suite: Suite::ChaCha20Poly1305,
+        send: [0xab; 32].into(),
+        receive: [0xcd; 32].into(),
+    });
+    message["keys"] = json!({
+        "suite": "chacha20-poly1305", "send": "ab".repeat(32), "receive": "cd".repeat(32),
+    });
+    form!(grant.clone(), message);
+    let shown = format!("{grant:?}");
+    assert!(
+        !shown.contains("abab") && shown.contains("Secret(..)"),
+        "{shown}"
     );
 }
 

@@ -3,7 +3,9 @@
 use core::time::Duration;
 
 use super::{
-    Established, FIRST_WAIT, HEAD_START, MAX_WAIT, MIN_WAIT, NegoError, Reason, Values, Way, able,
+    Established, FIRST_WAIT, Flight, HEAD_START, MAX_WAIT, MIN_WAIT, NegoError, Reason, Values,
+    Way, able,
+    crypto::bound_nego,
     established, nanos,
     race::{Race, Run},
     succeeded, to,
@@ -103,6 +105,8 @@ pub enum Answer {
     /// It is another one, perhaps by another graft, and what has gone already has not arrived: it
     /// must go again, to this one.
     Moved(Established),
+    /// The peer has taken what [`Initiator::finish`] was given.
+    Finished,
 }
 
 /// The side that opens. Call [`Initiator::poll`] at once and whenever [`Initiator::poll_at`] has
@@ -126,6 +130,11 @@ pub struct Initiator {
     used: bool,
     /// From the answer that asked for another NEGO.
     rtt: Option<Duration>,
+    /// The crypto handshake's flight that NEGO carries.
+    extensions: Vec<u8>,
+    /// The peer's session, once that is the last one.
+    finishing: Option<(u32, u64)>,
+    critical: bool,
 }
 
 impl Initiator {
@@ -149,6 +158,9 @@ impl Initiator {
             returned: false,
             used: false,
             rtt: None,
+            extensions: Vec::new(),
+            finishing: None,
+            critical: false,
         };
         initiator.end_ns = now_ns.saturating_add(nanos(initiator.offer.patience));
         initiator.begin(now_ns, initiator.first_wait());
@@ -167,6 +179,46 @@ impl Initiator {
         let mut next = Self::new(offer, now_ns, token);
         next.end_ns = self.end_ns;
         Some(next)
+    }
+
+    /// What the crypto handshake has to protect of the NEGO.
+    pub fn bound(&self) -> Vec<u8> {
+        let header = match self.offer.succeeds {
+            Some(_) => self.header(),
+            None => able(Header::default()),
+        };
+        bound_nego(&self.nego(header))
+    }
+
+    /// Asks for a session with keys, before NEGO is sent: with the first flight of the handshake, which has
+    /// protected [`Initiator::bound`]. There are no early data then. `required`: without keys there is no
+    /// session.
+    pub fn set_crypto(&mut self, flight: &[u8], required: bool) {
+        self.offer.early = None;
+        self.critical = required;
+        self.extensions = Flight::Hello.emit(flight, required).unwrap_or_default();
+    }
+
+    /// The extensions that go with NEGO.
+    pub fn extensions(&self) -> &[u8] {
+        &self.extensions
+    }
+
+    /// Goes on after [`Answer::Opened`], whose answer came by that way, until the peer has the last flight of the
+    /// handshake: [`Answer::Finished`]. Its patience begins anew.
+    pub fn finish(&mut self, now_ns: u64, session: &Established, flight: &[u8], way: Way) {
+        self.finishing = Some((session.peer_sid, session.peer_token));
+        self.extensions = Flight::Finish
+            .emit(flight, self.critical)
+            .unwrap_or_default();
+        self.end_ns = now_ns.saturating_add(nanos(self.offer.patience));
+        self.offer.ways = vec![way];
+        self.begin(now_ns, self.first_wait());
+    }
+
+    /// Whether it goes on with the last flight of the handshake.
+    pub fn is_finishing(&self) -> bool {
+        self.finishing.is_some()
     }
 
     /// Sends the NEGO from now on.
@@ -207,19 +259,37 @@ impl Initiator {
         let Some(way) = self.race.next(now_ns) else {
             return Ok(None);
         };
+        let is_early = self.offer.early.is_some() && self.offer.succeeds.is_none();
+        if is_early && self.race.tries() == 1 && self.gone.is_none() {
+            self.go_ns = Some(now_ns.saturating_add(nanos(HEAD_START)));
+        }
+        let nego = self.nego(self.header());
+        Ok(Some(Step::Send(Packet::Nego(nego), way)))
+    }
+
+    /// NEGO's header.
+    fn header(&self) -> Header {
         let ticket = self.offer.ticket.unwrap_or_default();
         let mut header = Header::default();
-        if let Some((sid, token)) = self.offer.succeeds {
+        if let Some((sid, token)) = self.finishing {
+            header = to(sid, token);
+        } else if let Some((sid, token)) = self.offer.succeeds {
             header = to(sid, token);
             header.flags = intf::VTL_F_SUCCEED as u8;
         } else if let Some(early) = self.offer.early {
             header = to(ticket.sid, early.token);
-            if self.race.tries() == 1 && self.gone.is_none() {
-                self.go_ns = Some(now_ns.saturating_add(nanos(HEAD_START)));
-            }
         }
-        let nego = Nego {
-            header: able(header),
+        able(header)
+    }
+
+    fn nego(&self, header: Header) -> Nego<'static> {
+        let ticket = match self.finishing {
+            // It proves no more, and must not be taken for one that opens a session.
+            Some(_) => None,
+            None => self.offer.ticket,
+        };
+        Nego {
+            header,
             token: self.token,
             peer_token: 0,
             sid: self.offer.sid,
@@ -229,11 +299,10 @@ impl Initiator {
             services: self.offer.services.bits(),
             reason: 0,
             gids: self.gids,
-            ticket,
+            ticket: ticket.unwrap_or_default(),
             params: self.params,
             extensions: Extensions::default(),
-        };
-        Ok(Some(Step::Send(Packet::Nego(nego), way)))
+        }
     }
 
     /// The session that data go to before the answer has come.
@@ -274,6 +343,12 @@ impl Initiator {
         let Some(&Run { tries, sent_ns, .. }) = self.race.by(way).filter(|_| ours) else {
             return Ok(None);
         };
+        if self.finishing.is_some() {
+            // Earlier answers have a flight.
+            let is_done = matches!(packet, Packet::NegoAck(_))
+                && Flight::Answer.of(&nego.extensions).is_none();
+            return Ok(is_done.then_some(Answer::Finished));
+        }
         // Whatever follows goes this way first.
         self.offer.ways.sort_by_key(|known| *known != way);
         if tries == 1 && !self.returned {
@@ -326,6 +401,9 @@ impl Initiator {
     fn accepted(&mut self, now_ns: u64, nego: &Nego<'_>, tries: u32) -> Result<Answer, NegoError> {
         if let Some(kind) = nego.extensions.unknown_critical() {
             return Err(NegoError::Extension(kind));
+        }
+        if self.critical && Flight::Answer.of(&nego.extensions).is_none() {
+            return Err(NegoError::Clear);
         }
         if self.offer.succeeds.is_some() && succeeded(nego).is_none() {
             // To a peer that does not know the flag it is any session.

@@ -25,6 +25,10 @@ const SEEDS: u64 = 10_000;
 const BOUND: u64 = 25 * S;
 const DEAD: u64 = 15 * S;
 const UNVALIDATED: u64 = 5 * S;
+/// Flights of the crypto handshake, as far as negotiation knows them.
+const HELLO: &[u8] = b"the first flight";
+const ANSWER: &[u8] = b"the answer";
+const FINISH: &[u8] = b"the last one";
 
 /// What crosses the network. Data are the programs' business: one message stands for all.
 #[derive(Clone)]
@@ -72,6 +76,8 @@ struct Session {
     link: Established,
     made: u64,
     heard: bool,
+    /// It has no keys yet, and reads nothing before.
+    awaits: bool,
     delivered: bool,
     ends: u64,
 }
@@ -348,12 +354,17 @@ impl Simulation {
             succeeds: None,
         };
         let way = offer.ways[0];
+        let mut nego = Initiator::new(offer, self.now, token);
+        if self.random.percent(50) {
+            nego.set_crypto(HELLO, self.random.percent(50));
+        }
+        let h = &mut self.hosts[host];
         h.attempts.push(Attempt {
             way,
             sid,
             token,
             begun: self.now,
-            nego: Some(Initiator::new(offer, self.now, token)),
+            nego: Some(nego),
             session: None,
             since: 0,
             data_due: u64::MAX,
@@ -386,7 +397,9 @@ impl Simulation {
                 }
                 Ok(Some(Step::Send(packet, way))) => {
                     next = nego.poll_at();
-                    self.control(host, &packet, way);
+                    let extensions = nego.extensions().to_vec();
+                    let extensions = Extensions::parse(&extensions).expect("our own");
+                    self.control(host, &packet.with_extensions(extensions), way);
                 }
                 Ok(None) => next = nego.poll_at(),
             }
@@ -445,6 +458,9 @@ impl Simulation {
                     return;
                 };
                 if session.token != token || session.peer != from {
+                    return;
+                }
+                if session.awaits {
                     return;
                 }
                 session.heard = true;
@@ -508,13 +524,24 @@ impl Simulation {
         };
         let next_sid = next_sid as u32;
         let request = match h.responder.asked(now, from, nego, &policy, || next_sid) {
-            Verdict::Answer(answer) => return self.reply(host, from, &answer, way),
+            Verdict::Answer(answer) => {
+                let extensions = h.responder.extensions(&NegoKey::new(from, nego)).to_vec();
+                return self.reply(host, from, &answer, &extensions, way);
+            }
+            Verdict::Ignore => return,
             Verdict::Open(request) => request,
+            Verdict::Finish(sid, flight) => {
+                assert_eq!(flight, FINISH);
+                let session = h.sessions.get_mut(&sid).expect("it is held");
+                session.awaits = false;
+                let answer = h.responder.finished(sid).expect("it is held");
+                return self.reply(host, from, &answer, &[], way);
+            }
         };
         let choice = request.choices.iter().find(|c| !h.broken.contains(&c.gid));
         let Some(choice) = choice else {
             let refusal = h.responder.refuse(&request, Reason::NoGraft);
-            return self.reply(host, from, &refusal, way);
+            return self.reply(host, from, &refusal, &[], way);
         };
         let free = |sid: &u32| !h.sessions.contains_key(sid);
         let wish = request.early_with(choice).filter(|(sid, _)| free(sid));
@@ -528,23 +555,30 @@ impl Simulation {
             next_sid,
         };
         let (answer, link) = h.responder.accept(now, &request, choice, &made);
+        let awaits = request.hello.as_deref().inspect(|hello| {
+            assert_eq!(*hello, HELLO);
+            assert!(h.responder.set_crypto(&request, ANSWER));
+        });
         let session = Session {
             peer: from,
             token,
             link,
             made: now,
             heard: false,
+            awaits: awaits.is_some(),
             delivered: false,
             ends: u64::MAX,
         };
         h.sessions.insert(sid, session);
-        self.reply(host, from, &answer, way);
+        let extensions = h.responder.extensions(&NegoKey::new(from, nego)).to_vec();
+        self.reply(host, from, &answer, &extensions, way);
     }
 
     /// Answers to forged addresses go nowhere.
-    fn reply(&mut self, host: usize, to: IpAddr, packet: &Packet<'_>, way: Way) {
+    fn reply(&mut self, host: usize, to: IpAddr, packet: &Packet<'_>, extensions: &[u8], way: Way) {
         if to == self.hosts[1 - host].addr {
-            self.control(host, packet, way);
+            let extensions = Extensions::parse(extensions).expect("our own");
+            self.control(host, &packet.with_extensions(extensions), way);
         }
     }
 
@@ -571,6 +605,10 @@ impl Simulation {
             }
             Ok(Some(Answer::Opened(session) | Answer::Moved(session))) => session,
             Ok(Some(Answer::Confirmed(session))) => session,
+            Ok(Some(Answer::Finished)) => {
+                attempt.nego = None;
+                return self.wake(host, index);
+            }
         };
         if h.broken.contains(&session.gid) {
             attempt.outcome = Some(Err("does not load".into()));
@@ -586,7 +624,16 @@ impl Simulation {
                 way,
             });
         }
-        attempt.nego = None;
+        let Packet::NegoAck(ack) = packet else {
+            panic!("opened by {packet:?}");
+        };
+        match Flight::Answer.of(&ack.extensions) {
+            None => attempt.nego = None,
+            Some(flight) => {
+                assert_eq!(flight, ANSWER);
+                nego.finish(now, &session, FINISH, way);
+            }
+        }
         attempt.way = way;
         attempt.session = Some(session);
         attempt.since = now;

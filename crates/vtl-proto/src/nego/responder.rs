@@ -4,7 +4,9 @@ use core::net::IpAddr;
 use std::collections::BTreeMap;
 
 use super::{
-    Established, NegoKey, Reason, STRANGERS, Values, able, established, nack, succeeded,
+    Established, Flight, NegoKey, Reason, STRANGERS, Values, able,
+    crypto::bound_nego,
+    established, nack, succeeded,
     ticket::{Mint, Standing},
     to,
 };
@@ -49,6 +51,10 @@ pub struct Request {
     pub early: Option<(u32, u64)>,
     /// As [`super::succeeded`].
     pub succeeds: Option<(u32, u64)>,
+    /// The crypto handshake's first flight, if it asks for a session with keys.
+    pub hello: Option<Vec<u8>>,
+    /// Bytes of its extensions: the answer must not have more.
+    room: usize,
     nego: Nego<'static>,
     key: NegoKey,
     stranger: bool,
@@ -62,6 +68,16 @@ impl Request {
         self.nego.port
     }
 
+    /// Which attempt it belongs to.
+    pub fn key(&self) -> &NegoKey {
+        &self.key
+    }
+
+    /// What the handshake has to protect of the NEGO.
+    pub fn bound(&self) -> Vec<u8> {
+        bound_nego(&self.nego)
+    }
+
     /// The session wished for, if this choice can be had there.
     pub fn early_with(&self, choice: &Choice) -> Option<(u32, u64)> {
         self.early.filter(|_| choice.first)
@@ -73,9 +89,13 @@ impl Request {
 pub enum Verdict {
     /// Send this back. Nothing is kept.
     Answer(Packet<'static>),
+    /// Nothing.
+    Ignore,
     /// Make a session with the first choice that can be had and call [`Responder::accept`], or
     /// else [`Responder::refuse`].
     Open(Request),
+    /// End the crypto handshake of that session with this flight, and call [`Responder::finished`].
+    Finish(u32, Vec<u8>),
 }
 
 /// The session that the caller made.
@@ -114,6 +134,8 @@ pub struct Counters {
 struct Held {
     key: NegoKey,
     answer: Packet<'static>,
+    /// Of the answer: the crypto handshake's flight, until that is finished.
+    extensions: Vec<u8>,
     /// Its address is not proven, by a ticket or by a packet with the session's token.
     stranger: bool,
 }
@@ -172,11 +194,20 @@ impl Responder {
         next_sid: impl FnOnce() -> u32,
     ) -> Verdict {
         let key = NegoKey::new(from, nego);
-        if let Some(held) = self.attempts.get(&key).and_then(|s| self.sessions.get(s)) {
+        let finish = Flight::Finish.of(&nego.extensions);
+        if let Some(sid) = self.attempts.get(&key)
+            && let Some(held) = self.sessions.get(sid)
+        {
+            if let Some(flight) = finish.filter(|_| !held.extensions.is_empty()) {
+                return Verdict::Finish(*sid, flight.to_vec());
+            }
             self.counters.repeated += 1;
             return Verdict::Answer(held.answer);
         }
         let no = |reason| nack(nego.sid, nego.token, reason, Ticket::default());
+        if finish.is_some() {
+            return Verdict::Ignore; // its session has ended
+        }
         if nego.extensions.unknown_critical().is_some() {
             self.counters.refused += 1;
             return Verdict::Answer(no(Reason::Extension));
@@ -184,8 +215,12 @@ impl Responder {
         let standing = self.mint.judge(now_ns, from, &nego.ticket);
         let wish = (nego.header.sid, nego.header.token);
         let succeeds = succeeded(nego);
-        let early =
-            succeeds.is_none() && nego.header.sid == nego.ticket.sid && nego.header.token != 0;
+        let hello = Flight::Hello.of(&nego.extensions).map(<[u8]>::to_vec);
+        // Where there are to be keys nothing comes before they are agreed on.
+        let early = hello.is_none()
+            && succeeds.is_none()
+            && nego.header.sid == nego.ticket.sid
+            && nego.header.token != 0;
         if standing == Standing::Used && early {
             self.counters.replays += 1;
             return Verdict::Answer(no(Reason::Used));
@@ -208,6 +243,8 @@ impl Responder {
             choices,
             early: fresh.then_some(wish),
             succeeds,
+            hello,
+            room: nego.extensions.as_bytes().len(),
             nego: nego.without_extensions(),
             key,
             stranger,
@@ -265,10 +302,41 @@ impl Responder {
         let held = Held {
             key: request.key,
             answer,
+            extensions: Vec::new(),
             stranger: request.stranger,
         };
         self.sessions.insert(made.sid, held);
         (answer, session)
+    }
+
+    /// Has the answer carry the crypto handshake's flight, until it is finished. False if that is longer than
+    /// the NEGO.
+    pub fn set_crypto(&mut self, request: &Request, flight: &[u8]) -> bool {
+        let emitted = Flight::Answer.emit(flight, false);
+        let Some(extensions) = emitted.filter(|bytes| bytes.len() <= request.room) else {
+            return false;
+        };
+        let sid = self.attempts.get(&request.key);
+        if let Some(held) = sid.and_then(|sid| self.sessions.get_mut(sid)) {
+            held.extensions = extensions;
+        }
+        true
+    }
+
+    /// The extensions that go with the answer to such a NEGO.
+    pub fn extensions(&self, key: &NegoKey) -> &[u8] {
+        let held = self
+            .attempts
+            .get(key)
+            .and_then(|sid| self.sessions.get(sid));
+        held.map_or(&[], |held| &held.extensions)
+    }
+
+    /// The crypto handshake of a session has ended well. The answer that says so.
+    pub fn finished(&mut self, sid: u32) -> Option<Packet<'static>> {
+        let held = self.sessions.get_mut(&sid)?;
+        held.extensions.clear();
+        Some(held.answer)
     }
 
     /// The refusal of a NEGO that could have been accepted.
@@ -313,7 +381,11 @@ fn choose(
             None => Reason::NoListener,
         });
     }
-    let services = Services::from_bits(nego.services);
+    let mut services = Services::from_bits(nego.services);
+    if Flight::Hello.of(&nego.extensions).is_some() {
+        // A session adds that to any graft.
+        services = Services::ENCRYPTION.missing(services);
+    }
     let choice = |(position, gid): (usize, &u16)| {
         let mut grafts = policy.grafts.iter().map(AsRef::as_ref);
         let graft = grafts.find(|g| g.gid == *gid)?;

@@ -1,5 +1,6 @@
 #![allow(non_snake_case)]
 
+mod crypto;
 mod early;
 mod initiator;
 mod params;

@@ -1,7 +1,7 @@
 use core::mem::{offset_of, size_of};
 
 use super::parse::{check_ack, check_body, check_nego, header_len, padding};
-use super::{Ack, Data, EmitError, Header, Nego, Packet, checksum, put};
+use super::{Ack, Data, EmitError, Extensions, Header, Nego, Packet, checksum, put};
 use crate::intf;
 
 impl Packet<'_> {
@@ -27,6 +27,21 @@ impl Packet<'_> {
             Self::Nego(nego) | Self::NegoAck(nego) | Self::NegoNack(nego) => &nego.header,
             Self::Close(header) => header,
             Self::Size(size) => &size.header,
+        }
+    }
+
+    /// A NEGO, or an answer to one, with these extensions.
+    #[must_use]
+    pub fn with_extensions<'a>(self, extensions: Extensions<'a>) -> Packet<'a>
+    where
+        Self: 'a,
+    {
+        let with = |nego| Nego { extensions, ..nego };
+        match self {
+            Self::Nego(nego) => Packet::Nego(with(nego)),
+            Self::NegoAck(nego) => Packet::NegoAck(with(nego)),
+            Self::NegoNack(nego) => Packet::NegoNack(with(nego)),
+            other => other,
         }
     }
 

@@ -92,11 +92,11 @@ impl<'a> Extensions<'a> {
         core::iter::from_fn(move || Extension::take(&mut rest))
     }
 
-    /// The type of the first critical extension that this host does not know, if there is one. It
-    /// knows padding alone.
+    /// The type of the first critical extension that this host does not know, if there is one.
     pub fn unknown_critical(&self) -> Option<u16> {
+        let known = [intf::VTL_EXT_PADDING, intf::VTL_EXT_CRYPTO];
         self.iter()
-            .find(|e| e.critical && u32::from(e.kind) != intf::VTL_EXT_PADDING)
+            .find(|e| e.critical && !known.contains(&u32::from(e.kind)))
             .map(|e| e.kind)
     }
 

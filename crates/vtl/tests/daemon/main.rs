@@ -2,6 +2,7 @@
 //! that a real daemon seldom chooses.
 
 mod messages;
+mod sealed;
 
 use std::{
     io,
@@ -32,7 +33,10 @@ use vtl::{Error, Mode, Requirements, Services, Shared, Socket};
 use vtl_control::{
     self as control, Done, Grant, MAX_DESCRIPTORS, Refusal, Request, receive, send, to_message,
 };
-use vtl_proto::intf::{self, vtl_ring_ctl, vtl_slot};
+use vtl_proto::{
+    intf::{self, vtl_ring_ctl, vtl_slot},
+    keys::Keys,
+};
 
 const SLOTS: u32 = 64;
 const PAYLOAD: u16 = 100;
@@ -75,7 +79,15 @@ impl Daemon {
 
     /// The same with messages of up to `max_message` bytes.
     fn session_with(&self, max_message: u32) -> Option<(Socket, Client, Granted)> {
-        let granted = Granted::new()?;
+        self.session_over(Granted::new()?, max_message)
+    }
+
+    /// The same over these rings.
+    fn session_over(
+        &self,
+        granted: Granted,
+        max_message: u32,
+    ) -> Option<(Socket, Client, Granted)> {
         let (mut socket, client) = self.asked();
         client.grant_with(&granted, SLOTS, max_message);
         let opened = socket.try_negotiate(&Requirements::STREAM);
@@ -119,9 +131,10 @@ impl Client {
             max_message,
             graft: "stream".to_owned(),
             gid: 1,
-            services: Services::NONE,
+            services: granted.services,
             peer: Ipv4Addr::new(192, 0, 2, 1).into(),
             events: granted.events.is_some(),
+            keys: granted.keys.clone(),
         };
         let Granted { tx, rx, wake, .. } = granted;
         let descriptors = [tx, rx, &granted.kick, wake].into_iter();
@@ -140,6 +153,8 @@ struct Granted {
     kick: OwnedFd,
     wake: OwnedFd,
     events: Option<OwnedFd>,
+    services: Services,
+    keys: Option<Keys>,
 }
 
 impl Granted {
@@ -161,6 +176,8 @@ impl Granted {
             kick: event(),
             wake: event(),
             events: Some(ring_of_events()?),
+            services: Services::NONE,
+            keys: None,
         })
     }
 

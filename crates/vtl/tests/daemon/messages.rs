@@ -29,20 +29,24 @@ impl Random {
 }
 
 /// Two sockets, and the programs between them.
-struct Pair {
-    sender: Socket,
-    receiver: Socket,
+pub(super) struct Pair {
+    pub(super) sender: Socket,
+    pub(super) receiver: Socket,
     clients: [Client; 2],
-    rings: [Granted; 2],
+    pub(super) rings: [Granted; 2],
     /// Packets carried.
     carried: u64,
 }
 
 impl Pair {
     fn new() -> Option<Self> {
+        Self::over([Granted::new()?, Granted::new()?], LONGEST)
+    }
+
+    pub(super) fn over([out, back]: [Granted; 2], max_message: u32) -> Option<Self> {
         let daemon = Daemon::start();
-        let (sender, first, out) = daemon.session_with(LONGEST)?;
-        let (receiver, second, back) = daemon.session_with(LONGEST)?;
+        let (sender, first, out) = daemon.session_over(out, max_message)?;
+        let (receiver, second, back) = daemon.session_over(back, max_message)?;
         Some(Self {
             sender,
             receiver,
@@ -64,7 +68,7 @@ impl Pair {
     }
 
     /// Moves up to `most` packets, as far as there is room; returns how many.
-    fn carry(&mut self, most: u64) -> u64 {
+    pub(super) fn carry(&mut self, most: u64) -> u64 {
         let written = self.load(true, offset_of!(vtl_ring_ctl, producer));
         let read = self.load(false, offset_of!(vtl_ring_ctl, consumer));
         let end = written

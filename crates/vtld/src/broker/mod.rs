@@ -40,6 +40,7 @@ use serde_json::Value;
 use vtl_bpf::{plane::Ingress, pump::Choice, sessions::SessionTable};
 use vtl_control::{Deployed, Destination, Grafts, Grant, SessionKey, SessionStatus, Status};
 
+use vtl_pool::key::PublicKey;
 use vtl_proto::{carrier::GRAFT_PORT, frame::FlowName, intf};
 
 use crate::{
@@ -69,6 +70,8 @@ pub struct Config {
     pub ring_slots: u32,
     /// Sets of rings of each usual size kept ready. Making one takes 50 ms.
     pub stock: usize,
+    /// Whether payload of sessions that this host opens for TCP programs is sealed, where the peer takes that.
+    pub seals_flows: bool,
     /// Bytes that all rings together may take. As it runs out, new sessions get smaller ones.
     pub ring_memory: u64,
     /// Bytes that hooked flows may have kept for them. As it runs out, they go by TCP alone.
@@ -97,6 +100,7 @@ impl Default for Config {
             driver: Choice::Auto,
             ring_slots: 16384,
             stock: 2,
+            seals_flows: true,
             ring_memory: physical_memory() / 8,
             flow_memory: (physical_memory() / 8).max(LEAST_FLOW_MEMORY),
             max_sessions: 1000,
@@ -141,6 +145,10 @@ pub struct Granted {
     pub events: Option<OwnedFd>,
     /// The socket by which the application runs egress.
     pub caller: Option<OwnedFd>,
+    /// The key that the peer has shown, if its payload is sealed.
+    pub(crate) shown: Option<PublicKey>,
+    /// It is not, though this host has asked for it.
+    pub(crate) is_clear: bool,
 }
 
 const MS: u64 = 1_000_000;
@@ -489,12 +497,13 @@ pub fn start(config: Config, identity: Identity) -> anyhow::Result<(Handle, Join
     let (commands, inbox): (_, Receiver<Command>) = mpsc::channel();
     let wake = Arc::new(event()?);
     let pulse = Arc::new(Pulse::default());
+    let identity = Arc::new(identity);
     let handle = Handle {
         commands,
         wake: Arc::clone(&wake),
         sessions: Arc::default(),
         flows: flows::Handle::new(flows::Limits {
-            identity: Arc::new(identity),
+            identity: Arc::clone(&identity),
             memory: config.flow_memory,
             from: config.from.clone(),
         }),
@@ -505,7 +514,7 @@ pub fn start(config: Config, identity: Identity) -> anyhow::Result<(Handle, Join
     let thread = std::thread::Builder::new()
         .name("vtl-broker".into())
         .spawn(
-            move || match ControlBroker::new(config, wake, inbox, pulse) {
+            move || match ControlBroker::new(config, identity, wake, inbox, pulse) {
                 Ok(broker) => {
                     let _ = ready.send(Ok(broker.sessions()));
                     broker.run();

@@ -20,9 +20,10 @@ use vtl_proto::{
     nego::{Established, Initiator},
     services::{Requirements, Services},
 };
-use vtl_ring::Controls;
+use vtl_ring::{Controls, overhead};
 
 use super::{Granted, Owner, Reply, caller::Caller, meter::Meter, peers::Exit};
+use crate::identity::handshake::{self, Agreed};
 
 /// The application that a session is for, which may be this daemon's own thread of flows.
 pub(super) struct Aware {
@@ -46,6 +47,22 @@ pub(super) struct Answered {
     pub(super) early: bool,
 }
 
+/// How far a session's keys are.
+#[derive(Default)]
+pub(super) enum Keying {
+    /// It has none.
+    #[default]
+    Clear,
+    /// It has none, though the initiator has asked for some.
+    Refused,
+    /// The initiator waits for the answer.
+    Asked(Box<handshake::Initiator>),
+    /// The responder waits for the last flight, and the application for the session.
+    Answered(Box<handshake::Responder>),
+    /// There are some.
+    Agreed(Box<Agreed>),
+}
+
 pub(super) struct Session {
     pub(super) peer: IpAddr,
     pub(super) local: IpAddr,
@@ -62,6 +79,7 @@ pub(super) struct Session {
     pub(super) exit: Option<Exit>,
     /// At the initiator: the UDP port that NEGO goes to.
     pub(super) port_there: u16,
+    pub(super) keying: Keying,
     /// At the responder, until the peer's first packet, for its round-trip time.
     pub(super) answered: Option<Answered>,
     pub(super) lifecycle: Lifecycle<Box<Initiator>>,
@@ -85,13 +103,26 @@ impl Session {
         self.lifecycle.is_open()
     }
 
+    /// Whether the peer has to show who it is, with the last flight of the handshake, before the session is used.
+    pub(super) fn awaits_keys(&self) -> bool {
+        matches!(self.keying, Keying::Answered(_))
+    }
+
+    /// Its keys, and who the peer is.
+    pub(super) fn agreed(&self) -> Option<&Agreed> {
+        match &self.keying {
+            Keying::Agreed(agreed) => Some(agreed),
+            _ => None,
+        }
+    }
+
     /// What the kernel's entry shows of the session.
     pub(super) fn observe(&self, entry: &sessions::Session<'_>) -> Observation {
         Observation {
             heard: entry.heard(),
             timeouts: entry.timeouts(),
             unacknowledged: entry.unacknowledged(),
-            located: entry.ifindex() != 0,
+            located: entry.ifindex() != 0 && !self.awaits_keys(),
             rerouted: self.path.is_rerouted(entry.way()),
         }
     }
@@ -283,6 +314,16 @@ pub(super) fn grant(
     services: Services,
 ) -> Option<Granted> {
     let aware = &session.aware;
+    let agreed = session.agreed();
+    let sealing = match agreed {
+        Some(_) => overhead(!services.contains(WHOLE)) as u16,
+        None => 0,
+    };
+    let payload = s.max_payload - sealing;
+    let services = match agreed {
+        Some(_) => services | Services::ENCRYPTION,
+        None => services,
+    };
     let (Some(kick), Some(wake)) = (&aware.kick, &aware.wake) else {
         return None;
     };
@@ -294,12 +335,13 @@ pub(super) fn grant(
             key: session.token,
             slots: session.slots,
             max_payload: s.max_payload,
-            max_message: max_message(session.long_messages, s.max_payload, services),
+            max_message: max_message(session.long_messages, payload, services),
             graft,
             gid: s.gid,
             services,
             peer: session.peer,
             events: session.rings.wake().is_some(),
+            keys: agreed.map(|agreed| agreed.keys.clone()),
         },
         rings: [
             own(session.rings.transmit())?,
@@ -312,6 +354,8 @@ pub(super) fn grant(
             None => None,
         },
         caller: session.caller.as_ref().and_then(Caller::descriptor),
+        shown: agreed.map(|agreed| agreed.peer),
+        is_clear: matches!(session.keying, Keying::Refused),
     })
 }
 

@@ -234,8 +234,27 @@ impl Peer {
             }
         };
         self.refused.replace(refused);
+        for running in self.carriers.borrow().values() {
+            if running.carrier.is_clear() && self.refuses_clear() {
+                running.carrier.close();
+            }
+        }
         self.changed.notify_waiters();
         result
+    }
+
+    /// Whether a session must not be in the clear that was asked for with keys: as the peer has shown a key, somebody
+    /// in between has taken the question out.
+    pub(super) fn refuses_clear(&self) -> bool {
+        let refuses = self.shown.get().is_some();
+        if refuses {
+            tracing::warn!(
+                peer = %self.key.peer,
+                "a session is not encrypted, though the peer has a key: somebody in between may have seen to that; \
+                 its connections go by other carriers, or plain TCP"
+            );
+        }
+        refuses
     }
 
     /// Ends all carriers.

@@ -2,8 +2,10 @@
 //! host, shown in TLS 1.3 as a raw public key (RFC 7250).
 //!
 //! - `peers`: the files that say which keys are whose;
-//! - `tls`: TLS on control connections.
+//! - `tls`: TLS on control connections;
+//! - `handshake`: TLS for the keys of sessions.
 
+pub(crate) mod handshake;
 mod peers;
 pub(crate) mod tls;
 
@@ -106,6 +108,22 @@ impl Identity {
             Side::Peer => tls::server(&self.server),
         };
         connection.map_err(io::Error::other)
+    }
+
+    /// Begins the handshake for the keys of a session that this host opens: with the first flight. It protects
+    /// `bound`.
+    pub(crate) fn initiate(&self, bound: Vec<u8>) -> io::Result<(handshake::Initiator, Vec<u8>)> {
+        handshake::Initiator::new(&self.client, bound)
+    }
+
+    /// Answers the first flight of a peer, which is to have protected `theirs`, and protects `ours`.
+    pub(crate) fn respond(
+        &self,
+        hello: &[u8],
+        theirs: &[u8],
+        ours: Vec<u8>,
+    ) -> io::Result<(handshake::Responder, Vec<u8>)> {
+        handshake::Responder::new(&self.server, hello, theirs, ours)
     }
 
     /// Whether peers must be known before anything of theirs is carried, as the files said last.

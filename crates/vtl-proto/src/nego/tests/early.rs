@@ -42,7 +42,7 @@ fn early__replays_open_nothing() {
         || NEXT,
     ) {
         Verdict::Answer(packet) => packet,
-        Verdict::Open(_) => panic!("a second session"),
+        verdict => panic!("{verdict:?}: a second session"),
     };
     assert_eq!(replay(&mut responder, &nego), ack);
     let other = Nego { token: 1, ..nego };

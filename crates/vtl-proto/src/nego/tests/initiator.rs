@@ -302,7 +302,7 @@ fn handle__extensions() {
     let opens = Packet::NegoAck(Nego { extensions, ..ack });
     let opened = initiator.clone().handle(1, &opens, Way::Native);
     assert!(matches!(opened, Ok(Some(Answer::Opened(_)))), "{opened:?}");
-    for kind in [1, 2, 0x7fff] {
+    for kind in [2, 3, 0x7fff] {
         let critical = extension(kind, true);
         let extensions = Extensions::parse(&critical).unwrap();
         // Of somebody who does not know our token.

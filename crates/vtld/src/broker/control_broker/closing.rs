@@ -164,6 +164,12 @@ impl ControlBroker {
             return;
         }
         let aborted = u32::from(header.flags) & intf::VTL_F_ABORT != 0;
+        match (session.awaits_keys(), aborted) {
+            (true, true) => return self.forget(sid),
+            // It comes again, and by then the application may have the session.
+            (true, false) => return,
+            (false, _) => {}
+        }
         tracing::debug!(peer = %session.peer, sid, aborted, "the peer closes the session");
         // The session, or its successor, is validated first where that is due, which may remove it.
         while let Some(session) = self.sessions.get(sid) {

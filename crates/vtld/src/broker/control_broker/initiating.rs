@@ -1,6 +1,7 @@
 //! The initiator's half of opening sessions, for hooked and for aware applications.
 
 use std::{
+    io,
     net::{IpAddr, SocketAddr},
     time::Duration,
 };
@@ -12,10 +13,14 @@ use vtl_core::{
     session::{Lifecycle, Phase},
 };
 use vtl_proto::{
+    carrier::GRAFT_PORT,
+    frame::Side,
     intf::{self, vtl_tx},
-    nego::{Answer, Early, Established, Initiator, NegoError, Offer, PATIENCE, Step, Way},
-    services::Services,
-    wire::{Header, Nego, Packet},
+    nego::{
+        self, Answer, Early, Established, Flight, Initiator, NegoError, Offer, PATIENCE, Step, Way,
+    },
+    services::{GraftInfo, Services},
+    wire::{Extensions, Header, Nego, Packet},
 };
 
 use super::{
@@ -24,13 +29,15 @@ use super::{
         peers::{Exit, Next},
         random_token,
         raw::{self, Received, Via},
-        session::{self, Aware, Wish},
+        session::{self, Aware, Keying, Wish},
     },
     ControlBroker,
     opening::aware,
     parked::Connect,
 };
 
+/// Delivers what was damaged on the way, of which nothing would open.
+const DAMAGED: &str = "udp-lite";
 /// How often a session's lock is tried, 1 ms apart, that an application holds for a microsecond.
 const LOCK_TRIES: u32 = 50;
 
@@ -142,7 +149,7 @@ impl ControlBroker {
                 "{peer} is behind an interface that VTL is not for (vtld --interface)"
             ));
         }
-        let grafts = self.pool.candidates(wish)?;
+        let grafts = self.candidates(wish)?;
         let mut gids: Vec<u16> = grafts.iter().map(|g| g.gid).collect();
         gids.truncate(intf::VTL_NEGO_GRAFTS as usize);
         let preferred = gids.clone();
@@ -165,7 +172,8 @@ impl ControlBroker {
         };
         // Nor would the peer have room for it, if its rings are as small as ours.
         let room = self.wanted_slots(peer) >= intf::VTL_EARLY_WINDOW;
-        let mut early = if succeeds.is_none() && room {
+        let seals = self.seals(wish, port, &grafts);
+        let mut early = if succeeds.is_none() && room && !seals {
             self.peers
                 .take_early(peer, port, now, ways[0], &mut gids, reliable)
         } else {
@@ -218,8 +226,48 @@ impl ControlBroker {
             entry.complete(|s| s.leads = 1);
         }
         self.succeed(sid, succeeds);
+        if seals {
+            self.ask_for_keys(sid)
+                .inspect_err(|_| self.forget(sid))
+                .map_err(|error| format!("no handshake for keys: {error}"))?;
+        }
         self.open_timer(sid, now);
         Ok(sid)
+    }
+
+    /// The grafts to offer, at least one.
+    fn candidates(&self, wish: &Wish) -> Result<Vec<GraftInfo>, String> {
+        let mut grafts = self.pool.candidates(wish)?;
+        if wish.wanted.required().contains(Services::ENCRYPTION) {
+            grafts.retain(|graft| graft.name != DAMAGED);
+        }
+        match grafts.is_empty() {
+            true => Err(format!("packets of graft \"{DAMAGED}\" cannot be sealed")),
+            false => Ok(grafts),
+        }
+    }
+
+    /// Whether to ask for keys for a session.
+    fn seals(&self, wish: &Wish, port: u16, grafts: &[GraftInfo]) -> bool {
+        let wanted = wish.wanted.required() | wish.wanted.prefer;
+        let is_for_flows = port == GRAFT_PORT && self.config.seals_flows;
+        let can_seal = grafts.iter().all(|graft| graft.name != DAMAGED);
+        can_seal && (is_for_flows || wanted.contains(Services::ENCRYPTION))
+    }
+
+    /// Has a session's NEGO ask for keys.
+    fn ask_for_keys(&mut self, sid: u32) -> io::Result<()> {
+        let session = self.sessions.get_mut(sid);
+        let Some(session) = session else {
+            return Ok(());
+        };
+        let Some(nego) = session.lifecycle.opening() else {
+            return Ok(());
+        };
+        let (tls, flight) = self.identity.initiate(nego.bound())?;
+        nego.set_crypto(&flight, session.required.contains(Services::ENCRYPTION));
+        session.keying = Keying::Asked(Box::new(tls));
+        Ok(())
     }
 
     /// Sends the NEGO when it is due, and lets data go when they may.
@@ -232,16 +280,32 @@ impl ControlBroker {
             return;
         };
         let step = nego.poll(now);
+        let extensions = nego.extensions().to_vec();
         self.negotiations.at(sid, nego.poll_at());
         match step {
             Ok(Some(Step::Send(packet, way))) => {
                 if let Some(via) = self.via_for(sid, way, port_there) {
-                    self.send(&packet, local, peer, via);
+                    self.send_nego(&packet, &extensions, local, peer, via);
                 }
             }
             Ok(Some(Step::Go(established))) => self.go_ahead(sid, &established),
             Ok(None) => {}
             Err(error) => self.failed(sid, &error.to_string()),
+        }
+    }
+
+    /// Sends a NEGO with its extensions.
+    fn send_nego(
+        &mut self,
+        packet: &Packet<'_>,
+        extensions: &[u8],
+        local: IpAddr,
+        peer: IpAddr,
+        via: Via,
+    ) {
+        match Extensions::parse(extensions) {
+            Ok(extensions) => self.send(&packet.with_extensions(extensions), local, peer, via),
+            Err(error) => tracing::error!(%error, "a NEGO has extensions that are none"),
         }
     }
 
@@ -261,6 +325,10 @@ impl ControlBroker {
                 Ok(Some(Answer::Moved(established))) => {
                     self.moved(sid, &established, via);
                 }
+                Ok(Some(Answer::Finished)) => {
+                    session.lifecycle.handle_confirmed();
+                    self.settled();
+                }
                 Ok(Some(Answer::Confirmed(established) | Answer::Opened(established))) => {
                     session.lifecycle.handle_confirmed();
                     self.confirmed(sid, &established, via);
@@ -276,7 +344,7 @@ impl ControlBroker {
             return;
         };
         let established = match nego.handle(now, packet, way) {
-            Ok(None) => return self.open_timer(sid, now),
+            Ok(None | Some(Answer::Finished)) => return self.open_timer(sid, now),
             Ok(Some(
                 Answer::Opened(established)
                 | Answer::Confirmed(established)
@@ -297,16 +365,63 @@ impl ControlBroker {
         if let Some(entry) = self.plane.sessions().get(sid) {
             go_by(&entry, via);
         }
-        if let Some(session) = self.sessions.get_mut(sid) {
-            session.lifecycle.handle_established(now);
+        match self.take_keys(sid, packet, &established, way) {
+            Ok(true) => {}
+            Ok(false) => {
+                if let Some(session) = self.sessions.get_mut(sid) {
+                    session.lifecycle.handle_established(now);
+                }
+            }
+            Err(error) => {
+                self.decline(sid, packet, via);
+                return self.failed(sid, &error.to_string());
+            }
         }
         match self.establish(sid, &established) {
             Ok(()) => {
                 self.met(sid, &established);
+                // The last flight of a handshake goes before data, which wait for it.
+                self.confirm_timer(sid, now);
                 self.opened(sid);
             }
             Err(error) => self.failed(sid, &error),
         }
+    }
+
+    /// Ends the crypto handshake at this side, where the peer has answered it in its NEGO_ACK, which came so. The
+    /// session is open then, and confirmed once the peer has the last flight. False if there are no keys.
+    fn take_keys(
+        &mut self,
+        sid: u32,
+        packet: &Packet<'_>,
+        established: &Established,
+        way: Way,
+    ) -> io::Result<bool> {
+        let (Packet::NegoAck(ack), Some(session)) = (packet, self.sessions.get_mut(sid)) else {
+            return Ok(false);
+        };
+        let Keying::Asked(tls) = std::mem::take(&mut session.keying) else {
+            return Ok(false);
+        };
+        let Some(flight) = Flight::Answer.of(&ack.extensions) else {
+            session.keying = Keying::Refused;
+            return Ok(false);
+        };
+        let (agreed, finish) = tls.answered(flight, &nego::bound_answer(ack))?;
+        if session.port != GRAFT_PORT {
+            // Of the others the association's thread says whose they may be.
+            let judged = self
+                .identity
+                .judge(Side::Local, session.peer, Some(agreed.peer));
+            judged.map_err(io::Error::other)?;
+        }
+        session.keying = Keying::Agreed(Box::new(agreed));
+        let now = now_ns();
+        if let Some(nego) = session.lifecycle.opening() {
+            nego.finish(now, established, &finish, way);
+        }
+        session.lifecycle.start_confirming(now);
+        Ok(true)
     }
 
     /// A session that we opened is open.
@@ -317,7 +432,8 @@ impl ControlBroker {
         tracing::info!(peer = %session.peer, sid, port = session.port, "session open");
         // The peer learns from our first packet where we live. One that is asked before it can have
         // the session would be asked in vain.
-        if !session.lifecycle.is_confirming()
+        let nego = session.lifecycle.confirming();
+        if nego.is_none_or(|nego| nego.is_finishing())
             && let Some(entry) = self.plane.sessions().get(sid)
         {
             entry.probe();
@@ -373,8 +489,12 @@ impl ControlBroker {
         tracing::info!(%peer, why, "the next choice");
         **nego = next;
         session.token = token;
+        let asks = matches!(session.keying, Keying::Asked(_));
         if let Some(entry) = self.plane.sessions().get(sid) {
             entry.complete(|s| s.token = token);
+        }
+        if asks && let Err(error) = self.ask_for_keys(sid) {
+            return self.failed(sid, &error.to_string());
         }
         self.open_timer(sid, now);
     }
@@ -424,7 +544,7 @@ impl ControlBroker {
             rtt: self.peers.rtt(session.peer),
             ..*established
         };
-        session.lifecycle.start_early(now_ns());
+        session.lifecycle.start_confirming(now_ns());
         if let (Some(exit), Some(entry)) = (session.exit, self.plane.sessions().get(sid)) {
             entry.complete(|s| {
                 s.headers[..exit.ethernet.len()].copy_from_slice(&exit.ethernet);
@@ -454,7 +574,9 @@ impl ControlBroker {
             return;
         };
         let waited = session.lifecycle.is_confirming();
-        if let Some(entry) = self.plane.sessions().get(sid) {
+        // What the kernel acknowledges says nothing of the handshake.
+        let is_finishing = (session.lifecycle.confirming()).is_some_and(|nego| nego.is_finishing());
+        if !is_finishing && let Some(entry) = self.plane.sessions().get(sid) {
             session.lifecycle.handle_heard(entry.heard());
         }
         let (local, peer, port_there) = (session.local, session.peer, session.port_there);
@@ -465,11 +587,12 @@ impl ControlBroker {
             return;
         };
         let step = nego.poll(now);
+        let extensions = nego.extensions().to_vec();
         self.negotiations.at(sid, nego.poll_at());
         match step {
             Ok(Some(Step::Send(packet, way))) => {
                 if let Some(via) = self.via_for(sid, way, port_there) {
-                    self.send(&packet, local, peer, via);
+                    self.send_nego(&packet, &extensions, local, peer, via);
                 }
             }
             Ok(_) => {}

@@ -43,6 +43,7 @@ use super::{
 };
 use crate::{
     hooker::{self, Pulse},
+    identity::Identity,
     panics::test_point,
 };
 
@@ -62,6 +63,7 @@ struct Events {
 
 pub(super) struct ControlBroker {
     config: Config,
+    identity: Arc<Identity>,
     inbox: Receiver<Command>,
     pulse: Arc<Pulse>,
     epoll: Arc<Epoll>,
@@ -197,7 +199,7 @@ impl ControlBroker {
                         self.shards.report(sid);
                         continue;
                     }
-                    let session = self.sessions.get_mut(sid);
+                    let session = self.sessions.get_mut(sid).filter(|s| !s.awaits_keys());
                     if let Some(answered) = session.and_then(|s| s.answered.take()) {
                         self.validated(sid, answered);
                     }

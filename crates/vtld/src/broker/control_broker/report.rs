@@ -130,6 +130,7 @@ impl ControlBroker {
             port,
             way: entry.way().to_string(),
             udp_port: entry.port(),
+            cipher: session.agreed().map(|agreed| agreed.keys.suite),
             phase: phase.to_owned(),
             graft: names.get(&s.gid).cloned(),
             rtt_ms: f64::from(tx.srtt_us) / 1e3,

@@ -1,6 +1,6 @@
 //! The responder's half of opening sessions: from a peer's NEGO to the application that accepts.
 
-use std::{net::IpAddr, time::Duration};
+use std::{io, net::IpAddr, time::Duration};
 
 use vtl_control::SessionKey;
 use vtl_core::{
@@ -9,9 +9,10 @@ use vtl_core::{
 };
 use vtl_proto::{
     carrier::{GRAFT_PORT, LOSSY},
-    nego::{self, Choice, Made, Policy, Reason, Request, Verdict, Way},
+    frame::Side,
+    nego::{self, Choice, Flight, Made, NegoKey, Policy, Reason, Request, Verdict, Way},
     services::Services,
-    wire::{Nego, Packet},
+    wire::{Extensions, Nego, Packet},
 };
 
 use crate::network::{Network, admits};
@@ -22,7 +23,7 @@ use super::{
         listeners::Accepted,
         now_ns,
         raw::{self, Received, Via},
-        session::{Answered, Session, WHOLE},
+        session::{Answered, Keying, Session, WHOLE},
     },
     ControlBroker,
     opening::aware,
@@ -62,7 +63,10 @@ impl ControlBroker {
                 Succession::Later => return true,
                 Succession::No => false,
                 Succession::Yes { required } => {
-                    grafts.retain(|g| g.provides.contains(required));
+                    let has_keys = Flight::Hello.of(&nego.extensions).is_some();
+                    let is_sealed = has_keys || !required.contains(Services::ENCRYPTION);
+                    let required = Services::ENCRYPTION.missing(required);
+                    grafts.retain(|g| is_sealed && g.provides.contains(required));
                     true
                 }
             },
@@ -76,7 +80,11 @@ impl ControlBroker {
         let next = || sessions.any_free();
         let verdict = self.responder.asked(now_ns(), from, nego, &policy, next);
         match verdict {
-            Verdict::Answer(answer) => self.send_back(&answer, received),
+            Verdict::Answer(answer) => {
+                self.send_answer(&answer, &NegoKey::new(from, nego), received);
+            }
+            Verdict::Ignore => {}
+            Verdict::Finish(sid, flight) => self.finish(sid, &flight, received),
             // It comes again, and by then perhaps somebody has accepted.
             Verdict::Open(ref request)
                 if request.succeeds.is_none() && self.listeners.is_full(nego.port) => {}
@@ -147,8 +155,76 @@ impl ControlBroker {
             }),
             None => Err(Reason::NoGraft),
         };
+        let made = made.and_then(
+            |(sid, answer)| match self.answer_hello(sid, request, &answer) {
+                Ok(()) => Ok(answer),
+                Err(error) => {
+                    tracing::debug!(%error, %peer, "no keys for a session");
+                    self.forget(sid);
+                    Err(Reason::Extension)
+                }
+            },
+        );
         let answer = made.unwrap_or_else(|reason| self.responder.refuse(request, reason));
-        self.send_back(&answer, received);
+        self.send_answer(&answer, request.key(), received);
+    }
+
+    /// Sends an answer to NEGO, with the crypto handshake's flight if there is one.
+    fn send_answer(&mut self, answer: &Packet<'_>, key: &NegoKey, received: &Received) {
+        let extensions = self.responder.extensions(key).to_vec();
+        match Extensions::parse(&extensions) {
+            Ok(extensions) => self.send_back(&answer.with_extensions(extensions), received),
+            Err(error) => tracing::error!(%error, "an answer has extensions that are none"),
+        }
+    }
+
+    /// Answers the crypto handshake's first flight, if the peer asks for a session with keys.
+    fn answer_hello(&mut self, sid: u32, request: &Request, answer: &Packet<'_>) -> io::Result<()> {
+        let (Some(hello), Packet::NegoAck(ack)) = (&request.hello, answer) else {
+            return Ok(());
+        };
+        let ours = nego::bound_answer(ack);
+        let (tls, flight) = self.identity.respond(hello, &request.bound(), ours)?;
+        if !self.responder.set_crypto(request, &flight) {
+            return Err(io::Error::other("the answer is longer than the question"));
+        }
+        if let Some(session) = self.sessions.get_mut(sid) {
+            session.keying = Keying::Answered(Box::new(tls));
+        }
+        Ok(())
+    }
+
+    /// The last flight of a session's crypto handshake has come: who the peer is, and the keys.
+    fn finish(&mut self, sid: u32, flight: &[u8], received: &Received) {
+        let Some(session) = self.sessions.get_mut(sid) else {
+            return;
+        };
+        let Keying::Answered(tls) = &mut session.keying else {
+            return;
+        };
+        let agreed = match tls.finished(flight) {
+            Ok(agreed) => agreed,
+            Err(error) => {
+                tracing::debug!(%error, peer = %session.peer, "no end of a handshake");
+                return;
+            }
+        };
+        if session.port != GRAFT_PORT
+            && let Err(error) = self
+                .identity
+                .judge(Side::Peer, session.peer, Some(agreed.peer))
+        {
+            tracing::info!(%error, "no session");
+            return self.forget(sid);
+        }
+        session.keying = Keying::Agreed(Box::new(agreed));
+        let answered = session.answered.take();
+        if let Some(answer) = self.responder.finished(sid) {
+            self.send_back(&answer, received);
+        }
+        if let Some(answered) = answered {
+            self.validated(sid, answered);
+        }
     }
 
     fn accept(
@@ -156,7 +232,7 @@ impl ControlBroker {
         request: &Request,
         choice: &Choice,
         received: &Received,
-    ) -> Result<Packet<'static>, String> {
+    ) -> Result<(u32, Packet<'static>), String> {
         let port = request.port();
         let before = request.succeeds.and_then(|(s, _)| self.sessions.get(s));
         let required = before.map_or(Services::NONE, |s| s.required);
@@ -206,7 +282,7 @@ impl ControlBroker {
         self.shards.report(sid);
         self.establish(sid, &established)
             .inspect_err(|_| self.forget(sid))?;
-        Ok(answer)
+        Ok((sid, answer))
     }
 
     /// The first packet of a peer that opened a session. From here on the session may be used.

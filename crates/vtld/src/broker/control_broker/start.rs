@@ -40,11 +40,12 @@ use super::{
     ControlBroker, Events,
     parked::Parking,
 };
-use crate::{Scope, hooker::Pulse};
+use crate::{Scope, hooker::Pulse, identity::Identity};
 
 impl ControlBroker {
     pub(in super::super) fn new(
         config: Config,
+        identity: Arc<Identity>,
         commands: Arc<EventFd>,
         inbox: Receiver<Command>,
         pulse: Arc<Pulse>,
@@ -87,6 +88,7 @@ impl ControlBroker {
         let (launcher, library) = launcher(&plane, &config, fence, &events.parked)?;
         let mut broker = Self {
             config,
+            identity,
             inbox,
             pulse,
             events,

@@ -98,6 +98,11 @@ pub(super) trait Carrier {
 
     /// Figures of its path.
     fn path(&self) -> Option<CarrierPath>;
+
+    /// Whether this host has asked the peer in vain to have it sealed.
+    fn is_clear(&self) -> bool {
+        false
+    }
 }
 
 /// A carrier whose handshake is done.

@@ -123,7 +123,8 @@ impl Sessions {
             // The rings of events do, at the price of an interrupt each time.
             Err(error) => tracing::info!(%error, "no doorbell for flows"),
         }
-        spawn_local(admit(waiting, Rc::clone(&sessions.open), arrivals));
+        let open = Rc::clone(&sessions.open);
+        spawn_local(admit(waiting, open, arrivals, broker.clone()));
         Ok(sessions)
     }
 }
@@ -187,7 +188,7 @@ impl Endpoint for Sessions {
                 .map_err(io::Error::other)?
                 .map_err(io::Error::other)?;
             let session = Session::new(opened)?;
-            Ok(Box::new(Ready::new(session, None, rtt, &self.open)) as Box<dyn Link>)
+            Ok(Box::new(Ready::new(session, None, rtt, &self.open, &self.broker)) as Box<dyn Link>)
         })
     }
 
@@ -220,7 +221,12 @@ async fn hear(mut doorbell: AsyncFd<Doorbell>, open: Rc<Open>) {
 }
 
 /// Lets in who says which association it is for.
-async fn admit(mut opened: mpsc::Receiver<Opened>, open: Rc<Open>, arrivals: Arrivals) {
+async fn admit(
+    mut opened: mpsc::Receiver<Opened>,
+    open: Rc<Open>,
+    arrivals: Arrivals,
+    broker: broker::Handle,
+) {
     let half_open = Rc::new(Cell::new(0));
     while let Some(opened) = opened.recv().await {
         let peer = opened.granted.grant.peer.to_canonical();
@@ -229,13 +235,13 @@ async fn admit(mut opened: mpsc::Receiver<Opened>, open: Rc<Open>, arrivals: Arr
             continue;
         };
         half_open.set(half_open.get() + 1);
-        let (open, arrivals) = (Rc::clone(&open), arrivals.clone());
+        let (open, arrivals, broker) = (Rc::clone(&open), arrivals.clone(), broker.clone());
         let half_open = Rc::clone(&half_open);
         spawn_local(async move {
             let hello = timeout(HANDSHAKE, session.hello()).await;
             half_open.set(half_open.get() - 1);
             if let Ok(Some((number, tag))) = hello {
-                let ready = Ready::new(session, Some(number), None, &open);
+                let ready = Ready::new(session, Some(number), None, &open, &broker);
                 // Nobody takes it where the daemon is ending.
                 let _ = arrivals.send((Shown::Association { peer, tag }, Box::new(ready)));
             }
@@ -250,6 +256,7 @@ struct Ready {
     number: Option<CarrierId>,
     rtt: Duration,
     open: Rc<Open>,
+    broker: broker::Handle,
 }
 
 impl Ready {
@@ -258,6 +265,7 @@ impl Ready {
         number: Option<CarrierId>,
         rtt: Option<Duration>,
         open: &Rc<Open>,
+        broker: &broker::Handle,
     ) -> Self {
         let graft = Rc::new(Graft::new(session));
         open.grafts.borrow_mut().push(Rc::clone(&graft));
@@ -266,6 +274,32 @@ impl Ready {
             number,
             rtt: rtt.unwrap_or(RTT),
             open: Rc::clone(open),
+            broker: broker.clone(),
+        }
+    }
+}
+
+impl Ready {
+    /// Whether the peer is who it has to be, as far as the session shows that.
+    async fn is_admitted(&self, peer: &Peer) -> bool {
+        let session = &self.graft.session;
+        let Some(shown) = session.shown else {
+            return !session.is_clear || !peer.refuses_clear();
+        };
+        if peer.shown.get() == Some(shown) {
+            return true;
+        }
+        let (broker, opener, address) = (self.broker.clone(), peer.key.opener, peer.key.peer);
+        // Files are read.
+        let judging = move || {
+            broker
+                .flows()
+                .identity()
+                .judge(opener, address, Some(shown))
+        };
+        match spawn_blocking(judging).await {
+            Ok(judged) => peer.note_identity(Some(shown), judged).is_ok(),
+            Err(_) => false,
         }
     }
 }
@@ -285,6 +319,9 @@ impl Link for Ready {
             let working = async {
                 let id = opened.or(self.number);
                 let Some(id) = id else { return };
+                if !self.is_admitted(&peer).await {
+                    return;
+                }
                 let hello = emit(hello(id, peer.key.tag));
                 if session.loses {
                     if !graft.meet(&hello, opened.is_some(), self.rtt).await {

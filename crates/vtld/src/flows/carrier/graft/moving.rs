@@ -95,6 +95,10 @@ impl Carrier for Graft {
     fn path(&self) -> Option<CarrierPath> {
         self.session.path()
     }
+
+    fn is_clear(&self) -> bool {
+        self.session.is_clear
+    }
 }
 
 impl Graft {
@@ -275,6 +279,10 @@ impl Graft {
                     return;
                 }
                 // The flows have their turn.
+                Ok(_) if self.session.is_forged() => {
+                    tracing::warn!(peer = %peer.key.peer, carrier = %Kind::Graft, "a packet does not open: somebody on the path has changed it");
+                    return;
+                }
                 Ok(true) => tokio::task::yield_now().await,
                 Ok(false) if self.session.is_at_end() => return,
                 Ok(false) => {

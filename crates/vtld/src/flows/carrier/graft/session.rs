@@ -14,6 +14,7 @@ use tokio::{
 };
 use vtl_bpf::sessions::{Session as Entry, SessionTable};
 use vtl_control::CarrierPath;
+use vtl_pool::key::PublicKey;
 use vtl_proto::{
     frame::{CarrierId, Frame, Side},
     intf::{VTL_EVENTS, VTL_RUNG},
@@ -47,7 +48,10 @@ pub(super) struct Session {
     pub(super) news: Notify,
     /// Its graft does not deliver everything.
     pub(super) loses: bool,
-    /// Bytes of the packet that was staged last.
+    /// The key that the peer has shown, if its payload is sealed; whether this host has asked for that in vain.
+    pub(super) shown: Option<PublicKey>,
+    pub(super) is_clear: bool,
+    /// Bytes of the packet that was staged last, as it is sent.
     last: Cell<u32>,
     staged: Notify,
     _owned: Owned,
@@ -59,9 +63,16 @@ impl Session {
         let [transmit, receive, kick, wake] = granted.rings;
         let (slots, payload) = (granted.grant.slots, granted.grant.max_payload);
         let events = granted.events.map(Events::map).transpose()?;
+        let loses = !granted.grant.services.contains(WHOLE);
+        let mut tx = TxRing::map(transmit.as_fd(), slots, payload)?;
+        let mut rx = RxRing::map(receive.as_fd(), slots)?;
+        if let Some(keys) = &granted.grant.keys {
+            tx = tx.with_keys(keys, loses);
+            rx = rx.with_keys(keys, loses);
+        }
         Ok(Self {
-            tx: RefCell::new(TxRing::map(transmit.as_fd(), slots, payload)?),
-            rx: RefCell::new(RxRing::map(receive.as_fd(), slots)?),
+            tx: RefCell::new(tx),
+            rx: RefCell::new(rx),
             kick,
             caller: granted.caller,
             table: Arc::clone(owned.broker.sessions().ok_or(io::ErrorKind::NotConnected)?),
@@ -70,7 +81,9 @@ impl Session {
             events: events.map(watch).transpose()?,
             room: Notify::new(),
             news: Notify::new(),
-            loses: !granted.grant.services.contains(WHOLE),
+            loses,
+            shown: granted.shown,
+            is_clear: granted.is_clear,
             last: Cell::new(0),
             staged: Notify::new(),
             _owned: owned,
@@ -150,8 +163,8 @@ impl Session {
     /// of it, and a wake-up, cost as much as dozens of packets. Where no others are on their way, at once.
     pub(super) fn stage(&self, lengths: &[u32]) {
         let Some(last) = lengths.last() else { return };
-        self.last.set(*last);
         let mut tx = self.tx.borrow_mut();
+        self.last.set(tx.sealed_len(*last));
         tx.stage(lengths);
         let are_many = tx.staged() >= MANY;
         let is_idle = tx.unacknowledged() == lengths.len() as u64;
@@ -223,6 +236,11 @@ impl Session {
                 .get(self.sid)
                 .inspect(|entry| entry.set_aware(aware));
         }
+    }
+
+    /// Whether something has come that the peer has not sent.
+    pub(super) fn is_forged(&self) -> bool {
+        !self.loses && self.rx.borrow().forged() > 0
     }
 
     /// Whether the session has ended, and all was read.

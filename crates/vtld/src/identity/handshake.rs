@@ -1,0 +1,254 @@
+//! The TLS 1.3 handshake that NEGO and its answers carry, from which a session has its keys: PROTOCOL.md,
+//! section 4, "Keys". As in QUIC (RFC 9001) there are no records: flights go as they are, what is confidential of
+//! them under the handshake's own keys, and what else of the negotiation must not be changed is in the extension
+//! for QUIC's transport parameters.
+
+use std::{io, sync::Arc};
+
+use rustls::{
+    CipherSuite, ClientConfig, ServerConfig,
+    quic::{
+        ClientConnection, Connection, DirectionalKeys, KeyChange, PacketKey, ServerConnection,
+        Version,
+    },
+};
+use vtl_pool::key::PublicKey;
+use vtl_proto::keys::{Keys, Secret, Suite};
+
+use super::tls;
+
+/// By which each side's first secret is exported (RFC 8446, section 7.5).
+const INITIATOR: &[u8] = b"EXPORTER-VTL initiator";
+const RESPONDER: &[u8] = b"EXPORTER-VTL responder";
+/// Bytes of the length before the part of the responder's flight that is in the clear.
+const LENGTH: usize = 2;
+
+/// What a handshake has led to.
+pub(crate) struct Agreed {
+    pub(crate) keys: Keys,
+    /// Whom the other side has proved to be.
+    pub(crate) peer: PublicKey,
+}
+
+/// The initiator's side, which waits for the answer.
+pub(crate) struct Initiator(Connection);
+
+/// The responder's side, which waits for the last flight.
+pub(crate) struct Responder {
+    tls: Connection,
+    /// Of the initiator's last flight.
+    remote: Box<dyn PacketKey>,
+}
+
+impl Initiator {
+    /// Begins a handshake that protects `bound`: with the first flight.
+    pub(super) fn new(config: &Arc<ClientConfig>, bound: Vec<u8>) -> io::Result<(Self, Vec<u8>)> {
+        let name = tls::name().map_err(io::Error::other)?;
+        let tls = ClientConnection::new(Arc::clone(config), Version::V1, name, bound);
+        let mut tls = Connection::from(tls.map_err(io::Error::other)?);
+        let mut flight = Vec::new();
+        tls.write_hs(&mut flight);
+        Ok((Self(tls), flight))
+    }
+
+    /// Takes the responder's flight, which is to have protected `bound`. Gives the last one.
+    ///
+    /// # Errors
+    /// It is not what the peer, whoever that is, would have sent.
+    pub(crate) fn answered(mut self, flight: &[u8], bound: &[u8]) -> io::Result<(Agreed, Vec<u8>)> {
+        let (length, rest) = flight.split_at_checked(LENGTH).ok_or_else(malformed)?;
+        let length = usize::from(u16::from_be_bytes([length[0], length[1]]));
+        let (clear, sealed) = rest.split_at_checked(length).ok_or_else(malformed)?;
+        self.0.read_hs(clear).map_err(io::Error::other)?;
+        let mut flight = Vec::new();
+        let keys = handshake_keys(&mut self.0, &mut flight)?;
+        let mut sealed = sealed.to_vec();
+        let opened = keys.remote.decrypt_in_place(0, &[], &mut sealed);
+        let opened = opened.map_err(io::Error::other)?;
+        self.0.read_hs(opened).map_err(io::Error::other)?;
+        check_bound(&self.0, bound)?;
+        self.0.write_hs(&mut flight);
+        seal(&*keys.local, &mut flight)?;
+        Ok((agreed(&self.0, INITIATOR, RESPONDER)?, flight))
+    }
+}
+
+impl Responder {
+    /// Takes the first flight, which is to have protected `theirs`. Answers it, and protects `ours`.
+    pub(super) fn new(
+        config: &Arc<ServerConfig>,
+        hello: &[u8],
+        theirs: &[u8],
+        ours: Vec<u8>,
+    ) -> io::Result<(Self, Vec<u8>)> {
+        let tls = ServerConnection::new(Arc::clone(config), Version::V1, ours);
+        let mut tls = Connection::from(tls.map_err(io::Error::other)?);
+        tls.read_hs(hello).map_err(io::Error::other)?;
+        check_bound(&tls, theirs)?;
+        let mut clear = Vec::new();
+        let keys = handshake_keys(&mut tls, &mut clear)?;
+        let mut sealed = Vec::new();
+        tls.write_hs(&mut sealed);
+        seal(&*keys.local, &mut sealed)?;
+        let length = u16::try_from(clear.len()).map_err(|_| malformed())?;
+        let flight = [&length.to_be_bytes()[..], &clear, &sealed].concat();
+        let remote = keys.remote;
+        Ok((Self { tls, remote }, flight))
+    }
+
+    /// Takes the initiator's last flight.
+    ///
+    /// # Errors
+    /// It is not what the initiator would have sent. The handshake may go on with another one.
+    pub(crate) fn finished(&mut self, flight: &[u8]) -> io::Result<Agreed> {
+        let mut sealed = flight.to_vec();
+        let opened = self.remote.decrypt_in_place(0, &[], &mut sealed);
+        // Nobody else can have sealed what opens.
+        let opened = opened.map_err(io::Error::other)?;
+        self.tls.read_hs(opened).map_err(io::Error::other)?;
+        agreed(&self.tls, RESPONDER, INITIATOR)
+    }
+}
+
+/// The keys of each direction during the handshake.
+struct HandshakeKeys {
+    local: Box<dyn PacketKey>,
+    remote: Box<dyn PacketKey>,
+}
+
+/// Writes what precedes them.
+fn handshake_keys(tls: &mut Connection, flight: &mut Vec<u8>) -> io::Result<HandshakeKeys> {
+    match tls.write_hs(flight) {
+        Some(KeyChange::Handshake { keys }) => {
+            let packet = |keys: DirectionalKeys| keys.packet;
+            Ok(HandshakeKeys {
+                local: packet(keys.local),
+                remote: packet(keys.remote),
+            })
+        }
+        _ => Err(malformed()),
+    }
+}
+
+/// Each key seals one thing, so its number is 0.
+fn seal(key: &dyn PacketKey, flight: &mut Vec<u8>) -> io::Result<()> {
+    let tag = key.encrypt_in_place(0, &[], flight);
+    flight.extend_from_slice(tag.map_err(io::Error::other)?.as_ref());
+    Ok(())
+}
+
+fn check_bound(tls: &Connection, bound: &[u8]) -> io::Result<()> {
+    match tls.quic_transport_parameters() {
+        Some(theirs) if theirs == bound => Ok(()),
+        _ => Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "somebody has changed what was negotiated",
+        )),
+    }
+}
+
+fn agreed(tls: &Connection, ours: &[u8], theirs: &[u8]) -> io::Result<Agreed> {
+    let suite = match tls.negotiated_cipher_suite().map(|suite| suite.suite()) {
+        Some(CipherSuite::TLS13_AES_128_GCM_SHA256) => Suite::Aes128Gcm,
+        Some(CipherSuite::TLS13_AES_256_GCM_SHA384) => Suite::Aes256Gcm,
+        Some(CipherSuite::TLS13_CHACHA20_POLY1305_SHA256) => Suite::ChaCha20Poly1305,
+        _ => return Err(malformed()),
+    };
+    // Fails before the handshake has ended.
+    let secret = |label| {
+        let secret = tls.export_keying_material([0; 32], label, None);
+        secret.map(Secret::from).map_err(io::Error::other)
+    };
+    let keys = Keys {
+        suite,
+        send: secret(ours)?,
+        receive: secret(theirs)?,
+    };
+    let shown = tls.peer_certificates().and_then(<[_]>::first);
+    let peer = shown.and_then(|key| PublicKey::from_spki(key));
+    Ok(Agreed {
+        keys,
+        peer: peer.ok_or_else(malformed)?,
+    })
+}
+
+fn malformed() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "no flight of the handshake")
+}
+
+#[cfg(test)]
+#[allow(non_snake_case)]
+mod tests {
+    use vtl_pool::key::SecretKey;
+
+    use super::*;
+
+    struct Hosts {
+        keys: [PublicKey; 2],
+        client: Arc<ClientConfig>,
+        server: Arc<ServerConfig>,
+    }
+
+    fn hosts() -> Hosts {
+        let keys = [(); 2].map(|()| SecretKey::generate().unwrap());
+        Hosts {
+            client: tls::configs(&keys[0]).unwrap().0,
+            server: tls::configs(&keys[1]).unwrap().1,
+            keys: keys.map(|key| key.public()),
+        }
+    }
+
+    #[test]
+    fn handshake__both_have_the_same_keys_and_know_each_other() {
+        let hosts = hosts();
+        let (initiator, hello) = Initiator::new(&hosts.client, vec![1; 160]).unwrap();
+        let (mut responder, answer) =
+            Responder::new(&hosts.server, &hello, &[1; 160], vec![2; 160]).unwrap();
+        let (here, finish) = initiator.answered(&answer, &[2; 160]).unwrap();
+        assert!(responder.finished(&finish[1..]).is_err());
+        let there = responder.finished(&finish).unwrap();
+        assert_eq!(here.keys.suite, there.keys.suite);
+        assert!(here.keys.send == there.keys.receive && here.keys.receive == there.keys.send);
+        assert!(here.keys.send != here.keys.receive);
+        assert_eq!([there.peer, here.peer], hosts.keys);
+        // All of them fit into NEGO and NEGO_ACK.
+        assert!(hello.len() < 600 && answer.len() < 900 && finish.len() < 400);
+        // Nobody on the path reads who they are.
+        let seen = |bytes: &[u8], key: &PublicKey| {
+            let key = &key.to_spki()[12..];
+            bytes.windows(key.len()).any(|window| window == key)
+        };
+        for flight in [&hello, &answer, &finish] {
+            assert!(!hosts.keys.iter().any(|key| seen(flight, key)));
+        }
+    }
+
+    #[test]
+    fn handshake__what_was_negotiated_cannot_be_changed() {
+        let hosts = hosts();
+        let (_, hello) = Initiator::new(&hosts.client, vec![1; 160]).unwrap();
+        assert!(Responder::new(&hosts.server, &hello, &[9; 160], vec![2; 160]).is_err());
+        let (initiator, hello) = Initiator::new(&hosts.client, vec![1; 160]).unwrap();
+        let (_, answer) = Responder::new(&hosts.server, &hello, &[1; 160], vec![2; 160]).unwrap();
+        assert!(initiator.answered(&answer, &[9; 160]).is_err());
+    }
+
+    #[test]
+    fn handshake__damaged_flights_are_refused() {
+        let hosts = hosts();
+        for at in 0..400 {
+            let (initiator, hello) = Initiator::new(&hosts.client, vec![1]).unwrap();
+            let (mut responder, mut answer) =
+                Responder::new(&hosts.server, &hello, &[1], vec![2]).unwrap();
+            let place = at % answer.len();
+            answer[place] ^= 1;
+            assert!(initiator.answered(&answer, &[2]).is_err(), "{place}");
+            assert!(responder.finished(&answer).is_err());
+        }
+        let (initiator, _) = Initiator::new(&hosts.client, vec![1]).unwrap();
+        assert!(initiator.answered(&[], &[2]).is_err());
+        let (initiator, _) = Initiator::new(&hosts.client, vec![1]).unwrap();
+        assert!(initiator.answered(&[255, 255, 0], &[2]).is_err());
+        assert!(Responder::new(&hosts.server, b"", &[1], vec![2]).is_err());
+    }
+}

@@ -1,0 +1,120 @@
+//! What crosses the network.
+
+use std::{
+    collections::HashSet,
+    io,
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread::{self, JoinHandle},
+};
+
+use nix::sys::socket::{MsgFlags, recv, setsockopt, sockopt};
+use vtl_testbed::Host;
+
+use super::World;
+
+/// IP protocol.
+const TCP: u8 = 6;
+
+/// What a host sends to the other one, and receives. (Not what it sends as live frames, which no tap sees: the other
+/// host receives that.)
+pub(crate) struct Wire {
+    is_over: Arc<AtomicBool>,
+    thread: JoinHandle<Vec<u8>>,
+}
+
+impl Wire {
+    /// Hears what `part` says of each IP packet.
+    pub(crate) fn tap(world: &World, host: Host, part: fn(&[u8]) -> &[u8]) -> Self {
+        let open = || {
+            let all = i32::from((libc::ETH_P_ALL as u16).to_be());
+            // SAFETY: a plain system call.
+            let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_DGRAM, all) };
+            assert!(fd >= 0, "{}", io::Error::last_os_error());
+            // SAFETY: a new descriptor that nobody else owns.
+            let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+            let link = nix::net::if_::if_nametoindex("eth0").expect("the link's end");
+            let address = libc::sockaddr_ll {
+                sll_family: libc::AF_PACKET as u16,
+                sll_protocol: (libc::ETH_P_ALL as u16).to_be(),
+                sll_ifindex: link as i32,
+                sll_hatype: 0,
+                sll_pkttype: 0,
+                sll_halen: 0,
+                sll_addr: [0; 8],
+            };
+            // SAFETY: an address of its own length.
+            let bound = unsafe {
+                libc::bind(
+                    fd,
+                    (&raw const address).cast(),
+                    size_of_val(&address) as libc::socklen_t,
+                )
+            };
+            assert_eq!(bound, 0, "{}", io::Error::last_os_error());
+            socket
+        };
+        let socket = world.testbed.in_netns(host, open);
+        let socket = socket.expect("a namespace");
+        setsockopt(&socket, sockopt::RcvBufForce, &(64 << 20)).expect("root");
+        let patience = nix::sys::time::TimeVal::new(0, 50_000);
+        setsockopt(&socket, sockopt::ReceiveTimeout, &patience).expect("set");
+        let is_over = Arc::new(AtomicBool::new(false));
+        let until = Arc::clone(&is_over);
+        let thread = thread::spawn(move || {
+            let mut heard = Vec::new();
+            let mut buffer = vec![0; 1 << 17];
+            loop {
+                match recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
+                    Ok(length) => heard.extend_from_slice(part(&buffer[..length])),
+                    Err(_) if until.load(Relaxed) => return heard,
+                    Err(_) => {}
+                }
+            }
+        });
+        Self { is_over, thread }
+    }
+
+    /// All that was heard.
+    pub(crate) fn end(self) -> Vec<u8> {
+        self.is_over.store(true, Relaxed);
+        self.thread.join().expect("it ends")
+    }
+}
+
+/// The payload of an IP packet, and its protocol.
+fn payload_of(packet: &[u8]) -> Option<(u8, &[u8])> {
+    let (header, protocol) = match packet.first()? >> 4 {
+        4 => (usize::from(packet[0] & 15) * 4, *packet.get(9)?),
+        6 => (40, *packet.get(6)?),
+        _ => return None,
+    };
+    Some((protocol, packet.get(header..)?))
+}
+
+/// The payload of an IP packet.
+pub(crate) fn any_payload(packet: &[u8]) -> &[u8] {
+    payload_of(packet)
+        .map(|(_, payload)| payload)
+        .unwrap_or_default()
+}
+
+/// The same of TCP alone.
+pub(crate) fn tcp_payload(packet: &[u8]) -> &[u8] {
+    let parse = || {
+        let (protocol, tcp) = payload_of(packet)?;
+        let header = usize::from(*tcp.get(12)? >> 4) * 4;
+        tcp.get(header..).filter(|_| protocol == TCP)
+    };
+    parse().unwrap_or_default()
+}
+
+/// How many words of these bytes are in what was heard, wherever.
+pub(crate) fn words_of(bytes: &[u8], heard: &[u8]) -> usize {
+    let words: HashSet<&[u8]> = bytes.chunks_exact(8).collect();
+    let heard: HashSet<&[u8]> = heard.windows(8).filter(|w| words.contains(w)).collect();
+    heard.len()
+}
