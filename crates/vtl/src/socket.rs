@@ -205,11 +205,24 @@ impl Socket {
         graft: &str,
         params: &[(&str, u32)],
     ) -> Result<Agreement, Error> {
+        self.negotiate_exactly(&Requirements::default(), graft, params)
+    }
+
+    /// As [`Socket::negotiate_over`], with requirements that the graft, or the session, is to meet as well.
+    ///
+    /// # Errors
+    /// As [`Socket::negotiate_over`]; or the graft does not meet them.
+    pub fn negotiate_exactly(
+        &mut self,
+        requirements: &Requirements,
+        graft: &str,
+        params: &[(&str, u32)],
+    ) -> Result<Agreement, Error> {
         let param = |(name, value): &(&str, u32)| ((*name).to_owned(), *value);
         let wanted = SessionRequest {
+            requirements: *requirements,
             graft: Some(graft.to_owned()),
             params: params.iter().map(param).collect(),
-            ..SessionRequest::default()
         };
         let limit = self.deadline();
         self.await_agreement(limit, |socket| socket.try_connect(&wanted))

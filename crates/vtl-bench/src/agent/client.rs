@@ -51,9 +51,10 @@ fn warm_up(order: &Order) -> io::Result<Option<quic::Client>> {
         Over::Graft {
             name,
             params,
+            sealed,
             daemon,
         } => {
-            let mut session = Session::connect(order.address, daemon, name, params)?;
+            let mut session = Session::connect(order.address, daemon, name, params, *sealed)?;
             session.fetch(work, order, &progress)?;
         }
         Over::Quic(control) => {
@@ -181,11 +182,12 @@ fn start_work(order: Order, progress: Arc<Progress>, warm: Option<quic::Client>)
             Over::Graft {
                 name,
                 params,
+                sealed,
                 daemon,
             } => each(
                 &order,
                 &progress,
-                || Session::connect(order.address, daemon, name, params),
+                || Session::connect(order.address, daemon, name, params, *sealed),
                 |session| session.fetch(order.work, &order, &progress),
             ),
             Over::Quic(control) => {

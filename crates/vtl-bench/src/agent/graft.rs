@@ -6,7 +6,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use vtl::{Error, Listener, Mode, Services, Socket};
+use vtl::{Error, Listener, Mode, Preference, Requirements, Services, Socket};
 
 use super::conn::{Conn, run_blocking};
 use super::workload::{Progress, fetch};
@@ -32,10 +32,15 @@ impl Session {
         daemon: &Path,
         graft: &str,
         params: &[(String, u32)],
+        sealed: bool,
     ) -> io::Result<Self> {
         let params: Vec<_> = params.iter().map(|(n, v)| (n.as_str(), *v)).collect();
         let mut socket = Socket::init(Mode::Initiator, to, daemon)?;
-        socket.negotiate_over(graft, &params)?;
+        let mut requirements = Requirements::default();
+        if sealed {
+            requirements.set(Services::ENCRYPTION, Preference::Require);
+        }
+        socket.negotiate_exactly(&requirements, graft, &params)?;
         Ok(Self(socket))
     }
 

@@ -73,6 +73,8 @@ pub enum Over {
         name: String,
         /// Its parameters that do not have their defaults.
         params: Vec<(String, u32)>,
+        /// Its payload is encrypted.
+        sealed: bool,
         /// The host's daemon.
         daemon: PathBuf,
     },

@@ -284,7 +284,7 @@ fn transports(table: &PlanTable) -> Result<Vec<Transport>, Problem> {
             .parse()
             .or_else(|text: String| problem("transports", text))?;
         let (name, params) = match &transport {
-            Transport::Graft(Graft { name, params }) => (name.as_str(), &params[..]),
+            Transport::Graft(Graft { name, params, .. }) => (name.as_str(), &params[..]),
             Transport::Hook(carrier) => match carrier.strip_prefix("graft:") {
                 Some(name) => (name, &[][..]),
                 None => return Ok(transport),

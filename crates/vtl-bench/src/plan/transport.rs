@@ -16,7 +16,7 @@ pub enum Transport {
     Quic(&'static str),
     /// Datagrams at the link's rate, and what arrives of them: the ceiling.
     Udp,
-    /// A VTL session over this graft, read in place.
+    /// A VTL session over this graft, read in place, encrypted or not.
     Graft(Graft),
     /// A TCP program captured by the Hooker, and what it travels by, as `vtl run --carrier` names it.
     Hook(String),
@@ -29,6 +29,8 @@ pub struct Graft {
     pub name: String,
     /// Names and values.
     pub params: Vec<(String, Setting)>,
+    /// Whether payload is encrypted.
+    pub sealed: bool,
 }
 
 /// What a parameter shall be.
@@ -90,6 +92,7 @@ impl FromStr for Graft {
             Some(params) if is_word(name) => Ok(Self {
                 name: name.to_owned(),
                 params,
+                sealed: false,
             }),
             _ => Err(format!("\"{text}\" is no graft")),
         }
@@ -113,7 +116,7 @@ fn names() -> String {
     let carriers = Kind::ALL.map(Kind::name).into_iter().chain(LOSSY);
     let hooks = carriers.map(|carrier| format!(", hook:{carrier}"));
     "tcp-cubic, tcp-bbr, tcp-reno, quic, quic-bbr, udp, graft:NAME, graft:NAME?PARAMETER=VALUE, \
-     hook:graft:NAME"
+     sealed:NAME, hook:graft:NAME"
         .to_owned()
         + &hooks.collect::<String>()
 }
@@ -124,12 +127,13 @@ impl Transport {
     ///
     /// TCP: headers of 20 and 20 bytes, timestamps 12; MPTCP 20 more. QUIC: 20, 8, and 40 of its own
     /// (short header 1 + 8 + 3, STREAM frame 12, tag 16). SCTP: 72 in packets of 1,224 bytes. KCP: 52 in
-    /// packets of 1,260. UDP: 20 and 8. VTL: 20 and 40.
+    /// packets of 1,260. UDP: 20 and 8. VTL: 20 and 40; encrypted, 16 more.
     pub fn efficiency(&self) -> f64 {
         let payload = match self {
             Self::Tcp(_) => 1448.0,
             Self::Quic(_) => 1432.0,
             Self::Udp => 1472.0,
+            Self::Graft(graft) if graft.sealed => 1424.0,
             Self::Graft(_) => 1440.0,
             Self::Hook(carrier) => match carrier.as_str() {
                 "quic" => 1432.0,
@@ -160,6 +164,7 @@ impl fmt::Display for Transport {
             Self::Quic("cubic") => f.write_str("quic"),
             Self::Quic(control) => write!(f, "quic-{control}"),
             Self::Udp => f.write_str("udp"),
+            Self::Graft(graft) if graft.sealed => write!(f, "sealed:{graft}"),
             Self::Graft(graft) => write!(f, "graft:{graft}"),
             Self::Hook(name) => write!(f, "hook:{name}"),
         }
@@ -177,9 +182,15 @@ impl FromStr for Transport {
             "quic" => Some(Self::Quic("cubic")),
             "quic-bbr" => Some(Self::Quic("bbr")),
             "udp" => Some(Self::Udp),
-            _ => match (name.strip_prefix("graft:"), name.strip_prefix("hook:")) {
-                (Some(graft), _) => graft.parse().ok().map(Self::Graft),
-                (_, Some(carrier)) if is_carrier(carrier) => Some(Self::Hook(carrier.to_owned())),
+            _ => match name.split_once(':') {
+                Some(("graft", graft)) => graft.parse().ok().map(Self::Graft),
+                Some(("sealed", graft)) => graft.parse().ok().map(|graft: Graft| {
+                    let sealed = true;
+                    Self::Graft(Graft { sealed, ..graft })
+                }),
+                Some(("hook", carrier)) if is_carrier(carrier) => {
+                    Some(Self::Hook(carrier.to_owned()))
+                }
                 _ => None,
             },
         };
@@ -203,6 +214,8 @@ mod tests {
             "graft:stream",
             "graft:go-back-n?window=64",
             "graft:partial-reliability?window=path&max-loss=50",
+            "sealed:stream",
+            "sealed:go-back-n?window=64",
             "hook:graft:stream",
             "hook:quic",
             "hook:sctp",

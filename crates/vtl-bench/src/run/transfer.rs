@@ -155,6 +155,7 @@ impl<'a> Stage<'a> {
             Transport::Graft(graft) => Over::Graft {
                 name: graft.name.clone(),
                 params: graft.params_on(&self.cell.link),
+                sealed: graft.sealed,
                 daemon: self
                     .daemons
                     .as_ref()
