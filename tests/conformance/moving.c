@@ -218,6 +218,7 @@ static void nothing_and_nonsense(void) {
 static void queues(void) {
     int fd = meet(), count = -1;
     if (role == CLIENT) {
+        step("looked");
         t_send(fd, "0123456789", 0);
         t_drained(fd);
         step("sent");
@@ -229,6 +230,7 @@ static void queues(void) {
     }
     said(ioctl(fd, FIONREAD, &count), "FIONREAD");
     say("%d bytes", count);
+    step("looked");
     step("sent");
     t_await(fd, POLLIN);
     for (int turn = 0; turn < 2; turn++) {

@@ -83,7 +83,8 @@ pub struct Observation {
     pub timeouts: u32,
     /// Packets in flight.
     pub unacknowledged: u64,
-    /// A packet of the peer has come, by which it can be reached.
+    /// A packet of the peer has come, by which it can be reached; and the last flight of the crypto handshake, if
+    /// there is one.
     pub located: bool,
     /// The peer's packets come by another way than before, which the path's state does not know yet.
     pub rerouted: bool,
@@ -335,7 +336,9 @@ impl<N> Lifecycle<N> {
 
     /// A SIZE has come, which shows that the peer lives.
     pub fn handle_size(&mut self, now: u64) {
-        self.heard_ns = now;
+        if !matches!(self.phase, Phase::Open(Handshake::Unvalidated)) {
+            self.heard_ns = now;
+        }
     }
 
     /// Decides what is to be done now.
@@ -359,9 +362,10 @@ impl<N> Lifecycle<N> {
                 }
             }
             Phase::Open(Handshake::Confirming(_)) => Action::Confirm,
-            Phase::Open(Handshake::Unvalidated)
-                if !seen.located && now.saturating_sub(self.heard_ns) > UNVALIDATED_NS =>
-            {
+            Phase::Open(Handshake::Unvalidated) if !seen.located => {
+                if now.saturating_sub(self.heard_ns) <= UNVALIDATED_NS {
+                    return Action::Nothing;
+                }
                 self.phase = Phase::Ended;
                 Action::Forget
             }

@@ -346,6 +346,7 @@ impl Initiator {
         if self.finishing.is_some() {
             // Earlier answers have a flight.
             let is_done = matches!(packet, Packet::NegoAck(_))
+                && self.finishing == Some((nego.sid, nego.token))
                 && Flight::Answer.of(&nego.extensions).is_none();
             return Ok(is_done.then_some(Answer::Finished));
         }

@@ -1,12 +1,12 @@
 //! The side that answers.
 
-use core::net::IpAddr;
+use core::{net::IpAddr, time::Duration};
 use std::collections::BTreeMap;
 
 use super::{
     Established, Flight, NegoKey, Reason, STRANGERS, Values, able,
     crypto::bound_nego,
-    established, nack, succeeded,
+    established, nack, nanos, succeeded,
     ticket::{Mint, Standing},
     to,
 };
@@ -15,6 +15,9 @@ use crate::{
     services::{GraftInfo, Services},
     wire::{Extensions, Gids, Nego, Packet, Param, Params, Ticket},
 };
+
+/// See [`Responder::handshake_failed`].
+const WARY: Duration = Duration::from_secs(10);
 
 /// What decides about a peer's NEGO.
 #[derive(Clone, Copy, Debug)]
@@ -147,6 +150,8 @@ pub struct Responder {
     sessions: BTreeMap<u32, Held>,
     attempts: BTreeMap<NegoKey, u32>,
     strangers: usize,
+    /// A crypto handshake has failed lately: until when strangers have to show themselves first.
+    wary_ns: u64,
     counters: Counters,
 }
 
@@ -158,6 +163,7 @@ impl Responder {
             sessions: BTreeMap::new(),
             attempts: BTreeMap::new(),
             strangers: 0,
+            wary_ns: now_ns,
             counters: Counters::default(),
         }
     }
@@ -202,6 +208,9 @@ impl Responder {
                 return Verdict::Finish(*sid, flight.to_vec());
             }
             self.counters.repeated += 1;
+            if held.extensions.len() > nego.extensions.as_bytes().len() {
+                return Verdict::Ignore; // no answer is longer than its question
+            }
             return Verdict::Answer(held.answer);
         }
         let no = |reason| nack(nego.sid, nego.token, reason, Ticket::default());
@@ -233,7 +242,8 @@ impl Responder {
             }
         };
         let stranger = standing == Standing::Stranger && succeeds.is_none();
-        if stranger && self.strangers >= STRANGERS {
+        let is_wary = hello.is_some() && now_ns < self.wary_ns;
+        if stranger && (is_wary || self.strangers >= STRANGERS) {
             self.counters.cookies += 1;
             let ticket = self.mint.issue(now_ns, from, next_sid());
             return Verdict::Answer(nack(nego.sid, nego.token, Reason::Cookie, ticket));
@@ -321,6 +331,12 @@ impl Responder {
             held.extensions = extensions;
         }
         true
+    }
+
+    /// A first flight was none, though it took a handshake to find out. For the next 10 s strangers who ask for keys
+    /// are sent for a cookie first.
+    pub fn handshake_failed(&mut self, now_ns: u64) {
+        self.wary_ns = now_ns.saturating_add(nanos(WARY));
     }
 
     /// The extensions that go with the answer to such a NEGO.

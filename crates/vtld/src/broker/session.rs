@@ -14,7 +14,7 @@ use vtl_core::{
     path::SessionPath,
     session::{Lifecycle, Observation},
 };
-use vtl_pool::object::Parameter;
+use vtl_pool::{key::PublicKey, object::Parameter};
 use vtl_proto::{
     intf::{self, vtl_session, vtl_tx},
     nego::{Established, Initiator},
@@ -80,6 +80,8 @@ pub(super) struct Session {
     /// At the initiator: the UDP port that NEGO goes to.
     pub(super) port_there: u16,
     pub(super) keying: Keying,
+    /// Whose key it has to be, as the session before it had that one.
+    pub(super) expected: Option<PublicKey>,
     /// At the responder, until the peer's first packet, for its round-trip time.
     pub(super) answered: Option<Answered>,
     pub(super) lifecycle: Lifecycle<Box<Initiator>>,
@@ -106,6 +108,11 @@ impl Session {
     /// Whether the peer has to show who it is, with the last flight of the handshake, before the session is used.
     pub(super) fn awaits_keys(&self) -> bool {
         matches!(self.keying, Keying::Answered(_))
+    }
+
+    /// Whether a peer with that key may have the session.
+    pub(super) fn expects(&self, key: PublicKey) -> bool {
+        self.expected.is_none_or(|expected| expected == key)
     }
 
     /// Its keys, and who the peer is.

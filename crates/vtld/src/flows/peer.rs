@@ -222,6 +222,10 @@ impl Peer {
         self.admitted.set(refused.is_none());
         let result = match &refused {
             None => {
+                if before.is_some() && shown != before {
+                    // Those were with somebody else.
+                    self.close_carriers();
+                }
                 self.shown.set(shown);
                 Ok(())
             }

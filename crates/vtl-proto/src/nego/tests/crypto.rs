@@ -146,6 +146,47 @@ fn keys__longer_answer_than_the_question_is_none() {
 }
 
 #[test]
+fn keys__answer_is_repeated_to_as_long_a_question_only() {
+    let mut responder = responder();
+    let (nego, extensions) = nego_of(&mut asking(false));
+    let long = Nego {
+        extensions: Extensions::parse(&extensions).unwrap(),
+        ..nego
+    };
+    opened(&mut responder, &long);
+    let grafts = [reliable(9)];
+    let mut asked = |nego: &Nego<'_>| {
+        let verdict = responder.asked(MS, HERE, nego, &policy(&grafts), || NEXT);
+        matches!(verdict, Verdict::Answer(_))
+    };
+    assert!(asked(&long));
+    assert!(!asked(&nego));
+}
+
+#[test]
+fn keys__strangers_show_themselves_first_after_a_bad_one() {
+    let mut responder = responder();
+    let (nego, extensions) = nego_of(&mut asking(false));
+    let hello = Nego {
+        extensions: Extensions::parse(&extensions).unwrap(),
+        ..nego
+    };
+    let grafts = [reliable(9)];
+    let opens = |responder: &mut Responder, now, nego: &Nego<'_>| {
+        let verdict = responder.asked(now, HERE, nego, &policy(&grafts), || NEXT);
+        matches!(verdict, Verdict::Open(_))
+    };
+    assert!(opens(&mut responder, S, &hello));
+    responder.handshake_failed(S);
+    assert!(!opens(&mut responder, 2 * S, &hello));
+    assert_eq!(responder.counters().cookies, 1);
+    assert!(opens(&mut responder, 2 * S, &nego));
+    let ticket = ticket(&mut responder, 2 * S);
+    assert!(opens(&mut responder, 2 * S, &Nego { ticket, ..hello }));
+    assert!(opens(&mut responder, 12 * S, &hello));
+}
+
+#[test]
 fn keys__bind_what_is_negotiated_but_the_ticket() {
     let mut initiator = asking(false);
     let bound = initiator.bound();

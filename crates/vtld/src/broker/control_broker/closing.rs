@@ -189,6 +189,14 @@ impl ControlBroker {
                 Reaction::Validate => sid,
                 Reaction::ValidateSuccessor => successor.unwrap_or(sid),
             };
+            if self
+                .sessions
+                .get(validated)
+                .is_some_and(|session| session.awaits_keys())
+            {
+                self.forget(validated);
+                continue;
+            }
             let session = self.sessions.get_mut(validated);
             let Some(answered) = session.and_then(|s| s.answered.take()) else {
                 return;
@@ -205,7 +213,9 @@ impl ControlBroker {
             .get(sid)
             .is_some_and(|e| e.ifindex() != 0);
         let session = self.sessions.get(sid);
-        session.map_or(Successor::Known, |s| s.lifecycle.as_successor(located))
+        session.map_or(Successor::Known, |s| {
+            s.lifecycle.as_successor(located && !s.awaits_keys())
+        })
     }
 
     /// Ends a session: frees its entry, and tells its user why. An aware application may still read

@@ -149,7 +149,7 @@ impl ControlBroker {
                 "{peer} is behind an interface that VTL is not for (vtld --interface)"
             ));
         }
-        let grafts = self.candidates(wish)?;
+        let grafts = self.candidates(wish, port)?;
         let mut gids: Vec<u16> = grafts.iter().map(|g| g.gid).collect();
         gids.truncate(intf::VTL_NEGO_GRAFTS as usize);
         let preferred = gids.clone();
@@ -172,7 +172,10 @@ impl ControlBroker {
         };
         // Nor would the peer have room for it, if its rings are as small as ours.
         let room = self.wanted_slots(peer) >= intf::VTL_EARLY_WINDOW;
-        let seals = self.seals(wish, port, &grafts);
+        // What was encrypted stays so, and with the same peer.
+        let expected = succeeds.and_then(|sid| self.sessions.get(sid)?.agreed());
+        let expected = expected.map(|agreed| agreed.peer);
+        let seals = expected.is_some() || self.seals(wish, port) && takes_seals(&grafts);
         let mut early = if succeeds.is_none() && room && !seals {
             self.peers
                 .take_early(peer, port, now, ways[0], &mut gids, reliable)
@@ -222,6 +225,10 @@ impl ControlBroker {
         }
         session.preferred = preferred;
         session.required = wish.wanted.required();
+        session.expected = expected;
+        if expected.is_some() {
+            session.required = session.required | Services::ENCRYPTION;
+        }
         if let Some(entry) = self.plane.sessions().get(sid) {
             entry.complete(|s| s.leads = 1);
         }
@@ -236,23 +243,24 @@ impl ControlBroker {
     }
 
     /// The grafts to offer, at least one.
-    fn candidates(&self, wish: &Wish) -> Result<Vec<GraftInfo>, String> {
+    fn candidates(&self, wish: &Wish, port: u16) -> Result<Vec<GraftInfo>, String> {
         let mut grafts = self.pool.candidates(wish)?;
-        if wish.wanted.required().contains(Services::ENCRYPTION) {
+        if self.seals(wish, port) && grafts.iter().any(|graft| graft.name != DAMAGED) {
             grafts.retain(|graft| graft.name != DAMAGED);
         }
-        match grafts.is_empty() {
+        match wish.wanted.required().contains(Services::ENCRYPTION) && !takes_seals(&grafts) {
             true => Err(format!("packets of graft \"{DAMAGED}\" cannot be sealed")),
             false => Ok(grafts),
         }
     }
 
-    /// Whether to ask for keys for a session.
-    fn seals(&self, wish: &Wish, port: u16, grafts: &[GraftInfo]) -> bool {
+    /// Whether a session is to have keys.
+    fn seals(&self, wish: &Wish, port: u16) -> bool {
         let wanted = wish.wanted.required() | wish.wanted.prefer;
+        let unwanted = wish.wanted.avoid | wish.wanted.prohibit;
         let is_for_flows = port == GRAFT_PORT && self.config.seals_flows;
-        let can_seal = grafts.iter().all(|graft| graft.name != DAMAGED);
-        can_seal && (is_for_flows || wanted.contains(Services::ENCRYPTION))
+        wanted.contains(Services::ENCRYPTION)
+            || is_for_flows && !unwanted.contains(Services::ENCRYPTION)
     }
 
     /// Has a session's NEGO ask for keys.
@@ -400,6 +408,9 @@ impl ControlBroker {
         let (Packet::NegoAck(ack), Some(session)) = (packet, self.sessions.get_mut(sid)) else {
             return Ok(false);
         };
+        if !matches!(session.keying, Keying::Asked(_)) {
+            return Ok(false);
+        }
         let Keying::Asked(tls) = std::mem::take(&mut session.keying) else {
             return Ok(false);
         };
@@ -408,6 +419,11 @@ impl ControlBroker {
             return Ok(false);
         };
         let (agreed, finish) = tls.answered(flight, &nego::bound_answer(ack))?;
+        if !session.expects(agreed.peer) {
+            return Err(io::Error::other(
+                "somebody else has answered in the peer's place",
+            ));
+        }
         if session.port != GRAFT_PORT {
             // Of the others the association's thread says whose they may be.
             let judged = self
@@ -696,6 +712,11 @@ impl ControlBroker {
         }
         self.fail(sid);
     }
+}
+
+/// Whether packets of these grafts can be sealed.
+fn takes_seals(grafts: &[GraftInfo]) -> bool {
+    grafts.iter().all(|graft| graft.name != DAMAGED)
 }
 
 /// Has a session's packets go as the peer's answer came.

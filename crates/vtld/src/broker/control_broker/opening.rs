@@ -136,6 +136,7 @@ impl ControlBroker {
             exit: None,
             port_there: intf::VTL_UDP_PORT as u16,
             keying: Keying::Clear,
+            expected: None,
             answered: None,
             lifecycle: lifecycle(sid, token, slots),
             rings,
@@ -216,6 +217,9 @@ impl ControlBroker {
             .ok_or("the session has gone")?
             .snapshot();
         let session = self.sessions.get_mut(sid).ok_or("the session has gone")?;
+        if session.awaits_keys() {
+            return Err("the session has no keys yet".into());
+        }
         let graft = self.plane.grafts().find(|g| g.gid == entry.gid);
         let (graft, services) =
             graft.map_or_else(Default::default, |g| (g.name.clone(), g.services));

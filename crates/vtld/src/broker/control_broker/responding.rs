@@ -34,6 +34,8 @@ enum Succession {
     Yes {
         /// By one that provides this.
         required: Services,
+        /// By one with keys.
+        sealed: bool,
     },
     No,
     /// The peer will ask again.
@@ -62,9 +64,9 @@ impl ControlBroker {
             Some(named) => match self.may_succeed(named, nego.port, received.from) {
                 Succession::Later => return true,
                 Succession::No => false,
-                Succession::Yes { required } => {
+                Succession::Yes { required, sealed } => {
                     let has_keys = Flight::Hello.of(&nego.extensions).is_some();
-                    let is_sealed = has_keys || !required.contains(Services::ENCRYPTION);
+                    let is_sealed = has_keys || !sealed && !required.contains(Services::ENCRYPTION);
                     let required = Services::ENCRYPTION.missing(required);
                     grafts.retain(|g| is_sealed && g.provides.contains(required));
                     true
@@ -130,8 +132,10 @@ impl ControlBroker {
         let leads = session.lifecycle.is_initiator();
         let ours = |s: &Session| matches!(s.lifecycle.phase(), Phase::Opening(_)) && !leads;
         if successor.is_none_or(ours) {
-            let required = session.required;
-            Succession::Yes { required }
+            Succession::Yes {
+                required: session.required,
+                sealed: session.agreed().is_some(),
+            }
         } else {
             Succession::No
         }
@@ -160,6 +164,7 @@ impl ControlBroker {
                 Ok(()) => Ok(answer),
                 Err(error) => {
                     tracing::debug!(%error, %peer, "no keys for a session");
+                    self.responder.handshake_failed(now_ns());
                     self.forget(sid);
                     Err(Reason::Extension)
                 }
@@ -209,6 +214,10 @@ impl ControlBroker {
                 return;
             }
         };
+        if !session.expects(agreed.peer) {
+            tracing::warn!(peer = %session.peer, "somebody else asks for a session in place of the peer's");
+            return self.forget(sid);
+        }
         if session.port != GRAFT_PORT
             && let Err(error) = self
                 .identity
@@ -236,6 +245,7 @@ impl ControlBroker {
         let port = request.port();
         let before = request.succeeds.and_then(|(s, _)| self.sessions.get(s));
         let required = before.map_or(Services::NONE, |s| s.required);
+        let expected = before.and_then(Session::agreed).map(|agreed| agreed.peer);
         let owner = match before {
             Some(before) => before.aware.owner,
             None => self.listeners.owner(port).unwrap_or(0),
@@ -262,6 +272,7 @@ impl ControlBroker {
         self.succeed(sid, request.succeeds.map(|(s, _)| s));
         let session = self.sessions.get_mut(sid).expect("just made");
         session.required = required;
+        session.expected = expected;
         if let Via::Tcp(number) = received.via {
             session.tunnel = Some(number);
         }
@@ -287,6 +298,9 @@ impl ControlBroker {
 
     /// The first packet of a peer that opened a session. From here on the session may be used.
     pub(super) fn validated(&mut self, sid: u32, answered: Answered) {
+        if self.sessions.get(sid).is_some_and(Session::awaits_keys) {
+            return;
+        }
         self.responder.validated(sid);
         let session = self.sessions.get_mut(sid);
         if !session.is_some_and(|s| s.lifecycle.handle_first_packet()) {

@@ -305,7 +305,13 @@ impl Graft {
         let first = rx.next();
         for i in 0..count {
             if !self.was_seen(first + i) {
-                run.take(rx.packet(i), peer, id)?;
+                let packet = rx.packet(i);
+                if !self.session.loses && rx.forged() > 0 {
+                    // Nothing behind it is believed.
+                    run.give(peer, id);
+                    return Ok(false);
+                }
+                run.take(packet, peer, id)?;
             }
             if self.session.loses {
                 self.lossy.note_received(rx.packet(i));
@@ -369,7 +375,12 @@ impl Graft {
                 *self.seen.borrow_mut().entry(word).or_insert(0) |= 1 << (packet % 64);
                 any = true;
                 // SAFETY: its bit was seen, the session is still open, and its graft is reliable and ordered.
-                run.take(unsafe { rx.behind_gap(packet - next) }, peer, id)?;
+                let packet = unsafe { rx.behind_gap(packet - next) };
+                if rx.forged() > 0 {
+                    run.give(peer, id);
+                    return Ok(false);
+                }
+                run.take(packet, peer, id)?;
             }
             word += 1;
         }
