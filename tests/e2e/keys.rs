@@ -3,9 +3,18 @@
 use std::{fs, net::IpAddr};
 
 use serde_json::Value;
+use vtl::{Preference, Requirements, Services};
+use vtl_proto::{
+    intf,
+    wire::{Gids, Header, Nego, Packet},
+};
 use vtl_testbed::{Host, Link};
 
-use crate::harness::{Wire, World, any_payload, payload, run, same, until, url, words_of};
+use crate::{
+    harness::{Wire, World, any_payload, payload, run, same, until, url, words_of},
+    hostile::Stranger,
+    many::{expect, open_with, send},
+};
 
 const SIZE: usize = 2 << 20;
 
@@ -105,4 +114,64 @@ fn keys__question_that_was_taken_out_is_noticed() {
         !open.contains(&Value::Null)
     });
     world.download(v4, "f");
+}
+
+/// Somebody on the path, who has read a session's tokens, asks each of its hosts for another one in its place.
+#[test]
+fn keys__session_is_not_taken_over_by_who_reads_its_tokens() {
+    const PORT: u16 = 4000;
+    let Some(world) = World::with_daemons("keys-take", &Link::new(2.0, 100.0)) else {
+        return;
+    };
+    let [server, _] = world.servers();
+    let reader = Stranger::new(&world, server);
+    let mut wanted = Requirements::STREAM;
+    wanted.set(Services::ENCRYPTION, Preference::Require);
+    let (mut client, mut there) = open_with(&world, PORT, |client| client.negotiate(&wanted));
+    send(&mut client, b"between us");
+    expect(&mut there, b"between us");
+    let heard = reader.overhear();
+    let said = heard.iter().find_map(|packet| match packet {
+        Packet::NegoAck(ack) => Some(*ack),
+        _ => None,
+    });
+    let said = said.expect("an answer");
+    let to_client = Stranger::on(&world, Host::Server, "10.73.0.1".parse().expect("one"));
+    let ends = [
+        (&reader, said.sid, said.token),
+        (&to_client, said.header.sid, said.header.token),
+    ];
+    for (somebody, sid, token) in ends {
+        let mine = 0x5eed + token % 1000;
+        until("it is refused", || {
+            somebody.send_packet(&Packet::Nego(Nego {
+                header: Header {
+                    flags: (intf::VTL_F_SUCCEED | intf::VTL_F_MORE) as u8,
+                    sid,
+                    token,
+                    ..Header::default()
+                },
+                token: mine,
+                sid: 77,
+                ring_slots: 64,
+                max_payload: 1400,
+                port: PORT,
+                gids: Gids::new(&[said.gids[0]]).expect("one"),
+                ..Nego::default()
+            }));
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            somebody.overhear().iter().any(|packet| match packet {
+                Packet::NegoAck(ack) => panic!("a session for anybody: {ack:?}"),
+                Packet::NegoNack(nack) => {
+                    nack.peer_token == mine && u32::from(nack.reason) == intf::VTL_NACK_NO_GRAFT
+                }
+                _ => false,
+            })
+        });
+    }
+    send(&mut there, b"still");
+    expect(&mut client, b"still");
+    for host in [Host::Client, Host::Server] {
+        assert_eq!(world.ciphers(host).len(), 1);
+    }
 }

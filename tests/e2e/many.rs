@@ -33,7 +33,7 @@ pub(crate) fn open(world: &World, port: u16) -> (Socket, Socket) {
     open_with(world, port, |initiator| initiator.negotiate(&wanted))
 }
 
-fn open_with(
+pub(crate) fn open_with(
     world: &World,
     port: u16,
     negotiate: impl FnOnce(&mut Socket) -> Result<Agreement, Error>,
