@@ -408,11 +408,12 @@ impl ControlBroker {
         let (Packet::NegoAck(ack), Some(session)) = (packet, self.sessions.get_mut(sid)) else {
             return Ok(false);
         };
-        if !matches!(session.keying, Keying::Asked(_)) {
-            return Ok(false);
-        }
-        let Keying::Asked(tls) = std::mem::take(&mut session.keying) else {
-            return Ok(false);
+        let tls = match std::mem::take(&mut session.keying) {
+            Keying::Asked(tls) => tls,
+            other => {
+                session.keying = other;
+                return Ok(false);
+            }
         };
         let Some(flight) = Flight::Answer.of(&ack.extensions) else {
             session.keying = Keying::Refused;

@@ -10,6 +10,7 @@ use vtl_core::{
 use vtl_proto::{
     carrier::{GRAFT_PORT, LOSSY},
     frame::Side,
+    intf,
     nego::{self, Choice, Flight, Made, NegoKey, Policy, Reason, Request, Verdict, Way},
     services::Services,
     wire::{Extensions, Nego, Packet},
@@ -214,16 +215,18 @@ impl ControlBroker {
                 return;
             }
         };
-        if !session.expects(agreed.peer) {
-            tracing::warn!(peer = %session.peer, "somebody else asks for a session in place of the peer's");
-            return self.forget(sid);
-        }
-        if session.port != GRAFT_PORT
-            && let Err(error) = self
-                .identity
-                .judge(Side::Peer, session.peer, Some(agreed.peer))
-        {
-            tracing::info!(%error, "no session");
+        let refused = if !session.expects(agreed.peer) {
+            Some("somebody else asks for a session in the peer's place".to_owned())
+        } else if session.port == GRAFT_PORT {
+            None // the association's thread says whose they may be
+        } else {
+            let judged = (self.identity).judge(Side::Peer, session.peer, Some(agreed.peer));
+            judged.err().map(|error| error.to_string())
+        };
+        if let Some(why) = refused {
+            tracing::warn!(peer = %session.peer, why, "no session");
+            // The finish has proved the address.
+            self.send_to_peer_via(sid, intf::VTL_F_ABORT, received.via, Packet::Close);
             return self.forget(sid);
         }
         session.keying = Keying::Agreed(Box::new(agreed));
