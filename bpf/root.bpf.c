@@ -167,9 +167,9 @@ SEC("tcx/ingress") int vtl_root_in_tc(struct __sk_buff *ctx) {
     if (ctx->protocol != vtl_swap16(ETH_P_IP) && ctx->protocol != vtl_swap16(ETH_P_IPV6))
         return VTL_TC_NEXT;
     if ((void *)(long)ctx->data_end - (void *)(long)ctx->data <
-            (long)(VTL_OFFSET_V6 + VTL_UDP_HEADER + sizeof(struct vtl_hdr)) &&
+            (long)(VTL_OFFSET_V6 + VTL_UDP_HEADER + sizeof(struct vtl_ack_hdr)) &&
         ctx->len > ctx->data_end - ctx->data)
-        bpf_skb_pull_data(ctx, ctx->len < 128 ? ctx->len : 128);
+        bpf_skb_pull_data(ctx, ctx->len < 160 ? ctx->len : 160);
     int route =
         vtl_route((void *)(long)ctx->data, (void *)(long)ctx->data_end, ctx->len, ctx->ifindex);
     if (route == VTL_ROUTE_PASS && vtl_root.by_udp)

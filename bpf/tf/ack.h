@@ -9,6 +9,7 @@
 #include "checksum.h"
 #include "loss.h"
 #include "receive.h"
+#include "vtl/tag.h"
 
 /* Words from cum's own to that of the last packet received. */
 VTL_INLINE __u32 vtl_rx_words(const struct vtl_session *s) {
@@ -71,6 +72,7 @@ VTL_INLINE void vtl_ack_build(struct vtl_session *s, struct vtl_ack_hdr *a, __u6
         sum += w;
     }
     a->h.csum = vtl_csum_fold(sum);
+    vtl_put_tag(s, (struct vtl_tagged *)a, VTL_ACK);
 }
 
 /* ingress: remembers what the next acknowledgement shall echo. */

@@ -9,6 +9,7 @@
 
 #include "halves.h"
 #include "room.h"
+#include "tag.h"
 #include "tf.h"
 
 #define VTL_TRY_LOCK(busy) (__sync_lock_test_and_set(&(busy), 1) == 0)
@@ -245,8 +246,10 @@ VTL_INLINE __u64 vtl_move(void *to, const void *from, const int put, const void 
 
 /* Egress, once the payload is in the packet and `o->sum` is known. */
 VTL_INLINE void vtl_seal(struct vtl_out *o) {
-    if (o->type != VTL_ACK)
-        graft_seal(o);
+    if (o->type == VTL_ACK)
+        return;
+    graft_seal(o);
+    vtl_put_tag(o->s, &o->hdr.tagged, o->type);
 }
 
 /* What the two ingress drivers have in common once they hold a copy of the header. The payload is

@@ -240,6 +240,7 @@ VTL_INLINE int vtl_ingress_tc_at(struct __sk_buff *ctx, int offset) {
     struct vtl_session *s = vtl_session_at(vtl_swap32(hdr.h.sid));
     if (!s)
         return VTL_TC_DROP;
+    vtl_put_token(s, &hdr.h);
     if (!VTL_TRY_LOCK(s->rx.busy)) {
         vtl_env_count(VTL_ST_RX_CONTENDED);
         return VTL_TC_DROP;
@@ -307,6 +308,7 @@ VTL_INLINE int vtl_ingress_xdp_at(struct xdp_md *ctx, int offset) {
     struct vtl_session *s = vtl_session_at(vtl_swap32(hdr.h.sid));
     if (!s)
         return XDP_DROP;
+    vtl_put_token(s, &hdr.h);
     if (!VTL_TRY_LOCK(s->rx.busy)) {
         vtl_env_count(VTL_ST_RX_CONTENDED);
         return XDP_DROP;
@@ -357,8 +359,10 @@ SEC("tcx/ingress") int vtl_listener_tc(struct __sk_buff *ctx) {
         bpf_skb_load_bytes(ctx, offset + sizeof(hdr), scratch->map, bytes))
         return VTL_TC_DROP;
     struct vtl_session *s = vtl_session_at(vtl_swap32(hdr.h.sid));
-    if (s)
+    if (s) {
+        vtl_put_token(s, &hdr.h);
         vtl_listen(s, bpf_ktime_get_ns(), &hdr, scratch->map, words);
+    }
     return VTL_TC_DROP;
 }
 
@@ -376,8 +380,10 @@ SEC("xdp") int vtl_listener_xdp(struct xdp_md *ctx) {
         bpf_xdp_load_bytes(ctx, offset + sizeof(hdr), scratch->map, bytes))
         return XDP_DROP;
     struct vtl_session *s = vtl_session_at(vtl_swap32(hdr.h.sid));
-    if (s)
+    if (s) {
+        vtl_put_token(s, &hdr.h);
         vtl_listen(s, bpf_ktime_get_ns(), &hdr, scratch->map, words);
+    }
     return XDP_DROP;
 }
 

@@ -273,13 +273,25 @@ enum vtl_state {
  * nobody. */
 enum { VTL_TUNNEL = 1 };
 
+enum { VTL_TAGGED_WORDS = 9 }; /* of the longest header, struct vtl_ack_hdr */
+
+/* A header, as a tag is computed over it. */
+struct vtl_tagged {
+    __u64 word[VTL_TAGGED_WORDS];
+};
+
+/* The key of the tags of one direction. */
+struct vtl_tag_key {
+    __u64 word[2];
+};
+
 /* One session. vtld maps the array of these; applications never do. */
 struct vtl_session {
     /* vtld, before it stores `state` */
     __u32 state; /* enum vtl_state */
     __u32 sid;   /* its own index */
     __u32 ring;  /* entry of the ring directories */
-    __u64 token; /* must be in every packet that arrives */
+    __u64 token; /* must be in every packet that arrives; `keyed`: its tag */
     __u64 peer_token;
     __u32 peer_sid;
     __u32 slots; /* of each of the two rings, a power of two, at most VTL_MAX_WINDOW */
@@ -288,6 +300,8 @@ struct vtl_session {
     __u16 path;      /* vtld, at any time: packets with more payload than this go in halves */
     __u8 ip_version; /* 4 or 6 */
     __u8 leads;      /* vtld, before `state`: we opened the session, and decide about its way */
+    __u8 keyed;      /* vtld, before packets come or go: headers have tags in place of the token */
+    struct vtl_tag_key tag_in, tag_out; /* vtld, before `keyed` */
     /* vtld the IP header (addresses, protocol, hop limit), root the Ethernet header: taken from
      * the latest authentic packet, with the addresses exchanged */
     __u8 headers[VTL_HEADROOM] __attribute__((aligned(8)));
@@ -373,7 +387,7 @@ enum vtl_stat {
  * What a graft says about itself, in the section .vtl.graft of its object: VTL_GRAFT writes it.
  * Little-endian. Names and units are text that ends with a zero byte.
  */
-enum { VTL_GRAFT_ABI = 7 }; /* of this description and of everything in this file */
+enum { VTL_GRAFT_ABI = 8 }; /* of this description and of everything in this file */
 
 struct vtl_param_info {
     char name[24]; /* letters, digits and '-' */

@@ -4,6 +4,7 @@
 #define VTL_ROUTE_H
 
 #include "parse.h"
+#include "tag.h"
 
 /* Supplied by the environment. */
 VTL_INLINE struct vtl_session *vtl_session_at(__u32 sid);
@@ -68,6 +69,25 @@ VTL_INLINE int vtl_is_exact(void *data, int offset, __be16 port, struct vtl_hdr 
     return length == (want < VTL_MIN_PACKET ? VTL_MIN_PACKET : want);
 }
 
+/* Does a packet prove that it is from the peer? By its tag where the session has keys, but for
+ * NEGO_ACK, of which vtld knows more; else by the token. */
+VTL_INLINE int vtl_is_authentic(struct vtl_session *s, struct vtl_hdr *h, void *end, __u32 type) {
+    if (!s->keyed || type == VTL_NEGO_ACK)
+        return s->token == vtl_swap64(h->token);
+    struct vtl_tagged header = {};
+    __u32 words = vtl_tagged_words(type);
+    for (__u32 i = 0; i < VTL_TAGGED_WORDS; i++) {
+        __u64 *word = (__u64 *)h + i;
+        if (i >= words)
+            break;
+        if ((void *)(word + 1) > end)
+            return 0;
+        header.word[i] = *word;
+    }
+    header.word[VTL_TOKEN_WORD] = vtl_swap64(s->token);
+    return vtl_tag(&s->tag_in, &header, words) == ((__u64 *)h)[VTL_TOKEN_WORD];
+}
+
 /* `offset`: of what is behind the IP header. `port`: where it came from, if by UDP. */
 VTL_INLINE int vtl_route_at(void *data, void *end, __u32 ifindex, int offset, __be16 port) {
     struct vtl_hdr *h = data + offset + (port ? VTL_UDP_HEADER : 0);
@@ -86,13 +106,14 @@ VTL_INLINE int vtl_route_at(void *data, void *end, __u32 ifindex, int offset, __
         return VTL_ROUTE_ASK;
     }
     struct vtl_session *s = vtl_session_at(vtl_swap32(h->sid));
-    if (!s || s->state == VTL_FREE || s->token != vtl_swap64(h->token) ||
-        !vtl_from_peer(s, data, offset)) {
+    if (!s || s->state == VTL_FREE || !vtl_from_peer(s, data, offset) ||
+        !vtl_is_authentic(s, h, end, type)) {
         vtl_env_count(VTL_ST_RX_NO_SESSION);
         return VTL_ROUTE_DROP;
     }
     __u32 was = s->ifindex;
-    vtl_learn(s, data, ifindex, port, type);
+    if (!s->keyed || type != VTL_NEGO_ACK)
+        vtl_learn(s, data, ifindex, port, type);
     /* Not of CLOSE, which vtld hears itself: it may take back what nobody knows of yet. */
     if (!was && type != VTL_CLOSE)
         vtl_env_notify(s, VTL_EV_SEND);

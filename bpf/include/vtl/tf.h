@@ -72,7 +72,8 @@ struct vtl_out {
     union {
         struct vtl_data_hdr data;
         struct vtl_ack_hdr ack;
-        __u64 words[9];
+        __u64 words[VTL_TAGGED_WORDS];
+        struct vtl_tagged tagged;
     } hdr;
 };
 

@@ -8,7 +8,7 @@ use kernel::{
 use vtl_bpf::trial as kernel;
 use vtl_proto::{
     intf,
-    wire::{Data, Extensions, Header, MAX_EXTENSIONS, Nego, Packet, Size},
+    wire::{Data, Extensions, Header, MAX_EXTENSIONS, Nego, Packet, Size, TAG_KEY, TagKey},
 };
 
 const INGRESS: [(&str, kernel::Verdicts); 2] = [("vtl_root_in_tc", TC), ("vtl_root_in_xdp", XDP)];
@@ -588,6 +588,74 @@ fn egress_and_listener__one_packet_there_and_its_acknowledgement_back() {
             (1, 1),
             "an old one"
         );
+    }
+}
+
+/// A session with keys: headers have tags in place of the token, in both directions, and nothing else will do.
+#[test]
+fn tags__prove_each_header() {
+    if !vtl_testing::is_root() {
+        return;
+    }
+    let [ours, theirs] = [[1; TAG_KEY], [2; TAG_KEY]].map(TagKey::from);
+    for ((program, verdicts), (input, _)) in EGRESS.into_iter().zip(INGRESS) {
+        let k = Kernel::new();
+        k.alter(|s| {
+            (s.tag_out, s.tag_in) = ((&ours).into(), (&theirs).into());
+            s.keyed = 1;
+        });
+        let tagged = |mut frame: Vec<u8>| {
+            theirs.put(&mut frame[VTL..]);
+            frame
+        };
+        // With the token, with another tag, with a tag and another bit anywhere.
+        let nobodys = vec![(RX, 1), (intf::VTL_ST_RX_NO_SESSION, 1)];
+        assert_eq!(k.counted(input, &data(0, 0, &[1])).1, nobodys);
+        let good = tagged(data(0, 0, &[1; 100]));
+        for bit in (VTL + 1) * 8..(VTL + 40) * 8 {
+            // The index says which session it is, so another one's or none's.
+            if (VTL + 4..VTL + 8).contains(&(bit / 8)) {
+                continue;
+            }
+            let mut forged = good.clone();
+            forged[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(k.counted(input, &forged).1, nobodys, "bit {bit}");
+        }
+        assert_eq!((k.session().ifindex, k.session().rx.received), (0, 0));
+        k.run(input, &good, 1);
+        assert_ne!(k.session().ifindex, 0);
+        assert_eq!(k.session().rx.received, 1);
+
+        // What leaves, and what is sent back.
+        k.write(0, b"sealed, for all that anybody knows");
+        let (ran, _) = k.counted(program, &k.pump(SID));
+        assert_eq!(ran.verdict, verdicts.send);
+        let mut sent = ran.frame[VTL..].to_vec();
+        assert!(Packet::parse(&sent).is_err());
+        assert!(ours.take(&mut sent, kernel::PEER_TOKEN));
+        assert!(matches!(Packet::parse(&sent), Ok(Packet::Data(d)) if d.seq == 0));
+        let asks = tagged(data(1, intf::VTL_F_ACK_NOW, &[9; 100]));
+        let mut answer = k.run(input, &asks, 1).frame[VTL..].to_vec();
+        assert!(ours.take(&mut answer, kernel::PEER_TOKEN));
+        assert!(matches!(Packet::parse(&answer), Ok(Packet::Ack(a)) if a.cum == 2));
+
+        // Acknowledgements: all of the header, whatever its bitmap.
+        let good = tagged(ack(1, 1, 1, &[0; 8]));
+        for byte in [1, 20, 31, 40, 47, 71].map(|at| VTL + at) {
+            let mut forged = good.clone();
+            forged[byte] ^= 4;
+            assert_eq!(k.counted(input, &forged).1, nobodys, "byte {byte}");
+        }
+        k.run(input, &good, 1);
+        assert_eq!((k.session().tx.una, k.session().tx.acks), (1, 1));
+
+        // Those of vtld.
+        for packet in [Packet::Close(header()), Packet::Size(size(header()))] {
+            let frame = frame(&packet);
+            assert_eq!(k.counted(input, &frame).1, nobodys, "{packet:?}");
+            let passed = vec![(RX, 1), (intf::VTL_ST_RX_CONTROL, 1)];
+            assert_eq!(k.counted(input, &tagged(frame)).1, passed, "{packet:?}");
+        }
     }
 }
 

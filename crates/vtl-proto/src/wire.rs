@@ -9,6 +9,7 @@ mod emit;
 mod extension;
 pub(crate) mod fields;
 mod parse;
+mod tag;
 #[cfg(test)]
 mod tests;
 
@@ -16,6 +17,7 @@ use crate::intf;
 
 pub use extension::{Extension, Extensions, MAX_EXTENSIONS};
 pub(crate) use fields::{get, put};
+pub use tag::{TAG_KEY, TagKey};
 
 /// The smallest `max_payload` that negotiation accepts, bytes: what every IPv4 path carries (RFC 791:
 /// 576), rounded down. So whoever fills packets need not think of tiny ones.

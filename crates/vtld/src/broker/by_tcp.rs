@@ -218,9 +218,13 @@ impl ByTcp {
         sessions: &mut Sessions,
     ) -> Option<Received> {
         let [local, peer] = self.connections.addresses(number)?;
-        let (sid, token) = named(packet)?;
+        let sid = named(packet)?;
+        let mut header = [0; size_of::<intf::vtl_ack_hdr>()];
+        let known = packet.len().min(header.len());
+        header[..known].copy_from_slice(&packet[..known]);
         if let Some(session) = sessions.get_mut(sid)
-            && (session.token, session.peer) == (token, peer)
+            && session.peer == peer
+            && session.is_from_peer(&mut header[..known])
         {
             if !session.may_go_by_tcp() {
                 return None;
@@ -305,10 +309,8 @@ fn interest(waits: bool) -> EpollFlags {
     }
 }
 
-/// The session that a packet names, and the token that it shows.
-fn named(packet: &[u8]) -> Option<(u32, u64)> {
-    let at = |offset: usize| packet.get(offset..);
-    let sid = at(std::mem::offset_of!(intf::vtl_hdr, sid))?.first_chunk()?;
-    let token = at(std::mem::offset_of!(intf::vtl_hdr, token))?.first_chunk()?;
-    Some((u32::from_be_bytes(*sid), u64::from_be_bytes(*token)))
+/// The session that a packet names.
+pub(super) fn named(packet: &[u8]) -> Option<u32> {
+    let sid = packet.get(std::mem::offset_of!(intf::vtl_hdr, sid)..)?;
+    Some(u32::from_be_bytes(*sid.first_chunk()?))
 }

@@ -23,7 +23,7 @@ use vtl_proto::{
 use vtl_ring::{Controls, overhead};
 
 use super::{Granted, Owner, Reply, caller::Caller, meter::Meter, peers::Exit};
-use crate::identity::handshake::{self, Agreed};
+use crate::identity::handshake::{self, Agreed, Tags};
 
 /// The application that a session is for, which may be this daemon's own thread of flows.
 pub(super) struct Aware {
@@ -80,6 +80,8 @@ pub(super) struct Session {
     /// At the initiator: the UDP port that NEGO goes to.
     pub(super) port_there: u16,
     pub(super) keying: Keying,
+    /// Of its packets' headers, in place of the token.
+    pub(super) tags: Option<Tags>,
     /// Whose key it has to be, as the session before it had that one.
     pub(super) expected: Option<PublicKey>,
     /// At the responder, until the peer's first packet, for its round-trip time.
@@ -108,6 +110,17 @@ impl Session {
     /// Whether the peer has to show who it is, with the last flight of the handshake, before the session is used.
     pub(super) fn awaits_keys(&self) -> bool {
         matches!(self.keying, Keying::Answered(_))
+    }
+
+    /// Whether a packet, whole or its header, is from the peer: by its tag or its token. It has its token then.
+    pub(super) fn is_from_peer(&self, packet: &mut [u8]) -> bool {
+        match &self.tags {
+            Some(tags) => tags.receive.take(packet, self.token),
+            None => {
+                let at = std::mem::offset_of!(intf::vtl_hdr, token);
+                packet.get(at..at + 8) == Some(&self.token.to_be_bytes()[..])
+            }
+        }
     }
 
     /// Whether a peer with that key may have the session.

@@ -13,7 +13,10 @@ use rustls::{
     },
 };
 use vtl_pool::key::PublicKey;
-use vtl_proto::keys::{Keys, Secret, Suite};
+use vtl_proto::{
+    keys::{Keys, Secret, Suite},
+    wire::{TAG_KEY, TagKey},
+};
 
 use super::tls;
 
@@ -23,9 +26,41 @@ const RESPONDER: &[u8] = b"EXPORTER-VTL responder";
 /// Bytes of the length before the part of the responder's flight that is in the clear.
 const LENGTH: usize = 2;
 
+/// Bytes of the keys of tags: those of the initiator's headers, then those of the responder's. The responder draws
+/// them and says them behind what it has negotiated, sealed as that is: so it can tell a packet of the initiator's
+/// by its tag before the handshake has ended.
+pub(crate) const TAG_KEYS: usize = 2 * TAG_KEY;
+
+/// The keys of headers' tags.
+#[derive(Clone)]
+pub(crate) struct Tags {
+    pub(crate) send: TagKey,
+    pub(crate) receive: TagKey,
+}
+
+impl Tags {
+    /// At the initiator.
+    fn new(keys: &[u8; TAG_KEYS]) -> Self {
+        let (keys, _) = keys.as_chunks::<TAG_KEY>();
+        Self {
+            send: keys[0].into(),
+            receive: keys[1].into(),
+        }
+    }
+
+    /// At the other side.
+    fn reversed(self) -> Self {
+        Self {
+            send: self.receive,
+            receive: self.send,
+        }
+    }
+}
+
 /// What a handshake has led to.
 pub(crate) struct Agreed {
     pub(crate) keys: Keys,
+    pub(crate) tags: Tags,
     /// Whom the other side has proved to be.
     pub(crate) peer: PublicKey,
 }
@@ -36,6 +71,7 @@ pub(crate) struct Initiator(Connection);
 /// The responder's side, which waits for the last flight.
 pub(crate) struct Responder {
     tls: Connection,
+    tags: Tags,
     /// Of the initiator's last flight.
     remote: Box<dyn PacketKey>,
 }
@@ -66,10 +102,11 @@ impl Initiator {
         let opened = keys.remote.decrypt_in_place(0, &[], &mut sealed);
         let opened = opened.map_err(io::Error::other)?;
         self.0.read_hs(opened).map_err(io::Error::other)?;
-        check_bound(&self.0, bound)?;
+        let behind = check_bound(&self.0, bound)?;
+        let tags = Tags::new(behind.try_into().map_err(|_| malformed())?);
         self.0.write_hs(&mut flight);
         seal(&*keys.local, &mut flight)?;
-        Ok((agreed(&self.0, INITIATOR, RESPONDER)?, flight))
+        Ok((agreed(&self.0, tags, INITIATOR, RESPONDER)?, flight))
     }
 }
 
@@ -79,12 +116,16 @@ impl Responder {
         config: &Arc<ServerConfig>,
         hello: &[u8],
         theirs: &[u8],
-        ours: Vec<u8>,
+        mut ours: Vec<u8>,
+        tag_keys: &[u8; TAG_KEYS],
     ) -> io::Result<(Self, Vec<u8>)> {
+        ours.extend_from_slice(tag_keys);
         let tls = ServerConnection::new(Arc::clone(config), Version::V1, ours);
         let mut tls = Connection::from(tls.map_err(io::Error::other)?);
         tls.read_hs(hello).map_err(io::Error::other)?;
-        check_bound(&tls, theirs)?;
+        if !check_bound(&tls, theirs)?.is_empty() {
+            return Err(malformed());
+        }
         let mut clear = Vec::new();
         let keys = handshake_keys(&mut tls, &mut clear)?;
         let mut sealed = Vec::new();
@@ -92,8 +133,17 @@ impl Responder {
         seal(&*keys.local, &mut sealed)?;
         let length = u16::try_from(clear.len()).map_err(|_| malformed())?;
         let flight = [&length.to_be_bytes()[..], &clear, &sealed].concat();
-        let remote = keys.remote;
-        Ok((Self { tls, remote }, flight))
+        let responder = Self {
+            tls,
+            tags: Tags::new(tag_keys).reversed(),
+            remote: keys.remote,
+        };
+        Ok((responder, flight))
+    }
+
+    /// The keys of headers' tags, which the initiator has as soon as it has the answer.
+    pub(crate) fn tags(&self) -> &Tags {
+        &self.tags
     }
 
     /// Takes the initiator's last flight.
@@ -106,7 +156,7 @@ impl Responder {
         // Nobody else can have sealed what opens.
         let opened = opened.map_err(io::Error::other)?;
         self.tls.read_hs(opened).map_err(io::Error::other)?;
-        agreed(&self.tls, RESPONDER, INITIATOR)
+        agreed(&self.tls, self.tags.clone(), RESPONDER, INITIATOR)
     }
 }
 
@@ -137,17 +187,20 @@ fn seal(key: &dyn PacketKey, flight: &mut Vec<u8>) -> io::Result<()> {
     Ok(())
 }
 
-fn check_bound(tls: &Connection, bound: &[u8]) -> io::Result<()> {
-    match tls.quic_transport_parameters() {
-        Some(theirs) if theirs == bound => Ok(()),
-        _ => Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            "somebody has changed what was negotiated",
-        )),
-    }
+/// What the other side says behind that.
+fn check_bound<'a>(tls: &'a Connection, bound: &[u8]) -> io::Result<&'a [u8]> {
+    let theirs = tls.quic_transport_parameters();
+    theirs
+        .and_then(|theirs| theirs.strip_prefix(bound))
+        .ok_or_else(|| {
+            io::Error::new(
+                io::ErrorKind::InvalidData,
+                "somebody has changed what was negotiated",
+            )
+        })
 }
 
-fn agreed(tls: &Connection, ours: &[u8], theirs: &[u8]) -> io::Result<Agreed> {
+fn agreed(tls: &Connection, tags: Tags, ours: &[u8], theirs: &[u8]) -> io::Result<Agreed> {
     let suite = match tls.negotiated_cipher_suite().map(|suite| suite.suite()) {
         Some(CipherSuite::TLS13_AES_128_GCM_SHA256) => Suite::Aes128Gcm,
         Some(CipherSuite::TLS13_AES_256_GCM_SHA384) => Suite::Aes256Gcm,
@@ -168,6 +221,7 @@ fn agreed(tls: &Connection, ours: &[u8], theirs: &[u8]) -> io::Result<Agreed> {
     let peer = shown.and_then(|key| PublicKey::from_spki(key));
     Ok(Agreed {
         keys,
+        tags,
         peer: peer.ok_or_else(malformed)?,
     })
 }
@@ -182,6 +236,8 @@ mod tests {
     use vtl_pool::key::SecretKey;
 
     use super::*;
+
+    const TAGS: [u8; TAG_KEYS] = [5; TAG_KEYS];
 
     struct Hosts {
         keys: [PublicKey; 2],
@@ -203,13 +259,14 @@ mod tests {
         let hosts = hosts();
         let (initiator, hello) = Initiator::new(&hosts.client, vec![1; 160]).unwrap();
         let (mut responder, answer) =
-            Responder::new(&hosts.server, &hello, &[1; 160], vec![2; 160]).unwrap();
+            Responder::new(&hosts.server, &hello, &[1; 160], vec![2; 160], &TAGS).unwrap();
         let (here, finish) = initiator.answered(&answer, &[2; 160]).unwrap();
         assert!(responder.finished(&finish[1..]).is_err());
         let there = responder.finished(&finish).unwrap();
         assert_eq!(here.keys.suite, there.keys.suite);
         assert!(here.keys.send == there.keys.receive && here.keys.receive == there.keys.send);
         assert!(here.keys.send != here.keys.receive);
+        assert!(here.tags.send == there.tags.receive && here.tags.receive == there.tags.send);
         assert_eq!([there.peer, here.peer], hosts.keys);
         // All of them fit into NEGO and NEGO_ACK.
         assert!(hello.len() < 600 && answer.len() < 900 && finish.len() < 400);
@@ -227,9 +284,10 @@ mod tests {
     fn handshake__what_was_negotiated_cannot_be_changed() {
         let hosts = hosts();
         let (_, hello) = Initiator::new(&hosts.client, vec![1; 160]).unwrap();
-        assert!(Responder::new(&hosts.server, &hello, &[9; 160], vec![2; 160]).is_err());
+        assert!(Responder::new(&hosts.server, &hello, &[9; 160], vec![2; 160], &TAGS).is_err());
         let (initiator, hello) = Initiator::new(&hosts.client, vec![1; 160]).unwrap();
-        let (_, answer) = Responder::new(&hosts.server, &hello, &[1; 160], vec![2; 160]).unwrap();
+        let (_, answer) =
+            Responder::new(&hosts.server, &hello, &[1; 160], vec![2; 160], &TAGS).unwrap();
         assert!(initiator.answered(&answer, &[9; 160]).is_err());
     }
 
@@ -239,7 +297,7 @@ mod tests {
         for at in 0..400 {
             let (initiator, hello) = Initiator::new(&hosts.client, vec![1]).unwrap();
             let (mut responder, mut answer) =
-                Responder::new(&hosts.server, &hello, &[1], vec![2]).unwrap();
+                Responder::new(&hosts.server, &hello, &[1], vec![2], &TAGS).unwrap();
             let place = at % answer.len();
             answer[place] ^= 1;
             assert!(initiator.answered(&answer, &[2]).is_err(), "{place}");
@@ -249,6 +307,6 @@ mod tests {
         assert!(initiator.answered(&[], &[2]).is_err());
         let (initiator, _) = Initiator::new(&hosts.client, vec![1]).unwrap();
         assert!(initiator.answered(&[255, 255, 0], &[2]).is_err());
-        assert!(Responder::new(&hosts.server, b"", &[1], vec![2]).is_err());
+        assert!(Responder::new(&hosts.server, b"", &[1], vec![2], &TAGS).is_err());
     }
 }

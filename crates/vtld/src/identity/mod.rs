@@ -24,6 +24,7 @@ use vtl_control::PeerKey;
 use vtl_pool::key::{PublicKey, SecretKey};
 use vtl_proto::frame::Side;
 
+use handshake::TAG_KEYS;
 use peers::{Files, Peer, Policy};
 
 /// The operator's file, unless the daemon is told otherwise.
@@ -116,14 +117,16 @@ impl Identity {
         handshake::Initiator::new(&self.client, bound)
     }
 
-    /// Answers the first flight of a peer, which is to have protected `theirs`, and protects `ours`.
+    /// Answers the first flight of a peer, which is to have protected `theirs`, and protects `ours`. `tag_keys`: drawn
+    /// at random.
     pub(crate) fn respond(
         &self,
         hello: &[u8],
         theirs: &[u8],
         ours: Vec<u8>,
+        tag_keys: &[u8; TAG_KEYS],
     ) -> io::Result<(handshake::Responder, Vec<u8>)> {
-        handshake::Responder::new(&self.server, hello, theirs, ours)
+        handshake::Responder::new(&self.server, hello, theirs, ours, tag_keys)
     }
 
     /// Whether peers must be known before anything of theirs is carried, as the files said last.

@@ -151,7 +151,8 @@ impl ControlBroker {
             token,
         };
         let (local, peer) = (session.local, session.peer);
-        self.send(&packet(header), local, peer, via);
+        let key = session.tags.as_ref().map(|tags| tags.send.clone());
+        self.send_tagged(&packet(header), key.as_ref(), local, peer, via);
     }
 
     /// Takes a CLOSE of the peer.

@@ -432,12 +432,14 @@ impl ControlBroker {
                 .judge(Side::Local, session.peer, Some(agreed.peer));
             judged.map_err(io::Error::other)?;
         }
+        let tags = agreed.tags.clone();
         session.keying = Keying::Agreed(Box::new(agreed));
         let now = now_ns();
         if let Some(nego) = session.lifecycle.opening() {
             nego.finish(now, established, &finish, way);
         }
         session.lifecycle.start_confirming(now);
+        self.use_tags(sid, &tags);
         Ok(true)
     }
 

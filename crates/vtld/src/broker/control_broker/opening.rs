@@ -11,6 +11,8 @@ use vtl_proto::{
 };
 use vtl_ring::Controls;
 
+use crate::identity::handshake::Tags;
+
 use super::{
     super::{
         Granted, Owner, Reply,
@@ -136,6 +138,7 @@ impl ControlBroker {
             exit: None,
             port_there: intf::VTL_UDP_PORT as u16,
             keying: Keying::Clear,
+            tags: None,
             expected: None,
             answered: None,
             lifecycle: lifecycle(sid, token, slots),
@@ -195,6 +198,19 @@ impl ControlBroker {
         self.begin_path(sid, established.gid, established.max_payload);
         self.shards.due(sid);
         Ok(())
+    }
+
+    /// Has a session's headers have tags in place of the token, from now on.
+    pub(super) fn use_tags(&mut self, sid: u32, tags: &Tags) {
+        if let Some(session) = self.sessions.get_mut(sid) {
+            session.tags = Some(tags.clone());
+        }
+        if let Some(entry) = self.plane.sessions().get(sid) {
+            entry.complete(|s| {
+                (s.tag_out, s.tag_in) = ((&tags.send).into(), (&tags.receive).into());
+                s.keyed = 1;
+            });
+        }
     }
 
     /// Notes which session one is to succeed.

@@ -6,11 +6,14 @@ use vtl_proto::{
     carrier::GRAFT_PORT,
     intf,
     nego::{self, Way},
-    wire::Packet,
+    wire::{Packet, TagKey},
 };
 
 use super::{
-    super::raw::{Received, Via},
+    super::{
+        by_tcp::named,
+        raw::{Received, Via},
+    },
     ControlBroker,
 };
 
@@ -45,7 +48,10 @@ impl ControlBroker {
         }
     }
 
-    pub(super) fn control_packet(&mut self, received: Received) {
+    pub(super) fn control_packet(&mut self, mut received: Received) {
+        if !self.take_tag(&mut received) {
+            return;
+        }
         let packet = match Packet::parse(&received.bytes) {
             Ok(packet) => packet,
             Err(error) => {
@@ -71,6 +77,22 @@ impl ControlBroker {
             Packet::Close(header) => self.closed(*header, &received),
             Packet::Size(size) => self.sized(size, &received),
             Packet::Data(_) | Packet::Ack(_) | Packet::Probe(_) => {}
+        }
+    }
+
+    /// Puts the token back into a packet of a session with keys, which has a tag in its place. False if it has a
+    /// wrong one.
+    fn take_tag(&self, received: &mut Received) -> bool {
+        let kind = received
+            .bytes
+            .first()
+            .map_or(0, |first| u32::from(first & 15));
+        let session = named(&received.bytes).and_then(|sid| self.sessions.get(sid));
+        match session.filter(|session| session.tags.is_some()) {
+            Some(session) if [intf::VTL_CLOSE, intf::VTL_SIZE].contains(&kind) => {
+                session.is_from_peer(&mut received.bytes)
+            }
+            _ => true,
         }
     }
 
@@ -101,10 +123,25 @@ impl ControlBroker {
 
     /// Sends a packet to a peer.
     pub(super) fn send(&mut self, packet: &Packet<'_>, from: IpAddr, to: IpAddr, via: Via) {
+        self.send_tagged(packet, None, from, to, via);
+    }
+
+    /// The same of a session whose headers have tags.
+    pub(super) fn send_tagged(
+        &mut self,
+        packet: &Packet<'_>,
+        key: Option<&TagKey>,
+        from: IpAddr,
+        to: IpAddr,
+        via: Via,
+    ) {
         let mut buffer = [0; 2048];
         let Ok(length) = packet.emit(&mut buffer) else {
             return;
         };
+        if let Some(key) = key {
+            key.put(&mut buffer[..length]);
+        }
         let port = match via {
             Via::Native => 0,
             Via::Udp(port) => port,

@@ -22,7 +22,7 @@ use super::{
     super::{
         Granted, Owner,
         listeners::Accepted,
-        now_ns,
+        now_ns, random,
         raw::{self, Received, Via},
         session::{Answered, Keying, Session, WHOLE},
     },
@@ -190,10 +190,12 @@ impl ControlBroker {
             return Ok(());
         };
         let ours = nego::bound_answer(ack);
-        let (tls, flight) = self.identity.respond(hello, &request.bound(), ours)?;
+        let answered = (self.identity).respond(hello, &request.bound(), ours, &random());
+        let (tls, flight) = answered?;
         if !self.responder.set_crypto(request, &flight) {
             return Err(io::Error::other("the answer is longer than the question"));
         }
+        self.use_tags(sid, tls.tags());
         if let Some(session) = self.sessions.get_mut(sid) {
             session.keying = Keying::Answered(Box::new(tls));
         }
