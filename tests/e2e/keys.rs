@@ -137,6 +137,17 @@ fn keys__session_is_not_taken_over_by_who_reads_its_tokens() {
     });
     let said = said.expect("an answer");
     let to_client = Stranger::on(&world, Host::Server, "10.73.0.1".parse().expect("one"));
+    // What said that a session has ended, as long as headers had only the tokens.
+    let close = |sid, token| {
+        Packet::Close(Header {
+            flags: intf::VTL_F_ABORT as u8,
+            sid,
+            token,
+            ..Header::default()
+        })
+    };
+    reader.send_packet(&close(said.sid, said.token));
+    to_client.send_packet(&close(said.header.sid, said.header.token));
     let ends = [
         (&reader, said.sid, said.token),
         (&to_client, said.header.sid, said.header.token),
