@@ -150,27 +150,12 @@ impl ControlBroker {
     }
 
     fn respond(&mut self, request: &Request, received: &Received) {
-        let peer = received.from;
         let mut choices = request.choices.iter();
         let choice = choices.find(|c| self.graft_ready(c.gid) == Ok(true));
         let made = match choice {
-            Some(choice) => self.accept(request, choice, received).map_err(|error| {
-                tracing::warn!(%error, %peer, "a session was not accepted");
-                Reason::NoRoom
-            }),
+            Some(choice) => self.accept(request, choice, received),
             None => Err(Reason::NoGraft),
         };
-        let made = made.and_then(
-            |(sid, answer)| match self.answer_hello(sid, request, &answer) {
-                Ok(()) => Ok(answer),
-                Err(error) => {
-                    tracing::debug!(%error, %peer, "no keys for a session");
-                    self.responder.handshake_failed(now_ns());
-                    self.forget(sid);
-                    Err(Reason::Extension)
-                }
-            },
-        );
         let answer = made.unwrap_or_else(|reason| self.responder.refuse(request, reason));
         self.send_answer(&answer, request.key(), received);
     }
@@ -246,7 +231,7 @@ impl ControlBroker {
         request: &Request,
         choice: &Choice,
         received: &Received,
-    ) -> Result<(u32, Packet<'static>), String> {
+    ) -> Result<Packet<'static>, Reason> {
         let port = request.port();
         let before = request.succeeds.and_then(|(s, _)| self.sessions.get(s));
         let required = before.map_or(Services::NONE, |s| s.required);
@@ -259,14 +244,15 @@ impl ControlBroker {
         // What we have learned of the path is for our direction, and the peer may have sent already.
         let max_payload = path::max_payload(mtu, received.from, Way::Native);
         let wish = request.early_with(choice);
-        let (sid, token) = self.create(
+        let created = self.create(
             received.from,
             received.to,
             port,
             wish,
             |rings| aware(owner, rings, None),
             |_, _, _| Lifecycle::responder(now_ns()),
-        )?;
+        );
+        let (sid, token) = created.map_err(|error| no_room(&error, received))?;
         if let Some(entry) = self.plane.sessions().get(sid) {
             entry.set_port(match received.via {
                 Via::Udp(port) => port,
@@ -296,9 +282,18 @@ impl ControlBroker {
         });
         session.lifecycle.handle_established(now);
         self.shards.report(sid);
-        self.establish(sid, &established)
-            .inspect_err(|_| self.forget(sid))?;
-        Ok((sid, answer))
+        // Before the programs have the session.
+        if let Err(error) = self.answer_hello(sid, request, &answer) {
+            tracing::debug!(%error, peer = %received.from, "no keys for a session");
+            self.responder.handshake_failed(now);
+            self.forget(sid);
+            return Err(Reason::Extension);
+        }
+        self.establish(sid, &established).map_err(|error| {
+            self.forget(sid);
+            no_room(&error, received)
+        })?;
+        Ok(answer)
     }
 
     /// The first packet of a peer that opened a session. From here on the session may be used.
@@ -383,4 +378,10 @@ impl ControlBroker {
             let _ = reply.send(self.grant(sid));
         }
     }
+}
+
+/// Says why a session was not accepted.
+fn no_room(error: &str, received: &Received) -> Reason {
+    tracing::warn!(error, peer = %received.from, "a session was not accepted");
+    Reason::NoRoom
 }
