@@ -27,12 +27,8 @@ enum { VTL_TOKEN_WORD = 1 };
         c = VTL_ROTATE(c, 32);                                                                     \
     } while (0)
 
-/* Of the first `count` words, at most 9. A function of its own in the kernel: many paths lead to
- * it. */
-VTL_GLOBAL __u64 vtl_tag(const struct vtl_tag_key *key, const struct vtl_tagged *t, __u32 count) {
-    if (!key || !t)
-        return 0;
-    __u64 k0 = key->word[0], k1 = key->word[1];
+/* Of the first `count` words, at most 9. */
+VTL_INLINE __u64 vtl_tag(__u64 k0, __u64 k1, const struct vtl_tagged *t, __u32 count) {
     __u64 a = k0 ^ 0x736f6d6570736575ull, b = k1 ^ 0x646f72616e646f6dull;
     __u64 c = k0 ^ 0x6c7967656e657261ull, d = k1 ^ 0x7465646279746573ull;
     for (__u32 i = 0; i < VTL_TAGGED_WORDS; i++) {
@@ -65,16 +61,24 @@ VTL_INLINE __u32 vtl_tagged_words(__u32 type) {
            8;
 }
 
-/* Puts the tag into a finished header, where the session has keys. */
-VTL_INLINE void vtl_put_tag(struct vtl_session *s, struct vtl_tagged *t, __u32 type) {
-    if (s->keyed)
-        t->word[VTL_TOKEN_WORD] = vtl_tag(&s->tag_out, t, vtl_tagged_words(type));
+/* Puts the tag into a finished header, where the session has keys. A function of its own in the
+ * kernel: many paths lead to it. */
+VTL_GLOBAL int vtl_put_tag(struct vtl_session *s, struct vtl_tagged *t, __u32 type) {
+    if (!s || !t || !s->keyed)
+        return 0;
+    t->word[VTL_TOKEN_WORD] =
+        vtl_tag(s->tag_out.word[0], s->tag_out.word[1], t, vtl_tagged_words(type));
+    return 0;
 }
 
-/* Puts the token back into a copy of a header that root has let through. */
+/* The tag that a header of the peer's, of `words` words and with the token, should have. */
+VTL_GLOBAL __u64 vtl_expected_tag(struct vtl_session *s, const struct vtl_tagged *t, __u32 words) {
+    return s && t ? vtl_tag(s->tag_in.word[0], s->tag_in.word[1], t, words) : 0;
+}
+
+/* Puts the token into a copy of a header that root has let through: it has that, or the tag. */
 VTL_INLINE void vtl_put_token(struct vtl_session *s, struct vtl_hdr *h) {
-    if (s->keyed)
-        h->token = vtl_swap64(s->token);
+    h->token = vtl_swap64(s->token);
 }
 
 #endif
