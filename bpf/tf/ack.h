@@ -72,7 +72,7 @@ VTL_INLINE void vtl_ack_build(struct vtl_session *s, struct vtl_ack_hdr *a, __u6
         sum += w;
     }
     a->h.csum = vtl_csum_fold(sum);
-    vtl_put_tag(s, (struct vtl_tagged *)a, VTL_ACK);
+    vtl_put_ack_tag(s, (struct vtl_tagged *)a);
 }
 
 /* ingress: remembers what the next acknowledgement shall echo. */

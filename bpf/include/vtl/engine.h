@@ -249,7 +249,7 @@ VTL_INLINE void vtl_seal(struct vtl_out *o) {
     if (o->type == VTL_ACK)
         return;
     graft_seal(o);
-    vtl_put_tag(o->s, &o->hdr.tagged, o->type);
+    vtl_put_data_tag(o->s, &o->hdr.tagged);
 }
 
 /* What the two ingress drivers have in common once they hold a copy of the header. The payload is

@@ -85,7 +85,7 @@ VTL_INLINE int vtl_is_authentic(struct vtl_session *s, struct vtl_hdr *h, void *
         header.word[i] = *word;
     }
     header.word[VTL_TOKEN_WORD] = vtl_swap64(s->token);
-    return vtl_expected_tag(s, &header, words) == ((__u64 *)h)[VTL_TOKEN_WORD];
+    return vtl_expected_tag(s, &header, type) == ((__u64 *)h)[VTL_TOKEN_WORD];
 }
 
 /* `offset`: of what is behind the IP header. `port`: where it came from, if by UDP. */
