@@ -314,11 +314,7 @@ impl Simulation {
             .map(|g| Offered {
                 gid: g.gid,
                 params: g.params.clone(),
-                asked: if asked && !g.params.is_empty() {
-                    vec![(0, 15)]
-                } else {
-                    Vec::new()
-                },
+                asked: vec![(0, 15); usize::from(asked && !g.params.is_empty())],
             })
             .collect();
         let sid = h.next_sid;
@@ -415,23 +411,17 @@ impl Simulation {
                 let (sid, token) = (session.peer_sid, session.peer_token);
                 let message = index * 2 + host;
                 let way = attempt.way;
-                self.send(
-                    host,
-                    &Wire::Data {
-                        sid,
-                        token,
-                        message,
-                    },
-                    way,
-                );
+                let data = Wire::Data {
+                    sid,
+                    token,
+                    message,
+                };
+                self.send(host, &data, way);
             }
             next = next.min(self.hosts[host].attempts[index].data_due);
         }
-        let event = Event::Wake {
-            host,
-            attempt: index,
-        };
-        self.at(next, event);
+        let attempt = index;
+        self.at(next, Event::Wake { host, attempt });
     }
 
     fn arrive(&mut self, host: usize, from: IpAddr, wire: Wire, way: Way) {
@@ -516,6 +506,7 @@ impl Simulation {
 
     fn asked(&mut self, host: usize, from: IpAddr, nego: &Nego<'_>, way: Way) {
         let (now, token, next_sid) = (self.now, self.random.next(), 1 + self.random.below(1000));
+        let key = NegoKey::new(from, nego);
         let h = &mut self.hosts[host];
         let policy = Policy {
             grafts: &h.grafts,
@@ -524,10 +515,7 @@ impl Simulation {
         };
         let next_sid = next_sid as u32;
         let request = match h.responder.asked(now, from, nego, &policy, || next_sid) {
-            Verdict::Answer(answer) => {
-                let extensions = h.responder.extensions(&NegoKey::new(from, nego)).to_vec();
-                return self.reply(host, from, &answer, &extensions, way);
-            }
+            Verdict::Answer(answer) => return self.reply(host, &key, &answer, way),
             Verdict::Ignore => return,
             Verdict::Open(request) => request,
             Verdict::Finish(sid, flight) => {
@@ -535,13 +523,13 @@ impl Simulation {
                 let session = h.sessions.get_mut(&sid).expect("it is held");
                 session.awaits = false;
                 let answer = h.responder.finished(sid).expect("it is held");
-                return self.reply(host, from, &answer, &[], way);
+                return self.reply(host, &key, &answer, way);
             }
         };
         let choice = request.choices.iter().find(|c| !h.broken.contains(&c.gid));
         let Some(choice) = choice else {
             let refusal = h.responder.refuse(&request, Reason::NoGraft);
-            return self.reply(host, from, &refusal, &[], way);
+            return self.reply(host, &key, &refusal, way);
         };
         let free = |sid: &u32| !h.sessions.contains_key(sid);
         let wish = request.early_with(choice).filter(|(sid, _)| free(sid));
@@ -570,14 +558,14 @@ impl Simulation {
             ends: u64::MAX,
         };
         h.sessions.insert(sid, session);
-        let extensions = h.responder.extensions(&NegoKey::new(from, nego)).to_vec();
-        self.reply(host, from, &answer, &extensions, way);
+        self.reply(host, &key, &answer, way);
     }
 
     /// Answers to forged addresses go nowhere.
-    fn reply(&mut self, host: usize, to: IpAddr, packet: &Packet<'_>, extensions: &[u8], way: Way) {
-        if to == self.hosts[1 - host].addr {
-            let extensions = Extensions::parse(extensions).expect("our own");
+    fn reply(&mut self, host: usize, to: &NegoKey, packet: &Packet<'_>, way: Way) {
+        if to.addr == self.hosts[1 - host].addr {
+            let extensions = self.hosts[host].responder.extensions(to).to_vec();
+            let extensions = Extensions::parse(&extensions).expect("our own");
             self.control(host, &packet.with_extensions(extensions), way);
         }
     }
@@ -603,8 +591,7 @@ impl Simulation {
                 };
                 return self.retry(host, index, packet, way, retry, token);
             }
-            Ok(Some(Answer::Opened(session) | Answer::Moved(session))) => session,
-            Ok(Some(Answer::Confirmed(session))) => session,
+            Ok(Some(Answer::Opened(s) | Answer::Moved(s) | Answer::Confirmed(s))) => s,
             Ok(Some(Answer::Finished)) => {
                 attempt.nego = None;
                 return self.wake(host, index);

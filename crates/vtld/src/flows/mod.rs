@@ -1,8 +1,9 @@
 //! Flows over carriers (PROTOCOL.md, section 7): hooked flows that have a TCP connection of their own, and
 //! whose bytes go by a better carrier while there is one.
 //!
-//! `peer.rs` is an association: its flows, its carriers, what passes between them, and what commands see of it. `flow.rs` moves the
-//! bytes of one flow, `control.rs` is the control connection, `budget.rs` what all may take, `carrier/` has a file for each kind of carrier,
+//! `peer.rs` is an association: its flows, its carriers, what passes between them, and what commands see of it.
+//! `flow.rs` moves the bytes of one flow, `control.rs` is the control connection, `budget.rs` what all may take,
+//! `carrier/` has a file for each kind of carrier,
 //! `keeper.rs` opens both, `grants.rs` lets peers do so; `licence.rs` has flows stop where their connections
 //! would; `handover.rs` leaves all of it to the next daemon. The rules are in `vtl-core`; here are sockets, clocks
 //! and tasks (`parts.rs`: what is polled of them), all on one thread (`thread.rs`).

@@ -20,7 +20,7 @@ use vtl_proto::{
         self, Answer, Early, Established, Flight, Initiator, NegoError, Offer, PATIENCE, Step, Way,
     },
     services::{GraftInfo, Services},
-    wire::{Extensions, Header, Nego, Packet},
+    wire::{Header, Nego, Packet},
 };
 
 use super::{
@@ -265,16 +265,13 @@ impl ControlBroker {
 
     /// Has a session's NEGO ask for keys.
     fn ask_for_keys(&mut self, sid: u32) -> io::Result<()> {
-        let session = self.sessions.get_mut(sid);
-        let Some(session) = session else {
-            return Ok(());
-        };
-        let Some(nego) = session.lifecycle.opening() else {
-            return Ok(());
-        };
-        let (tls, flight) = self.identity.initiate(nego.bound())?;
-        nego.set_crypto(&flight, session.required.contains(Services::ENCRYPTION));
-        session.keying = Keying::Asked(Box::new(tls));
+        if let Some(session) = self.sessions.get_mut(sid)
+            && let Some(nego) = session.lifecycle.opening()
+        {
+            let (tls, flight) = self.identity.initiate(nego.bound())?;
+            nego.set_crypto(&flight, session.required.contains(Services::ENCRYPTION));
+            session.keying = Keying::Asked(Box::new(tls));
+        }
         Ok(())
     }
 
@@ -299,21 +296,6 @@ impl ControlBroker {
             Ok(Some(Step::Go(established))) => self.go_ahead(sid, &established),
             Ok(None) => {}
             Err(error) => self.failed(sid, &error.to_string()),
-        }
-    }
-
-    /// Sends a NEGO with its extensions.
-    fn send_nego(
-        &mut self,
-        packet: &Packet<'_>,
-        extensions: &[u8],
-        local: IpAddr,
-        peer: IpAddr,
-        via: Via,
-    ) {
-        match Extensions::parse(extensions) {
-            Ok(extensions) => self.send(&packet.with_extensions(extensions), local, peer, via),
-            Err(error) => tracing::error!(%error, "a NEGO has extensions that are none"),
         }
     }
 

@@ -6,7 +6,7 @@ use vtl_proto::{
     carrier::GRAFT_PORT,
     intf,
     nego::{self, Way},
-    wire::{Packet, TagKey},
+    wire::{Extensions, Packet, TagKey},
 };
 
 use super::{
@@ -118,6 +118,21 @@ impl ControlBroker {
             0 => None,
             intf::VTL_TUNNEL => self.connection_of(sid).map(Via::Tcp),
             _ => Some(Via::port(entry.port())),
+        }
+    }
+
+    /// Sends a NEGO, or an answer to one, with its extensions.
+    pub(super) fn send_nego(
+        &mut self,
+        packet: &Packet<'_>,
+        extensions: &[u8],
+        from: IpAddr,
+        to: IpAddr,
+        via: Via,
+    ) {
+        match Extensions::parse(extensions) {
+            Ok(extensions) => self.send(&packet.with_extensions(extensions), from, to, via),
+            Err(error) => tracing::error!(%error, "extensions of our own are none"),
         }
     }
 

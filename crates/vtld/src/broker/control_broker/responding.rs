@@ -13,7 +13,7 @@ use vtl_proto::{
     intf,
     nego::{self, Choice, Flight, Made, NegoKey, Policy, Reason, Request, Verdict, Way},
     services::Services,
-    wire::{Extensions, Nego, Packet},
+    wire::{Nego, Packet},
 };
 
 use crate::network::{Network, admits};
@@ -163,10 +163,13 @@ impl ControlBroker {
     /// Sends an answer to NEGO, with the crypto handshake's flight if there is one.
     fn send_answer(&mut self, answer: &Packet<'_>, key: &NegoKey, received: &Received) {
         let extensions = self.responder.extensions(key).to_vec();
-        match Extensions::parse(&extensions) {
-            Ok(extensions) => self.send_back(&answer.with_extensions(extensions), received),
-            Err(error) => tracing::error!(%error, "an answer has extensions that are none"),
-        }
+        self.send_nego(
+            answer,
+            &extensions,
+            received.to,
+            received.from,
+            received.via,
+        );
     }
 
     /// Answers the crypto handshake's first flight, if the peer asks for a session with keys.

@@ -123,8 +123,7 @@ impl Sessions {
             // The rings of events do, at the price of an interrupt each time.
             Err(error) => tracing::info!(%error, "no doorbell for flows"),
         }
-        let open = Rc::clone(&sessions.open);
-        spawn_local(admit(waiting, open, arrivals, broker.clone()));
+        spawn_local(admit(waiting, Rc::clone(&sessions.open), arrivals));
         Ok(sessions)
     }
 }
@@ -188,7 +187,7 @@ impl Endpoint for Sessions {
                 .map_err(io::Error::other)?
                 .map_err(io::Error::other)?;
             let session = Session::new(opened)?;
-            Ok(Box::new(Ready::new(session, None, rtt, &self.open, &self.broker)) as Box<dyn Link>)
+            Ok(Box::new(Ready::new(session, None, rtt, &self.open)) as Box<dyn Link>)
         })
     }
 
@@ -221,12 +220,7 @@ async fn hear(mut doorbell: AsyncFd<Doorbell>, open: Rc<Open>) {
 }
 
 /// Lets in who says which association it is for.
-async fn admit(
-    mut opened: mpsc::Receiver<Opened>,
-    open: Rc<Open>,
-    arrivals: Arrivals,
-    broker: broker::Handle,
-) {
+async fn admit(mut opened: mpsc::Receiver<Opened>, open: Rc<Open>, arrivals: Arrivals) {
     let half_open = Rc::new(Cell::new(0));
     while let Some(opened) = opened.recv().await {
         let peer = opened.granted.grant.peer.to_canonical();
@@ -235,13 +229,13 @@ async fn admit(
             continue;
         };
         half_open.set(half_open.get() + 1);
-        let (open, arrivals, broker) = (Rc::clone(&open), arrivals.clone(), broker.clone());
+        let (open, arrivals) = (Rc::clone(&open), arrivals.clone());
         let half_open = Rc::clone(&half_open);
         spawn_local(async move {
             let hello = timeout(HANDSHAKE, session.hello()).await;
             half_open.set(half_open.get() - 1);
             if let Ok(Some((number, tag))) = hello {
-                let ready = Ready::new(session, Some(number), None, &open, &broker);
+                let ready = Ready::new(session, Some(number), None, &open);
                 // Nobody takes it where the daemon is ending.
                 let _ = arrivals.send((Shown::Association { peer, tag }, Box::new(ready)));
             }
@@ -256,7 +250,6 @@ struct Ready {
     number: Option<CarrierId>,
     rtt: Duration,
     open: Rc<Open>,
-    broker: broker::Handle,
 }
 
 impl Ready {
@@ -265,7 +258,6 @@ impl Ready {
         number: Option<CarrierId>,
         rtt: Option<Duration>,
         open: &Rc<Open>,
-        broker: &broker::Handle,
     ) -> Self {
         let graft = Rc::new(Graft::new(session));
         open.grafts.borrow_mut().push(Rc::clone(&graft));
@@ -274,12 +266,9 @@ impl Ready {
             number,
             rtt: rtt.unwrap_or(RTT),
             open: Rc::clone(open),
-            broker: broker.clone(),
         }
     }
-}
 
-impl Ready {
     /// Whether the peer is who it has to be, as far as the session shows that.
     async fn is_admitted(&self, peer: &Peer) -> bool {
         let session = &self.graft.session;
@@ -289,14 +278,10 @@ impl Ready {
         if peer.shown.get() == Some(shown) {
             return true;
         }
-        let (broker, opener, address) = (self.broker.clone(), peer.key.opener, peer.key.peer);
+        let flows = session.owned.broker.flows().clone();
+        let (opener, address) = (peer.key.opener, peer.key.peer);
         // Files are read.
-        let judging = move || {
-            broker
-                .flows()
-                .identity()
-                .judge(opener, address, Some(shown))
-        };
+        let judging = move || flows.identity().judge(opener, address, Some(shown));
         match spawn_blocking(judging).await {
             Ok(judged) => peer.note_identity(Some(shown), judged).is_ok(),
             Err(_) => false,

@@ -278,11 +278,11 @@ impl Graft {
                     tracing::debug!(peer = %peer.key.peer, carrier = %Kind::Graft, "a peer breaks the rules");
                     return;
                 }
-                // The flows have their turn.
                 Ok(_) if self.session.is_forged() => {
                     tracing::warn!(peer = %peer.key.peer, carrier = %Kind::Graft, "a packet does not open: somebody on the path has changed it");
                     return;
                 }
+                // The flows have their turn.
                 Ok(true) => tokio::task::yield_now().await,
                 Ok(false) if self.session.is_at_end() => return,
                 Ok(false) => {

@@ -54,7 +54,7 @@ pub(super) struct Session {
     /// Bytes of the packet that was staged last, as it is sent.
     last: Cell<u32>,
     staged: Notify,
-    _owned: Owned,
+    pub(super) owned: Owned,
 }
 
 impl Session {
@@ -86,7 +86,7 @@ impl Session {
             is_clear: granted.is_clear,
             last: Cell::new(0),
             staged: Notify::new(),
-            _owned: owned,
+            owned,
         })
     }
 
