@@ -110,6 +110,8 @@ impl<'a> Inside<'a> {
             name: format!("{}-inside", world.testbed.name()),
             daemon: None,
         };
+        // A run that was killed could not take its own away.
+        inside.remove();
         run(Command::new("ip").args(["netns", "add", &inside.name]));
         let (name, client) = (&*inside.name, world.testbed.netns_path(Host::Client));
         let client = client.file_name().and_then(|n| n.to_str()).expect("UTF-8");
@@ -142,6 +144,12 @@ impl<'a> Inside<'a> {
             .in_netns(Host::Client, forward)
             .expect("there");
         inside
+    }
+
+    fn remove(&self) {
+        let _ = Command::new("ip")
+            .args(["netns", "del", &self.name])
+            .output();
     }
 
     /// The client is a NAT for it.
@@ -245,9 +253,7 @@ impl Drop for Inside<'_> {
             daemon.signal(nix::sys::signal::Signal::SIGTERM);
             daemon.wait();
         }
-        let _ = Command::new("ip")
-            .args(["netns", "del", &self.name])
-            .output();
+        self.remove();
     }
 }
 
