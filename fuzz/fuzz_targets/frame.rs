@@ -25,7 +25,7 @@ fuzz_target!(|data: &[u8]| {
         assert_eq!(Frame::take(&mut &twice[..]), Ok(frame));
         let cut = &before[..again.len() - 1];
         assert_eq!(Frame::take(&mut &cut[..]), Err(FrameError::Truncated));
-        if let Frame::Ask { kind } | Frame::Refuse { kind } | Frame::Grant { kind, .. } = frame
+        if let Frame::Ask { kind, .. } | Frame::Refuse { kind } | Frame::Grant { kind, .. } = frame
             && let Some(known) = u8::try_from(kind).ok().and_then(Kind::numbered)
         {
             assert_eq!(Kind::named(known.name()), Some(known));

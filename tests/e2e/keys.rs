@@ -29,11 +29,22 @@ impl World {
 
     /// Uploads a file by a carrier from the first byte on.
     fn upload(&self, name: &str, server: IpAddr) {
+        self.upload_by(&["--require"], name, server);
+    }
+
+    fn upload_by(&self, args: &[&str], name: &str, server: IpAddr) {
         let from = self.path(name);
         fs::write(&from, payload(SIZE, 7)).expect("written");
         let to = url(server, name);
-        let put = ["run", "--require", "--", "curl", "-sSg", "-T"];
-        let put = [&put[..], &[from.to_str().expect("UTF-8"), &to]].concat();
+        let curl = [
+            "--",
+            "curl",
+            "-sSg",
+            "-T",
+            from.to_str().expect("UTF-8"),
+            &to,
+        ];
+        let put = [&["run"], args, &curl].concat();
         run(&mut self.vtl(Host::Client, &put));
         same(&from, &self.path("www").join(name));
     }
@@ -78,6 +89,37 @@ fn keys__nobody_on_the_path_reads_what_sessions_carry() {
     let clear = words_of(&wanted, &tap.end());
     assert!(clear > SIZE / 8 / 2, "the tap hears: {clear}");
     assert_eq!(world.ciphers(Host::Client), [Value::Null]);
+}
+
+/// The same of what other carriers carry, unless one wants it otherwise.
+#[test]
+fn keys__nobody_on_the_path_reads_other_carriers() {
+    let Some(mut world) = World::bare("keys-kinds", &Link::new(10.0, 100.0)) else {
+        return;
+    };
+    world.start_web();
+    world.serve("f", SIZE);
+    let wanted = payload(SIZE, SIZE as u64);
+    for (i, encryption) in [&[][..], &["--no-encryption"]].into_iter().enumerate() {
+        world.start_both(encryption);
+        let server = world.servers()[i];
+        for carrier in ["mptcp", "sctp", "kcp"] {
+            let args = ["--require", "--carrier", carrier];
+            let tap = Wire::tap(&world, Host::Server, any_payload);
+            let mut download = world.start_download_run(&args, server, "f");
+            assert!(download.process.wait().success());
+            download.check();
+            world.upload_by(&args, "up", server);
+            let heard = tap.end();
+            assert!(heard.len() > 2 * SIZE, "the tap hears: {}", heard.len());
+            let clear = [&wanted, &payload(SIZE, 7)].map(|bytes| words_of(bytes, &heard));
+            match encryption {
+                [] => assert_eq!(clear, [0, 0], "{carrier}"),
+                _ => assert!(clear.into_iter().all(|n| n > SIZE / 8 / 2), "{clear:?}"),
+            }
+        }
+        world.stop_daemons();
+    }
 }
 
 /// Somebody on the path takes the question for keys out of NEGO: what the peer then answers is not believed, once it

@@ -12,7 +12,7 @@ use vtl_control::{FlowList, FlowStatus, Request};
 use vtl_testbed::{Host, Link};
 
 use crate::harness::{
-    Process, Wire, World, payload, run, same, tcp_payload, until, url, words, words_of,
+    Process, Wire, World, any_payload, payload, run, same, tcp_payload, until, url, words, words_of,
 };
 
 const SIZE: usize = 2 << 20;
@@ -25,9 +25,9 @@ const PORT: u16 = 3000;
 
 #[track_caller]
 fn assert_silent(bytes: &[u8], heard: &[u8]) {
-    assert_eq!(words_of(bytes, heard), 0, "of {} by TCP", bytes.len());
+    assert_eq!(words_of(bytes, heard), 0, "of {} heard", bytes.len());
     for word in [&b"HTTP/1.1"[..], b"GET /", b"PUT /"] {
-        assert!(!heard.windows(word.len()).any(|w| w == word), "by TCP");
+        assert!(!heard.windows(word.len()).any(|w| w == word), "heard");
     }
 }
 
@@ -272,6 +272,79 @@ fn require__blocked_in_mid_flow() {
         until("no flow is left", gone);
     }
     assert_silent(&wanted, &wire.end());
+}
+
+/// Where nothing else works, what requires encryption goes inside TLS over the daemons' connection, and comes back.
+#[test]
+fn require__encryption_in_every_weather() {
+    let Some(mut world) = World::new("require-crypt", &Link::new(10.0, 100.0)) else {
+        return;
+    };
+    const BIG: usize = 8 * SIZE;
+    world.serve("f", BIG);
+    world.serve("g", SIZE);
+    let taps = [Host::Client, Host::Server].map(|at| Wire::tap(&world, at, any_payload));
+    let [server, v6] = world.servers();
+    let args = ["--require-encryption", "--carrier", "quic"];
+    world.block(Some(UDP));
+    world.set_rate(CRAWL);
+    let mut download = world.start_download_run(&args, server, "f");
+    download.reaches(100_000);
+    let by = |host, name: &str| {
+        let flows = world.required_flows(host);
+        flows.iter().all(|flow| flow.requires_encryption)
+            && flows.iter().any(|flow| flow.sends_by == name)
+    };
+    for host in [Host::Client, Host::Server] {
+        assert!(by(host, "tls"), "{:?}", world.required_flows(host));
+    }
+    world.block(None);
+    until("a better carrier takes over", || by(Host::Server, "quic"));
+    let reached = download.arrived() + 100_000;
+    download.reaches(reached);
+    world.block(Some(UDP));
+    until("it has broken", || by(Host::Server, "tls"));
+    world.set_rate(100.0);
+    let status = download.process.wait();
+    assert!(status.success(), "{status}");
+    download.check();
+    let from = world.path("upload");
+    fs::write(&from, payload(SIZE, 7)).expect("written");
+    let to = url(v6, "up");
+    let put = [
+        "--",
+        "curl",
+        "-sSg",
+        "-T",
+        from.to_str().expect("UTF-8"),
+        &to,
+    ];
+    run(&mut world.vtl(Host::Client, &[&["run"], &args[..], &put].concat()));
+    same(&from, &world.path("www").join("up"));
+    world.block(None);
+
+    // Whatever daemons do otherwise.
+    world.stop_daemons();
+    world.start_both(&["--no-encryption"]);
+    for carrier in ["graft", "sctp", "mptcp"] {
+        let args = ["--require-encryption", "--carrier", carrier];
+        let mut download = world.start_download_run(&args, v6, "g");
+        let status = download.process.wait();
+        assert!(status.success(), "{carrier}: {status}");
+        download.check();
+        for row in world.carriers(Host::Server) {
+            assert_eq!(row["encrypted"], true, "{row}");
+        }
+    }
+    let heard = taps.map(Wire::end).concat();
+    for bytes in [
+        payload(BIG, BIG as u64),
+        payload(SIZE, SIZE as u64),
+        payload(SIZE, 7),
+    ] {
+        assert_silent(&bytes, &heard);
+    }
+    assert!(heard.len() > BIG, "the taps hear: {}", heard.len());
 }
 
 /// The same by a rule, for a program that nobody hooked.

@@ -104,6 +104,7 @@ impl Daemons {
                 carrier: None,
                 loss_tolerant,
                 require: false,
+                require_encryption: false,
             },
         };
         let _: HookAdded = Client::connect(&self.server_socket)?.call(&hook)?;

@@ -61,6 +61,10 @@ struct CarrierArg {
     /// carrier comes up within 10 s, and none of their bytes travels by plain TCP
     #[arg(long)]
     require: bool,
+    /// As --require, and by carriers that are encrypted: where none works, inside TLS over the two hosts' own TCP
+    /// connection
+    #[arg(long)]
+    require_encryption: bool,
 }
 
 impl CarrierArg {
@@ -69,6 +73,7 @@ impl CarrierArg {
             carrier: self.carrier.clone(),
             loss_tolerant: self.loss_tolerant,
             require: self.require,
+            require_encryption: self.require_encryption,
         }
     }
 }

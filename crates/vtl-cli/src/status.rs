@@ -61,6 +61,7 @@ fn text(status: &Value) -> String {
         &[
             "peer",
             "carrier",
+            "encrypted",
             "role",
             "flows",
             "rtt_ms",

@@ -237,8 +237,11 @@ pub struct Packets {
 pub struct CarrierStatus {
     /// The other host.
     pub peer: IpAddr,
-    /// `quic`, `sctp`, `mptcp` or `kcp`.
+    /// `graft`, `quic`, `sctp`, `mptcp` or `kcp`.
     pub carrier: String,
+    /// Nobody on the path reads what goes by it.
+    #[serde(default)]
+    pub encrypted: bool,
     /// `client`, which opened it, or `server`.
     pub role: String,
     /// Flows that are open.
@@ -435,8 +438,11 @@ pub struct FlowStatus {
     /// It requires a carrier: none of its bytes travels by its own connection.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub requires_carrier: bool,
-    /// What bytes to the peer travel by: `tcp`, its own connection, or another carrier; `none`, if it
-    /// requires one and waits for it.
+    /// And one that is encrypted.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub requires_encryption: bool,
+    /// What bytes to the peer travel by: `tcp`, its own connection; `tls`, the daemons' connection; or another
+    /// carrier; `none`, if it requires one and waits for it.
     pub sends_by: String,
     /// What bytes from the peer came by last.
     pub receives_by: String,

@@ -249,6 +249,9 @@ pub struct CarrierSpec {
     /// Connections must be carried, by it or, if it is `None`, by the best one: never by TCP.
     #[serde(default, skip_serializing_if = "is_default")]
     pub require: bool,
+    /// As `require`, and by carriers that are encrypted.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub require_encryption: bool,
 }
 
 /// What a hook is put on.

@@ -171,14 +171,22 @@ impl SecretKey {
     /// # Errors
     /// [`Error::File`].
     pub fn write(&self, folder: &Path, name: &str) -> Result<(PathBuf, PathBuf)> {
+        // Whole or not at all, and over no other: half a key would keep a daemon from starting.
         let create = |path: &Path, mode: u32, text: String| {
-            fs::OpenOptions::new()
+            let new = path.with_added_extension("new");
+            let created = fs::OpenOptions::new()
                 .write(true)
-                .create_new(true)
+                .create(true)
+                .truncate(true)
                 .mode(mode)
-                .open(path)
-                .and_then(|mut file| file.write_all(text.as_bytes()))
-                .map_err(|e| failed("write", path, e))
+                .open(&new)
+                .and_then(|mut file| {
+                    file.write_all(text.as_bytes())?;
+                    file.sync_all()?;
+                    fs::hard_link(&new, path)
+                });
+            let _ = fs::remove_file(&new);
+            created.map_err(|e| failed("write", path, e))
         };
         let secret = folder.join(format!("{name}.key"));
         let public = folder.join(format!("{name}.pub"));

@@ -24,13 +24,15 @@ pub const HEADER: usize = 16;
 pub const MAX_CONTROL: usize = HEADER + 12;
 /// Bytes of the longest frame that sets a carrier up.
 pub const MAX_SETUP: usize = HEADER + 34;
-/// Bytes of the fingerprint in GRANT: SHA-256 of a certificate.
-pub const FINGERPRINT: usize = 32;
+/// Bytes of what GRANT says of a carrier's encryption.
+pub const CRYPTO: usize = 32;
 /// The number that the option of a SYN has which opens an association's control connection.
 pub const CONTROL_CONNECTION: u32 = 0;
 
 /// In a flow's number: the flow requires a carrier, and none of its bytes goes by its TCP connection.
 pub const REQUIRES_CARRIER: u32 = 1 << 31;
+/// The same: it requires one that is encrypted, too.
+pub const REQUIRES_ENCRYPTION: u32 = 1 << 30;
 
 const CHUNK: u8 = 1;
 const CONFIRM: u8 = 2;
@@ -49,6 +51,8 @@ const REFUSE: u8 = 20;
 const MAGIC: &[u8; 4] = b"VTL2";
 /// In HELLO's offset: the sender can go on by TLS.
 const TLS: u64 = 1 << 40;
+/// In ASK's offset: the sender can seal what goes by the carrier.
+const SEALS: u64 = 1;
 
 /// The sender of the frame opened the flow, or the carrier.
 const OPENER: u8 = 1;
@@ -100,6 +104,11 @@ impl FlowId {
         self.number & REQUIRES_CARRIER != 0
     }
 
+    /// None of its bytes goes by a carrier that is not encrypted.
+    pub fn requires_encryption(self) -> bool {
+        self.number & REQUIRES_ENCRYPTION != 0
+    }
+
     /// The same flow as the peer names it.
     #[must_use]
     pub fn at_peer(self) -> Self {
@@ -124,6 +133,11 @@ impl FlowName {
     /// As [`FlowId::requires_carrier`].
     pub fn requires_carrier(self) -> bool {
         self.number & REQUIRES_CARRIER != 0
+    }
+
+    /// As [`FlowId::requires_encryption`].
+    pub fn requires_encryption(self) -> bool {
+        self.number & REQUIRES_ENCRYPTION != 0
     }
 }
 
@@ -259,6 +273,8 @@ pub enum Frame<'a> {
     Ask {
         /// [`Kind::number`](crate::carrier::Kind::number).
         kind: u32,
+        /// The sender can seal what goes by it, with a secret that comes with the grant.
+        seals: bool,
     },
     /// It may.
     Grant {
@@ -268,8 +284,9 @@ pub enum Frame<'a> {
         port: u16,
         /// What shows that it is the one.
         token: u64,
-        /// Of the sender's certificate.
-        fingerprint: [u8; FINGERPRINT],
+        /// For QUIC the SHA-256 of the sender's certificate. For others the secret that what goes by the
+        /// carrier is sealed with; zeros if it is not.
+        crypto: [u8; CRYPTO],
     },
     /// It may not.
     Refuse {
@@ -340,7 +357,7 @@ impl<'a> Frame<'a> {
             CONFIRM | LOSES => 8,
             ATTACH => 12,
             HELLO => MAGIC.len(),
-            GRANT => 2 + FINGERPRINT,
+            GRANT => 2 + CRYPTO,
             ATTACHED | RESET | REJECT | BROKEN | ASK | REFUSE => 0,
             _ => return Err(FrameError::UnknownType(kind)),
         };
@@ -398,15 +415,18 @@ impl<'a> Frame<'a> {
                 tag: offset as u32,
                 tls: offset & TLS != 0,
             },
-            ASK => Self::Ask { kind: number },
+            ASK => Self::Ask {
+                kind: number,
+                seals: offset & SEALS != 0,
+            },
             GRANT => {
-                let mut fingerprint = [0; FINGERPRINT];
-                fingerprint.copy_from_slice(&body[2..]);
+                let mut crypto = [0; CRYPTO];
+                crypto.copy_from_slice(&body[2..]);
                 Self::Grant {
                     kind: number,
                     port: u16::from_be_bytes([body[0], body[1]]),
                     token: offset,
-                    fingerprint,
+                    crypto,
                 }
             }
             REFUSE => Self::Refuse { kind: number },
@@ -426,7 +446,7 @@ impl<'a> Frame<'a> {
                 Self::Confirm { .. } | Self::Loses { .. } => 8,
                 Self::Attach { .. } => 12,
                 Self::Hello { .. } => MAGIC.len(),
-                Self::Grant { .. } => 2 + FINGERPRINT,
+                Self::Grant { .. } => 2 + CRYPTO,
                 _ => 0,
             }
     }
@@ -483,15 +503,18 @@ impl<'a> Frame<'a> {
                 let offset = u64::from(tag) | if tls { TLS } else { 0 };
                 header(carrier.opener, carrier.number, 4, HELLO, 0, offset)
             }
-            Self::Ask { kind } => header(Side::Local, kind, 0, ASK, 0, 0),
+            Self::Ask { kind, seals } => {
+                let offset = if seals { SEALS } else { 0 };
+                header(Side::Local, kind, 0, ASK, 0, offset)
+            }
             Self::Grant {
                 kind,
                 port,
                 token,
-                fingerprint,
+                crypto,
             } => {
                 body[..2].copy_from_slice(&port.to_be_bytes());
-                body[2..].copy_from_slice(&fingerprint);
+                body[2..].copy_from_slice(&crypto);
                 header(Side::Local, kind, 34, GRANT, 0, token)
             }
             Self::Refuse { kind } => header(Side::Local, kind, 0, REFUSE, 0, 0),
@@ -581,8 +604,8 @@ mod tests {
                 4 => Frame::Reset { flow, code },
                 5 => Frame::Reject { flow },
                 6 => Frame::Hello { carrier: CarrierId { opener: flow.opener, ..carrier }, tag: number, tls: fin },
-                7 => Frame::Ask { kind: number },
-                8 => Frame::Grant { kind: number, port: number as u16, token: offset, fingerprint: [7; 32] },
+                7 => Frame::Ask { kind: number, seals: fin },
+                8 => Frame::Grant { kind: number, port: number as u16, token: offset, crypto: [7; 32] },
                 9 => Frame::Refuse { kind: number },
                 10 => Frame::Loses { flow, from: offset, passed: offset + 1 },
                 _ => Frame::Broken { carrier: CarrierId { opener: flow.opener, ..carrier } },

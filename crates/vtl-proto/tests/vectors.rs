@@ -271,15 +271,18 @@ fn describe_flow(frame: &frame::Frame<'_>) -> String {
             let tls = if tls { " tls" } else { "" };
             format!("{opener}{} hello tag={tag}{tls}", carrier.number)
         }
-        Frame::Ask { kind } => format!("ask kind={kind}"),
+        Frame::Ask { kind, seals } => {
+            let seals = if seals { " seals" } else { "" };
+            format!("ask kind={kind}{seals}")
+        }
         Frame::Grant {
             kind,
             port,
             token,
-            fingerprint,
+            crypto,
         } => format!(
-            "grant kind={kind} port={port} token={token} fingerprint={}",
-            hex(&fingerprint)
+            "grant kind={kind} port={port} token={token} crypto={}",
+            hex(&crypto)
         ),
         Frame::Refuse { kind } => format!("refuse kind={kind}"),
     }

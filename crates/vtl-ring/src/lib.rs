@@ -8,7 +8,7 @@
 //! - [`egress`]: sends what was published without waking the daemon's pump.
 //!
 //! With keys, [`TxRing`] seals payloads before the kernel sees them, and [`RxRing`] opens them when
-//! they are read.
+//! they are read. What seals them ([`seal`]) seals the packets of other carriers, too.
 //!
 //! An aware application maps the rings of its own session (crate `vtl`), the daemon those of hooked
 //! flows.
@@ -18,7 +18,7 @@ pub mod egress;
 mod events;
 mod lanes;
 mod receive;
-mod seal;
+pub mod seal;
 mod transmit;
 mod unsealed;
 
@@ -37,7 +37,6 @@ pub use controls::Controls;
 pub use events::Events;
 pub use lanes::Lanes;
 pub use receive::RxRing;
-pub use seal::overhead;
 pub use transmit::TxRing;
 
 const SLOT: usize = intf::VTL_SLOT_SIZE as usize;

@@ -73,6 +73,16 @@ fn expand(secret: &Secret, label: &[u8], to: &mut [u8]) {
         .expect("HKDF-Expand makes up to 8,160 bytes");
 }
 
+/// The first secrets of the two directions of a carrier whose hosts have one in common: of what its opener
+/// sends, and of what the other host does (labels "vtl opener" and "vtl other", 32 bytes).
+pub fn directions(common: &Secret) -> [Secret; 2] {
+    [&b"vtl opener"[..], b"vtl other"].map(|label| {
+        let mut secret = [0; 32];
+        expand(common, label, &mut secret);
+        secret.into()
+    })
+}
+
 fn successor(secret: &Secret) -> Secret {
     let mut next = [0; 32];
     expand(secret, b"vtl ku", &mut next);
@@ -115,7 +125,7 @@ impl Key {
 }
 
 /// Seals what is sent. Each number is to be used once, in ascending order.
-pub(super) struct Sealer {
+pub struct Sealer {
     suite: Suite,
     numbered: bool,
     epoch: u64,
@@ -125,7 +135,8 @@ pub(super) struct Sealer {
 }
 
 impl Sealer {
-    pub(super) fn new(suite: Suite, first: &Secret, numbered: bool) -> Self {
+    /// `numbered`: each packet tells its number.
+    pub fn new(suite: Suite, first: &Secret, numbered: bool) -> Self {
         Self {
             suite,
             numbered,
@@ -136,13 +147,13 @@ impl Sealer {
     }
 
     /// Bytes that it adds to each payload.
-    pub(super) fn overhead(&self) -> usize {
+    pub fn overhead(&self) -> usize {
         overhead(self.numbered)
     }
 
     /// Seals packet `number`, whose payload is what lies in `slot` before the last
     /// [`Sealer::overhead`] bytes. `more`: as in the slot.
-    pub(super) fn seal(&mut self, number: u64, more: u32, slot: &mut [u8]) {
+    pub fn seal(&mut self, number: u64, more: u32, slot: &mut [u8]) {
         while self.epoch < epoch(number) {
             self.epoch += 1;
             self.secret = successor(&self.secret);
@@ -166,7 +177,7 @@ impl Sealer {
 }
 
 /// Opens what is received.
-pub(super) struct Opener {
+pub struct Opener {
     suite: Suite,
     /// Where packets tell their numbers.
     seen: Option<Seen>,
@@ -183,13 +194,7 @@ pub(super) struct Opener {
 impl Opener {
     /// With `numbered`, told numbers are remembered: `window` of them, at least [`WINDOW`]. `begin`: a
     /// packet of the epoch to begin with.
-    pub(super) fn new(
-        suite: Suite,
-        first: &Secret,
-        numbered: bool,
-        window: u32,
-        begin: u64,
-    ) -> Self {
+    pub fn new(suite: Suite, first: &Secret, numbered: bool, window: u32, begin: u64) -> Self {
         let mut opener = Self {
             suite,
             seen: numbered.then(|| Seen::new(window)),
@@ -218,7 +223,7 @@ impl Opener {
     /// if the packet is forged, repeated, or of no epoch that may be: then the bytes mean nothing.
     ///
     /// `place`: its number in the ring, which is the packet's unless packets tell theirs. `more`: as in the slot.
-    pub(super) fn open(&mut self, place: u64, more: u32, packet: &mut [u8]) -> Option<usize> {
+    pub fn open(&mut self, place: u64, more: u32, packet: &mut [u8]) -> Option<usize> {
         let mut number = place;
         let mut sealed = packet;
         if let Some(seen) = &self.seen {
@@ -380,6 +385,16 @@ mod tests {
                 assert_eq!(hex(&told), format!("{expected}{number:016x}"));
             }
         }
+    }
+
+    /// Expected values by `expand` of the Python program above.
+    #[test]
+    fn directions__known_answers() {
+        let [opener, other] = directions(&secret());
+        let expected = "f28b875ac5d9b6b05e816892f28a678b23e9c4098b05fd11711916d4bf7310cc";
+        assert_eq!(hex(opener.as_bytes()), expected);
+        let expected = "2666203260757a1d39ce6721d9af19c5d48c63eb3756a0261751846517f82bea";
+        assert_eq!(hex(other.as_bytes()), expected);
     }
 
     #[test]

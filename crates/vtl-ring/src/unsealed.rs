@@ -113,7 +113,8 @@ mod tests {
     };
 
     use super::super::{
-        Ring, RxRing, TxRing, overhead,
+        Ring, RxRing, TxRing,
+        seal::overhead,
         tests::{SLOTS, memory},
     };
 

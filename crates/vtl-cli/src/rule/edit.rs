@@ -23,6 +23,7 @@ pub(super) struct Draft<'a> {
     pub(super) carrier: Option<&'a str>,
     pub(super) loss_tolerant: bool,
     pub(super) require_carrier: bool,
+    pub(super) require_encryption: bool,
     pub(super) services: Services<'a>,
     pub(super) bypass: bool,
 }
@@ -78,6 +79,9 @@ impl Draft<'_> {
         }
         if self.require_carrier {
             table["require_carrier"] = value(true);
+        }
+        if self.require_encryption {
+            table["require_encryption"] = value(true);
         }
         let services = self.services.table();
         if !services.is_empty() {
@@ -369,6 +373,7 @@ mod tests {
             carrier: Some("best"),
             loss_tolerant: false,
             require_carrier: false,
+            require_encryption: false,
             services: Services::default(),
             bypass: false,
         }

@@ -110,6 +110,10 @@ pub(crate) struct AddArgs {
     /// plain TCP
     #[arg(long, conflicts_with_all = ["bypass", "listen", "loss_tolerant"])]
     require_carrier: bool,
+    /// As --require-carrier, and by carriers that are encrypted: where none works, inside TLS over the
+    /// two hosts' own TCP connection
+    #[arg(long, conflicts_with_all = ["bypass", "listen", "loss_tolerant"])]
+    require_encryption: bool,
     #[command(flatten)]
     services: ServiceArgs,
     /// Leave them alone, whatever later rules say
@@ -196,6 +200,7 @@ pub(crate) fn run(command: &RuleCommand, socket: &SocketArgs) -> anyhow::Result<
                 carrier: args.carrier.as_deref(),
                 loss_tolerant: args.loss_tolerant,
                 require_carrier: args.require_carrier,
+                require_encryption: args.require_encryption,
                 services: edit::Services {
                     sets: [
                         ("require", &args.services.require),

@@ -59,6 +59,7 @@ fn hooks__have_these_forms() {
         carrier: Some("udp".to_owned()),
         loss_tolerant: true,
         require: false,
+        require_encryption: false,
     };
     form!(
         Request::HookRun { carrier: udp() },

@@ -280,13 +280,6 @@ impl GraftPool {
     pub(super) fn carries(&self, over: &Over) -> Result<(), String> {
         let graft = match over {
             Over::Graft(name) => name,
-            Over::Services(wanted) if wanted.required().contains(Services::ENCRYPTION) => {
-                return Err(
-                    "connections of TCP programs cannot require encryption yet, as they may go on by TCP: \
-                     prefer it (their sessions have it wherever the peer takes that)"
-                        .into(),
-                );
-            }
             Over::Services(_) | Over::Lossy(_) => {
                 return self.candidates(&wish(Some(over))).map(|_| ());
             }

@@ -434,7 +434,7 @@ impl Handle {
     /// The pool does not have the graft, or it lacks a service: which ones there are.
     pub fn carries(&self, carrier: &Carrier) -> Result<(), String> {
         let over = match carrier {
-            Carrier::Required(carrier) => return self.carries(carrier),
+            Carrier::Required(_, carrier) => return self.carries(carrier),
             Carrier::Graft(name) => Over::Graft(name.clone()),
             Carrier::Services(wanted) => Over::Services(*wanted),
             Carrier::Lossy(name) => Over::Lossy((*name).to_owned()),
@@ -470,6 +470,7 @@ impl hooker::Broker for Handle {
         let desired = Desired {
             kind: held.kind(),
             over: held.over().cloned(),
+            encrypted: held.requires_encryption(),
         };
         self.flows
             .name_flow(local, peer, desired, held.requires_carrier())
@@ -479,6 +480,7 @@ impl hooker::Broker for Handle {
         let desired = Desired {
             kind: flow.kind,
             over: flow.over.clone(),
+            encrypted: flow.name.requires_encryption(),
         };
         self.flows.opened(flow, desired);
     }
@@ -506,6 +508,7 @@ pub fn start(config: Config, identity: Identity) -> anyhow::Result<(Handle, Join
             identity: Arc::clone(&identity),
             memory: config.flow_memory,
             from: config.from.clone(),
+            seals: config.seals_flows,
         }),
         pulse: Arc::clone(&pulse),
     };
@@ -568,7 +571,7 @@ fn wait(epoll: &Epoll, events: &mut [EpollEvent], timeout_ns: u64) -> usize {
 }
 
 /// Unpredictable bytes, 256 at most.
-fn random<const N: usize>() -> [u8; N] {
+pub(crate) fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0_u8; N];
     // SAFETY: the buffer's own length; so few bytes are never cut short.
     let n = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };

@@ -20,7 +20,7 @@ use vtl_proto::{
     nego::{Established, Initiator},
     services::{Requirements, Services},
 };
-use vtl_ring::{Controls, overhead};
+use vtl_ring::{Controls, seal::overhead};
 
 use super::{Granted, Owner, Reply, caller::Caller, meter::Meter, peers::Exit};
 use crate::identity::handshake::{self, Agreed, Tags};

@@ -1,5 +1,5 @@
-//! The control connection: a TCP connection between the two daemons that carries frames, but no flows'
-//! bytes, inside TLS. The host that was connected to speaks first: if something between the hosts has led the
+//! The control connection: a TCP connection between the two daemons that carries frames inside TLS; flows' bytes
+//! only of those that require encryption, where they have no other carrier. The host that was connected to speaks first: if something between the hosts has led the
 //! connection to an application, the application hears nothing.
 
 use std::{
@@ -31,6 +31,11 @@ use crate::{broker::set_linger, identity::tls, option};
 /// Bytes read at a time.
 const READ: usize = 16 << 10;
 
+/// Bytes of a chunk.
+const CHUNK: usize = 8 << 10;
+/// Those that wait in the kernel: what is said about flows shall not wait behind seconds of their bytes.
+const UNSENT: libc::c_int = 128 << 10;
+
 /// The first byte of a TLS record that has a handshake (RFC 8446, section 5.1): no frame begins so, as carriers'
 /// numbers are small.
 const TLS_HANDSHAKE: u8 = 22;
@@ -53,6 +58,7 @@ impl Control {
     /// Of a connection that does not block.
     pub(super) fn new(socket: TcpStream) -> io::Result<Rc<Self>> {
         option::keep_asking(&socket);
+        option::set(&socket, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, UNSENT)?;
         Ok(Rc::new(Self {
             socket: socket::watch(socket)?,
             writing: Mutex::new(()),
@@ -76,6 +82,11 @@ impl Control {
             }
             self.read().await?;
         }
+    }
+
+    /// Whether it goes on inside TLS.
+    pub(super) fn has_tls(&self) -> bool {
+        self.tls.borrow().is_some()
     }
 
     /// Goes on inside TLS. The key that the other side has shown.
@@ -214,8 +225,32 @@ impl Carrier for Control {
         })
     }
 
-    fn chunk(&self, _flow: FlowId, _chunk: Chunk) -> Taking<'_> {
-        Box::pin(async { Err(Refused::Full) })
+    fn chunk(&self, flow: FlowId, chunk: Chunk) -> Taking<'_> {
+        Box::pin(async move {
+            if !self.has_tls() {
+                return Err(Refused::Full);
+            }
+            let mut offset = chunk.offset;
+            let mut rest = &chunk.bytes[..];
+            while !rest.is_empty() {
+                let (bytes, behind) = rest.split_at(rest.len().min(CHUNK));
+                let frame = Frame::Chunk {
+                    flow,
+                    offset,
+                    bytes,
+                    fin: false,
+                    urgent: chunk.urgent && behind.is_empty(),
+                };
+                self.say(frame).await?;
+                offset += bytes.len() as u64;
+                rest = behind;
+            }
+            Ok(())
+        })
+    }
+
+    fn is_encrypted(&self) -> bool {
+        self.has_tls()
     }
 
     fn forget(&self, _flow: FlowId) {}

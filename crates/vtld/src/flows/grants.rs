@@ -14,10 +14,10 @@ use vtl_proto::{
 
 use super::{
     Desired, Flows, Key,
-    carrier::{self, Endpoint, Link, Shown},
+    carrier::{self, Endpoint, Expected, Link, Shown},
     peer::Peer,
 };
-use crate::network::Network;
+use crate::{broker::random, network::Network};
 
 /// How long a grant is good.
 const GRANT: Duration = Duration::from_secs(15);
@@ -49,11 +49,13 @@ impl Flows {
         vacant.insert(made.ok()).clone().ok_or_else(unsupported)
     }
 
-    /// The answer to a peer that asks for a carrier. `rtt`: of the path, as TCP measured it.
+    /// The answer to a peer that asks for a carrier. `seals`: it can have it sealed. `rtt`: of the path, as TCP
+    /// measured it.
     pub(super) fn grant(
         self: &Rc<Self>,
         peer: &Rc<Peer>,
         asked: u32,
+        seals: bool,
         rtt: Option<Duration>,
     ) -> Frame<'static> {
         let refuse = Frame::Refuse { kind: asked };
@@ -75,11 +77,21 @@ impl Flows {
         let Some(grantor) = endpoint.grantor() else {
             return refuse;
         };
-        peer.set_desired(Desired { kind, over: None });
+        peer.set_desired(Desired::of(kind));
         let token = grantor.token();
-        grantor.grant(token, peer.key.peer, rtt);
+        let crypto = match grantor.certificate() {
+            Some(certificate) => certificate,
+            None if seals => random(),
+            None => carrier::CLEAR,
+        };
+        grantor.grant(Expected {
+            token,
+            client: peer.key.peer,
+            rtt,
+            crypto: crypto.into(),
+        });
         self.promises.borrow_mut().insert(token, Rc::clone(peer));
-        let (port, fingerprint) = grantor.place();
+        let port = grantor.port();
         let (expiring, endpoint) = (Rc::clone(self), Rc::clone(&endpoint));
         spawn_local(async move {
             sleep(GRANT).await;
@@ -92,7 +104,7 @@ impl Flows {
             kind: asked,
             port,
             token,
-            fingerprint,
+            crypto,
         }
     }
 
@@ -111,7 +123,7 @@ impl Flows {
                 };
                 if let Some(peer) = peer {
                     tracing::debug!(peer = %peer.key.peer, carrier = %kind, "a carrier has come");
-                    peer.set_desired(Desired { kind, over: None });
+                    peer.set_desired(Desired::of(kind));
                     // Where peers must be known, it may be before the control connection.
                     let _ = timeout(EARLY, peer.until(Peer::is_judged)).await;
                     if peer.is_admitted() {

@@ -246,13 +246,13 @@ impl Flows {
                     kind,
                     port,
                     token,
-                    fingerprint,
+                    crypto,
                 } => {
                     let to = SocketAddr::new(peer.key.peer, port);
                     let granted = Granted {
                         to,
                         token,
-                        fingerprint,
+                        crypto: crypto.into(),
                     };
                     answer(kind, Some(granted));
                 }
@@ -337,6 +337,8 @@ impl Flows {
             let _ = answers.try_recv();
             let asked = Frame::Ask {
                 kind: kind.number().into(),
+                // The secret must not be read on its way.
+                seals: (self.limits.seals || peer.requires_encryption()) && control.has_tls(),
             };
             if control.say(asked).await.is_err() {
                 return;
@@ -371,6 +373,7 @@ impl Flows {
             local: peer.key.local,
             rtt,
             over: peer.over(kind),
+            encrypted: peer.requires_encryption(),
         };
         let link = endpoint.connect(opening).await?;
         let number = peer.next_carrier();
@@ -416,15 +419,16 @@ impl Flows {
         peer.control.replace(Some((id, Rc::clone(&control))));
         let receiving = async {
             let each = |frame: Frame<'_>| match frame {
-                Frame::Ask { kind } => Some(kind),
+                Frame::Ask { kind, seals } => Some((kind, seals)),
                 frame => {
                     peer.frame(id, frame);
                     None
                 }
             };
             while let Ok(asked) = control.next(each).await {
-                if let Some(kind) = asked {
-                    let answer = self.grant(&peer, kind, tcp_rtt(control.tcp()));
+                if let Some((kind, seals)) = asked {
+                    let seals = seals && control.has_tls();
+                    let answer = self.grant(&peer, kind, seals, tcp_rtt(control.tcp()));
                     if control.say(answer).await.is_err() {
                         return;
                     }

@@ -35,7 +35,7 @@ use tokio::{sync::Notify, task::spawn_local, time::timeout};
 use vtl_control::{CarrierStatus, FlowList, FlowStatus};
 use vtl_proto::{
     carrier::Kind,
-    frame::{CONTROL_CONNECTION, FlowId, FlowName, REQUIRES_CARRIER, Side},
+    frame::{CONTROL_CONNECTION, FlowId, FlowName, REQUIRES_CARRIER, REQUIRES_ENCRYPTION, Side},
 };
 
 use crate::{
@@ -81,9 +81,21 @@ pub(crate) struct Desired {
     pub(crate) kind: Kind,
     /// What its session is to be like, if it is one of a graft.
     pub(crate) over: Option<Arc<Over>>,
+    /// Carriers must be encrypted.
+    #[serde(default)]
+    pub(crate) encrypted: bool,
 }
 
 impl Desired {
+    /// What a peer opens.
+    fn of(kind: Kind) -> Self {
+        Self {
+            kind,
+            over: None,
+            encrypted: false,
+        }
+    }
+
     /// Its flows do without what gets lost.
     fn may_lose(&self) -> bool {
         matches!(self.over.as_deref(), Some(Over::Lossy(_)))
@@ -138,6 +150,7 @@ impl Names {
         }
         let names = latest.entry((local, peer)).or_default();
         let found = names.iter().position(|(known, _)| *known == desired);
+        let encrypted = desired.encrypted;
         let index = found.unwrap_or_else(|| {
             let name = FlowName {
                 // Cut on purpose.
@@ -150,11 +163,14 @@ impl Names {
         let name = &mut names[index].1;
         name.number += 1;
         let mut name = *name;
-        if name.number == REQUIRES_CARRIER - 1 {
+        if name.number == REQUIRES_ENCRYPTION - 1 {
             names.swap_remove(index);
         }
         if required {
             name.number |= REQUIRES_CARRIER;
+        }
+        if encrypted {
+            name.number |= REQUIRES_ENCRYPTION;
         }
         name
     }
@@ -189,6 +205,8 @@ pub(crate) struct Limits {
     pub(crate) memory: u64,
     /// Hosts whose flows are carried; all if there is none.
     pub(crate) from: Vec<Prefix>,
+    /// Whether carriers that this host opens are sealed, where the peer takes that.
+    pub(crate) seals: bool,
 }
 
 /// All associations.
@@ -276,6 +294,9 @@ impl Flows {
         let (peer, is_new) = self.peer(key)?;
         peer.dest.set(Some(dest));
         peer.set_desired(desired.clone());
+        if desired.encrypted {
+            peer.require_encryption();
+        }
         peer.note_answer();
         if is_new {
             spawn_local(Rc::clone(self).keep(Rc::clone(&peer)));

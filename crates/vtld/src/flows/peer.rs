@@ -101,6 +101,9 @@ pub(super) struct Peer {
     room: Cell<Room>,
     /// Bytes that flows which have ended went on without.
     skipped: Cell<u64>,
+    /// Flows require encryption: only carriers that have it serve, and where there is no better one, the control
+    /// connection.
+    encrypted: Cell<bool>,
     /// Whether carriers may serve: not those of a peer that is refused, or must be known first.
     admitted: Cell<bool>,
     /// The key that it has shown, and why it is refused.
@@ -133,6 +136,7 @@ impl Peer {
             of_carriers: Cell::new(0),
             room: Cell::new(Room::Ample),
             skipped: Cell::new(0),
+            encrypted: Cell::new(false),
             admitted: Cell::new(admitted),
             shown: Cell::new(None),
             refused: RefCell::default(),
@@ -261,6 +265,27 @@ impl Peer {
         refuses
     }
 
+    /// Its flows go by nothing that is not encrypted.
+    pub(super) fn require_encryption(&self) {
+        if !self.encrypted.replace(true) {
+            for running in self.carriers.borrow().values() {
+                if !self.may_serve(&*running.carrier) {
+                    running.carrier.close();
+                }
+            }
+        }
+    }
+
+    pub(super) fn requires_encryption(&self) -> bool {
+        self.encrypted.get()
+    }
+
+    /// Whether a carrier may have flows' bytes.
+    fn may_serve(&self, carrier: &dyn Carrier) -> bool {
+        let is_enough = carrier.is_encrypted() || !self.encrypted.get();
+        carrier.kind().is_none() || is_enough && self.has_room() && self.admitted.get()
+    }
+
     /// Ends all carriers.
     pub(super) fn close_carriers(&self) {
         for running in self.carriers.borrow().values() {
@@ -334,7 +359,17 @@ impl Peer {
 
     /// The carrier that flows go by.
     fn best(&self) -> Option<CarrierId> {
-        self.latest(self.kind()?)
+        let latest = self.kind().and_then(|kind| self.latest(kind));
+        latest.or_else(|| self.encrypted.get().then(|| self.latest_control())?)
+    }
+
+    /// Of the control connections that are encrypted the one that came last.
+    fn latest_control(&self) -> Option<CarrierId> {
+        let carriers = self.carriers.borrow();
+        let mut controls = carriers
+            .iter()
+            .filter(|(_, c)| c.carrier.kind().is_none() && c.carrier.is_encrypted());
+        controls.next_back().map(|(id, _)| *id)
     }
 
     /// Whether flows can go by it, and the other daemon has said that it takes them for VTL's: a middlebox may have
@@ -347,6 +382,9 @@ impl Peer {
     pub(super) fn open(&self, id: FlowId, state: &Rc<State>, beginning: Beginning) -> bool {
         if self.flows.borrow().contains_key(&id) {
             return false;
+        }
+        if id.requires_encryption() {
+            self.require_encryption();
         }
         self.flows.borrow_mut().insert(id, Rc::clone(state));
         self.changed.notify_waiters();
@@ -542,8 +580,10 @@ impl Peer {
         if is_lossy && !matches!(frame, Frame::Chunk { .. }) {
             return; // none goes by it
         }
-        if let Frame::Loses { .. } = frame {
-            self.look_at_lossy();
+        match frame {
+            Frame::Loses { .. } => self.look_at_lossy(),
+            Frame::Chunk { flow, bytes, .. } => self.note_received(carrier, flow, bytes.len()),
+            _ => {}
         }
         let now = now_ns(self.began);
         self.core.borrow_mut().handle_frame(now, carrier, frame);
@@ -695,9 +735,7 @@ impl Peer {
         receiving: impl Future<Output = ()>,
     ) -> bool {
         let is_known = self.carriers.borrow().contains_key(&id);
-        let may_serve = self.has_room() && self.admitted.get();
-        let is_refused = carrier.kind().is_some() && !may_serve;
-        if is_known || is_refused || self.carriers.borrow().len() >= MOST_CARRIERS {
+        if is_known || !self.may_serve(&*carrier) || self.carriers.borrow().len() >= MOST_CARRIERS {
             return false;
         }
         let owes = Rc::new(Notify::new());
@@ -712,10 +750,7 @@ impl Peer {
         self.core.borrow_mut().add_carrier(id, true, loses);
         // Flows return to the best carrier.
         if self.best() == Some(id) {
-            let mut core = self.core.borrow_mut();
-            for (flow, state) in &*self.flows.borrow() {
-                prefer(&mut core, *flow, state, id);
-            }
+            self.prefer_best();
         }
         self.changed.notify_waiters();
         self.turn();
@@ -725,6 +760,16 @@ impl Peer {
             () = self.say(id, &*carrier, &owes) => {}
         }
         true
+    }
+
+    /// Has flows go by the best carrier.
+    fn prefer_best(&self) {
+        if let Some(best) = self.best() {
+            let mut core = self.core.borrow_mut();
+            for (flow, state) in &*self.flows.borrow() {
+                prefer(&mut core, *flow, state, best);
+            }
+        }
     }
 
     /// A carrier serves no more.
@@ -737,6 +782,9 @@ impl Peer {
         }
         let running = self.carriers.borrow_mut().remove(&id);
         self.core.borrow_mut().carrier_broken(id, []);
+        if self.encrypted.get() {
+            self.prefer_best();
+        }
         self.changed.notify_waiters();
         self.turn();
         if let Some(running) = running {

@@ -9,14 +9,16 @@ use std::{collections::BTreeMap, fmt, fs::File, path::Path, str::FromStr, sync::
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Object};
 use serde::{Deserialize, Serialize};
 use vtl_control::CarrierSpec;
-use vtl_proto::{carrier::LOSSY, services::Requirements};
+use vtl_proto::{
+    carrier::{Kind, LOSSY},
+    services::{Requirements, Services},
+};
 
 use super::{
     abi::{VTL_CC_NAME_MAX, VTL_WISH_PLAIN, VTL_WISH_REQUIRE, vtl_carrier_config},
     bpf::{self, Attached},
     error::HookerError,
 };
-use vtl_proto::carrier::Kind;
 
 /// What a hook's connections travel by.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -42,7 +44,16 @@ pub enum Carrier {
     /// come by [`Carrier::Lossy`].
     Tolerant,
     /// By this carrier or not at all: where it cannot be had, connections fail, and no byte goes by TCP.
-    Required(Box<Self>),
+    Required(Must, Box<Self>),
+}
+
+/// What connections may not do without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Must {
+    /// A carrier.
+    Carrier,
+    /// One that is encrypted: the one that is named, or TLS between the daemons.
+    Encryption,
 }
 
 impl Carrier {
@@ -59,7 +70,7 @@ impl Carrier {
             Self::Graft(_) => "who connects chooses the graft (hook the port without a carrier)",
             Self::Services(_) => "who connects says what it needs (hook the port without services)",
             Self::Flows(_) => "who connects chooses it (hook the port without a carrier)",
-            Self::Required(_) => {
+            Self::Required(..) => {
                 "who connects requires a carrier (a packet filter decides which clients a port \
                  takes: docs/firewall.md)"
             }
@@ -80,20 +91,21 @@ impl Carrier {
             Some(name) => name.parse()?,
         };
         let carrier = carrier.marked(spec.loss_tolerant, port, "--loss-tolerant")?;
-        match spec.require {
-            true => carrier.required("--require"),
-            false => Ok(carrier),
+        match (spec.require_encryption, spec.require) {
+            (true, _) => carrier.required(Must::Encryption, "--require-encryption"),
+            (false, true) => carrier.required(Must::Carrier, "--require"),
+            (false, false) => Ok(carrier),
         }
     }
 
     /// What [`Carrier::wanted`] makes this one of; not for rules' [`Carrier::Services`].
     pub(super) fn spec(&self) -> CarrierSpec {
         let carrier = match self {
-            Self::Required(carrier) => {
-                let spec = carrier.spec();
+            Self::Required(must, carrier) => {
                 return CarrierSpec {
                     require: true,
-                    ..spec
+                    require_encryption: *must == Must::Encryption,
+                    ..carrier.spec()
                 };
             }
             Self::Best | Self::Tolerant => None,
@@ -104,18 +116,19 @@ impl Carrier {
             carrier,
             loss_tolerant,
             require: false,
+            require_encryption: false,
         }
     }
 
     /// This carrier or none. `how` that is asked for is for whoever asked for what cannot be.
-    pub fn required(self, how: &str) -> Result<Self, String> {
+    pub fn required(self, must: Must, how: &str) -> Result<Self, String> {
         let why = match self {
             Self::Best | Self::Graft(_) | Self::Services(_) | Self::Flows(_) => {
-                return Ok(Self::Required(Box::new(self)));
+                return Ok(Self::Required(must, Box::new(self)));
             }
             Self::Plain | Self::Control(_) => "it is TCP, which needs no other host's agreement",
             Self::Lossy(_) | Self::Tolerant => "what may not get lost of such flows goes by TCP",
-            Self::Required(_) => "it is required already",
+            Self::Required(..) => "it is required already",
         };
         Err(format!(
             "{self} cannot be required ({how}): {why}; name no carrier, graft:NAME, or one of {}",
@@ -180,7 +193,10 @@ impl fmt::Display for Carrier {
             Self::Flows(kind) => kind.fmt(f),
             Self::Lossy(name) => f.write_str(name),
             Self::Tolerant => f.write_str("best, loss-tolerant"),
-            Self::Required(carrier) => write!(f, "{carrier}, required"),
+            Self::Required(Must::Carrier, carrier) => write!(f, "{carrier}, required"),
+            Self::Required(Must::Encryption, carrier) => {
+                write!(f, "{carrier}, encryption required")
+            }
         }
     }
 }
@@ -223,6 +239,9 @@ pub(super) struct Wish {
     /// By that or not at all.
     #[serde(default)]
     pub(super) required: bool,
+    /// And by nothing that is not encrypted.
+    #[serde(default)]
+    pub(super) encrypted: bool,
 }
 
 impl Wish {
@@ -232,12 +251,17 @@ impl Wish {
         match carrier {
             Carrier::Best => {}
             Carrier::Graft(name) => wish.over = Some(Over::Graft(name.clone()).into()),
-            Carrier::Services(wanted) => wish.over = Some(Over::Services(*wanted).into()),
+            Carrier::Services(wanted) => {
+                wish.over = Some(Over::Services(*wanted).into());
+                wish.encrypted = wanted.required().contains(Services::ENCRYPTION);
+                wish.required = wish.encrypted;
+            }
             Carrier::Flows(kind) => wish.kind = Some(*kind),
             Carrier::Lossy(name) => wish.over = Some(Over::Lossy((*name).to_owned()).into()),
-            Carrier::Required(carrier) => {
+            Carrier::Required(must, carrier) => {
                 wish = Self::new(carrier)?;
                 wish.required = true;
+                wish.encrypted |= *must == Must::Encryption;
             }
             Carrier::Tolerant | Carrier::Plain | Carrier::Control(_) => return None,
         }
@@ -446,14 +470,21 @@ mod tests {
     fn carrier__requires_only_what_is_no_tcp() {
         for text in ["tcp", "tcp:cubic"] {
             let carrier: Carrier = text.parse().unwrap();
-            let error = carrier.required("--require").unwrap_err();
+            let error = carrier.required(Must::Carrier, "--require").unwrap_err();
             assert!(
                 error.contains("--require") && error.contains("quic"),
                 "{error}"
             );
         }
-        assert!(Carrier::Lossy(LOSSY[0]).required("").is_err());
-        let required = Carrier::Graft("x".into()).required("").unwrap();
+        assert!(
+            Carrier::Lossy(LOSSY[0])
+                .required(Must::Encryption, "")
+                .is_err()
+        );
+        let required = |must| Carrier::Graft("x".into()).required(must, "").unwrap();
+        let encrypted = required(Must::Encryption);
+        assert_eq!(encrypted.to_string(), "graft:x, encryption required");
+        let required = required(Must::Carrier);
         assert_eq!(required.to_string(), "graft:x, required");
         assert!(required.captures());
     }
@@ -468,9 +499,11 @@ mod tests {
             assert_eq!(Carrier::wanted(&carrier.spec(), true), Ok(carrier));
         }
         for carrier in [Carrier::Best, Carrier::Flows(Kind::Quic)] {
-            let carrier = carrier.required("").unwrap();
-            assert!(carrier.spec().require && carrier.serves_port().is_err());
-            assert_eq!(Carrier::wanted(&carrier.spec(), false), Ok(carrier));
+            for must in [Must::Carrier, Must::Encryption] {
+                let carrier = carrier.clone().required(must, "").unwrap();
+                assert!(carrier.spec().require && carrier.serves_port().is_err());
+                assert_eq!(Carrier::wanted(&carrier.spec(), false), Ok(carrier));
+            }
         }
         let lossy = Carrier::Lossy(LOSSY[0]);
         assert_eq!(Carrier::wanted(&lossy.spec(), false), Ok(lossy));
@@ -489,10 +522,14 @@ mod tests {
         let quic = Kind::Quic;
         assert_eq!(wishes.number(&Carrier::Flows(quic)), 3);
         assert_eq!(wishes.get(3).kind, Some(quic));
-        let required = Carrier::Best.required("").unwrap();
-        assert_eq!(wishes.number(&required), 4 | VTL_WISH_REQUIRE);
-        assert!(wishes.get(4 | VTL_WISH_REQUIRE).required);
-        for nobody in [0, 5, VTL_WISH_PLAIN] {
+        let required = |must| Carrier::Best.required(must, "").unwrap();
+        let number = wishes.number(&required(Must::Carrier));
+        assert_eq!(number, 4 | VTL_WISH_REQUIRE);
+        assert!(wishes.get(number).required && !wishes.get(number).encrypted);
+        let number = wishes.number(&required(Must::Encryption));
+        assert_eq!(number, 5 | VTL_WISH_REQUIRE);
+        assert!(wishes.get(number).required && wishes.get(number).encrypted);
+        for nobody in [0, 6, VTL_WISH_PLAIN] {
             assert_eq!(wishes.get(nobody), Wish::default());
         }
     }

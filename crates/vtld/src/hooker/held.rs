@@ -260,6 +260,11 @@ impl HeldConnect {
         self.0.wish.required
     }
 
+    /// And by nothing that is not encrypted.
+    pub fn requires_encryption(&self) -> bool {
+        self.0.wish.encrypted
+    }
+
     /// The destination is this host, as far as the local address is known.
     pub(super) fn is_own(&self) -> bool {
         self.0.src.ip() == self.0.dest.ip()

@@ -52,7 +52,7 @@ use vtl_proto::carrier::Kind;
 use crate::{Scope, handover::Left};
 
 pub(crate) use beat::Pulse;
-pub use carrier::{Carrier, Over};
+pub use carrier::{Carrier, Must, Over};
 pub use error::{ConnectError, HookerError};
 pub(crate) use handover::Handover;
 pub use held::HeldConnect;

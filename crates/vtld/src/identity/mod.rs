@@ -73,7 +73,7 @@ pub struct Identity {
     public: PublicKey,
     client: Arc<ClientConfig>,
     server: Arc<ServerConfig>,
-    /// Read anew at each control connection, so that an edited file counts from the next one on.
+    /// Looked at for each control connection, so that an edited file counts from the next one on.
     files: Files,
     /// As the files said last.
     needs_known: AtomicBool,
@@ -86,10 +86,7 @@ impl Identity {
     /// The key or a list cannot be read or makes no sense, or the key cannot be written.
     pub fn open(state: &Path, listed: &Path) -> Result<Self, String> {
         let key = host_key(state)?;
-        let files = Files {
-            listed: listed.to_owned(),
-            state: state.to_owned(),
-        };
+        let files = Files::new(listed, state);
         // A policy that cannot be read must not become another one later.
         let policy = files.read()?.policy;
         let (client, server) = tls::configs(&key).map_err(|error| error.to_string())?;

@@ -5,8 +5,10 @@ use std::{
     fmt, fs, io,
     io::Write,
     net::IpAddr,
-    os::unix::fs::OpenOptionsExt,
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use nix::fcntl::{Flock, FlockArg};
@@ -150,6 +152,12 @@ impl Peer {
     }
 }
 
+/// What tells that a file has not changed; `None` if there is none.
+type Stamp = Option<[i64; 5]>;
+
+/// A file that was changed so shortly before it was read may change again without its times showing it.
+const YOUNG: Duration = Duration::from_millis(100);
+
 /// What both files say.
 #[derive(Debug)]
 pub(super) struct All {
@@ -160,12 +168,13 @@ pub(super) struct All {
     pub(super) listed: usize,
 }
 
-/// Where they are.
+/// Where they are, and what they said last.
 #[derive(Debug)]
 pub(super) struct Files {
-    pub(super) listed: PathBuf,
+    listed: PathBuf,
     /// The folder of what was learned, which daemons of several network namespaces may share.
-    pub(super) state: PathBuf,
+    state: PathBuf,
+    known: Mutex<Option<([Stamp; 2], Arc<All>)>>,
 }
 
 /// Keeps other daemons from changing what is in a folder of state.
@@ -188,21 +197,44 @@ pub(super) fn lock(state: &Path) -> Result<Flock<fs::File>, String> {
 }
 
 impl Files {
+    pub(super) fn new(listed: &Path, state: &Path) -> Self {
+        Self {
+            listed: listed.to_owned(),
+            state: state.to_owned(),
+            known: Mutex::default(),
+        }
+    }
+
     fn learned(&self) -> PathBuf {
         self.state.join(LEARNED)
     }
 
+    /// Reads what has changed since the last time: strangers decide how often that is.
+    ///
     /// # Errors
     /// One cannot be read or makes no sense: which, and why.
-    pub(super) fn read(&self) -> Result<All, String> {
+    pub(super) fn read(&self) -> Result<Arc<All>, String> {
+        let learned = self.learned();
+        let now = SystemTime::now();
+        let stamps = [&self.listed, &learned].map(|path| stamp(path));
+        // Replaced as a whole.
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((as_of, all)) = &*known
+            && *as_of == stamps
+        {
+            return Ok(Arc::clone(all));
+        }
         let (policy, mut peers) = read(&self.listed)?;
         let listed = peers.len();
-        peers.extend(read(&self.learned())?.1);
-        Ok(All {
+        peers.extend(read(&learned)?.1);
+        let all = Arc::new(All {
             policy,
             peers,
             listed,
-        })
+        });
+        let is_settled = stamps.iter().flatten().all(|stamp| is_older(stamp, now));
+        *known = is_settled.then(|| (stamps, Arc::clone(&all)));
+        Ok(all)
     }
 
     /// Changes what was learned, unless `change` fails.
@@ -245,6 +277,18 @@ impl Files {
             false => Ok(()),
         }
     }
+}
+
+fn stamp(path: &Path) -> Stamp {
+    let meta = fs::metadata(path).ok()?;
+    let (ino, size) = (meta.ino().cast_signed(), meta.size().cast_signed());
+    Some([ino, size, meta.mtime(), meta.ctime(), meta.ctime_nsec()])
+}
+
+/// Whether what a stamp stands for has not changed in the moment before a time.
+fn is_older([.., seconds, nanoseconds]: &[i64; 5], now: SystemTime) -> bool {
+    let changed = Duration::new(seconds.cast_unsigned(), *nanoseconds as u32);
+    (now.duration_since(UNIX_EPOCH)).is_ok_and(|now| now > changed + YOUNG)
 }
 
 /// Writes a file whole or not at all.

@@ -182,6 +182,7 @@ impl Pipe {
 pub(super) struct Framed {
     pub(super) kind: Kind,
     pub(super) pipe: Rc<Pipe>,
+    pub(super) is_encrypted: bool,
     /// Bytes that the library may hold.
     pub(super) library: Box<dyn Fn() -> u64>,
     pub(super) figures: Box<dyn Fn() -> Option<CarrierPath>>,
@@ -207,6 +208,10 @@ impl Carrier for Framed {
     }
 
     fn forget(&self, _flow: FlowId) {}
+
+    fn is_encrypted(&self) -> bool {
+        self.is_encrypted
+    }
 
     fn memory(&self) -> u64 {
         self.pipe.held.get() as u64 + (self.library)()

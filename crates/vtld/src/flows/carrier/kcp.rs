@@ -1,7 +1,7 @@
 //! KCP as a carrier, by the crate of that name: a protocol of games and carriers, in UDP.
 //!
-//! Its conversation's number is the token's lower half; the client's stream begins with all of the token. KCP
-//! is used with its congestion window, which halves at losses: without, as most use it, it would take what it
+//! Its conversation's number is the token's lower half; the client's stream begins with all of the token. Its
+//! datagrams are sealed, behind that number, if the peer can. KCP is used with its congestion window, which halves at losses: without, as most use it, it would take what it
 //! can get.
 
 use std::{
@@ -23,13 +23,13 @@ use tokio::{
 };
 use vtl_proto::{
     carrier::Kind,
-    frame::{FINGERPRINT, HEADER},
+    frame::{HEADER, Side},
 };
 
 use super::{
-    Arrivals, Endpoint, Grantor, HANDSHAKE, Link, Local, SILENCE, Shown, ToOpen,
+    Arrivals, Endpoint, Expected, Grantor, HANDSHAKE, Link, Local, SILENCE, Shown, ToOpen,
     framed::{Arrived, Framed, Out, Pipe},
-    socket,
+    sealed, socket,
 };
 use crate::{broker::random_token, panics};
 
@@ -54,13 +54,11 @@ const RESEND: i32 = 2;
 /// Whose conversation it is.
 type Key = (SocketAddr, u32);
 
-/// A token, and the path's round-trip time.
-type Grant = (u64, Option<Duration>);
-
 struct Shared {
     socket: UdpSocket,
     conversations: RefCell<HashMap<Key, Rc<Conversation>>>,
-    grants: RefCell<HashMap<(IpAddr, u32), Grant>>,
+    /// By the client's address, and its conversation's number.
+    grants: RefCell<HashMap<(IpAddr, u32), Expected>>,
     arrivals: Arrivals,
 }
 
@@ -73,9 +71,22 @@ pub(super) struct Kcp {
 /// One of them, as others see it.
 struct Conversation {
     pipe: Rc<Pipe>,
+    /// Unless it is in the clear.
+    sealing: Option<RefCell<sealed::Datagrams>>,
     inbox: RefCell<VecDeque<Bytes>>,
     /// The peer has answered.
     heard: Notify,
+}
+
+impl Conversation {
+    /// A packet for it.
+    fn deliver(&self, packet: Bytes) {
+        let mut inbox = self.inbox.borrow_mut();
+        if inbox.len() < WAITING {
+            inbox.push_back(packet);
+            self.pipe.work.notify_one();
+        }
+    }
 }
 
 impl Kcp {
@@ -101,8 +112,8 @@ fn number(token: u64) -> u32 {
 }
 
 impl Grantor for Kcp {
-    fn place(&self) -> (u16, [u8; FINGERPRINT]) {
-        (self.port, [0; FINGERPRINT])
+    fn port(&self) -> u16 {
+        self.port
     }
 
     fn token(&self) -> u64 {
@@ -115,14 +126,14 @@ impl Grantor for Kcp {
         }
     }
 
-    fn grant(&self, token: u64, client: IpAddr, rtt: Option<Duration>) {
-        let mut grants = self.shared.grants.borrow_mut();
-        grants.insert((client, number(token)), (token, rtt));
+    fn grant(&self, expected: Expected) {
+        let key = (expected.client, number(expected.token));
+        self.shared.grants.borrow_mut().insert(key, expected);
     }
 
     fn revoke(&self, token: u64) {
         let mut grants = self.shared.grants.borrow_mut();
-        grants.retain(|_, (granted, _)| *granted != token);
+        grants.retain(|_, expected| expected.token != token);
     }
 }
 
@@ -137,8 +148,10 @@ impl Endpoint for Kcp {
             if number(granted.token) == 0 {
                 return Err(io::ErrorKind::InvalidData.into());
             }
-            let (carrier, conversation) =
-                self.shared.begin(granted.to, granted.token, rtt, true)?;
+            let sealing = sealed::Datagrams::new(&granted.crypto, Side::Local);
+            let opener = Side::Local;
+            let begun = (self.shared).begin(granted.to, granted.token, rtt, opener, sealing)?;
+            let (carrier, conversation) = begun;
             let answered = timeout(HANDSHAKE, conversation.heard.notified()).await;
             // Dropped, it ends.
             answered.map_err(|_| io::ErrorKind::TimedOut)?;
@@ -180,23 +193,35 @@ impl Shared {
     fn route(self: &Rc<Self>, from: SocketAddr, packet: &[u8]) {
         let key = (from, kcp::get_conv(packet));
         let known = self.conversations.borrow().get(&key).cloned();
-        let conversation = known.or_else(|| {
-            let grant = self.grants.borrow_mut().remove(&(from.ip(), key.1));
-            let (token, rtt) = grant?;
-            let begun = self.begin(from, token, rtt, false).ok()?;
-            let (carrier, conversation) = begun;
-            // Nobody takes it where the daemon is ending.
-            let _ = self.arrivals.send((Shown::Token(token), Box::new(carrier)));
-            Some(conversation)
-        });
-        let Some(conversation) = conversation else {
-            return;
-        };
-        let mut inbox = conversation.inbox.borrow_mut();
-        if inbox.len() < WAITING {
-            inbox.push_back(Bytes::copy_from_slice(packet));
-            conversation.pipe.work.notify_one();
+        if let Some(conversation) = known {
+            let opened = match &conversation.sealing {
+                Some(sealing) => sealing.borrow_mut().open(packet),
+                None => Some(Bytes::copy_from_slice(packet)),
+            };
+            if let Some(packet) = opened {
+                conversation.deliver(packet);
+            }
+        } else if let Some((conversation, packet)) = self.admit(key, packet) {
+            conversation.deliver(packet);
         }
+    }
+
+    /// Lets a client in that was granted this.
+    fn admit(self: &Rc<Self>, key: Key, packet: &[u8]) -> Option<(Rc<Conversation>, Bytes)> {
+        let place = (key.0.ip(), key.1);
+        let Expected {
+            token, rtt, crypto, ..
+        } = self.grants.borrow().get(&place)?.clone();
+        let mut sealing = sealed::Datagrams::new(&crypto, Side::Peer);
+        let packet = match &mut sealing {
+            Some(sealing) => sealing.open(packet)?,
+            None => Bytes::copy_from_slice(packet),
+        };
+        self.grants.borrow_mut().remove(&place);
+        let (carrier, conversation) = self.begin(key.0, token, rtt, Side::Peer, sealing).ok()?;
+        // Nobody takes it where the daemon is ending.
+        let _ = self.arrivals.send((Shown::Token(token), Box::new(carrier)));
+        Some((conversation, packet))
     }
 
     /// Begins a conversation, or answers to one.
@@ -205,22 +230,26 @@ impl Shared {
         peer: SocketAddr,
         token: u64,
         rtt: Option<Duration>,
-        is_client: bool,
+        opener: Side,
+        sealing: Option<sealed::Datagrams>,
     ) -> io::Result<(Framed, Rc<Conversation>)> {
         let outbox = Outbox::default();
         let mut control = kcp::Kcp::new_stream(number(token), outbox.clone());
-        control.set_mtu(DATAGRAM).map_err(io::Error::other)?;
+        let overhead = sealing.as_ref().map_or(0, |_| sealed::DATAGRAM);
+        let mtu = DATAGRAM - overhead;
+        control.set_mtu(mtu).map_err(io::Error::other)?;
         control.set_wndsize(WINDOW, WINDOW);
         control.set_nodelay(true, INTERVAL, RESEND, false);
         // Acknowledgements shall tell of a loss before time does, which would close the window.
         let least = rtt.map_or(LEAST_RTO, |rtt| LEAST_RTO.max(2 * rtt));
         control.set_rx_minrto(least.as_millis() as u32);
-        if is_client {
+        if opener == Side::Local {
             let shown = control.send(&token.to_be_bytes());
             shown.map_err(io::Error::other)?;
         }
         let conversation = Rc::new(Conversation {
             pipe: Pipe::new(HEADER + CHUNK),
+            sealing: sealing.map(RefCell::new),
             inbox: RefCell::default(),
             heard: Notify::new(),
         });
@@ -234,7 +263,7 @@ impl Shared {
             control,
             outbox,
             began: Instant::now(),
-            expected: (!is_client).then_some(token),
+            expected: (opener == Side::Peer).then_some(token),
             unread: BytesMut::new(),
             waits: None,
             patience: SILENCE + 3 * rtt.unwrap_or_default(),
@@ -243,6 +272,7 @@ impl Shared {
         let carrier = Framed {
             kind: Kind::Kcp,
             pipe: Rc::clone(&conversation.pipe),
+            is_encrypted: conversation.sealing.is_some(),
             // It does not say what it holds behind a gap.
             library: Box::new(|| (usize::from(WINDOW) * DATAGRAM) as u64),
             figures: Box::new(|| None),
@@ -389,7 +419,10 @@ impl Driver {
         }
         let datagrams = std::mem::take(&mut *self.outbox.0.borrow_mut());
         let to = self.shared.destination(self.key.0);
-        for datagram in datagrams {
+        for mut datagram in datagrams {
+            if let Some(sealing) = &self.conversation.sealing {
+                datagram = sealing.borrow_mut().seal(&datagram);
+            }
             // What could not be sent counts as lost on the way.
             let _ = self.shared.socket.send_to(&datagram, to).await;
         }

@@ -6,6 +6,7 @@ mod kcp;
 mod mptcp;
 mod quic;
 mod sctp;
+mod sealed;
 
 use std::{
     future::Future,
@@ -24,7 +25,8 @@ use vtl_control::CarrierPath;
 use vtl_core::flow::Chunk;
 use vtl_proto::{
     carrier::Kind,
-    frame::{CarrierId, FINGERPRINT, FlowId},
+    frame::{CRYPTO, CarrierId, FlowId},
+    keys::Secret,
 };
 
 use super::peer::Peer;
@@ -37,6 +39,8 @@ use crate::{
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Without an answer for this time, and three round trips, to what wants one, the path is dead.
 const SILENCE: Duration = Duration::from_secs(1);
+/// What GRANT says of a carrier that does not encrypt.
+pub(super) const CLEAR: [u8; CRYPTO] = [0; CRYPTO];
 /// Bytes of a UDP socket's own buffers.
 const SOCKET: usize = 8 << 20;
 
@@ -99,6 +103,9 @@ pub(super) trait Carrier {
     /// Figures of its path.
     fn path(&self) -> Option<CarrierPath>;
 
+    /// Nobody on the path reads what goes by it.
+    fn is_encrypted(&self) -> bool;
+
     /// Whether this host has asked the peer in vain to have it sealed.
     fn is_clear(&self) -> bool {
         false
@@ -124,11 +131,12 @@ pub(super) enum Shown {
 pub(super) type Arrivals = mpsc::UnboundedSender<(Shown, Box<dyn Link>)>;
 
 /// What a peer has granted.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Granted {
     pub(super) to: SocketAddr,
     pub(super) token: u64,
-    pub(super) fingerprint: [u8; FINGERPRINT],
+    /// As in [`vtl_proto::frame::Frame::Grant`].
+    pub(super) crypto: Secret,
 }
 
 /// What a host needs to open a carrier.
@@ -141,6 +149,8 @@ pub(super) struct ToOpen {
     pub(super) rtt: Option<Duration>,
     /// What the session is to be like, if it is one of a graft.
     pub(super) over: Option<Arc<Over>>,
+    /// It must be encrypted.
+    pub(super) encrypted: bool,
 }
 
 impl Granted {
@@ -149,23 +159,40 @@ impl Granted {
         Self {
             to: SocketAddr::new(peer, 0),
             token: 0,
-            fingerprint: [0; FINGERPRINT],
+            crypto: CLEAR.into(),
         }
     }
 }
 
+/// A carrier that a peer may open.
+#[derive(Clone, Debug)]
+pub(super) struct Expected {
+    pub(super) token: u64,
+    /// The address that it comes from.
+    pub(super) client: IpAddr,
+    /// The path's round-trip time, as TCP measured it.
+    pub(super) rtt: Option<Duration>,
+    /// As in [`vtl_proto::frame::Frame::Grant`].
+    pub(super) crypto: Secret,
+}
+
 /// Lets peers open carriers of a kind.
 pub(super) trait Grantor {
-    /// Where peers open carriers: a port, and the fingerprint of a certificate.
-    fn place(&self) -> (u16, [u8; FINGERPRINT]);
+    /// The port where peers open carriers.
+    fn port(&self) -> u16;
+
+    /// The SHA-256 of the certificate that shows them who is there.
+    fn certificate(&self) -> Option<[u8; CRYPTO]> {
+        None
+    }
 
     /// A token that can be granted.
     fn token(&self) -> u64 {
         random_token()
     }
 
-    /// Lets a peer open a carrier with this token. `rtt`: of the path, as TCP measured it.
-    fn grant(&self, token: u64, client: IpAddr, rtt: Option<Duration>);
+    /// Lets a peer open a carrier.
+    fn grant(&self, expected: Expected);
 
     /// Takes a grant back.
     fn revoke(&self, token: u64);

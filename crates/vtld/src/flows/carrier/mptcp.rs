@@ -1,7 +1,7 @@
 //! MPTCP (RFC 8684) as a carrier: the kernel's, one connection between the daemons. Which paths it takes is
 //! the system's matter (`ip mptcp endpoint`).
 //!
-//! The connection begins with the token. Where something on the way takes the options of MPTCP out it is
+//! The connection begins with the token; what follows are records, if it is sealed. Where something on the way takes the options of MPTCP out it is
 //! TCP, and works.
 
 use std::{
@@ -23,13 +23,15 @@ use tokio::{
 };
 use vtl_proto::{
     carrier::Kind,
-    frame::{FINGERPRINT, HEADER},
+    frame::{HEADER, Side},
+    keys::Secret,
 };
 
 use super::{
     super::socket::{Listening, connected, read_exact, unacknowledged, watch},
-    Arrivals, Endpoint, Grantor, HANDSHAKE, Link, Local, SILENCE, Shown, ToOpen,
+    Arrivals, Endpoint, Expected, Grantor, HANDSHAKE, Link, Local, SILENCE, Shown, ToOpen,
     framed::{Arrived, Framed, Out, Pipe},
+    sealed,
 };
 use crate::{broker::set_linger, option};
 
@@ -45,8 +47,8 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Between two looks at the path.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Who may open one, by token: an address, and the path's round-trip time.
-type Grants = Rc<RefCell<HashMap<u64, (IpAddr, Option<Duration>)>>>;
+/// Who may open one, by token.
+type Grants = Rc<RefCell<HashMap<u64, Expected>>>;
 
 /// This host's part of all connections.
 pub(super) struct Mptcp {
@@ -112,12 +114,13 @@ impl Mptcp {
 }
 
 impl Grantor for Mptcp {
-    fn place(&self) -> (u16, [u8; FINGERPRINT]) {
-        (self.port, [0; FINGERPRINT])
+    fn port(&self) -> u16 {
+        self.port
     }
 
-    fn grant(&self, token: u64, client: IpAddr, rtt: Option<Duration>) {
-        self.grants.borrow_mut().insert(token, (client, rtt));
+    fn grant(&self, expected: Expected) {
+        let mut grants = self.grants.borrow_mut();
+        grants.insert(expected.token, expected);
     }
 
     fn revoke(&self, token: u64) {
@@ -143,7 +146,8 @@ impl Endpoint for Mptcp {
             let opened = timeout(HANDSHAKE, connected(&socket)).await;
             opened.map_err(|_| io::ErrorKind::TimedOut)??;
             socket.get_ref().write_all(&granted.token.to_be_bytes())?;
-            Ok(Box::new(carrier(socket, rtt, &self.pipes)) as Box<dyn Link>)
+            let carrier = carrier(socket, rtt, &granted.crypto, Side::Local, &self.pipes);
+            Ok(Box::new(carrier) as Box<dyn Link>)
         })
     }
 
@@ -176,7 +180,7 @@ async fn accept(
             }
         };
         let address = from.ip().to_canonical();
-        let is_expected = grants.borrow().values().any(|(ip, _)| *ip == address);
+        let is_expected = grants.borrow().values().any(|e| e.client == address);
         if !is_expected || half_open.get() >= HALF_OPEN {
             continue;
         }
@@ -189,13 +193,15 @@ async fn accept(
             let Ok(Ok((socket, token))) = shown else {
                 return;
             };
-            let granted = grants.borrow().get(&token).copied();
-            let Some((_, rtt)) = granted.filter(|(client, _)| *client == address) else {
+            let granted = grants.borrow().get(&token).cloned();
+            let Some(expected) = granted.filter(|expected| expected.client == address) else {
                 return;
             };
             grants.borrow_mut().remove(&token);
+            let Expected { rtt, crypto, .. } = expected;
+            let carrier = carrier(socket, rtt, &crypto, Side::Peer, &pipes);
             // Nobody takes it where the daemon is ending.
-            let _ = arrivals.send((Shown::Token(token), Box::new(carrier(socket, rtt, &pipes))));
+            let _ = arrivals.send((Shown::Token(token), Box::new(carrier)));
         });
     }
 }
@@ -209,10 +215,12 @@ async fn shown(stream: TcpStream) -> io::Result<(AsyncFd<TcpStream>, u64)> {
     Ok((socket, token))
 }
 
-/// A connection as a carrier.
+/// A connection as a carrier. `opener`: of it.
 fn carrier(
     socket: AsyncFd<TcpStream>,
     rtt: Option<Duration>,
+    crypto: &Secret,
+    opener: Side,
     pipes: &Rc<RefCell<Vec<Rc<Pipe>>>>,
 ) -> Framed {
     // What is idle waits for no acknowledgement.
@@ -227,11 +235,13 @@ fn carrier(
     let pipe = Pipe::new(HEADER + CHUNK);
     pipes.borrow_mut().push(Rc::clone(&pipe));
     let (driven, pipes) = (Rc::clone(&pipe), Rc::clone(pipes));
+    let (sealing, opening) = sealed::records(crypto, opener).unzip();
+    let is_encrypted = sealing.is_some();
     spawn_local(async move {
         let written = Cell::new(0);
         tokio::select! {
-            () = write(&socket, &driven, &written) => {}
-            () = read(&socket, &driven) => {}
+            () = write(&socket, &driven, sealing, &written) => {}
+            () = read(&socket, &driven, opening) => {}
             () = dead(&socket, &driven, &written, rtt.unwrap_or_default()) => {
                 tracing::info!(carrier = %Kind::Mptcp, "nothing comes back");
             }
@@ -246,18 +256,27 @@ fn carrier(
     Framed {
         kind: Kind::Mptcp,
         pipe,
+        is_encrypted,
         library: Box::new(|| 0),
         figures: Box::new(|| None),
     }
 }
 
 /// Sends what there is, up to the carrier's end.
-async fn write(socket: &AsyncFd<TcpStream>, pipe: &Pipe, written: &Cell<usize>) {
+async fn write(
+    socket: &AsyncFd<TcpStream>,
+    pipe: &Pipe,
+    mut sealing: Option<sealed::Writer>,
+    written: &Cell<usize>,
+) {
     while !pipe.is_over() {
         let Some(Out::Control(mut bytes) | Out::Chunk(mut bytes)) = pipe.next() else {
             pipe.work.notified().await;
             continue;
         };
+        if let Some(writer) = &mut sealing {
+            bytes = writer.seal(&bytes);
+        }
         while !bytes.is_empty() {
             let write = |mut socket: &TcpStream| socket.write(&bytes);
             match socket.async_io(Interest::WRITABLE, write).await {
@@ -272,7 +291,7 @@ async fn write(socket: &AsyncFd<TcpStream>, pipe: &Pipe, written: &Cell<usize>) 
 }
 
 /// Takes what comes, up to the end.
-async fn read(socket: &AsyncFd<TcpStream>, pipe: &Pipe) {
+async fn read(socket: &AsyncFd<TcpStream>, pipe: &Pipe, mut opening: Option<sealed::Reader>) {
     loop {
         while !pipe.has_room() {
             pipe.taken.notified().await;
@@ -285,8 +304,19 @@ async fn read(socket: &AsyncFd<TcpStream>, pipe: &Pipe) {
         };
         match socket.async_io(Interest::READABLE, read).await {
             Ok(bytes) if !bytes.is_empty() => {
-                // The rest of the buffer is not held.
-                pipe.arrived(Arrived::Stream(Bytes::copy_from_slice(&bytes)));
+                let bytes = match &mut opening {
+                    // The rest of the buffer is not held.
+                    None => Bytes::copy_from_slice(&bytes),
+                    Some(reader) => match reader.open(&bytes) {
+                        Ok(opened) => opened,
+                        Err(error) => {
+                            return tracing::warn!(%error, carrier = %Kind::Mptcp, "a carrier is over");
+                        }
+                    },
+                };
+                if !bytes.is_empty() {
+                    pipe.arrived(Arrived::Stream(bytes));
+                }
             }
             _ => return,
         }
@@ -316,7 +346,7 @@ async fn dead(socket: &AsyncFd<TcpStream>, pipe: &Pipe, written: &Cell<usize>, r
 mod tests {
     use tokio::task::LocalSet;
 
-    use super::*;
+    use super::{super::CLEAR, *};
 
     #[test]
     fn carrier__is_probed_while_it_is_idle() {
@@ -335,7 +365,13 @@ mod tests {
             let stream = begin(to.ip(), to).unwrap();
             let shown = stream.try_clone().unwrap();
             let pipes = Rc::default();
-            let _carrier = carrier(watch(stream).unwrap(), None, &pipes);
+            let _carrier = carrier(
+                watch(stream).unwrap(),
+                None,
+                &CLEAR.into(),
+                Side::Local,
+                &pipes,
+            );
             let is_on = nix::sys::socket::getsockopt(&shown, sockopt::KeepAlive).unwrap();
             assert!(is_on);
         });

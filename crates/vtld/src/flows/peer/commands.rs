@@ -31,11 +31,12 @@ impl Peer {
     }
 
     fn name(&self, path: Path) -> String {
-        let name = match path {
+        let carrier = match path {
             Path::Tcp => None,
-            Path::Carrier(id) => self.carrier(id).and_then(|carrier| carrier.kind()),
+            Path::Carrier(id) => self.carrier(id),
         };
-        name.map_or("tcp", Kind::name).to_owned()
+        let name = carrier.map(|carrier| carrier.kind().map_or("tls", Kind::name));
+        name.unwrap_or("tcp").to_owned()
     }
 
     /// Moves what this host sends of a flow.
@@ -122,6 +123,7 @@ impl Peer {
             peer: state.peer,
             role: role(id.opener).to_owned(),
             requires_carrier: id.requires_carrier(),
+            requires_encryption: id.requires_encryption(),
             sends_by: by(flow.send.path()),
             receives_by: by(state.heard_by.get()),
             bytes_sent: flow.send.next_offset(),
@@ -159,6 +161,7 @@ impl Peer {
             Some(CarrierStatus {
                 peer: self.key.peer,
                 carrier: running.carrier.kind()?.name().to_owned(),
+                encrypted: running.carrier.is_encrypted(),
                 role: role(id.opener).to_owned(),
                 flows: flows.len(),
                 bytes_sent: running.sent.get(),

@@ -13,7 +13,7 @@ use toml::{
 use vtl_proto::services::{Requirements, Services};
 
 use super::{About, Action, MOST_RULES, Matches, Place, Prefix, Rule, User, Wrong};
-use crate::hooker::Carrier;
+use crate::hooker::{Carrier, Must};
 
 /// Characters of the longest name.
 const LONGEST_NAME: usize = 64;
@@ -91,13 +91,21 @@ struct Draft<'a> {
     actions: Vec<(&'a Key<'a>, &'a Value<'a>, Action)>,
     /// Where the mark of loss-tolerant connections stands.
     tolerant: Option<Range<usize>>,
-    /// Where it says that connections must be carried.
-    required: Option<Range<usize>>,
+    /// Where it says that connections must be carried, and how.
+    required: Option<(Must, Range<usize>)>,
 }
 
 /// The keys of a rule, besides its name: those that match, then those that act.
 const KEYS: &str = "name, cgroup, user, exe, port, to, profile, local, listen, carrier, services, \
-                    loss_tolerant, require_carrier and bypass";
+                    loss_tolerant, require_carrier, require_encryption and bypass";
+
+/// How a rule says so.
+fn required_by(must: Must) -> &'static str {
+    match must {
+        Must::Carrier => "require_carrier = true",
+        Must::Encryption => "require_encryption = true",
+    }
+}
 
 impl Source<'_> {
     fn place(&self, span: Range<usize>) -> Place {
@@ -181,7 +189,13 @@ impl Source<'_> {
                 }
                 "require_carrier" => {
                     if self.truth(value)? {
-                        draft.required = Some(key.span());
+                        let mark = (Must::Carrier, key.span());
+                        draft.required.get_or_insert(mark);
+                    }
+                }
+                "require_encryption" => {
+                    if self.truth(value)? {
+                        draft.required = Some((Must::Encryption, key.span()));
                     }
                 }
                 "bypass" => {
@@ -240,8 +254,8 @@ impl Source<'_> {
             }
         };
         let mut carrier = self.marked(carrier, &draft.tolerant, &at, true)?;
-        if let Some(mark) = draft.required {
-            let required = carrier.required("require_carrier = true");
+        if let Some((must, mark)) = draft.required {
+            let required = carrier.required(must, required_by(must));
             carrier = required
                 .and_then(|carrier| {
                     let serves = carrier.serves_port().map_err(|error| error.to_string());
@@ -281,15 +295,15 @@ impl Source<'_> {
                     let text = "bypass has no use for the mark loss_tolerant";
                     return self.wrong(mark, text.into());
                 }
-                (None, Some(mark)) => {
-                    let text = "bypass and require_carrier exclude each other";
+                (None, Some((_, mark))) => {
+                    let text = "bypass excludes require_carrier and require_encryption";
                     return self.wrong(mark, text.into());
                 }
             },
             Action::Carry(carrier) => {
                 let mut carrier = self.marked(carrier, &draft.tolerant, &value.span(), false)?;
-                if let Some(mark) = draft.required {
-                    let required = carrier.required("require_carrier = true");
+                if let Some((must, mark)) = draft.required {
+                    let required = carrier.required(must, required_by(must));
                     carrier = required.map_err(|why| self.error(mark, why))?;
                 }
                 (value.span(), Action::Carry(carrier))

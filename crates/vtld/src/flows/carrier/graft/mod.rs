@@ -30,6 +30,7 @@ use vtl_control::Destination;
 use vtl_proto::{
     carrier::{GRAFT_PORT, Kind},
     frame::CarrierId,
+    services::Services,
 };
 
 use super::{
@@ -157,7 +158,11 @@ impl Endpoint for Sessions {
 
     fn connect(&self, opening: ToOpen) -> Local<'_, io::Result<Box<dyn Link>>> {
         let ToOpen {
-            granted, rtt, over, ..
+            granted,
+            rtt,
+            over,
+            encrypted,
+            ..
         } = opening;
         Box::pin(async move {
             let to = Destination::Peer {
@@ -173,10 +178,11 @@ impl Endpoint for Sessions {
             let watch = Arc::downgrade(&waits);
             let asked = spawn_blocking(move || {
                 let gone = || watch.strong_count() == 0;
-                let granted =
-                    owned
-                        .broker
-                        .connect(owned.owner, to, &wish(over.as_deref()), gone)?;
+                let mut wish = wish(over.as_deref());
+                if encrypted {
+                    wish.wanted.services = wish.wanted.services | Services::ENCRYPTION;
+                }
+                let granted = owned.broker.connect(owned.owner, to, &wish, gone)?;
                 Ok::<_, String>(Opened { granted, owned })
             });
             let began = Instant::now();

@@ -96,6 +96,10 @@ impl Carrier for Graft {
         self.session.path()
     }
 
+    fn is_encrypted(&self) -> bool {
+        self.session.shown.is_some()
+    }
+
     fn is_clear(&self) -> bool {
         self.session.is_clear
     }

@@ -9,7 +9,7 @@ use std::{
     cell::Cell,
     collections::HashMap,
     io,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -33,9 +33,9 @@ use rustls::{
 };
 use sha2::{Digest, Sha256};
 
-use vtl_proto::frame::FINGERPRINT;
+use vtl_proto::frame::CRYPTO;
 
-use super::super::socket;
+use super::super::{Expected, socket};
 
 /// The application protocol.
 const ALPN: &[u8] = b"vtl/2";
@@ -58,20 +58,12 @@ const KEEPALIVE: Duration = Duration::from_secs(4);
 const HALF_OPEN: usize = 64;
 const CAREFUL: usize = 16;
 
-/// Who may open a connection: a client that has asked on a control connection.
-#[derive(Debug)]
-pub(super) struct Grant {
-    pub(super) client: IpAddr,
-    /// The path's round-trip time as TCP measured it.
-    pub(super) rtt: Option<Duration>,
-}
-
-/// All of them, by token.
+/// Who may open a connection, by token.
 #[derive(Debug, Default)]
-pub(super) struct Grants(Mutex<HashMap<u64, Grant>>);
+pub(super) struct Grants(Mutex<HashMap<u64, Expected>>);
 
 impl Grants {
-    pub(super) fn table(&self) -> MutexGuard<'_, HashMap<u64, Grant>> {
+    pub(super) fn table(&self) -> MutexGuard<'_, HashMap<u64, Expected>> {
         // No code between lock and unlock leaves the table half changed.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -109,7 +101,7 @@ pub(super) struct Quic {
     /// UDP port.
     pub(super) port: u16,
     /// Of the certificate.
-    pub(super) fingerprint: [u8; FINGERPRINT],
+    pub(super) fingerprint: [u8; CRYPTO],
 }
 
 type QuicServerConfigs = Arc<QuicServerConfig>;
@@ -189,7 +181,7 @@ impl Quic {
         &self,
         to: SocketAddr,
         token: u64,
-        fingerprint: [u8; FINGERPRINT],
+        fingerprint: [u8; CRYPTO],
         rtt: Option<Duration>,
     ) -> io::Result<Connecting> {
         let verifier = Pinned {
@@ -270,7 +262,7 @@ impl Quic {
 /// Trusts the one certificate whose fingerprint came over the control connection.
 #[derive(Debug)]
 struct Pinned {
-    fingerprint: [u8; FINGERPRINT],
+    fingerprint: [u8; CRYPTO],
     provider: Arc<CryptoProvider>,
 }
 
@@ -283,7 +275,7 @@ impl ServerCertVerifier for Pinned {
         _ocsp_response: &[u8],
         _now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
-        if <[u8; FINGERPRINT]>::from(Sha256::digest(end_entity)) == self.fingerprint {
+        if <[u8; CRYPTO]>::from(Sha256::digest(end_entity)) == self.fingerprint {
             Ok(ServerCertVerified::assertion())
         } else {
             Err(rustls::CertificateError::ApplicationVerificationFailure.into())

@@ -9,7 +9,6 @@ use std::{
     collections::HashMap,
     future::Future,
     io,
-    net::IpAddr,
     pin::pin,
     rc::Rc,
     task::{Context, Poll, Waker},
@@ -27,7 +26,7 @@ use vtl_control::CarrierPath;
 use vtl_core::flow::Chunk;
 use vtl_proto::{
     carrier::Kind,
-    frame::{self, CarrierId, FINGERPRINT, FlowId, Frame, HEADER, Side},
+    frame::{self, CRYPTO, CarrierId, FlowId, Frame, HEADER, Side},
 };
 
 use super::{
@@ -35,8 +34,8 @@ use super::{
         control::{Frames, emit, hello},
         peer::Peer,
     },
-    Arrivals, Carrier, Endpoint, Granted, Grantor, HANDSHAKE, Link, Local, Refused, SILENCE, Shown,
-    Taking, ToOpen,
+    Arrivals, Carrier, Endpoint, Expected, Granted, Grantor, HANDSHAKE, Link, Local, Refused,
+    SILENCE, Shown, Taking, ToOpen,
 };
 use endpoint::Quic;
 
@@ -270,6 +269,10 @@ impl Carrier for QuicCarrier {
         self.connection.close(0_u32.into(), b"");
     }
 
+    fn is_encrypted(&self) -> bool {
+        true
+    }
+
     fn path(&self) -> Option<CarrierPath> {
         let path = self.stats.get()?;
         Some(CarrierPath {
@@ -292,13 +295,16 @@ pub(super) fn start(arrivals: Arrivals) -> io::Result<impl Endpoint> {
 }
 
 impl Grantor for Here {
-    fn place(&self) -> (u16, [u8; FINGERPRINT]) {
-        (self.0.port, self.0.fingerprint)
+    fn port(&self) -> u16 {
+        self.0.port
     }
 
-    fn grant(&self, token: u64, client: IpAddr, rtt: Option<Duration>) {
-        let grant = endpoint::Grant { client, rtt };
-        self.0.grants.table().insert(token, grant);
+    fn certificate(&self) -> Option<[u8; CRYPTO]> {
+        Some(self.0.fingerprint)
+    }
+
+    fn grant(&self, expected: Expected) {
+        self.0.grants.table().insert(expected.token, expected);
     }
 
     fn revoke(&self, token: u64) {
@@ -317,9 +323,9 @@ impl Endpoint for Here {
             let Granted {
                 to,
                 token,
-                fingerprint,
+                crypto: certificate,
             } = granted;
-            let connecting = self.0.connect(to, token, fingerprint, rtt)?;
+            let connecting = self.0.connect(to, token, *certificate.as_bytes(), rtt)?;
             let connection = timeout(HANDSHAKE, connecting).await;
             let connection = connection.map_err(|_| io::ErrorKind::TimedOut)??;
             Ok(Box::new(Connected(connection)) as Box<dyn Link>)

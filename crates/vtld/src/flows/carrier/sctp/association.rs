@@ -23,6 +23,7 @@ use super::{
     super::{
         SILENCE,
         framed::{Arrived, Out, Pipe},
+        sealed,
     },
     Path, Wire,
     packet::{self, Header},
@@ -76,6 +77,8 @@ pub(super) enum Role {
 pub(super) struct Shared {
     pub(super) pipe: Rc<Pipe>,
     pub(super) figures: Figures,
+    /// Unless packets are in the clear.
+    sealing: Option<RefCell<sealed::Datagrams>>,
     inbox: RefCell<VecDeque<Bytes>>,
     /// Bytes in it.
     waiting: Cell<usize>,
@@ -100,10 +103,11 @@ fn count(cell: &Cell<u64>) {
 }
 
 impl Shared {
-    fn new() -> Self {
+    fn new(sealing: Option<sealed::Datagrams>) -> Self {
         Self {
             pipe: Pipe::new(MESSAGE),
             figures: Figures::default(),
+            sealing: sealing.map(RefCell::new),
             inbox: RefCell::default(),
             waiting: Cell::new(0),
             unread: Cell::new(0),
@@ -113,6 +117,22 @@ impl Shared {
     /// Bytes of memory that packets and the library take.
     pub(super) fn memory(&self) -> u64 {
         self.waiting.get() as u64 + u64::from(self.unread.get())
+    }
+
+    pub(super) fn is_encrypted(&self) -> bool {
+        self.sealing.is_some()
+    }
+
+    /// A packet as it was before it was sealed; `None` if it is forged.
+    pub(super) fn open(&self, packet: &[u8]) -> Option<Bytes> {
+        let opened = match &self.sealing {
+            Some(sealing) => sealing.borrow_mut().open(packet),
+            None => Some(Bytes::copy_from_slice(packet)),
+        };
+        if opened.is_none() {
+            count(&self.figures.refused);
+        }
+        opened
     }
 
     /// A packet for it.
@@ -227,6 +247,7 @@ impl Driver {
         path: Path,
         token: u64,
         rtt: Option<Duration>,
+        sealing: Option<sealed::Datagrams>,
         opened: Box<dyn FnOnce()>,
     ) -> Result<(Self, Rc<Shared>), Over> {
         let transport = transport(&path, rtt);
@@ -247,7 +268,7 @@ impl Driver {
                 Some(begun.map_err(|error| Over::Library(error.to_string()))?)
             }
         };
-        let shared = Rc::new(Shared::new());
+        let shared = Rc::new(Shared::new(sealing));
         let now = Instant::now();
         let driver = Self {
             shared: Rc::clone(&shared),
@@ -307,7 +328,7 @@ impl Driver {
                 destination: self.path.there,
                 tag: self.tag,
             });
-            self.wire.send(&self.path, &[abort]).await;
+            self.transmit(vec![abort]).await;
         }
     }
 
@@ -627,12 +648,22 @@ impl Driver {
             if let Some(last) = packets.iter_mut().rfind(has_data) {
                 *last = packet::urgent(last);
             }
-            self.wire.send(&self.path, &packets).await;
+            self.transmit(packets).await;
             if self.backlog > 0 {
                 // The window is full, or the next packet's time has not come.
                 return Ok(());
             }
         }
+    }
+
+    async fn transmit(&self, mut packets: Vec<Bytes>) {
+        if let Some(sealing) = &self.shared.sealing {
+            let mut sealing = sealing.borrow_mut();
+            for packet in &mut packets {
+                *packet = sealing.seal(packet);
+            }
+        }
+        self.wire.send(&self.path, &packets).await;
     }
 
     /// Looks at a packet that goes, and returns it as it is to go.

@@ -22,7 +22,7 @@ use vtl_proto::frame::{FlowId, Side};
 use vtl_testing::PATIENCE;
 
 use super::{
-    super::{Endpoint, Grantor, Shown, framed::Arrived},
+    super::{CLEAR, Endpoint, Expected, Grantor, Shown, framed::Arrived},
     Sctp, carrier,
     interop::{chunk, echo, pipe},
     packet,
@@ -115,8 +115,13 @@ async fn meet(
     patience: Duration,
 ) -> bool {
     let rtt = Some(Duration::from_millis(1));
-    server.grant(token, HERE, rtt);
-    let opening = client.begin(HERE, to, token, rtt).unwrap();
+    server.grant(Expected {
+        token,
+        client: HERE,
+        rtt,
+        crypto: CLEAR.into(),
+    });
+    let opening = client.begin(HERE, to, token, rtt, None).unwrap();
     let exchange = async {
         let link = carrier(opening.await.ok()?);
         let bytes = Bytes::from(vec![7; 200_000]);
@@ -164,7 +169,7 @@ fn association__bad_packets_harm_no_other() {
         let server = Rc::new(Sctp::start(arrivals).unwrap());
         let (arrivals, _none) = mpsc::unbounded_channel();
         let client = Rc::new(Sctp::start(arrivals).unwrap());
-        let at = SocketAddr::new(HERE, server.place().0);
+        let at = SocketAddr::new(HERE, server.port());
         let returning = Rc::clone(&server);
         spawn_local(async move {
             while let Some((Shown::Token(token), link)) = arrived.recv().await {

@@ -23,7 +23,7 @@ use vtl_testing::{PATIENCE, Turn, turn};
 
 use super::{
     super::{
-        Endpoint, Grantor, Shown,
+        CLEAR, Endpoint, Expected, Grantor, Shown,
         framed::{Arrived, Pipe},
     },
     Sctp, carrier, ports,
@@ -281,7 +281,7 @@ fn usrsctp__returns_what_it_gets() {
             let (arrivals, _none) = mpsc::unbounded_channel();
             let sctp = Sctp::start(arrivals).unwrap();
             let to = SocketAddr::new(peer, UDP);
-            let opening = sctp.begin(local, to, TOKEN, None).unwrap();
+            let opening = sctp.begin(local, to, TOKEN, None, None).unwrap();
             let link = carrier(opening.await.unwrap());
             there_and_back(&link.pipe).await;
             let figures = (link.figures)().unwrap();
@@ -309,8 +309,13 @@ fn usrsctp__opens_an_association() {
                 world.with_end(async || {
                     let (arrivals, mut arrived) = mpsc::unbounded_channel();
                     let sctp = Sctp::start(arrivals).unwrap();
-                    sctp.grant(TOKEN, peer, None);
-                    port.set(sctp.place().0).unwrap();
+                    sctp.grant(Expected {
+                        token: TOKEN,
+                        client: peer,
+                        rtt: None,
+                        crypto: CLEAR.into(),
+                    });
+                    port.set(sctp.port()).unwrap();
                     let (shown, _link) = arrived.recv().await.unwrap();
                     assert!(matches!(shown, Shown::Token(TOKEN)));
                     echo(&pipe(&sctp, TOKEN).unwrap()).await

@@ -4,6 +4,8 @@
 //! peer's address and the SCTP ports, which come from the token that was granted: who does not know
 //! them gets no answer.
 //!
+//! Packets are sealed, behind their ports, if the peer can.
+//!
 //! Chunks are unordered messages, each in one packet, so that a lost packet holds up nothing but its own
 //! bytes; control frames are in order.
 
@@ -28,10 +30,11 @@ use bytes::Bytes;
 use quinn_udp::{BATCH_SIZE, RecvMeta, Transmit, UdpSocketState};
 use tokio::{io::Interest, net::UdpSocket, sync::oneshot, task::spawn_local, time::timeout};
 use vtl_control::CarrierPath;
-use vtl_proto::{carrier::Kind, frame::FINGERPRINT};
+use vtl_proto::{carrier::Kind, frame::Side};
 
 use super::{
-    Arrivals, Endpoint, Grantor, HANDSHAKE, Link, Local, Shown, ToOpen, framed::Framed, socket,
+    Arrivals, Endpoint, Expected, Grantor, HANDSHAKE, Link, Local, Shown, ToOpen, framed::Framed,
+    sealed, socket,
 };
 use crate::{broker::random_token, panics};
 use association::{Driver, Role, Shared};
@@ -62,9 +65,8 @@ fn is_fit(token: u64) -> bool {
     server != 0 && client != 0
 }
 
-/// By the client's address, the own SCTP port, and the client's: the token, and the path's
-/// round-trip time as TCP measured it.
-type Grants = HashMap<(IpAddr, u16, u16), (u64, Option<Duration>)>;
+/// By the client's address, the own SCTP port, and the client's.
+type Grants = HashMap<(IpAddr, u16, u16), Expected>;
 
 /// The socket, and who gets what comes.
 struct Wire {
@@ -127,6 +129,7 @@ impl Sctp {
         to: SocketAddr,
         token: u64,
         rtt: Option<Duration>,
+        sealing: Option<sealed::Datagrams>,
     ) -> io::Result<impl Future<Output = io::Result<Rc<Shared>>> + use<>> {
         if !is_fit(token) {
             return Err(io::ErrorKind::InvalidData.into());
@@ -143,7 +146,8 @@ impl Sctp {
             // Nobody waits for one that was given up.
             let _ = opened.send(());
         });
-        let (driver, shared) = Driver::new(Role::Client, &self.wire, path, token, rtt, tell)
+        let role = Role::Client;
+        let (driver, shared) = Driver::new(role, &self.wire, path, token, rtt, sealing, tell)
             .map_err(io::Error::other)?;
         self.wire.enter(&path, &shared);
         spawn_local(panics::isolated(driver.run()));
@@ -157,8 +161,8 @@ impl Sctp {
 }
 
 impl Grantor for Sctp {
-    fn place(&self) -> (u16, [u8; FINGERPRINT]) {
-        (self.port, [0; FINGERPRINT])
+    fn port(&self) -> u16 {
+        self.port
     }
 
     fn token(&self) -> u64 {
@@ -170,15 +174,15 @@ impl Grantor for Sctp {
         }
     }
 
-    fn grant(&self, token: u64, client: IpAddr, rtt: Option<Duration>) {
-        let (server, port) = ports(token);
+    fn grant(&self, expected: Expected) {
+        let (server, port) = ports(expected.token);
         let mut grants = self.wire.grants.borrow_mut();
-        grants.insert((client, server, port), (token, rtt));
+        grants.insert((expected.client, server, port), expected);
     }
 
     fn revoke(&self, token: u64) {
         let mut grants = self.wire.grants.borrow_mut();
-        grants.retain(|_, (granted, _)| *granted != token);
+        grants.retain(|_, expected| expected.token != token);
     }
 }
 
@@ -195,7 +199,8 @@ impl Endpoint for Sctp {
             ..
         } = opening;
         Box::pin(async move {
-            let opening = self.begin(local, granted.to, granted.token, rtt)?;
+            let sealing = sealed::Datagrams::new(&granted.crypto, Side::Local);
+            let opening = self.begin(local, granted.to, granted.token, rtt, sealing)?;
             let opened = timeout(HANDSHAKE, opening).await;
             let shared = opened.map_err(|_| io::ErrorKind::TimedOut)??;
             Ok(Box::new(carrier(shared)) as Box<dyn Link>)
@@ -222,6 +227,7 @@ fn carrier(shared: Rc<Shared>) -> Framed {
     Framed {
         kind: Kind::Sctp,
         pipe: Rc::clone(&shared.pipe),
+        is_encrypted: shared.is_encrypted(),
         library: {
             let shared = Rc::clone(&shared);
             Box::new(move || shared.memory())
@@ -299,32 +305,39 @@ impl Wire {
             .borrow()
             .get(&(peer, here, there))
             .cloned();
-        let shared = match known {
-            Some(shared) => shared,
-            None => {
-                let path = Path {
-                    peer,
-                    here,
-                    there,
-                    local,
-                };
-                match self.admit(path, packet) {
-                    Some(shared) => shared,
-                    None => return,
-                }
+        if let Some(shared) = known {
+            if let Some(packet) = shared.open(packet) {
+                shared.deliver(packet);
             }
+            return;
+        }
+        let path = Path {
+            peer,
+            here,
+            there,
+            local,
         };
-        shared.deliver(Bytes::copy_from_slice(packet));
+        if let Some((shared, packet)) = self.admit(path, packet) {
+            shared.deliver(packet);
+        }
     }
 
     /// Lets a client in that was granted this.
-    fn admit(self: &Rc<Self>, path: Path, packet: &[u8]) -> Option<Rc<Shared>> {
-        let is_init = packet::chunks(packet).next().map(|c| c.kind) == Some(packet::INIT);
-        if !is_init || !packet::is_intact(packet) {
+    fn admit(self: &Rc<Self>, path: Path, packet: &[u8]) -> Option<(Rc<Shared>, Bytes)> {
+        let place = (path.peer.ip(), path.here, path.there);
+        let Expected {
+            token, rtt, crypto, ..
+        } = self.grants.borrow().get(&place)?.clone();
+        let mut sealing = sealed::Datagrams::new(&crypto, Side::Peer);
+        let packet = match &mut sealing {
+            Some(sealing) => sealing.open(packet)?,
+            None => Bytes::copy_from_slice(packet),
+        };
+        let is_init = packet::chunks(&packet).next().map(|c| c.kind) == Some(packet::INIT);
+        if !is_init || !packet::is_intact(&packet) {
             return None;
         }
-        let key = (path.peer.ip(), path.here, path.there);
-        let (token, rtt) = self.grants.borrow_mut().remove(&key)?;
+        self.grants.borrow_mut().remove(&place);
         let wire = Rc::clone(self);
         let key = (path.peer, path.here, path.there);
         let tell = Box::new(move || {
@@ -336,10 +349,11 @@ impl Wire {
                     .send((Shown::Token(token), Box::new(carrier(shared))));
             }
         });
-        let (driver, shared) = Driver::new(Role::Server, self, path, token, rtt, tell).ok()?;
+        let role = Role::Server;
+        let (driver, shared) = Driver::new(role, self, path, token, rtt, sealing, tell).ok()?;
         self.enter(&path, &shared);
         spawn_local(panics::isolated(driver.run()));
-        Some(shared)
+        Some((shared, packet))
     }
 
     /// Sends packets, waiting for room in the socket.

@@ -228,7 +228,7 @@ fn parse__refuses_with_place_and_reason() {
             with("require_carrier = true\nbypass = true"),
             3,
             1,
-            "exclude each other",
+            "bypass excludes",
         ),
         (
             with("listen = 80\nrequire_carrier = true"),

@@ -1,0 +1,227 @@
+//! Sealing of what goes by carriers that do not encrypt by themselves, with the secret that comes with the grant
+//! (PROTOCOL.md, section 7, "Sealed carriers").
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use vtl_proto::{
+    frame::Side,
+    keys::{Secret, Suite},
+};
+use vtl_ring::seal::{Opener, Sealer, directions, overhead};
+
+use super::CLEAR;
+
+/// No negotiation: any processor has it, most in hardware.
+const SUITE: Suite = Suite::Aes128Gcm;
+
+/// Bytes in front of a datagram that stay as they are: they tell whose it is.
+const HEAD: usize = 4;
+/// Bytes that sealing adds to a datagram.
+pub(super) const DATAGRAM: usize = overhead(true);
+/// Datagrams that may overtake each other.
+const WINDOW: u32 = 16_384;
+
+/// Bytes in a record, at most, and in front of it.
+const RECORD: usize = 16 << 10;
+const LENGTH: usize = size_of::<u16>();
+const TAG: usize = overhead(false);
+
+/// It was changed on the way, or is none of the carrier's.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a record was changed on the way")]
+pub(super) struct Forged;
+
+/// What seals and opens at this host, unless the carrier is in the clear.
+fn ends(crypto: &Secret, opener: Side, numbered: bool) -> Option<(Sealer, Opener)> {
+    if *crypto.as_bytes() == CLEAR {
+        return None;
+    }
+    let [mut ours, mut theirs] = directions(crypto);
+    if opener == Side::Peer {
+        std::mem::swap(&mut ours, &mut theirs);
+    }
+    let sealer = Sealer::new(SUITE, &ours, numbered);
+    let opener = Opener::new(SUITE, &theirs, numbered, WINDOW, 0);
+    Some((sealer, opener))
+}
+
+/// A carrier whose datagrams are sealed.
+pub(super) struct Datagrams {
+    sealer: Sealer,
+    sent: u64,
+    opener: Opener,
+}
+
+impl Datagrams {
+    /// `None` if they go in the clear. `opener`: of the carrier.
+    pub(super) fn new(crypto: &Secret, opener: Side) -> Option<Self> {
+        let (sealer, opener) = ends(crypto, opener, true)?;
+        Some(Self {
+            sealer,
+            sent: 0,
+            opener,
+        })
+    }
+
+    /// Seals what is behind the head of a packet, which has one.
+    pub(super) fn seal(&mut self, packet: &[u8]) -> Bytes {
+        let mut sealed = BytesMut::with_capacity(packet.len() + DATAGRAM);
+        sealed.extend_from_slice(packet);
+        sealed.put_bytes(0, DATAGRAM);
+        self.sealer.seal(self.sent, 0, &mut sealed[HEAD..]);
+        self.sent += 1;
+        sealed.freeze()
+    }
+
+    /// The packet that was sealed; `None` if it is forged or came before.
+    pub(super) fn open(&mut self, datagram: &[u8]) -> Option<Bytes> {
+        let mut packet = BytesMut::from(datagram);
+        let len = self.opener.open(0, 0, packet.get_mut(HEAD..)?)?;
+        packet.truncate(HEAD + len);
+        Some(packet.freeze())
+    }
+}
+
+/// Makes records of a stream's bytes.
+pub(super) struct Writer {
+    sealer: Sealer,
+    sent: u64,
+}
+
+impl Writer {
+    /// Seals bytes.
+    pub(super) fn seal(&mut self, bytes: &[u8]) -> Bytes {
+        let records = bytes.len().div_ceil(RECORD);
+        let mut sealed = BytesMut::with_capacity(bytes.len() + records * (LENGTH + TAG));
+        for part in bytes.chunks(RECORD) {
+            sealed.put_u16((part.len() + TAG) as u16);
+            let at = sealed.len();
+            sealed.extend_from_slice(part);
+            sealed.put_bytes(0, TAG);
+            self.sealer.seal(self.sent, 0, &mut sealed[at..]);
+            self.sent += 1;
+        }
+        sealed.freeze()
+    }
+}
+
+/// Makes bytes of a stream's records.
+pub(super) struct Reader {
+    opener: Opener,
+    received: u64,
+    /// The beginning of a record.
+    partial: BytesMut,
+}
+
+impl Reader {
+    /// The bytes of the records that have come whole with these.
+    pub(super) fn open(&mut self, bytes: &[u8]) -> Result<Bytes, Forged> {
+        self.partial.extend_from_slice(bytes);
+        let mut opened = BytesMut::new();
+        while let Some(length) = self.partial.first_chunk() {
+            let len = usize::from(u16::from_be_bytes(*length));
+            if len > RECORD + TAG {
+                return Err(Forged);
+            }
+            let Some(record) = self.partial.get_mut(LENGTH..LENGTH + len) else {
+                break;
+            };
+            let plain = self.opener.open(self.received, 0, record).ok_or(Forged)?;
+            opened.extend_from_slice(&record[..plain]);
+            self.received += 1;
+            self.partial.advance(LENGTH + len);
+        }
+        Ok(opened.freeze())
+    }
+}
+
+/// A carrier that is a stream, sealed; `None` if it is in the clear.
+pub(super) fn records(crypto: &Secret, opener: Side) -> Option<(Writer, Reader)> {
+    let (sealer, opener) = ends(crypto, opener, false)?;
+    let reader = Reader {
+        opener,
+        received: 0,
+        partial: BytesMut::new(),
+    };
+    Some((Writer { sealer, sent: 0 }, reader))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use vtl_proto::frame::CRYPTO;
+
+    use super::*;
+
+    fn secret() -> Secret {
+        [9; CRYPTO].into()
+    }
+
+    fn datagrams(opener: Side) -> Datagrams {
+        Datagrams::new(&secret(), opener).unwrap()
+    }
+
+    #[test]
+    fn clear__seals_nothing() {
+        assert!(Datagrams::new(&CLEAR.into(), Side::Local).is_none());
+        assert!(records(&CLEAR.into(), Side::Peer).is_none());
+    }
+
+    #[test]
+    fn datagrams__open_once_at_the_other_end_and_in_any_order() {
+        let (mut here, mut there) = (datagrams(Side::Local), datagrams(Side::Peer));
+        let sealed = [b"headone", b"headtwo"].map(|packet| here.seal(packet));
+        assert!(sealed[0].starts_with(b"head") && sealed[0].len() == 7 + DATAGRAM);
+        assert_eq!(here.open(&sealed[0]), None, "reflected");
+        assert_eq!(there.open(&sealed[1]).unwrap(), "headtwo");
+        assert_eq!(there.open(&sealed[0]).unwrap(), "headone");
+        assert_eq!(there.open(&sealed[0]), None, "repeated");
+        let back = there.seal(b"headback");
+        assert_eq!(here.open(&back).unwrap(), "headback");
+        for len in 0..HEAD + DATAGRAM + 1 {
+            assert_eq!(there.open(&vec![0; len]), None);
+        }
+    }
+
+    #[test]
+    fn datagrams__any_change_is_noticed() {
+        let sealed = datagrams(Side::Local).seal(b"headbody");
+        for at in HEAD..sealed.len() {
+            let mut forged = sealed.to_vec();
+            forged[at] ^= 4;
+            assert_eq!(datagrams(Side::Peer).open(&forged), None, "byte {at}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn records__are_the_bytes_however_they_come(
+            writes in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40_000), 1..4),
+            reads in prop::collection::vec(1_usize..30_000, 1..8),
+            changed in any::<prop::sample::Index>(),
+        ) {
+            let (mut writer, _) = records(&secret(), Side::Peer).unwrap();
+            let (_, mut reader) = records(&secret(), Side::Local).unwrap();
+            let plain = writes.concat();
+            let mut sealed: Vec<u8> = writes.iter().flat_map(|bytes| writer.seal(bytes)).collect();
+            let mut opened = Vec::new();
+            let mut rest = &sealed[..];
+            for read in reads.iter().cycle() {
+                let (now, later) = rest.split_at(rest.len().min(*read));
+                opened.extend_from_slice(&reader.open(now).unwrap());
+                rest = later;
+                if rest.is_empty() {
+                    break;
+                }
+            }
+            prop_assert_eq!(&opened, &plain);
+            if !sealed.is_empty() {
+                let (_, mut reader) = records(&secret(), Side::Local).unwrap();
+                let at = changed.index(sealed.len());
+                sealed[at] ^= 1;
+                // What came before may be read; nothing that was changed, and nothing behind.
+                let opened = reader.open(&sealed).unwrap_or_default();
+                prop_assert!(plain.starts_with(&opened) && opened.len() < plain.len());
+            }
+        }
+    }
+}
