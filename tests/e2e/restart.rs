@@ -444,7 +444,7 @@ fn remove_group(name: &str) {
 /// What systemd thinks of all that the unit leaves to the daemon: from 0, nothing, to 10, everything.
 #[test]
 fn unit__leaves_little_to_the_daemon() {
-    const MOST: &str = "--threshold=45";
+    const MOST: &str = "--threshold=35";
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let unit = folder.join("vtld.service");
     let text = fs::read_to_string(repository().join("dist/vtld.service")).expect("the unit");
