@@ -215,8 +215,6 @@ fn rules__match_what_they_say_and_nothing_else() {
     until("its session", || {
         sorted(&world) == ["cubic", "cubic", "stream"]
     });
-    let output = world.rule(&["add", "x", "--require", "encryption"]);
-    refused(&output, 1, "cannot require encryption yet");
     world.rule_ok(&["remove", "services"]);
 
     let command = world.plain_curl(&copy, &to, &urls[1]);

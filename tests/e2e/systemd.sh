@@ -28,5 +28,12 @@ unit=/run/systemd/system/vtld.service
 mkdir -p $unit.d
 sed -e '/network-online/d' -e "s#@PREFIX@/bin/vtld#$2 --socket $3#" "$1/dist/vtld.service" >$unit
 # Nothing else is started, nothing of the host's is written, and the project may lie in a home.
-printf '[Unit]\nDefaultDependencies=no\n[Service]\nStateDirectory=\nProtectHome=no\n' >$unit.d/test.conf
+cat >$unit.d/test.conf <<EOF
+[Unit]
+DefaultDependencies=no
+[Service]
+StateDirectory=
+ProtectHome=no
+Environment=VTL_STATE=$VTL_STATE VTL_PEERS=$VTL_PEERS
+EOF
 exec env container=vtl /lib/systemd/systemd --system --unit=vtld.service
