@@ -11,8 +11,13 @@
  *   acknowledgements that come in clusters is too high. One that stands longer than probing takes
  *   is drained, until a round trip shows it empty.
  * - Packets that the path marks (ECN) tell of a queue like long round trips do.
- * - One that does not empty belongs to somebody else, who fills buffers. Against such a competitor
- *   the window follows CUBIC (RFC 9438), until the queue is found empty again.
+ * - One that does not empty is somebody else's, who fills buffers, or none at all, as the path has
+ *   become longer. Draining and filling tell: whoever fills a queue leaves it shorter by what we
+ *   take out of it, and longer, or full, by what we add; a longer path follows neither. Such a one is
+ *   got to know anew; against a competitor the window follows CUBIC (RFC 9438), until the queue is
+ *   found empty again.
+ * - A full queue that loses far more than the link ever did tells that the link has become slower:
+ *   what was known of its rate counts no more.
  */
 #ifndef VTL_TF_CONGESTION_BBR_H
 #define VTL_TF_CONGESTION_BBR_H
@@ -37,6 +42,10 @@
 #define VTL_BBR_HOST_US 1000
 /* Startup ends when a round loses more than this, 20 %: the queue runs over. */
 #define VTL_BBR_LOSS_FULL 13107
+/* Losses beyond the usual ones that may be chance: 2 %. */
+#define VTL_BBR_LOSS_SLACK 1311
+/* Rounds in a row that show no queue: who filled it has gone. */
+#define VTL_BBR_GONE 8
 
 /*
  * The initial window: a packet for each millisecond of round trip, which is about 12 Mbit/s, but
@@ -113,23 +122,41 @@ VTL_INLINE void vtl_bbr_enter(struct vtl_ackd *a, __u32 phase) {
     b->phase_round = b->rounds;
 }
 
+VTL_INLINE void vtl_bbr_drain(struct vtl_bbr *b) {
+    b->mode = VTL_BBR_DRAIN;
+    b->phase_round = b->rounds;
+}
+
+/* The rate of the latest round. */
+VTL_INLINE __u64 vtl_bbr_latest(const struct vtl_bbr *b) {
+    __u32 last = b->slot ? b->slot - 1 : VTL_BBR_ROUNDS - 1;
+    return last < VTL_BBR_ROUNDS ? b->bw_max[last] : 0;
+}
+
+/* No higher rate of before counts any more. */
+VTL_INLINE void vtl_bbr_slower(struct vtl_bbr *b, __u64 bw) {
+    if (!bw || bw >= b->bw)
+        return;
+    for (int i = 0; i < VTL_BBR_ROUNDS; i++)
+        b->bw_max[i] = b->bw_max[i] < bw ? b->bw_max[i] : bw;
+    b->bw = bw;
+}
+
 /* A queue stands. While it does, every rate is what we get of the link, and the latest counts: the
  * maximum of many would keep the queue for ever, where several flows share it. */
 VTL_INLINE void vtl_bbr_empty(struct vtl_ackd *a) {
     struct vtl_bbr *b = &a->s->tx.bbr;
-    __u32 last = b->slot ? b->slot - 1 : VTL_BBR_ROUNDS - 1;
-    __u64 bw = last < VTL_BBR_ROUNDS ? b->bw_max[last] : 0;
-    /* A round that happened to lose much says little. */
-    if (bw < b->bw - b->bw / 4)
+    __u64 bw = vtl_bbr_latest(b);
+    /* A round that happened to lose much says little, unless the link had something to send all the
+     * time. */
+    if (bw < b->bw - b->bw / 4 && b->round_min_us < 2 * b->min_rtt_us)
         bw = b->bw - b->bw / 4;
-    if (bw && !a->app_limited) {
-        for (int i = 0; i < VTL_BBR_ROUNDS; i++)
-            b->bw_max[i] = b->bw_max[i] < bw ? b->bw_max[i] : bw;
-        b->bw = bw;
-    }
+    if (!a->app_limited)
+        vtl_bbr_slower(b, bw);
     /* What a competitor will be met with, if there is one: not what draining in vain has left. */
     if (!b->busy)
         b->window = a->s->tx.cwnd;
+    b->from_us = b->round_min_us;
     vtl_bbr_enter(a, VTL_BBR_EMPTY);
 }
 
@@ -148,6 +175,50 @@ VTL_INLINE void vtl_bbr_compete(struct vtl_ackd *a) {
     b->competing = 1;
     b->yielded = b->rounds;
     vtl_bbr_epoch(a, b->window, b->window);
+}
+
+/* The path is got to know anew. */
+VTL_INLINE void vtl_bbr_anew(struct vtl_bbr *b) {
+    b->competing = b->busy = 0;
+    b->mode = VTL_BBR_STARTUP;
+    b->full_bw = b->full_count = 0;
+}
+
+/* Rounds in which the effect of a change of what is in flight shows. */
+#define VTL_BBR_EFFECT 2
+
+/* Are round trips as long as before, though there is less or more in flight? */
+VTL_INLINE int vtl_bbr_same(const struct vtl_bbr *b) {
+    __u32 slack = b->from_us / 64 + VTL_BBR_HOST_US / 4;
+    return b->round_min_us + slack >= b->from_us && b->round_min_us <= b->from_us + slack;
+}
+
+/* At the end of a round of EMPTY or TRY. Returns whether the path has become longer. */
+VTL_INLINE int vtl_bbr_longer(struct vtl_ackd *a, __u64 lost, __u64 sent) {
+    struct vtl_bbr *b = &a->s->tx.bbr;
+    if (b->mode != VTL_BBR_PROBE_BW || b->phase < VTL_BBR_EMPTY)
+        return 0;
+    if (!vtl_bbr_same(b))
+        b->from_us = 0;
+    if (b->rounds - b->phase_round != VTL_BBR_EFFECT)
+        return 0;
+    if (b->phase == VTL_BBR_EMPTY && b->from_us) {
+        b->most = 2 * a->in_flight;
+        vtl_bbr_enter(a, VTL_BBR_TRY);
+    } else if (b->phase == VTL_BBR_TRY) {
+        /* As many as ever get lost, and a few by chance. */
+        __u64 usual = sent * (2 * b->loss_q16 + VTL_BBR_LOSS_SLACK) / 65536 + 3;
+        if (b->from_us && lost <= usual) {
+            b->min_rtt_us = b->round_min_us;
+            b->min_rtt_ns_at = a->now;
+            vtl_bbr_anew(b);
+            return 1;
+        }
+        if (++b->busy >= 3)
+            vtl_bbr_compete(a);
+        vtl_bbr_enter(a, VTL_BBR_CRUISE);
+    }
+    return 0;
 }
 
 /* At the end of a round with losses against a competitor: the window yields by 30 %. What gets lost
@@ -195,14 +266,18 @@ VTL_GLOBAL int vtl_bbr_round(struct vtl_session *s, __u64 now, __u64 in_flight, 
     __u64 delivered = tx->delivered - b->round_delivered;
     if (b->competing && (marked || tx->lost_total > b->last_lost))
         vtl_bbr_yield(a);
+    if (b->competing && b->queued)
+        b->busy = VTL_BBR_GONE;
+    else if (b->competing && b->mode == VTL_BBR_PROBE_BW && !--b->busy)
+        vtl_bbr_anew(b);
     b->last_lost = tx->lost_total;
     if (lost + delivered >= 64) {
         __u32 share = lost * 65536 / (lost + delivered);
         if (b->mode == VTL_BBR_STARTUP && share > VTL_BBR_LOSS_FULL)
-            b->mode = VTL_BBR_DRAIN;
+            vtl_bbr_drain(b);
         /* With a queue, losses may be its own: what was known before stays, and fades. Those of
          * DRAIN are of the queue that startup ran over. */
-        if (b->mode == VTL_BBR_DRAIN)
+        if (b->mode == VTL_BBR_DRAIN || (b->mode == VTL_BBR_PROBE_BW && b->phase >= VTL_BBR_EMPTY))
             ;
         else if (!b->queued || share < b->loss_q16)
             b->loss_q16 = (3 * b->loss_q16 + share) / 4;
@@ -215,17 +290,26 @@ VTL_GLOBAL int vtl_bbr_round(struct vtl_session *s, __u64 now, __u64 in_flight, 
         b->round_lost = tx->lost_total;
         b->round_delivered = tx->delivered;
     }
-    if (b->mode == VTL_BBR_PROBE_BW && b->phase == VTL_BBR_CRUISE && b->queued &&
-        b->rounds - b->phase_round >= 2)
+    /* A full queue that loses more than made up for: the link has become slower. What came of the
+     * round is what it carries. */
+    if (b->queued && b->mode != VTL_BBR_STARTUP && !b->competing && lost + delivered >= 64 &&
+        lost * 8 > lost + delivered)
+        vtl_bbr_slower(b, vtl_bbr_latest(b));
+    if (b->queued && b->rounds - b->phase_round >= 2 &&
+        (b->mode == VTL_BBR_DRAIN ||
+         (b->mode == VTL_BBR_PROBE_BW && b->phase == VTL_BBR_CRUISE)))
         vtl_bbr_empty(a);
+    int longer = vtl_bbr_longer(a, lost, lost + delivered);
     b->round_min_us = ~0u;
+    if (longer)
+        return 0;
     if (b->mode != VTL_BBR_STARTUP || app_limited || !b->bw)
         return 0;
     if (b->bw * 4 >= b->full_bw * 5) {
         b->full_bw = b->bw;
         b->full_count = 0;
     } else if (++b->full_count >= (b->queued ? 2 : 3)) {
-        b->mode = VTL_BBR_DRAIN;
+        vtl_bbr_drain(b);
     }
     return 0;
 }
@@ -392,6 +476,7 @@ VTL_INLINE void tf_congestion_bbr(struct vtl_ackd *a) {
         pace = (b->queued && b->mode == VTL_BBR_PROBE_BW ? bw : made_up) * vtl_bbr_gain(b) / 256;
         int starting = b->mode == VTL_BBR_STARTUP || b->mode == VTL_BBR_DRAIN;
         int emptying = b->mode == VTL_BBR_PROBE_BW && b->phase == VTL_BBR_EMPTY;
+        int trying = b->mode == VTL_BBR_PROBE_BW && b->phase == VTL_BBR_TRY;
         cwnd = vtl_bbr_bdp(b, made_up, starting ? 512 : VTL_BBR_UP_GAIN);
         /* One product is enough to drain a queue of our own, and leaves no gap behind it. After two
          * rounds in vain less, as several may share it. */
@@ -400,9 +485,17 @@ VTL_INLINE void tf_congestion_bbr(struct vtl_ackd *a) {
                 vtl_bbr_bdp(b, made_up, b->rounds - b->phase_round < 2 ? 256 : VTL_BBR_DOWN_GAIN);
         /* Acknowledgements come for several packets at once, late, and unevenly. */
         cwnd += emptying ? 0 : 2 * vtl_ack_every(cwnd) + 2;
-        cwnd += bw / 1024 * (VTL_BBR_HOST_US + 2 * tx->rttvar_us) / 1000000;
+        /* A queue makes round trips vary, too. */
+        __u64 jitter = 2 * tx->rttvar_us;
+        if (jitter > b->min_rtt_us)
+            jitter = b->min_rtt_us;
+        cwnd += bw / 1024 * (VTL_BBR_HOST_US + jitter) / 1000000;
         if (starting && cwnd < VTL_BBR_INITIAL_CWND)
             cwnd = VTL_BBR_INITIAL_CWND;
+        if (trying) {
+            cwnd = b->most;
+            pace = cwnd * 1280 * 1000000 / (tx->srtt_us ? tx->srtt_us : 1);
+        }
     }
     tx->pacing_gap_ns = pace ? 1024 * VTL_NS_PER_S / pace : 0;
     tx->cwnd = cwnd > VTL_BBR_MIN_CWND ? cwnd : VTL_BBR_MIN_CWND;

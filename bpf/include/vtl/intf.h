@@ -146,11 +146,12 @@ struct vtl_bbr {
     __u64 last_lost; /* tx.lost_total at the end of the last round */
     /* against a competitor that fills the queue */
     __u64 window;    /* packets, after CUBIC */
-    __u64 most;      /* the window at the latest loss */
+    __u64 most;      /* the window at the latest loss; in VTL_BBR_TRY: that of the phase */
     __u64 epoch_ns;  /* when that was */
     __u32 k_ms;      /* from the epoch until the window is `most` again */
     __u32 competing; /* 0 or 1 */
-    __u32 busy;      /* times in a row that the queue would not drain */
+    __u32 busy;      /* times in a row that the queue would not drain; while competing: rounds in a
+                      * row without a queue that are still to come */
     __u32 yielded;   /* round of the latest loss that was yielded to */
     __u32 rounds;
     __u32 phase_round; /* when the phase began */
@@ -165,13 +166,15 @@ struct vtl_bbr {
     __u32 queued;   /* the last round never saw the queue empty */
     __u32 marks;    /* how many packets the path has marked, modulo 2^16, */
     __u32 marked;   /* and whether it has in this round */
+    __u32 from_us;  /* while what is in flight shrinks and grows: the shortest round trip before, 0
+                     * once one was another */
 };
 
 enum vtl_bbr_mode { VTL_BBR_STARTUP, VTL_BBR_DRAIN, VTL_BBR_PROBE_BW, VTL_BBR_PROBE_RTT };
 
-/* In VTL_BBR_PROBE_BW: ask for more, drain what that added to the queue, keep to the rate, and
- * drain a queue that stands nevertheless. */
-enum vtl_bbr_phase { VTL_BBR_UP, VTL_BBR_DOWN, VTL_BBR_CRUISE, VTL_BBR_EMPTY };
+/* In VTL_BBR_PROBE_BW: ask for more, drain what that added to the queue, keep to the rate, drain a
+ * queue that stands nevertheless, and see whether it is the path that has become longer. */
+enum vtl_bbr_phase { VTL_BBR_UP, VTL_BBR_DOWN, VTL_BBR_CRUISE, VTL_BBR_EMPTY, VTL_BBR_TRY };
 
 /* What acknowledgements have shown of the path, whatever the graft: rtt.h. Of the transmissions
  * numbered below `xid`, those in `extra` left out, `arrived` have arrived, `received` of them for

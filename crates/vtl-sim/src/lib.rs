@@ -11,6 +11,7 @@
 //! - [`ffi`]: the C interface, generated.
 
 pub mod app;
+pub mod change;
 pub mod contest;
 pub mod host;
 pub mod hostile;

@@ -1,4 +1,4 @@
-//! The table of results: every link profile under every kind of loss.
+//! The tables of results: every link profile under every kind of loss, who shares a bottleneck, and paths that change.
 
 use std::{fmt::Write, thread};
 
@@ -6,6 +6,7 @@ use vtl_proto::intf;
 use vtl_testbed::{Link, LossModel, Profile};
 
 use crate::{
+    change::{self, Aftermath, Change},
     contest::{Contest, Flow, Kind},
     host::SessionConfig,
     models::Model,
@@ -105,6 +106,59 @@ pub fn table() -> String {
             .collect()
     });
     out + &parts.concat() + &sharing()
+}
+
+/// Changes of a path: before and after, as round trip, rate, loss, and packets of the queue.
+const CHANGES: [[(f64, f64, f64, u32); 2]; 14] = [
+    [(50.0, 100.0, 0.5, 500), (300.0, 100.0, 0.5, 500)],
+    [(50.0, 100.0, 0.5, 500), (500.0, 100.0, 0.5, 500)],
+    [(50.0, 100.0, 0.0, 5000), (500.0, 100.0, 0.0, 5000)],
+    [(50.0, 100.0, 0.5, 5000), (500.0, 100.0, 0.5, 5000)],
+    [(50.0, 100.0, 0.5, 500), (100.0, 100.0, 0.5, 500)],
+    [(50.0, 100.0, 0.5, 500), (60.0, 100.0, 0.5, 500)],
+    [(10.0, 100.0, 1.0, 500), (200.0, 100.0, 1.0, 500)],
+    [(50.0, 100.0, 5.0, 500), (200.0, 100.0, 5.0, 500)],
+    [(50.0, 100.0, 0.5, 500), (10.0, 100.0, 0.5, 500)],
+    [(50.0, 100.0, 0.5, 500), (50.0, 5.0, 0.5, 500)],
+    [(50.0, 100.0, 0.0, 5000), (50.0, 10.0, 0.0, 5000)],
+    [(50.0, 5.0, 0.5, 500), (50.0, 100.0, 0.5, 500)],
+    [(50.0, 100.0, 0.5, 500), (200.0, 10.0, 0.5, 500)],
+    [(50.0, 100.0, 0.0, 500), (50.0, 100.0, 5.0, 500)],
+];
+
+/// The table of paths that change.
+///
+/// # Panics
+/// When a transport function fails.
+pub fn changes() -> String {
+    let mut out = String::from(
+        "# stream, simulated, on a path that changes under a bulk transfer after 2 s: round trip, rate, loss, and\n\
+         # packets of the queue. Mbit/s on the link in the 30 s after, of stream; of stream that begins then; and of\n\
+         # a model of TCP under BBR (version 1). The rest are random changes, the worst first.\n\
+         # UPDATE_RESULTS=1 cargo test -p vtl-sim --test results   writes this file anew.\n\n",
+    );
+    let named = CHANGES.map(|[before, after]| {
+        let [before, after] =
+            [before, after].map(|(rtt, rate, loss, queue)| change::link(rtt, rate, loss, queue));
+        Change {
+            before,
+            after,
+            at: 2000 * MS,
+        }
+    });
+    let random: Vec<_> = (1..=24).map(Change::random).collect();
+    let mut all = change::measure_all(&[&named[..], &random].concat());
+    let of_random = all.split_off(named.len());
+    let mut rows: Vec<_> = random.iter().zip(of_random).collect();
+    rows.sort_by(|(_, a), (_, b)| (a.stream / a.fresh).total_cmp(&(b.stream / b.fresh)));
+    let rows = named.iter().zip(all).chain(rows);
+    writeln!(out, "{:70}{:>8}{:>8}{:>8}", "", "stream", "fresh", "BBR").expect("a String");
+    for (change, Aftermath { stream, fresh, bbr }) in rows {
+        let what = change.to_string();
+        let [stream, fresh, bbr] = [stream, fresh, bbr].map(|rate| rate / 1e6);
+        writeln!(out, "{what:70}{stream:8.2}{fresh:8.2}{bbr:8.2}").expect("a String");
+    }
+    out
 }
 
 /// Who shares a bottleneck: names, and flows.

@@ -6,7 +6,7 @@ mod table;
 use table::{Fields, MS, NOW, SID, ack_header, host};
 use vtl_proto::intf::{
     VTL_BBR_CRUISE, VTL_BBR_DOWN, VTL_BBR_DRAIN, VTL_BBR_EMPTY, VTL_BBR_PROBE_BW,
-    VTL_BBR_PROBE_RTT, VTL_BBR_STARTUP, VTL_BBR_UP, vtl_bbr,
+    VTL_BBR_PROBE_RTT, VTL_BBR_STARTUP, VTL_BBR_TRY, VTL_BBR_UP, vtl_bbr,
 };
 use vtl_sim::{ffi, host::Host};
 
@@ -128,7 +128,7 @@ fn congestion_bbr__a_standing_queue_is_drained() {
         assert_eq!(phase(&h), VTL_BBR_CRUISE, "round {n}");
         let gap = h.session(SID).tx.pacing_gap_ns;
         assert_eq!(gap, [0, 1_066_666][n], "a queue: a sixteenth slower");
-        round(&mut h, NOW, 120_000, 110);
+        round(&mut h, NOW, 125_000, 110);
     }
     assert_eq!(phase(&h), VTL_BBR_EMPTY);
     let cwnd = |h: &Host| h.session(SID).tx.cwnd;
@@ -185,7 +185,8 @@ fn congestion_bbr__a_queue_that_stays_is_a_competitors() {
             break;
         }
         assert!(n < 30, "three times in vain are enough");
-        round(&mut h, NOW + n * MS, 150_000, 110);
+        // Shorter by what we take out.
+        round(&mut h, NOW + n * MS, 150_000 - n as u32 % 3 * 4000, 110);
     }
     let tx = &h.session(SID).tx;
     assert_eq!(tx.cwnd, before, "not what draining has left");
@@ -216,6 +217,35 @@ fn congestion_bbr__a_queue_that_stays_is_a_competitors() {
     }
     let window = h.session(SID).tx.bbr.window;
     assert!((before + 49..=before + 60).contains(&window), "{window}");
+}
+
+/// Round trips of three times the shortest, with half and with all of what was in flight: `rtt` and `losses` are of the
+/// round that tells.
+fn longer(rtt: u32, losses: u64) -> Host {
+    let mut h = known(VTL_BBR_CRUISE);
+    for n in 0..4 {
+        round(&mut h, NOW + n * MS, 300_000, 75);
+    }
+    assert_eq!(phase(&h), VTL_BBR_TRY);
+    assert_eq!(h.session(SID).tx.cwnd, 150);
+    round(&mut h, NOW + 4 * MS, 302_000, 150);
+    h.session_mut(SID).tx.lost_total += losses;
+    round(&mut h, NOW + 5 * MS, rtt, 150);
+    h
+}
+
+#[test]
+fn congestion_bbr__round_trips_that_follow_nothing_are_the_paths() {
+    let h = longer(301_000, 1);
+    let tx = &h.session(SID).tx;
+    assert_eq!(tx.bbr.mode, VTL_BBR_STARTUP, "the path is got to know anew");
+    assert_eq!((tx.bbr.min_rtt_us, tx.bbr.busy), (301_000, 0));
+    // A queue that grew by what was added, and one that was full.
+    for h in [longer(306_000, 0), longer(301_000, 20)] {
+        let b = &h.session(SID).tx.bbr;
+        assert_eq!((b.mode, phase(&h)), (VTL_BBR_PROBE_BW, VTL_BBR_CRUISE));
+        assert_eq!((b.min_rtt_us, b.busy), (100_000, 1));
+    }
 }
 
 #[test]

@@ -3,14 +3,55 @@
 
 use std::{env, fs, path::Path};
 
+use vtl_sim::change::{self, Change};
+
 #[test]
 #[cfg_attr(
     debug_assertions,
     ignore = "takes long: `make test` runs it, optimised"
 )]
 fn results__are_those_committed() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("results/stream.txt");
-    let now = vtl_sim::report::table();
+    compare("results/stream.txt", &vtl_sim::report::table());
+}
+
+#[test]
+#[cfg_attr(debug_assertions, ignore = "as above")]
+fn results__of_changes_are_those_committed() {
+    compare("results/changes.txt", &vtl_sim::report::changes());
+}
+
+/// The same changes as ever, but many: SEEDS=1..2001 for others.
+#[test]
+#[ignore = "takes minutes: make soak"]
+fn results__of_thousands_of_changes() {
+    let seeds = env::var("SEEDS").unwrap_or_else(|_| "1..401".into());
+    let (from, to) = seeds.split_once("..").expect("SEEDS=FROM..TO");
+    let [from, to] = [from, to].map(|n| n.parse().expect("a number"));
+    let changes: Vec<_> = (from..to).map(Change::random).collect();
+    let all = change::measure_all(&changes);
+    let mut rows: Vec<_> = changes.iter().zip(all).collect();
+    rows.sort_by(|(_, a), (_, b)| (a.stream / a.fresh).total_cmp(&(b.stream / b.fresh)));
+    let slow: Vec<_> = (rows.iter())
+        .take_while(|(_, a)| a.stream < 0.9 * a.fresh)
+        .collect();
+    for (change, a) in &slow {
+        println!(
+            "{:.2} of fresh, {:.2} of BBR: {change}",
+            a.stream / a.fresh,
+            a.stream / a.bbr
+        );
+    }
+    println!(
+        "{} of {} below 0.9 of what is fresh",
+        slow.len(),
+        changes.len()
+    );
+    assert!(slow.len() * 20 <= changes.len(), "one in twenty, at most");
+}
+
+/// Holds a table against the committed one, or writes it.
+fn compare(file: &str, now: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
     if env::var_os("UPDATE_RESULTS").is_some() {
         fs::write(&path, now).expect("the source tree is writable");
         println!("{} written: look at its diff", path.display());

@@ -1,0 +1,143 @@
+//! Paths that change under a transfer.
+
+use std::{fmt, thread};
+
+use vtl_testbed::{Link, Nanos};
+
+use crate::{
+    contest::{Contest, Flow, Kind},
+    models::Model,
+    rng::Rng,
+    sim::MS,
+};
+
+/// How long is looked at what becomes of a transfer.
+const AFTERMATH: Nanos = 30_000 * MS;
+
+/// A path that becomes another one.
+#[derive(Clone, Debug)]
+pub struct Change {
+    /// The link before.
+    pub before: Link,
+    /// And after.
+    pub after: Link,
+    /// When it changes.
+    pub at: Nanos,
+}
+
+/// Bits on the link per second in the 30 s after a change, without retransmissions.
+#[derive(Clone, Copy, Debug)]
+pub struct Aftermath {
+    /// Of `stream`.
+    pub stream: f64,
+    /// Of `stream` that begins only then.
+    pub fresh: f64,
+    /// Of a model of TCP under BBR, version 1.
+    pub bbr: f64,
+}
+
+/// A link whose data are lost in such a share.
+pub fn link(rtt_ms: f64, rate_mbit: f64, loss_pct: f64, queue_packets: u32) -> Link {
+    let mut link = Link::new(rtt_ms, rate_mbit);
+    link.loss_down_pct = Some(loss_pct);
+    link.loss_up_pct = Some(0.0);
+    link.queue_packets = Some(queue_packets);
+    link
+}
+
+/// A number between two, on a scale of logarithms.
+fn between(dice: &mut Rng, least: f64, most: f64) -> f64 {
+    let part = dice.below(1 << 20) as f64 / f64::from(1 << 20);
+    least * (most / least).powf(part)
+}
+
+impl Change {
+    /// Any change of round trip, rate, loss, or round trip and rate, by up to a factor of twenty, at any time in the
+    /// first nine seconds.
+    pub fn random(seed: u64) -> Self {
+        let dice = &mut Rng::new(seed, 7);
+        let (rtt, rate) = (between(dice, 5.0, 400.0), between(dice, 2.0, 200.0));
+        let loss = match dice.below(5) {
+            0 | 1 => 0.0,
+            _ => between(dice, 0.1, 5.0),
+        };
+        let products = between(dice, 0.5, 4.0);
+        let queue = ((rtt * rate * 125.0 / 1500.0 * products) as u32).max(32);
+        let mut before = link(rtt, rate, loss, queue);
+        before.seed = seed;
+        let mut after = before.clone();
+        let kind = dice.below(4);
+        if kind == 0 || kind == 3 {
+            after.rtt_ms = (rtt * between(dice, 0.05, 20.0)).clamp(2.0, 1000.0);
+        }
+        if kind == 1 || kind == 3 {
+            after.rate_mbit = (rate * between(dice, 0.05, 20.0)).clamp(1.0, 400.0);
+        }
+        if kind == 2 {
+            after.loss_down_pct = Some((loss.max(0.2) * between(dice, 0.05, 20.0)).min(5.0));
+        }
+        Self {
+            before,
+            after,
+            at: (1000 + dice.below(8000)) * MS,
+        }
+    }
+
+    fn run(&self, kind: Kind, is_fresh: bool) -> f64 {
+        let first = if is_fresh { &self.after } else { &self.before };
+        let flows = vec![Flow::endless(kind)];
+        let mut contest = Contest::new(first.clone(), flows, AFTERMATH);
+        contest.slots = 32_768;
+        contest.measure_from = 0;
+        if !is_fresh {
+            contest.changes = vec![(self.at, self.after.clone())];
+            contest.measure_from = self.at;
+            contest.until += self.at;
+        }
+        contest.run().rates[0]
+    }
+
+    /// What becomes of transfers.
+    pub fn measure(&self) -> Aftermath {
+        Aftermath {
+            stream: self.run(Kind::Vtl, false),
+            fresh: self.run(Kind::Vtl, true),
+            bbr: self.run(Kind::Tcp(Model::Bbr), false),
+        }
+    }
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let loss = |link: &Link| link.loss_down_pct.unwrap_or(link.loss_pct);
+        write!(
+            f,
+            "{:.0}-{:.0} ms, {:.0}-{:.0} Mbit/s, {:.1}-{:.1} %, {} packets, at {:.1} s",
+            self.before.rtt_ms,
+            self.after.rtt_ms,
+            self.before.rate_mbit,
+            self.after.rate_mbit,
+            loss(&self.before),
+            loss(&self.after),
+            self.before.queue_packets.unwrap_or(0),
+            self.at as f64 / 1e9,
+        )
+    }
+}
+
+/// What becomes of all, measured on all processors.
+///
+/// # Panics
+/// As [`Contest::run`].
+pub fn measure_all(changes: &[Change]) -> Vec<Aftermath> {
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    let part = changes.len().div_ceil(threads).max(1);
+    thread::scope(|scope| {
+        let begun: Vec<_> = changes
+            .chunks(part)
+            .map(|part| scope.spawn(|| part.iter().map(Change::measure).collect::<Vec<_>>()))
+            .collect();
+        let done = begun.into_iter().map(|t| t.join().expect("it ends"));
+        done.flatten().collect()
+    })
+}
