@@ -131,6 +131,7 @@ SECONDS=0
 
 during seeds 500 seeds
 during properties 300 properties
+once changes 300 FAILED test_of vtl-sim --test results -- --ignored results__of_thousands_of_changes
 during fuzz 1 fuzz
 during accidents 700 accidents
 once fallback 330 FAILED e2e outage::path_that_drops_vtl__a_hundred_times
