@@ -40,6 +40,8 @@
 #define VTL_BBR_LOSS_MAX 6554
 /* What sleeping pumps and readers may add to a round trip: it counts only on short paths. */
 #define VTL_BBR_HOST_US 1000
+/* As much as the medium may add, by taking turns: it counts up to this, and up to a round trip. */
+#define VTL_BBR_JITTER_US 20000
 /* Startup ends when a round loses more than this, 20 %: the queue runs over. */
 #define VTL_BBR_LOSS_FULL 13107
 /* Losses beyond the usual ones that may be chance: 2 %. */
@@ -173,6 +175,7 @@ VTL_INLINE void vtl_bbr_epoch(struct vtl_ackd *a, __u64 most, __u64 from) {
 VTL_INLINE void vtl_bbr_compete(struct vtl_ackd *a) {
     struct vtl_bbr *b = &a->s->tx.bbr;
     b->competing = 1;
+    b->busy = VTL_BBR_GONE;
     b->yielded = b->rounds;
     vtl_bbr_epoch(a, b->window, b->window);
 }
@@ -184,8 +187,10 @@ VTL_INLINE void vtl_bbr_anew(struct vtl_bbr *b) {
     b->full_bw = b->full_count = 0;
 }
 
-/* Rounds in which the effect of a change of what is in flight shows. */
-#define VTL_BBR_EFFECT 2
+/* Rounds until the effect on the shortest round trip shows: of less in flight, and of more, which the
+ * first packets of a round are not behind yet. */
+#define VTL_BBR_LESS 2
+#define VTL_BBR_MORE 3
 
 /* Are round trips as long as before, though there is less or more in flight? */
 VTL_INLINE int vtl_bbr_same(const struct vtl_bbr *b) {
@@ -194,27 +199,27 @@ VTL_INLINE int vtl_bbr_same(const struct vtl_bbr *b) {
 }
 
 /* At the end of a round of EMPTY or TRY. Returns whether the path has become longer. */
-VTL_INLINE int vtl_bbr_longer(struct vtl_ackd *a, __u64 lost, __u64 sent) {
+VTL_INLINE int vtl_bbr_longer(struct vtl_ackd *a, int congested) {
     struct vtl_bbr *b = &a->s->tx.bbr;
-    if (b->mode != VTL_BBR_PROBE_BW || b->phase < VTL_BBR_EMPTY)
+    if (b->mode != VTL_BBR_PROBE_BW || b->phase < VTL_BBR_EMPTY || b->competing)
         return 0;
-    if (!vtl_bbr_same(b))
+    __u32 spent = b->rounds - b->phase_round;
+    if (congested || a->app_limited || !vtl_bbr_same(b))
         b->from_us = 0;
-    if (b->rounds - b->phase_round != VTL_BBR_EFFECT)
-        return 0;
-    if (b->phase == VTL_BBR_EMPTY && b->from_us) {
-        b->most = 2 * a->in_flight;
+    if (b->phase == VTL_BBR_EMPTY && spent == VTL_BBR_LESS && b->from_us) {
+        b->most = a->in_flight + a->in_flight / 2;
         vtl_bbr_enter(a, VTL_BBR_TRY);
-    } else if (b->phase == VTL_BBR_TRY) {
-        /* As many as ever get lost, and a few by chance. */
-        __u64 usual = sent * (2 * b->loss_q16 + VTL_BBR_LOSS_SLACK) / 65536 + 3;
-        if (b->from_us && lost <= usual) {
+    } else if (b->phase == VTL_BBR_TRY && spent == VTL_BBR_MORE) {
+        /* Unless there was less to be sent. */
+        if (b->from_us && a->in_flight + a->in_flight / 4 >= b->most) {
             b->min_rtt_us = b->round_min_us;
             b->min_rtt_ns_at = a->now;
             vtl_bbr_anew(b);
             return 1;
         }
-        if (++b->busy >= 3)
+        if (!b->queued)
+            b->busy = 0;
+        else if (++b->busy >= 3)
             vtl_bbr_compete(a);
         vtl_bbr_enter(a, VTL_BBR_CRUISE);
     }
@@ -259,6 +264,7 @@ VTL_GLOBAL int vtl_bbr_round(struct vtl_session *s, __u64 now, __u64 in_flight, 
     if (b->mode != VTL_BBR_PROBE_RTT && b->slot < VTL_BBR_ROUNDS)
         b->bw_max[b->slot] = 0;
     __u32 marked = b->marked;
+    int emptying = b->mode == VTL_BBR_PROBE_BW && b->phase >= VTL_BBR_EMPTY;
     b->marked = 0;
     b->queued = marked || b->round_min_us > vtl_bbr_empty_us(b);
     /* Losses can be taken back (vtl_loss_undo). */
@@ -271,13 +277,15 @@ VTL_GLOBAL int vtl_bbr_round(struct vtl_session *s, __u64 now, __u64 in_flight, 
     else if (b->competing && b->mode == VTL_BBR_PROBE_BW && !--b->busy)
         vtl_bbr_anew(b);
     b->last_lost = tx->lost_total;
+    /* As many as ever get lost, and a few by chance. */
+    __u64 usual = (lost + delivered) * (2 * b->loss_q16 + VTL_BBR_LOSS_SLACK) / 65536 + 3;
     if (lost + delivered >= 64) {
         __u32 share = lost * 65536 / (lost + delivered);
         if (b->mode == VTL_BBR_STARTUP && share > VTL_BBR_LOSS_FULL)
             vtl_bbr_drain(b);
         /* With a queue, losses may be its own: what was known before stays, and fades. Those of
          * DRAIN are of the queue that startup ran over. */
-        if (b->mode == VTL_BBR_DRAIN || (b->mode == VTL_BBR_PROBE_BW && b->phase >= VTL_BBR_EMPTY))
+        if (b->mode == VTL_BBR_DRAIN || (emptying && !b->competing))
             ;
         else if (!b->queued || share < b->loss_q16)
             b->loss_q16 = (3 * b->loss_q16 + share) / 4;
@@ -290,16 +298,16 @@ VTL_GLOBAL int vtl_bbr_round(struct vtl_session *s, __u64 now, __u64 in_flight, 
         b->round_lost = tx->lost_total;
         b->round_delivered = tx->delivered;
     }
-    /* A full queue that loses more than made up for: the link has become slower. What came of the
-     * round is what it carries. */
-    if (b->queued && b->mode != VTL_BBR_STARTUP && !b->competing && lost + delivered >= 64 &&
-        lost * 8 > lost + delivered)
+    /* A queue that loses far more than the link ever did: it is full, as the link has become slower.
+     * What came of the latest round is what it carries. */
+    if (b->queued && (b->mode == VTL_BBR_DRAIN || b->mode == VTL_BBR_PROBE_BW) && !b->competing &&
+        lost + delivered >= 64 && lost * 8 > lost + delivered && lost > usual)
         vtl_bbr_slower(b, vtl_bbr_latest(b));
     if (b->queued && b->rounds - b->phase_round >= 2 &&
         (b->mode == VTL_BBR_DRAIN ||
          (b->mode == VTL_BBR_PROBE_BW && b->phase == VTL_BBR_CRUISE)))
         vtl_bbr_empty(a);
-    int longer = vtl_bbr_longer(a, lost, lost + delivered);
+    int longer = vtl_bbr_longer(a, marked || lost > usual);
     b->round_min_us = ~0u;
     if (longer)
         return 0;
@@ -487,8 +495,9 @@ VTL_INLINE void tf_congestion_bbr(struct vtl_ackd *a) {
         cwnd += emptying ? 0 : 2 * vtl_ack_every(cwnd) + 2;
         /* A queue makes round trips vary, too. */
         __u64 jitter = 2 * tx->rttvar_us;
-        if (jitter > b->min_rtt_us)
-            jitter = b->min_rtt_us;
+        __u64 most = b->min_rtt_us > VTL_BBR_JITTER_US ? b->min_rtt_us : VTL_BBR_JITTER_US;
+        if (jitter > most)
+            jitter = most;
         cwnd += bw / 1024 * (VTL_BBR_HOST_US + jitter) / 1000000;
         if (starting && cwnd < VTL_BBR_INITIAL_CWND)
             cwnd = VTL_BBR_INITIAL_CWND;

@@ -151,7 +151,7 @@ struct vtl_bbr {
     __u32 k_ms;      /* from the epoch until the window is `most` again */
     __u32 competing; /* 0 or 1 */
     __u32 busy;      /* times in a row that the queue would not drain; while competing: rounds in a
-                      * row without a queue that are still to come */
+                      * row without a queue until that ends */
     __u32 yielded;   /* round of the latest loss that was yielded to */
     __u32 rounds;
     __u32 phase_round; /* when the phase began */

@@ -72,7 +72,8 @@ impl CarrierArg {
         CarrierSpec {
             carrier: self.carrier.clone(),
             loss_tolerant: self.loss_tolerant,
-            require: self.require,
+            // A daemon that does not know encryption's mark knows this one.
+            require: self.require || self.require_encryption,
             require_encryption: self.require_encryption,
         }
     }

@@ -173,11 +173,12 @@ impl SecretKey {
     pub fn write(&self, folder: &Path, name: &str) -> Result<(PathBuf, PathBuf)> {
         // Whole or not at all, and over no other: half a key would keep a daemon from starting.
         let create = |path: &Path, mode: u32, text: String| {
-            let new = path.with_added_extension("new");
+            let new = path.with_added_extension(format!("new-{}", std::process::id()));
+            // Of a process that was killed.
+            let _ = fs::remove_file(&new);
             let created = fs::OpenOptions::new()
                 .write(true)
-                .create(true)
-                .truncate(true)
+                .create_new(true)
                 .mode(mode)
                 .open(&new)
                 .and_then(|mut file| {

@@ -219,29 +219,35 @@ fn congestion_bbr__a_queue_that_stays_is_a_competitors() {
     assert!((before + 49..=before + 60).contains(&window), "{window}");
 }
 
-/// Round trips of three times the shortest, with half and with all of what was in flight: `rtt` and `losses` are of the
+/// Round trips of three times the shortest, with less and with more in flight: `rtt` and `losses` are of the
 /// round that tells.
-fn longer(rtt: u32, losses: u64) -> Host {
+fn longer(rtt: u32, losses: u64, flight: u64) -> Host {
     let mut h = known(VTL_BBR_CRUISE);
     for n in 0..4 {
         round(&mut h, NOW + n * MS, 300_000, 75);
     }
     assert_eq!(phase(&h), VTL_BBR_TRY);
-    assert_eq!(h.session(SID).tx.cwnd, 150);
-    round(&mut h, NOW + 4 * MS, 302_000, 150);
+    assert_eq!(h.session(SID).tx.cwnd, 112);
+    for n in 4..6 {
+        round(&mut h, NOW + n * MS, 302_000, 112);
+    }
     h.session_mut(SID).tx.lost_total += losses;
-    round(&mut h, NOW + 5 * MS, rtt, 150);
+    round(&mut h, NOW + 6 * MS, rtt, flight);
     h
 }
 
 #[test]
 fn congestion_bbr__round_trips_that_follow_nothing_are_the_paths() {
-    let h = longer(301_000, 1);
+    let h = longer(301_000, 1, 112);
     let tx = &h.session(SID).tx;
     assert_eq!(tx.bbr.mode, VTL_BBR_STARTUP, "the path is got to know anew");
     assert_eq!((tx.bbr.min_rtt_us, tx.bbr.busy), (301_000, 0));
-    // A queue that grew by what was added, and one that was full.
-    for h in [longer(306_000, 0), longer(301_000, 20)] {
+    // A queue that grew by what was added, one that was full, and an application that had no more to add.
+    for h in [
+        longer(306_000, 0, 112),
+        longer(301_000, 20, 112),
+        longer(301_000, 0, 75),
+    ] {
         let b = &h.session(SID).tx.bbr;
         assert_eq!((b.mode, phase(&h)), (VTL_BBR_PROBE_BW, VTL_BBR_CRUISE));
         assert_eq!((b.min_rtt_us, b.busy), (100_000, 1));

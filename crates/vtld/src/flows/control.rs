@@ -45,6 +45,8 @@ pub(super) struct Control {
     socket: AsyncFd<TcpStream>,
     /// Frames go one behind the other.
     writing: Mutex<()>,
+    /// Flows' bytes take turns first.
+    chunks: Mutex<()>,
     /// The rest of those that have begun to leave.
     unsent: RefCell<Bytes>,
     unread: RefCell<Frames>,
@@ -62,6 +64,7 @@ impl Control {
         Ok(Rc::new(Self {
             socket: socket::watch(socket)?,
             writing: Mutex::new(()),
+            chunks: Mutex::new(()),
             unsent: RefCell::default(),
             unread: RefCell::default(),
             tls: RefCell::default(),
@@ -241,6 +244,8 @@ impl Carrier for Control {
                     fin: false,
                     urgent: chunk.urgent && behind.is_empty(),
                 };
+                // One at a time, so that what is said about flows waits behind one.
+                let _turn = self.chunks.lock().await;
                 self.say(frame).await?;
                 offset += bytes.len() as u64;
                 rest = behind;

@@ -66,7 +66,7 @@ impl Flows {
             return refuse;
         }
         let promises = self.promises.borrow();
-        let of_peer = promises.values().filter(|p| Rc::ptr_eq(p, peer));
+        let of_peer = promises.values().filter(|(p, _)| Rc::ptr_eq(p, peer));
         if promises.len() >= MOST || of_peer.count() >= MOST_OF_PEER {
             return refuse;
         }
@@ -90,7 +90,8 @@ impl Flows {
             rtt,
             crypto: crypto.into(),
         });
-        self.promises.borrow_mut().insert(token, Rc::clone(peer));
+        let promise = (Rc::clone(peer), peer.shown.get());
+        self.promises.borrow_mut().insert(token, promise);
         let port = grantor.port();
         let (expiring, endpoint) = (Rc::clone(self), Rc::clone(&endpoint));
         spawn_local(async move {
@@ -118,7 +119,14 @@ impl Flows {
             let flows = Rc::clone(&self);
             spawn_local(async move {
                 let peer = match shown {
-                    Shown::Token(token) => flows.promises.borrow_mut().remove(&token),
+                    Shown::Token(token) => {
+                        let promised = flows.promises.borrow_mut().remove(&token);
+                        // To who has shown another key since, or had shown none, nothing was promised.
+                        let is_his = |(peer, key): &(Rc<Peer>, _)| {
+                            !peer.requires_encryption() || *key == peer.shown.get()
+                        };
+                        promised.filter(is_his).map(|(peer, _)| peer)
+                    }
                     Shown::Association { peer, tag } => flows.opened_by(peer, tag).await,
                 };
                 if let Some(peer) = peer {

@@ -23,7 +23,7 @@ use vtl_proto::{
 
 use super::{
     Flows,
-    carrier::{Granted, ToOpen},
+    carrier::{CLEAR, Granted, ToOpen},
     control::{Control, hello},
     peer::Peer,
 };
@@ -368,6 +368,10 @@ impl Flows {
         rtt: Option<Duration>,
     ) -> io::Result<()> {
         let endpoint = self.endpoint(kind)?;
+        let is_clear = *granted.crypto.as_bytes() == CLEAR && kind != Kind::Graft;
+        if is_clear && peer.requires_encryption() {
+            return Err(io::Error::other("the peer does not encrypt it"));
+        }
         let opening = ToOpen {
             granted,
             local: peer.key.local,

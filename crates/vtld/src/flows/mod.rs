@@ -33,6 +33,7 @@ use std::{
 
 use tokio::{sync::Notify, task::spawn_local, time::timeout};
 use vtl_control::{CarrierStatus, FlowList, FlowStatus};
+use vtl_pool::key::PublicKey;
 use vtl_proto::{
     carrier::Kind,
     frame::{CONTROL_CONNECTION, FlowId, FlowName, REQUIRES_CARRIER, REQUIRES_ENCRYPTION, Side},
@@ -209,6 +210,9 @@ pub(crate) struct Limits {
     pub(crate) seals: bool,
 }
 
+/// To whom a carrier was granted, and the key that the peer had shown by then.
+type Promise = (Rc<Peer>, Option<PublicKey>);
+
 /// All associations.
 pub(crate) struct Flows {
     hooker: hooker::Handle,
@@ -228,7 +232,7 @@ pub(crate) struct Flows {
     /// Of carriers that have come before their associations did.
     early: RefCell<Vec<Network>>,
     /// Who may open a carrier, by token.
-    promises: RefCell<HashMap<u64, Rc<Peer>>>,
+    promises: RefCell<HashMap<u64, Promise>>,
 }
 
 impl Flows {

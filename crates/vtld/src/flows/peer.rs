@@ -226,9 +226,14 @@ impl Peer {
         self.admitted.set(refused.is_none());
         let result = match &refused {
             None => {
-                if before.is_some() && shown != before {
-                    // Those were with somebody else.
-                    self.close_carriers();
+                if shown != before {
+                    // Those were with somebody else. Sessions are not granted by a control connection, which this
+                    // one may be the first of.
+                    for running in self.carriers.borrow().values() {
+                        if before.is_some() || running.carrier.kind() != Some(Kind::Graft) {
+                            running.carrier.close();
+                        }
+                    }
                 }
                 self.shown.set(shown);
                 Ok(())
@@ -280,10 +285,31 @@ impl Peer {
         self.encrypted.get()
     }
 
-    /// Whether a carrier may have flows' bytes.
+    /// Whether nobody but the peer reads what goes by a carrier: it is encrypted, and the peer has shown its key.
+    fn is_secret(&self, carrier: &dyn Carrier) -> bool {
+        carrier.is_encrypted() && self.shown.get().is_some()
+    }
+
+    /// Whether a carrier may serve the association.
     fn may_serve(&self, carrier: &dyn Carrier) -> bool {
-        let is_enough = carrier.is_encrypted() || !self.encrypted.get();
-        carrier.kind().is_none() || is_enough && self.has_room() && self.admitted.get()
+        let is_enough = self.is_secret(carrier) || !self.encrypted.get();
+        is_enough && (carrier.kind().is_none() || self.has_room() && self.admitted.get())
+    }
+
+    /// Whether bytes of a flow may come by a carrier. One that must have no more of them is closed.
+    fn may_bring(&self, carrier: CarrierId, flow: FlowId, bytes: usize) -> bool {
+        let carriers = self.carriers.borrow();
+        let Some(running) = carriers.get(&carrier) else {
+            return true;
+        };
+        let carrier = &*running.carrier;
+        let is_control = carrier.kind().is_none();
+        if is_control && bytes > 0 && !(self.encrypted.get() && self.has_room()) {
+            // The peer sends them again by another way.
+            carrier.close();
+            return false;
+        }
+        !flow.requires_encryption() || self.is_secret(carrier)
     }
 
     /// Ends all carriers.
@@ -513,7 +539,7 @@ impl Peer {
 
     /// Bytes of a flow have arrived by a carrier. Call [`Peer::turn`] behind the last ones.
     pub(super) fn chunk(&self, carrier: CarrierId, flow: FlowId, offset: u64, bytes: &[u8]) {
-        if !self.has_room() {
+        if !self.has_room() || !self.may_bring(carrier, flow, bytes.len()) {
             return; // the carrier ends, and the peer sends it again
         }
         self.note_received(carrier, flow, bytes.len());
@@ -536,10 +562,10 @@ impl Peer {
         offset: u64,
         pieces: &[IoSlice<'_>],
     ) {
-        if !self.has_room() {
+        let len: usize = pieces.iter().map(|piece| piece.len()).sum();
+        if !self.has_room() || !self.may_bring(carrier, flow, len) {
             return; // as above
         }
-        let len: usize = pieces.iter().map(|piece| piece.len()).sum();
         self.note_received(carrier, flow, len);
         let mut core = self.core.borrow_mut();
         let mut given = 0;
@@ -582,7 +608,12 @@ impl Peer {
         }
         match frame {
             Frame::Loses { .. } => self.look_at_lossy(),
-            Frame::Chunk { flow, bytes, .. } => self.note_received(carrier, flow, bytes.len()),
+            Frame::Chunk { flow, bytes, .. } if !self.may_bring(carrier, flow, bytes.len()) => {
+                return;
+            }
+            Frame::Chunk { flow, bytes, .. } if !bytes.is_empty() => {
+                self.note_received(carrier, flow, bytes.len());
+            }
             _ => {}
         }
         let now = now_ns(self.began);

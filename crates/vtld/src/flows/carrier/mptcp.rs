@@ -36,7 +36,7 @@ use super::{
 use crate::{broker::set_linger, option};
 
 /// Bytes of a chunk, and those read at a time.
-const CHUNK: usize = 16 << 10;
+const CHUNK: usize = (16 << 10) - HEADER;
 const READ: usize = 64 << 10;
 /// Connections at a time that have not said what they are for.
 const HALF_OPEN: usize = 256;

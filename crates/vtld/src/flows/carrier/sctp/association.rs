@@ -37,6 +37,15 @@ const STREAMS: u16 = 3;
 /// Bytes of a message, one DATA chunk. Longer ones would be fragmented, and nothing of them would
 /// arrive before everything of them has.
 const MESSAGE: usize = 1168;
+
+/// The same of an association whose packets are sealed, or not.
+fn message(is_sealed: bool) -> usize {
+    match is_sealed {
+        true => MESSAGE - sealed::DATAGRAM,
+        false => MESSAGE,
+    }
+}
+
 /// Messages of the association itself, by their first byte.
 const TOKEN: u8 = 16;
 const PING: u8 = 17;
@@ -105,7 +114,7 @@ fn count(cell: &Cell<u64>) {
 impl Shared {
     fn new(sealing: Option<sealed::Datagrams>) -> Self {
         Self {
-            pipe: Pipe::new(MESSAGE),
+            pipe: Pipe::new(message(sealing.is_some())),
             figures: Figures::default(),
             sealing: sealing.map(RefCell::new),
             inbox: RefCell::default(),
@@ -222,13 +231,13 @@ impl Drop for Guard {
     }
 }
 
-fn transport(path: &Path, rtt: Option<Duration>) -> Arc<TransportConfig> {
+fn transport(path: &Path, rtt: Option<Duration>, message: usize) -> Arc<TransportConfig> {
     let ms = |time: Duration| time.as_millis() as u64;
     // Before the first acknowledgement nothing delays an answer.
     let first = rtt.map_or(FIRST_RTO, |rtt| rtt * 2 + Duration::from_millis(50));
     let config = TransportConfig::default()
         .with_max_receive_buffer_size(WINDOW)
-        .with_max_send_message_size(MESSAGE as u32)
+        .with_max_send_message_size(message as u32)
         .with_max_num_outbound_streams(STREAMS)
         .with_max_num_inbound_streams(STREAMS)
         .with_rto_initial_ms(ms(first.clamp(FIRST_RTO / 5, MOST_RTO)))
@@ -250,9 +259,10 @@ impl Driver {
         sealing: Option<sealed::Datagrams>,
         opened: Box<dyn FnOnce()>,
     ) -> Result<(Self, Rc<Shared>), Over> {
-        let transport = transport(&path, rtt);
+        let message = message(sealing.is_some());
+        let transport = transport(&path, rtt, message);
         let mut config = EndpointConfig::new();
-        config.max_payload_size(MESSAGE as u32);
+        config.max_payload_size(message as u32);
         let server = (role == Role::Server).then(|| {
             let mut server = ServerConfig::new();
             server.transport = Arc::clone(&transport);
@@ -628,7 +638,7 @@ impl Driver {
                 match next {
                     Out::Chunk(frame) => self.write(CHUNKS, &frame)?,
                     Out::Control(frames) => {
-                        for message in frames.chunks(MESSAGE) {
+                        for message in frames.chunks(message(self.shared.is_encrypted())) {
                             self.write(CONTROL, message)?;
                         }
                     }
