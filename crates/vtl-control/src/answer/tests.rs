@@ -131,6 +131,7 @@ fn status__has_this_form() {
     let carrier = CarrierStatus {
         peer: "192.0.2.1".parse().unwrap(),
         carrier: "sctp".to_owned(),
+        encrypted: true,
         role: "client".to_owned(),
         flows: 1,
         bytes_sent: 2,
@@ -207,12 +208,12 @@ fn status__has_this_form() {
             },
             "carriers": [
                 {
-                    "peer": "192.0.2.1", "carrier": "sctp", "role": "client", "flows": 1,
+                    "peer": "192.0.2.1", "carrier": "sctp", "encrypted": true, "role": "client", "flows": 1,
                     "bytes_sent": 2, "bytes_received": 3, "rtt_ms": 1.5, "sent": 4, "lost": 5,
                     "refused": 6,
                 },
                 {
-                    "peer": "192.0.2.1", "carrier": "mptcp", "role": "client", "flows": 1,
+                    "peer": "192.0.2.1", "carrier": "mptcp", "encrypted": true, "role": "client", "flows": 1,
                     "bytes_sent": 2, "bytes_received": 3,
                 },
             ],
