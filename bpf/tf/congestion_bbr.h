@@ -13,8 +13,8 @@
  * - Packets that the path marks (ECN) tell of a queue like long round trips do.
  * - One that does not empty is somebody else's, who fills buffers, or none at all, as the path has
  *   become longer. Draining and filling tell: whoever fills a queue leaves it shorter by what we
- *   take out of it, and longer, or full, by what we add; a longer path follows neither. Such a one is
- *   got to know anew; against a competitor the window follows CUBIC (RFC 9438), until the queue is
+ *   take out of it, and longer, or full, by what we add; a longer path follows neither. Such a one
+ * is got to know anew; against a competitor the window follows CUBIC (RFC 9438), until the queue is
  *   found empty again.
  * - A full queue that loses far more than the link ever did tells that the link has become slower:
  *   what was known of its rate counts no more.
@@ -187,8 +187,8 @@ VTL_INLINE void vtl_bbr_anew(struct vtl_bbr *b) {
     b->full_bw = b->full_count = 0;
 }
 
-/* Rounds until the effect on the shortest round trip shows: of less in flight, and of more, which the
- * first packets of a round are not behind yet. */
+/* Rounds until the effect on the shortest round trip shows: of less in flight, and of more, which
+ * the first packets of a round are not behind yet. */
 #define VTL_BBR_LESS 2
 #define VTL_BBR_MORE 3
 
@@ -298,14 +298,13 @@ VTL_GLOBAL int vtl_bbr_round(struct vtl_session *s, __u64 now, __u64 in_flight, 
         b->round_lost = tx->lost_total;
         b->round_delivered = tx->delivered;
     }
-    /* A queue that loses far more than the link ever did: it is full, as the link has become slower.
-     * What came of the latest round is what it carries. */
+    /* A queue that loses far more than the link ever did: it is full, as the link has become
+     * slower. What came of the latest round is what it carries. */
     if (b->queued && (b->mode == VTL_BBR_DRAIN || b->mode == VTL_BBR_PROBE_BW) && !b->competing &&
         lost + delivered >= 64 && lost * 8 > lost + delivered && lost > usual)
         vtl_bbr_slower(b, vtl_bbr_latest(b));
     if (b->queued && b->rounds - b->phase_round >= 2 &&
-        (b->mode == VTL_BBR_DRAIN ||
-         (b->mode == VTL_BBR_PROBE_BW && b->phase == VTL_BBR_CRUISE)))
+        (b->mode == VTL_BBR_DRAIN || (b->mode == VTL_BBR_PROBE_BW && b->phase == VTL_BBR_CRUISE)))
         vtl_bbr_empty(a);
     int longer = vtl_bbr_longer(a, marked || lost > usual);
     b->round_min_us = ~0u;
