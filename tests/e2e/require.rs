@@ -384,6 +384,28 @@ fn require__by_a_rule() {
         same(&world.path("www").join("f"), &to);
     }
     assert_silent(&payload(SIZE, SIZE as u64), &wire.end());
+
+    // Services that require encryption say the same.
+    let removed = ["rule", "remove", "must"];
+    run(&mut world.vtl(Host::Client, &removed));
+    let rule = [
+        "rule",
+        "add",
+        "secret",
+        "--port",
+        "80",
+        "--require",
+        "encryption",
+    ];
+    run(&mut world.vtl(Host::Client, &rule));
+    let wire = Wire::tap(&world, Host::Server, any_payload);
+    world.block(Some(UDP));
+    for server in world.servers() {
+        let output = curl(&world, server);
+        assert!(output.status.success(), "{}", words(&output));
+        same(&world.path("www").join("f"), &to);
+    }
+    assert_silent(&payload(SIZE, SIZE as u64), &wire.end());
 }
 
 /// Daemons are replaced in mid-flow, whose flows lie on their TCP connections in between.

@@ -5,7 +5,7 @@
 //! big-endian. The associated data are one byte: the packet's flags `MORE` and `LAST`, where the
 //! reader can tell the number, else 0.
 //!
-//! Keys are used for [`EPOCH`] packets: `epoch = number >> 22`. From the first secret, and each from
+//! Keys are used for 2^22 packets: `epoch = number >> 22`. From the first secret, and each from
 //! the one before it, by HKDF-Expand with SHA-256 (RFC 5869):
 //!
 //! ```text
@@ -192,7 +192,7 @@ pub struct Opener {
 }
 
 impl Opener {
-    /// With `numbered`, told numbers are remembered: `window` of them, at least [`WINDOW`]. `begin`: a
+    /// With `numbered`, told numbers are remembered: `window` of them, at least 1,024. `begin`: a
     /// packet of the epoch to begin with.
     pub fn new(suite: Suite, first: &Secret, numbered: bool, window: u32, begin: u64) -> Self {
         let mut opener = Self {
