@@ -46,7 +46,8 @@ fn results__of_thousands_of_changes() {
         slow.len(),
         changes.len()
     );
-    assert!(slow.len() * 20 <= changes.len(), "one in twenty, at most");
+    // The aim is none; a verdict takes seven round trips, of which a long path has few in 30 s.
+    assert!(slow.len() * 7 <= changes.len(), "one in seven, at most");
 }
 
 /// Holds a table against the committed one, or writes it.
