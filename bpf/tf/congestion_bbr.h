@@ -210,8 +210,8 @@ VTL_INLINE int vtl_bbr_longer(struct vtl_ackd *a, int congested) {
         b->most = a->in_flight + a->in_flight / 2;
         vtl_bbr_enter(a, VTL_BBR_TRY);
     } else if (b->phase == VTL_BBR_TRY && spent == VTL_BBR_MORE) {
-        /* Unless there was less to be sent. */
-        if (b->from_us && a->in_flight + a->in_flight / 4 >= b->most) {
+        /* Unless there was less to be sent; an acknowledgement or two make no difference. */
+        if (b->from_us && a->in_flight + a->in_flight / 4 + 2 >= b->most) {
             b->min_rtt_us = b->round_min_us;
             b->min_rtt_ns_at = a->now;
             vtl_bbr_anew(b);
