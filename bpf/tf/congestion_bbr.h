@@ -198,11 +198,11 @@ VTL_INLINE int vtl_bbr_same(const struct vtl_bbr *b) {
     return b->round_min_us + slack >= b->from_us && b->round_min_us <= b->from_us + slack;
 }
 
-/* At the end of a round of EMPTY or TRY. Returns whether the path has become longer. */
-VTL_INLINE int vtl_bbr_longer(struct vtl_ackd *a, int congested) {
+/* At the end of a round of EMPTY or TRY: has the path become longer? */
+VTL_INLINE void vtl_bbr_longer(struct vtl_ackd *a, int congested) {
     struct vtl_bbr *b = &a->s->tx.bbr;
     if (b->mode != VTL_BBR_PROBE_BW || b->phase < VTL_BBR_EMPTY || b->competing)
-        return 0;
+        return;
     __u32 spent = b->rounds - b->phase_round;
     if (congested || a->app_limited || !vtl_bbr_same(b))
         b->from_us = 0;
@@ -215,7 +215,7 @@ VTL_INLINE int vtl_bbr_longer(struct vtl_ackd *a, int congested) {
             b->min_rtt_us = b->round_min_us;
             b->min_rtt_ns_at = a->now;
             vtl_bbr_anew(b);
-            return 1;
+            return;
         }
         if (!b->queued)
             b->busy = 0;
@@ -223,7 +223,6 @@ VTL_INLINE int vtl_bbr_longer(struct vtl_ackd *a, int congested) {
             vtl_bbr_compete(a);
         vtl_bbr_enter(a, VTL_BBR_CRUISE);
     }
-    return 0;
 }
 
 /* At the end of a round with losses against a competitor: the window yields by 30 %. What gets lost
@@ -284,7 +283,8 @@ VTL_GLOBAL int vtl_bbr_round(struct vtl_session *s, __u64 now, __u64 in_flight, 
         if (b->mode == VTL_BBR_STARTUP && share > VTL_BBR_LOSS_FULL)
             vtl_bbr_drain(b);
         /* With a queue, losses may be its own: what was known before stays, and fades. Those of
-         * DRAIN are of the queue that startup ran over. */
+         * DRAIN are of the queue that startup ran over; EMPTY and TRY compare with what was known.
+         */
         if (b->mode == VTL_BBR_DRAIN || (emptying && !b->competing))
             ;
         else if (!b->queued || share < b->loss_q16)
@@ -306,10 +306,8 @@ VTL_GLOBAL int vtl_bbr_round(struct vtl_session *s, __u64 now, __u64 in_flight, 
     if (b->queued && b->rounds - b->phase_round >= 2 &&
         (b->mode == VTL_BBR_DRAIN || (b->mode == VTL_BBR_PROBE_BW && b->phase == VTL_BBR_CRUISE)))
         vtl_bbr_empty(a);
-    int longer = vtl_bbr_longer(a, marked || lost > usual);
+    vtl_bbr_longer(a, marked || lost > usual);
     b->round_min_us = ~0u;
-    if (longer)
-        return 0;
     if (b->mode != VTL_BBR_STARTUP || app_limited || !b->bw)
         return 0;
     if (b->bw * 4 >= b->full_bw * 5) {

@@ -233,22 +233,10 @@ impl Carrier for Control {
             if !self.has_tls() {
                 return Err(Refused::Full);
             }
-            let mut offset = chunk.offset;
-            let mut rest = &chunk.bytes[..];
-            while !rest.is_empty() {
-                let (bytes, behind) = rest.split_at(rest.len().min(CHUNK));
-                let frame = Frame::Chunk {
-                    flow,
-                    offset,
-                    bytes,
-                    fin: false,
-                    urgent: chunk.urgent && behind.is_empty(),
-                };
+            for frame in cut(flow, &chunk, CHUNK) {
                 // One at a time, so that what is said about flows waits behind one.
                 let _turn = self.chunks.lock().await;
                 self.say(frame).await?;
-                offset += bytes.len() as u64;
-                rest = behind;
             }
             Ok(())
         })
@@ -312,6 +300,19 @@ pub(super) fn emit(frame: Frame<'_>) -> Bytes {
     let mut bytes = BytesMut::zeroed(frame.wire_len());
     frame.emit(&mut bytes);
     bytes.freeze()
+}
+
+/// A chunk as frames of at most so many bytes.
+pub(super) fn cut(flow: FlowId, chunk: &Chunk, most: usize) -> impl Iterator<Item = Frame<'_>> {
+    let last = chunk.bytes.len().div_ceil(most);
+    let parts = chunk.bytes.chunks(most).enumerate();
+    parts.map(move |(i, bytes)| Frame::Chunk {
+        flow,
+        offset: chunk.offset + (i * most) as u64,
+        bytes,
+        fin: false,
+        urgent: chunk.urgent && i + 1 == last,
+    })
 }
 
 /// What a host says first by a carrier.

@@ -296,22 +296,6 @@ impl Peer {
         is_enough && (carrier.kind().is_none() || self.has_room() && self.admitted.get())
     }
 
-    /// Whether bytes of a flow may come by a carrier. One that must have no more of them is closed.
-    fn may_bring(&self, carrier: CarrierId, flow: FlowId, bytes: usize) -> bool {
-        let carriers = self.carriers.borrow();
-        let Some(running) = carriers.get(&carrier) else {
-            return true;
-        };
-        let carrier = &*running.carrier;
-        let is_control = carrier.kind().is_none();
-        if is_control && bytes > 0 && !(self.encrypted.get() && self.has_room()) {
-            // The peer sends them again by another way.
-            carrier.close();
-            return false;
-        }
-        !flow.requires_encryption() || self.is_secret(carrier)
-    }
-
     /// Ends all carriers.
     pub(super) fn close_carriers(&self) {
         for running in self.carriers.borrow().values() {
@@ -539,10 +523,9 @@ impl Peer {
 
     /// Bytes of a flow have arrived by a carrier. Call [`Peer::turn`] behind the last ones.
     pub(super) fn chunk(&self, carrier: CarrierId, flow: FlowId, offset: u64, bytes: &[u8]) {
-        if !self.has_room() || !self.may_bring(carrier, flow, bytes.len()) {
-            return; // the carrier ends, and the peer sends it again
+        if !self.takes(carrier, flow, bytes.len()) {
+            return;
         }
-        self.note_received(carrier, flow, bytes.len());
         let frame = Frame::Chunk {
             flow,
             offset,
@@ -563,10 +546,9 @@ impl Peer {
         pieces: &[IoSlice<'_>],
     ) {
         let len: usize = pieces.iter().map(|piece| piece.len()).sum();
-        if !self.has_room() || !self.may_bring(carrier, flow, len) {
-            return; // as above
+        if !self.takes(carrier, flow, len) {
+            return;
         }
-        self.note_received(carrier, flow, len);
         let mut core = self.core.borrow_mut();
         let mut given = 0;
         if core.is_next(flow, offset, len as u64) {
@@ -589,14 +571,33 @@ impl Peer {
         }
     }
 
-    fn note_received(&self, carrier: CarrierId, flow: FlowId, bytes: usize) {
-        if let Some(running) = self.carriers.borrow().get(&carrier) {
+    /// Notes bytes of a flow, or its end (0), that have come by a carrier; false if they must not. Where there is no room,
+    /// or a control connection has bytes of a flow that it is not for, the carrier ends, and the peer sends them again.
+    fn takes(&self, carrier: CarrierId, flow: FlowId, bytes: usize) -> bool {
+        let carriers = self.carriers.borrow();
+        // `None`: it has just ended.
+        let running = carriers.get(&carrier);
+        let is_secret = |running: &Running| self.is_secret(&*running.carrier);
+        if flow.requires_encryption() && !running.is_some_and(is_secret) {
+            return false;
+        }
+        if bytes == 0 {
+            return true;
+        }
+        let control = running.filter(|running| running.carrier.kind().is_none());
+        if !self.has_room() || control.is_some() && !self.encrypted.get() {
+            // All others are closed when there is no more room.
+            control.inspect(|running| running.carrier.close());
+            return false;
+        }
+        if let Some(running) = running {
             running.received.set(running.received.get() + bytes as u64);
         }
         if let Some(state) = self.flows.borrow().get(&flow) {
             state.heard_by.set(Path::Carrier(carrier));
             state.licence.note_moved();
         }
+        true
     }
 
     /// A frame has arrived by a carrier.
@@ -608,12 +609,7 @@ impl Peer {
         }
         match frame {
             Frame::Loses { .. } => self.look_at_lossy(),
-            Frame::Chunk { flow, bytes, .. } if !self.may_bring(carrier, flow, bytes.len()) => {
-                return;
-            }
-            Frame::Chunk { flow, bytes, .. } if !bytes.is_empty() => {
-                self.note_received(carrier, flow, bytes.len());
-            }
+            Frame::Chunk { flow, bytes, .. } if !self.takes(carrier, flow, bytes.len()) => return,
             _ => {}
         }
         let now = now_ns(self.began);

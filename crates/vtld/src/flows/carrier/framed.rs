@@ -7,7 +7,7 @@ use std::{
     rc::Rc,
 };
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use tokio::{
     sync::{Notify, Semaphore},
     time::timeout,
@@ -21,7 +21,7 @@ use vtl_proto::{
 
 use super::{
     super::{
-        control::{Frames, emit, hello},
+        control::{Frames, cut, emit, hello},
         peer::Peer,
     },
     Carrier, HANDSHAKE, Link, Local, Refused, Taking,
@@ -141,22 +141,8 @@ impl Pipe {
     }
 
     pub(super) async fn put_chunk(&self, flow: FlowId, chunk: &Chunk) -> Result<(), Refused> {
-        let mut offset = chunk.offset;
-        let mut rest = &chunk.bytes[..];
-        while !rest.is_empty() {
-            let (bytes, behind) = rest.split_at(rest.len().min(self.chunk));
-            let frame = Frame::Chunk {
-                flow,
-                offset,
-                bytes,
-                fin: false,
-                urgent: chunk.urgent && behind.is_empty(),
-            };
-            let mut whole = BytesMut::zeroed(frame.wire_len());
-            frame.emit(&mut whole);
-            self.put(whole.freeze(), &self.chunks).await?;
-            offset += bytes.len() as u64;
-            rest = behind;
+        for frame in cut(flow, chunk, self.chunk) {
+            self.put(emit(frame), &self.chunks).await?;
         }
         Ok(())
     }

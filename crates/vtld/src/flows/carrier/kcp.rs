@@ -1,8 +1,8 @@
 //! KCP as a carrier, by the crate of that name: a protocol of games and carriers, in UDP.
 //!
 //! Its conversation's number is the token's lower half; the client's stream begins with all of the token. Its
-//! datagrams are sealed, behind that number, if the peer can. KCP is used with its congestion window, which halves at losses: without, as most use it, it would take what it
-//! can get.
+//! datagrams are sealed, behind that number, if the peer can. KCP is used with its congestion window, which
+//! halves at losses: without, as most use it, it would take what it can get.
 
 use std::{
     cell::RefCell,
@@ -71,8 +71,7 @@ pub(super) struct Kcp {
 /// One of them, as others see it.
 struct Conversation {
     pipe: Rc<Pipe>,
-    /// Unless it is in the clear.
-    sealing: Option<RefCell<sealed::Datagrams>>,
+    datagrams: RefCell<sealed::Datagrams>,
     inbox: RefCell<VecDeque<Bytes>>,
     /// The peer has answered.
     heard: Notify,
@@ -148,9 +147,9 @@ impl Endpoint for Kcp {
             if number(granted.token) == 0 {
                 return Err(io::ErrorKind::InvalidData.into());
             }
-            let sealing = sealed::Datagrams::new(&granted.crypto, Side::Local);
             let opener = Side::Local;
-            let begun = (self.shared).begin(granted.to, granted.token, rtt, opener, sealing)?;
+            let datagrams = sealed::Datagrams::new(&granted.crypto, opener);
+            let begun = (self.shared).begin(granted.to, granted.token, rtt, opener, datagrams)?;
             let (carrier, conversation) = begun;
             let answered = timeout(HANDSHAKE, conversation.heard.notified()).await;
             // Dropped, it ends.
@@ -194,10 +193,7 @@ impl Shared {
         let key = (from, kcp::get_conv(packet));
         let known = self.conversations.borrow().get(&key).cloned();
         if let Some(conversation) = known {
-            let opened = match &conversation.sealing {
-                Some(sealing) => sealing.borrow_mut().open(packet),
-                None => Some(Bytes::copy_from_slice(packet)),
-            };
+            let opened = conversation.datagrams.borrow_mut().open(packet);
             if let Some(packet) = opened {
                 conversation.deliver(packet);
             }
@@ -212,13 +208,11 @@ impl Shared {
         let Expected {
             token, rtt, crypto, ..
         } = self.grants.borrow().get(&place)?.clone();
-        let mut sealing = sealed::Datagrams::new(&crypto, Side::Peer);
-        let packet = match &mut sealing {
-            Some(sealing) => sealing.open(packet)?,
-            None => Bytes::copy_from_slice(packet),
-        };
+        let mut datagrams = sealed::Datagrams::new(&crypto, Side::Peer);
+        let packet = datagrams.open(packet)?;
         self.grants.borrow_mut().remove(&place);
-        let (carrier, conversation) = self.begin(key.0, token, rtt, Side::Peer, sealing).ok()?;
+        let begun = self.begin(key.0, token, rtt, Side::Peer, datagrams).ok()?;
+        let (carrier, conversation) = begun;
         // Nobody takes it where the daemon is ending.
         let _ = self.arrivals.send((Shown::Token(token), Box::new(carrier)));
         Some((conversation, packet))
@@ -231,12 +225,11 @@ impl Shared {
         token: u64,
         rtt: Option<Duration>,
         opener: Side,
-        sealing: Option<sealed::Datagrams>,
+        datagrams: sealed::Datagrams,
     ) -> io::Result<(Framed, Rc<Conversation>)> {
         let outbox = Outbox::default();
         let mut control = kcp::Kcp::new_stream(number(token), outbox.clone());
-        let overhead = sealing.as_ref().map_or(0, |_| sealed::DATAGRAM);
-        let mtu = DATAGRAM - overhead;
+        let mtu = DATAGRAM - datagrams.overhead();
         control.set_mtu(mtu).map_err(io::Error::other)?;
         control.set_wndsize(WINDOW, WINDOW);
         control.set_nodelay(true, INTERVAL, RESEND, false);
@@ -249,7 +242,7 @@ impl Shared {
         }
         let conversation = Rc::new(Conversation {
             pipe: Pipe::new(HEADER + CHUNK),
-            sealing: sealing.map(RefCell::new),
+            datagrams: RefCell::new(datagrams),
             inbox: RefCell::default(),
             heard: Notify::new(),
         });
@@ -272,7 +265,7 @@ impl Shared {
         let carrier = Framed {
             kind: Kind::Kcp,
             pipe: Rc::clone(&conversation.pipe),
-            is_encrypted: conversation.sealing.is_some(),
+            is_encrypted: conversation.datagrams.borrow().is_encrypted(),
             // It does not say what it holds behind a gap.
             library: Box::new(|| (usize::from(WINDOW) * DATAGRAM) as u64),
             figures: Box::new(|| None),
@@ -417,12 +410,10 @@ impl Driver {
         if self.expected.is_some() && self.began.elapsed() > HANDSHAKE {
             return Err(Over::Silence);
         }
-        let datagrams = std::mem::take(&mut *self.outbox.0.borrow_mut());
+        let packets = std::mem::take(&mut *self.outbox.0.borrow_mut());
         let to = self.shared.destination(self.key.0);
-        for mut datagram in datagrams {
-            if let Some(sealing) = &self.conversation.sealing {
-                datagram = sealing.borrow_mut().seal(&datagram);
-            }
+        for packet in packets {
+            let datagram = self.conversation.datagrams.borrow_mut().seal(packet);
             // What could not be sent counts as lost on the way.
             let _ = self.shared.socket.send_to(&datagram, to).await;
         }

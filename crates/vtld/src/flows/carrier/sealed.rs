@@ -16,7 +16,7 @@ const SUITE: Suite = Suite::Aes128Gcm;
 /// Bytes in front of a datagram that stay as they are: they tell whose it is.
 const HEAD: usize = 4;
 /// Bytes that sealing adds to a datagram.
-pub(super) const DATAGRAM: usize = overhead(true);
+const OVERHEAD: usize = overhead(true);
 /// Datagrams that may overtake each other.
 const WINDOW: u32 = 16_384;
 
@@ -30,7 +30,7 @@ const TAG: usize = overhead(false);
 #[error("a record was changed on the way")]
 pub(super) struct Forged;
 
-/// What seals and opens at this host, unless the carrier is in the clear.
+/// What seals and opens at this host; `None` where the carrier is in the clear. `opener`: of the carrier.
 fn ends(crypto: &Secret, opener: Side, numbered: bool) -> Option<(Sealer, Opener)> {
     if *crypto.as_bytes() == CLEAR {
         return None;
@@ -44,39 +44,53 @@ fn ends(crypto: &Secret, opener: Side, numbered: bool) -> Option<(Sealer, Opener
     Some((sealer, opener))
 }
 
-/// A carrier whose datagrams are sealed.
+/// A carrier's datagrams, sealed or in the clear.
 pub(super) struct Datagrams {
-    sealer: Sealer,
+    ends: Option<(Sealer, Opener)>,
     sent: u64,
-    opener: Opener,
 }
 
 impl Datagrams {
-    /// `None` if they go in the clear. `opener`: of the carrier.
-    pub(super) fn new(crypto: &Secret, opener: Side) -> Option<Self> {
-        let (sealer, opener) = ends(crypto, opener, true)?;
-        Some(Self {
-            sealer,
+    /// `opener`: of the carrier.
+    pub(super) fn new(crypto: &Secret, opener: Side) -> Self {
+        Self {
+            ends: ends(crypto, opener, true),
             sent: 0,
-            opener,
-        })
+        }
     }
 
-    /// Seals what is behind the head of a packet, which has one.
-    pub(super) fn seal(&mut self, packet: &[u8]) -> Bytes {
-        let mut sealed = BytesMut::with_capacity(packet.len() + DATAGRAM);
-        sealed.extend_from_slice(packet);
-        sealed.put_bytes(0, DATAGRAM);
-        self.sealer.seal(self.sent, 0, &mut sealed[HEAD..]);
+    pub(super) fn is_encrypted(&self) -> bool {
+        self.ends.is_some()
+    }
+
+    /// Bytes that sealing adds to each.
+    pub(super) fn overhead(&self) -> usize {
+        match self.is_encrypted() {
+            true => OVERHEAD,
+            false => 0,
+        }
+    }
+
+    /// A packet as it is to be sent: what is behind its head is sealed.
+    pub(super) fn seal(&mut self, packet: Bytes) -> Bytes {
+        let Some((sealer, _)) = &mut self.ends else {
+            return packet;
+        };
+        let mut sealed = BytesMut::with_capacity(packet.len() + OVERHEAD);
+        sealed.extend_from_slice(&packet);
+        sealed.put_bytes(0, OVERHEAD);
+        sealer.seal(self.sent, 0, &mut sealed[HEAD..]);
         self.sent += 1;
         sealed.freeze()
     }
 
-    /// The packet that was sealed; `None` if it is forged or came before.
+    /// The packet in a datagram; `None` if it is forged or came before.
     pub(super) fn open(&mut self, datagram: &[u8]) -> Option<Bytes> {
         let mut packet = BytesMut::from(datagram);
-        let len = self.opener.open(0, 0, packet.get_mut(HEAD..)?)?;
-        packet.truncate(HEAD + len);
+        if let Some((_, opener)) = &mut self.ends {
+            let len = opener.open(0, 0, packet.get_mut(HEAD..)?)?;
+            packet.truncate(HEAD + len);
+        }
         Some(packet.freeze())
     }
 }
@@ -157,34 +171,37 @@ mod tests {
     }
 
     fn datagrams(opener: Side) -> Datagrams {
-        Datagrams::new(&secret(), opener).unwrap()
+        Datagrams::new(&secret(), opener)
     }
 
     #[test]
     fn clear__seals_nothing() {
-        assert!(Datagrams::new(&CLEAR.into(), Side::Local).is_none());
+        let mut clear = Datagrams::new(&CLEAR.into(), Side::Local);
+        assert!(!clear.is_encrypted() && clear.overhead() == 0);
+        assert_eq!(clear.seal(Bytes::from_static(b"head")), "head");
+        assert_eq!(clear.open(b"head").unwrap(), "head");
         assert!(records(&CLEAR.into(), Side::Peer).is_none());
     }
 
     #[test]
     fn datagrams__open_once_at_the_other_end_and_in_any_order() {
         let (mut here, mut there) = (datagrams(Side::Local), datagrams(Side::Peer));
-        let sealed = [b"headone", b"headtwo"].map(|packet| here.seal(packet));
-        assert!(sealed[0].starts_with(b"head") && sealed[0].len() == 7 + DATAGRAM);
+        let sealed = ["headone", "headtwo"].map(|packet| here.seal(packet.into()));
+        assert!(sealed[0].starts_with(b"head") && sealed[0].len() == 7 + here.overhead());
         assert_eq!(here.open(&sealed[0]), None, "reflected");
         assert_eq!(there.open(&sealed[1]).unwrap(), "headtwo");
         assert_eq!(there.open(&sealed[0]).unwrap(), "headone");
         assert_eq!(there.open(&sealed[0]), None, "repeated");
-        let back = there.seal(b"headback");
+        let back = there.seal("headback".into());
         assert_eq!(here.open(&back).unwrap(), "headback");
-        for len in 0..HEAD + DATAGRAM + 1 {
+        for len in 0..HEAD + OVERHEAD + 1 {
             assert_eq!(there.open(&vec![0; len]), None);
         }
     }
 
     #[test]
     fn datagrams__any_change_is_noticed() {
-        let sealed = datagrams(Side::Local).seal(b"headbody");
+        let sealed = datagrams(Side::Local).seal("headbody".into());
         for at in HEAD..sealed.len() {
             let mut forged = sealed.to_vec();
             forged[at] ^= 4;

@@ -37,15 +37,6 @@ const STREAMS: u16 = 3;
 /// Bytes of a message, one DATA chunk. Longer ones would be fragmented, and nothing of them would
 /// arrive before everything of them has.
 const MESSAGE: usize = 1168;
-
-/// The same of an association whose packets are sealed, or not.
-fn message(is_sealed: bool) -> usize {
-    match is_sealed {
-        true => MESSAGE - sealed::DATAGRAM,
-        false => MESSAGE,
-    }
-}
-
 /// Messages of the association itself, by their first byte.
 const TOKEN: u8 = 16;
 const PING: u8 = 17;
@@ -86,8 +77,9 @@ pub(super) enum Role {
 pub(super) struct Shared {
     pub(super) pipe: Rc<Pipe>,
     pub(super) figures: Figures,
-    /// Unless packets are in the clear.
-    sealing: Option<RefCell<sealed::Datagrams>>,
+    datagrams: RefCell<sealed::Datagrams>,
+    /// Bytes of a message, at most.
+    message: usize,
     inbox: RefCell<VecDeque<Bytes>>,
     /// Bytes in it.
     waiting: Cell<usize>,
@@ -112,11 +104,13 @@ fn count(cell: &Cell<u64>) {
 }
 
 impl Shared {
-    fn new(sealing: Option<sealed::Datagrams>) -> Self {
+    fn new(datagrams: sealed::Datagrams) -> Self {
+        let message = MESSAGE - datagrams.overhead();
         Self {
-            pipe: Pipe::new(message(sealing.is_some())),
+            pipe: Pipe::new(message),
             figures: Figures::default(),
-            sealing: sealing.map(RefCell::new),
+            datagrams: RefCell::new(datagrams),
+            message,
             inbox: RefCell::default(),
             waiting: Cell::new(0),
             unread: Cell::new(0),
@@ -129,15 +123,12 @@ impl Shared {
     }
 
     pub(super) fn is_encrypted(&self) -> bool {
-        self.sealing.is_some()
+        self.datagrams.borrow().is_encrypted()
     }
 
     /// A packet as it was before it was sealed; `None` if it is forged.
     pub(super) fn open(&self, packet: &[u8]) -> Option<Bytes> {
-        let opened = match &self.sealing {
-            Some(sealing) => sealing.borrow_mut().open(packet),
-            None => Some(Bytes::copy_from_slice(packet)),
-        };
+        let opened = self.datagrams.borrow_mut().open(packet);
         if opened.is_none() {
             count(&self.figures.refused);
         }
@@ -256,13 +247,13 @@ impl Driver {
         path: Path,
         token: u64,
         rtt: Option<Duration>,
-        sealing: Option<sealed::Datagrams>,
+        datagrams: sealed::Datagrams,
         opened: Box<dyn FnOnce()>,
     ) -> Result<(Self, Rc<Shared>), Over> {
-        let message = message(sealing.is_some());
-        let transport = transport(&path, rtt, message);
+        let shared = Rc::new(Shared::new(datagrams));
+        let transport = transport(&path, rtt, shared.message);
         let mut config = EndpointConfig::new();
-        config.max_payload_size(message as u32);
+        config.max_payload_size(shared.message as u32);
         let server = (role == Role::Server).then(|| {
             let mut server = ServerConfig::new();
             server.transport = Arc::clone(&transport);
@@ -278,7 +269,6 @@ impl Driver {
                 Some(begun.map_err(|error| Over::Library(error.to_string()))?)
             }
         };
-        let shared = Rc::new(Shared::new(sealing));
         let now = Instant::now();
         let driver = Self {
             shared: Rc::clone(&shared),
@@ -638,7 +628,7 @@ impl Driver {
                 match next {
                     Out::Chunk(frame) => self.write(CHUNKS, &frame)?,
                     Out::Control(frames) => {
-                        for message in frames.chunks(message(self.shared.is_encrypted())) {
+                        for message in frames.chunks(self.shared.message) {
                             self.write(CONTROL, message)?;
                         }
                     }
@@ -666,14 +656,10 @@ impl Driver {
         }
     }
 
-    async fn transmit(&self, mut packets: Vec<Bytes>) {
-        if let Some(sealing) = &self.shared.sealing {
-            let mut sealing = sealing.borrow_mut();
-            for packet in &mut packets {
-                *packet = sealing.seal(packet);
-            }
-        }
-        self.wire.send(&self.path, &packets).await;
+    async fn transmit(&self, packets: Vec<Bytes>) {
+        let seal = |packet| self.shared.datagrams.borrow_mut().seal(packet);
+        let datagrams: Vec<_> = packets.into_iter().map(seal).collect();
+        self.wire.send(&self.path, &datagrams).await;
     }
 
     /// Looks at a packet that goes, and returns it as it is to go.

@@ -22,7 +22,7 @@ use vtl_proto::frame::{FlowId, Side};
 use vtl_testing::PATIENCE;
 
 use super::{
-    super::{CLEAR, Endpoint, Expected, Grantor, Shown, framed::Arrived},
+    super::{CLEAR, Endpoint, Expected, Grantor, Shown, framed::Arrived, sealed::Datagrams},
     Sctp, carrier,
     interop::{chunk, echo, pipe},
     packet,
@@ -121,7 +121,8 @@ async fn meet(
         rtt,
         crypto: CLEAR.into(),
     });
-    let opening = client.begin(HERE, to, token, rtt, None).unwrap();
+    let datagrams = Datagrams::new(&CLEAR.into(), Side::Local);
+    let opening = client.begin(HERE, to, token, rtt, datagrams).unwrap();
     let exchange = async {
         let link = carrier(opening.await.ok()?);
         let bytes = Bytes::from(vec![7; 200_000]);

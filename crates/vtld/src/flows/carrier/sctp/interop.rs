@@ -25,6 +25,7 @@ use super::{
     super::{
         CLEAR, Endpoint, Expected, Grantor, Shown,
         framed::{Arrived, Pipe},
+        sealed::Datagrams,
     },
     Sctp, carrier, ports,
 };
@@ -281,7 +282,8 @@ fn usrsctp__returns_what_it_gets() {
             let (arrivals, _none) = mpsc::unbounded_channel();
             let sctp = Sctp::start(arrivals).unwrap();
             let to = SocketAddr::new(peer, UDP);
-            let opening = sctp.begin(local, to, TOKEN, None, None).unwrap();
+            let datagrams = Datagrams::new(&CLEAR.into(), Side::Local);
+            let opening = sctp.begin(local, to, TOKEN, None, datagrams).unwrap();
             let link = carrier(opening.await.unwrap());
             there_and_back(&link.pipe).await;
             let figures = (link.figures)().unwrap();

@@ -129,7 +129,7 @@ impl Sctp {
         to: SocketAddr,
         token: u64,
         rtt: Option<Duration>,
-        sealing: Option<sealed::Datagrams>,
+        datagrams: sealed::Datagrams,
     ) -> io::Result<impl Future<Output = io::Result<Rc<Shared>>> + use<>> {
         if !is_fit(token) {
             return Err(io::ErrorKind::InvalidData.into());
@@ -147,7 +147,7 @@ impl Sctp {
             let _ = opened.send(());
         });
         let role = Role::Client;
-        let (driver, shared) = Driver::new(role, &self.wire, path, token, rtt, sealing, tell)
+        let (driver, shared) = Driver::new(role, &self.wire, path, token, rtt, datagrams, tell)
             .map_err(io::Error::other)?;
         self.wire.enter(&path, &shared);
         spawn_local(panics::isolated(driver.run()));
@@ -199,8 +199,8 @@ impl Endpoint for Sctp {
             ..
         } = opening;
         Box::pin(async move {
-            let sealing = sealed::Datagrams::new(&granted.crypto, Side::Local);
-            let opening = self.begin(local, granted.to, granted.token, rtt, sealing)?;
+            let datagrams = sealed::Datagrams::new(&granted.crypto, Side::Local);
+            let opening = self.begin(local, granted.to, granted.token, rtt, datagrams)?;
             let opened = timeout(HANDSHAKE, opening).await;
             let shared = opened.map_err(|_| io::ErrorKind::TimedOut)??;
             Ok(Box::new(carrier(shared)) as Box<dyn Link>)
@@ -328,11 +328,8 @@ impl Wire {
         let Expected {
             token, rtt, crypto, ..
         } = self.grants.borrow().get(&place)?.clone();
-        let mut sealing = sealed::Datagrams::new(&crypto, Side::Peer);
-        let packet = match &mut sealing {
-            Some(sealing) => sealing.open(packet)?,
-            None => Bytes::copy_from_slice(packet),
-        };
+        let mut datagrams = sealed::Datagrams::new(&crypto, Side::Peer);
+        let packet = datagrams.open(packet)?;
         let is_init = packet::chunks(&packet).next().map(|c| c.kind) == Some(packet::INIT);
         if !is_init || !packet::is_intact(&packet) {
             return None;
@@ -350,7 +347,7 @@ impl Wire {
             }
         });
         let role = Role::Server;
-        let (driver, shared) = Driver::new(role, self, path, token, rtt, sealing, tell).ok()?;
+        let (driver, shared) = Driver::new(role, self, path, token, rtt, datagrams, tell).ok()?;
         self.enter(&path, &shared);
         spawn_local(panics::isolated(driver.run()));
         Some((shared, packet))
