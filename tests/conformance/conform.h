@@ -108,7 +108,9 @@ long t_send(int fd, const char *text, int flags);
 long t_recv(int fd, size_t most, int flags);
 int t_shutdown(int fd, int how);
 int t_close(int fd);
-/* What poll() shows of a connection that has ended: the kernel sets one after the other. */
+/* What poll() shows of a connection that has ended, or was refused. The kernel sets one after the
+ * other (tcp_reset: the error; tcp_done: the state, then the shutdown), and who looks in between
+ * sees less, over plain TCP, too. */
 enum { ENDED = POLLHUP | POLLRDHUP };
 /* Waits until poll() shows all of `events`, and says all that it shows then. */
 int t_await(int fd, int events);

@@ -51,7 +51,7 @@ static void refused_not_blocking(void) {
         return;
     int fd = t_socket(family, SOCK_NONBLOCK);
     t_connect(fd, closed_port());
-    t_await(fd, POLLERR);
+    t_await(fd, POLLERR | ENDED);
     t_error(fd);
     t_error(fd);
     t_poll(fd);
@@ -59,7 +59,7 @@ static void refused_not_blocking(void) {
     t_close(fd);
     fd = t_socket(family, SOCK_NONBLOCK);
     t_connect(fd, closed_port());
-    t_await(fd, POLLERR);
+    t_await(fd, POLLERR | ENDED);
     t_connect(fd, closed_port());
     t_await(fd, ENDED);
     t_recv(fd, 1, 0);
@@ -183,10 +183,8 @@ static void try(struct place to, const char *what) {
 static void try_not_blocking(struct place to, const char *what) {
     say("-- %s", what);
     int fd = t_socket(family, SOCK_NONBLOCK);
-    /* The kernel shows HUP a moment before the rest (tcp_done: its state, then its shutdown): who
-     * looks in between sees it alone, over plain TCP, too. */
     int pending = t_connect(fd, to) && errno == EINPROGRESS;
-    t_await(fd, pending ? POLLHUP | POLLRDHUP : POLLHUP);
+    t_await(fd, pending ? ENDED : POLLHUP);
     t_error(fd);
     t_close(fd);
 }

@@ -1,6 +1,6 @@
 //! Sessions whose payload is sealed.
 
-use std::{fs, net::IpAddr};
+use std::fs;
 
 use serde_json::Value;
 use vtl::{Preference, Requirements, Services};
@@ -11,7 +11,7 @@ use vtl_proto::{
 use vtl_testbed::{Host, Link};
 
 use crate::{
-    harness::{Wire, World, any_payload, payload, run, same, until, url, words_of},
+    harness::{Wire, World, any_payload, payload, until, words_of},
     hostile::Stranger,
     many::{expect, open_with, send},
 };
@@ -25,28 +25,6 @@ impl World {
         let sessions = status["sessions"].as_array().expect("a list");
         let open = sessions.iter().filter(|s| s["phase"] == "open");
         open.map(|session| session["cipher"].clone()).collect()
-    }
-
-    /// Uploads a file by a carrier from the first byte on.
-    fn upload(&self, name: &str, server: IpAddr) {
-        self.upload_by(&["--require"], name, server);
-    }
-
-    fn upload_by(&self, args: &[&str], name: &str, server: IpAddr) {
-        let from = self.path(name);
-        fs::write(&from, payload(SIZE, 7)).expect("written");
-        let to = url(server, name);
-        let curl = [
-            "--",
-            "curl",
-            "-sSg",
-            "-T",
-            from.to_str().expect("UTF-8"),
-            &to,
-        ];
-        let put = [&["run"], args, &curl].concat();
-        run(&mut self.vtl(Host::Client, &put));
-        same(&from, &self.path("www").join(name));
     }
 }
 
@@ -65,7 +43,7 @@ fn keys__nobody_on_the_path_reads_what_sessions_carry() {
             assert!(download.process.wait().success());
             download.check();
         }
-        world.upload("up", server);
+        world.upload_run(&["--require"], server, "up", &payload(SIZE, 7));
         let heard = taps.map(Wire::end).concat();
         assert_eq!(words_of(&wanted, &heard), 0);
         assert_eq!(words_of(&payload(SIZE, 7), &heard), 0);
@@ -109,7 +87,7 @@ fn keys__nobody_on_the_path_reads_other_carriers() {
             let mut download = world.start_download_run(&args, server, "f");
             assert!(download.process.wait().success());
             download.check();
-            world.upload_by(&args, "up", server);
+            world.upload_run(&args, server, "up", &payload(SIZE, 7));
             let heard = tap.end();
             assert!(heard.len() > 2 * SIZE, "the tap hears: {}", heard.len());
             let clear = [&wanted, &payload(SIZE, 7)].map(|bytes| words_of(bytes, &heard));

@@ -1,7 +1,6 @@
 //! Kinds of carriers of flows, under unmodified programs.
 
 use std::{
-    fs,
     io::{Read, Write},
     net::{IpAddr, SocketAddr, TcpStream, UdpSocket},
     time::Duration,
@@ -11,7 +10,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 use vtl_testbed::{Host, Link};
 
-use crate::harness::{Download, Held, PORT, World, bad_link, payload, same, until, url, words};
+use crate::harness::{Download, Held, PORT, World, bad_link, payload, until, url, words};
 
 const MB: usize = 1 << 20;
 /// IP protocol.
@@ -66,23 +65,14 @@ fn every_byte_over_a_bad_link(carrier: &str) {
     for size in sizes {
         world.serve(&format!("f{size}"), size);
     }
-    let file = world.path("upload");
-    fs::write(&file, payload(big / 2, 7)).expect("written");
-    let from = file.to_str().expect("UTF-8");
+    let sent = payload(big / 2, 7);
     let mut total = 0;
     for (i, server) in world.servers().into_iter().enumerate() {
         for size in sizes {
             finish(world.start_over(carrier, server, &format!("f{size}")));
             total += size;
         }
-        let up = format!("up{i}");
-        let curl = ["run", "--carrier", carrier, "--", "curl", "-sS", "-T", from];
-        let output = world
-            .vtl(Host::Client, &[&curl[..], &[&url(server, &up)]].concat())
-            .output()
-            .expect("curl runs");
-        assert!(output.status.success(), "{}", words(&output));
-        same(&file, &world.path("www").join(up));
+        world.upload_run(&["--carrier", carrier], server, &format!("up{i}"), &sent);
     }
     // One carrier a family took it, and nothing went around them.
     let carriers = world.carriers(Host::Client);

@@ -123,8 +123,6 @@ fn require__not_a_byte_by_tcp() {
     };
     let wanted = payload(SIZE, SIZE as u64);
     world.serve("f", SIZE);
-    let upload = world.path("upload");
-    fs::write(&upload, payload(SIZE, 7)).expect("written");
     world.hook_port(PORT);
     for (i, carrier) in [None, Some("quic")].into_iter().enumerate() {
         let server = world.servers()[i];
@@ -156,17 +154,7 @@ fn require__not_a_byte_by_tcp() {
         let status = download.process.wait();
         assert!(status.success(), "{status}");
         download.check();
-        let from = upload.to_str().expect("UTF-8");
-        let to = url(server, "up");
-        let put = [
-            &["run"],
-            &args[..],
-            &["--", "curl", "-sSg", "-T", from, &to],
-        ]
-        .concat();
-        let put = world.vtl(Host::Client, &put).output().expect("curl runs");
-        assert!(put.status.success(), "{}", words(&put));
-        same(&upload, &world.path("www").join("up"));
+        world.upload_run(&args, server, "up", &payload(SIZE, 7));
 
         let heard = wire.end();
         assert_silent(&wanted, &heard);
@@ -308,19 +296,7 @@ fn require__encryption_in_every_weather() {
     let status = download.process.wait();
     assert!(status.success(), "{status}");
     download.check();
-    let from = world.path("upload");
-    fs::write(&from, payload(SIZE, 7)).expect("written");
-    let to = url(v6, "up");
-    let put = [
-        "--",
-        "curl",
-        "-sSg",
-        "-T",
-        from.to_str().expect("UTF-8"),
-        &to,
-    ];
-    run(&mut world.vtl(Host::Client, &[&["run"], &args[..], &put].concat()));
-    same(&from, &world.path("www").join("up"));
+    world.upload_run(&args, v6, "up", &payload(SIZE, 7));
     world.block(None);
 
     // Whatever daemons do otherwise.

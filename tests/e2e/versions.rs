@@ -1,10 +1,10 @@
 //! Another version of VTL at one of the hosts.
 
-use std::{fs, path::PathBuf};
+use std::path::PathBuf;
 
 use vtl_testbed::{Host, Link};
 
-use crate::harness::{World, payload, same, until, url, words};
+use crate::harness::{World, payload, until};
 
 const MB: usize = 1 << 20;
 
@@ -27,9 +27,6 @@ fn versions__live_together() {
         }
         world.hook();
         world.serve("f", 4 * MB);
-        let file = world.path("upload");
-        fs::write(&file, payload(4 * MB, 7)).expect("written");
-        let from = file.to_str().expect("UTF-8");
         let carriers: [&[&str]; 6] = [
             &[],
             &["--carrier", "graft:stream"],
@@ -47,16 +44,7 @@ fn versions__live_together() {
                     assert!(status.success(), "{old:?} {carrier:?}: {status}");
                     download.check();
                 }
-                let run = [&["run"], carrier, &["--", "curl", "-sS", "-T", from]].concat();
-                let to = url(server, "up");
-                let mut upload = world.vtl(Host::Client, &run);
-                let output = upload.arg(&to).output().expect("curl runs");
-                assert!(
-                    output.status.success(),
-                    "{old:?} {carrier:?}: {}",
-                    words(&output)
-                );
-                same(&file, &world.path("www").join("up"));
+                world.upload_run(carrier, server, "up", &payload(4 * MB, 7));
             }
             let carried = world.sum(Host::Client, "bytes_received");
             println!("old {old:?}, {carrier:?}: {carried} bytes by VTL so far");

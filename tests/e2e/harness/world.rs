@@ -333,6 +333,19 @@ impl World {
         )
     }
 
+    /// An upload of `bytes` by curl, with options of `vtl run`, that has to arrive whole.
+    pub(crate) fn upload_run(&self, run: &[&str], server: IpAddr, name: &str, bytes: &[u8]) {
+        let from = self.path(name);
+        fs::write(&from, bytes).expect("written");
+        let path = from.to_str().expect("UTF-8");
+        let output = self
+            .curl_run(run, &["-T", path, &url(server, name)])
+            .output();
+        let output = output.expect("curl runs");
+        assert!(output.status.success(), "{run:?}: {}", words(&output));
+        same(&from, &self.path("www").join(name));
+    }
+
     fn begin(&self, curl: impl FnOnce(&str) -> Command, name: &str) -> Download {
         static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
