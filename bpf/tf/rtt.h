@@ -60,6 +60,8 @@ VTL_INLINE void tf_rate(struct vtl_ackd *a) {
     a->in_flight = vtl_in_flight(s);
     if (tx->app_limited && tx->delivered > tx->app_limited)
         tx->app_limited = 0;
+    /* What brings no sample says as much as those that do. */
+    a->app_limited = tx->app_limited != 0;
     __u64 seq = vtl_swap64(a->hdr->echo_seq);
     if (!a->delivered || a->hdr->h.flags & VTL_F_UPDATE || seq >= VTL_LOAD(tx->next))
         return;

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use vtl_control::{PeerKey, Request};
 use vtl_testbed::{Host, Link};
 
-use crate::harness::{World, until};
+use crate::harness::{Wire, World, any_payload, payload, until, url, words, words_of};
 
 impl World {
     /// What `vtl peer list` says on a host.
@@ -163,4 +163,82 @@ fn key__known_only() {
         });
         assert_eq!(received(&world, carrier, 1), 0, "not its place");
     }
+}
+
+/// Somebody on the path has the server's HELLO say that it knows no TLS.
+#[test]
+fn key__tls_taken_out_of_hello() {
+    let Some(mut world) = World::bare("key-tls", &Link::new(10.0, 100.0)) else {
+        return;
+    };
+    world.start_web();
+    const SIZE: usize = 1 << 20;
+    let wanted = payload(SIZE, SIZE as u64);
+    world.serve("f", SIZE);
+    let server = world.servers()[0];
+    let meddle = |world: &World| {
+        // HELLO, of 4 bytes, by its type and its body; bit 40 of its offset.
+        world.filter(
+            Host::Server,
+            "table ip meddler {
+                 chain out {
+                     type filter hook output priority 0
+                     @ih,32,24 0x411 @ih,128,32 0x56544c32 @ih,80,8 set 0 counter
+                 }
+             }",
+        );
+    };
+    let leave = |world: &World| {
+        let nft = |args: &str| {
+            let mut nft = world.testbed.command(Host::Server, "nft").expect("one");
+            let output = nft.args(args.split(' ')).output().expect("nft runs");
+            String::from_utf8_lossy(&output.stdout).into_owned()
+        };
+        let counted = nft("list table ip meddler");
+        assert!(!counted.contains("packets 0 "), "it meddles: {counted}");
+        nft("delete table ip meddler");
+    };
+
+    // Nobody has met anybody: what requires encryption finds nobody, and sends nothing.
+    meddle(&world);
+    world.start_both(&[]);
+    let tap = Wire::tap(&world, Host::Client, any_payload);
+    let to = world.path("never");
+    let curl = ["--", "curl", "-sS", "-o", to.to_str().expect("UTF-8")];
+    let run = [&["run", "--require-encryption"], &curl[..]].concat();
+    let mut curl = world.vtl(Host::Client, &run);
+    let output = curl.arg(url(server, "f")).output().expect("curl runs");
+    assert_eq!(output.status.code(), Some(7), "{}", words(&output));
+    assert_eq!(words_of(&wanted, &tap.end()), 0);
+    world.hook();
+    world.download(server, "f");
+    leave(&world);
+
+    // Hosts that have met.
+    world.stop_daemons();
+    world.start_both(&[]);
+    world.hook();
+    world.meet();
+    meddle(&world);
+    world.restart(Host::Server);
+    world.hook();
+    let said = "shows no key any more";
+    until("it is noticed", || {
+        world.download(server, "f");
+        world.logged(Host::Client, said) > 0
+    });
+    until("its carriers end", || {
+        world
+            .carriers(Host::Client)
+            .iter()
+            .all(|row| row["peer"] != server.to_string())
+    });
+    let before = world.carried("bytes_received");
+    world.download(server, "f");
+    assert_eq!(world.carried("bytes_received"), before, "by plain TCP");
+    leave(&world);
+    until("a carrier", || {
+        world.download(server, "f");
+        world.carried("bytes_received") > before
+    });
 }

@@ -100,6 +100,11 @@ impl Writer {
         }
     }
 
+    /// That there is as much, and no more.
+    pub fn set_end(&mut self, packets: u64) {
+        self.end = packets;
+    }
+
     /// Everything is in the ring, or was.
     pub fn is_done(&self) -> bool {
         self.next == self.end

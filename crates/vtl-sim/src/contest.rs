@@ -30,6 +30,35 @@ pub struct Flow {
     pub start: Nanos,
     /// Packets of 1,440 bytes of payload that it has to send.
     pub packets: u64,
+    /// What is there of them at once, and in small answers. TCP's models have all at once.
+    pub before: Before,
+}
+
+/// What a flow carries before its bulk: some packets at once, then answers of a few packets, one at a time.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Before {
+    /// Packets that are there at once.
+    pub packets: u64,
+    /// How long after the flow's start the first answer is.
+    pub pause: Nanos,
+    /// How many answers there are.
+    pub answers: u64,
+    /// Packets of each.
+    pub each: u64,
+    /// From one to the next.
+    pub every: Nanos,
+}
+
+impl Before {
+    /// How long after the flow's start its bulk begins.
+    pub fn takes(&self) -> Nanos {
+        self.pause + self.answers * self.every
+    }
+
+    /// Packets before the bulk.
+    pub fn all(&self) -> u64 {
+        self.packets + self.answers * self.each
+    }
 }
 
 impl Flow {
@@ -39,7 +68,20 @@ impl Flow {
             kind,
             start: 0,
             packets: u64::MAX / 2,
+            before: Before::default(),
         }
+    }
+
+    /// Packets that the application has written by then, and when it writes more.
+    fn written(&self, now: Nanos) -> (u64, Nanos) {
+        let before = &self.before;
+        let spent = now - self.start;
+        if spent >= before.takes() {
+            return (self.packets, Nanos::MAX);
+        }
+        let begun = (spent + before.every).saturating_sub(before.pause) / before.every;
+        let next = self.start + before.pause + begun * before.every;
+        (before.packets + begun * before.each, next)
     }
 }
 
@@ -333,6 +375,7 @@ impl Run<'_> {
 
     fn session(&mut self, i: usize) -> Nanos {
         let now = self.now;
+        let (written, more) = self.contest.flows[i].written(now);
         let Party::Vtl(session) = &mut self.parties[i] else {
             return Nanos::MAX;
         };
@@ -343,6 +386,7 @@ impl Run<'_> {
         if receiver.events(HONEST) & intf::VTL_EV_RECV != 0 {
             session.reader.wake(now);
         }
+        session.writer.set_end(written);
         if session.writer.run(sender, HONEST) {
             session.wake[0] = now;
         }
@@ -370,6 +414,7 @@ impl Run<'_> {
             }
         }
         let due = session.wake[0].min(session.wake[1]).min(session.reader.due);
+        let due = due.min(more);
         for (side, bytes) in made {
             self.push(side, i, Load::Vtl(bytes));
         }

@@ -1,0 +1,70 @@
+//! What sessions have carried before teaches them nothing false.
+#![allow(missing_docs, non_snake_case)]
+
+use vtl_sim::{
+    change::link,
+    contest::{Before, Contest, Flow, Kind},
+    sim::MS,
+};
+use vtl_testbed::Link;
+
+/// Packets of the transfer.
+const BULK: u64 = 8000;
+
+/// Seconds that a transfer takes behind what its session has carried before.
+fn takes(link: &Link, before: Before) -> f64 {
+    let flow = Flow {
+        packets: before.all() + BULK,
+        before,
+        ..Flow::endless(Kind::Vtl)
+    };
+    let begins = before.takes();
+    let shares = Contest::new(link.clone(), vec![flow], begins + 60_000 * MS).run();
+    (shares.ends[0] - begins) as f64 / 1e9
+}
+
+/// `answers` of `each` packets, every so many milliseconds.
+fn answers(answers: u64, each: u64, every: u64) -> Before {
+    Before {
+        answers,
+        each,
+        every: every * MS,
+        ..Before::default()
+    }
+}
+
+#[test]
+#[cfg_attr(
+    debug_assertions,
+    ignore = "takes long: `make test` runs it, optimised"
+)]
+fn history__of_small_answers_slows_nothing_down() {
+    let paths = [
+        (40.0, 200.0, 1.0, 700),
+        (100.0, 100.0, 2.0, 800),
+        (100.0, 100.0, 0.0, 800),
+        (300.0, 20.0, 1.0, 500),
+    ];
+    for (rtt, rate, loss, queue) in paths {
+        let path = link(rtt, rate, loss, queue);
+        let fresh = takes(&path, Before::default());
+        let thin = [
+            answers(1500, 2, 45),
+            answers(1500, 10, 45),
+            answers(300, 40, 45),
+            answers(15, 2, 2000),
+        ];
+        let known = Before {
+            packets: 4000,
+            pause: 4000 * MS,
+            ..answers(300, 10, 45)
+        };
+        for before in thin.into_iter().chain([known]) {
+            let took = takes(&path, before);
+            println!(
+                "{rtt} ms, {rate} Mbit/s, {loss} %: {took:.2} s, fresh {fresh:.2} s, {before:?}"
+            );
+            assert!(took <= 1.05 * fresh);
+        }
+    }
+}
