@@ -433,25 +433,45 @@ VTL_INLINE int hand_hear(struct vtl_ackd *a) {
         tx->dups = dups;
     }
     __u32 xid = vtl_swap32(h->echo_xid);
-    if ((__s32)(xid - tx->acked_xid) > 0 && (__s32)(xid - tx->xid) < 0)
+    __s32 newer = xid - tx->acked_xid;
+    if (newer > 0 && (__s32)(xid - tx->xid) < 0)
         tx->acked_xid = xid;
+    if (a->delivered && !(h->h.flags & VTL_F_UPDATE) && (tx->late || newer < 0)) {
+        __u32 late = tx->late, grown = 2 * late + 3, overtaken = newer < 0 ? tx->acked_xid - xid : 0;
+        tx->late_q16 = tx->late_q16 - tx->late_q16 / 64 + (overtaken ? 1024 : 0);
+        if (overtaken > late && late < VTL_LATE_MAX)
+            tx->late = overtaken < grown ? overtaken : grown;
+        else if (overtaken + late / 8 < late &&
+                 tx->delivered - tx->calm > VTL_LATE_CALM * (late + 4))
+            tx->late -= 1 + late / 8;
+        if (tx->late != late || overtaken + late / 8 >= late)
+            tx->calm = tx->delivered;
+    }
 
     __u32 rtt = (__u32)(a->now / VTL_NS_PER_US) - vtl_swap32(h->echo_ts);
     struct vtl_meter *m = &tx->meter;
     if (h->h.flags & VTL_F_UPDATE)
         return 0;
+    int overtook = 0;
     if ((__s32)(xid + 1 - m->xid) >= 0) {
+        __u32 more = m->extra - m->xid, came = m->arrived;
         m->xid = xid + 1;
         m->extra = VTL_LOAD(tx->extra);
         m->received = received;
         m->arrived = (__u32)received + vtl_swap32(h->dups);
+        more += m->xid - m->extra;
+        came = m->arrived - came;
+        overtook = more > 2 && came < (more + 1) / 2;
     }
     if (rtt > 60 * 1000000u)
         return 0;
     if (!rtt)
         rtt = 1;
-    a->rtt_us = rtt;
-    if (!m->min_rtt_us || rtt <= m->min_rtt_us || a->now - m->min_rtt_ns >= 10 * VTL_NS_PER_S) {
+    if (!overtook)
+        a->rtt_us = rtt;
+    if (overtook)
+        ;
+    else if (!m->min_rtt_us || rtt <= m->min_rtt_us || a->now - m->min_rtt_ns >= 10 * VTL_NS_PER_S) {
         m->min_rtt_us = rtt;
         m->min_rtt_ns = a->now;
     }

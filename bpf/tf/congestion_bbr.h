@@ -36,8 +36,13 @@
 #define VTL_BBR_INITIAL_CWND 32
 #define VTL_BBR_MIN_RTT_NS (10 * VTL_NS_PER_S)
 #define VTL_BBR_PROBE_RTT_NS (200 * VTL_NS_PER_MS)
-/* The largest share of lost packets that is made up for: 10 % in 65,536ths. */
+/* The largest share of lost packets that is made up for before it is known what gets lost when less
+ * is sent: 10 % in 65,536ths. */
 #define VTL_BBR_LOSS_MAX 6554
+/* And ever: a half. */
+#define VTL_BBR_LOSS_MOST 32768
+/* Packets, at least, that say what share of them gets lost. */
+#define VTL_BBR_LOSS_PACKETS 64
 /* What sleeping pumps and readers may add to a round trip: it counts only on short paths. */
 #define VTL_BBR_HOST_US 1000
 /* As much as the medium may add, by taking turns: it counts up to this, and up to a round trip. */
@@ -48,6 +53,9 @@
 #define VTL_BBR_LOSS_SLACK 1311
 /* Rounds in a row that show no queue: who filled it has gone. */
 #define VTL_BBR_GONE 8
+/* Packets that come late, in 65,536ths, when a few that overtake them have the shortest round trip:
+ * one of eight. */
+#define VTL_BBR_LATE 8192
 
 /*
  * The initial window: a packet for each millisecond of round trip, which is about 12 Mbit/s, but
@@ -65,6 +73,7 @@ VTL_INLINE void tf_congestion_start(struct vtl_out *o) {
     struct vtl_tx *tx = &o->s->tx;
     if (tx->next || tx->acks)
         return;
+    tx->bbr.floor_q16 = VTL_BBR_LOSS_MAX;
     /* Round trips of data may find a queue already. But they are a little longer, too. */
     tx->bbr.min_rtt_us = tx->srtt_us + tx->srtt_us / 8;
     tx->cwnd = vtl_bbr_initial(tx->srtt_us);
@@ -100,11 +109,21 @@ VTL_INLINE __u64 vtl_bbr_bdp(const struct vtl_bbr *b, __u64 bw, __u32 gain) {
     return bw * b->min_rtt_us / 1000000 * gain / 256 / 1024;
 }
 
+/* Packets more that are under way where a few overtake most others: as many. The shortest round trip
+ * is that of the few. */
+VTL_INLINE __u64 vtl_bbr_late(const struct vtl_tx *tx) {
+    __u64 most = 2 * vtl_bbr_bdp(&tx->bbr, tx->bbr.bw, 256);
+    if (tx->late_q16 < VTL_BBR_LATE)
+        return 0;
+    return tx->late < most ? tx->late : most;
+}
+
 /* Round trips up to this one show an empty queue: a sixth longer than the shortest, with what
- * hosts and the packet in front of one may add. */
-VTL_INLINE __u32 vtl_bbr_empty_us(const struct vtl_bbr *b) {
-    __u32 packet = b->bw ? 1024 * 1000000ull / b->bw : 0;
-    return b->min_rtt_us + b->min_rtt_us / 6 + VTL_BBR_HOST_US / 4 + packet;
+ * hosts, the packet in front of one, and those that overtake it may add. */
+VTL_INLINE __u32 vtl_bbr_empty_us(const struct vtl_tx *tx) {
+    const struct vtl_bbr *b = &tx->bbr;
+    __u64 packets = b->bw ? (1 + vtl_bbr_late(tx)) * 1024 * 1000000 / b->bw : 0;
+    return b->min_rtt_us + b->min_rtt_us / 6 + VTL_BBR_HOST_US / 4 + packets;
 }
 
 /* Has what we put into the queue gone? A path that holds less than a packet is never empty while
@@ -112,6 +131,7 @@ VTL_INLINE __u32 vtl_bbr_empty_us(const struct vtl_bbr *b) {
 VTL_INLINE int vtl_bbr_drained(const struct vtl_ackd *a) {
     const struct vtl_bbr *b = &a->s->tx.bbr;
     __u64 bdp = vtl_bbr_bdp(b, b->bw, 256);
+    bdp += vtl_bbr_late(&a->s->tx);
     return a->in_flight <= (bdp > VTL_BBR_MIN_CWND ? bdp : VTL_BBR_MIN_CWND);
 }
 
@@ -246,6 +266,47 @@ VTL_INLINE void vtl_bbr_probe(struct vtl_ackd *a) {
     b->min_rtt_ns_at = a->now;
 }
 
+/* The share of `sent` packets that has not arrived, in 65,536ths. What was overtaken, and arrives
+ * later, may make it more. */
+VTL_INLINE __u32 vtl_bbr_share(__u32 sent, __u32 arrived) {
+    return arrived < sent ? (sent - arrived) * 65536ull / sent : 0;
+}
+
+/* Transmissions that vtl_meter counts. */
+VTL_INLINE __u32 vtl_bbr_sent(const struct vtl_tx *tx) {
+    return tx->meter.xid - tx->meter.extra;
+}
+
+/*
+ * What gets lost when we send less than the bottleneck's rate is the path's own, and may be made up
+ * for, however much it is. A queue that runs over, and a policer, which drops without having one,
+ * lose nothing then.
+ */
+VTL_INLINE void vtl_bbr_floor(struct vtl_tx *tx) {
+    struct vtl_bbr *b = &tx->bbr;
+    __u32 sent = vtl_bbr_sent(tx), arrived = tx->meter.arrived;
+    int is_of_it = (__s32)(b->seen_sent - b->less_from) >= 0 &&
+                   (b->less || (__s32)(sent - b->less_to) <= 0);
+    if (is_of_it) {
+        b->less_sent += sent - b->seen_sent;
+        b->less_arrived += arrived - b->seen_arrived;
+    }
+    b->seen_sent = sent;
+    b->seen_arrived = arrived;
+    if (b->less_sent < VTL_BBR_LOSS_PACKETS)
+        return;
+    b->floor_q16 = (b->floor_q16 + vtl_bbr_share(b->less_sent, b->less_arrived)) / 2;
+    b->less_sent = b->less_arrived = 0;
+}
+
+/* The share of lost packets that is made up for: those that the path loses anyway, and a few by
+ * chance. */
+VTL_INLINE __u32 vtl_bbr_made_up(const struct vtl_bbr *b) {
+    __u32 most = b->floor_q16 + b->floor_q16 / 8 + 256;
+    __u32 loss = b->loss_q16 < most ? b->loss_q16 : most;
+    return loss < VTL_BBR_LOSS_MOST ? loss : VTL_BBR_LOSS_MOST;
+}
+
 /* A round has ended. */
 VTL_GLOBAL int vtl_bbr_round(struct vtl_session *s, __u64 now, __u64 in_flight, int app_limited) {
     if (!s)
@@ -265,10 +326,10 @@ VTL_GLOBAL int vtl_bbr_round(struct vtl_session *s, __u64 now, __u64 in_flight, 
     __u32 marked = b->marked;
     int emptying = b->mode == VTL_BBR_PROBE_BW && b->phase >= VTL_BBR_EMPTY;
     b->marked = 0;
-    b->queued = marked || b->round_min_us > vtl_bbr_empty_us(b);
-    /* Losses can be taken back (vtl_loss_undo). */
-    __u64 lost = tx->lost_total > b->round_lost ? tx->lost_total - b->round_lost : 0;
-    __u64 delivered = tx->delivered - b->round_delivered;
+    b->queued = marked || b->round_min_us > vtl_bbr_empty_us(tx);
+    __u32 sent = vtl_bbr_sent(tx) - b->round_sent;
+    __u32 arrived = tx->meter.arrived - b->round_arrived;
+    __u32 lost = arrived < sent ? sent - arrived : 0;
     if (b->competing && (marked || tx->lost_total > b->last_lost))
         vtl_bbr_yield(a);
     if (b->competing && b->queued)
@@ -277,10 +338,12 @@ VTL_GLOBAL int vtl_bbr_round(struct vtl_session *s, __u64 now, __u64 in_flight, 
         vtl_bbr_anew(b);
     b->last_lost = tx->lost_total;
     /* As many as ever get lost, and a few by chance. */
-    __u64 usual = (lost + delivered) * (2 * b->loss_q16 + VTL_BBR_LOSS_SLACK) / 65536 + 3;
-    if (lost + delivered >= 64) {
-        __u32 share = lost * 65536 / (lost + delivered);
-        if (b->mode == VTL_BBR_STARTUP && share > VTL_BBR_LOSS_FULL)
+    __u64 usual = sent * (2ull * b->loss_q16 + VTL_BBR_LOSS_SLACK) / 65536 + 3;
+    if (sent >= VTL_BBR_LOSS_PACKETS) {
+        __u32 share = vtl_bbr_share(sent, arrived);
+        /* A path that loses much, but carries ever more, is not full. */
+        if (b->mode == VTL_BBR_STARTUP && share > VTL_BBR_LOSS_FULL &&
+            (b->queued || b->bw * 4 < b->full_bw * 5))
             vtl_bbr_drain(b);
         /* With a queue, losses may be its own: what was known before stays, and fades. Those of
          * DRAIN are of the queue that startup ran over; EMPTY and TRY compare with what was known.
@@ -292,16 +355,16 @@ VTL_GLOBAL int vtl_bbr_round(struct vtl_session *s, __u64 now, __u64 in_flight, 
         else
             b->loss_q16 -= b->loss_q16 / 16;
         /* Hardly a link's own: is the shortest round trip known one with a queue? */
-        if (b->loss_q16 > VTL_BBR_LOSS_MAX && b->mode == VTL_BBR_PROBE_BW && !b->competing &&
+        if (b->loss_q16 > b->floor_q16 + VTL_BBR_LOSS_MAX && b->mode == VTL_BBR_PROBE_BW && !b->competing &&
             now - b->probe_rtt_end_ns > VTL_BBR_MIN_RTT_NS / 2)
             vtl_bbr_probe(a);
-        b->round_lost = tx->lost_total;
-        b->round_delivered = tx->delivered;
+        b->round_sent += sent;
+        b->round_arrived += arrived;
     }
     /* A queue that loses far more than the link ever did: it is full, as the link has become
      * slower. What came of the latest round is what it carries. */
     if (b->queued && (b->mode == VTL_BBR_DRAIN || b->mode == VTL_BBR_PROBE_BW) && !b->competing &&
-        lost + delivered >= 64 && lost * 8 > lost + delivered && lost > usual)
+        sent >= VTL_BBR_LOSS_PACKETS && lost > sent / 8 && lost > usual)
         vtl_bbr_slower(b, vtl_bbr_latest(b));
     if (b->queued && b->rounds - b->phase_round >= 2 &&
         (b->mode == VTL_BBR_DRAIN || (b->mode == VTL_BBR_PROBE_BW && b->phase == VTL_BBR_CRUISE)))
@@ -366,7 +429,7 @@ VTL_GLOBAL int vtl_bbr_mode(struct vtl_session *s, __u64 now, __u64 in_flight, _
     struct vtl_bbr *b = &s->tx.bbr;
     __u64 rtt_ns = b->min_rtt_us * VTL_NS_PER_US;
     __u64 spent = now - b->phase_ns;
-    int empty = rtt_us && rtt_us <= vtl_bbr_empty_us(b);
+    int empty = rtt_us && rtt_us <= vtl_bbr_empty_us(&s->tx);
     if (b->mode == VTL_BBR_DRAIN) {
         if (vtl_bbr_drained(a))
             vtl_bbr_enter(a, VTL_BBR_CRUISE);
@@ -405,7 +468,7 @@ VTL_GLOBAL int vtl_bbr_mode(struct vtl_session *s, __u64 now, __u64 in_flight, _
         }
     } else if (b->mode == VTL_BBR_PROBE_RTT && now > b->probe_rtt_end_ns && b->probe_us != ~0u) {
         __u32 seen = b->probe_us;
-        if (seen <= vtl_bbr_empty_us(b))
+        if (seen <= vtl_bbr_empty_us(&s->tx))
             b->competing = b->busy = 0;
         /* Others' queue makes round trips look longer, too. Where everybody takes that for the
          * path, their windows overflow it for ever; where the path has changed, a few probes tell.
@@ -448,6 +511,7 @@ VTL_INLINE void tf_congestion_bbr(struct vtl_ackd *a) {
     VTL_TF(congestion_bbr, VTL_S_CONGESTION_CONTROL);
     struct vtl_tx *tx = &a->s->tx;
     struct vtl_bbr *b = &tx->bbr;
+    vtl_bbr_floor(tx);
     vtl_bbr_rate(a);
     vtl_bbr_min_rtt(a);
     vtl_bbr_marks(a);
@@ -465,8 +529,13 @@ VTL_INLINE void tf_congestion_bbr(struct vtl_ackd *a) {
     __u64 initial = (__u64)vtl_bbr_initial(rtt) * 1024 * 1000000 / rtt;
     if (b->mode == VTL_BBR_STARTUP && bw < initial)
         bw = initial;
-    __u32 loss = b->loss_q16 < VTL_BBR_LOSS_MAX ? b->loss_q16 : 0;
-    __u64 made_up = bw + bw * loss / 65536;
+    __u64 made_up = bw * 65536 / (65536 - vtl_bbr_made_up(b));
+    __u32 less = !b->competing && vtl_bbr_gain(b) <= VTL_BBR_DOWN_GAIN;
+    if (less != b->less && less)
+        b->less_from = VTL_LOAD(tx->xid) - VTL_LOAD(tx->extra);
+    else if (less != b->less)
+        b->less_to = VTL_LOAD(tx->xid) - VTL_LOAD(tx->extra);
+    b->less = less;
 
     __u64 cwnd, pace;
     if (b->mode == VTL_BBR_PROBE_RTT) {
@@ -490,6 +559,7 @@ VTL_INLINE void tf_congestion_bbr(struct vtl_ackd *a) {
                 vtl_bbr_bdp(b, made_up, b->rounds - b->phase_round < 2 ? 256 : VTL_BBR_DOWN_GAIN);
         /* Acknowledgements come for several packets at once, late, and unevenly. */
         cwnd += emptying ? 0 : 2 * vtl_ack_every(cwnd) + 2;
+        cwnd += vtl_bbr_late(tx);
         /* A queue makes round trips vary, too. */
         __u64 jitter = 2 * tx->rttvar_us;
         __u64 most = b->min_rtt_us > VTL_BBR_JITTER_US ? b->min_rtt_us : VTL_BBR_JITTER_US;

@@ -4,8 +4,9 @@
  * transmitted `reorder` transmissions later has: the packet threshold of RFC 9002, 6.1.1, applied
  * to transmission numbers, so that a lost retransmission is found just as fast. `reorder` grows
  * whenever the peer reports duplicates, which means that packets were given up too early (RFC 2883
- * and RFC 8985, 3.3 for the idea). However far it has grown, one that was overtaken at all is lost
- * after two round-trip times: RFC 8985, 6.2, never waits longer.
+ * and RFC 8985, 3.3 for the idea). Nor is it lost while packets arrive, now and then, that were
+ * overtaken by as many others (`late`). However far both have grown, one that was overtaken at all
+ * is lost after two round-trip times: RFC 8985, 6.2, never waits longer.
  */
 #ifndef VTL_TF_LOSS_H
 #define VTL_TF_LOSS_H
@@ -13,6 +14,9 @@
 #include "vtl/tf.h"
 
 #define VTL_REORDER_MAX 256
+#define VTL_LATE_MAX 8192
+/* Packets that have to arrive, and none of them late, until `late` shrinks: so many times it. */
+#define VTL_LATE_CALM 16
 
 /* Packets whose marks were just cleared, though not sent again, have arrived. They must not count
  * as lost and as delivered: in_flight would forget one packet for each, for ever. */
@@ -29,7 +33,8 @@ VTL_GLOBAL int vtl_loss_check(struct vtl_session *s, __u64 now, __u64 seq) {
         return 0;
     struct vtl_tx *tx = &s->tx;
     __s32 overtaken = tx->acked_xid - VTL_LOAD(sent->xid);
-    if (overtaken < (__s32)tx->reorder &&
+    __u32 most = tx->reorder > tx->late ? tx->reorder : tx->late + 1;
+    if (overtaken < (__s32)most &&
         (overtaken <= 0 || now - sent->sent_ns < 2 * VTL_NS_PER_US * tx->srtt_us))
         return 0;
     __u64 mask = 1ull << (seq % 64);
@@ -39,6 +44,21 @@ VTL_GLOBAL int vtl_loss_check(struct vtl_session *s, __u64 now, __u64 seq) {
     tx->lost_total++;
     __sync_fetch_and_add(&tx->lost_pending, 1);
     return 1;
+}
+
+/* By how many others was the packet overtaken that has just arrived, and caused an acknowledgement?
+ * What happens once may be an accident: so at most twice as many as before, at a time. */
+VTL_INLINE void vtl_loss_late(struct vtl_tx *tx, __u32 overtaken) {
+    __u32 grown = 2 * tx->late + 3;
+    tx->late_q16 = tx->late_q16 - tx->late_q16 / 64 + (overtaken ? 1024 : 0);
+    if (overtaken > tx->late && tx->late < VTL_LATE_MAX)
+        tx->late = overtaken < grown ? overtaken : grown;
+    else if (overtaken + tx->late / 8 < tx->late &&
+             tx->delivered - tx->calm > VTL_LATE_CALM * (tx->late + 4))
+        tx->late -= 1 + tx->late / 8;
+    else if (overtaken + tx->late / 8 < tx->late || !tx->late)
+        return;
+    tx->calm = tx->delivered;
 }
 
 VTL_INLINE void tf_loss_reordering(struct vtl_ackd *a) {
@@ -51,8 +71,11 @@ VTL_INLINE void tf_loss_reordering(struct vtl_ackd *a) {
         tx->dups = dups;
     }
     __u32 xid = vtl_swap32(a->hdr->echo_xid);
-    if ((__s32)(xid - tx->acked_xid) > 0 && (__s32)(xid - tx->xid) < 0)
+    __s32 newer = xid - tx->acked_xid;
+    if (newer > 0 && (__s32)(xid - tx->xid) < 0)
         tx->acked_xid = xid;
+    if (a->delivered && !(a->hdr->h.flags & VTL_F_UPDATE))
+        vtl_loss_late(tx, newer < 0 ? tx->acked_xid - xid : 0);
 }
 
 VTL_INLINE void tf_loss_selective(struct vtl_ackd *a) {

@@ -9,18 +9,25 @@
 
 #include "vtl/tf.h"
 
-/* Sums of everything so far, so losing an acknowledgement costs nothing. What the peer says goes to
- * statistics only. */
-VTL_INLINE void vtl_meter_count(struct vtl_ackd *a) {
+/*
+ * Sums of everything so far, so losing an acknowledgement costs nothing. Returns whether most of
+ * what was sent since the latest one before is still missing: the packet that caused this one has
+ * overtaken it, on a shorter way, or it is lost.
+ */
+VTL_INLINE int vtl_meter_count(struct vtl_ackd *a) {
     struct vtl_tx *tx = &a->s->tx;
     struct vtl_meter *m = &tx->meter;
+    __u32 sent = m->xid - m->extra, arrived = m->arrived;
     __u32 xid = vtl_swap32(a->hdr->echo_xid) + 1;
     if ((__s32)(xid - m->xid) < 0)
-        return; /* overtaken by a newer one */
+        return 0; /* overtaken by a newer one */
     m->xid = xid;
     m->extra = VTL_LOAD(tx->extra);
     m->received = vtl_swap64(a->hdr->received);
     m->arrived = (__u32)m->received + vtl_swap32(a->hdr->dups);
+    sent = xid - m->extra - sent;
+    arrived = m->arrived - arrived;
+    return sent > 2 && arrived < (sent + 1) / 2;
 }
 
 VTL_INLINE void vtl_meter_rtt(struct vtl_ackd *a, __u32 rtt_us) {
@@ -36,14 +43,17 @@ VTL_INLINE void tf_rtt(struct vtl_ackd *a) {
     struct vtl_tx *tx = &a->s->tx;
     if (a->hdr->h.flags & VTL_F_UPDATE)
         return;
-    vtl_meter_count(a);
+    int overtook = vtl_meter_count(a);
     __u32 rtt = (__u32)(a->now / VTL_NS_PER_US) - vtl_swap32(a->hdr->echo_ts);
     if (rtt > 60 * 1000000u)
         return; /* no clock of ours said that */
     if (!rtt)
         rtt = 1;
-    a->rtt_us = rtt;
-    vtl_meter_rtt(a, rtt);
+    /* The shortest round trip is to be one that all packets could have. */
+    if (!overtook) {
+        a->rtt_us = rtt;
+        vtl_meter_rtt(a, rtt);
+    }
     if (!tx->srtt_us || tx->acks == 1) { /* vtld supposed one: what negotiation took */
         tx->srtt_us = rtt;
         tx->rttvar_us = rtt / 2;

@@ -141,8 +141,6 @@ struct vtl_bbr {
     __u64 phase_ns; /* when the phase began */
     __u64 phase_bw; /* bw at that time */
     __u64 probe_rtt_end_ns;
-    __u64 round_lost; /* tx.lost_total and tx.delivered when `loss_q16` was last updated */
-    __u64 round_delivered;
     __u64 last_lost; /* tx.lost_total at the end of the last round */
     /* against a competitor that fills the queue */
     __u64 window;    /* packets, after CUBIC */
@@ -163,6 +161,16 @@ struct vtl_bbr {
     __u32 phase;        /* enum vtl_bbr_phase */
     __u32 full_count;
     __u32 loss_q16; /* smoothed share of packets lost, 65,536 = all */
+    __u32 floor_q16; /* the same of those that were sent when less than the rate was */
+    __u32 round_sent; /* transmissions, as vtl_meter counts them, and how many of them had */
+    __u32 round_arrived; /* arrived, when `loss_q16` was last updated, */
+    __u32 seen_sent;     /* and at the latest acknowledgement */
+    __u32 seen_arrived;
+    __u32 less_from; /* the first transmission of the latest phase that sends less, */
+    __u32 less_to;   /* and the first one behind it; */
+    __u32 less;      /* 1 while it lasts */
+    __u32 less_sent; /* of such phases, since `floor_q16` was last updated */
+    __u32 less_arrived;
     __u32 queued;   /* the last round never saw the queue empty */
     __u32 marks;    /* how many packets the path has marked, modulo 2^16, */
     __u32 marked;   /* and whether it has in this round */
@@ -228,8 +236,11 @@ struct vtl_tx {
     __u64 acks;
     __u64 cwnd;          /* packets in flight allowed */
     __u64 pacing_gap_ns; /* between two packets; 0 = no pacing */
+    __u64 calm;          /* `delivered` when `late` last changed, or was confirmed */
     __u32 acked_xid;     /* largest xid acknowledged */
-    __u32 reorder;       /* transmissions that may overtake one before it counts as lost */
+    __u32 reorder;       /* transmissions that may overtake one before it counts as lost, */
+    __u32 late;          /* and that have overtaken some which arrived nevertheless, lately; */
+    __u32 late_q16;      /* smoothed share of packets that came late, 65,536 = all */
     __u32 dups;          /* vtl_ack_hdr.dups of the latest acknowledgement */
     __u32 srtt_us;       /* RFC 6298 */
     __u32 rttvar_us;

@@ -197,6 +197,47 @@ fn loss_reordering__threshold_and_largest_xid() {
     }
 }
 
+#[test]
+fn loss_reordering__how_late_packets_come() {
+    let mut h = host(|s| (s.tx.xid, s.tx.acked_xid) = (100_000, 50_000));
+    let late = |h: &mut Host, echo_xid, delivered, received| {
+        let fields = Fields {
+            echo_xid,
+            ..Default::default()
+        };
+        h.session_mut(SID).tx.delivered += received;
+        let mut header = ack_header(fields);
+        let f = ffi::vtl_native_loss_reordering;
+        h.ackd(f, SID, NOW, &mut header, &[], |a| a.delivered = delivered);
+        h.session(SID).tx.late
+    };
+    assert_eq!(late(&mut h, 49_900, 0, 0), 0, "a duplicate");
+    // At most twice as many, and three more, at a time.
+    let grows = [3, 9, 21, 45, 93, 100, 100].map(|most| (late(&mut h, 49_900, 1, 1), most));
+    assert!(grows.iter().all(|(late, most)| late == most), "{grows:?}");
+    // As late as before, or nearly so: that holds.
+    assert_eq!(late(&mut h, 49_910, 1, 5000), 100);
+    assert_eq!(late(&mut h, 50_001, 1, 1600), 100);
+    assert_eq!(late(&mut h, 50_002, 1, 65), 87, "16 times it without");
+    for echo in 50_003..50_200 {
+        late(&mut h, echo, 1, 5000);
+    }
+    assert_eq!(late(&mut h, 50_200, 1, 5000), 0);
+    assert_eq!(
+        late(&mut h, 50_201_u32.wrapping_sub(1 << 31), 1, 1),
+        3,
+        "far behind"
+    );
+    // Packets that were overtaken by no more than that are not lost.
+    for (late, lost) in [(0, 1), (9, 1), (10, 0)] {
+        let mut h = sent(20, 1, 10);
+        h.session_mut(SID).tx.late = late;
+        let f = ffi::vtl_native_loss_selective;
+        call(&mut h, f, Fields::default(), &[!1]);
+        assert_eq!(h.session(SID).tx.lost[0] & 1, lost, "{late}");
+    }
+}
+
 /// Packets 0 to `count` - 1 were sent as transmissions `first_xid` and on, 10 ms ago.
 fn sent(count: u64, first_xid: u32, acked: u32) -> Host {
     let mut h = host(|s| {
@@ -405,6 +446,26 @@ fn rtt__counts_what_arrives() {
     assert_eq!(heard(50, 40, 3, 0), (100, 7, 80, 83), "overtaken");
     assert_eq!(heard(199, 90, 3, VTL_F_UPDATE), (100, 7, 80, 83));
     assert_eq!(heard(199, 1 << 32, 1, 0), (200, 7, 1 << 32, 1));
+}
+
+#[test]
+fn rtt__of_what_has_overtaken_most_others_is_not_the_shortest() {
+    // of 100 that were sent, how many have arrived; the sample
+    for (arrived, sample) in [(49, 0), (50, 80_000), (100, 80_000)] {
+        let mut h = host(|s| {
+            (s.tx.srtt_us, s.tx.meter.xid, s.tx.meter.arrived) = (100_000, 10, 10);
+        });
+        let fields = Fields {
+            echo_xid: 109,
+            received: 10 + arrived,
+            echo_ts: (NOW / 1000) as u32 - 80_000,
+            ..Default::default()
+        };
+        let (_, a) = call(&mut h, ffi::vtl_native_rtt, fields, &[]);
+        let tx = &h.session(SID).tx;
+        assert_eq!((a.rtt_us, tx.meter.min_rtt_us), (sample, sample));
+        assert!(tx.srtt_us < 100_000);
+    }
 }
 
 #[test]
