@@ -218,6 +218,25 @@ VTL_INLINE int vtl_bbr_same(const struct vtl_bbr *b) {
     return b->round_min_us + slack >= b->from_us && b->round_min_us <= b->from_us + slack;
 }
 
+/* At the end of a round against a competitor: is it none? Its queue would be shorter by what we have
+ * taken out of it; where round trips are the same with half as much in flight, they are the path's. */
+VTL_INLINE int vtl_bbr_alone(struct vtl_ackd *a) {
+    struct vtl_bbr *b = &a->s->tx.bbr;
+    if (b->round_min_us == ~0u)
+        return 0;
+    if (!vtl_bbr_same(b)) {
+        b->from_us = b->round_min_us;
+        b->from = a->in_flight;
+    } else if (a->in_flight > b->from) {
+        b->from = a->in_flight;
+    } else if (!a->app_limited && 2 * a->in_flight <= b->from) {
+        b->min_rtt_us = b->from_us;
+        b->min_rtt_ns_at = a->now;
+        return 1;
+    }
+    return 0;
+}
+
 /* At the end of a round of EMPTY or TRY: has the path become longer? */
 VTL_INLINE void vtl_bbr_longer(struct vtl_ackd *a, int congested) {
     struct vtl_bbr *b = &a->s->tx.bbr;
@@ -332,7 +351,9 @@ VTL_GLOBAL int vtl_bbr_round(struct vtl_session *s, __u64 now, __u64 in_flight, 
     __u32 lost = arrived < sent ? sent - arrived : 0;
     if (b->competing && (marked || tx->lost_total > b->last_lost))
         vtl_bbr_yield(a);
-    if (b->competing && b->queued)
+    if (b->competing && b->mode == VTL_BBR_PROBE_BW && vtl_bbr_alone(a))
+        vtl_bbr_anew(b);
+    else if (b->competing && b->queued)
         b->busy = VTL_BBR_GONE;
     else if (b->competing && b->mode == VTL_BBR_PROBE_BW && !--b->busy)
         vtl_bbr_anew(b);

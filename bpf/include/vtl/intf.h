@@ -176,6 +176,7 @@ struct vtl_bbr {
     __u32 marked;   /* and whether it has in this round */
     __u32 from_us;  /* while what is in flight shrinks and grows: the shortest round trip before, 0
                      * once one was another */
+    __u32 from;      /* against a competitor: the most in flight with such a round trip */
 };
 
 enum vtl_bbr_mode { VTL_BBR_STARTUP, VTL_BBR_DRAIN, VTL_BBR_PROBE_BW, VTL_BBR_PROBE_RTT };

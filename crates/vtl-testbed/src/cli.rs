@@ -109,6 +109,9 @@ struct LinkArgs {
     /// Packets overtaken by later ones, per cent
     #[arg(long, value_name = "PCT", value_parser = units::per_cent)]
     reorder: Option<f64>,
+    /// For how long these are held back, milliseconds; by default 1, or the time of eight packets
+    #[arg(long, value_name = "MS", value_parser = units::milliseconds)]
+    reorder_ms: Option<f64>,
     /// Packets delivered twice, per cent
     #[arg(long, value_name = "PCT", value_parser = units::per_cent)]
     duplicate: Option<f64>,
@@ -173,6 +176,7 @@ impl LinkArgs {
         link.ecn_ms = self.ecn.or(link.ecn_ms);
         link.blocked = self.block.or(link.blocked);
         put(&mut link.reorder_pct, self.reorder.as_ref());
+        link.reorder_ms = self.reorder_ms.or(link.reorder_ms);
         put(&mut link.duplicate_pct, self.duplicate.as_ref());
         put(&mut link.corrupt_pct, self.corrupt.as_ref());
         if let Some(SlotsArg(slots)) = self.slots {
@@ -316,6 +320,9 @@ fn describe(link: &Link, backend: Backend) -> String {
         if pct > 0.0 {
             words.push(format!("{name} {} %", round(pct)));
         }
+    }
+    if let Some(ms) = link.reorder_ms.filter(|_| link.reorder_pct > 0.0) {
+        words.push(format!("by {} ms", round(ms)));
     }
     if let Some(ms) = link.ecn_ms {
         words.push(format!("marks above {} ms", round(ms)));
