@@ -312,17 +312,18 @@ fn describe(link: &Link, backend: Backend) -> String {
     if let LossModel::GilbertElliott { burst_packets, .. } = link.loss_model {
         words.push(format!("in bursts of {}", round(burst_packets)));
     }
+    if link.reorder_pct > 0.0 {
+        let by = link.reorder_ms.map(|ms| format!(" by {} ms", round(ms)));
+        let pct = round(link.reorder_pct);
+        words.push(format!("reordering {pct} %{}", by.unwrap_or_default()));
+    }
     for (name, pct) in [
-        ("reordering", link.reorder_pct),
         ("duplication", link.duplicate_pct),
         ("corruption", link.corrupt_pct),
     ] {
         if pct > 0.0 {
             words.push(format!("{name} {} %", round(pct)));
         }
-    }
-    if let Some(ms) = link.reorder_ms.filter(|_| link.reorder_pct > 0.0) {
-        words.push(format!("by {} ms", round(ms)));
     }
     if let Some(ms) = link.ecn_ms {
         words.push(format!("marks above {} ms", round(ms)));
