@@ -436,15 +436,18 @@ VTL_INLINE int hand_hear(struct vtl_ackd *a) {
     __s32 newer = xid - tx->acked_xid;
     if (newer > 0 && (__s32)(xid - tx->xid) < 0)
         tx->acked_xid = xid;
-    if (a->delivered && !(h->h.flags & VTL_F_UPDATE) && (tx->late || newer < 0)) {
-        __u32 late = tx->late, grown = 2 * late + 3, overtaken = newer < 0 ? tx->acked_xid - xid : 0;
+    if (a->delivered && !(h->h.flags & VTL_F_UPDATE)) {
+        __u32 late = tx->late, grown = 2 * late + 3;
+        __u32 overtaken = newer < 0 ? tx->acked_xid - xid : 0;
+        if (grown > VTL_LATE_MAX)
+            grown = VTL_LATE_MAX;
         tx->late_q16 = tx->late_q16 - tx->late_q16 / 64 + (overtaken ? 1024 : 0);
-        if (overtaken > late && late < VTL_LATE_MAX)
+        if (overtaken > late && late < grown)
             tx->late = overtaken < grown ? overtaken : grown;
         else if (overtaken + late / 8 < late &&
                  tx->delivered - tx->calm > VTL_LATE_CALM * (late + 4))
             tx->late -= 1 + late / 8;
-        if (tx->late != late || overtaken + late / 8 >= late)
+        if (tx->late != late || (late && overtaken + late / 8 >= late))
             tx->calm = tx->delivered;
     }
 
@@ -453,13 +456,15 @@ VTL_INLINE int hand_hear(struct vtl_ackd *a) {
     if (h->h.flags & VTL_F_UPDATE)
         return 0;
     int overtook = 0;
-    if ((__s32)(xid + 1 - m->xid) >= 0) {
-        __u32 more = m->extra - m->xid, came = m->arrived;
-        m->xid = xid + 1;
+    if ((__s32)(xid - m->xid) >= 0 && (__s32)(xid - tx->xid) < 0) {
+        __u32 before = m->xid - m->extra, came = m->arrived;
+        m->xid = xid;
         m->extra = VTL_LOAD(tx->extra);
+        if ((__s32)(xid - m->extra - before) < 0)
+            m->extra = xid - before;
         m->received = received;
         m->arrived = (__u32)received + vtl_swap32(h->dups);
-        more += m->xid - m->extra;
+        __u32 more = xid - m->extra - before;
         came = m->arrived - came;
         overtook = more > 2 && came < (more + 1) / 2;
     }
@@ -467,11 +472,11 @@ VTL_INLINE int hand_hear(struct vtl_ackd *a) {
         return 0;
     if (!rtt)
         rtt = 1;
-    if (!overtook)
+    int counts = !overtook || !m->min_rtt_us;
+    if (counts)
         a->rtt_us = rtt;
-    if (overtook)
-        ;
-    else if (!m->min_rtt_us || rtt <= m->min_rtt_us || a->now - m->min_rtt_ns >= 10 * VTL_NS_PER_S) {
+    if (counts && (!m->min_rtt_us || rtt <= m->min_rtt_us ||
+                   a->now - m->min_rtt_ns >= 10 * VTL_NS_PER_S)) {
         m->min_rtt_us = rtt;
         m->min_rtt_ns = a->now;
     }

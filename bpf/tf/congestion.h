@@ -70,7 +70,7 @@ VTL_INLINE enum vtl_cc_what vtl_cc_event(struct vtl_ackd *a, struct vtl_cc *cc) 
     }
     /* Losses among what was sent before the latest event are found once what was sent after it has
      * overtaken them by the reordering threshold, at the latest. */
-    if ((!lost && !marked) || (__s32)(tx->acked_xid - cc->recover) <= (__s32)tx->reorder)
+    if ((!lost && !marked) || (__s32)(tx->acked_xid - cc->recover) <= vtl_overtakers(tx))
         return VTL_CC_NOTHING;
     cc->recover = VTL_LOAD(tx->xid);
     return lost ? VTL_CC_LOSS : VTL_CC_MARK;

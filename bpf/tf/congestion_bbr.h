@@ -24,6 +24,7 @@
 
 #include "cube_root.h"
 #include "number.h"
+#include "rtt.h"
 
 /* Gains in 256ths. */
 #define VTL_BBR_HIGH_GAIN 739 /* 2 / ln 2 */
@@ -71,9 +72,12 @@ VTL_INLINE __u32 vtl_bbr_initial(__u32 rtt_us) {
  * negotiation has measured one. */
 VTL_INLINE void tf_congestion_start(struct vtl_out *o) {
     struct vtl_tx *tx = &o->s->tx;
-    if (tx->next || tx->acks)
+    if (tx->next)
         return;
-    tx->bbr.floor_q16 = VTL_BBR_LOSS_MAX;
+    if (!tx->bbr.floor_q16)
+        tx->bbr.floor_q16 = VTL_BBR_LOSS_MAX;
+    if (tx->acks)
+        return;
     /* Round trips of data may find a queue already. But they are a little longer, too. */
     tx->bbr.min_rtt_us = tx->srtt_us + tx->srtt_us / 8;
     tx->cwnd = vtl_bbr_initial(tx->srtt_us);
@@ -178,7 +182,8 @@ VTL_INLINE void vtl_bbr_empty(struct vtl_ackd *a) {
     /* What a competitor will be met with, if there is one: not what draining in vain has left. */
     if (!b->busy)
         b->window = a->s->tx.cwnd;
-    b->from_us = b->round_min_us;
+    if (!b->competing)
+        b->from_us = b->round_min_us;
     vtl_bbr_enter(a, VTL_BBR_EMPTY);
 }
 
@@ -196,6 +201,7 @@ VTL_INLINE void vtl_bbr_compete(struct vtl_ackd *a) {
     struct vtl_bbr *b = &a->s->tx.bbr;
     b->competing = 1;
     b->busy = VTL_BBR_GONE;
+    b->from = 0;
     b->yielded = b->rounds;
     vtl_bbr_epoch(a, b->window, b->window);
 }
@@ -219,22 +225,26 @@ VTL_INLINE int vtl_bbr_same(const struct vtl_bbr *b) {
 }
 
 /* At the end of a round against a competitor: is it none? Its queue would be shorter by what we have
- * taken out of it; where round trips are the same with half as much in flight, they are the path's. */
-VTL_INLINE int vtl_bbr_alone(struct vtl_ackd *a) {
+ * taken out of it; where round trips stay the same with half as much in flight, they are the path's.
+ */
+VTL_INLINE int vtl_bbr_alone(struct vtl_ackd *a, int congested) {
     struct vtl_bbr *b = &a->s->tx.bbr;
-    if (b->round_min_us == ~0u)
-        return 0;
-    if (!vtl_bbr_same(b)) {
+    if (b->mode != VTL_BBR_PROBE_BW || a->app_limited)
+        b->from = 0;
+    if (!b->from || !vtl_bbr_same(b)) {
+        b->from = b->mode == VTL_BBR_PROBE_BW && b->round_min_us != ~0u ? a->in_flight : 0;
         b->from_us = b->round_min_us;
-        b->from = a->in_flight;
-    } else if (a->in_flight > b->from) {
-        b->from = a->in_flight;
-    } else if (!a->app_limited && 2 * a->in_flight <= b->from) {
-        b->min_rtt_us = b->from_us;
-        b->min_rtt_ns_at = a->now;
-        return 1;
+        b->alone = 0;
+        return 0;
     }
-    return 0;
+    if (a->in_flight > b->from)
+        b->from = a->in_flight;
+    b->alone = !congested && 2 * a->in_flight <= b->from ? b->alone + 1 : 0;
+    if (b->alone <= VTL_BBR_LESS)
+        return 0;
+    b->min_rtt_us = b->from_us;
+    b->min_rtt_ns_at = a->now;
+    return 1;
 }
 
 /* At the end of a round of EMPTY or TRY: has the path become longer? */
@@ -291,9 +301,9 @@ VTL_INLINE __u32 vtl_bbr_share(__u32 sent, __u32 arrived) {
     return arrived < sent ? (sent - arrived) * 65536ull / sent : 0;
 }
 
-/* Transmissions that vtl_meter counts. */
+/* Transmissions so far, as vtl_meter counts them. */
 VTL_INLINE __u32 vtl_bbr_sent(const struct vtl_tx *tx) {
-    return tx->meter.xid - tx->meter.extra;
+    return VTL_LOAD(tx->xid) - 1 - VTL_LOAD(tx->extra);
 }
 
 /*
@@ -303,7 +313,7 @@ VTL_INLINE __u32 vtl_bbr_sent(const struct vtl_tx *tx) {
  */
 VTL_INLINE void vtl_bbr_floor(struct vtl_tx *tx) {
     struct vtl_bbr *b = &tx->bbr;
-    __u32 sent = vtl_bbr_sent(tx), arrived = tx->meter.arrived;
+    __u32 sent = vtl_meter_sent(&tx->meter), arrived = tx->meter.arrived;
     int is_of_it = (__s32)(b->seen_sent - b->less_from) >= 0 &&
                    (b->less || (__s32)(sent - b->less_to) <= 0);
     if (is_of_it) {
@@ -346,14 +356,12 @@ VTL_GLOBAL int vtl_bbr_round(struct vtl_session *s, __u64 now, __u64 in_flight, 
     int emptying = b->mode == VTL_BBR_PROBE_BW && b->phase >= VTL_BBR_EMPTY;
     b->marked = 0;
     b->queued = marked || b->round_min_us > vtl_bbr_empty_us(tx);
-    __u32 sent = vtl_bbr_sent(tx) - b->round_sent;
+    __u32 sent = vtl_meter_sent(&tx->meter) - b->round_sent;
     __u32 arrived = tx->meter.arrived - b->round_arrived;
     __u32 lost = arrived < sent ? sent - arrived : 0;
     if (b->competing && (marked || tx->lost_total > b->last_lost))
         vtl_bbr_yield(a);
-    if (b->competing && b->mode == VTL_BBR_PROBE_BW && vtl_bbr_alone(a))
-        vtl_bbr_anew(b);
-    else if (b->competing && b->queued)
+    if (b->competing && b->queued)
         b->busy = VTL_BBR_GONE;
     else if (b->competing && b->mode == VTL_BBR_PROBE_BW && !--b->busy)
         vtl_bbr_anew(b);
@@ -390,6 +398,8 @@ VTL_GLOBAL int vtl_bbr_round(struct vtl_session *s, __u64 now, __u64 in_flight, 
     if (b->queued && b->rounds - b->phase_round >= 2 &&
         (b->mode == VTL_BBR_DRAIN || (b->mode == VTL_BBR_PROBE_BW && b->phase == VTL_BBR_CRUISE)))
         vtl_bbr_empty(a);
+    if (b->competing && vtl_bbr_alone(a, marked || lost > usual))
+        vtl_bbr_anew(b);
     vtl_bbr_longer(a, marked || lost > usual);
     b->round_min_us = ~0u;
     if (b->mode != VTL_BBR_STARTUP || app_limited || !b->bw)
@@ -427,7 +437,7 @@ VTL_INLINE void vtl_bbr_min_rtt(struct vtl_ackd *a) {
     int expired = a->now - b->min_rtt_ns_at > VTL_BBR_MIN_RTT_NS;
     /* A sample within 2 % is as good as a new minimum: an idle queue needs no probing. */
     /* The first sample of data shows whether what negotiation measured was this path at all. */
-    int wrong = !b->rounds && a->rtt_us > 8ull * b->min_rtt_us;
+    int wrong = !b->min_rtt_us || (!b->rounds && a->rtt_us > 8ull * b->min_rtt_us);
     if (wrong || a->rtt_us <= b->min_rtt_us) {
         b->min_rtt_us = a->rtt_us;
         b->min_rtt_ns_at = a->now;
@@ -553,9 +563,9 @@ VTL_INLINE void tf_congestion_bbr(struct vtl_ackd *a) {
     __u64 made_up = bw * 65536 / (65536 - vtl_bbr_made_up(b));
     __u32 less = !b->competing && vtl_bbr_gain(b) <= VTL_BBR_DOWN_GAIN;
     if (less != b->less && less)
-        b->less_from = VTL_LOAD(tx->xid) - VTL_LOAD(tx->extra);
+        b->less_from = vtl_bbr_sent(tx);
     else if (less != b->less)
-        b->less_to = VTL_LOAD(tx->xid) - VTL_LOAD(tx->extra);
+        b->less_to = vtl_bbr_sent(tx);
     b->less = less;
 
     __u64 cwnd, pace;

@@ -33,8 +33,7 @@ VTL_GLOBAL int vtl_loss_check(struct vtl_session *s, __u64 now, __u64 seq) {
         return 0;
     struct vtl_tx *tx = &s->tx;
     __s32 overtaken = tx->acked_xid - VTL_LOAD(sent->xid);
-    __u32 most = tx->reorder > tx->late ? tx->reorder : tx->late + 1;
-    if (overtaken < (__s32)most &&
+    if (overtaken < vtl_overtakers(tx) &&
         (overtaken <= 0 || now - sent->sent_ns < 2 * VTL_NS_PER_US * tx->srtt_us))
         return 0;
     __u64 mask = 1ull << (seq % 64);
@@ -50,8 +49,10 @@ VTL_GLOBAL int vtl_loss_check(struct vtl_session *s, __u64 now, __u64 seq) {
  * What happens once may be an accident: so at most twice as many as before, at a time. */
 VTL_INLINE void vtl_loss_late(struct vtl_tx *tx, __u32 overtaken) {
     __u32 grown = 2 * tx->late + 3;
+    if (grown > VTL_LATE_MAX)
+        grown = VTL_LATE_MAX;
     tx->late_q16 = tx->late_q16 - tx->late_q16 / 64 + (overtaken ? 1024 : 0);
-    if (overtaken > tx->late && tx->late < VTL_LATE_MAX)
+    if (overtaken > tx->late && tx->late < grown)
         tx->late = overtaken < grown ? overtaken : grown;
     else if (overtaken + tx->late / 8 < tx->late &&
              tx->delivered - tx->calm > VTL_LATE_CALM * (tx->late + 4))

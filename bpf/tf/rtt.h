@@ -9,6 +9,11 @@
 
 #include "vtl/tf.h"
 
+/* Transmissions of which it is known whether they have arrived. */
+VTL_INLINE __u32 vtl_meter_sent(const struct vtl_meter *m) {
+    return m->xid - m->extra;
+}
+
 /*
  * Sums of everything so far, so losing an acknowledgement costs nothing. Returns whether most of
  * what was sent since the latest one before is still missing: the packet that caused this one has
@@ -17,15 +22,18 @@
 VTL_INLINE int vtl_meter_count(struct vtl_ackd *a) {
     struct vtl_tx *tx = &a->s->tx;
     struct vtl_meter *m = &tx->meter;
-    __u32 sent = m->xid - m->extra, arrived = m->arrived;
-    __u32 xid = vtl_swap32(a->hdr->echo_xid) + 1;
-    if ((__s32)(xid - m->xid) < 0)
-        return 0; /* overtaken by a newer one */
+    __u32 sent = vtl_meter_sent(m), arrived = m->arrived;
+    __u32 xid = vtl_swap32(a->hdr->echo_xid);
+    if ((__s32)(xid - m->xid) < 0 || (__s32)(xid - VTL_LOAD(tx->xid)) >= 0)
+        return 0; /* overtaken by a newer one; or never sent */
     m->xid = xid;
     m->extra = VTL_LOAD(tx->extra);
+    /* What egress has left out since then is none of these. */
+    if ((__s32)(vtl_meter_sent(m) - sent) < 0)
+        m->extra = xid - sent;
     m->received = vtl_swap64(a->hdr->received);
     m->arrived = (__u32)m->received + vtl_swap32(a->hdr->dups);
-    sent = xid - m->extra - sent;
+    sent = vtl_meter_sent(m) - sent;
     arrived = m->arrived - arrived;
     return sent > 2 && arrived < (sent + 1) / 2;
 }
@@ -50,7 +58,7 @@ VTL_INLINE void tf_rtt(struct vtl_ackd *a) {
     if (!rtt)
         rtt = 1;
     /* The shortest round trip is to be one that all packets could have. */
-    if (!overtook) {
+    if (!overtook || !tx->meter.min_rtt_us) {
         a->rtt_us = rtt;
         vtl_meter_rtt(a, rtt);
     }

@@ -176,7 +176,8 @@ struct vtl_bbr {
     __u32 marked;   /* and whether it has in this round */
     __u32 from_us;  /* while what is in flight shrinks and grows: the shortest round trip before, 0
                      * once one was another */
-    __u32 from;      /* against a competitor: the most in flight with such a round trip */
+    __u32 from;      /* against a competitor: the most in flight with such a round trip, */
+    __u32 alone;     /* and the rounds in a row that there has been half of it at most */
 };
 
 enum vtl_bbr_mode { VTL_BBR_STARTUP, VTL_BBR_DRAIN, VTL_BBR_PROBE_BW, VTL_BBR_PROBE_RTT };
@@ -186,7 +187,7 @@ enum vtl_bbr_mode { VTL_BBR_STARTUP, VTL_BBR_DRAIN, VTL_BBR_PROBE_BW, VTL_BBR_PR
 enum vtl_bbr_phase { VTL_BBR_UP, VTL_BBR_DOWN, VTL_BBR_CRUISE, VTL_BBR_EMPTY, VTL_BBR_TRY };
 
 /* What acknowledgements have shown of the path, whatever the graft: rtt.h. Of the transmissions
- * numbered below `xid`, those in `extra` left out, `arrived` have arrived, `received` of them for
+ * numbered up to `xid`, those in `extra` left out, `arrived` have arrived, `received` of them for
  * the first time. */
 struct vtl_meter {
     __u64 received;
@@ -402,7 +403,7 @@ enum vtl_stat {
  * What a graft says about itself, in the section .vtl.graft of its object: VTL_GRAFT writes it.
  * Little-endian. Names and units are text that ends with a zero byte.
  */
-enum { VTL_GRAFT_ABI = 8 }; /* of this description and of everything in this file */
+enum { VTL_GRAFT_ABI = 9 }; /* of this description and of everything in this file */
 
 struct vtl_param_info {
     char name[24]; /* letters, digits and '-' */

@@ -179,6 +179,11 @@ struct vtl_scratch {
 };
 VTL_INLINE struct vtl_scratch *vtl_get_scratch(void);
 
+/* Transmissions that have overtaken one that is lost, at least. */
+VTL_INLINE __s32 vtl_overtakers(const struct vtl_tx *tx) {
+    return tx->reorder > tx->late ? tx->reorder : tx->late + 1;
+}
+
 /* Packets in flight: sent, and neither delivered nor given up. */
 VTL_INLINE __u64 vtl_in_flight(const struct vtl_session *s) {
     __u64 out = s->tx.delivered + s->tx.lost_total + s->tx.abandoned;

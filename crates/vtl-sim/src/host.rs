@@ -174,6 +174,7 @@ impl Host {
         s.tx.reorder = intf::VTL_REORDER;
         s.tx.xid = config.first_xid;
         s.tx.acked_xid = config.first_xid.wrapping_sub(1);
+        s.tx.meter.xid = s.tx.acked_xid;
         if config.rtt_us != 0 {
             s.tx.srtt_us = config.rtt_us;
             s.tx.rttvar_us = config.rtt_us / 2;

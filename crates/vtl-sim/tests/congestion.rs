@@ -409,6 +409,34 @@ fn congestion_bbr__leaves_room_for_what_is_overtaken() {
     }
 }
 
+/// Against a competitor, `rtt` in the rounds after a window of 400, and what is in flight then.
+fn against(rtt: u32, flight: u64, rounds: u64) -> vtl_bbr {
+    let mut h = known(VTL_BBR_CRUISE);
+    let b = &mut h.session_mut(SID).tx.bbr;
+    (b.competing, b.busy, b.window, b.most, b.epoch_ns) = (1, 8, 400, 400, NOW);
+    for n in 0..3 {
+        round(&mut h, NOW + n * MS, 160_000, 400);
+    }
+    for n in 3..3 + rounds {
+        round(&mut h, NOW + n * MS, rtt, flight);
+    }
+    h.session(SID).tx.bbr
+}
+
+#[test]
+fn congestion_bbr__a_competitor_whose_queue_follows_nothing_is_none() {
+    let b = against(161_000, 200, 3);
+    assert_eq!(
+        (b.competing, b.mode, b.min_rtt_us),
+        (0, VTL_BBR_STARTUP, 160_000)
+    );
+    // Too early to tell; not half as much; a queue that is shorter by what was taken out.
+    for (rtt, flight, rounds) in [(161_000, 200, 2), (161_000, 210, 9), (150_000, 200, 9)] {
+        let b = against(rtt, flight, rounds);
+        assert_eq!((b.competing, b.min_rtt_us), (1, 100_000), "{rtt} {flight}");
+    }
+}
+
 #[test]
 fn congestion_bbr__drains_paths_that_hold_nothing() {
     let mut h = host(|s| {

@@ -429,7 +429,7 @@ fn rtt__rfc_6298() {
 
 #[test]
 fn rtt__counts_what_arrives() {
-    let mut h = host(|s| s.tx.extra = 7);
+    let mut h = host(|s| (s.tx.extra, s.tx.xid) = (7, 300));
     let mut heard = |echo_xid, received, dups, flags| {
         let fields = Fields {
             echo_xid,
@@ -442,10 +442,30 @@ fn rtt__counts_what_arrives() {
         let m = &h.session(SID).tx.meter;
         (m.xid, m.extra, m.received, m.arrived)
     };
-    assert_eq!(heard(99, 80, 3, 0), (100, 7, 80, 83));
+    assert_eq!(heard(100, 80, 3, 0), (100, 7, 80, 83));
     assert_eq!(heard(50, 40, 3, 0), (100, 7, 80, 83), "overtaken");
-    assert_eq!(heard(199, 90, 3, VTL_F_UPDATE), (100, 7, 80, 83));
-    assert_eq!(heard(199, 1 << 32, 1, 0), (200, 7, 1 << 32, 1));
+    assert_eq!(heard(200, 90, 3, VTL_F_UPDATE), (100, 7, 80, 83));
+    assert_eq!(heard(300, 90, 3, 0), (100, 7, 80, 83), "never sent");
+    assert_eq!(heard(200, 1 << 32, 1, 0), (200, 7, 1 << 32, 1));
+}
+
+/// What egress has left out after the packet that an acknowledgement tells of is not among those before it.
+#[test]
+fn rtt__counts_no_probe_before_it_is_answered() {
+    let mut h = host(|s| (s.tx.extra, s.tx.xid) = (0, 104));
+    let heard = |h: &mut Host, echo_xid| {
+        let fields = Fields {
+            echo_xid,
+            received: 100,
+            ..Default::default()
+        };
+        call(h, ffi::vtl_native_rtt, fields, &[]);
+        let m = &h.session(SID).tx.meter;
+        m.xid - m.extra
+    };
+    assert_eq!(heard(&mut h, 100), 100);
+    h.session_mut(SID).tx.extra = 3;
+    assert_eq!([101, 102, 103].map(|xid| heard(&mut h, xid)), [100; 3]);
 }
 
 #[test]
@@ -453,17 +473,20 @@ fn rtt__of_what_has_overtaken_most_others_is_not_the_shortest() {
     // of 100 that were sent, how many have arrived; the sample
     for (arrived, sample) in [(49, 0), (50, 80_000), (100, 80_000)] {
         let mut h = host(|s| {
-            (s.tx.srtt_us, s.tx.meter.xid, s.tx.meter.arrived) = (100_000, 10, 10);
+            (s.tx.srtt_us, s.tx.xid) = (100_000, 111);
+            let m = &mut s.tx.meter;
+            (m.xid, m.arrived, m.min_rtt_us, m.min_rtt_ns) = (10, 10, 90_000, NOW);
         });
         let fields = Fields {
-            echo_xid: 109,
+            echo_xid: 110,
             received: 10 + arrived,
             echo_ts: (NOW / 1000) as u32 - 80_000,
             ..Default::default()
         };
         let (_, a) = call(&mut h, ffi::vtl_native_rtt, fields, &[]);
         let tx = &h.session(SID).tx;
-        assert_eq!((a.rtt_us, tx.meter.min_rtt_us), (sample, sample));
+        let shortest = if sample == 0 { 90_000 } else { sample };
+        assert_eq!((a.rtt_us, tx.meter.min_rtt_us), (sample, shortest));
         assert!(tx.srtt_us < 100_000);
     }
 }
