@@ -210,14 +210,12 @@ fn key__tls_taken_out_of_hello() {
     let output = curl.arg(url(server, "f")).output().expect("curl runs");
     assert_eq!(output.status.code(), Some(7), "{}", words(&output));
     assert_eq!(words_of(&wanted, &tap.end()), 0);
-    world.hook();
     world.download(server, "f");
     leave(&world);
 
     // Hosts that have met.
     world.stop_daemons();
     world.start_both(&[]);
-    world.hook();
     world.meet();
     meddle(&world);
     world.restart(Host::Server);
