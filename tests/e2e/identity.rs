@@ -183,7 +183,7 @@ fn key__tls_taken_out_of_hello() {
             "table ip meddler {
                  chain out {
                      type filter hook output priority 0
-                     @ih,32,24 0x411 @ih,128,32 0x56544c32 @ih,80,8 set 0 counter
+                     @ih,32,24 0x411 @ih,128,32 0x56544c32 counter @ih,80,8 set 0
                  }
              }",
         );
