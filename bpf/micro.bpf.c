@@ -475,8 +475,8 @@ VTL_INLINE int hand_hear(struct vtl_ackd *a) {
     int counts = !overtook || !m->min_rtt_us;
     if (counts)
         a->rtt_us = rtt;
-    if (counts && (!m->min_rtt_us || rtt <= m->min_rtt_us ||
-                   a->now - m->min_rtt_ns >= 10 * VTL_NS_PER_S)) {
+    if (counts &&
+        (!m->min_rtt_us || rtt <= m->min_rtt_us || a->now - m->min_rtt_ns >= 10 * VTL_NS_PER_S)) {
         m->min_rtt_us = rtt;
         m->min_rtt_ns = a->now;
     }

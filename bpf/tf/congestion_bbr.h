@@ -113,8 +113,8 @@ VTL_INLINE __u64 vtl_bbr_bdp(const struct vtl_bbr *b, __u64 bw, __u32 gain) {
     return bw * b->min_rtt_us / 1000000 * gain / 256 / 1024;
 }
 
-/* Packets more that are under way where a few overtake most others: as many. The shortest round trip
- * is that of the few. */
+/* Packets more that are under way where a few overtake most others: as many. The shortest round
+ * trip is that of the few. */
 VTL_INLINE __u64 vtl_bbr_late(const struct vtl_tx *tx) {
     __u64 most = 2 * vtl_bbr_bdp(&tx->bbr, tx->bbr.bw, 256);
     if (tx->late_q16 < VTL_BBR_LATE)
@@ -224,8 +224,9 @@ VTL_INLINE int vtl_bbr_same(const struct vtl_bbr *b) {
     return b->round_min_us + slack >= b->from_us && b->round_min_us <= b->from_us + slack;
 }
 
-/* At the end of a round against a competitor: is it none? Its queue would be shorter by what we have
- * taken out of it; where round trips stay the same with half as much in flight, they are the path's.
+/* At the end of a round against a competitor: is it none? Its queue would be shorter by what we
+ * have taken out of it; where round trips stay the same with half as much in flight, they are the
+ * path's.
  */
 VTL_INLINE int vtl_bbr_alone(struct vtl_ackd *a, int congested) {
     struct vtl_bbr *b = &a->s->tx.bbr;
@@ -314,8 +315,8 @@ VTL_INLINE __u32 vtl_bbr_sent(const struct vtl_tx *tx) {
 VTL_INLINE void vtl_bbr_floor(struct vtl_tx *tx) {
     struct vtl_bbr *b = &tx->bbr;
     __u32 sent = vtl_meter_sent(&tx->meter), arrived = tx->meter.arrived;
-    int is_of_it = (__s32)(b->seen_sent - b->less_from) >= 0 &&
-                   (b->less || (__s32)(sent - b->less_to) <= 0);
+    int is_of_it =
+        (__s32)(b->seen_sent - b->less_from) >= 0 && (b->less || (__s32)(sent - b->less_to) <= 0);
     if (is_of_it) {
         b->less_sent += sent - b->seen_sent;
         b->less_arrived += arrived - b->seen_arrived;
@@ -384,8 +385,8 @@ VTL_GLOBAL int vtl_bbr_round(struct vtl_session *s, __u64 now, __u64 in_flight, 
         else
             b->loss_q16 -= b->loss_q16 / 16;
         /* Hardly a link's own: is the shortest round trip known one with a queue? */
-        if (b->loss_q16 > b->floor_q16 + VTL_BBR_LOSS_MAX && b->mode == VTL_BBR_PROBE_BW && !b->competing &&
-            now - b->probe_rtt_end_ns > VTL_BBR_MIN_RTT_NS / 2)
+        if (b->loss_q16 > b->floor_q16 + VTL_BBR_LOSS_MAX && b->mode == VTL_BBR_PROBE_BW &&
+            !b->competing && now - b->probe_rtt_end_ns > VTL_BBR_MIN_RTT_NS / 2)
             vtl_bbr_probe(a);
         b->round_sent += sent;
         b->round_arrived += arrived;

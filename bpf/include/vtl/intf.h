@@ -160,9 +160,9 @@ struct vtl_bbr {
     __u32 mode;         /* enum vtl_bbr_mode */
     __u32 phase;        /* enum vtl_bbr_phase */
     __u32 full_count;
-    __u32 loss_q16; /* smoothed share of packets lost, 65,536 = all */
-    __u32 floor_q16; /* the same of those that were sent when less than the rate was */
-    __u32 round_sent; /* transmissions, as vtl_meter counts them, and how many of them had */
+    __u32 loss_q16;      /* smoothed share of packets lost, 65,536 = all */
+    __u32 floor_q16;     /* the same of those that were sent when less than the rate was */
+    __u32 round_sent;    /* transmissions, as vtl_meter counts them, and how many of them had */
     __u32 round_arrived; /* arrived, when `loss_q16` was last updated, */
     __u32 seen_sent;     /* and at the latest acknowledgement */
     __u32 seen_arrived;
@@ -171,13 +171,13 @@ struct vtl_bbr {
     __u32 less;      /* 1 while it lasts */
     __u32 less_sent; /* of such phases, since `floor_q16` was last updated */
     __u32 less_arrived;
-    __u32 queued;   /* the last round never saw the queue empty */
-    __u32 marks;    /* how many packets the path has marked, modulo 2^16, */
-    __u32 marked;   /* and whether it has in this round */
-    __u32 from_us;  /* while what is in flight shrinks and grows: the shortest round trip before, 0
-                     * once one was another */
-    __u32 from;      /* against a competitor: the most in flight with such a round trip, */
-    __u32 alone;     /* and the rounds in a row that there has been half of it at most */
+    __u32 queued;  /* the last round never saw the queue empty */
+    __u32 marks;   /* how many packets the path has marked, modulo 2^16, */
+    __u32 marked;  /* and whether it has in this round */
+    __u32 from_us; /* while what is in flight shrinks and grows: the shortest round trip before, 0
+                    * once one was another */
+    __u32 from;    /* against a competitor: the most in flight with such a round trip, */
+    __u32 alone;   /* and the rounds in a row that there has been half of it at most */
 };
 
 enum vtl_bbr_mode { VTL_BBR_STARTUP, VTL_BBR_DRAIN, VTL_BBR_PROBE_BW, VTL_BBR_PROBE_RTT };
