@@ -5,8 +5,9 @@
  * more every few rounds, and keeps a quarter more than a bandwidth-delay product in flight. Where
  * it differs:
  *
- * - Losses tell of congestion only together with a queue. While round trips are short, the pacing
- *   rate makes up for them, so that what the bottleneck carries stays at its rate.
+ * - Losses tell of congestion only together with a queue, or where less loses less. While round
+ *   trips are short, the pacing rate makes up for those that the path has anyway, so that what the
+ *   bottleneck carries stays at its rate.
  * - While a queue stands, a little less than the measured rate is sent: a rate measured from
  *   acknowledgements that come in clusters is too high. One that stands longer than probing takes
  *   is drained, until a round trip shows it empty.
@@ -226,8 +227,7 @@ VTL_INLINE int vtl_bbr_same(const struct vtl_bbr *b) {
 
 /* At the end of a round against a competitor: is it none? Its queue would be shorter by what we
  * have taken out of it; where round trips stay the same with half as much in flight, they are the
- * path's.
- */
+ * path's. */
 VTL_INLINE int vtl_bbr_alone(struct vtl_ackd *a, int congested) {
     struct vtl_bbr *b = &a->s->tx.bbr;
     if (b->mode != VTL_BBR_PROBE_BW || a->app_limited)
@@ -312,17 +312,16 @@ VTL_INLINE __u32 vtl_bbr_sent(const struct vtl_tx *tx) {
  * for, however much it is. A queue that runs over, and a policer, which drops without having one,
  * lose nothing then.
  */
-VTL_INLINE void vtl_bbr_floor(struct vtl_tx *tx) {
+VTL_INLINE void vtl_bbr_floor(const struct vtl_ackd *a) {
+    struct vtl_tx *tx = &a->s->tx;
     struct vtl_bbr *b = &tx->bbr;
-    __u32 sent = vtl_meter_sent(&tx->meter), arrived = tx->meter.arrived;
+    __u32 upto = vtl_meter_sent(&tx->meter);
     int is_of_it =
-        (__s32)(b->seen_sent - b->less_from) >= 0 && (b->less || (__s32)(sent - b->less_to) <= 0);
-    if (is_of_it) {
-        b->less_sent += sent - b->seen_sent;
-        b->less_arrived += arrived - b->seen_arrived;
-    }
-    b->seen_sent = sent;
-    b->seen_arrived = arrived;
+        (__s32)(upto - a->sent - b->less_from) >= 0 && (b->less || (__s32)(upto - b->less_to) <= 0);
+    if (!is_of_it)
+        return;
+    b->less_sent += a->sent;
+    b->less_arrived += a->arrived;
     if (b->less_sent < VTL_BBR_LOSS_PACKETS)
         return;
     b->floor_q16 = (b->floor_q16 + vtl_bbr_share(b->less_sent, b->less_arrived)) / 2;
@@ -543,7 +542,7 @@ VTL_INLINE void tf_congestion_bbr(struct vtl_ackd *a) {
     VTL_TF(congestion_bbr, VTL_S_CONGESTION_CONTROL);
     struct vtl_tx *tx = &a->s->tx;
     struct vtl_bbr *b = &tx->bbr;
-    vtl_bbr_floor(tx);
+    vtl_bbr_floor(a);
     vtl_bbr_rate(a);
     vtl_bbr_min_rtt(a);
     vtl_bbr_marks(a);

@@ -33,9 +33,9 @@ VTL_INLINE int vtl_meter_count(struct vtl_ackd *a) {
         m->extra = xid - sent;
     m->received = vtl_swap64(a->hdr->received);
     m->arrived = (__u32)m->received + vtl_swap32(a->hdr->dups);
-    sent = vtl_meter_sent(m) - sent;
-    arrived = m->arrived - arrived;
-    return sent > 2 && arrived < (sent + 1) / 2;
+    a->sent = vtl_meter_sent(m) - sent;
+    a->arrived = m->arrived - arrived;
+    return a->sent > 2 && a->arrived < (a->sent + 1) / 2;
 }
 
 VTL_INLINE void vtl_meter_rtt(struct vtl_ackd *a, __u32 rtt_us) {

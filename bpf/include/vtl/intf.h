@@ -131,7 +131,8 @@ struct vtl_sent {
     __u32 app_limited;
 };
 
-/* Congestion control, BBR-like: written by the listener. Rates in packets per 1,024 seconds. */
+/* Congestion control, BBR-like: written by the listener, before the first packet by egress. Rates
+ * in packets per 1,024 seconds. */
 struct vtl_bbr {
     __u64 bw_max[10]; /* maximum delivery rate of each of the latest rounds */
     __u64 bw;         /* maximum of those */
@@ -163,13 +164,11 @@ struct vtl_bbr {
     __u32 loss_q16;      /* smoothed share of packets lost, 65,536 = all */
     __u32 floor_q16;     /* the same of those that were sent when less than the rate was */
     __u32 round_sent;    /* transmissions, as vtl_meter counts them, and how many of them had */
-    __u32 round_arrived; /* arrived, when `loss_q16` was last updated, */
-    __u32 seen_sent;     /* and at the latest acknowledgement */
-    __u32 seen_arrived;
-    __u32 less_from; /* the first transmission of the latest phase that sends less, */
-    __u32 less_to;   /* and the first one behind it; */
-    __u32 less;      /* 1 while it lasts */
-    __u32 less_sent; /* of such phases, since `floor_q16` was last updated */
+    __u32 round_arrived; /* arrived, when `loss_q16` was last updated */
+    __u32 less_from;     /* the first transmission of the latest phase that sends less, */
+    __u32 less_to;       /* and the first one behind it; */
+    __u32 less;          /* 1 while it lasts */
+    __u32 less_sent;     /* of such phases, since `floor_q16` was last updated */
     __u32 less_arrived;
     __u32 queued;  /* the last round never saw the queue empty */
     __u32 marks;   /* how many packets the path has marked, modulo 2^16, */

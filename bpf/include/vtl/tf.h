@@ -103,6 +103,8 @@ struct vtl_ackd {
     /* filled in by transport functions on the way */
     __u64 cum;
     __u64 delivered; /* packets newly known to have arrived */
+    __u32 sent;      /* transmissions of which it is known now whether they have arrived, */
+    __u32 arrived;   /* and how many of them, and of earlier ones, have: struct vtl_meter */
     __u32 rtt_us;    /* 0 = no sample */
     __u64 rate;      /* delivery rate sample, packets per 1,024 s; 0 = none */
     __u32 app_limited;

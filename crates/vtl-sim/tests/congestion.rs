@@ -355,11 +355,15 @@ fn congestion_bbr__losses_are_made_up_for_to_a_limit() {
 fn congestion_bbr__what_less_loses_is_the_paths_own() {
     let mut h = known(VTL_BBR_DOWN);
     let tx = &mut h.session_mut(SID).tx;
-    (tx.xid, tx.bbr.seen_sent, tx.bbr.seen_arrived) = (1000, 900, 700);
-    (tx.meter.xid, tx.meter.arrived) = (900, 700);
+    (tx.xid, tx.meter.xid, tx.meter.arrived) = (1000, 900, 700);
     let floor = |h: &mut Host, arrived, lost, flight| {
         arrive(h, arrived, lost);
-        bbr(h, NOW, 0, 100_000, flight);
+        let mut hdr = ack_header(Fields::default());
+        let f = ffi::vtl_native_congestion_bbr;
+        h.ackd(f, SID, NOW, &mut hdr, &[], |a| {
+            (a.sent, a.arrived) = (arrived + lost, arrived);
+            (a.rtt_us, a.in_flight) = (100_000, flight);
+        });
         h.session(SID).tx.bbr.floor_q16
     };
     assert_eq!(floor(&mut h, 50, 50, 120), 0, "sent before");

@@ -1,6 +1,6 @@
 //! The control connection: a TCP connection between the two daemons that carries frames inside TLS; flows' bytes
-//! only of those that require encryption, where they have no other carrier. The host that was connected to speaks first: if something between the hosts has led the
-//! connection to an application, the application hears nothing.
+//! only of those that require encryption, where they have no other carrier. The host that was connected to speaks
+//! first: if something between the hosts has led the connection to an application, the application hears nothing.
 
 use std::{
     cell::{Cell, RefCell},

@@ -1,8 +1,8 @@
 //! MPTCP (RFC 8684) as a carrier: the kernel's, one connection between the daemons. Which paths it takes is
 //! the system's matter (`ip mptcp endpoint`).
 //!
-//! The connection begins with the token; what follows are records, if it is sealed. Where something on the way takes the options of MPTCP out it is
-//! TCP, and works.
+//! The connection begins with the token; what follows are records, if it is sealed. Where something on the way
+//! takes the options of MPTCP out it is TCP, and works.
 
 use std::{
     cell::{Cell, RefCell},
