@@ -312,20 +312,22 @@ VTL_INLINE __u32 vtl_bbr_sent(const struct vtl_tx *tx) {
  * for, however much it is. A queue that runs over, and a policer, which drops without having one,
  * lose nothing then.
  */
-VTL_INLINE void vtl_bbr_floor(const struct vtl_ackd *a) {
-    struct vtl_tx *tx = &a->s->tx;
-    struct vtl_bbr *b = &tx->bbr;
-    __u32 upto = vtl_meter_sent(&tx->meter);
+VTL_GLOBAL int vtl_bbr_floor(struct vtl_session *s, __u32 sent, __u32 arrived) {
+    if (!s)
+        return 0;
+    struct vtl_bbr *b = &s->tx.bbr;
+    __u32 upto = vtl_meter_sent(&s->tx.meter);
     int is_of_it =
-        (__s32)(upto - a->sent - b->less_from) >= 0 && (b->less || (__s32)(upto - b->less_to) <= 0);
+        (__s32)(upto - sent - b->less_from) >= 0 && (b->less || (__s32)(upto - b->less_to) <= 0);
     if (!is_of_it)
-        return;
-    b->less_sent += a->sent;
-    b->less_arrived += a->arrived;
+        return 0;
+    b->less_sent += sent;
+    b->less_arrived += arrived;
     if (b->less_sent < VTL_BBR_LOSS_PACKETS)
-        return;
+        return 0;
     b->floor_q16 = (b->floor_q16 + vtl_bbr_share(b->less_sent, b->less_arrived)) / 2;
     b->less_sent = b->less_arrived = 0;
+    return 0;
 }
 
 /* The share of lost packets that is made up for: those that the path loses anyway, and a few by
@@ -542,7 +544,7 @@ VTL_INLINE void tf_congestion_bbr(struct vtl_ackd *a) {
     VTL_TF(congestion_bbr, VTL_S_CONGESTION_CONTROL);
     struct vtl_tx *tx = &a->s->tx;
     struct vtl_bbr *b = &tx->bbr;
-    vtl_bbr_floor(a);
+    vtl_bbr_floor(a->s, a->sent, a->arrived);
     vtl_bbr_rate(a);
     vtl_bbr_min_rtt(a);
     vtl_bbr_marks(a);

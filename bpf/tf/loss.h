@@ -47,7 +47,10 @@ VTL_GLOBAL int vtl_loss_check(struct vtl_session *s, __u64 now, __u64 seq) {
 
 /* By how many others was the packet overtaken that has just arrived, and caused an acknowledgement?
  * What happens once may be an accident: so at most twice as many as before, at a time. */
-VTL_INLINE void vtl_loss_late(struct vtl_tx *tx, __u32 overtaken) {
+VTL_GLOBAL int vtl_loss_late(struct vtl_session *s, __u32 overtaken) {
+    if (!s)
+        return 0;
+    struct vtl_tx *tx = &s->tx;
     __u32 grown = 2 * tx->late + 3;
     if (grown > VTL_LATE_MAX)
         grown = VTL_LATE_MAX;
@@ -58,8 +61,9 @@ VTL_INLINE void vtl_loss_late(struct vtl_tx *tx, __u32 overtaken) {
              tx->delivered - tx->calm > VTL_LATE_CALM * (tx->late + 4))
         tx->late -= 1 + tx->late / 8;
     else if (overtaken + tx->late / 8 < tx->late || !tx->late)
-        return;
+        return 0;
     tx->calm = tx->delivered;
+    return 0;
 }
 
 VTL_INLINE void tf_loss_reordering(struct vtl_ackd *a) {
@@ -76,7 +80,7 @@ VTL_INLINE void tf_loss_reordering(struct vtl_ackd *a) {
     if (newer > 0 && (__s32)(xid - tx->xid) < 0)
         tx->acked_xid = xid;
     if (a->delivered && !(a->hdr->h.flags & VTL_F_UPDATE))
-        vtl_loss_late(tx, newer < 0 ? tx->acked_xid - xid : 0);
+        vtl_loss_late(a->s, newer < 0 ? tx->acked_xid - xid : 0);
 }
 
 VTL_INLINE void tf_loss_selective(struct vtl_ackd *a) {
