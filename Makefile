@@ -53,7 +53,7 @@ test: preflight lint build ## All of that and the end-to-end tests, some 20 minu
 	 $(CARGO) test --release --workspace --exclude vtl-e2e --locked --quiet && \
 	 scripts/check-headers.sh && \
 	 scripts/fuzz.sh replay && \
-	 $(CARGO) test --release --workspace --locked --test e2e -- --test-threads=1; $(list_skipped)
+	 $(CARGO) test --release --workspace --locked --test e2e -- --test-threads=2; $(list_skipped)
 
 fuzz: setup ## Coverage-guided fuzzing of all that strangers reach, 20 s for each target, or SECONDS=n, TARGETS='wire nego'
 	@scripts/fuzz.sh $(or $(SECONDS),20) $(TARGETS)

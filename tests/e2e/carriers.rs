@@ -21,7 +21,8 @@ impl World {
 
     /// Daemons and a web server, whose port is not hooked.
     pub(crate) fn unhooked(name: &str, link: &Link) -> Option<Self> {
-        let mut world = Self::bare(name, link)?;
+        // Congestion controls are the whole kernel's.
+        let mut world = Self::alone(name, link)?;
         world.start_web();
         world.start(Host::Server, &[]);
         world.start(Host::Client, &[]);

@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 use serde_json::Value;
 use vtl_testing::turn;
 
-use crate::harness::{until, vtl as program};
+use crate::harness::{copy_program, until, vtl as program};
 
 fn vtl(args: &[&str]) -> Command {
     let mut command = Command::new(program());
@@ -101,7 +101,7 @@ fn man__writes_a_page_for_each_subcommand() {
 fn demo__without_root_names_the_cure() {
     // Below root's home, say, nobody else may run it.
     let copy = std::env::temp_dir().join(format!("vtl-demo-test-{}", std::process::id()));
-    std::fs::copy(program(), &copy).expect("copied");
+    copy_program(program(), &copy);
     let mut command = Command::new(&copy);
     command.arg("demo").stdin(Stdio::null());
     if nix::unistd::geteuid().is_root() {

@@ -365,7 +365,7 @@ fn compare(cases: &[Case], tcp: &Transcripts, vtl: &Transcripts) -> Vec<String> 
 /// Plays all cases carried, and between other hosts over TCP, at the same time: they wait for most of
 /// theirs.
 fn check(world: &mut World, program: &Path, family: usize, over: Over, cases: &[Case]) {
-    let plain = world.beside(&format!("plain{family}"), &link());
+    let plain = world.beside(&link());
     make_places(&plain);
     let [tcp, vtl] = thread::scope(|scope| {
         let tcp = scope.spawn(|| play(&plain, program, family, Over::Tcp, cases));

@@ -251,7 +251,7 @@ fn idle(name: &str, wanted: u64, most: Option<u64>) {
     let count = each * u64::from(APPLICATIONS);
     let account = |host: Host| Account::open(&format!("{name}-{}", host.name()));
     let hosts = [Host::Server, Host::Client].map(|host| (host, account(host)));
-    let Some(mut world) = World::bare(name, &Link::new(1.0, 200.0)) else {
+    let Some(mut world) = World::alone(name, &Link::new(1.0, 200.0)) else {
         return;
     };
     let counted = |account: &Option<Account>, start: &mut dyn FnMut()| match account {

@@ -7,7 +7,9 @@ use serde_json::Value;
 use vtl_testbed::{Host, Link};
 
 use crate::{
-    harness::{Group, Held, PORT, Process, World, refused, same, until, url, vtld, words},
+    harness::{
+        Group, Held, PORT, Process, World, copy_program, refused, same, until, url, vtld, words,
+    },
     users::{NOBODY, as_nobody, as_user},
 };
 
@@ -93,7 +95,7 @@ fn rules__match_what_they_say_and_nothing_else() {
     let curl = Path::new("/usr/bin/curl");
     // A program of its own.
     let copy = world.path("fetch");
-    fs::copy(curl, &copy).expect("copied");
+    copy_program(curl, &copy);
     let home = world.path("home");
     fs::create_dir(&home).expect("made");
     fs::set_permissions(&home, fs::Permissions::from_mode(0o777)).expect("ours");
@@ -225,7 +227,7 @@ fn rules__match_what_they_say_and_nothing_else() {
     });
     // Replaced by another file of that name: as soon as it is noticed.
     fs::remove_file(&copy).expect("there");
-    fs::copy(curl, &copy).expect("copied");
+    copy_program(curl, &copy);
     let matched = |name: &str| {
         let all = world.matched();
         all.iter().find(|(n, _)| n == name).expect("there").1

@@ -22,7 +22,8 @@ use vtl_control::{Client, Done, Grant, Listening, Request, RuleCount};
 use vtl_testbed::{Host, Link};
 
 use crate::harness::{
-    self, Process, Spoken, World, payload, refused, same, until, url, vtl, vtld, words,
+    self, Process, Spoken, World, copy_program, payload, refused, same, until, url, vtl, vtld,
+    words,
 };
 
 /// An existing group that none of the system's daemons is in.
@@ -53,7 +54,7 @@ impl World {
     pub(crate) fn vtl_as(&self, host: Host, gid: Gid, args: &[&str]) -> Command {
         let copy = self.path("vtl");
         if !copy.exists() {
-            fs::copy(vtl(), &copy).expect("copied");
+            copy_program(vtl(), &copy);
         }
         let mut command = self.testbed.command(host, copy).expect("a namespace");
         as_nobody(command.args(args), gid);
@@ -265,7 +266,7 @@ fn vtld__needs_root() {
         return;
     };
     let copy = world.path("vtld");
-    fs::copy(vtld(), &copy).expect("copied");
+    copy_program(vtld(), &copy);
     let mut command = world
         .testbed
         .command(Host::Client, copy)

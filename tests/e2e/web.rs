@@ -143,7 +143,7 @@ fn web__peer_hears_of_a_flow_by_its_first_bytes() {
 
 #[test]
 fn web__port_not_hooked_or_closed() {
-    let Some(mut world) = World::bare("hooks", &Link::new(5.0, 100.0)) else {
+    let Some(mut world) = World::bare("web-hooks", &Link::new(5.0, 100.0)) else {
         return;
     };
     world.start_web();

@@ -8,5 +8,5 @@ mod wait;
 
 pub use random::Random;
 pub use skip::{is_root, skip};
-pub use turn::{Turn, turn};
+pub use turn::{Turn, turn, turn_alone};
 pub use wait::{PATIENCE, until};

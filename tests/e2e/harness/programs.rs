@@ -28,6 +28,12 @@ pub(crate) fn vtld() -> PathBuf {
     built("vtld")
 }
 
+/// Copies a program, by another process: one that is started at this moment would keep a file open for writing that
+/// was written here, and the kernel executes no such file.
+pub(crate) fn copy_program(from: impl AsRef<Path>, to: impl AsRef<Path>) {
+    run(Command::new("cp").args([from.as_ref(), to.as_ref()]));
+}
+
 /// `tests/helper`.
 pub(crate) fn helper() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_vtl-e2e-helper"))

@@ -15,12 +15,15 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use vtl_control::{CarrierSpec, Client, HookTarget, Request};
 use vtl_testbed::{Host, Lifetime, Link, Testbed};
-use vtl_testing::{Turn, turn};
+use vtl_testing::{Turn, turn, turn_alone};
 
 use super::{Process, run, until, vtl, vtld, words};
 
 /// Where the web server listens.
 pub(crate) const PORT: u16 = 80;
+
+/// Of all testbeds' names.
+const PREFIX: &str = "e2e-";
 
 /// A link that does everything wrong that a link can.
 pub(crate) fn bad_link() -> Link {
@@ -83,14 +86,23 @@ impl World {
         Some(Self::in_turn(name, link, Some(turn())))
     }
 
+    /// The same while no other test runs: it counts or measures what all have in common.
+    pub(crate) fn alone(name: &str, link: &Link) -> Option<Self> {
+        if !vtl_testing::is_root() {
+            return None;
+        }
+        Some(Self::in_turn(name, link, Some(turn_alone())))
+    }
+
     /// Hosts without daemons, beside these and while these are used.
-    pub(crate) fn beside(&self, name: &str, link: &Link) -> Self {
-        Self::in_turn(name, link, None)
+    pub(crate) fn beside(&self, link: &Link) -> Self {
+        let name = self.testbed.name().trim_start_matches(PREFIX);
+        Self::in_turn(&format!("{name}-beside"), link, None)
     }
 
     fn in_turn(name: &str, link: &Link, turn: Option<Turn>) -> Self {
         keep_failures();
-        let name = format!("e2e-{name}");
+        let name = format!("{PREFIX}{name}");
         let path = std::env::temp_dir().join(&name);
         let _ = fs::remove_dir_all(&path);
         fs::create_dir_all(path.join("www")).expect("a directory");

@@ -20,7 +20,7 @@ pub(crate) fn turn(tools: &[&str]) -> Option<Turn> {
         vtl_testing::skip(&format!("no `{tool}`"));
         return None;
     }
-    Some(vtl_testing::turn())
+    Some(vtl_testing::turn_alone())
 }
 
 /// A testbed that uses the emulator even if the kernel has netem.
