@@ -217,6 +217,91 @@ int vtl_accepted(struct bpf_sock_ops *ops) {
     return 1;
 }
 
+/* Adds a connection's packets; `least`: how many must be hit before they count. What is long ago
+ * counts less and less. */
+static __always_inline void add_share(struct vtl_share *share, __u64 hit, __u64 all, __u32 least) {
+    if (hit > least / 4) {
+        all = all * (least / 4) / hit;
+        hit = least / 4;
+    }
+    if (all > VTL_NEAR_LONG)
+        all = VTL_NEAR_LONG;
+    if (share->all > VTL_NEAR_LONG) {
+        share->hit /= 2;
+        share->all /= 2;
+    }
+    share->hit += hit;
+    share->all += all;
+}
+
+static __always_inline int is_much(const struct vtl_share *share, __u32 of, __u32 least) {
+    return share->hit >= least && share->hit * of > share->all;
+}
+
+static __always_inline void spoil(struct vtl_near *near) {
+    near->until = 0;
+    near->spoiled = bpf_ktime_get_ns();
+}
+
+/* Of all processes: follows connections to near hosts. What it counts may miss what another
+ * processor counts at the same time. */
+SEC("sockops")
+int vtl_watch_near(struct bpf_sock_ops *ops) {
+    __u64 packets, late = 0;
+    struct vtl_near *near;
+    struct tcp_sock *tcp;
+    struct bpf_sock *sk;
+    __u8 addr[16];
+    __u32 w[4];
+
+    if (ops->op != BPF_SOCK_OPS_TCP_CONNECT_CB && ops->op != BPF_SOCK_OPS_RETRANS_CB &&
+        ops->op != BPF_SOCK_OPS_STATE_CB)
+        return 1;
+    if (bpf_get_netns_cookie(ops) != config.netns_cookie)
+        return 1;
+    if (ops->family == VTL_AF_INET) {
+        map_v4(addr, ops->remote_ip4);
+    } else {
+        w[0] = VTL_LOAD(ops->remote_ip6[0]);
+        w[1] = VTL_LOAD(ops->remote_ip6[1]);
+        w[2] = VTL_LOAD(ops->remote_ip6[2]);
+        w[3] = VTL_LOAD(ops->remote_ip6[3]);
+        copy_addr(addr, w);
+    }
+    near = bpf_map_lookup_elem(&vtl_near, addr);
+    if (!near || !near->until)
+        return 1;
+    packets = (__u64)ops->segs_in + ops->segs_out;
+    switch (ops->op) {
+    case BPF_SOCK_OPS_TCP_CONNECT_CB:
+        bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_RETRANS_CB_FLAG |
+                                           BPF_SOCK_OPS_STATE_CB_FLAG);
+        break;
+    case BPF_SOCK_OPS_RETRANS_CB:
+        if (packets > VTL_NEAR_LONG && (__u64)ops->total_retrans * VTL_NEAR_AGAIN > packets)
+            spoil(near);
+        break;
+    case BPF_SOCK_OPS_STATE_CB:
+        if (ops->args[1] != BPF_TCP_CLOSE || ops->args[0] == BPF_TCP_SYN_SENT)
+            break;
+        add_share(&near->again, ops->total_retrans, packets, VTL_NEAR_AGAIN_LEAST);
+        sk = ops->sk;
+        tcp = sk ? (struct tcp_sock *)bpf_skc_to_tcp_sock(sk) : NULL;
+        if (tcp && bpf_core_field_exists(tcp->rcv_ooopack))
+            late = BPF_CORE_READ(tcp, rcv_ooopack);
+        add_share(&near->late, late, packets, VTL_NEAR_LATE_LEAST);
+        near->slow = ops->rtt_min > config.far_us ? near->slow + 1 : 0;
+        if (near->slow >= VTL_NEAR_SLOW ||
+            is_much(&near->again, VTL_NEAR_AGAIN, VTL_NEAR_AGAIN_LEAST) ||
+            is_much(&near->late, VTL_NEAR_LATE, VTL_NEAR_LATE_LEAST))
+            spoil(near);
+        else /* As long as there are connections they show that it still is. */
+            near->until = bpf_ktime_get_ns() + config.near_ns;
+        break;
+    }
+    return 1;
+}
+
 /* Whether getsockname shows something else than the kernel says: `local` is this end of the
  * connection to the real destination. */
 static __always_inline int true_local(struct bpf_sock_addr *ctx, struct vtl_endpoint *local) {
@@ -682,8 +767,12 @@ int vtl_steer_syn(struct __sk_buff *skb) {
     if (!hooked || !*hooked)
         return TC_ACT_UNSPEC;
     says = vtl_option(skb, off, tcp.doff);
-    if (says == SYN_NOTHING || !is_served() || is_others(skb, v4))
+    if (says == SYN_NOTHING || is_others(skb, v4))
         return TC_ACT_UNSPEC;
+    /* A control connection is for vtld alone: the application would see one that nobody needs. The
+     * peer tries again. */
+    if (!is_served())
+        return says == SYN_CONTROL ? TC_ACT_SHOT : TC_ACT_UNSPEC;
 
     /* Only where the application listens, so that a closed port still answers with a RST, and has
      * room, so that a full queue still answers with silence; and only for a new connection: a SYN

@@ -216,6 +216,7 @@ enum {
     BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB = 4,
     BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB = 5,
     BPF_SOCK_OPS_NEEDS_ECN = 6,
+    BPF_SOCK_OPS_RETRANS_CB = 9,
     BPF_SOCK_OPS_STATE_CB = 10,
     BPF_SOCK_OPS_TCP_LISTEN_CB = 11,
     BPF_SOCK_OPS_HDR_OPT_LEN_CB = 14,
@@ -223,10 +224,20 @@ enum {
 };
 
 /* bpf_sock_ops_cb_flags. */
-enum { BPF_SOCK_OPS_STATE_CB_FLAG = 1 << 2, BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG = 1 << 6 };
+enum {
+    BPF_SOCK_OPS_RETRANS_CB_FLAG = 1 << 1,
+    BPF_SOCK_OPS_STATE_CB_FLAG = 1 << 2,
+    BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG = 1 << 6,
+};
 
 /* struct bpf_sock.state. */
-enum { BPF_TCP_ESTABLISHED = 1, BPF_TCP_CLOSE = 7, BPF_TCP_LISTEN = 10, BPF_TCP_NEW_SYN_RECV = 12 };
+enum {
+    BPF_TCP_ESTABLISHED = 1,
+    BPF_TCP_SYN_SENT = 2,
+    BPF_TCP_CLOSE = 7,
+    BPF_TCP_LISTEN = 10,
+    BPF_TCP_NEW_SYN_RECV = 12
+};
 
 /* ---- sockets: linux/bpf.h, linux/tcp.h ---- */
 

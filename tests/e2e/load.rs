@@ -21,7 +21,10 @@ fn outcome(mut client: Spoken) -> Value {
 
 /// Two hosts over a wire, and a server whose port is hooked.
 fn hosts(name: &str) -> Option<(World, Spoken)> {
-    let world = World::with_daemons(name, &Link::new(0.0, 0.0))?;
+    let mut world = World::bare(name, &Link::new(0.0, 0.0))?;
+    for host in [Host::Server, Host::Client] {
+        world.start(host, &["--near", "0"]);
+    }
     world.hook_port(PORT);
     let serve = world.vtl(Host::Server, &["bench", "load", "serve", &PORT.to_string()]);
     let mut server = Spoken::start(serve);

@@ -33,6 +33,7 @@ mod lossy;
 mod many;
 mod memory;
 mod messages;
+mod near;
 mod nego;
 mod outage;
 mod packages;

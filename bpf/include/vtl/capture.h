@@ -52,6 +52,14 @@ struct {
     __type(value, __u64);
 } vtl_plain SEC(".maps");
 
+/* Hosts, by address, that are near: connects that name no carrier go past vtld. */
+struct {
+    __uint(type, BPF_MAP_TYPE_LRU_HASH);
+    __uint(max_entries, 16384);
+    __type(key, __u8[16]);
+    __type(value, struct vtl_near);
+} vtl_near SEC(".maps");
+
 /* vtld's own sockets by cookie. */
 struct {
     __uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -107,8 +115,9 @@ static __always_inline int stays_local6(const __u32 w[4]) {
 }
 
 /* Of the kernel's own: keys for signatures, and what belongs to an MPTCP connection, where that is
- * compiled in. */
+ * compiled in; packets that have come out of order. */
 struct tcp_sock {
+    __u32 rcv_ooopack;
     void *md5sig_info; /* RFC 2385 */
     void *ao_info;     /* RFC 5925 */
     _Bool is_mptcp;
@@ -186,9 +195,13 @@ static __always_inline int is_taken6(const struct vtl_endpoint *dest) {
 static __always_inline int capture(struct bpf_sock_addr *ctx, const struct vtl_endpoint *dest,
                                    __u32 wish) {
     struct vtl_captured *c;
+    struct vtl_near *near;
     __u64 cookie, *until;
 
     if (!is_served())
+        return 0;
+    near = wish ? NULL : bpf_map_lookup_elem(&vtl_near, dest->addr);
+    if (near && near->until > bpf_ktime_get_ns())
         return 0;
     until = bpf_map_lookup_elem(&vtl_plain, dest);
     if (until && *until > bpf_ktime_get_ns() && !requires_carrier(wish))

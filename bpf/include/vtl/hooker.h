@@ -25,6 +25,8 @@ struct vtl_hook_config {
     __u16 capture_port4; /* host order; 0 = this family is not captured */
     __u16 capture_port6;
     __u64 sees_exe; /* rules only; 1: this kernel shows programs which file a task executes */
+    __u64 near_ns;  /* how long a host counts as near without another connection to it */
+    __u64 far_us;   /* a host with longer round trips than this, in microseconds, is not near */
 };
 
 enum {
@@ -120,6 +122,36 @@ struct vtl_syn {
     __u32 len;                /* bytes used of `packet` */
     __u32 wish;               /* as in struct vtl_captured */
     __u8 packet[VTL_SYN_MAX]; /* IP and TCP header; the TCP checksum is not filled in */
+};
+
+/* Packets, and how many of them something befell. */
+struct vtl_share {
+    __u64 hit;
+    __u64 all;
+};
+
+/* What is known of a host whose path was measured as near and clean, where VTL gains nothing: a
+ * value of the map `vtl_near`, by its address. vtld writes a new one, vtl_watch_near counts. */
+struct vtl_near {
+    __u64 until;   /* CLOCK_MONOTONIC, ns: connects that name no carrier go past vtld until then */
+    __u64 spoiled; /* the same: since when it is not near and clean any more; 0 = it is */
+    __u64 slow;    /* connections in a row that had longer round trips than `far_us` */
+    /* Of connections that have ended since. Each loss makes many that were sent later late. */
+    struct vtl_share again; /* sent again */
+    struct vtl_share late;  /* out of order */
+};
+
+/* When a host is not near and clean any more: one of so many packets was hit, and at least so many
+ * were; a connection adds a quarter of the latter at most, since each loses many where it begins
+ * faster than the path is. A connection that goes on tells enough alone after so many packets. Or
+ * so many in a row were slow. */
+enum {
+    VTL_NEAR_AGAIN = 100,
+    VTL_NEAR_AGAIN_LEAST = 64,
+    VTL_NEAR_LATE = 20,
+    VTL_NEAR_LATE_LEAST = 256,
+    VTL_NEAR_LONG = 50000,
+    VTL_NEAR_SLOW = 4,
 };
 
 enum vtl_own {

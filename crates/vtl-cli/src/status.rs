@@ -87,6 +87,10 @@ fn text(status: &Value) -> String {
             "rule",
         ],
     );
+    if let Some(near) = status["near"].as_array() {
+        let hosts: Vec<&str> = near.iter().filter_map(Value::as_str).collect();
+        let _ = writeln!(out, "near, past vtld: {}", hosts.join(", "));
+    }
     for title in ["negotiation", "packets"] {
         let _ = writeln!(out, "{title}: {}", counts(&status[title]));
     }
@@ -133,6 +137,7 @@ mod tests {
             "version": "1.2.3", "uptime_s": 3.7, "kernel": "6.18",
             "interfaces": [{ "name": "eth0", "mtu": 1500, "driver": "live", "why": "it can" }],
             "sessions": [], "carriers": [], "hooks": [{ "id": 1, "port": 80 }],
+            "near": ["192.0.2.1", "2001:db8::1"],
             "packets": { "received": 5, "malformed": 0 },
         });
         assert_eq!(
@@ -142,6 +147,7 @@ mod tests {
              sessions: none\n\
              carriers: none\n\
              hooks:\n  id  port\n  1   80\n\
+             near, past vtld: 192.0.2.1, 2001:db8::1\n\
              negotiation: none\n\
              packets: received 5\n"
         );

@@ -103,6 +103,9 @@ pub struct Status {
     pub carriers: Vec<CarrierStatus>,
     /// The hooks.
     pub hooks: Vec<Hook>,
+    /// Hosts so near, over a clean path, that connections to them go past the daemon unless they name a carrier.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub near: Vec<IpAddr>,
 }
 
 /// A network interface.

@@ -311,8 +311,10 @@ impl Service {
         match request {
             Request::Status { from } => {
                 let status = self.broker.status(from)?;
+                let hooker = self.hooker()?;
                 plain(Status {
-                    hooks: hooks(&*self.hooker()?),
+                    hooks: hooks(&hooker),
+                    near: hooker.near_hosts(),
                     ..status
                 })
             }

@@ -76,6 +76,11 @@ struct Args {
     /// there: plain TCP, and nothing listens. An interface of that name may come later
     #[arg(long, value_name = "NAME", value_parser = interface)]
     interface: Vec<String>,
+    /// Milliseconds of round trip up to which a host counts as near. Where its path is clean, too, connections that
+    /// name no carrier go past vtld, as TCP is best there: in the clear unless they require encryption. 0: all are
+    /// carried
+    #[arg(long, value_name = "MS", default_value = "0.5", value_parser = milliseconds)]
+    near: Duration,
     /// Open sessions for TCP programs in the clear: what they send is as private as without VTL
     #[arg(long)]
     no_encryption: bool,
@@ -132,6 +137,12 @@ fn slots(text: &str) -> Result<u32, String> {
         Ok(n) if (64..=most).contains(&n) && u32::is_power_of_two(n) => Ok(n),
         _ => Err(format!("must be a power of two from 64 to {most}")),
     }
+}
+
+fn milliseconds(text: &str) -> Result<Duration, String> {
+    let parsed: Option<f64> = text.parse().ok().filter(|ms| (0.0..=1000.0).contains(ms));
+    let ms = parsed.ok_or("must be a number from 0 to 1000")?;
+    Ok(Duration::from_secs_f64(ms / 1e3))
 }
 
 fn sessions(text: &str) -> Result<usize, String> {
@@ -382,6 +393,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     let (broker, thread) = broker::start(config, identity)
         .context("the data plane does not start (try: vtl doctor)")?;
     let hooks = hooker::Config {
+        near: args.near,
         scope,
         ..Default::default()
     };

@@ -323,6 +323,10 @@ impl Flows {
             }
             return;
         };
+        let near = self.hooker.near();
+        if !near.is_zero() && peer.is_near(&flow.tcp, near) {
+            self.hooker.leave_near(flow.dest.ip());
+        }
         let is_tolerant = flow.desired.may_lose();
         let id = FlowId {
             opener: Side::Local,

@@ -7,7 +7,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     future::Future,
     io::{self, IoSlice},
-    net::SocketAddr,
+    net::{SocketAddr, TcpStream},
     pin::pin,
     rc::Rc,
     sync::Arc,
@@ -34,6 +34,7 @@ use super::{
     control::Control,
     flow::{Beginning, RESET, State},
     now_ns,
+    socket::handshake,
 };
 use crate::{hooker::Over, identity};
 
@@ -43,6 +44,11 @@ const WINDOW: u64 = 8 << 20;
 const MOST_CARRIERS: usize = 16;
 /// Control frames that a carrier is given at a time, bytes.
 const CONTROL: usize = 4096;
+
+/// Connections in a row whose handshakes were quick make a host near.
+const QUICK: u32 = 8;
+/// A path is clean where at most one of so many packets of the carriers was lost.
+const CLEAN: u64 = 1000;
 
 /// Why flows go by a carrier.
 const BEST: &str = "the best carrier that there is";
@@ -111,6 +117,8 @@ pub(super) struct Peer {
     refused: RefCell<Option<identity::Refused>>,
     /// Where the latest flow that this host has opened leads.
     pub(super) dest: Cell<Option<SocketAddr>>,
+    /// Connections in a row whose handshakes were as quick as those with near hosts.
+    quick: Cell<u32>,
     /// How often the other host has answered to VTL's option.
     answers: Cell<u64>,
     /// How often a daemon has appeared or taken over there.
@@ -141,10 +149,26 @@ impl Peer {
             shown: Cell::new(None),
             refused: RefCell::default(),
             dest: Cell::new(None),
+            quick: Cell::new(0),
             answers: Cell::new(0),
             successions: Cell::new(0),
             changed: Notify::new(),
         }
+    }
+
+    /// A connection to the host is up; whether the host has turned out to be near, which takes round trips of at most
+    /// `near`, and to have a clean path.
+    pub(super) fn is_near(&self, connection: &TcpStream, near: Duration) -> bool {
+        let quick = handshake(connection).is_some_and(|took| took <= near);
+        self.quick.set(if quick { self.quick.get() + 1 } else { 0 });
+        let carriers = self.carriers.borrow();
+        let paths = carriers
+            .values()
+            .filter_map(|running| running.carrier.path());
+        let (sent, lost) = paths.fold((0, 0), |(sent, lost), path| {
+            (sent + path.sent, lost + path.lost)
+        });
+        self.quick.get() >= QUICK && lost * CLEAN <= sent
     }
 
     pub(super) fn has_flows(&self) -> bool {

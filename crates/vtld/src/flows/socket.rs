@@ -4,6 +4,7 @@ use std::{
     io::{self, Read},
     net::{TcpListener, TcpStream},
     os::fd::{AsRawFd, OwnedFd, RawFd},
+    time::Duration,
 };
 
 use bytes::{Bytes, BytesMut};
@@ -46,6 +47,12 @@ const TCP_SYN_SENT: u8 = 2;
 fn is_connecting(socket: &TcpStream) -> io::Result<bool> {
     let info: libc::tcp_info = option::get(socket, libc::IPPROTO_TCP, libc::TCP_INFO)?;
     Ok(info.tcpi_state == TCP_SYN_SENT)
+}
+
+/// How long the handshake of a connection took that was just made; `None` where segments were sent again.
+pub(super) fn handshake(socket: &TcpStream) -> Option<Duration> {
+    let info: libc::tcp_info = option::get(socket, libc::IPPROTO_TCP, libc::TCP_INFO).ok()?;
+    (info.tcpi_total_retrans == 0).then(|| Duration::from_micros(info.tcpi_rtt.into()))
 }
 
 /// Waits for the outcome of a socket's connect.

@@ -7,7 +7,7 @@ pub(super) use vtl_proto::intf::{
     VTL_PREFIX_6, VTL_RULES_MAX, VTL_STEER_4, VTL_STEER_6, VTL_STEP_ACT, VTL_STEP_END,
     VTL_STEP_EXE, VTL_STEP_GROUP, VTL_STEP_LOCAL, VTL_STEP_PORT, VTL_STEP_PREFIX, VTL_STEP_USER,
     VTL_STEPS_MAX, VTL_WISH_PLAIN, VTL_WISH_REQUIRE, vtl_carrier_config, vtl_endpoint, vtl_ends,
-    vtl_flow_name, vtl_hook_config, vtl_identity, vtl_owned, vtl_step, vtl_syn,
+    vtl_flow_name, vtl_hook_config, vtl_identity, vtl_near, vtl_owned, vtl_step, vtl_syn,
 };
 
 /// Types without padding or invalid values, so that they and their bytes are the same thing.
@@ -30,6 +30,8 @@ unsafe impl Pod for vtl_step {}
 unsafe impl Pod for vtl_identity {}
 // SAFETY: as above.
 unsafe impl Pod for vtl_owned {}
+// SAFETY: as above.
+unsafe impl Pod for vtl_near {}
 // SAFETY: as above; the tail of `vtl_syn` is filled by `packet`, a multiple of eight bytes.
 unsafe impl Pod for vtl_syn {}
 

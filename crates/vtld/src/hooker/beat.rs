@@ -125,6 +125,9 @@ impl Watchdog {
 }
 
 fn beat(shared: &Shared) {
+    if shared.is_left.load(Ordering::Relaxed) {
+        return;
+    }
     if let Err(error) = shared.maps.beat() {
         tracing::warn!(%error, "connections are left to TCP");
     }

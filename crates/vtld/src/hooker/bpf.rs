@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::SocketAddr,
+    net::{IpAddr, Ipv6Addr, SocketAddr},
     os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
     path::Path,
     ptr::NonNull,
@@ -21,7 +21,7 @@ use nix::{
 use vtl_proto::frame::FlowName;
 
 use super::{
-    abi::{self, bytes_of, vtl_ends, vtl_flow_name, vtl_hook_config, vtl_owned, vtl_syn},
+    abi::{self, bytes_of, vtl_ends, vtl_flow_name, vtl_hook_config, vtl_near, vtl_owned, vtl_syn},
     error::HookerError,
 };
 
@@ -38,6 +38,8 @@ pub(super) const ADDRESSES: [&str; 4] = [
 pub(super) const ACCEPTED: &str = "vtl_accepted";
 /// Discovery.
 pub(super) const SOCKOPS: &str = "vtl_sockops";
+/// Follows connections to near hosts.
+pub(super) const WATCH_NEAR: &str = "vtl_watch_near";
 /// tcx egress on lo.
 pub(super) const HOLD_SYN: &str = "vtl_hold_syn";
 /// tcx ingress elsewhere.
@@ -222,6 +224,7 @@ impl Programs {
         Ok(Maps {
             locals: self.map("vtl_locals")?,
             plain: self.map("vtl_plain")?,
+            near: self.map("vtl_near")?,
             pairs: self.map("vtl_pairs")?,
             own: self.map("vtl_own")?,
             ports: self.map("vtl_ports")?,
@@ -242,6 +245,7 @@ impl Programs {
 pub(super) struct Maps {
     locals: MapHandle,
     plain: MapHandle,
+    near: MapHandle,
     pairs: MapHandle,
     own: MapHandle,
     ports: MapHandle,
@@ -280,6 +284,40 @@ impl Maps {
     pub(super) fn forget_plain(&self, dest: SocketAddr) {
         // Absent is as good as removed.
         let _ = self.plain.delete(bytes_of(&abi::endpoint(dest)));
+    }
+
+    /// A host's path is near and clean: connects to it that name no carrier are left native for the given time,
+    /// unless it has turned out otherwise as short a time ago. False where nothing has changed.
+    pub(super) fn leave_near(&self, host: IpAddr, ttl: Duration) -> Result<bool, HookerError> {
+        let now = monotonic();
+        let key = abi::wide(host).octets();
+        let known = self.near(&key).unwrap_or_default();
+        let lately = now.saturating_sub(ttl).as_nanos() as u64;
+        if known.until > now.as_nanos() as u64 || (known.spoiled != 0 && known.spoiled >= lately) {
+            return Ok(false);
+        }
+        let near = vtl_near {
+            until: now.saturating_add(ttl).as_nanos() as u64,
+            ..Default::default()
+        };
+        put(&self.near, "vtl_near", &key, bytes_of(&near)).map(|()| true)
+    }
+
+    /// The hosts that are near.
+    pub(super) fn near_hosts(&self) -> Vec<IpAddr> {
+        let now = monotonic().as_nanos() as u64;
+        let is_near = |key: &Vec<u8>| self.near(key).is_some_and(|near| near.until > now);
+        let keys = self.near.keys().filter(is_near);
+        let mut hosts: Vec<IpAddr> = keys
+            .filter_map(|key| <[u8; 16]>::try_from(key).ok())
+            .map(|octets| Ipv6Addr::from(octets).to_canonical())
+            .collect();
+        hosts.sort();
+        hosts
+    }
+
+    fn near(&self, key: &[u8]) -> Option<vtl_near> {
+        abi::from_bytes(&self.near.lookup(key, MapFlags::ANY).ok()??)
     }
 
     /// The application that accepts the connection with these ends, vtld's first, sees `client` as its peer.
@@ -368,12 +406,20 @@ impl Maps {
 
     /// Has programs take connections for a second more.
     pub(super) fn beat(&self) -> Result<(), HookerError> {
-        let now = monotonic().as_nanos() as u64;
+        self.beaten(monotonic().as_nanos() as u64)
+    }
+
+    /// Has programs take no more connections.
+    pub(super) fn beat_no_more(&self) -> Result<(), HookerError> {
+        self.beaten(0)
+    }
+
+    fn beaten(&self, at_ns: u64) -> Result<(), HookerError> {
         put(
             &self.beat,
             "vtl_beat",
             &0u32.to_ne_bytes(),
-            &now.to_ne_bytes(),
+            &at_ns.to_ne_bytes(),
         )
     }
 

@@ -2,14 +2,15 @@
 //!
 //! Listeners, so that connections in the making find somebody; the maps with the addresses that applications
 //! see, with the programs that show them; the program that holds SYNs, so that those of waiting connects get no
-//! answer before the successor can give one, and TCP repeats them; hooks; proxied connections.
+//! answer before the successor can give one, and TCP repeats them; those that steer, for the same reason; hooks;
+//! proxied connections.
 
 use std::{
     io,
     net::{SocketAddr, TcpListener, TcpStream},
     os::fd::OwnedFd,
     path::PathBuf,
-    sync::mpsc::sync_channel,
+    sync::{atomic::Ordering, mpsc::sync_channel},
 };
 
 use bytes::Bytes;
@@ -38,6 +39,9 @@ pub(crate) struct Handover {
     steer: Vec<Place>,
     maps: Vec<(String, Place)>,
     links: Vec<Place>,
+    /// Programs that keep peers' control connections from applications while nobody takes them.
+    #[serde(default)]
+    steering: Vec<Place>,
     hooks: Vec<HookLeft>,
     /// What the marks of sockets mean.
     wishes: Wishes,
@@ -128,6 +132,10 @@ impl Hooker {
     /// No descriptor is left.
     pub(crate) fn hand_over(&self, outgoing: &mut Outgoing) -> io::Result<Handover> {
         let shared = &self.handle.shared;
+        shared.is_left.store(true, Ordering::Relaxed);
+        if let Err(error) = shared.maps.beat_no_more() {
+            tracing::debug!(%error, "connections may wait for the next daemon");
+        }
         let (hooks, folders) = shared.hooks().leave();
         let mut groups = Vec::new();
         for (path, lock) in folders {
@@ -167,11 +175,17 @@ impl Hooker {
         let mut capture_places = all.collect::<io::Result<Vec<_>>>()?;
         let steer_places = capture_places.split_off(capture.len());
         let links = self.links.iter().map(|link| outgoing.put(link));
+        let links = links.collect::<io::Result<_>>()?;
+        let hooked = shared.hooks();
+        let steering = hooked.steering().map(|link| outgoing.put(link));
+        let steering = steering.collect::<io::Result<_>>()?;
+        drop(hooked);
         Ok(Handover {
+            steering,
             capture: capture_places,
             steer: steer_places,
             maps,
-            links: links.collect::<io::Result<_>>()?,
+            links,
             hooks,
             wishes: shared.hooks().wishes(),
             groups,
@@ -188,6 +202,10 @@ impl Hooker {
             if let Err(error) = shared.hooks().adopt(shared, hook) {
                 tracing::warn!(%error, what, "a hook was not taken over");
             }
+        }
+        // Ours steer as well.
+        for place in left.steering {
+            drop(descriptors.take(place));
         }
         for Proxied { sides, shown } in left.proxied {
             let guard = shown.map(|end| self.handle.adopt_client(end));

@@ -226,12 +226,11 @@ impl Hooks {
         Ok(self.add(what, carrier, taken))
     }
 
-    /// Detaches everything, for another daemon to take over: the hooks that were made by hand, and where the groups
-    /// of programs are that it is to keep.
+    /// Detaches everything but what steers, for another daemon to take over: the hooks that were made by hand, and
+    /// where the groups of programs are that it is to keep.
     pub(super) fn leave(&mut self) -> (Vec<HookLeft>, Vec<(PathBuf, OwnedFd)>) {
         self.is_left = true;
         self.rules.close();
-        self.interfaces.clear();
         let mut left = Vec::new();
         for entry in self.entries.values_mut() {
             entry.attached.detach();
@@ -510,6 +509,11 @@ impl Hooks {
     }
 
     /// Ends all hooks and removes what was made for them.
+    /// What steers.
+    pub(super) fn steering(&self) -> impl Iterator<Item = &Attached> {
+        self.interfaces.links()
+    }
+
     pub(super) fn close(&mut self) {
         self.rules.close();
         self.entries.clear();

@@ -37,6 +37,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard,
+        atomic::AtomicBool,
         mpsc::{Sender, channel},
     },
     thread::JoinHandle,
@@ -61,7 +62,7 @@ pub use steering::ClientAddressGuard;
 
 use abi::vtl_hook_config;
 use beat::Heart;
-use bpf::{ACCEPTED, ADDRESSES, Attached, HOLD_SYN, Maps, Programs, SOCKOPS};
+use bpf::{ACCEPTED, ADDRESSES, Attached, HOLD_SYN, Maps, Programs, SOCKOPS, WATCH_NEAR};
 use cgroup::Hierarchy;
 use handover::Inherited;
 use held::Flows;
@@ -85,6 +86,9 @@ pub struct Config {
     /// long where there is an association with the host. Counted
     /// in whole seconds.
     pub offer_timeout: Duration,
+    /// Round trips up to which a host counts as near: where its path is clean, too, connects that name no carrier
+    /// go past vtld until none was made for [`Config::plain_ttl`]. Zero: none is near.
+    pub near: Duration,
     /// The interfaces that VTL is for.
     pub scope: Scope,
 }
@@ -94,6 +98,7 @@ impl Default for Config {
         Self {
             plain_ttl: Duration::from_secs(600),
             offer_timeout: Duration::from_secs(3),
+            near: Duration::from_micros(500),
             scope: Scope::default(),
         }
     }
@@ -165,6 +170,8 @@ struct Shared {
     wake: Arc<EventFd>,
     /// Of the thread that waits for connections.
     pulse: Pulse,
+    /// No more connections are taken: another daemon is to.
+    is_left: AtomicBool,
     clients: Mutex<Clients>,
     hooks: Mutex<Hooks>,
     /// The ports that are hooked for their servers, and whether their clients' bytes may be lost.
@@ -302,6 +309,23 @@ impl Handle {
         self.shared.maps.forget_plain(dest);
     }
 
+    /// How long round trips to a near host may be; zero: none is near.
+    pub fn near(&self) -> Duration {
+        self.shared.config.near
+    }
+
+    /// A host has turned out to be near, with a clean path.
+    pub fn leave_near(&self, host: IpAddr) {
+        let ttl = self.shared.config.plain_ttl;
+        match self.shared.maps.leave_near(host, ttl) {
+            Ok(true) => {
+                tracing::info!(%host, "near, and its path is clean: connections that name no carrier go past vtld")
+            }
+            Ok(false) => {}
+            Err(error) => tracing::debug!(%error, %host, "a near host was not remembered"),
+        }
+    }
+
     /// Exempts a socket of vtld's own from capture. Call it before connect().
     pub fn exempt(&self, socket: &impl AsFd) -> Result<(), HookerError> {
         let cookie = sock::cookie(socket);
@@ -359,6 +383,8 @@ impl Hooker {
             mark,
             capture_port4: v4.capture_port(),
             capture_port6: v6.as_ref().map_or(0, Bound::capture_port),
+            near_ns: config.plain_ttl.as_nanos() as u64,
+            far_us: 4 * config.near.as_micros() as u64,
             ..Default::default()
         };
 
@@ -399,6 +425,7 @@ impl Hooker {
             commands,
             wake: Arc::new(wake),
             pulse: Pulse::default(),
+            is_left: AtomicBool::new(false),
             clients: Mutex::default(),
             hooks: Mutex::new(hooks),
             ports: RwLock::default(),
@@ -508,6 +535,11 @@ impl Hooker {
         rules::explain(&rules, connection, |path| self.cgroup(path))
     }
 
+    /// Hosts that are near, so that connections to them go past vtld.
+    pub fn near_hosts(&self) -> Vec<IpAddr> {
+        self.handle.shared.maps.near_hosts()
+    }
+
     /// All hooks.
     pub fn list(&self) -> Vec<Hook> {
         self.handle.shared.hooks().list()
@@ -550,7 +582,7 @@ fn attach(programs: &Programs, hierarchy: &Hierarchy) -> Result<Vec<Attached>, H
     };
     let (root, own) = (open(hierarchy.root())?, open(hierarchy.own())?);
     let mut links = vec![programs.attach_cgroup(SOCKOPS, hierarchy.own(), &own)?];
-    for name in ADDRESSES.into_iter().chain([ACCEPTED]) {
+    for name in ADDRESSES.into_iter().chain([ACCEPTED, WATCH_NEAR]) {
         links.push(programs.attach_cgroup(name, hierarchy.root(), &root)?);
     }
     Ok(links)

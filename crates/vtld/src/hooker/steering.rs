@@ -73,6 +73,11 @@ impl Interfaces {
         Ok(())
     }
 
+    /// What is attached.
+    pub(super) fn links(&self) -> impl Iterator<Item = &Attached> {
+        self.links.values()
+    }
+
     /// Detaches from all.
     pub(super) fn clear(&mut self) {
         self.links.clear();

@@ -23,11 +23,12 @@ use super::super::{
 const MATCH: [&str; 2] = ["vtl_rule4", "vtl_rule6"];
 const IDENTIFY: &str = "vtl_identify";
 /// Maps that belong to the Hooker's other programs.
-const SHARED: [&str; 6] = [
+const SHARED: [&str; 7] = [
     "vtl_captured",
     "vtl_wishes",
     "vtl_locals",
     "vtl_plain",
+    "vtl_near",
     "vtl_own",
     "vtl_beat",
 ];
