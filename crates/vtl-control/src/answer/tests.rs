@@ -189,6 +189,7 @@ fn status__has_this_form() {
         },
         carriers: vec![carrier, without],
         hooks: Vec::new(),
+        near: vec!["192.0.2.1".parse().unwrap()],
     };
     form!(
         status,
@@ -218,6 +219,7 @@ fn status__has_this_form() {
                 },
             ],
             "hooks": [],
+            "near": ["192.0.2.1"],
         }),
     );
 }

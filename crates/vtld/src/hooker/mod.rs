@@ -319,7 +319,7 @@ impl Handle {
         let ttl = self.shared.config.plain_ttl;
         match self.shared.maps.leave_near(host, ttl) {
             Ok(true) => {
-                tracing::info!(%host, "near, and its path is clean: connections that name no carrier go past vtld")
+                tracing::info!(%host, "near, and its path is clean: connections that name no carrier go past vtld");
             }
             Ok(false) => {}
             Err(error) => tracing::debug!(%error, %host, "a near host was not remembered"),
