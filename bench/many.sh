@@ -37,7 +37,7 @@ trap end EXIT
 daemons=() run=()
 if [ "$over" = hook ]; then
     for host in server client; do
-        on $host -- "$bin/vtld" 2>"$dir/vtld-$host.log" &
+        on $host -- "$bin/vtld" --near 0 2>"$dir/vtld-$host.log" &
         pids+=($!) daemons+=($!)
     done
     sleep 2

@@ -47,8 +47,8 @@ for cores in 1 2; do
     echo="python3 $here/bench/native.py"
     "$bin/vtl" testbed up --profile wire >/dev/null
     start server -- $server $echo serve
-    start server -- $server "$bin/vtld"
-    start client -- $client "$bin/vtld"
+    start server -- $server "$bin/vtld" --near 0
+    start client -- $client "$bin/vtld" --near 0
     proxy server $((cores - 1)) 10.73.0.2 10.73.0.2:7002
     proxy client 0 127.0.0.1 10.73.0.2:7102
     sleep 2

@@ -247,7 +247,7 @@ static __always_inline void spoil(struct vtl_near *near) {
  * processor counts at the same time. */
 SEC("sockops")
 int vtl_watch_near(struct bpf_sock_ops *ops) {
-    __u64 packets, late = 0;
+    __u64 packets, cookie, late = 0;
     struct vtl_near *near;
     struct tcp_sock *tcp;
     struct bpf_sock *sk;
@@ -269,11 +269,15 @@ int vtl_watch_near(struct bpf_sock_ops *ops) {
         copy_addr(addr, w);
     }
     near = bpf_map_lookup_elem(&vtl_near, addr);
-    if (!near || !near->until)
+    if (!near || !is_near(near))
         return 1;
     packets = (__u64)ops->segs_in + ops->segs_out;
     switch (ops->op) {
     case BPF_SOCK_OPS_TCP_CONNECT_CB:
+        /* The bytes of vtld's own mostly go by carriers. */
+        cookie = bpf_get_socket_cookie(ops);
+        if (bpf_map_lookup_elem(&vtl_own, &cookie))
+            break;
         bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_RETRANS_CB_FLAG |
                                            BPF_SOCK_OPS_STATE_CB_FLAG);
         break;
@@ -282,7 +286,9 @@ int vtl_watch_near(struct bpf_sock_ops *ops) {
             spoil(near);
         break;
     case BPF_SOCK_OPS_STATE_CB:
-        if (ops->args[1] != BPF_TCP_CLOSE || ops->args[0] == BPF_TCP_SYN_SENT)
+        /* Others have called for this as well, but for no retransmissions. */
+        if (!(ops->bpf_sock_ops_cb_flags & BPF_SOCK_OPS_RETRANS_CB_FLAG) ||
+            ops->args[1] != BPF_TCP_CLOSE || ops->args[0] == BPF_TCP_SYN_SENT)
             break;
         add_share(&near->again, ops->total_retrans, packets, VTL_NEAR_AGAIN_LEAST);
         sk = ops->sk;
@@ -290,7 +296,9 @@ int vtl_watch_near(struct bpf_sock_ops *ops) {
         if (tcp && bpf_core_field_exists(tcp->rcv_ooopack))
             late = BPF_CORE_READ(tcp, rcv_ooopack);
         add_share(&near->late, late, packets, VTL_NEAR_LATE_LEAST);
-        near->slow = ops->rtt_min > config.far_us ? near->slow + 1 : 0;
+        /* All ones: there was none. */
+        if (ops->rtt_min != ~0u)
+            near->slow = ops->rtt_min > config.far_us ? near->slow + 1 : 0;
         if (near->slow >= VTL_NEAR_SLOW ||
             is_much(&near->again, VTL_NEAR_AGAIN, VTL_NEAR_AGAIN_LEAST) ||
             is_much(&near->late, VTL_NEAR_LATE, VTL_NEAR_LATE_LEAST))

@@ -323,7 +323,7 @@ fn processor_time(pid: u32) -> Duration {
 /// Somebody asks for sessions as fast as possible; somebody else opens some as if nothing were.
 #[test]
 fn flood__by_one_address_costs_the_others_nothing() {
-    let Some(mut world) = World::bare("flood-one", &Link::new(200.0, 20.0)) else {
+    let Some(mut world) = World::alone("flood-one", &Link::new(200.0, 20.0)) else {
         return;
     };
     world.start_both(&["--ring-slots", "64"]);

@@ -117,7 +117,7 @@ fn key__learned_and_changed() {
 /// Where only known peers are taken, a stranger has plain TCP, until somebody trusts it.
 #[test]
 fn key__known_only() {
-    let Some(mut world) = World::bare("known", &Link::new(2.0, 100.0)) else {
+    let Some(mut world) = World::bare("key-known", &Link::new(2.0, 100.0)) else {
         return;
     };
     world.start_web();

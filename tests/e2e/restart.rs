@@ -573,6 +573,13 @@ fn take_over__what_applications_see_stays() {
         drop(client.child().stdin.take());
         assert_eq!(stream.read(&mut [0]).expect("in order"), 0);
         assert!(client.wait().success());
+        // No connection of the daemons' own has come while they changed.
+        if hooked {
+            listener.set_nonblocking(true).expect("ours");
+            let other = listener.accept().map(|(_, from)| from);
+            assert!(other.is_err(), "{other:?}");
+            listener.set_nonblocking(false).expect("ours");
+        }
     }
 }
 

@@ -191,6 +191,11 @@ static __always_inline int is_taken6(const struct vtl_endpoint *dest) {
            dest->port == bpf_htons(config.capture_port6);
 }
 
+/* Whether connects to a host go past vtld. */
+static __always_inline int is_near(const struct vtl_near *near) {
+    return near->until > bpf_ktime_get_ns() && !near->spoiled;
+}
+
 /* 1 if the connect goes to vtld and `dest` was stored. */
 static __always_inline int capture(struct bpf_sock_addr *ctx, const struct vtl_endpoint *dest,
                                    __u32 wish) {
@@ -201,7 +206,7 @@ static __always_inline int capture(struct bpf_sock_addr *ctx, const struct vtl_e
     if (!is_served())
         return 0;
     near = wish ? NULL : bpf_map_lookup_elem(&vtl_near, dest->addr);
-    if (near && near->until > bpf_ktime_get_ns())
+    if (near && is_near(near))
         return 0;
     until = bpf_map_lookup_elem(&vtl_plain, dest);
     if (until && *until > bpf_ktime_get_ns() && !requires_carrier(wish))

@@ -1,4 +1,4 @@
-//! What the tests of all crates share: skipping aloud, one at a time, waiting without a
+//! What the tests of all crates share: skipping aloud, turns, waiting without a
 //! stopwatch, and numbers for simulations.
 
 mod random;

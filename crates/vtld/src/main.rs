@@ -418,6 +418,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
         is_heir,
     )
     .map_err(|error| anyhow!(error))?;
+    hooker.forget_former();
     control.serve(
         broker.clone(),
         Arc::downgrade(&hooker),

@@ -103,12 +103,13 @@ impl World {
     fn in_turn(name: &str, link: &Link, turn: Option<Turn>) -> Self {
         keep_failures();
         let name = format!("{PREFIX}{name}");
+        // First: it refuses a name that another test uses now.
+        let testbed = Testbed::up(&name, link, Lifetime::Guarded).expect("a testbed");
         let path = std::env::temp_dir().join(&name);
         let _ = fs::remove_dir_all(&path);
         fs::create_dir_all(path.join("www")).expect("a directory");
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("ours");
         let scratch = Scratch(path);
-        let testbed = Testbed::up(&name, link, Lifetime::Guarded).expect("a testbed");
         Self {
             web: None,
             daemons: Vec::new(),

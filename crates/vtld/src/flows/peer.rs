@@ -49,6 +49,8 @@ const CONTROL: usize = 4096;
 const QUICK: u32 = 8;
 /// A path is clean where at most one of so many packets of the carriers was lost.
 const CLEAN: u64 = 1000;
+/// That takes so many packets at least.
+const PROOF: u64 = 24;
 
 /// Why flows go by a carrier.
 const BEST: &str = "the best carrier that there is";
@@ -156,19 +158,31 @@ impl Peer {
         }
     }
 
-    /// A connection to the host is up; whether the host has turned out to be near, which takes round trips of at most
-    /// `near`, and to have a clean path.
-    pub(super) fn is_near(&self, connection: &TcpStream, near: Duration) -> bool {
+    /// A connection to the host is up; whether the host has turned out to be near, over a clean path. `seals`: this
+    /// host has its carriers encrypted, so the proof must come from encrypted ones of a peer that is who it was:
+    /// anybody on the path can make handshakes quick.
+    pub(super) fn is_near(&self, connection: &TcpStream, near: Duration, seals: bool) -> bool {
         let quick = handshake(connection).is_some_and(|took| took <= near);
         self.quick.set(if quick { self.quick.get() + 1 } else { 0 });
+        if self.quick.get() < QUICK || !self.is_admitted() {
+            return false;
+        }
         let carriers = self.carriers.borrow();
-        let paths = carriers
-            .values()
-            .filter_map(|running| running.carrier.path());
-        let (sent, lost) = paths.fold((0, 0), |(sent, lost), path| {
-            (sent + path.sent, lost + path.lost)
-        });
-        self.quick.get() >= QUICK && lost * CLEAN <= sent
+        let of_flows = carriers.values().map(|running| &running.carrier);
+        let of_flows = of_flows.filter(|carrier| carrier.kind().is_some());
+        let proving = of_flows.filter(|carrier| !seals || self.is_secret(&***carrier));
+        let paths: Vec<_> = proving.filter_map(|carrier| carrier.path()).collect();
+        let sent: u64 = paths.iter().map(|path| path.sent).sum();
+        let lost: u64 = paths.iter().map(|path| path.lost).sum();
+        // Measured while the hosts were busy, too.
+        let most = near.as_secs_f64() * 1e3 * 4.0;
+        let is_near =
+            sent >= PROOF && lost * CLEAN <= sent && paths.iter().all(|path| path.rtt_ms <= most);
+        if is_near {
+            // To be proved again where it turns out otherwise.
+            self.quick.set(0);
+        }
+        is_near
     }
 
     pub(super) fn has_flows(&self) -> bool {

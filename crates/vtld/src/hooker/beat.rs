@@ -125,7 +125,8 @@ impl Watchdog {
 }
 
 fn beat(shared: &Shared) {
-    if shared.is_left.load(Ordering::Relaxed) {
+    let is_left = shared.is_left();
+    if *is_left {
         return;
     }
     if let Err(error) = shared.maps.beat() {

@@ -293,12 +293,19 @@ impl Maps {
         let key = abi::wide(host).octets();
         let known = self.near(&key).unwrap_or_default();
         let lately = now.saturating_sub(ttl).as_nanos() as u64;
-        if known.until > now.as_nanos() as u64 || (known.spoiled != 0 && known.spoiled >= lately) {
+        let is_near = known.spoiled == 0 && known.until > now.as_nanos() as u64;
+        if is_near || (known.spoiled != 0 && known.spoiled >= lately) {
             return Ok(false);
         }
+        // What is known of connections that go on counts.
+        let before = if known.spoiled == 0 {
+            known
+        } else {
+            vtl_near::default()
+        };
         let near = vtl_near {
             until: now.saturating_add(ttl).as_nanos() as u64,
-            ..Default::default()
+            ..before
         };
         put(&self.near, "vtl_near", &key, bytes_of(&near)).map(|()| true)
     }
@@ -306,7 +313,10 @@ impl Maps {
     /// The hosts that are near.
     pub(super) fn near_hosts(&self) -> Vec<IpAddr> {
         let now = monotonic().as_nanos() as u64;
-        let is_near = |key: &Vec<u8>| self.near(key).is_some_and(|near| near.until > now);
+        let is_near = |key: &Vec<u8>| {
+            self.near(key)
+                .is_some_and(|near| near.until > now && near.spoiled == 0)
+        };
         let keys = self.near.keys().filter(is_near);
         let mut hosts: Vec<IpAddr> = keys
             .filter_map(|key| <[u8; 16]>::try_from(key).ok())

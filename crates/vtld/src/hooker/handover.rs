@@ -10,7 +10,7 @@ use std::{
     net::{SocketAddr, TcpListener, TcpStream},
     os::fd::OwnedFd,
     path::PathBuf,
-    sync::{atomic::Ordering, mpsc::sync_channel},
+    sync::mpsc::sync_channel,
 };
 
 use bytes::Bytes;
@@ -132,11 +132,12 @@ impl Hooker {
     /// No descriptor is left.
     pub(crate) fn hand_over(&self, outgoing: &mut Outgoing) -> io::Result<Handover> {
         let shared = &self.handle.shared;
-        shared.is_left.store(true, Ordering::Relaxed);
+        let (hooks, folders) = shared.hooks().leave();
+        // Nothing is steered any more.
+        *shared.is_left() = true;
         if let Err(error) = shared.maps.beat_no_more() {
             tracing::debug!(%error, "connections may wait for the next daemon");
         }
-        let (hooks, folders) = shared.hooks().leave();
         let mut groups = Vec::new();
         for (path, lock) in folders {
             groups.push((path, outgoing.put(&lock)?));
@@ -203,10 +204,9 @@ impl Hooker {
                 tracing::warn!(%error, what, "a hook was not taken over");
             }
         }
-        // Ours steer as well.
-        for place in left.steering {
-            drop(descriptors.take(place));
-        }
+        let steering = left.steering.into_iter();
+        let steering = steering.filter_map(|place| descriptors.take(place).ok());
+        *self.former() = steering.collect();
         for Proxied { sides, shown } in left.proxied {
             let guard = shown.map(|end| self.handle.adopt_client(end));
             let mut side = |side: Side| {

@@ -508,12 +508,12 @@ impl Hooks {
         });
     }
 
-    /// Ends all hooks and removes what was made for them.
     /// What steers.
     pub(super) fn steering(&self) -> impl Iterator<Item = &Attached> {
         self.interfaces.links()
     }
 
+    /// Ends all hooks and removes what was made for them.
     pub(super) fn close(&mut self) {
         self.rules.close();
         self.entries.clear();

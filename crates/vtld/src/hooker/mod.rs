@@ -37,7 +37,6 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard,
-        atomic::AtomicBool,
         mpsc::{Sender, channel},
     },
     thread::JoinHandle,
@@ -171,7 +170,7 @@ struct Shared {
     /// Of the thread that waits for connections.
     pulse: Pulse,
     /// No more connections are taken: another daemon is to.
-    is_left: AtomicBool,
+    is_left: Mutex<bool>,
     clients: Mutex<Clients>,
     hooks: Mutex<Hooks>,
     /// The ports that are hooked for their servers, and whether their clients' bytes may be lost.
@@ -215,6 +214,10 @@ impl Shared {
     // Neither lock is held across code that may panic half-way through a change.
     fn clients(&self) -> MutexGuard<'_, Clients> {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_left(&self) -> MutexGuard<'_, bool> {
+        self.is_left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn hooks(&self) -> LockedHooks<'_> {
@@ -342,6 +345,8 @@ pub struct Hooker {
     threads: Vec<JoinHandle<()>>,
     /// The worker's, which a panic does not close.
     listeners: Listeners,
+    /// What steered for a former daemon.
+    former: Mutex<Vec<OwnedFd>>,
     _heart: Heart,
 }
 
@@ -425,7 +430,7 @@ impl Hooker {
             commands,
             wake: Arc::new(wake),
             pulse: Pulse::default(),
-            is_left: AtomicBool::new(false),
+            is_left: Mutex::new(false),
             clients: Mutex::default(),
             hooks: Mutex::new(hooks),
             ports: RwLock::default(),
@@ -446,6 +451,7 @@ impl Hooker {
             links,
             threads: vec![worker_thread, proxy_thread],
             listeners,
+            former: Mutex::default(),
             _heart: heart,
         })
     }
@@ -455,6 +461,15 @@ impl Hooker {
         let shared = &self.handle.shared;
         let _ = shared.commands.send(Command::Begin);
         let _ = shared.wake.write(1);
+    }
+
+    /// All that is to be hooked is: what a former daemon left in the meantime may go.
+    pub fn forget_former(&self) {
+        self.former().clear();
+    }
+
+    fn former(&self) -> MutexGuard<'_, Vec<OwnedFd>> {
+        self.former.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// For brokers.
