@@ -50,7 +50,7 @@ const QUICK: u32 = 8;
 /// A path is clean where at most one of so many packets of the carriers was lost.
 const CLEAN: u64 = 1000;
 /// That takes so many packets at least.
-const PROOF: u64 = 24;
+const PROOF: u64 = 16;
 
 /// Why flows go by a carrier.
 const BEST: &str = "the best carrier that there is";
