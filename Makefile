@@ -48,7 +48,7 @@ check: clippy ## In under 3 minutes, without root: formatting, lints, the tests 
 	@rm -f $(SKIPPED); export VTL_SKIPPED=$(SKIPPED) RUST_BACKTRACE=0; unset CI; \
 	 $(CARGO) test --workspace --exclude vtl-e2e --exclude sctp-proto --lib --bins --tests --locked --quiet; $(list_skipped)
 
-test: preflight lint build ## All of that and the end-to-end tests, some 20 minutes (as root, for hosts and links between them)
+test: preflight lint build ## All of that and the end-to-end tests, some half an hour (as root, for hosts and links between them)
 	@rm -f $(SKIPPED); export VTL_SKIPPED=$(SKIPPED) RUST_BACKTRACE=0; \
 	 $(CARGO) test --release --workspace --exclude vtl-e2e --locked --quiet && \
 	 scripts/check-headers.sh && \

@@ -179,6 +179,21 @@ int vtl_getpeername6(struct bpf_sock_addr *ctx) {
     return 1;
 }
 
+/* The other end's address. Word by word: the verifier takes no reading of two at once. */
+static __always_inline void remote_address(struct bpf_sock_ops *ops, __u8 addr[16]) {
+    __u32 w[4];
+
+    if (ops->family == VTL_AF_INET) {
+        map_v4(addr, ops->remote_ip4);
+        return;
+    }
+    w[0] = VTL_LOAD(ops->remote_ip6[0]);
+    w[1] = VTL_LOAD(ops->remote_ip6[1]);
+    w[2] = VTL_LOAD(ops->remote_ip6[2]);
+    w[3] = VTL_LOAD(ops->remote_ip6[3]);
+    copy_addr(addr, w);
+}
+
 /* Of all processes: has a connection that vtld opened to a local application show its client from
  * its first moment on, as the application may ask when vtld has closed its end and somebody else
  * has the port. accept() waits for the socket's lock, which this program is called under. */
@@ -192,16 +207,10 @@ int vtl_accepted(struct bpf_sock_ops *ops) {
     if (ops->op != BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB || !ops->is_fullsock ||
         bpf_get_netns_cookie(ops) != config.netns_cookie)
         return 1;
+    remote_address(ops, ends.from.addr);
     if (ops->family == VTL_AF_INET) {
-        map_v4(ends.from.addr, ops->remote_ip4);
         map_v4(ends.to.addr, ops->local_ip4);
     } else {
-        /* Word by word: the verifier takes no reading of two at once. */
-        w[0] = VTL_LOAD(ops->remote_ip6[0]);
-        w[1] = VTL_LOAD(ops->remote_ip6[1]);
-        w[2] = VTL_LOAD(ops->remote_ip6[2]);
-        w[3] = VTL_LOAD(ops->remote_ip6[3]);
-        copy_addr(ends.from.addr, w);
         w[0] = VTL_LOAD(ops->local_ip6[0]);
         w[1] = VTL_LOAD(ops->local_ip6[1]);
         w[2] = VTL_LOAD(ops->local_ip6[2]);
@@ -238,11 +247,6 @@ static __always_inline int is_much(const struct vtl_share *share, __u32 of, __u3
     return share->hit >= least && share->hit * of > share->all;
 }
 
-static __always_inline void spoil(struct vtl_near *near) {
-    near->until = 0;
-    near->spoiled = bpf_ktime_get_ns();
-}
-
 /* Of all processes: follows connections to near hosts. What it counts may miss what another
  * processor counts at the same time. */
 SEC("sockops")
@@ -252,22 +256,13 @@ int vtl_watch_near(struct bpf_sock_ops *ops) {
     struct tcp_sock *tcp;
     struct bpf_sock *sk;
     __u8 addr[16];
-    __u32 w[4];
 
     if (ops->op != BPF_SOCK_OPS_TCP_CONNECT_CB && ops->op != BPF_SOCK_OPS_RETRANS_CB &&
         ops->op != BPF_SOCK_OPS_STATE_CB)
         return 1;
     if (bpf_get_netns_cookie(ops) != config.netns_cookie)
         return 1;
-    if (ops->family == VTL_AF_INET) {
-        map_v4(addr, ops->remote_ip4);
-    } else {
-        w[0] = VTL_LOAD(ops->remote_ip6[0]);
-        w[1] = VTL_LOAD(ops->remote_ip6[1]);
-        w[2] = VTL_LOAD(ops->remote_ip6[2]);
-        w[3] = VTL_LOAD(ops->remote_ip6[3]);
-        copy_addr(addr, w);
-    }
+    remote_address(ops, addr);
     near = bpf_map_lookup_elem(&vtl_near, addr);
     if (!near || !is_near(near))
         return 1;
@@ -283,7 +278,7 @@ int vtl_watch_near(struct bpf_sock_ops *ops) {
         break;
     case BPF_SOCK_OPS_RETRANS_CB:
         if (packets > VTL_NEAR_LONG && (__u64)ops->total_retrans * VTL_NEAR_AGAIN > packets)
-            spoil(near);
+            near->spoiled = bpf_ktime_get_ns();
         break;
     case BPF_SOCK_OPS_STATE_CB:
         /* Others have called for this as well, but for no retransmissions. */
@@ -302,7 +297,7 @@ int vtl_watch_near(struct bpf_sock_ops *ops) {
         if (near->slow >= VTL_NEAR_SLOW ||
             is_much(&near->again, VTL_NEAR_AGAIN, VTL_NEAR_AGAIN_LEAST) ||
             is_much(&near->late, VTL_NEAR_LATE, VTL_NEAR_LATE_LEAST))
-            spoil(near);
+            near->spoiled = bpf_ktime_get_ns();
         else /* As long as there are connections they show that it still is. */
             near->until = bpf_ktime_get_ns() + config.near_ns;
         break;

@@ -21,7 +21,6 @@ impl World {
 
     /// Downloads until a server counts as near.
     fn come_near(&self, server: IpAddr) {
-        self.serve("little", 1000);
         until("the server is near", || {
             self.download(server, "little");
             self.near().contains(&server.to_string())
@@ -43,6 +42,7 @@ fn world(name: &str) -> Option<World> {
     world.start_web();
     world.start_both(&["--near", NEAR]);
     world.serve("f", SIZE);
+    world.serve("little", 1000);
     Some(world)
 }
 
@@ -53,7 +53,6 @@ fn near__connections_go_past_vtld() {
     };
     for server in world.servers() {
         // Too few to be sure.
-        world.serve("little", 1000);
         for _ in 0..7 {
             world.download(server, "little");
         }

@@ -324,7 +324,7 @@ impl Flows {
             return;
         };
         let near = self.hooker.near();
-        if !near.is_zero() && peer.is_near(&flow.tcp, near, self.limits.seals) {
+        if !near.is_zero() && peer.turns_out_near(&flow.tcp, near, self.limits.seals) {
             self.hooker.leave_near(flow.dest.ip());
         }
         let is_tolerant = flow.desired.may_lose();

@@ -161,7 +161,12 @@ impl Peer {
     /// A connection to the host is up; whether the host has turned out to be near, over a clean path. `seals`: this
     /// host has its carriers encrypted, so the proof must come from encrypted ones of a peer that is who it was:
     /// anybody on the path can make handshakes quick.
-    pub(super) fn is_near(&self, connection: &TcpStream, near: Duration, seals: bool) -> bool {
+    pub(super) fn turns_out_near(
+        &self,
+        connection: &TcpStream,
+        near: Duration,
+        seals: bool,
+    ) -> bool {
         let quick = handshake(connection).is_some_and(|took| took <= near);
         self.quick.set(if quick { self.quick.get() + 1 } else { 0 });
         if self.quick.get() < QUICK || !self.is_admitted() {

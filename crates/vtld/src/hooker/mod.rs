@@ -396,7 +396,7 @@ impl Hooker {
         let programs = load(&hook, &inherited.maps)?;
         let maps = programs.maps()?;
         let hierarchy = Hierarchy::find()?;
-        let mut links = attach(&programs, &hierarchy)?;
+        let mut links = attach(&programs, &hierarchy, !config.near.is_zero())?;
         links.push(programs.attach_tcx(HOLD_SYN, LOOPBACK, "lo")?);
 
         // After the attachment: the sock_ops program must see it.
@@ -589,15 +589,23 @@ fn load(hook: &vtl_hook_config, maps: &[(String, OwnedFd)]) -> Result<Programs, 
 }
 
 /// Attaches what every hook needs: discovery to the group of vtld, the addresses to all processes,
-/// since any may be the server that vtld connects to.
-fn attach(programs: &Programs, hierarchy: &Hierarchy) -> Result<Vec<Attached>, HookerError> {
+/// since any may be the server that vtld connects to, and, where hosts may be near, what follows connections to them.
+fn attach(
+    programs: &Programs,
+    hierarchy: &Hierarchy,
+    may_be_near: bool,
+) -> Result<Vec<Attached>, HookerError> {
     let open = |path: &Path| {
         let path = path.to_owned();
         std::fs::File::open(&path).map_err(|source| HookerError::Cgroup { path, source })
     };
     let (root, own) = (open(hierarchy.root())?, open(hierarchy.own())?);
     let mut links = vec![programs.attach_cgroup(SOCKOPS, hierarchy.own(), &own)?];
-    for name in ADDRESSES.into_iter().chain([ACCEPTED, WATCH_NEAR]) {
+    for name in ADDRESSES
+        .into_iter()
+        .chain([ACCEPTED])
+        .chain(may_be_near.then_some(WATCH_NEAR))
+    {
         links.push(programs.attach_cgroup(name, hierarchy.root(), &root)?);
     }
     Ok(links)
