@@ -33,6 +33,7 @@ VTL_INLINE enum vtl_verdict graft_ingress(struct vtl_in *in) {
     GRAFT_PLACE(in);
     tf_ecn_note(in);
     tf_ack_note(in);
+    tf_reverse_note(in, VTL_OWN(in->s, tx, struct vtl_reverse));
     return in->duplicate || in->hdr->h.flags & VTL_F_ACK_NOW ? VTL_SEND : VTL_STOP;
 }
 
@@ -42,6 +43,7 @@ VTL_INLINE enum vtl_verdict graft_listener(struct vtl_ackd *a) {
     tf_loss_reordering(a);
     tf_loss_selective(a);
     tf_rtt(a);
+    tf_reverse(a, VTL_OWN(a->s, tx, struct vtl_reverse));
     tf_rate(a);
     tf_congestion_bbr(a);
     return VTL_NEXT;

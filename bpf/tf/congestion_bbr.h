@@ -544,13 +544,21 @@ VTL_INLINE void tf_congestion_bbr(struct vtl_ackd *a) {
     VTL_TF(congestion_bbr, VTL_S_CONGESTION_CONTROL);
     struct vtl_tx *tx = &a->s->tx;
     struct vtl_bbr *b = &tx->bbr;
+    /* What the peer's own data hold back is no part of this direction. */
+    __u64 waiting = b->bw / 1024 * a->waited_us / 1000000;
+    if (waiting > a->in_flight)
+        waiting = a->in_flight;
+    a->in_flight -= waiting;
+    if (a->rtt_us > b->min_rtt_us)
+        a->rtt_us =
+            a->rtt_us - b->min_rtt_us > a->waited_us ? a->rtt_us - a->waited_us : b->min_rtt_us;
     vtl_bbr_floor(a->s, a->sent, a->arrived);
     vtl_bbr_rate(a);
     vtl_bbr_min_rtt(a);
     vtl_bbr_marks(a);
     /* What was given up need not be waited for. */
-    if (b->next_round > tx->delivered + a->in_flight)
-        b->next_round = tx->delivered + a->in_flight;
+    if (b->next_round > tx->delivered + a->in_flight + waiting)
+        b->next_round = tx->delivered + a->in_flight + waiting;
     if (tx->delivered >= b->next_round)
         vtl_bbr_round(a->s, a->now, a->in_flight, a->app_limited);
     vtl_bbr_mode(a->s, a->now, a->in_flight, a->rtt_us);
@@ -607,6 +615,7 @@ VTL_INLINE void tf_congestion_bbr(struct vtl_ackd *a) {
         }
     }
     tx->pacing_gap_ns = pace ? 1024 * VTL_NS_PER_S / pace : 0;
+    cwnd += waiting;
     tx->cwnd = cwnd > VTL_BBR_MIN_CWND ? cwnd : VTL_BBR_MIN_CWND;
 }
 

@@ -88,7 +88,8 @@ VTL_INLINE void tf_rate(struct vtl_ackd *a) {
         return;
     __u64 delivered = tx->delivered - sent->delivered;
     __u64 send_ns = sent->sent_ns - sent->first_ns;
-    __u64 ack_ns = a->now - sent->delivered_ns;
+    __u64 now = a->now - a->waited_us * VTL_NS_PER_US;
+    __u64 ack_ns = now > sent->delivered_ns ? now - sent->delivered_ns : 0;
     __u64 ns = send_ns > ack_ns ? send_ns : ack_ns;
     tx->first_sent_ns = sent->sent_ns;
     a->app_limited = sent->app_limited;

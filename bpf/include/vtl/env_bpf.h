@@ -170,6 +170,10 @@ VTL_INLINE void vtl_env_count(__u32 stat) {
         (*n)++;
 }
 
+VTL_INLINE __u64 vtl_env_now(void) {
+    return bpf_ktime_get_ns();
+}
+
 VTL_INLINE __u32 vtl_env_sid(struct vtl_session *s) {
     return s->sid;
 }

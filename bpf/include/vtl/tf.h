@@ -106,6 +106,7 @@ struct vtl_ackd {
     __u32 sent;      /* transmissions of which it is known now whether they have arrived, */
     __u32 arrived;   /* and how many of them, and of earlier ones, have: struct vtl_meter */
     __u32 rtt_us;    /* 0 = no sample */
+    __u32 waited_us; /* of it, behind the peer's own data; 0 = none, or not known */
     __u64 rate;      /* delivery rate sample, packets per 1,024 s; 0 = none */
     __u32 app_limited;
     __u64 in_flight; /* after this acknowledgement */
@@ -121,6 +122,8 @@ VTL_INLINE struct vtl_sent *vtl_env_sent(struct vtl_session *s, __u64 seq);
 VTL_INLINE void vtl_env_notify(struct vtl_session *s, __u32 what);
 VTL_INLINE void vtl_env_count(__u32 stat);
 VTL_INLINE __u32 vtl_env_sid(struct vtl_session *s);
+/* Nanoseconds since the system's start. */
+VTL_INLINE __u64 vtl_env_now(void);
 
 /* Supplied by the composition: graft.h lists all of these. */
 VTL_INLINE enum vtl_verdict vtl_fetch(struct vtl_out *o); /* by engine.h, for compositions */

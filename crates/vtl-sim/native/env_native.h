@@ -20,6 +20,7 @@ struct vtl_native_host {
     struct native_session *sessions[VTL_NATIVE_SESSIONS];
     __u64 stats[VTL_STATS];
     struct vtl_scratch scratch;
+    __u64 now;
     __u8 *stage; /* VTL_NATIVE_FRAME bytes, then inaccessible memory */
 };
 
@@ -61,6 +62,10 @@ VTL_INLINE void vtl_env_count(__u32 stat) {
 
 VTL_INLINE __u32 vtl_env_sid(struct vtl_session *s) {
     return s->sid;
+}
+
+VTL_INLINE __u64 vtl_env_now(void) {
+    return host->now;
 }
 
 VTL_INLINE void vtl_env_notify(struct vtl_session *s, __u32 what) {

@@ -55,6 +55,7 @@ CONTROL(newreno, struct vtl_cc)
 CONTROL(cubic, struct vtl_cc)
 CONTROL(hybla, struct vtl_cc)
 CONTROL(tfrc, struct vtl_tfrc)
+CONTROL(reverse, struct vtl_reverse)
 
 __u64 vtl_native_tfrc_equation(__u32 rtt_us, __u64 interval) {
     return vtl_tfrc_equation(rtt_us, interval);

@@ -130,6 +130,7 @@ __u32 vtl_native_ingress(struct vtl_native_host *h, __u64 now, const __u8 *recei
     if (length > VTL_NATIVE_FRAME)
         return 0;
     host = h;
+    host->now = now;
     /* Reading beyond the frame is a crash. */
     __u8 *frame = h->stage + VTL_NATIVE_FRAME - length;
     memcpy(frame, received, length);

@@ -9,6 +9,7 @@
 
 #include "vtl/tf.h"
 #include "tf/congestion.h"
+#include "tf/reverse.h"
 #include "tf/tfrc.h"
 
 /* The longest frame: headers of Ethernet, IPv6 and VTL, and payload. */
@@ -75,6 +76,7 @@ VTL_NATIVE_ACKD(newreno);
 VTL_NATIVE_ACKD(cubic);
 VTL_NATIVE_ACKD(hybla);
 VTL_NATIVE_ACKD(tfrc);
+VTL_NATIVE_ACKD(reverse);
 __u64 vtl_native_tfrc_equation(__u32 rtt_us, __u64 interval);
 __u64 vtl_native_tfrc_mean(const struct vtl_tfrc *t, __u64 open);
 __u64 vtl_native_hybla_slow(__u32 rtt_us);

@@ -204,7 +204,7 @@ impl Host {
         unsafe { &mut *ffi::vtl_native_session(self.at.as_ptr(), sid) }
     }
 
-    /// The state of the congestion control: `vtl_cc` or `vtl_tfrc` at the beginning of what the
+    /// State of transport functions: `vtl_cc`, `vtl_tfrc` or `vtl_reverse` at the beginning of what the
     /// graft keeps.
     pub fn control<T: Control>(&mut self, sid: u32) -> &mut T {
         let own = &mut self.session_mut(sid).tx.own;
@@ -397,6 +397,7 @@ impl Host {
 pub trait Control {}
 impl Control for ffi::vtl_cc {}
 impl Control for ffi::vtl_tfrc {}
+impl Control for ffi::vtl_reverse {}
 
 /// A transport function of egress.
 pub type OutFunction =

@@ -105,7 +105,91 @@ pub fn table() -> String {
             .map(|t| t.join().expect("a cell that works"))
             .collect()
     });
-    out + &parts.concat() + &sharing()
+    out + &parts.concat() + &both_ways() + &sharing()
+}
+
+/// Bulk transfers in both directions of one session.
+#[derive(Clone, Debug)]
+pub struct BothWays {
+    /// The link, the same in both directions.
+    pub link: Link,
+    /// How much faster host 1's clock runs than host 0's, millionths.
+    pub drift_ppm: i64,
+}
+
+impl BothWays {
+    /// On such a link.
+    pub fn new(rtt_ms: f64, rate_mbit: f64, loss_pct: f64) -> Self {
+        Self {
+            link: Link {
+                loss_pct,
+                ..Link::new(rtt_ms, rate_mbit)
+            },
+            drift_ppm: 0,
+        }
+    }
+
+    /// Goodput of each direction alone, and of both at once, bit/s: from host 0 first.
+    ///
+    /// # Errors
+    /// A [`Failure`] of the transport functions.
+    pub fn measure(&self) -> Result<([f64; 2], [f64; 2]), Failure> {
+        let run = |packets| {
+            // As many round trips, at least, as a long path needs to be known.
+            let seconds = (self.link.rtt_ms / 10.0).clamp(8.0, 60.0) as u64;
+            let mut scenario = Scenario::bulk(self.link.clone(), seconds * 1000 * MS);
+            scenario.packets = packets;
+            scenario.drift_ppm = self.drift_ppm;
+            scenario.measure_from = scenario.until / 4;
+            scenario.session = SessionConfig {
+                slots: slots(self.link.rtt_ms, self.link.rate_mbit),
+                rtt_us: (self.link.rtt_ms * 1000.0) as u32,
+                ..Default::default()
+            };
+            Sim::new(scenario).run()
+        };
+        let [down, up] = [run([u64::MAX, 0])?, run([0, u64::MAX])?];
+        let both = run([u64::MAX; 2])?;
+        Ok((
+            [down.goodput, up.goodput_up],
+            [both.goodput, both.goodput_up],
+        ))
+    }
+}
+
+/// The part about both directions at once.
+fn both_ways() -> String {
+    let mut out = String::from(
+        "\n# Bulk transfers in both directions of a session: Mbit/s of each alone, and at once.\n\n",
+    );
+    let links = [
+        (10.0, 100.0),
+        (50.0, 20.0),
+        (50.0, 100.0),
+        (50.0, 850.0),
+        (100.0, 100.0),
+        (600.0, 4.0),
+    ];
+    let parts: Vec<String> = thread::scope(|scope| {
+        let all = links.map(|(rtt_ms, rate_mbit)| {
+            scope.spawn(move || {
+                let line = |loss_pct| {
+                    let measured = BothWays::new(rtt_ms, rate_mbit, loss_pct).measure();
+                    let (alone, both) = measured.unwrap_or_else(|e| panic!("{rtt_ms} ms: {e}"));
+                    let [down, up, down_too, up_too] =
+                        [alone[0], alone[1], both[0], both[1]].map(|rate| rate / 1e6);
+                    let what = format!("{rtt_ms} ms, {rate_mbit} Mbit/s, {loss_pct} %");
+                    format!("{what:28}{down:9.2}{up:9.2}{down_too:9.2}{up_too:9.2}\n")
+                };
+                [0.0, 0.5, 2.0].map(line).concat()
+            })
+        });
+        all.into_iter()
+            .map(|t| t.join().expect("a session that works"))
+            .collect()
+    });
+    out += &parts.concat();
+    out
 }
 
 /// Changes of a path: before and after, as round trip, rate, loss, and packets of the queue.

@@ -35,6 +35,10 @@ pub struct Scenario {
     pub patience: Nanos,
     /// Times during which nothing arrives.
     pub outages: Vec<(Nanos, Nanos)>,
+    /// The link becomes another one at that time.
+    pub change: Option<(Nanos, Link)>,
+    /// How much faster host 1's clock runs than host 0's, millionths.
+    pub drift_ppm: i64,
     /// One packet in so many arrives a second time, garbled; 0: none.
     pub garbled_one_in: u64,
     /// A second session whose applications and peers break every rule.
@@ -56,6 +60,8 @@ impl Scenario {
             measure_from: 0,
             patience: 90_000 * MS,
             outages: Vec::new(),
+            change: None,
+            drift_ppm: 0,
             garbled_one_in: 0,
             hostile: false,
         }
@@ -71,6 +77,8 @@ pub struct Outcome {
     pub packets: [u64; 2],
     /// Goodput since `measure_from`, bit/s.
     pub goodput: f64,
+    /// The same of the other direction.
+    pub goodput_up: f64,
     /// Retransmissions per packet sent.
     pub retransmitted: f64,
     /// Duplicates that reached the receiver, per packet sent.

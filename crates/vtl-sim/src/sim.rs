@@ -61,6 +61,15 @@ struct Side {
     hostile: Option<Hostile>,
 }
 
+/// What has been counted so far: of both readers, else of the direction from host 0 to host 1.
+#[derive(Default)]
+struct Counts {
+    bytes: [u64; 2],
+    sent: u64,
+    retransmitted: u64,
+    dups: u64,
+}
+
 /// A simulation under way.
 pub struct Sim {
     scenario: Scenario,
@@ -72,7 +81,7 @@ pub struct Sim {
     queueing: Vec<u32>,
     /// When the receivers last got on, and with how many packets.
     moved: (Nanos, u64),
-    measured: (u64, u64, u64, u64),
+    measured: Counts,
     first_megabyte: Nanos,
     buffer: FrameBuffer,
     pool: Vec<Vec<u8>>,
@@ -125,7 +134,7 @@ impl Sim {
             now: 0,
             queueing: Vec::new(),
             moved: (0, 0),
-            measured: (0, 0, 0, 0),
+            measured: Counts::default(),
             first_megabyte: 0,
             buffer: [0; ffi::VTL_NATIVE_FRAME as usize],
             pool: Vec::new(),
@@ -145,6 +154,7 @@ impl Sim {
                 self.queueing.clear();
                 self.measured = self.counts();
             }
+            self.change();
             self.outages();
             self.arrivals();
             for i in 0..2 {
@@ -160,15 +170,32 @@ impl Sim {
         Ok(self.outcome())
     }
 
-    fn counts(&self) -> (u64, u64, u64, u64) {
+    fn counts(&self) -> Counts {
         let tx = &self.sides[0].host.session(HONEST).tx;
         let rx = &self.sides[1].host.session(HONEST).rx;
-        (
-            self.sides[1].reader.bytes(),
-            tx.sent,
-            tx.retransmitted,
-            rx.dups.into(),
-        )
+        Counts {
+            bytes: [0, 1].map(|i: usize| self.sides[i].reader.bytes()),
+            sent: tx.sent,
+            retransmitted: tx.retransmitted,
+            dups: rx.dups.into(),
+        }
+    }
+
+    /// A host's clock.
+    fn clock(&self, host: usize) -> u64 {
+        let drift = self.now as i64 / 1_000_000 * self.scenario.drift_ppm * host as i64;
+        (UPTIME + self.now).saturating_add_signed(drift)
+    }
+
+    /// When a host's pump is to run again, in the simulation's time.
+    fn wake(&self, host: usize, sid: u32) -> Nanos {
+        let at = self.sides[host].host.wake(sid);
+        let drift = self.clock(host) as i64 - (UPTIME + self.now) as i64;
+        // Soon enough: it is asked again where that is too soon.
+        match at {
+            0 | u64::MAX => at,
+            at => at.saturating_add_signed(-drift),
+        }
     }
 
     fn is_complete(&self) -> bool {
@@ -199,6 +226,9 @@ impl Sim {
                 .fold(next.min(side.reader.due), |a, b| a.min(*b));
             next = next.min(side.hostile.as_ref().map_or(u64::MAX, |h| h.due));
         }
+        if let Some((at, _)) = &self.scenario.change {
+            next = next.min(*at);
+        }
         for &(from, to) in &self.scenario.outages {
             next = [from, to]
                 .into_iter()
@@ -206,6 +236,15 @@ impl Sim {
                 .fold(next, Nanos::min);
         }
         next
+    }
+
+    fn change(&mut self) {
+        if let Some((at, link)) = self.scenario.change.take_if(|(at, _)| *at <= self.now) {
+            self.params = [Params::down(&link), Params::up(&link)];
+            for (link, params) in self.links.iter_mut().zip(&self.params) {
+                link.set(at, params.clone());
+            }
+        }
     }
 
     fn outages(&mut self) {
@@ -263,9 +302,8 @@ impl Sim {
     }
 
     fn arrive(&mut self, at: usize, bytes: &[u8]) {
-        let answer = self.sides[at]
-            .host
-            .ingress(UPTIME + self.now, bytes, &mut self.buffer);
+        let clock = self.clock(at);
+        let answer = self.sides[at].host.ingress(clock, bytes, &mut self.buffer);
         if let Some(length) = answer {
             self.send(at, length);
         }
@@ -324,14 +362,16 @@ impl Sim {
             }
             let mut dry = 0;
             loop {
+                let clock = self.clock(i);
                 let side = &mut self.sides[i];
-                let made = side.host.egress(sid, UPTIME + self.now, &mut self.buffer);
+                let made = side.host.egress(sid, clock, &mut self.buffer);
                 if let Some(length) = made {
                     self.send(i, length);
                     continue;
                 }
+                let wake = self.wake(i, sid);
                 let side = &mut self.sides[i];
-                side.wake[sid as usize] = side.host.wake(sid);
+                side.wake[sid as usize] = wake;
                 if side.wake[sid as usize] > self.now {
                     break;
                 }
@@ -421,8 +461,7 @@ impl Sim {
     }
 
     fn outcome(mut self) -> Outcome {
-        let (bytes, sent, retransmitted, dups) = self.counts();
-        let (bytes0, sent0, retransmitted0, dups0) = self.measured;
+        let (now, before) = (self.counts(), &self.measured);
         let span = (self.now - self.scenario.measure_from.min(self.now)).max(1) as f64 / 1e9;
         let share = |a: u64, b: u64| if b == 0 { 0.0 } else { a as f64 / b as f64 };
         self.queueing.sort_unstable();
@@ -437,9 +476,13 @@ impl Sim {
                 self.sides[0].reader.packets(),
                 self.sides[1].reader.packets(),
             ],
-            goodput: (bytes - bytes0) as f64 * 8.0 / span,
-            retransmitted: share(retransmitted - retransmitted0, sent - sent0),
-            duplicates: share(dups - dups0, sent - sent0),
+            goodput: (now.bytes[1] - before.bytes[1]) as f64 * 8.0 / span,
+            goodput_up: (now.bytes[0] - before.bytes[0]) as f64 * 8.0 / span,
+            retransmitted: share(
+                now.retransmitted - before.retransmitted,
+                now.sent - before.sent,
+            ),
+            duplicates: share(now.dups - before.dups, now.sent - before.sent),
             queue_p50: waited(50),
             queue_p95: waited(95),
             first_megabyte: self.first_megabyte,

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
+/*
+ * measurement: how long acknowledgements wait behind data that the peer sends. A round trip tells
+ * of both directions; where both are busy, each would take the other's queue for its own. The
+ * peer's packets say when they left by its clock: how much later than the quickest they come is
+ * what they, and the acknowledgements among them, have waited (RFC 6817, section 2.1, measures the
+ * other direction the same way).
+ */
+#ifndef VTL_TF_REVERSE_H
+#define VTL_TF_REVERSE_H
+
+#include "vtl/tf.h"
+
+/* The quickest packet is that of so many round trips, or twice as many: the peer's queue is empty
+ * more often, and after them a longer way, or a clock that drifts, is no queue any more. */
+#define VTL_REVERSE_ROUNDS 4
+
+/* In vtl_tx.own: of the sending half, though ingress writes the first two. */
+struct vtl_reverse {
+    __u64 came_ns; /* when the latest packet came, */
+    __u32 took_us; /* and its arrival by our clock minus its departure by the peer's, modulo 2^32 */
+    __u32 least_us;  /* the least such difference since `began_ns`, */
+    __u64 began_ns;  /* 0: nothing known, */
+    __u32 before_us; /* and in the round trips before */
+};
+
+/* ingress: of a packet that was verified. Nobody asks unless something is under way. */
+VTL_INLINE void tf_reverse_note(struct vtl_in *in, struct vtl_reverse *r) {
+    if (VTL_LOAD(in->s->tx.una) == VTL_LOAD(in->s->tx.next))
+        return;
+    __u64 now = vtl_env_now();
+    r->took_us = (__u32)(now / VTL_NS_PER_US) - vtl_swap32(in->hdr->ts);
+    r->came_ns = now;
+}
+
+/* listener: after tf_rtt */
+VTL_INLINE void tf_reverse(struct vtl_ackd *a, struct vtl_reverse *r) {
+    VTL_TF(reverse, 0);
+    struct vtl_tx *tx = &a->s->tx;
+    __u64 rtt_ns = tx->srtt_us * VTL_NS_PER_US;
+    /* The latest packet is to be one that was near the acknowledgement. */
+    if (a->now - r->came_ns > rtt_ns / 16 + VTL_NS_PER_MS)
+        return;
+    __u32 took = VTL_LOAD(r->took_us);
+    if (!r->began_ns || a->now - r->began_ns > VTL_REVERSE_ROUNDS * rtt_ns) {
+        r->before_us = r->began_ns ? r->least_us : took;
+        r->least_us = took;
+        r->began_ns = a->now;
+    } else if ((__s32)(took - r->least_us) < 0) {
+        r->least_us = took;
+    }
+    __s32 waited = took - r->least_us, earlier = took - r->before_us;
+    if (earlier > waited)
+        waited = earlier;
+    /* No queue, but a longer way. */
+    if ((__u32)waited > tx->meter.min_rtt_us) {
+        r->before_us = r->least_us = took;
+        return;
+    }
+    a->waited_us = waited;
+    /* Rates are measured as if the peer's queue did not come and go. */
+    if (a->delivered)
+        tx->delivered_ns = a->now - a->waited_us * VTL_NS_PER_US;
+}
+
+#endif
