@@ -15,6 +15,7 @@
 #include "tf/pacing.h"
 #include "tf/receive.h"
 #include "tf/retransmit.h"
+#include "tf/reverse.h"
 #include "tf/rtt.h"
 #include "tf/window.h"
 #include "grafts/stream.h"
@@ -111,6 +112,8 @@ MICRO_ONCE(receive_place, IN, c.seq = s->rx.cum, tf_receive_place(&c))
 MICRO_ONCE(receive_place_last, IN, c.seq = s->rx.cum;
            hdr.h.flags = VTL_F_ACK_NOW, tf_receive_place(&c))
 MICRO(ack_note, IN, c.seq = i, tf_ack_note(&c))
+MICRO(reverse_note, IN, s->tx.next = s->tx.una + 64,
+      tf_reverse_note(&c, VTL_OWN(s, tx, struct vtl_reverse)))
 
 #define ANSWER                                                                                     \
     SESSION;                                                                                       \
@@ -159,6 +162,9 @@ MICRO_ONCE(loss_selective, ACKD, s->tx.next = 64; s->tx.tail = 0, tf_loss_select
 MICRO_ONCE(loss_selective_bitmap, ACKD, c.words += WORDS; s->tx.next = 64 * WORDS;
            s->tx.acked_xid = 1 << 20; NEXT_LOSSES, tf_loss_selective(&c))
 MICRO(rtt, ACKD, hdr.echo_ts = vtl_swap32((__u32)(c.now / VTL_NS_PER_US) - 1000 - i), tf_rtt(&c))
+MICRO(reverse, ACKD, VTL_OWN(s, tx, struct vtl_reverse)->came_ns = c.now - zero;
+      VTL_OWN(s, tx, struct vtl_reverse)->took_us = i,
+      tf_reverse(&c, VTL_OWN(s, tx, struct vtl_reverse)))
 MICRO(rate, ACKD, c.delivered = 16; s->tx.next = 64; sent->xid = 0; sent->delivered = 0;
       sent->sent_ns = c.now - VTL_NS_PER_MS;
       sent->delivered_ns = c.now - VTL_NS_PER_MS, tf_rate(&c))

@@ -83,6 +83,14 @@ VTL_INLINE enum vtl_verdict vtl_make(struct vtl_out *o) {
     return VTL_STOP;
 }
 
+/* Nothing is left to be sent: rate samples until all this has arrived say more about the application
+ * than about the path. Whoever asks again for a packet, and gets none, says so himself. */
+VTL_INLINE void vtl_limited(struct vtl_session *s) {
+    struct vtl_ring_ctl *ctl = vtl_env_tx_ctl(s);
+    if (ctl && VTL_LOAD(ctl->producer) == s->tx.next)
+        s->tx.app_limited = s->tx.delivered + vtl_in_flight(s);
+}
+
 /* As vtl_make, but called by the application's own send, beside the pump. Makes one packet at most;
  * vtld is told if there is more, or if nobody watches over the packet's acknowledgement yet. */
 VTL_INLINE enum vtl_verdict vtl_make_direct(struct vtl_out *o) {
@@ -94,6 +102,8 @@ VTL_INLINE enum vtl_verdict vtl_make_direct(struct vtl_out *o) {
     }
     enum vtl_verdict v = vtl_make(o);
     int more = v == VTL_SEND ? vtl_rest(o) : s->tx.wake_ns != VTL_NEVER;
+    if (v == VTL_SEND)
+        vtl_limited(s);
     __sync_lock_test_and_set(&s->tx.running, 0);
     more |= __sync_lock_test_and_set(&s->tx.again, 0) || !VTL_LOAD(s->tx.timed);
     /* Once: the ring of events is everybody's, and this is as often as the app likes. */

@@ -8,7 +8,7 @@ use super::Sheet;
 const PAYLOAD: usize = 1_440;
 
 /// In the order in which a packet meets them: part of the graft, program of `bpf/micro.bpf.c`, case.
-const FUNCTIONS: [(&str, &str, &str); 25] = [
+const FUNCTIONS: [(&str, &str, &str); 27] = [
     ("egress", "congestion_start", "after the first packet"),
     ("egress", "pace_wait", "nothing to wait for"),
     ("egress", "choose", "a new packet"),
@@ -31,6 +31,7 @@ const FUNCTIONS: [(&str, &str, &str); 25] = [
         "in order, asks for an acknowledgement: a fence",
     ),
     ("ingress", "ack_note", ""),
+    ("ingress", "reverse_note", "something is under way"),
     ("ingress", "ack_build", "no bitmap"),
     ("ingress", "ack_build_bitmap", "bitmap of 1,024 packets"),
     ("listener", "ack_verify", "no bitmap"),
@@ -43,6 +44,7 @@ const FUNCTIONS: [(&str, &str, &str); 25] = [
         "bitmap of 1,024 packets, 16 of them lost",
     ),
     ("listener", "rtt", ""),
+    ("listener", "reverse", ""),
     ("listener", "rate", ""),
     ("listener", "congestion_bbr", "16 packets more"),
     ("any", "nothing", "what the method adds"),
