@@ -38,12 +38,14 @@ VTL_INLINE enum vtl_verdict graft_ingress(struct vtl_in *in) {
 }
 
 VTL_INLINE enum vtl_verdict graft_listener(struct vtl_ackd *a) {
-    if (tf_ack_verify(a) || tf_ack_cumulative(a))
+    if (tf_ack_verify(a))
+        return VTL_STOP;
+    tf_reverse(a, VTL_OWN(a->s, tx, struct vtl_reverse));
+    if (tf_ack_cumulative(a))
         return VTL_STOP;
     tf_loss_reordering(a);
     tf_loss_selective(a);
     tf_rtt(a);
-    tf_reverse(a, VTL_OWN(a->s, tx, struct vtl_reverse));
     tf_rate(a);
     tf_congestion_bbr(a);
     return VTL_NEXT;

@@ -122,7 +122,7 @@ VTL_INLINE enum vtl_verdict tf_ack_cumulative(struct vtl_ackd *a) {
     a->delivered = received - tx->delivered;
     tx->delivered = received;
     if (a->delivered)
-        tx->delivered_ns = a->now;
+        tx->delivered_ns = a->now - a->waited_us * VTL_NS_PER_US;
     __u64 most = (cum & ~63ull) + VTL_MAX_WINDOW;
     if (limit > most)
         limit = most;

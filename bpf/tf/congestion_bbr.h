@@ -114,6 +114,12 @@ VTL_INLINE __u64 vtl_bbr_bdp(const struct vtl_bbr *b, __u64 bw, __u32 gain) {
     return bw * b->min_rtt_us / 1000000 * gain / 256 / 1024;
 }
 
+/* A round trip without what acknowledgements wait behind the peer's data: no shorter than the
+ * shortest. */
+VTL_INLINE __u32 vtl_bbr_own(const struct vtl_bbr *b, __u32 rtt_us, __u32 waited_us) {
+    return rtt_us > b->min_rtt_us + waited_us ? rtt_us - waited_us : b->min_rtt_us;
+}
+
 /* Packets more that are under way where a few overtake most others: as many. The shortest round
  * trip is that of the few. */
 VTL_INLINE __u64 vtl_bbr_late(const struct vtl_tx *tx) {
@@ -182,7 +188,7 @@ VTL_INLINE void vtl_bbr_empty(struct vtl_ackd *a) {
         vtl_bbr_slower(b, bw);
     /* What a competitor will be met with, if there is one: not what draining in vain has left. */
     if (!b->busy)
-        b->window = a->s->tx.cwnd;
+        b->window = a->s->tx.cwnd > a->waiting ? a->s->tx.cwnd - a->waiting : 0;
     if (!b->competing)
         b->from_us = b->round_min_us;
     vtl_bbr_enter(a, VTL_BBR_EMPTY);
@@ -339,15 +345,16 @@ VTL_INLINE __u32 vtl_bbr_made_up(const struct vtl_bbr *b) {
 }
 
 /* A round has ended. */
-VTL_GLOBAL int vtl_bbr_round(struct vtl_session *s, __u64 now, __u64 in_flight, int app_limited) {
+VTL_GLOBAL int vtl_bbr_round(struct vtl_session *s, __u64 now, __u64 in_flight, int app_limited,
+                             __u64 waiting) {
     if (!s)
         return 0;
     struct vtl_ackd local = {
-        .s = s, .now = now, .in_flight = in_flight, .app_limited = app_limited};
+        .s = s, .now = now, .in_flight = in_flight, .app_limited = app_limited, .waiting = waiting};
     struct vtl_ackd *a = &local;
     struct vtl_tx *tx = &s->tx;
     struct vtl_bbr *b = &tx->bbr;
-    b->next_round = tx->delivered + in_flight;
+    b->next_round = tx->delivered + in_flight + waiting;
     b->rounds++;
     /* What is known of the rate outlives PROBE_RTT, which measures none. */
     if (b->mode != VTL_BBR_PROBE_RTT)
@@ -545,22 +552,21 @@ VTL_INLINE void tf_congestion_bbr(struct vtl_ackd *a) {
     struct vtl_tx *tx = &a->s->tx;
     struct vtl_bbr *b = &tx->bbr;
     /* What the peer's own data hold back is no part of this direction. */
-    __u64 waiting = b->bw / 1024 * a->waited_us / 1000000;
-    if (waiting > a->in_flight)
-        waiting = a->in_flight;
-    a->in_flight -= waiting;
+    a->waiting = b->bw / 1024 * a->waited_us / 1000000;
+    if (a->waiting > a->in_flight)
+        a->waiting = a->in_flight;
+    a->in_flight -= a->waiting;
     if (a->rtt_us > b->min_rtt_us)
-        a->rtt_us =
-            a->rtt_us - b->min_rtt_us > a->waited_us ? a->rtt_us - a->waited_us : b->min_rtt_us;
+        a->rtt_us = vtl_bbr_own(b, a->rtt_us, a->waited_us);
     vtl_bbr_floor(a->s, a->sent, a->arrived);
     vtl_bbr_rate(a);
     vtl_bbr_min_rtt(a);
     vtl_bbr_marks(a);
     /* What was given up need not be waited for. */
-    if (b->next_round > tx->delivered + a->in_flight + waiting)
-        b->next_round = tx->delivered + a->in_flight + waiting;
+    if (b->next_round > tx->delivered + a->in_flight + a->waiting)
+        b->next_round = tx->delivered + a->in_flight + a->waiting;
     if (tx->delivered >= b->next_round)
-        vtl_bbr_round(a->s, a->now, a->in_flight, a->app_limited);
+        vtl_bbr_round(a->s, a->now, a->in_flight, a->app_limited, a->waiting);
     vtl_bbr_mode(a->s, a->now, a->in_flight, a->rtt_us);
 
     /* Until the path is known, no slower than the initial window per round trip: the first samples
@@ -579,6 +585,8 @@ VTL_INLINE void tf_congestion_bbr(struct vtl_ackd *a) {
     b->less = less;
 
     __u64 cwnd, pace;
+    __u32 own = vtl_bbr_own(b, tx->srtt_us, a->waited_us);
+    own = own ? own : 1;
     if (b->mode == VTL_BBR_PROBE_RTT) {
         pace = bw;
         cwnd = vtl_bbr_bdp(b, bw, b->rounds - b->phase_round < 2 ? 256 : 128);
@@ -586,7 +594,7 @@ VTL_INLINE void tf_congestion_bbr(struct vtl_ackd *a) {
             cwnd = b->window;
     } else if (b->competing) {
         cwnd = vtl_bbr_cubic(a);
-        pace = cwnd * 1280 * 1000000 / (tx->srtt_us ? tx->srtt_us : 1);
+        pace = cwnd * 1280 * 1000000 / own;
     } else {
         pace = (b->queued && b->mode == VTL_BBR_PROBE_BW ? bw : made_up) * vtl_bbr_gain(b) / 256;
         int starting = b->mode == VTL_BBR_STARTUP || b->mode == VTL_BBR_DRAIN;
@@ -611,11 +619,11 @@ VTL_INLINE void tf_congestion_bbr(struct vtl_ackd *a) {
             cwnd = VTL_BBR_INITIAL_CWND;
         if (trying) {
             cwnd = b->most;
-            pace = cwnd * 1280 * 1000000 / (tx->srtt_us ? tx->srtt_us : 1);
+            pace = cwnd * 1280 * 1000000 / own;
         }
     }
     tx->pacing_gap_ns = pace ? 1024 * VTL_NS_PER_S / pace : 0;
-    cwnd += waiting;
+    cwnd += a->waiting;
     tx->cwnd = cwnd > VTL_BBR_MIN_CWND ? cwnd : VTL_BBR_MIN_CWND;
 }
 

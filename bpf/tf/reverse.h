@@ -24,26 +24,29 @@ struct vtl_reverse {
     __u32 before_us; /* and in the round trips before */
 };
 
-/* ingress: of a packet that was verified. Nobody asks unless something is under way. */
+/* ingress: of a packet that was verified. Short ones take less time on a slow link. Nobody asks
+ * unless something is under way. */
 VTL_INLINE void tf_reverse_note(struct vtl_in *in, struct vtl_reverse *r) {
-    if (VTL_LOAD(in->s->tx.una) == VTL_LOAD(in->s->tx.next))
+    if (2 * in->len < in->s->max_payload || VTL_LOAD(in->s->tx.una) == VTL_LOAD(in->s->tx.next))
         return;
     __u64 now = vtl_env_now();
     r->took_us = (__u32)(now / VTL_NS_PER_US) - vtl_swap32(in->hdr->ts);
     r->came_ns = now;
 }
 
-/* listener: after tf_rtt */
+/* listener: before tf_ack_cumulative and tf_rate, which measure rates as if the peer's queue did
+ * not come and go. */
 VTL_INLINE void tf_reverse(struct vtl_ackd *a, struct vtl_reverse *r) {
     VTL_TF(reverse, 0);
     struct vtl_tx *tx = &a->s->tx;
-    __u64 rtt_ns = tx->srtt_us * VTL_NS_PER_US;
-    /* The latest packet is to be one that was near the acknowledgement. */
-    if (a->now - r->came_ns > rtt_ns / 16 + VTL_NS_PER_MS)
-        return;
+    __u64 known_ns = VTL_REVERSE_ROUNDS * VTL_NS_PER_US * tx->srtt_us;
+    __u64 ago = a->now - VTL_LOAD(r->came_ns);
+    if (ago > known_ns)
+        return; /* or it came while this was called */
     __u32 took = VTL_LOAD(r->took_us);
-    if (!r->began_ns || a->now - r->began_ns > VTL_REVERSE_ROUNDS * rtt_ns) {
-        r->before_us = r->began_ns ? r->least_us : took;
+    __u64 spent = a->now - r->began_ns;
+    if (!r->began_ns || spent > known_ns) {
+        r->before_us = r->began_ns && spent <= 2 * known_ns ? r->least_us : took;
         r->least_us = took;
         r->began_ns = a->now;
     } else if ((__s32)(took - r->least_us) < 0) {
@@ -57,10 +60,9 @@ VTL_INLINE void tf_reverse(struct vtl_ackd *a, struct vtl_reverse *r) {
         r->before_us = r->least_us = took;
         return;
     }
-    a->waited_us = waited;
-    /* Rates are measured as if the peer's queue did not come and go. */
-    if (a->delivered)
-        tx->delivered_ns = a->now - a->waited_us * VTL_NS_PER_US;
+    /* Since then nothing more has gone into the queue. */
+    ago /= VTL_NS_PER_US;
+    a->waited_us = (__u32)waited > ago ? waited - ago : 0;
 }
 
 #endif

@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use serde_json::Value;
 use vtl_control::{Client, FlowStatus, Request};
 use vtl_testbed::{Host, Link};
 use vtl_testing::Random;
@@ -332,4 +333,22 @@ fn silence_of_seconds(carrier: &str) {
         world.mute_server(false);
         goes_on(500_000);
     });
+}
+
+/// While a host takes an upload it sends a little all the time, as fast as there is something to be said: that is
+/// not what the path can carry, and a download has yet to find out.
+#[test]
+fn graft__an_upload_says_nothing_about_downloads() {
+    let Some(world) = World::new("upload-first", &Link::new(10.0, 100.0)) else {
+        return;
+    };
+    world.meet_by(&["--carrier", "graft"]);
+    let server = world.servers()[0];
+    world.upload_run(&["--carrier", "graft"], server, "up", &payload(16 * MB, 3));
+    let status = world.status(Host::Server);
+    let sessions = status["sessions"].as_array().expect("a list");
+    let took = |session: &&Value| session["received"].as_u64() > Some(5000);
+    let session = (sessions.iter().find(took)).unwrap_or_else(|| panic!("{sessions:?}"));
+    assert!(session["sent"].as_u64() > Some(100), "{session}");
+    assert_eq!(session["mode"], "startup", "{session}");
 }

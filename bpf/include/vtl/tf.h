@@ -106,10 +106,12 @@ struct vtl_ackd {
     __u32 sent;      /* transmissions of which it is known now whether they have arrived, */
     __u32 arrived;   /* and how many of them, and of earlier ones, have: struct vtl_meter */
     __u32 rtt_us;    /* 0 = no sample */
-    __u32 waited_us; /* of it, behind the peer's own data; 0 = none, or not known */
+    __u32 waited_us; /* of that, behind the peer's own data; 0 = none, or not known */
     __u64 rate;      /* delivery rate sample, packets per 1,024 s; 0 = none */
     __u32 app_limited;
     __u64 in_flight; /* after this acknowledgement */
+    __u64 waiting;   /* packets that are under way only as acknowledgements wait; congestion control
+                      * has them no longer in `in_flight` */
 };
 
 /* Supplied by the environment. Pointers are NULL if the ring does not exist. */

@@ -105,10 +105,10 @@ pub(crate) fn recv(args: &RecvArgs, socket: &SocketArgs) -> anyhow::Result<()> {
         path: args.output.clone(),
         force: args.force,
     };
-    transfer::receive(&destination, &mut connection)?;
-    // The sender closes; its last word was ours. Without it the file is here all the same.
+    let received = transfer::receive(&destination, &mut connection);
+    // Our last word shall arrive, also a refusal: without it the sender takes nothing for received.
     let _ = connection.close();
-    Ok(())
+    received.map(drop)
 }
 
 fn open(mode: Mode, address: SocketAddr, socket: &SocketArgs) -> anyhow::Result<Socket> {

@@ -115,6 +115,8 @@ pub struct BothWays {
     pub link: Link,
     /// How much faster host 1's clock runs than host 0's, millionths.
     pub drift_ppm: i64,
+    /// The round trip, ms, that the link has from the moment on when measurements begin.
+    pub change: Option<f64>,
 }
 
 impl BothWays {
@@ -126,6 +128,7 @@ impl BothWays {
                 ..Link::new(rtt_ms, rate_mbit)
             },
             drift_ppm: 0,
+            change: None,
         }
     }
 
@@ -136,13 +139,21 @@ impl BothWays {
     pub fn measure(&self) -> Result<([f64; 2], [f64; 2]), Failure> {
         let run = |packets| {
             // As many round trips, at least, as a long path needs to be known.
-            let seconds = (self.link.rtt_ms / 10.0).clamp(8.0, 60.0) as u64;
+            let longest = self.change.unwrap_or_default().max(self.link.rtt_ms);
+            let seconds = (longest / 10.0).clamp(8.0, 60.0) as u64;
             let mut scenario = Scenario::bulk(self.link.clone(), seconds * 1000 * MS);
             scenario.packets = packets;
             scenario.drift_ppm = self.drift_ppm;
             scenario.measure_from = scenario.until / 4;
+            scenario.change = self.change.map(|rtt_ms| {
+                let link = Link {
+                    rtt_ms,
+                    ..self.link.clone()
+                };
+                (scenario.measure_from, link)
+            });
             scenario.session = SessionConfig {
-                slots: slots(self.link.rtt_ms, self.link.rate_mbit),
+                slots: slots(longest, self.link.rate_mbit),
                 rtt_us: (self.link.rtt_ms * 1000.0) as u32,
                 ..Default::default()
             };

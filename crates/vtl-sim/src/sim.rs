@@ -183,7 +183,7 @@ impl Sim {
 
     /// A host's clock.
     fn clock(&self, host: usize) -> u64 {
-        let drift = self.now as i64 / 1_000_000 * self.scenario.drift_ppm * host as i64;
+        let drift = self.now as i64 * self.scenario.drift_ppm / 1_000_000 * host as i64;
         (UPTIME + self.now).saturating_add_signed(drift)
     }
 

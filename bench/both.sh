@@ -1,0 +1,67 @@
+#!/bin/bash
+# Uploads, downloads, and both at once between two hosts: BBR over plain TCP, and what VTL carries, all in
+# one session, in turns. A row each: HOW WHAT MBIT/S, or UP DOWN; of the receivers, startup included.
+# Nine minutes with five rounds, as root, on a machine that does nothing else and has iperf3.
+#   bench/both.sh [ROUNDS] [RTT_MS] [RATE_MBIT] [LOSS_PERCENT] [BINARIES]
+set -u
+rounds=${1:-5}
+rtt=${2:-50}
+rate=${3:-100}
+loss=${4:-0.5}
+bin=$(realpath "${5:-$(dirname "$0")/../target/release}") || exit
+for tool in iperf3 python3; do
+    command -v "$tool" >/dev/null || { echo "both: no $tool" >&2; exit 1; }
+done
+dir=$(mktemp -d /tmp/vtl-both.XXXXXX)
+name=both-$$
+to=10.73.0.2
+pids=()
+
+down() {
+    kill "${pids[@]}"
+    wait "${pids[@]}" 2>/dev/null
+    "$bin/vtl" testbed --name "$name" down >&2
+    rm -rf "$dir"
+}
+"$bin/vtl" testbed --name "$name" up --rtt "$rtt" --rate "$rate" --loss "$loss" >&2 || { rmdir "$dir"; exit 1; }
+trap down EXIT
+trap 'exit 130' INT TERM
+on() { host=$1; shift; VTL_SOCKET="$dir/$host.sock" ip netns exec "$name-$host" "$@"; }
+start() { on "$@" >>"$dir/log" 2>&1 & pids+=($!); }
+
+for host in server client; do
+    # Buffers that limit no path here.
+    on "$host" sysctl -qw net.ipv4.tcp_wmem='4096 131072 33554432' net.ipv4.tcp_rmem='4096 131072 33554432'
+    VTL_STATE="$dir/$host" start "$host" "$bin/vtld"
+    until on "$host" "$bin/vtl" status >/dev/null 2>&1; do
+        kill -0 "${pids[-1]}" || { cat "$dir/log" >&2; exit 1; }
+        sleep 0.1
+    done
+done
+start server iperf3 -s
+on server "$bin/vtl" hook add --port 5201 >&2
+sleep 1
+
+received() {
+    python3 -c '
+import json, sys
+end = json.load(sys.stdin)["end"]
+sums = [end[name] for name in ("sum_received", "sum_received_bidir_reverse") if name in end]
+print(*(format(each["bits_per_second"] / 1e6, ".1f") for each in sums))'
+}
+for ((round = 0; round < rounds; round++)); do
+    for how in bbr vtl; do
+        case $how in
+        bbr) as=() control=(-C bbr) ;;
+        vtl) as=("$bin/vtl" run --carrier graft --) control=() ;;
+        esac
+        for what in up down both; do
+            case $what in
+            up) way=() ;;
+            down) way=(-R) ;;
+            both) way=(--bidir) ;;
+            esac
+            echo "$how $what $(on client "${as[@]}" iperf3 -c "$to" -t 15 -J "${control[@]}" "${way[@]}" 2>>"$dir/log" | received)"
+        done
+    done
+done
