@@ -34,21 +34,21 @@ VTL_INLINE void tf_reverse_note(struct vtl_in *in, struct vtl_reverse *r) {
     r->came_ns = now;
 }
 
-/* listener: before tf_ack_cumulative and tf_rate, which measure rates as if the peer's queue did
- * not come and go. */
-VTL_INLINE void tf_reverse(struct vtl_ackd *a, struct vtl_reverse *r) {
-    VTL_TF(reverse, 0);
-    struct vtl_tx *tx = &a->s->tx;
-    __u64 known_ns = VTL_REVERSE_ROUNDS * VTL_NS_PER_US * tx->srtt_us;
-    __u64 ago = a->now - VTL_LOAD(r->came_ns);
+/* Microseconds that an acknowledgement has waited that comes now. */
+VTL_GLOBAL int vtl_reverse_waited(struct vtl_reverse *r, __u64 now, __u32 srtt_us,
+                                  __u32 min_rtt_us) {
+    if (!r)
+        return 0;
+    __u64 known_ns = VTL_REVERSE_ROUNDS * VTL_NS_PER_US * srtt_us;
+    __u64 ago = now - VTL_LOAD(r->came_ns);
     if (ago > known_ns)
-        return; /* or it came while this was called */
+        return 0; /* or it came while this was called */
     __u32 took = VTL_LOAD(r->took_us);
-    __u64 spent = a->now - r->began_ns;
+    __u64 spent = now - r->began_ns;
     if (!r->began_ns || spent > known_ns) {
         r->before_us = r->began_ns && spent <= 2 * known_ns ? r->least_us : took;
         r->least_us = took;
-        r->began_ns = a->now;
+        r->began_ns = now;
     } else if ((__s32)(took - r->least_us) < 0) {
         r->least_us = took;
     }
@@ -56,13 +56,21 @@ VTL_INLINE void tf_reverse(struct vtl_ackd *a, struct vtl_reverse *r) {
     if (earlier > waited)
         waited = earlier;
     /* No queue, but a longer way. */
-    if ((__u32)waited > tx->meter.min_rtt_us) {
+    if ((__u32)waited > min_rtt_us) {
         r->before_us = r->least_us = took;
-        return;
+        return 0;
     }
     /* Since then nothing more has gone into the queue. */
     ago /= VTL_NS_PER_US;
-    a->waited_us = (__u32)waited > ago ? waited - ago : 0;
+    return (__u32)waited > ago ? waited - ago : 0;
+}
+
+/* listener: before tf_ack_cumulative and tf_rate, which measure rates as if the peer's queue did
+ * not come and go. */
+VTL_INLINE void tf_reverse(struct vtl_ackd *a, struct vtl_reverse *r) {
+    VTL_TF(reverse, 0);
+    const struct vtl_tx *tx = &a->s->tx;
+    a->waited_us = vtl_reverse_waited(r, a->now, tx->srtt_us, tx->meter.min_rtt_us);
 }
 
 #endif

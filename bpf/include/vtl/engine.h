@@ -86,13 +86,16 @@ VTL_INLINE enum vtl_verdict vtl_make(struct vtl_out *o) {
 /* Where nothing is left to be sent, rate samples until all this has arrived say more about the
  * application than about the path. Whoever asks again for a packet, and gets none, says so himself
  * (retransmit.h). */
-VTL_INLINE void vtl_limited(struct vtl_session *s) {
+VTL_GLOBAL int vtl_limited(struct vtl_session *s) {
+    if (!s)
+        return 0;
     struct vtl_tx *tx = &s->tx;
     struct vtl_ring_ctl *ctl = vtl_env_tx_ctl(s);
     __u64 in_flight = vtl_in_flight(s);
     if (ctl && VTL_LOAD(ctl->producer) == tx->next && in_flight < VTL_LOAD(tx->cwnd) &&
         !VTL_LOAD(tx->lost_pending) && tx->copies == tx->copied)
         tx->app_limited = tx->delivered + in_flight + !in_flight;
+    return 0;
 }
 
 /* As vtl_make, but called by the application's own send, beside the pump. Makes one packet at most;
