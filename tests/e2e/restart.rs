@@ -38,8 +38,12 @@ const MB: usize = 1 << 20;
 impl World {
     /// Another daemon takes over from a host's.
     pub(crate) fn take_over(&mut self, host: Host) {
+        self.take_over_with(host, &[]);
+    }
+
+    fn take_over_with(&mut self, host: Host, args: &[&str]) {
         let mut former = self.take_daemon(host);
-        self.start(host, &["--take-over"]);
+        self.start(host, &[&["--take-over"], args].concat());
         let status = former.wait();
         assert!(
             status.success(),
@@ -581,6 +585,46 @@ fn take_over__what_applications_see_stays() {
             listener.set_nonblocking(false).expect("ours");
         }
     }
+}
+
+/// Where rules say which ports are hooked, too, no connection of the daemons' own reaches an application while they
+/// change.
+#[test]
+fn take_over__applications_see_no_daemon_at_ports_of_rules() {
+    let Some(mut world) = World::bare("takeover-rules", &Link::new(10.0, 100.0)) else {
+        return;
+    };
+    world.start_web();
+    let rules = world.path("rules.toml");
+    fs::write(&rules, "[[rule]]\nname = \"all\"\nlisten = [80, 7777]\n").expect("written");
+    let rules = ["--rules", rules.to_str().expect("UTF-8")];
+    world.start(Host::Server, &rules);
+    world.start(Host::Client, &[]);
+    world.meet();
+    let [server, _] = world.servers();
+    let listener = world
+        .testbed
+        .in_netns(Host::Server, || TcpListener::bind((server, 7777)))
+        .expect("in the namespace")
+        .expect("bound");
+    let mut command = world.vtl(Host::Client, &["run", "--", "python3", "-uc"]);
+    command.args([
+        "import socket,sys\ns = socket.create_connection((sys.argv[1], 7777))\nsys.stdin.read()",
+        &server.to_string(),
+    ]);
+    let mut client = Process::start_reading(command.stdin(Stdio::piped()));
+    let (mut stream, _) = listener.accept().expect("accepted");
+    for host in [Host::Server, Host::Client, Host::Server] {
+        world.take_over_with(host, &rules[..if host == Host::Server { 2 } else { 0 }]);
+        // Flows are asked for again, by a control connection.
+        until("a carrier", || !world.carriers(Host::Client).is_empty());
+    }
+    drop(client.child().stdin.take());
+    assert_eq!(stream.read(&mut [0]).expect("in order"), 0);
+    assert!(client.wait().success());
+    listener.set_nonblocking(true).expect("ours");
+    let other = listener.accept().map(|(_, from)| from);
+    assert!(other.is_err(), "{other:?}");
 }
 
 /// Programs and ports that were hooked are.
