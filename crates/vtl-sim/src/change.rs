@@ -5,7 +5,7 @@ use std::{fmt, thread};
 use vtl_testbed::{Link, Nanos};
 
 use crate::{
-    contest::{Contest, Flow, Kind},
+    contest::{Contest, Flow, Kind, Shares},
     models::Model,
     rng::Rng,
     sim::MS,
@@ -25,15 +25,31 @@ pub struct Change {
     pub at: Nanos,
 }
 
-/// Bits on the link per second in the 30 s after a change, without retransmissions.
+/// What becomes of a transfer in the 30 s after a change.
+#[derive(Clone, Copy, Debug)]
+pub struct Fate {
+    /// Bits on the link per second, without retransmissions.
+    pub rate: f64,
+    /// The longest time that a queue stood, as [`Shares::standing`] says it, seconds.
+    pub standing: f64,
+}
+
+/// The same of three transfers.
 #[derive(Clone, Copy, Debug)]
 pub struct Aftermath {
     /// Of `stream`.
-    pub stream: f64,
+    pub stream: Fate,
     /// Of `stream` that begins only then.
-    pub fresh: f64,
+    pub fresh: Fate,
     /// Of a model of TCP under BBR, version 1.
-    pub bbr: f64,
+    pub bbr: Fate,
+}
+
+impl Aftermath {
+    /// The rate of `stream`, as a share of that of one that begins only then.
+    pub fn share(&self) -> f64 {
+        self.stream.rate / self.fresh.rate
+    }
 }
 
 /// A link whose data are lost in such a share.
@@ -83,7 +99,7 @@ impl Change {
         }
     }
 
-    fn run(&self, kind: Kind, is_fresh: bool) -> f64 {
+    fn run(&self, kind: Kind, is_fresh: bool) -> Fate {
         let first = if is_fresh { &self.after } else { &self.before };
         let flows = vec![Flow::endless(kind)];
         let mut contest = Contest::new(first.clone(), flows, AFTERMATH);
@@ -94,7 +110,13 @@ impl Change {
             contest.measure_from = self.at;
             contest.until += self.at;
         }
-        contest.run().rates[0]
+        let Shares {
+            rates, standing, ..
+        } = contest.run();
+        Fate {
+            rate: rates[0],
+            standing: standing as f64 / 1e9,
+        }
     }
 
     /// What becomes of transfers.

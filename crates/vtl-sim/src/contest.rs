@@ -112,6 +112,8 @@ pub struct Shares {
     pub ends: Vec<Nanos>,
     /// Half of the packets waited no longer than that in the bottleneck, ns.
     pub queue_p50: f64,
+    /// The longest time in which all packets waited there for more than a quarter of a round trip and four packets.
+    pub standing: Nanos,
     /// Packets lost by a full queue, as a share of those sent.
     pub overflow: f64,
 }
@@ -209,6 +211,9 @@ struct Run<'a> {
     params: [Params; 2],
     parties: Vec<Party>,
     queueing: Vec<u32>,
+    /// When a packet last waited for a short time, and the longest time between two such packets.
+    emptied: Nanos,
+    standing: Nanos,
     buffer: FrameBuffer,
     now: Nanos,
     watch: &'a mut dyn FnMut(Nanos, usize, &intf::vtl_tx),
@@ -254,6 +259,8 @@ impl Contest {
             params,
             parties: self.flows.iter().enumerate().map(party).collect(),
             queueing: Vec::new(),
+            emptied: 0,
+            standing: 0,
             buffer: [0; ffi::VTL_NATIVE_FRAME as usize],
             now: 0,
             watch,
@@ -272,6 +279,7 @@ impl Run<'_> {
             if !measuring && self.now >= self.contest.measure_from {
                 measuring = true;
                 self.queueing.clear();
+                (self.emptied, self.standing) = (self.now, 0);
                 before = self.parties.iter().map(Party::delivered).collect();
             }
             while let Some((_, link)) = changes.next_if(|c| c.0 <= self.now) {
@@ -308,6 +316,7 @@ impl Run<'_> {
                 .queueing
                 .get(self.queueing.len() / 2)
                 .map_or(0.0, |us| f64::from(*us) * 1000.0),
+            standing: self.standing,
             overflow: stats.queue_drops as f64 / stats.rx_packets.max(1) as f64,
         }
     }
@@ -329,6 +338,11 @@ impl Run<'_> {
                     let own = p.delay as f64 + packet.link_bytes() as f64 * p.ns_per_byte;
                     let waited = (self.now - packet.entered) as f64 - own;
                     self.queueing.push((waited.max(0.0) / 1000.0) as u32);
+                    let short = p.delay as f64 / 2.0 + 4.0 * 1500.0 * p.ns_per_byte;
+                    if waited < short {
+                        self.emptied = self.now;
+                    }
+                    self.standing = self.standing.max(self.now - self.emptied);
                 }
                 self.arrive(1 - from, packet);
             }

@@ -228,8 +228,9 @@ const CHANGES: [[(f64, f64, f64, u32); 2]; 14] = [
 pub fn changes() -> String {
     let mut out = String::from(
         "# stream, simulated, on a path that changes under a bulk transfer after 2 s: round trip, rate, loss, and\n\
-         # packets of the queue. Mbit/s on the link in the 30 s after, of stream; of stream that begins then; and of\n\
-         # a model of TCP under BBR (version 1). The rest are random changes, the worst first.\n\
+         # packets of the queue. In the 30 s after, of stream; of stream that begins then; and of a model of TCP under\n\
+         # BBR (version 1): Mbit/s on the link, and the longest time that a queue stood of more than a quarter of a\n\
+         # round trip and four packets, s. The rest are random changes, the worst first.\n\
          # UPDATE_RESULTS=1 cargo test -p vtl-sim --test results   writes this file anew.\n\n",
     );
     let named = CHANGES.map(|[before, after]| {
@@ -245,13 +246,17 @@ pub fn changes() -> String {
     let mut all = change::measure_all(&[&named[..], &random].concat());
     let of_random = all.split_off(named.len());
     let mut rows: Vec<_> = random.iter().zip(of_random).collect();
-    rows.sort_by(|(_, a), (_, b)| (a.stream / a.fresh).total_cmp(&(b.stream / b.fresh)));
+    rows.sort_by(|(_, a), (_, b)| a.share().total_cmp(&b.share()));
     let rows = named.iter().zip(all).chain(rows);
-    writeln!(out, "{:70}{:>8}{:>8}{:>8}", "", "stream", "fresh", "BBR").expect("a String");
+    writeln!(out, "{:70}{:>14}{:>14}{:>14}", "", "stream", "fresh", "BBR").expect("a String");
     for (change, Aftermath { stream, fresh, bbr }) in rows {
         let what = change.to_string();
-        let [stream, fresh, bbr] = [stream, fresh, bbr].map(|rate| rate / 1e6);
-        writeln!(out, "{what:70}{stream:8.2}{fresh:8.2}{bbr:8.2}").expect("a String");
+        write!(out, "{what:70}").expect("a String");
+        for fate in [stream, fresh, bbr] {
+            let rate = fate.rate / 1e6;
+            write!(out, "{rate:9.2}{:5.1}", fate.standing).expect("a String");
+        }
+        out.push('\n');
     }
     out
 }

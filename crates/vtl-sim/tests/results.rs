@@ -30,15 +30,13 @@ fn results__of_thousands_of_changes() {
     let changes: Vec<_> = (from..to).map(Change::random).collect();
     let all = change::measure_all(&changes);
     let mut rows: Vec<_> = changes.iter().zip(all).collect();
-    rows.sort_by(|(_, a), (_, b)| (a.stream / a.fresh).total_cmp(&(b.stream / b.fresh)));
-    let slow: Vec<_> = (rows.iter())
-        .take_while(|(_, a)| a.stream < 0.9 * a.fresh)
-        .collect();
+    rows.sort_by(|(_, a), (_, b)| a.share().total_cmp(&b.share()));
+    let slow: Vec<_> = (rows.iter()).take_while(|(_, a)| a.share() < 0.9).collect();
     for (change, a) in &slow {
         println!(
             "{:.2} of fresh, {:.2} of BBR: {change}",
-            a.stream / a.fresh,
-            a.stream / a.bbr
+            a.share(),
+            a.stream.rate / a.bbr.rate
         );
     }
     println!(
