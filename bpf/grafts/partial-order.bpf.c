@@ -11,7 +11,7 @@
 #include "../tf/pacing.h"
 #include "../tf/partial_order.h"
 #include "../tf/retransmit.h"
-#include "../tf/reverse.h"
+#include "../tf/reverse_note.h"
 #include "../tf/rtt.h"
 #define GRAFT_MARK tf_partial_order_tell
 #define GRAFT_ADMIT tf_partial_order_admit

@@ -9,7 +9,7 @@
 #include "../tf/pacing.h"
 #include "../tf/receive.h"
 #include "../tf/retransmit.h"
-#include "../tf/reverse.h"
+#include "../tf/reverse_note.h"
 #include "../tf/rtt.h"
 #include "stream.h"
 #include "vtl/graft.h"

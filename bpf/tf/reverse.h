@@ -15,7 +15,7 @@
  * more often, and after them a longer way, or a clock that drifts, is no queue any more. */
 #define VTL_REVERSE_ROUNDS 4
 
-/* In vtl_tx.own: of the sending half, though ingress writes the first two. */
+/* In vtl_tx.own: of the sending half, though ingress writes the first two (reverse_note.h). */
 struct vtl_reverse {
     __u64 came_ns; /* when the latest packet came, */
     __u32 took_us; /* and its arrival by our clock minus its departure by the peer's, modulo 2^32 */
@@ -23,16 +23,6 @@ struct vtl_reverse {
     __u64 began_ns;  /* 0: nothing known, */
     __u32 before_us; /* and in the round trips before */
 };
-
-/* ingress: of a packet that was verified. Short ones take less time on a slow link. Nobody asks
- * unless something is under way. */
-VTL_INLINE void tf_reverse_note(struct vtl_in *in, struct vtl_reverse *r) {
-    if (2 * in->len < in->s->max_payload || VTL_LOAD(in->s->tx.una) == VTL_LOAD(in->s->tx.next))
-        return;
-    __u64 now = vtl_env_now();
-    r->took_us = (__u32)(now / VTL_NS_PER_US) - vtl_swap32(in->hdr->ts);
-    r->came_ns = now;
-}
 
 /* Microseconds that an acknowledgement has waited that comes now. */
 VTL_GLOBAL int vtl_reverse_waited(struct vtl_reverse *r, __u64 now, __u32 srtt_us,
