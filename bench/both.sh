@@ -9,35 +9,15 @@ rtt=${2:-50}
 rate=${3:-100}
 loss=${4:-0.5}
 bin=$(realpath "${5:-$(dirname "$0")/../target/release}") || exit
-for tool in iperf3 python3; do
-    command -v "$tool" >/dev/null || { echo "both: no $tool" >&2; exit 1; }
-done
-dir=$(mktemp -d /tmp/vtl-both.XXXXXX)
-name=both-$$
-to=10.73.0.2
-pids=()
-
-down() {
-    kill "${pids[@]}"
-    wait "${pids[@]}" 2>/dev/null
-    "$bin/vtl" testbed --name "$name" down >&2
-    rm -rf "$dir"
-}
-"$bin/vtl" testbed --name "$name" up --rtt "$rtt" --rate "$rate" --loss "$loss" >&2 || { rmdir "$dir"; exit 1; }
-trap down EXIT
-trap 'exit 130' INT TERM
-on() { host=$1; shift; VTL_SOCKET="$dir/$host.sock" ip netns exec "$name-$host" "$@"; }
-start() { on "$@" >>"$dir/log" 2>&1 & pids+=($!); }
+. "$(dirname "$0")/hosts.sh"
+need both iperf3 python3
+link both --rtt "$rtt" --rate "$rate" --loss "$loss"
 
 for host in server client; do
     # Buffers that limit no path here.
     on "$host" sysctl -qw net.ipv4.tcp_wmem='4096 131072 33554432' net.ipv4.tcp_rmem='4096 131072 33554432'
-    VTL_STATE="$dir/$host" start "$host" "$bin/vtld"
-    until on "$host" "$bin/vtl" status >/dev/null 2>&1; do
-        kill -0 "${pids[-1]}" || { cat "$dir/log" >&2; exit 1; }
-        sleep 0.1
-    done
 done
+daemons
 start server iperf3 -s
 on server "$bin/vtl" hook add --port 5201 >&2
 sleep 1

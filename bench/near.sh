@@ -7,25 +7,9 @@
 set -u
 rounds=${1:-5}
 bin=$(realpath "${2:-$(dirname "$0")/../target/release}") || exit
-for tool in wrk ab redis-benchmark redis-server iperf3 nginx curl; do
-    command -v "$tool" >/dev/null || { echo "near: no $tool" >&2; exit 1; }
-done
-dir=$(mktemp -d /tmp/vtl-near.XXXXXX)
-name=near-$$
-to=10.73.0.2
-pids=()
-
-down() {
-    kill "${pids[@]}"
-    wait "${pids[@]}" 2>/dev/null
-    "$bin/vtl" testbed --name "$name" down >&2
-    rm -rf "$dir"
-}
-"$bin/vtl" testbed --name "$name" up --profile wire >&2 || { rmdir "$dir"; exit 1; }
-trap down EXIT
-trap 'exit 130' INT TERM
-on() { host=$1; shift; VTL_SOCKET="$dir/$host.sock" ip netns exec "$name-$host" "$@"; }
-start() { on "$@" >>"$dir/log" 2>&1 & pids+=($!); }
+. "$(dirname "$0")/hosts.sh"
+need near wrk ab redis-benchmark redis-server iperf3 nginx curl
+link near --profile wire
 
 mkdir "$dir/www"
 chmod 755 "$dir"
@@ -35,13 +19,7 @@ daemon off; user root; worker_processes 2; pid $dir/nginx.pid; error_log $dir/lo
 events { worker_connections 4096; }
 http { access_log off; keepalive_requests 10000000; server { listen 80; root $dir/www; } }
 CONF
-for host in server client; do
-    VTL_STATE="$dir/$host" start "$host" "$bin/vtld"
-    until on "$host" "$bin/vtl" status >/dev/null 2>&1; do
-        kill -0 "${pids[-1]}" || { cat "$dir/log" >&2; exit 1; }
-        sleep 0.1
-    done
-done
+daemons
 start server nginx -p "$dir" -c "$dir/nginx.conf" -e "$dir/log"
 start server iperf3 -s
 start server redis-server --bind "$to" --protected-mode no --save ''

@@ -95,7 +95,7 @@ struct vtl_data_hdr {
     struct vtl_hdr h;
     __be64 seq; /* the packet's place in the stream; PROBE: the next new one */
     __be32 xid; /* number of this transmission: grows by one with every DATA or PROBE sent */
-    __be32 ts;  /* sender's clock, microseconds modulo 2^32; echoed, never interpreted */
+    __be32 ts;  /* sender's clock, microseconds modulo 2^32: echoed; only differences count */
 };
 
 /*
