@@ -9,12 +9,6 @@
 
 #include "vtl/tf.h"
 
-/* Packets per acknowledgement: a sixteenth of the window or less, so that an acknowledgement's loss
- * or delay matters little, and at most 16. */
-VTL_INLINE __u32 vtl_ack_every(__u64 cwnd) {
-    return cwnd >= 256 ? 16 : cwnd >= 128 ? 8 : cwnd >= 64 ? 4 : cwnd >= 16 ? 2 : 1;
-}
-
 VTL_INLINE void tf_number(struct vtl_out *o) {
     VTL_TF(number, 0);
     struct vtl_session *s = o->s;

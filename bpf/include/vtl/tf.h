@@ -110,8 +110,6 @@ struct vtl_ackd {
     __u64 rate;      /* delivery rate sample, packets per 1,024 s; 0 = none */
     __u32 app_limited;
     __u64 in_flight; /* after this acknowledgement */
-    __u64 waiting;   /* packets that are under way only as acknowledgements wait; congestion control
-                      * has them no longer in `in_flight` */
 };
 
 /* Supplied by the environment. Pointers are NULL if the ring does not exist. */
@@ -189,6 +187,12 @@ VTL_INLINE struct vtl_scratch *vtl_get_scratch(void);
 /* Transmissions that have overtaken one that is lost, at least. */
 VTL_INLINE __s32 vtl_overtakers(const struct vtl_tx *tx) {
     return tx->reorder > tx->late ? tx->reorder : tx->late + 1;
+}
+
+/* Packets per acknowledgement: a sixteenth of the window or less, so that an acknowledgement's loss
+ * or delay matters little, and at most 16. */
+VTL_INLINE __u32 vtl_ack_every(__u64 cwnd) {
+    return cwnd >= 256 ? 16 : cwnd >= 128 ? 8 : cwnd >= 64 ? 4 : cwnd >= 16 ? 2 : 1;
 }
 
 /* Packets in flight: sent, and neither delivered nor given up. */
