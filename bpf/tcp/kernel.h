@@ -22,7 +22,11 @@ char _license[] SEC("license") = "Dual MIT/GPL";
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
 /* The kernel gives its functions a struct tcp_sock where they take a struct sock. */
-struct sock {};
+struct sock {
+    unsigned long sk_pacing_rate; /* bytes/s */
+    unsigned long sk_max_pacing_rate;
+    __u32 sk_pacing_status;
+};
 
 struct inet_connection_sock {
     __u8 icsk_ca_state : 5;
@@ -42,9 +46,16 @@ struct tcp_sock {
     __u32 snd_nxt;
     __u32 rcv_nxt;
     __u32 prior_cwnd;
+    __u32 packets_out;
     __u32 max_packets_out;
+    __u32 sacked_out;
+    __u32 lost_out;
+    __u32 retrans_out;
     __u32 delivered;
     __u32 delivered_ce;
+    __u32 lost;
+    __u32 srtt_us; /* in eighths */
+    __u32 mdev_us; /* in quarters */
     __u8 is_cwnd_limited : 1;
     __u8 ecn_flags;
 };
@@ -53,7 +64,19 @@ struct ack_sample {
     __s32 rtt_us; /* < 0: this acknowledgement measures none */
 };
 
+/* What an acknowledgement says of the rate: packets that were delivered within a time. */
+struct rate_sample {
+    __s32 delivered;  /* < 0: no sample */
+    long interval_us; /* <= 0: no sample */
+    long rtt_us;      /* < 0: no sample */
+    __u32 acked_sacked;
+    _Bool is_app_limited;
+};
+
 #pragma clang attribute pop
+
+/* enum sk_pacing: whether TCP paces by itself. */
+enum { PACING_NONE = 0, PACING_NEEDED = 1 };
 
 /* enum tcp_ca_event and enum tcp_ca_state, the values that are used here. */
 enum { CA_EVENT_CWND_RESTART = 1, CA_EVENT_ECN_NO_CE = 4, CA_EVENT_ECN_IS_CE = 5 };
@@ -75,7 +98,9 @@ struct tcp_congestion_ops {
     void (*cwnd_event)(struct sock *sk, int event);
     void (*in_ack_event)(struct sock *sk, __u32 flags);
     void (*pkts_acked)(struct sock *sk, const struct ack_sample *sample);
+    void (*cong_control)(struct sock *sk, __u32 ack, int flag, const struct rate_sample *sample);
     __u32 (*undo_cwnd)(struct sock *sk);
+    __u32 (*sndbuf_expand)(struct sock *sk);
 };
 
 extern __u32 tcp_slow_start(struct tcp_sock *tp, __u32 acked) __ksym;
@@ -122,12 +147,18 @@ INLINE void set_window(struct tcp_sock *tp, __u64 packets) {
     tp->snd_cwnd = packets < tp->snd_cwnd_clamp ? packets : tp->snd_cwnd_clamp;
 }
 
+/* Packets on their way, as far as is known: tcp_packets_in_flight. */
+INLINE __u32 in_flight(const struct tcp_sock *tp) {
+    return tp->packets_out - tp->sacked_out - tp->lost_out + tp->retrans_out;
+}
+
 /* Sequence numbers wrap. */
 INLINE int is_after(__u32 a, __u32 b) {
     return (__s32)(a - b) > 0;
 }
 
-SEC("struct_ops")
+/* For whoever names it: '?' is libbpf's sign for a program that is loaded if it is used. */
+SEC("?struct_ops")
 __u32 BPF_PROG(undo_window, struct sock *sk) {
     return tcp_reno_undo_cwnd(sk);
 }

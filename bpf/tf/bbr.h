@@ -84,6 +84,7 @@ struct vtl_bbr_ack {
     __u32 late_q16;    /* and the share of packets that came so late, 65,536 = all */
     __u32 marks;       /* packets that the path has marked (ECN) so far, modulo 2^16 */
     __u32 app_limited; /* the sample says more about the application than about the path */
+    __u32 initial;     /* packets, the initial window; 0 = vtl_bbr_initial */
 };
 
 /*
@@ -94,6 +95,16 @@ struct vtl_bbr_ack {
 VTL_INLINE __u32 vtl_bbr_initial(__u32 rtt_us) {
     __u32 window = rtt_us / 1000;
     return window < VTL_BBR_INITIAL_CWND ? VTL_BBR_INITIAL_CWND : window > 128 ? 128 : window;
+}
+
+/* Nothing is known but, if `srtt_us` is not 0, the round trip that setting up took. */
+VTL_INLINE void vtl_bbr_start(struct vtl_bbr *b, __u64 now, __u32 srtt_us) {
+    if (!b->floor_q16)
+        b->floor_q16 = VTL_BBR_LOSS_MAX;
+    /* Round trips of data may find a queue already. But they are a little longer, too. */
+    b->min_rtt_us = srtt_us + srtt_us / 8;
+    b->min_rtt_ns_at = now;
+    b->probe_rtt_end_ns = now;
 }
 
 VTL_INLINE __u32 vtl_bbr_gain(const struct vtl_bbr *b) {
@@ -548,7 +559,9 @@ VTL_INLINE void vtl_bbr_update(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
      * may say more about the application than about the path. */
     __u64 bw = b->bw;
     __u32 rtt = b->min_rtt_us ? b->min_rtt_us : 100000;
-    __u64 initial = (__u64)vtl_bbr_initial(rtt) * 1024 * 1000000 / rtt;
+    __u32 window = a->initial ? a->initial : vtl_bbr_initial(rtt);
+    __u32 least = window < VTL_BBR_INITIAL_CWND ? window : VTL_BBR_INITIAL_CWND;
+    __u64 initial = (__u64)window * 1024 * 1000000 / rtt;
     if (b->mode == VTL_BBR_STARTUP && bw < initial)
         bw = initial;
     __u64 made_up = bw * 65536 / (65536 - vtl_bbr_made_up(b));
@@ -590,8 +603,8 @@ VTL_INLINE void vtl_bbr_update(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
         if (jitter > most)
             jitter = most;
         cwnd += bw / 1024 * (VTL_BBR_HOST_US + jitter) / 1000000;
-        if (starting && cwnd < VTL_BBR_INITIAL_CWND)
-            cwnd = VTL_BBR_INITIAL_CWND;
+        if (starting && cwnd < least)
+            cwnd = least;
         if (trying) {
             cwnd = b->most;
             pace = cwnd * 1280 * 1000000 / own;

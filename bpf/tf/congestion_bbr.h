@@ -16,12 +16,9 @@ VTL_INLINE void tf_congestion_start(struct vtl_out *o) {
         tx->bbr.floor_q16 = VTL_BBR_LOSS_MAX;
     if (tx->acks)
         return;
-    /* Round trips of data may find a queue already. But they are a little longer, too. */
-    tx->bbr.min_rtt_us = tx->srtt_us + tx->srtt_us / 8;
+    vtl_bbr_start(&tx->bbr, o->now, tx->srtt_us);
     tx->cwnd = vtl_bbr_initial(tx->srtt_us);
     tx->pacing_gap_ns = tx->srtt_us * VTL_NS_PER_US / (2 * tx->cwnd);
-    tx->bbr.min_rtt_ns_at = o->now;
-    tx->bbr.probe_rtt_end_ns = o->now;
 }
 
 /* listener */

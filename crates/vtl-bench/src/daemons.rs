@@ -93,15 +93,21 @@ impl Daemons {
         })
     }
 
-    /// Has the server's daemon carry the clients of a port, also by carriers that may lose bytes.
+    /// Has the server's daemon carry the clients of a port: by this carrier, or by those that they
+    /// ask for, also ones that may lose bytes.
     ///
     /// # Errors
     /// The daemon's.
-    pub fn hook(&self, port: u16, loss_tolerant: bool) -> Result<(), vtl_control::Error> {
+    pub fn hook(
+        &self,
+        port: u16,
+        carrier: Option<String>,
+        loss_tolerant: bool,
+    ) -> Result<(), vtl_control::Error> {
         let hook = Request::HookAdd {
             target: HookTarget::Port(port),
             carrier: CarrierSpec {
-                carrier: None,
+                carrier,
                 loss_tolerant,
                 require: false,
                 require_encryption: false,

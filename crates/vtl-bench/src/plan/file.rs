@@ -675,7 +675,10 @@ fn check(cell: &Cell) -> Result<(), Problem> {
         }
         if cell.curl
             && (transport.is_lossy_hook()
-                || !matches!(transport, Transport::Tcp(_) | Transport::Hook(_)))
+                || !matches!(
+                    transport,
+                    Transport::Tcp(_) | Transport::Hook(_) | Transport::Served(_)
+                ))
         {
             return problem(
                 "transports",

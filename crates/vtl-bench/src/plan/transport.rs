@@ -20,6 +20,9 @@ pub enum Transport {
     Graft(Graft),
     /// A TCP program captured by the Hooker, and what it travels by, as `vtl run --carrier` names it.
     Hook(String),
+    /// TCP without a VTL client: the server's daemon has its port sent under this congestion control,
+    /// as `vtl hook add --carrier tcp:NAME` names it.
+    Served(String),
 }
 
 /// A graft, and what its parameters shall be where they do not have their defaults.
@@ -116,7 +119,7 @@ fn names() -> String {
     let carriers = Kind::ALL.map(Kind::name).into_iter().chain(LOSSY);
     let hooks = carriers.map(|carrier| format!(", hook:{carrier}"));
     "tcp-cubic, tcp-bbr, tcp-reno, quic, quic-bbr, udp, graft:NAME, graft:NAME?PARAMETER=VALUE, \
-     sealed:NAME, hook:graft:NAME"
+     sealed:NAME, hook:graft:NAME, hook:tcp:CONTROL"
         .to_owned()
         + &hooks.collect::<String>()
 }
@@ -130,7 +133,7 @@ impl Transport {
     /// packets of 1,260. UDP: 20 and 8. VTL: 20 and 40; encrypted, 16 more.
     pub fn efficiency(&self) -> f64 {
         let payload = match self {
-            Self::Tcp(_) => 1448.0,
+            Self::Tcp(_) | Self::Served(_) => 1448.0,
             Self::Quic(_) => 1432.0,
             Self::Udp => 1472.0,
             Self::Graft(graft) if graft.sealed => 1424.0,
@@ -148,7 +151,17 @@ impl Transport {
 
     /// Whether it takes daemons.
     pub fn needs_daemons(&self) -> bool {
-        matches!(self, Self::Graft(_) | Self::Hook(_))
+        matches!(self, Self::Graft(_) | Self::Hook(_) | Self::Served(_))
+    }
+
+    /// The carrier that the server's port is hooked with, if it is: `Some(None)`, whichever clients
+    /// ask for.
+    pub fn hooked(&self) -> Option<Option<String>> {
+        match self {
+            Self::Hook(_) => Some(None),
+            Self::Served(control) => Some(Some(format!("tcp:{control}"))),
+            _ => None,
+        }
     }
 
     /// Whether it is a captured program's that gets what arrives, and not what is lost.
@@ -167,6 +180,7 @@ impl fmt::Display for Transport {
             Self::Graft(graft) if graft.sealed => write!(f, "sealed:{graft}"),
             Self::Graft(graft) => write!(f, "graft:{graft}"),
             Self::Hook(name) => write!(f, "hook:{name}"),
+            Self::Served(control) => write!(f, "hook:tcp:{control}"),
         }
     }
 }
@@ -191,6 +205,10 @@ impl FromStr for Transport {
                 Some(("hook", carrier)) if is_carrier(carrier) => {
                     Some(Self::Hook(carrier.to_owned()))
                 }
+                Some(("hook", carrier)) => carrier
+                    .strip_prefix("tcp:")
+                    .filter(|control| is_word(control))
+                    .map(|control| Self::Served(control.to_owned())),
                 _ => None,
             },
         };
@@ -220,6 +238,7 @@ mod tests {
             "hook:quic",
             "hook:sctp",
             "hook:udp-lite",
+            "hook:tcp:stream",
         ] {
             let transport: Transport = name.parse().expect("valid");
             assert_eq!(transport.to_string(), name);
@@ -228,6 +247,7 @@ mod tests {
             "tcp",
             "graft:",
             "hook:tcp",
+            "hook:tcp:",
             "hook:quic-bbr",
             "hook:graft:",
             "graft:a b",

@@ -31,9 +31,9 @@ impl Stage<'_> {
             Transport::Hook(carrier) => Some(carrier.as_str()),
             _ => None,
         };
-        let hooked = carrier.is_some();
-        if let Some(daemons) = self.daemons.as_ref().filter(|_| hooked) {
-            daemons.hook(nginx::PORT, false)?;
+        let captured = carrier.is_some();
+        if let (Some(carrier), Some(daemons)) = (transport.hooked(), &self.daemons) {
+            daemons.hook(nginx::PORT, carrier, false)?;
         }
         if self.cell.known {
             let patience = Duration::from_secs_f64(self.cell.time_limit_s);
@@ -59,7 +59,7 @@ impl Stage<'_> {
             &bench.interrupt,
             |data| checker.check(data),
             |elapsed, _| {
-                if control.is_none() && elapsed >= LOOK && !hooked {
+                if control.is_none() && elapsed >= LOOK && !captured {
                     let connections = self.testbed.congestion_controls(Host::Server)?;
                     control = connections.into_iter().next().map(|c| c.name);
                 }
@@ -89,7 +89,7 @@ impl Stage<'_> {
             memory += daemons.peak_kb();
         }
         row.memory_peak_kb = Some(memory);
-        if hooked {
+        if captured {
             row.retransmitted_pct = self.vtl_retransmitted();
             row.settings = self.vtl_settings();
             self.check_carried(row)?;

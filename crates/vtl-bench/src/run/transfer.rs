@@ -149,7 +149,7 @@ impl<'a> Stage<'a> {
             Transport::Tcp(control) => Over::Tcp(Some((*control).to_owned())),
             // The programs of tcp-cubic, captured, or of one that can do without what is lost.
             hook if hook.is_lossy_hook() => Over::LossyTcp,
-            Transport::Hook(_) => Over::Tcp(Some("cubic".to_owned())),
+            Transport::Hook(_) | Transport::Served(_) => Over::Tcp(Some("cubic".to_owned())),
             Transport::Quic(control) => Over::Quic((*control).to_owned()),
             Transport::Udp => Over::Udp,
             Transport::Graft(graft) => Over::Graft {
@@ -222,8 +222,8 @@ impl<'a> Stage<'a> {
         let mut pairs = Vec::new();
         for (transport, index) in leg.iter().zip(0..) {
             let order = self.order(Side::Server, transport, index);
-            if let (Transport::Hook(_), Some(daemons)) = (transport, &self.daemons) {
-                daemons.hook(order.address.port(), transport.is_lossy_hook())?;
+            if let (Some(carrier), Some(daemons)) = (transport.hooked(), &self.daemons) {
+                daemons.hook(order.address.port(), carrier, transport.is_lossy_hook())?;
             }
             let log = |side| self.bench.logs().join(format!("{side}-{index}.log"));
             let command = self.command(Host::Server, transport)?;
@@ -266,7 +266,7 @@ impl<'a> Stage<'a> {
             row.retransmitted_pct = (summary.sent > 0)
                 .then(|| summary.again as f64 / summary.sent as f64 * 100.0)
                 .filter(|_| *transport != Transport::Udp);
-            if transport.needs_daemons() {
+            if transport.needs_daemons() && !matches!(transport, Transport::Served(_)) {
                 row.retransmitted_pct = again;
                 row.settings = self.vtl_settings();
             }
@@ -346,12 +346,16 @@ impl<'a> Stage<'a> {
     }
 }
 
-/// A TCP baseline that is not what its name says must not pass for it.
+/// TCP under another congestion control than the transport's name says must not pass for it.
 fn check_settings(row: &mut Row, transport: &Transport) {
-    if let Transport::Tcp(control) = transport
-        && !row.settings.is_empty()
-        && row.settings.split(',').next() != Some(control)
-    {
+    let control = match transport {
+        Transport::Tcp(control) => control,
+        Transport::Served(control) => control.as_str(),
+        _ => return,
+    };
+    let used = row.settings.split([',', ' ']).next().unwrap_or_default();
+    // The kernel knows VTL's by a name with a prefix.
+    if !row.settings.is_empty() && used.strip_prefix("vtl_").unwrap_or(used) != control {
         row.ok = false;
         row.error = Some(format!("the connection used {}", row.settings));
     }

@@ -183,7 +183,7 @@ impl Leg<'_> {
                     &self.args.out,
                     self.interrupt,
                 )?;
-                daemons.hook(nginx::PORT, false)?;
+                daemons.hook(nginx::PORT, None, false)?;
                 Some((programs, daemons))
             }
             Transport::Cubic | Transport::Bbr => None,
