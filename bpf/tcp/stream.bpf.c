@@ -62,6 +62,12 @@ void BPF_PROG(stream_init, struct sock *sk) {
         sk->sk_pacing_status = PACING_NEEDED;
 }
 
+/* Is it the receiver that holds the sender back, by a window that is still small, and not a queue?
+ */
+INLINE int is_receiver_limited(const struct tcp_sock *tp, const struct vtl_bbr *b) {
+    return tp->snd_wnd < (__u64)tp->snd_cwnd * tp->mss_cache && !b->queued;
+}
+
 INLINE void control(struct sock *sk, const struct rate_sample *sample) {
     struct tcp_sock *tp = tcp_sk(sk);
     struct stream *s = bpf_sk_storage_get(&streams, sk, 0, 0);
@@ -91,7 +97,7 @@ INLINE void control(struct sock *sk, const struct rate_sample *sample) {
         .srtt_us = tp->srtt_us / 8,
         .rttvar_us = tp->mdev_us / 4,
         .marks = tp->delivered_ce,
-        .app_limited = sample->is_app_limited,
+        .app_limited = sample->is_app_limited || is_receiver_limited(tp, &s->bbr),
         .initial = INITIAL,
     };
     if (sample->rtt_us > 0)
