@@ -6,9 +6,11 @@
  * namespace are left alone.
  */
 #include "vmlinux.h"
+#include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
 #include "vtl/hooker.h"
+#include "vtl/local.h"
 
 char _license[] SEC("license") = "GPL";
 
@@ -48,6 +50,27 @@ int vtl_wish6(struct bpf_sock_addr *ctx) {
     return mark(ctx);
 }
 
+static __always_inline int is_loopback(__be32 ip) {
+    return (bpf_ntohl(ip) >> 24) == 127;
+}
+
+/* Is the other end of a connection on this host? IPv6 addresses word by word: the verifier takes no
+ * reading of two at once. */
+static __always_inline int is_local(struct bpf_sock_ops *ops) {
+    __u32 a, b, c, d;
+
+    if (ops->family == VTL_AF_INET)
+        return is_loopback(ops->remote_ip4) || ops->remote_ip4 == ops->local_ip4;
+    a = VTL_LOAD(ops->remote_ip6[0]);
+    b = VTL_LOAD(ops->remote_ip6[1]);
+    c = VTL_LOAD(ops->remote_ip6[2]);
+    d = VTL_LOAD(ops->remote_ip6[3]);
+    if (!a && !b && (c == bpf_htonl(0xffff) ? is_loopback(d) : !c && d == bpf_htonl(1)))
+        return 1;
+    return a == VTL_LOAD(ops->local_ip6[0]) && b == VTL_LOAD(ops->local_ip6[1]) &&
+           c == VTL_LOAD(ops->local_ip6[2]) && d == VTL_LOAD(ops->local_ip6[3]);
+}
+
 SEC("sockops")
 int vtl_control(struct bpf_sock_ops *ops) {
     if (bpf_get_netns_cookie(ops) != config.netns_cookie)
@@ -58,7 +81,8 @@ int vtl_control(struct bpf_sock_ops *ops) {
             return 1;
         break;
     case BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB:
-        if (!config.port || ops->local_port != config.port)
+        /* What stays on this host, as what vtld hands to a server, has no path to control. */
+        if (!config.port || ops->local_port != config.port || is_local(ops))
             return 1;
         break;
     case BPF_SOCK_OPS_NEEDS_ECN:

@@ -152,6 +152,139 @@ fn tcp__hybla_comes_with_vtl_and_goes_with_it() {
     finish(world.start_over("tcp:hybla", server6, "f"));
 }
 
+impl World {
+    /// The web server's connections, of the application and of vtld: whether they come from another
+    /// host, and their congestion controls.
+    fn served(&self) -> Vec<(bool, String)> {
+        let all = self.testbed.congestion_controls(Host::Server);
+        let web = all.expect("ss runs").into_iter();
+        let web = web.filter(|c| c.local.port() == PORT);
+        web.map(|c| {
+            let ip = c.peer.ip().to_canonical();
+            (
+                !ip.is_loopback() && ip != c.local.ip().to_canonical(),
+                c.name,
+            )
+        })
+        .collect()
+    }
+}
+
+/// A port that says how TCP to clients without VTL is sent: those with VTL come by sessions
+/// nevertheless, and what vtld hands to the server inside this host is left alone.
+#[test]
+fn others__are_sent_as_the_port_says() {
+    let Some(mut world) = World::unhooked("carrier-others", &Link::new(20.0, SLOW)) else {
+        return;
+    };
+    world.serve("f", SIZE);
+    let port = PORT.to_string();
+    let add = ["add", "--port", &port, "--others", "tcp:stream"];
+    world.vtl_hook(Host::Server, &add);
+    let listed = world.vtl_hook(Host::Server, &["list"]);
+    assert!(listed.contains("best, others tcp:stream"), "{listed}");
+    let is_ours = |control: &str| control.starts_with("vtl_stream");
+    for again in [false, true] {
+        if again {
+            world.take_over(Host::Server);
+        }
+        for server in world.servers() {
+            let download = world.start_over("tcp", server, "f");
+            until(
+                "it is sent as stream sends",
+                || matches!(&world.served()[..], [(true, control)] if is_ours(control)),
+            );
+            world.set_rate(FAST);
+            world.set_loss(2.0);
+            finish(download);
+            world.set_loss(0.0);
+            world.set_rate(SLOW);
+        }
+        until("nothing is under way", || world.served().is_empty());
+        assert_eq!(world.sum(Host::Client, "bytes_received"), 0);
+    }
+    world.meet();
+    let carried = world.sum(Host::Client, "bytes_received");
+    let download = world.start_download(world.servers()[0], "f");
+    until("both connections of a flow", || {
+        let served = world.served();
+        let local = served.iter().find(|(remote, _)| !remote);
+        // Of the flow's own connection some bytes are sent, too.
+        let remote = served.iter().find(|(remote, _)| *remote);
+        local.is_some_and(|(_, c)| !is_ours(c)) && remote.is_some_and(|(_, c)| is_ours(c))
+    });
+    world.set_rate(FAST);
+    finish(download);
+    let carried = world.sum(Host::Client, "bytes_received") - carried;
+    assert!(carried > SIZE as u64 / 2, "{carried}");
+
+    world.set_rate(SLOW);
+    for (others, about) in [
+        ("tcp", "takes tcp:CONTROL"),
+        ("graft:stream", "takes tcp:CONTROL"),
+        ("tcp:nothing", "tcp:stream"),
+        ("pigeon", "there is no carrier \"pigeon\""),
+    ] {
+        let hook = ["hook", "add", "--port", "81", "--others", others];
+        let output = world.vtl(Host::Server, &hook).output().expect("vtl runs");
+        refused(&output, 1, about);
+    }
+    world.vtl_hook(Host::Server, &["remove", "--port", &port]);
+    let download = world.start_over("tcp", world.servers()[0], "f");
+    until(
+        "it is sent as the system has it",
+        || matches!(&world.served()[..], [(true, control)] if !is_ours(control)),
+    );
+    world.set_rate(FAST);
+    finish(download);
+}
+
+/// A rule may say so, too, and say something else while the port stays hooked.
+#[test]
+fn others__of_rules_change_while_the_port_stays_hooked() {
+    let Some(mut world) = World::alone("carrier-others-rules", &Link::new(20.0, SLOW)) else {
+        return;
+    };
+    world.start_web();
+    world.serve("f", SIZE);
+    let file = world.path("rules.toml");
+    let write = |others: &str| {
+        let rule = format!("[[rule]]\nname = \"web\"\nlisten = {PORT}\n{others}\n");
+        std::fs::write(&file, rule).expect("written");
+    };
+    write("others = \"tcp:stream\"");
+    world.start(Host::Server, &["--rules", file.to_str().expect("UTF-8")]);
+    world.start(Host::Client, &[]);
+    for (others, control) in [
+        ("others = \"tcp:stream\"", "vtl_stream"),
+        ("others = \"tcp:reno\"", "reno"),
+        ("", ""),
+        ("others = \"tcp:vegas\"", "vtl_vegas"),
+    ] {
+        write(others);
+        let reload = world.vtl(Host::Server, &["rule", "reload"]).output();
+        let reload = reload.expect("vtl runs");
+        assert!(reload.status.success(), "{}", words(&reload));
+        let download = world.start_over("tcp", world.servers()[0], "f");
+        until(&format!("{others}: it is sent so"), || {
+            match &world.served()[..] {
+                [(true, used)] if control.is_empty() => !used.starts_with("vtl_") && used != "reno",
+                [(true, used)] => used.starts_with(control),
+                _ => false,
+            }
+        });
+        world.set_rate(FAST);
+        finish(download);
+        // The port is steered as ever.
+        let carried = world.sum(Host::Client, "bytes_received");
+        world.meet();
+        world.download(world.servers()[0], "f");
+        let carried = world.sum(Host::Client, "bytes_received") - carried;
+        assert!(carried > SIZE as u64 / 2, "{others}: {carried}");
+        world.set_rate(SLOW);
+    }
+}
+
 #[test]
 fn carriers__that_cannot_be_are_refused() {
     let Some(world) = World::unhooked("carrier-bad", &Link::new(5.0, 100.0)) else {

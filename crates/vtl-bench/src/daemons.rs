@@ -109,8 +109,7 @@ impl Daemons {
             carrier: CarrierSpec {
                 carrier,
                 loss_tolerant,
-                require: false,
-                require_encryption: false,
+                ..CarrierSpec::default()
             },
         };
         let _: HookAdded = Client::connect(&self.server_socket)?.call(&hook)?;

@@ -20,6 +20,7 @@ pub(crate) enum HookCommand {
     #[command(after_help = "Examples:\n  \
         vtl hook add --port 80                                  clients that speak VTL reach port 80 over it\n  \
         vtl hook add --cgroup /sys/fs/cgroup/system.slice/x     what runs there connects over VTL\n  \
+        vtl hook add --port 80 --others tcp:stream              and clients without VTL by TCP, sent as stream sends\n  \
         vtl hook add --port 80 --carrier tcp:bbr                whoever connects: TCP, sent under BBR\n  \
         vtl hook add --port 5004 --loss-tolerant                clients may come by udp and the like")]
     Add(HookAddArgs),
@@ -40,14 +41,18 @@ pub(crate) struct HookAddArgs {
     target: TargetArgs,
     #[command(flatten)]
     carrier: CarrierArg,
+    /// Of a port: TCP to clients without VTL is sent under this congestion control, of the kernel's
+    /// or of VTL's (`tcp:stream`, as the graft stream sends; --carrier names the others)
+    #[arg(long, value_name = "tcp:CONTROL", conflicts_with_all = ["cgroup", "carrier"])]
+    others: Option<String>,
 }
 
 /// What connections travel by.
 #[derive(Debug, Args)]
 struct CarrierArg {
     /// What the connections travel by, instead of what VTL would choose: `tcp`, TCP as it is;
-    /// `tcp:CONTROL`, TCP under a congestion control of the kernel's or of VTL's (hybla, vegas,
-    /// westwood, dctcp), which needs no VTL at the other end; `graft:NAME`, sessions over a graft;
+    /// `tcp:CONTROL`, TCP under a congestion control of the kernel's or of VTL's (stream, hybla,
+    /// vegas, westwood, dctcp), which needs no VTL at the other end; `graft:NAME`, sessions over a graft;
     /// `quic`, `sctp`, `kcp` (all in UDP) and `mptcp`, a connection of this kind to each host, and
     /// TCP while that does not work; and, with --loss-tolerant, `udp`, `udp-lite`, `dccp-ccid2` and
     /// `dccp-ccid3`
@@ -75,6 +80,7 @@ impl CarrierArg {
             // A daemon that does not know encryption's mark knows this one.
             require: self.require || self.require_encryption,
             require_encryption: self.require_encryption,
+            others: None,
         }
     }
 }
@@ -113,7 +119,10 @@ pub(crate) fn run(command: &HookCommand, socket: &SocketArgs) -> anyhow::Result<
         HookCommand::Add(args) => {
             let _: HookAdded = socket.call(&Request::HookAdd {
                 target: args.target.target()?,
-                carrier: args.carrier.spec(),
+                carrier: CarrierSpec {
+                    others: args.others.clone(),
+                    ..args.carrier.spec()
+                },
             })?;
         }
         HookCommand::Remove(target) => {

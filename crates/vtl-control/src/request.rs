@@ -252,6 +252,13 @@ pub struct CarrierSpec {
     /// As `require`, and by carriers that are encrypted.
     #[serde(default, skip_serializing_if = "is_default")]
     pub require_encryption: bool,
+    /// Of a port: `tcp:CONTROL`, under which TCP to clients without VTL is sent.
+    #[serde(
+        default,
+        skip_serializing_if = "is_default",
+        deserialize_with = "must::carrier"
+    )]
+    pub others: Option<String>,
 }
 
 /// What a hook is put on.

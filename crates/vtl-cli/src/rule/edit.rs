@@ -21,6 +21,7 @@ pub(super) struct Draft<'a> {
     pub(super) local: bool,
     pub(super) listen: &'a [u16],
     pub(super) carrier: Option<&'a str>,
+    pub(super) others: Option<&'a str>,
     pub(super) loss_tolerant: bool,
     pub(super) require_carrier: bool,
     pub(super) require_encryption: bool,
@@ -73,6 +74,9 @@ impl Draft<'_> {
         put(&mut table, "listen", ports);
         if let Some(carrier) = self.carrier {
             table["carrier"] = value(carrier);
+        }
+        if let Some(others) = self.others {
+            table["others"] = value(others);
         }
         if self.loss_tolerant {
             table["loss_tolerant"] = value(true);
@@ -371,6 +375,7 @@ mod tests {
             local: false,
             listen: &[],
             carrier: Some("best"),
+            others: None,
             loss_tolerant: false,
             require_carrier: false,
             require_encryption: false,

@@ -102,6 +102,14 @@ pub(crate) struct AddArgs {
     /// `vtl run --help` names
     #[arg(long, value_name = "NAME", required_unless_present_any = ["bypass", "listen", "services"])]
     carrier: Option<String>,
+    /// With --listen: TCP to clients without VTL is sent under this congestion control
+    #[arg(
+        long,
+        value_name = "tcp:CONTROL",
+        requires = "listen",
+        conflicts_with = "carrier"
+    )]
+    others: Option<String>,
     /// They can do without what the network loses: goes with `udp`, `udp-lite`, `dccp-ccid2` and
     /// `dccp-ccid3`; with --listen, clients may come by those
     #[arg(long, conflicts_with_all = ["bypass", "services"])]
@@ -198,6 +206,7 @@ pub(crate) fn run(command: &RuleCommand, socket: &SocketArgs) -> anyhow::Result<
                 local: args.local,
                 listen: &args.listen,
                 carrier: args.carrier.as_deref(),
+                others: args.others.as_deref(),
                 loss_tolerant: args.loss_tolerant,
                 require_carrier: args.require_carrier,
                 require_encryption: args.require_encryption,

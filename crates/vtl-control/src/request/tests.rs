@@ -58,8 +58,7 @@ fn hooks__have_these_forms() {
     let udp = || CarrierSpec {
         carrier: Some("udp".to_owned()),
         loss_tolerant: true,
-        require: false,
-        require_encryption: false,
+        ..CarrierSpec::default()
     };
     form!(
         Request::HookRun { carrier: udp() },
@@ -71,6 +70,16 @@ fn hooks__have_these_forms() {
             carrier: udp(),
         },
         json!({ "op": "hook_add", "port": 80, "carrier": "udp", "loss_tolerant": true }),
+    );
+    form!(
+        Request::HookAdd {
+            target: HookTarget::Port(80),
+            carrier: CarrierSpec {
+                others: Some("tcp:stream".to_owned()),
+                ..CarrierSpec::default()
+            },
+        },
+        json!({ "op": "hook_add", "port": 80, "others": "tcp:stream" }),
     );
     form!(
         Request::HookAdd {

@@ -43,6 +43,9 @@ pub enum Carrier {
     /// For the ports of servers that are marked loss-tolerant: as [`Carrier::Best`], and clients may
     /// come by [`Carrier::Lossy`].
     Tolerant,
+    /// For the ports of servers: as the carrier, [`Carrier::Best`] or [`Carrier::Tolerant`]; TCP to
+    /// clients without VTL is sent under this congestion control.
+    Others(Box<Self>, String),
     /// By this carrier or not at all: where it cannot be had, connections fail, and no byte goes by TCP.
     Required(Must, Box<Self>),
 }
@@ -62,10 +65,26 @@ impl Carrier {
         !matches!(self, Self::Plain | Self::Control(_))
     }
 
+    /// Whether clients of a port may come by carriers that lose.
+    pub(super) fn is_tolerant(&self) -> bool {
+        match self {
+            Self::Others(carrier, _) => carrier.is_tolerant(),
+            carrier => *carrier == Self::Tolerant,
+        }
+    }
+
+    /// The congestion control of connections that are TCP.
+    pub(super) fn control(&self) -> Option<&str> {
+        match self {
+            Self::Control(name) | Self::Others(_, name) => Some(name),
+            _ => None,
+        }
+    }
+
     /// Whether connections that a port accepts can travel by it.
     pub(super) fn serves_port(&self) -> Result<(), HookerError> {
         let why = match self {
-            Self::Best | Self::Tolerant | Self::Control(_) => return Ok(()),
+            Self::Best | Self::Tolerant | Self::Control(_) | Self::Others(..) => return Ok(()),
             Self::Plain => "a port that is not hooked is plain TCP already",
             Self::Graft(_) => "who connects chooses the graft (hook the port without a carrier)",
             Self::Services(_) => "who connects says what it needs (hook the port without services)",
@@ -91,10 +110,14 @@ impl Carrier {
             Some(name) => name.parse()?,
         };
         let carrier = carrier.marked(spec.loss_tolerant, port, "--loss-tolerant")?;
-        match (spec.require_encryption, spec.require) {
+        let carrier = match (spec.require_encryption, spec.require) {
             (true, _) => carrier.required(Must::Encryption, "--require-encryption"),
             (false, true) => carrier.required(Must::Carrier, "--require"),
             (false, false) => Ok(carrier),
+        }?;
+        match &spec.others {
+            Some(others) => carrier.with_others(others, port, "--others"),
+            None => Ok(carrier),
         }
     }
 
@@ -108,6 +131,12 @@ impl Carrier {
                     ..carrier.spec()
                 };
             }
+            Self::Others(carrier, control) => {
+                return CarrierSpec {
+                    others: Some(Self::Control(control.clone()).to_string()),
+                    ..carrier.spec()
+                };
+            }
             Self::Best | Self::Tolerant => None,
             other => Some(other.to_string()),
         };
@@ -115,9 +144,23 @@ impl Carrier {
         CarrierSpec {
             carrier,
             loss_tolerant,
-            require: false,
-            require_encryption: false,
+            ..CarrierSpec::default()
         }
+    }
+
+    /// The same, with TCP to clients without VTL sent as `others` says: `tcp:CONTROL`. `how` that is
+    /// asked for is for whoever asked for what cannot be.
+    pub fn with_others(self, others: &str, port: bool, how: &str) -> Result<Self, String> {
+        let why = match self {
+            Self::Best | Self::Tolerant if port => match others.parse()? {
+                Self::Control(control) => return Ok(Self::Others(Box::new(self), control)),
+                other => return Err(format!("{how} takes tcp:CONTROL (tcp:stream), not {other}")),
+            },
+            Self::Control(_) if port => "all that the port accepts is sent under that already",
+            Self::Required(..) => "what must be carried is never plain TCP",
+            _ => "it is for ports of servers that are hooked without a carrier",
+        };
+        Err(format!("{self} has no use for {how}: {why}"))
     }
 
     /// This carrier or none. `how` that is asked for is for whoever asked for what cannot be.
@@ -128,6 +171,7 @@ impl Carrier {
             }
             Self::Plain | Self::Control(_) => "it is TCP, which needs no other host's agreement",
             Self::Lossy(_) | Self::Tolerant => "what may not get lost of such flows goes by TCP",
+            Self::Others(..) => "TCP is what others are sent by",
             Self::Required(..) => "it is required already",
         };
         Err(format!(
@@ -193,6 +237,7 @@ impl fmt::Display for Carrier {
             Self::Flows(kind) => kind.fmt(f),
             Self::Lossy(name) => f.write_str(name),
             Self::Tolerant => f.write_str("best, loss-tolerant"),
+            Self::Others(carrier, control) => write!(f, "{carrier}, others tcp:{control}"),
             Self::Required(Must::Carrier, carrier) => write!(f, "{carrier}, required"),
             Self::Required(Must::Encryption, carrier) => {
                 write!(f, "{carrier}, encryption required")
@@ -263,7 +308,9 @@ impl Wish {
                 wish.required = true;
                 wish.encrypted |= *must == Must::Encryption;
             }
-            Carrier::Tolerant | Carrier::Plain | Carrier::Control(_) => return None,
+            Carrier::Tolerant | Carrier::Others(..) | Carrier::Plain | Carrier::Control(_) => {
+                return None;
+            }
         }
         Some(wish)
     }
@@ -436,6 +483,34 @@ impl Programs {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn others__are_for_ports_without_a_carrier() {
+        let spec = |carrier: Option<&str>, loss_tolerant, others: &str| CarrierSpec {
+            carrier: carrier.map(str::to_owned),
+            loss_tolerant,
+            others: Some(others.to_owned()),
+            ..CarrierSpec::default()
+        };
+        for tolerant in [false, true] {
+            let spec = spec(None, tolerant, "tcp:stream");
+            let carrier = Carrier::wanted(&spec, true).expect("valid");
+            assert_eq!(carrier.spec(), spec);
+            assert!(carrier.captures() && carrier.is_tolerant() == tolerant);
+            assert_eq!(carrier.control(), Some("stream"));
+            assert!(carrier.serves_port().is_ok());
+        }
+        for (spec, port, about) in [
+            (spec(None, false, "tcp:stream"), false, "for ports"),
+            (spec(Some("quic"), false, "tcp:stream"), true, "for ports"),
+            (spec(Some("tcp:bbr"), false, "tcp:stream"), true, "already"),
+            (spec(None, false, "quic"), true, "takes tcp:CONTROL"),
+            (spec(None, false, "x"), true, "there is no carrier"),
+        ] {
+            let error = Carrier::wanted(&spec, port).expect_err("refused");
+            assert!(error.contains(about), "{error}");
+        }
+    }
 
     #[test]
     fn carrier__reads_what_it_writes() {

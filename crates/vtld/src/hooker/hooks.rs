@@ -181,10 +181,8 @@ impl Hooks {
         carrier: &Carrier,
         at: &At,
     ) -> Result<carrier::Programs, HookerError> {
-        let control = match carrier {
-            Carrier::Control(name) => Some(self.controls.named(name)?),
-            _ => None,
-        };
+        let control = carrier.control();
+        let control = control.map(|name| self.controls.named(name)).transpose()?;
         carrier::Programs::attach(
             self.config.netns_cookie,
             at,
@@ -289,7 +287,7 @@ impl Hooks {
     pub(super) fn ports(&self) -> BTreeMap<u16, bool> {
         let steered = self.entries.values().filter(|e| e.carrier.captures());
         let port = |entry: &Entry| match entry.what {
-            Hooked::Port(port) => Some((port, entry.carrier == Carrier::Tolerant)),
+            Hooked::Port(port) => Some((port, entry.carrier.is_tolerant())),
             _ => None,
         };
         steered.filter_map(port).collect()
@@ -319,22 +317,21 @@ impl Hooks {
         self.check()?;
         let what = Hooked::Port(port);
         carrier.serves_port()?;
-        if let Carrier::Control(_) = carrier {
+        let mut taken = Taken::default();
+        if carrier.control().is_some() {
             // Any process may be the server.
             let root = self.hierarchy.root().to_owned();
-            let programs = Some(self.control(&root, carrier, &At::Port(port))?);
-            let taken = Taken {
-                programs,
-                ..Default::default()
-            };
-            return Ok(self.add(what, carrier, taken));
+            taken.programs = Some(self.control(&root, carrier, &At::Port(port))?);
         }
-        shared.maps.hook_port(port, true)?;
-        if let Err(error) = self.interfaces.update(&self.programs) {
-            let _ = shared.maps.hook_port(port, false);
-            return Err(error);
+        if carrier.captures() {
+            let was = self.ports().contains_key(&port);
+            shared.maps.hook_port(port, true)?;
+            if let Err(error) = self.interfaces.update(&self.programs) {
+                let _ = shared.maps.hook_port(port, was);
+                return Err(error);
+            }
         }
-        Ok(self.add(what, carrier, Taken::default()))
+        Ok(self.add(what, carrier, taken))
     }
 
     pub(super) fn unhook(&mut self, shared: &Shared, id: u32) -> Result<(), HookerError> {
@@ -359,7 +356,8 @@ impl Hooks {
         drop(entry.attached);
         match entry.what {
             Hooked::Run { cgroup, .. } => self.runs.remove(&cgroup),
-            Hooked::Port(port) if entry.carrier.captures() => {
+            // Unless rules have hooked it anew, with another congestion control.
+            Hooked::Port(port) if entry.carrier.captures() && !self.ports().contains_key(&port) => {
                 shared.maps.hook_port(port, false)?;
                 if !self.steers() {
                     self.interfaces.clear();
@@ -402,7 +400,9 @@ impl Hooks {
                     // The port itself stays hooked.
                     Some((id, entry))
                         if entry.carrier == *carrier
-                            || entry.carrier.captures() && carrier.captures() =>
+                            || entry.carrier.captures()
+                                && carrier.captures()
+                                && entry.carrier.control() == carrier.control() =>
                     {
                         kept.push((*id, rule.name.clone(), carrier.clone()));
                     }

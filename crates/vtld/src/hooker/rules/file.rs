@@ -93,11 +93,13 @@ struct Draft<'a> {
     tolerant: Option<Range<usize>>,
     /// Where it says that connections must be carried, and how.
     required: Option<(Must, Range<usize>)>,
+    /// What TCP to clients without VTL is sent by, with the place.
+    others: Option<(&'a str, Range<usize>)>,
 }
 
 /// The keys of a rule, besides its name: those that match, then those that act.
 const KEYS: &str = "name, cgroup, user, exe, port, to, profile, local, listen, carrier, services, \
-                    loss_tolerant, require_carrier, require_encryption and bypass";
+                    others, loss_tolerant, require_carrier, require_encryption and bypass";
 
 /// How a rule says so.
 fn required_by(must: Must) -> &'static str {
@@ -182,6 +184,10 @@ impl Source<'_> {
                     let wanted = Carrier::Services(self.services(value)?);
                     draft.actions.push((key, value, Action::Carry(wanted)));
                 }
+                "others" => {
+                    let others = self.string(value, "a carrier")?;
+                    draft.others = Some((others, value.span()));
+                }
                 "loss_tolerant" => {
                     if self.truth(value)? {
                         draft.tolerant = Some(key.span());
@@ -263,6 +269,10 @@ impl Source<'_> {
                 })
                 .map_err(|why| self.error(mark, why))?;
         }
+        if let Some((others, place)) = draft.others {
+            let with = carrier.with_others(others, true, "others");
+            carrier = with.map_err(|why| self.error(place, why))?;
+        }
         Ok((About::Accepted(ports, carrier), at))
     }
 
@@ -280,6 +290,11 @@ impl Source<'_> {
             );
             return self.wrong(span, text);
         };
+        if let Some((_, place)) = draft.others {
+            let text =
+                "\"others\" goes with \"listen\": it is about clients of a server of this host";
+            return self.wrong(place, text.into());
+        }
         let local = draft.local.filter(|_| draft.matches.local);
         if let Some(local) = local.filter(|_| action.captures()) {
             let text = format!(

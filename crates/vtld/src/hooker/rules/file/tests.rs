@@ -119,6 +119,11 @@ fn parse__reads_everything_that_a_rule_can_say() {
     ];
     let [served, opened] = tolerant.map(|text| good(&text).remove(0).about);
     assert_eq!(served, About::Accepted(vec![80], Carrier::Tolerant));
+    let others = good(&with("listen = 80\nothers = \"tcp:stream\""))
+        .remove(0)
+        .about;
+    let stream = Carrier::Others(Box::new(Carrier::Best), "stream".to_owned());
+    assert_eq!(others, About::Accepted(vec![80], stream));
     let carry = Action::Carry(Carrier::Lossy("udp"));
     assert_eq!(opened, About::Opened(Matches::default(), carry));
     for action in [
@@ -235,6 +240,24 @@ fn parse__refuses_with_place_and_reason() {
             4,
             1,
             "who connects requires",
+        ),
+        (
+            with("carrier = \"best\"\nothers = \"tcp:stream\""),
+            4,
+            10,
+            "goes with \"listen\"",
+        ),
+        (
+            with("listen = 80\nothers = \"quic\""),
+            4,
+            10,
+            "others takes tcp:CONTROL",
+        ),
+        (
+            with("listen = 80\ncarrier = \"tcp:bbr\"\nothers = \"tcp:stream\""),
+            5,
+            10,
+            "already",
         ),
         // Values.
         (with(&format!("port = 0{best}")), 3, 8, "1 to 65535"),
