@@ -476,8 +476,8 @@ impl Hooks {
                 what: entry.what.clone(),
                 carrier: entry.carrier.clone(),
                 processes,
-                connections: match (&entry.carrier, &entry.attached.programs) {
-                    (Carrier::Control(_), Some(programs)) => Some(programs.connections()),
+                connections: match (entry.carrier.control(), &entry.attached.programs) {
+                    (Some(_), Some(programs)) => Some(programs.connections()),
                     _ => None,
                 },
                 rule: entry.rule.clone(),
