@@ -20,9 +20,10 @@ enum {
 
 struct stream {
     struct vtl_bbr bbr;
-    __u64 delivered; /* packets so far: tcp_sock.delivered, in 64 bits */
-    __u64 lost;      /* likewise */
-    __u32 lost_seen; /* tcp_sock.lost when `lost` was last updated */
+    __u64 delivered; /* packets since this control has the connection, */
+    __u64 lost;
+    __u32 delivered_seen; /* and tcp_sock's counters when they were last updated */
+    __u32 lost_seen;
 };
 
 /* icsk_ca_priv has no room for the model. */
@@ -51,8 +52,9 @@ void BPF_PROG(stream_init, struct sock *sk) {
     if (!s)
         return;
     __builtin_memset(s, 0, sizeof(*s));
-    s->delivered = tp->delivered;
+    s->delivered_seen = tp->delivered;
     s->lost_seen = tp->lost;
+    s->bbr.marks = tp->delivered_ce;
     vtl_bbr_start(&s->bbr, bpf_ktime_get_ns(), srtt_us);
     tp->snd_ssthresh = ~0u >> 1;
     /* Twice the window in a round trip, as slow start would. */
@@ -76,10 +78,11 @@ INLINE void control(struct sock *sk, const struct rate_sample *sample) {
     /* There was no memory. The window stays as it is. */
     if (!s)
         return;
-    arrived = tp->delivered - (__u32)s->delivered;
+    arrived = tp->delivered - s->delivered_seen;
     lost = tp->lost - s->lost_seen;
     s->delivered += arrived;
     s->lost += lost;
+    s->delivered_seen = tp->delivered;
     s->lost_seen = tp->lost;
 
     struct vtl_bbr_ack ack = {

@@ -133,6 +133,32 @@ fn hybla__grows_on_500_ms_as_reno_does_on_25_ms() {
     assert!((600.0..3200.0).contains(&grown[1]), "{grown:?}");
 }
 
+/// `stream` keeps to the path's rate where packets get lost by chance, where Reno halves its window each
+/// time, and keeps no queue where none do.
+#[test]
+#[ignore = "measures windows and queues: make soak"]
+fn stream__is_not_slowed_down_by_random_losses_and_keeps_no_queue() {
+    let link = Link {
+        queue_packets: Some(200),
+        ..Link::new(40.0, 20.0)
+    };
+    let Some(world) = World::for_controls("control-stream", &link) else {
+        return;
+    };
+    let time = Duration::from_secs(5);
+    let share = |bytes: u64| bytes as f64 * 8.0 / 20e6 / time.as_secs_f64();
+    let clean = share(world.arrives("tcp:stream", "tcp", time));
+    let down = world.down();
+    println!("clean: {clean:.2} of the link, {down:?}");
+    assert!(clean > 0.8, "{clean}");
+    assert!(down.sojourn_p50_us < 10_000, "{down:?}");
+    world.set_loss(2.0);
+    let lossy = share(world.arrives("tcp:stream", "tcp", time));
+    let reno = share(world.arrives("tcp:reno", "tcp", time));
+    println!("2 % lost: {lossy:.2} of the link, Reno {reno:.2}");
+    assert!(lossy > 0.7 && lossy > 2.0 * reno, "{lossy} {reno}");
+}
+
 /// Vegas holds 2 to 4 packets in the queue and loses none, where CUBIC fills it (Brakmo and
 /// Peterson, section 3.2); and it fills the link.
 #[test]
