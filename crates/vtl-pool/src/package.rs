@@ -113,6 +113,10 @@ impl Package {
 
 fn parse_signature(bytes: &[u8]) -> Option<(PublicKey, [u8; 64])> {
     let text = std::str::from_utf8(bytes).ok()?.strip_suffix('\n')?;
+    // Digits in one way only: what is revoked by its digest must not come back in other letters.
+    if text.bytes().any(|byte| byte.is_ascii_uppercase()) {
+        return None;
+    }
     let mut words = text.split(' ');
     let parsed = match (words.next()?, words.next()?, words.next()?, words.next()) {
         ("ed25519", key, signature, None) => (PublicKey::from_hex(key)?, from_hex(signature)?),
@@ -335,6 +339,25 @@ mod tests {
         assert!(refusal(&forge(&long, object())).contains("manifest.toml of the package has more"));
         let long = vec![0; MAX_OBJECT + 1];
         assert!(refusal(&pack(&[b"", &long, b""])).contains("more than"));
+    }
+
+    #[test]
+    fn read__signatures_in_capital_letters() {
+        let key = key();
+        let text = manifest().to_text();
+        let signature = key.sign(&message(text.as_bytes(), object()));
+        let digits = [key.public().to_string(), to_hex(&signature)];
+        let pack = |[key, signature]: &[String; 2]| {
+            let signature = format!("ed25519 {key} {signature}\n");
+            pack(&[text.as_bytes(), object(), signature.as_bytes()])
+        };
+        assert!(Package::read(&pack(&digits)).is_ok());
+        for which in 0..2 {
+            let mut capitals = digits.clone();
+            capitals[which].make_ascii_uppercase();
+            let why = refusal(&pack(&capitals));
+            assert!(why.contains("its signature is no signature"), "{why}");
+        }
     }
 
     proptest! {
