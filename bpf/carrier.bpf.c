@@ -54,8 +54,8 @@ static __always_inline int is_loopback(__be32 ip) {
     return (bpf_ntohl(ip) >> 24) == 127;
 }
 
-/* Is the other end of a connection on this host? IPv6 addresses word by word: the verifier takes no
- * reading of two at once. */
+/* Does a connection stay on this host: over the loopback, or from an address to itself? IPv6
+ * addresses word by word: the verifier takes no reading of two at once. */
 static __always_inline int is_local(struct bpf_sock_ops *ops) {
     __u32 a, b, c, d;
 

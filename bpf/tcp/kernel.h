@@ -69,8 +69,8 @@ struct rate_sample {
     __s32 delivered;  /* < 0: no sample */
     long interval_us; /* <= 0: no sample */
     long rtt_us;      /* < 0: no sample */
-    __u32 acked_sacked;
     _Bool is_app_limited;
+    _Bool is_ack_delayed; /* perhaps the receiver has held the acknowledgement back */
 };
 
 #pragma clang attribute pop
@@ -79,7 +79,12 @@ struct rate_sample {
 enum { PACING_NONE = 0, PACING_NEEDED = 1 };
 
 /* enum tcp_ca_event and enum tcp_ca_state, the values that are used here. */
-enum { CA_EVENT_CWND_RESTART = 1, CA_EVENT_ECN_NO_CE = 4, CA_EVENT_ECN_IS_CE = 5 };
+enum {
+    CA_EVENT_TX_START = 0,
+    CA_EVENT_CWND_RESTART = 1,
+    CA_EVENT_ECN_NO_CE = 4,
+    CA_EVENT_ECN_IS_CE = 5
+};
 enum { CA_OPEN = 0, CA_RECOVERY = 3, CA_LOSS = 4 };
 
 enum {

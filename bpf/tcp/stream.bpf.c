@@ -14,16 +14,19 @@ extern int LINUX_KERNEL_VERSION __kconfig;
 #define SAMPLE_IS_FOURTH (LINUX_KERNEL_VERSION >= (6 << 16 | 10 << 8))
 
 enum {
-    INITIAL = 10, /* packets: RFC 6928 */
-    BUFFER = 3,   /* windows that the send buffer holds: under way, to be sent again, to come */
+    INITIAL = 10,       /* packets: RFC 6928 */
+    SNDBUF_WINDOWS = 3, /* in the send buffer: under way, to be sent again, to come */
 };
 
 struct stream {
     struct vtl_bbr bbr;
-    __u64 delivered; /* packets since this control has the connection, */
-    __u64 lost;
+    __u64 delivered;      /* packets since this control has the connection, */
+    __u64 lost;           /* but for those of */
+    __u64 timed_out;      /* retransmission timeouts, */
     __u32 delivered_seen; /* and tcp_sock's counters when they were last updated */
     __u32 lost_seen;
+    __u32 window;    /* as the model set it; TCP shrinks its own, after a timeout to 1 */
+    __u32 from_idle; /* the next round trip is the first after a long pause */
 };
 
 /* icsk_ca_priv has no room for the model. */
@@ -43,14 +46,14 @@ INLINE void set_rate(struct sock *sk, __u64 packets) {
     sk->sk_pacing_rate = rate < sk->sk_max_pacing_rate ? rate : sk->sk_max_pacing_rate;
 }
 
-SEC("struct_ops")
-void BPF_PROG(stream_init, struct sock *sk) {
+/* Returns the state, NULL without memory for it. */
+INLINE struct stream *begin(struct sock *sk) {
     struct tcp_sock *tp = tcp_sk(sk);
     struct stream *s = bpf_sk_storage_get(&streams, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
     __u32 srtt_us = tp->srtt_us / 8;
 
     if (!s)
-        return;
+        return 0;
     __builtin_memset(s, 0, sizeof(*s));
     s->delivered_seen = tp->delivered;
     s->lost_seen = tp->lost;
@@ -62,10 +65,15 @@ void BPF_PROG(stream_init, struct sock *sk) {
         set_rate(sk, 2ull * tp->snd_cwnd * 1024 * 1000000 / srtt_us);
     if (sk->sk_pacing_status == PACING_NONE)
         sk->sk_pacing_status = PACING_NEEDED;
+    return s;
 }
 
-/* Is it the receiver that holds the sender back, by a window that is still small, and not a queue?
- */
+SEC("struct_ops")
+void BPF_PROG(stream_init, struct sock *sk) {
+    begin(sk);
+}
+
+/* Is the sender limited by a receive window that is still small, rather than by a queue? */
 INLINE int is_receiver_limited(const struct tcp_sock *tp, const struct vtl_bbr *b) {
     return tp->snd_wnd < (__u64)tp->snd_cwnd * tp->mss_cache && !b->queued;
 }
@@ -75,7 +83,9 @@ INLINE void control(struct sock *sk, const struct rate_sample *sample) {
     struct stream *s = bpf_sk_storage_get(&streams, sk, 0, 0);
     __u32 arrived, lost;
 
-    /* There was no memory. The window stays as it is. */
+    /* There was no memory: the window stays as it is, until there is. */
+    if (!s)
+        s = begin(sk);
     if (!s)
         return;
     arrived = tp->delivered - s->delivered_seen;
@@ -89,9 +99,10 @@ INLINE void control(struct sock *sk, const struct rate_sample *sample) {
         .now = bpf_ktime_get_ns(),
         .delivered = s->delivered,
         .newly = arrived,
-        .lost = s->lost,
-        .in_flight = in_flight(tp),
-        .cwnd = tp->snd_cwnd,
+        .lost = s->lost + s->timed_out,
+        /* With what is to be sent again: a round lasts until that has arrived. */
+        .in_flight = tp->packets_out - tp->sacked_out,
+        .cwnd = s->window ? s->window : tp->snd_cwnd,
         .transmitted = s->delivered + s->lost + in_flight(tp),
         .told = s->delivered + s->lost,
         .told_arrived = s->delivered,
@@ -103,14 +114,22 @@ INLINE void control(struct sock *sk, const struct rate_sample *sample) {
         .app_limited = sample->is_app_limited || is_receiver_limited(tp, &s->bbr),
         .initial = INITIAL,
     };
-    if (sample->rtt_us > 0)
+    if (sample->rtt_us > 0 && (!sample->is_ack_delayed || !s->bbr.min_rtt_us))
         ack.rtt_us = sample->rtt_us;
+    /* It shows an empty queue of ours, as the end of VTL_BBR_PROBE_RTT does. */
+    if (s->from_idle && ack.rtt_us) {
+        s->from_idle = 0;
+        if (ack.rtt_us > s->bbr.min_rtt_us)
+            s->bbr.min_rtt_us += (ack.rtt_us - s->bbr.min_rtt_us) / 4;
+        s->bbr.min_rtt_ns_at = ack.now;
+    }
     if (sample->delivered > 0 && sample->interval_us > 0)
         ack.rate = sample->delivered * 1024000000ull / (__u64)sample->interval_us;
 
     vtl_bbr_update(&s->bbr, &ack);
     set_rate(sk, ack.pace);
     set_window(tp, ack.cwnd);
+    s->window = ack.cwnd;
 }
 
 SEC("struct_ops")
@@ -124,8 +143,19 @@ void stream_control(unsigned long long *args) {
     control((struct sock *)args[0], sample);
 }
 
-/* A timeout takes all that is under way for lost, and most of it is not: it says nothing of the
- * share that the path loses. */
+SEC("struct_ops")
+void BPF_PROG(stream_cwnd_event, struct sock *sk, int event) {
+    struct stream *s;
+
+    if (event != CA_EVENT_TX_START)
+        return;
+    s = bpf_sk_storage_get(&streams, sk, 0, 0);
+    if (s && bpf_ktime_get_ns() - s->bbr.min_rtt_ns_at > VTL_BBR_MIN_RTT_NS)
+        s->from_idle = 1;
+}
+
+/* A retransmission timeout takes all that is under way for lost, and most of it is not: it says
+ * nothing of the share that the path loses. */
 SEC("struct_ops")
 void BPF_PROG(stream_set_state, struct sock *sk, __u8 state) {
     struct stream *s;
@@ -133,8 +163,10 @@ void BPF_PROG(stream_set_state, struct sock *sk, __u8 state) {
     if (state != CA_LOSS)
         return;
     s = bpf_sk_storage_get(&streams, sk, 0, 0);
-    if (s)
-        s->lost_seen = tcp_sk(sk)->lost;
+    if (!s)
+        return;
+    s->timed_out += tcp_sk(sk)->lost - s->lost_seen;
+    s->lost_seen = tcp_sk(sk)->lost;
 }
 
 /* The model sets the window, whatever TCP takes for congestion. */
@@ -150,7 +182,7 @@ __u32 BPF_PROG(stream_undo_window, struct sock *sk) {
 
 SEC("struct_ops")
 __u32 BPF_PROG(stream_sndbuf_expand, struct sock *sk) {
-    return BUFFER;
+    return SNDBUF_WINDOWS;
 }
 
 CONTROL
@@ -159,6 +191,7 @@ struct tcp_congestion_ops stream = {
     .init = (void *)stream_init,
     .ssthresh = (void *)stream_ssthresh,
     .set_state = (void *)stream_set_state,
+    .cwnd_event = (void *)stream_cwnd_event,
     .cong_control = (void *)stream_control,
     .undo_cwnd = (void *)stream_undo_window,
     .sndbuf_expand = (void *)stream_sndbuf_expand,

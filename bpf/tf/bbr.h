@@ -361,7 +361,11 @@ VTL_GLOBAL int vtl_bbr_round(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     __u32 marked = b->marked;
     int emptying = b->mode == VTL_BBR_PROBE_BW && b->phase >= VTL_BBR_EMPTY;
     b->marked = 0;
-    b->queued = marked || b->round_min_us > vtl_bbr_empty_us(b, a);
+    /* A round without a sample, as of packets that TCP has sent twice, shows neither. */
+    int measured = b->round_min_us != ~0u;
+    if (measured)
+        b->queued = b->round_min_us > vtl_bbr_empty_us(b, a);
+    b->queued |= marked != 0;
     __u32 sent = a->told - b->round_sent;
     __u32 arrived = a->told_arrived - b->round_arrived;
     __u32 lost = arrived < sent ? sent - arrived : 0;
@@ -401,7 +405,7 @@ VTL_GLOBAL int vtl_bbr_round(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     if (b->queued && (b->mode == VTL_BBR_DRAIN || b->mode == VTL_BBR_PROBE_BW) && !b->competing &&
         sent >= VTL_BBR_LOSS_PACKETS && lost > sent / 8 && lost > usual)
         vtl_bbr_slower(b, vtl_bbr_latest(b));
-    if (b->queued && b->rounds - b->phase_round >= 2 &&
+    if (b->queued && measured && b->rounds - b->phase_round >= 2 &&
         (b->mode == VTL_BBR_DRAIN || (b->mode == VTL_BBR_PROBE_BW && b->phase == VTL_BBR_CRUISE)))
         vtl_bbr_empty(b, a);
     if (b->competing && vtl_bbr_alone(b, a, marked || lost > usual))

@@ -1,11 +1,14 @@
 //! Carriers chosen by hand, under unmodified programs.
 
-use std::net::IpAddr;
+use std::{
+    io::Read,
+    net::{IpAddr, TcpStream},
+};
 
 use vtl_bpf::tcp;
 use vtl_testbed::{Host, Link};
 
-use crate::harness::{Download, Held, PORT, World, refused, until, words};
+use crate::harness::{Download, Held, PORT, Spoken, World, refused, until, words};
 
 const SIZE: usize = 4 << 20;
 
@@ -291,6 +294,75 @@ fn others__of_rules_change_while_the_port_stays_hooked() {
         assert!(carried > SIZE as u64 / 2, "{others}: {carried}");
         world.set_rate(SLOW);
     }
+    // Rules that cannot be change nothing.
+    write("others = \"tcp:nothing\"");
+    let reload = world.vtl(Host::Server, &["rule", "reload"]).output();
+    refused(
+        &reload.expect("vtl runs"),
+        1,
+        "there is no carrier tcp:nothing",
+    );
+    let download = world.start_over("tcp", world.servers()[0], "f");
+    until("it is sent as before", || {
+        let served = world.served();
+        served
+            .iter()
+            .any(|(remote, used)| *remote && used.starts_with("vtl_vegas"))
+    });
+    world.set_rate(FAST);
+    finish(download);
+    let carried = world.sum(Host::Client, "bytes_received");
+    world.download(world.servers()[0], "f");
+    let carried = world.sum(Host::Client, "bytes_received") - carried;
+    assert!(carried > SIZE as u64 / 2, "{carried}");
+}
+
+/// Sends `SIZE` bytes to who connects, and every 64 KiB by another of the two congestion controls that it is
+/// told.
+const SWITCHING: &str = r#"
+import socket, sys
+data = open(sys.argv[3], "rb").read()
+listener = socket.create_server(("", 7777))
+print("ready", flush=True)
+peer, _ = listener.accept()
+for turn, at in enumerate(range(0, len(data), 65536)):
+    control = sys.argv[1 + turn % 2].encode()
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, control)
+    peer.sendall(data[at:at + 65536])
+peer.close()
+"#;
+
+/// An application may take another control in the middle of a connection, and take `stream` again.
+#[test]
+fn stream__is_left_and_taken_again_in_mid_connection() {
+    let Some(world) = World::unhooked("carrier-switch", &Link::new(10.0, 100.0)) else {
+        return;
+    };
+    let file = world.serve("f", SIZE);
+    let before = tcp::of_kernel();
+    let port = PORT.to_string();
+    let add = ["add", "--port", &port, "--others", "tcp:stream"];
+    world.vtl_hook(Host::Server, &add);
+    let mut now = tcp::of_kernel();
+    now.retain(|name| !before.contains(name));
+    assert_eq!(now.len(), 1, "{now:?}");
+    world.set_loss(2.0);
+    let mut server = world
+        .testbed
+        .command(Host::Server, "python3")
+        .expect("a namespace");
+    server.args(["-c", SWITCHING, &now[0], "reno"]).arg(&file);
+    let mut server = Spoken::start(server);
+    assert_eq!(server.line(), "ready");
+    let address = world.servers()[0];
+    let got = world.testbed.in_netns(Host::Client, || {
+        let mut got = Vec::new();
+        let mut stream = TcpStream::connect((address, 7777))?;
+        stream.read_to_end(&mut got).map(|_| got)
+    });
+    let got = got.expect("in the namespace").expect("no error");
+    assert_eq!(got.len(), SIZE);
+    assert!(got == std::fs::read(&file).expect("there"), "other bytes");
 }
 
 #[test]

@@ -157,6 +157,22 @@ fn stream__is_not_slowed_down_by_random_losses_and_keeps_no_queue() {
     let reno = share(world.arrives("tcp:reno", "tcp", time));
     println!("2 % lost: {lossy:.2} of the link, Reno {reno:.2}");
     assert!(lossy > 0.7 && lossy > 2.0 * reno, "{lossy} {reno}");
+    // All is lost for a second or two, which its timer tells: it goes on as before.
+    let download = world.send_under("tcp:stream", "tcp");
+    for seconds in [1, 2] {
+        thread::sleep(Duration::from_secs(1));
+        world.set_loss(100.0);
+        thread::sleep(Duration::from_secs(seconds));
+        world.set_loss(0.0);
+        let before = download.arrived();
+        until("the next bytes", || download.arrived() > before);
+        thread::sleep(Duration::from_secs(1));
+        let from = download.arrived();
+        thread::sleep(time);
+        let after = share(download.arrived() - from);
+        println!("after an outage of {seconds} s: {after:.2} of the link");
+        assert!(after > 0.7, "{after}");
+    }
 }
 
 /// Vegas holds 2 to 4 packets in the queue and loses none, where CUBIC fills it (Brakmo and

@@ -21,7 +21,7 @@ pub(crate) enum HookCommand {
         vtl hook add --port 80                                  clients that speak VTL reach port 80 over it\n  \
         vtl hook add --cgroup /sys/fs/cgroup/system.slice/x     what runs there connects over VTL\n  \
         vtl hook add --port 80 --others tcp:stream              and clients without VTL by TCP, sent as stream sends\n  \
-        vtl hook add --port 80 --carrier tcp:bbr                whoever connects: TCP, sent under BBR\n  \
+        vtl hook add --port 80 --carrier tcp:bbr                whichever host connects: TCP, sent under BBR\n  \
         vtl hook add --port 5004 --loss-tolerant                clients may come by udp and the like")]
     Add(HookAddArgs),
     /// List what is captured

@@ -6,9 +6,9 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::bail;
-use vtl_testbed::Host;
+use vtl_testbed::{CongestionControl, Host};
 
-use super::transfer::Stage;
+use super::transfer::{Stage, check_settings};
 use crate::agent::Outcome;
 use crate::child::peak_kb;
 use crate::plan::{Transport, Workload};
@@ -61,7 +61,8 @@ impl Stage<'_> {
             |elapsed, _| {
                 if control.is_none() && elapsed >= LOOK && !captured {
                     let connections = self.testbed.congestion_controls(Host::Server)?;
-                    control = connections.into_iter().next().map(|c| c.name);
+                    let of_nginx = |c: &CongestionControl| c.local.port() == nginx::PORT;
+                    control = connections.into_iter().find(of_nginx).map(|c| c.name);
                 }
                 Ok(())
             },
@@ -94,9 +95,13 @@ impl Stage<'_> {
             row.settings = self.vtl_settings();
             self.check_carried(row)?;
         } else {
-            row.settings = control.map_or("over before it was looked at".to_owned(), |name| {
-                format!("{name}, as ss reports it")
-            });
+            match control {
+                Some(name) => {
+                    row.settings = format!("{name}, as ss reports it");
+                    check_settings(row, transport);
+                }
+                None => row.settings = "over before it was looked at".to_owned(),
+            }
         }
         self.link_figures(row)
     }

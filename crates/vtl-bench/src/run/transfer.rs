@@ -347,15 +347,20 @@ impl<'a> Stage<'a> {
 }
 
 /// TCP under another congestion control than the transport's name says must not pass for it.
-fn check_settings(row: &mut Row, transport: &Transport) {
+pub(super) fn check_settings(row: &mut Row, transport: &Transport) {
     let control = match transport {
         Transport::Tcp(control) => control,
         Transport::Served(control) => control.as_str(),
         _ => return,
     };
     let used = row.settings.split([',', ' ']).next().unwrap_or_default();
-    // The kernel knows VTL's by a name with a prefix.
-    if !row.settings.is_empty() && used.strip_prefix("vtl_").unwrap_or(used) != control {
+    // The kernel knows VTL's by a name with a prefix, and a number where another daemon has that.
+    let name = used.strip_prefix("vtl_").map_or(used, |name| {
+        let (bare, number) = name.rsplit_once('_').unwrap_or((name, ""));
+        let numbered = number.parse::<u8>().is_ok();
+        if numbered { bare } else { name }
+    });
+    if !row.settings.is_empty() && name != control {
         row.ok = false;
         row.error = Some(format!("the connection used {}", row.settings));
     }
