@@ -116,12 +116,9 @@ INLINE void control(struct sock *sk, const struct rate_sample *sample) {
     };
     if (sample->rtt_us > 0 && (!sample->is_ack_delayed || !s->bbr.min_rtt_us))
         ack.rtt_us = sample->rtt_us;
-    /* It shows an empty queue of ours, as the end of VTL_BBR_PROBE_RTT does. */
     if (s->from_idle && ack.rtt_us) {
         s->from_idle = 0;
-        if (ack.rtt_us > s->bbr.min_rtt_us)
-            s->bbr.min_rtt_us += (ack.rtt_us - s->bbr.min_rtt_us) / 4;
-        s->bbr.min_rtt_ns_at = ack.now;
+        vtl_bbr_probed(&s->bbr, ack.now, ack.rtt_us);
     }
     if (sample->delivered > 0 && sample->interval_us > 0)
         ack.rate = sample->delivered * 1024000000ull / (__u64)sample->interval_us;

@@ -303,6 +303,16 @@ VTL_INLINE void vtl_bbr_yield(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     vtl_bbr_epoch(b, a, b->window, less > VTL_BBR_MIN_CWND ? less : VTL_BBR_MIN_CWND);
 }
 
+/* The shortest round trip without a queue of ours. Others' makes it look longer, too: where
+ * everybody takes that for the path, their windows overflow it for ever; where the path has
+ * changed, a few probes tell. */
+VTL_INLINE void vtl_bbr_probed(struct vtl_bbr *b, __u64 now, __u32 seen_us) {
+    if (seen_us > b->min_rtt_us)
+        seen_us = b->min_rtt_us + (seen_us - b->min_rtt_us) / 4;
+    b->min_rtt_us = seen_us;
+    b->min_rtt_ns_at = now;
+}
+
 /* Drains the queue to see the shortest round trip. */
 VTL_INLINE void vtl_bbr_probe(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     b->mode = VTL_BBR_PROBE_RTT;
@@ -503,16 +513,9 @@ VTL_GLOBAL int vtl_bbr_mode(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
                 vtl_bbr_enter(b, a, VTL_BBR_UP);
         }
     } else if (b->mode == VTL_BBR_PROBE_RTT && a->now > b->probe_rtt_end_ns && b->probe_us != ~0u) {
-        __u32 seen = b->probe_us;
-        if (seen <= vtl_bbr_empty_us(b, a))
+        if (b->probe_us <= vtl_bbr_empty_us(b, a))
             b->competing = b->busy = 0;
-        /* Others' queue makes round trips look longer, too. Where everybody takes that for the
-         * path, their windows overflow it for ever; where the path has changed, a few probes tell.
-         */
-        if (seen > b->min_rtt_us)
-            seen = b->min_rtt_us + (seen - b->min_rtt_us) / 4;
-        b->min_rtt_us = seen;
-        b->min_rtt_ns_at = a->now;
+        vtl_bbr_probed(b, a->now, b->probe_us);
         vtl_bbr_enter(b, a, VTL_BBR_CRUISE);
     }
     return 0;
