@@ -106,6 +106,9 @@ struct Args {
     /// Take over from the daemon that runs: its connections and hooks go on here
     #[arg(long)]
     take_over: bool,
+    /// Be the process of carriers that vtld starts, whose socket is standard input
+    #[arg(long, hide = true)]
+    carriers: bool,
     /// What to log: error, warn, info, debug, or a tracing filter
     #[arg(long, env = "VTL_LOG", default_value = "info")]
     log: String,
@@ -189,7 +192,11 @@ fn main() -> ExitCode {
         );
         return ExitCode::from(77);
     }
-    match run(&args) {
+    let done = match args.carriers {
+        true => carry(&args),
+        false => run(&args),
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("vtld: {error:#}");
@@ -363,6 +370,27 @@ fn config(args: &Args, scope: Scope) -> broker::Config {
     }
 }
 
+/// What is logged goes to standard error, until what this gives is dropped.
+fn start_log(args: &Args) -> anyhow::Result<log::Written> {
+    let (log, written) = log::start(std::io::stderr()).context("no thread can be started")?;
+    tracing_subscriber::fmt()
+        // The SCTP library speaks of every bad packet.
+        .with_env_filter(format!("sctp_proto=off,{}", args.log))
+        .with_target(false)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(move || log.clone())
+        .init();
+    Ok(written)
+}
+
+/// The process of carriers.
+fn carry(args: &Args) -> anyhow::Result<()> {
+    vtld::carriers::drop_privileges().context("cannot give up privileges")?;
+    let _written = start_log(args)?;
+    panics::watch_carriers();
+    vtld::carriers::run().context("the process of carriers cannot be confined")
+}
+
 fn run(args: &Args) -> anyhow::Result<()> {
     drop_privileges().context("cannot give up privileges")?;
     // Blocked in every thread, so that only the wait below sees them.
@@ -371,14 +399,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     signals.add(Signal::SIGTERM);
     signals.add(Signal::SIGHUP);
     signals.thread_block()?;
-    let (log, _written) = log::start(std::io::stderr()).context("no thread can be started")?;
-    tracing_subscriber::fmt()
-        // The SCTP library speaks of every bad packet.
-        .with_env_filter(format!("sctp_proto=off,{}", args.log))
-        .with_target(false)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_writer(move || log.clone())
-        .init();
+    let _written = start_log(args)?;
     libbpf_rs::set_print(None);
     panics::watch();
     allow_descriptors(args.max_sessions);

@@ -11,6 +11,7 @@ use std::{
     fs, panic,
     path::PathBuf,
     pin::pin,
+    process,
     sync::{
         OnceLock,
         atomic::{AtomicBool, Ordering},
@@ -44,10 +45,6 @@ pub fn watch() {
     panic::set_hook(Box::new(|panic| {
         let current = thread::current();
         let thread = current.name().unwrap_or("unnamed");
-        if ISOLATED.get() {
-            tracing::warn!(thread, %panic, "panic: ends one carrier");
-            return;
-        }
         tracing::error!(thread, %panic, "panic: the daemon ends");
         let trace = Backtrace::capture();
         if trace.status() == BacktraceStatus::Captured {
@@ -58,6 +55,19 @@ pub fn watch() {
             alarm::set(PATIENCE_S);
             let _ = kill(Pid::this(), Signal::SIGTERM);
         }
+    }));
+}
+
+/// The same in the process of carriers: isolated tasks end alone, and anything else ends it at once.
+pub fn watch_carriers() {
+    panic::set_hook(Box::new(|panic| {
+        if ISOLATED.get() {
+            tracing::warn!(%panic, "panic: ends one carrier");
+            return;
+        }
+        // Nobody waits for the log any more.
+        eprintln!("vtld: the process of carriers ends: {panic}");
+        process::exit(1);
     }));
 }
 

@@ -62,6 +62,16 @@ impl Budget {
         })
     }
 
+    /// The quota of an association, bytes.
+    fn of_association(&self) -> u64 {
+        self.most / OF_ASSOCIATION
+    }
+
+    /// Upper bound of a carrier's receive window, bytes.
+    pub(super) fn most_ahead(&self) -> u64 {
+        self.of_association() / 4
+    }
+
     /// Opens an account for an association with a host of that network.
     pub(super) fn open(self: &Rc<Self>, network: Network) -> Account {
         let mut networks = self.networks.borrow_mut();
@@ -87,17 +97,12 @@ impl Account {
         bytes > before
     }
 
-    /// The quota of an association, bytes.
-    pub(super) fn most(&self) -> u64 {
-        self.budget.most / OF_ASSOCIATION
-    }
-
     /// What is left.
     pub(super) fn room(&self) -> Room {
         let Budget { most, used, .. } = &*self.budget;
         let of_network = self.of_network.get();
         let parts = [
-            (self.used.get(), self.most()),
+            (self.used.get(), self.budget.of_association()),
             (of_network, most / OF_NETWORK),
         ];
         let networks = self.budget.networks.borrow().len() as u64;

@@ -697,11 +697,6 @@ impl Peer {
         }
     }
 
-    /// Upper bound of a carrier's receive window, bytes.
-    pub(super) fn most_ahead(&self) -> u64 {
-        self.account.most() / 4
-    }
-
     /// Whether the budget allows carriers (hard limit not reached).
     pub(super) fn has_room(&self) -> bool {
         self.room.get() > Room::None

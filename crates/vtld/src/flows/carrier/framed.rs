@@ -1,5 +1,5 @@
 //! A carrier by something that moves bytes in order, or messages: frames go whole, through queues that the
-//! task which moves them looks after.
+//! task which moves them looks after, in this process or in that of carriers.
 
 use std::{
     cell::{Cell, RefCell},
@@ -53,10 +53,25 @@ pub(super) enum Out {
     Chunk(Bytes),
 }
 
+impl Out {
+    fn len(&self) -> usize {
+        let (Self::Control(bytes) | Self::Chunk(bytes)) = self;
+        bytes.len()
+    }
+}
+
+/// Room for what is to be sent.
+enum Room {
+    /// Bytes that may still be queued: who has more waits.
+    Here(Semaphore),
+    /// Who sends waits in another process, which has not been told yet that so many bytes were taken.
+    There(Cell<u32>),
+}
+
 /// What passes between a carrier and the task that moves its packets.
 pub(super) struct Pipe {
-    /// Bytes of a chunk.
-    chunk: usize,
+    /// Bytes of the longest CHUNK, with its header.
+    pub(super) frame: usize,
     control: RefCell<VecDeque<Bytes>>,
     chunks: RefCell<VecDeque<Bytes>>,
     arrived: RefCell<VecDeque<Arrived>>,
@@ -65,26 +80,34 @@ pub(super) struct Pipe {
     is_over: Cell<bool>,
     /// There is something for the task: to send, to look at, or the end.
     pub(super) work: Notify,
-    /// Bytes that may still be queued.
-    room: Semaphore,
-    /// Something has arrived, or it is over.
+    room: Room,
+    /// Something has arrived, or it is over; in the process of carriers also that something was taken.
     news: Notify,
     /// There is room for what arrives.
-    pub(super) taken: Notify,
+    taken: Notify,
 }
 
 impl Pipe {
     /// `frame`: bytes of the longest CHUNK, with its header.
     pub(super) fn new(frame: usize) -> Rc<Self> {
+        Self::with(frame, Room::Here(Semaphore::new(MOST_WAITING)))
+    }
+
+    /// In the process of carriers: what it may hold is bounded by the other one.
+    pub(super) fn relayed(frame: usize) -> Rc<Self> {
+        Self::with(frame, Room::There(Cell::new(0)))
+    }
+
+    fn with(frame: usize, room: Room) -> Rc<Self> {
         Rc::new(Self {
-            chunk: frame - HEADER,
+            frame,
             control: RefCell::default(),
             chunks: RefCell::default(),
             arrived: RefCell::default(),
             held: Cell::new(0),
             is_over: Cell::new(false),
             work: Notify::new(),
-            room: Semaphore::new(MOST_WAITING),
+            room,
             news: Notify::new(),
             taken: Notify::new(),
         })
@@ -94,9 +117,22 @@ impl Pipe {
     pub(super) fn end(&self) {
         self.is_over.set(true);
         self.work.notify_one();
-        self.room.close();
+        if let Room::Here(room) = &self.room {
+            room.close();
+        }
         self.news.notify_one();
+        self.wake_taken();
+    }
+
+    /// Wakes one that waits for [`Pipe::taken`], or comes to, and all that do.
+    fn wake_taken(&self) {
+        self.taken.notify_waiters();
         self.taken.notify_one();
+    }
+
+    /// Completes when something that has arrived was taken, or the pipe is over.
+    pub(super) async fn taken(&self) {
+        self.taken.notified().await;
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -105,11 +141,40 @@ impl Pipe {
 
     /// What goes next; `None` if there is nothing.
     pub(super) fn next(&self) -> Option<Out> {
-        let control = self.control.borrow_mut().pop_front().map(Out::Control);
-        let out = control.or_else(|| self.chunks.borrow_mut().pop_front().map(Out::Chunk))?;
-        let (Out::Control(bytes) | Out::Chunk(bytes)) = &out;
-        self.room.add_permits(bytes.len());
+        let out = self.pop()?;
+        self.free(out.len());
         Some(out)
+    }
+
+    /// The same, which keeps its room until that is freed.
+    pub(super) fn pop(&self) -> Option<Out> {
+        let control = self.control.borrow_mut().pop_front().map(Out::Control);
+        control.or_else(|| self.chunks.borrow_mut().pop_front().map(Out::Chunk))
+    }
+
+    /// So many bytes have been taken.
+    pub(super) fn free(&self, bytes: usize) {
+        match &self.room {
+            Room::Here(room) => room.add_permits(bytes),
+            Room::There(taken) => {
+                taken.set(taken.get() + bytes as u32);
+                self.news.notify_one();
+            }
+        }
+    }
+
+    /// Queues what has waited for its turn already.
+    pub(super) fn push(&self, out: Out) {
+        match out {
+            Out::Control(bytes) => self.control.borrow_mut().push_back(bytes),
+            Out::Chunk(bytes) => self.chunks.borrow_mut().push_back(bytes),
+        }
+        self.work.notify_one();
+    }
+
+    /// Bytes of what has arrived.
+    pub(super) fn memory(&self) -> u64 {
+        self.held.get() as u64
     }
 
     /// Whether more that arrives would be taken soon.
@@ -125,36 +190,48 @@ impl Pipe {
         self.news.notify_one();
     }
 
-    /// Waits for room, in turn, and queues bytes.
-    async fn put(&self, bytes: Bytes, queue: &RefCell<VecDeque<Bytes>>) -> Result<(), Refused> {
-        // No longer than all that may wait.
-        let len = bytes.len() as u32;
-        let room = self.room.acquire_many(len).await;
-        room.map_err(|_| Refused::Broken)?.forget();
-        queue.borrow_mut().push_back(bytes);
-        self.work.notify_one();
+    /// Waits for room, in turn, and queues something.
+    async fn put(&self, out: Out) -> Result<(), Refused> {
+        if let Room::Here(room) = &self.room {
+            // No longer than all that may wait.
+            let room = room.acquire_many(out.len() as u32).await;
+            room.map_err(|_| Refused::Broken)?.forget();
+        }
+        self.push(out);
         Ok(())
     }
 
     pub(super) async fn put_control(&self, frames: Bytes) -> Result<(), Refused> {
-        self.put(frames, &self.control).await
+        self.put(Out::Control(frames)).await
     }
 
     pub(super) async fn put_chunk(&self, flow: FlowId, chunk: &Chunk) -> Result<(), Refused> {
-        for frame in cut(flow, chunk, self.chunk) {
-            self.put(emit(frame), &self.chunks).await?;
+        for frame in cut(flow, chunk, self.frame - HEADER) {
+            self.put(Out::Chunk(emit(frame))).await?;
         }
         Ok(())
     }
 
     /// What has arrived, at least something; `None` at the end.
     pub(super) async fn arrivals(&self) -> Option<VecDeque<Arrived>> {
+        self.news().await.map(|(arrived, _)| arrived)
+    }
+
+    /// What has arrived, and how many bytes were taken that another process is to be told of: at least something of
+    /// both; `None` at the end.
+    pub(super) async fn news(&self) -> Option<(VecDeque<Arrived>, u32)> {
         loop {
             let arrived = std::mem::take(&mut *self.arrived.borrow_mut());
+            let taken = match &self.room {
+                Room::Here(_) => 0,
+                Room::There(taken) => taken.take(),
+            };
             if !arrived.is_empty() {
                 self.held.set(0);
-                self.taken.notify_one();
-                return Some(arrived);
+                self.wake_taken();
+            }
+            if !arrived.is_empty() || taken > 0 {
+                return Some((arrived, taken));
             }
             if self.is_over() {
                 return None;
@@ -200,7 +277,7 @@ impl Carrier for Framed {
     }
 
     fn memory(&self) -> u64 {
-        self.pipe.held.get() as u64 + (self.library)()
+        self.pipe.memory() + (self.library)()
     }
 
     fn close(&self) {
@@ -294,6 +371,10 @@ impl Link for Framed {
                     .flatten(),
             };
             let Some(id) = id else { return };
+            if opened.is_none() && self.kind == Kind::Quic {
+                // There both sides do.
+                let _ = self.pipe.put_control(emit(hello(id, peer.key.tag))).await;
+            }
             let carrier = Rc::from(self);
             let receiving = receive(Rc::clone(&carrier), Rc::clone(&peer), id, reader);
             peer.run(id, carrier, receiving).await;

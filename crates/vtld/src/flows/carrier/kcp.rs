@@ -27,11 +27,15 @@ use vtl_proto::{
 };
 
 use super::{
-    Arrivals, Endpoint, Expected, Grantor, HANDSHAKE, Link, Local, SILENCE, Shown, ToOpen,
-    framed::{Arrived, Framed, Out, Pipe},
-    sealed, socket,
+    Expected, HANDSHAKE, Local, SILENCE,
+    framed::{Arrived, Out, Pipe},
+    process::{
+        child::{Arrivals, Library, Opened},
+        message::Opening,
+    },
+    sealed,
 };
-use crate::{broker::random_token, panics};
+use crate::panics;
 
 /// Bytes of a UDP datagram's payload: what every IPv6 path takes.
 const DATAGRAM: usize = 1280 - 48;
@@ -65,7 +69,6 @@ struct Shared {
 /// This host's part of all conversations.
 pub(super) struct Kcp {
     shared: Rc<Shared>,
-    port: u16,
 }
 
 /// One of them, as others see it.
@@ -89,10 +92,8 @@ impl Conversation {
 }
 
 impl Kcp {
-    pub(super) fn start(arrivals: Arrivals) -> io::Result<Self> {
-        let socket = socket()?;
-        socket.set_nonblocking(true)?;
-        let port = socket.local_addr()?.port();
+    /// On a socket that does not block.
+    pub(super) fn start(socket: std::net::UdpSocket, arrivals: Arrivals) -> io::Result<Self> {
         let shared = Rc::new(Shared {
             socket: UdpSocket::from_std(socket)?,
             conversations: RefCell::default(),
@@ -100,7 +101,7 @@ impl Kcp {
             arrivals,
         });
         spawn_local(Rc::clone(&shared).receive());
-        Ok(Self { shared, port })
+        Ok(Self { shared })
     }
 }
 
@@ -110,22 +111,8 @@ fn number(token: u64) -> u32 {
     token as u32
 }
 
-impl Grantor for Kcp {
-    fn port(&self) -> u16 {
-        self.port
-    }
-
-    fn token(&self) -> u64 {
-        loop {
-            let token = random_token();
-            // 0 is none.
-            if number(token) != 0 {
-                return token;
-            }
-        }
-    }
-
-    fn grant(&self, expected: Expected) {
+impl Library for Kcp {
+    fn expect(&self, expected: Expected) {
         let key = (expected.client, number(expected.token));
         self.shared.grants.borrow_mut().insert(key, expected);
     }
@@ -134,30 +121,29 @@ impl Grantor for Kcp {
         let mut grants = self.shared.grants.borrow_mut();
         grants.retain(|_, expected| expected.token != token);
     }
-}
 
-impl Endpoint for Kcp {
-    fn grantor(&self) -> Option<&dyn Grantor> {
-        Some(self)
-    }
-
-    fn connect(&self, opening: ToOpen) -> Local<'_, io::Result<Box<dyn Link>>> {
-        let ToOpen { granted, rtt, .. } = opening;
+    fn connect(&self, opening: Opening) -> Local<'_, io::Result<Opened>> {
+        let Opening {
+            to,
+            token,
+            crypto,
+            rtt,
+            ..
+        } = opening;
         Box::pin(async move {
-            if number(granted.token) == 0 {
+            if number(token) == 0 {
                 return Err(io::ErrorKind::InvalidData.into());
             }
             let opener = Side::Local;
-            let datagrams = sealed::Datagrams::new(&granted.crypto, opener);
-            let begun = (self.shared).begin(granted.to, granted.token, rtt, opener, datagrams)?;
-            let (carrier, conversation) = begun;
+            let datagrams = sealed::Datagrams::new(&crypto, opener);
+            let (opened, conversation) = self.shared.begin(to, token, rtt, opener, datagrams)?;
             let answered = timeout(HANDSHAKE, conversation.heard.notified()).await;
             // Dropped, it ends.
             answered.map_err(|_| io::ErrorKind::TimedOut)?;
             if conversation.pipe.is_over() {
                 return Err(io::ErrorKind::TimedOut.into());
             }
-            Ok(Box::new(carrier) as Box<dyn Link>)
+            Ok(opened)
         })
     }
 
@@ -212,9 +198,9 @@ impl Shared {
         let packet = datagrams.open(packet)?;
         self.grants.borrow_mut().remove(&place);
         let begun = self.begin(key.0, token, rtt, Side::Peer, datagrams).ok()?;
-        let (carrier, conversation) = begun;
+        let (opened, conversation) = begun;
         // Nobody takes it where the daemon is ending.
-        let _ = self.arrivals.send((Shown::Token(token), Box::new(carrier)));
+        let _ = self.arrivals.send((token, opened));
         Some((conversation, packet))
     }
 
@@ -226,7 +212,7 @@ impl Shared {
         rtt: Option<Duration>,
         opener: Side,
         datagrams: sealed::Datagrams,
-    ) -> io::Result<(Framed, Rc<Conversation>)> {
+    ) -> io::Result<(Opened, Rc<Conversation>)> {
         let outbox = Outbox::default();
         let mut control = kcp::Kcp::new_stream(number(token), outbox.clone());
         let mtu = DATAGRAM - datagrams.overhead();
@@ -241,7 +227,7 @@ impl Shared {
             shown.map_err(io::Error::other)?;
         }
         let conversation = Rc::new(Conversation {
-            pipe: Pipe::new(HEADER + CHUNK),
+            pipe: Pipe::relayed(HEADER + CHUNK),
             datagrams: RefCell::new(datagrams),
             inbox: RefCell::default(),
             heard: Notify::new(),
@@ -262,15 +248,13 @@ impl Shared {
             patience: SILENCE + 3 * rtt.unwrap_or_default(),
         };
         spawn_local(panics::isolated(driver.run()));
-        let carrier = Framed {
-            kind: Kind::Kcp,
+        let opened = Opened {
             pipe: Rc::clone(&conversation.pipe),
-            is_encrypted: conversation.datagrams.borrow().is_encrypted(),
             // It does not say what it holds behind a gap.
-            library: Box::new(|| (usize::from(WINDOW) * DATAGRAM) as u64),
-            figures: Box::new(|| None),
+            memory: Box::new(|| (usize::from(WINDOW) * DATAGRAM) as u64),
+            path: Box::new(|| None),
         };
-        Ok((carrier, conversation))
+        Ok((opened, conversation))
     }
 
     /// Forgets a conversation, unless another one has its place.
@@ -358,7 +342,7 @@ impl Driver {
             let next = self.began + Duration::from_millis(self.next_ms());
             tokio::select! {
                 () = pipe.work.notified() => {}
-                () = pipe.taken.notified(), if self.control.peeksize().is_ok() => {}
+                () = pipe.taken(), if self.control.peeksize().is_ok() => {}
                 () = sleep_until(next) => {}
             }
         };

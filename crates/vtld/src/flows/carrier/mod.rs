@@ -4,6 +4,7 @@ pub(super) mod framed;
 mod graft;
 mod kcp;
 mod mptcp;
+pub(super) mod process;
 mod quic;
 mod sctp;
 mod sealed;
@@ -20,6 +21,7 @@ use std::{
 
 use bytes::Bytes;
 use nix::sys::socket::{setsockopt, sockopt};
+use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use vtl_control::CarrierPath;
 use vtl_core::flow::Chunk;
@@ -34,6 +36,7 @@ use crate::{
     broker::{self, random_token},
     hooker::Over,
 };
+use process::Process;
 
 /// How long a handshake may take, and the first frame.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -165,7 +168,7 @@ impl Granted {
 }
 
 /// A carrier that a peer may open.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Expected {
     pub(super) token: u64,
     /// The address that it comes from.
@@ -218,12 +221,11 @@ pub(super) fn start(
     kind: Kind,
     arrivals: Arrivals,
     broker: &broker::Handle,
+    process: &Rc<Process>,
 ) -> io::Result<Rc<dyn Endpoint>> {
     Ok(match kind {
-        Kind::Quic => Rc::new(quic::start(arrivals)?),
+        Kind::Quic | Kind::Sctp | Kind::Kcp => process.endpoint(kind, arrivals)?,
         Kind::Mptcp => Rc::new(mptcp::Mptcp::start(arrivals)?),
-        Kind::Sctp => Rc::new(sctp::Sctp::start(arrivals)?),
-        Kind::Kcp => Rc::new(kcp::Kcp::start(arrivals)?),
         Kind::Graft => Rc::new(graft::Sessions::start(arrivals, broker)?),
     })
 }

@@ -294,7 +294,7 @@ async fn write(
 async fn read(socket: &AsyncFd<TcpStream>, pipe: &Pipe, mut opening: Option<sealed::Reader>) {
     loop {
         while !pipe.has_room() {
-            pipe.taken.notified().await;
+            pipe.taken().await;
         }
         let read = |mut socket: &TcpStream| {
             let mut bytes = BytesMut::zeroed(READ);

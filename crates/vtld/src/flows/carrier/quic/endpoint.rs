@@ -1,6 +1,6 @@
 //! QUIC's endpoint, its certificate, and what connections are tuned to.
 //!
-//! The server's certificate is made when the endpoint is; the client knows its fingerprint from the
+//! The server's certificate is made for as long as vtld runs; the client knows its fingerprint from the
 //! control connection. The client shows the token that it got there as the server name of its
 //! first packet, so that nobody else gets as far as a handshake. So a carrier is as authentic as the
 //! TCP connection was, and besides private against who cannot change that one.
@@ -9,7 +9,7 @@ use std::{
     cell::Cell,
     collections::HashMap,
     io,
-    net::SocketAddr,
+    net::{SocketAddr, UdpSocket},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -35,7 +35,7 @@ use sha2::{Digest, Sha256};
 
 use vtl_proto::frame::CRYPTO;
 
-use super::super::{Expected, socket};
+use super::super::{Expected, process::message::Certificate};
 
 /// The application protocol.
 const ALPN: &[u8] = b"vtl/2";
@@ -98,10 +98,6 @@ pub(super) struct Quic {
     endpoint: Endpoint,
     server: QuicServerConfigs,
     pub(super) grants: Arc<Grants>,
-    /// UDP port.
-    pub(super) port: u16,
-    /// Of the certificate.
-    pub(super) fingerprint: [u8; CRYPTO],
 }
 
 type QuicServerConfigs = Arc<QuicServerConfig>;
@@ -132,13 +128,9 @@ fn transport(rtt: Option<Duration>) -> Arc<TransportConfig> {
 
 impl Quic {
     /// Inside a tokio runtime.
-    pub(super) fn new() -> io::Result<Self> {
-        let made = rcgen::generate_simple_self_signed([NAME.trim_start_matches('.').to_owned()])
-            .map_err(io::Error::other)?;
-        let certificate = made.cert.der().clone();
-        let fingerprint = Sha256::digest(&certificate).into();
-        let key =
-            PrivateKeyDer::try_from(made.signing_key.serialize_der()).map_err(io::Error::other)?;
+    pub(super) fn new(socket: UdpSocket, made: &Certificate) -> io::Result<Self> {
+        let certificate = CertificateDer::from(made.certificate.to_vec());
+        let key = PrivateKeyDer::try_from(made.key.to_vec()).map_err(io::Error::other)?;
         let certified = CertifiedKey::from_der(vec![certificate], key, &provider())
             .map_err(io::Error::other)?;
         let grants = Arc::<Grants>::default();
@@ -159,8 +151,6 @@ impl Quic {
         config.transport_config(transport(None));
         config.max_incoming(HALF_OPEN);
         config.incoming_buffer_size_total(1 << 20);
-        let socket = socket()?;
-        let port = socket.local_addr()?.port();
         let endpoint = Endpoint::new(
             EndpointConfig::default(),
             Some(config),
@@ -171,8 +161,6 @@ impl Quic {
             endpoint,
             server,
             grants,
-            port,
-            fingerprint,
         })
     }
 

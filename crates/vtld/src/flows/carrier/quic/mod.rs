@@ -5,42 +5,46 @@
 mod endpoint;
 
 use std::{
-    cell::{Cell, RefCell},
+    cell::Cell,
     collections::HashMap,
     future::Future,
     io,
+    net::UdpSocket,
     pin::pin,
     rc::Rc,
     task::{Context, Poll, Waker},
     time::Duration,
 };
 
-use bytes::Bytes;
-use quinn::{Connection, FrameStats, PathStats, RecvStream, SendStream, WriteError};
+use bytes::{Bytes, BytesMut};
+use quinn::{Connection, FrameStats, PathStats, RecvStream, SendStream};
 use tokio::{
-    sync::Mutex,
+    sync::mpsc,
     task::{JoinSet, spawn_local},
     time::{Instant, interval, timeout},
 };
 use vtl_control::CarrierPath;
-use vtl_core::flow::Chunk;
-use vtl_proto::{
-    carrier::Kind,
-    frame::{self, CRYPTO, CarrierId, FlowId, Frame, HEADER, Side},
-};
+use vtl_proto::frame::{self, FlowId, Frame, HEADER};
 
 use super::{
-    super::{
-        control::{Frames, emit, hello},
-        peer::Peer,
+    Expected, HANDSHAKE, Local, SILENCE,
+    framed::{Arrived, Out, Pipe},
+    process::{
+        child::{Arrivals, Library, Opened},
+        message::{Certificate, Opening},
     },
-    Arrivals, Carrier, Endpoint, Expected, Granted, Grantor, HANDSHAKE, Link, Local, Refused,
-    SILENCE, Shown, Taking, ToOpen,
 };
+use crate::panics;
 use endpoint::Quic;
 
-/// Bytes that one stream takes before others have their turn.
+/// Bytes of a CHUNK on its way to this process, with its header.
+const CHUNK: usize = 16 << 10;
+/// Bytes of a flow in one on its way back, at most.
+const CHUNK_BACK: usize = u16::MAX as usize;
+/// Bytes that one stream gives before others have their turn.
 const TURN: usize = 256 << 10;
+/// A run of bytes to which none are added for so long ends.
+const LINGER: Duration = Duration::from_secs(1);
 /// Between two looks at the path.
 const TICK: Duration = Duration::from_millis(100);
 /// Idle time after which the window shrinks below its initial size; at least four round trips.
@@ -48,16 +52,11 @@ const QUIET: Duration = Duration::from_secs(2);
 /// Bytes that flows may write ahead of the network at least.
 const LEAST_AHEAD: u64 = 1 << 20;
 
-/// The stream of a flow's latest run of bytes.
-struct Run {
-    stream: SendStream,
-    /// Offset behind the last byte.
-    next: u64,
-}
-
 /// The connection's receive window: what the peer may have in flight, and so have buffered behind gaps.
 struct Window {
     connection: Connection,
+    /// Its upper bound.
+    most: u32,
     size: Cell<u32>,
     /// Bytes delivered since it grew, and when the last ones were.
     taken: Cell<u64>,
@@ -66,26 +65,25 @@ struct Window {
 
 impl Window {
     /// That of a new connection.
-    fn of(connection: &Connection) -> Rc<Self> {
+    fn of(connection: &Connection, most: u32) -> Rc<Self> {
         Rc::new(Self {
             connection: connection.clone(),
+            most,
             size: Cell::new(endpoint::FIRST_WINDOW),
             taken: Cell::new(0),
             latest: Cell::new(Instant::now()),
         })
     }
 
-    /// Auto-tuning: doubles the window each time that half of it was delivered, up to `most` bytes, so slow start is not
-    /// limited by it.
-    fn note_taken(&self, bytes: usize, most: u64) {
+    /// Auto-tuning: doubles the window each time that half of it was delivered, so slow start is not limited by it.
+    fn note_taken(&self, bytes: usize) {
         let taken = self.taken.get() + bytes as u64;
         self.taken.set(taken);
         self.latest.set(Instant::now());
         let window = self.size.get();
         if taken >= u64::from(window / 2) {
             self.taken.set(0);
-            let most = u32::try_from(most).unwrap_or(u32::MAX);
-            self.set(window.saturating_mul(2).min(most));
+            self.set(window.saturating_mul(2).min(self.most));
         }
     }
 
@@ -109,72 +107,278 @@ impl Window {
     }
 }
 
-/// A connection.
-pub(super) struct QuicCarrier {
-    id: CarrierId,
-    connection: Connection,
-    control: Rc<Mutex<SendStream>>,
-    runs: RefCell<HashMap<FlowId, Run>>,
-    /// As of the last look.
-    stats: Cell<Option<PathStats>>,
-    window: Rc<Window>,
+/// What a future gives without waiting.
+fn now<T>(future: impl Future<Output = T>) -> Option<T> {
+    let mut context = Context::from_waker(Waker::noop());
+    match pin!(future).poll(&mut context) {
+        Poll::Ready(value) => Some(value),
+        Poll::Pending => None,
+    }
 }
 
-impl QuicCarrier {
-    /// Of a connection whose handshake is done: opens the control stream.
-    async fn new(connection: Connection, id: CarrierId, tag: u32) -> Option<Rc<Self>> {
-        let control = connection.open_uni().await.ok()?;
-        let carrier = Rc::new(Self {
-            id,
-            window: Window::of(&connection),
-            connection,
-            control: Rc::new(Mutex::new(control)),
-            runs: RefCell::default(),
-            stats: Cell::new(None),
-        });
-        carrier.control(emit(hello(id, tag))).await.ok()?;
-        Some(carrier)
+/// A run of bytes of a flow that goes on.
+struct Run {
+    more: mpsc::UnboundedSender<Bytes>,
+    /// Offset behind the last byte.
+    next: u64,
+}
+
+/// Bytes of a flow that have arrived one behind the other, as CHUNKs.
+struct Gathered {
+    flow: FlowId,
+    offset: u64,
+    /// Behind room for the header.
+    frame: BytesMut,
+}
+
+impl Gathered {
+    fn new(flow: FlowId) -> Self {
+        Self {
+            flow,
+            offset: 0,
+            frame: BytesMut::zeroed(HEADER),
+        }
     }
 
-    async fn send(&self, flow: FlowId, mut chunk: Chunk) -> Result<(), Refused> {
-        if chunk.urgent {
-            // A stream has no place for the mark, so the byte goes as a frame.
-            let last = chunk.bytes.split_off(chunk.bytes.len() - 1);
-            let frame = Frame::Chunk {
-                flow,
-                offset: chunk.end(),
-                bytes: &last,
-                fin: false,
-                urgent: true,
-            };
-            let (control, frame) = (Rc::clone(&self.control), emit(frame));
-            // A task of its own: nobody may give up in the middle of a frame.
-            let said = spawn_local(async move { control.lock().await.write_chunk(frame).await });
-            if !matches!(said.await, Ok(Ok(()))) {
-                return Err(Refused::Broken);
+    fn len(&self) -> usize {
+        self.frame.len() - HEADER
+    }
+
+    fn add(&mut self, mut offset: u64, bytes: &[u8], to: &Pipe) {
+        for part in bytes.chunks(CHUNK_BACK) {
+            let is_next = offset == self.offset + self.len() as u64;
+            if !is_next || self.len() + part.len() > CHUNK_BACK {
+                self.flush(to);
+                self.offset = offset;
             }
-            if chunk.bytes.is_empty() {
-                return Ok(());
+            self.frame.extend_from_slice(part);
+            offset += part.len() as u64;
+        }
+    }
+
+    fn flush(&mut self, to: &Pipe) {
+        let (offset, len) = (self.offset, self.len());
+        if let (1.., Some(header)) = (
+            len,
+            frame::chunk_header(self.flow, offset, len, false, false),
+        ) {
+            let mut frame = std::mem::replace(&mut self.frame, BytesMut::zeroed(HEADER));
+            frame[..HEADER].copy_from_slice(&header);
+            to.arrived(Arrived::Frame(frame.freeze()));
+        }
+    }
+}
+
+/// What the tasks of a connection and its streams share. Where a stream's gives `false`, the connection is over.
+#[derive(Clone)]
+struct Driver {
+    connection: Connection,
+    pipe: Rc<Pipe>,
+    window: Rc<Window>,
+    /// As of the last look.
+    stats: Rc<Cell<Option<PathStats>>>,
+}
+
+impl Driver {
+    /// Until the connection's end. `is_server`: the peer has opened it.
+    async fn run(self, is_server: bool) {
+        let begun = async {
+            // What the peer says of the carrier comes before all else.
+            let theirs = match is_server {
+                true => Some(self.connection.accept_uni().await.ok()?),
+                false => None,
+            };
+            Some((theirs, self.connection.open_uni().await.ok()?))
+        };
+        if let Ok(Some((theirs, ours))) = timeout(HANDSHAKE, begun).await {
+            tokio::select! {
+                () = self.send(ours) => {}
+                () = self.receive(theirs) => {}
+                () = self.dead() => {}
             }
         }
-        let run = self.runs.borrow_mut().remove(&flow);
-        // One that goes on elsewhere is dropped, which ends its stream behind what it has.
-        let mut run = match run.filter(|run| run.next == chunk.offset) {
-            Some(run) => run,
-            None => {
-                let stream = open(&self.connection)?;
-                let next = chunk.offset;
-                let mut run = Run { stream, next };
-                let header = frame::chunk_header(flow, chunk.offset, 0, false, false);
-                let header = Bytes::copy_from_slice(&header.unwrap_or_default());
-                run.write(header).await?;
-                run
+        self.connection.close(0_u32.into(), b"");
+        self.pipe.end();
+    }
+
+    /// Sends what there is: no flow waits for another but where all of the connection waits.
+    async fn send(&self, control: SendStream) {
+        let mut tasks = JoinSet::new();
+        let (say, said) = mpsc::unbounded_channel();
+        tasks.spawn_local(self.clone().say(control, said));
+        let mut runs = HashMap::new();
+        while !self.pipe.is_over() {
+            let Some(out) = self.pipe.pop() else {
+                tokio::select! {
+                    () = self.pipe.work.notified() => {}
+                    Some(done) = tasks.join_next() => if !matches!(done, Ok(true)) {
+                        return;
+                    },
+                }
+                continue;
+            };
+            let rest = match out {
+                Out::Control(frames) => Some(frames),
+                Out::Chunk(frame) => self.add(&mut runs, &mut tasks, frame),
+            };
+            if rest.is_some_and(|frames| say.send(frames).is_err()) {
+                return;
             }
+        }
+    }
+
+    /// Adds a CHUNK to its flow's run of bytes. Gives it back where it has to go as a frame: it is urgent, for which a
+    /// stream has no place, or there are too many streams.
+    fn add(
+        &self,
+        runs: &mut HashMap<FlowId, Run>,
+        tasks: &mut JoinSet<bool>,
+        frame: Bytes,
+    ) -> Option<Bytes> {
+        let Ok(Frame::Chunk {
+            flow,
+            offset,
+            bytes,
+            fin: false,
+            urgent: false,
+        }) = Frame::take(&mut &frame[..])
+        else {
+            return Some(frame);
         };
-        run.next = chunk.end();
-        run.write(chunk.bytes).await?;
-        self.runs.borrow_mut().insert(flow, run);
-        Ok(())
+        let next = offset + bytes.len() as u64;
+        let bytes = frame.slice(HEADER..);
+        if let Some(run) = runs.get_mut(&flow)
+            && run.next == offset
+            && run.more.send(bytes.clone()).is_ok()
+        {
+            run.next = next;
+            return None;
+        }
+        let Some(Ok(stream)) = now(self.connection.open_uni()) else {
+            return Some(frame);
+        };
+        let (more, said) = mpsc::unbounded_channel();
+        let _ = more.send(bytes);
+        let header = frame::chunk_header(flow, offset, 0, false, false).unwrap_or_default();
+        tasks.spawn_local(self.clone().write(stream, header, said));
+        runs.retain(|_, run| !run.more.is_closed());
+        // One that goes on elsewhere is dropped, which ends its stream behind what it has.
+        runs.insert(flow, Run { more, next });
+        None
+    }
+
+    /// Writes a run of bytes of a flow.
+    async fn write(
+        self,
+        mut stream: SendStream,
+        header: [u8; HEADER],
+        mut more: mpsc::UnboundedReceiver<Bytes>,
+    ) -> bool {
+        if stream.write_all(&header).await.is_err() {
+            return false;
+        }
+        while let Ok(Some(bytes)) = timeout(LINGER, more.recv()).await {
+            let len = HEADER + bytes.len();
+            if stream.write_chunk(bytes).await.is_err() {
+                return false;
+            }
+            self.pipe.free(len);
+        }
+        true
+    }
+
+    /// Writes frames, one behind the other.
+    async fn say(self, mut stream: SendStream, mut frames: mpsc::UnboundedReceiver<Bytes>) -> bool {
+        while let Some(bytes) = frames.recv().await {
+            let len = bytes.len();
+            if stream.write_chunk(bytes).await.is_err() {
+                return false;
+            }
+            self.pipe.free(len);
+        }
+        true
+    }
+
+    /// Takes what arrives. `control`: the stream for the peer's control frames, if it has begun.
+    async fn receive(&self, control: Option<RecvStream>) {
+        let mut streams = JoinSet::new();
+        let mut has_control = control.is_some();
+        if let Some(stream) = control {
+            streams.spawn_local(self.clone().hear(stream));
+        }
+        loop {
+            tokio::select! {
+                stream = self.connection.accept_uni() => match stream {
+                    // The first one is that for control frames.
+                    Ok(stream) if !std::mem::replace(&mut has_control, true) => {
+                        streams.spawn_local(self.clone().hear(stream));
+                    }
+                    Ok(stream) => drop(streams.spawn_local(self.clone().take(stream))),
+                    Err(_) => return,
+                },
+                // Who breaks the rules has no carrier any more.
+                Some(done) = streams.join_next() => if !matches!(done, Ok(true)) {
+                    return;
+                },
+            }
+        }
+    }
+
+    /// Waits until more that arrives would be taken soon.
+    async fn has_room(&self) {
+        while !self.pipe.has_room() {
+            self.pipe.taken().await;
+        }
+    }
+
+    /// Takes a run of bytes of a flow, in the order in which they arrive, to its end.
+    async fn take(self, mut stream: RecvStream) -> bool {
+        let mut header = [0; HEADER];
+        if stream.read_exact(&mut header).await.is_err() {
+            return true;
+        }
+        let Some((flow, begin)) = frame::open_chunk(&header) else {
+            return false;
+        };
+        let place = |chunk: &quinn::Chunk| {
+            let offset = begin.checked_add(chunk.offset.checked_sub(HEADER as u64)?)?;
+            offset.checked_add(chunk.bytes.len() as u64)?;
+            Some(offset)
+        };
+        let mut gathered = Gathered::new(flow);
+        loop {
+            self.has_room().await;
+            let Ok(Some(chunk)) = stream.read_chunk(usize::MAX, false).await else {
+                return true;
+            };
+            let mut next = Some(chunk);
+            let mut taken = 0;
+            // As much as has come.
+            while let Some(chunk) = next {
+                let Some(offset) = place(&chunk) else {
+                    return false;
+                };
+                gathered.add(offset, &chunk.bytes, &self.pipe);
+                taken += chunk.bytes.len();
+                next = match taken < TURN {
+                    true => now(stream.read_chunk(usize::MAX, false)).and_then(|read| read.ok()?),
+                    false => None,
+                };
+            }
+            gathered.flush(&self.pipe);
+            self.window.note_taken(taken);
+        }
+    }
+
+    /// Takes frames, one behind the other.
+    async fn hear(self, mut stream: RecvStream) -> bool {
+        loop {
+            self.has_room().await;
+            match stream.read_chunk(usize::MAX, true).await {
+                Ok(Some(chunk)) => self.pipe.arrived(Arrived::Stream(chunk.bytes)),
+                _ => return true,
+            }
+        }
     }
 
     /// Completes when the connection has ended, or nothing comes back on its path.
@@ -214,135 +418,65 @@ fn wants_answer(sent: &FrameStats) -> u64 {
     sent.stream + sent.ping + sent.max_data + sent.max_stream_data + sent.reset_stream
 }
 
-impl Run {
-    async fn write(&mut self, bytes: Bytes) -> Result<(), Refused> {
-        let written = self.stream.write_chunk(bytes).await;
-        written.map_err(|error| match error {
-            // The peer wants no more of this stream.
-            WriteError::Stopped(_) => Refused::Full,
-            _ => Refused::Broken,
-        })
+/// All connections.
+pub(super) struct Here {
+    quic: Rc<Quic>,
+    /// Bytes that a peer may be allowed to have under way.
+    most_ahead: u32,
+}
+
+impl Here {
+    /// On a socket that does not block.
+    pub(super) fn start(
+        socket: UdpSocket,
+        certificate: &Certificate,
+        most_ahead: u64,
+        arrivals: Arrivals,
+    ) -> io::Result<Self> {
+        let quic = Rc::new(Quic::new(socket, certificate)?);
+        let most_ahead = u32::try_from(most_ahead).unwrap_or(u32::MAX);
+        spawn_local(accept(Rc::clone(&quic), most_ahead, arrivals));
+        Ok(Self { quic, most_ahead })
     }
 }
 
-/// What a future gives without waiting.
-fn now<T>(future: impl Future<Output = T>) -> Option<T> {
-    let mut context = Context::from_waker(Waker::noop());
-    match pin!(future).poll(&mut context) {
-        Poll::Ready(value) => Some(value),
-        Poll::Pending => None,
-    }
-}
-
-/// A new stream, if there may be one at once.
-fn open(connection: &Connection) -> Result<SendStream, Refused> {
-    let opened = now(connection.open_uni()).ok_or(Refused::Full)?;
-    opened.map_err(|_| Refused::Broken)
-}
-
-impl Carrier for QuicCarrier {
-    fn kind(&self) -> Option<Kind> {
-        Some(Kind::Quic)
-    }
-
-    fn control(&self, frames: Bytes) -> Taking<'_> {
-        Box::pin(async {
-            let mut control = self.control.lock().await;
-            let written = control.write_chunk(frames).await;
-            written.map_err(|_| Refused::Broken)
-        })
-    }
-
-    fn chunk(&self, flow: FlowId, chunk: Chunk) -> Taking<'_> {
-        Box::pin(self.send(flow, chunk))
-    }
-
-    fn forget(&self, flow: FlowId) {
-        self.runs.borrow_mut().remove(&flow);
-    }
-
-    fn memory(&self) -> u64 {
-        self.window.size.get().into()
-    }
-
-    fn close(&self) {
-        self.connection.close(0_u32.into(), b"");
-    }
-
-    fn is_encrypted(&self) -> bool {
-        true
-    }
-
-    fn path(&self) -> Option<CarrierPath> {
-        let path = self.stats.get()?;
-        Some(CarrierPath {
-            rtt_ms: (path.rtt.as_secs_f64() * 1e5).round() / 1e2,
-            sent: path.sent_packets,
-            lost: path.lost_packets,
-            refused: None,
-        })
-    }
-}
-
-/// This host's part of all connections.
-struct Here(Rc<Quic>);
-
-/// Starts it.
-pub(super) fn start(arrivals: Arrivals) -> io::Result<impl Endpoint> {
-    let quic = Rc::new(Quic::new()?);
-    spawn_local(accept(Rc::clone(&quic), arrivals));
-    Ok(Here(quic))
-}
-
-impl Grantor for Here {
-    fn port(&self) -> u16 {
-        self.0.port
-    }
-
-    fn certificate(&self) -> Option<[u8; CRYPTO]> {
-        Some(self.0.fingerprint)
-    }
-
-    fn grant(&self, expected: Expected) {
-        self.0.grants.table().insert(expected.token, expected);
+impl Library for Here {
+    fn expect(&self, expected: Expected) {
+        let mut grants = self.quic.grants.table();
+        grants.insert(expected.token, expected);
     }
 
     fn revoke(&self, token: u64) {
-        self.0.grants.table().remove(&token);
-    }
-}
-
-impl Endpoint for Here {
-    fn grantor(&self) -> Option<&dyn Grantor> {
-        Some(self)
+        self.quic.grants.table().remove(&token);
     }
 
-    fn connect(&self, opening: ToOpen) -> Local<'_, io::Result<Box<dyn Link>>> {
-        let ToOpen { granted, rtt, .. } = opening;
+    fn connect(&self, opening: Opening) -> Local<'_, io::Result<Opened>> {
+        let Opening {
+            to,
+            token,
+            crypto: certificate,
+            rtt,
+            ..
+        } = opening;
         Box::pin(async move {
-            let Granted {
-                to,
-                token,
-                crypto: certificate,
-            } = granted;
-            let connecting = self.0.connect(to, token, *certificate.as_bytes(), rtt)?;
+            let connecting = self.quic.connect(to, token, *certificate.as_bytes(), rtt)?;
             let connection = timeout(HANDSHAKE, connecting).await;
             let connection = connection.map_err(|_| io::ErrorKind::TimedOut)??;
-            Ok(Box::new(Connected(connection)) as Box<dyn Link>)
+            Ok(opened(connection, self.most_ahead, false))
         })
     }
 
     fn close(&self) {
-        self.0.close();
+        self.quic.close();
     }
 
     fn wait_idle(&self) -> Local<'_, ()> {
-        Box::pin(self.0.wait_idle())
+        Box::pin(self.quic.wait_idle())
     }
 }
 
 /// Lets in who has a token.
-async fn accept(quic: Rc<Quic>, arrivals: Arrivals) {
+async fn accept(quic: Rc<Quic>, most_ahead: u32, arrivals: Arrivals) {
     let half_open = Rc::new(Cell::new(0));
     while let Some(connecting) = quic.accept(&half_open).await {
         half_open.set(half_open.get() + 1);
@@ -355,8 +489,7 @@ async fn accept(quic: Rc<Quic>, arrivals: Arrivals) {
                 Ok(Ok(connection)) => match quic.redeem(&connection) {
                     // Nobody takes it where the daemon is ending.
                     Some(token) => {
-                        let shown = Shown::Token(token);
-                        let _ = arrivals.send((shown, Box::new(Connected(connection))));
+                        let _ = arrivals.send((token, opened(connection, most_ahead, true)));
                     }
                     None => connection.close(0_u32.into(), b""),
                 },
@@ -366,152 +499,32 @@ async fn accept(quic: Rc<Quic>, arrivals: Arrivals) {
     }
 }
 
-/// A connection whose handshake is done.
-struct Connected(Connection);
-
-impl Link for Connected {
-    fn serve(self: Box<Self>, peer: Rc<Peer>, opened: Option<CarrierId>) -> Local<'static, ()> {
-        Box::pin(async move {
-            let Self(connection) = *self;
-            let begun = async {
-                match opened {
-                    Some(id) => Some((None, id)),
-                    None => number(&connection, &peer).await,
-                }
-            };
-            let Ok(Some((control, id))) = timeout(HANDSHAKE, begun).await else {
-                return connection.close(0_u32.into(), b"");
-            };
-            let carrier = QuicCarrier::new(connection, id, peer.key.tag);
-            let Ok(Some(carrier)) = timeout(HANDSHAKE, carrier).await else {
-                return;
-            };
-            let receiving = carrier.receive(&peer, control);
-            peer.run(id, carrier.clone(), receiving).await;
-        })
-    }
-}
-
-/// The number that the peer says on its first stream, which is the one for control frames.
-async fn number(connection: &Connection, peer: &Peer) -> Option<(Option<RecvStream>, CarrierId)> {
-    let mut control = connection.accept_uni().await.ok()?;
-    let mut bytes = [0; HEADER + 4];
-    control.read_exact(&mut bytes).await.ok()?;
-    match Frame::take(&mut &bytes[..]) {
-        Ok(Frame::Hello { carrier, tag, .. })
-            if tag == peer.key.tag && carrier.opener == Side::Peer =>
-        {
-            Some((Some(control), carrier))
-        }
-        _ => None,
-    }
-}
-
-impl QuicCarrier {
-    /// Takes what arrives, until it breaks.
-    async fn receive(&self, peer: &Rc<Peer>, control: Option<RecvStream>) {
-        let mut streams = JoinSet::new();
-        if let Some(control) = control {
-            streams.spawn_local(Incoming::new(peer, self).frames(control, Frames::default()));
-        }
-        let mut dead = pin!(self.dead());
-        loop {
-            tokio::select! {
-                stream = self.connection.accept_uni() => match stream {
-                    Ok(stream) => drop(streams.spawn_local(Incoming::new(peer, self).take(stream))),
-                    Err(_) => return,
-                },
-                // Who breaks the rules has no carrier any more.
-                Some(done) = streams.join_next() => if !matches!(done, Ok(true)) {
-                    return;
-                },
-                () = &mut dead => return,
-            }
-        }
-    }
-}
-
-/// Where a stream's bytes go.
-struct Incoming {
-    peer: Rc<Peer>,
-    carrier: CarrierId,
-    window: Rc<Window>,
-}
-
-impl Incoming {
-    fn new(peer: &Rc<Peer>, carrier: &QuicCarrier) -> Self {
-        Self {
-            peer: Rc::clone(peer),
-            carrier: carrier.id,
-            window: Rc::clone(&carrier.window),
-        }
-    }
-
-    /// A stream, to its end. False if the peer breaks the rules.
-    async fn take(self, mut stream: RecvStream) -> bool {
-        let mut header = [0; HEADER];
-        if stream.read_exact(&mut header).await.is_err() {
-            return true;
-        }
-        match frame::open_chunk(&header) {
-            Some((flow, offset)) => self.run(stream, flow, offset).await,
-            None => {
-                let mut frames = Frames::default();
-                frames.push(&header);
-                self.frames(stream, frames).await
-            }
-        }
-    }
-
-    /// Bytes of a flow, in the order in which they arrive.
-    async fn run(self, mut stream: RecvStream, flow: FlowId, begin: u64) -> bool {
-        let take = |chunk: &quinn::Chunk| {
-            let offset = chunk.offset.checked_sub(HEADER as u64)?;
-            let offset = begin.checked_add(offset)?;
-            offset.checked_add(chunk.bytes.len() as u64)?;
-            self.peer.chunk(self.carrier, flow, offset, &chunk.bytes);
-            Some(chunk.bytes.len())
-        };
-        while let Ok(Some(chunk)) = stream.read_chunk(usize::MAX, false).await {
-            let mut next = Some(chunk);
-            let mut taken = 0;
-            // As much as has come, before the application is given any of it.
-            while let Some(chunk) = next {
-                let Some(len) = take(&chunk) else {
-                    return false;
-                };
-                taken += len;
-                next = match taken < TURN {
-                    true => now(stream.read_chunk(usize::MAX, false)).and_then(|read| read.ok()?),
-                    false => None,
-                };
-            }
-            self.window.note_taken(taken, self.peer.most_ahead());
-            self.peer.turn();
-        }
-        true
-    }
-
-    /// Frames, one behind the other.
-    async fn frames(self, mut stream: RecvStream, mut frames: Frames) -> bool {
-        loop {
-            loop {
-                match frames.has_one() {
-                    Ok(true) => {}
-                    Ok(false) => break,
-                    Err(_) => return false,
-                }
-                if frames
-                    .take(|frame| self.peer.frame(self.carrier, frame))
-                    .is_err()
-                {
-                    return false;
-                }
-            }
-            match stream.read_chunk(usize::MAX, true).await {
-                Ok(Some(chunk)) => frames.push(&chunk.bytes),
-                _ => return true,
-            }
-        }
+/// A connection whose handshake is done, as a carrier. `is_server`: the peer has opened it.
+fn opened(connection: Connection, most_ahead: u32, is_server: bool) -> Opened {
+    let driver = Driver {
+        window: Window::of(&connection, most_ahead),
+        connection,
+        pipe: Pipe::relayed(CHUNK),
+        stats: Rc::default(),
+    };
+    spawn_local(panics::isolated(driver.clone().run(is_server)));
+    let Driver {
+        pipe,
+        window,
+        stats,
+        ..
+    } = driver;
+    Opened {
+        pipe,
+        memory: Box::new(move || window.size.get().into()),
+        path: Box::new(move || {
+            let path = stats.get()?;
+            Some(CarrierPath {
+                rtt_ms: (path.rtt.as_secs_f64() * 1e5).round() / 1e2,
+                sent: path.sent_packets,
+                lost: path.lost_packets,
+                refused: None,
+            })
+        }),
     }
 }

@@ -107,7 +107,7 @@ impl Shared {
     fn new(datagrams: sealed::Datagrams) -> Self {
         let message = MESSAGE - datagrams.overhead();
         Self {
-            pipe: Pipe::new(message),
+            pipe: Pipe::relayed(message),
             figures: Figures::default(),
             datagrams: RefCell::new(datagrams),
             message,
@@ -120,10 +120,6 @@ impl Shared {
     /// Bytes of memory that packets and the library take.
     pub(super) fn memory(&self) -> u64 {
         self.waiting.get() as u64 + u64::from(self.unread.get())
-    }
-
-    pub(super) fn is_encrypted(&self) -> bool {
-        self.datagrams.borrow().is_encrypted()
     }
 
     /// A packet as it was before it was sealed; `None` if it is forged.
@@ -317,7 +313,7 @@ impl Driver {
             let next = self.next_time();
             tokio::select! {
                 () = self.shared.pipe.work.notified() => {}
-                () = self.shared.pipe.taken.notified(), if !self.readable.is_empty() => {}
+                () = self.shared.pipe.taken(), if !self.readable.is_empty() => {}
                 () = sleep_until(next.into()) => {}
             }
         };

@@ -22,10 +22,10 @@ use vtl_proto::frame::{FlowId, Side};
 use vtl_testing::PATIENCE;
 
 use super::{
-    super::{CLEAR, Endpoint, Expected, Grantor, Shown, framed::Arrived, sealed::Datagrams},
-    Sctp, carrier,
-    interop::{chunk, echo, pipe},
-    packet,
+    super::{CLEAR, Expected, framed::Arrived, process::child::Library, sealed::Datagrams},
+    Sctp,
+    interop::{chunk, echo, end},
+    opened, packet,
 };
 
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -115,7 +115,7 @@ async fn meet(
     patience: Duration,
 ) -> bool {
     let rtt = Some(Duration::from_millis(1));
-    server.grant(Expected {
+    server.expect(Expected {
         token,
         client: HERE,
         rtt,
@@ -124,7 +124,7 @@ async fn meet(
     let datagrams = Datagrams::new(&CLEAR.into(), Side::Local);
     let opening = client.begin(HERE, to, token, rtt, datagrams).unwrap();
     let exchange = async {
-        let link = carrier(opening.await.ok()?);
+        let link = opened(opening.await.ok()?);
         let bytes = Bytes::from(vec![7; 200_000]);
         let sent = Chunk {
             offset: 0,
@@ -167,20 +167,14 @@ fn association__bad_packets_harm_no_other() {
     let local = LocalSet::new();
     local.block_on(&runtime, async {
         let (arrivals, mut arrived) = mpsc::unbounded_channel();
-        let server = Rc::new(Sctp::start(arrivals).unwrap());
+        let (server, port) = end(arrivals);
+        let server = Rc::new(server);
         let (arrivals, _none) = mpsc::unbounded_channel();
-        let client = Rc::new(Sctp::start(arrivals).unwrap());
-        let at = SocketAddr::new(HERE, server.port());
-        let returning = Rc::clone(&server);
+        let client = Rc::new(end(arrivals).0);
+        let at = SocketAddr::new(HERE, port);
         spawn_local(async move {
-            while let Some((Shown::Token(token), link)) = arrived.recv().await {
-                let Some(pipe) = pipe(&returning, token) else {
-                    continue;
-                };
-                spawn_local(async move {
-                    echo(&pipe).await;
-                    drop(link);
-                });
+            while let Some((_, link)) = arrived.recv().await {
+                spawn_local(async move { echo(&link.pipe).await });
             }
         });
         let mut well = 0;

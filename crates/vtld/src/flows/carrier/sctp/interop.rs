@@ -23,11 +23,13 @@ use vtl_testing::{PATIENCE, Turn, turn};
 
 use super::{
     super::{
-        CLEAR, Endpoint, Expected, Grantor, Shown,
+        CLEAR, Expected,
         framed::{Arrived, Pipe},
+        process::child::{Arrivals, Library},
         sealed::Datagrams,
+        socket,
     },
-    Sctp, carrier, ports,
+    Sctp, opened, ports,
 };
 
 const TOKEN: u64 = 0x1234_5678_9abc_def0;
@@ -152,12 +154,12 @@ fn payload(len: usize, mut state: u64) -> Bytes {
     (0..len).map(|_| byte()).collect()
 }
 
-/// The pipe of an association whose token was shown here, while it lives.
-pub(super) fn pipe(sctp: &Sctp, token: u64) -> Option<Rc<Pipe>> {
-    let associations = sctp.wire.associations.borrow();
-    let mut all = associations.iter();
-    let (_, shared) = all.find(|((_, here, there), _)| (*here, *there) == ports(token))?;
-    Some(Rc::clone(&shared.pipe))
+/// An end, and its UDP port.
+pub(super) fn end(arrivals: Arrivals) -> (Sctp, u16) {
+    let socket = socket().unwrap();
+    socket.set_nonblocking(true).unwrap();
+    let port = socket.local_addr().unwrap().port();
+    (Sctp::start(socket, arrivals).unwrap(), port)
 }
 
 /// The one chunk that a message has; `None` for any other message.
@@ -280,13 +282,13 @@ fn usrsctp__returns_what_it_gets() {
         echo.ready();
         world.with_end(async || {
             let (arrivals, _none) = mpsc::unbounded_channel();
-            let sctp = Sctp::start(arrivals).unwrap();
+            let (sctp, _) = end(arrivals);
             let to = SocketAddr::new(peer, UDP);
             let datagrams = Datagrams::new(&CLEAR.into(), Side::Local);
             let opening = sctp.begin(local, to, TOKEN, None, datagrams).unwrap();
-            let link = carrier(opening.await.unwrap());
+            let link = opened(opening.await.unwrap());
             there_and_back(&link.pipe).await;
-            let figures = (link.figures)().unwrap();
+            let figures = (link.path)().unwrap();
             assert!(figures.lost > 0 && figures.rtt_ms > 0.0, "{figures:?}");
             // What ends the association goes once.
             world.testbed.set(&good_link()).unwrap();
@@ -307,27 +309,27 @@ fn usrsctp__opens_an_association() {
         let port = OnceLock::new();
         let token = format!("{TOKEN:x}");
         std::thread::scope(|scope| {
-            let end = scope.spawn(|| {
+            let ours = scope.spawn(|| {
                 world.with_end(async || {
                     let (arrivals, mut arrived) = mpsc::unbounded_channel();
-                    let sctp = Sctp::start(arrivals).unwrap();
-                    sctp.grant(Expected {
+                    let (sctp, udp) = end(arrivals);
+                    sctp.expect(Expected {
                         token: TOKEN,
                         client: peer,
                         rtt: None,
                         crypto: CLEAR.into(),
                     });
-                    port.set(sctp.port()).unwrap();
-                    let (shown, _link) = arrived.recv().await.unwrap();
-                    assert!(matches!(shown, Shown::Token(TOKEN)));
-                    echo(&pipe(&sctp, TOKEN).unwrap()).await
+                    port.set(udp).unwrap();
+                    let (token, link) = arrived.recv().await.unwrap();
+                    assert_eq!(token, TOKEN);
+                    echo(&link.pipe).await
                 })
             });
             let udp = port.wait();
             let args: [&dyn ToString; 8] =
                 [&"open", &peer, &UDP, &there, &token, &local, udp, &here];
             world.peer(&args).finish();
-            let overtaken = end.join().unwrap().expect("chunks only");
+            let overtaken = ours.join().unwrap().expect("chunks only");
             assert!(overtaken > 0, "all chunks came in order over such a link");
         });
     }

@@ -30,13 +30,17 @@ use bytes::Bytes;
 use quinn_udp::{BATCH_SIZE, RecvMeta, Transmit, UdpSocketState};
 use tokio::{io::Interest, net::UdpSocket, sync::oneshot, task::spawn_local, time::timeout};
 use vtl_control::CarrierPath;
-use vtl_proto::{carrier::Kind, frame::Side};
+use vtl_proto::frame::Side;
 
 use super::{
-    Arrivals, Endpoint, Expected, Grantor, HANDSHAKE, Link, Local, Shown, ToOpen, framed::Framed,
-    sealed, socket,
+    Expected, HANDSHAKE, Local,
+    process::{
+        child::{Arrivals, Library, Opened},
+        message::Opening,
+    },
+    sealed,
 };
-use crate::{broker::random_token, panics};
+use crate::panics;
 use association::{Driver, Role, Shared};
 use packet::Header;
 
@@ -81,20 +85,18 @@ struct Wire {
 /// Both ends' part of SCTP in this daemon.
 pub(super) struct Sctp {
     wire: Rc<Wire>,
-    /// UDP port.
-    port: u16,
 }
 
 /// An association that is being opened. Dropping it gives it up.
-struct Opening(Option<Rc<Shared>>);
+struct Pending(Option<Rc<Shared>>);
 
-impl Opening {
+impl Pending {
     fn done(mut self) -> Option<Rc<Shared>> {
         self.0.take()
     }
 }
 
-impl Drop for Opening {
+impl Drop for Pending {
     fn drop(&mut self) {
         if let Some(shared) = self.0.take() {
             shared.pipe.end();
@@ -107,10 +109,9 @@ fn canonical(address: SocketAddr) -> SocketAddr {
 }
 
 impl Sctp {
-    pub(super) fn start(arrivals: Arrivals) -> io::Result<Self> {
-        let socket = socket()?;
+    /// On a socket that does not block.
+    pub(super) fn start(socket: std::net::UdpSocket, arrivals: Arrivals) -> io::Result<Self> {
         let state = UdpSocketState::new((&socket).into())?;
-        let port = socket.local_addr()?.port();
         let wire = Rc::new(Wire {
             socket: UdpSocket::from_std(socket)?,
             state,
@@ -119,7 +120,7 @@ impl Sctp {
             arrivals,
         });
         spawn_local(Rc::clone(&wire).receive());
-        Ok(Self { wire, port })
+        Ok(Self { wire })
     }
 
     /// Begins to open an association to where the server has said it waits.
@@ -151,30 +152,17 @@ impl Sctp {
             .map_err(io::Error::other)?;
         self.wire.enter(&path, &shared);
         spawn_local(panics::isolated(driver.run()));
-        let opening = Opening(Some(shared));
+        let pending = Pending(Some(shared));
         Ok(async move {
             let refused = || io::Error::from(io::ErrorKind::ConnectionRefused);
             is_open.await.map_err(|_| refused())?;
-            opening.done().ok_or_else(refused)
+            pending.done().ok_or_else(refused)
         })
     }
 }
 
-impl Grantor for Sctp {
-    fn port(&self) -> u16 {
-        self.port
-    }
-
-    fn token(&self) -> u64 {
-        loop {
-            let token = random_token();
-            if is_fit(token) {
-                return token;
-            }
-        }
-    }
-
-    fn grant(&self, expected: Expected) {
+impl Library for Sctp {
+    fn expect(&self, expected: Expected) {
         let (server, port) = ports(expected.token);
         let mut grants = self.wire.grants.borrow_mut();
         grants.insert((expected.client, server, port), expected);
@@ -184,26 +172,20 @@ impl Grantor for Sctp {
         let mut grants = self.wire.grants.borrow_mut();
         grants.retain(|_, expected| expected.token != token);
     }
-}
 
-impl Endpoint for Sctp {
-    fn grantor(&self) -> Option<&dyn Grantor> {
-        Some(self)
-    }
-
-    fn connect(&self, opening: ToOpen) -> Local<'_, io::Result<Box<dyn Link>>> {
-        let ToOpen {
-            granted,
+    fn connect(&self, opening: Opening) -> Local<'_, io::Result<Opened>> {
+        let Opening {
+            to,
+            token,
+            crypto,
             local,
             rtt,
-            ..
         } = opening;
         Box::pin(async move {
-            let datagrams = sealed::Datagrams::new(&granted.crypto, Side::Local);
-            let opening = self.begin(local, granted.to, granted.token, rtt, datagrams)?;
-            let opened = timeout(HANDSHAKE, opening).await;
-            let shared = opened.map_err(|_| io::ErrorKind::TimedOut)??;
-            Ok(Box::new(carrier(shared)) as Box<dyn Link>)
+            let datagrams = sealed::Datagrams::new(&crypto, Side::Local);
+            let begun = self.begin(local, to, token, rtt, datagrams)?;
+            let shared = timeout(HANDSHAKE, begun).await;
+            Ok(opened(shared.map_err(|_| io::ErrorKind::TimedOut)??))
         })
     }
 
@@ -223,16 +205,14 @@ impl Endpoint for Sctp {
 }
 
 /// An association as a carrier.
-fn carrier(shared: Rc<Shared>) -> Framed {
-    Framed {
-        kind: Kind::Sctp,
+fn opened(shared: Rc<Shared>) -> Opened {
+    Opened {
         pipe: Rc::clone(&shared.pipe),
-        is_encrypted: shared.is_encrypted(),
-        library: {
+        memory: {
             let shared = Rc::clone(&shared);
             Box::new(move || shared.memory())
         },
-        figures: Box::new(move || Some(shared.figures())),
+        path: Box::new(move || Some(shared.figures())),
     }
 }
 
@@ -341,9 +321,7 @@ impl Wire {
             let shared = wire.associations.borrow().get(&key).cloned();
             if let Some(shared) = shared {
                 // Nobody takes it where the daemon is ending.
-                let _ = wire
-                    .arrivals
-                    .send((Shown::Token(token), Box::new(carrier(shared))));
+                let _ = wire.arrivals.send((token, opened(shared)));
             }
         });
         let role = Role::Server;

@@ -1,0 +1,292 @@
+//! The process of carriers: it has what peers send by QUIC, SCTP and KCP taken apart by libraries, and may do nothing
+//! else. vtld gives it sockets and has frames from it, which it believes no more than it believes peers.
+
+use std::{
+    cell::RefCell,
+    collections::HashMap,
+    io::{self, IoSliceMut},
+    net::UdpSocket,
+    os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
+    os::unix::net::UnixStream,
+    rc::Rc,
+    time::Duration,
+};
+
+use bytes::BytesMut;
+use nix::{
+    cmsg_space,
+    sys::socket::{ControlMessageOwned, MsgFlags, recvmsg},
+};
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    sync::{mpsc, oneshot},
+    task::{LocalSet, spawn_local},
+    time::{interval, timeout},
+};
+use vtl_control::CarrierPath;
+use vtl_proto::carrier::Kind;
+
+use super::{
+    super::{
+        super::socket::watch,
+        Expected, Local,
+        framed::{Arrived, Out, Pipe},
+        kcp, quic, sctp,
+    },
+    confine,
+    message::{Certificate, Channel, Figures, Opening, SETUP, Setup, Tag, emit},
+};
+
+/// Between two looks at what changes of a carrier.
+const TICK: Duration = Duration::from_millis(100);
+/// How long the peers' being told of the end may take.
+const FAREWELL: Duration = Duration::from_millis(150);
+
+/// A carrier whose handshake is done. It ends when this is dropped.
+pub(in super::super) struct Opened {
+    pub(in super::super) pipe: Rc<Pipe>,
+    /// Bytes that the library uses, or that the peer can make it use at once.
+    pub(in super::super) memory: Box<dyn Fn() -> u64>,
+    pub(in super::super) path: Box<dyn Fn() -> Option<CarrierPath>>,
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        self.pipe.end();
+    }
+}
+
+/// Carriers that peers have opened, by their token.
+pub(in super::super) type Arrivals = mpsc::UnboundedSender<(u64, Opened)>;
+
+/// What moves the packets of all carriers of a kind.
+pub(in super::super) trait Library {
+    /// Lets a peer open a carrier.
+    fn expect(&self, expected: Expected);
+
+    /// No more.
+    fn revoke(&self, token: u64);
+
+    /// Opens a carrier.
+    fn connect(&self, opening: Opening) -> Local<'_, io::Result<Opened>>;
+
+    /// Ends all carriers.
+    fn close(&self);
+
+    /// Completes when the peers have been told.
+    fn wait_idle(&self) -> Local<'_, ()>;
+}
+
+/// One kind.
+struct Running {
+    library: Box<dyn Library>,
+    /// Those that wait for their peer, by token.
+    expected: RefCell<HashMap<u64, oneshot::Sender<Opened>>>,
+}
+
+impl Running {
+    fn start(
+        kind: Kind,
+        certificate: Option<Certificate>,
+        most_ahead: u64,
+        socket: UdpSocket,
+    ) -> io::Result<Rc<Self>> {
+        let (arrivals, mut arrived) = mpsc::unbounded_channel();
+        let library: Box<dyn Library> = match (kind, certificate) {
+            (Kind::Quic, Some(certificate)) => Box::new(quic::Here::start(
+                socket,
+                &certificate,
+                most_ahead,
+                arrivals,
+            )?),
+            (Kind::Sctp, None) => Box::new(sctp::Sctp::start(socket, arrivals)?),
+            (Kind::Kcp, None) => Box::new(kcp::Kcp::start(socket, arrivals)?),
+            _ => return Err(io::ErrorKind::Unsupported.into()),
+        };
+        let running = Rc::new(Self {
+            library,
+            expected: RefCell::default(),
+        });
+        let arriving = Rc::clone(&running);
+        spawn_local(async move {
+            while let Some((token, opened)) = arrived.recv().await {
+                let waiting = arriving.expected.borrow_mut().remove(&token);
+                // One that was revoked meanwhile ends.
+                let _ = waiting.map(|waiting| waiting.send(opened));
+            }
+        });
+        Ok(running)
+    }
+
+    async fn open(self: Rc<Self>, opening: Opening, channel: Channel) {
+        let opened = tokio::select! {
+            opened = self.library.connect(opening) => opened,
+            // It is not wanted any more.
+            _ = channel.next() => return,
+        };
+        match opened {
+            Ok(opened) => relay(channel, opened).await,
+            Err(error) => {
+                let mut refused = BytesMut::new();
+                emit(&mut refused, Tag::Refused, error.to_string().as_bytes());
+                let _ = channel.write(&refused).await;
+            }
+        }
+    }
+
+    async fn expect(self: Rc<Self>, expected: Expected, channel: Channel) {
+        let token = expected.token;
+        let (arrives, arrived) = oneshot::channel();
+        self.expected.borrow_mut().insert(token, arrives);
+        self.library.expect(expected);
+        tokio::select! {
+            Ok(opened) = arrived => relay(channel, opened).await,
+            _ = channel.next() => {
+                self.library.revoke(token);
+                self.expected.borrow_mut().remove(&token);
+            }
+        }
+    }
+}
+
+/// Passes a carrier's bytes on, up to its end.
+async fn relay(channel: Channel, opened: Opened) {
+    let mut first = BytesMut::new();
+    let frame = opened.pipe.frame as u32;
+    emit(&mut first, Tag::Opened, &frame.to_le_bytes());
+    if channel.write(&first).await.is_ok() {
+        tokio::select! {
+            () = to_library(&channel, &opened.pipe) => {}
+            () = to_vtld(&channel, &opened) => {}
+        }
+    }
+}
+
+async fn to_library(channel: &Channel, pipe: &Pipe) {
+    while let Ok((tag, body)) = channel.next().await {
+        match tag {
+            Tag::Control => pipe.push(Out::Control(body)),
+            Tag::Chunk => pipe.push(Out::Chunk(body)),
+            _ => return,
+        }
+    }
+}
+
+async fn to_vtld(channel: &Channel, opened: &Opened) {
+    let mut messages = BytesMut::new();
+    let mut told = Figures::default();
+    let mut ticks = interval(TICK);
+    loop {
+        tokio::select! {
+            news = opened.pipe.news() => {
+                let Some((arrived, taken)) = news else {
+                    return;
+                };
+                for what in arrived {
+                    match what {
+                        Arrived::Stream(bytes) => emit(&mut messages, Tag::Stream, &bytes),
+                        Arrived::Frame(bytes) => emit(&mut messages, Tag::Frame, &bytes),
+                    }
+                }
+                if taken > 0 {
+                    emit(&mut messages, Tag::Taken, &taken.to_le_bytes());
+                }
+            }
+            _ = ticks.tick() => {
+                let figures = Figures {
+                    path: (opened.path)(),
+                    memory: (opened.memory)() + opened.pipe.memory(),
+                };
+                if figures != told {
+                    let mut body = Vec::new();
+                    // Into memory: nothing can fail.
+                    let _ = ciborium::into_writer(&figures, &mut body);
+                    emit(&mut messages, Tag::Figures, &body);
+                    told = figures;
+                }
+            }
+        }
+        if channel.write(&messages).await.is_err() {
+            return;
+        }
+        messages.clear();
+    }
+}
+
+/// The next set-up message, and its descriptor.
+fn receive(socket: &OwnedFd) -> io::Result<(Setup, OwnedFd)> {
+    let mut bytes = [0; SETUP];
+    let mut slices = [IoSliceMut::new(&mut bytes)];
+    let mut space = cmsg_space!([RawFd; 1]);
+    let flags = MsgFlags::MSG_CMSG_CLOEXEC | MsgFlags::MSG_DONTWAIT;
+    let received = recvmsg::<()>(socket.as_raw_fd(), &mut slices, Some(&mut space), flags)?;
+    let mut given = None;
+    for control in received.cmsgs()? {
+        if let ControlMessageOwned::ScmRights(rights) = control {
+            // SAFETY: the kernel has just made them for this process.
+            let owned = |fd: RawFd| unsafe { OwnedFd::from_raw_fd(fd) };
+            given = rights.into_iter().map(owned).next_back();
+        }
+    }
+    let len = received.bytes;
+    let given = given.ok_or(io::ErrorKind::UnexpectedEof)?;
+    let setup = ciborium::from_reader(&bytes[..len]);
+    let setup = setup.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+    Ok((setup, given))
+}
+
+/// Does as vtld says, until that closes its socket.
+async fn serve(socket: AsyncFd<OwnedFd>) {
+    let mut kinds: HashMap<Kind, Rc<Running>> = HashMap::new();
+    while let Ok((setup, given)) = socket.async_io(Interest::READABLE, receive).await {
+        let done = match setup {
+            Setup::Start {
+                kind,
+                certificate,
+                most_ahead,
+            } => Running::start(kind, certificate, most_ahead, given.into()).map(|running| {
+                kinds.insert(kind, running);
+            }),
+            Setup::Open { kind, opening } => kinds
+                .get(&kind)
+                .ok_or(io::ErrorKind::Unsupported.into())
+                .and_then(|running| {
+                    let channel = Channel::new(UnixStream::from(given))?;
+                    spawn_local(Rc::clone(running).open(opening, channel));
+                    Ok(())
+                }),
+            Setup::Expect { kind, expected } => kinds
+                .get(&kind)
+                .ok_or(io::ErrorKind::Unsupported.into())
+                .and_then(|running| {
+                    let channel = Channel::new(UnixStream::from(given))?;
+                    spawn_local(Rc::clone(running).expect(expected, channel));
+                    Ok(())
+                }),
+        };
+        if let Err(error) = done {
+            tracing::error!(%error, "a carrier cannot be had");
+        }
+    }
+    kinds.values().for_each(|running| running.library.close());
+    for running in kinds.values() {
+        let _ = timeout(FAREWELL, running.library.wait_idle()).await;
+    }
+}
+
+/// Runs the process of carriers, whose standard input is the socket that vtld speaks by. Threads that it needs must run.
+///
+/// # Errors
+/// It cannot be confined.
+pub fn run() -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    // SAFETY: nobody else uses the process's standard input.
+    let socket = unsafe { OwnedFd::from_raw_fd(libc::STDIN_FILENO) };
+    confine::forbid_calls()?;
+    LocalSet::new().block_on(&runtime, async {
+        serve(watch(socket)?).await;
+        Ok(())
+    })
+}

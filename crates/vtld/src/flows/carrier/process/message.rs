@@ -1,0 +1,231 @@
+//! What passes between vtld and its process of carriers, which are of one binary: set-up over one socket, and each
+//! carrier's bytes over a socket of its own, which is closed when the carrier ends.
+
+use std::{
+    cell::RefCell,
+    io,
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use serde::{Deserialize, Serialize};
+use tokio::net::UnixStream;
+use vtl_control::CarrierPath;
+use vtl_proto::{carrier::Kind, keys::Secret};
+
+use super::super::Expected;
+
+/// What vtld wants of its process of carriers: a message in CBOR, with one descriptor.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Setup {
+    /// A kind is to be had, on this UDP socket.
+    Start {
+        kind: Kind,
+        certificate: Option<Certificate>,
+        /// Bytes that a peer may be allowed to have under way.
+        most_ahead: u64,
+    },
+    /// A carrier is to be opened, which this socket is for.
+    Open { kind: Kind, opening: Opening },
+    /// A peer may open one, which this socket is for. Until it does, nothing comes by the socket but the end.
+    Expect { kind: Kind, expected: Expected },
+}
+
+/// Bytes of the longest set-up message.
+pub(super) const SETUP: usize = 8 << 10;
+
+/// A certificate and its key, each in DER.
+#[derive(Clone, Serialize, Deserialize)]
+pub(in super::super) struct Certificate {
+    pub(in super::super) certificate: Bytes,
+    pub(in super::super) key: Bytes,
+}
+
+/// Without the key.
+impl std::fmt::Debug for Certificate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Certificate(..)")
+    }
+}
+
+/// What opening a carrier takes.
+#[derive(Debug, Serialize, Deserialize)]
+pub(in super::super) struct Opening {
+    pub(in super::super) to: SocketAddr,
+    pub(in super::super) token: u64,
+    pub(in super::super) crypto: Secret,
+    /// The address to open it from.
+    pub(in super::super) local: IpAddr,
+    /// The path's round-trip time, as TCP measured it.
+    pub(in super::super) rtt: Option<Duration>,
+}
+
+/// What a process of carriers knows of one.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Figures {
+    pub(super) path: Option<CarrierPath>,
+    /// As [`Carrier::memory`](super::super::Carrier::memory) has it.
+    pub(super) memory: u64,
+}
+
+/// What a message of a carrier's socket is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Tag {
+    /// To the process: control frames, and a CHUNK.
+    Control = 1,
+    Chunk,
+    /// From it: the carrier is there (bytes of the longest CHUNK), or why it is not (text).
+    Opened,
+    Refused,
+    /// The next bytes of a stream of frames, and a frame by itself.
+    Stream,
+    Frame,
+    /// So many bytes of what was to be sent were taken.
+    Taken,
+    /// [`Figures`], in CBOR.
+    Figures,
+}
+
+impl Tag {
+    const ALL: [Self; 8] = [
+        Self::Control,
+        Self::Chunk,
+        Self::Opened,
+        Self::Refused,
+        Self::Stream,
+        Self::Frame,
+        Self::Taken,
+        Self::Figures,
+    ];
+}
+
+/// A message's tag and length.
+const HEAD: usize = 1 + size_of::<u32>();
+/// Bytes of the longest message: all that may wait to be sent.
+const MOST: usize = 256 << 10;
+/// Bytes read at a time.
+const READ: usize = 128 << 10;
+
+/// Appends a message.
+pub(super) fn emit(to: &mut BytesMut, tag: Tag, body: &[u8]) {
+    to.put_u8(tag as u8);
+    to.put_u32_le(body.len() as u32);
+    to.extend_from_slice(body);
+}
+
+/// The first message of these bytes, taken off; `None` if it has not come whole.
+fn take(from: &mut BytesMut) -> io::Result<Option<(Tag, Bytes)>> {
+    let Some((head, _)) = from.split_first_chunk::<HEAD>() else {
+        return Ok(None);
+    };
+    let [tag, len @ ..] = *head;
+    let len = u32::from_le_bytes(len) as usize;
+    let tag = Tag::ALL.into_iter().find(|known| *known as u8 == tag);
+    let (Some(tag), true) = (tag, len <= MOST) else {
+        return Err(io::ErrorKind::InvalidData.into());
+    };
+    if from.len() < HEAD + len {
+        return Ok(None);
+    }
+    from.advance(HEAD);
+    Ok(Some((tag, from.split_to(len).freeze())))
+}
+
+/// One end of a carrier's socket.
+pub(super) struct Channel {
+    socket: UnixStream,
+    unread: RefCell<BytesMut>,
+}
+
+impl Channel {
+    /// Both ends, this process's and one to be given away.
+    pub(super) fn pair() -> io::Result<(Self, std::os::unix::net::UnixStream)> {
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
+        theirs.set_nonblocking(true)?;
+        ours.set_nonblocking(true)?;
+        Ok((Self::new(ours)?, theirs))
+    }
+
+    /// Of a socket that does not block.
+    pub(super) fn new(socket: std::os::unix::net::UnixStream) -> io::Result<Self> {
+        Ok(Self {
+            socket: UnixStream::from_std(socket)?,
+            unread: RefCell::default(),
+        })
+    }
+
+    /// The next message. Nothing is lost where it is given up.
+    ///
+    /// # Errors
+    /// The end, too.
+    pub(super) async fn next(&self) -> io::Result<(Tag, Bytes)> {
+        loop {
+            if let Some(message) = take(&mut self.unread.borrow_mut())? {
+                return Ok(message);
+            }
+            self.socket.readable().await?;
+            let mut unread = self.unread.borrow_mut();
+            unread.reserve(READ);
+            match self.socket.try_read_buf(&mut *unread) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
+                _ => {}
+            }
+        }
+    }
+
+    /// Writes messages.
+    pub(super) async fn write(&self, mut messages: &[u8]) -> io::Result<()> {
+        while !messages.is_empty() {
+            self.socket.writable().await?;
+            match self.socket.try_write(messages) {
+                Ok(n) => messages = &messages[n..],
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn channel__messages_come_whole_and_the_end_behind_them() {
+        let (here, there) = Channel::pair().unwrap();
+        let there = Channel::new(there).unwrap();
+        let mut messages = BytesMut::new();
+        let long = vec![7; MOST];
+        emit(&mut messages, Tag::Control, b"");
+        emit(&mut messages, Tag::Chunk, &long);
+        emit(&mut messages, Tag::Figures, b"end");
+        let write = async {
+            for part in messages.chunks(9_999) {
+                here.write(part).await.unwrap();
+            }
+            drop(here);
+        };
+        let read = async {
+            assert_eq!(there.next().await.unwrap(), (Tag::Control, Bytes::new()));
+            assert_eq!(there.next().await.unwrap(), (Tag::Chunk, long.into()));
+            assert_eq!(there.next().await.unwrap(), (Tag::Figures, "end".into()));
+            let end = there.next().await.unwrap_err();
+            assert_eq!(end.kind(), io::ErrorKind::UnexpectedEof);
+        };
+        tokio::join!(write, read);
+    }
+
+    #[test]
+    fn take__what_makes_no_sense_is_refused() {
+        let taken = |bytes: &[u8]| take(&mut BytesMut::from(bytes));
+        assert!(taken(&[0, 0, 0, 0, 0]).is_err(), "no tag");
+        assert!(taken(&[9, 0, 0, 0, 0]).is_err(), "no tag");
+        assert!(taken(&[1, 1, 0, 4, 0]).is_err(), "too long");
+        assert!(taken(&[1, 0, 0, 4, 0]).unwrap().is_none(), "the longest");
+        assert!(taken(&[1, 0, 0, 0]).unwrap().is_none(), "cut");
+    }
+}
