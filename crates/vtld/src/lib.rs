@@ -23,7 +23,8 @@ pub mod rules;
 mod scope;
 mod urgent;
 
-/// The process that `vtld --carriers` is: what peers send by QUIC, SCTP and KCP is parsed there, without privileges.
+/// The processes that `vtld --carriers KIND` is: what peers send by QUIC, SCTP and KCP is parsed there, without
+/// privileges.
 pub mod carriers {
     pub use crate::flows::{drop_privileges, run};
 }

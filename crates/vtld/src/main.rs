@@ -106,9 +106,9 @@ struct Args {
     /// Take over from the daemon that runs: its connections and hooks go on here
     #[arg(long)]
     take_over: bool,
-    /// Be the process of carriers that vtld starts, whose socket is standard input
-    #[arg(long, hide = true)]
-    carriers: bool,
+    /// Be the process that vtld starts for carriers of a kind, whose socket is standard input
+    #[arg(long, hide = true, value_name = "KIND")]
+    carriers: Option<String>,
     /// What to log: error, warn, info, debug, or a tracing filter
     #[arg(long, env = "VTL_LOG", default_value = "info")]
     log: String,
@@ -193,8 +193,8 @@ fn main() -> ExitCode {
         return ExitCode::from(77);
     }
     let done = match args.carriers {
-        true => carry(&args),
-        false => run(&args),
+        Some(_) => carry(&args),
+        None => run(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -383,12 +383,12 @@ fn start_log(args: &Args) -> anyhow::Result<log::Written> {
     Ok(written)
 }
 
-/// The process of carriers.
+/// A process of carriers.
 fn carry(args: &Args) -> anyhow::Result<()> {
     vtld::carriers::drop_privileges().context("cannot give up privileges")?;
     let _written = start_log(args)?;
     panics::watch_carriers();
-    vtld::carriers::run().context("the process of carriers cannot be confined")
+    vtld::carriers::run().context("no process of carriers")
 }
 
 fn run(args: &Args) -> anyhow::Result<()> {

@@ -58,7 +58,7 @@ pub fn watch() {
     }));
 }
 
-/// The same in the process of carriers: isolated tasks end alone, and anything else ends it at once.
+/// The same in a process of carriers: isolated tasks end alone, and anything else ends it at once.
 pub fn watch_carriers() {
     panic::set_hook(Box::new(|panic| {
         if ISOLATED.get() {
@@ -66,7 +66,7 @@ pub fn watch_carriers() {
             return;
         }
         // Nobody waits for the log any more.
-        eprintln!("vtld: the process of carriers ends: {panic}");
+        eprintln!("vtld: a process of carriers ends: {panic}");
         process::exit(1);
     }));
 }

@@ -41,7 +41,7 @@ impl Flows {
             Entry::Vacant(vacant) => vacant,
         };
         let (arrivals, arrived) = mpsc::unbounded_channel();
-        let made = carrier::start(kind, arrivals, &self.broker, &self.process);
+        let made = carrier::start(kind, arrivals, &self.broker, self.budget.most_ahead());
         match &made {
             Ok(_) => drop(spawn_local(Rc::clone(self).accept(kind, arrived))),
             Err(error) => tracing::error!(%error, carrier = %kind, "it cannot be had"),

@@ -47,8 +47,8 @@ use crate::{
 };
 
 use budget::Budget;
+use carrier::Endpoint;
 pub use carrier::process::{drop_privileges, run};
-use carrier::{Endpoint, process::Process};
 use flow::{Beginning, Ends, State};
 pub(crate) use handover::Handover;
 use peer::Peer;
@@ -230,8 +230,6 @@ pub(crate) struct Flows {
     started: Cell<u64>,
     /// By kind; `None` for what cannot be had.
     endpoints: RefCell<HashMap<Kind, Option<Rc<dyn Endpoint>>>>,
-    /// What has some of them.
-    process: Rc<Process>,
     /// Of carriers that have come before their associations did.
     early: RefCell<Vec<Network>>,
     /// Who may open a carrier, by token.
@@ -246,15 +244,13 @@ impl Flows {
         pulse: Arc<Pulse>,
         limits: Arc<Limits>,
     ) -> Rc<Self> {
-        let budget = Budget::new(limits.memory);
         Rc::new(Self {
             hooker,
             broker,
             names,
             pulse,
             peers: RefCell::default(),
-            process: Process::new(budget.most_ahead()),
-            budget,
+            budget: Budget::new(limits.memory),
             limits,
             appeared: Notify::new(),
             started: Cell::new(0),

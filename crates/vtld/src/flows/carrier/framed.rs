@@ -1,5 +1,5 @@
 //! A carrier by something that moves bytes in order, or messages: frames go whole, through queues that the
-//! task which moves them looks after, in this process or in that of carriers.
+//! task which moves them looks after, in this process or in one of carriers.
 
 use std::{
     cell::{Cell, RefCell},
@@ -81,7 +81,7 @@ pub(super) struct Pipe {
     /// There is something for the task: to send, to look at, or the end.
     pub(super) work: Notify,
     room: Room,
-    /// Something has arrived, or it is over; in the process of carriers also that something was taken.
+    /// Something has arrived, or it is over; in a process of carriers also that something was taken.
     news: Notify,
     /// There is room for what arrives.
     taken: Notify,
@@ -93,7 +93,7 @@ impl Pipe {
         Self::with(frame, Room::Here(Semaphore::new(MOST_WAITING)))
     }
 
-    /// In the process of carriers: what it may hold is bounded by the other one.
+    /// In a process of carriers: what it may hold is bounded by the other one.
     pub(super) fn relayed(frame: usize) -> Rc<Self> {
         Self::with(frame, Room::There(Cell::new(0)))
     }

@@ -36,7 +36,6 @@ use crate::{
     broker::{self, random_token},
     hooker::Over,
 };
-use process::Process;
 
 /// How long a handshake may take, and the first frame.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -216,15 +215,16 @@ pub(super) trait Endpoint {
     fn wait_idle(&self) -> Local<'_, ()>;
 }
 
-/// Starts this host's part of a kind, inside a tokio runtime's local tasks.
+/// Starts this host's part of a kind, inside a tokio runtime's local tasks. `most_ahead`: bytes that a peer may be allowed
+/// to have under way.
 pub(super) fn start(
     kind: Kind,
     arrivals: Arrivals,
     broker: &broker::Handle,
-    process: &Rc<Process>,
+    most_ahead: u64,
 ) -> io::Result<Rc<dyn Endpoint>> {
     Ok(match kind {
-        Kind::Quic | Kind::Sctp | Kind::Kcp => process.endpoint(kind, arrivals)?,
+        Kind::Quic | Kind::Sctp | Kind::Kcp => process::Remote::start(kind, most_ahead, arrivals)?,
         Kind::Mptcp => Rc::new(mptcp::Mptcp::start(arrivals)?),
         Kind::Graft => Rc::new(graft::Sessions::start(arrivals, broker)?),
     })

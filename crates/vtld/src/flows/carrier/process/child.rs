@@ -1,5 +1,5 @@
-//! The process of carriers: it has what peers send by QUIC, SCTP and KCP taken apart by libraries, and may do nothing
-//! else. vtld gives it sockets and has frames from it, which it believes no more than it believes peers.
+//! A process of carriers: it has what peers send by one of QUIC, SCTP and KCP taken apart by a library, and may do
+//! nothing else. vtld gives it sockets and has frames from it, which it believes no more than it believes peers.
 
 use std::{
     cell::RefCell,
@@ -77,14 +77,14 @@ pub(in super::super) trait Library {
     fn wait_idle(&self) -> Local<'_, ()>;
 }
 
-/// One kind.
-struct Running {
+/// The library, and who waits.
+struct Carriers {
     library: Box<dyn Library>,
     /// Those that wait for their peer, by token.
     expected: RefCell<HashMap<u64, oneshot::Sender<Opened>>>,
 }
 
-impl Running {
+impl Carriers {
     fn start(
         kind: Kind,
         certificate: Option<Certificate>,
@@ -236,57 +236,50 @@ fn receive(socket: &OwnedFd) -> io::Result<(Setup, OwnedFd)> {
 }
 
 /// Does as vtld says, until that closes its socket.
-async fn serve(socket: AsyncFd<OwnedFd>) {
-    let mut kinds: HashMap<Kind, Rc<Running>> = HashMap::new();
-    while let Ok((setup, given)) = socket.async_io(Interest::READABLE, receive).await {
-        let done = match setup {
+async fn serve(socket: AsyncFd<OwnedFd>) -> io::Result<()> {
+    let next = || socket.async_io(Interest::READABLE, receive);
+    let carriers = match next().await? {
+        (
             Setup::Start {
                 kind,
                 certificate,
                 most_ahead,
-            } => Running::start(kind, certificate, most_ahead, given.into()).map(|running| {
-                kinds.insert(kind, running);
-            }),
-            Setup::Open { kind, opening } => kinds
-                .get(&kind)
-                .ok_or(io::ErrorKind::Unsupported.into())
-                .and_then(|running| {
-                    let channel = Channel::new(UnixStream::from(given))?;
-                    spawn_local(Rc::clone(running).open(opening, channel));
-                    Ok(())
-                }),
-            Setup::Expect { kind, expected } => kinds
-                .get(&kind)
-                .ok_or(io::ErrorKind::Unsupported.into())
-                .and_then(|running| {
-                    let channel = Channel::new(UnixStream::from(given))?;
-                    spawn_local(Rc::clone(running).expect(expected, channel));
-                    Ok(())
-                }),
+            },
+            given,
+        ) => Carriers::start(kind, certificate, most_ahead, given.into())?,
+        _ => return Err(io::ErrorKind::InvalidData.into()),
+    };
+    // The library has tried what sockets can do. Nothing has come by its own yet.
+    confine::forbid_calls()?;
+    while let Ok((setup, given)) = next().await {
+        let channel = match Channel::new(UnixStream::from(given)) {
+            Ok(channel) => channel,
+            Err(error) => {
+                tracing::error!(%error, "a carrier cannot be had");
+                continue;
+            }
         };
-        if let Err(error) = done {
-            tracing::error!(%error, "a carrier cannot be had");
+        let carriers = Rc::clone(&carriers);
+        match setup {
+            Setup::Start { .. } => break,
+            Setup::Open(opening) => drop(spawn_local(carriers.open(opening, channel))),
+            Setup::Expect(expected) => drop(spawn_local(carriers.expect(expected, channel))),
         }
     }
-    kinds.values().for_each(|running| running.library.close());
-    for running in kinds.values() {
-        let _ = timeout(FAREWELL, running.library.wait_idle()).await;
-    }
+    carriers.library.close();
+    let _ = timeout(FAREWELL, carriers.library.wait_idle()).await;
+    Ok(())
 }
 
-/// Runs the process of carriers, whose standard input is the socket that vtld speaks by. Threads that it needs must run.
+/// Runs the process, whose standard input is the socket that vtld speaks by. Threads that it needs must run.
 ///
 /// # Errors
-/// It cannot be confined.
+/// It cannot be confined, or its carriers cannot be had.
 pub fn run() -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
     // SAFETY: nobody else uses the process's standard input.
     let socket = unsafe { OwnedFd::from_raw_fd(libc::STDIN_FILENO) };
-    confine::forbid_calls()?;
-    LocalSet::new().block_on(&runtime, async {
-        serve(watch(socket)?).await;
-        Ok(())
-    })
+    LocalSet::new().block_on(&runtime, async { serve(watch(socket)?).await })
 }

@@ -1,4 +1,4 @@
-//! Takes everything from the process of carriers that it does not need: capabilities, and all system calls but those
+//! Takes everything from a process of carriers that it does not need: capabilities, and all system calls but those
 //! that move bytes through the descriptors that it was given.
 
 use std::{collections::BTreeMap, io};
@@ -66,6 +66,8 @@ pub fn drop_privileges() -> io::Result<()> {
     // vtld says when it is over: it has to tell its peers first.
     SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP]).thread_block()?;
     prctl::set_pdeathsig(Signal::SIGKILL)?;
+    // It was started by a name that says nothing.
+    prctl::set_name(c"vtld-carriers")?;
     // Nobody reads its memory, which has keys; nor does a dump of it.
     prctl::set_dumpable(false)?;
     prctl::set_no_new_privs()?;

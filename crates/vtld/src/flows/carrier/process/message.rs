@@ -1,4 +1,4 @@
-//! What passes between vtld and its process of carriers, which are of one binary: set-up over one socket, and each
+//! What passes between vtld and a process of carriers, which are of one binary: set-up over one socket, and each
 //! carrier's bytes over a socket of its own, which is closed when the carrier ends.
 
 use std::{
@@ -16,10 +16,10 @@ use vtl_proto::{carrier::Kind, keys::Secret};
 
 use super::super::Expected;
 
-/// What vtld wants of its process of carriers: a message in CBOR, with one descriptor.
+/// What vtld wants of a process of carriers: a message in CBOR, with one descriptor.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Setup {
-    /// A kind is to be had, on this UDP socket.
+    /// The first: a kind is to be had, on this UDP socket.
     Start {
         kind: Kind,
         certificate: Option<Certificate>,
@@ -27,9 +27,9 @@ pub(super) enum Setup {
         most_ahead: u64,
     },
     /// A carrier is to be opened, which this socket is for.
-    Open { kind: Kind, opening: Opening },
+    Open(Opening),
     /// A peer may open one, which this socket is for. Until it does, nothing comes by the socket but the end.
-    Expect { kind: Kind, expected: Expected },
+    Expect(Expected),
 }
 
 /// Bytes of the longest set-up message.

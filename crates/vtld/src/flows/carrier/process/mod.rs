@@ -1,9 +1,9 @@
-//! Carriers that run in a process of their own, which has no privileges: what peers send by QUIC, SCTP and KCP is
+//! Carriers that run in processes without privileges, one for each kind: what peers send by QUIC, SCTP and KCP is
 //! parsed there, and only frames pass to vtld and back.
 //!
-//! Here is vtld's end (`child.rs` is the process, `confine.rs` what is taken from it, `message.rs` what passes). It
-//! starts when it is first needed. Where it dies its carriers break, and flows go on over TCP; the next carrier starts
-//! another one, on the same UDP sockets.
+//! Here is vtld's end (`child.rs` is the process, `confine.rs` what is taken from it, `message.rs` what passes). A
+//! process starts when it is first needed. Where it dies its carriers break, and flows go on over TCP; the next carrier
+//! starts another one, on the same UDP socket.
 
 pub(super) mod child;
 mod confine;
@@ -19,7 +19,7 @@ use std::{
         unix::process::CommandExt,
     },
     process::{Child, Command, Stdio},
-    rc::Rc,
+    rc::{Rc, Weak},
     time::{Duration, Instant},
 };
 
@@ -56,174 +56,44 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Bytes written at a time.
 const BATCH: usize = 64 << 10;
 
-/// A kind that the process has, or gets when it starts.
-struct Started {
-    kind: Kind,
-    socket: UdpSocket,
-    certificate: Option<Certificate>,
-}
-
-/// One that runs.
+/// A process that runs.
 struct Running {
     socket: Rc<AsyncFd<OwnedFd>>,
     child: Child,
 }
 
-/// The process of carriers.
-pub(in super::super) struct Process {
+/// Carriers of a kind, which a process has.
+pub(super) struct Remote {
+    kind: Kind,
+    /// The UDP socket of all processes, and its port.
+    socket: UdpSocket,
+    port: u16,
+    certificate: Option<Certificate>,
+    /// Of the certificate.
+    fingerprint: Option<[u8; CRYPTO]>,
     /// Bytes that a peer may be allowed to have under way.
     most_ahead: u64,
+    arrivals: Arrivals,
+    /// What waits for peers, by token.
+    granted: RefCell<HashMap<u64, AbortHandle>>,
     running: RefCell<Option<Running>>,
-    kinds: RefCell<Vec<Rc<Started>>>,
     last_start: Cell<Option<Instant>>,
-    /// This host's carriers are to end.
+    /// All carriers are to end.
     is_over: Cell<bool>,
-    /// Whether one runs.
+    /// Whether a process runs.
     runs: flag::Sender<bool>,
+    /// For tasks.
+    own: Weak<Self>,
 }
 
-impl Process {
-    /// `most_ahead`: bytes that a peer may be allowed to have under way.
-    pub(in super::super) fn new(most_ahead: u64) -> Rc<Self> {
-        Rc::new(Self {
-            most_ahead,
-            running: RefCell::default(),
-            kinds: RefCell::default(),
-            last_start: Cell::new(None),
-            is_over: Cell::new(false),
-            runs: flag::Sender::new(false),
-        })
-    }
-
-    /// Has it do something. Starts it if it does not run.
-    fn tell(self: &Rc<Self>, setup: &Setup, given: BorrowedFd<'_>) -> io::Result<()> {
-        let running = match &*self.running.borrow() {
-            Some(running) => Some(Rc::clone(&running.socket)),
-            None => None,
-        };
-        let socket = match running {
-            Some(socket) => socket,
-            None => self.start()?,
-        };
-        say(&socket, setup, given)
-    }
-
-    /// Starts it, with all kinds.
-    fn start(self: &Rc<Self>) -> io::Result<Rc<AsyncFd<OwnedFd>>> {
-        let is_soon = |last: Instant| last.elapsed() < PAUSE;
-        if self.is_over.get() || self.last_start.get().is_some_and(is_soon) {
-            return Err(io::ErrorKind::ConnectionRefused.into());
-        }
-        self.last_start.set(Some(Instant::now()));
-        let (ours, theirs) = socketpair(
-            AddressFamily::Unix,
-            SockType::SeqPacket,
-            None,
-            SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK,
-        )?;
-        let ours = Rc::new(watch(ours)?);
-        let child = Command::new("/proc/self/exe")
-            .arg0("vtld")
-            .args(std::env::args_os().skip(1))
-            .arg("--carriers")
-            .stdin(Stdio::from(theirs))
-            .stdout(Stdio::null())
-            // Its end comes from here, not from the terminal.
-            .process_group(0)
-            .spawn()?;
-        for kind in &*self.kinds.borrow() {
-            self.introduce(&ours, kind)?;
-        }
-        let socket = Rc::clone(&ours);
-        self.running.replace(Some(Running {
-            socket: ours,
-            child,
-        }));
-        self.runs.send_replace(true);
-        spawn_local(Rc::clone(self).watch(Rc::clone(&socket)));
-        Ok(socket)
-    }
-
-    /// Tells a process of a kind.
-    fn introduce(&self, to: &AsyncFd<OwnedFd>, started: &Started) -> io::Result<()> {
-        let setup = Setup::Start {
-            kind: started.kind,
-            certificate: started.certificate.clone(),
-            most_ahead: self.most_ahead,
-        };
-        say(to, &setup, started.socket.as_fd())
-    }
-
-    /// Waits for its end.
-    async fn watch(self: Rc<Self>, socket: Rc<AsyncFd<OwnedFd>>) {
-        let read =
-            |socket: &OwnedFd| Ok(recv(socket.as_raw_fd(), &mut [0], MsgFlags::MSG_DONTWAIT)?);
-        // It never says anything.
-        let _ = socket.async_io(Interest::READABLE, read).await;
-        let ended = self.running.take();
-        if let Some(Running { mut child, .. }) = ended {
-            let status = spawn_blocking(move || {
-                let _ = child.kill();
-                child.wait()
-            });
-            let status = status.await;
-            if !self.is_over.get() {
-                tracing::error!(
-                    ?status,
-                    "the process of carriers has died: flows go on over TCP"
-                );
-            }
-        }
-        self.runs.send_replace(false);
-    }
-
-    /// Ends all carriers.
-    fn close(&self) {
-        self.is_over.set(true);
-        if let Some(running) = &*self.running.borrow() {
-            let _ = shutdown(running.socket.as_raw_fd(), Shutdown::Write);
-        }
-    }
-
-    /// Completes when none runs.
-    async fn ended(&self) {
-        let _ = self.runs.subscribe().wait_for(|runs| !runs).await;
-    }
-
-    /// A kind for this host. It needs no process yet.
-    pub(super) fn endpoint(
-        self: &Rc<Self>,
-        kind: Kind,
-        arrivals: Arrivals,
-    ) -> io::Result<Rc<dyn Endpoint>> {
-        let socket = socket()?;
-        socket.set_nonblocking(true)?;
-        let port = socket.local_addr()?.port();
-        let certificate = match kind {
-            Kind::Quic => Some(certificate()?),
-            _ => None,
-        };
-        let fingerprint = certificate
-            .as_ref()
-            .map(|c| Sha256::digest(&c.certificate).into());
-        let started = Rc::new(Started {
-            kind,
-            socket,
-            certificate,
-        });
-        if let Some(running) = &*self.running.borrow() {
-            self.introduce(&running.socket, &started)?;
-        }
-        self.kinds.borrow_mut().push(started);
-        Ok(Rc::new(Remote {
-            process: Rc::clone(self),
-            kind,
-            port,
-            fingerprint,
-            arrivals,
-            granted: RefCell::default(),
-        }))
-    }
+/// One for QUIC, whose name nobody looks at: peers know its fingerprint.
+fn certificate() -> io::Result<Certificate> {
+    let made = rcgen::generate_simple_self_signed(["vtl.invalid".to_owned()]);
+    let CertifiedKey { cert, signing_key } = made.map_err(io::Error::other)?;
+    Ok(Certificate {
+        certificate: cert.der().to_vec().into(),
+        key: signing_key.serialize_der().into(),
+    })
 }
 
 fn say(to: &AsyncFd<OwnedFd>, setup: &Setup, given: BorrowedFd<'_>) -> io::Result<()> {
@@ -242,35 +112,107 @@ fn say(to: &AsyncFd<OwnedFd>, setup: &Setup, given: BorrowedFd<'_>) -> io::Resul
     Ok(())
 }
 
-/// One for QUIC, whose name nobody looks at: peers know its fingerprint.
-fn certificate() -> io::Result<Certificate> {
-    let made = rcgen::generate_simple_self_signed(["vtl.invalid".to_owned()]);
-    let CertifiedKey { cert, signing_key } = made.map_err(io::Error::other)?;
-    Ok(Certificate {
-        certificate: cert.der().to_vec().into(),
-        key: signing_key.serialize_der().into(),
-    })
-}
-
-/// Carriers of a kind, which the process has.
-struct Remote {
-    process: Rc<Process>,
-    kind: Kind,
-    /// UDP port.
-    port: u16,
-    /// Of the certificate.
-    fingerprint: Option<[u8; CRYPTO]>,
-    arrivals: Arrivals,
-    /// What waits for peers, by token.
-    granted: RefCell<HashMap<u64, AbortHandle>>,
-}
-
 impl Remote {
+    /// Needs no process yet.
+    pub(super) fn start(kind: Kind, most_ahead: u64, arrivals: Arrivals) -> io::Result<Rc<Self>> {
+        let socket = socket()?;
+        socket.set_nonblocking(true)?;
+        let certificate = match kind {
+            Kind::Quic => Some(certificate()?),
+            _ => None,
+        };
+        let fingerprint = certificate
+            .as_ref()
+            .map(|c| Sha256::digest(&c.certificate).into());
+        Ok(Rc::new_cyclic(|own| Self {
+            kind,
+            port: socket.local_addr().map_or(0, |address| address.port()),
+            socket,
+            certificate,
+            fingerprint,
+            most_ahead,
+            arrivals,
+            granted: RefCell::default(),
+            running: RefCell::default(),
+            last_start: Cell::new(None),
+            is_over: Cell::new(false),
+            runs: flag::Sender::new(false),
+            own: Weak::clone(own),
+        }))
+    }
+
     /// Has the process do something about one carrier. Returns its socket.
     fn begin(&self, setup: &Setup) -> io::Result<Channel> {
         let (channel, theirs) = Channel::pair()?;
-        self.process.tell(setup, theirs.as_fd())?;
+        let running = self
+            .running
+            .borrow()
+            .as_ref()
+            .map(|running| Rc::clone(&running.socket));
+        let process = match running {
+            Some(socket) => socket,
+            None => self.spawn()?,
+        };
+        say(&process, setup, theirs.as_fd())?;
         Ok(channel)
+    }
+
+    /// Starts a process.
+    fn spawn(&self) -> io::Result<Rc<AsyncFd<OwnedFd>>> {
+        let is_soon = |last: Instant| last.elapsed() < PAUSE;
+        if self.is_over.get() || self.last_start.get().is_some_and(is_soon) {
+            return Err(io::ErrorKind::ConnectionRefused.into());
+        }
+        self.last_start.set(Some(Instant::now()));
+        let (ours, theirs) = socketpair(
+            AddressFamily::Unix,
+            SockType::SeqPacket,
+            None,
+            SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK,
+        )?;
+        let ours = Rc::new(watch(ours)?);
+        let child = Command::new("/proc/self/exe")
+            .arg0("vtld")
+            .args(std::env::args_os().skip(1))
+            .args(["--carriers", &self.kind.to_string()])
+            .stdin(Stdio::from(theirs))
+            .stdout(Stdio::null())
+            // Its end comes from here, not from the terminal.
+            .process_group(0)
+            .spawn()?;
+        let socket = Rc::clone(&ours);
+        self.running.replace(Some(Running { socket, child }));
+        self.runs.send_replace(true);
+        if let Some(own) = self.own.upgrade() {
+            spawn_local(own.attend(Rc::clone(&ours)));
+        }
+        let setup = Setup::Start {
+            kind: self.kind,
+            certificate: self.certificate.clone(),
+            most_ahead: self.most_ahead,
+        };
+        say(&ours, &setup, self.socket.as_fd())?;
+        Ok(ours)
+    }
+
+    /// Waits for the process's end.
+    async fn attend(self: Rc<Self>, socket: Rc<AsyncFd<OwnedFd>>) {
+        // It never says anything.
+        let read =
+            |socket: &OwnedFd| Ok(recv(socket.as_raw_fd(), &mut [0], MsgFlags::MSG_DONTWAIT)?);
+        let _ = socket.async_io(Interest::READABLE, read).await;
+        let ended = self.running.take();
+        if let Some(Running { mut child, .. }) = ended {
+            let waited = spawn_blocking(move || {
+                let _ = child.kill();
+                child.wait()
+            });
+            let status = waited.await;
+            if !self.is_over.get() {
+                tracing::error!(carrier = %self.kind, ?status, "a process of carriers has died: flows go on over TCP");
+            }
+        }
+        self.runs.send_replace(false);
     }
 
     fn is_encrypted(&self, crypto: &[u8; CRYPTO]) -> bool {
@@ -300,7 +242,7 @@ impl Grantor for Remote {
     fn grant(&self, expected: Expected) {
         let token = expected.token;
         let (kind, is_encrypted) = (self.kind, self.is_encrypted(expected.crypto.as_bytes()));
-        let channel = match self.begin(&Setup::Expect { kind, expected }) {
+        let channel = match self.begin(&Setup::Expect(expected)) {
             Ok(channel) => channel,
             Err(error) => {
                 return tracing::warn!(%error, carrier = %kind, "a carrier cannot be granted");
@@ -346,18 +288,23 @@ impl Endpoint for Remote {
         };
         let kind = self.kind;
         Box::pin(async move {
-            let channel = self.begin(&Setup::Open { kind, opening })?;
+            let channel = self.begin(&Setup::Open(opening))?;
             let carrier = opened(kind, channel, is_encrypted).await?;
             Ok(Box::new(carrier) as Box<dyn Link>)
         })
     }
 
     fn close(&self) {
-        self.process.close();
+        self.is_over.set(true);
+        if let Some(running) = &*self.running.borrow() {
+            let _ = shutdown(running.socket.as_raw_fd(), Shutdown::Write);
+        }
     }
 
     fn wait_idle(&self) -> Local<'_, ()> {
-        Box::pin(self.process.ended())
+        Box::pin(async {
+            let _ = self.runs.subscribe().wait_for(|runs| !runs).await;
+        })
     }
 }
 
