@@ -1,16 +1,22 @@
 //! Kinds of carriers of flows, under unmodified programs.
 
 use std::{
+    fs,
     io::{Read, Write},
     net::{IpAddr, SocketAddr, TcpStream, UdpSocket},
     time::Duration,
 };
 
-use nix::sys::signal::Signal;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use serde_json::Value;
 use vtl_testbed::{Host, Link};
 
-use crate::harness::{Download, Held, PORT, World, bad_link, payload, until, url, words};
+use crate::harness::{
+    Download, Held, PORT, World, bad_link, payload, process_of_carriers, until, url, words,
+};
 
 const MB: usize = 1 << 20;
 /// IP protocol.
@@ -250,6 +256,79 @@ fn dies_with_either_daemon(carrier: &str) {
     let mut download = world.start_big(carrier, server, 8);
     world.stop_daemons();
     download.broke();
+}
+
+#[test]
+fn quic__goes_on_behind_its_process() {
+    goes_on_behind_its_process("quic");
+}
+
+#[test]
+fn sctp__goes_on_behind_its_process() {
+    goes_on_behind_its_process("sctp");
+}
+
+#[test]
+fn kcp__goes_on_behind_its_process() {
+    goes_on_behind_its_process("kcp");
+}
+
+/// What parses the peer's packets has no privileges, and costs no flow where it dies.
+fn goes_on_behind_its_process(carrier: &str) {
+    let Some(mut world) = World::new(&format!("{carrier}-process"), &Link::new(5.0, 20.0)) else {
+        return;
+    };
+    world.meet_by(&["--carrier", carrier]);
+    let server = world.servers()[0];
+    let download = world.start_big(carrier, server, 16);
+    for host in [Host::Server, Host::Client] {
+        let daemon = world.daemon(host).pid();
+        let pid = process_of_carriers(daemon, carrier).expect("it runs");
+        confined(pid);
+        kill(Pid::from_raw(pid as i32), Signal::SIGKILL).expect("it lives");
+        until("another carrier, by another process", || {
+            process_of_carriers(daemon, carrier).is_some_and(|other| other != pid)
+                && world.carried("bytes_received") > 100_000
+        });
+    }
+    finish(download);
+    let daemon = world.take_daemon(Host::Client);
+    let pid = process_of_carriers(daemon.pid(), carrier).expect("it runs");
+    daemon.kill();
+    until("it ends with its daemon", || {
+        !fs::exists(format!("/proc/{pid}")).expect("looked up")
+    });
+}
+
+/// A process has no privileges, and no descriptors that it does not need.
+fn confined(pid: u32) {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    let none = "0000000000000000";
+    for (what, value) in [
+        ("CapInh", none),
+        ("CapPrm", none),
+        ("CapEff", none),
+        ("CapAmb", none),
+        ("NoNewPrivs", "1"),
+        ("Seccomp", "2"),
+    ] {
+        let line = format!("\n{what}:\t{value}\n");
+        assert!(status.contains(&line), "{what}: {status}");
+    }
+    for entry in fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs") {
+        let path = entry.expect("an entry").path();
+        let Ok(file) = fs::read_link(&path) else {
+            continue; // closed meanwhile
+        };
+        let file = file.to_string_lossy().into_owned();
+        let number = path.file_name().and_then(|name| name.to_str());
+        let is_output = matches!(number, Some("1" | "2"));
+        let good = ["socket:", "anon_inode:[eventpoll]", "anon_inode:[eventfd]"];
+        assert!(
+            is_output || good.iter().any(|g| file.starts_with(g)),
+            "{file}"
+        );
+    }
 }
 
 #[test]

@@ -324,6 +324,18 @@ pub(crate) fn entries(pid: u32, name: &str) -> usize {
     count
 }
 
+/// A daemon's process of carriers of a kind.
+pub(crate) fn process_of_carriers(daemon: u32, kind: &str) -> Option<u32> {
+    let parent = format!("\nPPid:\t{daemon}\n");
+    let all = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let mut pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.find(|pid| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        status.contains(&parent) && command.ends_with(format!("--carriers\0{kind}\0").as_bytes())
+    })
+}
+
 /// The control groups that a daemon made, wherever they are.
 pub(crate) fn groups(pid: u32) -> Vec<PathBuf> {
     let mut found = Vec::new();

@@ -276,6 +276,10 @@ async fn serve(socket: AsyncFd<OwnedFd>) -> io::Result<()> {
 /// # Errors
 /// It cannot be confined, or its carriers cannot be had.
 pub fn run() -> io::Result<()> {
+    // What vtld itself was started with.
+    let first = libc::STDERR_FILENO + 1;
+    // SAFETY: nothing was opened yet.
+    unsafe { libc::syscall(libc::SYS_close_range, first, libc::c_uint::MAX, 0) };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
