@@ -91,9 +91,8 @@ pub(super) fn forbid_calls() -> io::Result<()> {
 fn filter() -> Result<BpfProgram, seccompiler::BackendError> {
     use SeccompCmpArgLen::Dword;
     let is = |argument, value: u32| {
-        let condition = SeccompCondition::new(argument, Dword, SeccompCmpOp::Eq, value.into())
-            .and_then(|c| SeccompRule::new(vec![c]));
-        condition
+        SeccompCondition::new(argument, Dword, SeccompCmpOp::Eq, value.into())
+            .and_then(|c| SeccompRule::new(vec![c]))
     };
     let never = |argument, bits: i32| {
         let op = SeccompCmpOp::MaskedEq(bits as u64);
@@ -112,10 +111,7 @@ fn filter() -> Result<BpfProgram, seccompiler::BackendError> {
     }
     let arch = TargetArch::try_from(std::env::consts::ARCH)?;
     SeccompFilter::new(
-        rules
-            .into_iter()
-            .map(|(call, rules)| (call as i64, rules))
-            .collect(),
+        rules,
         SeccompAction::Errno(libc::EPERM as u32),
         SeccompAction::Allow,
         arch,
