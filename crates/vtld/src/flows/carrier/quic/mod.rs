@@ -183,9 +183,8 @@ impl Driver {
     /// Until the connection's end. `is_server`: the peer has opened it.
     async fn run(self, is_server: bool) {
         let begun = async {
-            // What the peer says of the carrier comes before all else.
             let theirs = match is_server {
-                true => Some(self.connection.accept_uni().await.ok()?),
+                true => Some(self.greeted().await?),
                 false => None,
             };
             Some((theirs, self.connection.open_uni().await.ok()?))
@@ -199,6 +198,16 @@ impl Driver {
         }
         self.connection.close(0_u32.into(), b"");
         self.pipe.end();
+    }
+
+    /// The peer's stream for control frames. What it says of the carrier comes before all else.
+    async fn greeted(&self) -> Option<RecvStream> {
+        let mut stream = self.connection.accept_uni().await.ok()?;
+        let mut hello = [0; HEADER + 4];
+        stream.read_exact(&mut hello).await.ok()?;
+        let hello = Bytes::copy_from_slice(&hello);
+        self.pipe.arrived(Arrived::Stream(hello));
+        Some(stream)
     }
 
     /// Sends what there is: no flow waits for another but where all of the connection waits.
