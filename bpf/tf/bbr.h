@@ -38,6 +38,10 @@
 #define VTL_BBR_INITIAL_CWND 32
 #define VTL_BBR_MIN_RTT_NS (10 * VTL_NS_PER_S)
 #define VTL_BBR_PROBE_RTT_NS (200 * VTL_NS_PER_MS)
+/* For so long, and so many round trips, one like the shortest is taken for one without a queue of
+ * ours: the path may have become shorter, and the queue as much longer. */
+#define VTL_BBR_TRUST_NS (30 * VTL_NS_PER_S)
+#define VTL_BBR_TRUST_RTTS 200
 /* The largest share of lost packets that is made up for before it is known what gets lost when less
  * is sent: 10 % in 65,536ths. */
 #define VTL_BBR_LOSS_MAX 6554
@@ -453,16 +457,21 @@ VTL_INLINE void vtl_bbr_min_rtt(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     if (a->rtt_us < b->round_min_us)
         b->round_min_us = a->rtt_us;
     int expired = a->now - b->min_rtt_ns_at > VTL_BBR_MIN_RTT_NS;
-    /* A sample within 2 % is as good as a new minimum: an idle queue needs no probing. */
     /* The first sample of data shows whether what negotiation measured was this path at all. */
     int wrong = !b->min_rtt_us || (!b->rounds && a->rtt_us > 8ull * b->min_rtt_us);
-    if (wrong || a->rtt_us <= b->min_rtt_us) {
+    /* A sample within 2 % is as good as a new minimum: an idle queue needs no probing. */
+    __u32 slack = b->min_rtt_us / 50;
+    int shorter = wrong || a->rtt_us + slack < b->min_rtt_us;
+    int near = a->rtt_us <= b->min_rtt_us + slack;
+    if (wrong || a->rtt_us < b->min_rtt_us)
         b->min_rtt_us = a->rtt_us;
-        b->min_rtt_ns_at = a->now;
-    } else if (a->rtt_us <= b->min_rtt_us + b->min_rtt_us / 50) {
+    if (near && a->app_limited && b->mode != VTL_BBR_PROBE_RTT)
+        b->probe_rtt_end_ns = a->now;
+    __u64 trust = VTL_BBR_TRUST_NS + VTL_BBR_TRUST_RTTS * VTL_NS_PER_US * b->min_rtt_us;
+    if (shorter || (near && a->now - b->probe_rtt_end_ns < trust)) {
         b->min_rtt_ns_at = a->now;
     } else if (b->mode == VTL_BBR_PROBE_BW &&
-               (expired || (b->competing && a->now >> 33 != b->phase_ns >> 33))) {
+               (expired || (b->competing && !near && a->now >> 33 != b->phase_ns >> 33))) {
         vtl_bbr_probe(b, a);
     }
     if (b->mode == VTL_BBR_PROBE_RTT && b->rounds - b->phase_round >= 2 && a->rtt_us < b->probe_us)

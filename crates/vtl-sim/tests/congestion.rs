@@ -266,6 +266,7 @@ fn congestion_bbr__round_trips_that_follow_nothing_are_the_paths() {
 fn congestion_bbr__probe_rtt() {
     const S: u64 = 1000 * MS;
     let mut h = known(VTL_BBR_CRUISE);
+    h.session_mut(SID).tx.bbr.probe_rtt_end_ns = NOW;
     let mode = |h: &Host| h.session(SID).tx.bbr.mode;
     bbr(&mut h, NOW + 9 * S, 0, 150_000, 150);
     assert_eq!(mode(&h), VTL_BBR_PROBE_BW);
@@ -288,6 +289,28 @@ fn congestion_bbr__probe_rtt() {
         (VTL_BBR_PROBE_BW, 105_000),
         "a quarter of the difference: others may have queued"
     );
+}
+
+/// The path may have become shorter, with a queue that makes up for it.
+#[test]
+fn congestion_bbr__the_shortest_round_trip_is_not_trusted_for_ever() {
+    const S: u64 = 1000 * MS;
+    let mut h = known(VTL_BBR_CRUISE);
+    h.session_mut(SID).tx.bbr.probe_rtt_end_ns = NOW;
+    let known = |h: &Host| (h.session(SID).tx.bbr.mode, h.session(SID).tx.bbr.min_rtt_us);
+    // For 30 s and 200 round trips, and 10 s as any.
+    for second in [9, 18, 27, 36, 45, 52] {
+        bbr(&mut h, NOW + second * S, 0, 100_000, 150);
+        assert_eq!(known(&h), (VTL_BBR_PROBE_BW, 100_000), "{second} s");
+    }
+    bbr(&mut h, NOW + 56 * S, 0, 100_000, 150);
+    assert_eq!(known(&h), (VTL_BBR_PROBE_RTT, 100_000));
+    // What the probe shows, and with it the window, shrinks as the queue does.
+    for (n, rtt_us) in (1..).zip([90_000, 75_000, 60_000]) {
+        round(&mut h, NOW + 56 * S + n * 100 * MS, rtt_us, 50);
+    }
+    bbr(&mut h, NOW + 57 * S, 0, 60_000, 50);
+    assert_eq!(known(&h), (VTL_BBR_PROBE_BW, 60_000));
 }
 
 #[test]

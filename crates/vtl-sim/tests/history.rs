@@ -68,3 +68,30 @@ fn history__of_small_answers_slows_nothing_down() {
         }
     }
 }
+
+/// A path that was longer: what filled it then is a queue now, and round trips look as they did.
+#[test]
+#[cfg_attr(
+    debug_assertions,
+    ignore = "takes long: `make test` runs it, optimised"
+)]
+fn history__of_a_longer_path_leaves_no_queue() {
+    for (long, short, rate, at) in [
+        (123.0, 11.0, 2.5, 3),
+        (200.0, 20.0, 20.0, 8),
+        (200.0, 20.0, 20.0, 25),
+    ] {
+        let [long, short] = [long, short].map(|rtt| link(rtt, rate, 0.0, 800));
+        let at = at * 1000 * MS;
+        let mut contest = Contest::new(long, vec![Flow::endless(Kind::Vtl)], at + 150_000 * MS);
+        // When what was the shortest round trip is trusted no more.
+        contest.measure_from = at + 90_000 * MS;
+        contest.changes = vec![(at, short.clone())];
+        let shares = contest.run();
+        let queue = shares.queue_p50 / 1e6;
+        let rate = shares.rates[0] / short.rate_mbit / 1e6;
+        println!("to {} ms: {queue:.1} ms, {rate:.3}", short.rtt_ms);
+        assert!(queue < short.rtt_ms, "a queue of {queue:.1} ms");
+        assert!(rate > 0.99, "{rate:.3} of the rate");
+    }
+}
