@@ -14,10 +14,10 @@ use vtl_proto::{
 
 use super::{
     Desired, Flows, Key,
-    carrier::{self, Endpoint, Expected, Link, Shown},
+    carrier::{self, Endpoint, Grant, Link, Shown},
     peer::Peer,
 };
-use crate::{broker::random, network::Network};
+use crate::network::Network;
 
 /// How long a grant is good.
 const GRANT: Duration = Duration::from_secs(15);
@@ -77,22 +77,20 @@ impl Flows {
         let Some(grantor) = endpoint.grantor() else {
             return refuse;
         };
-        peer.set_desired(Desired::of(kind));
-        let token = grantor.token();
-        let crypto = match grantor.certificate() {
-            Some(certificate) => certificate,
-            None if seals => random(),
-            None => carrier::CLEAR,
-        };
-        grantor.grant(Expected {
+        let Grant {
+            port,
             token,
-            client: peer.key.peer,
-            rtt,
-            crypto: crypto.into(),
-        });
+            crypto,
+        } = match grantor.grant(peer.key.peer, rtt, seals) {
+            Ok(grant) => grant,
+            Err(error) => {
+                tracing::warn!(%error, peer = %peer.key.peer, carrier = %kind, "it cannot be granted");
+                return refuse;
+            }
+        };
+        peer.set_desired(Desired::of(kind));
         let promise = (Rc::clone(peer), peer.shown.get());
         self.promises.borrow_mut().insert(token, promise);
-        let port = grantor.port();
         let (expiring, endpoint) = (Rc::clone(self), Rc::clone(&endpoint));
         spawn_local(async move {
             sleep(GRANT).await;

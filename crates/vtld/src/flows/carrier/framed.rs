@@ -44,6 +44,14 @@ pub(super) enum Arrived {
     Frame(Bytes),
 }
 
+impl Arrived {
+    /// Bytes of memory.
+    fn memory(&self) -> usize {
+        let (Self::Stream(bytes) | Self::Frame(bytes)) = self;
+        bytes.len() + ARRIVED
+    }
+}
+
 /// What is to be sent.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Out {
@@ -182,10 +190,15 @@ impl Pipe {
         self.held.get() < MOST_ARRIVED
     }
 
+    /// This is held no more.
+    pub(super) fn seen(&self, what: &Arrived) {
+        self.held.set(self.held.get() - what.memory());
+        self.wake_taken();
+    }
+
     /// Something has arrived.
     pub(super) fn arrived(&self, what: Arrived) {
-        let (Arrived::Stream(bytes) | Arrived::Frame(bytes)) = &what;
-        self.held.set(self.held.get() + bytes.len() + ARRIVED);
+        self.held.set(self.held.get() + what.memory());
         self.arrived.borrow_mut().push_back(what);
         self.news.notify_one();
     }
@@ -214,11 +227,14 @@ impl Pipe {
 
     /// What has arrived, at least something; `None` at the end.
     pub(super) async fn arrivals(&self) -> Option<VecDeque<Arrived>> {
-        self.news().await.map(|(arrived, _)| arrived)
+        let (arrived, _) = self.news().await?;
+        self.held.set(0);
+        self.wake_taken();
+        Some(arrived)
     }
 
-    /// What has arrived, and how many bytes were taken that another process is to be told of: at least something of
-    /// both; `None` at the end.
+    /// What has arrived, which is held until it is said to have been seen, and how many bytes were taken that another
+    /// process is to be told of: at least something of both; `None` at the end.
     pub(super) async fn news(&self) -> Option<(VecDeque<Arrived>, u32)> {
         loop {
             let arrived = std::mem::take(&mut *self.arrived.borrow_mut());
@@ -226,10 +242,6 @@ impl Pipe {
                 Room::Here(_) => 0,
                 Room::There(taken) => taken.take(),
             };
-            if !arrived.is_empty() {
-                self.held.set(0);
-                self.wake_taken();
-            }
             if !arrived.is_empty() || taken > 0 {
                 return Some((arrived, taken));
             }
@@ -277,7 +289,7 @@ impl Carrier for Framed {
     }
 
     fn memory(&self) -> u64 {
-        self.pipe.memory() + (self.library)()
+        self.pipe.memory().saturating_add((self.library)())
     }
 
     fn close(&self) {
@@ -305,17 +317,17 @@ impl Reader {
     /// The frame by which a peer says which carrier this is; `None` if it has not come whole.
     fn hello(&mut self, arrived: VecDeque<Arrived>) -> Result<Option<(CarrierId, u32)>, Nonsense> {
         for what in arrived {
+            self.early_bytes += what.memory();
             match what {
                 Arrived::Stream(bytes) => self.stream.push(&bytes),
-                Arrived::Frame(_) if self.early_bytes >= MOST_EARLY => return Err(Nonsense),
-                Arrived::Frame(bytes) => {
-                    self.early_bytes += bytes.len();
-                    self.early.push_back(bytes);
-                }
+                Arrived::Frame(bytes) => self.early.push_back(bytes),
             }
         }
         if !self.stream.has_one().map_err(|_| Nonsense)? {
-            return Ok(None);
+            return match self.early_bytes < MOST_EARLY {
+                true => Ok(None),
+                false => Err(Nonsense),
+            };
         }
         let said = self.stream.take(|frame| match frame {
             Frame::Hello { carrier, tag, .. } => Some((carrier, tag)),
@@ -370,7 +382,9 @@ impl Link for Framed {
                     .ok()
                     .flatten(),
             };
-            let Some(id) = id else { return };
+            let Some(id) = id else {
+                return tracing::debug!(peer = %peer.key.peer, carrier = %self.kind, "a carrier does not say which one it is");
+            };
             if opened.is_none() && self.kind == Kind::Quic {
                 // There both sides do.
                 let _ = self.pipe.put_control(emit(hello(id, peer.key.tag))).await;

@@ -33,7 +33,7 @@ use vtl_proto::{
 
 use super::peer::Peer;
 use crate::{
-    broker::{self, random_token},
+    broker::{self, random},
     hooker::Over,
 };
 
@@ -178,23 +178,27 @@ pub(super) struct Expected {
     pub(super) crypto: Secret,
 }
 
+/// What a peer needs to open a carrier.
+pub(super) struct Grant {
+    pub(super) port: u16,
+    pub(super) token: u64,
+    /// As in [`vtl_proto::frame::Frame::Grant`].
+    pub(super) crypto: [u8; CRYPTO],
+}
+
+/// What a carrier without a certificate is sealed with, if it is.
+fn secret(seals: bool) -> [u8; CRYPTO] {
+    match seals {
+        true => random(),
+        false => CLEAR,
+    }
+}
+
 /// Lets peers open carriers of a kind.
 pub(super) trait Grantor {
-    /// The port where peers open carriers.
-    fn port(&self) -> u16;
-
-    /// The SHA-256 of the certificate that shows them who is there.
-    fn certificate(&self) -> Option<[u8; CRYPTO]> {
-        None
-    }
-
-    /// A token that can be granted.
-    fn token(&self) -> u64 {
-        random_token()
-    }
-
-    /// Lets a peer open a carrier.
-    fn grant(&self, expected: Expected);
+    /// Lets a peer open one, which is sealed or not if it does not encrypt by itself. `rtt`: of the path, as TCP
+    /// measured it.
+    fn grant(&self, client: IpAddr, rtt: Option<Duration>, seals: bool) -> io::Result<Grant>;
 
     /// Takes a grant back.
     fn revoke(&self, token: u64);
@@ -224,7 +228,7 @@ pub(super) fn start(
     most_ahead: u64,
 ) -> io::Result<Rc<dyn Endpoint>> {
     Ok(match kind {
-        Kind::Quic | Kind::Sctp | Kind::Kcp => process::Remote::start(kind, most_ahead, arrivals)?,
+        Kind::Quic | Kind::Sctp | Kind::Kcp => process::Remote::start(kind, most_ahead, arrivals),
         Kind::Mptcp => Rc::new(mptcp::Mptcp::start(arrivals)?),
         Kind::Graft => Rc::new(graft::Sessions::start(arrivals, broker)?),
     })

@@ -29,11 +29,14 @@ use vtl_proto::{
 
 use super::{
     super::socket::{Listening, connected, read_exact, unacknowledged, watch},
-    Arrivals, Endpoint, Expected, Grantor, HANDSHAKE, Link, Local, SILENCE, Shown, ToOpen,
+    Arrivals, Endpoint, Expected, Grant, Grantor, HANDSHAKE, Link, Local, SILENCE, Shown, ToOpen,
     framed::{Arrived, Framed, Out, Pipe},
-    sealed,
+    sealed, secret,
 };
-use crate::{broker::set_linger, option};
+use crate::{
+    broker::{random_token, set_linger},
+    option,
+};
 
 /// Bytes of a chunk, and those read at a time.
 const CHUNK: usize = (16 << 10) - HEADER;
@@ -114,13 +117,21 @@ impl Mptcp {
 }
 
 impl Grantor for Mptcp {
-    fn port(&self) -> u16 {
-        self.port
-    }
-
-    fn grant(&self, expected: Expected) {
-        let mut grants = self.grants.borrow_mut();
-        grants.insert(expected.token, expected);
+    fn grant(&self, client: IpAddr, rtt: Option<Duration>, seals: bool) -> io::Result<Grant> {
+        let (token, crypto) = (random_token(), secret(seals));
+        let expected = Expected {
+            token,
+            client,
+            rtt,
+            crypto: crypto.into(),
+        };
+        self.grants.borrow_mut().insert(token, expected);
+        let port = self.port;
+        Ok(Grant {
+            port,
+            token,
+            crypto,
+        })
     }
 
     fn revoke(&self, token: u64) {

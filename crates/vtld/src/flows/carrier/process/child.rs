@@ -15,7 +15,7 @@ use std::{
 use bytes::BytesMut;
 use nix::{
     cmsg_space,
-    sys::socket::{ControlMessageOwned, MsgFlags, recvmsg},
+    sys::socket::{ControlMessageOwned, MsgFlags, recvmsg, send},
 };
 use tokio::{
     io::{Interest, unix::AsyncFd},
@@ -37,6 +37,10 @@ use super::{
     message::{Certificate, Channel, Figures, Opening, SETUP, Setup, Tag, emit},
 };
 
+/// Bytes written at a time.
+const BATCH: usize = 64 << 10;
+/// Between two signs of life.
+const BEAT: Duration = Duration::from_secs(2);
 /// Between two looks at what changes of a carrier.
 const TICK: Duration = Duration::from_millis(100);
 /// How long the peers' being told of the end may take.
@@ -173,20 +177,31 @@ async fn to_library(channel: &Channel, pipe: &Pipe) {
 }
 
 async fn to_vtld(channel: &Channel, opened: &Opened) {
-    let mut messages = BytesMut::new();
     let mut told = Figures::default();
     let mut ticks = interval(TICK);
     loop {
+        let mut messages = BytesMut::new();
         tokio::select! {
             news = opened.pipe.news() => {
                 let Some((arrived, taken)) = news else {
                     return;
                 };
                 for what in arrived {
-                    match what {
-                        Arrived::Stream(bytes) => emit(&mut messages, Tag::Stream, &bytes),
-                        Arrived::Frame(bytes) => emit(&mut messages, Tag::Frame, &bytes),
+                    match &what {
+                        Arrived::Stream(bytes) => {
+                            for part in bytes.chunks(BATCH) {
+                                emit(&mut messages, Tag::Stream, part);
+                            }
+                        }
+                        Arrived::Frame(bytes) => emit(&mut messages, Tag::Frame, bytes),
                     }
+                    if messages.len() >= BATCH {
+                        if channel.write(&messages).await.is_err() {
+                            return;
+                        }
+                        messages.clear();
+                    }
+                    opened.pipe.seen(&what);
                 }
                 if taken > 0 {
                     emit(&mut messages, Tag::Taken, &taken.to_le_bytes());
@@ -209,12 +224,14 @@ async fn to_vtld(channel: &Channel, opened: &Opened) {
         if channel.write(&messages).await.is_err() {
             return;
         }
-        messages.clear();
     }
 }
 
-/// The next set-up message, and its descriptor.
-fn receive(socket: &OwnedFd) -> io::Result<(Setup, OwnedFd)> {
+/// The next set-up message, and its descriptor; nothing if there was no place for one, which gives that carrier up.
+///
+/// # Errors
+/// The end, too.
+fn receive(socket: &OwnedFd) -> io::Result<Option<(Setup, OwnedFd)>> {
     let mut bytes = [0; SETUP];
     let mut slices = [IoSliceMut::new(&mut bytes)];
     let mut space = cmsg_space!([RawFd; 1]);
@@ -229,29 +246,58 @@ fn receive(socket: &OwnedFd) -> io::Result<(Setup, OwnedFd)> {
         }
     }
     let len = received.bytes;
-    let given = given.ok_or(io::ErrorKind::UnexpectedEof)?;
+    if len == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
     let setup = ciborium::from_reader(&bytes[..len]);
     let setup = setup.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
-    Ok((setup, given))
+    Ok(given.map(|given| (setup, given)))
 }
 
 /// Does as vtld says, until that closes its socket.
 async fn serve(socket: AsyncFd<OwnedFd>) -> io::Result<()> {
     let next = || socket.async_io(Interest::READABLE, receive);
     let carriers = match next().await? {
-        (
+        Some((
             Setup::Start {
                 kind,
                 certificate,
                 most_ahead,
             },
             given,
-        ) => Carriers::start(kind, certificate, most_ahead, given.into())?,
+        )) => Carriers::start(kind, certificate, most_ahead, given.into())?,
         _ => return Err(io::ErrorKind::InvalidData.into()),
     };
     // The library has tried what sockets can do. Nothing has come by its own yet.
     confine::forbid_calls()?;
-    while let Ok((setup, given)) = next().await {
+    let beats = async {
+        let mut ticks = interval(BEAT);
+        loop {
+            ticks.tick().await;
+            let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+            // Where vtld does not read, there are enough of them.
+            let _ = send(socket.get_ref().as_raw_fd(), &[0], flags);
+        }
+    };
+    tokio::select! {
+        () = obey(&carriers, next) => {}
+        () = beats => {}
+    }
+    carriers.library.close();
+    let _ = timeout(FAREWELL, carriers.library.wait_idle()).await;
+    Ok(())
+}
+
+/// Opens carriers and expects peers, until there is nobody who says so.
+async fn obey(
+    carriers: &Rc<Carriers>,
+    next: impl AsyncFn() -> io::Result<Option<(Setup, OwnedFd)>>,
+) {
+    while let Ok(setup) = next().await {
+        let Some((setup, given)) = setup else {
+            tracing::error!("no descriptor is left for a carrier");
+            continue;
+        };
         let channel = match Channel::new(UnixStream::from(given)) {
             Ok(channel) => channel,
             Err(error) => {
@@ -259,16 +305,13 @@ async fn serve(socket: AsyncFd<OwnedFd>) -> io::Result<()> {
                 continue;
             }
         };
-        let carriers = Rc::clone(&carriers);
+        let carriers = Rc::clone(carriers);
         match setup {
-            Setup::Start { .. } => break,
+            Setup::Start { .. } => return,
             Setup::Open(opening) => drop(spawn_local(carriers.open(opening, channel))),
             Setup::Expect(expected) => drop(spawn_local(carriers.expect(expected, channel))),
         }
     }
-    carriers.library.close();
-    let _ = timeout(FAREWELL, carriers.library.wait_idle()).await;
-    Ok(())
 }
 
 /// Runs the process, whose standard input is the socket that vtld speaks by. Threads that it needs must run.

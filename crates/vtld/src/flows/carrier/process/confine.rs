@@ -1,7 +1,7 @@
 //! Takes everything from a process of carriers that it does not need: capabilities, and all system calls but those
 //! that move bytes through the descriptors that it was given.
 
-use std::{collections::BTreeMap, io};
+use std::{collections::BTreeMap, fs, io};
 
 use caps::CapSet;
 use nix::sys::{
@@ -19,16 +19,8 @@ const CALLS: &[libc::c_long] = &[
     libc::SYS_readv,
     libc::SYS_write,
     libc::SYS_writev,
-    libc::SYS_recvfrom,
-    libc::SYS_recvmsg,
-    libc::SYS_recvmmsg,
-    libc::SYS_sendto,
-    libc::SYS_sendmsg,
-    libc::SYS_sendmmsg,
-    libc::SYS_shutdown,
     libc::SYS_close,
     libc::SYS_getsockopt,
-    libc::SYS_setsockopt,
     libc::SYS_getsockname,
     libc::SYS_epoll_ctl,
     libc::SYS_epoll_pwait,
@@ -66,6 +58,8 @@ pub fn drop_privileges() -> io::Result<()> {
     // vtld says when it is over: it has to tell its peers first.
     SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP]).thread_block()?;
     prctl::set_pdeathsig(Signal::SIGKILL)?;
+    // Where memory is short it goes first: flows go on without it. Nobody needs to know of a failure.
+    let _ = fs::write("/proc/self/oom_score_adj", "500");
     // It was started by a name that says nothing.
     prctl::set_name(c"vtld-carriers")?;
     // Nobody reads its memory, which has keys; nor does a dump of it.
@@ -81,6 +75,16 @@ pub fn drop_privileges() -> io::Result<()> {
     }
     Ok(())
 }
+
+/// Those of sockets, and which argument has the flags.
+const OF_SOCKETS: [(libc::c_long, u8); 6] = [
+    (libc::SYS_recvfrom, 3),
+    (libc::SYS_recvmsg, 2),
+    (libc::SYS_recvmmsg, 3),
+    (libc::SYS_sendto, 3),
+    (libc::SYS_sendmsg, 2),
+    (libc::SYS_sendmmsg, 3),
+];
 
 /// In all threads, which must have started; refused calls fail with EPERM.
 pub(super) fn forbid_calls() -> io::Result<()> {
@@ -99,7 +103,10 @@ fn filter() -> Result<BpfProgram, seccompiler::BackendError> {
         SeccompCondition::new(argument, Dword, op, 0).and_then(|c| SeccompRule::new(vec![c]))
     };
     let mut rules: BTreeMap<_, _> = CALLS.iter().map(|call| (*call, Vec::new())).collect();
-    rules.insert(libc::SYS_ioctl, vec![is(1, libc::FIONBIO as u32)?]);
+    for (call, flags) in OF_SOCKETS {
+        // Nothing needs it, and faults of it have let programs out of such confinement.
+        rules.insert(call, vec![never(flags, libc::MSG_OOB)?]);
+    }
     let of_files = [libc::F_GETFL, libc::F_SETFL, libc::F_GETFD, libc::F_SETFD];
     let of_files: Result<_, _> = of_files
         .into_iter()
@@ -124,7 +131,7 @@ mod tests {
     use std::{
         fs::File,
         io::{Read, Write},
-        net::{TcpStream, UdpSocket},
+        net::{Shutdown, TcpStream, UdpSocket},
         os::unix::net::UnixStream,
         process::Command,
     };
@@ -157,7 +164,10 @@ mod tests {
                 other.read_exact(&mut byte).is_ok() && byte == [7],
                 "it cannot read",
             ),
-            (given.set_nonblocking(true).is_ok(), "it must block"),
+            (
+                given.shutdown(Shutdown::Both).is_err_and(refused),
+                "it spoils sockets",
+            ),
             (
                 File::open("/etc/passwd").is_err_and(refused),
                 "it opens files",

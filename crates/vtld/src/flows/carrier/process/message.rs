@@ -10,7 +10,7 @@ use std::{
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
-use tokio::net::UnixStream;
+use tokio::{net::UnixStream, task::coop::consume_budget};
 use vtl_control::CarrierPath;
 use vtl_proto::{carrier::Kind, keys::Secret};
 
@@ -105,8 +105,11 @@ impl Tag {
 const HEAD: usize = 1 + size_of::<u32>();
 /// Bytes of the longest message: all that may wait to be sent.
 const MOST: usize = 256 << 10;
-/// Bytes read at a time.
-const READ: usize = 128 << 10;
+/// Bytes of a buffer for reading, and those that must be left in it.
+const READ: usize = 64 << 10;
+const LEFT: usize = 4 << 10;
+/// A shorter message does not hold the buffer that it came in.
+const SHORT: usize = 4 << 10;
 
 /// Appends a message.
 pub(super) fn emit(to: &mut BytesMut, tag: Tag, body: &[u8]) {
@@ -130,7 +133,12 @@ fn take(from: &mut BytesMut) -> io::Result<Option<(Tag, Bytes)>> {
         return Ok(None);
     }
     from.advance(HEAD);
-    Ok(Some((tag, from.split_to(len).freeze())))
+    let body = match len < SHORT {
+        true => Bytes::copy_from_slice(&from[..len]),
+        false => from.split_to(len).freeze(),
+    };
+    from.advance(if len < SHORT { len } else { 0 });
+    Ok(Some((tag, body)))
 }
 
 /// One end of a carrier's socket.
@@ -162,12 +170,19 @@ impl Channel {
     /// The end, too.
     pub(super) async fn next(&self) -> io::Result<(Tag, Bytes)> {
         loop {
+            // Others have their turn, too, however much there is to be read.
+            consume_budget().await;
             if let Some(message) = take(&mut self.unread.borrow_mut())? {
                 return Ok(message);
             }
+            if self.unread.borrow().is_empty() {
+                self.unread.take();
+            }
             self.socket.readable().await?;
             let mut unread = self.unread.borrow_mut();
-            unread.reserve(READ);
+            if unread.capacity() - unread.len() < LEFT {
+                unread.reserve(READ);
+            }
             match self.socket.try_read_buf(&mut *unread) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),

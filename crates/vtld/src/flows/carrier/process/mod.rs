@@ -2,8 +2,8 @@
 //! parsed there, and only frames pass to vtld and back.
 //!
 //! Here is vtld's end (`child.rs` is the process, `confine.rs` what is taken from it, `message.rs` what passes). A
-//! process starts when it is first needed. Where it dies its carriers break, and flows go on over TCP; the next carrier
-//! starts another one, on the same UDP socket.
+//! process starts when it is first needed. Where it dies, or hangs, its carriers break, and flows go on over TCP; the next carrier
+//! starts another one, which has nothing of the former.
 
 pub(super) mod child;
 mod confine;
@@ -13,7 +13,7 @@ use std::{
     cell::{Cell, RefCell},
     collections::HashMap,
     io::{self, IoSlice},
-    net::UdpSocket,
+    net::IpAddr,
     os::{
         fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
         unix::process::CommandExt,
@@ -25,16 +25,18 @@ use std::{
 
 use bytes::BytesMut;
 use nix::sys::socket::{
-    AddressFamily, ControlMessage, MsgFlags, Shutdown, SockFlag, SockType, recv, sendmsg, shutdown,
-    socketpair,
+    AddressFamily, ControlMessage, MsgFlags, Shutdown, SockFlag, SockType, recv, sendmsg,
+    setsockopt, shutdown, socketpair, sockopt,
 };
 use rcgen::CertifiedKey;
 use sha2::{Digest, Sha256};
 use tokio::{
     io::{Interest, unix::AsyncFd},
-    sync::watch as flag,
+    sync::watch as count,
     task::{AbortHandle, spawn_blocking, spawn_local},
+    time::timeout,
 };
+use vtl_control::CarrierPath;
 use vtl_proto::{
     carrier::Kind,
     frame::{CRYPTO, HEADER},
@@ -42,46 +44,91 @@ use vtl_proto::{
 
 use super::{
     super::socket::watch,
-    Arrivals, CLEAR, Endpoint, Expected, Grantor, Link, Local, Shown, ToOpen,
+    Arrivals, CLEAR, Endpoint, Expected, Grant, Grantor, HANDSHAKE, Link, Local, Shown, ToOpen,
     framed::{Arrived, Framed, Out, Pipe},
-    socket,
+    secret, socket,
 };
 use crate::broker::random_token;
 pub use child::run;
 pub use confine::drop_privileges;
 use message::{Certificate, Channel, Figures, Opening, Setup, Tag, emit};
 
+/// A process that says nothing for so long hangs: it has five chances to.
+const SILENT: Duration = Duration::from_secs(10);
+/// A handshake has taken longer than its process lets it.
+const OPENED: Duration = HANDSHAKE.saturating_add(Duration::from_secs(2));
+/// Bytes of what it has not been told yet.
+const QUEUE: usize = 4 << 20;
+/// More than a carrier has ever sent, and than a library holds.
+const MOST_PACKETS: u64 = 1 << 48;
+const MOST_MEMORY: u64 = 1 << 30;
 /// Between two starts.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Bytes written at a time.
 const BATCH: usize = 64 << 10;
 
 /// A process that runs.
-struct Running {
-    socket: Rc<AsyncFd<OwnedFd>>,
-    child: Child,
+struct Process {
+    kind: Kind,
+    socket: AsyncFd<OwnedFd>,
+    /// Of its UDP socket.
+    port: u16,
+    /// Of its certificate.
+    fingerprint: Option<[u8; CRYPTO]>,
+    child: RefCell<Option<Child>>,
+}
+
+impl Process {
+    /// Has it do something.
+    fn tell(&self, setup: &Setup, given: BorrowedFd<'_>) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        ciborium::into_writer(setup, &mut bytes).map_err(io::Error::other)?;
+        let given = [given.as_raw_fd()];
+        let rights = [ControlMessage::ScmRights(&given)];
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+        let slices = [IoSlice::new(&bytes)];
+        sendmsg::<()>(self.socket.as_raw_fd(), &slices, &rights, flags, None)?;
+        Ok(())
+    }
+
+    /// Completes when it is dead, or does not say for long that it lives.
+    async fn dead(&self) {
+        let beat = |socket: &OwnedFd| {
+            let read = recv(socket.as_raw_fd(), &mut [0], MsgFlags::MSG_DONTWAIT)?;
+            Ok(read > 0)
+        };
+        loop {
+            match timeout(SILENT, self.socket.async_io(Interest::READABLE, beat)).await {
+                Ok(Ok(true)) => {}
+                Ok(_) => return,
+                Err(_) => {
+                    return tracing::error!(carrier = %self.kind, "a process of carriers hangs");
+                }
+            }
+        }
+    }
+
+    fn kill(&self) {
+        if let Some(child) = &mut *self.child.borrow_mut() {
+            let _ = child.kill();
+        }
+    }
 }
 
 /// Carriers of a kind, which a process has.
 pub(super) struct Remote {
     kind: Kind,
-    /// The UDP socket of all processes, and its port.
-    socket: UdpSocket,
-    port: u16,
-    certificate: Option<Certificate>,
-    /// Of the certificate.
-    fingerprint: Option<[u8; CRYPTO]>,
     /// Bytes that a peer may be allowed to have under way.
     most_ahead: u64,
     arrivals: Arrivals,
     /// What waits for peers, by token.
     granted: RefCell<HashMap<u64, AbortHandle>>,
-    running: RefCell<Option<Running>>,
+    process: RefCell<Option<Rc<Process>>>,
     last_start: Cell<Option<Instant>>,
     /// All carriers are to end.
     is_over: Cell<bool>,
-    /// Whether a process runs.
-    runs: flag::Sender<bool>,
+    /// Processes that run.
+    running: count::Sender<usize>,
     /// For tasks.
     own: Weak<Self>,
 }
@@ -96,81 +143,59 @@ fn certificate() -> io::Result<Certificate> {
     })
 }
 
-fn say(to: &AsyncFd<OwnedFd>, setup: &Setup, given: BorrowedFd<'_>) -> io::Result<()> {
-    let mut bytes = Vec::new();
-    ciborium::into_writer(setup, &mut bytes).map_err(io::Error::other)?;
-    let given = [given.as_raw_fd()];
-    let rights = [ControlMessage::ScmRights(&given)];
-    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-    sendmsg::<()>(
-        to.as_raw_fd(),
-        &[IoSlice::new(&bytes)],
-        &rights,
-        flags,
-        None,
-    )?;
-    Ok(())
-}
-
 impl Remote {
     /// Needs no process yet.
-    pub(super) fn start(kind: Kind, most_ahead: u64, arrivals: Arrivals) -> io::Result<Rc<Self>> {
-        let socket = socket()?;
-        socket.set_nonblocking(true)?;
-        let certificate = match kind {
-            Kind::Quic => Some(certificate()?),
-            _ => None,
-        };
-        let fingerprint = certificate
-            .as_ref()
-            .map(|c| Sha256::digest(&c.certificate).into());
-        Ok(Rc::new_cyclic(|own| Self {
+    pub(super) fn start(kind: Kind, most_ahead: u64, arrivals: Arrivals) -> Rc<Self> {
+        Rc::new_cyclic(|own| Self {
             kind,
-            port: socket.local_addr().map_or(0, |address| address.port()),
-            socket,
-            certificate,
-            fingerprint,
             most_ahead,
             arrivals,
             granted: RefCell::default(),
-            running: RefCell::default(),
+            process: RefCell::default(),
             last_start: Cell::new(None),
             is_over: Cell::new(false),
-            runs: flag::Sender::new(false),
+            running: count::Sender::new(0),
             own: Weak::clone(own),
-        }))
+        })
     }
 
-    /// Has the process do something about one carrier. Returns its socket.
-    fn begin(&self, setup: &Setup) -> io::Result<Channel> {
-        let (channel, theirs) = Channel::pair()?;
-        let running = self
-            .running
-            .borrow()
-            .as_ref()
-            .map(|running| Rc::clone(&running.socket));
-        let process = match running {
-            Some(socket) => socket,
-            None => self.spawn()?,
-        };
-        say(&process, setup, theirs.as_fd())?;
-        Ok(channel)
+    /// The process, started if it does not run.
+    fn process(&self) -> io::Result<Rc<Process>> {
+        if let Some(process) = &*self.process.borrow() {
+            return Ok(Rc::clone(process));
+        }
+        let is_soon = |last: Instant| last.elapsed() < PAUSE;
+        if self.is_over.get() || self.last_start.get().is_some_and(is_soon) {
+            return Err(io::Error::other("its process has just died"));
+        }
+        self.last_start.set(Some(Instant::now()));
+        let process = Rc::new(self.spawn()?);
+        self.process.replace(Some(Rc::clone(&process)));
+        self.running.send_modify(|running| *running += 1);
+        if let Some(own) = self.own.upgrade() {
+            spawn_local(own.attend(Rc::clone(&process)));
+        }
+        Ok(process)
     }
 
     /// Starts a process.
-    fn spawn(&self) -> io::Result<Rc<AsyncFd<OwnedFd>>> {
-        let is_soon = |last: Instant| last.elapsed() < PAUSE;
-        if self.is_over.get() || self.last_start.get().is_some_and(is_soon) {
-            return Err(io::ErrorKind::ConnectionRefused.into());
-        }
-        self.last_start.set(Some(Instant::now()));
+    fn spawn(&self) -> io::Result<Process> {
+        let udp = socket()?;
+        udp.set_nonblocking(true)?;
+        let port = udp.local_addr()?.port();
+        let certificate = match self.kind {
+            Kind::Quic => Some(certificate()?),
+            _ => None,
+        };
         let (ours, theirs) = socketpair(
             AddressFamily::Unix,
             SockType::SeqPacket,
             None,
             SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK,
         )?;
-        let ours = Rc::new(watch(ours)?);
+        // Of a process that is busy many may ask something. Less will do.
+        let _ = setsockopt(&ours, sockopt::SndBufForce, &QUEUE);
+        let ours = watch(ours)?;
         let child = Command::new("/proc/self/exe")
             .arg0("vtld")
             .args(std::env::args_os().skip(1))
@@ -180,39 +205,54 @@ impl Remote {
             // Its end comes from here, not from the terminal.
             .process_group(0)
             .spawn()?;
-        let socket = Rc::clone(&ours);
-        self.running.replace(Some(Running { socket, child }));
-        self.runs.send_replace(true);
-        if let Some(own) = self.own.upgrade() {
-            spawn_local(own.attend(Rc::clone(&ours)));
-        }
+        let fingerprint = certificate
+            .as_ref()
+            .map(|c| Sha256::digest(&c.certificate).into());
+        let process = Process {
+            kind: self.kind,
+            socket: ours,
+            port,
+            fingerprint,
+            child: RefCell::new(Some(child)),
+        };
         let setup = Setup::Start {
             kind: self.kind,
-            certificate: self.certificate.clone(),
+            certificate,
             most_ahead: self.most_ahead,
         };
-        say(&ours, &setup, self.socket.as_fd())?;
-        Ok(ours)
+        // One that has died already is noticed as others are.
+        let _ = process.tell(&setup, udp.as_fd());
+        Ok(process)
     }
 
-    /// Waits for the process's end.
-    async fn attend(self: Rc<Self>, socket: Rc<AsyncFd<OwnedFd>>) {
-        // It never says anything.
-        let read =
-            |socket: &OwnedFd| Ok(recv(socket.as_raw_fd(), &mut [0], MsgFlags::MSG_DONTWAIT)?);
-        let _ = socket.async_io(Interest::READABLE, read).await;
-        let ended = self.running.take();
-        if let Some(Running { mut child, .. }) = ended {
-            let waited = spawn_blocking(move || {
-                let _ = child.kill();
-                child.wait()
-            });
-            let status = waited.await;
-            if !self.is_over.get() {
-                tracing::error!(carrier = %self.kind, ?status, "a process of carriers has died: flows go on over TCP");
-            }
+    fn forget(&self, process: &Rc<Process>) {
+        let mut current = self.process.borrow_mut();
+        // Another one may have its place.
+        current.take_if(|current| Rc::ptr_eq(current, process));
+    }
+
+    /// Waits for a process's end.
+    async fn attend(self: Rc<Self>, process: Rc<Process>) {
+        process.dead().await;
+        self.forget(&process);
+        let child = process.child.take();
+        let waited = spawn_blocking(move || {
+            let mut child = child?;
+            let _ = child.kill();
+            Some(child.wait())
+        });
+        let status = waited.await;
+        if !self.is_over.get() {
+            tracing::error!(carrier = %self.kind, ?status, "a process of carriers is dead: flows go on over TCP");
         }
-        self.runs.send_replace(false);
+        self.running.send_modify(|running| *running -= 1);
+    }
+
+    /// Has the process do something about one carrier.
+    fn begin(&self, process: &Process, setup: &Setup) -> io::Result<Channel> {
+        let (channel, theirs) = Channel::pair()?;
+        process.tell(setup, theirs.as_fd())?;
+        Ok(channel)
     }
 
     fn is_encrypted(&self, crypto: &[u8; CRYPTO]) -> bool {
@@ -220,43 +260,48 @@ impl Remote {
     }
 }
 
-impl Grantor for Remote {
-    fn port(&self) -> u16 {
-        self.port
-    }
-
-    fn certificate(&self) -> Option<[u8; CRYPTO]> {
-        self.fingerprint
-    }
-
-    fn token(&self) -> u64 {
-        loop {
-            // SCTP has two ports from it, and KCP a number: 0 is none.
-            let token = random_token();
-            if token >> 48 != 0 && (token >> 32) as u16 != 0 && token as u32 != 0 {
-                return token;
-            }
+/// SCTP has two ports from it, and KCP a number: none is 0.
+fn token() -> u64 {
+    loop {
+        let token = random_token();
+        if token >> 48 != 0 && (token >> 32) as u16 != 0 && token as u32 != 0 {
+            return token;
         }
     }
+}
 
-    fn grant(&self, expected: Expected) {
-        let token = expected.token;
-        let (kind, is_encrypted) = (self.kind, self.is_encrypted(expected.crypto.as_bytes()));
-        let channel = match self.begin(&Setup::Expect(expected)) {
-            Ok(channel) => channel,
-            Err(error) => {
-                return tracing::warn!(%error, carrier = %kind, "a carrier cannot be granted");
-            }
+impl Grantor for Remote {
+    fn grant(&self, client: IpAddr, rtt: Option<Duration>, seals: bool) -> io::Result<Grant> {
+        let process = self.process()?;
+        let (token, port) = (token(), process.port);
+        let crypto = process.fingerprint.unwrap_or_else(|| secret(seals));
+        let is_encrypted = self.is_encrypted(&crypto);
+        let expected = Expected {
+            token,
+            client,
+            rtt,
+            crypto: crypto.into(),
         };
+        let channel = self.begin(&process, &Setup::Expect(expected))?;
         let arrivals = self.arrivals.clone();
         let waiting = spawn_local(async move {
-            if let Ok(carrier) = opened(kind, channel, is_encrypted).await {
-                // Nobody takes it where the daemon is ending.
-                let _ = arrivals.send((Shown::Token(token), Box::new(carrier)));
+            match opened(&process, channel, is_encrypted).await {
+                Ok(carrier) => {
+                    // Nobody takes it where the daemon is ending.
+                    let _ = arrivals.send((Shown::Token(token), Box::new(carrier)));
+                }
+                Err(error) => {
+                    tracing::debug!(%error, carrier = %process.kind, "a grant is worth nothing");
+                }
             }
         });
         let mut granted = self.granted.borrow_mut();
         granted.insert(token, waiting.abort_handle());
+        Ok(Grant {
+            port,
+            token,
+            crypto,
+        })
     }
 
     fn revoke(&self, token: u64) {
@@ -286,30 +331,32 @@ impl Endpoint for Remote {
             local,
             rtt,
         };
-        let kind = self.kind;
         Box::pin(async move {
-            let channel = self.begin(&Setup::Open(opening))?;
-            let carrier = opened(kind, channel, is_encrypted).await?;
+            let process = self.process()?;
+            let channel = self.begin(&process, &Setup::Open(opening))?;
+            let carrier = timeout(OPENED, opened(&process, channel, is_encrypted)).await;
+            let carrier = carrier.map_err(|_| io::ErrorKind::TimedOut)??;
             Ok(Box::new(carrier) as Box<dyn Link>)
         })
     }
 
     fn close(&self) {
         self.is_over.set(true);
-        if let Some(running) = &*self.running.borrow() {
-            let _ = shutdown(running.socket.as_raw_fd(), Shutdown::Write);
+        if let Some(process) = &*self.process.borrow() {
+            let _ = shutdown(process.socket.as_raw_fd(), Shutdown::Write);
         }
     }
 
     fn wait_idle(&self) -> Local<'_, ()> {
         Box::pin(async {
-            let _ = self.runs.subscribe().wait_for(|runs| !runs).await;
+            let mut running = self.running.subscribe();
+            let _ = running.wait_for(|running| *running == 0).await;
         })
     }
 }
 
 /// A carrier, once its handshake is done.
-async fn opened(kind: Kind, channel: Channel, is_encrypted: bool) -> io::Result<Framed> {
+async fn opened(process: &Rc<Process>, channel: Channel, is_encrypted: bool) -> io::Result<Framed> {
     let frame = match channel.next().await? {
         (Tag::Opened, body) => body.first_chunk().map(|frame| u32::from_le_bytes(*frame)),
         (Tag::Refused, body) => {
@@ -323,11 +370,18 @@ async fn opened(kind: Kind, channel: Channel, is_encrypted: bool) -> io::Result<
     let pipe = Pipe::new(frame.ok_or(io::ErrorKind::InvalidData)? as usize);
     let figures = Rc::new(RefCell::new(Figures::default()));
     let (driven, known) = (Rc::clone(&pipe), Rc::clone(&figures));
+    let (kind, process) = (process.kind, Rc::downgrade(process));
     spawn_local(async move {
         let waiting = Cell::new(0);
-        tokio::select! {
-            _ = write(&channel, &driven, &waiting) => {}
-            _ = read(&channel, &driven, &waiting, &known) => {}
+        let ended = tokio::select! {
+            ended = write(&channel, &driven, &waiting) => ended,
+            ended = read(&channel, &driven, &waiting, &known) => ended,
+        };
+        if let (Err(error), Some(process)) = (ended, process.upgrade())
+            && error.kind() == io::ErrorKind::InvalidData
+        {
+            tracing::error!(carrier = %kind, "a process of carriers makes no sense, and is ended");
+            process.kill();
         }
         driven.end();
     });
@@ -343,8 +397,8 @@ async fn opened(kind: Kind, channel: Channel, is_encrypted: bool) -> io::Result<
 
 /// Sends what there is, up to the carrier's end. `waiting`: bytes of it that the process has not taken.
 async fn write(channel: &Channel, pipe: &Pipe, waiting: &Cell<usize>) -> io::Result<()> {
-    let mut messages = BytesMut::with_capacity(BATCH);
     while !pipe.is_over() {
+        let mut messages = BytesMut::new();
         while messages.len() < BATCH
             && let Some(out) = pipe.pop()
         {
@@ -359,9 +413,19 @@ async fn write(channel: &Channel, pipe: &Pipe, waiting: &Cell<usize>) -> io::Res
             true => pipe.work.notified().await,
             false => channel.write(&messages).await?,
         }
-        messages.clear();
     }
     Ok(())
+}
+
+/// Whether figures can be true.
+fn plausible(figures: &Figures) -> bool {
+    let of_path = |path: &CarrierPath| {
+        let refused = path.refused.unwrap_or(0);
+        path.rtt_ms >= 0.0
+            && path.rtt_ms < 1e6
+            && path.sent.max(path.lost).max(refused) < MOST_PACKETS
+    };
+    figures.memory < MOST_MEMORY && figures.path.as_ref().is_none_or(of_path)
 }
 
 /// Takes what comes, up to the end.
@@ -382,12 +446,18 @@ async fn read(
             Tag::Frame => pipe.arrived(Arrived::Frame(body)),
             Tag::Taken => {
                 let taken = u32::from_le_bytes(*body.first_chunk().ok_or_else(invalid)?) as usize;
+                if taken == 0 {
+                    return Err(invalid());
+                }
                 waiting.set(waiting.get().checked_sub(taken).ok_or_else(invalid)?);
                 pipe.free(taken);
             }
             Tag::Figures => {
-                let said = ciborium::from_reader(&body[..]);
-                figures.replace(said.map_err(io::Error::other)?);
+                let said = ciborium::from_reader(&body[..]).map_err(|_| invalid())?;
+                if !plausible(&said) {
+                    return Err(invalid());
+                }
+                figures.replace(said);
             }
             _ => return Err(invalid()),
         }

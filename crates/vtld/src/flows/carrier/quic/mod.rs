@@ -44,7 +44,7 @@ const CHUNK_BACK: usize = u16::MAX as usize;
 /// Bytes that one stream gives before others have their turn.
 const TURN: usize = 256 << 10;
 /// A run of bytes to which none are added for so long ends.
-const LINGER: Duration = Duration::from_secs(1);
+const LINGER: Duration = Duration::from_millis(100);
 /// Between two looks at the path.
 const TICK: Duration = Duration::from_millis(100);
 /// Idle time after which the window shrinks below its initial size; at least four round trips.
@@ -177,6 +177,9 @@ struct Driver {
     window: Rc<Window>,
     /// As of the last look.
     stats: Rc<Cell<Option<PathStats>>>,
+    /// Bytes that were given to the library, and those that it may hold.
+    given: Rc<Cell<u64>>,
+    most_held: Rc<Cell<u64>>,
 }
 
 impl Driver {
@@ -291,7 +294,7 @@ impl Driver {
             if stream.write_chunk(bytes).await.is_err() {
                 return false;
             }
-            self.pipe.free(len);
+            self.given(len);
         }
         true
     }
@@ -303,9 +306,15 @@ impl Driver {
             if stream.write_chunk(bytes).await.is_err() {
                 return false;
             }
-            self.pipe.free(len);
+            self.given(len);
         }
         true
+    }
+
+    /// The library has taken so many bytes.
+    fn given(&self, bytes: usize) {
+        self.given.set(self.given.get() + bytes as u64);
+        self.pipe.free(bytes);
     }
 
     /// Takes what arrives. `control`: the stream for the peer's control frames, if it has begun.
@@ -383,7 +392,7 @@ impl Driver {
     async fn hear(self, mut stream: RecvStream) -> bool {
         loop {
             self.has_room().await;
-            match stream.read_chunk(usize::MAX, true).await {
+            match stream.read_chunk(CHUNK_BACK, true).await {
                 Ok(Some(chunk)) => self.pipe.arrived(Arrived::Stream(chunk.bytes)),
                 _ => return true,
             }
@@ -418,6 +427,7 @@ impl Driver {
             let window = stats.path.cwnd.saturating_mul(2);
             let window = window.clamp(LEAST_AHEAD, endpoint::SEND_WINDOW);
             self.connection.set_send_window(window);
+            self.most_held.set(window);
         }
     }
 }
@@ -515,17 +525,24 @@ fn opened(connection: Connection, most_ahead: u32, is_server: bool) -> Opened {
         connection,
         pipe: Pipe::relayed(CHUNK),
         stats: Rc::default(),
+        given: Rc::default(),
+        most_held: Rc::new(Cell::new(endpoint::SEND_WINDOW)),
     };
     spawn_local(panics::isolated(driver.clone().run(is_server)));
     let Driver {
         pipe,
         window,
         stats,
+        given,
+        most_held,
         ..
     } = driver;
     Opened {
         pipe,
-        memory: Box::new(move || window.size.get().into()),
+        memory: Box::new(move || {
+            // It does not say what the peer has not acknowledged.
+            u64::from(window.size.get()) + given.get().min(most_held.get())
+        }),
         path: Box::new(move || {
             let path = stats.get()?;
             Some(CarrierPath {
