@@ -273,19 +273,22 @@ fn kcp__goes_on_behind_its_process() {
     goes_on_behind_its_process("kcp");
 }
 
-/// What parses the peer's packets has no privileges, and costs no flow where it dies.
+/// What parses the peer's packets has no privileges, and costs no flow where it dies or hangs.
 fn goes_on_behind_its_process(carrier: &str) {
-    let Some(mut world) = World::new(&format!("{carrier}-process"), &Link::new(5.0, 20.0)) else {
+    let Some(mut world) = World::new(&format!("{carrier}-process"), &Link::new(5.0, 10.0)) else {
         return;
     };
     world.meet_by(&["--carrier", carrier]);
     let server = world.servers()[0];
-    let download = world.start_big(carrier, server, 16);
-    for host in [Host::Server, Host::Client] {
+    let download = world.start_big(carrier, server, 24);
+    for (host, signal) in [
+        (Host::Server, Signal::SIGKILL),
+        (Host::Client, Signal::SIGSTOP),
+    ] {
         let daemon = world.daemon(host).pid();
         let pid = process_of_carriers(daemon, carrier).expect("it runs");
         confined(pid);
-        kill(Pid::from_raw(pid as i32), Signal::SIGKILL).expect("it lives");
+        kill(Pid::from_raw(pid as i32), signal).expect("it lives");
         until("another carrier, by another process", || {
             process_of_carriers(daemon, carrier).is_some_and(|other| other != pid)
                 && world.carried("bytes_received") > 100_000

@@ -484,6 +484,7 @@ impl Association {
             mtu,
             cwnd,
             path: config.path_model().then(Box::default),
+            outbound_queue: OutboundQueue::new(config.path_model()),
             remote_addr,
             local_ip,
 

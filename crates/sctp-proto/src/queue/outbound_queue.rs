@@ -21,6 +21,15 @@ pub(crate) struct OutboundQueue {
 }
 
 impl OutboundQueue {
+    /// One whose messages go as they were written, ordered and unordered ones, or, as RFC 9260 allows, the latter first.
+    pub(crate) fn new(as_written: bool) -> Self {
+        let mut queue = Self::default();
+        if as_written {
+            queue.pending.set_as_written();
+        }
+        queue
+    }
+
     pub(crate) fn next_message_id(&self) -> u64 {
         self.next_message_id
     }

@@ -16,11 +16,17 @@ pub(crate) struct PendingQueue {
     n_bytes: usize,
     selected: bool,
     unordered_is_selected: bool,
+    /// Messages go as they were written: or ordered ones wait for as long as there is anything unordered.
+    as_written: bool,
 }
 
 impl PendingQueue {
     pub(crate) fn new() -> Self {
         PendingQueue::default()
+    }
+
+    pub(crate) fn set_as_written(&mut self) {
+        self.as_written = true;
     }
 
     pub(crate) fn push(&mut self, c: ChunkPayloadData) {
@@ -63,13 +69,14 @@ impl PendingQueue {
             }
         }
 
-        let c = self.unordered_queue.front();
-
-        if c.is_some() {
-            return c;
+        match (self.unordered_queue.front(), self.ordered_queue.front()) {
+            (Some(unordered), Some(ordered))
+                if self.as_written && ordered.message_id < unordered.message_id =>
+            {
+                Some(ordered)
+            }
+            (unordered, ordered) => unordered.or(ordered),
         }
-
-        self.ordered_queue.front()
     }
 
     pub(crate) fn pop(

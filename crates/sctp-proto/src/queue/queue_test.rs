@@ -437,6 +437,24 @@ fn test_pending_queue_unordered_wins() -> Result<()> {
 }
 
 #[test]
+fn test_pending_queue_messages_go_as_they_were_written() -> Result<()> {
+    let mut pq = PendingQueue::new();
+    pq.set_as_written();
+    for (tsn, unordered) in [(0, true), (1, false), (2, true), (3, true), (4, false)] {
+        let mut chunk = make_data_chunk(tsn, unordered, NO_FRAGMENT);
+        chunk.message_id = tsn.into();
+        pq.push(chunk);
+    }
+    for tsn in 0..5 {
+        let c = pq.peek().expect("peek error");
+        assert_eq!(tsn, c.tsn, "TSN should match");
+        let (beginning_fragment, unordered) = (c.beginning_fragment, c.unordered);
+        assert!(pq.pop(beginning_fragment, unordered).is_some());
+    }
+    Ok(())
+}
+
+#[test]
 fn test_pending_queue_fragments() -> Result<()> {
     let mut pq = PendingQueue::new();
     pq.push(make_data_chunk(0, false, FRAG_BEGIN));
