@@ -33,7 +33,7 @@ use sha2::{Digest, Sha256};
 use tokio::{
     io::{Interest, unix::AsyncFd},
     sync::watch as count,
-    task::{AbortHandle, spawn_blocking, spawn_local},
+    task::{AbortHandle, coop::consume_budget, spawn_blocking, spawn_local},
     time::timeout,
 };
 use vtl_control::CarrierPath;
@@ -91,6 +91,13 @@ impl Process {
         Ok(())
     }
 
+    /// Has it do something about one carrier, whose channel this is.
+    fn begin(&self, setup: &Setup) -> io::Result<Channel> {
+        let (channel, theirs) = Channel::pair()?;
+        self.tell(setup, theirs.as_fd())?;
+        Ok(channel)
+    }
+
     /// Completes when it is dead, or does not say for long that it lives.
     async fn dead(&self) {
         let beat = |socket: &OwnedFd| {
@@ -99,7 +106,8 @@ impl Process {
         };
         loop {
             match timeout(SILENT, self.socket.async_io(Interest::READABLE, beat)).await {
-                Ok(Ok(true)) => {}
+                // However many there are.
+                Ok(Ok(true)) => consume_budget().await,
                 Ok(_) => return,
                 Err(_) => {
                     return tracing::error!(carrier = %self.kind, "a process of carriers hangs");
@@ -248,13 +256,6 @@ impl Remote {
         self.running.send_modify(|running| *running -= 1);
     }
 
-    /// Has the process do something about one carrier.
-    fn begin(&self, process: &Process, setup: &Setup) -> io::Result<Channel> {
-        let (channel, theirs) = Channel::pair()?;
-        process.tell(setup, theirs.as_fd())?;
-        Ok(channel)
-    }
-
     fn is_encrypted(&self, crypto: &[u8; CRYPTO]) -> bool {
         self.kind == Kind::Quic || *crypto != CLEAR
     }
@@ -282,7 +283,7 @@ impl Grantor for Remote {
             rtt,
             crypto: crypto.into(),
         };
-        let channel = self.begin(&process, &Setup::Expect(expected))?;
+        let channel = process.begin(&Setup::Expect(expected))?;
         let arrivals = self.arrivals.clone();
         let waiting = spawn_local(async move {
             match opened(&process, channel, is_encrypted).await {
@@ -333,7 +334,7 @@ impl Endpoint for Remote {
         };
         Box::pin(async move {
             let process = self.process()?;
-            let channel = self.begin(&process, &Setup::Open(opening))?;
+            let channel = process.begin(&Setup::Open(opening))?;
             let carrier = timeout(OPENED, opened(&process, channel, is_encrypted)).await;
             let carrier = carrier.map_err(|_| io::ErrorKind::TimedOut)??;
             Ok(Box::new(carrier) as Box<dyn Link>)
