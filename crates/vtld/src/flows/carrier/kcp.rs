@@ -29,10 +29,7 @@ use vtl_proto::{
 use super::{
     Expected, HANDSHAKE, Local, SILENCE,
     framed::{Arrived, Out, Pipe},
-    process::{
-        child::{Arrivals, Library, Opened},
-        message::Opening,
-    },
+    library::{Library, Opened, Opening, Opens},
     sealed,
 };
 use crate::panics;
@@ -63,7 +60,7 @@ struct Shared {
     conversations: RefCell<HashMap<Key, Rc<Conversation>>>,
     /// By the client's address, and its conversation's number.
     grants: RefCell<HashMap<(IpAddr, u32), Expected>>,
-    arrivals: Arrivals,
+    arrivals: Opens,
 }
 
 /// This host's part of all conversations.
@@ -93,7 +90,7 @@ impl Conversation {
 
 impl Kcp {
     /// On a socket that does not block.
-    pub(super) fn start(socket: std::net::UdpSocket, arrivals: Arrivals) -> io::Result<Self> {
+    pub(super) fn start(socket: std::net::UdpSocket, arrivals: Opens) -> io::Result<Self> {
         let shared = Rc::new(Shared {
             socket: UdpSocket::from_std(socket)?,
             conversations: RefCell::default(),

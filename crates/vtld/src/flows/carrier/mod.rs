@@ -3,6 +3,7 @@
 pub(super) mod framed;
 mod graft;
 mod kcp;
+mod library;
 mod mptcp;
 pub(super) mod process;
 mod quic;

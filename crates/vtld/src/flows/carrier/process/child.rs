@@ -23,18 +23,19 @@ use tokio::{
     task::{LocalSet, spawn_local},
     time::{interval, timeout},
 };
-use vtl_control::CarrierPath;
 use vtl_proto::carrier::Kind;
 
 use super::{
     super::{
         super::socket::watch,
-        Expected, Local,
+        Expected,
         framed::{Arrived, Out, Pipe},
-        kcp, quic, sctp,
+        kcp,
+        library::{Certificate, Library, Opened, Opening},
+        quic, sctp,
     },
     confine,
-    message::{Certificate, Channel, Figures, Opening, SETUP, Setup, Tag, emit},
+    message::{Channel, Figures, SETUP, Setup, Tag, emit},
 };
 
 /// Bytes written at a time.
@@ -45,41 +46,6 @@ const BEAT: Duration = Duration::from_secs(2);
 const TICK: Duration = Duration::from_millis(100);
 /// How long the peers' being told of the end may take.
 const FAREWELL: Duration = Duration::from_millis(150);
-
-/// A carrier whose handshake is done. It ends when this is dropped.
-pub(in super::super) struct Opened {
-    pub(in super::super) pipe: Rc<Pipe>,
-    /// Bytes that the library uses, or that the peer can make it use at once.
-    pub(in super::super) memory: Box<dyn Fn() -> u64>,
-    pub(in super::super) path: Box<dyn Fn() -> Option<CarrierPath>>,
-}
-
-impl Drop for Opened {
-    fn drop(&mut self) {
-        self.pipe.end();
-    }
-}
-
-/// Carriers that peers have opened, by their token.
-pub(in super::super) type Arrivals = mpsc::UnboundedSender<(u64, Opened)>;
-
-/// What moves the packets of all carriers of a kind.
-pub(in super::super) trait Library {
-    /// Lets a peer open a carrier.
-    fn expect(&self, expected: Expected);
-
-    /// No more.
-    fn revoke(&self, token: u64);
-
-    /// Opens a carrier.
-    fn connect(&self, opening: Opening) -> Local<'_, io::Result<Opened>>;
-
-    /// Ends all carriers.
-    fn close(&self);
-
-    /// Completes when the peers have been told.
-    fn wait_idle(&self) -> Local<'_, ()>;
-}
 
 /// The library, and who waits.
 struct Carriers {

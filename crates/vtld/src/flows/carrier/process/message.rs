@@ -1,20 +1,18 @@
 //! What passes between vtld and a process of carriers, which are of one binary: set-up over one socket, and each
 //! carrier's bytes over a socket of its own, which is closed when the carrier ends.
 
-use std::{
-    cell::RefCell,
-    io,
-    net::{IpAddr, SocketAddr},
-    time::Duration,
-};
+use std::{cell::RefCell, io};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
 use tokio::{net::UnixStream, task::coop::consume_budget};
 use vtl_control::CarrierPath;
-use vtl_proto::{carrier::Kind, keys::Secret};
+use vtl_proto::carrier::Kind;
 
-use super::super::Expected;
+use super::super::{
+    Expected,
+    library::{Certificate, Opening},
+};
 
 /// What vtld wants of a process of carriers: a message in CBOR, with one descriptor.
 #[derive(Debug, Serialize, Deserialize)]
@@ -34,32 +32,6 @@ pub(super) enum Setup {
 
 /// Bytes of the longest set-up message.
 pub(super) const SETUP: usize = 8 << 10;
-
-/// A certificate and its key, each in DER.
-#[derive(Clone, Serialize, Deserialize)]
-pub(in super::super) struct Certificate {
-    pub(in super::super) certificate: Bytes,
-    pub(in super::super) key: Bytes,
-}
-
-/// Without the key.
-impl std::fmt::Debug for Certificate {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Certificate(..)")
-    }
-}
-
-/// What opening a carrier takes.
-#[derive(Debug, Serialize, Deserialize)]
-pub(in super::super) struct Opening {
-    pub(in super::super) to: SocketAddr,
-    pub(in super::super) token: u64,
-    pub(in super::super) crypto: Secret,
-    /// The address to open it from.
-    pub(in super::super) local: IpAddr,
-    /// The path's round-trip time, as TCP measured it.
-    pub(in super::super) rtt: Option<Duration>,
-}
 
 /// What a process of carriers knows of one.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -5,9 +5,9 @@
 //! process starts when it is first needed. Where it dies, or hangs, its carriers break, and flows go on over TCP; the next carrier
 //! starts another one, which has nothing of the former.
 
-pub(super) mod child;
+mod child;
 mod confine;
-pub(super) mod message;
+mod message;
 
 use std::{
     cell::{Cell, RefCell},
@@ -46,12 +46,13 @@ use super::{
     super::socket::watch,
     Arrivals, CLEAR, Endpoint, Expected, Grant, Grantor, HANDSHAKE, Link, Local, Shown, ToOpen,
     framed::{Arrived, Framed, Out, Pipe},
+    library::{Certificate, Opening},
     secret, socket,
 };
 use crate::broker::random_token;
 pub use child::run;
 pub use confine::drop_privileges;
-use message::{Certificate, Channel, Figures, Opening, Setup, Tag, emit};
+use message::{Channel, Figures, Setup, Tag, emit};
 
 /// A process that says nothing for so long hangs: it has five chances to.
 const SILENT: Duration = Duration::from_secs(10);

@@ -35,7 +35,7 @@ use sha2::{Digest, Sha256};
 
 use vtl_proto::frame::CRYPTO;
 
-use super::super::{Expected, process::message::Certificate};
+use super::super::{Expected, library::Certificate};
 
 /// The application protocol.
 const ALPN: &[u8] = b"vtl/2";

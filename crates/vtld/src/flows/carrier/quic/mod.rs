@@ -29,10 +29,7 @@ use vtl_proto::frame::{self, FlowId, Frame, HEADER};
 use super::{
     Expected, HANDSHAKE, Local, SILENCE,
     framed::{Arrived, Out, Pipe},
-    process::{
-        child::{Arrivals, Library, Opened},
-        message::{Certificate, Opening},
-    },
+    library::{Certificate, Library, Opened, Opening, Opens},
 };
 use crate::panics;
 use endpoint::Quic;
@@ -450,7 +447,7 @@ impl Here {
         socket: UdpSocket,
         certificate: &Certificate,
         most_ahead: u64,
-        arrivals: Arrivals,
+        arrivals: Opens,
     ) -> io::Result<Self> {
         let quic = Rc::new(Quic::new(socket, certificate)?);
         let most_ahead = u32::try_from(most_ahead).unwrap_or(u32::MAX);
@@ -495,7 +492,7 @@ impl Library for Here {
 }
 
 /// Lets in who has a token.
-async fn accept(quic: Rc<Quic>, most_ahead: u32, arrivals: Arrivals) {
+async fn accept(quic: Rc<Quic>, most_ahead: u32, arrivals: Opens) {
     let half_open = Rc::new(Cell::new(0));
     while let Some(connecting) = quic.accept(&half_open).await {
         half_open.set(half_open.get() + 1);

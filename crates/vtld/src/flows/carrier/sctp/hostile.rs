@@ -22,7 +22,7 @@ use vtl_proto::frame::{FlowId, Side};
 use vtl_testing::PATIENCE;
 
 use super::{
-    super::{CLEAR, Expected, framed::Arrived, process::child::Library, sealed::Datagrams},
+    super::{CLEAR, Expected, framed::Arrived, library::Library, sealed::Datagrams},
     Sctp,
     interop::{chunk, echo, end},
     opened, packet,

@@ -25,7 +25,7 @@ use super::{
     super::{
         CLEAR, Expected,
         framed::{Arrived, Pipe},
-        process::child::{Arrivals, Library},
+        library::{Library, Opens},
         sealed::Datagrams,
         socket,
     },
@@ -155,7 +155,7 @@ fn payload(len: usize, mut state: u64) -> Bytes {
 }
 
 /// An end, and its UDP port.
-pub(super) fn end(arrivals: Arrivals) -> (Sctp, u16) {
+pub(super) fn end(arrivals: Opens) -> (Sctp, u16) {
     let socket = socket().unwrap();
     socket.set_nonblocking(true).unwrap();
     let port = socket.local_addr().unwrap().port();

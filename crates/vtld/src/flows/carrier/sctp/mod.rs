@@ -34,10 +34,7 @@ use vtl_proto::frame::Side;
 
 use super::{
     Expected, HANDSHAKE, Local,
-    process::{
-        child::{Arrivals, Library, Opened},
-        message::Opening,
-    },
+    library::{Library, Opened, Opening, Opens},
     sealed,
 };
 use crate::panics;
@@ -79,7 +76,7 @@ struct Wire {
     /// By the peer's address, the own SCTP port, and the peer's.
     associations: RefCell<HashMap<(SocketAddr, u16, u16), Rc<Shared>>>,
     grants: RefCell<Grants>,
-    arrivals: Arrivals,
+    arrivals: Opens,
 }
 
 /// Both ends' part of SCTP in this daemon.
@@ -110,7 +107,7 @@ fn canonical(address: SocketAddr) -> SocketAddr {
 
 impl Sctp {
     /// On a socket that does not block.
-    pub(super) fn start(socket: std::net::UdpSocket, arrivals: Arrivals) -> io::Result<Self> {
+    pub(super) fn start(socket: std::net::UdpSocket, arrivals: Opens) -> io::Result<Self> {
         let state = UdpSocketState::new((&socket).into())?;
         let wire = Rc::new(Wire {
             socket: UdpSocket::from_std(socket)?,
