@@ -17,7 +17,7 @@ use vtl_proto::keys::Secret;
 use super::{Expected, Local, framed::Pipe};
 
 /// A certificate and its key, each in DER.
-#[derive(Clone, Serialize, Deserialize)]
+#[derive(Serialize, Deserialize)]
 pub(super) struct Certificate {
     pub(super) certificate: Bytes,
     pub(super) key: Bytes,
