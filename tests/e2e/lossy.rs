@@ -169,7 +169,8 @@ fn lossy__what_is_missing_was_counted_and_the_rest_is_in_order() {
         let after = talk.skipped();
         let counted = [0, 1].map(|end| after[end] - before[end]);
         assert_eq!(missed, counted, "{carrier}");
-        assert!(missed[0] > 0 && missed[1] > 0, "{carrier}: {missed:?}");
+        // By TCP, as its session was given up after a second of silence, a direction may have missed nothing.
+        assert!(missed[0] + missed[1] > 0, "{carrier}: {missed:?}");
         assert!(missed[0] < SIZE as u64 / 2, "{carrier}: {missed:?}");
     }
     assert_ne!(before, [0, 0]);
