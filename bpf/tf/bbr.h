@@ -12,9 +12,8 @@
  * - While a queue stands, a little less than the measured rate is sent: a rate measured from
  *   acknowledgements that come in clusters is too high. One that stands longer than probing takes
  *   is drained, until a round trip shows it empty.
- * - Round trips like the shortest one need no probing, but not for ever: a path that has become
- * shorter has a queue that makes up for it. After half a minute and 200 round trips one is probed
- * anyway.
+ * - Round trips like the shortest need no probing, but not for ever: where the path has become
+ *   shorter, a queue makes up for it. After half a minute and 200 round trips there is a probe.
  * - Packets that the path marks (ECN) tell of a queue like long round trips do.
  * - One that does not empty is somebody else's, who fills buffers, or none at all, as the path has
  *   become longer. Draining and filling tell: whoever fills a queue leaves it shorter by what we

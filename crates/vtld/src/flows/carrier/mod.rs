@@ -187,6 +187,18 @@ pub(super) struct Grant {
     pub(super) crypto: [u8; CRYPTO],
 }
 
+impl Grant {
+    /// What is expected of the peer that it is for.
+    fn expected(&self, client: IpAddr, rtt: Option<Duration>) -> Expected {
+        Expected {
+            token: self.token,
+            client,
+            rtt,
+            crypto: self.crypto.into(),
+        }
+    }
+}
+
 /// What a carrier without a certificate is sealed with, if it is.
 fn secret(seals: bool) -> [u8; CRYPTO] {
     match seals {

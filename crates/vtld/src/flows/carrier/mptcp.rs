@@ -118,20 +118,14 @@ impl Mptcp {
 
 impl Grantor for Mptcp {
     fn grant(&self, client: IpAddr, rtt: Option<Duration>, seals: bool) -> io::Result<Grant> {
-        let (token, crypto) = (random_token(), secret(seals));
-        let expected = Expected {
-            token,
-            client,
-            rtt,
-            crypto: crypto.into(),
+        let grant = Grant {
+            port: self.port,
+            token: random_token(),
+            crypto: secret(seals),
         };
-        self.grants.borrow_mut().insert(token, expected);
-        let port = self.port;
-        Ok(Grant {
-            port,
-            token,
-            crypto,
-        })
+        let expected = grant.expected(client, rtt);
+        self.grants.borrow_mut().insert(grant.token, expected);
+        Ok(grant)
     }
 
     fn revoke(&self, token: u64) {

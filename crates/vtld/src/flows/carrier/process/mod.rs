@@ -44,7 +44,7 @@ use vtl_proto::{
 
 use super::{
     super::socket::watch,
-    Arrivals, CLEAR, Endpoint, Expected, Grant, Grantor, HANDSHAKE, Link, Local, Shown, ToOpen,
+    Arrivals, CLEAR, Endpoint, Grant, Grantor, HANDSHAKE, Link, Local, Shown, ToOpen,
     framed::{Arrived, Framed, Out, Pipe},
     library::{Certificate, Opening},
     secret, socket,
@@ -174,7 +174,10 @@ impl Remote {
             return Ok(Rc::clone(process));
         }
         let is_soon = |last: Instant| last.elapsed() < PAUSE;
-        if self.is_over.get() || self.last_start.get().is_some_and(is_soon) {
+        if self.is_over.get() {
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
+        if self.last_start.get().is_some_and(is_soon) {
             return Err(io::Error::other("its process has just died"));
         }
         self.last_start.set(Some(Instant::now()));
@@ -275,16 +278,14 @@ fn token() -> u64 {
 impl Grantor for Remote {
     fn grant(&self, client: IpAddr, rtt: Option<Duration>, seals: bool) -> io::Result<Grant> {
         let process = self.process()?;
-        let (token, port) = (token(), process.port);
-        let crypto = process.fingerprint.unwrap_or_else(|| secret(seals));
-        let is_encrypted = self.is_encrypted(&crypto);
-        let expected = Expected {
-            token,
-            client,
-            rtt,
-            crypto: crypto.into(),
+        let grant = Grant {
+            port: process.port,
+            token: token(),
+            crypto: process.fingerprint.unwrap_or_else(|| secret(seals)),
         };
-        let channel = process.begin(&Setup::Expect(expected))?;
+        let is_encrypted = self.is_encrypted(&grant.crypto);
+        let channel = process.begin(&Setup::Expect(grant.expected(client, rtt)))?;
+        let token = grant.token;
         let arrivals = self.arrivals.clone();
         let waiting = spawn_local(async move {
             match opened(&process, channel, is_encrypted).await {
@@ -299,11 +300,7 @@ impl Grantor for Remote {
         });
         let mut granted = self.granted.borrow_mut();
         granted.insert(token, waiting.abort_handle());
-        Ok(Grant {
-            port,
-            token,
-            crypto,
-        })
+        Ok(grant)
     }
 
     fn revoke(&self, token: u64) {

@@ -1,6 +1,6 @@
 //! QUIC's endpoint, its certificate, and what connections are tuned to.
 //!
-//! The server's certificate is made for as long as vtld runs; the client knows its fingerprint from the
+//! The server's certificate is made for each process; the client knows its fingerprint from the
 //! control connection. The client shows the token that it got there as the server name of its
 //! first packet, so that nobody else gets as far as a handshake. So a carrier is as authentic as the
 //! TCP connection was, and besides private against who cannot change that one.
