@@ -306,6 +306,7 @@ struct vtl_session {
     __u32 state; /* enum vtl_state */
     __u32 sid;   /* its own index */
     __u32 ring;  /* entry of the ring directories */
+    __u32 came;  /* root, `keyed`: behind the highest `xid` of the peer's DATA and PROBE */
     __u64 token; /* must be in every packet that arrives; `keyed`: its tag */
     __u64 peer_token;
     __u32 peer_sid;
@@ -316,9 +317,11 @@ struct vtl_session {
     __u8 ip_version; /* 4 or 6 */
     __u8 leads;      /* vtld, before `state`: we opened the session, and decide about its way */
     __u8 keyed;      /* vtld, before packets come or go: headers have tags in place of the token */
+    __u32 echoed;    /* root, `keyed`: behind the highest `echo_xid` of the peer's ACK */
     struct vtl_tag_key tag_in, tag_out; /* vtld, before `keyed` */
     /* vtld the IP header (addresses, protocol, hop limit), root the Ethernet header: taken from
-     * the latest authentic packet, with the addresses exchanged */
+     * the latest authentic packet, of a session with keys the latest that is no repetition, with the
+     * addresses exchanged */
     __u8 headers[VTL_HEADROOM] __attribute__((aligned(8)));
     __be16 port;   /* the peer's UDP port, 0: packets go without UDP. Who leads: vtld, and root if a
                     * NAT changes the port; the other side: root, from the latest authentic packet */

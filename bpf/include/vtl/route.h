@@ -17,6 +17,32 @@ enum vtl_route {
 };
 
 /*
+ * May an authentic packet of a session with keys tell the way back? Whoever is on the path can
+ * repeat packets from elsewhere: so only one with a number that was not seen, or the first of all.
+ */
+VTL_INLINE int vtl_is_fresh(struct vtl_session *s, struct vtl_hdr *h, void *end, __u32 type) {
+    __u32 *highest = type == VTL_ACK ? &s->echoed : &s->came;
+    __u32 number;
+    if (type == VTL_ACK) {
+        struct vtl_ack_hdr *a = (struct vtl_ack_hdr *)h;
+        if ((void *)(a + 1) > end)
+            return 0;
+        number = vtl_swap32(a->echo_xid);
+    } else if (type == VTL_DATA || type == VTL_PROBE) {
+        struct vtl_data_hdr *d = (struct vtl_data_hdr *)h;
+        if ((void *)(d + 1) > end)
+            return 0;
+        number = vtl_swap32(d->xid);
+    } else {
+        return !s->ifindex && type != VTL_NEGO_ACK;
+    }
+    if ((__s32)(number - VTL_LOAD(*highest)) < 0)
+        return !s->ifindex;
+    VTL_STORE(*highest, number + 1);
+    return 1;
+}
+
+/*
  * Remembers the way back to the peer of an authentic packet, which came from that UDP port or, 0,
  * without UDP. Who leads keeps to UDP or to none, and to the tunnel or to none, as vtld says: else
  * both sides could follow each other for ever. Questions about sizes (SIZE) may try the other way
@@ -112,7 +138,7 @@ VTL_INLINE int vtl_route_at(void *data, void *end, __u32 ifindex, int offset, __
         return VTL_ROUTE_DROP;
     }
     __u32 was = s->ifindex;
-    if (!s->keyed || type != VTL_NEGO_ACK)
+    if (!s->keyed || vtl_is_fresh(s, h, end, type))
         vtl_learn(s, data, ifindex, port, type);
     /* Not of CLOSE, which vtld hears itself: it may take back what nobody knows of yet. */
     if (!was && type != VTL_CLOSE)

@@ -659,6 +659,48 @@ fn tags__prove_each_header() {
     }
 }
 
+/// Of a session with keys only what is no repetition moves the way back.
+#[test]
+fn tags__what_is_repeated_from_elsewhere_moves_nothing() {
+    if !vtl_testing::is_root() {
+        return;
+    }
+    let theirs = TagKey::from([2; TAG_KEY]);
+    for (input, _) in INGRESS {
+        let k = Kernel::new();
+        k.alter(|s| {
+            s.tag_in = (&theirs).into();
+            s.keyed = 1;
+        });
+        let tagged = |mut frame: Vec<u8>| {
+            theirs.put(&mut frame[VTL..]);
+            frame
+        };
+        // Comes from the link-layer address that ends in `from`, which the way back leads to then.
+        let back_to = |mut frame: Vec<u8>, from: u8| {
+            frame[11] = from;
+            k.run(input, &frame, 1);
+            k.session().headers[5]
+        };
+        let [first, second, third] = [0, 1, 2].map(|seq| tagged(data(seq, 0, &[1; 100])));
+        let closing = tagged(frame(&Packet::Close(header())));
+        let asking = tagged(frame(&Packet::Size(size(header()))));
+        assert_eq!(back_to(second.clone(), 2), 2);
+        for repeated in [&second, &closing, &asking] {
+            assert_eq!(back_to(repeated.clone(), 3), 2);
+        }
+        assert_eq!(back_to(first, 4), 2, "overtaken");
+        assert_eq!(back_to(third.clone(), 5), 5, "the peer is elsewhere");
+        assert_eq!(back_to(third, 6), 5);
+
+        k.alter(|s| s.tx.xid = 9);
+        let [first, second] = [3, 4].map(|xid| tagged(ack(0, 0, xid, &[])));
+        assert_eq!(back_to(second.clone(), 7), 7);
+        assert_eq!(back_to(second, 8), 7);
+        assert_eq!(back_to(first, 9), 7);
+    }
+}
+
 /// `vtl bench micro` compares them: so they must do the same.
 #[test]
 fn micro__composed_and_by_hand_do_the_same() {
