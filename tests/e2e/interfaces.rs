@@ -14,8 +14,8 @@ use vtl_testbed::{Host, Link};
 use vtl_testing::PATIENCE;
 
 use crate::{
+    attacks::stranger::Stranger,
     harness::{World, payload, run, same, until},
-    hostile::Stranger,
 };
 
 const SIZE: usize = 1 << 20;

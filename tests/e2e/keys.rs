@@ -11,8 +11,8 @@ use vtl_proto::{
 use vtl_testbed::{Host, Link};
 
 use crate::{
+    attacks::stranger::Stranger,
     harness::{Wire, World, any_payload, payload, until, words_of},
-    hostile::Stranger,
     many::{expect, open_with, send},
 };
 

@@ -26,8 +26,8 @@ use vtl_proto::{
 use vtl_testbed::{Host, Link};
 
 use crate::{
+    attacks::stranger::Stranger,
     harness::{World, memory_kib, until},
-    hostile::Stranger,
     many::{expect, left, open, send},
 };
 

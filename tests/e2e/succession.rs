@@ -438,7 +438,7 @@ fn negotiate__again_taken_back_changes_nothing() {
     let Some(world) = world("succeed-without") else {
         return;
     };
-    let stranger = crate::hostile::Stranger::new(&world, world.servers()[0]);
+    let stranger = crate::attacks::stranger::Stranger::new(&world, world.servers()[0]);
     let (mut client, mut server) = pair(&world, Some("stream"));
     let of = stranger
         .overhear()

@@ -197,10 +197,10 @@ pub struct Statuses {
 }
 
 impl Statuses {
-    /// Bytes of applications that reached the client over VTL.
+    /// Bytes of applications that reached or left the client over VTL.
     pub fn carried(&self) -> u64 {
         let carriers = self.client.carriers.iter();
-        carriers.map(|carrier| carrier.bytes_received).sum()
+        carriers.map(|c| c.bytes_received + c.bytes_sent).sum()
     }
 
     /// Packets of the server that were sent again (of carriers: lost), per cent of all it sent; none

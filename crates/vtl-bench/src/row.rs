@@ -36,6 +36,8 @@ pub struct Row {
     pub timeline: bool,
     /// The workload's kind.
     pub workload: &'static str,
+    /// Which way a file goes: `down`, `up`, or with one the other way at the same time, `down of both`, `up of both`.
+    pub direction: Option<&'static str>,
     /// Bytes asked for: of the file, of each flow, of a response.
     pub size: Option<u64>,
     /// Messages, or flows at the same time.
@@ -115,7 +117,7 @@ pub struct Row {
 }
 
 /// The columns of the CSV form: all fields but the samples.
-pub const COLUMNS: [&str; 48] = [
+pub const COLUMNS: [&str; 49] = [
     "plan",
     "date",
     "kernel",
@@ -129,6 +131,7 @@ pub const COLUMNS: [&str; 48] = [
     "seed",
     "timeline",
     "workload",
+    "direction",
     "size",
     "count",
     "seconds",
@@ -170,7 +173,7 @@ impl Row {
     /// The inputs of a transfer that has not happened yet.
     pub fn new(plan: &str, cell: &Cell, transport: &Transport, run: u32) -> Self {
         let (size, count, seconds) = match &cell.workload {
-            Workload::File { bytes } => (Some(*bytes), None, None),
+            Workload::File { bytes, .. } => (Some(*bytes), None, None),
             Workload::RequestResponse {
                 response, count, ..
             } => (Some(u64::from(*response)), Some(*count), None),
@@ -198,6 +201,10 @@ impl Row {
             seed: seed(cell, run),
             timeline: !cell.timeline.is_empty(),
             workload: cell.workload.kind(),
+            direction: match cell.workload {
+                Workload::File { direction, .. } => Some(direction.name()),
+                _ => None,
+            },
             size,
             count,
             seconds,

@@ -45,13 +45,14 @@ fn micros(us: f64) -> String {
 /// What is the same for rows that are one line of the table.
 fn key(row: &Row) -> String {
     format!(
-        "{} {} {} {} {} {} {:?} {:?} {:?} {} {} {:?} {:?} {:?} {:?} {} {:?} {} {}",
+        "{} {} {} {} {} {} {:?} {:?} {:?} {:?} {} {} {:?} {:?} {:?} {:?} {} {:?} {} {}",
         row.plan,
         row.profile,
         row.rtt_ms,
         row.rate_mbit,
         row.loss_pct,
         row.loss_model,
+        row.direction,
         row.size,
         row.count,
         row.seconds,
@@ -86,6 +87,9 @@ fn conditions(row: &Row) -> String {
     match (row.workload, row.size, row.count, row.seconds) {
         ("file", Some(bytes), ..) => {
             let _ = write!(text, ", {}", size(bytes));
+            if let Some(direction) = row.direction.filter(|d| *d != "down") {
+                let _ = write!(text, " {direction}");
+            }
         }
         ("flows", _, Some(count), _) => {
             let _ = write!(text, ", {count} flows");

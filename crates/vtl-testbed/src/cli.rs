@@ -118,6 +118,9 @@ struct LinkArgs {
     /// Packets with a bit flipped after the IP header, per cent
     #[arg(long, value_name = "PCT", value_parser = units::per_cent)]
     corrupt: Option<f64>,
+    /// Packets with two words of their payload exchanged, which no checksum finds, per cent
+    #[arg(long, value_name = "PCT", value_parser = units::per_cent)]
+    tamper: Option<f64>,
     /// Medium access in slots this far apart, milliseconds, for example 2-8; 0: none
     #[arg(long, value_name = "MIN-MAX", value_parser = parse_slots)]
     slots: Option<SlotsArg>,
@@ -179,6 +182,7 @@ impl LinkArgs {
         link.reorder_ms = self.reorder_ms.or(link.reorder_ms);
         put(&mut link.duplicate_pct, self.duplicate.as_ref());
         put(&mut link.corrupt_pct, self.corrupt.as_ref());
+        put(&mut link.tamper_pct, self.tamper.as_ref());
         if let Some(SlotsArg(slots)) = self.slots {
             link.slots = slots;
         }
@@ -320,6 +324,7 @@ fn describe(link: &Link, backend: Backend) -> String {
     for (name, pct) in [
         ("duplication", link.duplicate_pct),
         ("corruption", link.corrupt_pct),
+        ("tampering", link.tamper_pct),
     ] {
         if pct > 0.0 {
             words.push(format!("{name} {} %", round(pct)));
@@ -360,7 +365,7 @@ fn table(status: &Status) -> String {
     };
     text += "\n                  client -> server  server -> client";
     type Figure = fn(&DirectionStats) -> u64;
-    let rows: [(&str, Figure); 13] = [
+    let rows: [(&str, Figure); 14] = [
         ("packets in", |s| s.rx_packets),
         ("packets out", |s| s.tx_packets),
         ("lost", |s| s.lost),
@@ -371,6 +376,7 @@ fn table(status: &Status) -> String {
         ("duplicated", |s| s.duplicated),
         ("reordered", |s| s.reordered),
         ("corrupted", |s| s.corrupted),
+        ("tampered", |s| s.tampered),
         ("aggregates", |s| s.aggregates),
         ("host drops", |s| s.host_drops + s.send_errors),
         ("most late, us", |s| s.max_late_us),

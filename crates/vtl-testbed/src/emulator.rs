@@ -45,6 +45,8 @@ pub struct DirectionStats {
     pub duplicated: u64,
     /// Packets with a flipped bit.
     pub corrupted: u64,
+    /// Packets with two words of their payload exchanged.
+    pub tampered: u64,
     /// Packets waiting for the link at this moment.
     pub queue_packets: u64,
     /// Most packets that ever waited.

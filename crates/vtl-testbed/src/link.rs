@@ -71,6 +71,9 @@ pub struct Link {
     pub duplicate_pct: f64,
     /// Packets that arrive with one bit after the IP header flipped, per cent.
     pub corrupt_pct: f64,
+    /// Packets that arrive with two words of their payload exchanged, per cent: no checksum of VTL's, TCP's or UDP's
+    /// finds that, as somebody on the path would have it. The emulator's only.
+    pub tamper_pct: f64,
     /// Packets that may wait for the link besides the one being sent. Unset: one bandwidth-delay product of
     /// 1,500-byte packets, at least 64.
     pub queue_packets: Option<u32>,
@@ -101,6 +104,7 @@ impl Default for Link {
             reorder_ms: None,
             duplicate_pct: 0.0,
             corrupt_pct: 0.0,
+            tamper_pct: 0.0,
             queue_packets: None,
             ecn_ms: None,
             blocked: None,
@@ -163,6 +167,7 @@ impl Link {
             ("reordering", self.reorder_pct),
             ("duplication", self.duplicate_pct),
             ("corruption", self.corrupt_pct),
+            ("tampering", self.tamper_pct),
         ] {
             if !(0.0..=100.0).contains(&pct) {
                 return refuse(&format!("{name} of {pct} % is not between 0 and 100"));

@@ -27,6 +27,10 @@ pub trait Frame: Clone {
     }
     /// Flips one bit after the IP header, chosen by `random`. False if there is no such bit.
     fn flip_bit(&mut self, random: u64) -> bool;
+    /// Exchanges two words of 8 bytes of the payload, chosen by `random`. False if that changes nothing.
+    fn exchange_words(&mut self, _random: u64) -> bool {
+        false
+    }
 }
 
 /// [`Frame::mark`] for the bytes of an IP packet.
@@ -70,6 +74,8 @@ pub struct Params {
     pub duplicate: f64,
     /// Probability that a bit of a packet flips.
     pub corrupt: f64,
+    /// Probability that two words of a packet's payload are exchanged.
+    pub tamper: f64,
     slots: Option<Slots>,
     loss_model: crate::link::LossModel,
     seed: u64,
@@ -98,6 +104,7 @@ impl Params {
             reorder_hold: link.reorder_ms.map_or(eight_packets.max(1_000_000), nanos),
             duplicate: link.duplicate_pct / 100.0,
             corrupt: link.corrupt_pct / 100.0,
+            tamper: link.tamper_pct / 100.0,
             slots: link.slots,
             loss_model: link.loss_model,
             seed,
@@ -162,6 +169,7 @@ pub struct Direction<F> {
     reorder: Rng,
     duplicate: Rng,
     corrupt: Rng,
+    tamper: Rng,
     slot: Rng,
     sojourn: Sojourn,
     stats: DirectionStats,
@@ -176,6 +184,7 @@ impl<F: Frame> Direction<F> {
             reorder: Rng::new(seed, 2),
             duplicate: Rng::new(seed, 3),
             corrupt: Rng::new(seed, 4),
+            tamper: Rng::new(seed, 6),
             slot: Rng::new(seed, 5),
             params,
             queue: VecDeque::new(),
@@ -202,6 +211,7 @@ impl<F: Frame> Direction<F> {
             self.reorder = Rng::new(seed, 2);
             self.duplicate = Rng::new(seed, 3);
             self.corrupt = Rng::new(seed, 4);
+            self.tamper = Rng::new(seed, 6);
             self.slot = Rng::new(seed, 5);
         }
         self.params = params;
@@ -307,6 +317,9 @@ impl<F: Frame> Direction<F> {
         }
         if self.corrupt.chance(self.params.corrupt) && frame.flip_bit(self.corrupt.next_u64()) {
             self.stats.corrupted += 1;
+        }
+        if self.tamper.chance(self.params.tamper) && frame.exchange_words(self.tamper.next_u64()) {
+            self.stats.tampered += 1;
         }
         if self.duplicate.chance(self.params.duplicate) {
             self.stats.duplicated += 1;

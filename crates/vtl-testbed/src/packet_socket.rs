@@ -11,6 +11,8 @@ use crate::model::{Frame, Nanos, mark_ip};
 /// complete, segments to cut) travels with it, so that super-packets pass unharmed.
 const VNET_HEADER: usize = 10;
 const ETHERNET_HEADER: usize = 14;
+/// Bytes behind the IP header that belong to the payload of no transport, UDP and VTL's acknowledgements included.
+const HEADERS: usize = 80;
 /// The largest frame: 64 KB of IP, Ethernet header and a VLAN tag.
 const FRAME_MAX: usize = 65_536 + ETHERNET_HEADER + 4;
 /// Frames received or sent by one system call.
@@ -78,6 +80,21 @@ impl Frame for Packet {
         let bit = random % ((frame.len() - start) as u64 * 8);
         frame[start + (bit / 8) as usize] ^= 1 << (bit % 8);
         true
+    }
+
+    fn exchange_words(&mut self, random: u64) -> bool {
+        let frame = self.0.get_mut(VNET_HEADER..).unwrap_or_default();
+        let payload = after_ip_header(frame).and_then(|start| frame.get_mut(start + HEADERS..));
+        let Some(words) = payload.map(|bytes| bytes.as_chunks_mut::<8>().0) else {
+            return false;
+        };
+        let count = words.len() as u64;
+        if count < 2 {
+            return false;
+        }
+        let (one, other) = (random % count, (random >> 32) % count);
+        words.swap(one as usize, other as usize);
+        words[one as usize] != words[other as usize]
     }
 }
 
@@ -354,6 +371,27 @@ mod tests {
         assert!(!ethernet([8, 0], &[0x45; 20]).flip_bit(1));
         assert!(!ethernet([8, 0], &[]).flip_bit(1));
         assert!(!packet(&[]).flip_bit(1));
+    }
+
+    #[test]
+    fn exchange_words__keeps_every_sum() {
+        let ip: Vec<u8> = (0..200).collect();
+        let before = ethernet([8, 0], &[&[0x45], &ip[..]].concat());
+        let mut after = before.clone();
+        assert!(after.exchange_words(1));
+        assert_ne!(after.0, before.0);
+        let behind = VNET_HEADER + ETHERNET_HEADER + 20;
+        let sum = |packet: &Packet| -> u64 {
+            let words = packet.0[behind..].as_chunks().0.iter();
+            words
+                .map(|w| u64::from_le_bytes(*w))
+                .fold(0, u64::wrapping_add)
+        };
+        assert_eq!(sum(&after), sum(&before));
+        assert_eq!(after.0[..behind + HEADERS], before.0[..behind + HEADERS]);
+        assert!(!after.exchange_words(0), "with itself");
+        assert!(!ethernet([8, 0], &[0x45; 115]).exchange_words(1));
+        assert!(!ethernet([8, 6], &[0; 28]).exchange_words(1));
     }
 
     #[test]

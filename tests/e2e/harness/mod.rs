@@ -1,6 +1,7 @@
 //! What the tests share: the programs under test, two hosts with a link between them, processes that end
 //! with the test, and patience.
 
+mod cost;
 mod process;
 mod programs;
 mod wire;

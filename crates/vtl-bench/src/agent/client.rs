@@ -39,7 +39,7 @@ fn warm_up(order: &Order) -> io::Result<Option<quic::Client>> {
     let progress = Progress::new(0);
     progress.open_gate();
     let work = match order.work {
-        Work::File(bytes) => Work::File(bytes),
+        Work::File(_) | Work::Upload(_) => order.work,
         _ => Work::File(GREETING),
     };
     let mut ticket = None;
@@ -75,7 +75,7 @@ fn warm_up(order: &Order) -> io::Result<Option<quic::Client>> {
 
 fn measure(order: &Order, warm: Option<quic::Client>) -> Outcome {
     let (half_at, half_time, limit) = match order.work {
-        Work::File(bytes) => (
+        Work::File(bytes) | Work::Upload(bytes) => (
             bytes * u64::from(order.connections) / 2,
             None,
             order.limit_s,
@@ -156,7 +156,7 @@ fn measure(order: &Order, warm: Option<quic::Client>) -> Outcome {
         complete: complete || (open_end && error.is_none()),
         cut,
         seconds,
-        first_byte_s: progress.first_s(),
+        first_byte_s: (progress.first_s()).filter(|_| !matches!(order.work, Work::Upload(_))),
         half: half.or_else(|| progress.half_s().map(|s| (s, half_at))),
         latency_us: progress.latency_us(),
         samples,

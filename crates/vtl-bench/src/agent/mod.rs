@@ -86,6 +86,8 @@ pub enum Over {
 pub enum Work {
     /// So many bytes from the server.
     File(u64),
+    /// So many bytes to the server.
+    Upload(u64),
     /// Requests and responses.
     Messages {
         /// Bytes of a request.
@@ -107,7 +109,7 @@ pub enum Work {
 /// What the client has to say.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Outcome {
-    /// Payload bytes received.
+    /// Payload bytes received; of an upload, handed over.
     pub bytes: u64,
     /// Bytes that were not what they should be.
     pub wrong: u64,
@@ -115,9 +117,10 @@ pub struct Outcome {
     pub complete: bool,
     /// Whether the time limit cut it.
     pub cut: bool,
-    /// From before the first connection was opened to the last byte, or to the cut.
+    /// From before the first connection was opened to the last byte, or to the cut. Of an upload, until the server
+    /// has said that all of it is there.
     pub seconds: f64,
-    /// Until the first byte.
+    /// Until the first byte; not of uploads.
     pub first_byte_s: Option<f64>,
     /// Until half of the bytes, or half of the time: `(seconds, bytes by then)`.
     pub half: Option<(f64, u64)>,

@@ -37,7 +37,7 @@ pub(super) fn fetch(order: &Order, progress: &Progress) -> io::Result<()> {
     socket.set_read_timeout(Some(silence))?;
     let bytes = match order.work {
         Work::File(bytes) => bytes,
-        Work::Stream { .. } | Work::Messages { .. } => u64::MAX,
+        Work::Upload(_) | Work::Stream { .. } | Work::Messages { .. } => u64::MAX,
     };
     let mut buffer = vec![0; 65_536];
     let started = Instant::now();

@@ -17,6 +17,8 @@ const REQUEST: usize = 40;
 /// The first bytes of a stream at a rate: when it began, in nanoseconds of the monotonic clock,
 /// which both ends share.
 const STAMP: usize = 8;
+/// What the server says of an upload: the bytes that were wrong.
+const VERDICT: usize = 8;
 /// The distance of the blocks of a stream at a rate, and the least that is sent at a time.
 const INTERVAL: Duration = Duration::from_millis(1);
 const BLOCK_MIN: u64 = 1_200;
@@ -34,6 +36,7 @@ impl Work {
                 count,
             } => [2, request.into(), response.into(), count.into(), 0],
             Self::Stream { rate_kbit, millis } => [3, rate_kbit, millis, 0, 0],
+            Self::Upload(bytes) => [4, bytes, 0, 0, 0],
         };
         let mut bytes = [0; REQUEST];
         for (to, number) in bytes.chunks_exact_mut(8).zip(numbers) {
@@ -60,6 +63,7 @@ impl Work {
                 rate_kbit: a,
                 millis: b,
             }),
+            4 => Ok(Self::Upload(a)),
             _ => Err(io::Error::other("not a request")),
         }
     }
@@ -220,6 +224,7 @@ pub(super) async fn fetch<C: Conn>(
     conn.send(&work.encode()).await?;
     match work {
         Work::File(bytes) => receive(conn, bytes, progress).await,
+        Work::Upload(bytes) => upload(conn, bytes, progress).await,
         Work::Messages {
             request,
             response,
@@ -246,6 +251,24 @@ async fn receive<C: Conn>(conn: &mut C, bytes: u64, progress: &Progress) -> io::
     if checker.bytes() > bytes {
         return Err(io::Error::other("more came than was asked for"));
     }
+    Ok(())
+}
+
+/// Sends, and waits until the server says how many of the bytes were wrong.
+async fn upload<C: Conn>(conn: &mut C, bytes: u64, progress: &Progress) -> io::Result<()> {
+    let mut offset = 0;
+    while offset < bytes {
+        let data = payload::at(offset, bytes - offset);
+        conn.send(data).await?;
+        offset += data.len() as u64;
+        progress.add(data.len() as u64, 0);
+    }
+    let mut said = Vec::new();
+    if !fill(conn, &mut said, VERDICT).await? {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let wrong = said[..VERDICT].try_into().map_err(io::Error::other)?;
+    progress.add(0, u64::from_le_bytes(wrong));
     Ok(())
 }
 
@@ -341,6 +364,17 @@ async fn answer<C: Conn>(conn: &mut C, inbox: &mut Vec<u8>) -> io::Result<bool> 
     inbox.drain(..REQUEST);
     match Work::decode(&request)? {
         Work::File(bytes) => send_payload(conn, bytes, &[]).await?,
+        Work::Upload(bytes) => {
+            let mut checker = Checker::default();
+            checker.check(inbox);
+            inbox.clear();
+            while checker.bytes() < bytes {
+                if conn.receive(|data| checker.check(data)).await? == 0 {
+                    return Ok(false);
+                }
+            }
+            conn.send(&checker.wrong().to_le_bytes()).await?;
+        }
         Work::Messages {
             request,
             response,
@@ -402,6 +436,7 @@ mod tests {
     fn work__encode_and_decode() {
         for work in [
             Work::File(7),
+            Work::Upload(8),
             Work::Messages {
                 request: 64,
                 response: 65,

@@ -12,7 +12,9 @@ use vtl_proto::intf;
 use vtl_proto::services::Services;
 use vtl_testbed::{Link, LossModel, Profile};
 
-use super::{Amount, Cell, Change, Error, Graft, Plan, Setting, Transport, Vtl, Workload};
+use super::{
+    Amount, Cell, Change, Direction, Error, Graft, Plan, Setting, Transport, Vtl, Workload,
+};
 
 /// When a transfer is cut unless the plan says otherwise, seconds.
 const TIME_LIMIT_S: f64 = 60.0;
@@ -139,6 +141,7 @@ struct WorkloadTable {
     seconds: Option<f64>,
     start_s: Option<Vec<f64>>,
     app: Option<String>,
+    direction: Option<Many<String>>,
     known: Option<Many<bool>>,
     time_limit_s: Option<f64>,
 }
@@ -433,9 +436,10 @@ fn refuse_strangers(table: &WorkloadTable) -> Result<(), Problem> {
         ("seconds", table.seconds.is_some()),
         ("start_s", table.start_s.is_some()),
         ("app", table.app.is_some()),
+        ("direction", table.direction.is_some()),
     ];
     let valid: &[&str] = match table.kind.as_str() {
-        "file" => &["bytes", "seconds_worth", "app"],
+        "file" => &["bytes", "seconds_worth", "app", "direction"],
         "request-response" => &["request_bytes", "response_bytes", "count"],
         "stream" => &["rate_mbit", "seconds"],
         "flows" => &["count", "bytes", "seconds"],
@@ -508,8 +512,30 @@ fn files(table: &WorkloadTable, link: &Link) -> Result<Vec<Workload>, Problem> {
     if sizes.is_empty() {
         return missing(table, "bytes");
     }
-    let workload = |bytes| Workload::File { bytes };
-    Ok(sizes.into_iter().map(workload).collect())
+    let directions = directions(table)?;
+    let of_size = |bytes| {
+        let workload = move |direction: &Direction| Workload::File {
+            bytes,
+            direction: *direction,
+        };
+        directions.iter().map(workload)
+    };
+    Ok(sizes.into_iter().flat_map(of_size).collect())
+}
+
+fn directions(table: &WorkloadTable) -> Result<Vec<Direction>, Problem> {
+    let Some(names) = table.direction.as_ref().map(Many::list) else {
+        return Ok(vec![Direction::Down]);
+    };
+    let named = |name: &String| {
+        let mut all = Direction::ALL.into_iter();
+        let found = all.find(|direction| direction.name() == name);
+        found.ok_or_else(|| Problem {
+            key: "direction",
+            text: format!("`direction`: there is no \"{name}\": valid are down, up, both"),
+        })
+    };
+    names.iter().map(named).collect()
 }
 
 fn requests(table: &WorkloadTable) -> Result<Vec<Workload>, Problem> {
@@ -662,6 +688,15 @@ fn check(cell: &Cell) -> Result<(), Problem> {
             Transport::Graft(graft) => !is_stream(&graft.name),
             hook => hook.is_lossy_hook(),
         };
+        let is_download = match cell.workload {
+            Workload::File { direction, .. } => direction == Direction::Down,
+            _ => true,
+        };
+        if !is_download && (cell.curl || loses || *transport == Transport::Udp) {
+            let text =
+                format!("{transport} measures \"down\" only, as do curl and what may lose packets");
+            return problem("direction", text);
+        }
         if loses && !matches!(cell.workload, Workload::File { .. }) {
             let text = format!("{transport} may lose packets, so it carries only \"file\"");
             return problem("transports", text);

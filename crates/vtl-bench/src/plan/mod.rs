@@ -81,10 +81,12 @@ pub struct Change {
 /// What is transferred.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Workload {
-    /// The client asks for bytes, the server sends them.
+    /// The client asks for bytes, the server sends them; or the other way round.
     File {
         /// How many.
         bytes: u64,
+        /// Which way.
+        direction: Direction,
     },
     /// The client asks, the server answers, one after the other on one connection.
     RequestResponse {
@@ -116,6 +118,32 @@ pub enum Workload {
         /// When each starts, seconds, in the order of the transports.
         starts: Vec<f64>,
     },
+}
+
+/// Which way a file goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Direction {
+    /// From the server to the client.
+    #[default]
+    Down,
+    /// From the client to the server.
+    Up,
+    /// One each way, at the same time, on a connection each.
+    Both,
+}
+
+impl Direction {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Down, Self::Up, Self::Both];
+
+    /// The name in plans and rows.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Down => "down",
+            Self::Up => "up",
+            Self::Both => "both",
+        }
+    }
 }
 
 impl Workload {
@@ -233,7 +261,12 @@ impl fmt::Display for Cell {
             }
         }
         match &self.workload {
-            Workload::File { bytes } => write!(f, ", {}", size(*bytes))?,
+            Workload::File { bytes, direction } => {
+                write!(f, ", {}", size(*bytes))?;
+                if *direction != Direction::Down {
+                    write!(f, " {}", direction.name())?;
+                }
+            }
             Workload::RequestResponse {
                 request, response, ..
             } => write!(f, ", {request}/{response} B")?,

@@ -19,6 +19,14 @@ fn parse(text: &str) -> Result<Plan, Error> {
     Plan::parse(Path::new("plans/p.toml"), text)
 }
 
+/// A download.
+fn file(bytes: u64) -> Workload {
+    Workload::File {
+        bytes,
+        direction: Direction::Down,
+    }
+}
+
 #[test]
 fn parse__the_documented_example() {
     let plan = parse(GOOD).expect("valid");
@@ -33,7 +41,7 @@ fn parse__the_documented_example() {
         (cell.link.rtt_ms, cell.link.loss_pct, cell.link.seed),
         (100.0, 2.0, 7)
     );
-    assert_eq!(cell.workload, Workload::File { bytes: 33_554_432 });
+    assert_eq!(cell.workload, file(33_554_432));
     assert_eq!(
         (cell.time_limit_s, cell.known, cell.curl),
         (60.0, false, false)
@@ -73,8 +81,8 @@ fn parse__seconds_worth_follows_the_rate() {
         .replace("\"terrestrial\"", "[\"terrestrial\", \"satellite\"]")
         .replace("bytes = 33554432", "seconds_worth = 10");
     let cells = parse(&text).expect("valid").cells;
-    assert_eq!(cells[0].workload, Workload::File { bytes: 125_000_000 });
-    assert_eq!(cells[1].workload, Workload::File { bytes: 5_000_000 });
+    assert_eq!(cells[0].workload, file(125_000_000));
+    assert_eq!(cells[1].workload, file(5_000_000));
 }
 
 #[test]
@@ -280,6 +288,30 @@ fn parse__refuses_what_a_transport_cannot() {
     );
     let text = parse(&udp).expect_err("no messages").to_string();
     assert!(text.contains("udp carries only"), "{text}");
+}
+
+#[test]
+fn parse__directions_multiply() {
+    let text = GOOD.to_owned() + "direction = [\"up\", \"both\"]\n";
+    let plan = parse(&text).expect("valid");
+    let directions = plan.cells.iter().map(|cell| match cell.workload {
+        Workload::File { direction, .. } => direction,
+        _ => panic!("{cell}"),
+    });
+    let directions: Vec<_> = directions.collect();
+    assert_eq!(directions, [Direction::Up, Direction::Both]);
+    for (from, to, words) in [
+        ("\"up\"", "\"sideways\"", "valid are down, up, both"),
+        ("tcp-cubic", "udp", "measures \"down\" only"),
+        (
+            "kind = \"file\"",
+            "app = \"curl\"\nkind = \"file\"",
+            "measures \"down\" only",
+        ),
+    ] {
+        let error = parse(&text.replace(from, to)).expect_err(to);
+        assert!(error.to_string().contains(words), "{error}");
+    }
 }
 
 #[test]

@@ -22,7 +22,7 @@ impl Stage<'_> {
     /// A download, and the row that it makes.
     pub(super) fn curl(&self, transport: &Transport, row: &mut Row) -> anyhow::Result<()> {
         let bench = self.bench;
-        let Workload::File { bytes } = self.cell.workload else {
+        let Workload::File { bytes, .. } = self.cell.workload else {
             bail!("curl downloads files only");
         };
         let files = [(nginx::FILE, bytes)];
@@ -93,7 +93,7 @@ impl Stage<'_> {
         if captured {
             row.retransmitted_pct = self.vtl_retransmitted();
             row.settings = self.vtl_settings();
-            self.check_carried(row)?;
+            self.check_carried(std::slice::from_mut(row))?;
         } else {
             match control {
                 Some(name) => {

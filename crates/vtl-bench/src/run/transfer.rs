@@ -12,7 +12,7 @@ use crate::agent::{Order, Outcome, Over, Side, Summary, Work};
 use crate::child::pin;
 use crate::cpu;
 use crate::daemons::{self, Daemons};
-use crate::plan::{Amount, Cell, Change, Plan, Transport, Workload};
+use crate::plan::{Amount, Cell, Change, Direction, Plan, Transport, Workload};
 use crate::row::{Row, seed, share};
 
 /// The first endpoint's port; each competing one has the next.
@@ -47,6 +47,9 @@ impl Bench {
             seed: seed(cell, run),
             ..cell.link.clone()
         };
+        let both = [&leg[0], &leg[0]].map(Transport::clone);
+        let is_both = is_both(cell);
+        let leg = if is_both { &both } else { leg };
         let stage = Stage::set(self, cell, &link, leg)?;
         let mut rows: Vec<Row> = leg
             .iter()
@@ -56,6 +59,9 @@ impl Bench {
             for (row, number) in rows.iter_mut().zip(1..) {
                 row.flow = Some(number);
             }
+        }
+        if let (true, [down, up]) = (is_both, &mut rows[..]) {
+            (down.direction, up.direction) = (Some("down of both"), Some("up of both"));
         }
         if cell.curl {
             stage.curl(&leg[0], &mut rows[0])?;
@@ -168,7 +174,10 @@ impl<'a> Stage<'a> {
             millis: (seconds * 1e3) as u64,
         };
         let (work, connections, delay_s) = match &self.cell.workload {
-            Workload::File { bytes } => (Work::File(*bytes), 1, 0.0),
+            Workload::File { bytes, direction } => match (direction, index) {
+                (Direction::Down, _) | (Direction::Both, 0) => (Work::File(*bytes), 1, 0.0),
+                _ => (Work::Upload(*bytes), 1, 0.0),
+            },
             Workload::RequestResponse {
                 request,
                 response,
@@ -270,9 +279,6 @@ impl<'a> Stage<'a> {
                 row.retransmitted_pct = again;
                 row.settings = self.vtl_settings();
             }
-            if matches!(transport, Transport::Hook(_)) && leg.len() == 1 {
-                self.check_carried(row)?;
-            }
             memory += outcome.peak_kb + summary.peak_kb;
         }
         let total: u64 = rows.iter().map(|row| row.bytes).sum();
@@ -284,6 +290,10 @@ impl<'a> Stage<'a> {
             row.memory_peak_kb = Some(memory);
             row.memory_samples.clone_from(&memory_samples);
             self.link_figures(row)?;
+        }
+        let competes = matches!(self.cell.workload, Workload::Compete { .. });
+        if matches!(leg[0], Transport::Hook(_)) && !competes {
+            self.check_carried(rows)?;
         }
         for (client, _) in &mut pairs {
             client.dismiss();
@@ -305,25 +315,26 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// Plain TCP must not pass for VTL.
-    pub(super) fn check_carried(&self, row: &mut Row) -> anyhow::Result<()> {
+    /// Plain TCP must not pass for VTL: all rows are of one transport's.
+    pub(super) fn check_carried(&self, rows: &mut [Row]) -> anyhow::Result<()> {
         let Some(daemons) = &self.daemons else {
             return Ok(());
         };
         // The first bytes of a hooked flow to a new host go by the flow's own TCP connection.
-        let is_first = row.transport.starts_with("hook:") && !self.cell.known;
-        let expected = match is_first {
-            false => row.bytes,
-            true if row.bytes < SMALL => 0,
-            true => row.bytes / 2,
+        let bytes = rows.iter().map(|row| row.bytes).sum();
+        let expected = match self.cell.known {
+            true => bytes,
+            false if bytes < SMALL => 0,
+            false => bytes / 2,
         };
         let carried = daemons.statuses()?.carried();
         if carried < expected {
-            row.ok = false;
-            row.error = Some(format!(
-                "only {carried} of {} bytes came over VTL, the rest was plain TCP",
-                row.bytes
-            ));
+            for row in rows {
+                row.ok = false;
+                row.error = Some(format!(
+                    "only {carried} of {bytes} bytes went over VTL, the rest was plain TCP"
+                ));
+            }
         }
         Ok(())
     }
@@ -344,6 +355,14 @@ impl<'a> Stage<'a> {
             arguments(self.cell).join(" ")
         )
     }
+}
+
+fn is_both(cell: &Cell) -> bool {
+    let direction = match cell.workload {
+        Workload::File { direction, .. } => direction,
+        _ => Direction::Down,
+    };
+    direction == Direction::Both
 }
 
 /// TCP under another congestion control than the transport's name says must not pass for it.

@@ -10,8 +10,8 @@ use vtl_proto::{
 use vtl_testbed::{Host, Link};
 
 use crate::{
-    harness::{World, memory_kib, until},
-    hostile::Stranger,
+    attacks::stranger::Stranger,
+    harness::{World, until},
 };
 
 /// A session for flows, without a daemon at this end.
@@ -151,7 +151,7 @@ fn peer__that_breaks_the_rules_harms_only_itself() {
     world.serve("f", 4 << 20);
     let server = world.servers()[1];
     world.download(server, "f");
-    let before = memory_kib(world.daemon(Host::Server).pid());
+    let cost = world.cost(Host::Server);
     let mut download = world.start_download_by(server, "f", &["--limit-rate", "2M"]);
     for round in 0..16 {
         let mut peer = Peer::open(&world);
@@ -187,9 +187,7 @@ fn peer__that_breaks_the_rules_harms_only_itself() {
     assert!(download.process.wait().success());
     download.check();
     world.download(server, "f");
-    let after = memory_kib(world.daemon(Host::Server).pid());
-    println!("peer: {before} KiB became {after}");
-    assert!(after < before + (64 << 10), "{before} KiB became {after}");
+    world.assert_cost(Host::Server, &cost, 64 << 10, 20.0);
     until("its sessions end", || {
         let status = world.status(Host::Server);
         status["sessions"].as_array().is_some_and(|s| s.len() <= 1)

@@ -1,7 +1,7 @@
 //! Packets of protocol 253 that nobody asked for.
 
 use std::{
-    fs, io,
+    io,
     net::{IpAddr, SocketAddr},
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
     sync::atomic::{AtomicBool, Ordering},
@@ -18,7 +18,7 @@ use vtl_proto::{
 use vtl_testbed::{Host, Link};
 
 use crate::{
-    harness::{World, memory_kib, run, until},
+    harness::{World, run, until},
     many,
 };
 
@@ -234,12 +234,13 @@ fn count(world: &World, name: &str) -> u64 {
 
 #[test]
 fn garbage__is_counted_and_disturbs_nothing() {
-    let Some(world) = World::new("garbage", &Link::new(5.0, 100.0)) else {
+    let Some(mut world) = World::new("garbage", &Link::new(5.0, 100.0)) else {
         return;
     };
     world.serve("f", 4 << 20);
     world.serve("small", 1 << 18);
     world.meet();
+    let cost = world.cost(Host::Server);
     for server in world.servers() {
         let counters = ["malformed", "no_session", "control"];
         let before = counters.map(|name| count(&world, name));
@@ -258,6 +259,7 @@ fn garbage__is_counted_and_disturbs_nothing() {
         // Sessions that strangers' packets broke would be opened anew.
         world.download(server, "small");
     }
+    world.assert_cost(Host::Server, &cost, 32 << 10, 20.0);
     let sessions = world.status(Host::Server)["sessions"].clone();
     assert!(
         sessions.as_array().is_some_and(|s| s.len() <= 2),
@@ -278,7 +280,7 @@ fn flood__of_requests_is_survived() {
     world.start_both(&["--ring-slots", "64"]);
     world.serve("f", 4 << 20);
     let server = world.servers()[0];
-    let before = memory_kib(world.daemon(Host::Server).pid());
+    let cost = world.cost(Host::Server);
     let mut download = world.start_download(server, "f");
     download.reaches(100_000);
     let mut stranger = Stranger::new(&world, server);
@@ -297,27 +299,13 @@ fn flood__of_requests_is_survived() {
         status["sessions"].as_array().map_or(0, Vec::len)
     };
     let most = sessions(&world);
-    let after = memory_kib(world.daemon(Host::Server).pid());
-    println!(
-        "flood: {most} sessions, {before} KiB became {after}, {:?}",
-        started.elapsed()
-    );
+    println!("flood: {most} sessions, {:?}", started.elapsed());
+    world.assert_cost(Host::Server, &cost, 32 << 10, 20.0);
     // Nobody uses them: they go.
     until("strangers' sessions end", || sessions(&world) <= 1);
     println!("flood: over after {:?}", started.elapsed());
     assert!(world.daemon(Host::Server).ended().is_none());
     world.download(server, "f");
-}
-
-/// The processor time that a process has taken.
-fn processor_time(pid: u32) -> Duration {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
-    let (_, behind) = stat.rsplit_once(')').expect("its name");
-    // utime and stime are its 14th and 15th fields, in 1/100 s.
-    let ticks = behind.split_whitespace().skip(11).take(2);
-    ticks
-        .map(|n| Duration::from_millis(10 * n.parse::<u64>().expect("a number")))
-        .sum()
 }
 
 /// Somebody asks for sessions as fast as possible; somebody else opens some as if nothing were.
@@ -347,8 +335,8 @@ fn flood__by_one_address_costs_the_others_nothing() {
     let mut stranger = Stranger::new(&world, world.servers()[0]);
     let other = SocketAddr::new([10, 73, 0, 77].into(), 0);
     bind(stranger.fd.as_raw_fd(), &SockaddrStorage::from(other)).expect("an address");
-    let pid = world.daemon(Host::Server).pid();
-    let (before, began) = (processor_time(pid), Instant::now());
+    let cost = world.cost(Host::Server);
+    let began = Instant::now();
     let flooding = AtomicBool::new(true);
     let (flooded, sent) = thread::scope(|scope| {
         let flood = scope.spawn(|| {
@@ -371,11 +359,11 @@ fn flood__by_one_address_costs_the_others_nothing() {
         times.sort();
         (times[times.len() / 2], flood.join().expect("no panic"))
     });
-    let (took, elapsed) = (processor_time(pid) - before, began.elapsed());
+    let elapsed = began.elapsed();
     let [control, limited] = ["control", "limited"].map(|name| count(&world, name));
     println!(
-        "flood: {sent} requests in {elapsed:?}, {limited} of {control} dropped; the daemon took \
-         {took:?}; sessions opened within {calm:?} before, half of them within {flooded:?} meanwhile"
+        "flood: {sent} requests in {elapsed:?}, {limited} of {control} dropped; \
+         sessions opened within {calm:?} before, half of them within {flooded:?} meanwhile"
     );
     let may = u64::from(intf::VTL_ASK_BURST) + elapsed.as_secs() * 1000;
     let passed = control - limited;
@@ -386,5 +374,5 @@ fn flood__by_one_address_costs_the_others_nothing() {
     );
     // Most did not have to ask twice. One may: the machine drops packets of a flood before they are counted.
     assert!(flooded < calm + Duration::from_millis(200));
-    assert!(took < elapsed / 2);
+    world.assert_cost(Host::Server, &cost, 32 << 10, elapsed.as_secs_f64() / 2.0);
 }

@@ -32,7 +32,7 @@ fn fill(name: &str, carrier: &str, is_bounded: bool) -> u64 {
         let sysctl = world.testbed.command(host, "sysctl");
         run(sysctl.expect("a namespace").args(["-qw", &setting]));
     }
-    let program = repository().join("tests/e2e/memory.py");
+    let program = repository().join("tests/e2e/attacks/memory.py");
     let program = program.to_str().expect("UTF-8");
     let [server, _] = world.servers();
     let mut serve = world

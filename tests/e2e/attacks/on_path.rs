@@ -1,0 +1,248 @@
+//! Somebody between the two hosts, who changes, repeats and forges packets.
+
+use std::{
+    io,
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    thread::{self, JoinHandle},
+};
+
+use nix::sys::socket::{MsgFlags, recv, send, setsockopt, sockopt};
+use vtl_proto::intf;
+use vtl_testbed::{Host, Link};
+
+use crate::harness::{World, until};
+
+const SIZE: usize = 4 << 20;
+const ETHERNET: usize = 14;
+const UDP: u8 = 17;
+/// Not in the libc crate (`linux/if_packet.h`).
+const PACKET_IGNORE_OUTGOING: libc::c_int = 23;
+
+/// On the router: hears what a host sends, and says to both what it likes.
+struct Meddler {
+    is_over: Arc<AtomicBool>,
+    said: Arc<AtomicU64>,
+    thread: JoinHandle<()>,
+}
+
+impl Meddler {
+    fn begin(world: &World, hears: &'static str, other: &'static str) -> Self {
+        let open = || [hears, other].map(on_interface);
+        let sockets = world.testbed.in_netns(Host::Router, open);
+        let [here, there] = sockets.expect("a namespace");
+        let patience = nix::sys::time::TimeVal::new(0, 50_000);
+        setsockopt(&here, sockopt::ReceiveTimeout, &patience).expect("set");
+        let is_over = Arc::new(AtomicBool::new(false));
+        let said = Arc::new(AtomicU64::new(0));
+        let (until, count) = (Arc::clone(&is_over), Arc::clone(&said));
+        let thread = thread::spawn(move || {
+            let mut buffer = vec![0; 1 << 17];
+            let mut number = 0_usize;
+            while !until.load(Relaxed) {
+                let Ok(length) = recv(here.as_raw_fd(), &mut buffer, MsgFlags::empty()) else {
+                    continue;
+                };
+                if !is_vtl(&buffer[..length]) {
+                    continue;
+                }
+                number += 1;
+                let (mut frame, to_sender) = variation(&buffer[..length], number);
+                let out = if to_sender { &here } else { &there };
+                // A link-layer address of nobody's: whoever follows it is heard no more.
+                frame[6..12].copy_from_slice(&[2, 0, 0, 0, 0, 0x66]);
+                if send(out.as_raw_fd(), &frame, MsgFlags::empty()).is_ok() {
+                    count.fetch_add(1, Relaxed);
+                }
+            }
+        });
+        Self {
+            is_over,
+            said,
+            thread,
+        }
+    }
+
+    /// How much it has said.
+    fn end(self) -> u64 {
+        self.is_over.store(true, Relaxed);
+        self.thread.join().expect("it ends");
+        self.said.load(Relaxed)
+    }
+}
+
+fn on_interface(name: &str) -> OwnedFd {
+    // SAFETY: a plain system call.
+    let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW, 0) };
+    assert!(fd >= 0, "{}", io::Error::last_os_error());
+    // SAFETY: a new descriptor that nobody else owns.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    // Not what the emulator, and this one, say there.
+    let ignore = 1_i32;
+    // SAFETY: an option of this length.
+    let set = unsafe {
+        libc::setsockopt(
+            fd,
+            libc::SOL_PACKET,
+            PACKET_IGNORE_OUTGOING,
+            (&raw const ignore).cast(),
+            size_of_val(&ignore) as libc::socklen_t,
+        )
+    };
+    assert_eq!(set, 0, "{}", io::Error::last_os_error());
+    let interface = nix::net::if_::if_nametoindex(name).expect("the link's end");
+    let address = libc::sockaddr_ll {
+        sll_family: libc::AF_PACKET as u16,
+        sll_protocol: (libc::ETH_P_ALL as u16).to_be(),
+        sll_ifindex: interface as i32,
+        sll_hatype: 0,
+        sll_pkttype: 0,
+        sll_halen: 0,
+        sll_addr: [0; 8],
+    };
+    // SAFETY: an address of its own length.
+    let bound = unsafe {
+        let length = size_of_val(&address) as libc::socklen_t;
+        libc::bind(fd, (&raw const address).cast(), length)
+    };
+    assert_eq!(bound, 0, "{}", io::Error::last_os_error());
+    socket
+}
+
+/// Whether an IPv4 frame is one of VTL's: of its protocol, or of UDP.
+fn is_vtl(frame: &[u8]) -> bool {
+    let protocols = [intf::VTL_IPPROTO as u8, UDP];
+    frame.get(12..14) == Some(&[8, 0])
+        && frame
+            .get(ETHERNET + 9)
+            .is_some_and(|p| protocols.contains(p))
+}
+
+/// What becomes of a packet, and whether it goes back to who has sent it.
+fn variation(frame: &[u8], number: usize) -> (Vec<u8>, bool) {
+    let mut frame = frame.to_vec();
+    let body = ETHERNET + 20;
+    let last = frame.len() - 1;
+    match number % 6 {
+        // Once more.
+        0 | 1 => (frame, false),
+        // Reflected.
+        2 => {
+            for (one, other) in [(0, 6), (ETHERNET + 12, ETHERNET + 16)] {
+                let length = if one == 0 { 6 } else { 4 };
+                for i in 0..length {
+                    frame.swap(one + i, other + i);
+                }
+            }
+            (frame, true)
+        }
+        // With something changed: in the payload, in the header.
+        3 => {
+            frame[last] ^= 1;
+            (frame, false)
+        }
+        4 => {
+            frame[body + number / 6 % 64] ^= 1 << (number % 8);
+            (frame, false)
+        }
+        // CLOSE with ABORT instead, with what proved the packet to be the sender's.
+        _ => {
+            frame[body] = (intf::VTL_VERSION << 4 | intf::VTL_CLOSE) as u8;
+            frame[body + 1] = intf::VTL_F_ABORT as u8;
+            (frame, false)
+        }
+    }
+}
+
+/// Packets are said again from elsewhere, reflected, changed and made into others while they arrive themselves: that
+/// changes nothing.
+fn meddled(name: &str, carrier: &str) {
+    let Some(mut world) = World::new(name, &Link::new(10.0, 50.0)) else {
+        return;
+    };
+    world.serve("f", SIZE);
+    let server = world.servers()[0];
+    let run = ["--require-encryption", "--carrier", carrier];
+    world.meet_by(&run[1..]);
+    let ends = [Host::Client, Host::Server];
+    let before = ends.map(|host| world.cost(host));
+    let meddlers = [("to-client", "to-server"), ("to-server", "to-client")]
+        .map(|(one, other)| Meddler::begin(&world, one, other));
+    for _ in 0..2 {
+        let mut download = world.start_download_run(&run, server, "f");
+        let status = download.process.wait();
+        assert!(status.success(), "{status}");
+        download.check();
+    }
+    let said = meddlers.map(Meddler::end);
+    assert!(said.iter().all(|n| *n > 300), "{said:?}");
+    assert!(world.carried("bytes_received") >= 2 * SIZE as u64);
+    for (host, before) in ends.into_iter().zip(before) {
+        world.assert_cost(host, &before, 64 << 10, 20.0);
+    }
+}
+
+#[test]
+fn graft__meddled_with_on_the_path() {
+    meddled("meddled-graft", "graft");
+}
+
+#[test]
+fn quic__meddled_with_on_the_path() {
+    meddled("meddled-quic", "quic");
+}
+
+/// Payloads are changed so that no checksum finds it. Whatever requires encryption arrives as it was, or ends in an
+/// error; what has arrived is right.
+#[test]
+fn tampered__is_an_error_or_nothing() {
+    let link = |tamper_pct| Link {
+        tamper_pct,
+        ..Link::new(10.0, 50.0)
+    };
+    let Some(world) = World::new("tampered", &link(0.0)) else {
+        return;
+    };
+    world.serve("f", SIZE);
+    let server = world.servers()[0];
+    for (i, carrier) in ["graft", "quic", "sctp", "kcp", "mptcp"]
+        .into_iter()
+        .enumerate()
+    {
+        let run = ["--require-encryption", "--carrier", carrier];
+        let mut arrived = 0;
+        for tamper in [0.02, 0.5] {
+            world
+                .testbed
+                .set(&Link {
+                    seed: 1 + i as u64,
+                    ..link(tamper)
+                })
+                .expect("set");
+            for _ in 0..2 {
+                let mut download = world.start_download_run(&run, server, "f");
+                if download.process.wait().success() {
+                    download.check();
+                    arrived += 1;
+                } else {
+                    download.broke();
+                }
+            }
+        }
+        let tampered = world.testbed.stats().expect("an emulator").down.tampered;
+        println!("{carrier}: {arrived} of 4 have arrived, {tampered} packets were changed so far");
+        assert!(tampered > 10 * (1 + i as u64));
+        world.testbed.set(&link(0.0)).expect("set");
+        until("it arrives again", || {
+            let mut download = world.start_download_run(&run, server, "f");
+            let arrives = download.process.wait().success();
+            if arrives {
+                download.check();
+            }
+            arrives
+        });
+    }
+}
