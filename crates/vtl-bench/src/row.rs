@@ -108,6 +108,9 @@ pub struct Row {
     pub jain: Option<f64>,
     /// What the transport really used.
     pub settings: String,
+    /// When the link changes, seconds; not in the CSV.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub changes: Vec<f64>,
     /// Seconds, and bytes by then: only of competing flows and of changing links.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub samples: Vec<(f64, u64)>,
@@ -116,7 +119,7 @@ pub struct Row {
     pub memory_samples: Vec<(f64, u64)>,
 }
 
-/// The columns of the CSV form: all fields but the samples.
+/// The columns of the CSV form: all fields but the samples and the times of changes.
 pub const COLUMNS: [&str; 49] = [
     "plan",
     "date",
@@ -200,6 +203,7 @@ impl Row {
             queue_packets: cell.link.queue_limit(),
             seed: seed(cell, run),
             timeline: !cell.timeline.is_empty(),
+            changes: cell.timeline.iter().map(|change| change.at_s).collect(),
             workload: cell.workload.kind(),
             direction: match cell.workload {
                 Workload::File { direction, .. } => Some(direction.name()),

@@ -78,6 +78,8 @@ struct Picture {
     x: Axis,
     y: Axis,
     lines: Lines,
+    /// Where on the x axis the link changes.
+    changes: Vec<f64>,
     /// Where lines are least likely.
     legend: SeriesLabelPosition,
 }
@@ -147,6 +149,7 @@ fn goodput_by_loss(title: &str, rows: &[&Row]) -> Option<Picture> {
             show: plain,
         },
         lines: lines(&rows, of_largest, |r| r.goodput_mbps)?,
+        changes: Vec::new(),
         legend: SeriesLabelPosition::LowerLeft,
     })
 }
@@ -175,6 +178,7 @@ fn time_by_size(title: &str, rows: &[&Row]) -> Option<Picture> {
             show: plain,
         },
         lines: lines(&rows, bytes, |r| r.fct_s)?,
+        changes: Vec::new(),
         legend: SeriesLabelPosition::UpperLeft,
     })
 }
@@ -199,6 +203,7 @@ fn goodput_by_flows(title: &str, rows: &[&Row]) -> Option<Picture> {
             show: plain,
         },
         lines: lines(&rows, count, |r| r.goodput_mbps)?,
+        changes: Vec::new(),
         legend: SeriesLabelPosition::LowerLeft,
     })
 }
@@ -207,10 +212,14 @@ fn goodput_by_flows(title: &str, rows: &[&Row]) -> Option<Picture> {
 fn over_time(title: &str, rows: &[&Row]) -> Option<Picture> {
     let mut lines = Lines::new();
     for row in rows.iter().filter(|r| r.run == 1 && !r.samples.is_empty()) {
-        let name = match row.flow {
-            Some(flow) => format!("{flow}: {}", row.transport),
-            None => row.transport.clone(),
-        };
+        let mut name = row.transport.clone();
+        if let Some(flow) = row.flow {
+            name = format!("{flow}: {name}");
+        }
+        // A plan may have several links that are all called the same.
+        if rows.iter().any(|other| other.loss_pct != row.loss_pct) {
+            name = format!("{name}, {} % loss", row.loss_pct);
+        }
         let point = |(x, value)| {
             let y = Spread::of([value])?;
             Some(Point { x, y, cut: row.cut })
@@ -231,6 +240,7 @@ fn over_time(title: &str, rows: &[&Row]) -> Option<Picture> {
             show: plain,
         },
         lines,
+        changes: rows.iter().flat_map(|r| &r.changes).copied().collect(),
         legend: SeriesLabelPosition::UpperRight,
     })
 }
@@ -275,13 +285,15 @@ impl Picture {
         };
         let x = range(&mut points().map(|p| p.x), &self.x);
         let y = range(&mut points().map(|p| p.y.most), &self.y);
+        let changes = self.changes.iter().filter(|at| x.contains(at));
+        let changes: Vec<_> = changes.map(|at| [(*at, y.start), (*at, y.end)]).collect();
         let least = points().map(|p| p.y.least).fold(f64::INFINITY, f64::min);
         let y_log = (least.max(1e-9) / 1.25)..y.end;
         match (self.x.logarithmic, self.y.logarithmic) {
-            (false, false) => self.chart(&canvas, x, y)?,
-            (true, false) => self.chart(&canvas, x.log_scale(), y)?,
-            (false, true) => self.chart(&canvas, x, y_log.log_scale())?,
-            (true, true) => self.chart(&canvas, x.log_scale(), y_log.log_scale())?,
+            (false, false) => self.chart(&canvas, x, y, &changes)?,
+            (true, false) => self.chart(&canvas, x.log_scale(), y, &changes)?,
+            (false, true) => self.chart(&canvas, x, y_log.log_scale(), &changes)?,
+            (true, true) => self.chart(&canvas, x.log_scale(), y_log.log_scale(), &changes)?,
         }
         canvas.present()?;
         Ok(())
@@ -292,6 +304,7 @@ impl Picture {
         canvas: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>,
         x: X,
         y: Y,
+        changes: &[[(f64, f64); 2]],
     ) -> Result<(), Box<dyn std::error::Error>>
     where
         X: AsRangedCoord<Value = f64>,
@@ -315,6 +328,10 @@ impl Picture {
             .y_label_formatter(&|v| (self.y.show)(*v))
             .light_line_style(TRANSPARENT)
             .draw()?;
+        let marks = changes
+            .iter()
+            .map(|line| PathElement::new(*line, BLACK.mix(0.4)));
+        chart.draw_series(marks)?;
         let palette = Palette::of(self.lines.keys().map(String::as_str));
         for (name, line) in &self.lines {
             let color = palette.color(name);
