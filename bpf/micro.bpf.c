@@ -437,6 +437,7 @@ VTL_INLINE int hand_hear(struct vtl_ackd *a) {
         __u32 reorder = tx->reorder + 1 + tx->reorder / 8;
         tx->reorder = reorder < VTL_REORDER_MAX ? reorder : VTL_REORDER_MAX;
         tx->dups = dups;
+        tx->calm = tx->delivered;
     }
     __u32 xid = vtl_swap32(h->echo_xid);
     __s32 newer = xid - tx->acked_xid;
@@ -448,12 +449,17 @@ VTL_INLINE int hand_hear(struct vtl_ackd *a) {
         if (grown > VTL_LATE_MAX)
             grown = VTL_LATE_MAX;
         tx->late_q16 = tx->late_q16 - tx->late_q16 / 64 + (overtaken ? 1024 : 0);
+        int calm = 1;
         if (overtaken > late && late < grown)
             tx->late = overtaken < grown ? overtaken : grown;
-        else if (overtaken + late / 8 < late &&
-                 tx->delivered - tx->calm > VTL_LATE_CALM * (late + 4))
-            tx->late -= 1 + late / 8;
-        if (tx->late != late || (late && overtaken + late / 8 >= late))
+        else if (!late || overtaken + late / 8 < late) {
+            calm = tx->delivered - tx->calm > VTL_CALM * (late + tx->reorder + 1);
+            if (calm && late)
+                tx->late -= 1 + late / 8;
+            if (calm && tx->reorder > VTL_REORDER)
+                tx->reorder -= 1 + (tx->reorder - VTL_REORDER) / 8;
+        }
+        if (calm)
             tx->calm = tx->delivered;
     }
 

@@ -4,9 +4,10 @@
  * transmitted `reorder` transmissions later has: the packet threshold of RFC 9002, 6.1.1, applied
  * to transmission numbers, so that a lost retransmission is found just as fast. `reorder` grows
  * whenever the peer reports duplicates, which means that packets were given up too early (RFC 2883
- * and RFC 8985, 3.3 for the idea). Nor is it lost while packets arrive, now and then, that were
- * overtaken by as many others (`late`). However far both have grown, one that was overtaken at all
- * is lost after two round-trip times: RFC 8985, 6.2, never waits longer.
+ * and RFC 8985, 3.3 for the idea), and shrinks again while it reports none. Nor is it lost while
+ * packets arrive, now and then, that were overtaken by as many others (`late`). However far both
+ * have grown, one that was overtaken at all is lost after two round-trip times: RFC 8985, 6.2,
+ * never waits longer.
  */
 #ifndef VTL_TF_LOSS_H
 #define VTL_TF_LOSS_H
@@ -15,8 +16,9 @@
 
 #define VTL_REORDER_MAX 256
 #define VTL_LATE_MAX 8192
-/* Packets that have to arrive, and none of them late, until `late` shrinks: so many times it. */
-#define VTL_LATE_CALM 16
+/* Packets that have to arrive, none of them late and none twice, until a threshold shrinks: so many
+ * times it. */
+#define VTL_CALM 16
 
 /* Packets whose marks were just cleared, though not sent again, have arrived. They must not count
  * as lost and as delivered: in_flight would forget one packet for each, for ever. */
@@ -55,13 +57,16 @@ VTL_GLOBAL int vtl_loss_late(struct vtl_session *s, __u32 overtaken) {
     if (grown > VTL_LATE_MAX)
         grown = VTL_LATE_MAX;
     tx->late_q16 = tx->late_q16 - tx->late_q16 / 64 + (overtaken ? 1024 : 0);
-    if (overtaken > tx->late && tx->late < grown)
+    if (overtaken > tx->late && tx->late < grown) {
         tx->late = overtaken < grown ? overtaken : grown;
-    else if (overtaken + tx->late / 8 < tx->late &&
-             tx->delivered - tx->calm > VTL_LATE_CALM * (tx->late + 4))
-        tx->late -= 1 + tx->late / 8;
-    else if (overtaken + tx->late / 8 < tx->late || !tx->late)
-        return 0;
+    } else if (!tx->late || overtaken + tx->late / 8 < tx->late) {
+        if (tx->delivered - tx->calm <= VTL_CALM * (tx->late + tx->reorder + 1))
+            return 0;
+        if (tx->late)
+            tx->late -= 1 + tx->late / 8;
+        if (tx->reorder > VTL_REORDER)
+            tx->reorder -= 1 + (tx->reorder - VTL_REORDER) / 8;
+    }
     tx->calm = tx->delivered;
     return 0;
 }
@@ -74,6 +79,7 @@ VTL_INLINE void tf_loss_reordering(struct vtl_ackd *a) {
         __u32 reorder = tx->reorder + 1 + tx->reorder / 8;
         tx->reorder = reorder < VTL_REORDER_MAX ? reorder : VTL_REORDER_MAX;
         tx->dups = dups;
+        tx->calm = tx->delivered;
     }
     __u32 xid = vtl_swap32(a->hdr->echo_xid);
     __s32 newer = xid - tx->acked_xid;

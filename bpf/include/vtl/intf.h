@@ -237,7 +237,7 @@ struct vtl_tx {
     __u64 acks;
     __u64 cwnd;          /* packets in flight allowed */
     __u64 pacing_gap_ns; /* between two packets; 0 = no pacing */
-    __u64 calm;          /* `delivered` when `late` last changed, or was confirmed */
+    __u64 calm;          /* `delivered` when a threshold last changed, or was confirmed */
     __u32 acked_xid;     /* largest xid acknowledged */
     __u32 reorder;       /* transmissions that may overtake one before it counts as lost, */
     __u32 late;          /* and that have overtaken some which arrived nevertheless, lately; */

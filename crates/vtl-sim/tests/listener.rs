@@ -228,6 +228,17 @@ fn loss_reordering__how_late_packets_come() {
         3,
         "far behind"
     );
+    // What duplicates raised shrinks alike.
+    h.session_mut(SID).tx.late = 0;
+    h.session_mut(SID).tx.reorder = 40;
+    late(&mut h, 50_200, 1, 656);
+    assert_eq!(h.session(SID).tx.reorder, 40);
+    late(&mut h, 50_200, 1, 1);
+    assert_eq!(h.session(SID).tx.reorder, 35, "16 times it without");
+    for _ in 0..50 {
+        late(&mut h, 50_200, 1, 5000);
+    }
+    assert_eq!(h.session(SID).tx.reorder, 3);
     // Packets that were overtaken by no more than that are not lost.
     for (late, lost) in [(0, 1), (9, 1), (10, 0)] {
         let mut h = sent(20, 1, 10);

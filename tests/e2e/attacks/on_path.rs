@@ -145,7 +145,7 @@ fn variation(frame: &[u8], number: usize) -> (Vec<u8>, bool) {
             (frame, false)
         }
         4 => {
-            frame[body + number / 6 % 64] ^= 1 << (number % 8);
+            frame[(body + number / 6 % 64).min(last)] ^= 1 << (number % 8);
             (frame, false)
         }
         // CLOSE with ABORT instead, with what proved the packet to be the sender's.
