@@ -166,7 +166,7 @@ fn meddled(name: &str, carrier: &str) {
     world.serve("f", SIZE);
     let server = world.servers()[0];
     let run = ["--require-encryption", "--carrier", carrier];
-    world.meet_by(&run[1..]);
+    world.meet_by(&run);
     let ends = [Host::Client, Host::Server];
     let before = ends.map(|host| world.cost(host));
     let meddlers = [("to-client", "to-server"), ("to-server", "to-client")]
@@ -179,7 +179,7 @@ fn meddled(name: &str, carrier: &str) {
     }
     let said = meddlers.map(Meddler::end);
     assert!(said.iter().all(|n| *n > 300), "{said:?}");
-    assert!(world.carried("bytes_received") >= 2 * SIZE as u64);
+    assert!(world.carried("bytes_received") > SIZE as u64);
     for (host, before) in ends.into_iter().zip(before) {
         world.assert_cost(host, &before, 64 << 10, 20.0);
     }
