@@ -181,7 +181,7 @@ fn meddled(name: &str, carrier: &str) {
     assert!(said.iter().all(|n| *n > 300), "{said:?}");
     assert!(world.carried("bytes_received") > SIZE as u64);
     for (host, before) in ends.into_iter().zip(before) {
-        world.assert_cost(host, &before, 64 << 10, 20.0);
+        world.assert_cost(host, &before, 64 << 10, 5.0);
     }
 }
 

@@ -187,7 +187,7 @@ fn peer__that_breaks_the_rules_harms_only_itself() {
     assert!(download.process.wait().success());
     download.check();
     world.download(server, "f");
-    world.assert_cost(Host::Server, &cost, 64 << 10, 20.0);
+    world.assert_cost(Host::Server, &cost, 64 << 10, 5.0);
     until("its sessions end", || {
         let status = world.status(Host::Server);
         status["sessions"].as_array().is_some_and(|s| s.len() <= 1)
