@@ -1,6 +1,7 @@
 //! The data plane in the kernel, by libbpf: loads, attaches and swaps VTL's eBPF programs.
 //!
 //! - [`admit`]: what a graft's object may contain;
+//! - [`anchor`]: where live frames' programs are attached;
 //! - [`check`]: what the verifier says of a graft;
 //! - [`cost`]: what a graft costs for each packet;
 //! - [`flags`]: how programs are compiled;
@@ -20,6 +21,7 @@
 //! Nothing is pinned: when the process ends, however it ends, the kernel removes everything.
 
 pub mod admit;
+pub mod anchor;
 pub mod check;
 pub mod cost;
 pub mod fence;

@@ -2,7 +2,6 @@
 //! what it makes.
 
 use std::{
-    fs::File,
     io,
     num::NonZero,
     os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
@@ -11,7 +10,6 @@ use std::{
         Arc,
         atomic::{AtomicU32, Ordering},
     },
-    thread,
 };
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
@@ -19,7 +17,7 @@ use vtl_proto::intf;
 
 use crate::{
     Error, Result,
-    link::{self, Hook},
+    anchor::Anchor,
     netdev,
     shard::Shard,
 };
@@ -201,37 +199,6 @@ pub struct Live {
     batch: u32,
     frame: Vec<u8>,
     _anchor: Arc<Anchor>,
-}
-
-/// The attachment of live frames' program in a namespace that nobody else sees: a program that is
-/// attached nowhere costs 14 to 22 ms for each call.
-pub(crate) struct Anchor {
-    _link: OwnedFd,
-    _namespace: File,
-}
-
-impl Anchor {
-    pub(crate) fn drop_in(program: BorrowedFd<'_>) -> Result<Self> {
-        let system = |source| Error::System {
-            what: "a namespace for live frames".into(),
-            source,
-        };
-        thread::scope(|scope| {
-            scope
-                .spawn(|| {
-                    nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)
-                        .map_err(|e| system(e.into()))?;
-                    let namespace = File::open("/proc/thread-self/ns/net").map_err(system)?;
-                    const LOOPBACK: u32 = 1;
-                    Ok(Self {
-                        _link: link::attach(program, LOOPBACK, Hook::XdpGeneric)?,
-                        _namespace: namespace,
-                    })
-                })
-                .join()
-                .expect("does not panic")
-        })
-    }
 }
 
 /// See [`Pump::Tc`].

@@ -8,7 +8,11 @@ use std::{
 
 use libbpf_rs::MapHandle;
 
-use crate::{Error, Result, pump::Anchor, pump::Order};
+use crate::{
+    Error, Result,
+    anchor::{Anchor, Room},
+    pump::Order,
+};
 
 /// A shard's part of the data plane. May be used on any thread.
 pub struct Shard {
@@ -59,8 +63,18 @@ impl Shard {
         if let Some(anchor) = self.anchor.get() {
             return Ok(Arc::clone(anchor));
         }
-        let made = Anchor::drop_in(self.program.as_fd())?;
+        let made = Anchor::of_own(self.program.as_fd())?;
         Ok(Arc::clone(self.anchor.get_or_init(|| Arc::new(made))))
+    }
+
+    /// Attaches the program of its live frames in a namespace that is there, instead of one of its own.
+    ///
+    /// # Errors
+    /// [`Error::System`] if the kernel refuses.
+    pub fn anchor_in(&self, room: &Arc<Room>) -> Result<()> {
+        let made = Anchor::in_room(room, self.program.as_fd(), self.number)?;
+        let _ = self.anchor.set(Arc::new(made));
+        Ok(())
     }
 
     /// Does ahead of time what the first pump for live frames would wait for: about 12 ms.
