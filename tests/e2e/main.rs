@@ -44,6 +44,7 @@ mod require;
 mod restart;
 mod rules;
 mod succession;
+mod systemd;
 mod tunnel;
 mod users;
 mod versions;

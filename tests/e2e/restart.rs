@@ -9,7 +9,7 @@ use std::{
         unix::net::UnixDatagram,
     },
     path::Path,
-    process::{Command, ExitStatus, Stdio},
+    process::{ExitStatus, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -30,7 +30,7 @@ use vtl_testbed::{Host, Link};
 
 use crate::{
     flows::both_ways,
-    harness::{Process, Spoken, World, helper, repository, same, until, url, vtld, words},
+    harness::{Process, Spoken, World, helper, same, until, url, vtld},
 };
 
 const MB: usize = 1 << 20;
@@ -60,7 +60,7 @@ impl World {
 }
 
 /// The ids of a host's flows.
-fn flows(world: &World, host: Host) -> Vec<u64> {
+pub(crate) fn flows(world: &World, host: Host) -> Vec<u64> {
     let list = world.call(host, &Request::FlowList { from: 0 });
     let flows = list["flows"].as_array().expect("a list");
     flows
@@ -431,90 +431,6 @@ fn watchdog__a_thread_that_hangs() {
         drop(held);
     }
     assert!(is_fed(&mut manager));
-}
-
-/// A cgroup of this name is gone with its processes.
-fn remove_group(name: &str) {
-    let roots = ["", "unified", "systemd"].map(|part| Path::new("/sys/fs/cgroup").join(part));
-    for root in roots {
-        let mut removed = Command::new("find");
-        removed.arg(root.join(name)).args(["-depth", "-type", "d"]);
-        removed.args(["-exec", "rmdir", "{}", ";"]);
-        // Most of them are not there.
-        let _ = removed.output();
-    }
-}
-
-/// What systemd thinks of all that the unit leaves to the daemon: from 0, nothing, to 10, everything.
-#[test]
-fn unit__leaves_little_to_the_daemon() {
-    const MOST: &str = "--threshold=35";
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let unit = folder.join("vtld.service");
-    let text = fs::read_to_string(repository().join("dist/vtld.service")).expect("the unit");
-    fs::write(&unit, text.replace("@PREFIX@", "/usr")).expect("written");
-    let mut analyze = Command::new("systemd-analyze");
-    analyze.args(["security", "--no-pager", "--offline=true", MOST]);
-    match analyze.arg(&unit).output() {
-        Ok(output) => assert!(output.status.success(), "{}", words(&output)),
-        Err(_) => vtl_testing::skip("no systemd-analyze here"),
-    }
-}
-
-#[test]
-#[ignore = "needs systemd: make soak"]
-fn restart__by_systemd() {
-    let Some(mut world) = World::bare("restart-systemd", &Link::new(10.0, 100.0)) else {
-        return;
-    };
-    world.start_web();
-    world.start(Host::Client, &[]);
-    let group = format!("vtl-test-{}", std::process::id());
-    let socket = world.socket(Host::Server);
-    world.start_as(Host::Server, |command, vtld| {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let project = folder.parent().expect("the project's folder");
-        command.arg(folder.join("e2e/systemd.sh"));
-        command.arg(project).arg(vtld).arg(&socket).arg(&group);
-    });
-    let outer = world.daemon(Host::Server).pid();
-    let children = fs::read_to_string(format!("/proc/{outer}/task/{outer}/children"));
-    let systemd = children.expect("unshare runs").trim().to_owned();
-    let systemctl = |arguments: &[&str]| {
-        let mut command = Command::new("nsenter");
-        command.args(["-t", &systemd, "-m", "-p", "-n", "-C", "systemctl"]);
-        let output = command.args(arguments).output().expect("nsenter runs");
-        assert!(output.status.success(), "{arguments:?}: {}", words(&output));
-        String::from_utf8_lossy(&output.stdout).trim().to_owned()
-    };
-    world.hook();
-    world.meet();
-    both_ways(&mut world, &[], |world, goes_on| {
-        for _ in 0..5 {
-            let before = flows(world, Host::Server);
-            assert_eq!(before.len(), 2);
-            systemctl(&["restart", "vtld"]);
-            assert_eq!(flows(world, Host::Server), before);
-            goes_on(300_000);
-        }
-    });
-    let kept = systemctl(&["show", "vtld", "-p", "NFileDescriptorStore", "--value"]);
-    assert_eq!(kept, "0");
-    // Processes of carriers may do under the unit what they need.
-    for carrier in ["quic", "sctp", "kcp"] {
-        world.meet_by(&["--carrier", carrier]);
-    }
-    // Where it is stopped for good, connections end, and new ones are plain TCP.
-    world.serve("big", 64 * MB);
-    world.serve("f", MB / 4);
-    let [server, _] = world.servers();
-    let mut download = world.start_download(server, "big");
-    download.reaches(100_000);
-    systemctl(&["stop", "vtld"]);
-    download.broke();
-    world.download(server, "f");
-    world.take_daemon(Host::Server).kill();
-    remove_group(&group);
 }
 
 /// A server that says who its clients are, line by line, and a client that stays.

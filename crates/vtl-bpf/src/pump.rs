@@ -15,12 +15,7 @@ use std::{
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use vtl_proto::intf;
 
-use crate::{
-    Error, Result,
-    anchor::Anchor,
-    netdev,
-    shard::Shard,
-};
+use crate::{Error, Result, anchor::Anchor, netdev, shard::Shard};
 
 /// Packets that one call may ask for on any interface.
 pub const BATCH: u32 = 256;

@@ -11,7 +11,7 @@ use std::{
     io::{self, Read},
     os::{
         fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
-        unix::fs::{PermissionsExt, chown},
+        unix::fs::{MetadataExt, PermissionsExt, chown},
     },
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
@@ -28,7 +28,7 @@ use nix::{
             AddressFamily, Backlog, SockFlag, SockType, UnixAddr, accept4, bind, listen, socket,
         },
     },
-    unistd::{Gid, Group, Pid},
+    unistd::{Group, Pid},
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -113,8 +113,15 @@ impl Control {
             .with_context(|| format!("cannot bind {}", path.display()))?;
         // Narrow before anybody can connect: listen comes last.
         fs::set_permissions(path, fs::Permissions::from_mode(0o660))?;
-        if let Ok(Some(group)) = Group::from_name(group) {
-            chown(path, None, Some(Gid::as_raw(group.gid)))?;
+        if let Ok(Some(Group { gid, .. })) = Group::from_name(group)
+            && fs::metadata(path)?.gid() != gid.as_raw()
+        {
+            chown(path, None, Some(gid.as_raw())).with_context(|| {
+                format!(
+                    "cannot give {} to the group {group} (of a unit with a user, that must be its Group=)",
+                    path.display()
+                )
+            })?;
         }
         listen(&fd, Backlog::new(128)?)?;
         Ok(Self {

@@ -9,7 +9,10 @@
 use std::{
     fs::File,
     io::{self, IoSlice, IoSliceMut, Read, Seek, SeekFrom, Write},
-    os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd},
+    os::{
+        fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd},
+        unix::net::UnixDatagram,
+    },
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -32,12 +35,15 @@ use serde::{Deserialize, Serialize};
 use crate::{
     broker, flows,
     hooker::{self, Hooker},
+    option::netns_cookie,
 };
 
 /// Grows when a successor cannot know any more what its predecessor means. A field that is added has a default.
 const FORMAT: u32 = 1;
 /// What the service manager calls it.
 const NAME: &str = "vtld-handover";
+/// `FileDescriptorName` in dist/vtld-frames.socket.
+const FRAMES: &str = "vtld-frames";
 /// Descriptors in one message: the kernel takes 253 (`SCM_MAX_FD`).
 const PER_MESSAGE: usize = 250;
 /// Bytes of messages that may wait: each takes about 1 KiB of the kernel's memory.
@@ -323,24 +329,44 @@ pub fn store(theirs: &OwnedFd) -> io::Result<()> {
     }
 }
 
-/// What the service manager has kept, if it has.
-pub fn stored() -> Option<OwnedFd> {
-    let mut found = None;
+/// What the service manager has passed to this process.
+#[derive(Debug, Default)]
+pub struct Given {
+    /// What a former daemon has left.
+    pub left: Option<OwnedFd>,
+    /// A netlink socket of a namespace for live frames (`vtl_bpf::anchor::Room`).
+    pub frames: Option<OwnedFd>,
+}
+
+/// Takes what the service manager has passed, and has it forget what it has kept.
+pub fn given() -> Given {
+    let mut given = Given::default();
     for (fd, name) in sd_notify::listen_fds_with_names().into_iter().flatten() {
         // SAFETY: the manager has passed it to this process, which has not used it yet.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        if name == NAME {
+        match name.as_str() {
             // The latest one counts.
-            found = Some(fd);
+            NAME => given.left = Some(fd),
+            FRAMES if is_elsewhere(&fd) => given.frames = Some(fd),
+            FRAMES => tracing::warn!(
+                "the socket for live frames is of this network namespace: PrivateNetwork= failed"
+            ),
+            _ => {}
         }
     }
-    if found.is_some() {
+    if given.left.is_some() {
         let forget = [NotifyState::FdStoreRemove, NotifyState::FdName(NAME)];
         if let Err(error) = sd_notify::notify(&forget) {
             tracing::warn!(%error, "the service manager keeps what was taken over");
         }
     }
-    found
+    given
+}
+
+/// Is it another network namespace's?
+fn is_elsewhere(socket: &OwnedFd) -> bool {
+    let here = UnixDatagram::unbound().and_then(|ours| netns_cookie(&ours));
+    matches!((here, netns_cookie(socket)), (Ok(here), Ok(there)) if here != there)
 }
 
 #[cfg(test)]

@@ -14,13 +14,14 @@ use std::{
 };
 
 use anyhow::{Context, anyhow, bail};
+use caps::{CapSet, Capability};
 use clap::{Parser, ValueEnum};
 use nix::{
     errno::Errno,
     fcntl::{Flock, FlockArg},
     sys::signal::{SigSet, Signal},
 };
-use vtl_bpf::{plane::Ingress, pump::Choice};
+use vtl_bpf::{anchor::Room, plane::Ingress, pump::Choice};
 use vtl_control::{Client, Done, Request};
 use vtld::{
     Scope, broker,
@@ -35,7 +36,7 @@ use vtld::{
 /// Changes this host's transport protocol: loads grafts into the kernel, opens sessions with peers,
 /// and carries the connections of hooked applications.
 ///
-/// Needs root. Runs in the foreground, or under systemd; `vtl doctor` says what the kernel lacks.
+/// Needs root, or the unit's user with its capabilities. Runs in the foreground, or under systemd; `vtl doctor` says what the kernel lacks.
 /// When it ends, everything it loaded is gone and new connections are plain TCP, unless another one takes over.
 #[derive(Parser)]
 #[command(version, about, long_about)]
@@ -186,7 +187,7 @@ fn allow_descriptors(sessions: usize) {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    if !nix::unistd::geteuid().is_root() {
+    if args.carriers.is_none() && !is_privileged() {
         eprintln!(
             "vtld: loading programs into the kernel needs root: use sudo, or systemctl start vtld"
         );
@@ -205,20 +206,25 @@ fn main() -> ExitCode {
     }
 }
 
-/// Gives up every privilege of root but those that the daemon uses. Before any thread starts, which
-/// inherits what is left.
+/// Root, or a user that the service manager has given what it takes.
+fn is_privileged() -> bool {
+    let has = |capability| caps::has_cap(None, CapSet::Effective, capability).unwrap_or(false);
+    nix::unistd::geteuid().is_root() || has(Capability::CAP_BPF) && has(Capability::CAP_NET_ADMIN)
+}
+
+/// Gives up every privilege but those that the daemon uses, and all of what it starts, but for root's. Before any
+/// thread starts, which inherits what is left. The systemd unit leaves out what has a comment in brackets.
 fn drop_privileges() -> Result<(), caps::errors::CapsError> {
-    use caps::{CapSet, Capability};
     let needed = [
         Capability::CAP_BPF,              // programs and maps
         Capability::CAP_PERFMON,          // the verifier's larger freedoms
         Capability::CAP_NET_ADMIN,        // attaching, live frames, marks
         Capability::CAP_NET_RAW,          // raw and packet sockets
-        Capability::CAP_SYS_ADMIN,        // a namespace for live frames, mounting cgroup2
-        Capability::CAP_SYS_RESOURCE,     // as many descriptors as flows need
-        Capability::CAP_CHOWN,            // the socket's group
-        Capability::CAP_DAC_OVERRIDE,     // cgroups of other users
+        Capability::CAP_DAC_OVERRIDE,     // control groups of root and of other users
         Capability::CAP_NET_BIND_SERVICE, // the port that an application bound
+        Capability::CAP_SYS_ADMIN,        // (a namespace for live frames, mounting cgroup2)
+        Capability::CAP_SYS_RESOURCE,     // (as many descriptors as flows need)
+        Capability::CAP_CHOWN,            // (the socket's group)
     ];
     for capability in caps::all() {
         if !needed.contains(&capability) && caps::has_cap(None, CapSet::Bounding, capability)? {
@@ -230,6 +236,7 @@ fn drop_privileges() -> Result<(), caps::errors::CapsError> {
     let needed = needed.into_iter().filter(|c| ours.contains(c)).collect();
     caps::set(None, CapSet::Effective, &needed)?;
     caps::set(None, CapSet::Permitted, &needed)?;
+    caps::clear(None, CapSet::Ambient)?;
     caps::clear(None, CapSet::Inheritable)
 }
 
@@ -245,7 +252,7 @@ impl Claim {
     fn new(patience: Duration) -> anyhow::Result<Self> {
         let socket = Path::new(vtl_control::DEFAULT_SOCKET);
         let folder = socket.parent().unwrap_or(Path::new("/run"));
-        // Of the root user, so that nobody else can claim it.
+        // Of root or of the unit's user, so that nobody else can claim it.
         fs::create_dir_all(folder)
             .with_context(|| format!("cannot make the folder {}", folder.display()))?;
         let number = fs::metadata("/proc/self/ns/net")?.ino();
@@ -260,7 +267,10 @@ impl Claim {
                 .mode(0o600)
                 .open(&path)
                 .and_then(|file| {
-                    file.set_permissions(Permissions::from_mode(0o600))?;
+                    // One that another user's daemon has left is not ours to change.
+                    if file.metadata()?.mode() & 0o077 != 0 {
+                        file.set_permissions(Permissions::from_mode(0o600))?;
+                    }
                     Ok(file)
                 })
                 .with_context(|| format!("cannot write {}", path.display()))?;
@@ -294,7 +304,7 @@ impl Drop for Claim {
 
 /// What a former daemon has left: the one that runs, or one whose legacy the service manager has kept. And how long
 /// the former may take to end.
-fn take_over(args: &Args) -> anyhow::Result<(Option<Left>, Duration)> {
+fn take_over(args: &Args, stored: Option<OwnedFd>) -> anyhow::Result<(Option<Left>, Duration)> {
     let (socket, patience) = if args.take_over {
         let running = Client::connect(&args.socket)?;
         let (Done {}, mut sockets) = running.call_with_descriptors(&Request::TakeOver)?;
@@ -303,7 +313,7 @@ fn take_over(args: &Args) -> anyhow::Result<(Option<Left>, Duration)> {
             .context("the running daemon cannot be taken over")?;
         (Some(socket), FAREWELL)
     } else {
-        (handover::stored(), Duration::ZERO)
+        (stored, Duration::ZERO)
     };
     let Some(socket) = socket else {
         return Ok((None, patience));
@@ -337,8 +347,9 @@ fn hand_over(successor: Option<OwnedFd>, hooker: &Hooker, broker: &broker::Handl
 }
 
 /// Of the data plane.
-fn config(args: &Args, scope: Scope) -> broker::Config {
+fn config(args: &Args, scope: Scope, room: Option<OwnedFd>) -> broker::Config {
     broker::Config {
+        room: room.map(Room::new).map(Arc::new),
         ingress: match args.ingress {
             Hook::Tcx => Ingress::Tcx,
             Hook::Xdp => Ingress::Xdp,
@@ -406,11 +417,12 @@ fn run(args: &Args) -> anyhow::Result<()> {
 
     // Before anything is taken over that a mistake in a file would lose.
     let identity = Identity::open(&args.state, &args.peers).map_err(|error| anyhow!(error))?;
-    let (mut left, patience) = take_over(args)?;
+    let given = handover::given();
+    let (mut left, patience) = take_over(args, given.left)?;
     let control = Control::bind(&args.socket, &args.group)?;
     let _claim = Claim::new(patience)?;
     let scope = Scope::new(args.interface.clone());
-    let config = config(args, scope.clone());
+    let config = config(args, scope.clone(), given.frames);
     let (broker, thread) = broker::start(config, identity)
         .context("the data plane does not start (try: vtl doctor)")?;
     let hooks = hooker::Config {

@@ -37,7 +37,7 @@ use nix::sys::{
     eventfd::{EfdFlags, EventFd},
 };
 use serde_json::Value;
-use vtl_bpf::{plane::Ingress, pump::Choice, sessions::SessionTable};
+use vtl_bpf::{anchor::Room, plane::Ingress, pump::Choice, sessions::SessionTable};
 use vtl_control::{Deployed, Destination, Grafts, Grant, SessionKey, SessionStatus, Status};
 
 use vtl_pool::key::PublicKey;
@@ -65,6 +65,8 @@ pub struct Config {
     pub ingress: Ingress,
     /// Egress driver.
     pub driver: Choice,
+    /// Where the programs of live frames are attached; in namespaces that the daemon makes if there is none.
+    pub room: Option<Arc<Room>>,
     /// Packets that each of a session's rings holds at most: a power of two, at most 32,768. Short
     /// paths get less; a packet takes 2 KiB.
     pub ring_slots: u32,
@@ -98,6 +100,7 @@ impl Default for Config {
         Self {
             ingress: Ingress::Tcx,
             driver: Choice::Auto,
+            room: None,
             ring_slots: 16384,
             stock: 2,
             seals_flows: true,

@@ -44,7 +44,7 @@ impl Hierarchy {
         let (root, mount) = match mounts.lines().filter_map(mount_point).find(visible) {
             Some(root) => (root, None),
             None => {
-                let mount = private_mount().map_err(HookerError::NoCgroup2)?;
+                let mount = private_mount().map_err(HookerError::NoMount)?;
                 let root = format!("/proc/self/fd/{}", mount.as_raw_fd());
                 (PathBuf::from(root), Some(mount))
             }

@@ -32,8 +32,15 @@ pub enum HookerError {
     #[error("the eBPF object has no {0}: build it anew")]
     Missing(&'static str),
     /// No cgroup v2 hierarchy.
-    #[error("there is no cgroup v2 hierarchy and none can be mounted: {0}")]
+    #[error("the control groups of this process cannot be found: {0}")]
     NoCgroup2(#[source] io::Error),
+    /// None that is mounted, and none can be.
+    #[error(
+        "no control groups of version 2 are mounted, and vtld cannot mount them: {0} (mount -t cgroup2 none \
+         /sys/fs/cgroup/unified; or, in vtld's unit, CapabilityBoundingSet=CAP_SYS_ADMIN, \
+         AmbientCapabilities=CAP_SYS_ADMIN and SystemCallFilter=fsopen fsconfig fsmount)"
+    )]
+    NoMount(#[source] io::Error),
     /// A cgroup operation failed.
     #[error("cgroup {path}: {source}")]
     Cgroup {

@@ -14,6 +14,7 @@ use vtl_bpf::{
     fence::{Fence, Port},
     netdev,
     plane::DataPlane,
+    pump::Choice,
     rings::RingMaker,
 };
 use vtl_pool::Pool;
@@ -60,6 +61,7 @@ impl ControlBroker {
             shards: Arc::new(event()?),
             parked: Arc::new(event()?),
         };
+        anchor(&plane, &config);
         let shards = Shards::start(&plane, config.driver, waker(&events.shards))?;
         // Behind the root programs, which keep DATA from them.
         sockets.open_native()?;
@@ -151,6 +153,18 @@ fn waker(event: &Arc<EventFd>) -> impl Fn() + Send + Sync + 'static {
     let event = Arc::clone(event);
     move || {
         let _ = event.write(1);
+    }
+}
+
+/// Attaches the programs of live frames in the namespace that was given, if one was.
+fn anchor(plane: &DataPlane, config: &Config) {
+    let Some(room) = config.room.as_ref().filter(|_| config.driver != Choice::Tc) else {
+        return;
+    };
+    for shard in plane.shards() {
+        if let Err(error) = shard.anchor_in(room) {
+            tracing::warn!(%error, shard = shard.number(), "by the socket of the unit vtld-frames");
+        }
     }
 }
 
