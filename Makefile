@@ -87,6 +87,8 @@ install: build ## Copy the binaries, the C library, service, completions and man
 	install -sDm755 -t $(DESTDIR)$(PREFIX)/bin $(BINS:%=$(TARGET)/release/%)
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
 	sed 's|@PREFIX@|$(PREFIX)|' dist/vtld.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/vtld.service
+	install -Dm644 -t $(DESTDIR)$(PREFIX)/lib/systemd/system dist/vtld-frames.socket
+	install -Dm644 dist/vtl.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/vtl.conf
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1
 	$(TARGET)/release/vtl man $(DESTDIR)$(PREFIX)/share/man/man1
 	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions
@@ -98,12 +100,16 @@ install: build ## Copy the binaries, the C library, service, completions and man
 	install -Dm644 -t $(DESTDIR)$(PREFIX)/include include/vtl.h
 	install -Dm644 -t $(DESTDIR)$(PREFIX)/share/man/man3 dist/vtl.3
 	@[ -n "$(DESTDIR)" ] || ldconfig || echo "run ldconfig as root, so that programs find $(LIBVTL)"
+	@[ -n "$(DESTDIR)" ] || systemd-sysusers $(PREFIX)/lib/sysusers.d/vtl.conf || \
+	    echo "make the user and the group vtl before you start the unit: it runs as that user"
 
-uninstall: ## Remove what `make install` copied
+uninstall: ## Remove what `make install` copied; the user and the group vtl stay, as files may be theirs
 	rm -f $(BINS:%=$(DESTDIR)$(PREFIX)/bin/%) $(DESTDIR)$(PREFIX)/share/man/man1/vtl.1 \
 	    $(DESTDIR)$(PREFIX)/share/man/man1/vtl-*.1 \
 	    $(DESTDIR)$(PREFIX)/share/bash-completion/completions/vtl \
 	    $(DESTDIR)$(PREFIX)/lib/systemd/system/vtld.service \
+	    $(DESTDIR)$(PREFIX)/lib/systemd/system/vtld-frames.socket \
+	    $(DESTDIR)$(PREFIX)/lib/sysusers.d/vtl.conf \
 	    $(DESTDIR)$(PREFIX)/lib/libvtl.a $(DESTDIR)$(PREFIX)/lib/libvtl.so \
 	    $(DESTDIR)$(PREFIX)/lib/$(LIBVTL) $(DESTDIR)$(PREFIX)/lib/pkgconfig/vtl.pc \
 	    $(DESTDIR)$(PREFIX)/include/vtl.h $(DESTDIR)$(PREFIX)/share/man/man3/vtl.3

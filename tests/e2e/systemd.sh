@@ -1,6 +1,6 @@
 #!/bin/sh
-# systemd as the first process of namespaces of its own, with vtld's units as they are shipped, but for a drop-in that
-# makes the daemon root's, as former versions' was: its removal is an upgrade.
+# systemd as the first process of namespaces of its own. It starts vtld by a unit as former versions had it, of root.
+# In /run/systemd/upgrade are the units as they are shipped.
 #
 #   systemd.sh FOLDER VTLD SOCKET GROUP RUN    the project's folder; a name for its cgroup; a folder for /run/vtl
 set -eu
@@ -30,7 +30,7 @@ mkdir -p /run/systemd/users/etc
 for file in passwd group shadow gshadow; do
     [ ! -e /etc/$file ] || cp -p /etc/$file /run/systemd/users/etc
 done
-systemd-sysusers --root=/run/systemd/users "$1/dist/vtl.sysusers"
+systemd-sysusers --root=/run/systemd/users - <"$1/dist/vtl.sysusers"
 for file in /run/systemd/users/etc/*; do
     [ ! -e "/etc/${file##*/}" ] || mount --bind "$file" "/etc/${file##*/}"
 done
@@ -40,9 +40,14 @@ case $1 in
 *) mount -t tmpfs none /tmp && mount -t tmpfs none /var/tmp ;;
 esac
 units=/run/systemd/system
-mkdir -p $units/vtld.service.d
+new=/run/systemd/upgrade
+mkdir -p $units/vtld.service.d $new
 sed -e '/network-online/d' -e "s#@PREFIX@/bin/vtld#$2 --socket $3 --driver live#" "$1/dist/vtld.service" \
-    >$units/vtld.service
+    >$new/vtld.service
+sed 's/^\[Socket\]/DefaultDependencies=no\n&/' "$1/dist/vtld-frames.socket" >$new/vtld-frames.socket
+sed -e '/vtld-frames/d' -e '/^\(User\|Group\|Ambient\)/d' -e 's/^CapabilityBounding.*/& CAP_CHOWN CAP_SYS_ADMIN/' \
+    -e 's/^RestrictNamespaces=.*/RestrictNamespaces=net/' -e 's/^SystemCallFilter=bpf/& @chown/' \
+    $new/vtld.service >$units/vtld.service
 # Nothing else is started, nothing of the host's is written, and the project may lie in a home.
 cat >$units/vtld.service.d/test.conf <<EOF
 [Unit]
@@ -50,14 +55,6 @@ DefaultDependencies=no
 [Service]
 ProtectHome=no
 Environment=VTL_PEERS=$VTL_PEERS
-EOF
-sed 's/^\[Socket\]/DefaultDependencies=no\n&/' "$1/dist/vtld-frames.socket" >$units/vtld-frames.socket
-cat >$units/vtld.service.d/root.conf <<EOF
-[Service]
-User=root
-Group=root
-CapabilityBoundingSet=CAP_CHOWN CAP_SYS_ADMIN
-AmbientCapabilities=
-SystemCallFilter=@chown
+StandardError=append:/run/vtl/log
 EOF
 exec env container=vtl /lib/systemd/systemd --system --unit=vtld.service
