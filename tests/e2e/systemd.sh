@@ -14,6 +14,8 @@ if [ "${6-}" != inside ]; then
     done
     # Its owner changes, and others' sockets are in that of the host.
     mkdir -p "$5"
+    # The project may lie where the unit's user cannot go.
+    cp "$2" "$5/vtld"
     ln -sf "$5/$(basename "$3")" "$3"
     exec unshare -m -p -f -C -i -u --kill-child sh "$0" "$@" inside
 fi
@@ -42,7 +44,7 @@ esac
 units=/run/systemd/system
 new=/run/systemd/upgrade
 mkdir -p $units/vtld.service.d $new
-sed -e '/network-online/d' -e "s#@PREFIX@/bin/vtld#$2 --socket $3 --driver live#" "$1/dist/vtld.service" \
+sed -e '/network-online/d' -e "s#@PREFIX@/bin/vtld#/run/vtl/vtld --socket $3 --driver live#" "$1/dist/vtld.service" \
     >$new/vtld.service
 sed 's/^\[Socket\]/DefaultDependencies=no\n&/' "$1/dist/vtld-frames.socket" >$new/vtld-frames.socket
 sed -e '/vtld-frames/d' -e '/^\(User\|Group\|Ambient\)/d' -e 's/^CapabilityBounding.*/& CAP_CHOWN CAP_SYS_ADMIN/' \
