@@ -75,7 +75,16 @@ impl Caller {
             [pid, ..] if pid < 0 => return Err("the process has ended".into()),
             _ => return Err("the process is not in vtld's PID namespace".into()),
         };
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let status = match fs::read_to_string(format!("/proc/{pid}/status")) {
+            Err(_) if self.is_alive() => {
+                return Err(
+                    "vtld does not see the process: /proc is mounted with hidepid, so the unit needs \
+                     SupplementaryGroups= with the group that its gid= names"
+                        .into(),
+                );
+            }
+            status => status.unwrap_or_default(),
+        };
         let uids: Vec<_> = numbers(&status, "Uid:").collect();
         let is_users = !uids.is_empty() && uids.iter().all(|uid| *uid == i64::from(self.uid));
         // The number was the process's while the file was read.

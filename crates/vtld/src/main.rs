@@ -212,8 +212,9 @@ fn is_privileged() -> bool {
     nix::unistd::geteuid().is_root() || has(Capability::CAP_BPF) && has(Capability::CAP_NET_ADMIN)
 }
 
-/// Gives up every privilege but those that the daemon uses, and all of what it starts, but for root's. Before any
-/// thread starts, which inherits what is left. The systemd unit leaves out what has a comment in brackets.
+/// Gives up every privilege but those that the daemon uses. What it starts has none, unless it is root, whose programs
+/// get them anew. Before any thread starts, which inherits what is left. The systemd unit leaves out what has its
+/// comment in brackets.
 fn drop_privileges() -> Result<(), caps::errors::CapsError> {
     let needed = [
         Capability::CAP_BPF,              // programs and maps

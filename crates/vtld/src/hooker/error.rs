@@ -36,7 +36,7 @@ pub enum HookerError {
     NoCgroup2(#[source] io::Error),
     /// None that is mounted, and none can be.
     #[error(
-        "no control groups of version 2 are mounted, and vtld cannot mount them: {0} (mount -t cgroup2 none \
+        "no control groups of version 2 are mounted, and vtld cannot mount them (mount -t cgroup2 none \
          /sys/fs/cgroup/unified; or, in vtld's unit, CapabilityBoundingSet=CAP_SYS_ADMIN, \
          AmbientCapabilities=CAP_SYS_ADMIN and SystemCallFilter=fsopen fsconfig fsmount)"
     )]
