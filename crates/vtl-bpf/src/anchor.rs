@@ -1,6 +1,6 @@
 //! Where the program of live frames is attached: one that is attached nowhere costs 14 to 22 ms for each call.
 //!
-//! That is a network namespace that nobody else sees. Who may makes one ([`Anchor::of_own`], CAP_SYS_ADMIN); to others
+//! That is a network namespace that nobody else sees. Who may makes one, which takes CAP_SYS_ADMIN; to others
 //! a service manager gives one ([`Room`]).
 
 use std::{
