@@ -64,10 +64,9 @@ soak: preflight build ## The long tests, with a report: seeds, accidents, load; 
 check-systems: ## What a newcomer meets: the demo and the tests on bare systems made by debootstrap (as root)
 	@scripts/check-systems.sh $(SYSTEMS)
 
-lint: clippy ## rustfmt, clang-format, clippy, rustdoc, and cargo-deny if it is installed
+lint: clippy ## rustfmt, clang-format, clippy, rustdoc, and cargo-deny with RustSec's advisories
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc $(PROFILE) --workspace --no-deps --locked --quiet
-	@if command -v cargo-deny >/dev/null; then $(CARGO) deny --log-level error check licenses bans sources; \
-	 else echo 'skipped: cargo deny is not installed (cargo install cargo-deny)'; fi
+	@scripts/deny.sh
 
 clippy: setup
 	$(CARGO) fmt --all --check
