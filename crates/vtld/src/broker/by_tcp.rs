@@ -21,7 +21,8 @@ use super::{
     sessions::Sessions,
     shard::{Call, Schedule, Shards},
     source::Source,
-    tunnel::{self, Tunnels},
+    tunnel::Tunnels,
+    tunnel_packets,
 };
 
 /// Egress looks again after so long at a connection that many packets wait for, and at one that is not
@@ -52,7 +53,7 @@ impl Arrived {
     pub(super) fn packets(&self) -> impl Iterator<Item = &[u8]> {
         let mut rest = &self.packets[..];
         std::iter::from_fn(move || {
-            let (packet, others) = tunnel::first(rest)?;
+            let (packet, others) = tunnel_packets::first(rest)?;
             rest = others;
             Some(packet)
         })

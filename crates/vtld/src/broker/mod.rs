@@ -19,6 +19,7 @@ mod sockets;
 mod source;
 mod stock;
 mod tunnel;
+mod tunnel_packets;
 
 use std::{
     net::IpAddr,

@@ -17,6 +17,7 @@ use nix::{
 };
 use vtl_proto::intf;
 
+use super::tunnel_packets;
 use crate::{
     hooker::rules::Prefix,
     network::{Network, admits},
@@ -42,9 +43,6 @@ const READ: usize = 64 << 10;
 const IDLE_NS: u64 = 30_000_000_000;
 /// One that could not be made is tried again after so long.
 const RETRY_NS: u64 = 1_000_000_000;
-/// Bytes of the shortest and the longest packet.
-const PACKET: [usize; 2] = [size_of::<intf::vtl_hdr>(), 2048];
-
 /// One connection.
 struct Connection {
     stream: TcpStream,
@@ -302,7 +300,7 @@ impl Tunnels {
         packets.resize(before + READ, 0);
         let read = connection.stream.read(&mut packets[before..]);
         packets.truncate(before + *read.as_ref().unwrap_or(&0));
-        let (whole, result) = count(packets);
+        let (whole, result) = tunnel_packets::count(packets);
         // Most connections are idle: they hold no more than what is not whole yet.
         connection.arrived = packets.split_off(whole);
         match read {
@@ -321,70 +319,5 @@ impl Tunnels {
     pub(super) fn sweep(&mut self, now: u64) {
         self.connections
             .retain(|_, c| now.saturating_sub(c.used_ns) < IDLE_NS);
-    }
-}
-
-/// The length that stands in front of a packet, if it is there yet.
-fn length(bytes: &[u8]) -> io::Result<Option<usize>> {
-    let Some(length) = bytes.first_chunk() else {
-        return Ok(None);
-    };
-    let length = usize::from(u16::from_be_bytes(*length));
-    if (PACKET[0]..=PACKET[1]).contains(&length) {
-        Ok(Some(length))
-    } else {
-        Err(io::ErrorKind::InvalidData.into())
-    }
-}
-
-/// Bytes of the whole packets, and an error if something else follows.
-fn count(bytes: &[u8]) -> (usize, io::Result<()>) {
-    let mut whole = 0;
-    loop {
-        match length(&bytes[whole..]) {
-            Ok(Some(length)) if bytes.len() >= whole + 2 + length => whole += 2 + length,
-            Ok(_) => return (whole, Ok(())),
-            Err(error) => return (whole, Err(error)),
-        }
-    }
-}
-
-/// The first of some packets with their lengths in front, and the others.
-pub(super) fn first(packets: &[u8]) -> Option<(&[u8], &[u8])> {
-    let length = length(packets).ok()??;
-    packets.get(2..)?.split_at_checked(length)
-}
-
-#[cfg(test)]
-#[allow(non_snake_case)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    #[test]
-    fn count__up_to_what_is_no_packet() {
-        let packet = |length: u16| [&length.to_be_bytes()[..], &vec![7; length.into()]].concat();
-        let two = [packet(24), packet(2048)].concat();
-        assert!(matches!(count(&two), (n, Ok(())) if n == two.len()));
-        assert!(matches!(count(&two[..two.len() - 1]), (26, Ok(()))));
-        assert!(matches!(count(&two[..1]), (0, Ok(()))));
-        for no_packet in [23, 2049, 0, u16::MAX] {
-            let bytes = [&two[..], &no_packet.to_be_bytes()].concat();
-            assert!(matches!(count(&bytes), (n, Err(_)) if n == two.len()));
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn first__takes_apart_what_was_counted(bytes: Vec<u8>) {
-            let (whole, _) = count(&bytes);
-            let mut rest = &bytes[..whole];
-            while let Some((packet, others)) = first(rest) {
-                prop_assert!((PACKET[0]..=PACKET[1]).contains(&packet.len()));
-                rest = others;
-            }
-            prop_assert!(rest.is_empty());
-        }
     }
 }

@@ -35,7 +35,8 @@ use super::{
         quic, sctp,
     },
     confine,
-    message::{Channel, Figures, SETUP, Setup, Tag, emit},
+    message::{Channel, SETUP, Setup},
+    wire::{Figures, Tag, emit},
 };
 
 /// Bytes written at a time.

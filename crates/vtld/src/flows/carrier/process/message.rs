@@ -3,15 +3,17 @@
 
 use std::{cell::RefCell, io};
 
-use bytes::{Buf, BufMut, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
 use tokio::{net::UnixStream, task::coop::consume_budget};
-use vtl_control::CarrierPath;
 use vtl_proto::carrier::Kind;
 
-use super::super::{
-    Expected,
-    library::{Certificate, Opening},
+use super::{
+    super::{
+        Expected,
+        library::{Certificate, Opening},
+    },
+    wire::{Tag, take},
 };
 
 /// What vtld wants of a process of carriers: a message in CBOR, with one descriptor.
@@ -33,85 +35,9 @@ pub(super) enum Setup {
 /// Bytes of the longest set-up message.
 pub(super) const SETUP: usize = 8 << 10;
 
-/// What a process of carriers knows of one.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct Figures {
-    pub(super) path: Option<CarrierPath>,
-    /// As [`Carrier::memory`](super::super::Carrier::memory) has it.
-    pub(super) memory: u64,
-}
-
-/// What a message of a carrier's socket is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub(super) enum Tag {
-    /// To the process: control frames, and a CHUNK.
-    Control = 1,
-    Chunk,
-    /// From it: the carrier is there (bytes of the longest CHUNK), or why it is not (text).
-    Opened,
-    Refused,
-    /// The next bytes of a stream of frames, and a frame by itself.
-    Stream,
-    Frame,
-    /// So many bytes of what was to be sent were taken.
-    Taken,
-    /// [`Figures`], in CBOR.
-    Figures,
-}
-
-impl Tag {
-    const ALL: [Self; 8] = [
-        Self::Control,
-        Self::Chunk,
-        Self::Opened,
-        Self::Refused,
-        Self::Stream,
-        Self::Frame,
-        Self::Taken,
-        Self::Figures,
-    ];
-}
-
-/// A message's tag and length.
-const HEAD: usize = 1 + size_of::<u32>();
-/// Bytes of the longest message: all that may wait to be sent.
-const MOST: usize = 256 << 10;
 /// Bytes of a buffer for reading, and those that must be left in it.
 const READ: usize = 64 << 10;
 const LEFT: usize = 4 << 10;
-/// A shorter message does not hold the buffer that it came in.
-const SHORT: usize = 4 << 10;
-
-/// Appends a message.
-pub(super) fn emit(to: &mut BytesMut, tag: Tag, body: &[u8]) {
-    to.put_u8(tag as u8);
-    to.put_u32_le(body.len() as u32);
-    to.extend_from_slice(body);
-}
-
-/// The first message of these bytes, taken off; `None` if it has not come whole.
-fn take(from: &mut BytesMut) -> io::Result<Option<(Tag, Bytes)>> {
-    let Some((head, _)) = from.split_first_chunk::<HEAD>() else {
-        return Ok(None);
-    };
-    let [tag, len @ ..] = *head;
-    let len = u32::from_le_bytes(len) as usize;
-    let tag = Tag::ALL.into_iter().find(|known| *known as u8 == tag);
-    let (Some(tag), true) = (tag, len <= MOST) else {
-        return Err(io::ErrorKind::InvalidData.into());
-    };
-    if from.len() < HEAD + len {
-        return Ok(None);
-    }
-    from.advance(HEAD);
-    let body = match len < SHORT {
-        true => Bytes::copy_from_slice(&from[..len]),
-        false => from.split_to(len).freeze(),
-    };
-    from.advance(if len < SHORT { len } else { 0 });
-    Ok(Some((tag, body)))
-}
 
 /// One end of a carrier's socket.
 pub(super) struct Channel {
@@ -179,7 +105,10 @@ impl Channel {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        super::wire::{MOST, emit},
+        *,
+    };
 
     #[tokio::test]
     async fn channel__messages_come_whole_and_the_end_behind_them() {
@@ -204,15 +133,5 @@ mod tests {
             assert_eq!(end.kind(), io::ErrorKind::UnexpectedEof);
         };
         tokio::join!(write, read);
-    }
-
-    #[test]
-    fn take__what_makes_no_sense_is_refused() {
-        let taken = |bytes: &[u8]| take(&mut BytesMut::from(bytes));
-        assert!(taken(&[0, 0, 0, 0, 0]).is_err(), "no tag");
-        assert!(taken(&[9, 0, 0, 0, 0]).is_err(), "no tag");
-        assert!(taken(&[1, 1, 0, 4, 0]).is_err(), "too long");
-        assert!(taken(&[1, 0, 0, 4, 0]).unwrap().is_none(), "the longest");
-        assert!(taken(&[1, 0, 0, 0]).unwrap().is_none(), "cut");
     }
 }

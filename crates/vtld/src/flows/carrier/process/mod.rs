@@ -1,13 +1,14 @@
 //! Carriers that run in processes without privileges, one for each kind: what peers send by QUIC, SCTP and KCP is
 //! parsed there, and only frames pass to vtld and back.
 //!
-//! Here is vtld's end (`child.rs` is the process, `confine.rs` what is taken from it, `message.rs` what passes). A
+//! Here is vtld's end (`child.rs` is the process, `confine.rs` what is taken from it, `message.rs` and `wire.rs` what passes). A
 //! process starts when it is first needed. Where it dies, or hangs, its carriers break, and flows go on over TCP; the next carrier
 //! starts another one, which has nothing of the former.
 
 mod child;
 mod confine;
 mod message;
+mod wire;
 
 use std::{
     cell::{Cell, RefCell},
@@ -36,7 +37,6 @@ use tokio::{
     task::{AbortHandle, coop::consume_budget, spawn_blocking, spawn_local},
     time::timeout,
 };
-use vtl_control::CarrierPath;
 use vtl_proto::{
     carrier::Kind,
     frame::{CRYPTO, HEADER},
@@ -52,7 +52,8 @@ use super::{
 use crate::broker::random_token;
 pub use child::run;
 pub use confine::drop_privileges;
-use message::{Channel, Figures, Setup, Tag, emit};
+use message::{Channel, Setup};
+use wire::{Figures, Tag, emit};
 
 /// A process that says nothing for so long hangs: it has five chances to.
 const SILENT: Duration = Duration::from_secs(10);
@@ -60,9 +61,6 @@ const SILENT: Duration = Duration::from_secs(10);
 const OPENED: Duration = HANDSHAKE.saturating_add(Duration::from_secs(2));
 /// Bytes of what it has not been told yet.
 const QUEUE: usize = 4 << 20;
-/// More than a carrier has ever sent, and than a library holds.
-const MOST_PACKETS: u64 = 1 << 48;
-const MOST_MEMORY: u64 = 1 << 30;
 /// Between two starts.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Bytes written at a time.
@@ -416,17 +414,6 @@ async fn write(channel: &Channel, pipe: &Pipe, waiting: &Cell<usize>) -> io::Res
     Ok(())
 }
 
-/// Whether figures can be true.
-fn plausible(figures: &Figures) -> bool {
-    let of_path = |path: &CarrierPath| {
-        let refused = path.refused.unwrap_or(0);
-        path.rtt_ms >= 0.0
-            && path.rtt_ms < 1e6
-            && path.sent.max(path.lost).max(refused) < MOST_PACKETS
-    };
-    figures.memory < MOST_MEMORY && figures.path.as_ref().is_none_or(of_path)
-}
-
 /// Takes what comes, up to the end.
 async fn read(
     channel: &Channel,
@@ -452,11 +439,7 @@ async fn read(
                 pipe.free(taken);
             }
             Tag::Figures => {
-                let said = ciborium::from_reader(&body[..]).map_err(|_| invalid())?;
-                if !plausible(&said) {
-                    return Err(invalid());
-                }
-                figures.replace(said);
+                figures.replace(Figures::read(&body).ok_or_else(invalid)?);
             }
             _ => return Err(invalid()),
         }

@@ -1,0 +1,147 @@
+//! Messages of a carrier's socket: a tag, a length, and so many bytes. What a process of carriers says is as hostile as
+//! the peers that it parses.
+
+use std::io;
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use serde::{Deserialize, Serialize};
+use vtl_control::CarrierPath;
+
+/// A message's tag and length.
+const HEAD: usize = 1 + size_of::<u32>();
+/// Bytes of the longest message: all that may wait to be sent.
+pub(super) const MOST: usize = 256 << 10;
+/// A shorter message does not hold the buffer that it came in.
+const SHORT: usize = 4 << 10;
+
+/// More than a carrier has ever sent, and than a library holds.
+const MOST_PACKETS: u64 = 1 << 48;
+const MOST_MEMORY: u64 = 1 << 30;
+
+/// What a message of a carrier's socket is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Tag {
+    /// To the process: control frames, and a CHUNK.
+    Control = 1,
+    Chunk,
+    /// From it: the carrier is there (bytes of the longest CHUNK), or why it is not (text).
+    Opened,
+    Refused,
+    /// The next bytes of a stream of frames, and a frame by itself.
+    Stream,
+    Frame,
+    /// So many bytes of what was to be sent were taken.
+    Taken,
+    /// [`Figures`], in CBOR.
+    Figures,
+}
+
+impl Tag {
+    const ALL: [Self; 8] = [
+        Self::Control,
+        Self::Chunk,
+        Self::Opened,
+        Self::Refused,
+        Self::Stream,
+        Self::Frame,
+        Self::Taken,
+        Self::Figures,
+    ];
+}
+
+/// What a process of carriers knows of one.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Figures {
+    pub(super) path: Option<CarrierPath>,
+    /// As `Carrier::memory` has it.
+    pub(super) memory: u64,
+}
+
+impl Figures {
+    /// Those of a message; `None` if they cannot be true.
+    pub(super) fn read(body: &[u8]) -> Option<Self> {
+        let figures: Self = ciborium::from_reader(body).ok()?;
+        let of_path = |path: &CarrierPath| {
+            let refused = path.refused.unwrap_or(0);
+            path.rtt_ms >= 0.0
+                && path.rtt_ms < 1e6
+                && path.sent.max(path.lost).max(refused) < MOST_PACKETS
+        };
+        let is_plausible =
+            figures.memory < MOST_MEMORY && figures.path.as_ref().is_none_or(of_path);
+        is_plausible.then_some(figures)
+    }
+}
+
+/// Appends a message.
+pub(super) fn emit(to: &mut BytesMut, tag: Tag, body: &[u8]) {
+    to.put_u8(tag as u8);
+    to.put_u32_le(body.len() as u32);
+    to.extend_from_slice(body);
+}
+
+/// The first message of these bytes, taken off; `None` if it has not come whole.
+///
+/// # Errors
+/// It is none, or too long.
+pub(super) fn take(from: &mut BytesMut) -> io::Result<Option<(Tag, Bytes)>> {
+    let Some((head, _)) = from.split_first_chunk::<HEAD>() else {
+        return Ok(None);
+    };
+    let [tag, len @ ..] = *head;
+    let len = u32::from_le_bytes(len) as usize;
+    let tag = Tag::ALL.into_iter().find(|known| *known as u8 == tag);
+    let (Some(tag), true) = (tag, len <= MOST) else {
+        return Err(io::ErrorKind::InvalidData.into());
+    };
+    if from.len() < HEAD + len {
+        return Ok(None);
+    }
+    from.advance(HEAD);
+    let body = match len < SHORT {
+        true => Bytes::copy_from_slice(&from[..len]),
+        false => from.split_to(len).freeze(),
+    };
+    from.advance(if len < SHORT { len } else { 0 });
+    Ok(Some((tag, body)))
+}
+
+#[cfg(test)]
+#[allow(non_snake_case)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn take__what_makes_no_sense_is_refused() {
+        let taken = |bytes: &[u8]| take(&mut BytesMut::from(bytes));
+        assert!(taken(&[0, 0, 0, 0, 0]).is_err(), "no tag");
+        assert!(taken(&[9, 0, 0, 0, 0]).is_err(), "no tag");
+        assert!(taken(&[1, 1, 0, 4, 0]).is_err(), "too long");
+        assert!(taken(&[1, 0, 0, 4, 0]).unwrap().is_none(), "the longest");
+        assert!(taken(&[1, 0, 0, 0]).unwrap().is_none(), "cut");
+    }
+
+    #[test]
+    fn figures__only_those_that_can_be_true() {
+        let read = |path, memory| {
+            let mut body = Vec::new();
+            ciborium::into_writer(&Figures { path, memory }, &mut body).unwrap();
+            Figures::read(&body)
+        };
+        let path = CarrierPath {
+            rtt_ms: 1.5,
+            sent: 7,
+            lost: 1,
+            refused: None,
+        };
+        assert!(read(Some(path), 5).is_some_and(|figures| figures.path == Some(path)));
+        for rtt_ms in [f64::NAN, -1.0, f64::INFINITY] {
+            assert_eq!(read(Some(CarrierPath { rtt_ms, ..path }), 5), None);
+        }
+        let sent = MOST_PACKETS;
+        assert_eq!(read(Some(CarrierPath { sent, ..path }), 5), None);
+        assert_eq!(read(None, MOST_MEMORY), None);
+        assert_eq!(Figures::read(b"\x81\x81"), None);
+    }
+}
