@@ -31,6 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "long, and safe code")]
     fn lanes__follow_their_own() {
         let mut lanes = Lanes::default();
         let follow = [

@@ -70,8 +70,7 @@ impl RxRing {
         if !self.listed {
             return place;
         }
-        // SAFETY: published by the kernel, which leaves it alone until it is consumed.
-        unsafe { (*self.ring.slot(place).as_ptr()).stamp }
+        self.ring.stamp(place)
     }
 
     /// The payload of the packet at a place.
@@ -160,9 +159,7 @@ impl RxRing {
         // Whoever forges the mark must not cut off what follows.
         let last = self.is_last(0) && (self.unsealed.is_none() || !self.packet(0).is_empty());
         if last {
-            // SAFETY: as in `packet`.
-            let listed = unsafe { (*self.ring.slot(self.next).as_ptr()).stamp };
-            let number = if self.listed { listed } else { self.next };
+            let number = self.place(0);
             self.end = Some(number.wrapping_add(1));
             self.consume(1);
         }
