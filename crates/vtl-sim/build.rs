@@ -22,6 +22,11 @@ fn main() {
     if env::var_os("CC").is_none() {
         build.compiler("clang-19");
     }
+    // With AddressSanitizer where the Rust side has it, whose runtime both share: `make sanitize`.
+    let sanitizers = env::var("CARGO_CFG_SANITIZE").unwrap_or_default();
+    if sanitizers.split(',').any(|name| name == "address") {
+        build.flag("-fsanitize=address");
+    }
     build
         .file(native.join("native.c"))
         .file(native.join("functions.c"))
