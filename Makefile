@@ -10,12 +10,17 @@ PROFILE = --release
 BINS    = vtl vtld
 LIBVTL  = libvtl.so.0
 C_FILES = $(shell git ls-files -co --exclude-standard 'bpf/*.c' 'bpf/*.h' 'include/*.h' 'crates/vtl-c/*.c' 'examples/*.c' 'tests/*.c' 'tests/*.h')
+# Tests of vtl-sim that `make test` runs under AddressSanitizer: some ten seconds of them.
+SANITIZED = congestion controls frames listener receiver sender robustness grafts
 # What tests leave out, and why: a line each.
 SKIPPED = $(abspath $(TARGET))/skipped
 list_skipped = status=$$?; [ ! -s $(SKIPPED) ] || { echo; echo 'skipped:'; sort -u $(SKIPPED) | sed 's/^/  /'; }; exit $$status
 
+sanitized = ASAN_OPTIONS=detect_leaks=0 RUSTFLAGS=-Zsanitizer=address RUSTC_BOOTSTRAP=1 $(CARGO) test --release --locked --quiet \
+ -p vtl-sim --target-dir $(TARGET)/sanitize --target "$$(rustc --version --verbose | sed -n 's/^host: //p')"
+
 .DEFAULT_GOAL := help
-.PHONY: help preflight setup build demo bench bench-full check test fuzz soak check-systems lint clippy fmt wheel install uninstall clean
+.PHONY: help preflight setup build demo bench bench-full check test fuzz sanitize miri soak check-systems lint clippy fmt wheel install uninstall clean
 
 help: ## This list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -52,11 +57,22 @@ test: preflight lint build ## All of that and the end-to-end tests, some half an
 	@rm -f $(SKIPPED); export VTL_SKIPPED=$(SKIPPED) RUST_BACKTRACE=0; \
 	 $(CARGO) test --release --workspace --exclude vtl-e2e --locked --quiet && \
 	 scripts/check-headers.sh && \
-	 scripts/fuzz.sh replay && \
+	 $(sanitized) $(SANITIZED:%=--test %) && \
+	 scripts/fuzz.sh 20 && \
 	 $(CARGO) test --release --workspace --locked --test e2e -- --test-threads=2; $(list_skipped)
 
 fuzz: setup ## Coverage-guided fuzzing of all that strangers reach, 20 s for each target, or SECONDS=n, TARGETS='wire nego'
 	@scripts/fuzz.sh $(or $(SECONDS),20) $(TARGETS)
+
+# UndefinedBehaviorSanitizer is in that code in every test (crates/vtl-sim/build.rs). Tests leak names. ARGS='--test grafts' for some.
+sanitize: setup ## The grafts' code, natively and under AddressSanitizer, through all tests of vtl-sim
+	$(sanitized) $(ARGS)
+
+miri: setup ## The unsafe code of the rings under Miri (installs a nightly toolchain by rustup if there is none)
+	@rustup component list --toolchain nightly --installed 2>/dev/null | grep -q ^miri || \
+	 rustup toolchain install nightly --no-self-update --profile minimal -c miri -c rust-src
+	MIRIFLAGS='-Zmiri-disable-isolation -Zmiri-ignore-leaks' PROPTEST_CASES=$(or $(PROPTEST_CASES),4) \
+	 $(CARGO) +nightly miri test --locked --quiet -p vtl-ring --lib --target-dir $(TARGET)/miri
 
 soak: preflight build ## The long tests, with a report: seeds, accidents, load; an hour, or BUDGET=seconds (as root)
 	@scripts/soak.sh $(BUDGET)

@@ -5,26 +5,24 @@
 #   scripts/fuzz.sh build                    only builds them
 #   scripts/fuzz.sh merge [TARGET...]        adds what was found since to the committed corpora, as few inputs as
 #                                            reach the same code
-#   scripts/fuzz.sh replay [TARGET...]       runs the committed corpora once, without sanitizer and coverage: built
-#                                            from what `make build` has built already
 #
-# What a run finds new is kept in target/fuzz/corpus, for the next one. The toolchain is the pinned one: coverage is
-# its LLVM's, and of what cargo-fuzz passes only AddressSanitizer is not stable yet.
+# What a run finds new is kept in target/fuzz/corpus, for the next one, and what fails in target/fuzz/artifacts. The
+# toolchain is the pinned one: coverage is its LLVM's, and of what cargo-fuzz passes only AddressSanitizer is not
+# stable yet.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 what=${1:-20}
 [ $# = 0 ] || shift
 case $what in
-build | merge | replay) ;;
+build | merge) ;;
 *[!0-9]* | '' | 0)
     printf 'fuzz: "%s" is no number of seconds\n' "$what" >&2
     exit 2
     ;;
 esac
 mkdir -p "${CARGO_TARGET_DIR:-target}/fuzz/corpus" "${CARGO_TARGET_DIR:-target}/fuzz/logs"
-base=$(cd "${CARGO_TARGET_DIR:-target}" && pwd)
-build=$base/fuzz
+build=$(cd "${CARGO_TARGET_DIR:-target}/fuzz" && pwd)
 if [ $# = 0 ]; then
     selected=(--bins)
     mapfile -t targets < <(sed -n '/^\[\[bin\]\]/,$s/^name = "\(.*\)"/\1/p' fuzz/Cargo.toml)
@@ -33,30 +31,26 @@ else
     targets=("$@")
 fi
 
-cargo=(cargo build --release --locked --quiet --manifest-path fuzz/Cargo.toml "${selected[@]}")
-if [ "$what" = replay ]; then
-    bin=$base/release
-    CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=false CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS=false \
-        "${cargo[@]}" --target-dir "$base"
-else
-    host=$(rustc --version --verbose | sed -n 's/^host: //p')
-    bin=$build/$host/release
-    flags="--cfg fuzzing -Zsanitizer=address -Cpasses=sancov-module"
-    for option in level=4 inline-8bit-counters pc-table trace-compares; do
-        flags+=" -Cllvm-args=-sanitizer-coverage-$option"
-    done
-    RUSTFLAGS=$flags RUSTC_BOOTSTRAP=1 "${cargo[@]}" --target "$host" --target-dir "$build"
-fi
+host=$(rustc --version --verbose | sed -n 's/^host: //p')
+bin=$build/$host/release
+flags="--cfg fuzzing -Zsanitizer=address -Cpasses=sancov-module"
+for option in level=4 inline-8bit-counters pc-table trace-compares; do
+    flags+=" -Cllvm-args=-sanitizer-coverage-$option"
+done
+# In a folder of its own: RUSTC_BOOTSTRAP has `make build` do its work again. libFuzzer is C++, and a compiler for that
+# comes with clang.
+RUSTFLAGS=$flags RUSTC_BOOTSTRAP=1 CXX=${CXX:-clang++-19} \
+    cargo build --release --locked --quiet --manifest-path fuzz/Cargo.toml "${selected[@]}" \
+    --target "$host" --target-dir "$build"
 [ "$what" != build ] || exit 0
 
 # Usage: run TARGET; 1 if it finds anything, with how to run that again.
 run() {
     local name=$1 own=$build/corpus/$1 seeds=fuzz/corpus/$1 log=$build/logs/$1 made line
     mkdir -p "$own" "$seeds" "$build/artifacts/$name"
-    local options=(-rss_limit_mb=2048 -timeout=10 -max_len=65536 -len_control=10 -print_final_stats=1
+    local options=(-rss_limit_mb=2048 -timeout=30 -max_len=65536 -len_control=10 -print_final_stats=1
         "-artifact_prefix=$build/artifacts/$name/")
     case $what in
-    replay) set -- -runs=0 "$seeds" ;;
     merge) set -- -set_cover_merge=1 -use_counters=0 "$seeds" "$own" ;;
     *) set -- "-max_total_time=$what" -malloc_limit_mb=512 "$own" "$seeds" ;;
     esac
@@ -68,6 +62,10 @@ run() {
     grep -m1 -E 'panicked|SUMMARY|ERROR' -A1 "$log" >&2 || tail -n 5 "$log" >&2
     made=$(sed -n 's/.*Test unit written to //p' "$log" | tail -n1)
     printf 'fuzz: %s fails (%s); to see it again, run %s/%s %s\n' "$name" "$log" "$bin" "$name" "${made:-$seeds}" >&2
+    # For whoever has no more than what this prints.
+    if [ -f "$made" ] && [ "$(stat -c %s "$made")" -le 3000 ]; then
+        printf 'fuzz: which is, by base64 -d: %s\n' "$(base64 -w 0 "$made")" >&2
+    fi
     return 1
 }
 

@@ -108,7 +108,7 @@ conformance() {
 
 # 14 targets, for a ninth of the budget.
 fuzz() {
-    scripts/fuzz.sh $((budget * $(nproc) / 9 / 14 + 1))
+    scripts/fuzz.sh $((budget * $(nproc) / 9 / 17 + 1))
 }
 
 measure() {
