@@ -106,7 +106,7 @@ conformance() {
     CONFORMANCE_CARRIER=$1 e2e conformance::sockets__behave_as_over_tcp_by_a_kind
 }
 
-# 14 targets, for a ninth of the budget.
+# 17 targets, for a ninth of the budget.
 fuzz() {
     scripts/fuzz.sh $((budget * $(nproc) / 9 / 17 + 1))
 }
