@@ -27,7 +27,7 @@ fail() {
 fetch() {
     rm -rf "$database"
     mkdir -p "$advisories"
-    GIT_TERMINAL_PROMPT=0 timeout 120 git -c http.lowSpeedLimit=1000 -c http.lowSpeedTime=10 \
+    GIT_TERMINAL_PROMPT=0 timeout 60 git -c http.lowSpeedLimit=1000 -c http.lowSpeedTime=10 \
         clone --quiet --depth=1 "$1" "$database" >"$2" 2>&1
 }
 
