@@ -1,12 +1,13 @@
 //! An association: its flows, its carriers, and what passes between them.
 
 mod commands;
+mod identity;
 
 use std::{
     cell::{Cell, RefCell, RefMut},
     collections::{BTreeMap, BTreeSet},
     future::Future,
-    io::{self, IoSlice},
+    io::IoSlice,
     net::{SocketAddr, TcpStream},
     pin::pin,
     rc::Rc,
@@ -36,7 +37,7 @@ use super::{
     now_ns,
     socket::handshake,
 };
-use crate::{hooker::Over, identity};
+use crate::{hooker::Over, identity::Refused};
 
 /// Bytes of one flow that are held for an application that does not read: what 100 Mbit/s carry in 650 ms.
 const WINDOW: u64 = 8 << 20;
@@ -116,7 +117,7 @@ pub(super) struct Peer {
     admitted: Cell<bool>,
     /// The key that it has shown, and why it is refused.
     pub(super) shown: Cell<Option<PublicKey>>,
-    refused: RefCell<Option<identity::Refused>>,
+    refused: RefCell<Option<Refused>>,
     /// Where the latest flow that this host has opened leads.
     pub(super) dest: Cell<Option<SocketAddr>>,
     /// Connections in a row whose handshakes were as quick as those with near hosts.
@@ -236,107 +237,6 @@ impl Peer {
     /// The same of what needs no more than VTL's option does.
     pub(super) fn signs(&self) -> u64 {
         self.answers.get() + self.successions.get()
-    }
-
-    pub(super) fn is_admitted(&self) -> bool {
-        self.admitted.get()
-    }
-
-    /// Whether it is known if it may have carriers.
-    pub(super) fn is_judged(&self) -> bool {
-        self.admitted.get() || self.refused.borrow().is_some()
-    }
-
-    /// A control connection has shown a key, or none, and this host what it thinks of that.
-    ///
-    /// # Errors
-    /// It is refused.
-    pub(super) fn note_identity(
-        &self,
-        shown: Option<PublicKey>,
-        judged: Result<(), identity::Refused>,
-    ) -> io::Result<()> {
-        let before = self.shown.get();
-        // Clients are known by nothing else.
-        let is_client = self.key.opener == Side::Peer && before.is_some();
-        let refused = match judged {
-            Ok(()) if is_client && shown != before => Some(identity::Refused::Another {
-                peer: self.key.peer,
-            }),
-            Ok(()) => None,
-            Err(refused) => Some(refused),
-        };
-        self.admitted.set(refused.is_none());
-        let result = match &refused {
-            None => {
-                if shown != before {
-                    // Those were with somebody else. Sessions are not granted by a control connection, which this
-                    // one may be the first of.
-                    for running in self.carriers.borrow().values() {
-                        if before.is_some() || running.carrier.kind() != Some(Kind::Graft) {
-                            running.carrier.close();
-                        }
-                    }
-                }
-                self.shown.set(shown);
-                Ok(())
-            }
-            Some(why) => {
-                if self.refused.borrow().as_ref() != Some(why) {
-                    tracing::error!("{why}");
-                }
-                self.close_carriers();
-                Err(io::Error::new(io::ErrorKind::PermissionDenied, why.clone()))
-            }
-        };
-        self.refused.replace(refused);
-        for running in self.carriers.borrow().values() {
-            if running.carrier.is_clear() && self.refuses_clear() {
-                running.carrier.close();
-            }
-        }
-        self.changed.notify_waiters();
-        result
-    }
-
-    /// Whether a session must not be in the clear that was asked for with keys: as the peer has shown a key, somebody
-    /// in between has taken the question out.
-    pub(super) fn refuses_clear(&self) -> bool {
-        let refuses = self.shown.get().is_some();
-        if refuses {
-            tracing::warn!(
-                peer = %self.key.peer,
-                "a session is not encrypted, though the peer has a key: somebody in between may have seen to that; \
-                 its connections go by other carriers, or plain TCP"
-            );
-        }
-        refuses
-    }
-
-    /// Its flows go by nothing that is not encrypted.
-    pub(super) fn require_encryption(&self) {
-        if !self.encrypted.replace(true) {
-            for running in self.carriers.borrow().values() {
-                if !self.may_serve(&*running.carrier) {
-                    running.carrier.close();
-                }
-            }
-        }
-    }
-
-    pub(super) fn requires_encryption(&self) -> bool {
-        self.encrypted.get()
-    }
-
-    /// Whether nobody but the peer reads what goes by a carrier: it is encrypted, and the peer has shown its key.
-    fn is_secret(&self, carrier: &dyn Carrier) -> bool {
-        carrier.is_encrypted() && self.shown.get().is_some()
-    }
-
-    /// Whether a carrier may serve the association.
-    fn may_serve(&self, carrier: &dyn Carrier) -> bool {
-        let is_enough = self.is_secret(carrier) || !self.encrypted.get();
-        is_enough && (carrier.kind().is_none() || self.has_room() && self.admitted.get())
     }
 
     /// Ends all carriers.

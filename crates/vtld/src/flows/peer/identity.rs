@@ -1,0 +1,112 @@
+//! Who an association's other host is, and what may serve it for that.
+
+use std::io;
+
+use vtl_pool::key::PublicKey;
+use vtl_proto::{carrier::Kind, frame::Side};
+
+use super::{super::carrier::Carrier, Peer};
+use crate::identity::Refused;
+
+impl Peer {
+    pub(in super::super) fn is_admitted(&self) -> bool {
+        self.admitted.get()
+    }
+
+    /// Whether it is known if it may have carriers.
+    pub(in super::super) fn is_judged(&self) -> bool {
+        self.admitted.get() || self.refused.borrow().is_some()
+    }
+
+    /// A control connection has shown a key, or none, and this host what it thinks of that.
+    ///
+    /// # Errors
+    /// It is refused.
+    pub(in super::super) fn note_identity(
+        &self,
+        shown: Option<PublicKey>,
+        judged: Result<(), Refused>,
+    ) -> io::Result<()> {
+        let before = self.shown.get();
+        // Clients are known by nothing else.
+        let is_client = self.key.opener == Side::Peer && before.is_some();
+        let refused = match judged {
+            Ok(()) if is_client && shown != before => Some(Refused::Another {
+                peer: self.key.peer,
+            }),
+            Ok(()) => None,
+            Err(refused) => Some(refused),
+        };
+        self.admitted.set(refused.is_none());
+        let result = match &refused {
+            None => {
+                if shown != before {
+                    // Those were with somebody else. Sessions are not granted by a control connection, which this
+                    // one may be the first of.
+                    for running in self.carriers.borrow().values() {
+                        if before.is_some() || running.carrier.kind() != Some(Kind::Graft) {
+                            running.carrier.close();
+                        }
+                    }
+                }
+                self.shown.set(shown);
+                Ok(())
+            }
+            Some(why) => {
+                if self.refused.borrow().as_ref() != Some(why) {
+                    tracing::error!("{why}");
+                }
+                self.close_carriers();
+                Err(io::Error::new(io::ErrorKind::PermissionDenied, why.clone()))
+            }
+        };
+        self.refused.replace(refused);
+        for running in self.carriers.borrow().values() {
+            if running.carrier.is_clear() && self.refuses_clear() {
+                running.carrier.close();
+            }
+        }
+        self.changed.notify_waiters();
+        result
+    }
+
+    /// Whether a session must not be in the clear that was asked for with keys: as the peer has shown a key, somebody
+    /// in between has taken the question out.
+    pub(in super::super) fn refuses_clear(&self) -> bool {
+        let refuses = self.shown.get().is_some();
+        if refuses {
+            tracing::warn!(
+                peer = %self.key.peer,
+                "a session is not encrypted, though the peer has a key: somebody in between may have seen to that; \
+                 its connections go by other carriers, or plain TCP"
+            );
+        }
+        refuses
+    }
+
+    /// Its flows go by nothing that is not encrypted.
+    pub(in super::super) fn require_encryption(&self) {
+        if !self.encrypted.replace(true) {
+            for running in self.carriers.borrow().values() {
+                if !self.may_serve(&*running.carrier) {
+                    running.carrier.close();
+                }
+            }
+        }
+    }
+
+    pub(in super::super) fn requires_encryption(&self) -> bool {
+        self.encrypted.get()
+    }
+
+    /// Whether nobody but the peer reads what goes by a carrier: it is encrypted, and the peer has shown its key.
+    pub(super) fn is_secret(&self, carrier: &dyn Carrier) -> bool {
+        carrier.is_encrypted() && self.shown.get().is_some()
+    }
+
+    /// Whether a carrier may serve the association.
+    pub(super) fn may_serve(&self, carrier: &dyn Carrier) -> bool {
+        let is_enough = self.is_secret(carrier) || !self.encrypted.get();
+        is_enough && (carrier.kind().is_none() || self.has_room() && self.admitted.get())
+    }
+}
