@@ -146,6 +146,7 @@ fn key__known_only() {
             name: "laptop".into(),
             key: client,
             addresses: vec!["10.73.0.0/24".into()],
+            reach: None,
         }),
     );
     let received = |world: &World, carrier: &str, server: usize| -> u64 {

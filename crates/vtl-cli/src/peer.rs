@@ -26,7 +26,7 @@ pub(crate) enum PeerCommand {
     },
     /// Trust a peer's key, in place of one that was learned under its name
     #[command(
-        after_help = "Example: vtl peer trust gate 4f0c…9e --address 192.0.2.7 --address 2001:db8::/48\n\n\
+        after_help = "Example: vtl peer trust gate 4f0c…9e --address 192.0.2.7 --address 2001:db8::/48 --reach 443\n\n\
         The key is what `vtl peer list` says first on that host."
     )]
     Trust(TrustArgs),
@@ -48,6 +48,10 @@ pub(crate) struct TrustArgs {
     /// Where it may be, an address or prefix; may be repeated; anywhere unless given
     #[arg(long = "address", value_name = "PREFIX")]
     addresses: Vec<String>,
+    /// A port of this host that its connections may be carried to by VTL, or a range (8000-8100); may be repeated;
+    /// those of peers that are not listed unless given
+    #[arg(long, value_name = "PORTS")]
+    reach: Vec<String>,
 }
 
 /// Runs a subcommand of `vtl peer`.
@@ -68,11 +72,13 @@ pub(crate) fn run(command: &PeerCommand, socket: &SocketArgs) -> anyhow::Result<
             name,
             key,
             addresses,
+            reach,
         }) => {
             let Done {} = socket.call(&Request::PeerTrust(PeerKey {
                 name: name.clone(),
                 key: key.clone(),
                 addresses: addresses.clone(),
+                reach: Some(reach.clone()).filter(|reach| !reach.is_empty()),
             }))?;
         }
         PeerCommand::Forget { name } => {

@@ -399,6 +399,9 @@ pub struct Peers {
     pub key: String,
     /// Whose keys are taken: `first-use`, or `known`.
     pub policy: String,
+    /// Ports of this host, and ranges, that connections of peers which are not listed may be carried to; `None`: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reach: Option<Vec<String>>,
     /// As many as one message takes: those that the operator lists, then those learned.
     pub peers: Vec<Peer>,
     /// The index with which the next message begins, if there are more.

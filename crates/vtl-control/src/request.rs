@@ -231,6 +231,10 @@ pub struct PeerKey {
     /// Addresses and prefixes where it may be; anywhere if there are none.
     #[serde(default, skip_serializing_if = "is_default")]
     pub addresses: Vec<String>,
+    /// Ports of this host, and ranges of them ("8000-8100"), that its connections may be carried to; `None`: those of
+    /// peers that are not listed.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub reach: Option<Vec<String>>,
 }
 
 /// What hooked connections travel by.

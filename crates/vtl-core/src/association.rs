@@ -78,6 +78,8 @@ struct Entry {
     loses_told: Told,
     reset: Option<ResetCode>,
     reset_told: Told,
+    /// Chunks of a refused flow were discarded, which the peer has to be told.
+    rejects: bool,
 }
 
 /// The relation to another host.
@@ -198,6 +200,26 @@ impl Association {
         self.touch(id);
     }
 
+    /// As [`Association::open`], of a flow that no carrier may serve.
+    pub fn open_refused(&mut self, id: FlowId) {
+        let early = self.early.take(id);
+        self.open(id);
+        self.refuse(id);
+        if let Some(entry) = self.flows.get_mut(&id) {
+            entry.rejects = early.is_some_and(|early| !early.chunks.is_empty());
+        }
+        self.touch(id);
+    }
+
+    /// Keeps a flow on its TCP connection, by this host's policy: its chunks are discarded, and the peer hears REJECT,
+    /// as of a flow that is not known here. Call it before a carrier has brought anything of the flow.
+    pub fn refuse(&mut self, id: FlowId) {
+        self.move_flow(id, Path::Tcp);
+        if let Some(entry) = self.flows.get_mut(&id) {
+            entry.flow.refuse();
+        }
+    }
+
     /// Takes over a flow of a former daemon, whose carriers have all broken.
     pub fn restore(&mut self, id: FlowId, flow: Flow) {
         let reset = flow.error();
@@ -306,13 +328,16 @@ impl Association {
         })
     }
 
-    /// Moves the local direction of a flow to another path. A carrier that is not there is ignored.
+    /// Moves the local direction of a flow to another path. A carrier that is not there is ignored, and a flow that
+    /// was refused stays.
     pub fn move_flow(&mut self, id: FlowId, to: Path) {
         let loses = match to {
             Path::Tcp => Some(false),
             Path::Carrier(carrier) => self.carriers.get(&carrier).map(|carrier| carrier.loses),
         };
-        if let Some((entry, loses)) = self.flows.get_mut(&id).zip(loses) {
+        let entry = self.flows.get_mut(&id);
+        let entry = entry.filter(|entry| !entry.flow.is_refused());
+        if let Some((entry, loses)) = entry.zip(loses) {
             entry.flow.send.move_to(to, loses);
             self.touch(id);
         }
@@ -375,6 +400,10 @@ impl Association {
             return;
         }
         entry.heard_by = Some(carrier);
+        if entry.flow.is_refused() {
+            entry.rejects = true;
+            return self.touch(flow);
+        }
         let result = entry.flow.receive.bytes(offset, bytes);
         entry.note_overtaken(carrier, &self.carriers);
         if result.is_err() {
@@ -388,7 +417,8 @@ impl Association {
     pub fn is_next(&self, flow: FlowId, offset: u64, len: u64) -> bool {
         let entry = self.flows.get(&flow);
         entry.is_some_and(|entry| {
-            entry.flow.error().is_none() && entry.flow.receive.is_next(offset, len)
+            let flow = &entry.flow;
+            flow.error().is_none() && !flow.is_refused() && flow.receive.is_next(offset, len)
         })
     }
 
@@ -451,22 +481,11 @@ impl Association {
                 };
                 self.keep_early(now_ns, flow, chunk);
             }
-            Frame::Confirm { flow, limit, .. } => {
-                if !self.early.keep_credit(now_ns, flow, limit) {
-                    self.reject(flow);
-                }
+            Frame::Confirm { flow, limit, .. } if !self.early.keep_credit(now_ns, flow, limit) => {
+                self.reject(flow);
             }
             // What the peer has to know of them it is told again, once it has the flow.
-            Frame::Attach { .. }
-            | Frame::Attached { .. }
-            | Frame::Loses { .. }
-            | Frame::Reset { .. }
-            | Frame::Reject { .. }
-            | Frame::Broken { .. }
-            | Frame::Hello { .. }
-            | Frame::Ask { .. }
-            | Frame::Grant { .. }
-            | Frame::Refuse { .. } => {}
+            _ => {}
         }
     }
 
@@ -547,6 +566,7 @@ impl Entry {
             loses_told: Told::default(),
             reset: None,
             reset_told: Told::default(),
+            rejects: false,
         }
     }
 
@@ -558,6 +578,17 @@ impl Entry {
         frame: Frame<'_>,
     ) -> Result<(), Violation> {
         match frame {
+            Frame::Chunk { .. } if self.flow.is_refused() => {
+                self.heard_by = Some(carrier);
+                self.rejects = true;
+                Ok(())
+            }
+            Frame::Reset { code, .. } => {
+                self.flow.reset(code);
+                Ok(())
+            }
+            // The peer is to take it for one that is not known here.
+            _ if self.flow.is_refused() => Ok(()),
             Frame::Chunk {
                 offset,
                 bytes,
@@ -599,19 +630,12 @@ impl Entry {
                 self.flow.send.attached(number);
                 Ok(())
             }
-            Frame::Reset { code, .. } => {
-                self.flow.reset(code);
-                Ok(())
-            }
             Frame::Reject { .. } => {
                 self.flow.send.reject();
                 Ok(())
             }
-            Frame::Broken { .. }
-            | Frame::Hello { .. }
-            | Frame::Ask { .. }
-            | Frame::Grant { .. }
-            | Frame::Refuse { .. } => Ok(()),
+            // About carriers.
+            _ => Ok(()),
         }
     }
 
@@ -663,6 +687,9 @@ impl Entry {
         if self.reset.is_some() {
             return untold(&self.reset_told);
         }
+        if self.flow.is_refused() {
+            return self.rejects && confirms_by == Some(carrier);
+        }
         (self.attach.is_some() && untold(&self.attach_told))
             || (self.attached.is_some() && untold(&self.attached_told))
             || (self.flow.send.owes_fin().is_some() && untold(&self.fin_told))
@@ -681,6 +708,12 @@ impl Entry {
         if let Some(code) = self.reset {
             if self.reset_told.insert(carrier) {
                 out.push(Frame::Reset { flow, code });
+            }
+            return;
+        }
+        if self.flow.is_refused() {
+            if confirms_by == Some(carrier) && mem::take(&mut self.rejects) {
+                out.push(Frame::Reject { flow });
             }
             return;
         }

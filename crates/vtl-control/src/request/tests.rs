@@ -122,8 +122,18 @@ fn rules__have_these_forms() {
             name: "gate".to_owned(),
             key: "00".to_owned(),
             addresses: vec!["192.0.2.7".to_owned()],
+            reach: None,
         }),
         json!({ "op": "peer_trust", "name": "gate", "key": "00", "addresses": ["192.0.2.7"] }),
+    );
+    form!(
+        Request::PeerTrust(PeerKey {
+            name: "gate".to_owned(),
+            key: "00".to_owned(),
+            addresses: Vec::new(),
+            reach: Some(vec!["80".to_owned()]),
+        }),
+        json!({ "op": "peer_trust", "name": "gate", "key": "00", "reach": ["80"] }),
     );
     form!(
         Request::PeerForget {

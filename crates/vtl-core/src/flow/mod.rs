@@ -72,6 +72,9 @@ pub struct Flow {
     /// From the peer's application to the local one.
     pub receive: ReceiveHalf,
     reset: Option<ResetCode>,
+    /// No carrier may serve it.
+    #[serde(default)]
+    refused: bool,
 }
 
 impl Flow {
@@ -82,6 +85,7 @@ impl Flow {
             send: SendHalf::default(),
             receive: ReceiveHalf::new(window, max_window),
             reset: None,
+            refused: false,
         }
     }
 
@@ -106,6 +110,16 @@ impl Flow {
     /// The error that the flow has ended in.
     pub fn error(&self) -> Option<ResetCode> {
         self.reset
+    }
+
+    /// Keeps the flow on its TCP connection.
+    pub(crate) fn refuse(&mut self) {
+        self.refused = true;
+    }
+
+    /// No carrier serves the flow, by this host's policy: it is plain TCP.
+    pub fn is_refused(&self) -> bool {
+        self.refused
     }
 
     /// Both directions have ended in order: the peer has everything, and so has the local application.

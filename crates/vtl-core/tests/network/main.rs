@@ -120,6 +120,8 @@ struct Flow {
     reset_at: Option<u64>,
     /// The SYN's option got lost: to the opener's peer it is any TCP connection.
     is_unnamed: bool,
+    /// The opener's peer has no carrier serve it.
+    is_refused: bool,
     /// Each host's application does without what gets lost.
     tolerant: [bool; 2],
     /// By sender.
@@ -170,6 +172,8 @@ struct Simulation {
     deaths: u64,
     moves: u64,
     restarts: u64,
+    /// Flows that went by TCP alone.
+    refused: u64,
     /// Of packets of carriers that lose some, per cent; where it is 0 they come in order.
     loss: u64,
     /// Some were lost.
@@ -229,6 +233,8 @@ impl Simulation {
                     closed: [false; 2],
                     reset_at: random.percent(10).then(|| begin + random.below(10 * S)),
                     is_unnamed: random.percent(20),
+                    // Drawn apart, so that each seed stays what it was.
+                    is_refused: Random(seed * 8 + number).percent(15),
                     tolerant: [random.percent(60), random.percent(80)],
                     directions,
                     error: [None; 2],
@@ -252,6 +258,7 @@ impl Simulation {
             deaths: 0,
             moves: 0,
             restarts: 0,
+            refused: 0,
             loss: 0,
             has_lost: false,
             lost: 0,
@@ -441,11 +448,15 @@ impl Simulation {
             let id = flow.id(host);
             if !flow.opened[host] && flow.ready[host] <= now {
                 flow.opened[host] = true;
-                self.hosts[host].open(id);
+                match flow.is_refused && flow.opener != host {
+                    true => self.hosts[host].open_refused(id),
+                    false => self.hosts[host].open(id),
+                }
                 if flow.tolerant[host] {
                     let flow = self.hosts[host].flow_mut(id).expect("just opened");
                     flow.set_tolerant();
                 }
+                self.refused += u64::from(flow.is_refused && flow.opener != host);
                 // A known peer's flows begin by a carrier.
                 if let Some(carrier) = self.carriers.last().filter(|c| c.used[host]) {
                     let to = Path::Carrier(carrier.id(host));
@@ -454,6 +465,10 @@ impl Simulation {
                     }
                 }
             }
+            if let Some(flow) = self.hosts[host].flow(id).filter(|flow| flow.is_refused()) {
+                assert!(flow.send.path() == Path::Tcp && !flow.send.is_known());
+            }
+            let flow = &self.flows[index];
             if flow.opened[host] && !flow.closed[host] {
                 self.tcp_write(index, host);
                 self.tcp_read(index, host);
@@ -493,7 +508,7 @@ fn flows__are_exact_whatever_dies() {
     };
     let (first, seeds) = (number("VTL_SEED", 0), number("VTL_SEEDS", 300));
     let (mut deaths, mut moves, mut complete, mut most_held) = (0, 0, 0, 0);
-    let (mut restarts, mut lost, mut given) = (0, 0, 0);
+    let (mut restarts, mut refused, mut lost, mut given) = (0, 0, 0, 0);
     for seed in first..first + seeds {
         let result = std::panic::catch_unwind(|| {
             let mut simulation = Simulation::new(seed);
@@ -506,6 +521,7 @@ fn flows__are_exact_whatever_dies() {
         deaths += simulation.deaths;
         moves += simulation.moves;
         restarts += simulation.restarts;
+        refused += simulation.refused;
         lost += simulation.lost;
         given += simulation.given;
         most_held = most_held.max(simulation.most_held);
@@ -516,12 +532,13 @@ fn flows__are_exact_whatever_dies() {
             .count();
     }
     println!(
-        "{seeds} seeds: {complete} flows complete, {moves} moves, {restarts} restarts, {deaths} carriers died, {lost} bytes lost, {given} given at once, at most {most_held} held"
+        "{seeds} seeds: {complete} flows complete, {moves} moves, {restarts} restarts, {refused} refused, {deaths} carriers died, {lost} bytes lost, {given} given at once, at most {most_held} held"
     );
     assert!(
         complete as u64 > seeds
             && moves > 10 * seeds
             && restarts > seeds / 5
+            && refused > seeds / 10
             && deaths > seeds
             && lost > 0
             && given > 0

@@ -134,6 +134,8 @@ pub(super) struct State {
     pub(super) heard_by: Cell<Path>,
     /// Why what this host sends goes by the path that it goes by.
     pub(super) why: Cell<&'static str>,
+    /// What its peer may reach here has been looked at.
+    pub(super) is_judged: Cell<bool>,
     /// It stays where it is, unless that breaks.
     pub(super) stays: Cell<bool>,
     /// At the last look it had sent by a carrier, and heard nothing.
@@ -161,6 +163,7 @@ impl State {
             task: RefCell::default(),
             heard_by: Cell::default(),
             why: Cell::new("no other carrier yet"),
+            is_judged: Cell::new(false),
             stays: Cell::new(false),
             is_unheard: Cell::new(false),
             returns: Cell::new(None),

@@ -69,12 +69,20 @@ struct FlowLeft {
     age: Duration,
     /// It was moved by hand.
     stays: bool,
+    /// What its peer may reach here has been looked at.
+    #[serde(default = "looked_at")]
+    is_judged: bool,
     /// Read from the application, not sent yet, and whether the last byte is TCP's urgent one.
     pending: (Bytes, bool),
     app: Place,
     tcp: Place,
     /// vtld's end of the connection to a local application, which is shown another peer.
     shown: Option<SocketAddr>,
+}
+
+/// By a daemon that does not look, nothing has to be.
+fn looked_at() -> bool {
+    true
 }
 
 impl Names {
@@ -158,6 +166,7 @@ impl Flows {
         state.why.set("vtld was restarted");
         state.pending.replace(left.pending);
         state.stays.set(left.stays);
+        state.is_judged.set(left.is_judged);
         peer.begin(left.id, state, Beginning::Left(Box::new(left.flow)));
         Ok(())
     }
@@ -221,6 +230,7 @@ impl State {
             app_addresses: self.app,
             age: self.began.elapsed(),
             stays: self.stays.get() && path_is_tcp,
+            is_judged: self.is_judged.get(),
             pending: self.pending.take(),
             app: outgoing.put(ends.app.get_ref())?,
             tcp: outgoing.put(ends.tcp.get_ref())?,

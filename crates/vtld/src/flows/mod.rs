@@ -359,7 +359,8 @@ impl Flows {
             }
             return;
         }
-        if peer.is_none() && name.requires_carrier() {
+        let is_out_of_reach = |peer: &Rc<Peer>| peer.out_of_reach(flow.dest.port()).is_some();
+        if name.requires_carrier() && peer.as_ref().is_none_or(is_out_of_reach) {
             return tracing::debug!(client = %flow.client, "a flow that requires a carrier was reset");
         }
         let (app, guard) = match self.hooker.connect_local_app(flow.dest, flow.client) {
@@ -414,7 +415,8 @@ impl Flows {
             return None;
         }
         let account = self.budget.open(Network::of(key.peer));
-        let peer = Rc::new(Peer::new(key, account, !self.limits.identity.needs_known()));
+        let must_be_judged = self.limits.identity.judges_first(key.opener);
+        let peer = Rc::new(Peer::new(key, account, !must_be_judged));
         peers.insert(key, Rc::clone(&peer));
         self.appeared.notify_waiters();
         Some((peer, true))

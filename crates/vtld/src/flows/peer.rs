@@ -37,7 +37,10 @@ use super::{
     now_ns,
     socket::handshake,
 };
-use crate::{hooker::Over, identity::Refused};
+use crate::{
+    hooker::Over,
+    identity::{Refused, Standing},
+};
 
 /// Bytes of one flow that are held for an application that does not read: what 100 Mbit/s carry in 650 ms.
 const WINDOW: u64 = 8 << 20;
@@ -118,6 +121,8 @@ pub(super) struct Peer {
     /// The key that it has shown, and why it is refused.
     pub(super) shown: Cell<Option<PublicKey>>,
     refused: RefCell<Option<Refused>>,
+    /// What it may do here, once it is admitted.
+    standing: RefCell<Standing>,
     /// Where the latest flow that this host has opened leads.
     pub(super) dest: Cell<Option<SocketAddr>>,
     /// Connections in a row whose handshakes were as quick as those with near hosts.
@@ -151,6 +156,7 @@ impl Peer {
             admitted: Cell::new(admitted),
             shown: Cell::new(None),
             refused: RefCell::default(),
+            standing: RefCell::default(),
             dest: Cell::new(None),
             quick: Cell::new(0),
             answers: Cell::new(0),
@@ -341,9 +347,14 @@ impl Peer {
         }
         self.flows.borrow_mut().insert(id, Rc::clone(state));
         self.changed.notify_waiters();
+        let is_refused = match &beginning {
+            Beginning::New { .. } => self.refuses(id, state),
+            Beginning::Left { .. } => false,
+        };
         let best = self.best();
         let mut core = self.core.borrow_mut();
         match beginning {
+            Beginning::New { .. } if is_refused => core.open_refused(id),
             Beginning::New { is_tolerant } => {
                 core.open(id);
                 if let Some(flow) = core.flow_mut(id).filter(|_| is_tolerant) {

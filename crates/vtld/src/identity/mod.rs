@@ -1,12 +1,13 @@
 //! Who this host is, and who its peers are (PROTOCOL.md, section 7, "Identity"): a static Ed25519 key for each
 //! host, shown in TLS 1.3 as a raw public key (RFC 7250).
 //!
-//! - `peers`: the files that say which keys are whose;
+//! - `peers`: the files that say which keys are whose, `reach`: and what of this host theirs is;
 //! - `tls`: TLS on control connections;
 //! - `handshake`: TLS for the keys of sessions.
 
 pub(crate) mod handshake;
 mod peers;
+mod reach;
 pub(crate) mod tls;
 
 use std::{
@@ -25,7 +26,8 @@ use vtl_pool::key::{PublicKey, SecretKey};
 use vtl_proto::frame::Side;
 
 use handshake::TAG_KEYS;
-use peers::{Files, Peer, Policy};
+use peers::{All, Files, Peer, Policy};
+pub(crate) use reach::Reach;
 
 /// The operator's file, unless the daemon is told otherwise.
 pub const DEFAULT_PEERS: &str = "/etc/vtl/peers.toml";
@@ -68,6 +70,24 @@ pub(crate) enum Refused {
     Files(String),
 }
 
+/// What a peer that is not refused is to this host.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Standing {
+    /// What it is called, if it is known.
+    pub(crate) name: Option<String>,
+    /// What of this host its flows may be carried to.
+    pub(crate) reach: Reach,
+}
+
+impl Standing {
+    /// Why nothing of the peer's is carried to a port of this host, if it may not reach that.
+    pub(crate) fn out_of_reach(&self, port: u16) -> Option<String> {
+        let name = self.name.as_deref().unwrap_or("a peer that is not listed");
+        let why = || format!("port {port} is out of the `reach` of {name} (peers.toml)");
+        (!self.reach.contains(port)).then(why)
+    }
+}
+
 /// Who this host is, and whom it knows.
 pub struct Identity {
     public: PublicKey,
@@ -77,6 +97,7 @@ pub struct Identity {
     files: Files,
     /// As the files said last.
     needs_known: AtomicBool,
+    limits: AtomicBool,
 }
 
 impl Identity {
@@ -88,14 +109,15 @@ impl Identity {
         let key = host_key(state)?;
         let files = Files::new(listed, state);
         // A policy that cannot be read must not become another one later.
-        let policy = files.read()?.policy;
+        let all = files.read()?;
         let (client, server) = tls::configs(&key).map_err(|error| error.to_string())?;
         Ok(Self {
             public: key.public(),
             client,
             server,
             files,
-            needs_known: AtomicBool::new(policy == Policy::Known),
+            needs_known: AtomicBool::new(all.policy == Policy::Known),
+            limits: AtomicBool::new(all.limits()),
         })
     }
 
@@ -126,9 +148,11 @@ impl Identity {
         handshake::Responder::new(&self.server, hello, theirs, ours, tag_keys)
     }
 
-    /// Whether peers must be known before anything of theirs is carried, as the files said last.
-    pub(crate) fn needs_known(&self) -> bool {
-        self.needs_known.load(Ordering::Relaxed)
+    /// Whether peers must be judged before anything of an association that `opener` has opened is carried, as the
+    /// files said last: they must be known, or there are ports that they may not reach.
+    pub(crate) fn judges_first(&self, opener: Side) -> bool {
+        let limits = opener == Side::Peer && self.limits.load(Ordering::Relaxed);
+        limits || self.needs_known.load(Ordering::Relaxed)
     }
 
     /// Whether to have anything to do with who has shown a key, `None` for none. `opener` has opened the association.
@@ -139,13 +163,19 @@ impl Identity {
         opener: Side,
         peer: IpAddr,
         shown: Option<PublicKey>,
-    ) -> Result<(), Refused> {
+    ) -> Result<Standing, Refused> {
         let read = self.files.read();
         // Where the files make no sense, nobody is known.
         let policy = read.as_ref().map_or(Policy::Known, |all| all.policy);
         self.needs_known
             .store(policy == Policy::Known, Ordering::Relaxed);
+        let limits = read.as_ref().is_ok_and(|all| all.limits());
+        self.limits.store(limits, Ordering::Relaxed);
         let all = read.map_err(Refused::Files)?;
+        let stranger = || Standing {
+            name: None,
+            reach: all.reach.clone(),
+        };
         let peer = peer.to_canonical();
         let mut pinned = all.peers.iter().filter(|_| opener == Side::Local);
         let first = pinned.find(|known| known.is_pinned(peer));
@@ -156,14 +186,14 @@ impl Identity {
                     name: known.name.clone(),
                 }),
                 None if policy == Policy::Known => Err(Refused::Nameless { peer }),
-                None => Ok(()),
+                None => Ok(stranger()),
             };
         };
         let mut of_key = all.peers.iter().filter(|known| known.key == shown);
         if let Some(first) = first {
-            return match of_key.any(|known| known.is_pinned(peer)) {
-                true => Ok(()),
-                false => Err(Refused::Changed {
+            return match of_key.find(|known| known.is_pinned(peer)) {
+                Some(known) => Ok(standing(&all, known)),
+                None => Err(Refused::Changed {
                     peer,
                     name: first.name.clone(),
                     known: first.key.to_string(),
@@ -171,15 +201,15 @@ impl Identity {
                 }),
             };
         }
-        if of_key.any(|known| known.may_be_at(peer)) {
-            return Ok(());
+        if let Some(known) = of_key.find(|known| known.may_be_at(peer)) {
+            return Ok(standing(&all, known));
         }
         match (policy, opener) {
             (Policy::Known, _) => Err(Refused::Unknown {
                 peer,
                 shown: shown.to_string(),
             }),
-            (Policy::FirstUse, Side::Peer) => Ok(()),
+            (Policy::FirstUse, Side::Peer) => Ok(stranger()),
             (Policy::FirstUse, Side::Local) => {
                 let learned = self.files.change(|peers| {
                     let is_new = !peers.iter().any(|known| known.is_pinned(peer));
@@ -199,7 +229,7 @@ impl Identity {
                         tracing::warn!(%peer, key = %shown, %error, "a peer was not learned");
                     }
                 }
-                Ok(())
+                Ok(stranger())
             }
         }
     }
@@ -218,12 +248,14 @@ impl Identity {
         Ok(vtl_control::Peers {
             key: self.public.to_string(),
             policy: all.policy.to_string(),
+            reach: all.reach.to_texts(),
             peers: page.map(row).collect(),
             more: Some(from.saturating_add(PAGE)).filter(|more| *more < all.peers.len()),
         })
     }
 
-    /// Trusts a key, in place of what was learned under that name, at the same addresses unless others are given.
+    /// Trusts a key, in place of what was learned under that name, at the same addresses and with the
+    /// same reach unless others are given.
     ///
     /// # Errors
     /// It is none, the name is listed, or the file cannot be written.
@@ -236,6 +268,7 @@ impl Identity {
                     if new.addresses.is_empty() {
                         new.addresses = before.addresses;
                     }
+                    new.reach = new.reach.or(before.reach);
                 }
                 None => self.files.check_unlisted(&new.name)?,
             }
@@ -258,6 +291,13 @@ impl Identity {
             }
             Ok(())
         })
+    }
+}
+
+fn standing(all: &All, known: &Peer) -> Standing {
+    Standing {
+        name: Some(known.name.clone()),
+        reach: all.reach_of(known),
     }
 }
 

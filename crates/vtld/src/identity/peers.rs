@@ -13,9 +13,11 @@ use std::{
 
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
+use toml::Value;
 use vtl_control::PeerKey;
 use vtl_pool::key::PublicKey;
 
+use super::reach::Reach;
 use crate::hooker::rules::Prefix;
 
 /// The longest file, bytes, and most peers that are learned.
@@ -48,7 +50,7 @@ impl fmt::Display for Policy {
     }
 }
 
-/// A peer as a file has it: [`PeerKey`], but a word that is none of its own is a mistake.
+/// A peer as a file has it. A word that is none of its own is a mistake.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
@@ -56,16 +58,24 @@ struct Entry {
     key: String,
     #[serde(default)]
     addresses: Vec<String>,
+    reach: Option<Value>,
 }
 
-impl From<Entry> for PeerKey {
-    fn from(entry: Entry) -> Self {
-        Self {
-            name: entry.name,
-            key: entry.key,
-            addresses: entry.addresses,
-        }
+impl Entry {
+    fn parse(self) -> Result<Peer, String> {
+        let name = self.name.clone();
+        let reach = reach(self.reach.as_ref()).map_err(|error| format!("{name}: {error}"))?;
+        Peer::parse(&PeerKey {
+            name: self.name,
+            key: self.key,
+            addresses: self.addresses,
+            reach: reach.and_then(|reach| reach.to_texts()),
+        })
     }
+}
+
+fn reach(written: Option<&Value>) -> Result<Option<Reach>, String> {
+    written.map(Reach::parse).transpose()
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -73,6 +83,7 @@ impl From<Entry> for PeerKey {
 struct Written {
     #[serde(default)]
     policy: Policy,
+    reach: Option<Value>,
     #[serde(default)]
     peer: Vec<Entry>,
 }
@@ -89,6 +100,8 @@ pub(super) struct Peer {
     pub(super) key: PublicKey,
     /// Where it may be; anywhere if there is none.
     pub(super) addresses: Vec<Prefix>,
+    /// What of this host its flows may be carried to, where that is said.
+    pub(super) reach: Option<Reach>,
 }
 
 impl Peer {
@@ -99,6 +112,7 @@ impl Peer {
             name,
             key,
             addresses,
+            reach,
         } = written;
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
         if name.is_empty() || name.len() > 253 || !name.chars().all(is_plain) {
@@ -117,9 +131,13 @@ impl Peer {
             text.parse()
                 .map_err(|error| format!("{name}: {text:?}: {error}"))
         });
+        let reach = reach.as_deref().map(|texts| {
+            Reach::from_texts(Some(texts)).map_err(|error| format!("{name}: {error}"))
+        });
         Ok(Self {
             name: name.clone(),
             key: parsed,
+            reach: reach.transpose()?,
             addresses: addresses.collect::<Result<_, String>>()?,
         })
     }
@@ -129,6 +147,7 @@ impl Peer {
             name: self.name.clone(),
             key: self.key.to_string(),
             addresses: self.addresses.iter().map(ToString::to_string).collect(),
+            reach: self.reach.as_ref().and_then(Reach::to_texts),
         }
     }
 
@@ -138,6 +157,7 @@ impl Peer {
             name: address.to_string(),
             key,
             addresses: vec![Prefix::from(address)],
+            reach: None,
         }
     }
 
@@ -162,6 +182,8 @@ const YOUNG: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(super) struct All {
     pub(super) policy: Policy,
+    /// What flows of peers that are not listed may be carried to.
+    pub(super) reach: Reach,
     /// Those listed first.
     pub(super) peers: Vec<Peer>,
     /// How many are listed; the others were learned.
@@ -196,6 +218,24 @@ pub(super) fn lock(state: &Path) -> Result<Flock<fs::File>, String> {
     locked.map_err(|error| format!("cannot lock {}: {error}", state.display()))
 }
 
+impl All {
+    /// Whether there is a limit to what peers may reach.
+    pub(super) fn limits(&self) -> bool {
+        let is_limited = |peer: &Peer| peer.reach.as_ref().is_some_and(Reach::is_limited);
+        self.reach.is_limited() || self.peers.iter().any(is_limited)
+    }
+
+    /// What a peer may reach: all, where the operator lists it and says nothing else.
+    pub(super) fn reach_of(&self, peer: &Peer) -> Reach {
+        let is_listed = self.peers[..self.listed].contains(peer);
+        match &peer.reach {
+            Some(reach) => reach.clone(),
+            None if is_listed => Reach::default(),
+            None => self.reach.clone(),
+        }
+    }
+}
+
 impl Files {
     pub(super) fn new(listed: &Path, state: &Path) -> Self {
         Self {
@@ -224,14 +264,9 @@ impl Files {
         {
             return Ok(Arc::clone(all));
         }
-        let (policy, mut peers) = read(&self.listed)?;
-        let listed = peers.len();
-        peers.extend(read(&learned)?.1);
-        let all = Arc::new(All {
-            policy,
-            peers,
-            listed,
-        });
+        let mut all = read(&self.listed)?;
+        all.peers.extend(read(&learned)?.peers);
+        let all = Arc::new(all);
         let is_settled = stamps.iter().flatten().all(|stamp| is_older(stamp, now));
         *known = is_settled.then(|| (stamps, Arc::clone(&all)));
         Ok(all)
@@ -247,7 +282,7 @@ impl Files {
     ) -> Result<T, String> {
         let _locked = lock(&self.state)?;
         let path = self.learned();
-        let (_, mut learned) = read(&path)?;
+        let mut learned = read(&path)?.peers;
         let result = change(&mut learned)?;
         if learned.len() > MAX_LEARNED {
             return Err(format!(
@@ -268,7 +303,7 @@ impl Files {
     /// # Errors
     /// A peer of this name is the operator's.
     pub(super) fn check_unlisted(&self, name: &str) -> Result<(), String> {
-        let (_, listed) = read(&self.listed)?;
+        let listed = read(&self.listed)?.peers;
         match listed.iter().any(|peer| peer.name == name) {
             true => Err(format!(
                 "{name} stands in {}: change it there",
@@ -306,7 +341,7 @@ fn replace(path: &Path, text: &str) -> io::Result<()> {
     fs::rename(&new, path)
 }
 
-fn read(path: &Path) -> Result<(Policy, Vec<Peer>), String> {
+fn read(path: &Path) -> Result<All, String> {
     let failed = |error: &dyn fmt::Display| format!("{}: {error}", path.display());
     let text = match fs::metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
@@ -317,7 +352,13 @@ fn read(path: &Path) -> Result<(Policy, Vec<Peer>), String> {
         Ok(_) => fs::read_to_string(path).map_err(|error| failed(&error))?,
     };
     let written: Written = toml::from_str(&text).map_err(|error| failed(&error))?;
-    let entries = written.peer.into_iter().map(PeerKey::from);
-    let peers: Result<Vec<_>, _> = entries.map(|entry| Peer::parse(&entry)).collect();
-    Ok((written.policy, peers.map_err(|error| failed(&error))?))
+    let peers: Result<Vec<_>, _> = written.peer.into_iter().map(Entry::parse).collect();
+    let peers = peers.map_err(|error| failed(&error))?;
+    let reach = reach(written.reach.as_ref()).map_err(|error| failed(&error))?;
+    Ok(All {
+        policy: written.policy,
+        reach: reach.unwrap_or_default(),
+        listed: peers.len(),
+        peers,
+    })
 }

@@ -44,7 +44,7 @@ fn host(listed: &str) -> Host {
 fn judge__first_use_is_kept_and_a_change_refused() {
     let host = host("");
     let (first, other) = (key(), key());
-    let judge = |opener, peer, key| host.identity.judge(opener, at(peer), key);
+    let judge = |opener, peer, key| host.identity.judge(opener, at(peer), key).map(drop);
     let named = Ok(());
     assert_eq!(judge(Side::Local, "192.0.2.1", Some(first)), named);
     assert_eq!(judge(Side::Local, "::ffff:192.0.2.1", Some(first)), named);
@@ -60,6 +60,7 @@ fn judge__first_use_is_kept_and_a_change_refused() {
             name: "laptop".into(),
             key: other.to_string(),
             addresses,
+            reach: None,
         };
         host.identity.trust(&known).expect("trusted");
         let changed = judge(Side::Local, "192.0.2.1", Some(other));
@@ -75,6 +76,7 @@ fn judge__first_use_is_kept_and_a_change_refused() {
         name: "192.0.2.3".into(),
         key: other.to_string(),
         addresses: Vec::new(),
+        reach: None,
     };
     host.identity.trust(&renewed).expect("trusted");
     assert!(judge(Side::Local, "192.0.2.3", Some(first)).is_err());
@@ -94,7 +96,7 @@ fn judge__first_use_is_kept_and_a_change_refused() {
     again.forget("192.0.2.1").expect("forgotten");
     assert!(again.forget("192.0.2.1").is_err());
     assert_eq!(
-        again.judge(Side::Local, at("192.0.2.1"), Some(other)),
+        (again.judge(Side::Local, at("192.0.2.1"), Some(other))).map(drop),
         named
     );
 }
@@ -105,7 +107,7 @@ fn judge__known_only() {
     let host = host(&format!(
         "policy = \"known\"\n[[peer]]\nname = \"gate\"\nkey = \"{listed}\"\naddresses = [\"192.0.2.0/24\"]\n"
     ));
-    let judge = |opener, peer, key| host.identity.judge(opener, at(peer), key);
+    let judge = |opener, peer, key| host.identity.judge(opener, at(peer), key).map(drop);
     for opener in [Side::Local, Side::Peer] {
         let name = judge(opener, "192.0.2.9", Some(listed));
         assert_eq!(name, Ok(()));
@@ -117,11 +119,12 @@ fn judge__known_only() {
         );
         assert!(judge(opener, "198.51.100.1", None).is_err());
     }
-    assert!(host.identity.needs_known());
+    assert!(host.identity.judges_first(Side::Local));
     let trusted = PeerKey {
         name: "other".into(),
         key: other.to_string(),
         addresses: Vec::new(),
+        reach: None,
     };
     host.identity.trust(&trusted).expect("trusted");
     assert_eq!(judge(Side::Peer, "203.0.113.1", Some(other)), Ok(()));
@@ -146,6 +149,71 @@ fn judge__known_only() {
 }
 
 #[test]
+fn judge__tells_what_a_peer_may_reach() {
+    let [all, some, learned, trusted] = [key(), key(), key(), key()];
+    let host = host(&format!(
+        "reach = [22, \"8000-8100\"]\n\
+         [[peer]]\nname = \"all\"\nkey = \"{all}\"\n\
+         [[peer]]\nname = \"some\"\nkey = \"{some}\"\nreach = 80\naddresses = [\"192.0.2.0/24\"]\n"
+    ));
+    let reached = |peer, key| {
+        let standing = host.identity.judge(Side::Peer, at(peer), key);
+        let standing = standing.expect("not refused");
+        [22, 80, 8050, 9000].map(|port| standing.out_of_reach(port).is_none())
+    };
+    let unlisted = [true, false, true, false];
+    assert_eq!(reached("192.0.2.1", Some(all)), [true; 4], "listed without");
+    assert_eq!(
+        reached("192.0.2.1", Some(some)),
+        [false, true, false, false]
+    );
+    assert_eq!(
+        reached("198.51.100.1", Some(some)),
+        unlisted,
+        "not its place"
+    );
+    assert_eq!(reached("192.0.2.1", Some(key())), unlisted);
+    assert_eq!(reached("192.0.2.1", None), unlisted, "shows no key");
+    assert!(host.identity.judges_first(Side::Peer));
+    assert!(!host.identity.judges_first(Side::Local));
+    // Learned, and trusted by command.
+    let met = host
+        .identity
+        .judge(Side::Local, at("192.0.2.9"), Some(learned));
+    assert!(met.is_ok());
+    assert_eq!(reached("192.0.2.9", Some(learned)), unlisted);
+    let trust = |reach: Option<&str>| {
+        host.identity.trust(&PeerKey {
+            name: "trusted".into(),
+            key: trusted.to_string(),
+            addresses: Vec::new(),
+            reach: reach.map(|reach| vec![reach.to_owned()]),
+        })
+    };
+    trust(None).expect("trusted");
+    assert_eq!(reached("192.0.2.2", Some(trusted)), unlisted);
+    trust(Some("9000-9001")).expect("trusted");
+    assert_eq!(
+        reached("192.0.2.2", Some(trusted)),
+        [false, false, false, true]
+    );
+    trust(None).expect("trusted");
+    let kept = [false, false, false, true];
+    assert_eq!(reached("192.0.2.2", Some(trusted)), kept, "kept");
+    assert!(
+        trust(Some("http")).is_err_and(|error| error.contains("trusted: \"http\" is no reach"))
+    );
+    let listed = host.identity.list(0).expect("a list");
+    assert_eq!(listed.reach, Some(vec!["22".into(), "8000-8100".into()]));
+    let reach = listed.peers.into_iter().map(|peer| peer.known.reach);
+    let reach: Vec<_> = reach.map(|all| all.map(|all| all.join(","))).collect();
+    assert_eq!(
+        reach,
+        [None, Some("80".into()), None, Some("9000-9001".into())]
+    );
+}
+
+#[test]
 fn open__refuses_what_makes_no_sense() {
     let folder = Folder::new();
     let peers = folder.0.join("peers.toml");
@@ -158,6 +226,11 @@ fn open__refuses_what_makes_no_sense() {
         ),
         ("[[peer]]\nname = \"a\"\n", "key"),
         ("polcy = \"known\"", "polcy"),
+        ("reach = \"ssh\"", "is no reach"),
+        (
+            &format!("[[peer]]\nname = \"a\"\nkey = \"{}\"\nreach = [0]", key()),
+            "a: 0 is no reach",
+        ),
         (
             &format!(
                 "[[peer]]\nname = \"a\"\nkey = \"{}\"\npolicy = \"known\"",

@@ -211,7 +211,10 @@ impl ControlBroker {
             None // the association's thread says whose they may be
         } else {
             let judged = (self.identity).judge(Side::Peer, session.peer, Some(agreed.peer));
-            judged.err().map(|error| error.to_string())
+            match judged {
+                Ok(standing) => standing.out_of_reach(session.port),
+                Err(error) => Some(error.to_string()),
+            }
         };
         if let Some(why) = refused {
             tracing::warn!(peer = %session.peer, why, "no session");

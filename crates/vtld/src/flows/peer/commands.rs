@@ -4,13 +4,16 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 use vtl_control::{CarrierStatus, FlowStatus};
-use vtl_core::flow::Path;
+use vtl_core::flow::{Flow, Path};
 use vtl_proto::{
     carrier::Kind,
     frame::{CarrierId, FlowId, Side},
 };
 
 use super::{super::flow::State, Peer, Running};
+
+/// Of a flow that is plain TCP, whatever its peer may reach by now.
+const OUT_OF_REACH: &str = "its port was out of the peer's `reach` (peers.toml) when it began";
 
 /// How long a carrier may take that a flow is to be moved to.
 const OPENING: Duration = Duration::from_secs(5);
@@ -48,8 +51,10 @@ impl Peer {
         id: FlowId,
         carrier: &str,
     ) -> Result<(), String> {
+        let is_refused = self.core.borrow().flow(id).is_some_and(Flow::is_refused);
         let path = match carrier {
             "tcp" => Path::Tcp,
+            _ if is_refused => return Err(OUT_OF_REACH.into()),
             _ => Path::Carrier(self.carrier_for(carrier).await?),
         };
         if path == Path::Tcp && id.requires_carrier() {
@@ -136,12 +141,18 @@ impl Peer {
             why: match (flow.error(), &*self.refused.borrow()) {
                 (Some(_), _) => "it was reset".to_owned(),
                 (None, Some(refused)) => refused.to_string(),
+                _ if flow.is_refused() => {
+                    let why = self.out_of_reach(state.local.port());
+                    why.unwrap_or_else(|| OUT_OF_REACH.to_owned())
+                }
                 _ if state.licence.is_void() => {
                     "its TCP connection gets no answer, so it waits".to_owned()
                 }
                 _ if waits => "it requires a carrier, and waits for one".to_owned(),
                 _ if flow.send.is_rejected() => {
-                    "the peer may not know that it is a flow of VTL".to_owned()
+                    "the peer does not take it as a flow of VTL: it may not know that it is one, or not let this \
+                     host reach the port by VTL"
+                        .to_owned()
                 }
                 _ => state.why.get().to_owned(),
             },

@@ -3,10 +3,19 @@
 use std::io;
 
 use vtl_pool::key::PublicKey;
-use vtl_proto::{carrier::Kind, frame::Side};
+use vtl_proto::{
+    carrier::Kind,
+    frame::{FlowId, Side},
+};
 
-use super::{super::carrier::Carrier, Peer};
-use crate::identity::Refused;
+use super::{
+    super::{
+        carrier::Carrier,
+        flow::{RESET, State},
+    },
+    Peer,
+};
+use crate::identity::{Refused, Standing};
 
 impl Peer {
     pub(in super::super) fn is_admitted(&self) -> bool {
@@ -25,16 +34,19 @@ impl Peer {
     pub(in super::super) fn note_identity(
         &self,
         shown: Option<PublicKey>,
-        judged: Result<(), Refused>,
+        judged: Result<Standing, Refused>,
     ) -> io::Result<()> {
         let before = self.shown.get();
         // Clients are known by nothing else.
         let is_client = self.key.opener == Side::Peer && before.is_some();
         let refused = match judged {
-            Ok(()) if is_client && shown != before => Some(Refused::Another {
+            Ok(_) if is_client && shown != before => Some(Refused::Another {
                 peer: self.key.peer,
             }),
-            Ok(()) => None,
+            Ok(standing) => {
+                self.standing.replace(standing);
+                None
+            }
             Err(refused) => Some(refused),
         };
         self.admitted.set(refused.is_none());
@@ -50,6 +62,7 @@ impl Peer {
                     }
                 }
                 self.shown.set(shown);
+                self.judge_flows();
                 Ok(())
             }
             Some(why) => {
@@ -68,6 +81,41 @@ impl Peer {
         }
         self.changed.notify_waiters();
         result
+    }
+
+    /// Why no flow that the peer opens is carried to a port of this host; `None` also while the peer is still to be
+    /// judged.
+    pub(in super::super) fn out_of_reach(&self, port: u16) -> Option<String> {
+        let standing = self.standing.borrow();
+        standing.out_of_reach(port).filter(|_| self.is_admitted())
+    }
+
+    /// Whether a flow that begins is to stay plain TCP; decided later where the peer is still to be judged: nothing is
+    /// carried before. One that requires a carrier fails.
+    pub(super) fn refuses(&self, id: FlowId, state: &State) -> bool {
+        state.is_judged.set(self.is_admitted());
+        if id.opener == Side::Local {
+            return false;
+        }
+        let why = self.out_of_reach(state.local.port());
+        if let Some(why) = &why {
+            tracing::debug!(why, peer = %state.peer, "a flow is plain TCP");
+        }
+        why.is_some()
+    }
+
+    /// The peer has been judged: flows that have begun before stay plain TCP where it may not reach their ports.
+    fn judge_flows(&self) {
+        for (id, state) in self.states() {
+            if !state.is_judged.get() && self.refuses(id, &state) {
+                let mut core = self.core.borrow_mut();
+                match id.requires_carrier() {
+                    true => core.reset(id, RESET),
+                    false => core.refuse(id),
+                }
+            }
+        }
+        self.turn();
     }
 
     /// Whether a session must not be in the clear that was asked for with keys: as the peer has shown a key, somebody
