@@ -66,9 +66,21 @@ pub(crate) fn from_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
     Some(bytes)
 }
 
+/// Any number of bytes.
+pub(crate) fn from_hex_bytes(text: &str) -> Option<Vec<u8>> {
+    let digits = text.as_bytes();
+    let byte = |pair: &[u8]| from_hex::<1>(std::str::from_utf8(pair).ok()?).map(|[byte]| byte);
+    let is_whole = digits.len().is_multiple_of(2) && digits.iter().all(u8::is_ascii_hexdigit);
+    is_whole.then(|| digits.chunks(2).map(byte).collect())?
+}
+
 impl PublicKey {
     pub(crate) fn from_hex(text: &str) -> Option<Self> {
-        VerifyingKey::from_bytes(&from_hex(text)?).ok().map(Self)
+        Self::from_bytes(&from_hex(text)?)
+    }
+
+    pub(crate) fn from_bytes(bytes: &[u8; 32]) -> Option<Self> {
+        VerifyingKey::from_bytes(bytes).ok().map(Self)
     }
 
     pub(crate) fn to_bytes(self) -> [u8; 32] {
@@ -130,6 +142,11 @@ impl SecretKey {
             .and_then(|mut file| file.read_exact(&mut seed))
             .map_err(|e| failed("read", source, e))?;
         Ok(Self(SigningKey::from_bytes(&seed)))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn from_seed(seed: [u8; 32]) -> Self {
+        Self(SigningKey::from_bytes(&seed))
     }
 
     /// The public half.

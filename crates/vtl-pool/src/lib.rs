@@ -7,6 +7,7 @@
 //! - [`object`]: what an object says about itself, read from its ELF sections;
 //! - [`manifest`]: what a package says about itself, and whether its object agrees;
 //! - [`key`]: keys to sign with, and keys that a host trusts;
+//! - [`certificate`]: statements, signed with such keys, about hosts' own;
 //! - [`revocations`]: what a host takes no more, whoever signed it;
 //! - [`package`]: the file;
 //! - [`pool`]: which grafts a host may use.
@@ -16,6 +17,7 @@
 #![deny(unsafe_code)]
 
 pub mod allowlist;
+pub mod certificate;
 mod elf;
 pub mod key;
 pub mod manifest;
@@ -26,6 +28,7 @@ pub mod revocations;
 
 use std::{io, path::PathBuf};
 
+pub use certificate::Certificate;
 pub use manifest::{Manifest, Version};
 pub use package::Package;
 pub use pool::Pool;

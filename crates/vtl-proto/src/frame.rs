@@ -23,7 +23,9 @@ pub const HEADER: usize = 16;
 /// Bytes of the longest frame of a flow but CHUNK.
 pub const MAX_CONTROL: usize = HEADER + 12;
 /// Bytes of the longest frame that sets a carrier up.
-pub const MAX_SETUP: usize = HEADER + 34;
+pub const MAX_SETUP: usize = HEADER + MAX_CERTIFICATE;
+/// Bytes of the longest certificate in CERTIFICATE.
+pub const MAX_CERTIFICATE: usize = 1024;
 /// Bytes of what GRANT says of a carrier's encryption.
 pub const CRYPTO: usize = 32;
 /// The number that the option of a SYN has which opens an association's control connection.
@@ -46,6 +48,7 @@ const HELLO: u8 = 17;
 const ASK: u8 = 18;
 const GRANT: u8 = 19;
 const REFUSE: u8 = 20;
+const CERTIFICATE: u8 = 21;
 
 /// In HELLO.
 const MAGIC: &[u8; 4] = b"VTL2";
@@ -293,6 +296,11 @@ pub enum Frame<'a> {
         /// As asked.
         kind: u32,
     },
+    /// The certificate for the sender's key.
+    Certificate {
+        /// At most [`MAX_CERTIFICATE`]; empty where it has none.
+        bytes: &'a [u8],
+    },
 }
 
 /// A protocol violation in a frame's form.
@@ -335,7 +343,8 @@ impl<'a> Frame<'a> {
             | Self::Hello { .. }
             | Self::Ask { .. }
             | Self::Grant { .. }
-            | Self::Refuse { .. } => None,
+            | Self::Refuse { .. }
+            | Self::Certificate { .. } => None,
         }
     }
 
@@ -358,6 +367,7 @@ impl<'a> Frame<'a> {
             ATTACH => 12,
             HELLO => MAGIC.len(),
             GRANT => 2 + CRYPTO,
+            CERTIFICATE => len.min(MAX_CERTIFICATE),
             ATTACHED | RESET | REJECT | BROKEN | ASK | REFUSE => 0,
             _ => return Err(FrameError::UnknownType(kind)),
         };
@@ -430,6 +440,7 @@ impl<'a> Frame<'a> {
                 }
             }
             REFUSE => Self::Refuse { kind: number },
+            CERTIFICATE => Self::Certificate { bytes: body },
             _ => Self::Broken {
                 carrier: CarrierId { opener, number },
             },
@@ -442,7 +453,7 @@ impl<'a> Frame<'a> {
     pub fn wire_len(&self) -> usize {
         HEADER
             + match self {
-                Self::Chunk { bytes, .. } => bytes.len(),
+                Self::Chunk { bytes, .. } | Self::Certificate { bytes } => bytes.len(),
                 Self::Confirm { .. } | Self::Loses { .. } => 8,
                 Self::Attach { .. } => 12,
                 Self::Hello { .. } => MAGIC.len(),
@@ -518,6 +529,11 @@ impl<'a> Frame<'a> {
                 header(Side::Local, kind, 34, GRANT, 0, token)
             }
             Self::Refuse { kind } => header(Side::Local, kind, 0, REFUSE, 0, 0),
+            Self::Certificate { bytes } => {
+                body.copy_from_slice(bytes);
+                let len = u16::try_from(bytes.len()).ok()?;
+                header(Side::Local, 0, len, CERTIFICATE, 0, 0)
+            }
         };
         Some(total)
     }
@@ -579,7 +595,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn take__never_panics(bytes in prop::collection::vec(any::<u8>(), 0..80), kind in 0u8..22) {
+        fn take__never_panics(bytes in prop::collection::vec(any::<u8>(), 0..80), kind in 0u8..23) {
             let mut bytes = bytes;
             if let Some(place) = bytes.get_mut(6) {
                 *place = kind;
@@ -591,7 +607,7 @@ mod tests {
         #[test]
         fn emit__then_take_is_the_peers_view(
             flow in any_flow(), offset in 0..1u64 << 60, number in any::<u32>(), fin in any::<bool>(),
-            bytes in prop::collection::vec(any::<u8>(), 1..40), kind in 0..12,
+            bytes in prop::collection::vec(any::<u8>(), 1..40), kind in 0..13,
         ) {
             let run = Run { number, position: offset / 2, offset };
             let code = ResetCode::Violation;
@@ -608,6 +624,7 @@ mod tests {
                 8 => Frame::Grant { kind: number, port: number as u16, token: offset, crypto: [7; 32] },
                 9 => Frame::Refuse { kind: number },
                 10 => Frame::Loses { flow, from: offset, passed: offset + 1 },
+                11 => Frame::Certificate { bytes: &bytes },
                 _ => Frame::Broken { carrier: CarrierId { opener: flow.opener, ..carrier } },
             };
             let mut buffer = [0; 64];
@@ -639,5 +656,16 @@ mod tests {
         unknown[6] = 99;
         assert_eq!(take(&unknown), FrameError::UnknownType(99));
         assert_eq!(chunk_header(flow, 0, 1 << 16, false, false), None);
+        let long = vec![0; MAX_CERTIFICATE + 1];
+        let mut buffer = vec![0; HEADER + long.len()];
+        let frame = Frame::Certificate { bytes: &long };
+        assert_eq!(frame.emit(&mut buffer), Some(buffer.len()));
+        assert_eq!(
+            take(&buffer),
+            FrameError::BodyLength {
+                kind: 21,
+                len: 1025
+            }
+        );
     }
 }

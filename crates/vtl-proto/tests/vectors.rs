@@ -285,6 +285,7 @@ fn describe_flow(frame: &frame::Frame<'_>) -> String {
             hex(&crypto)
         ),
         Frame::Refuse { kind } => format!("refuse kind={kind}"),
+        Frame::Certificate { bytes } => format!("certificate {}", hex(bytes)),
     }
 }
 
