@@ -1,9 +1,9 @@
 //! Hosts are known by their keys.
 
-use std::fs;
+use std::{fs, net::IpAddr};
 
 use serde_json::{Value, json};
-use vtl_control::{PeerKey, Request};
+use vtl_control::{FlowList, FlowStatus, PeerKey, Request};
 use vtl_testbed::{Host, Link};
 
 use crate::harness::{Wire, World, any_payload, payload, until, url, words, words_of};
@@ -20,6 +20,28 @@ impl World {
             .as_str()
             .expect("a key")
             .to_owned()
+    }
+
+    /// Bytes that the client has received from an address of the server by carriers of a kind.
+    fn received(&self, carrier: &str, server: IpAddr) -> u64 {
+        let of_it = |row: &&Value| row["peer"] == server.to_string() && row["carrier"] == carrier;
+        let rows = self.carriers(Host::Client);
+        let rows = rows.iter().filter(of_it);
+        rows.filter_map(|row| row["bytes_received"].as_u64()).sum()
+    }
+
+    /// The operator's list of a host, whose daemon does not run.
+    fn list_peers(&self, host: Host, text: &str) {
+        let state = self.testbed.daemon_state(host);
+        fs::create_dir_all(&state).expect("a folder");
+        fs::write(state.join("peers.toml"), text).expect("written");
+    }
+
+    /// The flows that the server has.
+    fn server_flows(&self) -> Vec<FlowStatus> {
+        let list = self.call(Host::Server, &Request::FlowList { from: 0 });
+        let list: FlowList = serde_json::from_value(list).expect("a list");
+        list.flows
     }
 
     fn restart(&mut self, host: Host) {
@@ -121,9 +143,7 @@ fn key__known_only() {
         return;
     };
     world.start_web();
-    let state = world.testbed.daemon_state(Host::Server);
-    fs::create_dir_all(&state).expect("a folder");
-    fs::write(state.join("peers.toml"), "policy = \"known\"\n").expect("written");
+    world.list_peers(Host::Server, "policy = \"known\"\n");
     world.start_both(&[]);
     world.serve("f", 1 << 20);
     let servers = world.servers();
@@ -149,20 +169,13 @@ fn key__known_only() {
             reach: None,
         }),
     );
-    let received = |world: &World, carrier: &str, server: usize| -> u64 {
-        let of_it =
-            |row: &&Value| row["peer"] == servers[server].to_string() && row["carrier"] == carrier;
-        let rows = world.carriers(Host::Client);
-        let rows = rows.iter().filter(of_it);
-        rows.filter_map(|row| row["bytes_received"].as_u64()).sum()
-    };
     for (run, carrier) in runs.into_iter().zip(["graft", "quic"]) {
         until("it is carried", || {
             let mut download = world.start_download_run(run, servers[0], "f");
             assert!(download.process.wait().success());
-            received(&world, carrier, 0) > 1 << 19
+            world.received(carrier, servers[0]) > 1 << 19
         });
-        assert_eq!(received(&world, carrier, 1), 0, "not its place");
+        assert_eq!(world.received(carrier, servers[1]), 0, "not its place");
     }
 }
 
@@ -241,4 +254,193 @@ fn key__tls_taken_out_of_hello() {
         world.download(server, "f");
         world.carried("bytes_received") > before
     });
+}
+
+/// A peer reaches by VTL what the operator says; all else stays plain TCP, or fails where a carrier is required.
+#[test]
+fn key__what_a_peer_may_reach() {
+    const SIZE: usize = 4 << 20;
+    let Some(mut world) = World::bare("key-reach", &Link::new(2.0, 100.0)) else {
+        return;
+    };
+    world.start_web();
+    world.list_peers(Host::Server, "reach = \"1-79\"\n");
+    world.start_both(&[]);
+    world.serve("f", SIZE);
+    let server = world.servers()[0];
+    for (run, carrier) in [(&[][..], "graft"), (&["--carrier", "quic"], "quic")] {
+        // The first begins before anybody knows who the client is; later ones by the carrier that there is.
+        let has_one = |world: &World| {
+            let rows = world.carriers(Host::Server);
+            rows.iter().any(|row| row["carrier"] == carrier)
+        };
+        until("a carrier", || {
+            let mut download = world.start_download_run(run, server, "f");
+            assert!(download.process.wait().success());
+            download.check();
+            has_one(&world)
+        });
+        world.set_rate(8.0);
+        let mut download = world.start_download_run(run, server, "f");
+        download.reaches(1 << 19);
+        let flows = world.server_flows();
+        let of_it: Vec<_> = flows
+            .iter()
+            .filter(|flow| flow.bytes_sent > 1 << 18)
+            .collect();
+        let [flow] = of_it[..] else {
+            panic!("one flow: {flows:?}");
+        };
+        assert_eq!(
+            (flow.sends_by.as_str(), flow.receives_by.as_str()),
+            ("tcp", "tcp")
+        );
+        assert_eq!(
+            flow.why,
+            "port 80 is out of the `reach` of a peer that is not listed (peers.toml)"
+        );
+        let moved = world
+            .vtl(
+                Host::Server,
+                &["flow", "move", &flow.id.to_string(), "--carrier", carrier],
+            )
+            .output()
+            .expect("vtl runs");
+        assert!(words(&moved).contains("reach"), "{}", words(&moved));
+        world.set_rate(100.0);
+        assert!(download.process.wait().success());
+        download.check();
+        assert!(has_one(&world));
+        assert!(
+            world.received(carrier, server) < SIZE as u64 / 8,
+            "none of the flows'"
+        );
+    }
+    let to = world.path("never");
+    let url = url(server, "f");
+    let line = [
+        "run",
+        "--require",
+        "--",
+        "curl",
+        "-sS",
+        "-o",
+        to.to_str().expect("UTF-8"),
+        &url,
+    ];
+    let curl = world.vtl(Host::Client, &line).output().expect("curl runs");
+    assert!(!curl.status.success(), "{}", words(&curl));
+    assert_eq!(to.metadata().map_or(0, |meta| meta.len()), 0);
+
+    let client = world.key(Host::Client);
+    let trust = ["peer", "trust", "laptop", &client, "--reach", "80"];
+    assert!(
+        world
+            .vtl(Host::Server, &trust)
+            .status()
+            .expect("vtl runs")
+            .success()
+    );
+    let shown = world
+        .vtl(Host::Server, &["peer", "show", "laptop"])
+        .output();
+    let shown = String::from_utf8(shown.expect("vtl runs").stdout).expect("UTF-8");
+    assert!(shown.contains("reach: 80"), "{shown}");
+    world.restart(Host::Server);
+    world.hook();
+    until("it is carried", || {
+        world.download(server, "f");
+        world.received("graft", server) > SIZE as u64 / 2
+    });
+    let curl = world.vtl(Host::Client, &line).output().expect("curl runs");
+    assert!(curl.status.success(), "{}", words(&curl));
+}
+
+/// Hosts that have one authority's key, and none of each other's.
+#[test]
+fn key__certified() {
+    const SIZE: usize = 1 << 20;
+    let Some(mut world) = World::bare("key-certified", &Link::new(2.0, 100.0)) else {
+        return;
+    };
+    world.start_web();
+    // Keys are made at the first start.
+    world.start_both(&[]);
+    let keys = [Host::Client, Host::Server].map(|host| world.key(host));
+    world.stop_daemons();
+    let [v4, v6] = world.servers();
+    let folder = world.path("authority");
+    fs::create_dir(&folder).expect("a folder");
+    let vtl = |args: &[&str]| {
+        let mut vtl = world.vtl(Host::Client, args);
+        let output = vtl.current_dir(&folder).output().expect("vtl runs");
+        assert!(output.status.success(), "{}", words(&output));
+        String::from_utf8(output.stdout).expect("UTF-8")
+    };
+    let listed = vtl(&["peer", "ca", "fleet"]);
+    let address = v4.to_string();
+    vtl(&["peer", "sign", "laptop", &keys[0], "--ca", "fleet.key"]);
+    vtl(&[
+        "peer",
+        "sign",
+        "web",
+        &keys[1],
+        "--ca",
+        "fleet.key",
+        "--address",
+        &address,
+    ]);
+    let shown = vtl(&["peer", "show", "web.crt"]);
+    assert!(
+        shown.contains(&keys[1]) && shown.contains(&format!("{v4}/32")),
+        "{shown}"
+    );
+    for (host, name) in [(Host::Client, "laptop"), (Host::Server, "web")] {
+        world.list_peers(host, &listed);
+        let state = world.testbed.daemon_state(host);
+        let _ = fs::remove_file(state.join("known_peers.toml"));
+        fs::copy(folder.join(format!("{name}.crt")), state.join("host.crt")).expect("copied");
+    }
+    world.start_both(&[]);
+    world.serve("f", SIZE);
+    for (run, carrier) in [(&[][..], "graft"), (&["--carrier", "quic"], "quic")] {
+        let download = |server| {
+            let mut download = world.start_download_run(run, server, "f");
+            assert!(download.process.wait().success());
+            download.check();
+        };
+        until("it is carried", || {
+            download(v4);
+            world.received(carrier, v4) > SIZE as u64 / 2
+        });
+        download(v6);
+        let refused = format!("{v6} is refused: the certificate of web is for {v4}/32");
+        until("the other address is refused", || {
+            download(v6);
+            world.logged(Host::Client, &refused) > 0
+        });
+        assert_eq!(world.received(carrier, v6), 0, "not its place");
+    }
+    let peers = world.known_peers(Host::Server);
+    let laptop = &peers["peers"][0];
+    assert_eq!(
+        (&laptop["name"], &laptop["key"]),
+        (&json!("laptop"), &json!(keys[0]))
+    );
+    assert_eq!(peers["certificate"]["name"], "web");
+
+    // One that does not trust the authority any more, and one whose key is revoked.
+    let other = listed.replace(&listed[listed.len() - 66..listed.len() - 2], &keys[1]);
+    let revoked = format!("revoked = [\"{}\"]\n{listed}", keys[0]);
+    for (text, why) in [(other, "which is no [[ca]]"), (revoked, "is revoked")] {
+        world.list_peers(Host::Server, &text);
+        world.restart(Host::Server);
+        world.hook();
+        let before = world.received("graft", v4);
+        until("the client is refused", || {
+            world.download(v4, "f");
+            world.logged(Host::Server, why) > 0
+        });
+        assert!(world.received("graft", v4) < before + SIZE as u64 / 2);
+    }
 }

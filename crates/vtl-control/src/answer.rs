@@ -397,12 +397,19 @@ pub struct HookAdded {
 pub struct Peers {
     /// This host's own public key, in hexadecimal.
     pub key: String,
-    /// Whose keys are taken: `first-use`, or `known`.
+    /// Whose keys are taken: `first-use`, `known`, or `ca`.
     pub policy: String,
     /// Ports of this host, and ranges, that connections of peers which are not listed may be carried to; `None`: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reach: Option<Vec<String>>,
-    /// As many as one message takes: those that the operator lists, then those learned.
+    /// This host's certificate, if it has one for its key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<HostCertificate>,
+    /// Whose certificates are taken.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub authorities: Vec<PeerKey>,
+    /// As many as one message takes: those that the operator lists, those learned, then those that have shown a
+    /// certificate since the daemon started.
     pub peers: Vec<Peer>,
     /// The index with which the next message begins, if there are more.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -417,6 +424,23 @@ pub struct Peer {
     pub known: PeerKey,
     /// In the operator's file; else it was learned, or trusted by command.
     pub listed: bool,
+    /// By which it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<HostCertificate>,
+}
+
+/// A certificate of a host: what an operator's key has signed about its own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostCertificate {
+    /// What the host is called.
+    pub name: String,
+    /// The public key that has signed it, in hexadecimal.
+    pub signer: String,
+    /// Prefixes where the host may be; without any, nobody connects to it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub addresses: Vec<String>,
+    /// When it expires, as RFC 3339 has it.
+    pub expires: String,
 }
 
 /// Flows. Answers [`Request::FlowList`](crate::Request::FlowList).

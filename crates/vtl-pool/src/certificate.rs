@@ -214,12 +214,18 @@ fn address(rest: &mut &[u8]) -> std::result::Result<(IpAddr, u8), Malformed> {
             let v6 = Ipv6Addr::from(take::<16>(rest)?);
             (v6.into(), v6.to_bits(), 128)
         }
-        _ => return Err(Malformed::Form("an address in it is none")),
+        _ => {
+            return Err(Malformed::Form(
+                "an address in it is none, or has bits behind its prefix",
+            ));
+        }
     };
     let beyond = u128::MAX.checked_shr(bits.into()).unwrap_or(0);
     let is_mapped = matches!(address, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some());
     if bits > most || bits_set & beyond != 0 || is_mapped {
-        return Err(Malformed::Form("an address in it is none"));
+        return Err(Malformed::Form(
+            "an address in it is none, or has bits behind its prefix",
+        ));
     }
     Ok((address, bits))
 }

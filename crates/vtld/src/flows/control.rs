@@ -92,6 +92,11 @@ impl Control {
         self.tls.borrow().is_some()
     }
 
+    /// Whether both sides show certificates first.
+    pub(super) fn certifies(&self) -> bool {
+        self.tls.borrow().as_ref().is_some_and(tls::certifies)
+    }
+
     /// Goes on inside TLS. The key that the other side has shown.
     pub(super) async fn secure(&self, tls: rustls::Connection) -> io::Result<PublicKey> {
         let _whole = self.writing.lock().await;

@@ -214,20 +214,47 @@ impl Flows {
     /// The peer is refused: none of its carriers serve.
     async fn identify(&self, peer: &Peer, control: &Control, has_tls: bool) -> io::Result<()> {
         let opener = peer.key.opener;
-        let shown = match has_tls {
-            true => {
-                let secured = control.secure(self.limits.identity.tls(opener)?);
-                let in_time = timeout(ANSWER, secured).await;
-                Some(in_time.map_err(|_| io::ErrorKind::TimedOut)??)
-            }
-            false => None,
-        };
-        let (identity, address) = (Arc::clone(&self.limits.identity), peer.key.peer);
+        let identity = Arc::clone(&self.limits.identity);
+        let (mut shown, mut certificate) = (None, None);
+        if has_tls {
+            let secured = control.secure(identity.tls(opener)?);
+            let in_time = timeout(ANSWER, secured).await;
+            shown = Some(in_time.map_err(|_| io::ErrorKind::TimedOut)??);
+        }
+        if control.certifies() {
+            let exchanged = timeout(ANSWER, self.certify(opener, control)).await;
+            certificate = exchanged.map_err(|_| io::ErrorKind::TimedOut)??;
+        }
+        let address = peer.key.peer;
         // Files are read.
-        let judging = spawn_blocking(move || identity.judge(opener, address, shown));
+        let judging =
+            spawn_blocking(move || identity.judge(opener, address, shown, certificate.as_deref()));
         let judged = timeout(ANSWER, judging).await;
         let judged = judged.map_err(|_| io::ErrorKind::TimedOut)?;
         peer.note_identity(shown, judged.map_err(io::Error::other)?)
+    }
+
+    /// Shows this host's certificate on a control connection, and takes the peer's; `None` where it says nothing that
+    /// this host asks for.
+    async fn certify(&self, opener: Side, control: &Control) -> io::Result<Option<Vec<u8>>> {
+        let identity = Arc::clone(&self.limits.identity);
+        // A file is read.
+        let own = spawn_blocking(move || identity.certificate()).await;
+        let bytes = &own.map_err(io::Error::other)?[..];
+        let said = control.say(Frame::Certificate { bytes }).await;
+        said.map_err(|_| io::ErrorKind::BrokenPipe)?;
+        if opener == Side::Local && !self.limits.identity.needs_certificates() {
+            // It is ignored when it comes: to wait for it would take a round trip.
+            return Ok(None);
+        }
+        let taken = control.next(|frame| match frame {
+            Frame::Certificate { bytes } => Some(bytes.to_vec()),
+            _ => None,
+        });
+        taken
+            .await?
+            .map(Some)
+            .ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
     /// Serves a control connection that this host has opened, to its end.

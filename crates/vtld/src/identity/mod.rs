@@ -2,9 +2,11 @@
 //! host, shown in TLS 1.3 as a raw public key (RFC 7250).
 //!
 //! - `peers`: the files that say which keys are whose, `reach`: and what of this host theirs is;
+//! - `certificates`: those of hosts, where an authority says whose a key is;
 //! - `tls`: TLS on control connections;
 //! - `handshake`: TLS for the keys of sessions.
 
+mod certificates;
 pub(crate) mod handshake;
 mod peers;
 mod reach;
@@ -14,17 +16,18 @@ use std::{
     io,
     net::IpAddr,
     path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::SystemTime,
 };
 
-use rustls::{ClientConfig, ServerConfig};
 use vtl_control::PeerKey;
-use vtl_pool::key::{PublicKey, SecretKey};
+use vtl_pool::{
+    Certificate,
+    key::{PublicKey, SecretKey},
+};
 use vtl_proto::frame::Side;
 
+use certificates::{Certificates, Uncertified};
 use handshake::TAG_KEYS;
 use peers::{All, Files, Peer, Policy};
 pub(crate) use reach::Reach;
@@ -62,8 +65,19 @@ pub(crate) enum Refused {
          version now: vtl peer forget {name}"
     )]
     Silent { peer: IpAddr, name: String },
-    #[error("{peer} shows no key, and the policy is \"known\": its connections are plain TCP")]
-    Nameless { peer: IpAddr },
+    #[error("{peer} shows no key, and the policy is \"{policy}\": its connections are plain TCP")]
+    Nameless { peer: IpAddr, policy: Policy },
+    #[error(
+        "{peer} has no certificate for its key, {shown}, and the policy is \"ca\": its connections are plain TCP. If \
+         it is right: vtl peer sign on the authority's host, or here vtl peer trust NAME {shown} --address {peer}"
+    )]
+    Uncertified { peer: IpAddr, shown: String },
+    #[error("{peer} is refused: {why}; its connections are plain TCP")]
+    Certificate { peer: IpAddr, why: Uncertified },
+    #[error(
+        "the key of {peer}, {shown}, is revoked (`revoked` in peers.toml): its connections are plain TCP"
+    )]
+    Revoked { peer: IpAddr, shown: String },
     #[error("an association with {peer} goes on with another key: it has no carriers")]
     Another { peer: IpAddr },
     #[error("the lists of peers cannot be used, so connections are plain TCP: {0}")]
@@ -91,13 +105,31 @@ impl Standing {
 /// Who this host is, and whom it knows.
 pub struct Identity {
     public: PublicKey,
-    client: Arc<ClientConfig>,
-    server: Arc<ServerConfig>,
+    /// Of control connections, and of handshakes for sessions.
+    controls: tls::Configs,
+    sessions: tls::Configs,
+    certificates: Certificates,
     /// Looked at for each control connection, so that an edited file counts from the next one on.
     files: Files,
     /// As the files said last.
-    needs_known: AtomicBool,
-    limits: AtomicBool,
+    said: Mutex<Said>,
+}
+
+/// What counts before a peer can be judged.
+#[derive(Clone, Copy, Debug)]
+struct Said {
+    policy: Policy,
+    /// There are ports that peers may not reach.
+    limits: bool,
+}
+
+impl Said {
+    fn of(all: &All) -> Self {
+        Self {
+            policy: all.policy,
+            limits: all.limits(),
+        }
+    }
 }
 
 impl Identity {
@@ -110,22 +142,41 @@ impl Identity {
         let files = Files::new(listed, state);
         // A policy that cannot be read must not become another one later.
         let all = files.read()?;
-        let (client, server) = tls::configs(&key).map_err(|error| error.to_string())?;
-        Ok(Self {
+        let controls = tls::controls(&key).map_err(|error| error.to_string())?;
+        let sessions = tls::configs(&key).map_err(|error| error.to_string())?;
+        let identity = Self {
             public: key.public(),
-            client,
-            server,
+            controls,
+            sessions,
+            certificates: Certificates::new(state),
             files,
-            needs_known: AtomicBool::new(all.policy == Policy::Known),
-            limits: AtomicBool::new(all.limits()),
-        })
+            said: Mutex::new(Said::of(&all)),
+        };
+        // Says what is wrong with it.
+        identity.certificate();
+        Ok(identity)
+    }
+
+    fn said(&self) -> MutexGuard<'_, Said> {
+        // Replaced as a whole.
+        self.said.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// This host's certificate; empty where it has none. Reads a file.
+    pub(crate) fn certificate(&self) -> Vec<u8> {
+        self.certificates.own_bytes(self.public)
+    }
+
+    /// Whether peers are judged by certificates, as the files said last.
+    pub(crate) fn needs_certificates(&self) -> bool {
+        self.said().policy == Policy::Ca
     }
 
     /// TLS for one connection, on the side of its opener or of its acceptor.
     pub(crate) fn tls(&self, opener: Side) -> io::Result<rustls::Connection> {
         let connection = match opener {
-            Side::Local => tls::client(&self.client),
-            Side::Peer => tls::server(&self.server),
+            Side::Local => tls::client(&self.controls.0),
+            Side::Peer => tls::server(&self.controls.1),
         };
         connection.map_err(io::Error::other)
     }
@@ -133,7 +184,7 @@ impl Identity {
     /// Begins the handshake for the keys of a session that this host opens: with the first flight. It protects
     /// `bound`.
     pub(crate) fn initiate(&self, bound: Vec<u8>) -> io::Result<(handshake::Initiator, Vec<u8>)> {
-        handshake::Initiator::new(&self.client, bound)
+        handshake::Initiator::new(&self.sessions.0, bound)
     }
 
     /// Answers the first flight of a peer, which is to have protected `theirs`, and protects `ours`. `tag_keys`: drawn
@@ -145,38 +196,107 @@ impl Identity {
         ours: Vec<u8>,
         tag_keys: &[u8; TAG_KEYS],
     ) -> io::Result<(handshake::Responder, Vec<u8>)> {
-        handshake::Responder::new(&self.server, hello, theirs, ours, tag_keys)
+        handshake::Responder::new(&self.sessions.1, hello, theirs, ours, tag_keys)
     }
 
     /// Whether peers must be judged before anything of an association that `opener` has opened is carried, as the
     /// files said last: they must be known, or there are ports that they may not reach.
     pub(crate) fn judges_first(&self, opener: Side) -> bool {
-        let limits = opener == Side::Peer && self.limits.load(Ordering::Relaxed);
-        limits || self.needs_known.load(Ordering::Relaxed)
+        let said = self.said();
+        opener == Side::Peer && said.limits || said.policy != Policy::FirstUse
     }
 
-    /// Whether to have anything to do with who has shown a key, `None` for none. `opener` has opened the association.
-    /// Where a peer is listed or was learned at the very address that was connected to, it must be that one. Else,
-    /// and where the other host has connected, since clients roam and share addresses, the key says who it is.
+    /// Whether to have anything to do with who has shown a key, `None` for none, and a certificate for it. `opener` has
+    /// opened the association. Where a peer is listed or was learned at the very address that was connected to, it must
+    /// be that one. Else, and where the other host has connected, since clients roam and share addresses, the key says
+    /// who it is.
     pub(crate) fn judge(
         &self,
         opener: Side,
         peer: IpAddr,
         shown: Option<PublicKey>,
+        certificate: Option<&[u8]>,
+    ) -> Result<Standing, Refused> {
+        self.judge_at(SystemTime::now(), opener, peer, shown, certificate)
+    }
+
+    /// The same at a time.
+    fn judge_at(
+        &self,
+        now: SystemTime,
+        opener: Side,
+        peer: IpAddr,
+        shown: Option<PublicKey>,
+        certificate: Option<&[u8]>,
     ) -> Result<Standing, Refused> {
         let read = self.files.read();
         // Where the files make no sense, nobody is known.
-        let policy = read.as_ref().map_or(Policy::Known, |all| all.policy);
-        self.needs_known
-            .store(policy == Policy::Known, Ordering::Relaxed);
-        let limits = read.as_ref().is_ok_and(|all| all.limits());
-        self.limits.store(limits, Ordering::Relaxed);
+        let nobody = Said {
+            policy: Policy::Known,
+            limits: true,
+        };
+        *self.said() = read.as_ref().map_or(nobody, |all| Said::of(all));
         let all = read.map_err(Refused::Files)?;
+        let peer = peer.to_canonical();
+        let Some(shown) = shown.filter(|_| all.policy == Policy::Ca) else {
+            return self.judge_known(&all, opener, peer, shown);
+        };
+        let certified = self.certified(&all, (opener, peer), shown, certificate, now);
+        // The operator's own word on this very address counts more.
+        let mut here = all.listed().filter(|known| known.is_pinned(peer));
+        let is_another =
+            opener == Side::Local && here.next().is_some_and(|known| known.key != shown);
+        match certified {
+            Ok(Some(standing)) if !is_another && !all.revoked.contains(&shown) => Ok(standing),
+            Ok(_) => self.judge_known(&all, opener, peer, Some(shown)),
+            // It may be known without.
+            Err(why) => match self.judge_known(&all, opener, peer, Some(shown)) {
+                Err(Refused::Uncertified { .. } | Refused::Changed { .. }) => {
+                    Err(Refused::Certificate { peer, why })
+                }
+                other => other,
+            },
+        }
+    }
+
+    /// What a peer is by its certificate, the one that it shows or has shown before; `None` where there is none.
+    fn certified(
+        &self,
+        all: &All,
+        place: (Side, IpAddr),
+        key: PublicKey,
+        certificate: Option<&[u8]>,
+        now: SystemTime,
+    ) -> Result<Option<Standing>, Uncertified> {
+        let certificate = match certificate.filter(|bytes| !bytes.is_empty()) {
+            Some(bytes) => Some(Certificate::parse(bytes)?),
+            None => self.certificates.of(key),
+        };
+        let Some(certificate) = certificate else {
+            return Ok(None);
+        };
+        let standing = certificates::check(all, &certificate, place, key, now)?;
+        self.certificates.keep(&certificate, now);
+        Ok(Some(standing))
+    }
+
+    /// The same by keys alone.
+    fn judge_known(
+        &self,
+        all: &All,
+        opener: Side,
+        peer: IpAddr,
+        shown: Option<PublicKey>,
+    ) -> Result<Standing, Refused> {
+        let policy = all.policy;
         let stranger = || Standing {
             name: None,
             reach: all.reach.clone(),
         };
-        let peer = peer.to_canonical();
+        if let Some(shown) = shown.filter(|shown| all.revoked.contains(shown)) {
+            let shown = shown.to_string();
+            return Err(Refused::Revoked { peer, shown });
+        }
         let mut pinned = all.peers.iter().filter(|_| opener == Side::Local);
         let first = pinned.find(|known| known.is_pinned(peer));
         let Some(shown) = shown else {
@@ -185,14 +305,14 @@ impl Identity {
                     peer,
                     name: known.name.clone(),
                 }),
-                None if policy == Policy::Known => Err(Refused::Nameless { peer }),
+                None if policy != Policy::FirstUse => Err(Refused::Nameless { peer, policy }),
                 None => Ok(stranger()),
             };
         };
         let mut of_key = all.peers.iter().filter(|known| known.key == shown);
         if let Some(first) = first {
             return match of_key.find(|known| known.is_pinned(peer)) {
-                Some(known) => Ok(standing(&all, known)),
+                Some(known) => Ok(standing(all, known)),
                 None => Err(Refused::Changed {
                     peer,
                     name: first.name.clone(),
@@ -202,10 +322,14 @@ impl Identity {
             };
         }
         if let Some(known) = of_key.find(|known| known.may_be_at(peer)) {
-            return Ok(standing(&all, known));
+            return Ok(standing(all, known));
         }
         match (policy, opener) {
             (Policy::Known, _) => Err(Refused::Unknown {
+                peer,
+                shown: shown.to_string(),
+            }),
+            (Policy::Ca, _) => Err(Refused::Uncertified {
                 peer,
                 shown: shown.to_string(),
             }),
@@ -220,7 +344,7 @@ impl Identity {
                 });
                 match learned {
                     // By another association meanwhile.
-                    Ok(false) => return self.judge(opener, peer, Some(shown)),
+                    Ok(false) => return self.judge(opener, peer, Some(shown), None),
                     Ok(true) => {
                         tracing::info!(%peer, key = %shown, "a new peer, trusted on first use");
                     }
@@ -240,17 +364,22 @@ impl Identity {
     /// A list cannot be read.
     pub(crate) fn list(&self, from: usize) -> Result<vtl_control::Peers, String> {
         let all = self.files.read()?;
-        let page = all.peers.iter().enumerate().skip(from).take(PAGE);
         let row = |(index, peer): (usize, &Peer)| vtl_control::Peer {
             known: peer.to_key(),
             listed: index < all.listed,
+            certificate: None,
         };
+        let certified = self.certificates.peers(&all, SystemTime::now());
+        let count = all.peers.len() + certified.len();
+        let peers = all.peers.iter().enumerate().map(row).chain(certified);
         Ok(vtl_control::Peers {
             key: self.public.to_string(),
             policy: all.policy.to_string(),
             reach: all.reach.to_texts(),
-            peers: page.map(row).collect(),
-            more: Some(from.saturating_add(PAGE)).filter(|more| *more < all.peers.len()),
+            certificate: self.certificates.own_told(self.public),
+            authorities: all.authorities.iter().map(Peer::to_key).collect(),
+            peers: peers.skip(from).take(PAGE).collect(),
+            more: Some(from.saturating_add(PAGE)).filter(|more| *more < count),
         })
     }
 

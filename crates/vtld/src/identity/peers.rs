@@ -15,7 +15,7 @@ use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 use toml::Value;
 use vtl_control::PeerKey;
-use vtl_pool::key::PublicKey;
+use vtl_pool::{certificate::is_name, key::PublicKey};
 
 use super::reach::Reach;
 use crate::hooker::rules::Prefix;
@@ -33,12 +33,14 @@ const LOCK: &str = "lock";
 /// Whose keys are taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Policy {
+pub(crate) enum Policy {
     /// Those of hosts that nobody knows yet, too.
     #[default]
     FirstUse,
     /// Those of known peers only.
     Known,
+    /// The same, and those that an authority has certified.
+    Ca,
 }
 
 impl fmt::Display for Policy {
@@ -46,6 +48,7 @@ impl fmt::Display for Policy {
         f.write_str(match self {
             Self::FirstUse => "first-use",
             Self::Known => "known",
+            Self::Ca => "ca",
         })
     }
 }
@@ -86,6 +89,10 @@ struct Written {
     reach: Option<Value>,
     #[serde(default)]
     peer: Vec<Entry>,
+    #[serde(default)]
+    ca: Vec<Entry>,
+    #[serde(default)]
+    revoked: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -114,8 +121,7 @@ impl Peer {
             addresses,
             reach,
         } = written;
-        let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
-        if name.is_empty() || name.len() > 253 || !name.chars().all(is_plain) {
+        if !is_name(name) {
             return Err(format!(
                 "{name:?} is no name: up to 253 letters, digits, dots, colons, hyphens and underscores"
             ));
@@ -173,7 +179,7 @@ impl Peer {
 }
 
 /// What tells that a file has not changed; `None` if there is none.
-type Stamp = Option<[i64; 5]>;
+pub(super) type Stamp = Option<[i64; 5]>;
 
 /// A file that was changed so shortly before it was read may change again without its times showing it.
 const YOUNG: Duration = Duration::from_millis(100);
@@ -186,6 +192,10 @@ pub(super) struct All {
     pub(super) reach: Reach,
     /// Those listed first.
     pub(super) peers: Vec<Peer>,
+    /// Whose certificates are taken.
+    pub(super) authorities: Vec<Peer>,
+    /// Keys that are not taken, whoever knows them.
+    pub(super) revoked: Vec<PublicKey>,
     /// How many are listed; the others were learned.
     pub(super) listed: usize,
 }
@@ -222,12 +232,18 @@ impl All {
     /// Whether there is a limit to what peers may reach.
     pub(super) fn limits(&self) -> bool {
         let is_limited = |peer: &Peer| peer.reach.as_ref().is_some_and(Reach::is_limited);
-        self.reach.is_limited() || self.peers.iter().any(is_limited)
+        let mut all = self.peers.iter().chain(&self.authorities);
+        self.reach.is_limited() || all.any(is_limited)
+    }
+
+    /// The operator's.
+    pub(super) fn listed(&self) -> impl Iterator<Item = &Peer> {
+        self.peers[..self.listed].iter()
     }
 
     /// What a peer may reach: all, where the operator lists it and says nothing else.
     pub(super) fn reach_of(&self, peer: &Peer) -> Reach {
-        let is_listed = self.peers[..self.listed].contains(peer);
+        let is_listed = self.listed().any(|listed| listed == peer);
         match &peer.reach {
             Some(reach) => reach.clone(),
             None if is_listed => Reach::default(),
@@ -314,7 +330,7 @@ impl Files {
     }
 }
 
-fn stamp(path: &Path) -> Stamp {
+pub(super) fn stamp(path: &Path) -> Stamp {
     let meta = fs::metadata(path).ok()?;
     let (ino, size) = (meta.ino().cast_signed(), meta.size().cast_signed());
     Some([ino, size, meta.mtime(), meta.ctime(), meta.ctime_nsec()])
@@ -352,13 +368,45 @@ fn read(path: &Path) -> Result<All, String> {
         Ok(_) => fs::read_to_string(path).map_err(|error| failed(&error))?,
     };
     let written: Written = toml::from_str(&text).map_err(|error| failed(&error))?;
-    let peers: Result<Vec<_>, _> = written.peer.into_iter().map(Entry::parse).collect();
-    let peers = peers.map_err(|error| failed(&error))?;
+    let parse = |entries: Vec<Entry>| -> Result<Vec<Peer>, String> {
+        let peers: Result<_, _> = entries.into_iter().map(Entry::parse).collect();
+        peers.map_err(|error| failed(&error))
+    };
+    let (peers, authorities) = (parse(written.peer)?, parse(written.ca)?);
+    check_authorities(written.policy, &authorities).map_err(|error| failed(&error))?;
+    let revoked = written.revoked.iter().map(|text| {
+        let no_key = || {
+            failed(&format!(
+                "{text:?} in `revoked` is no key: 64 hexadecimal digits"
+            ))
+        };
+        PublicKey::parse(text).ok_or_else(no_key)
+    });
     let reach = reach(written.reach.as_ref()).map_err(|error| failed(&error))?;
     Ok(All {
         policy: written.policy,
         reach: reach.unwrap_or_default(),
         listed: peers.len(),
         peers,
+        authorities,
+        revoked: revoked.collect::<Result<_, _>>()?,
     })
+}
+
+/// What nobody would mean must not pass for what somebody does.
+fn check_authorities(policy: Policy, authorities: &[Peer]) -> Result<(), String> {
+    match (policy, authorities) {
+        (Policy::Ca, []) => Err("policy = \"ca\" wants a [[ca]], with name and key".into()),
+        (Policy::FirstUse | Policy::Known, [ca, ..]) => Err(format!(
+            "[[ca]] {} counts for nothing with policy = \"{policy}\": set policy = \"ca\", or take it out",
+            ca.name
+        )),
+        _ => match authorities.iter().find(|ca| !ca.addresses.is_empty()) {
+            Some(ca) => Err(format!(
+                "[[ca]] {} has addresses: they stand in its certificates",
+                ca.name
+            )),
+            None => Ok(()),
+        },
+    }
 }

@@ -26,6 +26,9 @@ use vtl_pool::key::{PublicKey, SecretKey};
 
 /// The protocol inside (RFC 7301).
 const ALPN: &[u8] = b"vtl/2";
+/// The same, with a certificate from each side first. As both names are in the signed handshake, nobody between two hosts
+/// has them do without.
+const CERTIFYING: &[u8] = b"vtl/2+certificate";
 /// No host is asked for by this name: TLS wants one.
 const NAME: &str = "vtl.invalid";
 
@@ -107,8 +110,22 @@ impl ClientCertVerifier for AnyKey {
     signatures!();
 }
 
-/// What this host's connections have in common.
-pub(super) fn configs(key: &SecretKey) -> Result<(Arc<ClientConfig>, Arc<ServerConfig>), Error> {
+/// Configurations of a side that opens and of one that accepts.
+pub(super) type Configs = (Arc<ClientConfig>, Arc<ServerConfig>);
+
+/// What this host's control connections have in common.
+pub(super) fn controls(key: &SecretKey) -> Result<Configs, Error> {
+    let (client, server) = configs(key)?;
+    let (mut client, mut server) = (ClientConfig::clone(&client), ServerConfig::clone(&server));
+    for protocols in [&mut client.alpn_protocols, &mut server.alpn_protocols] {
+        // The server's order decides.
+        protocols.insert(0, CERTIFYING.to_vec());
+    }
+    Ok((Arc::new(client), Arc::new(server)))
+}
+
+/// What its handshakes for sessions have in common.
+pub(super) fn configs(key: &SecretKey) -> Result<Configs, Error> {
     let mut provider = ring::default_provider();
     if !has_aes() {
         // First what is fast here: the other side takes the first one.
@@ -172,4 +189,9 @@ pub(super) fn server(config: &Arc<ServerConfig>) -> Result<Connection, Error> {
 /// The key that the other side has proved to have.
 pub(crate) fn shown(connection: &Connection) -> Option<PublicKey> {
     PublicKey::from_spki(connection.peer_certificates()?.first()?)
+}
+
+/// Whether each side shows a certificate first.
+pub(crate) fn certifies(connection: &Connection) -> bool {
+    connection.alpn_protocol() == Some(CERTIFYING)
 }

@@ -411,7 +411,7 @@ impl ControlBroker {
             // Of the others the association's thread says whose they may be.
             let judged = self
                 .identity
-                .judge(Side::Local, session.peer, Some(agreed.peer));
+                .judge(Side::Local, session.peer, Some(agreed.peer), None);
             judged.map_err(io::Error::other)?;
         }
         let tags = agreed.tags.clone();

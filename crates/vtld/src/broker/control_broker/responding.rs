@@ -210,7 +210,7 @@ impl ControlBroker {
         } else if session.port == GRAFT_PORT {
             None // the association's thread says whose they may be
         } else {
-            let judged = (self.identity).judge(Side::Peer, session.peer, Some(agreed.peer));
+            let judged = (self.identity).judge(Side::Peer, session.peer, Some(agreed.peer), None);
             match judged {
                 Ok(standing) => standing.out_of_reach(session.port),
                 Err(error) => Some(error.to_string()),

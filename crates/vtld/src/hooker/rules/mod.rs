@@ -75,7 +75,8 @@ pub struct Prefix {
 }
 
 impl Prefix {
-    fn new(address: IpAddr, bits: u8) -> Self {
+    /// The bits of an address that count, at most as many as it has; one of IPv4 mapped into IPv6 is IPv4's.
+    pub(crate) fn new(address: IpAddr, bits: u8) -> Self {
         let (address, bits) = match address.to_canonical() {
             IpAddr::V4(v4) if address.is_ipv6() && bits >= 96 => (v4.into(), bits - 96),
             _ => (address, bits),

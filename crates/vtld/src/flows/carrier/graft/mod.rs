@@ -287,7 +287,7 @@ impl Ready {
         let flows = session.owned.broker.flows().clone();
         let (opener, address) = (peer.key.opener, peer.key.peer);
         // Files are read.
-        let judging = move || flows.identity().judge(opener, address, Some(shown));
+        let judging = move || flows.identity().judge(opener, address, Some(shown), None);
         match spawn_blocking(judging).await {
             Ok(judged) => peer.note_identity(Some(shown), judged).is_ok(),
             Err(_) => false,
