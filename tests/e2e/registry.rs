@@ -12,11 +12,11 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
-use vtl_pool::Package;
 use vtl_pool::key::SecretKey;
 use vtl_pool::manifest::Project;
 use vtl_pool::object::Description;
 use vtl_pool::package::MAX_PACKAGE;
+use vtl_pool::{Index, Package};
 
 use crate::harness::{until, vtl};
 
@@ -90,6 +90,10 @@ impl Drop for Scratch {
 
 /// A package of a graft that comes with VTL, under another name.
 fn package(version: &str) -> Vec<u8> {
+    package_by(version, &SecretKey::generate().expect("randomness"))
+}
+
+fn package_by(version: &str, key: &SecretKey) -> Vec<u8> {
     let old = b"selective-repeat\0";
     let mut image = vtl_bpf::objects::graft("selective-repeat")
         .expect("it comes with VTL")
@@ -102,8 +106,7 @@ fn package(version: &str) -> Vec<u8> {
     let description = Description::read(&image).expect("a graft");
     let project = Project::built_in(&description, version.parse().expect("a version"));
     let manifest = project.manifest(&description).expect("honest");
-    let key = SecretKey::generate().expect("randomness");
-    Package::sign(&manifest, &image, &key).expect("signed")
+    Package::sign(&manifest, &image, key).expect("signed")
 }
 
 #[track_caller]
@@ -255,6 +258,168 @@ fn real__without_encryption_or_login() {
     success(&scratch.pull(&real.name));
     let got = fs::read(scratch.0.join("got/mine-1.0.0.vtlg")).expect("pulled");
     assert_eq!(got, bytes);
+}
+
+/// A publisher, what it publishes, and a host that trusts it.
+struct Publisher {
+    scratch: Scratch,
+    key: SecretKey,
+}
+
+impl Publisher {
+    fn new(name: &str) -> Self {
+        let scratch = Scratch::new(name);
+        success(&scratch.vtl(&["graft", "key", "new", "me"]));
+        let key = SecretKey::read(&scratch.0.join("me.key")).expect("just made");
+        for version in ["0.1.0", "0.2.0"] {
+            scratch.put(&format!("mine-{version}.vtlg"), package_by(version, &key));
+        }
+        fs::create_dir(scratch.0.join("keys")).expect("a directory");
+        fs::copy(scratch.0.join("me.pub"), scratch.0.join("keys/me.pub")).expect("copied");
+        Self { scratch, key }
+    }
+
+    /// A publisher's command about a place.
+    #[track_caller]
+    fn run(&self, args: &[&str], more: &[&str]) -> String {
+        success(&self.scratch.vtl(&[&["graft"], args, more].concat()))
+    }
+
+    fn pull(&self, wanted: &str, place: &str, more: &[&str]) -> Output {
+        let args = [
+            "graft", "pull", wanted, place, "--keys", "keys", "--output", "got",
+        ];
+        self.scratch.vtl(&[&args, more].concat())
+    }
+
+    /// The serial that the host keeps.
+    fn kept(&self) -> Option<u64> {
+        let kept = Index::kept(&self.scratch.0.join("keys"), &self.key.public());
+        kept.expect("usable").map(|index| index.serial())
+    }
+
+    /// A directory with the old package, and nothing else.
+    fn withholds(&self, name: &str) -> PathBuf {
+        let folder = self.scratch.0.join(name);
+        fs::create_dir_all(&folder).expect("a directory");
+        let old = "mine-0.1.0.vtlg";
+        fs::copy(self.scratch.0.join(old), folder.join(old)).expect("copied");
+        folder
+    }
+}
+
+#[test]
+fn real__index() {
+    let publisher = Publisher::new("index");
+    let Some(real) = Real::start(&publisher.scratch, "", "") else {
+        return;
+    };
+    let place = &format!("oci://{}/grafts", real.name);
+    let plain = ["--plain-http"];
+    let index = |more: &[&str]| {
+        publisher.run(
+            &[&["index", place, "--key", "me.key"], more].concat(),
+            &plain,
+        )
+    };
+    publisher.run(&["publish", "mine-0.1.0.vtlg", place], &plain);
+    // Nobody has to have one.
+    assert_eq!(
+        success(&publisher.pull("mine", place, &plain))
+            .lines()
+            .count(),
+        1
+    );
+    assert_eq!(publisher.kept(), None);
+    let words = index(&["mine-0.1.0.vtlg"]);
+    assert!(words.contains("serial 1, good until 2"), "{words}");
+    success(&publisher.pull("mine", place, &plain));
+    assert_eq!(publisher.kept(), Some(1));
+    // The registry does not have the new one yet.
+    index(&["mine-0.2.0.vtlg"]);
+    refused(
+        &publisher.pull("mine", place, &plain),
+        "0.2.0 is, and is withheld",
+    );
+    publisher.run(&["publish", "mine-0.2.0.vtlg", place], &plain);
+    let words = success(&publisher.pull("mine", place, &plain));
+    assert!(words.contains("mine-0.2.0.vtlg"), "{words}");
+    success(&publisher.pull("mine@0.1.0", place, &plain));
+    index(&["--revoke", "mine@0.2.0"]);
+    let old = publisher.pull("mine@0.1.0", place, &plain);
+    refused(&old, "0.2.0 is the lowest version");
+    assert_eq!(publisher.kept(), Some(3));
+}
+
+#[test]
+fn index__of_a_place_that_withholds() {
+    let publisher = Publisher::new("withholds");
+    let honest = publisher.withholds("honest");
+    let update = |more: &[&str]| {
+        let args = ["index", "honest", "--key", "me.key"];
+        publisher.run(&args, more)
+    };
+    update(&["mine-0.1.0.vtlg"]);
+    let file = vtl_pool::index::file_name(&publisher.key.public());
+    let rolled_back = publisher.withholds("old");
+    fs::copy(honest.join(&file), rolled_back.join(&file)).expect("copied");
+    fs::copy(
+        publisher.scratch.0.join("mine-0.2.0.vtlg"),
+        honest.join("mine-0.2.0.vtlg"),
+    )
+    .expect("copied");
+    update(&["mine-0.2.0.vtlg"]);
+    success(&publisher.pull("mine", "honest", &[]));
+    assert_eq!(publisher.kept(), Some(2));
+
+    let pull = |wanted: &str, place: &str| {
+        let output = publisher.pull(wanted, place, &[]);
+        let words = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.success(), words)
+    };
+    let rollback = publisher.pull("mine@0.1.0", "old", &[]);
+    refused(&rollback, "serial 1: this host has seen serial 2");
+    publisher.withholds("bare");
+    let (is_taken, words) = pull("mine", "bare");
+    assert!(!is_taken && words.contains("and is withheld"), "{words}");
+    let (is_taken, words) = pull("mine@0.1.0", "bare");
+    assert!(
+        is_taken && words.contains("warning: there is no index"),
+        "{words}"
+    );
+    // One that nobody renews.
+    let frozen = publisher.withholds("frozen");
+    let kept = Index::kept(&publisher.scratch.0.join("keys"), &publisher.key.public());
+    let last = kept.expect("usable");
+    let expired = Index::update(last.as_ref(), &[], Vec::new(), 1, &publisher.key);
+    expired.expect("signed").store(&frozen).expect("stored");
+    let expired = "has expired at 1970-01-01T00:00:01Z";
+    let (is_taken, words) = pull("mine@0.1.0", "frozen");
+    assert!(is_taken && words.contains(expired), "{words}");
+    assert_eq!(publisher.kept(), Some(3));
+
+    publisher
+        .scratch
+        .put("keys/revoked.toml", "index = \"require\"\n");
+    for (place, why) in [("bare", "there is no index"), ("frozen", expired)] {
+        let refusal = publisher.pull("mine@0.1.0", place, &[]);
+        refused(&refusal, why);
+        refused(&refusal, "an index is required here");
+    }
+    // The publisher goes on from what it has signed, whatever the place shows.
+    let own = publisher.scratch.0.join("me.vtli");
+    fs::copy(frozen.join(&file), own).expect("copied");
+    update(&[]);
+    success(&publisher.pull("mine", "honest", &[]));
+    assert_eq!(publisher.kept(), Some(4));
+    // Somebody has changed it.
+    let path = honest.join(&file);
+    let text = fs::read_to_string(&path).expect("an index");
+    fs::write(&path, text.replace("0.2.0", "0.1.0")).expect("written");
+    refused(
+        &publisher.pull("mine", "honest", &[]),
+        "it was changed after it was signed",
+    );
 }
 
 /// What a server sends back.
@@ -448,7 +613,7 @@ fn hostile__what_is_not_what_it_says() {
                 huge
             }),
             Reply::ok(""),
-            "a size that no package has",
+            "a size that it cannot have",
         ),
     ];
     for (case, document, blob, about) in cases {
@@ -494,6 +659,9 @@ fn hostile__redirections_end_and_keep_secrets() {
         match path {
             "/v2/grafts/mine/tags/list?n=1000" => Reply::ok(r#"{"tags":["1.0.0"]}"#),
             "/v2/grafts/mine/manifests/1.0.0" => Reply::ok(document.clone()),
+            index if index.starts_with("/v2/grafts/vtl-index/") => {
+                Reply::with("404 Not Found", String::new())
+            }
             _ => Reply::with(
                 "307 Temporary Redirect",
                 format!("Location: http://{away}/blob"),

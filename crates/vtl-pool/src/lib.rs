@@ -9,6 +9,7 @@
 //! - [`key`]: keys to sign with, and keys that a host trusts;
 //! - [`certificate`]: statements, signed with such keys, about hosts' own;
 //! - [`revocations`]: what a host takes no more, whoever signed it;
+//! - [`index`]: what a publisher says of its newest packages;
 //! - [`package`]: the file;
 //! - [`pool`]: which grafts a host may use.
 //!
@@ -19,6 +20,7 @@
 pub mod allowlist;
 pub mod certificate;
 mod elf;
+pub mod index;
 pub mod key;
 pub mod manifest;
 pub mod object;
@@ -29,6 +31,7 @@ pub mod revocations;
 use std::{io, path::PathBuf};
 
 pub use certificate::Certificate;
+pub use index::Index;
 pub use manifest::{Manifest, Version};
 pub use package::Package;
 pub use pool::Pool;
@@ -98,6 +101,9 @@ pub enum Error {
     /// It is revoked, or the list of revocations cannot be used.
     #[error("{0}")]
     Revoked(String),
+    /// An index is none, or says that the package is not to be taken.
+    #[error("{0}")]
+    Index(String),
     /// Made for another wire format.
     #[error("graft \"{name}\" speaks wire version {its}, this host speaks {ours}")]
     Wire {

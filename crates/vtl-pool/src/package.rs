@@ -111,7 +111,8 @@ impl Package {
     }
 }
 
-fn parse_signature(bytes: &[u8]) -> Option<(PublicKey, [u8; 64])> {
+/// A line `ed25519 KEY SIGNATURE`.
+pub(crate) fn parse_signature(bytes: &[u8]) -> Option<(PublicKey, [u8; 64])> {
     let text = std::str::from_utf8(bytes).ok()?.strip_suffix('\n')?;
     // Digits in one way only: what is revoked by its digest must not come back in other letters.
     if text.bytes().any(|byte| byte.is_ascii_uppercase()) {

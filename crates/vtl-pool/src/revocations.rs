@@ -2,6 +2,8 @@
 //! `revoked.toml`, beside the keys:
 //!
 //! ```toml
+//! # `vtl graft pull` takes nothing without a fresh index; without this line it warns.
+//! index = "require"
 //! # Public keys, as in their files.
 //! keys = ["5f…"]
 //! # SHA-256 of packages' files, or of the objects in them (`vtl graft show`).
@@ -61,7 +63,7 @@ pub enum Revocation {
 
 /// 32 bytes, in hexadecimal digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Digest([u8; 32]);
+pub(crate) struct Digest(pub(crate) [u8; 32]);
 
 impl Serialize for Digest {
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
@@ -78,10 +80,20 @@ impl<'de> Deserialize<'de> for Digest {
     }
 }
 
+/// What is taken without an index that is not expired.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum IndexPolicy {
+    /// Nothing.
+    Require,
+}
+
 /// The file's content.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct List {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    index: Option<IndexPolicy>,
     keys: BTreeSet<Digest>,
     packages: BTreeSet<Digest>,
     minimum: BTreeMap<String, Version>,
@@ -115,6 +127,11 @@ impl Revocations {
     /// Why no package is taken, if the file cannot be used.
     pub fn unusable(&self) -> Option<&str> {
         self.unusable.as_deref()
+    }
+
+    /// Whether packages are taken only by an index that has not expired.
+    pub fn requires_index(&self) -> bool {
+        self.list.index.is_some()
     }
 
     /// Checks that a package is not revoked.

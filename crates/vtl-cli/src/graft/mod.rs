@@ -1,5 +1,6 @@
 //! `vtl graft`: the protocols in the pool and in the kernel, and a protocol developer's tools.
 
+mod index;
 mod package;
 pub(crate) mod project;
 mod stage;
@@ -82,6 +83,8 @@ pub(crate) enum GraftCommand {
     Sign(package::SignArgs),
     /// Copy a package to where others find it
     Publish(package::PublishArgs),
+    /// Say which packages are the newest, and which are revoked, where they are published
+    Index(index::IndexArgs),
     /// Copy a package from where others put it
     Pull(package::PullArgs),
 }
@@ -132,6 +135,7 @@ pub(crate) fn run(command: &GraftCommand, socket: &SocketArgs) -> anyhow::Result
         GraftCommand::Revoke(args) => package::revoke(args, socket)?,
         GraftCommand::Sign(args) => package::sign(args)?,
         GraftCommand::Publish(args) => package::publish(args)?,
+        GraftCommand::Index(args) => index::update(args)?,
         GraftCommand::Pull(args) => package::pull(args)?,
     }
     Ok(())

@@ -16,6 +16,7 @@ use vtl_pool::package::MAX_PACKAGE;
 use vtl_pool::revocations::{Revocation, Revocations};
 use vtl_pool::{Package, pool, read_bounded};
 
+use super::index;
 use super::project::Project;
 use crate::daemon::SocketArgs;
 use crate::registry::{self, Place};
@@ -72,7 +73,7 @@ pub(crate) struct SignArgs {
 
 /// Where packages are found.
 #[derive(Clone, Debug)]
-enum Shelf {
+pub(super) enum Shelf {
     Directory(PathBuf),
     Registry(Place),
 }
@@ -126,16 +127,15 @@ pub(crate) struct PullArgs {
     /// Where to write the package
     #[arg(long, value_name = "DIR", default_value = ".")]
     output: PathBuf,
-    /// The directory of the trusted keys, whose revocations hold here, too
+    /// The directory of the trusted keys, whose revocations hold here, too; the newest index that was seen is kept there
     #[arg(long, value_name = "DIR", default_value = KEYS)]
     keys: PathBuf,
 }
 
-/// `vtl graft revoke`
-pub(crate) fn revoke(args: &RevokeArgs, socket: &SocketArgs) -> anyhow::Result<()> {
-    let what = args.what.as_str();
+/// What a word revokes: a key's file or digits, a package's file, or NAME@VERSION.
+pub(super) fn revocation(what: &str) -> anyhow::Result<Revocation> {
     let path = Path::new(what);
-    let revocation = if let Some(key) = PublicKey::parse(what) {
+    Ok(if let Some(key) = PublicKey::parse(what) {
         Revocation::Key(key)
     } else if what.ends_with(".pub") {
         Revocation::Key(PublicKey::read(path)?)
@@ -147,8 +147,12 @@ pub(crate) fn revoke(args: &RevokeArgs, socket: &SocketArgs) -> anyhow::Result<(
             format!("which versions of {what}? {what}@1.2.3 revokes those before 1.2.3")
         })?;
         Revocation::Before(wanted.name, version)
-    };
-    let list = Revocations::add(&args.keys, revocation)?;
+    })
+}
+
+/// `vtl graft revoke`
+pub(crate) fn revoke(args: &RevokeArgs, socket: &SocketArgs) -> anyhow::Result<()> {
+    let list = Revocations::add(&args.keys, revocation(&args.what)?)?;
     // Asked for its grafts, the daemon reads the list.
     let told = socket.call::<Grafts>(&Request::GraftList).is_ok();
     let (list, suffix) = (
@@ -197,7 +201,7 @@ pub(crate) fn sign(args: &SignArgs) -> anyhow::Result<()> {
 }
 
 /// Reads a package, whoever signed it.
-fn read(path: &Path) -> anyhow::Result<(Vec<u8>, Package)> {
+pub(super) fn read(path: &Path) -> anyhow::Result<(Vec<u8>, Package)> {
     let bytes = read_bounded(path, MAX_PACKAGE)?;
     let package = Package::read(&bytes).with_context(|| path.display().to_string())?;
     Ok((bytes, package))
@@ -299,6 +303,9 @@ pub(crate) fn pull(args: &PullArgs) -> anyhow::Result<()> {
     }
     let trust = Trust::read(&args.keys)?;
     trust.revocations().check(&package.identity())?;
+    let as_newest = args.graft.version.is_none();
+    let place = (&args.from, args.plain_http);
+    index::check(place, &args.keys, &trust, &package, as_newest)?;
     let path = pool::store(&args.output, manifest, &bytes)?;
     eprintln!(
         "pulled: {}, signed with {}",

@@ -14,6 +14,8 @@ use anyhow::{Context, bail};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use ureq::http::{Method, StatusCode, header};
+use vtl_pool::index::{Index, MAX_INDEX};
+use vtl_pool::key::PublicKey;
 use vtl_pool::manifest::{Manifest, Version, Wanted};
 use vtl_pool::package::MAX_PACKAGE;
 
@@ -22,8 +24,26 @@ use self::login::Login;
 pub(crate) use self::url::Place;
 use crate::output::hex;
 
-const ARTIFACT: &str = "application/vnd.vtl.graft.v1";
-const LAYER: &str = "application/vnd.vtl.graft.package.v1+tar";
+/// What an artifact is.
+struct Kind {
+    artifact: &'static str,
+    layer: &'static str,
+    /// Bytes of the layer.
+    most: usize,
+}
+
+const PACKAGE: Kind = Kind {
+    artifact: "application/vnd.vtl.graft.v1",
+    layer: "application/vnd.vtl.graft.package.v1+tar",
+    most: MAX_PACKAGE,
+};
+const INDEX: Kind = Kind {
+    artifact: "application/vnd.vtl.index.v1",
+    layer: "application/vnd.vtl.index.v1+toml",
+    most: MAX_INDEX,
+};
+/// The repository of indexes, beside those of grafts. Each publisher's has a tag of its own.
+const INDEXES: &str = "vtl-index";
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 /// What stands for a configuration where there is none (OCI image specification).
 const EMPTY_TYPE: &str = "application/vnd.oci.empty.v1+json";
@@ -54,11 +74,16 @@ pub(crate) fn publish(
 ) -> anyhow::Result<String> {
     let repository = Repository::open(place, plain, &manifest.name)?;
     let tag = manifest.version.to_string();
-    let document = document(manifest, package);
+    let annotations = json!({
+        "org.opencontainers.image.title": manifest.name,
+        "org.opencontainers.image.version": tag,
+        "org.opencontainers.image.licenses": manifest.licence,
+    });
+    let document = document(&PACKAGE, &manifest.file_name(), package, &annotations);
     let published = format!("{}/{}:{tag}", place.registry, repository.name);
     match repository.document(&tag)? {
         // Others describe the same package in other words.
-        Some(there) if Layer::of(&there).is_ok_and(|l| l.digest == digest(package)) => {
+        Some(there) if Layer::of(&PACKAGE, &there).is_ok_and(|l| l.digest == digest(package)) => {
             return Ok(published);
         }
         Some(_) => bail!(
@@ -67,15 +92,44 @@ pub(crate) fn publish(
         ),
         None => {}
     }
-    repository.put_blob(EMPTY)?;
-    repository.put_blob(package)?;
-    let ask = Ask {
-        headers: &[(header::CONTENT_TYPE.as_str(), MANIFEST)],
-        body: &document,
-        ..repository.ask(Method::PUT, &format!("manifests/{tag}"), MAX_MANIFEST)
-    };
-    repository.registry.expect(&ask, StatusCode::CREATED)?;
+    repository.put(&tag, package, &document)?;
     Ok(published)
+}
+
+fn tag_of(signer: &PublicKey) -> String {
+    format!("key-{}", signer.short())
+}
+
+/// Stores an index in a registry, in place of the one before. Returns where, as [`publish`] does.
+///
+/// # Errors
+/// The registry refuses.
+pub(crate) fn publish_index(place: &Place, plain: bool, index: &Index) -> anyhow::Result<String> {
+    let repository = Repository::open(place, plain, INDEXES)?;
+    let tag = tag_of(&index.signer);
+    let annotations = json!({ "org.opencontainers.image.title": INDEXES });
+    let file = vtl_pool::index::file_name(&index.signer);
+    let document = document(&INDEX, &file, index.bytes(), &annotations);
+    repository.put(&tag, index.bytes(), &document)?;
+    Ok(format!("{}/{}:{tag}", place.registry, repository.name))
+}
+
+/// Fetches a publisher's index, if there is one: its bytes, unread.
+///
+/// # Errors
+/// The registry refuses, or what is there is not what it says.
+pub(crate) fn pull_index(
+    place: &Place,
+    plain: bool,
+    signer: &PublicKey,
+) -> anyhow::Result<Option<Vec<u8>>> {
+    let repository = Repository::open(place, plain, INDEXES)?;
+    let Some(document) = repository.document(&tag_of(signer))? else {
+        return Ok(None);
+    };
+    let layer = Layer::of(&INDEX, &document)
+        .with_context(|| format!("{INDEXES} in {place} is no index"))?;
+    repository.blob(&layer).map(Some)
 }
 
 /// Fetches a package, of the highest version unless one is wanted: its bytes, unread, and the
@@ -99,7 +153,7 @@ pub(crate) fn pull(
             .with_context(none)?,
     };
     let document = repository.document(&version.to_string())?;
-    let layer = Layer::of(&document.with_context(none)?)
+    let layer = Layer::of(&PACKAGE, &document.with_context(none)?)
         .with_context(|| format!("{wanted} in {place} is no graft package"))?;
     Ok((version, repository.blob(&layer)?))
 }
@@ -176,9 +230,22 @@ impl Repository {
         let ask = self.ask(Method::GET, &path, layer.size);
         let bytes = self.registry.expect(&ask, StatusCode::OK)?.body;
         if bytes.len() != layer.size || digest(&bytes) != layer.digest {
-            bail!("the package in {} is not what its digest says", self.name);
+            bail!("what is in {} is not what its digest says", self.name);
         }
         Ok(bytes)
+    }
+
+    /// Stores an artifact under a tag.
+    fn put(&self, tag: &str, layer: &[u8], document: &[u8]) -> anyhow::Result<()> {
+        self.put_blob(EMPTY)?;
+        self.put_blob(layer)?;
+        let ask = Ask {
+            headers: &[(header::CONTENT_TYPE.as_str(), MANIFEST)],
+            body: document,
+            ..self.ask(Method::PUT, &format!("manifests/{tag}"), MAX_MANIFEST)
+        };
+        self.registry.expect(&ask, StatusCode::CREATED)?;
+        Ok(())
     }
 
     /// Stores bytes unless they are there.
@@ -206,29 +273,25 @@ fn digest(bytes: &[u8]) -> String {
     format!("sha256:{}", hex(&Sha256::digest(bytes)))
 }
 
-/// The image manifest of a package: the same bytes for the same package.
-fn document(manifest: &Manifest, package: &[u8]) -> Vec<u8> {
+/// The image manifest of an artifact: the same bytes for the same content.
+fn document(kind: &Kind, file: &str, content: &[u8], annotations: &Value) -> Vec<u8> {
     let document = json!({
         "schemaVersion": 2,
         "mediaType": MANIFEST,
-        "artifactType": ARTIFACT,
+        "artifactType": kind.artifact,
         "config": { "mediaType": EMPTY_TYPE, "digest": digest(EMPTY), "size": EMPTY.len() },
         "layers": [{
-            "mediaType": LAYER,
-            "digest": digest(package),
-            "size": package.len(),
-            "annotations": { "org.opencontainers.image.title": manifest.file_name() },
+            "mediaType": kind.layer,
+            "digest": digest(content),
+            "size": content.len(),
+            "annotations": { "org.opencontainers.image.title": file },
         }],
-        "annotations": {
-            "org.opencontainers.image.title": manifest.name,
-            "org.opencontainers.image.version": manifest.version.to_string(),
-            "org.opencontainers.image.licenses": manifest.licence,
-        },
+        "annotations": annotations,
     });
     document.to_string().into_bytes()
 }
 
-/// Where a package is.
+/// Where an artifact's content is.
 #[derive(Debug, PartialEq, Eq)]
 struct Layer {
     digest: String,
@@ -237,27 +300,27 @@ struct Layer {
 
 impl Layer {
     /// The only layer of an image manifest.
-    fn of(document: &[u8]) -> anyhow::Result<Self> {
+    fn of(kind: &Kind, document: &[u8]) -> anyhow::Result<Self> {
         let document: Value = serde_json::from_slice(document)?;
-        if document["artifactType"] != ARTIFACT {
-            bail!("its type is not {ARTIFACT}");
+        if document["artifactType"] != kind.artifact {
+            bail!("its type is not {}", kind.artifact);
         }
         let layers = document["layers"].as_array().map_or(&[][..], Vec::as_slice);
         let [layer] = layers else {
             bail!("it has {} layers, not one", layers.len());
         };
-        if layer["mediaType"] != LAYER {
-            bail!("its layer's type is not {LAYER}");
+        if layer["mediaType"] != kind.layer {
+            bail!("its layer's type is not {}", kind.layer);
         }
         let size = layer["size"].as_u64().and_then(|n| usize::try_from(n).ok());
-        let size = size.filter(|n| (1..=MAX_PACKAGE).contains(n));
+        let size = size.filter(|n| (1..=kind.most).contains(n));
         let digest = layer["digest"].as_str().filter(|text| is_digest(text));
         match (digest, size) {
             (Some(digest), Some(size)) => Ok(Self {
                 digest: digest.to_owned(),
                 size,
             }),
-            _ => bail!("its layer has no SHA-256, or a size that no package has"),
+            _ => bail!("its layer has no SHA-256, or a size that it cannot have"),
         }
     }
 }
@@ -292,26 +355,23 @@ fn next_part(mut links: &str) -> Option<&str> {
 mod tests {
     use super::*;
 
-    fn manifest() -> Manifest {
-        let text = "name = \"mine\"\nversion = \"1.2.3\"\ngid = 40\nservices = []\nfunctions = []\n\
-                    wire = 2\ninterface = 1\nsummary = \"\"\nlicence = \"GPL-2.0-only\"\nauthor = \"\"\n";
-        Manifest::parse(text).unwrap()
+    fn honest() -> Vec<u8> {
+        document(&PACKAGE, "mine-1.2.3.vtlg", b"package", &json!({}))
     }
 
     #[test]
     fn document__names_its_layer() {
-        let document = document(&manifest(), b"package");
-        let layer = Layer::of(&document).unwrap();
+        let layer = Layer::of(&PACKAGE, &honest()).unwrap();
         assert_eq!((layer.digest, layer.size), (digest(b"package"), 7));
     }
 
     #[test]
     fn layer__of_what_is_no_package() {
-        let honest: Value = serde_json::from_slice(&document(&manifest(), b"package")).unwrap();
+        let honest: Value = serde_json::from_slice(&honest()).unwrap();
         let why = |change: &dyn Fn(&mut Value)| {
             let mut document = honest.clone();
             change(&mut document);
-            Layer::of(document.to_string().as_bytes())
+            Layer::of(&PACKAGE, document.to_string().as_bytes())
                 .unwrap_err()
                 .to_string()
         };
@@ -331,7 +391,12 @@ mod tests {
         for digest in ["", "sha256:", "sha512:00", "sha256:../../../etc/passwd"] {
             why(&|d| d["layers"][0]["digest"] = digest.into());
         }
-        assert!(Layer::of(b"").is_err() && Layer::of(b"[]").is_err());
+        let of = |document: &[u8]| Layer::of(&PACKAGE, document);
+        assert!(of(b"").is_err() && of(b"[]").is_err());
+        assert!(
+            Layer::of(&INDEX, &self::honest()).is_err(),
+            "a package is no index"
+        );
     }
 
     #[test]
