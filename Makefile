@@ -10,14 +10,9 @@ PROFILE = --release
 BINS    = vtl vtld
 LIBVTL  = libvtl.so.0
 C_FILES = $(shell git ls-files -co --exclude-standard 'bpf/*.c' 'bpf/*.h' 'include/*.h' 'crates/vtl-c/*.c' 'examples/*.c' 'tests/*.c' 'tests/*.h')
-# Tests of vtl-sim that `make test` runs under AddressSanitizer: some ten seconds of them.
-SANITIZED = congestion controls frames listener receiver sender robustness grafts
 # What tests leave out, and why: a line each.
 SKIPPED = $(abspath $(TARGET))/skipped
 list_skipped = status=$$?; [ ! -s $(SKIPPED) ] || { echo; echo 'skipped:'; sort -u $(SKIPPED) | sed 's/^/  /'; }; exit $$status
-
-sanitized = ASAN_OPTIONS=detect_leaks=0 RUSTFLAGS=-Zsanitizer=address RUSTC_BOOTSTRAP=1 $(CARGO) test --release --locked --quiet \
- -p vtl-sim --target-dir $(TARGET)/sanitize --target "$$(rustc --version --verbose | sed -n 's/^host: //p')"
 
 .DEFAULT_GOAL := help
 .PHONY: help preflight setup build demo bench bench-full check test fuzz sanitize miri soak check-systems lint clippy fmt wheel install uninstall clean
@@ -57,7 +52,6 @@ test: preflight lint build ## All of that and the end-to-end tests, some half an
 	@rm -f $(SKIPPED); export VTL_SKIPPED=$(SKIPPED) RUST_BACKTRACE=0; \
 	 $(CARGO) test --release --workspace --exclude vtl-e2e --locked --quiet && \
 	 scripts/check-headers.sh && \
-	 $(sanitized) $(SANITIZED:%=--test %) && \
 	 scripts/fuzz.sh 20 && \
 	 $(CARGO) test --release --workspace --locked --test e2e -- --test-threads=2; $(list_skipped)
 
@@ -66,7 +60,8 @@ fuzz: setup ## Coverage-guided fuzzing of all that strangers reach, 20 s for eac
 
 # UndefinedBehaviorSanitizer is in that code in every test (crates/vtl-sim/build.rs). Tests leak names. ARGS='--test grafts' for some.
 sanitize: setup ## The grafts' code, natively and under AddressSanitizer, through all tests of vtl-sim
-	$(sanitized) $(ARGS)
+	ASAN_OPTIONS=detect_leaks=0 RUSTFLAGS=-Zsanitizer=address RUSTC_BOOTSTRAP=1 $(CARGO) test --release --locked --quiet \
+	 -p vtl-sim --target-dir $(TARGET)/sanitize --target "$$(rustc --version --verbose | sed -n 's/^host: //p')" $(ARGS)
 
 miri: setup ## The unsafe code of the rings under Miri (installs a nightly toolchain by rustup if there is none)
 	@rustup component list --toolchain nightly --installed 2>/dev/null | grep -q ^miri || \

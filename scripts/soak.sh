@@ -133,12 +133,13 @@ during seeds 500 seeds
 during properties 300 properties
 once changes 300 FAILED test_of vtl-sim --test results -- --ignored results__of_thousands_of_changes
 during fuzz 1 fuzz
+once sanitize 400 FAILED make sanitize
 during accidents 700 accidents
 once fallback 330 FAILED e2e outage::path_that_drops_vtl__a_hundred_times
 once moves 400 FAILED e2e flows::moves__a_thousand
 once restarts 120 FAILED e2e restart::take_over__a_hundred_times_under_two_hundred_flows
 once restart-idle 40 FAILED e2e restart::take_over__of_ten_thousand_idle_flows
-once systemd 60 FAILED e2e restart::restart__by_systemd
+once systemd 120 FAILED e2e systemd::restart__by_systemd
 once load 300 FAILED e2e load::load__two_thousand_a_second_for_a_minute
 once idle 60 FAILED e2e many::sessions__ten_thousand_idle_ones_and_their_application_dies
 for carrier in sctp mptcp graft:cubic graft:newreno graft:hybla; do
