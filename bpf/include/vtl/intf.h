@@ -320,8 +320,8 @@ struct vtl_session {
     __u32 echoed;    /* root, `keyed`: behind the highest `echo_xid` of the peer's ACK */
     struct vtl_tag_key tag_in, tag_out; /* vtld, before `keyed` */
     /* vtld the IP header (addresses, protocol, hop limit), root the Ethernet header: taken from
-     * the latest authentic packet, of a session with keys the latest that is no repetition, with the
-     * addresses exchanged */
+     * the latest authentic packet, of a session with keys the latest that is no repetition, with
+     * the addresses exchanged */
     __u8 headers[VTL_HEADROOM] __attribute__((aligned(8)));
     __be16 port;   /* the peer's UDP port, 0: packets go without UDP. Who leads: vtld, and root if a
                     * NAT changes the port; the other side: root, from the latest authentic packet */
