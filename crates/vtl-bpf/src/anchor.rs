@@ -13,6 +13,8 @@ use std::{
 
 use nix::sys::socket::{self, MsgFlags, NetlinkAddr};
 
+use vtl_proto::intf;
+
 use crate::{
     Error, Result,
     link::{self, Hook},
@@ -24,6 +26,10 @@ pub(crate) enum Anchor {
     Own { _link: OwnedFd, _namespace: File },
     /// At a device that was made for it.
     Given { room: Arc<Room>, device: String },
+}
+
+fn device_of(shard: u32) -> String {
+    format!("vtl{shard}")
 }
 
 fn failed(source: io::Error) -> Error {
@@ -55,9 +61,7 @@ impl Anchor {
 
     /// Attaches the program of a shard in a namespace that is there.
     pub(crate) fn in_room(room: &Arc<Room>, program: BorrowedFd<'_>, shard: u32) -> Result<Self> {
-        let device = format!("vtl{shard}");
-        // Left by a process that was killed.
-        let _ = room.remove(&device);
+        let device = device_of(shard);
         room.add(&device).map_err(failed)?;
         let anchor = Self::Given {
             room: Arc::clone(room),
@@ -89,9 +93,14 @@ const IFLA_XDP_FLAGS: u16 = 3;
 const NESTED: u16 = libc::NLA_F_NESTED as u16;
 
 impl Room {
-    /// The namespace that a socket was opened in. No other one may use it.
+    /// The namespace that a socket was opened in. No other one may use it. What a process has left there that was
+    /// killed goes: programs, and their maps with them.
     pub fn new(socket: OwnedFd) -> Self {
-        Self(Mutex::new(socket))
+        let room = Self(Mutex::new(socket));
+        for shard in 0..intf::VTL_MAX_SHARDS {
+            let _ = room.remove(&device_of(shard));
+        }
+        room
     }
 
     /// Makes a device: a veth, which every distribution's kernel has.
@@ -131,11 +140,14 @@ impl Room {
         let length = message.len() as u32;
         message[..4].copy_from_slice(&length.to_ne_bytes());
         let socket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut answer = [0; 1024];
+        let mut receive = || socket::recv(socket.as_raw_fd(), &mut answer, MsgFlags::MSG_DONTWAIT);
+        // Answers to a process that was killed before it read them.
+        while receive().is_ok() {}
         let kernel = NetlinkAddr::new(0, 0);
         socket::sendto(socket.as_raw_fd(), &message, &kernel, MsgFlags::empty())?;
         // It is done, and the answer there.
-        let mut answer = [0; 1024];
-        let length = socket::recv(socket.as_raw_fd(), &mut answer, MsgFlags::MSG_DONTWAIT)?;
+        let length = receive()?;
         errno(&answer[..length])
     }
 }
@@ -217,7 +229,11 @@ mod tests {
             assert_eq!(["vtl0", "vtl1"].map(is_used), [None, Some(true)]);
             // Of a process that was killed.
             std::mem::forget(second);
-            let again = attach(1);
+            let socket = room.0.lock().unwrap().try_clone().unwrap();
+            let room = Arc::new(Room::new(socket));
+            assert_eq!(is_used("vtl1"), None);
+            let program = plane.shards()[1].program().unwrap();
+            let again = Anchor::in_room(&room, program.as_fd(), 1).unwrap();
             assert_eq!(is_used("vtl1"), Some(true));
             drop(again);
             assert_eq!(is_used("vtl1"), None);

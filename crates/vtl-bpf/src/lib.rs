@@ -18,7 +18,8 @@
 //! - [`trial`]: a session whose programs run on single frames, to test and to time them;
 //! - [`tunnel`]: packets that the caller carries, instead of an interface.
 //!
-//! Nothing is pinned: when the process ends, however it ends, the kernel removes everything.
+//! Nothing is pinned: when the process ends, however it ends, the kernel removes everything, but for what is attached in
+//! a namespace of the service manager's ([`anchor`]).
 
 pub mod admit;
 pub mod anchor;

@@ -2,7 +2,7 @@
 //! `revoked.toml`, beside the keys:
 //!
 //! ```toml
-//! # `vtl graft pull` takes nothing without a fresh index; without this line it warns.
+//! # `vtl graft pull` takes nothing without a fresh index; without this line it warns where one is missing that was there.
 //! index = "require"
 //! # Public keys, as in their files.
 //! keys = ["5f…"]

@@ -227,9 +227,12 @@ fn drop_privileges() -> Result<(), caps::errors::CapsError> {
         Capability::CAP_SYS_RESOURCE,     // (as many descriptors as flows need)
         Capability::CAP_CHOWN,            // (the socket's group)
     ];
-    for capability in caps::all() {
-        if !needed.contains(&capability) && caps::has_cap(None, CapSet::Bounding, capability)? {
-            caps::drop(None, CapSet::Bounding, capability)?;
+    // Who is not root cannot, and gets nothing out of that set.
+    if caps::has_cap(None, CapSet::Effective, Capability::CAP_SETPCAP)? {
+        for capability in caps::all() {
+            if !needed.contains(&capability) && caps::has_cap(None, CapSet::Bounding, capability)? {
+                caps::drop(None, CapSet::Bounding, capability)?;
+            }
         }
     }
     // A container may have been given less; what that means shows when it is missed.

@@ -8,9 +8,10 @@ use super::{World, memory_kib, process_of_carriers};
 
 /// Of a daemon and its processes of carriers.
 pub(crate) struct Cost {
+    pids: Vec<u32>,
     /// Resident, KiB.
     kib: u64,
-    /// Since they began; what ended processes took is left out.
+    /// Since they began.
     processor: Duration,
 }
 
@@ -24,13 +25,16 @@ impl World {
         Cost {
             kib: all.iter().map(|pid| memory_kib(*pid)).sum(),
             processor: all.iter().map(|pid| processor_time(*pid)).sum(),
+            pids: all,
         }
     }
 
-    /// What has happened since has cost at most so many KiB, and so many seconds of processor time.
+    /// What has happened since has cost at most so many KiB, and so many seconds of processor time, and no process.
     #[track_caller]
     pub(crate) fn assert_cost(&mut self, host: Host, before: &Cost, kib: u64, seconds: f64) {
         let now = self.cost(host);
+        let is_there = |pid| now.pids.contains(pid);
+        assert!(before.pids.iter().all(is_there), "a process has ended");
         let grown = now.kib.saturating_sub(before.kib);
         let took = now.processor.saturating_sub(before.processor).as_secs_f64();
         println!("cost: {grown} KiB of {kib}, {took:.2} s of {seconds}");

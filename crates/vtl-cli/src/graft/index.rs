@@ -130,7 +130,9 @@ pub(crate) fn check(
         Ok(())
     };
     let publisher = signer.short();
-    let (shown, lack) = match fetch(place, plain, signer) {
+    let fetched = fetch(place, plain, signer);
+    let is_unknown = fetched.is_err();
+    let (shown, lack) = match fetched {
         Ok(shown) => (shown, format!("there is no index of {publisher}")),
         // Registries do not like to say that there is none.
         Err(error) => (
@@ -143,7 +145,10 @@ pub(crate) fn check(
     let kept = Index::kept(keys, signer)?;
     let before = kept.as_ref().map(Index::serial);
     let Some(index) = Index::advance(shown, kept)? else {
-        return if is_required { complain(lack) } else { Ok(()) };
+        return match is_required || is_unknown {
+            true => complain(lack),
+            false => Ok(()),
+        };
     };
     if !is_shown {
         complain(format!(

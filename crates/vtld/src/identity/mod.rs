@@ -241,6 +241,12 @@ impl Identity {
         let Some(shown) = shown.filter(|_| all.policy == Policy::Ca) else {
             return self.judge_known(&all, opener, peer, shown);
         };
+        // What the operator says of this very host, where it may be and what it reaches, no certificate widens.
+        let is_its = |known: &Peer| known.key == shown;
+        let is_limited = |known: &Peer| is_its(known) && known.reach.is_some();
+        if all.listed().any(is_its) || all.peers.iter().any(is_limited) {
+            return self.judge_known(&all, opener, peer, Some(shown));
+        }
         let certified = self.certified(&all, (opener, peer), shown, certificate, now);
         // The operator's own word on this very address counts more.
         let mut here = all.listed().filter(|known| known.is_pinned(peer));

@@ -436,6 +436,25 @@ fn judge__certified_hosts() {
     assert_eq!(rows.authorities[0].name, "fleet");
 }
 
+/// What the operator says of a very host holds, whatever its certificate says.
+#[test]
+fn judge__a_listed_host_with_a_certificate() {
+    let web = key();
+    let listed = format!(
+        "[[peer]]\nname = \"web\"\nkey = \"{web}\"\naddresses = [\"192.0.2.0/24\"]\nreach = 22"
+    );
+    let fleet = Fleet::new(&listed);
+    let certificate = fleet.sign("web", web, &[]);
+    for shown in [&certificate[..], b""] {
+        let standing = fleet.judge(Side::Peer, "192.0.2.7", web, shown);
+        let standing = standing.expect("listed");
+        assert_eq!(standing.out_of_reach(22), None);
+        assert!(standing.out_of_reach(443).is_some());
+        let elsewhere = fleet.judge(Side::Peer, "203.0.113.9", web, shown);
+        assert!(elsewhere.is_err(), "{elsewhere:?}");
+    }
+}
+
 #[test]
 fn judge__certificates_that_are_worth_nothing() {
     let (listed, revoked) = (key(), key());
