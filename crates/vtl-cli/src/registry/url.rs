@@ -1,6 +1,7 @@
 //! Addresses: of a place in a registry, as users write it, and those that a registry answers with.
 
 use std::fmt;
+use std::net::Ipv6Addr;
 use std::str::FromStr;
 
 /// The longest address that a registry may name, bytes.
@@ -107,10 +108,19 @@ impl fmt::Display for Url {
     }
 }
 
-/// A host and perhaps a port; no user's name.
+/// A host and perhaps a port; no user's name (RFC 3986, section 3.2).
 fn is_authority(text: &str) -> bool {
-    let good = |b: u8| b.is_ascii_alphanumeric() || b".-:[]".contains(&b);
-    !text.is_empty() && !text.starts_with(':') && text.bytes().all(good)
+    let good = |b: u8| b.is_ascii_alphanumeric() || b".-".contains(&b);
+    let (is_host, port) = match text.strip_prefix('[').map(|rest| rest.split_once(']')) {
+        Some(Some((address, rest))) => (address.parse::<Ipv6Addr>().is_ok(), rest),
+        Some(None) => return false,
+        None => {
+            let (host, port) = text.split_at(text.find(':').unwrap_or(text.len()));
+            (!host.is_empty() && host.bytes().all(good), port)
+        }
+    };
+    let is_port = |digits: &str| digits.parse::<u16>().is_ok() && !digits.starts_with('+');
+    is_host && (port.is_empty() || port.strip_prefix(':').is_some_and(is_port))
 }
 
 /// A parameter's value as it may stand in an address.
@@ -225,6 +235,13 @@ mod tests {
             "https://user@a/",
             "https://a /",
             "https://a/\r\nX: y",
+            "https://a:443:443/",
+            "https://a:+443/",
+            "https://a:65536/",
+            "https://[::1/",
+            "https://[::1]443/",
+            "https://[0:::::443:443/",
+            "https://a]/",
         ] {
             assert_eq!(Url::parse(wrong), None, "{wrong}");
         }
