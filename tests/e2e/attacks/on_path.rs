@@ -242,19 +242,17 @@ fn tampered__is_an_error_or_nothing() {
                     ..link(tamper)
                 })
                 .expect("set");
-            for _ in 0..2 {
-                let mut download = world.start_download_run(&run, server, "f");
-                if download.process.wait().success() {
-                    download.check();
-                    arrived += 1;
-                } else {
-                    download.broke();
-                }
+            let mut download = world.start_download_run(&run, server, "f");
+            if download.process.wait().success() {
+                download.check();
+                arrived += 1;
+            } else {
+                download.broke();
             }
         }
         let tampered = world.testbed.stats().expect("an emulator").down.tampered;
-        println!("{carrier}: {arrived} of 4 have arrived, {tampered} packets were changed so far");
-        assert!(tampered > 10 * (1 + i as u64));
+        println!("{carrier}: {arrived} of 2 have arrived, {tampered} packets were changed so far");
+        assert!(tampered > 5 * (1 + i as u64));
         world.testbed.set(&link(0.0)).expect("set");
         until("it arrives again", || {
             let mut download = world.start_download_run(&run, server, "f");
