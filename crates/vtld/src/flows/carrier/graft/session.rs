@@ -217,7 +217,8 @@ impl Session {
             CarrierPath {
                 rtt_ms: entry.srtt().as_secs_f64() * 1e3,
                 sent: entry.sent(),
-                lost: transmitted.wrapping_sub(meter.arrived).into(),
+                // More arrive than were sent where the network makes copies.
+                lost: (transmitted.wrapping_sub(meter.arrived) as i32).max(0) as u64,
                 refused: None,
             }
         })
