@@ -53,7 +53,7 @@ impl Meddler {
                     && is_vtl(&buffer[..length])
                 {
                     number += 1;
-                    followed += u64::from(buffer[..6] == NOBODY);
+                    followed += u64::from(buffer[..6] == NOBODY && !is_ack(&buffer));
                     let (mut frame, to_sender) = variation(&buffer[..length], number);
                     frame[6..12].copy_from_slice(&NOBODY);
                     held.push_back((Instant::now() + BEHIND, frame, to_sender));
@@ -124,6 +124,11 @@ fn is_vtl(frame: &[u8]) -> bool {
         && frame
             .get(ETHERNET + 9)
             .is_some_and(|p| protocols.contains(p))
+}
+
+/// Whether a packet is an acknowledgement, if it is a session's: each copy is answered where it came from.
+fn is_ack(frame: &[u8]) -> bool {
+    u32::from(frame[ETHERNET + 20] & 15) == intf::VTL_ACK
 }
 
 /// What becomes of a packet, and whether it goes back to who has sent it.
