@@ -67,8 +67,8 @@ struct vtl_hdr {
     __u8 flags;
     __be16 gid;   /* the graft that made the packet and that must process it */
     __be32 sid;   /* the session's index at the receiver, which handed it out; NEGO: see there */
-    __be64 token; /* the receiver's random guard of that session; NEGO: see there. Sessions with
-                   * keys, which this version does not have: the header's tag */
+    __be64 token; /* the receiver's random guard of that session; NEGO: see there. In sessions
+                   * with keys the header's tag stands here */
     __le32 csum;  /* see vtl_csum: over everything from version_type to the end */
     __be16 len;   /* bytes that follow this packet type's own header, without padding */
     __be16 aux;   /* see below; else 0 */

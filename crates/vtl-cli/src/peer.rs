@@ -141,17 +141,16 @@ pub(crate) fn run(command: &PeerCommand, socket: &SocketArgs) -> anyhow::Result<
                 addresses: addresses.clone(),
                 reach: Some(reach.clone()).filter(|reach| !reach.is_empty()),
             }))?;
+            if reach.is_empty() {
+                return Ok(());
+            }
             // A daemon of a version before takes the request, and leaves that out.
             let all = daemon::ask(&socket.socket, Client::peers)?;
-            let is_it = |peer: &&vtl_control::Peer| peer.known.name == *name;
-            let has_reach = all
-                .peers
-                .iter()
-                .find(is_it)
-                .is_some_and(|it| it.known.reach.is_some());
+            let has_reach =
+                |peer: &vtl_control::Peer| peer.known.name == *name && peer.known.reach.is_some();
             ensure!(
-                reach.is_empty() || has_reach,
-                "{name} is trusted, for every port: vtld is of a version that knows no --reach; restart it and say this again"
+                all.peers.iter().any(has_reach),
+                "{name} is trusted, without --reach: vtld is of a version that does not know that; restart it and say this again"
             );
         }
         PeerCommand::Forget { name } => {

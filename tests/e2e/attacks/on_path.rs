@@ -3,7 +3,7 @@
 use std::{
     collections::VecDeque,
     io,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    os::fd::{AsRawFd, OwnedFd},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -16,7 +16,7 @@ use nix::sys::socket::{MsgFlags, recv, send, setsockopt, sockopt};
 use vtl_proto::intf;
 use vtl_testbed::{Host, Link};
 
-use crate::harness::{World, until};
+use crate::harness::{World, packet_socket, until};
 
 const SIZE: usize = 4 << 20;
 const ETHERNET: usize = 14;
@@ -79,18 +79,14 @@ impl Meddler {
     }
 }
 
+/// What others say at an interface, and not what the emulator, and this one, say there.
 fn on_interface(name: &str) -> OwnedFd {
-    // SAFETY: a plain system call.
-    let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW, 0) };
-    assert!(fd >= 0, "{}", io::Error::last_os_error());
-    // SAFETY: a new descriptor that nobody else owns.
-    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-    // Not what the emulator, and this one, say there.
+    let socket = packet_socket(name, libc::SOCK_RAW);
     let ignore = 1_i32;
     // SAFETY: an option of this length.
     let set = unsafe {
         libc::setsockopt(
-            fd,
+            socket.as_raw_fd(),
             libc::SOL_PACKET,
             PACKET_IGNORE_OUTGOING,
             (&raw const ignore).cast(),
@@ -98,22 +94,6 @@ fn on_interface(name: &str) -> OwnedFd {
         )
     };
     assert_eq!(set, 0, "{}", io::Error::last_os_error());
-    let interface = nix::net::if_::if_nametoindex(name).expect("the link's end");
-    let address = libc::sockaddr_ll {
-        sll_family: libc::AF_PACKET as u16,
-        sll_protocol: (libc::ETH_P_ALL as u16).to_be(),
-        sll_ifindex: interface as i32,
-        sll_hatype: 0,
-        sll_pkttype: 0,
-        sll_halen: 0,
-        sll_addr: [0; 8],
-    };
-    // SAFETY: an address of its own length.
-    let bound = unsafe {
-        let length = size_of_val(&address) as libc::socklen_t;
-        libc::bind(fd, (&raw const address).cast(), length)
-    };
-    assert_eq!(bound, 0, "{}", io::Error::last_os_error());
     socket
 }
 

@@ -29,34 +29,7 @@ pub(crate) struct Wire {
 impl Wire {
     /// Hears what `part` says of each IP packet.
     pub(crate) fn tap(world: &World, host: Host, part: fn(&[u8]) -> &[u8]) -> Self {
-        let open = || {
-            let all = i32::from((libc::ETH_P_ALL as u16).to_be());
-            // SAFETY: a plain system call.
-            let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_DGRAM, all) };
-            assert!(fd >= 0, "{}", io::Error::last_os_error());
-            // SAFETY: a new descriptor that nobody else owns.
-            let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-            let link = nix::net::if_::if_nametoindex("eth0").expect("the link's end");
-            let address = libc::sockaddr_ll {
-                sll_family: libc::AF_PACKET as u16,
-                sll_protocol: (libc::ETH_P_ALL as u16).to_be(),
-                sll_ifindex: link as i32,
-                sll_hatype: 0,
-                sll_pkttype: 0,
-                sll_halen: 0,
-                sll_addr: [0; 8],
-            };
-            // SAFETY: an address of its own length.
-            let bound = unsafe {
-                libc::bind(
-                    fd,
-                    (&raw const address).cast(),
-                    size_of_val(&address) as libc::socklen_t,
-                )
-            };
-            assert_eq!(bound, 0, "{}", io::Error::last_os_error());
-            socket
-        };
+        let open = || packet_socket("eth0", libc::SOCK_DGRAM);
         let socket = world.testbed.in_netns(host, open);
         let socket = socket.expect("a namespace");
         setsockopt(&socket, sockopt::RcvBufForce, &(64 << 20)).expect("root");
@@ -83,6 +56,33 @@ impl Wire {
         self.is_over.store(true, Relaxed);
         self.thread.join().expect("it ends")
     }
+}
+
+/// A socket for all packets of an interface in this thread's namespace: with their Ethernet headers (`SOCK_RAW`) or without
+/// (`SOCK_DGRAM`).
+pub(crate) fn packet_socket(interface: &str, kind: i32) -> OwnedFd {
+    // SAFETY: a plain system call.
+    let fd = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
+    assert!(fd >= 0, "{}", io::Error::last_os_error());
+    // SAFETY: a new descriptor that nobody else owns.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    let index = nix::net::if_::if_nametoindex(interface).expect("the link's end");
+    let address = libc::sockaddr_ll {
+        sll_family: libc::AF_PACKET as u16,
+        sll_protocol: (libc::ETH_P_ALL as u16).to_be(),
+        sll_ifindex: index as i32,
+        sll_hatype: 0,
+        sll_pkttype: 0,
+        sll_halen: 0,
+        sll_addr: [0; 8],
+    };
+    // SAFETY: an address of its own length.
+    let bound = unsafe {
+        let length = size_of_val(&address) as libc::socklen_t;
+        libc::bind(fd, (&raw const address).cast(), length)
+    };
+    assert_eq!(bound, 0, "{}", io::Error::last_os_error());
+    socket
 }
 
 /// The payload of an IP packet, and its protocol.
