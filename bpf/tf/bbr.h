@@ -278,9 +278,11 @@ VTL_INLINE void vtl_bbr_longer(struct vtl_bbr *b, struct vtl_bbr_ack *a, int con
     if (b->mode != VTL_BBR_PROBE_BW || b->phase < VTL_BBR_EMPTY || b->competing)
         return;
     __u32 spent = b->rounds - b->phase_round;
-    if (congested || a->app_limited || !vtl_bbr_same(b))
+    if (congested || (b->phase == VTL_BBR_TRY && a->app_limited) || !vtl_bbr_same(b))
         b->from_us = 0;
-    if (b->phase == VTL_BBR_EMPTY && spent == VTL_BBR_LESS && b->from_us) {
+    /* Half as much again would not show where the application keeps only a little in flight. */
+    int is_window_limited = 4 * a->in_flight >= 3 * vtl_bbr_bdp(b, b->bw, 256);
+    if (b->phase == VTL_BBR_EMPTY && spent == VTL_BBR_LESS && b->from_us && is_window_limited) {
         b->most = a->in_flight + a->in_flight / 2;
         vtl_bbr_enter(b, a, VTL_BBR_TRY);
     } else if (b->phase == VTL_BBR_TRY && spent == VTL_BBR_MORE) {
@@ -428,12 +430,14 @@ VTL_GLOBAL int vtl_bbr_round(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
         vtl_bbr_anew(b);
     vtl_bbr_longer(b, a, marked || lost > usual);
     b->round_min_us = ~0u;
-    if (b->mode != VTL_BBR_STARTUP || a->app_limited || !b->bw)
+    if (b->mode != VTL_BBR_STARTUP || !b->bw)
         return 0;
+    /* Growth counts in any round; a round that the application limited is no sign of a full path.
+     */
     if (b->bw * 4 >= b->full_bw * 5) {
         b->full_bw = b->bw;
         b->full_count = 0;
-    } else if (++b->full_count >= (b->queued ? 2 : 3)) {
+    } else if (!a->app_limited && ++b->full_count >= (b->queued ? 2 : 3)) {
         vtl_bbr_drain(b);
     }
     return 0;

@@ -25,9 +25,10 @@ use vtl_proto::frame::{self, CarrierId, FlowId, Frame, FrameError, ResetCode, Ru
 use crate::flow::{Chunk, Flow, Loses, Path, Violation};
 use early::{EarlyChunk, EarlyFlows};
 
-/// Bytes that each flow holds for an application that has not read yet: its share of these, but at least so
-/// many.
+/// Bytes that each flow holds for an application that has not read yet: its share of these, but at most and at
+/// least so many.
 const FIRST_WINDOWS: u64 = 32 << 20;
+const FIRST_WINDOW: u64 = 8 << 20;
 const LEAST_WINDOW: u64 = 256 << 10;
 /// Flows whose rejection waits for room in a carrier. A peer that takes no answers gets no more of them.
 const MAX_REJECTS: usize = 1024;
@@ -175,7 +176,7 @@ impl Association {
     pub fn open(&mut self, id: FlowId) {
         // A single flow's start is limited by its path, a thousandth one's by what all may take.
         let share = FIRST_WINDOWS / (self.flows.len() as u64 + 1);
-        let mut entry = Entry::new(share.max(LEAST_WINDOW), self.window);
+        let mut entry = Entry::new(share.clamp(LEAST_WINDOW, FIRST_WINDOW), self.window);
         if id.requires_carrier() {
             entry.flow.send.set_requires_carrier();
         }

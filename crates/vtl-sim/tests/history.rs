@@ -95,3 +95,29 @@ fn history__of_a_longer_path_leaves_no_queue() {
         assert!(rate > 0.99, "{rate:.3} of the rate");
     }
 }
+
+/// Mbit/s of a transfer whose rings limit it, over 30 s on the last of `paths`, each of which lasts 10 s before.
+fn window_limited_rate(paths: &[Link], slots: u32) -> f64 {
+    let mut contest = Contest::new(paths[0].clone(), vec![Flow::endless(Kind::Vtl)], 0);
+    let changes = paths.iter().zip(0..).skip(1);
+    contest.slots = slots;
+    contest.changes = changes.map(|(p, n)| (n * 10_000 * MS, p.clone())).collect();
+    contest.measure_from = (paths.len() as u64 - 1) * 10_000 * MS;
+    contest.until = contest.measure_from + 30_000 * MS;
+    contest.run().rates[0] / 1e6
+}
+
+#[test]
+#[cfg_attr(
+    debug_assertions,
+    ignore = "takes long: `make test` runs it, optimised"
+)]
+fn history__where_rings_limit_a_longer_path_is_followed() {
+    for (loss, slots) in [(0.5, 8192), (0.5, 4096), (0.0, 4096), (2.0, 8192)] {
+        let paths = [50.0, 300.0, 500.0].map(|rtt| link(rtt, 100.0, loss, 500));
+        let rate = window_limited_rate(&paths, slots);
+        let fresh = window_limited_rate(&paths[2..], slots);
+        println!("{loss} %, {slots} slots: {rate:.1} Mbit/s, fresh {fresh:.1}");
+        assert!(rate >= 0.9 * fresh);
+    }
+}

@@ -42,8 +42,9 @@ use crate::{
     identity::{Refused, Standing},
 };
 
-/// Bytes of one flow that are held for an application that does not read: what 100 Mbit/s carry in 650 ms.
-const WINDOW: u64 = 8 << 20;
+/// Receive window of a flow, at most, bytes. Delivery in order takes two bandwidth-delay products where packets get
+/// lost: this is 100 Mbit/s with a round trip of a second, and what a ring of 16,384 slots holds.
+const WINDOW: u64 = 24 << 20;
 /// Carriers at a time.
 const MOST_CARRIERS: usize = 16;
 /// Control frames that a carrier is given at a time, bytes.
