@@ -7,7 +7,8 @@
  * and RFC 8985, 3.3 for the idea), and shrinks again while it reports none. Nor is it lost while
  * packets arrive, now and then, that were overtaken by as many others (`late`). However far both
  * have grown, one that was overtaken at all is lost after two round-trip times: RFC 8985, 6.2,
- * never waits longer.
+ * never waits longer. At the end of a burst, where no more packets follow, one overtaker is enough
+ * unless packets have come late: RFC 5827.
  */
 #ifndef VTL_TF_LOSS_H
 #define VTL_TF_LOSS_H
@@ -28,14 +29,16 @@ VTL_INLINE void vtl_loss_undo(struct vtl_session *s, __u32 packets) {
 }
 
 /* Was the latest transmission of seq overtaken? Gives it up if so. Returns false when later
- * packets that were sent once only need no look. */
-VTL_GLOBAL int vtl_loss_check(struct vtl_session *s, __u64 now, __u64 seq) {
+ * packets that were sent once only need no look. `end_xid`: as vtl_loss_end says it. */
+VTL_GLOBAL int vtl_loss_check(struct vtl_session *s, __u64 now, __u64 seq, __u32 end_xid) {
     struct vtl_sent *sent = s ? vtl_env_sent(s, seq) : 0;
     if (!sent)
         return 0;
     struct vtl_tx *tx = &s->tx;
-    __s32 overtaken = tx->acked_xid - VTL_LOAD(sent->xid);
-    if (overtaken < vtl_overtakers(tx) &&
+    __u32 xid = VTL_LOAD(sent->xid);
+    __s32 overtaken = tx->acked_xid - xid;
+    int is_early = end_xid && (__s32)(end_xid - xid) > 0;
+    if (!is_early && overtaken < vtl_overtakers(tx) &&
         (overtaken <= 0 || now - sent->sent_ns < 2 * VTL_NS_PER_US * tx->srtt_us))
         return 0;
     __u64 mask = 1ull << (seq % 64);
@@ -45,6 +48,16 @@ VTL_GLOBAL int vtl_loss_check(struct vtl_session *s, __u64 now, __u64 seq) {
     tx->lost_total++;
     __sync_fetch_and_add(&tx->lost_pending, 1);
     return 1;
+}
+
+/* Early retransmit (RFC 5827): where the last packet that was ever sent has arrived, no new one can
+ * overtake those still missing, so one overtaker is enough unless packets have come late. Returns
+ * its xid, or 0. */
+VTL_INLINE __u32 vtl_loss_end(const struct vtl_ackd *a) {
+    const struct vtl_tx *tx = &a->s->tx;
+    __u32 xid = vtl_swap32(a->hdr->echo_xid);
+    int is_late = tx->late || tx->reorder > VTL_REORDER || xid != tx->acked_xid;
+    return !is_late && vtl_swap64(a->hdr->echo_seq) + 1 == VTL_LOAD(tx->next) ? xid : 0;
 }
 
 /* By how many others was the packet overtaken that has just arrived, and caused an acknowledgement?
@@ -95,10 +108,11 @@ VTL_INLINE void tf_loss_selective(struct vtl_ackd *a) {
     __u64 next = VTL_LOAD(s->tx.next);
     __u32 skip = vtl_swap32(a->hdr->skip);
     __u64 base = (a->cum & ~63ull) + skip * 64ull;
+    __u32 end_xid = vtl_loss_end(a);
 
     /* Whatever part of the window the bitmap is about, the next packet in order is missing. */
     if (skip && a->cum < next)
-        vtl_loss_check(s, a->now, a->cum);
+        vtl_loss_check(s, a->now, a->cum, end_xid);
     int i;
     vtl_for(i, 0, a->words) {
         __u64 from = base + i * 64ull;
@@ -123,7 +137,7 @@ VTL_INLINE void tf_loss_selective(struct vtl_ackd *a) {
             missing &= missing - 1;
             if (seq >= next)
                 break;
-            vtl_loss_check(s, a->now, seq);
+            vtl_loss_check(s, a->now, seq, end_xid);
         }
     }
     /* Beyond the bitmap nothing has arrived. First transmissions are in order there, so the search
@@ -140,7 +154,7 @@ VTL_INLINE void tf_loss_selective(struct vtl_ackd *a) {
     s->tx.tail = from;
     int n;
     vtl_for(n, 0, 64) {
-        if (seq >= next || !vtl_loss_check(s, a->now, seq))
+        if (seq >= next || !vtl_loss_check(s, a->now, seq, end_xid))
             return;
         seq++;
     }

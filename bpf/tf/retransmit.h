@@ -66,10 +66,14 @@ VTL_INLINE __u64 vtl_take_lost(struct vtl_session *s) {
     return VTL_NEVER;
 }
 
+/* The share of packets lost from which on the last packet of a burst goes twice: 1 % in 65,536ths.
+ */
+#define VTL_COPY_LOSS 655
+
 /*
  * When the app has nothing more to send, the path has room: what is sent again goes twice, the
- * second time behind all others. Otherwise one retransmission in so many would get lost, too, and
- * the end of a transfer would wait for another round trip.
+ * second time behind all others, and so does the last packet. Otherwise one of them in so many
+ * would get lost, too, and the end of a transfer would wait for another round trip.
  */
 VTL_INLINE void vtl_copy_later(struct vtl_session *s, __u64 seq) {
     if (s->tx.copied - s->tx.copies < VTL_TX_COPIES)
@@ -141,6 +145,11 @@ VTL_INLINE enum vtl_verdict vtl_next(struct vtl_out *o, const int repeat, const 
         }
     }
     if (tx->next < o->end && tx->next < VTL_LOAD(tx->limit)) {
+        /* No packet follows the last one to tell of its loss. Where the ring is what limits, there
+         * is more to come. */
+        int is_last = tx->next + 1 == o->end && 2 * (tx->next - VTL_LOAD(tx->una)) < s->slots;
+        if (copies && is_last && tx->bbr.loss_q16 >= VTL_COPY_LOSS)
+            vtl_copy_later(s, tx->next);
         o->seq = tx->next;
         o->type = VTL_DATA;
         o->flags = 0;
