@@ -22,7 +22,7 @@ pub(crate) struct SendArgs {
     /// (an IPv6 address then goes into brackets)
     #[arg(value_name = "HOST[:PORT]")]
     to: String,
-    /// Send over this graft, whatever it provides, instead of the best one
+    /// Send over this graft, whatever it provides, instead of the highest-ranked one
     #[arg(long, value_name = "NAME")]
     graft: Option<String>,
     /// Give a parameter of that graft another value than its default

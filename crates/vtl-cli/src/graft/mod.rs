@@ -56,10 +56,12 @@ pub(crate) enum GraftCommand {
     },
     /// Load a graft into the running kernel, from the pool or from a package
     Deploy(GraftName),
-    /// Put another version in the place of a graft that is in the kernel; sessions go on
+    /// Put another version in the place of a graft that is in the kernel
     ///
-    /// Where the versions are not compatible, connections of TCP programs go on over TCP and then by
-    /// the new version; with open sessions of applications it is refused.
+    /// Versions with the same first number (the second, if that is 0) are compatible: open sessions
+    /// keep their state, and their next packets meet the new programs. Otherwise connections of TCP
+    /// programs fall back to TCP and return by a session over the new version, and with an open
+    /// session of an aware application the swap is refused. Other hosts keep their version.
     Swap(GraftName),
     /// Take a graft out of the kernel
     Remove {

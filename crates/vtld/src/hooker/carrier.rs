@@ -23,7 +23,7 @@ use super::{
 /// What a hook's connections travel by.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Carrier {
-    /// Sessions with peers that run VTL, over the graft that suits best; TCP to others.
+    /// Sessions with peers that run VTL, over the highest-ranked graft that both have; TCP to others.
     #[default]
     Best,
     /// `tcp`: TCP as the system has it.
@@ -32,7 +32,7 @@ pub enum Carrier {
     Control(String),
     /// `graft:NAME`: sessions over this graft with peers that run VTL; TCP to others.
     Graft(String),
-    /// Sessions over the best graft that provides this besides what every TCP connection needs;
+    /// Sessions over the highest-ranked graft that provides this besides what every TCP connection needs;
     /// TCP to hosts without VTL. For rules.
     Services(Requirements),
     /// `quic` and others: one carrier to each peer that runs VTL takes the flows; TCP to others.
@@ -270,7 +270,7 @@ fn words(wanted: &Requirements) -> String {
 pub enum Over {
     /// Over this graft.
     Graft(String),
-    /// Over the best graft that provides this besides what every TCP connection needs.
+    /// Over the highest-ranked graft that provides this besides what every TCP connection needs.
     Services(Requirements),
     /// Over this graft, which may lose something.
     Lossy(String),

@@ -416,7 +416,7 @@ impl Source<'_> {
                                min_throughput_mbit";
         let DeValue::Table(keys) = value.get_ref() else {
             let text =
-                format!("services is a table of {ALLOWED}, like {{ prefer = \"encryption\" }}");
+                format!("services is a table of {ALLOWED}, like {{ require = \"encryption\" }}");
             return self.wrong(value.span(), text);
         };
         let mut wanted = Requirements::default();
