@@ -23,7 +23,7 @@ pub enum Kind {
     Sctp,
     /// KCP, by the crate of that name.
     Kcp,
-    /// A session of VTL's, by the graft that suits best.
+    /// A session over a graft.
     Graft,
 }
 
