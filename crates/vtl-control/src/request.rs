@@ -47,7 +47,9 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "is_default")]
         name: Option<String>,
     },
-    /// Replace a graft that is in the kernel by another version of it; sessions go on. As
+    /// Replace a graft that is in the kernel by another version of it. Open sessions keep their state
+    /// if the versions are compatible; otherwise those of flows are aborted, and one of an application
+    /// refuses the swap. As
     /// [`Request::GraftDeploy`]. Root only.
     ///
     /// Answer: [`Deployed`](crate::Deployed).

@@ -390,7 +390,7 @@ impl Handle {
     }
 
     /// Loads a graft of the pool, `NAME` or `NAME@VERSION`, into the kernel. `swap`: in place of
-    /// another version of it, which must be there; sessions go on.
+    /// another version of it, which must be there; open sessions keep their state if the two are compatible.
     ///
     /// # Errors
     /// The pool does not have it, or why it is refused. What runs is not touched then.
