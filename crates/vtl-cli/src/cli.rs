@@ -4,17 +4,15 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::bench::BenchCommand;
 use crate::daemon::SocketArgs;
-use crate::demo::DemoArgs;
 use crate::doctor::DoctorArgs;
 use crate::exchange::{RecvArgs, SendArgs};
 use crate::flow::FlowCommand;
 use crate::graft::GraftCommand;
 use crate::hook::{HookCommand, RunArgs};
+use crate::lab::{self, LabArgs};
 use crate::peer::PeerCommand;
 use crate::rule::RuleCommand;
-use vtl_testbed::cli::TestbedArgs;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -89,17 +87,12 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Make a client, a router and a server on this machine, with a link of any quality
-    Testbed(TestbedArgs),
-    /// Download a file over a bad link by TCP cubic, TCP BBR and VTL, and compare
-    #[command(after_help = "Examples:\n  \
-        vtl demo                                 100 Mbit/s, 100 ms, 2 % loss\n  \
-        vtl demo --runs 5 --loss 5 --json r.json  medians of five, rows into r.json\n\n\
-        Needs root, nginx and curl. Leaves nothing behind but the files below --out.")]
-    Demo(DemoArgs),
-    /// Measure VTL against TCP, QUIC and UDP, over links of any quality
-    #[command(subcommand)]
-    Bench(BenchCommand),
+    #[command(about = lab::TESTBED)]
+    Testbed(LabArgs),
+    #[command(about = lab::DEMO)]
+    Demo(LabArgs),
+    #[command(about = lab::BENCH)]
+    Bench(LabArgs),
     /// Say which kernel features are there, which are not, and what follows
     #[command(
         after_help = "Exits with 0 if VTL can run here, 1 if it cannot, 77 if only root can tell."
@@ -115,16 +108,16 @@ pub(crate) enum Command {
 
 /// Arguments of `vtl completions`.
 #[derive(Debug, Args)]
-pub(crate) struct CompletionsArgs {
+pub struct CompletionsArgs {
     /// The shell to complete for
-    pub(crate) shell: clap_complete::Shell,
+    pub shell: clap_complete::Shell,
 }
 
 /// Arguments of `vtl man`.
 #[derive(Debug, Args)]
-pub(crate) struct ManArgs {
+pub struct ManArgs {
     /// An existing directory
-    pub(crate) dir: PathBuf,
+    pub dir: PathBuf,
 }
 
 #[cfg(test)]

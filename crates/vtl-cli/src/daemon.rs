@@ -10,7 +10,7 @@ use crate::failure::Failure;
 
 /// Where the daemon listens.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct SocketArgs {
+pub struct SocketArgs {
     /// The daemon's control socket
     #[arg(
         long,
@@ -20,7 +20,7 @@ pub(crate) struct SocketArgs {
         default_value = DEFAULT_SOCKET,
         hide_env_values = true
     )]
-    pub(crate) socket: PathBuf,
+    pub socket: PathBuf,
 }
 
 impl SocketArgs {

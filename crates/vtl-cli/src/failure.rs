@@ -9,17 +9,17 @@ const FAILURE: u8 = 1;
 /// As in `sysexits.h`: EX_UNAVAILABLE.
 const UNREACHABLE: u8 = 69;
 /// As in `sysexits.h`: EX_NOPERM.
-const PERMISSION: u8 = 77;
+pub const PERMISSION: u8 = 77;
 /// As a shell reports a program that it may not or cannot run.
 const NOT_EXECUTABLE: u8 = 126;
 /// As a shell reports a program that does not exist.
 const NOT_FOUND: u8 = 127;
 /// As a shell reports a program that SIGINT ended.
-const INTERRUPTED: u8 = 130;
+pub const INTERRUPTED: u8 = 130;
 
 /// An error with an exit status of its own. Any other error ends with status 1.
 #[derive(Debug)]
-pub(crate) struct Failure {
+pub struct Failure {
     status: u8,
     /// One sentence for the user; empty if the command has said it already.
     message: String,
@@ -37,7 +37,7 @@ impl Failure {
     }
 
     /// The user may not do this.
-    pub(crate) fn permission(message: impl Into<String>) -> anyhow::Error {
+    pub fn permission(message: impl Into<String>) -> anyhow::Error {
         Self::error(PERMISSION, message.into())
     }
 
@@ -64,8 +64,14 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// Prints the error, unless it was reported, and gives its exit status.
-pub(crate) fn report(err: &anyhow::Error) -> ExitCode {
+/// The exit status that goes with an error.
+pub fn status(err: &anyhow::Error) -> u8 {
+    err.downcast_ref::<Failure>()
+        .map_or(FAILURE, |failure| failure.status)
+}
+
+/// Prints the error, unless it was reported, and gives this exit status.
+pub fn report(err: &anyhow::Error, status: u8) -> ExitCode {
     // The reader of our output has seen enough, as in `vtl status | head`.
     if let Some(io) = err.downcast_ref::<io::Error>()
         && io.kind() == io::ErrorKind::BrokenPipe
@@ -76,13 +82,5 @@ pub(crate) fn report(err: &anyhow::Error) -> ExitCode {
     if failure.is_none_or(|failure| !failure.message.is_empty()) {
         eprintln!("vtl: {err:#}");
     }
-    if err.downcast_ref::<vtl_bench::Interrupted>().is_some() {
-        return ExitCode::from(INTERRUPTED);
-    }
-    let status = match (failure, err.downcast_ref::<vtl_testbed::Error>()) {
-        (Some(failure), _) => failure.status,
-        (None, Some(vtl_testbed::Error::NotRoot)) => PERMISSION,
-        (None, _) => FAILURE,
-    };
     ExitCode::from(status)
 }

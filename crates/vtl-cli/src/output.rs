@@ -19,7 +19,7 @@ pub(crate) fn show(answer: &impl Serialize, json: bool) -> io::Result<()> {
 }
 
 /// Writes to standard output; unlike `print!`, a failure is an error and no panic.
-pub(crate) fn print(text: &str) -> io::Result<()> {
+pub fn print(text: &str) -> io::Result<()> {
     io::stdout().lock().write_all(text.as_bytes())
 }
 
@@ -106,7 +106,7 @@ pub(crate) fn words(key: &str) -> String {
 }
 
 /// Lower-case hexadecimal.
-pub(crate) fn hex(bytes: &[u8]) -> String {
+pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::new(), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");
         text

@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
 /// The progress of one transfer of bytes.
-pub(crate) struct Progress {
+pub struct Progress {
     label: String,
     size: Option<u64>,
     /// Absent where there is no terminal.
@@ -20,7 +20,7 @@ pub(crate) struct Progress {
 
 impl Progress {
     /// Shows the start of a transfer; the size may be unknown.
-    pub(crate) fn start(label: impl Into<String>, size: Option<u64>) -> Self {
+    pub fn start(label: impl Into<String>, size: Option<u64>) -> Self {
         let label = label.into();
         let bar = io::stderr().is_terminal().then(|| bar(&label, size));
         Self {
@@ -33,7 +33,7 @@ impl Progress {
     }
 
     /// Shows that `bytes` have been transferred in all.
-    pub(crate) fn update(&mut self, bytes: u64) {
+    pub fn update(&mut self, bytes: u64) {
         if let Some(bar) = &self.bar {
             bar.set_position(bytes);
             return;
@@ -54,7 +54,7 @@ impl Progress {
     }
 
     /// Replaces the bar by one last line.
-    pub(crate) fn finish(self, result: &str) {
+    pub fn finish(self, result: &str) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }

@@ -2,7 +2,9 @@
 
 use vtl_proto::intf;
 
-use crate::{host::Host, rng::Rng};
+use vtl_link::Random;
+
+use crate::host::Host;
 
 /// How long packets are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,8 +52,8 @@ impl Pattern {
         }
     }
 
-    fn rng(&self, seq: u64) -> Rng {
-        Rng::new(self.seed, seq)
+    fn rng(&self, seq: u64) -> Random {
+        Random::new(self.seed, seq)
     }
 
     /// How many packets back the one before it in its lane is; 0: there is none.
@@ -163,7 +165,7 @@ pub struct Reader {
     pace: Pace,
     promise: Promise,
     losses: Losses,
-    rng: Rng,
+    rng: Random,
     next: u64,
     told: u64,
     bytes: u64,
@@ -202,7 +204,7 @@ impl Reader {
             pace,
             promise,
             losses: Losses::default(),
-            rng: Rng::new(seed, 77),
+            rng: Random::new(seed, 77),
             next: 0,
             told: 0,
             bytes: 0,

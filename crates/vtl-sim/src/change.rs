@@ -2,12 +2,11 @@
 
 use std::{fmt, thread};
 
-use vtl_testbed::{Link, Nanos};
+use vtl_link::{Link, Nanos, Random};
 
 use crate::{
     contest::{Contest, Flow, Kind, Shares},
     models::Model,
-    rng::Rng,
     sim::MS,
 };
 
@@ -62,7 +61,7 @@ pub fn link(rtt_ms: f64, rate_mbit: f64, loss_pct: f64, queue_packets: u32) -> L
 }
 
 /// A number between two, on a scale of logarithms.
-fn between(dice: &mut Rng, least: f64, most: f64) -> f64 {
+fn between(dice: &mut Random, least: f64, most: f64) -> f64 {
     let part = dice.below(1 << 20) as f64 / f64::from(1 << 20);
     least * (most / least).powf(part)
 }
@@ -71,7 +70,7 @@ impl Change {
     /// Any change of round trip, rate, loss, or round trip and rate, by up to a factor of twenty, at any time in the
     /// first nine seconds.
     pub fn random(seed: u64) -> Self {
-        let dice = &mut Rng::new(seed, 7);
+        let dice = &mut Random::new(seed, 7);
         let (rtt, rate) = (between(dice, 5.0, 400.0), between(dice, 2.0, 200.0));
         let loss = match dice.below(5) {
             0 | 1 => 0.0,

@@ -1,8 +1,8 @@
 //! Flows that share one bottleneck: sessions of the graft among themselves, and against models of
 //! TCP, on a link that may change on the way.
 
+use vtl_link::{Direction, Frame, Link, Nanos, Params, mark_ip};
 use vtl_proto::intf;
-use vtl_testbed::{Direction, Frame, Link, Nanos, Params, mark_ip};
 
 use crate::{
     app::{Lengths, Pace, Pattern, Promise, Reader, Writer},

@@ -1,12 +1,10 @@
 //! What nobody should do: garbled frames, applications that write nonsense into their rings, and
 //! peers that send it.
 
+use vtl_link::Random;
 use vtl_proto::{intf, wire};
 
-use crate::{
-    host::{FrameBuffer, Host},
-    rng::Rng,
-};
+use crate::host::{FrameBuffer, Host};
 
 /// Bytes in front of the VTL header, or the frame's length if it is shorter.
 pub fn offset(frame: &[u8]) -> usize {
@@ -16,7 +14,7 @@ pub fn offset(frame: &[u8]) -> usize {
 
 /// Damages a frame in one of several ways. None of them is one that a sum of 32-bit words cannot
 /// see (words exchanged, two opposite flips of one bit): PROTOCOL.md promises no more.
-pub fn garble(frame: &mut Vec<u8>, rng: &mut Rng) {
+pub fn garble(frame: &mut Vec<u8>, rng: &mut Random) {
     let length = frame.len() as u64;
     match rng.below(6) {
         0 => frame.truncate(rng.below(length) as usize),
@@ -67,7 +65,7 @@ pub fn seal(frame: &mut [u8]) {
 
 /// An application, and a peer, that break the rules.
 pub struct Hostile {
-    rng: Rng,
+    rng: Random,
     /// When it strikes again.
     pub due: u64,
 }
@@ -76,7 +74,7 @@ impl Hostile {
     /// From a seed.
     pub fn new(seed: u64) -> Self {
         Self {
-            rng: Rng::new(seed, 0xbad),
+            rng: Random::new(seed, 0xbad),
             due: 0,
         }
     }

@@ -3,7 +3,7 @@
 //! that end where inaccessible memory begins.
 //!
 //! - [`host`]: one host's data plane, packets in and out;
-//! - [`sim`]: two hosts on the testbed's link model, in virtual time;
+//! - [`sim`]: two hosts on the link model of `vtl-link`, in virtual time;
 //! - [`contest`]: flows that share a bottleneck, among them [`models`] of TCP;
 //! - [`hostile`]: what breaks the rules;
 //! - [`report`]: the table of results;
@@ -17,7 +17,6 @@ pub mod host;
 pub mod hostile;
 pub mod models;
 pub mod report;
-pub mod rng;
 mod scenario;
 pub mod sim;
 

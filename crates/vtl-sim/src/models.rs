@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 
-use vtl_testbed::Nanos;
+use vtl_link::Nanos;
 
 /// Bytes on the link of a full segment.
 pub const SEGMENT: u64 = 1500;

@@ -2,8 +2,8 @@
 
 use std::{fmt::Write, thread};
 
+use vtl_link::{Link, LossModel, Profile};
 use vtl_proto::intf;
-use vtl_testbed::{Link, LossModel, Profile};
 
 use crate::{
     change::{self, Aftermath, Change},

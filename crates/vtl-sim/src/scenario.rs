@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use vtl_testbed::{Link, Nanos};
+use vtl_link::{Link, Nanos};
 
 use crate::{
     app::{Lengths, Losses, Pace, Promise},

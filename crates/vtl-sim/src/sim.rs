@@ -1,14 +1,13 @@
-//! Two hosts and the testbed's link model, in virtual time. One seed, one result.
+//! Two hosts and the link model of the testbed, `vtl-link`, in virtual time. One seed, one result.
 
+use vtl_link::{Direction, Frame, Nanos, Params, Random, mark_ip};
 use vtl_proto::{intf, wire};
-use vtl_testbed::{Direction, Frame, Nanos, Params, mark_ip};
 
 use crate::{
     app::{Pattern, Promise, Reader, Writer},
     ffi,
     host::{FrameBuffer, Host, SessionConfig, UPTIME, in_flight},
     hostile::{self, Hostile},
-    rng::Rng,
 };
 
 pub use crate::scenario::{Failure, Outcome, Scenario};
@@ -77,7 +76,7 @@ pub struct Sim {
     sides: [Side; 2],
     links: [Direction<Packet>; 2],
     params: [Params; 2],
-    noise: Rng,
+    noise: Random,
     queueing: Vec<u32>,
     /// When the receivers last got on, and with how many packets.
     moved: (Nanos, u64),
@@ -130,7 +129,7 @@ impl Sim {
             sides: [side(0), side(1)],
             links: params.clone().map(Direction::new),
             params,
-            noise: Rng::new(scenario.seed, 99),
+            noise: Random::new(scenario.seed, 99),
             now: 0,
             queueing: Vec::new(),
             moved: (0, 0),

@@ -4,14 +4,13 @@
 
 use std::{sync::Mutex, thread};
 
+use vtl_link::{Link, LossModel, Random};
 use vtl_proto::intf;
 use vtl_sim::{
     app::{Lengths, Promise},
     host::{SessionConfig, grafts, text},
-    rng::Rng,
     sim::{MS, Outcome, Scenario, Sim},
 };
-use vtl_testbed::{Link, LossModel};
 
 const RTTS: [f64; 3] = [1.0, 20.0, 200.0];
 const LOSSES: [(f64, bool); 4] = [(0.0, false), (2.0, false), (10.0, false), (5.0, true)];
@@ -183,7 +182,7 @@ fn reliable_grafts__never_lose_duplicate_or_reorder() {
         .filter(|name| promise(name) == Promise::Everything)
         .collect();
     let failures = failures(seeds.clone().collect(), |seed| {
-        let mut rng = Rng::new(seed, 3);
+        let mut rng = Random::new(seed, 3);
         let name = names[(seed % names.len() as u64) as usize];
         let rtt = rng.pick(&[0.2, 2.0, 20.0, 100.0, 600.0]);
         let mut link = Link::new(rtt, rng.pick(&[1.0, 10.0, 100.0]));
@@ -257,7 +256,7 @@ fn partial_reliability__never_exceeds_its_budget() {
     let count = seeds.clone().count();
     let gaps = std::sync::atomic::AtomicU64::new(0);
     let failures = failures(seeds.clone().collect(), |seed| {
-        let mut rng = Rng::new(seed, 4);
+        let mut rng = Random::new(seed, 4);
         let rtt = rng.pick(&[1.0, 10.0, 100.0]);
         let mut link = Link::new(rtt, 10.0);
         link.seed = seed;

@@ -1,12 +1,12 @@
 //! What sessions have carried before teaches them nothing false.
 #![allow(missing_docs, non_snake_case)]
 
+use vtl_link::Link;
 use vtl_sim::{
     change::link,
     contest::{Before, Contest, Flow, Kind},
     sim::MS,
 };
-use vtl_testbed::Link;
 
 /// Packets of the transfer.
 const BULK: u64 = 8000;

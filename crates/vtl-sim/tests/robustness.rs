@@ -12,17 +12,16 @@ use std::{
     thread,
 };
 
+use vtl_link::{Link, LossModel, Random};
 use vtl_sim::{
     app::{Lengths, Pace},
     host::SessionConfig,
-    rng::Rng,
     sim::{MS, Scenario, Sim},
 };
-use vtl_testbed::{Link, LossModel};
 
 /// A scenario drawn from a seed: any link, any reader, both directions.
 fn draw(seed: u64) -> Scenario {
-    let mut rng = Rng::new(seed, 1);
+    let mut rng = Random::new(seed, 1);
     let rtt_ms = rng.pick(&[0.2, 1.0, 10.0, 50.0, 100.0, 300.0, 600.0]);
     let rate = rng.pick(&[1.0, 4.0, 16.0, 100.0, 850.0]);
     let mut link = Link::new(rtt_ms, rate);

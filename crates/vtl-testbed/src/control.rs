@@ -7,10 +7,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use vtl_link::Link;
 
 use crate::emulator::Stats;
 use crate::error::{Error, Result};
-use crate::link::Link;
 use crate::state;
 
 /// What can be asked of an emulator.

@@ -13,62 +13,13 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
+use vtl_link::{Direction, DirectionStats, Host, Link, Nanos, Params};
 
 use crate::control::{self, Request, Response};
 use crate::error::{Error, Result};
-use crate::link::Link;
-use crate::model::{Direction, Nanos, Params};
-use crate::namespace::{self, Host};
+use crate::namespace;
 use crate::packet_socket::{BATCH, Packet, PacketSocket, ReceiveBatch};
 use crate::state;
-
-/// Counters of one direction since the testbed came up. A packet counts once for everything that befell it.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DirectionStats {
-    /// Packets that reached the link.
-    pub rx_packets: u64,
-    /// IP bytes that reached the link.
-    pub rx_bytes: u64,
-    /// Packets delivered, duplicates included.
-    pub tx_packets: u64,
-    /// IP bytes delivered, duplicates included.
-    pub tx_bytes: u64,
-    /// Packets lost by the loss model.
-    pub lost: u64,
-    /// Packets dropped because the queue was full.
-    pub queue_drops: u64,
-    /// Packets that left with a mark of congestion.
-    pub marked: u64,
-    /// Packets that were held back so that later ones overtook them.
-    pub reordered: u64,
-    /// Packets that were delivered twice.
-    pub duplicated: u64,
-    /// Packets with a flipped bit.
-    pub corrupted: u64,
-    /// Packets with two words of their payload exchanged.
-    pub tampered: u64,
-    /// Packets waiting for the link at this moment.
-    pub queue_packets: u64,
-    /// Most packets that ever waited.
-    pub max_queue_packets: u64,
-    /// Time that half of the packets spent at the bottleneck at most, from arrival until they were on the
-    /// wire, microseconds.
-    pub sojourn_p50_us: u64,
-    /// The same for 95 of 100 packets.
-    pub sojourn_p95_us: u64,
-    /// Packets on their way at this moment.
-    pub flying_packets: u64,
-    /// Captured frames of more than one MTU: the sender's offloads were switched back on. They are carried
-    /// whole, and one loss takes all of it.
-    pub aggregates: u64,
-    /// Frames that the host dropped before the emulator saw them. Anything but 0 means that the machine was
-    /// too slow and the measurement is void.
-    pub host_drops: u64,
-    /// Frames that the kernel refused to deliver.
-    pub send_errors: u64,
-    /// The most that a packet came late, microseconds.
-    pub max_late_us: u64,
-}
 
 /// Counters of a link.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

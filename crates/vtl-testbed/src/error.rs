@@ -30,8 +30,8 @@ pub enum Error {
     #[error("\"{0}\" is no name for a testbed: use 1 to 32 letters, digits, '-' or '_'")]
     BadName(String),
     /// A figure of the link means nothing.
-    #[error("bad link: {0}")]
-    BadLink(String),
+    #[error(transparent)]
+    BadLink(#[from] vtl_link::BadLink),
     /// A testbed of this name is already there.
     #[error("the testbed \"{0}\" is already up: run `vtl testbed down --name {0}` first")]
     AlreadyUp(String),

@@ -26,32 +26,20 @@
 // Tests are named `function__case`.
 #![cfg_attr(test, allow(non_snake_case))]
 
-pub mod cli;
 mod control;
 mod emulator;
 mod error;
-mod link;
-mod loss;
 mod lossy_wire;
-mod model;
 mod namespace;
 mod netem;
 mod offload;
 mod packet_socket;
-mod profile;
-mod rng;
-mod sojourn;
 mod state;
 mod tcp;
 mod testbed;
-pub mod units;
 
-pub use emulator::{DirectionStats, Stats};
+pub use emulator::Stats;
 pub use error::{Error, Result};
-pub use link::{Link, LossModel, Slots};
-pub use loss::LossProcess;
-pub use model::{Direction, Frame, Nanos, Params, mark_ip};
-pub use namespace::{Host, root_is_mount_point};
-pub use profile::Profile;
 pub use tcp::CongestionControl;
 pub use testbed::{Backend, Lifetime, Testbed};
+pub use vtl_link::{BadLink, DirectionStats, Host, Link, LossModel, Profile, Slots};

@@ -8,11 +8,11 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use nix::net::if_::if_nametoindex;
+use vtl_link::{Host, Link};
 
 use crate::emulator::{TO_CLIENT, TO_SERVER};
 use crate::error::{Error, Result};
-use crate::link::Link;
-use crate::namespace::{self, Host};
+use crate::namespace;
 
 // `linux/bpf.h`, `linux/if_link.h`.
 const BPF_PROG_LOAD: libc::c_long = 5;

@@ -8,42 +8,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use nix::sched::{CloneFlags, setns};
-use serde::{Deserialize, Serialize};
+use vtl_link::Host;
 
 use crate::error::{Error, Result};
-
-/// One of the three machines of a testbed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum Host {
-    /// 10.73.0.1, fd73::1.
-    Client,
-    /// Carries frames between the other two; has no address.
-    Router,
-    /// 10.73.0.2, fd73::2.
-    Server,
-}
-
-impl Host {
-    /// All hosts.
-    pub const ALL: [Host; 3] = [Host::Client, Host::Router, Host::Server];
-
-    /// The name used on the command line and as the end of the namespace's name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Host::Client => "client",
-            Host::Router => "router",
-            Host::Server => "server",
-        }
-    }
-}
 
 /// Whether something is mounted at / of this process's mount namespace, as `ip netns exec` wants it: not so
 /// behind a chroot into a mere directory.
 ///
 /// # Errors
 /// If /proc is not mounted.
-pub fn root_is_mount_point() -> io::Result<bool> {
+pub(crate) fn root_is_mount_point() -> io::Result<bool> {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo")?;
     Ok(is_mount_point("/", &mounts))
 }

@@ -10,11 +10,11 @@
 //! ```
 //! The queue must come before the loss and the delay, and a packet must pass both, which takes two devices
 //! in a row: hence two bridges joined by a veth pair.
+use vtl_link::{BadLink, Host, Link, LossModel, MTU};
 
 use crate::emulator::{TO_CLIENT, TO_SERVER};
-use crate::error::{Error, Result};
-use crate::link::{Link, LossModel, MTU};
-use crate::namespace::{self, Host};
+use crate::error::Result;
+use crate::namespace;
 
 /// Ethernet header: netem and the token bucket count it, a [`Link`] does not.
 const ETHERNET: u32 = 14;
@@ -63,11 +63,11 @@ pub(crate) fn build(testbed: &str, link: &Link) -> Result<()> {
 pub(crate) fn set(testbed: &str, link: &Link) -> Result<()> {
     if link.ecn_ms.is_some() {
         let what = "netem marks no packets by how long they waited; use the emulator";
-        return Err(Error::BadLink(what.to_owned()));
+        return Err(BadLink(what.to_owned()).into());
     }
     if link.blocked.is_some() {
         let what = "netem drops no packets by their protocol; use the emulator";
-        return Err(Error::BadLink(what.to_owned()));
+        return Err(BadLink(what.to_owned()).into());
     }
     namespace::tc_batch(testbed, Host::Router, &commands(link))
 }

@@ -3,9 +3,9 @@
 use std::io;
 use std::mem::{size_of, zeroed};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use vtl_link::{Frame, MTU, Nanos, mark_ip};
 
 use crate::error::{Error, Result};
-use crate::model::{Frame, Nanos, mark_ip};
 
 /// Bytes of `struct virtio_net_hdr`, which precedes each frame: what is left to do in it (a checksum to
 /// complete, segments to cut) travels with it, so that super-packets pass unharmed.
@@ -38,7 +38,7 @@ impl Packet {
 
     /// More than one packet of the testbed's MTU, merged by the sender or the receiver.
     pub(crate) fn is_aggregate(&self) -> bool {
-        self.frame().len() > crate::link::MTU as usize + ETHERNET_HEADER + 4
+        self.frame().len() > MTU as usize + ETHERNET_HEADER + 4
     }
 }
 

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
+use vtl_link::Link;
 
 use crate::error::{Error, Result};
-use crate::link::Link;
 use crate::testbed::Backend;
 
 const DIRECTORY: &str = "/run/vtl/testbed";

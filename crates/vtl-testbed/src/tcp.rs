@@ -1,10 +1,10 @@
 //! Honest TCP baselines: buffers large enough for the path, and the congestion control that was asked for.
 
 use std::net::SocketAddr;
+use vtl_link::{Host, Link};
 
 use crate::error::{Error, Result};
-use crate::link::Link;
-use crate::namespace::{self, Host};
+use crate::namespace;
 use crate::state;
 
 const ALLOWED: &str = "ipv4/tcp_allowed_congestion_control";

@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
+use vtl_link::{BadLink, Host, Link};
 
 use crate::control::{self, Request, Response};
 use crate::emulator::{Emulator, Stats, TO_CLIENT, TO_SERVER};
 use crate::error::{Error, Result};
-use crate::link::Link;
 use crate::lossy_wire::LossyWire;
-use crate::namespace::{self, Host};
+use crate::namespace;
 use crate::netem;
 use crate::offload::{self, Offload};
 use crate::state::{self, Process, State};
@@ -110,9 +110,8 @@ impl Testbed {
         let backend = if link.direct {
             if link.loses_directly() {
                 let Some(guard) = &mut guard else {
-                    return Err(Error::BadLink(
-                        "loss on `wire` ends with the process that makes it, so it cannot be kept up".to_owned(),
-                    ));
+                    let what = "loss on `wire` ends with the process that makes it, so it cannot be kept up";
+                    return Err(BadLink(what.to_owned()).into());
                 };
                 guard.wire = Some(LossyWire::build(name, link)?);
             }

@@ -8,25 +8,12 @@ mod common;
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream, UdpSocket};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{set_option, settled, since, testbed, turn, within};
 use vtl_testbed::{Backend, DirectionStats, Error, Host, Lifetime, Link, Profile, Testbed};
 use vtl_testing::{PATIENCE, until};
-
-fn vtl(name: &str, args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_vtl-testbed"))
-        .args(["testbed", "--name", name])
-        .args(args)
-        .env("VTL_TESTBED_BACKEND", "emulator")
-        .output()
-        .expect("runs")
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
 
 /// What is left of a testbed.
 fn remains(name: &str) -> Vec<String> {
@@ -47,122 +34,6 @@ fn gone(name: &str) {
     until(&format!("nothing is left of {name}"), || {
         remains(name).is_empty()
     });
-}
-
-#[test]
-fn command_line__up_exec_set_status_down() {
-    let Some(_turn) = turn(&["ip"]) else {
-        return;
-    };
-    let name = "t-life-cli";
-    vtl(name, &["down"]);
-    let missing = vtl(name, &["exec", "client", "--", "true"]);
-    assert_eq!(
-        text(&missing.stderr),
-        format!(
-            "error: there is no testbed \"{name}\": run `vtl testbed up --name {name}` first\n"
-        )
-    );
-
-    let up = vtl(name, &["up", "--profile", "campus", "--loss", "1"]);
-    assert!(up.status.success(), "{}", text(&up.stderr));
-    let again = vtl(name, &["up"]);
-    assert!(!again.status.success());
-    assert_eq!(
-        text(&again.stderr),
-        format!(
-            "error: the testbed \"{name}\" is already up: run `vtl testbed down --name {name}` first\n"
-        )
-    );
-
-    assert_eq!(
-        vtl(name, &["exec", "server", "--", "sh", "-c", "exit 7"])
-            .status
-            .code(),
-        Some(7)
-    );
-    let env = vtl(
-        name,
-        &[
-            "exec",
-            "client",
-            "--",
-            "sh",
-            "-c",
-            "echo $VTL_TESTBED $VTL_SOCKET",
-        ],
-    );
-    assert_eq!(
-        text(&env.stdout),
-        format!("{name} /run/vtl/{name}-client.sock\n")
-    );
-
-    assert!(vtl(name, &["set", "--rtt", "30"]).status.success());
-    let status: serde_json::Value =
-        serde_json::from_slice(&vtl(name, &["status", "--json"]).stdout).expect("JSON");
-    assert_eq!(status["link"]["rtt_ms"], 30.0);
-    assert_eq!(status["link"]["loss_pct"], 1.0);
-    assert!(status["stats"]["up"]["rx_packets"].is_u64());
-    let wrong = vtl(name, &["set", "--loss", "120"]);
-    assert_eq!(
-        text(&wrong.stderr),
-        "error: bad link: loss of 120 % is not between 0 and 100\n"
-    );
-
-    // A process left inside is ended, too.
-    let mut inside = Testbed::attach(name)
-        .and_then(|t| t.command(Host::Server, "sleep"))
-        .expect("a command")
-        .arg("1000")
-        .spawn()
-        .expect("runs");
-    assert!(vtl(name, &["down"]).status.success());
-    assert!(!inside.wait().expect("ended").success());
-    gone(name);
-    assert_eq!(
-        text(&vtl(name, &["down"]).stdout),
-        format!("{name}: there was none\n")
-    );
-}
-
-#[test]
-fn up__sweeps_what_a_dead_emulator_left() {
-    let Some(_turn) = turn(&["ip"]) else {
-        return;
-    };
-    let name = "t-life-sweep";
-    vtl(name, &["down"]);
-    assert!(vtl(name, &["up"]).status.success());
-    let record: serde_json::Value = serde_json::from_slice(
-        &std::fs::read(format!("/run/vtl/testbed/{name}.json")).expect("a record"),
-    )
-    .expect("JSON");
-    let pid = record["process"]["pid"].as_i64().expect("a pid") as i32;
-    nix::sys::signal::kill(
-        nix::unistd::Pid::from_raw(pid),
-        nix::sys::signal::Signal::SIGKILL,
-    )
-    .expect("killed");
-    until("a dead emulator makes a dead testbed", || {
-        matches!(Testbed::attach(name), Err(Error::NotUp(_)))
-    });
-    let other = "t-life-other";
-    assert!(vtl(other, &["up"]).status.success());
-    assert!(remains(name).is_empty(), "another testbed sweeps");
-    assert!(vtl(other, &["down"]).status.success());
-    // A namespace without a record is half a testbed.
-    assert!(
-        Command::new("ip")
-            .args(["netns", "add", &format!("{name}-router")])
-            .status()
-            .expect("runs")
-            .success()
-    );
-    assert_eq!(
-        text(&vtl(name, &["down"]).stdout),
-        format!("{name}: removed\n")
-    );
-    assert!(remains(name).is_empty());
 }
 
 /// Not a test: the victim of the one below, which runs it in a process of its own.
@@ -524,17 +395,4 @@ fn wire__is_direct_and_stays_so() {
         .in_netns(Host::Server, || UdpSocket::bind("[fd73::2]:9"))
         .expect("inside");
     assert!(v6.is_ok(), "no duplicate address detection holds it back");
-}
-
-#[test]
-fn exec__of_a_program_that_is_not_there() {
-    let Some(_turn) = turn(&["ip"]) else {
-        return;
-    };
-    let testbed = testbed("t-life-exec", &Link::default());
-    let output = vtl(testbed.name(), &["exec", "client", "--", "/nonesuch"]);
-    assert!(
-        text(&output.stderr).starts_with("error: cannot run /nonesuch: No such file"),
-        "{output:?}"
-    );
 }

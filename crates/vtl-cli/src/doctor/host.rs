@@ -3,9 +3,9 @@
 use std::io;
 
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
-use vtl_bench::programs::find_program;
 
 use super::check::{Check, Need, Spec};
+use crate::programs::find_program;
 
 /// All checks of this module.
 pub(super) fn checks() -> Vec<Check> {

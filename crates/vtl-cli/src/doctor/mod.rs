@@ -44,7 +44,7 @@ struct Report {
 }
 
 /// Fails with one sentence if this machine lacks something that VTL requires.
-pub(crate) fn require_fit() -> anyhow::Result<()> {
+pub fn require_fit() -> anyhow::Result<()> {
     vtl_bpf::silence();
     let mut checks = kernel::checks();
     checks.extend(network::checks());

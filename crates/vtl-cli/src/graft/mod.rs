@@ -2,8 +2,7 @@
 
 mod index;
 mod package;
-pub(crate) mod project;
-mod stage;
+pub mod project;
 mod trial;
 
 use std::fs::File;

@@ -51,14 +51,14 @@ pub(crate) struct CheckArgs {
 }
 
 /// A directory with a `graft.toml`.
-pub(crate) struct Project {
+pub struct Project {
     pub(crate) dir: PathBuf,
     pub(crate) manifest: manifest::Project,
 }
 
 impl Project {
     /// Reads `graft.toml`.
-    pub(crate) fn open(dir: &Path) -> anyhow::Result<Self> {
+    pub fn open(dir: &Path) -> anyhow::Result<Self> {
         let path = dir.join("graft.toml");
         let text = fs::read_to_string(&path).with_context(|| {
             format!(
@@ -76,7 +76,7 @@ impl Project {
     }
 
     /// The compiled object.
-    pub(crate) fn object(&self) -> anyhow::Result<Vec<u8>> {
+    pub fn object(&self) -> anyhow::Result<Vec<u8>> {
         let path = self.dir.join(OBJECT);
         if !path.exists() {
             bail!(
@@ -88,7 +88,7 @@ impl Project {
     }
 
     /// What its package would say of that object, if all of it is on the allow list.
-    pub(crate) fn describe(&self, object: &[u8]) -> anyhow::Result<Manifest> {
+    pub fn describe(&self, object: &[u8]) -> anyhow::Result<Manifest> {
         let manifest = self.manifest.manifest(&Description::read(object)?);
         let manifest =
             manifest.with_context(|| self.dir.join("graft.toml").display().to_string())?;
@@ -107,7 +107,7 @@ impl Project {
 }
 
 /// Writes what grafts are compiled against into a directory.
-pub(crate) fn write_headers(include: &Path) -> anyhow::Result<()> {
+pub fn write_headers(include: &Path) -> anyhow::Result<()> {
     let api = libbpf_sys::API_HEADERS
         .iter()
         .map(|(name, text)| (format!("bpf/{name}"), *text));
@@ -187,7 +187,7 @@ fn source(name: &str, gid: u16) -> String {
 }
 
 /// A clang that compiles for eBPF.
-pub(crate) fn clang() -> anyhow::Result<String> {
+pub fn clang() -> anyhow::Result<String> {
     let wanted = std::env::var("CLANG").ok();
     let candidates = match &wanted {
         Some(clang) => vec![clang.as_str()],
@@ -235,7 +235,7 @@ pub(super) fn compile(project: &Project) -> anyhow::Result<(Manifest, Vec<u8>)> 
 }
 
 /// Compiles one source against the headers in `include`.
-pub(crate) fn compile_source(
+pub fn compile_source(
     clang: &str,
     include: &Path,
     source: &Path,

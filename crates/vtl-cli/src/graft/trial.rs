@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 
 use super::project::{self, Project, clang};
-use super::stage;
+use crate::lab;
 
 /// Arguments of `vtl graft test`.
 #[derive(Debug, Args)]
@@ -54,7 +54,23 @@ pub(crate) fn test(args: &TestArgs) -> anyhow::Result<()> {
             project.manifest.name
         )
     })?;
-    stage::run(&project)
+    in_kernel(&project)
+}
+
+/// The last part: the graft in the kernel, with real packets, by the program that makes hosts for it.
+fn in_kernel(project: &Project) -> anyhow::Result<()> {
+    let skipped = |why: &str| {
+        eprintln!("namespaces: skipped: {why}");
+        Ok(())
+    };
+    if !nix::unistd::geteuid().is_root() {
+        return skipped("needs root: use sudo");
+    }
+    let Ok(program) = lab::find() else {
+        return skipped("needs the program vtl-lab, beside `vtl` or in the PATH");
+    };
+    project::compile(project)?;
+    lab::exec(&program, ["graft-test".as_ref(), project.dir.as_os_str()])
 }
 
 /// Compiles for this machine.

@@ -12,11 +12,10 @@ use anyhow::{Context, anyhow};
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value};
 use vtl_control::{Client, Executable, Explanation, OpenedConnection, Request, RuleCount, Rules};
-use vtl_testbed::units;
 
 use crate::daemon::{self, SocketArgs};
 use crate::failure::Failure;
-use crate::output;
+use crate::{output, units};
 use edit::{Draft, File};
 
 /// Arguments of `vtl rule`.

@@ -35,7 +35,7 @@ const BOUND: u64 = 300 * S;
 /// The byte that an application writes at a place.
 fn pattern(flow: u32, host: usize, offset: u64) -> u8 {
     let seed = (u64::from(flow) << 40) ^ ((host as u64) << 32) ^ (offset / 8);
-    (Random(seed).next() >> (offset % 8 * 8)) as u8
+    (Random(seed).bits() >> (offset % 8 * 8)) as u8
 }
 
 fn side(opener: usize, host: usize) -> Side {

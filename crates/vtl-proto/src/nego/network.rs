@@ -198,7 +198,7 @@ impl Simulation {
             let (grafts, broken) = pool(&mut random);
             Host {
                 addr: Ipv4Addr::new(192, 0, 2, i).into(),
-                responder: Responder::new(0, [random.next() as u8; 16]),
+                responder: Responder::new(0, [random.bits() as u8; 16]),
                 grafts,
                 broken,
                 sessions: BTreeMap::new(),
@@ -304,8 +304,8 @@ impl Simulation {
     }
 
     fn open(&mut self, host: usize) {
-        let token = self.random.next();
-        let guard = self.random.next();
+        let token = self.random.bits();
+        let guard = self.random.bits();
         let asked = self.random.percent(50);
         let h = &mut self.hosts[host];
         let grafts: Vec<Offered> = h
@@ -505,7 +505,7 @@ impl Simulation {
     }
 
     fn asked(&mut self, host: usize, from: IpAddr, nego: &Nego<'_>, way: Way) {
-        let (now, token, next_sid) = (self.now, self.random.next(), 1 + self.random.below(1000));
+        let (now, token, next_sid) = (self.now, self.random.bits(), 1 + self.random.below(1000));
         let key = NegoKey::new(from, nego);
         let h = &mut self.hosts[host];
         let policy = Policy {
@@ -571,7 +571,7 @@ impl Simulation {
     }
 
     fn answered(&mut self, host: usize, packet: &Packet<'_>, way: Way) {
-        let (now, token) = (self.now, self.random.next());
+        let (now, token) = (self.now, self.random.bits());
         let h = &mut self.hosts[host];
         let sid = packet.header().sid;
         let Some(index) = h.attempts.iter().position(|a| a.sid == sid) else {
@@ -657,11 +657,11 @@ impl Simulation {
         let random = &mut self.random;
         let to = random.below(2) as usize;
         let honest = random.percent(30).then(|| self.hosts[1 - to].addr);
-        let from = honest.unwrap_or_else(|| Ipv4Addr::from(random.next() as u32).into());
+        let from = honest.unwrap_or_else(|| Ipv4Addr::from(random.bits() as u32).into());
         let param = Param {
             graft: 0,
             index: 0,
-            value: random.next() as u32,
+            value: random.bits() as u32,
         };
         let params = if random.percent(20) {
             vec![param]
@@ -670,10 +670,10 @@ impl Simulation {
         };
         let nego = Nego {
             header: to_header(random),
-            token: random.next(),
-            peer_token: random.next(),
+            token: random.bits(),
+            peer_token: random.bits(),
             sid: 1 + random.below(2000) as u32,
-            ring_slots: 1 + random.next() as u32 / 2,
+            ring_slots: 1 + random.bits() as u32 / 2,
             max_payload: 512 + random.below(60_000) as u16,
             port: 80,
             services: 0,
@@ -681,7 +681,7 @@ impl Simulation {
             gids: Gids::new(&[1]).expect("one"),
             ticket: Ticket {
                 time: random.below(20_000),
-                mac: random.next(),
+                mac: random.bits(),
                 sid: random.below(3) as u32,
             },
             params: Params::new(&params).expect("few"),
@@ -720,7 +720,7 @@ impl Simulation {
 
     fn restart(&mut self, host: usize) {
         let now = self.now;
-        let secret = [self.random.next() as u8; 16];
+        let secret = [self.random.bits() as u8; 16];
         let h = &mut self.hosts[host];
         h.responder = Responder::new(now, secret);
         h.sessions.clear();
@@ -759,7 +759,7 @@ impl Simulation {
 }
 
 fn to_header(random: &mut Random) -> Header {
-    to(random.below(3) as u32, random.below(2) * random.next())
+    to(random.below(3) as u32, random.below(2) * random.bits())
 }
 
 /// Also says that it finds what it looks for: outcomes of all kinds must occur.

@@ -1,0 +1,95 @@
+//! `vtl bench`, `vtl demo` and `vtl testbed`: what starts `vtl-lab`, the program that has them.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{io, iter};
+
+use anyhow::{Context, anyhow};
+use clap::Args;
+
+use crate::programs::{find_program, is_executable};
+
+/// The program.
+const PROGRAM: &str = "vtl-lab";
+
+/// The commands that it has, and what each is for: `vtl` and `vtl-lab` list them alike.
+pub const TESTBED: &str =
+    "Make a client, a router and a server on this machine, with a link of any quality";
+/// See [`TESTBED`].
+pub const DEMO: &str = "Download a file over a bad link by TCP cubic, TCP BBR and VTL, and compare";
+/// See [`TESTBED`].
+pub const BENCH: &str = "Measure VTL against TCP, QUIC and UDP, over links of any quality";
+
+/// Arguments that are not looked at here, `--help` among them.
+#[derive(Debug, Args)]
+#[command(disable_help_flag = true)]
+pub(crate) struct LabArgs {
+    /// What vtl-lab makes of them: see `--help`
+    #[arg(
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "ARGUMENTS"
+    )]
+    arguments: Vec<OsString>,
+}
+
+impl LabArgs {
+    /// Becomes `vtl-lab COMMAND ARGUMENTS`.
+    ///
+    /// # Errors
+    /// It is not installed, or cannot be run: returns only then.
+    pub(crate) fn exec(&self, command: &str) -> anyhow::Result<()> {
+        let arguments = self.arguments.iter().map(OsString::as_os_str);
+        let lab = find().map_err(|_| missing(command))?;
+        exec(&lab, iter::once(OsStr::new(command)).chain(arguments))
+    }
+}
+
+/// Becomes `vtl-lab` for `vtl help COMMAND …` of one of its commands. Returns if that was not asked.
+///
+/// # Errors
+/// As [`LabArgs::exec`].
+pub(crate) fn exec_help(arguments: &[OsString]) -> anyhow::Result<()> {
+    let [_, help, command, ..] = arguments else {
+        return Ok(());
+    };
+    let command = command.to_str().unwrap_or_default();
+    if help != "help" || !["testbed", "demo", "bench"].contains(&command) {
+        return Ok(());
+    }
+    let lab = find().map_err(|_| missing(command))?;
+    exec(&lab, &arguments[1..])
+}
+
+/// Becomes `vtl-lab` with these arguments.
+///
+/// # Errors
+/// It cannot be run: returns only then.
+pub(crate) fn exec(
+    lab: &Path,
+    arguments: impl IntoIterator<Item = impl AsRef<OsStr>>,
+) -> anyhow::Result<()> {
+    let error = Command::new(lab).args(arguments).exec();
+    Err(error).with_context(|| format!("cannot run {}", lab.display()))
+}
+
+/// Where it is: beside this executable, or else in the PATH.
+///
+/// # Errors
+/// `NotFound`.
+pub(crate) fn find() -> io::Result<PathBuf> {
+    let beside = std::env::current_exe()?.with_file_name(PROGRAM);
+    if is_executable(&beside) {
+        return Ok(beside);
+    }
+    find_program(PROGRAM)
+}
+
+fn missing(command: &str) -> anyhow::Error {
+    anyhow!(
+        "`vtl {command}` is done by the program {PROGRAM}, which is neither beside `vtl` nor in the PATH: \
+         `make install` in VTL's sources installs it"
+    )
+}

@@ -1,0 +1,720 @@
+//! The file format of plans, and from it the cells.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::path::Path;
+
+use serde::de::value::SeqAccessDeserializer;
+use serde::de::{self, Deserialize, Deserializer, IntoDeserializer, SeqAccess, Visitor};
+use vtl_bpf::objects;
+use vtl_pool::object::{Description, Parameter};
+use vtl_proto::intf;
+use vtl_proto::services::Services;
+use vtl_testbed::{Link, LossModel, Profile};
+
+use super::{
+    Amount, Cell, Change, Direction, Error, Graft, Plan, Setting, Transport, Vtl, Workload,
+};
+
+/// When a transfer is cut unless the plan says otherwise, seconds.
+const TIME_LIMIT_S: f64 = 60.0;
+/// The longest of all times in a plan, seconds.
+const LONGEST_S: f64 = 86_400.0;
+/// The largest transfer, bytes.
+const LARGEST: u64 = 1 << 44;
+/// The most flows at a time.
+const MOST_FLOWS: u32 = 2_000;
+
+/// The parameter that may be set to what the path deserves.
+const WINDOW: &str = "window";
+
+/// One value or a list of them; a list multiplies the cells.
+#[derive(Clone, Debug)]
+enum Many<T> {
+    One(T),
+    List(Vec<T>),
+}
+
+/// By hand rather than as an untagged enum, whose errors do not say what was expected.
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Many<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(OneOrList(PhantomData))
+    }
+}
+
+struct OneOrList<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for OneOrList<T> {
+    type Value = Many<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value or a list of values")
+    }
+
+    fn visit_bool<E: de::Error>(self, value: bool) -> Result<Many<T>, E> {
+        T::deserialize(value.into_deserializer()).map(Many::One)
+    }
+
+    fn visit_i64<E: de::Error>(self, value: i64) -> Result<Many<T>, E> {
+        T::deserialize(value.into_deserializer()).map(Many::One)
+    }
+
+    fn visit_f64<E: de::Error>(self, value: f64) -> Result<Many<T>, E> {
+        T::deserialize(value.into_deserializer()).map(Many::One)
+    }
+
+    fn visit_str<E: de::Error>(self, value: &str) -> Result<Many<T>, E> {
+        T::deserialize(value.into_deserializer()).map(Many::One)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, values: A) -> Result<Many<T>, A::Error> {
+        Vec::deserialize(SeqAccessDeserializer::new(values)).map(Many::List)
+    }
+}
+
+impl<T: Clone> Many<T> {
+    fn list(&self) -> Vec<T> {
+        match self {
+            Self::One(value) => vec![value.clone()],
+            Self::List(values) => values.clone(),
+        }
+    }
+}
+
+/// The values of a key that may be absent: then one absent value.
+fn choices<T: Clone>(many: Option<&Many<T>>) -> Vec<Option<T>> {
+    many.map_or_else(
+        || vec![None],
+        |many| many.list().into_iter().map(Some).collect(),
+    )
+}
+
+#[derive(Debug, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PlanTable {
+    transports: Many<String>,
+    runs: Option<u32>,
+    cores: Option<Many<u8>>,
+    link: LinkTable,
+    workload: WorkloadTable,
+    #[serde(default)]
+    vtl: VtlTable,
+}
+
+#[derive(Debug, Default, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LinkTable {
+    profile: Option<Many<String>>,
+    rtt_ms: Option<f64>,
+    rate_mbit: Option<f64>,
+    queue_packets: Option<u32>,
+    loss_pct: Option<Many<f64>>,
+    loss_model: Option<Many<String>>,
+    reorder_pct: Option<f64>,
+    seed: Option<u64>,
+    #[serde(default)]
+    timeline: Vec<ChangeTable>,
+}
+
+#[derive(Debug, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ChangeTable {
+    at_s: f64,
+    rtt_ms: Option<f64>,
+    rate_mbit: Option<f64>,
+    queue_packets: Option<u32>,
+    loss_pct: Option<f64>,
+    loss_model: Option<String>,
+    reorder_pct: Option<f64>,
+}
+
+#[derive(Debug, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WorkloadTable {
+    kind: String,
+    bytes: Option<Many<u64>>,
+    seconds_worth: Option<f64>,
+    request_bytes: Option<u32>,
+    response_bytes: Option<u32>,
+    count: Option<Many<u32>>,
+    rate_mbit: Option<f64>,
+    seconds: Option<f64>,
+    start_s: Option<Vec<f64>>,
+    app: Option<String>,
+    direction: Option<Many<String>>,
+    known: Option<Many<bool>>,
+    time_limit_s: Option<f64>,
+}
+
+#[derive(Debug, Default, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct VtlTable {
+    driver: Option<Many<String>>,
+    ingress: Option<Many<String>>,
+    ring_slots: Option<Many<u32>>,
+    attached: Option<Many<bool>>,
+}
+
+/// A problem at a key; the line is looked up by the key's name.
+struct Problem {
+    key: &'static str,
+    text: String,
+}
+
+fn problem<T>(key: &'static str, text: impl Into<String>) -> Result<T, Problem> {
+    Err(Problem {
+        key,
+        text: format!("`{key}`: {}", text.into()),
+    })
+}
+
+pub(super) fn parse(path: &Path, text: &str) -> Result<Plan, Error> {
+    let wrong = |line, problem| Error::Wrong {
+        path: path.to_owned(),
+        line,
+        problem,
+    };
+    let table: PlanTable = toml::from_str(text).map_err(|error| {
+        let at = error.span().map_or(0, |span| span.start.min(text.len()));
+        let line = text.as_bytes()[..at]
+            .iter()
+            .filter(|b| **b == b'\n')
+            .count()
+            + 1;
+        wrong(line, plainly(text, line, error.message()))
+    })?;
+    let name = path.file_stem().unwrap_or_default().to_string_lossy();
+    build(&name, &table).map_err(|problem| wrong(line_of(text, problem.key), problem.text))
+}
+
+/// The parser's message in a user's words, with the key if the value is what is wrong.
+fn plainly(text: &str, line: usize, message: &str) -> String {
+    const WORDS: [(&str, &str); 7] = [
+        ("a string", "text in quotes"),
+        ("a boolean", "true or false"),
+        ("a sequence", "a list"),
+        ("f64", "a number"),
+        ("u64", "a whole number from 0"),
+        ("u32", "a whole number from 0 to 4,294,967,295"),
+        ("u8", "a whole number from 0 to 255"),
+    ];
+    let mut message = message.replace('\n', "; ");
+    for (theirs, ours) in WORDS {
+        if let Some(rest) = message.strip_suffix(&format!("expected {theirs}")) {
+            message = format!("{rest}expected {ours}");
+        }
+    }
+    let line = text.lines().nth(line - 1).unwrap_or_default();
+    match line.split_once('=') {
+        Some((key, _))
+            if message.starts_with("invalid type") || message.starts_with("invalid value") =>
+        {
+            format!("`{}`: {message}", key.trim())
+        }
+        _ => message,
+    }
+}
+
+/// The first line that sets `key`, or begins the table of that name, or the first of all.
+fn line_of(text: &str, key: &str) -> usize {
+    let sets = |line: &str| {
+        line.trim_start()
+            .strip_prefix(key)
+            .is_some_and(|rest| rest.trim_start().starts_with('='))
+    };
+    let begins = |line: &str| {
+        line.trim_start()
+            .strip_prefix('[')
+            .and_then(|rest| rest.trim_start().strip_prefix(key))
+            .is_some_and(|rest| rest.trim_start().starts_with(']'))
+    };
+    let line = text.lines().position(sets);
+    let line = line.or_else(|| text.lines().position(begins));
+    line.map_or(1, |index| index + 1)
+}
+
+fn build(name: &str, table: &PlanTable) -> Result<Plan, Problem> {
+    let transports = transports(table)?;
+    let runs = table.runs.unwrap_or(1);
+    if !(1..=1000).contains(&runs) {
+        return problem("runs", format!("{runs} is not between 1 and 1,000"));
+    }
+    let mut cells = Vec::new();
+    for (profile, link) in links(&table.link)? {
+        for workload in workloads(&table.workload, &link, transports.len())? {
+            for known in choices(table.workload.known.as_ref()) {
+                for cores in choices(table.cores.as_ref()) {
+                    for vtl in daemons(&table.vtl)? {
+                        let cell = Cell {
+                            transports: transports.clone(),
+                            profile,
+                            timeline: timeline(&table.link, &link)?,
+                            link: link.clone(),
+                            workload: workload.clone(),
+                            curl: curl(&table.workload)?,
+                            known: known.unwrap_or(false),
+                            time_limit_s: time_limit(&table.workload)?,
+                            cores,
+                            vtl,
+                        };
+                        check(&cell)?;
+                        cells.push(cell);
+                    }
+                }
+            }
+        }
+    }
+    if cells.is_empty() {
+        return problem(
+            "link",
+            "a list in this plan is empty, so nothing is measured",
+        );
+    }
+    Ok(Plan {
+        name: name.to_owned(),
+        cells,
+        runs,
+    })
+}
+
+fn transports(table: &PlanTable) -> Result<Vec<Transport>, Problem> {
+    let names = table.transports.list();
+    if names.is_empty() {
+        return problem("transports", "the list is empty");
+    }
+    let parse = |name: &String| {
+        let transport = name
+            .parse()
+            .or_else(|text: String| problem("transports", text))?;
+        let (name, params) = match &transport {
+            Transport::Graft(Graft { name, params, .. }) => (name.as_str(), &params[..]),
+            Transport::Hook(carrier) => match carrier.strip_prefix("graft:") {
+                Some(name) => (name, &[][..]),
+                None => return Ok(transport),
+            },
+            _ => return Ok(transport),
+        };
+        let Some(object) = objects::graft(name) else {
+            let all: Vec<_> = objects::GRAFTS.iter().map(|(name, _)| *name).collect();
+            let text = format!("there is no graft \"{name}\": valid are {}", all.join(", "));
+            return problem("transports", text);
+        };
+        let graft = Description::read(object).expect("it comes with VTL");
+        for (key, setting) in params {
+            let known = graft.parameters.iter().find(|p| p.name == *key);
+            let fits = |p: &Parameter| match setting {
+                Setting::Number(number) => (p.least..=p.most).contains(number),
+                Setting::Path => p.name == WINDOW,
+            };
+            if !known.is_some_and(fits) {
+                let text = format!("graft \"{name}\" has no parameter {key} that may be that");
+                return problem("transports", text);
+            }
+        }
+        if matches!(transport, Transport::Hook(_)) && !is_stream(name) {
+            let text = format!("the graft \"{name}\" carries no streams, so no hooked ones");
+            return problem("transports", text);
+        }
+        Ok(transport)
+    };
+    names.iter().map(parse).collect()
+}
+
+fn time(key: &'static str, seconds: f64) -> Result<f64, Problem> {
+    if seconds > 0.0 && seconds <= LONGEST_S {
+        return Ok(seconds);
+    }
+    problem(key, format!("{seconds} is not a time up to {LONGEST_S} s"))
+}
+
+fn loss_model(name: &str) -> Result<LossModel, Problem> {
+    match name {
+        "uniform" => Ok(LossModel::Uniform),
+        "gilbert-elliott" => Ok(LossModel::BURSTS),
+        other => problem(
+            "loss_model",
+            format!("there is no \"{other}\": valid are \"uniform\", \"gilbert-elliott\""),
+        ),
+    }
+}
+
+fn links(table: &LinkTable) -> Result<Vec<(Option<Profile>, Link)>, Problem> {
+    if table.profile.is_none() && (table.rtt_ms.is_none() || table.rate_mbit.is_none()) {
+        return problem("link", "needs `profile`, or `rtt_ms` and `rate_mbit`");
+    }
+    let mut links = Vec::new();
+    for name in choices(table.profile.as_ref()) {
+        let profile: Option<Profile> = match name {
+            Some(name) => match name.parse() {
+                Ok(profile) => Some(profile),
+                Err(_) => {
+                    let all = Profile::ALL.map(Profile::name).join(", ");
+                    return problem(
+                        "profile",
+                        format!("there is no \"{name}\": valid are {all}"),
+                    );
+                }
+            },
+            None => None,
+        };
+        for loss in choices(table.loss_pct.as_ref()) {
+            for model in choices(table.loss_model.as_ref()) {
+                let mut link = profile.map_or_else(Link::default, Profile::link);
+                link.rtt_ms = table.rtt_ms.unwrap_or(link.rtt_ms);
+                link.rate_mbit = table.rate_mbit.unwrap_or(link.rate_mbit);
+                link.queue_packets = table.queue_packets.or(link.queue_packets);
+                link.loss_pct = loss.unwrap_or(link.loss_pct);
+                link.reorder_pct = table.reorder_pct.unwrap_or(link.reorder_pct);
+                link.seed = table.seed.unwrap_or(link.seed);
+                if let Some(model) = model {
+                    link.loss_model = loss_model(&model)?;
+                }
+                if let Err(error) = link.check() {
+                    return problem("link", error.0);
+                }
+                if link.direct && (link.rtt_ms > 0.0 || link.rate_mbit > 0.0) {
+                    return problem("profile", "`wire` has no delay and no rate of its own");
+                }
+                links.push((profile, link));
+            }
+        }
+    }
+    Ok(links)
+}
+
+fn timeline(table: &LinkTable, first: &Link) -> Result<Vec<Change>, Problem> {
+    let mut link = first.clone();
+    let mut last = 0.0;
+    let mut changes = Vec::new();
+    for change in &table.timeline {
+        if !(change.at_s >= last && change.at_s <= LONGEST_S) {
+            return problem(
+                "at_s",
+                "the entries of the timeline are not in order of time",
+            );
+        }
+        last = change.at_s;
+        if link.direct {
+            return problem("profile", "`wire` has nothing that a timeline could change");
+        }
+        link.rtt_ms = change.rtt_ms.unwrap_or(link.rtt_ms);
+        link.rate_mbit = change.rate_mbit.unwrap_or(link.rate_mbit);
+        link.queue_packets = change.queue_packets.or(link.queue_packets);
+        link.loss_pct = change.loss_pct.unwrap_or(link.loss_pct);
+        link.reorder_pct = change.reorder_pct.unwrap_or(link.reorder_pct);
+        if let Some(model) = &change.loss_model {
+            link.loss_model = loss_model(model)?;
+        }
+        if let Err(error) = link.check() {
+            return problem("at_s", error.0);
+        }
+        changes.push(Change {
+            at_s: change.at_s,
+            link: link.clone(),
+        });
+    }
+    Ok(changes)
+}
+
+/// Keys that belong to some kinds of workload only.
+fn refuse_strangers(table: &WorkloadTable) -> Result<(), Problem> {
+    let present = [
+        ("bytes", table.bytes.is_some()),
+        ("seconds_worth", table.seconds_worth.is_some()),
+        ("request_bytes", table.request_bytes.is_some()),
+        ("response_bytes", table.response_bytes.is_some()),
+        ("count", table.count.is_some()),
+        ("rate_mbit", table.rate_mbit.is_some()),
+        ("seconds", table.seconds.is_some()),
+        ("start_s", table.start_s.is_some()),
+        ("app", table.app.is_some()),
+        ("direction", table.direction.is_some()),
+    ];
+    let valid: &[&str] = match table.kind.as_str() {
+        "file" => &["bytes", "seconds_worth", "app", "direction"],
+        "request-response" => &["request_bytes", "response_bytes", "count"],
+        "stream" => &["rate_mbit", "seconds"],
+        "flows" => &["count", "bytes", "seconds"],
+        "compete" => &["seconds", "start_s"],
+        other => {
+            return problem(
+                "kind",
+                format!(
+                    "there is no \"{other}\": valid are \"file\", \"request-response\", \"stream\", \
+                     \"flows\", \"compete\""
+                ),
+            );
+        }
+    };
+    for (key, there) in present {
+        if there && !valid.contains(&key) {
+            return problem(
+                key,
+                format!(
+                    "does not belong to the kind \"{}\", which takes {}, known, time_limit_s",
+                    table.kind,
+                    valid.join(", ")
+                ),
+            );
+        }
+    }
+    Ok(())
+}
+
+fn workloads(
+    table: &WorkloadTable,
+    link: &Link,
+    transports: usize,
+) -> Result<Vec<Workload>, Problem> {
+    refuse_strangers(table)?;
+    match table.kind.as_str() {
+        "file" => files(table, link),
+        "request-response" => requests(table),
+        "stream" => streams(table),
+        "flows" => flows(table),
+        _ => competitions(table, transports),
+    }
+}
+
+fn missing<T>(table: &WorkloadTable, key: &str) -> Result<T, Problem> {
+    problem("kind", format!("\"{}\" needs `{key}`", table.kind))
+}
+
+fn sizes(table: &WorkloadTable) -> Result<Vec<u64>, Problem> {
+    let sizes = table.bytes.as_ref().map(Many::list).unwrap_or_default();
+    match sizes.iter().find(|n| !(1..=LARGEST).contains(*n)) {
+        Some(wrong) => problem("bytes", format!("{wrong} is not between 1 and 2^44")),
+        None => Ok(sizes),
+    }
+}
+
+fn seconds(table: &WorkloadTable) -> Result<Option<f64>, Problem> {
+    table.seconds.map(|s| time("seconds", s)).transpose()
+}
+
+fn files(table: &WorkloadTable, link: &Link) -> Result<Vec<Workload>, Problem> {
+    let mut sizes = sizes(table)?;
+    if let Some(worth) = table.seconds_worth {
+        let bytes = time("seconds_worth", worth)? * link.rate_mbit * 1e6 / 8.0;
+        if bytes < 1.0 {
+            return problem("seconds_worth", "the link has no rate: give `bytes`");
+        }
+        sizes.push(bytes as u64);
+    }
+    if sizes.is_empty() {
+        return missing(table, "bytes");
+    }
+    let directions = directions(table)?;
+    let of_size = |bytes| {
+        let workload = move |direction: &Direction| Workload::File {
+            bytes,
+            direction: *direction,
+        };
+        directions.iter().map(workload)
+    };
+    Ok(sizes.into_iter().flat_map(of_size).collect())
+}
+
+fn directions(table: &WorkloadTable) -> Result<Vec<Direction>, Problem> {
+    let Some(names) = table.direction.as_ref().map(Many::list) else {
+        return Ok(vec![Direction::Down]);
+    };
+    let named = |name: &String| {
+        let mut all = Direction::ALL.into_iter();
+        let found = all.find(|direction| direction.name() == name);
+        found.ok_or_else(|| Problem {
+            key: "direction",
+            text: format!("`direction`: there is no \"{name}\": valid are down, up, both"),
+        })
+    };
+    names.iter().map(named).collect()
+}
+
+fn requests(table: &WorkloadTable) -> Result<Vec<Workload>, Problem> {
+    let request = table.request_bytes.unwrap_or(64);
+    let response = table.response_bytes.unwrap_or(64);
+    for (key, bytes) in [("request_bytes", request), ("response_bytes", response)] {
+        if !(1..=1 << 24).contains(&bytes) {
+            return problem(key, format!("{bytes} is not between 1 and 2^24"));
+        }
+    }
+    let counts = table.count.as_ref().map_or_else(|| vec![1000], Many::list);
+    if let Some(wrong) = counts.iter().find(|n| !(1..=10_000_000).contains(*n)) {
+        return problem("count", format!("{wrong} is not between 1 and 10,000,000"));
+    }
+    let workload = |count| Workload::RequestResponse {
+        request,
+        response,
+        count,
+    };
+    Ok(counts.into_iter().map(workload).collect())
+}
+
+fn streams(table: &WorkloadTable) -> Result<Vec<Workload>, Problem> {
+    let Some(seconds) = seconds(table)? else {
+        return missing(table, "seconds");
+    };
+    let rate_mbit = table.rate_mbit.unwrap_or(0.0);
+    if !(0.0..=100_000.0).contains(&rate_mbit) {
+        return problem("rate_mbit", "is not between 0 and 100,000");
+    }
+    Ok(vec![Workload::Stream { rate_mbit, seconds }])
+}
+
+fn flows(table: &WorkloadTable) -> Result<Vec<Workload>, Problem> {
+    let mut amounts: Vec<Amount> = sizes(table)?.into_iter().map(Amount::Bytes).collect();
+    amounts.extend(seconds(table)?.map(Amount::Seconds));
+    let &[amount] = &amounts[..] else {
+        return problem(
+            "seconds",
+            "flows carry either `bytes` each or `seconds`, one value",
+        );
+    };
+    let Some(counts) = table.count.as_ref().map(Many::list) else {
+        return missing(table, "count");
+    };
+    if let Some(wrong) = counts.iter().find(|n| !(1..=MOST_FLOWS).contains(*n)) {
+        return problem(
+            "count",
+            format!("{wrong} is not between 1 and {MOST_FLOWS}"),
+        );
+    }
+    let workload = |count| Workload::Flows { count, amount };
+    Ok(counts.into_iter().map(workload).collect())
+}
+
+fn competitions(table: &WorkloadTable, transports: usize) -> Result<Vec<Workload>, Problem> {
+    let Some(seconds) = seconds(table)? else {
+        return missing(table, "seconds");
+    };
+    let starts = table
+        .start_s
+        .clone()
+        .unwrap_or_else(|| vec![0.0; transports]);
+    if starts.len() != transports {
+        return problem(
+            "start_s",
+            format!("needs {transports} times, one a transport"),
+        );
+    }
+    if let Some(wrong) = starts.iter().find(|s| !(0.0..=LONGEST_S).contains(*s)) {
+        return problem("start_s", format!("{wrong} is not a time"));
+    }
+    if starts.iter().any(|s| *s >= seconds) {
+        return problem("start_s", "all flows must start before the first has ended");
+    }
+    Ok(vec![Workload::Compete { seconds, starts }])
+}
+
+fn curl(table: &WorkloadTable) -> Result<bool, Problem> {
+    match table.app.as_deref() {
+        None => Ok(false),
+        Some("curl") => Ok(true),
+        Some(other) => problem("app", format!("there is no \"{other}\": valid is \"curl\"")),
+    }
+}
+
+fn time_limit(table: &WorkloadTable) -> Result<f64, Problem> {
+    table
+        .time_limit_s
+        .map_or(Ok(TIME_LIMIT_S), |s| time("time_limit_s", s))
+}
+
+fn daemons(table: &VtlTable) -> Result<Vec<Vtl>, Problem> {
+    let valid = |key: &'static str, value: &Option<String>, valid: &[&str]| match value {
+        Some(value) if !valid.contains(&value.as_str()) => problem(
+            key,
+            format!("there is no \"{value}\": valid are {}", valid.join(", ")),
+        ),
+        _ => Ok(()),
+    };
+    let mut all = Vec::new();
+    for driver in choices(table.driver.as_ref()) {
+        valid("driver", &driver, &["auto", "live", "tc"])?;
+        for ingress in choices(table.ingress.as_ref()) {
+            valid("ingress", &ingress, &["tcx", "xdp"])?;
+            for ring_slots in choices(table.ring_slots.as_ref()) {
+                if ring_slots.is_some_and(|n| {
+                    !n.is_power_of_two() || !(64..=intf::VTL_MAX_WINDOW).contains(&n)
+                }) {
+                    return problem(
+                        "ring_slots",
+                        format!("must be a power of two from 64 to {}", intf::VTL_MAX_WINDOW),
+                    );
+                }
+                for attached in choices(table.attached.as_ref()) {
+                    all.push(Vtl {
+                        driver: driver.clone(),
+                        ingress: ingress.clone(),
+                        ring_slots,
+                        attached: attached.unwrap_or(false),
+                    });
+                }
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// Whether a graft that comes with VTL delivers every byte, in order.
+fn is_stream(graft: &str) -> bool {
+    let description = objects::graft(graft).and_then(|object| Description::read(object).ok());
+    description.is_some_and(|d| d.services.contains(Services::RELIABLE | Services::ORDERED))
+}
+
+/// What fits only together.
+fn check(cell: &Cell) -> Result<(), Problem> {
+    if !matches!(cell.cores, None | Some(1 | 2)) {
+        return problem("cores", "is 1 (both hosts on one) or 2 (one each)");
+    }
+    for transport in &cell.transports {
+        if *transport == Transport::Udp
+            && !matches!(
+                cell.workload,
+                Workload::File { .. } | Workload::Stream { .. }
+            )
+        {
+            return problem("transports", "udp carries only \"file\" and \"stream\"");
+        }
+        let loses = match transport {
+            Transport::Graft(graft) => !is_stream(&graft.name),
+            hook => hook.is_lossy_hook(),
+        };
+        let is_download = match cell.workload {
+            Workload::File { direction, .. } => direction == Direction::Down,
+            _ => true,
+        };
+        if !is_download && (cell.curl || loses || *transport == Transport::Udp) {
+            let text =
+                format!("{transport} measures \"down\" only, as do curl and what may lose packets");
+            return problem("direction", text);
+        }
+        if loses && !matches!(cell.workload, Workload::File { .. }) {
+            let text = format!("{transport} may lose packets, so it carries only \"file\"");
+            return problem("transports", text);
+        }
+        if let Transport::Graft(graft) = transport
+            && graft.params.iter().any(|(_, s)| *s == Setting::Path)
+            && (cell.link.bdp_bytes() == 0 || !cell.timeline.is_empty())
+        {
+            let text = "a path without a rate of its own, or with a timeline, deserves no window";
+            return problem("transports", text);
+        }
+        if cell.curl
+            && (transport.is_lossy_hook()
+                || !matches!(
+                    transport,
+                    Transport::Tcp(_) | Transport::Hook(_) | Transport::Served(_)
+                ))
+        {
+            return problem(
+                "transports",
+                format!(
+                    "curl speaks TCP: {transport} cannot carry it, tcp-* and hook:* that lose \
+                     nothing can"
+                ),
+            );
+        }
+    }
+    Ok(())
+}

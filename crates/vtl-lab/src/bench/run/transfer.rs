@@ -1,0 +1,481 @@
+//! One transfer, or several that compete, on a testbed of their own.
+
+use std::net::{IpAddr, SocketAddr};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use vtl_testbed::{Host, Lifetime, Link, Testbed};
+
+use super::Bench;
+use super::endpoint::Endpoint;
+use crate::bench::agent::{Order, Outcome, Over, Side, Summary, Work};
+use crate::bench::cpu;
+use crate::bench::plan::{Amount, Cell, Change, Direction, Plan, Transport, Workload};
+use crate::bench::row::{Row, seed, share};
+use crate::child::pin;
+use crate::daemons::{self, Daemons};
+
+/// The first endpoint's port; each competing one has the next.
+pub(super) const PORT: u16 = 5201;
+/// How long an endpoint may take for what is not measured.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// What is left of a time limit when a client must have spoken.
+const GRACE_S: f64 = 15.0;
+/// More sessions than this are many.
+const MANY: u32 = 16;
+/// Less may be over before there is a carrier, bytes.
+const SMALL: u64 = 4 << 20;
+
+/// Everything around a transfer; ends with it.
+pub(super) struct Stage<'a> {
+    pub(super) bench: &'a Bench,
+    pub(super) cell: &'a Cell,
+    pub(super) testbed: Testbed,
+    pub(super) daemons: Option<Daemons>,
+}
+
+impl Bench {
+    /// Measures `leg`: one transport, or all that compete.
+    pub(super) fn transfer(
+        &self,
+        plan: &Plan,
+        cell: &Cell,
+        leg: &[Transport],
+        run: u32,
+    ) -> anyhow::Result<Vec<Row>> {
+        let link = Link {
+            seed: seed(cell, run),
+            ..cell.link.clone()
+        };
+        let both = [&leg[0], &leg[0]].map(Transport::clone);
+        let is_both = is_both(cell);
+        let leg = if is_both { &both } else { leg };
+        let stage = Stage::set(self, cell, &link, leg)?;
+        let mut rows: Vec<Row> = leg
+            .iter()
+            .map(|transport| Row::new(&plan.name, cell, transport, run))
+            .collect();
+        if let Workload::Compete { .. } = cell.workload {
+            for (row, number) in rows.iter_mut().zip(1..) {
+                row.flow = Some(number);
+            }
+        }
+        if let (true, [down, up]) = (is_both, &mut rows[..]) {
+            (down.direction, up.direction) = (Some("down of both"), Some("up of both"));
+        }
+        if cell.curl {
+            stage.curl(&leg[0], &mut rows[0])?;
+        } else {
+            stage.endpoints(leg, &mut rows)?;
+        }
+        share(cell, &mut rows);
+        Ok(rows)
+    }
+}
+
+impl<'a> Stage<'a> {
+    fn set(
+        bench: &'a Bench,
+        cell: &'a Cell,
+        link: &Link,
+        leg: &[Transport],
+    ) -> anyhow::Result<Self> {
+        let testbed = Testbed::up(&bench.testbed, link, Lifetime::Guarded)?;
+        for transport in leg {
+            let control = match transport {
+                Transport::Tcp(control) => control,
+                // What VTL gives way to, and what its own connections use.
+                _ => "bbr",
+            };
+            for host in [Host::Client, Host::Server] {
+                testbed.tune_tcp(host, control)?;
+            }
+        }
+        let wanted = cell.vtl.attached || leg.iter().any(Transport::needs_daemons);
+        let daemons = if wanted {
+            let options = daemons::Options {
+                arguments: arguments(cell),
+                cores: cores(cell),
+            };
+            let logs = bench.logs();
+            let daemons = Daemons::start(
+                &testbed,
+                &bench.programs,
+                &options,
+                &logs,
+                &logs,
+                &bench.interrupt,
+            )?;
+            for transport in leg {
+                if let Transport::Graft(graft) = transport {
+                    daemons.deploy(&graft.name)?;
+                }
+            }
+            Some(daemons)
+        } else {
+            None
+        };
+        Ok(Self {
+            bench,
+            cell,
+            testbed,
+            daemons,
+        })
+    }
+
+    /// This program on a host, captured if the transport is a hook.
+    fn command(&self, host: Host, transport: &Transport) -> anyhow::Result<Command> {
+        let lab = &self.bench.programs.lab;
+        let mut command = match (transport, &self.daemons, host) {
+            (Transport::Hook(carrier), Some(daemons), Host::Client) => {
+                let programs = &self.bench.programs;
+                let lossy = transport.is_lossy_hook();
+                daemons.captured(&self.testbed, programs, Some(carrier), lossy, lab)?
+            }
+            _ => self.testbed.command(host, lab)?,
+        };
+        self.pin(&mut command, host);
+        Ok(command)
+    }
+
+    /// Puts a host's process where the plan wants it.
+    pub(super) fn pin(&self, command: &mut Command, host: Host) {
+        if let Some(cores) = cores(self.cell) {
+            pin(command, cores[usize::from(host == Host::Server)]);
+        }
+    }
+
+    fn order(&self, side: Side, transport: &Transport, index: u16) -> Order {
+        let server = IpAddr::V4(self.testbed.addr4(Host::Server));
+        let host = match side {
+            Side::Client => Host::Client,
+            Side::Server => Host::Server,
+        };
+        let over = match transport {
+            Transport::Tcp(control) => Over::Tcp(Some((*control).to_owned())),
+            // The programs of tcp-cubic, captured, or of one that can do without what is lost.
+            hook if hook.is_lossy_hook() => Over::LossyTcp,
+            Transport::Hook(_) | Transport::Served(_) => Over::Tcp(Some("cubic".to_owned())),
+            Transport::Quic(control) => Over::Quic((*control).to_owned()),
+            Transport::Udp => Over::Udp,
+            Transport::Graft(graft) => Over::Graft {
+                name: graft.name.clone(),
+                params: graft.params_on(&self.cell.link),
+                sealed: graft.sealed,
+                daemon: self
+                    .daemons
+                    .as_ref()
+                    .map(|d| d.socket(host).to_owned())
+                    .unwrap_or_default(),
+            },
+        };
+        let stream = |rate_mbit: f64, seconds: f64| Work::Stream {
+            rate_kbit: (rate_mbit * 1e3) as u64,
+            millis: (seconds * 1e3) as u64,
+        };
+        let (work, connections, delay_s) = match &self.cell.workload {
+            Workload::File { bytes, direction } => match (direction, index) {
+                (Direction::Down, _) | (Direction::Both, 0) => (Work::File(*bytes), 1, 0.0),
+                _ => (Work::Upload(*bytes), 1, 0.0),
+            },
+            Workload::RequestResponse {
+                request,
+                response,
+                count,
+            } => (
+                Work::Messages {
+                    request: *request,
+                    response: *response,
+                    count: *count,
+                },
+                1,
+                0.0,
+            ),
+            Workload::Stream { rate_mbit, seconds } => (stream(*rate_mbit, *seconds), 1, 0.0),
+            Workload::Flows { count, amount } => match amount {
+                Amount::Bytes(bytes) => (Work::File(*bytes), *count, 0.0),
+                Amount::Seconds(seconds) => (stream(0.0, *seconds), *count, 0.0),
+            },
+            Workload::Compete { seconds, starts } => {
+                let delay = starts.get(usize::from(index)).copied().unwrap_or(0.0);
+                (stream(0.0, *seconds), 1, delay)
+            }
+        };
+        let limit_s = match &self.cell.workload {
+            // The last blocks arrive after the time is over.
+            Workload::Stream { seconds, .. } => seconds + GRACE_S / 2.0,
+            Workload::Compete { seconds, .. }
+            | Workload::Flows {
+                amount: Amount::Seconds(seconds),
+                ..
+            } => *seconds,
+            _ => self.cell.time_limit_s,
+        };
+        Order {
+            side,
+            over,
+            address: SocketAddr::new(server, PORT + 10 * index),
+            work,
+            connections,
+            known: self.cell.known,
+            delay_s,
+            limit_s,
+            rtt_ms: self.cell.link.rtt_ms,
+            rate_mbit: self.cell.link.rate_mbit,
+        }
+    }
+
+    /// This program's own ends, one pair for each transport, all at the same time.
+    fn endpoints(&self, leg: &[Transport], rows: &mut [Row]) -> anyhow::Result<()> {
+        let interrupt = &self.bench.interrupt;
+        let mut pairs = Vec::new();
+        for (transport, index) in leg.iter().zip(0..) {
+            let order = self.order(Side::Server, transport, index);
+            if let (Some(carrier), Some(daemons)) = (transport.hooked(), &self.daemons) {
+                daemons.hook(order.address.port(), carrier, transport.is_lossy_hook())?;
+            }
+            let log = |side| self.bench.logs().join(format!("{side}-{index}.log"));
+            let command = self.command(Host::Server, transport)?;
+            let mut server = Endpoint::start(command, &order, log("server"))?;
+            server.ready(PATIENCE, interrupt)?;
+            let order = self.order(Side::Client, transport, index);
+            let command = self.command(Host::Client, transport)?;
+            let mut client = Endpoint::start(command, &order, log("client"))?;
+            client.ready(PATIENCE, interrupt)?;
+            pairs.push((client, server));
+        }
+        let since = cpu::Since::now();
+        let mut clock = Clock::start(&self.testbed, &self.cell.timeline);
+        for (client, _) in &mut pairs {
+            client.go()?;
+        }
+        let mut memory = Memory::new(self.daemons.as_ref());
+        let mut outcomes: Vec<Outcome> = Vec::new();
+        for (client, _) in &mut pairs {
+            let patience = Duration::from_secs_f64(self.cell.longest_s() + 60.0 + 2.0 * GRACE_S);
+            let tick = || {
+                memory.tick();
+                clock.tick()
+            };
+            outcomes.push(client.hear(patience, interrupt, tick)?);
+        }
+        let memory_samples = memory.samples();
+        let busy = since.busy_s();
+        let again = self.vtl_retransmitted();
+        let mut memory = self.daemons.as_ref().map_or(0, Daemons::peak_kb);
+        for (((_, server), outcome), (transport, row)) in pairs
+            .iter_mut()
+            .zip(&outcomes)
+            .zip(leg.iter().zip(rows.iter_mut()))
+        {
+            server.dismiss();
+            let summary: Summary = server.hear(PATIENCE, interrupt, || Ok(()))?;
+            row.measured(self.cell, transport, outcome);
+            row.settings = summary.settings.clone();
+            row.retransmitted_pct = (summary.sent > 0)
+                .then(|| summary.again as f64 / summary.sent as f64 * 100.0)
+                .filter(|_| *transport != Transport::Udp);
+            if transport.needs_daemons() && !matches!(transport, Transport::Served(_)) {
+                row.retransmitted_pct = again;
+                row.settings = self.vtl_settings();
+            }
+            memory += outcome.peak_kb + summary.peak_kb;
+        }
+        let total: u64 = rows.iter().map(|row| row.bytes).sum();
+        for (row, transport) in rows.iter_mut().zip(leg) {
+            check_settings(row, transport);
+            // Of all together: what competes cannot be told apart.
+            row.cpu(busy);
+            row.cpu_s_per_gb = (total > 0).then(|| busy / (total as f64 / 1e9));
+            row.memory_peak_kb = Some(memory);
+            row.memory_samples.clone_from(&memory_samples);
+            self.link_figures(row)?;
+        }
+        let competes = matches!(self.cell.workload, Workload::Compete { .. });
+        if matches!(leg[0], Transport::Hook(_)) && !competes {
+            self.check_carried(rows)?;
+        }
+        for (client, _) in &mut pairs {
+            client.dismiss();
+        }
+        Ok(())
+    }
+
+    /// What the emulator saw.
+    pub(super) fn link_figures(&self, row: &mut Row) -> anyhow::Result<()> {
+        if self.cell.link.direct {
+            return Ok(());
+        }
+        let stats = self.testbed.stats()?;
+        if stats.down.rx_packets > 0 && self.cell.link.rate_mbit > 0.0 {
+            row.queue_p50_ms = Some(stats.down.sojourn_p50_us as f64 / 1e3);
+        }
+        let lost = |d: &vtl_testbed::DirectionStats| d.host_drops + d.send_errors;
+        row.emulator_drops = lost(&stats.down) + lost(&stats.up);
+        Ok(())
+    }
+
+    /// Plain TCP must not pass for VTL: all rows are of one transport's.
+    pub(super) fn check_carried(&self, rows: &mut [Row]) -> anyhow::Result<()> {
+        let Some(daemons) = &self.daemons else {
+            return Ok(());
+        };
+        // The first bytes of a hooked flow to a new host go by the flow's own TCP connection.
+        let bytes = rows.iter().map(|row| row.bytes).sum();
+        let expected = match self.cell.known {
+            true => bytes,
+            false if bytes < SMALL => 0,
+            false => bytes / 2,
+        };
+        let carried = daemons.statuses()?.carried();
+        if carried < expected {
+            for row in rows {
+                row.ok = false;
+                row.error = Some(format!(
+                    "only {carried} of {bytes} bytes went over VTL, the rest was plain TCP"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn vtl_retransmitted(&self) -> Option<f64> {
+        self.daemons.as_ref()?.statuses().ok()?.retransmitted_pct()
+    }
+
+    pub(super) fn vtl_settings(&self) -> String {
+        let statuses = self.daemons.as_ref().and_then(|d| d.statuses().ok());
+        let driver = statuses
+            .as_ref()
+            .and_then(|s| s.driver().map(str::to_owned));
+        format!(
+            "driver {}, ingress {}, vtld {}",
+            driver.as_deref().unwrap_or("unknown"),
+            self.cell.vtl.ingress.as_deref().unwrap_or("tcx"),
+            arguments(self.cell).join(" ")
+        )
+    }
+}
+
+fn is_both(cell: &Cell) -> bool {
+    let direction = match cell.workload {
+        Workload::File { direction, .. } => direction,
+        _ => Direction::Down,
+    };
+    direction == Direction::Both
+}
+
+/// TCP under another congestion control than the transport's name says must not pass for it.
+pub(super) fn check_settings(row: &mut Row, transport: &Transport) {
+    let control = match transport {
+        Transport::Tcp(control) => control,
+        Transport::Served(control) => control.as_str(),
+        _ => return,
+    };
+    let used = row.settings.split([',', ' ']).next().unwrap_or_default();
+    // The kernel knows VTL's by a name with a prefix, and a number where another daemon has that.
+    let name = used.strip_prefix("vtl_").map_or(used, |name| {
+        let (bare, number) = name.rsplit_once('_').unwrap_or((name, ""));
+        let numbered = number.parse::<u8>().is_ok();
+        if numbered { bare } else { name }
+    });
+    if !row.settings.is_empty() && name != control {
+        row.ok = false;
+        row.error = Some(format!("the connection used {}", row.settings));
+    }
+}
+
+/// Arguments of the daemons.
+fn arguments(cell: &Cell) -> Vec<String> {
+    let mut arguments = vec!["--log".to_owned(), "warn".to_owned()];
+    let mut add = |key: &str, value: Option<String>| {
+        if let Some(value) = value {
+            arguments.extend([format!("--{key}"), value]);
+        }
+    };
+    add("driver", cell.vtl.driver.clone());
+    add("ingress", cell.vtl.ingress.clone());
+    if let Workload::Flows { count, .. } = cell.workload
+        && count > MANY
+    {
+        // A quarter is for others.
+        add("max-sessions", Some((count + count / 3 + MANY).to_string()));
+    }
+    add("ring-slots", cell.vtl.ring_slots.map(|n| n.to_string()));
+    arguments
+}
+
+/// The cores of client and server.
+fn cores(cell: &Cell) -> Option<[usize; 2]> {
+    match cell.cores {
+        Some(1) => Some([0, 0]),
+        Some(_) => Some([0, 1]),
+        None => None,
+    }
+}
+
+/// Looks at the daemons' memory from time to time.
+struct Memory<'a> {
+    daemons: Option<&'a Daemons>,
+    start: Instant,
+    samples: Vec<(f64, u64)>,
+}
+
+impl<'a> Memory<'a> {
+    /// The distance of two looks.
+    const EVERY_S: f64 = 10.0;
+    /// Shorter transfers say nothing about growth.
+    const LEAST: usize = 7;
+
+    fn new(daemons: Option<&'a Daemons>) -> Self {
+        Self {
+            daemons,
+            start: Instant::now(),
+            samples: Vec::new(),
+        }
+    }
+
+    fn tick(&mut self) {
+        let now = self.start.elapsed().as_secs_f64();
+        if let Some(daemons) = self.daemons
+            && now >= self.samples.len() as f64 * Self::EVERY_S
+        {
+            self.samples.push((now, daemons.resident_kb()));
+        }
+    }
+
+    fn samples(self) -> Vec<(f64, u64)> {
+        if self.samples.len() < Self::LEAST {
+            return Vec::new();
+        }
+        self.samples
+    }
+}
+
+/// Changes the link as time goes by.
+struct Clock<'a> {
+    testbed: &'a Testbed,
+    start: Instant,
+    left: &'a [Change],
+}
+
+impl<'a> Clock<'a> {
+    fn start(testbed: &'a Testbed, timeline: &'a [Change]) -> Self {
+        Self {
+            testbed,
+            start: Instant::now(),
+            left: timeline,
+        }
+    }
+
+    fn tick(&mut self) -> anyhow::Result<()> {
+        while let Some((next, rest)) = self.left.split_first() {
+            if self.start.elapsed().as_secs_f64() < next.at_s {
+                break;
+            }
+            self.testbed.set(&next.link)?;
+            self.left = rest;
+        }
+        Ok(())
+    }
+}

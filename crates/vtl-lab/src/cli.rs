@@ -1,0 +1,68 @@
+//! The command line: that of `vtl`, as far as it is done here.
+
+use clap::{CommandFactory, Parser, Subcommand};
+use vtl_cli::daemon::SocketArgs;
+use vtl_cli::{CompletionsArgs, ManArgs, lab};
+
+use crate::bench::BenchCommand;
+use crate::demo::DemoArgs;
+use crate::graft_test::GraftTestArgs;
+use crate::testbed::TestbedArgs;
+
+/// Hosts and links on this machine, and what is measured on them
+///
+/// Started by `vtl bench`, `vtl demo` and `vtl testbed`.
+#[derive(Debug, Parser)]
+#[command(name = "vtl-lab", bin_name = "vtl", version, max_term_width = 100)]
+pub(crate) struct Cli {
+    /// Of no use here; `vtl` takes it with every command.
+    #[command(flatten)]
+    _socket: SocketArgs,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    #[command(about = lab::TESTBED, long_about = None)]
+    Testbed(TestbedArgs),
+    #[command(about = lab::DEMO, after_help = "Examples:\n  \
+        vtl demo                                 100 Mbit/s, 100 ms, 2 % loss\n  \
+        vtl demo --runs 5 --loss 5 --json r.json  medians of five, rows into r.json\n\n\
+        Needs root, nginx and curl. Leaves nothing behind but the files below --out.")]
+    Demo(DemoArgs),
+    #[command(subcommand, about = lab::BENCH)]
+    Bench(BenchCommand),
+    /// Carry data over a graft that was built (started by `vtl graft test`)
+    #[command(hide = true)]
+    GraftTest(GraftTestArgs),
+    /// Print a completion script for `vtl` (started by `vtl completions`)
+    #[command(hide = true)]
+    Completions(CompletionsArgs),
+    /// Write the manual pages of `vtl` (started by `vtl man`)
+    #[command(hide = true)]
+    Man(ManArgs),
+}
+
+/// The command line of `vtl`, with what is done here in place of the names that `vtl` has for it.
+pub(crate) fn whole() -> clap::Command {
+    let lab = Cli::command();
+    let visible = lab
+        .get_subcommands()
+        .filter(|command| !command.is_hide_set());
+    visible.fold(vtl_cli::command(), |whole, command| {
+        whole.mut_subcommand(command.get_name(), |_| command.clone())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cli__is_consistent() {
+        Cli::command().debug_assert();
+        whole().debug_assert();
+    }
+}
