@@ -54,30 +54,35 @@ fn socket(handle: *const vtl_socket) -> Outcome<Arc<Socket>> {
 }
 
 /// A handle for a new socket.
-fn publish(socket: Socket, place: *mut *mut vtl_socket) -> Outcome<()> {
-    let handle = SOCKETS
+fn publish(socket: Socket, place: &mut *mut vtl_socket) -> Outcome<()> {
+    *place = SOCKETS
         .insert(socket)
         .ok_or_else(|| Failure::new(libc::EMFILE, "too many VTL sockets"))?;
-    // SAFETY: the caller has checked that it is not null; that it can be written is C's promise.
-    unsafe { place.write(handle) };
     Ok(())
 }
 
 /// Where a handle goes, emptied.
-fn place_of(place: *mut *mut vtl_socket) -> Outcome<*mut *mut vtl_socket> {
+///
+/// # Safety
+/// NULL, or nobody else uses the place during `'a`, and it can be written.
+unsafe fn place_of<'a>(place: *mut *mut vtl_socket) -> Outcome<&'a mut *mut vtl_socket> {
     if place.is_null() {
         return Err(Failure::invalid("there is no place for the socket: NULL"));
     }
-    // SAFETY: not null; that it can be written is C's promise.
-    unsafe { place.write(std::ptr::null_mut()) };
-    Ok(place)
+    // SAFETY: not null; the caller's promise. C need not have put anything there before.
+    unsafe {
+        place.write(std::ptr::null_mut());
+        Ok(&mut *place)
+    }
 }
 
-fn text<'a>(text: *const c_char) -> Outcome<Option<&'a str>> {
+/// # Safety
+/// NULL, or the text ends with a zero byte and stays as it is during `'a`.
+unsafe fn text<'a>(text: *const c_char) -> Outcome<Option<&'a str>> {
     if text.is_null() {
         return Ok(None);
     }
-    // SAFETY: not null; that it ends with a zero byte, and stays as it is, is C's promise.
+    // SAFETY: not null; the caller's promise.
     let text = unsafe { CStr::from_ptr(text) };
     let text = text.to_str();
     text.map(Some)
@@ -85,16 +90,23 @@ fn text<'a>(text: *const c_char) -> Outcome<Option<&'a str>> {
 }
 
 /// The caller's bytes.
-fn bytes<'a>(buffer: *const c_void, size: size_t) -> Outcome<&'a [u8]> {
+///
+/// # Safety
+/// `buffer` is NULL, or its `size` bytes stay as they are during `'a`.
+unsafe fn bytes<'a>(buffer: *const c_void, size: size_t) -> Outcome<&'a [u8]> {
     check(buffer, size)?;
     if size == 0 {
         return Ok(&[]);
     }
-    // SAFETY: not null, and not longer than memory can be; the rest is C's promise.
+    // SAFETY: not null, and not longer than memory can be; the caller's promise.
     Ok(unsafe { std::slice::from_raw_parts(buffer.cast(), size) })
 }
 
-fn bytes_mut<'a>(buffer: *mut c_void, size: size_t) -> Outcome<&'a mut [u8]> {
+/// The caller's room for bytes.
+///
+/// # Safety
+/// `buffer` is NULL, or its `size` bytes can be written and are nobody else's during `'a`.
+unsafe fn bytes_mut<'a>(buffer: *mut c_void, size: size_t) -> Outcome<&'a mut [u8]> {
     check(buffer, size)?;
     if size == 0 {
         return Ok(&mut []);
@@ -129,8 +141,9 @@ pub unsafe extern "C" fn vtl_init(
     sock: *mut *mut vtl_socket,
 ) -> c_int {
     guard(|| {
-        let place = place_of(sock)?;
-        publish(Socket::new(mode, text(src)?, text(dst)?)?, place)?;
+        // SAFETY: the caller's promise.
+        let (place, src, dst) = unsafe { (place_of(sock)?, text(src)?, text(dst)?) };
+        publish(Socket::new(mode, src, dst)?, place)?;
         Ok(0)
     })
 }
@@ -227,7 +240,8 @@ pub unsafe extern "C" fn vtl_accept(
     session: *mut *mut vtl_socket,
 ) -> c_int {
     guard(|| {
-        let place = place_of(session)?;
+        // SAFETY: the caller's promise.
+        let place = unsafe { place_of(session) }?;
         publish(socket(listener)?.accept()?, place)?;
         Ok(0)
     })
@@ -245,7 +259,8 @@ pub unsafe extern "C" fn vtl_send_data(
 ) -> ssize_t {
     guard_size(|| {
         let socket = socket(sock)?;
-        let data = bytes(buffer, size)?;
+        // SAFETY: the caller's promise.
+        let data = unsafe { bytes(buffer, size) }?;
         socket.shared(|s, limit| s.send_data(data, limit))
     })
 }
@@ -262,7 +277,8 @@ pub unsafe extern "C" fn vtl_recv_data(
 ) -> ssize_t {
     guard_size(|| {
         let socket = socket(sock)?;
-        let buffer = bytes_mut(buffer, size)?;
+        // SAFETY: the caller's promise.
+        let buffer = unsafe { bytes_mut(buffer, size) }?;
         socket.shared(|s, limit| s.recv_data(buffer, limit))
     })
 }
@@ -294,7 +310,8 @@ pub unsafe extern "C" fn vtl_send_in_lane(
 ) -> c_int {
     guard(|| {
         let socket = socket(sock)?;
-        let message = bytes(message, size)?;
+        // SAFETY: the caller's promise.
+        let message = unsafe { bytes(message, size) }?;
         socket.shared(|s, limit| s.send_in_lane(lane, message, limit))?;
         Ok(0)
     })
@@ -312,7 +329,8 @@ pub unsafe extern "C" fn vtl_recv_message(
 ) -> ssize_t {
     guard_size(|| {
         let socket = socket(sock)?;
-        let buffer = bytes_mut(buffer, size)?;
+        // SAFETY: the caller's promise.
+        let buffer = unsafe { bytes_mut(buffer, size) }?;
         socket.shared(|s, limit| s.recv_message(buffer, limit))
     })
 }
@@ -330,7 +348,8 @@ pub unsafe extern "C" fn vtl_recv_part(
 ) -> ssize_t {
     guard_size(|| {
         let socket = socket(sock)?;
-        let buffer = bytes_mut(buffer, size)?;
+        // SAFETY: the caller's promise.
+        let buffer = unsafe { bytes_mut(buffer, size) }?;
         if more.is_null() {
             return Err(Failure::invalid("there is no place for `more`: NULL"));
         }
