@@ -47,12 +47,13 @@ pub(crate) enum Command {
 
 /// The command line of `vtl`, with what is done here in place of the names that `vtl` has for it.
 pub(crate) fn whole() -> clap::Command {
-    let lab = Cli::command();
-    let visible = lab
-        .get_subcommands()
-        .filter(|command| !command.is_hide_set());
-    visible.fold(vtl_cli::command(), |whole, command| {
-        whole.mut_subcommand(command.get_name(), |_| command.clone())
+    let (lab, vtl) = (Cli::command(), vtl_cli::command());
+    let names = vtl.get_subcommands().map(clap::Command::get_name);
+    // Each is taken out and added again, so that they keep their order.
+    names.fold(vtl.clone(), |whole, name| {
+        whole.mut_subcommand(name, |stub| {
+            lab.find_subcommand(name).cloned().unwrap_or(stub)
+        })
     })
 }
 
@@ -64,5 +65,28 @@ mod tests {
     fn cli__is_consistent() {
         Cli::command().debug_assert();
         whole().debug_assert();
+    }
+
+    #[test]
+    fn whole__has_all_commands_of_vtl_in_their_order_and_the_arguments_of_these() {
+        let (vtl, whole) = (vtl_cli::command(), whole());
+        let names = |command: &clap::Command| -> Vec<String> {
+            let commands = command.get_subcommands();
+            commands.map(|c| c.get_name().to_owned()).collect()
+        };
+        assert_eq!(names(&whole), names(&vtl));
+        let lab = Cli::command();
+        for command in lab.get_subcommands().filter(|c| !c.is_hide_set()) {
+            let name = command.get_name();
+            assert_eq!(
+                names(whole.find_subcommand(name).expect(name)),
+                names(command)
+            );
+            let stub = vtl.find_subcommand(name).expect(name);
+            assert_eq!(
+                format!("{:?}", stub.get_about()),
+                format!("{:?}", command.get_about())
+            );
+        }
     }
 }
