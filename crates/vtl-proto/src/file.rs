@@ -1,4 +1,4 @@
-//! What the two ends of a file transfer say to each other, before and after the bytes:
+//! What `vtl send` and `vtl recv` say to each other, before and after the bytes of a file:
 //!
 //! ```text
 //! sender:   magic (8)  size (8)  length of name (2)  name  ─▶
@@ -10,8 +10,6 @@
 
 use std::io::{self, Read, Write};
 
-use anyhow::bail;
-
 /// Names this exchange and its version.
 const MAGIC: &[u8; 8] = b"VTLFILE1";
 /// The longest file name that Linux has.
@@ -19,16 +17,19 @@ const LONGEST_NAME: usize = 255;
 
 /// What the sender wants to send.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Offer {
+pub struct Offer {
     /// Bytes in the file.
-    pub(super) size: u64,
+    pub size: u64,
     /// Its name, without directories.
-    pub(super) name: String,
+    pub name: String,
 }
 
 impl Offer {
     /// Sends the offer.
-    pub(super) fn write(&self, to: &mut impl Write) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// The stream's.
+    pub fn write(&self, to: &mut impl Write) -> io::Result<()> {
         let mut message = MAGIC.to_vec();
         message.extend(self.size.to_be_bytes());
         put_text(&mut message, &self.name);
@@ -37,7 +38,10 @@ impl Offer {
     }
 
     /// Receives an offer.
-    pub(super) fn read(from: &mut impl Read) -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// The stream's; `InvalidData` if this is none.
+    pub fn read(from: &mut impl Read) -> io::Result<Self> {
         let magic: [u8; 8] = array(from)?;
         if &magic != MAGIC {
             return Err(io::Error::new(
@@ -59,7 +63,7 @@ impl Offer {
 
 /// The receiver's answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub enum Verdict {
     /// Go on, or: it is all here.
     Accepted,
     /// No, with a sentence for the sender's user.
@@ -68,7 +72,10 @@ pub(super) enum Verdict {
 
 impl Verdict {
     /// Sends the answer.
-    pub(super) fn write(&self, to: &mut impl Write) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// The stream's.
+    pub fn write(&self, to: &mut impl Write) -> io::Result<()> {
         let mut message = Vec::new();
         match self {
             Self::Accepted => message.push(0),
@@ -82,7 +89,10 @@ impl Verdict {
     }
 
     /// Receives an answer.
-    pub(super) fn read(from: &mut impl Read) -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// The stream's; `InvalidData` if this is none.
+    pub fn read(from: &mut impl Read) -> io::Result<Self> {
         let [kind] = array(from)?;
         match kind {
             0 => Ok(Self::Accepted),
@@ -95,10 +105,13 @@ impl Verdict {
     }
 
     /// A refusal as an error.
-    pub(super) fn into_result(self) -> anyhow::Result<()> {
+    ///
+    /// # Errors
+    /// Its sentence.
+    pub fn into_result(self) -> Result<(), String> {
         match self {
             Self::Accepted => Ok(()),
-            Self::Refused(reason) => bail!(reason),
+            Self::Refused(reason) => Err(reason),
         }
     }
 }
@@ -126,6 +139,7 @@ fn array<const N: usize>(from: &mut impl Read) -> io::Result<[u8; N]> {
 }
 
 #[cfg(test)]
+#[allow(non_snake_case)]
 mod tests {
     use super::*;
 
@@ -141,6 +155,14 @@ mod tests {
         for end in 0..bytes.len() {
             assert!(Offer::read(&mut &bytes[..end]).is_err(), "cut at {end}");
         }
+    }
+
+    #[test]
+    fn offer__is_these_bytes() {
+        let (size, name) = (0x0102, "f".to_owned());
+        let mut bytes = Vec::new();
+        Offer { size, name }.write(&mut bytes).expect("written");
+        assert_eq!(bytes, b"VTLFILE1\0\0\0\0\0\0\x01\x02\0\x01f");
     }
 
     #[test]

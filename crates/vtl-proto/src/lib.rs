@@ -5,8 +5,11 @@
 //! - [`nego`]: how a session is opened;
 //! - [`services`]: what applications require and grafts provide;
 //! - [`carrier`]: what flows of the Hooker can travel by;
+//! - [`preamble`]: what carriers and control connections begin with;
 //! - [`frame`]: what carriers move for the flows of an association;
-//! - [`keys`]: with which the payload of a session is sealed;
+//! - [`record`]: packets and sealed bytes in a stream;
+//! - [`keys`]: with which payload is sealed; [`seal`]: how it lies in a packet then;
+//! - [`file`]: what `vtl send` and `vtl recv` say to each other;
 //! - [`intf`]: the C headers `bpf/include/vtl/{wire,intf,hooker}.h`, generated.
 //!
 //! `PROTOCOL.md` is the specification.
@@ -14,9 +17,13 @@
 #![deny(unsafe_code)]
 
 pub mod carrier;
+pub mod file;
 pub mod frame;
 pub mod keys;
 pub mod nego;
+pub mod preamble;
+pub mod record;
+pub mod seal;
 pub mod services;
 pub mod wire;
 

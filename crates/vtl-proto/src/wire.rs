@@ -23,6 +23,18 @@ pub use tag::{TAG_KEY, TagKey};
 /// 576), rounded down. So whoever fills packets need not think of tiny ones.
 pub const MIN_PAYLOAD: u16 = 512;
 
+/// The session that a packet names; `None` if it ends before that.
+pub fn sid(packet: &[u8]) -> Option<u32> {
+    let sid = packet.get(core::mem::offset_of!(intf::vtl_hdr, sid)..)?;
+    Some(u32::from_be_bytes(*sid.first_chunk()?))
+}
+
+/// The token that a packet shows; `None` if it ends before that.
+pub fn token(packet: &[u8]) -> Option<u64> {
+    let token = packet.get(core::mem::offset_of!(intf::vtl_hdr, token)..)?;
+    Some(u64::from_be_bytes(*token.first_chunk()?))
+}
+
 /// The part that every packet starts with. The checksum and the length are handled by
 /// [`Packet::parse`] and [`Packet::emit`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

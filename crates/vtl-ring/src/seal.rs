@@ -1,22 +1,6 @@
 //! Sealing and opening the payload of single packets with AEAD.
 //!
-//! A sealed payload is the ciphertext, as long as the plaintext, and the 16 bytes of its tag. Where
-//! the reader cannot tell a packet's number by its place in the ring, that follows in 8 bytes,
-//! big-endian. The associated data are one byte: the packet's flags `MORE` and `LAST`, where the
-//! reader can tell the number, else 0.
-//!
-//! Keys are used for 2^22 packets: `epoch = number >> 22`. From the first secret, and each from
-//! the one before it, by HKDF-Expand with SHA-256 (RFC 5869):
-//!
-//! ```text
-//! secret of epoch + 1 = expand(secret, "vtl ku", 32 bytes)
-//! key                 = expand(secret, "vtl key", as long as the algorithm's)
-//! iv                  = expand(secret, "vtl iv", 12 bytes)
-//! ```
-//!
-//! The info has the form of HKDF-Expand-Label (RFC 8446, section 7.1), without its prefix `tls13`
-//! and with an empty context. The nonce is the iv XOR the packet's number, big-endian and padded
-//! with zeros in front (RFC 8446, section 5.3).
+//! `vtl_proto::seal` says how sealed payload lies in a packet, and what keys are made from.
 
 #[cfg(miri)]
 mod miri;
@@ -24,40 +8,16 @@ mod miri;
 #[cfg(miri)]
 use miri as ring;
 use ring::{
-    aead::{self, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey},
+    aead::{self, Aad, LessSafeKey, Nonce, UnboundKey},
     hkdf::{self, HKDF_SHA256, Prk},
 };
 use vtl_proto::{
-    intf,
     keys::{Secret, Suite},
+    seal::{
+        self, DIRECTIONS, IV, KEY, NONCE, NUMBER, TAG, UPDATE, associated, epoch, info, nonce,
+        overhead, told,
+    },
 };
-
-/// Bits of the numbers of an epoch's packets: 2^22 packets with one key, of the 2^23 that RFC 9001,
-/// section 6.6, allows for AES-GCM.
-const EPOCH: u32 = 22;
-/// Bytes of a tag, with each algorithm.
-const TAG: usize = 16;
-/// Bytes of a packet's number.
-const NUMBER: usize = size_of::<u64>();
-
-/// Bytes that sealing adds to a payload. `numbered`: it tells the packet's number.
-pub const fn overhead(numbered: bool) -> usize {
-    if numbered { TAG + NUMBER } else { TAG }
-}
-
-fn epoch(number: u64) -> u64 {
-    number >> EPOCH
-}
-
-/// What is protected of a packet besides its payload.
-fn marks(more: u32, numbered: bool) -> Aad<[u8; 1]> {
-    let marks = if numbered {
-        0
-    } else {
-        more & intf::VTL_F_MARKS
-    };
-    Aad::from([marks as u8])
-}
 
 /// A length that HKDF-Expand is asked for.
 struct Length(usize);
@@ -68,10 +28,9 @@ impl hkdf::KeyType for Length {
     }
 }
 
-fn expand(secret: &Secret, label: &[u8], to: &mut [u8]) {
-    // uint16 length; opaque label<7..255>; opaque context<0..255>.
-    let length = (to.len() as u16).to_be_bytes();
-    let info: [&[u8]; 4] = [&length, &[label.len() as u8], label, &[0]];
+fn expand(secret: &Secret, label: &str, to: &mut [u8]) {
+    let info = info(to.len() as u16, label);
+    let info = [&info[..]];
     Prk::new_less_safe(HKDF_SHA256, secret.as_bytes())
         .expand(&info, Length(to.len()))
         .and_then(|okm| okm.fill(to))
@@ -79,9 +38,9 @@ fn expand(secret: &Secret, label: &[u8], to: &mut [u8]) {
 }
 
 /// The first secrets of the two directions of a carrier whose hosts have one in common: of what its opener
-/// sends, and of what the other host does (labels "vtl opener" and "vtl other", 32 bytes).
+/// sends, and of what the other host does.
 pub fn directions(common: &Secret) -> [Secret; 2] {
-    [&b"vtl opener"[..], b"vtl other"].map(|label| {
+    DIRECTIONS.map(|label| {
         let mut secret = [0; 32];
         expand(common, label, &mut secret);
         secret.into()
@@ -90,14 +49,14 @@ pub fn directions(common: &Secret) -> [Secret; 2] {
 
 fn successor(secret: &Secret) -> Secret {
     let mut next = [0; 32];
-    expand(secret, b"vtl ku", &mut next);
+    expand(secret, UPDATE, &mut next);
     next.into()
 }
 
 /// What packets of one epoch are sealed with.
 struct Key {
     key: LessSafeKey,
-    iv: [u8; NONCE_LEN],
+    iv: [u8; NONCE],
 }
 
 impl Key {
@@ -109,9 +68,9 @@ impl Key {
         };
         let mut key = [0; 32];
         let key = &mut key[..algorithm.key_len()];
-        expand(secret, b"vtl key", key);
-        let mut iv = [0; NONCE_LEN];
-        expand(secret, b"vtl iv", &mut iv);
+        expand(secret, KEY, key);
+        let mut iv = [0; NONCE];
+        expand(secret, IV, &mut iv);
         let key = UnboundKey::new(algorithm, key).expect("as long as the algorithm's");
         Self {
             key: LessSafeKey::new(key),
@@ -120,12 +79,7 @@ impl Key {
     }
 
     fn nonce(&self, number: u64) -> Nonce {
-        let mut nonce = self.iv;
-        let last = &mut nonce[NONCE_LEN - NUMBER..];
-        for (byte, number) in last.iter_mut().zip(number.to_be_bytes()) {
-            *byte ^= number;
-        }
-        Nonce::assume_unique_for_key(nonce)
+        Nonce::assume_unique_for_key(nonce(&self.iv, number))
     }
 }
 
@@ -172,11 +126,11 @@ impl Sealer {
         let tag = self
             .key
             .key
-            .seal_in_place_separate_tag(nonce, marks(more, self.numbered), payload)
+            .seal_in_place_separate_tag(nonce, Aad::from(associated(more, self.numbered)), payload)
             .expect("a packet is shorter than any algorithm's limit");
         behind[..TAG].copy_from_slice(tag.as_ref());
         if self.numbered {
-            behind[TAG..].copy_from_slice(&number.to_be_bytes());
+            behind[TAG..].copy_from_slice(&told(number));
         }
     }
 }
@@ -233,7 +187,7 @@ impl Opener {
         let mut sealed = packet;
         if let Some(seen) = &self.seen {
             let (before, told) = sealed.split_last_chunk_mut::<NUMBER>()?;
-            number = u64::from_be_bytes(*told);
+            number = seal::number(*told);
             sealed = before;
             if !seen.is_new(number) {
                 return None;
@@ -250,7 +204,7 @@ impl Opener {
             _ => return None,
         };
         let nonce = key.nonce(number);
-        let marks = marks(more, self.seen.is_some());
+        let marks = Aad::from(associated(more, self.seen.is_some()));
         let opened = key.key.open_in_place(nonce, marks, sealed).ok()?;
         let len = opened.len();
         if epoch(number) > self.epoch {
@@ -320,6 +274,7 @@ impl Seen {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use vtl_proto::seal::EPOCH;
 
     use super::*;
 
@@ -348,8 +303,8 @@ mod tests {
     /// def seal(aead, size, number, payload):  # AESGCM or ChaCha20Poly1305; bytes of a key
     ///     secret = bytes(range(32))
     ///     for _ in range(number >> 22):
-    ///         secret = expand(secret, b"vtl ku", 32)
-    ///     key, iv = expand(secret, b"vtl key", size), expand(secret, b"vtl iv", 12)
+    ///         secret = expand(secret, UPDATE, 32)
+    ///     key, iv = expand(secret, KEY, size), expand(secret, IV, 12)
     ///     nonce = bytes(a ^ b for a, b in zip(iv, number.to_bytes(12, "big")))
     ///     return aead(key).encrypt(nonce, payload, b"\0")
     /// ```

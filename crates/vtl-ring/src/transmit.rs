@@ -47,7 +47,7 @@ impl TxRing {
 
     /// Seals the payload of each packet from the next one on, each in its slot before the kernel sees
     /// it, and so once: it is sent again as it is. All lengths are those of payloads before that;
-    /// what a packet takes becomes less by [`overhead(numbered)`](super::seal::overhead).
+    /// what a packet takes becomes less by [`overhead(numbered)`](vtl_proto::seal::overhead).
     ///
     /// `numbered`: packets tell their numbers, as they have to where the graft is not reliable and
     /// ordered. Both ends have to say the same.

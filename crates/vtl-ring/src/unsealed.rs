@@ -110,16 +110,16 @@ mod tests {
     use vtl_proto::{
         intf,
         keys::{Keys, Suite},
+        seal::{self, overhead},
     };
 
     use super::super::{
         Ring, RxRing, TxRing,
-        seal::overhead,
         tests::{SLOTS, memory},
     };
 
     /// The first packet of the second epoch.
-    const EPOCH: u64 = 1 << 22;
+    const EPOCH: u64 = 1 << seal::EPOCH;
 
     fn keys(send: u8, receive: u8) -> Keys {
         Keys {

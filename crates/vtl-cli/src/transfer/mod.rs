@@ -2,20 +2,19 @@
 //! need. Both ends hash what they read and wrote; the receiver compares.
 
 mod incoming;
-mod wire;
 
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, Error, bail};
 use sha2::{Digest, Sha256};
+use vtl_proto::file::{Offer, Verdict};
 
 use crate::output::hex;
 use crate::progress::Progress;
 use incoming::Incoming;
-use wire::{Offer, Verdict};
 
 /// Bytes read and written at a time.
 const CHUNK: usize = 256 * 1024;
@@ -43,7 +42,8 @@ pub(crate) fn send(path: &Path, connection: &mut (impl Read + Write)) -> anyhow:
         .context("cannot reach the receiver")?;
     Verdict::read(connection)
         .context("the receiver did not answer")?
-        .into_result()?;
+        .into_result()
+        .map_err(Error::msg)?;
 
     let mut progress = Progress::start(name, Some(offer.size));
     let started = Instant::now();
@@ -72,7 +72,8 @@ pub(crate) fn send(path: &Path, connection: &mut (impl Read + Write)) -> anyhow:
     connection.flush()?;
     Verdict::read(connection)
         .context("the receiver did not confirm the file")?
-        .into_result()?;
+        .into_result()
+        .map_err(Error::msg)?;
     progress.finish(&rate(sent, started));
     println!("sha256 {}", hex(&digest));
     Ok(())

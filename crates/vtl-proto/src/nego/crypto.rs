@@ -66,6 +66,22 @@ impl Flight {
     }
 }
 
+/// Labels by which the first secrets of the initiator and of the responder are exported (RFC 8446, section 7.5).
+pub const EXPORTERS: [&[u8]; 2] = [b"EXPORTER-VTL initiator", b"EXPORTER-VTL responder"];
+
+/// The responder's flight: what of it is in the clear, with its length, 2 bytes, in front, and what is sealed.
+/// `None` if the former is too long.
+pub fn join_answer(clear: &[u8], sealed: &[u8]) -> Option<Vec<u8>> {
+    let length = u16::try_from(clear.len()).ok()?;
+    Some([&length.to_be_bytes()[..], clear, sealed].concat())
+}
+
+/// The clear and the sealed part of the responder's flight; `None` if it is cut off.
+pub fn split_answer(flight: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (length, rest) = flight.split_first_chunk()?;
+    rest.split_at_checked(u16::from_be_bytes(*length).into())
+}
+
 /// What the handshake protects of a NEGO: its fixed part, without the ticket, which a cookie may change.
 pub(super) fn bound_nego(nego: &Nego<'_>) -> Vec<u8> {
     bound(Packet::Nego(without_ticket(nego)))
@@ -117,6 +133,16 @@ mod tests {
         }
         assert_eq!(Flight::Hello.emit(&[0; MAX_EXTENSIONS - 7], false), None);
         assert_eq!(Flight::Hello.of(&Extensions::default()), None);
+    }
+
+    #[test]
+    fn answer__is_split_as_it_was_joined() {
+        let flight = join_answer(b"hello", b"rest").unwrap();
+        assert_eq!(flight, b"\0\x05hellorest");
+        assert_eq!(split_answer(&flight), Some((&b"hello"[..], &b"rest"[..])));
+        assert_eq!(split_answer(b"\0\x05hell"), None);
+        assert_eq!(split_answer(b"\0"), None);
+        assert_eq!(join_answer(&[0; 1 << 16], b""), None);
     }
 
     #[test]

@@ -449,3 +449,26 @@ fn checksum__carries_and_padding() {
         "the checksum's own field counts as zero"
     );
 }
+
+#[test]
+fn sid_and_token__are_those_of_the_parsed_header() {
+    let header = Header {
+        sid: 0x0102_0304,
+        token: u64::MAX - 7,
+        ..Header::default()
+    };
+    let packet = Packet::Data(Data {
+        header,
+        seq: 1,
+        xid: 2,
+        ts: 3,
+        payload: b"payload",
+    });
+    let mut bytes = vec![0; packet.wire_len()];
+    packet.emit(&mut bytes).unwrap();
+    assert_eq!(sid(&bytes), Some(header.sid));
+    assert_eq!(token(&bytes), Some(header.token));
+    let short = core::mem::offset_of!(intf::vtl_hdr, token);
+    assert_eq!(token(&bytes[..short + 7]), None);
+    assert_eq!(sid(&bytes[..3]), None);
+}

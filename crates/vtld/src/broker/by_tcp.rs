@@ -10,7 +10,7 @@ use vtl_bpf::{
     sessions::SessionTable,
     tunnel::{Taken, Tunnel},
 };
-use vtl_proto::{carrier::GRAFT_PORT, intf};
+use vtl_proto::{carrier::GRAFT_PORT, intf, record::Records, wire};
 
 use crate::hooker::rules::Prefix;
 
@@ -22,7 +22,6 @@ use super::{
     shard::{Call, Schedule, Shards},
     source::Source,
     tunnel::Tunnels,
-    tunnel_packets,
 };
 
 /// Egress looks again after so long at a connection that many packets wait for, and at one that is not
@@ -53,7 +52,7 @@ impl Arrived {
     pub(super) fn packets(&self) -> impl Iterator<Item = &[u8]> {
         let mut rest = &self.packets[..];
         std::iter::from_fn(move || {
-            let (packet, others) = tunnel_packets::first(rest)?;
+            let (packet, others) = Records::PACKETS.first(rest)?;
             rest = others;
             Some(packet)
         })
@@ -219,7 +218,7 @@ impl ByTcp {
         sessions: &mut Sessions,
     ) -> Option<Received> {
         let [local, peer] = self.connections.addresses(number)?;
-        let sid = named(packet)?;
+        let sid = wire::sid(packet)?;
         let mut header = [0; size_of::<intf::vtl_ack_hdr>()];
         let known = packet.len().min(header.len());
         header[..known].copy_from_slice(&packet[..known]);
@@ -308,10 +307,4 @@ fn interest(waits: bool) -> EpollFlags {
     } else {
         EpollFlags::EPOLLIN
     }
-}
-
-/// The session that a packet names.
-pub(super) fn named(packet: &[u8]) -> Option<u32> {
-    let sid = packet.get(std::mem::offset_of!(intf::vtl_hdr, sid)..)?;
-    Some(u32::from_be_bytes(*sid.first_chunk()?))
 }

@@ -19,7 +19,6 @@ mod sockets;
 mod source;
 mod stock;
 mod tunnel;
-mod tunnel_packets;
 
 use std::{
     net::IpAddr,

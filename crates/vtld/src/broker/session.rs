@@ -18,9 +18,11 @@ use vtl_pool::{key::PublicKey, object::Parameter};
 use vtl_proto::{
     intf::{self, vtl_session, vtl_tx},
     nego::{Established, Initiator},
+    seal::overhead,
     services::{Requirements, Services},
+    wire,
 };
-use vtl_ring::{Controls, seal::overhead};
+use vtl_ring::Controls;
 
 use super::{Granted, Owner, Reply, caller::Caller, meter::Meter, peers::Exit};
 use crate::identity::handshake::{self, Agreed, Tags};
@@ -116,10 +118,7 @@ impl Session {
     pub(super) fn is_from_peer(&self, packet: &mut [u8]) -> bool {
         match &self.tags {
             Some(tags) => tags.receive.take(packet, self.token),
-            None => {
-                let at = std::mem::offset_of!(intf::vtl_hdr, token);
-                packet.get(at..at + 8) == Some(&self.token.to_be_bytes()[..])
-            }
+            None => wire::token(packet) == Some(self.token),
         }
     }
 

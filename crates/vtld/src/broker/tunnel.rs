@@ -15,9 +15,8 @@ use nix::{
         setsockopt, sockopt,
     },
 };
-use vtl_proto::intf;
+use vtl_proto::{intf, record::Records};
 
-use super::tunnel_packets;
 use crate::{
     hooker::rules::Prefix,
     network::{Network, admits},
@@ -245,8 +244,10 @@ impl Tunnels {
             MOST_STRANGER
         };
         if connection.out.len() + packet.len() <= most {
-            let length = packet.len() as u16;
-            connection.out.extend(length.to_be_bytes());
+            let head = Records::PACKETS.head(packet.len());
+            connection
+                .out
+                .extend(head.ok_or(io::ErrorKind::InvalidInput)?);
             connection.out.extend(packet);
         }
         Ok(())
@@ -300,13 +301,13 @@ impl Tunnels {
         packets.resize(before + READ, 0);
         let read = connection.stream.read(&mut packets[before..]);
         packets.truncate(before + *read.as_ref().unwrap_or(&0));
-        let (whole, result) = tunnel_packets::count(packets);
+        let (whole, result) = Records::PACKETS.count(packets);
         // Most connections are idle: they hold no more than what is not whole yet.
         connection.arrived = packets.split_off(whole);
         match read {
             Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
-            _ => result,
+            _ => result.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error)),
         }
     }
 

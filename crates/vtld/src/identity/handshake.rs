@@ -15,16 +15,11 @@ use rustls::{
 use vtl_pool::key::PublicKey;
 use vtl_proto::{
     keys::{Keys, Secret, Suite},
+    nego::{EXPORTERS, join_answer, split_answer},
     wire::{TAG_KEY, TagKey},
 };
 
 use super::tls;
-
-/// By which each side's first secret is exported (RFC 8446, section 7.5).
-const INITIATOR: &[u8] = b"EXPORTER-VTL initiator";
-const RESPONDER: &[u8] = b"EXPORTER-VTL responder";
-/// Bytes of the length before the part of the responder's flight that is in the clear.
-const LENGTH: usize = 2;
 
 /// Bytes of the keys of tags: those of the initiator's headers, then those of the responder's. The responder draws
 /// them and says them behind what it has negotiated, sealed as that is: so it can tell a packet of the initiator's
@@ -92,9 +87,7 @@ impl Initiator {
     /// # Errors
     /// It is not what the peer, whoever that is, would have sent.
     pub(crate) fn answered(mut self, flight: &[u8], bound: &[u8]) -> io::Result<(Agreed, Vec<u8>)> {
-        let (length, rest) = flight.split_at_checked(LENGTH).ok_or_else(malformed)?;
-        let length = usize::from(u16::from_be_bytes([length[0], length[1]]));
-        let (clear, sealed) = rest.split_at_checked(length).ok_or_else(malformed)?;
+        let (clear, sealed) = split_answer(flight).ok_or_else(malformed)?;
         self.0.read_hs(clear).map_err(io::Error::other)?;
         let mut flight = Vec::new();
         let keys = handshake_keys(&mut self.0, &mut flight)?;
@@ -106,7 +99,7 @@ impl Initiator {
         let tags = Tags::new(behind.try_into().map_err(|_| malformed())?);
         self.0.write_hs(&mut flight);
         seal(&*keys.local, &mut flight)?;
-        Ok((agreed(&self.0, tags, INITIATOR, RESPONDER)?, flight))
+        Ok((agreed(&self.0, tags, EXPORTERS)?, flight))
     }
 }
 
@@ -131,8 +124,7 @@ impl Responder {
         let mut sealed = Vec::new();
         tls.write_hs(&mut sealed);
         seal(&*keys.local, &mut sealed)?;
-        let length = u16::try_from(clear.len()).map_err(|_| malformed())?;
-        let flight = [&length.to_be_bytes()[..], &clear, &sealed].concat();
+        let flight = join_answer(&clear, &sealed).ok_or_else(malformed)?;
         let responder = Self {
             tls,
             tags: Tags::new(tag_keys).reversed(),
@@ -156,7 +148,8 @@ impl Responder {
         // Nobody else can have sealed what opens.
         let opened = opened.map_err(io::Error::other)?;
         self.tls.read_hs(opened).map_err(io::Error::other)?;
-        agreed(&self.tls, self.tags.clone(), RESPONDER, INITIATOR)
+        let [initiator, responder] = EXPORTERS;
+        agreed(&self.tls, self.tags.clone(), [responder, initiator])
     }
 }
 
@@ -200,7 +193,8 @@ fn check_bound<'a>(tls: &'a Connection, bound: &[u8]) -> io::Result<&'a [u8]> {
         })
 }
 
-fn agreed(tls: &Connection, tags: Tags, ours: &[u8], theirs: &[u8]) -> io::Result<Agreed> {
+/// `labels`: of what this host sends, and of what it receives.
+fn agreed(tls: &Connection, tags: Tags, labels: [&[u8]; 2]) -> io::Result<Agreed> {
     let suite = match tls.negotiated_cipher_suite().map(|suite| suite.suite()) {
         Some(CipherSuite::TLS13_AES_128_GCM_SHA256) => Suite::Aes128Gcm,
         Some(CipherSuite::TLS13_AES_256_GCM_SHA384) => Suite::Aes256Gcm,
@@ -214,8 +208,8 @@ fn agreed(tls: &Connection, tags: Tags, ours: &[u8], theirs: &[u8]) -> io::Resul
     };
     let keys = Keys {
         suite,
-        send: secret(ours)?,
-        receive: secret(theirs)?,
+        send: secret(labels[0])?,
+        receive: secret(labels[1])?,
     };
     let shown = tls.peer_certificates().and_then(<[_]>::first);
     let peer = shown.and_then(|key| PublicKey::from_spki(key));

@@ -23,14 +23,7 @@ use rustls::{
     version::TLS13,
 };
 use vtl_pool::key::{PublicKey, SecretKey};
-
-/// The protocol inside (RFC 7301).
-const ALPN: &[u8] = b"vtl/2";
-/// The same, with a certificate from each side first. As both names are in the signed handshake, nobody between two hosts
-/// has them do without.
-const CERTIFYING: &[u8] = b"vtl/2+certificate";
-/// No host is asked for by this name: TLS wants one.
-const NAME: &str = "vtl.invalid";
+use vtl_proto::preamble::{ALPN, ALPN_CERTIFIED, SERVER_NAME};
 
 /// Takes any Ed25519 key whose owner has signed the handshake.
 #[derive(Debug)]
@@ -119,7 +112,7 @@ pub(super) fn controls(key: &SecretKey) -> Result<Configs, Error> {
     let (mut client, mut server) = (ClientConfig::clone(&client), ServerConfig::clone(&server));
     for protocols in [&mut client.alpn_protocols, &mut server.alpn_protocols] {
         // The server's order decides.
-        protocols.insert(0, CERTIFYING.to_vec());
+        protocols.insert(0, ALPN_CERTIFIED.to_vec());
     }
     Ok((Arc::new(client), Arc::new(server)))
 }
@@ -173,7 +166,7 @@ fn has_aes() -> bool {
 
 /// What hosts are asked for by.
 pub(super) fn name() -> Result<ServerName<'static>, Error> {
-    ServerName::try_from(NAME).map_err(|_| Error::General("a name that is none".into()))
+    ServerName::try_from(SERVER_NAME).map_err(|_| Error::General("a name that is none".into()))
 }
 
 /// A connection's end at its opener.
@@ -193,5 +186,5 @@ pub(crate) fn shown(connection: &Connection) -> Option<PublicKey> {
 
 /// Whether each side shows a certificate first.
 pub(crate) fn certifies(connection: &Connection) -> bool {
-    connection.alpn_protocol() == Some(CERTIFYING)
+    connection.alpn_protocol() == Some(ALPN_CERTIFIED)
 }

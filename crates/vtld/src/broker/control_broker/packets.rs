@@ -6,14 +6,11 @@ use vtl_proto::{
     carrier::GRAFT_PORT,
     intf,
     nego::{self, Way},
-    wire::{Extensions, Packet, TagKey},
+    wire::{self, Extensions, Packet, TagKey},
 };
 
 use super::{
-    super::{
-        by_tcp::named,
-        raw::{Received, Via},
-    },
+    super::raw::{Received, Via},
     ControlBroker,
 };
 
@@ -87,7 +84,7 @@ impl ControlBroker {
             .bytes
             .first()
             .map_or(0, |first| u32::from(first & 15));
-        let session = named(&received.bytes).and_then(|sid| self.sessions.get(sid));
+        let session = wire::sid(&received.bytes).and_then(|sid| self.sessions.get(sid));
         match session.filter(|session| session.tags.is_some()) {
             Some(session) if [intf::VTL_CLOSE, intf::VTL_SIZE].contains(&kind) => {
                 session.is_from_peer(&mut received.bytes)

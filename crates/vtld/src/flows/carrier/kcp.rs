@@ -24,6 +24,7 @@ use tokio::{
 use vtl_proto::{
     carrier::Kind,
     frame::{HEADER, Side},
+    preamble,
 };
 
 use super::{
@@ -220,7 +221,7 @@ impl Shared {
         let least = rtt.map_or(LEAST_RTO, |rtt| LEAST_RTO.max(2 * rtt));
         control.set_rx_minrto(least.as_millis() as u32);
         if opener == Side::Local {
-            let shown = control.send(&token.to_be_bytes());
+            let shown = control.send(&preamble::token(token));
             shown.map_err(io::Error::other)?;
         }
         let conversation = Rc::new(Conversation {
@@ -415,12 +416,12 @@ impl Driver {
             };
             self.unread.extend_from_slice(&bytes);
             if let Some(shown) = self.unread.first_chunk() {
-                if u64::from_be_bytes(*shown) != token {
+                if preamble::shown(*shown) != token {
                     return Err(Over::Stranger);
                 }
                 self.expected = None;
                 let mut rest = self.unread.split();
-                pipe.arrived(Arrived::Stream(rest.split_off(size_of::<u64>()).freeze()));
+                pipe.arrived(Arrived::Stream(rest.split_off(preamble::TOKEN).freeze()));
             }
         }
         Ok(())

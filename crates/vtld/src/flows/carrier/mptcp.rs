@@ -25,6 +25,7 @@ use vtl_proto::{
     carrier::Kind,
     frame::{HEADER, Side},
     keys::Secret,
+    preamble,
 };
 
 use super::{
@@ -150,7 +151,9 @@ impl Endpoint for Mptcp {
             let socket = watch(begin(local, granted.to)?)?;
             let opened = timeout(HANDSHAKE, connected(&socket)).await;
             opened.map_err(|_| io::ErrorKind::TimedOut)??;
-            socket.get_ref().write_all(&granted.token.to_be_bytes())?;
+            socket
+                .get_ref()
+                .write_all(&preamble::token(granted.token))?;
             let carrier = carrier(socket, rtt, &granted.crypto, Side::Local, &self.pipes);
             Ok(Box::new(carrier) as Box<dyn Link>)
         })
@@ -216,7 +219,7 @@ async fn shown(stream: TcpStream) -> io::Result<(AsyncFd<TcpStream>, u64)> {
     stream.set_nonblocking(true)?;
     stream.set_nodelay(true)?;
     let socket = watch(stream)?;
-    let token = u64::from_be_bytes(read_exact(&socket).await?);
+    let token = preamble::shown(read_exact(&socket).await?);
     Ok((socket, token))
 }
 

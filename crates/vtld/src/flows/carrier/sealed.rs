@@ -5,8 +5,10 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use vtl_proto::{
     frame::Side,
     keys::{Secret, Suite},
+    record::{LENGTH, MAX_SEALED, Records},
+    seal::{TAG, overhead},
 };
-use vtl_ring::seal::{Opener, Sealer, directions, overhead};
+use vtl_ring::seal::{Opener, Sealer, directions};
 
 use super::CLEAR;
 
@@ -19,11 +21,6 @@ const HEAD: usize = 4;
 const OVERHEAD: usize = overhead(true);
 /// Datagrams that may overtake each other.
 const WINDOW: u32 = 16_384;
-
-/// Bytes in a record, at most, and in front of it.
-const RECORD: usize = 16 << 10;
-const LENGTH: usize = size_of::<u16>();
-const TAG: usize = overhead(false);
 
 /// It was changed on the way, or is none of the carrier's.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -104,10 +101,11 @@ pub(super) struct Writer {
 impl Writer {
     /// Seals bytes.
     pub(super) fn seal(&mut self, bytes: &[u8]) -> Bytes {
-        let records = bytes.len().div_ceil(RECORD);
+        let records = bytes.len().div_ceil(MAX_SEALED);
         let mut sealed = BytesMut::with_capacity(bytes.len() + records * (LENGTH + TAG));
-        for part in bytes.chunks(RECORD) {
-            sealed.put_u16((part.len() + TAG) as u16);
+        for part in bytes.chunks(MAX_SEALED) {
+            let head = Records::SEALED.head(part.len() + TAG);
+            sealed.extend_from_slice(&head.expect("a part has 1 to MAX_SEALED bytes"));
             let at = sealed.len();
             sealed.extend_from_slice(part);
             sealed.put_bytes(0, TAG);
@@ -131,11 +129,7 @@ impl Reader {
     pub(super) fn open(&mut self, bytes: &[u8]) -> Result<Bytes, Forged> {
         self.partial.extend_from_slice(bytes);
         let mut opened = BytesMut::new();
-        while let Some(length) = self.partial.first_chunk() {
-            let len = usize::from(u16::from_be_bytes(*length));
-            if len > RECORD + TAG {
-                return Err(Forged);
-            }
+        while let Some(len) = { Records::SEALED.length(&self.partial) }.map_err(|_| Forged)? {
             let Some(record) = self.partial.get_mut(LENGTH..LENGTH + len) else {
                 break;
             };

@@ -33,14 +33,13 @@ use rustls::{
 };
 use sha2::{Digest, Sha256};
 
-use vtl_proto::frame::CRYPTO;
+use vtl_proto::{
+    frame::CRYPTO,
+    preamble::{ALPN, name_of, named},
+};
 
 use super::super::{Expected, library::Certificate};
 
-/// The application protocol.
-const ALPN: &[u8] = b"vtl/2";
-/// Behind the token in the server's name.
-const NAME: &str = ".vtl.invalid";
 /// Streams of a connection at a time.
 const STREAMS: u32 = 4096;
 /// Bytes of one stream that may be under way: 850 Mbit/s for 56 ms, 100 Mbit/s for 480 ms.
@@ -78,19 +77,10 @@ struct Resolver {
 
 impl ResolvesServerCert for Resolver {
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        let token = token(hello.server_name()?)?;
+        let token = named(hello.server_name()?)?;
         let known = self.grants.table().contains_key(&token);
         known.then(|| Arc::clone(&self.certified))
     }
-}
-
-fn name(token: u64) -> String {
-    format!("t{token:016x}{NAME}")
-}
-
-fn token(name: &str) -> Option<u64> {
-    let hex = name.strip_prefix('t')?.strip_suffix(NAME)?;
-    u64::from_str_radix(hex, 16).ok()
 }
 
 /// Both ends' part of QUIC in this daemon.
@@ -188,7 +178,7 @@ impl Quic {
         let mut config = ClientConfig::new(Arc::new(crypto));
         config.transport_config(transport(rtt));
         self.endpoint
-            .connect_with(config, to, &name(token))
+            .connect_with(config, to, &name_of(token))
             .map_err(io::Error::other)
     }
 
@@ -228,7 +218,7 @@ impl Quic {
     pub(super) fn redeem(&self, connection: &Connection) -> Option<u64> {
         let data = connection.handshake_data()?;
         let data = data.downcast::<HandshakeData>().ok()?;
-        let token = token(data.server_name.as_deref()?)?;
+        let token = named(data.server_name.as_deref()?)?;
         let mut table = self.grants.table();
         let from = connection.remote_address().ip().to_canonical();
         table.get(&token).filter(|grant| grant.client == from)?;
@@ -293,20 +283,5 @@ impl ServerCertVerifier for Pinned {
         self.provider
             .signature_verification_algorithms
             .supported_schemes()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn token__survives_its_way_as_a_name() {
-        for number in [0, 1, u64::MAX, 0x0123_4567_89ab_cdef] {
-            assert_eq!(token(&name(number)), Some(number));
-        }
-        for other in ["", "t.vtl.invalid", "example.org", "tzz.vtl.invalid"] {
-            assert_eq!(token(other), None, "{other}");
-        }
     }
 }

@@ -18,6 +18,7 @@ use sctp_proto::{
     TransportConfig,
 };
 use tokio::{task::yield_now, time::sleep_until};
+use vtl_proto::preamble::SctpMessage;
 
 use super::{
     super::{
@@ -37,10 +38,6 @@ const STREAMS: u16 = 3;
 /// Bytes of a message, one DATA chunk. Longer ones would be fragmented, and nothing of them would
 /// arrive before everything of them has.
 const MESSAGE: usize = 1168;
-/// Messages of the association itself, by their first byte.
-const TOKEN: u8 = 16;
-const PING: u8 = 17;
-const PONG: u8 = 18;
 
 /// What the library may hold of packets that came behind a gap; and their number.
 const WINDOW: u32 = 16 << 20;
@@ -378,7 +375,7 @@ impl Driver {
         if now.saturating_duration_since(self.pinged) >= PINGS {
             self.pinged = now;
             if self.established {
-                self.say(&[&[PING][..], &self.clock(now)].concat())?;
+                self.say(SctpMessage::Ping(self.clock(now)))?;
             }
         }
         self.send(now).await?;
@@ -392,9 +389,10 @@ impl Driver {
         Some(packet)
     }
 
-    fn clock(&self, now: Instant) -> [u8; 8] {
+    /// Microseconds since it began.
+    fn clock(&self, now: Instant) -> u64 {
         let since = now.saturating_duration_since(self.began);
-        (since.as_micros() as u64).to_be_bytes()
+        since.as_micros() as u64
     }
 
     /// Gives the library a packet, if it may be one of the association's.
@@ -518,11 +516,11 @@ impl Driver {
         if connected && !self.established {
             self.established = true;
             if self.role == Role::Client {
-                self.say(&[&[TOKEN][..], &self.token.to_be_bytes()].concat())?;
+                self.say(SctpMessage::Token(self.token))?;
                 self.open();
             }
             let now = Instant::now();
-            self.say(&[&[PING][..], &self.clock(now)].concat())?;
+            self.say(SctpMessage::Ping(self.clock(now)))?;
         }
         Ok(())
     }
@@ -566,22 +564,19 @@ impl Driver {
 
     /// A message of the association itself.
     fn own(&mut self, message: &Bytes) -> Result<(), Over> {
-        let Some((&kind, body)) = message.split_first() else {
-            return Err(Over::Nonsense);
-        };
-        let body: [u8; 8] = body.try_into().map_err(|_| Over::Nonsense)?;
-        match (kind, self.role) {
-            (TOKEN, Role::Server) if !self.redeemed => {
-                if u64::from_be_bytes(body) != self.token {
+        let message = SctpMessage::parse(message).ok_or(Over::Nonsense)?;
+        match (message, self.role) {
+            (SctpMessage::Token(token), Role::Server) if !self.redeemed => {
+                if token != self.token {
                     return Err(Over::Stranger);
                 }
                 self.open();
             }
             // Who asks more than can be answered gets no answer.
-            (PING, _) if self.backlog >= BACKLOG => {}
-            (PING, _) => self.say(&[&[PONG][..], &body].concat())?,
-            (PONG, _) => {
-                let then = Duration::from_micros(u64::from_be_bytes(body));
+            (SctpMessage::Ping(_), _) if self.backlog >= BACKLOG => {}
+            (SctpMessage::Ping(number), _) => self.say(SctpMessage::Pong(number))?,
+            (SctpMessage::Pong(number), _) => {
+                let then = Duration::from_micros(number);
                 let trip = self.began.elapsed().checked_sub(then);
                 self.shared.figures.rtt.set(trip);
             }
@@ -591,8 +586,8 @@ impl Driver {
     }
 
     /// Says something of the association itself.
-    fn say(&mut self, message: &[u8]) -> Result<(), Over> {
-        self.write(OWN, message)
+    fn say(&mut self, message: SctpMessage) -> Result<(), Over> {
+        self.write(OWN, &message.emit())
     }
 
     fn write(&mut self, id: u16, message: &[u8]) -> Result<(), Over> {
