@@ -7,7 +7,7 @@ CARGO  ?= cargo
 TARGET  = $(or $(CARGO_TARGET_DIR),target)
 PREFIX ?= /usr/local
 PROFILE = --release
-BINS    = vtl vtld
+BINS    = vtl vtl-lab vtld
 LIBVTL  = libvtl.so.0
 C_FILES = $(shell git ls-files -co --exclude-standard 'bpf/*.c' 'bpf/*.h' 'include/*.h' 'crates/vtl-c/*.c' 'examples/*.c' 'tests/*.c' 'tests/*.h')
 # What tests leave out, and why: a line each.

@@ -8,6 +8,7 @@ use libfuzzer_sys::fuzz_target;
 use vtl_proto::{
     frame::{CRYPTO, Side},
     keys::Secret,
+    record::Records,
 };
 
 /// The secret of carriers that seal nothing, as the daemon has it.
@@ -16,9 +17,6 @@ const CLEAR: [u8; CRYPTO] = [0; CRYPTO];
 #[allow(dead_code)]
 #[path = "../../crates/vtld/src/flows/carrier/sealed.rs"]
 mod sealed;
-#[allow(dead_code)]
-#[path = "../../crates/vtld/src/broker/tunnel_packets.rs"]
-mod tunnel_packets;
 #[allow(dead_code)]
 #[path = "../../crates/vtld/src/flows/carrier/process/wire.rs"]
 mod wire;
@@ -64,13 +62,13 @@ fn messages(parts: &[&[u8]]) {
 }
 
 fn packets(parts: &[&[u8]]) {
-    let (all, ends) = tunnel_packets::count(&parts.concat());
+    let (all, ends) = Records::PACKETS.count(&parts.concat());
     let (mut unread, mut taken) = (Vec::new(), 0);
     for part in parts {
         unread.extend_from_slice(part);
-        let (whole, result) = tunnel_packets::count(&unread);
+        let (whole, result) = Records::PACKETS.count(&unread);
         let mut rest = &unread[..whole];
-        while let Some((packet, others)) = tunnel_packets::first(rest) {
+        while let Some((packet, others)) = Records::PACKETS.first(rest) {
             taken += 2 + packet.len();
             rest = others;
         }

@@ -1,12 +1,8 @@
 //! What the other end of a file transfer says: what is taken is written as the same bytes.
 #![no_main]
 
-#[allow(dead_code)]
-#[path = "../../crates/vtl-cli/src/transfer/wire.rs"]
-mod wire;
-
 use libfuzzer_sys::fuzz_target;
-use wire::{Offer, Verdict};
+use vtl_proto::file::{Offer, Verdict};
 
 fuzz_target!(|data: &[u8]| {
     let mut rest = data;

@@ -92,24 +92,67 @@ fn man__writes_a_page_for_each_subcommand() {
             .status
             .success()
     );
-    for page in ["vtl.1", "vtl-hook-add.1", "vtl-demo.1"] {
+    for page in ["vtl.1", "vtl-hook-add.1", "vtl-demo.1", "vtl-bench-run.1"] {
         assert!(dir.join(page).exists(), "{page}");
     }
+}
+
+#[test]
+fn lab__is_found_in_the_path_and_missed_in_one_sentence() {
+    let directory = scratch("lab");
+    copy_program(program(), directory.join("vtl"));
+    let run = |path: &std::path::Path, args: &[&str]| {
+        let mut command = Command::new(directory.join("vtl"));
+        command.args(args).env("PATH", path).stdin(Stdio::null());
+        command.output().expect("vtl starts")
+    };
+    for args in [
+        &["bench", "--help"][..],
+        &["help", "testbed", "up"],
+        &["demo"],
+    ] {
+        let out = run(&directory, args);
+        assert_eq!(out.status.code(), Some(1), "{args:?}");
+        let words = stderr(&out);
+        assert!(
+            words.contains("vtl-lab") && words.contains("make install"),
+            "{words}"
+        );
+        assert_eq!(words.lines().count(), 1, "{words}");
+    }
+    // What can be said without it is.
+    assert!(run(&directory, &["completions", "bash"]).status.success());
+    let built = program();
+    let out = run(
+        built.parent().expect("a directory"),
+        &["bench", "run", "--help"],
+    );
+    let text = String::from_utf8_lossy(&out.stdout).into_owned();
+    assert!(text.contains("Usage: vtl bench run"), "{text}");
+    // Arguments pass as they are, and a wrong one is what it was.
+    let out = run(
+        built.parent().expect("a directory"),
+        &["testbed", "exec", "client", "--"],
+    );
+    assert_eq!(out.status.code(), Some(2), "{}", stderr(&out));
 }
 
 #[test]
 fn demo__without_root_names_the_cure() {
     // Below root's home, say, nobody else may run it.
     let copy = std::env::temp_dir().join(format!("vtl-demo-test-{}", std::process::id()));
-    copy_program(program(), &copy);
-    let mut command = Command::new(&copy);
+    std::fs::create_dir(&copy).expect("a directory");
+    for name in ["vtl", "vtl-lab"] {
+        copy_program(program().with_file_name(name), copy.join(name));
+    }
+    let mut command = Command::new(copy.join("vtl"));
     command.arg("demo").stdin(Stdio::null());
     if nix::unistd::geteuid().is_root() {
         use std::os::unix::process::CommandExt;
         command.uid(65534).gid(65534);
     }
     let out = command.output().expect("vtl starts");
-    std::fs::remove_file(copy).expect("ours");
+    std::fs::remove_dir_all(copy).expect("ours");
     assert_eq!(out.status.code(), Some(77));
     assert!(stderr(&out).contains("sudo"), "{}", stderr(&out));
 }
