@@ -6,26 +6,19 @@ use std::{collections::VecDeque, mem::offset_of};
 use nix::sys::uio::{pread, pwrite};
 use vtl::{Error, Part, Socket};
 use vtl_proto::intf::{self, vtl_ring_ctl, vtl_slot};
+use vtl_testing::Random;
 
 use super::{Client, Daemon, Granted, NOW, PAYLOAD, SLOTS, Shared};
 
 const LONGEST: u32 = intf::VTL_MAX_MESSAGE;
 const PACKET: usize = PAYLOAD as usize;
 
-/// xorshift64*: Vigna, 2016.
-struct Random(u64);
+fn below(random: &mut Random, most: usize) -> usize {
+    random.below(most as u64) as usize
+}
 
-impl Random {
-    fn below(&mut self, most: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % most
-    }
-
-    fn bytes(&mut self, count: usize) -> Vec<u8> {
-        (0..count).map(|_| self.below(256) as u8).collect()
-    }
+fn bytes(random: &mut Random, count: usize) -> Vec<u8> {
+    (0..count).map(|_| random.bits() as u8).collect()
 }
 
 /// Two sockets, and the programs between them.
@@ -125,16 +118,16 @@ fn messages__any_lengths_in_any_pieces_come_out_as_they_went_in() {
         let mut parts = Vec::new();
         let mut received = 0;
         while received < 60 {
-            match random.below(4) {
+            match below(&mut random, 4) {
                 0 => {
                     let message = next.take().unwrap_or_else(|| {
-                        let most = lengths[random.below(lengths.len())];
-                        let length = if random.below(2) == 0 {
+                        let most = lengths[below(&mut random, lengths.len())];
+                        let length = if below(&mut random, 2) == 0 {
                             most
                         } else {
-                            1 + random.below(most)
+                            1 + below(&mut random, most)
                         };
-                        random.bytes(length)
+                        bytes(&mut random, length)
                     });
                     if pair.sender.try_send_message(&message).unwrap() {
                         sent.push_back(message);
@@ -143,11 +136,11 @@ fn messages__any_lengths_in_any_pieces_come_out_as_they_went_in() {
                     }
                 }
                 1 => {
-                    pair.carry(random.below(80) as u64);
+                    pair.carry(below(&mut random, 80) as u64);
                 }
                 // In pieces. What has come of a message may be taken by either way.
                 2 => {
-                    let mut buffer = vec![0; 1 + random.below(500)];
+                    let mut buffer = vec![0; 1 + below(&mut random, 500)];
                     let part = pair.receiver.try_recv_part(&mut buffer).unwrap();
                     let Some(Part { len, more }) = part else {
                         continue;
@@ -162,7 +155,7 @@ fn messages__any_lengths_in_any_pieces_come_out_as_they_went_in() {
                     }
                 }
                 _ => {
-                    let most = [PACKET / 2, 1000, 30_000][random.below(3)];
+                    let most = [PACKET / 2, 1000, 30_000][below(&mut random, 3)];
                     let mut buffer = vec![0; most];
                     match pair.receiver.try_recv_message(&mut buffer) {
                         Ok(None) => {}
@@ -188,7 +181,7 @@ fn messages__the_longest_goes_through_small_rings() {
     let Some(mut pair) = Pair::new() else {
         return;
     };
-    let message = Random(7).bytes(4 << 20);
+    let message = bytes(&mut Random(7), 4 << 20);
     let mut buffer = vec![0; message.len()];
     let mut gone = false;
     let len = loop {
@@ -244,7 +237,7 @@ fn messages__readers_of_bytes_notice_nothing() {
     let Some(mut pair) = Pair::new() else {
         return;
     };
-    let message = Random(9).bytes(90 * PACKET + 3);
+    let message = bytes(&mut Random(9), 90 * PACKET + 3);
     pair.begin(&message);
     // Some of it was kept for a message, and comes all the same.
     let mut buffer = vec![0; message.len() + 10];
@@ -318,7 +311,7 @@ fn messages__limits_in_the_middle_lose_nothing() {
     let Some(mut pair) = Pair::new() else {
         return;
     };
-    let message = Random(11).bytes(SLOTS as usize * PACKET + 50);
+    let message = bytes(&mut Random(11), SLOTS as usize * PACKET + 50);
     pair.sender.set_timeout(NOW);
     let error = pair.sender.send_message(&message);
     assert!(matches!(error, Err(Error::TimedOut)), "{error:?}");
