@@ -52,7 +52,10 @@ pub(crate) fn whole() -> clap::Command {
     // Each is taken out and added again, so that they keep their order.
     names.fold(vtl.clone(), |whole, name| {
         whole.mut_subcommand(name, |stub| {
-            lab.find_subcommand(name).cloned().unwrap_or(stub)
+            match lab.find_subcommand(name).filter(|own| !own.is_hide_set()) {
+                Some(own) => own.clone().display_order(stub.get_display_order()),
+                None => stub,
+            }
         })
     })
 }
@@ -75,6 +78,10 @@ mod tests {
             commands.map(|c| c.get_name().to_owned()).collect()
         };
         assert_eq!(names(&whole), names(&vtl));
+        for (command, stub) in whole.get_subcommands().zip(vtl.get_subcommands()) {
+            assert_eq!(command.get_display_order(), stub.get_display_order());
+            assert_eq!(command.is_hide_set(), stub.is_hide_set());
+        }
         let lab = Cli::command();
         for command in lab.get_subcommands().filter(|c| !c.is_hide_set()) {
             let name = command.get_name();
