@@ -1,12 +1,12 @@
 //! `vtl bench`: transfers over emulated links, by VTL and by what it competes with, measured and compared.
 //!
 //! - [`plan`]: what to measure, from a TOML file;
-//! - [`run`]: carries a plan out, one transfer after the other, each on a testbed of its own;
+//! - [`mod@run`]: carries a plan out, one transfer after the other, each on a testbed of its own;
 //! - [`agent`]: the two ends of a transfer, processes in the testbed's namespaces;
 //! - [`row`]: what a transfer came to; [`table`] and [`plot`] show rows to people;
-//! - [`micro`]: what each program costs by itself;
-//! - [`deploy`]: what deploying grafts and setting up sessions take; [`figure`]: how both say it;
-//! - [`load`]: many connections of ordinary sockets.
+//! - [`mod@micro`]: what each program costs by itself;
+//! - [`mod@deploy`]: what deploying grafts and setting up sessions take; [`figure`]: how both say it;
+//! - [`mod@load`]: many connections of ordinary sockets.
 
 mod agent;
 mod cpu;
