@@ -9,7 +9,7 @@
 //! - [`frame`]: what carriers move for the flows of an association;
 //! - [`record`]: packets and sealed bytes in a stream;
 //! - [`keys`]: with which payload is sealed; [`seal`]: how it lies in a packet then;
-//! - [`file`]: what `vtl send` and `vtl recv` say to each other;
+//! - [`mod@file`]: what `vtl send` and `vtl recv` say to each other;
 //! - [`intf`]: the C headers `bpf/include/vtl/{wire,intf,hooker}.h`, generated.
 //!
 //! `PROTOCOL.md` is the specification.
