@@ -38,7 +38,7 @@
 #define VTL_BBR_ROUNDS 10       /* the maximum filter of the rate */
 #define VTL_BBR_MIN_CWND 4
 #define VTL_BBR_INITIAL_CWND 32
-#define VTL_BBR_MIN_RTT_NS (10 * VTL_NS_PER_S)
+#define VTL_BBR_MIN_RTT_NS (VTL_MIN_RTT_MS * VTL_NS_PER_MS)
 #define VTL_BBR_PROBE_RTT_NS (200 * VTL_NS_PER_MS)
 /* For so long, and so many round trips, one like the shortest is taken for one without a queue of
  * ours: the path may have become shorter, and the queue as much longer. */

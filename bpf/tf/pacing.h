@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
 /*
  * pacing: spreads packets at the rate that congestion control asks for. A late pump may catch up
- * with a burst: of what it missed in a sixteenth of a round trip, and VTL_PACE_BURST_NS at least.
+ * with a burst: of what it missed in a sixteenth of a round trip, and VTL_PACE_BURST_US at least.
  * The queue that congestion control allows is several times as long.
  */
 #ifndef VTL_TF_PACING_H
@@ -9,18 +9,13 @@
 
 #include "vtl/tf.h"
 
-#define VTL_PACE_BURST_NS (1 * VTL_NS_PER_MS)
-/* When nothing may leave yet, sleep for this long at least: a call of the pump costs about 8 us,
- * so several packets a call. */
-#define VTL_PACE_SLEEP_NS (250 * VTL_NS_PER_US)
-
 /* Before the choice of a packet. */
 VTL_INLINE enum vtl_verdict tf_pace_wait(struct vtl_out *o) {
     VTL_TF(pacing, 0);
     struct vtl_tx *tx = &o->s->tx;
     if (!tx->pacing_gap_ns || tx->pace_ns <= o->now)
         return VTL_NEXT;
-    tx->wake_ns = tx->pace_ns + VTL_PACE_SLEEP_NS;
+    tx->wake_ns = tx->pace_ns + VTL_PACE_SLEEP_US * VTL_NS_PER_US;
     return VTL_STOP;
 }
 
@@ -28,8 +23,8 @@ VTL_INLINE enum vtl_verdict tf_pace_wait(struct vtl_out *o) {
 VTL_INLINE void tf_pace_charge(struct vtl_out *o) {
     struct vtl_tx *tx = &o->s->tx;
     __u64 from = tx->pace_ns, burst = tx->srtt_us * (VTL_NS_PER_US / 16);
-    if (burst < VTL_PACE_BURST_NS)
-        burst = VTL_PACE_BURST_NS;
+    if (burst < VTL_PACE_BURST_US * VTL_NS_PER_US)
+        burst = VTL_PACE_BURST_US * VTL_NS_PER_US;
     if (from + burst < o->now)
         from = o->now - burst;
     tx->pace_ns = from + tx->pacing_gap_ns;

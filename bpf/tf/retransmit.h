@@ -14,24 +14,26 @@
 /* Probe timeout without backoff, ns. */
 VTL_INLINE __u64 vtl_probe_timeout(const struct vtl_session *s) {
     if (!s->tx.srtt_us)
-        return 500 * VTL_NS_PER_MS;
-    __u64 ns = (s->tx.srtt_us + 4ull * s->tx.rttvar_us) * VTL_NS_PER_US + 5 * VTL_NS_PER_MS;
-    return ns < 10 * VTL_NS_PER_MS ? 10 * VTL_NS_PER_MS : ns;
+        return VTL_PTO_FIRST_MS * VTL_NS_PER_MS;
+    __u64 ns = (s->tx.srtt_us + 4ull * s->tx.rttvar_us) * VTL_NS_PER_US +
+               VTL_PTO_DELAY_MS * VTL_NS_PER_MS;
+    return ns < VTL_PTO_MIN_MS * VTL_NS_PER_MS ? VTL_PTO_MIN_MS * VTL_NS_PER_MS : ns;
 }
 
 /*
- * The same with backoff. Where data are out, four packets leave at each timeout (two in RFC 9002,
- * 6.2.4), and the first three timeouts follow each other without backoff: loss comes in bursts of
+ * The same with backoff. Where data are out, VTL_PTO_ROW packets leave at each timeout (two in RFC
+ * 9002, 6.2.4), and the first three timeouts follow each other without backoff: loss comes in bursts of
  * packets, and on a narrow path only our own packets bring a burst to its end.
  */
 VTL_INLINE __u64 vtl_timeout(const struct vtl_session *s, int data) {
     __u32 timeouts = s->tx.timeouts;
-    if (data && timeouts % 4)
-        return VTL_NS_PER_MS;
+    if (data && timeouts % VTL_PTO_ROW)
+        return VTL_PTO_ROW_MS * VTL_NS_PER_MS;
     if (data)
-        timeouts = timeouts < 12 ? 0 : timeouts / 4 - 2;
-    __u64 timeout = vtl_probe_timeout(s) << (timeouts < 6 ? timeouts : 6);
-    return timeout < 3 * VTL_NS_PER_S ? timeout : 3 * VTL_NS_PER_S;
+        timeouts = timeouts < 3 * VTL_PTO_ROW ? 0 : timeouts / VTL_PTO_ROW - 2;
+    __u64 timeout = vtl_probe_timeout(s)
+                    << (timeouts < VTL_PTO_BACKOFF ? timeouts : VTL_PTO_BACKOFF);
+    return timeout < VTL_PTO_MAX_MS * VTL_NS_PER_MS ? timeout : VTL_PTO_MAX_MS * VTL_NS_PER_MS;
 }
 
 /* The first packet of `lost`, taken out of it, or VTL_NEVER. */

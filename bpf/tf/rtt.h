@@ -40,7 +40,7 @@ VTL_INLINE int vtl_meter_count(struct vtl_ackd *a) {
 
 VTL_INLINE void vtl_meter_rtt(struct vtl_ackd *a, __u32 rtt_us) {
     struct vtl_meter *m = &a->s->tx.meter;
-    if (m->min_rtt_us && rtt_us > m->min_rtt_us && a->now - m->min_rtt_ns < 10 * VTL_NS_PER_S)
+    if (m->min_rtt_us && rtt_us > m->min_rtt_us && a->now - m->min_rtt_ns < VTL_MIN_RTT_MS * VTL_NS_PER_MS)
         return;
     m->min_rtt_us = rtt_us;
     m->min_rtt_ns = a->now;
@@ -53,7 +53,7 @@ VTL_INLINE void tf_rtt(struct vtl_ackd *a) {
         return;
     int overtook = vtl_meter_count(a);
     __u32 rtt = (__u32)(a->now / VTL_NS_PER_US) - vtl_swap32(a->hdr->echo_ts);
-    if (rtt > 60 * 1000000u)
+    if (rtt > VTL_RTT_MAX_US)
         return; /* no clock of ours said that */
     if (!rtt)
         rtt = 1;
@@ -94,7 +94,7 @@ VTL_INLINE void tf_rate(struct vtl_ackd *a) {
     tx->first_sent_ns = sent->sent_ns;
     a->app_limited = sent->app_limited;
     /* A sample over less than the shortest round trip says nothing (section 4.1.2 of the draft). */
-    if (!ns || ns > 60 * VTL_NS_PER_S || delivered > 1u << 24 ||
+    if (!ns || ns > VTL_RTT_MAX_US * VTL_NS_PER_US || delivered > 1u << 24 ||
         ns / VTL_NS_PER_US < tx->bbr.min_rtt_us)
         return;
     a->rate = delivered * (1024 * VTL_NS_PER_S) / ns;

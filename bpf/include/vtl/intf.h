@@ -10,6 +10,7 @@
 
 #include "wire.h"
 #include "hooker.h"
+#include "timers.h"
 
 enum {
     VTL_MAX_SESSIONS = 1024, /* unless vtld makes the maps larger; index 0 is never handed out */

@@ -81,6 +81,13 @@ impl Drop for SessionTable {
     }
 }
 
+/// Smoothed round-trip time and variation, microseconds, of a session whose only sample is what its
+/// negotiation took.
+pub fn supposed_rtt(rtt: std::time::Duration) -> (u32, u32) {
+    let us = rtt.as_micros().clamp(1, intf::VTL_RTT_MAX_US.into()) as u32;
+    (us, us / 4)
+}
+
 /// One session's entry.
 #[derive(Clone, Copy)]
 pub struct Session<'a> {
@@ -221,13 +228,13 @@ impl Session<'_> {
 
     /// Tells the round-trip time that negotiation took, before the first packet is sent.
     pub fn suppose_rtt(&self, rtt: std::time::Duration) {
-        let us = rtt.as_micros().clamp(1, 60_000_000) as u32;
+        let (us, variation_us) = supposed_rtt(rtt);
         let srtt = atomic!(AtomicU32, self.tx.srtt_us);
         if srtt
             .compare_exchange(0, us, Ordering::Relaxed, Ordering::Relaxed)
             .is_ok()
         {
-            atomic!(AtomicU32, self.tx.rttvar_us).store(us / 4, Ordering::Relaxed);
+            atomic!(AtomicU32, self.tx.rttvar_us).store(variation_us, Ordering::Relaxed);
         }
     }
 

@@ -298,9 +298,7 @@ pub(super) fn fill(s: &mut vtl_session, e: &Established) {
     s.path = e.max_payload;
     s.tx.limit = e.peer_slots.into();
     if let Some(rtt) = e.rtt {
-        let us = rtt.as_micros().clamp(1, 60_000_000) as u32;
-        s.tx.srtt_us = us;
-        s.tx.rttvar_us = us / 4;
+        (s.tx.srtt_us, s.tx.rttvar_us) = sessions::supposed_rtt(rtt);
     }
 }
 

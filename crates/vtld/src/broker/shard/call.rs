@@ -13,7 +13,7 @@ use super::schedule::Schedule;
 use crate::broker::MS;
 
 /// The longest that packets wait for others to be sent with.
-const PACE_NS: u64 = MS / 4;
+const PACE_NS: u64 = intf::VTL_PACE_SLEEP_US as u64 * 1_000;
 /// What could not be sent is tried again after this long; likewise what found the interface's
 /// queue full, or the session's egress at work.
 const RETRY_NS: u64 = 10 * MS;

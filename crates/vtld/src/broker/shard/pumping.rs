@@ -3,13 +3,13 @@
 use std::{collections::hash_map::Entry, sync::Arc};
 
 use vtl_bpf::pump::{BATCH, Pump};
-use vtl_proto::intf::{VTL_OPEN, VTL_TUNNEL};
+use vtl_proto::intf::{VTL_OPEN, VTL_PTO_MIN_MS, VTL_TUNNEL};
 
 use super::{News, call::Call, worker::Worker};
 use crate::broker::{MS, QUANTUM, now_ns};
 
-/// A session whose application sends by itself is looked at after so long.
-const LINGER_NS: u64 = 10 * MS;
+/// A session whose application sends by itself is looked at after so long: no probe timeout is shorter.
+const LINGER_NS: u64 = VTL_PTO_MIN_MS as u64 * MS;
 /// Calls of the pump between two looks at descriptors.
 const CALLS: u32 = 4;
 

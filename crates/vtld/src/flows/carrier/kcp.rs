@@ -28,7 +28,7 @@ use vtl_proto::{
 };
 
 use super::{
-    Expected, HANDSHAKE, Local, SILENCE,
+    Expected, HANDSHAKE, Local, MIN_RTO, SILENCE,
     framed::{Arrived, Out, Pipe},
     library::{Library, Opened, Opening, Opens},
     sealed,
@@ -49,7 +49,6 @@ const PAUSE: Duration = Duration::from_millis(1);
 const WAITING: usize = 4096;
 /// Milliseconds between two looks at what is to go.
 const INTERVAL: i32 = 10;
-const LEAST_RTO: Duration = Duration::from_millis(100);
 /// Acknowledgements of later segments that tell of a loss.
 const RESEND: i32 = 2;
 
@@ -218,7 +217,7 @@ impl Shared {
         control.set_wndsize(WINDOW, WINDOW);
         control.set_nodelay(true, INTERVAL, RESEND, false);
         // Acknowledgements shall tell of a loss before time does, which would close the window.
-        let least = rtt.map_or(LEAST_RTO, |rtt| LEAST_RTO.max(2 * rtt));
+        let least = rtt.map_or(MIN_RTO, |rtt| MIN_RTO.max(2 * rtt));
         control.set_rx_minrto(least.as_millis() as u32);
         if opener == Side::Local {
             let shown = control.send(&preamble::token(token));

@@ -42,6 +42,14 @@ use crate::{
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Without an answer for this time, and three round trips, to what wants one, the path is dead.
 const SILENCE: Duration = Duration::from_secs(1);
+/// Interval between two looks at the path.
+const TICK: Duration = Duration::from_millis(100);
+/// A connection on which nothing comes for so long is dead, as a session is: its client sees to it that
+/// something does.
+const DEAD: Duration = Duration::from_nanos(vtl_core::session::DEAD_NS);
+/// Floor of the retransmission timers of carriers that run in user space. Less than RFC 9260 recommends for
+/// SCTP (1 s), whose reason is delayed acknowledgements: here the last packet of each burst asks for one at once.
+const MIN_RTO: Duration = Duration::from_millis(100);
 /// What GRANT says of a carrier that does not encrypt.
 pub(super) const CLEAR: [u8; CRYPTO] = [0; CRYPTO];
 /// Bytes of a UDP socket's own buffers.

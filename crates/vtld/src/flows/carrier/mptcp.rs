@@ -30,7 +30,8 @@ use vtl_proto::{
 
 use super::{
     super::socket::{Listening, connected, read_exact, unacknowledged, watch},
-    Arrivals, Endpoint, Expected, Grant, Grantor, HANDSHAKE, Link, Local, SILENCE, Shown, ToOpen,
+    Arrivals, Endpoint, Expected, Grant, Grantor, HANDSHAKE, Link, Local, SILENCE, Shown, TICK,
+    ToOpen,
     framed::{Arrived, Framed, Out, Pipe},
     sealed, secret,
 };
@@ -48,8 +49,6 @@ const HALF_OPEN: usize = 256;
 const UNSENT: libc::c_int = 128 << 10;
 /// Between two attempts to accept, where there are no descriptors.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Between two looks at the path.
-const TICK: Duration = Duration::from_millis(100);
 
 /// Who may open one, by token.
 type Grants = Rc<RefCell<HashMap<u64, Expected>>>;

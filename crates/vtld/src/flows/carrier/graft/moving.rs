@@ -20,7 +20,7 @@ use vtl_proto::{
 };
 
 use super::{
-    super::{Carrier, Refused, SILENCE, Taking},
+    super::{Carrier, Refused, SILENCE, TICK, Taking},
     Open, Peer,
     lossy::Lossy,
     session::Session,
@@ -35,8 +35,6 @@ const MOST_PIECES: usize = 1024;
 const MOST_WAITING: usize = 128 << 10;
 /// So many times that the doorbell told nothing of events, it is given up.
 const UNHEARD: u32 = 8;
-/// Between two looks whether the path is dead.
-const TICK: Duration = Duration::from_millis(100);
 
 /// A session as a carrier.
 pub(super) struct Graft {

@@ -28,7 +28,7 @@ use vtl_proto::carrier::Kind;
 use super::{
     super::{
         super::socket::watch,
-        Expected,
+        Expected, TICK,
         framed::{Arrived, Out, Pipe},
         kcp,
         library::{Certificate, Library, Opened, Opening},
@@ -43,8 +43,6 @@ use super::{
 const BATCH: usize = 64 << 10;
 /// Between two signs of life.
 const BEAT: Duration = Duration::from_secs(2);
-/// Between two looks at what changes of a carrier.
-const TICK: Duration = Duration::from_millis(100);
 /// How long the peers' being told of the end may take.
 const FAREWELL: Duration = Duration::from_millis(150);
 

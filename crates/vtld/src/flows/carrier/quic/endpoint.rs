@@ -38,7 +38,7 @@ use vtl_proto::{
     preamble::{ALPN, name_of, named},
 };
 
-use super::super::{Expected, library::Certificate};
+use super::super::{DEAD, Expected, library::Certificate};
 
 /// Streams of a connection at a time.
 const STREAMS: u32 = 4096;
@@ -50,8 +50,7 @@ pub(super) const LEAST_WINDOW: u32 = 64 << 10;
 pub(super) const MOST_WINDOW: u32 = 128 << 20;
 /// Bytes that flows may have sent and not had acknowledged.
 pub(super) const SEND_WINDOW: u64 = 16 << 20;
-/// A connection on which nothing comes for so long is dead; the client sees to it that something does.
-const DEAD: Duration = Duration::from_secs(15);
+/// Interval between the client's signs of life.
 const KEEPALIVE: Duration = Duration::from_secs(4);
 /// Handshakes at a time. From [`CAREFUL`] on a client must show first that it gets answers.
 const HALF_OPEN: usize = 64;

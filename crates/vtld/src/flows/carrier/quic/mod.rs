@@ -27,7 +27,7 @@ use vtl_control::CarrierPath;
 use vtl_proto::frame::{self, FlowId, Frame, HEADER};
 
 use super::{
-    Expected, HANDSHAKE, Local, SILENCE,
+    Expected, HANDSHAKE, Local, SILENCE, TICK,
     framed::{Arrived, Out, Pipe},
     library::{Certificate, Library, Opened, Opening, Opens},
 };
@@ -42,8 +42,6 @@ const CHUNK_BACK: usize = u16::MAX as usize;
 const TURN: usize = 256 << 10;
 /// A run of bytes to which none are added for so long ends.
 const LINGER: Duration = Duration::from_millis(100);
-/// Between two looks at the path.
-const TICK: Duration = Duration::from_millis(100);
 /// Idle time after which the window shrinks below its initial size; at least four round trips.
 const QUIET: Duration = Duration::from_secs(2);
 /// Bytes that flows may write ahead of the network at least.

@@ -18,11 +18,14 @@ use sctp_proto::{
     TransportConfig,
 };
 use tokio::{task::yield_now, time::sleep_until};
-use vtl_proto::preamble::SctpMessage;
+use vtl_proto::{
+    intf::{VTL_PTO_FIRST_MS, VTL_PTO_MAX_MS},
+    preamble::SctpMessage,
+};
 
 use super::{
     super::{
-        SILENCE,
+        DEAD, HANDSHAKE, MIN_RTO, SILENCE,
         framed::{Arrived, Out, Pipe},
         sealed,
     },
@@ -50,18 +53,13 @@ const WAITING: usize = 4096;
 const WAITING_BYTES: usize = 8 << 20;
 const AT_ONCE: usize = 256;
 
-/// Less than RFC 9260 recommends (1 s), whose reason is that acknowledgements may be delayed: here
-/// the last packet of each burst asks for one at once.
-const LEAST_RTO: Duration = Duration::from_millis(100);
-const MOST_RTO: Duration = Duration::from_secs(3);
-/// The first one, where the round-trip time is not known.
-const FIRST_RTO: Duration = Duration::from_millis(500);
+/// The longest retransmission timeout, and the first one where the round-trip time is not known: those
+/// of a session.
+const MAX_RTO: Duration = Duration::from_millis(VTL_PTO_MAX_MS as u64);
+const FIRST_RTO: Duration = Duration::from_millis(VTL_PTO_FIRST_MS as u64);
 
 /// Something comes from the peer so often, or it is dead.
 const PINGS: Duration = Duration::from_secs(4);
-const DEAD: Duration = Duration::from_secs(15);
-/// How long a client may take to show its token.
-const HANDSHAKE: Duration = Duration::from_secs(10);
 
 /// Which end of the association this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -224,9 +222,9 @@ fn transport(path: &Path, rtt: Option<Duration>, message: usize) -> Arc<Transpor
         .with_max_send_message_size(message as u32)
         .with_max_num_outbound_streams(STREAMS)
         .with_max_num_inbound_streams(STREAMS)
-        .with_rto_initial_ms(ms(first.clamp(FIRST_RTO / 5, MOST_RTO)))
-        .with_rto_min_ms(ms(LEAST_RTO))
-        .with_rto_max_ms(ms(MOST_RTO))
+        .with_rto_initial_ms(ms(first.clamp(MIN_RTO, MAX_RTO)))
+        .with_rto_min_ms(ms(MIN_RTO))
+        .with_rto_max_ms(ms(MAX_RTO))
         .with_path_model(true)
         .with_local_port(path.here)
         .with_remote_port(path.there);
