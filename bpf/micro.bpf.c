@@ -6,20 +6,8 @@
  * TURNS is the function's. They work on session 1 and its rings, which crates/vtl-bpf/src/trial.rs
  * makes.
  */
-#include "tf/ack.h"
-#include "tf/checksum.h"
-#include "tf/congestion_bbr.h"
-#include "tf/ecn.h"
-#include "tf/loss.h"
-#include "tf/number.h"
-#include "tf/pacing.h"
-#include "tf/receive.h"
-#include "tf/retransmit.h"
-#include "tf/reverse_note.h"
-#include "tf/rtt.h"
+#include "grafts/stream.bpf.c"
 #include "tf/window.h"
-#include "grafts/stream.h"
-#include "vtl/graft.h"
 
 enum { SID = 1, TURNS = 64, PAYLOAD = 1440, WORDS = 16 };
 

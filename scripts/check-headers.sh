@@ -54,7 +54,7 @@ check() {
     # With libbpf's headers, which the build brings with it.
     for file in bpf/*.bpf.c bpf/grafts/*.bpf.c bpf/tcp/*.bpf.c; do
         compiles "$file" -target bpf "-D__TARGET_ARCH_$(uname -m | sed 's/x86_64/x86/; s/aarch64/arm64/')" \
-            "${ebpf[@]}" -Ibpf/include "-I$libbpf"
+            "${ebpf[@]}" -Ibpf -Ibpf/include "-I$libbpf"
     done
     for file in crates/vtl-sim/native/*.c; do
         compiles "$file" "${host[@]}" -fno-strict-aliasing -Icrates/vtl-sim/native -Ibpf -Ibpf/include

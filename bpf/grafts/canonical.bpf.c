@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /* Carries data and adds no service: what every host has, and what an application gets that asks for
  * nothing. */
-#include "../tf/checksum.h"
-#define GRAFT_ADD tf_checksum_add
-#define GRAFT_VERIFY tf_checksum_verify
+#include "tf/checksum.h"
+#define CHECKSUM_ADD tf_checksum_add
+#define CHECKSUM_VERIFY tf_checksum_verify
 #include "plain.h"
 
 VTL_GRAFT("canonical", 1, 0, 1, "Carries packets and adds nothing: no order, no repetition.");

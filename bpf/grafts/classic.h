@@ -1,67 +1,22 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* What `newreno`, `cubic` and `hybla` have in common: selective repeat like
- * that of `stream`, with GRAFT_CONTROL(a, cc) in the place of its congestion
- * control. */
-#include "../tf/ack.h"
-#include "../tf/checksum.h"
-#include "../tf/congestion.h"
-#include "../tf/ecn.h"
-#include "../tf/loss.h"
-#include "../tf/number.h"
-#include "../tf/pacing.h"
-#include "../tf/receive.h"
-#include "../tf/rtt.h"
-#include "../tf/window.h"
+/* What `newreno`, `cubic` and `hybla` have in common: selective repeat like that of `stream`, with
+ * CONGESTION_CONTROL(a, cc) in the place of its congestion control. */
+#include "tf/congestion.h"
+#include "tf/ecn.h"
+#include "tf/loss.h"
+#include "tf/pacing.h"
+#include "tf/receive.h"
+#include "tf/window.h"
 
-VTL_INLINE enum vtl_verdict graft_egress(struct vtl_out *o) {
-    tf_cc_start(o, VTL_OWN(o->s, tx, struct vtl_cc));
-    tf_ecn_start(o);
-    if (tf_pace_wait(o) || tf_window_choose(o) || vtl_fetch(o))
-        return VTL_STOP;
-    tf_number(o);
-    tf_pace_charge(o);
-    return VTL_SEND;
-}
+#define CC(s) VTL_OWN(s, tx, struct vtl_cc)
 
-VTL_INLINE void graft_seal(struct vtl_out *o) {
-    tf_checksum_add(o);
-}
-
-VTL_INLINE enum vtl_verdict graft_admit(struct vtl_in *in) {
-    return tf_receive_admit(in);
-}
-
-VTL_INLINE enum vtl_verdict graft_ingress(struct vtl_in *in) {
-    if (tf_checksum_verify(in))
-        return VTL_STOP;
-    tf_receive_place(in);
-    tf_ecn_note(in);
-    tf_ack_note(in);
-    return in->duplicate || in->hdr->h.flags & VTL_F_ACK_NOW ? VTL_SEND : VTL_STOP;
-}
-
-VTL_INLINE enum vtl_verdict graft_listener(struct vtl_ackd *a) {
-    struct vtl_cc *cc = VTL_OWN(a->s, tx, struct vtl_cc);
-    if (tf_ack_verify(a))
-        return VTL_STOP;
-    tf_cc_note(a, cc);
-    if (tf_ack_cumulative(a))
-        return VTL_STOP;
-    tf_loss_reordering(a);
-    tf_loss_selective(a);
-    tf_rtt(a);
-    tf_rate(a);
-    GRAFT_CONTROL(a, cc);
-    return VTL_NEXT;
-}
-
-VTL_INLINE int graft_can_send(struct vtl_session *s) {
-    return vtl_can_send(s);
-}
-
-VTL_INLINE void graft_tell(struct vtl_session *s, struct vtl_ack_hdr *a) {
-    a->limit = vtl_swap64(vtl_rx_limit(s));
-    tf_ecn_tell(s, a);
-}
-
-#include "vtl/graft.h"
+#define GRAFT_START(o) tf_cc_start(o, CC((o)->s)), tf_ecn_start(o)
+#define GRAFT_CHOOSE(o) (tf_pace_wait(o) || tf_window_choose(o))
+#define GRAFT_NUMBER(o) tf_number(o), tf_pace_charge(o)
+#define GRAFT_ADMIT(in) tf_receive_admit(in)
+#define GRAFT_PLACE(in) tf_receive_place(in), tf_ecn_note(in)
+#define GRAFT_HEAR(a) tf_cc_note(a, CC((a)->s))
+#define GRAFT_LOSS(a) tf_loss_reordering(a), tf_loss_selective(a)
+#define GRAFT_CONTROL(a) tf_rate(a), CONGESTION_CONTROL(a, CC((a)->s))
+#define GRAFT_TELL(s, h) tf_ecn_tell(s, h)
+#include "vtl/compose.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /* Selective repeat under CUBIC. */
-#include "../tf/cubic.h"
-#define GRAFT_CONTROL tf_cubic
+#include "tf/cubic.h"
+#define CONGESTION_CONTROL tf_cubic
 #include "classic.h"
 
 VTL_GRAFT("cubic", 13,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /* DCCP with CCID 2 (RFC 4340, RFC 4341): the congestion control of TCP. */
-#include "../tf/newreno.h"
-#define GRAFT_STATE struct vtl_cc
-#define GRAFT_CC(control) (control)
-#define GRAFT_CONTROL tf_newreno
+#include "tf/newreno.h"
+#define CONTROL_STATE struct vtl_cc
+#define CONTROL_CC(control) (control)
+#define CONGESTION_CONTROL tf_newreno
 #include "dccp.h"
 
 VTL_GRAFT("dccp-ccid2", 10, VTL_S_CONGESTION_CONTROL, 10,

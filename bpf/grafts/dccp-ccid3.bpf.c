@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /* DCCP with CCID 3 (RFC 4340, RFC 5348): a smooth rate that is fair to TCP. */
-#include "../tf/tfrc.h"
-#define GRAFT_STATE struct vtl_tfrc
-#define GRAFT_CC(control) (&(control)->cc)
-#define GRAFT_CONTROL tf_tfrc
+#include "tf/tfrc.h"
+#define CONTROL_STATE struct vtl_tfrc
+#define CONTROL_CC(control) (&(control)->cc)
+#define CONGESTION_CONTROL tf_tfrc
 #include "dccp.h"
 
 VTL_GRAFT("dccp-ccid3", 11, VTL_S_CONGESTION_CONTROL, 9,

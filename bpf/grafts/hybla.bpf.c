@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /* Selective repeat under Hybla. */
-#include "../tf/hybla.h"
-#define GRAFT_CONTROL tf_hybla
+#include "tf/hybla.h"
+#define CONGESTION_CONTROL tf_hybla
 #include "classic.h"
 
 VTL_GRAFT("hybla", 14,

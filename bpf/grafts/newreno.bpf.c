@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /* Selective repeat under NewReno. */
-#include "../tf/newreno.h"
-#define GRAFT_CONTROL tf_newreno
+#include "tf/newreno.h"
+#define CONGESTION_CONTROL tf_newreno
 #include "classic.h"
 
 VTL_GRAFT("newreno", 12,

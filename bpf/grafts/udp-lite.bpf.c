@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /* What UDP-Lite does (RFC 3828): damage behind the first bytes is the application's. */
-#include "../tf/checksum_cover.h"
+#include "tf/checksum_cover.h"
 
 enum { COVERAGE };
 
-#define GRAFT_ADD(o) tf_checksum_cover_add(o, (o)->s->param[COVERAGE])
-#define GRAFT_VERIFY tf_checksum_cover_verify
+#define CHECKSUM_ADD(o) tf_checksum_cover_add(o, (o)->s->param[COVERAGE])
+#define CHECKSUM_VERIFY tf_checksum_cover_verify
 #include "plain.h"
 
 VTL_GRAFT("udp-lite", 8, 0, 0, "Datagrams of which only the first bytes must be undamaged.",

@@ -2,64 +2,23 @@
 /* UDP Plus of VirtualStack: datagrams with order, flow control and reliability
  * by negative acknowledgements, and without congestion control: for links that
  * are nobody else's. */
-#include "../tf/ack.h"
-#include "../tf/checksum.h"
-#include "../tf/loss.h"
-#include "../tf/nack.h"
-#include "../tf/number.h"
-#include "../tf/rate.h"
-#include "../tf/receive.h"
-#include "../tf/rtt.h"
-#include "../tf/window.h"
+#include "tf/loss.h"
+#include "tf/nack.h"
+#include "tf/rate.h"
+#include "tf/receive.h"
+#include "tf/window.h"
 
 enum { RATE };
 
-VTL_INLINE enum vtl_verdict graft_egress(struct vtl_out *o) {
-    tf_window_start(o, VTL_MAX_WINDOW);
-    tf_nack_start(o);
-    tf_rate_limit(o, o->s->param[RATE]);
-    if (tf_pace_wait(o) || tf_window_choose(o) || vtl_fetch(o))
-        return VTL_STOP;
-    tf_number(o);
-    tf_pace_charge(o);
-    return VTL_SEND;
-}
-
-VTL_INLINE void graft_seal(struct vtl_out *o) {
-    tf_checksum_add(o);
-}
-
-VTL_INLINE enum vtl_verdict graft_admit(struct vtl_in *in) {
-    return tf_receive_admit(in);
-}
-
-VTL_INLINE enum vtl_verdict graft_ingress(struct vtl_in *in) {
-    int gap = tf_nack_gap(in);
-    if (tf_checksum_verify(in))
-        return VTL_STOP;
-    tf_receive_place(in);
-    tf_ack_note(in);
-    return in->duplicate || gap || in->hdr->h.flags & VTL_F_ACK_NOW ? VTL_SEND : VTL_STOP;
-}
-
-VTL_INLINE enum vtl_verdict graft_listener(struct vtl_ackd *a) {
-    if (tf_ack_verify(a) || tf_ack_cumulative(a))
-        return VTL_STOP;
-    tf_loss_reordering(a);
-    tf_loss_selective(a);
-    tf_rtt(a);
-    return VTL_NEXT;
-}
-
-VTL_INLINE int graft_can_send(struct vtl_session *s) {
-    return vtl_can_send(s);
-}
-
-VTL_INLINE void graft_tell(struct vtl_session *s, struct vtl_ack_hdr *a) {
-    a->limit = vtl_swap64(vtl_rx_limit(s));
-}
-
-#include "vtl/graft.h"
+#define GRAFT_START(o)                                                                             \
+    tf_window_start(o, VTL_MAX_WINDOW), tf_nack_start(o), tf_rate_limit(o, (o)->s->param[RATE])
+#define GRAFT_CHOOSE(o) (tf_pace_wait(o) || tf_window_choose(o))
+#define GRAFT_NUMBER(o) tf_number(o), tf_pace_charge(o)
+#define GRAFT_ADMIT(in) tf_receive_admit(in)
+#define GRAFT_URGENT(in) tf_nack_gap(in)
+#define GRAFT_PLACE(in) tf_receive_place(in)
+#define GRAFT_LOSS(a) tf_loss_reordering(a), tf_loss_selective(a)
+#include "vtl/compose.h"
 
 VTL_GRAFT("udp-plus", 9, VTL_S_RELIABLE | VTL_S_ORDERED | VTL_S_FLOW_CONTROL, 30,
           "Ordered, reliable by negative acknowledgements, no congestion control.",

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /* What UDP does: ports, which the session has, and a checksum. */
-#include "../tf/checksum.h"
-#define GRAFT_ADD tf_checksum_add
-#define GRAFT_VERIFY tf_checksum_verify
+#include "tf/checksum.h"
+#define CHECKSUM_ADD tf_checksum_add
+#define CHECKSUM_VERIFY tf_checksum_verify
 #include "plain.h"
 
 VTL_GRAFT("udp", 7, 0, 0, "What UDP does: datagrams with a checksum, and nothing else.");

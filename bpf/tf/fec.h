@@ -12,6 +12,7 @@
 
 #include "number.h"
 #include "receive.h"
+#include "retransmit.h"
 
 enum { VTL_FEC_MOST = 32 };
 
@@ -54,10 +55,10 @@ VTL_GLOBAL int vtl_fec_clear(struct vtl_slot *slot) {
  * egress: before the choice of a packet. VTL_SEND: `o` is a parity packet. Only while nothing of
  * the group was acknowledged: the application may write to slots that were.
  */
-VTL_INLINE enum vtl_verdict tf_fec_make(struct vtl_out *o, struct vtl_fec *f, __u32 group,
-                                        int idle) {
+VTL_INLINE enum vtl_verdict tf_fec_make(struct vtl_out *o, struct vtl_fec *f, __u32 group) {
     struct vtl_session *s = o->s;
     __u64 count = s->tx.next - f->group;
+    int idle = vtl_written(o) && s->tx.next >= o->end;
     if (!group || !count || (count < group && !idle))
         return VTL_NEXT;
     __u64 first = f->group;
@@ -163,6 +164,16 @@ VTL_INLINE enum vtl_verdict tf_fec_recover(struct vtl_in *in) {
     in->refused = 0;
     s->rx.recovered++;
     return VTL_NEXT;
+}
+
+/* ingress: of a verified packet. VTL_STOP: it was parity, and the packet that it made good has its
+ * place now. */
+VTL_INLINE enum vtl_verdict tf_fec_take(struct vtl_in *in) {
+    if (!in->refused) /* tf_fec_admit */
+        return VTL_NEXT;
+    if (!tf_fec_recover(in))
+        tf_receive_place(in);
+    return VTL_STOP;
 }
 
 #endif

@@ -15,15 +15,15 @@
 VTL_INLINE __u64 vtl_probe_timeout(const struct vtl_session *s) {
     if (!s->tx.srtt_us)
         return VTL_PTO_FIRST_MS * VTL_NS_PER_MS;
-    __u64 ns = (s->tx.srtt_us + 4ull * s->tx.rttvar_us) * VTL_NS_PER_US +
-               VTL_PTO_DELAY_MS * VTL_NS_PER_MS;
+    __u64 ns =
+        (s->tx.srtt_us + 4ull * s->tx.rttvar_us) * VTL_NS_PER_US + VTL_PTO_DELAY_MS * VTL_NS_PER_MS;
     return ns < VTL_PTO_MIN_MS * VTL_NS_PER_MS ? VTL_PTO_MIN_MS * VTL_NS_PER_MS : ns;
 }
 
 /*
  * The same with backoff. Where data are out, VTL_PTO_ROW packets leave at each timeout (two in RFC
- * 9002, 6.2.4), and the first three timeouts follow each other without backoff: loss comes in bursts of
- * packets, and on a narrow path only our own packets bring a burst to its end.
+ * 9002, 6.2.4), and the first three timeouts follow each other without backoff: loss comes in
+ * bursts of packets, and on a narrow path only our own packets bring a burst to its end.
  */
 VTL_INLINE __u64 vtl_timeout(const struct vtl_session *s, int data) {
     __u32 timeouts = s->tx.timeouts;

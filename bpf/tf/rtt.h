@@ -40,7 +40,8 @@ VTL_INLINE int vtl_meter_count(struct vtl_ackd *a) {
 
 VTL_INLINE void vtl_meter_rtt(struct vtl_ackd *a, __u32 rtt_us) {
     struct vtl_meter *m = &a->s->tx.meter;
-    if (m->min_rtt_us && rtt_us > m->min_rtt_us && a->now - m->min_rtt_ns < VTL_MIN_RTT_MS * VTL_NS_PER_MS)
+    if (m->min_rtt_us && rtt_us > m->min_rtt_us &&
+        a->now - m->min_rtt_ns < VTL_MIN_RTT_MS * VTL_NS_PER_MS)
         return;
     m->min_rtt_us = rtt_us;
     m->min_rtt_ns = a->now;

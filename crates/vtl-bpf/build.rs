@@ -98,12 +98,12 @@ fn compile(clang: &str, bpf: &Path, source: &Path, object: &Path) {
     if env::var("RUSTC_WORKSPACE_WRAPPER").is_ok_and(|wrapper| wrapper.ends_with("clippy-driver")) {
         return fs::write(object, []).expect("OUT_DIR is writable");
     }
-    let include = format!("-I{}", bpf.join("include").display());
+    let include = [bpf, &bpf.join("include")].map(|path| format!("-I{}", path.display()));
     let result = SkeletonBuilder::new()
         .source(source)
         .obj(object)
         .clang(clang)
-        .clang_args(flags::CLANG.map(str::to_owned).into_iter().chain([include]))
+        .clang_args(flags::CLANG.map(str::to_owned).into_iter().chain(include))
         .build();
     if let Err(error) = result {
         panic!("{} does not compile:\n{error:#}", source.display());

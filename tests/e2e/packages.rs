@@ -198,11 +198,11 @@ fn swap__under_open_sessions() {
         success(&shop.deploy(host, &first));
     }
     // One that sends nothing: whether it is what runs can be seen.
-    let start = "graft_egress(struct vtl_out *o) {\n";
-    let mute = format!("{start}    if (o->s->gid)\n        return VTL_STOP;\n");
-    change(&source, start, &mute);
+    let choice = "GRAFT_CHOOSE(o) tf_window_choose(o)\n";
+    let mute = "GRAFT_CHOOSE(o) ((o)->s->gid ? VTL_STOP : tf_window_choose(o))\n";
+    change(&source, choice, mute);
     let silent = release(&shop, "0.1.0", "0.1.1");
-    change(&source, &mute, start);
+    change(&source, mute, choice);
     let third = release(&shop, "0.1.1", "0.2.0");
 
     let world = &shop.world;

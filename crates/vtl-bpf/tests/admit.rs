@@ -31,7 +31,7 @@ impl Compiler {
             .iter()
             .find(|(name, _)| *name == "selective-repeat")
             .unwrap();
-        let text = text.replace("\"../tf/", "\"tf/") + more;
+        let text = (*text).to_owned() + more;
         let (source, object) = (self.0.join("graft.bpf.c"), self.0.join("graft.bpf.o"));
         fs::write(&source, text).unwrap();
         let clang = std::env::var("CLANG").unwrap_or_else(|_| "clang-19".into());

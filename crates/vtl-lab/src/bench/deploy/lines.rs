@@ -36,7 +36,11 @@ pub(super) fn count(sources: &Path, graft: &Path) -> anyhow::Result<Lines> {
             _ => &mut lines.rest,
         };
         *part += code_lines(&text);
-        let places = [folder.to_owned(), sources.join("include")];
+        let places = [
+            folder.to_owned(),
+            sources.to_owned(),
+            sources.join("include"),
+        ];
         open.extend(includes(&text).filter_map(|name| {
             let mut candidates = places.iter().map(|place: &PathBuf| place.join(name));
             candidates.find(|path| path.exists())
