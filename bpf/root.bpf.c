@@ -6,12 +6,11 @@
  * session's graft.
  */
 #include "vtl/env_bpf.h"
+#include "vtl/frame.h"
 #include "vtl/local.h"
 #include "vtl/route.h"
 
 char _license[] SEC("license") = "GPL";
-
-enum { VTL_TC_NEXT = -1, VTL_TC_DROP = 2 };
 
 /* Of each prefix, vtl_prefix(), when its bucket will be full again: vtl_take(). */
 struct {
@@ -67,20 +66,18 @@ const volatile struct vtl_root_config vtl_root = {.by_udp = 1};
  * What may be a packet behind UDP, in functions of their own, so that the others' way stays short.
  * Behind them a packet for a graft looks as if it had come without: UDP's header is cut out.
  */
+VTL_INLINE int vtl_udp(struct vtl_frame f) {
+    int route = vtl_route_udp(vtl_frame_data(f), vtl_frame_end(f), vtl_frame_length(f),
+                              vtl_frame_ifindex(f));
+    return route >= 0 && vtl_frame_cut_udp(f) ? VTL_ROUTE_DROP : route;
+}
+
 VTL_GLOBAL int vtl_udp_tc(struct __sk_buff *ctx) {
-    int route =
-        vtl_route_udp((void *)(long)ctx->data, (void *)(long)ctx->data_end, ctx->len, ctx->ifindex);
-    if (route >= 0 && bpf_skb_adjust_room(ctx, -VTL_UDP_HEADER, BPF_ADJ_ROOM_NET, 0))
-        return VTL_ROUTE_DROP;
-    return route;
+    return vtl_udp(vtl_frame_tc(ctx));
 }
 
 VTL_GLOBAL int vtl_udp_xdp(struct xdp_md *ctx) {
-    int route = vtl_route_udp((void *)(long)ctx->data, (void *)(long)ctx->data_end,
-                              ctx->data_end - ctx->data, ctx->ingress_ifindex);
-    if (route >= 0 && vtl_xdp_shift(ctx, VTL_UDP_HEADER))
-        return VTL_ROUTE_DROP;
-    return route;
+    return vtl_udp(vtl_frame_xdp(ctx));
 }
 
 /* Takes one out of a bucket that holds `burst` and gets one each `gap` ns; 0: it is empty. Kept is
@@ -121,10 +118,13 @@ VTL_INLINE int vtl_may_ask(__u64 prefix, int by_tcp) {
     return 1;
 }
 
-/* Is a packet left alone that is to be dropped, or that anybody may have sent? */
-VTL_INLINE int vtl_leaves(void *ctx, void *data, void *end, __u32 ifindex, int bridged, int route) {
+/* Is a packet left alone that is to be dropped, or that anybody may have sent? `bridged`: to
+ * another Ethernet address. */
+VTL_INLINE int vtl_leaves(struct vtl_frame f, int bridged, int route) {
+    __u32 ifindex = vtl_frame_ifindex(f);
     struct bpf_fib_lookup fib = {.ifindex = ifindex};
-    struct ethhdr *eth = data;
+    struct ethhdr *eth = vtl_frame_data(f);
+    void *end = vtl_frame_end(f);
     if ((void *)(eth + 1) > end)
         return 0;
     if (eth->h_proto == vtl_swap16(ETH_P_IP)) {
@@ -145,7 +145,7 @@ VTL_INLINE int vtl_leaves(void *ctx, void *data, void *end, __u32 ifindex, int b
         __builtin_memcpy(fib.ipv6_dst, &ip->daddr, sizeof(fib.ipv6_dst));
     }
     __u64 prefix = vtl_prefix(&fib); /* the lookup writes to it */
-    if (bridged || vtl_is_for_another(ctx, &fib)) {
+    if (bridged || vtl_is_for_another(f.ctx, &fib)) {
         vtl_env_count(VTL_ST_RX_OTHERS);
         return 1;
     }
@@ -154,51 +154,45 @@ VTL_INLINE int vtl_leaves(void *ctx, void *data, void *end, __u32 ifindex, int b
 
 VTL_GLOBAL int vtl_leaves_tc(struct __sk_buff *ctx, int route) {
     int bridged = ctx->pkt_type == PACKET_OTHERHOST && ctx->ifindex != VTL_LOOPBACK_IFINDEX;
-    return vtl_leaves(ctx, (void *)(long)ctx->data, (void *)(long)ctx->data_end, ctx->ifindex,
-                      bridged, route);
+    return vtl_leaves(vtl_frame_tc(ctx), bridged, route);
 }
 
 VTL_GLOBAL int vtl_leaves_xdp(struct xdp_md *ctx, int route) {
-    return vtl_leaves(ctx, (void *)(long)ctx->data, (void *)(long)ctx->data_end,
-                      ctx->ingress_ifindex, 0, route);
+    return vtl_leaves(vtl_frame_xdp(ctx), 0, route);
+}
+
+VTL_INLINE int vtl_root_in(struct vtl_frame f) {
+    int route =
+        vtl_route(vtl_frame_data(f), vtl_frame_end(f), vtl_frame_length(f), vtl_frame_ifindex(f));
+    if (route == VTL_ROUTE_PASS && vtl_root.by_udp)
+        route = f.xdp ? vtl_udp_xdp(f.ctx) : vtl_udp_tc(f.ctx);
+    if (route == VTL_ROUTE_PASS)
+        return vtl_frame_pass(f);
+    if (route >= 0) {
+        if (f.xdp)
+            VTL_GO(f.ctx, vtl_in_xdp, route);
+        else
+            VTL_GO(f.ctx, vtl_in_tc, route);
+        vtl_env_count(VTL_ST_RX_NO_GRAFT);
+    } else if (f.xdp ? vtl_leaves_xdp(f.ctx, route) : vtl_leaves_tc(f.ctx, route)) {
+        return vtl_frame_pass(f);
+    }
+    return vtl_frame_drop(f);
 }
 
 SEC("tcx/ingress") int vtl_root_in_tc(struct __sk_buff *ctx) {
     if (ctx->protocol != vtl_swap16(ETH_P_IP) && ctx->protocol != vtl_swap16(ETH_P_IPV6))
         return VTL_TC_NEXT;
+    /* Headers are to be readable by pointer, wherever drivers have left them. */
     if ((void *)(long)ctx->data_end - (void *)(long)ctx->data <
             (long)(VTL_OFFSET_V6 + VTL_UDP_HEADER + sizeof(struct vtl_ack_hdr)) &&
         ctx->len > ctx->data_end - ctx->data)
         bpf_skb_pull_data(ctx, ctx->len < 160 ? ctx->len : 160);
-    int route =
-        vtl_route((void *)(long)ctx->data, (void *)(long)ctx->data_end, ctx->len, ctx->ifindex);
-    if (route == VTL_ROUTE_PASS && vtl_root.by_udp)
-        route = vtl_udp_tc(ctx);
-    if (route == VTL_ROUTE_PASS)
-        return VTL_TC_NEXT;
-    if (route >= 0) {
-        VTL_GO(ctx, vtl_in_tc, route);
-        vtl_env_count(VTL_ST_RX_NO_GRAFT);
-    } else if (vtl_leaves_tc(ctx, route)) {
-        return VTL_TC_NEXT;
-    }
-    return VTL_TC_DROP;
+    return vtl_root_in(vtl_frame_tc(ctx));
 }
 
 SEC("xdp") int vtl_root_in_xdp(struct xdp_md *ctx) {
-    int route = vtl_route((void *)(long)ctx->data, (void *)(long)ctx->data_end,
-                          ctx->data_end - ctx->data, ctx->ingress_ifindex);
-    if (route == VTL_ROUTE_PASS && vtl_root.by_udp)
-        route = vtl_udp_xdp(ctx);
-    if (route == VTL_ROUTE_PASS)
-        return XDP_PASS;
-    if (route >= 0) {
-        VTL_GO(ctx, vtl_in_xdp, route);
-        vtl_env_count(VTL_ST_RX_NO_GRAFT);
-    } else if (vtl_leaves_xdp(ctx, route)) {
-        return XDP_PASS;
-    }
-    return XDP_DROP;
+    return vtl_root_in(vtl_frame_xdp(ctx));
 }
 
 /* A frame's mark says which entry of `vtl_pump` it is for. */

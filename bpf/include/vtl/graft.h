@@ -21,12 +21,8 @@
 
 #include "env_bpf.h"
 #include "engine.h"
+#include "frame.h"
 #include "parse.h"
-
-enum {
-    VTL_TC_NEXT = -1, /* TCX_NEXT: not ours */
-    VTL_TC_DROP = 2,  /* TCX_DROP. tcx knows no TC_ACT_STOLEN: it would pass the packet on */
-};
 
 char _license[] SEC("license") = "GPL";
 
@@ -62,11 +58,14 @@ char _license[] SEC("license") = "GPL";
 VTL_MOVES(xdp, xdp_md)
 VTL_MOVES(tc, __sk_buff)
 
-/* ------------------------------------------------------------------------------------- egress */
+/* With the sum of the payload. */
+VTL_INLINE __u64 vtl_frame_put(struct vtl_frame f, struct vtl_slot *slot, __u32 offset, __u32 len) {
+    return f.xdp ? vtl_xdp_put(f.ctx, slot, offset, len) : vtl_tc_put(f.ctx, slot, offset, len);
+}
 
-/* Bytes of the frame. The verifier does not take a difference of packet pointers in 32 bits. */
-VTL_INLINE __u32 vtl_xdp_length(struct xdp_md *ctx) {
-    return bpf_xdp_get_buff_len(ctx);
+VTL_INLINE __u64 vtl_frame_take(struct vtl_frame f, struct vtl_slot *slot, __u32 offset,
+                                __u32 len) {
+    return f.xdp ? vtl_xdp_take(f.ctx, slot, offset, len) : vtl_tc_take(f.ctx, slot, offset, len);
 }
 
 /* Are there the headers in front of VTL's? It goes without saying behind a look at the whole, and
@@ -76,88 +75,60 @@ VTL_INLINE int vtl_has_headers(void *data, int ip, void *end) {
     return data + ip + VTL_UDP_HEADER <= end;
 }
 
-/* `ip`: length of Ethernet and IP header. */
-VTL_INLINE int vtl_xdp_emit(struct xdp_md *ctx, struct vtl_out *o, int ip) {
+/* ------------------------------------------------------------------------------------- egress */
+
+/* Makes a packet of the frame; 0: it can go. `ip`: length of Ethernet and IP header. */
+VTL_INLINE int vtl_emit_at(struct vtl_frame f, struct vtl_out *o, int ip) {
     __be16 port = VTL_LOAD(o->s->port);
     __u32 offset = ip + vtl_udp_room(port);
-    __u32 header = offset + o->header_len;
     __u32 n = vtl_padded(o);
-    int grow = (int)(header + n) - (int)vtl_xdp_length(ctx);
-    if (grow > 0 || (grow && bpf_xdp_adjust_tail(ctx, grow)))
-        return XDP_ABORTED;
+    if (vtl_frame_resize(f, offset + o->header_len + n))
+        return -1;
     if (o->type == VTL_DATA)
-        o->sum = vtl_xdp_put(ctx, o->slot, offset + sizeof(struct vtl_data_hdr), o->len);
+        o->sum = vtl_frame_put(f, o->slot, offset + sizeof(struct vtl_data_hdr), o->len);
     vtl_seal(o);
-    void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+    void *data = vtl_frame_data(f), *end = vtl_frame_end(f);
     if (data + offset + VTL_MIN_PACKET > end || !vtl_has_headers(data, ip, end))
-        return XDP_ABORTED;
+        return -1;
     vtl_write_headers(data, o->s, ip, o->header_len + n, port);
     if (o->type == VTL_DATA)
         vtl_copy(data + offset, &o->hdr, sizeof(struct vtl_data_hdr));
     else
         vtl_copy(data + offset, &o->hdr, VTL_MIN_PACKET);
-    return XDP_TX;
+    return 0;
+}
+
+VTL_INLINE int vtl_emit(struct vtl_frame f, struct vtl_out *o) {
+    int failed =
+        o->s->ip_version == 4 ? vtl_emit_at(f, o, VTL_OFFSET_V4) : vtl_emit_at(f, o, VTL_OFFSET_V6);
+    if (failed)
+        vtl_env_count(VTL_ST_TX_FAILED);
+    return failed;
+}
+
+/* A frame of the pump's: it becomes the next packet of session `s`, whose turn it is. */
+VTL_INLINE int vtl_egress(struct vtl_frame f, struct vtl_pump *p, struct vtl_session *s,
+                          __u64 now) {
+    struct vtl_out o = {.s = s, .now = now};
+    int made = s->state == VTL_OPEN && vtl_make(&o) == VTL_SEND;
+    vtl_end_turn(p, made);
+    if (!made)
+        return vtl_frame_drop(f);
+    return vtl_emit(f, &o) ? vtl_frame_drop(f) : vtl_frame_send(f);
 }
 
 SEC("xdp") int vtl_egress_xdp(struct xdp_md *ctx) {
     struct vtl_scratch *scratch = vtl_get_scratch();
     struct vtl_pump *p = scratch ? vtl_pump_of(scratch->shard) : 0;
     struct vtl_session *s = p ? vtl_pumped_session(p) : 0;
-    if (!s)
-        return XDP_DROP;
-    struct vtl_out o = {.s = s, .now = vtl_pump_clock(p)};
-    int made = s->state == VTL_OPEN && vtl_make(&o) == VTL_SEND;
-    vtl_end_turn(p, made);
-    if (!made)
-        return XDP_DROP;
-    int verdict = s->ip_version == 4 ? vtl_xdp_emit(ctx, &o, VTL_OFFSET_V4)
-                                     : vtl_xdp_emit(ctx, &o, VTL_OFFSET_V6);
-    if (verdict != XDP_TX) {
-        vtl_env_count(VTL_ST_TX_FAILED);
-        return XDP_DROP;
-    }
-    return verdict;
-}
-
-VTL_INLINE int vtl_tc_emit(struct __sk_buff *ctx, struct vtl_out *o, int ip) {
-    __be16 port = VTL_LOAD(o->s->port);
-    __u32 offset = ip + vtl_udp_room(port);
-    __u32 n = vtl_padded(o);
-    __u32 length = offset + o->header_len + n;
-    if (length != ctx->len && bpf_skb_change_tail(ctx, length, 0))
-        return VTL_TC_DROP;
-    if (o->type == VTL_DATA)
-        o->sum = vtl_tc_put(ctx, o->slot, offset + sizeof(struct vtl_data_hdr), o->len);
-    vtl_seal(o);
-    void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
-    if (data + offset + VTL_MIN_PACKET > end || !vtl_has_headers(data, ip, end))
-        return VTL_TC_DROP;
-    vtl_write_headers(data, o->s, ip, o->header_len + n, port);
-    if (o->type == VTL_DATA)
-        vtl_copy(data + offset, &o->hdr, sizeof(struct vtl_data_hdr));
-    else
-        vtl_copy(data + offset, &o->hdr, VTL_MIN_PACKET);
-    return VTL_TC_NEXT;
+    return s ? vtl_egress(vtl_frame_xdp(ctx), p, s, vtl_pump_clock(p)) : XDP_DROP;
 }
 
 SEC("tcx/egress") int vtl_egress_tc(struct __sk_buff *ctx) {
     struct vtl_pump *p = vtl_pump_of(ctx->mark);
     struct vtl_session *s = p ? vtl_pumped_session(p) : 0;
-    if (!s)
-        return VTL_TC_DROP;
     ctx->mark = 0; /* it has no meaning from here on */
-    struct vtl_out o = {.s = s, .now = bpf_ktime_get_ns()};
-    int made = s->state == VTL_OPEN && vtl_make(&o) == VTL_SEND;
-    vtl_end_turn(p, made);
-    if (!made)
-        return VTL_TC_DROP;
-    int verdict = s->ip_version == 4 ? vtl_tc_emit(ctx, &o, VTL_OFFSET_V4)
-                                     : vtl_tc_emit(ctx, &o, VTL_OFFSET_V6);
-    if (verdict == VTL_TC_DROP) {
-        vtl_env_count(VTL_ST_TX_FAILED);
-        return VTL_TC_DROP;
-    }
-    return verdict;
+    return s ? vtl_egress(vtl_frame_tc(ctx), p, s, bpf_ktime_get_ns()) : VTL_TC_DROP;
 }
 
 /* A packet that an aware application sent to nobody, on the loopback, becomes its session's next
@@ -167,43 +138,47 @@ SEC("tcx/egress") int vtl_egress_direct(struct __sk_buff *ctx) {
     if (!s || s->state != VTL_OPEN)
         return VTL_TC_DROP;
     struct vtl_out o = {.s = s, .now = bpf_ktime_get_ns()};
-    if (vtl_make_direct(&o) != VTL_SEND)
+    if (vtl_make_direct(&o) != VTL_SEND || vtl_emit(vtl_frame_tc(ctx), &o))
         return VTL_TC_DROP;
-    int verdict = s->ip_version == 4 ? vtl_tc_emit(ctx, &o, VTL_OFFSET_V4)
-                                     : vtl_tc_emit(ctx, &o, VTL_OFFSET_V6);
-    if (verdict == VTL_TC_DROP) {
-        vtl_env_count(VTL_ST_TX_FAILED);
-        return VTL_TC_DROP;
-    }
     return bpf_redirect(s->ifindex, 0);
 }
 
 /* ------------------------------------------------------------------------------------ ingress */
 
 /* Turns the packet into an acknowledgement and sends it back. */
-VTL_GLOBAL int vtl_tc_answer(struct __sk_buff *ctx, struct vtl_session *s, __u32 ip) {
-    struct vtl_scratch *scratch = vtl_get_scratch();
+VTL_INLINE int vtl_answer_at(struct vtl_frame f, struct vtl_session *s, __u32 ip) {
     if (!s || (ip != VTL_OFFSET_V4 && ip != VTL_OFFSET_V6))
-        return VTL_TC_DROP;
+        return vtl_frame_drop(f);
+    struct vtl_scratch *scratch = vtl_get_scratch();
+    if (!scratch)
+        return vtl_frame_drop(f);
     __be16 port = VTL_LOAD(s->port);
     __u32 offset = ip + vtl_udp_room(port);
+    __u32 fixed = offset + sizeof(struct vtl_ack_hdr);
     __u32 words = vtl_ack_words(s);
-    __u32 length = sizeof(struct vtl_ack_hdr) + words * 8;
-    if (!scratch || bpf_skb_change_tail(ctx, offset + length, 0))
-        return VTL_TC_DROP;
+    if (vtl_frame_prepend(f, offset - ip) || vtl_frame_fit(f, fixed, &words))
+        return vtl_frame_drop(f);
     struct vtl_ack_hdr ack;
     vtl_ack_build(s, &ack, scratch->map, words, 0);
     __u32 bytes = words * 8;
-    if (bytes - 1 < VTL_ACK_MAX_BITMAP &&
-        bpf_skb_store_bytes(ctx, offset + sizeof(ack), scratch->map, bytes, 0))
-        return VTL_TC_DROP;
-    void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+    if (bytes - 1 < VTL_ACK_MAX_BITMAP && vtl_frame_store(f, fixed, scratch->map, bytes))
+        return vtl_frame_drop(f);
+    void *data = vtl_frame_data(f), *end = vtl_frame_end(f);
     if (data + offset + sizeof(ack) > end || !vtl_has_headers(data, ip, end))
-        return VTL_TC_DROP;
-    vtl_turn_round(data, ip, length, port);
+        return vtl_frame_drop(f);
+    vtl_turn_round(data, ip, sizeof(ack) + bytes, port);
     vtl_copy(data + offset, &ack, sizeof(ack));
     vtl_env_count(VTL_ST_TX_ACKS);
-    return bpf_redirect(ctx->ifindex, 0);
+    /* XDP_TX loses acknowledgements on veth behind a router; a redirect does not. */
+    return bpf_redirect(vtl_frame_ifindex(f), 0);
+}
+
+VTL_GLOBAL int vtl_tc_answer(struct __sk_buff *ctx, struct vtl_session *s, __u32 ip) {
+    return vtl_answer_at(vtl_frame_tc(ctx), s, ip);
+}
+
+VTL_GLOBAL int vtl_xdp_answer(struct xdp_md *ctx, struct vtl_session *s, __u32 ip) {
+    return vtl_answer_at(vtl_frame_xdp(ctx), s, ip);
 }
 
 /* Wakes vtld, if that is to be, by a copy of the packet, which its packet socket on the loopback
@@ -228,163 +203,91 @@ VTL_GLOBAL int vtl_tc_ring_bell(struct __sk_buff *ctx, struct vtl_session *s) {
     return failed;
 }
 
-VTL_INLINE int vtl_ingress_tc_at(struct __sk_buff *ctx, int offset) {
-    /* Drivers may leave a part of the packet in pages. */
-    if (ctx->data_end - ctx->data < ctx->len && bpf_skb_pull_data(ctx, ctx->len))
-        return VTL_TC_DROP;
-    void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
-    struct vtl_data_hdr hdr;
-    if (data + offset + sizeof(hdr) > end)
-        return VTL_TC_DROP;
-    vtl_copy(&hdr, data + offset, sizeof(hdr));
-    struct vtl_session *s = vtl_session_at(vtl_swap32(hdr.h.sid));
-    if (!s)
-        return VTL_TC_DROP;
-    vtl_put_token(s, &hdr.h);
-    if (!VTL_TRY_LOCK(s->rx.busy)) {
-        vtl_env_count(VTL_ST_RX_CONTENDED);
-        return VTL_TC_DROP;
-    }
-    struct vtl_in in = {.s = s, .hdr = &hdr, .marked = vtl_is_marked(data, offset)};
-    int verdict = VTL_TC_DROP;
-    enum vtl_verdict v = vtl_in_start(&in, ctx->len - offset - sizeof(hdr));
-    if (v == VTL_NEXT) {
-        if (in.slot)
-            in.sum = vtl_tc_take(ctx, in.slot, offset + sizeof(hdr), in.len);
-        v = graft_ingress(&in);
-    }
-    vtl_tc_ring_bell(ctx, s);
-    if (v == VTL_SEND)
-        verdict = vtl_tc_answer(ctx, s, offset);
-    VTL_UNLOCK(s->rx.busy);
-    return verdict;
-}
-
-SEC("tcx/ingress") int vtl_ingress_tc(struct __sk_buff *ctx) {
-    return ctx->protocol == vtl_swap16(ETH_P_IP) ? vtl_ingress_tc_at(ctx, VTL_OFFSET_V4)
-                                                 : vtl_ingress_tc_at(ctx, VTL_OFFSET_V6);
-}
-
-VTL_GLOBAL int vtl_xdp_answer(struct xdp_md *ctx, struct vtl_session *s, __u32 ip) {
-    if (!s || (ip != VTL_OFFSET_V4 && ip != VTL_OFFSET_V6))
-        return XDP_DROP;
-    __be16 port = VTL_LOAD(s->port);
-    __u32 offset = ip + vtl_udp_room(port);
-    if (vtl_xdp_shift(ctx, (int)(ip - offset)))
-        return XDP_DROP;
-    /* A frame can only be cut here: growing it fails on veth. */
-    __u32 total = vtl_xdp_length(ctx);
-    __u32 fixed = offset + sizeof(struct vtl_ack_hdr);
-    __u32 words = vtl_ack_words(s);
-    struct vtl_scratch *scratch = vtl_get_scratch();
-    if (!scratch || total < fixed)
-        return XDP_DROP;
-    if (words > (total - fixed) / 8)
-        words = (total - fixed) / 8;
-    __u32 length = sizeof(struct vtl_ack_hdr) + words * 8;
-    if (bpf_xdp_adjust_tail(ctx, (int)(offset + length) - (int)total))
-        return XDP_DROP;
-    struct vtl_ack_hdr ack;
-    vtl_ack_build(s, &ack, scratch->map, words, 0);
-    __u32 bytes = words * 8;
-    if (bytes - 1 < VTL_ACK_MAX_BITMAP && bpf_xdp_store_bytes(ctx, fixed, scratch->map, bytes))
-        return XDP_DROP;
-    void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
-    if (data + offset + sizeof(ack) > end || !vtl_has_headers(data, ip, end))
-        return XDP_DROP;
-    vtl_turn_round(data, ip, length, port);
-    vtl_copy(data + offset, &ack, sizeof(ack));
-    vtl_env_count(VTL_ST_TX_ACKS);
-    /* XDP_TX loses acknowledgements on veth behind a router; a redirect does not. */
-    return bpf_redirect(ctx->ingress_ifindex, 0);
-}
-
-VTL_INLINE int vtl_ingress_xdp_at(struct xdp_md *ctx, int offset) {
-    void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
-    struct vtl_data_hdr hdr;
-    if (data + offset + sizeof(hdr) > end)
-        return XDP_DROP;
-    vtl_copy(&hdr, data + offset, sizeof(hdr));
-    struct vtl_session *s = vtl_session_at(vtl_swap32(hdr.h.sid));
-    if (!s)
-        return XDP_DROP;
-    vtl_put_token(s, &hdr.h);
-    if (!VTL_TRY_LOCK(s->rx.busy)) {
-        vtl_env_count(VTL_ST_RX_CONTENDED);
-        return XDP_DROP;
-    }
-    struct vtl_in in = {.s = s, .hdr = &hdr, .marked = vtl_is_marked(data, offset)};
-    int verdict = XDP_DROP;
-    enum vtl_verdict v = vtl_in_start(&in, vtl_xdp_length(ctx) - offset - sizeof(hdr));
-    if (v == VTL_NEXT) {
-        if (in.slot)
-            in.sum = vtl_xdp_take(ctx, in.slot, offset + sizeof(hdr), in.len);
-        v = graft_ingress(&in);
+/* Whom the packet is to wake, if anybody. */
+VTL_INLINE void vtl_ring_bell(struct vtl_frame f, struct vtl_session *s) {
+    if (!f.xdp) {
+        vtl_tc_ring_bell(f.ctx, s);
+        return;
     }
     __u32 whose = s->rx.bell;
     if (whose) {
         s->rx.bell = 0;
         vtl_env_wake_for(s, whose); /* a frame cannot be copied here */
     }
+}
+
+VTL_INLINE int vtl_ingress_at(struct vtl_frame f, int offset) {
+    if (vtl_frame_gather(f))
+        return vtl_frame_drop(f);
+    void *data = vtl_frame_data(f), *end = vtl_frame_end(f);
+    struct vtl_data_hdr hdr;
+    if (data + offset + sizeof(hdr) > end)
+        return vtl_frame_drop(f);
+    vtl_copy(&hdr, data + offset, sizeof(hdr));
+    struct vtl_session *s = vtl_session_at(vtl_swap32(hdr.h.sid));
+    if (!s)
+        return vtl_frame_drop(f);
+    vtl_put_token(s, &hdr.h);
+    if (!VTL_TRY_LOCK(s->rx.busy)) {
+        vtl_env_count(VTL_ST_RX_CONTENDED);
+        return vtl_frame_drop(f);
+    }
+    struct vtl_in in = {.s = s, .hdr = &hdr, .marked = vtl_is_marked(data, offset)};
+    int verdict = vtl_frame_drop(f);
+    enum vtl_verdict v = vtl_in_start(&in, vtl_frame_length(f) - offset - sizeof(hdr));
+    if (v == VTL_NEXT) {
+        if (in.slot)
+            in.sum = vtl_frame_take(f, in.slot, offset + sizeof(hdr), in.len);
+        v = graft_ingress(&in);
+    }
+    vtl_ring_bell(f, s);
     if (v == VTL_SEND)
-        verdict = vtl_xdp_answer(ctx, s, offset);
+        verdict = f.xdp ? vtl_xdp_answer(f.ctx, s, offset) : vtl_tc_answer(f.ctx, s, offset);
     VTL_UNLOCK(s->rx.busy);
     return verdict;
 }
 
-/* IPv4 or IPv6; root has parsed the frame already. */
-VTL_INLINE int vtl_xdp_is_v4(struct xdp_md *ctx) {
-    struct ethhdr *eth = (void *)(long)ctx->data;
-    return (void *)(eth + 1) <= (void *)(long)ctx->data_end && eth->h_proto == vtl_swap16(ETH_P_IP);
+VTL_INLINE int vtl_ingress(struct vtl_frame f) {
+    return vtl_frame_is_v4(f) ? vtl_ingress_at(f, VTL_OFFSET_V4) : vtl_ingress_at(f, VTL_OFFSET_V6);
+}
+
+SEC("tcx/ingress") int vtl_ingress_tc(struct __sk_buff *ctx) {
+    return vtl_ingress(vtl_frame_tc(ctx));
 }
 
 SEC("xdp") int vtl_ingress_xdp(struct xdp_md *ctx) {
-    return vtl_xdp_is_v4(ctx) ? vtl_ingress_xdp_at(ctx, VTL_OFFSET_V4)
-                              : vtl_ingress_xdp_at(ctx, VTL_OFFSET_V6);
+    return vtl_ingress(vtl_frame_xdp(ctx));
 }
 
 /* ----------------------------------------------------------------------------------- listener */
 
-SEC("tcx/ingress") int vtl_listener_tc(struct __sk_buff *ctx) {
+VTL_INLINE int vtl_listener(struct vtl_frame f) {
     struct vtl_ack_hdr hdr;
-    __u32 offset = ctx->protocol == vtl_swap16(ETH_P_IP) ? VTL_OFFSET_V4 : VTL_OFFSET_V6;
+    __u32 offset = vtl_frame_is_v4(f) ? VTL_OFFSET_V4 : VTL_OFFSET_V6;
     struct vtl_scratch *scratch = vtl_get_scratch();
-    if (!scratch || bpf_skb_load_bytes(ctx, offset, &hdr, sizeof(hdr)))
-        return VTL_TC_DROP;
-    int words = vtl_ack_length(&hdr, ctx->len - offset - sizeof(hdr));
+    if (!scratch || vtl_frame_load(f, offset, &hdr, sizeof(hdr)))
+        return vtl_frame_drop(f);
+    int words = vtl_ack_length(&hdr, vtl_frame_length(f) - offset - sizeof(hdr));
     if (words < 0)
-        return VTL_TC_DROP;
+        return vtl_frame_drop(f);
     __u32 bytes = words * 8;
     if (bytes - 1 < VTL_ACK_MAX_BITMAP &&
-        bpf_skb_load_bytes(ctx, offset + sizeof(hdr), scratch->map, bytes))
-        return VTL_TC_DROP;
+        vtl_frame_load(f, offset + sizeof(hdr), scratch->map, bytes))
+        return vtl_frame_drop(f);
     struct vtl_session *s = vtl_session_at(vtl_swap32(hdr.h.sid));
     if (s) {
         vtl_put_token(s, &hdr.h);
         vtl_listen(s, bpf_ktime_get_ns(), &hdr, scratch->map, words);
     }
-    return VTL_TC_DROP;
+    return vtl_frame_drop(f);
+}
+
+SEC("tcx/ingress") int vtl_listener_tc(struct __sk_buff *ctx) {
+    return vtl_listener(vtl_frame_tc(ctx));
 }
 
 SEC("xdp") int vtl_listener_xdp(struct xdp_md *ctx) {
-    struct vtl_ack_hdr hdr;
-    __u32 offset = vtl_xdp_is_v4(ctx) ? VTL_OFFSET_V4 : VTL_OFFSET_V6;
-    struct vtl_scratch *scratch = vtl_get_scratch();
-    if (!scratch || bpf_xdp_load_bytes(ctx, offset, &hdr, sizeof(hdr)))
-        return XDP_DROP;
-    int words = vtl_ack_length(&hdr, vtl_xdp_length(ctx) - offset - sizeof(hdr));
-    if (words < 0)
-        return XDP_DROP;
-    __u32 bytes = words * 8;
-    if (bytes - 1 < VTL_ACK_MAX_BITMAP &&
-        bpf_xdp_load_bytes(ctx, offset + sizeof(hdr), scratch->map, bytes))
-        return XDP_DROP;
-    struct vtl_session *s = vtl_session_at(vtl_swap32(hdr.h.sid));
-    if (s) {
-        vtl_put_token(s, &hdr.h);
-        vtl_listen(s, bpf_ktime_get_ns(), &hdr, scratch->map, words);
-    }
-    return XDP_DROP;
+    return vtl_listener(vtl_frame_xdp(ctx));
 }
 
 #endif

@@ -110,26 +110,6 @@ VTL_INLINE void vtl_write_udp(void *at, __be16 port, __u32 length) {
     udp->check = 0;
 }
 
-#ifdef __bpf__
-/* XDP: moves Ethernet and IP headers, over the VTL_UDP_HEADER bytes behind them, or, with a
- * negative number, away from what is behind them. */
-VTL_INLINE int vtl_xdp_move(struct xdp_md *ctx, int by, const __u32 length) {
-    __u64 headers[(VTL_OFFSET_V6 + 7) / 8];
-    return bpf_xdp_load_bytes(ctx, 0, headers, length) || bpf_xdp_adjust_head(ctx, by) ||
-           bpf_xdp_store_bytes(ctx, 0, headers, length);
-}
-
-VTL_GLOBAL int vtl_xdp_shift(struct xdp_md *ctx, int by) {
-    struct ethhdr *eth = (void *)(long)ctx->data;
-    if (!by)
-        return 0;
-    if ((void *)(eth + 1) > (void *)(long)ctx->data_end)
-        return -1;
-    return eth->h_proto == vtl_swap16(ETH_P_IP) ? vtl_xdp_move(ctx, by, VTL_OFFSET_V4)
-                                                : vtl_xdp_move(ctx, by, VTL_OFFSET_V6);
-}
-#endif
-
 VTL_INLINE void vtl_ip4_finish(struct iphdr *ip, __u16 length) {
     ip->tot_len = vtl_swap16(length);
     ip->check = 0;

@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * A frame as a hook of the kernel shows it: all that differs between tcx and XDP, so that what is
+ * done with a packet is written once. Each program makes its own kind of frame, whose `xdp` is a
+ * constant there: what is for the other hook is not compiled.
+ *
+ * Pointers into a frame hold until it is resized, gathered or given more room in front.
+ */
+#ifndef VTL_FRAME_H
+#define VTL_FRAME_H
+
+#include "env_bpf.h"
+#include "parse.h"
+
+enum {
+    VTL_TC_NEXT = -1, /* TCX_NEXT: not ours */
+    VTL_TC_DROP = 2,  /* TCX_DROP. tcx knows no TC_ACT_STOLEN: it would pass the packet on */
+};
+
+struct vtl_frame {
+    void *ctx; /* struct xdp_md or struct __sk_buff */
+    int xdp;
+};
+
+VTL_INLINE struct vtl_frame vtl_frame_tc(struct __sk_buff *ctx) {
+    return (struct vtl_frame){.ctx = ctx, .xdp = 0};
+}
+
+VTL_INLINE struct vtl_frame vtl_frame_xdp(struct xdp_md *ctx) {
+    return (struct vtl_frame){.ctx = ctx, .xdp = 1};
+}
+
+/* A field that both kinds of context have. */
+#define VTL_FRAME_FIELD(f, name)                                                                   \
+    ((f).xdp ? ((struct xdp_md *)(f).ctx)->name : ((struct __sk_buff *)(f).ctx)->name)
+
+/* The Ethernet header. */
+VTL_INLINE void *vtl_frame_data(struct vtl_frame f) {
+    return (void *)(long)VTL_FRAME_FIELD(f, data);
+}
+
+/* Behind the last byte that can be read by pointer: of the frame's, or of what lies in front of its
+ * pages (tcx). */
+VTL_INLINE void *vtl_frame_end(struct vtl_frame f) {
+    return (void *)(long)VTL_FRAME_FIELD(f, data_end);
+}
+
+/* Bytes of the frame. */
+VTL_INLINE __u32 vtl_frame_length(struct vtl_frame f) {
+    if (!f.xdp)
+        return ((struct __sk_buff *)f.ctx)->len;
+    /* The verifier does not take a difference of packet pointers in 32 bits, which clang makes of
+     * it where it can. */
+    __u64 length = vtl_frame_end(f) - vtl_frame_data(f);
+    asm volatile("" : "+r"(length));
+    return length;
+}
+
+/* The interface that it came in by. */
+VTL_INLINE __u32 vtl_frame_ifindex(struct vtl_frame f) {
+    return f.xdp ? ((struct xdp_md *)f.ctx)->ingress_ifindex : ((struct __sk_buff *)f.ctx)->ifindex;
+}
+
+/* IPv4 or IPv6: of a frame that root has parsed. */
+VTL_INLINE int vtl_frame_is_v4(struct vtl_frame f) {
+    if (!f.xdp)
+        return ((struct __sk_buff *)f.ctx)->protocol == vtl_swap16(ETH_P_IP);
+    struct ethhdr *eth = vtl_frame_data(f);
+    return (void *)(eth + 1) <= vtl_frame_end(f) && eth->h_proto == vtl_swap16(ETH_P_IP);
+}
+
+/* ----------------------------------------------------------------------------------- verdicts */
+
+VTL_INLINE int vtl_frame_drop(struct vtl_frame f) {
+    return f.xdp ? (int)XDP_DROP : (int)VTL_TC_DROP;
+}
+
+/* Not ours: on to the rest of the system. */
+VTL_INLINE int vtl_frame_pass(struct vtl_frame f) {
+    return f.xdp ? (int)XDP_PASS : (int)VTL_TC_NEXT;
+}
+
+/* Egress: it leaves by the interface where the program runs. */
+VTL_INLINE int vtl_frame_send(struct vtl_frame f) {
+    return f.xdp ? (int)XDP_TX : (int)VTL_TC_NEXT;
+}
+
+/* ------------------------------------------------------------------- bytes; 0: it has succeeded */
+
+VTL_INLINE long vtl_frame_load(struct vtl_frame f, __u32 at, void *to, __u32 bytes) {
+    return f.xdp ? bpf_xdp_load_bytes(f.ctx, at, to, bytes)
+                 : bpf_skb_load_bytes(f.ctx, at, to, bytes);
+}
+
+VTL_INLINE long vtl_frame_store(struct vtl_frame f, __u32 at, void *from, __u32 bytes) {
+    return f.xdp ? bpf_xdp_store_bytes(f.ctx, at, from, bytes)
+                 : bpf_skb_store_bytes(f.ctx, at, from, bytes, 0);
+}
+
+/* Makes all of the frame readable by pointer: drivers may leave a part of a packet in pages. */
+VTL_INLINE long vtl_frame_gather(struct vtl_frame f) {
+    struct __sk_buff *skb = f.ctx;
+    return !f.xdp && skb->data_end - skb->data < skb->len && bpf_skb_pull_data(skb, skb->len);
+}
+
+/* Cuts the frame to `length` bytes, or (tcx only: it fails on veth under XDP) makes it longer. */
+VTL_INLINE long vtl_frame_resize(struct vtl_frame f, __u32 length) {
+    __u32 is = vtl_frame_length(f);
+    if (!f.xdp)
+        return length != is && bpf_skb_change_tail(f.ctx, length, 0);
+    int grow = (int)length - (int)is;
+    return grow > 0 || (grow && bpf_xdp_adjust_tail(f.ctx, grow));
+}
+
+/* Resizes the frame to `fixed` bytes and as many of `words`, of 8 bytes, as it can have. */
+VTL_INLINE long vtl_frame_fit(struct vtl_frame f, __u32 fixed, __u32 *words) {
+    if (!f.xdp)
+        return bpf_skb_change_tail(f.ctx, fixed + *words * 8, 0);
+    __u32 is = vtl_frame_length(f);
+    if (is < fixed)
+        return -1;
+    if (*words > (is - fixed) / 8)
+        *words = (is - fixed) / 8;
+    return bpf_xdp_adjust_tail(f.ctx, (int)(fixed + *words * 8) - (int)is);
+}
+
+/* XDP: moves Ethernet and IP headers, over the VTL_UDP_HEADER bytes behind them, or, with a
+ * negative number, away from what is behind them. */
+VTL_INLINE int vtl_xdp_move(struct xdp_md *ctx, int by, const __u32 length) {
+    __u64 headers[(VTL_OFFSET_V6 + 7) / 8];
+    return bpf_xdp_load_bytes(ctx, 0, headers, length) || bpf_xdp_adjust_head(ctx, by) ||
+           bpf_xdp_store_bytes(ctx, 0, headers, length);
+}
+
+VTL_GLOBAL int vtl_xdp_shift(struct xdp_md *ctx, int by) {
+    struct ethhdr *eth = (void *)(long)ctx->data;
+    if (!by)
+        return 0;
+    if ((void *)(eth + 1) > (void *)(long)ctx->data_end)
+        return -1;
+    return eth->h_proto == vtl_swap16(ETH_P_IP) ? vtl_xdp_move(ctx, by, VTL_OFFSET_V4)
+                                                : vtl_xdp_move(ctx, by, VTL_OFFSET_V6);
+}
+
+/* Room for a UDP header of `room` bytes, or 0, in front of a packet that is to be written anew. It
+ * comes in front, where a frame cannot grow behind (XDP). */
+VTL_INLINE long vtl_frame_prepend(struct vtl_frame f, __u32 room) {
+    return f.xdp && vtl_xdp_shift(f.ctx, -(int)room);
+}
+
+/* Cuts the UDP header out. */
+VTL_INLINE long vtl_frame_cut_udp(struct vtl_frame f) {
+    return f.xdp ? vtl_xdp_shift(f.ctx, VTL_UDP_HEADER)
+                 : bpf_skb_adjust_room(f.ctx, -VTL_UDP_HEADER, BPF_ADJ_ROOM_NET, 0);
+}
+
+#endif
