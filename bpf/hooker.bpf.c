@@ -10,6 +10,7 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "vtl/headers.h"
 #include "vtl/hooker.h"
 #include "vtl/local.h"
 #include "vtl/tf.h"
@@ -367,8 +368,7 @@ static __always_inline int load_tcp(struct __sk_buff *skb, struct tcphdr *tcp, _
     if (skb->protocol == bpf_htons(ETH_P_IP)) {
         if (bpf_skb_load_bytes_relative(skb, 0, &ip.v4, sizeof(ip.v4), BPF_HDR_START_NET))
             return 0;
-        /* 0x3fff: more fragments, offset. */
-        if (ip.v4.protocol != IPPROTO_TCP || (ip.v4.frag_off & bpf_htons(0x3fff)))
+        if (ip.v4.protocol != IPPROTO_TCP || (ip.v4.frag_off & bpf_htons(VTL_IP_FRAGMENT)))
             return 0;
         *off = ip.v4.ihl * 4;
         *v4 = 1;
@@ -399,7 +399,7 @@ static __always_inline struct tcphdr *glance(struct __sk_buff *skb, int *odd) {
     if (eth->h_proto == bpf_htons(ETH_P_IP)) {
         struct iphdr *ip = (void *)(eth + 1);
         tcp = (void *)(ip + 1);
-        if ((void *)(tcp + 1) > end || ip->ihl != 5)
+        if ((void *)(tcp + 1) > end || ip->ihl * 4 != sizeof(*ip))
             return NULL;
         protocol = ip->protocol;
     } else if (eth->h_proto == bpf_htons(ETH_P_IPV6)) {
@@ -435,12 +435,14 @@ static __always_inline int receiver_state(struct __sk_buff *skb, __be16 sport, _
 
     if (v4) {
         /* saddr and daddr lie side by side in both headers and tuples. */
-        bpf_skb_load_bytes_relative(skb, 12, &tuple.ipv4.saddr, 8, BPF_HDR_START_NET);
+        bpf_skb_load_bytes_relative(skb, offsetof(struct iphdr, saddr), &tuple.ipv4.saddr,
+                                    2 * sizeof(tuple.ipv4.saddr), BPF_HDR_START_NET);
         tuple.ipv4.sport = sport;
         tuple.ipv4.dport = dport;
         sk = bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS, 0);
     } else {
-        bpf_skb_load_bytes_relative(skb, 8, &tuple.ipv6.saddr, 32, BPF_HDR_START_NET);
+        bpf_skb_load_bytes_relative(skb, offsetof(struct ipv6hdr, saddr), &tuple.ipv6.saddr,
+                                    2 * sizeof(tuple.ipv6.saddr), BPF_HDR_START_NET);
         tuple.ipv6.sport = sport;
         tuple.ipv6.dport = dport;
         sk = bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv6), BPF_F_CURRENT_NETNS, 0);
@@ -721,9 +723,12 @@ static __always_inline enum syn_says vtl_option(struct __sk_buff *skb, __u32 off
             i++;
             continue;
         }
-        if (kind == VTL_OPT_KIND && size == VTL_OPT_LEN && opts[i + 2] == VTL_OPT_EXID >> 8 &&
-            opts[i + 3] == (VTL_OPT_EXID & 0xff))
-            return opts[i + 8] | opts[i + 9] | opts[i + 10] | opts[i + 11] ? SYN_FLOW : SYN_CONTROL;
+        /* Byte by byte: it lies anywhere. */
+        const __u8 *exid = opts + i + offsetof(struct option, exid);
+        const __u8 *number = opts + i + offsetof(struct option, flow.number);
+        if (kind == VTL_OPT_KIND && size == VTL_OPT_LEN && exid[0] == VTL_OPT_EXID >> 8 &&
+            exid[1] == (VTL_OPT_EXID & 0xff))
+            return number[0] | number[1] | number[2] | number[3] ? SYN_FLOW : SYN_CONTROL;
         if (size < 2)
             return SYN_NOTHING;
         i += size;
@@ -743,11 +748,15 @@ static __always_inline int is_others(struct __sk_buff *skb, int v4) {
     if (skb->pkt_type == PACKET_OTHERHOST)
         return 1;
     if (v4) {
-        bpf_skb_load_bytes_relative(skb, 12, &fib.ipv4_src, 4, BPF_HDR_START_NET);
-        bpf_skb_load_bytes_relative(skb, 16, &fib.ipv4_dst, 4, BPF_HDR_START_NET);
+        bpf_skb_load_bytes_relative(skb, offsetof(struct iphdr, saddr), &fib.ipv4_src,
+                                    sizeof(fib.ipv4_src), BPF_HDR_START_NET);
+        bpf_skb_load_bytes_relative(skb, offsetof(struct iphdr, daddr), &fib.ipv4_dst,
+                                    sizeof(fib.ipv4_dst), BPF_HDR_START_NET);
     } else {
-        bpf_skb_load_bytes_relative(skb, 8, fib.ipv6_src, 16, BPF_HDR_START_NET);
-        bpf_skb_load_bytes_relative(skb, 24, fib.ipv6_dst, 16, BPF_HDR_START_NET);
+        bpf_skb_load_bytes_relative(skb, offsetof(struct ipv6hdr, saddr), fib.ipv6_src,
+                                    sizeof(fib.ipv6_src), BPF_HDR_START_NET);
+        bpf_skb_load_bytes_relative(skb, offsetof(struct ipv6hdr, daddr), fib.ipv6_dst,
+                                    sizeof(fib.ipv6_dst), BPF_HDR_START_NET);
     }
     return vtl_is_for_another(skb, &fib);
 }

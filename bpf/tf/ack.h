@@ -9,6 +9,7 @@
 #include "checksum.h"
 #include "loss.h"
 #include "receive.h"
+#include "vtl/headers.h"
 #include "vtl/tag.h"
 
 /* Words from cum's own to that of the last packet received. */
@@ -46,14 +47,10 @@ VTL_INLINE void vtl_ack_build(struct vtl_session *s, struct vtl_ack_hdr *a, __u6
                               int update) {
     __u32 full = vtl_rx_words(s);
     __u32 skip = vtl_ack_skip(s, words, full);
-    a->h.version_type = VTL_VERSION << 4 | VTL_ACK;
-    a->h.flags = (skip + words < full ? VTL_F_PARTIAL : 0) | (update ? VTL_F_UPDATE : 0);
-    a->h.gid = vtl_swap16(s->gid);
-    a->h.sid = vtl_swap32(s->peer_sid);
-    a->h.token = vtl_swap64(s->peer_token);
+    vtl_hdr_write(&a->h, s, VTL_ACK,
+                  (skip + words < full ? VTL_F_PARTIAL : 0) | (update ? VTL_F_UPDATE : 0),
+                  words * 8);
     a->h.csum = 0;
-    a->h.len = vtl_swap16(words * 8);
-    a->h.aux = 0;
     a->cum = vtl_swap64(s->rx.cum);
     graft_tell(s, a);
     a->received = vtl_swap64(s->rx.received);

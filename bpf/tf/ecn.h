@@ -7,14 +7,12 @@
 #ifndef VTL_TF_ECN_H
 #define VTL_TF_ECN_H
 
-#include "vtl/tf.h"
+#include "vtl/headers.h"
 
-/* egress: before the first packet. The byte behind the first one of the IP
- * header holds the two bits in both versions. */
+/* egress: before the first packet. */
 VTL_INLINE void tf_ecn_start(struct vtl_out *o) {
-    struct vtl_session *s = o->s;
-    if (!s->tx.next)
-        s->headers[15] |= s->ip_version == 4 ? 2 : 2 << 4;
+    if (!o->s->tx.next)
+        vtl_ecn_capable(o->s);
 }
 
 /* ingress: of a packet that was verified. */

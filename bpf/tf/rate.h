@@ -4,11 +4,12 @@
 #define VTL_TF_RATE_H
 
 #include "pacing.h"
+#include "vtl/headers.h"
 
 /* egress: before tf_pace_wait. Bits on the wire, headers included; 0 kbit/s: no limit. */
 VTL_INLINE void tf_rate_limit(struct vtl_out *o, __u32 kbit) {
     VTL_TF(rate, 0);
-    const __u32 headers = 20 + sizeof(struct vtl_data_hdr);
+    const __u32 headers = sizeof(struct iphdr) + sizeof(struct vtl_data_hdr);
     __u64 bits = 8ull * (o->s->max_payload + headers);
     o->s->tx.pacing_gap_ns = kbit ? bits * 1000000 / kbit : 0;
 }

@@ -8,6 +8,7 @@
 #define VTL_ENGINE_H
 
 #include "halves.h"
+#include "headers.h"
 #include "room.h"
 #include "tag.h"
 #include "tf.h"
@@ -23,13 +24,7 @@
 VTL_INLINE void vtl_number_header(struct vtl_out *o) {
     struct vtl_session *s = o->s;
     struct vtl_tx *tx = &s->tx;
-    o->hdr.data.h.version_type = VTL_VERSION << 4 | o->type;
-    o->hdr.data.h.flags = o->flags;
-    o->hdr.data.h.gid = vtl_swap16(s->gid);
-    o->hdr.data.h.sid = vtl_swap32(s->peer_sid);
-    o->hdr.data.h.token = vtl_swap64(s->peer_token);
-    o->hdr.data.h.len = vtl_swap16(o->type == VTL_DATA ? o->len : 0);
-    o->hdr.data.h.aux = 0;
+    vtl_hdr_write(&o->hdr.data.h, s, o->type, o->flags, o->type == VTL_DATA ? o->len : 0);
     o->hdr.data.seq = vtl_swap64(o->seq);
     o->hdr.data.xid = vtl_swap32(tx->xid);
     o->hdr.data.ts = vtl_swap32((__u32)(o->now / VTL_NS_PER_US));
@@ -272,7 +267,7 @@ VTL_INLINE void vtl_seal(struct vtl_out *o) {
 /* What the two ingress drivers have in common once they hold a copy of the header. The payload is
  * then to be moved to its slot, if there is one. */
 VTL_INLINE enum vtl_verdict vtl_in_start(struct vtl_in *in, __u32 room) {
-    in->type = in->hdr->h.version_type & 0xf;
+    in->type = vtl_hdr_type(&in->hdr->h);
     in->len = vtl_swap16(in->hdr->h.len);
     in->seq = vtl_swap64(in->hdr->seq);
     if (in->len > VTL_MAX_PAYLOAD || in->len > room || (in->type == VTL_DATA) != (in->len != 0)) {

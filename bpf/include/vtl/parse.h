@@ -3,17 +3,45 @@
 #ifndef VTL_PARSE_H
 #define VTL_PARSE_H
 
-#ifndef __bpf__
-#include <linux/if_ether.h>
-#include <linux/in.h>
-#include <linux/ip.h>
-#include <linux/ipv6.h>
-#include <linux/udp.h>
-#endif
-#include "tf.h"
+#include "headers.h"
 
-#define VTL_OFFSET_V4 (sizeof(struct ethhdr) + sizeof(struct iphdr))
-#define VTL_OFFSET_V6 (sizeof(struct ethhdr) + sizeof(struct ipv6hdr))
+/* The IP header of a frame, once it was checked: `offset` is 0 if there is none. */
+struct vtl_ip {
+    __u32 offset; /* of what is behind it: VTL_OFFSET_V4 or VTL_OFFSET_V6, unless it has options */
+    __u32 length; /* bytes behind it, as it says */
+    __u8 protocol;
+    __u8 odd; /* it has options, or it is a fragment's */
+};
+
+/* Reads the IP header of the Ethernet frame in `data`..`end`. */
+VTL_INLINE struct vtl_ip vtl_parse_ip(void *data, void *end) {
+    struct ethhdr *eth = data;
+    if ((void *)(eth + 1) > end)
+        return (struct vtl_ip){};
+    if (eth->h_proto == vtl_swap16(ETH_P_IP)) {
+        struct iphdr *ip = (void *)(eth + 1);
+        if ((void *)(ip + 1) > end)
+            return (struct vtl_ip){};
+        __u32 length = vtl_swap16(ip->tot_len);
+        return (struct vtl_ip){
+            .offset = VTL_OFFSET_V4,
+            .length = length > sizeof(*ip) ? length - sizeof(*ip) : 0,
+            .protocol = ip->protocol,
+            .odd = ip->ihl * 4 != sizeof(*ip) || ip->frag_off & vtl_swap16(VTL_IP_FRAGMENT),
+        };
+    }
+    if (eth->h_proto == vtl_swap16(ETH_P_IPV6)) {
+        struct ipv6hdr *ip = (void *)(eth + 1);
+        if ((void *)(ip + 1) > end)
+            return (struct vtl_ip){};
+        return (struct vtl_ip){
+            .offset = VTL_OFFSET_V6,
+            .length = vtl_swap16(ip->payload_len),
+            .protocol = ip->nexthdr,
+        };
+    }
+    return (struct vtl_ip){};
+}
 
 /*
  * Offset of the VTL header behind Ethernet and IP, or 0 if the frame carries something else, or -1
@@ -21,30 +49,13 @@
  * `total` bytes. On success at least a struct vtl_hdr lies before `end`.
  */
 VTL_INLINE int vtl_parse_frame(void *data, void *end, __u32 total) {
-    struct ethhdr *eth = data;
-    if ((void *)(eth + 1) > end)
+    struct vtl_ip ip = vtl_parse_ip(data, end);
+    if (!ip.offset || ip.protocol != VTL_IPPROTO)
         return 0;
-    if (eth->h_proto == vtl_swap16(ETH_P_IP)) {
-        struct iphdr *ip = (void *)(eth + 1);
-        if ((void *)(ip + 1) > end || ip->protocol != VTL_IPPROTO)
-            return 0;
-        if (ip->ihl != 5 || ip->frag_off & vtl_swap16(0x3fff))
-            return -1;
-        __u32 length = vtl_swap16(ip->tot_len);
-        if (length < sizeof(*ip) + sizeof(struct vtl_hdr) || length + sizeof(*eth) > total)
-            return -1;
-        return (void *)(ip + 1) + sizeof(struct vtl_hdr) > end ? -1 : (int)VTL_OFFSET_V4;
-    }
-    if (eth->h_proto == vtl_swap16(ETH_P_IPV6)) {
-        struct ipv6hdr *ip = (void *)(eth + 1);
-        if ((void *)(ip + 1) > end || ip->nexthdr != VTL_IPPROTO)
-            return 0;
-        __u32 length = vtl_swap16(ip->payload_len);
-        if (length < sizeof(struct vtl_hdr) || length + VTL_OFFSET_V6 > total)
-            return -1;
-        return (void *)(ip + 1) + sizeof(struct vtl_hdr) > end ? -1 : (int)VTL_OFFSET_V6;
-    }
-    return 0;
+    if (ip.odd || ip.length < sizeof(struct vtl_hdr) || ip.offset + ip.length > total ||
+        data + ip.offset + sizeof(struct vtl_hdr) > end)
+        return -1;
+    return ip.offset;
 }
 
 /*
@@ -55,35 +66,15 @@ VTL_INLINE int vtl_parse_frame(void *data, void *end, __u32 total) {
  */
 VTL_INLINE int vtl_parse_udp(void *data, void *end, __u32 total) {
     const __u32 least = sizeof(struct udphdr) + sizeof(struct vtl_hdr);
-    struct ethhdr *eth = data;
-    struct udphdr *udp;
-    __u32 length, offset;
-    if ((void *)(eth + 1) > end)
+    struct vtl_ip ip = vtl_parse_ip(data, end);
+    struct udphdr *udp = data + ip.offset;
+    if (!ip.offset || ip.protocol != IPPROTO_UDP || ip.odd || (void *)(udp + 1) > end ||
+        udp->dest != vtl_swap16(VTL_UDP_PORT))
         return 0;
-    if (eth->h_proto == vtl_swap16(ETH_P_IP)) {
-        struct iphdr *ip = (void *)(eth + 1);
-        udp = (void *)(ip + 1);
-        offset = VTL_OFFSET_V4;
-        if ((void *)(udp + 1) > end || ip->protocol != IPPROTO_UDP || ip->ihl != 5 ||
-            ip->frag_off & vtl_swap16(0x3fff))
-            return 0;
-        length = vtl_swap16(ip->tot_len) - sizeof(*ip);
-    } else if (eth->h_proto == vtl_swap16(ETH_P_IPV6)) {
-        struct ipv6hdr *ip = (void *)(eth + 1);
-        udp = (void *)(ip + 1);
-        offset = VTL_OFFSET_V6;
-        if ((void *)(udp + 1) > end || ip->nexthdr != IPPROTO_UDP)
-            return 0;
-        length = vtl_swap16(ip->payload_len);
-    } else {
-        return 0;
-    }
-    if (udp->dest != vtl_swap16(VTL_UDP_PORT))
-        return 0;
-    if (!udp->source || vtl_swap16(udp->len) != length || length < least ||
-        length > total - offset || (void *)udp + least > end)
+    if (!udp->source || vtl_swap16(udp->len) != ip.length || ip.length < least ||
+        ip.offset + ip.length > total || (void *)udp + least > end)
         return -1;
-    return offset;
+    return ip.offset;
 }
 
 /*
@@ -115,7 +106,7 @@ VTL_INLINE void vtl_ip4_finish(struct iphdr *ip, __u16 length) {
     ip->check = 0;
     __u32 sum = 0;
     __u16 *w = (__u16 *)ip;
-    for (int i = 0; i < 10; i++)
+    for (__u32 i = 0; i < sizeof(*ip) / sizeof(*w); i++)
         sum += w[i];
     sum = (sum & 0xffff) + (sum >> 16);
     sum = (sum & 0xffff) + (sum >> 16);
@@ -142,7 +133,7 @@ VTL_INLINE void vtl_turn_round(void *data, int offset, __u32 length, __be16 port
         ip->ttl = 64;
         ip->tos = 0;
         ip->id = 0;
-        ip->frag_off = vtl_swap16(0x4000);
+        ip->frag_off = vtl_swap16(VTL_IP_DONT_FRAGMENT);
         ip->protocol = vtl_protocol(room);
         vtl_ip4_finish(ip, sizeof(*ip) + length);
     } else {
@@ -178,8 +169,7 @@ VTL_INLINE void vtl_write_headers(void *data, struct vtl_session *s, int offset,
 
 /* Has the path marked the packet (ECN CE, RFC 3168)? `frame` holds its IP header. */
 VTL_INLINE int vtl_is_marked(const void *frame, int offset) {
-    __u8 bits = ((const __u8 *)frame)[15];
-    return (offset == (int)VTL_OFFSET_V4 ? bits & 3 : bits >> 4 & 3) == 3;
+    return vtl_ecn(frame, offset) == VTL_ECN_CE;
 }
 
 #endif

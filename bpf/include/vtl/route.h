@@ -119,10 +119,10 @@ VTL_INLINE int vtl_route_at(void *data, void *end, __u32 ifindex, int offset, __
     struct vtl_hdr *h = data + offset + (port ? VTL_UDP_HEADER : 0);
     if ((void *)(h + 1) > end)
         return VTL_ROUTE_DROP;
-    __u32 type = h->version_type & 0xf;
-    if (h->version_type >> 4 != VTL_VERSION && type == VTL_NEGO)
+    __u32 type = vtl_hdr_type(h);
+    if (vtl_hdr_version(h) != VTL_VERSION && type == VTL_NEGO)
         return VTL_ROUTE_ASK; /* vtld says that it does not speak that version */
-    if (h->version_type >> 4 != VTL_VERSION || type >= VTL_TYPES) {
+    if (vtl_hdr_version(h) != VTL_VERSION || type >= VTL_TYPES) {
         vtl_env_count(VTL_ST_RX_MALFORMED);
         return VTL_ROUTE_DROP;
     }
