@@ -164,9 +164,10 @@ MICRO_ONCE(congestion_bbr, ACKD, c.delivered = zero + 16; c.rtt_us = zero + 1000
 
 /*
  * What composing costs: three parts of `selective-repeat`, each as the graft composes it of
- * transport functions, and as somebody would write the same logic into one function without them.
- * Both begin with the same context and must end with the same one; only the map lookups of
- * env_bpf.h, which are no transport function's, are used by both.
+ * transport functions, and as one function by hand. The latter decides in one place, and keeps in
+ * variables what transport functions hand on in contexts, headers and the session. The rules
+ * themselves (checksums, limits, which packets are lost, what a round trip is) have one source,
+ * which both call. Both begin with the same context and must end with the same one.
  */
 enum { WINDOW = 16 };
 
@@ -183,30 +184,16 @@ VTL_INLINE int composed_send(struct vtl_out *o) {
 VTL_INLINE int hand_send(struct vtl_out *o) {
     struct vtl_session *s = o->s;
     struct vtl_tx *tx = &s->tx;
-    struct vtl_data_hdr *h = &o->hdr.data;
     if (!tx->next) {
         if (tx->limit > WINDOW)
             VTL_STORE(tx->limit, WINDOW);
         tx->cwnd = WINDOW;
     }
-    o->len = 0;
+    if (vtl_fetch(o))
+        return -1;
     if (o->type == VTL_DATA) {
-        struct vtl_slot *slot = vtl_env_tx_slot(s, o->seq);
-        struct vtl_sent *sent = vtl_env_sent(s, o->seq);
-        o->slot = slot;
-        o->sent = sent;
-        if (!slot || !sent)
-            return -1;
-        __u32 len = VTL_LOAD(slot->len), most = s->max_payload;
-        if (most > VTL_MAX_PAYLOAD)
-            most = VTL_MAX_PAYLOAD;
-        o->len = len > most ? most : len ? len : 1;
-        o->flags |= VTL_LOAD(slot->more) & VTL_F_MARKS;
-        if (o->len > s->path && o->len > VTL_HALF && vtl_fetch_half(o))
-            return -1;
-
-        __u64 out = tx->delivered + tx->lost_total + tx->abandoned;
-        __u64 in_flight = tx->sent > out ? tx->sent - out : 0;
+        struct vtl_sent *sent = o->sent;
+        __u64 in_flight = vtl_in_flight(s);
         if (!in_flight)
             tx->first_sent_ns = tx->delivered_ns = o->now;
         sent->sent_ns = o->now;
@@ -217,43 +204,21 @@ VTL_INLINE int hand_send(struct vtl_out *o) {
         sent->app_limited = tx->app_limited != 0;
         tx->sent++;
         if (o->seq == tx->next) {
-            __u64 w = tx->cwnd;
-            __u32 every = w >= 256 ? 16 : w >= 128 ? 8 : w >= 64 ? 4 : w >= 16 ? 2 : 1;
-            VTL_STORE(tx->next, o->seq + 1);
-            if (o->seq % every == 0 || in_flight + 1 >= w || tx->next >= tx->limit ||
-                tx->next >= o->end)
+            __u64 next = o->seq + 1, window = tx->cwnd;
+            VTL_STORE(tx->next, next);
+            if (o->seq % vtl_ack_every(window) == 0 || in_flight + 1 >= window ||
+                next >= tx->limit || next >= o->end)
                 o->flags |= VTL_F_ACK_NOW;
         } else {
             tx->retransmitted++;
         }
     }
-    h->h.version_type = VTL_VERSION << 4 | o->type;
-    h->h.flags = o->flags;
-    h->h.gid = vtl_swap16(s->gid);
-    h->h.sid = vtl_swap32(s->peer_sid);
-    h->h.token = vtl_swap64(s->peer_token);
-    h->h.len = vtl_swap16(o->type == VTL_DATA ? o->len : 0);
-    h->h.aux = 0;
-    h->seq = vtl_swap64(o->seq);
-    h->xid = vtl_swap32(tx->xid);
-    h->ts = vtl_swap32((__u32)(o->now / VTL_NS_PER_US));
-    o->header_len = o->type == VTL_DATA ? sizeof(struct vtl_data_hdr) : VTL_MIN_PACKET;
-    tx->xid++;
-    tx->last_sent_ns = o->now;
-    if (o->type != VTL_DATA || o->flags & VTL_F_PARITY)
-        tx->extra++;
-    else
-        tx->bytes += o->len;
-
-    h->h.csum = 0;
-    const __u64 *w = o->hdr.words;
-    __u64 sum = o->sum + w[0] + w[1] + w[2] + w[3] + w[4];
-    sum = (sum & 0xffffffff) + (sum >> 32);
-    sum = (sum & 0xffffffff) + (sum >> 32);
-    h->h.csum = ~(__u32)sum;
+    vtl_number_header(o);
+    o->hdr.data.h.csum = 0;
+    o->hdr.data.h.csum =
+        vtl_csum_fold(o->sum + vtl_csum_words(o->hdr.words, sizeof(o->hdr.data) / 8));
     return 0;
 }
-_Static_assert(sizeof(struct vtl_data_hdr) == 5 * 8, "hand_send sums five words");
 
 /* graft_admit and graft_ingress. */
 VTL_INLINE int composed_receive(struct vtl_in *in) {
@@ -268,78 +233,30 @@ VTL_INLINE int hand_receive(struct vtl_in *in) {
     struct vtl_session *s = in->s;
     struct vtl_rx *rx = &s->rx;
     struct vtl_data_hdr *h = in->hdr;
-    if (in->type != VTL_PROBE) {
-        __u64 most = (rx->cum & ~63ull) + VTL_MAX_WINDOW, limit = rx->consumer + s->slots;
-        if (in->seq >= (limit < most ? limit : most)) {
-            struct vtl_ring_ctl *ctl = vtl_env_rx_ctl(s);
-            if (ctl) {
-                __u64 consumer = VTL_LOAD(ctl->consumer);
-                if (consumer - rx->consumer <= rx->cum - rx->consumer)
-                    rx->consumer = consumer;
-            }
-            limit = rx->consumer + s->slots;
-            if (in->seq >= (limit < most ? limit : most)) {
-                rx->beyond++;
-                vtl_env_count(VTL_ST_RX_BEYOND);
-                return -1;
-            }
+    int data = in->type != VTL_PROBE;
+    if (data) {
+        if (in->seq >= vtl_rx_known_limit(s) && in->seq >= vtl_rx_limit(s)) {
+            rx->beyond++;
+            vtl_env_count(VTL_ST_RX_BEYOND);
+            return -1;
         }
-        in->place = in->seq;
         __u64 word = rx->map[(in->seq / 64) % VTL_WINDOW_WORDS];
+        in->place = in->seq;
+        in->half = h->h.flags & VTL_F_HALF;
         in->duplicate = in->seq < rx->cum || (word >> (in->seq % 64) & 1);
     }
-
     __u32 want = h->h.csum;
     h->h.csum = 0;
-    const __u64 *w = (const __u64 *)h;
-    __u64 sum = in->sum + w[0] + w[1] + w[2] + w[3] + w[4];
-    sum = (sum & 0xffffffff) + (sum >> 32);
-    sum = (sum & 0xffffffff) + (sum >> 32);
-    if (~(__u32)sum != want) {
+    if (vtl_csum_fold(in->sum + vtl_csum_words((const __u64 *)h, sizeof(*h) / 8)) != want) {
         rx->bad_csum++;
         vtl_env_count(VTL_ST_RX_BAD_CSUM);
         return -1;
     }
-
-    if (in->type != VTL_PROBE && in->duplicate) {
-        rx->dups++;
-        vtl_env_count(VTL_ST_RX_DUPLICATE);
-    } else if (in->type != VTL_PROBE &&
-               (!(h->h.flags & VTL_F_HALF) || vtl_put_half(s, in->seq, vtl_swap16(h->h.aux),
-                                                           in->len, h->h.flags & VTL_F_MARKS))) {
-        if (!(h->h.flags & VTL_F_HALF)) {
-            in->slot->len = in->len;
-            in->slot->more = h->h.flags & VTL_F_MARKS;
-        }
-        rx->map[(in->seq / 64) % VTL_WINDOW_WORDS] |= 1ull << (in->seq % 64);
-        rx->received++;
-        if (in->seq >= rx->max)
-            rx->max = in->seq + 1;
-        if (in->seq == rx->cum) {
-            __u64 cum = rx->cum;
-            int i;
-            vtl_for(i, 0, VTL_WINDOW_WORDS + 1) {
-                __u32 at = (cum / 64) % VTL_WINDOW_WORDS;
-                __u64 missing = ~rx->map[at] & (~0ull << (cum % 64));
-                if (missing) {
-                    cum = (cum & ~63ull) + vtl_lowest_bit(missing);
-                    break;
-                }
-                rx->map[at] = 0;
-                cum = (cum & ~63ull) + 64;
-            }
-            rx->cum = cum;
-            struct vtl_ring_ctl *ctl = vtl_env_rx_ctl(s);
-            if (ctl) {
-                VTL_BARRIER();
-                if (h->h.flags & VTL_F_ACK_NOW)
-                    __sync_lock_test_and_set(&ctl->producer, cum);
-                else
-                    VTL_STORE(ctl->producer, cum);
-                if (VTL_LOAD(ctl->waiting) && __sync_lock_test_and_set(&ctl->waiting, 0))
-                    vtl_env_notify(s, VTL_EV_RECV);
-            }
-        }
+    if (data && vtl_rx_take(in)) {
+        if (in->seq == rx->cum)
+            vtl_rx_advance(in);
+        else
+            vtl_rx_behind_gap(s, h->h.flags & VTL_F_ACK_NOW);
     }
     rx->echo_seq = in->seq;
     rx->echo_xid = vtl_swap32(h->xid);
@@ -366,17 +283,14 @@ VTL_INLINE int hand_hear(struct vtl_ackd *a) {
     struct vtl_ack_hdr *h = a->hdr;
     __u32 want = h->h.csum;
     h->h.csum = 0;
-    const __u64 *w = (const __u64 *)h;
-    __u64 sum = w[0] + w[1] + w[2] + w[3] + w[4] + w[5] + w[6] + w[7] + w[8];
+    __u64 sum = vtl_csum_words((const __u64 *)h, sizeof(*h) / 8);
     int i;
     vtl_for(i, 0, a->words) {
         if (i >= VTL_ACK_WORDS)
             break;
         sum += a->map[i];
     }
-    sum = (sum & 0xffffffff) + (sum >> 32);
-    sum = (sum & 0xffffffff) + (sum >> 32);
-    if (~(__u32)sum != want) {
+    if (vtl_csum_fold(sum) != want) {
         vtl_env_count(VTL_ST_RX_BAD_CSUM);
         return -1;
     }
@@ -385,6 +299,8 @@ VTL_INLINE int hand_hear(struct vtl_ackd *a) {
     __u64 limit = vtl_swap64(h->limit), most = (cum & ~63ull) + VTL_MAX_WINDOW;
     if (limit > cum + WINDOW)
         limit = cum + WINDOW;
+    if (limit > most)
+        limit = most;
     if (cum > VTL_LOAD(tx->next) || received > tx->sent || cum < tx->una ||
         received < tx->delivered)
         return -1;
@@ -396,8 +312,6 @@ VTL_INLINE int hand_hear(struct vtl_ackd *a) {
     tx->delivered = received;
     if (a->delivered)
         tx->delivered_ns = a->now;
-    if (limit > most)
-        limit = most;
     if (limit > tx->limit)
         tx->limit = limit;
     if (cum != tx->una) {
@@ -410,87 +324,17 @@ VTL_INLINE int hand_hear(struct vtl_ackd *a) {
             if (!(VTL_LOAD(tx->lost[word]) & ~keep))
                 continue;
             __u64 old = __sync_fetch_and_and(&tx->lost[word], keep);
-            __u32 undone = vtl_bits(old & ~keep);
-            __sync_fetch_and_add(&tx->lost_pending, -(int)undone);
-            tx->lost_total -= undone;
+            vtl_loss_undo(s, vtl_bits(old & ~keep));
         }
         VTL_STORE(tx->una, cum);
         struct vtl_ring_ctl *ctl = vtl_env_tx_ctl(s);
         if (ctl)
             VTL_STORE(ctl->consumer, cum);
     }
-
-    __u32 dups = vtl_swap32(h->dups) - VTL_LOAD(tx->copies);
-    if ((__s32)(dups - tx->dups) > 0) {
-        __u32 reorder = tx->reorder + 1 + tx->reorder / 8;
-        tx->reorder = reorder < VTL_REORDER_MAX ? reorder : VTL_REORDER_MAX;
-        tx->dups = dups;
-        tx->calm = tx->delivered;
-    }
-    __u32 xid = vtl_swap32(h->echo_xid);
-    __s32 newer = xid - tx->acked_xid;
-    if (newer > 0 && (__s32)(xid - tx->xid) < 0)
-        tx->acked_xid = xid;
-    if (a->delivered && !(h->h.flags & VTL_F_UPDATE)) {
-        __u32 late = tx->late, grown = 2 * late + 3;
-        __u32 overtaken = newer < 0 ? tx->acked_xid - xid : 0;
-        if (grown > VTL_LATE_MAX)
-            grown = VTL_LATE_MAX;
-        tx->late_q16 = tx->late_q16 - tx->late_q16 / 64 + (overtaken ? 1024 : 0);
-        int calm = 1;
-        if (overtaken > late && late < grown)
-            tx->late = overtaken < grown ? overtaken : grown;
-        else if (!late || overtaken + late / 8 < late) {
-            calm = tx->delivered - tx->calm > VTL_CALM * (late + tx->reorder + 1);
-            if (calm && late)
-                tx->late -= 1 + late / 8;
-            if (calm && tx->reorder > VTL_REORDER)
-                tx->reorder -= 1 + (tx->reorder - VTL_REORDER) / 8;
-        }
-        if (calm)
-            tx->calm = tx->delivered;
-    }
-
-    __u32 rtt = (__u32)(a->now / VTL_NS_PER_US) - vtl_swap32(h->echo_ts);
-    struct vtl_meter *m = &tx->meter;
-    if (h->h.flags & VTL_F_UPDATE)
-        return 0;
-    int overtook = 0;
-    if ((__s32)(xid - m->xid) >= 0 && (__s32)(xid - tx->xid) < 0) {
-        __u32 before = m->xid - m->extra, came = m->arrived;
-        m->xid = xid;
-        m->extra = VTL_LOAD(tx->extra);
-        if ((__s32)(xid - m->extra - before) < 0)
-            m->extra = xid - before;
-        m->received = received;
-        m->arrived = (__u32)received + vtl_swap32(h->dups);
-        __u32 more = xid - m->extra - before;
-        came = m->arrived - came;
-        overtook = more > 2 && came < (more + 1) / 2;
-    }
-    if (rtt > 60 * 1000000u)
-        return 0;
-    if (!rtt)
-        rtt = 1;
-    int counts = !overtook || !m->min_rtt_us;
-    if (counts)
-        a->rtt_us = rtt;
-    if (counts &&
-        (!m->min_rtt_us || rtt <= m->min_rtt_us || a->now - m->min_rtt_ns >= 10 * VTL_NS_PER_S)) {
-        m->min_rtt_us = rtt;
-        m->min_rtt_ns = a->now;
-    }
-    if (!tx->srtt_us || tx->acks == 1) {
-        tx->srtt_us = rtt;
-        tx->rttvar_us = rtt / 2;
-        return 0;
-    }
-    __u32 error = rtt > tx->srtt_us ? rtt - tx->srtt_us : tx->srtt_us - rtt;
-    tx->rttvar_us = (3 * tx->rttvar_us + error) / 4;
-    tx->srtt_us = (7ull * tx->srtt_us + rtt + 7) / 8;
+    tf_loss_reordering(a);
+    tf_rtt(a);
     return 0;
 }
-_Static_assert(sizeof(struct vtl_ack_hdr) == 9 * 8, "hand_hear sums nine words");
 
 /* A new packet each time, as in order. What comes of it must count, or the compiler drops it. */
 #define SENT                                                                                       \
