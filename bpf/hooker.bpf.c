@@ -10,9 +10,9 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
-#include "vtl/headers.h"
 #include "vtl/hooker.h"
 #include "vtl/local.h"
+#include "vtl/segment.h"
 #include "vtl/tf.h"
 
 char _license[] SEC("license") = "GPL";
@@ -355,71 +355,6 @@ int vtl_getsockname6(struct bpf_sock_addr *ctx) {
 
 /* ---- SYN hold ---- */
 
-/* The TCP header of skb behind the IPv4 or IPv6 header; *off is where it begins, counted from the
- * network header. 0 if this is no first fragment of TCP. IPv6 extension headers are not searched:
- * such a SYN counts as plain TCP. */
-static __always_inline int load_tcp(struct __sk_buff *skb, struct tcphdr *tcp, __u32 *off,
-                                    int *v4) {
-    union {
-        struct iphdr v4;
-        struct ipv6hdr v6;
-    } ip;
-
-    if (skb->protocol == bpf_htons(ETH_P_IP)) {
-        if (bpf_skb_load_bytes_relative(skb, 0, &ip.v4, sizeof(ip.v4), BPF_HDR_START_NET))
-            return 0;
-        if (ip.v4.protocol != IPPROTO_TCP || (ip.v4.frag_off & bpf_htons(VTL_IP_FRAGMENT)))
-            return 0;
-        *off = ip.v4.ihl * 4;
-        *v4 = 1;
-    } else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
-        if (bpf_skb_load_bytes_relative(skb, 0, &ip.v6, sizeof(ip.v6), BPF_HDR_START_NET))
-            return 0;
-        if (ip.v6.nexthdr != IPPROTO_TCP)
-            return 0;
-        *off = sizeof(ip.v6);
-        *v4 = 0;
-    } else {
-        return 0;
-    }
-    return !bpf_skb_load_bytes_relative(skb, *off, tcp, sizeof(*tcp), BPF_HDR_START_NET);
-}
-
-/* The TCP header that a glance at an Ethernet frame finds, at a tenth of the price of load_tcp().
- * NULL: none, or if *odd, load_tcp() has to decide. */
-static __always_inline struct tcphdr *glance(struct __sk_buff *skb, int *odd) {
-    void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
-    struct ethhdr *eth = data;
-    struct tcphdr *tcp;
-    __u8 protocol;
-
-    *odd = 1;
-    if ((void *)(eth + 1) > end || eth->h_proto != skb->protocol)
-        return NULL;
-    if (eth->h_proto == bpf_htons(ETH_P_IP)) {
-        struct iphdr *ip = (void *)(eth + 1);
-        tcp = (void *)(ip + 1);
-        if ((void *)(tcp + 1) > end || ip->ihl * 4 != sizeof(*ip))
-            return NULL;
-        protocol = ip->protocol;
-    } else if (eth->h_proto == bpf_htons(ETH_P_IPV6)) {
-        struct ipv6hdr *ip = (void *)(eth + 1);
-        tcp = (void *)(ip + 1);
-        if ((void *)(tcp + 1) > end)
-            return NULL;
-        protocol = ip->nexthdr;
-    } else {
-        protocol = 0;
-    }
-    *odd = 0;
-    return protocol == IPPROTO_TCP ? tcp : NULL;
-}
-
-/* 1: what glance() found opens no TCP connection. The answer for nearly every packet. */
-static __always_inline int surely_no_syn(const struct tcphdr *tcp, int odd) {
-    return tcp ? !tcp->syn || tcp->ack : !odd;
-}
-
 /* What the kernel knows of a listener's queue. */
 struct sock {
     __u32 sk_ack_backlog, sk_max_ack_backlog;
@@ -435,14 +370,13 @@ static __always_inline int receiver_state(struct __sk_buff *skb, __be16 sport, _
 
     if (v4) {
         /* saddr and daddr lie side by side in both headers and tuples. */
-        bpf_skb_load_bytes_relative(skb, offsetof(struct iphdr, saddr), &tuple.ipv4.saddr,
-                                    2 * sizeof(tuple.ipv4.saddr), BPF_HDR_START_NET);
+        load_ip(skb, offsetof(struct iphdr, saddr), &tuple.ipv4.saddr, 2 * sizeof(__be32));
         tuple.ipv4.sport = sport;
         tuple.ipv4.dport = dport;
         sk = bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS, 0);
     } else {
-        bpf_skb_load_bytes_relative(skb, offsetof(struct ipv6hdr, saddr), &tuple.ipv6.saddr,
-                                    2 * sizeof(tuple.ipv6.saddr), BPF_HDR_START_NET);
+        load_ip(skb, offsetof(struct ipv6hdr, saddr), &tuple.ipv6.saddr,
+                2 * sizeof(struct in6_addr));
         tuple.ipv6.sport = sport;
         tuple.ipv6.dport = dport;
         sk = bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv6), BPF_F_CURRENT_NETNS, 0);
@@ -536,7 +470,7 @@ int vtl_hold_syn(struct __sk_buff *skb) {
     }
     len = off + tcp.doff * 4;
     if (len > VTL_SYN_MAX || len < sizeof(struct iphdr) + sizeof(tcp) ||
-        bpf_skb_load_bytes_relative(skb, 0, s->packet, len, BPF_HDR_START_NET)) {
+        load_ip(skb, 0, s->packet, len)) {
         bpf_ringbuf_discard(s, 0);
         return TC_ACT_SHOT;
     }
@@ -709,7 +643,7 @@ static __always_inline enum syn_says vtl_option(struct __sk_buff *skb, __u32 off
     if (doff <= 5 || len < VTL_OPT_LEN || len > OPTIONS_MAX)
         return SYN_NOTHING;
     __builtin_memset(opts, 0, sizeof(opts));
-    if (bpf_skb_load_bytes_relative(skb, off + sizeof(struct tcphdr), opts, len, BPF_HDR_START_NET))
+    if (load_ip(skb, off + sizeof(struct tcphdr), opts, len))
         return SYN_NOTHING;
     /* Every option that is not the end takes at least one byte. */
     int turn;
@@ -748,15 +682,11 @@ static __always_inline int is_others(struct __sk_buff *skb, int v4) {
     if (skb->pkt_type == PACKET_OTHERHOST)
         return 1;
     if (v4) {
-        bpf_skb_load_bytes_relative(skb, offsetof(struct iphdr, saddr), &fib.ipv4_src,
-                                    sizeof(fib.ipv4_src), BPF_HDR_START_NET);
-        bpf_skb_load_bytes_relative(skb, offsetof(struct iphdr, daddr), &fib.ipv4_dst,
-                                    sizeof(fib.ipv4_dst), BPF_HDR_START_NET);
+        load_ip(skb, offsetof(struct iphdr, saddr), &fib.ipv4_src, sizeof(fib.ipv4_src));
+        load_ip(skb, offsetof(struct iphdr, daddr), &fib.ipv4_dst, sizeof(fib.ipv4_dst));
     } else {
-        bpf_skb_load_bytes_relative(skb, offsetof(struct ipv6hdr, saddr), fib.ipv6_src,
-                                    sizeof(fib.ipv6_src), BPF_HDR_START_NET);
-        bpf_skb_load_bytes_relative(skb, offsetof(struct ipv6hdr, daddr), fib.ipv6_dst,
-                                    sizeof(fib.ipv6_dst), BPF_HDR_START_NET);
+        load_ip(skb, offsetof(struct ipv6hdr, saddr), fib.ipv6_src, sizeof(fib.ipv6_src));
+        load_ip(skb, offsetof(struct ipv6hdr, daddr), fib.ipv6_dst, sizeof(fib.ipv6_dst));
     }
     return vtl_is_for_another(skb, &fib);
 }
