@@ -149,8 +149,8 @@ VTL_INLINE enum vtl_verdict vtl_next(struct vtl_out *o, const int repeat, const 
     if (tx->next < o->end && tx->next < VTL_LOAD(tx->limit)) {
         /* No packet follows the last one to tell of its loss. Where the ring is what limits, there
          * is more to come. */
-        int is_last = tx->next + 1 == o->end && 2 * (tx->next - VTL_LOAD(tx->una)) < s->slots;
-        if (copies && is_last && tx->bbr.loss_q16 >= VTL_COPY_LOSS)
+        if (copies && tx->next + 1 == o->end && tx->bbr.loss_q16 >= VTL_COPY_LOSS &&
+            2 * (tx->next - VTL_LOAD(tx->una)) < s->slots)
             vtl_copy_later(s, tx->next);
         o->seq = tx->next;
         o->type = VTL_DATA;
