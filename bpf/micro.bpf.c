@@ -140,7 +140,7 @@ MICRO_ONCE(ack_cumulative, ACKD, s->tx.next = s->tx.una + 64; s->tx.sent = s->tx
            hdr.received = vtl_swap64(s->tx.delivered + 16), tf_ack_cumulative(&c))
 MICRO(loss_reordering, ACKD, hdr.echo_xid = vtl_swap32(s->tx.acked_xid + 1);
       s->tx.xid += 2, tf_loss_reordering(&c))
-MICRO_ONCE(loss_selective, ACKD, s->tx.next = 64; s->tx.tail = 0, tf_loss_selective(&c))
+MICRO_ONCE(loss_selective, ACKD, s->tx.next = 64; s->tx.tail = 0, tf_loss_selective(&c, 1))
 #define NEXT_LOSSES                                                                                \
     for (int w = 0; w < WORDS; w++) {                                                              \
         scratch->map[w] = ~1ull;                                                                   \
@@ -148,7 +148,7 @@ MICRO_ONCE(loss_selective, ACKD, s->tx.next = 64; s->tx.tail = 0, tf_loss_select
     }
 /* A bitmap of 1,024 packets, of each 64 of which one is missing and found to be lost. */
 MICRO_ONCE(loss_selective_bitmap, ACKD, c.words += WORDS; s->tx.next = 64 * WORDS;
-           s->tx.acked_xid = 1 << 20; NEXT_LOSSES, tf_loss_selective(&c))
+           s->tx.acked_xid = 1 << 20; NEXT_LOSSES, tf_loss_selective(&c, 1))
 MICRO(rtt, ACKD, hdr.echo_ts = vtl_swap32((__u32)(c.now / VTL_NS_PER_US) - 1000 - i), tf_rtt(&c))
 MICRO(reverse, ACKD, VTL_OWN(s, tx, struct vtl_reverse)->came_ns = c.now - zero;
       VTL_OWN(s, tx, struct vtl_reverse)->took_us = i,

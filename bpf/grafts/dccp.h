@@ -31,7 +31,7 @@ struct own {
     tf_unordered_place(in, UNORDERED((in)->s)), tf_unordered_skip(in), tf_ecn_note(in)
 #define GRAFT_HEAR(a) tf_cc_note(a, CC((a)->s)), tf_window_limit(a, VTL_PARTIAL_MOST)
 #define GRAFT_LOSS(a)                                                                              \
-    tf_loss_reordering(a), tf_loss_selective(a), tf_partial_all(a, PARTIAL((a)->s))
+    tf_loss_reordering(a), tf_loss_selective(a, 0), tf_partial_all(a, PARTIAL((a)->s))
 #define GRAFT_CONTROL(a) tf_rate(a), CONGESTION_CONTROL(a, &OWN((a)->s)->control)
 #define GRAFT_CAN_SEND(s) vtl_partial_can_send(s, PARTIAL(s))
 #define GRAFT_LIMIT(s) vtl_unordered_limit(s)

@@ -28,7 +28,7 @@ struct own {
 #define GRAFT_TAKE(in) tf_fec_take(in)
 #define GRAFT_PLACE(in) tf_receive_place(in), tf_skip(in)
 #define GRAFT_HEAR(a) tf_window_limit(a, (a)->s->param[WINDOW])
-#define GRAFT_LOSS(a) tf_loss_reordering(a), tf_loss_selective(a)
+#define GRAFT_LOSS(a) tf_loss_reordering(a), tf_loss_selective(a, 0)
 #define GRAFT_CONTROL(a)                                                                           \
     tf_partial_budget(a, PARTIAL((a)->s), &OWN((a)->s)->budget, MOST_LOST((a)->s),                 \
                       (a)->s->param[LOSS_WINDOW], (a)->s->param[LIFETIME])

@@ -11,7 +11,7 @@ enum { WINDOW };
 #define GRAFT_ADMIT(in) tf_receive_admit(in)
 #define GRAFT_PLACE(in) tf_receive_place(in)
 #define GRAFT_HEAR(a) tf_window_limit(a, (a)->s->param[WINDOW])
-#define GRAFT_LOSS(a) tf_loss_reordering(a), tf_loss_selective(a)
+#define GRAFT_LOSS(a) tf_loss_reordering(a), tf_loss_selective(a, 0)
 #include "vtl/compose.h"
 
 VTL_GRAFT("selective-repeat", 5, VTL_S_RELIABLE | VTL_S_ORDERED | VTL_S_FLOW_CONTROL, 40,

@@ -16,7 +16,7 @@
 #define GRAFT_ADMIT(in) RECEIVE_ADMIT(in)
 #define GRAFT_PLACE(in) RECEIVE_PLACE(in), tf_ecn_note(in), tf_reverse_note(in, REVERSE((in)->s))
 #define GRAFT_HEAR(a) tf_reverse(a, REVERSE((a)->s))
-#define GRAFT_LOSS(a) tf_loss_reordering(a), tf_loss_selective(a)
+#define GRAFT_LOSS(a) tf_loss_reordering(a), tf_loss_selective(a, 1)
 #define GRAFT_CONTROL(a) tf_rate(a), tf_congestion_bbr(a)
 #define GRAFT_TELL(s, h) tf_ecn_tell(s, h)
 #include "vtl/compose.h"

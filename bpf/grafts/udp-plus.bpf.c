@@ -17,7 +17,7 @@ enum { RATE };
 #define GRAFT_ADMIT(in) tf_receive_admit(in)
 #define GRAFT_URGENT(in) tf_nack_gap(in)
 #define GRAFT_PLACE(in) tf_receive_place(in)
-#define GRAFT_LOSS(a) tf_loss_reordering(a), tf_loss_selective(a)
+#define GRAFT_LOSS(a) tf_loss_reordering(a), tf_loss_selective(a, 0)
 #include "vtl/compose.h"
 
 VTL_GRAFT("udp-plus", 9, VTL_S_RELIABLE | VTL_S_ORDERED | VTL_S_FLOW_CONTROL, 30,

@@ -7,7 +7,7 @@
  * and RFC 8985, 3.3 for the idea), and shrinks again while it reports none. Nor is it lost while
  * packets arrive, now and then, that were overtaken by as many others (`late`). However far both
  * have grown, one that was overtaken at all is lost after two round-trip times: RFC 8985, 6.2,
- * never waits longer. At the end of a burst, where no more packets follow, one overtaker is enough
+ * never waits longer. Where the last packet that was sent has arrived, one overtaker is enough
  * unless packets have come late: RFC 5827.
  */
 #ifndef VTL_TF_LOSS_H
@@ -50,9 +50,9 @@ VTL_GLOBAL int vtl_loss_check(struct vtl_session *s, __u64 now, __u64 seq, __u32
     return 1;
 }
 
-/* Early retransmit (RFC 5827): where the last packet that was ever sent has arrived, no new one can
- * overtake those still missing, so one overtaker is enough unless packets have come late. Returns
- * its xid, or 0. */
+/* Early retransmit (RFC 5827): where the last packet that was ever sent has arrived, nothing is
+ * under way that could overtake those still missing but retransmissions, a round trip later, so one
+ * overtaker is enough unless packets have come late. Returns its xid, or 0. */
 VTL_INLINE __u32 vtl_loss_end(const struct vtl_ackd *a) {
     const struct vtl_tx *tx = &a->s->tx;
     __u32 xid = vtl_swap32(a->hdr->echo_xid);
@@ -86,6 +86,7 @@ VTL_GLOBAL int vtl_loss_late(struct vtl_session *s, __u32 overtaken) {
 
 VTL_INLINE void tf_loss_reordering(struct vtl_ackd *a) {
     struct vtl_tx *tx = &a->s->tx;
+    __u32 xid = vtl_swap32(a->hdr->echo_xid);
     __u32 dups = vtl_swap32(a->hdr->dups) - VTL_LOAD(tx->copies);
     /* Duplicates that the network makes are few; ours come with reordering. Widen slowly. */
     if ((__s32)(dups - tx->dups) > 0) {
@@ -93,8 +94,9 @@ VTL_INLINE void tf_loss_reordering(struct vtl_ackd *a) {
         tx->reorder = reorder < VTL_REORDER_MAX ? reorder : VTL_REORDER_MAX;
         tx->dups = dups;
         tx->calm = tx->delivered;
+    } else if (xid + 1 == VTL_LOAD(tx->xid)) {
+        tx->dups = dups; /* all are settled: copies of which one got lost were no duplicates */
     }
-    __u32 xid = vtl_swap32(a->hdr->echo_xid);
     __s32 newer = xid - tx->acked_xid;
     if (newer > 0 && (__s32)(xid - tx->xid) < 0)
         tx->acked_xid = xid;
@@ -102,13 +104,14 @@ VTL_INLINE void tf_loss_reordering(struct vtl_ackd *a) {
         vtl_loss_late(a->s, newer < 0 ? tx->acked_xid - xid : 0);
 }
 
-VTL_INLINE void tf_loss_selective(struct vtl_ackd *a) {
+/* `early`: vtl_loss_end counts, where a needless retransmission is all that it may cost. */
+VTL_INLINE void tf_loss_selective(struct vtl_ackd *a, const int early) {
     VTL_TF(loss, 0);
     struct vtl_session *s = a->s;
     __u64 next = VTL_LOAD(s->tx.next);
     __u32 skip = vtl_swap32(a->hdr->skip);
     __u64 base = (a->cum & ~63ull) + skip * 64ull;
-    __u32 end_xid = vtl_loss_end(a);
+    __u32 end_xid = early ? vtl_loss_end(a) : 0;
 
     /* Whatever part of the window the bitmap is about, the next packet in order is missing. */
     if (skip && a->cum < next)

@@ -82,6 +82,19 @@ VTL_INLINE void vtl_copy_later(struct vtl_session *s, __u64 seq) {
         s->tx.copy[s->tx.copied++ & (VTL_TX_COPIES - 1)] = seq;
 }
 
+/*
+ * Shall the last packet that was written go twice? No packet follows it to tell of its loss. Where
+ * the ring is what limits, there is more to come; who writes packet by packet has one copy in half
+ * a round trip, not of each.
+ */
+VTL_INLINE int vtl_end_twice(struct vtl_out *o) {
+    struct vtl_tx *tx = &o->s->tx;
+    if (tx->bbr.loss_q16 < VTL_COPY_LOSS || 2 * (tx->next - VTL_LOAD(tx->una)) >= o->s->slots)
+        return 0;
+    struct vtl_sent *latest = vtl_env_sent(o->s, tx->copy[(tx->copied - 1) % VTL_TX_COPIES]);
+    return latest && o->now - latest->sent_ns >= VTL_NS_PER_US * tx->srtt_us / 2;
+}
+
 /* The first packet to be sent a second time that has not been acknowledged, or VTL_NEVER. */
 VTL_INLINE __u64 vtl_take_copy(struct vtl_session *s, __u64 una) {
     for (int i = 0; i < VTL_TX_COPIES; i++) {
@@ -147,10 +160,7 @@ VTL_INLINE enum vtl_verdict vtl_next(struct vtl_out *o, const int repeat, const 
         }
     }
     if (tx->next < o->end && tx->next < VTL_LOAD(tx->limit)) {
-        /* No packet follows the last one to tell of its loss. Where the ring is what limits, there
-         * is more to come. */
-        if (copies && tx->next + 1 == o->end && tx->bbr.loss_q16 >= VTL_COPY_LOSS &&
-            2 * (tx->next - VTL_LOAD(tx->una)) < s->slots)
+        if (copies && tx->next + 1 == o->end && vtl_end_twice(o))
             vtl_copy_later(s, tx->next);
         o->seq = tx->next;
         o->type = VTL_DATA;

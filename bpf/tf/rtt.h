@@ -53,6 +53,9 @@ VTL_INLINE void tf_rtt(struct vtl_ackd *a) {
     if (a->hdr->h.flags & VTL_F_UPDATE)
         return;
     int overtook = vtl_meter_count(a);
+    /* What came twice, and late, tells of who repeated it, or of a retransmission without need. */
+    if (!a->delivered && (__s32)(vtl_swap32(a->hdr->echo_xid) - tx->acked_xid) < 0)
+        return;
     __u32 rtt = (__u32)(a->now / VTL_NS_PER_US) - vtl_swap32(a->hdr->echo_ts);
     if (rtt > VTL_RTT_MAX_US)
         return; /* no clock of ours said that */

@@ -10,6 +10,7 @@ use std::{env, io};
 pub fn find_program(name: &str) -> io::Result<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&path)
+        .filter(|dir| dir.is_absolute()) // never what lies in the current directory
         .chain([PathBuf::from("/usr/sbin"), PathBuf::from("/sbin")])
         .map(|dir| dir.join(name))
         .find(|candidate| is_executable(candidate))

@@ -222,10 +222,12 @@ impl Association {
     }
 
     /// Takes over a flow of a former daemon, whose carriers have all broken.
-    pub fn restore(&mut self, id: FlowId, flow: Flow) {
+    pub fn restore(&mut self, id: FlowId, mut flow: Flow) {
         let reset = flow.error();
         // The former one may have known the run, and not said so.
         let attached = Some(flow.receive.latest_run()).filter(|number| *number > 0);
+        flow.receive.set_max_window(self.window);
+        flow.send.set_max_unconfirmed(2 * self.window);
         let entry = Entry {
             flow,
             reset,

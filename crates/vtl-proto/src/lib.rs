@@ -10,7 +10,7 @@
 //! - [`record`]: packets and sealed bytes in a stream;
 //! - [`keys`]: with which payload is sealed; [`seal`]: how it lies in a packet then;
 //! - [`mod@file`]: what `vtl send` and `vtl recv` say to each other;
-//! - [`intf`]: the C headers `bpf/include/vtl/{wire,intf,hooker}.h`, generated.
+//! - [`intf`]: the C headers `bpf/include/vtl/{wire,intf,timers,hooker}.h`, generated.
 //!
 //! `PROTOCOL.md` is the specification.
 

@@ -409,6 +409,50 @@ fn loss_selective__overtaken_by_a_few_but_long_ago() {
 }
 
 #[test]
+fn loss_selective__early_where_the_last_packet_has_arrived() {
+    // Ten were sent, and all have arrived but the last but one.
+    type Change = fn(&mut vtl_session);
+    let cases: [(u64, u32, Change, &[u64]); 6] = [
+        (9, 9, |_| (), &[8]),
+        (7, 7, |_| (), &[]),
+        (9, 9, |s| s.tx.next = 11, &[]),
+        (9, 9, |s| s.tx.late = 1, &[]),
+        (9, 9, |s| s.tx.reorder = 4, &[]),
+        (
+            9,
+            9,
+            |s| s.tx.acked_xid = s.tx.acked_xid.wrapping_add(1),
+            &[],
+        ),
+    ];
+    for first_xid in [1, u32::MAX - 3, i32::MAX as u32 - 3] {
+        for (n, (echo_seq, echoed, change, want)) in cases.into_iter().enumerate() {
+            let mut h = sent(11, first_xid, 9);
+            h.session_mut(SID).tx.next = 10;
+            change(h.session_mut(SID));
+            let fields = Fields {
+                echo_seq,
+                echo_xid: first_xid.wrapping_add(echoed),
+                ..Default::default()
+            };
+            let map = bitmap(1, &[0, 1, 2, 3, 4, 5, 6, 7, 9]);
+            call(&mut h, ffi::vtl_native_loss_selective, fields, &map);
+            assert_eq!(lost(h.session(SID)), want, "{n}, {first_xid}");
+        }
+        let mut h = sent(10, first_xid, 9);
+        h.sent(SID, 8).xid = first_xid.wrapping_add(10); // sent again behind the last one
+        let fields = Fields {
+            echo_seq: 9,
+            echo_xid: first_xid.wrapping_add(9),
+            ..Default::default()
+        };
+        let map = bitmap(1, &[0, 1, 2, 3, 4, 5, 6, 7, 9]);
+        call(&mut h, ffi::vtl_native_loss_selective, fields, &map);
+        assert_eq!(lost(h.session(SID)), [] as [u64; 0]);
+    }
+}
+
+#[test]
 fn rtt__rfc_6298() {
     let now_us = (NOW / 1000) as u32;
     // smoothed, variation, echoed clock, flags; sample, smoothed, variation
@@ -435,6 +479,29 @@ fn rtt__rfc_6298() {
         );
         let tx = &h.session(SID).tx;
         assert_eq!((a.rtt_us, tx.srtt_us, tx.rttvar_us), (sample, srtt2, var2));
+    }
+}
+
+/// Copies that somebody on the path sends later are no round trips.
+#[test]
+fn rtt__of_what_came_twice_and_late_is_none() {
+    for (echo_xid, delivered, sample) in [
+        (98, 0, 0),
+        (98, 1, 80_000),
+        (99, 0, 80_000),
+        (100, 0, 80_000),
+    ] {
+        let mut h = host(|s| (s.tx.acked_xid, s.tx.xid) = (99, 200));
+        let fields = Fields {
+            echo_ts: (NOW / 1000) as u32 - 80_000,
+            echo_xid,
+            ..Default::default()
+        };
+        let mut header = ack_header(fields);
+        let (_, a) = h.ackd(ffi::vtl_native_rtt, SID, NOW, &mut header, &[], |a| {
+            a.delivered = delivered;
+        });
+        assert_eq!(a.rtt_us, sample, "{echo_xid}, {delivered}");
     }
 }
 

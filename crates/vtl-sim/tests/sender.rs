@@ -324,6 +324,35 @@ fn choose__sends_twice_what_nothing_else_competes_with() {
 }
 
 #[test]
+fn choose__the_last_goes_twice_where_packets_get_lost() {
+    // share of packets lost, packets not acknowledged, written; is the last one sent twice?
+    for (loss_q16, out, written, is_twice) in [
+        (655, 10, 11, true),
+        (654, 10, 11, false),
+        (655, 127, 128, true),
+        (655, 128, 129, false),
+    ] {
+        let mut h = host(|s| {
+            (s.tx.next, s.tx.sent, s.tx.limit, s.tx.cwnd) = (out, out, 2000, 2000);
+            s.tx.bbr.loss_q16 = loss_q16;
+        });
+        h.tx_ctl(SID).producer = written;
+        choose(&mut h);
+        h.session_mut(SID).tx.next = written;
+        let is_again = choose(&mut h) == Data(out, AGAIN);
+        assert_eq!(is_again, is_twice, "{loss_q16}, {out}");
+
+        // The next one, soon after it.
+        h.sent(SID, out).sent_ns = NOW;
+        h.session_mut(SID).tx.srtt_us = 100_000;
+        h.tx_ctl(SID).producer = written + 1;
+        assert_eq!(choose(&mut h), Data(written, 0));
+        h.session_mut(SID).tx.next = written + 1;
+        assert!(!is_twice || !matches!(choose(&mut h), Data(..)));
+    }
+}
+
+#[test]
 fn choose__says_when_the_app_sets_the_pace() {
     let mut h = host(ten_out);
     h.tx_ctl(SID).producer = 20;

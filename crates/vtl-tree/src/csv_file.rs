@@ -65,6 +65,7 @@ impl DataSet {
                 _ => {}
             }
         }
+        rows.check()?;
         for record in &records {
             let line = record.position().map_or(0, csv::Position::line);
             rows.push(

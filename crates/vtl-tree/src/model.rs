@@ -160,7 +160,10 @@ impl Tree {
         sums: &mut [f64],
     ) {
         let counts = if node.reached() { &node.counts } else { counts };
-        let Some(test) = &node.test else {
+        let child = |place: &u32| &self.nodes[*place as usize];
+        let is_reached = |place: &&u32| child(place).reached();
+        let test = (node.test.as_ref()).filter(|test| test.children.iter().any(|c| is_reached(&c)));
+        let Some(test) = test else {
             let total: f64 = counts.iter().sum();
             if total > 0.0 {
                 sums.iter_mut()
@@ -169,19 +172,14 @@ impl Tree {
             }
             return;
         };
-        let child = |place: &u32| &self.nodes[*place as usize];
         match test.outcome(values) {
             Some(outcome) => {
                 self.spread(child(&test.children[outcome]), values, share, counts, sums);
             }
             None => {
-                let total: f64 = test.children.iter().map(|place| child(place).total).sum();
-                for child in test
-                    .children
-                    .iter()
-                    .map(child)
-                    .filter(|child| child.reached())
-                {
+                let reached = || test.children.iter().filter(is_reached).map(child);
+                let total: f64 = reached().map(|child| child.total).sum();
+                for child in reached() {
                     self.spread(child, values, share * child.total / total, counts, sums);
                 }
             }

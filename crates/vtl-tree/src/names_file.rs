@@ -33,6 +33,7 @@ impl DataSet {
     /// The first line that is not in that form, and what would be; and all of [`DataSet::new`].
     pub fn from_names(names: &str, data: &str) -> Result<DataSet> {
         let mut rows = header(names)?;
+        rows.check()?;
         for (line, text) in (1..).zip(data.lines()) {
             let fields = fields(text);
             if fields.len() > 1 || !fields[0].is_empty() {

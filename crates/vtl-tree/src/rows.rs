@@ -1,6 +1,9 @@
 //! What the readers of text files share: fields become cases.
 
-use crate::{Attribute, Case, DataSet, Domain, Error, Result, Value, data::WEIGHTS};
+use crate::{
+    Attribute, Case, DataSet, Domain, Error, Result, Value,
+    data::{WEIGHTS, check_schema},
+};
 
 /// What a column of a file is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +73,11 @@ impl Rows {
         }
         self.cases.push(case);
         Ok(())
+    }
+
+    /// Checks what the header says, before cases are looked up in it.
+    pub(crate) fn check(&self) -> Result<()> {
+        check_schema(&self.attributes, &self.classes).map_err(Error::Data)
     }
 
     pub(crate) fn finish(self) -> Result<DataSet> {

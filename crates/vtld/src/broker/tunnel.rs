@@ -230,7 +230,7 @@ impl Tunnels {
         }
     }
 
-    /// Sends a packet, or keeps it until it can be; drops it where too many wait.
+    /// Sends a packet, or keeps it until it can be; drops it where too many wait, or if none can be so long.
     ///
     /// # Errors
     /// The connection has broken.
@@ -243,11 +243,9 @@ impl Tunnels {
         } else {
             MOST_STRANGER
         };
-        if connection.out.len() + packet.len() <= most {
-            let head = Records::PACKETS.head(packet.len());
-            connection
-                .out
-                .extend(head.ok_or(io::ErrorKind::InvalidInput)?);
+        let head = Records::PACKETS.head(packet.len());
+        if let Some(head) = head.filter(|_| connection.out.len() + packet.len() <= most) {
+            connection.out.extend(head);
             connection.out.extend(packet);
         }
         Ok(())

@@ -11,6 +11,8 @@ use std::{
     rc::Rc,
 };
 
+use vtl_core::flow::INITIAL_CREDIT;
+
 use crate::network::Network;
 
 /// Quotas of a network and of an association: this fraction of the total.
@@ -87,6 +89,13 @@ impl Budget {
 }
 
 impl Account {
+    /// Receive window of a flow, at most: `most`, or a quarter of the association's quota, which its soft limit leaves
+    /// room for twice.
+    pub(super) fn flow_window(&self, most: u64) -> u64 {
+        most.min(self.budget.of_association() / 4)
+            .max(INITIAL_CREDIT)
+    }
+
     /// Charges the association for so many bytes in place of those before. Returns whether that is more.
     pub(super) fn set(&self, bytes: u64) -> bool {
         let before = self.used.replace(bytes);
@@ -137,6 +146,17 @@ mod tests {
 
     fn network(n: u8) -> Network {
         Network::of([192, 0, 2, n].into())
+    }
+
+    #[test]
+    fn flow_window__leaves_room_for_two() {
+        let account = Budget::new(64 << 20).open(network(1));
+        assert_eq!(account.flow_window(24 << 20), 4 << 20);
+        account.set(2 * account.flow_window(24 << 20));
+        assert_eq!(account.room(), Room::Ample);
+        let [large, small] = [1 << 30, 0].map(|most| Budget::new(most).open(network(1)));
+        assert_eq!(large.flow_window(24 << 20), 24 << 20);
+        assert_eq!(small.flow_window(24 << 20), INITIAL_CREDIT);
     }
 
     #[test]

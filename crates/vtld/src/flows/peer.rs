@@ -142,7 +142,7 @@ impl Peer {
         Self {
             key,
             began: Instant::now(),
-            core: RefCell::new(Association::new(WINDOW)),
+            core: RefCell::new(Association::new(account.flow_window(WINDOW))),
             flows: RefCell::default(),
             carriers: RefCell::default(),
             last_carrier: Cell::new(0),
@@ -396,7 +396,9 @@ impl Peer {
     /// Takes out all flows, whose carriers have ended, and the carriers' numbers: nothing that comes from now on
     /// is taken.
     pub(super) fn take_all(&self) -> (BTreeMap<FlowId, Flow>, BTreeSet<CarrierId>) {
-        let mut core = self.core.replace(Association::new(WINDOW));
+        let mut core = self
+            .core
+            .replace(Association::new(self.account.flow_window(WINDOW)));
         let mut carriers: BTreeSet<CarrierId> = core.untold_broken().collect();
         for id in self.carriers.borrow().keys() {
             core.carrier_broken(*id, []);
@@ -626,7 +628,7 @@ impl Peer {
             return;
         }
         let window = match room {
-            Room::Ample => WINDOW,
+            Room::Ample => self.account.flow_window(WINDOW),
             Room::Little | Room::None => INITIAL_CREDIT,
         };
         self.core.borrow_mut().set_window(window);
