@@ -23,6 +23,7 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap};
 use vtl_pool::object::Description;
 use vtl_proto::{
     intf::{self, vtl_ring_ctl, vtl_session, vtl_slot},
+    ip,
     wire::{Ack, Data, Header, Packet},
 };
 
@@ -159,8 +160,7 @@ impl Kernel {
         self.change(PEER_SID, |s| {
             s.ring = rings;
             (s.token, s.peer_token, s.peer_sid) = (PEER_TOKEN, TOKEN, SID);
-            s.headers[26..30].copy_from_slice(&THEIRS);
-            s.headers[30..34].copy_from_slice(&OURS);
+            s.headers = ip::template(THEIRS.into(), OURS.into());
             s.ifindex = LOOPBACK;
         });
         self.alter(|s| s.ifindex = LOOPBACK);
@@ -179,14 +179,9 @@ impl Kernel {
             max_payload: 1440,
             path: 1440,
             ip_version: 4,
+            headers: ip::template(OURS.into(), THEIRS.into()),
             ..Default::default()
         };
-        s.headers[12..15].copy_from_slice(&[0x08, 0x00, 0x45]);
-        s.headers[20] = 0x40;
-        s.headers[22] = 64;
-        s.headers[23] = intf::VTL_IPPROTO as u8;
-        s.headers[26..30].copy_from_slice(&OURS);
-        s.headers[30..34].copy_from_slice(&THEIRS);
         s.tx.limit = SLOTS.into();
         s.tx.cwnd = 32;
         s.tx.reorder = intf::VTL_REORDER;
@@ -435,13 +430,9 @@ pub fn frame(packet: &Packet<'_>) -> Vec<u8> {
 
 /// Ethernet and IPv4 around anything.
 pub fn around(body: &[u8]) -> Vec<u8> {
-    let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 0x08, 0x00];
-    frame.extend_from_slice(&[0x45, 0]);
-    frame.extend_from_slice(&(20 + body.len() as u16).to_be_bytes());
-    frame.extend_from_slice(&[0, 0, 0x40, 0, 64, intf::VTL_IPPROTO as u8, 0, 0]);
-    frame.extend_from_slice(&THEIRS);
-    frame.extend_from_slice(&OURS);
-    frame.extend_from_slice(body);
+    let mut frame = Vec::new();
+    ip::enclose(body, THEIRS.into(), OURS.into(), &mut frame);
+    frame[..12].copy_from_slice(&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2]);
     frame
 }
 

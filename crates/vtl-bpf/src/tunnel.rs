@@ -8,7 +8,8 @@ use std::{
     sync::Arc,
 };
 
-use vtl_proto::intf;
+use etherparse::{SlicedPacket, TransportSlice};
+use vtl_proto::ip;
 
 use crate::{
     Error, Result,
@@ -20,12 +21,6 @@ use crate::{
 /// TCX_NEXT, and TCX_REDIRECT.
 const GO_ON: u32 = u32::MAX;
 const SENT_BACK: u32 = 7;
-const ETHERNET: usize = 14;
-const IPV4: usize = 20;
-const IPV6: usize = 40;
-/// Where IP headers say which protocol follows.
-const PROTOCOL_V4: usize = ETHERNET + 9;
-const PROTOCOL_V6: usize = ETHERNET + 6;
 /// An MTU that no packet of VTL reaches.
 const MTU: u32 = 4000;
 
@@ -114,7 +109,7 @@ impl Tunnel {
     /// # Errors
     /// The system call's error.
     pub fn receive(&mut self, from: IpAddr, to: IpAddr, packet: &[u8]) -> io::Result<Taken<'_>> {
-        around(packet, from, to, &mut self.arrived);
+        ip::enclose(packet, from, to, &mut self.arrived);
         let ran = test_run::run(
             self.ingress.as_fd(),
             &self.arrived,
@@ -132,44 +127,9 @@ impl Tunnel {
 
 /// What is behind the IP header of a frame, and behind UDP's if there is one.
 fn inside(frame: &[u8]) -> Option<&[u8]> {
-    let (behind, protocol) = match frame.get(12..14)? {
-        [0x08, 0x00] => (ETHERNET + IPV4, PROTOCOL_V4),
-        _ => (ETHERNET + IPV6, PROTOCOL_V6),
-    };
-    let udp = i32::from(*frame.get(protocol)?) == libc::IPPROTO_UDP;
-    let udp = if udp {
-        intf::VTL_UDP_HEADER as usize
-    } else {
-        0
-    };
-    frame.get(behind + udp..)
-}
-
-/// Writes a frame with that packet behind an IP header.
-fn around(packet: &[u8], from: IpAddr, to: IpAddr, frame: &mut Vec<u8>) {
-    let length = packet.len() as u16;
-    let protocol = intf::VTL_IPPROTO as u8;
-    frame.clear();
-    frame.extend([0; 12]);
-    match (from, to) {
-        (IpAddr::V4(from), IpAddr::V4(to)) => {
-            frame.extend([0x08, 0x00, 0x45, 0]);
-            frame.extend((IPV4 as u16 + length).to_be_bytes());
-            frame.extend([0, 0, 0x40, 0, 64, protocol, 0, 0]);
-            frame.extend(from.octets());
-            frame.extend(to.octets());
-        }
-        (from, to) => {
-            let octets = |address| match address {
-                IpAddr::V4(a) => a.to_ipv6_mapped().octets(),
-                IpAddr::V6(a) => a.octets(),
-            };
-            frame.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
-            frame.extend(length.to_be_bytes());
-            frame.extend([protocol, 64]);
-            frame.extend(octets(from));
-            frame.extend(octets(to));
-        }
+    let frame = SlicedPacket::from_ethernet(frame).ok()?;
+    match frame.transport {
+        Some(TransportSlice::Udp(udp)) => Some(udp.payload()),
+        _ => Some(frame.net?.ip_payload_ref()?.payload),
     }
-    frame.extend(packet);
 }

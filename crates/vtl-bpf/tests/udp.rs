@@ -2,9 +2,11 @@
 //! and send.
 #![allow(missing_docs, non_snake_case)]
 
+use std::net::IpAddr;
+
 use vtl_bpf::trial::{self as kernel, Kernel, SID, TC, VTL, XDP, data, frame};
 use vtl_proto::{
-    intf,
+    intf, ip,
     wire::{Header, Packet, Size},
 };
 
@@ -38,31 +40,29 @@ fn behind(frame: &[u8], from: u16) -> Vec<u8> {
     udp
 }
 
+fn v6_address(host: u16) -> IpAddr {
+    IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, host])
+}
+
 /// The same over IPv6.
 fn v6(frame: &[u8], from: Option<u16>) -> Vec<u8> {
-    let body = &frame[VTL..];
-    let mut f = frame[..12].to_vec();
-    f.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
-    let udp = from.map(|from| header(from, PORT, body.len()));
-    let length = body.len() + udp.map_or(0, |udp| udp.len());
-    f.extend((length as u16).to_be_bytes());
-    f.extend([if udp.is_some() { 17 } else { 253 }, 64]);
-    for last in [2, 1] {
-        f.extend([0xfd; 15]);
-        f.push(last);
+    let body = match from {
+        Some(from) => [&header(from, PORT, frame.len() - VTL), &frame[VTL..]].concat(),
+        None => frame[VTL..].to_vec(),
+    };
+    let mut f = Vec::new();
+    ip::enclose(&body, v6_address(2), v6_address(1), &mut f);
+    f[..12].copy_from_slice(&frame[..12]);
+    if from.is_some() {
+        f[20] = 17;
     }
-    f.extend(udp.iter().flatten());
-    f.extend(body);
     f
 }
 
 fn over_v6(k: &Kernel) {
     k.alter(|s| {
         s.ip_version = 6;
-        s.headers[12..21].copy_from_slice(&[0x86, 0xdd, 0x60, 0, 0, 0, 0, 0, 253]);
-        s.headers[21] = 64;
-        s.headers[22..54].fill(0xfd);
-        (s.headers[37], s.headers[53]) = (1, 2);
+        s.headers = ip::template(v6_address(1), v6_address(2));
     });
 }
 
@@ -172,7 +172,7 @@ fn router() -> u32 {
         "link set eth0 address 02:00:00:00:00:01",
         "link set eth1 up",
         "addr add 10.0.0.1/24 dev eth0",
-        "addr add fdfd:fdfd:fdfd:fdfd:fdfd:fdfd:fdfd:fd01/64 dev eth0 nodad",
+        "addr add fd00::1/64 dev eth0 nodad",
     ] {
         let status = std::process::Command::new("ip")
             .args(line.split(' '))

@@ -7,6 +7,7 @@
 //! - [`carrier`]: what flows of the Hooker can travel by;
 //! - [`preamble`]: what carriers and control connections begin with;
 //! - [`frame`]: what carriers move for the flows of an association;
+//! - [`ip`]: the Ethernet and IP headers in front of packets;
 //! - [`record`]: packets and sealed bytes in a stream;
 //! - [`keys`]: with which payload is sealed; [`seal`]: how it lies in a packet then;
 //! - [`mod@file`]: what `vtl send` and `vtl recv` say to each other;
@@ -19,6 +20,7 @@
 pub mod carrier;
 pub mod file;
 pub mod frame;
+pub mod ip;
 pub mod keys;
 pub mod nego;
 pub mod preamble;

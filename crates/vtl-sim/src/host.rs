@@ -1,9 +1,10 @@
 //! One host's data plane: a safe face on `native/native.c`.
 
-use std::ptr::NonNull;
+use std::{net::IpAddr, ptr::NonNull};
 
-use vtl_proto::intf::{
-    self, vtl_ack_hdr, vtl_graft_info, vtl_ring_ctl, vtl_sent, vtl_session, vtl_slot,
+use vtl_proto::{
+    intf::{self, vtl_ack_hdr, vtl_graft_info, vtl_ring_ctl, vtl_sent, vtl_session, vtl_slot},
+    ip,
 };
 
 use crate::ffi;
@@ -150,24 +151,13 @@ impl Host {
         }
         s.max_payload = config.max_payload;
         s.path = config.max_payload;
+        let address = |host: u8| match config.ipv6 {
+            true => IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, host.into()]),
+            false => IpAddr::from([10, 0, 0, host]),
+        };
+        s.ip_version = if config.ipv6 { 6 } else { 4 };
+        s.headers = ip::template(address(1 + side), address(2 - side));
         s.headers[..12].copy_from_slice(&[2, 0, 0, 0, 0, 2 - side, 2, 0, 0, 0, 0, 1 + side]);
-        if config.ipv6 {
-            s.ip_version = 6;
-            s.headers[12..14].copy_from_slice(&0x86dd_u16.to_be_bytes());
-            s.headers[14] = 0x60;
-            s.headers[20] = intf::VTL_IPPROTO as u8;
-            s.headers[21] = 64;
-            (s.headers[22], s.headers[37]) = (0xfd, 1 + side);
-            (s.headers[38], s.headers[53]) = (0xfd, 2 - side);
-        } else {
-            s.ip_version = 4;
-            s.headers[12..14].copy_from_slice(&0x0800_u16.to_be_bytes());
-            s.headers[14] = 0x45;
-            s.headers[20] = 0x40;
-            s.headers[22] = 64;
-            s.headers[23] = intf::VTL_IPPROTO as u8;
-            s.headers[26..34].copy_from_slice(&[10, 0, 0, 1 + side, 10, 0, 0, 2 - side]);
-        }
         s.ifindex = 1;
         s.tx.limit = config.slots.into();
         s.tx.cwnd = 32;

@@ -5,6 +5,8 @@ use std::mem::{size_of, zeroed};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use vtl_link::{Frame, MTU, Nanos, mark_ip};
 
+use etherparse::{EtherType, Ethernet2HeaderSlice, Ipv4HeaderSlice, Ipv6HeaderSlice};
+
 use crate::error::{Error, Result};
 
 /// Bytes of `struct virtio_net_hdr`, which precedes each frame: what is left to do in it (a checksum to
@@ -42,14 +44,22 @@ impl Packet {
     }
 }
 
-/// Where the payload of the IP packet in an Ethernet frame starts.
-fn after_ip_header(frame: &[u8]) -> Option<usize> {
-    let ip = frame.get(ETHERNET_HEADER..)?;
-    match (frame.get(12..14)?, ip.first()? >> 4) {
-        ([0x08, 0x00], 4) => Some(ETHERNET_HEADER + usize::from(ip.first()? & 0xf) * 4),
-        ([0x86, 0xdd], 6) => Some(ETHERNET_HEADER + 40),
-        _ => None,
-    }
+/// The protocol of the IP packet in an Ethernet frame, and where its payload starts.
+fn ip(frame: &[u8]) -> Option<(u8, usize)> {
+    let ethernet = Ethernet2HeaderSlice::from_slice(frame).ok()?;
+    let ip = &frame[ETHERNET_HEADER..];
+    let (protocol, header) = match ethernet.ether_type() {
+        EtherType::IPV4 => {
+            let ip = Ipv4HeaderSlice::from_slice(ip).ok()?;
+            (ip.protocol(), ip.slice().len())
+        }
+        EtherType::IPV6 => {
+            let ip = Ipv6HeaderSlice::from_slice(ip).ok()?;
+            (ip.next_header(), ip.slice().len())
+        }
+        _ => return None,
+    };
+    Some((protocol.0, ETHERNET_HEADER + header))
 }
 
 impl Frame for Packet {
@@ -64,17 +74,12 @@ impl Frame for Packet {
     }
 
     fn protocol(&self) -> Option<u8> {
-        let frame = self.frame();
-        match frame.get(12..14)? {
-            [0x08, 0x00] => frame.get(ETHERNET_HEADER + 9).copied(),
-            [0x86, 0xdd] => frame.get(ETHERNET_HEADER + 6).copied(),
-            _ => None,
-        }
+        ip(self.frame()).map(|(protocol, _)| protocol)
     }
 
     fn flip_bit(&mut self, random: u64) -> bool {
         let frame = self.0.get_mut(VNET_HEADER..).unwrap_or_default();
-        let Some(start) = after_ip_header(frame).filter(|&s| s < frame.len()) else {
+        let Some((_, start)) = ip(frame).filter(|&(_, start)| start < frame.len()) else {
             return false;
         };
         let bit = random % ((frame.len() - start) as u64 * 8);
@@ -84,7 +89,7 @@ impl Frame for Packet {
 
     fn exchange_words(&mut self, random: u64) -> bool {
         let frame = self.0.get_mut(VNET_HEADER..).unwrap_or_default();
-        let payload = after_ip_header(frame).and_then(|start| frame.get_mut(start + HEADERS..));
+        let payload = ip(frame).and_then(|(_, start)| frame.get_mut(start + HEADERS..));
         let Some(words) = payload.map(|bytes| bytes.as_chunks_mut::<8>().0) else {
             return false;
         };

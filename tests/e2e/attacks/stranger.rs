@@ -18,7 +18,7 @@ use vtl_proto::{
 use vtl_testbed::{Host, Link};
 
 use crate::{
-    harness::{World, run, until},
+    harness::{World, any_payload, run, until},
     many,
 };
 
@@ -93,16 +93,13 @@ impl Stranger {
         let mut heard = Vec::new();
         let ears = self.ears.as_raw_fd();
         while let Ok(length) = recv(ears, &mut buffer, MsgFlags::MSG_DONTWAIT) {
-            let start = if buffer[0] >> 4 == 4 { 20 } else { 40 };
-            heard.extend(
-                match Packet::parse(buffer[..length].get(start..).unwrap_or_default()) {
-                    Ok(Packet::Nego(nego)) => Some(Packet::Nego(nego.without_extensions())),
-                    Ok(Packet::NegoAck(nego)) => Some(Packet::NegoAck(nego.without_extensions())),
-                    Ok(Packet::NegoNack(nego)) => Some(Packet::NegoNack(nego.without_extensions())),
-                    Ok(Packet::Close(header)) => Some(Packet::Close(header)),
-                    _ => None,
-                },
-            );
+            heard.extend(match Packet::parse(any_payload(&buffer[..length])) {
+                Ok(Packet::Nego(nego)) => Some(Packet::Nego(nego.without_extensions())),
+                Ok(Packet::NegoAck(nego)) => Some(Packet::NegoAck(nego.without_extensions())),
+                Ok(Packet::NegoNack(nego)) => Some(Packet::NegoNack(nego.without_extensions())),
+                Ok(Packet::Close(header)) => Some(Packet::Close(header)),
+                _ => None,
+            });
         }
         heard
     }

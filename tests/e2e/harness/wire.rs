@@ -11,13 +11,11 @@ use std::{
     thread::{self, JoinHandle},
 };
 
+use etherparse::{IpNumber, IpSlice, TcpSlice};
 use nix::sys::socket::{MsgFlags, recv, setsockopt, sockopt};
 use vtl_testbed::Host;
 
 use super::World;
-
-/// IP protocol.
-const TCP: u8 = 6;
 
 /// What a host sends to the other one, and receives. (Not what it sends as live frames, which no tap sees: the other
 /// host receives that.)
@@ -85,31 +83,19 @@ pub(crate) fn packet_socket(interface: &str, kind: i32) -> OwnedFd {
     socket
 }
 
-/// The payload of an IP packet, and its protocol.
-fn payload_of(packet: &[u8]) -> Option<(u8, &[u8])> {
-    let (header, protocol) = match packet.first()? >> 4 {
-        4 => (usize::from(packet[0] & 15) * 4, *packet.get(9)?),
-        6 => (40, *packet.get(6)?),
-        _ => return None,
-    };
-    Some((protocol, packet.get(header..)?))
-}
-
 /// The payload of an IP packet.
 pub(crate) fn any_payload(packet: &[u8]) -> &[u8] {
-    payload_of(packet)
-        .map(|(_, payload)| payload)
-        .unwrap_or_default()
+    IpSlice::from_slice(packet).map_or(&[], |ip| ip.payload().payload)
 }
 
 /// The same of TCP alone.
 pub(crate) fn tcp_payload(packet: &[u8]) -> &[u8] {
-    let parse = || {
-        let (protocol, tcp) = payload_of(packet)?;
-        let header = usize::from(*tcp.get(12)? >> 4) * 4;
-        tcp.get(header..).filter(|_| protocol == TCP)
-    };
-    parse().unwrap_or_default()
+    match IpSlice::from_slice(packet).map(|ip| ip.payload().clone()) {
+        Ok(ip) if ip.ip_number == IpNumber::TCP => {
+            TcpSlice::from_slice(ip.payload).map_or(&[], |tcp| tcp.payload())
+        }
+        _ => &[],
+    }
 }
 
 /// How many words of these bytes are in what was heard, wherever.

@@ -7,6 +7,7 @@ use std::{
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
 };
 
+use etherparse::Ipv4HeaderSlice;
 use nix::{
     cmsg_space,
     errno::Errno,
@@ -174,16 +175,11 @@ impl Raw {
         let mut bytes = &buffer[..count];
         if !self.v6 && self.way == Way::Native {
             // IPv4 raw sockets deliver the IP header; the root programs allow no options.
-            let Some(destination) = bytes.get(16..20) else {
+            let Ok(ip) = Ipv4HeaderSlice::from_slice(bytes) else {
                 return Ok(None);
             };
-            let octets: [u8; 4] = destination.try_into().expect("four bytes");
-            to = IpAddr::V4(Ipv4Addr::from(octets));
-            let length = usize::from(bytes[0] & 15) * 4;
-            let Some(rest) = bytes.get(length..) else {
-                return Ok(None);
-            };
-            bytes = rest;
+            to = ip.destination_addr().into();
+            bytes = &bytes[ip.slice().len()..];
         }
         let Some((from, port)) = from else {
             return Ok(None);

@@ -17,6 +17,7 @@ use vtl_core::{
 use vtl_pool::{key::PublicKey, object::Parameter};
 use vtl_proto::{
     intf::{self, vtl_session, vtl_tx},
+    ip,
     nego::{Established, Initiator},
     seal::overhead,
     services::{Requirements, Services},
@@ -166,37 +167,19 @@ pub(super) fn entry(
     local: IpAddr,
     peer: IpAddr,
 ) -> vtl_session {
-    let mut s = vtl_session {
+    vtl_session {
         sid,
         token,
         ring,
         slots,
+        ip_version: match (local, peer) {
+            (IpAddr::V4(_), IpAddr::V4(_)) => 4,
+            _ => 6,
+        },
+        headers: ip::template(local, peer),
+        tx: sender(),
         ..Default::default()
-    };
-    let headers = &mut s.headers;
-    match (local, peer) {
-        (IpAddr::V4(local), IpAddr::V4(peer)) => {
-            s.ip_version = 4;
-            headers[12..14].copy_from_slice(&0x0800_u16.to_be_bytes());
-            headers[14] = 0x45;
-            headers[20] = 0x40; // do not fragment
-            headers[22] = 64; // hops
-            headers[23] = intf::VTL_IPPROTO as u8;
-            headers[26..30].copy_from_slice(&local.octets());
-            headers[30..34].copy_from_slice(&peer.octets());
-        }
-        (local, peer) => {
-            s.ip_version = 6;
-            headers[12..14].copy_from_slice(&0x86dd_u16.to_be_bytes());
-            headers[14] = 0x60;
-            headers[20] = intf::VTL_IPPROTO as u8;
-            headers[21] = 64;
-            headers[22..38].copy_from_slice(&octets6(local));
-            headers[38..54].copy_from_slice(&octets6(peer));
-        }
     }
-    s.tx = sender();
-    s
 }
 
 /// The sending half of a session in which nothing was sent.
@@ -299,13 +282,6 @@ pub(super) fn fill(s: &mut vtl_session, e: &Established) {
     s.tx.limit = e.peer_slots.into();
     if let Some(rtt) = e.rtt {
         (s.tx.srtt_us, s.tx.rttvar_us) = sessions::supposed_rtt(rtt);
-    }
-}
-
-fn octets6(address: IpAddr) -> [u8; 16] {
-    match address {
-        IpAddr::V4(a) => a.to_ipv6_mapped().octets(),
-        IpAddr::V6(a) => a.octets(),
     }
 }
 

@@ -3,46 +3,63 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::error::ConnectError;
+use etherparse::{
+    Icmpv4Type, Icmpv6Type, IpHeaders, Ipv4Header, Ipv6Header, PacketBuilder, PacketBuilderStep,
+    TcpHeader, icmpv4::DestUnreachableHeader, icmpv6::DestUnreachableCode,
+};
+use vtl_proto::intf;
 
-const TCP: u8 = 6;
-const ICMP: u8 = 1;
-const ICMPV6: u8 = 58;
-const FLAG_RST_ACK: u8 = 0x14;
+use super::{abi, error::ConnectError};
+
+/// TTL or hop limit of answers.
+const HOP_LIMIT: u8 = 64;
 
 /// A held SYN: an IP header without options that matter, and a TCP header with all its options.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SynPacket {
     bytes: Vec<u8>,
-    /// Where the TCP header begins.
-    tcp: usize,
+    source: SocketAddr,
+    target: SocketAddr,
+    sequence: u32,
 }
 
 impl SynPacket {
-    /// Checks the lengths and completes the TCP checksum, which the kernel had left to a device.
+    /// Completes lengths and checksums, which the kernel had left to a device.
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
-        let tcp = match bytes.first()? >> 4 {
-            4 => usize::from(bytes[0] & 15) * 4,
-            6 => 40,
-            _ => return None,
-        };
-        if tcp < 20 || bytes.len() < tcp + 20 || bytes.len() > 128 {
+        if bytes.len() > intf::VTL_SYN_MAX as usize {
             return None;
         }
-        let mut syn = Self {
-            bytes: bytes.to_vec(),
-            tcp,
+        let (ip, source, target, segment) = match bytes.first()? >> 4 {
+            4 => {
+                let (ip, rest) = Ipv4Header::from_slice(bytes).ok()?;
+                let [source, target] = [ip.source, ip.destination].map(IpAddr::from);
+                (
+                    IpHeaders::Ipv4(ip, Default::default()),
+                    source,
+                    target,
+                    rest,
+                )
+            }
+            _ => {
+                let (ip, rest) = Ipv6Header::from_slice(bytes).ok()?;
+                let [source, target] = [ip.source, ip.destination].map(IpAddr::from);
+                (
+                    IpHeaders::Ipv6(ip, Default::default()),
+                    source,
+                    target,
+                    rest,
+                )
+            }
         };
-        let end = syn.bytes.len();
-        if syn.is_v4() {
-            // The kernel fills in the IP checksum of what raw sockets send.
-            syn.bytes[2..4].copy_from_slice(&(end as u16).to_be_bytes());
-        } else {
-            syn.bytes[4..6].copy_from_slice(&((end - tcp) as u16).to_be_bytes());
-        }
-        syn.bytes[tcp + 16..tcp + 18].fill(0);
-        let sum = transport_checksum(syn.source().ip(), syn.target().ip(), TCP, &syn.bytes[tcp..]);
-        syn.bytes[tcp + 16..tcp + 18].copy_from_slice(&sum.to_be_bytes());
+        let (tcp, data) = TcpHeader::from_slice(segment).ok()?;
+        let mut syn = Self {
+            bytes: Vec::new(),
+            source: SocketAddr::new(source, tcp.source_port),
+            target: SocketAddr::new(target, tcp.destination_port),
+            sequence: tcp.sequence_number,
+        };
+        let whole = PacketBuilder::ip(ip).tcp_header(tcp);
+        whole.write_to_vec(&mut syn.bytes, data).ok()?;
         Some(syn)
     }
 
@@ -51,195 +68,160 @@ impl SynPacket {
         &self.bytes
     }
 
-    fn is_v4(&self) -> bool {
-        self.bytes[0] >> 4 == 4
-    }
-
-    fn ip(&self, v4: usize, v6: usize) -> IpAddr {
-        if self.is_v4() {
-            IpAddr::from(<[u8; 4]>::try_from(&self.bytes[v4..v4 + 4]).expect("four bytes"))
-        } else {
-            IpAddr::from(<[u8; 16]>::try_from(&self.bytes[v6..v6 + 16]).expect("sixteen bytes"))
-        }
-    }
-
-    fn port(&self, at: usize) -> u16 {
-        u16::from_be_bytes([self.bytes[self.tcp + at], self.bytes[self.tcp + at + 1]])
-    }
-
     /// The application's socket.
     pub(super) fn source(&self) -> SocketAddr {
-        SocketAddr::new(self.ip(12, 8), self.port(0))
+        self.source
     }
 
     /// vtld's listener.
     pub(super) fn target(&self) -> SocketAddr {
-        SocketAddr::new(self.ip(16, 24), self.port(2))
+        self.target
     }
 
     /// The initial sequence number.
     pub(super) fn sequence(&self) -> u32 {
-        u32::from_be_bytes(
-            self.bytes[self.tcp + 4..self.tcp + 8]
-                .try_into()
-                .expect("four bytes"),
-        )
+        self.sequence
     }
 
     /// The packet that makes the application's connect fail in the way of `error`; none for a
     /// timeout, which is the absence of packets.
     pub(super) fn refusal(&self, error: ConnectError) -> Option<Vec<u8>> {
-        // RFC 792, RFC 1812 5.2.7.1 and RFC 4443: type and code.
-        let unreachable = match (error, self.is_v4()) {
-            (ConnectError::TimedOut, _) => return None,
-            (ConnectError::Refused, _) => return Some(self.reset()),
-            (ConnectError::NetUnreachable, true) => [3, 0],
-            (ConnectError::HostUnreachable, true) => [3, 1],
-            (ConnectError::Prohibited, true) => [3, 13],
-            (ConnectError::NetUnreachable, false) => [1, 0],
-            (ConnectError::HostUnreachable, false) => [1, 3],
-            (ConnectError::Prohibited, false) => [1, 1],
+        // RFC 792, RFC 1812 5.2.7.1 and RFC 4443.
+        use {DestUnreachableCode as V6, DestUnreachableHeader as V4};
+        let (v4, v6) = match error {
+            ConnectError::TimedOut => return None,
+            ConnectError::Refused => return self.reset(),
+            ConnectError::NetUnreachable => (V4::Network, V6::NoRoute),
+            ConnectError::HostUnreachable => (V4::Host, V6::Address),
+            ConnectError::Prohibited => (V4::FilterProhibited, V6::Prohibited),
         };
-        let mut body = vec![unreachable[0], unreachable[1], 0, 0, 0, 0, 0, 0];
-        body.extend_from_slice(&self.bytes);
-        let sum = if self.is_v4() {
-            finish(add(0, &body))
+        let mut packet = Vec::new();
+        let written = if self.source.is_ipv4() {
+            let icmp = self.reply().icmpv4(Icmpv4Type::DestinationUnreachable(v4));
+            icmp.write_to_vec(&mut packet, &self.bytes)
         } else {
-            transport_checksum(self.target().ip(), self.source().ip(), ICMPV6, &body)
+            let icmp = self.reply().icmpv6(Icmpv6Type::DestinationUnreachable(v6));
+            icmp.write_to_vec(&mut packet, &self.bytes)
         };
-        body[2..4].copy_from_slice(&sum.to_be_bytes());
-        Some(self.reply(if self.is_v4() { ICMP } else { ICMPV6 }, &body))
+        written.ok().map(|()| packet)
     }
 
     /// RFC 9293, 3.10.7.1: what a closed port answers.
-    fn reset(&self) -> Vec<u8> {
-        let mut tcp = [0; 20];
-        tcp[0..2].copy_from_slice(&self.target().port().to_be_bytes());
-        tcp[2..4].copy_from_slice(&self.source().port().to_be_bytes());
-        tcp[8..12].copy_from_slice(&self.sequence().wrapping_add(1).to_be_bytes());
-        tcp[12] = 5 << 4;
-        tcp[13] = FLAG_RST_ACK;
-        let sum = transport_checksum(self.target().ip(), self.source().ip(), TCP, &tcp);
-        tcp[16..18].copy_from_slice(&sum.to_be_bytes());
-        self.reply(TCP, &tcp)
+    fn reset(&self) -> Option<Vec<u8>> {
+        let (from, to) = (self.target.port(), self.source.port());
+        let reset = self.reply().tcp(from, to, 0, 0).rst();
+        let mut packet = Vec::new();
+        let written = reset
+            .ack(self.sequence.wrapping_add(1))
+            .write_to_vec(&mut packet, &[]);
+        written.ok().map(|()| packet)
     }
 
-    fn reply(&self, protocol: u8, body: &[u8]) -> Vec<u8> {
-        let mut packet = Vec::with_capacity(40 + body.len());
-        match (self.target().ip(), self.source().ip()) {
+    /// The IP header back to the application.
+    fn reply(&self) -> PacketBuilderStep<IpHeaders> {
+        match (self.target.ip(), self.source.ip()) {
             (IpAddr::V4(from), IpAddr::V4(to)) => {
-                let len = (20 + body.len()) as u16;
-                packet.extend_from_slice(&[0x45, 0]);
-                packet.extend_from_slice(&len.to_be_bytes());
-                packet.extend_from_slice(&[0, 0, 0x40, 0, 64, protocol, 0, 0]);
-                packet.extend_from_slice(&from.octets());
-                packet.extend_from_slice(&to.octets());
+                PacketBuilder::ipv4(from.octets(), to.octets(), HOP_LIMIT)
             }
             (from, to) => {
-                packet.extend_from_slice(&[0x60, 0, 0, 0]);
-                packet.extend_from_slice(&(body.len() as u16).to_be_bytes());
-                packet.extend_from_slice(&[protocol, 64]);
-                packet.extend_from_slice(&super::abi::wide(from).octets());
-                packet.extend_from_slice(&super::abi::wide(to).octets());
+                let [from, to] = [from, to].map(|ip| abi::wide(ip).octets());
+                PacketBuilder::ipv6(from, to, HOP_LIMIT)
             }
         }
-        packet.extend_from_slice(body);
-        packet
     }
-}
-
-fn add(mut sum: u32, bytes: &[u8]) -> u32 {
-    for pair in bytes.chunks(2) {
-        sum += u32::from(u16::from_be_bytes([
-            pair[0],
-            pair.get(1).copied().unwrap_or(0),
-        ]));
-    }
-    sum
-}
-
-fn finish(mut sum: u32) -> u16 {
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    !(sum as u16)
-}
-
-/// RFC 1071 over the pseudo header and `body`, whose checksum field holds 0.
-fn transport_checksum(from: IpAddr, to: IpAddr, protocol: u8, body: &[u8]) -> u16 {
-    let mut sum = u32::from(protocol) + body.len() as u32;
-    for ip in [from, to] {
-        sum = match ip {
-            IpAddr::V4(v4) => add(sum, &v4.octets()),
-            IpAddr::V6(v6) => add(sum, &v6.octets()),
-        };
-    }
-    finish(add(sum, body))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// 127.0.0.1:40000 to 127.0.0.1:9, sequence 7, checksum left out.
-    fn syn() -> Vec<u8> {
-        let mut bytes = vec![0x45, 0, 0, 40, 0, 1, 0x40, 0, 64, 6, 0, 0];
-        bytes.extend_from_slice(&[127, 0, 0, 1, 127, 0, 0, 1]);
-        bytes.extend_from_slice(&[
-            0x9c, 0x40, 0, 9, 0, 0, 0, 7, 0, 0, 0, 0, 0x50, 2, 0xff, 0xff,
-        ]);
-        bytes.extend_from_slice(&[0x12, 0x34, 0, 0]);
-        bytes
+    /// Packets in hexadecimal digits, as another implementation of RFC 1071 made them.
+    struct Exchange {
+        /// From port 40000 to port 9, sequence 7, with a maximum segment size; without lengths and checksums.
+        captured: &'static str,
+        completed: &'static str,
+        reset: &'static str,
+        /// Up to the quotation.
+        unreachable: &'static str,
     }
 
-    fn sum_is_right(protocol: u8, from: IpAddr, to: IpAddr, body: &[u8]) -> bool {
-        transport_checksum(from, to, protocol, body) == 0
+    const V4: Exchange = Exchange {
+        captured: "4500000000014000400600007f0000017f0000019c40000900000007000000006002ffff\
+                   123400000204ffd7",
+        completed: "4500002c0001400040063cc97f0000017f0000019c40000900000007000000006002ffff\
+                    03b000000204ffd7",
+        reset: "450000280000400040063cce7f0000017f00000100099c40000000000000000850140000\
+                157d0000",
+        unreachable: "450000480000400040013cb37f0000017f0000010301fb1f00000000",
+    };
+    const V6: Exchange = Exchange {
+        captured: "600000000000064000000000000000000000000000000001fd0000000000000000000000\
+                   000000099c40000900000007000000006002ffff123400000204ffd7",
+        completed: "600000000018064000000000000000000000000000000001fd0000000000000000000000\
+                    000000099c40000900000007000000006002ffff04a800000204ffd7",
+        reset: "6000000000140640fd000000000000000000000000000009000000000000000000000000\
+                0000000100099c4000000000000000085014000016750000",
+        unreachable: "6000000000483a40fd000000000000000000000000000009000000000000000000000000\
+                      0000000101039b3500000000",
+    };
+
+    fn bytes(hex: &str) -> Vec<u8> {
+        let digit = |d: &u8| char::from(*d).to_digit(16).unwrap() as u8;
+        let pairs = hex.as_bytes().as_chunks::<2>().0.iter();
+        pairs.map(|[a, b]| digit(a) << 4 | digit(b)).collect()
     }
 
     #[test]
-    fn parse__completes_the_checksum() {
-        let syn = SynPacket::parse(&syn()).unwrap();
-        assert_eq!(syn.source(), "127.0.0.1:40000".parse().unwrap());
-        assert_eq!(syn.target(), "127.0.0.1:9".parse().unwrap());
-        assert_eq!(syn.sequence(), 7);
-        assert!(sum_is_right(
-            TCP,
-            syn.source().ip(),
-            syn.target().ip(),
-            &syn.bytes()[20..]
-        ));
+    fn parse__completes_lengths_and_checksums() {
+        for (packets, from, to) in [
+            (V4, "127.0.0.1:40000", "127.0.0.1:9"),
+            (V6, "[::1]:40000", "[fd00::9]:9"),
+        ] {
+            let syn = SynPacket::parse(&bytes(packets.captured)).unwrap();
+            assert_eq!(syn.source(), from.parse().unwrap());
+            assert_eq!(syn.target(), to.parse().unwrap());
+            assert_eq!(syn.sequence(), 7);
+            assert_eq!(syn.bytes(), bytes(packets.completed));
+        }
     }
 
     #[test]
     fn parse__rejects_what_is_cut_short() {
-        assert_eq!(SynPacket::parse(&[]), None);
-        assert_eq!(SynPacket::parse(&syn()[..39]), None);
+        for packets in [V4, V6] {
+            let syn = bytes(packets.captured);
+            for length in 0..syn.len() {
+                assert_eq!(SynPacket::parse(&syn[..length]), None);
+            }
+            assert_eq!(SynPacket::parse(&[&syn[..], &[0; 128]].concat()), None);
+        }
         assert_eq!(SynPacket::parse(&[0x60; 59]), None);
         assert_eq!(SynPacket::parse(&[0x10; 60]), None);
     }
 
     #[test]
-    fn refusal__acknowledges_the_syn() {
-        let syn = SynPacket::parse(&syn()).unwrap();
-        let reset = syn.refusal(ConnectError::Refused).unwrap();
-        assert_eq!(reset[20..24], [0, 9, 0x9c, 0x40]);
-        assert_eq!(reset[28..32], [0, 0, 0, 8]);
-        assert_eq!(reset[33], FLAG_RST_ACK);
-        assert!(sum_is_right(
-            TCP,
-            syn.target().ip(),
-            syn.source().ip(),
-            &reset[20..]
-        ));
+    fn refusal__by_what_a_closed_port_or_a_router_would_send() {
+        for packets in [V4, V6] {
+            let syn = SynPacket::parse(&bytes(packets.captured)).unwrap();
+            let refusal = |error| syn.refusal(error);
+            assert_eq!(refusal(ConnectError::TimedOut), None);
+            assert_eq!(refusal(ConnectError::Refused), Some(bytes(packets.reset)));
+            let quoting = [bytes(packets.unreachable), bytes(packets.completed)].concat();
+            assert_eq!(refusal(ConnectError::HostUnreachable), Some(quoting));
+        }
     }
 
     #[test]
-    fn refusal__quotes_the_syn() {
-        let syn = SynPacket::parse(&syn()).unwrap();
-        let icmp = syn.refusal(ConnectError::HostUnreachable).unwrap();
-        assert_eq!(icmp[20..22], [3, 1]);
-        assert_eq!(&icmp[28..], syn.bytes());
-        assert_eq!(finish(add(0, &icmp[20..])), 0);
-        assert_eq!(syn.refusal(ConnectError::TimedOut), None);
+    fn refusal__says_why() {
+        for (error, v4, v6) in [
+            (ConnectError::NetUnreachable, [3, 0], [1, 0]),
+            (ConnectError::HostUnreachable, [3, 1], [1, 3]),
+            (ConnectError::Prohibited, [3, 13], [1, 1]),
+        ] {
+            for (packets, at, expected) in [(V4, 20, v4), (V6, 40, v6)] {
+                let syn = SynPacket::parse(&bytes(packets.captured)).unwrap();
+                let icmp = syn.refusal(error).unwrap();
+                assert_eq!(icmp[at..at + 2], expected);
+            }
+        }
     }
 }
