@@ -117,8 +117,7 @@ const STT_FUNC: u8 = 2;
 /// [`Error::BadObject`] if it is no eBPF object.
 pub fn check(image: &[u8]) -> Result<()> {
     let damaged = || Error::BadObject("its ELF headers make no sense".into());
-    let sections = elf::sections(image).ok_or_else(damaged)?;
-    let symbols = elf::symbols(&sections).ok_or_else(damaged)?;
+    let (sections, symbols) = elf::parse(image).ok_or_else(damaged)?;
     let mut data = 0_u64;
     for (index, section) in sections.iter().enumerate() {
         check_section(section, &sections)?;
@@ -386,8 +385,7 @@ mod tests {
         let (mut all, mut kfuncs, mut maps) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
         for (name, image) in objects::GRAFTS {
             check(image).unwrap();
-            let sections = elf::sections(image).unwrap();
-            let symbols = elf::symbols(&sections).unwrap();
+            let (sections, symbols) = elf::parse(image).unwrap();
             let mut helpers = BTreeSet::new();
             for code in sections.iter().filter(|s| is_code(s.name)) {
                 for i in code.bytes.as_chunks::<8>().0 {

@@ -1,53 +1,39 @@
-//! As much of 64-bit little-endian ELF as packages need. The input is a stranger's: no offset is
-//! believed, nothing panics.
+//! Sections and symbols of eBPF objects, as far as packages need them. The input is a stranger's: the crate `object` checks
+//! every offset.
+
+use object::{
+    LittleEndian,
+    elf::{EM_BPF, ET_REL, FileHeader64, SHT_NOBITS, SHT_NULL, SHT_SYMTAB},
+    read::elf::{FileHeader, SectionHeader, SectionTable, Sym, SymbolTable},
+};
 
 /// Sections of one file that are looked at.
 const MAX_SECTIONS: usize = 1024;
-/// `sh_type` of sections without bytes in the file.
-const NULL: u32 = 0;
-const NOBITS: u32 = 8;
+const LE: LittleEndian = LittleEndian;
 
-fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
-    let bytes = bytes.get(at..at.checked_add(2)?)?;
-    Some(u16::from_le_bytes(bytes.try_into().ok()?))
+type Header = FileHeader64<LittleEndian>;
+
+/// 64-bit little-endian ELF with a section at least.
+fn open(image: &[u8]) -> Option<(&Header, SectionTable<'_, Header>)> {
+    let header = Header::parse(image).ok()?;
+    header.endian().ok()?;
+    let table = header.sections(LE, image).ok()?;
+    (1..=MAX_SECTIONS)
+        .contains(&table.len())
+        .then_some((header, table))
 }
 
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    let bytes = bytes.get(at..at.checked_add(4)?)?;
-    Some(u32::from_le_bytes(bytes.try_into().ok()?))
-}
-
-fn offset_at(bytes: &[u8], at: usize) -> Option<usize> {
-    let bytes = bytes.get(at..at.checked_add(8)?)?;
-    u64::from_le_bytes(bytes.try_into().ok()?).try_into().ok()
-}
-
-/// A string that ends with a zero byte.
-fn text_at(bytes: &[u8], at: usize) -> Option<&[u8]> {
-    bytes.get(at..)?.split(|b| *b == 0).next()
+fn text(bytes: &[u8]) -> Option<&str> {
+    std::str::from_utf8(bytes).ok()
 }
 
 /// The bytes of a section.
 pub(crate) fn section<'a>(image: &'a [u8], name: &str) -> Option<&'a [u8]> {
-    if image.get(..6)? != b"\x7fELF\x02\x01" {
-        return None;
-    }
-    let table = offset_at(image, 40)?;
-    let size = usize::from(u16_at(image, 58)?);
-    let count = usize::from(u16_at(image, 60)?).min(MAX_SECTIONS);
-    let header = |i: usize| table.checked_add(i.checked_mul(size)?);
-    let bytes = |at: usize| -> Option<&'a [u8]> {
-        let start = offset_at(image, at.checked_add(24)?)?;
-        let length = offset_at(image, at.checked_add(32)?)?;
-        image.get(start..start.checked_add(length)?)
+    let (_, table) = open(image)?;
+    let is_it = |section: &&<Header as FileHeader>::SectionHeader| {
+        section.sh_type(LE) != SHT_NOBITS && table.section_name(LE, section) == Ok(name.as_bytes())
     };
-    let names = bytes(header(usize::from(u16_at(image, 62)?))?)?;
-    (0..count).find_map(|i| {
-        let at = header(i)?;
-        let own = text_at(names, u32_at(image, at)? as usize)?;
-        let filled = u32_at(image, at.checked_add(4)?)? != NOBITS;
-        (own == name.as_bytes() && filled).then(|| bytes(at))?
-    })
+    table.iter().find(is_it)?.data(LE, image).ok()
 }
 
 /// A section's header, with the bytes in the file.
@@ -62,7 +48,6 @@ pub(crate) struct Section<'a> {
     /// The section that this one is about, by index: of relocations, where they apply.
     pub(crate) info: u32,
     pub(crate) bytes: &'a [u8],
-    link: u32,
 }
 
 /// A symbol.
@@ -76,71 +61,103 @@ pub(crate) struct Symbol<'a> {
     pub(crate) size: u64,
 }
 
-/// All sections of an eBPF object, by index; `None` if the file is anything but one as clang
-/// writes it.
-pub(crate) fn sections(image: &[u8]) -> Option<Vec<Section<'_>>> {
-    const RELOCATABLE: u16 = 1;
-    const EM_BPF: u16 = 247;
-    const HEADER: usize = 64;
-    if image.get(..6)? != b"\x7fELF\x02\x01"
-        || u16_at(image, 16)? != RELOCATABLE
-        || u16_at(image, 18)? != EM_BPF
-        || usize::from(u16_at(image, 58)?) != HEADER
-    {
+/// All sections of an eBPF object, by index, and the symbols of all its symbol tables; `None` if the file is anything but
+/// one as clang writes it.
+pub(crate) fn parse(image: &[u8]) -> Option<(Vec<Section<'_>>, Vec<Symbol<'_>>)> {
+    let (header, table) = open(image)?;
+    if header.e_type(LE) != ET_REL || header.e_machine(LE) != EM_BPF {
         return None;
     }
-    let table = offset_at(image, 40)?;
-    let count = usize::from(u16_at(image, 60)?);
-    if count == 0 || count > MAX_SECTIONS {
-        return None;
-    }
-    let header = |i: usize| table.checked_add(i * HEADER);
-    let bytes = |at: usize| -> Option<&[u8]> {
-        if matches!(u32_at(image, at.checked_add(4)?)?, NULL | NOBITS) {
-            return Some(&[]);
+    let mut sections = Vec::new();
+    let mut symbols = Vec::new();
+    for (index, section) in table.enumerate() {
+        let kind = section.sh_type(LE);
+        sections.push(Section {
+            name: text(table.section_name(LE, section).ok()?)?,
+            kind: kind.0,
+            flags: section.sh_flags(LE).0,
+            size: section.sh_size(LE),
+            info: section.sh_info(LE),
+            bytes: match kind {
+                SHT_NULL | SHT_NOBITS => &[],
+                _ => section.data(LE, image).ok()?,
+            },
+        });
+        if kind == SHT_SYMTAB {
+            let found = SymbolTable::parse(LE, image, &table, index, section).ok()?;
+            for symbol in found.iter() {
+                symbols.push(Symbol {
+                    name: text(found.symbol_name(LE, symbol).ok()?)?,
+                    kind: symbol.st_type().0,
+                    section: symbol.st_shndx(LE).0.into(),
+                    value: symbol.st_value(LE),
+                    size: symbol.st_size(LE),
+                });
+            }
         }
-        let start = offset_at(image, at.checked_add(24)?)?;
-        let length = offset_at(image, at.checked_add(32)?)?;
-        image.get(start..start.checked_add(length)?)
-    };
-    let names = usize::from(u16_at(image, 62)?);
-    let names = bytes(header(names).filter(|_| names < count)?)?;
-    let section = |i: usize| {
-        let at = header(i)?;
-        image.get(at..at.checked_add(HEADER)?)?;
-        Some(Section {
-            name: std::str::from_utf8(text_at(names, u32_at(image, at)? as usize)?).ok()?,
-            kind: u32_at(image, at + 4)?,
-            flags: offset_at(image, at + 8)? as u64,
-            size: offset_at(image, at + 32)? as u64,
-            link: u32_at(image, at + 40)?,
-            info: u32_at(image, at + 44)?,
-            bytes: bytes(at)?,
-        })
-    };
-    (0..count).map(section).collect()
+    }
+    Some((sections, symbols))
 }
 
-/// All symbols of all symbol tables.
-pub(crate) fn symbols<'a>(sections: &[Section<'a>]) -> Option<Vec<Symbol<'a>>> {
-    const SYMTAB: u32 = 2;
-    const ENTRY: usize = 24;
-    let mut symbols = Vec::new();
-    for table in sections.iter().filter(|s| s.kind == SYMTAB) {
-        let names = sections.get(table.link as usize)?.bytes;
-        let (entries, rest) = table.bytes.as_chunks::<ENTRY>();
-        if !rest.is_empty() {
-            return None;
-        }
-        for entry in entries {
-            symbols.push(Symbol {
-                name: std::str::from_utf8(text_at(names, u32_at(entry, 0)? as usize)?).ok()?,
-                kind: entry[4] & 15,
-                section: usize::from(u16_at(entry, 6)?),
-                value: offset_at(entry, 8)? as u64,
-                size: offset_at(entry, 16)? as u64,
-            });
+#[cfg(test)]
+#[allow(non_snake_case)]
+mod tests {
+    use proptest::prelude::*;
+    use vtl_bpf::objects;
+
+    use super::*;
+
+    #[test]
+    fn parse__wherever_the_image_lies_in_memory() {
+        let image = objects::ROOT;
+        let (sections, symbols) = parse(image).unwrap();
+        assert!(sections.iter().any(|s| s.name == ".maps") && !symbols.is_empty());
+        for shift in 1..8 {
+            let shifted = [&[0; 8][..shift], image].concat();
+            let (other, others) = parse(&shifted[shift..]).unwrap();
+            assert_eq!((other.len(), others.len()), (sections.len(), symbols.len()));
+            assert_eq!(
+                section(&shifted[shift..], "license"),
+                section(image, "license")
+            );
         }
     }
-    Some(symbols)
+
+    #[test]
+    fn parse__nothing_but_eBPF() {
+        let changed = |at: usize, byte: u8| {
+            let mut image = objects::ROOT.to_vec();
+            assert_ne!(image[at], byte);
+            image[at] = byte;
+            image
+        };
+        // Class, byte order, type, machine, no sections, headers of another size.
+        for (at, byte) in [(4, 1), (5, 2), (16, 2), (18, 62), (60, 0), (58, 63)] {
+            assert!(parse(&changed(at, byte)).is_none(), "byte {at}");
+        }
+        assert!(parse(&[]).is_none());
+    }
+
+    proptest! {
+        #[test]
+        fn parse__never_panics(
+            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..20),
+            header in prop::collection::vec((0..64_usize, any::<u8>()), 0..3),
+            end in any::<prop::sample::Index>(),
+        ) {
+            let mut image = objects::ROOT.to_vec();
+            for (at, byte) in changes {
+                let at = at.index(image.len());
+                image[at] = byte;
+            }
+            for (at, byte) in header {
+                image[at] = byte;
+            }
+            let end = end.index(image.len() + 1);
+            for image in [&image[..], &image[..end]] {
+                let _ = parse(image);
+                let _ = section(image, "license");
+            }
+        }
+    }
 }
