@@ -2,7 +2,7 @@
 
 use std::{
     fmt, fs, io,
-    io::{Read, Write},
+    io::Write,
     os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
@@ -136,11 +136,9 @@ impl SecretKey {
     /// # Errors
     /// [`Error::File`] if there is none.
     pub fn generate() -> Result<Self> {
-        let source = Path::new("/dev/urandom");
         let mut seed = [0; 32];
-        fs::File::open(source)
-            .and_then(|mut file| file.read_exact(&mut seed))
-            .map_err(|e| failed("read", source, e))?;
+        getrandom::fill(&mut seed)
+            .map_err(|e| failed("read", Path::new("/dev/urandom"), e.into()))?;
         Ok(Self(SigningKey::from_bytes(&seed)))
     }
 

@@ -573,12 +573,10 @@ fn wait(epoll: &Epoll, events: &mut [EpollEvent], timeout_ns: u64) -> usize {
     usize::try_from(n).unwrap_or(0)
 }
 
-/// Unpredictable bytes, 256 at most.
+/// Unpredictable bytes.
 pub(crate) fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0_u8; N];
-    // SAFETY: the buffer's own length; so few bytes are never cut short.
-    let n = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-    assert_eq!(n, N as isize, "the kernel always gives random bytes");
+    getrandom::fill(&mut bytes).expect("the kernel always gives random bytes");
     bytes
 }
 

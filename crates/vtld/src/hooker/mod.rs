@@ -623,7 +623,5 @@ fn allow_many_descriptors() {
 
 /// A mark that no other program uses by accident.
 fn random_mark() -> io::Result<u32> {
-    let mut bytes = [0; 4];
-    std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bytes)?;
-    Ok(u32::from_ne_bytes(bytes) | 1)
+    Ok(getrandom::u32()? | 1)
 }
