@@ -11,12 +11,15 @@
 //! Sessions (sections 4 to 6), whose packets the kernel's programs send and receive:
 //! - [`session`]: the life of a session: handshake, keepalive, closing;
 //! - [`path`]: path MTU discovery, and the detour by TCP around a path that drops everything else.
+//!
+//! What a flow's application is like, by its first packets: [`profile`].
 
 #![deny(unsafe_code)]
 
 pub mod association;
 pub mod flow;
 pub mod path;
+pub mod profile;
 pub mod session;
 
 pub use association::Association;

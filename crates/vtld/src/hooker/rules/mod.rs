@@ -6,7 +6,6 @@
 mod explain;
 mod file;
 mod kernel;
-mod profile;
 mod table;
 
 use std::{
@@ -22,7 +21,7 @@ use std::{
 
 pub use explain::{Verdict, explain};
 pub use file::{LONGEST_FILE, parse};
-pub use profile::Profile;
+pub use vtl_core::profile::Profile;
 
 use super::{
     abi::{VTL_RULES_MAX, VTL_WISH_PLAIN, vtl_hook_config, vtl_step, wide},

@@ -1,11 +1,10 @@
-//! What applications are like, in the four classes of the thesis (section 5.3.1, after ITU-T
-//! G.1010). What a connection belongs to is told by the destination's port, for want of anything
-//! better at the time of its first packet.
+//! The four classes of applications of the thesis (section 5.3.1, figure 5.5, after ITU-T G.1010), and
+//! their ports: all that tells a connection's class before its first byte.
 
 use std::{fmt, ops::RangeInclusive, str::FromStr};
 
 /// A class of applications.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Profile {
     /// Late is as bad as lost: streaming, telephony.
     TimeSensitive,
@@ -80,6 +79,19 @@ impl Profile {
         row.expect("the table has every profile")
     }
 
+    /// All of them, in the order of the thesis.
+    pub const ALL: [Self; 4] = [
+        Self::TimeSensitive,
+        Self::TimeAndLossSensitive,
+        Self::LossSensitive,
+        Self::Insensitive,
+    ];
+
+    /// The name in rules and in answers of the daemon.
+    pub fn name(self) -> &'static str {
+        self.row().1
+    }
+
     /// The ports whose connections belong to it.
     pub fn ports(self) -> &'static [RangeInclusive<u16>] {
         self.row().2
@@ -96,7 +108,7 @@ impl Profile {
 
 impl fmt::Display for Profile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.row().1)
+        f.write_str(self.name())
     }
 }
 
@@ -134,7 +146,7 @@ mod tests {
 
     #[test]
     fn table__is_what_the_documentation_says() {
-        let page = include_str!("../../../../../docs/rules.md");
+        let page = include_str!("../../../../docs/rules.md");
         for (_, name, ports) in TABLE {
             let mut ports = ports.to_vec();
             ports.sort_by_key(|range| *range.start());
