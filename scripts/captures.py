@@ -76,7 +76,10 @@ class Recorder:
             pass
 
     def stop(self):
-        self.listener.close()
+        if hasattr(self, "listener"):
+            # Ends the thread's accept, which else keeps the port.
+            self.listener.shutdown(socket.SHUT_RDWR)
+            self.listener.close()
 
 
 def run(*command, seconds=6, stdin=None, env=None, cwd=None):

@@ -528,7 +528,7 @@ fn verdict__byte_by_byte() {
 fn verdict__not_of_others() {
     let none: [&[u8]; 14] = [
         b"GET /path\r\n",
-        b"GOT /x HTTP/1.1\n",
+        b"got /x HTTP/1.1\n",
         b"\x16\x03\x09\0\x05\x01\0\0\x01\0",
         b"\x16\x03\x01\0\x05\x02\0\0\x01\0",
         b"SSX-2.0",
