@@ -257,7 +257,7 @@ def repository():
 @case("tuned", "git-daemon", "git", LS, 9418, "/usr/bin/git")
 def _(servers):
     repository()
-    servers.start("git", "daemon", f"--port={SERVER}", "--listen=127.0.0.1", "--export-all", f"--base-path={TMP}", TMP)
+    servers.start("git", "daemon", "--reuseaddr", f"--port={SERVER}", "--listen=127.0.0.1", "--export-all", f"--base-path={TMP}", TMP)
     run("git", "clone", "-q", f"git://127.0.0.1:{RELAY}/r", TMP / "clone")
 
 
@@ -586,7 +586,7 @@ def _(servers):
     run("aria2c", *common, "--listen-port=19003", "-d", TMP / "leech", "--seed-time=0", TMP / "t.torrent", seconds=12)
 
 
-@case("held-out", "irc-ngircd", "IRC", LS, 6667, "/usr/bin/python3")
+@case("held-out", "irc-ngircd", "IRC", LS, 6667, "/usr/bin/socat")
 def _(servers):
     write("ngircd.conf", f"[Global]\nName = irc.example.org\nInfo = x\nListen = 127.0.0.1\nPorts = {SERVER}\n"
           "ServerUID = root\nServerGID = root\n[Options]\nIdent = no\nPAM = no\nDNS = no\n")
@@ -616,7 +616,7 @@ def _(servers):
 @case("held-out", "socat-file", "", LS, 9999, "/usr/bin/socat")
 def _(servers):
     website()
-    servers.start("socat", "-u", f"TCP-LISTEN:{SERVER}", "OPEN:/dev/null")
+    servers.start("socat", "-u", f"TCP-LISTEN:{SERVER},reuseaddr", "OPEN:/dev/null")
     run("socat", "-u", f"FILE:{TMP}/www/big.bin", f"TCP:127.0.0.1:{RELAY}")
 
 
@@ -671,7 +671,7 @@ def _(servers):
 
 @case("held-out", "alaw-ffmpeg", "", TS, 9001, "/usr/bin/ffmpeg")
 def _(servers):
-    servers.start("socat", "-u", f"TCP-LISTEN:{SERVER}", "OPEN:/dev/null")
+    servers.start("socat", "-u", f"TCP-LISTEN:{SERVER},reuseaddr", "OPEN:/dev/null")
     run("ffmpeg", "-re", "-f", "lavfi", "-i", "sine=sample_rate=8000:samples_per_frame=160", "-c:a", "pcm_alaw", "-flush_packets", "1",
         "-f", "alaw", f"tcp://127.0.0.1:{RELAY}", seconds=4)
 
