@@ -139,16 +139,19 @@ pub(super) fn identify(seen: &Seen<'_>) -> Step {
     if ssh != Step::No {
         return ssh;
     }
-    let greeting = match seen.accepter_first {
-        true => ask(GREETINGS),
-        false => Step::No,
+    // Some clients do not wait for the greeting of their server, and their requests may not be known by themselves.
+    let order = match seen.accepter_first {
+        true => [GREETINGS, OPENERS],
+        false => [OPENERS, GREETINGS],
     };
-    match greeting {
-        Step::Yes(found) => Step::Yes(found),
-        Step::No => ask(OPENERS),
-        Step::More => match ask(OPENERS) {
-            Step::No => Step::More,
-            other => other,
+    let (first, second) = (ask(order[0]), || ask(order[1]));
+    match first {
+        Step::Yes(_) => first,
+        Step::No => second(),
+        // An opener may need an answer to be sure, an accepter a request.
+        Step::More => match second() {
+            Step::Yes(found) if seen.accepter_first => Step::Yes(found),
+            _ => Step::More,
         },
     }
 }
