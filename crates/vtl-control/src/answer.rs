@@ -487,6 +487,12 @@ pub struct FlowStatus {
     pub sends_mbit: f64,
     /// Mbit/s from the peer.
     pub receives_mbit: f64,
+    /// The class of its application, as its first bytes tell, once they do: `loss-sensitive`, for instance.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile: Option<String>,
+    /// What tells.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile_evidence: Option<String>,
     /// The application's end of its connection with the daemon, and the daemon's: what tells which program it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub app: Option<[SocketAddr; 2]>,

@@ -8,13 +8,13 @@ use std::{
 use vtl_core::profile::{Classifier, Profile, Verdict};
 
 /// The beginning of one flow, and what its application is.
-pub struct Capture {
-    pub name: String,
-    pub profile: Profile,
-    pub port: u16,
-    pub executable: String,
+pub(crate) struct Capture {
+    pub(crate) name: String,
+    pub(crate) profile: Profile,
+    pub(crate) port: u16,
+    pub(crate) executable: String,
     /// Who sends (the opener?), when (ns), what.
-    pub reads: Vec<(bool, u64, Vec<u8>)>,
+    pub(crate) reads: Vec<(bool, u64, Vec<u8>)>,
 }
 
 fn read(path: &Path) -> Capture {
@@ -53,7 +53,7 @@ fn read(path: &Path) -> Capture {
 }
 
 /// All of a part, by name.
-pub fn captures(part: &str) -> Vec<Capture> {
+pub(crate) fn captures(part: &str) -> Vec<Capture> {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
         .join("tests/captures")
         .join(part);
@@ -66,7 +66,7 @@ pub fn captures(part: &str) -> Vec<Capture> {
 }
 
 /// The verdict within the first ten packets; with fewer, when the flow ends.
-pub fn verdict(capture: &Capture, port: u16, executable: Option<&str>) -> Option<Verdict> {
+pub(crate) fn verdict(capture: &Capture, port: u16, executable: Option<&str>) -> Option<Verdict> {
     let mut classifier = Classifier::new(executable, port);
     for (opener, now, bytes) in &capture.reads {
         match opener {

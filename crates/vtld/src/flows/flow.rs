@@ -18,13 +18,14 @@ use tokio::{
     time::sleep,
 };
 use vtl_core::flow::{Chunk, Flow, Next, Path};
-use vtl_proto::frame::{FlowId, ResetCode};
+use vtl_proto::frame::{FlowId, ResetCode, Side};
 
 use super::{
     carrier::Refused,
     licence::{self, Licence},
     parts::Parts,
     peer::Peer,
+    profile::Observer,
     socket::{self, Got, read},
 };
 use crate::{broker::set_linger, hooker::ClientAddressGuard, option, urgent};
@@ -124,6 +125,7 @@ pub(super) struct State {
     /// Of the TCP connection's socket.
     pub(super) cookie: u64,
     pub(super) rates: Rates,
+    pub(super) profile: Observer,
     pub(super) began: Instant,
     /// Until it has been reset.
     pub(super) ends: RefCell<Option<Rc<Ends>>>,
@@ -149,7 +151,14 @@ pub(super) struct State {
 }
 
 impl State {
-    pub(super) fn new(number: u64, [local, peer]: [SocketAddr; 2], ends: Ends) -> io::Result<Self> {
+    /// `addresses`: this host's, and the peer's.
+    pub(super) fn new(
+        number: u64,
+        opener: Side,
+        addresses: [SocketAddr; 2],
+        ends: Ends,
+    ) -> io::Result<Self> {
+        let [local, peer] = addresses;
         Ok(Self {
             number,
             local,
@@ -158,6 +167,7 @@ impl State {
             cookie: ends.cookie()?,
             ends: RefCell::new(Some(Rc::new(ends))),
             rates: Rates::default(),
+            profile: Observer::new(opener, addresses),
             began: Instant::now(),
             pending: RefCell::default(),
             task: RefCell::default(),
@@ -182,7 +192,15 @@ impl State {
         }
         let write = |mut app: &TcpStream| app.write_vectored(pieces);
         // An error is found again by who writes the rest.
-        ends.app.try_io(Interest::WRITABLE, write).unwrap_or(0)
+        let given = ends.app.try_io(Interest::WRITABLE, write).unwrap_or(0);
+        let mut left = given;
+        // Those behind the verdict are many.
+        for piece in pieces.iter().take_while(|_| self.profile.is_looking()) {
+            let seen = &piece[..piece.len().min(left)];
+            self.profile.look(Side::Peer, seen);
+            left -= seen.len();
+        }
+        given
     }
 
     /// Leaves it as it is.
@@ -364,7 +382,10 @@ impl Mover<'_> {
                     if pending.borrow().0.is_empty() {
                         tokio::select! {
                             got = self.read_app(path, max) => match got? {
-                                Got::Bytes(bytes, is_urgent) => drop(pending.replace((bytes, is_urgent))),
+                                Got::Bytes(bytes, is_urgent) => {
+                                    self.state.profile.look(Side::Local, &bytes);
+                                    pending.replace((bytes, is_urgent));
+                                }
                                 Got::End => self.with(|flow| flow.send.finish())?,
                             },
                             () = self.changed.sending.notified() => {}
@@ -571,6 +592,7 @@ impl Mover<'_> {
                     false => app.write(bytes),
                 };
                 let n = app.try_io(Interest::WRITABLE, write)?;
+                self.state.profile.look(Side::Peer, &bytes[..n]);
                 let was_full = flow.receive.tcp_room() == 0;
                 flow.receive.consume(n);
                 Ok(Some(was_full || !has_room))

@@ -18,6 +18,7 @@ mod keeper;
 mod licence;
 mod parts;
 mod peer;
+mod profile;
 mod socket;
 mod thread;
 
@@ -392,7 +393,8 @@ impl Flows {
         is_tolerant: bool,
     ) {
         self.started.set(self.started.get() + 1);
-        let state = ends.and_then(|ends| State::new(self.started.get(), addresses, ends));
+        let state =
+            ends.and_then(|ends| State::new(self.started.get(), id.opener, addresses, ends));
         match state {
             Ok(state) => peer.begin(id, state, Beginning::New { is_tolerant }),
             Err(error) => tracing::debug!(%error, peer = %addresses[1], "a flow was reset"),

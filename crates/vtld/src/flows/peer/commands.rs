@@ -122,6 +122,7 @@ impl Peer {
             true => "none".to_owned(),
             false => self.name(path),
         };
+        let verdict = state.profile.verdict();
         Some(FlowStatus {
             id: state.number,
             local: state.local,
@@ -136,6 +137,8 @@ impl Peer {
             skipped_bytes: (flow.receive.is_tolerant()).then(|| flow.receive.lost()),
             sends_mbit,
             receives_mbit,
+            profile: verdict.as_ref().map(|verdict| verdict.profile.to_string()),
+            profile_evidence: verdict.map(|verdict| verdict.evidence),
             app: state.app,
             age_s: state.began.elapsed().as_secs_f64(),
             why: match (flow.error(), &*self.refused.borrow()) {
