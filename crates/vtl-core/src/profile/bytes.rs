@@ -67,6 +67,7 @@ type Signature = fn(&Seen<'_>) -> Step;
 
 /// Of openers. The cheap ones come first.
 const OPENERS: &[Signature] = &[
+    ssh,
     opener_words,
     tls::identify,
     http::identify,
@@ -89,7 +90,7 @@ const OPENERS: &[Signature] = &[
 ];
 
 /// Of accepters that speak first.
-const GREETINGS: &[Signature] = &[greeting_words, reply_220, telnet_greeting, mysql];
+const GREETINGS: &[Signature] = &[ssh, greeting_words, reply_220, telnet_greeting, mysql];
 
 /// Protocols whose openers begin with these bytes.
 const OPENER_WORDS: &[(&[u8], &str, Profile)] = &[
@@ -125,33 +126,47 @@ pub(super) fn recognises(port: u16) -> bool {
     !matches!(port, 20 | 23 | 513 | 5004..=5005 | 6881..=6889 | 27015..=27050)
 }
 
-/// The protocol, if what has come shows it.
-pub(super) fn identify(seen: &Seen<'_>) -> Step {
-    let ask = |signatures: &[Signature]| {
-        let steps = signatures.iter().map(|signature| signature(seen));
-        let mut steps = steps.skip_while(|step| *step == Step::No);
-        steps.next().unwrap_or(Step::No)
-    };
-    let ssh = match seen.accepter_first {
-        true => ssh(seen.accepter),
-        false => ssh(seen.opener),
-    };
-    if ssh != Step::No {
-        return ssh;
+/// Which signatures have said no: they will not say anything else.
+#[derive(Debug, Default)]
+pub(super) struct RuledOut {
+    openers: bool,
+    greetings: bool,
+}
+
+fn ask(seen: &Seen<'_>, signatures: &[Signature], ruled_out: &mut bool) -> Step {
+    if *ruled_out {
+        return Step::No;
     }
+    for signature in signatures {
+        match signature(seen) {
+            Step::No => {}
+            step => return step,
+        }
+    }
+    *ruled_out = true;
+    Step::No
+}
+
+/// The protocol, if what has come shows it.
+pub(super) fn identify(seen: &Seen<'_>, ruled_out: &mut RuledOut) -> Step {
+    let RuledOut { openers, greetings } = ruled_out;
+    let mut openers = || ask(seen, OPENERS, openers);
+    let mut greetings = || ask(seen, GREETINGS, greetings);
     // Some clients do not wait for the greeting of their server, and their requests may not be known by themselves.
-    let order = match seen.accepter_first {
-        true => [GREETINGS, OPENERS],
-        false => [OPENERS, GREETINGS],
-    };
-    let (first, second) = (ask(order[0]), || ask(order[1]));
-    match first {
-        Step::Yes(_) => first,
-        Step::No => second(),
-        // An opener may need an answer to be sure, an accepter a request.
-        Step::More => match second() {
-            Step::Yes(found) if seen.accepter_first => Step::Yes(found),
-            _ => Step::More,
+    match seen.accepter_first {
+        true => match greetings() {
+            // It may take a request to be sure of it.
+            Step::More => match openers() {
+                Step::No => Step::More,
+                other => other,
+            },
+            Step::No => openers(),
+            found => found,
+        },
+        false => match openers() {
+            Step::No => greetings(),
+            // A greeting may be needed to be sure of it.
+            other => other,
         },
     }
 }
@@ -180,7 +195,12 @@ fn words(bytes: &[u8], table: &[(&[u8], &'static str, Profile)], kind: &str) -> 
     step
 }
 
-fn ssh(bytes: &[u8]) -> Step {
+fn ssh(seen: &Seen<'_>) -> Step {
+    // Both sides begin so, neither waits for the other.
+    let bytes = match seen.accepter_first {
+        true => seen.accepter,
+        false => seen.opener,
+    };
     match begins(bytes, b"SSH-") {
         None => Step::More,
         Some(false) => Step::No,
@@ -462,7 +482,12 @@ fn memcached(seen: &Seen<'_>) -> Step {
     ];
     let b = &seen.opener[..seen.opener.len().min(300)];
     let end = b.windows(2).position(|two| two == b"\r\n");
-    let line = std::str::from_utf8(&b[..end.unwrap_or(b.len())]).unwrap_or("\0");
+    let line = match end {
+        Some(end) => &b[..end],
+        // Its end may be half there.
+        None => b.strip_suffix(b"\r").unwrap_or(b),
+    };
+    let line = std::str::from_utf8(line).unwrap_or("\0");
     let mut words = line.split(' ');
     let command = words.next().unwrap_or_default();
     let known = match (end, line.contains(' ')) {

@@ -23,7 +23,7 @@ use std::fmt;
 pub use cache::Cache;
 pub use class::Profile;
 
-use bytes::{Match, Seen, Step};
+use bytes::{Match, RuledOut, Seen, Step};
 use shape::Shape;
 
 /// Packets with data, in both directions together, after which a flow has its verdict or none. The thesis looks at as many.
@@ -76,6 +76,7 @@ pub struct Classifier {
     opener: Head,
     accepter: Head,
     accepter_first: bool,
+    ruled_out: RuledOut,
     shape: Shape,
     calls: u32,
     done: bool,
@@ -92,6 +93,7 @@ impl Classifier {
             opener: Head::default(),
             accepter: Head::default(),
             accepter_first: false,
+            ruled_out: RuledOut::default(),
             shape: Shape::default(),
             calls: 0,
             done: false,
@@ -125,7 +127,7 @@ impl Classifier {
         if self.done {
             return;
         }
-        let found = bytes::identify(&self.seen(true));
+        let found = self.identify(true);
         self.verdict = match found {
             Step::Yes(found) => Some(self.known(found)),
             Step::No | Step::More => self.unknown(),
@@ -151,14 +153,15 @@ impl Classifier {
         let looks = self.calls <= CALLS || self.calls.is_multiple_of(CALLS);
         if self.shape.packets() >= PACKETS {
             self.conclude();
-        } else if looks && let Step::Yes(found) = bytes::identify(&self.seen(false)) {
+        } else if looks && let Step::Yes(found) = self.identify(false) {
             self.verdict = Some(self.known(found));
             self.finish();
         }
     }
 
-    fn seen(&self, last: bool) -> Seen<'_> {
-        Seen {
+    /// Asks the signatures. `last`: nothing more will come.
+    fn identify(&mut self, last: bool) -> Step {
+        let seen = Seen {
             opener: &self.opener.bytes,
             accepter: &self.accepter.bytes,
             opener_ended: last || self.opener.bytes.len() >= HEAD,
@@ -166,7 +169,8 @@ impl Classifier {
             opener_total: self.opener.total,
             accepter_first: self.accepter_first,
             port: self.port,
-        }
+        };
+        bytes::identify(&seen, &mut self.ruled_out)
     }
 
     /// Of a protocol that was recognised.
