@@ -48,11 +48,21 @@ fuzz_target!(|flow: Flow<'_>| {
     let verdict = run(&flow, false);
     if let Some(verdict) = &verdict {
         assert!(verdict.evidence.len() <= 600);
-        assert!(verdict.evidence.bytes().all(|byte| (b' '..=b'~').contains(&byte)));
+        assert!(
+            verdict
+                .evidence
+                .bytes()
+                .all(|byte| (b' '..=b'~').contains(&byte))
+        );
     }
     // What the shape tells depends on packets, which cuts of more than a segment add to.
-    let small = flow.said.iter().all(|said| said.bytes.len() <= 1448 && said.after > 0);
-    let recognised = verdict.as_ref().is_some_and(|verdict| verdict.protocol.is_some());
+    let small = flow
+        .said
+        .iter()
+        .all(|said| said.bytes.len() <= 1448 && said.after > 0);
+    let recognised = verdict
+        .as_ref()
+        .is_some_and(|verdict| verdict.protocol.is_some());
     if small && recognised {
         assert_eq!(verdict, run(&flow, true));
     }

@@ -220,6 +220,12 @@ fn moves__by_hand_again_and_again() {
             for flow in &all {
                 assert_eq!(flow["program"], program, "{flow}");
                 assert!(flow["pid"].as_i64() > Some(1), "{flow}");
+                let tells = flow["profile_evidence"].as_str();
+                assert!(
+                    tells.is_some_and(|tells| tells.starts_with("HTTP answer")),
+                    "{flow}"
+                );
+                assert!(flow["profile"].is_string(), "{flow}");
             }
             let moves = |flow: &serde_json::Value| {
                 ["sends_mbit", "receives_mbit"].map(|rate| flow[rate].as_f64()) != [Some(0.0); 2]

@@ -490,7 +490,7 @@ pub struct FlowStatus {
     /// The class of its application, as its first bytes tell, once they do: `loss-sensitive`, for instance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
-    /// What tells.
+    /// What tells: the name of a server, perhaps, so only root is told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile_evidence: Option<String>,
     /// The application's end of its connection with the daemon, and the daemon's: what tells which program it is.

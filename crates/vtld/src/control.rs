@@ -33,8 +33,8 @@ use nix::{
 use serde::Serialize;
 use serde_json::Value;
 use vtl_control::{
-    self as protocol, CarrierSpec, Client, Deployed, Done, Hook, HookAdded, HookTarget, Hooks,
-    Listening, Refusal, Request, RuleCount, SessionRequest, Status,
+    self as protocol, CarrierSpec, Client, Deployed, Done, FlowList, FlowStatus, Hook, HookAdded,
+    HookTarget, Hooks, Listening, Refusal, Request, RuleCount, SessionRequest, Status,
 };
 
 use crate::{
@@ -304,6 +304,16 @@ impl Service {
         Ok(carrier)
     }
 
+    /// The flows from a number on, as far as one message takes them.
+    fn flows(&self, from: u64, caller: &Caller) -> FlowList {
+        let FlowList { flows, more } = self.broker.flows().list(from);
+        let flows = flows.into_iter().map(|flow| shown(flow, caller));
+        FlowList {
+            flows: flows.collect(),
+            more,
+        }
+    }
+
     /// Carries out a request and returns the answer. `descriptors` came with the request; `gone` says
     /// whether the client has hung up.
     fn answer(
@@ -340,8 +350,8 @@ impl Service {
                 self.broker.remove(name)?;
                 plain(Done {})
             }
-            Request::FlowList { from } => plain(self.broker.flows().list(from)),
-            Request::FlowShow { id } => plain(self.broker.flows().show(id)?),
+            Request::FlowList { from } => plain(self.flows(from, caller)),
+            Request::FlowShow { id } => plain(shown(self.broker.flows().show(id)?, caller)),
             Request::FlowMove { id, carrier } => {
                 root("flow move")?;
                 plain(self.broker.flows().move_flow(id, carrier)?)
@@ -519,6 +529,14 @@ fn wish(session: SessionRequest) -> Result<Wish, String> {
         graft: session.graft,
         params: session.params.into_iter().collect(),
     })
+}
+
+/// A flow without what is of its application's bytes, as a server's name is, unless root asks.
+fn shown(mut flow: FlowStatus, caller: &Caller) -> FlowStatus {
+    if !caller.is_root() {
+        flow.profile_evidence = None;
+    }
+    flow
 }
 
 /// Has the other end closed the connection?

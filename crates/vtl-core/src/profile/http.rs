@@ -95,7 +95,8 @@ pub(super) fn identify(seen: &Seen<'_>) -> Step {
     }
     // A target longer than what is kept leaves no protocol.
     let cut = seen.opener_ended && !seen.opener.contains(&b'\n');
-    if !protocol.starts_with("HTTP/1.") && !(cut && target.starts_with('/')) {
+    let is_http = protocol.starts_with("HTTP/1.") || (cut && target.starts_with('/'));
+    if !is_http {
         return Step::No;
     }
     let mut headers = [httparse::EMPTY_HEADER; HEADERS];
