@@ -222,7 +222,7 @@ fn moves__by_hand_again_and_again() {
                 assert!(flow["pid"].as_i64() > Some(1), "{flow}");
                 let tells = flow["profile_evidence"].as_str();
                 assert!(
-                    tells.is_some_and(|tells| tells.starts_with("HTTP answer")),
+                    tells.is_some_and(|tells| tells.starts_with("HTTP ")),
                     "{flow}"
                 );
                 assert!(flow["profile"].is_string(), "{flow}");

@@ -81,6 +81,11 @@ fn main() {
         .collect();
     costs.sort_by_key(|(cost, _)| *cost);
     for (cost, flow) in costs {
-        println!("{:>8.2} µs  {}", cost.as_nanos() as f64 / 1000.0, flow.name);
+        println!(
+            "{:>8.2} µs  {} ({})",
+            cost.as_nanos() as f64 / 1000.0,
+            flow.name,
+            flow.profile
+        );
     }
 }

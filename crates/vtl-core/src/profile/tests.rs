@@ -14,10 +14,6 @@ fn opener(bytes: impl AsRef<[u8]>) -> Vec<Said> {
     vec![('>', bytes.as_ref().to_vec())]
 }
 
-fn greeting(bytes: impl AsRef<[u8]>) -> Vec<Said> {
-    vec![('<', bytes.as_ref().to_vec())]
-}
-
 fn both(one: (char, &str), other: (char, &str)) -> Vec<Said> {
     vec![(one.0, one.1.into()), (other.0, other.1.into())]
 }
@@ -85,405 +81,431 @@ type Row = (
     Option<(Profile, &'static str, &'static str)>,
 );
 
-fn web_rows() -> Vec<Row> {
-    let json = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 20";
-    let zip = "HTTP/1.1 200 OK\r\ncontent-type: application/zip\r\ncontent-length: 70000000";
-    let continued =
-        "HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 200 OK\r\nContent-Type: VIDEO/mp4; codecs=x";
-    let web = Some((
+/// Requests, answers, and what the flow then is.
+const HTTP_ROWS: &[(&str, &str, Profile, &str, &str)] = &[
+    (
+        "GET / HTTP/1.1",
+        JSON,
         TimeAndLossSensitive,
         "HTTP",
         "HTTP answer with application/json",
-    ));
-    let file = Some((
+    ),
+    (
+        "GET /f.zip HTTP/1.0",
+        ZIP,
         LossSensitive,
         "HTTP",
         "HTTP answer with a file, 70000000 bytes",
-    ));
-    vec![
-        (get("GET / HTTP/1.1", json), 80, None, web),
-        (
-            get("GET / HTTP/1.1", json),
-            9,
-            Some("/usr/bin/aria2c"),
-            Some((
-                LossSensitive,
-                "HTTP",
-                "HTTP answer with application/json, by aria2c",
-            )),
-        ),
-        (get("GET /f.zip HTTP/1.0", zip), 80, None, file),
-        (
-            get("GET /v HTTP/1.1", continued),
-            80,
-            None,
-            Some((TimeSensitive, "HTTP", "HTTP answer with video/mp4")),
-        ),
-        (
-            get("GET /live/a.m3u8?x=1 HTTP/1.1", ""),
-            80,
-            None,
-            Some((TimeSensitive, "HTTP", "HTTP request for a stream")),
-        ),
-        (
-            get("GET /r HTTP/1.0", "ICY 200 OK\r\nicy-br:128"),
-            80,
-            None,
-            Some((TimeSensitive, "Icecast", "Icecast answer")),
-        ),
-        (
-            get("PUT /x HTTP/1.1\r\nContent-Length: 5000000", json),
-            80,
-            None,
-            Some((LossSensitive, "HTTP", "HTTP upload of 5000000 bytes")),
-        ),
-        (
-            get("GET /c HTTP/1.1\r\nUpgrade: websocket", ""),
-            80,
-            None,
-            Some((TimeAndLossSensitive, "WebSocket", "WebSocket upgrade")),
-        ),
-        (
-            get("GET /r.git/info/refs?service=git-upload-pack HTTP/1.1", ""),
-            80,
-            None,
-            Some((LossSensitive, "git", "git over HTTP")),
-        ),
-        (
-            get("PROPFIND /dav HTTP/1.1", ""),
-            80,
-            None,
-            Some((LossSensitive, "WebDAV", "WebDAV request")),
-        ),
-        (
-            opener(format!("GET /{} HTTP/1.1\r\n", "a".repeat(4000))),
-            80,
-            None,
-            Some((TimeAndLossSensitive, "HTTP", "HTTP request")),
-        ),
-        (
-            opener("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
-            80,
-            None,
-            Some((TimeAndLossSensitive, "HTTP/2", "HTTP/2 handshake")),
-        ),
-        (
-            opener("OPTIONS rtsp://h/s RTSP/1.0\r\nCSeq: 1\r\n\r\n"),
-            80,
-            None,
-            Some((TimeSensitive, "RTSP", "RTSP request")),
-        ),
-        (
-            opener("INVITE sip:a@b SIP/2.0\r\n"),
-            80,
-            None,
-            Some((TimeSensitive, "SIP", "SIP request")),
-        ),
-        (
-            opener("SOURCE /m ICE/1.0\r\n"),
-            80,
-            None,
-            Some((TimeSensitive, "Icecast", "Icecast source")),
-        ),
-        (
-            tls("example.org", &["h2", "http/1.1"]),
-            443,
-            None,
-            Some((
-                TimeAndLossSensitive,
-                "HTTPS",
-                "TLS to example.org offers h2",
-            )),
-        ),
-        (
-            tls("example.org", &["h2"]),
-            443,
-            Some("wget"),
-            Some((
-                LossSensitive,
-                "HTTPS",
-                "TLS to example.org offers h2, by wget",
-            )),
-        ),
-        (
-            tls("m.example.org", &["x", "imap"]),
-            443,
-            None,
-            Some((LossSensitive, "IMAP", "TLS to m.example.org offers imap")),
-        ),
-        (
-            tls("r1---sn.googlevideo.com", &["h2"]),
-            443,
-            None,
-            Some((TimeSensitive, "TLS", "TLS to r1---sn.googlevideo.com")),
-        ),
-        (
-            tls("notgooglevideo.com", &["h2"]),
-            443,
-            None,
-            Some((
-                TimeAndLossSensitive,
-                "HTTPS",
-                "TLS to notgooglevideo.com offers h2",
-            )),
-        ),
-        (
-            opener(client_hello(&sni("mail.example.org"), 30)),
-            993,
-            None,
-            Some((LossSensitive, "TLS", "TLS to mail.example.org, port 993")),
-        ),
-        (
-            opener(client_hello(
-                &[&[0, 99, 8, 0][..], &[1; 2048], &sni("late")].concat(),
-                9000,
-            )),
-            7,
-            None,
-            Some((TimeAndLossSensitive, "TLS", "TLS")),
-        ),
-        (
-            opener(client_hello(&sni("bad\nname"), 900)),
-            7,
-            None,
-            Some((TimeAndLossSensitive, "TLS", "TLS")),
-        ),
-    ]
-}
+    ),
+    (
+        "GET /v HTTP/1.1",
+        HINTS_AND_VIDEO,
+        TimeSensitive,
+        "HTTP",
+        "HTTP answer with video/mp4",
+    ),
+    (
+        "GET /live/a.m3u8?x=1 HTTP/1.1",
+        "",
+        TimeSensitive,
+        "HTTP",
+        "HTTP request for a stream",
+    ),
+    (
+        "GET /r HTTP/1.0",
+        "ICY 200 OK",
+        TimeSensitive,
+        "Icecast",
+        "Icecast answer",
+    ),
+    (
+        "PUT /x HTTP/1.1\r\nContent-Length: 5000000",
+        JSON,
+        LossSensitive,
+        "HTTP",
+        "HTTP upload of 5000000 bytes",
+    ),
+    (
+        "GET /c HTTP/1.1\r\nUpgrade: websocket",
+        "",
+        TimeAndLossSensitive,
+        "WebSocket",
+        "WebSocket upgrade",
+    ),
+    (
+        "GET /r/info/refs?service=git-upload-pack HTTP/1.1",
+        "",
+        LossSensitive,
+        "git",
+        "git over HTTP",
+    ),
+    (
+        "PROPFIND /dav HTTP/1.1",
+        "",
+        LossSensitive,
+        "WebDAV",
+        "WebDAV request",
+    ),
+];
+const JSON: &str = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 20";
+const ZIP: &str = "HTTP/1.1 200 OK\r\ncontent-type: application/zip\r\ncontent-length: 70000000";
+const HINTS_AND_VIDEO: &str =
+    "HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 200 OK\r\nContent-Type: VIDEO/mp4; codecs=x";
 
-fn rows() -> Vec<Row> {
-    let dns = [
-        &[0, 29, 1, 2, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 7][..],
-        b"example\x03org\0\0\x01\0\x01",
-    ]
-    .concat();
-    let rtmp = vec![('>', [&[3][..], &[0; 1536]].concat()), ('<', vec![3; 900])];
-    let mongo = [
-        &[60, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 0xdd, 7, 0, 0][..],
-        &[0; 20],
-    ]
-    .concat();
-    let nfs = [
-        0x80, 0, 0, 40, 1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0, 2, 0, 1, 0x86, 0xa3, 0, 0, 0, 3,
-    ];
-    let mut rows = web_rows();
-    let mut row = |said, profile, protocol, evidence| {
-        rows.push((said, 7, None, Some((profile, protocol, evidence))))
-    };
-    row(
-        opener("SSH-2.0-OpenSSH_9.2\r\n"),
+/// Servers, what clients offer, ports, executables, and what the flow then is.
+type TlsRow = (
+    &'static str,
+    &'static [&'static str],
+    u16,
+    Option<&'static str>,
+    Profile,
+    &'static str,
+    &'static str,
+);
+const TLS_ROWS: &[TlsRow] = &[
+    (
+        "example.org",
+        &["h2", "http/1.1"],
+        443,
+        None,
         TimeAndLossSensitive,
-        "SSH",
-        "SSH banner",
-    );
-    row(
-        greeting("SSH-2.0-x\r\n"),
-        TimeAndLossSensitive,
-        "SSH",
-        "SSH banner",
-    );
-    row(
-        greeting("220 mx ESMTP Postfix\r\n"),
+        "HTTPS",
+        "TLS to example.org offers h2",
+    ),
+    (
+        "example.org",
+        &["h2"],
+        443,
+        Some("wget"),
         LossSensitive,
-        "SMTP",
-        "SMTP greeting",
-    );
-    row(
-        both(('<', "220-mx\r\n220 go\r\n"), ('>', "ehlo me\r\n")),
-        LossSensitive,
-        "SMTP",
-        "SMTP greeting",
-    );
-    row(
-        greeting("220 (vsFTPd 3.0.3)\r\n"),
-        LossSensitive,
-        "FTP",
-        "FTP greeting",
-    );
-    row(
-        both(('<', "220 ready\r\n"), ('>', "USER a\r\n")),
-        LossSensitive,
-        "FTP",
-        "FTP greeting",
-    );
-    row(
-        greeting("220 h server (HylaFAX (tm) Version 6.0.7) ready.\r\n"),
-        Insensitive,
-        "HylaFAX",
-        "HylaFAX greeting",
-    );
-    row(
-        greeting("+OK POP3\r\n"),
-        LossSensitive,
-        "POP3",
-        "POP3 greeting",
-    );
-    row(
-        greeting("* OK IMAP4rev1\r\n"),
+        "HTTPS",
+        "TLS to example.org offers h2, by wget",
+    ),
+    (
+        "m.example.org",
+        &["x", "imap"],
+        443,
+        None,
         LossSensitive,
         "IMAP",
-        "IMAP greeting",
-    );
-    row(
-        greeting("@RSYNCD: 31.0\n"),
-        LossSensitive,
-        "rsync",
-        "rsync greeting",
-    );
-    row(
-        greeting("RFB 003.008\n"),
+        "TLS to m.example.org offers imap",
+    ),
+    (
+        "r1.googlevideo.com",
+        &["h2"],
+        443,
+        None,
+        TimeSensitive,
+        "TLS",
+        "TLS to r1.googlevideo.com",
+    ),
+    (
+        "notzoom.us",
+        &["h2"],
+        443,
+        None,
         TimeAndLossSensitive,
-        "VNC",
-        "VNC greeting",
-    );
-    row(
-        greeting("J\0\0\0\x0a8.0.36\0"),
-        TimeAndLossSensitive,
-        "MySQL",
-        "MySQL greeting",
-    );
-    row(
-        greeting("INFO {\"a\":1}"),
+        "HTTPS",
+        "TLS to notzoom.us offers h2",
+    ),
+    (
+        "m.example.org",
+        &["odd"],
+        993,
+        None,
         LossSensitive,
-        "NATS",
-        "NATS greeting",
-    );
-    row(
-        greeting(b"\xff\xfd\x18"),
+        "TLS",
+        "TLS to m.example.org, port 993",
+    ),
+    (
+        "example.org",
+        &["odd"],
+        7,
+        None,
+        TimeAndLossSensitive,
+        "TLS",
+        "TLS to example.org offers odd",
+    ),
+    (
+        "bad\nname",
+        &["h2"],
+        7,
+        None,
+        TimeAndLossSensitive,
+        "HTTPS",
+        "TLS offers h2",
+    ),
+];
+
+/// What openers begin with.
+const OPENER_ROWS: &[(&[u8], Profile, &str, &str)] = &[
+    (
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        TimeAndLossSensitive,
+        "SSH",
+        "SSH banner",
+    ),
+    (
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        TimeAndLossSensitive,
+        "HTTP/2",
+        "HTTP/2 handshake",
+    ),
+    (
+        b"OPTIONS rtsp://h/s RTSP/1.0\r\nCSeq: 1\r\n\r\n",
+        TimeSensitive,
+        "RTSP",
+        "RTSP request",
+    ),
+    (
+        b"INVITE sip:a@b SIP/2.0\r\n",
+        TimeSensitive,
+        "SIP",
+        "SIP request",
+    ),
+    (
+        b"SOURCE /m ICE/1.0\r\n",
+        TimeSensitive,
+        "Icecast",
+        "Icecast source",
+    ),
+    (
+        b"\xff\xfb\x18",
         TimeAndLossSensitive,
         "Telnet",
         "Telnet options",
-    );
-    row(
-        opener(b"\xff\xfb\x18"),
-        TimeAndLossSensitive,
-        "Telnet",
-        "Telnet options",
-    );
-    row(
-        opener(b"\0\0\0\x08\x04\xd2\x16\x2f"),
+    ),
+    (
+        b"\0\0\0\x08\x04\xd2\x16\x2f",
         TimeAndLossSensitive,
         "PostgreSQL",
         "PostgreSQL start-up",
-    );
-    row(
-        opener(b"\0\0\0\x20\0\x03\0\0user\0a\0"),
+    ),
+    (
+        b"\0\0\0\x20\0\x03\0\0user\0a\0",
         TimeAndLossSensitive,
         "PostgreSQL",
         "PostgreSQL start-up",
-    );
-    row(
-        opener(b"\0\0\0\xa0\xfeSMB@\0"),
+    ),
+    (
+        b"\0\0\0\xa0\xfeSMB@\0",
         LossSensitive,
         "SMB",
         "SMB negotiation",
-    );
-    row(
-        opener(b"\0\x01\0\x08\x21\x12\xa4\x42"),
+    ),
+    (
+        b"\0\x01\0\x08\x21\x12\xa4\x42",
         TimeSensitive,
         "STUN",
         "STUN request",
-    );
-    row(
-        opener(b"\x03\0\0\x13\x0e\xe0\0\0\0\0\0"),
+    ),
+    (
+        b"\x03\0\0\x13\x0e\xe0\0\0\0\0\0",
         TimeAndLossSensitive,
         "RDP",
         "RDP connection request",
-    );
-    row(rtmp, TimeSensitive, "RTMP", "RTMP handshake");
-    row(
-        opener(b"\x10\x25\0\x04MQTT\x04"),
+    ),
+    (
+        b"\x10\x25\0\x04MQTT\x04",
         LossSensitive,
         "MQTT",
         "MQTT CONNECT",
-    );
-    row(
-        opener(b"\x10\xa5\x01\0\x06MQIsdp\x03"),
+    ),
+    (
+        b"\x10\xa5\x01\0\x06MQIsdp\x03",
         LossSensitive,
         "MQTT",
         "MQTT CONNECT",
-    );
-    row(opener(nfs), LossSensitive, "ONC RPC", "NFS call");
-    row(
-        opener("*2\r\n$3\r\nGET\r\n"),
+    ),
+    (
+        b"\x80\0\0\x28abcd\0\0\0\0\0\0\0\x02\0\x01\x86\xa3\0\0\0\x03",
+        LossSensitive,
+        "ONC RPC",
+        "NFS call",
+    ),
+    (
+        b"*2\r\n$3\r\nGET\r\n",
         TimeAndLossSensitive,
         "Redis",
         "Redis command",
-    );
-    row(
-        opener("PING\r\n"),
-        TimeAndLossSensitive,
-        "Redis",
-        "Redis command",
-    );
-    row(
-        opener("002fgit-upload-pack /r\0host=h\0"),
+    ),
+    (b"PING\r\n", TimeAndLossSensitive, "Redis", "Redis command"),
+    (
+        b"002fgit-upload-pack /r\0host=h\0",
         LossSensitive,
         "git",
         "git request",
-    );
-    row(
-        opener("<?xml version='1.0'?><stream:stream to='x'>"),
+    ),
+    (
+        b"<?xml version='1.0'?><stream:stream to='x'>",
         LossSensitive,
         "XMPP",
         "XMPP stream",
-    );
-    row(
-        opener("set k 0 60 3\r\nabc\r\n"),
+    ),
+    (
+        b"set k 0 60 3\r\nabc\r\n",
         TimeAndLossSensitive,
         "memcached",
         "memcached command",
-    );
-    row(
-        opener(b"\x30\x0c\x02\x01\x01\x60\x07"),
+    ),
+    (
+        b"\x30\x0c\x02\x01\x01\x60\x07",
         TimeAndLossSensitive,
         "LDAP",
         "LDAP request",
-    );
-    row(
-        opener(b"\x30\x84\0\0\0\x10\x02\x01\x01\x63\x07"),
+    ),
+    (
+        b"\x30\x84\0\0\0\x10\x02\x01\x01\x63\x07",
         TimeAndLossSensitive,
         "LDAP",
         "LDAP request",
-    );
-    row(
-        opener(b"l\0\x0b\0\0\0\0\0"),
+    ),
+    (
+        b"l\0\x0b\0\0\0\0\0",
         TimeAndLossSensitive,
         "X11",
         "X11 set-up",
-    );
-    row(
-        opener(b"\x12\x01\0\x2f\0\0\0\0\0\0\x1a"),
+    ),
+    (
+        b"\x12\x01\0\x2f\0\0\0\0\0\0\x1a",
         TimeAndLossSensitive,
         "TDS",
         "TDS PRELOGIN",
-    );
-    row(opener(dns), TimeAndLossSensitive, "DNS", "DNS query");
-    row(
-        opener(mongo),
+    ),
+    (
+        b"\0\x1d\x01\x02\x01\0\0\x01\0\0\0\0\0\0\x07example\x03org\0\0\x01\0\x01",
+        TimeAndLossSensitive,
+        "DNS",
+        "DNS query",
+    ),
+    (
+        b"\x3c\0\0\0abcd\0\0\0\0\xdd\x07\0\0rest",
         TimeAndLossSensitive,
         "MongoDB",
         "MongoDB message",
-    );
-    row(
-        opener(b"\x13BitTorrent protocol\0\0"),
+    ),
+    (
+        b"\x13BitTorrent protocol\0\0",
         LossSensitive,
         "BitTorrent",
         "BitTorrent handshake",
-    );
-    row(opener("NICK a\r\n"), LossSensitive, "IRC", "IRC handshake");
-    row(
-        opener("AMQP\0\0\x09\x01"),
+    ),
+    (b"NICK a\r\n", LossSensitive, "IRC", "IRC handshake"),
+    (b"AMQP\0\0\x09\x01", LossSensitive, "AMQP", "AMQP handshake"),
+];
+
+/// What accepters begin with that speak first.
+const GREETING_ROWS: &[(&[u8], Profile, &str, &str)] = &[
+    (b"SSH-2.0-x\r\n", TimeAndLossSensitive, "SSH", "SSH banner"),
+    (
+        b"220 mx ESMTP Postfix\r\n",
         LossSensitive,
-        "AMQP",
-        "AMQP handshake",
-    );
-    row(
-        greeting("( success ( 2 2 ( ) ) )"),
+        "SMTP",
+        "SMTP greeting",
+    ),
+    (
+        b"220 (vsFTPd 3.0.3)\r\n",
+        LossSensitive,
+        "FTP",
+        "FTP greeting",
+    ),
+    (
+        b"220 h server (HylaFAX (tm) Version 6.0.7) ready.\r\n",
+        Insensitive,
+        "HylaFAX",
+        "HylaFAX greeting",
+    ),
+    (b"+OK POP3\r\n", LossSensitive, "POP3", "POP3 greeting"),
+    (
+        b"* OK IMAP4rev1\r\n",
+        LossSensitive,
+        "IMAP",
+        "IMAP greeting",
+    ),
+    (b"@RSYNCD: 31.0\n", LossSensitive, "rsync", "rsync greeting"),
+    (
+        b"RFB 003.008\n",
+        TimeAndLossSensitive,
+        "VNC",
+        "VNC greeting",
+    ),
+    (
+        b"J\0\0\0\x0a8.0.36\0",
+        TimeAndLossSensitive,
+        "MySQL",
+        "MySQL greeting",
+    ),
+    (b"INFO {\"a\":1}", LossSensitive, "NATS", "NATS greeting"),
+    (
+        b"\xff\xfd\x18",
+        TimeAndLossSensitive,
+        "Telnet",
+        "Telnet options",
+    ),
+    (
+        b"( success ( 2 2 ( ) ) )",
         LossSensitive,
         "Subversion",
         "Subversion greeting",
+    ),
+];
+
+fn rows() -> Vec<Row> {
+    let row =
+        |said, (profile, protocol, evidence)| (said, 7, None, Some((profile, protocol, evidence)));
+    let http = HTTP_ROWS
+        .iter()
+        .map(|(request, answer, a, b, c)| row(get(request, answer), (*a, *b, *c)));
+    let tls = TLS_ROWS
+        .iter()
+        .map(|(server, offers, port, executable, a, b, c)| {
+            (tls(server, offers), *port, *executable, Some((*a, *b, *c)))
+        });
+    let openers = OPENER_ROWS
+        .iter()
+        .map(|(bytes, a, b, c)| row(opener(bytes), (*a, *b, *c)));
+    let greetings = GREETING_ROWS
+        .iter()
+        .map(|(bytes, a, b, c)| row(vec![('<', bytes.to_vec())], (*a, *b, *c)));
+    let mut rows: Vec<_> = http.chain(tls).chain(openers).chain(greetings).collect();
+
+    let smtp = (LossSensitive, "SMTP", "SMTP greeting");
+    rows.push(row(
+        both(('<', "220-mx\r\n220 go\r\n"), ('>', "ehlo me\r\n")),
+        smtp,
+    ));
+    rows.push(row(
+        both(('<', "220 ready\r\n"), ('>', "USER a\r\n")),
+        (LossSensitive, "FTP", "FTP greeting"),
+    ));
+    let nats = (LossSensitive, "NATS", "NATS greeting");
+    rows.push(row(both(('>', "CONNECT {}\r\n"), ('<', "INFO {}")), nats));
+    let rtmp = vec![('>', [&[3][..], &[0; 1536]].concat()), ('<', vec![3; 900])];
+    rows.push(row(rtmp, (TimeSensitive, "RTMP", "RTMP handshake")));
+    let long = opener(format!("GET /{} HTTP/1.1\r\n", "a".repeat(4000)));
+    rows.push(row(long, (TimeAndLossSensitive, "HTTP", "HTTP request")));
+    // In many records; with a name behind what is kept.
+    let many = opener(client_hello(&sni("example.org"), 30));
+    rows.push(row(
+        many,
+        (TimeAndLossSensitive, "TLS", "TLS to example.org"),
+    ));
+    let late = client_hello(
+        &[&[0, 99, 8, 0][..], &[1; 2048], &sni("late")].concat(),
+        9000,
     );
+    rows.push(row(opener(late), (TimeAndLossSensitive, "TLS", "TLS")));
+    let by_aria2 = Some((
+        LossSensitive,
+        "HTTP",
+        "HTTP answer with application/json, by aria2c",
+    ));
+    rows.push((
+        get("GET / HTTP/1.1", JSON),
+        9,
+        Some("/usr/bin/aria2c"),
+        by_aria2,
+    ));
     rows
 }
 
