@@ -1,27 +1,27 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
 /*
- * A model of the path after BBR (Cardwell et al., ACM Queue 2016;
- * draft-cardwell-iccrg-bbr-congestion-control). Sends at the measured delivery rate, probes for
- * more every few rounds, and keeps a quarter more than a bandwidth-delay product in flight. It
- * knows nothing of packets or sessions: grafts (congestion_bbr.h) and the kernel's TCP
- * (bpf/tcp/stream.bpf.c) tell it what acknowledgements say. Where it differs from BBR:
+ * Congestion control: a model of the path after BBR (Cardwell et al., ACM Queue 2016;
+ * draft-cardwell-iccrg-bbr-congestion-control). Paces at the measured delivery rate, probes for
+ * more bandwidth every few rounds, and keeps 1.25 bandwidth-delay products in flight. Independent
+ * of packets and sessions: grafts (congestion_bbr.h) and the kernel's TCP (bpf/tcp/stream.bpf.c)
+ * feed it with acknowledgements. Differences from BBR:
  *
- * - Losses tell of congestion only together with a queue, or where less loses less. While round
- *   trips are short, the pacing rate makes up for those that the path has anyway, so that what the
- *   bottleneck carries stays at its rate.
- * - While a queue stands, a little less than the measured rate is sent: a rate measured from
- *   acknowledgements that come in clusters is too high. One that stands longer than probing takes
- *   is drained, until a round trip shows it empty.
- * - Round trips like the shortest need no probing, but not for ever: where the path has become
- *   shorter, a queue makes up for it. After half a minute and 200 round trips there is a probe.
- * - Packets that the path marks (ECN) tell of a queue like long round trips do.
- * - One that does not empty is somebody else's, who fills buffers, or none at all, as the path has
- *   become longer. Draining and filling tell: whoever fills a queue leaves it shorter by what we
- *   take out of it, and longer, or full, by what we add; a longer path follows neither, and is got
- *   to know anew. Against a competitor the window follows CUBIC (RFC 9438), until the queue is
- *   found empty again.
- * - A full queue that loses far more than the link ever did tells that the link has become slower:
- *   what was known of its rate counts no more.
+ * - Random loss: a loss is a congestion signal only if there is a queue, or if sending less loses
+ *   less. Without a queue, the pacing rate is raised by the path's own loss rate, so that the
+ *   bottleneck stays utilised.
+ * - Standing queue: the pacing gain is 15/16 while one stands, since delivery rates measured from
+ *   clustered acknowledgements are too high. A queue that outlasts a bandwidth probe is drained
+ *   until a round-trip sample shows it empty.
+ * - PROBE_RTT is skipped while samples are near the minimum, at most for 30 s and 200 round trips:
+ *   on a path that became shorter, a queue of ours can hide the difference.
+ * - ECN marks signal a queue, as long round trips do.
+ * - A queue that does not drain is a competitor's that fills buffers, or a longer path. To tell
+ *   which, in flight is first reduced (EMPTY), then increased (TRY): a competitor's queue shrinks
+ *   and grows (or overflows) with it; the round-trip time of a longer path does neither, and the
+ *   model starts anew. Against a competitor the window follows CUBIC (RFC 9438) until the queue is
+ *   seen empty again.
+ * - Bandwidth reduction: a full queue that loses far more than the path's own loss rate discards
+ *   the former maximum of the delivery rate.
  */
 #ifndef VTL_TF_BBR_H
 #define VTL_TF_BBR_H
@@ -34,38 +34,36 @@
 #define VTL_BBR_DRAIN_GAIN 88 /* its inverse */
 #define VTL_BBR_UP_GAIN 320
 #define VTL_BBR_DOWN_GAIN 192
-#define VTL_BBR_QUEUED_GAIN 240 /* cruising with a queue: 1/16 less makes up for 6 % too much */
+#define VTL_BBR_QUEUED_GAIN 240 /* CRUISE with a queue: rate samples are up to 6 % high */
 #define VTL_BBR_ROUNDS 10       /* the maximum filter of the rate */
 #define VTL_BBR_MIN_CWND 4
 #define VTL_BBR_INITIAL_CWND 32
 #define VTL_BBR_MIN_RTT_NS (VTL_MIN_RTT_MS * VTL_NS_PER_MS)
 #define VTL_BBR_PROBE_RTT_NS (200 * VTL_NS_PER_MS)
-/* For so long, and so many round trips, one like the shortest is taken for one without a queue of
- * ours: the path may have become shorter, and the queue as much longer. */
+/* How long, in time and in round trips, samples near the minimum replace PROBE_RTT. */
 #define VTL_BBR_TRUST_NS (30 * VTL_NS_PER_S)
 #define VTL_BBR_TRUST_RTTS 200
-/* The largest share of lost packets that is made up for before it is known what gets lost when less
- * is sent: 10 % in 65,536ths. */
+/* Loss rate compensated at most before the path's own loss rate is known: 10 % in 65,536ths, */
 #define VTL_BBR_LOSS_MAX 6554
-/* And ever: a half. */
+/* and ever: a half. */
 #define VTL_BBR_LOSS_MOST 32768
-/* Packets, at least, that say what share of them gets lost. */
+/* Minimum sample for a loss rate, packets. */
 #define VTL_BBR_LOSS_PACKETS 64
-/* What sleeping pumps and readers may add to a round trip: it counts only on short paths. */
+/* Delay that sleeping hosts may add to a round trip; matters on short paths only. */
 #define VTL_BBR_HOST_US 1000
-/* As much as the medium may add, by taking turns: it counts up to this, and up to a round trip. */
+/* Jitter of the medium (slots) that the window covers: up to this, or up to a round trip. */
 #define VTL_BBR_JITTER_US 20000
-/* Startup ends when a round loses more than this, 20 %: the queue runs over. */
+/* STARTUP ends when a round loses more than 20 % without growth: the queue overflows. */
 #define VTL_BBR_LOSS_FULL 13107
-/* Losses beyond the usual ones that may be chance: 2 %. */
+/* Loss above the usual rate that is still attributed to chance: 2 %. */
 #define VTL_BBR_LOSS_SLACK 1311
-/* Rounds in a row that show no queue: who filled it has gone. */
+/* Consecutive rounds without a queue after which a competitor is considered gone. */
 #define VTL_BBR_GONE 8
-/* Packets that come late, in 65,536ths, when a few that overtake them have the shortest round trip:
- * one of eight. */
+/* Share of reordered packets (1/8, in 65,536ths) from which on the minimum round trip is that of a
+ * few that overtake the others. */
 #define VTL_BBR_LATE 8192
 
-/* What an acknowledgement says, and what follows from it. */
+/* Input of the model, per acknowledgement, and its output (`cwnd`, `pace`). */
 struct vtl_bbr_ack {
     __u64 now;         /* ns */
     __u64 rate;        /* delivery rate sample, packets per 1,024 s; 0 = none */
@@ -94,20 +92,20 @@ struct vtl_bbr_ack {
 };
 
 /*
- * The initial window: a packet for each millisecond of round trip, which is about 12 Mbit/s, but
- * between 32 packets and 128. A long path costs the most round trips to get to know, and hardly one
- * of today's is slower; on a slow one 128 packets are less than its bandwidth-delay product.
+ * Initial window in packets: one per millisecond of round-trip time (about 12 Mbit/s), from 32 to
+ * 128. Startup costs most on long paths, few of which are slower; 128 packets are less than the
+ * bandwidth-delay product of those.
  */
 VTL_INLINE __u32 vtl_bbr_initial(__u32 rtt_us) {
     __u32 window = rtt_us / 1000;
     return window < VTL_BBR_INITIAL_CWND ? VTL_BBR_INITIAL_CWND : window > 128 ? 128 : window;
 }
 
-/* Nothing is known but, if `srtt_us` is not 0, the round trip that setting up took. */
+/* Initialises the model. `srtt_us`: the round trip of the handshake, 0 if unknown. */
 VTL_INLINE void vtl_bbr_start(struct vtl_bbr *b, __u64 now, __u32 srtt_us) {
     if (!b->floor_q16)
         b->floor_q16 = VTL_BBR_LOSS_MAX;
-    /* Round trips of data may find a queue already. But they are a little longer, too. */
+    /* The first data samples may include a queue, but serialisation, too: allow an eighth. */
     b->min_rtt_us = srtt_us + srtt_us / 8;
     b->min_rtt_ns_at = now;
     b->probe_rtt_end_ns = now;
@@ -140,14 +138,14 @@ VTL_INLINE __u64 vtl_bbr_bdp(const struct vtl_bbr *b, __u64 bw, __u32 gain) {
     return bw * b->min_rtt_us / 1000000 * gain / 256 / 1024;
 }
 
-/* A round trip without what acknowledgements wait behind the peer's data: no shorter than the
- * shortest. */
+/* Round trip without the time that the acknowledgement waited behind the peer's data; at least the
+ * minimum. */
 VTL_INLINE __u32 vtl_bbr_own(const struct vtl_bbr *b, __u32 rtt_us, __u32 waited_us) {
     return rtt_us > b->min_rtt_us + waited_us ? rtt_us - waited_us : b->min_rtt_us;
 }
 
-/* Packets more that are under way where a few overtake most others: as many. The shortest round
- * trip is that of the few. */
+/* Additional packets in flight where a few packets overtake most others, whose round trip is longer
+ * than the minimum. */
 VTL_INLINE __u64 vtl_bbr_late(const struct vtl_bbr *b, const struct vtl_bbr_ack *a) {
     __u64 most = 2 * vtl_bbr_bdp(b, b->bw, 256);
     if (a->late_q16 < VTL_BBR_LATE)
@@ -155,15 +153,14 @@ VTL_INLINE __u64 vtl_bbr_late(const struct vtl_bbr *b, const struct vtl_bbr_ack 
     return a->late < most ? a->late : most;
 }
 
-/* Round trips up to this one show an empty queue: a sixth longer than the shortest, with what
- * hosts, the packet in front of one, and those that overtake it may add. */
+/* Threshold of the round trip below which the queue counts as empty: 7/6 of the minimum, plus
+ * allowances for hosts, one packet's serialisation, and reordering. */
 VTL_INLINE __u32 vtl_bbr_empty_us(const struct vtl_bbr *b, const struct vtl_bbr_ack *a) {
     __u64 packets = b->bw ? (1 + vtl_bbr_late(b, a)) * 1024 * 1000000 / b->bw : 0;
     return b->min_rtt_us + b->min_rtt_us / 6 + VTL_BBR_HOST_US / 4 + packets;
 }
 
-/* Has what we put into the queue gone? A path that holds less than a packet is never empty while
- * one is under way. */
+/* Whether in flight has fallen to a bandwidth-delay product, or to the minimum window. */
 VTL_INLINE int vtl_bbr_drained(struct vtl_bbr *b, const struct vtl_bbr_ack *a) {
     __u64 bdp = vtl_bbr_bdp(b, b->bw, 256);
     bdp += vtl_bbr_late(b, a);
@@ -183,13 +180,13 @@ VTL_INLINE void vtl_bbr_drain(struct vtl_bbr *b) {
     b->phase_round = b->rounds;
 }
 
-/* The rate of the latest round. */
+/* Delivery rate of the latest round. */
 VTL_INLINE __u64 vtl_bbr_latest(const struct vtl_bbr *b) {
     __u32 last = b->slot ? b->slot - 1 : VTL_BBR_ROUNDS - 1;
     return last < VTL_BBR_ROUNDS ? b->bw_max[last] : 0;
 }
 
-/* No higher rate of before counts any more. */
+/* Caps the maximum filter of the delivery rate at `bw`. */
 VTL_INLINE void vtl_bbr_slower(struct vtl_bbr *b, __u64 bw) {
     if (!bw || bw >= b->bw)
         return;
@@ -198,17 +195,17 @@ VTL_INLINE void vtl_bbr_slower(struct vtl_bbr *b, __u64 bw) {
     b->bw = bw;
 }
 
-/* A queue stands. While it does, every rate is what we get of the link, and the latest counts: the
- * maximum of many would keep the queue for ever, where several flows share it. */
+/* Enters EMPTY. While a queue stands, each sample is this flow's share of the link, so the latest
+ * replaces the maximum: otherwise flows that share the queue would keep it standing. */
 VTL_INLINE void vtl_bbr_empty(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     __u64 bw = vtl_bbr_latest(b);
-    /* A round that happened to lose much says little, unless the link had something to send all the
-     * time. */
+    /* At most 25 % at a time, unless the queue has kept the link busy all the time: the round may
+     * have lost much by chance. */
     if (bw < b->bw - b->bw / 4 && b->round_min_us < 2 * b->min_rtt_us)
         bw = b->bw - b->bw / 4;
     if (!a->app_limited)
         vtl_bbr_slower(b, bw);
-    /* What a competitor will be met with, if there is one: not what draining in vain has left. */
+    /* CUBIC's start against a competitor: the window before draining in vain. */
     if (!b->busy)
         b->window = a->cwnd > a->waiting ? a->cwnd - a->waiting : 0;
     if (!b->competing)
@@ -216,7 +213,7 @@ VTL_INLINE void vtl_bbr_empty(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     vtl_bbr_enter(b, a, VTL_BBR_EMPTY);
 }
 
-/* CUBIC's epoch begins: the window grows towards `most` and beyond from now on. */
+/* Starts a CUBIC epoch (RFC 9438, 4.2): from `from` towards `most` and beyond. */
 VTL_INLINE void vtl_bbr_epoch(struct vtl_bbr *b, struct vtl_bbr_ack *a, __u64 most, __u64 from) {
     b->most = most;
     b->window = from;
@@ -233,27 +230,26 @@ VTL_INLINE void vtl_bbr_compete(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     vtl_bbr_epoch(b, a, b->window, b->window);
 }
 
-/* The path is got to know anew. */
+/* Restarts the model in STARTUP. */
 VTL_INLINE void vtl_bbr_anew(struct vtl_bbr *b) {
     b->competing = b->busy = 0;
     b->mode = VTL_BBR_STARTUP;
     b->full_bw = b->full_count = 0;
 }
 
-/* Rounds until the effect on the shortest round trip shows: of less in flight, and of more, which
- * the first packets of a round are not behind yet. */
+/* Rounds until the minimum round trip reflects a change of in flight: a reduction, and an increase,
+ * which the first packets of a round do not queue behind yet. */
 #define VTL_BBR_LESS 2
 #define VTL_BBR_MORE 3
 
-/* Are round trips as long as before, though there is less or more in flight? */
+/* Whether the round's minimum is unchanged (1/64 and 250 us) though in flight has changed. */
 VTL_INLINE int vtl_bbr_same(const struct vtl_bbr *b) {
     __u32 slack = b->from_us / 64 + VTL_BBR_HOST_US / 4;
     return b->round_min_us + slack >= b->from_us && b->round_min_us <= b->from_us + slack;
 }
 
-/* At the end of a round against a competitor: is it none? Its queue would be shorter by what we
- * have taken out of it; where round trips stay the same with half as much in flight, they are the
- * path's. */
+/* At the end of a round in competition: whether there is no competitor. Its queue would shrink with
+ * our in flight; if the round trip stays the same with half as much in flight, it is the path's. */
 VTL_INLINE int vtl_bbr_alone(struct vtl_bbr *b, struct vtl_bbr_ack *a, int congested) {
     if (b->mode != VTL_BBR_PROBE_BW || a->app_limited)
         b->from = 0;
@@ -273,20 +269,20 @@ VTL_INLINE int vtl_bbr_alone(struct vtl_bbr *b, struct vtl_bbr_ack *a, int conge
     return 1;
 }
 
-/* At the end of a round of EMPTY or TRY: has the path become longer? */
+/* At the end of a round of EMPTY or TRY: detects a longer path. */
 VTL_INLINE void vtl_bbr_longer(struct vtl_bbr *b, struct vtl_bbr_ack *a, int congested) {
     if (b->mode != VTL_BBR_PROBE_BW || b->phase < VTL_BBR_EMPTY || b->competing)
         return;
     __u32 spent = b->rounds - b->phase_round;
     if (congested || (b->phase == VTL_BBR_TRY && a->app_limited) || !vtl_bbr_same(b))
         b->from_us = 0;
-    /* Half as much again would not show where the application keeps only a little in flight. */
+    /* TRY proves nothing if the application keeps less in flight than the path holds. */
     int is_window_limited = 4 * a->in_flight >= 3 * vtl_bbr_bdp(b, b->bw, 256);
     if (b->phase == VTL_BBR_EMPTY && spent == VTL_BBR_LESS && b->from_us && is_window_limited) {
         b->most = a->in_flight + a->in_flight / 2;
         vtl_bbr_enter(b, a, VTL_BBR_TRY);
     } else if (b->phase == VTL_BBR_TRY && spent == VTL_BBR_MORE) {
-        /* Unless there was less to be sent; an acknowledgement or two make no difference. */
+        /* Only if TRY did fill its window; allow for acknowledgements in between. */
         if (b->from_us && a->in_flight + a->in_flight / 4 + 2 >= b->most) {
             b->min_rtt_us = b->round_min_us;
             b->min_rtt_ns_at = a->now;
@@ -301,8 +297,8 @@ VTL_INLINE void vtl_bbr_longer(struct vtl_bbr *b, struct vtl_bbr_ack *a, int con
     }
 }
 
-/* At the end of a round with losses against a competitor: the window yields by 30 %. What gets lost
- * in the round after that had been sent before. */
+/* Multiplicative decrease (0.7) at the end of a round with losses, in competition, at most once in
+ * two rounds: losses of the next were sent before the decrease. */
 VTL_INLINE void vtl_bbr_yield(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     if (b->rounds - b->yielded < 2)
         return;
@@ -311,9 +307,9 @@ VTL_INLINE void vtl_bbr_yield(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     vtl_bbr_epoch(b, a, b->window, less > VTL_BBR_MIN_CWND ? less : VTL_BBR_MIN_CWND);
 }
 
-/* The shortest round trip without a queue of ours. Others' makes it look longer, too: where
- * everybody takes that for the path, their windows overflow it for ever; where the path has
- * changed, a few probes tell. */
+/* Takes the result of PROBE_RTT. A longer one may be due to others' queue, which must not be taken
+ * for the path (all windows would grow with it), so only a quarter of the difference counts; a few
+ * probes follow a real change. */
 VTL_INLINE void vtl_bbr_probed(struct vtl_bbr *b, __u64 now, __u32 seen_us) {
     if (seen_us > b->min_rtt_us)
         seen_us = b->min_rtt_us + (seen_us - b->min_rtt_us) / 4;
@@ -321,7 +317,7 @@ VTL_INLINE void vtl_bbr_probed(struct vtl_bbr *b, __u64 now, __u32 seen_us) {
     b->min_rtt_ns_at = now;
 }
 
-/* Drains the queue to see the shortest round trip. */
+/* Enters PROBE_RTT. */
 VTL_INLINE void vtl_bbr_probe(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     b->mode = VTL_BBR_PROBE_RTT;
     b->phase_round = b->rounds;
@@ -330,16 +326,15 @@ VTL_INLINE void vtl_bbr_probe(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     b->min_rtt_ns_at = a->now;
 }
 
-/* The share of `sent` packets that has not arrived, in 65,536ths. What was overtaken, and arrives
- * later, may make it more. */
+/* Loss rate in 65,536ths. Reordered packets may make it higher. */
 VTL_INLINE __u32 vtl_bbr_share(__u32 sent, __u32 arrived) {
     return arrived < sent ? (sent - arrived) * 65536ull / sent : 0;
 }
 
 /*
- * What gets lost when we send less than the bottleneck's rate is the path's own, and may be made up
- * for, however much it is. A queue that runs over, and a policer, which drops without having one,
- * lose nothing then.
+ * Updates the path's own loss rate (`floor_q16`): that of phases that send less than the
+ * bottleneck's rate, when neither a queue overflows nor a policer drops. It may be compensated
+ * however high it is.
  */
 VTL_GLOBAL int vtl_bbr_floor(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     if (!b || !a)
@@ -357,21 +352,20 @@ VTL_GLOBAL int vtl_bbr_floor(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     return 0;
 }
 
-/* The share of lost packets that is made up for: those that the path loses anyway, and a few by
- * chance. */
+/* Loss rate that the pacing rate compensates: the path's own, plus a margin for chance. */
 VTL_INLINE __u32 vtl_bbr_made_up(const struct vtl_bbr *b) {
     __u32 most = b->floor_q16 + b->floor_q16 / 8 + 256;
     __u32 loss = b->loss_q16 < most ? b->loss_q16 : most;
     return loss < VTL_BBR_LOSS_MOST ? loss : VTL_BBR_LOSS_MOST;
 }
 
-/* A round has ended. */
+/* At the end of a round trip: filters, losses, phases. */
 VTL_GLOBAL int vtl_bbr_round(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     if (!b || !a)
         return 0;
     b->next_round = a->delivered + a->in_flight + a->waiting;
     b->rounds++;
-    /* What is known of the rate outlives PROBE_RTT, which measures none. */
+    /* PROBE_RTT measures no rate: the maximum filter stands still. */
     if (b->mode != VTL_BBR_PROBE_RTT)
         b->slot = b->slot + 1 < VTL_BBR_ROUNDS ? b->slot + 1 : 0;
     if (b->mode != VTL_BBR_PROBE_RTT && b->slot < VTL_BBR_ROUNDS)
@@ -379,7 +373,7 @@ VTL_GLOBAL int vtl_bbr_round(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     __u32 marked = b->marked;
     int emptying = b->mode == VTL_BBR_PROBE_BW && b->phase >= VTL_BBR_EMPTY;
     b->marked = 0;
-    /* A round without a sample, as of packets that TCP has sent twice, shows neither. */
+    /* A round may be without a sample: TCP has none of retransmissions. */
     int measured = b->round_min_us != ~0u;
     if (measured)
         b->queued = b->round_min_us > vtl_bbr_empty_us(b, a);
@@ -394,32 +388,31 @@ VTL_GLOBAL int vtl_bbr_round(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     else if (b->competing && b->mode == VTL_BBR_PROBE_BW && !--b->busy)
         vtl_bbr_anew(b);
     b->last_lost = a->lost;
-    /* As many as ever get lost, and a few by chance. */
+    /* The usual loss, plus a margin for chance. */
     __u64 usual = sent * (2ull * b->loss_q16 + VTL_BBR_LOSS_SLACK) / 65536 + 3;
     if (sent >= VTL_BBR_LOSS_PACKETS) {
         __u32 share = vtl_bbr_share(sent, arrived);
-        /* A path that loses much, but carries ever more, is not full. */
+        /* High random loss is no full pipe while the rate still grows. */
         if (b->mode == VTL_BBR_STARTUP && share > VTL_BBR_LOSS_FULL &&
             (b->queued || b->bw * 4 < b->full_bw * 5))
             vtl_bbr_drain(b);
-        /* With a queue, losses may be its own: what was known before stays, and fades. Those of
-         * DRAIN are of the queue that startup ran over; EMPTY and TRY compare with what was known.
-         */
+        /* With a queue, losses may be due to overflow: the estimate only decays. Not updated in
+         * DRAIN (overflow of STARTUP), nor in EMPTY and TRY, which compare with it. */
         if (b->mode == VTL_BBR_DRAIN || (emptying && !b->competing))
             ;
         else if (!b->queued || share < b->loss_q16)
             b->loss_q16 = (3 * b->loss_q16 + share) / 4;
         else
             b->loss_q16 -= b->loss_q16 / 16;
-        /* Hardly a link's own: is the shortest round trip known one with a queue? */
+        /* Hardly random loss: the minimum round trip may include a queue, so probe it. */
         if (b->loss_q16 > b->floor_q16 + VTL_BBR_LOSS_MAX && b->mode == VTL_BBR_PROBE_BW &&
             !b->competing && a->now - b->probe_rtt_end_ns > VTL_BBR_MIN_RTT_NS / 2)
             vtl_bbr_probe(b, a);
         b->round_sent += sent;
         b->round_arrived += arrived;
     }
-    /* A queue that loses far more than the link ever did: it is full, as the link has become
-     * slower. What came of the latest round is what it carries. */
+    /* Bandwidth reduction: the full queue loses far more than usual, so the latest round's rate is
+     * the bottleneck's. */
     if (b->queued && (b->mode == VTL_BBR_DRAIN || b->mode == VTL_BBR_PROBE_BW) && !b->competing &&
         sent >= VTL_BBR_LOSS_PACKETS && lost > sent / 8 && lost > usual)
         vtl_bbr_slower(b, vtl_bbr_latest(b));
@@ -432,8 +425,7 @@ VTL_GLOBAL int vtl_bbr_round(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     b->round_min_us = ~0u;
     if (b->mode != VTL_BBR_STARTUP || !b->bw)
         return 0;
-    /* Growth counts in any round; a round that the application limited is no sign of a full path.
-     */
+    /* Growth counts in every round; an application-limited round is no sign of a full pipe. */
     if (b->bw * 4 >= b->full_bw * 5) {
         b->full_bw = b->bw;
         b->full_count = 0;
@@ -463,9 +455,9 @@ VTL_INLINE void vtl_bbr_min_rtt(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     if (a->rtt_us < b->round_min_us)
         b->round_min_us = a->rtt_us;
     int expired = a->now - b->min_rtt_ns_at > VTL_BBR_MIN_RTT_NS;
-    /* The first sample of data shows whether what negotiation measured was this path at all. */
+    /* A first sample of more than 8 times the handshake's: the handshake took another path. */
     int wrong = !b->min_rtt_us || (!b->rounds && a->rtt_us > 8ull * b->min_rtt_us);
-    /* A sample within 2 % is as good as a new minimum: an idle queue needs no probing. */
+    /* Samples within 2 % of the minimum replace PROBE_RTT. */
     __u32 slack = b->min_rtt_us / 50;
     int shorter = wrong || a->rtt_us + slack < b->min_rtt_us;
     int near = a->rtt_us <= b->min_rtt_us + slack;
@@ -484,7 +476,7 @@ VTL_INLINE void vtl_bbr_min_rtt(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
         b->probe_us = a->rtt_us;
 }
 
-/* Goes on to another phase if it is time to. */
+/* Phase transitions. */
 VTL_GLOBAL int vtl_bbr_mode(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     if (!b || !a)
         return 0;
@@ -499,7 +491,7 @@ VTL_GLOBAL int vtl_bbr_mode(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
         case VTL_BBR_UP:
             if (spent < rtt_ns)
                 break;
-            /* There is more, and no queue yet: go on. */
+            /* The rate still grows without a queue: repeat. */
             if (empty && b->bw > b->phase_bw + b->phase_bw / 8)
                 vtl_bbr_enter(b, a, VTL_BBR_UP);
             else if (a->in_flight >= vtl_bbr_bdp(b, b->bw, VTL_BBR_UP_GAIN) || b->marked ||
@@ -507,7 +499,7 @@ VTL_GLOBAL int vtl_bbr_mode(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
                 vtl_bbr_enter(b, a, VTL_BBR_DOWN);
             break;
         case VTL_BBR_DOWN:
-            /* Stop draining as soon as the queue that probing made is gone. */
+            /* Until the probe's queue is drained. */
             if (vtl_bbr_drained(b, a) || spent > 2 * rtt_ns)
                 vtl_bbr_enter(b, a, VTL_BBR_CRUISE);
             break;
@@ -522,8 +514,8 @@ VTL_GLOBAL int vtl_bbr_mode(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
             }
             break;
         default:
-            /* Not in step with others: when they probe we keep still, and lose to them if we have
-             * more. */
+            /* 2 to 5 round trips, desynchronised from others: a flow with more than its share loses
+             * to those that probe while it cruises. */
             if (!b->queued && spent > (2 + (b->phase_ns >> 10 & 3)) * rtt_ns)
                 vtl_bbr_enter(b, a, VTL_BBR_UP);
         }
@@ -536,7 +528,7 @@ VTL_GLOBAL int vtl_bbr_mode(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     return 0;
 }
 
-/* CUBIC's window, in packets. */
+/* CUBIC's window in packets (RFC 9438, 4.2). */
 VTL_INLINE __u64 vtl_bbr_cubic(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     __u64 ms = (a->now - b->epoch_ns) / VTL_NS_PER_MS;
     __u64 off = ms > b->k_ms ? ms - b->k_ms : b->k_ms - ms;
@@ -544,7 +536,7 @@ VTL_INLINE __u64 vtl_bbr_cubic(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
         off = 60000;
     __u64 cube = off * off * off / 1000 * 2 / 5000000;
     __u64 window = ms > b->k_ms ? b->most + cube : b->most > cube ? b->most - cube : 0;
-    /* It grows only while it is what limits. */
+    /* Only while the window is the limit. */
     if (window > b->window && a->in_flight + a->newly + 16 >= b->window)
         b->window = window;
     return b->window;
@@ -557,9 +549,9 @@ VTL_INLINE void vtl_bbr_marks(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     b->marked = 1;
 }
 
-/* An acknowledgement has come: sets `cwnd` and `pace`. */
+/* Processes an acknowledgement: sets `cwnd` and `pace`. */
 VTL_INLINE void vtl_bbr_update(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
-    /* What the peer's own data hold back is no part of this direction. */
+    /* Acknowledgements that wait behind the peer's own data do not count in this direction. */
     a->waiting = b->bw / 1024 * a->waited_us / 1000000;
     if (a->waiting > a->in_flight)
         a->waiting = a->in_flight;
@@ -570,15 +562,15 @@ VTL_INLINE void vtl_bbr_update(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     vtl_bbr_rate(b, a);
     vtl_bbr_min_rtt(b, a);
     vtl_bbr_marks(b, a);
-    /* What was given up need not be waited for. */
+    /* Packets given up do not prolong the round. */
     if (b->next_round > a->delivered + a->in_flight + a->waiting)
         b->next_round = a->delivered + a->in_flight + a->waiting;
     if (a->delivered >= b->next_round)
         vtl_bbr_round(b, a);
     vtl_bbr_mode(b, a);
 
-    /* Until the path is known, no slower than the initial window per round trip: the first samples
-     * may say more about the application than about the path. */
+    /* STARTUP sends at least the initial window per round trip: the first samples may be limited by
+     * the application. */
     __u64 bw = b->bw;
     __u32 rtt = b->min_rtt_us ? b->min_rtt_us : 100000;
     __u32 window = a->initial ? a->initial : vtl_bbr_initial(rtt);
@@ -611,15 +603,15 @@ VTL_INLINE void vtl_bbr_update(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
         int emptying = b->mode == VTL_BBR_PROBE_BW && b->phase == VTL_BBR_EMPTY;
         int trying = b->mode == VTL_BBR_PROBE_BW && b->phase == VTL_BBR_TRY;
         cwnd = vtl_bbr_bdp(b, made_up, starting ? 512 : VTL_BBR_UP_GAIN);
-        /* One product is enough to drain a queue of our own, and leaves no gap behind it. After two
-         * rounds in vain less, as several may share it. */
+        /* One bandwidth-delay product drains a queue of our own without a gap; after two rounds in
+         * vain 0.75, as several flows may share it. */
         if (emptying)
             cwnd =
                 vtl_bbr_bdp(b, made_up, b->rounds - b->phase_round < 2 ? 256 : VTL_BBR_DOWN_GAIN);
-        /* Acknowledgements come for several packets at once, late, and unevenly. */
+        /* Allow for delayed and aggregated acknowledgements, reordering and jitter. */
         cwnd += emptying ? 0 : 2 * vtl_ack_every(cwnd) + 2;
         cwnd += vtl_bbr_late(b, a);
-        /* A queue makes round trips vary, too. */
+        /* Bounded, since a queue makes round trips vary, too. */
         __u64 jitter = 2 * a->rttvar_us;
         __u64 most = b->min_rtt_us > VTL_BBR_JITTER_US ? b->min_rtt_us : VTL_BBR_JITTER_US;
         if (jitter > most)
