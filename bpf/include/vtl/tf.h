@@ -3,13 +3,14 @@
  * The contract of transport functions.
  *
  * A transport function is a static inline C function over one of the contexts below: the session's
- * state, the packet, and the time as an argument. It reads and writes what the context gives it
- * and calls nothing but other inline functions and the vtl_env_* functions, so the same source
- * compiles into XDP, into TC and natively for tests and simulation. The environment (env_bpf.h, or
- * crates/vtl-sim/native) supplies the vtl_env_* functions; graft.h supplies the contexts.
+ * state, the packet, and the time as an argument. It accesses only its context and calls only other
+ * inline functions and vtl_env_*, so the same source compiles into XDP, into TC and natively for
+ * tests and simulation. The environment (env_bpf.h, or crates/vtl-sim/native) supplies the
+ * vtl_env_* functions; graft.h supplies the contexts.
  *
- * Locking: `tx` fields of the listener and `rx` fields are written under the session's busy flags,
- * which graft.h takes; egress runs on vtld's pump thread only.
+ * Locking: graft.h takes the session's busy flags around the listener, which writes its `tx`
+ * fields, and ingress, which writes `rx`; egress runs under tx.running, on the session's shard or
+ * in an application's send.
  */
 #ifndef VTL_TF_H
 #define VTL_TF_H
@@ -19,10 +20,10 @@
 #define VTL_INLINE static inline __attribute__((always_inline, unused))
 
 /*
- * In the kernel a function of its own, which the verifier looks at once, whatever its arguments,
- * instead of once on each path that leads to it: for what many paths lead to. A call costs 1 ns.
- * Pointers are to structures of the session or of the stack, and may be null for all it knows;
- * pointers within a structure cannot be passed.
+ * A global function in the kernel: verified once for any arguments, instead of once on each path
+ * that calls it. For functions that many paths call; a call costs 1 ns. Pointers are to structures
+ * of the session or of the stack, and may be null for the verifier; pointers into a structure
+ * cannot be passed.
  */
 #ifdef __bpf__
 #define VTL_GLOBAL __attribute__((noinline))
@@ -30,14 +31,14 @@
 #define VTL_GLOBAL VTL_INLINE
 #endif
 
-/* A store or load that the compiler may neither split nor move across another such access. */
+/* Single access that the compiler neither splits nor reorders with another one of these. */
 #define VTL_STORE(x, v) (*(volatile __typeof__(x) *)&(x) = (v))
 #define VTL_LOAD(x) (*(volatile const __typeof__(x) *)&(x))
-/* Orders plain accesses for the compiler; enough on x86, whose stores keep their order. */
+/* Compiler barrier; enough on x86, whose stores keep their order. */
 #define VTL_BARRIER() asm volatile("" ::: "memory")
 
-/* Runs the body with int i = from .. to - 1. In the kernel an open-coded iterator (Linux 6.4),
- * which the verifier follows without unrolling; a call of 3 ns a turn. */
+/* Loop with int i = from .. to - 1. In the kernel an open-coded iterator (Linux 6.4), which the
+ * verifier does not unroll; 3 ns per iteration. */
 #ifdef __bpf__
 #include <bpf/bpf_helpers.h>
 #define vtl_for(i, from, to) bpf_for(i, (int)(from), (int)(to))
@@ -51,24 +52,24 @@
 #define VTL_NS_PER_S 1000000000ull
 
 enum vtl_verdict {
-    VTL_NEXT = 0, /* go on with the next transport function */
+    VTL_NEXT = 0, /* continue with the next transport function */
     VTL_SEND,     /* egress: transmit the packet. ingress: answer with an acknowledgement */
-    VTL_STOP,     /* done with this packet; nothing leaves */
+    VTL_STOP,     /* done with this packet; nothing is sent */
 };
 
-/* Egress: the packet being made. */
+/* Context of egress: the packet being made. */
 struct vtl_out {
     struct vtl_session *s;
     __u64 now; /* ns */
-    __u64 end; /* first packet that the app has not written */
+    __u64 end; /* first packet not written by the app */
     __u64 seq;
     struct vtl_slot *slot; /* DATA: the payload */
     struct vtl_sent *sent; /* DATA: the scoreboard entry of seq */
     __u32 len;             /* DATA: payload bytes, 1..max_payload */
     __u8 type;             /* enum vtl_type */
     __u8 flags;
-    __u8 header_len; /* of hdr in use */
-    __u64 sum;       /* of the payload, once it was copied into the packet: see vtl_move */
+    __u8 header_len; /* bytes of hdr in use */
+    __u64 sum;       /* sum of the payload, once copied into the packet: see vtl_move */
     union {
         struct vtl_data_hdr data;
         struct vtl_ack_hdr ack;
@@ -77,63 +78,64 @@ struct vtl_out {
     } hdr;
 };
 
-/* Ingress: a DATA or PROBE packet that belongs to the session. */
+/* Context of ingress: a DATA or PROBE packet of the session. */
 struct vtl_in {
     struct vtl_session *s;
     __u64 seq;
-    struct vtl_data_hdr *hdr; /* a copy: the packet cannot change it */
-    struct vtl_slot *slot;    /* where the payload belongs and, unless seen before, now lies */
-    __u64 place;              /* the slot's number: seq, unless packets lie in order of arrival */
-    __u64 sum;                /* of the payload: see vtl_move */
-    __u32 len;                /* payload bytes as the header says, at most VTL_MAX_PAYLOAD */
+    struct vtl_data_hdr *hdr; /* a copy, which the packet cannot change */
+    struct vtl_slot *slot; /* destination of the payload; the scratch slot for duplicates, refused
+                            * packets and halves */
+    __u64 place;           /* number of the slot: seq, unless the ring is in order of arrival */
+    __u64 sum;             /* sum of the payload: see vtl_move */
+    __u32 len;             /* payload bytes according to the header, at most VTL_MAX_PAYLOAD */
     __u8 type;
-    __u8 duplicate; /* its place is taken: the payload goes nowhere, the checksum still counts */
-    __u8 refused;   /* not taken, though it is new: likewise */
-    __u8 marked;    /* the path is congested: ECN CE (RFC 3168) */
-    __u8 half;      /* of a packet: the payload goes to the scratch slot, until it is verified */
+    __u8 duplicate; /* received before: the payload is discarded, the checksum still verified */
+    __u8 refused;   /* not accepted, though new: likewise */
+    __u8 marked;    /* congestion experienced: ECN CE (RFC 3168) */
+    __u8 half;      /* half of a packet: payload in the scratch slot until verified */
 };
 
-/* Listener: an acknowledgement that belongs to the session. */
+/* Context of the listener: an acknowledgement for the session. */
 struct vtl_ackd {
     struct vtl_session *s;
     __u64 now;
     struct vtl_ack_hdr *hdr;
-    const __u64 *map; /* the bitmap, little-endian words, VTL_ACK_WORDS + 1 of them readable */
-    __u32 words;      /* of it that came */
-    /* filled in by transport functions on the way */
+    const __u64 *map; /* bitmap in little-endian words, VTL_ACK_WORDS + 1 of them readable */
+    __u32 words;      /* received words of the bitmap */
+    /* set by transport functions */
     __u64 cum;
-    __u64 delivered; /* packets newly known to have arrived */
-    __u32 sent;      /* transmissions of which it is known now whether they have arrived, */
-    __u32 arrived;   /* and how many of them, and of earlier ones, have: struct vtl_meter */
+    __u64 delivered; /* packets newly delivered */
+    __u32 sent;      /* transmissions whose fate is newly known, */
+    __u32 arrived;   /* arrivals among them and earlier ones: struct vtl_meter */
     __u32 rtt_us;    /* 0 = no sample */
-    __u32 waited_us; /* of that, behind the peer's own data; 0 = none, or not known */
+    __u32 waited_us; /* part of it spent behind the peer's own data; 0 = none or unknown */
     __u64 rate;      /* delivery rate sample, packets per 1,024 s; 0 = none */
     __u32 app_limited;
     __u64 in_flight; /* after this acknowledgement */
 };
 
-/* Supplied by the environment. Pointers are NULL if the ring does not exist. */
+/* Supplied by the environment. NULL without a ring. */
 VTL_INLINE struct vtl_slot *vtl_env_tx_slot(struct vtl_session *s, __u64 seq);
 VTL_INLINE struct vtl_slot *vtl_env_rx_slot(struct vtl_session *s, __u64 seq);
 VTL_INLINE struct vtl_ring_ctl *vtl_env_tx_ctl(struct vtl_session *s);
 VTL_INLINE struct vtl_ring_ctl *vtl_env_rx_ctl(struct vtl_session *s);
 VTL_INLINE struct vtl_sent *vtl_env_sent(struct vtl_session *s, __u64 seq);
-/* Tells vtld about an event (enum vtl_what). */
+/* Notifies vtld of an event (enum vtl_what). */
 VTL_INLINE void vtl_env_notify(struct vtl_session *s, __u32 what);
 VTL_INLINE void vtl_env_count(__u32 stat);
 VTL_INLINE __u32 vtl_env_sid(struct vtl_session *s);
-/* Nanoseconds since the system's start. */
+/* Nanoseconds since boot. */
 VTL_INLINE __u64 vtl_env_now(void);
 
-/* Supplied by the composition: graft.h lists all of these. */
+/* Supplied by the composition (list: graft.h). */
 VTL_INLINE enum vtl_verdict vtl_fetch(struct vtl_out *o); /* by engine.h, for compositions */
 VTL_INLINE void vtl_number_header(struct vtl_out *o);     /* likewise */
 VTL_INLINE void graft_tell(struct vtl_session *s, struct vtl_ack_hdr *a);
 
 /*
- * The state that a graft's transport functions keep between packets: `struct s` over vtl_tx.own or
- * vtl_rx.own of a session. A transport function takes its part as an argument, so that any can be
- * composed with any other.
+ * State that a graft's transport functions keep between packets: vtl_tx.own or vtl_rx.own of a
+ * session as `type`. A transport function takes its part as an argument, so that it composes with
+ * any other.
  */
 #define VTL_OWN(s, half, type)                                                                     \
     ({                                                                                             \
@@ -142,9 +144,9 @@ VTL_INLINE void graft_tell(struct vtl_session *s, struct vtl_ack_hdr *a);
     })
 
 /*
- * Describes the graft (struct vtl_graft_info): name, gid, services, rank, a sentence, and for each
- * parameter a VTL_PARAM. The value of the n-th one is s->param[n], between `least` and `most`. What
- * keeps everything in order also says that it knows halves (halves.h), unless it is built without.
+ * Describes the graft (struct vtl_graft_info): name, gid, services, rank, summary, and a VTL_PARAM
+ * for each parameter. The value of the n-th one is s->param[n], between `least` and `most`.
+ * Reliable ordered grafts also announce halves (halves.h), unless built without.
  *
  *   VTL_GRAFT("name", 40, VTL_S_RELIABLE, 10, "What it is for.",
  *             VTL_PARAM("window", "packets", 16, 1, 1024));
@@ -165,44 +167,43 @@ VTL_INLINE void graft_tell(struct vtl_session *s, struct vtl_ack_hdr *a);
         .param = {__VA_ARGS__}}
 
 /*
- * Stands first in a transport function, with its name and the services that it contributes to:
- * leaves both in the section .vtl.tf of each object whose programs call the function, and no
- * instruction. So a package can be asked what it consists of, and whether what it promises is
- * there.
+ * First statement of a transport function: its name and the services that it contributes to.
+ * Records both in the section .vtl.tf of each object that calls the function, without an
+ * instruction, so that a package can be asked for its parts and checked against its promises.
  */
 #define VTL_TF(name_, services_)                                                                   \
     static const struct vtl_tf_info vtl_tf_##name_                                                 \
         __attribute__((section(".vtl.tf"), used, nodebug)) = {.name = #name_,                      \
                                                               .services = services_}
 
-/* Too large for the stack: an acknowledgement's bitmap, and the payload of a duplicate or of half a
- * packet. One for each CPU, also from the environment. */
+/* Buffers too large for the stack: an acknowledgement's bitmap, and the payload of duplicates and
+ * halves. Per CPU; from the environment. */
 struct vtl_scratch {
     struct vtl_slot slot;
     __u64 map[VTL_ACK_WORDS + 1];
-    __u32 shard; /* whose live frame this is: from the root program to the graft's egress */
+    __u32 shard; /* shard of this live frame: from the root program to the graft's egress */
 };
 VTL_INLINE struct vtl_scratch *vtl_get_scratch(void);
 
-/* Transmissions that have overtaken one that is lost, at least. */
+/* Reordering threshold: transmissions that must overtake one before it is declared lost. */
 VTL_INLINE __s32 vtl_overtakers(const struct vtl_tx *tx) {
     return tx->reorder > tx->late ? tx->reorder : tx->late + 1;
 }
 
-/* Packets per acknowledgement: a sixteenth of the window or less, so that an acknowledgement's loss
- * or delay matters little, and at most 16. */
+/* Packets per acknowledgement: at most 1/16 of the window, so that losing or delaying one matters
+ * little, and at most 16. */
 VTL_INLINE __u32 vtl_ack_every(__u64 cwnd) {
     return cwnd >= 256 ? 16 : cwnd >= 128 ? 8 : cwnd >= 64 ? 4 : cwnd >= 16 ? 2 : 1;
 }
 
-/* Packets in flight: sent, and neither delivered nor given up. */
+/* Packets in flight: sent, neither delivered nor given up. */
 VTL_INLINE __u64 vtl_in_flight(const struct vtl_session *s) {
     __u64 out = s->tx.delivered + s->tx.lost_total + s->tx.abandoned;
     return s->tx.sent > out ? s->tx.sent - out : 0;
 }
 
-/* 1 if x <= y, else 0; both below 2^63. Not a comparison, and hidden from the compiler, which would
- * branch on it: in a loop each branch doubles the paths that the verifier follows. */
+/* 1 if x <= y, else 0; both below 2^63. Branchless, and hidden from the compiler: each branch in a
+ * loop doubles the paths that the verifier follows. */
 VTL_INLINE __u64 vtl_up_to(__u64 x, __u64 y) {
     __u64 above = (y - x) >> 63;
     asm volatile("" : "+r"(above));
@@ -217,14 +218,14 @@ VTL_INLINE __u32 vtl_bits(__u64 x) {
     return (x * 0x0101010101010101ull) >> 56;
 }
 
-/* Index of the lowest set bit, 64 if there is none. Without branches, of which the verifier would
- * follow each. */
+/* Index of the lowest set bit, 64 if none. Branchless, for the verifier. */
 VTL_INLINE __u32 vtl_lowest_bit(__u64 x) {
     return vtl_bits((x & -x) - 1);
 }
 
-/* Copies a constant number of bytes in the largest words there are. A memcpy between pointers of
- * unknown alignment goes byte by byte in eBPF, and reading words from bytes just stored stalls. */
+/* Copies a constant number of bytes, in the largest words possible. In eBPF a memcpy between
+ * pointers of unknown alignment goes byte by byte, and reading words just stored as bytes
+ * stalls. */
 VTL_INLINE void vtl_copy(void *to, const void *from, const __u32 bytes) {
 #ifdef __bpf__
     __u32 i = 0;
