@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
 /*
- * reliability: cumulative and selective acknowledgement. An acknowledgement tells everything that
- * the receiver has, so losing one costs nothing and no state is kept about what was told.
+ * reliability: cumulative and selective acknowledgement. Each one describes the receiver's whole
+ * state, so losing one costs nothing, and no state is kept of what was acknowledged.
  */
 #ifndef VTL_TF_ACK_H
 #define VTL_TF_ACK_H
@@ -12,7 +12,7 @@
 #include "vtl/headers.h"
 #include "vtl/tag.h"
 
-/* Words from cum's own to that of the last packet received. */
+/* Words from that of cum to that of the last packet received. */
 VTL_INLINE __u32 vtl_rx_words(const struct vtl_session *s) {
     if (s->rx.max <= s->rx.cum)
         return 0;
@@ -20,16 +20,16 @@ VTL_INLINE __u32 vtl_rx_words(const struct vtl_session *s) {
     return words < VTL_WINDOW_WORDS ? words : VTL_WINDOW_WORDS;
 }
 
-/* Words of the bitmap that are wanted now. */
+/* Words of the bitmap to send now. */
 VTL_INLINE __u32 vtl_ack_words(const struct vtl_session *s) {
     __u32 words = vtl_rx_words(s);
     return words < VTL_ACK_WORDS ? words : VTL_ACK_WORDS;
 }
 
 /*
- * Where the bitmap begins, in words from cum's own. One that cannot hold all `full` words is about
- * the oldest packets and about those round the packet that caused it, in turn: losses are found
- * where packets arrive, and what is missing at the beginning holds up everything else.
+ * Start of the bitmap, in words from that of cum. A bitmap too short for all `full` words
+ * alternates between the oldest packets and those around the packet that caused it: losses are
+ * found where packets arrive, and missing packets at the start block all others.
  */
 VTL_INLINE __u32 vtl_ack_skip(struct vtl_session *s, __u32 words, __u32 full) {
     if (words >= full || !words || !(s->rx.turn++ & 1) || s->rx.echo_seq < s->rx.cum)
@@ -40,8 +40,8 @@ VTL_INLINE __u32 vtl_ack_skip(struct vtl_session *s, __u32 words, __u32 full) {
 }
 
 /*
- * Fills in the header of an acknowledgement, and `map` with the `words` words that go behind it.
- * `update`: no packet caused it. The caller holds the session.
+ * Builds an acknowledgement: the header, and `words` words of bitmap in `map`. `update`: a window
+ * update that no packet caused. The caller holds the session's lock.
  */
 VTL_INLINE void vtl_ack_build(struct vtl_session *s, struct vtl_ack_hdr *a, __u64 *map, __u32 words,
                               int update) {
@@ -72,7 +72,7 @@ VTL_INLINE void vtl_ack_build(struct vtl_session *s, struct vtl_ack_hdr *a, __u6
     vtl_put_ack_tag(s, (struct vtl_tagged *)a);
 }
 
-/* ingress: remembers what the next acknowledgement shall echo. */
+/* ingress: records the values that the next acknowledgement echoes. */
 VTL_INLINE void tf_ack_note(struct vtl_in *in) {
     VTL_TF(ack, 0);
     in->s->rx.echo_seq = in->seq;
@@ -80,7 +80,7 @@ VTL_INLINE void tf_ack_note(struct vtl_in *in) {
     in->s->rx.echo_ts = vtl_swap32(in->hdr->ts);
 }
 
-/* listener */
+/* listener: verifies the checksum. */
 VTL_INLINE enum vtl_verdict tf_ack_verify(struct vtl_ackd *a) {
     __u32 want = a->hdr->h.csum;
     a->hdr->h.csum = 0;
@@ -98,8 +98,8 @@ VTL_INLINE enum vtl_verdict tf_ack_verify(struct vtl_ackd *a) {
 }
 
 /*
- * listener: takes in the cumulative part and the flow-control limit. A peer that acknowledges what
- * was never sent, or takes an acknowledgement back, is not listened to.
+ * listener: processes the cumulative part and the flow-control limit. Ignores acknowledgements of
+ * packets never sent, and those that withdraw an earlier one.
  */
 VTL_INLINE enum vtl_verdict tf_ack_cumulative(struct vtl_ackd *a) {
     struct vtl_session *s = a->s;
@@ -111,7 +111,7 @@ VTL_INLINE enum vtl_verdict tf_ack_cumulative(struct vtl_ackd *a) {
     if (cum > next || received > tx->sent)
         return VTL_STOP;
     if (cum < tx->una || received < tx->delivered)
-        return VTL_STOP; /* overtaken by a newer one */
+        return VTL_STOP; /* out of order: a newer one was processed */
     tx->acks++;
     tx->timeouts = 0;
     tx->probe = 0;
@@ -127,7 +127,7 @@ VTL_INLINE enum vtl_verdict tf_ack_cumulative(struct vtl_ackd *a) {
         tx->limit = limit;
     if (cum == tx->una)
         return VTL_NEXT;
-    /* What is acknowledged need not be sent again; its bits will serve later packets. */
+    /* Acknowledged packets need no retransmission; their bits serve later packets. */
     __u64 first = tx->una / 64, last = cum / 64;
     int i;
     vtl_for(i, 0, VTL_WINDOW_WORDS + 1) {

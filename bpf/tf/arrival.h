@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
 /*
- * ordering: none. Packets lie in the receive ring in the order in which they arrive, each with its
- * number in its slot, and nothing waits for anything. What finds no room is dropped: there is no
- * flow control. Packets that come twice are delivered twice.
+ * ordering: none. Packets are placed in the receive ring in order of arrival, each with its number
+ * in its slot. Packets that find no room are dropped: there is no flow control. Duplicates are
+ * delivered.
  */
 #ifndef VTL_TF_ARRIVAL_H
 #define VTL_TF_ARRIVAL_H
 
 #include "receive.h"
 
-/* rx.cum counts the packets placed, so vtl_rx_limit is about them, too. */
+/* rx.cum counts the packets placed, so vtl_rx_limit applies to them. */
 VTL_INLINE enum vtl_verdict tf_arrival_admit(struct vtl_in *in) {
     VTL_TF(arrival, 0);
     struct vtl_session *s = in->s;

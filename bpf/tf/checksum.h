@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
 /*
  * checksum: full coverage. The sum modulo 2^64 of the packet's little-endian 64-bit words, from
- * version_type to its end, the csum field counted as zero and the end padded with zeros; folded to
- * 32 bits and complemented (PROTOCOL.md, section 3). It finds what the sum of RFC 1071 finds, in 32
- * bits, at half the cost: eBPF has no addition with carry. The payload's share comes with its copy
- * (vtl_move).
+ * version_type to its end, with csum as zero and zero padding; folded to 32 bits and complemented
+ * (PROTOCOL.md, section 3). As strong as the sum of RFC 1071, but with 32 bits, at half the cost:
+ * eBPF has no addition with carry. vtl_move sums the payload as it copies.
  */
 #ifndef VTL_TF_CHECKSUM_H
 #define VTL_TF_CHECKSUM_H
@@ -32,7 +31,7 @@ VTL_INLINE void tf_checksum_add(struct vtl_out *o) {
     o->hdr.data.h.csum = vtl_csum_fold(sum + o->sum);
 }
 
-/* ingress: the payload already lies in its slot, where nobody looks before it is published. */
+/* ingress: verifies the packet; the payload is in its slot already, not yet published. */
 VTL_INLINE enum vtl_verdict tf_checksum_verify(struct vtl_in *in) {
     VTL_TF(checksum, 0);
     __u32 want = in->hdr->h.csum;

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
 /*
- * checksum: partial coverage, as UDP-Lite has it (RFC 3828). The header and the first bytes of the
- * payload are covered, as many as the packet says; damage behind them reaches the application,
- * which may prefer it to a loss.
+ * checksum: partial coverage, as in UDP-Lite (RFC 3828). Covers the header and as many bytes of
+ * payload as the packet says; damage beyond them reaches the application, which may prefer it to a
+ * loss.
  */
 #ifndef VTL_TF_CHECKSUM_COVER_H
 #define VTL_TF_CHECKSUM_COVER_H
 
 #include "checksum.h"
 
-/* Sum of the first bytes of a slot, the end padded with zeros. */
+/* Sum of the first `bytes` of a slot, zero-padded. */
 VTL_GLOBAL __u64 vtl_sum_start(struct vtl_slot *slot, __u32 bytes) {
     __u64 sum = 0;
     int i;
@@ -36,7 +36,7 @@ VTL_INLINE void tf_checksum_cover_add(struct vtl_out *o, __u32 coverage) {
     o->hdr.data.h.csum = vtl_csum_fold(sum + (bytes ? vtl_sum_start(o->slot, bytes) : 0));
 }
 
-/* ingress: the payload already lies in its slot, where nobody looks before it is published. */
+/* ingress: verifies the packet; the payload is in its slot already, not yet published. */
 VTL_INLINE enum vtl_verdict tf_checksum_cover_verify(struct vtl_in *in) {
     VTL_TF(checksum_cover, 0);
     __u32 want = in->hdr->h.csum;

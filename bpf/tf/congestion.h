@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
 /*
- * congestion control: what the interchangeable ones share. Each is one function of the listener,
- * tf_newreno, tf_cubic or tf_hybla, which sets tx.cwnd (packets) after every acknowledgement and
- * tx.pacing_gap_ns, so that no window leaves in one burst; tf_tfrc has a state of its own and sets
- * a rate. Another one fits in the same place: it sees what an acknowledgement says (struct
- * vtl_ackd), vtl_cc_event tells it what happened to the path, and vtl_tx is its output.
+ * congestion control: common part of tf_newreno, tf_cubic and tf_hybla, which are interchangeable.
+ * Each is a function of the listener that sets tx.cwnd (packets) after every acknowledgement, and
+ * tx.pacing_gap_ns, so that no window leaves in one burst; tf_tfrc has its own state and sets a
+ * rate. Another one fits in the same place: its input are the acknowledgement (struct vtl_ackd) and
+ * vtl_cc_event, its output is vtl_tx.
  *
- * A loss, and a packet that the path marked instead of dropping it (ECN, RFC 3168), are events: one
- * for each round trip at most, however many packets it hits.
+ * Congestion events are losses and ECN marks (RFC 3168): at most one per round trip, however many
+ * packets it hits.
  */
 #ifndef VTL_TF_CONGESTION_H
 #define VTL_TF_CONGESTION_H
@@ -21,20 +21,20 @@ enum {
 
 enum vtl_cc_what { VTL_CC_NOTHING, VTL_CC_LOSS, VTL_CC_MARK, VTL_CC_TIMEOUT };
 
-/* Listener, but before the first packet egress. */
+/* Written by the listener, before the first packet by egress. */
 struct vtl_cc {
-    __u64 threshold; /* slow start ends there, packets */
-    __u64 credit;    /* what is missing to the next packet of the window, in the unit of each */
-    __u64 lost;      /* tx.lost_total when last looked at */
-    __u32 recover;   /* xid of the first transmission after the latest event */
-    __u32 marks;     /* vtl_hdr.aux: how many packets the path has marked */
-    __u32 timeout;   /* the retransmission timer had fired when this acknowledgement came */
+    __u64 threshold; /* slow start threshold, packets */
+    __u64 credit;    /* fraction of the window's next packet, in the unit of each */
+    __u64 lost;      /* tx.lost_total at the latest check */
+    __u32 recover;   /* xid of the first transmission after the latest congestion event */
+    __u32 marks;     /* vtl_hdr.aux: packets marked by the path */
+    __u32 timeout;   /* 1 if the retransmission timer had fired before this acknowledgement */
     __u32 min_rtt_us;
     /* CUBIC. Windows in 1,024ths of a packet */
-    __u64 most;     /* window at the latest event */
-    __u64 epoch_ns; /* 0: growth has not begun since */
-    __u64 estimate; /* what NewReno would have */
-    __u32 k_ms;     /* from the epoch until the window is `most` again */
+    __u64 most;     /* W_max: window at the latest congestion event */
+    __u64 epoch_ns; /* start of congestion avoidance; 0: not begun since */
+    __u64 estimate; /* W_est: what NewReno would have */
+    __u32 k_ms;     /* K: time from the epoch until the window is `most` again */
     __u32 pad;
 };
 
@@ -49,12 +49,12 @@ VTL_INLINE void tf_cc_start(struct vtl_out *o, struct vtl_cc *cc) {
     tx->pacing_gap_ns = tx->srtt_us * VTL_NS_PER_US / (2 * VTL_CC_INITIAL);
 }
 
-/* listener: before tf_ack_cumulative, which ends the row of timeouts. */
+/* listener: before tf_ack_cumulative, which clears the count of timeouts. */
 VTL_INLINE void tf_cc_note(struct vtl_ackd *a, struct vtl_cc *cc) {
     cc->timeout = a->s->tx.timeouts && a->s->tx.una != VTL_LOAD(a->s->tx.next);
 }
 
-/* What happened since the last acknowledgement. */
+/* Congestion event since the last acknowledgement. */
 VTL_INLINE enum vtl_cc_what vtl_cc_event(struct vtl_ackd *a, struct vtl_cc *cc) {
     struct vtl_tx *tx = &a->s->tx;
     __u32 marks = vtl_swap16(a->hdr->h.aux);
@@ -68,21 +68,21 @@ VTL_INLINE enum vtl_cc_what vtl_cc_event(struct vtl_ackd *a, struct vtl_cc *cc) 
         cc->recover = VTL_LOAD(tx->xid);
         return VTL_CC_TIMEOUT;
     }
-    /* Losses among what was sent before the latest event are found once what was sent after it has
-     * overtaken them by the reordering threshold, at the latest. */
+    /* Losses among packets sent before the latest event belong to it. They are detected, at the
+     * latest, once packets sent after it have overtaken them by the reordering threshold. */
     if ((!lost && !marked) || (__s32)(tx->acked_xid - cc->recover) <= vtl_overtakers(tx))
         return VTL_CC_NOTHING;
     cc->recover = VTL_LOAD(tx->xid);
     return lost ? VTL_CC_LOSS : VTL_CC_MARK;
 }
 
-/* Is it the window that holds the sender back? One that the app does not fill says nothing about
- * the path (RFC 7661). */
+/* Whether the congestion window is the limit. A window that the app does not fill says nothing
+ * about the path (RFC 7661). */
 VTL_INLINE int vtl_cc_limited(const struct vtl_ackd *a) {
     return 4 * (a->in_flight + a->delivered) >= 3 * a->s->tx.cwnd;
 }
 
-/* Slow start: a packet more for each one that has arrived, up to the threshold. Returns what is
+/* Slow start: grows by one packet per packet delivered, up to the threshold. Returns the packets
  * left for congestion avoidance. */
 VTL_INLINE __u64 vtl_cc_slow_start(struct vtl_ackd *a, const struct vtl_cc *cc) {
     struct vtl_tx *tx = &a->s->tx;
@@ -95,22 +95,22 @@ VTL_INLINE __u64 vtl_cc_slow_start(struct vtl_ackd *a, const struct vtl_cc *cc) 
     return a->delivered - grow;
 }
 
-/* Spreads the window over the round trip: twice as fast as it needs in slow start, a quarter faster
- * after that. */
+/* Paces the window over the round trip: at twice its rate in slow start, at 1.25 times its rate
+ * afterwards. */
 VTL_INLINE void vtl_cc_pace(struct vtl_ackd *a, const struct vtl_cc *cc) {
     struct vtl_tx *tx = &a->s->tx;
     __u64 gap = tx->srtt_us * VTL_NS_PER_US / (tx->cwnd ? tx->cwnd : 1);
     tx->pacing_gap_ns = tx->cwnd < cc->threshold ? gap / 2 : gap * 4 / 5;
 }
 
-/* The window after a timeout: one packet, and slow start to `threshold`. */
+/* After a timeout: one packet, and slow start up to `threshold`. */
 VTL_INLINE void vtl_cc_restart(struct vtl_ackd *a, struct vtl_cc *cc, __u64 threshold) {
     cc->threshold = threshold > VTL_CC_LEAST ? threshold : VTL_CC_LEAST;
     cc->credit = 0;
     a->s->tx.cwnd = 1;
 }
 
-/* The window after a loss. */
+/* After a congestion event: sets window and threshold. */
 VTL_INLINE void vtl_cc_reduce(struct vtl_ackd *a, struct vtl_cc *cc, __u64 window) {
     cc->threshold = window > VTL_CC_LEAST ? window : VTL_CC_LEAST;
     cc->credit = 0;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
-/* congestion control: the model of bbr.h sets the window and the pacing rate. */
+/* congestion control: sets window and pacing rate by the model of bbr.h. */
 #ifndef VTL_TF_CONGESTION_BBR_H
 #define VTL_TF_CONGESTION_BBR_H
 
 #include "bbr.h"
 #include "rtt.h"
 
-/* egress: before the first packet, spreads the initial window over half a round trip, if
- * negotiation has measured one. */
+/* egress: before the first packet. Paces the initial window over half a round trip, if the
+ * handshake measured one. */
 VTL_INLINE void tf_congestion_start(struct vtl_out *o) {
     struct vtl_tx *tx = &o->s->tx;
     if (tx->next)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
 /*
- * checksum: CRC32C over the header and the whole payload, as SCTP (RFC 9260, appendix A) and DCCP's
- * Data Checksum option (RFC 4340, 9.3) have it, in the place of the sum. It finds every burst of up
- * to 32 bits and costs a microsecond for a full packet.
+ * checksum: CRC32C over the header and the whole payload, as in SCTP (RFC 9260, appendix A) and in
+ * DCCP's Data Checksum option (RFC 4340, 9.3), in place of the sum. Detects every burst of up to 32
+ * bits; costs a microsecond for a full packet.
  */
 #ifndef VTL_TF_CRC32C_H
 #define VTL_TF_CRC32C_H
@@ -16,7 +16,7 @@ VTL_INLINE __u32 vtl_crc32c_word(__u32 crc, __u32 word) {
            vtl_crc32c_table[1][crc >> 16 & 255] ^ vtl_crc32c_table[0][crc >> 24];
 }
 
-/* Goes on with the first bytes of a slot. */
+/* Continues `crc` over the first bytes of a slot. */
 VTL_GLOBAL __u32 vtl_crc32c_slot(struct vtl_slot *slot, __u32 bytes, __u32 crc) {
     int i;
     if (!slot || bytes > VTL_MAX_PAYLOAD)
@@ -49,7 +49,7 @@ VTL_INLINE void tf_crc32c_add(struct vtl_out *o) {
     o->hdr.data.h.csum = vtl_crc32c_packet(o->hdr.words, o->type == VTL_DATA ? o->slot : 0, o->len);
 }
 
-/* ingress: the payload already lies in its slot, where nobody looks before it is published. */
+/* ingress: verifies the packet; the payload is in its slot already, not yet published. */
 VTL_INLINE enum vtl_verdict tf_crc32c_verify(struct vtl_in *in) {
     VTL_TF(crc32c, 0);
     __u32 want = in->hdr->h.csum;

@@ -31,7 +31,7 @@ VTL_INLINE void vtl_cubic_epoch(struct vtl_ackd *a, struct vtl_cc *cc) {
     cc->k_ms = vtl_cube_root((cc->most - window) * 2441406);
 }
 
-/* Congestion avoidance for `acked` packets (section 4.2 to 4.5). */
+/* Congestion avoidance for `acked` packets (sections 4.2 to 4.5). */
 VTL_INLINE void vtl_cubic_grow(struct vtl_ackd *a, struct vtl_cc *cc, __u64 acked) {
     struct vtl_tx *tx = &a->s->tx;
     __u64 window = tx->cwnd * 1024;
@@ -40,7 +40,7 @@ VTL_INLINE void vtl_cubic_grow(struct vtl_ackd *a, struct vtl_cc *cc, __u64 acke
     if (!cc->epoch_ns)
         vtl_cubic_epoch(a, cc);
     __u64 ms = (a->now - cc->epoch_ns) / VTL_NS_PER_MS;
-    /* alpha = 3 (1 - beta) / (1 + beta), and 1 once the window is what it was */
+    /* alpha = 3 (1 - beta) / (1 + beta), and 1 once the window is W_max again */
     cc->estimate += (cc->estimate < cc->most ? 542ull : 1024ull) * 1024 * acked / window;
     if (vtl_cubic_window(cc, ms) < cc->estimate) {
         if (cc->estimate / 1024 > tx->cwnd)

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
 /*
  * reliability: none. Each packet is sent once, as soon as the app has written it, and its slot is
- * free when the payload has been copied. Acknowledgements tell that the peer is there, and for
- * statistics how much arrives.
+ * free when the payload is copied. Acknowledgements serve liveness, and statistics of arrivals.
  */
 #ifndef VTL_TF_DATAGRAM_H
 #define VTL_TF_DATAGRAM_H
@@ -11,15 +10,15 @@
 #include "window.h"
 #include "vtl/room.h"
 
-/* First packet that the app has not written. A claim that cannot be right is none: nothing else
- * would ever stop the sender. */
+/* End of the data written by the app. An implausible position is ignored: nothing else would ever
+ * stop the sender. */
 VTL_INLINE __u64 vtl_datagram_end(struct vtl_session *s) {
     struct vtl_ring_ctl *ctl = vtl_env_tx_ctl(s);
     __u64 end = ctl ? VTL_LOAD(ctl->producer) : s->tx.next;
     return end - s->tx.next <= s->slots ? end : s->tx.next;
 }
 
-/* egress: the next packet, or the question whether the peer is there. */
+/* egress: the next packet, or a liveness probe. */
 VTL_INLINE enum vtl_verdict tf_datagram_choose(struct vtl_out *o) {
     VTL_TF(datagram, 0);
     struct vtl_tx *tx = &o->s->tx;
@@ -35,10 +34,10 @@ VTL_INLINE enum vtl_verdict tf_datagram_choose(struct vtl_out *o) {
     return VTL_NEXT;
 }
 
-/* Packets for each acknowledgement, which only statistics need. */
+/* Packets per acknowledgement, for statistics only. */
 enum { VTL_DATAGRAM_ACK_EVERY = 32 };
 
-/* egress: instead of tf_number. Nobody will tell what became of the packet. */
+/* egress: instead of tf_number. The packet's fate will not be known. */
 VTL_INLINE void tf_datagram_number(struct vtl_out *o) {
     struct vtl_tx *tx = &o->s->tx;
     if (o->type == VTL_DATA) {
@@ -51,7 +50,7 @@ VTL_INLINE void tf_datagram_number(struct vtl_out *o) {
     vtl_number_header(o);
 }
 
-/* egress, once the payload is in the packet */
+/* egress, once the payload is in the packet: frees the slot. */
 VTL_INLINE void tf_datagram_release(struct vtl_out *o) {
     struct vtl_session *s = o->s;
     struct vtl_ring_ctl *ctl = vtl_env_tx_ctl(s);
@@ -59,15 +58,15 @@ VTL_INLINE void tf_datagram_release(struct vtl_out *o) {
         return;
     VTL_BARRIER();
     VTL_STORE(s->tx.una, s->tx.next);
-    /* An exchange: who waits for room looks at it after having said so. */
+    /* An exchange: a writer rereads this after it announced that it waits for room. */
     __sync_lock_test_and_set(&ctl->consumer, s->tx.next);
     __u32 what = vtl_room_event(s);
     if (what)
         vtl_env_notify(s, what);
 }
 
-/* listener: the peer is there. What it says to have received is not held against what was sent: its
- * packets and ours may come twice. */
+/* listener: the peer is alive. Counts of packets received are not checked against those sent: the
+ * network may duplicate either side's packets. */
 VTL_INLINE void tf_datagram_heard(struct vtl_ackd *a) {
     struct vtl_tx *tx = &a->s->tx;
     tx->acks++;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
 /*
- * reliability: forward error correction by XOR parity. Behind every `group` new packets, and behind
- * fewer when the application has no more, goes one whose payload is the XOR of theirs; a receiver
- * that misses one of them makes it out of the others. One loss in a group then costs no round trip.
+ * reliability: forward error correction by XOR parity. A parity packet, the XOR of the payloads,
+ * follows every `group` new packets, or fewer when the application has no more; a receiver that
+ * misses one of them recovers it from the others. So one loss in a group costs no round trip.
  *
  * A parity packet is DATA with VTL_F_PARITY: `seq` is the first of its group, `aux` their number,
- * `ts` the XOR of their lengths. It has no place in the sequence and is not acknowledged.
+ * `ts` the XOR of their lengths. It has no sequence number of its own and is not acknowledged.
  */
 #ifndef VTL_TF_FEC_H
 #define VTL_TF_FEC_H
@@ -16,12 +16,12 @@
 
 enum { VTL_FEC_MOST = 32 };
 
-/* Egress. */
+/* Written by egress. */
 struct vtl_fec {
-    __u64 group; /* first packet that no parity covers yet */
+    __u64 group; /* first packet without parity yet */
 };
 
-/* to ^= from, for whole slots: what lies behind a packet's end counts as it is. */
+/* XORs the first `bytes` of `from` into `to`. */
 VTL_GLOBAL int vtl_fec_mix(struct vtl_slot *to, struct vtl_slot *from, __u32 bytes) {
     int i;
     if (!to || !from || bytes > VTL_MAX_PAYLOAD)
@@ -52,8 +52,8 @@ VTL_GLOBAL int vtl_fec_clear(struct vtl_slot *slot) {
 }
 
 /*
- * egress: before the choice of a packet. VTL_SEND: `o` is a parity packet. Only while nothing of
- * the group was acknowledged: the application may write to slots that were.
+ * egress: before the choice of a packet. VTL_SEND: `o` is a parity packet. Only if none of the
+ * group is acknowledged, since the application may overwrite acknowledged slots.
  */
 VTL_INLINE enum vtl_verdict tf_fec_make(struct vtl_out *o, struct vtl_fec *f, __u32 group) {
     struct vtl_session *s = o->s;
@@ -98,23 +98,23 @@ VTL_INLINE int vtl_is_parity(const struct vtl_in *in) {
     return in->type == VTL_DATA && in->hdr->h.flags & VTL_F_PARITY;
 }
 
-/* ingress: instead of other admissions, for parity packets: they lie nowhere. */
+/* ingress: admits parity packets, instead of other admissions: they have no place in the ring. */
 VTL_INLINE enum vtl_verdict tf_fec_admit(struct vtl_in *in) {
     in->refused = 1;
     return VTL_NEXT;
 }
 
 /*
- * Makes the one packet that is missing of a group, at most `most` bytes, out of the others and of
- * their parity, which is not the parity then. Returns its number; its length is in parity->len.
- * VTL_NEVER: it is not one.
+ * Recovers the one missing packet of a group, at most `most` bytes, from the others and the parity,
+ * which is overwritten. Returns its number, its length in parity->len; VTL_NEVER if not exactly one
+ * is missing.
  */
 VTL_GLOBAL __u64 vtl_fec_recover(struct vtl_session *s, struct vtl_slot *parity, __u64 first,
                                  __u32 count, __u32 most) {
     if (!s || !parity)
         return VTL_NEVER;
     struct vtl_rx *rx = &s->rx;
-    /* All slots must still hold the group: later packets may have taken their places. */
+    /* All slots must still hold the group: later packets may have reused them. */
     if (count < 2 || count > VTL_FEC_MOST || first + count > vtl_rx_known_limit(s) ||
         rx->max > first + s->slots || first + count <= rx->cum)
         return VTL_NEVER;
@@ -126,14 +126,14 @@ VTL_GLOBAL __u64 vtl_fec_recover(struct vtl_session *s, struct vtl_slot *parity,
             break;
         if (seq >= rx->cum && !(rx->map[(seq / 64) % VTL_WINDOW_WORDS] >> (seq % 64) & 1)) {
             if (missing != VTL_NEVER)
-                return VTL_NEVER; /* two cannot be told apart */
+                return VTL_NEVER; /* two are missing */
             missing = seq;
             continue;
         }
         struct vtl_slot *slot = vtl_env_rx_slot(s, seq);
         __u32 own = slot ? VTL_LOAD(slot->len) : 0;
         if (!own || own > VTL_MAX_PAYLOAD)
-            return VTL_NEVER; /* one that was skipped */
+            return VTL_NEVER; /* one was given up */
         vtl_fec_mix(parity, slot, own);
         parity->len ^= own;
     }
@@ -145,8 +145,8 @@ VTL_GLOBAL __u64 vtl_fec_recover(struct vtl_session *s, struct vtl_slot *parity,
     return missing;
 }
 
-/* ingress: a verified parity packet lies in in->slot. VTL_NEXT: `in` is now the packet that was
- * missing, as if it had arrived. */
+/* ingress: for a verified parity packet in in->slot. VTL_NEXT: `in` is now the recovered packet, as
+ * if it had arrived. */
 VTL_INLINE enum vtl_verdict tf_fec_recover(struct vtl_in *in) {
     VTL_TF(fec, 0);
     struct vtl_session *s = in->s;
@@ -166,10 +166,10 @@ VTL_INLINE enum vtl_verdict tf_fec_recover(struct vtl_in *in) {
     return VTL_NEXT;
 }
 
-/* ingress: of a verified packet. VTL_STOP: it was parity, and the packet that it made good has its
- * place now. */
+/* ingress: for a verified packet. VTL_STOP: it was parity, and the packet that it recovered, if
+ * any, is placed. */
 VTL_INLINE enum vtl_verdict tf_fec_take(struct vtl_in *in) {
-    if (!in->refused) /* tf_fec_admit */
+    if (!in->refused) /* set by tf_fec_admit */
         return VTL_NEXT;
     if (!tf_fec_recover(in))
         tf_receive_place(in);

@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
 /*
- * reliability: go-back-N. The receiver takes packets in order only (in_order.h), so once a packet
- * was overtaken, whether it was lost or not, everything behind it was sent in vain: it is all lost
- * together and goes again, in order.
+ * reliability: go-back-N. The receiver accepts packets in order only (in_order.h), so once a packet
+ * was overtaken, lost or not, all packets from it on are lost, and are retransmitted in order.
  */
 #ifndef VTL_TF_GO_BACK_H
 #define VTL_TF_GO_BACK_H
 
 #include "loss.h"
 
-/* Marks every packet from `from` to the last one sent as lost. */
+/* Marks all packets sent, from `from` on, as lost. */
 VTL_INLINE void vtl_lose_all(struct vtl_session *s, __u64 from) {
     struct vtl_tx *tx = &s->tx;
     __u64 next = VTL_LOAD(tx->next);
@@ -32,20 +31,20 @@ VTL_INLINE void vtl_lose_all(struct vtl_session *s, __u64 from) {
     }
 }
 
-/* listener: after tf_loss_reordering, which keeps acked_xid. */
+/* listener: after tf_loss_reordering, which updates acked_xid. */
 VTL_INLINE void tf_go_back(struct vtl_ackd *a) {
     VTL_TF(go_back, VTL_S_RELIABLE);
     struct vtl_tx *tx = &a->s->tx;
     if (a->cum >= VTL_LOAD(tx->next) ||
         VTL_LOAD(tx->lost[(a->cum / 64) % VTL_WINDOW_WORDS]) >> (a->cum % 64) & 1)
-        return; /* nothing is out, or it waits to be sent again already */
+        return; /* nothing is outstanding, or it is marked already */
     struct vtl_sent *sent = vtl_env_sent(a->s, a->cum);
     if (sent && (__s32)(tx->acked_xid - VTL_LOAD(sent->xid)) > 0)
         vtl_lose_all(a->s, a->cum);
 }
 
-/* egress: before the choice. Packets are of use in order only, so the search for the next lost one
- * begins with the oldest. */
+/* egress: before the choice. Packets are useful in order only: the search for lost ones starts at
+ * the oldest. */
 VTL_INLINE void tf_go_back_order(struct vtl_out *o) {
     o->s->tx.scan = VTL_LOAD(o->s->tx.una) / 64;
 }

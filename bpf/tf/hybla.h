@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
 /*
  * congestion control: Hybla (Caini and Firrincieli, "TCP Hybla: a TCP enhancement for heterogeneous
- * networks", 2004). The window grows as that of a path of 25 ms would, counted in time: with rho =
- * RTT / 25 ms, by 2^rho - 1 for each packet in slow start, by rho^2 / window in congestion
- * avoidance. For satellites.
+ * networks", 2004), for satellite paths. The window grows in time as on a path of 25 ms: with rho =
+ * RTT / 25 ms, by 2^rho - 1 per packet in slow start, by rho^2 / window in congestion avoidance.
  */
 #ifndef VTL_TF_HYBLA_H
 #define VTL_TF_HYBLA_H
@@ -34,7 +33,7 @@ VTL_INLINE void tf_hybla(struct vtl_ackd *a, struct vtl_cc *cc) {
             __u64 grown = tx->cwnd + cc->credit / 128;
             cc->credit %= 128;
             tx->cwnd = grown < cc->threshold ? grown : cc->threshold;
-            /* A window beyond any ring serves nobody, and would take as long to shrink. */
+            /* Windows beyond any ring are of no use, and would take as long to shrink. */
             if (tx->cwnd > VTL_MAX_WINDOW)
                 tx->cwnd = VTL_MAX_WINDOW;
         } else if (tx->cwnd) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
 /*
- * What Hybla counts with (Caini and Firrincieli, "TCP Hybla: a TCP enhancement for heterogeneous
- * networks", 2004): the round-trip time in multiples of that of the reference path, rho, and the
- * growth that follows. For grafts and for TCP.
+ * Hybla's arithmetic (Caini and Firrincieli, "TCP Hybla: a TCP enhancement for heterogeneous
+ * networks", 2004): rho, the round-trip time in multiples of the reference path's, and the
+ * increment in slow start. For grafts and for TCP.
  */
 #ifndef VTL_TF_HYBLA_RHO_H
 #define VTL_TF_HYBLA_RHO_H

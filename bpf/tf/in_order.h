@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
 /*
- * reliability and ordering at the receiver, without a store for what comes too early: takes the
- * next packet in order and nothing else. Goes with go_back.h, and with a window of 1.
+ * reliability and ordering at the receiver, without a reassembly buffer: accepts only the next
+ * packet in order. Used with go_back.h, and with a window of 1.
  */
 #ifndef VTL_TF_IN_ORDER_H
 #define VTL_TF_IN_ORDER_H
 
 #include "receive.h"
 
-/* Instead of tf_receive_admit. What comes too early is counted with what finds no room, and
- * answered: its sender shall go back. */
+/* Instead of tf_receive_admit. Out-of-order packets count as beyond the window, and are
+ * acknowledged, so that the sender goes back. */
 VTL_INLINE enum vtl_verdict tf_in_order_admit(struct vtl_in *in) {
     VTL_TF(in_order, VTL_S_ORDERED);
     enum vtl_verdict v = tf_receive_admit(in);
@@ -25,7 +25,7 @@ VTL_INLINE void tf_in_order_place(struct vtl_in *in) {
         return;
     }
     in->s->rx.beyond++;
-    in->s->rx.dups++; /* it has arrived, and will again */
+    in->s->rx.dups++; /* it arrived, and will again: transmissions and arrivals must match */
     vtl_env_count(VTL_ST_RX_BEYOND);
 }
 

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
 /*
- * reliability: finds lost packets. A packet is lost if it has not arrived although one that was
- * transmitted `reorder` transmissions later has: the packet threshold of RFC 9002, 6.1.1, applied
- * to transmission numbers, so that a lost retransmission is found just as fast. `reorder` grows
- * whenever the peer reports duplicates, which means that packets were given up too early (RFC 2883
- * and RFC 8985, 3.3 for the idea), and shrinks again while it reports none. Nor is it lost while
- * packets arrive, now and then, that were overtaken by as many others (`late`). However far both
- * have grown, one that was overtaken at all is lost after two round-trip times: RFC 8985, 6.2,
- * never waits longer. Where the last packet that was sent has arrived, one overtaker is enough
- * unless packets have come late: RFC 5827.
+ * reliability: loss detection. A packet is lost if it has not arrived although one transmitted
+ * `reorder` transmissions later has: the packet threshold of RFC 9002, 6.1.1, over transmission
+ * numbers, so that lost retransmissions are detected just as fast. `reorder` grows with reported
+ * duplicates, which signal spurious retransmissions (RFC 2883 and RFC 8985, 3.3 for the idea), and
+ * shrinks while there are none. `late` raises the threshold to the reordering that packets
+ * survived lately. Whatever the threshold, an overtaken packet is lost after two round-trip times:
+ * RFC 8985, 6.2, never waits longer. Early retransmit (RFC 5827): one overtaker is enough if the
+ * last packet sent has arrived and there was no reordering.
  */
 #ifndef VTL_TF_LOSS_H
 #define VTL_TF_LOSS_H
@@ -17,19 +16,18 @@
 
 #define VTL_REORDER_MAX 256
 #define VTL_LATE_MAX 8192
-/* Packets that have to arrive, none of them late and none twice, until a threshold shrinks: so many
- * times it. */
+/* A threshold of n shrinks after VTL_CALM * n packets without reordering or duplicates. */
 #define VTL_CALM 16
 
-/* Packets whose marks were just cleared, though not sent again, have arrived. They must not count
- * as lost and as delivered: in_flight would forget one packet for each, for ever. */
+/* Undoes the loss of `packets` marked but not retransmitted packets that have arrived. If they
+ * counted as lost and as delivered, in_flight would be short by one for each, for ever. */
 VTL_INLINE void vtl_loss_undo(struct vtl_session *s, __u32 packets) {
     __sync_fetch_and_add(&s->tx.lost_pending, -(int)packets);
     s->tx.lost_total -= packets;
 }
 
-/* Was the latest transmission of seq overtaken? Gives it up if so. Returns false when later
- * packets that were sent once only need no look. `end_xid`: as vtl_loss_end says it. */
+/* Marks seq as lost if its latest transmission was overtaken. Returns false if later packets that
+ * were sent once need no check. `end_xid`: from vtl_loss_end. */
 VTL_GLOBAL int vtl_loss_check(struct vtl_session *s, __u64 now, __u64 seq, __u32 end_xid) {
     struct vtl_sent *sent = s ? vtl_env_sent(s, seq) : 0;
     if (!sent)
@@ -50,9 +48,9 @@ VTL_GLOBAL int vtl_loss_check(struct vtl_session *s, __u64 now, __u64 seq, __u32
     return 1;
 }
 
-/* Early retransmit (RFC 5827): where the last packet that was ever sent has arrived, nothing is
- * under way that could overtake those still missing but retransmissions, a round trip later, so one
- * overtaker is enough unless packets have come late. Returns its xid, or 0. */
+/* Early retransmit (RFC 5827): once the last packet ever sent has arrived, only retransmissions, a
+ * round trip later, could overtake those still missing, so one overtaker is enough unless there is
+ * reordering. Returns its xid, or 0. */
 VTL_INLINE __u32 vtl_loss_end(const struct vtl_ackd *a) {
     const struct vtl_tx *tx = &a->s->tx;
     __u32 xid = vtl_swap32(a->hdr->echo_xid);
@@ -60,8 +58,8 @@ VTL_INLINE __u32 vtl_loss_end(const struct vtl_ackd *a) {
     return !is_late && vtl_swap64(a->hdr->echo_seq) + 1 == VTL_LOAD(tx->next) ? xid : 0;
 }
 
-/* By how many others was the packet overtaken that has just arrived, and caused an acknowledgement?
- * What happens once may be an accident: so at most twice as many as before, at a time. */
+/* Adapts the thresholds to a packet that has just arrived, overtaken by `overtaken` others. Once
+ * may be an accident: `late` at most about doubles at a time. */
 VTL_GLOBAL int vtl_loss_late(struct vtl_session *s, __u32 overtaken) {
     if (!s)
         return 0;
@@ -88,14 +86,15 @@ VTL_INLINE void tf_loss_reordering(struct vtl_ackd *a) {
     struct vtl_tx *tx = &a->s->tx;
     __u32 xid = vtl_swap32(a->hdr->echo_xid);
     __u32 dups = vtl_swap32(a->hdr->dups) - VTL_LOAD(tx->copies);
-    /* Duplicates that the network makes are few; ours come with reordering. Widen slowly. */
+    /* Spurious retransmissions come with reordering, the network's own duplicates are few: grow
+     * slowly. */
     if ((__s32)(dups - tx->dups) > 0) {
         __u32 reorder = tx->reorder + 1 + tx->reorder / 8;
         tx->reorder = reorder < VTL_REORDER_MAX ? reorder : VTL_REORDER_MAX;
         tx->dups = dups;
         tx->calm = tx->delivered;
     } else if (xid + 1 == VTL_LOAD(tx->xid)) {
-        tx->dups = dups; /* all are settled: copies of which one got lost were no duplicates */
+        tx->dups = dups; /* nothing is outstanding: copies that got lost made no duplicates */
     }
     __s32 newer = xid - tx->acked_xid;
     if (newer > 0 && (__s32)(xid - tx->xid) < 0)
@@ -104,7 +103,7 @@ VTL_INLINE void tf_loss_reordering(struct vtl_ackd *a) {
         vtl_loss_late(a->s, newer < 0 ? tx->acked_xid - xid : 0);
 }
 
-/* `early`: vtl_loss_end counts, where a needless retransmission is all that it may cost. */
+/* `early`: use vtl_loss_end; for grafts in which it costs a spurious retransmission at most. */
 VTL_INLINE void tf_loss_selective(struct vtl_ackd *a, const int early) {
     VTL_TF(loss, 0);
     struct vtl_session *s = a->s;
@@ -113,7 +112,7 @@ VTL_INLINE void tf_loss_selective(struct vtl_ackd *a, const int early) {
     __u64 base = (a->cum & ~63ull) + skip * 64ull;
     __u32 end_xid = early ? vtl_loss_end(a) : 0;
 
-    /* Whatever part of the window the bitmap is about, the next packet in order is missing. */
+    /* The next packet in order is missing, whatever part of the window the bitmap covers. */
     if (skip && a->cum < next)
         vtl_loss_check(s, a->now, a->cum, end_xid);
     int i;
@@ -125,7 +124,7 @@ VTL_INLINE void tf_loss_selective(struct vtl_ackd *a, const int early) {
         __u32 word = (from / 64) % VTL_WINDOW_WORDS;
         __u64 marked = VTL_LOAD(s->tx.lost[word]);
         if (marked & have) {
-            /* Given up, but it arrived after all: it was not lost. */
+            /* Spurious: marked as lost, but arrived. */
             __u64 old = __sync_fetch_and_and(&s->tx.lost[word], ~have);
             vtl_loss_undo(s, vtl_bits(old & have));
         }
@@ -143,10 +142,10 @@ VTL_INLINE void tf_loss_selective(struct vtl_ackd *a, const int early) {
             vtl_loss_check(s, a->now, seq, end_xid);
         }
     }
-    /* Beyond the bitmap nothing has arrived. First transmissions are in order there, so the search
-     * ends at the first packet that may still come. One acknowledgement looks at 64; after a loss
-     * of more than that the next one goes on, or the end of a transfer would wait for a round trip
-     * each 64 packets. */
+    /* Nothing beyond the bitmap has arrived. First transmissions are in order there, so the search
+     * ends at the first packet that is not lost yet. It checks 64 packets per acknowledgement;
+     * after a longer burst of losses the next one continues (`tail`), or the end of a transfer
+     * would take a round trip for each 64 packets. */
     if (a->hdr->h.flags & VTL_F_PARTIAL)
         return;
     __u64 from = base + a->words * 64ull;

@@ -23,7 +23,7 @@ VTL_INLINE void tf_newreno(struct vtl_ackd *a, struct vtl_cc *cc) {
     default:
         if (!a->delivered || !vtl_cc_limited(a))
             break;
-        /* A packet more for each window that has arrived. */
+        /* One packet per window delivered. */
         cc->credit += vtl_cc_slow_start(a, cc);
         if (tx->cwnd && cc->credit >= tx->cwnd) {
             cc->credit -= tx->cwnd;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
 /*
- * reliability: numbers each transmission (xid), stamps it with the sender's clock, writes the
- * scoreboard entry from which losses, round-trip time and delivery rate are read later, and decides
- * which packets ask for an acknowledgement.
+ * reliability: numbers each transmission (xid), timestamps it, writes the scoreboard entry for loss
+ * detection, round-trip time and delivery rate, and decides which packets ask for an
+ * acknowledgement.
  */
 #ifndef VTL_TF_NUMBER_H
 #define VTL_TF_NUMBER_H

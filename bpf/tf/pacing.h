@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
 /*
- * pacing: spreads packets at the rate that congestion control asks for. A late pump may catch up
- * with a burst: of what it missed in a sixteenth of a round trip, and VTL_PACE_BURST_US at least.
- * The queue that congestion control allows is several times as long.
+ * pacing: spreads packets at congestion control's rate. A late pump may catch up with a burst: what
+ * was due in the latest 1/16 of a round trip, at least VTL_PACE_BURST_US. The queue that congestion
+ * control allows is several times as long.
  */
 #ifndef VTL_TF_PACING_H
 #define VTL_TF_PACING_H

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
 /*
- * reliability: partial. Lost packets may be given up: they are not sent again, and the receiver is
- * told to go on without them. The sender tells with every packet which the first one is that it has
- * not settled, that is, neither knows to have arrived nor given up: the `floor` (PROTOCOL.md,
- * section 5); skip.h is the receiver's part. How many may be given up is for a budget to say:
+ * reliability: partial. Lost packets may be given up: they are not retransmitted, and the receiver
+ * skips them. Every packet carries the `floor` (PROTOCOL.md, section 5), the sender's first packet
+ * that is not settled, that is, neither acknowledged nor given up; skip.h is the receiver's part. A
+ * budget limits how many are given up:
  *
- * - tf_partial_budget: at most `most` of any `window` packets in a row. Exact, not on average: a
- *   packet is given up only if the one given up `most` times before lies a whole window back, and
- *   only if no later one was given up, so that no window holds more.
- * - tf_partial_all: all of them. Nothing is sent twice.
+ * - tf_partial_budget: at most `most` of any `window` consecutive packets. Exact, not on average: a
+ *   packet is given up only if the one given up `most` times before is at least a window older, and
+ *   only if no later packet was given up, so that no window holds more.
+ * - tf_partial_all: no limit. There are no retransmissions.
  */
 #ifndef VTL_TF_PARTIAL_H
 #define VTL_TF_PARTIAL_H
@@ -18,23 +18,23 @@
 #include "window.h"
 
 enum {
-    VTL_PARTIAL_WINDOW = 4096,    /* packets under way at most, */
-    VTL_PARTIAL_MOST = 4096 - 64, /* as whole words of the bitmap: less one */
-    VTL_BUDGET_MOST = 64,         /* packets given up in a window of the budget, at most */
+    VTL_PARTIAL_WINDOW = 4096,    /* maximum of packets outstanding, */
+    VTL_PARTIAL_MOST = 4096 - 64, /* in whole words of the bitmap: less one */
+    VTL_BUDGET_MOST = 64,         /* maximum of packets given up in a window of the budget */
     VTL_PARTIAL_WORDS = VTL_PARTIAL_WINDOW / 64,
 };
 
-/* Listener, but for `told`. */
+/* Written by the listener, except `told`. */
 struct vtl_partial {
-    __u64 floor;                   /* the first packet that is not settled */
-    __u64 told;                    /* egress: the floor that the latest packet told */
-    __u64 swept;                   /* `gone` holds nothing below */
-    __u64 given_up;                /* packets, so far */
-    __u64 forgiven;                /* of them, those that arrived after all */
-    __u64 gone[VTL_PARTIAL_WORDS]; /* packets given up, at or above the peer's cum */
+    __u64 floor;                   /* first packet neither acknowledged nor given up */
+    __u64 told;                    /* egress: floor in the latest packet sent */
+    __u64 swept;                   /* `gone` is empty below */
+    __u64 given_up;                /* packets given up in total */
+    __u64 forgiven;                /* packets given up that arrived after all */
+    __u64 gone[VTL_PARTIAL_WORDS]; /* packets given up, from the peer's cum on */
 };
 
-/* Listener. The latest packets that were given up, at index modulo the length. */
+/* Written by the listener: the latest packets given up; ring, index modulo its length. */
 struct vtl_budget {
     __u64 given[VTL_BUDGET_MOST];
 };
@@ -42,7 +42,7 @@ struct vtl_budget {
 /* ---------------------------------------------------------------------------------------- egress
  */
 
-/* After the choice, before the header is sealed: tells the floor. */
+/* After the choice, before the header is sealed: writes the floor. */
 VTL_INLINE void tf_partial_tell(struct vtl_out *o, struct vtl_partial *p) {
     __u64 floor = VTL_LOAD(p->floor);
     __u64 behind = floor < o->seq ? o->seq - floor : 0;
@@ -52,9 +52,9 @@ VTL_INLINE void tf_partial_tell(struct vtl_out *o, struct vtl_partial *p) {
 }
 
 /*
- * Chooses o->seq, or says when to try again. Instead of the oldest packet that was given up, a
- * PROBE goes: it tells the floor, at once when there is nothing else to tell it. `repeat`: what is
- * not settled goes again when the retransmission timer fires.
+ * Chooses o->seq, or sets tx.wake_ns. A PROBE carries a new floor when no DATA does. `repeat`: the
+ * first packet not settled is retransmitted when the retransmission timer fires; otherwise a PROBE
+ * goes.
  */
 VTL_INLINE enum vtl_verdict tf_partial_choose(struct vtl_out *o, struct vtl_partial *p,
                                               const int repeat) {
@@ -80,7 +80,7 @@ VTL_INLINE enum vtl_verdict tf_partial_choose(struct vtl_out *o, struct vtl_part
     return VTL_NEXT;
 }
 
-/* Would tf_partial_choose find a packet? */
+/* Whether tf_partial_choose would find a packet. */
 VTL_INLINE int vtl_partial_can_send(struct vtl_session *s, struct vtl_partial *p) {
     return vtl_can_send(s) || VTL_LOAD(p->floor) > p->told;
 }
@@ -88,7 +88,7 @@ VTL_INLINE int vtl_partial_can_send(struct vtl_session *s, struct vtl_partial *p
 /* -------------------------------------------------------------------------------------- listener
  */
 
-/* Forgets what was given up below the peer's cum: the peer has skipped it. */
+/* Forgets packets given up below the peer's cum, which it has skipped. */
 VTL_INLINE void vtl_partial_sweep(struct vtl_ackd *a, struct vtl_partial *p) {
     __u64 first = p->swept / 64, last = a->cum / 64;
     int i;
@@ -100,7 +100,7 @@ VTL_INLINE void vtl_partial_sweep(struct vtl_ackd *a, struct vtl_partial *p) {
     p->swept = a->cum;
 }
 
-/* May `seq` be given up, after `given` others? */
+/* Whether the budget allows to give up `seq`, after `given` others. */
 VTL_INLINE int vtl_budget_allows(const struct vtl_budget *b, __u64 given, __u64 seq, __u32 most,
                                  __u32 window) {
     if (!b)
@@ -108,11 +108,11 @@ VTL_INLINE int vtl_budget_allows(const struct vtl_budget *b, __u64 given, __u64 
     if (most > VTL_BUDGET_MOST)
         most = VTL_BUDGET_MOST;
     if (given && seq < b->given[(given - 1) % VTL_BUDGET_MOST])
-        return 0; /* windows that hold later ones were counted without it */
+        return 0; /* later windows were counted without it */
     return most && (given < most || seq - b->given[(given - most) % VTL_BUDGET_MOST] >= window);
 }
 
-/* Has `seq` been on its way for so long that it is of no use any more? */
+/* Whether the lifetime of `seq` has expired. */
 VTL_INLINE int vtl_partial_late(struct vtl_ackd *a, __u64 seq, __u32 lifetime_ms) {
     if (!lifetime_ms)
         return 1;
@@ -120,7 +120,7 @@ VTL_INLINE int vtl_partial_late(struct vtl_ackd *a, __u64 seq, __u32 lifetime_ms
     return !slot || a->now - VTL_LOAD(slot->stamp) >= lifetime_ms * VTL_NS_PER_MS;
 }
 
-/* Gives up what was declared lost, as far as the budget allows. */
+/* Gives up packets declared lost, as far as the budget allows. */
 VTL_INLINE void vtl_partial_give_up(struct vtl_ackd *a, struct vtl_partial *p, struct vtl_budget *b,
                                     __u32 most, __u32 window, __u32 lifetime_ms) {
     struct vtl_tx *tx = &a->s->tx;
@@ -143,7 +143,7 @@ VTL_INLINE void vtl_partial_give_up(struct vtl_ackd *a, struct vtl_partial *p, s
             if (!vtl_budget_allows(b, p->given_up, seq, most, window) ||
                 !vtl_partial_late(a, seq, lifetime_ms) ||
                 !(__sync_fetch_and_and(&tx->lost[word], ~mask) & mask))
-                continue; /* egress may have taken it just now */
+                continue; /* egress may have taken it meanwhile */
             __sync_fetch_and_add(&tx->lost_pending, -1);
             p->gone[(first + i) % VTL_PARTIAL_WORDS] |= mask;
             if (b)
@@ -154,9 +154,9 @@ VTL_INLINE void vtl_partial_give_up(struct vtl_ackd *a, struct vtl_partial *p, s
 }
 
 /*
- * Moves the floor, and takes packets that were given up and arrived nevertheless out of those that
- * count as lost. The peer cannot tell which they were once its cum has passed them, but how many:
- * it has received `received`, so it has skipped what is missing below its cum.
+ * Moves the floor, and no longer counts packets as lost that were given up but arrived. Below the
+ * peer's cum it is only known how many: the peer has received `received` packets, so it has skipped
+ * the others below its cum.
  */
 VTL_INLINE void vtl_partial_settle(struct vtl_ackd *a, struct vtl_partial *p) {
     struct vtl_tx *tx = &a->s->tx;
@@ -164,7 +164,7 @@ VTL_INLINE void vtl_partial_settle(struct vtl_ackd *a, struct vtl_partial *p) {
     __u64 base = a->cum & ~63ull;
     __u64 floor = base, above = 0, waiting = 0;
     if (vtl_swap32(a->hdr->skip))
-        return; /* nothing is said about the packets from cum on */
+        return; /* the packets from cum on are not described */
     int i;
     vtl_for(i, 0, VTL_PARTIAL_WORDS) {
         __u64 from = base + i * 64ull;
@@ -178,7 +178,7 @@ VTL_INLINE void vtl_partial_settle(struct vtl_ackd *a, struct vtl_partial *p) {
         above += vtl_bits(have);
         waiting += vtl_bits(*gone);
         __u64 open = ~(have | *gone | below);
-        /* If everything before this word is settled: floor is nowhere beyond it. */
+        /* If everything before this word is settled: else the floor is before it already. */
         floor += vtl_lowest_bit(open) & -vtl_up_to(from, floor);
     }
     if (floor > next)
@@ -195,9 +195,8 @@ VTL_INLINE void vtl_partial_settle(struct vtl_ackd *a, struct vtl_partial *p) {
     }
 }
 
-/* After losses were declared: see above. `window` packets have a budget of `most`; packets that
- * were first sent less than `lifetime_ms` ago are sent again rather than given up (0: given up at
- * once). */
+/* After loss detection: see above. `window` packets have a budget of `most`; packets first sent
+ * less than `lifetime_ms` ago are retransmitted rather than given up (0: given up at once). */
 VTL_INLINE void tf_partial_budget(struct vtl_ackd *a, struct vtl_partial *p, struct vtl_budget *b,
                                   __u32 most, __u32 window, __u32 lifetime_ms) {
     vtl_partial_sweep(a, p);
@@ -211,7 +210,7 @@ VTL_INLINE void tf_partial_all(struct vtl_ackd *a, struct vtl_partial *p) {
     vtl_partial_settle(a, p);
 }
 
-/* egress: remembers when a packet was first sent, for its lifetime. */
+/* egress: records the time of the first transmission, for the lifetime. */
 VTL_INLINE void tf_lifetime_start(struct vtl_out *o) {
     if (o->type == VTL_DATA && !(o->flags & VTL_F_RETRANSMIT))
         VTL_STORE(o->slot->stamp, o->now);

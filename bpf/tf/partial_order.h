@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
 /*
- * ordering: partial (RFC 1693 has the idea). Packets may say which earlier one they follow; each is
- * delivered once all those before it in its lane have been, and waits for nothing else. Lanes are
- * the sender's: a packet tells only how many packets back its predecessor is (vtl_hdr.aux), so
- * there may be as many lanes as packets, and a lane costs nothing.
+ * ordering: partial (idea: RFC 1693). A packet may name an earlier one as its predecessor, and is
+ * delivered once that and all before it in its lane have been; it waits for nothing else. Lanes are
+ * the sender's: a packet only carries the distance back to its predecessor (vtl_hdr.aux), so there
+ * may be as many lanes as packets, and a lane costs nothing.
  *
- * Packets lie in the receive ring by their numbers, as with receive.h. The order in which they are
- * to be read is a list in the same slots: the n-th one to be read is packet `stamp` of slot n.
+ * Packets are placed in the receive ring by number, as in receive.h. The order of delivery is a
+ * list in the same slots: the n-th packet to read is packet `stamp` of slot n.
  */
 #ifndef VTL_TF_PARTIAL_ORDER_H
 #define VTL_TF_PARTIAL_ORDER_H
 
 #include "receive.h"
 
-/* In vtl_slot.more. Transmit: how many packets back the one is that this one follows, 0: none.
- * Receive: whether the packet is on the list; the same number; how many packets ahead one is that
- * follows it, if that came first; and in the topmost bit whether the packet has VTL_F_LAST. */
+/* vtl_slot.more. Transmit: distance back to the predecessor, 0: none. Receive: whether the packet
+ * is on the list; the same distance; distance ahead to a successor that arrived first; and in the
+ * topmost bit VTL_F_LAST. */
 enum {
     VTL_LISTED = 1,
     VTL_AFTER_SHIFT = 1,
@@ -24,13 +24,13 @@ enum {
     VTL_AHEAD = VTL_LANE_MOST << VTL_AHEAD_SHIFT,
 };
 
-/* Ingress. Positions in the list, but for `base` and `limit`. */
+/* Written by ingress. Positions in the list, except `base` and `limit`. */
 struct vtl_partial_order {
     __u64 listed;
-    __u64 consumer; /* the app's position, as far as it was believable */
+    __u64 consumer; /* the app's position, as far as it was plausible */
     __u64 mark;     /* once the app is here, it has read all packets */
     __u64 base;     /* below this one */
-    __u64 limit;    /* the first packet that finds no room */
+    __u64 limit;    /* end of the receive window */
 };
 
 VTL_INLINE struct vtl_partial_order *vtl_lanes(struct vtl_session *s) {
@@ -49,8 +49,8 @@ VTL_INLINE void tf_partial_order_tell(struct vtl_out *o) {
 }
 
 /*
- * The first packet that finds no room. All packets below `cum` are listed, so the app has read them
- * when it has read as far as the list reaches now: then the slots of all of them are free.
+ * End of the receive window. All packets below `cum` are listed, so once the app has read to the
+ * current end of the list, their slots are free.
  */
 VTL_GLOBAL __u64 vtl_partial_order_limit(struct vtl_session *s) {
     if (!s)
@@ -93,8 +93,8 @@ VTL_INLINE int vtl_has_come(struct vtl_rx *rx, __u64 seq) {
     return rx->map[(seq / 64) % VTL_WINDOW_WORDS] >> (seq % 64) & 1;
 }
 
-/* Lists `seq` and all those that waited for it. What slots say of followers may be left from
- * packets that lay there before, so both ends have to say it. */
+/* Appends `seq` and all its waiting successors to the list. A slot may have a stale successor from
+ * an earlier packet, so both ends must agree. */
 VTL_GLOBAL int vtl_partial_order_list(struct vtl_session *s, __u64 seq) {
     if (!s)
         return 0;
@@ -119,7 +119,7 @@ VTL_GLOBAL int vtl_partial_order_list(struct vtl_session *s, __u64 seq) {
     return 0;
 }
 
-/* A new packet lies in its slot, whose `more` was `before`: must it wait for the one it follows? */
+/* Whether the new packet in its slot, whose `more` was `before`, must wait for its predecessor. */
 VTL_INLINE int vtl_partial_order_waits(struct vtl_in *in, __u32 before) {
     struct vtl_session *s = in->s;
     __u32 after = vtl_swap16(in->hdr->h.aux) & VTL_LANE_MOST;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
-/* flow control: by rate. Packets leave no faster than the rate that the application has set. */
+/* flow control: by rate. Paces packets at a rate set by the application. */
 #ifndef VTL_TF_RATE_H
 #define VTL_TF_RATE_H
 

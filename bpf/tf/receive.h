@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
 /*
- * reliability, ordering and flow control at the receiver: which packets are new, where they lie,
- * what is in order. Placement by sequence number makes reordering free; ring space is the window.
+ * reliability, ordering and flow control at the receiver: duplicate detection, reassembly, in-order
+ * delivery. Packets are placed by sequence number, so reordering costs nothing; the ring is the
+ * receive window.
  */
 #ifndef VTL_TF_RECEIVE_H
 #define VTL_TF_RECEIVE_H
@@ -9,7 +10,7 @@
 #include "vtl/halves.h"
 #include "vtl/tf.h"
 
-/* The first packet that finds no room, as far as the app's position is known. */
+/* End of the receive window, from the app's position as last read. */
 VTL_INLINE __u64 vtl_rx_known_limit(const struct vtl_session *s) {
     /* No two packets of the window may share a word of the bitmap. */
     __u64 most = (s->rx.cum & ~63ull) + VTL_MAX_WINDOW;
@@ -17,8 +18,8 @@ VTL_INLINE __u64 vtl_rx_known_limit(const struct vtl_session *s) {
     return limit < most ? limit : most;
 }
 
-/* The same after a look at the app's position, which is believed only if it moved forward and not
- * beyond what the app was given. The app writes there, so looking costs a cache miss. */
+/* End of the receive window, after reading the app's position, which counts only if it moved
+ * forward, but not beyond the data published. A cache miss, since the app writes it. */
 VTL_INLINE __u64 vtl_rx_limit(struct vtl_session *s) {
     struct vtl_ring_ctl *ctl = vtl_env_rx_ctl(s);
     if (ctl) {
@@ -29,8 +30,8 @@ VTL_INLINE __u64 vtl_rx_limit(struct vtl_session *s) {
     return vtl_rx_known_limit(s);
 }
 
-/* Is there a place for this packet, and is it still empty? Runs before the payload is copied, so
- * that a duplicate never overwrites data that the app may be reading. */
+/* Checks for room and duplicates. Runs before the payload is copied, so that a duplicate never
+ * overwrites data that the app may be reading. */
 VTL_INLINE enum vtl_verdict tf_receive_admit(struct vtl_in *in) {
     VTL_TF(receive, VTL_S_ORDERED | VTL_S_FLOW_CONTROL);
     struct vtl_session *s = in->s;
@@ -48,10 +49,9 @@ VTL_INLINE enum vtl_verdict tf_receive_admit(struct vtl_in *in) {
     return VTL_NEXT;
 }
 
-/* Tells the app that packets below `cum` may be read, and wakes it. A sleeper sets `waiting`,
- * fences, and looks at `producer` again; here the order is the other way round. The fence costs 70
- * ns, so only packets that ask for an acknowledgement pay for it (`fence`): the last of every burst
- * does. */
+/* Publishes packets below `cum` to the app, and wakes it. A sleeper sets `waiting`, fences, and
+ * rereads `producer`; here the order is reversed. The fence takes 70 ns, so only packets that ask
+ * for an acknowledgement have it (`fence`): the last one of every burst does. */
 VTL_INLINE void vtl_publish(struct vtl_session *s, __u64 cum, int fence) {
     struct vtl_ring_ctl *ctl = vtl_env_rx_ctl(s);
     if (!ctl)
@@ -65,8 +65,8 @@ VTL_INLINE void vtl_publish(struct vtl_session *s, __u64 cum, int fence) {
         vtl_env_notify(s, VTL_EV_RECV);
 }
 
-/* Counts the packet, and marks it as received unless it was before, or half of it is missing.
- * Returns whether it is new. */
+/* Counts the packet, and marks it as received unless it is a duplicate or half of it is missing.
+ * Returns whether it is complete and new. */
 VTL_INLINE int vtl_rx_take(struct vtl_in *in) {
     struct vtl_rx *rx = &in->s->rx;
     if (in->duplicate) {
@@ -82,7 +82,7 @@ VTL_INLINE int vtl_rx_take(struct vtl_in *in) {
         in->slot->len = in->len;
         in->slot->more = more;
     }
-    /* vtld reads packets behind a gap once their bits are set. */
+    /* vtld reads out-of-order packets once their bits are set. */
     VTL_BARRIER();
     rx->map[(in->seq / 64) % VTL_WINDOW_WORDS] |= 1ull << (in->seq % 64);
     rx->received++;
@@ -91,7 +91,7 @@ VTL_INLINE int vtl_rx_take(struct vtl_in *in) {
     return 1;
 }
 
-/* Where the packets in order end now. */
+/* New value of `cum`: skips received packets, clearing their words. */
 VTL_INLINE __u64 vtl_rx_scan(struct vtl_rx *rx) {
     __u64 cum = rx->cum;
     int i;
@@ -108,14 +108,14 @@ VTL_INLINE __u64 vtl_rx_scan(struct vtl_rx *rx) {
     return cum;
 }
 
-/* Moves the in-order position, and publishes that to the app. */
+/* Advances `cum`, and publishes it to the app. */
 VTL_INLINE void vtl_rx_advance(struct vtl_in *in) {
     struct vtl_rx *rx = &in->s->rx;
     rx->cum = vtl_rx_scan(rx);
     vtl_publish(in->s, rx->cum, in->hdr->h.flags & VTL_F_ACK_NOW);
 }
 
-/* Wakes who sleeps for packets behind a gap as well. `fence` as in vtl_publish. */
+/* Wakes a reader that also waits for out-of-order packets. `fence` as in vtl_publish. */
 VTL_GLOBAL int vtl_rx_behind_gap(struct vtl_session *s, int fence) {
     struct vtl_ring_ctl *ctl = s ? vtl_env_rx_ctl(s) : 0;
     if (!ctl)
@@ -126,7 +126,7 @@ VTL_GLOBAL int vtl_rx_behind_gap(struct vtl_session *s, int fence) {
     return 0;
 }
 
-/* A packet that was verified lies in its slot. */
+/* Accepts the verified packet in its slot. */
 VTL_INLINE void tf_receive_place(struct vtl_in *in) {
     if (in->type == VTL_PROBE || !vtl_rx_take(in))
         return;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
 /*
- * reliability: which packet to send next. Selective repeat: packets that were declared lost go
- * first, in order; then new ones, as far as the peer's ring, our ring and the congestion window
- * allow. When neither is possible and packets are out, a probe timeout (RFC 9002, 6.2) sends the
- * oldest one again; its acknowledgement describes all the others. window.h is the same without what
- * this does for the end of a transfer, and partial.h is made of its parts.
+ * reliability: selective repeat. Chooses the next packet: lost packets first, in order; then new
+ * ones, within the peer's receive window, our ring and the congestion window. If neither is
+ * possible and packets are outstanding, a probe timeout (RFC 9002, 6.2) retransmits the oldest; its
+ * acknowledgement describes all others. window.h is the same without measures for the tail of a
+ * transfer; partial.h reuses the parts.
  */
 #ifndef VTL_TF_RETRANSMIT_H
 #define VTL_TF_RETRANSMIT_H
@@ -21,9 +21,9 @@ VTL_INLINE __u64 vtl_probe_timeout(const struct vtl_session *s) {
 }
 
 /*
- * The same with backoff. Where data are out, VTL_PTO_ROW packets leave at each timeout (two in RFC
- * 9002, 6.2.4), and the first three timeouts follow each other without backoff: loss comes in
- * bursts of packets, and on a narrow path only our own packets bring a burst to its end.
+ * Probe timeout with backoff. With data outstanding, VTL_PTO_ROW packets leave at each timeout (two
+ * in RFC 9002, 6.2.4), and the first three timeouts have no backoff: losses are bursty, and on a
+ * narrow path only our own packets get a burst over.
  */
 VTL_INLINE __u64 vtl_timeout(const struct vtl_session *s, int data) {
     __u32 timeouts = s->tx.timeouts;
@@ -36,7 +36,7 @@ VTL_INLINE __u64 vtl_timeout(const struct vtl_session *s, int data) {
     return timeout < VTL_PTO_MAX_MS * VTL_NS_PER_MS ? timeout : VTL_PTO_MAX_MS * VTL_NS_PER_MS;
 }
 
-/* The first packet of `lost`, taken out of it, or VTL_NEVER. */
+/* Takes the first packet out of `lost`; VTL_NEVER if there is none. */
 VTL_INLINE __u64 vtl_take_lost(struct vtl_session *s) {
     __u64 una = VTL_LOAD(s->tx.una);
     __u32 start = una / 64;
@@ -46,8 +46,8 @@ VTL_INLINE __u64 vtl_take_lost(struct vtl_session *s) {
     __u32 skip = s->tx.scan - start;
     if (skip >= words)
         skip = 0;
-    /* From where the last search ended to the end, then from the start: the listener may have
-     * marked one behind us. */
+    /* From the end of the latest search to the end of the window, then from its start: the listener
+     * may have marked an earlier packet. */
     int turn;
     vtl_for(turn, 0, words) {
         __u32 i = skip + turn;
@@ -68,14 +68,14 @@ VTL_INLINE __u64 vtl_take_lost(struct vtl_session *s) {
     return VTL_NEVER;
 }
 
-/* The share of packets lost from which on the last packet of a burst goes twice: 1 % in 65,536ths.
- */
+/* Loss rate from which the last packet of a burst is sent twice: 1 % in 65,536ths. */
 #define VTL_COPY_LOSS 655
 
 /*
- * When the app has nothing more to send, the path has room: what is sent again goes twice, the
- * second time behind all others, and so does the last packet. Otherwise one of them in so many
- * would get lost, too, and the end of a transfer would wait for another round trip.
+ * Schedules a second copy of `seq`. While the app has nothing more to send, the path has room:
+ * retransmissions are sent twice, the copy behind all others, and so is the last packet (tail
+ * loss). Otherwise some would be lost again, each at the cost of a round trip at the end of a
+ * transfer.
  */
 VTL_INLINE void vtl_copy_later(struct vtl_session *s, __u64 seq) {
     if (s->tx.copied - s->tx.copies < VTL_TX_COPIES)
@@ -83,9 +83,9 @@ VTL_INLINE void vtl_copy_later(struct vtl_session *s, __u64 seq) {
 }
 
 /*
- * Shall the last packet that was written go twice? No packet follows it to tell of its loss. Where
- * the ring is what limits, there is more to come; who writes packet by packet has one copy in half
- * a round trip, not of each.
+ * Whether the last packet written is to be sent twice: no later packet reveals its loss. Not while
+ * the ring is the limit, since more will follow; at most one copy per half a round trip, for apps
+ * that write packet by packet.
  */
 VTL_INLINE int vtl_end_twice(struct vtl_out *o) {
     struct vtl_tx *tx = &o->s->tx;
@@ -95,7 +95,7 @@ VTL_INLINE int vtl_end_twice(struct vtl_out *o) {
     return latest && o->now - latest->sent_ns >= VTL_NS_PER_US * tx->srtt_us / 2;
 }
 
-/* The first packet to be sent a second time that has not been acknowledged, or VTL_NEVER. */
+/* Takes the first scheduled second copy that is not acknowledged; VTL_NEVER if there is none. */
 VTL_INLINE __u64 vtl_take_copy(struct vtl_session *s, __u64 una) {
     for (int i = 0; i < VTL_TX_COPIES; i++) {
         if (s->tx.copies == s->tx.copied)
@@ -107,13 +107,13 @@ VTL_INLINE __u64 vtl_take_copy(struct vtl_session *s, __u64 una) {
     return VTL_NEVER;
 }
 
-/* First packet that the app has not written, believed only as far as its own ring. */
+/* End of the data written by the app, bounded by its ring. */
 VTL_INLINE __u64 vtl_end(const struct vtl_session *s, const struct vtl_ring_ctl *ctl, __u64 una) {
     __u64 end = VTL_LOAD(ctl->producer);
     return end - una > s->slots ? una + s->slots : end;
 }
 
-/* Sets o->end. False without a ring. */
+/* Sets o->end. Returns 0 without a ring. */
 VTL_INLINE int vtl_written(struct vtl_out *o) {
     struct vtl_ring_ctl *ctl = vtl_env_tx_ctl(o->s);
     if (!ctl)
@@ -134,8 +134,8 @@ VTL_INLINE void vtl_probe_peer(struct vtl_out *o) {
     o->flags = VTL_F_ACK_NOW;
 }
 
-/* If the window has room: a lost packet, with `repeat`; a second copy of one, with `copies`; or a
- * new one. */
+/* Chooses a packet within the congestion window: a lost one, if `repeat`; a second copy, if
+ * `copies`; or a new one. */
 VTL_INLINE enum vtl_verdict vtl_next(struct vtl_out *o, const int repeat, const int copies) {
     struct vtl_session *s = o->s;
     struct vtl_tx *tx = &s->tx;
@@ -154,7 +154,7 @@ VTL_INLINE enum vtl_verdict vtl_next(struct vtl_out *o, const int repeat, const 
     if (copies && tx->copies != tx->copied) {
         __u64 seq = vtl_take_copy(s, VTL_LOAD(tx->una));
         if (seq != VTL_NEVER && seq < tx->next) {
-            tx->abandoned++; /* the first copy: only one of them will count as delivered */
+            tx->abandoned++; /* the first copy: only one of them counts as delivered */
             vtl_again(o, seq);
             return VTL_NEXT;
         }
@@ -167,13 +167,13 @@ VTL_INLINE enum vtl_verdict vtl_next(struct vtl_out *o, const int repeat, const 
         o->flags = 0;
         return VTL_NEXT;
     }
-    tx->app_limited = tx->delivered + in_flight + !in_flight; /* not the path sets the pace */
+    tx->app_limited = tx->delivered + in_flight + !in_flight; /* application-limited */
     return VTL_STOP;
 }
 
-/* Is it time for the timeout, or for vtld's question whether the peer is there, which leaves at
- * once and is no timeout? Else tx.wake_ns says when. `waiting`: packets are out, or wait for room
- * in the peer's ring; `data`: see vtl_timeout. */
+/* Whether the probe timeout is due, or vtld's liveness probe, which leaves at once and is no
+ * timeout. If not, sets tx.wake_ns. `waiting`: packets are outstanding, or wait for the peer's
+ * receive window; `data`: see vtl_timeout. */
 VTL_INLINE int vtl_timer(struct vtl_out *o, int waiting, int data) {
     struct vtl_tx *tx = &o->s->tx;
     if (!waiting && !tx->probe)
@@ -191,8 +191,8 @@ VTL_INLINE int vtl_timer(struct vtl_out *o, int waiting, int data) {
     return 1;
 }
 
-/* Chooses o->seq, or says when to try again (tx.wake_ns). `eager`: the end of a transfer goes twice
- * (vtl_copy_later), and timeouts come in rows of four (vtl_timeout). */
+/* Chooses o->seq, or sets tx.wake_ns. `eager`: second copies at the tail of a transfer
+ * (vtl_copy_later), and timeouts in rows of four (vtl_timeout). */
 VTL_INLINE enum vtl_verdict vtl_choose(struct vtl_out *o, const int eager) {
     struct vtl_tx *tx = &o->s->tx;
     if (!vtl_written(o))
@@ -218,8 +218,8 @@ VTL_INLINE enum vtl_verdict tf_choose(struct vtl_out *o) {
     return vtl_choose(o, 1);
 }
 
-/* Would vtl_choose find a packet? Asked again after egress said that it has none, so that an event
- * in between is not missed. */
+/* Whether vtl_choose would find a packet. Called after egress announced that it has none, so that
+ * no event in between is missed. */
 VTL_INLINE int vtl_can_send(struct vtl_session *s) {
     struct vtl_ring_ctl *ctl = vtl_env_tx_ctl(s);
     if (!ctl || vtl_in_flight(s) >= VTL_LOAD(s->tx.cwnd))

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
 /*
  * measurement: round-trip time (RFC 6298 with the timestamps of RFC 7323: every echo is a sample,
- * retransmissions included), loss (transmissions against arrivals), and delivery rate
+ * also of retransmissions), loss (transmissions against arrivals), and delivery rate
  * (draft-cheng-iccrg-delivery-rate-estimation).
  */
 #ifndef VTL_TF_RTT_H
@@ -9,15 +9,15 @@
 
 #include "vtl/tf.h"
 
-/* Transmissions of which it is known whether they have arrived. */
+/* Transmissions whose fate is known. */
 VTL_INLINE __u32 vtl_meter_sent(const struct vtl_meter *m) {
     return m->xid - m->extra;
 }
 
 /*
- * Sums of everything so far, so losing an acknowledgement costs nothing. Returns whether most of
- * what was sent since the latest one before is still missing: the packet that caused this one has
- * overtaken it, on a shorter way, or it is lost.
+ * Updates the meter. Counts are cumulative, so a lost acknowledgement costs nothing. Returns
+ * whether most transmissions since the previous acknowledgement are still missing: lost, or
+ * overtaken on a shorter route by the packet that caused this one.
  */
 VTL_INLINE int vtl_meter_count(struct vtl_ackd *a) {
     struct vtl_tx *tx = &a->s->tx;
@@ -25,10 +25,10 @@ VTL_INLINE int vtl_meter_count(struct vtl_ackd *a) {
     __u32 sent = vtl_meter_sent(m), arrived = m->arrived;
     __u32 xid = vtl_swap32(a->hdr->echo_xid);
     if ((__s32)(xid - m->xid) < 0 || (__s32)(xid - VTL_LOAD(tx->xid)) >= 0)
-        return 0; /* overtaken by a newer one; or never sent */
+        return 0; /* out of order, or never sent */
     m->xid = xid;
     m->extra = VTL_LOAD(tx->extra);
-    /* What egress has left out since then is none of these. */
+    /* Extra transmissions that egress has made since are not among these. */
     if ((__s32)(vtl_meter_sent(m) - sent) < 0)
         m->extra = xid - sent;
     m->received = vtl_swap64(a->hdr->received);
@@ -53,20 +53,20 @@ VTL_INLINE void tf_rtt(struct vtl_ackd *a) {
     if (a->hdr->h.flags & VTL_F_UPDATE)
         return;
     int overtook = vtl_meter_count(a);
-    /* What came twice, and late, tells of who repeated it, or of a retransmission without need. */
+    /* A late duplicate has the timing of whoever repeated it, or of a spurious retransmission. */
     if (!a->delivered && (__s32)(vtl_swap32(a->hdr->echo_xid) - tx->acked_xid) < 0)
         return;
     __u32 rtt = (__u32)(a->now / VTL_NS_PER_US) - vtl_swap32(a->hdr->echo_ts);
     if (rtt > VTL_RTT_MAX_US)
-        return; /* no clock of ours said that */
+        return; /* no timestamp of ours */
     if (!rtt)
         rtt = 1;
-    /* The shortest round trip is to be one that all packets could have. */
+    /* No minimum from packets on a shorter route: it must hold for all of them. */
     if (!overtook || !tx->meter.min_rtt_us) {
         a->rtt_us = rtt;
         vtl_meter_rtt(a, rtt);
     }
-    if (!tx->srtt_us || tx->acks == 1) { /* vtld supposed one: what negotiation took */
+    if (!tx->srtt_us || tx->acks == 1) { /* replaces vtld's estimate from the handshake */
         tx->srtt_us = rtt;
         tx->rttvar_us = rtt / 2;
         return;
@@ -82,7 +82,7 @@ VTL_INLINE void tf_rate(struct vtl_ackd *a) {
     a->in_flight = vtl_in_flight(s);
     if (tx->app_limited && tx->delivered > tx->app_limited)
         tx->app_limited = 0;
-    /* What brings no sample says as much as those that do. */
+    /* Without a sample, the session's state counts. */
     a->app_limited = tx->app_limited != 0;
     __u64 seq = vtl_swap64(a->hdr->echo_seq);
     if (!a->delivered || a->hdr->h.flags & VTL_F_UPDATE || seq >= VTL_LOAD(tx->next))
@@ -97,7 +97,8 @@ VTL_INLINE void tf_rate(struct vtl_ackd *a) {
     __u64 ns = send_ns > ack_ns ? send_ns : ack_ns;
     tx->first_sent_ns = sent->sent_ns;
     a->app_limited = sent->app_limited;
-    /* A sample over less than the shortest round trip says nothing (section 4.1.2 of the draft). */
+    /* Samples over less than the minimum round-trip time are invalid (section 4.1.2 of the
+     * draft). */
     if (!ns || ns > VTL_RTT_MAX_US * VTL_NS_PER_US || delivered > 1u << 24 ||
         ns / VTL_NS_PER_US < tx->bbr.min_rtt_us)
         return;

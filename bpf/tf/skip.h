@@ -1,28 +1,28 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
 /*
- * reliability at the receiver: goes on without packets that the sender has given up (partial.h).
- * Each leaves an empty slot in the ring, and is counted. Goes with receive.h.
+ * reliability at the receiver: skips packets that the sender has given up (partial.h). Each leaves
+ * an empty slot in the ring, and is counted. Used with receive.h.
  */
 #ifndef VTL_TF_SKIP_H
 #define VTL_TF_SKIP_H
 
 #include "receive.h"
 
-/* Slots that one packet makes empty at most; the next one goes on. */
+/* Maximum of slots that one packet empties; the next packet continues. */
 #define VTL_SKIP_MOST 128
 
-/* The first packet that the sender has not settled, as far as it can be right. */
+/* The sender's floor, as far as it is plausible. */
 VTL_INLINE __u64 vtl_told_floor(const struct vtl_in *in) {
     __u64 behind = vtl_swap16(in->hdr->h.aux);
     return behind <= in->seq ? in->seq - behind : 0;
 }
 
-/* Goes on to `floor`. */
+/* Skips to `floor`. */
 VTL_GLOBAL int vtl_skip(struct vtl_session *s, __u64 floor, int fence) {
     if (!s)
         return 0;
     struct vtl_rx *rx = &s->rx;
-    /* Below the limit: slots from there on hold what the app has not read. */
+    /* Below the limit: slots beyond hold data that the app has not read. */
     __u64 limit = vtl_rx_known_limit(s);
     if (floor > limit)
         floor = limit;
@@ -52,7 +52,7 @@ VTL_GLOBAL int vtl_skip(struct vtl_session *s, __u64 floor, int fence) {
     return 0;
 }
 
-/* ingress: once the packet itself was placed. */
+/* ingress: once the packet itself is placed. */
 VTL_INLINE void tf_skip(struct vtl_in *in) {
     VTL_TF(skip, 0);
     __u64 floor = vtl_told_floor(in);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
 /*
- * congestion control: TFRC (RFC 5348), a rate that follows the throughput equation of TCP smoothly.
- * The sender knows from selective acknowledgements which packets were lost, so it keeps the loss
- * intervals itself (section 8 of RFC 5348 allows it): the receiver needs nothing.
+ * congestion control: TFRC (RFC 5348), a rate that follows TCP's throughput equation smoothly. The
+ * sender learns the losses from selective acknowledgements, so it keeps the loss intervals itself
+ * (sender-based variant, section 8 of RFC 5348): the receiver needs nothing.
  */
 #ifndef VTL_TF_TFRC_H
 #define VTL_TF_TFRC_H
@@ -11,17 +11,17 @@
 
 enum { VTL_TFRC_INTERVALS = 8, VTL_TFRC_INITIAL = 3 };
 
-/* Listener. Rates in packets per 1,024 seconds. */
+/* Written by the listener. Rates in packets per 1,024 seconds. */
 struct vtl_tfrc {
     struct vtl_cc cc;                   /* also for tf_cc_start and tf_cc_note */
-    __u64 rate;                         /* what is allowed; 0 before the first feedback */
-    __u64 received;                     /* what arrived in the latest round trip */
-    __u64 round_ns;                     /* when that round trip began, */
+    __u64 rate;                         /* allowed rate; 0 before the first feedback */
+    __u64 received;                     /* receive rate over the latest round trip */
+    __u64 round_ns;                     /* start of the current round trip, */
     __u64 delivered;                    /* and tx.delivered then */
-    __u64 heard_ns;                     /* the latest acknowledgement */
-    __u64 event_ns;                     /* the latest loss event; 0: none yet */
+    __u64 heard_ns;                     /* time of the latest acknowledgement */
+    __u64 event_ns;                     /* time of the latest loss event; 0: none yet */
     __u64 event_at;                     /* packets delivered or lost until then */
-    __u64 interval[VTL_TFRC_INTERVALS]; /* packets between loss events, the latest first */
+    __u64 interval[VTL_TFRC_INTERVALS]; /* loss intervals in packets, the latest first */
 };
 
 /* Square root of a number below 2^62. */
@@ -54,8 +54,8 @@ VTL_GLOBAL __u64 vtl_tfrc_equation(__u32 rtt_us, __u64 interval) {
     return (1024000000ull << 20) / ((rtt_us ? rtt_us : 1) * (f ? f : 1));
 }
 
-/* Weighted mean of the loss intervals with the weights of section 5.4, with the one that has not
- * ended, `open`, if that makes it longer. */
+/* Weighted mean of the loss intervals (section 5.4), including the open one, `open`, if that makes
+ * it longer. */
 VTL_INLINE __u64 vtl_tfrc_mean(const struct vtl_tfrc *t, __u64 open) {
     const __u32 weight[VTL_TFRC_INTERVALS] = {5, 5, 5, 5, 4, 3, 2, 1};
     __u64 closed = 0, with = open * 5, closed_weight = 0, with_weight = 5;
@@ -74,12 +74,12 @@ VTL_INLINE __u64 vtl_tfrc_mean(const struct vtl_tfrc *t, __u64 open) {
     return closed > with ? closed : with;
 }
 
-/* A loss event begins: the open interval ends. */
+/* Starts a loss event: closes the open interval. */
 VTL_INLINE void vtl_tfrc_event(struct vtl_ackd *a, struct vtl_tfrc *t, __u64 count) {
     __u64 length = count - t->event_at;
     if (!t->event_ns) {
-        /* Section 6.3.1: as if the rate that arrived until now had been the equation's: 1 / p =
-         * 2/3 (X R)^2 for small p. In the first round trip, what has arrived so far. */
+        /* First interval (section 6.3.1): inverts the equation for the receive rate so far: 1 / p =
+         * 2/3 (X R)^2 for small p. In the first round trip: for the packets received so far. */
         __u64 window = t->received * a->s->tx.srtt_us / 1000000 / 1024;
         if (!t->received)
             window = a->s->tx.delivered;
@@ -101,7 +101,7 @@ VTL_INLINE void tf_tfrc(struct vtl_ackd *a, struct vtl_tfrc *t) {
     __u64 rtt_ns = tx->srtt_us * VTL_NS_PER_US;
     if (!rtt_ns)
         return;
-    /* One packet in 64 s, as section 4.3 has it; and three packets each round trip at first. */
+    /* Minimum: one packet in 64 s (section 4.3). Initially three packets per round trip. */
     const __u64 least = 1024 / 64;
     __u64 initial = VTL_TFRC_INITIAL * 1024000000ull / tx->srtt_us;
     int first = !t->rate;
@@ -110,7 +110,7 @@ VTL_INLINE void tf_tfrc(struct vtl_ackd *a, struct vtl_tfrc *t) {
         t->round_ns = t->heard_ns = a->now;
         t->delivered = tx->delivered;
     }
-    /* No feedback for four round trips halves the rate, for each time (section 4.4). */
+    /* Halves the rate for every four round trips without feedback (section 4.4). */
     __u64 quiet = (a->now - t->heard_ns) / (4 * rtt_ns);
     if (quiet && (t->cc.timeout || a->in_flight))
         t->rate >>= quiet < 16 ? quiet : 16;
@@ -127,7 +127,7 @@ VTL_INLINE void tf_tfrc(struct vtl_ackd *a, struct vtl_tfrc *t) {
             t->round_ns = a->now;
             t->delivered = tx->delivered;
         }
-        /* An app that sends little is not held to what it has sent (section 8.2.1). */
+        /* An application-limited sender is not held to its receive rate (section 8.2.1). */
         __u64 most = tx->app_limited || !t->received ? VTL_NEVER : 2 * t->received;
         if (t->event_ns) {
             __u64 rate = vtl_tfrc_equation(tx->srtt_us, vtl_tfrc_mean(t, count - t->event_at));
@@ -142,7 +142,7 @@ VTL_INLINE void tf_tfrc(struct vtl_ackd *a, struct vtl_tfrc *t) {
     if (t->rate < least)
         t->rate = least;
     tx->pacing_gap_ns = 1024 * VTL_NS_PER_S / t->rate;
-    /* The rate is what limits; this only bounds what is out when nothing comes back. */
+    /* The rate is the limit; the window only bounds packets in flight without feedback. */
     tx->cwnd = 2 * t->rate * tx->srtt_us / 1000000 / 1024 + 8;
 }
 

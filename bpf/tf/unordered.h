@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
 /*
- * ordering: none, with duplicates removed and losses known. Packets lie in the receive ring in the
- * order in which they arrive, each with its number in its slot; which ones have come is kept by
- * number, for acknowledgements, and what the sender has given up is skipped (partial.h). What finds
- * no room in the ring is dropped, and counts as lost: there is no flow control.
+ * ordering: none, with duplicates removed and losses known. Packets are placed in the receive ring
+ * in order of arrival, each with its number in its slot. A bitmap by number serves
+ * acknowledgements, and packets that the sender has given up are skipped (partial.h). Packets that
+ * find no room in the ring are dropped, and count as lost: there is no flow control.
  */
 #ifndef VTL_TF_UNORDERED_H
 #define VTL_TF_UNORDERED_H
@@ -11,13 +11,13 @@
 #include "receive.h"
 #include "skip.h"
 
-/* Ingress. Both count packets in the ring. */
+/* Written by ingress. Both count packets in the ring. */
 struct vtl_unordered {
     __u64 placed;
-    __u64 consumer; /* the app's position, as far as it was believable */
+    __u64 consumer; /* the app's position, as far as it was plausible */
 };
 
-/* The first number that no bitmap has a place for. */
+/* End of the bitmap. */
 VTL_INLINE __u64 vtl_unordered_limit(const struct vtl_session *s) {
     return (s->rx.cum & ~63ull) + VTL_MAX_WINDOW;
 }
@@ -61,7 +61,7 @@ VTL_INLINE void tf_unordered_place(struct vtl_in *in, struct vtl_unordered *u) {
         rx->cum = vtl_rx_scan(rx);
 }
 
-/* Goes on to `floor`. */
+/* Skips to `floor`. */
 VTL_GLOBAL int vtl_unordered_skip(struct vtl_session *s, __u64 floor) {
     if (!s)
         return 0;
@@ -82,7 +82,7 @@ VTL_GLOBAL int vtl_unordered_skip(struct vtl_session *s, __u64 floor) {
             mask &= ~(~0ull << (floor % 64));
         __u64 *word = &rx->map[(first + i) % VTL_WINDOW_WORDS];
         rx->given_up += vtl_bits(mask & ~*word);
-        /* Words that are done serve later packets. */
+        /* Completed words serve later packets. */
         *word = first + i == last ? *word & ~mask : 0;
     }
     rx->cum = floor;
@@ -92,7 +92,7 @@ VTL_GLOBAL int vtl_unordered_skip(struct vtl_session *s, __u64 floor) {
     return 0;
 }
 
-/* Instead of tf_skip: there are no slots to make empty. */
+/* Instead of tf_skip: there are no slots to empty. */
 VTL_INLINE void tf_unordered_skip(struct vtl_in *in) {
     __u64 floor = vtl_told_floor(in);
     if (floor > in->s->rx.cum)

@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
 /*
- * reliability and flow control: a sliding window. At most `window` packets beyond the oldest one
- * that is not acknowledged are under way; what was declared lost goes first, then new packets; when
- * neither is possible, a retransmission timer (RFC 6298) sends the oldest packet again. What counts
- * as lost is for others to say (loss.h, go_back.h, nobody): so this is stop-and-wait with a window
- * of 1, go-back-N and selective repeat. The window is what the sender grants itself: it is laid
- * over the limit that the receiver grants, and needs no state.
+ * reliability and flow control: sliding window of `window` packets from the oldest one not
+ * acknowledged. Lost packets go first, then new ones; if neither is possible, a retransmission
+ * timer (RFC 6298) retransmits the oldest. Loss detection is separate (loss.h, go_back.h, none): so
+ * this is stop-and-wait with a window of 1, go-back-N and selective repeat. The sender's own window
+ * is imposed on the receiver's limit, and needs no state.
  */
 #ifndef VTL_TF_WINDOW_H
 #define VTL_TF_WINDOW_H
 
 #include "retransmit.h"
 
-/* egress: before the first packet, takes the window over. */
+/* egress: before the first packet, imposes the window. */
 VTL_INLINE void tf_window_start(struct vtl_out *o, __u32 window) {
     struct vtl_tx *tx = &o->s->tx;
     if (tx->next)
@@ -22,14 +21,14 @@ VTL_INLINE void tf_window_start(struct vtl_out *o, __u32 window) {
     tx->cwnd = window;
 }
 
-/* listener: between tf_ack_verify and tf_ack_cumulative. */
+/* listener: between tf_ack_verify and tf_ack_cumulative: imposes the window. */
 VTL_INLINE void tf_window_limit(struct vtl_ackd *a, __u32 window) {
     __u64 most = vtl_swap64(a->hdr->cum) + window;
     if (vtl_swap64(a->hdr->limit) > most)
         a->hdr->limit = vtl_swap64(most);
 }
 
-/* egress: chooses o->seq, or says when to try again. */
+/* egress: chooses o->seq, or sets tx.wake_ns. */
 VTL_INLINE enum vtl_verdict tf_window_choose(struct vtl_out *o) {
     VTL_TF(window, VTL_S_RELIABLE);
     return vtl_choose(o, 0);

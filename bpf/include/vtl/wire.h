@@ -150,7 +150,7 @@ struct vtl_nego_param {
 
 struct vtl_nego {
     struct vtl_hdr h;   /* NEGO: sid and token are 0, or, at the responder, those wanted for early
-                         * data, or with   VTL_F_SUCCEED those of the predecessor */
+                         * data, or with VTL_F_SUCCEED those of the predecessor */
     __be64 token;       /* guard required in the peer's packets to us */
     __be64 peer_token;  /* answer: the initiator's token, as proof that its NEGO was seen */
     __be32 sid;         /* session index at the sender of this packet; answer: the responder's */
