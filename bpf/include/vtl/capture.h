@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * How a connect is sent to vtld instead of its destination: for hooks (bpf/hooker.bpf.c) and for
- * rules (bpf/rules.bpf.c), which get the maps of the former. Whoever includes this defines `config`
- * first, a struct vtl_hook_config.
+ * Capture of connects, which go to vtld instead of their destination: for hooks (bpf/hooker.bpf.c)
+ * and for rules (bpf/rules.bpf.c), which reuse the former's maps. Includers define `config`, a
+ * struct vtl_hook_config, first.
  */
 #ifndef VTL_CAPTURE_H
 #define VTL_CAPTURE_H
@@ -16,7 +16,7 @@
 
 enum { SOCK_STREAM = 1 };
 
-/* What the application asked for; lives and dies with its socket. */
+/* Captured sockets: the application's destination, in its socket's storage. */
 struct {
     __uint(type, BPF_MAP_TYPE_SK_STORAGE);
     __uint(map_flags, BPF_F_NO_PREALLOC);
@@ -24,9 +24,8 @@ struct {
     __type(value, struct vtl_captured);
 } vtl_captured SEC(".maps");
 
-/* Sockets that a hook counts for, and which carrier the nearest one names: bpf/carrier.bpf.c
- * writes, before vtl_connect4 and 6 run; 0 = none, from those two. Rules leave such sockets
- * alone. */
+/* Wish of sockets under a hook: carrier of the nearest one. Written by bpf/carrier.bpf.c before
+ * vtl_connect4 and 6 run, which write 0 = none. Rules ignore such sockets. */
 struct {
     __uint(type, BPF_MAP_TYPE_SK_STORAGE);
     __uint(map_flags, BPF_F_NO_PREALLOC);
@@ -34,8 +33,9 @@ struct {
     __type(value, __u32);
 } vtl_wishes SEC(".maps");
 
-/* Socket cookie -> what getsockname shows. vtld writes it once it knows the route, and again if the
- * connection has another port; the program copies it into the socket's storage when it is asked. */
+/* Addresses that getsockname returns, by socket cookie. vtld writes an entry once it knows the
+ * route, and again if the connection's port changes; the program copies it into the socket's
+ * storage on demand. */
 struct {
     __uint(type, BPF_MAP_TYPE_LRU_HASH);
     __uint(max_entries, 65536);
@@ -43,8 +43,8 @@ struct {
     __type(value, struct vtl_endpoint);
 } vtl_locals SEC(".maps");
 
-/* Destinations known to be without VTL -> CLOCK_MONOTONIC nanoseconds until which this is
- * believed. vtld writes. */
+/* Destinations without VTL: when the entry expires, CLOCK_MONOTONIC nanoseconds. Written by
+ * vtld. */
 struct {
     __uint(type, BPF_MAP_TYPE_LRU_HASH);
     __uint(max_entries, 16384);
@@ -52,7 +52,7 @@ struct {
     __type(value, __u64);
 } vtl_plain SEC(".maps");
 
-/* Hosts, by address, that are near: connects that name no carrier go past vtld. */
+/* Near hosts, by address: connects without a carrier bypass vtld. */
 struct {
     __uint(type, BPF_MAP_TYPE_LRU_HASH);
     __uint(max_entries, 16384);
@@ -68,8 +68,7 @@ struct {
     __type(value, struct vtl_owned);
 } vtl_own SEC(".maps");
 
-/* One entry: when vtld was last seen to serve connections, CLOCK_MONOTONIC nanoseconds. vtld
- * writes. */
+/* Heartbeat of vtld, one entry: CLOCK_MONOTONIC nanoseconds. Written by vtld. */
 struct {
     __uint(type, BPF_MAP_TYPE_ARRAY);
     __uint(max_entries, 1);
@@ -77,7 +76,7 @@ struct {
     __type(value, __u64);
 } vtl_beat SEC(".maps");
 
-/* 1: vtld serves connections. Where it hangs or is stopped they are left to TCP. */
+/* 1 if vtld serves connections. If it hangs or is stopped, they go by TCP. */
 static __always_inline int is_served(void) {
     __u32 only = 0;
     __u64 *beat = bpf_map_lookup_elem(&vtl_beat, &only);
@@ -101,21 +100,21 @@ static __always_inline int is_mapped(const __u32 w[4]) {
     return w[0] == 0 && w[1] == 0 && w[2] == bpf_htonl(0xffff);
 }
 
-/* 1: this network, loopback, multicast, broadcast. */
+/* 1 for this network, loopback, multicast, broadcast. */
 static __always_inline int stays_local4(__be32 addr) {
     __u32 top = bpf_ntohl(addr) >> 24;
     return top == 0 || top == 127 || top >= 224;
 }
 
-/* 1: unspecified and loopback (::/96), multicast ff00::/8, and link-local fe80::/10, whose scope
+/* 1 for unspecified and loopback (::/96), multicast ff00::/8, and link-local fe80::/10, whose scope
  * these programs cannot see. */
 static __always_inline int stays_local6(const __u32 w[4]) {
     __u32 top = bpf_ntohl(w[0]);
     return (w[0] | w[1] | w[2]) == 0 || top >> 24 == 0xff || top >> 22 == 0xfe80 >> 6;
 }
 
-/* Of the kernel's own: keys for signatures, and what belongs to an MPTCP connection, where that is
- * compiled in; packets that have come out of order. */
+/* The kernel's struct, by CO-RE: signature keys and MPTCP, where compiled in; out-of-order
+ * packets. */
 struct tcp_sock {
     __u32 rcv_ooopack;
     void *md5sig_info; /* RFC 2385 */
@@ -123,15 +122,15 @@ struct tcp_sock {
     _Bool is_mptcp;
 } __attribute__((preserve_access_index));
 
-/* 1: another path of an MPTCP connection, which the kernel opens by itself. */
+/* 1 for a subflow of an MPTCP connection, which the kernel opens by itself. */
 static __always_inline int is_subflow(struct bpf_sock *sk) {
     struct tcp_sock *tcp = bpf_skc_to_tcp_sock(sk);
 
     return tcp && bpf_core_field_exists(tcp->is_mptcp) && tcp->is_mptcp;
 }
 
-/* 1: TCP of the daemon's network namespace, and no socket of the daemon's own, nor to other
- * daemons. */
+/* 1 for TCP in the daemon's network namespace, except the daemon's own sockets, and connects to
+ * other daemons. */
 static __always_inline int is_tcp_of_others(struct bpf_sock_addr *ctx) {
     __u64 cookie;
 
@@ -143,7 +142,7 @@ static __always_inline int is_tcp_of_others(struct bpf_sock_addr *ctx) {
     return !bpf_map_lookup_elem(&vtl_own, &cookie);
 }
 
-/* 1 if the socket signs its segments: nobody else can do that for it. */
+/* 1 if the socket signs its segments, which vtld cannot do for it. */
 static __always_inline int signs(struct bpf_sock *sk) {
     struct tcp_sock *tcp = bpf_skc_to_tcp_sock(sk);
 
@@ -154,20 +153,20 @@ static __always_inline int signs(struct bpf_sock *sk) {
     return bpf_core_field_exists(tcp->ao_info) && tcp->ao_info;
 }
 
-/* TCP that the kernel routes as it likes. A socket bound to a device cannot reach lo. A privileged
- * source port is there to be seen by the server (NFS, rsh), and vtld cannot bind it again. */
+/* 1 if vtld can stand in for the socket. Not bound to a device, from which lo is unreachable; no
+ * privileged source port, which the server checks (NFS, rsh) and vtld cannot bind again. */
 static __always_inline int is_candidate(struct bpf_sock_addr *ctx) {
     return ctx->sk && ctx->sk->bound_dev_if == 0 && ctx->user_port != 0 &&
            (ctx->sk->src_port == 0 || ctx->sk->src_port >= 1024) && !signs(ctx->sk);
 }
 
-/* 1 if the wish says that the connection must be carried, whatever is known of the destination. */
+/* 1 if the wish requires a carrier, whatever is known of the destination. */
 static __always_inline int requires_carrier(__u32 wish) {
     return wish != VTL_WISH_PLAIN && (wish & VTL_WISH_REQUIRE);
 }
 
-/* What a connect that vtld does not get is to come to: 1, it goes on as it is; 0, EPERM. What stays
- * on this host is nobody else's matter. */
+/* Verdict on a connect that vtld does not get: 1, unchanged; 0, EPERM. Required carriers do not
+ * apply to destinations on this host. */
 static __always_inline int goes_on(const struct vtl_endpoint *dest, __u32 wish) {
     const __u32 *w = (const __u32 *)dest->addr;
 
@@ -176,7 +175,7 @@ static __always_inline int goes_on(const struct vtl_endpoint *dest, __u32 wish) 
     return is_mapped(w) ? stays_local4(w[3]) : !(w[0] | w[1] | w[2]);
 }
 
-/* 1 if the connect is captured already: by the programs of a cgroup below, or of another kind. */
+/* 1 if captured already: by programs of a descendant cgroup, or of another kind. */
 static __always_inline int is_taken4(struct bpf_sock_addr *ctx) {
     return ctx->user_ip4 == bpf_htonl(0x7f000001) &&
            ctx->user_port == bpf_htons(config.capture_port4);
@@ -191,12 +190,12 @@ static __always_inline int is_taken6(const struct vtl_endpoint *dest) {
            dest->port == bpf_htons(config.capture_port6);
 }
 
-/* Whether connects to a host go past vtld. */
+/* 1 if connects to the host bypass vtld. */
 static __always_inline int is_near(const struct vtl_near *near) {
     return near->until > bpf_ktime_get_ns() && !near->spoiled;
 }
 
-/* 1 if the connect goes to vtld and `dest` was stored. */
+/* Decides on capture. 1: the connect goes to vtld, and `dest` is stored. */
 static __always_inline int capture(struct bpf_sock_addr *ctx, const struct vtl_endpoint *dest,
                                    __u32 wish) {
     struct vtl_captured *c;
@@ -218,14 +217,14 @@ static __always_inline int capture(struct bpf_sock_addr *ctx, const struct vtl_e
     c->wish = wish;
     c->has_port = ctx->sk->src_port != 0;
     __builtin_memset(&c->local, 0, sizeof(c->local));
-    /* The socket may have carried a captured connect before. */
+    /* The socket may have had a captured connect before. */
     cookie = bpf_get_socket_cookie(ctx);
     bpf_map_delete_elem(&vtl_locals, &cookie);
     return 1;
 }
 
-/* Send the connect to vtld, whose destination is `dest`; `wish` says what it is to travel by.
- * 0: it is no connect for vtld, and stays as it is. */
+/* Redirects a connect to vtld, which stores its destination `dest` and `wish`. 0: not captured,
+ * left unchanged. */
 static __always_inline int take4(struct bpf_sock_addr *ctx, const struct vtl_endpoint *dest,
                                  __u32 wish) {
     if (!is_candidate(ctx) || !config.capture_port4 || stays_local4(ctx->user_ip4) ||
@@ -262,7 +261,7 @@ static __always_inline int take6(struct bpf_sock_addr *ctx, const struct vtl_end
     return 1;
 }
 
-/* Where a connect goes. */
+/* Destination of a connect. */
 static __always_inline void destination4(struct bpf_sock_addr *ctx, struct vtl_endpoint *dest) {
     map_v4(dest->addr, ctx->user_ip4);
     dest->port = ctx->user_port;

@@ -1,33 +1,32 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
 /*
- * Makes a graft of the transport functions that it names: what graft.h asks a composition for, with
- * a place for each function. A graft includes its transport functions, defines the places that it
- * fills, and includes this file. What it leaves out is as the right column says; those without a
- * default must be there. Several functions in one place are separated by commas. A graft that needs
- * another order defines the functions that graft.h lists by itself.
+ * Composes a graft: the functions that graft.h requires, as a sequence of places for transport
+ * functions. A graft includes its transport functions, defines the places that it fills, and
+ * includes this file. The right column has the defaults; places without one are mandatory. Several
+ * functions in one place are separated by commas. A graft that needs another sequence defines the
+ * functions of graft.h itself.
  *
  * egress: one packet
  *   GRAFT_START(o)      before the choice                                 nothing
- *   GRAFT_MAKE(o)       VTL_SEND: it has made a packet by itself          VTL_NEXT
+ *   GRAFT_MAKE(o)       VTL_SEND: it has made a packet itself             VTL_NEXT
  *   GRAFT_CHOOSE(o)     chooses a packet, or VTL_STOP
  *   GRAFT_NUMBER(o)     makes its header                                  tf_number
  *   GRAFT_SEAL(o)       once the payload is in it                         tf_checksum_add
  * ingress: DATA or PROBE
- *   GRAFT_ADMIT(in)     is there a place for it? Else VTL_STOP
- *   GRAFT_VERIFY(in)    once the payload is in its place: VTL_STOP, if    tf_checksum_verify
- *                       it is damaged
- *   GRAFT_URGENT(in)    shall it be answered, though it asks for nothing? 0
- *   GRAFT_TAKE(in)      VTL_STOP: nothing is left to be done with it      VTL_NEXT
- *   GRAFT_PLACE(in)     it has arrived
+ *   GRAFT_ADMIT(in)     finds a place for it, or VTL_STOP
+ *   GRAFT_VERIFY(in)    once the payload is in place; VTL_STOP: damaged   tf_checksum_verify
+ *   GRAFT_URGENT(in)    whether to acknowledge it unasked                 0
+ *   GRAFT_TAKE(in)      VTL_STOP: processed, not to be placed             VTL_NEXT
+ *   GRAFT_PLACE(in)     accepts it
  * listener: an acknowledgement
- *   GRAFT_HEAR(a)       before its cumulative part                        nothing
- *   GRAFT_CUMULATIVE(a) takes that in; VTL_STOP: not to be listened to    tf_ack_cumulative
- *   GRAFT_LOSS(a)       what is lost now                                  nothing
- *   GRAFT_CONTROL(a)    window and rate, once the round trip is measured  nothing
+ *   GRAFT_HEAR(a)       before the cumulative part                        nothing
+ *   GRAFT_CUMULATIVE(a) processes that; VTL_STOP: ignore                  tf_ack_cumulative
+ *   GRAFT_LOSS(a)       loss detection                                    nothing
+ *   GRAFT_CONTROL(a)    window and rate, after the round-trip sample      nothing
  * all
- *   GRAFT_CAN_SEND(s)   would GRAFT_CHOOSE find a packet?                 vtl_can_send
- *   GRAFT_LIMIT(s)      the first packet that finds no room here          vtl_rx_limit
- *   GRAFT_TELL(s, h)    what else an acknowledgement tells                nothing
+ *   GRAFT_CAN_SEND(s)   whether GRAFT_CHOOSE would find a packet          vtl_can_send
+ *   GRAFT_LIMIT(s)      end of our receive window                         vtl_rx_limit
+ *   GRAFT_TELL(s, h)    other fields of an acknowledgement                nothing
  */
 #ifndef VTL_COMPOSE_H
 #define VTL_COMPOSE_H
@@ -100,7 +99,7 @@ VTL_INLINE enum vtl_verdict graft_admit(struct vtl_in *in) {
 }
 
 VTL_INLINE enum vtl_verdict graft_ingress(struct vtl_in *in) {
-    int urgent = GRAFT_URGENT(in); /* placing it changes the answer */
+    int urgent = GRAFT_URGENT(in); /* before placing, which changes the answer */
     if (GRAFT_VERIFY(in) || GRAFT_TAKE(in))
         return VTL_STOP;
     GRAFT_PLACE(in);

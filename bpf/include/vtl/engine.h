@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
 /*
- * What all grafts and all drivers share and what needs no kernel: between the transport functions
- * of a composition (see graft.h) and the programs that move bytes. The environment (env_bpf.h, or
- * crates/vtl-sim/native) comes before this file, the composition too.
+ * Part of all grafts and drivers that needs no kernel: between a composition's transport functions
+ * (see graft.h) and the programs that move bytes. To be included after the environment (env_bpf.h,
+ * or crates/vtl-sim/native) and the composition.
  */
 #ifndef VTL_ENGINE_H
 #define VTL_ENGINE_H
@@ -20,7 +20,7 @@
         VTL_STORE(busy, 0);                                                                        \
     } while (0)
 
-/* Writes the header of DATA or PROBE, with the number of this transmission. */
+/* Writes the header of a DATA or PROBE packet, with the next transmission number. */
 VTL_INLINE void vtl_number_header(struct vtl_out *o) {
     struct vtl_session *s = o->s;
     struct vtl_tx *tx = &s->tx;
@@ -37,27 +37,28 @@ VTL_INLINE void vtl_number_header(struct vtl_out *o) {
         tx->bytes += o->len;
 }
 
-/* Asks for a kick by the next acknowledgement and by the app. Is there something to send after all?
- */
+/* Requests wake-ups from the next acknowledgement and from the app. Returns whether there is
+ * something to send after all. */
 VTL_INLINE int vtl_rest(struct vtl_out *o) {
     struct vtl_session *s = o->s;
     struct vtl_ring_ctl *ctl = vtl_env_tx_ctl(s);
     if (ctl)
         VTL_STORE(ctl->waiting, 1);
     __sync_lock_test_and_set(&s->tx.idle, 1);
-    /* An acknowledgement that found ingress at work is still due. */
+    /* An acknowledgement is due that could not be built while ingress held the lock. */
     return (graft_can_send(s) && s->tx.pace_ns <= o->now) || VTL_LOAD(s->rx.ack_now) ||
            (VTL_HALVES && s->tx.half);
 }
 
-/* Makes the next packet in `o`. VTL_STOP: none now, s->tx.wake_ns says when. */
+/* Makes the next packet in `o`. VTL_STOP: none; s->tx.wake_ns says when to call again. */
 VTL_INLINE enum vtl_verdict vtl_make(struct vtl_out *o) {
     struct vtl_session *s = o->s;
     s->tx.wake_ns = VTL_NEVER;
     if (!VTL_LOAD(s->ifindex))
-        return VTL_STOP; /* the peer's first packet will tell where it lives */
+        return VTL_STOP; /* the route is learned from the peer's first packet */
     if (VTL_LOAD(s->rx.ack_now) && VTL_TRY_LOCK(s->rx.busy)) {
-        /* Before the look at what the app has read: it may read more, and ask again. */
+        /* Before the app's position is read: it may read more meanwhile, and request another
+         * one. */
         __sync_lock_test_and_set(&s->rx.ack_now, 0);
         vtl_ack_build(s, &o->hdr.ack, 0, 0, 1);
         VTL_UNLOCK(s->rx.busy);
@@ -78,9 +79,9 @@ VTL_INLINE enum vtl_verdict vtl_make(struct vtl_out *o) {
     return VTL_STOP;
 }
 
-/* Where nothing is left to be sent, rate samples until all this has arrived say more about the
- * application than about the path. Whoever asks again for a packet, and gets none, says so himself
- * (retransmit.h). */
+/* Marks rate samples as application-limited until everything in flight has arrived, if nothing is
+ * left to send. For direct egress, which asks for one packet only; else retransmit.h does so when
+ * it finds none. */
 VTL_GLOBAL int vtl_limited(struct vtl_session *s) {
     if (!s)
         return 0;
@@ -93,14 +94,14 @@ VTL_GLOBAL int vtl_limited(struct vtl_session *s) {
     return 0;
 }
 
-/* As vtl_make, but called by the application's own send, beside the pump. Makes one packet at most;
- * vtld is told if there is more, or if nobody watches over the packet's acknowledgement yet. */
+/* vtl_make for direct egress: called by the application's send, concurrently with the pump. Makes
+ * at most one packet; notifies vtld if there are more, or if no probe timeout is scheduled. */
 VTL_INLINE enum vtl_verdict vtl_make_direct(struct vtl_out *o) {
     struct vtl_session *s = o->s;
     if (!VTL_TRY_LOCK(s->tx.running)) {
         __sync_lock_test_and_set(&s->tx.again, 1);
         if (!VTL_TRY_LOCK(s->tx.running))
-            return VTL_STOP; /* its holder looks at `again` after it let go */
+            return VTL_STOP; /* the holder rereads `again` after unlocking */
     }
     enum vtl_verdict v = vtl_make(o);
     int more = v == VTL_SEND ? vtl_rest(o) : s->tx.wake_ns != VTL_NEVER;
@@ -108,13 +109,14 @@ VTL_INLINE enum vtl_verdict vtl_make_direct(struct vtl_out *o) {
         vtl_limited(s);
     __sync_lock_test_and_set(&s->tx.running, 0);
     more |= __sync_lock_test_and_set(&s->tx.again, 0) || !VTL_LOAD(s->tx.timed);
-    /* Once: the ring of events is everybody's, and this is as often as the app likes. */
+    /* At most one pending: the ring of events is shared, and the app may call this as often as it
+     * likes. */
     if (more && !__sync_lock_test_and_set(&s->tx.told, 1))
         vtl_env_notify(s, VTL_EV_SEND);
     return v;
 }
 
-/* Finds payload and scoreboard of o->seq. */
+/* Looks up payload and scoreboard entry of o->seq. */
 VTL_INLINE enum vtl_verdict vtl_fetch(struct vtl_out *o) {
     o->len = 0;
     if (o->type != VTL_DATA)
@@ -123,7 +125,7 @@ VTL_INLINE enum vtl_verdict vtl_fetch(struct vtl_out *o) {
     o->sent = vtl_env_sent(o->s, o->seq);
     if (!o->slot || !o->sent)
         return VTL_STOP;
-    /* The app wrote this length, and may be changing it now. */
+    /* Written by the app, which may change it concurrently. */
     __u32 len = VTL_LOAD(o->slot->len);
     __u32 most = o->s->max_payload;
     if (most > VTL_MAX_PAYLOAD)
@@ -139,8 +141,8 @@ VTL_INLINE __u32 vtl_padded(const struct vtl_out *o) {
     return o->type != VTL_DATA ? 0 : o->len < least ? least : o->len;
 }
 
-/* A word that may lie anywhere. Every machine that has a JIT for eBPF reads and writes those in one
- * go, but clang does not know that and would take bytes. */
+/* Unaligned words. All architectures with an eBPF JIT access them at once, but clang would go by
+ * bytes. */
 #ifdef __bpf__
 typedef __u64 vtl_u64;
 typedef __u32 vtl_u32;
@@ -152,17 +154,17 @@ typedef __u16 vtl_u16 __attribute__((aligned(1)));
 #endif
 
 /*
- * Copying a payload of `len` bytes, at most VTL_MAX_PAYLOAD, between a slot and a packet that ends
- * at `end`, with its sum: modulo 2^64, of little-endian 64-bit words, padded with zeros. `put`:
- * into the packet, with its padding, else out of it. What the packet has no room for is left out.
- * One pass over the memory instead of two, and the stores that miss the cache overlap with the
- * additions. In two parts, which vtl_move puts together: the kernel's verifier would follow the
- * second once for each length of the first.
+ * Copies `len` bytes of payload, at most VTL_MAX_PAYLOAD, between a slot and a packet that ends at
+ * `end`, and returns their sum: modulo 2^64, of little-endian 64-bit words, zero-padded. `put`:
+ * into the packet, with padding; else out of it. Bytes beyond the packet are left out. One pass
+ * over the memory instead of two, and the stores that miss the cache overlap with the additions. In
+ * two parts, which vtl_move combines: the verifier would follow the second one once for each length
+ * of the first.
  */
 #define VTL_FITS(bytes) ((put ? (const void *)to : from) + (bytes) <= end)
 
-/* Two words at a time into two sums: eBPF has ten registers, and if the compiler orders these
- * itself it keeps the sum and the pointers on the stack. */
+/* Two words at a time into two sums: eBPF has ten registers, and if the compiler orders this
+ * itself, sum and pointers spill to the stack. */
 #define VTL_MOVE_PAIR(i)                                                                           \
     do {                                                                                           \
         __u64 x = ((const vtl_u64 *)from)[i], y = ((const vtl_u64 *)from)[(i) + 1];                \
@@ -178,7 +180,7 @@ typedef __u16 vtl_u16 __attribute__((aligned(1)));
     VTL_MOVE_PAIR((i) + 4);                                                                        \
     VTL_MOVE_PAIR((i) + 6)
 
-/* All whole blocks of 64 bytes, two at a time. */
+/* Whole blocks of 64 bytes, two at a time. */
 VTL_INLINE __u64 vtl_move_blocks(void *to, const void *from, const int put, const void *end,
                                  __u32 len) {
     __u64 even = 0, odd = 0;
@@ -198,12 +200,12 @@ VTL_INLINE __u64 vtl_move_blocks(void *to, const void *from, const int put, cons
     return even + odd;
 }
 
-/* Bytes of those. */
+/* Bytes in whole blocks. */
 VTL_INLINE __u32 vtl_in_blocks(__u32 len) {
     return len & (2047 & ~63);
 }
 
-/* The rest: the last len % 64 bytes of a payload of `len`. */
+/* Remainder: the last len % 64 bytes of a payload of `len`, and the padding. */
 VTL_INLINE __u64 vtl_move_rest(void *to, const void *from, const int put, const void *end,
                                __u32 len) {
     __u64 sum = 0;
@@ -249,14 +251,14 @@ VTL_INLINE __u64 vtl_move_rest(void *to, const void *from, const int put, const 
 }
 #undef VTL_FITS
 
-/* Both parts. */
+/* Blocks and remainder. */
 VTL_INLINE __u64 vtl_move(void *to, const void *from, const int put, const void *end, __u32 len) {
     __u32 done = vtl_in_blocks(len);
     return vtl_move_blocks(to, from, put, end, len) +
            vtl_move_rest(to + done, from + done, put, end, len);
 }
 
-/* Egress, once the payload is in the packet and `o->sum` is known. */
+/* egress: seals the header, once the payload is in the packet and `o->sum` is known. */
 VTL_INLINE void vtl_seal(struct vtl_out *o) {
     if (o->type == VTL_ACK)
         return;
@@ -264,8 +266,8 @@ VTL_INLINE void vtl_seal(struct vtl_out *o) {
     vtl_put_data_tag(o->s, &o->hdr.tagged);
 }
 
-/* What the two ingress drivers have in common once they hold a copy of the header. The payload is
- * then to be moved to its slot, if there is one. */
+/* Common start of both ingress drivers, with a copy of the header. VTL_NEXT: the payload is to be
+ * copied to `in->slot`, if that is set. */
 VTL_INLINE enum vtl_verdict vtl_in_start(struct vtl_in *in, __u32 room) {
     in->type = vtl_hdr_type(&in->hdr->h);
     in->len = vtl_swap16(in->hdr->h.len);
@@ -285,8 +287,8 @@ VTL_INLINE enum vtl_verdict vtl_in_start(struct vtl_in *in, __u32 room) {
     return in->slot ? VTL_NEXT : VTL_STOP;
 }
 
-/* Tells vtld what an acknowledgement made possible, if somebody waits for it. `sooner`: egress has
- * a shorter timeout than the one it waits for. */
+/* Notifies vtld of new sends or room that it waits for, after an acknowledgement. `sooner`:
+ * egress's timeout is now shorter than the one it waits for. */
 VTL_INLINE void vtl_wake_sender(struct vtl_session *s, int sooner) {
     __u32 what = 0;
     if (VTL_LOAD(s->tx.idle) && (sooner || graft_can_send(s)) &&
@@ -297,7 +299,7 @@ VTL_INLINE void vtl_wake_sender(struct vtl_session *s, int sooner) {
         vtl_env_notify(s, what);
 }
 
-/* An acknowledgement of session `s`, whose header and bitmap were copied out of the packet. */
+/* Processes an acknowledgement for session `s`, from copies of its header and bitmap. */
 VTL_INLINE void vtl_listen(struct vtl_session *s, __u64 now, struct vtl_ack_hdr *hdr,
                            const __u64 *map, __u32 words) {
     if (!VTL_TRY_LOCK(s->tx.busy)) {
@@ -308,12 +310,13 @@ VTL_INLINE void vtl_listen(struct vtl_session *s, __u64 now, struct vtl_ack_hdr 
     __u32 timeouts = s->tx.timeouts;
     graft_listener(&a);
     int sooner = timeouts && !s->tx.timeouts;
-    /* An exchange, not a store: who looks for news after saying that it sleeps must see them. */
+    /* An exchange, not a store: a thread that announces its sleep and rechecks must see the
+     * news. */
     __sync_lock_test_and_set(&s->tx.busy, 0);
     vtl_wake_sender(s, sooner);
 }
 
-/* Words of the bitmap, or -1 if its length or place cannot be right. `room` is what the packet has
+/* Words of the bitmap, or -1 if its length or position is invalid. `room`: bytes of the packet
  * behind the header. */
 VTL_INLINE int vtl_ack_length(const struct vtl_ack_hdr *hdr, __u32 room) {
     __u32 bytes = vtl_swap16(hdr->h.len);

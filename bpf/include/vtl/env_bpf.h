@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* The maps, and the environment of transport functions inside the kernel. Every object declares
- * all maps; vtl-bpf creates them once, with the root programs, and hands them to each graft. */
+/* Maps, and the environment of transport functions in the kernel. Every object declares all maps;
+ * vtl-bpf creates them once, with the root programs, and passes them to each graft. */
 #ifndef VTL_ENV_BPF_H
 #define VTL_ENV_BPF_H
 
@@ -54,7 +54,7 @@ struct vtl_wake_template {
     __uint(max_entries, VTL_WAKE_BYTES);
 };
 
-/* What tells vtld's shards, by their number: rings of VTL_EVENTS_BYTES. */
+/* Ring buffers of events for vtld's shards, by number, VTL_EVENTS_BYTES each. */
 struct {
     __uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
     __uint(max_entries, 1);
@@ -62,10 +62,11 @@ struct {
     __array(values, struct vtl_wake_template);
 } vtl_events SEC(".maps");
 
-/* What wakes aware applications, by the index of the session's rings; for VTL_EVENTS. */
+/* Ring buffers of events for aware applications (VTL_EVENTS), by the session's entry of the ring
+ * directories. */
 VTL_DIRECTORY(vtl_wakes, vtl_wake_template);
 
-/* Cookies of the sockets by which aware applications call egress, and their sessions. */
+/* Sessions by the cookie of the socket with which an aware application runs egress directly. */
 struct {
     __uint(type, BPF_MAP_TYPE_HASH);
     __uint(max_entries, VTL_MAX_SESSIONS);
@@ -113,8 +114,8 @@ VTL_INLINE struct vtl_pump *vtl_pump_of(__u32 shard) {
     return bpf_map_lookup_elem(&vtl_pump, &shard);
 }
 
-/* The time for a packet that the pump sends. Reading the clock takes as long as making a header, so
- * four packets share a reading: they leave within two microseconds or so. */
+/* Time for a packet of the pump. Reading the clock costs as much as making a header, so four
+ * packets share a reading: they leave within about two microseconds. */
 VTL_INLINE __u64 vtl_pump_clock(struct vtl_pump *p) {
     if (!(p->uses++ % 4))
         p->now_ns = bpf_ktime_get_ns();
@@ -127,7 +128,7 @@ VTL_INLINE struct vtl_session *vtl_pumped_session(struct vtl_pump *p) {
     return at < p->count ? vtl_session_at(p->turns[at % VTL_TURNS].sid) : 0;
 }
 
-/* The session whose turn it is was given a frame, and has `used` it or had nothing to send. */
+/* Accounts for a frame given to the current session, which has `used` it or had nothing to send. */
 VTL_INLINE void vtl_end_turn(struct vtl_pump *p, int used) {
     __u32 at = p->at;
     if (at < p->count && (!used || !--p->turns[at % VTL_TURNS].quota))
@@ -179,9 +180,9 @@ VTL_INLINE __u32 vtl_env_sid(struct vtl_session *s) {
 }
 
 /*
- * Shall vtld hand this wake-up of session `sid` on? Each that we make ourselves is an interrupt, so
- * when they come thick and fast vtld makes them, many between two naps. One session alone is spared
- * the naps, however often it wakes somebody. Who waits for room is in no hurry.
+ * Whether vtld is to hand on this wake-up of session `sid`. Each wake-up from here is an interrupt,
+ * so vtld coalesces them in crowds, many between two naps. A single session is spared the naps,
+ * however many wake-ups it has. Writers that wait for room are in no hurry.
  */
 VTL_INLINE int vtl_relays(struct vtl_pump *p, __u32 sid, __u32 what) {
     if (VTL_LOAD(p->relay) || (!(what & VTL_EV_RECV) && VTL_LOAD(p->awake)))
@@ -199,7 +200,7 @@ VTL_INLINE int vtl_relays(struct vtl_pump *p, __u32 sid, __u32 what) {
     return woken > VTL_CROWD;
 }
 
-/* An event for the session's shard. */
+/* Sends an event to the session's shard. */
 VTL_INLINE void vtl_env_tell(struct vtl_session *s, struct vtl_event *event, __u64 flags) {
     __u32 shard = s->shard;
     void *events = bpf_map_lookup_elem(&vtl_events, &shard);
@@ -207,13 +208,13 @@ VTL_INLINE void vtl_env_tell(struct vtl_session *s, struct vtl_event *event, __u
         bpf_ringbuf_output(events, event, sizeof(*event), flags);
 }
 
-/* Wakes the session's shard: an event of no session. */
+/* Wakes the session's shard, by an event without a session. */
 VTL_INLINE void vtl_env_wake(struct vtl_session *s) {
     struct vtl_event event = {};
     vtl_env_tell(s, &event, BPF_RB_FORCE_WAKEUP);
 }
 
-/* An event of the session's own ring. */
+/* Sends an event to the session's own ring buffer. */
 VTL_INLINE void vtl_env_ring(struct vtl_session *s, struct vtl_event *event, __u64 flags) {
     __u32 ring = s->ring;
     void *wake = bpf_map_lookup_elem(&vtl_wakes, &ring);
@@ -221,7 +222,7 @@ VTL_INLINE void vtl_env_ring(struct vtl_session *s, struct vtl_event *event, __u
         bpf_ringbuf_output(wake, event, sizeof(*event), flags);
 }
 
-/* Wakes whoever a frame was to wake, where it cannot be sent. */
+/* Fallback for a frame that cannot be sent: wakes its receiver through a ring buffer. */
 VTL_INLINE void vtl_env_wake_for(struct vtl_session *s, __u32 bell) {
     struct vtl_event event = {};
     if (bell == 1 + VTL_RUNG)
@@ -240,15 +241,15 @@ VTL_INLINE void vtl_env_notify(struct vtl_session *s, __u32 what) {
         event.what &= VTL_EV_SEND;
     } else if (theirs && p && (s->aware == VTL_HANDED || vtl_relays(p, event.sid, theirs))) {
         if ((__sync_fetch_and_or(&s->told, theirs) & theirs) == theirs)
-            event.what &= VTL_EV_SEND; /* vtld knows */
+            event.what &= VTL_EV_SEND; /* already pending at vtld */
     } else if (theirs) {
         vtl_env_ring(s, &event, 0);
         event.what &= VTL_EV_SEND;
     }
     if (!event.what)
         return;
-    /* A wake-up by the ring is an interrupt to oneself, as dear as several packets; one by a frame
-     * takes none. */
+    /* A wake-up by the ring buffer interrupts this CPU, at the cost of several packets; one by a
+     * frame does not. */
     __u32 awake = p ? VTL_LOAD(p->awake) : 0;
     __u32 rings = !awake && what == VTL_EV_RECV && p && VTL_LOAD(p->bell);
     if (rings)
@@ -256,7 +257,7 @@ VTL_INLINE void vtl_env_notify(struct vtl_session *s, __u32 what) {
     vtl_env_tell(s, &event, awake || rings ? BPF_RB_NO_WAKEUP : 0);
     if (!awake || VTL_LOAD(p->awake))
         return;
-    /* It has gone to sleep, perhaps before the event was there. */
+    /* It went to sleep, perhaps before the event was there. */
     vtl_env_wake(s);
 }
 

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * A frame as a hook of the kernel shows it: all that differs between tcx and XDP, so that what is
- * done with a packet is written once. Each program makes its own kind of frame, whose `xdp` is a
- * constant there: what is for the other hook is not compiled.
+ * A frame in tcx or XDP: hides the differences, so that packets are processed by one source. `xdp`
+ * is constant in each program: code for the other hook is not compiled.
  *
- * Pointers into a frame hold until it is resized, gathered or given more room in front.
+ * Pointers into a frame are valid until it is resized, gathered or prepended to.
  */
 #ifndef VTL_FRAME_H
 #define VTL_FRAME_H
@@ -30,7 +29,7 @@ VTL_INLINE struct vtl_frame vtl_frame_xdp(struct xdp_md *ctx) {
     return (struct vtl_frame){.ctx = ctx, .xdp = 1};
 }
 
-/* A field that both kinds of context have. */
+/* A field of both kinds of context. */
 #define VTL_FRAME_FIELD(f, name)                                                                   \
     ((f).xdp ? ((struct xdp_md *)(f).ctx)->name : ((struct __sk_buff *)(f).ctx)->name)
 
@@ -39,29 +38,27 @@ VTL_INLINE void *vtl_frame_data(struct vtl_frame f) {
     return (void *)(long)VTL_FRAME_FIELD(f, data);
 }
 
-/* Behind the last byte that can be read by pointer: of the frame's, or of what lies in front of its
- * pages (tcx). */
+/* End of the bytes that pointers can read: of the frame, or of its linear part (tcx). */
 VTL_INLINE void *vtl_frame_end(struct vtl_frame f) {
     return (void *)(long)VTL_FRAME_FIELD(f, data_end);
 }
 
-/* Bytes of the frame. */
+/* Length of the frame. */
 VTL_INLINE __u32 vtl_frame_length(struct vtl_frame f) {
     if (!f.xdp)
         return ((struct __sk_buff *)f.ctx)->len;
-    /* The verifier does not take a difference of packet pointers in 32 bits, which clang makes of
-     * it where it can. */
+    /* The verifier rejects 32-bit differences of packet pointers, which clang would use. */
     __u64 length = vtl_frame_end(f) - vtl_frame_data(f);
     asm volatile("" : "+r"(length));
     return length;
 }
 
-/* The interface that it came in by. */
+/* Ingress interface. */
 VTL_INLINE __u32 vtl_frame_ifindex(struct vtl_frame f) {
     return f.xdp ? ((struct xdp_md *)f.ctx)->ingress_ifindex : ((struct __sk_buff *)f.ctx)->ifindex;
 }
 
-/* IPv4 or IPv6: of a frame that root has parsed. */
+/* Whether it is IPv4, else IPv6; for frames that root has parsed. */
 VTL_INLINE int vtl_frame_is_v4(struct vtl_frame f) {
     if (!f.xdp)
         return ((struct __sk_buff *)f.ctx)->protocol == vtl_swap16(ETH_P_IP);
@@ -75,12 +72,12 @@ VTL_INLINE int vtl_frame_drop(struct vtl_frame f) {
     return f.xdp ? (int)XDP_DROP : (int)VTL_TC_DROP;
 }
 
-/* Not ours: on to the rest of the system. */
+/* Passes the frame on to the rest of the system. */
 VTL_INLINE int vtl_frame_pass(struct vtl_frame f) {
     return f.xdp ? (int)XDP_PASS : (int)VTL_TC_NEXT;
 }
 
-/* Egress: it leaves by the interface where the program runs. */
+/* egress: sends the frame by the interface where the program runs. */
 VTL_INLINE int vtl_frame_send(struct vtl_frame f) {
     return f.xdp ? (int)XDP_TX : (int)VTL_TC_NEXT;
 }
@@ -97,13 +94,13 @@ VTL_INLINE long vtl_frame_store(struct vtl_frame f, __u32 at, void *from, __u32 
                  : bpf_skb_store_bytes(f.ctx, at, from, bytes, 0);
 }
 
-/* Makes all of the frame readable by pointer: drivers may leave a part of a packet in pages. */
+/* Linearizes the frame, so that pointers can read all of it: drivers may leave a part in pages. */
 VTL_INLINE long vtl_frame_gather(struct vtl_frame f) {
     struct __sk_buff *skb = f.ctx;
     return !f.xdp && skb->data_end - skb->data < skb->len && bpf_skb_pull_data(skb, skb->len);
 }
 
-/* Cuts the frame to `length` bytes, or (tcx only: it fails on veth under XDP) makes it longer. */
+/* Cuts the frame to `length` bytes, or (tcx only, since it fails on veth under XDP) extends it. */
 VTL_INLINE long vtl_frame_resize(struct vtl_frame f, __u32 length) {
     __u32 is = vtl_frame_length(f);
     if (!f.xdp)
@@ -112,11 +109,11 @@ VTL_INLINE long vtl_frame_resize(struct vtl_frame f, __u32 length) {
     return grow > 0 || (grow && bpf_xdp_adjust_tail(f.ctx, grow));
 }
 
-/* Resizes the frame to `fixed` bytes and as many of `words`, of 8 bytes, as it can have. */
+/* Resizes the frame to `fixed` bytes and as many of the `words`, of 8 bytes, as fit. */
 VTL_INLINE long vtl_frame_fit(struct vtl_frame f, __u32 fixed, __u32 *words) {
     if (!f.xdp)
         return bpf_skb_change_tail(f.ctx, fixed + *words * 8, 0);
-    /* Asked of the kernel: the verifier looks at less than with a difference of pointers. */
+    /* By a helper: cheaper to verify than a difference of pointers. */
     __u32 is = bpf_xdp_get_buff_len(f.ctx);
     if (is < fixed)
         return -1;
@@ -125,8 +122,8 @@ VTL_INLINE long vtl_frame_fit(struct vtl_frame f, __u32 fixed, __u32 *words) {
     return bpf_xdp_adjust_tail(f.ctx, (int)(fixed + *words * 8) - (int)is);
 }
 
-/* XDP: moves Ethernet and IP headers, over the VTL_UDP_HEADER bytes behind them, or, with a
- * negative number, away from what is behind them. */
+/* XDP: moves Ethernet and IP headers over the VTL_UDP_HEADER bytes behind them, or, with a negative
+ * `by`, away from them. */
 VTL_INLINE int vtl_xdp_move(struct xdp_md *ctx, int by, const __u32 length) {
     __u64 headers[(VTL_OFFSET_V6 + 7) / 8];
     return bpf_xdp_load_bytes(ctx, 0, headers, length) || bpf_xdp_adjust_head(ctx, by) ||
@@ -143,13 +140,13 @@ VTL_GLOBAL int vtl_xdp_shift(struct xdp_md *ctx, int by) {
                                                 : vtl_xdp_move(ctx, by, VTL_OFFSET_V6);
 }
 
-/* Room for a UDP header of `room` bytes, or 0, in front of a packet that is to be written anew. It
- * comes in front, where a frame cannot grow behind (XDP). */
+/* Makes room for a UDP header of `room` bytes, or 0, for a packet that is to be written anew. XDP:
+ * in front, since the frame cannot grow at its end. */
 VTL_INLINE long vtl_frame_prepend(struct vtl_frame f, __u32 room) {
     return f.xdp && vtl_xdp_shift(f.ctx, -(int)room);
 }
 
-/* Cuts the UDP header out. */
+/* Removes the UDP header. */
 VTL_INLINE long vtl_frame_cut_udp(struct vtl_frame f) {
     return f.xdp ? vtl_xdp_shift(f.ctx, VTL_UDP_HEADER)
                  : bpf_skb_adjust_room(f.ctx, -VTL_UDP_HEADER, BPF_ADJ_ROOM_NET, 0);

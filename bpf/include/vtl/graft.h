@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Turns a composition into programs. A graft defines, then includes this file:
+ * The programs of a graft, around a composition. A graft defines the following, then includes this
+ * file:
  *
- *   VTL_GRAFT(...)                                      what it is: see tf.h
+ *   VTL_GRAFT(...)                                      description: see tf.h
  *   enum vtl_verdict graft_egress(struct vtl_out *);    choose one packet and make its header
- *   void graft_seal(struct vtl_out *);                  once the payload is in it
- *   enum vtl_verdict graft_admit(struct vtl_in *);      before a payload is copied to its slot
- *   enum vtl_verdict graft_ingress(struct vtl_in *);    once it is there
- *   enum vtl_verdict graft_listener(struct vtl_ackd *);
- *   int graft_can_send(struct vtl_session *);           would graft_egress find a packet?
+ *   void graft_seal(struct vtl_out *);                  once the payload is in the packet
+ *   enum vtl_verdict graft_admit(struct vtl_in *);      before the payload is copied to its slot
+ *   enum vtl_verdict graft_ingress(struct vtl_in *);    after that
+ *   enum vtl_verdict graft_listener(struct vtl_ackd *); process an acknowledgement
+ *   int graft_can_send(struct vtl_session *);           whether graft_egress would find a packet
  *   void graft_tell(struct vtl_session *, struct vtl_ack_hdr *);
  *                                                       `limit` and `aux` of an acknowledgement
  *
- * The programs do what all grafts share: find the session, move bytes between packet and slot, take
- * the locks, answer with acknowledgements. They are reached by tail call from the root programs,
- * which have checked version, lengths, session and token.
+ * The programs do what all grafts share: session lookup, copies between packet and slot, locks,
+ * acknowledgements. The root programs reach them by tail call, after checking version, lengths,
+ * session and token.
  */
 #ifndef VTL_GRAFT_H
 #define VTL_GRAFT_H
@@ -27,9 +28,8 @@
 char _license[] SEC("license") = "GPL";
 
 /*
- * vtl_move for both kinds of context: between a slot and the packet from `offset` on. Functions of
- * their own, so that the verifier looks at them once, and not at all that follows once for each
- * length.
+ * vtl_move for both kinds of context: between a slot and the packet from `offset` on. Global
+ * functions, verified once, so that the code after them is not verified again for each length.
  */
 #define VTL_MOVE(name, context, part, put, skip)                                                   \
     VTL_GLOBAL __u64 name(struct context *ctx, struct vtl_slot *slot, __u32 offset, __u32 len) {   \
@@ -58,7 +58,7 @@ char _license[] SEC("license") = "GPL";
 VTL_MOVES(xdp, xdp_md)
 VTL_MOVES(tc, __sk_buff)
 
-/* With the sum of the payload. */
+/* Copies a slot's payload into the frame at `offset`. Returns its sum. */
 VTL_INLINE __u64 vtl_frame_put(struct vtl_frame f, struct vtl_slot *slot, __u32 offset, __u32 len) {
     return f.xdp ? vtl_xdp_put(f.ctx, slot, offset, len) : vtl_tc_put(f.ctx, slot, offset, len);
 }
@@ -68,8 +68,8 @@ VTL_INLINE __u64 vtl_frame_take(struct vtl_frame f, struct vtl_slot *slot, __u32
     return f.xdp ? vtl_xdp_take(f.ctx, slot, offset, len) : vtl_tc_take(f.ctx, slot, offset, len);
 }
 
-/* Are there the headers in front of VTL's? It goes without saying behind a look at the whole, and
- * clang would leave it out; but the verifier does not know. */
+/* Whether the frame has the headers in front of VTL's. Implied by checks of the whole packet, so
+ * clang would drop this check; but the verifier needs it. */
 VTL_INLINE int vtl_has_headers(void *data, int ip, void *end) {
     asm volatile("" : "+r"(data));
     return data + ip + VTL_UDP_HEADER <= end;
@@ -77,7 +77,7 @@ VTL_INLINE int vtl_has_headers(void *data, int ip, void *end) {
 
 /* ------------------------------------------------------------------------------------- egress */
 
-/* Makes a packet of the frame; 0: it can go. `ip`: length of Ethernet and IP header. */
+/* Makes the frame a packet; 0: success. `ip`: length of Ethernet and IP header. */
 VTL_INLINE int vtl_emit_at(struct vtl_frame f, struct vtl_out *o, int ip) {
     __be16 port = VTL_LOAD(o->s->port);
     __u32 offset = ip + vtl_udp_room(port);
@@ -106,7 +106,7 @@ VTL_INLINE int vtl_emit(struct vtl_frame f, struct vtl_out *o) {
     return failed;
 }
 
-/* A frame of the pump's: it becomes the next packet of session `s`, whose turn it is. */
+/* Makes a frame of the pump the next packet of session `s`, whose turn it is. */
 VTL_INLINE int vtl_egress(struct vtl_frame f, struct vtl_pump *p, struct vtl_session *s,
                           __u64 now) {
     struct vtl_out o = {.s = s, .now = now};
@@ -127,12 +127,12 @@ SEC("xdp") int vtl_egress_xdp(struct xdp_md *ctx) {
 SEC("tcx/egress") int vtl_egress_tc(struct __sk_buff *ctx) {
     struct vtl_pump *p = vtl_pump_of(ctx->mark);
     struct vtl_session *s = p ? vtl_pumped_session(p) : 0;
-    ctx->mark = 0; /* it has no meaning from here on */
+    ctx->mark = 0; /* no longer used */
     return s ? vtl_egress(vtl_frame_tc(ctx), p, s, bpf_ktime_get_ns()) : VTL_TC_DROP;
 }
 
-/* A packet that an aware application sent to nobody, on the loopback, becomes its session's next
- * one and leaves through the session's interface. */
+/* Makes a packet that an aware application sent, on the loopback, the next one of its session, and
+ * sends it by the session's interface. */
 SEC("tcx/egress") int vtl_egress_direct(struct __sk_buff *ctx) {
     struct vtl_session *s = vtl_session_at(ctx->cb[0]);
     if (!s || s->state != VTL_OPEN)
@@ -145,7 +145,7 @@ SEC("tcx/egress") int vtl_egress_direct(struct __sk_buff *ctx) {
 
 /* ------------------------------------------------------------------------------------ ingress */
 
-/* Turns the packet into an acknowledgement and sends it back. */
+/* Turns the packet into an acknowledgement, in place, and sends it back. */
 VTL_INLINE int vtl_answer_at(struct vtl_frame f, struct vtl_session *s, __u32 ip) {
     if (!s || (ip != VTL_OFFSET_V4 && ip != VTL_OFFSET_V6))
         return vtl_frame_drop(f);
@@ -181,9 +181,9 @@ VTL_GLOBAL int vtl_xdp_answer(struct xdp_md *ctx, struct vtl_session *s, __u32 i
     return vtl_answer_at(vtl_frame_xdp(ctx), s, ip);
 }
 
-/* Wakes vtld, if that is to be, by a copy of the packet, which its packet socket on the loopback
- * gets at once; the mark says which shard's. A function of its own, called always: a branch would
- * double what is verified. */
+/* Wakes vtld if rx.bell is set, by a copy of the packet to its packet socket on the loopback, whose
+ * mark is the shard. A global function, called unconditionally: a branch would double the paths to
+ * verify. */
 VTL_GLOBAL int vtl_tc_ring_bell(struct __sk_buff *ctx, struct vtl_session *s) {
     const __u32 at = offsetof(struct ethhdr, h_proto), loopback = 1;
     if (!s || !s->rx.bell)
@@ -203,7 +203,7 @@ VTL_GLOBAL int vtl_tc_ring_bell(struct __sk_buff *ctx, struct vtl_session *s) {
     return failed;
 }
 
-/* Whom the packet is to wake, if anybody. */
+/* Sends the packet's wake-up, if any. */
 VTL_INLINE void vtl_ring_bell(struct vtl_frame f, struct vtl_session *s) {
     if (!f.xdp) {
         vtl_tc_ring_bell(f.ctx, s);
@@ -212,7 +212,7 @@ VTL_INLINE void vtl_ring_bell(struct vtl_frame f, struct vtl_session *s) {
     __u32 whose = s->rx.bell;
     if (whose) {
         s->rx.bell = 0;
-        vtl_env_wake_for(s, whose); /* a frame cannot be copied here */
+        vtl_env_wake_for(s, whose); /* XDP cannot clone frames */
     }
 }
 

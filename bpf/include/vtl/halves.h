@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
 /*
- * Packets too large for the path. A packet's payload is fixed once the app has written it, and the
- * path may shrink afterwards: then such packets go in two halves, and the receiver puts them
- * together in the packet's slot. Transport functions see one packet. Only for grafts with
- * reliability and order: the others give up what does not get through, and need `aux`.
+ * Fragmentation of packets too large for the path. A packet's payload is fixed once the app has
+ * written it, but the path MTU may shrink afterwards: such packets go in two halves, which the
+ * receiver reassembles in the packet's slot. Transport functions see one packet. Only for reliable
+ * ordered grafts: the others give up packets that do not get through, and need `aux`.
  *
- * All of it is rare, so it is in functions of their own: other packets pay for two comparisons.
+ * Rare, so all of it is in global functions: other packets pay for two comparisons.
  */
 #ifndef VTL_HALVES_H
 #define VTL_HALVES_H
 
 #include "tf.h"
 
-/* Compositions that are for others define VTL_WITHOUT_HALVES before they include anything, and
- * spare the verifier what is never called. */
+/* Compositions for other grafts define VTL_WITHOUT_HALVES before their first include, which saves
+ * verifying this code. */
 #ifdef VTL_WITHOUT_HALVES
 enum { VTL_HALVES = 0 };
 #else
@@ -25,9 +25,8 @@ VTL_INLINE void vtl_copy_half(__u8 *to, const __u8 *from) {
     vtl_for(i, 0, VTL_HALF / 8)((__u64 *)to)[i] = ((const __u64 *)from)[i];
 }
 
-/* Copies half of packet `seq` into the scratch slot: the first, which leaves the other one to be
- * sent, or what is left behind it. Returns how many bytes it has; 0, if there is no second one any
- * more. */
+/* Copies half of packet `seq` into the scratch slot: the first, which schedules the second
+ * (tx.half), or the second. Returns its length; 0 if there is no second half any more. */
 VTL_GLOBAL __u32 vtl_take_half(struct vtl_session *s, __u64 seq, __u32 second) {
     struct vtl_scratch *scratch = vtl_get_scratch();
     struct vtl_slot *slot = s ? vtl_env_tx_slot(s, seq) : 0;
@@ -47,7 +46,7 @@ VTL_GLOBAL __u32 vtl_take_half(struct vtl_session *s, __u64 seq, __u32 second) {
     return len > VTL_HALF ? len - VTL_HALF : 0;
 }
 
-/* vtl_fetch, for a packet that goes in halves: the first. */
+/* vtl_fetch for fragmented packets: the first half. */
 VTL_INLINE enum vtl_verdict vtl_fetch_half(struct vtl_out *o) {
     struct vtl_scratch *scratch = vtl_get_scratch();
     if (!scratch || vtl_take_half(o->s, o->seq, 0) != VTL_HALF)
@@ -58,7 +57,7 @@ VTL_INLINE enum vtl_verdict vtl_fetch_half(struct vtl_out *o) {
     return VTL_NEXT;
 }
 
-/* graft_egress, for the half that is still to follow. */
+/* graft_egress for the second half. */
 VTL_INLINE enum vtl_verdict vtl_second_half(struct vtl_out *o) {
     struct vtl_scratch *scratch = vtl_get_scratch();
     struct vtl_session *s = o->s;
@@ -70,18 +69,18 @@ VTL_INLINE enum vtl_verdict vtl_second_half(struct vtl_out *o) {
     o->slot = &scratch->slot;
     o->type = VTL_DATA;
     o->flags = VTL_F_HALF | VTL_F_ACK_NOW | (scratch->slot.more & VTL_F_MARKS);
-    s->tx.xid--; /* the first half was numbered last: both are one transmission */
+    s->tx.xid--; /* as for the first half: both are one transmission */
     vtl_number_header(o);
     o->hdr.data.h.aux = vtl_swap16(VTL_HALF);
     return VTL_SEND;
 }
 
 /*
- * Half of packet `seq`, `len` bytes from `from` on, verified, lies in the scratch slot. Puts it
- * into the packet's own slot, and says whether the packet is whole.
+ * Reassembles: copies the verified half of packet `seq`, `len` bytes from `from` on, from the
+ * scratch slot into the packet's slot. Returns whether the packet is complete.
  *
- * The slot itself says what it has, by a number that contains the packet's: an earlier packet's
- * says nothing. The app can write it, and spoils its own data then.
+ * The slot's stamp says which halves it has, combined with the packet's number, so that an earlier
+ * packet's stamp is void. The app can write it, but spoils only its own data.
  */
 VTL_GLOBAL int vtl_put_half(struct vtl_session *s, __u64 seq, __u32 from, __u32 len, __u32 more) {
     struct vtl_scratch *scratch = vtl_get_scratch();

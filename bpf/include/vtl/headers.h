@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
-/* Views of the headers of a packet: Ethernet, IP and UDP as the kernel defines them, and VTL's.
- * What they lack are names for bits, and both versions of IP behind one name. */
+/* Views of a packet's headers: Ethernet, IP and UDP as the kernel defines them, and VTL's, with
+ * names for bits, and with both versions of IP behind one name. */
 #ifndef VTL_HEADERS_H
 #define VTL_HEADERS_H
 
@@ -22,12 +22,12 @@ _Static_assert(VTL_UDP_HEADER == sizeof(struct udphdr), "UDP's header");
 enum {
     /* iphdr.frag_off */
     VTL_IP_DONT_FRAGMENT = 0x4000,
-    VTL_IP_FRAGMENT = 0x3fff, /* more fragments, and the offset: not 0 in any of them */
+    VTL_IP_FRAGMENT = 0x3fff, /* more-fragments bit and offset: not 0 in any fragment */
     /* Explicit congestion notification (RFC 3168) */
     VTL_ECN_ECT0 = 2,
     VTL_ECN_CE = 3,
     VTL_ECN_MASK = 3,
-    VTL_ECN_V6_SHIFT = 4, /* in ipv6hdr.flow_lbl[0], which begins with the traffic class's end */
+    VTL_ECN_V6_SHIFT = 4, /* in ipv6hdr.flow_lbl[0], whose high half ends the traffic class */
 };
 
 /* ECN bits of the IP header in a frame, whose VTL or UDP header begins at `offset`. */
@@ -39,7 +39,7 @@ VTL_INLINE __u32 vtl_ecn(const void *frame, int offset) {
            VTL_ECN_MASK;
 }
 
-/* Says in a session's IP header that marks are understood: ECT(0). */
+/* Sets ECT(0) in a session's IP header. */
 VTL_INLINE void vtl_ecn_capable(struct vtl_session *s) {
     void *ip = s->headers + sizeof(struct ethhdr);
     if (s->ip_version == 4)
@@ -48,7 +48,7 @@ VTL_INLINE void vtl_ecn_capable(struct vtl_session *s) {
         ((struct ipv6hdr *)ip)->flow_lbl[0] |= VTL_ECN_ECT0 << VTL_ECN_V6_SHIFT;
 }
 
-/* enum vtl_type, or more than those. */
+/* Type of the packet; may be beyond enum vtl_type. */
 VTL_INLINE __u32 vtl_hdr_type(const struct vtl_hdr *h) {
     return h->version_type & 0xf;
 }

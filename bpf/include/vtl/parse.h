@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* Frames: finds and checks the VTL header of an Ethernet frame, and writes frames. */
+/* Parsing and writing of frames: finds and checks the VTL header of an Ethernet frame, and writes
+ * the headers in front of it. */
 #ifndef VTL_PARSE_H
 #define VTL_PARSE_H
 
 #include "headers.h"
 
-/* The IP header of a frame, once it was checked: `offset` is 0 if there is none. */
+/* Checked IP header of a frame; `offset` is 0 if there is none. */
 struct vtl_ip {
-    __u32 offset; /* of what is behind it: VTL_OFFSET_V4 or VTL_OFFSET_V6, unless it has options */
-    __u32 length; /* bytes behind it, as it says */
+    __u32 offset; /* of its payload: VTL_OFFSET_V4 or VTL_OFFSET_V6, unless it has options */
+    __u32 length; /* bytes of payload, as the header says */
     __u8 protocol;
-    __u8 odd; /* it has options, or it is a fragment's */
+    __u8 odd; /* has options, or is a fragment */
 };
 
 /* Reads the IP header of the Ethernet frame in `data`..`end`. */
@@ -44,9 +45,9 @@ VTL_INLINE struct vtl_ip vtl_parse_ip(void *data, void *end) {
 }
 
 /*
- * Offset of the VTL header behind Ethernet and IP, or 0 if the frame carries something else, or -1
- * if it is VTL's and malformed. Sees `data`..`end`, and trusts the IP length only if it fits into
- * `total` bytes. On success at least a struct vtl_hdr lies before `end`.
+ * Offset of the VTL header behind Ethernet and IP, 0 if the frame carries something else, -1 if it
+ * is VTL's and malformed. Reads `data`..`end`, and accepts the IP length only within `total` bytes.
+ * On success at least a struct vtl_hdr lies before `end`.
  */
 VTL_INLINE int vtl_parse_frame(void *data, void *end, __u32 total) {
     struct vtl_ip ip = vtl_parse_ip(data, end);
@@ -59,10 +60,10 @@ VTL_INLINE int vtl_parse_frame(void *data, void *end, __u32 total) {
 }
 
 /*
- * Where the UDP header of a frame begins that is for VTL's port, behind Ethernet and IP; or 0 if
- * the frame carries something else, or -1 if no VTL packet can lie behind it. On success at least
- * that and a struct vtl_hdr lie before `end`. Fragments, and headers with options, are not looked
- * into: the kernel hands what they carry to vtld, who takes no DATA.
+ * Offset of the UDP header behind Ethernet and IP if it is for VTL's port, 0 if the frame carries
+ * something else, -1 if no VTL packet fits behind it. On success at least that and a struct vtl_hdr
+ * lie before `end`. Skips fragments, and headers with options: the kernel delivers their contents
+ * to vtld, which accepts no DATA.
  */
 VTL_INLINE int vtl_parse_udp(void *data, void *end, __u32 total) {
     const __u32 least = sizeof(struct udphdr) + sizeof(struct vtl_hdr);
@@ -78,9 +79,9 @@ VTL_INLINE int vtl_parse_udp(void *data, void *end, __u32 total) {
 }
 
 /*
- * Bytes of the UDP header in packets to a peer with that port, VTL_UDP_HEADER or 0. Calculated, and
- * not decided: the verifier would look at all that follows once for each case. For that reason
- * headers are written for both cases, too.
+ * Bytes of the UDP header in packets to that port, VTL_UDP_HEADER or 0. Computed without a branch:
+ * the verifier would follow all code after it once for each case. For the same reason headers are
+ * written for both cases.
  */
 VTL_INLINE __u32 vtl_udp_room(__be16 port) {
     __u32 n = port;
@@ -92,7 +93,7 @@ VTL_INLINE __u8 vtl_protocol(__u32 room) {
     return VTL_IPPROTO - (room >> 3) * (VTL_IPPROTO - IPPROTO_UDP);
 }
 
-/* The UDP header in front of `length` bytes. No checksum: VTL has its own (RFC 6935). */
+/* Writes the UDP header in front of `length` bytes. No checksum: VTL has its own (RFC 6935). */
 VTL_INLINE void vtl_write_udp(void *at, __be16 port, __u32 length) {
     struct udphdr *udp = at;
     udp->source = vtl_swap16(VTL_UDP_PORT);
@@ -113,9 +114,9 @@ VTL_INLINE void vtl_ip4_finish(struct iphdr *ip, __u16 length) {
     ip->check = ~sum;
 }
 
-/* Exchanges the addresses of a received frame and sets its length, for an answer of `length` bytes
- * to that UDP port, or without UDP: it begins vtl_udp_room() bytes behind `offset`, the length of
- * Ethernet and IP header, and is to be written afterwards. The caller checked the bounds. */
+/* Swaps the addresses of a received frame and sets its length, for an answer of `length` bytes to
+ * that UDP port, or without UDP. The answer is to be written afterwards, vtl_udp_room() bytes
+ * behind `offset`, the length of Ethernet and IP header. The caller has checked the bounds. */
 VTL_INLINE void vtl_turn_round(void *data, int offset, __u32 length, __be16 port) {
     __u32 room = vtl_udp_room(port);
     struct ethhdr *eth = data;
@@ -148,7 +149,7 @@ VTL_INLINE void vtl_turn_round(void *data, int offset, __u32 length, __be16 port
 }
 
 /* Writes a session's Ethernet and IP headers, `offset` bytes, and UDP's, if there is a port, in
- * front of a packet of `length` bytes, whose first eight are to be written afterwards. */
+ * front of a packet of `length` bytes, whose first eight bytes are to be written afterwards. */
 VTL_INLINE void vtl_write_headers(void *data, struct vtl_session *s, int offset, __u32 length,
                                   __be16 port) {
     __u32 room = vtl_udp_room(port);
@@ -167,7 +168,7 @@ VTL_INLINE void vtl_write_headers(void *data, struct vtl_session *s, int offset,
     }
 }
 
-/* Has the path marked the packet (ECN CE, RFC 3168)? `frame` holds its IP header. */
+/* Whether the path marked the packet (ECN CE, RFC 3168). `frame` holds its IP header. */
 VTL_INLINE int vtl_is_marked(const void *frame, int offset) {
     return vtl_ecn(frame, offset) == VTL_ECN_CE;
 }

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
-/* Who frees slots of the transmit ring tells the app that waits for them. */
+/* Wake-up of apps that wait for room in the transmit ring, by the code that frees slots. */
 #ifndef VTL_ROOM_H
 #define VTL_ROOM_H
 
 #include "tf.h"
 
-/* Free slots that a sender is woken for: a quarter, but not so few that waking it costs more than
- * the packets. */
+/* Free slots at which a sender is woken: a quarter of the ring; more in small rings, where a
+ * wake-up would cost more than the packets. */
 VTL_INLINE __u32 vtl_refill(__u32 slots) {
     return slots >= 512 ? slots / 4 : slots >= 256 ? 128 : slots / 2;
 }
 
-/* VTL_EV_ROOM if the app waits for room in its transmit ring and enough of it is free. */
+/* VTL_EV_ROOM if the app waits for room in its transmit ring and there is enough. */
 VTL_INLINE __u32 vtl_room_event(struct vtl_session *s) {
     struct vtl_ring_ctl *ctl = vtl_env_tx_ctl(s);
     if (!ctl || !VTL_LOAD(ctl->refill))

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* The root programs' decision: what every VTL packet must satisfy, and which program it is for. */
+/* Decision of the root programs: checks common to all VTL packets, and the program to call. */
 #ifndef VTL_ROUTE_H
 #define VTL_ROUTE_H
 
@@ -9,16 +9,17 @@
 /* Supplied by the environment. */
 VTL_INLINE struct vtl_session *vtl_session_at(__u32 sid);
 
-/* What to do with a packet: a slot of the PROG_ARRAY (>= 0), or one of these. */
+/* Result: a slot of the PROG_ARRAY (>= 0), or one of these. */
 enum vtl_route {
-    VTL_ROUTE_PASS = -1, /* not VTL's, or vtld's to handle */
+    VTL_ROUTE_PASS = -1, /* not VTL's, or for vtld */
     VTL_ROUTE_DROP = -2, /* unless it is for another host */
-    VTL_ROUTE_ASK = -3,  /* vtld's, but anybody may send it: not too many a second */
+    VTL_ROUTE_ASK = -3,  /* for vtld, from anybody: rate-limited */
 };
 
 /*
- * May an authentic packet of a session with keys tell the way back? Whoever is on the path can
- * repeat packets from elsewhere: so only one with a number that was not seen, or the first of all.
+ * Replay check, for sessions with keys: whether an authentic packet may update the return path. An
+ * on-path attacker can replay packets from elsewhere, so only a packet with a new number may, or
+ * the first of all.
  */
 VTL_INLINE int vtl_is_fresh(struct vtl_session *s, struct vtl_hdr *h, void *end, __u32 type) {
     __u32 *highest = type == VTL_ACK ? &s->echoed : &s->came;
@@ -43,10 +44,10 @@ VTL_INLINE int vtl_is_fresh(struct vtl_session *s, struct vtl_hdr *h, void *end,
 }
 
 /*
- * Remembers the way back to the peer of an authentic packet, which came from that UDP port or, 0,
- * without UDP. Who leads keeps to UDP or to none, and to the tunnel or to none, as vtld says: else
- * both sides could follow each other for ever. Questions about sizes (SIZE) may try the other way
- * without going it.
+ * Updates the return path from an authentic packet; `port`: its UDP source port, 0 without UDP. An
+ * initiator keeps its encapsulation (UDP or not, tunnel or not), which vtld chooses: otherwise both
+ * sides could follow each other for ever. MTU probes (SIZE) may try the other encapsulation without
+ * switching to it.
  */
 VTL_INLINE void vtl_learn(struct vtl_session *s, struct ethhdr *eth, __u32 ifindex, __be16 port,
                           __u32 type) {
@@ -67,8 +68,7 @@ VTL_INLINE void vtl_learn(struct vtl_session *s, struct ethhdr *eth, __u32 ifind
     VTL_STORE(s->ifindex, ifindex);
 }
 
-/* Did the packet come from the host that the session is with, to the address that it has here? A
- * router sees others' packets, too. */
+/* Whether source and destination address are the session's. A router sees others' packets, too. */
 VTL_INLINE int vtl_from_peer(struct vtl_session *s, void *data, int offset) {
     void *ours = s->headers + sizeof(struct ethhdr);
     void *theirs = data + sizeof(struct ethhdr);
@@ -82,7 +82,7 @@ VTL_INLINE int vtl_from_peer(struct vtl_session *s, void *data, int offset) {
            !__builtin_memcmp(&us->saddr, &them->daddr, sizeof(struct in6_addr));
 }
 
-/* Does the packet end where the header says, padding included, no sooner and no later? */
+/* Whether the packet ends exactly where its header says, padding included. */
 VTL_INLINE int vtl_is_exact(void *data, int offset, __be16 port, struct vtl_hdr *h, __u32 type) {
     void *ip = data + sizeof(struct ethhdr);
     __u32 length = offset == (int)VTL_OFFSET_V4
@@ -95,8 +95,8 @@ VTL_INLINE int vtl_is_exact(void *data, int offset, __be16 port, struct vtl_hdr 
     return length == (want < VTL_MIN_PACKET ? VTL_MIN_PACKET : want);
 }
 
-/* Does a packet prove that it is from the peer? By its tag where the session has keys, but for
- * NEGO_ACK, of which vtld knows more; else by the token. */
+/* Authenticates a packet: by its tag if the session has keys, except NEGO_ACK, which vtld verifies;
+ * else by the token. */
 VTL_INLINE int vtl_is_authentic(struct vtl_session *s, struct vtl_hdr *h, void *end, __u32 type) {
     if (!s->keyed || type == VTL_NEGO_ACK)
         return s->token == vtl_swap64(h->token);
@@ -114,14 +114,14 @@ VTL_INLINE int vtl_is_authentic(struct vtl_session *s, struct vtl_hdr *h, void *
     return vtl_expected_tag(s, &header, type) == ((__u64 *)h)[VTL_TOKEN_WORD];
 }
 
-/* `offset`: of what is behind the IP header. `port`: where it came from, if by UDP. */
+/* `offset`: length of the headers up to IP. `port`: UDP source port, 0 without UDP. */
 VTL_INLINE int vtl_route_at(void *data, void *end, __u32 ifindex, int offset, __be16 port) {
     struct vtl_hdr *h = data + offset + (port ? VTL_UDP_HEADER : 0);
     if ((void *)(h + 1) > end)
         return VTL_ROUTE_DROP;
     __u32 type = vtl_hdr_type(h);
     if (vtl_hdr_version(h) != VTL_VERSION && type == VTL_NEGO)
-        return VTL_ROUTE_ASK; /* vtld says that it does not speak that version */
+        return VTL_ROUTE_ASK; /* vtld answers that it does not support that version */
     if (vtl_hdr_version(h) != VTL_VERSION || type >= VTL_TYPES) {
         vtl_env_count(VTL_ST_RX_MALFORMED);
         return VTL_ROUTE_DROP;
@@ -140,7 +140,7 @@ VTL_INLINE int vtl_route_at(void *data, void *end, __u32 ifindex, int offset, __
     __u32 was = s->ifindex;
     if (!s->keyed || vtl_is_fresh(s, h, end, type))
         vtl_learn(s, data, ifindex, port, type);
-    /* Not of CLOSE, which vtld hears itself: it may take back what nobody knows of yet. */
+    /* Not for CLOSE, which vtld receives itself: the session may not be known to it yet. */
     if (!was && type != VTL_CLOSE)
         vtl_env_notify(s, VTL_EV_SEND);
     if (type > VTL_PROBE) { /* NEGO_ACK, CLOSE, SIZE */
@@ -171,7 +171,7 @@ VTL_INLINE int vtl_route(void *data, void *end, __u32 total, __u32 ifindex) {
     return VTL_ROUTE_DROP;
 }
 
-/* The same for what may be a packet behind UDP. */
+/* The same for packets with UDP encapsulation. */
 VTL_INLINE int vtl_route_udp(void *data, void *end, __u32 total, __u32 ifindex) {
     int offset = vtl_parse_udp(data, end, total);
     if (!offset)

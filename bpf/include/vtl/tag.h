@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
 /*
- * The tag of a header: SipHash-2-4 (Aumasson and Bernstein, 2012) over its bytes as little-endian
- * words, with the token in its place. In sessions with keys it travels instead of the token
- * (PROTOCOL.md, section 4, "Keys"), as it lies in memory.
+ * Tag of a header: SipHash-2-4 (Aumasson and Bernstein, 2012) over its bytes as little-endian
+ * words, with the token in its place. In sessions with keys the tag travels instead of the token
+ * (PROTOCOL.md, section 4, "Keys"), in memory order.
  */
 #ifndef VTL_TAG_H
 #define VTL_TAG_H
 
 #include "tf.h"
 
-/* The word of vtl_hdr that is the token, or the tag. */
+/* Word of vtl_hdr with the token, or the tag. */
 enum { VTL_TOKEN_WORD = 1 };
 
 #define VTL_ROTATE(x, by) ((x) << (by) | (x) >> (64 - (by)))
@@ -27,7 +27,7 @@ enum { VTL_TOKEN_WORD = 1 };
         c = VTL_ROTATE(c, 32);                                                                     \
     } while (0)
 
-/* Of the first `count` words, at most 9. */
+/* SipHash-2-4 of the first `count` words, at most 9. */
 VTL_INLINE __u64 vtl_tag(__u64 k0, __u64 k1, const struct vtl_tagged *t, const __u32 count) {
     __u64 a = k0 ^ 0x736f6d6570736575ull, b = k1 ^ 0x646f72616e646f6dull;
     __u64 c = k0 ^ 0x6c7967656e657261ull, d = k1 ^ 0x7465646279746573ull;
@@ -51,7 +51,7 @@ VTL_INLINE __u64 vtl_tag(__u64 k0, __u64 k1, const struct vtl_tagged *t, const _
     return a ^ b ^ c ^ d;
 }
 
-/* Words of the header of a packet of that type: all that is protected of it. */
+/* Words of the header that the tag protects, by type. */
 VTL_INLINE __u32 vtl_tagged_words(__u32 type) {
     return (type == VTL_ACK                         ? sizeof(struct vtl_ack_hdr)
             : type == VTL_DATA || type == VTL_PROBE ? sizeof(struct vtl_data_hdr)
@@ -60,8 +60,8 @@ VTL_INLINE __u32 vtl_tagged_words(__u32 type) {
 }
 
 /*
- * Puts the tag into a finished header, where the session has keys. Functions of their own in the
- * kernel, one for each length: many paths lead to them.
+ * Puts the tag into a finished header, if the session has keys. Global functions, one for each
+ * length: many paths lead to them.
  */
 #define VTL_PUT_TAG(name, header)                                                                  \
     VTL_GLOBAL int name(struct vtl_session *s, struct vtl_tagged *t) {                             \
@@ -73,7 +73,7 @@ VTL_INLINE __u32 vtl_tagged_words(__u32 type) {
 VTL_PUT_TAG(vtl_put_data_tag, vtl_data_hdr)
 VTL_PUT_TAG(vtl_put_ack_tag, vtl_ack_hdr)
 
-/* The tag that a header of the peer's of that type, with the token, should have. */
+/* Expected tag of the peer's header of that type, which contains the token. */
 VTL_GLOBAL __u64 vtl_expected_tag(struct vtl_session *s, const struct vtl_tagged *t, __u32 type) {
     if (!s || !t)
         return 0;
@@ -85,7 +85,7 @@ VTL_GLOBAL __u64 vtl_expected_tag(struct vtl_session *s, const struct vtl_tagged
     return vtl_tag(k0, k1, t, sizeof(struct vtl_hdr) / 8);
 }
 
-/* Puts the token into a copy of a header that root has let through: it has that, or the tag. */
+/* Restores the token in a copy of a header that root has authenticated, by token or tag. */
 VTL_INLINE void vtl_put_token(struct vtl_session *s, struct vtl_hdr *h) {
     h->token = vtl_swap64(s->token);
 }
