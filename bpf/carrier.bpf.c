@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * The programs of one hook whose carrier is named (vtl run --carrier, vtl hook add --carrier):
- * connects are marked with the wish, and TCP connections get a congestion control. One instance is
- * loaded for each such hook, with its own configuration. Sockets outside the daemon's network
- * namespace are left alone.
+ * Programs of one hook with a named carrier (vtl run --carrier, vtl hook add --carrier): connects
+ * get the hook's wish, TCP connections its congestion control. One instance is loaded for each such
+ * hook, with its own configuration. Ignores sockets outside the daemon's network namespace.
  */
 #include "vmlinux.h"
 #include <bpf/bpf_endian.h>
@@ -21,7 +20,7 @@ const volatile struct vtl_carrier_config config SEC(".rodata.config");
 /* Connections that got the congestion control. */
 __u64 connections;
 
-/* vtld puts the map of bpf/hooker.bpf.c in its place. */
+/* Replaced by the map of bpf/hooker.bpf.c at load. */
 struct {
     __uint(type, BPF_MAP_TYPE_SK_STORAGE);
     __uint(map_flags, BPF_F_NO_PREALLOC);
@@ -29,8 +28,8 @@ struct {
     __type(value, __u32);
 } vtl_wishes SEC(".maps");
 
-/* The kernel runs a cgroup's programs before those of the cgroups above it: the first wish is that
- * of the hook nearest to the socket, and stays. */
+/* Stores the wish. The kernel runs a cgroup's programs before its ancestors': the first wish, that
+ * of the hook nearest to the socket, stays. */
 static __always_inline int mark(struct bpf_sock_addr *ctx) {
     __u32 wish = config.wish;
 
@@ -54,8 +53,8 @@ static __always_inline int is_loopback(__be32 ip) {
     return (bpf_ntohl(ip) >> 24) == 127;
 }
 
-/* Does a connection stay on this host: over the loopback, or from an address to itself? IPv6
- * addresses word by word: the verifier takes no reading of two at once. */
+/* Whether a connection stays on this host: over the loopback, or from an address to itself. IPv6
+ * addresses word by word: the verifier rejects reading two at once. */
 static __always_inline int is_local(struct bpf_sock_ops *ops) {
     __u32 a, b, c, d;
 
@@ -81,12 +80,12 @@ int vtl_control(struct bpf_sock_ops *ops) {
             return 1;
         break;
     case BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB:
-        /* What stays on this host, as what vtld hands to a server, has no path to control. */
+        /* Local connections, as from vtld to a server, have no path to control. */
         if (!config.port || ops->local_port != config.port || is_local(ops))
             return 1;
         break;
     case BPF_SOCK_OPS_NEEDS_ECN:
-        /* The SYN is answered before the connection has a congestion control of its own. */
+        /* The SYN is answered before the connection has its own congestion control. */
         if (config.port && config.marks && ops->local_port == config.port)
             ops->reply = 1;
         return 1;

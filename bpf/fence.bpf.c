@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Keeps VTL's sockets to the interfaces that VTL is for (vtld --interface): what comes in elsewhere
- * does not find them. Loaded only with that option.
+ * Restricts VTL's sockets to the interfaces of vtld --interface: packets from others do not find
+ * them. Loaded only with that option.
  */
 #include "vmlinux.h"
 #include <bpf/bpf_helpers.h>
@@ -12,7 +12,7 @@ char _license[] SEC("license") = "GPL";
 
 enum { INSIDE_MAX = 256 };
 
-/* The indexes of those interfaces, and the loopback's. vtld writes. */
+/* Indexes of those interfaces, and the loopback's. Written by vtld. */
 struct {
     __uint(type, BPF_MAP_TYPE_HASH);
     __uint(max_entries, INSIDE_MAX);
@@ -29,7 +29,7 @@ static __always_inline int vtl_lookup(struct bpf_sk_lookup *ctx, __u32 port) {
     return ctx->local_port != port || is_inside(ctx->ingress_ifindex) ? SK_PASS : SK_DROP;
 }
 
-/* VTL's UDP port, if vtld has it. SK_DROP: the kernel answers as if nobody had the port. */
+/* VTL's UDP port, if vtld has it. SK_DROP: the kernel answers as for an unbound port. */
 SEC("sk_lookup")
 int vtl_lookup_udp(struct bpf_sk_lookup *ctx) {
     return ctx->protocol == IPPROTO_UDP ? vtl_lookup(ctx, VTL_UDP_PORT) : SK_PASS;
@@ -41,7 +41,7 @@ int vtl_lookup_tcp(struct bpf_sk_lookup *ctx) {
     return ctx->protocol == IPPROTO_TCP ? vtl_lookup(ctx, VTL_TCP_PORT) : SK_PASS;
 }
 
-/* Of raw sockets, for which there is no lookup: how many bytes of a packet they get. */
+/* Raw sockets, which have no lookup: bytes of the packet to deliver. */
 SEC("socket")
 int vtl_filter(struct __sk_buff *skb) {
     return is_inside(skb->ifindex) ? -1 : 0;

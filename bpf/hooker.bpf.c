@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Moves unmodified TCP applications: captures their connects, holds the SYN of a captured connect
- * until vtld knows how the real destination answers, finds peers that run VTL by a TCP option,
- * and steers connections from such peers to vtld. Sockets outside the daemon's network namespace
- * are left alone.
+ * The Hooker: carries connections of unmodified TCP applications. Captures their connects, holds
+ * the SYN of a captured connect until the real destination has answered vtld, discovers peers with
+ * VTL by a TCP option, and steers their connections to vtld. Ignores sockets outside the daemon's
+ * network namespace.
  */
 #include "vmlinux.h"
 #include <bpf/bpf_core_read.h>
@@ -21,12 +21,12 @@ const volatile struct vtl_hook_config config SEC(".rodata.config");
 
 #include "vtl/capture.h"
 
-/* Ticks per second, the unit of TCP's timeouts; 0 where the kernel's configuration is not known. */
+/* Ticks per second, the unit of TCP's timeouts; 0 if the kernel's configuration is unknown. */
 extern unsigned int CONFIG_HZ __kconfig __weak;
 
-/* A connection of vtld's to a local application -> the remote client that it stands for. vtld
- * writes after bind(); vtl_accepted takes the entry out, and vtld does if the connection never was.
- */
+/* Remote client, by the ends of vtld's connection to a local application that represents it. vtld
+ * writes after bind(); vtl_accepted removes the entry, or vtld if the connection was never
+ * accepted. */
 struct {
     __uint(type, BPF_MAP_TYPE_HASH);
     __uint(max_entries, 131072);
@@ -35,8 +35,8 @@ struct {
     __type(value, struct vtl_endpoint);
 } vtl_pairs SEC(".maps");
 
-/* A local application's end of such a connection: the remote client. It lives and dies with the
- * socket, so nobody else's is taken for it. */
+/* Remote client, in the socket storage of the application's end of such a connection: unlike ports,
+ * never reused for another one. */
 struct {
     __uint(type, BPF_MAP_TYPE_SK_STORAGE);
     __uint(map_flags, BPF_F_NO_PREALLOC);
@@ -44,7 +44,7 @@ struct {
     __type(value, struct vtl_endpoint);
 } vtl_shown SEC(".maps");
 
-/* Ports (host order) whose connections vtld takes over if the peer speaks VTL: 0 or 1. */
+/* Hooked server ports (host order): 1 if vtld takes over connections from peers with VTL. */
 struct {
     __uint(type, BPF_MAP_TYPE_ARRAY);
     __uint(max_entries, 65536);
@@ -66,8 +66,8 @@ struct {
 
 /* ---- client capture ---- */
 
-/* Whether connects of this socket go to vtld, and with which wish. Remembers that a hook counts for
- * it: rules do not. */
+/* Whether a hook sends connects of this socket to vtld; sets the wish. Marks the socket as hooked,
+ * so that rules ignore it. */
 static __always_inline int is_hooked(struct bpf_sock_addr *ctx, __u32 *wish) {
     __u32 none = 0, *named;
 
@@ -104,7 +104,7 @@ int vtl_connect6(struct bpf_sock_addr *ctx) {
     return goes_on(&dest, wish);
 }
 
-/* ---- addresses that applications see ---- */
+/* ---- addresses shown to applications ---- */
 
 static __always_inline void show4(struct bpf_sock_addr *ctx, const __u8 addr[16]) {
     ctx->user_ip4 = ((const __u32 *)addr)[3];
@@ -118,8 +118,7 @@ static __always_inline void show6(struct bpf_sock_addr *ctx, const __u8 addr[16]
     ctx->user_ip6[3] = w[3];
 }
 
-/* What getpeername shall say; NULL: what the kernel says. `ends`: of the connection, if a server
- * asks about it. */
+/* Address for getpeername; NULL: the kernel's. `ends`: of the connection, as a server sees it. */
 static __always_inline struct vtl_endpoint *true_peer(struct bpf_sock_addr *ctx,
                                                       struct vtl_ends *ends) {
     struct vtl_endpoint *client;
@@ -133,7 +132,7 @@ static __always_inline struct vtl_endpoint *true_peer(struct bpf_sock_addr *ctx,
         return client;
     if (bpf_get_netns_cookie(ctx) != config.netns_cookie)
         return NULL;
-    /* vtl_accepted found no room for it. */
+    /* Fallback if vtl_accepted could not allocate storage. */
     return bpf_map_lookup_elem(&vtl_pairs, ends);
 }
 
@@ -180,7 +179,7 @@ int vtl_getpeername6(struct bpf_sock_addr *ctx) {
     return 1;
 }
 
-/* The other end's address. Word by word: the verifier takes no reading of two at once. */
+/* Remote address. Word by word: the verifier rejects reading two at once. */
 static __always_inline void remote_address(struct bpf_sock_ops *ops, __u8 addr[16]) {
     __u32 w[4];
 
@@ -195,9 +194,9 @@ static __always_inline void remote_address(struct bpf_sock_ops *ops, __u8 addr[1
     copy_addr(addr, w);
 }
 
-/* Of all processes: has a connection that vtld opened to a local application show its client from
- * its first moment on, as the application may ask when vtld has closed its end and somebody else
- * has the port. accept() waits for the socket's lock, which this program is called under. */
+/* Attached for all processes: stores the client of a connection that vtld opened to a local
+ * application at once, since the application may ask after vtld has closed its end and the port is
+ * reused. accept() waits for the socket's lock, under which this program runs. */
 SEC("sockops")
 int vtl_accepted(struct bpf_sock_ops *ops) {
     struct vtl_ends ends = {};
@@ -227,8 +226,8 @@ int vtl_accepted(struct bpf_sock_ops *ops) {
     return 1;
 }
 
-/* Adds a connection's packets; `least`: how many must be hit before they count. What is long ago
- * counts less and less. */
+/* Adds a connection's packets, with decay. `least`: limit of affected packets; one connection adds
+ * a quarter of it at most. */
 static __always_inline void add_share(struct vtl_share *share, __u64 hit, __u64 all, __u32 least) {
     if (hit > least / 4) {
         all = all * (least / 4) / hit;
@@ -248,8 +247,8 @@ static __always_inline int is_much(const struct vtl_share *share, __u32 of, __u3
     return share->hit >= least && share->hit * of > share->all;
 }
 
-/* Of all processes: follows connections to near hosts. What it counts may miss what another
- * processor counts at the same time. */
+/* Attached for all processes: monitors connections to near hosts. Counts are approximate: CPUs
+ * race. */
 SEC("sockops")
 int vtl_watch_near(struct bpf_sock_ops *ops) {
     __u64 packets, cookie, late = 0;
@@ -270,7 +269,7 @@ int vtl_watch_near(struct bpf_sock_ops *ops) {
     packets = (__u64)ops->segs_in + ops->segs_out;
     switch (ops->op) {
     case BPF_SOCK_OPS_TCP_CONNECT_CB:
-        /* The bytes of vtld's own mostly go by carriers. */
+        /* Not vtld's own connections: their bytes mostly go by carriers. */
         cookie = bpf_get_socket_cookie(ops);
         if (bpf_map_lookup_elem(&vtl_own, &cookie))
             break;
@@ -282,7 +281,7 @@ int vtl_watch_near(struct bpf_sock_ops *ops) {
             near->spoiled = bpf_ktime_get_ns();
         break;
     case BPF_SOCK_OPS_STATE_CB:
-        /* Others have called for this as well, but for no retransmissions. */
+        /* Others may have set the state callback as well, but not the one for retransmissions. */
         if (!(ops->bpf_sock_ops_cb_flags & BPF_SOCK_OPS_RETRANS_CB_FLAG) ||
             ops->args[1] != BPF_TCP_CLOSE || ops->args[0] == BPF_TCP_SYN_SENT)
             break;
@@ -292,22 +291,22 @@ int vtl_watch_near(struct bpf_sock_ops *ops) {
         if (tcp && bpf_core_field_exists(tcp->rcv_ooopack))
             late = BPF_CORE_READ(tcp, rcv_ooopack);
         add_share(&near->late, late, packets, VTL_NEAR_LATE_LEAST);
-        /* All ones: there was none. */
+        /* All ones: no sample. */
         if (ops->rtt_min != ~0u)
             near->slow = ops->rtt_min > config.far_us ? near->slow + 1 : 0;
         if (near->slow >= VTL_NEAR_SLOW ||
             is_much(&near->again, VTL_NEAR_AGAIN, VTL_NEAR_AGAIN_LEAST) ||
             is_much(&near->late, VTL_NEAR_LATE, VTL_NEAR_LATE_LEAST))
             near->spoiled = bpf_ktime_get_ns();
-        else /* As long as there are connections they show that it still is. */
+        else /* Connections extend the time as long as the host is near. */
             near->until = bpf_ktime_get_ns() + config.near_ns;
         break;
     }
     return 1;
 }
 
-/* Whether getsockname shows something else than the kernel says: `local` is this end of the
- * connection to the real destination. */
+/* Address for getsockname; 0: the kernel's. `local`: local end of the connection to the real
+ * destination. */
 static __always_inline int true_local(struct bpf_sock_addr *ctx, struct vtl_endpoint *local) {
     struct vtl_endpoint *now;
     struct vtl_captured *c;
@@ -320,7 +319,7 @@ static __always_inline int true_local(struct bpf_sock_addr *ctx, struct vtl_endp
         return 0;
     cookie = bpf_get_socket_cookie(ctx);
     now = bpf_map_lookup_elem(&vtl_locals, &cookie);
-    /* Entries make room for others when the map is full. */
+    /* LRU entries may be evicted later, hence the copy. */
     if (now)
         c->local = *now;
     if (!c->local.port)
@@ -355,12 +354,13 @@ int vtl_getsockname6(struct bpf_sock_addr *ctx) {
 
 /* ---- SYN hold ---- */
 
-/* What the kernel knows of a listener's queue. */
+/* The kernel's struct, by CO-RE: a listener's accept queue. */
 struct sock {
     __u32 sk_ack_backlog, sk_max_ack_backlog;
 } __attribute__((preserve_access_index));
 
-/* The state of the socket that a TCP packet is for; 0: there is none. *full: its queue is. */
+/* State of the socket that a TCP packet is for; 0: none. *full: whether a listener's accept queue
+ * is full. */
 static __always_inline int receiver_state(struct __sk_buff *skb, __be16 sport, __be16 dport, int v4,
                                           int *full) {
     struct bpf_sock_tuple tuple = {};
@@ -369,7 +369,7 @@ static __always_inline int receiver_state(struct __sk_buff *skb, __be16 sport, _
     int state;
 
     if (v4) {
-        /* saddr and daddr lie side by side in both headers and tuples. */
+        /* saddr and daddr are adjacent in both headers and tuples. */
         load_ip(skb, offsetof(struct iphdr, saddr), &tuple.ipv4.saddr, 2 * sizeof(__be32));
         tuple.ipv4.sport = sport;
         tuple.ipv4.dport = dport;
@@ -393,13 +393,14 @@ static __always_inline int receiver_state(struct __sk_buff *skb, __be16 sport, _
     return state;
 }
 
-/* Waits until the first bytes of a captured connection, or its end, will find it; `tcp` is what
- * glance() found. vtld's processor
- * does the handshake, and the application may send on another as soon as the SYN/ACK is there.
- * inet_ehash_insert() of Linux 6.18 takes the request out of the table a moment before it puts the
- * connection in: who looks in between finds the listener, which answers with a reset. */
+/* Spins until the first data of a captured connection, or its FIN, will find the socket; `tcp` is
+ * from glance(). vtld's CPU does the handshake, and the application may send on another CPU as soon
+ * as the SYN/ACK is there. inet_ehash_insert() of Linux 6.18 removes the request from the table
+ * just before it inserts the connection: a lookup in between finds the listener, which answers with
+ * a RST. */
 static __always_inline void await_accepted(struct __sk_buff *skb, const struct tcphdr *tcp) {
-    /* Many times what it takes. All of it waits who acknowledges the SYN/ACK with data only. */
+    /* Many times the usual wait. Reached in full only if the SYN/ACK is acknowledged with data
+     * only. */
     enum { LOOKUPS = 1000 };
     struct bpf_sock *sk = skb->sk;
     struct bpf_tcp_sock *from;
@@ -409,14 +410,14 @@ static __always_inline void await_accepted(struct __sk_buff *skb, const struct t
     v4 = skb->protocol == bpf_htons(ETH_P_IP);
     if (tcp->dest != bpf_htons(v4 ? config.capture_port4 : config.capture_port6) || !sk)
         return;
-    /* The bare answer to the SYN/ACK is for the request. */
+    /* The handshake's bare ACK is for the request. */
     if (!tcp->fin && (void *)tcp - (void *)(long)skb->data + tcp->doff * 4 >= skb->len)
         return;
     sport = tcp->source;
     dport = tcp->dest;
     sk = bpf_sk_fullsock(sk);
     from = sk ? bpf_tcp_sock(sk) : NULL;
-    /* An answer to anything but the SYN comes from the connection. */
+    /* Later segments are sent by the established connection. */
     if (!from || from->segs_in > 1)
         return;
     vtl_for(turn, 0, LOOKUPS) {
@@ -426,7 +427,7 @@ static __always_inline void await_accepted(struct __sk_buff *skb, const struct t
     }
 }
 
-/* tcx egress on lo. */
+/* tcx egress on lo: holds the SYNs of captured connects. */
 SEC("tcx/egress")
 int vtl_hold_syn(struct __sk_buff *skb) {
     /* A locally administered address that lo does not have. */
@@ -451,7 +452,7 @@ int vtl_hold_syn(struct __sk_buff *skb) {
     if (skb->mark == config.mark)
         return TC_ACT_UNSPEC;
 
-    /* Without room in the ring the SYN is lost; the application sends it again. */
+    /* Without room in the ring buffer the SYN is lost; the application retransmits it. */
     s = bpf_ringbuf_reserve(&vtl_syns, sizeof(*s), 0);
     if (!s)
         return TC_ACT_SHOT;
@@ -477,27 +478,27 @@ int vtl_hold_syn(struct __sk_buff *skb) {
     s->len = len;
     bpf_ringbuf_submit(s, 0);
 
-    /* Make the packet vanish. Dropping it here would tell TCP of congestion, and the connection
-     * would begin with a reduced window; a packet for another host's Ethernet address is dropped in
-     * silence when it comes in. */
+    /* Swallow the packet. Dropping it here would signal congestion to TCP, and the connection would
+     * start with a reduced window; packets for another host's Ethernet address are silently dropped
+     * on input. */
     bpf_skb_store_bytes(skb, 0, nobody, sizeof(nobody), 0);
     return bpf_redirect(VTL_LOOPBACK_IFINDEX, BPF_F_INGRESS);
 }
 
 /* ---- discovery ---- */
 
-/* The option as it lies in the header. */
+/* The option as on the wire. */
 struct option {
     __u8 kind, len;
     __be16 exid;
     struct vtl_flow_name flow;
 };
 
-/* The option that the peer sent; returns its length, 0 if there is none. */
+/* Reads the peer's option; returns its length, 0 if there is none. */
 static __always_inline int peers_option(struct bpf_sock_ops *ops, struct option *opt, __u64 flags) {
     int len;
 
-    /* Of what is looked for, so much counts. */
+    /* The search key: kind and experiment identifier. */
     *opt = (struct option){VTL_OPT_KIND, 4, bpf_htons(VTL_OPT_EXID), {0, 0}};
     len = bpf_load_hdr_opt(ops, opt, sizeof(*opt), flags);
     return len == VTL_OPT_LEN ? len : 0;
@@ -516,9 +517,9 @@ static __always_inline int port_is_hooked(struct bpf_sock_ops *ops) {
     return hooked && *hooked;
 }
 
-/* The option that the segment about to leave carries; returns its length, 0 if none. The active
- * side: SYN, and all segments until data was acknowledged, so that a lost third ACK does not hide
- * it. The passive side: the answer to a SYN that had it, which repeats the flow's name. */
+/* Option for the segment about to be sent; returns its length, 0 if none. Active side: in the SYN,
+ * and in all segments until data was acknowledged, so that a lost third ACK does not hide it.
+ * Passive side: in the SYN/ACK, if the SYN had it, with the same flow. */
 static __always_inline int own_option(struct bpf_sock_ops *ops, struct option *opt) {
     struct vtl_owned *own;
     __u64 cookie;
@@ -536,9 +537,10 @@ static __always_inline int own_option(struct bpf_sock_ops *ops, struct option *o
     return opt->len;
 }
 
-/* Whether somebody drops segments for the option, it seems: after the handshake five were sent
- * again, or as many have come without an acknowledgement of data. Fewer may be an outage's, and the
- * peer would take the connection for a plain one. A control connection is no use without it. */
+/* Whether a middlebox seems to drop segments with the option: after the handshake, five
+ * retransmissions, or as many segments received without an acknowledgement of data. Fewer may be
+ * due to an outage, and without the option the peer would take the connection for a plain one. Not
+ * for control connections, which are useless without it. */
 static __always_inline int is_in_the_way(struct bpf_sock_ops *ops, const struct vtl_owned *own) {
     if (ops->state != BPF_TCP_ESTABLISHED || !(own->flags & VTL_OWN_FLOW) || !own->flow.number)
         return 0;
@@ -556,7 +558,7 @@ int vtl_sockops(struct bpf_sock_ops *ops) {
         return 1;
     switch (ops->op) {
     case BPF_SOCK_OPS_TIMEOUT_INIT:
-        /* A lost SYN of discovery is sent again after 300 ms, not after a second. */
+        /* Retransmit a lost SYN of discovery after 300 ms instead of 1 s. */
         cookie = bpf_get_socket_cookie(ops);
         own = bpf_map_lookup_elem(&vtl_own, &cookie);
         if (own && (own->flags & VTL_OWN_OFFER) && CONFIG_HZ)
@@ -580,7 +582,7 @@ int vtl_sockops(struct bpf_sock_ops *ops) {
     case BPF_SOCK_OPS_HDR_OPT_LEN_CB:
         cookie = bpf_get_socket_cookie(ops);
         own = bpf_map_lookup_elem(&vtl_own, &cookie);
-        /* bytes_acked counts the SYN. */
+        /* bytes_acked includes the SYN. */
         if (own && is_in_the_way(ops, own)) {
             own->flags = (own->flags & ~VTL_OWN_OFFER) | VTL_OWN_GAVE_UP;
             set_writing(ops, 0);
@@ -612,7 +614,7 @@ int vtl_sockops(struct bpf_sock_ops *ops) {
             set_writing(ops, 0);
         break;
     case BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB:
-        /* The flag was inherited from the steering listener. */
+        /* Inherited from the steering listener. */
         if (!(ops->bpf_sock_ops_cb_flags & BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG) ||
             !port_is_hooked(ops))
             break;
@@ -630,10 +632,10 @@ int vtl_sockops(struct bpf_sock_ops *ops) {
 
 /* ---- server steering ---- */
 
-/* What the options of the TCP header at `off` say of VTL. */
+/* Kind of VTL's option in a SYN. */
 enum syn_says { SYN_NOTHING, SYN_FLOW, SYN_CONTROL };
 
-/* Bytes of options, at most. */
+/* Maximum bytes of options. */
 enum { OPTIONS_MAX = 40 };
 
 static __always_inline enum syn_says vtl_option(struct __sk_buff *skb, __u32 off, __u32 doff) {
@@ -645,7 +647,7 @@ static __always_inline enum syn_says vtl_option(struct __sk_buff *skb, __u32 off
     __builtin_memset(opts, 0, sizeof(opts));
     if (load_ip(skb, off + sizeof(struct tcphdr), opts, len))
         return SYN_NOTHING;
-    /* Every option that is not the end takes at least one byte. */
+    /* Every option but the end takes at least one byte. */
     int turn;
     vtl_for(turn, 0, OPTIONS_MAX) {
         if (i > OPTIONS_MAX - VTL_OPT_LEN)
@@ -657,7 +659,7 @@ static __always_inline enum syn_says vtl_option(struct __sk_buff *skb, __u32 off
             i++;
             continue;
         }
-        /* Byte by byte: it lies anywhere. */
+        /* Byte by byte: unaligned. */
         const __u8 *exid = opts + i + offsetof(struct option, exid);
         const __u8 *number = opts + i + offsetof(struct option, flow.number);
         if (kind == VTL_OPT_KIND && size == VTL_OPT_LEN && exid[0] == VTL_OPT_EXID >> 8 &&
@@ -670,8 +672,8 @@ static __always_inline enum syn_says vtl_option(struct __sk_buff *skb, __u32 off
     return SYN_NOTHING;
 }
 
-/* Is a SYN another host's, which this one forwards or bridges it to? A listener at the port may be
- * at no address in particular, so that a lookup of sockets finds it all the same. */
+/* Whether a SYN is for another host, to which this one forwards or bridges it. A wildcard listener
+ * would match it all the same. */
 static __always_inline int is_others(struct __sk_buff *skb, int v4) {
     struct bpf_fib_lookup fib = {
         .family = v4 ? VTL_AF_INET : VTL_AF_INET6,
@@ -691,7 +693,7 @@ static __always_inline int is_others(struct __sk_buff *skb, int v4) {
     return vtl_is_for_another(skb, &fib);
 }
 
-/* tcx ingress on every interface but lo. */
+/* tcx ingress on every interface but lo: steers SYNs with the option to vtld. */
 SEC("tcx/ingress")
 int vtl_steer_syn(struct __sk_buff *skb) {
     struct tcphdr tcp, *seen;
@@ -711,15 +713,15 @@ int vtl_steer_syn(struct __sk_buff *skb) {
     says = vtl_option(skb, off, tcp.doff);
     if (says == SYN_NOTHING || is_others(skb, v4))
         return TC_ACT_UNSPEC;
-    /* A control connection is for vtld alone: the application would see one that nobody needs. The
-     * peer tries again. */
+    /* Control connections are for vtld only; an application must not see one. The peer
+     * retransmits. */
     if (!is_served())
         return says == SYN_CONTROL ? TC_ACT_SHOT : TC_ACT_UNSPEC;
 
-    /* Only where the application listens, so that a closed port still answers with a RST, and has
-     * room, so that a full queue still answers with silence; and only for a new connection: a SYN
-     * for an existing one is TCP's to judge. A control connection needs no application: there may
-     * be connections from the time when it still listened. */
+    /* Only if the application listens, so that a closed port still answers with a RST, and its
+     * accept queue has room, so that a full one still drops silently; and only for new connections:
+     * a SYN for an existing one is left to TCP. A control connection needs no listener: its flows
+     * may be from when there was one. */
     state = receiver_state(skb, tcp.source, tcp.dest, v4, &full);
     if (says == SYN_CONTROL ? state && state != BPF_TCP_LISTEN : state != BPF_TCP_LISTEN || full)
         return TC_ACT_UNSPEC;

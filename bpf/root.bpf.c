@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Root programs: attached once and never replaced. Ingress checks what every VTL packet must
- * satisfy, learns where the peer lives, and tail-calls the graft that the packet names; packets
- * that are not VTL's pass after a look at one or two fields. Egress hands the pump's frames to the
- * session's graft.
+ * Root programs: attached once, never replaced. Ingress makes the checks common to all VTL packets,
+ * updates the return path, and tail-calls the packet's graft; packets that are not VTL's pass after
+ * a check of one or two fields. Egress passes the pump's frames to the session's graft.
  */
 #include "vtl/env_bpf.h"
 #include "vtl/frame.h"
@@ -12,7 +11,7 @@
 
 char _license[] SEC("license") = "GPL";
 
-/* Of each prefix, vtl_prefix(), when its bucket will be full again: vtl_take(). */
+/* Token buckets by prefix (vtl_prefix()): time when the bucket will be full again (vtl_take()). */
 struct {
     __uint(type, BPF_MAP_TYPE_LRU_HASH);
     __uint(max_entries, VTL_ASKERS);
@@ -20,7 +19,7 @@ struct {
     __type(value, __u64);
 } vtl_askers SEC(".maps");
 
-/* The same of all together. */
+/* Token bucket of all prefixes together. */
 struct {
     __uint(type, BPF_MAP_TYPE_ARRAY);
     __uint(max_entries, 1);
@@ -31,10 +30,9 @@ struct {
 const volatile struct vtl_root_config vtl_root = {.by_udp = 1};
 
 /*
- * Goes on in slot `index` of a PROG_ARRAY; returns if nothing is there. With an index that the
- * verifier knows, a tail call becomes a plain jump (2 ns), which the kernel rewrites when the slot
- * changes; else it is an indirect one (19 ns). So the slots below 32, the first gids, have their
- * own.
+ * Tail-calls slot `index` of a PROG_ARRAY; returns if it is empty. With an index that the verifier
+ * knows, a tail call becomes a direct jump (2 ns), which the kernel patches when the slot changes;
+ * else it is an indirect one (19 ns). So slots below 32, the first gids, have cases of their own.
  */
 #define VTL_GO(ctx, map, index)                                                                    \
     do {                                                                                           \
@@ -63,8 +61,8 @@ const volatile struct vtl_root_config vtl_root = {.by_udp = 1};
     VTL_GO_1(ctx, map, (index) + 7)
 
 /*
- * What may be a packet behind UDP, in functions of their own, so that the others' way stays short.
- * Behind them a packet for a graft looks as if it had come without: UDP's header is cut out.
+ * UDP decapsulation, in global functions, so that the path of other packets stays short. Removes
+ * the UDP header of packets for grafts.
  */
 VTL_INLINE int vtl_udp(struct vtl_frame f) {
     int route = vtl_route_udp(vtl_frame_data(f), vtl_frame_end(f), vtl_frame_length(f),
@@ -80,9 +78,9 @@ VTL_GLOBAL int vtl_udp_xdp(struct xdp_md *ctx) {
     return vtl_udp(vtl_frame_xdp(ctx));
 }
 
-/* Takes one out of a bucket that holds `burst` and gets one each `gap` ns; 0: it is empty. Kept is
- * only when it will be full again (the virtual scheduling of ITU-T I.371). Processors that do so at
- * the same time may take one together. */
+/* Takes a token from a bucket of `burst` tokens, refilled every `gap` ns; 0: empty. Its only state
+ * is when it will be full again (virtual scheduling, ITU-T I.371). CPUs that race may take one
+ * token together. */
 VTL_INLINE int vtl_take(__u64 *full, __u64 now, __u64 gap, __u32 burst) {
     __u64 at = VTL_LOAD(*full);
     if (at < now)
@@ -93,15 +91,15 @@ VTL_INLINE int vtl_take(__u64 *full, __u64 now, __u64 gap, __u32 burst) {
     return 1;
 }
 
-/* An IPv4 address, or the first half of an IPv6 one; the former look like 100::/64 (RFC 6666), from
- * where nothing comes. */
+/* Key of a prefix: an IPv4 address, or the first half of an IPv6 address. The former look like
+ * 100::/64 (RFC 6666), a source of no packets. */
 VTL_INLINE __u64 vtl_prefix(const struct bpf_fib_lookup *fib) {
     return fib->family == VTL_AF_INET ? (__u64)fib->ipv4_src << 32 | 1
                                       : (__u64)fib->ipv6_src[1] << 32 | fib->ipv6_src[0];
 }
 
-/* May one more of the packets that anybody may send go to vtld? What comes by TCP is from where it
- * says, so it counts for its prefix alone. */
+/* Whether the rate limit admits another packet from strangers to vtld. Packets over TCP have
+ * authentic addresses, so they count for their prefix only. */
 VTL_INLINE int vtl_may_ask(__u64 prefix, int by_tcp) {
     __u64 now = bpf_ktime_get_ns(), fresh = now + VTL_ASK_NS;
     __u32 zero = 0;
@@ -109,7 +107,7 @@ VTL_INLINE int vtl_may_ask(__u64 prefix, int by_tcp) {
     __u64 *all = bpf_map_lookup_elem(&vtl_asked, &zero);
     if (!one)
         bpf_map_update_elem(&vtl_askers, &prefix, &fresh, BPF_ANY);
-    /* Who asks too often takes nothing from the others. */
+    /* A prefix over its limit takes nothing from the others. */
     if ((one && !vtl_take(one, now, VTL_ASK_NS, VTL_ASK_BURST)) ||
         (all && !by_tcp && !vtl_take(all, now, VTL_ASK_ALL_NS, VTL_ASK_ALL_BURST))) {
         vtl_env_count(VTL_ST_RX_LIMITED);
@@ -118,8 +116,8 @@ VTL_INLINE int vtl_may_ask(__u64 prefix, int by_tcp) {
     return 1;
 }
 
-/* Is a packet left alone that is to be dropped, or that anybody may have sent? `bridged`: to
- * another Ethernet address. */
+/* Whether to pass on a packet that would be dropped, or is from anybody: it is for another host, or
+ * within the rate limit. `bridged`: to another Ethernet address. */
 VTL_INLINE int vtl_leaves(struct vtl_frame f, int bridged, int route) {
     __u32 ifindex = vtl_frame_ifindex(f);
     struct bpf_fib_lookup fib = {.ifindex = ifindex};
@@ -144,7 +142,7 @@ VTL_INLINE int vtl_leaves(struct vtl_frame f, int bridged, int route) {
         __builtin_memcpy(fib.ipv6_src, &ip->saddr, sizeof(fib.ipv6_src));
         __builtin_memcpy(fib.ipv6_dst, &ip->daddr, sizeof(fib.ipv6_dst));
     }
-    __u64 prefix = vtl_prefix(&fib); /* the lookup writes to it */
+    __u64 prefix = vtl_prefix(&fib); /* before the lookup, which overwrites it */
     if (bridged || vtl_is_for_another(f.ctx, &fib)) {
         vtl_env_count(VTL_ST_RX_OTHERS);
         return 1;
@@ -183,7 +181,7 @@ VTL_INLINE int vtl_root_in(struct vtl_frame f) {
 SEC("tcx/ingress") int vtl_root_in_tc(struct __sk_buff *ctx) {
     if (ctx->protocol != vtl_swap16(ETH_P_IP) && ctx->protocol != vtl_swap16(ETH_P_IPV6))
         return VTL_TC_NEXT;
-    /* Headers are to be readable by pointer, wherever drivers have left them. */
+    /* Make the headers readable by pointer, wherever drivers left them. */
     if ((void *)(long)ctx->data_end - (void *)(long)ctx->data <
             (long)(VTL_OFFSET_V6 + VTL_UDP_HEADER + sizeof(struct vtl_ack_hdr)) &&
         ctx->len > ctx->data_end - ctx->data)
@@ -195,7 +193,7 @@ SEC("xdp") int vtl_root_in_xdp(struct xdp_md *ctx) {
     return vtl_root_in(vtl_frame_xdp(ctx));
 }
 
-/* A frame's mark says which entry of `vtl_pump` it is for. */
+/* Frames of the pump: the mark is the entry of `vtl_pump`. */
 SEC("tcx/egress") int vtl_root_out_tc(struct __sk_buff *ctx) {
     if (ctx->protocol != vtl_swap16(VTL_PUMP_ETHERTYPE))
         return VTL_TC_NEXT;
@@ -209,8 +207,8 @@ SEC("tcx/egress") int vtl_root_out_tc(struct __sk_buff *ctx) {
     return VTL_TC_DROP;
 }
 
-/* On the loopback: an aware application runs its own session's egress. It can send no more by it
- * than what its session may send now. */
+/* Direct egress, on the loopback: an aware application runs its session's egress. It cannot send
+ * more than the session may. */
 SEC("tcx/egress") int vtl_root_direct(struct __sk_buff *ctx) {
     if (ctx->mark != VTL_DIRECT_MARK)
         return VTL_TC_NEXT;
@@ -218,7 +216,7 @@ SEC("tcx/egress") int vtl_root_direct(struct __sk_buff *ctx) {
     __u32 *sid = bpf_map_lookup_elem(&vtl_callers, &cookie);
     struct vtl_session *s = sid ? vtl_session_at(*sid) : 0;
     if (s && s->ifindex == VTL_TUNNEL) {
-        vtl_env_notify(s, VTL_EV_SEND); /* vtld carries it */
+        vtl_env_notify(s, VTL_EV_SEND); /* vtld carries it over TCP */
     } else if (s) {
         ctx->cb[0] = *sid;
         bpf_tail_call(ctx, &vtl_out_direct, s->gid);
@@ -226,7 +224,7 @@ SEC("tcx/egress") int vtl_root_direct(struct __sk_buff *ctx) {
     return VTL_TC_DROP;
 }
 
-/* Loaded once for each shard, whose number is a constant of it. */
+/* Live frames. Loaded once for each shard, whose number is a constant. */
 SEC("xdp") int vtl_root_out_xdp(struct xdp_md *ctx) {
     struct vtl_scratch *scratch = vtl_get_scratch();
     struct vtl_pump *p = vtl_pump_of(vtl_root.shard);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Rules (/etc/vtl/rules.toml): which TCP connections travel by what, decided when a process
- * connects. Attached to the topmost cgroup while there are rules. Sockets outside the daemon's
- * network namespace, and those that a hook counts for, are left alone.
+ * Rules (/etc/vtl/rules.toml): choose the carrier of TCP connections at connect. Attached to the
+ * root cgroup while there are rules. Ignores hooked sockets, and those outside the daemon's network
+ * namespace.
  */
 #include "vmlinux.h"
 #include <bpf/bpf_core_read.h>
@@ -28,8 +28,8 @@ struct vtl_table {
     __uint(value_size, sizeof(struct vtl_step));
 };
 
-/* The table in force. vtld puts another one in its place at once: a program that runs goes on with
- * the one that it has begun with. */
+/* The current table. vtld replaces it atomically: a running program continues with the one it
+ * started with. */
 struct {
     __uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
     __uint(max_entries, 1);
@@ -37,7 +37,7 @@ struct {
     __array(values, struct vtl_table);
 } vtl_rules SEC(".maps");
 
-/* Connections that each rule has matched. */
+/* Matches of each rule. */
 struct {
     __uint(type, BPF_MAP_TYPE_ARRAY);
     __uint(max_entries, VTL_RULES_MAX);
@@ -45,7 +45,7 @@ struct {
     __type(value, __u64);
 } vtl_matched SEC(".maps");
 
-/* The host's own addresses, 16 bytes each. vtld writes. */
+/* The host's own addresses, 16 bytes each. Written by vtld. */
 struct {
     __uint(type, BPF_MAP_TYPE_HASH);
     __uint(max_entries, 65536);
@@ -54,7 +54,7 @@ struct {
     __type(value, __u8);
 } vtl_addresses SEC(".maps");
 
-/* Of the kernel's own: from a task to the file that it executes, and to its open files. */
+/* The kernel's structs, by CO-RE: from a task to its executable, and to its open files. */
 struct super_block {
     __u32 s_dev;
 } __attribute__((preserve_access_index));
@@ -85,13 +85,13 @@ struct task_struct {
     struct files_struct *files;
 } __attribute__((preserve_access_index));
 
-/* What rules ask about. */
+/* Input of rules. */
 struct facts {
     struct vtl_endpoint dest;
     __u32 user;
-    __u32 dev;       /* of the file that the process executes */
+    __u32 dev;       /* device of the process's executable */
     __u64 id;        /* its inode number */
-    __u32 knows_exe; /* 1: the two above are filled in */
+    __u32 knows_exe; /* 1: the two above are valid */
     __u32 pad;
 };
 
@@ -163,7 +163,7 @@ static __always_inline int holds(const struct vtl_step *s, struct facts *f) {
     return 0;
 }
 
-/* The step of the first rule that matches, or NULL. */
+/* First matching rule: its step, or NULL. */
 static __always_inline struct vtl_step *decide(struct facts *f) {
     __u32 at = 0, first = 0;
     void *table;
@@ -184,7 +184,7 @@ static __always_inline struct vtl_step *decide(struct facts *f) {
     return NULL;
 }
 
-/* What the first rule that matches says. 1: the connect goes to vtld, with *wish. */
+/* Applies the first matching rule. 1: the connect goes to vtld, with *wish. */
 static __always_inline int leads_to_vtld(struct bpf_sock_addr *ctx, const struct vtl_endpoint *dest,
                                          __u32 *wish) {
     struct facts f = {.dest = *dest, .user = bpf_get_current_uid_gid()};
@@ -209,7 +209,7 @@ static __always_inline int leads_to_vtld(struct bpf_sock_addr *ctx, const struct
     return 0;
 }
 
-/* 1 if no hook counts for the socket. */
+/* 1 if the socket is not hooked. */
 static __always_inline int is_free(struct bpf_sock_addr *ctx) {
     return is_tcp_of_others(ctx) && !bpf_sk_storage_get(&vtl_wishes, ctx->sk, NULL, 0);
 }
@@ -242,7 +242,7 @@ int vtl_rule6(struct bpf_sock_addr *ctx) {
     return goes_on(&dest, wish);
 }
 
-/* How these programs know a file and a cgroup that vtld knows. Run by vtld. */
+/* Identity of a file and a cgroup of vtld's, as these programs see it. Run by vtld. */
 SEC("syscall")
 int vtl_identify(struct vtl_identity *ctx) {
     struct task_struct *task = (struct task_struct *)bpf_get_current_task();
