@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * What each transport function of the stream graft costs in the kernel, for `vtl bench micro`, and
- * what composing them costs. Two programs each: base_NAME makes a context ready TURNS times
+ * Microbenchmarks for `vtl bench micro`: cost of each transport function of the stream graft in the
+ * kernel, and of composition. Two programs each: base_NAME prepares a context TURNS times
  * (base1_NAME once), cost_NAME also calls the function on it. The difference of their times over
- * TURNS is the function's. They work on session 1 and its rings, which crates/vtl-bpf/src/trial.rs
+ * TURNS is the function's cost. They use session 1 and its rings, which crates/vtl-bpf/src/trial.rs
  * makes.
  */
 #include "grafts/stream.bpf.c"
@@ -36,7 +36,7 @@ enum { SID = 1, TURNS = 64, PAYLOAD = 1440, WORDS = 16 };
         }                                                                                          \
         return 0;                                                                                  \
     }
-/* The verifier does not follow these loops in a loop: one call a run. */
+/* Functions with loops that the verifier does not follow in a loop: one call per run. */
 #define MICRO_ONCE(name, setup, ready, call)                                                       \
     SEC("tc") int base1_##name(struct __sk_buff *ctx) {                                            \
         setup;                                                                                     \
@@ -59,7 +59,7 @@ enum { SID = 1, TURNS = 64, PAYLOAD = 1440, WORDS = 16 };
     if (!s)                                                                                        \
     return -1
 
-/* What the method itself adds. */
+/* Overhead of the method itself. */
 MICRO(nothing, SESSION; __u64 c = 0, c = i, KEEP(c))
 
 /* ------------------------------------------------------------------------------------- egress */
@@ -96,7 +96,7 @@ MICRO(copy_in, IN, c.sum = 0,
       c.sum = vtl_tc_take(ctx, c.slot, VTL_OFFSET_V4 + sizeof(struct vtl_data_hdr), PAYLOAD))
 MICRO(checksum_verify, IN, hdr.h.csum = vtl_csum_fold(0), tf_checksum_verify(&c))
 MICRO_ONCE(receive_place, IN, c.seq = s->rx.cum, tf_receive_place(&c))
-/* The last of a burst: its position is published with a fence. */
+/* Last packet of a burst: published with a fence. */
 MICRO_ONCE(receive_place_last, IN, c.seq = s->rx.cum;
            hdr.h.flags = VTL_F_ACK_NOW, tf_receive_place(&c))
 MICRO(ack_note, IN, c.seq = i, tf_ack_note(&c))
@@ -116,8 +116,7 @@ MICRO_ONCE(ack_build_bitmap, ANSWER, s->rx.max = s->rx.cum + 64 * WORDS,
 
 /* ----------------------------------------------------------------------------------- listener */
 
-/* The verifier must not know these figures, as it does not in the graft: it would follow every turn
- * of every loop. */
+/* Unknown to the verifier, as in the graft: else it would follow every iteration of every loop. */
 #define ACKD                                                                                       \
     SESSION;                                                                                       \
     struct vtl_scratch *scratch = vtl_get_scratch();                                               \
@@ -134,7 +133,7 @@ MICRO_ONCE(ack_build_bitmap, ANSWER, s->rx.max = s->rx.cum + 64 * WORDS,
                          .words = zero}
 
 MICRO_ONCE(ack_verify, ACKD, hdr.h.csum = vtl_csum_fold(0), tf_ack_verify(&c))
-/* An acknowledgement of 16 packets in order, of 64 that are under way. */
+/* Acknowledges 16 packets in order, of 64 in flight. */
 MICRO_ONCE(ack_cumulative, ACKD, s->tx.next = s->tx.una + 64; s->tx.sent = s->tx.delivered + 64;
            hdr.cum = vtl_swap64(s->tx.una + 16);
            hdr.received = vtl_swap64(s->tx.delivered + 16), tf_ack_cumulative(&c))
@@ -146,7 +145,7 @@ MICRO_ONCE(loss_selective, ACKD, s->tx.next = 64; s->tx.tail = 0, tf_loss_select
         scratch->map[w] = ~1ull;                                                                   \
         s->tx.lost[w] = 0;                                                                         \
     }
-/* A bitmap of 1,024 packets, of each 64 of which one is missing and found to be lost. */
+/* A bitmap of 1,024 packets, with one lost in each 64. */
 MICRO_ONCE(loss_selective_bitmap, ACKD, c.words += WORDS; s->tx.next = 64 * WORDS;
            s->tx.acked_xid = 1 << 20; NEXT_LOSSES, tf_loss_selective(&c, 1))
 MICRO(rtt, ACKD, hdr.echo_ts = vtl_swap32((__u32)(c.now / VTL_NS_PER_US) - 1000 - i), tf_rtt(&c))
@@ -163,15 +162,15 @@ MICRO_ONCE(congestion_bbr, ACKD, c.delivered = zero + 16; c.rtt_us = zero + 1000
 /* -------------------------------------------------------------------------------- composition */
 
 /*
- * What composing costs: three parts of `selective-repeat`, each as the graft composes it of
- * transport functions, and as one function by hand. The latter decides in one place, and keeps in
- * variables what transport functions hand on in contexts, headers and the session. The rules
- * themselves (checksums, limits, which packets are lost, what a round trip is) have one source,
- * which both call. Both begin with the same context and must end with the same one.
+ * Cost of composition: three parts of `selective-repeat`, each composed of transport functions as
+ * in the graft, and as one function by hand. The latter decides in one place, and keeps values in
+ * variables that transport functions pass in contexts, headers and the session. Both call the same
+ * code for the rules themselves (checksums, limits, loss detection, round-trip time). Both start
+ * with the same context and must end with the same one.
  */
 enum { WINDOW = 16 };
 
-/* graft_egress behind the choice, and graft_seal. */
+/* graft_egress after the choice, and graft_seal. */
 VTL_INLINE int composed_send(struct vtl_out *o) {
     tf_window_start(o, WINDOW);
     if (vtl_fetch(o))
@@ -264,8 +263,7 @@ VTL_INLINE int hand_receive(struct vtl_in *in) {
     return in->duplicate || h->h.flags & VTL_F_ACK_NOW;
 }
 
-/* graft_listener, without its search for losses in the bitmap, of an acknowledgement without one.
- */
+/* graft_listener, without loss detection in the bitmap, for an acknowledgement without one. */
 VTL_INLINE int composed_hear(struct vtl_ackd *a) {
     if (tf_ack_verify(a))
         return -1;
@@ -336,7 +334,7 @@ VTL_INLINE int hand_hear(struct vtl_ackd *a) {
     return 0;
 }
 
-/* A new packet each time, as in order. What comes of it must count, or the compiler drops it. */
+/* A new packet each time, as in order. The result must be used, or the compiler drops it. */
 #define SENT                                                                                       \
     c.type = VTL_DATA;                                                                             \
     c.flags = 0;                                                                                   \
@@ -346,7 +344,7 @@ VTL_INLINE int hand_hear(struct vtl_ackd *a) {
 MICRO(composed_send, OUT, SENT, c.now += composed_send(&c))
 MICRO(hand_send, OUT, SENT, c.now += hand_send(&c))
 
-/* In order, with room, and with a checksum that is right. */
+/* In order, with room, and with a correct checksum. */
 #define RECEIVED                                                                                   \
     c.type = VTL_DATA;                                                                             \
     c.seq = s->rx.consumer = s->rx.cum;                                                            \
@@ -355,7 +353,7 @@ MICRO(hand_send, OUT, SENT, c.now += hand_send(&c))
 MICRO_ONCE(composed_receive, IN, RECEIVED, c.len += composed_receive(&c))
 MICRO_ONCE(hand_receive, IN, RECEIVED, c.len += hand_receive(&c))
 
-/* An acknowledgement of 16 packets in order, of 64 that are under way. */
+/* Acknowledges 16 packets in order, of 64 in flight. */
 #define HEARD                                                                                      \
     s->tx.next = s->tx.una + 64;                                                                   \
     s->tx.sent = s->tx.delivered + 64;                                                             \

@@ -116,7 +116,7 @@ VTL_INLINE int vtl_may_ask(__u64 prefix, int by_tcp) {
     return 1;
 }
 
-/* Whether to pass on a packet that would be dropped, or is from anybody: it is for another host, or
+/* Whether to pass on a packet that would be dropped, or is a stranger's: it is for another host, or
  * within the rate limit. `bridged`: to another Ethernet address. */
 VTL_INLINE int vtl_leaves(struct vtl_frame f, int bridged, int route) {
     __u32 ifindex = vtl_frame_ifindex(f);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Carries data and adds no service: what every host has, and what an application gets that asks for
- * nothing. */
+/* Carries packets without any service: every host has it, for applications that require nothing. */
 #include "tf/checksum.h"
 #define CHECKSUM_ADD tf_checksum_add
 #define CHECKSUM_VERIFY tf_checksum_verify

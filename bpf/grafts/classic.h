@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* What `newreno`, `cubic` and `hybla` have in common: selective repeat like that of `stream`, with
- * CONGESTION_CONTROL(a, cc) in the place of its congestion control. */
+/* Common part of `newreno`, `cubic` and `hybla`: selective repeat like that of `stream`, but with
+ * CONGESTION_CONTROL(a, cc). */
 #include "tf/congestion.h"
 #include "tf/ecn.h"
 #include "tf/loss.h"

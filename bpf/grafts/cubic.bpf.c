@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Selective repeat under CUBIC. */
+/* Selective repeat with CUBIC. */
 #include "tf/cubic.h"
 #define CONGESTION_CONTROL tf_cubic
 #include "classic.h"

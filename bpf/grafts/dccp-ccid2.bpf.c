@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* DCCP with CCID 2 (RFC 4340, RFC 4341): the congestion control of TCP. */
+/* DCCP with CCID 2 (RFC 4340, RFC 4341): TCP-like congestion control. */
 #include "tf/newreno.h"
 #define CONTROL_STATE struct vtl_cc
 #define CONTROL_CC(control) (control)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* DCCP with CCID 3 (RFC 4340, RFC 5348): a smooth rate that is fair to TCP. */
+/* DCCP with CCID 3 (RFC 4340, RFC 5348): a smooth, TCP-friendly rate. */
 #include "tf/tfrc.h"
 #define CONTROL_STATE struct vtl_tfrc
 #define CONTROL_CC(control) (&(control)->cc)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* What `dccp-ccid2` and `dccp-ccid3` have in common: datagrams that nobody repeats (RFC 4340),
- * under CONGESTION_CONTROL(a, control), whose state is of the type CONTROL_STATE, with the struct
+/* Common part of `dccp-ccid2` and `dccp-ccid3`: datagrams without retransmission (RFC 4340), with
+ * CONGESTION_CONTROL(a, control), whose state has the type CONTROL_STATE and contains the struct
  * vtl_cc CONTROL_CC(control). */
 #define VTL_WITHOUT_HALVES
 #include "tf/congestion.h"

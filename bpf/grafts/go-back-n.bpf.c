@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Go-back-N: a window of packets; a loss sends everything behind it again. */
+/* Go-back-N: a window of packets; a loss causes retransmission of all packets from there on. */
 #include "tf/go_back.h"
 #include "tf/in_order.h"
 #include "tf/window.h"

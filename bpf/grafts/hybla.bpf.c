@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Selective repeat under Hybla. */
+/* Selective repeat with Hybla. */
 #include "tf/hybla.h"
 #define CONGESTION_CONTROL tf_hybla
 #include "classic.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Selective repeat under NewReno. */
+/* Selective repeat with NewReno. */
 #include "tf/newreno.h"
 #define CONGESTION_CONTROL tf_newreno
 #include "classic.h"

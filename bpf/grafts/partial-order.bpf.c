@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Messages that may overtake each other, but not those of their own lane: stream with partial
- * order. */
+/* stream with partial order: messages are delivered in order within their lane only. */
 #define VTL_WITHOUT_HALVES
 #include "tf/partial_order.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Selective repeat that gives lost packets up, as many as the application
- * allows: late ones would be worth less than the wait for them. */
+/* Selective repeat that gives up lost packets, as many as the application allows, where a late
+ * packet is worth less than the wait for it. */
 #define VTL_WITHOUT_HALVES
 #include "tf/fec.h"
 #include "tf/loss.h"
@@ -17,7 +17,7 @@ struct own {
 };
 #define OWN(s) VTL_OWN(s, tx, struct own)
 #define PARTIAL(s) (&OWN(s)->partial)
-/* Packets that may be given up of each LOSS_WINDOW. */
+/* Maximum of packets given up in LOSS_WINDOW. */
 #define MOST_LOST(s) ((__u64)(s)->param[LOSS_WINDOW] * (s)->param[MAX_LOSS] / 1000)
 
 #define GRAFT_START(o) tf_window_start(o, (o)->s->param[WINDOW])

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* What `canonical`, `udp` and `udp-lite` have in common: packets that are sent once and read as
- * they arrive, under the checksum that CHECKSUM_ADD(o) makes and CHECKSUM_VERIFY(in) asks for. */
+/* Common part of `canonical`, `udp` and `udp-lite`: packets are sent once and read in order of
+ * arrival, with the checksum of CHECKSUM_ADD(o) and CHECKSUM_VERIFY(in). */
 #define VTL_WITHOUT_HALVES
 #include "tf/arrival.h"
 #include "tf/datagram.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Selective repeat: a window of packets; what gets lost goes again, and nothing else. */
+/* Selective repeat: a window of packets; only lost ones are retransmitted. */
 #include "tf/loss.h"
 #include "tf/receive.h"
 #include "tf/window.h"

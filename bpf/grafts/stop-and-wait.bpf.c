@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Stop-and-wait: one packet under way, repeated by a timer until it is acknowledged. */
+/* Stop-and-wait: one packet in flight, retransmitted by a timer until it is acknowledged. */
 #include "tf/in_order.h"
 #include "tf/window.h"
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
-/* What `stream` and `partial-order` have in common: retransmission under a model of the path.
- * RECEIVE_ADMIT(in) and RECEIVE_PLACE(in) are the receiver, and ORDER_TELL(o) what it is told. */
+/* Common part of `stream` and `partial-order`: retransmission with BBR-like congestion control.
+ * RECEIVE_ADMIT(in) and RECEIVE_PLACE(in) are the receiver's part, ORDER_TELL(o) writes its part of
+ * the header. */
 #include "tf/congestion_bbr.h"
 #include "tf/ecn.h"
 #include "tf/loss.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* What UDP-Lite does (RFC 3828): damage behind the first bytes is the application's. */
+/* UDP-Lite (RFC 3828): damage beyond the covered bytes is passed to the application. */
 #include "tf/checksum_cover.h"
 
 enum { COVERAGE };

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* UDP Plus of VirtualStack: datagrams with order, flow control and reliability
- * by negative acknowledgements, and without congestion control: for links that
- * are nobody else's. */
+/* UDP Plus of VirtualStack: ordered datagrams with flow control, reliable by negative
+ * acknowledgements, without congestion control: for dedicated links. */
 #include "tf/loss.h"
 #include "tf/nack.h"
 #include "tf/rate.h"

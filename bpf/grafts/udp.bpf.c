@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* What UDP does: ports, which the session has, and a checksum. */
+/* UDP: ports, which the session has, and a checksum. */
 #include "tf/checksum.h"
 #define CHECKSUM_ADD tf_checksum_add
 #define CHECKSUM_VERIFY tf_checksum_verify

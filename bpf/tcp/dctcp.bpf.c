@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT)
 /*
- * DCTCP (RFC 8257): the window is cut in proportion to the fraction of packets that the path has
- * marked (ECN). Both ends must use it: the receiver reports exactly which packets were marked,
- * where ECN otherwise reports that some were (RFC 3168). A loss halves the window.
+ * DCTCP (RFC 8257): reduces the window in proportion to the fraction of packets marked by the path
+ * (ECN). Both ends must use it: the receiver reports exactly which packets were marked, while ECN
+ * otherwise reports that some were (RFC 3168). A loss halves the window.
  */
 #include "kernel.h"
 
 enum {
-    ONE = 1 << 10,   /* a fraction of 1 */
+    ONE = 1 << 10,   /* fixed-point 1 */
     GAIN_SHIFT = 4,  /* g = 1/16 (RFC 8257, 4.2) */
     DEMAND_CWR = 4,  /* tcp_sock.ecn_flags: acknowledgements carry ECE */
     ACK_PENDING = 2, /* icsk_ack.pending, ICSK_ACK_TIMER: an acknowledgement is delayed */
 };
 
 struct dctcp {
-    __u32 alpha;        /* estimated fraction of marked packets, of ONE */
-    __u32 end;          /* sequence number that ends the window of observation */
-    __u32 delivered;    /* tcp_sock.delivered when it began */
-    __u32 delivered_ce; /* tcp_sock.delivered_ce then */
+    __u32 alpha;        /* estimated fraction of marked packets, unit 1 / ONE */
+    __u32 end;          /* sequence number that ends the observation window */
+    __u32 delivered;    /* tcp_sock.delivered at its start */
+    __u32 delivered_ce; /* tcp_sock.delivered_ce at its start */
     __u32 ce;           /* receiver: whether the latest packet was marked */
-    __u32 rcv_nxt;      /* receiver: what was acknowledged or is about to be, before it */
+    __u32 rcv_nxt;      /* receiver: tcp_sock.rcv_nxt before that packet */
 };
 
 INLINE void observe(struct tcp_sock *tp, struct dctcp *d) {
@@ -33,7 +33,7 @@ void BPF_PROG(dctcp_init, struct sock *sk) {
     struct tcp_sock *tp = tcp_sk(sk);
     struct dctcp *d = state_of(sk);
 
-    /* The first mark counts as by RFC 3168 (RFC 8257, 4.2). */
+    /* Respond to the first mark as in RFC 3168 (RFC 8257, 4.2). */
     d->alpha = ONE;
     d->ce = 0;
     d->rcv_nxt = tp->rcv_nxt;
@@ -52,13 +52,13 @@ void BPF_PROG(dctcp_pkts_acked, struct sock *sk, const struct ack_sample *sample
     delivered = tp->delivered - d->delivered;
     marked = least(tp->delivered_ce - d->delivered_ce, delivered);
     fraction = delivered ? (__u64)marked * ONE / delivered : 0;
-    /* What decays below 1/16 of ONE must still reach 0. */
+    /* Values below 16, whose 1/16 is rounded to 0, must still decay to 0. */
     d->alpha -= d->alpha >> GAIN_SHIFT ? d->alpha >> GAIN_SHIFT : d->alpha;
     d->alpha = least(d->alpha + (fraction >> GAIN_SHIFT), ONE);
     observe(tp, d);
 }
 
-/* For marks: step 8. Losses are dealt with below, where they can be told apart. */
+/* Response to marks: step 8. Losses: below, where they can be distinguished. */
 SEC("struct_ops")
 __u32 BPF_PROG(dctcp_ssthresh, struct sock *sk) {
     struct dctcp *d = state_of(sk);
@@ -67,7 +67,7 @@ __u32 BPF_PROG(dctcp_ssthresh, struct sock *sk) {
     return most(window - window * d->alpha / (2 * ONE), CWND_LEAST);
 }
 
-/* RFC 8257, 3.5: losses as by other TCP. */
+/* RFC 8257, 3.5: losses as in standard TCP. */
 SEC("struct_ops")
 void BPF_PROG(dctcp_set_state, struct sock *sk, __u8 state) {
     struct tcp_sock *tp = tcp_sk(sk);
@@ -89,8 +89,8 @@ INLINE void echo(struct tcp_sock *tp, __u32 ce) {
         tp->ecn_flags &= ~DEMAND_CWR;
 }
 
-/* The receiver, for each packet (RFC 8257, 3.2): an acknowledgement speaks of packets that were all
- * marked, or none. */
+/* Receiver, for each packet (RFC 8257, 3.2): an acknowledgement covers only marked packets, or only
+ * unmarked ones. */
 SEC("struct_ops")
 void BPF_PROG(dctcp_cwnd_event, struct sock *sk, int event) {
     struct tcp_sock *tp = tcp_sk(sk);

@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT)
 /*
  * TCP Hybla (Caini and Firrincieli, "TCP Hybla: a TCP enhancement for heterogeneous networks",
- * 2004): the window grows as that of a path of 25 ms would, counted in time. With rho = RTT / 25
- * ms, each packet acknowledged adds 2^rho - 1 in slow start, and rho^2 / window behind it. A loss
- * halves the window. The round-trip time is the shortest that was seen, so that a queue does not
- * make the sender faster.
+ * 2004): the window grows in time as on a path of 25 ms. With rho = RTT / 25 ms, each packet
+ * acknowledged adds 2^rho - 1 in slow start, rho^2 / window in congestion avoidance. A loss halves
+ * the window. RTT is the minimum seen, so that a queue does not make the sender faster.
  */
 #include "kernel.h"
 
 #include "../tf/hybla_rho.h"
 
 struct hybla {
-    __u64 credit; /* what is missing to the next packet of the window: 128ths in slow start, then
-                   * 128ths of 128ths of 1 / window */
-    __u32 min_rtt_us; /* 0: not known yet */
+    __u64 credit;     /* fraction of the window's next packet: 128ths in slow start, then 128ths of
+                       * 128ths of 1 / window */
+    __u32 min_rtt_us; /* 0: none yet */
 };
 
 SEC("struct_ops")
@@ -52,9 +51,9 @@ void BPF_PROG(hybla_cong_avoid, struct sock *sk, __u32 ack, __u32 acked) {
     h->credit = credit % unit;
     credit = window + credit / unit;
     if (in_slow_start(tp)) {
-        /* Growth behind the threshold is another. And one acknowledgement adds thousands of packets
-         * on a long path: those that the receiver has no room for would only take losses to get rid
-         * of. */
+        /* Not beyond the threshold, where congestion avoidance begins, nor beyond the receive
+         * window: on a long path one acknowledgement adds thousands of packets, and only losses
+         * would take the excess back. */
         fits = tp->mss_cache ? tp->snd_wnd / tp->mss_cache + 1 : window;
         fits = fits > window ? fits : window;
         if (fits > tp->snd_ssthresh)

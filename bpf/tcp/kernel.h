@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
 /*
- * What TCP congestion controls see of the kernel: the members that they use, which libbpf finds in
- * the running kernel by name; the kernel's functions that they may call; and how one is declared.
+ * Kernel interface of TCP congestion controls: the struct members that they use, which libbpf
+ * relocates to the running kernel by name; kfuncs; and the declaration of a congestion control.
  *
- * A congestion control is a set of functions (struct_ops) that the kernel's TCP calls. Its state of
- * a connection lies in icsk_ca_priv, 104 bytes that are 0 at the beginning. Windows are in packets.
+ * A congestion control is a set of functions (struct_ops) that the kernel's TCP calls. Its state
+ * per connection is icsk_ca_priv, 104 bytes, initially 0. Windows are in packets.
  */
 #ifndef VTL_TCP_KERNEL_H
 #define VTL_TCP_KERNEL_H
@@ -14,14 +14,14 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
 
-/* The kernel says what the parameters are. */
+/* The kernel defines the parameters. */
 #pragma clang diagnostic ignored "-Wunused-parameter"
 
 char _license[] SEC("license") = "Dual MIT/GPL";
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
-/* The kernel gives its functions a struct tcp_sock where they take a struct sock. */
+/* Functions that take a struct sock get a struct tcp_sock from the kernel. */
 struct sock {
     unsigned long sk_pacing_rate; /* bytes/s */
     unsigned long sk_max_pacing_rate;
@@ -54,31 +54,31 @@ struct tcp_sock {
     __u32 delivered;
     __u32 delivered_ce;
     __u32 lost;
-    __u32 srtt_us; /* in eighths */
-    __u32 mdev_us; /* in quarters */
+    __u32 srtt_us; /* unit: 1/8 us */
+    __u32 mdev_us; /* unit: 1/4 us */
     __u8 is_cwnd_limited : 1;
     __u8 ecn_flags;
 };
 
 struct ack_sample {
-    __s32 rtt_us; /* < 0: this acknowledgement measures none */
+    __s32 rtt_us; /* < 0: no sample */
 };
 
-/* What an acknowledgement says of the rate: packets that were delivered within a time. */
+/* Delivery rate sample of an acknowledgement: packets delivered in an interval. */
 struct rate_sample {
     __s32 delivered;  /* < 0: no sample */
     long interval_us; /* <= 0: no sample */
     long rtt_us;      /* < 0: no sample */
     _Bool is_app_limited;
-    _Bool is_ack_delayed; /* perhaps the receiver has held the acknowledgement back */
+    _Bool is_ack_delayed; /* possibly a delayed acknowledgement */
 };
 
 #pragma clang attribute pop
 
-/* enum sk_pacing: whether TCP paces by itself. */
+/* enum sk_pacing: whether TCP paces itself. */
 enum { PACING_NONE = 0, PACING_NEEDED = 1 };
 
-/* enum tcp_ca_event and enum tcp_ca_state, the values that are used here. */
+/* enum tcp_ca_event and enum tcp_ca_state: the values in use. */
 enum {
     CA_EVENT_TX_START = 0,
     CA_EVENT_CWND_RESTART = 1,
@@ -123,7 +123,7 @@ INLINE struct inet_connection_sock *connection(struct sock *sk) {
     return (struct inet_connection_sock *)sk;
 }
 
-/* The congestion control's state of a connection. */
+/* State of a connection's congestion control. */
 INLINE void *state_of(struct sock *sk) {
     return connection(sk)->icsk_ca_priv;
 }
@@ -140,8 +140,8 @@ INLINE int in_slow_start(const struct tcp_sock *tp) {
     return tp->snd_cwnd < tp->snd_ssthresh;
 }
 
-/* Whether the window holds the sender back: one that does not must not grow (RFC 7661). In slow
- * start it may be twice what was under way. */
+/* Whether the congestion window is the limit: else it must not grow (RFC 7661). In slow start it
+ * may be twice what was in flight. */
 INLINE int is_limited(struct tcp_sock *tp) {
     if (in_slow_start(tp))
         return tp->snd_cwnd < 2 * tp->max_packets_out;
@@ -152,7 +152,7 @@ INLINE void set_window(struct tcp_sock *tp, __u64 packets) {
     tp->snd_cwnd = packets < tp->snd_cwnd_clamp ? packets : tp->snd_cwnd_clamp;
 }
 
-/* Packets on their way, as far as is known: tcp_packets_in_flight. */
+/* Packets in flight: tcp_packets_in_flight. */
 INLINE __u32 in_flight(const struct tcp_sock *tp) {
     return tp->packets_out - tp->sacked_out - tp->lost_out + tp->retrans_out;
 }
@@ -162,7 +162,7 @@ INLINE int is_after(__u32 a, __u32 b) {
     return (__s32)(a - b) > 0;
 }
 
-/* For whoever names it: '?' is libbpf's sign for a program that is loaded if it is used. */
+/* Loaded only if used, hence the '?' (libbpf). */
 SEC("?struct_ops")
 __u32 BPF_PROG(undo_window, struct sock *sk) {
     return tcp_reno_undo_cwnd(sk);

@@ -1,35 +1,34 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT)
 /*
- * The congestion control of the graft `stream` (../tf/bbr.h) for the kernel's TCP: a server serves
- * clients without VTL by it. Which packets are lost TCP finds out by itself (RACK, RFC 8985), and
- * what it measures of rates (draft-cheng-iccrg-delivery-rate-estimation) and round trips the model
- * gets as it is. TCP paces.
+ * The congestion control of the graft `stream` (../tf/bbr.h) for the kernel's TCP, with which a
+ * server serves clients without VTL. Loss detection (RACK, RFC 8985), delivery rates
+ * (draft-cheng-iccrg-delivery-rate-estimation) and round-trip times are TCP's, and so is pacing.
  */
 #include "../tf/bbr.h"
 #include "kernel.h"
 
-/* The kernel gives cong_control its sample as the fourth argument, until Linux 6.10 as the second.
- */
+/* Version of the kernel: cong_control's sample is the fourth argument, up to Linux 6.10 the
+ * second. */
 extern int LINUX_KERNEL_VERSION __kconfig;
 #define SAMPLE_IS_FOURTH (LINUX_KERNEL_VERSION >= (6 << 16 | 10 << 8))
 
 enum {
     INITIAL = 10,       /* packets: RFC 6928 */
-    SNDBUF_WINDOWS = 3, /* in the send buffer: under way, to be sent again, to come */
+    SNDBUF_WINDOWS = 3, /* send buffer in windows: in flight, to be retransmitted, new */
 };
 
 struct stream {
     struct vtl_bbr bbr;
-    __u64 delivered;      /* packets since this control has the connection, */
-    __u64 lost;           /* but for those of */
+    __u64 delivered;      /* packets delivered since this control has the connection, */
+    __u64 lost;           /* lost since then, without those of */
     __u64 timed_out;      /* retransmission timeouts, */
-    __u32 delivered_seen; /* and tcp_sock's counters when they were last updated */
+    __u32 delivered_seen; /* tcp_sock's counters at the latest update */
     __u32 lost_seen;
-    __u32 window;    /* as the model set it; TCP shrinks its own, after a timeout to 1 */
-    __u32 from_idle; /* the next round trip is the first after a long pause */
+    __u32 window;    /* as set by the model; TCP reduces its own, to 1 after a timeout */
+    __u32 from_idle; /* the next round-trip sample is the first after a long idle period */
 };
 
-/* icsk_ca_priv has no room for the model. */
+/* icsk_ca_priv is too small for the model. */
 struct {
     __uint(type, BPF_MAP_TYPE_SK_STORAGE);
     __uint(map_flags, BPF_F_NO_PREALLOC);
@@ -37,7 +36,7 @@ struct {
     __type(value, struct stream);
 } streams SEC(".maps");
 
-/* `packets`: per 1,024 s. */
+/* Sets the pacing rate, given in packets per 1,024 s. */
 INLINE void set_rate(struct sock *sk, __u64 packets) {
     __u64 rate = packets * tcp_sk(sk)->mss_cache / 1024;
 
@@ -46,7 +45,7 @@ INLINE void set_rate(struct sock *sk, __u64 packets) {
     sk->sk_pacing_rate = rate < sk->sk_max_pacing_rate ? rate : sk->sk_max_pacing_rate;
 }
 
-/* Returns the state, NULL without memory for it. */
+/* Initializes the state and returns it, NULL without memory. */
 INLINE struct stream *begin(struct sock *sk) {
     struct tcp_sock *tp = tcp_sk(sk);
     struct stream *s = bpf_sk_storage_get(&streams, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
@@ -60,7 +59,7 @@ INLINE struct stream *begin(struct sock *sk) {
     s->bbr.marks = tp->delivered_ce;
     vtl_bbr_start(&s->bbr, bpf_ktime_get_ns(), srtt_us);
     tp->snd_ssthresh = ~0u >> 1;
-    /* Twice the window in a round trip, as slow start would. */
+    /* Twice the window per round trip, as in slow start. */
     if (srtt_us)
         set_rate(sk, 2ull * tp->snd_cwnd * 1024 * 1000000 / srtt_us);
     if (sk->sk_pacing_status == PACING_NONE)
@@ -73,7 +72,7 @@ void BPF_PROG(stream_init, struct sock *sk) {
     begin(sk);
 }
 
-/* Is the sender limited by a receive window that is still small, rather than by a queue? */
+/* Whether a small receive window limits the sender, rather than a queue. */
 INLINE int is_receiver_limited(const struct tcp_sock *tp, const struct vtl_bbr *b) {
     return tp->snd_wnd < (__u64)tp->snd_cwnd * tp->mss_cache && !b->queued;
 }
@@ -83,7 +82,7 @@ INLINE void control(struct sock *sk, const struct rate_sample *sample) {
     struct stream *s = bpf_sk_storage_get(&streams, sk, 0, 0);
     __u32 arrived, lost;
 
-    /* There was no memory: the window stays as it is, until there is. */
+    /* Without memory the window stays as it is; retry. */
     if (!s)
         s = begin(sk);
     if (!s)
@@ -100,7 +99,7 @@ INLINE void control(struct sock *sk, const struct rate_sample *sample) {
         .delivered = s->delivered,
         .newly = arrived,
         .lost = s->lost + s->timed_out,
-        /* With what is to be sent again: a round lasts until that has arrived. */
+        /* Includes packets to be retransmitted: a round lasts until they have arrived. */
         .in_flight = tp->packets_out - tp->sacked_out,
         .cwnd = s->window ? s->window : tp->snd_cwnd,
         .transmitted = s->delivered + s->lost + in_flight(tp),
@@ -151,8 +150,8 @@ void BPF_PROG(stream_cwnd_event, struct sock *sk, int event) {
         s->from_idle = 1;
 }
 
-/* A retransmission timeout takes all that is under way for lost, and most of it is not: it says
- * nothing of the share that the path loses. */
+/* A retransmission timeout marks all packets in flight as lost, mostly wrongly: not to be counted
+ * in the loss rate. */
 SEC("struct_ops")
 void BPF_PROG(stream_set_state, struct sock *sk, __u8 state) {
     struct stream *s;

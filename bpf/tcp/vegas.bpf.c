@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT)
 /*
  * TCP Vegas (Brakmo and Peterson, "TCP Vegas: end to end congestion avoidance on a global
- * Internet", 1995). Once in a round trip it compares what the window would bring on the empty path
- * with what it does bring: the difference, window * (RTT - base) / RTT, is what it keeps in the
- * queue. Less than 2 packets ask for one more, more than 4 for one less. Slow start doubles the
- * window in every other round trip only, and ends when the queue holds more than 1 packet. Losses
- * are answered as by Reno.
+ * Internet", 1995). Once per round trip it estimates its packets in the queue as expected minus
+ * actual throughput, window * (RTT - base) / RTT. Below 2 packets the window grows by one, above 4
+ * it shrinks by one. Slow start doubles the window in every other round trip only, and ends above 1
+ * packet in the queue. Losses as in Reno.
  */
 #include "kernel.h"
 
@@ -13,18 +12,18 @@ enum {
     ALPHA = 2,
     BETA = 4,
     GAMMA = 1,
-    /* Round-trip times that a round needs: one alone may be that of a delayed acknowledgement. */
+    /* Minimum of samples in a round: a single one may be of a delayed acknowledgement. */
     SAMPLES = 3,
 };
 
 struct vegas {
-    __u32 base_us;  /* shortest round-trip time that was seen; 0: none yet */
-    __u32 round_us; /* shortest of this round; 0: none yet */
-    __u32 last_us;  /* the two latest */
+    __u32 base_us;  /* minimum round-trip time; 0: none yet */
+    __u32 round_us; /* minimum of this round; 0: none yet */
+    __u32 last_us;  /* the two latest samples */
     __u32 former_us;
-    __u32 samples; /* of this round */
-    __u32 end;     /* the round ends when what was sent last at its beginning is acknowledged */
-    __u32 grows;   /* in slow start: 1 in every other round */
+    __u32 samples; /* samples in this round */
+    __u32 end;     /* snd_nxt at the start of the round, which ends once that is acknowledged */
+    __u32 grows;   /* slow start: 1 in every other round */
 };
 
 INLINE void begin_round(struct tcp_sock *tp, struct vegas *v) {
@@ -73,19 +72,19 @@ void BPF_PROG(vegas_cong_avoid, struct sock *sk, __u32 ack, __u32 acked) {
         return;
     }
     if (v->samples < SAMPLES) {
-        /* A window so small says nothing of the queue. */
+        /* Windows this small say nothing about the queue. */
         tcp_reno_cong_avoid(sk, ack, acked);
     } else if (v->round_us) {
-        /* The queue grows during a round of slow start; its end shows what the window did. One of
-         * two may be that of a delayed acknowledgement. */
+        /* In slow start the queue grows during the round; its end shows the window's effect. One of
+         * two samples may be of a delayed acknowledgement. */
         rtt = in_slow_start(tp) ? least(v->last_us, v->former_us) : v->round_us;
         fits = window * v->base_us / most(rtt, v->base_us);
         queued = window - fits;
         if (in_slow_start(tp)) {
-            /* What a round shows is due to the window of the round before: only if that did not
-             * grow is it this window. */
+            /* A round shows the effect of the previous round's window: it is this window only if
+             * that did not grow. */
             if (!v->grows && queued > GAMMA) {
-                /* One more than the path holds, and from here on in steps of one. */
+                /* One more than the path holds; from here on by one per round. */
                 set_window(tp, least(window, most(fits + 1, CWND_LEAST)));
                 tp->snd_ssthresh = least(tp->snd_ssthresh, most(tp->snd_cwnd - 1, CWND_LEAST));
             }
@@ -102,7 +101,7 @@ void BPF_PROG(vegas_cong_avoid, struct sock *sk, __u32 ack, __u32 acked) {
 
 SEC("struct_ops")
 void BPF_PROG(vegas_set_state, struct sock *sk, __u8 state) {
-    /* What was measured during a recovery says nothing of what is sent behind it. */
+    /* Samples from recovery do not apply to later packets. */
     if (state == CA_OPEN)
         begin_round(tcp_sk(sk), state_of(sk));
 }

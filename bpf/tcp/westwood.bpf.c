@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT)
 /*
  * TCP Westwood+ (Grieco and Mascolo, "Performance evaluation and comparison of Westwood+, New Reno,
- * and Vegas TCP congestion control", 2004): Reno, but a loss sets the threshold to what the path
- * carries without a queue, estimated bandwidth * shortest round-trip time, instead of half the
- * window. The bandwidth is what was delivered in each round trip, filtered: 7/8 of the estimate and
- * 1/8 of the round.
+ * and Vegas TCP congestion control", 2004): Reno, but a loss sets the threshold to the
+ * bandwidth-delay product, estimated bandwidth * minimum round-trip time, instead of half the
+ * window. The estimate filters the delivery rate of each round trip: 7/8 of the estimate and 1/8 of
+ * the round.
  */
 #include "kernel.h"
 
 enum {
-    /* A round is at least as long: shorter ones measure bursts. */
+    /* Minimum length of a round: shorter ones measure bursts. */
     ROUND_NS = 50 * 1000 * 1000,
     /* The estimate keeps 7/8, after the first round. */
     FILTER = 8,
 };
 
 struct westwood {
-    __u64 begin_ns;   /* of the round; 0: none has begun */
-    __u64 rate;       /* estimate, packets in 1,024 s, so that slow paths are not rounded to 0 */
-    __u32 delivered;  /* tcp_sock.delivered when the round began */
-    __u32 rtt_us;     /* latest */
-    __u32 min_rtt_us; /* shortest; 0: not known yet */
+    __u64 begin_ns;   /* start of the round; 0: not begun */
+    __u64 rate;       /* estimated bandwidth, packets per 1,024 s: no rounding to 0 on slow paths */
+    __u32 delivered;  /* tcp_sock.delivered at the start of the round */
+    __u32 rtt_us;     /* latest sample */
+    __u32 min_rtt_us; /* minimum; 0: none yet */
 };
 
 SEC("struct_ops")
@@ -46,8 +46,8 @@ void BPF_PROG(westwood_pkts_acked, struct sock *sk, const struct ack_sample *sam
         w->min_rtt_us = rtt;
 }
 
-/* Sees every acknowledgement, also the duplicates of a recovery: the kernel counts in `delivered`
- * what those report, too. */
+/* Called for every acknowledgement, also for duplicates in recovery, whose packets the kernel
+ * counts in `delivered`. */
 SEC("struct_ops")
 void BPF_PROG(westwood_in_ack_event, struct sock *sk, __u32 flags) {
     struct tcp_sock *tp = tcp_sk(sk);

@@ -10,7 +10,7 @@
 #include "vtl/linux.h"
 
 #define VTL_HYBLA_RTT0_US 25000
-#define VTL_HYBLA_MOST 16 /* of 2^rho: more than any window doubles in an acknowledgement */
+#define VTL_HYBLA_MOST 16 /* maximum of rho in 2^rho: beyond any window's growth by an ACK */
 
 /* rho in 128ths, at least 1. */
 static inline __attribute__((always_inline)) __u32 vtl_hybla_rho(__u32 rtt_us) {

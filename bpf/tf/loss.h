@@ -26,8 +26,9 @@ VTL_INLINE void vtl_loss_undo(struct vtl_session *s, __u32 packets) {
     s->tx.lost_total -= packets;
 }
 
-/* Marks seq as lost if its latest transmission was overtaken. Returns false if later packets that
- * were sent once need no check. `end_xid`: from vtl_loss_end. */
+/* Marks seq as lost if its latest transmission was overtaken by the threshold, or at all and two
+ * round-trip times ago. Returns false if later packets that were sent once need no check.
+ * `end_xid`: from vtl_loss_end. */
 VTL_GLOBAL int vtl_loss_check(struct vtl_session *s, __u64 now, __u64 seq, __u32 end_xid) {
     struct vtl_sent *sent = s ? vtl_env_sent(s, seq) : 0;
     if (!sent)
@@ -94,7 +95,7 @@ VTL_INLINE void tf_loss_reordering(struct vtl_ackd *a) {
         tx->dups = dups;
         tx->calm = tx->delivered;
     } else if (xid + 1 == VTL_LOAD(tx->xid)) {
-        tx->dups = dups; /* nothing is outstanding: copies that got lost made no duplicates */
+        tx->dups = dups; /* all are settled: copies that got lost made no duplicates */
     }
     __s32 newer = xid - tx->acked_xid;
     if (newer > 0 && (__s32)(xid - tx->xid) < 0)

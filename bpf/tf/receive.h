@@ -91,7 +91,7 @@ VTL_INLINE int vtl_rx_take(struct vtl_in *in) {
     return 1;
 }
 
-/* New value of `cum`: skips received packets, clearing their words. */
+/* New value of `cum`: skips received packets, and clears completed words. */
 VTL_INLINE __u64 vtl_rx_scan(struct vtl_rx *rx) {
     __u64 cum = rx->cum;
     int i;

@@ -53,7 +53,7 @@ VTL_INLINE void tf_rtt(struct vtl_ackd *a) {
     if (a->hdr->h.flags & VTL_F_UPDATE)
         return;
     int overtook = vtl_meter_count(a);
-    /* A late duplicate has the timing of whoever repeated it, or of a spurious retransmission. */
+    /* A late duplicate shows the timing of a replay, or of a spurious retransmission. */
     if (!a->delivered && (__s32)(vtl_swap32(a->hdr->echo_xid) - tx->acked_xid) < 0)
         return;
     __u32 rtt = (__u32)(a->now / VTL_NS_PER_US) - vtl_swap32(a->hdr->echo_ts);

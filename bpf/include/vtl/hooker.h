@@ -87,9 +87,8 @@ enum { VTL_LEVELS = 64 };
 struct vtl_carrier_config {
     __u64 netns_cookie; /* as in struct vtl_hook_config */
     __u32 wish;         /* wish for connects of this hook; not 0 */
-    __u16
-        port; /* host order: port of accepted connections; 0 = connections opened below the hook */
-    __u16 marks;                   /* 1: the congestion control requires ECN */
+    __u16 port;         /* host order: of accepted connections; 0 = those opened under the hook */
+    __u16 marks;        /* 1: the congestion control requires ECN */
     char control[VTL_CC_NAME_MAX]; /* congestion control; empty = the system's */
 };
 
@@ -141,10 +140,11 @@ struct vtl_near {
     struct vtl_share late;  /* out of order */
 };
 
-/* Limits of a near and clean host: it is spoiled when one of VTL_NEAR_AGAIN (VTL_NEAR_LATE)
- * packets, and at least the _LEAST, are retransmitted (out of order). A connection adds a quarter
- * of the latter at most, since each loses many in slow start. An open connection is judged alone
- * after VTL_NEAR_LONG packets. Or after VTL_NEAR_SLOW slow connections in a row. */
+/* Limits of a near and clean host. It is spoiled once more than one packet in VTL_NEAR_AGAIN
+ * (VTL_NEAR_LATE), and at least _LEAST of them, were retransmitted (out of order), or after
+ * VTL_NEAR_SLOW slow connections in a row. A connection adds a quarter of _LEAST at most, since
+ * each one loses many in slow start; an open connection is judged alone after VTL_NEAR_LONG
+ * packets. */
 enum {
     VTL_NEAR_AGAIN = 100,
     VTL_NEAR_AGAIN_LEAST = 64,

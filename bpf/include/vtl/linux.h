@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
-/* The kernel's types. eBPF programs have them, and all else of the kernel's, from vmlinux.h, never
- * from the system that compiles them; what runs in user space has them from its system. */
+/* Types of the kernel. eBPF programs take them, like everything else of the kernel, from vmlinux.h,
+ * never from the build host; user-space code takes them from its host. */
 #ifndef VTL_LINUX_H
 #define VTL_LINUX_H
 

@@ -13,7 +13,7 @@ VTL_INLINE struct vtl_session *vtl_session_at(__u32 sid);
 enum vtl_route {
     VTL_ROUTE_PASS = -1, /* not VTL's, or for vtld */
     VTL_ROUTE_DROP = -2, /* unless it is for another host */
-    VTL_ROUTE_ASK = -3,  /* for vtld, from anybody: rate-limited */
+    VTL_ROUTE_ASK = -3,  /* for vtld, but from strangers: rate-limited */
 };
 
 /*

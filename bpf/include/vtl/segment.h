@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* The TCP header of a packet that a tcx program sees: for the Hooker's programs. */
+/* TCP headers of packets in tcx programs, for the Hooker. */
 #ifndef VTL_SEGMENT_H
 #define VTL_SEGMENT_H
 
@@ -7,14 +7,14 @@
 
 #include "headers.h"
 
-/* Copies `bytes` from `at` on, counted from the IP header; 0: they were there. */
+/* Copies `bytes` from offset `at` of the IP header; 0: success. */
 static __always_inline long load_ip(struct __sk_buff *skb, __u32 at, void *to, __u32 bytes) {
     return bpf_skb_load_bytes_relative(skb, at, to, bytes, BPF_HDR_START_NET);
 }
 
-/* The TCP header of skb behind the IPv4 or IPv6 header; *off is where it begins, counted from the
- * network header. 0 if this is no first fragment of TCP. IPv6 extension headers are not searched:
- * such a SYN counts as plain TCP. */
+/* Reads the TCP header behind the IPv4 or IPv6 header; *off: its offset from the network header. 0
+ * if the packet is not TCP, or is a fragment. IPv6 extension headers are not parsed: such a SYN
+ * counts as plain TCP. */
 static __always_inline int load_tcp(struct __sk_buff *skb, struct tcphdr *tcp, __u32 *off,
                                     int *v4) {
     union {
@@ -42,8 +42,8 @@ static __always_inline int load_tcp(struct __sk_buff *skb, struct tcphdr *tcp, _
     return !load_ip(skb, *off, tcp, sizeof(*tcp));
 }
 
-/* The TCP header that a glance at an Ethernet frame finds, at a tenth of the price of load_tcp().
- * NULL: none, or if *odd, load_tcp() has to decide. */
+/* Fast path of load_tcp(), at a tenth of its cost: pointer to the TCP header of an Ethernet frame.
+ * NULL: no TCP, or, if *odd, load_tcp() has to decide. */
 static __always_inline struct tcphdr *glance(struct __sk_buff *skb, int *odd) {
     void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
     struct ethhdr *eth = data;
@@ -72,7 +72,8 @@ static __always_inline struct tcphdr *glance(struct __sk_buff *skb, int *odd) {
     return protocol == IPPROTO_TCP ? tcp : NULL;
 }
 
-/* 1: what glance() found opens no TCP connection. The answer for nearly every packet. */
+/* 1 if the result of glance() excludes a SYN that opens a connection: true of nearly all
+ * packets. */
 static __always_inline int surely_no_syn(const struct tcphdr *tcp, int odd) {
     return tcp ? !tcp->syn || tcp->ack : !odd;
 }

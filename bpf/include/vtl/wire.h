@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
 /*
- * What crosses the network: PROTOCOL.md explains it, this file defines it.
+ * Wire format: defined here, explained in PROTOCOL.md.
  *
  * Packets travel as IP protocol VTL_IPPROTO over IPv4 or IPv6, or behind a UDP header. Integers are
  * big-endian unless said otherwise. C and Rust (through bindgen) both use this file; nothing
