@@ -3,8 +3,8 @@
  * congestion control: common part of tf_newreno, tf_cubic and tf_hybla, which are interchangeable.
  * Each is a function of the listener that sets tx.cwnd (packets) after every acknowledgement, and
  * tx.pacing_gap_ns, so that no window leaves in one burst; tf_tfrc has its own state and sets a
- * rate. Another one fits in the same place: its input are the acknowledgement (struct vtl_ackd) and
- * vtl_cc_event, its output is vtl_tx.
+ * rate. Others fit in the same place: their input is the acknowledgement (struct vtl_ackd) and
+ * vtl_cc_event, their output vtl_tx.
  *
  * Congestion events are losses and ECN marks (RFC 3168): at most one per round trip, however many
  * packets it hits.

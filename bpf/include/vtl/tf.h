@@ -9,8 +9,8 @@
  * vtl_env_* functions; graft.h supplies the contexts.
  *
  * Locking: graft.h takes the session's busy flags around the listener, which writes its `tx`
- * fields, and ingress, which writes `rx`; egress runs under tx.running, on the session's shard or
- * in an application's send.
+ * fields, and ingress, which writes `rx`; egress runs under tx.running, in a call of
+ * the pump or in the sender's own (direct egress).
  */
 #ifndef VTL_TF_H
 #define VTL_TF_H

@@ -14,7 +14,7 @@
 enum {
     VTL_IPPROTO = 253,    /* experimentation, RFC 3692 */
     VTL_UDP_PORT = 22100, /* "VT"; at both hosts, unless a NAT changes it */
-    VTL_TCP_PORT = 22100, /* connections between daemons */
+    VTL_TCP_PORT = 22100, /* detours: packets over TCP between daemons */
     VTL_UDP_HEADER = 8,   /* bytes */
     VTL_VERSION = 2,
     /* Maximum payload bytes of a packet, whatever the MTU. */
