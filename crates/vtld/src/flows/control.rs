@@ -1,6 +1,6 @@
-//! The control connection: a TCP connection between the two daemons that carries frames inside TLS; flows' bytes
-//! only of those that require encryption, where they have no other carrier. The host that was connected to speaks
-//! first: if something between the hosts has led the connection to an application, the application hears nothing.
+//! The control connection: a TCP connection between the two daemons that carries frames inside TLS. Flow bytes only of
+//! flows that require encryption and have no other carrier. The server speaks first: if a middlebox has redirected
+//! the connection to an application, the application receives nothing.
 
 use std::{
     cell::{Cell, RefCell},
@@ -28,36 +28,36 @@ use super::{
 };
 use crate::{broker::set_linger, identity::tls, option};
 
-/// Bytes read at a time.
+/// Maximum size of a read, bytes.
 const READ: usize = 16 << 10;
 
-/// Bytes of a chunk.
+/// Maximum size of a chunk, bytes.
 const CHUNK: usize = 8 << 10;
-/// Those that wait in the kernel: what is said about flows shall not wait behind seconds of their bytes.
+/// Unsent bytes in the socket buffer (`TCP_NOTSENT_LOWAT`): bounds the delay of control frames behind chunks.
 const UNSENT: libc::c_int = 128 << 10;
 
-/// The first byte of a TLS record that has a handshake (RFC 8446, section 5.1): no frame begins so, as carriers'
-/// numbers are small.
+/// First byte of a TLS handshake record (RFC 8446, section 5.1): no frame begins with it, as carriers' numbers are
+/// small.
 const TLS_HANDSHAKE: u8 = 22;
 
 /// This end of a control connection.
 pub(super) struct Control {
     socket: AsyncFd<TcpStream>,
-    /// Frames go one behind the other.
+    /// Serialises the frames.
     writing: Mutex<()>,
-    /// Flows' bytes take turns first.
+    /// Serialises chunks before that, so that control frames wait for one chunk at most.
     chunks: Mutex<()>,
-    /// The rest of those that have begun to leave.
+    /// The rest of a partially written batch.
     unsent: RefCell<Bytes>,
     unread: RefCell<Frames>,
-    /// Once it is used.
+    /// TLS, once it has begun.
     tls: RefCell<Option<rustls::Connection>>,
-    /// Another daemon closes it.
+    /// Handed over: another daemon closes the socket.
     is_left: Cell<bool>,
 }
 
 impl Control {
-    /// Of a connection that does not block.
+    /// Wraps a non-blocking connection.
     pub(super) fn new(socket: TcpStream) -> io::Result<Rc<Self>> {
         option::keep_asking(&socket);
         option::set(&socket, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, UNSENT)?;
@@ -72,12 +72,12 @@ impl Control {
         }))
     }
 
-    /// Leaves its end to another daemon, and reads no more.
+    /// Hands the socket over to another daemon: no more reads, no close.
     pub(super) fn leave(&self) {
         self.is_left.set(true);
     }
 
-    /// Whether the other side begins TLS, rather than with a frame.
+    /// Waits for the first byte; whether the client begins with a TLS handshake rather than a frame.
     pub(super) async fn is_tls(&self) -> io::Result<bool> {
         loop {
             if let Some(first) = self.unread.borrow().0.first() {
@@ -87,17 +87,17 @@ impl Control {
         }
     }
 
-    /// Whether it goes on inside TLS.
+    /// Whether TLS is in use.
     pub(super) fn has_tls(&self) -> bool {
         self.tls.borrow().is_some()
     }
 
-    /// Whether both sides show certificates first.
+    /// Whether both sides exchange certificates first.
     pub(super) fn certifies(&self) -> bool {
         self.tls.borrow().as_ref().is_some_and(tls::certifies)
     }
 
-    /// Goes on inside TLS. The key that the other side has shown.
+    /// Runs the TLS handshake. Returns the peer's public key.
     pub(super) async fn secure(&self, tls: rustls::Connection) -> io::Result<PublicKey> {
         let _whole = self.writing.lock().await;
         self.tls.replace(Some(tls));
@@ -119,7 +119,7 @@ impl Control {
         }
     }
 
-    /// Writes what is unsent.
+    /// Writes `unsent` to the socket.
     async fn flush(&self) -> io::Result<()> {
         while !self.unsent.borrow().is_empty() {
             let write = |mut socket: &TcpStream| socket.write(&self.unsent.borrow());
@@ -133,7 +133,7 @@ impl Control {
         self.socket.get_ref()
     }
 
-    /// Waits for the outcome of its connect.
+    /// Completes when the connect has succeeded or failed.
     pub(super) async fn connected(&self) -> io::Result<()> {
         socket::connected(&self.socket).await
     }
@@ -143,7 +143,7 @@ impl Control {
         self.control(emit(frame)).await
     }
 
-    /// The next frame, given to `each`.
+    /// Waits for the next frame, and passes it to `each`.
     pub(super) async fn next<T>(&self, each: impl FnOnce(Frame<'_>) -> T) -> io::Result<T> {
         let invalid = |error: FrameError| io::Error::new(io::ErrorKind::InvalidData, error);
         loop {
@@ -155,10 +155,10 @@ impl Control {
         }
     }
 
-    /// Waits for bytes, and takes them.
+    /// Reads once from the socket into `unread`.
     ///
     /// # Errors
-    /// The end, too.
+    /// Also at the end of the stream (`UnexpectedEof`).
     async fn read(&self) -> io::Result<()> {
         let read = |mut socket: &TcpStream| {
             if self.is_left.get() {
@@ -196,7 +196,7 @@ impl Control {
         Ok(())
     }
 
-    /// Frames as they go over the connection.
+    /// Encrypts frames, if TLS is in use.
     fn seal(&self, frames: Bytes) -> io::Result<Bytes> {
         match &mut *self.tls.borrow_mut() {
             Some(tls) => {
@@ -208,7 +208,7 @@ impl Control {
     }
 }
 
-/// What TLS has to send.
+/// TLS records that are ready to be sent.
 fn records(tls: &mut rustls::Connection) -> io::Result<Bytes> {
     let mut records = Vec::new();
     while tls.wants_write() {
@@ -225,7 +225,7 @@ impl Carrier for Control {
     fn control(&self, frames: Bytes) -> Taking<'_> {
         Box::pin(async move {
             let _whole = self.writing.lock().await;
-            // The rest of what somebody has given up waiting for, first.
+            // First the rest of a batch whose sender was cancelled.
             self.flush().await.map_err(|_| Refused::Broken)?;
             let sealed = self.seal(frames).map_err(|_| Refused::Broken)?;
             self.unsent.replace(sealed);
@@ -239,7 +239,7 @@ impl Carrier for Control {
                 return Err(Refused::Full);
             }
             for frame in cut(flow, &chunk, CHUNK) {
-                // One at a time, so that what is said about flows waits behind one.
+                // One at a time, so that control frames wait for one chunk at most.
                 let _turn = self.chunks.lock().await;
                 self.say(frame).await?;
             }
@@ -266,7 +266,7 @@ impl Carrier for Control {
     }
 }
 
-/// Frames as they arrive, however they are cut.
+/// Reassembles frames from a byte stream.
 #[derive(Default)]
 pub(super) struct Frames(BytesMut);
 
@@ -275,10 +275,10 @@ impl Frames {
         self.0.extend_from_slice(bytes);
     }
 
-    /// Whether a whole frame is there.
+    /// Whether a complete frame is buffered.
     ///
     /// # Errors
-    /// It violates the protocol.
+    /// Protocol violation.
     pub(super) fn has_one(&self) -> Result<bool, FrameError> {
         match Frame::take(&mut &self.0[..]) {
             Ok(_) => Ok(true),
@@ -287,10 +287,10 @@ impl Frames {
         }
     }
 
-    /// Gives the first frame to `each`, and takes it off.
+    /// Removes the first frame, and passes it to `each`.
     ///
     /// # Errors
-    /// There is none, or it violates the protocol.
+    /// No complete frame, or protocol violation.
     pub(super) fn take<T>(&mut self, each: impl FnOnce(Frame<'_>) -> T) -> Result<T, FrameError> {
         let mut rest = &self.0[..];
         let result = each(Frame::take(&mut rest)?);
@@ -300,14 +300,14 @@ impl Frames {
     }
 }
 
-/// A frame's bytes.
+/// Encodes a frame.
 pub(super) fn emit(frame: Frame<'_>) -> Bytes {
     let mut bytes = BytesMut::zeroed(frame.wire_len());
     frame.emit(&mut bytes);
     bytes.freeze()
 }
 
-/// A chunk as frames of at most so many bytes.
+/// Splits a chunk into frames with at most `most` bytes of payload.
 pub(super) fn cut(flow: FlowId, chunk: &Chunk, most: usize) -> impl Iterator<Item = Frame<'_>> {
     let last = chunk.bytes.len().div_ceil(most);
     let parts = chunk.bytes.chunks(most).enumerate();
@@ -320,7 +320,7 @@ pub(super) fn cut(flow: FlowId, chunk: &Chunk, most: usize) -> impl Iterator<Ite
     })
 }
 
-/// What a host says first by a carrier.
+/// The first frame on a carrier, HELLO.
 pub(super) fn hello(carrier: CarrierId, tag: u32) -> Frame<'static> {
     Frame::Hello {
         carrier,
@@ -329,5 +329,5 @@ pub(super) fn hello(carrier: CarrierId, tag: u32) -> Frame<'static> {
     }
 }
 
-/// The longest frame is a chunk.
+/// Frames other than chunks fit into one read.
 const _: () = assert!(frame::MAX_SETUP < READ);

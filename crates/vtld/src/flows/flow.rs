@@ -30,36 +30,35 @@ use super::{
 };
 use crate::{broker::set_linger, hooker::ClientAddressGuard, option, urgent};
 
-/// Bytes read from a socket, and given to a carrier, at a time.
+/// Maximum size of a read from a socket, and of a chunk, bytes.
 const CHUNK: usize = 64 << 10;
-/// Bytes that wait in the TCP connection's socket for their turn: they cannot go by a carrier any more.
+/// Unsent bytes in the TCP connection's socket buffer (`TCP_NOTSENT_LOWAT`): they can no longer move to a carrier.
 const UNSENT: libc::c_int = 16 << 10;
-/// How long a flow goes by TCP that has left a carrier: to come back may cost it a round trip.
+/// How long a flow that has left a full carrier stays on TCP: returning may cost it a round trip.
 const RETURN: Duration = Duration::from_secs(10);
-/// Before a carrier that was full is tried again by a flow that has no other way.
+/// Retry interval on a full carrier, for flows that may not fall back to TCP.
 const FULL: Duration = Duration::from_millis(20);
-/// How long a flow that was reset is kept, so that carriers can say so.
+/// How long the state of a reset flow is kept, so that carriers can report the reset.
 const AFTERMATH: Duration = Duration::from_secs(5);
 
-/// The sockets of a flow. Dropped before both directions have come to their true ends, both connections are
-/// reset.
+/// The sockets of a flow. Drop resets both connections unless both directions were closed in order.
 pub(super) struct Ends {
     pub(super) app: AsyncFd<TcpStream>,
     pub(super) tcp: AsyncFd<TcpStream>,
     is_done: Cell<bool>,
-    /// What shows a local application its client.
+    /// Lets the local application see the client's address.
     pub(super) guard: Option<ClientAddressGuard>,
 }
 
 impl Ends {
-    /// Of sockets that do not block; the application's may still be connecting.
+    /// Takes non-blocking sockets; the application's may still be connecting.
     pub(super) fn new(
         app: TcpStream,
         tcp: TcpStream,
         guard: Option<ClientAddressGuard>,
     ) -> io::Result<Self> {
         licence::prepare(&tcp);
-        // Without, more goes by it.
+        // On failure more bytes go by TCP.
         let _ = option::set(&tcp, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, UNSENT);
         Ok(Self {
             app: socket::watch(app)?,
@@ -71,7 +70,7 @@ impl Ends {
 }
 
 impl Ends {
-    /// What the kernel calls the TCP connection.
+    /// The kernel's socket cookie of the TCP connection.
     pub(super) fn cookie(&self) -> io::Result<u64> {
         option::cookie(self.tcp.get_ref())
     }
@@ -92,22 +91,22 @@ impl Drop for Ends {
     }
 }
 
-/// How fast a flow is, from one look to the next.
+/// Throughput of a flow, sampled once a tick.
 #[derive(Default)]
 pub(super) struct Rates {
-    /// Bytes to the peer and from it, at the last look.
+    /// Bytes sent and received at the last sample.
     seen: Cell<[u64; 2]>,
-    /// Bytes a second between the last two looks.
+    /// Bytes per second, sent and received, between the last two samples.
     pub(super) rates: Cell<[f64; 2]>,
 }
 
 impl Rates {
-    /// What was before counts for nothing.
+    /// Sets the baseline: earlier bytes do not count.
     pub(super) fn begin(&self, bytes: [u64; 2]) {
         self.seen.set(bytes);
     }
 
-    /// A look, so long after the last one.
+    /// Samples the counters, `after` the last sample.
     pub(super) fn look(&self, bytes: [u64; 2], after: Duration) {
         let before = self.seen.replace(bytes);
         let rate = |i: usize| (bytes[i] - before[i]) as f64 / after.as_secs_f64();
@@ -115,43 +114,43 @@ impl Rates {
     }
 }
 
-/// What there is to know of a flow besides its bytes.
+/// State of a flow besides its bytes.
 pub(super) struct State {
-    /// What commands call it.
+    /// The flow's id in commands.
     pub(super) number: u64,
     pub(super) local: SocketAddr,
     pub(super) peer: SocketAddr,
     pub(super) app: Option<[SocketAddr; 2]>,
-    /// Of the TCP connection's socket.
+    /// The kernel's cookie of the TCP connection's socket.
     pub(super) cookie: u64,
     pub(super) rates: Rates,
     pub(super) profile: Observer,
     pub(super) began: Instant,
-    /// Until it has been reset.
+    /// `None` once the flow was reset.
     pub(super) ends: RefCell<Option<Rc<Ends>>>,
-    /// Read from the application, not sent yet, and whether the last byte is TCP's urgent one.
+    /// Bytes read from the application and not sent yet, and whether the last one is TCP's urgent byte.
     pub(super) pending: RefCell<(Bytes, bool)>,
     task: RefCell<Option<AbortHandle>>,
-    /// What bytes came by last.
+    /// The path that bytes arrived by last.
     pub(super) heard_by: Cell<Path>,
-    /// Why what this host sends goes by the path that it goes by.
+    /// Reason for the current send path, for commands.
     pub(super) why: Cell<&'static str>,
-    /// What its peer may reach here has been looked at.
+    /// Whether the peer's access to this port has been checked.
     pub(super) is_judged: Cell<bool>,
-    /// It stays where it is, unless that breaks.
+    /// Pinned to its current path until that breaks.
     pub(super) stays: Cell<bool>,
-    /// At the last look it had sent by a carrier, and heard nothing.
+    /// At the last review it had sent by a carrier without any confirmation.
     pub(super) is_unheard: Cell<bool>,
-    /// It has left a carrier that others still go by, and is to try it again then.
+    /// When to retry the best carrier, which the flow left because it was full.
     pub(super) returns: Cell<Option<Instant>>,
     pub(super) licence: Licence,
     pub(super) changed: Changed,
-    /// The application's connection is established.
+    /// Whether the application's connection is established.
     is_connected: Cell<bool>,
 }
 
 impl State {
-    /// `addresses`: this host's, and the peer's.
+    /// `addresses`: local, peer.
     pub(super) fn new(
         number: u64,
         opener: Side,
@@ -183,7 +182,7 @@ impl State {
         })
     }
 
-    /// Gives the application what it takes at once of the next bytes; how many.
+    /// Writes the next bytes to the application without waiting. Returns the number written.
     pub(super) fn give(&self, pieces: &[IoSlice<'_>]) -> usize {
         let ends = self.ends.borrow();
         let Some(ends) = ends.as_ref() else { return 0 };
@@ -191,10 +190,10 @@ impl State {
             return 0;
         }
         let write = |mut app: &TcpStream| app.write_vectored(pieces);
-        // An error is found again by who writes the rest.
+        // `deliver` meets an error again with the remaining bytes.
         let given = ends.app.try_io(Interest::WRITABLE, write).unwrap_or(0);
         let mut left = given;
-        // Those behind the verdict are many.
+        // Most bytes come after the profile's verdict: skip them.
         for piece in pieces.iter().take_while(|_| self.profile.is_looking()) {
             let seen = &piece[..piece.len().min(left)];
             self.profile.look(Side::Peer, seen);
@@ -203,7 +202,7 @@ impl State {
         given
     }
 
-    /// Leaves it as it is.
+    /// Aborts the flow's task; its state stays as it is.
     pub(super) fn stop(&self) {
         if let Some(task) = self.task.take() {
             task.abort();
@@ -211,31 +210,31 @@ impl State {
     }
 }
 
-/// How a flow begins here.
+/// Origin of a flow.
 pub(super) enum Beginning {
     /// Its TCP connection was just established.
     New {
-        /// The local application does without what gets lost.
+        /// The local application tolerates losses.
         is_tolerant: bool,
     },
-    /// As a former daemon has left it.
+    /// Handed over by a former daemon.
     Left(Box<Flow>),
 }
 
-/// What a flow's tasks wait for besides sockets.
+/// Wake-ups of a flow's tasks, besides socket readiness.
 #[derive(Default)]
 pub(super) struct Changed {
-    /// The way, credit, or what was given back.
+    /// The send path, credit, or chunks to retransmit have changed.
     pub(super) sending: Notify,
-    /// There are bytes for the application, or the end.
+    /// Bytes for the application, or the end, have arrived.
     pub(super) arrived: Notify,
-    /// There is room for bytes of the TCP connection.
+    /// There is room to read from the TCP connection.
     pub(super) room: Notify,
-    /// It has ended in an error.
+    /// The flow has ended in an error.
     pub(super) reset: Notify,
 }
 
-/// Why a flow has ended before its time.
+/// Why a flow was reset.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Reset {
     #[error("the application's connection: {0}")]
@@ -253,7 +252,7 @@ pub(super) enum Reset {
 }
 
 impl Peer {
-    /// Carries a flow whose TCP connection is established, to its end.
+    /// Spawns the task that carries an established flow to its end.
     pub(super) fn begin(self: &Rc<Self>, id: FlowId, state: State, beginning: Beginning) {
         let state = Rc::new(state);
         if !self.open(id, &state, beginning) {
@@ -329,7 +328,7 @@ impl Mover<'_> {
         parts.push(Box::pin(self.send()));
         parts.push(Box::pin(self.receive()));
         parts.push(Box::pin(self.deliver()));
-        // Three of them end well.
+        // Three of them complete; the others only fail.
         for _ in 0..3 {
             if let Some(ended) = parts.next().await {
                 ended?;
@@ -338,12 +337,12 @@ impl Mover<'_> {
         Ok(())
     }
 
-    /// The flow's state; what it owes the peer then is queued.
+    /// Applies `change` to the flow; queues the control frames that result.
     fn with<T>(&self, change: impl FnOnce(&mut Flow) -> T) -> Result<T, Reset> {
         self.peer.with(self.id, change).ok_or(Reset::Peer)
     }
 
-    /// From the application to the peer, up to the application's end and the peer's having everything.
+    /// Sends from the application to the peer, until the application's end and everything before it are confirmed.
     async fn send(&self) -> Result<(), Reset> {
         let pending = &self.state.pending;
         let mut lack = None;
@@ -353,7 +352,7 @@ impl Mover<'_> {
                 (path, flow.send.next(path, CHUNK), flow.send.is_complete())
             })?;
             if is_complete {
-                // The peer has got everything another way, or has got this end already.
+                // The peer has everything already, by a carrier or with this FIN sent before.
                 let _ = self.ends.tcp.get_ref().shutdown(Shutdown::Write);
                 return Ok(());
             }
@@ -390,7 +389,7 @@ impl Mover<'_> {
                             },
                             () = self.changed.sending.notified() => {}
                         }
-                        // The way may be another by now.
+                        // The path may have changed meanwhile.
                         continue;
                     }
                     let chunk = {
@@ -409,11 +408,12 @@ impl Mover<'_> {
         }
     }
 
-    /// Waits for a change of a flow that requires a carrier and has none. `lack`: since when there have been bytes for
-    /// one, and how much the peer had confirmed then. One that comes and goes, and brings nothing, changes neither.
+    /// Waits for a change, for a flow that requires a carrier and has none. `lack`: since when bytes have been waiting,
+    /// and the offset that the peer had confirmed by then; a carrier that breaks without progress resets neither.
     ///
     /// # Errors
-    /// There has been something to send for longer than TCP would repeat it.
+    /// Bytes have been waiting for longer than TCP's retransmission limit ([`tcp_patience`]), or the peer does not know
+    /// the flow.
     async fn await_carrier(&self, lack: &mut Option<(Instant, u64)>) -> Result<(), Reset> {
         let (is_rejected, is_owing, is_finished, confirmed) = self.with(|flow| {
             let send = &flow.send;
@@ -448,7 +448,7 @@ impl Mover<'_> {
         }
     }
 
-    /// Reads from the application once the path takes something.
+    /// Reads from the application once the path is writable.
     async fn read_app(&self, path: Path, max: u64) -> Result<Got, Reset> {
         if path == Path::Tcp {
             let writable = self.ends.tcp.writable().await;
@@ -460,7 +460,7 @@ impl Mover<'_> {
         got.map_err(Reset::App)
     }
 
-    /// Sends a chunk by a path, all of it or a part. New ones are the beginning of what is pending.
+    /// Sends a chunk, or a part of it, by a path. `is_again`: a retransmission; a new chunk is the head of `pending`.
     async fn send_chunk(&self, path: Path, chunk: Chunk, is_again: bool) -> Result<(), Reset> {
         let sent = |flow: &mut Flow, bytes: Bytes, urgent: bool| match is_again {
             true => flow.send.sent_again(bytes.len(), true),
@@ -474,11 +474,11 @@ impl Mover<'_> {
         let Path::Carrier(carrier) = path else {
             let write = |mut tcp: &TcpStream| match chunk.urgent && chunk.bytes.len() == 1 {
                 true => urgent::send(tcp, chunk.bytes[0]),
-                // The urgent byte goes alone.
+                // The urgent byte is sent by itself.
                 false => tcp.write(&chunk.bytes[..chunk.bytes.len() - usize::from(chunk.urgent)]),
             };
             tokio::select! {
-                // First: what has changed since decides anew what goes by this path.
+                // First: after a change the path is chosen anew.
                 biased;
                 () = self.changed.sending.notified() => {}
                 written = self.ends.tcp.async_io(Interest::WRITABLE, write) => {
@@ -493,7 +493,7 @@ impl Mover<'_> {
         self.with(|flow| sent(flow, chunk.bytes.clone(), chunk.urgent))?;
         forget(len);
         let Some(by) = self.peer.carrier(carrier) else {
-            // It has broken just now, and gives the chunk back.
+            // It has just broken: the chunk is returned for retransmission.
             return Ok(());
         };
         let taken = tokio::select! {
@@ -505,7 +505,7 @@ impl Mover<'_> {
                 self.state.licence.note_moved();
                 self.peer.count_sent(carrier, len);
             }
-            // Its end is noted elsewhere, and the chunk given back then.
+            // `Peer::broken` returns the chunk for retransmission.
             Err(Refused::Broken) => {
                 self.left(path).await;
             }
@@ -527,7 +527,7 @@ impl Mover<'_> {
         Ok(())
     }
 
-    /// Completes when the flow takes another path.
+    /// Completes when the flow has left the path.
     async fn left(&self, path: Path) {
         while self
             .peer
@@ -538,13 +538,13 @@ impl Mover<'_> {
         }
     }
 
-    /// From the TCP connection, up to its end.
+    /// Receives from the TCP connection, until its end.
     async fn receive(&self) -> Result<(), Reset> {
         loop {
             let has_room = self.peer.has_room();
             let room = self.with(|flow| match has_room || flow.receive.held() == 0 {
                 true => flow.receive.tcp_room(),
-                // The rest waits in the kernel.
+                // Memory limit: backpressure by TCP's receive window.
                 false => 0,
             })?;
             if room == 0 {
@@ -554,7 +554,7 @@ impl Mover<'_> {
             let max = room.min(CHUNK as u64) as usize;
             let read = |socket: &TcpStream| read(socket, max);
             let got = tokio::select! {
-                // First: there may be less room than before.
+                // First: the room may have shrunk.
                 biased;
                 () = self.changed.room.notified() => continue,
                 got = self.ends.tcp.async_io(Interest::READABLE, read) => got,
@@ -575,13 +575,13 @@ impl Mover<'_> {
         }
     }
 
-    /// To the application, up to the peer's end.
+    /// Delivers to the application, until the peer's end.
     async fn deliver(&self) -> Result<(), Reset> {
         let app = &self.ends.app;
         loop {
             self.state.licence.valid().await;
             let has_room = self.peer.has_room();
-            // Whether that makes room for bytes of the TCP connection.
+            // `Some(true)`: the write has made room to read from the TCP connection.
             let written: io::Result<Option<bool>> = self.with(|flow| {
                 let (bytes, is_urgent) = match flow.receive.peek() {
                     Some(next) => next,
@@ -601,7 +601,7 @@ impl Mover<'_> {
                 Ok(Some(true)) => self.changed.room.notify_one(),
                 Ok(Some(false)) => {}
                 Ok(None) if self.with(|flow| flow.receive.is_complete())? => {
-                    // From here on the end that the application sees is the true one.
+                    // The end of the stream is genuine: close with FIN, not RST.
                     set_linger(app.get_ref(), false);
                     let _ = app.get_ref().shutdown(Shutdown::Write);
                     return Ok(());
@@ -618,15 +618,15 @@ impl Mover<'_> {
     }
 }
 
-/// How long TCP would repeat a segment before it gives the connection up, on a path with a short round trip (RFC 1122,
-/// section 4.2.3.5, R2): 15 minutes and 24 s, unless the system's `tcp_retries2` says something else.
+/// How long TCP retransmits before it aborts the connection, on a path with a short round trip (RFC 1122, section
+/// 4.2.3.5, R2): 15 minutes and 24 s with the default of `tcp_retries2`.
 fn tcp_patience() -> Duration {
     let retries = fs::read_to_string("/proc/sys/net/ipv4/tcp_retries2");
     let retries = retries.ok().and_then(|text| text.trim().parse().ok());
     patience(retries.unwrap_or(RETRIES))
 }
 
-/// What TCP sends at first and so many times again.
+/// Default of `tcp_retries2`: retransmissions before TCP aborts.
 const RETRIES: u32 = 15;
 
 fn patience(retries: u32) -> Duration {
@@ -636,7 +636,7 @@ fn patience(retries: u32) -> Duration {
     (0..=retries.min(255)).map(timeout).sum()
 }
 
-/// What ends a flow in both directions.
+/// Reset code: ends a flow in both directions.
 pub(super) const RESET: ResetCode = ResetCode::Reset;
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Opens carriers while there are flows for them: the control connection first, over which the others are
-//! asked for.
+//! Opens carriers while there are flows for them: first the control connection, over which the others are requested
+//! (ASK, GRANT).
 
 use std::{
     cell::RefCell,
@@ -29,26 +29,27 @@ use super::{
 };
 use crate::option::tcp_rtt;
 
-/// How long an answer over TCP may take.
+/// Timeout of a request over the control connection.
 const ANSWER: Duration = Duration::from_secs(5);
-/// A peer without flows is left after this time; one that has opened none of its carriers for less.
+/// Idle timeout of an association without flows, opened by this host.
 const IDLE: Duration = Duration::from_secs(300);
+/// The same of one opened by the peer, without flows and carriers.
 const LINGER: Duration = Duration::from_secs(60);
-/// Between two attempts to open a carrier: doubled with each that fails.
+/// Back-off between attempts to open a carrier: doubles with each failure, up to the maximum.
 const PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// A carrier that has lived for so long was worth it.
+/// Lifetime of a carrier, from the start of the attempt, after which the back-off starts anew.
 const WORTH: Duration = Duration::from_secs(30);
-/// Between two looks at what has waited too long.
+/// Interval of [`Flows::tend`].
 const TICK: Duration = Duration::from_secs(1);
 
-/// The pauses between attempts.
+/// Exponential back-off between attempts.
 struct Pauses {
-    /// The next one.
+    /// The next pause.
     pause: Duration,
-    /// Counts what says that another attempt is worth it.
+    /// Counts events after which an attempt is worth it at once, such as a restart of the peer's daemon.
     signs: fn(&Peer) -> u64,
-    /// When the last one began, and the signs that there had been by then.
+    /// Start of the last attempt, and the count of events by then.
     last: Option<(Instant, u64)>,
 }
 
@@ -61,18 +62,18 @@ impl Pauses {
         }
     }
 
-    /// The last attempt, and the pause behind it, after so many signs: not long if there has been one since.
+    /// Start of the last attempt, and the pause after it: the minimum if `signs` has changed since.
     fn behind(&self, signs: u64) -> Option<(Instant, Duration)> {
         let (last, seen) = self.last?;
         Some((last, if signs == seen { self.pause } else { PAUSE }))
     }
 
-    /// When there may be another attempt.
+    /// Earliest time of the next attempt; `None`: at once.
     fn next(&self, signs: u64) -> Option<Instant> {
         self.behind(signs).map(|(last, pause)| last + pause)
     }
 
-    /// An attempt begins.
+    /// Notes the start of an attempt.
     fn begin(&mut self, now: Instant, signs: u64) {
         if let Some((_, pause)) = self.behind(signs) {
             self.pause = (pause * 2).min(LONGEST_PAUSE);
@@ -80,7 +81,7 @@ impl Pauses {
         self.last = Some((now, signs));
     }
 
-    /// Waits until there may be another attempt.
+    /// Waits for the back-off, and starts the next attempt.
     async fn wait(&mut self, peer: &Peer) {
         if self.last.is_some_and(|(last, _)| last.elapsed() >= WORTH) {
             self.pause = PAUSE;
@@ -97,7 +98,7 @@ impl Pauses {
     }
 }
 
-/// Where what the peer says to ASK goes, by the kind's number: `None`, that it refuses.
+/// Receivers of the peer's answers to ASK, by the kind's number. `None`: refused.
 type Answers = RefCell<HashMap<u32, mpsc::Sender<Option<Granted>>>>;
 
 impl Flows {
@@ -110,7 +111,7 @@ impl Flows {
                     pauses.pause = PAUSE;
                 }
                 pauses.wait(&peer).await;
-                // A port that was hooked once need not be any more.
+                // The latest destination: an earlier port may not be hooked any more.
                 if let Some(dest) = peer.dest.get()
                     && let Err(error) = self.open_control(&peer, dest).await
                 {
@@ -126,7 +127,7 @@ impl Flows {
         self.end(&peer);
     }
 
-    /// Waits until a peer that has opened an association needs it no more.
+    /// Ends an association that the peer has opened once it is idle for [`LINGER`].
     pub(super) async fn look_after(self: Rc<Self>, peer: Rc<Peer>) {
         loop {
             peer.until(|peer| !peer.has_flows() && !peer.has_carriers())
@@ -147,7 +148,7 @@ impl Flows {
         peer.close_carriers();
     }
 
-    /// Looks after what has waited too long, and after memory, for ever.
+    /// Timers and memory accounting of all associations, once every [`TICK`]. Never returns.
     pub(crate) async fn tend(self: Rc<Self>) {
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -168,7 +169,7 @@ impl Flows {
         }
     }
 
-    /// Opens the control connection, and serves it to its end.
+    /// Opens the control connection and serves it until it ends.
     async fn open_control(self: &Rc<Self>, peer: &Rc<Peer>, dest: SocketAddr) -> io::Result<()> {
         let name = FlowName {
             tag: peer.key.tag,
@@ -189,7 +190,7 @@ impl Flows {
             _ => None,
         };
         let Ok(greeted) = timeout(ANSWER, control.next(greeting)).await else {
-            // Somebody drops segments with the option, and that costs each flow its first second.
+            // A middlebox drops segments with the option, which delays each flow by a second: treat as plain.
             if let Err(error) = self.hooker.leave_plain(dest) {
                 tracing::debug!(%error, "a destination without VTL was not remembered");
             }
@@ -199,7 +200,7 @@ impl Flows {
             return Err(io::ErrorKind::Unsupported.into());
         };
         self.identify(peer, &control, has_tls).await?;
-        // What failed for want of a daemon may succeed.
+        // Attempts that failed without a daemon there may succeed now.
         peer.note_succession();
         let id = peer.next_carrier();
         let said = control.say(hello(id, peer.key.tag)).await;
@@ -208,10 +209,10 @@ impl Flows {
         Ok(())
     }
 
-    /// Has both sides of a control connection show who they are, by TLS if the other side takes it.
+    /// Mutual authentication on a control connection: TLS if the peer supports it, then certificates.
     ///
     /// # Errors
-    /// The peer is refused: none of its carriers serve.
+    /// The peer is refused: none of its carriers serve; or the handshake fails or times out.
     async fn identify(&self, peer: &Peer, control: &Control, has_tls: bool) -> io::Result<()> {
         let opener = peer.key.opener;
         let identity = Arc::clone(&self.limits.identity);
@@ -226,7 +227,7 @@ impl Flows {
             certificate = exchanged.map_err(|_| io::ErrorKind::TimedOut)??;
         }
         let address = peer.key.peer;
-        // Files are read.
+        // Off the event loop: it reads files.
         let judging =
             spawn_blocking(move || identity.judge(opener, address, shown, certificate.as_deref()));
         let judged = timeout(ANSWER, judging).await;
@@ -234,17 +235,17 @@ impl Flows {
         peer.note_identity(shown, judged.map_err(io::Error::other)?)
     }
 
-    /// Shows this host's certificate on a control connection, and takes the peer's; `None` where it says nothing that
-    /// this host asks for.
+    /// Sends this host's certificate on a control connection, and receives the peer's. `None`: not waited for, since
+    /// this host needs none.
     async fn certify(&self, opener: Side, control: &Control) -> io::Result<Option<Vec<u8>>> {
         let identity = Arc::clone(&self.limits.identity);
-        // A file is read.
+        // Off the event loop: it reads a file.
         let own = spawn_blocking(move || identity.certificate()).await;
         let bytes = &own.map_err(io::Error::other)?[..];
         let said = control.say(Frame::Certificate { bytes }).await;
         said.map_err(|_| io::ErrorKind::BrokenPipe)?;
         if opener == Side::Local && !self.limits.identity.needs_certificates() {
-            // It is ignored when it comes: to wait for it would take a round trip.
+            // Ignored when it arrives: waiting would take a round trip.
             return Ok(None);
         }
         let taken = control.next(|frame| match frame {
@@ -257,13 +258,13 @@ impl Flows {
             .ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    /// Serves a control connection that this host has opened, to its end.
+    /// Serves a control connection opened by this host until it ends.
     async fn control(self: &Rc<Self>, peer: &Rc<Peer>, id: CarrierId, control: Rc<Control>) {
         peer.control.replace(Some((id, Rc::clone(&control))));
         let answers = Answers::default();
         let answer = |kind, granted| {
             if let Some(answer) = answers.borrow().get(&kind) {
-                // What nobody waits for is dropped.
+                // An answer that nobody waits for is dropped.
                 let _ = answer.try_send(granted);
             }
         };
@@ -299,7 +300,7 @@ impl Flows {
         peer.lost_control(&control);
     }
 
-    /// Opens carriers of all kinds that flows need.
+    /// Opens carriers of every kind that flows need.
     async fn open_carriers(
         self: &Rc<Self>,
         peer: &Rc<Peer>,
@@ -309,7 +310,7 @@ impl Flows {
         let mut tasks = JoinSet::new();
         loop {
             let next = |peer: &Peer| {
-                // First the one that the peer is to take for the association's.
+                // The desired kind first: the peer takes it for the association's.
                 let mut kinds = peer.kind().into_iter().chain(Kind::ALL);
                 kinds.find(|kind| {
                     let is_asked = answers.borrow().contains_key(&kind.number().into());
@@ -328,7 +329,7 @@ impl Flows {
         }
     }
 
-    /// Opens sessions over grafts, which need no grant, for as long as they are needed.
+    /// Keeps a session over a graft open while it is needed; sessions need no grant.
     async fn open_sessions(self: &Rc<Self>, peer: &Rc<Peer>) {
         let mut pauses = Pauses::new(Peer::signs);
         loop {
@@ -344,7 +345,7 @@ impl Flows {
         }
     }
 
-    /// Opens the carrier of a kind, again and again, while the control connection takes questions.
+    /// Keeps a carrier of a kind open while it is needed, until the control connection ends.
     async fn open_kind(
         self: &Rc<Self>,
         peer: &Rc<Peer>,
@@ -354,17 +355,17 @@ impl Flows {
     ) {
         let mut pauses = Pauses::new(Peer::successions);
         loop {
-            // One that has outlived an earlier control connection serves.
+            // A carrier that has outlived an earlier control connection will do.
             peer.until(|peer| peer.needs(kind)).await;
             pauses.wait(peer).await;
             if !peer.needs(kind) {
                 continue;
             }
-            // The answer to a question that was given up.
+            // A late answer to a request that timed out.
             let _ = answers.try_recv();
             let asked = Frame::Ask {
                 kind: kind.number().into(),
-                // The secret must not be read on its way.
+                // The grant's secret must be encrypted in transit.
                 seals: (self.limits.seals || peer.requires_encryption()) && control.has_tls(),
             };
             if control.say(asked).await.is_err() {
@@ -386,7 +387,7 @@ impl Flows {
         }
     }
 
-    /// Opens a carrier, and has it serve.
+    /// Opens a carrier and serves it until it breaks or is not needed any more.
     async fn open_carrier(
         self: &Rc<Self>,
         peer: &Rc<Peer>,
@@ -417,7 +418,7 @@ impl Flows {
         Ok(())
     }
 
-    /// Serves a control connection that a peer has opened, to its end.
+    /// Accepts a control connection from a peer: greeting, authentication, and service until it ends.
     pub(super) async fn serve_control(self: Rc<Self>, peer: Rc<Peer>, stream: TcpStream) {
         let control = match Control::new(stream) {
             Ok(control) => control,
@@ -445,7 +446,7 @@ impl Flows {
         }
     }
 
-    /// Serves a control connection that a peer has opened and greeted by, to its end.
+    /// Serves an accepted control connection after the peer's HELLO, until it ends.
     async fn serve_controlled(self: Rc<Self>, peer: Rc<Peer>, id: CarrierId, control: Rc<Control>) {
         peer.control.replace(Some((id, Rc::clone(&control))));
         let receiving = async {
@@ -466,13 +467,13 @@ impl Flows {
                 }
             }
         };
-        // Also if its number was used before.
+        // Returns at once if its id was used before.
         peer.run(id, control.clone(), receiving).await;
         peer.lost_control(&control);
     }
 }
 
-/// What the server says by a control connection, whose number is the opener's to say.
+/// The server's HELLO on a control connection; carrier number 0, since the opener assigns the number.
 fn greeting(peer: &Peer) -> Frame<'static> {
     let unnumbered = CarrierId {
         opener: Side::Peer,
@@ -486,7 +487,7 @@ fn greeting(peer: &Peer) -> Frame<'static> {
 }
 
 impl Peer {
-    /// Completes when it has had no flow for so long.
+    /// Completes when the association has had no flow for `idle`.
     async fn idle(&self, idle: Duration) {
         loop {
             self.until(|peer| !peer.has_flows()).await;

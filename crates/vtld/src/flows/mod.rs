@@ -1,12 +1,16 @@
-//! Flows over carriers (PROTOCOL.md, section 7): hooked flows that have a TCP connection of their own, and
-//! whose bytes go by a better carrier while there is one.
+//! Flows over carriers (PROTOCOL.md, section 7): each captured flow has a TCP connection of its own; its bytes
+//! travel over a better carrier while one is up.
 //!
-//! `peer.rs` is an association: its flows, its carriers, what passes between them, and what commands see of it.
-//! `flow.rs` moves the bytes of one flow, `control.rs` is the control connection, `budget.rs` what all may take,
-//! `carrier/` has a file for each kind of carrier,
-//! `keeper.rs` opens both, `grants.rs` lets peers do so; `licence.rs` has flows stop where their connections
-//! would; `handover.rs` leaves all of it to the next daemon. The rules are in `vtl-core`; here are sockets, clocks
-//! and tasks (`parts.rs`: what is polled of them), all on one thread (`thread.rs`).
+//! - `peer.rs`: an association, its flows and carriers, and its status for commands.
+//! - `flow.rs`: moves the bytes of one flow.
+//! - `control.rs`: the control connection. `carrier/`: one file for each kind of carrier.
+//! - `keeper.rs`: opens both. `grants.rs`: lets peers open carriers.
+//! - `budget.rs`: the memory budget.
+//! - `licence.rs`: stops flows whose TCP connections would be dead.
+//! - `handover.rs`: hands all of it over to the next daemon.
+//!
+//! The protocol's state machines are in `vtl-core`; here are sockets, clocks and tasks (`parts.rs`: polling them),
+//! all on one thread (`thread.rs`).
 
 mod budget;
 mod carrier;
@@ -56,20 +60,20 @@ use peer::Peer;
 use serde::{Deserialize, Serialize};
 pub(crate) use thread::Handle;
 
-/// Associations at a time.
+/// Maximum number of associations,
 const MOST_PEERS: usize = 1024;
-/// The same with one address, which may be a NAT's, and with one network.
+/// with one address (it may be a NAT's), and with one network.
 const MOST_OF_HOST: usize = 64;
 const MOST_OF_NETWORK: usize = MOST_PEERS / 4;
-/// Pairs of addresses of which the latest name is kept.
+/// Address pairs in [`Names`] above which those without an association are evicted.
 const MOST_NAMES: usize = 4096;
-/// How long a connect that requires a carrier waits for one: three attempts over a satellite, and less than programs
-/// wait themselves.
+/// Timeout of a connect that requires a carrier: enough for three attempts over a satellite link, less than the
+/// applications' own connect timeouts.
 const CARRIER_WAIT: Duration = Duration::from_secs(10);
-/// Flows that one message names.
+/// Maximum number of flows in one message.
 const PAGE: usize = 100;
 
-/// An association's identity: at most one of its hosts has chosen the tag.
+/// Identity of an association. The tag is chosen by the opener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Key {
     opener: Side,
@@ -78,11 +82,11 @@ pub(crate) struct Key {
     tag: u32,
 }
 
-/// The carrier that flows are for.
+/// The carrier that an association's flows are to use.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Desired {
     pub(crate) kind: Kind,
-    /// What its session is to be like, if it is one of a graft.
+    /// Parameters of the session, if the carrier is a graft.
     pub(crate) over: Option<Arc<Over>>,
     /// Carriers must be encrypted.
     #[serde(default)]
@@ -90,7 +94,7 @@ pub(crate) struct Desired {
 }
 
 impl Desired {
-    /// What a peer opens.
+    /// The carrier of a kind that a peer opens: no parameters, encryption not required.
     fn of(kind: Kind) -> Self {
         Self {
             kind,
@@ -99,7 +103,7 @@ impl Desired {
         }
     }
 
-    /// Its flows do without what gets lost.
+    /// Whether its flows tolerate losses (lossy carrier).
     fn may_lose(&self) -> bool {
         matches!(self.over.as_deref(), Some(Over::Lossy(_)))
     }
@@ -108,21 +112,21 @@ impl Desired {
 /// The latest names of flows between two addresses.
 type Latest = Vec<(Desired, FlowName)>;
 
-/// The names of flows that this host opens.
+/// Allocates the names of flows that this host opens.
 #[derive(Default)]
 pub(crate) struct Names {
     latest: Mutex<HashMap<(IpAddr, IpAddr), Latest>>,
-    /// Associations with a control connection that this host has opened.
+    /// Associations opened by this host whose control connection is up.
     known: Mutex<HashSet<Key>>,
 }
 
 fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No code between lock and unlock leaves anything half changed.
+    // Poisoning is harmless: no critical section leaves a partial update.
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Names {
-    /// Whether there is an association with the host that this one has opened.
+    /// Whether this host has opened an association with `peer` whose control connection is up.
     pub(crate) fn knows(&self, peer: IpAddr) -> bool {
         lock(&self.known).iter().any(|key| key.peer == peer)
     }
@@ -135,11 +139,12 @@ impl Names {
         };
     }
 
-    /// The next flow's from one address to another: those for the same carrier are an association.
+    /// Allocates the name of the next flow between two addresses. Flows with the same desired carrier share an
+    /// association (tag).
     fn next(&self, local: IpAddr, peer: IpAddr, desired: Desired, required: bool) -> FlowName {
         let mut latest = lock(&self.latest);
         if latest.len() >= MOST_NAMES {
-            // Most destinations do not speak VTL.
+            // Evict destinations without an association: most do not speak VTL.
             let known = lock(&self.known);
             latest.retain(|(local, peer), names| {
                 let is_known = |name: &FlowName| {
@@ -156,7 +161,7 @@ impl Names {
         let encrypted = desired.encrypted;
         let index = found.unwrap_or_else(|| {
             let name = FlowName {
-                // Cut on purpose.
+                // Truncated on purpose.
                 tag: random_token() as u32,
                 number: CONTROL_CONNECTION,
             };
@@ -178,7 +183,8 @@ impl Names {
         name
     }
 
-    /// The association has ended: numbers are never reused, so the next one gets another tag.
+    /// Drops the names of an association that has ended: flow numbers are never reused, so the next association gets a
+    /// new tag.
     fn forget(&self, key: Key) {
         let mut latest = lock(&self.latest);
         if let Some(names) = latest.get_mut(&(key.local, key.peer)) {
@@ -190,7 +196,7 @@ impl Names {
     }
 }
 
-/// A flow whose TCP connection this host has opened.
+/// A flow opened by this host, TCP connection established.
 pub(crate) struct Opened {
     pub(crate) app: TcpStream,
     pub(crate) src: SocketAddr,
@@ -200,19 +206,19 @@ pub(crate) struct Opened {
     pub(crate) desired: Desired,
 }
 
-/// What peers may have this host do.
+/// Policy towards peers.
 pub(crate) struct Limits {
-    /// Who they are.
+    /// This host's key, and authentication of peers.
     pub(crate) identity: Arc<Identity>,
     /// Memory budget of flows, bytes.
     pub(crate) memory: u64,
-    /// Hosts whose flows are carried; all if there is none.
+    /// Prefixes of hosts whose flows are carried; empty: all hosts.
     pub(crate) from: Vec<Prefix>,
-    /// Whether carriers that this host opens are sealed, where the peer takes that.
+    /// Whether carriers that this host opens are encrypted, if the peer supports it.
     pub(crate) seals: bool,
 }
 
-/// To whom a carrier was granted, and the key that the peer had shown by then.
+/// The association that a carrier was granted to, and the public key of the peer at that time.
 type Promise = (Rc<Peer>, Option<PublicKey>);
 
 /// All associations.
@@ -220,20 +226,20 @@ pub(crate) struct Flows {
     hooker: hooker::Handle,
     broker: broker::Handle,
     names: Arc<Names>,
-    /// Of the thread.
+    /// Heartbeat of the thread.
     pulse: Arc<Pulse>,
     peers: RefCell<HashMap<Key, Rc<Peer>>>,
     budget: Rc<Budget>,
     limits: Arc<Limits>,
-    /// There is another one.
+    /// A new association was added.
     appeared: Notify,
-    /// Flows so far.
+    /// Flows started so far.
     started: Cell<u64>,
-    /// By kind; `None` for what cannot be had.
+    /// By kind; `None`: unavailable on this host.
     endpoints: RefCell<HashMap<Kind, Option<Rc<dyn Endpoint>>>>,
-    /// Of carriers that have come before their associations did.
+    /// Networks of carriers that arrived before their associations.
     early: RefCell<Vec<Network>>,
-    /// Who may open a carrier, by token.
+    /// Outstanding grants, by token.
     promises: RefCell<HashMap<u64, Promise>>,
 }
 
@@ -261,7 +267,8 @@ impl Flows {
         })
     }
 
-    /// Lets an application's connect that requires a carrier succeed once there is one; `succeed` does so.
+    /// Completes an application's connect that requires a carrier: calls `succeed` once one is up, refuses the connect
+    /// after [`CARRIER_WAIT`].
     pub(crate) fn await_carrier(
         self: &Rc<Self>,
         flow: ClientFlow,
@@ -290,7 +297,8 @@ impl Flows {
         });
     }
 
-    /// The association of a flow that this host has opened, whose carriers are looked after.
+    /// Gets or creates the association of a flow that this host opens, and keeps its carriers open. `None` if there are
+    /// too many.
     fn opened_peer(
         self: &Rc<Self>,
         key: Key,
@@ -310,7 +318,7 @@ impl Flows {
         Some(peer)
     }
 
-    /// A flow of a local application, whose destination speaks VTL.
+    /// Starts a flow of a local application to a destination that speaks VTL.
     pub(crate) fn opened(self: &Rc<Self>, flow: Opened) {
         let key = Key {
             opener: Side::Local,
@@ -319,7 +327,7 @@ impl Flows {
             tag: flow.name.tag,
         };
         let Some(peer) = self.opened_peer(key, flow.dest, &flow.desired) else {
-            // Dropped, both connections are reset.
+            // Dropping the flow resets both connections.
             if !flow.name.requires_carrier() {
                 self.hooker.carry(flow.app, flow.tcp, None);
             }
@@ -338,7 +346,7 @@ impl Flows {
         self.start(&peer, id, ends, [flow.src, flow.dest], is_tolerant);
     }
 
-    /// A connection of a peer's that was steered here, and whose SYN says which it is.
+    /// Handles a peer's connection that was steered here, a flow or a control connection; `name` is from its SYN.
     pub(crate) fn steered(self: &Rc<Self>, flow: ServerFlow, name: FlowName) {
         let key = Key {
             opener: Side::Peer,
@@ -383,7 +391,7 @@ impl Flows {
         self.start(&peer, id, ends, [flow.dest, flow.client], is_tolerant);
     }
 
-    /// `addresses`: this host's, and the peer's. `is_tolerant`: the application does without what gets lost.
+    /// Starts a flow. `addresses`: local, peer. `is_tolerant`: the application tolerates losses.
     fn start(
         &self,
         peer: &Rc<Peer>,
@@ -401,7 +409,7 @@ impl Flows {
         }
     }
 
-    /// An association, and whether it is new; `None` if there are too many.
+    /// Gets or creates an association, and tells whether it is new. `None` if there are too many.
     fn peer(&self, key: Key) -> Option<(Rc<Peer>, bool)> {
         let mut peers = self.peers.borrow_mut();
         if let Some(peer) = peers.get(&key) {
@@ -433,7 +441,7 @@ impl Flows {
         self.names.forget(peer.key);
     }
 
-    /// Flows by id, from one on.
+    /// A page of flows, sorted by id, from id `from` on.
     pub(crate) fn list(&self, from: u64) -> FlowList {
         let peers = self.peers.borrow();
         let mut flows: Vec<FlowStatus> = peers.values().flat_map(|peer| peer.flows(from)).collect();
@@ -451,32 +459,32 @@ impl Flows {
         found.next()
     }
 
-    /// One flow.
+    /// Status of one flow.
     pub(crate) fn show(&self, number: u64) -> Result<FlowStatus, String> {
         let (peer, id) = self.find(number).ok_or_else(|| no_such(number))?;
         peer.status(id).ok_or_else(|| no_such(number))
     }
 
-    /// Has what this host sends of a flow travel by another carrier, which is opened if there is none.
+    /// Moves the sending direction of a flow to another carrier, which is opened if none is up.
     pub(crate) async fn move_flow(&self, number: u64, carrier: &str) -> Result<FlowStatus, String> {
         let (peer, id) = self.find(number).ok_or_else(|| no_such(number))?;
         peer.move_flow(id, carrier).await?;
         peer.status(id).ok_or_else(|| no_such(number))
     }
 
-    /// What there is: one row for each carrier.
+    /// Status, one row for each carrier.
     pub(crate) fn status(&self) -> Vec<CarrierStatus> {
         let peers = self.peers.borrow();
         peers.values().flat_map(|peer| peer.rows()).collect()
     }
 }
 
-/// The answer where there is no such flow.
+/// Error message for an unknown flow.
 fn no_such(number: u64) -> String {
     format!("there is no flow {number}: vtl flow list")
 }
 
-/// Nanoseconds, for `vtl-core`.
+/// Nanoseconds since `since`, the clock of `vtl-core`.
 fn now_ns(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }

@@ -42,39 +42,39 @@ use crate::{
     identity::{Refused, Standing},
 };
 
-/// Receive window of a flow, at most, bytes. Delivery in order takes two bandwidth-delay products where packets get
-/// lost: this is 100 Mbit/s with a round trip of a second, and what a ring of 16,384 slots holds.
+/// Maximum receive window of a flow, bytes. In-order delivery under loss takes two bandwidth-delay products: enough
+/// for 100 Mbit/s at a round trip of 1 s, and the capacity of a ring of 16,384 slots.
 const WINDOW: u64 = 24 << 20;
-/// Carriers at a time.
+/// Maximum number of carriers.
 const MOST_CARRIERS: usize = 16;
-/// Control frames that a carrier is given at a time, bytes.
+/// Maximum size of a batch of control frames, bytes.
 const CONTROL: usize = 4096;
 
-/// Connections in a row whose handshakes were quick make a host near.
+/// Consecutive fast handshakes after which a host may count as near.
 const QUICK: u32 = 8;
-/// A path is clean where at most one of so many packets of the carriers was lost.
+/// A path is clean if at most one packet in this many was lost.
 const CLEAN: u64 = 1000;
-/// That takes so many packets at least.
+/// Minimum sample for that, packets.
 const PROOF: u64 = 16;
 
-/// Why flows go by a carrier.
+/// Reason shown for flows on the preferred carrier.
 const BEST: &str = "the best carrier that there is";
 
-/// Bytes to the peer and from it.
+/// Bytes sent to the peer and received from it.
 fn counts(flow: &Flow) -> [u64; 2] {
     [flow.send.next_offset(), flow.receive.received()]
 }
 
 struct Running {
     carrier: Rc<dyn Carrier>,
-    /// There are control frames for it.
+    /// Wake-up: control frames are queued for it.
     owes: Rc<Notify>,
-    /// Bytes of flows, and of control frames.
+    /// Bytes of flows and of control frames.
     sent: Cell<u64>,
     received: Cell<u64>,
 }
 
-/// Moves a flow to a carrier, unless it was told to stay where it is.
+/// Moves a flow to a carrier, unless it is pinned to its path.
 fn prefer(core: &mut Association, id: FlowId, state: &State, carrier: CarrierId) {
     if !state.stays.get() {
         state.why.set(BEST);
@@ -82,7 +82,7 @@ fn prefer(core: &mut Association, id: FlowId, state: &State, carrier: CarrierId)
     }
 }
 
-/// Sees to it that a carrier is let go of, also where its task ends by a panic in somebody's library.
+/// Removes a carrier on drop, also if its task panics (in a third-party library).
 struct Serving<'a> {
     peer: &'a Peer,
     id: CarrierId,
@@ -102,42 +102,41 @@ pub(super) struct Peer {
     flows: RefCell<BTreeMap<FlowId, Rc<State>>>,
     carriers: RefCell<BTreeMap<CarrierId, Running>>,
     pub(super) last_carrier: Cell<u32>,
-    /// Of the carriers that flows go by unless they are told otherwise: what the opener wants.
+    /// The carrier that flows use by default, as desired by the opener.
     desired: RefCell<Option<Desired>>,
     /// Kinds of carriers that flows were moved to by hand.
     wanted: RefCell<BTreeSet<u8>>,
     /// The control connection.
     pub(super) control: RefCell<Option<(CarrierId, Rc<Control>)>>,
-    /// Memory charged to the association; the carriers' share of it, as of the last tick; the limits in force.
+    /// Memory account; the carriers' share of it as of the last tick, bytes; the limit in force.
     account: Account,
     of_carriers: Cell<u64>,
     room: Cell<Room>,
-    /// Bytes that flows which have ended went on without.
+    /// Bytes lost for good by flows that have ended (lossy carriers).
     skipped: Cell<u64>,
-    /// Flows require encryption: only carriers that have it serve, and where there is no better one, the control
-    /// connection.
+    /// Flows require encryption: only encrypted carriers serve; the control connection if no other is up.
     encrypted: Cell<bool>,
-    /// Whether carriers may serve: not those of a peer that is refused, or must be known first.
+    /// Whether carriers may serve: false while the peer is refused, or not authenticated yet although it must be.
     admitted: Cell<bool>,
-    /// The key that it has shown, and why it is refused.
+    /// The peer's public key, and why the peer is refused.
     pub(super) shown: Cell<Option<PublicKey>>,
     refused: RefCell<Option<Refused>>,
-    /// What it may do here, once it is admitted.
+    /// The peer's permissions, once it is admitted.
     standing: RefCell<Standing>,
-    /// Where the latest flow that this host has opened leads.
+    /// Destination of the latest flow opened by this host.
     pub(super) dest: Cell<Option<SocketAddr>>,
-    /// Connections in a row whose handshakes were as quick as those with near hosts.
+    /// Consecutive handshakes fast enough for a near host.
     quick: Cell<u32>,
-    /// How often the other host has answered to VTL's option.
+    /// Count of answers to VTL's TCP option.
     answers: Cell<u64>,
-    /// How often a daemon has appeared or taken over there.
+    /// Count of starts and take-overs of the peer's daemon.
     successions: Cell<u64>,
-    /// The first flow or carrier has come, or the last one has gone; a sign has come.
+    /// Wake-up: flows, carriers, room, answers or successions have changed.
     pub(super) changed: Notify,
 }
 
 impl Peer {
-    /// `admitted`: it need not be known.
+    /// `admitted`: it need not authenticate first.
     pub(super) fn new(key: Key, account: Account, admitted: bool) -> Self {
         Self {
             key,
@@ -166,9 +165,9 @@ impl Peer {
         }
     }
 
-    /// A connection to the host is up; whether the host has turned out to be near, over a clean path. `seals`: this
-    /// host has its carriers encrypted, so the proof must come from encrypted ones of a peer that is who it was:
-    /// anybody on the path can make handshakes quick.
+    /// Notes a new connection to the host, and tells whether the host is near over a clean path. `seals`: this host
+    /// encrypts its carriers, so only measurements of encrypted carriers of an authenticated peer count: anybody on the
+    /// path can fake fast handshakes.
     pub(super) fn turns_out_near(
         &self,
         connection: &TcpStream,
@@ -187,12 +186,12 @@ impl Peer {
         let paths: Vec<_> = proving.filter_map(|carrier| carrier.path()).collect();
         let sent: u64 = paths.iter().map(|path| path.sent).sum();
         let lost: u64 = paths.iter().map(|path| path.lost).sum();
-        // Measured while the hosts were busy, too.
+        // Allows for round trips measured under load.
         let most = near.as_secs_f64() * 1e3 * 4.0;
         let is_near =
             sent >= PROOF && lost * CLEAN <= sent && paths.iter().all(|path| path.rtt_ms <= most);
         if is_near {
-            // To be proved again where it turns out otherwise.
+            // A host that stops being near has to prove it anew.
             self.quick.set(0);
         }
         is_near
@@ -202,7 +201,7 @@ impl Peer {
         !self.flows.borrow().is_empty()
     }
 
-    /// Whether a flow may have to wait for another's bytes.
+    /// Whether there are several flows: head-of-line blocking between them is possible.
     pub(super) fn has_flows_beside(&self) -> bool {
         self.flows.borrow().len() > 1
     }
@@ -211,11 +210,11 @@ impl Peer {
         !self.carriers.borrow().is_empty()
     }
 
-    /// Completes when something is so.
+    /// Completes when the condition holds.
     pub(super) async fn until(&self, is_so: impl Fn(&Self) -> bool) {
         loop {
             let mut changed = pin!(self.changed.notified());
-            // Before the question, so that no answer is missed.
+            // Registered before the check, so that no wake-up is missed.
             changed.as_mut().enable();
             if is_so(self) {
                 return;
@@ -224,51 +223,52 @@ impl Peer {
         }
     }
 
-    /// The other host has answered to VTL's option.
+    /// Counts an answer of the host to VTL's TCP option.
     pub(super) fn note_answer(&self) {
         self.answers.set(self.answers.get() + 1);
         self.changed.notify_waiters();
     }
 
-    /// A daemon has appeared at the other host, or has taken over there.
+    /// Counts a start or take-over of the peer's daemon.
     pub(super) fn note_succession(&self) {
         self.successions.set(self.successions.get() + 1);
         self.changed.notify_waiters();
     }
 
-    /// Counts what says that a carrier which did not last is worth another attempt.
+    /// Count of events after which a failed carrier is worth another attempt: starts and take-overs of the peer's
+    /// daemon.
     pub(super) fn successions(&self) -> u64 {
         self.successions.get()
     }
 
-    /// The same of what needs no more than VTL's option does.
+    /// The same for control connections and sessions, for which an answer to VTL's option is enough.
     pub(super) fn signs(&self) -> u64 {
         self.answers.get() + self.successions.get()
     }
 
-    /// Ends all carriers.
+    /// Closes all carriers.
     pub(super) fn close_carriers(&self) {
         for running in self.carriers.borrow().values() {
             running.carrier.close();
         }
     }
 
-    /// A control connection has ended. If it was the only one the other daemon has ended too: its other carriers
-    /// would say so by silence.
+    /// Handles the end of a control connection. If it was the last one the peer's daemon has ended, too: all carriers
+    /// are closed at once, instead of by timeout.
     pub(super) fn lost_control(&self, control: &Rc<Control>) {
         let is_it = |(_, known): &mut (CarrierId, Rc<Control>)| Rc::ptr_eq(known, control);
         drop(self.control.borrow_mut().take_if(is_it));
         let has_control = |running: &Running| running.carrier.kind().is_none();
         if !self.carriers.borrow().values().any(has_control) {
             self.close_carriers();
-            // The resets of flows' own connections may have got lost: they are asked as if bytes moved.
+            // RSTs of the flows' TCP connections may have been lost: probe them.
             for state in self.flows.borrow().values() {
                 state.licence.note_moved();
             }
         }
     }
 
-    /// The number of the next carrier that this host opens.
+    /// Allocates the id of the next carrier that this host opens.
     pub(super) fn next_carrier(&self) -> CarrierId {
         self.last_carrier.set(self.last_carrier.get() + 1);
         CarrierId {
@@ -282,12 +282,12 @@ impl Peer {
         carriers.get(&id).map(|found| Rc::clone(&found.carrier))
     }
 
-    /// Decides by which carrier flows go, once.
+    /// Sets the desired carrier of the flows; the first call decides.
     pub(super) fn set_desired(&self, desired: Desired) {
         self.desired.borrow_mut().get_or_insert(desired);
     }
 
-    /// What the session of such a carrier is to be like.
+    /// Session parameters for a carrier of this kind, if it is the desired one.
     pub(super) fn over(&self, kind: Kind) -> Option<Arc<Over>> {
         let desired = self.desired.borrow();
         desired
@@ -297,18 +297,18 @@ impl Peer {
             .clone()
     }
 
-    /// Of the carriers that flows go by.
+    /// Kind of the desired carrier.
     pub(super) fn kind(&self) -> Option<Kind> {
         self.desired.borrow().as_ref().map(|desired| desired.kind)
     }
 
-    /// Whether a carrier of a kind is needed, and none is there.
+    /// Whether a carrier of the kind is needed and none is up.
     pub(super) fn needs(&self, kind: Kind) -> bool {
         let is_wanted = self.kind() == Some(kind) || self.wanted.borrow().contains(&kind.number());
         is_wanted && self.admitted.get() && self.has_room() && self.latest(kind).is_none()
     }
 
-    /// Of the carriers of a kind the one that came last.
+    /// The latest carrier of the kind.
     fn latest(&self, kind: Kind) -> Option<CarrierId> {
         let carriers = self.carriers.borrow();
         let mut of_kind = carriers
@@ -317,13 +317,13 @@ impl Peer {
         of_kind.next_back().map(|(id, _)| *id)
     }
 
-    /// The carrier that flows go by.
+    /// The preferred carrier of flows: the latest of the desired kind, or an encrypted control connection.
     fn best(&self) -> Option<CarrierId> {
         let latest = self.kind().and_then(|kind| self.latest(kind));
         latest.or_else(|| self.encrypted.get().then(|| self.latest_control())?)
     }
 
-    /// Of the control connections that are encrypted the one that came last.
+    /// The latest encrypted control connection.
     fn latest_control(&self) -> Option<CarrierId> {
         let carriers = self.carriers.borrow();
         let mut controls = carriers
@@ -332,13 +332,13 @@ impl Peer {
         controls.next_back().map(|(id, _)| *id)
     }
 
-    /// Whether flows can go by it, and the other daemon has said that it takes them for VTL's: a middlebox may have
-    /// taken the option out of what only that one has seen.
+    /// Whether flows can be carried: a carrier and a control connection are up. The latter proves that the peer has
+    /// seen VTL's option, which a middlebox may strip on the way there.
     pub(super) fn is_ready(&self) -> bool {
         self.best().is_some() && self.control.borrow().is_some()
     }
 
-    /// A flow's TCP connection is established; false if its number was used before.
+    /// Adds a flow whose TCP connection is established. False if its number is in use.
     pub(super) fn open(&self, id: FlowId, state: &Rc<State>, beginning: Beginning) -> bool {
         if self.flows.borrow().contains_key(&id) {
             return false;
@@ -375,8 +375,8 @@ impl Peer {
         true
     }
 
-    /// Changes a flow; what it owes the peer then is queued. `None` if it has ended, or was reset: the bytes that it
-    /// had are gone then, and what is left must not look like a whole stream.
+    /// Applies `change` to a flow, and queues the control frames that result. `None` if the flow has ended or was
+    /// reset: its bytes are gone then, and the rest must not pass for a complete stream.
     pub(super) fn with<T>(&self, id: FlowId, change: impl FnOnce(&mut Flow) -> T) -> Option<T> {
         let mut core = self.core.borrow_mut();
         let flow = core.flow_mut(id).filter(|flow| flow.error().is_none());
@@ -387,14 +387,13 @@ impl Peer {
         result
     }
 
-    /// Ends a flow in an error.
+    /// Resets a flow.
     pub(super) fn reset(&self, id: FlowId) {
         self.core.borrow_mut().reset(id, RESET);
         self.turn();
     }
 
-    /// Takes out all flows, whose carriers have ended, and the carriers' numbers: nothing that comes from now on
-    /// is taken.
+    /// Takes out all flows and the ids of all carriers, which count as broken. Frames that arrive later are ignored.
     pub(super) fn take_all(&self) -> (BTreeMap<FlowId, Flow>, BTreeSet<CarrierId>) {
         let mut core = self
             .core
@@ -415,13 +414,13 @@ impl Peer {
             .collect()
     }
 
-    /// Needs no carriers any more. What the flows' are to be like.
+    /// Stops the need for carriers, and returns the flows' desired carrier.
     pub(super) fn forget_desired(&self) -> Option<Desired> {
         self.wanted.borrow_mut().clear();
         self.desired.take()
     }
 
-    /// Has the peer told that carriers of a former daemon have ended.
+    /// Queues the news for the peer that a former daemon's carriers have ended.
     pub(super) fn restore_broken(&self, carriers: &[CarrierId]) {
         let mut core = self.core.borrow_mut();
         core.restore_broken(carriers.iter().copied());
@@ -441,7 +440,7 @@ impl Peer {
         self.changed.notify_waiters();
     }
 
-    /// Has carriers send the control frames that there are for them.
+    /// Wakes the carriers that have control frames to send.
     fn ring(&self, core: &Association) {
         for (id, running) in &*self.carriers.borrow() {
             if core.owes(*id) {
@@ -450,7 +449,7 @@ impl Peer {
         }
     }
 
-    /// Tells flows and carriers what has changed.
+    /// Dispatches the core's events to flows and carriers.
     pub(super) fn turn(&self) {
         let mut core = self.core.borrow_mut();
         while let Some(event) = core.poll_event() {
@@ -478,7 +477,7 @@ impl Peer {
         self.account(core);
     }
 
-    /// Bytes of a flow have arrived by a carrier. Call [`Peer::turn`] behind the last ones.
+    /// Takes a chunk that has arrived by a carrier. Call [`Peer::turn`] after the last one.
     pub(super) fn chunk(&self, carrier: CarrierId, flow: FlowId, offset: u64, bytes: &[u8]) {
         if !self.takes(carrier, flow, bytes.len()) {
             return;
@@ -494,7 +493,8 @@ impl Peer {
         self.core.borrow_mut().handle_frame(now, carrier, frame);
     }
 
-    /// The same, of many. Where nothing is before them the application gets them from where they lie.
+    /// The same for a gather list. Zero-copy if nothing is queued before it: written to the application from where it
+    /// lies.
     pub(super) fn pieces(
         &self,
         carrier: CarrierId,
@@ -528,11 +528,12 @@ impl Peer {
         }
     }
 
-    /// Notes bytes of a flow, or its end (0), that have come by a carrier; false if they must not. Where there is no room,
-    /// or a control connection has bytes of a flow that it is not for, the carrier ends, and the peer sends them again.
+    /// Notes bytes of a flow, or its end (0), that arrived by a carrier. False if they must be dropped: the carrier
+    /// lacks the encryption that the flow requires, the memory limit is reached, or a control connection carries a
+    /// flow that it may not. In the latter two cases a control connection is closed, and the peer retransmits.
     fn takes(&self, carrier: CarrierId, flow: FlowId, bytes: usize) -> bool {
         let carriers = self.carriers.borrow();
-        // `None`: it has just ended.
+        // `None`: it has just broken.
         let running = carriers.get(&carrier);
         let is_secret = |running: &Running| self.is_secret(&*running.carrier);
         if flow.requires_encryption() && !running.is_some_and(is_secret) {
@@ -543,7 +544,7 @@ impl Peer {
         }
         let control = running.filter(|running| running.carrier.kind().is_none());
         if !self.has_room() || control.is_some() && !self.encrypted.get() {
-            // All others are closed when there is no more room.
+            // All others are closed at the memory limit anyway.
             control.inspect(|running| running.carrier.close());
             return false;
         }
@@ -557,7 +558,7 @@ impl Peer {
         true
     }
 
-    /// A frame has arrived by a carrier.
+    /// Handles a frame that has arrived by a carrier.
     pub(super) fn frame(&self, carrier: CarrierId, frame: Frame<'_>) {
         let loses = |running: &Running| running.carrier.loses();
         let is_lossy = self.carriers.borrow().get(&carrier).is_some_and(loses);
@@ -574,7 +575,7 @@ impl Peer {
         self.turn();
     }
 
-    /// Takes what has come by carriers that lose something.
+    /// Polls the lossy carriers for packets that have arrived.
     fn look_at_lossy(&self) {
         let carriers = self.carriers.borrow();
         let lossy = carriers.iter().filter(|(_, c)| c.carrier.loses());
@@ -585,7 +586,7 @@ impl Peer {
         }
     }
 
-    /// Whether a flow cannot go on before the peer has been told something.
+    /// Whether a flow cannot continue on TCP until a control frame has told the peer.
     pub(super) fn is_stuck(&self) -> bool {
         let core = self.core.borrow();
         let flows = self.flows.borrow();
@@ -601,11 +602,11 @@ impl Peer {
         self.account.set(self.core.borrow().memory() + of_carriers);
     }
 
-    /// Charges the association for its flows' memory, and applies a limit at once that it has reached.
+    /// Charges the association for its flows' memory, and applies a limit as soon as it is reached.
     fn account(&self, core: RefMut<'_, Association>) {
         let is_more = self.account.set(core.memory() + self.of_carriers.get());
         drop(core);
-        // That there is room again is seen at the next look.
+        // Limits are lifted at the next tick.
         if is_more && self.account.room() < self.room.get() {
             self.follow_room();
         }
@@ -642,7 +643,7 @@ impl Peer {
         self.changed.notify_waiters();
     }
 
-    /// Ends all carriers but control connections.
+    /// Closes all carriers but control connections.
     fn close_flow_carriers(&self) {
         for running in self.carriers.borrow().values() {
             if running.carrier.kind().is_some() {
@@ -651,7 +652,7 @@ impl Peer {
         }
     }
 
-    /// Notes how fast flows are, so long after the last time.
+    /// Samples the flows' throughput, `after` the last sample.
     pub(super) fn look(&self, after: Duration) {
         let core = self.core.borrow();
         for (id, state) in &*self.flows.borrow() {
@@ -661,9 +662,9 @@ impl Peer {
         }
     }
 
-    /// Has flows go by TCP that the peer seems not to know: their connections may be plain ones there, or the last
-    /// segment of a handshake got lost, which the first bytes make up for. Flows that have left the best carrier
-    /// come back to it.
+    /// Moves flows that the peer seems not to know to TCP: they may be plain connections there, or the handshake's last
+    /// ACK was lost, which the first bytes make up for. Returns flows that have left the best carrier to it after
+    /// their back-off.
     pub(super) fn review(&self, is_unnamed: impl Fn(u64) -> bool) {
         let best = self.best();
         let mut core = self.core.borrow_mut();
@@ -706,7 +707,8 @@ impl Peer {
         }
     }
 
-    /// A carrier serves, until `receiving` completes, since it has broken. False if its number was used.
+    /// Serves a carrier until it breaks: `receiving` completes, or control frames cannot be sent. False if it may not
+    /// serve, its id is in use, or there are too many.
     pub(super) async fn run(
         &self,
         id: CarrierId,
@@ -741,7 +743,7 @@ impl Peer {
         true
     }
 
-    /// Has flows go by the best carrier.
+    /// Moves the flows to the best carrier.
     fn prefer_best(&self) {
         if let Some(best) = self.best() {
             let mut core = self.core.borrow_mut();
@@ -751,7 +753,7 @@ impl Peer {
         }
     }
 
-    /// A carrier serves no more.
+    /// Removes a carrier that has broken.
     fn broken(&self, id: CarrierId) {
         for (flow, state) in &*self.flows.borrow() {
             if self.path(*flow) == Some(Path::Carrier(id)) {

@@ -10,7 +10,7 @@ pub(super) use vtl_proto::intf::{
     vtl_flow_name, vtl_hook_config, vtl_identity, vtl_near, vtl_owned, vtl_step, vtl_syn,
 };
 
-/// Types without padding or invalid values, so that they and their bytes are the same thing.
+/// Types without padding and without invalid values, which can be converted from and to bytes.
 ///
 /// # Safety
 /// Every byte pattern of the type's size must be a valid value, and no byte may be padding.

@@ -1,8 +1,8 @@
-//! Carriers chosen by hand: what a hook's connections travel by.
+//! Carriers chosen by hooks and rules.
 //!
 //! A TCP congestion control needs no proxy and no discovery: `bpf/carrier.bpf.c`, loaded once for
-//! each such hook, sets it when a connection is opened or accepted. Those that VTL brings are
-//! registered when first asked for and are gone with the daemon ([`vtl_bpf::tcp`]).
+//! each such hook, sets it when a connection is opened or accepted. VTL's own congestion controls
+//! are registered on first use and unregistered when the daemon ends ([`vtl_bpf::tcp`]).
 
 use std::{collections::BTreeMap, fmt, fs::File, path::Path, str::FromStr, sync::Arc};
 
@@ -20,52 +20,52 @@ use super::{
     error::HookerError,
 };
 
-/// What a hook's connections travel by.
+/// The carrier of a hook's connections.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Carrier {
     /// Sessions with peers that run VTL, over the highest-ranked graft that both have; TCP to others.
     #[default]
     Best,
-    /// `tcp`: TCP as the system has it.
+    /// `tcp`: TCP with the system's defaults.
     Plain,
     /// `tcp:NAME`: TCP under this congestion control.
     Control(String),
     /// `graft:NAME`: sessions over this graft with peers that run VTL; TCP to others.
     Graft(String),
-    /// Sessions over the highest-ranked graft that provides this besides what every TCP connection needs;
-    /// TCP to hosts without VTL. For rules.
+    /// Sessions over the highest-ranked graft that provides these services besides those that every TCP connection
+    /// needs; TCP to hosts without VTL. For rules.
     Services(Requirements),
-    /// `quic` and others: one carrier to each peer that runs VTL takes the flows; TCP to others.
+    /// `quic` and others: one carrier of this kind to each peer that runs VTL, shared by the flows; TCP to others.
     Flows(Kind),
     /// `udp` and others, for flows that are marked loss-tolerant: sessions over the graft of that
-    /// name, which repeats nothing, with peers whose port is marked so, too; TCP to others.
+    /// name, without retransmission, with peers whose port is marked so, too; TCP to others.
     Lossy(&'static str),
-    /// For the ports of servers that are marked loss-tolerant: as [`Carrier::Best`], and clients may
-    /// come by [`Carrier::Lossy`].
+    /// For server ports that are marked loss-tolerant: as [`Carrier::Best`], and clients may use
+    /// [`Carrier::Lossy`].
     Tolerant,
-    /// For the ports of servers: as the carrier, [`Carrier::Best`] or [`Carrier::Tolerant`]; TCP to
-    /// clients without VTL is sent under this congestion control.
+    /// For server ports: the carrier, [`Carrier::Best`] or [`Carrier::Tolerant`], for clients with
+    /// VTL; TCP under this congestion control for the others.
     Others(Box<Self>, String),
-    /// By this carrier or not at all: where it cannot be had, connections fail, and no byte goes by TCP.
+    /// This carrier without fallback: connections fail if it is unavailable, and no byte goes by TCP.
     Required(Must, Box<Self>),
 }
 
-/// What connections may not do without.
+/// Requirement of connections without fallback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Must {
     /// A carrier.
     Carrier,
-    /// One that is encrypted: the one that is named, or TLS between the daemons.
+    /// An encrypted carrier: the one that is named, or TLS between the daemons.
     Encryption,
 }
 
 impl Carrier {
-    /// Whether connections go through vtld.
+    /// Whether connections are captured by vtld.
     pub(super) fn captures(&self) -> bool {
         !matches!(self, Self::Plain | Self::Control(_))
     }
 
-    /// Whether clients of a port may come by carriers that lose.
+    /// Whether clients of a port may use lossy carriers.
     pub(super) fn is_tolerant(&self) -> bool {
         match self {
             Self::Others(carrier, _) => carrier.is_tolerant(),
@@ -73,7 +73,7 @@ impl Carrier {
         }
     }
 
-    /// The congestion control of connections that are TCP.
+    /// The congestion control of plain TCP connections, if one is named.
     pub(super) fn control(&self) -> Option<&str> {
         match self {
             Self::Control(name) | Self::Others(_, name) => Some(name),
@@ -81,7 +81,7 @@ impl Carrier {
         }
     }
 
-    /// Whether connections that a port accepts can travel by it.
+    /// Checks that it is a valid carrier for connections that a port accepts.
     pub(super) fn serves_port(&self) -> Result<(), HookerError> {
         let why = match self {
             Self::Best | Self::Tolerant | Self::Control(_) | Self::Others(..) => return Ok(()),
@@ -103,7 +103,7 @@ impl Carrier {
         })
     }
 
-    /// As a request says it. `port`: for connections that a server accepts.
+    /// Converts the carrier of a request. `port`: for connections that a server accepts.
     pub fn wanted(spec: &CarrierSpec, port: bool) -> Result<Self, String> {
         let carrier = match &spec.carrier {
             None => Self::default(),
@@ -121,7 +121,7 @@ impl Carrier {
         }
     }
 
-    /// What [`Carrier::wanted`] makes this one of; not for rules' [`Carrier::Services`].
+    /// Inverse of [`Carrier::wanted`]; not for rules' [`Carrier::Services`].
     pub(super) fn spec(&self) -> CarrierSpec {
         let carrier = match self {
             Self::Required(must, carrier) => {
@@ -148,8 +148,8 @@ impl Carrier {
         }
     }
 
-    /// The same, with TCP to clients without VTL sent as `others` says: `tcp:CONTROL`. `how` that is
-    /// asked for is for whoever asked for what cannot be.
+    /// Adds a congestion control for clients without VTL; `others`: `tcp:CONTROL`. `how`: the option
+    /// that asks for it, named in errors.
     pub fn with_others(self, others: &str, port: bool, how: &str) -> Result<Self, String> {
         let why = match self {
             Self::Best | Self::Tolerant if port => match others.parse()? {
@@ -163,7 +163,7 @@ impl Carrier {
         Err(format!("{self} has no use for {how}: {why}"))
     }
 
-    /// This carrier or none. `how` that is asked for is for whoever asked for what cannot be.
+    /// Makes the carrier required (no fallback). `how`: the option that asks for it, named in errors.
     pub fn required(self, must: Must, how: &str) -> Result<Self, String> {
         let why = match self {
             Self::Best | Self::Graft(_) | Self::Services(_) | Self::Flows(_) => {
@@ -180,8 +180,8 @@ impl Carrier {
         ))
     }
 
-    /// The carrier of flows that policy marks loss-tolerant, or does not; or of a port so marked.
-    /// Nobody loses bytes by accident. `how` the mark is made is for whoever forgot it.
+    /// Checks the carrier against the mark loss-tolerant of its flows or port, so that nobody loses
+    /// bytes by accident. `how`: the option that sets the mark, named in errors.
     pub fn marked(self, tolerant: bool, port: bool, how: &str) -> Result<Self, String> {
         match self {
             Self::Lossy(name) if !tolerant => Err(format!(
@@ -246,7 +246,7 @@ impl fmt::Display for Carrier {
     }
 }
 
-/// Requirements in the words of rules.
+/// Formats requirements with the keywords of rules.
 fn words(wanted: &Requirements) -> String {
     let sets = [
         ("require", wanted.services),
@@ -265,32 +265,32 @@ fn words(wanted: &Requirements) -> String {
     all.join(", ")
 }
 
-/// What the sessions of flows are like, where a hook or a rule says so.
+/// Session parameters of flows, as chosen by a hook or rule.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Over {
-    /// Over this graft.
+    /// This graft.
     Graft(String),
-    /// Over the highest-ranked graft that provides this besides what every TCP connection needs.
+    /// The highest-ranked graft that provides these services besides those that every TCP connection needs.
     Services(Requirements),
-    /// Over this graft, which may lose something.
+    /// This lossy graft.
     Lossy(String),
 }
 
-/// What a hook wishes for its connections.
+/// The wish of a hook for its connections.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Wish {
     pub(super) over: Option<Arc<Over>>,
     pub(super) kind: Option<Kind>,
-    /// By that or not at all.
+    /// A carrier is required: no fallback to TCP.
     #[serde(default)]
     pub(super) required: bool,
-    /// And by nothing that is not encrypted.
+    /// Encryption is required.
     #[serde(default)]
     pub(super) encrypted: bool,
 }
 
 impl Wish {
-    /// Of a carrier that leads to vtld.
+    /// The wish for a carrier that clients' connections reach by vtld; `None` for any other.
     fn new(carrier: &Carrier) -> Option<Self> {
         let mut wish = Self::default();
         match carrier {
@@ -316,12 +316,12 @@ impl Wish {
     }
 }
 
-/// The wishes of hooks, by the number that their sockets are marked with.
+/// The wishes of hooks, indexed by the number in their sockets' storage.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Wishes(Vec<Wish>);
 
 impl Wishes {
-    /// The mark for a carrier that leads to vtld, or past it.
+    /// The number for a carrier; [`VTL_WISH_PLAIN`] for one that bypasses vtld.
     pub(super) fn number(&mut self, carrier: &Carrier) -> u32 {
         let Some(wish) = Wish::new(carrier).filter(|wish| *wish != Wish::default()) else {
             return VTL_WISH_PLAIN;
@@ -338,22 +338,22 @@ impl Wishes {
         (index as u32 + 1) | mark
     }
 
-    /// What a mark stands for.
+    /// The wish with a number.
     pub(super) fn get(&self, number: u32) -> Wish {
         let index = ((number & !VTL_WISH_REQUIRE) as usize).wrapping_sub(1);
         self.0.get(index).cloned().unwrap_or_default()
     }
 }
 
-/// The TCP congestion controls that hooks may name, and those of VTL's own that are registered.
+/// The TCP congestion controls that hooks may name, and the registrations of VTL's own.
 #[derive(Debug, Default)]
 pub(super) struct Controls {
     registered: BTreeMap<String, vtl_bpf::tcp::Control>,
 }
 
 impl Controls {
-    /// The name under which the kernel has a congestion control. VTL's own goes before one of the
-    /// kernel's that is called the same.
+    /// Resolves a congestion control to its name in the kernel, and registers VTL's own on first use.
+    /// VTL's own take precedence over the kernel's of the same name.
     pub(super) fn named(&mut self, name: &str) -> Result<String, HookerError> {
         if let Some(control) = self.registered.get(name) {
             return Ok(control.name().to_owned());
@@ -369,7 +369,7 @@ impl Controls {
             self.registered.insert(name.to_owned(), control);
             return Ok(known);
         }
-        // Another daemon's would go with it.
+        // Not another daemon's: that would be gone with it.
         if own_of_kernel().any(|known| known == name) {
             return Ok(name.to_owned());
         }
@@ -382,13 +382,13 @@ impl Controls {
     }
 }
 
-/// The kernel's own.
+/// Names of the kernel's own congestion controls.
 fn own_of_kernel() -> impl Iterator<Item = String> {
     let all = vtl_bpf::tcp::of_kernel().into_iter();
     all.filter(|name| !name.starts_with(vtl_bpf::tcp::PREFIX))
 }
 
-/// The same as carriers.
+/// The same as a list of carriers, for errors.
 fn controls() -> String {
     own_of_kernel()
         .map(|name| format!("tcp:{name}"))
@@ -396,13 +396,13 @@ fn controls() -> String {
         .join(", ")
 }
 
-/// The programs of one hook whose carrier is named; dropping them detaches them.
+/// The programs of one hook whose carrier is named; detached on drop.
 pub(super) struct Programs {
     object: Object,
     links: Vec<Attached>,
 }
 
-/// What the programs take hold of.
+/// Scope of the programs.
 pub(super) enum At {
     /// Connections that the programs of the hooked cgroup open.
     Opened,
@@ -414,8 +414,8 @@ const SOCKOPS: &str = "vtl_control";
 const WISH: [&str; 2] = ["vtl_wish4", "vtl_wish6"];
 
 impl Programs {
-    /// Loads what the carrier needs and attaches it to the cgroup at `path`. `control` is the
-    /// kernel's name of the congestion control.
+    /// Loads the programs that the carrier needs and attaches them to the cgroup at `path`.
+    /// `control`: the congestion control's name in the kernel.
     pub(super) fn attach(
         netns_cookie: u64,
         at: &At,
@@ -463,12 +463,12 @@ impl Programs {
         Ok(Self { object, links })
     }
 
-    /// Detaches; connections keep what they have.
+    /// Detaches the programs; established connections keep their congestion control.
     pub(super) fn detach(&mut self) {
         self.links.clear();
     }
 
-    /// How many connections got the congestion control.
+    /// Number of connections whose congestion control was set.
     pub(super) fn connections(&self) -> u64 {
         let counted = self
             .object

@@ -1,7 +1,7 @@
-//! Connections to the real destinations, and whether VTL runs there.
+//! Connects to the real destinations, and discovery of VTL there.
 //!
-//! The SYN carries the TCP option (`VTL_OPT_KIND`); an answer that carries it too comes from a
-//! VTL daemon. A network that drops such SYNs costs one [`Config::offer_timeout`] per destination.
+//! The SYN carries the TCP option (`VTL_OPT_KIND`); a SYN/ACK with it comes from a VTL daemon. A
+//! network that drops such SYNs costs one [`Config::offer_timeout`] per destination.
 //!
 //! [`Config::offer_timeout`]: super::Config::offer_timeout
 
@@ -16,25 +16,25 @@ use vtl_proto::frame::FlowName;
 
 use super::{Shared, held::HeldConnect, sock};
 
-/// A TCP connection to a real destination in the making.
+/// A connect to a real destination that is in progress.
 pub(super) struct Attempt {
     pub(super) held: HeldConnect,
     pub(super) socket: OwnedFd,
     cookie: u64,
     offer: Option<FlowName>,
-    /// When to try without it.
+    /// Timeout of the option: then a SYN without it is tried. `None`: the option is not sent.
     pub(super) deadline: Option<Instant>,
 }
 
-/// What became of a successful attempt.
+/// A successful attempt.
 pub(super) struct Connected {
     pub(super) held: HeldConnect,
     pub(super) stream: TcpStream,
-    /// What the SYN said, if the peer understands it.
+    /// The name in the SYN, if the peer understands the option.
     pub(super) understood: Option<FlowName>,
 }
 
-/// Finds out which local address leads to the destination, for getsockname. True if the
+/// Finds the local address by which the destination is reached, for getsockname. True if the
 /// destination is this host, where no other daemon can be.
 pub(super) fn find_source(held: &mut HeldConnect) -> io::Result<bool> {
     let port = held.src().port();
@@ -46,7 +46,7 @@ pub(super) fn find_source(held: &mut HeldConnect) -> io::Result<bool> {
     Ok(ip == held.dest().ip())
 }
 
-/// Whether the way to the destination leads through an interface that VTL is for. The local address is known.
+/// Whether the route to the destination uses an interface that VTL is enabled on. Call after [`find_source`].
 pub(super) fn is_inside(shared: &Shared, held: &HeldConnect) -> bool {
     let scope = &shared.config.scope;
     scope.leads_to(held.dest().ip(), held.src().ip(), held.mark())
@@ -61,8 +61,8 @@ pub(super) fn start(
     match open(shared, &held, offer) {
         Ok((socket, cookie)) => {
             show_port(&mut held, &socket);
-            // At 7 % loss each way, three of ten thousand handshakes take longer: with a peer whose path is
-            // known to take the option, that is the likelier reason.
+            // Twice as long for a peer whose path is known to pass the option: there loss is the likelier reason. At 7 %
+            // loss each way, three of ten thousand handshakes take longer.
             let known = shared.broker.knows(held.dest().ip());
             let patience = shared.config.offer_timeout * if known { 2 } else { 1 };
             let deadline = offer.map(|_| Instant::now() + patience);
@@ -78,7 +78,7 @@ pub(super) fn start(
     }
 }
 
-/// Begins to connect without a held connect and without the option.
+/// Begins to connect to `dest`, without a held connect and without the option.
 pub(super) fn connect_plain(shared: &Shared, dest: SocketAddr) -> io::Result<TcpStream> {
     let socket = sock::tcp(dest.ip())?;
     sock::tune(&socket)?;
@@ -89,7 +89,7 @@ pub(super) fn connect_plain(shared: &Shared, dest: SocketAddr) -> io::Result<Tcp
     connected.map(|()| socket.into())
 }
 
-/// Begins to open an association's control connection, from this address.
+/// Begins to open an association's control connection from the local address `from`.
 pub(super) fn connect_control(
     shared: &Shared,
     from: IpAddr,
@@ -118,24 +118,24 @@ pub(super) fn is_understood(shared: &Shared, stream: &TcpStream) -> bool {
     };
     let understood = shared.maps.understood(cookie).is_some();
     if !understood {
-        // Otherwise the entry is still needed: the option goes on until data is acknowledged.
+        // Else the entry stays: the option is sent until data is acknowledged.
         shared.maps.disown(cookie);
     }
     understood
 }
 
-/// Spare ports that are tried for a connection: programs may have some.
+/// Maximum number of spare ports tried for a connection: other programs may use some.
 const SPARE_ATTEMPTS: usize = 16;
 
-/// Which port of this host a connection has.
+/// Choice of a connection's local port.
 #[derive(Clone, Copy)]
 enum Port {
-    /// The application's own, next to other connections of vtld.
+    /// The application's port, bound explicitly; shared with other connections of vtld.
     Shared,
-    /// The application's own, next to connections that programs made themselves: they keep others from
-    /// binding it, for a minute after their end, too.
+    /// The application's port, bound at connect time; shared with ephemeral connections of other programs, which
+    /// block an explicit bind up to a minute after their end.
     Chosen,
-    /// One that the kernel gives to no connection by itself.
+    /// A port outside the ephemeral range.
     Spare(u16),
     Any,
 }
@@ -145,15 +145,15 @@ fn open(
     held: &HeldConnect,
     offer: Option<FlowName>,
 ) -> io::Result<(OwnedFd, u64)> {
-    // The application's own port, which its getsockname says already; if somebody else has it, or a former
-    // connection to the same destination lingers, another.
+    // Preferably the application's port, which its getsockname shows already. Another one if it is in use, or if an
+    // earlier connection to the same destination is in TIME_WAIT.
     let taken = |error: &io::Error| {
         let errno = error.raw_os_error();
         matches!(errno, Some(libc::EADDRINUSE | libc::EADDRNOTAVAIL))
     };
-    // A port that was bound is had again at once where an earlier connection to the same destination
-    // lingers, as TCP's timestamps tell the two apart (RFC 6191). But the kernel gives it to no application
-    // for a minute after the end of all that had it: so of the ports that it gives, none is bound.
+    // An explicitly bound port can be reused at once despite TIME_WAIT, as TCP's timestamps tell the two connections
+    // apart (RFC 6191). But the kernel then withholds it from automatic allocation until a minute after the last
+    // user: so ephemeral ports are never bound explicitly, unless the application has done so.
     let is_asked = held.bound().is_some() || !shared.clients().is_given(held.src().port());
     let own = [Port::Shared, Port::Chosen];
     for port in if is_asked { &own[..] } else { &own[1..] } {
@@ -174,7 +174,7 @@ fn open(
     open_from(shared, held, offer, Port::Any)
 }
 
-/// Has the application's getsockname say what the peer sees.
+/// Updates the port that the application's getsockname shows to the one that the peer sees.
 fn show_port(held: &mut HeldConnect, socket: &OwnedFd) {
     if let Ok(local) = sock::local(socket)
         && local.port() != held.src().port()
@@ -212,11 +212,11 @@ fn open_from(
 }
 
 impl Attempt {
-    /// The socket became writable or failed.
+    /// Evaluates the attempt, once the socket is writable or has failed.
     pub(super) fn finish(self, shared: &Shared) -> Result<Connected, (HeldConnect, io::Error)> {
         let understood = self.offer.and_then(|_| shared.maps.understood(self.cookie));
         if understood.is_none() {
-            // Otherwise the entry is still needed: the option goes on until data is acknowledged.
+            // Else the entry stays: the option is sent until data is acknowledged.
             shared.maps.disown(self.cookie);
         }
         if let Err(error) = sock::take_error(&self.socket) {
@@ -229,7 +229,7 @@ impl Attempt {
         })
     }
 
-    /// Gives up, to try in another way.
+    /// Abandons the attempt, and returns the held connect for another one.
     pub(super) fn cancel(self, shared: &Shared) -> HeldConnect {
         shared.maps.disown(self.cookie);
         self.held

@@ -1,8 +1,8 @@
-//! What can go wrong in the Hooker, each with its cure.
+//! The Hooker's errors, each with its remedy.
 
 use std::{io, path::PathBuf};
 
-/// Why the Hooker cannot start or cannot do what was asked.
+/// Error of the Hooker's start, or of a request to it.
 #[derive(Debug, thiserror::Error)]
 pub enum HookerError {
     /// The programs do not load.
@@ -34,7 +34,7 @@ pub enum HookerError {
     /// No cgroup v2 hierarchy.
     #[error("the control groups of this process cannot be found: {0}")]
     NoCgroup2(#[source] io::Error),
-    /// None that is mounted, and none can be.
+    /// No cgroup v2 hierarchy is mounted, and vtld cannot mount one.
     #[error(
         "no control groups of version 2 are mounted, and vtld cannot mount them (mount -t cgroup2 none \
          /sys/fs/cgroup/unified; or, in vtld's unit, CapabilityBoundingSet=CAP_SYS_ADMIN, \
@@ -65,17 +65,17 @@ pub enum HookerError {
     NoSuchControl {
         /// What was asked for.
         name: String,
-        /// What there is.
+        /// Available carriers.
         others: String,
     },
-    /// The kernel does not take a congestion control of VTL's.
+    /// The kernel rejects a congestion control of VTL's.
     #[error(
         "this kernel does not take tcp:{name} (it needs struct_ops): {source}; it has tcp, {others}"
     )]
     Control {
         /// What was asked for.
         name: String,
-        /// What there is besides.
+        /// Other available carriers.
         others: String,
         /// The kernel's answer.
         source: vtl_bpf::Error,
@@ -88,7 +88,7 @@ pub enum HookerError {
         /// The reason, and what to do instead.
         why: &'static str,
     },
-    /// A port that a rule serves.
+    /// The port belongs to a rule.
     #[error("rule \"{rule}\" serves port {port}: vtl rule remove {rule}")]
     OfRule {
         /// The port.
@@ -99,13 +99,13 @@ pub enum HookerError {
     /// The same thing is hooked already.
     #[error("{0} is hooked already")]
     AlreadyHooked(String),
-    /// Another daemon has everything.
+    /// Another daemon is taking over.
     #[error("another vtld is taking over: ask it")]
     Leaving,
-    /// The carrier of a former daemon's hook.
+    /// The carrier of a former daemon's hook is invalid.
     #[error("{0}")]
     Inherited(String),
-    /// What a former daemon has left.
+    /// The state handed over by a former daemon is invalid.
     #[error("taking over from the former daemon: {0}")]
     TakeOver(#[source] io::Error),
 }
@@ -117,19 +117,19 @@ impl HookerError {
     }
 }
 
-/// Why a held connect fails, as the application shall see it.
+/// Outcome of a failed held connect, as the application sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectError {
     /// `ECONNREFUSED`.
     Refused,
-    /// `EHOSTUNREACH`. Also where a carrier is required and cannot be had: as a packet filter's rejection, it does not
-    /// say that the destination has answered.
+    /// `EHOSTUNREACH`. Also if a required carrier is unavailable: like a packet filter's rejection, it does not imply
+    /// an answer of the destination.
     HostUnreachable,
     /// `ENETUNREACH`.
     NetUnreachable,
-    /// `EACCES` with IPv6, `EHOSTUNREACH` with IPv4: what TCP makes of the ICMP message.
+    /// `EACCES` with IPv6, `EHOSTUNREACH` with IPv4: TCP's errors for the ICMP message.
     Prohibited,
-    /// Nothing answers: the application's own timer decides, as with TCP.
+    /// No answer: the application's own timer decides, as with TCP.
     TimedOut,
 }
 
@@ -145,7 +145,7 @@ impl From<&io::Error> for ConnectError {
     }
 }
 
-/// Whether something failed only for want of file descriptors: it says nothing about what was asked for.
+/// Whether an operation failed for lack of file descriptors (`EMFILE`, `ENFILE`), not because of its target.
 pub(super) fn lacks_descriptors(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }

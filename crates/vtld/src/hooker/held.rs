@@ -1,7 +1,7 @@
-//! Connects of applications that wait for an answer.
+//! Held connects: captured connects of applications that wait for an answer.
 //!
-//! Each has its SYN here, keyed by the application's own address on the loopback. Accepting sends
-//! the SYN on to vtld's listener, refusing answers it in the name of the destination.
+//! The table of their SYNs is keyed by the application's address on the loopback. Accepting injects
+//! the SYN to vtld's listener; refusing answers it in the destination's name.
 
 use std::{
     collections::HashMap,
@@ -26,27 +26,28 @@ use super::{
 use crate::panics;
 use vtl_proto::carrier::Kind;
 
-/// From the injected SYN to the accepted socket; on the loopback this takes microseconds, unless
-/// the application closed its socket in the meantime.
+/// Timeout from the injected SYN to the accepted socket. On the loopback it takes microseconds,
+/// unless the application has closed its socket.
 const ACCEPT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long SYNs of a connect that nobody answers are swallowed: longer than TCP tries by default.
+/// How long SYN retransmissions of a timed-out connect are swallowed: longer than TCP's default
+/// retries.
 const SILENCE: Duration = Duration::from_secs(130);
-/// How long those of a connect that succeeded: TCP may have repeated its SYN just then, and the ring
-/// says so later than the listener has the connection.
+/// The same after a connect that succeeded: a SYN retransmission may be in the ring still when the
+/// listener has the connection.
 const STRAGGLING: Duration = Duration::from_secs(1);
 
-/// Runs on the Hooker's thread: must not block.
+/// Callback of an accepted connect. Runs on the Hooker's thread: must not block.
 pub(super) type Accepted = Box<dyn FnOnce(io::Result<TcpStream>) + Send>;
 
 enum State {
-    /// Somebody has the [`HeldConnect`].
+    /// Unanswered: its [`HeldConnect`] is alive.
     Open,
-    /// The SYN is on its way to the listener.
+    /// Accepted: the SYN was injected to the listener.
     Injected {
         accepted: Accepted,
         deadline: Instant,
     },
-    /// Answered, if only by silence. Repetitions of the SYN are swallowed.
+    /// Done, answered or timed out. SYN retransmissions are swallowed.
     Over { until: Instant },
 }
 
@@ -58,19 +59,19 @@ struct Entry {
 }
 
 impl Entry {
-    /// The former state.
+    /// Marks the entry as done. Returns the former state.
     fn end(&mut self, swallows: Duration) -> State {
         let until = Instant::now() + swallows;
         mem::replace(&mut self.state, State::Over { until })
     }
 }
 
-/// All held connects, and the way to answer them.
+/// All held connects, and the raw sockets to answer them.
 pub(super) struct Flows {
     raw4: OwnedFd,
     raw6: Option<OwnedFd>,
     table: Mutex<(HashMap<SocketAddr, Entry>, u64)>,
-    /// Another daemon will answer what waits.
+    /// Handing over: another daemon will answer the open connects.
     is_leaving: AtomicBool,
 }
 
@@ -84,19 +85,19 @@ impl Flows {
         }
     }
 
-    /// Leaves connects that wait to another daemon: TCP repeats their SYNs.
+    /// Leaves open connects to another daemon, which gets their SYN retransmissions.
     pub(super) fn leave(&self) {
         self.is_leaving.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the listener is about to get a connection.
+    /// Whether an accepted connect has not reached the listener yet.
     pub(super) fn has_injected(&self) -> bool {
         let injected = |entry: &Entry| matches!(entry.state, State::Injected { .. });
         self.table().0.values().any(injected)
     }
 
     fn table(&self) -> MutexGuard<'_, (HashMap<SocketAddr, Entry>, u64)> {
-        // No code between lock and unlock leaves the table half changed.
+        // Poisoning is harmless: no critical section leaves a partial update.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -106,19 +107,19 @@ impl Flows {
         } else {
             self.raw6.as_ref()
         };
-        // What is lost here the application's TCP sends again.
+        // A lost packet is made up for by the application's SYN retransmission.
         if let Some(Err(error)) = raw.map(|raw| sock::send_to(raw, packet, to.ip())) {
             tracing::debug!(%error, %to, "cannot send on the loopback");
         }
     }
 
-    /// Takes a SYN from the ring. `Some` if it opens a connect; a repetition is dealt with here.
+    /// Handles a SYN from the ring. `Some` for a new connect; retransmissions are handled here.
     pub(super) fn hold(&self, shared: &Arc<Shared>, event: &vtl_syn) -> Option<HeldConnect> {
         let len = (event.len as usize).min(event.packet.len());
         let syn = SynPacket::parse(&event.packet[..len])?;
         let (app, dest) = (syn.source(), abi::socket_addr(&event.dest));
         if dest.port() == 0 {
-            // Not a captured connect: this port is closed to it.
+            // Not a captured connect: the port is closed.
             if let Some(reset) = syn.refusal(ConnectError::Refused) {
                 self.send(&reset, app);
             }
@@ -169,7 +170,7 @@ impl Flows {
         })))
     }
 
-    /// The listener got a connection from `app`.
+    /// Completes an accepted connect: the listener got the connection from `app`.
     pub(super) fn accepted(&self, app: SocketAddr, stream: TcpStream) {
         let former = {
             let mut guard = self.table();
@@ -183,7 +184,7 @@ impl Flows {
         }
     }
 
-    /// Forgets what has waited too long. Call about once a second.
+    /// Removes entries that have timed out. Call about once a second.
     pub(super) fn expire(&self, now: Instant) {
         let expired: Vec<Entry> = {
             let mut guard = self.table();
@@ -233,39 +234,38 @@ impl fmt::Debug for HeldConnect {
 }
 
 impl HeldConnect {
-    /// Where the application wants to go.
+    /// The destination of the application's connect.
     pub fn dest(&self) -> SocketAddr {
         self.0.dest
     }
 
-    /// What the application's getsockname shows: this host's end of the connection to the destination.
-    /// The port is the application's own, if that is free there; one that it has bound itself to it sees in any
-    /// case.
+    /// The address that the application's getsockname shows: this host's end of the connection to the destination.
+    /// The port is the application's own, if it is free there; an explicitly bound port is shown in any case.
     pub fn src(&self) -> SocketAddr {
         self.0.src
     }
 
-    /// What the application's hook or rule says that its session is like, if it says so.
+    /// Session parameters from the application's hook or rule, if any.
     pub fn over(&self) -> Option<&Arc<Over>> {
         self.0.wish.over.as_ref()
     }
 
-    /// The kind of carrier that its flow is for.
+    /// The desired kind of carrier.
     pub fn kind(&self) -> Kind {
         self.0.wish.kind.unwrap_or(Kind::Graft)
     }
 
-    /// The connection must be carried: it may not become a TCP connection with the destination.
+    /// Whether a carrier is required: no fallback to a TCP connection with the destination.
     pub fn requires_carrier(&self) -> bool {
         self.0.wish.required
     }
 
-    /// And by nothing that is not encrypted.
+    /// Whether the carrier must be encrypted, too.
     pub fn requires_encryption(&self) -> bool {
         self.0.wish.encrypted
     }
 
-    /// The destination is this host, as far as the local address is known.
+    /// Whether the destination is this host, as far as the local address is known.
     pub(super) fn is_own(&self) -> bool {
         self.0.src.ip() == self.0.dest.ip()
     }
@@ -280,17 +280,17 @@ impl HeldConnect {
         (!self.0.app.ip().is_loopback()).then_some(self.0.app)
     }
 
-    /// Decides what getsockname shows.
+    /// Sets the address that getsockname shows.
     pub fn set_src(&mut self, src: SocketAddr) {
         self.0.src = src;
-        // Failing shows the loopback's address, as before.
+        // On failure getsockname shows the loopback address, as before.
         let _ = self.0.shared.maps.show_local(self.0.cookie, src);
     }
 
-    /// Lets the connect succeed. `accepted` gets the application's connection, non-blocking, from
-    /// the Hooker's thread, where it must not block; or an error if the application has gone.
-    /// The stream is set to reset its connection when it is dropped: turn SO_LINGER off right
-    /// before the shutdown that ends it in order.
+    /// Accepts the connect. `accepted` is called on the Hooker's thread, must not block, and gets
+    /// the application's connection, non-blocking, or an error if the application has gone. Drop
+    /// of the stream resets the connection (SO_LINGER 0): turn that off right before the shutdown
+    /// that closes it in order.
     pub fn accept(mut self, accepted: impl FnOnce(io::Result<TcpStream>) + Send + 'static) {
         self.0.answered = true;
         let flows = &self.0.shared.flows;
@@ -311,12 +311,12 @@ impl HeldConnect {
         }
     }
 
-    /// Lets the connect fail.
+    /// Fails the connect.
     pub fn refuse(mut self, error: ConnectError) {
         self.answer(error);
     }
 
-    /// Leaves it open: TCP repeats its SYN.
+    /// Leaves the connect unanswered and drops its entry: the SYN retransmission starts anew.
     pub(super) fn put_off(&mut self) {
         self.0.answered = true;
         let mut guard = self.0.shared.flows.table();
@@ -337,7 +337,7 @@ impl HeldConnect {
         }
         if let Some(packet) = entry.syn.refusal(error) {
             flows.send(&packet, self.0.app);
-            // TCP does not hear ICMP within a system call, and asks again.
+            // TCP ignores ICMP while a system call owns the socket, and retransmits: answer that, too.
             guard.0.remove(&self.0.app);
         } else {
             entry.end(SILENCE);
@@ -351,7 +351,7 @@ impl Drop for HeldConnect {
             return;
         }
         let is_leaving = self.0.shared.flows.is_leaving.load(Ordering::Relaxed);
-        // After a panic the next daemon answers, too.
+        // Also after a panic: the next daemon answers.
         match is_leaving || panics::happened() {
             true => self.put_off(),
             false => self.answer(ConnectError::Refused),

@@ -1,4 +1,4 @@
-//! What is hooked: programs that vtld runs, control groups, and server ports.
+//! The hooks: on programs run by hand, cgroups, and server ports.
 
 use std::{
     collections::BTreeMap,
@@ -23,36 +23,36 @@ use super::{
 };
 use crate::Scope;
 
-/// What a hook takes in.
+/// Scope of a hook.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Hooked {
     /// A process that was given to [`Hooker::hook_pid`](super::Hooker::hook_pid), and its children.
     Run {
         /// The process.
         pid: u32,
-        /// The control group made for it.
+        /// The cgroup created for it.
         cgroup: PathBuf,
     },
-    /// All processes of a control group.
+    /// All processes of a cgroup.
     Cgroup(PathBuf),
     /// A TCP port of local servers.
     Port(u16),
 }
 
-/// One line of a list of hooks.
+/// One row of the list of hooks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Hook {
-    /// For [`Hooker::unhook`](super::Hooker::unhook).
+    /// Its id, for [`Hooker::unhook`](super::Hooker::unhook).
     pub id: u32,
-    /// What it takes in.
+    /// Its scope.
     pub what: Hooked,
-    /// What its connections travel by.
+    /// The carrier of its connections.
     pub carrier: Carrier,
-    /// Processes in it now; 0 for ports.
+    /// Current number of processes in it; 0 for ports.
     pub processes: usize,
-    /// Connections that got the congestion control which the carrier names.
+    /// Connections whose congestion control was set to the one that the carrier names.
     pub connections: Option<u64>,
-    /// The rule that it was made for.
+    /// The rule that created it, if any.
     pub rule: Option<String>,
 }
 
@@ -60,16 +60,16 @@ struct Entry {
     what: Hooked,
     carrier: Carrier,
     attached: Taken,
-    /// The rule that it was made for.
+    /// The rule that created it, if any.
     rule: Option<String>,
 }
 
-/// What is attached for a hook.
+/// Programs attached for a hook.
 #[derive(Default)]
 struct Taken {
-    /// The capture programs at the group; dropped first, so that nothing is captured on the way out.
+    /// The capture programs at the cgroup; detached first, so that nothing is captured while closing.
     links: Vec<Attached>,
-    /// Those of the carrier.
+    /// The carrier's programs.
     programs: Option<carrier::Programs>,
 }
 
@@ -101,7 +101,7 @@ pub(super) struct Hooks {
     interfaces: Interfaces,
     entries: BTreeMap<u32, Entry>,
     last: u32,
-    /// Everything is another daemon's.
+    /// Handed over to another daemon.
     is_left: bool,
 }
 
@@ -143,7 +143,7 @@ impl Hooks {
         self.last
     }
 
-    /// Sockets are marked with these.
+    /// The wishes, by the numbers that sockets are marked with.
     pub(super) fn wishes(&self) -> Wishes {
         self.wishes.clone()
     }
@@ -155,7 +155,7 @@ impl Hooks {
         }
     }
 
-    /// Attaches what makes the connections of a group travel by the carrier.
+    /// Attaches the programs that capture the connections of a cgroup and set their carrier.
     fn capture(&mut self, path: &Path, carrier: &Carrier) -> Result<Taken, HookerError> {
         self.check()?;
         let mut taken = Taken::default();
@@ -224,8 +224,8 @@ impl Hooks {
         Ok(self.add(what, carrier, taken))
     }
 
-    /// Detaches everything but what steers, for another daemon to take over: the hooks that were made by hand, and
-    /// where the groups of programs are that it is to keep.
+    /// Detaches everything but the steering programs, for a handover. Returns the hooks made by hand, and the cgroups of
+    /// programs, with their locks, for the next daemon to keep.
     pub(super) fn leave(&mut self) -> (Vec<HookLeft>, Vec<(PathBuf, OwnedFd)>) {
         self.is_left = true;
         self.rules.close();
@@ -252,7 +252,7 @@ impl Hooks {
         (left, groups.collect())
     }
 
-    /// Takes up a hook of a former daemon.
+    /// Restores a hook of a former daemon.
     pub(super) fn adopt(&mut self, shared: &Shared, hook: HookLeft) -> Result<u32, HookerError> {
         let port = matches!(hook.what, Hooked::Port(_));
         let carrier = Carrier::wanted(&hook.carrier, port).map_err(HookerError::Inherited)?;
@@ -273,17 +273,17 @@ impl Hooks {
         }
     }
 
-    /// One of the maps.
+    /// An eBPF map, by its name.
     pub(super) fn map(&self, name: &'static str) -> Result<MapHandle, HookerError> {
         self.programs.map(name)
     }
 
-    /// A cgroup as seen from the hierarchy's root, or as a path in the file system; the latter.
+    /// Resolves a cgroup, given in the hierarchy or in the file system, to its path in the file system.
     pub(super) fn cgroup(&self, path: &Path) -> PathBuf {
         self.hierarchy.place(path)
     }
 
-    /// The ports whose connections are steered here, and whether clients may come by a carrier that loses.
+    /// The ports whose connections are steered here, and whether clients may use lossy carriers.
     pub(super) fn ports(&self) -> BTreeMap<u16, bool> {
         let steered = self.entries.values().filter(|e| e.carrier.captures());
         let port = |entry: &Entry| match entry.what {
@@ -312,7 +312,7 @@ impl Hooks {
         }
     }
 
-    /// Hooks a port, whatever else may be hooked.
+    /// Hooks a port, without a check for hooks that it has already.
     fn serve(&mut self, shared: &Shared, port: u16, carrier: &Carrier) -> Result<u32, HookerError> {
         self.check()?;
         let what = Hooked::Port(port);
@@ -356,7 +356,7 @@ impl Hooks {
         drop(entry.attached);
         match entry.what {
             Hooked::Run { cgroup, .. } => self.runs.remove(&cgroup),
-            // Unless rules have hooked it anew, with another congestion control.
+            // Unless a rule has hooked it anew with another congestion control.
             Hooked::Port(port) if entry.carrier.captures() && !self.ports().contains_key(&port) => {
                 shared.maps.hook_port(port, false)?;
                 if !self.steers() {
@@ -368,7 +368,7 @@ impl Hooks {
         Ok(())
     }
 
-    /// Puts rules in force, all of them or none. Ports that they serve are hooks like any other.
+    /// Replaces the rules in force, all or none. Ports that they serve are hooks like any other.
     pub(super) fn set_rules(
         &mut self,
         shared: &Shared,
@@ -448,17 +448,17 @@ impl Hooks {
         self.rules.rules()
     }
 
-    /// The same, with what became of them.
+    /// The rules in force and their status.
     pub(super) fn list_rules(&self) -> Vec<Listed> {
         self.rules.list()
     }
 
-    /// Files and groups that rules name came, went or were replaced.
+    /// Follows changes of the files and cgroups that rules name.
     pub(super) fn refresh_rules(&mut self, paths: &Paths) -> Result<(), HookerError> {
         self.rules.refresh(paths, &self.hierarchy)
     }
 
-    /// What a socket's mark stands for.
+    /// The wish behind the number in a socket's storage.
     pub(super) fn wish(&self, number: u32) -> Wish {
         self.wishes.get(number)
     }
@@ -486,17 +486,17 @@ impl Hooks {
         self.entries.iter().map(hook).collect()
     }
 
-    /// Removes the groups of programs that have ended.
+    /// Removes the cgroups of programs that have ended.
     pub(super) fn reap(&mut self) {
         let runs = &mut self.runs;
         self.entries.retain(|_, entry| {
             let Hooked::Run { cgroup, .. } = &entry.what else {
                 return true;
             };
-            // A program may have made groups below its own.
+            // Not `cgroup.procs`: a program may have created cgroups below its own.
             let is_over = match std::fs::read_to_string(cgroup.join("cgroup.events")) {
                 Ok(events) => !events.contains("populated 1"),
-                // Any other error, as without descriptors left, says nothing about the program.
+                // Any other error, such as EMFILE, says nothing about the program.
                 Err(error) => error.kind() == std::io::ErrorKind::NotFound,
             };
             if !is_over {
@@ -508,12 +508,12 @@ impl Hooks {
         });
     }
 
-    /// What steers.
+    /// Links of the steering programs.
     pub(super) fn steering(&self) -> impl Iterator<Item = &Attached> {
         self.interfaces.links()
     }
 
-    /// Ends all hooks and removes what was made for them.
+    /// Removes all hooks and the cgroups created for them.
     pub(super) fn close(&mut self) {
         self.rules.close();
         self.entries.clear();
@@ -527,7 +527,7 @@ impl Hooks {
             .any(|entry| matches!(entry.what, Hooked::Port(_)) && entry.carrier.captures())
     }
 
-    /// An interface or an address came or went.
+    /// Follows changes of interfaces and addresses.
     pub(super) fn interfaces_changed(&mut self) {
         self.rules.addresses_changed();
         if self.steers()

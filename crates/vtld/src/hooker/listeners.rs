@@ -1,12 +1,12 @@
-//! The Hooker's listening sockets. They are bound before its programs are loaded, which have the ports as
-//! constants, and listen once these are attached, which must see it.
+//! The Hooker's listening sockets. They are bound before the programs are loaded, whose constants the ports are, and
+//! listen after the programs are attached, which must see the listen.
 
 use std::{io, net::TcpListener, os::fd::OwnedFd};
 
 use super::{abi, bpf::Maps, error::HookerError, sock};
 
-/// The listeners; a family that the host does not have is absent. Behind those for steering may be those of a
-/// former daemon, for connections that were in the making then.
+/// The listeners; a family that the host lacks is absent. `steer` ends with a former daemon's, if any, for handshakes
+/// that were in progress at the handover.
 #[derive(Default)]
 pub(super) struct Listeners {
     pub(super) capture: Vec<TcpListener>,
@@ -22,8 +22,7 @@ pub(super) struct Bound {
 }
 
 impl Bound {
-    /// Binds both sockets, unless a former daemon has left the one for capture: connects in the making go on
-    /// to its port.
+    /// Binds both sockets; reuses a former daemon's capture socket, since pending connects go to its port.
     pub(super) fn new(is_v4: bool, inherited: Option<OwnedFd>) -> io::Result<Self> {
         let (capture, capture_port) = match inherited {
             Some(socket) => sock::local(&socket).map(|local| (socket, local.port()))?,
@@ -38,14 +37,14 @@ impl Bound {
         })
     }
 
-    /// The port that captured connects go to.
+    /// The port that captured connects are redirected to.
     pub(super) fn capture_port(&self) -> u16 {
         self.capture_port
     }
 }
 
 impl Listeners {
-    /// The same listeners by other descriptors.
+    /// Duplicates the descriptors.
     pub(super) fn try_clone(&self) -> io::Result<Self> {
         let all = |those: &[TcpListener]| -> io::Result<Vec<_>> {
             those.iter().map(TcpListener::try_clone).collect()
@@ -67,7 +66,7 @@ impl Listeners {
         let cookie = sock::cookie(&bound.steer);
         let cookie = cookie.map_err(HookerError::socket("read a socket's cookie"))?;
         maps.own_listener(cookie)?;
-        // Without it the second answer to a SYN would lack the option.
+        // Otherwise a retransmitted SYN/ACK would lack the option.
         sock::save_syn(&bound.steer).map_err(HookerError::socket(listen))?;
         let steer = sock::listen(bound.steer).map_err(HookerError::socket(listen))?;
         maps.steer_to(slot, &steer)?;

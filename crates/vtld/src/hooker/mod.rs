@@ -1,14 +1,14 @@
-//! The Hooker moves unmodified TCP applications.
+//! The Hooker captures unmodified TCP applications.
 //!
-//! * *Client side*: connects of hooked processes go to vtld, and their SYNs wait until it is known
-//!   how the real destination answers ([`HeldConnect`]). A peer that runs VTL is found by a TCP
-//!   option and given to the [`Broker`]; to any other the Hooker carries the bytes over plain TCP,
-//!   and later connects to it are left alone.
+//! * *Client side*: connects of hooked processes are redirected to vtld, and their SYNs are held
+//!   until the real destination has answered ([`HeldConnect`]). A peer that runs VTL is discovered
+//!   by a TCP option and given to the [`Broker`]; connections to any other are proxied over plain
+//!   TCP, and later connects to it are not captured.
 //! * *Server side*: connections to hooked ports whose SYN has the option are steered to vtld and
 //!   given to the [`Broker`], which reaches the application by [`Handle::connect_local_app`].
 //!
-//! Nothing is pinned: when vtld dies, however it dies, the kernel detaches every program, new
-//! connections are plain TCP, and those under way end with an error.
+//! Nothing is pinned: when vtld dies, in whatever way, the kernel detaches every program, new
+//! connections are plain TCP, and established ones end with an error.
 
 mod abi;
 mod beat;
@@ -75,20 +75,19 @@ use worker::{Command, Worker};
 /// The loopback's interface index in every network namespace.
 const LOOPBACK: u32 = 1;
 
-/// Knobs, fixed once the Hooker runs.
+/// Configuration, fixed once the Hooker runs.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// How long a destination without VTL is left alone before it is asked again. Long values
-    /// save a proxied connection per destination, short ones notice sooner that VTL came.
+    /// How long connects to a destination without VTL are not captured, before the next one probes
+    /// it again. Long values save a proxied connection per destination, short ones discover VTL sooner.
     pub plain_ttl: Duration,
-    /// How long a SYN with the option may stay unanswered before one without it is sent, and twice as
-    /// long where there is an association with the host. Counted
-    /// in whole seconds.
+    /// Timeout of a SYN with the option, before one without it is sent; twice as long if there is an
+    /// association with the host. Checked once a second.
     pub offer_timeout: Duration,
-    /// Round trips up to which a host counts as near: where its path is clean, too, connects that name no carrier
-    /// go past vtld until none was made for [`Config::plain_ttl`]. Zero: none is near.
+    /// Maximum round trip of a near host. If its path is clean, too, connects that name no carrier bypass vtld, until
+    /// none was made for [`Config::plain_ttl`]. Zero: no host is near.
     pub near: Duration,
-    /// The interfaces that VTL is for.
+    /// The interfaces that VTL is enabled on.
     pub scope: Scope,
 }
 
@@ -106,19 +105,19 @@ impl Default for Config {
 /// A captured connection whose destination runs VTL.
 #[derive(Debug)]
 pub struct ClientFlow {
-    /// The application's side: waits for [`HeldConnect::accept`].
+    /// The application's held connect: waits for [`HeldConnect::accept`].
     pub app: HeldConnect,
-    /// Where the application wants to go.
+    /// The destination of the application's connect.
     pub dest: SocketAddr,
     /// The application's address as the server shall see it.
     pub src: SocketAddr,
     /// The TCP connection to the destination, non-blocking; the other end is the peer's vtld.
     pub peer: TcpStream,
-    /// What the application's hook or rule says that its session is like, if it says so.
+    /// Session parameters from the application's hook or rule, if any.
     pub over: Option<Arc<Over>>,
-    /// The kind of carrier that it is for.
+    /// The desired kind of carrier.
     pub kind: Kind,
-    /// What its SYN said: from then on the connection is the flow's own.
+    /// The flow's name, which the SYN of `peer` announced.
     pub name: FlowName,
 }
 
@@ -131,14 +130,14 @@ pub struct ServerFlow {
     pub dest: SocketAddr,
     /// The client's address on that connection.
     pub client: SocketAddr,
-    /// What its SYN said: it is a flow's own, or an association's control connection.
+    /// The name in its SYN: of a flow, or of an association's control connection.
     pub name: FlowName,
 }
 
-/// What becomes of connections whose both ends run VTL. All methods run on the Hooker's threads and
-/// must not block.
+/// Receives connections whose both ends run VTL. All methods run on the Hooker's threads and must
+/// not block.
 pub trait Broker: Send + Sync + 'static {
-    /// What the SYN of a flow's own connection is to say.
+    /// Allocates the name that the SYN of a flow's TCP connection announces.
     fn name_flow(&self, held: &HeldConnect) -> FlowName;
 
     /// Whether there is an association with the host.
@@ -146,19 +145,19 @@ pub trait Broker: Send + Sync + 'static {
         false
     }
 
-    /// Whether it takes connections: where it hangs, they are left to TCP.
+    /// Whether it is responsive: if it hangs, connections are left to TCP.
     fn is_there(&self) -> bool {
         true
     }
 
-    /// A captured connection's destination turned out to run VTL.
+    /// Takes a captured connection whose destination runs VTL.
     fn client(&self, flow: ClientFlow);
 
-    /// A peer with VTL connected to a hooked port.
+    /// Takes a connection of a peer with VTL to a hooked port.
     fn server(&self, flow: ServerFlow);
 }
 
-/// What the Hooker's threads and handles share.
+/// State shared by the Hooker's threads and handles.
 struct Shared {
     config: Config,
     broker: Arc<dyn Broker>,
@@ -167,22 +166,22 @@ struct Shared {
     proxy: ProxyHandle,
     commands: Sender<Command>,
     wake: Arc<EventFd>,
-    /// Of the thread that waits for connections.
+    /// Heartbeat of the thread `vtl-hooker`.
     pulse: Pulse,
-    /// No more connections are taken: another daemon is to.
+    /// Handed over: another daemon takes new connections.
     is_left: Mutex<bool>,
     clients: Mutex<Clients>,
     hooks: Mutex<Hooks>,
-    /// The ports that are hooked for their servers, and whether their clients' bytes may be lost.
+    /// Hooked server ports, and whether each is marked loss-tolerant.
     ports: RwLock<BTreeMap<u16, bool>>,
 }
 
-/// The hooks, while nobody else changes them. That may take as long as the verifier: [`Shared::ports`] waits for
-/// nobody, and follows when this is dropped.
+/// Lock guard of the hooks. It may be held as long as the verifier takes, so [`Shared::ports`] does not need it: that
+/// copy is updated when this is dropped.
 struct LockedHooks<'a> {
     hooks: MutexGuard<'a, Hooks>,
     ports: &'a RwLock<BTreeMap<u16, bool>>,
-    /// They may have changed.
+    /// The hooks were borrowed mutably.
     is_changed: bool,
 }
 
@@ -211,7 +210,7 @@ impl Drop for LockedHooks<'_> {
 }
 
 impl Shared {
-    // Neither lock is held across code that may panic half-way through a change.
+    // Poisoning is harmless: no critical section panics half-way through an update.
     fn clients(&self) -> MutexGuard<'_, Clients> {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -233,7 +232,7 @@ impl Shared {
     }
 }
 
-/// What a [`Broker`] needs of the Hooker. Cheap to clone; usable from any thread.
+/// The Hooker's interface for a [`Broker`]. Cheap to clone; usable from any thread.
 #[derive(Clone)]
 pub struct Handle {
     shared: Arc<Shared>,
@@ -251,34 +250,34 @@ impl Handle {
         steering::connect_local_app(&self.shared, dest, client)
     }
 
-    /// Is this port marked so that what its clients send, and get, may be lost?
+    /// Whether this port is marked loss-tolerant, in both directions.
     pub fn tolerates(&self, port: u16) -> bool {
         self.shared.ports().get(&port) == Some(&true)
     }
 
-    /// Is any port?
+    /// Whether any port is marked loss-tolerant.
     pub fn tolerates_any(&self) -> bool {
         self.shared.ports().values().any(|tolerant| *tolerant)
     }
 
-    /// Is any port hooked?
+    /// Whether any port is hooked.
     pub fn serves_any(&self) -> bool {
         !self.shared.ports().is_empty()
     }
 
-    /// Carries bytes between two non-blocking streams, with TCP's semantics at both ends, until
-    /// both have ended. `guard` is dropped then.
+    /// Proxies between two non-blocking streams, with TCP's semantics at both ends, until both have
+    /// ended. `guard` is dropped then.
     pub fn carry(&self, a: TcpStream, b: TcpStream, guard: Option<ClientAddressGuard>) {
         self.shared.proxy.join(a, b, guard);
     }
 
-    /// Begins to connect to a real destination, without asking for VTL. The stream does not block
+    /// Begins to connect to a real destination, without VTL's option. The stream does not block
     /// and may still be connecting.
     pub fn connect_plain(&self, dest: SocketAddr) -> io::Result<TcpStream> {
         discovery::connect_plain(&self.shared, dest)
     }
 
-    /// Begins to open an association's control connection, from this address of the host. The stream does
+    /// Begins to open an association's control connection from the local address `from`. The stream does
     /// not block and may still be connecting.
     pub fn connect_control(
         &self,
@@ -294,13 +293,13 @@ impl Handle {
         discovery::is_understood(&self.shared, stream)
     }
 
-    /// Whether a flow's connection, by its socket's cookie, repeats its option no more, although the peer has
-    /// acknowledged nothing: who missed the first ones takes it for a plain connection.
+    /// Whether a flow's connection, by its socket's cookie, has stopped sending the option although the peer has
+    /// acknowledged nothing: a peer that missed the first ones takes it for a plain connection.
     pub fn is_unnamed(&self, cookie: u64) -> bool {
         self.shared.maps.gave_up(cookie)
     }
 
-    /// Leaves connects to `dest` alone for [`Config::plain_ttl`].
+    /// Stops capturing connects to `dest` for [`Config::plain_ttl`].
     pub fn leave_plain(&self, dest: SocketAddr) -> Result<(), HookerError> {
         self.shared
             .maps
@@ -312,12 +311,12 @@ impl Handle {
         self.shared.maps.forget_plain(dest);
     }
 
-    /// How long round trips to a near host may be; zero: none is near.
+    /// Maximum round trip of a near host; zero: no host is near.
     pub fn near(&self) -> Duration {
         self.shared.config.near
     }
 
-    /// A host has turned out to be near, with a clean path.
+    /// Has connects to a near host with a clean path bypass vtld.
     pub fn leave_near(&self, host: IpAddr) {
         let ttl = self.shared.config.plain_ttl;
         match self.shared.maps.leave_near(host, ttl) {
@@ -340,12 +339,12 @@ impl Handle {
 /// The running Hooker of one network namespace: that of the thread which started it.
 pub struct Hooker {
     handle: Handle,
-    /// Programs that serve all hooks.
+    /// Links of the programs that serve all hooks.
     links: Vec<Attached>,
     threads: Vec<JoinHandle<()>>,
-    /// The worker's, which a panic does not close.
+    /// Duplicates of the worker's listeners, which its panic does not close.
     listeners: Listeners,
-    /// What steered for a former daemon.
+    /// Steering links of a former daemon.
     former: Mutex<Vec<OwnedFd>>,
     _heart: Heart,
 }
@@ -354,8 +353,8 @@ impl Hooker {
     /// Loads the programs and starts the threads. Nothing is captured or steered until something
     /// is hooked.
     ///
-    /// `left`: what a former daemon has left to this one.
-    /// [`Hooker::begin`], or else [`Left::resume`], comes next.
+    /// `left`: state handed over by a former daemon. Next call [`Hooker::begin`], or else
+    /// [`Left::resume`].
     pub fn start(
         config: Config,
         broker: Arc<dyn Broker>,
@@ -373,7 +372,7 @@ impl Hooker {
         allow_many_descriptors();
         let mark = random_mark().map_err(failed("get random bytes"))?;
         let raw4 = sock::raw(true, mark).map_err(failed("open a raw socket (needs root)"))?;
-        // A host without IPv6 has nothing to capture there.
+        // Fails on a host without IPv6, which has nothing to capture.
         let raw6 = sock::raw(false, mark).ok();
         let netns_cookie = sock::netns_cookie(&raw4).map_err(failed("identify the namespace"))?;
         let mut capture = inherited.capture.into_iter();
@@ -399,13 +398,13 @@ impl Hooker {
         let mut links = attach(&programs, &hierarchy, !config.near.is_zero())?;
         links.push(programs.attach_tcx(HOLD_SYN, LOOPBACK, "lo")?);
 
-        // After the attachment: the sock_ops program must see it.
+        // After attaching: the sock_ops program must see the listen.
         let mut listeners = Listeners::default();
         for bound in [Some(v4), v6].into_iter().flatten() {
             listeners.add(bound, &maps)?;
         }
         listeners.steer.extend(inherited.steer);
-        // Ours are attached as well.
+        // Detach the former daemon's, now that ours are attached.
         drop(inherited.links);
 
         let (commands, inbox) = channel();
@@ -456,14 +455,14 @@ impl Hooker {
         })
     }
 
-    /// Has connections go to the broker from now on.
+    /// Starts passing connections to the broker.
     pub fn begin(&self) {
         let shared = &self.handle.shared;
         let _ = shared.commands.send(Command::Begin);
         let _ = shared.wake.write(1);
     }
 
-    /// All that is to be hooked is: what a former daemon left in the meantime may go.
+    /// Detaches the former daemon's steering programs, once all hooks are restored.
     pub fn forget_former(&self) {
         self.former().clear();
     }
@@ -472,19 +471,19 @@ impl Hooker {
         self.former.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// For brokers.
+    /// The handle for brokers.
     pub fn handle(&self) -> Handle {
         self.handle.clone()
     }
 
-    /// Captures the TCP connections that the process opens from now on, and those of its future
-    /// children. Sockets that it has already are left alone.
+    /// Captures the TCP connections that the process and its future children open from now on.
+    /// Existing sockets are not affected.
     pub fn hook_pid(&self, pid: u32, carrier: &Carrier) -> Result<u32, HookerError> {
         self.handle.shared.hooks().hook_pid(pid, carrier)
     }
 
-    /// Captures the connections of all processes in a control group and in those below it: by its
-    /// path in the hierarchy (`/user.slice`), or in the file system.
+    /// Captures the connections of all processes in a cgroup and its descendants. `path`: in the
+    /// hierarchy (`/user.slice`), or in the file system.
     pub fn hook_cgroup(&self, path: &Path, carrier: &Carrier) -> Result<u32, HookerError> {
         self.handle.shared.hooks().hook_cgroup(path, carrier)
     }
@@ -494,31 +493,30 @@ impl Hooker {
         self.handle.shared.hooks().cgroup(path)
     }
 
-    /// Takes over connections to a local port from peers that run VTL; or has all connections that
-    /// the port accepts travel by the carrier.
+    /// Steers connections to a local port from peers that run VTL to vtld; or sets the carrier of
+    /// all connections that the port accepts.
     pub fn hook_port(&self, port: u16, carrier: &Carrier) -> Result<u32, HookerError> {
         let shared = &self.handle.shared;
         shared.hooks().hook_port(shared, port, carrier)
     }
 
-    /// Ends a hook. Connections under way go on.
+    /// Removes a hook. Established connections go on.
     pub fn unhook(&self, id: u32) -> Result<(), HookerError> {
         let shared = &self.handle.shared;
         shared.hooks().unhook(shared, id)
     }
 
-    /// Puts rules in force in the place of those that there are, all of them or none. Connections
-    /// under way go on as they are.
+    /// Replaces the rules in force, all or none. Established connections go on as they are.
     ///
     /// # Errors
-    /// One of them asks for what this host does not have; those in force stay.
+    /// A rule needs something that this host lacks; the rules in force stay.
     pub fn set_rules(&self, rules: &[Rule]) -> Result<(), Wrong> {
         let shared = &self.handle.shared;
         let paths = Paths::look(rules, |path| self.cgroup(path))?;
         shared.hooks().set_rules(shared, rules, &paths)
     }
 
-    /// Looks again at the files and groups that the rules in force name. False if they name none.
+    /// Resolves the files and cgroups that the rules in force name anew. False if they name none.
     pub fn refresh_rules(&self) -> bool {
         let hooks = || self.handle.shared.hooks();
         let rules = hooks().rules();
@@ -544,13 +542,13 @@ impl Hooker {
         self.handle.shared.hooks().list_rules()
     }
 
-    /// What the rules in force say to a connection, up to the one that decides.
+    /// Verdicts of the rules in force on a connection, up to the one that decides.
     pub fn explain(&self, connection: &OpenedConnection) -> Vec<Verdict> {
         let rules = self.handle.shared.hooks().rules();
         rules::explain(&rules, connection, |path| self.cgroup(path))
     }
 
-    /// Hosts that are near, so that connections to them go past vtld.
+    /// Near hosts, connections to which bypass vtld.
     pub fn near_hosts(&self) -> Vec<IpAddr> {
         self.handle.shared.maps.near_hosts()
     }
@@ -564,10 +562,10 @@ impl Hooker {
 impl Drop for Hooker {
     fn drop(&mut self) {
         let shared = &self.handle.shared;
-        // First no new connects come, then the threads end; what they still carry is reset.
+        // Stop capturing first, then end the threads, which resets the connections that they carry.
         shared.hooks().close();
         self.links.clear();
-        // A thread that has ended already needs no command.
+        // Fails if the thread has ended already.
         let _ = shared.commands.send(Command::Stop);
         let _ = shared.wake.write(1);
         shared.proxy.stop();
@@ -577,7 +575,7 @@ impl Drop for Hooker {
     }
 }
 
-/// Loads the programs, over the maps of a former daemon where these fit.
+/// Loads the programs; reuses the maps of a former daemon if they are compatible.
 fn load(hook: &vtl_hook_config, maps: &[(String, OwnedFd)]) -> Result<Programs, HookerError> {
     match Programs::load(hook, maps) {
         Err(error) if !maps.is_empty() => {
@@ -588,8 +586,8 @@ fn load(hook: &vtl_hook_config, maps: &[(String, OwnedFd)]) -> Result<Programs, 
     }
 }
 
-/// Attaches what every hook needs: discovery to the group of vtld, the addresses to all processes,
-/// since any may be the server that vtld connects to, and, where hosts may be near, what follows connections to them.
+/// Attaches the programs that every hook needs: discovery at vtld's cgroup; client addresses at the root, since any
+/// process may be the server that vtld connects to; if hosts may be near, monitoring of connections to them.
 fn attach(
     programs: &Programs,
     hierarchy: &Hierarchy,
@@ -611,7 +609,7 @@ fn attach(
     Ok(links)
 }
 
-/// Each proxied connection takes two descriptors, and the customary limit is 1,024.
+/// Raises the limit of open files: each proxied connection takes two, and the usual limit is 1,024.
 fn allow_many_descriptors() {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
     let raised = getrlimit(Resource::RLIMIT_NOFILE)
@@ -621,7 +619,7 @@ fn allow_many_descriptors() {
     }
 }
 
-/// A mark that no other program uses by accident.
+/// A random SO_MARK, which no other program uses by accident.
 fn random_mark() -> io::Result<u32> {
     Ok(getrandom::u32()? | 1)
 }

@@ -1,5 +1,5 @@
-//! Connections from peers that run VTL: the interfaces on which they are steered to vtld, and
-//! vtld's own connections to the local applications that they are for.
+//! Connections from peers that run VTL: steering to vtld at the interfaces, and vtld's own
+//! connections to the local applications.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -25,20 +25,21 @@ use super::{
 };
 use crate::Scope;
 
-/// A connection may come about after vtld has closed its end, where the application's queue was full, and is
-/// shown its client then. As long as TIME_WAIT.
+/// How long a connection's client address stays in the map after vtld has closed its end: with a full accept queue
+/// the connection may be established later. As long as TIME_WAIT.
 const LINGER: Duration = Duration::from_secs(60);
-/// Ports tried for one connection: those that other programs have, or that linger in TIME_WAIT still,
-/// are passed over. On the loopback the kernel gives a port again a second after its last use, elsewhere
-/// a minute: where those of the host's own address linger, not many are worth a try.
+/// Maximum number of ports tried for one connection: ports in use or in TIME_WAIT are skipped. On the
+/// loopback addresses the kernel allows reuse of a port after a second,
 const ATTEMPTS: usize = 256;
+/// on the host's other addresses after a minute: there more attempts are not worth it.
 const FEW_ATTEMPTS: usize = 16;
 
-/// Ports below this one are services' rather than connections'.
+/// Spare ports below the ephemeral range begin here: lower ones belong to services.
 const FIRST_SPARE: u16 = 10_000;
+/// Minimum size of a range of spare ports.
 const ENOUGH_SPARE: u16 = 1_000;
 
-/// The steering program's links, one for each interface that VTL is for, but lo, while any port is hooked.
+/// The steering program's links, one for each interface that VTL is enabled on, except lo, while any port is hooked.
 pub(super) struct Interfaces {
     scope: Scope,
     links: HashMap<u32, Attached>,
@@ -52,7 +53,7 @@ impl Interfaces {
         }
     }
 
-    /// Attaches to interfaces that are new, forgets those that are gone.
+    /// Attaches to new interfaces, forgets removed ones.
     pub(super) fn update(&mut self, programs: &Programs) -> Result<(), HookerError> {
         let failed = |errno: nix::Error| HookerError::Socket {
             what: "list the network interfaces",
@@ -78,13 +79,13 @@ impl Interfaces {
         self.links.values()
     }
 
-    /// Detaches from all.
+    /// Detaches from all interfaces.
     pub(super) fn clear(&mut self) {
         self.links.clear();
     }
 }
 
-/// A socket that becomes readable when an interface or an address of the host comes, goes or changes.
+/// A netlink socket that becomes readable when an interface or address of the host is added, removed or changed.
 pub(super) fn watch_interfaces() -> Result<OwnedFd, HookerError> {
     let open = || -> nix::Result<OwnedFd> {
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
@@ -109,12 +110,11 @@ pub(super) fn drain(socket: BorrowedFd<'_>) {
     while nix::unistd::read(socket, &mut buffer).is_ok_and(|count| count > 0) {}
 }
 
-/// vtld's ends of connections to local applications: who is shown which client, and which end is next.
+/// Allocates vtld's ends of connections to local applications, each tied to the client address that is shown.
 ///
-/// They are addresses of the loopback, where a port that lingers in TIME_WAIT can be had again after a
-/// second (tcp_tw_reuse, as the kernel has it by default), and are taken in turn: whoever lets the
-/// kernel look for a free one waits for it the longer the more linger, and of the host's own address
-/// there are no more than 28,232 in a minute.
+/// Ports are taken in turn: the kernel's own search takes longer the more ports are in TIME_WAIT. On the loopback
+/// addresses a port in TIME_WAIT can be reused after a second (the default of `tcp_tw_reuse`); with the host's
+/// other addresses there are at most 28,232 connections a minute.
 #[derive(Default)]
 pub(super) struct Clients {
     ends: HashMap<SocketAddr, End>,
@@ -130,7 +130,7 @@ pub(super) struct Clients {
 struct End {
     generation: u64,
     live: bool,
-    /// Where its connection goes; `None`: a former daemon has made it.
+    /// Destination of its connection; `None`: made by a former daemon.
     dest: Option<SocketAddr>,
 }
 
@@ -143,7 +143,7 @@ struct Leaving {
 }
 
 impl Clients {
-    /// Does the system give a port to connections by itself, so that nobody need have asked for it?
+    /// Whether a port is in the ephemeral range, so that it may have been allocated automatically.
     pub(super) fn is_given(&mut self, port: u16) -> bool {
         self.ports().given(port)
     }
@@ -155,7 +155,7 @@ impl Clients {
         &self.ports
     }
 
-    /// The next port that the system gives to no connection by itself.
+    /// Takes the next port outside the ephemeral range; `None` if there are too few.
     pub(super) fn take_spare(&mut self) -> Option<u16> {
         let (first, last) = self.ports().spare()?;
         for _ in first..=last {
@@ -168,14 +168,14 @@ impl Clients {
         None
     }
 
-    /// The next end that no live connection has, for one to `dest`, and its generation.
+    /// Allocates the next free end, for a connection to `dest`. Returns it and its generation.
     fn take(&mut self, ip: IpAddr, dest: SocketAddr) -> Option<(SocketAddr, u64)> {
         let family = usize::from(ip.is_ipv4());
         for _ in 0..=u16::MAX {
             let port = match self.ports.after(self.turns[family]) {
                 Some(port) => port,
                 None => {
-                    // Whoever manages the host may have changed them meanwhile.
+                    // Read anew at each wrap: the sysctls may have changed.
                     self.ports = LocalPorts::read();
                     self.ports.first
                 }
@@ -197,7 +197,7 @@ impl Clients {
         None
     }
 
-    /// An end that a former daemon has left to this one.
+    /// Registers an end handed over by a former daemon. Returns its generation.
     fn adopt(&mut self, end: SocketAddr, live: bool) -> u64 {
         self.last += 1;
         let entry = End {
@@ -209,8 +209,7 @@ impl Clients {
         self.last
     }
 
-    /// Connections that nobody had accepted when a former daemon left: the ends of those that nobody adopts
-    /// linger, and are forgotten.
+    /// Registers the entries of a former daemon's map of client addresses: they expire after [`LINGER`] unless adopted.
     pub(super) fn inherit(&mut self, connections: impl IntoIterator<Item = [SocketAddr; 2]>) {
         for [end, dest] in connections {
             let generation = self.adopt(end, false);
@@ -237,7 +236,7 @@ impl Clients {
         });
     }
 
-    /// The connections whose time is over, but those that were made again.
+    /// Removes ends closed for [`LINGER`]. Returns their connections, except those that were made again.
     pub(super) fn expire(&mut self, now: Instant) -> Vec<[SocketAddr; 2]> {
         let mut gone = Vec::new();
         self.leaving.retain(|one| {
@@ -261,12 +260,12 @@ impl Clients {
     }
 }
 
-/// The ports that the system gives to connections.
+/// The system's ephemeral ports.
 #[derive(Default)]
 struct LocalPorts {
     first: u16,
     last: u16,
-    /// Those in between that it does not.
+    /// Reserved ranges (`ip_local_reserved_ports`).
     reserved: Vec<(u16, u16)>,
 }
 
@@ -297,12 +296,12 @@ impl LocalPorts {
         }
     }
 
-    /// The port whose turn is after another's, unless that was the last one.
+    /// The port after `port`; `None` after the last one.
     fn after(&self, port: u16) -> Option<u16> {
         (self.first..self.last).contains(&port).then(|| port + 1)
     }
 
-    /// The first and the last of those that it does not give: above if there are enough.
+    /// First and last spare port: above the ephemeral range if there are enough, else below it.
     fn spare(&self) -> Option<(u16, u16)> {
         let above = (self.last.saturating_add(1), u16::MAX);
         let below = (FIRST_SPARE, self.first.saturating_sub(1));
@@ -320,8 +319,8 @@ impl LocalPorts {
     }
 }
 
-/// While it lives, vtld's end of the connection to a local application, which sees the real client as its
-/// peer, is nobody else's.
+/// Reserves vtld's end of the connection to a local application, which sees the real client as its peer; released
+/// on drop.
 pub struct ClientAddressGuard {
     shared: Weak<Shared>,
     end: SocketAddr,
@@ -350,7 +349,7 @@ pub(super) fn connect_local_app(
     dest: SocketAddr,
     client: SocketAddr,
 ) -> io::Result<(TcpStream, ClientAddressGuard)> {
-    // Not every host takes packets from the loopback's address to its other ones, so those come first.
+    // The host's own address first: not every host accepts packets from a loopback address to its other ones.
     let loopback: IpAddr = match dest.ip() {
         IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
@@ -379,7 +378,7 @@ pub(super) fn connect_local_app(
     Err(io::ErrorKind::AddrNotAvailable.into())
 }
 
-/// Keeps vtld's end of a connection that a former daemon has made.
+/// Reserves vtld's end of a connection made by a former daemon.
 pub(super) fn adopt(shared: &Arc<Shared>, end: SocketAddr) -> ClientAddressGuard {
     ClientAddressGuard {
         shared: Arc::downgrade(shared),
@@ -406,14 +405,14 @@ fn connect_from(
     let connected = sock::connect(&socket, dest);
     shared.maps.disown(cookie);
     if connected.is_err() {
-        // Somebody else has these ends.
+        // The ends may belong to another connection.
         shared.maps.hide_client([end, dest]);
     }
     connected.map(|()| socket.into())
 }
 
-/// What the client of an accepted, steered connection has said in its last segment of the handshake, which
-/// shows that it saw vtld's answer.
+/// The name that the client of a steered connection has repeated in the handshake's last segment. `None`: it did not
+/// see the option in vtld's SYN/ACK.
 pub(super) fn client_says(shared: &Shared, stream: &TcpStream) -> io::Result<Option<FlowName>> {
     let cookie = sock::cookie(&stream.as_fd())?;
     let says = shared.maps.understood(cookie);

@@ -1,4 +1,4 @@
-//! The Hooker's thread: held SYNs, connects to real destinations, accepted connections.
+//! The Hooker's event loop: held SYNs, connects to real destinations, accepted connections.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -31,18 +31,18 @@ use super::{
 };
 use crate::panics::test_point;
 
-/// Housekeeping: expiry, reaping.
+/// Interval of housekeeping: expiry, reaping.
 const TICK: Duration = Duration::from_secs(1);
 
-/// Without descriptors: until the next try to accept a connection, and how long others go to such a
-/// destination past vtld.
+/// Out of file descriptors: pause before the next accept,
 const BREATH: Duration = Duration::from_millis(50);
+/// and how long connects to the destination bypass vtld.
 const RELIEF: Duration = Duration::from_secs(10);
-/// How long a connection that an application is promised may take to reach its listener.
+/// Maximum wait, when leaving, for accepted connects (injected SYNs) to reach the listener.
 const PROMISED: Duration = Duration::from_millis(100);
-/// How long a destination that has spoken VTL, and does not now, is left alone.
+/// How long connects to a destination that has stopped speaking VTL are not captured.
 const RETURN: Duration = Duration::from_secs(2);
-/// Such destinations that are remembered.
+/// Maximum number of destinations remembered to have spoken VTL.
 const MOST_SPOKE: usize = 16_384;
 
 const WAKE: u64 = 0;
@@ -54,9 +54,9 @@ const ATTEMPTS: u64 = 16;
 
 /// Requests from other threads.
 pub(super) enum Command {
-    /// The rest of the daemon can take connections.
+    /// Starts the event loop: the rest of the daemon is ready for connections.
     Begin,
-    /// Takes what waits in the listeners, and ends the thread.
+    /// Drains the listeners, and ends the thread.
     Leave(SyncSender<()>),
     Stop,
 }
@@ -134,7 +134,7 @@ impl Worker {
     }
 
     pub(super) fn run(mut self) {
-        // What waits in a former daemon's listeners needs somebody to take it.
+        // Connections queued in a former daemon's listeners wait until the broker is ready.
         loop {
             match self.commands.recv() {
                 Ok(Command::Begin) => break,
@@ -196,7 +196,7 @@ impl Worker {
         true
     }
 
-    /// False if that ends the thread.
+    /// Executes a command. False if the thread is to end.
     fn obey(&mut self, command: Command) -> bool {
         match command {
             Command::Stop => return false,
@@ -210,7 +210,7 @@ impl Worker {
         true
     }
 
-    /// Takes what has been connected; connects that wait are left open.
+    /// Drains the listeners, for a handover; pending connects stay unanswered.
     fn leave(&mut self) {
         let began = Instant::now();
         loop {
@@ -257,11 +257,11 @@ impl Worker {
         }
     }
 
-    /// An application connects.
+    /// Starts a connect to the real destination of a new held connect.
     fn opened(&mut self, mut held: HeldConnect) {
         match discovery::find_source(&mut held) {
             Err(error) => self.fail(held, &error),
-            // A connection of this host to itself gains nothing.
+            // This host itself: no VTL needed.
             Ok(true) => self.connect(held, None),
             Ok(false) if !discovery::is_inside(&self.shared, &held) => self.connect_plain(held),
             Ok(false) => {
@@ -271,7 +271,7 @@ impl Worker {
         }
     }
 
-    /// Connects without asking for VTL, unless the connection must be carried.
+    /// Connects without VTL's option; refuses the connect if it requires a carrier.
     fn connect_plain(&mut self, held: HeldConnect) {
         match held.requires_carrier() {
             true => refuse_plain(held),
@@ -297,7 +297,7 @@ impl Worker {
         }
     }
 
-    /// No connection to the destination can be tried.
+    /// Handles a local failure to start a connect: refuses it, or bypasses vtld if file descriptors are exhausted.
     fn fail(&self, mut held: HeldConnect, error: &io::Error) {
         if !lacks_descriptors(error) || held.requires_carrier() {
             return held.refuse(ConnectError::from(error));
@@ -307,12 +307,12 @@ impl Worker {
         held.put_off();
     }
 
-    /// A connect to a real destination has an outcome.
+    /// Handles the outcome of a connect to a real destination.
     fn attempted(&mut self, token: u64) {
         let Some(attempt) = self.attempts.remove(&token) else {
             return;
         };
-        // The socket goes on to somebody else's epoll.
+        // The socket moves to another thread's epoll.
         let _ = self.epoll.delete(&attempt.socket);
         match attempt.finish(&self.shared) {
             Err((held, error)) => held.refuse(ConnectError::from(&error)),
@@ -352,10 +352,10 @@ impl Worker {
                 ..
             }) => {
                 tracing::debug!(dest = %held.dest(), "no answer to the option: plain TCP");
-                // A host that has a session, and no answer to the option, was too busy for one. And a SYN that
-                // meets the TIME_WAIT of an earlier connection from the same port never comes to vtld.
+                // Not a plain host if there is an association: it was too busy to answer the option, or the SYN met an
+                // earlier connection from the same port in TIME_WAIT and never reached vtld.
                 if !self.shared.broker.knows(held.dest().ip()) {
-                    // Its daemon may be back any moment.
+                    // Short if it has spoken VTL: its daemon may be restarting.
                     let ttl = match self.spoke.contains(&held.dest()) {
                         true => RETURN,
                         false => self.shared.config.plain_ttl,
@@ -399,8 +399,8 @@ impl Worker {
                         name,
                     });
                 }
-                // Something on the way took the option out of our answer: the client goes on as
-                // with a peer without VTL.
+                // A middlebox stripped the option from our SYN/ACK: the client goes on as with a
+                // peer without VTL.
                 Ok((dest, None)) => match steering::connect_local_app(&self.shared, dest, client) {
                     Ok((app, guard)) => {
                         self.shared.proxy.join(app, stream, Some(guard));
@@ -412,17 +412,17 @@ impl Worker {
     }
 }
 
-/// Lets a connect fail that would become a TCP connection and must not.
+/// Refuses a connect that requires a carrier and could only be plain TCP.
 fn refuse_plain(held: HeldConnect) {
     tracing::info!(dest = %held.dest(), "a carrier is required, and the destination does not speak VTL: connect refused");
     held.refuse(ConnectError::HostUnreachable);
 }
 
-/// The next connection that waits.
+/// Accepts the next queued connection, if any.
 fn accept(listener: &TcpListener) -> Option<(TcpStream, SocketAddr)> {
     let accepted = listener.accept();
     if accepted.as_ref().is_err_and(lacks_descriptors) {
-        // It stays ready, and the thread would do nothing but ask.
+        // The listener stays readable: avoid a busy loop.
         std::thread::sleep(BREATH);
     }
     accepted.ok()
