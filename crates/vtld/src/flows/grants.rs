@@ -1,4 +1,4 @@
-//! Carriers between two hosts: the kinds that this one has, and who may open which.
+//! Grants of carriers: the kinds available on this host, and the peers that may open them.
 
 use std::{collections::hash_map::Entry, io, net::IpAddr, rc::Rc, time::Duration};
 
@@ -19,20 +19,22 @@ use super::{
 };
 use crate::network::Network;
 
-/// How long a grant is good.
+/// Lifetime of a grant.
 const GRANT: Duration = Duration::from_secs(15);
-/// Grants at a time.
+/// Maximum number of outstanding grants,
 const MOST: usize = 1024;
+/// and of one association's.
 const MOST_OF_PEER: usize = 4;
-/// How long a carrier waits for the first flow of its association, how many do, and how many of one network.
+/// How long a carrier that arrives before its association, or before the peer is authenticated, waits.
 const EARLY: Duration = Duration::from_secs(2);
+/// Maximum number of carriers waiting for their associations, in total and from one network.
 const MOST_EARLY: usize = 64;
 const MOST_EARLY_OF_NETWORK: usize = 16;
-/// How long the peers' being told of the end may take.
+/// Timeout of telling peers about the end, for each kind of carrier.
 const FAREWELL: Duration = Duration::from_millis(200);
 
 impl Flows {
-    /// This host's part of a kind, started when it is first needed.
+    /// The endpoint of a kind of carrier, started on first use.
     pub(super) fn endpoint(self: &Rc<Self>, kind: Kind) -> io::Result<Rc<dyn Endpoint>> {
         let unsupported = || io::Error::from(io::ErrorKind::Unsupported);
         let mut endpoints = self.endpoints.borrow_mut();
@@ -49,8 +51,8 @@ impl Flows {
         vacant.insert(made.ok()).clone().ok_or_else(unsupported)
     }
 
-    /// The answer to a peer that asks for a carrier. `seals`: it can have it sealed. `rtt`: of the path, as TCP
-    /// measured it.
+    /// Answers a peer's ASK with GRANT or REFUSE. `seals`: the peer supports sealing. `rtt`: of the path, measured by
+    /// TCP.
     pub(super) fn grant(
         self: &Rc<Self>,
         peer: &Rc<Peer>,
@@ -107,7 +109,7 @@ impl Flows {
         }
     }
 
-    /// Has the carriers that peers open serve.
+    /// Accepts carriers of a kind that peers open, and serves them.
     async fn accept(
         self: Rc<Self>,
         kind: Kind,
@@ -119,7 +121,7 @@ impl Flows {
                 let peer = match shown {
                     Shown::Token(token) => {
                         let promised = flows.promises.borrow_mut().remove(&token);
-                        // To who has shown another key since, or had shown none, nothing was promised.
+                        // With required encryption a grant is void if the peer's key has changed since.
                         let is_his = |(peer, key): &(Rc<Peer>, _)| {
                             !peer.requires_encryption() || *key == peer.shown.get()
                         };
@@ -130,7 +132,7 @@ impl Flows {
                 if let Some(peer) = peer {
                     tracing::debug!(peer = %peer.key.peer, carrier = %kind, "a carrier has come");
                     peer.set_desired(Desired::of(kind));
-                    // Where peers must be known, it may be before the control connection.
+                    // It may precede the control connection that authenticates the peer.
                     let _ = timeout(EARLY, peer.until(Peer::is_judged)).await;
                     if peer.is_admitted() {
                         link.serve(peer, None).await;
@@ -140,14 +142,15 @@ impl Flows {
         }
     }
 
-    /// Whether one more carrier from a network may wait for its association.
+    /// Whether another carrier from the network may wait for its association.
     fn may_wait(&self, network: Network) -> bool {
         let early = self.early.borrow();
         let of_network = early.iter().filter(|other| **other == network).count();
         early.len() < MOST_EARLY && of_network < MOST_EARLY_OF_NETWORK
     }
 
-    /// The association that a peer has opened with this tag, of which may be heard by a carrier first.
+    /// Finds the association that a peer has opened with this tag; waits up to [`EARLY`], since the carrier may arrive
+    /// first.
     async fn opened_by(&self, address: IpAddr, tag: u32) -> Option<Rc<Peer>> {
         let find = || {
             let is_it = |peer: &Rc<Peer>| {
@@ -186,7 +189,7 @@ impl Flows {
         found
     }
 
-    /// Tells the peers of the end.
+    /// Closes all endpoints, and tells the peers.
     pub(super) async fn close(&self) {
         let all: Vec<_> = self
             .endpoints
@@ -195,7 +198,7 @@ impl Flows {
             .flatten()
             .cloned()
             .collect();
-        // Before any flow's task is dropped, so that none of their ends looks like a true one.
+        // Before any flow's task is dropped, so that no peer takes the end of a flow for an orderly one.
         all.iter().for_each(|endpoint| endpoint.close());
         for endpoint in all {
             let _ = timeout(FAREWELL, endpoint.wait_idle()).await;

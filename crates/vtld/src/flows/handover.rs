@@ -1,6 +1,6 @@
-//! What the thread of flows leaves to the next daemon: associations, and their flows with both sockets. Control
-//! connections end, as their keys do with the daemon that has them; but the next one closes them, which tells peers
-//! that the other carriers have ended, too, once there is somebody to connect to again.
+//! Handover of the thread of flows to the next daemon: associations, and their flows with both sockets. Control
+//! connections end, since their TLS keys are not handed over; but the next daemon closes their sockets, so that peers
+//! learn of the end of all carriers when there is a daemon to connect to again.
 
 use std::{
     io,
@@ -25,7 +25,7 @@ use super::{
 };
 use crate::handover::{Descriptors, Outgoing, Place};
 
-/// What the thread of flows leaves.
+/// State handed over by the thread of flows.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Handover {
     peers: Vec<PeerLeft>,
@@ -47,9 +47,9 @@ struct PeerLeft {
     desired: Option<Desired>,
     dest: Option<SocketAddr>,
     last_carrier: u32,
-    /// They end with the daemon that had them.
+    /// Carriers that end with this daemon: peers are told.
     carriers: Vec<CarrierId>,
-    /// The key that it has shown.
+    /// The peer's public key.
     #[serde(default)]
     shown: Option<String>,
     /// The control connection's socket, to be closed.
@@ -68,20 +68,20 @@ struct FlowLeft {
     /// The application's end of its connection, and vtld's.
     app_addresses: Option<[SocketAddr; 2]>,
     age: Duration,
-    /// It was moved by hand.
+    /// Pinned to TCP by hand.
     stays: bool,
-    /// What its peer may reach here has been looked at.
+    /// Whether the peer's access to this port has been checked.
     #[serde(default = "looked_at")]
     is_judged: bool,
-    /// Read from the application, not sent yet, and whether the last byte is TCP's urgent one.
+    /// Bytes read from the application and not sent yet, and whether the last one is TCP's urgent byte.
     pending: (Bytes, bool),
     app: Place,
     tcp: Place,
-    /// vtld's end of the connection to a local application, which is shown another peer.
+    /// vtld's end of the connection to a local application, which sees the client's address instead.
     shown: Option<SocketAddr>,
 }
 
-/// By a daemon that does not look, nothing has to be.
+/// Default for a daemon that has no such check.
 fn looked_at() -> bool {
     true
 }
@@ -109,8 +109,7 @@ impl Names {
 }
 
 impl Flows {
-    /// Stops all flows where they are, and leaves them to a successor. What comes by carriers from now on is not
-    /// taken, so that peers send it again.
+    /// Stops all flows, and hands them over. Chunks that arrive later are not confirmed, so peers retransmit them.
     pub(super) fn hand_over(&self, outgoing: &mut Outgoing) -> Handover {
         let peers = self.peers();
         Handover {
@@ -120,7 +119,7 @@ impl Flows {
         }
     }
 
-    /// Takes up what a former daemon has left.
+    /// Restores the state handed over by a former daemon.
     pub(super) fn resume(self: &Rc<Self>, left: Handover, descriptors: &mut Descriptors) {
         self.started.set(left.started);
         self.names.resume(left.names);
@@ -195,7 +194,7 @@ impl Peer {
         });
         PeerLeft {
             key: self.key,
-            // Without them no more carriers are opened, whose numbers the successor would give again.
+            // Taken: no more carriers may be opened here, whose numbers the next daemon would reuse.
             desired: self.forget_desired(),
             dest: self.dest.take(),
             last_carrier: self.last_carrier.get(),

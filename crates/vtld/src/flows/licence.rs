@@ -1,7 +1,6 @@
 //! A flow's licence: its TCP connection, which firewalls, connection limits and NATs have admitted, and can
-//! end. While bytes of the flow travel by a carrier, the connection has to show that it still gets through, by
-//! the answers to its keepalive probes (RFC 9293, section 3.8.4); where these stay away, the flow waits as the
-//! connection would.
+//! end. While the flow's bytes travel by a carrier, keepalive probes (RFC 9293, section 3.8.4) verify that the
+//! connection still gets through; without answers the licence is void, and the flow stalls as the connection would.
 
 use std::{
     cell::Cell,
@@ -16,53 +15,54 @@ use tokio::{sync::Notify, time::sleep};
 use super::socket::unacknowledged;
 use crate::option::{self, IDLE_AGAIN_S, IDLE_S};
 
-/// Between two probes of a connection whose flow moves bytes by a carrier, and after an unanswered one.
+/// Keepalive interval while the flow's bytes travel by a carrier, s,
 const OFTEN_S: u32 = 2;
+/// and after an unanswered probe, s.
 const AGAIN_S: u32 = 1;
-/// Between unanswered probes of a flow that waits; 127 of them take about what TCP's fifteen retransmissions take
-/// (RFC 1122, section 4.2.3.5, R2).
+/// Interval of unanswered probes while the licence is void, s: 127 of them take about as long as TCP's fifteen
+/// retransmissions (RFC 1122, section 4.2.3.5, R2).
 const WAITING_S: u32 = 7;
-/// How old the last answer may be: of five probes one has to get through.
+/// Maximum age of the last answer: one of five probes has to get through.
 const FRESH: Duration = Duration::from_secs(7);
-/// A flow that has moved nothing for so long needs none.
+/// Idle time after which a flow is not probed often any more.
 const RESTS: Duration = Duration::from_secs(10);
-/// Between two looks.
+/// Interval of the checks.
 const LOOK: Duration = Duration::from_secs(1);
-/// A connection that has ended in both directions (`include/net/tcp_states.h`): nobody asks it any more.
+/// State of a connection closed in both directions (`include/net/tcp_states.h`): it is not probed any more.
 const TCP_CLOSE: u8 = 7;
 
-/// What is known of it.
+/// State of a flow's licence.
 #[derive(Default)]
 pub(super) struct Licence {
-    /// Bytes have moved by a carrier since the last look.
+    /// Bytes have moved by a carrier since the last check.
     has_moved: Cell<bool>,
-    /// The kernel asks often.
+    /// The kernel probes often.
     is_asked: Cell<bool>,
     is_void: Cell<bool>,
     moved: Notify,
     valid: Notify,
 }
 
-/// Sets up a flow's connection.
+/// Enables keepalive on a flow's connection.
 pub(super) fn prepare(tcp: &TcpStream) {
     option::keep_alive(tcp, IDLE_S, IDLE_AGAIN_S);
 }
 
-/// Has the kernel probe after so many seconds, and so many after an unanswered probe.
+/// Sets the keepalive timers: probe after `after_s` of silence, and `again_s` after an unanswered probe.
 fn ask(tcp: &TcpStream, after_s: u32, again_s: u32) {
     let _ = setsockopt(tcp, sockopt::TcpKeepInterval, &again_s);
-    // An older connection is asked at once.
+    // A connection that is idle for longer already is probed at once.
     let _ = setsockopt(tcp, sockopt::TcpKeepIdle, &after_s);
 }
 
-/// How long ago the last answer came.
+/// Time since the last acknowledgement; zero if the connection is not probed.
 fn age(tcp: &TcpStream) -> Duration {
     let info: std::io::Result<libc::tcp_info> = option::get(tcp, libc::IPPROTO_TCP, libc::TCP_INFO);
     // It cannot fail on a TCP socket.
     let Ok(info) = info else {
         return Duration::ZERO;
     };
-    // In place of keepalive probes there are those of a closed window, seldom ones.
+    // Zero-window probes replace keepalive probes while the peer's window is closed, and are rare.
     let is_closed = info.tcpi_unacked == 0 && info.tcpi_probes < 2 && unacknowledged(tcp) > 0;
     if info.tcpi_state == TCP_CLOSE || is_closed {
         return Duration::ZERO;
@@ -71,7 +71,7 @@ fn age(tcp: &TcpStream) -> Duration {
 }
 
 impl Licence {
-    /// Bytes of the flow move by a carrier.
+    /// Notes that bytes of the flow have moved by a carrier.
     pub(super) fn note_moved(&self) {
         if !self.has_moved.replace(true) && !self.is_asked.get() {
             self.moved.notify_one();
@@ -82,21 +82,21 @@ impl Licence {
         self.is_void.get()
     }
 
-    /// Notes whether the connection gets through.
+    /// Sets whether the connection has failed to get through.
     pub(super) fn set_void(&self, is_void: bool) {
         if self.is_void.replace(is_void) && !is_void {
             self.valid.notify_waiters();
         }
     }
 
-    /// Completes while the flow may go by carriers.
+    /// Completes once the flow may use carriers.
     pub(super) async fn valid(&self) {
         while self.is_void() {
             self.valid.notified().await;
         }
     }
 
-    /// Looks after it, for good.
+    /// Supervises the connection. Never completes.
     pub(super) async fn keep(&self, tcp: &TcpStream) -> Infallible {
         loop {
             while !self.has_moved.get() {

@@ -1,20 +1,20 @@
-//! What a flow's application is like, by the first bytes that pass here.
+//! Profile of a flow's application, classified by the flow's first bytes.
 
 use std::{cell::RefCell, net::SocketAddr, time::Instant};
 
 use vtl_core::profile::{Classifier, Verdict};
 use vtl_proto::frame::Side;
 
-/// Shows a flow's first reads and writes to a [`Classifier`]; those behind its verdict cost a look at a flag.
+/// Feeds a flow's first reads and writes to a [`Classifier`]; after its verdict the cost is a check of a flag.
 pub(super) struct Observer {
     opener: Side,
     began: Instant,
-    /// Nothing of a flow whose beginning was not seen here.
+    /// `None` for a flow whose beginning was not seen here.
     classifier: RefCell<Option<Classifier>>,
 }
 
 impl Observer {
-    /// Of a flow that begins. `addresses`: this host's, and the peer's.
+    /// The observer of a new flow. `addresses`: local, peer.
     pub(super) fn new(opener: Side, addresses: [SocketAddr; 2]) -> Self {
         let [local, peer] = addresses;
         let destination = match opener {
@@ -28,7 +28,7 @@ impl Observer {
         }
     }
 
-    /// Of one that a former daemon has left.
+    /// The observer of a flow handed over by a former daemon: no profile.
     pub(super) fn none() -> Self {
         Self {
             opener: Side::Local,
@@ -37,7 +37,7 @@ impl Observer {
         }
     }
 
-    /// Looks at bytes that the application of a side has sent.
+    /// Classifies bytes sent by the application of side `by`.
     pub(super) fn look(&self, by: Side, bytes: &[u8]) {
         let mut classifier = self.classifier.borrow_mut();
         let Some(classifier) = classifier.as_mut().filter(|c| !c.is_done()) else {
@@ -50,7 +50,7 @@ impl Observer {
         }
     }
 
-    /// Whether further bytes may make a difference.
+    /// Whether there is no verdict yet.
     pub(super) fn is_looking(&self) -> bool {
         self.classifier
             .borrow()

@@ -1,4 +1,4 @@
-//! Sockets of flows, and what else tokio watches.
+//! Sockets of flows, and other descriptors that tokio polls.
 
 use std::{
     io::{self, Read},
@@ -17,13 +17,13 @@ use crate::{
     urgent::{self, Ahead},
 };
 
-/// Has tokio watch a descriptor, which does not block.
+/// Registers a non-blocking descriptor with tokio.
 pub(super) fn watch<S: Watchable>(socket: S) -> io::Result<AsyncFd<S>> {
     // SAFETY: all of them keep their one descriptor open and the same as long as they live.
     Ok(unsafe { AsyncFd::register(socket) }?)
 }
 
-/// A listener that does not block.
+/// A non-blocking listener.
 pub(super) struct Listening(pub(super) TcpListener);
 
 impl AsRawFd for Listening {
@@ -32,7 +32,7 @@ impl AsRawFd for Listening {
     }
 }
 
-/// What keeps its one descriptor open, and the same, as long as it lives.
+/// Types that keep one and the same descriptor open as long as they live.
 pub(super) trait Watchable: AsRawFd {}
 impl Watchable for TcpStream {}
 impl Watchable for Listening {}
@@ -40,22 +40,22 @@ impl Watchable for OwnedFd {}
 impl Watchable for Events {}
 impl Watchable for Doorbell {}
 
-/// Of a connection that has sent its SYN (`include/net/tcp_states.h`).
+/// State of a connection that has sent its SYN (`include/net/tcp_states.h`).
 const TCP_SYN_SENT: u8 = 2;
 
-/// Whether a socket waits for the answer to its SYN. One that has no peer any more does not.
+/// Whether a socket waits for the SYN/ACK. False for one that has lost its peer.
 fn is_connecting(socket: &TcpStream) -> io::Result<bool> {
     let info: libc::tcp_info = option::get(socket, libc::IPPROTO_TCP, libc::TCP_INFO)?;
     Ok(info.tcpi_state == TCP_SYN_SENT)
 }
 
-/// How long the handshake of a connection took that was just made; `None` where segments were sent again.
+/// Round trip of a fresh connection's handshake; `None` if there were retransmissions.
 pub(super) fn handshake(socket: &TcpStream) -> Option<Duration> {
     let info: libc::tcp_info = option::get(socket, libc::IPPROTO_TCP, libc::TCP_INFO).ok()?;
     (info.tcpi_total_retrans == 0).then(|| Duration::from_micros(info.tcpi_rtt.into()))
 }
 
-/// Waits for the outcome of a socket's connect.
+/// Completes when a socket's connect has succeeded or failed.
 pub(super) async fn connected(socket: &AsyncFd<TcpStream>) -> io::Result<()> {
     socket
         .async_io(Interest::WRITABLE, |socket| match socket.take_error()? {
@@ -66,7 +66,7 @@ pub(super) async fn connected(socket: &AsyncFd<TcpStream>) -> io::Result<()> {
         .await
 }
 
-/// Completes when a connection is reset, behind the end of what comes from it, where reading would
+/// Completes when a connection is reset, also after the end of its stream, where reading would
 /// not show it.
 pub(super) async fn broken(socket: &AsyncFd<TcpStream>) {
     loop {
@@ -83,14 +83,14 @@ pub(super) async fn broken(socket: &AsyncFd<TcpStream>) {
 // SIOCOUTQ has this number on sockets.
 nix::ioctl_read_bad!(unsent, nix::libc::TIOCOUTQ, nix::libc::c_int);
 
-/// What reading gave.
+/// Result of a read.
 pub(super) enum Got {
-    /// Bytes, the last of which is TCP's urgent byte or not.
+    /// Bytes, and whether the last one is TCP's urgent byte.
     Bytes(Bytes, bool),
     End,
 }
 
-/// Reads at most `max` bytes of what is there.
+/// Reads at most `max` bytes; stops before an urgent byte, which is read by itself.
 pub(super) fn read(socket: &TcpStream, max: usize) -> io::Result<Got> {
     let (max, is_urgent) = match urgent::ahead(socket)? {
         Ahead::End => return Ok(Got::End),
@@ -112,7 +112,7 @@ pub(super) fn read(socket: &TcpStream, max: usize) -> io::Result<Got> {
     }
 }
 
-/// Reads exactly so many bytes.
+/// Reads exactly `N` bytes.
 pub(super) async fn read_exact<const N: usize>(socket: &AsyncFd<TcpStream>) -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     let mut have = 0;
@@ -127,13 +127,13 @@ pub(super) async fn read_exact<const N: usize>(socket: &AsyncFd<TcpStream>) -> i
     Ok(bytes)
 }
 
-/// Bytes that were written and that the other end has not acknowledged.
+/// Bytes written and not acknowledged by the other end.
 pub(super) fn unacknowledged(socket: &TcpStream) -> usize {
     let mut left = 0;
     // SAFETY: it writes an int.
     match unsafe { unsent(socket.as_raw_fd(), &mut left) } {
         Ok(_) => usize::try_from(left).unwrap_or(0),
-        // Of one that is closed.
+        // Fails on a closed connection.
         Err(_) => 0,
     }
 }

@@ -1,4 +1,4 @@
-//! The thread of flows, and the way to it.
+//! The thread of flows, `vtl-flows`, and the handle that other threads use.
 
 use std::{
     io,
@@ -24,13 +24,13 @@ use crate::{
     panics::test_point,
 };
 
-/// Where the answer to a command goes.
+/// Channel for the answer to a command.
 type Reply<T> = blocking::SyncSender<T>;
 
 enum Command {
     Begin,
     Opened(Opened),
-    /// A flow that requires a carrier, whose application waits for one.
+    /// A flow that requires a carrier: its connect is held until one is up.
     Awaits(Box<ClientFlow>, Desired, Handle),
     Steered(ServerFlow, FlowName),
     Status(Reply<Vec<CarrierStatus>>),
@@ -42,7 +42,7 @@ enum Command {
     Stop,
 }
 
-/// Comes back from a thread that has died.
+/// The outgoing handover; the caller keeps it if the thread dies.
 type Lent = Arc<Mutex<Outgoing>>;
 
 struct Thread {
@@ -50,7 +50,7 @@ struct Thread {
     thread: JoinHandle<()>,
 }
 
-/// The way to the rest of the daemon.
+/// Handles of the rest of the daemon.
 #[derive(Clone)]
 struct Needs {
     hooker: hooker::Handle,
@@ -61,7 +61,7 @@ struct Shared {
     limits: Arc<Limits>,
     names: Arc<Names>,
     pulse: Arc<Pulse>,
-    /// What flows need. While there is nothing, no thread is started.
+    /// Handles for the flows; no thread is started while `None`.
     needs: Mutex<Option<Needs>>,
     thread: Mutex<Option<Thread>>,
 }
@@ -76,7 +76,7 @@ impl Shared {
     }
 }
 
-/// The way to the thread. Cheap to clone.
+/// Handle of the thread of flows. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Handle {
     shared: Arc<Shared>,
@@ -96,14 +96,14 @@ impl Handle {
         }
     }
 
-    /// Lets flows be.
+    /// Enables flows, and starts the thread.
     pub(crate) fn set_hooker(&self, hooker: hooker::Handle, broker: broker::Handle) {
         *self.shared.needs() = Some(Needs { hooker, broker });
-        // Sessions of peers may come before their first flow does.
+        // Peers may open sessions before their first flow.
         self.send(Command::Begin);
     }
 
-    /// Whether the thread is at work.
+    /// Whether the thread is responsive.
     pub(crate) fn is_there(&self) -> bool {
         self.shared.pulse.is_there()
     }
@@ -119,7 +119,7 @@ impl Handle {
                 Err(error) => tracing::error!(%error, "no flows can be carried"),
             }
         }
-        // Without a thread the daemon is ending.
+        // No thread: the daemon is ending.
         if let Some(running) = &*thread
             && running.commands.send(command).is_err()
         {
@@ -129,17 +129,17 @@ impl Handle {
         }
     }
 
-    /// Who this host is.
+    /// This host's identity.
     pub(crate) fn identity(&self) -> &Identity {
         &self.shared.limits.identity
     }
 
-    /// Whether there is an association with the host.
+    /// Whether this host has an association with `host` that it has opened.
     pub(crate) fn knows(&self, host: IpAddr) -> bool {
         self.shared.names.knows(host)
     }
 
-    /// The name of the next flow from one address to another that is for this carrier. `required`: or for none.
+    /// Allocates the name of the next flow between two addresses. `required`: without fallback to TCP.
     pub(crate) fn name_flow(
         &self,
         local: IpAddr,
@@ -150,7 +150,7 @@ impl Handle {
         self.shared.names.next(local, peer, desired, required)
     }
 
-    /// The connection of a flow that this host has opened is established.
+    /// Takes a flow opened by this host, whose TCP connection is established.
     pub(crate) fn opened(&self, flow: ClientFlow, desired: Desired) {
         match flow.name.requires_carrier() {
             true => self.send(Command::Awaits(Box::new(flow), desired, self.clone())),
@@ -158,7 +158,7 @@ impl Handle {
         }
     }
 
-    /// Lets the application's connect succeed.
+    /// Accepts the application's connect, and starts the flow.
     fn succeed(&self, flow: ClientFlow, desired: Desired) {
         let handle = self.clone();
         let ClientFlow {
@@ -182,7 +182,7 @@ impl Handle {
         });
     }
 
-    /// A connection was steered here whose SYN says which one it is.
+    /// Takes a steered connection; `name` is from its SYN.
     pub(crate) fn steered(&self, flow: ServerFlow, name: FlowName) {
         self.send(Command::Steered(flow, name));
     }
@@ -196,12 +196,12 @@ impl Handle {
         answer.recv().ok()
     }
 
-    /// One row for each carrier.
+    /// Status, one row for each carrier.
     pub(crate) fn status(&self) -> Vec<CarrierStatus> {
         self.ask(Command::Status).unwrap_or_default()
     }
 
-    /// Flows, from an id on.
+    /// A page of flows, from id `from` on.
     pub(crate) fn list(&self, from: u64) -> FlowList {
         let none = FlowList {
             flows: Vec::new(),
@@ -210,30 +210,30 @@ impl Handle {
         self.ask(|reply| Command::List(from, reply)).unwrap_or(none)
     }
 
-    /// One flow.
+    /// Status of one flow.
     ///
     /// # Errors
-    /// There is none.
+    /// No such flow.
     pub(crate) fn show(&self, id: u64) -> Result<FlowStatus, String> {
         let answer = self.ask(|reply| Command::Show(id, reply));
         answer.unwrap_or_else(|| Err(no_such(id)))
     }
 
-    /// Has what this host sends of a flow travel by another carrier.
+    /// Moves the sending direction of a flow to another carrier.
     ///
     /// # Errors
-    /// There is no such flow, or no such carrier to its peer.
+    /// No such flow, or it may not or cannot use that carrier.
     pub(crate) fn move_flow(&self, id: u64, carrier: String) -> Result<FlowStatus, String> {
         let answer = self.ask(|reply| Command::Move(id, carrier, reply));
         answer.unwrap_or_else(|| Err(no_such(id)))
     }
 
-    /// Takes up what a former daemon has left. Returns the other descriptors.
+    /// Restores the state handed over by a former daemon. Returns the other descriptors.
     pub(crate) fn resume(&self, left: Handover, descriptors: Descriptors) -> Option<Descriptors> {
         self.ask(|reply| Command::Resume(left, descriptors, reply))
     }
 
-    /// Ends the thread, and leaves its flows to a successor: none if it has died.
+    /// Ends the thread, and hands its flows over to the next daemon; empty if the thread has died.
     pub(crate) fn hand_over(&self, outgoing: &Lent) -> Handover {
         let left = self.ask(|reply| Command::Leave(Arc::clone(outgoing), reply));
         self.stop();
@@ -283,7 +283,7 @@ async fn serve(mut inbox: mpsc::UnboundedReceiver<Command>, flows: Rc<Flows>) {
                 });
             }
             Command::Steered(flow, name) => flows.steered(flow, name),
-            // Who has asked may have gone.
+            // A reply fails if the caller has gone.
             Command::Status(reply) => drop(reply.send(flows.status())),
             Command::List(from, reply) => drop(reply.send(flows.list(from))),
             Command::Show(id, reply) => drop(reply.send(flows.show(id))),

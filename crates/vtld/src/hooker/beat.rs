@@ -1,4 +1,4 @@
-//! The heartbeat that programs of the kernel look at: where it fails they leave connections to TCP.
+//! The heartbeat that the kernel's programs check: without it they leave connections to TCP.
 
 use std::{
     io,
@@ -15,16 +15,16 @@ use sd_notify::NotifyState;
 
 use super::{Shared, bpf::monotonic};
 
-/// Between two beats; programs wait for four times as long (`VTL_BEAT_NS`).
+/// Interval of the heartbeat; programs time out after four of them (`VTL_BEAT_NS`).
 const BEAT: Duration = Duration::from_millis(250);
-/// A thread that new connections need hangs if it has not been seen for so long. Each looks after itself once a
-/// second, but may wait while the verifier reads programs.
+/// Timeout after which a thread that new connections need counts as hung. Each reports once a second, but may be
+/// blocked while the verifier checks programs.
 const HANGS: Duration = Duration::from_secs(10);
 
-/// When a thread was last seen, nanoseconds of [`monotonic`].
+/// Last sign of life of a thread, nanoseconds of [`monotonic`].
 pub(crate) struct Pulse(AtomicU64);
 
-/// A thread that is about to start counts as seen.
+/// Begins as alive, for a thread that is about to start.
 impl Default for Pulse {
     fn default() -> Self {
         let pulse = Self(AtomicU64::new(0));
@@ -34,7 +34,7 @@ impl Default for Pulse {
 }
 
 impl Pulse {
-    /// It is at work.
+    /// Notes a sign of life.
     pub(crate) fn note(&self) {
         let now = monotonic().as_nanos() as u64;
         self.0.store(now, Ordering::Relaxed);
@@ -46,14 +46,14 @@ impl Pulse {
     }
 }
 
-/// The thread that beats, until this is dropped.
+/// The heartbeat's thread; stopped on drop.
 pub(super) struct Heart {
     stop: Option<mpsc::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Heart {
-    /// The first beat is done before it returns.
+    /// Starts the thread, after the first beat.
     pub(super) fn start(shared: Arc<Shared>) -> io::Result<Self> {
         let (stop, stopped) = mpsc::channel();
         let mut watchdog = Watchdog::start()?;
@@ -82,11 +82,11 @@ impl Heart {
     }
 }
 
-/// The service manager's watchdog (`WatchdogSec` in systemd.service(5)), if it has one for this process: it ends and
-/// restarts a daemon whose threads do not come back. Its messages go by a thread of their own, since a manager that
-/// does not read must not hold up the heartbeat.
+/// The service manager's watchdog (`WatchdogSec` in systemd.service(5)), if enabled for this process: it restarts a
+/// daemon whose threads hang. A thread of its own sends the messages, since a manager that does not read must not
+/// block the heartbeat.
 struct Watchdog {
-    /// Between two messages: half of what it waits for.
+    /// Interval of messages: half of the watchdog's timeout.
     every: Duration,
     fed: Option<Instant>,
     messages: mpsc::SyncSender<()>,
@@ -114,11 +114,11 @@ impl Watchdog {
         }))
     }
 
-    /// All threads are at work.
+    /// Feeds the watchdog: all threads are alive.
     fn feed(&mut self) {
         if self.fed.is_none_or(|fed| fed.elapsed() >= self.every) {
             self.fed = Some(Instant::now());
-            // Another one waits to be sent.
+            // Full: another message is queued.
             let _ = self.messages.try_send(());
         }
     }

@@ -1,4 +1,4 @@
-//! The Hooker's programs and maps in the kernel.
+//! The Hooker's eBPF programs and maps.
 
 use std::{
     io,
@@ -25,31 +25,31 @@ use super::{
     error::HookerError,
 };
 
-/// Programs that see connects of the hooked cgroup.
+/// Programs that capture the connects of a hooked cgroup.
 pub(super) const CAPTURE: [&str; 2] = ["vtl_connect4", "vtl_connect6"];
-/// Programs that show applications the addresses that they expect.
+/// Programs that make applications see the addresses of the real connections.
 pub(super) const ADDRESSES: [&str; 4] = [
     "vtl_getpeername4",
     "vtl_getpeername6",
     "vtl_getsockname4",
     "vtl_getsockname6",
 ];
-/// Keeps the client that a local application is shown.
+/// Stores the client's address in the socket that a local application accepts.
 pub(super) const ACCEPTED: &str = "vtl_accepted";
-/// Discovery.
+/// Discovery by the TCP option (sockops).
 pub(super) const SOCKOPS: &str = "vtl_sockops";
-/// Follows connections to near hosts.
+/// Monitors connections to near hosts (sockops).
 pub(super) const WATCH_NEAR: &str = "vtl_watch_near";
-/// tcx egress on lo.
+/// Holds SYNs of captured connects (tcx egress on lo).
 pub(super) const HOLD_SYN: &str = "vtl_hold_syn";
-/// tcx ingress elsewhere.
+/// Steers SYNs with the option to vtld (tcx ingress on other interfaces).
 pub(super) const STEER_SYN: &str = "vtl_steer_syn";
 
-/// An attached program; dropping it detaches.
+/// The link of an attached program; detached on drop.
 ///
-/// Its descriptor lies above those of all sockets. When a process dies, the kernel closes the
-/// highest first: the programs are gone before the first application learns of it by a reset, and
-/// an application that connects again at once gets plain TCP.
+/// Its descriptor is above those of all sockets. When a process dies, the kernel closes the highest
+/// first: the programs are detached before the first application gets a reset, so an application
+/// that reconnects at once gets plain TCP.
 #[derive(Debug)]
 pub(super) struct Attached {
     link: OwnedFd,
@@ -61,13 +61,13 @@ impl AsFd for Attached {
     }
 }
 
-/// The section of the configuration, apart from other constants: those have no fixed places.
+/// Section of the configuration; separate, since other constants have no fixed offsets.
 const CONFIG: &str = ".rodata.config";
 
-/// Descriptors of links begin here, or close below the limit. A process's table of descriptors
-/// takes eight bytes for each one below the highest.
+/// First descriptor of links, unless the limit is lower. A process's descriptor table takes eight
+/// bytes for each one below the highest.
 const LINKS_FROM: u64 = 1 << 17;
-/// Room for links below the limit.
+/// Descriptors below the limit reserved for links.
 const LINKS: u64 = 256;
 
 impl Attached {
@@ -81,7 +81,7 @@ impl Attached {
     }
 }
 
-/// Loads an object whose section for it is filled with `config`, after `prepare` has seen it.
+/// Loads an object: fills its section [`CONFIG`] with `config`, then calls `prepare` before loading.
 pub(super) fn load<T: abi::Pod>(
     image: &[u8],
     config: &T,
@@ -135,14 +135,14 @@ pub(super) fn attach_cgroup(
         })
 }
 
-/// The loaded programs. What is attached is separate.
+/// The loaded programs; links are kept elsewhere ([`Attached`]).
 #[derive(Debug)]
 pub(super) struct Programs {
     object: Object,
 }
 
 impl Programs {
-    /// `maps`: those of a former daemon, by name.
+    /// `maps`: a former daemon's maps to reuse, by name.
     pub(super) fn load(
         config: &vtl_hook_config,
         maps: &[(String, OwnedFd)],
@@ -194,7 +194,7 @@ impl Programs {
             })
     }
 
-    /// One of the maps.
+    /// A map, by its name.
     pub(super) fn map(&self, name: &'static str) -> Result<MapHandle, HookerError> {
         map(&self.object, name)
     }
@@ -233,14 +233,14 @@ impl Programs {
         })
     }
 
-    /// What hooks with a carrier mark sockets in.
+    /// The socket storage in which hooks with a carrier leave the wish.
     pub(super) fn wishes(&self) -> Result<MapHandle, HookerError> {
         self.map("vtl_wishes")
     }
 }
 
-/// The maps that vtld writes. Failures to write are reported by the caller or cost no more than
-/// the service of one entry; none may stop a connection.
+/// The maps that vtld writes. A failed write is reported by the caller or costs no more than the
+/// service of one entry; it must not break a connection.
 #[derive(Debug)]
 pub(super) struct Maps {
     locals: MapHandle,
@@ -259,7 +259,7 @@ fn put(map: &MapHandle, name: &'static str, key: &[u8], value: &[u8]) -> Result<
 }
 
 impl Maps {
-    /// What getsockname shows on the socket with this cookie.
+    /// Sets the address that getsockname shows on the socket with this cookie.
     pub(super) fn show_local(&self, cookie: u64, local: SocketAddr) -> Result<(), HookerError> {
         put(
             &self.locals,
@@ -269,7 +269,7 @@ impl Maps {
         )
     }
 
-    /// Connects to `dest` are left native for the given time.
+    /// Stops capturing connects to `dest` for the given time.
     pub(super) fn leave_plain(&self, dest: SocketAddr, ttl: Duration) -> Result<(), HookerError> {
         let until = monotonic().saturating_add(ttl).as_nanos() as u64;
         put(
@@ -280,14 +280,14 @@ impl Maps {
         )
     }
 
-    /// Connects to `dest` are captured again.
+    /// Captures connects to `dest` again.
     pub(super) fn forget_plain(&self, dest: SocketAddr) {
         // Absent is as good as removed.
         let _ = self.plain.delete(bytes_of(&abi::endpoint(dest)));
     }
 
-    /// A host's path is near and clean: connects to it that name no carrier are left native for the given time,
-    /// unless it has turned out otherwise as short a time ago. False where nothing has changed.
+    /// Marks a host as near: connects to it that name no carrier are not captured for the given time. Ignored if the
+    /// mark was lost within that time before (`spoiled`). False if nothing has changed.
     pub(super) fn leave_near(&self, host: IpAddr, ttl: Duration) -> Result<bool, HookerError> {
         let now = monotonic();
         let key = abi::wide(host).octets();
@@ -297,7 +297,7 @@ impl Maps {
         if is_near || (known.spoiled != 0 && known.spoiled >= lately) {
             return Ok(false);
         }
-        // What is known of connections that go on counts.
+        // Keep the statistics of connections that go on.
         let before = if known.spoiled == 0 {
             known
         } else {
@@ -310,7 +310,7 @@ impl Maps {
         put(&self.near, "vtl_near", &key, bytes_of(&near)).map(|()| true)
     }
 
-    /// The hosts that are near.
+    /// The near hosts, sorted.
     pub(super) fn near_hosts(&self) -> Vec<IpAddr> {
         let now = monotonic().as_nanos() as u64;
         let is_near = |key: &Vec<u8>| {
@@ -330,7 +330,7 @@ impl Maps {
         abi::from_bytes(&self.near.lookup(key, MapFlags::ANY).ok()??)
     }
 
-    /// The application that accepts the connection with these ends, vtld's first, sees `client` as its peer.
+    /// Makes the application that accepts the connection with these ends, vtld's first, see `client` as its peer.
     pub(super) fn show_client(
         &self,
         ends: [SocketAddr; 2],
@@ -340,7 +340,7 @@ impl Maps {
         put(&self.pairs, "vtl_pairs", bytes_of(&ends), bytes_of(&client))
     }
 
-    /// The connections that nobody has accepted so far.
+    /// The ends of connections whose client address was set and that are not accepted yet.
     pub(super) fn shown(&self) -> Vec<[SocketAddr; 2]> {
         let ends = |key: Vec<u8>| {
             let ends: vtl_ends = abi::from_bytes(&key)?;
@@ -353,8 +353,8 @@ impl Maps {
         let _ = self.pairs.delete(bytes_of(&abi::ends(ends)));
     }
 
-    /// Enters a socket of vtld's: it is never captured. `name`: of the flow that it is the connection of, which its
-    /// SYN's option says.
+    /// Registers a socket of vtld's own: it is never captured. `name`: announced by the option in its SYN, for the
+    /// connection of a flow or a control connection.
     pub(super) fn own(&self, cookie: u64, name: Option<FlowName>) -> Result<(), HookerError> {
         let of = |name: FlowName| vtl_owned {
             flags: abi::VTL_OWN_OFFER | abi::VTL_OWN_FLOW,
@@ -367,7 +367,7 @@ impl Maps {
         self.enter(cookie, &name.map_or_else(vtl_owned::default, of))
     }
 
-    /// Enters a listener whose connections answer to the option.
+    /// Registers a listener whose connections answer the option.
     pub(super) fn own_listener(&self, cookie: u64) -> Result<(), HookerError> {
         let owned = vtl_owned {
             flags: abi::VTL_OWN_OFFER,
@@ -385,13 +385,13 @@ impl Maps {
         abi::from_bytes(&found.ok()??)
     }
 
-    /// Whether a socket's option was in the way, and is repeated no more.
+    /// Whether the kernel has given up a socket's option, because segments with it seem to be dropped.
     pub(super) fn gave_up(&self, cookie: u64) -> bool {
         let owned = self.owned(cookie);
         owned.is_some_and(|owned| owned.flags & abi::VTL_OWN_GAVE_UP != 0)
     }
 
-    /// The flow that a socket's peer has shown to know.
+    /// The name of a socket's flow, if its peer has shown that it understands the option.
     pub(super) fn understood(&self, cookie: u64) -> Option<FlowName> {
         let owned = self.owned(cookie)?;
         (owned.flags & abi::VTL_OWN_PEER != 0).then(|| FlowName {
@@ -414,12 +414,12 @@ impl Maps {
         )
     }
 
-    /// Has programs take connections for a second more.
+    /// Heartbeat: programs capture and steer for another second (`VTL_BEAT_NS`).
     pub(super) fn beat(&self) -> Result<(), HookerError> {
         self.beaten(monotonic().as_nanos() as u64)
     }
 
-    /// Has programs take no more connections.
+    /// Ends the heartbeat: programs stop capturing and steering at once.
     pub(super) fn beat_no_more(&self) -> Result<(), HookerError> {
         self.beaten(0)
     }

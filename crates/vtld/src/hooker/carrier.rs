@@ -290,7 +290,7 @@ pub(super) struct Wish {
 }
 
 impl Wish {
-    /// The wish for a carrier that clients' connections reach by vtld; `None` for any other.
+    /// The wish for a client's carrier by way of vtld; `None` for plain TCP, and for server ports' carriers.
     fn new(carrier: &Carrier) -> Option<Self> {
         let mut wish = Self::default();
         match carrier {

@@ -1,4 +1,4 @@
-//! Control groups: where they are, which this daemon made, and what was left by dead ones.
+//! Cgroups: the hierarchy, the ones created by this daemon, and removal of those left by dead daemons.
 
 use std::{
     collections::BTreeSet,
@@ -10,12 +10,12 @@ use std::{
 
 use super::error::HookerError;
 
-/// Every directory that a daemon makes begins with this, its process id follows.
+/// Name prefix of every directory that a daemon creates; its process id follows.
 const PREFIX: &str = "vtl-";
-/// What follows that in the name of a program's group: a number.
+/// Infix in the name of a program's cgroup; a number follows.
 const RUN: &str = ".run-";
 
-/// The name of the folder of the daemon that made a program's group.
+/// The folder name of the daemon that created a program's cgroup.
 fn maker(group: &Path) -> Option<&str> {
     let name = group.file_name()?.to_str()?;
     let (maker, _) = name.split_once(RUN)?;
@@ -36,8 +36,8 @@ pub(super) struct Hierarchy {
 }
 
 impl Hierarchy {
-    /// Looks for a mounted hierarchy; in a mount namespace without one (`ip netns exec` makes
-    /// such) mounts one that nobody else sees.
+    /// Finds a mounted hierarchy; in a mount namespace without one (as `ip netns exec` creates),
+    /// mounts one privately.
     pub(super) fn find() -> Result<Self, HookerError> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").map_err(HookerError::NoCgroup2)?;
         let visible = |path: &PathBuf| path.join("cgroup.procs").exists();
@@ -57,19 +57,18 @@ impl Hierarchy {
         })
     }
 
-    /// The group that a process is in.
+    /// The cgroup of a process.
     pub(super) fn group_of(&self, pid: u32) -> Result<PathBuf, HookerError> {
         let group = group_of(&self.root, &pid.to_string());
         group.map_err(at(Path::new(&format!("/proc/{pid}/cgroup"))))
     }
 
-    /// The topmost group visible here.
+    /// The topmost cgroup visible here.
     pub(super) fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Where in the file system a group is: one that is named as seen from the root, or by its path
-    /// in the file system.
+    /// Resolves a cgroup, given relative to the root or by its path in the file system, to the latter.
     pub(super) fn place(&self, path: &Path) -> PathBuf {
         let inside = path.strip_prefix("/").unwrap_or(path);
         let inside = self.root.join(inside);
@@ -80,25 +79,25 @@ impl Hierarchy {
         }
     }
 
-    /// A group as seen from the root, for [`Hierarchy::place`] of another daemon.
+    /// The path of a cgroup relative to the root, for [`Hierarchy::place`] of another daemon.
     pub(super) fn inside(&self, path: &Path) -> PathBuf {
         path.strip_prefix(&self.root)
             .map_or_else(|_| path.to_owned(), |below| Path::new("/").join(below))
     }
 
-    /// How far below the root a group is; `None`: it is not below.
+    /// Depth of a cgroup below the root; `None` if it is not below.
     pub(super) fn depth(&self, path: &Path) -> Option<u32> {
         let place = self.place(path);
         let below = place.strip_prefix(&self.root).ok()?;
         below.components().count().try_into().ok()
     }
 
-    /// The group that this process is in.
+    /// The cgroup of this process.
     pub(super) fn own(&self) -> &Path {
         &self.own
     }
 
-    /// Removes the groups of daemons that died, after moving their living members up.
+    /// Removes the cgroups of dead daemons, after moving their live members up.
     pub(super) fn sweep(&self) {
         let is_folder = |path: &PathBuf| {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -108,7 +107,7 @@ impl Hierarchy {
         let dead: Vec<_> = folders
             .filter_map(|path| Some((lock(&path)?, path)))
             .collect();
-        // A folder that is not here may be above this root, and its daemon alive.
+        // Only folders that are here: one above this root may belong to a live daemon.
         let is_dead = |maker: &str| {
             let folder = self.root.join(maker);
             dead.iter().any(|(_, path)| *path == folder)
@@ -121,7 +120,7 @@ impl Hierarchy {
     }
 }
 
-/// Removes the groups of programs below this one that dead daemons have made.
+/// Removes the programs' cgroups below this one that dead daemons have created.
 fn sweep_groups(group: &Path, is_dead: &dyn Fn(&str) -> bool) {
     for path in below(group) {
         sweep_groups(&path, is_dead);
@@ -131,14 +130,14 @@ fn sweep_groups(group: &Path, is_dead: &dyn Fn(&str) -> bool) {
     }
 }
 
-/// The groups in a group.
+/// The children of a cgroup.
 fn below(group: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(group).into_iter().flatten().flatten();
     let groups = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
     groups.map(|entry| entry.path()).collect()
 }
 
-/// The group of a process, below a root.
+/// The cgroup of a process, below a root.
 fn group_of(root: &Path, process: &str) -> io::Result<PathBuf> {
     let groups = fs::read_to_string(format!("/proc/{process}/cgroup"))?;
     let mut lines = groups.lines();
@@ -147,7 +146,7 @@ fn group_of(root: &Path, process: &str) -> io::Result<PathBuf> {
             .find_map(|line| line.strip_prefix("0::/"))
             .unwrap_or(""),
     );
-    // In a container the path may be one of the host's.
+    // In a container the path may be the host's.
     Ok(match group.join("cgroup.procs").exists() {
         true => group,
         false => root.to_owned(),
@@ -195,15 +194,14 @@ fn private_mount() -> io::Result<OwnedFd> {
     descriptor(unsafe { libc::syscall(libc::SYS_fsmount, context.as_raw_fd(), 1, 0) })
 }
 
-/// Holds the directory for as long as its daemon lives, or who has got the descriptor from it; the kernel lets go
-/// of it at any death.
+/// Locks a directory until its daemon, and any that has inherited the descriptor, dies: the kernel releases the lock.
 fn lock(path: &Path) -> Option<OwnedFd> {
     let folder = fs::File::open(path).ok()?;
     folder.try_lock().ok()?;
     Some(folder.into())
 }
 
-/// Moves all members of the group and of those below it to `parent`, and removes them.
+/// Removes a cgroup and its descendants, after moving all members to `parent`.
 fn remove(path: &Path, parent: &Path) {
     for entry in fs::read_dir(path).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
@@ -226,7 +224,7 @@ fn remove(path: &Path, parent: &Path) {
     }
 }
 
-/// The processes in a group, not counting those in groups below it.
+/// The processes in a cgroup, without its descendants.
 pub(super) fn members(path: &Path) -> Vec<u32> {
     let procs = fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
     procs.lines().filter_map(|line| line.parse().ok()).collect()
@@ -236,21 +234,21 @@ fn move_to(pid: u32, path: &Path) -> io::Result<()> {
     fs::write(path.join("cgroup.procs"), pid.to_string())
 }
 
-/// The groups that this daemon makes for the programs that it runs: each below the one that the program was in, whose
-/// limits it so keeps. An empty folder below the root shows by its lock that the daemon lives.
+/// The cgroups that this daemon creates for the programs that it runs: each below the program's former one, whose
+/// limits stay in force. The lock of an empty folder below the root shows that the daemon is alive.
 pub(super) struct Runs {
     root: PathBuf,
     base: PathBuf,
-    /// Folders of this daemon, and of former ones, whose programs still run.
+    /// Folders, with their locks, of this daemon and of former ones whose programs still run.
     kept: Vec<(PathBuf, OwnedFd)>,
-    /// Groups of programs.
+    /// Cgroups of programs.
     groups: BTreeSet<PathBuf>,
     made: u32,
     is_left: bool,
 }
 
 impl Runs {
-    /// `groups`: folders that a former daemon has left to this one, as seen from the root, and what holds them.
+    /// `groups`: folders handed over by a former daemon, relative to the root, and their locks.
     pub(super) fn new(
         hierarchy: &Hierarchy,
         groups: Vec<(PathBuf, OwnedFd)>,
@@ -258,8 +256,8 @@ impl Runs {
         let root = hierarchy.root().to_owned();
         let place = |(path, lock): (PathBuf, OwnedFd)| (hierarchy.place(&path), lock);
         let mut kept: Vec<_> = groups.into_iter().map(place).collect();
-        // A second daemon in the same process, or one with the same number in another PID
-        // namespace, has the first names.
+        // Names may be taken, by a second daemon in this process or by the same process id in another PID
+        // namespace.
         for attempt in 0..1000 {
             let pid = std::process::id();
             let base = root.join(format!("{PREFIX}{pid}-{attempt}"));
@@ -267,7 +265,7 @@ impl Runs {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
                 result => result.map_err(at(&base))?,
             }
-            // Another daemon's sweep may have been faster.
+            // Race: another daemon's sweep may have removed it.
             if let Some(lock) = lock(&base)
                 && base.exists()
             {
@@ -285,10 +283,10 @@ impl Runs {
         Err(at(&root)(io::ErrorKind::AlreadyExists.into()))
     }
 
-    /// A new, empty group for a program that is in this one.
+    /// Creates a cgroup for a program that is in `from`.
     pub(super) fn make(&mut self, from: &Path) -> Result<PathBuf, HookerError> {
         self.made += 1;
-        // A program's group is no place for another's, which may run for longer.
+        // Not below another program's cgroup: this one may run for longer.
         let is_ours = maker(from).is_some();
         let parent = from.parent().filter(|_| is_ours).unwrap_or(from);
         let base = self.base.file_name().unwrap_or_default().to_string_lossy();
@@ -298,23 +296,23 @@ impl Runs {
         Ok(path)
     }
 
-    /// Keeps a group that a former daemon has made.
+    /// Adopts a cgroup that a former daemon has created.
     pub(super) fn keep(&mut self, path: &Path) {
         self.groups.insert(path.to_owned());
     }
 
-    /// Moves a process with all its threads.
+    /// Moves a process, with all its threads, to a cgroup.
     pub(super) fn enter(pid: u32, path: &Path) -> Result<(), HookerError> {
         move_to(pid, path).map_err(at(&path.join("cgroup.procs")))
     }
 
-    /// Removes a group made here; those who are still in it leave it.
+    /// Removes a cgroup created here; remaining members move to its parent.
     pub(super) fn remove(&mut self, path: &Path) {
         remove(path, path.parent().unwrap_or(&self.root));
         self.groups.remove(path);
     }
 
-    /// The folders, which are another daemon's from now on, but for those without programs; and what holds them.
+    /// Hands over the folders, with their locks; removes those without programs.
     pub(super) fn leave(&mut self) -> Vec<(PathBuf, OwnedFd)> {
         self.is_left = true;
         let mut folders = mem::take(&mut self.kept);
@@ -323,12 +321,12 @@ impl Runs {
             let name = folder.file_name().and_then(OsStr::to_str);
             groups.iter().any(|group| maker(group) == name)
         };
-        // One with groups in it, of a former version's, cannot be removed.
+        // Removal fails for a former version's folder, which contains cgroups.
         folders.retain(|(path, _)| is_used(path) || fs::remove_dir(path).is_err());
         folders
     }
 
-    /// Removes all of them.
+    /// Removes all cgroups and folders, unless handed over.
     pub(super) fn close(&self) {
         if !self.is_left {
             for path in &self.groups {

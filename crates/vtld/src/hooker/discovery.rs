@@ -61,8 +61,8 @@ pub(super) fn start(
     match open(shared, &held, offer) {
         Ok((socket, cookie)) => {
             show_port(&mut held, &socket);
-            // Twice as long for a peer whose path is known to pass the option: there loss is the likelier reason. At 7 %
-            // loss each way, three of ten thousand handshakes take longer.
+            // Twice as long for a peer whose path is known to pass the option: there loss is the likelier reason. At
+            // 7 % loss each way, three of ten thousand handshakes take longer.
             let known = shared.broker.knows(held.dest().ip());
             let patience = shared.config.offer_timeout * if known { 2 } else { 1 };
             let deadline = offer.map(|_| Instant::now() + patience);

@@ -1,9 +1,10 @@
-//! What the Hooker leaves to the next daemon.
+//! Handover of the Hooker to the next daemon:
 //!
-//! Listeners, so that connections in the making find somebody; the maps with the addresses that applications
-//! see, with the programs that show them; the program that holds SYNs, so that those of waiting connects get no
-//! answer before the successor can give one, and TCP repeats them; those that steer, for the same reason; hooks;
-//! proxied connections.
+//! * listeners, for handshakes in progress,
+//! * the maps with the addresses that applications see, and the programs that show them,
+//! * the program that holds SYNs, so that pending connects get no answer before the next daemon can give one (TCP
+//!   retransmits the SYNs), and the steering programs, for the same reason,
+//! * hooks and proxied connections.
 
 use std::{
     io,
@@ -22,7 +23,7 @@ use super::{
 };
 use crate::handover::{Descriptors, Outgoing, Place};
 
-/// The maps that outlive a daemon: what applications are shown, and what is known of sockets and destinations.
+/// Maps that outlive a daemon: addresses that applications see, and the state of sockets and destinations.
 const MAPS: [&str; 6] = [
     "vtl_captured",
     "vtl_locals",
@@ -32,21 +33,21 @@ const MAPS: [&str; 6] = [
     "vtl_own",
 ];
 
-/// What the Hooker leaves.
+/// State handed over by the Hooker.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Handover {
     capture: Vec<Place>,
     steer: Vec<Place>,
     maps: Vec<(String, Place)>,
     links: Vec<Place>,
-    /// Programs that keep peers' control connections from applications while nobody takes them.
+    /// Steering programs: they keep peers' control connections from reaching applications meanwhile.
     #[serde(default)]
     steering: Vec<Place>,
     hooks: Vec<HookLeft>,
-    /// What the marks of sockets mean.
+    /// The wishes behind the numbers in sockets' storage.
     wishes: Wishes,
-    /// Folders with the groups of programs that `vtl run` has started, as seen from the hierarchy's root, and what
-    /// holds them.
+    /// Folders for the cgroups of programs that `vtl run` has started, relative to the hierarchy's root, and their
+    /// locks.
     groups: Vec<(PathBuf, Place)>,
     proxied: Vec<Proxied>,
 }
@@ -57,7 +58,7 @@ impl Handover {
     }
 }
 
-/// A hook that was made by hand. Paths are as seen from the hierarchy's root.
+/// A hook made by hand. Paths are relative to the hierarchy's root.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct HookLeft {
     pub(super) what: Hooked,
@@ -68,31 +69,31 @@ pub(super) struct HookLeft {
 #[derive(Debug, Serialize, Deserialize)]
 struct Proxied {
     sides: [Side; 2],
-    /// vtld's end of the connection to a local application, which is shown another peer.
+    /// vtld's end of the connection to a local application, which sees the client's address instead.
     shown: Option<SocketAddr>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Side {
     socket: Place,
-    /// Read from the other side, not yet written to this one, and whether that is the urgent byte alone.
+    /// Bytes read from the other side and not written to this one yet, and whether they are just the urgent byte.
     pending: Bytes,
     urgent: bool,
 }
 
-/// A pair of the proxy's.
+/// A proxied pair of connections.
 pub(super) struct PairLeft {
     pub(super) sides: [(TcpStream, Bytes, bool); 2],
     pub(super) shown: Option<SocketAddr>,
 }
 
-/// What there is to take over before the programs are loaded.
+/// The part of the state that is restored before the programs are loaded.
 #[derive(Default)]
 pub(super) struct Inherited {
     pub(super) capture: Vec<OwnedFd>,
     pub(super) steer: Vec<TcpListener>,
     pub(super) maps: Vec<(String, OwnedFd)>,
-    /// Those of the former daemon's programs that are still attached.
+    /// Links of the former daemon's programs that are still attached.
     pub(super) links: Vec<OwnedFd>,
     pub(super) groups: Vec<(PathBuf, OwnedFd)>,
     pub(super) wishes: Wishes,
@@ -126,14 +127,14 @@ impl Inherited {
 }
 
 impl Hooker {
-    /// Ends capture and steering, and leaves what it has to a successor. The rest is for dropping.
+    /// Stops capture and steering, and hands the state over. Drop does the rest.
     ///
     /// # Errors
-    /// No descriptor is left.
+    /// Out of file descriptors.
     pub(crate) fn hand_over(&self, outgoing: &mut Outgoing) -> io::Result<Handover> {
         let shared = &self.handle.shared;
         let (hooks, folders) = shared.hooks().leave();
-        // Nothing is steered any more.
+        // Stop steering.
         *shared.is_left() = true;
         if let Err(error) = shared.maps.beat_no_more() {
             tracing::debug!(%error, "connections may wait for the next daemon");
@@ -146,7 +147,7 @@ impl Hooker {
         let (reply, answer) = sync_channel(1);
         let _ = shared.commands.send(Command::Leave(reply));
         let _ = shared.wake.write(1);
-        // Whether the worker has taken what waits in them or has died, they are the same.
+        // The listeners are valid in any case: the worker has drained them, or has died.
         let _ = answer.recv();
         let Listeners { capture, steer } = &self.listeners;
         let maps = MAPS.into_iter().filter_map(|name| {
@@ -194,8 +195,8 @@ impl Hooker {
         })
     }
 
-    /// Takes up the hooks and proxied connections of a former daemon, and begins. What cannot be had any more is
-    /// left out.
+    /// Restores the hooks and proxied connections of a former daemon, and begins. Those that fail are logged and
+    /// skipped.
     pub(crate) fn resume(&self, left: Handover, descriptors: &mut Descriptors) {
         let shared = &self.handle.shared;
         for hook in left.hooks {
@@ -224,7 +225,7 @@ impl Hooker {
 }
 
 impl Handle {
-    /// Shows a local application the client that it was shown before a restart.
+    /// Keeps the client address that a local application sees, across a restart.
     pub fn adopt_client(&self, end: SocketAddr) -> super::ClientAddressGuard {
         super::steering::adopt(&self.shared, end)
     }

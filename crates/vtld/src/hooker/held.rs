@@ -337,7 +337,7 @@ impl HeldConnect {
         }
         if let Some(packet) = entry.syn.refusal(error) {
             flows.send(&packet, self.0.app);
-            // TCP ignores ICMP while a system call owns the socket, and retransmits: answer that, too.
+            // TCP ignores ICMP while a system call owns the socket: its SYN retransmission is to be held anew.
             guard.0.remove(&self.0.app);
         } else {
             entry.end(SILENCE);

@@ -224,8 +224,8 @@ impl Hooks {
         Ok(self.add(what, carrier, taken))
     }
 
-    /// Detaches everything but the steering programs, for a handover. Returns the hooks made by hand, and the cgroups of
-    /// programs, with their locks, for the next daemon to keep.
+    /// Detaches everything but the steering programs, for a handover. Returns the hooks made by hand, and the cgroups
+    /// of programs, with their locks, for the next daemon to keep.
     pub(super) fn leave(&mut self) -> (Vec<HookLeft>, Vec<(PathBuf, OwnedFd)>) {
         self.is_left = true;
         self.rules.close();

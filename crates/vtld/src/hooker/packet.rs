@@ -1,5 +1,5 @@
-//! The packets of a held connect: the application's SYN, and the answers that vtld may give in the
-//! name of the real destination.
+//! The packets of a held connect: the application's SYN, and vtld's answers in the name of the real
+//! destination.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -24,7 +24,7 @@ pub(super) struct SynPacket {
 }
 
 impl SynPacket {
-    /// Completes lengths and checksums, which the kernel had left to a device.
+    /// Parses a SYN, and completes lengths and checksums, which the kernel has left to offload.
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         if bytes.len() > intf::VTL_SYN_MAX as usize {
             return None;
@@ -63,7 +63,7 @@ impl SynPacket {
         Some(syn)
     }
 
-    /// As it can be sent.
+    /// The packet, ready to be sent.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -83,8 +83,7 @@ impl SynPacket {
         self.sequence
     }
 
-    /// The packet that makes the application's connect fail in the way of `error`; none for a
-    /// timeout, which is the absence of packets.
+    /// The packet that fails the application's connect with `error`; `None` for a timeout.
     pub(super) fn refusal(&self, error: ConnectError) -> Option<Vec<u8>> {
         // RFC 792, RFC 1812 5.2.7.1 and RFC 4443.
         use {DestUnreachableCode as V6, DestUnreachableHeader as V4};
@@ -106,7 +105,7 @@ impl SynPacket {
         written.ok().map(|()| packet)
     }
 
-    /// RFC 9293, 3.10.7.1: what a closed port answers.
+    /// The RST of a closed port (RFC 9293, section 3.10.7.1).
     fn reset(&self) -> Option<Vec<u8>> {
         let (from, to) = (self.target.port(), self.source.port());
         let reset = self.reply().tcp(from, to, 0, 0).rst();
@@ -117,7 +116,7 @@ impl SynPacket {
         written.ok().map(|()| packet)
     }
 
-    /// The IP header back to the application.
+    /// A packet to the application, up to the IP header.
     fn reply(&self) -> PacketBuilderStep<IpHeaders> {
         match (self.target.ip(), self.source.ip()) {
             (IpAddr::V4(from), IpAddr::V4(to)) => {

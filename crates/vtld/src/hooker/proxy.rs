@@ -1,8 +1,8 @@
 //! Plain TCP proxying between pairs of sockets, all on one thread.
 //!
-//! The two connections of a pair behave as one: an end of stream is passed on once every byte
+//! The two connections of a pair behave as one: an end of stream is forwarded once every byte
 //! before it was written, a reset at one side resets the other, and a side that does not read
-//! stops the other from sending. Sockets may still be connecting when they are handed over.
+//! exerts backpressure on the other. Sockets may still be connecting when they are added.
 
 use std::{
     io::{self, ErrorKind, Read, Write},
@@ -28,13 +28,13 @@ use crate::{
     urgent::{self, Ahead},
 };
 
-/// One read. A direction that is blocked keeps at most this much.
+/// Maximum size of a read, and of a blocked direction's buffer, bytes.
 const CHUNK: usize = 64 * 1024;
-/// Chunks that one direction may move before others get their turn.
+/// Chunks that one direction may move before other pairs get their turn.
 const TURN: usize = 16;
 const WAKE: u64 = u64::MAX;
 
-/// What lives as long as a pair.
+/// Guard that lives as long as a pair.
 pub(super) type Guard = Option<ClientAddressGuard>;
 
 enum Command {
@@ -43,7 +43,7 @@ enum Command {
     Stop,
 }
 
-/// Hands pairs to the proxy's thread.
+/// Handle of the proxy's thread.
 #[derive(Clone)]
 pub(super) struct ProxyHandle {
     commands: Sender<Command>,
@@ -51,20 +51,20 @@ pub(super) struct ProxyHandle {
 }
 
 impl ProxyHandle {
-    /// Carries bytes between the two from now on.
+    /// Starts to proxy between two streams.
     pub(super) fn join(&self, a: TcpStream, b: TcpStream, guard: Guard) {
         self.resume([a, b].map(|side| (side, Bytes::new(), false)), guard);
     }
 
-    /// The same, after a restart: with each side what is still to be written to it, and whether that is the urgent
-    /// byte alone.
+    /// The same, after a restart: with the bytes still to be written to each side, and whether they are just the urgent
+    /// byte.
     pub(super) fn resume(&self, sides: [(TcpStream, Bytes, bool); 2], guard: Guard) {
-        // Without a thread the sockets are dropped, which resets both.
+        // If the thread has ended, the sockets are dropped, which resets both.
         let _ = self.commands.send(Command::Join(sides, guard));
         let _ = self.wake.write(1);
     }
 
-    /// Ends the thread, and returns what it carries.
+    /// Ends the thread, and returns its pairs.
     pub(super) fn leave(&self) -> Vec<PairLeft> {
         let (reply, answer) = sync_channel(1);
         let _ = self.commands.send(Command::Leave(reply));
@@ -72,7 +72,7 @@ impl ProxyHandle {
         answer.recv().unwrap_or_default()
     }
 
-    /// Ends the thread; what it carries is reset.
+    /// Ends the thread, and resets its connections.
     pub(super) fn stop(&self) {
         let _ = self.commands.send(Command::Stop);
         let _ = self.wake.write(1);
@@ -119,7 +119,7 @@ struct Side {
     /// Read from the other side, not yet written to this one: `pending[done..]`.
     pending: Vec<u8>,
     done: usize,
-    /// What is pending is the urgent byte, and nothing else.
+    /// `pending` is just the urgent byte.
     urgent: bool,
 }
 
@@ -138,7 +138,7 @@ impl Side {
         }
     }
 
-    /// Notes what epoll saw. An error is the end of the pair.
+    /// Notes the events of epoll. An error ends the pair.
     fn note(&mut self, flags: EpollFlags) -> io::Result<()> {
         if flags.contains(EpollFlags::EPOLLERR) {
             sock::take_error(&self.stream)?;
@@ -150,7 +150,7 @@ impl Side {
         Ok(())
     }
 
-    /// Writes what it can; true if all of `pending` is out.
+    /// Writes `pending` as far as possible; true if all of it is written.
     fn flush(&mut self) -> io::Result<bool> {
         while self.done < self.pending.len() {
             if !self.writable {
@@ -173,7 +173,7 @@ impl Side {
         Ok(true)
     }
 
-    /// Writes `data`, keeping what does not fit.
+    /// Writes `data`, and keeps the rest in `pending`.
     fn write(&mut self, data: &[u8]) -> io::Result<()> {
         debug_assert!(self.pending.is_empty());
         let mut done = 0;
@@ -215,10 +215,10 @@ impl Pair {
             if source.ended {
                 if !sink.shut && sink.writable {
                     sink.shut = true;
-                    // From here a close is orderly: all of this direction was written.
+                    // All of this direction was written: from here on close in order.
                     sock::abort_on_close(&sink.stream, false)?;
                     match sink.stream.shutdown(Shutdown::Write) {
-                        // A former daemon has said it, and the other end said its own.
+                        // A former daemon has sent the FIN, and the other end its own.
                         Err(error) if error.kind() == ErrorKind::NotConnected => {}
                         said => said?,
                     }
@@ -240,9 +240,8 @@ impl Pair {
                     sink.urgent = true;
                 }
                 Ok((_, n)) => {
-                    // A short read emptied the queue, unless it stopped before an urgent byte, and
-                    // more data means a new edge; but no new edge announces an end that was
-                    // announced before.
+                    // After a short read the queue is empty, unless it stopped before an urgent byte, and
+                    // more data causes a new edge; but an end that was signalled before causes none.
                     source.readable =
                         n == scratch.len() || source.ending || urgent::is_next(&source.stream);
                     sink.write(&scratch[..n])?;
@@ -271,7 +270,7 @@ struct Proxy {
     inbox: Receiver<Command>,
     pairs: Vec<Option<Pair>>,
     free: Vec<usize>,
-    /// Distinguishes pairs that used the same place one after the other.
+    /// Generation counter: distinguishes pairs that use the same index in turn.
     rounds: u32,
 }
 
@@ -385,7 +384,7 @@ impl Proxy {
             | EpollFlags::EPOLLET;
         let token = u64::from(generation) << 32 | (index as u64) << 1;
         for (stream, ..) in &sides {
-            // The application's own probes end at vtld.
+            // The application's own keepalive probes end at vtld.
             option::keep_alive(stream, IDLE_S, IDLE_AGAIN_S);
         }
         let added = self
@@ -414,7 +413,7 @@ impl Proxy {
 
     fn reset(&mut self, index: usize) {
         for side in self.pairs[index].iter().flat_map(|pair| &pair.sides) {
-            // A socket without an option for it has no connection left to reset.
+            // Fails only if there is no connection left to reset.
             let _ = sock::abort_on_close(&side.stream, true);
         }
         self.close(index);

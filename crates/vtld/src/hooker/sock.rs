@@ -1,4 +1,4 @@
-//! The socket calls that the Hooker needs and the standard library lacks.
+//! Socket calls of the Hooker that the standard library lacks.
 
 use std::{
     io,
@@ -22,7 +22,7 @@ fn family(addr: IpAddr) -> AddressFamily {
     }
 }
 
-/// Takes the pending error off the socket.
+/// Takes the socket's pending error (SO_ERROR).
 pub(super) fn take_error(fd: &impl AsFd) -> io::Result<()> {
     match option::get(fd, libc::SOL_SOCKET, libc::SO_ERROR)? {
         0 => Ok(()),
@@ -30,7 +30,7 @@ pub(super) fn take_error(fd: &impl AsFd) -> io::Result<()> {
     }
 }
 
-/// A TCP socket that does not block.
+/// A non-blocking TCP socket.
 pub(super) fn tcp(ip: IpAddr) -> io::Result<OwnedFd> {
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
     Ok(socket::socket(
@@ -41,40 +41,40 @@ pub(super) fn tcp(ip: IpAddr) -> io::Result<OwnedFd> {
     )?)
 }
 
-/// What every stream that carries an application's bytes gets: small writes leave at once, urgent
-/// data stays in the stream, and a close without an orderly end is a reset. The last also covers
-/// the death of vtld: the other end never takes truncated data for the whole.
+/// Sets the options of every stream with an application's bytes: no Nagle delay, urgent data in
+/// line, and reset on close unless ended in order. The last also covers the death of vtld: the
+/// other end never takes truncated data for the whole.
 pub(super) fn tune(fd: &impl AsFd) -> io::Result<()> {
     setsockopt(fd, sockopt::TcpNoDelay, &true)?;
     setsockopt(fd, sockopt::OobInline, &true)?;
     abort_on_close(fd, true)
 }
 
-/// As [`tune`], for a connection on the loopback. A congestion control that paces, if it is the
-/// host's default, would only cost time there.
+/// As [`tune`], for a connection on the loopback, where pacing by the host's default congestion
+/// control would only add delay.
 pub(super) fn tune_local(fd: &impl AsFd) -> io::Result<()> {
     tune(fd)?;
     Ok(setsockopt(fd, sockopt::TcpCongestion, &"reno".into())?)
 }
 
-/// SO_MARK.
+/// Sets SO_MARK.
 pub(super) fn mark(fd: &impl AsFd, mark: u32) -> io::Result<()> {
     Ok(setsockopt(fd, sockopt::Mark, &mark)?)
 }
 
-/// Binds. `shared`: next to others that share, such as connections that linger in TIME_WAIT.
+/// Binds. `shared`: with SO_REUSEADDR, also next to connections in TIME_WAIT.
 pub(super) fn bind(fd: &OwnedFd, addr: SocketAddr, shared: bool) -> io::Result<()> {
     setsockopt(fd, sockopt::ReuseAddr, &shared)?;
     Ok(socket::bind(fd.as_raw_fd(), &SockaddrStorage::from(addr))?)
 }
 
-/// Binds to an address, and leaves the port to [`connect`], which takes this one unless a connection
-/// has it to the same destination, and any if this is none that the system gives to connections.
-/// EADDRNOTAVAIL on kernels before Linux 6.3, which cannot.
+/// Binds to an address, and leaves the port to [`connect`], which takes `port` unless another
+/// connection to the same destination uses it, and any port if `port` is outside the ephemeral range.
+/// EADDRNOTAVAIL on kernels before Linux 6.3.
 pub(super) fn bind_when_connecting(fd: &OwnedFd, addr: SocketAddr, port: u16) -> io::Result<()> {
     const IP_BIND_ADDRESS_NO_PORT: libc::c_int = 24;
     const IP_LOCAL_PORT_RANGE: libc::c_int = 51;
-    // ip(7): the lowest and the highest port, in the halves of one number.
+    // ip(7): lowest port in the lower half, highest in the upper.
     let range = u32::from(port) << 16 | u32::from(port);
     option::set(fd, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, range)
         .map_err(|_| io::Error::from_raw_os_error(libc::EADDRNOTAVAIL))?;
@@ -90,8 +90,8 @@ pub(super) fn connect(fd: &OwnedFd, addr: SocketAddr) -> io::Result<()> {
     }
 }
 
-/// Has a listener keep the SYN of each connection, so that programs can look at its options again
-/// when the answer to it was lost and is sent once more.
+/// Sets TCP_SAVE_SYN on a listener, so that programs can read the SYN's options again when the SYN/ACK
+/// is retransmitted.
 pub(super) fn save_syn(fd: &impl AsFd) -> io::Result<()> {
     option::set(fd, libc::IPPROTO_TCP, libc::TCP_SAVE_SYN, 1u32)
 }
@@ -120,7 +120,7 @@ pub(super) fn local(fd: &OwnedFd) -> io::Result<SocketAddr> {
     TcpStream::from(fd.try_clone()?).local_addr()
 }
 
-/// A socket that sends whole IP packets, marked.
+/// A raw socket that sends whole IP packets, with SO_MARK.
 pub(super) fn raw(v4: bool, mark_value: u32) -> io::Result<OwnedFd> {
     let domain = if v4 { libc::AF_INET } else { libc::AF_INET6 };
     let flags = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
@@ -143,7 +143,7 @@ pub(super) fn send_to(fd: &OwnedFd, packet: &[u8], to: IpAddr) -> io::Result<()>
     Ok(())
 }
 
-/// The local address from which the kernel would reach `dest`. Sends nothing.
+/// The source address that the kernel's route to `dest` selects. Sends nothing.
 pub(super) fn route_source(dest: SocketAddr, mark_value: u32) -> io::Result<IpAddr> {
     let any: IpAddr = if dest.is_ipv4() {
         Ipv4Addr::UNSPECIFIED.into()

@@ -74,7 +74,7 @@ impl Interfaces {
         Ok(())
     }
 
-    /// What is attached.
+    /// The links of all interfaces.
     pub(super) fn links(&self) -> impl Iterator<Item = &Attached> {
         self.links.values()
     }

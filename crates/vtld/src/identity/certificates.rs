@@ -1,5 +1,5 @@
-//! Certificates of hosts, as the policy "ca" has it: an operator's key says whose a key is, where that host may be, and
-//! until when. Control connections show them (PROTOCOL.md, section 7, "Certificates").
+//! Certificates of hosts, for the policy "ca": signed with an operator's key, they bind a host's key to its name and
+//! addresses, with an expiry. Exchanged on control connections (PROTOCOL.md, section 7, "Certificates").
 
 use std::{
     net::IpAddr,
@@ -18,15 +18,15 @@ use super::{
 };
 use crate::hooker::rules::Prefix;
 
-/// This host's certificate, in the folder of state.
+/// File name of this host's certificate, in the state directory.
 const OWN: &str = "host.crt";
-/// Hosts whose certificates are kept.
+/// Maximum number of certificates kept of other hosts.
 const MAX_SHOWN: usize = 4096;
 
 // Every certificate fits into its frame.
 const _: () = assert!(vtl_pool::certificate::MAX_CERTIFICATE <= vtl_proto::frame::MAX_CERTIFICATE);
 
-/// Why a certificate is worth nothing here.
+/// Why a certificate is rejected.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub(crate) enum Uncertified {
     #[error("its certificate cannot be used: {0}")]
@@ -53,8 +53,8 @@ pub(crate) enum Uncertified {
     Address { name: String, addresses: String },
 }
 
-/// Checks what a certificate says of the host that has shown `key` at an address, which this host connected to if
-/// `opener` is this one.
+/// Checks a certificate for the host with `key` at an address; this host has connected to that if `opener` is
+/// [`Side::Local`].
 pub(super) fn check(
     all: &All,
     certificate: &Certificate,
@@ -88,7 +88,7 @@ pub(super) fn check(
         return Err(Uncertified::Name { name, known });
     }
     let addresses = prefixes(certificate);
-    // Who connects is known by its key; who is connected to is meant by its address.
+    // A client is identified by its key; a server must be the one meant by its address.
     let is_anywhere = addresses.is_empty() && opener == Side::Peer;
     if !is_anywhere && !addresses.iter().any(|prefix| prefix.contains(peer)) {
         let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
@@ -112,7 +112,7 @@ fn prefixes(certificate: &Certificate) -> Vec<Prefix> {
         .collect()
 }
 
-/// What is told of a certificate.
+/// A certificate's contents, for commands.
 fn told(certificate: &Certificate) -> HostCertificate {
     HostCertificate {
         name: certificate.name.clone(),
@@ -132,22 +132,22 @@ struct Own {
     told: Option<HostCertificate>,
 }
 
-/// This host's own certificate, and those of others that were good.
+/// This host's own certificate, and the valid ones of other hosts.
 #[derive(Debug)]
 pub(super) struct Certificates {
     path: PathBuf,
     own: Mutex<(Stamp, Own)>,
-    /// They are judged anew each time. What has no room is not kept.
+    /// Certificates presented by other hosts; checked anew on each use. Not kept beyond [`MAX_SHOWN`].
     shown: Mutex<Vec<Certificate>>,
 }
 
 fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Replaced as a whole.
+    // Poisoning is harmless: no partial updates.
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Certificates {
-    /// `state`: the folder of state.
+    /// `state`: the state directory.
     pub(super) fn new(state: &std::path::Path) -> Self {
         Self {
             path: state.join(OWN),
@@ -156,7 +156,7 @@ impl Certificates {
         }
     }
 
-    /// This host's, for its key; read again where the file has changed.
+    /// This host's certificate, if it is for `key`; read again if the file has changed.
     fn own(&self, key: PublicKey) -> Own {
         let stamp = stamp(&self.path);
         let mut known = lock(&self.own);
@@ -184,17 +184,17 @@ impl Certificates {
         known.1.clone()
     }
 
-    /// The bytes of this host's; empty where it has none.
+    /// This host's certificate, encoded; empty if it has none.
     pub(super) fn own_bytes(&self, key: PublicKey) -> Vec<u8> {
         self.own(key).bytes
     }
 
-    /// What this host's says.
+    /// Contents of this host's certificate, for commands.
     pub(super) fn own_told(&self, key: PublicKey) -> Option<HostCertificate> {
         self.own(key).told
     }
 
-    /// Keeps a certificate that was good, in place of others for its key.
+    /// Keeps a valid certificate, in place of others for its key; drops expired ones.
     pub(super) fn keep(&self, certificate: &Certificate, now: SystemTime) {
         let mut shown = lock(&self.shown);
         shown.retain(|other| other.key != certificate.key && !other.has_expired(now));
@@ -203,7 +203,7 @@ impl Certificates {
         }
     }
 
-    /// The certificate for a key that was shown before, by a control connection.
+    /// The certificate for a key that was presented before.
     pub(super) fn of(&self, key: PublicKey) -> Option<Certificate> {
         let shown = lock(&self.shown);
         shown
@@ -212,7 +212,7 @@ impl Certificates {
             .cloned()
     }
 
-    /// The hosts whose certificates were shown, and are good as the file stands.
+    /// The hosts whose certificates are kept and valid by the current files.
     pub(super) fn peers(&self, all: &All, now: SystemTime) -> Vec<vtl_control::Peer> {
         let shown = lock(&self.shown);
         let is_good = |certificate: &&Certificate| {

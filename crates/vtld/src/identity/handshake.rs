@@ -1,7 +1,6 @@
-//! The TLS 1.3 handshake that NEGO and its answers carry, from which a session has its keys: PROTOCOL.md,
-//! section 4, "Keys". As in QUIC (RFC 9001) there are no records: flights go as they are, what is confidential of
-//! them under the handshake's own keys, and what else of the negotiation must not be changed is in the extension
-//! for QUIC's transport parameters.
+//! The TLS 1.3 handshake inside NEGO and its answers, which yields a session's keys: PROTOCOL.md, section 4, "Keys". As
+//! in QUIC (RFC 9001) there are no records: flights are sent as they are, their confidential parts sealed with the
+//! handshake keys. The rest of the negotiation is authenticated in the extension for QUIC's transport parameters.
 
 use std::{io, sync::Arc};
 
@@ -21,12 +20,12 @@ use vtl_proto::{
 
 use super::tls;
 
-/// Bytes of the keys of tags: those of the initiator's headers, then those of the responder's. The responder draws
-/// them and says them behind what it has negotiated, sealed as that is: so it can tell a packet of the initiator's
-/// by its tag before the handshake has ended.
+/// Size of the tag keys, bytes: of the initiator's headers, then of the responder's. The responder generates them and
+/// sends them after its negotiation data, sealed likewise: so it can verify the initiator's packets by their tags before
+/// the handshake is complete.
 pub(crate) const TAG_KEYS: usize = 2 * TAG_KEY;
 
-/// The keys of headers' tags.
+/// The keys of header tags.
 #[derive(Clone)]
 pub(crate) struct Tags {
     pub(crate) send: TagKey,
@@ -34,7 +33,7 @@ pub(crate) struct Tags {
 }
 
 impl Tags {
-    /// At the initiator.
+    /// The initiator's view.
     fn new(keys: &[u8; TAG_KEYS]) -> Self {
         let (keys, _) = keys.as_chunks::<TAG_KEY>();
         Self {
@@ -43,7 +42,7 @@ impl Tags {
         }
     }
 
-    /// At the other side.
+    /// The other side's view.
     fn reversed(self) -> Self {
         Self {
             send: self.receive,
@@ -52,27 +51,27 @@ impl Tags {
     }
 }
 
-/// What a handshake has led to.
+/// Result of a handshake.
 pub(crate) struct Agreed {
     pub(crate) keys: Keys,
     pub(crate) tags: Tags,
-    /// Whom the other side has proved to be.
+    /// The public key of the other side, which has proved possession.
     pub(crate) peer: PublicKey,
 }
 
-/// The initiator's side, which waits for the answer.
+/// The initiator, waiting for the answer.
 pub(crate) struct Initiator(Connection);
 
-/// The responder's side, which waits for the last flight.
+/// The responder, waiting for the last flight.
 pub(crate) struct Responder {
     tls: Connection,
     tags: Tags,
-    /// Of the initiator's last flight.
+    /// Opens the initiator's last flight.
     remote: Box<dyn PacketKey>,
 }
 
 impl Initiator {
-    /// Begins a handshake that protects `bound`: with the first flight.
+    /// Starts a handshake that authenticates `bound`. Returns the first flight.
     pub(super) fn new(config: &Arc<ClientConfig>, bound: Vec<u8>) -> io::Result<(Self, Vec<u8>)> {
         let name = tls::name().map_err(io::Error::other)?;
         let tls = ClientConnection::new(Arc::clone(config), Version::V1, name, bound);
@@ -82,10 +81,11 @@ impl Initiator {
         Ok((Self(tls), flight))
     }
 
-    /// Takes the responder's flight, which is to have protected `bound`. Gives the last one.
+    /// Processes the responder's flight; `bound`: negotiation data that it must have authenticated. Returns the last
+    /// flight.
     ///
     /// # Errors
-    /// It is not what the peer, whoever that is, would have sent.
+    /// The flight is malformed or was tampered with.
     pub(crate) fn answered(mut self, flight: &[u8], bound: &[u8]) -> io::Result<(Agreed, Vec<u8>)> {
         let (clear, sealed) = split_answer(flight).ok_or_else(malformed)?;
         self.0.read_hs(clear).map_err(io::Error::other)?;
@@ -104,7 +104,8 @@ impl Initiator {
 }
 
 impl Responder {
-    /// Takes the first flight, which is to have protected `theirs`. Answers it, and protects `ours`.
+    /// Processes the first flight, which must have authenticated `theirs`. Returns the answer, which authenticates
+    /// `ours`.
     pub(super) fn new(
         config: &Arc<ServerConfig>,
         hello: &[u8],
@@ -133,19 +134,19 @@ impl Responder {
         Ok((responder, flight))
     }
 
-    /// The keys of headers' tags, which the initiator has as soon as it has the answer.
+    /// The keys of header tags, which the initiator gets with the answer.
     pub(crate) fn tags(&self) -> &Tags {
         &self.tags
     }
 
-    /// Takes the initiator's last flight.
+    /// Processes the initiator's last flight.
     ///
     /// # Errors
-    /// It is not what the initiator would have sent. The handshake may go on with another one.
+    /// The flight is not the initiator's; the handshake may continue with another one.
     pub(crate) fn finished(&mut self, flight: &[u8]) -> io::Result<Agreed> {
         let mut sealed = flight.to_vec();
         let opened = self.remote.decrypt_in_place(0, &[], &mut sealed);
-        // Nobody else can have sealed what opens.
+        // If it opens, the initiator has sealed it.
         let opened = opened.map_err(io::Error::other)?;
         self.tls.read_hs(opened).map_err(io::Error::other)?;
         let [initiator, responder] = EXPORTERS;
@@ -153,13 +154,13 @@ impl Responder {
     }
 }
 
-/// The keys of each direction during the handshake.
+/// The handshake keys of each direction.
 struct HandshakeKeys {
     local: Box<dyn PacketKey>,
     remote: Box<dyn PacketKey>,
 }
 
-/// Writes what precedes them.
+/// Writes the cleartext part of the flight. Returns the handshake keys.
 fn handshake_keys(tls: &mut Connection, flight: &mut Vec<u8>) -> io::Result<HandshakeKeys> {
     match tls.write_hs(flight) {
         Some(KeyChange::Handshake { keys }) => {
@@ -173,14 +174,14 @@ fn handshake_keys(tls: &mut Connection, flight: &mut Vec<u8>) -> io::Result<Hand
     }
 }
 
-/// Each key seals one thing, so its number is 0.
+/// Seals a flight. Each key is used once, so the packet number is 0.
 fn seal(key: &dyn PacketKey, flight: &mut Vec<u8>) -> io::Result<()> {
     let tag = key.encrypt_in_place(0, &[], flight);
     flight.extend_from_slice(tag.map_err(io::Error::other)?.as_ref());
     Ok(())
 }
 
-/// What the other side says behind that.
+/// Checks that the other side has authenticated `bound`. Returns the bytes after it.
 fn check_bound<'a>(tls: &'a Connection, bound: &[u8]) -> io::Result<&'a [u8]> {
     let theirs = tls.quic_transport_parameters();
     theirs
@@ -193,7 +194,7 @@ fn check_bound<'a>(tls: &'a Connection, bound: &[u8]) -> io::Result<&'a [u8]> {
         })
 }
 
-/// `labels`: of what this host sends, and of what it receives.
+/// Exports the session's keys. `labels`: exporter labels of the send and the receive direction.
 fn agreed(tls: &Connection, tags: Tags, labels: [&[u8]; 2]) -> io::Result<Agreed> {
     let suite = match tls.negotiated_cipher_suite().map(|suite| suite.suite()) {
         Some(CipherSuite::TLS13_AES_128_GCM_SHA256) => Suite::Aes128Gcm,

@@ -1,10 +1,10 @@
-//! Who this host is, and who its peers are (PROTOCOL.md, section 7, "Identity"): a static Ed25519 key for each
-//! host, shown in TLS 1.3 as a raw public key (RFC 7250).
+//! Authentication of hosts (PROTOCOL.md, section 7, "Identity"): each has a static Ed25519 key, presented in TLS 1.3 as
+//! a raw public key (RFC 7250).
 //!
-//! - `peers`: the files that say which keys are whose, `reach`: and what of this host theirs is;
-//! - `certificates`: those of hosts, where an authority says whose a key is;
+//! - `peers`: the files of known peers and their keys; `reach`: the ports of this host that a peer may reach;
+//! - `certificates`: certificates of hosts, signed by an authority;
 //! - `tls`: TLS on control connections;
-//! - `handshake`: TLS for the keys of sessions.
+//! - `handshake`: the TLS handshake for the keys of sessions.
 
 mod certificates;
 pub(crate) mod handshake;
@@ -32,16 +32,16 @@ use handshake::TAG_KEYS;
 use peers::{All, Files, Peer, Policy};
 pub(crate) use reach::Reach;
 
-/// The operator's file, unless the daemon is told otherwise.
+/// Default path of the operator's file of peers.
 pub const DEFAULT_PEERS: &str = "/etc/vtl/peers.toml";
-/// Where the host's key is, and those that it has learned.
+/// Default state directory: the host's key, and the keys that it has learned.
 pub const DEFAULT_STATE: &str = "/var/lib/vtl";
-/// The host's key in the folder of state.
+/// Base name of the host's key in the state directory.
 const HOST_KEY: &str = "host";
-/// Peers that one message names.
+/// Maximum number of peers in one message.
 const PAGE: usize = 50;
 
-/// Why this host has nothing to do with a peer.
+/// Why this host refuses a peer.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub(crate) enum Refused {
     #[error(
@@ -84,17 +84,17 @@ pub(crate) enum Refused {
     Files(String),
 }
 
-/// What a peer that is not refused is to this host.
+/// Name and permissions of a peer that is not refused.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Standing {
-    /// What it is called, if it is known.
+    /// Its name, if it is known.
     pub(crate) name: Option<String>,
-    /// What of this host its flows may be carried to.
+    /// Ports of this host that its flows may be carried to.
     pub(crate) reach: Reach,
 }
 
 impl Standing {
-    /// Why nothing of the peer's is carried to a port of this host, if it may not reach that.
+    /// Why the peer may not reach a port of this host; `None` if it may.
     pub(crate) fn out_of_reach(&self, port: u16) -> Option<String> {
         let name = self.name.as_deref().unwrap_or("a peer that is not listed");
         let why = || format!("port {port} is out of the `reach` of {name} (peers.toml)");
@@ -102,24 +102,24 @@ impl Standing {
     }
 }
 
-/// Who this host is, and whom it knows.
+/// This host's identity, and the peers that it knows.
 pub struct Identity {
     public: PublicKey,
-    /// Of control connections, and of handshakes for sessions.
+    /// TLS configurations of control connections, and of handshakes for sessions.
     controls: tls::Configs,
     sessions: tls::Configs,
     certificates: Certificates,
-    /// Looked at for each control connection, so that an edited file counts from the next one on.
+    /// The files of peers; checked for each control connection, so an edited file applies from the next one on.
     files: Files,
-    /// As the files said last.
+    /// Settings as of the last read.
     said: Mutex<Said>,
 }
 
-/// What counts before a peer can be judged.
+/// Settings that apply before a peer is authenticated.
 #[derive(Clone, Copy, Debug)]
 struct Said {
     policy: Policy,
-    /// There are ports that peers may not reach.
+    /// Some peers may not reach all ports.
     limits: bool,
 }
 
@@ -133,14 +133,14 @@ impl Said {
 }
 
 impl Identity {
-    /// Reads the host's key, or makes it.
+    /// Reads the host's key, or generates it.
     ///
     /// # Errors
-    /// The key or a list cannot be read or makes no sense, or the key cannot be written.
+    /// The key or a file of peers cannot be read or is invalid, or the key cannot be written.
     pub fn open(state: &Path, listed: &Path) -> Result<Self, String> {
         let key = host_key(state)?;
         let files = Files::new(listed, state);
-        // A policy that cannot be read must not become another one later.
+        // Fail now: a policy that cannot be read must not be replaced by a default.
         let all = files.read()?;
         let controls = tls::controls(&key).map_err(|error| error.to_string())?;
         let sessions = tls::configs(&key).map_err(|error| error.to_string())?;
@@ -152,27 +152,27 @@ impl Identity {
             files,
             said: Mutex::new(Said::of(&all)),
         };
-        // Says what is wrong with it.
+        // Logs errors in it.
         identity.certificate();
         Ok(identity)
     }
 
     fn said(&self) -> MutexGuard<'_, Said> {
-        // Replaced as a whole.
+        // Poisoning is harmless: replaced as a whole.
         self.said.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// This host's certificate; empty where it has none. Reads a file.
+    /// This host's certificate; empty if it has none. Reads a file.
     pub(crate) fn certificate(&self) -> Vec<u8> {
         self.certificates.own_bytes(self.public)
     }
 
-    /// Whether peers are judged by certificates, as the files said last.
+    /// Whether the policy is "ca", as of the last read: peers are authenticated by certificates.
     pub(crate) fn needs_certificates(&self) -> bool {
         self.said().policy == Policy::Ca
     }
 
-    /// TLS for one connection, on the side of its opener or of its acceptor.
+    /// TLS for one control connection. `opener`: the side that has opened it.
     pub(crate) fn tls(&self, opener: Side) -> io::Result<rustls::Connection> {
         let connection = match opener {
             Side::Local => tls::client(&self.controls.0),
@@ -181,14 +181,14 @@ impl Identity {
         connection.map_err(io::Error::other)
     }
 
-    /// Begins the handshake for the keys of a session that this host opens: with the first flight. It protects
-    /// `bound`.
+    /// Starts the handshake for the keys of a session that this host opens. Returns the first flight. `bound`:
+    /// negotiation data that the handshake authenticates.
     pub(crate) fn initiate(&self, bound: Vec<u8>) -> io::Result<(handshake::Initiator, Vec<u8>)> {
         handshake::Initiator::new(&self.sessions.0, bound)
     }
 
-    /// Answers the first flight of a peer, which is to have protected `theirs`, and protects `ours`. `tag_keys`: drawn
-    /// at random.
+    /// Answers a peer's first flight. `theirs`, `ours`: negotiation data of the peer and of this host that the handshake
+    /// authenticates. `tag_keys`: random.
     pub(crate) fn respond(
         &self,
         hello: &[u8],
@@ -199,17 +199,17 @@ impl Identity {
         handshake::Responder::new(&self.sessions.1, hello, theirs, ours, tag_keys)
     }
 
-    /// Whether peers must be judged before anything of an association that `opener` has opened is carried, as the
-    /// files said last: they must be known, or there are ports that they may not reach.
+    /// Whether the peer of an association opened by `opener` must be authenticated before anything is carried, as of the
+    /// last read: the policy requires known peers, or the peer is a client and some ports are out of reach.
     pub(crate) fn judges_first(&self, opener: Side) -> bool {
         let said = self.said();
         opener == Side::Peer && said.limits || said.policy != Policy::FirstUse
     }
 
-    /// Whether to have anything to do with who has shown a key, `None` for none, and a certificate for it. `opener` has
-    /// opened the association. Where a peer is listed or was learned at the very address that was connected to, it must
-    /// be that one. Else, and where the other host has connected, since clients roam and share addresses, the key says
-    /// who it is.
+    /// Authenticates a peer by its key (`None`: it has none) and the certificate for it. `opener`: the side that has
+    /// opened the association. If this host has connected to an address that is pinned to a peer, listed or learned,
+    /// it must be that peer. Otherwise, and for clients, which roam and share addresses, the key alone identifies the
+    /// peer.
     pub(crate) fn judge(
         &self,
         opener: Side,
@@ -220,7 +220,7 @@ impl Identity {
         self.judge_at(SystemTime::now(), opener, peer, shown, certificate)
     }
 
-    /// The same at a time.
+    /// The same, at time `now`.
     fn judge_at(
         &self,
         now: SystemTime,
@@ -230,7 +230,7 @@ impl Identity {
         certificate: Option<&[u8]>,
     ) -> Result<Standing, Refused> {
         let read = self.files.read();
-        // Where the files make no sense, nobody is known.
+        // With invalid files nobody is known.
         let nobody = Said {
             policy: Policy::Known,
             limits: true,
@@ -241,21 +241,21 @@ impl Identity {
         let Some(shown) = shown.filter(|_| all.policy == Policy::Ca) else {
             return self.judge_known(&all, opener, peer, shown);
         };
-        // What the operator says of this very host, where it may be and what it reaches, no certificate widens.
+        // A certificate must not widen the operator's own entry for this host (addresses, reach).
         let is_its = |known: &Peer| known.key == shown;
         let is_limited = |known: &Peer| is_its(known) && known.reach.is_some();
         if all.listed().any(is_its) || all.peers.iter().any(is_limited) {
             return self.judge_known(&all, opener, peer, Some(shown));
         }
         let certified = self.certified(&all, (opener, peer), shown, certificate, now);
-        // The operator's own word on this very address counts more.
+        // The operator's own entry for this very address takes precedence.
         let mut here = all.listed().filter(|known| known.is_pinned(peer));
         let is_another =
             opener == Side::Local && here.next().is_some_and(|known| known.key != shown);
         match certified {
             Ok(Some(standing)) if !is_another && !all.revoked.contains(&shown) => Ok(standing),
             Ok(_) => self.judge_known(&all, opener, peer, Some(shown)),
-            // It may be known without.
+            // The peer may be known without a certificate.
             Err(why) => match self.judge_known(&all, opener, peer, Some(shown)) {
                 Err(Refused::Uncertified { .. } | Refused::Changed { .. }) => {
                     Err(Refused::Certificate { peer, why })
@@ -265,7 +265,7 @@ impl Identity {
         }
     }
 
-    /// What a peer is by its certificate, the one that it shows or has shown before; `None` where there is none.
+    /// Standing of a peer by its certificate, the one that it presents or has presented before; `None` if there is none.
     fn certified(
         &self,
         all: &All,
@@ -286,7 +286,7 @@ impl Identity {
         Ok(Some(standing))
     }
 
-    /// The same by keys alone.
+    /// Authenticates a peer by its key alone.
     fn judge_known(
         &self,
         all: &All,
@@ -349,12 +349,12 @@ impl Identity {
                     Ok(is_new)
                 });
                 match learned {
-                    // By another association meanwhile.
+                    // Learned by another association meanwhile.
                     Ok(false) => return self.judge(opener, peer, Some(shown), None),
                     Ok(true) => {
                         tracing::info!(%peer, key = %shown, "a new peer, trusted on first use");
                     }
-                    // No worse than meeting it for the first time again.
+                    // Harmless: the next contact is a first use again.
                     Err(error) => {
                         tracing::warn!(%peer, key = %shown, %error, "a peer was not learned");
                     }
@@ -364,10 +364,10 @@ impl Identity {
         }
     }
 
-    /// This host's key and the peers that it knows, from an index on.
+    /// This host's key, and a page of the peers that it knows, from an index on.
     ///
     /// # Errors
-    /// A list cannot be read.
+    /// A file of peers cannot be read.
     pub(crate) fn list(&self, from: usize) -> Result<vtl_control::Peers, String> {
         let all = self.files.read()?;
         let row = |(index, peer): (usize, &Peer)| vtl_control::Peer {
@@ -389,11 +389,11 @@ impl Identity {
         })
     }
 
-    /// Trusts a key, in place of what was learned under that name, at the same addresses and with the
-    /// same reach unless others are given.
+    /// Trusts a key. Replaces what was learned under that name, and keeps its addresses and reach unless
+    /// others are given.
     ///
     /// # Errors
-    /// It is none, the name is listed, or the file cannot be written.
+    /// The key is invalid, the name is the operator's, or the file cannot be written.
     pub(crate) fn trust(&self, key: &PeerKey) -> Result<(), String> {
         let mut new = Peer::parse(key)?;
         self.files.change(|peers| {
@@ -412,10 +412,10 @@ impl Identity {
         })
     }
 
-    /// Forgets a peer that was learned.
+    /// Forgets a learned peer.
     ///
     /// # Errors
-    /// There is none of that name, or the file cannot be written.
+    /// No learned peer of that name, or the file cannot be written.
     pub(crate) fn forget(&self, name: &str) -> Result<(), String> {
         self.files.change(|peers| {
             let before = peers.len();
@@ -436,7 +436,7 @@ fn standing(all: &All, known: &Peer) -> Standing {
     }
 }
 
-/// The host's key, made if there is none.
+/// Reads the host's key; generates it if there is none.
 fn host_key(state: &Path) -> Result<SecretKey, String> {
     let path: PathBuf = state.join(format!("{HOST_KEY}.key"));
     std::fs::create_dir_all(state)
@@ -446,7 +446,7 @@ fn host_key(state: &Path) -> Result<SecretKey, String> {
         return SecretKey::read(&path).map_err(|error| error.to_string());
     }
     let key = SecretKey::generate().map_err(|error| error.to_string())?;
-    // Written over: one without its secret half is worth nothing.
+    // A public key without its secret half is useless: overwrite it.
     let _ = std::fs::remove_file(state.join(format!("{HOST_KEY}.pub")));
     key.write(state, HOST_KEY)
         .map_err(|error| error.to_string())?;

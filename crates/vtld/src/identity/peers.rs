@@ -1,5 +1,5 @@
-//! Files of peers: `peers.toml`, which is the operator's, and `known_peers.toml`, which is vtld's, as ssh's
-//! `ssh_known_hosts` and `known_hosts` are.
+//! Files of peers: `peers.toml`, the operator's, and `known_peers.toml`, vtld's own, like ssh's `ssh_known_hosts` and
+//! `known_hosts`.
 
 use std::{
     fmt, fs, io,
@@ -20,26 +20,27 @@ use vtl_pool::{certificate::is_name, key::PublicKey};
 use super::reach::Reach;
 use crate::hooker::rules::Prefix;
 
-/// The longest file, bytes, and most peers that are learned.
+/// Maximum size of a file, bytes.
 const MAX_FILE: u64 = 4 << 20;
+/// Maximum number of learned peers.
 const MAX_LEARNED: usize = 10_000;
-/// Of one peer.
+/// Maximum number of addresses of one peer.
 const MAX_ADDRESSES: usize = 32;
-/// In the folder of state.
+/// File of learned peers, in the state directory.
 const LEARNED: &str = "known_peers.toml";
-/// What daemons that share a folder of state lock. Only root can: whoever can open it can.
+/// Lock file of daemons that share a state directory. Only root may open it, since anybody who can open it can lock it.
 const LOCK: &str = "lock";
 
-/// Whose keys are taken.
+/// Policy: whose keys are accepted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Policy {
-    /// Those of hosts that nobody knows yet, too.
+    /// Known peers, and unknown ones on first use.
     #[default]
     FirstUse,
-    /// Those of known peers only.
+    /// Known peers only.
     Known,
-    /// The same, and those that an authority has certified.
+    /// Known peers, and hosts with a certificate of an authority.
     Ca,
 }
 
@@ -53,7 +54,7 @@ impl fmt::Display for Policy {
     }
 }
 
-/// A peer as a file has it. A word that is none of its own is a mistake.
+/// A peer as written in a file. Unknown fields are errors.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
@@ -105,15 +106,17 @@ struct Learned {
 pub(super) struct Peer {
     pub(super) name: String,
     pub(super) key: PublicKey,
-    /// Where it may be; anywhere if there is none.
+    /// Its addresses; empty: anywhere.
     pub(super) addresses: Vec<Prefix>,
-    /// What of this host its flows may be carried to, where that is said.
+    /// Ports of this host that its flows may be carried to, if limited for this peer.
     pub(super) reach: Option<Reach>,
 }
 
 impl Peer {
+    /// Parses a peer.
+    ///
     /// # Errors
-    /// The name is none, or the key, or an address.
+    /// The name, the key, an address or the reach is invalid, or there are too many addresses.
     pub(super) fn parse(written: &PeerKey) -> Result<Self, String> {
         let PeerKey {
             name,
@@ -157,7 +160,7 @@ impl Peer {
         }
     }
 
-    /// One that was met for the first time.
+    /// A peer learned on first use.
     pub(super) fn learned(address: IpAddr, key: PublicKey) -> Self {
         Self {
             name: address.to_string(),
@@ -172,47 +175,47 @@ impl Peer {
         self.addresses.is_empty() || self.addresses.iter().any(|prefix| prefix.contains(address))
     }
 
-    /// Whether the address is said to be this peer's, and not one of a prefix.
+    /// Whether the address itself, not just a prefix, is listed as this peer's.
     pub(super) fn is_pinned(&self, address: IpAddr) -> bool {
         self.addresses.contains(&Prefix::from(address))
     }
 }
 
-/// What tells that a file has not changed; `None` if there is none.
+/// Identifies the version of a file (inode, size, times); `None` if there is none.
 pub(super) type Stamp = Option<[i64; 5]>;
 
-/// A file that was changed so shortly before it was read may change again without its times showing it.
+/// Minimum age of a change for a stamp to be reliable: a younger file may change again without new times.
 const YOUNG: Duration = Duration::from_millis(100);
 
-/// What both files say.
+/// Contents of both files.
 #[derive(Debug)]
 pub(super) struct All {
     pub(super) policy: Policy,
-    /// What flows of peers that are not listed may be carried to.
+    /// Ports that flows of peers that are not listed may be carried to.
     pub(super) reach: Reach,
-    /// Those listed first.
+    /// The listed peers, then the learned ones.
     pub(super) peers: Vec<Peer>,
-    /// Whose certificates are taken.
+    /// Authorities whose certificates are accepted.
     pub(super) authorities: Vec<Peer>,
-    /// Keys that are not taken, whoever knows them.
+    /// Revoked keys: refused even if known.
     pub(super) revoked: Vec<PublicKey>,
-    /// How many are listed; the others were learned.
+    /// Number of listed peers in `peers`.
     pub(super) listed: usize,
 }
 
-/// Where they are, and what they said last.
+/// Paths of both files, and their contents as of the last read.
 #[derive(Debug)]
 pub(super) struct Files {
     listed: PathBuf,
-    /// The folder of what was learned, which daemons of several network namespaces may share.
+    /// The state directory, which daemons of several network namespaces may share.
     state: PathBuf,
     known: Mutex<Option<([Stamp; 2], Arc<All>)>>,
 }
 
-/// Keeps other daemons from changing what is in a folder of state.
+/// Locks a state directory against changes by other daemons.
 ///
 /// # Errors
-/// It cannot be read.
+/// The lock file cannot be opened or locked.
 pub(super) fn lock(state: &Path) -> Result<Flock<fs::File>, String> {
     let mut options = fs::OpenOptions::new();
     let opened = options
@@ -229,19 +232,19 @@ pub(super) fn lock(state: &Path) -> Result<Flock<fs::File>, String> {
 }
 
 impl All {
-    /// Whether there is a limit to what peers may reach.
+    /// Whether the reach of any peer is limited.
     pub(super) fn limits(&self) -> bool {
         let is_limited = |peer: &Peer| peer.reach.as_ref().is_some_and(Reach::is_limited);
         let mut all = self.peers.iter().chain(&self.authorities);
         self.reach.is_limited() || all.any(is_limited)
     }
 
-    /// The operator's.
+    /// The peers listed by the operator.
     pub(super) fn listed(&self) -> impl Iterator<Item = &Peer> {
         self.peers[..self.listed].iter()
     }
 
-    /// What a peer may reach: all, where the operator lists it and says nothing else.
+    /// The reach of a peer: its own; all ports if it is listed without one; else the default.
     pub(super) fn reach_of(&self, peer: &Peer) -> Reach {
         let is_listed = self.listed().any(|listed| listed == peer);
         match &peer.reach {
@@ -265,15 +268,15 @@ impl Files {
         self.state.join(LEARNED)
     }
 
-    /// Reads what has changed since the last time: strangers decide how often that is.
+    /// Reads the files if they have changed since the last time; cached, since strangers can trigger it at any rate.
     ///
     /// # Errors
-    /// One cannot be read or makes no sense: which, and why.
+    /// A file cannot be read or is invalid: which, and why.
     pub(super) fn read(&self) -> Result<Arc<All>, String> {
         let learned = self.learned();
         let now = SystemTime::now();
         let stamps = [&self.listed, &learned].map(|path| stamp(path));
-        // Replaced as a whole.
+        // Poisoning is harmless: replaced as a whole.
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((as_of, all)) = &*known
             && *as_of == stamps
@@ -288,10 +291,10 @@ impl Files {
         Ok(all)
     }
 
-    /// Changes what was learned, unless `change` fails.
+    /// Changes the learned peers, unless `change` fails.
     ///
     /// # Errors
-    /// Its own; there is too much, or the file cannot be read or written.
+    /// Those of `change`; too many peers, or the file cannot be read or written.
     pub(super) fn change<T>(
         &self,
         change: impl FnOnce(&mut Vec<Peer>) -> Result<T, String>,
@@ -316,8 +319,10 @@ impl Files {
         Ok(result)
     }
 
+    /// Checks that no listed peer has this name.
+    ///
     /// # Errors
-    /// A peer of this name is the operator's.
+    /// The operator's file lists it, or cannot be read.
     pub(super) fn check_unlisted(&self, name: &str) -> Result<(), String> {
         let listed = read(&self.listed)?.peers;
         match listed.iter().any(|peer| peer.name == name) {
@@ -336,13 +341,13 @@ pub(super) fn stamp(path: &Path) -> Stamp {
     Some([ino, size, meta.mtime(), meta.ctime(), meta.ctime_nsec()])
 }
 
-/// Whether what a stamp stands for has not changed in the moment before a time.
+/// Whether a stamp was older than [`YOUNG`] at `now`.
 fn is_older([.., seconds, nanoseconds]: &[i64; 5], now: SystemTime) -> bool {
     let changed = Duration::new(seconds.cast_unsigned(), *nanoseconds as u32);
     (now.duration_since(UNIX_EPOCH)).is_ok_and(|now| now > changed + YOUNG)
 }
 
-/// Writes a file whole or not at all.
+/// Replaces a file atomically.
 fn replace(path: &Path, text: &str) -> io::Result<()> {
     let new = path.with_extension("new");
     let mut options = fs::OpenOptions::new();

@@ -1,16 +1,16 @@
-//! Which ports of this host a peer may reach by VTL: `reach` in `peers.toml`.
+//! Ports of this host that a peer may reach by VTL: `reach` in `peers.toml`.
 
 use std::ops::RangeInclusive;
 
 use toml::Value;
 
-/// Ranges in one list.
+/// Maximum number of ranges in a list.
 const MAX_RANGES: usize = 1024;
 
 /// Ports of this host that a peer's flows may be carried to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Reach {
-    /// All ports where there is no list.
+    /// `None`: all ports.
     ports: Option<Vec<RangeInclusive<u16>>>,
 }
 
@@ -21,15 +21,15 @@ impl Reach {
         ports.is_none_or(|ports| ports.iter().any(|range| range.contains(&port)))
     }
 
-    /// Whether it leaves any port out.
+    /// Whether it is limited to a list of ports.
     pub(super) fn is_limited(&self) -> bool {
         self.ports.is_some()
     }
 
-    /// One port (443), a range ("8000-8100"), or a list of such.
+    /// Parses one port (443), a range ("8000-8100"), or a list of such.
     ///
     /// # Errors
-    /// It is none of these.
+    /// None of these, or too many.
     pub(super) fn parse(value: &Value) -> Result<Self, String> {
         let ports = match value {
             Value::Array(all) if all.len() > MAX_RANGES => {
@@ -43,7 +43,7 @@ impl Reach {
         })
     }
 
-    /// As [`Reach::parse`], of ports and ranges as text.
+    /// As [`Reach::parse`], from ports and ranges as text; `None`: all ports.
     ///
     /// # Errors
     /// One is neither.
@@ -55,7 +55,7 @@ impl Reach {
         texts.map_or(Ok(Self::default()), parse)
     }
 
-    /// The ports and ranges as text; `None`: all.
+    /// The ports and ranges as text; `None`: all ports.
     pub(super) fn to_texts(&self) -> Option<Vec<String>> {
         let text = |range: &RangeInclusive<u16>| match range.start() == range.end() {
             true => range.start().to_string(),
@@ -66,7 +66,7 @@ impl Reach {
     }
 }
 
-/// A port or a range of ports.
+/// Parses a port or a range of ports.
 fn range(value: &Value) -> Result<RangeInclusive<u16>, String> {
     let port = |text: &str| text.trim().parse().ok().filter(|port| *port > 0);
     let range = match value {

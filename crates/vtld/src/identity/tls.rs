@@ -1,5 +1,5 @@
-//! TLS 1.3 with raw public keys (RFC 8446, RFC 7250) on control connections. Whose a key is says
-//! [`Identity::judge`](super::Identity::judge) afterwards: here both sides only prove that they have theirs.
+//! TLS 1.3 with raw public keys (RFC 8446, RFC 7250) on control connections. Here both sides only prove possession of
+//! their keys; [`Identity::judge`](super::Identity::judge) authenticates the peer afterwards.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ use rustls::{
 use vtl_pool::key::{PublicKey, SecretKey};
 use vtl_proto::preamble::{ALPN, ALPN_CERTIFIED, SERVER_NAME};
 
-/// Takes any Ed25519 key whose owner has signed the handshake.
+/// Verifier that accepts any Ed25519 key whose owner has signed the handshake.
 #[derive(Debug)]
 struct AnyKey(Arc<CryptoProvider>);
 
@@ -38,7 +38,7 @@ impl AnyKey {
     }
 }
 
-/// How both sides check the other's signature.
+/// Verification of the other side's signature, the same for client and server.
 macro_rules! signatures {
     () => {
         fn verify_tls12_signature(
@@ -103,10 +103,10 @@ impl ClientCertVerifier for AnyKey {
     signatures!();
 }
 
-/// Configurations of a side that opens and of one that accepts.
+/// Configurations of client and server.
 pub(super) type Configs = (Arc<ClientConfig>, Arc<ServerConfig>);
 
-/// What this host's control connections have in common.
+/// Configurations of this host's control connections.
 pub(super) fn controls(key: &SecretKey) -> Result<Configs, Error> {
     let (client, server) = configs(key)?;
     let (mut client, mut server) = (ClientConfig::clone(&client), ServerConfig::clone(&server));
@@ -117,11 +117,11 @@ pub(super) fn controls(key: &SecretKey) -> Result<Configs, Error> {
     Ok((Arc::new(client), Arc::new(server)))
 }
 
-/// What its handshakes for sessions have in common.
+/// Configurations of this host's handshakes for sessions.
 pub(super) fn configs(key: &SecretKey) -> Result<Configs, Error> {
     let mut provider = ring::default_provider();
     if !has_aes() {
-        // First what is fast here: the other side takes the first one.
+        // Without AES in hardware, ChaCha20 first: the other side takes the first one.
         provider.cipher_suites.reverse();
     } else {
         // A little faster than with 256 bits.
@@ -154,7 +154,7 @@ pub(super) fn configs(key: &SecretKey) -> Result<Configs, Error> {
     Ok((Arc::new(client), Arc::new(server)))
 }
 
-/// Whether the processor computes AES by itself.
+/// Whether the processor has AES instructions.
 fn has_aes() -> bool {
     #[cfg(target_arch = "x86_64")]
     return std::arch::is_x86_feature_detected!("aes");
@@ -164,27 +164,27 @@ fn has_aes() -> bool {
     return false;
 }
 
-/// What hosts are asked for by.
+/// The server name, the same for all hosts.
 pub(super) fn name() -> Result<ServerName<'static>, Error> {
     ServerName::try_from(SERVER_NAME).map_err(|_| Error::General("a name that is none".into()))
 }
 
-/// A connection's end at its opener.
+/// The client's end of a connection.
 pub(super) fn client(config: &Arc<ClientConfig>) -> Result<Connection, Error> {
     Ok(ClientConnection::new(Arc::clone(config), name()?)?.into())
 }
 
-/// The other one.
+/// The server's end of a connection.
 pub(super) fn server(config: &Arc<ServerConfig>) -> Result<Connection, Error> {
     Ok(ServerConnection::new(Arc::clone(config))?.into())
 }
 
-/// The key that the other side has proved to have.
+/// The public key of the other side, which has proved possession.
 pub(crate) fn shown(connection: &Connection) -> Option<PublicKey> {
     PublicKey::from_spki(connection.peer_certificates()?.first()?)
 }
 
-/// Whether each side shows a certificate first.
+/// Whether both sides exchange certificates first (ALPN).
 pub(crate) fn certifies(connection: &Connection) -> bool {
     connection.alpn_protocol() == Some(ALPN_CERTIFIED)
 }

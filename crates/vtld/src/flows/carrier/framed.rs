@@ -1,5 +1,5 @@
-//! A carrier by something that moves bytes in order, or messages: frames go whole, through queues that the
-//! task which moves them looks after, in this process or in one of carriers.
+//! Carriers over a byte stream or messages: whole frames pass through the queues of a [`Pipe`] to the task that moves
+//! them, in this process or in a process of carriers.
 
 use std::{
     cell::{Cell, RefCell},
@@ -27,32 +27,33 @@ use super::{
     Carrier, HANDSHAKE, Link, Local, Refused, Taking,
 };
 
-/// Bytes that wait to be sent: a new flow's shall not wait behind seconds of another's.
+/// Size of the send queue, bytes: short, so that a new flow does not wait behind seconds of another's bytes.
 const MOST_WAITING: usize = 128 << 10;
-/// Bytes that have arrived and wait to be looked at, and what one of them takes besides its own.
+/// Size of the receive queue, bytes.
 const MOST_ARRIVED: usize = 4 << 20;
+/// Memory overhead of an entry of the receive queue, bytes.
 const ARRIVED: usize = 64;
 
-/// Those of frames that came before the carrier's number.
+/// Maximum size of frames received before HELLO, bytes.
 const MOST_EARLY: usize = 1 << 20;
 
-/// What has arrived.
+/// An entry of the receive queue.
 pub(super) enum Arrived {
     /// The next bytes of a stream of frames.
     Stream(Bytes),
-    /// A frame by itself, in no order.
+    /// A single frame, possibly out of order.
     Frame(Bytes),
 }
 
 impl Arrived {
-    /// Bytes of memory.
+    /// Memory that it takes, bytes.
     fn memory(&self) -> usize {
         let (Self::Stream(bytes) | Self::Frame(bytes)) = self;
         bytes.len() + ARRIVED
     }
 }
 
-/// What is to be sent.
+/// An entry of the send queue.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Out {
     /// The next control frames.
@@ -68,40 +69,40 @@ impl Out {
     }
 }
 
-/// Room for what is to be sent.
+/// Backpressure of the send queue.
 enum Room {
-    /// Bytes that may still be queued: who has more waits.
+    /// Free bytes; senders wait for them.
     Here(Semaphore),
-    /// Who sends waits in another process, which has not been told yet that so many bytes were taken.
+    /// Senders wait in another process: bytes taken that it has not been told of yet.
     There(Cell<u32>),
 }
 
-/// What passes between a carrier and the task that moves its packets.
+/// The queues between a carrier and the task that moves its packets.
 pub(super) struct Pipe {
-    /// Bytes of the longest CHUNK, with its header.
+    /// Maximum size of a CHUNK, with its header, bytes.
     pub(super) frame: usize,
     control: RefCell<VecDeque<Bytes>>,
     chunks: RefCell<VecDeque<Bytes>>,
     arrived: RefCell<VecDeque<Arrived>>,
-    /// Bytes of memory that it takes.
+    /// Memory of the receive queue, bytes.
     held: Cell<usize>,
     is_over: Cell<bool>,
-    /// There is something for the task: to send, to look at, or the end.
+    /// Wakes the task: frames to send, packets received, or the end.
     pub(super) work: Notify,
     room: Room,
-    /// Something has arrived, or it is over; in a process of carriers also that something was taken.
+    /// Wakes the carrier: something has arrived, or the end; in a process of carriers also that bytes were taken.
     news: Notify,
-    /// There is room for what arrives.
+    /// The receive queue has room again.
     taken: Notify,
 }
 
 impl Pipe {
-    /// `frame`: bytes of the longest CHUNK, with its header.
+    /// `frame`: maximum size of a CHUNK, with its header, bytes.
     pub(super) fn new(frame: usize) -> Rc<Self> {
         Self::with(frame, Room::Here(Semaphore::new(MOST_WAITING)))
     }
 
-    /// In a process of carriers: what it may hold is bounded by the other one.
+    /// The pipe in a process of carriers: the daemon bounds its send queue.
     pub(super) fn relayed(frame: usize) -> Rc<Self> {
         Self::with(frame, Room::There(Cell::new(0)))
     }
@@ -121,7 +122,7 @@ impl Pipe {
         })
     }
 
-    /// Ends it, for both sides.
+    /// Closes it, for both sides.
     pub(super) fn end(&self) {
         self.is_over.set(true);
         self.work.notify_one();
@@ -132,13 +133,13 @@ impl Pipe {
         self.wake_taken();
     }
 
-    /// Wakes one that waits for [`Pipe::taken`], or comes to, and all that do.
+    /// Wakes all tasks that wait in [`Pipe::taken`], and the next one to come.
     fn wake_taken(&self) {
         self.taken.notify_waiters();
         self.taken.notify_one();
     }
 
-    /// Completes when something that has arrived was taken, or the pipe is over.
+    /// Completes when the carrier has taken something from the receive queue, or the pipe is closed.
     pub(super) async fn taken(&self) {
         self.taken.notified().await;
     }
@@ -147,20 +148,20 @@ impl Pipe {
         self.is_over.get()
     }
 
-    /// What goes next; `None` if there is nothing.
+    /// Takes the next entry to send, and frees its room; `None` if there is none.
     pub(super) fn next(&self) -> Option<Out> {
         let out = self.pop()?;
         self.free(out.len());
         Some(out)
     }
 
-    /// The same, which keeps its room until that is freed.
+    /// Takes the next entry to send, control frames first. Its room stays in use until [`Pipe::free`].
     pub(super) fn pop(&self) -> Option<Out> {
         let control = self.control.borrow_mut().pop_front().map(Out::Control);
         control.or_else(|| self.chunks.borrow_mut().pop_front().map(Out::Chunk))
     }
 
-    /// So many bytes have been taken.
+    /// Frees room of the send queue.
     pub(super) fn free(&self, bytes: usize) {
         match &self.room {
             Room::Here(room) => room.add_permits(bytes),
@@ -171,7 +172,7 @@ impl Pipe {
         }
     }
 
-    /// Queues what has waited for its turn already.
+    /// Queues an entry to send without waiting for room.
     pub(super) fn push(&self, out: Out) {
         match out {
             Out::Control(bytes) => self.control.borrow_mut().push_back(bytes),
@@ -180,33 +181,33 @@ impl Pipe {
         self.work.notify_one();
     }
 
-    /// Bytes of what has arrived.
+    /// Memory of the receive queue, bytes.
     pub(super) fn memory(&self) -> u64 {
         self.held.get() as u64
     }
 
-    /// Whether more that arrives would be taken soon.
+    /// Whether the receive queue is below its limit.
     pub(super) fn has_room(&self) -> bool {
         self.held.get() < MOST_ARRIVED
     }
 
-    /// This is held no more.
+    /// Releases the memory of an entry from [`Pipe::news`].
     pub(super) fn seen(&self, what: &Arrived) {
         self.held.set(self.held.get() - what.memory());
         self.wake_taken();
     }
 
-    /// Something has arrived.
+    /// Queues a received entry.
     pub(super) fn arrived(&self, what: Arrived) {
         self.held.set(self.held.get() + what.memory());
         self.arrived.borrow_mut().push_back(what);
         self.news.notify_one();
     }
 
-    /// Waits for room, in turn, and queues something.
+    /// Queues an entry to send, waiting for room in turn.
     async fn put(&self, out: Out) -> Result<(), Refused> {
         if let Room::Here(room) = &self.room {
-            // No longer than all that may wait.
+            // An entry is never larger than the queue.
             let room = room.acquire_many(out.len() as u32).await;
             room.map_err(|_| Refused::Broken)?.forget();
         }
@@ -225,7 +226,7 @@ impl Pipe {
         Ok(())
     }
 
-    /// What has arrived, at least something; `None` at the end.
+    /// Waits for received entries, and takes them all; `None` at the end.
     pub(super) async fn arrivals(&self) -> Option<VecDeque<Arrived>> {
         let (arrived, _) = self.news().await?;
         self.held.set(0);
@@ -233,8 +234,8 @@ impl Pipe {
         Some(arrived)
     }
 
-    /// What has arrived, which is held until it is said to have been seen, and how many bytes were taken that another
-    /// process is to be told of: at least something of both; `None` at the end.
+    /// Waits for received entries, whose memory counts until [`Pipe::seen`], or for sent bytes to report to the other
+    /// process. Returns all entries and the number of bytes, not both empty; `None` at the end.
     pub(super) async fn news(&self) -> Option<(VecDeque<Arrived>, u32)> {
         loop {
             let arrived = std::mem::take(&mut *self.arrived.borrow_mut());
@@ -253,12 +254,12 @@ impl Pipe {
     }
 }
 
-/// A carrier of this form.
+/// A carrier over a [`Pipe`].
 pub(super) struct Framed {
     pub(super) kind: Kind,
     pub(super) pipe: Rc<Pipe>,
     pub(super) is_encrypted: bool,
-    /// Bytes that the library may hold.
+    /// Memory that the library may hold, bytes.
     pub(super) library: Box<dyn Fn() -> u64>,
     pub(super) figures: Box<dyn Fn() -> Option<CarrierPath>>,
 }
@@ -301,20 +302,20 @@ impl Carrier for Framed {
     }
 }
 
-/// Makes frames of what arrives.
+/// Reassembles frames from received entries.
 #[derive(Default)]
 struct Reader {
     stream: Frames,
-    /// Those by themselves that came before they could be understood.
+    /// Single frames received before HELLO.
     early: VecDeque<Bytes>,
     early_bytes: usize,
 }
 
-/// The peer breaks the rules.
+/// Protocol violation by the peer.
 struct Nonsense;
 
 impl Reader {
-    /// The frame by which a peer says which carrier this is; `None` if it has not come whole.
+    /// Takes the peer's HELLO: the carrier's id and the tag. `None` if it is not complete yet.
     fn hello(&mut self, arrived: VecDeque<Arrived>) -> Result<Option<(CarrierId, u32)>, Nonsense> {
         for what in arrived {
             self.early_bytes += what.memory();
@@ -336,7 +337,7 @@ impl Reader {
         said.ok().flatten().ok_or(Nonsense).map(Some)
     }
 
-    /// Gives frames to the peer's association.
+    /// Passes frames to the peer's association.
     fn give(
         &mut self,
         peer: &Peer,
@@ -386,7 +387,7 @@ impl Link for Framed {
                 return tracing::debug!(peer = %peer.key.peer, carrier = %self.kind, "a carrier does not say which one it is");
             };
             if opened.is_none() && self.kind == Kind::Quic {
-                // There both sides do.
+                // With QUIC both sides send HELLO.
                 let _ = self.pipe.put_control(emit(hello(id, peer.key.tag))).await;
             }
             let carrier = Rc::from(self);
@@ -397,7 +398,7 @@ impl Link for Framed {
 }
 
 impl Framed {
-    /// The number that the peer says.
+    /// Waits for the peer's HELLO, and checks it. Returns the carrier's id.
     async fn number(&self, peer: &Peer, reader: &mut Reader) -> Option<CarrierId> {
         loop {
             let arrived = self.pipe.arrivals().await?;
@@ -408,7 +409,7 @@ impl Framed {
     }
 }
 
-/// Takes what arrives, until the carrier breaks.
+/// Receives frames until the carrier breaks.
 async fn receive(carrier: Rc<Framed>, peer: Rc<Peer>, id: CarrierId, mut reader: Reader) {
     let mut arrived = VecDeque::new();
     loop {

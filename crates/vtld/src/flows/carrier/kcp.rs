@@ -1,8 +1,8 @@
-//! KCP as a carrier, by the crate of that name: a protocol of games and carriers, in UDP.
+//! KCP over UDP as a carrier, with the crate `kcp`.
 //!
-//! Its conversation's number is the token's lower half; the client's stream begins with all of the token. Its
-//! datagrams are sealed, behind that number, if the peer can. KCP is used with its congestion window, which
-//! halves at losses: without, as most use it, it would take what it can get.
+//! The conversation's number is the lower half of the token; the client's stream begins with the whole token.
+//! Datagrams are sealed after that number if the peer supports it. KCP's congestion window, which halves on loss, is
+//! enabled: most users disable it, which is unfair to other traffic.
 
 use std::{
     cell::RefCell,
@@ -35,24 +35,24 @@ use super::{
 };
 use crate::panics;
 
-/// Bytes of a UDP datagram's payload: what every IPv6 path takes.
+/// UDP payload that fits every IPv6 path, bytes.
 const DATAGRAM: usize = 1280 - 48;
-/// Bytes of a chunk.
+/// Maximum size of a chunk, bytes.
 const CHUNK: usize = 8 << 10;
-/// Segments: 100 Mbit/s for 200 ms.
+/// Window in segments: 100 Mbit/s at a round trip of 200 ms.
 const WINDOW: u16 = 2048;
-/// Those that may wait behind the window.
+/// Segments that may be queued beyond the window.
 const AHEAD: usize = 64;
-/// Behind an error of the socket.
+/// Pause after a socket error.
 const PAUSE: Duration = Duration::from_millis(1);
-/// Datagrams that wait for a conversation.
+/// Receive queue of a conversation, datagrams.
 const WAITING: usize = 4096;
-/// Milliseconds between two looks at what is to go.
+/// KCP's update interval, ms.
 const INTERVAL: i32 = 10;
-/// Acknowledgements of later segments that tell of a loss.
+/// Fast retransmission threshold: acknowledgements of later segments.
 const RESEND: i32 = 2;
 
-/// Whose conversation it is.
+/// Key of a conversation: the peer's address, and the conversation's number.
 type Key = (SocketAddr, u32);
 
 struct Shared {
@@ -63,12 +63,12 @@ struct Shared {
     arrivals: Opens,
 }
 
-/// This host's part of all conversations.
+/// This host's endpoint of all conversations.
 pub(super) struct Kcp {
     shared: Rc<Shared>,
 }
 
-/// One of them, as others see it.
+/// The shared state of a conversation.
 struct Conversation {
     pipe: Rc<Pipe>,
     datagrams: RefCell<sealed::Datagrams>,
@@ -78,7 +78,7 @@ struct Conversation {
 }
 
 impl Conversation {
-    /// A packet for it.
+    /// Queues a received packet; drops it if the queue is full.
     fn deliver(&self, packet: Bytes) {
         let mut inbox = self.inbox.borrow_mut();
         if inbox.len() < WAITING {
@@ -89,7 +89,7 @@ impl Conversation {
 }
 
 impl Kcp {
-    /// On a socket that does not block.
+    /// Starts the endpoint on a non-blocking socket.
     pub(super) fn start(socket: std::net::UdpSocket, arrivals: Opens) -> io::Result<Self> {
         let shared = Rc::new(Shared {
             socket: UdpSocket::from_std(socket)?,
@@ -104,7 +104,7 @@ impl Kcp {
 
 /// A conversation's number.
 fn number(token: u64) -> u32 {
-    // Cut on purpose.
+    // Truncated on purpose.
     token as u32
 }
 
@@ -135,7 +135,7 @@ impl Library for Kcp {
             let datagrams = sealed::Datagrams::new(&crypto, opener);
             let (opened, conversation) = self.shared.begin(to, token, rtt, opener, datagrams)?;
             let answered = timeout(HANDSHAKE, conversation.heard.notified()).await;
-            // Dropped, it ends.
+            // On timeout, drop closes the conversation.
             answered.map_err(|_| io::ErrorKind::TimedOut)?;
             if conversation.pipe.is_over() {
                 return Err(io::ErrorKind::TimedOut.into());
@@ -150,18 +150,18 @@ impl Library for Kcp {
     }
 
     fn wait_idle(&self) -> Local<'_, ()> {
-        // KCP has no word for the end; the control connection says it.
+        // KCP cannot signal the end; the control connection does.
         Box::pin(async {})
     }
 }
 
 impl Shared {
-    /// Takes what comes, for good.
+    /// Receives datagrams. Never returns.
     async fn receive(self: Rc<Self>) {
         let mut buffer = vec![0; 64 << 10];
         loop {
             let Ok((len, from)) = self.socket.recv_from(&mut buffer).await else {
-                // An error of a packet that was sent, or of no memory.
+                // An ICMP error for a sent packet, or out of memory.
                 sleep(PAUSE).await;
                 continue;
             };
@@ -185,7 +185,7 @@ impl Shared {
         }
     }
 
-    /// Lets a client in that was granted this.
+    /// Accepts a conversation of a client that holds a grant.
     fn admit(self: &Rc<Self>, key: Key, packet: &[u8]) -> Option<(Rc<Conversation>, Bytes)> {
         let place = (key.0.ip(), key.1);
         let Expected {
@@ -196,12 +196,12 @@ impl Shared {
         self.grants.borrow_mut().remove(&place);
         let begun = self.begin(key.0, token, rtt, Side::Peer, datagrams).ok()?;
         let (opened, conversation) = begun;
-        // Nobody takes it where the daemon is ending.
+        // Fails if the daemon is ending.
         let _ = self.arrivals.send((token, opened));
         Some((conversation, packet))
     }
 
-    /// Begins a conversation, or answers to one.
+    /// Starts a conversation, as client or server.
     fn begin(
         self: &Rc<Self>,
         peer: SocketAddr,
@@ -216,7 +216,7 @@ impl Shared {
         control.set_mtu(mtu).map_err(io::Error::other)?;
         control.set_wndsize(WINDOW, WINDOW);
         control.set_nodelay(true, INTERVAL, RESEND, false);
-        // Acknowledgements shall tell of a loss before time does, which would close the window.
+        // Fast retransmission is to come before the timeout, which collapses the window.
         let least = rtt.map_or(MIN_RTO, |rtt| MIN_RTO.max(2 * rtt));
         control.set_rx_minrto(least.as_millis() as u32);
         if opener == Side::Local {
@@ -247,14 +247,14 @@ impl Shared {
         spawn_local(panics::isolated(driver.run()));
         let opened = Opened {
             pipe: Rc::clone(&conversation.pipe),
-            // It does not say what it holds behind a gap.
+            // KCP does not report what it holds out of order: assume a full window.
             memory: Box::new(|| (usize::from(WINDOW) * DATAGRAM) as u64),
             path: Box::new(|| None),
         };
         Ok((opened, conversation))
     }
 
-    /// Forgets a conversation, unless another one has its place.
+    /// Removes a conversation, unless another one has its key.
     fn forget(&self, key: Key, conversation: &Rc<Conversation>) {
         let mut all = self.conversations.borrow_mut();
         if all
@@ -265,7 +265,7 @@ impl Shared {
         }
     }
 
-    /// An address as the socket's family has it.
+    /// Maps an address to the socket's family.
     fn destination(&self, peer: SocketAddr) -> SocketAddr {
         match (peer, self.socket.local_addr()) {
             (SocketAddr::V4(v4), Ok(SocketAddr::V6(_))) => {
@@ -276,7 +276,7 @@ impl Shared {
     }
 }
 
-/// The datagrams that KCP wants to send.
+/// Datagrams that KCP has emitted.
 #[derive(Clone, Default)]
 struct Outbox(Rc<RefCell<Vec<Bytes>>>);
 
@@ -291,7 +291,7 @@ impl Write for Outbox {
     }
 }
 
-/// Why a conversation is over.
+/// Why a conversation has ended.
 #[derive(Debug, thiserror::Error)]
 enum Over {
     #[error("closed here")]
@@ -304,8 +304,8 @@ enum Over {
     Library(#[from] kcp::Error),
 }
 
-/// The task of a conversation, which alone calls the library: where a packet makes that panic, the task ends,
-/// and with it this conversation and no other.
+/// The task of a conversation, the only one to call the library: if a packet makes that panic, just this conversation
+/// ends.
 struct Driver {
     shared: Rc<Shared>,
     conversation: Rc<Conversation>,
@@ -313,10 +313,10 @@ struct Driver {
     control: kcp::Kcp<Outbox>,
     outbox: Outbox,
     began: Instant,
-    /// The token that the peer has to show, and what there is of it.
+    /// The token that the peer has yet to show, and the bytes of it received so far.
     expected: Option<u64>,
     unread: BytesMut,
-    /// Since when nothing has come though something is to be answered.
+    /// Start of the current silence, while segments are unacknowledged.
     waits: Option<Instant>,
     patience: Duration,
 }
@@ -351,7 +351,7 @@ impl Driver {
         self.began.elapsed().as_millis() as u32
     }
 
-    /// When there is something to do again, since the beginning.
+    /// Time of KCP's next timer, ms since the start.
     fn next_ms(&self) -> u64 {
         let now = self.began.elapsed().as_millis() as u64;
         now + u64::from(self.control.check(now as u32)).max(1)
@@ -364,7 +364,7 @@ impl Driver {
         let packets = std::mem::take(&mut *self.conversation.inbox.borrow_mut());
         let has_news = !packets.is_empty();
         for packet in packets {
-            // What cannot be read counts as lost.
+            // An invalid packet counts as lost.
             if self.control.input(&packet).is_ok() {
                 self.waits = None;
                 self.conversation.heard.notify_one();
@@ -395,13 +395,13 @@ impl Driver {
         let to = self.shared.destination(self.key.0);
         for packet in packets {
             let datagram = self.conversation.datagrams.borrow_mut().seal(packet);
-            // What could not be sent counts as lost on the way.
+            // A packet that cannot be sent counts as lost.
             let _ = self.shared.socket.send_to(&datagram, to).await;
         }
         Ok(())
     }
 
-    /// Hands on what has arrived.
+    /// Passes received bytes to the pipe; checks the token first.
     fn read(&mut self) -> Result<(), Over> {
         let pipe = &self.conversation.pipe;
         while pipe.has_room()

@@ -1,5 +1,5 @@
-//! What moves packets of carriers in user space: QUIC, SCTP and KCP. They run in processes of their own (`process/`), and
-//! know nothing of that.
+//! Transport libraries of carriers in user space: QUIC, SCTP and KCP. They run in processes of their own (`process/`),
+//! of which they are unaware.
 
 use std::{
     fmt, io,
@@ -23,29 +23,29 @@ pub(super) struct Certificate {
     pub(super) key: Bytes,
 }
 
-/// Without the key.
+/// Omits the key.
 impl fmt::Debug for Certificate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Certificate(..)")
     }
 }
 
-/// What opening a carrier takes.
+/// Parameters for opening a carrier.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Opening {
     pub(super) to: SocketAddr,
     pub(super) token: u64,
     pub(super) crypto: Secret,
-    /// The address to open it from.
+    /// Local address.
     pub(super) local: IpAddr,
-    /// The path's round-trip time, as TCP measured it.
+    /// The path's round-trip time, measured by TCP.
     pub(super) rtt: Option<Duration>,
 }
 
-/// A carrier whose handshake is done. It ends when this is dropped.
+/// A carrier whose handshake is complete; closed on drop.
 pub(super) struct Opened {
     pub(super) pipe: Rc<Pipe>,
-    /// Bytes that the library uses, or that the peer can make it use at once.
+    /// Memory that the library uses, or that the peer can make it use at once, bytes.
     pub(super) memory: Box<dyn Fn() -> u64>,
     pub(super) path: Box<dyn Fn() -> Option<CarrierPath>>,
 }
@@ -56,23 +56,23 @@ impl Drop for Opened {
     }
 }
 
-/// Carriers that peers have opened, by their token.
+/// Channel of carriers opened by peers, with their tokens.
 pub(super) type Opens = mpsc::UnboundedSender<(u64, Opened)>;
 
-/// What moves the packets of all carriers of a kind.
+/// Moves the packets of all carriers of a kind.
 pub(super) trait Library {
-    /// Lets a peer open a carrier.
+    /// Permits a peer to open a carrier.
     fn expect(&self, expected: Expected);
 
-    /// No more.
+    /// Revokes the permission.
     fn revoke(&self, token: u64);
 
     /// Opens a carrier.
     fn connect(&self, opening: Opening) -> Local<'_, io::Result<Opened>>;
 
-    /// Ends all carriers.
+    /// Closes all carriers.
     fn close(&self);
 
-    /// Completes when the peers have been told.
+    /// Completes when the peers have been told of the end.
     fn wait_idle(&self) -> Local<'_, ()>;
 }

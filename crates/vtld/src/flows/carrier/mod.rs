@@ -1,4 +1,4 @@
-//! What a carrier does for the flows of an association, and which kinds there are.
+//! Carriers: the traits that every kind implements, and the kinds.
 
 pub(super) mod framed;
 mod graft;
@@ -38,34 +38,33 @@ use crate::{
     hooker::Over,
 };
 
-/// How long a handshake may take, and the first frame.
+/// Timeout of a handshake, and of the first frame.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Without an answer for this time, and three round trips, to what wants one, the path is dead.
+/// A path is dead after this time plus three round trips without an answer to a packet that wants one.
 const SILENCE: Duration = Duration::from_secs(1);
-/// Interval between two looks at the path.
+/// Interval of path supervision.
 const TICK: Duration = Duration::from_millis(100);
-/// A connection on which nothing comes for so long is dead, as a session is: its client sees to it that
-/// something does.
+/// Idle timeout of a connection, the same as a session's; the client sends keepalives.
 const DEAD: Duration = Duration::from_nanos(vtl_core::session::DEAD_NS);
-/// Floor of the retransmission timers of carriers that run in user space. Less than RFC 9260 recommends for
-/// SCTP (1 s), whose reason is delayed acknowledgements: here the last packet of each burst asks for one at once.
+/// Minimum retransmission timeout of carriers in user space. Less than RFC 9260 recommends for SCTP (1 s) because of
+/// delayed acknowledgements: here the last packet of each burst asks for an immediate one.
 const MIN_RTO: Duration = Duration::from_millis(100);
-/// What GRANT says of a carrier that does not encrypt.
+/// The field `crypto` of GRANT for a carrier without encryption.
 pub(super) const CLEAR: [u8; CRYPTO] = [0; CRYPTO];
-/// Bytes of a UDP socket's own buffers.
+/// Size of a UDP socket's buffers, bytes.
 const SOCKET: usize = 8 << 20;
 
-/// A socket for both families, where the host has both.
+/// A dual-stack UDP socket; IPv4 only on a host without IPv6.
 fn socket() -> io::Result<UdpSocket> {
     let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0))
         .or_else(|_| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)))?;
-    // Less will do where it is refused.
+    // Smaller buffers will do if refused.
     let _ = setsockopt(&socket, sockopt::RcvBufForce, &SOCKET);
     let _ = setsockopt(&socket, sockopt::SndBufForce, &SOCKET);
     Ok(socket)
 }
 
-/// Why a carrier does not take something.
+/// Why a carrier does not accept frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Refused {
     /// It has broken.
@@ -76,14 +75,14 @@ pub(super) enum Refused {
     Full,
 }
 
-/// A future of this thread.
+/// A boxed future of this thread (not `Send`).
 pub(super) type Local<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
-/// Waits until a carrier has taken something. What was under way when it is dropped may have been taken.
+/// Completes when a carrier has accepted the frames. If it is dropped before, they may have been accepted or not.
 pub(super) type Taking<'a> = Local<'a, Result<(), Refused>>;
 
-/// Moves frames to another host. What arrives goes to [`Peer`].
+/// Moves frames to another host. Received frames are passed to [`Peer`].
 pub(super) trait Carrier {
-    /// `None` for the control connection, which has no flows.
+    /// The kind; `None` for a control connection.
     fn kind(&self) -> Option<Kind>;
 
     /// Sends control frames.
@@ -92,56 +91,57 @@ pub(super) trait Carrier {
     /// Sends bytes of a flow.
     fn chunk(&self, flow: FlowId, chunk: Chunk) -> Taking<'_>;
 
-    /// A flow has ended: nothing more comes of it.
+    /// Drops the state of a flow that has ended.
     fn forget(&self, flow: FlowId);
 
-    /// Chunks get lost on its way: it takes those of flows that do without, and no control frames.
+    /// Whether it is lossy: it carries chunks of loss-tolerant flows only, and no control frames.
     fn loses(&self) -> bool {
         false
     }
 
-    /// Gives the association what has come by it, where the peer has said something of that by another carrier.
+    /// Passes packets that have arrived to the association at once, when a control frame about them has arrived by
+    /// another carrier.
     fn look(&self, _peer: &Peer, _id: CarrierId) {}
 
-    /// Memory in bytes that it uses, or that the peer can make it use at once.
+    /// Memory that it uses, or that the peer can make it use at once, bytes.
     fn memory(&self) -> u64 {
         0
     }
 
-    /// Ends it.
+    /// Closes it.
     fn close(&self);
 
-    /// Figures of its path.
+    /// Statistics of its path.
     fn path(&self) -> Option<CarrierPath>;
 
-    /// Nobody on the path reads what goes by it.
+    /// Whether it is encrypted.
     fn is_encrypted(&self) -> bool;
 
-    /// Whether this host has asked the peer in vain to have it sealed.
+    /// Whether it is in the clear although this host has offered keys.
     fn is_clear(&self) -> bool {
         false
     }
 }
 
-/// A carrier whose handshake is done.
+/// A carrier whose handshake is complete.
 pub(super) trait Link {
-    /// Has it carry flows of an association, to its end. `opened`: its number, if this host has opened it;
-    /// else the peer says it.
+    /// Serves an association until the carrier ends. `opened`: its id, if this host has opened it; else the peer
+    /// announces it.
     fn serve(self: Box<Self>, peer: Rc<Peer>, opened: Option<CarrierId>) -> Local<'static, ()>;
 }
 
-/// By what a peer that has opened a carrier says whose it is.
+/// How a carrier opened by a peer identifies its association.
 pub(super) enum Shown {
-    /// What it was granted.
+    /// By the token of the grant.
     Token(u64),
-    /// An association of its own: its address, and the tag.
+    /// By the peer's address and the tag of an association that the peer has opened.
     Association { peer: IpAddr, tag: u32 },
 }
 
-/// Links that peers have opened.
+/// Channel of links opened by peers.
 pub(super) type Arrivals = mpsc::UnboundedSender<(Shown, Box<dyn Link>)>;
 
-/// What a peer has granted.
+/// A grant received from a peer.
 #[derive(Clone, Debug)]
 pub(super) struct Granted {
     pub(super) to: SocketAddr,
@@ -150,22 +150,22 @@ pub(super) struct Granted {
     pub(super) crypto: Secret,
 }
 
-/// What a host needs to open a carrier.
+/// Parameters for opening a carrier.
 #[derive(Clone, Debug)]
 pub(super) struct ToOpen {
     pub(super) granted: Granted,
-    /// The address to open it from.
+    /// Local address.
     pub(super) local: IpAddr,
-    /// The path's round-trip time, as TCP measured it.
+    /// The path's round-trip time, measured by TCP.
     pub(super) rtt: Option<Duration>,
-    /// What the session is to be like, if it is one of a graft.
+    /// Session parameters, for a graft.
     pub(super) over: Option<Arc<Over>>,
-    /// It must be encrypted.
+    /// Encryption is required.
     pub(super) encrypted: bool,
 }
 
 impl Granted {
-    /// What is needed of kinds that are not granted: the host.
+    /// For kinds that need no grant: the host alone.
     pub(super) fn freely(peer: IpAddr) -> Self {
         Self {
             to: SocketAddr::new(peer, 0),
@@ -175,19 +175,19 @@ impl Granted {
     }
 }
 
-/// A carrier that a peer may open.
+/// A carrier that a peer may open (outstanding grant).
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Expected {
     pub(super) token: u64,
-    /// The address that it comes from.
+    /// The peer's address.
     pub(super) client: IpAddr,
-    /// The path's round-trip time, as TCP measured it.
+    /// The path's round-trip time, measured by TCP.
     pub(super) rtt: Option<Duration>,
     /// As in [`vtl_proto::frame::Frame::Grant`].
     pub(super) crypto: Secret,
 }
 
-/// What a peer needs to open a carrier.
+/// A grant for a peer.
 pub(super) struct Grant {
     pub(super) port: u16,
     pub(super) token: u64,
@@ -196,7 +196,7 @@ pub(super) struct Grant {
 }
 
 impl Grant {
-    /// What is expected of the peer that it is for.
+    /// The matching expectation, for the peer at `client`.
     fn expected(&self, client: IpAddr, rtt: Option<Duration>) -> Expected {
         Expected {
             token: self.token,
@@ -207,7 +207,7 @@ impl Grant {
     }
 }
 
-/// What a carrier without a certificate is sealed with, if it is.
+/// The secret that seals a carrier without certificates; [`CLEAR`] if it is not sealed.
 fn secret(seals: bool) -> [u8; CRYPTO] {
     match seals {
         true => random(),
@@ -215,33 +215,33 @@ fn secret(seals: bool) -> [u8; CRYPTO] {
     }
 }
 
-/// Lets peers open carriers of a kind.
+/// Grants carriers of a kind to peers.
 pub(super) trait Grantor {
-    /// Lets a peer open one, which is sealed or not if it does not encrypt by itself. `rtt`: of the path, as TCP
-    /// measured it.
+    /// Grants a carrier to a peer. `seals`: whether to seal it, if the kind has no encryption of its own. `rtt`: of the
+    /// path, measured by TCP.
     fn grant(&self, client: IpAddr, rtt: Option<Duration>, seals: bool) -> io::Result<Grant>;
 
-    /// Takes a grant back.
+    /// Revokes a grant.
     fn revoke(&self, token: u64);
 }
 
-/// This host's part of all carriers of a kind.
+/// This host's endpoint of all carriers of a kind.
 pub(super) trait Endpoint {
-    /// `None` if peers need no grant.
+    /// The grantor; `None` if peers need no grant.
     fn grantor(&self) -> Option<&dyn Grantor>;
 
     /// Opens a carrier.
     fn connect(&self, opening: ToOpen) -> Local<'_, io::Result<Box<dyn Link>>>;
 
-    /// Ends all carriers of the kind.
+    /// Closes all carriers of the kind.
     fn close(&self);
 
-    /// Completes when the peers have been told.
+    /// Completes when the peers have been told of the end.
     fn wait_idle(&self) -> Local<'_, ()>;
 }
 
-/// Starts this host's part of a kind, inside a tokio runtime's local tasks. `most_ahead`: bytes that a peer may be allowed
-/// to have under way.
+/// Starts the endpoint of a kind; call it within a tokio `LocalSet`. `most_ahead`: upper bound of a carrier's
+/// receive window, bytes.
 pub(super) fn start(
     kind: Kind,
     arrivals: Arrivals,

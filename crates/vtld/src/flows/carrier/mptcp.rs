@@ -1,8 +1,8 @@
-//! MPTCP (RFC 8684) as a carrier: the kernel's, one connection between the daemons. Which paths it takes is
-//! the system's matter (`ip mptcp endpoint`).
+//! The kernel's MPTCP (RFC 8684) as a carrier: one connection between the daemons. Its paths are configured in the
+//! system (`ip mptcp endpoint`).
 //!
-//! The connection begins with the token; what follows are records, if it is sealed. Where something on the way
-//! takes the options of MPTCP out it is TCP, and works.
+//! The connection begins with the token; the rest is in records if it is sealed. If a middlebox strips MPTCP's options,
+//! it falls back to TCP, and works.
 
 use std::{
     cell::{Cell, RefCell},
@@ -40,28 +40,30 @@ use crate::{
     option,
 };
 
-/// Bytes of a chunk, and those read at a time.
+/// Maximum size of a chunk, bytes.
 const CHUNK: usize = (16 << 10) - HEADER;
+/// Maximum size of a read, bytes.
 const READ: usize = 64 << 10;
-/// Connections at a time that have not said what they are for.
+/// Maximum number of connections waiting for their token.
 const HALF_OPEN: usize = 256;
-/// Bytes that wait in the kernel: a new flow's shall not wait behind seconds of another's.
+/// Unsent bytes in the socket buffer (`TCP_NOTSENT_LOWAT`): few, so that a new flow does not wait behind seconds of
+/// another's bytes.
 const UNSENT: libc::c_int = 128 << 10;
-/// Between two attempts to accept, where there are no descriptors.
+/// Pause after a failed accept.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Who may open one, by token.
+/// Outstanding grants, by token.
 type Grants = Rc<RefCell<HashMap<u64, Expected>>>;
 
-/// This host's part of all connections.
+/// This host's endpoint of all connections.
 pub(super) struct Mptcp {
     port: u16,
     grants: Grants,
-    /// Those that are open.
+    /// Pipes of the open connections.
     pipes: Rc<RefCell<Vec<Rc<Pipe>>>>,
 }
 
-/// A socket that does not block.
+/// A non-blocking MPTCP socket.
 fn socket(ip: IpAddr) -> io::Result<OwnedFd> {
     let family = match ip {
         IpAddr::V4(_) => libc::AF_INET,
@@ -89,7 +91,7 @@ fn begin(local: IpAddr, to: SocketAddr) -> io::Result<TcpStream> {
     }
 }
 
-/// Where connections come.
+/// Opens the listener: dual-stack, or IPv4 only on a host without IPv6.
 fn listener() -> io::Result<TcpListener> {
     let open = |ip: IpAddr| -> io::Result<TcpListener> {
         let fd = socket(ip)?;
@@ -146,7 +148,7 @@ impl Endpoint for Mptcp {
             ..
         } = opening;
         Box::pin(async move {
-            // Its further addresses are MPTCP's to choose.
+            // MPTCP chooses further addresses itself.
             let socket = watch(begin(local, granted.to)?)?;
             let opened = timeout(HANDSHAKE, connected(&socket)).await;
             opened.map_err(|_| io::ErrorKind::TimedOut)??;
@@ -163,12 +165,12 @@ impl Endpoint for Mptcp {
     }
 
     fn wait_idle(&self) -> Local<'_, ()> {
-        // The kernel tells them.
+        // The kernel tells the peers.
         Box::pin(async {})
     }
 }
 
-/// Lets in who has a token.
+/// Accepts connections of clients that hold a grant.
 async fn accept(
     listener: AsyncFd<Listening>,
     grants: Grants,
@@ -207,13 +209,13 @@ async fn accept(
             grants.borrow_mut().remove(&token);
             let Expected { rtt, crypto, .. } = expected;
             let carrier = carrier(socket, rtt, &crypto, Side::Peer, &pipes);
-            // Nobody takes it where the daemon is ending.
+            // Fails if the daemon is ending.
             let _ = arrivals.send((Shown::Token(token), Box::new(carrier)));
         });
     }
 }
 
-/// The token that a client shows.
+/// Reads the client's token.
 async fn shown(stream: TcpStream) -> io::Result<(AsyncFd<TcpStream>, u64)> {
     stream.set_nonblocking(true)?;
     stream.set_nodelay(true)?;
@@ -222,7 +224,7 @@ async fn shown(stream: TcpStream) -> io::Result<(AsyncFd<TcpStream>, u64)> {
     Ok((socket, token))
 }
 
-/// A connection as a carrier. `opener`: of it.
+/// Starts a connection as a carrier. `opener`: the side that has opened it.
 fn carrier(
     socket: AsyncFd<TcpStream>,
     rtt: Option<Duration>,
@@ -230,9 +232,9 @@ fn carrier(
     opener: Side,
     pipes: &Rc<RefCell<Vec<Rc<Pipe>>>>,
 ) -> Framed {
-    // What is idle waits for no acknowledgement.
+    // Keepalive: `dead` sees unacknowledged bytes only.
     option::keep_asking(socket.get_ref());
-    // Kernels before 6.10 do not have it.
+    // Fails on kernels before 6.10.
     let _ = option::set(
         socket.get_ref(),
         libc::IPPROTO_TCP,
@@ -253,7 +255,7 @@ fn carrier(
                 tracing::info!(carrier = %Kind::Mptcp, "nothing comes back");
             }
         }
-        // What is under way goes again in another way.
+        // Reset: bytes in flight are retransmitted by another path.
         set_linger(socket.get_ref(), true);
         driven.end();
         pipes
@@ -269,7 +271,7 @@ fn carrier(
     }
 }
 
-/// Sends what there is, up to the carrier's end.
+/// Sends the pipe's frames until the carrier ends.
 async fn write(
     socket: &AsyncFd<TcpStream>,
     pipe: &Pipe,
@@ -297,7 +299,7 @@ async fn write(
     }
 }
 
-/// Takes what comes, up to the end.
+/// Receives bytes until the connection ends.
 async fn read(socket: &AsyncFd<TcpStream>, pipe: &Pipe, mut opening: Option<sealed::Reader>) {
     loop {
         while !pipe.has_room() {
@@ -312,7 +314,7 @@ async fn read(socket: &AsyncFd<TcpStream>, pipe: &Pipe, mut opening: Option<seal
         match socket.async_io(Interest::READABLE, read).await {
             Ok(bytes) if !bytes.is_empty() => {
                 let bytes = match &mut opening {
-                    // The rest of the buffer is not held.
+                    // Copied to free the rest of the buffer.
                     None => Bytes::copy_from_slice(&bytes),
                     Some(reader) => match reader.open(&bytes) {
                         Ok(opened) => opened,
@@ -330,7 +332,7 @@ async fn read(socket: &AsyncFd<TcpStream>, pipe: &Pipe, mut opening: Option<seal
     }
 }
 
-/// Completes when bytes wait for an acknowledgement for too long, or the carrier is over.
+/// Completes when bytes have been unacknowledged for too long, or the carrier has ended.
 async fn dead(socket: &AsyncFd<TcpStream>, pipe: &Pipe, written: &Cell<usize>, rtt: Duration) {
     let mut ticks = interval(TICK);
     let mut before = 0;

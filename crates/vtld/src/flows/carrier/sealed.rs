@@ -1,5 +1,5 @@
-//! Sealing of what goes by carriers that do not encrypt by themselves, with the secret that comes with the grant
-//! (PROTOCOL.md, section 7, "Sealed carriers").
+//! Sealing of carriers that have no encryption of their own, with the secret from the grant (PROTOCOL.md, section 7,
+//! "Sealed carriers").
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use vtl_proto::{
@@ -12,22 +12,22 @@ use vtl_ring::seal::{Opener, Sealer, directions};
 
 use super::CLEAR;
 
-/// No negotiation: any processor has it, most in hardware.
+/// Cipher suite, not negotiated: available on any processor, on most in hardware.
 const SUITE: Suite = Suite::Aes128Gcm;
 
-/// Bytes in front of a datagram that stay as they are: they tell whose it is.
+/// Cleartext head of a datagram, bytes: identifies its carrier.
 const HEAD: usize = 4;
 /// Bytes that sealing adds to a datagram.
 const OVERHEAD: usize = overhead(true);
-/// Datagrams that may overtake each other.
+/// Replay window, datagrams: maximum reordering.
 const WINDOW: u32 = 16_384;
 
-/// It was changed on the way, or is none of the carrier's.
+/// A record was modified in transit, or is not the carrier's.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a record was changed on the way")]
 pub(super) struct Forged;
 
-/// What seals and opens at this host; `None` where the carrier is in the clear. `opener`: of the carrier.
+/// This host's sealer and opener; `None` if the carrier is in the clear. `opener`: the side that opened the carrier.
 fn ends(crypto: &Secret, opener: Side, numbered: bool) -> Option<(Sealer, Opener)> {
     if *crypto.as_bytes() == CLEAR {
         return None;
@@ -48,7 +48,7 @@ pub(super) struct Datagrams {
 }
 
 impl Datagrams {
-    /// `opener`: of the carrier.
+    /// `opener`: the side that opened the carrier.
     pub(super) fn new(crypto: &Secret, opener: Side) -> Self {
         Self {
             ends: ends(crypto, opener, true),
@@ -60,7 +60,7 @@ impl Datagrams {
         self.ends.is_some()
     }
 
-    /// Bytes that sealing adds to each.
+    /// Bytes that sealing adds to each datagram.
     pub(super) fn overhead(&self) -> usize {
         match self.is_encrypted() {
             true => OVERHEAD,
@@ -68,7 +68,7 @@ impl Datagrams {
         }
     }
 
-    /// A packet as it is to be sent: what is behind its head is sealed.
+    /// Seals a packet for sending, except its head.
     pub(super) fn seal(&mut self, packet: Bytes) -> Bytes {
         let Some((sealer, _)) = &mut self.ends else {
             return packet;
@@ -81,7 +81,7 @@ impl Datagrams {
         sealed.freeze()
     }
 
-    /// The packet in a datagram; `None` if it is forged or came before.
+    /// Opens a datagram; `None` if it is forged or replayed.
     pub(super) fn open(&mut self, datagram: &[u8]) -> Option<Bytes> {
         let mut packet = BytesMut::from(datagram);
         if let Some((_, opener)) = &mut self.ends {
@@ -92,7 +92,7 @@ impl Datagrams {
     }
 }
 
-/// Makes records of a stream's bytes.
+/// Seals a byte stream into records.
 pub(super) struct Writer {
     sealer: Sealer,
     sent: u64,
@@ -116,16 +116,16 @@ impl Writer {
     }
 }
 
-/// Makes bytes of a stream's records.
+/// Opens the records of a byte stream.
 pub(super) struct Reader {
     opener: Opener,
     received: u64,
-    /// The beginning of a record.
+    /// An incomplete record.
     partial: BytesMut,
 }
 
 impl Reader {
-    /// The bytes of the records that have come whole with these.
+    /// Takes bytes of the stream, and returns the plaintext of the records that they complete.
     pub(super) fn open(&mut self, bytes: &[u8]) -> Result<Bytes, Forged> {
         self.partial.extend_from_slice(bytes);
         let mut opened = BytesMut::new();
@@ -142,7 +142,7 @@ impl Reader {
     }
 }
 
-/// A carrier that is a stream, sealed; `None` if it is in the clear.
+/// Writer and reader of a sealed stream; `None` if the carrier is in the clear.
 pub(super) fn records(crypto: &Secret, opener: Side) -> Option<(Writer, Reader)> {
     let (sealer, opener) = ends(crypto, opener, false)?;
     let reader = Reader {

@@ -1,4 +1,4 @@
-//! What commands see of an association, and change.
+//! An association's status for commands, and flows moved by hand.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use vtl_proto::{
 
 use super::{super::flow::State, Peer, Running};
 
-/// Of a flow that is plain TCP, whatever its peer may reach by now.
+/// Reason of a flow that stays plain TCP even if the peer's reach has changed since.
 const OUT_OF_REACH: &str = "its port was out of the peer's `reach` (peers.toml) when it began";
 
-/// How long a carrier may take that a flow is to be moved to.
+/// Timeout of opening a carrier for a flow moved by hand.
 const OPENING: Duration = Duration::from_secs(5);
 
 fn role(opener: Side) -> &'static str {
@@ -26,7 +26,7 @@ fn role(opener: Side) -> &'static str {
 }
 
 impl Peer {
-    /// The flow that commands call by this number.
+    /// Finds a flow by its id in commands.
     pub(in super::super) fn find(&self, number: u64) -> Option<FlowId> {
         let flows = self.flows.borrow();
         let found = flows.iter().find(|(_, state)| state.number == number);
@@ -42,10 +42,10 @@ impl Peer {
         name.unwrap_or("tcp").to_owned()
     }
 
-    /// Moves what this host sends of a flow.
+    /// Moves the sending direction of a flow.
     ///
     /// # Errors
-    /// There is no such carrier, and none can be had.
+    /// The carrier is unknown or cannot be opened, or the flow may not use it.
     pub(in super::super) async fn move_flow(
         &self,
         id: FlowId,
@@ -70,7 +70,7 @@ impl Peer {
         Ok(())
     }
 
-    /// A carrier by its name; the opener of the association has one opened if there is none.
+    /// Finds a carrier by its kind's name; the opener of the association opens one if none is up.
     async fn carrier_for(&self, name: &str) -> Result<CarrierId, String> {
         let peer = self.key.peer;
         let Some(kind) = Kind::named(name) else {
@@ -95,13 +95,13 @@ impl Peer {
         latest.ok_or_else(|| format!("{peer} does not open a carrier {name}"))
     }
 
-    /// What there is to say of a flow.
+    /// Status of a flow.
     pub(in super::super) fn status(&self, id: FlowId) -> Option<FlowStatus> {
         let flows = self.flows.borrow();
         self.row(id, flows.get(&id)?)
     }
 
-    /// The same of all, from a number on.
+    /// Status of all flows, from id `from` on.
     pub(in super::super) fn flows(&self, from: u64) -> Vec<FlowStatus> {
         let flows = self.flows.borrow();
         let meant = flows.iter().filter(|(_, state)| state.number >= from);
@@ -114,7 +114,7 @@ impl Peer {
         let core = self.core.borrow();
         let flow = core.flow(id)?;
         let [sends_mbit, receives_mbit] = state.rates.rates.get().map(|rate| {
-            // As exact as it means something.
+            // In Mbit/s, rounded to 0.01.
             (rate * 8e-4).round() / 100.0
         });
         let waits = id.requires_carrier() && flow.send.path() == Path::Tcp;
@@ -162,7 +162,7 @@ impl Peer {
         })
     }
 
-    /// One row for each carrier that has flows.
+    /// Status, one row for each carrier but control connections.
     pub(in super::super) fn rows(&self) -> Vec<CarrierStatus> {
         let carriers = self.carriers.borrow();
         let core = self.core.borrow();

@@ -1,4 +1,4 @@
-//! Who an association's other host is, and what may serve it for that.
+//! Identity of an association's peer, and the carriers that may serve it.
 
 use std::io;
 
@@ -22,22 +22,22 @@ impl Peer {
         self.admitted.get()
     }
 
-    /// Whether it is known if it may have carriers.
+    /// Whether the peer has been admitted or refused.
     pub(in super::super) fn is_judged(&self) -> bool {
         self.admitted.get() || self.refused.borrow().is_some()
     }
 
-    /// A control connection has shown a key, or none, and this host what it thinks of that.
+    /// Applies the result of authentication on a control connection. `shown`: the peer's key, if any.
     ///
     /// # Errors
-    /// It is refused.
+    /// The peer is refused.
     pub(in super::super) fn note_identity(
         &self,
         shown: Option<PublicKey>,
         judged: Result<Standing, Refused>,
     ) -> io::Result<()> {
         let before = self.shown.get();
-        // Clients are known by nothing else.
+        // A client is identified by its key alone, so it must not change.
         let is_client = self.key.opener == Side::Peer && before.is_some();
         let refused = match judged {
             Ok(_) if is_client && shown != before => Some(Refused::Another {
@@ -53,8 +53,8 @@ impl Peer {
         let result = match &refused {
             None => {
                 if shown != before {
-                    // Those were with somebody else. Sessions are not granted by a control connection, which this
-                    // one may be the first of.
+                    // Existing carriers belong to another identity. Not sessions, if there was no key before: they need
+                    // no grant, and may precede the first control connection.
                     for running in self.carriers.borrow().values() {
                         if before.is_some() || running.carrier.kind() != Some(Kind::Graft) {
                             running.carrier.close();
@@ -83,15 +83,15 @@ impl Peer {
         result
     }
 
-    /// Why no flow that the peer opens is carried to a port of this host; `None` also while the peer is still to be
-    /// judged.
+    /// Why the peer's flows are not carried to a port of this host; `None` if they are, and while the peer is not
+    /// authenticated.
     pub(in super::super) fn out_of_reach(&self, port: u16) -> Option<String> {
         let standing = self.standing.borrow();
         standing.out_of_reach(port).filter(|_| self.is_admitted())
     }
 
-    /// Whether a flow that begins is to stay plain TCP; decided later where the peer is still to be judged: nothing is
-    /// carried before. One that requires a carrier fails.
+    /// Whether a new flow is to stay plain TCP (one that requires a carrier fails). Decided later if the peer is not
+    /// authenticated yet: nothing is carried before.
     pub(super) fn refuses(&self, id: FlowId, state: &State) -> bool {
         state.is_judged.set(self.is_admitted());
         if id.opener == Side::Local {
@@ -104,7 +104,8 @@ impl Peer {
         why.is_some()
     }
 
-    /// The peer has been judged: flows that have begun before stay plain TCP where it may not reach their ports.
+    /// After authentication: refuses earlier flows to ports that the peer may not reach, which stay plain TCP; resets
+    /// those that require a carrier.
     fn judge_flows(&self) {
         for (id, state) in self.states() {
             if !state.is_judged.get() && self.refuses(id, &state) {
@@ -118,8 +119,8 @@ impl Peer {
         self.turn();
     }
 
-    /// Whether a session must not be in the clear that was asked for with keys: as the peer has shown a key, somebody
-    /// in between has taken the question out.
+    /// Whether to refuse a cleartext session for which this host has offered keys: if the peer has a key, somebody in
+    /// between may have stripped the offer (downgrade).
     pub(in super::super) fn refuses_clear(&self) -> bool {
         let refuses = self.shown.get().is_some();
         if refuses {
@@ -132,7 +133,7 @@ impl Peer {
         refuses
     }
 
-    /// Its flows go by nothing that is not encrypted.
+    /// Requires encryption for the association's flows, and closes carriers without it.
     pub(in super::super) fn require_encryption(&self) {
         if !self.encrypted.replace(true) {
             for running in self.carriers.borrow().values() {
@@ -147,7 +148,7 @@ impl Peer {
         self.encrypted.get()
     }
 
-    /// Whether nobody but the peer reads what goes by a carrier: it is encrypted, and the peer has shown its key.
+    /// Whether a carrier is confidential: encrypted, and the peer has shown its key.
     pub(super) fn is_secret(&self, carrier: &dyn Carrier) -> bool {
         carrier.is_encrypted() && self.shown.get().is_some()
     }

@@ -1,4 +1,4 @@
-//! What the rules come to for one connection, in words.
+//! Explains in words how the rules decide on a connection.
 
 use std::{
     net::SocketAddr,
@@ -11,18 +11,18 @@ use vtl_control::{Executable, OpenedConnection};
 use super::{About, Action, Matches, Profile, Rule, kernel::own_addresses};
 use crate::hooker::abi::wide;
 
-/// What one rule says to a connection.
+/// The verdict of one rule on a connection.
 #[derive(Clone, Debug)]
 pub struct Verdict {
     /// The rule's name.
     pub rule: String,
     /// Why it does not match; `None`: it does, and decides.
     pub because: Option<String>,
-    /// What then happens.
+    /// The action of a rule that matches.
     pub action: Option<Action>,
 }
 
-/// What the rules say, up to the one that decides.
+/// Verdicts of the rules, up to the one that decides. `place`: resolves a cgroup.
 pub fn explain(
     rules: &[Rule],
     connection: &OpenedConnection,
@@ -48,7 +48,7 @@ pub fn explain(
     verdicts
 }
 
-/// Why a connection is not what a rule wants.
+/// Why a connection does not match a rule; `None` if it does.
 fn mismatch(
     rule: &Matches,
     connection: &OpenedConnection,
@@ -117,7 +117,7 @@ fn user(id: u32) -> String {
         .map_or_else(|| id.to_string(), |user| user.name)
 }
 
-/// Whether rules leave connections to this destination alone unless they say otherwise.
+/// Whether a destination is local: rules without `local = true` do not match it.
 fn is_local(to: SocketAddr) -> bool {
     let address = wide(to.ip());
     let by_form = match address.to_ipv4_mapped() {

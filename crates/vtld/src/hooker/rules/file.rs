@@ -1,4 +1,4 @@
-//! The file of rules: TOML, read whole or refused with the place of what is wrong.
+//! Parser of the file of rules: TOML, accepted as a whole or rejected with the position of the error.
 
 use std::{
     ops::{Range, RangeInclusive},
@@ -15,19 +15,19 @@ use vtl_proto::services::{Requirements, Services};
 use super::{About, Action, MOST_RULES, Matches, Place, Prefix, Rule, User, Wrong};
 use crate::hooker::{Carrier, Must};
 
-/// Characters of the longest name.
+/// Maximum length of a name, characters.
 const LONGEST_NAME: usize = 64;
-/// Bytes of the longest file.
+/// Maximum size of the file, bytes.
 pub const LONGEST_FILE: usize = 1 << 20;
 
 type Result<T> = std::result::Result<T, Wrong>;
 type Value<'a> = Spanned<DeValue<'a>>;
 type Key<'a> = Spanned<DeString<'a>>;
 
-/// The rules that a file says. `uid` knows the users of this host by their names.
+/// Parses a file of rules. `uid`: looks up a user of this host by name.
 ///
 /// # Errors
-/// The first thing that is wrong.
+/// The first error found.
 pub fn parse(text: &str, uid: impl Fn(&str) -> Option<u32>) -> Result<Vec<Rule>> {
     let source = Source { text, uid: &uid };
     if text.len() > LONGEST_FILE {
@@ -37,7 +37,7 @@ pub fn parse(text: &str, uid: impl Fn(&str) -> Option<u32>) -> Result<Vec<Rule>>
         );
     }
     let table = DeTable::parse(text).map_err(|error| {
-        // One sentence, whatever it takes the parser.
+        // On one line.
         let message = error.message().trim().replace('\n', ", ");
         source.error(error.span().unwrap_or(0..0), message)
     })?;
@@ -76,32 +76,32 @@ struct Source<'a> {
     uid: &'a dyn Fn(&str) -> Option<u32>,
 }
 
-/// The keys of one rule as they were read, with the places that complaints about their combination name.
+/// The keys of one rule as read, with their positions for errors about combinations.
 #[derive(Default)]
 struct Draft<'a> {
     name: Option<String>,
     matches: Matches,
-    /// The first key that matches.
+    /// The first key with a condition.
     matching: Option<&'a Key<'a>>,
     local: Option<&'a Key<'a>>,
     exe: Option<Place>,
     /// The ports of servers, with the key.
     listen: Option<(&'a Key<'a>, Vec<u16>)>,
-    /// What is to happen, with the key and the value that say so: at most one makes sense.
+    /// The actions, with their keys and values; at most one is valid.
     actions: Vec<(&'a Key<'a>, &'a Value<'a>, Action)>,
-    /// Where the mark of loss-tolerant connections stands.
+    /// Position of the mark loss-tolerant.
     tolerant: Option<Range<usize>>,
-    /// Where it says that connections must be carried, and how.
+    /// The requirement of a carrier or of encryption, and its position.
     required: Option<(Must, Range<usize>)>,
-    /// What TCP to clients without VTL is sent by, with the place.
+    /// The carrier of TCP to clients without VTL, and its position.
     others: Option<(&'a str, Range<usize>)>,
 }
 
-/// The keys of a rule, besides its name: those that match, then those that act.
+/// The keys of a rule: its name, conditions, then actions.
 const KEYS: &str = "name, cgroup, user, exe, port, to, profile, local, listen, carrier, services, \
                     others, loss_tolerant, require_carrier, require_encryption and bypass";
 
-/// How a rule says so.
+/// The line of a rule that sets a requirement, for errors.
 fn required_by(must: Must) -> &'static str {
     match must {
         Must::Carrier => "require_carrier = true",
@@ -152,7 +152,7 @@ impl Source<'_> {
         })
     }
 
-    /// Reads the keys of a rule. Whether they fit together is for [`Source::rule`] to check.
+    /// Reads the keys of a rule; [`Source::rule`] checks that they fit together.
     fn draft<'k>(&self, keys: &'k DeTable<'k>, former: &[Rule]) -> Result<Draft<'k>> {
         let mut draft = Draft::default();
         let matches = &mut draft.matches;
@@ -225,8 +225,8 @@ impl Source<'_> {
         Ok(draft)
     }
 
-    /// A rule about connections that this host accepts at `ports`, which `key` names. Also returns where the
-    /// rule says what they travel by.
+    /// Builds a rule about connections accepted at `ports`, which `key` names. Also returns the position of the
+    /// carrier.
     fn accepted(
         &self,
         mut draft: Draft<'_>,
@@ -276,7 +276,7 @@ impl Source<'_> {
         Ok((About::Accepted(ports, carrier), at))
     }
 
-    /// A rule about connections that this host opens. Also returns where it says what becomes of them.
+    /// Builds a rule about connections that this host opens. Also returns the position of the action.
     fn opened(
         &self,
         mut draft: Draft<'_>,
@@ -327,7 +327,7 @@ impl Source<'_> {
         Ok((About::Opened(draft.matches, action), at))
     }
 
-    /// One value, or a list of them that is not empty.
+    /// Reads one value, or a list that is not empty.
     fn each<T>(&self, value: &Value<'_>, one: impl Fn(&Value<'_>) -> Result<T>) -> Result<Vec<T>> {
         match value.get_ref() {
             DeValue::Array(list) if list.is_empty() => {
@@ -359,7 +359,7 @@ impl Source<'_> {
         }
     }
 
-    /// A number, if it is one and has its place in a `u32`.
+    /// Reads a number, if it is one and fits a `u32`.
     fn number(&self, value: &Value<'_>) -> Option<u32> {
         let number = value.get_ref().as_integer()?;
         u32::from_str_radix(number.as_str(), number.radix()).ok()
@@ -397,7 +397,7 @@ impl Source<'_> {
         }
     }
 
-    /// The carrier of flows with the mark at `tolerant`, or without it; or of ports.
+    /// Checks a carrier of flows, or of ports, against the mark loss-tolerant at `tolerant`, if there is one.
     fn marked(
         &self,
         carrier: Carrier,
@@ -410,7 +410,7 @@ impl Source<'_> {
         marked.map_err(|why| self.error(at.clone(), why))
     }
 
-    /// A table of what sessions are to be like.
+    /// Reads the table `services`: requirements of sessions.
     fn services(&self, value: &Value<'_>) -> Result<Requirements> {
         const ALLOWED: &str = "require, prefer, avoid, prohibit, max_delay_ms and \
                                min_throughput_mbit";

@@ -1,4 +1,4 @@
-//! `bpf/rules.bpf.c` in the kernel.
+//! Loads and controls `bpf/rules.bpf.c`.
 
 use std::{
     fs::File,
@@ -19,10 +19,10 @@ use super::super::{
     error::HookerError,
 };
 
-/// Programs that see connects of all processes.
+/// Programs that match the connects of all processes.
 const MATCH: [&str; 2] = ["vtl_rule4", "vtl_rule6"];
 const IDENTIFY: &str = "vtl_identify";
-/// Maps that belong to the Hooker's other programs.
+/// Maps shared with the Hooker's other programs.
 const SHARED: [&str; 7] = [
     "vtl_captured",
     "vtl_wishes",
@@ -40,14 +40,14 @@ pub(super) struct Kernel {
     matched: MapHandle,
     addresses: MapHandle,
     links: Vec<Attached>,
-    /// How far the hierarchy's root, as this process sees it, is below the topmost group.
+    /// Depth of the hierarchy's root, as this process sees it, below the topmost cgroup.
     level: u32,
-    /// Why programs cannot see which file a task executes, if so.
+    /// Why programs cannot see a task's executable, if so.
     blind: Option<String>,
 }
 
 impl Kernel {
-    /// `root`: the topmost group that is visible here.
+    /// Loads the programs. `root`: the topmost cgroup visible here.
     pub(super) fn load(
         config: &vtl_hook_config,
         hooker: &Programs,
@@ -92,17 +92,17 @@ impl Kernel {
         Ok(kernel)
     }
 
-    /// How far the hierarchy's root is below the topmost group.
+    /// Depth of the hierarchy's root below the topmost cgroup.
     pub(super) fn level(&self) -> u32 {
         self.level
     }
 
-    /// Whether connections can be matched by executable; else why not.
+    /// Checks that connections can be matched by executable; the error says why not.
     pub(super) fn sees_exe(&self) -> Result<(), &str> {
         self.blind.as_deref().map_or(Ok(()), Err)
     }
 
-    /// What the programs know a file by: its number and its device.
+    /// Identifies a file as the programs do, by inode number and device.
     pub(super) fn identify(&self, file: &File) -> Option<(u64, u32)> {
         let known = self.ask(file, 0)?;
         (known.id != 0).then_some((known.id, known.dev))
@@ -125,7 +125,7 @@ impl Kernel {
         abi::from_bytes(&bytes)
     }
 
-    /// Puts a table in force. Who is deciding goes on with the former; nobody is when this returns.
+    /// Replaces the table atomically. Running programs finish with the former one, before this returns.
     pub(super) fn replace(&self, steps: &[vtl_step]) -> Result<(), HookerError> {
         let failed = |source| HookerError::Map {
             map: "vtl_rules",
@@ -152,13 +152,13 @@ impl Kernel {
             .map_err(failed)
     }
 
-    /// Has connects of all processes looked at, after the programs that are attached already.
+    /// Attaches to the connects of all processes, after the programs that are attached already.
     pub(super) fn attach(&mut self, root: &Path) -> Result<(), HookerError> {
         let group = File::open(root).map_err(|source| HookerError::Cgroup {
             path: root.to_owned(),
             source,
         })?;
-        // The former ones go when the new ones are there.
+        // The former links are detached after the new ones are attached.
         self.links = MATCH
             .into_iter()
             .map(|name| bpf::attach_cgroup(&self.object, name, root, &group))
@@ -174,14 +174,14 @@ impl Kernel {
         self.links.clear();
     }
 
-    /// How many connections were counted in a place.
+    /// Connections counted at an index.
     pub(super) fn matched(&self, place: u32) -> u64 {
         let count = self.matched.lookup(&place.to_ne_bytes(), MapFlags::ANY);
         let count = count.ok().flatten().and_then(|bytes| bytes.try_into().ok());
         count.map_or(0, u64::from_ne_bytes)
     }
 
-    /// Begins to count anew.
+    /// Resets a counter.
     pub(super) fn forget(&self, place: u32) -> Result<(), HookerError> {
         let zero = 0_u64.to_ne_bytes();
         let result = self
@@ -193,7 +193,7 @@ impl Kernel {
         })
     }
 
-    /// Tells the programs which addresses are the host's own.
+    /// Updates the map of the host's own addresses.
     pub(super) fn learn_addresses(&self) -> Result<(), HookerError> {
         let failed = |source| HookerError::Map {
             map: "vtl_addresses",

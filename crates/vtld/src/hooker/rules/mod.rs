@@ -1,7 +1,7 @@
-//! Rules: which TCP connections travel by what, decided in the kernel when a process connects.
+//! Rules: they choose the carriers of TCP connections, in the kernel when a process connects.
 //!
-//! A file (`file.rs`) says them, `table.rs` makes steps of them that `bpf/rules.bpf.c` takes, and
-//! `kernel.rs` puts these in force, all at once. [`explain`] says in words what they come to.
+//! `file.rs` parses the file of rules, `table.rs` compiles them to steps for `bpf/rules.bpf.c`, and
+//! `kernel.rs` puts these in force atomically. [`explain`] explains in words how they decide.
 
 mod explain;
 mod file;
@@ -33,10 +33,11 @@ use super::{
 use kernel::Kernel;
 use table::{Act, Entry, Test};
 
-/// The most rules of one file: those in force and their successors are counted side by side.
+/// Maximum number of rules in a file: half of the counters, since the rules in force and their
+/// successors are counted side by side.
 pub const MOST_RULES: usize = VTL_RULES_MAX as usize / 2;
 
-/// Where something stands in the file; both count from 1, columns in characters.
+/// A position in the file; both numbers from 1, columns in characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The line.
@@ -45,36 +46,36 @@ pub struct Place {
     pub column: usize,
 }
 
-/// What is wrong with a file of rules.
+/// An error in a file of rules.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}:{}: {text}", place.line, place.column)]
 pub struct Wrong {
-    /// Where.
+    /// Its position.
     pub place: Place,
-    /// One sentence: what, and what is allowed.
+    /// One sentence: what is wrong, and what is allowed.
     pub text: String,
 }
 
-/// A user by the number that the kernel knows, and as the file calls it.
+/// A user, by id and as written in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {
-    /// The number.
+    /// The user id.
     pub id: u32,
-    /// Its name or number in the file.
+    /// Name or id in the file.
     pub text: String,
 }
 
-/// An address with the number of leading bits that count.
+/// An address prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prefix {
-    /// The bits that do not count are 0.
+    /// The address; bits beyond the prefix are 0.
     pub address: IpAddr,
-    /// Those that count.
+    /// The prefix length.
     pub bits: u8,
 }
 
 impl Prefix {
-    /// The bits of an address that count, at most as many as it has; one of IPv4 mapped into IPv6 is IPv4's.
+    /// The prefix of an address; `bits`: at most the address's length. An IPv4-mapped IPv6 prefix becomes IPv4's.
     pub(crate) fn new(address: IpAddr, bits: u8) -> Self {
         let (address, bits) = match address.to_canonical() {
             IpAddr::V4(v4) if address.is_ipv6() && bits >= 96 => (v4.into(), bits - 96),
@@ -93,27 +94,27 @@ impl Prefix {
         Self { address, bits }
     }
 
-    /// The same of IPv4 mapped into IPv6.
+    /// The prefix in IPv6, with IPv4 mapped.
     fn wide(self) -> (Ipv6Addr, u8) {
         let before = if self.address.is_ipv4() { 96 } else { 0 };
         (wide(self.address), before + self.bits)
     }
 
-    /// Whether an address begins with it.
+    /// Whether it contains an address.
     pub fn contains(&self, address: IpAddr) -> bool {
         let same_family = self.address.is_ipv4() == address.is_ipv4();
         same_family && Self::new(address, self.bits).address == self.address
     }
 }
 
-/// One address.
+/// The prefix of a single address.
 impl From<IpAddr> for Prefix {
     fn from(address: IpAddr) -> Self {
         Self::new(address, if address.is_ipv4() { 32 } else { 128 })
     }
 }
 
-/// A text is no [`Prefix`].
+/// Error: the text is no [`Prefix`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no address or prefix: write 192.0.2.7, 10.0.0.0/8 or 2001:db8::/32")]
 pub struct NoPrefix;
@@ -146,36 +147,36 @@ impl fmt::Display for Prefix {
     }
 }
 
-/// What a connection must be like: one of each kind that is named.
+/// The conditions of a rule: of each kind that is named, one must hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Matches {
-    /// Groups that the process is in, or below; as the file calls them.
+    /// Cgroups of the process, or ancestors of its cgroup; as written in the file.
     pub cgroup: Vec<PathBuf>,
-    /// Users that it runs as.
+    /// Users that the process runs as.
     pub user: Vec<User>,
-    /// Files that it executes.
+    /// Executables of the process.
     pub exe: Vec<PathBuf>,
     /// The destination's ports.
     pub port: Vec<RangeInclusive<u16>>,
     /// The destination's addresses.
     pub to: Vec<Prefix>,
-    /// What the application is like.
+    /// The application's profiles, by the destination's port.
     pub profile: Vec<Profile>,
-    /// Destinations that the host itself is, link-local and multicast ones count, too.
+    /// Whether local destinations match, too: the host itself, link-local and multicast addresses.
     pub local: bool,
 }
 
-/// What becomes of a connection.
+/// The action of a rule on a connection.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// It is left alone.
+    /// Does not capture it.
     Bypass,
-    /// It travels by this carrier.
+    /// Sets its carrier.
     Carry(Carrier),
 }
 
 impl Action {
-    /// Whether the connection goes through vtld.
+    /// Whether the connection is captured by vtld.
     fn captures(&self) -> bool {
         match self {
             Self::Bypass => false,
@@ -193,7 +194,7 @@ impl fmt::Display for Action {
     }
 }
 
-/// What a rule is about.
+/// The scope of a rule, and its action.
 #[derive(Clone, Debug, PartialEq)]
 pub enum About {
     /// Connections that processes of this host open.
@@ -205,18 +206,18 @@ pub enum About {
 /// One rule.
 #[derive(Clone, Debug)]
 pub struct Rule {
-    /// Unlike any other's.
+    /// Its unique name.
     pub name: String,
-    /// What it says.
+    /// Its scope and action.
     pub about: About,
-    /// Where its action stands.
+    /// Position of its action in the file.
     pub place: Place,
-    /// Where it names executables, if it does.
+    /// Position of its executables, if any.
     exe: Option<Place>,
 }
 
 impl Rule {
-    /// That something is wrong with its action.
+    /// An error at the position of its action.
     pub(super) fn wrong(&self, text: String) -> Wrong {
         Wrong {
             place: self.place,
@@ -229,13 +230,13 @@ impl Rule {
     }
 }
 
-/// The files and groups that rules name, as they are now. Made without any lock: a file system may
-/// not answer.
+/// The files and cgroups that rules name, resolved. Created without holding a lock, since a file
+/// system may hang.
 #[derive(Debug, Default)]
 pub(super) struct Paths {
-    /// `None`: there is no such file.
+    /// Executables; `None`: no such file.
     exes: BTreeMap<PathBuf, Option<File>>,
-    /// The number of the group.
+    /// Ids of the cgroups; `None`: no such cgroup.
     groups: BTreeMap<PathBuf, Option<u64>>,
 }
 
@@ -244,10 +245,10 @@ impl Paths {
         self.exes.is_empty() && self.groups.is_empty()
     }
 
-    /// `cgroup` says where in the file system a group is.
+    /// Resolves the files and cgroups of `rules`. `cgroup`: resolves a cgroup to its path in the file system.
     ///
     /// # Errors
-    /// Without descriptors nobody can tell a file that is not there from one that is.
+    /// Out of file descriptors: a missing file could not be told from an existing one.
     pub(super) fn look(rules: &[Rule], cgroup: impl Fn(&Path) -> PathBuf) -> Result<Self, Wrong> {
         let mut paths = Self::default();
         for rule in rules {
@@ -255,7 +256,7 @@ impl Paths {
                 continue;
             };
             for path in &matches.exe {
-                // Without asking for its contents.
+                // Needs no permission to read.
                 let mut options = File::options();
                 options.read(true).custom_flags(libc::O_PATH);
                 let file = match options.open(path) {
@@ -277,21 +278,21 @@ impl Paths {
     }
 }
 
-/// One line of a list of rules.
+/// One row of the list of rules.
 #[derive(Clone, Debug)]
 pub struct Listed {
     /// The rule.
     pub rule: Rule,
-    /// Connections that it has matched since it is in force; `None`: they are not counted.
+    /// Connections matched since it came into force; `None`: not counted.
     pub connections: Option<u64>,
-    /// Files and groups that it names and that are not there now.
+    /// Files and cgroups that it names and that do not exist.
     pub missing: Vec<PathBuf>,
 }
 
 /// A rule in force.
 struct Loaded {
     rule: Rule,
-    /// Of its count.
+    /// Index of its counter.
     place: u32,
     act: Act,
     missing: Vec<PathBuf>,
@@ -306,7 +307,7 @@ pub(super) struct Rules {
     kernel: Option<Kernel>,
 }
 
-/// What rules need of the rest of the Hooker.
+/// Parts of the Hooker that rules need.
 pub(super) struct Means<'a> {
     pub(super) config: &'a vtl_hook_config,
     pub(super) programs: &'a Programs,
@@ -316,7 +317,7 @@ pub(super) struct Means<'a> {
 }
 
 impl Rules {
-    /// Puts rules in force, all of them or none.
+    /// Replaces the rules in force, all or none.
     pub(super) fn set(
         &mut self,
         rules: &[Rule],
@@ -396,7 +397,7 @@ impl Rules {
         self.loaded.iter().map(|l| l.rule.clone()).collect()
     }
 
-    /// Files and groups came, went or were replaced.
+    /// Follows changes of the files and cgroups that rules name.
     pub(super) fn refresh(
         &mut self,
         paths: &Paths,
@@ -405,7 +406,7 @@ impl Rules {
         let Some(kernel) = &self.kernel else {
             return Ok(());
         };
-        // As many as before.
+        // Never too long: as many steps as before.
         let Some(steps) = steps(&mut self.loaded, paths, kernel, hierarchy) else {
             return Ok(());
         };
@@ -416,7 +417,7 @@ impl Rules {
         Ok(())
     }
 
-    /// The host has got, or lost, addresses.
+    /// Follows changes of the host's addresses.
     pub(super) fn addresses_changed(&self) {
         if let Some(kernel) = &self.kernel
             && let Err(error) = kernel.learn_addresses()
@@ -425,7 +426,7 @@ impl Rules {
         }
     }
 
-    /// Makes rules come after hooks that were attached to the same group since.
+    /// Attaches anew, so that rules run after hooks attached to the same cgroup since.
     pub(super) fn reattach(&mut self, hierarchy: &Hierarchy) -> Result<(), HookerError> {
         match &mut self.kernel {
             Some(kernel) if kernel.is_attached() => kernel.attach(hierarchy.root()),
@@ -450,7 +451,7 @@ impl Rules {
     }
 }
 
-/// The sentence of an error, at a place.
+/// Converts an error to one at a position in the file.
 fn at(place: Place) -> impl FnOnce(HookerError) -> Wrong {
     move |error| Wrong {
         place,
@@ -458,18 +459,18 @@ fn at(place: Place) -> impl FnOnce(HookerError) -> Wrong {
     }
 }
 
-/// A rule about which the programs need not know.
+/// A rule that the kernel's programs do not need.
 fn untouched(rule: &Rule) -> Loaded {
     Loaded {
         rule: rule.clone(),
-        // That of nobody.
+        // No counter.
         place: VTL_RULES_MAX,
         act: Act::default(),
         missing: Vec::new(),
     }
 }
 
-/// What the programs are to do.
+/// Converts an action for the kernel's programs.
 fn act(action: &Action, place: u32, means: &mut Means<'_>) -> Result<Act, HookerError> {
     let mut act = Act {
         wish: VTL_WISH_PLAIN,
@@ -489,7 +490,7 @@ fn act(action: &Action, place: u32, means: &mut Means<'_>) -> Result<Act, Hooker
     Ok(act)
 }
 
-/// The table of the rules; `None`: it is too long.
+/// Compiles the table of the rules, and notes missing files and cgroups; `None`: too long.
 fn steps(
     loaded: &mut [Loaded],
     paths: &Paths,
@@ -531,7 +532,7 @@ fn steps(
             Test::Prefix(address, bits)
         };
         let profiles = matches.profile.iter().flat_map(|profile| profile.ports());
-        // The cheapest, and those that most often say no, first.
+        // The cheapest and most selective tests first.
         let kinds = [
             (
                 !matches.port.is_empty(),

@@ -1,4 +1,4 @@
-//! From rules to the steps that `bpf/rules.bpf.c` takes.
+//! Compiles rules to the steps of `bpf/rules.bpf.c`.
 
 use std::net::Ipv6Addr;
 
@@ -7,40 +7,40 @@ use super::super::abi::{
     VTL_STEP_PORT, VTL_STEP_PREFIX, VTL_STEP_USER, VTL_STEPS_MAX, vtl_step,
 };
 
-/// A question about a connection.
+/// A test of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Test {
     User(u32),
-    /// First and last.
+    /// First and last port.
     Port(u16, u16),
     Prefix(Ipv6Addr, u8),
     Exe {
         id: u64,
         device: u32,
     },
-    /// `level`: how far below the topmost group.
+    /// `level`: depth below the topmost cgroup.
     Group {
         id: u64,
         level: u32,
     },
 }
 
-/// What the programs do with a connection that a rule matches.
+/// The action of the programs on a connection that a rule matches.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Act {
     pub(super) wish: u32,
-    /// Where it is counted.
+    /// Index of its counter.
     pub(super) place: u32,
-    /// The kernel's name of a congestion control; empty = the system's.
+    /// Congestion control, by its name in the kernel; empty = the system's.
     pub(super) control: String,
 }
 
-/// A rule as the programs see it.
+/// A rule in the programs' terms.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
-    /// Of each of these at least one must hold.
+    /// Conjunction of disjunctions: of each list at least one test must hold.
     pub(super) all: Vec<Vec<Test>>,
-    /// Local destinations count, too.
+    /// Local destinations match, too.
     pub(super) local: bool,
     pub(super) act: Act,
 }
@@ -51,10 +51,10 @@ impl Entry {
     }
 }
 
-/// The steps for these rules, the first one first; `None` if they are too many. Steps for
-/// destinations that are local come before those for others.
+/// Compiles rules, in order, to steps; `None` if they are too many. Steps for local destinations
+/// precede those for others.
 pub(super) fn compile(entries: &[Entry]) -> Option<Vec<vtl_step>> {
-    // What cannot hold needs no step.
+    // A rule that cannot match needs no steps.
     let possible = |entry: &&Entry| entry.all.iter().all(|any| !any.is_empty());
     let remote: Vec<_> = entries.iter().filter(possible).collect();
     let local: Vec<_> = remote.iter().copied().filter(|entry| entry.local).collect();
@@ -69,7 +69,7 @@ pub(super) fn compile(entries: &[Entry]) -> Option<Vec<vtl_step>> {
     (steps.len() <= VTL_STEPS_MAX as usize).then_some(steps)
 }
 
-/// One rule after the other, and the end.
+/// Appends the steps of the rules in order, and the end.
 fn chain(steps: &mut Vec<vtl_step>, entries: &[&Entry]) {
     for entry in entries {
         let next_entry = steps.len() + entry.len();

@@ -1,4 +1,4 @@
-//! Sessions that lose packets, as carriers: whether the peer is there, and what has left and will not come any more.
+//! Lossy sessions as carriers: supervision of the path, and detection of packets lost at the end of a burst.
 
 use std::{
     cell::{Cell, RefCell},
@@ -16,38 +16,38 @@ use super::{
 };
 use crate::flows::peer::Peer;
 
-/// Between two looks, and between two questions whether the peer is there.
+/// Interval of the checks.
 const TICK: Duration = Duration::from_millis(25);
+/// Interval of keepalive probes (HELLO), and of the checks on an idle path.
 const QUESTION: Duration = Duration::from_millis(100);
-/// A path on which nothing has moved for this time is not asked.
+/// Idle time after which a path is not probed.
 const QUIET: Duration = Duration::from_secs(1);
-/// From a packet's departure until the peer is told that it counts as lost: what overtakes on a path is seldom so
-/// far apart.
+/// Delay from a packet's departure until the peer is told that it counts as lost: reordering seldom exceeds it.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// How far a flow has been sent.
+/// Progress of a flow's sending direction.
 struct Sent {
     offset: u64,
-    /// The packet.
+    /// The packet with the last bytes before `offset`.
     number: u64,
-    /// When that was seen to have left.
+    /// When its departure was noticed.
     left: Option<Instant>,
 }
 
-/// What is known of such a session.
+/// State of a lossy session.
 #[derive(Default)]
 pub(super) struct Lossy {
     sent: RefCell<BTreeMap<FlowId, Sent>>,
     /// Packets with chunks, in either direction.
     moved: Cell<u64>,
-    /// Packets that have come.
+    /// Packets received.
     heard: Cell<u64>,
-    /// The peer asks whether this host is there.
+    /// A probe of the peer is to be answered.
     is_asked: Cell<bool>,
 }
 
 impl Lossy {
-    /// A packet has a flow's bytes up to an offset.
+    /// Notes that packet `number` has a flow's bytes up to `offset`.
     pub(super) fn note_sent(&self, flow: FlowId, offset: u64, number: u64) {
         self.moved.set(self.moved.get() + 1);
         let left = None;
@@ -73,11 +73,11 @@ impl Lossy {
 }
 
 impl Graft {
-    /// Has the peer know what the session is for. False if it does not answer.
+    /// Sends HELLO, as the opener until the peer answers. False if it does not.
     pub(super) async fn meet(&self, hello: &Bytes, is_opener: bool, rtt: Duration) -> bool {
         let is_said = || self.control(hello.clone());
         if !is_opener {
-            // Questions that come later are answered, too.
+            // Later probes are answered by `attend`.
             return is_said().await.is_ok();
         }
         let asking = async {
@@ -97,21 +97,20 @@ impl Graft {
         }
     }
 
-    /// Tells peers what counts as lost, and asks and answers whether this path gets through. Completes when it
-    /// does not.
+    /// Reports lost packets to the peer, and probes the path or answers probes. Completes when the path is dead.
     pub(super) async fn attend(&self, peer: &Peer, hello: &Bytes, is_opener: bool, rtt: Duration) {
         let lossy = &self.lossy;
         let now = Instant::now();
         let (mut moved, mut heard) = (lossy.moved.get(), lossy.heard.get());
         let (mut moved_at, mut said_at) = (now, now);
-        // Since when nothing has come that wants to.
+        // Start of the current silence, while an answer is due.
         let mut waits: Option<Instant> = None;
         loop {
             let is_quiet = waits.is_none() && lossy.sent.borrow().is_empty();
             sleep(if is_quiet { QUESTION } else { TICK }).await;
             let now = Instant::now();
             self.session.take_events();
-            // Where the path has died, TCP brings what is not given up.
+            // Not on a path that may be dead: TCP delivers the bytes that are not given up.
             let silence = 3 * (QUESTION + rtt);
             if waits.is_none_or(|since| now - since < silence) {
                 self.pass(peer, now);
@@ -142,7 +141,7 @@ impl Graft {
         }
     }
 
-    /// Tells the peer how far flows were sent whose last packets have left a while ago, and may be lost.
+    /// Reports flows whose last packets departed [`PATIENCE`] ago: bytes up to there that are missing are lost.
     fn pass(&self, peer: &Peer, now: Instant) {
         let departed = self.session.tx.borrow().acknowledged();
         let mut passed = Vec::new();

@@ -1,9 +1,8 @@
-//! Sessions over a graft as a carrier: one to each peer, which the broker is asked for as an application
-//! would ask.
+//! Sessions over a graft as a carrier: one to each peer, requested from the broker as by an application.
 //!
-//! Nothing is asked for and granted before, which saves two round trips: sessions come to a VTL port of vtld's
-//! own, and whoever opens one says first, in HELLO, which association it is for. Each packet holds whole frames.
-//! Sessions over grafts that are not reliable (`lossy.rs`) have chunks of flows that do without some.
+//! No grant is needed, which saves two round trips: sessions are opened to a VTL port of vtld's own, and their first
+//! frame, HELLO, identifies the association. Each packet holds whole frames. Sessions over unreliable grafts
+//! (`lossy.rs`) carry chunks of loss-tolerant flows.
 
 mod lossy;
 mod moving;
@@ -46,39 +45,39 @@ use crate::broker::{self, Doorbell, Owner, wish};
 use moving::Graft;
 use session::Session;
 
-/// Sessions at a time that have not said what they are for.
+/// Maximum number of sessions waiting for HELLO.
 const HALF_OPEN: usize = 64;
-/// A path's round-trip time before it is known.
+/// Initial round-trip time, before it is measured.
 const RTT: Duration = Duration::from_millis(300);
-/// Between two attempts to accept, where there are no descriptors.
+/// Pause after a failed accept.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Connections to the control socket, the broker's other owners, are counted from the other end.
+/// Owner ids here count down; the broker's other owners, connections to the control socket, count up.
 static LAST_OWNER: AtomicU64 = AtomicU64::new(u64::MAX);
 
 fn next_owner() -> Owner {
     LAST_OWNER.fetch_sub(1, Ordering::Relaxed)
 }
 
-/// Those that are open.
+/// The open sessions.
 #[derive(Default)]
 struct Open {
     grafts: RefCell<Vec<Rc<Graft>>>,
-    /// A frame on the loopback wakes this thread.
+    /// The doorbell works: a frame on the loopback wakes this thread.
     has_bell: Cell<bool>,
-    /// How often it has.
+    /// Count of its wake-ups.
     heard: Cell<u64>,
 }
 
-/// This host's part of all sessions.
+/// This host's endpoint of all sessions.
 pub(super) struct Sessions {
     broker: broker::Handle,
     open: Rc<Open>,
     is_over: Arc<AtomicBool>,
-    /// Whoever waits for sessions is told when it goes.
+    /// The listening port; on drop, a pending accept fails.
     _listener: Owned,
 }
 
-/// Something of the broker's that goes when this does.
+/// A resource of the broker's; released on drop.
 struct Owned {
     broker: broker::Handle,
     owner: Owner,
@@ -90,7 +89,7 @@ impl Drop for Owned {
     }
 }
 
-/// A session that was opened, by either host.
+/// A session opened by either host.
 struct Opened {
     granted: broker::Granted,
     owned: Owned,
@@ -121,7 +120,7 @@ impl Sessions {
         };
         match Doorbell::of_flows().and_then(watch) {
             Ok(doorbell) => drop(spawn_local(hear(doorbell, Rc::clone(&sessions.open)))),
-            // The rings of events do, at the price of an interrupt each time.
+            // Fallback: the event rings, at the cost of an interrupt per wake-up.
             Err(error) => tracing::info!(%error, "no doorbell for flows"),
         }
         spawn_local(admit(waiting, Rc::clone(&sessions.open), arrivals));
@@ -135,8 +134,7 @@ impl Drop for Sessions {
     }
 }
 
-/// Takes sessions that peers open, one after the other, until it is over. The broker answers when there is
-/// one, so this has a thread of its own.
+/// Accepts sessions of peers until `is_over`. On a thread of its own, since the broker's accept blocks.
 fn accept(broker: &broker::Handle, key: u64, opened: &mpsc::Sender<Opened>, is_over: &AtomicBool) {
     while !is_over.load(Ordering::Relaxed) {
         let owned = Owned {
@@ -144,7 +142,7 @@ fn accept(broker: &broker::Handle, key: u64, opened: &mpsc::Sender<Opened>, is_o
             owner: next_owner(),
         };
         match broker.accept_for_flows(owned.owner, key) {
-            // Of a flood the rest is closed.
+            // Full (flood): the session is closed.
             Ok(granted) => drop(opened.try_send(Opened { granted, owned })),
             Err(_) => std::thread::sleep(PAUSE),
         }
@@ -173,7 +171,7 @@ impl Endpoint for Sessions {
                 broker: self.broker.clone(),
                 owner: next_owner(),
             };
-            // Nobody waits any more once this one has been dropped.
+            // Dropped with this future: tells the broker that nobody waits any more.
             let waits = Arc::new(());
             let watch = Arc::downgrade(&waits);
             let asked = spawn_blocking(move || {
@@ -207,12 +205,12 @@ impl Endpoint for Sessions {
     }
 
     fn wait_idle(&self) -> Local<'_, ()> {
-        // The broker tells them.
+        // The broker tells the peers.
         Box::pin(async {})
     }
 }
 
-/// Passes on what the doorbell says, for good: in some session packets have come.
+/// Handles the doorbell's wake-ups: polls the events of all sessions. Ends only on an error.
 async fn hear(mut doorbell: AsyncFd<Doorbell>, open: Rc<Open>) {
     open.has_bell.set(true);
     while let Ok(mut ready) = doorbell.readable_mut().await {
@@ -225,7 +223,7 @@ async fn hear(mut doorbell: AsyncFd<Doorbell>, open: Rc<Open>) {
     }
 }
 
-/// Lets in who says which association it is for.
+/// Waits for HELLO on accepted sessions, and passes them on with the association that it identifies.
 async fn admit(mut opened: mpsc::Receiver<Opened>, open: Rc<Open>, arrivals: Arrivals) {
     let half_open = Rc::new(Cell::new(0));
     while let Some(opened) = opened.recv().await {
@@ -242,17 +240,17 @@ async fn admit(mut opened: mpsc::Receiver<Opened>, open: Rc<Open>, arrivals: Arr
             half_open.set(half_open.get() - 1);
             if let Ok(Some((number, tag))) = hello {
                 let ready = Ready::new(session, Some(number), None, &open);
-                // Nobody takes it where the daemon is ending.
+                // Fails if the daemon is ending.
                 let _ = arrivals.send((Shown::Association { peer, tag }, Box::new(ready)));
             }
         });
     }
 }
 
-/// A session before it serves.
+/// A session ready to serve.
 struct Ready {
     graft: Rc<Graft>,
-    /// What the peer has said, if it has opened it.
+    /// The carrier's id from the peer's HELLO, if the peer has opened it.
     number: Option<CarrierId>,
     rtt: Duration,
     open: Rc<Open>,
@@ -275,7 +273,7 @@ impl Ready {
         }
     }
 
-    /// Whether the peer is who it has to be, as far as the session shows that.
+    /// Authenticates the peer by the session's key. Without one: whether a session in the clear is acceptable.
     async fn is_admitted(&self, peer: &Peer) -> bool {
         let session = &self.graft.session;
         let Some(shown) = session.shown else {
@@ -286,7 +284,7 @@ impl Ready {
         }
         let flows = session.owned.broker.flows().clone();
         let (opener, address) = (peer.key.opener, peer.key.peer);
-        // Files are read.
+        // Off the event loop: it reads files.
         let judging = move || flows.identity().judge(opener, address, Some(shown), None);
         match spawn_blocking(judging).await {
             Ok(judged) => peer.note_identity(Some(shown), judged).is_ok(),

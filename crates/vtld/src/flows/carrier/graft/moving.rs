@@ -1,4 +1,4 @@
-//! Chunks and control frames between flows and a session's rings.
+//! Moves chunks and control frames between flows and a session's rings.
 
 use std::{
     cell::{Cell, RefCell},
@@ -26,14 +26,15 @@ use super::{
     session::Session,
 };
 
-/// Packets that are written, and read, at once.
+/// Maximum burst of packets written or read.
 const BURST: usize = 256;
-/// Bytes that a flow gets at once, and pieces (IOV_MAX).
+/// Maximum size of a run of bytes delivered to a flow, bytes,
 const RUN: usize = 128 << 10;
+/// and of its gather list (IOV_MAX).
 const MOST_PIECES: usize = 1024;
-/// Bytes that wait for room in the ring: at least one chunk of the longest kind.
+/// Size of the send queue, bytes: at least one chunk of maximum size.
 const MOST_WAITING: usize = 128 << 10;
-/// So many times that the doorbell told nothing of events, it is given up.
+/// Missed wake-ups after which the doorbell is disabled.
 const UNHEARD: u32 = 8;
 
 /// A session as a carrier.
@@ -41,13 +42,13 @@ pub(super) struct Graft {
     pub(super) session: Session,
     control: RefCell<VecDeque<Bytes>>,
     chunks: RefCell<VecDeque<(FlowId, Chunk)>>,
-    /// Bytes that may still be queued.
+    /// Free bytes of the queues.
     room: Semaphore,
     is_over: Cell<bool>,
     over: Notify,
-    /// Of a session that loses packets.
+    /// State of a lossy session.
     pub(super) lossy: Lossy,
-    /// Packets behind a gap that were read, by 64: bit n of word w is packet 64 w + n.
+    /// Packets that were read out of order, by 64: bit n of word w is packet 64 w + n.
     seen: RefCell<BTreeMap<u64, u64>>,
 }
 
@@ -130,8 +131,8 @@ impl Graft {
         }
     }
 
-    /// Completes when packets wait for an acknowledgement for too long. Looks as well
-    /// whether the doorbell is heard.
+    /// Completes when packets have been unacknowledged for too long: the path is dead. Also checks that
+    /// the doorbell works.
     pub(super) async fn dead(&self, rtt: Duration, open: &Open) {
         let session = &self.session;
         let mut ticks = interval(TICK);
@@ -167,13 +168,13 @@ impl Graft {
 
     /// Waits for room in the queues, in turn.
     async fn wait_for_room(&self, bytes: usize) -> Result<(), Refused> {
-        // No longer than all that may wait.
+        // Never more than the queue's size.
         let room = self.room.acquire_many(bytes as u32).await;
         room.map_err(|_| Refused::Broken)?.forget();
         Ok(())
     }
 
-    /// Moves what is queued into the ring whenever there is room again, up to the session's end.
+    /// Refills the ring from the queues whenever there is room, until the session ends.
     pub(super) async fn refill(&self) {
         while self.session.tx.borrow().closed().is_none() {
             self.session.room.notified().await;
@@ -181,7 +182,7 @@ impl Graft {
         }
     }
 
-    /// Moves what is queued into the ring while there is room; asks to be woken where some is left.
+    /// Moves the queues into the ring while there is room; requests a wake-up if some is left.
     fn fill(&self) {
         loop {
             let mut lengths = [0; BURST];
@@ -223,8 +224,8 @@ impl Graft {
         self.control.borrow().is_empty() && self.chunks.borrow().is_empty()
     }
 
-    /// Writes the next frames into the packet with a number, whole ones; returns how many bytes, 0 if there are
-    /// none. `taken`: bytes that the queues have lost.
+    /// Writes the next whole frames into packet `number`. Returns their size in bytes, 0 if there are none. `taken`:
+    /// increased by the bytes removed from the queues.
     fn next(&self, packet: &mut [u8], number: u64, taken: &mut usize) -> usize {
         let mut control = self.control.borrow_mut();
         while let Some(frames) = control.front_mut() {
@@ -263,14 +264,14 @@ impl Graft {
             }
             chunks.pop_front();
             if self.session.loses {
-                // The checksum of `udp-lite` covers one header, not those behind damaged bytes.
+                // One chunk per packet: the checksum of `udp-lite` covers the first header only.
                 break;
             }
         }
         used
     }
 
-    /// Gives what comes to the peer's association, up to the session's end.
+    /// Passes received frames to the peer's association, until the session ends.
     pub(super) async fn receive(&self, peer: &Peer, id: CarrierId) {
         loop {
             let taken = self.take(peer, id);
@@ -284,11 +285,11 @@ impl Graft {
                     tracing::warn!(peer = %peer.key.peer, carrier = %Kind::Graft, "a packet does not open: somebody on the path has changed it");
                     return;
                 }
-                // The flows have their turn.
+                // Let the flows run.
                 Ok(true) => tokio::task::yield_now().await,
                 Ok(false) if self.session.is_at_end() => return,
                 Ok(false) => {
-                    // What has come since wakes nobody.
+                    // Check again: packets that arrived before the request cause no wake-up.
                     let behind_gaps = self.reads_behind_gaps(peer);
                     if self.session.prepare_wait(behind_gaps) && !self.has_news(behind_gaps) {
                         self.session.news.notified().await;
@@ -298,8 +299,8 @@ impl Graft {
         }
     }
 
-    /// Takes packets out of the ring, those behind a gap too: their bytes may be another flow's than what the gap
-    /// lacks. False if there are none.
+    /// Takes packets out of the ring, also out of order: this avoids head-of-line blocking between flows. False if there
+    /// are none.
     fn take(&self, peer: &Peer, id: CarrierId) -> Result<bool, FrameError> {
         let count = self.session.rx.borrow_mut().available().min(BURST as u64);
         let rx = self.session.rx.borrow();
@@ -309,7 +310,7 @@ impl Graft {
             if !self.was_seen(first + i) {
                 let packet = rx.packet(i);
                 if !self.session.loses && rx.forged() > 0 {
-                    // Nothing behind it is believed.
+                    // Nothing after a forged packet is trusted.
                     run.give(peer, id);
                     return Ok(false);
                 }
@@ -317,7 +318,7 @@ impl Graft {
             }
             if self.session.loses {
                 self.lossy.note_received(rx.packet(i));
-                // Each packet counts that has overtaken a lost one.
+                // One by one: each packet after a gap counts for loss detection.
                 run.give(peer, id);
             }
         }
@@ -338,7 +339,8 @@ impl Graft {
         Ok(self.take_behind_gaps(peer, id)? || count > 0)
     }
 
-    /// Whether packets are read before those that are missing: there are none where nothing is sent again.
+    /// Whether packets are read out of order: not on lossy sessions, which have no retransmissions to wait for, nor with a
+    /// single flow.
     fn reads_behind_gaps(&self, peer: &Peer) -> bool {
         !self.session.loses && peer.has_flows_beside()
     }
@@ -349,7 +351,7 @@ impl Graft {
         word.is_some_and(|bits| bits & (1 << (packet % 64)) != 0)
     }
 
-    /// The packets of a word that lie behind a gap and were not read; `None` behind the last one.
+    /// The packets of a word that arrived out of order and were not read; `None` beyond the last one.
     fn unread(&self, word: u64, next: u64) -> Option<u64> {
         let there = self.session.arrived(word)?;
         let seen = self.seen.borrow().get(&word).copied().unwrap_or(0);
@@ -390,7 +392,7 @@ impl Graft {
         Ok(any)
     }
 
-    /// Whether there are packets to take.
+    /// Whether packets, or the end, are available.
     fn has_news(&self, behind_gaps: bool) -> bool {
         let mut rx = self.session.rx.borrow_mut();
         if rx.available() > 0 || rx.closed().is_some() {
@@ -403,7 +405,7 @@ impl Graft {
     }
 }
 
-/// Bytes of a flow that have come one behind the other, where they lie in the ring.
+/// A contiguous run of a flow's bytes, still in the ring.
 #[derive(Default)]
 struct Run<'a> {
     flow: Option<FlowId>,
@@ -453,7 +455,7 @@ impl<'a> Run<'a> {
             && self.pieces.len() < MOST_PIECES
     }
 
-    /// Gives the flow what there is.
+    /// Delivers the run to the flow.
     fn give(&mut self, peer: &Peer, carrier: CarrierId) {
         if let Some(flow) = self.flow.take() {
             peer.pieces(carrier, flow, self.offset, &self.pieces);
@@ -463,7 +465,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Bytes of the frames at the beginning that are together not longer than `most`. They are our own, and short.
+/// Size in bytes of the leading whole frames that fit into `most`. They are this host's own, and short.
 fn whole(frames: &[u8], most: usize) -> usize {
     let mut rest = frames;
     let mut len = 0;

@@ -1,4 +1,4 @@
-//! This host's end of a session: its rings, and what wakes who uses them.
+//! This host's end of a session: its rings and wake-ups.
 
 use std::{
     cell::{Cell, RefCell},
@@ -24,34 +24,35 @@ use vtl_ring::{Events, RxRing, TxRing, egress};
 use super::{Opened, Owned, first, watch};
 use crate::broker::WHOLE;
 
-/// Packets that wait for no more.
+/// Staged packets that are published at once.
 const MANY: u64 = 64;
 
 /// This host's end of a session.
 pub(super) struct Session {
     pub(super) tx: RefCell<TxRing>,
     pub(super) rx: RefCell<RxRing>,
-    /// Towards the broker.
+    /// Wake-ups to the broker.
     kick: OwnedFd,
-    /// By which egress runs here.
+    /// Program by which egress runs on this thread.
     caller: Option<OwnedFd>,
-    /// Where its entry is `sid`.
+    /// The table with its entry, at `sid`.
     table: Arc<SessionTable>,
     sid: u32,
-    /// From the broker.
+    /// Wake-ups from the broker.
     wake: AsyncFd<OwnedFd>,
-    /// From the kernel, unless it leaves them to the broker.
+    /// Wake-ups from the kernel; `None`: they come from the broker.
     events: Option<AsyncFd<Events>>,
-    /// There may be room to send.
+    /// Wake-up: there may be room to send.
     pub(super) room: Notify,
-    /// There may be packets to read.
+    /// Wake-up: there may be packets to read.
     pub(super) news: Notify,
-    /// Its graft does not deliver everything.
+    /// Its graft is lossy.
     pub(super) loses: bool,
-    /// The key that the peer has shown, if its payload is sealed; whether this host has asked for that in vain.
+    /// The peer's public key, if the payload is sealed.
     pub(super) shown: Option<PublicKey>,
+    /// In the clear although this host has offered keys.
     pub(super) is_clear: bool,
-    /// Bytes of the packet that was staged last, as it is sent.
+    /// Size of the last staged packet as sent, bytes.
     last: Cell<u32>,
     staged: Notify,
     pub(super) owned: Owned,
@@ -90,7 +91,7 @@ impl Session {
         })
     }
 
-    /// Which carrier the peer says this is, and of which association.
+    /// Waits for the peer's HELLO: the carrier's id, and the association's tag.
     pub(super) async fn hello(&self) -> Option<(CarrierId, u32)> {
         let packet = tokio::select! {
             packet = self.first() => packet?,
@@ -113,7 +114,7 @@ impl Session {
         Some(packet)
     }
 
-    /// Passes wake-ups on, and hands packets over, for good.
+    /// Dispatches wake-ups, and publishes staged packets, until a descriptor fails.
     pub(super) async fn wake_up(&self) {
         let from_kernel = async {
             match &self.events {
@@ -142,7 +143,7 @@ impl Session {
         .await;
     }
 
-    /// Passes the kernel's events on, if there are any.
+    /// Dispatches the kernel's pending events. False if there are none.
     pub(super) fn take_events(&self) -> bool {
         let events = self.events.as_ref().map(AsyncFd::get_ref);
         let pending = events.filter(|events| events.is_pending());
@@ -159,8 +160,8 @@ impl Session {
         let _ = nix::unistd::write(&self.kick, &1_u64.to_ne_bytes());
     }
 
-    /// Has egress get the packets that lie in the next slots, as soon as there are many, or no more for now: a call
-    /// of it, and a wake-up, cost as much as dozens of packets. Where no others are on their way, at once.
+    /// Stages the packets in the next slots for egress. Coalescing: published once there are [`MANY`], or no more for
+    /// now, since a call of egress and a wake-up cost as much as dozens of packets; at once if none is in flight.
     pub(super) fn stage(&self, lengths: &[u32]) {
         let Some(last) = lengths.last() else { return };
         let mut tx = self.tx.borrow_mut();
@@ -175,7 +176,7 @@ impl Session {
         }
     }
 
-    /// Has egress get all that is staged.
+    /// Publishes all staged packets, and runs egress or wakes it if it sleeps.
     pub(super) fn publish(&self) {
         let mut tx = self.tx.borrow_mut();
         let count = tx.staged();
@@ -189,7 +190,7 @@ impl Session {
         }
     }
 
-    /// Has egress get what is staged once this thread's other tasks have had their turn, for good.
+    /// Publishes staged packets after this thread's other tasks have had their turn. Never completes.
     async fn hand_over(&self) {
         loop {
             self.staged.notified().await;
@@ -197,19 +198,19 @@ impl Session {
         }
     }
 
-    /// What the kernel knows of the session; `None` if it has ended.
+    /// Reads the session's entry in the kernel's table; `None` if the session has ended.
     fn known<T>(&self, of: impl FnOnce(Entry<'_>) -> T) -> Option<T> {
         let known = of(self.table.get(self.sid)?);
-        // The entry is another session's some time after this one's end, of which the ring says first.
+        // After the end the entry may be reused by another session; the ring signals the end before.
         self.rx.borrow().closed().is_none().then_some(known)
     }
 
-    /// Which packets have come of 64; `None` behind the last one, or if the session has ended.
+    /// Bitmap of the packets received among 64; `None` beyond the last one, or if the session has ended.
     pub(super) fn arrived(&self, word: u64) -> Option<u64> {
         self.known(|entry| entry.arrived(word))?
     }
 
-    /// Figures of the path.
+    /// Statistics of the path.
     pub(super) fn path(&self) -> Option<CarrierPath> {
         self.known(|entry| {
             let meter = entry.meter();
@@ -217,7 +218,7 @@ impl Session {
             CarrierPath {
                 rtt_ms: entry.srtt().as_secs_f64() * 1e3,
                 sent: entry.sent(),
-                // More arrive than were sent where the network makes copies.
+                // Negative if the network duplicates packets.
                 lost: (transmitted.wrapping_sub(meter.arrived) as i32).max(0) as u64,
                 refused: None,
             }
@@ -229,7 +230,7 @@ impl Session {
         self.known(|entry| entry.srtt()).unwrap_or_default()
     }
 
-    /// Has frames on the loopback wake this thread when packets come, or the ring of events alone.
+    /// Selects the wake-up for received packets: the doorbell (frames on the loopback), or the event ring alone.
     pub(super) fn set_rung(&self, on: bool) {
         let aware = if on { VTL_RUNG } else { VTL_EVENTS };
         if self.events.is_some() && self.rx.borrow().closed().is_none() {
@@ -239,19 +240,20 @@ impl Session {
         }
     }
 
-    /// Whether something has come that the peer has not sent.
+    /// Whether a forged packet has arrived on a reliable session.
     pub(super) fn is_forged(&self) -> bool {
         !self.loses && self.rx.borrow().forged() > 0
     }
 
-    /// Whether the session has ended, and all was read.
+    /// Whether the session has ended, and all packets were read.
     pub(super) fn is_at_end(&self) -> bool {
         let mut rx = self.rx.borrow_mut();
-        // What arrived before the end was published before it.
+        // In this order: packets were published before the end.
         rx.closed().is_some() && rx.available() == 0
     }
 
-    /// Announces that nothing is read before a wake-up. False if there is something in order.
+    /// Requests a wake-up for the next packet; `behind_gaps`: also for one out of order. False if packets in order are
+    /// available.
     pub(super) fn prepare_wait(&self, behind_gaps: bool) -> bool {
         let mut rx = self.rx.borrow_mut();
         match behind_gaps {
@@ -281,7 +283,7 @@ impl Session {
         }
     }
 
-    /// Frees the places of so many packets that were read.
+    /// Frees the slots of packets that were read.
     pub(super) fn consume(&self, packets: u64) {
         let mut rx = self.rx.borrow_mut();
         if rx.consume(packets) {
