@@ -21,8 +21,8 @@ use vtl_proto::{
 use super::tls;
 
 /// Size of the tag keys, bytes: of the initiator's headers, then of the responder's. The responder generates them and
-/// sends them after its negotiation data, sealed likewise: so it can verify the initiator's packets by their tags before
-/// the handshake is complete.
+/// sends them after its negotiation data, sealed likewise: so it can verify the initiator's packets by their tags
+/// before the handshake is complete.
 pub(crate) const TAG_KEYS: usize = 2 * TAG_KEY;
 
 /// The keys of header tags.

@@ -187,8 +187,8 @@ impl Identity {
         handshake::Initiator::new(&self.sessions.0, bound)
     }
 
-    /// Answers a peer's first flight. `theirs`, `ours`: negotiation data of the peer and of this host that the handshake
-    /// authenticates. `tag_keys`: random.
+    /// Answers a peer's first flight. `theirs`, `ours`: negotiation data of the peer and of this host that the
+    /// handshake authenticates. `tag_keys`: random.
     pub(crate) fn respond(
         &self,
         hello: &[u8],
@@ -199,8 +199,8 @@ impl Identity {
         handshake::Responder::new(&self.sessions.1, hello, theirs, ours, tag_keys)
     }
 
-    /// Whether the peer of an association opened by `opener` must be authenticated before anything is carried, as of the
-    /// last read: the policy requires known peers, or the peer is a client and some ports are out of reach.
+    /// Whether the peer of an association opened by `opener` must be authenticated before anything is carried, as of
+    /// the last read: the policy requires known peers, or the peer is a client and some ports are out of reach.
     pub(crate) fn judges_first(&self, opener: Side) -> bool {
         let said = self.said();
         opener == Side::Peer && said.limits || said.policy != Policy::FirstUse
@@ -265,7 +265,7 @@ impl Identity {
         }
     }
 
-    /// Standing of a peer by its certificate, the one that it presents or has presented before; `None` if there is none.
+    /// Standing of a peer by its certificate, which it presents or has presented before; `None` if there is none.
     fn certified(
         &self,
         all: &All,

@@ -398,7 +398,7 @@ fn read(path: &Path) -> Result<All, String> {
     })
 }
 
-/// What nobody would mean must not pass for what somebody does.
+/// Rejects contradictory settings of authorities and policy, which would otherwise be ignored.
 fn check_authorities(policy: Policy, authorities: &[Peer]) -> Result<(), String> {
     match (policy, authorities) {
         (Policy::Ca, []) => Err("policy = \"ca\" wants a [[ca]], with name and key".into()),

@@ -455,7 +455,7 @@ impl Source<'_> {
                 }
             }
         }
-        // As the session will be asked for.
+        // Check as the session will be requested.
         let mut whole = wanted;
         whole.services = Services::TCP | wanted.services;
         match whole.contradiction() {
@@ -467,7 +467,7 @@ impl Source<'_> {
         }
     }
 
-    /// Services, as one text or a list.
+    /// Reads services, as one text or a list.
     fn set(&self, value: &Value<'_>) -> Result<Services> {
         let one = |value: &Value<'_>| {
             let parsed = self.string(value, "a service")?.parse::<Services>();
@@ -484,7 +484,7 @@ impl Source<'_> {
             .components()
             .all(|c| c != std::path::Component::ParentDir);
         if path.is_absolute() && plain && !text.contains('\0') {
-            // Without doubled or trailing slashes: paths are compared.
+            // Normalised (slashes), since paths are compared.
             Ok(path.components().collect())
         } else {
             let text = format!("{what} is a whole path without \"..\", like {example}");
@@ -521,7 +521,7 @@ impl Source<'_> {
         }
     }
 
-    /// A port, or `"FIRST-LAST"`.
+    /// Reads a port, or a range `"FIRST-LAST"`.
     fn ports(&self, value: &Value<'_>) -> Result<RangeInclusive<u16>> {
         const ALLOWED: &str = "ports are 1 to 65535, one (443), a range (\"8000-8100\") or a list";
         let range = match value.get_ref() {
@@ -573,8 +573,7 @@ impl Source<'_> {
     }
 }
 
-/// The keys of a table as they stand in the file, so that the first complaint is about the first
-/// mistake.
+/// The keys of a table in the file's order, so that the first mistake is reported.
 fn in_order<'a, 'b>(keys: &'a DeTable<'b>) -> Vec<(&'a Key<'b>, &'a Value<'b>)> {
     let mut keys: Vec<_> = keys.iter().collect();
     keys.sort_by_key(|(key, _)| key.span().start);

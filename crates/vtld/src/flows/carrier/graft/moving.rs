@@ -299,8 +299,8 @@ impl Graft {
         }
     }
 
-    /// Takes packets out of the ring, also out of order: this avoids head-of-line blocking between flows. False if there
-    /// are none.
+    /// Takes packets out of the ring, also out of order: this avoids head-of-line blocking between flows. False if
+    /// there are none.
     fn take(&self, peer: &Peer, id: CarrierId) -> Result<bool, FrameError> {
         let count = self.session.rx.borrow_mut().available().min(BURST as u64);
         let rx = self.session.rx.borrow();
@@ -339,8 +339,8 @@ impl Graft {
         Ok(self.take_behind_gaps(peer, id)? || count > 0)
     }
 
-    /// Whether packets are read out of order: not on lossy sessions, which have no retransmissions to wait for, nor with a
-    /// single flow.
+    /// Whether packets are read out of order: not on lossy sessions, which have no retransmissions to wait for, nor
+    /// with a single flow.
     fn reads_behind_gaps(&self, peer: &Peer) -> bool {
         !self.session.loses && peer.has_flows_beside()
     }

@@ -1,5 +1,5 @@
-//! A process of carriers: it has what peers send by one of QUIC, SCTP and KCP taken apart by a library, and may do
-//! nothing else. vtld gives it sockets and has frames from it, which it believes no more than it believes peers.
+//! A process of carriers: parses the packets of QUIC, SCTP or KCP with a library, and may do nothing else. vtld passes
+//! sockets to it and receives frames from it, which it trusts no more than peers.
 
 use std::{
     cell::RefCell,
@@ -39,17 +39,17 @@ use super::{
     wire::{Figures, Tag, emit},
 };
 
-/// Bytes written at a time.
+/// Maximum size of a batch of messages, bytes.
 const BATCH: usize = 64 << 10;
-/// Between two signs of life.
+/// Heartbeat interval.
 const BEAT: Duration = Duration::from_secs(2);
-/// How long the peers' being told of the end may take.
+/// Timeout of telling peers about the end.
 const FAREWELL: Duration = Duration::from_millis(150);
 
-/// The library, and who waits.
+/// The library, and the carriers that wait for their peers.
 struct Carriers {
     library: Box<dyn Library>,
-    /// Those that wait for their peer, by token.
+    /// Tasks that wait for a peer to open a carrier, by token.
     expected: RefCell<HashMap<u64, oneshot::Sender<Opened>>>,
 }
 
@@ -80,7 +80,7 @@ impl Carriers {
         spawn_local(async move {
             while let Some((token, opened)) = arrived.recv().await {
                 let waiting = arriving.expected.borrow_mut().remove(&token);
-                // One that was revoked meanwhile ends.
+                // A carrier revoked meanwhile is dropped, which ends it.
                 let _ = waiting.map(|waiting| waiting.send(opened));
             }
         });
@@ -90,7 +90,7 @@ impl Carriers {
     async fn open(self: Rc<Self>, opening: Opening, channel: Channel) {
         let opened = tokio::select! {
             opened = self.library.connect(opening) => opened,
-            // It is not wanted any more.
+            // Cancelled by vtld.
             _ = channel.next() => return,
         };
         match opened {
@@ -118,7 +118,7 @@ impl Carriers {
     }
 }
 
-/// Passes a carrier's bytes on, up to its end.
+/// Relays between vtld and the library until the carrier ends.
 async fn relay(channel: Channel, opened: Opened) {
     let mut first = BytesMut::new();
     let frame = opened.pipe.frame as u32;
@@ -179,7 +179,7 @@ async fn to_vtld(channel: &Channel, opened: &Opened) {
                 };
                 if figures != told {
                     let mut body = Vec::new();
-                    // Into memory: nothing can fail.
+                    // Writing to memory cannot fail.
                     let _ = ciborium::into_writer(&figures, &mut body);
                     emit(&mut messages, Tag::Figures, &body);
                     told = figures;
@@ -192,10 +192,10 @@ async fn to_vtld(channel: &Channel, opened: &Opened) {
     }
 }
 
-/// The next set-up message, and its descriptor; nothing if there was no place for one, which gives that carrier up.
+/// Receives a set-up message and its descriptor. `None`: out of descriptors; that carrier is given up.
 ///
 /// # Errors
-/// The end, too.
+/// Also when vtld has closed the socket.
 fn receive(socket: &OwnedFd) -> io::Result<Option<(Setup, OwnedFd)>> {
     let mut bytes = [0; SETUP];
     let mut slices = [IoSliceMut::new(&mut bytes)];
@@ -219,7 +219,7 @@ fn receive(socket: &OwnedFd) -> io::Result<Option<(Setup, OwnedFd)>> {
     Ok(given.map(|given| (setup, given)))
 }
 
-/// Does as vtld says, until that closes its socket.
+/// Serves vtld until it closes its socket.
 async fn serve(socket: AsyncFd<OwnedFd>) -> io::Result<()> {
     let next = || socket.async_io(Interest::READABLE, receive);
     let carriers = match next().await? {
@@ -233,14 +233,14 @@ async fn serve(socket: AsyncFd<OwnedFd>) -> io::Result<()> {
         )) => Carriers::start(kind, certificate, most_ahead, given.into())?,
         _ => return Err(io::ErrorKind::InvalidData.into()),
     };
-    // The library has tried what sockets can do. Nothing has come by its own yet.
+    // After the library has probed the socket's features, and before it receives anything.
     confine::forbid_calls()?;
     let beats = async {
         let mut ticks = interval(BEAT);
         loop {
             ticks.tick().await;
             let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-            // Where vtld does not read, there are enough of them.
+            // A full queue holds enough of them.
             let _ = send(socket.get_ref().as_raw_fd(), &[0], flags);
         }
     };
@@ -253,7 +253,7 @@ async fn serve(socket: AsyncFd<OwnedFd>) -> io::Result<()> {
     Ok(())
 }
 
-/// Opens carriers and expects peers, until there is nobody who says so.
+/// Executes set-up messages until vtld closes the socket.
 async fn obey(
     carriers: &Rc<Carriers>,
     next: impl AsyncFn() -> io::Result<Option<(Setup, OwnedFd)>>,
@@ -279,12 +279,12 @@ async fn obey(
     }
 }
 
-/// Runs the process, whose standard input is the socket that vtld speaks by. Threads that it needs must run.
+/// Runs the process; its standard input is the socket to vtld. All threads that it needs must have been started.
 ///
 /// # Errors
-/// It cannot be confined, or its carriers cannot be had.
+/// It cannot be confined, or the kind of carrier cannot be started.
 pub fn run() -> io::Result<()> {
-    // What vtld itself was started with.
+    // Close descriptors that vtld itself has inherited.
     let first = libc::STDERR_FILENO + 1;
     // SAFETY: nothing was opened yet.
     unsafe { libc::syscall(libc::SYS_close_range, first, libc::c_uint::MAX, 0) };

@@ -1,5 +1,5 @@
-//! Takes everything from a process of carriers that it does not need: capabilities, and all system calls but those
-//! that move bytes through the descriptors that it was given.
+//! Sandbox of a process of carriers: no capabilities, and no system calls but those that move bytes through the
+//! descriptors that it was given (seccomp).
 
 use std::{collections::BTreeMap, fs, io};
 
@@ -13,7 +13,7 @@ use seccompiler::{
     SeccompRule, TargetArch,
 };
 
-/// Without conditions.
+/// System calls allowed without conditions.
 const CALLS: &[libc::c_long] = &[
     libc::SYS_read,
     libc::SYS_readv,
@@ -50,19 +50,20 @@ const CALLS: &[libc::c_long] = &[
     libc::SYS_exit_group,
 ];
 
-/// Gives up all capabilities, and has the process end with the thread that has started it. Before it starts threads.
+/// Drops all capabilities, and has the process killed when the thread that started it ends. Call it before starting
+/// threads.
 ///
 /// # Errors
 /// The system refuses.
 pub fn drop_privileges() -> io::Result<()> {
-    // vtld says when it is over: it has to tell its peers first.
+    // vtld ends it, so that the peers are told first: block the signals.
     SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP]).thread_block()?;
     prctl::set_pdeathsig(Signal::SIGKILL)?;
-    // Where memory is short it goes first: flows go on without it. Nobody needs to know of a failure.
+    // Killed first when memory is short: flows go on without it. Failure is harmless.
     let _ = fs::write("/proc/self/oom_score_adj", "500");
-    // It was started by a name that says nothing.
+    // It was started as /proc/self/exe.
     prctl::set_name(c"vtld-carriers")?;
-    // Nobody reads its memory, which has keys; nor does a dump of it.
+    // Its memory has keys: no core dumps, no ptrace.
     prctl::set_dumpable(false)?;
     prctl::set_no_new_privs()?;
     for set in [
@@ -76,7 +77,7 @@ pub fn drop_privileges() -> io::Result<()> {
     Ok(())
 }
 
-/// Those of sockets, and which argument has the flags.
+/// Socket calls, and the index of their flags argument.
 const OF_SOCKETS: [(libc::c_long, u8); 6] = [
     (libc::SYS_recvfrom, 3),
     (libc::SYS_recvmsg, 2),
@@ -86,7 +87,7 @@ const OF_SOCKETS: [(libc::c_long, u8); 6] = [
     (libc::SYS_sendmmsg, 3),
 ];
 
-/// In all threads, which must have started; refused calls fail with EPERM.
+/// Installs the seccomp filter in all threads, which must have been started; refused calls fail with EPERM.
 pub(super) fn forbid_calls() -> io::Result<()> {
     seccompiler::apply_filter_all_threads(&filter().map_err(io::Error::other)?)
         .map_err(io::Error::other)
@@ -104,7 +105,7 @@ fn filter() -> Result<BpfProgram, seccompiler::BackendError> {
     };
     let mut rules: BTreeMap<_, _> = CALLS.iter().map(|call| (*call, Vec::new())).collect();
     for (call, flags) in OF_SOCKETS {
-        // Nothing needs it, and faults of it have let programs out of such confinement.
+        // Not needed, and kernel bugs in MSG_OOB have allowed escapes from sandboxes.
         rules.insert(call, vec![never(flags, libc::MSG_OOB)?]);
     }
     let of_files = [libc::F_GETFL, libc::F_SETFL, libc::F_GETFD, libc::F_SETFD];

@@ -1,5 +1,5 @@
-//! What passes between vtld and a process of carriers, which are of one binary: set-up over one socket, and each
-//! carrier's bytes over a socket of its own, which is closed when the carrier ends.
+//! Messages between vtld and a process of carriers, which share one binary: set-up over one socket, and each carrier's
+//! bytes over a socket of its own, which is closed when the carrier ends.
 
 use std::{cell::RefCell, io};
 
@@ -16,26 +16,26 @@ use super::{
     wire::{Tag, take},
 };
 
-/// What vtld wants of a process of carriers: a message in CBOR, with one descriptor.
+/// A set-up message from vtld to a process of carriers: CBOR, with one descriptor.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Setup {
-    /// The first: a kind is to be had, on this UDP socket.
+    /// The first message: starts a kind. Descriptor: its UDP socket.
     Start {
         kind: Kind,
         certificate: Option<Certificate>,
-        /// Bytes that a peer may be allowed to have under way.
+        /// Upper bound of a carrier's receive window, bytes.
         most_ahead: u64,
     },
-    /// A carrier is to be opened, which this socket is for.
+    /// Opens a carrier. Descriptor: its socket.
     Open(Opening),
-    /// A peer may open one, which this socket is for. Until it does, nothing comes by the socket but the end.
+    /// Permits a peer to open a carrier. Descriptor: its socket, which carries nothing but its end until then.
     Expect(Expected),
 }
 
-/// Bytes of the longest set-up message.
+/// Maximum size of a set-up message, bytes.
 pub(super) const SETUP: usize = 8 << 10;
 
-/// Bytes of a buffer for reading, and those that must be left in it.
+/// Size of a read buffer, and the free space below which a new one is allocated, bytes.
 const READ: usize = 64 << 10;
 const LEFT: usize = 4 << 10;
 
@@ -46,7 +46,7 @@ pub(super) struct Channel {
 }
 
 impl Channel {
-    /// Both ends, this process's and one to be given away.
+    /// Creates a channel: this process's end, and the other one to be passed on.
     pub(super) fn pair() -> io::Result<(Self, std::os::unix::net::UnixStream)> {
         let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
         theirs.set_nonblocking(true)?;
@@ -54,7 +54,7 @@ impl Channel {
         Ok((Self::new(ours)?, theirs))
     }
 
-    /// Of a socket that does not block.
+    /// Wraps a non-blocking socket.
     pub(super) fn new(socket: std::os::unix::net::UnixStream) -> io::Result<Self> {
         Ok(Self {
             socket: UnixStream::from_std(socket)?,
@@ -62,13 +62,13 @@ impl Channel {
         })
     }
 
-    /// The next message. Nothing is lost where it is given up.
+    /// Waits for the next message. Cancellation safe.
     ///
     /// # Errors
-    /// The end, too.
+    /// Also at the end of the stream (`UnexpectedEof`).
     pub(super) async fn next(&self) -> io::Result<(Tag, Bytes)> {
         loop {
-            // Others have their turn, too, however much there is to be read.
+            // Yield to other tasks, however much there is to read.
             consume_budget().await;
             if let Some(message) = take(&mut self.unread.borrow_mut())? {
                 return Ok(message);

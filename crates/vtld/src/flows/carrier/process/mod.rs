@@ -1,9 +1,9 @@
-//! Carriers that run in processes without privileges, one for each kind: what peers send by QUIC, SCTP and KCP is
-//! parsed there, and only frames pass to vtld and back.
+//! Carriers in unprivileged processes, one for each kind: packets of QUIC, SCTP and KCP are parsed there, and only
+//! frames pass to vtld and back.
 //!
-//! Here is vtld's end (`child.rs` is the process, `confine.rs` what is taken from it, `message.rs` and `wire.rs` what passes). A
-//! process starts when it is first needed. Where it dies, or hangs, its carriers break, and flows go on over TCP; the next carrier
-//! starts another one, which has nothing of the former.
+//! This is vtld's end; `child.rs` is the process, `confine.rs` its sandbox, `message.rs` and `wire.rs` the messages. A
+//! process is started on first use. If it dies or hangs, its carriers break, and flows fall back to TCP; the next
+//! carrier starts a new one, without state of the former.
 
 mod child;
 mod confine;
@@ -55,30 +55,30 @@ pub use confine::drop_privileges;
 use message::{Channel, Setup};
 use wire::{Figures, Tag, emit};
 
-/// A process that says nothing for so long hangs: it has five chances to.
+/// Heartbeat timeout of a process: five intervals.
 const SILENT: Duration = Duration::from_secs(10);
-/// A handshake has taken longer than its process lets it.
+/// Timeout of a handshake: longer than that in the process.
 const OPENED: Duration = HANDSHAKE.saturating_add(Duration::from_secs(2));
-/// Bytes of what it has not been told yet.
+/// Send buffer of the set-up socket, bytes.
 const QUEUE: usize = 4 << 20;
-/// Between two starts.
+/// Minimum interval between two starts.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Bytes written at a time.
+/// Maximum size of a batch of messages, bytes.
 const BATCH: usize = 64 << 10;
 
-/// A process that runs.
+/// A running process.
 struct Process {
     kind: Kind,
     socket: AsyncFd<OwnedFd>,
-    /// Of its UDP socket.
+    /// Port of its UDP socket.
     port: u16,
-    /// Of its certificate.
+    /// Fingerprint of its certificate.
     fingerprint: Option<[u8; CRYPTO]>,
     child: RefCell<Option<Child>>,
 }
 
 impl Process {
-    /// Has it do something.
+    /// Sends it a set-up message and a descriptor.
     fn tell(&self, setup: &Setup, given: BorrowedFd<'_>) -> io::Result<()> {
         let mut bytes = Vec::new();
         ciborium::into_writer(setup, &mut bytes).map_err(io::Error::other)?;
@@ -90,14 +90,14 @@ impl Process {
         Ok(())
     }
 
-    /// Has it do something about one carrier, whose channel this is.
+    /// Sends it a set-up message about one carrier. Returns this end of the carrier's channel.
     fn begin(&self, setup: &Setup) -> io::Result<Channel> {
         let (channel, theirs) = Channel::pair()?;
         self.tell(setup, theirs.as_fd())?;
         Ok(channel)
     }
 
-    /// Completes when it is dead, or does not say for long that it lives.
+    /// Completes when it is dead, or its heartbeat times out.
     async fn dead(&self) {
         let beat = |socket: &OwnedFd| {
             let read = recv(socket.as_raw_fd(), &mut [0], MsgFlags::MSG_DONTWAIT)?;
@@ -105,7 +105,7 @@ impl Process {
         };
         loop {
             match timeout(SILENT, self.socket.async_io(Interest::READABLE, beat)).await {
-                // However many there are.
+                // Yield: however many there are.
                 Ok(Ok(true)) => consume_budget().await,
                 Ok(_) => return,
                 Err(_) => {
@@ -122,25 +122,25 @@ impl Process {
     }
 }
 
-/// Carriers of a kind, which a process has.
+/// The endpoint of a kind whose carriers are in a process.
 pub(super) struct Remote {
     kind: Kind,
-    /// Bytes that a peer may be allowed to have under way.
+    /// Upper bound of a carrier's receive window, bytes.
     most_ahead: u64,
     arrivals: Arrivals,
-    /// What waits for peers, by token.
+    /// Tasks that wait for peers, by token.
     granted: RefCell<HashMap<u64, AbortHandle>>,
     process: RefCell<Option<Rc<Process>>>,
     last_start: Cell<Option<Instant>>,
-    /// All carriers are to end.
+    /// Closed: all carriers are to end.
     is_over: Cell<bool>,
-    /// Processes that run.
+    /// Number of running processes.
     running: count::Sender<usize>,
-    /// For tasks.
+    /// Reference to itself, for tasks.
     own: Weak<Self>,
 }
 
-/// One for QUIC, whose name nobody looks at: peers know its fingerprint.
+/// Generates a certificate for QUIC. Peers know its fingerprint; the name is not checked.
 fn certificate() -> io::Result<Certificate> {
     let made = rcgen::generate_simple_self_signed(["vtl.invalid".to_owned()]);
     let CertifiedKey { cert, signing_key } = made.map_err(io::Error::other)?;
@@ -151,7 +151,7 @@ fn certificate() -> io::Result<Certificate> {
 }
 
 impl Remote {
-    /// Needs no process yet.
+    /// Creates the endpoint, without a process yet.
     pub(super) fn start(kind: Kind, most_ahead: u64, arrivals: Arrivals) -> Rc<Self> {
         Rc::new_cyclic(|own| Self {
             kind,
@@ -166,7 +166,7 @@ impl Remote {
         })
     }
 
-    /// The process, started if it does not run.
+    /// The process; started if none is running.
     fn process(&self) -> io::Result<Rc<Process>> {
         if let Some(process) = &*self.process.borrow() {
             return Ok(Rc::clone(process));
@@ -203,7 +203,7 @@ impl Remote {
             None,
             SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK,
         )?;
-        // Of a process that is busy many may ask something. Less will do.
+        // Room for many set-up messages to a busy process; less will do.
         let _ = setsockopt(&ours, sockopt::SndBufForce, &QUEUE);
         let ours = watch(ours)?;
         let child = Command::new("/proc/self/exe")
@@ -212,7 +212,7 @@ impl Remote {
             .args(["--carriers", &self.kind.to_string()])
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::null())
-            // Its end comes from here, not from the terminal.
+            // No signals from the terminal: vtld ends it.
             .process_group(0)
             .spawn()?;
         let fingerprint = certificate
@@ -230,18 +230,18 @@ impl Remote {
             certificate,
             most_ahead: self.most_ahead,
         };
-        // One that has died already is noticed as others are.
+        // Fails if it has died already, which `attend` notices.
         let _ = process.tell(&setup, udp.as_fd());
         Ok(process)
     }
 
     fn forget(&self, process: &Rc<Process>) {
         let mut current = self.process.borrow_mut();
-        // Another one may have its place.
+        // Unless another process has taken its place.
         current.take_if(|current| Rc::ptr_eq(current, process));
     }
 
-    /// Waits for a process's end.
+    /// Supervises a process until it is dead or hangs; kills and reaps it.
     async fn attend(self: Rc<Self>, process: Rc<Process>) {
         process.dead().await;
         self.forget(&process);
@@ -263,7 +263,7 @@ impl Remote {
     }
 }
 
-/// SCTP has two ports from it, and KCP a number: none is 0.
+/// A random token whose parts are not 0: SCTP's ports and KCP's conversation number derive from it.
 fn token() -> u64 {
     loop {
         let token = random_token();
@@ -288,7 +288,7 @@ impl Grantor for Remote {
         let waiting = spawn_local(async move {
             match opened(&process, channel, is_encrypted).await {
                 Ok(carrier) => {
-                    // Nobody takes it where the daemon is ending.
+                    // Fails if the daemon is ending.
                     let _ = arrivals.send((Shown::Token(token), Box::new(carrier)));
                 }
                 Err(error) => {
@@ -352,7 +352,7 @@ impl Endpoint for Remote {
     }
 }
 
-/// A carrier, once its handshake is done.
+/// Waits for a carrier's handshake, and starts the carrier.
 async fn opened(process: &Rc<Process>, channel: Channel, is_encrypted: bool) -> io::Result<Framed> {
     let frame = match channel.next().await? {
         (Tag::Opened, body) => body.first_chunk().map(|frame| u32::from_le_bytes(*frame)),
@@ -392,7 +392,7 @@ async fn opened(process: &Rc<Process>, channel: Channel, is_encrypted: bool) -> 
     })
 }
 
-/// Sends what there is, up to the carrier's end. `waiting`: bytes of it that the process has not taken.
+/// Sends the pipe's frames to the process until the carrier ends. `waiting`: bytes that the library has not taken yet.
 async fn write(channel: &Channel, pipe: &Pipe, waiting: &Cell<usize>) -> io::Result<()> {
     while !pipe.is_over() {
         let mut messages = BytesMut::new();
@@ -414,7 +414,7 @@ async fn write(channel: &Channel, pipe: &Pipe, waiting: &Cell<usize>) -> io::Res
     Ok(())
 }
 
-/// Takes what comes, up to the end.
+/// Receives messages from the process until the carrier ends.
 async fn read(
     channel: &Channel,
     pipe: &Pipe,

@@ -1,5 +1,5 @@
-//! Messages of a carrier's socket: a tag, a length, and so many bytes. What a process of carriers says is as hostile as
-//! the peers that it parses.
+//! Messages of a carrier's socket: tag, length, body. A process of carriers is as untrusted as the peers whose packets
+//! it parses.
 
 use std::io;
 
@@ -7,31 +7,31 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
 use vtl_control::CarrierPath;
 
-/// A message's tag and length.
+/// Size of tag and length, bytes.
 const HEAD: usize = 1 + size_of::<u32>();
-/// Bytes of the longest message: all that may wait to be sent.
+/// Maximum size of a body, bytes.
 pub(super) const MOST: usize = 256 << 10;
-/// A shorter message does not hold the buffer that it came in.
+/// Bodies shorter than this are copied, so that they do not keep the receive buffer alive.
 const SHORT: usize = 4 << 10;
 
-/// More than a carrier has ever sent, and than a library holds.
+/// Plausibility limits of [`Figures`]: packets, and memory in bytes.
 const MOST_PACKETS: u64 = 1 << 48;
 const MOST_MEMORY: u64 = 1 << 30;
 
-/// What a message of a carrier's socket is.
+/// Type of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Tag {
     /// To the process: control frames, and a CHUNK.
     Control = 1,
     Chunk,
-    /// From it: the carrier is there (bytes of the longest CHUNK), or why it is not (text).
+    /// From it: the carrier is open (maximum size of a CHUNK), or why it is not (text).
     Opened,
     Refused,
-    /// The next bytes of a stream of frames, and a frame by itself.
+    /// The next bytes of a stream of frames, and a single frame.
     Stream,
     Frame,
-    /// So many bytes of what was to be sent were taken.
+    /// Number of bytes that the library has taken (credit).
     Taken,
     /// [`Figures`], in CBOR.
     Figures,
@@ -50,16 +50,16 @@ impl Tag {
     ];
 }
 
-/// What a process of carriers knows of one.
+/// Statistics of a carrier in a process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Figures {
     pub(super) path: Option<CarrierPath>,
-    /// As `Carrier::memory` has it.
+    /// As `Carrier::memory`, bytes.
     pub(super) memory: u64,
 }
 
 impl Figures {
-    /// Those of a message; `None` if they cannot be true.
+    /// Parses a message; `None` if it is invalid or implausible.
     pub(super) fn read(body: &[u8]) -> Option<Self> {
         let figures: Self = ciborium::from_reader(body).ok()?;
         let of_path = |path: &CarrierPath| {
@@ -81,10 +81,10 @@ pub(super) fn emit(to: &mut BytesMut, tag: Tag, body: &[u8]) {
     to.extend_from_slice(body);
 }
 
-/// The first message of these bytes, taken off; `None` if it has not come whole.
+/// Removes the first message from the buffer; `None` if it is incomplete.
 ///
 /// # Errors
-/// It is none, or too long.
+/// Unknown tag, or too long.
 pub(super) fn take(from: &mut BytesMut) -> io::Result<Option<(Tag, Bytes)>> {
     let Some((head, _)) = from.split_first_chunk::<HEAD>() else {
         return Ok(None);

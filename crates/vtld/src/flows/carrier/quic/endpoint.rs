@@ -1,9 +1,9 @@
-//! QUIC's endpoint, its certificate, and what connections are tuned to.
+//! QUIC's endpoint, its certificate, and the tuning of connections.
 //!
-//! The server's certificate is made for each process; the client knows its fingerprint from the
-//! control connection. The client shows the token that it got there as the server name of its
-//! first packet, so that nobody else gets as far as a handshake. So a carrier is as authentic as the
-//! TCP connection was, and besides private against who cannot change that one.
+//! The server's certificate is generated for each process; the client knows its fingerprint from the
+//! control connection. The client presents the token of the grant as the server name in its first
+//! packet; without it there is no handshake. So a carrier is as authentic as the control
+//! connection, and confidential against anybody who cannot modify that.
 
 use std::{
     cell::Cell,
@@ -40,34 +40,35 @@ use vtl_proto::{
 
 use super::super::{DEAD, Expected, library::Certificate};
 
-/// Streams of a connection at a time.
+/// Maximum number of concurrent streams of a connection.
 const STREAMS: u32 = 4096;
-/// Bytes of one stream that may be under way: 850 Mbit/s for 56 ms, 100 Mbit/s for 480 ms.
+/// Receive window of a stream, bytes: 850 Mbit/s at a round trip of 56 ms, 100 Mbit/s at 480 ms.
 const STREAM_WINDOW: u32 = 8 << 20;
 /// Receive window of a connection, which bounds what is buffered behind gaps: initially, when idle, at most.
 pub(super) const FIRST_WINDOW: u32 = 2 << 20;
 pub(super) const LEAST_WINDOW: u32 = 64 << 10;
 pub(super) const MOST_WINDOW: u32 = 128 << 20;
-/// Bytes that flows may have sent and not had acknowledged.
+/// Maximum number of unacknowledged bytes of flows.
 pub(super) const SEND_WINDOW: u64 = 16 << 20;
-/// Interval between the client's signs of life.
+/// Keepalive interval.
 const KEEPALIVE: Duration = Duration::from_secs(4);
-/// Handshakes at a time. From [`CAREFUL`] on a client must show first that it gets answers.
+/// Maximum number of concurrent handshakes.
 const HALF_OPEN: usize = 64;
+/// Handshakes from which on clients must validate their address first (Retry).
 const CAREFUL: usize = 16;
 
-/// Who may open a connection, by token.
+/// Outstanding grants, by token.
 #[derive(Debug, Default)]
 pub(super) struct Grants(Mutex<HashMap<u64, Expected>>);
 
 impl Grants {
     pub(super) fn table(&self) -> MutexGuard<'_, HashMap<u64, Expected>> {
-        // No code between lock and unlock leaves the table half changed.
+        // Poisoning is harmless: no critical section leaves a partial update.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Knows the certificate, and shows it to whom it was announced.
+/// Presents the certificate to clients that hold a grant.
 #[derive(Debug)]
 struct Resolver {
     grants: Arc<Grants>,
@@ -82,7 +83,7 @@ impl ResolvesServerCert for Resolver {
     }
 }
 
-/// Both ends' part of QUIC in this daemon.
+/// The QUIC endpoint of this process, client and server.
 pub(super) struct Quic {
     endpoint: Endpoint,
     server: QuicServerConfigs,
@@ -109,14 +110,14 @@ fn transport(rtt: Option<Duration>) -> Arc<TransportConfig> {
         .keep_alive_interval(Some(KEEPALIVE))
         .congestion_controller_factory(Arc::new(BbrConfig::default()));
     if let Some(rtt) = rtt {
-        // Else a lost packet of the handshake costs a second.
+        // Otherwise a lost handshake packet costs a second.
         config.initial_rtt(rtt.max(Duration::from_millis(1)));
     }
     Arc::new(config)
 }
 
 impl Quic {
-    /// Inside a tokio runtime.
+    /// Creates the endpoint. Call it within a tokio runtime.
     pub(super) fn new(socket: UdpSocket, made: &Certificate) -> io::Result<Self> {
         let certificate = CertificateDer::from(made.certificate.to_vec());
         let key = PrivateKeyDer::try_from(made.key.to_vec()).map_err(io::Error::other)?;
@@ -153,7 +154,7 @@ impl Quic {
         })
     }
 
-    /// Begins to open a connection to where the server has said it waits.
+    /// Begins to open a connection to the server of a grant.
     pub(super) fn connect(
         &self,
         to: SocketAddr,
@@ -181,7 +182,7 @@ impl Quic {
             .map_err(io::Error::other)
     }
 
-    /// The next handshake that may be worth it; `None` when the endpoint is closed.
+    /// Waits for the next admissible handshake; `None` when the endpoint is closed.
     pub(super) async fn accept(&self, half_open: &Cell<usize>) -> Option<Connecting> {
         loop {
             let incoming = self.endpoint.accept().await?;
@@ -192,7 +193,7 @@ impl Quic {
         }
     }
 
-    /// Nobody gets an answer who has not asked on a control connection from the same address.
+    /// Admits a handshake if there is a grant for its source address, and room; answers nobody else.
     fn admit(&self, incoming: Incoming, half_open: usize) -> Option<Connecting> {
         let from = incoming.remote_address().ip().to_canonical();
         let granted = {
@@ -212,8 +213,8 @@ impl Quic {
         incoming.accept_with(Arc::new(config)).ok()
     }
 
-    /// The token that a client has shown; taken from the table, and only for the address that it
-    /// was given to.
+    /// Redeems the token that a client has presented; valid once, and from the address of the grant
+    /// only.
     pub(super) fn redeem(&self, connection: &Connection) -> Option<u64> {
         let data = connection.handshake_data()?;
         let data = data.downcast::<HandshakeData>().ok()?;
@@ -225,18 +226,18 @@ impl Quic {
         Some(token)
     }
 
-    /// Ends everything at once.
+    /// Closes all connections at once.
     pub(super) fn close(&self) {
         self.endpoint.close(0_u32.into(), b"");
     }
 
-    /// Until the peers have been told of the end.
+    /// Completes when the peers have been told of the end.
     pub(super) async fn wait_idle(&self) {
         self.endpoint.wait_idle().await;
     }
 }
 
-/// Trusts the one certificate whose fingerprint came over the control connection.
+/// Verifier that trusts the certificate with the fingerprint from the control connection only.
 #[derive(Debug)]
 struct Pinned {
     fingerprint: [u8; CRYPTO],

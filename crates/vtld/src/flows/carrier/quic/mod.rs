@@ -1,6 +1,6 @@
-//! QUIC as a carrier: a stream for the control frames, and one for each run of bytes of a flow, which begins
-//! with the header of a CHUNK without length. So a lost packet holds up the flow whose bytes it had, and
-//! bytes are taken as they arrive, in any order.
+//! QUIC as a carrier: a stream for control frames, and one for each contiguous run of a flow's bytes, which begins with
+//! the header of a CHUNK without length. So a lost packet blocks its own flow only, and bytes are delivered out of
+//! order.
 
 mod endpoint;
 
@@ -34,17 +34,17 @@ use super::{
 use crate::panics;
 use endpoint::Quic;
 
-/// Bytes of a CHUNK on its way to this process, with its header.
+/// Maximum size of a CHUNK from vtld to this process, with its header, bytes.
 const CHUNK: usize = 16 << 10;
-/// Bytes of a flow in one on its way back, at most.
+/// Maximum payload of a CHUNK from this process to vtld, bytes.
 const CHUNK_BACK: usize = u16::MAX as usize;
-/// Bytes that one stream gives before others have their turn.
+/// Bytes read from one stream before others have their turn.
 const TURN: usize = 256 << 10;
-/// A run of bytes to which none are added for so long ends.
+/// Idle timeout of a run: its stream ends then.
 const LINGER: Duration = Duration::from_millis(100);
 /// Idle time after which the window shrinks below its initial size; at least four round trips.
 const QUIET: Duration = Duration::from_secs(2);
-/// Bytes that flows may write ahead of the network at least.
+/// Minimum send window, bytes.
 const LEAST_AHEAD: u64 = 1 << 20;
 
 /// The connection's receive window: what the peer may have in flight, and so have buffered behind gaps.
@@ -59,7 +59,7 @@ struct Window {
 }
 
 impl Window {
-    /// That of a new connection.
+    /// The window of a new connection.
     fn of(connection: &Connection, most: u32) -> Rc<Self> {
         Rc::new(Self {
             connection: connection.clone(),
@@ -102,7 +102,7 @@ impl Window {
     }
 }
 
-/// What a future gives without waiting.
+/// Polls a future once; `None` if it is pending.
 fn now<T>(future: impl Future<Output = T>) -> Option<T> {
     let mut context = Context::from_waker(Waker::noop());
     match pin!(future).poll(&mut context) {
@@ -111,18 +111,18 @@ fn now<T>(future: impl Future<Output = T>) -> Option<T> {
     }
 }
 
-/// A run of bytes of a flow that goes on.
+/// A run of a flow's bytes that is being sent.
 struct Run {
     more: mpsc::UnboundedSender<Bytes>,
-    /// Offset behind the last byte.
+    /// Offset after the last byte.
     next: u64,
 }
 
-/// Bytes of a flow that have arrived one behind the other, as CHUNKs.
+/// Coalesces contiguous received bytes of a flow into CHUNKs.
 struct Gathered {
     flow: FlowId,
     offset: u64,
-    /// Behind room for the header.
+    /// Room for the header, then the bytes.
     frame: BytesMut,
 }
 
@@ -164,21 +164,21 @@ impl Gathered {
     }
 }
 
-/// What the tasks of a connection and its streams share. Where a stream's gives `false`, the connection is over.
+/// State shared by the tasks of a connection and its streams. A stream's task that returns `false` ends the connection.
 #[derive(Clone)]
 struct Driver {
     connection: Connection,
     pipe: Rc<Pipe>,
     window: Rc<Window>,
-    /// As of the last look.
+    /// Statistics as of the last tick.
     stats: Rc<Cell<Option<PathStats>>>,
-    /// Bytes that were given to the library, and those that it may hold.
+    /// Bytes given to the library so far, and the maximum that it may hold.
     given: Rc<Cell<u64>>,
     most_held: Rc<Cell<u64>>,
 }
 
 impl Driver {
-    /// Until the connection's end. `is_server`: the peer has opened it.
+    /// Runs the connection until its end. `is_server`: the peer has opened it.
     async fn run(self, is_server: bool) {
         let begun = async {
             let theirs = match is_server {
@@ -198,7 +198,7 @@ impl Driver {
         self.pipe.end();
     }
 
-    /// The peer's stream for control frames. What it says of the carrier comes before all else.
+    /// Accepts the peer's control stream, and passes its HELLO on before anything else.
     async fn greeted(&self) -> Option<RecvStream> {
         let mut stream = self.connection.accept_uni().await.ok()?;
         let mut hello = [0; HEADER + 4];
@@ -208,7 +208,7 @@ impl Driver {
         Some(stream)
     }
 
-    /// Sends what there is: no flow waits for another but where all of the connection waits.
+    /// Sends the pipe's frames: no head-of-line blocking between flows, unless the whole connection is blocked.
     async fn send(&self, control: SendStream) {
         let mut tasks = JoinSet::new();
         let (say, said) = mpsc::unbounded_channel();
@@ -234,8 +234,8 @@ impl Driver {
         }
     }
 
-    /// Adds a CHUNK to its flow's run of bytes. Gives it back where it has to go as a frame: it is urgent, for which a
-    /// stream has no place, or there are too many streams.
+    /// Appends a CHUNK to its flow's run. Returns it if it must be sent as a frame on the control stream: it is urgent,
+    /// which a run cannot express, or there are too many streams.
     fn add(
         &self,
         runs: &mut HashMap<FlowId, Run>,
@@ -269,12 +269,12 @@ impl Driver {
         let header = frame::chunk_header(flow, offset, 0, false, false).unwrap_or_default();
         tasks.spawn_local(self.clone().write(stream, header, said));
         runs.retain(|_, run| !run.more.is_closed());
-        // One that goes on elsewhere is dropped, which ends its stream behind what it has.
+        // A former run of the flow is dropped: its stream ends after the bytes that it has.
         runs.insert(flow, Run { more, next });
         None
     }
 
-    /// Writes a run of bytes of a flow.
+    /// Writes a run to its stream.
     async fn write(
         self,
         mut stream: SendStream,
@@ -294,7 +294,7 @@ impl Driver {
         true
     }
 
-    /// Writes frames, one behind the other.
+    /// Writes frames to the control stream.
     async fn say(self, mut stream: SendStream, mut frames: mpsc::UnboundedReceiver<Bytes>) -> bool {
         while let Some(bytes) = frames.recv().await {
             let len = bytes.len();
@@ -306,13 +306,13 @@ impl Driver {
         true
     }
 
-    /// The library has taken so many bytes.
+    /// Notes bytes that the library has taken.
     fn given(&self, bytes: usize) {
         self.given.set(self.given.get() + bytes as u64);
         self.pipe.free(bytes);
     }
 
-    /// Takes what arrives. `control`: the stream for the peer's control frames, if it has begun.
+    /// Accepts and reads the peer's streams. `control`: the peer's control stream, if it was accepted already.
     async fn receive(&self, control: Option<RecvStream>) {
         let mut streams = JoinSet::new();
         let mut has_control = control.is_some();
@@ -322,14 +322,14 @@ impl Driver {
         loop {
             tokio::select! {
                 stream = self.connection.accept_uni() => match stream {
-                    // The first one is that for control frames.
+                    // The first one is the control stream.
                     Ok(stream) if !std::mem::replace(&mut has_control, true) => {
                         streams.spawn_local(self.clone().hear(stream));
                     }
                     Ok(stream) => drop(streams.spawn_local(self.clone().take(stream))),
                     Err(_) => return,
                 },
-                // Who breaks the rules has no carrier any more.
+                // A protocol violation ends the carrier.
                 Some(done) = streams.join_next() => if !matches!(done, Ok(true)) {
                     return;
                 },
@@ -337,14 +337,14 @@ impl Driver {
         }
     }
 
-    /// Waits until more that arrives would be taken soon.
+    /// Waits for room in the pipe's receive queue.
     async fn has_room(&self) {
         while !self.pipe.has_room() {
             self.pipe.taken().await;
         }
     }
 
-    /// Takes a run of bytes of a flow, in the order in which they arrive, to its end.
+    /// Reads a run to its end, out of order, as bytes arrive.
     async fn take(self, mut stream: RecvStream) -> bool {
         let mut header = [0; HEADER];
         if stream.read_exact(&mut header).await.is_err() {
@@ -366,7 +366,7 @@ impl Driver {
             };
             let mut next = Some(chunk);
             let mut taken = 0;
-            // As much as has come.
+            // As much as has arrived.
             while let Some(chunk) = next {
                 let Some(offset) = place(&chunk) else {
                     return false;
@@ -383,7 +383,7 @@ impl Driver {
         }
     }
 
-    /// Takes frames, one behind the other.
+    /// Reads the control stream, in order.
     async fn hear(self, mut stream: RecvStream) -> bool {
         loop {
             self.has_room().await;
@@ -394,7 +394,7 @@ impl Driver {
         }
     }
 
-    /// Completes when the connection has ended, or nothing comes back on its path.
+    /// Completes when the connection has ended or its path is dead. Also tunes the windows.
     async fn dead(&self) {
         let mut ticks = interval(TICK);
         let (mut heard, mut asked) = (0, 0);
@@ -418,7 +418,7 @@ impl Driver {
                 }
             }
             self.window.ease(stats.path.rtt);
-            // A new flow's bytes shall not wait behind seconds of another's.
+            // Bounded, so that a new flow does not wait behind seconds of another's bytes.
             let window = stats.path.cwnd.saturating_mul(2);
             let window = window.clamp(LEAST_AHEAD, endpoint::SEND_WINDOW);
             self.connection.set_send_window(window);
@@ -427,20 +427,20 @@ impl Driver {
     }
 }
 
-/// Frames sent that the peer acknowledges.
+/// Count of frames sent that elicit an acknowledgement.
 fn wants_answer(sent: &FrameStats) -> u64 {
     sent.stream + sent.ping + sent.max_data + sent.max_stream_data + sent.reset_stream
 }
 
-/// All connections.
+/// QUIC as a [`Library`]: all connections.
 pub(super) struct Here {
     quic: Rc<Quic>,
-    /// Bytes that a peer may be allowed to have under way.
+    /// Upper bound of a connection's receive window, bytes.
     most_ahead: u32,
 }
 
 impl Here {
-    /// On a socket that does not block.
+    /// Starts on a non-blocking socket.
     pub(super) fn start(
         socket: UdpSocket,
         certificate: &Certificate,
@@ -489,7 +489,7 @@ impl Library for Here {
     }
 }
 
-/// Lets in who has a token.
+/// Accepts connections of clients that hold a grant.
 async fn accept(quic: Rc<Quic>, most_ahead: u32, arrivals: Opens) {
     let half_open = Rc::new(Cell::new(0));
     while let Some(connecting) = quic.accept(&half_open).await {
@@ -501,7 +501,7 @@ async fn accept(quic: Rc<Quic>, most_ahead: u32, arrivals: Opens) {
             half_open.set(half_open.get() - 1);
             match connected {
                 Ok(Ok(connection)) => match quic.redeem(&connection) {
-                    // Nobody takes it where the daemon is ending.
+                    // Fails if the daemon is ending.
                     Some(token) => {
                         let _ = arrivals.send((token, opened(connection, most_ahead, true)));
                     }
@@ -513,7 +513,7 @@ async fn accept(quic: Rc<Quic>, most_ahead: u32, arrivals: Opens) {
     }
 }
 
-/// A connection whose handshake is done, as a carrier. `is_server`: the peer has opened it.
+/// Starts an established connection as a carrier. `is_server`: the peer has opened it.
 fn opened(connection: Connection, most_ahead: u32, is_server: bool) -> Opened {
     let driver = Driver {
         window: Window::of(&connection, most_ahead),
@@ -535,7 +535,7 @@ fn opened(connection: Connection, most_ahead: u32, is_server: bool) -> Opened {
     Opened {
         pipe,
         memory: Box::new(move || {
-            // It does not say what the peer has not acknowledged.
+            // quinn does not report unacknowledged bytes: assume a full send window.
             u64::from(window.size.get()) + given.get().min(most_held.get())
         }),
         path: Box::new(move || {

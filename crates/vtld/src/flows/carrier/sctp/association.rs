@@ -1,7 +1,7 @@
-//! One association: the library's part of it, and what VTL looks after besides.
+//! One SCTP association: the library's state, and VTL's checks and supervision around it.
 //!
-//! It runs in a task of its own, which alone calls the library: where a packet makes it panic, that
-//! task ends, and with it this association and no other.
+//! It runs in a task of its own, the only one to call the library: if a packet makes that panic, just
+//! this association ends.
 
 use std::{
     cell::{Cell, RefCell},
@@ -38,27 +38,28 @@ const OWN: u16 = 0;
 const CONTROL: u16 = 1;
 const CHUNKS: u16 = 2;
 const STREAMS: u16 = 3;
-/// Bytes of a message, one DATA chunk. Longer ones would be fragmented, and nothing of them would
-/// arrive before everything of them has.
+/// Maximum size of a message, one DATA chunk, bytes. Longer ones would be fragmented, and delivered
+/// only when complete.
 const MESSAGE: usize = 1168;
 
-/// What the library may hold of packets that came behind a gap; and their number.
+/// Receive window, bytes, and maximum distance of a TSN ahead of the cumulative one.
 const WINDOW: u32 = 16 << 20;
 const AHEAD: u32 = 16_384;
-/// Messages with the library that have not gone once: so many keep its congestion window filled,
-/// and new flows wait behind no more.
+/// Messages queued in the library that were not sent yet: enough to fill its congestion window, and
+/// few for new flows to wait behind.
 const BACKLOG: usize = 32;
-/// Packets that wait for the association, and those taken at once.
+/// Receive queue of the association, packets and bytes,
 const WAITING: usize = 4096;
 const WAITING_BYTES: usize = 8 << 20;
+/// and packets processed at once.
 const AT_ONCE: usize = 256;
 
-/// The longest retransmission timeout, and the first one where the round-trip time is not known: those
-/// of a session.
+/// Maximum retransmission timeout, and the initial one without a known round-trip time: the same as
+/// a session's.
 const MAX_RTO: Duration = Duration::from_millis(VTL_PTO_MAX_MS as u64);
 const FIRST_RTO: Duration = Duration::from_millis(VTL_PTO_FIRST_MS as u64);
 
-/// Something comes from the peer so often, or it is dead.
+/// Keepalive interval (PING).
 const PINGS: Duration = Duration::from_secs(4);
 
 /// Which end of the association this is.
@@ -68,29 +69,29 @@ pub(super) enum Role {
     Server,
 }
 
-/// What others see of an association.
+/// State of an association shared with other tasks.
 pub(super) struct Shared {
     pub(super) pipe: Rc<Pipe>,
     pub(super) figures: Figures,
     datagrams: RefCell<sealed::Datagrams>,
-    /// Bytes of a message, at most.
+    /// Maximum size of a message, bytes.
     message: usize,
     inbox: RefCell<VecDeque<Bytes>>,
-    /// Bytes in it.
+    /// Bytes in the inbox.
     waiting: Cell<usize>,
-    /// Bytes that the library holds of what has come.
+    /// Received bytes that the library holds.
     unread: Cell<u32>,
 }
 
-/// Counts.
+/// Statistics.
 #[derive(Default)]
 pub(super) struct Figures {
-    /// The last round trip of a message.
+    /// The latest round-trip time (PING, PONG).
     pub(super) rtt: Cell<Option<Duration>>,
-    /// Packets, and DATA chunks that went again.
+    /// Packets sent, and DATA chunks retransmitted.
     pub(super) sent: Cell<u64>,
     pub(super) again: Cell<u64>,
-    /// Packets of the peer's address that are no part of the association.
+    /// Packets from the peer's address that were rejected.
     pub(super) refused: Cell<u64>,
 }
 
@@ -112,12 +113,12 @@ impl Shared {
         }
     }
 
-    /// Bytes of memory that packets and the library take.
+    /// Memory of queued packets and of the library, bytes.
     pub(super) fn memory(&self) -> u64 {
         self.waiting.get() as u64 + u64::from(self.unread.get())
     }
 
-    /// A packet as it was before it was sealed; `None` if it is forged.
+    /// Opens a sealed packet; `None` if it is forged.
     pub(super) fn open(&self, packet: &[u8]) -> Option<Bytes> {
         let opened = self.datagrams.borrow_mut().open(packet);
         if opened.is_none() {
@@ -126,7 +127,7 @@ impl Shared {
         opened
     }
 
-    /// A packet for it.
+    /// Queues a received packet; drops it if the queue is full.
     pub(super) fn deliver(&self, packet: Bytes) {
         let mut inbox = self.inbox.borrow_mut();
         let waiting = self.waiting.get() + packet.len();
@@ -138,7 +139,7 @@ impl Shared {
     }
 }
 
-/// Why an association is over.
+/// Why an association has ended.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Over {
     #[error("closed here")]
@@ -161,7 +162,7 @@ impl From<sctp_proto::Error> for Over {
     }
 }
 
-/// Its task.
+/// The association's task.
 pub(super) struct Driver {
     shared: Rc<Shared>,
     wire: Rc<Wire>,
@@ -170,36 +171,36 @@ pub(super) struct Driver {
     token: u64,
     endpoint: Endpoint,
     association: Option<(AssociationHandle, Association)>,
-    /// What is called when it can be used.
+    /// Called once it is usable.
     opened: Option<Box<dyn FnOnce()>>,
-    /// It is established; its token was shown.
+    /// The handshake is complete; the token was exchanged.
     established: bool,
     redeemed: bool,
-    /// Tags as the packets that go say: the peer's to be sent, and that to be expected.
+    /// Verification tags, taken from outgoing packets: the peer's, and this host's own.
     tag: u32,
     own_tag: u32,
-    /// The newest packet number that was sent.
+    /// The highest TSN sent.
     newest: Option<u32>,
-    /// Everything up to here has arrived there, as the peer says.
+    /// The peer's cumulative acknowledgement.
     acknowledged: Option<u32>,
-    /// Everything up to here has arrived, as was said.
+    /// The cumulative acknowledgement sent to the peer.
     arrived: Option<u32>,
-    /// Since when nothing has come though something is to be answered.
+    /// Start of the current silence, while data is unacknowledged.
     waits: Option<Instant>,
-    /// The path's round-trip time as TCP measured it.
+    /// The path's round-trip time, measured by TCP.
     rtt: Duration,
-    /// The library knows that chunks are.
+    /// The stream of chunks was set to unordered.
     is_unordered: bool,
-    /// Messages with the library that have not gone.
+    /// Messages queued in the library that were not sent yet.
     backlog: usize,
-    /// Streams with something to read.
+    /// Streams with messages to read.
     readable: BTreeSet<u16>,
     began: Instant,
     heard: Instant,
     pinged: Instant,
 }
 
-/// Says that the association is over when its task ends, also by a panic.
+/// Ends the association when its task ends, also by a panic.
 struct Guard {
     shared: Rc<Shared>,
     wire: Rc<Wire>,
@@ -215,7 +216,7 @@ impl Drop for Guard {
 
 fn transport(path: &Path, rtt: Option<Duration>, message: usize) -> Arc<TransportConfig> {
     let ms = |time: Duration| time.as_millis() as u64;
-    // Before the first acknowledgement nothing delays an answer.
+    // No delayed acknowledgements during the handshake.
     let first = rtt.map_or(FIRST_RTO, |rtt| rtt * 2 + Duration::from_millis(50));
     let config = TransportConfig::default()
         .with_max_receive_buffer_size(WINDOW)
@@ -289,7 +290,7 @@ impl Driver {
         Ok((driver, shared))
     }
 
-    /// Until the association's end.
+    /// Runs the association until its end.
     pub(super) async fn run(mut self) {
         let _guard = Guard {
             shared: Rc::clone(&self.shared),
@@ -332,7 +333,7 @@ impl Driver {
         library.map_or(own, |time| time.min(own))
     }
 
-    /// When it is given up.
+    /// Time at which it counts as dead.
     fn patience(&self) -> Instant {
         if !self.redeemed {
             return self.began + HANDSHAKE;
@@ -343,7 +344,7 @@ impl Driver {
         answer.map_or(dead, |answer| answer.min(dead))
     }
 
-    /// Whatever there is to do; `true` if there is more.
+    /// Processes packets, timers and queues once; `true` if more packets are queued.
     async fn step(&mut self) -> Result<bool, Over> {
         if self.shared.pipe.is_over() {
             return Err(Over::Here);
@@ -363,7 +364,7 @@ impl Driver {
         self.read()?;
         let unread = self.association.as_ref().map(|(_, a)| a.unread());
         self.shared.unread.set(unread.unwrap_or(0));
-        // What goes in a moment wants an answer as well.
+        // Data is in flight: an acknowledgement is due.
         if self.newest != self.acknowledged {
             self.waits.get_or_insert(now);
         }
@@ -387,13 +388,13 @@ impl Driver {
         Some(packet)
     }
 
-    /// Microseconds since it began.
+    /// Time since the start, µs.
     fn clock(&self, now: Instant) -> u64 {
         let since = now.saturating_duration_since(self.began);
         since.as_micros() as u64
     }
 
-    /// Gives the library a packet, if it may be one of the association's.
+    /// Passes a packet to the library, if it is admitted.
     fn receive(&mut self, packet: &Bytes, now: Instant) -> Result<(), Over> {
         let Some(packet) = self.admit(packet)? else {
             count(&self.shared.figures.refused);
@@ -417,9 +418,9 @@ impl Driver {
         Ok(())
     }
 
-    /// A packet as the library is to get it. Whoever gets so far knows the ports; the tag has to be
-    /// right, too, and nothing comes in that VTL does not use: what the library does with resets of
-    /// streams, with skipped data or with a second INIT is none of its concern then.
+    /// Filters a packet for the library: checksum and verification tag must be right (the ports are,
+    /// already), and chunks that VTL does not use are removed. So the library's handling of stream
+    /// resets, FORWARD TSN or a second INIT is not exposed.
     fn admit(&mut self, packet: &Bytes) -> Result<Option<Bytes>, Over> {
         let Some(header) = Header::of(packet).filter(|_| packet::is_intact(packet)) else {
             return Ok(None);
@@ -470,7 +471,7 @@ impl Driver {
         Ok(Some(packet::bare_init(packet)))
     }
 
-    /// Notes what the peer says has arrived.
+    /// Notes the cumulative acknowledgement of a SACK.
     fn acknowledge(&mut self, sack: packet::Chunk<'_>) {
         let Some((tsn, newest)) = sack.tsn().zip(self.newest) else {
             return;
@@ -483,13 +484,13 @@ impl Driver {
         }
     }
 
-    /// Whether the library need not remember too many packets for it.
+    /// Whether a DATA chunk's TSN is at most [`AHEAD`] ahead, which bounds the library's memory.
     fn is_near(&self, chunk: packet::Chunk<'_>) -> bool {
         let (Some(tsn), Some(stream)) = (chunk.tsn(), chunk.stream()) else {
             return false;
         };
         let ahead = tsn.wrapping_sub(self.arrived.unwrap_or(tsn));
-        // What has arrived before lies far ahead, too, in this arithmetic, and needs an answer.
+        // Duplicates (2^31 and more in this arithmetic) pass: they need an acknowledgement.
         stream < STREAMS && !(AHEAD..1 << 31).contains(&ahead)
     }
 
@@ -530,14 +531,14 @@ impl Driver {
         }
     }
 
-    /// Takes what has arrived from the library.
+    /// Reads received messages from the library.
     fn read(&mut self) -> Result<(), Over> {
         if self.readable.remove(&OWN) {
             while let Some(message) = self.message(OWN) {
                 self.own(&message)?;
             }
         }
-        // What came before the token waits.
+        // Messages received before the token wait.
         while self.redeemed
             && self.shared.pipe.has_room()
             && let Some(&id) = self.readable.first()
@@ -560,7 +561,7 @@ impl Driver {
         Some(message.next(len)?.bytes)
     }
 
-    /// A message of the association itself.
+    /// Handles a message of the association's own stream.
     fn own(&mut self, message: &Bytes) -> Result<(), Over> {
         let message = SctpMessage::parse(message).ok_or(Over::Nonsense)?;
         match (message, self.role) {
@@ -570,7 +571,7 @@ impl Driver {
                 }
                 self.open();
             }
-            // Who asks more than can be answered gets no answer.
+            // PINGs in excess are not answered.
             (SctpMessage::Ping(_), _) if self.backlog >= BACKLOG => {}
             (SctpMessage::Ping(number), _) => self.say(SctpMessage::Pong(number))?,
             (SctpMessage::Pong(number), _) => {
@@ -583,7 +584,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Says something of the association itself.
+    /// Sends a message on the association's own stream.
     fn say(&mut self, message: SctpMessage) -> Result<(), Over> {
         self.write(OWN, &message.emit())
     }
@@ -593,7 +594,7 @@ impl Driver {
         let Some((_, association)) = &mut self.association else {
             return Ok(());
         };
-        // The peer may have been the first on it.
+        // The peer may have opened it.
         if association.stream(id).is_err() {
             association.open_stream(id, PROTOCOL)?;
         }
@@ -607,7 +608,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Hands the library as much as it can send, and sends it.
+    /// Passes messages to the library as far as it can send them, and sends its packets.
     async fn send(&mut self, now: Instant) -> Result<(), Over> {
         loop {
             while self.redeemed
@@ -639,7 +640,7 @@ impl Driver {
             }
             self.transmit(packets).await;
             if self.backlog > 0 {
-                // The window is full, or the next packet's time has not come.
+                // Limited by the congestion window or by pacing.
                 return Ok(());
             }
         }
@@ -651,7 +652,7 @@ impl Driver {
         self.wire.send(&self.path, &datagrams).await;
     }
 
-    /// Looks at a packet that goes, and returns it as it is to go.
+    /// Notes tags and TSNs of an outgoing packet. Returns it as to be sent, INIT without extensions.
     fn sent(&mut self, packet: Bytes) -> Bytes {
         count(&self.shared.figures.sent);
         if let Some(header) = Header::of(&packet)

@@ -185,7 +185,7 @@ pub(super) fn chunk(message: &Bytes) -> Option<(FlowId, Chunk)> {
     }
 }
 
-/// Returns what arrives, until the association is over. Gives how many chunks came behind a later one of
+/// Echoes messages until the association ends. Returns the number of chunks that arrived out of order within
 /// their flow; `None` if a message was no chunk.
 pub(super) async fn echo(pipe: &Pipe) -> Option<usize> {
     let mut ends = HashMap::new();

@@ -1,9 +1,9 @@
-//! SCTP's packets (RFC 9260, section 3), as far as VTL looks at them beside the library.
+//! SCTP packets (RFC 9260, section 3), as far as VTL inspects them besides the library.
 
 use bytes::Bytes;
 use crc::{CRC_32_ISCSI, Crc, Table};
 
-/// The common header, and a chunk's.
+/// Sizes of the common header and of a chunk's header, bytes.
 const HEADER: usize = 12;
 const CHUNK: usize = 4;
 
@@ -20,18 +20,18 @@ pub(super) const COOKIE_ECHO: u8 = 10;
 pub(super) const COOKIE_ACK: u8 = 11;
 pub(super) const SHUTDOWN_COMPLETE: u8 = 14;
 
-/// A flag of DATA.
+/// I bit of DATA (RFC 7053).
 const IMMEDIATELY: u8 = 8;
 
-/// Bytes of an INIT's fixed fields, and its parameters that matter here.
+/// Size of INIT's fixed fields, bytes, and types of parameters.
 const INIT_FIELDS: usize = 16;
 const STATE_COOKIE: u16 = 7;
-/// RFC 4820; who does not know it ignores it.
+/// RFC 4820; ignored by implementations that do not know it.
 const PADDING: u16 = 0x8005;
 
 static CRC: Crc<u32, Table<16>> = Crc::<u32, Table<16>>::new(&CRC_32_ISCSI);
 
-/// What the common header says.
+/// The common header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) source: u16,
@@ -40,7 +40,7 @@ pub(super) struct Header {
     pub(super) tag: u32,
 }
 
-/// Whether a packet number comes after another one, modulo 2^32.
+/// Whether a TSN comes after another one, modulo 2^32.
 pub(super) fn is_behind(number: u32, other: u32) -> bool {
     (number.wrapping_sub(other) as i32) > 0
 }
@@ -54,7 +54,7 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
 }
 
 impl Header {
-    /// `None` for what is too short for a packet.
+    /// Parses the header; `None` if the packet is too short.
     pub(super) fn of(packet: &[u8]) -> Option<Self> {
         packet.get(..HEADER)?;
         Some(Self {
@@ -65,38 +65,38 @@ impl Header {
     }
 }
 
-/// A chunk: its type, and what stands behind its header.
+/// A chunk: its type, and its value.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Chunk<'a> {
     pub(super) kind: u8,
     pub(super) body: &'a [u8],
-    /// With header and padding.
+    /// The chunk with header and padding.
     whole: &'a [u8],
 }
 
 impl Chunk<'_> {
-    /// The number of a DATA chunk, or of the last one that a SACK has no gap before.
+    /// The TSN of DATA, or the cumulative TSN of SACK.
     pub(super) fn tsn(&self) -> Option<u32> {
         u32_at(self.body, 0)
     }
 
-    /// The stream of a DATA chunk.
+    /// The stream of DATA.
     pub(super) fn stream(&self) -> Option<u16> {
         u16_at(self.body, 4)
     }
 
-    /// The tag that who sends an INIT or INIT ACK wants to see from now on.
+    /// The initiate tag of INIT or INIT ACK: the verification tag that its sender expects.
     pub(super) fn initiate_tag(&self) -> Option<u32> {
         u32_at(self.body, 0)
     }
 
-    /// The first number that an INIT's or INIT ACK's sender will use.
+    /// The initial TSN of INIT or INIT ACK.
     pub(super) fn initial_tsn(&self) -> Option<u32> {
         u32_at(self.body, 12)
     }
 }
 
-/// A packet's chunks, up to the first that is cut.
+/// A packet's chunks, up to the first truncated one.
 pub(super) fn chunks(packet: &[u8]) -> impl Iterator<Item = Chunk<'_>> {
     let mut rest = packet.get(HEADER..).unwrap_or_default();
     std::iter::from_fn(move || {
@@ -125,14 +125,14 @@ pub(super) fn is_intact(packet: &[u8]) -> bool {
     packet.len() >= HEADER && packet[8..HEADER] == checksum(packet)
 }
 
-/// A packet with its checksum.
+/// Fills in a packet's checksum.
 pub(super) fn sealed(mut packet: Vec<u8>) -> Bytes {
     let sum = checksum(&packet);
     packet[8..HEADER].copy_from_slice(&sum);
     packet.into()
 }
 
-/// The packet with those of its chunks that `wanted` takes.
+/// The packet reduced to the chunks whose types `wanted` accepts.
 pub(super) fn only(packet: &[u8], wanted: impl Fn(u8) -> bool) -> Bytes {
     let mut kept = packet[..HEADER].to_vec();
     let chunks = chunks(packet).filter(|chunk| wanted(chunk.kind));
@@ -140,9 +140,8 @@ pub(super) fn only(packet: &[u8], wanted: impl Fn(u8) -> bool) -> Bytes {
     sealed(kept)
 }
 
-/// An INIT or INIT ACK without extensions and addresses: all its parameters but the cookie become
-/// padding. VTL uses no extension, UDP has the one address that counts, and the library refuses
-/// packets that list any.
+/// Strips INIT or INIT ACK of extensions and addresses: all parameters but the cookie become padding.
+/// VTL uses no extensions, the only address is UDP's, and the library rejects packets that list any.
 pub(super) fn bare_init(packet: &[u8]) -> Bytes {
     let mut bare = packet.to_vec();
     let end = chunks(packet).next().map_or(0, |c| CHUNK + c.body.len());
@@ -160,7 +159,7 @@ pub(super) fn bare_init(packet: &[u8]) -> Bytes {
     sealed(bare)
 }
 
-/// A packet whose data are to be acknowledged at once (RFC 7053).
+/// The packet with the I bit set: its data are to be acknowledged at once (RFC 7053).
 pub(super) fn urgent(packet: &[u8]) -> Bytes {
     let mut urgent = packet.to_vec();
     let mut at = HEADER;
@@ -173,7 +172,7 @@ pub(super) fn urgent(packet: &[u8]) -> Bytes {
     sealed(urgent)
 }
 
-/// The packet that ends an association at once.
+/// An ABORT packet.
 pub(super) fn abort(header: Header) -> Bytes {
     let mut packet = Vec::with_capacity(HEADER + CHUNK);
     packet.extend(header.source.to_be_bytes());
