@@ -96,7 +96,7 @@ impl Account {
             .max(INITIAL_CREDIT)
     }
 
-    /// Charges the association for so many bytes in place of those before. Returns whether that is more.
+    /// Sets the association's charge, bytes. Returns whether it has increased.
     pub(super) fn set(&self, bytes: u64) -> bool {
         let before = self.used.replace(bytes);
         if before != bytes {
@@ -106,7 +106,7 @@ impl Account {
         bytes > before
     }
 
-    /// What is left.
+    /// The limit in force for the association.
     pub(super) fn room(&self) -> Room {
         let Budget { most, used, .. } = &*self.budget;
         let of_network = self.of_network.get();

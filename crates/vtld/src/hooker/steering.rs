@@ -28,10 +28,10 @@ use crate::Scope;
 /// How long a connection's client address stays in the map after vtld has closed its end: with a full accept queue
 /// the connection may be established later. As long as TIME_WAIT.
 const LINGER: Duration = Duration::from_secs(60);
-/// Maximum number of ports tried for one connection: ports in use or in TIME_WAIT are skipped. On the
-/// loopback addresses the kernel allows reuse of a port after a second,
+/// Maximum number of ports tried for one connection from a loopback address: ports in use or in TIME_WAIT are skipped.
+/// The kernel allows reuse of a port there a second after its last use.
 const ATTEMPTS: usize = 256;
-/// on the host's other addresses after a minute: there more attempts are not worth it.
+/// The same from another address of the host, where reuse takes a minute: more attempts are not worth it.
 const FEW_ATTEMPTS: usize = 16;
 
 /// Spare ports below the ephemeral range begin here: lower ones belong to services.
@@ -488,7 +488,7 @@ mod tests {
         assert_eq!(clients.expire(later()), [[end, DEST]]);
         clients.leave(end, generation);
         assert_eq!(clients.expire(later()), [[end, other]]);
-        // A former daemon's, which nobody adopts, and one that somebody does.
+        // Ends of a former daemon: one that is not adopted, and one that is.
         clients.inherit([[end, DEST]]);
         assert_eq!(clients.expire(later()), [[end, DEST]]);
         let generation = clients.adopt(end, true);

@@ -265,7 +265,7 @@ mod tests {
         assert_eq!([there.peer, here.peer], hosts.keys);
         // All of them fit into NEGO and NEGO_ACK.
         assert!(hello.len() < 600 && answer.len() < 900 && finish.len() < 400);
-        // Nobody on the path reads who they are.
+        // The identities are encrypted.
         let seen = |bytes: &[u8], key: &PublicKey| {
             let key = &key.to_spki()[12..];
             bytes.windows(key.len()).any(|window| window == key)

@@ -9,7 +9,7 @@ fn key() -> PublicKey {
     SecretKey::generate().expect("a key").public()
 }
 
-/// A folder that goes with the test.
+/// A directory, removed after the test.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -54,7 +54,7 @@ fn judge__first_use_is_kept_and_a_change_refused() {
     );
     let silent = judge(Side::Local, "192.0.2.1", None);
     assert!(matches!(silent, Err(Refused::Silent { .. })));
-    // Whom this host knows, but at no address or in a network, is not the host at this one.
+    // A peer known without an address, or by a prefix only, is refused at an address pinned to another one.
     for addresses in [vec![], vec!["192.0.2.0/24".to_owned()]] {
         let known = PeerKey {
             name: "laptop".into(),
@@ -67,7 +67,7 @@ fn judge__first_use_is_kept_and_a_change_refused() {
         assert!(matches!(changed, Err(Refused::Changed { .. })));
         assert_eq!(judge(Side::Local, "192.0.2.2", Some(other)), named);
     }
-    // Nor are others in its network.
+    // A prefix pins no address: a stranger there is learned on first use.
     let stranger = judge(Side::Local, "192.0.2.3", Some(key()));
     assert_eq!(stranger, named);
     host.identity.forget("laptop").expect("forgotten");
@@ -81,7 +81,7 @@ fn judge__first_use_is_kept_and_a_change_refused() {
     host.identity.trust(&renewed).expect("trusted");
     assert!(judge(Side::Local, "192.0.2.3", Some(first)).is_err());
     host.identity.forget("192.0.2.3").expect("forgotten");
-    // Somebody else behind the same NAT, who has connected.
+    // Another client behind the same NAT.
     assert_eq!(judge(Side::Peer, "192.0.2.1", Some(other)), named);
     assert_eq!(judge(Side::Peer, "192.0.2.1", Some(first)), named);
     // Also after a restart.
@@ -436,7 +436,7 @@ fn judge__certified_hosts() {
     assert_eq!(rows.authorities[0].name, "fleet");
 }
 
-/// What the operator says of a very host holds, whatever its certificate says.
+/// The operator's own entry for a host takes precedence over its certificate.
 #[test]
 fn judge__a_listed_host_with_a_certificate() {
     let web = key();
@@ -502,7 +502,7 @@ fn judge__certificates_that_are_worth_nothing() {
     // The host that is listed needs none, and a bad one does not harm it.
     assert!(fleet.judge(Side::Local, "192.0.2.1", listed, b"").is_ok());
     assert!(fleet.judge(Side::Local, "192.0.2.1", listed, &[1]).is_ok());
-    // Nor is anybody taken who shows no key.
+    // Peers without a key are refused, too.
     let silent = fleet
         .host
         .identity

@@ -44,7 +44,7 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 const SILENCE: Duration = Duration::from_secs(1);
 /// Interval of path supervision.
 const TICK: Duration = Duration::from_millis(100);
-/// Idle timeout of a connection, the same as a session's; the client sends keepalives.
+/// Idle timeout of a connection, the same as a session's; keepalives prevent it on a working path.
 const DEAD: Duration = Duration::from_nanos(vtl_core::session::DEAD_NS);
 /// Minimum retransmission timeout of carriers in user space. Less than RFC 9260 recommends for SCTP (1 s) because of
 /// delayed acknowledgements: here the last packet of each burst asks for an immediate one.
@@ -70,7 +70,7 @@ pub(super) enum Refused {
     /// It has broken.
     #[error("the carrier has broken")]
     Broken,
-    /// It has no room for another flow.
+    /// It has not taken the chunk: no room before the flow left it, or it takes no chunks.
     #[error("the carrier is full")]
     Full,
 }

@@ -44,7 +44,7 @@ use super::super::{DEAD, Expected, library::Certificate};
 const STREAMS: u32 = 4096;
 /// Receive window of a stream, bytes: 850 Mbit/s at a round trip of 56 ms, 100 Mbit/s at 480 ms.
 const STREAM_WINDOW: u32 = 8 << 20;
-/// Receive window of a connection, which bounds what is buffered behind gaps: initially, when idle, at most.
+/// Receive window of a connection, bytes, which bounds the bytes buffered out of order: initial, when idle, maximum.
 pub(super) const FIRST_WINDOW: u32 = 2 << 20;
 pub(super) const LEAST_WINDOW: u32 = 64 << 10;
 pub(super) const MOST_WINDOW: u32 = 128 << 20;

@@ -34,7 +34,7 @@ const SPOILT: Duration = Duration::from_millis(250);
 const ROUNDS: u64 = 150;
 const AT_ONCE: u64 = 15;
 
-/// Types of chunks, those that VTL does not use among them.
+/// Types of chunks, including some that VTL does not use.
 const KINDS: [u8; 15] = [0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 14, 130, 192, 194];
 
 /// Numbers without end.
@@ -156,7 +156,7 @@ fn association__bad_packets_harm_no_other() {
     static PANICS: AtomicUsize = AtomicUsize::new(0);
     let before = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
-        // Those of the tasks that the runtime ends are what is counted here.
+        // Panics of tasks, which the runtime ends, are counted here.
         PANICS.fetch_add(1, Ordering::Relaxed);
         before(info);
     }));

@@ -1,13 +1,13 @@
-//! SCTP (RFC 9260) as a carrier, in UDP (RFC 6951) and user space, by `sctp-proto`.
+//! SCTP (RFC 9260) as a carrier, over UDP (RFC 6951), in user space, with `sctp-proto`.
 //!
-//! One socket serves all associations of the daemon, both ways. An association is known by the
-//! peer's address and the SCTP ports, which come from the token that was granted: who does not know
-//! them gets no answer.
+//! One socket serves all associations of the process, as client and server. An association is
+//! identified by the peer's address and the SCTP ports, which derive from the granted token: packets
+//! to other ports are not answered.
 //!
-//! Packets are sealed, behind their ports, if the peer can.
+//! Packets are sealed after their ports if the peer supports it.
 //!
-//! Chunks are unordered messages, each in one packet, so that a lost packet holds up nothing but its own
-//! bytes; control frames are in order.
+//! Chunks are unordered messages, each in one packet: no head-of-line blocking by a lost packet. Control
+//! frames are ordered.
 
 mod association;
 #[cfg(test)]
@@ -41,17 +41,17 @@ use crate::panics;
 use association::{Driver, Role, Shared};
 use packet::Header;
 
-/// Bytes of a datagram that are taken.
+/// Size of a receive buffer, bytes.
 const DATAGRAM: usize = 64 << 10;
 
-/// What tells associations apart.
+/// Addresses and ports of an association.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Path {
     peer: SocketAddr,
-    /// SCTP ports: this side's, and the peer's.
+    /// SCTP ports: local, peer.
     here: u16,
     there: u16,
-    /// The address to send from.
+    /// Local address.
     local: Option<IpAddr>,
 }
 
@@ -60,31 +60,31 @@ fn ports(token: u64) -> (u16, u16) {
     ((token >> 48) as u16, (token >> 32) as u16)
 }
 
-/// Whether a token gives ports.
+/// Whether a token yields valid ports.
 fn is_fit(token: u64) -> bool {
     let (server, client) = ports(token);
     server != 0 && client != 0
 }
 
-/// By the client's address, the own SCTP port, and the client's.
+/// Outstanding grants, by the client's address, the local SCTP port, and the client's.
 type Grants = HashMap<(IpAddr, u16, u16), Expected>;
 
-/// The socket, and who gets what comes.
+/// The socket, and the associations and grants that received packets are routed to.
 struct Wire {
     socket: UdpSocket,
     state: UdpSocketState,
-    /// By the peer's address, the own SCTP port, and the peer's.
+    /// By the peer's address, the local SCTP port, and the peer's.
     associations: RefCell<HashMap<(SocketAddr, u16, u16), Rc<Shared>>>,
     grants: RefCell<Grants>,
     arrivals: Opens,
 }
 
-/// Both ends' part of SCTP in this daemon.
+/// The SCTP endpoint of this process, client and server.
 pub(super) struct Sctp {
     wire: Rc<Wire>,
 }
 
-/// An association that is being opened. Dropping it gives it up.
+/// An association that is being opened; closed on drop.
 struct Pending(Option<Rc<Shared>>);
 
 impl Pending {
@@ -106,7 +106,7 @@ fn canonical(address: SocketAddr) -> SocketAddr {
 }
 
 impl Sctp {
-    /// On a socket that does not block.
+    /// Starts the endpoint on a non-blocking socket.
     pub(super) fn start(socket: std::net::UdpSocket, arrivals: Opens) -> io::Result<Self> {
         let state = UdpSocketState::new((&socket).into())?;
         let wire = Rc::new(Wire {
@@ -120,7 +120,7 @@ impl Sctp {
         Ok(Self { wire })
     }
 
-    /// Begins to open an association to where the server has said it waits.
+    /// Begins to open an association to the server of a grant.
     fn begin(
         &self,
         local: IpAddr,
@@ -141,7 +141,7 @@ impl Sctp {
         };
         let (opened, is_open) = oneshot::channel();
         let tell = Box::new(|| {
-            // Nobody waits for one that was given up.
+            // Fails if the opening was cancelled.
             let _ = opened.send(());
         });
         let role = Role::Client;
@@ -214,7 +214,7 @@ fn opened(shared: Rc<Shared>) -> Opened {
 }
 
 impl Shared {
-    /// What `status` shows of it.
+    /// Statistics for `status`.
     fn figures(&self) -> CarrierPath {
         let figures = &self.figures;
         let rtt = figures.rtt.get().unwrap_or_default();
@@ -241,7 +241,7 @@ impl Wire {
         }
     }
 
-    /// Takes what comes, for good.
+    /// Receives datagrams. Never returns.
     async fn receive(self: Rc<Self>) {
         let mut buffers = vec![vec![0; DATAGRAM]; BATCH_SIZE];
         let mut metas = [RecvMeta::default(); BATCH_SIZE];
@@ -256,7 +256,7 @@ impl Wire {
                 })
                 .await;
             let Ok(got) = got else {
-                // An error of a packet that was sent, or of no memory.
+                // An ICMP error for a sent packet, or out of memory.
                 tokio::task::yield_now().await;
                 continue;
             };
@@ -267,7 +267,7 @@ impl Wire {
                     self.route(peer, local, packet);
                 }
             }
-            // Their associations have their turn.
+            // Let the associations run.
             tokio::task::yield_now().await;
         }
     }
@@ -299,7 +299,7 @@ impl Wire {
         }
     }
 
-    /// Lets a client in that was granted this.
+    /// Accepts an association of a client that holds a grant.
     fn admit(self: &Rc<Self>, path: Path, packet: &[u8]) -> Option<(Rc<Shared>, Bytes)> {
         let place = (path.peer.ip(), path.here, path.there);
         let Expected {
@@ -317,7 +317,7 @@ impl Wire {
         let tell = Box::new(move || {
             let shared = wire.associations.borrow().get(&key).cloned();
             if let Some(shared) = shared {
-                // Nobody takes it where the daemon is ending.
+                // Fails if the daemon is ending.
                 let _ = wire.arrivals.send((token, opened(shared)));
             }
         });
@@ -332,7 +332,7 @@ impl Wire {
     async fn send(&self, path: &Path, packets: &[Bytes]) {
         let mut rest = packets;
         while let Some(first) = rest.first() {
-            // A run of equal ones, the last of which may be shorter.
+            // GSO: a run of packets of equal size, the last of which may be shorter.
             let most = self
                 .state
                 .max_gso_segments()
@@ -358,13 +358,13 @@ impl Wire {
                 src_ip: path.local,
             };
             let send = || self.state.send((&self.socket).into(), &transmit);
-            // What could not be sent counts as lost on the way.
+            // A packet that cannot be sent counts as lost.
             let _ = self.socket.async_io(Interest::WRITABLE, send).await;
             rest = &rest[run..];
         }
     }
 
-    /// An address as the socket's family has it.
+    /// Maps an address to the socket's family.
     fn destination(&self, peer: SocketAddr) -> SocketAddr {
         match (peer, self.socket.local_addr()) {
             (SocketAddr::V4(v4), Ok(SocketAddr::V6(_))) => {

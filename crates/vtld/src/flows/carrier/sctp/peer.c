@@ -13,24 +13,23 @@
 #include <unistd.h>
 #include <usrsctp.h>
 
-/* Streams, and messages of the first one. */
+/* Streams, and types of messages on stream OWN. */
 enum { OWN, CONTROL, CHUNKS, STREAMS };
 enum { TOKEN = 16, PING, PONG };
 
-/* The longest message that VTL sends, and a frame's header: number, length, type, flags, offset. */
+/* Maximum size of VTL's messages, and a frame's header: number, length, type, flags, offset. */
 #define MESSAGE 1168
 #define HEADER 16
 #define CHUNK 1
 #define OPENER 1
 
-/* What is sent when this side opens: bytes of each flow, and as many control bytes, which stand
- * where flow 0 would. */
+/* Sent when this side opens: BYTES of each flow, and as many control bytes (index 0). */
 #define FLOWS 4
 #define BYTES 500000
 #define PING_BODY 0x0123456789abcdef
 
 static unsigned char sent[FLOWS + 1][BYTES], is_back[FLOWS + 1][BYTES];
-/* Bytes that are not back; control bytes that are. */
+/* Bytes not echoed yet; control bytes echoed. */
 static size_t left = sizeof(sent), control_back;
 static struct socket *sock;
 static int shown, ponged;
@@ -110,7 +109,7 @@ static void own(const unsigned char *message, size_t len, uint64_t token) {
     }
 }
 
-/* Whether a message is as VTL is to send it. */
+/* Checks the form of a message of VTL's. */
 static void check_form(const struct sctp_rcvinfo *info, const unsigned char *message, size_t len) {
     check(info->rcv_sid < STREAMS, "a stream too many");
     check(len <= MESSAGE, "a message that is too long");
@@ -140,7 +139,7 @@ static void check_back(uint16_t stream, const unsigned char *message, size_t len
     left -= len;
 }
 
-/* Until the association ends, or everything is back. */
+/* Serves until the association ends or everything is echoed. */
 static void serve(uint64_t token, int opens) {
     static unsigned char message[64 << 10];
 
@@ -168,7 +167,7 @@ static void serve(uint64_t token, int opens) {
 }
 
 static void send_all(uint64_t token) {
-    /* One that makes a full message, one that is fragmented, and one that shares a packet. */
+    /* A full message, a fragmented one, and one that shares a packet. */
     static const size_t lens[] = {MESSAGE - HEADER, 3000, 50};
     uint64_t state = 88172645463325252;
     unsigned char *byte = sent[0];
@@ -185,7 +184,7 @@ static void send_all(uint64_t token) {
         say(CONTROL, sent[0] + at, len);
         for (int flow = 1; flow <= FLOWS; flow++)
             say_chunk(flow, at, sent[flow] + at, len);
-        /* What has gone by then waits for it. */
+        /* Messages sent before the token wait for it at the peer. */
         if (!turn)
             say_own(TOKEN, token);
     }
@@ -230,7 +229,7 @@ int main(int argc, char **argv) {
     usrsctp_setsockopt(sock, IPPROTO_SCTP, SCTP_RECVRCVINFO, &on, sizeof(on));
     usrsctp_setsockopt(sock, IPPROTO_SCTP, SCTP_NODELAY, &on, sizeof(on));
     usrsctp_setsockopt(sock, IPPROTO_SCTP, SCTP_INITMSG, &init, sizeof(init));
-    /* Enough for everything: no call waits for the other side. */
+    /* Room for everything: no call blocks. */
     usrsctp_setsockopt(sock, SOL_SOCKET, SO_RCVBUF, &buffer, sizeof(buffer));
     usrsctp_setsockopt(sock, SOL_SOCKET, SO_SNDBUF, &buffer, sizeof(buffer));
     if (usrsctp_bind(sock, (struct sockaddr *)&local, len) < 0)
@@ -263,7 +262,7 @@ int main(int argc, char **argv) {
         check(!left && ponged, "the association ended before everything was back");
     else
         check(shown, "no token");
-    /* usrsctp's threads need not end in order, but the other side shall know. */
+    /* Time to tell the peer; usrsctp's threads need not end in order. */
     usrsctp_close(sock);
     usleep(300000);
     _exit(0);

@@ -141,7 +141,7 @@ fn parse__reads_everything_that_a_rule_can_say() {
     assert_eq!(good("rule = [{ name = \"a\", bypass = true }]").len(), 1);
 }
 
-/// A rule with these lines behind its name.
+/// A rule with these lines after its name.
 fn with(lines: &str) -> String {
     format!("[[rule]]\nname = \"a\"\n{lines}")
 }
@@ -150,7 +150,7 @@ fn with(lines: &str) -> String {
 fn parse__refuses_with_place_and_reason() {
     let best = "\ncarrier = \"best\"";
     let cases: Vec<(String, usize, usize, &str)> = vec![
-        // What is no TOML.
+        // Invalid TOML.
         ("[[rule]]\nname = \"x".into(), 2, 10, "string"),
         ("[[rule]]\nname = a".into(), 2, 8, ""),
         (
@@ -159,7 +159,7 @@ fn parse__refuses_with_place_and_reason() {
             1,
             "duplicate",
         ),
-        // What is nowhere, or in the wrong place.
+        // Unknown keys, and keys in the wrong place.
         ("[rules]\n".into(), 1, 2, "there is no \"rules\" here"),
         ("[rule]\nname = \"a\"".into(), 1, 2, "[[rule]]"),
         ("rule = [7]".into(), 1, 9, "a table"),
@@ -197,7 +197,7 @@ fn parse__refuses_with_place_and_reason() {
         ),
         (with("bypass = false"), 3, 10, "bypass = true"),
         (with("bypass = \"yes\""), 3, 10, "true or false"),
-        // Who may lose something says so, and nobody else does.
+        // The mark loss-tolerant: required for lossy carriers, rejected with others.
         (with("carrier = \"udp\""), 3, 11, "(loss_tolerant = true)"),
         (
             with("carrier = \"udp\"\nloss_tolerant = false"),
