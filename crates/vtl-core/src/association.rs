@@ -1,16 +1,16 @@
 //! An association: the flows and the carriers between two hosts.
 //!
 //! # Input and output
-//! - Carriers: [`Association::add_carrier`], then [`Association::handle`] for what arrives by one, and
-//!   [`Association::poll_control`] for the frames that are to go by it. Chunks are taken from the flows
-//!   ([`crate::flow::SendHalf::next`]) by whoever runs the carrier.
-//! - Flows: [`Association::open`] once their TCP connection is established, [`Association::close`] when it
-//!   has ended. Bytes of that connection do not pass here but through [`Association::flow_mut`].
-//! - [`Association::poll_event`] says what changed.
+//! - Carriers: [`Association::add_carrier`], then [`Association::handle`] for received frames, and
+//!   [`Association::poll_control`] for control frames to send. The carrier's driver takes chunks from the flows
+//!   itself ([`crate::flow::SendHalf::next`]).
+//! - Flows: [`Association::open`] once their TCP connection is established, [`Association::close`] when it has
+//!   ended. Bytes of that connection pass through [`Association::flow_mut`] only.
+//! - Events: [`Association::poll_event`].
 //!
 //! # Control frames
-//! What the peer has to be told of a flow is a state, not a sequence of messages: the newest is told, by
-//! one carrier or by all, and told again where a carrier has broken that may have had it.
+//! A flow's control frames convey state, not a sequence of messages: the latest state is sent by one carrier or
+//! by all, and again if a carrier breaks that may have lost it.
 
 mod early;
 
@@ -25,23 +25,23 @@ use vtl_proto::frame::{self, CarrierId, FlowId, Frame, FrameError, ResetCode, Ru
 use crate::flow::{Chunk, Flow, Loses, Path, Violation};
 use early::{EarlyChunk, EarlyFlows};
 
-/// Bytes that each flow holds for an application that has not read yet: its share of these, but at most and at
-/// least so many.
+/// Initial receive window of a flow, bytes: its share of `FIRST_WINDOWS`, clamped to `LEAST_WINDOW` and
+/// `FIRST_WINDOW`.
 const FIRST_WINDOWS: u64 = 32 << 20;
 const FIRST_WINDOW: u64 = 8 << 20;
 const LEAST_WINDOW: u64 = 256 << 10;
-/// Flows whose rejection waits for room in a carrier. A peer that takes no answers gets no more of them.
+/// Maximum of REJECT frames queued for a carrier; those beyond are dropped (the peer does not read).
 const MAX_REJECTS: usize = 1024;
-/// Memory of a flow besides its buffers, bytes.
+/// Memory of a flow without its buffers, bytes.
 const FLOW: u64 = size_of::<Entry>() as u64;
-/// Control frames of one flow in a row.
+/// Maximum size of one flow's control frames in a row, bytes.
 const MAX_FLOW_CONTROL: usize = 5 * frame::MAX_CONTROL;
-/// What has changed.
+/// Event for the association's owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// There may be bytes to read, to send, or an end to pass on.
+    /// A flow changed: it may have bytes to read or to send, or an end to pass on.
     Flow(FlowId),
-    /// The peer has given up this carrier: take what has arrived by it, then call
+    /// The peer has given up this carrier: drain what has arrived by it, then call
     /// [`Association::carrier_broken`].
     Broken(CarrierId),
 }
@@ -49,25 +49,25 @@ pub enum Event {
 #[derive(Debug)]
 struct Carrier {
     retains: bool,
-    /// It loses chunks, and would lose control frames.
+    /// Unreliable: chunks may be lost, so no control frames are sent by it.
     loses: bool,
-    /// Carriers that have broken, of which the peer has to be told by this one.
+    /// Broken carriers to report to the peer by this one.
     broken: VecDeque<CarrierId>,
-    /// Flows whose chunks were discarded, likewise.
+    /// Flows whose chunks were discarded, to report likewise.
     rejected: VecDeque<FlowId>,
-    /// Flows that owe a control frame by this one.
+    /// Flows with a control frame due by this carrier.
     owing: BTreeSet<FlowId>,
 }
 
-/// By which carriers the peer has been told something: once by each.
+/// Carriers by which a state has been sent to the peer: once by each.
 type Told = BTreeSet<CarrierId>;
 
 #[derive(Debug)]
 struct Entry {
     flow: Flow,
-    /// Bytes of memory that the association counts for it.
+    /// Its share of [`Association::memory`], bytes.
     memory: u64,
-    /// The carrier by which the peer was heard last.
+    /// The carrier by which a chunk of this flow arrived last.
     heard_by: Option<CarrierId>,
     confirm_by: Option<CarrierId>,
     attach: Option<Run>,
@@ -79,28 +79,28 @@ struct Entry {
     loses_told: Told,
     reset: Option<ResetCode>,
     reset_told: Told,
-    /// Chunks of a refused flow were discarded, which the peer has to be told.
+    /// Chunks of a refused flow were discarded: REJECT is due.
     rejects: bool,
 }
 
-/// The relation to another host.
+/// All flows and carriers between this host and another one.
 #[derive(Debug)]
 pub struct Association {
-    /// Of each flow, bytes.
+    /// Maximum receive window of each flow, bytes.
     window: u64,
     carriers: BTreeMap<CarrierId, Carrier>,
     flows: BTreeMap<FlowId, Entry>,
     early: EarlyFlows,
-    /// Bytes of memory that flows take.
+    /// Memory that flows use, bytes.
     memory: u64,
     changed: BTreeSet<FlowId>,
     broken: VecDeque<CarrierId>,
-    /// Carriers of a former daemon, of which the peer has to be told.
+    /// Broken carriers of the former daemon, to report to the peer.
     former: VecDeque<CarrierId>,
 }
 
 impl Association {
-    /// `window`: bytes that each flow holds at most for an application that does not read, at least
+    /// Creates an association without flows. `window`: maximum receive window of each flow, bytes, at least
     /// [`crate::flow::INITIAL_CREDIT`].
     pub fn new(window: u64) -> Self {
         Self {
@@ -115,9 +115,9 @@ impl Association {
         }
     }
 
-    /// A carrier is ready. `retains`: it does not give back what it could not deliver, so flows keep what
-    /// goes by it until the peer has confirmed it. `loses`: it does not deliver everything, so it takes chunks only
-    /// of flows that do without some, and no control frames.
+    /// Adds a carrier that is ready. `retains`: it does not give back undelivered chunks, so flows keep them
+    /// for retransmission until the peer has confirmed them. `loses`: it is unreliable, so it takes only chunks
+    /// of loss-tolerant flows, and no control frames.
     pub fn add_carrier(&mut self, id: CarrierId, retains: bool, loses: bool) {
         let broken = match loses {
             true => VecDeque::new(),
@@ -131,18 +131,18 @@ impl Association {
             owing: BTreeSet::new(),
         };
         self.carriers.insert(id, carrier);
-        // Runs, ends and resets are told by every carrier, also by later ones.
+        // Runs, ends, losses and resets are sent by every carrier, also by later ones.
         self.all_owe();
     }
 
-    /// Whether flows have to keep what goes by the carrier.
+    /// Whether flows have to keep the carrier's chunks for retransmission.
     pub fn retains(&self, id: CarrierId) -> bool {
         self.carriers
             .get(&id)
             .is_some_and(|carrier| carrier.retains)
     }
 
-    /// A carrier has broken, here or at the peer. `undelivered`: what it gives back.
+    /// Removes a carrier that has broken, here or at the peer. `undelivered`: the chunks it gives back.
     pub fn carrier_broken(
         &mut self,
         id: CarrierId,
@@ -167,14 +167,14 @@ impl Association {
         self.all_owe();
     }
 
-    /// Carriers that control frames go by.
+    /// Reliable carriers, which take control frames.
     fn reliable(&mut self) -> impl Iterator<Item = &mut Carrier> {
         self.carriers.values_mut().filter(|carrier| !carrier.loses)
     }
 
-    /// A flow's TCP connection is established.
+    /// Opens a flow, whose TCP connection is established.
     pub fn open(&mut self, id: FlowId) {
-        // A single flow's start is limited by its path, a thousandth one's by what all may take.
+        // The path limits the start of a single flow; the memory of all flows that of the thousandth.
         let share = FIRST_WINDOWS / (self.flows.len() as u64 + 1);
         let mut entry = Entry::new(share.clamp(LEAST_WINDOW, FIRST_WINDOW), self.window);
         if id.requires_carrier() {
@@ -182,7 +182,7 @@ impl Association {
         }
         if let Some(early) = self.early.take(id) {
             if let Some(limit) = early.limit {
-                // Nothing is wrong with having received nothing.
+                // Confirming 0 bytes never fails.
                 let _ = entry.flow.send.confirmed(0, false, limit, false);
             }
             for chunk in early.chunks {
@@ -201,7 +201,7 @@ impl Association {
         self.touch(id);
     }
 
-    /// As [`Association::open`], of a flow that no carrier may serve.
+    /// Opens a flow as [`Association::open`], but refuses carriers to it.
     pub fn open_refused(&mut self, id: FlowId) {
         let early = self.early.take(id);
         self.open(id);
@@ -212,8 +212,8 @@ impl Association {
         self.touch(id);
     }
 
-    /// Keeps a flow on its TCP connection, by this host's policy: its chunks are discarded, and the peer hears REJECT,
-    /// as of a flow that is not known here. Call it before a carrier has brought anything of the flow.
+    /// Keeps a flow on its TCP connection, by this host's policy: its chunks are discarded and the peer is sent
+    /// REJECT, as for an unknown flow. Call it before any frame of the flow has been handled.
     pub fn refuse(&mut self, id: FlowId) {
         self.move_flow(id, Path::Tcp);
         if let Some(entry) = self.flows.get_mut(&id) {
@@ -221,10 +221,10 @@ impl Association {
         }
     }
 
-    /// Takes over a flow of a former daemon, whose carriers have all broken.
+    /// Restores a flow of the former daemon, whose carriers have all broken.
     pub fn restore(&mut self, id: FlowId, mut flow: Flow) {
         let reset = flow.error();
-        // The former one may have known the run, and not said so.
+        // The former daemon may not have sent ATTACHED for this run.
         let attached = Some(flow.receive.latest_run()).filter(|number| *number > 0);
         flow.receive.set_max_window(self.window);
         flow.send.set_max_unconfirmed(2 * self.window);
@@ -238,23 +238,23 @@ impl Association {
         self.touch(id);
     }
 
-    /// Has the next carrier tell the peer that these of a former daemon have broken.
+    /// Reports broken carriers of the former daemon to the peer by the next carrier.
     pub fn restore_broken(&mut self, ids: impl IntoIterator<Item = CarrierId>) {
         self.former.extend(ids);
     }
 
-    /// Carriers that have broken, of which some other carrier has still to tell the peer.
+    /// Broken carriers that have yet to be reported to the peer.
     pub fn untold_broken(&self) -> impl Iterator<Item = CarrierId> {
         let queued = self.carriers.values().flat_map(|carrier| &carrier.broken);
         queued.chain(&self.former).copied()
     }
 
-    /// All flows, for a daemon that restarts, once all carriers have broken.
+    /// Returns all flows, for the handover of a daemon that restarts, once all carriers have broken.
     pub fn into_flows(self) -> impl Iterator<Item = (FlowId, Flow)> {
         self.flows.into_iter().map(|(id, entry)| (id, entry.flow))
     }
 
-    /// A flow's TCP connection has ended, or was never established: forgets the flow.
+    /// Removes a flow whose TCP connection has ended or was never established.
     pub fn close(&mut self, id: FlowId) {
         if let Some(entry) = self.flows.remove(&id) {
             self.memory -= entry.memory;
@@ -262,17 +262,17 @@ impl Association {
         self.changed.remove(&id);
     }
 
-    /// A flow.
+    /// Returns a flow.
     pub fn flow(&self, id: FlowId) -> Option<&Flow> {
         self.flows.get(&id).map(|entry| &entry.flow)
     }
 
-    /// A flow, to read from it or to send by a path. Call [`Association::touch`] afterwards.
+    /// Returns a flow to read from or to send by a path. Call [`Association::touch`] afterwards.
     pub fn flow_mut(&mut self, id: FlowId) -> Option<&mut Flow> {
         self.flows.get_mut(&id).map(|entry| &mut entry.flow)
     }
 
-    /// A flow was changed by its owner: it may owe control frames.
+    /// Notes that a flow has changed: queues its event and its control frames.
     pub fn touch(&mut self, id: FlowId) {
         if self.flows.contains_key(&id) {
             self.changed.insert(id);
@@ -280,7 +280,7 @@ impl Association {
         }
     }
 
-    /// As [`Association::touch`], where its owner need not be told of the change.
+    /// As [`Association::touch`], without an event.
     pub fn owe(&mut self, id: FlowId) {
         let Some(entry) = self.flows.get_mut(&id) else {
             return;
@@ -304,13 +304,13 @@ impl Association {
         }
     }
 
-    /// Bytes that each flow holds at most.
+    /// Maximum receive window of each flow, bytes.
     pub fn window(&self) -> u64 {
         self.window
     }
 
-    /// Changes how many bytes each flow holds at most, and how many it keeps that the peer has not confirmed: twice
-    /// as many. Credit that was given stays.
+    /// Changes the maximum receive window of each flow, and the limit of unconfirmed bytes, which is twice as
+    /// large. Credit already given stays.
     pub fn set_window(&mut self, window: u64) {
         self.window = window;
         for entry in self.flows.values_mut() {
@@ -319,20 +319,20 @@ impl Association {
         }
     }
 
-    /// Memory in bytes that flows' buffers use in both directions, approximately.
+    /// Memory of all flows in both directions, bytes, approximately.
     pub fn memory(&self) -> u64 {
         self.memory + self.early.memory()
     }
 
-    /// Whether [`Association::poll_control`] has something for the carrier.
+    /// Whether [`Association::poll_control`] has frames for the carrier.
     pub fn owes(&self, carrier: CarrierId) -> bool {
         self.carriers.get(&carrier).is_some_and(|state| {
             !(state.broken.is_empty() && state.rejected.is_empty() && state.owing.is_empty())
         })
     }
 
-    /// Moves the local direction of a flow to another path. A carrier that is not there is ignored, and a flow that
-    /// was refused stays.
+    /// Moves the sending direction of a flow to another path. Ignored for an unknown carrier and for a refused
+    /// flow.
     pub fn move_flow(&mut self, id: FlowId, to: Path) {
         let loses = match to {
             Path::Tcp => Some(false),
@@ -346,7 +346,7 @@ impl Association {
         }
     }
 
-    /// Ends a flow in an error, and tells the peer.
+    /// Resets a flow, and sends RESET to the peer.
     pub fn reset(&mut self, id: FlowId, code: ResetCode) {
         if let Some(entry) = self.flows.get_mut(&id) {
             entry.flow.reset(code);
@@ -355,7 +355,7 @@ impl Association {
         }
     }
 
-    /// What has changed.
+    /// Returns the next event.
     pub fn poll_event(&mut self) -> Option<Event> {
         if let Some(carrier) = self.broken.pop_front() {
             return Some(Event::Broken(carrier));
@@ -363,10 +363,10 @@ impl Association {
         self.changed.pop_first().map(Event::Flow)
     }
 
-    /// Takes the frames of a packet or message that came by a carrier.
+    /// Handles the frames of a packet or message that arrived by a carrier.
     ///
     /// # Errors
-    /// They are malformed: the carrier must be closed.
+    /// Malformed frames: the carrier must be closed.
     pub fn handle(
         &mut self,
         now_ns: u64,
@@ -380,7 +380,7 @@ impl Association {
         Ok(())
     }
 
-    /// Takes bytes of a flow that came by a carrier: as a CHUNK without flags, or several.
+    /// Handles bytes of a flow that arrived by a carrier: equivalent to one or more CHUNKs without flags.
     pub fn handle_bytes(
         &mut self,
         now_ns: u64,
@@ -415,8 +415,8 @@ impl Association {
         self.touch(flow);
     }
 
-    /// Whether the application may be given such bytes at once, as nothing is before them. Then call
-    /// [`Association::note_given`] instead for those that it was given.
+    /// Whether received bytes may bypass reassembly and go to the application at once, being the next in order.
+    /// Call [`Association::note_given`] then for those delivered, instead of [`Association::handle_bytes`].
     pub fn is_next(&self, flow: FlowId, offset: u64, len: u64) -> bool {
         let entry = self.flows.get(&flow);
         entry.is_some_and(|entry| {
@@ -425,7 +425,8 @@ impl Association {
         })
     }
 
-    /// Notes that the application was given the first bytes of those that were next, and came by a carrier.
+    /// Notes that the application was given the first `len` bytes of those that [`Association::is_next`]
+    /// allowed.
     pub fn note_given(&mut self, carrier: CarrierId, flow: FlowId, len: usize) {
         let Some(entry) = self.flows.get_mut(&flow) else {
             return;
@@ -441,7 +442,7 @@ impl Association {
         }
     }
 
-    /// Takes one frame that came by a carrier.
+    /// Handles one frame that arrived by a carrier.
     pub fn handle_frame(&mut self, now_ns: u64, carrier: CarrierId, frame: Frame<'_>) {
         if let Frame::Broken { carrier: broken } = frame
             && self.carriers.contains_key(&broken)
@@ -449,7 +450,7 @@ impl Association {
         {
             self.broken.push_back(broken);
         }
-        // Carriers are opened by who runs them.
+        // Frames that open carriers are for the carriers' owner.
         let Some(id) = frame.flow() else {
             return;
         };
@@ -457,7 +458,7 @@ impl Association {
             return self.keep_early_frame(now_ns, carrier, frame);
         };
         if entry.flow.error().is_some() {
-            return; // the peer is told so
+            return; // RESET is queued
         }
         if entry.handle_frame(carrier, &self.carriers, frame).is_err() {
             self.reset(id, ResetCode::Violation);
@@ -465,7 +466,7 @@ impl Association {
         self.touch(id);
     }
 
-    /// Keeps the bytes or the credit of a flow that has no TCP connection here yet.
+    /// Buffers the chunk or the credit of a flow without a TCP connection here yet.
     fn keep_early_frame(&mut self, now_ns: u64, carrier: CarrierId, frame: Frame<'_>) {
         match frame {
             Frame::Chunk {
@@ -487,12 +488,12 @@ impl Association {
             Frame::Confirm { flow, limit, .. } if !self.early.keep_credit(now_ns, flow, limit) => {
                 self.reject(flow);
             }
-            // What the peer has to know of them it is told again, once it has the flow.
+            // The peer sends other states again once it knows the flow.
             _ => {}
         }
     }
 
-    /// Keeps a chunk whose flow has no TCP connection here yet, or rejects the flow.
+    /// Buffers a chunk whose flow has no TCP connection here yet, or rejects the flow.
     fn keep_early(&mut self, now_ns: u64, id: FlowId, chunk: EarlyChunk) {
         if !self.early.keep_chunk(now_ns, id, chunk) {
             self.reject(id);
@@ -504,7 +505,7 @@ impl Association {
             return;
         };
         if early.chunks.is_empty() {
-            return; // nothing was discarded that the peer counts on
+            return; // no chunk was discarded
         }
         for carrier in self.reliable() {
             if carrier.rejected.len() < MAX_REJECTS {
@@ -513,15 +514,15 @@ impl Association {
         }
     }
 
-    /// Rejects flows whose chunks have waited too long for a TCP connection.
+    /// Rejects flows whose early chunks have timed out.
     pub fn handle_timeout(&mut self, now_ns: u64) {
         for id in self.early.late(now_ns) {
             self.reject(id);
         }
     }
 
-    /// Writes control frames that are to go by `carrier` to the beginning of `buffer`; returns their
-    /// bytes, 0 if there are none. With less than 140 bytes of room none may fit.
+    /// Writes control frames for `carrier` to the beginning of `buffer`; returns their length in bytes, 0 if
+    /// there are none. With less than 140 bytes of room none may fit.
     pub fn poll_control(&mut self, carrier: CarrierId, buffer: &mut [u8]) -> usize {
         let Some(found) = self.carriers.get_mut(&carrier) else {
             return 0;
@@ -573,7 +574,7 @@ impl Entry {
         }
     }
 
-    /// Takes a frame about this flow that came by a carrier.
+    /// Handles a frame of this flow that arrived by a carrier.
     fn handle_frame(
         &mut self,
         carrier: CarrierId,
@@ -590,7 +591,7 @@ impl Entry {
                 self.flow.reset(code);
                 Ok(())
             }
-            // The peer is to take it for one that is not known here.
+            // Treated as an unknown flow.
             _ if self.flow.is_refused() => Ok(()),
             Frame::Chunk {
                 offset,
@@ -612,7 +613,7 @@ impl Entry {
                 ..
             } => {
                 if !self.flow.send.is_known() {
-                    // The peer had no use for what it was told before.
+                    // The peer has ignored earlier ones.
                     self.attach_told = Told::default();
                     self.fin_told = Told::default();
                 }
@@ -625,7 +626,7 @@ impl Entry {
                     self.attached = Some(run.number);
                     self.attached_told = Told::default();
                 }
-                // The one by which it came is alive.
+                // Answer by the carrier of the ATTACH, which is alive.
                 self.attached_told.remove(&carrier);
                 result
             }
@@ -637,7 +638,7 @@ impl Entry {
                 self.flow.send.reject();
                 Ok(())
             }
-            // About carriers.
+            // Carriers' frames.
             _ => Ok(()),
         }
     }
@@ -657,7 +658,7 @@ impl Entry {
         Ok(())
     }
 
-    /// The carrier that confirmations go by: the one by which the peer was heard, or else any.
+    /// Carrier for CONFIRM: the one by which the peer was last heard if it is reliable, or else any.
     fn confirms_by(&self, carriers: &BTreeMap<CarrierId, Carrier>) -> Option<CarrierId> {
         let mut reliable = carriers.iter().filter(|(_, carrier)| !carrier.loses);
         self.heard_by
@@ -665,14 +666,14 @@ impl Entry {
             .or_else(|| reliable.next().map(|(id, _)| *id))
     }
 
-    /// A chunk has come by a carrier, which may have lost others.
+    /// Counts a chunk of an unreliable carrier that has overtaken a gap.
     fn note_overtaken(&mut self, carrier: CarrierId, carriers: &BTreeMap<CarrierId, Carrier>) {
         if carriers.get(&carrier).is_some_and(|carrier| carrier.loses) {
             self.flow.receive.note_overtaken();
         }
     }
 
-    /// Notes which run and which losses the peer has to be told of.
+    /// Updates the run and the losses to be sent to the peer.
     fn look_at_states(&mut self) {
         if self.attach != self.flow.send.asked() {
             self.attach = self.flow.send.asked();
@@ -684,7 +685,7 @@ impl Entry {
         }
     }
 
-    /// Whether the peer has to be told something by `carrier`.
+    /// Whether a control frame is due by `carrier`.
     fn owes(&self, carrier: CarrierId, confirms_by: Option<CarrierId>) -> bool {
         let untold = |told: &Told| !told.contains(&carrier);
         if self.reset.is_some() {
@@ -700,7 +701,7 @@ impl Entry {
             || (confirms_by == Some(carrier) && self.flow.receive.owes_confirm().is_some())
     }
 
-    /// Writes what the peer has to be told by `carrier`, at most [`MAX_FLOW_CONTROL`] bytes.
+    /// Writes the control frames due by `carrier`, at most [`MAX_FLOW_CONTROL`] bytes.
     fn poll_control(
         &mut self,
         flow: FlowId,
@@ -763,7 +764,7 @@ impl Entry {
         }
     }
 
-    /// What was told by a carrier that has broken may not have arrived; its number never comes again.
+    /// Marks states sent by a broken carrier as unsent; carrier numbers are not reused.
     fn carrier_broken(&mut self, id: CarrierId) {
         if self.confirm_by.take_if(|by| *by == id).is_some() {
             self.flow.receive.confirm_lost();
@@ -781,7 +782,7 @@ impl Entry {
     }
 }
 
-/// Frames written one behind the other.
+/// Writer of consecutive frames.
 struct Out<'a> {
     buffer: &'a mut [u8],
     used: usize,

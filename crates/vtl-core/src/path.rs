@@ -1,36 +1,34 @@
-//! Path MTU discovery (RFC 8899), and the detour by TCP around a path that drops everything else.
+//! Path MTU discovery (RFC 8899), and fallback to TCP where nothing else gets through (a detour).
 //!
-//! A session starts with the MTU of its route. When it makes no progress although packets are in
-//! flight, it probes the path: a burst of SIZE packets of many sizes, which the peer answers one by
-//! one. The answers distinguish a path MTU that has shrunk, a path that drops everything, and
-//! ordinary loss. Where only TCP gets through, packets go by TCP ([`PathMtu`] decides), until
-//! another way works again ([`Detour`] decides). ICMP adds one more size to probe and decides
-//! nothing, so forging it achieves nothing. Where the graft's acknowledgements do not tell what
-//! arrives, the path is probed periodically. `PROTOCOL.md`, section 5, is the specification.
+//! A session starts with the MTU of its route. When it makes no progress although packets are in flight, it
+//! probes the path: a burst of SIZE packets of many sizes, which the peer answers one by one. The answers
+//! distinguish a reduced path MTU, a path that drops everything, and ordinary loss. Where only TCP gets
+//! through, packets are sent over TCP ([`PathMtu`] decides) until another encapsulation works again ([`Detour`]
+//! decides). ICMP only adds a size to probe, so forged ICMP has no effect. Where the graft's acknowledgements
+//! do not tell which sizes arrive, the path is probed periodically. Specification: `PROTOCOL.md`, section 5.
 
 use std::net::IpAddr;
 
 use vtl_proto::{intf, nego::Way};
 
 const MS: u64 = 1_000_000;
-/// Time without progress after which the path is probed, if it is longer than four round trips.
+/// Time without progress after which the path is probed; at least four round trips.
 const STALL_NS: u64 = 300 * MS;
-/// Interval of probing while something is sent, where acknowledgements do not tell what arrives.
+/// Probe interval while packets are sent, where acknowledgements do not tell which sizes arrive.
 const CHECK_NS: u64 = 10_000 * MS;
-/// Rounds with answers to other sizes after which a size counts as too large.
+/// Rounds with answers to smaller sizes only, after which the size in use counts as too large.
 const ROUNDS: u32 = 3;
-/// Rounds answered by TCP, and by TCP only, after which packets go by TCP.
+/// Rounds answered over TCP only, after which packets are sent over TCP.
 const TCP_ROUNDS: u32 = 2;
-/// Bounds of the interval between two rounds, which is two round trips. It doubles with each round
-/// without any answer.
+/// Bounds of the interval between rounds, which is two round trips. Exponential back-off without any answer.
 const WAIT_NS: [u64; 2] = [100 * MS, 3_000 * MS];
-/// Sizes of IP packets that are probed: common MTUs, and those of common tunnels. The last one is
-/// the smallest path MTU of a session (BASE_PLPMTU of RFC 8899), which acknowledgements need.
+/// IP packet sizes to probe: common MTUs, and those of common tunnels. The last one is the smallest path MTU of
+/// a session (BASE_PLPMTU of RFC 8899), which acknowledgements need.
 const SIZES: [u32; 12] = [
     1500, 1492, 1480, 1450, 1420, 1400, 1380, 1360, 1320, 1280, 1240, 1200,
 ];
 
-/// The largest payload of a packet to `peer`, bytes, for an MTU: a multiple of 8.
+/// Maximum payload of a packet to `peer` for an MTU, bytes: a multiple of 8.
 pub fn max_payload(mtu: u32, peer: IpAddr, way: Way) -> u16 {
     let ip = if peer.is_ipv4() { 20 } else { 40 } + u32::from(way.overhead());
     let headers = ip + size_of::<intf::vtl_data_hdr>() as u32;
@@ -38,43 +36,43 @@ pub fn max_payload(mtu: u32, peer: IpAddr, way: Way) -> u16 {
     (most & !7).max(8) as u16
 }
 
-/// What path MTU discovery wants to be done.
+/// Action that path MTU discovery requests.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step {
     /// Nothing.
     Nothing,
     /// Send a SIZE with `ACK_NOW` for each of these payloads, bytes.
     Ask(Vec<u16>),
-    /// Reduce the payload of packets to so many bytes: larger ones do not get through.
+    /// Reduce the payload of packets to this size, bytes: larger ones do not get through.
     Reduce(u16),
-    /// Send packets by TCP: nothing else gets through.
+    /// Send packets over TCP: nothing else gets through.
     UseTcp,
 }
 
-/// Progress of a session at some time.
+/// Progress of a session at one time.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
-    /// Packets acknowledged; packets sent, where acknowledgements do not tell what arrives.
+    /// Packets acknowledged; packets sent, where acknowledgements do not tell which sizes arrive.
     pub mark: u64,
-    /// Packets are in flight, or a keepalive probe is.
+    /// Packets, or a keepalive probe, are in flight.
     pub out: bool,
     /// The session's round-trip time, nanoseconds.
     pub rtt_ns: u64,
 }
 
-/// Path MTU discovery of one session, for the packets that it sends.
+/// Path MTU discovery of one session, for the packets that this host sends.
 #[derive(Debug)]
 pub struct PathMtu {
     peer: IpAddr,
     way: Way,
-    /// The largest payload that gets through, as far as is known, bytes.
+    /// Largest payload known to get through, bytes.
     most: u16,
-    /// Acknowledgements tell what arrives.
+    /// The graft's acknowledgements tell which sizes arrive.
     acknowledged: bool,
-    /// Progress at the last time that the path was found to work, and that time.
+    /// [`Progress::mark`] when the path was last found to work, and that time.
     mark: u64,
     since_ns: u64,
-    /// The peer has asked by TCP, so it makes no progress.
+    /// The peer has probed over TCP, so it makes no progress.
     suspected: bool,
     search: Option<Search>,
 }
@@ -84,19 +82,19 @@ struct Search {
     rounds: u32,
     wait_ns: u64,
     next_ns: u64,
-    /// Rounds with an answer, and whether this one has had one.
+    /// Rounds with an answer, and whether this round has one.
     heard: u32,
     hears: bool,
-    /// The largest payload that was answered, bytes.
+    /// Largest payload answered, bytes.
     best: u16,
-    /// Rounds with an answer by TCP, and whether this one has had one.
+    /// Rounds with an answer over TCP, and whether this round has one.
     by_tcp: u32,
     hears_tcp: bool,
 }
 
 impl PathMtu {
-    /// Starts for a session whose packets go by `way` and have at most `most` bytes of payload.
-    /// `acknowledged`: the graft's acknowledgements tell what arrives.
+    /// Starts for a session with encapsulation `way` and at most `most` bytes of payload in a packet.
+    /// `acknowledged`: the graft's acknowledgements tell which sizes arrive.
     pub fn new(peer: IpAddr, way: Way, most: u16, acknowledged: bool, now: u64) -> Self {
         Self {
             peer,
@@ -110,13 +108,13 @@ impl PathMtu {
         }
     }
 
-    /// Whether the graft's acknowledgements tell what arrives.
+    /// Whether the graft's acknowledgements tell which sizes arrive.
     pub fn is_acknowledged(&self) -> bool {
         self.acknowledged
     }
 
-    /// Decides what is to be done now; to be called periodically. `hint` returns the MTU of the
-    /// route, which includes what ICMP has told.
+    /// Returns the action that is due; call it periodically. `hint` returns the MTU of the route, which
+    /// includes what ICMP reported.
     pub fn poll(&mut self, now: u64, at: &Progress, hint: impl FnOnce() -> u32) -> Step {
         let (stuck, patience) = if self.acknowledged {
             (at.out && at.mark == self.mark, STALL_NS)
@@ -170,8 +168,7 @@ impl PathMtu {
         Step::Ask(self.sizes(hint()))
     }
 
-    /// Takes the answer to a SIZE that was as large as DATA with `payload` bytes. `mark`: as in
-    /// [`Progress`].
+    /// Handles the answer to a SIZE as large as DATA with `payload` bytes. `mark`: as in [`Progress`].
     pub fn handle_answer(&mut self, now: u64, payload: u16, mark: u64) {
         let least = self.min_payload();
         if payload >= self.most {
@@ -185,7 +182,7 @@ impl PathMtu {
         }
     }
 
-    /// Takes an answer to a SIZE that came by TCP.
+    /// Handles an answer to a SIZE over TCP.
     pub fn handle_answer_by_tcp(&mut self) {
         if let Some(search) = &mut self.search {
             search.by_tcp += u32::from(!search.hears_tcp);
@@ -193,14 +190,13 @@ impl PathMtu {
         }
     }
 
-    /// Whether a round of probes includes one by TCP: not the first, as one round without an answer
-    /// may be ordinary loss.
+    /// Whether to probe over TCP, too: not in the first round, whose probes may just have been lost.
     pub fn asks_by_tcp(&self) -> bool {
         let search = self.search.as_ref();
         search.is_some_and(|search| self.suspected || search.rounds > 1)
     }
 
-    /// Takes note that the peer has asked by TCP: the next poll starts a search.
+    /// Handles the peer's probe over TCP: the next poll starts a search.
     pub fn handle_suspicion(&mut self) {
         self.suspected = true;
     }
@@ -210,7 +206,7 @@ impl PathMtu {
         self.suspected = false;
     }
 
-    /// The payload below which the session is never reduced.
+    /// Lower bound of the payload.
     fn min_payload(&self) -> u16 {
         max_payload(SIZES[SIZES.len() - 1], self.peer, self.way)
     }
@@ -224,15 +220,15 @@ impl PathMtu {
             .filter(|payload| (self.min_payload()..self.most).contains(payload))
             .collect();
         sizes.sort_unstable_by(|a, b| b.cmp(a));
-        // The size in use goes first and last: its loss decides, and of a burst into a full queue
-        // only the first packets get through.
+        // The size in use is sent first and last: its loss decides, and only the head of a burst gets through a
+        // full queue.
         sizes.insert(0, self.most);
         sizes.push(self.most);
         sizes
     }
 }
 
-/// The path of one session's packets: how they go, how large they may be, and the detour by TCP.
+/// Path of one session's packets: encapsulation, path MTU, and the detour over TCP.
 #[derive(Debug, Default)]
 pub struct SessionPath {
     way: Way,
@@ -241,8 +237,8 @@ pub struct SessionPath {
 }
 
 impl SessionPath {
-    /// Starts over for packets that go by `way`. The initiator looks for the way back from TCP.
-    /// `mtu`: discovers the path MTU, if the peer answers SIZE.
+    /// Restarts for packets with encapsulation `way`. The initiator probes for the way back from TCP. `mtu`:
+    /// path MTU discovery, if the peer answers SIZE.
     pub fn begin(&mut self, now: u64, way: Way, is_initiator: bool, mtu: Option<PathMtu>) {
         self.way = way;
         self.mtu = mtu;
@@ -251,13 +247,13 @@ impl SessionPath {
         }
     }
 
-    /// How packets went when the path began.
+    /// Encapsulation when the path was started.
     pub fn way(&self) -> Way {
         self.way
     }
 
-    /// Whether packets go by another way than when the path began, `way`, so that it has to begin
-    /// anew. A detour decides about that itself.
+    /// Whether the encapsulation has changed from that of [`SessionPath::begin`] to `way`, so that the path has
+    /// to be restarted. Never during a detour, which decides itself.
     pub fn is_rerouted(&self, way: Way) -> bool {
         self.detour.is_none() && self.way != way
     }
@@ -267,28 +263,28 @@ impl SessionPath {
         self.mtu.as_mut()
     }
 
-    /// Whether the graft's acknowledgements tell what arrives, if the peer answers SIZE.
+    /// Whether the graft's acknowledgements tell which sizes arrive, if the peer answers SIZE.
     pub fn is_acknowledged(&self) -> bool {
         self.mtu.as_ref().is_some_and(PathMtu::is_acknowledged)
     }
 
-    /// The detour by TCP, while there is one.
+    /// The detour over TCP, if any.
     pub fn detour(&mut self) -> Option<&mut Detour> {
         self.detour.as_mut()
     }
 
-    /// Packets go by TCP from now on, until the detour finds a way back.
+    /// Starts a detour: packets are sent over TCP until another encapsulation works again.
     pub fn start_detour(&mut self, now: u64) {
         self.detour = Some(Detour::new(now));
     }
 
-    /// The peer has shown itself by the way back.
+    /// Ends the detour: the peer's address outside of TCP is validated.
     pub fn end_detour(&mut self) {
         self.detour = None;
     }
 
-    /// Takes a SIZE with `ACK_NOW` that came by `way`. The peer asks by TCP when nothing of this host
-    /// gets through to it, or nothing of its own to this host.
+    /// Handles a SIZE with `ACK_NOW` that arrived by `way`. The peer probes over TCP if packets do not get
+    /// through in either direction.
     pub fn handle_question(&mut self, way: Way) {
         if way == Way::Tcp
             && self.way != Way::Tcp
@@ -298,7 +294,7 @@ impl SessionPath {
         }
     }
 
-    /// Takes an answer to a SIZE, which came by `way`; `payload` and `mark` as for
+    /// Handles an answer to a SIZE that arrived by `way`; `payload` and `mark` as for
     /// [`PathMtu::handle_answer`].
     pub fn handle_answer(&mut self, now: u64, way: Way, payload: u16, mark: u64) {
         match (&mut self.detour, &mut self.mtu) {
@@ -310,40 +306,40 @@ impl SessionPath {
     }
 }
 
-/// Interval of probing the other ways while packets go by TCP.
+/// Interval of probing the other encapsulations during a detour.
 const RETURN_NS: u64 = 1_000 * MS;
-/// Consecutive rounds with an answer by a way after which packets go by that way again.
+/// Consecutive answered rounds after which an encapsulation is used again.
 const RETURN_ROUNDS: u32 = 2;
-/// Time that the peer has to show itself by the new way; then packets go by TCP again.
+/// Timeout for a packet from the peer in the new encapsulation; then packets are sent over TCP again.
 const LEAVING_NS: u64 = 1_000 * MS;
 
-/// The detour by TCP of a session whose packets did not get through otherwise: looks for the way
-/// back.
+/// Detour of a session over TCP because nothing else got through: probes for the way back.
 #[derive(Debug)]
 pub struct Detour {
     next_ns: u64,
-    /// Consecutive rounds with an answer, natively and by UDP, and whether this one has had one.
+    /// Consecutive answered rounds, natively and over UDP, and whether this round has an answer.
     heard: [u32; 2],
     hears: [bool; 2],
-    /// When the session began to leave the detour.
+    /// Start of leaving the detour.
     leaving_ns: Option<u64>,
 }
 
-/// What a [`Detour`] wants to be done.
+/// Action that a [`Detour`] requests.
 #[derive(Debug, PartialEq, Eq)]
 pub enum DetourStep {
     /// Nothing.
     Nothing,
-    /// Send a SIZE with `ACK_NOW` natively, and one by UDP.
+    /// Send a SIZE with `ACK_NOW` natively, and one over UDP.
     Ask,
-    /// Send packets by this way, and a SIZE with `ACK_NOW`, whose answer shows the peer's address.
+    /// Send packets in this encapsulation, and a SIZE with `ACK_NOW`, whose answer validates the peer's
+    /// address.
     Leave(Way),
-    /// Send packets by TCP again: the peer has not shown itself by the new way.
+    /// Send packets over TCP again: no answer came in the new encapsulation.
     Stay,
 }
 
 impl Detour {
-    /// Starts with packets that go by TCP from now on.
+    /// Starts a detour at time `now`.
     pub fn new(now: u64) -> Self {
         Self {
             next_ns: now + RETURN_NS,
@@ -353,8 +349,8 @@ impl Detour {
         }
     }
 
-    /// Decides what is to be done now; to be called periodically. `udp`: packets that were written
-    /// already would fit behind a UDP header.
+    /// Returns the action that is due; call it periodically. `udp`: packets already written would fit behind a
+    /// UDP header.
     pub fn poll(&mut self, now: u64, rtt_ns: u64, udp: bool) -> DetourStep {
         if let Some(since) = self.leaving_ns {
             if now.saturating_sub(since) < LEAVING_NS.max(4 * rtt_ns) {
@@ -379,7 +375,7 @@ impl Detour {
         DetourStep::Leave(back)
     }
 
-    /// Takes an answer to a SIZE that came by `way`.
+    /// Handles an answer to a SIZE that arrived by `way`.
     pub fn handle_answer(&mut self, way: Way) {
         match way {
             Way::Native => self.hears[0] = true,

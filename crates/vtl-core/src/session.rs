@@ -1,71 +1,70 @@
 //! The life of one session at one host, from its handshake to its end.
 //!
-//! [`Lifecycle`] decides when a session counts as open, when its peer is asked for a sign of life or
-//! counts as dead, and how it closes. Whoever drives it
+//! [`Lifecycle`] decides when a session counts as open, when to probe its peer or declare it dead, and how to
+//! close it. Its driver
 //! - calls [`Lifecycle::poll`] every 100 ms or so, with what the data plane shows of the session;
-//! - passes on what happens: `handle_*` for packets, [`Lifecycle::close`], [`Lifecycle::abort`] and
-//!   [`Lifecycle::fail`] for what this host decides;
-//! - carries out the answers.
+//! - passes on events: `handle_*` for packets, [`Lifecycle::close`], [`Lifecycle::abort`] and
+//!   [`Lifecycle::fail`] for local decisions;
+//! - executes the returned actions.
 //!
-//! The negotiation itself is a type parameter `N`, of which an initiator has one until the peer's
-//! answer has come (`vtl_proto::nego::Initiator` in the daemon).
+//! The negotiation is a type parameter `N` (`vtl_proto::nego::Initiator` in the daemon); an initiator holds one
+//! until the peer has answered.
 //!
-//! `PROTOCOL.md` is the specification: section 4 for validation, early data and succession, section
-//! 6 for closing and silence, section 9 for the times.
+//! Specification: `PROTOCOL.md`, section 4 for validation, early data and succession, section 6 for closing and
+//! keepalive, section 9 for the timers.
 
 const MS: u64 = 1_000_000;
-/// Time after which a responder forgets a session that its peer has not validated (section 4).
+/// Time after which a responder drops a session whose initiator is not validated (section 4).
 pub const UNVALIDATED_NS: u64 = 5_000 * MS;
-/// Silence after which an idle peer is sent keepalive probes (section 6).
+/// Silence of an idle peer after which keepalive probes are sent (section 6).
 pub const KEEPALIVE_NS: u64 = 10_000 * MS;
-/// Silence after which a peer counts as dead, if [`DEAD_TIMEOUTS`] have passed (section 6).
+/// Silence after which a peer counts as dead, once [`DEAD_TIMEOUTS`] have passed, too (section 6).
 pub const DEAD_NS: u64 = 15_000 * MS;
-/// Unanswered probe timeouts, or keepalive probes, without which no peer counts as dead.
+/// Minimum of unanswered probe timeouts, or keepalive probes, before a peer counts as dead.
 pub const DEAD_TIMEOUTS: u32 = 3;
-/// CLOSE packets that a closing host sends in all while its peer does not answer (section 6).
+/// Maximum transmissions of CLOSE to a peer that does not answer (section 6).
 pub const CLOSE_TRIES: u32 = 5;
-/// The same while a negotiation is still to confirm what was sent: as long as that has patience.
+/// The same while the negotiation has yet to confirm early data: as long as the negotiation itself retries.
 pub const UNCONFIRMED_TRIES: u32 = 45;
-/// Interval between two of them, and from the last one to the end.
+/// Retransmission interval of CLOSE, and the wait after the last one.
 pub const CLOSE_NS: u64 = 200 * MS;
-/// CLOSE packets with `ABORT` that are sent at once, since none is repeated (section 6).
+/// Copies of CLOSE with `ABORT`, sent at once since it is not retransmitted (section 6).
 pub const ABORT_COPIES: u32 = 3;
 
-/// Which side of the handshake this host is.
+/// This host's side of the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// It has sent NEGO.
+    /// Has sent NEGO.
     Initiator,
-    /// It has answered NEGO.
+    /// Has answered NEGO.
     Responder,
 }
 
-/// How far a session is. `N`: the negotiation of an initiator.
+/// State of a session. `N`: the negotiation of an initiator.
 #[derive(Clone, Debug)]
 pub enum Phase<N> {
-    /// The initiator waits for the answer to its NEGO.
+    /// Initiator: awaiting the answer to NEGO.
     Opening(N),
     /// Data may be sent and received.
     Open(Handshake<N>),
-    /// This host has closed the session: nothing but CLOSE and acknowledgements is sent.
+    /// Closed by this host: only CLOSE and acknowledgements are sent.
     Closing(Closing<N>),
     /// The session has ended. Its user may still read what has arrived.
     Ended,
 }
 
-/// What is left of the handshake of a session that data may be sent in.
+/// Progress of the handshake in an open session.
 #[derive(Clone, Debug)]
 pub enum Handshake<N> {
-    /// The initiator has sent data, and waits for an answer to its NEGO: the first one, or the one to the last flight of
-    /// the crypto handshake.
+    /// Initiator: early data sent, awaiting the answer to NEGO, or to the last flight of the crypto handshake.
     Confirming(N),
-    /// The responder has not had a packet with its token yet.
+    /// Responder: no packet with this host's token received yet.
     Unvalidated,
-    /// Nothing.
+    /// Finished.
     Complete,
 }
 
-/// Repetition of CLOSE.
+/// Retransmission state of CLOSE.
 #[derive(Clone, Debug)]
 pub struct Closing<N> {
     handshake: Handshake<N>,
@@ -73,57 +72,57 @@ pub struct Closing<N> {
     next_ns: u64,
 }
 
-/// What the data plane shows of a session.
+/// State of a session in the data plane.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Observation {
-    /// Count that changes with each packet by which the peer is heard: new acknowledgements, and
-    /// DATA, new or duplicate. 0 until the first.
+    /// Counter of packets that show the peer alive: new acknowledgements, and DATA, new or duplicate. 0 until
+    /// the first.
     pub heard: u64,
     /// Consecutive probe timeouts without an acknowledgement.
     pub timeouts: u32,
     /// Packets in flight.
     pub unacknowledged: u64,
-    /// A packet of the peer has come, by which it can be reached; and the last flight of the crypto handshake, if
-    /// there is one.
+    /// The peer's address is validated: a packet has come from it, and the last flight of the crypto handshake,
+    /// if there is one.
     pub located: bool,
-    /// The peer's packets come by another way than before, which the path's state does not know yet.
+    /// The peer's packets arrive in another encapsulation than the path's state knows.
     pub rerouted: bool,
 }
 
-/// The successor of a session (section 4, "Succession"), as far as the session's end depends on it.
+/// State of a session's successor (section 4, "Succession"), as far as closing the session depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Successor {
-    /// There is none, or the application knows of it.
+    /// None, or the application has been told of it.
     Known,
-    /// The peer's first packet in it has come, of which the application has not been told.
+    /// The peer's first packet has arrived in it; the application has not been told yet.
     Shown,
-    /// Nothing of the peer has come in it yet.
+    /// No packet of the peer has arrived in it.
     Silent,
 }
 
-/// A CLOSE of the peer, whose token and address are right.
+/// A CLOSE from the peer; token and address have been checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerClose {
-    /// It has `ABORT`.
+    /// `ABORT` is set.
     pub aborted: bool,
-    /// The session succeeds another one.
+    /// The session is the successor of another one.
     pub succeeds: bool,
-    /// The session's own successor.
+    /// State of the session's own successor.
     pub successor: Successor,
 }
 
-/// Why a session ended, as its user learns it.
+/// Reason of a session's end, as reported to its user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndReason {
-    /// The peer has closed it in order, and has had all its data acknowledged.
+    /// Closed in order by the peer, whose data have all been acknowledged.
     ClosedByPeer,
-    /// The peer has aborted it, or is silent, or packets do not get through.
+    /// Aborted by the peer, dead peer, or no packets get through.
     Failed,
-    /// This host has ended it.
+    /// Ended by this host.
     Local,
 }
 
-/// The CLOSE that a session ends with.
+/// CLOSE packets to send at the end of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Farewell {
     /// None.
@@ -134,17 +133,17 @@ pub enum Farewell {
     Abort,
 }
 
-/// The end of a session. It is told once.
+/// End of a session; reported once.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct End {
-    /// What to send first.
+    /// CLOSE packets to send first.
     pub farewell: Farewell,
-    /// What to tell the session's user. `None`: the user has closed it, so it can be forgotten.
+    /// Reason to report to the session's user. `None`: the user has closed the session itself, so free it.
     pub tell: Option<EndReason>,
 }
 
-/// What is to be done now.
+/// Action for the driver to execute.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
@@ -152,11 +151,11 @@ pub enum Action {
     Nothing,
     /// Poll the negotiation, see [`Lifecycle::confirming`].
     Confirm,
-    /// Follow the peer's packets to the way by which they come.
+    /// Switch to the encapsulation of the peer's packets.
     Reroute,
-    /// Look after the path of an open session.
+    /// Poll the path of an open session.
     Watch {
-        /// The peer was heard since the last poll.
+        /// The peer has been heard since the last poll.
         heard: bool,
         /// Send keepalive probes until one is acknowledged.
         probe: bool,
@@ -165,32 +164,32 @@ pub enum Action {
     SendClose,
     /// End the session.
     End(End),
-    /// Forget the session: nobody knows of it, and nothing is sent.
+    /// Free the session: no user knows of it, and nothing is sent.
     Forget,
 }
 
-/// What a CLOSE of the peer leads to.
+/// Reaction to a CLOSE from the peer.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reaction {
-    /// Nothing. If an answer is due, the CLOSE comes again.
+    /// Ignore it; the peer retransmits a CLOSE that needs an answer.
     Ignore,
-    /// Tell the application of the successor, then pass the CLOSE once more.
+    /// Report the successor to the application, then pass the CLOSE again.
     ValidateSuccessor,
-    /// Tell the application of the session, then pass the CLOSE once more.
+    /// Report the session to the application, then pass the CLOSE again.
     Validate,
     /// End the session.
     End(End),
-    /// Forget the session: nobody knows of it, and nothing is sent.
+    /// Free the session: no user knows of it, and nothing is sent.
     Forget,
 }
 
-/// The state machine; see the module.
+/// State machine of a session; see the module.
 #[derive(Clone, Debug)]
 pub struct Lifecycle<N> {
     role: Role,
     phase: Phase<N>,
-    /// [`Observation::heard`] when the peer was heard last, and that time.
+    /// [`Observation::heard`] when the peer was last heard, and that time.
     heard: u64,
     heard_ns: u64,
     /// Keepalive probes since then.
@@ -198,12 +197,12 @@ pub struct Lifecycle<N> {
 }
 
 impl<N> Lifecycle<N> {
-    /// The session of a host that opens it by `negotiation`.
+    /// Creates the session of an initiator, which opens it by `negotiation`.
     pub fn initiator(now: u64, negotiation: N) -> Self {
         Self::new(now, Role::Initiator, Phase::Opening(negotiation))
     }
 
-    /// The session of a host that answers a NEGO now.
+    /// Creates the session of a responder, which answers a NEGO now.
     pub fn responder(now: u64) -> Self {
         let phase = Phase::Open(Handshake::Unvalidated);
         Self::new(now, Role::Responder, phase)
@@ -219,7 +218,7 @@ impl<N> Lifecycle<N> {
         }
     }
 
-    /// How far the session is.
+    /// State of the session.
     pub fn phase(&self) -> &Phase<N> {
         &self.phase
     }
@@ -234,12 +233,12 @@ impl<N> Lifecycle<N> {
         matches!(self.phase, Phase::Open(_))
     }
 
-    /// Whether the session is open, and nothing is left of its handshake.
+    /// Whether the session is open and its handshake finished.
     pub fn is_settled(&self) -> bool {
         matches!(self.phase, Phase::Open(Handshake::Complete))
     }
 
-    /// Whether keepalive probes have been sent since the peer was heard last.
+    /// Whether keepalive probes have been sent since the peer was last heard.
     pub fn is_probing(&self) -> bool {
         self.probes > 0
     }
@@ -252,7 +251,7 @@ impl<N> Lifecycle<N> {
         }
     }
 
-    /// The negotiation that is still to confirm early data.
+    /// The negotiation that has yet to confirm early data.
     pub fn confirming(&mut self) -> Option<&mut N> {
         match self.handshake()? {
             Handshake::Confirming(negotiation) => Some(negotiation),
@@ -260,7 +259,7 @@ impl<N> Lifecycle<N> {
         }
     }
 
-    /// Whether a negotiation is still to confirm early data.
+    /// Whether early data have yet to be confirmed.
     pub fn is_confirming(&self) -> bool {
         match &self.phase {
             Phase::Open(handshake) | Phase::Closing(Closing { handshake, .. }) => {
@@ -270,7 +269,7 @@ impl<N> Lifecycle<N> {
         }
     }
 
-    /// This session as the successor of another one. `located`: as in [`Observation`].
+    /// State of this session as the successor of another one. `located`: as in [`Observation`].
     pub fn as_successor(&self, located: bool) -> Successor {
         match &self.phase {
             Phase::Open(Handshake::Unvalidated)
@@ -292,7 +291,7 @@ impl<N> Lifecycle<N> {
         }
     }
 
-    /// The initiator sends data from now on, while the negotiation goes on.
+    /// Opens the initiator's session for early data, while the negotiation goes on.
     pub fn start_confirming(&mut self, now: u64) {
         match std::mem::replace(&mut self.phase, Phase::Ended) {
             Phase::Opening(negotiation) => {
@@ -303,7 +302,7 @@ impl<N> Lifecycle<N> {
         }
     }
 
-    /// The peer has answered the initiator's NEGO, or the data plane has the responder's session.
+    /// Takes the peer's answer to NEGO (initiator), or the session's set-up in the data plane (responder).
     pub fn handle_established(&mut self, now: u64) {
         if matches!(self.phase, Phase::Opening(_)) {
             self.phase = Phase::Open(Handshake::Complete);
@@ -311,22 +310,21 @@ impl<N> Lifecycle<N> {
         self.heard_ns = now;
     }
 
-    /// The peer's answer has confirmed the early data, or named another session for them.
+    /// Takes the peer's answer to early data, which confirms them or names another session for them.
     pub fn handle_confirmed(&mut self) {
         if let Some(handshake @ Handshake::Confirming(_)) = self.handshake() {
             *handshake = Handshake::Complete;
         }
     }
 
-    /// Takes [`Observation::heard`]: an acknowledgement confirms early data as the answer does.
+    /// Takes [`Observation::heard`]: an acknowledgement confirms early data as an answer does.
     pub fn handle_heard(&mut self, heard: u64) {
         if heard != 0 {
             self.handle_confirmed();
         }
     }
 
-    /// The peer's first packet has come to the responder. Whether the application is to be told of
-    /// the session.
+    /// Takes the peer's first packet (responder). Returns whether to report the session to the application.
     pub fn handle_first_packet(&mut self) -> bool {
         if let Some(handshake @ Handshake::Unvalidated) = self.handshake() {
             *handshake = Handshake::Complete;
@@ -334,14 +332,14 @@ impl<N> Lifecycle<N> {
         self.is_open()
     }
 
-    /// A SIZE has come, which shows that the peer lives.
+    /// Takes a SIZE, which shows the peer alive.
     pub fn handle_size(&mut self, now: u64) {
         if !matches!(self.phase, Phase::Open(Handshake::Unvalidated)) {
             self.heard_ns = now;
         }
     }
 
-    /// Decides what is to be done now.
+    /// Returns the action that is due.
     pub fn poll(&mut self, now: u64, seen: &Observation) -> Action {
         match &mut self.phase {
             Phase::Opening(_) | Phase::Ended => Action::Nothing,
@@ -349,7 +347,7 @@ impl<N> Lifecycle<N> {
             Phase::Closing(closing) => {
                 closing.sent += 1;
                 closing.next_ns = now + CLOSE_NS;
-                // Until it is confirmed the peer may not be able to use what it has.
+                // The peer may be unable to use data before the handshake completes.
                 let most = match closing.handshake {
                     Handshake::Confirming(_) => UNCONFIRMED_TRIES,
                     Handshake::Unvalidated | Handshake::Complete => CLOSE_TRIES,
@@ -374,7 +372,7 @@ impl<N> Lifecycle<N> {
         }
     }
 
-    /// Keepalive, and death by silence (section 6).
+    /// Keepalive and dead-peer detection (section 6).
     fn poll_silence(&mut self, now: u64, seen: &Observation) -> Action {
         let heard = seen.heard != self.heard;
         if heard {
@@ -386,14 +384,14 @@ impl<N> Lifecycle<N> {
         if silent_ns > DEAD_NS && seen.timeouts.max(self.probes) >= DEAD_TIMEOUTS {
             return self.fail().map_or(Action::Nothing, Action::End);
         }
-        // What is in flight, or a probe whose timeouts have begun, asks already.
+        // Packets in flight, or a probe under retransmission, elicit an answer already.
         let asks = seen.unacknowledged > 0 || seen.timeouts > 0;
         let probe = silent_ns > KEEPALIVE_NS && !asks;
         self.probes += u32::from(probe);
         Action::Watch { heard, probe }
     }
 
-    /// The session's user closes it. `aborted`: something may not have been delivered.
+    /// Closes the session for its user. `aborted`: data may not have been delivered.
     pub fn close(&mut self, now: u64, aborted: bool) -> Action {
         match std::mem::replace(&mut self.phase, Phase::Ended) {
             Phase::Opening(_) | Phase::Ended => Action::Forget,
@@ -416,12 +414,12 @@ impl<N> Lifecycle<N> {
         }
     }
 
-    /// This host ends the session without its user, who learns of it. `None` if it has ended.
+    /// Aborts the session on this host's behalf, to be reported to its user. `None` if it has ended.
     pub fn abort(&mut self) -> Option<End> {
         self.end(Farewell::Abort, EndReason::Local)
     }
 
-    /// The session cannot go on, and its user learns of it. `None` if it has ended.
+    /// Ends a session that cannot go on, to be reported to its user. `None` if it has ended.
     pub fn fail(&mut self) -> Option<End> {
         self.end(Farewell::Nothing, EndReason::Failed)
     }
@@ -435,7 +433,7 @@ impl<N> Lifecycle<N> {
         Some(End { farewell, tell })
     }
 
-    /// Takes a CLOSE of the peer.
+    /// Handles a CLOSE from the peer.
     pub fn handle_close(&mut self, close: &PeerClose) -> Reaction {
         let unvalidated = match &self.phase {
             Phase::Opening(_) | Phase::Ended => return Reaction::Ignore,
@@ -447,18 +445,18 @@ impl<N> Lifecycle<N> {
         };
         let reason = if close.aborted {
             if close.succeeds && unvalidated {
-                // Its initiator could not use it, and goes on with the session before.
+                // The initiator could not use it and goes on with the predecessor.
                 self.phase = Phase::Ended;
                 return Reaction::Forget;
             }
-            // What the peer sent here may all have come, and the application goes on where it knows of
-            // the successor. Nothing need have come there yet, and this CLOSE is not repeated for long.
+            // All data here may have arrived, and an application that knows of the successor goes on there. The
+            // successor may have had no packet yet, and this CLOSE is retransmitted for a short time only.
             if close.successor != Successor::Known {
                 return Reaction::ValidateSuccessor;
             }
             EndReason::Failed
         } else {
-            // The application must know of the successor first: it would take this for the end.
+            // Report the successor first: otherwise the application takes this for the end.
             match close.successor {
                 Successor::Known => {}
                 Successor::Shown => return Reaction::ValidateSuccessor,
@@ -466,8 +464,8 @@ impl<N> Lifecycle<N> {
             }
             EndReason::ClosedByPeer
         };
-        // A CLOSE proves the peer's address as any packet does, and may be the first that comes: the
-        // application that listens gets the session, and its end.
+        // A CLOSE validates the peer's address as any packet does, and may be the first to arrive: the
+        // listening application gets the session, and its end.
         if unvalidated {
             self.handle_first_packet();
             return Reaction::Validate;

@@ -1,4 +1,4 @@
-//! What carriers bring of flows whose TCP connection is not established here yet.
+//! Early flows: chunks and credit that arrive by carriers before the flow's TCP connection is established here.
 
 use std::collections::BTreeMap;
 
@@ -7,17 +7,17 @@ use vtl_proto::frame::{CarrierId, FlowId};
 
 use crate::flow::INITIAL_CREDIT;
 
-/// Memory in bytes of an association's early flows at most.
+/// Memory limit of an association's early flows, bytes.
 const MAX_EARLY: usize = 1 << 20;
-/// How long they are kept, nanoseconds: the handshake's last segment may be lost twice.
+/// Timeout of an early flow, ns: allows for the handshake's last segment to be lost twice.
 const EARLY_NS: u64 = 4_000_000_000;
 
-/// What has come of one flow.
+/// Frames received of one flow.
 #[derive(Debug)]
 pub(super) struct Early {
     since: u64,
     pub(super) chunks: Vec<EarlyChunk>,
-    /// Credit: the peer knows the flow.
+    /// Credit in a CONFIRM: the peer knows the flow.
     pub(super) limit: Option<u64>,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct EarlyChunk {
 }
 
 impl EarlyChunk {
-    /// Memory in bytes: a peer may send any number of small ones.
+    /// Memory in bytes, overhead included: a peer may send any number of small chunks.
     fn cost(&self) -> usize {
         size_of::<Self>() + self.bytes.len()
     }
@@ -65,7 +65,7 @@ impl EarlyFlows {
         Some(early)
     }
 
-    /// Also of a flow that this host has opened, which the other may have heard of first.
+    /// Finds or creates an entry; also for a flow that this host is opening, which the peer may know first.
     fn entry(&mut self, now_ns: u64, id: FlowId) -> &mut Early {
         let cost = &mut self.cost;
         self.flows.entry(id).or_insert_with(|| {
@@ -79,14 +79,14 @@ impl EarlyFlows {
         })
     }
 
-    /// Keeps credit: without, the flow's first bytes would wait. False if that is too much.
+    /// Stores credit, without which the flow's first bytes would wait. False if the memory limit is exceeded.
     pub(super) fn keep_credit(&mut self, now_ns: u64, id: FlowId, limit: u64) -> bool {
         let early = self.entry(now_ns, id);
         early.limit = early.limit.max(Some(limit));
         self.cost <= MAX_EARLY
     }
 
-    /// Keeps a chunk. False if that is too much.
+    /// Stores a chunk. False if it exceeds the initial credit or the memory limit.
     pub(super) fn keep_chunk(&mut self, now_ns: u64, id: FlowId, chunk: EarlyChunk) -> bool {
         let cost = chunk.cost();
         let fits = chunk.offset + chunk.bytes.len() as u64 <= INITIAL_CREDIT;
@@ -95,7 +95,7 @@ impl EarlyFlows {
         fits && self.cost <= MAX_EARLY
     }
 
-    /// Flows that have waited too long.
+    /// Flows that have timed out.
     pub(super) fn late(&self, now_ns: u64) -> Vec<FlowId> {
         let is_late = |early: &Early| now_ns.saturating_sub(early.since) >= EARLY_NS;
         let late = self.flows.iter().filter(|(_, early)| is_late(early));

@@ -11,7 +11,8 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use vtl_proto::frame::ResetCode;
 
-/// Bytes that a sender may send by carriers before the peer has confirmed anything of the flow.
+/// Initial credit, bytes: what a sender may send by carriers before the peer has confirmed anything of the
+/// flow.
 pub const INITIAL_CREDIT: u64 = 64 << 10;
 
 /// Contiguous bytes of one direction.
@@ -32,10 +33,10 @@ impl Chunk {
     }
 }
 
-/// How a peer violated the protocol in one flow; the flow is reset.
+/// Protocol violation by the peer in one flow, which must be reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// A chunk reaches beyond the credit.
+    /// A chunk exceeds the credit.
     #[error("chunk up to offset {end} beyond the credit of {limit}")]
     BeyondCredit {
         /// Where the chunk ends.
@@ -43,43 +44,44 @@ pub enum Violation {
         /// The credit.
         limit: u64,
     },
-    /// There are bytes behind the end, or two ends.
+    /// Bytes beyond the end of the direction, or a second end.
     #[error("the direction ends at offset {0}, and at another one")]
     TwoEnds(u64),
-    /// There are more gaps than a receiver keeps track of.
+    /// More gaps than a receiver tracks.
     #[error("too many gaps")]
     TooManyGaps,
-    /// More was confirmed than was sent.
+    /// Confirmation of bytes, or of an end, that were never sent.
     #[error("offset {0} was confirmed and never sent")]
     ConfirmedUnsent(u64),
-    /// A run of the TCP connection lies before bytes that were received, or beyond the credit.
+    /// Invalid run of the TCP connection: its position precedes bytes already read, its offset overflows, or
+    /// there are too many runs.
     #[error("a run of the TCP connection begins at {0}, which cannot be")]
     BadRun(u64),
-    /// Chunks may have been lost that the application does not do without.
+    /// Losses announced for a flow whose application does not tolerate them.
     #[error("a carrier that loses chunks of a flow that needs them")]
     Loses,
-    /// The TCP connection carries bytes beyond its run.
+    /// Bytes on the TCP connection beyond its run or the window.
     #[error("bytes on the TCP connection that belong to no run")]
     NoRun,
 }
 
-/// Both directions of a flow, and how it ended. A daemon that restarts hands it to its successor, together
-/// with the flow's sockets.
+/// Both directions of a flow, and its error. Serialised for the handover to the next daemon, together with the
+/// flow's sockets.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Flow {
-    /// From the local application to the peer's.
+    /// Sending direction.
     pub send: SendHalf,
-    /// From the peer's application to the local one.
+    /// Receiving direction.
     pub receive: ReceiveHalf,
     reset: Option<ResetCode>,
-    /// No carrier may serve it.
+    /// Carriers are refused: plain TCP.
     #[serde(default)]
     refused: bool,
 }
 
 impl Flow {
-    /// A flow whose TCP connection is established. `max_window`: bytes that it holds at most for an application
-    /// that stops reading, `window`: for one that has not read yet; both at least [`INITIAL_CREDIT`].
+    /// Creates a flow whose TCP connection is established. `window`: initial receive window, bytes,
+    /// `max_window`: its maximum; both at least [`INITIAL_CREDIT`].
     pub fn new(window: u64, max_window: u64) -> Self {
         Self {
             send: SendHalf::default(),
@@ -89,40 +91,40 @@ impl Flow {
         }
     }
 
-    /// Memory in bytes that its buffers use, approximately.
+    /// Memory that the flow's buffers use, bytes, approximately.
     pub fn memory(&self) -> u64 {
         self.send.memory() + self.receive.memory()
     }
 
-    /// Both applications may do without what gets lost, if the peer says so, too.
+    /// Marks the local application as loss-tolerant. Losses are allowed if the peer's is, too.
     pub fn set_tolerant(&mut self) {
         self.send.set_tolerant();
         self.receive.set_tolerant();
     }
 
-    /// Ends the flow in an error; the first one counts. Bytes that it has are nobody's any more.
+    /// Resets the flow: frees its buffers. The first code counts.
     pub fn reset(&mut self, code: ResetCode) {
         self.reset.get_or_insert(code);
         self.send.discard();
         self.receive.discard();
     }
 
-    /// The error that the flow has ended in.
+    /// The code of the reset, if any.
     pub fn error(&self) -> Option<ResetCode> {
         self.reset
     }
 
-    /// Keeps the flow on its TCP connection.
+    /// Refuses carriers: keeps the flow on its TCP connection.
     pub(crate) fn refuse(&mut self) {
         self.refused = true;
     }
 
-    /// No carrier serves the flow, by this host's policy: it is plain TCP.
+    /// Whether carriers are refused, by this host's policy: the flow is plain TCP.
     pub fn is_refused(&self) -> bool {
         self.refused
     }
 
-    /// Both directions have ended in order: the peer has everything, and so has the local application.
+    /// Whether both directions have ended in order: the peer has all bytes, and so has the local application.
     pub fn is_complete(&self) -> bool {
         self.send.is_complete() && self.receive.is_complete()
     }

@@ -45,7 +45,7 @@ impl Pieces {
         self.pieces.len()
     }
 
-    /// Their bytes.
+    /// Bytes stored.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -79,7 +79,7 @@ impl Pieces {
         Some(piece)
     }
 
-    /// Stores the bytes that are not there yet.
+    /// Stores the bytes that are not duplicates.
     pub(super) fn insert(&mut self, offset: u64, bytes: &[u8]) {
         let behind = offset + bytes.len() as u64;
         let before = self.pieces.range(..=offset).next_back();

@@ -1,4 +1,4 @@
-//! The receiving half of a flow.
+//! The receiving half of a flow: reassembly, flow control, skipped losses.
 
 use std::collections::VecDeque;
 
@@ -11,69 +11,70 @@ use super::{
     pieces::{Pieces, SMALL},
 };
 
-/// Pieces out of order that it keeps track of.
+/// Maximum number of out-of-order pieces, and of gaps skipped.
 const MAX_PIECES: usize = 16_384;
-/// Runs of the TCP connection that it keeps track of beyond the current one.
+/// Maximum number of the TCP connection's runs beyond the current one.
 const MAX_RUNS: usize = 64;
-/// So many chunks behind a gap tell that it is a loss: as many as TCP waits for (RFC 5681, 3.2).
+/// Reordering threshold: chunks beyond a gap after which it counts as lost, as TCP's duplicate acknowledgements
+/// (RFC 5681, 3.2).
 const REORDER: u32 = 3;
 /// Overhead of a buffer in bytes: queue entry and allocator.
 const BUFFER: u64 = 64;
-/// The peer is told of progress after so many bytes.
+/// Bytes received after which a CONFIRM is due.
 const CONFIRM_EVERY: u64 = 64 << 10;
 
-/// The receiving half: puts chunks together by their offsets.
+/// The receiving half: reassembles chunks by their offsets.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ReceiveHalf {
-    /// Bytes that the application has taken.
+    /// Bytes that the application has consumed.
     consumed: u64,
-    /// In order, behind `consumed`.
+    /// Bytes in order, from `consumed` on.
     ready: VecDeque<BytesMut>,
     /// Everything below has been received.
     received: u64,
     /// Out of order.
     pieces: Pieces,
-    /// The direction ends here.
+    /// Final offset, once known.
     end: Option<u64>,
     /// Offset behind the latest urgent byte.
     urgent: Option<u64>,
-    /// Bytes that it holds at most: doubled, up to `max_window`, each time that the application has taken half
-    /// of it.
+    /// Receive window, bytes: doubled, up to `max_window`, each time the application has consumed half of it
+    /// (`taken`).
     window: u64,
     max_window: u64,
     taken: u64,
-    /// Credit that the peer has been given.
+    /// Credit given to the peer.
     limit: u64,
-    /// Credit and progress as the peer was told.
+    /// The latest CONFIRM: offset received, credit, end received.
     #[serde(skip)]
     told: Option<(u64, u64, bool)>,
-    /// The TCP connection: bytes read from it, the run that the next one belongs to, later runs.
+    /// The TCP connection: bytes read from it, the current run, later runs.
     position: u64,
     run: Run,
     runs: VecDeque<Run>,
     losses: Losses,
 }
 
-/// What the application does without.
+/// Losses that the application tolerates.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Losses {
-    /// It may have to.
+    /// The application is loss-tolerant.
     is_tolerant: bool,
-    /// From here on chunks may get lost; those before `passed` are not on their way any more.
+    /// Offset from which on chunks may get lost; those below `passed` are no longer in flight.
     from: Option<u64>,
     passed: u64,
-    /// The latest such place from which on they did, and do no more.
+    /// The latest `from` whose losses have ended.
     ended: Option<u64>,
-    /// Chunks that have come behind the gap at this offset.
+    /// Offset of the first gap, and the number of chunks received beyond it.
     overtaken: (u64, u32),
-    /// Bytes that were skipped, in all,
+    /// Bytes skipped in total,
     lost: u64,
-    /// and which of those the application has not come to yet: offset and length. No buffer reaches across.
+    /// and the skipped ranges not consumed yet: offset and length. No buffer spans one.
     gaps: VecDeque<(u64, u64)>,
 }
 
 impl Losses {
-    /// Nothing gets lost any more since a time when chunks from there on did.
+    /// Ends the losses that began at `from`.
     fn end(&mut self, from: u64) {
         self.ended = self.ended.max(Some(from));
         self.from.take_if(|known| *known <= from);
@@ -81,8 +82,7 @@ impl Losses {
 }
 
 impl ReceiveHalf {
-    /// `max_window`: bytes that it holds at most for an application that stops reading, `window`: for one that
-    /// has not read yet; both at least [`INITIAL_CREDIT`].
+    /// `window`: initial receive window, bytes, `max_window`: its maximum; both at least [`INITIAL_CREDIT`].
     pub fn new(window: u64, max_window: u64) -> Self {
         let max_window = max_window.max(INITIAL_CREDIT);
         Self {
@@ -104,17 +104,17 @@ impl ReceiveHalf {
         }
     }
 
-    /// Every byte below this offset has been received.
+    /// Cumulative offset: every byte below has been received or skipped.
     pub fn received(&self) -> u64 {
         self.received
     }
 
-    /// The end, and every byte before it, has been received.
+    /// Whether the end, and every byte before it, has been received.
     pub fn is_ended(&self) -> bool {
         self.end == Some(self.received)
     }
 
-    /// The application has taken everything, and the end.
+    /// Whether the application has consumed all bytes up to the end.
     pub fn is_complete(&self) -> bool {
         self.end == Some(self.consumed)
     }
@@ -124,13 +124,13 @@ impl ReceiveHalf {
         self.urgent
     }
 
-    /// Takes a chunk that came by a carrier.
+    /// Handles a chunk that arrived by a carrier.
     ///
     /// # Errors
     /// The peer violated the protocol: the flow must be reset.
     pub fn chunk(&mut self, offset: u64, bytes: &[u8], fin: bool) -> Result<(), Violation> {
         let end = offset + bytes.len() as u64;
-        // The end alone takes no room: TCP may have been given bytes before it that no credit was needed for.
+        // An empty chunk with an end needs no credit: bytes before it may have come by TCP, which needs none.
         if !bytes.is_empty() {
             if end > self.limit.max(self.received) {
                 let limit = self.limit;
@@ -142,7 +142,8 @@ impl ReceiveHalf {
         if fin { self.end_at(end) } else { Ok(()) }
     }
 
-    /// Takes bytes that came by a carrier, as [`ReceiveHalf::chunk`].
+    /// Handles bytes that arrived by a carrier, as [`ReceiveHalf::chunk`], without a copy where they are large
+    /// and in order.
     ///
     /// # Errors
     /// As [`ReceiveHalf::chunk`].
@@ -159,7 +160,8 @@ impl ReceiveHalf {
         Ok(())
     }
 
-    /// Whether the application may be given bytes that came by a carrier at once, as nothing is before them.
+    /// Whether bytes received by a carrier may bypass reassembly and go to the application at once, being the
+    /// next in order.
     pub fn is_next(&self, offset: u64, len: u64) -> bool {
         let end = offset + len;
         offset == self.received
@@ -171,7 +173,8 @@ impl ReceiveHalf {
             && !self.losses.is_tolerant
     }
 
-    /// The application has been given the first bytes of those that were next.
+    /// Notes that the application was given the first `len` bytes of those that [`ReceiveHalf::is_next`]
+    /// allowed.
     pub fn note_given(&mut self, len: usize) {
         self.received += len as u64;
         self.note_consumed(len);
@@ -204,7 +207,7 @@ impl ReceiveHalf {
         Ok(())
     }
 
-    /// Appends the pieces that are in order now.
+    /// Moves pieces that are in order now to the ready queue.
     fn join(&mut self) {
         while let Some(piece) = self.pieces.take(self.received) {
             if piece.len() < SMALL {
@@ -216,32 +219,32 @@ impl ReceiveHalf {
         }
     }
 
-    /// The application may do without what gets lost.
+    /// Marks the application as loss-tolerant.
     pub fn set_tolerant(&mut self) {
         self.losses.is_tolerant = true;
     }
 
-    /// Whether it may.
+    /// Whether the application is loss-tolerant.
     pub fn is_tolerant(&self) -> bool {
         self.losses.is_tolerant
     }
 
-    /// Offset of the next byte for the application.
+    /// Offset of the next byte to be read by the application.
     pub fn consumed(&self) -> u64 {
         self.consumed
     }
 
-    /// Bytes that it has to do without, so far.
+    /// Bytes skipped as lost so far.
     pub fn lost(&self) -> u64 {
         self.losses.lost
     }
 
-    /// The peer sends by a carrier that loses chunks: those from `from` on. Those before `passed` are not on their
-    /// way any more: what has arrived must have been taken. With `u64::MAX` it does so no more, where it did from
-    /// `passed` on. What has been overtaken is ignored.
+    /// Handles LOSES: the peer sends by an unreliable carrier from offset `from` on, of which bytes below
+    /// `passed` are no longer in flight; handle all chunks that have arrived first. `from` of `u64::MAX`: the
+    /// losses that began at `passed` have ended. Outdated messages are ignored.
     ///
     /// # Errors
-    /// The application needs them: the flow must be reset.
+    /// The application is not loss-tolerant: the flow must be reset.
     pub fn loses(&mut self, from: u64, passed: u64) -> Result<(), Violation> {
         let losses = &mut self.losses;
         if !losses.is_tolerant {
@@ -260,17 +263,18 @@ impl ReceiveHalf {
         Ok(())
     }
 
-    /// Goes on without what is not on its way any more.
+    /// Skips gaps whose bytes are no longer in flight.
     fn skip_passed(&mut self) {
         let passed = self.losses.passed;
-        // No carrier has taken more than there was credit for.
+        // Carriers take no bytes beyond the credit.
         let until = passed.min(self.limit).min(self.end.unwrap_or(passed));
         while self.may_skip() && self.received < until {
             self.skip(until.min(self.pieces.first().unwrap_or(until)));
         }
     }
 
-    /// A chunk has come by a carrier that loses some: gives up a gap that enough of them have overtaken.
+    /// Counts a chunk of an unreliable carrier that arrived beyond the first gap; skips the gap at the
+    /// reordering threshold.
     pub fn note_overtaken(&mut self) {
         let Some(piece) = self.pieces.first() else {
             return;
@@ -285,13 +289,13 @@ impl ReceiveHalf {
         }
     }
 
-    /// Whether the next byte may have been lost, and another gap can be kept track of.
+    /// Whether the next byte may be lost, and another gap can be tracked.
     fn may_skip(&self) -> bool {
         let is_lossy = self.losses.from.is_some_and(|from| self.received >= from);
         is_lossy && self.losses.gaps.len() < MAX_PIECES
     }
 
-    /// Goes on without the bytes up to an offset.
+    /// Skips the bytes below offset `to`.
     fn skip(&mut self, to: u64) {
         let len = to - self.received;
         self.losses.lost += len;
@@ -304,7 +308,7 @@ impl ReceiveHalf {
         self.join();
     }
 
-    /// Stores the next bytes in order. Small ones share a buffer: a peer decides how small they are.
+    /// Appends bytes in order. Small ones are coalesced, since a peer decides on their size.
     fn append(&mut self, bytes: &[u8]) {
         let gap = self.losses.gaps.back();
         let is_behind_gap = gap.is_some_and(|(at, len)| at + len == self.received);
@@ -326,7 +330,7 @@ impl ReceiveHalf {
         Ok(())
     }
 
-    /// Bytes that may be read from the TCP connection now; 0 while the application has to catch up.
+    /// Bytes that may be read from the TCP connection now; 0 is backpressure, until the application has read.
     pub fn tcp_room(&self) -> u64 {
         let offset = self.tcp_offset();
         let until_run = self
@@ -337,13 +341,13 @@ impl ReceiveHalf {
         credit.saturating_sub(offset).min(until_run)
     }
 
-    /// The offset of the next byte of the TCP connection.
+    /// Offset of the TCP connection's next byte.
     fn tcp_offset(&self) -> u64 {
         self.run.offset + (self.position - self.run.position)
     }
 
-    /// Takes bytes that were read from the TCP connection, at most [`ReceiveHalf::tcp_room`]. `urgent`: the
-    /// last one is TCP's urgent byte.
+    /// Handles bytes read from the TCP connection, at most [`ReceiveHalf::tcp_room`]. `urgent`: the last one is
+    /// TCP's urgent byte.
     ///
     /// # Errors
     /// The peer violated the protocol: the flow must be reset.
@@ -362,35 +366,35 @@ impl ReceiveHalf {
         Ok(())
     }
 
-    /// The TCP connection has ended in order, behind what was read.
+    /// Handles the TCP connection's FIN behind the bytes read.
     ///
     /// # Errors
-    /// Something lies behind that end: the flow must be reset.
+    /// Bytes lie beyond that end: the flow must be reset.
     pub fn tcp_end(&mut self) -> Result<(), Violation> {
         match self.end {
-            // It went by a carrier, and the peer has no more use for the connection.
+            // The end came by a carrier; the peer has closed the unused connection.
             Some(_) => Ok(()),
             None => self.end_at(self.tcp_offset()),
         }
     }
 
-    /// The peer is about to write a run to the TCP connection.
+    /// Handles ATTACH: the peer is about to write a run to the TCP connection.
     ///
     /// # Errors
     /// The peer violated the protocol: the flow must be reset.
     pub fn attach(&mut self, run: Run) -> Result<(), Violation> {
         let last = self.runs.back().unwrap_or(&self.run);
         if run.number <= last.number {
-            return Ok(()); // a repetition, or overtaken
+            return Ok(()); // duplicate or out of order
         }
         let floor = last.position.max(self.position);
         if run.position < floor || run.offset.checked_add(self.window).is_none() {
             return Err(Violation::BadRun(run.offset));
         }
         if self.runs.back().is_some_and(|r| r.position == run.position) {
-            self.runs.pop_back(); // nothing was written to it
+            self.runs.pop_back(); // an empty run
         }
-        // What was not confirmed comes again by TCP.
+        // Unconfirmed bytes are retransmitted over TCP.
         if let Some(from) = self.losses.from {
             self.losses.end(from);
         }
@@ -402,7 +406,7 @@ impl ReceiveHalf {
         Ok(())
     }
 
-    /// The number of the latest run that the peer has told of; 0: none.
+    /// Number of the latest run that the peer has announced; 0: none.
     pub fn latest_run(&self) -> u32 {
         self.runs.back().unwrap_or(&self.run).number
     }
@@ -413,7 +417,7 @@ impl ReceiveHalf {
         }
     }
 
-    /// The next bytes for the application, in order, and whether they are TCP's urgent byte, which then is
+    /// Next bytes for the application, in order, and whether they are TCP's urgent byte, which is returned
     /// alone.
     pub fn peek(&self) -> Option<(&[u8], bool)> {
         let bytes = &self.ready.front()?[..];
@@ -426,7 +430,7 @@ impl ReceiveHalf {
         }
     }
 
-    /// The application has taken so many of the bytes of [`ReceiveHalf::peek`].
+    /// Notes that the application has consumed `len` of the bytes of [`ReceiveHalf::peek`].
     pub fn consume(&mut self, len: usize) {
         let Some(first) = self.ready.front_mut() else {
             return;
@@ -452,13 +456,13 @@ impl ReceiveHalf {
         }
     }
 
-    /// Changes how many bytes it holds at most. Credit that was given stays.
+    /// Changes the maximum receive window. Credit already given stays.
     pub fn set_max_window(&mut self, max_window: u64) {
         self.max_window = max_window.max(INITIAL_CREDIT);
         self.window = self.window.min(self.max_window);
     }
 
-    /// Bytes held here, in order or not.
+    /// Bytes buffered, in order or not.
     pub fn held(&self) -> u64 {
         self.received - self.consumed + self.pieces.bytes()
     }
@@ -476,11 +480,11 @@ impl ReceiveHalf {
         self.pieces = Pieces::default();
         self.losses.gaps = VecDeque::new();
         self.consumed = self.received;
-        // What the application has is not all.
+        // The application has not had all bytes.
         self.end = None;
     }
 
-    /// What the peer should be told now: offset received, end received, credit.
+    /// The CONFIRM that is due, if any: offset received, end received, credit.
     pub fn owes_confirm(&self) -> Option<(u64, bool, u64)> {
         let limit = self.limit.max(self.consumed + self.window);
         let ended = self.is_ended();
@@ -492,13 +496,13 @@ impl ReceiveHalf {
         due.then_some((self.received, ended, limit))
     }
 
-    /// The peer is being told.
+    /// Notes that a CONFIRM is sent.
     pub fn confirm_sent(&mut self, (received, ended, limit): (u64, bool, u64)) {
         self.limit = self.limit.max(limit);
         self.told = Some((received, limit, ended));
     }
 
-    /// What the peer was told may not have arrived.
+    /// Notes that the latest CONFIRM may be lost.
     pub fn confirm_lost(&mut self) {
         self.told = None;
     }

@@ -1,4 +1,4 @@
-//! The sending half of a flow.
+//! The sending half of a flow: path selection, credit, retransmission by another path.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -11,8 +11,8 @@ use vtl_proto::frame::{CarrierId, Run};
 
 use super::{Chunk, INITIAL_CREDIT, Violation};
 
-/// Bytes that the peer has not confirmed, at most, whatever credit it gives, unless
-/// [`SendHalf::set_max_unconfirmed`] says something else.
+/// Default limit of unconfirmed bytes, which applies whatever credit the peer gives; see
+/// [`SendHalf::set_max_unconfirmed`].
 const MAX_UNCONFIRMED: u64 = 16 << 20;
 /// Overhead of a chunk in bytes: queue entry, reference count, allocator.
 const CHUNK: u64 = 160;
@@ -21,7 +21,7 @@ fn max_unconfirmed() -> u64 {
     MAX_UNCONFIRMED
 }
 
-/// Where the bytes of one direction go.
+/// Path of one direction's bytes.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]
@@ -33,93 +33,94 @@ pub enum Path {
     Carrier(CarrierId),
 }
 
-/// What a path is to send next.
+/// Next transmission by a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Bytes that went by another carrier, which has broken: report with [`SendHalf::sent_again`].
+    /// Retransmission of bytes that a carrier gave back, or that went by a carrier that has broken: report with
+    /// [`SendHalf::sent_again`].
     Again(Chunk),
-    /// Up to `max` bytes that the application has written, from this offset on: report with
-    /// [`SendHalf::sent_new`].
+    /// New bytes of the application, from this offset on: report with [`SendHalf::sent_new`].
     New {
-        /// Bytes of the direction before them.
+        /// Offset of the first one.
         offset: u64,
-        /// At least 1.
+        /// Maximum length, at least 1.
         max: u64,
     },
-    /// Shut the TCP connection down for writing, and report with [`SendHalf::sent_fin`]. Only where the
-    /// connection has carried the whole direction; else a frame says the end ([`SendHalf::owes_fin`]).
+    /// Shut the TCP connection down for writing: report with [`SendHalf::sent_fin`]. Only where the connection
+    /// has carried the whole direction; otherwise a frame conveys the end ([`SendHalf::owes_fin`]).
     Fin,
 }
 
 /// The flow's TCP connection as the sender sees it.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Connection {
-    /// Bytes written to it.
+    /// Bytes written to the connection.
     position: u64,
-    /// The latest run that the peer knows of.
+    /// The latest run that the peer has acknowledged (ATTACHED).
     run: Run,
-    /// A newer one that it has been told of.
+    /// A newer run, announced to the peer (ATTACH).
     asked: Option<Run>,
 }
 
 impl Connection {
-    /// The offset of the next byte that may be written without a new run.
+    /// Offset of the next byte that may be written without a new run.
     fn offset(&self) -> u64 {
         self.run.offset + (self.position - self.run.position)
     }
 }
 
-/// A chunk that a carrier has, and that may have to go again by another one.
+/// A chunk in flight by a carrier, kept for retransmission by another path.
 #[derive(Debug, Serialize, Deserialize)]
 struct Retained {
     carrier: CarrierId,
     chunk: Chunk,
 }
 
-/// From which offset on chunks may be lost; those before `passed` are not on their way any more. Of two the one with
-/// the greater `from` is the later one, or `passed` of one whose `from` is `u64::MAX`: the `from` that has ended.
+/// Content of LOSES: the offset from which on chunks may get lost. Of two messages, the later one has the
+/// greater `from`; one that ends losses (`from` is `u64::MAX`) compares by `passed`, the `from` that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Loses {
-    /// `u64::MAX`: from none on.
+    /// Chunks from this offset on may get lost; `u64::MAX`: none any more.
     pub from: u64,
-    /// At most as much as was sent; where `from` is `u64::MAX`, the former `from`.
+    /// Chunks below this offset are no longer in flight; where `from` is `u64::MAX`, the former `from`.
     pub passed: u64,
 }
 
-/// The sending half: which bytes go by which path, and which have to go again.
+/// The sending half: selects the path of each byte, and retransmits.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct SendHalf {
     path: Path,
-    /// A path to move to once the peer has shown that it knows the flow, or does without what gets lost.
+    /// Path to move to, and whether it loses, once the peer has confirmed that it knows the flow or tolerates
+    /// losses.
     awaited: Option<(Path, bool)>,
-    /// Whether both applications do without what gets lost: this host's, and the peer's.
+    /// Whether the applications are loss-tolerant: this host's, and the peer's.
     tolerant: [bool; 2],
-    /// What the peer is told of losses.
+    /// LOSES to send to the peer.
     loses: Option<Loses>,
     /// Offset of the next byte that has never been sent.
     next: u64,
-    /// Credit of the peer: carriers take nothing behind this offset.
+    /// Credit from the peer: carriers take no new bytes beyond this offset.
     limit: u64,
-    /// The application has ended its direction here.
+    /// Final offset, once the application has ended the direction.
     end: Option<u64>,
-    /// TCP's FIN has said it.
+    /// The end was sent as TCP's FIN.
     fin_by_tcp: bool,
     fin_confirmed: bool,
-    /// Everything below has been received by the peer's flow layer, as far as it has said so.
+    /// Cumulative confirmation: the peer's flow layer has received every byte below.
     confirmed: u64,
-    /// The peer has confirmed anything: it knows the flow.
+    /// The peer has sent a CONFIRM: it knows the flow.
     known: bool,
-    /// To be sent again, by offset; they do not overlap.
+    /// Chunks to retransmit, by offset; they do not overlap.
     returned: BTreeMap<u64, Chunk>,
-    /// In the order in which they were sent.
+    /// Retransmission buffer, in the order of transmission.
     retained: VecDeque<Retained>,
     tcp: Connection,
-    /// The peer discards chunks of this flow.
+    /// The peer has sent REJECT: it discards chunks of this flow.
     rejected: bool,
-    /// No byte goes by the TCP connection.
+    /// The TCP connection carries no bytes.
     #[serde(default)]
     requires_carrier: bool,
-    /// Bytes that carriers have and the peer has not confirmed, at most.
+    /// Limit of unconfirmed bytes.
     #[serde(skip, default = "max_unconfirmed")]
     max_unconfirmed: u64,
 }
@@ -149,22 +150,22 @@ impl Default for SendHalf {
 }
 
 impl SendHalf {
-    /// The peer has said anything of the flow: before, it may ignore frames of it.
+    /// Whether the peer has sent a CONFIRM of the flow; before, it may ignore the flow's frames.
     pub fn is_known(&self) -> bool {
         self.known
     }
 
-    /// All goes by TCP, unless the peer confirms something after all.
+    /// Whether the peer has rejected the flow: all bytes go by TCP unless it confirms something later.
     pub fn is_rejected(&self) -> bool {
         self.rejected
     }
 
-    /// No byte may go by the TCP connection: without a carrier they wait. Before anything is sent.
+    /// Forbids bytes on the TCP connection: they wait for a carrier. Call it before anything is sent.
     pub fn set_requires_carrier(&mut self) {
         self.requires_carrier = true;
     }
 
-    /// There are bytes that were sent before and have to go again.
+    /// Whether bytes wait for retransmission.
     pub fn has_returned(&self) -> bool {
         !self.returned.is_empty()
     }
@@ -191,24 +192,24 @@ impl SendHalf {
         self.retained = VecDeque::new();
     }
 
-    /// The path that bytes take now.
+    /// The current path.
     pub fn path(&self) -> Path {
         self.path
     }
 
-    /// Moves the direction to another path. What the former one has is still delivered by it.
+    /// Moves the direction to another path. The former path still delivers what it has taken.
     ///
-    /// The peer may never have heard of the flow, where the SYN's option got lost. So until it has confirmed
-    /// something, TCP repeats what carriers have, which leaves the connection the application's; and a carrier
-    /// must have credit for a chunk, which the peer answers, if only by rejecting it.
-    /// `loses`: what goes by that path may get lost. The flow waits until the peer does without it, and until what
-    /// has come back from paths that do not lose has gone by another such path.
+    /// The peer may not know the flow, if the SYN's option got lost. Therefore, until its first CONFIRM, TCP
+    /// retransmits what carriers have, so that the connection stays valid for the application; and a carrier
+    /// needs credit for a chunk, so that the peer answers, if only with REJECT. `loses`: the path is
+    /// unreliable. The flow moves there once the peer tolerates losses and chunks given back by reliable paths
+    /// have been retransmitted by a reliable one.
     pub fn move_to(&mut self, path: Path, loses: bool) {
         self.awaited = None;
         if path == self.path {
             return;
         }
-        // Where TCP may have nothing, what has come back goes by the carrier, and is answered, too.
+        // If TCP is forbidden, chunks given back go by the carrier, and are answered, too.
         let has_no_credit = !self.requires_carrier && self.next >= self.limit;
         let is_unheard = !self.known && (self.rejected || has_no_credit);
         if loses && self.is_losing() {
@@ -224,7 +225,7 @@ impl SendHalf {
             self.give_back(|_| true);
         }
         if let Some(ended) = self.loses.filter(|_| self.is_losing()) {
-            // Nothing need be lost that the new path can bring.
+            // The new path retransmits what the former one may lose.
             self.give_back(|retained| Path::Carrier(retained.carrier) == former);
             self.loses = Some(Loses {
                 from: u64::MAX,
@@ -237,32 +238,32 @@ impl SendHalf {
         }
     }
 
-    /// Both applications do without what gets lost, and the peer knows the flow; nothing has to come by a path that
-    /// does not lose, and what begins can be told from what has ended.
+    /// Whether losses may begin: both applications tolerate them, the peer knows the flow, no reliable
+    /// retransmission is left, and the new LOSES can be told from the former one.
     fn may_start_to_lose(&self) -> bool {
         let is_another = self.loses.is_none_or(|ended| self.next > ended.passed);
-        // An ATTACH that comes late would end it.
+        // A late ATTACH would end the losses.
         let is_attached = self.tcp.asked.is_none();
         let may_lose = self.known && self.tolerant == [true; 2];
         may_lose && self.returned.is_empty() && is_another && is_attached
     }
 
-    /// What is sent now may get lost.
+    /// Whether bytes sent now may get lost.
     fn is_losing(&self) -> bool {
         self.loses.is_some_and(|loses| loses.from != u64::MAX)
     }
 
-    /// The application does without what gets lost.
+    /// Marks the local application as loss-tolerant.
     pub fn set_tolerant(&mut self) {
         self.tolerant[0] = true;
     }
 
-    /// What the peer is to be told of losses.
+    /// LOSES to send to the peer.
     pub fn loses(&self) -> Option<Loses> {
         self.loses
     }
 
-    /// What was sent by a carrier that loses chunks, below this offset, is not on its way any more.
+    /// Notes that bytes sent by an unreliable carrier below `offset` are no longer in flight.
     pub fn passed(&mut self, offset: u64) {
         let offset = offset.min(self.next);
         if let Some(loses) = self.loses.as_mut().filter(|loses| loses.from != u64::MAX) {
@@ -270,7 +271,7 @@ impl SendHalf {
         }
     }
 
-    /// Everything below has been received, as far as the peer has said so.
+    /// Cumulative confirmation: the peer has received every byte below.
     pub fn confirmed_offset(&self) -> u64 {
         self.confirmed
     }
@@ -280,35 +281,35 @@ impl SendHalf {
         self.next
     }
 
-    /// Ends the direction behind what was sent so far: the application has sent its FIN.
+    /// Ends the direction at the next offset: the application has sent its FIN.
     pub fn finish(&mut self) {
         self.end.get_or_insert(self.next);
     }
 
-    /// The application has ended the direction.
+    /// Whether the application has ended the direction.
     pub fn is_finished(&self) -> bool {
         self.end.is_some()
     }
 
-    /// Nothing is left to do: the peer has everything, or TCP has. The TCP connection is to be shut down
-    /// for writing, which tells the peer that nothing of it is needed any more.
+    /// Whether the end has been confirmed, or sent as TCP's FIN. Then shut the TCP connection down for writing,
+    /// which tells the peer that it is no longer needed.
     pub fn is_complete(&self) -> bool {
         self.fin_confirmed || self.fin_by_tcp
     }
 
-    /// The TCP connection has carried the direction from its first byte to the latest.
+    /// Whether the TCP connection has carried every byte of the direction, in order.
     fn is_verbatim(&self) -> bool {
         self.tcp.run.number == 0 && self.tcp.asked.is_none() && self.tcp.position == self.next
     }
 
-    /// The direction's end, which the peer has to be told of by a frame.
+    /// The final offset, if it has to be sent in a frame.
     pub fn owes_fin(&self) -> Option<u64> {
         let by_tcp = self.path == Path::Tcp && self.is_verbatim();
         self.end.filter(|_| !by_tcp && !self.is_complete())
     }
 
-    /// What `path` is to send next, at most `max` bytes; `None` while it has nothing to send, waits for
-    /// credit, or for [`SendHalf::attached`].
+    /// Next transmission by `path`, at most `max` bytes; `None` if there is nothing to send, or it waits for
+    /// credit or for [`SendHalf::attached`].
     pub fn next(&mut self, path: Path, max: usize) -> Option<Next> {
         if path != self.path || max == 0 {
             return None;
@@ -331,9 +332,9 @@ impl SendHalf {
             return Some(Next::Again(chunk));
         }
         let room = match path {
-            // The receiver is never stuck in the middle: TCP's own flow control will do.
+            // No gap can be below these bytes: TCP's own flow control suffices.
             Path::Tcp if self.is_verbatim() => u64::MAX - self.next,
-            // A gap may be filled behind these bytes, so the receiver must have room for them.
+            // A gap may be filled later, so the receiver must have room for them.
             _ => self
                 .limit
                 .min(self.confirmed.saturating_add(self.max_unconfirmed))
@@ -343,11 +344,11 @@ impl SendHalf {
         (max > 0).then_some(Next::New { offset, max })
     }
 
-    /// Whether TCP may write the byte at `offset`; if not, a new run is on its way to the peer.
+    /// Whether TCP may write the byte at `offset`; if not, announces a new run to the peer.
     fn attach(&mut self, offset: u64) -> bool {
         let tcp = &mut self.tcp;
         if tcp.offset() == offset {
-            // An older run that the peer has not taken over yet must not come into force.
+            // A pending older run must not take effect.
             return tcp.asked.is_none();
         }
         if tcp.asked.is_none_or(|asked| asked.offset != offset) {
@@ -361,12 +362,12 @@ impl SendHalf {
         false
     }
 
-    /// The run that the peer has to be told of before TCP can go on.
+    /// The run to announce in ATTACH, which TCP waits for.
     pub fn asked(&self) -> Option<Run> {
         self.tcp.asked
     }
 
-    /// The peer knows the run with this number.
+    /// Handles ATTACHED for the run with this number.
     pub fn attached(&mut self, number: u32) {
         if let Some(run) = self.tcp.asked.take_if(|run| run.number == number) {
             self.tcp.run = run;
@@ -374,15 +375,15 @@ impl SendHalf {
         }
     }
 
-    /// Moves to the path that it waits to take, if it may now.
+    /// Retries the pending move.
     fn move_on(&mut self) {
         if let Some((path, loses)) = self.awaited.take() {
             self.move_to(path, loses);
         }
     }
 
-    /// `len` bytes of the chunk that [`SendHalf::next`] returned last have gone by the current path.
-    /// `retain`: the carrier does not give back what it could not deliver.
+    /// Notes that `len` bytes of the chunk that [`SendHalf::next`] returned last were sent by the current path.
+    /// `retain`: the carrier does not give back undelivered chunks.
     pub fn sent_again(&mut self, len: usize, retain: bool) {
         let Some((_, mut chunk)) = self.returned.pop_first() else {
             return;
@@ -400,7 +401,7 @@ impl SendHalf {
         self.account(chunk, retain);
     }
 
-    /// These bytes, the next ones of the application, have gone by the current path.
+    /// Notes that these bytes, the next ones of the application, were sent by the current path.
     pub fn sent_new(&mut self, bytes: Bytes, urgent: bool, retain: bool) {
         let chunk = Chunk {
             offset: self.next,
@@ -411,7 +412,7 @@ impl SendHalf {
         self.account(chunk, retain);
     }
 
-    /// The TCP connection was shut down for writing behind everything.
+    /// Notes that the TCP connection was shut down for writing behind all bytes.
     pub fn sent_fin(&mut self) {
         self.fin_by_tcp = true;
     }
@@ -426,11 +427,11 @@ impl SendHalf {
         }
     }
 
-    /// The peer has received everything below `offset`, and the end if `fin`, and takes chunks up to
-    /// `limit`. `tolerant`: its application does without what gets lost.
+    /// Handles CONFIRM: the peer has received every byte below `offset`, and the end if `fin`, and gives credit
+    /// up to `limit`. `tolerant`: its application is loss-tolerant.
     ///
     /// # Errors
-    /// It was never sent.
+    /// The offset, or the end, was never sent.
     pub fn confirmed(
         &mut self,
         offset: u64,
@@ -455,7 +456,7 @@ impl SendHalf {
 
     fn forget_confirmed(&mut self, offset: u64) {
         self.confirmed = offset;
-        // Chunks that were sent again stand behind younger ones: those wait for their turn.
+        // Retransmitted chunks are behind younger ones: they are freed with those.
         while let Some(first) = self.retained.front()
             && first.chunk.end() <= offset
         {
@@ -477,8 +478,8 @@ impl SendHalf {
         }
     }
 
-    /// A carrier has broken. `undelivered`: what it gives back. All of it goes by another path, which is
-    /// TCP if this one was in use.
+    /// Handles a broken carrier. `undelivered`: chunks it gives back. All unconfirmed bytes are retransmitted
+    /// by another path, which is TCP if this one was in use.
     pub fn carrier_broken(
         &mut self,
         carrier: CarrierId,
@@ -496,7 +497,8 @@ impl SendHalf {
         self.keep_whole();
     }
 
-    /// What has come back from a path that does not lose goes by TCP where everything else may get lost.
+    /// Moves to TCP while chunks given back by a reliable path wait for retransmission and the current one is
+    /// unreliable.
     fn keep_whole(&mut self) {
         let first = self.returned.first_key_value().map(|(offset, _)| *offset);
         let from = self.loses.filter(|_| self.is_losing()).map(|l| l.from);
@@ -505,24 +507,24 @@ impl SendHalf {
         }
     }
 
-    /// Goes by TCP until it may take another path.
+    /// Moves to TCP, with a pending move to another path.
     fn wait_by_tcp(&mut self, awaited: Option<(Path, bool)>) {
         self.move_to(Path::Tcp, false);
         self.awaited = awaited;
     }
 
-    /// A carrier gives back a chunk, all or part of which it may have delivered.
+    /// Handles a chunk that a carrier gives back; it may have delivered all or part of it.
     pub fn returned(&mut self, chunk: &Chunk) {
         self.give_back_chunk(chunk);
         self.keep_whole();
     }
 
-    /// The peer discards chunks of this flow, or will, as it may never have heard of it: all goes by TCP until
+    /// Handles REJECT: the peer discards chunks of this flow, which it may not know. All bytes go by TCP until
     /// it confirms something.
     pub fn reject(&mut self) {
         if !self.known && !self.rejected {
             self.rejected = true;
-            // If it confirms something after all.
+            // In case of a later CONFIRM.
             let awaited = Some((self.path, false)).filter(|(path, _)| *path != Path::Tcp);
             self.wait_by_tcp(awaited);
         }
@@ -538,14 +540,14 @@ impl SendHalf {
         }
     }
 
-    /// Queues what of a chunk is neither confirmed nor queued already.
+    /// Queues for retransmission what of a chunk is neither confirmed nor queued already.
     fn give_back_chunk(&mut self, chunk: &Chunk) {
         if self.is_complete() {
             return;
         }
         let mut from = chunk.offset.max(self.confirmed);
         if !self.known {
-            // TCP has what was given back before, from the first byte on.
+            // TCP has carried earlier retransmissions, from the first byte on.
             from = from.max(self.tcp.position);
         }
         let end = chunk.end();
