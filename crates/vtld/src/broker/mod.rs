@@ -1,6 +1,6 @@
-//! The Control Broker and the Data Broker: opens sessions with peers, runs the pump, and moves bytes
-//! between rings and applications. One thread opens and ends sessions (`control_broker/`), others send
-//! (`shard/`), or load what is to be sent by (`launcher.rs`); this module is the way to reach them.
+//! The Control Broker and the Data Broker: session set-up and teardown, the pump, and the bytes between rings
+//! and applications. One thread opens and ends sessions (`control_broker/`), others run egress (`shard/`), or
+//! load grafts (`launcher.rs`); this module is the handle to them.
 
 mod by_tcp;
 mod caller;
@@ -58,41 +58,41 @@ pub(crate) use session::WHOLE;
 pub use session::Wish;
 pub(crate) use shard::Doorbell;
 
-/// Knobs of the data plane, fixed once the daemon runs.
+/// Configuration of the broker and the data plane, fixed at start.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Hook on which packets are received.
+    /// Hook for received packets.
     pub ingress: Ingress,
     /// Egress driver.
     pub driver: Choice,
-    /// Where the programs of live frames are attached; in namespaces that the daemon makes if there is none.
+    /// Namespaces in which the programs of live frames are attached; `None`: the daemon creates them.
     pub room: Option<Arc<Room>>,
-    /// Packets that each of a session's rings holds at most: a power of two, at most 32,768. Short
-    /// paths get less; a packet takes 2 KiB.
+    /// Maximum packets in each of a session's rings: a power of two, at most 32,768. Short paths get less; a
+    /// packet takes 2 KiB.
     pub ring_slots: u32,
-    /// Sets of rings of each usual size kept ready. Making one takes 50 ms.
+    /// Sets of rings of each usual size kept in stock. Creating one takes 50 ms.
     pub stock: usize,
-    /// Whether payload of sessions that this host opens for TCP programs is sealed, where the peer takes that.
+    /// Whether to seal the payload of sessions that this host opens for flows, if the peer supports it.
     pub seals_flows: bool,
-    /// Bytes that all rings together may take. As it runs out, new sessions get smaller ones.
+    /// Memory quota of all rings, bytes. As it runs out, new sessions get smaller ones.
     pub ring_memory: u64,
-    /// Bytes that hooked flows may have kept for them. As it runs out, they go by TCP alone.
+    /// Memory quota of hooked flows' buffers, bytes. As it runs out, flows go by TCP alone.
     pub flow_memory: u64,
-    /// Sessions at a time.
+    /// Maximum number of concurrent sessions.
     pub max_sessions: usize,
-    /// Hosts that may open sessions, and have flows carried; all if there is none.
+    /// Hosts allowed to open sessions and to have flows carried; empty: all.
     pub from: Vec<Prefix>,
-    /// The interfaces that VTL is for.
+    /// The interfaces that VTL uses.
     pub scope: Scope,
-    /// Threads that send, each for sessions of its own.
+    /// Number of shards: threads that run egress, each for its own sessions.
     pub shards: u32,
     /// The directory of graft packages.
     pub pool: PathBuf,
-    /// The directory of the keys that they must be signed with.
+    /// The directory of the keys that sign them.
     pub keys: PathBuf,
 }
 
-/// Whatever the machine has.
+/// Minimum of [`Config::flow_memory`] by default, whatever the machine's memory.
 const LEAST_FLOW_MEMORY: u64 = 64 << 20;
 
 impl Default for Config {
@@ -116,13 +116,13 @@ impl Default for Config {
     }
 }
 
-/// One for every two processors: the others receive, and move the bytes of flows.
+/// Default number of shards: one for every two processors; the others receive, and move the bytes of flows.
 fn shards() -> u32 {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     (processors as u32 / 2).clamp(1, intf::VTL_MAX_SHARDS)
 }
 
-/// Bytes of this machine.
+/// Physical memory of this machine, bytes.
 fn physical_memory() -> u64 {
     // SAFETY: plain calls; -1 means that the system does not say.
     let (pages, size) = unsafe {
@@ -134,34 +134,34 @@ fn physical_memory() -> u64 {
     u64::try_from(pages).unwrap_or(0) * u64::try_from(size).unwrap_or(0)
 }
 
-/// Identifies a connection to the control socket: what it made ends with it.
+/// Identifies a connection to the control socket; its sessions and listeners end with it.
 pub type Owner = u64;
 
-/// A session that was handed to an aware application.
+/// A session handed to an aware application.
 #[derive(Debug)]
 pub struct Granted {
-    /// What the application is told.
+    /// The grant to send to the application.
     pub grant: Grant,
     /// Transmit ring, receive ring, eventfd towards the daemon, eventfd from the daemon.
     pub rings: [OwnedFd; 4],
-    /// Ring of events from the kernel, unless the daemon hands all of them on.
+    /// Ring of events from the kernel; `None`: the daemon forwards all wake-ups.
     pub events: Option<OwnedFd>,
-    /// The socket by which the application runs egress.
+    /// The socket through which the application runs egress.
     pub caller: Option<OwnedFd>,
-    /// The key that the peer has shown, if its payload is sealed.
+    /// The peer's authenticated key, if payload is sealed.
     pub(crate) shown: Option<PublicKey>,
-    /// It is not, though this host has asked for it.
+    /// Payload is not sealed, though this host asked for it.
     pub(crate) is_clear: bool,
 }
 
 const MS: u64 = 1_000_000;
-/// Frames that one session may have before the next one's turn.
+/// Frames that a session may send per turn.
 const QUANTUM: u32 = 32;
-/// After a session's end a program may still be at work on its entry and its rings; none runs for
-/// this long.
+/// Grace period before a session's entry and rings are reused: no program that still works on them runs this
+/// long.
 const GRACE_NS: u64 = 50_000_000;
 
-/// How soon it is noticed that an application has gone while it waits for a session.
+/// Interval of checking whether an application that waits for a session has gone.
 const PATIENCE: Duration = Duration::from_millis(200);
 
 type Reply<T> = SyncSender<Result<T, String>>;
@@ -212,28 +212,28 @@ enum Command {
     Stop,
 }
 
-/// What can be said when the pool's directory has been read.
+/// Question whose answer needs the pool's directory to be read first.
 enum Question {
     Grafts { reply: Reply<Grafts> },
     Describe { name: String, reply: Reply<Value> },
     Carries { over: Over, reply: Reply<()> },
 }
 
-/// The way to the broker's thread. Cheap to clone.
+/// Handle of the broker's thread. Cheap to clone.
 #[derive(Clone)]
 pub struct Handle {
     commands: Sender<Command>,
     wake: Arc<EventFd>,
-    /// Set before anybody has a handle but the broker.
+    /// Set before the handle is published.
     sessions: Arc<OnceLock<Arc<SessionTable>>>,
     flows: flows::Handle,
-    /// Of the broker's thread.
+    /// Heartbeat of the broker's thread.
     pulse: Arc<Pulse>,
 }
 
 impl Handle {
     fn send(&self, command: Command) {
-        // Without a thread the daemon is ending, and the command's reply channel says so.
+        // Without the thread the daemon is stopping, which the command's reply channel reports.
         let _ = self.commands.send(command);
         let _ = self.wake.write(1);
     }
@@ -246,7 +246,7 @@ impl Handle {
             .unwrap_or_else(|_| Err("the daemon is stopping".into()))
     }
 
-    /// As [`Handle::ask`], for what may take long: gives up once nobody waits for the answer.
+    /// As [`Handle::ask`], for commands that may take long: gives up once the application has gone.
     fn ask_patiently<T>(
         &self,
         command: impl FnOnce(Reply<T>) -> Command,
@@ -266,11 +266,10 @@ impl Handle {
         }
     }
 
-    /// Opens a session for an aware application, and waits until it is negotiated or the
-    /// application is gone.
+    /// Opens a session for an aware application; blocks until it is negotiated or the application has gone.
     ///
     /// # Errors
-    /// A sentence that says why not.
+    /// Why there is no session, as a sentence.
     pub fn connect(
         &self,
         owner: Owner,
@@ -289,15 +288,15 @@ impl Handle {
         self.ask_patiently(command, gone)
     }
 
-    /// Hands over the session by which the peer has succeeded the application's own.
+    /// Hands over the successor that the peer has opened for the application's session.
     ///
     /// # Errors
-    /// There is none.
+    /// The session has no successor.
     pub fn follow(&self, owner: Owner, from: SessionKey) -> Result<Granted, String> {
         self.ask(|reply| Command::Follow { owner, from, reply })
     }
 
-    /// Waits for sessions at a port. Returns the key with which other connections may accept them.
+    /// Listens for sessions at a port. Returns the key with which other connections may accept them.
     ///
     /// # Errors
     /// The port is taken, or 0, or vtld's own.
@@ -308,7 +307,7 @@ impl Handle {
         self.ask(|reply| Command::Listen { owner, port, reply })
     }
 
-    /// Waits for the sessions of hooked flows, as [`Handle::listen`].
+    /// Listens for the sessions of hooked flows, as [`Handle::listen`].
     ///
     /// # Errors
     /// The daemon is stopping.
@@ -317,8 +316,8 @@ impl Handle {
         self.ask(|reply| Command::Listen { owner, port, reply })
     }
 
-    /// Waits for the next session at the port that the key belongs to, or else at the owner's own;
-    /// or until the application is gone. The session then belongs to the owner.
+    /// Accepts the next session at the port of `key`, or else of the owner; blocks until there is one or the
+    /// application has gone. The session then belongs to the owner.
     ///
     /// # Errors
     /// Nobody listens with that key; the owner does not listen.
@@ -331,7 +330,7 @@ impl Handle {
         self.ask_patiently(|reply| Command::Accept { owner, key, reply }, gone)
     }
 
-    /// As [`Handle::accept`], until there is one or the listener has gone.
+    /// As [`Handle::accept`]; blocks until there is a session or the listener has gone.
     ///
     /// # Errors
     /// As [`Handle::accept`].
@@ -340,17 +339,17 @@ impl Handle {
         self.ask(|reply| Command::Accept { owner, key, reply })
     }
 
-    /// Ends the owner's session.
+    /// Closes the owner's session.
     pub fn close(&self, owner: Owner, aborted: bool) {
         self.send(Command::CloseSession { owner, aborted });
     }
 
-    /// The owner has gone.
+    /// Releases everything of an owner that has gone.
     pub fn gone(&self, owner: Owner) {
         self.send(Command::Gone { owner });
     }
 
-    /// State of the data plane and of the sessions from an index on; without hooks.
+    /// State of the data plane, of carriers, and of the sessions from an index on; without hooks.
     ///
     /// # Errors
     /// The daemon is stopping.
@@ -362,12 +361,12 @@ impl Handle {
         })
     }
 
-    /// The table of sessions, which the kernel's programs write to.
+    /// The session table, shared with the kernel's programs.
     pub(crate) fn sessions(&self) -> Option<&Arc<SessionTable>> {
         self.sessions.get()
     }
 
-    /// The thread of flows.
+    /// Handle of the thread of flows.
     pub(crate) fn flows(&self) -> &flows::Handle {
         &self.flows
     }
@@ -375,7 +374,7 @@ impl Handle {
     /// State of the owner's session.
     ///
     /// # Errors
-    /// It has none, or the daemon is stopping.
+    /// The owner has no session, or the daemon is stopping.
     pub fn statistics(&self, owner: Owner) -> Result<SessionStatus, String> {
         self.ask(|reply| Command::Statistics { owner, reply })
     }
@@ -388,11 +387,11 @@ impl Handle {
         self.ask(|reply| Command::Ask(Question::Grafts { reply }))
     }
 
-    /// Loads a graft of the pool, `NAME` or `NAME@VERSION`, into the kernel. `swap`: in place of
-    /// another version of it, which must be there; open sessions keep their state if the two are compatible.
+    /// Deploys a graft of the pool, `NAME` or `NAME@VERSION`, to the kernel. `swap`: replaces another version,
+    /// which must be deployed; open sessions keep their state if the two are compatible.
     ///
     /// # Errors
-    /// The pool does not have it, or why it is refused. What runs is not touched then.
+    /// The pool does not have it, or why it is refused. Deployed grafts are unchanged then.
     pub fn deploy(&self, name: String, swap: bool) -> Result<Deployed, String> {
         let wanted = Wanted::Named(name);
         self.ask(|reply| Command::Deploy {
@@ -402,10 +401,10 @@ impl Handle {
         })
     }
 
-    /// Loads the graft of a package into the kernel, and takes the package into the pool.
+    /// Deploys the graft of a package to the kernel, and adds the package to the pool.
     ///
     /// # Errors
-    /// Why it is refused. Neither what runs nor the pool is touched then.
+    /// Why it is refused. Deployed grafts and the pool are unchanged then.
     pub fn deploy_package(&self, package: Vec<u8>, swap: bool) -> Result<Deployed, String> {
         let wanted = Wanted::Package(package);
         self.ask(|reply| Command::Deploy {
@@ -415,7 +414,7 @@ impl Handle {
         })
     }
 
-    /// All that is known of a graft of the pool.
+    /// Describes a graft of the pool.
     ///
     /// # Errors
     /// The pool does not have it.
@@ -423,7 +422,7 @@ impl Handle {
         self.ask(|reply| Command::Ask(Question::Describe { name, reply }))
     }
 
-    /// Takes a graft out of the kernel.
+    /// Removes a graft from the kernel.
     ///
     /// # Errors
     /// It is not deployed, or sessions of applications use it.
@@ -431,7 +430,7 @@ impl Handle {
         self.ask(|reply| Command::Remove { name, reply })
     }
 
-    /// Whether hooked connections can travel by this carrier, as far as the pool decides.
+    /// Checks that hooked connections can use this carrier, as far as the pool decides.
     ///
     /// # Errors
     /// The pool does not have the graft, or it lacks a service: which ones there are.
@@ -446,7 +445,7 @@ impl Handle {
         self.ask(|reply| Command::Ask(Question::Carries { over, reply }))
     }
 
-    /// Lets hooked applications use the broker.
+    /// Connects the Hooker to the broker and to the thread of flows.
     pub fn set_hooker(&self, hooker: hooker::Handle) {
         self.flows.set_hooker(hooker.clone(), self.clone());
         self.send(Command::Hooker(hooker));
@@ -497,7 +496,7 @@ impl hooker::Broker for Handle {
 /// Loads the data plane in the calling thread's network namespace and starts the broker.
 ///
 /// # Errors
-/// What the kernel refused.
+/// The kernel refused an operation.
 pub fn start(config: Config, identity: Identity) -> anyhow::Result<(Handle, JoinHandle<()>)> {
     let (commands, inbox): (_, Receiver<Command>) = mpsc::channel();
     let wake = Arc::new(event()?);
@@ -516,7 +515,7 @@ pub fn start(config: Config, identity: Identity) -> anyhow::Result<(Handle, Join
         pulse: Arc::clone(&pulse),
     };
     let (ready, started) = mpsc::sync_channel(1);
-    // The data plane is made on the thread that uses it: libbpf's objects stay there.
+    // Created on the thread that uses it: libbpf's objects stay there.
     let thread = std::thread::Builder::new()
         .name("vtl-broker".into())
         .spawn(
@@ -540,7 +539,7 @@ pub(crate) fn set_linger(socket: &impl AsFd, on: bool) {
     let _ = option::abort_on_close(socket, on);
 }
 
-/// An eventfd that nobody waits for by reading.
+/// A non-blocking eventfd.
 fn event() -> nix::Result<EventFd> {
     EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)
 }

@@ -1,4 +1,4 @@
-//! One session's user-space side.
+//! State of one session in user space.
 
 use std::{
     net::IpAddr,
@@ -28,16 +28,16 @@ use vtl_ring::Controls;
 use super::{Granted, Owner, Reply, caller::Caller, meter::Meter, peers::Exit};
 use crate::identity::handshake::{self, Agreed, Tags};
 
-/// The application that a session is for, which may be this daemon's own thread of flows.
+/// The session's application, which may be this daemon's own thread of flows.
 pub(super) struct Aware {
     pub(super) owner: Owner,
-    /// Who waits for the session to open, at the initiator.
+    /// Initiator: where to send the session once open.
     pub(super) reply: Option<Reply<Granted>>,
-    /// From the application, until it has it: what watches it needs no descriptor.
+    /// Eventfd from the application; dropped once granted: epoll watches the application's copy.
     pub(super) kick: Option<EventFd>,
-    /// To the application, until it has it.
+    /// Eventfd to the application; dropped once granted.
     pub(super) wake: Option<Arc<EventFd>>,
-    /// The application has got it.
+    /// The session has been handed to the application.
     pub(super) granted: bool,
     pub(super) controls: Arc<Controls>,
 }
@@ -46,23 +46,23 @@ pub(super) struct Aware {
 #[derive(Clone, Copy)]
 pub(super) struct Answered {
     pub(super) at_ns: u64,
-    /// The peer's first packet need not have waited for it.
+    /// The peer may have sent early data, so its first packet gives no round-trip sample.
     pub(super) early: bool,
 }
 
-/// How far a session's keys are.
+/// State of a session's crypto handshake.
 #[derive(Default)]
 pub(super) enum Keying {
-    /// It has none.
+    /// No keys.
     #[default]
     Clear,
-    /// It has none, though the initiator has asked for some.
+    /// No keys: the peer has not answered the handshake that this host asked for.
     Refused,
-    /// The initiator waits for the answer.
+    /// Initiator: awaiting the answer.
     Asked(Box<handshake::Initiator>),
-    /// The responder waits for the last flight, and the application for the session.
+    /// Responder: awaiting the last flight; the application does not have the session yet.
     Answered(Box<handshake::Responder>),
-    /// There are some.
+    /// Finished: keys, and the peer's identity.
     Agreed(Box<Agreed>),
 }
 
@@ -71,37 +71,37 @@ pub(super) struct Session {
     pub(super) local: IpAddr,
     pub(super) port: u16,
     pub(super) token: u64,
-    /// The session that this one succeeds, and the one that succeeds it, or is to.
+    /// The session's predecessor, and its successor, also while that is being opened.
     pub(super) succeeds: Option<u32>,
     pub(super) successor: Option<u32>,
-    /// What the application here has required of it: no peer's wish takes that away.
+    /// Services that the local application requires: a successor opened by the peer must provide them.
     pub(super) required: Services,
-    /// At the initiator: the gids to offer, in order of preference.
+    /// Initiator: the gids to offer, in order of preference.
     pub(super) preferred: Vec<u16>,
-    /// How data leave that go ahead of the answer.
+    /// Link-layer header, interface and port for early data.
     pub(super) exit: Option<Exit>,
-    /// At the initiator: the UDP port that NEGO goes to.
+    /// Initiator: destination UDP port of NEGO.
     pub(super) port_there: u16,
     pub(super) keying: Keying,
-    /// Of its packets' headers, in place of the token.
+    /// Keys of the tags in packets' headers, which replace the token.
     pub(super) tags: Option<Tags>,
-    /// Whose key it has to be, as the session before it had that one.
+    /// The key that the peer must have: that of the predecessor's peer.
     pub(super) expected: Option<PublicKey>,
-    /// At the responder, until the peer's first packet, for its round-trip time.
+    /// Responder: until the peer's first packet, for a round-trip sample.
     pub(super) answered: Option<Answered>,
     pub(super) lifecycle: Lifecycle<Box<Initiator>>,
     pub(super) rings: RingSet,
-    /// Packets that are used of each ring: no more than the path asks for.
+    /// Slots in use in each ring, as many as the path needs.
     pub(super) slots: u32,
-    /// Whether the peer takes messages of several packets, and packets in halves.
+    /// Whether the peer supports messages of several packets, and fragments of packets.
     pub(super) long_messages: bool,
-    /// The connection that its packets go by, where they go by TCP.
+    /// The TCP connection of its packets during a detour.
     pub(super) tunnel: Option<u32>,
     pub(super) path: SessionPath,
     pub(super) aware: Aware,
-    /// By which the application runs egress for single packets.
+    /// The socket through which the application runs egress for single packets.
     pub(super) caller: Option<Caller>,
-    /// What the path does of late.
+    /// Recent measurements of the path.
     pub(super) meter: Meter,
 }
 
@@ -110,12 +110,13 @@ impl Session {
         self.lifecycle.is_open()
     }
 
-    /// Whether the peer has to show who it is, with the last flight of the handshake, before the session is used.
+    /// Whether the session may not be used before the last flight of the crypto handshake has authenticated the
+    /// peer.
     pub(super) fn awaits_keys(&self) -> bool {
         matches!(self.keying, Keying::Answered(_))
     }
 
-    /// Whether a packet, whole or its header, is from the peer: by its tag or its token. It has its token then.
+    /// Checks a packet, or its header alone, by its tag or its token; replaces a valid tag by the token.
     pub(super) fn is_from_peer(&self, packet: &mut [u8]) -> bool {
         match &self.tags {
             Some(tags) => tags.receive.take(packet, self.token),
@@ -123,12 +124,12 @@ impl Session {
         }
     }
 
-    /// Whether a peer with that key may have the session.
+    /// Whether a peer with that key may have the session: a successor keeps its peer.
     pub(super) fn expects(&self, key: PublicKey) -> bool {
         self.expected.is_none_or(|expected| expected == key)
     }
 
-    /// Its keys, and who the peer is.
+    /// The keys and the peer's identity, once the crypto handshake has finished.
     pub(super) fn agreed(&self) -> Option<&Agreed> {
         match &self.keying {
             Keying::Agreed(agreed) => Some(agreed),
@@ -136,7 +137,7 @@ impl Session {
         }
     }
 
-    /// What the kernel's entry shows of the session.
+    /// The lifecycle's view of the session's entry in the kernel.
     pub(super) fn observe(&self, entry: &sessions::Session<'_>) -> Observation {
         Observation {
             heard: entry.heard(),
@@ -147,18 +148,18 @@ impl Session {
         }
     }
 
-    /// Packets that were written to the transmit ring since the session began.
+    /// Number of packets ever written to the transmit ring.
     pub(super) fn published(&self) -> u64 {
         self.aware.controls.published()
     }
 
-    /// Whoever writes packets is told how much the path takes.
+    /// Sets the payload that the path takes, for writers of packets.
     pub(super) fn set_path(&self, most: u16) {
         self.aware.controls.set_path(most);
     }
 }
 
-/// The kernel's entry of a new session, before anything is known of the peer.
+/// A new session's entry for the kernel, without the peer's parameters.
 pub(super) fn entry(
     sid: u32,
     token: u64,
@@ -182,10 +183,10 @@ pub(super) fn entry(
     }
 }
 
-/// The sending half of a session in which nothing was sent.
+/// Initial state of a session's sender.
 pub(super) fn sender() -> vtl_tx {
     vtl_tx {
-        // Not nothing, for whoever asks before egress has set the initial window.
+        // A window for readers before egress sets the initial one.
         cwnd: 32,
         reorder: intf::VTL_REORDER,
         xid: 1,
@@ -193,14 +194,14 @@ pub(super) fn sender() -> vtl_tx {
     }
 }
 
-/// What a session is to be like, as its initiator asks for it.
+/// An initiator's request for a session.
 #[derive(Clone, Debug, Default)]
 pub struct Wish {
-    /// What the graft must provide, and should.
+    /// Services that the graft must or should provide, and bounds.
     pub wanted: Requirements,
-    /// This one and no other.
+    /// Name of the only graft to offer.
     pub graft: Option<String>,
-    /// Parameters of that graft, for both directions; the others have their defaults.
+    /// Parameters of that graft, for both directions; defaults for the others.
     pub params: Vec<(String, u32)>,
 }
 
@@ -218,20 +219,20 @@ impl From<Services> for Wish {
 }
 
 impl Wish {
-    /// The parameters of a graft that were asked for, by name or by what they do for the bounds:
-    /// index and value. `rtt`: to the peer, if it is known.
+    /// Parameters of a graft as requested, by name or derived from the bounds: index and value. `rtt`: to the
+    /// peer, if known.
     pub(super) fn asked(&self, known: &[Parameter], rtt: Option<Duration>) -> Vec<(u8, u32)> {
         let qos = &self.wanted.qos;
         let rtt_ms = rtt.unwrap_or(FAR).as_secs_f64() * 1e3;
         let bound = |p: &Parameter| match p.name.as_str() {
-            // Rounded down: never more than was allowed.
+            // Rounded down, so that the bound holds.
             "max-loss" => qos.max_loss_pct.map(|pct| pct * 10.0),
-            // What is sent again at that age takes half a round trip.
+            // A retransmission at that age takes half a round trip.
             "lifetime" => {
                 let age = |ms| (f64::from(ms) - rtt_ms / 2.0).max(1.0);
                 qos.max_delay_ms.map(age)
             }
-            // Twice what is under way: a lost packet holds its place for a round trip more.
+            // Twice the bandwidth-delay product: a lost packet keeps its place for another round trip.
             "window" => {
                 let packets = |mbit| 2.0 * mbit * 1e3 / 8.0 * rtt_ms / f64::from(PAYLOAD);
                 let window = |mbit| f64::max(packets(mbit) + 1.0, p.default.into());
@@ -250,7 +251,7 @@ impl Wish {
             .collect()
     }
 
-    /// Whether the graft has these parameters.
+    /// Checks that the graft has these parameters, and their ranges.
     pub(super) fn check(&self, known: &[Parameter]) -> Result<(), String> {
         for (name, value) in &self.params {
             let p = known.iter().find(|p| p.name == *name);
@@ -266,12 +267,12 @@ impl Wish {
     }
 }
 
-/// A round trip to a peer that we have never met.
+/// Assumed round trip to an unknown peer.
 const FAR: Duration = Duration::from_millis(100);
-/// What a packet carries at least, on nearly all paths, bytes.
+/// Minimum payload of a packet on nearly all paths, bytes.
 const PAYLOAD: u32 = 1200;
 
-/// What negotiation found out.
+/// Fills in the result of the negotiation.
 pub(super) fn fill(s: &mut vtl_session, e: &Established) {
     s.peer_sid = e.peer_sid;
     s.peer_token = e.peer_token;
@@ -285,11 +286,10 @@ pub(super) fn fill(s: &mut vtl_session, e: &Established) {
     }
 }
 
-/// Grafts that provide this keep several packets of a message together.
+/// Services that messages of several packets need.
 pub(crate) const WHOLE: Services = Services::RELIABLE.union(Services::ORDERED);
 
-/// Bytes of the longest message: several packets stay together only if none is missing and each has
-/// its place.
+/// Maximum message length, bytes: messages span packets only if none is missing or out of order.
 pub(super) fn max_message(long_messages: bool, max_payload: u16, services: Services) -> u32 {
     if long_messages && services.contains(WHOLE) {
         intf::VTL_MAX_MESSAGE
@@ -298,7 +298,7 @@ pub(super) fn max_message(long_messages: bool, max_payload: u16, services: Servi
     }
 }
 
-/// Descriptors for an aware application.
+/// Assembles an aware application's grant and descriptors.
 pub(super) fn grant(
     sid: u32,
     session: &Session,

@@ -1,4 +1,4 @@
-//! This host's sessions, and which of their indexes are free.
+//! This host's sessions, and the allocation of their indexes.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -12,14 +12,13 @@ use crate::network::Network;
 
 use super::{GRACE_NS, Owner, now_ns, random_token, session::Session};
 
-/// Which indexes may be given.
+/// Allocation of indexes.
 struct Indexes {
-    /// They are below this, and above 0.
+    /// Indexes range from 1 to below this.
     places: u32,
-    /// Those of sessions that ended a moment ago, and when their shards let go of them: `u64::MAX`
-    /// until they have.
+    /// Recently freed indexes, and when their shards released them: `u64::MAX` until then.
     freed: HashMap<u32, u64>,
-    /// The one that was given last.
+    /// Index allocated last.
     last: u32,
 }
 
@@ -32,13 +31,13 @@ impl Indexes {
         }
     }
 
-    /// Whether an index is to be left alone for a while.
+    /// Whether an index was freed less than the grace period ago.
     fn rests(&self, sid: u32, now: u64) -> bool {
         let recent = |at: &u64| now.saturating_sub(*at) < GRACE_NS;
         self.freed.get(&sid).is_some_and(recent)
     }
 
-    /// The first index behind `sid` that is free: one that was freed is left alone for as long as
+    /// Returns the first free index behind `sid`, cyclically, so that a freed one is reused as late as
     /// possible.
     fn after(&self, sid: u32, is_free: impl Fn(u32) -> bool) -> Option<u32> {
         let all = (sid + 1..self.places).chain(1..=sid);
@@ -50,15 +49,15 @@ impl Indexes {
 pub(super) struct Sessions {
     table: Arc<SessionTable>,
     known: BTreeMap<u32, Session>,
-    /// Who they belong to.
+    /// Sessions by owner.
     owned: BTreeSet<(Owner, u32)>,
     indexes: Indexes,
-    /// The session that the next turn begins with.
+    /// Where [`Sessions::take_turn`] goes on.
     next_turn: u32,
 }
 
 impl Sessions {
-    /// None yet, with places in the table of the kernel's programs.
+    /// Creates an empty set over the kernel's session table.
     pub(super) fn new(table: Arc<SessionTable>) -> Self {
         Self {
             indexes: Indexes::new(table.places()),
@@ -73,7 +72,7 @@ impl Sessions {
         self.known.len()
     }
 
-    /// How many there are with hosts of a network.
+    /// Number of sessions with hosts of a network.
     pub(super) fn of_network(&self, network: Network) -> usize {
         let all = self.known.values();
         all.filter(|s| Network::of(s.peer) == network).count()
@@ -95,7 +94,7 @@ impl Sessions {
         self.known.get_mut(&sid)
     }
 
-    /// Their indexes from this one on, in ascending order.
+    /// Indexes from this one on, in ascending order.
     pub(super) fn indexes_from(&self, sid: u32) -> impl Iterator<Item = u32> {
         self.known.range(sid..).map(|(sid, _)| *sid)
     }
@@ -111,7 +110,7 @@ impl Sessions {
         self.known.insert(sid, session);
     }
 
-    /// Takes a session out. Nobody gets its index before its shard has let go of it.
+    /// Removes a session; reserves its index until its shard has released it.
     pub(super) fn remove(&mut self, sid: u32) -> Option<Session> {
         let session = self.known.remove(&sid)?;
         self.owned.remove(&(session.aware.owner, sid));
@@ -124,7 +123,7 @@ impl Sessions {
         Some(session)
     }
 
-    /// Gives a session to another owner.
+    /// Changes a session's owner.
     pub(super) fn hand_over(&mut self, sid: u32, owner: Owner) {
         if let Some(session) = self.known.get_mut(&sid) {
             let before = std::mem::replace(&mut session.aware.owner, owner);
@@ -133,7 +132,7 @@ impl Sessions {
         }
     }
 
-    /// The next `most` sessions in turn, beginning again behind the last one.
+    /// Returns the next `most` sessions, round-robin.
     pub(super) fn take_turn(&mut self, most: usize) -> Vec<u32> {
         let turn: Vec<u32> = self.indexes_from(self.next_turn).take(most).collect();
         self.next_turn = match turn.last() {
@@ -143,24 +142,24 @@ impl Sessions {
         turn
     }
 
-    /// Keeps an index until [`Sessions::release`].
+    /// Reserves an index until [`Sessions::release`].
     pub(super) fn reserve(&mut self, sid: u32) {
         self.indexes.freed.insert(sid, u64::MAX);
     }
 
-    /// The session's shard has let go of the index.
+    /// Releases an index for its shard; the grace period starts.
     pub(super) fn release(&mut self, sid: u32) {
         self.indexes.freed.insert(sid, now_ns());
     }
 
-    /// Forgets which indexes rest that have rested.
+    /// Drops records of freed indexes whose grace period is over.
     pub(super) fn sweep(&mut self, now: u64) {
         let recent = |at: u64| now.saturating_sub(at) < GRACE_NS;
         self.indexes.freed.retain(|_, at| recent(*at));
     }
 
-    /// Whether nobody uses this index, and nobody did a moment ago. An application may still hold a
-    /// session whose entry the programs have let go of.
+    /// Whether an index is unused and its grace period over. An application may still hold a session whose
+    /// entry the programs have freed.
     pub(super) fn is_free(&self, sid: u32) -> bool {
         let entry = self.table.get(sid);
         entry.is_some_and(|e| e.state() == intf::VTL_FREE)
@@ -168,7 +167,7 @@ impl Sessions {
             && !self.indexes.rests(sid, now_ns())
     }
 
-    /// The next free index.
+    /// Allocates the next free index.
     pub(super) fn next_free(&mut self) -> Option<u32> {
         let sid = self
             .indexes
@@ -177,7 +176,7 @@ impl Sessions {
         Some(sid)
     }
 
-    /// An index that is probably free when a peer comes back: any that is free now.
+    /// Returns a random free index to suggest for a peer's next session; not reserved.
     pub(super) fn any_free(&self) -> u32 {
         let random = random_token() % u64::from(self.indexes.places - 1);
         let free = self.indexes.after(random as u32, |sid| self.is_free(sid));

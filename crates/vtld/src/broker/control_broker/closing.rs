@@ -1,4 +1,4 @@
-//! Carries out what the lifecycle of a session decides (`vtl_core::session`): keepalive and the end.
+//! Executes the actions of `vtl_core::session`: keepalive and closing.
 
 use vtl_core::session::{
     ABORT_COPIES, Action, End, EndReason, Farewell, PeerClose, Reaction, Successor,
@@ -18,7 +18,7 @@ use super::{
     ControlBroker,
 };
 
-/// The reason of an end as the session's rings tell it.
+/// Reason of a session's end, as its rings' control blocks encode it.
 fn code(reason: EndReason) -> u32 {
     match reason {
         EndReason::ClosedByPeer => intf::VTL_CLOSED_BY_PEER,
@@ -60,8 +60,8 @@ impl ControlBroker {
         }
     }
 
-    /// Updates what is known of an open session's path, and sends keepalive probes if `probe`.
-    /// `heard`: the peer was heard since the last time.
+    /// Updates the measurements of an open session's path, and sends keepalive probes if `probe`. `heard`: the
+    /// peer has been heard since the last tick.
     fn keep_alive(&mut self, sid: u32, now: u64, heard: bool, probe: bool) {
         let table = self.plane.sessions();
         let (Some(session), Some(entry)) = (self.sessions.get_mut(sid), table.get(sid)) else {
@@ -97,7 +97,7 @@ impl ControlBroker {
         }
     }
 
-    /// Aborts a session without its user, who learns of it.
+    /// Aborts a session on this host's behalf, and reports it to its user.
     pub(super) fn abort(&mut self, sid: u32) {
         let session = self.sessions.get_mut(sid);
         if let Some(end) = session.and_then(|s| s.lifecycle.abort()) {
@@ -118,8 +118,7 @@ impl ControlBroker {
         self.send_to_peer(sid, flags, Packet::Close);
     }
 
-    /// Sends what a session's daemons say to each other, but nothing unasked to an address that has
-    /// not been proven.
+    /// Sends a control packet of a session; nothing unless the peer's address is validated.
     pub(super) fn send_to_peer(
         &mut self,
         sid: u32,
@@ -131,7 +130,7 @@ impl ControlBroker {
         }
     }
 
-    /// The same, by a way that the session's packets may not go now.
+    /// Sends a control packet of a session by `via`, whatever its current encapsulation.
     pub(super) fn send_to_peer_via(
         &mut self,
         sid: u32,
@@ -155,7 +154,7 @@ impl ControlBroker {
         self.send_tagged(&packet(header), key.as_ref(), local, peer, via);
     }
 
-    /// Takes a CLOSE of the peer.
+    /// Handles a CLOSE from the peer.
     pub(super) fn closed(&mut self, header: Header, received: &Received) {
         let sid = header.sid;
         let Some(session) = self.sessions.get(sid) else {
@@ -167,12 +166,12 @@ impl ControlBroker {
         let aborted = u32::from(header.flags) & intf::VTL_F_ABORT != 0;
         match (session.awaits_keys(), aborted) {
             (true, true) => return self.forget(sid),
-            // It comes again, and by then the application may have the session.
+            // The peer retransmits it, and the application may have the session by then.
             (true, false) => return,
             (false, _) => {}
         }
         tracing::debug!(peer = %session.peer, sid, aborted, "the peer closes the session");
-        // The session, or its successor, is validated first where that is due, which may remove it.
+        // Validate the session, or its successor, first where due, which may remove it.
         while let Some(session) = self.sessions.get(sid) {
             let (succeeds, successor) = (session.succeeds.is_some(), session.successor);
             let close = PeerClose {
@@ -206,7 +205,7 @@ impl ControlBroker {
         }
     }
 
-    /// A session as the successor of another one.
+    /// State of a session as the successor of another one.
     fn as_successor(&self, sid: u32) -> Successor {
         let located = self
             .plane

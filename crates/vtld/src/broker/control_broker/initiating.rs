@@ -1,4 +1,4 @@
-//! The initiator's half of opening sessions, for hooked and for aware applications.
+//! Session set-up: the initiator, for hooked and for aware applications.
 
 use std::{
     io,
@@ -36,9 +36,9 @@ use super::{
     parked::Connect,
 };
 
-/// Delivers what was damaged on the way, of which nothing would open.
+/// The graft that delivers damaged packets, which cannot be sealed: opening them would fail.
 const DAMAGED: &str = "udp-lite";
-/// How often a session's lock is tried, 1 ms apart, that an application holds for a microsecond.
+/// Attempts, 1 ms apart, to take a session's egress lock, which an application holds for a microsecond.
 const LOCK_TRIES: u32 = 50;
 
 impl ControlBroker {
@@ -94,12 +94,12 @@ impl ControlBroker {
         }
     }
 
-    /// Where a session leads that another one is to succeed.
+    /// Peer address and port of a session to be succeeded.
     fn to_be_succeeded(&self, of: SessionKey) -> Result<SocketAddr, &'static str> {
         let session = self.sessions.get(of.sid);
         let session = session.filter(|s| s.token == of.key);
         let session = session.ok_or("the session has ended")?;
-        // It may have ended by that, and the application not have noticed yet.
+        // Checked first: the succession may have ended the session, unnoticed by the application.
         if session.successor.is_some() {
             return Err("the session is being changed already: try again");
         }
@@ -109,14 +109,14 @@ impl ControlBroker {
         Ok((session.peer, session.port).into())
     }
 
-    /// Whether the graft that most peers would take is in the kernel: it need not be waited for when
-    /// the answer comes.
+    /// Whether the first candidate, which most peers choose, is deployed; otherwise the answer to NEGO would
+    /// have to wait for it.
     fn candidate_ready(&mut self, wish: &Wish) -> Result<bool, String> {
         let first = self.pool.candidates(wish)?[0].gid;
         self.graft_ready(first)
     }
 
-    /// Whether an answer has to wait until the graft that it names is in the kernel.
+    /// Whether an answer has to wait for the deployment of its graft.
     pub(super) fn answer_waits(&mut self, answer: &Nego<'_>, from: IpAddr) -> bool {
         let session = self.sessions.get(answer.header.sid);
         let is_awaited = session.is_some_and(|s| {
@@ -127,7 +127,7 @@ impl ControlBroker {
         is_awaited && self.graft_ready(gid) == Ok(false)
     }
 
-    /// Begins to open a session, perhaps one that succeeds another.
+    /// Starts opening a session. `succeeds`: its predecessor.
     pub(super) fn open(
         &mut self,
         peer: IpAddr,
@@ -160,19 +160,19 @@ impl ControlBroker {
         if let Some(before) = before {
             ways.sort_by_key(|way| *way != before.way());
         }
-        // The other session's token proves our address.
+        // The predecessor's token validates our address.
         let ticket = match succeeds {
             Some(_) => None,
             None => self.peers.ticket(peer, now),
         };
-        // What goes ahead may have to go again.
+        // Early data may have to be retransmitted.
         let reliable = |gid| {
             let found = grafts.iter().find(|g| g.gid == gid);
             found.is_some_and(|g| g.provides.contains(Services::RELIABLE))
         };
-        // Nor would the peer have room for it, if its rings are as small as ours.
+        // No early data either if the peer's rings may be too small, judged by ours.
         let room = self.wanted_slots(peer) >= intf::VTL_EARLY_WINDOW;
-        // What was encrypted stays so, and with the same peer.
+        // A successor of a sealed session is sealed, and has the same peer.
         let expected = succeeds.and_then(|sid| self.sessions.get(sid)?.agreed());
         let expected = expected.map(|agreed| agreed.peer);
         let seals = expected.is_some() || self.seals(wish, port) && takes_seals(&grafts);
@@ -183,7 +183,7 @@ impl ControlBroker {
             None
         };
         if early.is_some() && self.graft_ready(gids[0]) != Ok(true) {
-            gids.remove(0); // the one that was the first before is loaded
+            gids.remove(0); // the former first choice is loaded
             early = None;
         }
         let rtt = self.peers.rtt(peer);
@@ -242,7 +242,7 @@ impl ControlBroker {
         Ok(sid)
     }
 
-    /// The grafts to offer, at least one.
+    /// The grafts to offer; never empty.
     fn candidates(&self, wish: &Wish, port: u16) -> Result<Vec<GraftInfo>, String> {
         let mut grafts = self.pool.candidates(wish)?;
         if self.seals(wish, port) && grafts.iter().any(|graft| graft.name != DAMAGED) {
@@ -254,7 +254,7 @@ impl ControlBroker {
         }
     }
 
-    /// Whether a session is to have keys.
+    /// Whether to ask for keys.
     fn seals(&self, wish: &Wish, port: u16) -> bool {
         let wanted = wish.wanted.required() | wish.wanted.prefer;
         let unwanted = wish.wanted.avoid | wish.wanted.prohibit;
@@ -263,7 +263,7 @@ impl ControlBroker {
             || is_for_flows && !unwanted.contains(Services::ENCRYPTION)
     }
 
-    /// Has a session's NEGO ask for keys.
+    /// Starts the crypto handshake in a session's NEGO.
     fn ask_for_keys(&mut self, sid: u32) -> io::Result<()> {
         if let Some(session) = self.sessions.get_mut(sid)
             && let Some(nego) = session.lifecycle.opening()
@@ -275,7 +275,7 @@ impl ControlBroker {
         Ok(())
     }
 
-    /// Sends the NEGO when it is due, and lets data go when they may.
+    /// Runs the negotiation's timer: sends NEGO when due, and opens the session for early data.
     pub(super) fn open_timer(&mut self, sid: u32, now: u64) {
         let Some(session) = self.sessions.get_mut(sid) else {
             return;
@@ -299,7 +299,7 @@ impl ControlBroker {
         }
     }
 
-    /// The answer to our NEGO.
+    /// Handles an answer to NEGO.
     pub(super) fn answered(&mut self, sid: u32, packet: &Packet<'_>, received: &Received) {
         let Some(session) = self.sessions.get_mut(sid) else {
             return;
@@ -370,7 +370,7 @@ impl ControlBroker {
         match self.establish(sid, &established) {
             Ok(()) => {
                 self.met(sid, &established);
-                // The last flight of a handshake goes before data, which wait for it.
+                // The crypto handshake's last flight has to precede data.
                 self.confirm_timer(sid, now);
                 self.opened(sid);
             }
@@ -378,8 +378,8 @@ impl ControlBroker {
         }
     }
 
-    /// Ends the crypto handshake at this side, where the peer has answered it in its NEGO_ACK, which came so. The
-    /// session is open then, and confirmed once the peer has the last flight. False if there are no keys.
+    /// Handles the peer's flight of the crypto handshake in its NEGO_ACK, which came by `way`: the session is
+    /// open then, and confirmed once the peer has the last flight. False if there are no keys.
     fn take_keys(
         &mut self,
         sid: u32,
@@ -408,7 +408,7 @@ impl ControlBroker {
             ));
         }
         if session.port != GRAFT_PORT {
-            // Of the others the association's thread says whose they may be.
+            // For flows the association's thread authorises the peer.
             let judged = self
                 .identity
                 .judge(Side::Local, session.peer, Some(agreed.peer), None);
@@ -425,14 +425,13 @@ impl ControlBroker {
         Ok(true)
     }
 
-    /// A session that we opened is open.
+    /// Completes the opening of a session: hands it to the application.
     pub(super) fn opened(&mut self, sid: u32) {
         let Some(session) = self.sessions.get_mut(sid) else {
             return;
         };
         tracing::info!(peer = %session.peer, sid, port = session.port, "session open");
-        // The peer learns from our first packet where we live. One that is asked before it can have
-        // the session would be asked in vain.
+        // Validates our address to the peer. Without a confirmed session there, a probe would be in vain.
         let nego = session.lifecycle.confirming();
         if nego.is_none_or(|nego| nego.is_finishing())
             && let Some(entry) = self.plane.sessions().get(sid)
@@ -447,7 +446,7 @@ impl ControlBroker {
         }
     }
 
-    /// Remembers what the next session with the peer may begin with.
+    /// Caches parameters for early data of the next session with the peer.
     fn met(&mut self, sid: u32, established: &Established) {
         let (Some(session), Some(entry)) =
             (self.sessions.get_mut(sid), self.plane.sessions().get(sid))
@@ -465,7 +464,7 @@ impl ControlBroker {
         let now = now_ns();
         self.peers.note_way(session.peer, way, now);
         if session.succeeds.is_some() {
-            return; // who listens there did not take it
+            return; // the listener did not accept it
         }
         let preferred = std::mem::take(&mut session.preferred);
         if let Some(next) = Next::new(now, established, session.port, preferred, exit) {
@@ -473,8 +472,8 @@ impl ControlBroker {
         }
     }
 
-    /// The peer agreed, in that packet, which came so, on a graft that is of no use here: another one,
-    /// if there is any.
+    /// Declines the answer in `packet`, whose graft is unusable here, and negotiates another graft, if there is
+    /// one.
     fn without(&mut self, sid: u32, gid: u16, (packet, via): (&Packet<'_>, Via), why: &str) {
         self.decline(sid, packet, via);
         let (now, token) = (now_ns(), random_token());
@@ -500,8 +499,8 @@ impl ControlBroker {
         self.open_timer(sid, now);
     }
 
-    /// Does without the session that the peer has made, if that packet, which came so, is its NEGO_ACK:
-    /// the peer need not wait for it.
+    /// Aborts the session that the peer has created if the packet is its NEGO_ACK, so that the peer need not
+    /// wait for its timeout.
     fn decline(&mut self, sid: u32, packet: &Packet<'_>, via: Via) {
         if let (Packet::NegoAck(ack), Some(session)) = (packet, self.sessions.get(sid)) {
             let close = Packet::Close(Header {
@@ -515,7 +514,7 @@ impl ControlBroker {
         }
     }
 
-    /// A session could not be opened.
+    /// Reports that a session could not be opened, and removes it.
     pub(super) fn failed(&mut self, sid: u32, why: &str) {
         let Some(session) = self.sessions.get_mut(sid) else {
             return;
@@ -536,7 +535,7 @@ impl ControlBroker {
         self.forget(sid);
     }
 
-    /// Data may go, though the answer is still to come.
+    /// Opens a session for early data, before the peer's answer.
     fn go_ahead(&mut self, sid: u32, established: &Established) {
         let Some(session) = self.sessions.get_mut(sid) else {
             return;
@@ -564,18 +563,18 @@ impl ControlBroker {
         self.opened(sid);
     }
 
-    /// A session is confirmed, or about to be: an application may wait for that to have it succeeded.
+    /// Wakes parked requests: one for a successor may have waited for this session's confirmation.
     fn settled(&self) {
         let _ = self.events.parked.write(1);
     }
 
-    /// Repeats the NEGO of a session that data have gone to already.
+    /// Runs the negotiation's timer of a session with early data, or with an unfinished crypto handshake.
     pub(super) fn confirm_timer(&mut self, sid: u32, now: u64) {
         let Some(session) = self.sessions.get_mut(sid) else {
             return;
         };
         let waited = session.lifecycle.is_confirming();
-        // What the kernel acknowledges says nothing of the handshake.
+        // Acknowledgements in the kernel do not confirm the crypto handshake.
         let is_finishing = (session.lifecycle.confirming()).is_some_and(|nego| nego.is_finishing());
         if !is_finishing && let Some(entry) = self.plane.sessions().get(sid) {
             session.lifecycle.handle_heard(entry.heard());
@@ -601,8 +600,8 @@ impl ControlBroker {
         }
     }
 
-    /// The session that data have gone to is there, says an answer that came so. If they went
-    /// another way, nothing shows that it leads there.
+    /// Handles the answer that confirms early data, which came by `via`. If they went by another encapsulation,
+    /// it is not known to work.
     fn confirmed(&mut self, sid: u32, established: &Established, via: Via) {
         self.settled();
         if let Some(entry) = self.plane.sessions().get(sid) {
@@ -617,14 +616,14 @@ impl ControlBroker {
         if let Some(entry) = self.plane.sessions().get(sid)
             && entry.heard() == 0
         {
-            // They may have come too early, or there were none yet.
+            // Early data may have preceded the session's set-up there, or there were none.
             entry.probe();
             self.shards.due(sid);
         }
         self.met(sid, established);
     }
 
-    /// What went ahead was not taken: all of it goes again, to the session that there is now.
+    /// Handles an answer that rejects early data: retransmits all of them in the session it names.
     fn moved(&mut self, sid: u32, established: &Established, via: Via) {
         self.settled();
         if let Err(error) = self.graft_ready(established.gid) {
@@ -644,7 +643,7 @@ impl ControlBroker {
         if longest(established.gid) < longest(entry.snapshot().gid) {
             return self.broken(sid, "by the peer's choice messages would be cut");
         }
-        // Who holds it is in the kernel, and lets go as soon as its processor runs.
+        // The holder is in the kernel, and releases it as soon as its processor runs.
         let locked = (0..LOCK_TRIES).any(|_| {
             entry.lock_egress() || {
                 std::thread::sleep(Duration::from_millis(1));
@@ -654,7 +653,7 @@ impl ControlBroker {
         if !locked {
             return self.broken(sid, "the application is at work on the session");
         }
-        // The peer knew nothing of the session that there was: no packet of it will come.
+        // The peer does not know the former session: no packet of it will come.
         entry.set_state(intf::VTL_OPENING);
         entry.complete(|s| {
             let tx = vtl_tx {
@@ -681,7 +680,7 @@ impl ControlBroker {
         self.met(sid, established);
     }
 
-    /// Where a NEGO goes.
+    /// Encapsulation and port of a NEGO.
     fn via_for(&mut self, sid: u32, way: Way, port_there: u16) -> Option<Via> {
         match way {
             Way::Native => Some(Via::Native),
@@ -690,7 +689,7 @@ impl ControlBroker {
         }
     }
 
-    /// A session that data have gone to does not come to be.
+    /// Fails a session whose early data cannot be delivered.
     fn broken(&mut self, sid: u32, why: &str) {
         if let Some(session) = self.sessions.get(sid) {
             tracing::info!(peer = %session.peer, why, "the session has come to nothing");
@@ -704,7 +703,7 @@ fn takes_seals(grafts: &[GraftInfo]) -> bool {
     grafts.iter().all(|graft| graft.name != DAMAGED)
 }
 
-/// Has a session's packets go as the peer's answer came.
+/// Switches a session's packets to the encapsulation of the peer's answer.
 fn go_by(entry: &sessions::Session<'_>, via: Via) {
     entry.set_port(match via {
         Via::Udp(port) => port,

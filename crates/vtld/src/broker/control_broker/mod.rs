@@ -1,5 +1,5 @@
-//! The broker's thread: waits for events, opens and ends sessions. What belongs to one concern alone
-//! has an object of its own beside this module; here is what takes several of them.
+//! The broker's thread: event loop, session set-up and teardown. Single concerns have objects of their own
+//! beside this module; operations on several are here.
 
 mod closing;
 mod grafts;
@@ -47,15 +47,15 @@ use crate::{
     panics::test_point,
 };
 
-/// Housekeeping of sessions.
+/// Interval of the sessions' housekeeping.
 const TICK_NS: u64 = 100 * MS;
-/// Of so many at a time: all of them would take milliseconds if they were many.
+/// Sessions per tick: a tick over very many would take milliseconds.
 const TICK_SESSIONS: usize = 1024;
 
-/// What other threads, or this one, call the broker by.
+/// Eventfds that wake the broker.
 struct Events {
     commands: Arc<EventFd>,
-    /// Shards have news.
+    /// News of shards.
     shards: Arc<EventFd>,
     /// See [`Source::Parked`].
     parked: Arc<EventFd>,
@@ -77,7 +77,7 @@ pub(super) struct ControlBroker {
     parking: Parking,
     peers: Peers,
     responder: Responder,
-    /// When which negotiation goes on.
+    /// Timers of negotiations.
     negotiations: Schedule,
     /// The map `vtl_callers`.
     callers: MapHandle,
@@ -88,12 +88,12 @@ pub(super) struct ControlBroker {
     started_ns: u64,
     next_tick: u64,
     stopping: bool,
-    // Last: everything above is gone before the kernel's side goes.
+    // Last, so that it is dropped after everything above.
     plane: DataPlane,
 }
 
 impl ControlBroker {
-    /// Has the root programs attached to interfaces that are new.
+    /// Has the launcher attach the root programs to new interfaces.
     fn find_interfaces(&mut self) {
         let known = self.plane.attached().keys().copied().collect();
         self.launcher.look(known);
@@ -139,18 +139,18 @@ impl ControlBroker {
         }
     }
 
-    /// The table of sessions.
+    /// The session table.
     pub(super) fn sessions(&self) -> Arc<vtl_bpf::sessions::SessionTable> {
         Arc::clone(self.plane.sessions())
     }
 
     fn deadline(&self) -> u64 {
-        // For those that are closing the next tick is soon enough.
+        // Closing sessions are served by the tick.
         let next = self.by_tcp.next().min(self.negotiations.next());
         next.min(self.next_tick)
     }
 
-    /// Goes on with negotiations whose time has come.
+    /// Runs the negotiations' expired timers.
     fn negotiate(&mut self) {
         let now = now_ns();
         self.negotiations.expire(now);
@@ -188,14 +188,14 @@ impl ControlBroker {
         }
     }
 
-    /// What the shards have to tell.
+    /// Handles news of the shards.
     fn shards_news(&mut self) {
         while let Some(news) = self.shards.news() {
             match news {
                 News::Heard(sid) => {
                     let entry = self.plane.sessions().get(sid);
                     if entry.is_none_or(|e| e.ifindex() == 0) {
-                        // An event of who had the index before.
+                        // An event of the index's former session.
                         self.shards.report(sid);
                         continue;
                     }

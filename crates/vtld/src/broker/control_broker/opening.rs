@@ -1,5 +1,4 @@
-//! How sessions come to be: what both roles need. The initiator's half is in `initiating`, the
-//! responder's in `responding`.
+//! Session set-up: what both roles share. The initiator is in `initiating`, the responder in `responding`.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -26,23 +25,21 @@ use super::{
     ControlBroker,
 };
 
-/// With so many sessions, each needs a part of a short path only, and all together should not be
-/// larger than they must be.
+/// Sessions from which on each gets only part of a short path's slots, to bound the total.
 const CROWD: usize = 16;
-/// From so many on, each begins with no more than its share of the memory for rings, so that all
-/// that this host may have get some.
+/// Sessions from which on each starts with at most its share of the memory for rings, so that the maximum
+/// number of sessions fits.
 const MANY: usize = 256;
 
 impl ControlBroker {
-    /// Slots, at most `most`, that a session with this peer should use; `None` if nothing is known of
-    /// the path.
+    /// Slots to use with this peer, at most `most`; `None` if the path is unknown.
     fn slots_for(&self, peer: IpAddr, most: u32) -> Option<u32> {
         let crowd = self.sessions.len() >= CROWD;
         let rtt = self.peers.rtt(peer)?;
         Some(stock::slots_for(rtt, most, crowd))
     }
 
-    /// Slots of the rings that a session with this peer should have.
+    /// Size in slots of the rings for a session with this peer.
     pub(super) fn wanted_slots(&self, peer: IpAddr) -> u32 {
         let most = self.config.ring_slots;
         let wanted = self.slots_for(peer, most).unwrap_or(stock::FAR);
@@ -53,23 +50,23 @@ impl ControlBroker {
         wanted.min(stock::slots_within(share))
     }
 
-    /// Slots that a session should use of the rings that it has.
+    /// Slots to use of a session's rings.
     pub(super) fn usable_slots(&self, session: &Session) -> u32 {
         let most = session.rings.slots;
         self.slots_for(session.peer, most).unwrap_or(most)
     }
 
-    /// Whether [`ControlBroker::create`] will find rings. If not, some are being made, and
-    /// [`ControlBroker::resume`] will be called.
+    /// Whether rings for [`ControlBroker::create`] are in stock. If not, some are being made, and
+    /// [`ControlBroker::resume`] follows.
     pub(super) fn rings_ready(&mut self, peer: IpAddr) -> Result<bool, String> {
         let wanted = self.wanted_slots(peer);
         self.stock.prepare(wanted).map_err(|e| e.to_string())
     }
 
-    /// Makes a session's entry and rings, as large as a known path needs. While the path is not
-    /// known, a small part of large rings is used. It gets the index and the token wished for, if
-    /// that index is free, and the rings hold what a peer may send ahead of the answer. `lifecycle`
-    /// makes the session's lifecycle from its index, its token and the slots in use.
+    /// Creates a session's entry and rings. Ring size follows a known path's need; on an unknown path a small
+    /// part of large rings is used. `wish`: index and token, granted if the index is free and the rings hold a
+    /// peer's early data. `lifecycle` makes the session's lifecycle from its index, its token and the slots in
+    /// use.
     pub(super) fn create(
         &mut self,
         peer: IpAddr,
@@ -155,7 +152,7 @@ impl ControlBroker {
         Ok((sid, token))
     }
 
-    /// Has a shard serve a session that begins.
+    /// Registers a new session with its shard.
     fn have_served(&self, sid: u32, aware: &Aware) -> Result<(), String> {
         if let (Some(kick), Some(wake)) = (&aware.kick, &aware.wake) {
             let opened = self.shards.open(sid, &aware.controls, kick, wake);
@@ -164,7 +161,7 @@ impl ControlBroker {
         Ok(())
     }
 
-    /// A way to run a session's egress without the pump, where there is one.
+    /// Opens the socket for egress without the pump, if supported.
     fn caller(&self, sid: u32) -> Option<Caller> {
         let caller = self.plane.has_direct().then(Caller::open)?;
         let registered = caller.and_then(|caller| {
@@ -176,7 +173,7 @@ impl ControlBroker {
             .ok()
     }
 
-    /// Hands the session to the kernel's programs.
+    /// Opens the session for the kernel's programs.
     pub(super) fn establish(&mut self, sid: u32, established: &Established) -> Result<(), String> {
         let session = self.sessions.get(sid).ok_or("the session has gone")?;
         if let Some(rtt) = established.rtt {
@@ -200,7 +197,7 @@ impl ControlBroker {
         Ok(())
     }
 
-    /// Has a session's headers have tags in place of the token, from now on.
+    /// Replaces the token in a session's headers by tags from now on.
     pub(super) fn use_tags(&mut self, sid: u32, tags: &Tags) {
         if let Some(session) = self.sessions.get_mut(sid) {
             session.tags = Some(tags.clone());
@@ -213,7 +210,7 @@ impl ControlBroker {
         }
     }
 
-    /// Notes which session one is to succeed.
+    /// Links a session with its predecessor `of`.
     pub(super) fn succeed(&mut self, sid: u32, of: Option<u32>) {
         let Some(before) = of.and_then(|of| self.sessions.get_mut(of)) else {
             return;
@@ -224,7 +221,7 @@ impl ControlBroker {
         }
     }
 
-    /// What the application gets of its session, once: the daemon then closes what it does not need.
+    /// Grants a session to its application, once; closes the daemon's copies of the descriptors.
     pub(super) fn grant(&mut self, sid: u32) -> Result<Granted, String> {
         let entry = self
             .plane
@@ -251,7 +248,7 @@ impl ControlBroker {
     }
 }
 
-/// The daemon's part of an aware application's session.
+/// Creates the daemon's side of an aware application's session.
 pub(super) fn aware(
     owner: Owner,
     rings: &vtl_bpf::rings::RingSet,

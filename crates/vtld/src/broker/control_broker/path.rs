@@ -1,4 +1,4 @@
-//! Carries out path MTU discovery and the detour by TCP, which `vtl_core::path` decides.
+//! Executes the actions of `vtl_core::path`: path MTU discovery and the detour over TCP.
 
 use vtl_bpf::sessions;
 use vtl_core::{
@@ -20,12 +20,12 @@ use super::{
     ControlBroker,
 };
 
-/// Bytes by which the header of DATA is longer than that of SIZE.
+/// Difference in length between the headers of DATA and SIZE, bytes.
 const LONGER: u16 = (size_of::<intf::vtl_data_hdr>() - size_of::<intf::vtl_hdr>()) as u16;
 /// The round-trip time assumed before the first sample.
 const RTT_NS: u64 = 100_000_000;
 
-/// Progress of a session, as `vtl_core::path::Progress` has it.
+/// Progress of a session, as `vtl_core::path::Progress` defines it.
 fn mark(acknowledged: bool, entry: &sessions::Session<'_>) -> u64 {
     if acknowledged {
         entry.acknowledged()
@@ -35,9 +35,8 @@ fn mark(acknowledged: bool, entry: &sessions::Session<'_>) -> u64 {
 }
 
 impl ControlBroker {
-    /// Starts path MTU discovery of a session whose graft is `gid`. `max_payload`: what both hosts'
-    /// links take. A smaller path MTU that is known from earlier sessions holds from the first packet
-    /// on.
+    /// Starts path MTU discovery of a session whose graft is `gid`. `max_payload`: limit of both hosts' links.
+    /// A smaller path MTU cached from earlier sessions applies from the first packet on.
     pub(super) fn begin_path(&mut self, sid: u32, gid: u16, max_payload: u16) {
         let table = self.plane.sessions();
         let (Some(session), Some(entry)) = (self.sessions.get_mut(sid), table.get(sid)) else {
@@ -63,8 +62,8 @@ impl ControlBroker {
         }
     }
 
-    /// Starts over if packets of an open session go by another way now. False if they have less room
-    /// there, and packets that were written already cannot go in halves.
+    /// Restarts the path if the encapsulation of an open session has changed. False if it has less room, and
+    /// packets already written cannot be fragmented.
     pub(super) fn turn(&mut self, sid: u32) -> bool {
         let table = self.plane.sessions();
         let (Some(session), Some(entry)) = (self.sessions.get(sid), table.get(sid)) else {
@@ -80,7 +79,7 @@ impl ControlBroker {
         no_longer || !published || self.has_halves(entry.gid)
     }
 
-    /// Whether the graft can send what was written already in halves.
+    /// Whether the graft can fragment packets already written.
     fn has_halves(&self, gid: u16) -> bool {
         self.plane.grafts().any(|g| g.gid == gid && g.halves)
     }
@@ -125,7 +124,7 @@ impl ControlBroker {
         }
     }
 
-    /// Sends a SIZE with `ACK_NOW` by a way other than that of the session's packets.
+    /// Sends a SIZE with `ACK_NOW` in another encapsulation than the session's packets.
     fn ask(&mut self, sid: u32, payload: u16, via: Via) {
         self.send_to_peer_via(sid, intf::VTL_F_ACK_NOW, via, |header| {
             Packet::Size(Size {
@@ -146,7 +145,7 @@ impl ControlBroker {
         });
     }
 
-    /// Takes a SIZE of the peer, a question or an answer.
+    /// Handles a SIZE from the peer, a question or an answer.
     pub(super) fn sized(&mut self, size: &Size, received: &Received) {
         let sid = size.header.sid;
         let table = self.plane.sessions();
@@ -177,7 +176,7 @@ impl ControlBroker {
         }
     }
 
-    /// Sends packets of a session by TCP from now on. Only its initiator decides that.
+    /// Starts a session's detour over TCP. Only its initiator does.
     fn use_tcp(&mut self, sid: u32, now: u64) {
         let table = self.plane.sessions();
         let (Some(session), Some(entry)) = (self.sessions.get_mut(sid), table.get(sid)) else {
@@ -191,8 +190,8 @@ impl ControlBroker {
         self.go_on(sid);
     }
 
-    /// Sends a PROBE by a session's new way: packets in flight are acknowledged or go again at once,
-    /// and the peer learns the way.
+    /// Sends a PROBE after a change of encapsulation: packets in flight are acknowledged or retransmitted at
+    /// once, and the peer learns the new one.
     pub(super) fn go_on(&mut self, sid: u32) {
         if let Some(entry) = self.plane.sessions().get(sid) {
             entry.probe();
@@ -200,7 +199,7 @@ impl ControlBroker {
         }
     }
 
-    /// Polls the detour of a session whose packets go by TCP.
+    /// Polls a session's detour over TCP.
     pub(super) fn look_back(&mut self, sid: u32, now: u64) {
         let table = self.plane.sessions();
         let (Some(session), Some(entry)) = (self.sessions.get(sid), table.get(sid)) else {
@@ -251,9 +250,9 @@ impl ControlBroker {
         }
     }
 
-    /// Reduces the payload of a session's packets to `most` bytes. Larger packets that were written
-    /// before go in halves, if the graft knows them. Other grafts cannot send them again: what they
-    /// may lose is lost, and a session that has to wait for such a packet ends.
+    /// Reduces the payload of a session's packets to `most` bytes. Larger packets already written are
+    /// fragmented, if the graft can. Other grafts cannot retransmit them: where losses are allowed they are
+    /// lost, otherwise the session fails.
     fn reduce(&mut self, sid: u32, now: u64, most: u16) {
         let table = self.plane.sessions();
         let (Some(session), Some(entry)) = (self.sessions.get(sid), table.get(sid)) else {
@@ -269,7 +268,7 @@ impl ControlBroker {
         let acknowledged = session.path.is_acknowledged();
         if graft.is_some_and(|g| g.halves) {
             entry.set_path(most);
-            entry.probe(); // what is out goes again now, and not when a long timeout ends
+            entry.probe(); // retransmits what is in flight at once, without waiting for the timeout
             self.shards.due(sid);
         } else if acknowledged {
             tracing::info!(%peer, "and a packet that is larger cannot be sent again");

@@ -1,4 +1,4 @@
-//! The responder's half of opening sessions: from a peer's NEGO to the application that accepts.
+//! Session set-up: the responder, from a peer's NEGO to the application that accepts.
 
 use std::{io, net::IpAddr, time::Duration};
 
@@ -33,28 +33,28 @@ use super::{
 /// Whether a session may be succeeded.
 enum Succession {
     Yes {
-        /// By one that provides this.
+        /// Services that the successor must provide.
         required: Services,
-        /// By one with keys.
+        /// The successor must have keys.
         sealed: bool,
     },
     No,
-    /// The peer will ask again.
+    /// Not yet: ignore the NEGO, which the peer retransmits.
     Later,
 }
 
 impl ControlBroker {
-    /// A peer wants to open a session. False if that has to wait for rings or for the graft.
+    /// Handles a peer's NEGO. False if it has to wait for rings or for the graft.
     pub(super) fn asked(&mut self, nego: &Nego<'_>, received: &Received) -> bool {
         if !admits(&self.config.from, received.from) {
-            return true; // as if there were no daemon
+            return true; // silently, as without a daemon
         }
         let mut grafts: Vec<_> = self.pool.working().collect();
         if nego.port == GRAFT_PORT {
             if received.via.way() == Way::Tcp {
                 return true; // flows have TCP connections of their own
             }
-            // Flows lose something only if a server here is marked so.
+            // Unreliable grafts only if a server here is marked as loss-tolerant.
             let tolerant = (self.hooker.as_ref()).is_some_and(|hooker| hooker.tolerates_any());
             let lossy = |name: &str| tolerant && LOSSY.contains(&name);
             grafts.retain(|g| g.provides.contains(WHOLE) || lossy(&g.name));
@@ -88,11 +88,10 @@ impl ControlBroker {
             }
             Verdict::Ignore => {}
             Verdict::Finish(sid, flight) => self.finish(sid, &flight, received),
-            // It comes again, and by then perhaps somebody has accepted.
+            // The accept queue is full: the peer retransmits.
             Verdict::Open(ref request)
                 if request.succeeds.is_none() && self.listeners.is_full(nego.port) => {}
-            // The responder takes note of it when all is there. Without any rings for ever, it
-            // refuses.
+            // The responder is called again when all is ready. If rings can never be had, it refuses.
             Verdict::Open(ref request)
                 if self.rings_ready(received.from) == Ok(false) || !self.choice_ready(request) =>
             {
@@ -103,12 +102,12 @@ impl ControlBroker {
         true
     }
 
-    /// Whether flows of peers may come, which sessions carry.
+    /// Whether peers' flows are expected here.
     fn awaits_flows(&self) -> bool {
         (self.hooker.as_ref()).is_some_and(|hooker| hooker.serves_any())
     }
 
-    /// Whether a host may have another session: the last quarter of the places is for networks that have few.
+    /// Whether a host's quota allows another session: the last quarter of the places is for networks with few.
     fn has_room_for(&self, peer: IpAddr) -> bool {
         let most = self.config.max_sessions;
         let all = self.sessions.len();
@@ -116,8 +115,8 @@ impl ControlBroker {
             || all < most && self.sessions.of_network(Network::of(peer)) < most / 16 + 1
     }
 
-    /// Whether a session with that index and token may be succeeded as its peer asks. If both ask at
-    /// the same time, the one who opened it is heard.
+    /// Whether the peer may open a successor of that session. If both do at the same time, the session's
+    /// initiator wins.
     fn may_succeed(&self, (sid, token): (u32, u64), port: u16, from: IpAddr) -> Succession {
         let named = |s: &&Session| (s.token, s.peer, s.port) == (token, from, port);
         let Some(session) = self.sessions.get(sid).filter(named) else {
@@ -142,7 +141,7 @@ impl ControlBroker {
         }
     }
 
-    /// Whether the first choice that the kernel does not refuse is in there, or it refuses all.
+    /// Whether the first choice that can be deployed is deployed; true if none can.
     fn choice_ready(&mut self, request: &Request) -> bool {
         let mut choices = request.choices.iter();
         let first = choices.find_map(|c| self.graft_ready(c.gid).ok());
@@ -190,7 +189,7 @@ impl ControlBroker {
         Ok(())
     }
 
-    /// The last flight of a session's crypto handshake has come: who the peer is, and the keys.
+    /// Handles the last flight of a session's crypto handshake: authenticates the peer, and installs the keys.
     fn finish(&mut self, sid: u32, flight: &[u8], received: &Received) {
         let Some(session) = self.sessions.get_mut(sid) else {
             return;
@@ -208,7 +207,7 @@ impl ControlBroker {
         let refused = if !session.expects(agreed.peer) {
             Some("somebody else asks for a session in the peer's place".to_owned())
         } else if session.port == GRAFT_PORT {
-            None // the association's thread says whose they may be
+            None // the association's thread authorises the peer
         } else {
             let judged = (self.identity).judge(Side::Peer, session.peer, Some(agreed.peer), None);
             match judged {
@@ -218,7 +217,7 @@ impl ControlBroker {
         };
         if let Some(why) = refused {
             tracing::warn!(peer = %session.peer, why, "no session");
-            // The finish has proved the address.
+            // The last flight has validated the address.
             self.send_to_peer_via(sid, intf::VTL_F_ABORT, received.via, Packet::Close);
             return self.forget(sid);
         }
@@ -247,7 +246,7 @@ impl ControlBroker {
             None => self.listeners.owner(port).unwrap_or(0),
         };
         let mtu = raw::route(received.from).map_or(1500, |(_, mtu)| mtu);
-        // What we have learned of the path is for our direction, and the peer may have sent already.
+        // Our cached path MTU is for our direction, and the peer may have sent early data.
         let max_payload = path::max_payload(mtu, received.from, Way::Native);
         let wish = request.early_with(choice);
         let created = self.create(
@@ -288,7 +287,7 @@ impl ControlBroker {
         });
         session.lifecycle.handle_established(now);
         self.shards.report(sid);
-        // Before the programs have the session.
+        // Must precede the session's opening in the kernel.
         if let Err(error) = self.answer_hello(sid, request, &answer) {
             tracing::debug!(%error, peer = %received.from, "no keys for a session");
             self.responder.handshake_failed(now);
@@ -302,7 +301,8 @@ impl ControlBroker {
         Ok(answer)
     }
 
-    /// The first packet of a peer that opened a session. From here on the session may be used.
+    /// Handles the first packet of a session's initiator, which validates its address: the session may be used
+    /// from now on.
     pub(super) fn validated(&mut self, sid: u32, answered: Answered) {
         if self.sessions.get(sid).is_some_and(Session::awaits_keys) {
             return;
@@ -316,7 +316,7 @@ impl ControlBroker {
             return;
         };
         let (peer, port, succeeds) = (session.peer, session.port, session.succeeds);
-        // What did not wait for the answer says nothing of the path.
+        // Early data give no round-trip sample.
         let elapsed = Duration::from_nanos(now_ns() - answered.at_ns);
         let measured = (!answered.early).then_some(elapsed);
         if let Some(rtt) = measured {
@@ -350,7 +350,7 @@ impl ControlBroker {
         }
     }
 
-    /// Tells the application that its session has a successor.
+    /// Notifies the application that its session has a successor.
     fn tell_succeeded(&mut self, before: u32, sid: u32) {
         let session = self.sessions.get_mut(before);
         let session = session.filter(|s| s.successor == Some(sid));
@@ -363,7 +363,7 @@ impl ControlBroker {
         }
     }
 
-    /// Hands a session's successor over to the application, of which this is another connection.
+    /// Hands a session's successor to the application, on another connection to the control socket.
     pub(super) fn follow(&mut self, owner: Owner, from: SessionKey) -> Result<Granted, String> {
         let before = self.sessions.get(from.sid);
         let sid = before
@@ -377,7 +377,7 @@ impl ControlBroker {
         self.grant(sid)
     }
 
-    /// Gives sessions that wait to applications that wait.
+    /// Matches pending sessions with waiting accepts.
     pub(super) fn grant_accepted(&mut self) {
         for Accepted { sid, owner, reply } in self.listeners.take_accepted() {
             self.sessions.hand_over(sid, owner);
@@ -386,7 +386,7 @@ impl ControlBroker {
     }
 }
 
-/// Says why a session was not accepted.
+/// Logs why a session was not accepted.
 fn no_room(error: &str, received: &Received) -> Reason {
     tracing::warn!(error, peer = %received.from, "a session was not accepted");
     Reason::NoRoom
