@@ -1,5 +1,5 @@
-//! Packets of sessions that go by TCP: between the kernel's programs and the connections with other
-//! daemons (`tunnel.rs`).
+//! Sessions' packets over TCP: between the kernel's programs and the connections with other daemons
+//! (`tunnel.rs`).
 
 use std::{io, sync::Arc};
 
@@ -24,26 +24,26 @@ use super::{
     tunnel::Tunnels,
 };
 
-/// Egress looks again after so long at a connection that many packets wait for, and at one that is not
-/// made yet.
+/// Retry interval of egress while the connection is congested, and while it is being established.
 const FULL_NS: u64 = MS;
 const NOT_MADE_NS: u64 = 20 * MS;
-/// Frames of a call.
+/// Maximum frames of a call.
 const BATCH: u32 = 2 * QUANTUM;
 
 impl Session {
-    /// Flows have TCP connections of their own.
+    /// Whether packets may be sent over TCP; not of flows' sessions, since flows have TCP connections of their
+    /// own.
     pub(super) fn may_go_by_tcp(&self) -> bool {
         self.port != GRAFT_PORT
     }
 }
 
-/// What has come by a connection.
+/// Packets received by a connection.
 #[must_use]
 pub(super) struct Arrived {
     number: u32,
     packets: Vec<u8>,
-    /// The connection's end, perhaps.
+    /// An error, or the connection's end.
     result: io::Result<()>,
 }
 
@@ -59,14 +59,14 @@ impl Arrived {
     }
 }
 
-/// The connections, and the sessions whose packets go by them.
+/// The connections, and egress of the sessions that use them.
 pub(super) struct ByTcp {
     connections: Tunnels,
-    /// Makes and takes their packets.
+    /// The kernel's programs for egress and ingress.
     programs: Tunnel,
-    /// Memory for packets that have come.
+    /// Receive buffer, kept between calls.
     packets: Vec<u8>,
-    /// When egress of which session runs.
+    /// Timers of the sessions' egress.
     schedule: Schedule,
     /// Watches the connections.
     epoll: Arc<Epoll>,
@@ -79,7 +79,7 @@ impl ByTcp {
     /// The programs cannot be called.
     pub(super) fn open(plane: &DataPlane, epoll: Arc<Epoll>) -> anyhow::Result<Self> {
         let connections = Tunnels::open();
-        // Where no descriptors are left, the next connection is soon enough.
+        // Edge-triggered: if accepting fails for lack of descriptors, it is retried with the next connection.
         let edges = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
         for (listener, v6) in connections.listeners().into_iter().zip([false, true]) {
             let event = EpollEvent::new(edges, Source::Tunnels { v6 }.pack());
@@ -99,27 +99,27 @@ impl ByTcp {
         self.connections.listeners().iter().any(Option::is_some)
     }
 
-    /// Has egress of a session run.
+    /// Schedules egress of a session at once.
     pub(super) fn due(&mut self, sid: u32) {
         self.schedule.now(sid);
     }
 
-    /// When egress runs next.
+    /// Time of the next egress.
     pub(super) fn next(&self) -> u64 {
         self.schedule.next()
     }
 
-    /// A session is over.
+    /// Removes a session from the schedule.
     pub(super) fn forget(&mut self, sid: u32) {
         self.schedule.cancel(sid);
     }
 
-    /// Closes connections that nobody has used for a while.
+    /// Closes idle connections.
     pub(super) fn sweep(&mut self, now: u64) {
         self.connections.sweep(now);
     }
 
-    /// Takes the connections that peers have made. `from`: hosts that may.
+    /// Accepts peers' connections. `from`: hosts allowed.
     pub(super) fn accept(&mut self, v6: bool, from: &[Prefix]) {
         while let Some(number) = self.connections.accept(v6, now_ns(), from) {
             self.watch(number, false);
@@ -135,7 +135,7 @@ impl ByTcp {
         }
     }
 
-    /// The connection that a session's packets go by, which is made if there is none.
+    /// Returns the connection of a session's packets; connects if there is none.
     pub(super) fn connection_of(&mut self, session: &mut Session) -> Option<u32> {
         if !session.may_go_by_tcp() {
             return None;
@@ -155,7 +155,7 @@ impl ByTcp {
         Some(number)
     }
 
-    /// How long egress of a session has to wait, if it may not go on now.
+    /// Time that egress of a session has to wait; `None` if it may run.
     fn wait_ns(&mut self, session: &mut Session) -> Option<u64> {
         match self.connection_of(session) {
             Some(number) if self.connections.has_room(number) => None,
@@ -170,8 +170,8 @@ impl ByTcp {
         self.flush(number, sent);
     }
 
-    /// Something has happened to a connection. What has come is for [`ByTcp::take`], packet by packet:
-    /// DATA may follow the NEGO that makes their session. [`ByTcp::finish`] is to follow.
+    /// Reads from a connection. Pass its packets to [`ByTcp::take`] one by one, since DATA may follow the NEGO
+    /// that creates their session; then call [`ByTcp::finish`].
     pub(super) fn receive(&mut self, number: u32) -> Arrived {
         let mut packets = std::mem::take(&mut self.packets);
         packets.clear();
@@ -184,13 +184,13 @@ impl ByTcp {
         }
     }
 
-    /// All packets of [`ByTcp::receive`] have been taken.
+    /// Ends [`ByTcp::receive`]: writes what is queued, or closes a broken connection.
     pub(super) fn finish(&mut self, arrived: Arrived) {
         self.packets = arrived.packets;
         self.flush(arrived.number, arrived.result);
     }
 
-    /// Writes what waits; closes the connection if it has broken.
+    /// Writes what is queued; closes the connection on an error.
     fn flush(&mut self, number: u32, result: io::Result<()>) {
         match result.and_then(|()| self.connections.flush(number)) {
             Ok(()) => {
@@ -209,8 +209,7 @@ impl ByTcp {
         }
     }
 
-    /// A packet from a peer: the programs look at it as at any other. Returns it if it is for the
-    /// broker.
+    /// Passes a peer's packet to the ingress programs. Returns it if it is a control packet for the broker.
     pub(super) fn take(
         &mut self,
         number: u32,
@@ -235,7 +234,7 @@ impl ByTcp {
         match self.programs.receive(peer, local, packet) {
             Ok(Taken::Done) => None,
             Ok(Taken::Answer(answer)) => {
-                // If there is no room for it, the next one says the same.
+                // Dropped if there is no room: the next acknowledgement supersedes it.
                 let _ = self.connections.send(number, answer);
                 None
             }
@@ -252,7 +251,7 @@ impl ByTcp {
         }
     }
 
-    /// Has the programs make packets for the sessions that are due, and sends them.
+    /// Runs egress of the sessions that are due, and sends their packets.
     pub(super) fn pump(&mut self, sessions: &mut Sessions, table: &SessionTable, shards: &Shards) {
         let now = now_ns();
         self.schedule.expire(now);

@@ -1,6 +1,5 @@
-//! The socket by which an aware application runs its own session's egress, and vtld that of hooked
-//! flows for single packets: what is sent there, to nobody on the loopback, becomes the session's
-//! next packet.
+//! The socket through which an aware application runs its own session's egress, and vtld that of hooked flows,
+//! for single packets: a datagram sent to nobody on the loopback becomes the session's next packet.
 
 use std::{
     io,
@@ -14,20 +13,20 @@ use vtl_proto::intf;
 
 use crate::option;
 
-/// Bound to the loopback for good: it takes privileges to change that.
+/// A UDP socket bound to the loopback; unprivileged processes cannot change that.
 pub(super) struct Caller {
-    /// Until the application has it.
+    /// `None` once granted to the application.
     socket: Option<UdpSocket>,
     cookie: u64,
 }
 
 impl Caller {
-    /// A socket that nobody knows yet.
+    /// Opens a socket, not registered yet.
     pub(super) fn open() -> io::Result<Self> {
         let socket = UdpSocket::bind("127.0.0.1:0")?;
         setsockopt(&socket, sockopt::BindToDevice, &"lo".into())?;
         setsockopt(&socket, sockopt::Mark, &intf::VTL_DIRECT_MARK)?;
-        // The packet's content is replaced, and nobody must put a checksum into it.
+        // The packet's content is replaced: no checksum.
         option::set(&socket, libc::SOL_SOCKET, libc::SO_NO_CHECK, 1)?;
         socket.connect("127.0.0.1:9")?;
         socket.set_nonblocking(true)?;
@@ -36,17 +35,17 @@ impl Caller {
         Ok(Self { socket, cookie })
     }
 
-    /// Closes it here; the application's goes on.
+    /// Closes the daemon's descriptor; the application's stays valid.
     pub(super) fn release(&mut self) {
         self.socket = None;
     }
 
-    /// A descriptor for the application.
+    /// Duplicates the descriptor for the application.
     pub(super) fn descriptor(&self) -> Option<OwnedFd> {
         self.socket.as_ref()?.as_fd().try_clone_to_owned().ok()
     }
 
-    /// What is sent through it runs the session's egress from now on.
+    /// Registers the socket: datagrams sent through it run the session's egress from now on.
     pub(super) fn register(&self, callers: &MapHandle, sid: u32) -> io::Result<()> {
         let (key, value) = (self.cookie.to_ne_bytes(), sid.to_ne_bytes());
         callers
@@ -54,9 +53,9 @@ impl Caller {
             .map_err(io::Error::other)
     }
 
-    /// It does nothing any more.
+    /// Unregisters the socket.
     pub(super) fn forget(&self, callers: &MapHandle) {
-        // That it was never registered is as good.
+        // Unregistered already is fine.
         let _ = callers.delete(&self.cookie.to_ne_bytes());
     }
 }

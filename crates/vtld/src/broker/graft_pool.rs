@@ -1,4 +1,4 @@
-//! Which grafts this host's sessions may use, whether they are in the kernel or not.
+//! The grafts that this host's sessions may use, deployed to the kernel or not.
 
 use std::{cmp::Reverse, collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -12,23 +12,23 @@ use vtl_proto::{
 use super::{MS, now_ns, session::Wish};
 use crate::hooker::Over;
 
-/// A graft that did not load is not tried again for so long.
+/// Back-off before a graft that failed to load is tried again.
 const BROKEN_NS: u64 = 60_000 * MS;
-/// What a session needs to carry TCP connections.
+/// Services that a session needs to carry TCP connections.
 const FLOWS: Services = Services::TCP;
 
-/// A graft of the pool, in the version that is in the kernel or would be.
+/// A graft of the pool, in the version that is deployed or would be.
 pub(super) struct Pooled {
     pub(super) info: GraftInfo,
-    /// Of two that provide what is asked for, the one with the higher rank is offered first.
+    /// Of two grafts with the requested services, the one with the higher rank is offered first.
     pub(super) rank: u32,
     pub(super) params: Vec<Parameter>,
     pub(super) image: Arc<[u8]>,
-    /// Taken out by hand: not to be used until it is deployed again.
+    /// Removed by the operator: unused until it is deployed again.
     pub(super) disabled: bool,
-    /// Revoked since: in the kernel for the sessions that it has, but not for others.
+    /// Revoked while deployed: open sessions keep it, new ones may not use it.
     pub(super) revoked: bool,
-    /// Of a package.
+    /// Identity of its package, for revocations.
     identity: Option<Identity>,
     /// When the kernel last refused it, and why.
     failed: Option<(u64, String)>,
@@ -61,21 +61,21 @@ impl Pooled {
         }
     }
 
-    /// Why it is not tried: the kernel refused it a moment ago.
+    /// Why the kernel refused it, during the back-off.
     pub(super) fn failed(&self) -> Option<&str> {
         let (at, why) = self.failed.as_ref()?;
         (now_ns().saturating_sub(*at) <= BROKEN_NS).then_some(why)
     }
 }
 
-/// What comes with this build.
+/// The grafts built into this binary.
 pub(super) fn built_in() -> vtl_pool::Result<Pool> {
     let version = env!("CARGO_PKG_VERSION").parse();
     let images = objects::GRAFTS.iter().map(|(_, image)| *image);
     Pool::new(images, version.expect("cargo's versions are like ours"))
 }
 
-/// What a session for flows is to be like.
+/// The request for a session that carries flows.
 pub(crate) fn wish(over: Option<&Over>) -> Wish {
     let mut wish = Wish::from(FLOWS);
     match over {
@@ -95,16 +95,16 @@ pub(crate) fn wish(over: Option<&Over>) -> Wish {
     wish
 }
 
-/// All of them, the one with the highest rank first.
+/// All grafts, in descending rank.
 #[derive(Default)]
 pub(super) struct GraftPool {
-    /// All versions of all grafts, as last read.
+    /// All versions of all grafts, as last read from the directory.
     library: Pool,
     pooled: Vec<Pooled>,
 }
 
 impl GraftPool {
-    /// All versions, as last read.
+    /// All versions, as last read from the directory.
     pub(super) fn library(&self) -> &Pool {
         &self.library
     }
@@ -124,25 +124,25 @@ impl GraftPool {
         self.iter().find(|p| p.info.name == name)
     }
 
-    /// Those that were neither taken out by hand nor revoked.
+    /// Grafts that are neither removed by the operator nor revoked.
     pub(super) fn enabled(&self) -> impl Iterator<Item = &Pooled> {
         self.iter().filter(|p| !p.disabled && !p.revoked)
     }
 
-    /// Whether sessions may use a graft, with this object.
+    /// Whether sessions may use a graft with this object.
     pub(super) fn uses(&self, gid: u16, image: &[u8]) -> bool {
         let mut enabled = self.enabled();
         enabled.any(|p| p.info.gid == gid && *p.image == *image)
     }
 
-    /// The grafts that sessions may use, without those that the kernel refused a moment ago.
+    /// Grafts that sessions may use, without those in back-off.
     pub(super) fn working(&self) -> impl Iterator<Item = &GraftInfo> {
         let works = self.enabled().filter(|p| p.failed().is_none());
         works.map(|p| &p.info)
     }
 
-    /// Uses what was read of the pool's directory; grafts in the kernel stay what they are, but get
-    /// no new sessions if they are revoked.
+    /// Takes the pool as read from its directory; deployed grafts stay unchanged, but get no new sessions if
+    /// they are revoked.
     pub(super) fn use_library(&mut self, library: Pool, deployed: &BTreeSet<String>) {
         self.library = library;
         let entries = self.library.entries();
@@ -170,7 +170,7 @@ impl GraftPool {
         self.pooled.sort_by_key(|p| Reverse(p.rank));
     }
 
-    /// The kernel has refused a graft.
+    /// Notes that the kernel has refused a graft.
     pub(super) fn note_failed(&mut self, gid: u16, why: String) {
         let mut pooled = self.pooled.iter_mut();
         if let Some(pooled) = pooled.find(|p| p.info.gid == gid) {
@@ -178,23 +178,22 @@ impl GraftPool {
         }
     }
 
-    /// A graft was taken out by hand.
+    /// Notes that the operator has removed a graft.
     pub(super) fn disable(&mut self, gid: u16) {
         for pooled in self.pooled.iter_mut().filter(|p| p.info.gid == gid) {
             pooled.disabled = true;
         }
     }
 
-    /// A graft takes the place of what there is under its name.
+    /// Replaces the graft of the same name.
     pub(super) fn replace(&mut self, new: Pooled) {
         self.pooled.retain(|p| p.info.name != new.info.name);
         self.pooled.push(new);
         self.pooled.sort_by_key(|p| Reverse(p.rank));
     }
 
-    /// The grafts that a session may use, in order of preference, whether they are in the kernel
-    /// yet or not; without those that it refused a moment ago. Who asks for nothing gets nothing
-    /// first, who asks for something the best of those that provide it.
+    /// Grafts with the wanted services, in order of preference, deployed or not, without those in back-off.
+    /// Without any wish the graft with the fewest services is first, otherwise the best match.
     pub(super) fn usable(&self, wanted: &Requirements) -> Vec<GraftInfo> {
         let mut usable = select(self.working(), wanted);
         if wanted.required().is_empty() && wanted.prefer.is_empty() {
@@ -203,7 +202,7 @@ impl GraftPool {
         usable.into_iter().cloned().collect()
     }
 
-    /// The grafts to offer for a wish, at least one.
+    /// The grafts to offer for a request; never empty.
     pub(super) fn candidates(&self, wish: &Wish) -> Result<Vec<GraftInfo>, String> {
         let mut usable = self.usable(&wish.wanted);
         if let Some(name) = &wish.graft {
@@ -240,7 +239,7 @@ impl GraftPool {
         Ok(usable)
     }
 
-    /// Why no graft will do.
+    /// Why no graft matches.
     fn lacking(&self, wish: &Wish) -> String {
         let required = wish.wanted.required();
         let with = |g: &GraftInfo| g.satisfies(required);
@@ -263,7 +262,7 @@ impl GraftPool {
         }
     }
 
-    /// These grafts as a NEGO offers them, with the parameters that are asked for.
+    /// The offer of these grafts in NEGO, with the requested parameters.
     pub(super) fn offered(&self, gids: &[u16], wish: &Wish, rtt: Option<Duration>) -> Vec<Offered> {
         let offered = |gid: &u16| {
             let pooled = self.by_gid(*gid)?;
@@ -276,7 +275,7 @@ impl GraftPool {
         gids.iter().filter_map(offered).collect()
     }
 
-    /// Whether the sessions of hooked connections can be like this.
+    /// Checks that hooked connections can be carried this way.
     pub(super) fn carries(&self, over: &Over) -> Result<(), String> {
         let graft = match over {
             Over::Graft(name) => name,

@@ -1,4 +1,4 @@
-//! The interfaces that packets leave by.
+//! The interfaces for egress.
 
 use std::{
     collections::HashMap,
@@ -7,18 +7,18 @@ use std::{
 
 use vtl_bpf::netdev::Changes;
 
-/// Which there are, and how packets leave them.
+/// Watches interfaces for changes, and keeps their egress drivers.
 pub(super) struct Interfaces {
     changes: Changes,
-    /// By which driver, and why.
+    /// Driver by interface, and why it was chosen.
     drivers: HashMap<u32, (&'static str, String)>,
 }
 
 impl Interfaces {
-    /// Watches for changes.
+    /// Starts watching for changes.
     ///
     /// # Errors
-    /// What the kernel refused.
+    /// The kernel refuses the netlink socket.
     pub(super) fn watch() -> vtl_bpf::Result<Self> {
         Ok(Self {
             changes: Changes::open()?,
@@ -26,28 +26,28 @@ impl Interfaces {
         })
     }
 
-    /// Can be read from when interfaces have changed.
+    /// Becomes readable when interfaces have changed.
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
         self.changes.as_fd()
     }
 
-    /// Takes note that they have.
+    /// Drains pending change notifications.
     pub(super) fn take_changes(&mut self) {
         self.changes.take();
     }
 
-    /// Packets leave an interface by this driver, and why.
+    /// Notes the egress driver of an interface, and why it was chosen.
     pub(super) fn note_driver(&mut self, index: u32, name: &'static str, why: String) {
         self.drivers.insert(index, (name, why));
     }
 
-    /// By which driver packets leave an interface, and why.
+    /// The egress driver of an interface, and why it was chosen.
     pub(super) fn driver(&self, index: u32) -> Option<(&'static str, &str)> {
         let (name, why) = self.drivers.get(&index)?;
         Some((name, why))
     }
 
-    /// An interface has gone.
+    /// Removes an interface that has gone.
     pub(super) fn forget(&mut self, index: u32) {
         self.drivers.remove(&index);
     }

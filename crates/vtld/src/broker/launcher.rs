@@ -1,5 +1,5 @@
-//! Does on a thread of its own what takes milliseconds: reading packages and checking their
-//! signatures, the verifier, attaching to interfaces. The broker's thread moves packets meanwhile.
+//! A thread for work that takes milliseconds: reading packages and checking their signatures, the verifier,
+//! attaching to interfaces. The broker's thread keeps moving packets meanwhile.
 
 use std::{
     collections::BTreeSet,
@@ -29,11 +29,11 @@ use vtl_pool::{
 use super::{Question, Reply};
 use crate::{Scope, panics::test_point};
 
-/// What to put into the kernel.
+/// Graft to deploy.
 pub(super) enum Wanted {
     /// A graft of the pool: `NAME` or `NAME@VERSION`.
     Named(String),
-    /// A package, which joins the pool if all goes well.
+    /// A package, added to the pool if it can be deployed.
     Package(Vec<u8>),
 }
 
@@ -52,15 +52,15 @@ enum Order {
         answer: Deployed,
         reply: Reply<Deployed>,
     },
-    /// Read the pool anew, for this question.
+    /// Read the pool's directory again, for this question.
     Read(Question),
-    /// Look for interfaces other than these.
+    /// Attach to interfaces other than these.
     Interfaces(BTreeSet<u32>),
 }
 
-/// What the thread has done.
+/// Result of an order.
 pub(super) enum News {
-    /// A graft of the pool was to be loaded.
+    /// A graft of the pool has been loaded, or failed to.
     Launched {
         gid: u16,
         image: Arc<[u8]>,
@@ -69,12 +69,12 @@ pub(super) enum News {
     },
     /// A graft is ready to be deployed.
     Deployable(Box<Deployable>),
-    /// The pool was read, unless there is a reason why not, and the question can be answered.
+    /// The pool has been read, or failed to be: the question can be answered.
     Read {
         library: Result<Pool, String>,
         question: Question,
     },
-    /// There are interfaces that the root programs are attached to now, and some have gone.
+    /// Interfaces with newly attached root programs, and those that have gone.
     Interfaces {
         new: Vec<Attachment>,
         gone: Vec<u32>,
@@ -86,9 +86,9 @@ pub(super) struct Deployable {
     pub(super) library: Pool,
     pub(super) entry: Entry,
     pub(super) loaded: LoadedGraft,
-    /// It is not in the pool's directory yet.
+    /// The package to add to the pool's directory, if new.
     pub(super) package: Option<NewPackage>,
-    /// In place of another version, which must be there.
+    /// Replace another version, which must be deployed.
     pub(super) swap: bool,
     pub(super) started: Instant,
     pub(super) reply: Reply<Deployed>,
@@ -100,15 +100,15 @@ pub(super) struct NewPackage {
     bytes: Vec<u8>,
 }
 
-/// The way to the thread.
+/// Handle of the thread.
 pub(super) struct Launcher {
     orders: Sender<Order>,
     news: Receiver<News>,
-    /// Grafts that are being loaded.
+    /// Grafts being loaded.
     launching: BTreeSet<u16>,
-    /// Interfaces are being looked at.
+    /// Attaching to interfaces is in progress.
     looking: bool,
-    /// They have changed since.
+    /// Interfaces have changed since it began.
     changed: bool,
 }
 
@@ -116,15 +116,15 @@ pub(super) struct Launcher {
 pub(super) struct Workshop {
     pub(super) loader: Arc<Loader>,
     pub(super) ingress: Ingress,
-    /// The interfaces that VTL is for.
+    /// The interfaces that VTL uses.
     pub(super) scope: Scope,
-    /// What keeps it to them, if it is not for all.
+    /// Restricts control packets to these interfaces, unless VTL uses all.
     pub(super) fence: Option<Fence>,
     /// All versions of all grafts that this host may use.
     pub(super) library: Pool,
     /// The directory of packages.
     pub(super) pool: PathBuf,
-    /// The directory of the keys that they must be signed with.
+    /// The directory of the keys that sign packages.
     pub(super) keys: PathBuf,
 }
 
@@ -151,7 +151,7 @@ impl Launcher {
         let _ = self.orders.send(order);
     }
 
-    /// Has a graft loaded, unless that is being done. [`News::Launched`] follows.
+    /// Loads a graft, unless that is in progress. [`News::Launched`] follows.
     pub(super) fn launch(&mut self, gid: u16, image: &Arc<[u8]>) {
         if self.launching.insert(gid) {
             let image = Arc::clone(image);
@@ -159,8 +159,7 @@ impl Launcher {
         }
     }
 
-    /// Has a graft made ready to be deployed. [`News::Deployable`] follows, or the answer says why
-    /// not.
+    /// Loads and verifies a graft for deployment. [`News::Deployable`] follows, or an error is sent to `reply`.
     pub(super) fn deploy(&self, wanted: Wanted, swap: bool, reply: Reply<Deployed>) {
         self.order(Order::Deploy {
             wanted,
@@ -169,7 +168,7 @@ impl Launcher {
         });
     }
 
-    /// Puts a package into the pool's directory, then answers.
+    /// Stores a package in the pool's directory, then sends the answer.
     pub(super) fn keep(&self, package: NewPackage, answer: Deployed, reply: Reply<Deployed>) {
         let package = Box::new(package);
         self.order(Order::Keep {
@@ -179,12 +178,12 @@ impl Launcher {
         });
     }
 
-    /// Has the pool read anew for a question. [`News::Read`] follows.
+    /// Reads the pool's directory again for a question. [`News::Read`] follows.
     pub(super) fn read(&self, question: Question) {
         self.order(Order::Read(question));
     }
 
-    /// Has interfaces attached to that are not `known`. [`News::Interfaces`] follows.
+    /// Attaches to interfaces that are not `known`. [`News::Interfaces`] follows.
     pub(super) fn look(&mut self, known: BTreeSet<u32>) {
         self.changed = self.looking;
         if !self.looking {
@@ -193,7 +192,7 @@ impl Launcher {
         }
     }
 
-    /// What the thread has done since.
+    /// Returns the next result.
     pub(super) fn news(&mut self) -> Option<News> {
         let news = self.news.try_recv().ok()?;
         match &news {
@@ -206,7 +205,7 @@ impl Launcher {
         Some(news)
     }
 
-    /// Whether interfaces have changed while others were looked at.
+    /// Whether interfaces have changed while attaching; resets that.
     pub(super) fn take_changed(&mut self) -> bool {
         std::mem::take(&mut self.changed)
     }
@@ -258,7 +257,7 @@ impl Workshop {
         }
     }
 
-    /// Reads the pool's directory and the trusted keys anew.
+    /// Reads the pool's directory and the trusted keys again.
     pub(super) fn read(&mut self) -> Result<Trust, String> {
         let trust = Trust::read(&self.keys).map_err(|e| e.to_string())?;
         for error in &trust.left_out {
@@ -296,7 +295,7 @@ impl Workshop {
         }
     }
 
-    /// What is meant, and whether it is yet to join the pool.
+    /// Finds the wanted graft; returns the package, too, if it is yet to be added to the pool.
     fn entry(&mut self, wanted: Wanted) -> Result<(Entry, Option<NewPackage>), String> {
         let trust = self.read()?;
         let bytes = match wanted {
@@ -318,8 +317,8 @@ impl Workshop {
         Ok((entry, Some(NewPackage { manifest, bytes })))
     }
 
-    /// Has the kernel verify a graft. A refusal names the line that the verifier stumbled over,
-    /// which takes time.
+    /// Loads a graft, so that the kernel verifies it. A refusal names the source line that the verifier
+    /// rejects, which takes time to find.
     fn verify(&self, entry: &Entry) -> Result<LoadedGraft, String> {
         let image = &entry.object;
         let refused = match self.loader.load(image, &mut Steps::default()) {
@@ -348,11 +347,11 @@ impl Workshop {
         let is_new = |i: &&Interface| !known.contains(&i.index) && self.scope.has(&i.name);
         let attach = |i: &Interface| {
             let attached = self.loader.attach(i, self.ingress);
-            // It may have gone again.
+            // The interface may have gone again.
             let failed = |error: &_| tracing::warn!(%error, interface = i.name, "not attached");
             attached.inspect_err(failed).ok()
         };
-        // Or it has another name now.
+        // Or renamed.
         let gone = |index: &u32| !self.scope.has_index(*index);
         News::Interfaces {
             new: there.iter().filter(is_new).filter_map(attach).collect(),
@@ -360,7 +359,7 @@ impl Workshop {
         }
     }
 
-    /// Has the fence follow the interfaces.
+    /// Updates the fence to the current interfaces.
     fn move_fence(&self) {
         let Some(fence) = &self.fence else { return };
         let moved = self.scope.inside().map_err(|error| error.to_string());
@@ -371,7 +370,7 @@ impl Workshop {
     }
 }
 
-/// A graft of the pool, by `NAME` or `NAME@VERSION`.
+/// Finds a graft of the pool by `NAME` or `NAME@VERSION`.
 pub(super) fn find(library: &Pool, wanted: &str) -> Result<Entry, String> {
     if let Some(entry) = library.find(wanted) {
         return Ok(entry.clone());

@@ -1,19 +1,19 @@
-//! Ports at which applications wait for sessions.
+//! Ports on which applications listen for sessions.
 
 use std::collections::{BTreeMap, VecDeque, btree_map::Entry};
 
 use super::{Granted, Owner, Reply, random_token};
 
-/// Sessions that wait for an application's accept.
+/// Maximum length of a port's accept queue.
 const BACKLOG: usize = 64;
 
 struct Listener {
     owner: Owner,
-    /// What other connections accept with.
+    /// Key with which other connections accept.
     key: u64,
-    /// Sessions that opened and were not accepted yet.
+    /// Accept queue: open sessions not accepted yet.
     backlog: VecDeque<u32>,
-    /// Who waits in accept, the first one first.
+    /// Pending accepts, in order of arrival.
     waiting: VecDeque<(Owner, Reply<Granted>)>,
 }
 
@@ -23,7 +23,7 @@ pub(super) struct Listeners {
     ports: BTreeMap<u16, Listener>,
 }
 
-/// A session for whoever waits for one.
+/// A session matched with a pending accept.
 pub(super) struct Accepted {
     pub(super) sid: u32,
     pub(super) owner: Owner,
@@ -31,7 +31,7 @@ pub(super) struct Accepted {
 }
 
 impl Listeners {
-    /// Listens at a port. Returns the key with which other connections may accept.
+    /// Listens on a port. Returns the key with which other connections may accept.
     ///
     /// # Errors
     /// The port is taken, or 0.
@@ -54,7 +54,7 @@ impl Listeners {
         }
     }
 
-    /// Has the owner wait at the port that the key belongs to, or else at its own.
+    /// Queues an accept at the port of the key, or else of the owner.
     pub(super) fn accept(&mut self, owner: Owner, key: Option<u64>, reply: Reply<Granted>) {
         let found = self
             .ports
@@ -73,25 +73,25 @@ impl Listeners {
         self.ports.keys().copied()
     }
 
-    /// Who listens at a port.
+    /// The listener of a port.
     pub(super) fn owner(&self, port: u16) -> Option<Owner> {
         self.ports.get(&port).map(|l| l.owner)
     }
 
-    /// Whether no more sessions may wait at a port.
+    /// Whether a port's accept queue is full.
     pub(super) fn is_full(&self, port: u16) -> bool {
         let listener = self.ports.get(&port);
         listener.is_some_and(|l| l.backlog.len() >= BACKLOG)
     }
 
-    /// A session is open that came to a port.
+    /// Appends an open session to its port's accept queue.
     pub(super) fn opened(&mut self, port: u16, sid: u32) {
         if let Some(listener) = self.ports.get_mut(&port) {
             listener.backlog.push_back(sid);
         }
     }
 
-    /// Matches sessions that wait with applications that wait.
+    /// Matches queued sessions with pending accepts.
     pub(super) fn take_accepted(&mut self) -> Vec<Accepted> {
         let mut accepted = Vec::new();
         for listener in self.ports.values_mut() {
@@ -105,14 +105,15 @@ impl Listeners {
         accepted
     }
 
-    /// A session is over.
+    /// Removes a session from the accept queues.
     pub(super) fn forget(&mut self, sid: u32) {
         for listener in self.ports.values_mut() {
             listener.backlog.retain(|s| *s != sid);
         }
     }
 
-    /// An owner has gone. Returns the sessions that waited for its accept.
+    /// Removes the ports and pending accepts of an owner that has gone. Returns the sessions of its accept
+    /// queue.
     pub(super) fn gone(&mut self, owner: Owner) -> Vec<u32> {
         let mut left = Vec::new();
         for (_, listener) in self.ports.extract_if(.., |_, l| l.owner == owner) {

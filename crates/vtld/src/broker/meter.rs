@@ -1,17 +1,17 @@
-//! What the path of a session does of late: loss and delivery rate, for any graft.
+//! Recent loss and delivery rate of a session, for any graft.
 
 use std::collections::VecDeque;
 
 use vtl_proto::intf::vtl_meter;
 
-/// The past that counts.
+/// Length of the measurement window.
 const SPAN_NS: u64 = 10_000_000_000;
-/// Between two marks.
+/// Interval between two marks.
 const STEP_NS: u64 = 1_000_000_000;
-/// A rate over less than this may be a burst.
+/// Minimum interval of a rate sample: a shorter one may be a burst.
 const LEAST_NS: u64 = 300_000_000;
 
-/// Totals of a session at some time, as the latest acknowledgement shows them.
+/// Totals of a session at one time, as of the latest acknowledgement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Mark {
     /// Nanoseconds.
@@ -24,7 +24,7 @@ pub(super) struct Mark {
 }
 
 impl Mark {
-    /// What the kernel has counted by now.
+    /// Reads the kernel's counters.
     pub(super) fn new(at_ns: u64, meter: &vtl_meter) -> Self {
         Self {
             at_ns,
@@ -35,18 +35,18 @@ impl Mark {
     }
 }
 
-/// Follows those totals. An idle session keeps the figures of the last time that it was busy.
+/// Measures by these totals. An idle session keeps the figures of the time when it was last busy.
 #[derive(Debug)]
 pub(super) struct Meter {
     marks: VecDeque<Mark>,
     latest: Mark,
-    /// Beyond the modulus, since the session began.
+    /// Totals since the session began, without the modulus.
     transmitted: u64,
     arrived: u64,
 }
 
 impl Meter {
-    /// Of a session that begins now.
+    /// Creates the meter of a session that begins now.
     pub(super) fn new(now_ns: u64) -> Self {
         let begin = Mark {
             at_ns: now_ns,
@@ -60,7 +60,7 @@ impl Meter {
         }
     }
 
-    /// Call it every so often, and before asking.
+    /// Adds a sample. Call it regularly, and before reading.
     pub(super) fn note(&mut self, now: Mark) {
         let last = self.latest;
         if now.received == last.received {
@@ -73,19 +73,19 @@ impl Meter {
         if self.marks.back().is_none_or(due) {
             self.marks.push_back(now);
         }
-        // The one before the span is where the span begins.
+        // Keep one mark from before the window: the window starts there.
         let over = |mark: &Mark| now.at_ns.saturating_sub(mark.at_ns) > SPAN_NS;
         while self.marks.get(1).is_some_and(over) {
             self.marks.pop_front();
         }
     }
 
-    /// Transmissions that were lost since the session began.
+    /// Transmissions lost since the session began.
     pub(super) fn lost(&self) -> u64 {
         self.transmitted.saturating_sub(self.arrived)
     }
 
-    /// The share of transmissions that were lost of late, in percent.
+    /// Recent loss rate of transmissions, percent.
     pub(super) fn loss_pct(&self) -> f64 {
         let Some(first) = self.marks.front() else {
             return 0.0;
@@ -98,7 +98,7 @@ impl Meter {
         }
     }
 
-    /// The highest rate of late at which packets have arrived, packets a second.
+    /// Maximum recent delivery rate, packets per second.
     pub(super) fn rate(&self) -> f64 {
         let ends = self.marks.iter().skip(1).chain([&self.latest]);
         self.marks

@@ -65,7 +65,8 @@ pub struct Config {
     pub ingress: Ingress,
     /// Egress driver.
     pub driver: Choice,
-    /// Namespaces in which the programs of live frames are attached; `None`: the daemon creates them.
+    /// Network namespace in which the programs of live frames are attached; `None`: the daemon creates
+    /// namespaces.
     pub room: Option<Arc<Room>>,
     /// Maximum packets in each of a session's rings: a power of two, at most 32,768. Short paths get less; a
     /// packet takes 2 KiB.

@@ -1,4 +1,4 @@
-//! What is remembered of other hosts between sessions with them.
+//! Cache of other hosts' parameters, between sessions with them.
 
 use std::{collections::HashMap, net::IpAddr, time::Duration};
 
@@ -10,16 +10,16 @@ use vtl_proto::{
 
 use crate::network::make_room;
 
-/// So many are remembered.
+/// Maximum number of entries.
 const PEERS: usize = 4096;
 
-/// What a path was found to take is believed so long (PMTU_RAISE_TIMER of RFC 8899).
+/// Lifetime of a cached path MTU (PMTU_RAISE_TIMER of RFC 8899).
 const PATH_NS: u64 = 600_000_000_000;
 
-/// The way that a peer was reached by goes first so long.
+/// Lifetime of the cached encapsulation, which is tried first.
 const WAY_NS: u64 = 600_000_000_000;
 
-/// How packets to a peer leave, as the kernel's programs learned it.
+/// Route of packets to a peer, as learned by the kernel's programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Exit {
     /// Ethernet header.
@@ -29,17 +29,17 @@ pub(super) struct Exit {
     pub(super) port: u16,
 }
 
-/// What the latest session that we opened with a peer left for the next one.
+/// Parameters that the latest session opened with a peer left for the next one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Next {
     pub(super) ticket: Ticket,
-    /// When it came.
+    /// Time of the ticket.
     since_ns: u64,
-    /// Data may go ahead of the answer once.
+    /// The ticket has not been used for early data yet.
     fresh: bool,
-    /// Where somebody listened: probably still does.
+    /// The port, where the peer probably still listens.
     port: u16,
-    /// What we would have liked, in this order, and what was chosen.
+    /// The grafts preferred then, in this order, and the one chosen.
     preferred: Vec<u16>,
     gid: u16,
     pub(super) max_payload: u16,
@@ -48,7 +48,7 @@ pub(super) struct Next {
 }
 
 impl Next {
-    /// What came of a negotiation; `None` if the peer gave no ticket or cannot be reached yet.
+    /// Stores the result of a negotiation; `None` if the peer gave no ticket or cannot be reached yet.
     pub(super) fn new(
         now_ns: u64,
         session: &Established,
@@ -76,9 +76,9 @@ impl Next {
 struct Known {
     rtt: Option<Duration>,
     next: Option<Next>,
-    /// Payload bytes that the path takes without UDP, and when that was found out.
+    /// Payload that the path takes without UDP, bytes, and when it was measured.
     path: Option<(u16, u64)>,
-    /// How it was reached, and when.
+    /// The encapsulation that worked, and when.
     way: Option<(Way, u64)>,
 }
 
@@ -91,7 +91,7 @@ pub(super) struct Peers {
 impl Peers {
     fn entry(&mut self, peer: IpAddr) -> &mut Known {
         if self.known.len() >= PEERS && !self.known.contains_key(&peer) {
-            // It costs them no more than the first session to a stranger.
+            // An evicted peer's next session is like one with a stranger.
             let known: Vec<IpAddr> = self.known.keys().copied().collect();
             make_room(known.into_iter(), |keep| {
                 self.known.retain(|peer, _| keep(*peer));
@@ -105,20 +105,19 @@ impl Peers {
         self.known.get(&peer)?.rtt
     }
 
-    /// A round-trip time that is longer than those before counts for an eighth: the hosts may have
-    /// been busy.
+    /// Notes a round-trip sample. An increase counts for an eighth: the hosts may have been busy.
     pub(super) fn note_rtt(&mut self, peer: IpAddr, rtt: Duration) {
         let known = &mut self.entry(peer).rtt;
         let eased = |known: Duration| rtt.min(known + rtt.saturating_sub(known) / 8);
         *known = Some(known.map_or(rtt, eased));
     }
 
-    /// The path has turned out to take no more payload than that.
+    /// Notes a path MTU, as payload.
     pub(super) fn note_path(&mut self, peer: IpAddr, most: u16, now_ns: u64) {
         self.entry(peer).path = Some((most, now_ns));
     }
 
-    /// How much of `most` bytes of payload the path takes, for all that is known.
+    /// Limits `most` bytes of payload to the cached path MTU.
     pub(super) fn payload(&self, peer: IpAddr, now_ns: u64, most: u16) -> u16 {
         let path = self.known.get(&peer).and_then(|known| known.path);
         match path {
@@ -127,7 +126,7 @@ impl Peers {
         }
     }
 
-    /// All ways there are, the one that is likely to lead to the peer first.
+    /// All encapsulations, the one most likely to work first.
     pub(super) fn ways(&self, peer: IpAddr, now_ns: u64) -> [Way; 3] {
         let way = self.known.get(&peer).and_then(|known| known.way);
         match way {
@@ -141,17 +140,17 @@ impl Peers {
         }
     }
 
-    /// A session with the peer was opened this way.
+    /// Notes that a session with the peer was opened in this encapsulation.
     pub(super) fn note_way(&mut self, peer: IpAddr, way: Way, now_ns: u64) {
         let known = self.entry(peer);
-        // The other one is tried again from time to time, however often there are sessions.
+        // Keep the first time, so that the others are tried again regularly however many sessions there are.
         match known.way {
             Some((same, at)) if same == way && now_ns.saturating_sub(at) < WAY_NS => {}
             _ => known.way = Some((way, now_ns)),
         }
     }
 
-    /// A session that goes on has shown a shorter one than negotiation, in which daemons take part.
+    /// Notes a shorter sample by an open session: negotiation samples include the daemons' delay.
     pub(super) fn note_shorter_rtt(&mut self, peer: IpAddr, rtt: Duration) {
         if let Some(known) = self.known.get_mut(&peer).and_then(|k| k.rtt.as_mut()) {
             *known = rtt.min(*known);
@@ -162,15 +161,15 @@ impl Peers {
         self.entry(peer).next = Some(next);
     }
 
-    /// The peer's ticket, if there is one that it still knows: good to prove our address.
+    /// The peer's ticket, if it is still valid: it validates our address.
     pub(super) fn ticket(&self, peer: IpAddr, now_ns: u64) -> Option<Ticket> {
         let next = self.known.get(&peer)?.next.as_ref()?;
         next.lives(now_ns).then_some(next.ticket)
     }
 
-    /// Whether data may go to the peer's port ahead of the answer, by the first graft that is
-    /// offered, if that is `fit` for it, and by `way`. Where the same was preferred before, what the
-    /// peer chose then becomes the first. Not twice.
+    /// Parameters for early data to the peer's port, by the graft that is offered first, if it is `fit` for
+    /// them, and by `way`. If the preferences are the same as before, moves the peer's former choice to the
+    /// front of `offered`. Once per ticket.
     pub(super) fn take_early(
         &mut self,
         peer: IpAddr,
@@ -199,7 +198,7 @@ impl Peers {
 }
 
 impl Next {
-    /// With a minute to spare: the responder's time counts.
+    /// Whether the ticket is valid, with a minute to spare: the responder's clock decides.
     fn lives(&self, now_ns: u64) -> bool {
         let age = Duration::from_nanos(now_ns.saturating_sub(self.since_ns));
         age < nego::LIFE - Duration::from_secs(60)

@@ -27,18 +27,18 @@ pub(super) struct Raw {
     way: Way,
 }
 
-/// Where packets to a peer's address go, or one of the peer's came from.
+/// Encapsulation, and port or connection, of packets to or from a peer's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Via {
     Native,
     /// The peer's UDP port.
     Udp(u16),
-    /// The number of a connection, see `broker/tunnel.rs`.
+    /// The connection's number, see `broker/tunnel.rs`.
     Tcp(u32),
 }
 
 impl Via {
-    /// By a UDP port, or, 0, without UDP.
+    /// Over UDP to a port, or natively if it is 0.
     pub(super) fn port(port: u16) -> Self {
         match port {
             0 => Self::Native,
@@ -55,7 +55,7 @@ impl Via {
     }
 }
 
-/// A packet from the network, without its IP and UDP headers.
+/// A received packet, without its IP and UDP headers.
 pub(super) struct Received {
     pub(super) from: IpAddr,
     pub(super) via: Via,
@@ -68,7 +68,7 @@ const UDP_NO_CHECK6_TX: libc::c_int = 101;
 const UDP_NO_CHECK6_RX: libc::c_int = 102;
 
 impl Raw {
-    /// A socket for one IP version, and one way other than TCP.
+    /// Opens a socket for one IP version and one encapsulation other than TCP.
     pub(super) fn open(v6: bool, way: Way) -> io::Result<Self> {
         let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
         let (kind, protocol) = match way {
@@ -94,7 +94,7 @@ impl Raw {
         Ok(Self { fd, v6, way })
     }
 
-    /// Sends from a local address, to that UDP port.
+    /// Sends from a local address; `port`: destination UDP port.
     pub(super) fn send(&self, bytes: &[u8], from: IpAddr, to: IpAddr, port: u16) -> io::Result<()> {
         let parts = [IoSlice::new(bytes)];
         match (from, to) {
@@ -139,7 +139,7 @@ impl Raw {
         Ok(())
     }
 
-    /// The next packet, or `None` if none is there.
+    /// Receives the next packet; `None` if there is none.
     pub(super) fn receive(&self) -> io::Result<Option<Received>> {
         let mut buffer = [0; 2048];
         let mut space = cmsg_space!(libc::in6_pktinfo);
@@ -202,8 +202,8 @@ impl AsFd for Raw {
     }
 }
 
-/// Binds VTL's UDP port. Datagrams go without checksum, as those of sessions do: so that what is
-/// negotiated this way shows that they get through.
+/// Binds VTL's UDP port. Datagrams have no checksum, as those of sessions, so that a negotiation by UDP shows
+/// that such datagrams get through.
 fn take_port(fd: &OwnedFd, v6: bool) -> io::Result<()> {
     let port = intf::VTL_UDP_PORT as u16;
     if v6 {
@@ -221,7 +221,7 @@ fn take_port(fd: &OwnedFd, v6: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// Packets leave whole or not at all, whatever the kernel believes of the path: we ask it ourselves.
+/// Disables fragmentation, and the kernel's own path MTU: we discover it ourselves.
 fn unfragmented(fd: BorrowedFd<'_>, v6: bool) -> io::Result<()> {
     if v6 {
         let (level, probe) = (libc::IPPROTO_IPV6, libc::IPV6_PMTUDISC_PROBE);
@@ -233,7 +233,7 @@ fn unfragmented(fd: BorrowedFd<'_>, v6: bool) -> io::Result<()> {
     }
 }
 
-/// The local address from which a destination is reached, and the MTU of that route. Sends nothing.
+/// Looks up the local address and the MTU of the route to a destination. Sends nothing.
 pub(super) fn route(to: IpAddr) -> io::Result<(IpAddr, u32)> {
     let any: IpAddr = if to.is_ipv4() {
         Ipv4Addr::UNSPECIFIED.into()

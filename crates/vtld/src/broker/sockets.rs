@@ -1,4 +1,4 @@
-//! The sockets of control packets, for both IP versions and both ways that have sockets.
+//! The sockets for control packets: IPv4 and IPv6, native and UDP.
 
 use std::{
     io,
@@ -11,14 +11,14 @@ use vtl_proto::{intf, nego::Way};
 
 use super::raw::{Raw, Received};
 
-/// Over IPv4 and IPv6 each.
+/// By IP version: IPv4, IPv6.
 pub(super) struct Sockets {
     native: [Option<Raw>; 2],
     udp: [Option<Raw>; 2],
 }
 
 impl Sockets {
-    /// Those of VTL's UDP port, if no other program has it.
+    /// Opens those of VTL's UDP port, if it is free.
     pub(super) fn by_udp() -> Self {
         let udp = match Raw::open(false, Way::Udp) {
             // A host may have no IPv6.
@@ -35,10 +35,10 @@ impl Sockets {
         }
     }
 
-    /// Opens the others.
+    /// Opens the raw sockets.
     ///
     /// # Errors
-    /// Not even IPv4's can be opened.
+    /// IPv4's cannot be opened; IPv6's may be missing.
     pub(super) fn open_native(&mut self) -> anyhow::Result<()> {
         let v4 = Raw::open(false, Way::Native).context("a raw socket for IP protocol 253")?;
         self.native = [Some(v4), Raw::open(true, Way::Native).ok()];
@@ -54,12 +54,12 @@ impl Sockets {
         sockets[usize::from(v6)].as_ref()
     }
 
-    /// Whether there is one.
+    /// Whether this socket is open.
     pub(super) fn has(&self, v6: bool, way: Way) -> bool {
         self.socket(v6, way).is_some()
     }
 
-    /// All of them, with IP version and way.
+    /// All open sockets, with IP version (`true`: 6) and encapsulation.
     pub(super) fn all(&self) -> impl Iterator<Item = (BorrowedFd<'_>, bool, Way)> {
         [
             (false, Way::Native),
@@ -71,16 +71,15 @@ impl Sockets {
         .filter_map(|(v6, way)| Some((self.socket(v6, way)?.as_fd(), v6, way)))
     }
 
-    /// The next packet that has come, if there is one.
+    /// Receives the next packet, if any.
     ///
     /// # Errors
-    /// What the kernel reports of the socket.
+    /// The kernel's error of the socket.
     pub(super) fn receive(&self, v6: bool, way: Way) -> io::Result<Option<Received>> {
         self.socket(v6, way).map_or(Ok(None), Raw::receive)
     }
 
-    /// Sends a packet from a local address, without UDP or to that UDP port. Without a socket for it,
-    /// it is lost.
+    /// Sends a packet from a local address, natively or to UDP port `port`. Dropped without a socket for it.
     pub(super) fn send(&self, packet: &[u8], from: IpAddr, to: IpAddr, way: Way, port: u16) {
         let Some(socket) = self.socket(to.is_ipv6(), way) else {
             return;

@@ -1,12 +1,12 @@
-//! What the broker's thread waits for.
+//! Event sources of the broker's thread.
 
-/// Where an epoll event comes from; packed into 64 bits.
+/// Source of an epoll event; packed into 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
     Commands,
-    /// Shards have news.
+    /// News of shards.
     Shards,
-    /// There are rings, the launcher has news, or something else that is parked may go on.
+    /// Rings are ready, the launcher has news, or another reason to retry parked requests.
     Parked,
     Native {
         v6: bool,
@@ -14,7 +14,7 @@ pub(super) enum Source {
     Udp {
         v6: bool,
     },
-    /// Peers that want to send packets by TCP.
+    /// Peers' TCP connections to accept.
     Tunnels {
         v6: bool,
     },

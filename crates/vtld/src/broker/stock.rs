@@ -1,7 +1,7 @@
-//! Keeps sets of rings ready, on a thread of its own: making and clearing them takes milliseconds.
+//! Keeps sets of rings in stock, by a thread of its own: creating and clearing them takes milliseconds.
 //!
-//! Rings come in a few sizes, for short and for long paths. All of them together take no more than
-//! a budget of memory; as it runs out, sets become smaller.
+//! Rings come in a few sizes, for short and for long paths, within a quota of memory; as it runs out, sets
+//! become smaller.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,26 +18,26 @@ use crate::panics::test_point;
 
 /// The smallest size, for when memory is short, or many sessions share a very short path.
 const LEAST: u32 = 64;
-/// What a session needs to exist.
+/// Minimum size for a session.
 const TINY: u32 = 8;
-/// What each of many sessions needs of a path within a site: 1 Gbit/s at 1 ms.
+/// Size for each of many sessions on a path within a site: 1 Gbit/s at 1 ms.
 const SHARED: u32 = 256;
-/// What a path within a site needs: 10 Gbit/s at 1 ms. More only makes memory colder.
+/// Size for a path within a site: 10 Gbit/s at 1 ms. Larger rings only cost cache misses.
 pub(super) const NEAR: u32 = 1024;
-/// What paths over the internet need, and those of which nothing is known: four bandwidth-delay
-/// products of 1 Gbit/s at 50 ms, since a packet that is lost twice holds up three round trips.
+/// Size for paths over the internet, and for unknown ones: four bandwidth-delay products of 1 Gbit/s at 50 ms,
+/// since a packet lost twice blocks for three round trips.
 pub(super) const FAR: u32 = 16384;
-/// When sessions come faster than sets can be made one by one, they are made in lots of so many
-/// bytes, or so many sets.
+/// Size of a lot, in bytes and in sets: sets are created in lots when sessions come faster than single sets can
+/// be made.
 const LOT_BYTES: u64 = 64 << 20;
 const LOT_SETS: u64 = 32;
-/// How long making up for a set waits, by its bytes: 2 s for 64 MiB. Clearing those takes a processor
-/// for up to 0.2 s, a tenth of which is what sessions at work may be asked for.
+/// Pause after replacing a set, per byte: 2 s for 64 MiB. Clearing those takes a processor up to 0.2 s, and
+/// running sessions should lose at most a tenth.
 const PAUSE_NS_PER_BYTE: u64 = 30;
 
-/// Slots for a path with this round-trip time, at most `most`: four bandwidth-delay products at
-/// 1 Gbit/s. Faster paths are shorter as a rule, and get at least [`NEAR`]; but not where there is a
-/// crowd of sessions, as what all of them use should stay in the caches.
+/// Slots for a path with this round-trip time, at most `most`: four bandwidth-delay products at 1 Gbit/s.
+/// Faster paths are shorter as a rule, and get at least [`NEAR`]; less in a crowd of sessions, so that their
+/// rings together stay in the caches.
 pub(super) fn slots_for(rtt: Duration, most: u32, crowd: bool) -> u32 {
     let packets = (4 * rtt.as_micros() / 12).min(intf::VTL_MAX_WINDOW.into()) as u32;
     let wanted = packets.next_power_of_two();
@@ -48,67 +48,67 @@ pub(super) fn slots_for(rtt: Duration, most: u32, crowd: bool) -> u32 {
     wanted.min(most)
 }
 
-/// The most slots, [`TINY`] at least, of rings that take no more than this memory.
+/// Maximum slots, at least [`TINY`], of rings within this memory.
 pub(super) fn slots_within(memory: u64) -> u32 {
     let sizes = std::iter::successors(Some(TINY), |size| Some(size * 2));
     let fit = sizes.take_while(|size| *size <= intf::VTL_MAX_WINDOW && bytes(*size) <= memory);
     fit.last().unwrap_or(TINY)
 }
 
-/// Sets of one size in a lot.
+/// Number of sets of one size in a lot.
 fn lot(slots: u32) -> usize {
     (LOT_BYTES / bytes(slots)).clamp(1, LOT_SETS) as usize
 }
 
-/// After how long without a new session rings are made in place of those that were taken.
+/// Time without a new session after which taken rings are replaced.
 const RESTOCK_NS: u64 = 1_000 * MS;
-/// How long spare rings are kept after the last session was opened.
+/// Time after the latest session's opening until spare rings are freed.
 const SPARE_NS: u64 = 10_000 * MS;
 
 enum Order {
     Make(u32, usize),
-    /// To be used again.
+    /// Clear it for reuse.
     Recycle(RingSet),
-    /// Not to be used again.
+    /// Free it.
     Retire(RingSet),
 }
 
 enum Delivery {
-    /// For an order of so many slots.
+    /// Result of an order for sets of this many slots.
     Made(u32, vtl_bpf::Result<RingSet>),
     Recycled(RingSet),
 }
 
-/// The stock.
+/// The stock, for the broker's thread.
 pub(super) struct Stock {
     orders: Sender<Order>,
     deliveries: Receiver<Delivery>,
-    /// By size.
+    /// Sets ready for use, by size.
     ready: BTreeMap<u32, Vec<RingSet>>,
-    /// Ordered and not made yet.
+    /// Sets ordered and not delivered yet.
     coming: usize,
-    /// Sizes of which sets were taken.
+    /// Sizes to replace, of which sets were taken.
     owed: BTreeSet<u32>,
-    /// The next one is made up for then.
+    /// Time of the next replacement.
     replenish_ns: u64,
     /// When a set was last taken.
     taken_ns: u64,
-    /// Sets taken since those were made up for.
+    /// Sets taken since the latest replacement.
     rush: usize,
-    /// Somebody waits for a set.
+    /// A request waits for a set.
     wanted: bool,
-    /// Why there will be none for whoever waits.
+    /// Error to report to that request.
     failed: Option<vtl_bpf::Error>,
-    /// Of each size that sessions start with, so many are kept ready.
+    /// Number of sets to keep ready of each usual size.
     level: usize,
     /// The largest size.
     most: u32,
 }
 
 impl Stock {
-    /// Starts the thread, which makes `level` sets of each usual size up to `most` packets, within
-    /// `budget` bytes for all sets that there are at a time, of which some are left for `sessions`
-    /// sessions. It calls `call` when it has made some.
+    /// Starts the thread, which creates `level` sets of each usual size up to `most` packets, within a quota of
+    /// `budget` bytes for all existing sets, part of which is reserved for `sessions` sessions. It calls `call`
+    /// after deliveries.
     pub(super) fn start(
         maker: RingMaker,
         most: u32,
@@ -167,7 +167,7 @@ impl Stock {
                 self.coming -= 1;
                 let set = made?;
                 if set.slots < ordered {
-                    self.owed.remove(&ordered); // there is no memory for that now
+                    self.owed.remove(&ordered); // no memory for that size now
                 }
                 set
             }
@@ -186,8 +186,8 @@ impl Stock {
         }
     }
 
-    /// Whether [`Stock::take`] will find a set. If not, some are being made: ask again when the
-    /// thread has called.
+    /// Whether [`Stock::take`] will find a set. If not, some are being made: ask again when the thread has
+    /// called.
     ///
     /// # Errors
     /// None can be made.
@@ -208,17 +208,17 @@ impl Stock {
         }
         self.wanted = true;
         let slots = slots.min(self.most);
-        // One, unless sessions come faster than single sets can be made.
+        // One set, or a lot if sessions come faster than single sets can be made.
         let rush = self.rush > self.level;
         self.order(slots, if rush { lot(slots) } else { 1 });
         Ok(false)
     }
 
-    /// A set of rings of `slots` packets, or of what comes next to it: a larger one, else a
-    /// smaller one. Never waits: [`Stock::prepare`] says whether there is any.
+    /// Takes a set of rings of `slots` packets, or of the next larger size, else of the next smaller one. Never
+    /// blocks: [`Stock::prepare`] says whether there is any.
     ///
-    /// What few sessions take is not made up for at once: making rings keeps a processor busy for up
-    /// to a tenth of a second, which would be missing to the session that begins.
+    /// Sets taken by few sessions are not replaced at once: creating rings keeps a processor busy for up to a
+    /// tenth of a second, which would delay the new session.
     pub(super) fn take(&mut self, slots: u32, now_ns: u64) -> Option<RingSet> {
         let slots = slots.min(self.most);
         let larger = self.ready.range(slots..).find(|(_, s)| !s.is_empty());
@@ -230,13 +230,12 @@ impl Stock {
         self.taken_ns = now_ns;
         let left = self.ready.get(&slots).map_or(0, Vec::len) + self.coming;
         if self.rush > self.level && left < lot(slots).div_ceil(2) {
-            self.order(slots, lot(slots)); // before there is none left
+            self.order(slots, lot(slots)); // before the stock is empty
         }
         Some(set)
     }
 
-    /// Now and then: makes up for what was taken, and gives back what is too much, if no session has
-    /// been opened for a while.
+    /// Housekeeping: replaces taken sets and frees spare ones if no session has been opened for a while.
     pub(super) fn tick(&mut self, now_ns: u64) {
         let quiet = now_ns.saturating_sub(self.taken_ns);
         if quiet > RESTOCK_NS {
@@ -247,7 +246,7 @@ impl Stock {
         }
     }
 
-    /// Makes up for what was taken, one set at a time, small ones first.
+    /// Replaces taken sets one at a time, small ones first.
     fn replenish(&mut self, now_ns: u64) {
         self.collect();
         self.rush = 0;
@@ -264,7 +263,7 @@ impl Stock {
         }
     }
 
-    /// Gives a set back that only the daemon and the kernel have seen.
+    /// Returns a set that no application has mapped, which may be reused.
     pub(super) fn put(&mut self, set: RingSet) {
         self.collect();
         let enough = self.ready.get(&set.slots).map_or(0, Vec::len) >= self.level;
@@ -276,12 +275,12 @@ impl Stock {
         let _ = self.orders.send(order(set));
     }
 
-    /// Gives a set back that an application may still have mapped: nobody else may get it.
+    /// Returns a set that an application may still have mapped: it is never reused.
     pub(super) fn put_exposed(&self, set: RingSet) {
         let _ = self.orders.send(Order::Retire(set));
     }
 
-    /// Gives back the memory of what was made for a rush that is over.
+    /// Frees sets made for a rush that is over.
     fn trim(&mut self) {
         self.collect();
         for sets in self.ready.values_mut() {
@@ -295,16 +294,16 @@ impl Stock {
 /// The thread's side.
 struct Workshop {
     maker: RingMaker,
-    /// Bytes that all sets together may take.
+    /// Memory quota of all sets, bytes.
     budget: u64,
-    /// Bytes that they take.
+    /// Memory in use, bytes.
     used: u64,
-    /// Sessions that there may be at a time.
+    /// Maximum number of sessions.
     sessions: u64,
-    /// How many there are.
+    /// Number of sets.
     sets: u64,
     outbox: Sender<Delivery>,
-    /// Tells the stock's owner that there are deliveries.
+    /// Called after deliveries.
     call: Box<dyn Fn() + Send>,
 }
 
@@ -321,7 +320,7 @@ impl Workshop {
                     Order::Retire(set) => ended.push((set, false)),
                 }
             }
-            // Somebody may be waiting for these.
+            // First: requests may wait for these.
             for (slots, count) in making {
                 if self.make(slots, count).is_none() {
                     return;
@@ -336,13 +335,13 @@ impl Workshop {
         }
     }
 
-    /// The largest size up to `slots` that may be made.
+    /// Largest size up to `slots` within the quota.
     fn affordable(&self, slots: u32) -> Option<u32> {
         let reserved = bytes(TINY) * self.sessions.saturating_sub(self.sets);
         affordable(slots, self.used, self.budget, reserved)
     }
 
-    /// Delivers `count` times. `None` if nobody wants anything any more.
+    /// Delivers `count` sets or errors. `None` if the receiver has gone.
     fn make(&mut self, slots: u32, count: usize) -> Option<()> {
         let mut sizes = Vec::new();
         while sizes.len() < count
@@ -378,7 +377,7 @@ impl Workshop {
                 vtl_ring::clear(set.transmit(), set.slots)
                     .and_then(|()| vtl_ring::clear(set.receive(), set.slots))
             };
-            // What cannot be cleared must not be used again.
+            // A set that cannot be cleared must not be reused.
             if again && clear().is_ok() {
                 self.outbox.send(Delivery::Recycled(set)).ok()?;
             } else {
@@ -398,9 +397,9 @@ impl Workshop {
     }
 }
 
-/// The largest size up to `slots` for which `used` of `budget` bytes leave room. Large sets get only
-/// half of the budget, those for near peers three quarters, so that there are many small ones; and
-/// only the smallest get what is `reserved`.
+/// Largest size up to `slots` for which `used` of `budget` bytes leave room. Large sets get only half of the
+/// budget and those for near peers three quarters, so that many small ones fit; the bytes `reserved` are for
+/// the smallest only.
 fn affordable(slots: u32, used: u64, budget: u64, reserved: u64) -> Option<u32> {
     let free = budget.saturating_sub(reserved);
     let share = |size: u32| match size {

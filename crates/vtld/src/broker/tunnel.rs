@@ -1,5 +1,5 @@
-//! TCP connections between daemons, which carry packets of applications' sessions where the path
-//! takes nothing else (PROTOCOL.md, section 2, "By TCP"): each packet has its length in front.
+//! TCP connections between daemons, for packets of applications' sessions where the path drops everything else
+//! (PROTOCOL.md, section 2, "By TCP"). Each packet is preceded by its length.
 
 use std::{
     collections::BTreeMap,
@@ -24,39 +24,39 @@ use crate::{
 };
 
 const PORT: u16 = intf::VTL_TCP_PORT as u16;
-/// Connections at a time that others have made, those of one address, and of one network.
+/// Quotas of connections by peers: in total, per address, and per network.
 const MOST: usize = 256;
 const MOST_EACH: usize = 16;
 const MOST_OF_NETWORK: usize = MOST / 4;
-/// Bytes of packets that may wait to be written: what is more is lost, as on any link.
+/// Limit of packets queued for writing, bytes; packets beyond it are dropped.
 const MOST_OUT: usize = 256 << 10;
-/// While no session has used the connection.
+/// The same before any session has used the connection.
 const MOST_STRANGER: usize = 8 << 10;
-/// With more, egress waits.
+/// Queue length from which on egress waits, bytes.
 const ENOUGH_OUT: usize = 64 << 10;
-/// Unsent bytes in the kernel: what waits there makes round trips long.
+/// Limit of unsent bytes in the kernel (`TCP_NOTSENT_LOWAT`), whose queue adds to round trips.
 const UNSENT: u32 = 128 << 10;
-/// Read at a time: others want their turn.
+/// Maximum read at a time, for fairness.
 const READ: usize = 64 << 10;
-/// A connection that carries no session's packets is closed after so long.
+/// Idle timeout of a connection that carries no session's packets.
 const IDLE_NS: u64 = 30_000_000_000;
-/// One that could not be made is tried again after so long.
+/// Back-off after a failed connect.
 const RETRY_NS: u64 = 1_000_000_000;
 /// One connection.
 struct Connection {
     stream: TcpStream,
     local: IpAddr,
     peer: IpAddr,
-    /// The handshake is over.
+    /// The TCP handshake is complete.
     made: bool,
-    /// Part of a packet.
+    /// An incomplete packet.
     arrived: Vec<u8>,
     out: Vec<u8>,
-    /// Whoever watches it waits until it can be written to.
+    /// Watched for `EPOLLOUT`, too.
     watched: bool,
-    /// A session has used it, or is to: we have made it.
+    /// A session has used it, or will: this host has opened it.
     known: bool,
-    /// When a packet of a session last came or went.
+    /// Time of the latest packet of a session, in either direction.
     used_ns: u64,
 }
 
@@ -66,7 +66,7 @@ pub(super) struct Tunnels {
     listeners: [Option<TcpListener>; 2],
     connections: BTreeMap<u32, Connection>,
     last: u32,
-    /// Peers that could not be connected to, and when.
+    /// Peers to which a connect has failed or is in progress, and its time.
     failed: BTreeMap<IpAddr, u64>,
 }
 
@@ -114,13 +114,13 @@ impl Tunnels {
         }
     }
 
-    /// What peers connect to, over IPv4 and IPv6.
+    /// The listening sockets, IPv4 and IPv6.
     pub(super) fn listeners(&self) -> [Option<BorrowedFd<'_>>; 2] {
         let [v4, v6] = &self.listeners;
         [v4, v6].map(|listener| listener.as_ref().map(AsFd::as_fd))
     }
 
-    /// Takes a connection that a peer has made; `None`: no more of them. `from`: hosts that may.
+    /// Accepts a peer's connection; `None` if there are no more. `from`: hosts allowed.
     pub(super) fn accept(&mut self, v6: bool, now: u64, from: &[Prefix]) -> Option<u32> {
         loop {
             let (stream, client) = self.listeners[usize::from(v6)].as_ref()?.accept().ok()?;
@@ -148,7 +148,7 @@ impl Tunnels {
         }
     }
 
-    /// Begins to connect to a peer.
+    /// Starts a connect to a peer.
     pub(super) fn connect(&mut self, local: IpAddr, peer: IpAddr, now: u64) -> io::Result<u32> {
         self.failed
             .retain(|_, at| now.saturating_sub(*at) < RETRY_NS);
@@ -198,24 +198,24 @@ impl Tunnels {
         self.connections.get(&number).map(|c| c.stream.as_fd())
     }
 
-    /// Its two addresses, this host's first.
+    /// The connection's addresses, this host's first.
     pub(super) fn addresses(&self, number: u32) -> Option<[IpAddr; 2]> {
         self.connections.get(&number).map(|c| [c.local, c.peer])
     }
 
-    /// Whether egress may go on.
+    /// Whether the connection has room for egress.
     pub(super) fn has_room(&self, number: u32) -> bool {
         let connection = self.connections.get(&number);
         connection.is_some_and(|c| c.made && c.out.len() < ENOUGH_OUT)
     }
 
-    /// Whether the handshake is over.
+    /// Whether the TCP handshake is complete.
     pub(super) fn is_made(&self, number: u32) -> bool {
         self.connections.get(&number).is_some_and(|c| c.made)
     }
 
-    /// Whether it is to be watched until it can be written to, since something waits for that, or for
-    /// the handshake; `None`: as before. At first: if this host makes it.
+    /// Whether to watch for writability, as data are queued or the handshake is in progress; `None` if that is
+    /// unchanged. The initial state: watched if this host connects.
     pub(super) fn watch(&mut self, number: u32) -> Option<bool> {
         let connection = self.connections.get_mut(&number)?;
         let waits = !connection.made || !connection.out.is_empty();
@@ -223,14 +223,14 @@ impl Tunnels {
         (waits != before).then_some(waits)
     }
 
-    /// Takes note that a session uses the connection.
+    /// Notes that a session uses the connection.
     pub(super) fn note_use(&mut self, number: u32, now: u64) {
         if let Some(connection) = self.connections.get_mut(&number) {
             (connection.known, connection.used_ns) = (true, now);
         }
     }
 
-    /// Sends a packet, or keeps it until it can be; drops it where too many wait, or if none can be so long.
+    /// Queues a packet; drops it if it is too long or the queue is full.
     ///
     /// # Errors
     /// The connection has broken.
@@ -251,7 +251,7 @@ impl Tunnels {
         Ok(())
     }
 
-    /// Writes what waits. Also: the handshake may be over.
+    /// Writes the queue. Detects the end of the handshake, too.
     ///
     /// # Errors
     /// The connection has broken.
@@ -285,11 +285,10 @@ impl Tunnels {
         result
     }
 
-    /// Reads once: `packets`, which is empty, becomes the whole packets that are there, each with its
-    /// length in front.
+    /// Reads once. `packets`, empty before, receives the complete packets, each preceded by its length.
     ///
     /// # Errors
-    /// The connection has ended, or carries something else.
+    /// The connection has ended, or its data are malformed.
     pub(super) fn receive(&mut self, number: u32, packets: &mut Vec<u8>) -> io::Result<()> {
         let Some(connection) = self.connections.get_mut(&number) else {
             return Err(io::ErrorKind::NotConnected.into());
@@ -300,7 +299,7 @@ impl Tunnels {
         let read = connection.stream.read(&mut packets[before..]);
         packets.truncate(before + *read.as_ref().unwrap_or(&0));
         let (whole, result) = Records::PACKETS.count(packets);
-        // Most connections are idle: they hold no more than what is not whole yet.
+        // Most connections are idle: buffer incomplete packets only.
         connection.arrived = packets.split_off(whole);
         match read {
             Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -314,7 +313,7 @@ impl Tunnels {
         self.connections.remove(&number);
     }
 
-    /// Closes those that nobody has used for a while.
+    /// Closes idle connections.
     pub(super) fn sweep(&mut self, now: u64) {
         self.connections
             .retain(|_, c| now.saturating_sub(c.used_ns) < IDLE_NS);

@@ -1,4 +1,4 @@
-//! Brings grafts of the pool into the kernel and takes them out again.
+//! Deployment of the pool's grafts to the kernel, and their removal.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -17,13 +17,13 @@ use super::{
 };
 
 impl ControlBroker {
-    /// Uses what was read of the pool's directory; grafts in the kernel stay what they are.
+    /// Takes the pool as read from its directory; deployed grafts stay unchanged.
     pub(super) fn use_library(&mut self, library: Pool) {
         let deployed = self.plane.grafts().map(|g| g.name.clone()).collect();
         self.pool.use_library(library, &deployed);
     }
 
-    /// Goes on with what the launcher has done.
+    /// Handles news of the launcher.
     pub(super) fn launcher_news(&mut self) {
         while let Some(news) = self.launcher.news() {
             match news {
@@ -33,7 +33,7 @@ impl ControlBroker {
                     loaded,
                     took,
                 } => {
-                    // By hand it may have been taken out, deployed or replaced meanwhile.
+                    // The operator may have removed, deployed or replaced it meanwhile.
                     let there = self.plane.grafts().any(|g| g.gid == gid);
                     if !there && self.pool.uses(gid, &image) {
                         let installed =
@@ -84,7 +84,7 @@ impl ControlBroker {
         }
     }
 
-    /// Puts a graft into the kernel that was verified.
+    /// Deploys a verified graft.
     fn deploy(&mut self, new: Deployable) {
         self.use_library(new.library);
         let pooled = Pooled::of(&new.entry);
@@ -121,9 +121,8 @@ impl ControlBroker {
         }
     }
 
-    /// Makes room for a graft that takes the place of what is in the kernel under its name. Where
-    /// its sessions' state is laid out in another way, those of hooked flows end, which go on over
-    /// TCP and then by the new one.
+    /// Prepares the replacement of a deployed graft. If the two lay out sessions' state differently, ends the
+    /// sessions of hooked flows, which go on over TCP and then over the new graft.
     fn make_room(&mut self, new: &Pooled) -> Result<(), String> {
         let name = &new.info.name;
         let there = self.plane.grafts().find(|g| g.name == *name);
@@ -144,11 +143,10 @@ impl ControlBroker {
         })
     }
 
-    /// Whether a graft of the pool is in the kernel. If not, it is being loaded, and
-    /// [`ControlBroker::resume`] will be called.
+    /// Whether a graft of the pool is deployed. If not, starts loading it; [`ControlBroker::resume`] follows.
     ///
     /// # Errors
-    /// It cannot be. `vtl graft deploy` says more precisely why it is refused.
+    /// It cannot be loaded. `vtl graft deploy` reports more precisely why.
     pub(super) fn graft_ready(&mut self, gid: u16) -> Result<bool, String> {
         if self.plane.grafts().any(|g| g.gid == gid) {
             return Ok(true);
@@ -176,7 +174,7 @@ impl ControlBroker {
     /// Ends a graft's sessions if all of them are hooked flows', which go on over TCP.
     ///
     /// # Errors
-    /// How many there are of applications. Nothing has ended then.
+    /// The number of applications' sessions. Nothing has ended then.
     fn end_carriers(&mut self, gid: u16) -> Result<(), usize> {
         let is_carrier = |sid: &u32| {
             let session = self.sessions.get(*sid);
@@ -204,7 +202,7 @@ impl ControlBroker {
         Ok(())
     }
 
-    /// The pool, a row for each graft, and what is refused of the directory, or all of it.
+    /// Lists the pool, a row for each graft, and refused files of its directory, or why all of it is.
     fn grafts(&mut self, unread: Option<String>) -> Grafts {
         let instructions: HashMap<&str, usize> = self
             .plane
@@ -255,7 +253,7 @@ impl ControlBroker {
         }
     }
 
-    /// All that is known of one graft of the pool.
+    /// Describes one graft of the pool.
     fn describe(&mut self, wanted: &str) -> Result<Value, String> {
         let entry = find(self.pool.library(), wanted)?;
         let m = &entry.manifest;
@@ -263,7 +261,7 @@ impl ControlBroker {
         let pooled = self.pool.iter().find(this);
         let in_kernel = self.plane.grafts().find(|g| g.name == m.name);
         let deployed = in_kernel.zip(pooled);
-        // The file may have been replaced since.
+        // Of a deployed graft, since its file may have been replaced.
         let object = deployed.map_or(&entry.object, |(_, p)| &p.image);
         let (signer, package) = match &entry.origin {
             Origin::BuiltIn => ("built in", None),

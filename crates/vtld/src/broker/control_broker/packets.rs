@@ -15,7 +15,7 @@ use super::{
 };
 
 impl ControlBroker {
-    /// Something has happened to a connection with another daemon.
+    /// Handles an event of a connection with another daemon.
     pub(super) fn tunnel_event(&mut self, number: u32) {
         let arrived = self.by_tcp.receive(number);
         for packet in arrived.packets() {
@@ -26,7 +26,7 @@ impl ControlBroker {
         self.by_tcp.finish(arrived);
     }
 
-    /// The connection by which packets of a session go by TCP, which is made if there is none.
+    /// Returns the TCP connection of a session's packets; connects if there is none.
     pub(super) fn connection_of(&mut self, sid: u32) -> Option<u32> {
         let session = self.sessions.get_mut(sid)?;
         self.by_tcp.connection_of(session)
@@ -77,8 +77,7 @@ impl ControlBroker {
         }
     }
 
-    /// Puts the token back into a packet of a session with keys, which has a tag in its place. False if it has a
-    /// wrong one.
+    /// Verifies the tag of a packet of a session with keys, and replaces it by the token. False if it is wrong.
     fn take_tag(&self, received: &mut Received) -> bool {
         let kind = received
             .bytes
@@ -93,7 +92,7 @@ impl ControlBroker {
         }
     }
 
-    /// The ways that a port of a peer's may be reached by, the best one first.
+    /// Encapsulations by which a peer's port may be reached, the preferred one first.
     pub(super) fn ways(&self, peer: IpAddr, port: u16, now: u64) -> Vec<Way> {
         let mut ways = self.peers.ways(peer, now).to_vec();
         ways.retain(|way| match way {
@@ -103,12 +102,12 @@ impl ControlBroker {
         ways
     }
 
-    /// Answers a packet by the way that it came.
+    /// Answers a packet in its own encapsulation.
     pub(super) fn send_back(&mut self, packet: &Packet<'_>, received: &Received) {
         self.send(packet, received.to, received.from, received.via);
     }
 
-    /// How a session's packets go now; `None` as long as its peer has not shown itself.
+    /// Current encapsulation of a session's packets; `None` until the peer's address is validated.
     pub(super) fn via(&mut self, sid: u32) -> Option<Via> {
         let entry = self.plane.sessions().get(sid)?;
         match entry.ifindex() {
@@ -138,7 +137,7 @@ impl ControlBroker {
         self.send_tagged(packet, None, from, to, via);
     }
 
-    /// The same of a session whose headers have tags.
+    /// Sends a packet of a session whose headers have tags.
     pub(super) fn send_tagged(
         &mut self,
         packet: &Packet<'_>,

@@ -1,4 +1,4 @@
-//! What goes on when there are rings for it, and the graft is in the kernel.
+//! Requests that wait for rings, or for the deployment of a graft.
 
 use std::collections::VecDeque;
 
@@ -9,17 +9,17 @@ use super::{
     ControlBroker,
 };
 
-/// Peers' packets that may wait; they repeat them.
+/// Maximum of parked packets; peers retransmit others.
 const PACKETS: usize = 64;
 
 enum Parked {
     /// A peer's NEGO, or its answer to one.
     Packet(Received),
-    /// An aware application's.
+    /// An aware application's request for a session.
     Connect(Connect),
 }
 
-/// An application that wants a session.
+/// An application's request for a session.
 pub(in super::super) struct Connect {
     pub(in super::super) owner: Owner,
     pub(in super::super) to: Destination,
@@ -27,12 +27,12 @@ pub(in super::super) struct Connect {
     pub(in super::super) reply: Reply<Granted>,
 }
 
-/// What waits, in the order in which it came.
+/// Queue of parked requests, in order of arrival.
 #[derive(Default)]
 pub(super) struct Parking(VecDeque<Parked>);
 
 impl Parking {
-    /// Keeps a packet until there is what it needs. Its sender repeats it if there is no room.
+    /// Parks a packet; drops it if the queue is full, since the peer retransmits it.
     pub(super) fn keep_packet(&mut self, packet: Received) {
         let packets = self.0.iter().filter(|p| matches!(p, Parked::Packet(_)));
         if packets.count() < PACKETS {
@@ -40,12 +40,12 @@ impl Parking {
         }
     }
 
-    /// Keeps an application's request.
+    /// Parks an application's request.
     pub(super) fn keep(&mut self, request: Connect) {
         self.0.push_back(Parked::Connect(request));
     }
 
-    /// An owner has gone.
+    /// Drops requests of an owner that has gone.
     pub(super) fn gone(&mut self, owner: Owner) {
         self.0
             .retain(|p| !matches!(p, Parked::Connect(request) if request.owner == owner));
@@ -53,7 +53,7 @@ impl Parking {
 }
 
 impl ControlBroker {
-    /// Goes on with what is parked, as far as it can.
+    /// Retries everything that is parked.
     pub(super) fn resume(&mut self) {
         for parked in std::mem::take(&mut self.parking.0) {
             match parked {

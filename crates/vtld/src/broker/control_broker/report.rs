@@ -1,4 +1,4 @@
-//! Grafts by name, and what `vtl status` shows.
+//! Status reports: `vtl status`, and a session's statistics.
 
 use std::collections::HashMap;
 
@@ -12,11 +12,11 @@ use super::{
     ControlBroker,
 };
 
-/// Sessions in one answer: a row takes up to 700 bytes, and a message holds 128 KiB.
+/// Maximum of sessions in one answer: a row takes up to 700 bytes, and a message holds 128 KiB.
 const PAGE: usize = 100;
 
 impl ControlBroker {
-    /// What there is, with at most `PAGE` sessions from index `from` on; without carriers and hooks.
+    /// Status with at most `PAGE` sessions from index `from` on; without carriers and hooks.
     pub(super) fn status(&mut self, from: u32) -> Status {
         let stats = self.plane.stats();
         let nego = self.responder.counters();
@@ -45,7 +45,7 @@ impl ControlBroker {
                 .filter_map(|sid| self.session(sid, &names))
                 .collect(),
             more,
-            // Its own, for flows, is no concern of anybody.
+            // Except the daemon's own, for flows.
             listeners: self
                 .listeners
                 .ports()
@@ -84,7 +84,7 @@ impl ControlBroker {
 
     /// State of an aware application's session.
     pub(super) fn statistics(&mut self, owner: Owner) -> Result<SessionStatus, String> {
-        // One that it has closed may not be over yet.
+        // Skip one that it has closed, which may not have ended yet.
         let goes_on = |sid: &u32| {
             let session = self.sessions.get(*sid);
             session.is_some_and(|s| {

@@ -1,5 +1,4 @@
-//! What the broker begins with: the data plane, the first look at interfaces and pool, and what its
-//! thread waits for.
+//! Start of the broker: the data plane, interfaces and pool, and its event sources.
 
 use std::{
     os::fd::AsFd,
@@ -63,12 +62,12 @@ impl ControlBroker {
         };
         anchor(&plane, &config);
         let shards = Shards::start(&plane, config.driver, waker(&events.shards))?;
-        // Behind the root programs, which keep DATA from them.
+        // After the root programs, which keep DATA from these sockets.
         sockets.open_native()?;
         let mut fence = fence(&config.scope, &sockets)?;
         let stock = stock(&plane, &config, &events.parked)?;
         let interfaces = Interfaces::watch()?;
-        // Errors of the first look at interfaces and pool are the daemon's.
+        // The first look at interfaces and pool: errors end the daemon.
         for interface in netdev::interfaces()? {
             if config.scope.has(&interface.name) {
                 plane.attach(&interface, config.ingress)?;
@@ -120,15 +119,15 @@ impl ControlBroker {
             broker.use_interface(&attached.interface);
         }
         broker.use_library(library);
-        // Ahead of the first session, which would wait for the verifier: what the Hooker uses, and
-        // most applications. The others are loaded when they are first asked for.
+        // Deploy the highest-ranked graft, which the Hooker and most applications use, before the first
+        // session, which would wait for the verifier. The others are deployed on demand.
         if let Some(best) = broker.pool.iter().next() {
             broker.plane.deploy(&best.image)?;
         }
         Ok(broker)
     }
 
-    /// Has epoll watch all that is there from the beginning.
+    /// Registers the permanent event sources with epoll.
     fn watch(&self) -> nix::Result<()> {
         let mut watched = vec![
             (self.events.commands.as_fd(), Source::Commands),
@@ -148,7 +147,7 @@ impl ControlBroker {
     }
 }
 
-/// Wakes the broker by an eventfd.
+/// Returns a function that wakes the broker by an eventfd.
 fn waker(event: &Arc<EventFd>) -> impl Fn() + Send + Sync + 'static {
     let event = Arc::clone(event);
     move || {
@@ -156,7 +155,7 @@ fn waker(event: &Arc<EventFd>) -> impl Fn() + Send + Sync + 'static {
     }
 }
 
-/// Attaches the programs of live frames in the namespace that was given, if one was.
+/// Attaches the programs of live frames in the configured namespace, if any.
 fn anchor(plane: &DataPlane, config: &Config) {
     let Some(room) = config.room.as_ref().filter(|_| config.driver != Choice::Tc) else {
         return;
@@ -179,7 +178,7 @@ fn stock(plane: &DataPlane, config: &Config, parked: &Arc<EventFd>) -> vtl_bpf::
     ))
 }
 
-/// What keeps the sockets of control packets to the interfaces that VTL is for, unless it is for all.
+/// Restricts the sockets of control packets to VTL's interfaces, unless it uses all.
 fn fence(scope: &Scope, sockets: &Sockets) -> anyhow::Result<Option<Fence>> {
     if scope.is_all() {
         return Ok(None);
@@ -197,7 +196,7 @@ fn fence(scope: &Scope, sockets: &Sockets) -> anyhow::Result<Option<Fence>> {
     Ok(Some(fence))
 }
 
-/// The launcher, and what it has found in the pool.
+/// Starts the launcher; returns it with the pool it has read.
 fn launcher(
     plane: &DataPlane,
     config: &Config,

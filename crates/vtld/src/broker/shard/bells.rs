@@ -1,6 +1,6 @@
-//! What wakes aware applications: eventfds. A descriptor for each session would bound the number of
-//! sessions, so the kernel keeps the files in the table of an io_uring, by which they are also
-//! written to, many in one call. Where there is none, each keeps its descriptor.
+//! Wake-up of aware applications by eventfds. Since a descriptor for each session would bound the number of
+//! sessions, the kernel keeps the files in the table of an io_uring, through which they are also written to in
+//! batches. Without io_uring each keeps its descriptor.
 
 use std::{os::fd::AsRawFd, sync::Arc};
 
@@ -10,29 +10,29 @@ use nix::sys::{
     resource::{Resource, getrlimit},
 };
 
-/// Wake-ups in one call.
+/// Maximum wake-ups in one call.
 const BATCH: u32 = 64;
 
 /// An application's eventfd.
 pub(super) enum Bell {
     Held(Arc<EventFd>),
-    /// A place in the table.
+    /// Index of the file in the table.
     Kept(u32),
 }
 
-/// All of them.
+/// Eventfds of all applications of a shard.
 pub(super) struct Bells {
     ring: Option<IoUring>,
-    /// Places of the table that were never used begin here.
+    /// First place of the table never used.
     next: u32,
-    /// Where the table ends.
+    /// Size of the table.
     places: u32,
-    /// Places that are free again.
+    /// Places freed.
     free: Vec<u32>,
 }
 
 impl Bells {
-    /// Has room for so many, or as many as this process may open files.
+    /// Creates a table for `most` files, at most this process's limit of open files.
     pub(super) fn new(most: u32) -> Self {
         let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(soft, _)| soft);
         let places = most.min(files.try_into().unwrap_or(u32::MAX));
@@ -51,7 +51,7 @@ impl Bells {
         }
     }
 
-    /// Closes the descriptor of one that its application has, if the file can be kept otherwise.
+    /// Moves an eventfd into the table if possible, and closes its descriptor.
     pub(super) fn keep(&mut self, bell: &mut Bell) {
         let (Some(ring), Bell::Held(event)) = (&self.ring, &*bell) else {
             return;
@@ -71,7 +71,7 @@ impl Bells {
         }
     }
 
-    /// Lets go of one, which is of no use any more.
+    /// Removes an eventfd.
     pub(super) fn remove(&mut self, bell: &Bell) {
         if let (Bell::Kept(place), Some(ring)) = (bell, &self.ring)
             && let Ok(1) = ring.submitter().register_files_update(*place, &[-1])
@@ -80,7 +80,7 @@ impl Bells {
         }
     }
 
-    /// Wakes an application, at the next [`Bells::flush`] at the latest.
+    /// Wakes an application, at the latest at the next [`Bells::flush`].
     pub(super) fn ring(&mut self, bell: &Bell) {
         static ONE: u64 = 1;
         match bell {
@@ -89,7 +89,7 @@ impl Bells {
             }
             Bell::Kept(place) => {
                 let bytes = (&raw const ONE).cast();
-                // Nothing is said of those that go well.
+                // No completions of successful writes.
                 let write = opcode::Write::new(Fixed(*place), bytes, size_of_val(&ONE) as u32)
                     .build()
                     .flags(squeue::Flags::SKIP_SUCCESS);
@@ -101,7 +101,7 @@ impl Bells {
         }
     }
 
-    /// False if there is no room before the next flush.
+    /// Queues a write. False if the queue is full until the next flush.
     fn push(&mut self, write: &squeue::Entry) -> bool {
         self.ring.as_mut().is_none_or(|ring| {
             // SAFETY: it reads eight bytes that live for ever.
@@ -109,15 +109,15 @@ impl Bells {
         })
     }
 
-    /// Makes the wake-ups that are due.
+    /// Submits queued wake-ups.
     pub(super) fn flush(&mut self) {
         let Some(ring) = &mut self.ring else {
             return;
         };
         if !ring.submission().is_empty() {
-            // What fails is tried again with the next ones.
+            // Entries not submitted are submitted with the next ones.
             let _ = ring.submit();
-            // An eventfd that its application has filled is readable, too.
+            // Completions are errors only: an eventfd whose counter is full is readable, too.
             ring.completion().for_each(drop);
         }
     }

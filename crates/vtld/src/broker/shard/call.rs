@@ -1,5 +1,4 @@
-//! One call of egress, whichever way its packets go: which sessions have how many frames, and when
-//! each of them goes on.
+//! One call of egress, by any driver: its sessions, their quotas of frames, and when each is due next.
 
 use std::io;
 
@@ -12,21 +11,20 @@ use vtl_proto::intf;
 use super::schedule::Schedule;
 use crate::broker::MS;
 
-/// The longest that packets wait for others to be sent with.
+/// Maximum delay of paced packets for batching.
 const PACE_NS: u64 = intf::VTL_PACE_SLEEP_US as u64 * 1_000;
-/// What could not be sent is tried again after this long; likewise what found the interface's
-/// queue full, or the session's egress at work.
+/// Retry interval after a failed call, and if the interface's queue is full or the session's egress busy.
 const RETRY_NS: u64 = 10 * MS;
 const QUEUE_NS: u64 = MS / 10;
 
-/// A call that is being put together. The egress of its sessions is locked.
+/// A call being assembled. The egress of its sessions is locked.
 pub(in crate::broker) struct Call {
     now: u64,
-    /// Frames that it may have, and those that it has.
+    /// Limit of frames, and frames so far.
     max: u32,
     frames: u32,
     turns: Vec<Turn>,
-    /// Of each turn, the time to go on at if pacing made it short.
+    /// Per turn, when it is due next if pacing limits its quota; otherwise 0.
     paced: Vec<u64>,
 }
 
@@ -41,7 +39,7 @@ impl Call {
         }
     }
 
-    /// Raises or lowers how many frames it may have.
+    /// Changes the limit of frames.
     pub(in crate::broker) fn set_max(&mut self, max: u32) {
         self.max = max;
     }
@@ -58,8 +56,7 @@ impl Call {
         &self.turns
     }
 
-    /// Gives a session its turn, with at most `quantum` frames, or puts it off, and returns false,
-    /// while its egress is at work.
+    /// Adds a session with at most `quantum` frames. Postpones it, and returns false, while its egress is busy.
     pub(in crate::broker) fn add(
         &mut self,
         sid: u32,
@@ -72,14 +69,14 @@ impl Call {
             schedule.at(sid, self.now + QUEUE_NS);
             return false;
         }
-        // One more, so that egress finds out that it has run dry.
+        // One more, so that egress notices an empty ring.
         let ready = (entry.sendable(published) + 1).min(quantum.into());
         let left = self.max.saturating_sub(self.frames);
         let quota = entry.paced(self.now).min(ready).min(left.into()) as u32;
         self.frames += quota;
         self.turns.push(Turn { sid, quota });
-        // A call costs as much as ten packets, so the next one waits for a batch, or for as long as
-        // a burst may be late.
+        // A call costs as much as ten packets, so the next one waits for a batch, or for the tolerated delay of
+        // pacing.
         let batch = entry.pacing_gap_ns() * u64::from(BATCH);
         let short = u64::from(quota) < ready && self.frames < self.max;
         self.paced.push(if short {
@@ -90,8 +87,8 @@ impl Call {
         true
     }
 
-    /// The call has been made, or could not be: unlocks its sessions and puts them into the
-    /// schedule. `idle` says when to look again at one that has nothing to send and has sent so much.
+    /// Ends a call, made or not: unlocks its sessions and schedules them. `idle` returns when to check again on
+    /// a session without anything to send, by its number of transmissions.
     pub(in crate::broker) fn settle(
         self,
         run: Option<io::Result<Served>>,

@@ -1,7 +1,6 @@
-//! What ingress wakes vtld by: a copy of the packet with an EtherType of its own, on the loopback. A
-//! packet socket there gets it at once, where a wake-up through a BPF ring buffer is an interrupt to
-//! the own processor, which takes several microseconds in a virtual machine. What there is to do
-//! stands in the ring buffer all the same.
+//! Wake-up of vtld by ingress: a copy of the packet with its own EtherType on the loopback, which a packet
+//! socket receives at once. A wake-up through a BPF ring buffer is an interrupt to the own processor, which
+//! takes several microseconds in a virtual machine. The event itself is in the ring buffer in either case.
 
 use std::{
     io,
@@ -14,22 +13,22 @@ use vtl_proto::intf;
 /// The loopback's index in every network namespace.
 const LOOPBACK: i32 = 1;
 
-/// Rings that may lie in the socket: it has room for many times more.
+/// Frames left in the socket before it is drained; it has room for many times more.
 const KEPT: u32 = 16;
 
-/// Its descriptor is for edges: what has come may lie there.
+/// A socket for wake-ups. Watch it edge-triggered: it is not drained each time.
 pub(crate) struct Doorbell {
     socket: OwnedFd,
     rings: u32,
 }
 
 impl Doorbell {
-    /// That of a shard, which hears frames with its number as their mark.
+    /// Opens a shard's, which receives frames with its number as their mark.
     pub(super) fn of_shard(number: u32) -> io::Result<Self> {
         Self::of(intf::VTL_BELL_ETHERTYPE, Some(number))
     }
 
-    /// That of the thread of flows.
+    /// Opens that of the thread of flows.
     pub(crate) fn of_flows() -> io::Result<Self> {
         Self::of(intf::VTL_FLOWS_ETHERTYPE, None)
     }
@@ -66,7 +65,7 @@ impl Doorbell {
         Ok(Self { socket, rings: 0 })
     }
 
-    /// It has rung: makes room for more from time to time.
+    /// Notes a wake-up; drains the socket every few of them.
     pub(crate) fn hear(&mut self) {
         self.rings += 1;
         if self.rings >= KEPT {
@@ -77,7 +76,7 @@ impl Doorbell {
     }
 }
 
-/// Attaches a filter that lets only frames with this mark through.
+/// Attaches a filter that passes only frames with this mark.
 fn hear_only(socket: &OwnedFd, mark: u32) -> io::Result<()> {
     const WHOLE: u32 = u32::MAX;
     let instruction = |code: u32, jf: u8, k: u32| libc::sock_filter {

@@ -1,6 +1,6 @@
-//! Shards: threads that run egress for the sessions that hash to them, and hand on what the kernel's
-//! programs report of those. They open and end nothing: the broker's thread does, and orders what
-//! follows from it. A shard never loads or reads disks.
+//! Shards: threads that run egress for the sessions that hash to them, and forward these sessions' events from
+//! the kernel's programs. They open and close no sessions: the broker's thread does, by orders to them. A shard
+//! never loads programs or reads disks.
 
 mod bells;
 mod call;
@@ -33,24 +33,24 @@ pub(crate) use doorbell::Doorbell;
 pub(super) use schedule::Schedule;
 use worker::Source;
 
-/// What the broker wants of a shard.
+/// Order of the broker to a shard.
 enum Order {
     Open {
         sid: u32,
         session: Pumped,
     },
-    /// Egress of the session is to run.
+    /// Run egress of the session.
     Due(u32),
-    /// Egress of the session is not to run any more.
+    /// Stop egress of the session.
     Rest(u32),
-    /// Its first packet is to be reported.
+    /// Report its first packet.
     Report(u32),
-    /// Its application is to be woken.
+    /// Wake its application.
     Wake(u32),
-    /// Its application has its descriptors.
+    /// Its application has received its descriptors.
     Granted(u32),
     Forget(u32),
-    /// Root programs are attached to an interface with this MTU, or no longer.
+    /// Root programs are attached to an interface with this MTU; `None`: detached.
     Interface {
         index: u32,
         mtu: Option<u32>,
@@ -58,18 +58,18 @@ enum Order {
     Stop,
 }
 
-/// What a shard tells the broker.
+/// News of a shard for the broker.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum News {
-    /// The first packet of a session has come.
+    /// The first packet of a session has arrived.
     Heard(u32),
-    /// Nothing of a session is at work here any more: its index may be used again.
+    /// A session is no longer used here: its index may be reused.
     Forgotten(u32),
-    /// A session is due whose packets go by TCP.
+    /// A session is due whose packets are sent over TCP.
     ByTcp(u32),
     /// A shard has panicked.
     Died,
-    /// By which driver packets leave an interface, and why.
+    /// The egress driver of an interface, and why it was chosen.
     Driver {
         ifindex: u32,
         name: &'static str,
@@ -81,19 +81,19 @@ pub(super) enum News {
 struct Pumped {
     controls: Arc<Controls>,
     wake: Bell,
-    /// Transmissions when the pump last looked.
+    /// Transmissions at the pump's latest check.
     sent: u64,
-    /// Nothing is to be sent any more.
+    /// Egress has been stopped.
     resting: bool,
-    /// The first packet is to be reported.
+    /// Report the first packet.
     report: bool,
 }
 
-/// The way to a shard.
+/// Handle of a shard.
 struct Handle {
     orders: Sender<Order>,
     wake: Arc<EventFd>,
-    /// It will look at its orders before it sleeps.
+    /// Set while the shard is bound to take its orders before it sleeps.
     called: Arc<AtomicBool>,
     epoll: Arc<Epoll>,
     thread: Option<JoinHandle<()>>,
@@ -101,7 +101,7 @@ struct Handle {
 
 impl Handle {
     fn send(&self, order: Order) {
-        // It ends with the broker only.
+        // The shard ends with the broker only.
         let _ = self.orders.send(order);
         if !self.called.swap(true, Ordering::AcqRel) {
             let _ = self.wake.write(1);
@@ -109,14 +109,14 @@ impl Handle {
     }
 }
 
-/// All of them, for the broker's thread. Dropping it ends them.
+/// All shards, for the broker's thread. Dropping it stops them.
 pub(super) struct Shards {
     handles: Vec<Handle>,
     news: Receiver<News>,
 }
 
 impl Shards {
-    /// Starts a thread for each shard of the data plane. They call `call` when there is news.
+    /// Starts a thread for each shard of the data plane. They call `call` when they have news.
     pub(super) fn start(
         plane: &DataPlane,
         driver: Choice,
@@ -153,7 +153,7 @@ impl Shards {
         self.handles[self.number_of(sid) as usize].send(order);
     }
 
-    /// Has a session served. `kick` and `wake` are the eventfds from and to its application.
+    /// Registers a session with its shard. `kick` and `wake` are the eventfds from and to its application.
     pub(super) fn open(
         &self,
         sid: u32,
@@ -169,52 +169,52 @@ impl Shards {
             report: false,
         };
         self.order(sid, Order::Open { sid, session });
-        // Each kick is an event; nobody reads how many there were. It is watched for as long as the
-        // application has it.
+        // Edge-triggered: each kick is an event, and the counter is never read. Watched for as long as the
+        // application keeps the file open.
         let edges = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
         let event = EpollEvent::new(edges, Source::Kick { sid }.pack());
         let epoll = &self.handles[self.number_of(sid) as usize].epoll;
         Ok(epoll.add(kick, event)?)
     }
 
-    /// Has egress of a session run.
+    /// Schedules egress of a session.
     pub(super) fn due(&self, sid: u32) {
         self.order(sid, Order::Due(sid));
     }
 
-    /// Has nothing of a session sent any more.
+    /// Stops egress of a session.
     pub(super) fn rest(&self, sid: u32) {
         self.order(sid, Order::Rest(sid));
     }
 
-    /// Has a session's first packet reported: [`News::Heard`].
+    /// Requests a report of a session's first packet: [`News::Heard`].
     pub(super) fn report(&self, sid: u32) {
         self.order(sid, Order::Report(sid));
     }
 
-    /// Has a session's application woken.
+    /// Wakes a session's application.
     pub(super) fn wake(&self, sid: u32) {
         self.order(sid, Order::Wake(sid));
     }
 
-    /// A session's application has got its descriptors.
+    /// Notes that a session's application has received its descriptors.
     pub(super) fn granted(&self, sid: u32) {
         self.order(sid, Order::Granted(sid));
     }
 
-    /// A session is over and forgotten: [`News::Forgotten`] follows.
+    /// Removes a session: [`News::Forgotten`] follows.
     pub(super) fn forget(&self, sid: u32) {
         self.order(sid, Order::Forget(sid));
     }
 
-    /// Tells that packets may leave by an interface, which has this MTU, or no longer.
+    /// Adds an interface for egress, with this MTU, or removes it.
     pub(super) fn interface(&self, index: u32, mtu: Option<u32>) {
         for handle in &self.handles {
             handle.send(Order::Interface { index, mtu });
         }
     }
 
-    /// What they have to tell.
+    /// Returns the next news.
     pub(super) fn news(&self) -> Option<News> {
         self.news.try_recv().ok()
     }
@@ -231,7 +231,7 @@ impl Drop for Shards {
     }
 }
 
-/// How a shard tells the broker something.
+/// Sender of news to the broker.
 #[derive(Clone)]
 struct Outlet {
     news: Sender<News>,

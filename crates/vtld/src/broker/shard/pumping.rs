@@ -1,4 +1,4 @@
-//! Sends: calls the pump for the sessions that are due.
+//! Egress of a shard: calls the pump for the sessions that are due.
 
 use std::{collections::hash_map::Entry, sync::Arc};
 
@@ -8,13 +8,14 @@ use vtl_proto::intf::{VTL_OPEN, VTL_PTO_MIN_MS, VTL_TUNNEL};
 use super::{News, call::Call, worker::Worker};
 use crate::broker::{MS, QUANTUM, now_ns};
 
-/// A session whose application sends by itself is looked at after so long: no probe timeout is shorter.
+/// Interval of checking a session whose application runs egress itself: no probe timeout is shorter.
 const LINGER_NS: u64 = VTL_PTO_MIN_MS as u64 * MS;
-/// Calls of the pump between two looks at descriptors.
+/// Calls of the pump between two polls of descriptors.
 const CALLS: u32 = 4;
 
 impl Worker {
-    /// Runs the egress grafts of sessions that are due, for a while: events want their turn too.
+    /// Runs egress of sessions that are due, for a bounded number of calls, so that events are handled in
+    /// between.
     pub(super) fn pump(&mut self) {
         self.schedule.expire(now_ns());
         for _ in 0..CALLS {
@@ -25,7 +26,7 @@ impl Worker {
         }
     }
 
-    /// One call of the pump, for as many sessions as it takes. False if no session is due.
+    /// Makes one call of the pump, for as many sessions as it takes. False if no session is due.
     fn call_pump(&mut self) -> bool {
         let now = now_ns();
         let alone = self.schedule.ready() <= 1;
@@ -44,8 +45,8 @@ impl Worker {
                 continue;
             };
             let ifindex = entry.ifindex();
-            // Until it is open, the entry is the broker's thread's alone; and the peer's first packet
-            // will be an event.
+            // Until the session is open, its entry belongs to the broker's thread; the peer's first packet will
+            // be an event.
             if session.resting || ifindex == 0 || entry.state() != VTL_OPEN {
                 continue;
             }
@@ -72,8 +73,8 @@ impl Worker {
         let run = self.pump_of(ifindex).map(|pump| pump.run(call.turns()));
         let sessions = &mut self.sessions;
         call.settle(run, &table, &mut self.schedule, |sid, sent| {
-            // One whose application sends by itself is watched while that goes on, or every packet
-            // would have to wake us, for its probe timeout.
+            // While an application runs egress itself, poll its session for its probe timeout; otherwise every
+            // packet would have to wake us.
             match sessions.get_mut(&sid) {
                 Some(session) if session.sent != sent => {
                     session.sent = sent;
@@ -85,7 +86,7 @@ impl Worker {
         true
     }
 
-    /// The driver of an interface; none if the interface has gone, or nothing works there.
+    /// Returns an interface's egress driver; `None` if the interface is unknown or no driver works.
     fn pump_of(&mut self, ifindex: u32) -> Option<&mut Pump> {
         let mtu = *self.mtus.get(&ifindex)?;
         match self.pumps.entry(ifindex) {

@@ -1,34 +1,35 @@
-//! Whether the daemon hands wake-ups on to aware applications.
+//! Decides whether the daemon relays wake-ups to aware applications.
 //!
-//! The kernel's programs wake an application by an interrupt, which costs as much as several
-//! packets. When that happens too often they leave it to the daemon, which naps instead of going to
-//! sleep, and wakes everybody whom there is news for between two naps. One session alone is not worth
-//! that, however often it wakes its application: it is in a hurry, as a rule.
+//! The kernel's programs wake an application by an interrupt, which costs as much as several packets. When
+//! wake-ups are frequent they leave them to the daemon, which polls at short intervals instead of sleeping, and
+//! wakes all applications with news at once. One busy session alone does not justify that: it needs low
+//! latency, as a rule.
 
-/// How often it is decided anew.
+/// Interval of decisions.
 const PERIOD_NS: u64 = 2_000_000;
-/// With fewer wake-ups in that time, of other sessions than the one before, the programs make them themselves again.
+/// Threshold, in wake-ups for another session than the previous one per interval, below which the programs wake
+/// applications themselves again.
 const FEW: u32 = 12;
 
-/// The decision, and what it rests on.
+/// The decision, and its inputs.
 #[derive(Default)]
 pub(super) struct Relay {
     active: bool,
-    /// Wake-ups handed on since `since_ns` that were not for `latest`.
+    /// Wake-ups relayed since `since_ns` for another session than `latest`.
     count: u32,
-    /// The session of the latest one.
+    /// The session of the latest wake-up.
     latest: u32,
     since_ns: u64,
 }
 
 impl Relay {
-    /// One of a session was handed on.
+    /// Counts a wake-up relayed to a session's application.
     pub(super) fn note(&mut self, sid: u32) {
         self.count += u32::from(sid != self.latest);
         self.latest = sid;
     }
 
-    /// Decides. Returns what is to be told to the programs, if that has changed.
+    /// Decides anew. Returns the new decision, for the programs, if it has changed.
     pub(super) fn decide(&mut self, now_ns: u64) -> Option<bool> {
         if !self.active && self.count == 0 {
             return None;
@@ -37,14 +38,14 @@ impl Relay {
             return None;
         }
         let before = self.active;
-        // The programs would not have asked without a crowd.
+        // The programs only ask for it if wake-ups are frequent.
         self.active = !before || self.count >= FEW;
         self.count = 0;
         self.since_ns = now_ns;
         (self.active != before).then_some(self.active)
     }
 
-    /// Whether to nap rather than to sleep.
+    /// Whether to poll rather than to sleep.
     pub(super) fn active(&self) -> bool {
         self.active
     }

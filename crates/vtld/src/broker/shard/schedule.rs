@@ -1,25 +1,25 @@
-//! When the pump must serve which session. A step costs no more with many sessions than with few,
-//! except for timers, which are a heap.
+//! Scheduler of egress. The cost of a step does not grow with the number of sessions, except for timers, which
+//! are a heap.
 
 use std::{
     cmp::Reverse,
     collections::{BinaryHeap, VecDeque},
 };
 
-/// On an event.
+/// Due on an event only.
 const NEVER: u64 = u64::MAX;
-/// At once.
+/// Due at once.
 const NOW: u64 = 0;
 
 #[derive(Clone, Copy)]
 struct Entry {
     /// When the session is due: `NOW`, `NEVER`, or a time.
     due_ns: u64,
-    /// Its earliest entry in the heap, which may come before it is due; `NEVER` without one.
+    /// Time of its earliest entry in the heap, which may precede `due_ns`; `NEVER` without one.
     armed_ns: u64,
 }
 
-/// Who is due, and when. Times are nanoseconds of one monotonic clock.
+/// Due times of sessions, in nanoseconds of one monotonic clock.
 pub(in crate::broker) struct Schedule {
     ready: VecDeque<u32>,
     timers: BinaryHeap<Reverse<(u64, u32)>>,
@@ -27,7 +27,7 @@ pub(in crate::broker) struct Schedule {
 }
 
 impl Schedule {
-    /// For sessions with indexes below `places`.
+    /// Creates a schedule for sessions with indexes below `places`.
     pub(in crate::broker) fn new(places: u32) -> Self {
         let none = Entry {
             due_ns: NEVER,
@@ -40,12 +40,12 @@ impl Schedule {
         }
     }
 
-    /// The session is due at once, behind those that are already.
+    /// Schedules a session at once, behind those already due.
     pub(in crate::broker) fn now(&mut self, sid: u32) {
         self.at(sid, NOW);
     }
 
-    /// The session goes on before all others.
+    /// Schedules a session at once, before all others.
     pub(in crate::broker) fn first(&mut self, sid: u32) {
         let entry = &mut self.sessions[sid as usize];
         if entry.due_ns != NOW {
@@ -54,8 +54,7 @@ impl Schedule {
         }
     }
 
-    /// The session is due at a time: 0 for at once, `u64::MAX` for on an event only. One that is
-    /// due at once stays so.
+    /// Schedules a session: 0 for at once, `u64::MAX` for on an event only. One that is due at once stays so.
     pub(in crate::broker) fn at(&mut self, sid: u32, ns: u64) {
         let entry = &mut self.sessions[sid as usize];
         if entry.due_ns == NOW {
@@ -69,16 +68,16 @@ impl Schedule {
                 entry.armed_ns = ns;
                 self.timers.push(Reverse((ns, sid)));
             }
-            _ => {} // the entry in the heap moves itself when its time comes
+            _ => {} // the heap's entry is moved when it expires
         }
     }
 
-    /// The session is not due any more.
+    /// Cancels a session's schedule.
     pub(in crate::broker) fn cancel(&mut self, sid: u32) {
         self.sessions[sid as usize].due_ns = NEVER;
     }
 
-    /// Makes those ready whose time has come.
+    /// Makes sessions with expired timers ready.
     pub(in crate::broker) fn expire(&mut self, now_ns: u64) {
         while let Some(&Reverse((ns, sid))) = self.timers.peek()
             && ns <= now_ns
@@ -86,7 +85,7 @@ impl Schedule {
             self.timers.pop();
             let entry = &mut self.sessions[sid as usize];
             if entry.armed_ns != ns {
-                continue; // an earlier one took its place
+                continue; // superseded by an earlier one
             }
             entry.armed_ns = NEVER;
             let due = entry.due_ns;
@@ -96,8 +95,7 @@ impl Schedule {
         }
     }
 
-    /// When [`Schedule::pop`] will have one: 0 for now, `u64::MAX` for never, or not later than a
-    /// time.
+    /// When [`Schedule::pop`] will return a session, at the earliest: 0 for now, `u64::MAX` for never.
     pub(in crate::broker) fn next(&self) -> u64 {
         if !self.ready.is_empty() {
             return NOW;
@@ -105,12 +103,12 @@ impl Schedule {
         self.timers.peek().map_or(NEVER, |Reverse((ns, _))| *ns)
     }
 
-    /// How many are ready, at most.
+    /// Upper bound of the number of ready sessions.
     pub(in crate::broker) fn ready(&self) -> usize {
         self.ready.len()
     }
 
-    /// The next session to be served; it is not due any more.
+    /// Takes the next session that is due.
     pub(in crate::broker) fn pop(&mut self) -> Option<u32> {
         while let Some(sid) = self.ready.pop_front() {
             let entry = &mut self.sessions[sid as usize];

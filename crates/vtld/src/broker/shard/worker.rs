@@ -37,14 +37,14 @@ use super::{
 };
 use crate::panics::test_point;
 
-/// How long a shard naps, while it hands wake-ups on, when there is nothing else to do.
+/// Poll interval of a shard that relays wake-ups and is idle otherwise.
 const NAP_NS: u64 = MS / 20;
-/// A shard with sessions sleeps no longer.
+/// Maximum sleep of a shard with sessions.
 const SLEEP_NS: u64 = 100 * MS;
-/// After so many events that the doorbell did not tell of, it is given up.
+/// Consecutive events missed by the doorbell after which it is disabled.
 const UNHEARD: u32 = 8;
 
-/// Sessions and what happened to them, as the kernel's programs tell it.
+/// Events from the kernel's programs: session, flags.
 type Events = Rc<RefCell<Vec<(u32, u32)>>>;
 
 /// Where an epoll event comes from; packed into 64 bits.
@@ -77,7 +77,7 @@ impl Source {
     }
 }
 
-/// What the thread works with.
+/// State of the thread.
 pub(super) struct Worker {
     pub(super) shard: Arc<Shard>,
     pub(super) table: Arc<SessionTable>,
@@ -89,23 +89,24 @@ pub(super) struct Worker {
     pub(super) news: Outlet,
     pub(super) sessions: HashMap<u32, Pumped>,
     pub(super) schedule: Schedule,
-    /// Of the interfaces with root programs.
+    /// By interface, where root programs are attached.
     pub(super) mtus: HashMap<u32, u32>,
     pub(super) pumps: HashMap<u32, Pump>,
     ring: RingBuffer<'static>,
     events: Events,
-    /// Empty: memory for those that are looked at.
+    /// Buffer for events in processing; empty otherwise.
     found: Vec<(u32, u32)>,
-    /// What ingress wakes this thread by; else by the ring.
+    /// Wake-up by ingress; without it the ring wakes the thread.
     doorbell: Option<Doorbell>,
-    /// Events that the doorbell has not told of, one after the other.
+    /// Consecutive events missed by the doorbell.
     unheard: u32,
     bells: Bells,
     relay: Relay,
     stopping: bool,
 }
 
-/// Starts the thread, which tells `news`. The receiver hears when it is ready, or why it is not.
+/// Starts the thread, which reports to `news`. The receiver gets a message when it is ready, or why it has
+/// failed.
 pub(super) fn spawn(
     shard: Arc<Shard>,
     table: Arc<SessionTable>,
@@ -238,7 +239,7 @@ impl Worker {
                 tracing::info!("the doorbell is not heard: is the loopback up?");
                 order.set_bell(false);
             }
-            // First: sessions that are kicked must be known.
+            // Orders first: kicked sessions must be registered.
             self.take_orders();
             for event in &found[..count] {
                 self.handle_event(Source::unpack(event.data()));
@@ -304,11 +305,11 @@ impl Worker {
         }
     }
 
-    /// Nothing has woken us. Whether the doorbell should have so often, one time after the other, that it is to
-    /// be left alone from now on.
+    /// After a sleep that nothing interrupted: whether the doorbell has missed so many consecutive events that
+    /// it should be disabled.
     fn is_unheard(&mut self) -> bool {
         let _ = self.ring.consume();
-        // Only packets ring: other news may have come just now.
+        // Only packets ring it; other events may have just arrived.
         let rings = |(_, what): &(u32, u32)| *what == intf::VTL_EV_RECV;
         let missed = self.events.borrow().iter().any(rings);
         self.unheard += u32::from(missed);
@@ -329,7 +330,7 @@ impl Worker {
         }
     }
 
-    /// The application has written packets, or has room again.
+    /// Handles a kick: the application has written packets, or has room again.
     fn kick(&mut self, sid: u32) {
         let Some(session) = self.sessions.get(&sid) else {
             return;
@@ -342,13 +343,13 @@ impl Worker {
         }
     }
 
-    /// What the kernel's programs reported.
+    /// Handles events from the kernel's programs.
     pub(super) fn notifications(&mut self) {
         let _ = self.ring.consume();
         let mut events = std::mem::take(&mut self.found);
         events.append(&mut self.events.borrow_mut());
         if !events.is_empty() {
-            // What is said of their sessions was said before they came.
+            // Orders about these sessions precede the events.
             self.take_orders();
         }
         for (sid, what) in events.drain(..) {
@@ -368,7 +369,7 @@ impl Worker {
         self.bells.flush();
     }
 
-    /// Wakes an aware application if the programs left that to us.
+    /// Wakes an aware application if the programs have left that to the daemon.
     fn hand_on(&mut self, sid: u32) {
         let told = self.table.get(sid).is_some_and(|e| e.take_told());
         if let Some(session) = self.sessions.get(&sid).filter(|_| told) {
@@ -378,7 +379,7 @@ impl Worker {
     }
 }
 
-/// The ring that the kernel's programs report by, and where that goes when it is read.
+/// Opens the ring of events from the kernel's programs, and the buffer it is read into.
 fn events(shard: &Shard) -> anyhow::Result<(RingBuffer<'static>, Events)> {
     let events = Events::default();
     let sink = Rc::clone(&events);
