@@ -1,17 +1,18 @@
-//! Carriers of hooked flows, by the names that all of VTL gives them: what besides TCP, and the
-//! grafts that repeat what gets lost, a flow can travel by.
+//! Carriers of hooked flows, by their names everywhere in VTL: what a flow can use besides TCP and the reliable
+//! grafts.
 
 use core::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// The grafts that may lose something, as carriers of flows that are marked loss-tolerant.
+/// Unreliable grafts, as carriers of loss-tolerant flows.
 pub const LOSSY: [&str; 4] = ["udp", "udp-lite", "dccp-ccid2", "dccp-ccid3"];
 
-/// The VTL port that sessions which carry flows are opened to: no application gets it.
+/// VTL port of sessions that carry flows; not available to applications.
 pub const GRAFT_PORT: u16 = 65_535;
 
-/// Kinds of carriers of flows: one to each peer takes all flows that want its kind. Serialized by name.
+/// Kinds of carriers: an association has one of each kind at most per peer, for all flows of that kind.
+/// Serialized by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
@@ -28,15 +29,15 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 5] = [Self::Quic, Self::Mptcp, Self::Sctp, Self::Kcp, Self::Graft];
 
-    /// By its name as a carrier.
+    /// Finds a kind by its name.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// Its name as a carrier.
+    /// The kind's name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Quic => "quic",
@@ -47,7 +48,7 @@ impl Kind {
         }
     }
 
-    /// Its number in what asks for it.
+    /// The kind's number in ASK.
     pub fn number(self) -> u8 {
         match self {
             Self::Quic => 1,
@@ -58,7 +59,7 @@ impl Kind {
         }
     }
 
-    /// By its number.
+    /// Finds a kind by its number.
     pub fn numbered(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.number() == number)
     }

@@ -1,4 +1,4 @@
-//! Frames: what a carrier moves for the flows of an association. PROTOCOL.md, "Flows over carriers".
+//! Frames: the messages of carriers, for the flows of an association. PROTOCOL.md, "Flows over carriers".
 //!
 //! All frames have a header of 16 bytes, big-endian:
 //! ```text
@@ -18,22 +18,22 @@ use core::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Bytes of a frame's header.
+/// Length of a frame's header, bytes.
 pub const HEADER: usize = 16;
-/// Bytes of the longest frame of a flow but CHUNK.
+/// Maximum length of a flow's frames but CHUNK, bytes.
 pub const MAX_CONTROL: usize = HEADER + 12;
-/// Bytes of the longest frame that sets a carrier up.
+/// Maximum length of frames that set a carrier up, bytes.
 pub const MAX_SETUP: usize = HEADER + MAX_CERTIFICATE;
-/// Bytes of the longest certificate in CERTIFICATE.
+/// Maximum length of the certificate in CERTIFICATE, bytes.
 pub const MAX_CERTIFICATE: usize = 1024;
-/// Bytes of what GRANT says of a carrier's encryption.
+/// Length of GRANT's field for a carrier's encryption, bytes.
 pub const CRYPTO: usize = 32;
-/// The number that the option of a SYN has which opens an association's control connection.
+/// Number in the SYN option of an association's control connection.
 pub const CONTROL_CONNECTION: u32 = 0;
 
-/// In a flow's number: the flow requires a carrier, and none of its bytes goes by its TCP connection.
+/// Flag in a flow's number: the flow requires a carrier, and its TCP connection carries no bytes.
 pub const REQUIRES_CARRIER: u32 = 1 << 31;
-/// The same: it requires one that is encrypted, too.
+/// Flag in a flow's number: the carrier must be encrypted, too.
 pub const REQUIRES_ENCRYPTION: u32 = 1 << 30;
 
 const CHUNK: u8 = 1;
@@ -50,11 +50,11 @@ const GRANT: u8 = 19;
 const REFUSE: u8 = 20;
 const CERTIFICATE: u8 = 21;
 
-/// In HELLO.
+/// Body of HELLO.
 const MAGIC: &[u8; 4] = b"VTL2";
-/// In HELLO's offset: the sender can go on by TLS.
+/// Flag in HELLO's offset: the sender can continue with TLS.
 const TLS: u64 = 1 << 40;
-/// In ASK's offset: the sender can seal what goes by the carrier.
+/// Flag in ASK's offset: the sender can seal the carrier's bytes.
 const SEALS: u64 = 1;
 
 /// The sender of the frame opened the flow, or the carrier.
@@ -63,15 +63,15 @@ const OPENER: u8 = 1;
 const FIN: u8 = 2;
 /// The last byte of the body is TCP's urgent byte (RFC 6093).
 const URGENT: u8 = 4;
-/// The sender of a CONFIRM does without what gets lost.
+/// The application of a CONFIRM's sender is loss-tolerant.
 const TOLERANT: u8 = 8;
 
-/// Which of two hosts.
+/// One of the two hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Side {
-    /// This one.
+    /// This host.
     Local,
-    /// The other one.
+    /// The other host.
     Peer,
 }
 
@@ -91,8 +91,7 @@ impl Side {
     }
 }
 
-/// A flow's identity within its association: who opened it, and that host's number for it, which its SYN
-/// carries.
+/// A flow's identity within its association: its opener, and the opener's number for it, which its SYN carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct FlowId {
     /// The host that opened the flow.
@@ -102,12 +101,12 @@ pub struct FlowId {
 }
 
 impl FlowId {
-    /// None of its bytes goes by its TCP connection.
+    /// Whether the flow requires a carrier: its TCP connection carries no bytes.
     pub fn requires_carrier(self) -> bool {
         self.number & REQUIRES_CARRIER != 0
     }
 
-    /// None of its bytes goes by a carrier that is not encrypted.
+    /// Whether the flow requires an encrypted carrier.
     pub fn requires_encryption(self) -> bool {
         self.number & REQUIRES_ENCRYPTION != 0
     }
@@ -123,12 +122,12 @@ impl FlowId {
     }
 }
 
-/// What a SYN's option says.
+/// Content of the SYN option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct FlowName {
-    /// The association's, which its opener has chosen at random.
+    /// The association's tag, chosen at random by its opener.
     pub tag: u32,
-    /// The flow's, or [`CONTROL_CONNECTION`].
+    /// The flow's number, or [`CONTROL_CONNECTION`].
     pub number: u32,
 }
 
@@ -167,7 +166,7 @@ pub struct CarrierId {
 /// byte at `offset` of the flow, and so on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Run {
-    /// Grows with each run of a direction; 0 is the one that every connection begins with.
+    /// Increases with each run of a direction; 0 is the initial run of every connection.
     pub number: u32,
     /// Bytes of the connection before the run.
     pub position: u64,
@@ -178,7 +177,7 @@ pub struct Run {
 /// Why a flow is reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ResetCode {
-    /// The application, or its TCP connection, has reset it.
+    /// Reset by the application, or by its TCP connection.
     Reset,
     /// The peer violated the protocol in this flow.
     Violation,
@@ -188,16 +187,16 @@ impl ResetCode {
     fn from_wire(code: u64) -> Self {
         match code {
             1 => Self::Violation,
-            // An unknown code is a reset all the same.
+            // Unknown codes are resets, too.
             _ => Self::Reset,
         }
     }
 }
 
-/// One frame.
+/// A frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frame<'a> {
-    /// Bytes of a flow, or its end, or both.
+    /// CHUNK: bytes of a flow, or its end, or both.
     Chunk {
         /// The flow.
         flow: FlowId,
@@ -210,103 +209,104 @@ pub enum Frame<'a> {
         /// The last byte is TCP's urgent byte.
         urgent: bool,
     },
-    /// The peer's flow layer has received every byte below `offset`.
+    /// CONFIRM: the sender's flow layer has received every byte below `offset`.
     Confirm {
         /// The flow.
         flow: FlowId,
-        /// Bytes received in order.
+        /// Cumulative offset: bytes received in order.
         offset: u64,
-        /// The direction's end has been received.
+        /// The end of the direction has been received, too.
         fin: bool,
         /// Credit: chunks may reach up to this offset.
         limit: u64,
-        /// The peer does without what gets lost.
+        /// The sender's application is loss-tolerant.
         tolerant: bool,
     },
-    /// The sender is about to write this run to the flow's TCP connection, once ATTACHED has come.
+    /// ATTACH: the sender will write this run to the flow's TCP connection, once ATTACHED has arrived.
     Attach {
         /// The flow.
         flow: FlowId,
         /// The run.
         run: Run,
     },
-    /// ATTACH of the run with this number has been received.
+    /// ATTACHED: acknowledges ATTACH of the run with this number.
     Attached {
         /// The flow.
         flow: FlowId,
-        /// Its number.
+        /// The run's number.
         number: u32,
     },
-    /// The flow has ended in an error, in both directions.
+    /// RESET: the flow has ended in an error, in both directions.
     Reset {
         /// The flow.
         flow: FlowId,
         /// Why.
         code: ResetCode,
     },
-    /// Chunks of a flow that is unknown here were discarded: everything goes by its TCP connection.
+    /// REJECT: chunks of a flow that is unknown here were discarded, so all bytes have to go by its TCP
+    /// connection.
     Reject {
         /// The flow.
         flow: FlowId,
     },
-    /// The sender has gone over to a carrier that loses chunks.
+    /// LOSES: the sender has moved to an unreliable carrier; also tells of its end, see PROTOCOL.md.
     Loses {
         /// The flow.
         flow: FlowId,
-        /// From this offset on they may be lost.
+        /// Chunks from this offset on may get lost.
         from: u64,
-        /// Those before this one are not on their way any more.
+        /// Chunks below this offset are no longer in flight.
         passed: u64,
     },
-    /// The sender has given up a carrier: what went by it, and was not confirmed, goes again.
+    /// BROKEN: the sender has given up a carrier, so unconfirmed bytes that went by it are retransmitted.
     Broken {
         /// The carrier.
         carrier: CarrierId,
     },
-    /// The first frame by each carrier, from both hosts.
+    /// HELLO: the first frame by each carrier, from both hosts.
     Hello {
         /// This carrier.
         carrier: CarrierId,
-        /// The association's.
+        /// The association's tag.
         tag: u32,
-        /// On a control connection, from the server: it takes TLS here.
+        /// On a control connection, from the server: it accepts TLS here.
         tls: bool,
     },
-    /// May the sender open a carrier of this kind?
+    /// ASK: requests a carrier of this kind.
     Ask {
         /// [`Kind::number`](crate::carrier::Kind::number).
         kind: u32,
-        /// The sender can seal what goes by it, with a secret that comes with the grant.
+        /// The sender can seal the carrier's bytes, with a secret from the grant.
         seals: bool,
     },
-    /// It may.
+    /// GRANT: permits to open the carrier.
     Grant {
-        /// As asked.
+        /// As in ASK.
         kind: u32,
-        /// Where the sender waits for it.
+        /// Port at which the sender listens for it.
         port: u16,
-        /// What shows that it is the one.
+        /// Token that identifies the carrier.
         token: u64,
-        /// For QUIC the SHA-256 of the sender's certificate. For others the secret that what goes by the
-        /// carrier is sealed with; zeros if it is not.
+        /// For QUIC, SHA-256 of the sender's certificate. For others, the secret to seal the carrier's bytes
+        /// with; zeros if they are not sealed.
         crypto: [u8; CRYPTO],
     },
-    /// It may not.
+    /// REFUSE: denies the carrier.
     Refuse {
-        /// As asked.
+        /// As in ASK.
         kind: u32,
     },
-    /// The certificate for the sender's key.
+    /// CERTIFICATE: the certificate for the sender's key.
     Certificate {
-        /// At most [`MAX_CERTIFICATE`]; empty where it has none.
+        /// At most [`MAX_CERTIFICATE`]; empty if there is none.
         bytes: &'a [u8],
     },
 }
 
-/// A protocol violation in a frame's form.
+/// Malformed frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// The frame reaches beyond the packet or message that it lies in.
+    /// The frame exceeds its packet or message.
     #[error("truncated frame")]
     Truncated,
     /// The type is unknown.
@@ -317,19 +317,19 @@ pub enum FrameError {
     BodyLength {
         /// The frame's type.
         kind: u8,
-        /// Bytes.
+        /// The body's length, bytes.
         len: usize,
     },
-    /// The chunk would end behind offset 2^64 - 1.
+    /// The chunk would end beyond offset 2^64 - 1.
     #[error("offset overflow")]
     Overflow,
-    /// HELLO is another protocol's, or another version's.
+    /// HELLO of another protocol, or of another version.
     #[error("a greeting that is not VTL's")]
     Magic,
 }
 
 impl<'a> Frame<'a> {
-    /// The flow that it is about; `None` for what is about carriers.
+    /// The frame's flow; `None` for carriers' frames.
     pub fn flow(&self) -> Option<FlowId> {
         match *self {
             Self::Chunk { flow, .. }
@@ -348,10 +348,10 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// Takes the first frame off `payload`.
+    /// Parses the first frame of `payload`, and removes it.
     ///
     /// # Errors
-    /// The frame violates the protocol; `payload` is not changed.
+    /// The frame is malformed; `payload` is not changed.
     pub fn take(payload: &mut &'a [u8]) -> Result<Self, FrameError> {
         let (head, rest) = payload
             .split_first_chunk::<HEADER>()
@@ -408,7 +408,7 @@ impl<'a> Frame<'a> {
                     offset,
                 },
             },
-            // Cut on purpose: the field is wider than numbers are.
+            // Truncated on purpose: the field is wider than numbers are.
             ATTACHED => Self::Attached {
                 flow,
                 number: offset as u32,
@@ -419,7 +419,7 @@ impl<'a> Frame<'a> {
             },
             REJECT => Self::Reject { flow },
             HELLO if body != MAGIC => return Err(FrameError::Magic),
-            // Cut on purpose: bits above are reserved, eight of them for the carrier's path.
+            // Truncated on purpose: bits above are reserved, eight of them for the carrier's path.
             HELLO => Self::Hello {
                 carrier: CarrierId { opener, number },
                 tag: offset as u32,
@@ -449,7 +449,7 @@ impl<'a> Frame<'a> {
         Ok(frame)
     }
 
-    /// Bytes of the frame.
+    /// Length of the frame, bytes.
     pub fn wire_len(&self) -> usize {
         HEADER
             + match self {
@@ -462,7 +462,7 @@ impl<'a> Frame<'a> {
             }
     }
 
-    /// Writes the frame to the beginning of `buffer`; returns its bytes, or `None` without room.
+    /// Writes the frame to the beginning of `buffer`; returns its length in bytes, or `None` without room.
     pub fn emit(&self, buffer: &mut [u8]) -> Option<usize> {
         let total = self.wire_len();
         let (head, body) = buffer.get_mut(..total)?.split_first_chunk_mut::<HEADER>()?;
@@ -539,7 +539,7 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// The header in front of a chunk of `len` bytes; `None` if it cannot have so many.
+/// The header of a chunk of `len` bytes; `None` if that is too long.
 pub fn chunk_header(
     flow: FlowId,
     offset: u64,
@@ -552,8 +552,8 @@ pub fn chunk_header(
     Some(header(flow.opener, flow.number, len, CHUNK, flags, offset))
 }
 
-/// The header of a CHUNK without length, whose body goes on to the end of the stream that begins with it:
-/// the flow, and the offset of the first byte. `None` for any other.
+/// Parses the header of a CHUNK without length, whose body extends to the end of its stream: the flow, and the
+/// offset of the first byte. `None` for any other.
 pub fn open_chunk(header: &[u8; HEADER]) -> Option<(FlowId, u64)> {
     let [n0, n1, n2, n3, 0, 0, CHUNK, flags, offset @ ..] = *header else {
         return None;

@@ -1,10 +1,10 @@
-//! Keys of a session, with which the payload of its packets is sealed.
+//! Keys of a session, which seal its packets' payload.
 
 use core::{fmt, hint::black_box};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
-/// Bytes of a secret.
+/// Length of a secret, bytes.
 const SECRET: usize = 32;
 
 /// An AEAD algorithm. Serialized by its name.

@@ -1,16 +1,16 @@
-//! VTL's protocol logic, without I/O: no sockets, no clock, no randomness. Packets come in as
-//! slices, time and random values as arguments; what shall be sent comes out.
+//! VTL's sans-I/O protocol logic: no sockets, no clock, no randomness. Packets come in as slices, time and
+//! random values as arguments; packets to send come out.
 //!
 //! - [`wire`]: packets, parsed once into checked values, and emitted with their checksum;
-//! - [`nego`]: how a session is opened;
-//! - [`services`]: what applications require and grafts provide;
-//! - [`carrier`]: what flows of the Hooker can travel by;
-//! - [`preamble`]: what carriers and control connections begin with;
-//! - [`frame`]: what carriers move for the flows of an association;
+//! - [`nego`]: negotiation of a session;
+//! - [`services`]: services that applications require and grafts provide;
+//! - [`carrier`]: kinds of carriers for hooked flows;
+//! - [`preamble`]: preambles of carriers and control connections;
+//! - [`frame`]: frames of an association's flows, moved by carriers;
 //! - [`ip`]: the Ethernet and IP headers in front of packets;
 //! - [`record`]: packets and sealed bytes in a stream;
-//! - [`keys`]: with which payload is sealed; [`seal`]: how it lies in a packet then;
-//! - [`mod@file`]: what `vtl send` and `vtl recv` say to each other;
+//! - [`keys`]: keys of a session; [`seal`]: format of sealed payload;
+//! - [`mod@file`]: the exchange of `vtl send` and `vtl recv`;
 //! - [`intf`]: the C headers `bpf/include/vtl/{wire,intf,timers,hooker}.h`, generated.
 //!
 //! `PROTOCOL.md` is the specification.

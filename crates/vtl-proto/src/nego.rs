@@ -1,7 +1,7 @@
-//! How a session is opened: one NEGO, one answer; to a peer met before, without waiting for it.
+//! Negotiation of a session: one NEGO, one answer. With a peer met before, early data need not wait for it.
 //!
-//! [`Initiator`] is the side that opens, [`Responder`] the side that answers. Both have no I/O:
-//! packets, time and random values come in, packets and decisions go out.
+//! [`Initiator`] opens, [`Responder`] answers. Both are sans-I/O: packets, time and random values come in,
+//! packets and decisions go out.
 //!
 //! Times are nanoseconds of one monotonic clock, any epoch. Tokens and secrets are random values
 //! that the caller draws: unpredictable, and new each time.
@@ -30,27 +30,28 @@ use crate::{
     wire::{Header, Nego, Packet, Ticket, get},
 };
 
-/// First wait for an answer where the round-trip time is unknown.
+/// Initial retransmission timeout of NEGO while the round-trip time is unknown.
 pub const FIRST_WAIT: Duration = Duration::from_millis(300);
-/// From the first NEGO until giving up, however short the round-trip time: a peer may be busy with
-/// the rings of many sessions.
+/// Time from the first NEGO until giving up, however short the round-trip time: a peer may be busy with the
+/// rings of many sessions.
 pub const PATIENCE: Duration = Duration::from_secs(9);
-/// No wait is longer.
+/// Maximum of the retransmission timeout.
 pub const MAX_WAIT: Duration = Duration::from_secs(5);
-/// No wait is shorter, however short the round-trip time: the answer takes a process to be woken.
+/// Minimum of the retransmission timeout, however short the round-trip time: the answer includes the wake-up of
+/// a process.
 pub const MIN_WAIT: Duration = Duration::from_millis(100);
-/// How far NEGO is ahead of early data: the responder's daemon makes the session meanwhile.
+/// Delay of early data after NEGO, in which the responder's daemon creates the session.
 pub const HEAD_START: Duration = Duration::from_millis(2);
-/// The second way is tried so long after the first one, where the round-trip time is unknown (RFC 8305,
-/// section 5); else after one and a half of it, but not before [`MIN_HEAD`].
+/// Delay of the next encapsulation while the round-trip time is unknown (RFC 8305, section 5); otherwise one
+/// and a half round trips, at least [`MIN_HEAD`].
 pub const HEAD: Duration = Duration::from_millis(250);
 /// See [`HEAD`].
 pub const MIN_HEAD: Duration = Duration::from_millis(50);
-/// So many sessions may strangers have, who have not shown that they receive what is sent to their
-/// addresses. The next ones are asked to show it first.
+/// Maximum number of sessions with peers whose addresses are not validated. Beyond it, peers are sent a cookie
+/// first.
 pub const STRANGERS: usize = 8;
 
-/// Values of a graft's parameters, in its own order; 0 behind the last one.
+/// Values of a graft's parameters, in its own order; unused ones are 0.
 pub type Values = [u32; intf::VTL_NEGO_PARAMS as usize];
 
 /// The session as negotiated, seen from one side.
@@ -58,13 +59,13 @@ pub type Values = [u32; intf::VTL_NEGO_PARAMS as usize];
 pub struct Established {
     /// The peer's session index: `sid` of packets to it.
     pub peer_sid: u32,
-    /// The peer's guard: `token` of packets to it.
+    /// The peer's token: `token` of packets to it.
     pub peer_token: u64,
     /// Slots of the peer's receive ring, at most `intf::VTL_MAX_WINDOW`: the first limit.
     pub peer_slots: u32,
-    /// The most payload bytes per packet, in both directions.
+    /// Maximum payload of a packet, in both directions, bytes.
     pub max_payload: u16,
-    /// Whether the peer takes messages of several packets.
+    /// Whether the peer supports messages of several packets.
     pub long_messages: bool,
     /// The graft.
     pub gid: u16,
@@ -73,7 +74,7 @@ pub struct Established {
     /// Round-trip time; `None` when the answer may belong to more than one transmission
     /// (Karn's rule, RFC 6298 section 3).
     pub rtt: Option<Duration>,
-    /// For the next session with this peer; only at the initiator.
+    /// Ticket for the next session with this peer; only at the initiator.
     pub ticket: Option<Ticket>,
 }
 
@@ -95,13 +96,13 @@ pub enum NegoError {
     /// The peer's graft of that number has other parameters: it is another graft.
     #[error("the peer's graft {0} differs from ours")]
     Differs(u16),
-    /// Data had gone ahead of the answer, which then said that they cannot be sent like that.
+    /// Early data were sent in a way that the answer does not permit.
     #[error("the peer has changed since the last session, and data were under way: try again")]
     Changed,
-    /// The peer takes no keys, and the session requires them.
+    /// The peer does not support keys, and the session requires them.
     #[error("the peer does not encrypt")]
     Clear,
-    /// Data had gone ahead, and the peer may or may not have received them before it restarted.
+    /// Early data may have arrived before the peer restarted.
     #[error("the peer was restarted while the session was opened: data may have arrived or not")]
     Restarted,
 }
@@ -115,25 +116,25 @@ pub enum Reason {
     /// Too many sessions.
     #[error("no room for another session")]
     NoRoom,
-    /// Nobody waits at that port.
+    /// No listener at that port.
     #[error("nobody waits at that port")]
     NoListener,
-    /// The version is not spoken there.
+    /// Unsupported version.
     #[error("version not spoken there")]
     Version,
-    /// No refusal: the initiator shall show that it receives what is sent to its address.
+    /// Not a refusal: the initiator has to validate its address by returning the ticket.
     #[error("it asks for a NEGO with a ticket")]
     Cookie,
     /// The ticket has opened a session before.
     #[error("the ticket was used before; early data may have arrived or not")]
     Used,
-    /// The session that was to be succeeded is not there, or has a successor.
+    /// The session to be succeeded has ended, or has a successor.
     #[error("it has ended the session, or is changing it itself")]
     Succession,
     /// NEGO has a critical extension that the responder does not know.
     #[error("it does not know an extension that the session requires")]
     Extension,
-    /// One that this version does not know.
+    /// Unknown to this version.
     #[error("reason {0}")]
     Other(u8),
 }
@@ -170,7 +171,7 @@ impl From<Reason> for u8 {
     }
 }
 
-/// Names one attempt to open a session: a retransmitted NEGO has the same one.
+/// Identifies one attempt to open a session: retransmitted NEGOs have the same key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NegoKey {
     /// The initiator's address.
@@ -192,22 +193,22 @@ impl NegoKey {
     }
 }
 
-/// The responder's session that a NEGO asks to succeed: index and token.
+/// The responder's session that a NEGO wants to succeed: index and token.
 pub fn succeeded(nego: &Nego<'_>) -> Option<(u32, u64)> {
     let asks = u32::from(nego.header.flags) & intf::VTL_F_SUCCEED != 0;
     asks.then_some((nego.header.sid, nego.header.token))
 }
 
-/// The refusal of a NEGO of another version, from the whole packet; `None` if it is anything else,
-/// such as a damaged NEGO of this version, which gets no answer. All versions keep the place of
-/// `version_type`, `token` and `sid`, so that this can be answered; none has a shorter NEGO.
+/// Builds the refusal of a NEGO of another version; `None` for any other packet, such as a damaged NEGO of this
+/// version, which gets no answer. All versions keep the offsets of `version_type`, `token` and `sid`, so that
+/// this can be answered; none has a shorter NEGO.
 pub fn refuse_version(packet: &[u8]) -> Option<Packet<'static>> {
     let nego = packet.get(..size_of::<intf::vtl_nego>())?;
     let version_type = u32::from(get!(nego, vtl_hdr, version_type));
     if version_type >> 4 == intf::VTL_VERSION || version_type & 15 != intf::VTL_NEGO {
         return None;
     }
-    // The version itself may be what was damaged: a refusal would end what the next try opens.
+    // The version field itself may be damaged: a refusal would end a session that a retransmission opens.
     let mut mended = packet.to_vec();
     mended[offset_of!(intf::vtl_hdr, version_type)] =
         (intf::VTL_VERSION << 4 | intf::VTL_NEGO) as u8;
@@ -218,7 +219,7 @@ pub fn refuse_version(packet: &[u8]) -> Option<Packet<'static>> {
     Some(nack(sid, token, Reason::Version, Ticket::default()))
 }
 
-/// A NEGO_NACK. It has no extensions and so is never longer than the NEGO: refusing amplifies nothing.
+/// Builds a NEGO_NACK, without extensions and so never longer than the NEGO: no amplification.
 fn nack(sid: u32, token: u64, reason: Reason, ticket: Ticket) -> Packet<'static> {
     Packet::NegoNack(Nego {
         header: to(sid, token),
@@ -229,7 +230,7 @@ fn nack(sid: u32, token: u64, reason: Reason, ticket: Ticket) -> Packet<'static>
     })
 }
 
-/// The session with the sender of `nego`; its sizes are a stranger's word and bounded here.
+/// The session with the sender of `nego`, whose unauthenticated sizes are bounded here.
 fn established(nego: &Nego<'_>, max_payload: u16, gid: u16, params: Values) -> Established {
     Established {
         peer_sid: nego.sid,
@@ -255,7 +256,7 @@ fn to(sid: u32, token: u64) -> Header {
     }
 }
 
-/// The header of a NEGO or NEGO_ACK of ours, which also says what this host can do.
+/// Sets the flags of this host's capabilities in the header of a NEGO or NEGO_ACK.
 fn able(header: Header) -> Header {
     Header {
         flags: header.flags | intf::VTL_F_MORE as u8,

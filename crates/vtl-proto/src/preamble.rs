@@ -1,52 +1,52 @@
-//! What carriers and control connections begin with, before the first frame: PROTOCOL.md, section 7. A token
-//! is what the server has granted for one carrier.
+//! Preambles of carriers and control connections, before the first frame: PROTOCOL.md, section 7. A token is
+//! the server's permission for one carrier.
 
 /// The application protocol of control connections and of QUIC carriers (RFC 7301).
 pub const ALPN: &[u8] = b"vtl/2";
-/// That of a control connection on which each side shows a certificate first. As both names are in the signed
-/// handshake, nobody between two hosts has them do without.
+/// ALPN of a control connection on which each side sends a certificate first. Both names are part of the signed
+/// handshake, which prevents a downgrade by hosts on the path.
 pub const ALPN_CERTIFIED: &[u8] = b"vtl/2+certificate";
-/// The server's name on control connections: TLS wants one, and no host is asked for by this.
+/// Server name on control connections: TLS requires one, but it selects no host.
 pub const SERVER_NAME: &str = "vtl.invalid";
 
-/// Bytes of a token, with which the stream of an MPTCP or a KCP carrier begins.
+/// Length of a token, bytes; the preamble of an MPTCP or a KCP carrier's stream.
 pub const TOKEN: usize = size_of::<u64>();
 
-/// A token as a stream shows it, big-endian.
+/// Encodes a token for a stream, big-endian.
 pub const fn token(token: u64) -> [u8; TOKEN] {
     token.to_be_bytes()
 }
 
-/// The token that a stream shows.
+/// Decodes a stream's token.
 pub const fn shown(token: [u8; TOKEN]) -> u64 {
     u64::from_be_bytes(token)
 }
 
-/// The server's name by which a QUIC client shows a token (RFC 6066, section 3).
+/// The server name in which a QUIC client conveys a token (RFC 6066, section 3).
 pub fn name_of(token: u64) -> String {
     format!("t{token:016x}.{SERVER_NAME}")
 }
 
-/// The token that a server's name shows; `None` if it is no such name.
+/// The token in a server name; `None` if there is none.
 pub fn named(name: &str) -> Option<u64> {
     let hex = name.strip_prefix('t')?;
     let hex = hex.strip_suffix(SERVER_NAME)?.strip_suffix('.')?;
     u64::from_str_radix(hex, 16).ok()
 }
 
-/// A message of an SCTP carrier itself, on stream 0: one byte of kind, then eight.
+/// A message of an SCTP carrier itself, on stream 0: kind (1 byte), number (8 bytes).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SctpMessage {
-    /// Shows the token: the client's first message.
+    /// The token: the client's first message.
     Token(u64),
-    /// Asks for the same number back.
+    /// Asks for a pong with this number.
     Ping(u64),
     /// Answers a ping.
     Pong(u64),
 }
 
 impl SctpMessage {
-    /// As the stream carries it.
+    /// Encodes the message.
     pub fn emit(self) -> [u8; 1 + size_of::<u64>()] {
         let (kind, number) = match self {
             Self::Token(token) => (16, token),
@@ -57,7 +57,7 @@ impl SctpMessage {
         [kind, a, b, c, d, e, f, g, h]
     }
 
-    /// Reads a message; `None` if it is none.
+    /// Decodes a message; `None` if it is malformed.
     pub fn parse(message: &[u8]) -> Option<Self> {
         let (kind, number) = message.split_first()?;
         let number = u64::from_be_bytes(number.try_into().ok()?);

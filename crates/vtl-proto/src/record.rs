@@ -1,20 +1,20 @@
-//! Records in a stream: bytes with their length in front, 16 bits, big-endian. So go packets by TCP
-//! (PROTOCOL.md, section 2), and what is sealed of MPTCP and KCP carriers (section 7, "Sealed carriers").
+//! Records in a stream: a length of 16 bits, big-endian, and that many bytes. Used for packets over TCP
+//! (PROTOCOL.md, section 2), and for the ciphertext of MPTCP and KCP carriers (section 7, "Sealed carriers").
 
 use core::ops::RangeInclusive;
 
 use crate::{intf, seal};
 
-/// Bytes of the length.
+/// Size of the length field, bytes.
 pub const LENGTH: usize = size_of::<u16>();
-/// The most that is sealed in one record, bytes.
+/// Maximum plaintext of a sealed record, bytes.
 pub const MAX_SEALED: usize = 16 << 10;
 
-/// How long the records of a stream may be, bytes.
+/// Permitted lengths of a stream's records, bytes.
 #[derive(Clone, Debug)]
 pub struct Records(RangeInclusive<usize>);
 
-/// A length that no record of the stream may have: what follows cannot be found.
+/// Invalid length of a record: the next record cannot be found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a record says a length of {0} bytes, which none may have")]
 pub struct BadLength(pub usize);
@@ -25,10 +25,10 @@ impl Records {
     /// Ciphertext, at least a byte, and tag.
     pub const SEALED: Self = Self(seal::TAG + 1..=seal::TAG + MAX_SEALED);
 
-    /// The length that stands in front of a record, if it is there yet.
+    /// Decodes the length in front of a record; `None` if it is incomplete.
     ///
     /// # Errors
-    /// None of these records is so long.
+    /// The length is not permitted.
     pub fn length(&self, bytes: &[u8]) -> Result<Option<usize>, BadLength> {
         let Some(length) = bytes.first_chunk() else {
             return Ok(None);
@@ -40,7 +40,7 @@ impl Records {
         }
     }
 
-    /// Bytes of the whole records, lengths included, and an error if something else follows.
+    /// Length in bytes of all complete records, length fields included, and an error if an invalid one follows.
     pub fn count(&self, bytes: &[u8]) -> (usize, Result<(), BadLength>) {
         let mut whole = 0;
         loop {
@@ -54,13 +54,13 @@ impl Records {
         }
     }
 
-    /// The first of some records, without its length, and the others.
+    /// Splits off the first record, without its length field.
     pub fn first<'a>(&self, records: &'a [u8]) -> Option<(&'a [u8], &'a [u8])> {
         let length = self.length(records).ok()??;
         records.get(LENGTH..)?.split_at_checked(length)
     }
 
-    /// What stands in front of a record of so many bytes; `None` if none of these is so long.
+    /// Encodes the length field of a record; `None` if the length is not permitted.
     pub fn head(&self, length: usize) -> Option<[u8; LENGTH]> {
         let length = Some(length).filter(|length| self.0.contains(length));
         length.map(|length| (length as u16).to_be_bytes())

@@ -1,12 +1,12 @@
-//! Sealed payload: how it lies in a packet, and what its keys are made from.
+//! Sealed payload: its format, and the derivation of keys.
 //!
-//! A sealed payload is the ciphertext, as long as the plaintext, and the 16 bytes of its tag. Where
-//! the reader cannot tell a packet's number by its place in the ring, that follows in 8 bytes,
-//! big-endian. The associated data are one byte: the packet's flags `MORE` and `LAST`, where the
-//! reader can tell the number, else 0.
+//! A sealed payload is the ciphertext, as long as the plaintext, and a tag of 16 bytes. If the reader cannot
+//! derive the packet's number from its place in the ring, the number follows in 8 bytes, big-endian. The
+//! associated data are one byte: the packet's flags `MORE` and `LAST` if the reader can derive the number, else
+//! 0.
 //!
-//! Keys are used for 2^22 packets: `epoch = number >> 22`. From the first secret, and each from
-//! the one before it, by HKDF-Expand with SHA-256 (RFC 5869):
+//! A key is used for 2^22 packets: `epoch = number >> 22`. Keys are derived from the epoch's secret, and each
+//! secret from the one before it, by HKDF-Expand with SHA-256 (RFC 5869):
 //!
 //! ```text
 //! secret of epoch + 1 = expand(secret, "vtl ku", 32 bytes)
@@ -20,14 +20,14 @@
 
 use crate::intf;
 
-/// Bits of the numbers of an epoch's packets: 2^22 packets with one key, of the 2^23 that RFC 9001,
-/// section 6.6, allows for AES-GCM.
+/// Bits of a packet number within an epoch: 2^22 packets with one key, of the 2^23 that RFC 9001, section 6.6,
+/// allows for AES-GCM.
 pub const EPOCH: u32 = 22;
-/// Bytes of a tag, with each algorithm.
+/// Length of a tag, bytes, with each algorithm.
 pub const TAG: usize = 16;
-/// Bytes of a packet's number.
+/// Length of a packet number, bytes.
 pub const NUMBER: usize = size_of::<u64>();
-/// Bytes of a nonce, with each algorithm.
+/// Length of a nonce, bytes, with each algorithm.
 pub const NONCE: usize = 12;
 
 /// Label of the next epoch's secret.
@@ -36,16 +36,16 @@ pub const UPDATE: &str = "vtl ku";
 pub const KEY: &str = "vtl key";
 /// Label of an epoch's iv.
 pub const IV: &str = "vtl iv";
-/// Labels of the first secrets of a carrier's two directions, from the one that its hosts have in common: of
-/// what its opener sends, and of what the other host does.
+/// Labels that derive the first secrets of a carrier's two directions from its shared secret: the opener's, and
+/// the other host's.
 pub const DIRECTIONS: [&str; 2] = ["vtl opener", "vtl other"];
 
-/// Bytes that sealing adds to a payload. `numbered`: it tells the packet's number.
+/// Bytes that sealing adds to a payload. `numbered`: the packet number is included.
 pub const fn overhead(numbered: bool) -> usize {
     if numbered { TAG + NUMBER } else { TAG }
 }
 
-/// Whose keys a packet is sealed with.
+/// The epoch of a packet, whose keys seal it.
 pub const fn epoch(number: u64) -> u64 {
     number >> EPOCH
 }
@@ -69,12 +69,12 @@ pub fn nonce(iv: &[u8; NONCE], number: u64) -> [u8; NONCE] {
     nonce
 }
 
-/// A packet's number as it follows the tag.
+/// Encodes the packet number behind the tag.
 pub const fn told(number: u64) -> [u8; NUMBER] {
     number.to_be_bytes()
 }
 
-/// The number that follows a tag.
+/// Decodes the packet number behind the tag.
 pub const fn number(told: [u8; NUMBER]) -> u64 {
     u64::from_be_bytes(told)
 }

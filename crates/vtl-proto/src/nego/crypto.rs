@@ -1,5 +1,5 @@
-//! The TLS handshake by which a session gets its keys, as NEGO and its answers carry it: PROTOCOL.md,
-//! section 4, "Keys". What the flights contain is TLS's business.
+//! The TLS handshake that negotiates a session's keys, as carried in NEGO and its answers: PROTOCOL.md, section
+//! 4, "Keys". The flights are opaque here.
 
 use core::mem::size_of;
 
@@ -10,14 +10,14 @@ use crate::{
 
 const HEAD: usize = size_of::<intf::vtl_ext_crypto>();
 
-/// Which part of the handshake it is.
+/// Flight of the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flight {
     /// The initiator's first, in NEGO.
     Hello,
     /// The responder's, in NEGO_ACK.
     Answer,
-    /// The initiator's second, in NEGO once more.
+    /// The initiator's second, in another NEGO.
     Finish,
 }
 
@@ -30,7 +30,7 @@ impl Flight {
         }) as u8
     }
 
-    /// The bytes of this flight in a packet; `None` if it has none.
+    /// Extracts this flight from a packet; `None` if it has none.
     pub fn of<'a>(self, extensions: &Extensions<'a>) -> Option<&'a [u8]> {
         let is_crypto = |e: &Extension<'_>| u32::from(e.kind) == intf::VTL_EXT_CRYPTO;
         let crypto = extensions.iter().find(is_crypto)?;
@@ -38,8 +38,9 @@ impl Flight {
         (head[0] == self.number()).then_some(bytes)
     }
 
-    /// The extensions of a packet that carries it; `None` if it is too long. `critical`: whoever does not know it
-    /// must refuse the session. A first flight is padded, so that its answer is not longer.
+    /// Encodes the flight as a packet's extensions; `None` if it is too long. `critical`: a peer that does not
+    /// know the extension must refuse the session. A first flight is padded, so that the answer is not longer
+    /// (amplification).
     pub fn emit(self, bytes: &[u8], critical: bool) -> Option<Vec<u8>> {
         let mut value = vec![0; HEAD];
         value[0] = self.number();
@@ -66,28 +67,29 @@ impl Flight {
     }
 }
 
-/// Labels by which the first secrets of the initiator and of the responder are exported (RFC 8446, section 7.5).
+/// Labels that export the first secrets of the initiator and of the responder (RFC 8446, section 7.5).
 pub const EXPORTERS: [&[u8]; 2] = [b"EXPORTER-VTL initiator", b"EXPORTER-VTL responder"];
 
-/// The responder's flight: what of it is in the clear, with its length, 2 bytes, in front, and what is sealed.
-/// `None` if the former is too long.
+/// Encodes the responder's flight: the length of its clear part, 2 bytes, the clear part, and the sealed part.
+/// `None` if the clear part is too long.
 pub fn join_answer(clear: &[u8], sealed: &[u8]) -> Option<Vec<u8>> {
     let length = u16::try_from(clear.len()).ok()?;
     Some([&length.to_be_bytes()[..], clear, sealed].concat())
 }
 
-/// The clear and the sealed part of the responder's flight; `None` if it is cut off.
+/// Splits the responder's flight into its clear and its sealed part; `None` if it is truncated.
 pub fn split_answer(flight: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, rest) = flight.split_first_chunk()?;
     rest.split_at_checked(u16::from_be_bytes(*length).into())
 }
 
-/// What the handshake protects of a NEGO: its fixed part, without the ticket, which a cookie may change.
+/// The bytes of a NEGO that the handshake protects: its fixed part, without the ticket, which a cookie may
+/// change.
 pub(super) fn bound_nego(nego: &Nego<'_>) -> Vec<u8> {
     bound(Packet::Nego(without_ticket(nego)))
 }
 
-/// The same of a NEGO_ACK.
+/// The bytes of a NEGO_ACK that the handshake protects.
 pub fn bound_answer(answer: &Nego<'_>) -> Vec<u8> {
     bound(Packet::NegoAck(without_ticket(answer)))
 }
@@ -101,7 +103,7 @@ fn without_ticket<'a>(nego: &Nego<'_>) -> Nego<'a> {
 
 fn bound(packet: Packet<'_>) -> Vec<u8> {
     let mut bytes = vec![0; packet.wire_len()];
-    // Of a packet that cannot be sent nothing is protected, and the handshake fails.
+    // A packet that cannot be sent protects nothing, so that the handshake fails.
     let used = packet.emit(&mut bytes).unwrap_or(0);
     bytes.truncate(used);
     bytes

@@ -1,4 +1,4 @@
-//! The side that opens a session.
+//! The initiator of a session.
 
 use core::time::Duration;
 
@@ -16,19 +16,19 @@ use crate::{
     wire::{Extensions, Gids, Header, Nego, Packet, Param, Params, Ticket},
 };
 
-/// A graft that is offered.
+/// A graft in an offer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offered {
     /// The graft.
     pub gid: u16,
     /// Its parameters in this host's pool.
     pub params: Vec<ParamRange>,
-    /// Parameters that shall not have their defaults: index and value.
+    /// Parameters that differ from their defaults: index and value.
     pub asked: Vec<(u8, u32)>,
 }
 
 impl Offered {
-    /// The values of all its parameters.
+    /// The values of all parameters.
     fn values(&self) -> Values {
         let mut values = Values::default();
         for (value, range) in values.iter_mut().zip(&self.params) {
@@ -43,74 +43,72 @@ impl Offered {
     }
 }
 
-/// What the initiator asks for and offers.
+/// The initiator's requirements and offer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// Our session index, not 0.
+    /// This host's session index, not 0.
     pub sid: u32,
-    /// Slots of our receive ring, 1 to `intf::VTL_MAX_WINDOW`.
+    /// Slots of this host's receive ring, 1 to `intf::VTL_MAX_WINDOW`.
     pub ring_slots: u32,
-    /// The most payload bytes per packet that we take, [`crate::wire::MIN_PAYLOAD`] to
+    /// Maximum payload of a packet that this host accepts, bytes, [`crate::wire::MIN_PAYLOAD`] to
     /// `intf::VTL_MAX_PAYLOAD`.
     pub max_payload: u16,
-    /// Rendezvous; 0 is the Hooker's stream service.
+    /// Destination port; 0 is the Hooker's stream service.
     pub port: u16,
-    /// What the graft must provide.
+    /// Services that the graft must provide.
     pub services: Services,
-    /// Grafts in order of preference, at least one. What does not fit into a NEGO is left out.
+    /// Grafts in order of preference, at least one. Those that do not fit into a NEGO are omitted.
     pub grafts: Vec<Offered>,
-    /// The path's round-trip time if known: retransmissions then start at twice that.
+    /// The path's round-trip time, if known: the retransmission timeout starts at twice that.
     pub known_rtt: Option<Duration>,
-    /// How the peer may be reached, the best way first: data go ahead of the answer by that one. At
-    /// least one.
+    /// Encapsulations to try, the preferred one first, which early data use. At least one.
     pub ways: Vec<Way>,
-    /// From the first NEGO until giving up, usually [`super::PATIENCE`].
+    /// Time from the first NEGO until giving up, usually [`super::PATIENCE`].
     pub patience: Duration,
-    /// The peer's, from an earlier session.
+    /// The peer's ticket, from an earlier session.
     pub ticket: Option<Ticket>,
-    /// With a ticket that was never used: data need not wait for the answer.
+    /// Early data, which need a ticket that was never used.
     pub early: Option<Early>,
-    /// The peer's index and token of the session that this one succeeds; then there are no early
-    /// data.
+    /// The peer's index and token of the session to succeed; excludes early data.
     pub succeeds: Option<(u32, u64)>,
 }
 
-/// How data go ahead of the answer.
+/// Parameters of early data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Early {
-    /// The peer's guard of the session, drawn by us.
+    /// The peer's token of the session, drawn by this host.
     pub token: u64,
-    /// The most payload bytes per packet that the peer took in the last session.
+    /// Maximum payload of a packet that the peer accepted in the last session, bytes.
     pub max_payload: u16,
-    /// Whether it took messages of several packets.
+    /// Whether the peer accepted messages of several packets.
     pub long_messages: bool,
 }
 
-/// What is to be done now.
+/// Action of the initiator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Send this, by that way.
+    /// Send this packet in this encapsulation.
     Send(Packet<'static>, Way),
-    /// Data may go from now on. The answer is still to come.
+    /// Send early data from now on, before the answer.
     Go(Established),
 }
 
-/// What an answer means.
+/// Result of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// There is a session.
+    /// The session is open.
     Opened(Established),
-    /// The session to which data have gone already is there.
+    /// The session of the early data is confirmed.
     Confirmed(Established),
-    /// It is another one, perhaps by another graft, and what has gone already has not arrived: it
-    /// must go again, to this one.
+    /// Early data were rejected: another session is open, perhaps over another graft, in which they must be
+    /// retransmitted.
     Moved(Established),
-    /// The peer has taken what [`Initiator::finish`] was given.
+    /// The peer has accepted the flight given to [`Initiator::finish`].
     Finished,
 }
 
-/// The side that opens. Call [`Initiator::poll`] at once and whenever [`Initiator::poll_at`] has
-/// passed, [`Initiator::handle`] with each packet. An answer and an error end it.
+/// The initiator's state machine. Call [`Initiator::poll`] at once and whenever [`Initiator::poll_at`] has
+/// passed, [`Initiator::handle`] for each packet. An answer and an error end it.
 #[derive(Clone, Debug)]
 pub struct Initiator {
     offer: Offer,
@@ -120,25 +118,25 @@ pub struct Initiator {
     begun_ns: u64,
     end_ns: u64,
     race: Race,
-    /// When data may go.
+    /// When to send early data.
     go_ns: Option<u64>,
-    /// How they went.
+    /// The session of early data sent.
     gone: Option<Established>,
-    /// An answer has asked for another NEGO, without early data.
+    /// An answer has requested another NEGO, without early data.
     returned: bool,
-    /// The early data's session has been, and nothing was heard of it.
+    /// NACK `Used` has answered early data: their session has ended, and no answer in it was received.
     used: bool,
-    /// From the answer that asked for another NEGO.
+    /// Round-trip sample by the answer that requested another NEGO.
     rtt: Option<Duration>,
-    /// The crypto handshake's flight that NEGO carries.
+    /// Extensions of NEGO: the crypto handshake's flight.
     extensions: Vec<u8>,
-    /// The peer's session, once that is the last one.
+    /// The peer's index and token, once the last flight is being sent.
     finishing: Option<(u32, u64)>,
     critical: bool,
 }
 
 impl Initiator {
-    /// Starts at `now_ns`; `token` guards packets to us.
+    /// Starts at `now_ns`; `token`: of packets to this host.
     pub fn new(mut offer: Offer, now_ns: u64, token: u64) -> Self {
         let params = fit(&mut offer.grafts);
         let gids: Vec<u16> = offer.grafts.iter().map(|g| g.gid).collect();
@@ -167,8 +165,8 @@ impl Initiator {
         initiator
     }
 
-    /// The same attempt without a graft that turned out to be of no use, in the time that is left;
-    /// `None` if there is no other. `token` must be a new one. Not after [`Step::Go`].
+    /// Restarts the attempt without an unusable graft, within the remaining time; `None` if there is no other.
+    /// `token` must be a new one. Not after [`Step::Go`].
     pub fn without(&self, gid: u16, now_ns: u64, token: u64) -> Option<Self> {
         let mut offer = self.offer.clone();
         offer.grafts.retain(|g| g.gid != gid);
@@ -181,7 +179,7 @@ impl Initiator {
         Some(next)
     }
 
-    /// What the crypto handshake has to protect of the NEGO.
+    /// The bytes of NEGO that the crypto handshake must protect.
     pub fn bound(&self) -> Vec<u8> {
         let header = match self.offer.succeeds {
             Some(_) => self.header(),
@@ -190,22 +188,21 @@ impl Initiator {
         bound_nego(&self.nego(header))
     }
 
-    /// Asks for a session with keys, before NEGO is sent: with the first flight of the handshake, which has
-    /// protected [`Initiator::bound`]. There are no early data then. `required`: without keys there is no
-    /// session.
+    /// Requests a session with keys, before NEGO is sent. `flight`: the first flight of the handshake, which
+    /// protects [`Initiator::bound`]. Disables early data. `required`: fail without keys.
     pub fn set_crypto(&mut self, flight: &[u8], required: bool) {
         self.offer.early = None;
         self.critical = required;
         self.extensions = Flight::Hello.emit(flight, required).unwrap_or_default();
     }
 
-    /// The extensions that go with NEGO.
+    /// The extensions to send with NEGO.
     pub fn extensions(&self) -> &[u8] {
         &self.extensions
     }
 
-    /// Goes on after [`Answer::Opened`], whose answer came by that way, until the peer has the last flight of the
-    /// handshake: [`Answer::Finished`]. Its patience begins anew.
+    /// Continues after [`Answer::Opened`], whose answer came by `way`, until the peer has the handshake's last
+    /// flight: [`Answer::Finished`]. Restarts the timeout.
     pub fn finish(&mut self, now_ns: u64, session: &Established, flight: &[u8], way: Way) {
         self.finishing = Some((session.peer_sid, session.peer_token));
         self.extensions = Flight::Finish
@@ -216,12 +213,12 @@ impl Initiator {
         self.begin(now_ns, self.first_wait());
     }
 
-    /// Whether it goes on with the last flight of the handshake.
+    /// Whether the handshake's last flight is being sent.
     pub fn is_finishing(&self) -> bool {
         self.finishing.is_some()
     }
 
-    /// Sends the NEGO from now on.
+    /// (Re)starts sending NEGO.
     fn begin(&mut self, now_ns: u64, wait: Duration) {
         let rtt = self.rtt.or(self.offer.known_rtt);
         self.race = Race::new(&self.offer.ways, now_ns, wait, rtt);
@@ -233,16 +230,16 @@ impl Initiator {
         wait.clamp(MIN_WAIT, MAX_WAIT)
     }
 
-    /// When [`Initiator::poll`] has something to do.
+    /// Time of the next [`Initiator::poll`].
     pub fn poll_at(&self) -> u64 {
         let due_ns = self.race.due_ns().min(self.end_ns);
         self.go_ns.map_or(due_ns, |at| at.min(due_ns))
     }
 
-    /// What is to be done now, if anything.
+    /// Returns the action that is due, if any.
     ///
     /// # Errors
-    /// When [`Offer::patience`] has passed: [`NegoError::TimedOut`], or that the ticket was used.
+    /// [`Offer::patience`] has passed: [`NegoError::TimedOut`], or the ticket was used.
     pub fn poll(&mut self, now_ns: u64) -> Result<Option<Step>, NegoError> {
         if now_ns >= self.end_ns {
             return Err(if self.used {
@@ -284,7 +281,7 @@ impl Initiator {
 
     fn nego(&self, header: Header) -> Nego<'static> {
         let ticket = match self.finishing {
-            // It proves no more, and must not be taken for one that opens a session.
+            // It proves nothing more, and must not be mistaken for one that opens a session.
             Some(_) => None,
             None => self.offer.ticket,
         };
@@ -305,7 +302,7 @@ impl Initiator {
         }
     }
 
-    /// The session that data go to before the answer has come.
+    /// The session of early data.
     fn early(&self) -> Option<Established> {
         let (ticket, early) = (self.offer.ticket?, self.offer.early?);
         let graft = self.offer.grafts.first()?;
@@ -322,12 +319,11 @@ impl Initiator {
         })
     }
 
-    /// Takes a packet from the peer, and by which way it came: that of the NEGO that it answers.
-    /// Packets that do not prove knowledge of our token, and other types, change nothing: anybody can
-    /// send those.
+    /// Handles a packet from the peer, which came by `way`, that of the NEGO that it answers. Ignores other
+    /// types, and packets without our token, which anybody can send.
     ///
     /// # Errors
-    /// The peer refuses, or answers what was not offered or what this host does not know.
+    /// The peer refuses, or its answer was not offered or is unknown to this host.
     pub fn handle(
         &mut self,
         now_ns: u64,
@@ -344,13 +340,13 @@ impl Initiator {
             return Ok(None);
         };
         if self.finishing.is_some() {
-            // Earlier answers have a flight.
+            // Duplicates of earlier answers have a flight.
             let is_done = matches!(packet, Packet::NegoAck(_))
                 && self.finishing == Some((nego.sid, nego.token))
                 && Flight::Answer.of(&nego.extensions).is_none();
             return Ok(is_done.then_some(Answer::Finished));
         }
-        // Whatever follows goes this way first.
+        // Prefer this encapsulation from now on.
         self.offer.ways.sort_by_key(|known| *known != way);
         if tries == 1 && !self.returned {
             self.rtt = Some(Duration::from_nanos(now_ns.saturating_sub(sent_ns)));
@@ -361,27 +357,27 @@ impl Initiator {
         }
     }
 
-    /// `tries`: how often NEGO was sent by the way of the answer.
+    /// `tries`: transmissions of NEGO in the answer's encapsulation.
     fn refused(&mut self, now_ns: u64, nego: &Nego<'_>, tries: u32) -> Result<(), NegoError> {
         let reason = Reason::from(nego.reason);
         match reason {
-            // Several copies of a NEGO may be answered like that: the first answer is heeded, and
-            // others once the NEGO that returns its ticket should have been answered.
+            // Copies of a NEGO may all be answered so: heed the first answer, and others once the NEGO with its
+            // ticket should have been answered.
             Reason::Cookie if nego.ticket.sid != 0 => {
                 if self.returned && tries < 2 {
                     return Ok(());
                 }
                 self.offer.ticket = Some(nego.ticket);
             }
-            // No data have gone to what it opened.
+            // No early data were sent.
             Reason::Used if self.gone.is_none() => {
                 if self.offer.early.is_none() {
-                    return Ok(()); // answers an earlier NEGO
+                    return Ok(()); // answer to an earlier NEGO
                 }
                 self.offer.ticket = None;
             }
-            // The answer to a second copy of our NEGO, once the session was over. Those of that
-            // session may still come.
+            // Answer to a duplicate of our NEGO, after the session's end. That session's answers may still
+            // arrive.
             Reason::Used => {
                 self.used = true;
                 return Ok(());
@@ -407,7 +403,7 @@ impl Initiator {
             return Err(NegoError::Clear);
         }
         if self.offer.succeeds.is_some() && succeeded(nego).is_none() {
-            // To a peer that does not know the flag it is any session.
+            // A peer that does not know the flag takes it for any session.
             return Err(NegoError::Refused(Reason::Succession));
         }
         let gid = nego.gids.first().copied().unwrap_or_default();
@@ -415,7 +411,7 @@ impl Initiator {
         let graft = graft.ok_or(NegoError::NotOffered(gid))?;
         let values = self.values(graft, nego).ok_or(NegoError::Differs(gid))?;
         let mut session = established(nego, self.offer.max_payload, gid, values);
-        // After several equal NEGOs nobody knows which one was answered.
+        // Karn's rule: no sample after retransmissions, whose answer is ambiguous.
         session.rtt = self.rtt.filter(|_| tries == 1 || self.returned);
         session.ticket = (nego.ticket.sid != 0).then_some(nego.ticket);
         let Some(gone) = self.gone else {
@@ -432,15 +428,15 @@ impl Initiator {
         if same {
             return Ok(Answer::Confirmed(session));
         }
-        // An earlier copy of our NEGO may have opened a session that took data, and of which this
-        // peer knows nothing if it has started since.
+        // If the peer has restarted since, the session that took the data, opened by a former copy of our NEGO,
+        // is unknown to it.
         if nego.ticket.time < now_ns.saturating_sub(self.begun_ns).div_ceil(1_000_000) {
             return Err(NegoError::Restarted);
         }
         Ok(Answer::Moved(session))
     }
 
-    /// The values in the answer, if they are all there, allowed, and those that we asked for.
+    /// The values in the answer, if complete, within range, and as requested.
     fn values(&self, graft: &Offered, nego: &Nego<'_>) -> Option<Values> {
         let mut values = Values::default();
         let complete = nego.params.len() == graft.params.len()
@@ -463,8 +459,8 @@ impl Initiator {
     }
 }
 
-/// Keeps the grafts that fit into a NEGO with what is asked of them, and lists that. Of the first
-/// one all values are listed: data may go by it before the answer has come.
+/// Retains the grafts that fit into a NEGO with their requested parameters, and lists those. All values of the
+/// first one are listed, since early data may use it.
 fn fit(grafts: &mut Vec<Offered>) -> Vec<Param> {
     let mut list = Vec::new();
     let mut count = 0u8;

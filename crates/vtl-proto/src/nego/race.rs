@@ -1,25 +1,24 @@
-//! One request by several ways, the second one a little later than the first (RFC 8305, RFC 9623): when
-//! which of them is due.
+//! One request in several encapsulations, staggered (RFC 8305, RFC 9623): schedule of transmissions.
 
 use core::{fmt, time::Duration};
 
 use super::{HEAD, MAX_WAIT, MIN_HEAD, nanos};
 use crate::intf;
 
-/// How packets get to a peer and back.
+/// Encapsulation of packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Way {
-    /// As IP protocol `intf::VTL_IPPROTO`.
+    /// IP protocol `intf::VTL_IPPROTO`.
     #[default]
     Native,
-    /// Behind a UDP header, for middleboxes that know no such protocol.
+    /// Over UDP, for middleboxes that drop unknown IP protocols.
     Udp,
-    /// By a TCP connection between the daemons, where neither gets through.
+    /// Over a TCP connection between the daemons, where neither gets through.
     Tcp,
 }
 
 impl Way {
-    /// That of a packet from or to a UDP port, 0 if it is native.
+    /// Encapsulation of packets from or to a UDP port; 0 is native.
     pub fn by(port: u16) -> Self {
         match port {
             0 => Self::Native,
@@ -27,7 +26,7 @@ impl Way {
         }
     }
 
-    /// Bytes that a packet takes behind its IP header, besides VTL's own.
+    /// Bytes of headers between the IP header and VTL's.
     pub fn overhead(self) -> u16 {
         match self {
             Self::Native | Self::Tcp => 0,
@@ -46,13 +45,13 @@ impl fmt::Display for Way {
     }
 }
 
-/// One way's transmissions.
+/// Transmissions in one encapsulation.
 #[derive(Clone, Debug)]
 pub(super) struct Run {
     pub(super) way: Way,
     /// Transmissions so far.
     pub(super) tries: u32,
-    /// When the latest one was.
+    /// Time of the latest one.
     pub(super) sent_ns: u64,
     due_ns: u64,
     wait: Duration,
@@ -65,7 +64,8 @@ pub(super) struct Race {
 }
 
 impl Race {
-    /// By these ways, the best one first. An answer is waited for `wait` at first. `rtt`: if known.
+    /// Starts with these encapsulations, the preferred one first. `wait`: initial retransmission timeout.
+    /// `rtt`: if known.
     pub(super) fn new(ways: &[Way], now_ns: u64, wait: Duration, rtt: Option<Duration>) -> Self {
         let head = rtt
             .map_or(HEAD, |rtt| rtt * 3 / 2)
@@ -82,13 +82,13 @@ impl Race {
         }
     }
 
-    /// When the next transmission is due.
+    /// Time of the next transmission.
     pub(super) fn due_ns(&self) -> u64 {
         let due = self.runs.iter().map(|run| run.due_ns);
         due.min().unwrap_or(u64::MAX)
     }
 
-    /// By which way to transmit now, if by any.
+    /// Encapsulation to transmit in now, if any; doubles its timeout (exponential back-off).
     pub(super) fn next(&mut self, now_ns: u64) -> Option<Way> {
         let due = self.runs.iter_mut().filter(|run| run.due_ns <= now_ns);
         let run = due.min_by_key(|run| run.due_ns)?;
@@ -99,17 +99,17 @@ impl Race {
         Some(run.way)
     }
 
-    /// The transmissions by a way, if there were any.
+    /// Transmissions in an encapsulation, if any.
     pub(super) fn by(&self, way: Way) -> Option<&Run> {
         self.runs.iter().find(|run| run.way == way && run.tries > 0)
     }
 
-    /// Transmissions by all ways.
+    /// Number of all transmissions.
     pub(super) fn tries(&self) -> u32 {
         self.runs.iter().map(|run| run.tries).sum()
     }
 
-    /// What the first way waits for an answer now.
+    /// Current timeout of the first encapsulation.
     pub(super) fn wait(&self) -> Duration {
         self.runs.first().map_or(MAX_WAIT, |run| run.wait)
     }

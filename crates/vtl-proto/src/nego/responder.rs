@@ -1,4 +1,4 @@
-//! The side that answers.
+//! The responder of a session.
 
 use core::{net::IpAddr, time::Duration};
 use std::collections::BTreeMap;
@@ -16,52 +16,52 @@ use crate::{
     wire::{Extensions, Gids, Nego, Packet, Param, Params, Ticket},
 };
 
-/// See [`Responder::handshake_failed`].
+/// How long [`Responder::handshake_failed`] has an effect.
 const WARY: Duration = Duration::from_secs(10);
 
-/// What decides about a peer's NEGO.
+/// This host's policy for a peer's NEGO.
 #[derive(Clone, Copy, Debug)]
 pub struct Policy<'a, G = GraftInfo> {
     /// Grafts of the pool that this host lets peers use.
     pub grafts: &'a [G],
-    /// Whether somebody waits at the port asked for; with [`super::succeeded`], whether that session
-    /// is the sender's and may have a successor, which proves its address, too.
+    /// Whether the requested port has a listener; with [`super::succeeded`], whether that session is the
+    /// sender's and may have a successor, which validates its address, too.
     pub listening: bool,
-    /// Whether another session fits.
+    /// Whether there is room for another session.
     pub room: bool,
 }
 
-/// A graft of both pools that provides what is required, with its parameters.
+/// A graft of both pools with the required services, and its parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
     /// The graft.
     pub gid: u16,
     /// Its parameters.
     pub params: Values,
-    /// How many it has.
+    /// Number of its parameters.
     count: usize,
-    /// The initiator prefers no other.
+    /// It is the initiator's first choice.
     first: bool,
 }
 
 /// A NEGO that may be accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// In the initiator's order, at least one.
+    /// Choices in the initiator's order, at least one.
     pub choices: Vec<Choice>,
-    /// The session that its data go to ahead of the answer: index and token. It is to be had with
-    /// the first choice, if that is the initiator's, and with 256 places at least.
+    /// Index and token of the session of early data. It can be granted with the first choice, if that is the
+    /// initiator's, and with at least 256 slots.
     pub early: Option<(u32, u64)>,
     /// As [`super::succeeded`].
     pub succeeds: Option<(u32, u64)>,
     /// The crypto handshake's first flight, if it asks for a session with keys.
     pub hello: Option<Vec<u8>>,
-    /// Bytes of its extensions: the answer must not have more.
+    /// Length of its extensions, bytes: the answer's must not be longer.
     room: usize,
     nego: Nego<'static>,
     key: NegoKey,
     stranger: bool,
-    /// To be remembered as used.
+    /// Ticket to register as used.
     spent: Option<Ticket>,
 }
 
@@ -71,92 +71,92 @@ impl Request {
         self.nego.port
     }
 
-    /// Which attempt it belongs to.
+    /// The attempt that it belongs to.
     pub fn key(&self) -> &NegoKey {
         &self.key
     }
 
-    /// What the handshake has to protect of the NEGO.
+    /// The bytes of NEGO that the crypto handshake must protect.
     pub fn bound(&self) -> Vec<u8> {
         bound_nego(&self.nego)
     }
 
-    /// The session wished for, if this choice can be had there.
+    /// Index and token of the session of early data, if this choice permits it.
     pub fn early_with(&self, choice: &Choice) -> Option<(u32, u64)> {
         self.early.filter(|_| choice.first)
     }
 }
 
-/// What to do with a NEGO.
+/// Decision about a NEGO.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Send this back. Nothing is kept.
+    /// Send this answer. No state is kept.
     Answer(Packet<'static>),
-    /// Nothing.
+    /// Ignore it.
     Ignore,
-    /// Make a session with the first choice that can be had and call [`Responder::accept`], or
-    /// else [`Responder::refuse`].
+    /// Create a session with the first choice that is available and call [`Responder::accept`], or else
+    /// [`Responder::refuse`].
     Open(Request),
-    /// End the crypto handshake of that session with this flight, and call [`Responder::finished`].
+    /// Finish the crypto handshake of that session with this flight, and call [`Responder::finished`].
     Finish(u32, Vec<u8>),
 }
 
-/// The session that the caller made.
+/// The session that the caller has created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Made {
     /// Its index, not 0.
     pub sid: u32,
-    /// Its guard: drawn by the caller, or the one wished for.
+    /// Its token: drawn by the caller, or that of early data.
     pub token: u64,
     /// Slots of its receive ring, 1 to `intf::VTL_MAX_WINDOW`.
     pub ring_slots: u32,
-    /// The most payload bytes per packet that we take, [`crate::wire::MIN_PAYLOAD`] to
+    /// Maximum payload of a packet that this host accepts, bytes, [`crate::wire::MIN_PAYLOAD`] to
     /// `intf::VTL_MAX_PAYLOAD`.
     pub max_payload: u16,
-    /// The index that is likely to be free for the peer's next session, not 0.
+    /// Index to suggest for the peer's next session, probably free then, not 0.
     pub next_sid: u32,
 }
 
-/// What has happened so far.
+/// Counters since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Sessions made.
+    /// Sessions created.
     pub accepted: u64,
-    /// Of them, with data ahead of the answer.
+    /// Of those, sessions with early data.
     pub early: u64,
-    /// NEGOs refused for another reason than the next two.
+    /// NEGOs refused for other reasons than the next two.
     pub refused: u64,
-    /// NEGOs that were answered with a cookie, and left nothing behind.
+    /// NEGOs answered with a cookie, for which no state is kept.
     pub cookies: u64,
-    /// NEGOs whose ticket had opened a session before.
+    /// Replays: NEGOs whose ticket has opened a session before.
     pub replays: u64,
-    /// NEGOs that got the same answer as before.
+    /// Retransmitted NEGOs, answered as before.
     pub repeated: u64,
 }
 
 struct Held {
     key: NegoKey,
     answer: Packet<'static>,
-    /// Of the answer: the crypto handshake's flight, until that is finished.
+    /// Extensions of the answer: the crypto handshake's flight, until that is finished.
     extensions: Vec<u8>,
-    /// Its address is not proven, by a ticket or by a packet with the session's token.
+    /// Its address is not validated, by a ticket or by a packet with the session's token.
     stranger: bool,
 }
 
-/// The side that answers. Its memory is bounded: it keeps one answer for each session that it made,
-/// and a bounded register of used tickets; of anything else, nothing.
+/// The responder's state machine. Its memory is bounded: it keeps one answer for each session that it has
+/// created, and a bounded register of used tickets; no other state.
 pub struct Responder {
     mint: Mint,
     sessions: BTreeMap<u32, Held>,
     attempts: BTreeMap<NegoKey, u32>,
     strangers: usize,
-    /// A crypto handshake has failed lately: until when strangers have to show themselves first.
+    /// Until when, after a failed crypto handshake, peers have to validate their addresses first.
     wary_ns: u64,
     counters: Counters,
 }
 
 impl Responder {
-    /// Starts at `now_ns`. Tickets from before are not recognised.
+    /// Starts at `now_ns`. Earlier tickets are not recognised.
     pub fn new(now_ns: u64, secret: [u8; 16]) -> Self {
         Self {
             mint: Mint::new(now_ns, secret),
@@ -168,29 +168,29 @@ impl Responder {
         }
     }
 
-    /// To be called every few seconds. `secret` draws a new key, about once an hour.
+    /// Housekeeping; call it every few seconds. `secret` draws a new key, about once an hour.
     pub fn maintain(&mut self, now_ns: u64, secret: impl FnOnce() -> [u8; 16]) {
         self.mint.maintain(now_ns, secret);
     }
 
-    /// What has happened so far.
+    /// Counters since the start.
     pub fn counters(&self) -> Counters {
         self.counters
     }
 
-    /// Sessions that are remembered.
+    /// Number of sessions held.
     #[cfg(test)]
     pub(super) fn sessions(&self) -> usize {
         self.sessions.len()
     }
 
-    /// Sessions whose peers have not shown that they receive what is sent to their addresses.
+    /// Number of sessions whose peers' addresses are not validated.
     pub fn strangers(&self) -> usize {
         self.strangers
     }
 
-    /// Decides about a NEGO from `from`. `next_sid` finds an index that a session of that peer might
-    /// have, not 0.
+    /// Decides about a NEGO from `from`. `next_sid` returns an index to suggest for a session of that peer, not
+    /// 0.
     pub fn asked(
         &mut self,
         now_ns: u64,
@@ -209,7 +209,7 @@ impl Responder {
             }
             self.counters.repeated += 1;
             if held.extensions.len() > nego.extensions.as_bytes().len() {
-                return Verdict::Ignore; // no answer is longer than its question
+                return Verdict::Ignore; // no amplification
             }
             return Verdict::Answer(held.answer);
         }
@@ -225,7 +225,7 @@ impl Responder {
         let wish = (nego.header.sid, nego.header.token);
         let succeeds = succeeded(nego);
         let hello = Flight::Hello.of(&nego.extensions).map(<[u8]>::to_vec);
-        // Where there are to be keys nothing comes before they are agreed on.
+        // No early data before keys.
         let early = hello.is_none()
             && succeeds.is_none()
             && nego.header.sid == nego.ticket.sid
@@ -262,7 +262,7 @@ impl Responder {
         })
     }
 
-    /// The answer for a session that was made, and the session.
+    /// Builds the answer for a session that was created; returns the session, too.
     pub fn accept(
         &mut self,
         now_ns: u64,
@@ -298,7 +298,7 @@ impl Responder {
             params: Params::new(&params).unwrap_or_default(),
             extensions: Extensions::default(),
         });
-        // Also where the wish was not granted: its NEGO and data could be replayed when it can be.
+        // Also if early data were not granted: NEGO and data could be replayed later.
         if let Some(ticket) = &request.spent {
             self.mint.strike(ticket);
         }
@@ -319,8 +319,8 @@ impl Responder {
         (answer, session)
     }
 
-    /// Has the answer carry the crypto handshake's flight, until it is finished. False if that is longer than
-    /// the NEGO.
+    /// Adds the crypto handshake's flight to the answer, until it is finished. False if that is longer than the
+    /// NEGO.
     pub fn set_crypto(&mut self, request: &Request, flight: &[u8]) -> bool {
         let emitted = Flight::Answer.emit(flight, false);
         let Some(extensions) = emitted.filter(|bytes| bytes.len() <= request.room) else {
@@ -333,13 +333,13 @@ impl Responder {
         true
     }
 
-    /// A first flight was none, though it took a handshake to find out. For the next 10 s strangers who ask for keys
-    /// are sent for a cookie first.
+    /// Notes an invalid first flight, which has cost a handshake to find out. For the next 10 s peers that ask
+    /// for keys have to return a cookie first.
     pub fn handshake_failed(&mut self, now_ns: u64) {
         self.wary_ns = now_ns.saturating_add(nanos(WARY));
     }
 
-    /// The extensions that go with the answer to such a NEGO.
+    /// The extensions to send with the answer to such a NEGO.
     pub fn extensions(&self, key: &NegoKey) -> &[u8] {
         let held = self
             .attempts
@@ -348,14 +348,14 @@ impl Responder {
         held.map_or(&[], |held| &held.extensions)
     }
 
-    /// The crypto handshake of a session has ended well. The answer that says so.
+    /// Notes that a session's crypto handshake has finished; returns the answer that confirms it.
     pub fn finished(&mut self, sid: u32) -> Option<Packet<'static>> {
         let held = self.sessions.get_mut(&sid)?;
         held.extensions.clear();
         Some(held.answer)
     }
 
-    /// The refusal of a NEGO that could have been accepted.
+    /// Builds the refusal of a NEGO that could have been accepted.
     pub fn refuse(&mut self, request: &Request, reason: Reason) -> Packet<'static> {
         self.counters.refused += 1;
         nack(
@@ -366,7 +366,7 @@ impl Responder {
         )
     }
 
-    /// A packet with the session's token came from its peer.
+    /// Notes a packet from the peer with the session's token, which validates its address.
     pub fn validated(&mut self, sid: u32) {
         if let Some(held) = self.sessions.get_mut(&sid)
             && held.stranger
@@ -376,7 +376,7 @@ impl Responder {
         }
     }
 
-    /// The session is over. Harmless for one that this side did not make.
+    /// Removes a session that has ended. Ignored for one that this side has not created.
     pub fn ended(&mut self, sid: u32) {
         if let Some(held) = self.sessions.remove(&sid) {
             self.strangers -= usize::from(held.stranger);
@@ -385,8 +385,8 @@ impl Responder {
     }
 }
 
-/// The grafts in the initiator's order that this host has, that provide what is required, and whose
-/// parameters may have the values asked for.
+/// Grafts of this host, in the initiator's order, with the required services and with parameters whose ranges
+/// allow the requested values.
 fn choose(
     nego: &Nego<'_>,
     policy: &Policy<'_, impl AsRef<GraftInfo>>,
@@ -399,7 +399,7 @@ fn choose(
     }
     let mut services = Services::from_bits(nego.services);
     if Flight::Hello.of(&nego.extensions).is_some() {
-        // A session adds that to any graft.
+        // Keys provide it with any graft.
         services = Services::ENCRYPTION.missing(services);
     }
     let choice = |(position, gid): (usize, &u16)| {

@@ -1,9 +1,9 @@
-//! Tickets: what a responder hands out and recognises later without having remembered it.
+//! Tickets: stateless address validation by the responder.
 //!
-//! A ticket says at which time it was made, and for which session index; a keyed hash over that and
-//! the address that it was sent to makes it unforgeable, and shows that its bearer receives what is
-//! sent there. It may also open one session at once, and no second one: used tickets are remembered
-//! for as long as they are valid (RFC 8446, section 8.2), in a bounded register.
+//! A ticket contains its time and a session index, authenticated by a keyed hash (MAC) over both and the
+//! address that it was sent to; its bearer receives packets at that address. A ticket also permits early data,
+//! for one session: used tickets are registered for as long as they are valid (RFC 8446, section 8.2), in a
+//! bounded register, against replay.
 
 use core::{hash::Hasher, net::IpAddr, time::Duration};
 use std::collections::BTreeSet;
@@ -13,30 +13,29 @@ use siphasher::sip::SipHasher24;
 use super::{PATIENCE, nanos};
 use crate::wire::Ticket;
 
-/// How long a ticket is good.
+/// Lifetime of a ticket.
 pub const LIFE: Duration = Duration::from_secs(3600);
-/// How long a key makes tickets. Longer than any ticket is remembered, so that the one before is
-/// the only other key that is needed.
+/// Lifetime of a key. Longer than used tickets are registered, so that one former key is sufficient.
 const ROTATION: Duration = Duration::from_secs(3660);
-/// Used tickets that are remembered; 32 bytes or so each.
+/// Maximum number of registered tickets; 32 bytes or so each.
 const STRIKES: usize = 16_384;
 
-/// What a ticket is worth.
+/// Validity of a ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Standing {
-    /// Nothing: none, forged, from another address, too old, or from before a restart.
+    /// Invalid: none, forged, from another address, expired, or from before a restart.
     Stranger,
-    /// It proves the address.
+    /// Validates the address.
     Proven,
-    /// Likewise, and nobody has used it.
+    /// Validates the address, and was not used.
     Fresh,
-    /// It has opened a session.
+    /// Has opened a session.
     Used,
 }
 
 struct Key {
     secret: [u8; 16],
-    /// ms: it makes tickets from then on.
+    /// Time of its first tickets, ms.
     since: u64,
 }
 
@@ -46,7 +45,7 @@ pub(super) struct Mint {
     previous: Option<Key>,
     /// Used tickets, by age.
     strikes: BTreeSet<(u64, u64)>,
-    /// Tickets up to this one are not remembered, and open no session at once any more.
+    /// Tickets up to this one have been evicted from the register, and permit no early data.
     floor: Option<(u64, u64)>,
     most: usize,
 }
@@ -68,7 +67,7 @@ impl Mint {
         now_ns.saturating_sub(self.started_ns) / 1_000_000
     }
 
-    /// Takes a new key, and forgets tickets that are worth nothing any more.
+    /// Rotates the key if it has expired, and drops expired tickets.
     pub(super) fn maintain(&mut self, now_ns: u64, secret: impl FnOnce() -> [u8; 16]) {
         let now = self.ms(now_ns);
         if now >= self.current.since + nanos(ROTATION) / 1_000_000 {
@@ -78,7 +77,7 @@ impl Mint {
             };
             self.previous = Some(core::mem::replace(&mut self.current, key));
         }
-        // Longer than valid: the same NEGO may come once more.
+        // Longer than valid: the NEGO may be retransmitted.
         let keep = nanos(LIFE + PATIENCE) / 1_000_000;
         while let Some(oldest) = self.strikes.first().filter(|(time, _)| time + keep < now) {
             let oldest = *oldest;
@@ -86,7 +85,7 @@ impl Mint {
         }
     }
 
-    /// A ticket for an address; `sid` is the index that its session would have.
+    /// Issues a ticket for an address; `sid`: the index of its session.
     pub(super) fn issue(&self, now_ns: u64, addr: IpAddr, sid: u32) -> Ticket {
         let time = self.ms(now_ns);
         let mac = mac(&self.current, addr, time, sid);
@@ -100,7 +99,7 @@ impl Mint {
         }
         let keys = [Some(&self.current), self.previous.as_ref()];
         let key = keys.into_iter().flatten().find(|k| k.since <= ticket.time);
-        // Two 64-bit numbers: comparing them takes one instruction, equal or not.
+        // Constant time: a comparison of two 64-bit numbers is one instruction.
         let forged = |key| mac(key, addr, ticket.time, ticket.sid) != ticket.mac;
         if key.is_none_or(forged) {
             return Standing::Stranger;
@@ -117,7 +116,7 @@ impl Mint {
         }
     }
 
-    /// The ticket has opened a session.
+    /// Registers a ticket as used.
     pub(super) fn strike(&mut self, ticket: &Ticket) {
         self.strikes.insert((ticket.time, ticket.mac));
         if self.strikes.len() > self.most {
