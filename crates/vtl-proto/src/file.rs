@@ -1,4 +1,4 @@
-//! What `vtl send` and `vtl recv` say to each other, before and after the bytes of a file:
+//! The exchange of `vtl send` and `vtl recv`, around the bytes of a file:
 //!
 //! ```text
 //! sender:   magic (8)  size (8)  length of name (2)  name  ─▶
@@ -10,17 +10,17 @@
 
 use std::io::{self, Read, Write};
 
-/// Names this exchange and its version.
+/// Identifies this exchange and its version.
 const MAGIC: &[u8; 8] = b"VTLFILE1";
-/// The longest file name that Linux has.
+/// Maximum length of a file name on Linux, bytes.
 const LONGEST_NAME: usize = 255;
 
-/// What the sender wants to send.
+/// The sender's offer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
     /// Bytes in the file.
     pub size: u64,
-    /// Its name, without directories.
+    /// The file's name, without directories.
     pub name: String,
 }
 
@@ -64,9 +64,9 @@ impl Offer {
 /// The receiver's answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Go on, or: it is all here.
+    /// Offer accepted, or file received.
     Accepted,
-    /// No, with a sentence for the sender's user.
+    /// Refused, with a sentence for the sender's user.
     Refused(String),
 }
 

@@ -6,7 +6,7 @@ use etherparse::{EtherType, Ethernet2Header, IpNumber, Ipv4Header, Ipv6Header};
 
 use crate::intf;
 
-/// TTL or hop limit of what VTL sends (RFC 1700's default).
+/// TTL or hop limit of VTL's packets (RFC 1700's default).
 const HOP_LIMIT: u8 = 64;
 const PROTOCOL: IpNumber = IpNumber(intf::VTL_IPPROTO as u8);
 
@@ -25,8 +25,8 @@ pub fn template(local: IpAddr, peer: IpAddr) -> [u8; intf::VTL_HEADROOM as usize
     headers
 }
 
-/// Makes `frame` a frame with that packet, without link addresses and IPv4 checksum. Addresses of different versions give
-/// IPv6.
+/// Writes a frame with that packet to `frame`, without link addresses and IPv4 checksum. Addresses of different
+/// versions give IPv6.
 pub fn enclose(packet: &[u8], from: IpAddr, to: IpAddr, frame: &mut Vec<u8>) {
     frame.clear();
     write(frame, from, to, Some(packet.len() as u16));
@@ -68,7 +68,7 @@ fn write(out: &mut Vec<u8>, from: IpAddr, to: IpAddr, payload: Option<u16>) {
     }
 }
 
-/// As IPv6 writes an address (RFC 4291, section 2.5.5.2).
+/// IPv4-mapped IPv6 address (RFC 4291, section 2.5.5.2).
 fn wide(ip: IpAddr) -> Ipv6Addr {
     match ip {
         IpAddr::V4(ip) => ip.to_ipv6_mapped(),

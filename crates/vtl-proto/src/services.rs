@@ -1,5 +1,5 @@
-//! What applications require and grafts provide: the thesis's tables 3.1 (services) and 3.2
-//! (quality of service).
+//! Transport services: requirements of applications, and services that grafts provide; the thesis's tables 3.1
+//! (services) and 3.2 (quality of service).
 
 use core::{fmt, ops::BitOr, str::FromStr};
 
@@ -7,30 +7,29 @@ use serde::{Deserialize, Serialize};
 
 use crate::intf;
 
-/// A set of transport services, `enum vtl_service`. Bits without a name are kept: what a newer
-/// peer requires and nobody here provides must not be granted. Serialized as a number.
+/// A set of transport services, `enum vtl_service`. Unknown bits are kept: a service that a newer peer requires
+/// and no graft here provides must not be granted. Serialized as a number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Services(u16);
 
 impl Services {
-    /// Nothing at all.
+    /// The empty set.
     pub const NONE: Self = Self(0);
     /// No corruption, no duplicate, no loss.
     pub const RELIABLE: Self = Self(intf::VTL_S_RELIABLE as u16);
-    /// Delivered in the order of sending.
+    /// In-order delivery.
     pub const ORDERED: Self = Self(intf::VTL_S_ORDERED as u16);
-    /// A sender never overruns its receiver.
+    /// Flow control: a sender never overruns its receiver.
     pub const FLOW_CONTROL: Self = Self(intf::VTL_S_FLOW_CONTROL as u16);
-    /// A sender adapts to what the network takes.
+    /// Congestion control: a sender adapts to the network's capacity.
     pub const CONGESTION_CONTROL: Self = Self(intf::VTL_S_CONGESTION_CONTROL as u16);
 
-    /// No corruption, no duplicate, and no more loss than agreed: [`Qos::max_loss_pct`]. What is
-    /// `RELIABLE` keeps that, too.
+    /// No corruption, no duplicate, and at most the agreed loss: [`Qos::max_loss_pct`]. Implied by `RELIABLE`.
     pub const PARTIAL_RELIABILITY: Self = Self(intf::VTL_S_PARTIAL_RELIABILITY as u16);
-    /// Delivered as much in order as agreed. What is `ORDERED` keeps that, too.
+    /// Delivery in the agreed partial order. Implied by `ORDERED`.
     pub const PARTIAL_ORDER: Self = Self(intf::VTL_S_PARTIAL_ORDER as u16);
-    /// Over several paths at once.
+    /// Several paths at once.
     pub const MULTIPATH: Self = Self(intf::VTL_S_MULTIPATH as u16);
     /// Confidential and authentic.
     pub const ENCRYPTION: Self = Self(intf::VTL_S_ENCRYPTION as u16);
@@ -46,13 +45,13 @@ impl Services {
         (Self::ENCRYPTION, "encryption"),
     ];
 
-    /// What a TCP connection has.
+    /// The services of a TCP connection.
     pub const TCP: Self = Self::RELIABLE
         .union(Self::ORDERED)
         .union(Self::FLOW_CONTROL)
         .union(Self::CONGESTION_CONTROL);
 
-    /// The set with these bits of `enum vtl_service`.
+    /// Creates a set of bits of `enum vtl_service`.
     pub const fn from_bits(bits: u16) -> Self {
         Self(bits)
     }
@@ -62,7 +61,7 @@ impl Services {
         self.0
     }
 
-    /// Both sets together; in constants, where `|` does not work.
+    /// The union; also in constants, where `|` does not work.
     pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
@@ -72,23 +71,23 @@ impl Services {
         self.0 & other.0 == other.0
     }
 
-    /// Those of `required` that this set lacks.
+    /// Services of `required` that this set lacks.
     pub const fn missing(self, required: Self) -> Self {
         Self(required.0 & !self.0)
     }
 
-    /// Those that are in both sets.
+    /// The intersection.
     pub const fn intersection(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
 
-    /// How many there are.
+    /// Number of services.
     pub const fn count(self) -> u32 {
         self.0.count_ones()
     }
 
-    /// With those that follow: what delivers everything exceeds no loss, and what keeps the order
-    /// keeps as much of it as anybody agrees on.
+    /// This set with the services that it implies: reliability implies partial reliability, order partial
+    /// order.
     pub const fn implied(self) -> Self {
         let mut all = self;
         if self.contains(Self::RELIABLE) {
@@ -100,7 +99,7 @@ impl Services {
         all
     }
 
-    /// Whether there is no service in it.
+    /// Whether the set is empty.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
@@ -137,7 +136,7 @@ impl fmt::Display for Services {
     }
 }
 
-/// A word that names no service.
+/// Unknown name of a service.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{0}` is no service; there are reliable, ordered, flow-control, congestion-control, \
@@ -162,20 +161,19 @@ impl FromStr for Services {
     }
 }
 
-/// Quality of service; `None` means that the application does not care.
+/// Quality of service; `None`: no bound.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Qos {
-    /// From the sender's call to availability at the receiving application, milliseconds.
+    /// Maximum delay from the sender's call to availability at the receiving application, milliseconds.
     pub max_delay_ms: Option<u32>,
-    /// Mbit/s of payload.
+    /// Minimum throughput, Mbit/s of payload.
     pub min_throughput_mbit: Option<f64>,
-    /// Packets that may fail to arrive, percent.
+    /// Maximum loss of packets, percent.
     pub max_loss_pct: Option<f64>,
 }
 
-/// How much an application wants a service, or the absence of it: the levels of RFC 9622, section
-/// 6.2.
+/// Preference for a service or for its absence: the levels of RFC 9622, section 6.2.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Preference {
     /// Only grafts that provide it.
@@ -191,8 +189,8 @@ pub enum Preference {
     Prohibit,
 }
 
-/// What an application asks for. [`Requirements::set`] keeps the four sets apart. Serialized, the
-/// bounds stand among the sets.
+/// Requirements of an application. [`Requirements::set`] keeps the four sets disjoint. Serialized, the bounds
+/// are fields beside the sets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Requirements {
@@ -210,8 +208,7 @@ pub struct Requirements {
 }
 
 impl Requirements {
-    /// Reliable, ordered and congestion-controlled: what applications are used to, and get unless
-    /// they ask.
+    /// Reliable, ordered and congestion-controlled: the default.
     pub const STREAM: Self = Self {
         services: Services::RELIABLE
             .union(Services::ORDERED)
@@ -226,7 +223,7 @@ impl Requirements {
         },
     };
 
-    /// Wants `services` as much as `preference` says, whatever was said of them before.
+    /// Sets the preference for `services`, replacing earlier ones.
     pub fn set(&mut self, services: Services, preference: Preference) {
         let levels = [
             (Preference::Require, &mut self.services),
@@ -243,7 +240,7 @@ impl Requirements {
         }
     }
 
-    /// The services that a graft must provide: those named, and what the bounds take.
+    /// The services that a graft must provide: those required, and those implied by bounds.
     pub fn required(&self) -> Services {
         if self.limits_loss() {
             self.services | Services::PARTIAL_RELIABILITY
@@ -256,19 +253,19 @@ impl Requirements {
         self.qos.max_loss_pct.is_some_and(|pct| pct < 100.0)
     }
 
-    /// Whether a graft is out of the question: it lacks something, or has what it must not have.
+    /// Whether a graft is excluded: it lacks a required service, or has a prohibited one.
     pub fn excludes(&self, graft: &GraftInfo) -> bool {
-        // A session adds that to any graft.
+        // Sealing provides it with any graft.
         let required = Services::ENCRYPTION.missing(self.required());
         !graft.satisfies(required) || !graft.provides.intersection(self.prohibit).is_empty()
     }
 
-    /// How little a graft has of what should be, and how much of what should not: less is better
-    /// (RFC 9623, section 4.2: first by what is preferred, then by what is to be avoided).
+    /// Distance of a graft from the preferences: preferred services missing, then services to avoid; less is
+    /// better (RFC 9623, section 4.2).
     fn distance(&self, graft: &GraftInfo) -> (u32, u32) {
         let mut prefer = self.prefer;
         if self.limits_loss() && !self.services.contains(Services::RELIABLE) {
-            // Whoever can do without some packets gains by it.
+            // An application that tolerates loss benefits from it.
             prefer = prefer | Services::PARTIAL_RELIABILITY;
         }
         (
@@ -278,19 +275,19 @@ impl Requirements {
     }
 }
 
-/// Two requirements that exclude each other, or one that is out of range.
+/// Contradictory requirements, or one out of range.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum Contradiction {
-    /// Full reliability leaves no loss to allow.
+    /// A loss bound above 0 together with reliability.
     #[error("service `reliable` and max_loss {max_loss_pct} % exclude each other: drop one")]
     ReliableWithLoss {
-        /// What was asked, percent.
+        /// The requested bound, percent.
         max_loss_pct: f64,
     },
-    /// Only the service `reliable` can promise that nothing is lost.
+    /// A loss bound of 0 without reliability, which alone can keep it.
     #[error("max_loss 0 % without service `reliable` cannot be kept: add `reliable`")]
     LosslessUnreliable,
-    /// The same service is wanted and not wanted.
+    /// The same service is both required and avoided or prohibited.
     #[error("service `{service}` is both required and {level}: drop one")]
     Both {
         /// The service.
@@ -298,7 +295,7 @@ pub enum Contradiction {
         /// The other level.
         level: &'static str,
     },
-    /// No such value.
+    /// Value out of range.
     #[error("{name} {value} is out of range")]
     Range {
         /// The parameter.
@@ -309,8 +306,8 @@ pub enum Contradiction {
 }
 
 impl Requirements {
-    /// The first contradiction found in these requirements. (In the thesis, section 3.1, such
-    /// requirements are left out of consideration; here they are refused.)
+    /// Returns the first contradiction in these requirements. (The thesis, section 3.1, leaves such
+    /// requirements out of consideration; here they are refused.)
     pub fn contradiction(&self) -> Option<Contradiction> {
         let Qos {
             max_delay_ms,
@@ -348,20 +345,20 @@ impl Requirements {
     }
 }
 
-/// What a pool says about one of its grafts.
+/// A graft's entry in a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GraftInfo {
     /// Its name in the pool.
     pub name: String,
-    /// Its identity in packets.
+    /// Its number in packets.
     pub gid: u16,
-    /// The services it adds.
+    /// The services it provides.
     pub provides: Services,
     /// Its parameters, in its own order; at most `intf::VTL_NEGO_PARAMS`.
     pub params: Vec<ParamRange>,
 }
 
-/// Values that a parameter of a graft may have, in its own unit.
+/// Range of a graft's parameter, in its own unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParamRange {
     /// The default.
@@ -373,7 +370,7 @@ pub struct ParamRange {
 }
 
 impl ParamRange {
-    /// Whether the parameter may have this value.
+    /// Whether the range contains this value.
     pub fn allows(&self, value: u32) -> bool {
         (self.least..=self.most).contains(&value)
     }
@@ -386,15 +383,14 @@ impl AsRef<Self> for GraftInfo {
 }
 
 impl GraftInfo {
-    /// Whether it provides all `services`, by themselves or by more than is asked for.
+    /// Whether it provides all `services`, directly or implied.
     pub fn satisfies(&self, services: Services) -> bool {
         self.provides.implied().contains(services)
     }
 }
 
-/// The grafts that meet the requirements, the best one first; those equally good in the order of
-/// `grafts`. Whether one keeps the bounds of [`Qos`] on delay and throughput depends on the network,
-/// and is not judged here.
+/// Selects the grafts that meet the requirements, the best one first; ties in the order of `grafts`. Bounds of
+/// [`Qos`] on delay and throughput depend on the network, and are not judged here.
 pub fn select<'a>(
     grafts: impl IntoIterator<Item = &'a GraftInfo>,
     requirements: &Requirements,

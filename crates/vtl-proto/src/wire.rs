@@ -1,9 +1,9 @@
-//! Packets: parsed once into checked values, and emitted from them.
+//! Packets: parsing into checked values, once, and emission.
 //!
 //! Offsets and widths come from the C structs of `wire.h`; no other code computes any.
 //!
-//! A packet is what follows the IP (or UDP) header, cut to the length that header states:
-//! Ethernet padding is not part of it.
+//! A packet is the content of the IP (or UDP) datagram, cut to the length in that header: Ethernet padding is
+//! not part of it.
 
 mod emit;
 mod extension;
@@ -19,43 +19,42 @@ pub use extension::{Extension, Extensions, MAX_EXTENSIONS};
 pub(crate) use fields::{get, put};
 pub use tag::{TAG_KEY, TagKey};
 
-/// The smallest `max_payload` that negotiation accepts, bytes: what every IPv4 path carries (RFC 791:
-/// 576), rounded down. So whoever fills packets need not think of tiny ones.
+/// Minimum `max_payload` in negotiation, bytes: what every IPv4 path carries (RFC 791: 576), rounded down.
+/// Spares senders the handling of tiny packets.
 pub const MIN_PAYLOAD: u16 = 512;
 
-/// The session that a packet names; `None` if it ends before that.
+/// The session index in a packet; `None` if truncated.
 pub fn sid(packet: &[u8]) -> Option<u32> {
     let sid = packet.get(core::mem::offset_of!(intf::vtl_hdr, sid)..)?;
     Some(u32::from_be_bytes(*sid.first_chunk()?))
 }
 
-/// The token that a packet shows; `None` if it ends before that.
+/// The token in a packet; `None` if truncated.
 pub fn token(packet: &[u8]) -> Option<u64> {
     let token = packet.get(core::mem::offset_of!(intf::vtl_hdr, token)..)?;
     Some(u64::from_be_bytes(*token.first_chunk()?))
 }
 
-/// The part that every packet starts with. The checksum and the length are handled by
-/// [`Packet::parse`] and [`Packet::emit`].
+/// The common header. The checksum and the length are handled by [`Packet::parse`] and [`Packet::emit`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Header {
-    /// Bit set of `intf::VTL_F_*`; unknown bits are carried and mean nothing.
+    /// Bit set of `intf::VTL_F_*`; unknown bits are kept and have no meaning.
     pub flags: u8,
-    /// The graft that made the packet and must process it; 0 in NEGO, NEGO_ACK, NEGO_NACK, CLOSE.
+    /// The graft that sent the packet and must process it; 0 in NEGO, NEGO_ACK, NEGO_NACK, CLOSE and SIZE.
     pub gid: u16,
-    /// The session's index at the receiver of the packet; in NEGO 0, or the one wished for.
+    /// The session's index at the receiver of the packet; in NEGO 0, or that of the early data, of the
+    /// predecessor, or of the session whose handshake it finishes.
     pub sid: u32,
-    /// The receiver's guard of the session; in NEGO 0, or the one wished for.
+    /// The receiver's token of the session; in NEGO as `sid`.
     pub token: u64,
 }
 
-/// A packet of data, or a probe, which carries none. On the wire short ones are padded to
-/// `intf::VTL_MIN_PACKET` bytes.
+/// DATA, or PROBE, which has no payload. On the wire short ones are padded to `intf::VTL_MIN_PACKET` bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Data<'a> {
     /// Common part.
     pub header: Header,
-    /// The packet's number in the session; in a probe, that of the next new packet.
+    /// Sequence number of the packet in the session; in a probe, that of the next new packet.
     pub seq: u64,
     /// Number of this transmission, modulo 2^32.
     pub xid: u32,
@@ -65,19 +64,19 @@ pub struct Data<'a> {
     pub payload: &'a [u8],
 }
 
-/// An acknowledgement: the whole state of the receiver.
+/// An acknowledgement: the complete state of the receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ack<'a> {
     /// Common part.
     pub header: Header,
-    /// Every packet below has arrived.
+    /// Cumulative acknowledgement: every packet below has arrived.
     pub cum: u64,
-    /// Packets from here on find no room.
+    /// Flow-control limit: there is no room for packets from here on.
     pub limit: u64,
     /// Distinct packets accepted since the session began.
     pub received: u64,
-    /// `seq` of the packet that caused this acknowledgement, or, with `intf::VTL_F_UPDATE`, which
-    /// says that none did, of the one before.
+    /// `seq` of the packet that caused this acknowledgement; of the latest one before if none did
+    /// (`intf::VTL_F_UPDATE`).
     pub echo_seq: u64,
     /// Its `xid`.
     pub echo_xid: u32,
@@ -88,25 +87,23 @@ pub struct Ack<'a> {
     /// Words of 64 packets between `cum`'s own and the bitmap's first; they and the bitmap's words
     /// are at most `intf::VTL_WINDOW_WORDS`.
     pub skip: u32,
-    /// Which packets have arrived; see [`Ack::has`]. A multiple of 8 bytes, at most
-    /// `intf::VTL_ACK_MAX_BITMAP`.
+    /// Selective acknowledgement; see [`Ack::has`]. A multiple of 8 bytes, at most `intf::VTL_ACK_MAX_BITMAP`.
     pub bitmap: &'a [u8],
 }
 
 impl Ack<'_> {
-    /// The packet that the bitmap's first bit speaks of.
+    /// Sequence number of the bitmap's first bit.
     pub fn base(&self) -> u64 {
         (self.cum & !63).saturating_add(u64::from(self.skip) * 64)
     }
 
-    /// Whether packet `seq` has arrived; `None` when this acknowledgement says nothing about it
-    /// (its bitmap is about others).
+    /// Whether packet `seq` has arrived; `None` if this acknowledgement does not cover it.
     pub fn has(&self, seq: u64) -> Option<bool> {
         if seq < self.cum {
             return Some(true);
         }
         let Some(bit) = seq.checked_sub(self.base()) else {
-            // Only what holds up everything else is known to be missing.
+            // Between `cum` and the bitmap only packet `cum` is known to be missing.
             return (seq == self.cum).then_some(false);
         };
         let byte = usize::try_from(bit / 8)
@@ -120,7 +117,7 @@ impl Ack<'_> {
     }
 }
 
-/// A short list, at most 8 long.
+/// A list of at most 8 items.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Few<T> {
     count: u8,
@@ -135,7 +132,7 @@ pub type Params = Few<Param>;
 const _: () = assert!(intf::VTL_NEGO_GRAFTS == 8 && intf::VTL_NEGO_PARAMS == 8);
 
 impl<T: Copy + Default> Few<T> {
-    /// The list, or `None` if it is too long.
+    /// Creates a list; `None` if it is too long.
     pub fn new(items: &[T]) -> Option<Self> {
         let mut list = Self {
             count: u8::try_from(items.len()).ok()?,
@@ -157,22 +154,22 @@ impl<T> core::ops::Deref for Few<T> {
 /// A parameter of an offered graft.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Param {
-    /// Which graft: index in the list of gids.
+    /// The graft: index in the list of gids.
     pub graft: u8,
-    /// Which parameter, in the graft's own order; below `intf::VTL_NEGO_PARAMS`.
+    /// The parameter's index in the graft's own order; below `intf::VTL_NEGO_PARAMS`.
     pub index: u8,
     /// Its value, in its own unit.
     pub value: u32,
 }
 
-/// What a responder gives to an address, and gets back as a proof that somebody receives there.
+/// A responder's ticket for an address, whose return validates that address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket {
-    /// When it was made, ms since the responder started.
+    /// Time of issue, ms since the responder started.
     pub time: u64,
     /// Opaque.
     pub mac: u64,
-    /// The responder's session that it is good for; 0 says that there is no ticket.
+    /// The responder's session index for early data; 0: no ticket.
     pub sid: u32,
 }
 
@@ -181,34 +178,34 @@ pub struct Ticket {
 pub struct Nego<'a> {
     /// Common part.
     pub header: Header,
-    /// The guard that the peer must put into packets it sends to us.
+    /// The token that the peer must put into packets to us.
     pub token: u64,
     /// In an answer: the initiator's token. In NEGO 0.
     pub peer_token: u64,
     /// Our session index; never 0, except in NEGO_NACK.
     pub sid: u32,
-    /// Packets that our receive ring holds; never 0, except in NEGO_NACK.
+    /// Slots of our receive ring; never 0, except in NEGO_NACK.
     pub ring_slots: u32,
-    /// The most payload bytes per packet that we take, at least [`MIN_PAYLOAD`]; 0 in NEGO_NACK.
+    /// Maximum payload of a packet that we accept, bytes, at least [`MIN_PAYLOAD`]; 0 in NEGO_NACK.
     pub max_payload: u16,
-    /// Rendezvous; 0 is the Hooker's stream service.
+    /// Destination port, not 0.
     pub port: u16,
-    /// What the initiator requires: bits of [`crate::services::Services`].
+    /// The initiator's required services: bits of [`crate::services::Services`].
     pub services: u16,
     /// `intf::VTL_NACK_*`; 0 except in NEGO_NACK.
     pub reason: u8,
     /// Offered grafts; in NEGO_ACK exactly one, the chosen one.
     pub gids: Gids,
-    /// In NEGO the responder's, if there is one; in its answers one for the next NEGO.
+    /// In NEGO, the ticket that the responder gave, if any; in its answers, one for the next NEGO.
     pub ticket: Ticket,
-    /// Values for the grafts.
+    /// Values of the grafts' parameters.
     pub params: Params,
-    /// What is behind the fixed part.
+    /// The extensions behind the fixed part.
     pub extensions: Extensions<'a>,
 }
 
 impl Nego<'_> {
-    /// The fixed part, which borrows nothing.
+    /// The fixed part alone, which borrows nothing.
     pub fn without_extensions(self) -> Nego<'static> {
         Nego {
             extensions: Extensions::default(),
@@ -217,8 +214,7 @@ impl Nego<'_> {
     }
 }
 
-/// A question whether a packet of its own size gets through, with `intf::VTL_F_ACK_NOW`, or the
-/// answer, which is short.
+/// SIZE: a probe of its own packet size, with `intf::VTL_F_ACK_NOW`, or the short answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Size {
     /// Common part.
@@ -241,17 +237,17 @@ pub enum Packet<'a> {
     Probe(Data<'a>),
     /// Opens a session.
     Nego(Nego<'a>),
-    /// Accepts.
+    /// Accepts a session.
     NegoAck(Nego<'a>),
-    /// Refuses.
+    /// Refuses a session.
     NegoNack(Nego<'a>),
-    /// The sender ends the session; with `intf::VTL_F_ABORT` before everything was delivered.
+    /// Closes the session; with `intf::VTL_F_ABORT` before all data were delivered.
     Close(Header),
-    /// Whether the path takes packets of a size.
+    /// Probes the path for a packet size.
     Size(Size),
 }
 
-/// Why bytes are no packet.
+/// Parse error of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
     /// Shorter than the header of its type.
@@ -262,13 +258,13 @@ pub enum WireError {
         /// Bytes of the header.
         need: usize,
     },
-    /// Another version than `intf::VTL_VERSION`.
+    /// Version other than `intf::VTL_VERSION`.
     #[error("version {0} is not spoken here")]
     Version(u8),
-    /// No `enum vtl_type`.
+    /// Type not in `enum vtl_type`.
     #[error("unknown packet type {0}")]
     Type(u8),
-    /// `len`, with the padding that belongs to it, differs from what follows the header.
+    /// `len` and its padding differ from the bytes behind the header.
     #[error("length field says {field}, {follow} bytes follow")]
     Length {
         /// The field's value.
@@ -276,21 +272,20 @@ pub enum WireError {
         /// Bytes there.
         follow: usize,
     },
-    /// Data without payload or with more than fits into a slot, payload in another type, or too many
-    /// extensions.
+    /// DATA without payload or with more than a slot holds, payload in another type, or too many extensions.
     #[error("payload of {0} bytes")]
     Payload(usize),
-    /// The bitmap is too long, no multiple of 8 bytes, or goes beyond any window.
+    /// Bitmap too long, not a multiple of 8 bytes, or beyond any window.
     #[error("bitmap of {0} bytes")]
     Bitmap(usize),
-    /// An extension reaches behind `len`, or `len` ends within one's header or padding. The value is
-    /// where it begins behind the fixed part.
+    /// An extension exceeds `len`, or `len` ends within one's header or padding. The value is its offset behind
+    /// the fixed part.
     #[error("extension at byte {0} cut off")]
     Extension(usize),
-    /// The checksum does not fit.
+    /// Wrong checksum.
     #[error("wrong checksum")]
     Checksum,
-    /// A field has a value that its type of packet never has.
+    /// A field has a value that is invalid for the packet's type.
     #[error("field {0} out of range")]
     Field(&'static str),
 }

@@ -1,4 +1,4 @@
-//! Who is at the other end of a connection to the control socket.
+//! The peer of a connection to the control socket: identity and permissions.
 
 use std::{
     fs, io,
@@ -10,20 +10,20 @@ use vtl_control::Refusal;
 
 use crate::option::netns_cookie;
 
-/// Who asks.
+/// The process at the other end of a control connection.
 pub(crate) struct Caller {
     pub(crate) uid: u32,
-    /// In our network namespace.
+    /// It is in our network namespace.
     pub(crate) near: bool,
-    /// The process that made the connection, as long as it lives: its number may go to another one.
+    /// Pidfd of the process that has connected: its PID may be reused.
     process: Option<OwnedFd>,
 }
 
 impl Caller {
-    /// The one at the other end. `namespace`: of the network, ours.
+    /// Looks up the other end of a socket. `namespace`: cookie of our network namespace.
     ///
     /// # Errors
-    /// It has left.
+    /// It has disconnected.
     pub(crate) fn of(socket: &OwnedFd, namespace: Option<u64>) -> io::Result<Self> {
         Ok(Self {
             uid: getsockopt(socket, sockopt::PeerCredentials)?.uid(),
@@ -36,10 +36,10 @@ impl Caller {
         self.uid == 0
     }
 
-    /// Refuses what only root may do.
+    /// Refuses a command to anybody but root.
     ///
     /// # Errors
-    /// It is somebody else.
+    /// The caller is not root.
     pub(crate) fn require_root(&self, command: &str) -> Result<(), Refusal> {
         if self.is_root() {
             return Ok(());
@@ -48,10 +48,10 @@ impl Caller {
         Err(Refusal { why, denied: true })
     }
 
-    /// Refuses ports that the system keeps for root (ip_unprivileged_port_start).
+    /// Refuses ports reserved for root (ip_unprivileged_port_start).
     ///
     /// # Errors
-    /// It is one of those, and not root who asks.
+    /// The port is reserved, and the caller not root.
     pub(crate) fn may_listen(&self, port: u16) -> Result<(), Refusal> {
         let setting = fs::read_to_string("/proc/sys/net/ipv4/ip_unprivileged_port_start");
         let first = setting.ok().and_then(|text| text.trim().parse().ok());
@@ -62,13 +62,13 @@ impl Caller {
         Err(Refusal { why, denied: true })
     }
 
-    /// The number of the process in our PID namespace, if it is there still and still the user's who
-    /// connected: it may have become a program that runs with the rights of another.
+    /// The caller's PID in our PID namespace, if the process lives and still belongs to the user who connected:
+    /// it may have executed a program with another's rights.
     ///
     /// # Errors
-    /// It is not, or lives in a PID namespace that is no part of ours.
+    /// It is not, or is not in our PID namespace or one below.
     pub(crate) fn process(&self) -> Result<u32, String> {
-        // Those in PID namespaces below ours have further numbers; those elsewhere have 0.
+        // Processes in PID namespaces below ours have further PIDs; those elsewhere have 0.
         let pid = match self.numbers()[..] {
             [pid] if pid > 0 => pid as u32,
             [] => return Err("the process has ended".into()),
@@ -87,7 +87,7 @@ impl Caller {
         };
         let uids: Vec<_> = numbers(&status, "Uid:").collect();
         let is_users = !uids.is_empty() && uids.iter().all(|uid| *uid == i64::from(self.uid));
-        // The number was the process's while the file was read.
+        // The PID was the process's while the file was read.
         if is_users && self.is_alive() {
             Ok(pid)
         } else {
@@ -95,13 +95,13 @@ impl Caller {
         }
     }
 
-    /// Does the process live?
+    /// Whether the process lives.
     pub(crate) fn is_alive(&self) -> bool {
         self.numbers().first().is_some_and(|pid| *pid >= 0)
     }
 
-    /// The process's numbers in our PID namespace and in those below (`pidfd_open(2)`): 0 if it is in none of them,
-    /// -1 if it has ended.
+    /// The process's PIDs in our PID namespace and in those below (`pidfd_open(2)`): 0 if it is in none of
+    /// them, -1 if it has ended.
     fn numbers(&self) -> Vec<i64> {
         let path = |fd: &OwnedFd| format!("/proc/self/fdinfo/{}", fd.as_raw_fd());
         let info = self.process.as_ref().map(|fd| fs::read_to_string(path(fd)));
@@ -110,7 +110,7 @@ impl Caller {
     }
 }
 
-/// The numbers of the line that begins so.
+/// Parses the numbers of the line that starts with `name`.
 fn numbers<'a>(text: &'a str, name: &str) -> impl Iterator<Item = i64> + 'a {
     let line = text.lines().find_map(|line| line.strip_prefix(name));
     let words = line.unwrap_or_default().split_whitespace();

@@ -1,9 +1,8 @@
-//! The control socket: JSON requests of `vtl` and of the client library. Each request has a thread of
-//! its own, as it may have to wait; a connection that asks for nothing has none, since each
-//! application's session keeps one.
+//! The control socket: JSON requests of `vtl` and of the client library. Each request runs on a thread of its
+//! own, since it may block; an idle connection has none, since each application's session keeps one open.
 //!
-//! Members of the socket's group may look, run their own programs hooked, and have sessions of
-//! their own. What changes the host for others (hooks, grafts) is for root.
+//! Members of the socket's group may read the status, run their own programs hooked, and have sessions. What
+//! affects others on the host (hooks, grafts) is for root.
 
 use std::{
     collections::HashMap,
@@ -47,49 +46,49 @@ use crate::{
     rules::{Keeper, is_regular},
 };
 
-/// Connections at a time, besides those of sessions.
+/// Maximum of concurrent connections, besides those of sessions.
 const SPARE_CLIENTS: usize = 1024;
-/// Those that only root can have: somebody must be able to look, and to stop it.
+/// Connections reserved for root, so that the daemon can always be inspected and stopped.
 const FOR_ROOT: usize = 64;
-/// Where the listening socket stands among the owners.
+/// Epoll key of the listening socket, among the owners.
 const LISTENER: u64 = 0;
 
-/// The listening control socket; its file goes with it.
+/// The listening control socket; dropping it removes its file.
 pub struct Control {
     socket: OwnedFd,
     path: PathBuf,
     successor: Successor,
 }
 
-/// By what everything goes to the daemon that takes over.
+/// Socket for the handover to the daemon that takes over.
 type Successor = Arc<Mutex<Option<OwnedFd>>>;
 
-/// What requests act on.
+/// Context of requests.
 struct Service {
-    /// Of the network, ours.
+    /// Cookie of our network namespace.
     namespace: Option<u64>,
     broker: broker::Handle,
-    /// Ends with the daemon, whoever still asks.
+    /// Weak, so that pending requests do not keep it alive.
     hooker: Weak<Hooker>,
     rules: Arc<Keeper>,
-    /// Says which connection has a request; each one once, until it is answered.
+    /// Watches connections for requests, one-shot until answered.
     epoll: Epoll,
     clients: Mutex<HashMap<Owner, Arc<Connection>>>,
     most_clients: usize,
     successor: Successor,
 }
 
-/// A connection.
+/// A client's connection.
 struct Connection {
     socket: OwnedFd,
     caller: Caller,
 }
 
 impl Control {
-    /// Binds the socket, and opens it to a group if there is one of that name.
+    /// Binds the socket, and gives access to a group, if it exists.
     ///
     /// # Errors
-    /// Another daemon answers there, or the place cannot be written.
+    /// Another daemon answers there, or the path is not writable.
     pub fn bind(path: &Path, group: &str) -> anyhow::Result<Self> {
         if Client::connect(path).is_ok() {
             bail!(
@@ -111,7 +110,7 @@ impl Control {
         let fd = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
         bind(fd.as_raw_fd(), &UnixAddr::new(path)?)
             .with_context(|| format!("cannot bind {}", path.display()))?;
-        // Narrow before anybody can connect: listen comes last.
+        // Restrict access before anybody can connect: listen comes last.
         fs::set_permissions(path, fs::Permissions::from_mode(0o660))?;
         if let Ok(Some(Group { gid, .. })) = Group::from_name(group)
             && fs::metadata(path)?.gid() != gid.as_raw()
@@ -131,10 +130,10 @@ impl Control {
         })
     }
 
-    /// Serves requests from now until the process ends, also of that many sessions at a time.
+    /// Serves requests until the process ends, with room for `sessions` sessions' connections.
     ///
     /// # Errors
-    /// No thread can be started, or no descriptor is left.
+    /// No thread or descriptor is available.
     pub fn serve(
         &self,
         broker: broker::Handle,
@@ -161,7 +160,8 @@ impl Control {
         Ok(())
     }
 
-    /// By what everything goes to another daemon, if one has asked to take over: this process gets SIGTERM then.
+    /// Takes the socket for the handover, if another daemon has asked to take over: this process then gets
+    /// SIGTERM.
     pub fn successor(&self) -> Option<OwnedFd> {
         let mut successor = self
             .successor
@@ -177,7 +177,7 @@ impl Drop for Control {
     }
 }
 
-/// The message, and the descriptors that go with it.
+/// Message and descriptors of an answer.
 type Answer = Result<(Value, Vec<OwnedFd>), Refusal>;
 
 fn plain(answer: impl Serialize) -> Answer {
@@ -207,7 +207,7 @@ impl Service {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a connection, or closes it if there are too many, or too many of the user's.
+    /// Accepts a connection, or closes it if a quota is exceeded: of all, or of its user.
     fn welcome(&self, listener: &OwnedFd, owner: Owner) {
         let socket = match accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC) {
             // SAFETY: accept made this descriptor for us alone.
@@ -241,7 +241,7 @@ impl Service {
         }
     }
 
-    /// Answers a connection's request on a thread of its own.
+    /// Answers a connection's request on a new thread.
     fn start(self: &Arc<Self>, owner: Owner) {
         let Some(connection) = self.clients().get(&owner).map(Arc::clone) else {
             return;
@@ -291,20 +291,20 @@ impl Service {
         let fds: Vec<_> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
         let is_sent = protocol::send(client.as_raw_fd(), &message, &fds).is_ok();
         if ends && !fds.is_empty() {
-            // Now that the successor has what it needs.
+            // Only after the successor has the socket.
             let _ = kill(Pid::this(), Signal::SIGTERM);
         }
         is_sent
     }
 
-    /// What a hook's connections are to travel by. `port`: those that a server accepts.
+    /// Parses and checks the carrier of a hook. `port`: for connections that a server accepts.
     fn carrier(&self, spec: &CarrierSpec, port: bool) -> Result<Carrier, String> {
         let carrier = Carrier::wanted(spec, port)?;
         self.broker.carries(&carrier)?;
         Ok(carrier)
     }
 
-    /// The flows from a number on, as far as one message takes them.
+    /// Lists flows from a number on, as many as fit into one message.
     fn flows(&self, from: u64, caller: &Caller) -> FlowList {
         let FlowList { flows, more } = self.broker.flows().list(from);
         let flows = flows.into_iter().map(|flow| shown(flow, caller));
@@ -314,8 +314,8 @@ impl Service {
         }
     }
 
-    /// Carries out a request and returns the answer. `descriptors` came with the request; `gone` says
-    /// whether the client has hung up.
+    /// Executes a request and returns the answer. `descriptors` came with the request; `gone`: whether the
+    /// client has hung up.
     fn answer(
         &self,
         request: Request,
@@ -422,21 +422,21 @@ impl Service {
         }
     }
 
-    /// The Hooker, unless the daemon is stopping. Do not hold it across a wait: the daemon could not
-    /// end in order.
+    /// Returns the Hooker, unless the daemon is stopping. Do not hold it while blocking: the daemon could not
+    /// stop in order.
     fn hooker(&self) -> Result<Arc<Hooker>, Refusal> {
         let hooker = self.hooker.upgrade();
         hooker.ok_or_else(|| "the daemon is stopping".into())
     }
 
-    /// Captures the connections of a process and of its future children.
+    /// Hooks a process and its future children.
     fn hook_process(&self, caller: &Caller, carrier: &CarrierSpec) -> Result<HookAdded, Refusal> {
         let carrier = self.carrier(carrier, false)?;
         let hooker = self.hooker()?;
         let id = hooker.hook_pid(caller.process()?, &carrier);
         let id = id.map_err(|e| e.to_string())?;
         if !caller.is_alive() {
-            // Another one may have got its number.
+            // The PID may have been reused.
             let _ = hooker.unhook(id);
             return Err("the process has ended".into());
         }
@@ -470,7 +470,7 @@ impl Service {
         Ok(())
     }
 
-    /// Has the daemon end, and leave everything to whoever asks.
+    /// Starts the handover to the caller, and the end of this daemon.
     fn take_over(&self) -> Answer {
         let mut successor = self
             .successor
@@ -484,7 +484,7 @@ impl Service {
         Ok((protocol::to_message(&Done {})?, vec![theirs]))
     }
 
-    /// Loads a graft of the pool, or of a package that came along.
+    /// Deploys a graft of the pool, or of a package passed as a descriptor.
     fn load(
         &self,
         name: Option<String>,
@@ -499,12 +499,12 @@ impl Service {
     }
 }
 
-/// The next request of a connection, and then none until it is asked for again.
+/// One-shot event for the next request of a connection.
 fn once(owner: Owner) -> EpollEvent {
     EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLONESHOT, owner)
 }
 
-/// The bytes of a package that a client handed over.
+/// Reads a package passed by a client.
 fn package(file: OwnedFd) -> Result<Vec<u8>, String> {
     use vtl_pool::package::MAX_PACKAGE;
     let mut bytes = Vec::new();
@@ -519,7 +519,7 @@ fn package(file: OwnedFd) -> Result<Vec<u8>, String> {
     Ok(bytes)
 }
 
-/// What an application wants a session to be like.
+/// Checks an application's request for a session.
 fn wish(session: SessionRequest) -> Result<Wish, String> {
     if let Some(contradiction) = session.requirements.contradiction() {
         return Err(contradiction.to_string());
@@ -531,7 +531,7 @@ fn wish(session: SessionRequest) -> Result<Wish, String> {
     })
 }
 
-/// A flow without what is of its application's bytes, as a server's name is, unless root asks.
+/// Hides what derives from application data, such as a server's name, unless root asks.
 fn shown(mut flow: FlowStatus, caller: &Caller) -> FlowStatus {
     if !caller.is_root() {
         flow.profile_evidence = None;
@@ -539,7 +539,7 @@ fn shown(mut flow: FlowStatus, caller: &Caller) -> FlowStatus {
     flow
 }
 
-/// Has the other end closed the connection?
+/// Whether the other end has closed the connection.
 fn hung_up(client: &OwnedFd) -> bool {
     let mut events = [PollFd::new(client.as_fd(), PollFlags::empty())];
     matches!(poll(&mut events, PollTimeout::ZERO), Ok(1..))
@@ -567,7 +567,8 @@ fn hooks(hooker: &Hooker) -> Vec<Hook> {
     hooker.list().into_iter().map(row).collect()
 }
 
-/// `near`: the application lives in our network namespace, or must not get a socket of it.
+/// Encodes a granted session. `near`: the application is in our network namespace; otherwise it must not get a
+/// socket of it.
 fn granted(granted: Granted, near: bool) -> Answer {
     let caller = granted.caller.filter(|_| near);
     let rings = granted.rings.into_iter();

@@ -1,10 +1,11 @@
-//! What a daemon leaves to its successor, so that no hooked connection breaks when it restarts: flows and
-//! proxied connections with their sockets, hooks, and what shows applications their true addresses meanwhile.
+//! Handover of a daemon's state to its successor, so that no hooked connection breaks at a restart: flows and
+//! proxied connections with their sockets, hooks, and the mapping that shows applications their true addresses
+//! meanwhile.
 //!
-//! It all goes through one socket: the descriptors, in messages of 250, and behind them the state, as
-//! CBOR in a memory file. What was sent waits in the socket itself, so that its other end is all that a successor
-//! needs. `vtld --take-over` asks the running daemon for it; at a restart the service manager keeps it
-//! (systemd's descriptor store, `FDSTORE` in sd_notify(3)).
+//! One socket carries it all: the descriptors, in messages of 250, then the state, as CBOR in a memfd. Sent
+//! messages are queued in the socket itself, so a successor needs its other end only. `vtld --take-over`
+//! requests it from the running daemon; at a restart the service manager keeps it (systemd's descriptor store,
+//! `FDSTORE` in sd_notify(3)).
 
 use std::{
     fs::File,
@@ -38,40 +39,40 @@ use crate::{
     option::netns_cookie,
 };
 
-/// Grows when a successor cannot know any more what its predecessor means. A field that is added has a default.
+/// Format version; incremented for incompatible changes. New fields have defaults.
 const FORMAT: u32 = 1;
-/// What the service manager calls it.
+/// `FDNAME` in the service manager's store.
 const NAME: &str = "vtld-handover";
 /// `FileDescriptorName` in dist/vtld-frames.socket.
 const FRAMES: &str = "vtld-frames";
 /// Descriptors in one message: the kernel takes 253 (`SCM_MAX_FD`).
 const PER_MESSAGE: usize = 250;
-/// Bytes of messages that may wait: each takes about 1 KiB of the kernel's memory.
+/// Size of the socket's queue, bytes: each message takes about 1 KiB of the kernel's memory.
 const QUEUE: usize = 16 << 20;
-/// The only byte of a message: there are more, or this is the last one, with the state.
+/// The only byte of a message: more follow, or it is the last one, with the state.
 const MORE: u8 = b'+';
 const LAST: u8 = b'.';
-/// How long a predecessor may take for the next message.
+/// Timeout for the predecessor's next message.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Why nothing could be taken over.
+/// Error of a take-over.
 #[derive(Debug, thiserror::Error)]
 pub enum HandoverError {
     /// The predecessor died before the last message.
     #[error("the former daemon ended before it had handed everything over")]
     Incomplete,
-    /// It said nothing for 10 s.
+    /// It sent nothing for 10 s.
     #[error("the former daemon does not go on handing over")]
     Silence,
-    /// It is of a version that this one does not know.
+    /// Its format version is unknown.
     #[error(
         "the former daemon hands over in format {0}, and this one knows {FORMAT}: its connections end"
     )]
     Format(u32),
-    /// What it left makes no sense.
+    /// Its state is malformed.
     #[error("what the former daemon has left cannot be read: {0}")]
     Malformed(String),
-    /// The system's reason.
+    /// System error.
     #[error("taking over: {0}")]
     System(#[from] io::Error),
 }
@@ -82,13 +83,13 @@ impl From<Errno> for HandoverError {
     }
 }
 
-/// One of the descriptors.
+/// Index of a descriptor.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct Place(u32);
 
-/// Descriptors on their way. They go as soon as there are enough for a message: this process may not be allowed
-/// twice as many as it has.
+/// Sender of descriptors. Sends each full message at once: this process may not be allowed twice as many as it
+/// has.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
     to: OwnedFd,
@@ -105,7 +106,7 @@ impl Outgoing {
         }
     }
 
-    /// Sends a duplicate.
+    /// Queues a duplicate for sending.
     pub(crate) fn put(&mut self, descriptor: &impl AsFd) -> io::Result<Place> {
         let place = Place(self.count);
         self.waiting.push(descriptor.as_fd().try_clone_to_owned()?);
@@ -125,7 +126,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Sends the state, which is the last.
+    /// Sends the state, as the last message.
     fn finish(mut self, handover: &Handover) -> io::Result<()> {
         self.flush()?;
         let mut state = File::from(memfd_create(c"vtld-handover", MFdFlags::MFD_CLOEXEC)?);
@@ -138,12 +139,12 @@ impl Outgoing {
     }
 }
 
-/// Those that have come.
+/// Descriptors received.
 #[derive(Debug)]
 pub(crate) struct Descriptors(Vec<Option<OwnedFd>>);
 
 impl Descriptors {
-    /// Takes one out.
+    /// Takes a descriptor.
     pub(crate) fn take(&mut self, place: Place) -> io::Result<OwnedFd> {
         let found = self.0.get_mut(place.0 as usize);
         found
@@ -166,7 +167,7 @@ impl Handover {
     }
 }
 
-/// What a daemon has left.
+/// Received state of the former daemon.
 #[derive(Debug)]
 pub struct Left {
     pub(crate) handover: Handover,
@@ -174,14 +175,14 @@ pub struct Left {
 }
 
 impl Left {
-    /// How many connections.
+    /// Number of connections.
     pub fn connections(&self) -> usize {
         self.handover.connections()
     }
 
-    /// Has flows, hooks and proxied connections go on.
+    /// Resumes flows, hooks and proxied connections.
     pub fn resume(self, hooker: &Hooker, broker: &broker::Handle) {
-        // Flows first: what begins now may be of their associations.
+        // Flows first: new connections may belong to their associations.
         match broker.flows().resume(self.handover.flows, self.descriptors) {
             Some(mut rest) => hooker.resume(self.handover.hooker, &mut rest),
             None => hooker.begin(),
@@ -189,7 +190,7 @@ impl Left {
     }
 }
 
-/// The end to send by, and the successor's.
+/// Creates the socket pair: the sending end, and the successor's.
 ///
 /// # Errors
 /// No descriptor is left.
@@ -200,15 +201,16 @@ pub fn channel() -> io::Result<(OwnedFd, OwnedFd)> {
         None,
         SockFlag::SOCK_CLOEXEC,
     )?;
-    // With the customary size 200 messages fit.
+    // The default size takes 200 messages.
     let _ = setsockopt(&ours, sockopt::SndBufForce, &QUEUE);
     Ok((ours, theirs))
 }
 
-/// Ends what a daemon carries, and leaves it all to whoever has the other end. Returns how many connections.
+/// Stops this daemon's connections and hands them over to the other end's holder. Returns the number of
+/// connections.
 ///
 /// # Errors
-/// The successor has gone, or no descriptor is left. What a thread that has died had is not there any more.
+/// The successor has gone, or no descriptor is available. State of a thread that has died is lost.
 pub fn leave(to: OwnedFd, hooker: &Hooker, broker: &broker::Handle) -> io::Result<usize> {
     let mut outgoing = Outgoing::new(to);
     let hooker = hooker.hand_over(&mut outgoing)?;
@@ -235,7 +237,7 @@ fn message(to: &OwnedFd, byte: u8, descriptors: &[RawFd]) -> io::Result<()> {
     Ok(())
 }
 
-/// Receives everything.
+/// Receives the state of the former daemon.
 ///
 /// # Errors
 /// [`HandoverError`].
@@ -246,7 +248,7 @@ pub fn receive(from: &OwnedFd) -> Result<Left, HandoverError> {
     let state = all.pop().ok_or_else(|| malformed(&"there is no state"))?;
     let mut bytes = Vec::new();
     File::from(state).read_to_end(&mut bytes)?;
-    // Before the rest, which another format may have otherwise.
+    // First, since another format may differ in everything else.
     let head: Head = ciborium::from_reader(&bytes[..]).map_err(|error| malformed(&error))?;
     if head.format != FORMAT {
         return Err(HandoverError::Format(head.format));
@@ -290,19 +292,19 @@ fn next(from: &OwnedFd, descriptors: &mut Vec<OwnedFd>) -> Result<u8, HandoverEr
     Ok(byte)
 }
 
-/// Whether there is a service manager, which may keep descriptors over a restart.
+/// Whether a service manager runs, which may keep descriptors over a restart.
 pub fn has_manager() -> bool {
     std::env::var_os("NOTIFY_SOCKET").is_some()
 }
 
-/// Tells the service manager that the daemon serves.
+/// Notifies the service manager that the daemon is ready.
 pub fn ready() {
     if let Err(error) = sd_notify::notify(&[NotifyState::Ready]) {
         tracing::warn!(%error, "the service manager was not told that vtld is ready");
     }
 }
 
-/// Gives the successor's end to the service manager, and waits until it has it.
+/// Stores the successor's end in the service manager, and waits until it has it.
 ///
 /// # Errors
 /// The manager does not answer.
@@ -310,12 +312,12 @@ pub fn store(theirs: &OwnedFd) -> io::Result<()> {
     let state = [
         NotifyState::FdStore,
         NotifyState::FdName(NAME),
-        // It is no connection that could end.
+        // Not a connection whose end should remove it.
         NotifyState::Custom("FDPOLL=0"),
     ];
     sd_notify::notify_with_fds(&state, &[theirs.as_fd()])?;
-    // It closes this end when it has come so far: this process may be gone before, and nobody know whose
-    // message it was.
+    // Barrier: the manager closes it once the former message is processed. If this process ended before, the
+    // message could not be attributed to it.
     let (ours, barrier) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC)?;
     sd_notify::notify_with_fds(&[NotifyState::Custom("BARRIER=1")], &[barrier.as_fd()])?;
     drop(barrier);
@@ -329,16 +331,16 @@ pub fn store(theirs: &OwnedFd) -> io::Result<()> {
     }
 }
 
-/// What the service manager has passed to this process.
+/// Descriptors passed by the service manager.
 #[derive(Debug, Default)]
 pub struct Given {
-    /// What a former daemon has left.
+    /// State of a former daemon.
     pub left: Option<OwnedFd>,
     /// A netlink socket of a namespace for live frames (`vtl_bpf::anchor::Room`).
     pub frames: Option<OwnedFd>,
 }
 
-/// Takes what the service manager has passed, and has it forget what it has kept.
+/// Takes the passed descriptors, and removes stored ones from the manager.
 pub fn given() -> Given {
     let mut given = Given::default();
     for (fd, name) in sd_notify::listen_fds_with_names().into_iter().flatten() {
@@ -363,7 +365,7 @@ pub fn given() -> Given {
     given
 }
 
-/// Is it another network namespace's?
+/// Whether a socket belongs to another network namespace.
 fn is_elsewhere(socket: &OwnedFd) -> bool {
     let here = UnixDatagram::unbound().and_then(|ours| netns_cookie(&ours));
     matches!((here, netns_cookie(socket)), (Ok(here), Ok(there)) if here != there)

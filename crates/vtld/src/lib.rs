@@ -2,11 +2,11 @@
 //!
 //! - [`hooker`]: captures unmodified applications' connections;
 //! - [`broker`]: opens sessions with peers and moves the bytes;
-//! - `flows`: hooked flows, and carriers that are no grafts, such as QUIC;
-//! - [`handover`]: what a daemon leaves to its successor;
-//! - [`identity`]: who this host is, and whom it knows;
-//! - [`panics`]: what becomes of the daemon when one of its threads panics;
-//! - [`rules`]: the file that says which connections travel by what;
+//! - `flows`: hooked flows, and carriers that are not grafts, such as QUIC;
+//! - [`handover`]: handover of a daemon's state to the next one;
+//! - [`identity`]: identities of this host and of its peers;
+//! - [`panics`]: orderly end of the daemon after a panic in one of its threads;
+//! - [`rules`]: the rules file, which selects carriers for connections;
 //! - [`control`]: the Unix socket for `vtl` and the client library.
 
 pub mod broker;
@@ -23,8 +23,8 @@ pub mod rules;
 mod scope;
 mod urgent;
 
-/// The processes that `vtld --carriers KIND` is: what peers send by QUIC, SCTP and KCP is parsed there, without
-/// privileges.
+/// Entry points of `vtld --carriers KIND`: unprivileged processes that parse what peers send by QUIC, SCTP and
+/// KCP.
 pub mod carriers {
     pub use crate::flows::{drop_privileges, run};
 }

@@ -1,5 +1,4 @@
-//! What the daemon says, on a thread of its own: a pipe that nobody reads, or a disk that is busy,
-//! must not hold up packets.
+//! Log writer on a thread of its own: a pipe without a reader, or a busy disk, must not delay packets.
 
 use std::{
     io::{self, Write},
@@ -12,25 +11,25 @@ use std::{
     time::Duration,
 };
 
-/// Lines that may wait to be written.
+/// Maximum of queued lines.
 const LINES: usize = 4096;
-/// How long the end of the daemon waits for them.
+/// How long the daemon's end waits for the queue to be written.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Where lines are written to. Never waits: what finds no place is left out.
+/// Sink of log lines. Never blocks: drops lines if the queue is full.
 #[derive(Clone)]
 pub(crate) struct Log {
     lines: SyncSender<Vec<u8>>,
     missing: Arc<AtomicU64>,
 }
 
-/// Waits, when it is dropped, until the lines so far are written.
+/// Blocks on drop until the lines so far are written.
 pub(crate) struct Written {
     log: Log,
     written: Receiver<()>,
 }
 
-/// Has a thread write to `to`.
+/// Starts the thread, which writes to `to`.
 ///
 /// # Errors
 /// No thread can be started.
@@ -59,7 +58,7 @@ fn write(
     tell: &SyncSender<()>,
 ) {
     for line in inbox {
-        // Nobody is there to whom a failure could be told.
+        // A failure cannot be reported anywhere.
         let _ = to.write_all(&line);
         let missing = missing.swap(0, Ordering::Relaxed);
         if missing > 0 {
@@ -92,7 +91,7 @@ impl Write for Log {
 
 impl Drop for Written {
     fn drop(&mut self) {
-        // Nothing, behind everything else. Without a place for it, nobody takes the others either.
+        // An empty line marks the end. If the queue is full, its thread is stuck.
         if self.log.lines.try_send(Vec::new()).is_ok() {
             let _ = self.written.recv_timeout(PATIENCE);
         }

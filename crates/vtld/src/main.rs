@@ -166,12 +166,12 @@ fn interface(text: &str) -> Result<String, String> {
     }
 }
 
-/// Between two looks whether another daemon has ended, and how long it may take once it has handed over.
+/// Poll interval while another daemon ends, and how long it may take once it has handed over.
 const TURN: Duration = Duration::from_millis(5);
 const FAREWELL: Duration = Duration::from_secs(120);
 
-/// A session takes one descriptor, two without io_uring, and eight while it is opened, and the
-/// customary limits are 1,024 and half a million.
+/// Raises the limit of open files: a session takes one descriptor, two without io_uring, and eight while it is
+/// opened, and the usual limits are 1,024 and half a million.
 fn allow_descriptors(sessions: usize) {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
     let wanted = sessions as u64 * 2 + (1 << 18);
@@ -206,15 +206,15 @@ fn main() -> ExitCode {
     }
 }
 
-/// Root, or a user that the service manager has given what it takes.
+/// Whether this process is root, or has the capabilities from the service manager.
 fn is_privileged() -> bool {
     let has = |capability| caps::has_cap(None, CapSet::Effective, capability).unwrap_or(false);
     nix::unistd::geteuid().is_root() || has(Capability::CAP_BPF) && has(Capability::CAP_NET_ADMIN)
 }
 
-/// Gives up every privilege but those that the daemon uses. What it starts has none, unless it is root, whose programs
-/// get them anew. Before any thread starts, which inherits what is left. The systemd unit leaves out what has its
-/// comment in brackets.
+/// Drops all capabilities that the daemon does not use. Child processes have none, unless it is root, whose
+/// programs regain them. Call it before any thread starts, since threads inherit them. The systemd unit omits
+/// those with comments in brackets.
 fn drop_privileges() -> Result<(), caps::errors::CapsError> {
     let needed = [
         Capability::CAP_BPF,              // programs and maps
@@ -227,7 +227,7 @@ fn drop_privileges() -> Result<(), caps::errors::CapsError> {
         Capability::CAP_SYS_RESOURCE,     // (as many descriptors as flows need)
         Capability::CAP_CHOWN,            // (the socket's group)
     ];
-    // Who is not root cannot, and gets nothing out of that set.
+    // Only root can, and only root's programs regain capabilities of that set.
     if caps::has_cap(None, CapSet::Effective, Capability::CAP_SETPCAP)? {
         for capability in caps::all() {
             if !needed.contains(&capability) && caps::has_cap(None, CapSet::Bounding, capability)? {
@@ -235,7 +235,7 @@ fn drop_privileges() -> Result<(), caps::errors::CapsError> {
             }
         }
     }
-    // A container may have been given less; what that means shows when it is missed.
+    // A container may have fewer; a missing one is reported where it is needed.
     let ours = caps::read(None, CapSet::Permitted)?;
     let needed = needed.into_iter().filter(|c| ours.contains(c)).collect();
     caps::set(None, CapSet::Effective, &needed)?;
@@ -244,8 +244,8 @@ fn drop_privileges() -> Result<(), caps::errors::CapsError> {
     caps::clear(None, CapSet::Inheritable)
 }
 
-/// The right to be this network namespace's daemon: two would take each other's packets away. Ends
-/// with the process, however it ends.
+/// Lock of this network namespace's daemon: two would steal each other's packets. Released with the process,
+/// however it ends.
 struct Claim {
     path: PathBuf,
     _lock: Flock<File>,
@@ -256,14 +256,14 @@ impl Claim {
     fn new(patience: Duration) -> anyhow::Result<Self> {
         let socket = Path::new(vtl_control::DEFAULT_SOCKET);
         let folder = socket.parent().unwrap_or(Path::new("/run"));
-        // Of root or of the unit's user, so that nobody else can claim it.
+        // Owned by root or by the unit's user, so that nobody else can claim it.
         fs::create_dir_all(folder)
             .with_context(|| format!("cannot make the folder {}", folder.display()))?;
         let number = fs::metadata("/proc/self/ns/net")?.ino();
         let path = folder.join(format!("net-{number}.lock"));
         let began = Instant::now();
         loop {
-            // Whoever can open it can lock it.
+            // Mode 0600: whoever can open it can lock it.
             let file = File::options()
                 .write(true)
                 .create(true)
@@ -271,7 +271,7 @@ impl Claim {
                 .mode(0o600)
                 .open(&path)
                 .and_then(|file| {
-                    // One that another user's daemon has left is not ours to change.
+                    // Unless it is another user's.
                     if file.metadata()?.mode() & 0o077 != 0 {
                         file.set_permissions(Permissions::from_mode(0o600))?;
                     }
@@ -291,7 +291,7 @@ impl Claim {
                     return Err(error).with_context(|| format!("cannot lock {}", path.display()));
                 }
             };
-            // Unless its owner has just removed it.
+            // Retry if its owner has just removed it.
             if fs::metadata(&path).is_ok_and(|m| lock.metadata().is_ok_and(|l| l.ino() == m.ino()))
             {
                 return Ok(Self { path, _lock: lock });
@@ -306,8 +306,8 @@ impl Drop for Claim {
     }
 }
 
-/// What a former daemon has left: the one that runs, or one whose legacy the service manager has kept. And how long
-/// the former may take to end.
+/// Receives the state of the former daemon: the running one, or one whose state the service manager has kept.
+/// Returns how long it may take to end, too.
 fn take_over(args: &Args, stored: Option<OwnedFd>) -> anyhow::Result<(Option<Left>, Duration)> {
     let (socket, patience) = if args.take_over {
         let running = Client::connect(&args.socket)?;
@@ -325,15 +325,15 @@ fn take_over(args: &Args, stored: Option<OwnedFd>) -> anyhow::Result<(Option<Lef
     match handover::receive(&socket) {
         Ok(left) => Ok((Some(left), patience)),
         Err(error) => {
-            // Its connections have ended with it; new ones are still to be carried.
+            // The former daemon's connections are lost; new ones can still be carried.
             tracing::error!(%error, "starting without what was before");
             Ok((None, patience))
         }
     }
 }
 
-/// Leaves connections and hooks to the daemon that takes over, or to the service manager for the next one. Without
-/// either they end.
+/// Hands connections and hooks over to the daemon that takes over, or to the service manager for the next one.
+/// Without either they end.
 fn hand_over(successor: Option<OwnedFd>, hooker: &Hooker, broker: &broker::Handle) {
     let handed = match successor {
         Some(to) => handover::leave(to, hooker, broker),
@@ -350,7 +350,7 @@ fn hand_over(successor: Option<OwnedFd>, hooker: &Hooker, broker: &broker::Handl
     }
 }
 
-/// Of the data plane.
+/// Configuration of the broker.
 fn config(args: &Args, scope: Scope, room: Option<OwnedFd>) -> broker::Config {
     broker::Config {
         room: room.map(Room::new).map(Arc::new),
@@ -385,11 +385,11 @@ fn config(args: &Args, scope: Scope, room: Option<OwnedFd>) -> broker::Config {
     }
 }
 
-/// What is logged goes to standard error, until what this gives is dropped.
+/// Logs to standard error; flushes when the result is dropped.
 fn start_log(args: &Args) -> anyhow::Result<log::Written> {
     let (log, written) = log::start(std::io::stderr()).context("no thread can be started")?;
     tracing_subscriber::fmt()
-        // The SCTP library speaks of every bad packet.
+        // The SCTP library logs every bad packet.
         .with_env_filter(format!("sctp_proto=off,{}", args.log))
         .with_target(false)
         .with_ansi(std::io::stderr().is_terminal())
@@ -398,7 +398,7 @@ fn start_log(args: &Args) -> anyhow::Result<log::Written> {
     Ok(written)
 }
 
-/// A process of carriers.
+/// Runs as a process of carriers.
 fn carry(args: &Args) -> anyhow::Result<()> {
     vtld::carriers::drop_privileges().context("cannot give up privileges")?;
     let _written = start_log(args)?;
@@ -419,7 +419,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     panics::watch();
     allow_descriptors(args.max_sessions);
 
-    // Before anything is taken over that a mistake in a file would lose.
+    // Before the take-over: an error in a file must not lose connections.
     let identity = Identity::open(&args.state, &args.peers).map_err(|error| anyhow!(error))?;
     let given = handover::given();
     let (mut left, patience) = take_over(args, given.left)?;
@@ -447,7 +447,8 @@ fn run(args: &Args) -> anyhow::Result<()> {
     }
     let hooker = Arc::new(hooker);
     let sessions = args.max_sessions;
-    // A daemon that runs without its rules would look well; one that has taken over must not drop that.
+    // Errors in the rules end the daemon, since it would seem to work without them; not after a take-over,
+    // which must not lose connections.
     let rules = Keeper::start(
         args.rules.clone(),
         broker.clone(),
@@ -475,7 +476,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
         }
     };
     tracing::info!(%signal, "stopping");
-    // No new work, then no hooks, then no sessions.
+    // In order: no new requests, then no hooks, then no sessions.
     let successor = control.successor();
     drop(control);
     hand_over(successor, &hooker, &broker);

@@ -1,4 +1,4 @@
-//! Address prefixes that quotas and limits are counted by: what one subscriber is usually assigned.
+//! Address prefixes for quotas and limits: what one subscriber is usually assigned.
 
 use std::{
     collections::HashMap,
@@ -10,13 +10,12 @@ use crate::hooker::rules::Prefix;
 /// Entries evicted at a time.
 const AT_ONCE: usize = 64;
 
-/// An IPv4 address, or the first 64 bits of one of IPv6: hosts have as many of the rest as they like (RFC 4291,
-/// section 2.5.4).
+/// An IPv4 address, or an IPv6 /64, within which hosts choose addresses freely (RFC 4291, section 2.5.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Network(IpAddr);
 
 impl Network {
-    /// Which an address belongs to.
+    /// The network of an address.
     pub(crate) fn of(address: IpAddr) -> Self {
         match address.to_canonical() {
             IpAddr::V4(v4) => Self(v4.into()),
@@ -28,14 +27,14 @@ impl Network {
     }
 }
 
-/// Whether a host may use VTL here: one of these prefixes has it, or there are none.
+/// Whether a host may use VTL here: one of these prefixes contains it, or there are none.
 pub(crate) fn admits(from: &[Prefix], host: IpAddr) -> bool {
     let host = host.to_canonical();
     from.is_empty() || from.iter().any(|prefix| prefix.contains(host))
 }
 
-/// Evicts entries of a full cache that is keyed by address; `retain` is the cache's. They are of the network that has most
-/// entries, so no network can evict another's.
+/// Evicts entries of a full cache keyed by address; `retain` is the cache's. They belong to the network with
+/// most entries, so that no network can evict another's.
 pub(crate) fn make_room(
     addresses: impl Iterator<Item = IpAddr>,
     retain: impl FnOnce(&mut dyn FnMut(IpAddr) -> bool),

@@ -1,4 +1,4 @@
-//! Options of sockets, where nix has no names for them.
+//! Socket options that nix does not name.
 
 use std::{
     io,
@@ -13,7 +13,7 @@ use nix::{
     sys::socket::{setsockopt, sockopt},
 };
 
-/// What an option's value can be.
+/// Type of an option's value.
 ///
 /// # Safety
 /// Any bytes are valid: the kernel's, and zeros where it gives fewer.
@@ -28,7 +28,7 @@ unsafe impl Value for u64 {}
 // SAFETY: numbers.
 unsafe impl Value for libc::tcp_info {}
 
-/// What an option says.
+/// Reads an option.
 pub(crate) fn get<T: Value>(socket: &impl AsFd, level: c_int, name: c_int) -> io::Result<T> {
     // SAFETY: zeros are valid, as its trait says.
     let mut value: T = unsafe { std::mem::zeroed() };
@@ -68,25 +68,26 @@ pub(crate) fn set<T: Value>(
     Ok(())
 }
 
-/// Keepalive probes that may stay unanswered: an outage is not the end, so as many as the kernel lets.
+/// Unanswered keepalive probes after which TCP gives up: an outage is not the end, so the kernel's maximum.
 const PROBES: u32 = 127;
 
-/// Seconds between two probes of an application's connection that is idle, so that NATs and firewalls do not forget it,
-/// and after an unanswered one. A peer that has vanished ends it after two hours, about Linux's customary time.
+/// Keepalive of an application's idle connection, against timeouts of NATs and firewalls: seconds of silence
+/// before a probe, and after an unanswered one. A vanished peer ends it after two hours, about Linux's default.
 pub(crate) const IDLE_S: u32 = 150;
 pub(crate) const IDLE_AGAIN_S: u32 = 60;
 
-/// Has the kernel ask for the other end of a TCP connection while that is silent: the reset that tells of a
-/// daemon's end is sent once and may get lost, and is the answer to this question, too.
+/// Enables frequent keepalive probes, which elicit the reset of a connection whose daemon has ended: the reset
+/// is sent once and may get lost.
 pub(crate) fn keep_asking(tcp: &impl AsFd) {
     const EVERY_S: u32 = 2;
     keep_alive(tcp, EVERY_S, EVERY_S);
 }
 
-/// Turns on TCP keepalive: probes after so many seconds of silence, and so many after an unanswered one.
+/// Enables TCP keepalive: probes after `idle_s` seconds of silence, and every `interval_s` seconds after an
+/// unanswered one.
 pub(crate) fn keep_alive(tcp: &impl AsFd, idle_s: u32, interval_s: u32) {
-    // Without, the end is noticed later. Some kernels know none of the first three for MPTCP, and take the
-    // system's figures.
+    // Best effort: without it the end is noticed later. Some kernels lack the first three for MPTCP, and use
+    // the system's values.
     let _ = setsockopt(tcp, sockopt::TcpKeepCount, &PROBES);
     let _ = setsockopt(tcp, sockopt::TcpKeepInterval, &interval_s);
     // An older connection is probed at once.
@@ -94,20 +95,19 @@ pub(crate) fn keep_alive(tcp: &impl AsFd, idle_s: u32, interval_s: u32) {
     let _ = setsockopt(tcp, sockopt::KeepAlive, &true);
 }
 
-/// The kernel's name for a socket, unique until reboot.
+/// The kernel's cookie of a socket, unique until reboot.
 pub(crate) fn cookie(socket: &impl AsFd) -> io::Result<u64> {
     get(socket, libc::SOL_SOCKET, libc::SO_COOKIE)
 }
 
-/// The kernel's name for the socket's network namespace; that of an accepted Unix socket is its
-/// client's.
+/// The kernel's cookie of the socket's network namespace; that of an accepted Unix socket is its client's.
 pub(crate) fn netns_cookie(socket: &impl AsFd) -> io::Result<u64> {
     const SO_NETNS_COOKIE: c_int = 71; // libc lacks it
     get(socket, libc::SOL_SOCKET, SO_NETNS_COOKIE)
 }
 
-/// With `abort`, closing the socket resets the connection: how an end that is not the true one is
-/// kept from looking like one, even if this process is killed.
+/// With `abort`, closing the socket resets the connection, even if this process is killed: a premature end must
+/// not look like an orderly one.
 pub(crate) fn abort_on_close(socket: &impl AsFd, abort: bool) -> io::Result<()> {
     let linger = libc::linger {
         l_onoff: abort.into(),
@@ -116,7 +116,7 @@ pub(crate) fn abort_on_close(socket: &impl AsFd, abort: bool) -> io::Result<()> 
     Ok(setsockopt(socket, sockopt::Linger, &linger)?)
 }
 
-/// The round-trip time that TCP measured while it connected.
+/// TCP's smoothed round-trip time: right after connecting, that of the handshake.
 pub(crate) fn tcp_rtt(socket: &TcpStream) -> Option<Duration> {
     let info: libc::tcp_info = get(socket, libc::IPPROTO_TCP, libc::TCP_INFO).ok()?;
     (info.tcpi_rtt > 0).then(|| Duration::from_micros(info.tcpi_rtt.into()))

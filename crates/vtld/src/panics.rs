@@ -1,9 +1,8 @@
-//! Ends the daemon in order when one of its threads panics.
+//! Orderly end of the daemon when one of its threads panics.
 //!
-//! Threads depend on each other: without one of them the daemon would go on taking connections that nobody serves.
-//! So a panic anywhere is followed by what SIGTERM does, which hands over all that its own thread has not taken with
-//! it, and by a failure, after which the service manager starts the next daemon. Panics in `isolated` tasks end
-//! those alone.
+//! Threads depend on each other: without one of them the daemon would accept connections that nobody serves. So
+//! a panic is handled as SIGTERM, which hands over all state except the panicked thread's, and then as a
+//! failure, so that the service manager starts the next daemon. Panics in `isolated` tasks end those alone.
 
 use std::{
     backtrace::{Backtrace, BacktraceStatus},
@@ -24,10 +23,10 @@ use nix::{
     unistd::{Pid, alarm},
 };
 
-/// How long the orderly end may take after a panic.
+/// Timeout of the orderly end after a panic.
 const PATIENCE_S: u32 = 10;
-/// For tests only: names a file, and a thread whose name is in it panics. Without this variable, or without the
-/// file, nothing happens.
+/// For tests only: names a file with the name of a thread, which panics. No effect without this variable or the
+/// file.
 const TEST: &str = "VTL_TEST_PANIC";
 
 static PANICKED: AtomicBool = AtomicBool::new(false);
@@ -37,7 +36,7 @@ thread_local! {
     static ISOLATED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Watches all threads of the process. SIGTERM must be blocked in each of them but one that waits for it.
+/// Installs the panic handler. SIGTERM must be blocked in all threads but the one that waits for it.
 pub fn watch() {
     if let Some(path) = std::env::var_os(TEST) {
         let _ = TEST_FILE.set(path.into());
@@ -51,32 +50,33 @@ pub fn watch() {
             tracing::error!(thread, "{trace}");
         }
         if !PANICKED.swap(true, Ordering::SeqCst) {
-            // The kernel's default action for SIGALRM ends the process: that needs neither a lock nor a thread.
+            // SIGALRM's default action ends the process: that needs neither a lock nor a thread.
             alarm::set(PATIENCE_S);
             let _ = kill(Pid::this(), Signal::SIGTERM);
         }
     }));
 }
 
-/// The same in a process of carriers: isolated tasks end alone, and anything else ends it at once.
+/// Installs the panic handler of a process of carriers: isolated tasks end alone, any other panic ends it at
+/// once.
 pub fn watch_carriers() {
     panic::set_hook(Box::new(|panic| {
         if ISOLATED.get() {
             tracing::warn!(%panic, "panic: ends one carrier");
             return;
         }
-        // Nobody waits for the log any more.
+        // The log is no longer written.
         eprintln!("vtld: a process of carriers ends: {panic}");
         process::exit(1);
     }));
 }
 
-/// Whether a thread has panicked, for which the daemon ends.
+/// Whether a thread has panicked, so that the daemon ends.
 pub fn happened() -> bool {
     PANICKED.load(Ordering::SeqCst)
 }
 
-/// Marks what is polled as a task that may die alone.
+/// Runs a task whose panic ends it alone.
 pub(crate) async fn isolated<F: Future>(task: F) -> F::Output {
     let mut task = pin!(task);
     std::future::poll_fn(|context| {
@@ -86,7 +86,7 @@ pub(crate) async fn isolated<F: Future>(task: F) -> F::Output {
     .await
 }
 
-/// Isolates the thread until dropped, also by a panic.
+/// Marks the thread as isolated until dropped, also by a panic.
 struct Mark;
 
 impl Mark {
@@ -102,7 +102,7 @@ impl Drop for Mark {
     }
 }
 
-/// Panics if a test wants this thread to.
+/// Panics if a test has requested it for this thread.
 pub(crate) fn test_point() {
     let Some(path) = TEST_FILE.get() else {
         return;
@@ -111,7 +111,7 @@ pub(crate) fn test_point() {
         return;
     };
     if thread::current().name() == Some(wanted.trim()) {
-        // The others go on.
+        // Once only.
         let _ = fs::remove_file(path);
         panic!("{TEST}");
     }

@@ -1,5 +1,4 @@
-//! The file of rules: read when the daemon starts and when it is told to, refused whole if anything
-//! in it is wrong.
+//! The rules file: read at start and on request, rejected as a whole on any error.
 
 use std::{
     fs::File,
@@ -23,30 +22,31 @@ use crate::{
     },
 };
 
-/// Where the rules are unless told otherwise.
+/// Default path of the rules file.
 pub const DEFAULT_FILE: &str = "/etc/vtl/rules.toml";
 
-/// Values of one kind that a list of rules shows.
+/// Maximum of values of one kind in a listed rule.
 const FEW: usize = 64;
-/// How soon it is noticed that a program or a control group that a rule names is another one.
+/// Interval of checking whether programs or control groups named by rules have been replaced.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Keeps what is in force as the file says.
+/// Applies the rules file.
 pub struct Keeper {
     path: PathBuf,
     broker: broker::Handle,
-    /// Ends with the daemon, whoever still asks.
+    /// Weak, so that pending requests do not keep it alive.
     hooker: Weak<Hooker>,
-    /// One change at a time. Whether rules name anything that may be replaced.
+    /// Serialises changes. True if rules name programs or control groups, which may be replaced.
     watching: Mutex<bool>,
     changed: Condvar,
 }
 
 impl Keeper {
-    /// Puts the rules of a file in force; none if there is no such file.
+    /// Applies the rules of a file; none if it does not exist. `is_heir`: log errors instead of failing, since
+    /// connections were taken over.
     ///
     /// # Errors
-    /// One sentence: the file cannot be read, or where it is wrong.
+    /// The file cannot be read, or where it is wrong, as one sentence.
     pub fn start(
         path: PathBuf,
         broker: broker::Handle,
@@ -61,7 +61,7 @@ impl Keeper {
             changed: Condvar::new(),
         });
         match keeper.reload() {
-            // What was taken over goes on.
+            // Keep the connections taken over.
             Err(error) if is_heir => tracing::error!(%error, "no rules are in force"),
             read => drop(read?),
         }
@@ -73,10 +73,10 @@ impl Keeper {
         Ok(keeper)
     }
 
-    /// Reads the file again. Returns how many rules there are.
+    /// Reads the file again. Returns the number of rules.
     ///
     /// # Errors
-    /// One sentence: the file cannot be read, or where it is wrong. What was in force stays so.
+    /// The file cannot be read, or where it is wrong, as one sentence. The rules in force stay unchanged.
     pub fn reload(&self) -> Result<usize, String> {
         let mut watching = self.lock();
         let text = match File::open(&self.path) {
@@ -93,10 +93,10 @@ impl Keeper {
         Ok(rules.len())
     }
 
-    /// Whether a file could take the place of the one that there is. Returns how many rules it has.
+    /// Checks a file that could replace the current one. Returns the number of its rules.
     ///
     /// # Errors
-    /// One sentence: it cannot be read, or where it is wrong.
+    /// It cannot be read, or where it is wrong, as one sentence.
     pub fn check(&self, file: File, name: &str) -> Result<usize, String> {
         let text = text(file).map_err(|e| format!("cannot read {name}: {e}"))?;
         let rules = self
@@ -105,8 +105,7 @@ impl Keeper {
         Ok(rules.len())
     }
 
-    /// The rules in force, from this one on, as many as one message takes. `more` says where the
-    /// others begin.
+    /// Lists the rules in force from `from` on, as many as fit into one message. `more`: index of the next one.
     ///
     /// # Errors
     /// The daemon is stopping.
@@ -130,7 +129,7 @@ impl Keeper {
         Ok(answer)
     }
 
-    /// What the rules in force say to a connection.
+    /// Explains how the rules in force match a connection.
     ///
     /// # Errors
     /// The daemon is stopping.
@@ -162,7 +161,7 @@ impl Keeper {
         })
     }
 
-    /// The rules of a text that this host can have.
+    /// Parses rules, and checks that this host supports their carriers.
     fn read(&self, text: &str) -> Result<Vec<Rule>, Wrong> {
         let uid = |name: &str| {
             let user = User::from_name(name).ok().flatten();
@@ -184,16 +183,16 @@ impl Keeper {
     }
 
     fn lock(&self) -> MutexGuard<'_, bool> {
-        // Nothing panics while it is held, but for a change that then was not made.
+        // A panic while it is held can only have prevented a change.
         self.watching.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Follows the programs and control groups that rules name, as long as there is a daemon.
+/// Polls the programs and control groups that rules name, until the daemon ends.
 fn watch(keeper: &Weak<Keeper>) {
     while let Some(keeper) = keeper.upgrade() {
         let watching = keeper.lock();
-        // A second, for the end of the daemon.
+        // One second, to notice the daemon's end.
         let wait = if *watching {
             LOOK
         } else {
@@ -210,10 +209,10 @@ fn watch(keeper: &Weak<Keeper>) {
     }
 }
 
-/// Whoever reads anything else may wait for ever.
+/// Checks that a file is regular: reading any other may block for ever.
 ///
 /// # Errors
-/// It is none.
+/// It is not regular.
 pub fn is_regular(file: &File) -> io::Result<()> {
     match file.metadata()?.is_file() {
         true => Ok(()),
@@ -221,17 +220,17 @@ pub fn is_regular(file: &File) -> io::Result<()> {
     }
 }
 
-/// All of a file, if it is no longer than one of rules may be.
+/// Reads a file of at most the maximum length of rules.
 fn text(file: File) -> io::Result<String> {
     is_regular(&file)?;
     let mut text = String::new();
-    // The byte more shows that it is too long.
+    // One more byte, to detect excess length.
     file.take(LONGEST_FILE as u64 + 1)
         .read_to_string(&mut text)?;
     Ok(text)
 }
 
-/// A rule for a list.
+/// Encodes a rule for a list.
 fn row(listed: Listed) -> Row {
     let (conditions, listen, action) = match listed.rule.about {
         About::Opened(matches, action) => (Some(conditions(&matches)), None, action.to_string()),

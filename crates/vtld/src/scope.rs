@@ -1,4 +1,4 @@
-//! The network interfaces that VTL is for (`vtld --interface`), and which of them a route leads through.
+//! The network interfaces that VTL uses (`vtld --interface`), and which of them a route uses.
 
 use std::{
     collections::BTreeSet,
@@ -16,33 +16,33 @@ use vtl_bpf::netdev;
 /// The loopback's index in every network namespace.
 const LOOPBACK: u32 = 1;
 
-/// The names of those interfaces; all, if there is none. The loopback is neither inside nor outside: VTL is not spoken
-/// there, and what a host sends to itself is let through.
+/// Names of the interfaces; empty: all. The loopback is neither inside nor outside: VTL does not use it, and
+/// packets of a host to itself pass.
 #[derive(Clone, Debug, Default)]
 pub struct Scope(Vec<String>);
 
 impl Scope {
-    /// Of these names. Interfaces of that name may come later.
+    /// Creates a scope of these names, which need not exist yet.
     pub fn new(names: Vec<String>) -> Self {
         Self(names)
     }
 
-    /// Whether it is all of them.
+    /// Whether it contains all interfaces.
     pub(crate) fn is_all(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether an interface of this name is one of them.
+    /// Whether it contains an interface of this name.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.is_all() || self.0.iter().any(|known| known == name)
     }
 
-    /// Whether there is an interface with this index now, and it is one of them.
+    /// Whether an interface with this index exists and is in scope.
     pub(crate) fn has_index(&self, index: u32) -> bool {
         netdev::name_of(index).is_some_and(|name| self.has(&name))
     }
 
-    /// The indexes of those that there are now, and the loopback's.
+    /// Indexes of existing interfaces in scope, and the loopback's.
     ///
     /// # Errors
     /// The kernel does not list them.
@@ -54,13 +54,13 @@ impl Scope {
         Ok(ours.map(|one| one.index()).chain([LOOPBACK]).collect())
     }
 
-    /// Names that no interface has now.
+    /// Names without an interface at present.
     pub(crate) fn absent(&self) -> impl Iterator<Item = &str> {
         let names = self.0.iter().map(String::as_str);
         names.filter(|name| netdev::index_of(name).is_err())
     }
 
-    /// Whether packets to a host leave through one of them. Where nobody knows, they do not.
+    /// Whether packets to a host leave through an interface in scope; false if the route is unknown.
     pub(crate) fn leads_to(&self, to: IpAddr, from: IpAddr, mark: u32) -> bool {
         self.is_all() || exit(to, from, mark).is_ok_and(|index| self.has_index(index))
     }
@@ -71,7 +71,7 @@ const HEADER: usize = 16;
 const ROUTE: usize = 12;
 const RTA_MARK: u16 = 16;
 
-/// The index of the interface that packets between these addresses leave through.
+/// Looks up the interface of the route between these addresses.
 fn exit(to: IpAddr, from: IpAddr, mark: u32) -> io::Result<u32> {
     let flags = SockFlag::SOCK_CLOEXEC;
     let route = SockProtocol::NetlinkRoute;
@@ -107,7 +107,7 @@ fn question(to: IpAddr, from: IpAddr, mark: u32) -> Vec<u8> {
         (RTA_MARK, &mark.to_ne_bytes()),
     ];
     for (kind, value) in attributes {
-        // All are as long as they are aligned.
+        // All lengths are aligned.
         message.extend((value.len() as u16 + 4).to_ne_bytes());
         message.extend(kind.to_ne_bytes());
         message.extend(value);

@@ -1,7 +1,7 @@
-//! TCP's urgent byte (RFC 6093), which stays what it is in both ways of carrying a connection.
+//! TCP's urgent byte (RFC 6093), preserved by both ways of carrying a connection.
 //!
-//! The sockets of vtld have it in line (SO_OOBINLINE): it keeps its place among the others, reading
-//! stops before it, and the kernel tells that it is next.
+//! vtld's sockets receive it in line (SO_OOBINLINE): it keeps its place among the others, reads stop before it,
+//! and the kernel reports that it is next.
 
 use std::{io, net::TcpStream, os::fd::AsRawFd};
 
@@ -16,22 +16,22 @@ const SIOCATMARK: c_int = 0x8905;
 nix::ioctl_read_bad!(at_mark, SIOCATMARK, c_int);
 nix::ioctl_read_bad!(unread, nix::libc::FIONREAD, c_int);
 
-/// What a socket's reader finds next.
+/// What a read of a socket returns next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ahead {
-    /// At least so many bytes, and the next is not urgent. A read ends before an urgent one, also if that comes
-    /// before the read does.
+    /// At least this many bytes, the next of which is not urgent. A read stops before an urgent byte, also
+    /// before one that arrives in the meantime.
     Bytes(usize),
-    /// The urgent byte: a read of more than one would go on behind it.
+    /// The urgent byte; read it alone, since a longer read would continue behind it.
     Urgent,
-    /// The end.
+    /// End of stream.
     End,
 }
 
-/// Looks ahead; an error is what reading would show, such as that there is nothing yet.
+/// Peeks at a socket; errors are those of a read, such as `WouldBlock`.
 pub(crate) fn ahead(socket: &TcpStream) -> io::Result<Ahead> {
-    // In this order: of a byte that is there already it is certain whether it is urgent. Looking at
-    // it has the kernel do more than counting it.
+    // In this order: only of a byte that has arrived it is certain whether it is urgent. FIONREAD is cheaper
+    // than a peek.
     let mut count = waiting(socket);
     if count == 0 {
         count = socket.peek(&mut [0])?;
@@ -43,7 +43,7 @@ pub(crate) fn ahead(socket: &TcpStream) -> io::Result<Ahead> {
     })
 }
 
-/// Bytes that have come and were not read.
+/// Number of unread bytes.
 fn waiting(socket: &TcpStream) -> usize {
     let mut count = 0;
     // SAFETY: the call writes one integer to where the pointer points. Of a socket that fails, reading says more.
@@ -53,7 +53,7 @@ fn waiting(socket: &TcpStream) -> usize {
     }
 }
 
-/// Whether an urgent byte comes next. Not certain where nothing has come yet.
+/// Whether the urgent byte is next. Uncertain while no byte has arrived.
 pub(crate) fn is_next(socket: &TcpStream) -> bool {
     let mut answer = 0;
     // SAFETY: the call writes one integer to where the pointer points. A socket that fails has no
@@ -61,8 +61,7 @@ pub(crate) fn is_next(socket: &TcpStream) -> bool {
     unsafe { at_mark(socket.as_raw_fd(), &raw mut answer) }.is_ok() && answer != 0
 }
 
-/// Writes the urgent byte; returns 1. One alone: the mark of a longer write that does not fit would
-/// come too early.
+/// Writes the urgent byte; returns 1. Alone: in a longer, partial write the mark would be too early.
 pub(crate) fn send(socket: &TcpStream, byte: u8) -> io::Result<usize> {
     let flags = MsgFlags::MSG_OOB | MsgFlags::MSG_NOSIGNAL;
     Ok(socket::send(socket.as_raw_fd(), &[byte], flags)?)

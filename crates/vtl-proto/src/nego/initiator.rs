@@ -53,7 +53,7 @@ pub struct Offer {
     /// Maximum payload of a packet that this host accepts, bytes, [`crate::wire::MIN_PAYLOAD`] to
     /// `intf::VTL_MAX_PAYLOAD`.
     pub max_payload: u16,
-    /// Destination port; 0 is the Hooker's stream service.
+    /// Destination port, not 0.
     pub port: u16,
     /// Services that the graft must provide.
     pub services: Services,

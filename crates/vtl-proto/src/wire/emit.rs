@@ -30,7 +30,7 @@ impl Packet<'_> {
         }
     }
 
-    /// A NEGO, or an answer to one, with these extensions.
+    /// Replaces the extensions of a NEGO, or of an answer to one.
     #[must_use]
     pub fn with_extensions<'a>(self, extensions: Extensions<'a>) -> Packet<'a>
     where
@@ -102,7 +102,7 @@ impl Packet<'_> {
         }
     }
 
-    /// Those that are not all zero.
+    /// The part of these bytes that is not all zero.
     fn body(&self) -> &[u8] {
         match self {
             Self::Data(data) | Self::Probe(data) => data.payload,

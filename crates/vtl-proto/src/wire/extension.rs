@@ -9,7 +9,7 @@ const HEADER: usize = size_of::<intf::vtl_ext>();
 const ALIGN: usize = intf::VTL_EXT_ALIGN as usize;
 const CRITICAL: u16 = intf::VTL_EXT_CRITICAL as u16;
 
-/// The most bytes of extensions in one packet.
+/// Maximum length of a packet's extensions, bytes.
 pub const MAX_EXTENSIONS: usize = intf::VTL_NEGO_MAX as usize - size_of::<intf::vtl_nego>();
 
 const _: () = assert!(HEADER == ALIGN && MAX_EXTENSIONS.is_multiple_of(ALIGN));
@@ -49,7 +49,7 @@ impl<'a> Extension<'a> {
         Some(need)
     }
 
-    /// Takes the first extension off `bytes`; `None` if it reaches behind them.
+    /// Splits off the first extension of `bytes`; `None` if it is truncated.
     fn take(bytes: &mut &'a [u8]) -> Option<Self> {
         let (head, rest) = bytes.split_at_checked(HEADER)?;
         let kind = get!(head, vtl_ext, type_);
@@ -64,16 +64,15 @@ impl<'a> Extension<'a> {
     }
 }
 
-/// The extensions of a packet, in its own bytes: at most [`MAX_EXTENSIONS`], of which each lies
-/// within them.
+/// The extensions of a packet, in encoded form: at most [`MAX_EXTENSIONS`] bytes, all well-formed.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Extensions<'a>(&'a [u8]);
 
 impl<'a> Extensions<'a> {
-    /// Checks what follows the fixed part of a packet.
+    /// Validates the bytes behind a packet's fixed part.
     ///
     /// # Errors
-    /// There are too many bytes, or they are no sequence of whole extensions.
+    /// Too many bytes, or not a sequence of complete extensions.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, WireError> {
         if bytes.len() > MAX_EXTENSIONS {
             return Err(WireError::Payload(bytes.len()));
@@ -92,7 +91,7 @@ impl<'a> Extensions<'a> {
         core::iter::from_fn(move || Extension::take(&mut rest))
     }
 
-    /// The type of the first critical extension that this host does not know, if there is one.
+    /// The type of the first critical extension unknown to this host, if any.
     pub fn unknown_critical(&self) -> Option<u16> {
         let known = [intf::VTL_EXT_PADDING, intf::VTL_EXT_CRYPTO];
         self.iter()
@@ -100,7 +99,7 @@ impl<'a> Extensions<'a> {
             .map(|e| e.kind)
     }
 
-    /// As they lie in the packet.
+    /// The encoded form.
     pub fn as_bytes(&self) -> &'a [u8] {
         self.0
     }

@@ -7,7 +7,7 @@ use super::{
 use crate::intf;
 
 impl<'a> Packet<'a> {
-    /// Checks and decodes a whole packet.
+    /// Validates and decodes a complete packet.
     ///
     /// # Errors
     /// Every deviation from the wire format, the checksum last.
@@ -21,7 +21,7 @@ impl<'a> Packet<'a> {
         Ok(packet)
     }
 
-    /// As [`Packet::parse`], for packets whose checksum the kernel has already compared.
+    /// As [`Packet::parse`], for packets whose checksum the kernel has verified.
     ///
     /// # Errors
     /// Every deviation from the wire format, except the checksum's.
@@ -93,11 +93,11 @@ pub(super) fn padding(kind: u32, body: usize) -> usize {
     }
 }
 
-/// The most zeros behind a SIZE: it is then as long as the longest DATA.
+/// Maximum zeros behind a SIZE, which is then as long as the longest DATA.
 const MAX_ZEROS: usize =
     intf::VTL_MAX_PAYLOAD as usize + size_of::<intf::vtl_data_hdr>() - size_of::<intf::vtl_hdr>();
 
-/// How many bytes may follow the header of a packet of type `kind`.
+/// Checks the length of the body of a packet of type `kind`.
 pub(super) fn check_body(kind: u32, len: usize) -> Result<(), WireError> {
     let (fits, error) = match kind {
         intf::VTL_DATA => (
@@ -117,7 +117,7 @@ pub(super) fn check_body(kind: u32, len: usize) -> Result<(), WireError> {
     if fits { Ok(()) } else { Err(error) }
 }
 
-/// No bitmap is about packets beyond the largest window.
+/// Checks that a bitmap does not exceed the largest window.
 pub(super) fn check_ack(ack: &Ack<'_>) -> Result<(), WireError> {
     let words = ack.bitmap.len() as u64 / 8 + u64::from(ack.skip);
     if words <= u64::from(intf::VTL_WINDOW_WORDS) {
@@ -127,7 +127,7 @@ pub(super) fn check_ack(ack: &Ack<'_>) -> Result<(), WireError> {
     }
 }
 
-/// What the fields of the three negotiation packets never are.
+/// Validates the fields of the three negotiation packets.
 pub(super) fn check_nego(kind: u32, nego: &Nego<'_>) -> Result<(), WireError> {
     let nack = kind == intf::VTL_NEGO_NACK;
     let gids_ok = match kind {

@@ -1,4 +1,4 @@
-//! Tags, which headers have in place of the token in sessions with keys: `bpf/include/vtl/tag.h`.
+//! Tags: MACs of headers, which replace the token in sessions with keys: `bpf/include/vtl/tag.h`.
 
 use core::{fmt, hash::Hasher, mem::offset_of};
 
@@ -7,7 +7,7 @@ use siphasher::sip::SipHasher24;
 use super::parse::header_len;
 use crate::intf;
 
-/// Bytes of a key.
+/// Length of a key, bytes.
 pub const TAG_KEY: usize = 16;
 
 const TOKEN: core::ops::Range<usize> = {
@@ -19,7 +19,7 @@ const TOKEN: core::ops::Range<usize> = {
 #[derive(Clone, PartialEq, Eq)]
 pub struct TagKey([u64; 2]);
 
-/// Without the key.
+/// Hides the key.
 impl fmt::Debug for TagKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("TagKey(..)")
@@ -33,7 +33,7 @@ impl From<[u8; TAG_KEY]> for TagKey {
     }
 }
 
-/// As the kernel's programs take it.
+/// In the format of the kernel's programs.
 impl From<&TagKey> for intf::vtl_tag_key {
     fn from(key: &TagKey) -> Self {
         Self { word: key.0 }
@@ -41,8 +41,8 @@ impl From<&TagKey> for intf::vtl_tag_key {
 }
 
 impl TagKey {
-    /// The tag of the header that a packet begins with, which has its token; `None` if its type has no tag, or
-    /// the header is cut off.
+    /// Computes the tag of a packet's header, which contains the token; `None` if its type has no tag, or the
+    /// header is truncated.
     fn tag(&self, packet: &[u8]) -> Option<[u8; size_of::<u64>()]> {
         let kind = u32::from(packet.first()? & 15);
         let has_tag = ![intf::VTL_NEGO, intf::VTL_NEGO_ACK, intf::VTL_NEGO_NACK].contains(&kind);
@@ -52,15 +52,15 @@ impl TagKey {
         Some(hasher.finish().to_le_bytes())
     }
 
-    /// Puts the tag into a packet that is to be sent, in place of the token.
+    /// Replaces the token by the tag in a packet to be sent.
     pub fn put(&self, packet: &mut [u8]) {
         if let Some(tag) = self.tag(packet) {
             packet[TOKEN].copy_from_slice(&tag);
         }
     }
 
-    /// Puts the token back into a packet that was received. False, and the packet is as it was, unless it has the
-    /// tag that it should.
+    /// Verifies the tag of a received packet, and replaces it by the token. False if it is wrong; the packet is
+    /// unchanged then.
     pub fn take(&self, packet: &mut [u8], token: u64) -> bool {
         let Some(field) = packet.get(TOKEN) else {
             return false;
