@@ -30,7 +30,7 @@ use early::{EarlyChunk, EarlyFlows};
 const FIRST_WINDOWS: u64 = 32 << 20;
 const FIRST_WINDOW: u64 = 8 << 20;
 const LEAST_WINDOW: u64 = 256 << 10;
-/// Maximum of REJECT frames queued for a carrier; those beyond are dropped (the peer does not read).
+/// Maximum of REJECT frames queued for a carrier; those beyond are dropped, since the peer does not read.
 const MAX_REJECTS: usize = 1024;
 /// Memory of a flow without its buffers, bytes.
 const FLOW: u64 = size_of::<Entry>() as u64;
@@ -174,7 +174,7 @@ impl Association {
 
     /// Opens a flow, whose TCP connection is established.
     pub fn open(&mut self, id: FlowId) {
-        // The path limits the start of a single flow; the memory of all flows that of the thousandth.
+        // A single flow's start is limited by its path, that of one among a thousand by the memory of all.
         let share = FIRST_WINDOWS / (self.flows.len() as u64 + 1);
         let mut entry = Entry::new(share.clamp(LEAST_WINDOW, FIRST_WINDOW), self.window);
         if id.requires_carrier() {
@@ -458,7 +458,7 @@ impl Association {
             return self.keep_early_frame(now_ns, carrier, frame);
         };
         if entry.flow.error().is_some() {
-            return; // RESET is queued
+            return; // the flow has been reset already
         }
         if entry.handle_frame(carrier, &self.carriers, frame).is_err() {
             self.reset(id, ResetCode::Violation);

@@ -2,7 +2,7 @@
 //!
 //! [`Lifecycle`] decides when a session counts as open, when to probe its peer or declare it dead, and how to
 //! close it. Its driver
-//! - calls [`Lifecycle::poll`] every 100 ms or so, with what the data plane shows of the session;
+//! - calls [`Lifecycle::poll`] every 100 ms or so, with the session's state in the data plane;
 //! - passes on events: `handle_*` for packets, [`Lifecycle::close`], [`Lifecycle::abort`] and
 //!   [`Lifecycle::fail`] for local decisions;
 //! - executes the returned actions.
@@ -24,7 +24,8 @@ pub const DEAD_NS: u64 = 15_000 * MS;
 pub const DEAD_TIMEOUTS: u32 = 3;
 /// Maximum transmissions of CLOSE to a peer that does not answer (section 6).
 pub const CLOSE_TRIES: u32 = 5;
-/// The same while the negotiation has yet to confirm early data: as long as the negotiation itself retries.
+/// Maximum transmissions of CLOSE while the negotiation has yet to confirm early data: as long as the
+/// negotiation itself retries.
 pub const UNCONFIRMED_TRIES: u32 = 45;
 /// Retransmission interval of CLOSE, and the wait after the last one.
 pub const CLOSE_NS: u64 = 200 * MS;
@@ -49,7 +50,7 @@ pub enum Phase<N> {
     Open(Handshake<N>),
     /// Closed by this host: only CLOSE and acknowledgements are sent.
     Closing(Closing<N>),
-    /// The session has ended. Its user may still read what has arrived.
+    /// Ended. The user may still read data that have arrived.
     Ended,
 }
 
@@ -445,12 +446,13 @@ impl<N> Lifecycle<N> {
         };
         let reason = if close.aborted {
             if close.succeeds && unvalidated {
-                // The initiator could not use it and goes on with the predecessor.
+                // The initiator could not use it and stays with the predecessor.
                 self.phase = Phase::Ended;
                 return Reaction::Forget;
             }
-            // All data here may have arrived, and an application that knows of the successor goes on there. The
-            // successor may have had no packet yet, and this CLOSE is retransmitted for a short time only.
+            // All data in this session may have arrived, and an application that knows of the successor
+            // continues there. The successor may have had no packet yet, and this CLOSE is retransmitted for a
+            // short time only.
             if close.successor != Successor::Known {
                 return Reaction::ValidateSuccessor;
             }

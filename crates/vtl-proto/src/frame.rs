@@ -111,7 +111,7 @@ impl FlowId {
         self.number & REQUIRES_ENCRYPTION != 0
     }
 
-    /// The same flow as the peer names it.
+    /// The flow's identity as seen by the peer.
     #[must_use]
     pub fn at_peer(self) -> Self {
         let opener = match self.opener {
@@ -249,13 +249,13 @@ pub enum Frame<'a> {
         /// The flow.
         flow: FlowId,
     },
-    /// LOSES: the sender has moved to an unreliable carrier; also tells of its end, see PROTOCOL.md.
+    /// LOSES: the sender has moved to an unreliable carrier, or has left one (`from` is 2^64 - 1).
     Loses {
         /// The flow.
         flow: FlowId,
-        /// Chunks from this offset on may get lost.
+        /// Chunks from this offset on may get lost; 2^64 - 1: none any more.
         from: u64,
-        /// Chunks below this offset are no longer in flight.
+        /// Chunks below this offset are no longer in flight; where `from` is 2^64 - 1, the former `from`.
         passed: u64,
     },
     /// BROKEN: the sender has given up a carrier, so unconfirmed bytes that went by it are retransmitted.

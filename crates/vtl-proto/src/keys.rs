@@ -22,10 +22,10 @@ pub enum Suite {
 }
 
 impl Suite {
-    /// All of them.
+    /// All algorithms.
     pub const ALL: [Self; 3] = [Self::Aes128Gcm, Self::Aes256Gcm, Self::ChaCha20Poly1305];
 
-    /// Its name.
+    /// The algorithm's name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Aes128Gcm => "aes-128-gcm",
@@ -62,7 +62,7 @@ impl From<[u8; SECRET]> for Secret {
 impl Drop for Secret {
     fn drop(&mut self) {
         self.0.fill(0);
-        // Or the compiler may leave the store out, as nobody reads what it wrote.
+        // Keeps the compiler from eliding the store, whose result is never read.
         black_box(&self.0);
     }
 }
@@ -102,14 +102,14 @@ fn parse(text: &str) -> Option<Secret> {
     Some(secret)
 }
 
-/// What both directions of a session are sealed with, as one of its hosts has it.
+/// Keys of both directions of a session, as seen by one host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Keys {
     /// The algorithm.
     pub suite: Suite,
-    /// For what this host sends.
+    /// Secret of the sending direction.
     pub send: Secret,
-    /// For what it receives.
+    /// Secret of the receiving direction.
     pub receive: Secret,
 }
 

@@ -173,7 +173,7 @@ pub struct Ticket {
     pub sid: u32,
 }
 
-/// NEGO, NEGO_ACK and NEGO_NACK. "We" is who sends the packet.
+/// NEGO, NEGO_ACK and NEGO_NACK. "We": the sender of the packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Nego<'a> {
     /// Common part.

@@ -403,7 +403,7 @@ mod tests {
             places.push((outgoing.put(&file).unwrap(), number));
         }
         outgoing.finish(&empty(FORMAT)).unwrap();
-        // Whoever sent it has gone.
+        // The sender has gone.
         let mut left = receive(&theirs).unwrap();
         assert_eq!(left.connections(), 0);
         for (place, number) in &places {

@@ -1,7 +1,7 @@
-//! Two hosts that open sessions with each other over a network that loses, duplicates, delays and
-//! reorders, with strangers who forge and replay, in virtual time. One of the two ways there may be
-//! blocked, from the beginning or from some moment on. Every attempt must end soon,
-//! both ends must agree on what they have, and no application may get a message twice.
+//! Simulation in virtual time: two hosts open sessions with each other over a network that loses, duplicates,
+//! delays and reorders, with attackers that forge and replay. One of two encapsulations may be blocked, from
+//! the start or from some time on. Every attempt must end soon, both ends must agree on the result, and no
+//! application may get a message twice.
 
 use core::net::Ipv4Addr;
 use std::{
@@ -20,8 +20,8 @@ use crate::{
 const MS: u64 = 1_000_000;
 const S: u64 = 1000 * MS;
 const SEEDS: u64 = 10_000;
-/// An application's attempt has ended by then, well or not: [`PATIENCE`], and the time after which
-/// a silent peer counts as dead.
+/// Deadline of an application's attempt, successful or not: [`PATIENCE`], and the time after which a silent
+/// peer counts as dead.
 const BOUND: u64 = 25 * S;
 const DEAD: u64 = 15 * S;
 const UNVALIDATED: u64 = 5 * S;
@@ -30,7 +30,7 @@ const HELLO: &[u8] = b"the first flight";
 const ANSWER: &[u8] = b"the answer";
 const FINISH: &[u8] = b"the last one";
 
-/// What crosses the network. Data are the programs' business: one message stands for all.
+/// Packets on the network. Data are not simulated in detail: one message stands for all.
 #[derive(Clone)]
 enum Wire {
     Control(Vec<u8>),
@@ -76,7 +76,7 @@ struct Session {
     link: Established,
     made: u64,
     heard: bool,
-    /// It has no keys yet, and reads nothing before.
+    /// It has no keys yet, and reads no data before.
     awaits: bool,
     delivered: bool,
     ends: u64,
@@ -88,12 +88,12 @@ struct Attempt {
     begun: u64,
     nego: Option<Initiator>,
     session: Option<Established>,
-    /// By which way data go.
+    /// Encapsulation of data.
     way: Way,
-    /// Since when there is one.
+    /// Start of the session.
     since: u64,
     data_due: u64,
-    /// Data had gone when the peer named a graft that does not load here: no second choice then.
+    /// Early data were sent before the peer named a graft that does not load here: no second choice then.
     gone_wrong: bool,
     outcome: Option<Result<(), String>>,
 }
@@ -102,7 +102,7 @@ struct Host {
     addr: IpAddr,
     responder: Responder,
     grafts: Vec<GraftInfo>,
-    /// Do not load.
+    /// Grafts that do not load.
     broken: Vec<u16>,
     sessions: BTreeMap<u32, Session>,
     attempts: Vec<Attempt>,
@@ -110,7 +110,7 @@ struct Host {
     next_sid: u32,
 }
 
-/// What is remembered of the other host.
+/// Cached parameters of the other host.
 struct Known {
     ticket: Ticket,
     fresh: bool,
@@ -118,7 +118,7 @@ struct Known {
     way: Way,
 }
 
-/// How bad it is.
+/// Parameters of the network.
 struct Weather {
     loss: u64,
     copies: u64,
@@ -126,9 +126,9 @@ struct Weather {
     replays: u64,
     forgers: bool,
     restarts: bool,
-    /// What goes by that way is lost, from that time on.
+    /// Encapsulation whose packets are lost, from that time on.
     blocked: Option<(Way, u64)>,
-    /// A responder's application may be done with a session so soon, ms.
+    /// Minimum lifetime of a responder's session, ms.
     hurry: u64,
 }
 
@@ -140,14 +140,14 @@ struct Simulation {
     queue: BinaryHeap<Reverse<(u64, u64, usize)>>,
     events: Vec<Option<Event>>,
     hosts: [Host; 2],
-    /// How often each message, named by its host and attempt, was delivered, and by which graft.
+    /// Deliveries of each message, named by its host and attempt: graft and parameters of each.
     delivered: HashMap<usize, Vec<(u16, Values)>>,
 }
 
 fn pool(random: &mut Random) -> (Vec<GraftInfo>, Vec<u16>) {
     let mut grafts = Vec::new();
     let mut broken = Vec::new();
-    // 1 is everybody's, as the canonical graft is, and loads everywhere.
+    // Graft 1, the canonical one, is in both pools and loads everywhere.
     for gid in 1..=5u16 {
         if gid != 1 && random.percent(40) {
             continue;
@@ -245,7 +245,7 @@ impl Simulation {
             .push(Reverse((time, self.order, self.events.len() - 1)));
     }
 
-    /// Puts a packet on the wire, with all that may happen to it there.
+    /// Sends a packet over the simulated network.
     fn send(&mut self, from: usize, wire: &Wire, way: Way) {
         let blocked = |(which, at)| which == way && self.now >= at;
         if self.weather.blocked.is_some_and(blocked) {
@@ -371,7 +371,7 @@ impl Simulation {
         self.wake(host, attempt);
     }
 
-    /// The initiator's side goes on.
+    /// Runs the initiator's side.
     fn wake(&mut self, host: usize, index: usize) {
         let now = self.now;
         let attempt = &mut self.hosts[host].attempts[index];
@@ -485,7 +485,7 @@ impl Simulation {
         }
     }
 
-    /// Sessions that nobody validates, and that are over, end.
+    /// Removes sessions that are not validated in time, and those that have ended.
     fn tidy(&mut self, host: usize) {
         let now = self.now;
         let h = &mut self.hosts[host];
@@ -561,7 +561,7 @@ impl Simulation {
         self.reply(host, &key, &answer, way);
     }
 
-    /// Answers to forged addresses go nowhere.
+    /// Answers to forged addresses are dropped.
     fn reply(&mut self, host: usize, to: &NegoKey, packet: &Packet<'_>, way: Way) {
         if to.addr == self.hosts[1 - host].addr {
             let extensions = self.hosts[host].responder.extensions(to).to_vec();
@@ -628,7 +628,7 @@ impl Simulation {
         self.wake(host, index);
     }
 
-    /// The peer has a session that is of no use here; perhaps there is another graft.
+    /// Abandons a session that is unusable here; retries with another graft, if any.
     fn retry(
         &mut self,
         host: usize,
@@ -651,8 +651,7 @@ impl Simulation {
         }
     }
 
-    /// Strangers who see nothing of what is sent: packets with invented numbers, from hosts' own
-    /// addresses and from others.
+    /// Off-path attackers: packets with invented numbers, from the hosts' own addresses and from others.
     fn forge(&mut self) {
         let random = &mut self.random;
         let to = random.below(2) as usize;
@@ -745,7 +744,7 @@ impl Simulation {
                     assert_eq!(got, Some(&vec![want]), "seed {seed}: {h}.{i}");
                     continue;
                 }
-                // A session that has begun by a way is not helped here when that is blocked.
+                // A session does not change its encapsulation here if that is blocked.
                 let cut = self
                     .weather
                     .blocked
@@ -762,7 +761,7 @@ fn to_header(random: &mut Random) -> Header {
     to(random.below(3) as u32, random.below(2) * random.bits())
 }
 
-/// Also says that it finds what it looks for: outcomes of all kinds must occur.
+/// Also checks coverage: outcomes of all kinds must occur.
 #[test]
 fn network__every_attempt_ends_and_no_message_comes_twice() {
     let mut outcomes: BTreeMap<String, u32> = BTreeMap::new();

@@ -30,7 +30,7 @@ const MOST_EACH: usize = 16;
 const MOST_OF_NETWORK: usize = MOST / 4;
 /// Limit of packets queued for writing, bytes; packets beyond it are dropped.
 const MOST_OUT: usize = 256 << 10;
-/// The same before any session has used the connection.
+/// Limit of that queue before any session has used the connection, bytes.
 const MOST_STRANGER: usize = 8 << 10;
 /// Queue length from which on egress waits, bytes.
 const ENOUGH_OUT: usize = 64 << 10;

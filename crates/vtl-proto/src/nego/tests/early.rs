@@ -56,7 +56,7 @@ fn early__replays_open_nothing() {
     let used = deliver(replay(&mut responder, &nego));
     assert!(matches!(used, Packet::NegoNack(n) if n.reason == 6));
     assert_eq!(responder.counters().replays, 2);
-    // Who has sent data with it learns of it at the end only: acknowledgements may still come.
+    // An initiator that has sent early data learns of it at the end only: acknowledgements may still arrive.
     initiator.poll(initiator.poll_at()).unwrap();
     assert_eq!(initiator.handle(6 * S, &used, Way::Native), Ok(None));
     assert_eq!(

@@ -1,4 +1,4 @@
-//! The side that opens: when it sends, by which way, and which answers it takes.
+//! The initiator: transmissions, encapsulations, and accepted answers.
 
 use super::*;
 

@@ -197,7 +197,7 @@ fn asked__strangers_are_sent_for_a_cookie() {
     };
     assert_eq!(session.rtt, Some(Duration::from_millis(20)));
     assert_eq!(responder.strangers(), STRANGERS, "it is none");
-    // One that shows itself makes room, and so does one that ends.
+    // A validated peer makes room, and so does a session that ends.
     responder.validated(10);
     responder.validated(10);
     responder.ended(10);

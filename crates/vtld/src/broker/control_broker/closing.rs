@@ -218,8 +218,8 @@ impl ControlBroker {
         })
     }
 
-    /// Ends a session: frees its entry, and tells its user why. An aware application may still read
-    /// what has arrived; the rings are freed when it leaves.
+    /// Ends a session: frees its entry, and reports the reason to its user. An aware application may still read
+    /// data that have arrived; the rings are freed when it leaves.
     fn end(&mut self, sid: u32, end: End) {
         match end.farewell {
             Farewell::Nothing => {}
@@ -242,7 +242,7 @@ impl ControlBroker {
         self.shards.wake(sid);
     }
 
-    /// Removes a session and everything that belongs to it.
+    /// Removes a session and all its resources.
     pub(super) fn forget(&mut self, sid: u32) {
         let Some(session) = self.sessions.remove(sid) else {
             return;

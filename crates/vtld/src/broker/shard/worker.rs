@@ -305,8 +305,8 @@ impl Worker {
         }
     }
 
-    /// After a sleep that nothing interrupted: whether the doorbell has missed so many consecutive events that
-    /// it should be disabled.
+    /// After a sleep without any event: whether the doorbell has missed so many consecutive ones that it should
+    /// be disabled.
     fn is_unheard(&mut self) -> bool {
         let _ = self.ring.consume();
         // Only packets ring it; other events may have just arrived.
