@@ -432,7 +432,7 @@ mod tests {
         path.handle_answer(now, 1136, 7);
         path.handle_answer(now, 1000, 7);
         asked(&mut path, &mut now, &at(7));
-        // A round in which nothing comes back says nothing.
+        // A round without any answer does not count.
         asked(&mut path, &mut now, &at(7));
         path.handle_answer(now, 1216, 7);
         path.handle_answer(now, 1136, 7);
@@ -440,7 +440,7 @@ mod tests {
         path.handle_answer(now, 1176, 7);
         assert_eq!(until(&mut path, &mut now, &at(7)), Step::Reduce(1216));
         assert_eq!((now, path.most), (1700 * MS, 1216));
-        // Less and less.
+        // Only smaller sizes are probed from now on.
         let sizes = asked(&mut path, &mut now, &at(7));
         assert!(sizes.iter().all(|size| *size <= 1216));
     }
@@ -455,7 +455,7 @@ mod tests {
         let since = now;
         asked(&mut path, &mut now, &at(0));
         assert_eq!(now - since, STALL_NS, "a new count");
-        // Neither does it search where the session gets on, or nothing is out.
+        // No search while the session makes progress, or nothing is in flight.
         assert_eq!(path.poll(now + MS, &at(1), || 0), Step::Nothing);
         let idle = Progress {
             out: false,
@@ -554,7 +554,7 @@ mod tests {
         assert_eq!(path.way(), Way::Tcp);
         let detour = path.detour().expect("the initiator looks for the way back");
         assert_eq!(detour.poll(RETURN_NS, 0, true), DetourStep::Ask);
-        // The one that there is goes on.
+        // The current detour continues.
         path.begin(RETURN_NS, Way::Tcp, true, None);
         let detour = path.detour().expect("still by TCP");
         assert_eq!(detour.poll(RETURN_NS, 0, true), DetourStep::Nothing);

@@ -128,7 +128,7 @@ struct Weather {
     restarts: bool,
     /// Encapsulation whose packets are lost, from that time on.
     blocked: Option<(Way, u64)>,
-    /// Minimum lifetime of a responder's session, ms.
+    /// Upper bound, ms, of the random time after a message until the responder's session ends.
     hurry: u64,
 }
 

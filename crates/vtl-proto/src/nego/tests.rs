@@ -107,8 +107,7 @@ fn request(responder: &mut Responder, now: u64, nego: &Nego<'_>, grafts: &[Graft
     }
 }
 
-/// What a responder with these grafts answers, its session being 3 with guard 0xbbbb, or the one
-/// wished for.
+/// The answer of a responder with these grafts, whose session is 3 with token 0xbbbb, or that of early data.
 fn answer(
     responder: &mut Responder,
     now: u64,
@@ -210,7 +209,7 @@ fn extension(kind: u16, critical: bool) -> Vec<u8> {
     bytes
 }
 
-/// Strangers in all their places, as sessions from 10 on.
+/// Fills all places for peers without validated addresses, as sessions from 10 on.
 fn crowd(responder: &mut Responder) {
     for i in 0..STRANGERS as u32 {
         let nego = next_nego(&mut Initiator::new(offer(), 0, 100 + u64::from(i)));
@@ -244,7 +243,7 @@ fn long_messages__only_with_a_peer_that_takes_them() {
         panic!("no session")
     };
     assert!(!session.long_messages);
-    // Data were under way to a peer that did take them.
+    // Early data were sent to a peer that did support them.
     responder.ended(3);
     let ticket = ticket(&mut responder, 0);
     let mut initiator = Initiator::new(early(ticket), S, 0xaaaa);
@@ -267,7 +266,7 @@ fn refuse_version__answers_only_a_nego() {
         let mut buffer = buffer;
         buffer[0] = version << 4 | buffer[0] & 15;
         assert_eq!(Packet::parse(&buffer), Err(WireError::Version(version)));
-        // One of this version, but for flipped bits in the version.
+        // A NEGO of this version with flipped bits in the version field.
         assert_eq!(refuse_version(&buffer), None);
         buffer[159] ^= 1;
         let answer = deliver(refuse_version(&buffer).unwrap());
@@ -276,13 +275,13 @@ fn refuse_version__answers_only_a_nego() {
             Err(NegoError::Refused(Reason::Version))
         );
         assert_eq!(refuse_version(&buffer[..159]), None);
-        // What another version has behind it is its own business.
+        // Bytes behind another version's NEGO are not parsed.
         let longer = [&buffer[..], &[0x80, 9, 0xff]].concat();
         assert_eq!(refuse_version(&longer).map(deliver), Some(answer));
         buffer[0] = version << 4 | 5;
         assert_eq!(refuse_version(&buffer), None);
     }
-    // One of this version that was damaged on the way: the next try may be whole.
+    // A damaged NEGO of this version: no answer, since the retransmission may be intact.
     buffer[159] ^= 1;
     assert_eq!(Packet::parse(&buffer), Err(WireError::Checksum));
     assert_eq!(refuse_version(&buffer), None);

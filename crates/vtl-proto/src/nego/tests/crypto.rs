@@ -64,7 +64,7 @@ fn keys__take_one_round_trip() {
         (last.sid, last.token, last.ticket),
         (7, 0xaaaa, Ticket::default())
     );
-    // The answer to the first one comes again, and says nothing new.
+    // A duplicate of the first answer is ignored.
     assert_eq!(initiator.handle(2 * MS, &answer, Way::Native), Ok(None));
     let last = Nego {
         extensions: Extensions::parse(&extensions).unwrap(),
@@ -73,7 +73,7 @@ fn keys__take_one_round_trip() {
     let finish = Verdict::Finish(3, FLIGHTS[2].to_vec());
     let asked =
         |responder: &mut Responder| responder.asked(2 * MS, HERE, &last, &policy(&grafts), || NEXT);
-    // Until it is said to be good.
+    // Until the responder has accepted it.
     assert_eq!(asked(&mut responder), finish);
     assert_eq!(asked(&mut responder), finish);
     assert_eq!(responder.finished(3), Some(Packet::NegoAck(ack)));
@@ -95,7 +95,7 @@ fn keys__that_are_required_and_not_given() {
     for required in [false, true] {
         let mut initiator = asking(required);
         let (nego, _) = nego_of(&mut initiator);
-        // Somebody has taken the question out.
+        // The extension was stripped on the path.
         let ack = answer(&mut responder(), 0, &nego, &[reliable(9)]);
         let opened = initiator.handle(MS, &ack, Way::Native);
         match required {
@@ -113,7 +113,7 @@ fn keys__no_data_go_ahead_of_them() {
     initiator.set_crypto(FLIGHTS[0], false);
     let (nego, extensions) = nego_of(&mut initiator);
     assert_eq!((nego.header.sid, nego.header.token), (0, 0));
-    // Nor does a responder grant the wish of somebody who asks for both.
+    // A responder does not grant early data together with keys, either.
     let extensions = Extensions::parse(&extensions).unwrap();
     let both = Nego {
         header: to(ticket.sid, 5),

@@ -1,4 +1,4 @@
-//! Data that need not wait for the answer.
+//! Early data.
 
 use super::*;
 
@@ -63,7 +63,7 @@ fn early__replays_open_nothing() {
         initiator.poll(5 * S + nanos(PATIENCE)),
         Err(NegoError::Refused(Reason::Used))
     );
-    // As a proof of the address it still serves.
+    // It still validates the address.
     let plain = Nego {
         header: Header::default(),
         ..other
@@ -104,7 +104,7 @@ fn early__a_stale_ticket_moves_the_data() {
         panic!("not moved")
     };
     assert_eq!((session.peer_sid, session.max_payload), (3, 1200));
-    // Had it started while NEGO was under way, an earlier copy might have opened a session.
+    // If the peer had restarted during the negotiation, an earlier copy might have opened a session.
     assert_eq!(
         other.handle(8 * S + 1, &ack, Way::Native),
         Err(NegoError::Restarted),
@@ -123,7 +123,7 @@ fn early__another_graft_or_smaller_packets() {
         initiator.poll(initiator.poll_at()).unwrap();
         (responder, initiator, nego)
     };
-    // The first choice cannot be had.
+    // The first choice is not available.
     let (mut responder, mut initiator, nego) = go();
     let wanted = request(&mut responder, S, &nego, &grafts);
     assert_eq!(wanted.early_with(&wanted.choices[0]), Some((NEXT, 0xeeee)));
@@ -133,11 +133,11 @@ fn early__another_graft_or_smaller_packets() {
         panic!("not moved")
     };
     assert_eq!((session.gid, session.peer_sid), (5, 3));
-    // Nor is the ticket any good for another try.
+    // The ticket cannot be used for another attempt, either.
     responder.ended(3);
     let again = refusal(&mut responder, &nego, &policy(&grafts));
     assert!(matches!(again, Packet::NegoNack(n) if n.reason == 6));
-    // What was said to be there is not what was asked for.
+    // The answer names the session of early data, but another graft.
     let (mut responder, mut initiator, nego) = go();
     let wanted = request(&mut responder, S, &nego, &grafts);
     let other = &wanted.choices[1];
@@ -146,7 +146,7 @@ fn early__another_graft_or_smaller_packets() {
         initiator.handle(S, &ack, Way::Native),
         Err(NegoError::Changed)
     );
-    // The path has become narrower.
+    // The answer has a smaller maximum payload.
     let (mut responder, mut initiator, nego) = go();
     let wanted = request(&mut responder, S, &nego, &grafts);
     let narrow = Made {

@@ -102,7 +102,7 @@ fn initiator__the_first_answer_decides() {
     let mut responder = responder();
     let ack = answer(&mut responder, 0, &by_native, &grafts);
     assert_eq!(refusal(&mut responder, &by_udp, &policy(&grafts)), ack);
-    // One that was asked twice by this way, and once by the other.
+    // Two transmissions natively, one by UDP: a round-trip sample of the latter only.
     next_nego(&mut initiator);
     let opened = |way| match initiator.clone().handle(310 * MS, &ack, way) {
         Ok(Some(Answer::Opened(session))) => session.rtt,
@@ -110,7 +110,7 @@ fn initiator__the_first_answer_decides() {
     };
     assert_eq!(opened(Way::Native), None);
     assert_eq!(opened(Way::Udp), Some(Duration::from_millis(60)));
-    // Nobody answers by a way that was not used.
+    // Answers in an unused encapsulation are ignored.
     let mut initiator = Initiator::new(both(None), 0, 1);
     next_nego(&mut initiator);
     assert_eq!(initiator.handle(MS, &ack, Way::Udp), Ok(None));
@@ -305,7 +305,7 @@ fn handle__extensions() {
     for kind in [2, 3, 0x7fff] {
         let critical = extension(kind, true);
         let extensions = Extensions::parse(&critical).unwrap();
-        // Of somebody who does not know our token.
+        // From a sender that does not know our token.
         let forged = Packet::NegoAck(Nego {
             peer_token: 2,
             extensions,

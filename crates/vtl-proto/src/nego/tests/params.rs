@@ -1,4 +1,4 @@
-//! Parameters of grafts: what both sides agree on.
+//! Negotiation of grafts' parameters.
 
 use super::*;
 
@@ -49,10 +49,10 @@ fn params__both_sides_agree() {
     assert_eq!(values(&[pool(9, &ours)]), Ok((9, vec![10, 50])));
     let other_default = [range(11, 1, 100), range(20, 1, 100)];
     assert_eq!(values(&[pool(9, &other_default)]), Ok((9, vec![10, 50])));
-    // Of a later one those that were asked for; the rest is as the responder has it.
+    // Of a later graft only the requested ones; the others have the responder's defaults.
     let other = [range(10, 1, 100), range(21, 1, 100)];
     assert_eq!(values(&[pool(5, &other)]), Ok((5, vec![7, 21])));
-    // What the responder's does not allow leads to the next choice.
+    // A value out of the responder's range leads to the next choice.
     let narrow = [range(10, 1, 100), range(20, 1, 40)];
     let both = [pool(9, &narrow), pool(5, &ours)];
     assert_eq!(values(&both), Ok((5, vec![7, 20])));

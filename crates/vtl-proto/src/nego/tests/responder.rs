@@ -1,4 +1,4 @@
-//! The side that answers: whom it refuses, and whom it sends for a cookie.
+//! The responder: refusals, cookies, retransmissions, quotas.
 
 use super::*;
 
@@ -57,7 +57,7 @@ fn asked__extensions() {
         asks.emit(&mut buffer).unwrap();
         buffer
     };
-    // The types that this version defines and does not know, and one that it does not define.
+    // Critical extensions of types that this version does not support, defined or not.
     for kind in [2, 3, 0x7fff] {
         let bytes = asks(&extension(kind, true));
         let nack = refusal(&mut responder, &parsed(&bytes), &policy(&grafts));
@@ -73,7 +73,7 @@ fn asked__extensions() {
     }
     assert_eq!(responder.counters().refused, 3);
     assert_eq!(responder.sessions(), 0);
-    // Others open a session, with the answer that a NEGO without any gets.
+    // Non-critical unknown ones, and padding, are ignored: same answer as without extensions.
     let others = [
         extension(0, true),
         extension(2, false),
@@ -85,7 +85,7 @@ fn asked__extensions() {
     assert_eq!(opened.wire_len(), 160);
     let again = refusal(&mut responder, &nego, &policy(&grafts));
     assert_eq!(opened, again);
-    // The same attempt as one that has opened a session.
+    // A retransmission of an attempt that has opened a session, with an extension.
     let bytes = asks(&extension(1, true));
     let again = refusal(&mut responder, &parsed(&bytes), &policy(&grafts));
     assert_eq!(opened, again);
@@ -112,7 +112,7 @@ fn asked__a_session_that_succeeds_another() {
     let nack = refusal(&mut responder, &nego, &deaf);
     let refused = Err(NegoError::Refused(Reason::Succession));
     assert_eq!(initiator.clone().handle(1, &nack, Way::Native), refused);
-    // Its address is proven: strangers take no place from it, and it takes none from them.
+    // Its address is validated by the token: it neither takes nor needs a place for strangers.
     for sid in 0..STRANGERS as u32 {
         let stranger = Nego {
             sid: 100 + sid,
@@ -149,7 +149,7 @@ fn asked__a_repeated_nego_gets_the_same_answer() {
     let grafts = [reliable(5), reliable(6)];
     let mut responder = responder();
     let first = answer(&mut responder, 0, &one, &grafts);
-    // Whatever has changed meanwhile.
+    // Even if the policy has changed meanwhile.
     let again = refusal(&mut responder, &two, &policy(&[]));
     assert_eq!(first, again);
     assert_eq!(responder.counters().repeated, 1);
@@ -175,7 +175,7 @@ fn asked__strangers_are_sent_for_a_cookie() {
     let mut responder = responder();
     let grafts = [reliable(9)];
     crowd(&mut responder);
-    // The next one leaves nothing behind, and gets in with one more round trip.
+    // The next one leaves no state, and succeeds after one more round trip.
     let mut initiator = Initiator::new(offer(), 0, 0xaaaa);
     let nego = next_nego(&mut initiator);
     let cookie = refusal(&mut responder, &nego, &policy(&grafts));
@@ -188,7 +188,7 @@ fn asked__strangers_are_sent_for_a_cookie() {
     assert_eq!(initiator.poll_at(), 20 * MS);
     let again = next_nego(&mut initiator);
     assert_eq!((again.sid, again.token), (nego.sid, nego.token));
-    // The cookie is of no use to anybody else.
+    // The cookie is invalid from other addresses.
     let elsewhere = responder.asked(20 * MS, THERE, &again, &policy(&grafts), || NEXT);
     assert!(matches!(elsewhere, Verdict::Answer(Packet::NegoNack(_))));
     let ack = answer(&mut responder, 20 * MS, &again, &grafts);
