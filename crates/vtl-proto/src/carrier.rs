@@ -11,8 +11,7 @@ pub const LOSSY: [&str; 4] = ["udp", "udp-lite", "dccp-ccid2", "dccp-ccid3"];
 /// VTL port of sessions that carry flows; not available to applications.
 pub const GRAFT_PORT: u16 = 65_535;
 
-/// Kinds of carriers: an association has one of each kind at most per peer, for all flows of that kind.
-/// Serialized by name.
+/// Kinds of carriers: one carrier to each peer takes all flows of its kind. Serialized by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {

@@ -82,7 +82,8 @@ struct Retained {
 pub struct Loses {
     /// Chunks from this offset on may get lost; `u64::MAX`: none any more.
     pub from: u64,
-    /// Chunks below this offset are no longer in flight; where `from` is `u64::MAX`, the former `from`.
+    /// Chunks below this offset, at most that of the next byte, are no longer in flight; where `from` is
+    /// `u64::MAX`, the former `from`.
     pub passed: u64,
 }
 
