@@ -1,11 +1,11 @@
-//! Why operations fail.
+//! Errors of operations.
 
 use std::{io, net::IpAddr};
 
 use vtl_control as control;
 use vtl_proto::services::Contradiction;
 
-/// Why an operation failed.
+/// Error of an operation.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The daemon refused, or cannot be reached.
@@ -14,17 +14,17 @@ pub enum Error {
     /// The requirements contradict each other.
     #[error(transparent)]
     Contradiction(#[from] Contradiction),
-    /// The session broke: the peer does not answer, or gave up. Data may not have arrived.
+    /// The session broke: the peer does not answer, or gave up. Data may be lost.
     #[error("the session with {0} broke: what was sent last may not have arrived")]
     Broken(IpAddr),
-    /// The peer closed the session; it reads no more.
+    /// The peer closed the session and reads no more.
     #[error("{0} has closed the session")]
     ClosedByPeer(IpAddr),
     /// The peer closed the session in the middle of a message.
     #[error("{0} has closed the session in the middle of a message")]
     Cut(IpAddr),
-    /// A packet of the session does not open: it is not as the peer has sealed it. Nothing behind it
-    /// is read, and the session is of no more use.
+    /// A packet failed authentication: it is not as the peer sealed it. Nothing after it is read,
+    /// and the session is unusable.
     #[error("a packet of {0} does not open: somebody on the path has changed it")]
     Forged(IpAddr),
     /// The operation does not fit the socket's mode, or comes too early.
@@ -33,27 +33,27 @@ pub enum Error {
     /// The socket has been closed.
     #[error("the socket has been closed")]
     Closed,
-    /// The socket's time limit has passed. Nothing is lost: the operation may be tried again, and
-    /// sending a message of several packets has to be, with the same message.
+    /// The socket's time limit has passed. Nothing is lost: the operation may be retried; a message
+    /// of several packets must be, with the same message.
     #[error("the time limit has passed")]
     TimedOut,
     /// A message is empty, or longer than the session takes.
     #[error("a message has 1 to {most} bytes in this session, not {len}")]
     MessageSize {
-        /// Its length, bytes.
+        /// Length of the message, bytes.
         len: usize,
-        /// What [`crate::Socket::max_message`] says, bytes.
+        /// Maximum: [`crate::Socket::max_message`], bytes.
         most: usize,
     },
-    /// The next message does not fit into the buffer, and waits for a larger one.
+    /// The next message does not fit into the buffer; it stays for a larger one.
     #[error("the next message does not fit into the buffer: {0} bytes of it are here")]
     BufferTooSmall(usize),
-    /// The system refused something on the way.
+    /// A system call failed.
     #[error("{0}")]
     System(#[from] io::Error),
 }
 
-/// With the system's own code where it has one, else of the kind that comes nearest.
+/// Keeps the system's error code where there is one, else maps to the nearest kind.
 impl From<Error> for io::Error {
     fn from(error: Error) -> Self {
         let kind = match error {

@@ -3,7 +3,7 @@
 //! - [`socket`]: the six operations of the thesis (table 3.4), over shared rings;
 //! - [`Listener`]: many sessions at a port; [`Shared`]: a socket for several threads;
 //! - `tokio`, with the feature of that name: the same for asynchronous applications;
-//! - [`control`]: where the daemon is, and why it refuses.
+//! - [`control`]: path and errors of the daemon's control socket.
 
 mod error;
 mod listener;
@@ -16,7 +16,7 @@ mod succession;
 pub mod tokio;
 mod waiting;
 
-/// The daemon's control socket, as far as applications see it.
+/// The part of the daemon's control socket that applications see.
 pub mod control {
     pub use vtl_control::{Error, socket_path};
 }

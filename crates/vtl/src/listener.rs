@@ -1,4 +1,4 @@
-//! Many sessions at one port.
+//! Accepts many sessions at one port.
 
 use std::{
     io,
@@ -16,8 +16,8 @@ use crate::{
     waiting::{Source, deadline, epoll, watch},
 };
 
-/// Holds a VTL port, and gives a [`Socket`] for each session that is opened to it. Sockets outlive
-/// their listener; sessions that nobody has accepted end with it.
+/// Holds a VTL port, and yields a [`Socket`] for each session that a peer opens to it. Sockets
+/// outlive their listener; sessions not accepted end with it.
 pub struct Listener {
     /// Holds the port.
     _client: Client,
@@ -27,15 +27,15 @@ pub struct Listener {
     timeout: Option<Duration>,
     /// Waits for the next session.
     next: Option<Socket>,
-    /// Readable when `next` has got one.
+    /// Readable when `next` has a session.
     ready: Epoll,
 }
 
 impl Listener {
-    /// Takes a port, 1 to 65535, at the daemon.
+    /// Binds a port, 1 to 65535, at the daemon.
     ///
     /// # Errors
-    /// The daemon cannot be reached, or the port is taken.
+    /// The daemon is unreachable, or the port is taken.
     pub fn bind(port: u16, daemon: &Path) -> Result<Self, Error> {
         let client = Client::connect(daemon)?;
         let Listening { key } = client.call(&Request::Listen { port })?;
@@ -52,7 +52,7 @@ impl Listener {
         Ok(listener)
     }
 
-    /// Asks for the next session, so that the descriptor tells when there is one.
+    /// Requests the next session, so that the descriptor becomes readable for it.
     fn ask(&mut self) -> Result<(), Error> {
         let client = Client::connect(&self.daemon)?;
         let mut next = Socket::over(client, Mode::Responder, self.address, &self.daemon)?;
@@ -69,7 +69,8 @@ impl Listener {
         self.address.port()
     }
 
-    /// As [`Socket::set_timeout`], for [`Listener::accept`]; sockets begin without.
+    /// As [`Socket::set_timeout`], for [`Listener::accept`]; accepted sockets start without a
+    /// limit.
     pub fn set_timeout(&mut self, limit: Option<Duration>) {
         self.timeout = limit;
     }
@@ -90,8 +91,8 @@ impl Listener {
         }
     }
 
-    /// As [`Listener::accept`], but never waits: `None` means that there is none. The listener's
-    /// descriptor becomes readable when there is.
+    /// As [`Listener::accept`], but does not block: `None` means that there is no session. The
+    /// listener's descriptor becomes readable when there is.
     ///
     /// # Errors
     /// The daemon has gone.
@@ -107,7 +108,7 @@ impl Listener {
         if let Some(next) = &next {
             self.ready.delete(next.as_fd()).map_err(io::Error::from)?;
         }
-        // If that fails, the next call tries again: this session is not to blame.
+        // On failure the next call retries: this session is not affected.
         let _ = self.ask();
         adopted.transpose()?;
         Ok(next)
@@ -115,7 +116,7 @@ impl Listener {
 }
 
 impl AsFd for Listener {
-    /// Readable when a session waits to be accepted.
+    /// Readable when a session is ready to be accepted.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.ready.0.as_fd()
     }

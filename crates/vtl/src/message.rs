@@ -1,9 +1,8 @@
-//! Messages of one session, where they may take several packets: what of one was handed over, and
-//! what has come of one.
+//! State of messages that take several packets: the one being sent, and the one being received.
 //!
-//! A message longer than the rings goes and comes piece by piece, so both ends may have to stop in
-//! the middle of one. The sender then remembers how far it is, and is given the same message again;
-//! the receiver keeps what has come, never more than the buffer that it was to go to.
+//! A message longer than the rings is sent and received piece by piece, so both ends may have to
+//! stop in the middle. The sender then remembers its position, and is called with the same message
+//! again; the receiver keeps the part that has arrived, never more than the caller's buffer.
 
 use std::{
     collections::TryReserveError,
@@ -13,25 +12,25 @@ use std::{
 
 use crate::error::Error;
 
-/// As much memory is kept for the next message, bytes.
+/// Buffer capacity kept for the next message, bytes.
 const KEEP: usize = 1 << 20;
-/// A message that was begun is known again by so many bytes at the beginning and at the end of what
-/// was handed over: all of it, if it is not longer than both.
+/// Bytes at the beginning and at the end of the part sent by which a message is recognised: all of
+/// it, if it is not longer than both.
 const MARK: usize = 32 << 10;
 
 /// The message that is being sent.
 #[derive(Default)]
 pub(crate) struct Outgoing {
-    /// Nothing between two messages.
+    /// `None` between two messages.
     begun: Option<Begun>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Begun {
-    /// Bytes that were handed over.
+    /// Bytes sent so far.
     sent: usize,
     length: usize,
-    /// Of those that [`MARK`] is about.
+    /// Digest of the bytes of [`MARK`].
     digest: u64,
 }
 
@@ -50,7 +49,7 @@ impl Begun {
 }
 
 impl Outgoing {
-    /// Whether nothing but a new message, or other data, may be sent.
+    /// Checks that no message is sent in part.
     pub(crate) fn between(&self) -> Result<(), Error> {
         match self.begun {
             None => Ok(()),
@@ -60,7 +59,7 @@ impl Outgoing {
         }
     }
 
-    /// How much of this message has gone already.
+    /// Bytes of this message that are sent already.
     pub(crate) fn start(&self, message: &[u8]) -> Result<usize, Error> {
         match self.begun {
             Some(begun)
@@ -72,12 +71,12 @@ impl Outgoing {
         }
     }
 
-    /// So much of it has gone now; it will be gone on with in a later call.
+    /// Suspends the message after `sent` bytes, until a later call.
     pub(crate) fn stop(&mut self, message: &[u8], sent: usize) {
         self.begun = (sent > 0).then(|| Begun::new(message, sent));
     }
 
-    /// The message has gone whole.
+    /// Marks the message as sent.
     pub(crate) fn finish(&mut self) {
         self.begun = None;
     }
@@ -86,20 +85,20 @@ impl Outgoing {
 /// The message that is being received.
 #[derive(Default)]
 pub(crate) struct Incoming {
-    /// What has come of it and nobody was given yet, from `from` on.
+    /// The part that has arrived and was not handed out, from `from` on.
     bytes: Vec<u8>,
     from: usize,
-    /// The packet that was read last is not its end.
+    /// The last packet read was not the end of its message.
     pub(crate) inside: bool,
 }
 
 impl Incoming {
-    /// Bytes that are kept.
+    /// The bytes kept.
     pub(crate) fn kept(&self) -> &[u8] {
         &self.bytes[self.from..]
     }
 
-    /// Makes room for `more` bytes, and for no more than `most` in all.
+    /// Makes room for `more` bytes; at most `most` in all.
     pub(crate) fn reserve(&mut self, more: usize, most: usize) -> Result<(), Error> {
         if self.from > 0 {
             self.bytes.drain(..self.from);
@@ -115,12 +114,12 @@ impl Incoming {
         Ok(self.bytes.try_reserve_exact(additional).map_err(none)?)
     }
 
-    /// Keeps a piece for which there is room.
+    /// Appends a piece; room is reserved.
     pub(crate) fn keep(&mut self, piece: &[u8]) {
         self.bytes.extend_from_slice(piece);
     }
 
-    /// Hands out what is kept, as far as it fits.
+    /// Hands out the bytes kept, as far as they fit.
     pub(crate) fn take(&mut self, buffer: &mut [u8]) -> usize {
         let n = self.kept().len().min(buffer.len());
         buffer[..n].copy_from_slice(&self.kept()[..n]);
@@ -128,7 +127,7 @@ impl Incoming {
         n
     }
 
-    /// Drops the first `n` bytes that are kept.
+    /// Drops the first `n` bytes kept.
     pub(crate) fn forget(&mut self, n: usize) {
         self.from += n;
         if self.from < self.bytes.len() {
@@ -145,10 +144,9 @@ impl Incoming {
 /// A piece of a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Part {
-    /// Bytes; 0 means that the peer has closed the session and everything it sent was read, or that
-    /// there was no place for any.
+    /// Bytes; 0: the peer has closed the session and everything was read, or the buffer is empty.
     pub len: usize,
-    /// The message goes on behind it.
+    /// The message continues after this part.
     pub more: bool,
 }
 

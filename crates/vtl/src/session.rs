@@ -1,4 +1,4 @@
-//! An open session: its rings, and how to get at them without missing anything.
+//! An open session: its rings, and access to them without lost wake-ups.
 
 use std::{
     net::IpAddr,
@@ -19,57 +19,57 @@ use crate::{
     waiting::{WAIT_MS, Wakeups, patience},
 };
 
-/// A reader that got this many packets at once naps before it asks to be woken: in bulk transfers a
-/// wake-up for every few packets costs more than the packets.
+/// Packets read at once from which on a reader naps before it asks for a wake-up: in bulk transfers
+/// a wake-up for every few packets costs more than the packets (interrupt coalescing).
 const BULK: u64 = 4;
-/// How long at first. Each nap is a timer's interrupt, so naps grow while many packets arrive during
+/// Initial nap. Each nap is a timer interrupt, so naps grow while [`MANY`] packets arrive during
 /// one, until a quarter of the ring does.
 const NAP: Duration = Duration::from_micros(100);
-/// At most.
+/// Maximum nap.
 const LONG_NAP: Duration = Duration::from_micros(300);
-/// By how much at a time.
+/// Increment of the nap.
 const LONGER: Duration = Duration::from_micros(25);
-/// What is many: some 3 Gbit/s. Slower streams are better read at once.
+/// Packets per nap from which on it grows: some 3 Gbit/s. Slower streams are better read at once.
 const MANY: u64 = 32;
-/// The most packets that are published at once.
+/// Maximum number of packets published at once.
 const BURST: usize = 256;
 
 pub(crate) struct Session {
     tx: TxRing,
-    /// With partial order.
+    /// With partial order only.
     lanes: Option<Lanes>,
     rx: RxRing,
-    /// Towards the daemon.
+    /// Wakes the daemon.
     kick: OwnedFd,
-    /// Sending here runs egress, without the daemon.
+    /// Socket that runs egress from this thread, without the daemon.
     caller: Option<OwnedFd>,
     wakeups: Wakeups,
     pub(crate) peer: IpAddr,
-    /// The longest message, bytes, where messages may take several packets.
+    /// Maximum length of a message, bytes, if messages may take several packets.
     long_messages: Option<usize>,
     outgoing: Outgoing,
     incoming: Incoming,
-    /// Bytes of the first packet in `rx` that were read.
+    /// Bytes read of the first packet in `rx`.
     read: usize,
-    /// Packets without content so far.
+    /// Given-up packets read so far.
     given_up: u64,
-    /// Packets read at a time last.
+    /// Packets in the latest read.
     batch: u64,
-    /// How long the next nap is.
+    /// Duration of the next nap.
     nap: Duration,
     pub(crate) key: SessionKey,
-    /// Packets arrive all, sooner or later.
+    /// Whether the graft is reliable.
     pub(crate) reliable: bool,
-    /// Another one has succeeded it: it is read to its end.
+    /// Succeeded by another session: only read, to its end.
     pub(crate) old: bool,
-    /// It is gone on with for now, also where the peer has succeeded it.
+    /// Keep using the session for now, even if the peer has succeeded it.
     pub(crate) stays: bool,
 }
 
-/// Why an operation did not come to its end.
+/// Why an operation did not complete.
 pub(crate) enum Halt {
     Error(Error),
-    /// What is next, is with the session that succeeds this one.
+    /// The operation continues in the session that succeeds this one.
     Succeeded,
 }
 
@@ -79,19 +79,19 @@ impl<T: Into<Error>> From<T> for Halt {
     }
 }
 
-/// What a reader finds.
+/// State of the receive ring.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Receivable {
     Packets,
     End,
-    /// What follows comes by the session that succeeds this one, which there may be.
+    /// The data continues in the session that succeeds this one, if there is one.
     Succeeded,
-    /// Nothing, and the reader will be woken.
+    /// Nothing has arrived; a wake-up is requested.
     NotYet,
 }
 
 impl Session {
-    /// The session that the daemon grants; `any` becomes readable for it.
+    /// Maps the rings of a session that the daemon grants; its events make `any` readable.
     pub(crate) fn granted(
         grant: Grant,
         descriptors: Vec<OwnedFd>,
@@ -121,7 +121,7 @@ impl Session {
             rx = rx.with_list();
         }
         if let Some(keys) = &grant.keys {
-            // Where every packet has its place in the ring, that is its number.
+            // Reliable and ordered: a packet's number is its place in the ring.
             let placed = Services::RELIABLE | Services::ORDERED;
             let numbered = !agreement.services.contains(placed);
             tx = tx.with_keys(keys, numbered);
@@ -154,22 +154,22 @@ impl Session {
         Ok((session, agreement))
     }
 
-    /// Bytes per packet.
+    /// Maximum payload of a packet, bytes.
     pub(crate) fn max_payload(&self) -> usize {
         self.tx.max_payload()
     }
 
-    /// Bytes of the longest message.
+    /// Maximum length of a message, bytes.
     pub(crate) fn max_message(&self) -> usize {
         self.long_messages.unwrap_or(self.max_payload())
     }
 
-    /// Packets that the peer has not acknowledged.
+    /// Packets queued or in flight: not acknowledged by the peer.
     pub(crate) fn unacknowledged(&self) -> u64 {
         self.tx.unacknowledged()
     }
 
-    /// Packets read that the sender had given up.
+    /// Given-up packets read.
     pub(crate) fn given_up(&self) -> u64 {
         self.given_up
     }
@@ -183,7 +183,7 @@ impl Session {
         Error::Broken(self.peer)
     }
 
-    /// Whether a packet that must not be missing does not open. One that may be was given up.
+    /// Whether a packet failed authentication. Without reliability it counts as given up instead.
     fn is_forged(&self) -> bool {
         self.reliable && self.rx.forged() > 0
     }
@@ -198,7 +198,7 @@ impl Session {
 
 /// Sending.
 impl Session {
-    /// Hands over what there is room for; waits for some.
+    /// Queues as much as there is room for; waits for room.
     pub(crate) fn send(&mut self, data: &[u8], limit: Option<Instant>) -> Result<usize, Halt> {
         loop {
             if let Some(taken) = self.push(data)? {
@@ -210,7 +210,7 @@ impl Session {
         }
     }
 
-    /// Hands over what there is room for; without room, empties the descriptor and looks again.
+    /// Queues as much as there is room for; without room, clears the wake-ups and retries once.
     pub(crate) fn try_send(&mut self, data: &[u8]) -> Result<Option<usize>, Halt> {
         let taken = self.push(data)?;
         if taken.is_some() {
@@ -222,7 +222,7 @@ impl Session {
         self.push(data)
     }
 
-    /// Hands over what there is room for; without room, asks to be woken and returns `None`.
+    /// Queues as much as there is room for; without room, requests a wake-up and returns `None`.
     fn push(&mut self, data: &[u8]) -> Result<Option<usize>, Halt> {
         self.outgoing.between()?;
         if self.is_left() {
@@ -232,7 +232,7 @@ impl Session {
         Ok(room.map(|room| self.fill(data, room, None)))
     }
 
-    /// Slots that may be filled at once, at least one; without room, asks to be woken and returns
+    /// Slots that may be filled at once, at least one; without room, requests a wake-up and returns
     /// `None`.
     fn room_or_wait(&mut self) -> Result<Option<usize>, Error> {
         loop {
@@ -247,7 +247,7 @@ impl Session {
         }
     }
 
-    /// Hands over a whole message; waits for room.
+    /// Queues a whole message; waits for room.
     pub(crate) fn send_message(
         &mut self,
         lane: u32,
@@ -262,8 +262,8 @@ impl Session {
         Ok(())
     }
 
-    /// Hands over what of a message there is room for; false if something is left, and then the
-    /// same message is to be given again. Without room, empties the descriptor and looks again.
+    /// Queues as much of a message as there is room for; false if a rest remains: then the same
+    /// message must be given again. Without room, clears the wake-ups and retries once.
     pub(crate) fn try_send_message(&mut self, lane: u32, message: &[u8]) -> Result<bool, Halt> {
         if self.push_message(lane, message)? {
             return Ok(true);
@@ -274,8 +274,8 @@ impl Session {
         self.push_message(lane, message)
     }
 
-    /// Hands over what of a message there is room for, as long as there is some; then asks to be
-    /// woken and returns false.
+    /// Queues a message until it is whole or there is no room; then requests a wake-up and returns
+    /// false.
     fn push_message(&mut self, lane: u32, message: &[u8]) -> Result<bool, Halt> {
         let mut sent = self.outgoing.start(message)?;
         if sent == 0 && self.is_left() {
@@ -292,16 +292,16 @@ impl Session {
         Ok(true)
     }
 
-    /// Whether no message was begun and is not sent whole.
+    /// Checks that no message is sent in part.
     pub(crate) fn between_messages(&self) -> Result<(), Error> {
         self.outgoing.between()
     }
 
-    /// Copies as much of `data` as fits into `room` slots, and publishes them: bytes, or the rest
-    /// of a message in a lane.
+    /// Copies as much of `data` as fits into `room` slots, and publishes it: as bytes, or as the
+    /// rest of a message in a lane.
     fn fill(&mut self, data: &[u8], room: usize, message: Option<u32>) -> usize {
-        // Where a message is one packet, it stays one: the path may have become smaller since it was
-        // looked at.
+        // A message of one packet stays one packet, even if the path MTU has shrunk since it was
+        // checked.
         let each = match self.long_messages {
             None if message.is_some() => data.len(),
             _ => self.tx.max_payload(),
@@ -327,21 +327,21 @@ impl Session {
         taken
     }
 
-    /// Runs egress for one packet of `length` bytes. False if that is not possible here or now.
+    /// Runs egress for one packet of `length` bytes. False if that is impossible here or now.
     fn call_egress(&self, length: u32) -> bool {
         self.caller
             .as_ref()
             .is_some_and(|caller| egress::run(caller, self.tx.sealed_len(length)))
     }
 
-    /// Whether to go on with the session by which the peer has succeeded this one.
+    /// Whether to move on to the session by which the peer has succeeded this one.
     pub(crate) fn is_left(&self) -> bool {
         let may_leave = !self.old && !self.stays;
         may_leave && self.tx.is_succeeded() && self.between_messages().is_ok()
     }
 
-    /// Says that nothing follows in this session. False if there is no room for that yet; the
-    /// descriptor then becomes readable when there is.
+    /// Publishes the last packet of this session. False if there is no room yet; the descriptor
+    /// then becomes readable when there is.
     pub(crate) fn try_end_sending(&mut self) -> bool {
         if self.tx.closed().is_some() {
             return true;
@@ -360,23 +360,23 @@ impl Session {
         true
     }
 
-    /// Empties the descriptor. False if the daemon has gone.
+    /// Consumes pending wake-ups. False if the daemon has gone.
     pub(crate) fn clear_wakeups(&mut self) -> Result<bool, Error> {
         Ok(self.wakeups.clear()?)
     }
 
-    /// Whether there is nothing to wait for of what was sent.
+    /// Whether no data sent is worth waiting for any more.
     pub(crate) fn is_sent(&self) -> bool {
         self.tx.unacknowledged() == 0
             || match self.tx.closed() {
                 None => false,
                 Some(Closed::ByPeer) => true,
-                // What is missing then shows when the socket is closed.
+                // Missing data is reported when the socket is closed.
                 Some(Closed::Broken | Closed::Local) => !self.reliable,
             }
     }
 
-    /// Whether there is something that came and was not read.
+    /// Whether data has arrived and was not read.
     pub(crate) fn is_unread(&mut self) -> bool {
         if self.reliable && self.rx.available() > 0 {
             self.rx.take_last();
@@ -384,7 +384,7 @@ impl Session {
         self.rx.available() > 0 || !self.incoming.kept().is_empty()
     }
 
-    /// Whether all was read that will ever come.
+    /// Whether everything was read and nothing more will arrive.
     pub(crate) fn is_read(&mut self) -> bool {
         // What arrived before the end was published before it.
         let over = matches!(self.rx.closed(), Some(Closed::ByPeer | Closed::Local));
@@ -400,17 +400,17 @@ impl Session {
         }
     }
 
-    /// Whether the peer has everything.
+    /// Whether the peer has acknowledged everything.
     ///
     /// # Errors
-    /// It will never have, or what it has sent is forged: no orderly end then.
+    /// The session broke, or received forged data: no orderly end then.
     pub(crate) fn delivered(&self) -> Result<bool, Error> {
         self.check_forged()?;
         if self.tx.unacknowledged() == 0 {
             return Ok(true);
         }
         self.check_open()?;
-        // Nobody else would notice: acknowledgements come no more.
+        // Without the daemon, acknowledgements stop, and nothing else detects that.
         if !self.wakeups.daemon_lives()? {
             return Err(self.broken());
         }
@@ -420,7 +420,7 @@ impl Session {
 
 /// Receiving.
 impl Session {
-    /// Fetches bytes; waits for the first. 0 at the end.
+    /// Reads bytes; waits for the first. 0 at the end.
     pub(crate) fn recv_data(
         &mut self,
         limit: Option<Instant>,
@@ -432,7 +432,7 @@ impl Session {
         }
     }
 
-    /// As [`Session::recv_data`], but never waits: `None` if nothing has arrived.
+    /// As [`Session::recv_data`], but does not block: `None` if nothing has arrived.
     pub(crate) fn try_recv_data(&mut self, buffer: &mut [u8]) -> Result<Option<usize>, Halt> {
         match self.incoming.take(buffer) {
             0 => self.try_recv(|session| session.read(buffer)),
@@ -440,7 +440,7 @@ impl Session {
         }
     }
 
-    /// Fetches a message; waits until it is whole. 0 at the end.
+    /// Reads a message; waits until it is whole. 0 at the end.
     pub(crate) fn recv_message(
         &mut self,
         limit: Option<Instant>,
@@ -451,15 +451,15 @@ impl Session {
         Ok(len)
     }
 
-    /// As [`Session::recv_message`], but never waits: `None` if it is not whole yet.
+    /// As [`Session::recv_message`], but does not block: `None` if it is not whole yet.
     pub(crate) fn try_recv_message(&mut self, buffer: &mut [u8]) -> Result<Option<usize>, Halt> {
         let len = self.try_recv(|session| session.read_message(buffer))?;
         self.check_end(len.unwrap_or(1))?;
         Ok(len)
     }
 
-    /// Fetches what has come of a message, up to its end; waits for something. Nothing at the end
-    /// of the session.
+    /// Reads the part of a message that has arrived, up to its end; waits for some. Empty at the
+    /// end of the session.
     pub(crate) fn recv_part(
         &mut self,
         limit: Option<Instant>,
@@ -473,7 +473,7 @@ impl Session {
         Ok(self.part(len))
     }
 
-    /// As [`Session::recv_part`], but never waits: `None` if nothing has arrived.
+    /// As [`Session::recv_part`], but does not block: `None` if nothing has arrived.
     pub(crate) fn try_recv_part(&mut self, buffer: &mut [u8]) -> Result<Option<Part>, Halt> {
         let mut len = match self.incoming.take(buffer) {
             0 => None,
@@ -493,7 +493,7 @@ impl Session {
         }
     }
 
-    /// Nothing was received because the session has ended: was that in the middle of a message?
+    /// Checks that the end of the session (`received` is 0) is not in the middle of a message.
     fn check_end(&self, received: usize) -> Result<(), Error> {
         if received == 0 && self.incoming.inside {
             return Err(Error::Cut(self.peer));
@@ -501,8 +501,8 @@ impl Session {
         Ok(())
     }
 
-    /// Waits for packets, and reads until `read` has got something. 0 at the end; `read` returns 0
-    /// if what there was is not enough, or only places of packets that the sender gave up.
+    /// Waits for packets, and calls `read` until it returns data. 0 at the end. `read` returns 0 if
+    /// the packets are not enough, or were given up.
     fn recv(
         &mut self,
         limit: Option<Instant>,
@@ -517,7 +517,7 @@ impl Session {
         Ok(0)
     }
 
-    /// As [`Session::recv`], but never waits: `None` if nothing has arrived.
+    /// As [`Session::recv`], but does not block: `None` if nothing has arrived.
     fn try_recv(
         &mut self,
         mut read: impl FnMut(&mut Self) -> Result<usize, Error>,
@@ -554,7 +554,7 @@ impl Session {
         }
     }
 
-    /// Looks whether something has arrived; if not, empties the descriptor and looks again.
+    /// Checks for packets; without any, clears the wake-ups and checks again.
     pub(crate) fn look(&mut self) -> Result<Receivable, Error> {
         let state = self.receivable()?;
         if state != Receivable::NotYet {
@@ -593,17 +593,17 @@ impl Session {
         }
     }
 
-    /// How long a reader should nap before it looks and asks to be woken.
+    /// How long a reader should sleep before it checks and waits for a wake-up.
     pub(crate) fn nap(&mut self) -> Option<Duration> {
         self.naps().then_some(NAP)
     }
 
-    /// Is this a bulk transfer, of which nothing is here?
+    /// Whether this is a bulk transfer without pending packets.
     fn naps(&mut self) -> bool {
         self.batch >= BULK && self.rx.available() == 0
     }
 
-    /// Naps, and learns how long.
+    /// Naps, and adapts the duration.
     fn rest(&mut self) {
         std::thread::sleep(self.nap);
         let (arrived, slots) = (self.rx.available(), self.rx.slots());
@@ -618,20 +618,20 @@ impl Session {
         }
     }
 
-    /// Copies what has arrived. 0 if those were only places of packets that the sender gave up.
+    /// Copies the data that has arrived. 0 if all packets were given up.
     ///
     /// # Errors
-    /// There is nothing before a packet that is forged.
+    /// The first packet is forged.
     fn read(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
         self.read_until(buffer, |_, _| false)
     }
 
-    /// The same up to the end of the message.
+    /// As [`Session::read`], up to the end of the message.
     fn read_part(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
         self.read_until(buffer, |session, packet| !session.goes_on(packet))
     }
 
-    /// The same up to a packet that is the last one.
+    /// As [`Session::read`], up to the first packet for which `last` is true.
     fn read_until(
         &mut self,
         buffer: &mut [u8],
@@ -670,8 +670,8 @@ impl Session {
         Ok(filled)
     }
 
-    /// Copies a message that is here as a whole. 0 if it is not: then what has come is kept; or if
-    /// it is one that the sender gave up.
+    /// Copies a message if it has arrived whole. 0 if it has not: then its packets are kept; or if
+    /// it was given up.
     fn read_message(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
         let (packets, new, whole) = self.survey();
         self.check_forged()?;
@@ -700,13 +700,13 @@ impl Session {
         Ok(if whole { len } else { 0 })
     }
 
-    /// How many packets of the message that is being read are here, how many bytes, and whether
-    /// that is all of it.
+    /// Packets and bytes that have arrived of the message being read, and whether that is all of
+    /// it.
     fn survey(&mut self) -> (u64, usize, bool) {
         let available = self.rx.available();
         let mut len = 0;
         for i in 0..available {
-            // The last packet stands alone: no message goes on in it.
+            // The last packet stands alone: it is part of no message.
             len += self.rx.packet(i).len();
             if !self.goes_on(i) {
                 return (i + 1, len - self.read, true);
@@ -715,7 +715,7 @@ impl Session {
         (available, len - self.read, false)
     }
 
-    /// Shows so many packets, and where each one lies behind the first.
+    /// Passes `packets` packets to `take`, each with its offset from the first.
     fn copy_packets(&mut self, packets: u64, mut take: impl FnMut(usize, &[u8])) {
         let mut at = 0;
         for i in 0..packets {
@@ -726,22 +726,23 @@ impl Session {
         }
     }
 
-    /// Whether the message of the `ahead`-th packet goes on in the next one.
+    /// Whether the message of the `ahead`-th packet continues in the next one.
     fn goes_on(&self, ahead: u64) -> bool {
         self.long_messages.is_some() && self.rx.goes_on(ahead)
     }
 
-    /// Whether the `ahead`-th packet is no data, but says that none follow.
+    /// Whether the `ahead`-th packet is the marker of the session's end instead of data.
     fn is_last(&self, ahead: u64) -> bool {
         self.reliable && self.rx.is_last(ahead)
     }
 
-    /// Whether [`Session::read_message`] has kept something.
+    /// Whether [`Session::read_message`] has kept part of a message.
     pub(crate) fn has_kept(&self) -> bool {
         !self.incoming.kept().is_empty()
     }
 
-    /// What [`Session::read_message`] has kept of a message, which counts as a packet.
+    /// Passes to `take` the part of a message that [`Session::read_message`] has kept; it counts as
+    /// a packet.
     pub(crate) fn read_kept(&mut self, take: &mut impl FnMut(&[u8])) -> bool {
         let kept = self.incoming.kept();
         let len = kept.len();
@@ -752,10 +753,10 @@ impl Session {
         len > 0
     }
 
-    /// Shows up to `most` packets, those that the sender gave up as empty ones. Returns how many.
+    /// Passes up to `most` packets to `take`, given-up ones as empty. Returns their number.
     ///
     /// # Errors
-    /// The first one is forged.
+    /// The first packet is forged.
     pub(crate) fn read_in_place(
         &mut self,
         most: u64,
@@ -794,10 +795,10 @@ impl Session {
         }
     }
 
-    /// Has the daemon look at the session.
+    /// Wakes the daemon for this session.
     fn kick(&self) {
-        // Fails only if the counter is full, which takes thousands of years: the daemon does not
-        // read it, each write is an event.
+        // Fails only if the counter overflows, in thousands of years: the daemon does not read it,
+        // each write is an event.
         let _ = nix::unistd::write(&self.kick, &1_u64.to_ne_bytes());
     }
 }

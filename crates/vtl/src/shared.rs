@@ -25,37 +25,36 @@ use crate::{
     waiting::{Source, WAIT_MS, deadline, epoll, patience, pause, poll, watch},
 };
 
-/// A [`Socket`] that several threads may use at once. One of them sends and one receives at a time;
-/// others wait for their turn, and what one thread sends in one call stays together only as far as
-/// that call takes it.
+/// A [`Socket`] that several threads may use at once. One thread sends and one receives at a time;
+/// others wait for their turn. Data of one thread is contiguous only as far as one call takes it.
 ///
-/// Each operation that may wait takes a limit: `None` waits for ever; nothing is lost when it
-/// passes ([`Error::TimedOut`]), and a limit of zero never waits. The descriptor then becomes
-/// readable when the operation may succeed, and stays so until it is tried again; who has lost
-/// interest in it says so by sending, or receiving, nothing.
+/// Blocking operations take a time limit: `None` waits without limit; nothing is lost on expiry
+/// ([`Error::TimedOut`]); a limit of zero does not block. The descriptor then becomes readable when
+/// the operation may succeed, and stays so until it is retried; to give it up, send or receive with
+/// an empty buffer.
 pub struct Shared {
-    /// `None` once it is closed.
+    /// `None` once closed.
     socket: Mutex<Option<Socket>>,
     /// The socket's descriptor.
     any: Arc<Epoll>,
-    /// That, or a nudge, for those who poll. Who waits in here must not wake from a nudge that is
-    /// for somebody else, and may lie there for long.
+    /// `any`, or a nudge, for external pollers. Threads waiting in here poll `any` and their own
+    /// nudge: they must not wake from a nudge meant for another, which may be pending for long.
     polled: Epoll,
     sending: Direction,
     receiving: Direction,
 }
 
-/// Who sends, or who receives.
+/// State of one direction: sending, or receiving.
 struct Direction {
-    /// Whether somebody has the turn.
+    /// Whether a thread has the turn.
     taken: Mutex<bool>,
-    /// Somebody has it no more.
+    /// Signalled when the turn is free.
     free: Condvar,
-    /// Its last attempt found nothing. This and `nudged` change under the socket's lock.
+    /// The last attempt would have blocked. This and `nudged` change under the socket's lock.
     waiting: AtomicBool,
     /// Whether `nudge` is readable.
     nudged: AtomicBool,
-    /// Readable when the other direction took a wake-up that may have been this one's.
+    /// Readable when the other direction took a wake-up that may have been for this one.
     nudge: EventFd,
 }
 
@@ -100,7 +99,7 @@ impl Direction {
         }
     }
 
-    /// Takes note of a nudge.
+    /// Consumes a nudge.
     fn clear(&self) {
         if self.nudged.swap(false, Ordering::Relaxed) {
             let _ = self.nudge.read();
@@ -108,7 +107,7 @@ impl Direction {
     }
 }
 
-/// The turn of one thread in a direction.
+/// A thread's turn in a direction; ends on drop.
 struct Turn<'a>(&'a Direction);
 
 impl Drop for Turn<'_> {
@@ -142,7 +141,7 @@ impl Shared {
         Ok(shared)
     }
 
-    /// Does what `attempt` does, once it succeeds.
+    /// Repeats `attempt` until it returns a result, in this thread's turn.
     fn operate<T>(
         &self,
         own: &Direction,
@@ -159,7 +158,7 @@ impl Shared {
                 own.clear();
                 let result = attempt(socket).transpose();
                 own.waiting.store(result.is_none(), Ordering::Relaxed);
-                // Of a failure, too, the other one may not be told.
+                // The other direction may not be told of a failure, either.
                 let news = socket.took_wakeups() || matches!(result, Some(Err(_)));
                 if news && other.waiting.load(Ordering::Relaxed) {
                     other.nudge();
@@ -249,8 +248,8 @@ impl Shared {
         self.recv(limit, |socket| socket.try_recv_data(buffer))
     }
 
-    /// As [`Socket::send_message`]. After [`Error::TimedOut`] part of the message may be under way:
-    /// nobody else can send until it was sent again, and whole.
+    /// As [`Socket::send_message`]. After [`Error::TimedOut`] part of the message may be in flight:
+    /// no thread can send anything else until the same message is sent again, and whole.
     ///
     /// # Errors
     /// As [`Socket::send_message`].
@@ -289,11 +288,11 @@ impl Shared {
         self.recv(limit, |socket| socket.try_recv_part(buffer))
     }
 
-    /// As [`Socket::close`]; threads that wait for something else fail with [`Error::Closed`], as
-    /// does everything after it. After [`Error::TimedOut`] the socket is still open.
+    /// As [`Socket::close`]. Threads waiting in other operations fail with [`Error::Closed`], as
+    /// does every later call. After [`Error::TimedOut`] the socket is still open.
     ///
     /// # Errors
-    /// As [`Socket::close`]; then the socket is closed all the same.
+    /// As [`Socket::close`]; the socket is closed nevertheless.
     pub fn close(&self, limit: Option<Duration>) -> Result<(), Error> {
         let end = deadline(limit);
         loop {
@@ -303,7 +302,8 @@ impl Shared {
                 None => Err(Error::Closed),
             };
             if !matches!(done, Ok(false)) {
-                // In one go: who waits would find a socket without a session, and open another one.
+                // Under the lock: a waiting thread would find a socket without a session, and open
+                // another one.
                 self.end(socket);
                 return done.map(drop);
             }
@@ -312,9 +312,8 @@ impl Shared {
         }
     }
 
-    /// Ends the session at once; the peer is told that data may be missing. The same as dropping
-    /// the socket, except that other threads may still be using it: they fail with
-    /// [`Error::Closed`].
+    /// Aborts the session; the peer is told that data may be missing. The same as dropping the
+    /// socket, but for other threads that still use it: they fail with [`Error::Closed`].
     pub fn abort(&self) {
         self.end(lock(&self.socket));
     }
@@ -336,7 +335,7 @@ impl Shared {
         socket.as_ref().ok_or(Error::Closed)?.statistics()
     }
 
-    /// What was negotiated, if there is a session.
+    /// Result of the negotiation, if there is a session.
     pub fn agreement(&self) -> Option<Agreement> {
         lock(&self.socket).as_ref()?.agreement().cloned()
     }
@@ -358,13 +357,13 @@ impl Shared {
             .map_or(0, Socket::unacknowledged)
     }
 
-    /// What the socket was made for; `None` once it is closed.
+    /// The socket's role; `None` once closed.
     pub fn mode(&self) -> Option<Mode> {
         lock(&self.socket).as_ref().map(Socket::mode)
     }
 }
 
-/// Attempts it once there is a session.
+/// Calls `attempt` if there is a session.
 fn if_ready<T>(
     socket: &mut Socket,
     attempt: &mut impl FnMut(&mut Socket) -> Result<Option<T>, Error>,

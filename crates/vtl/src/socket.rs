@@ -12,9 +12,9 @@
 //! Messages keep their boundaries: [`Socket::send_message`], [`Socket::recv_message`],
 //! [`Socket::recv_part`].
 //!
-//! Bytes are written straight into the ring from which the kernel sends, and read from the ring
-//! into which it receives. A socket may be moved between threads, and used by one at a time;
-//! [`crate::Shared`] is one for several threads, [`crate::Listener`] gives many sockets.
+//! Payload is written into the ring from which the kernel sends, and read from the ring into which
+//! it receives. A socket may move between threads; one thread uses it at a time. [`crate::Shared`]
+//! is for several threads, [`crate::Listener`] accepts many sessions.
 
 use std::{
     io::{self, Read, Write},
@@ -40,21 +40,21 @@ use crate::{
     waiting::{Source, WAIT_MS, deadline, epoll, patience, pause, poll, watch},
 };
 
-/// What the application will do with the socket.
+/// Role of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Opens sessions: [`Socket::negotiate`].
     Initiator,
-    /// Waits for them: [`Socket::validate`].
+    /// Waits for sessions: [`Socket::validate`].
     Responder,
 }
 
-/// What was negotiated.
+/// Result of the negotiation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Agreement {
     /// The graft's name.
     pub graft: String,
-    /// Its identity in packets.
+    /// The graft's number in packets.
     pub gid: u16,
     /// The services that it provides.
     pub services: Services,
@@ -62,47 +62,46 @@ pub struct Agreement {
     pub peer: IpAddr,
 }
 
-/// What is counted of a session, since it began unless said otherwise.
+/// Counters of a session, since its start unless stated otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Deserialize)]
 #[serde(default)]
 pub struct Statistics {
     /// Smoothed round-trip time, milliseconds.
     pub rtt_ms: f64,
-    /// The shortest round-trip time of the last 10 s, milliseconds.
+    /// Minimum round-trip time of the last 10 s, milliseconds.
     pub min_rtt_ms: f64,
-    /// The highest rate at which packets have arrived at the peer, over a second of the last ten that data
-    /// went: Mbit/s of payload.
+    /// Maximum delivery rate over one second, of the last ten seconds with data: Mbit/s of payload.
     pub rate_mbit: f64,
-    /// Transmissions lost on the way there, of those in the last 10 s that data went, percent.
+    /// Loss rate on the way to the peer, of transmissions in the last 10 s with data: percent.
     pub loss_pct: f64,
-    /// Packets that may be under way.
+    /// Congestion window, packets.
     pub cwnd: u64,
-    /// Packets sent, repetitions included.
+    /// Packets sent, retransmissions included.
     pub sent: u64,
-    /// Packets sent again.
+    /// Packets retransmitted.
     pub retransmitted: u64,
-    /// Transmissions that have not arrived, as far as the latest acknowledgement tells.
+    /// Transmissions lost, as of the latest acknowledgement.
     pub lost: u64,
-    /// Packets that have arrived at the peer, as far as the latest acknowledgement tells.
+    /// Packets delivered to the peer, as of the latest acknowledgement.
     pub delivered: u64,
-    /// Packets that it has not acknowledged yet.
+    /// Packets that the peer has not acknowledged yet.
     pub unacknowledged: u64,
-    /// Different packets received.
+    /// Packets received, without duplicates.
     pub received: u64,
-    /// Packets received again.
+    /// Duplicates received.
     pub duplicates: u64,
-    /// Times that nothing came back for too long.
+    /// Retransmission timeouts.
     pub timeouts: u64,
 }
 
-/// A VTL socket. Data flows both ways, whoever opened the session.
+/// A VTL socket. Data flows in both directions, whichever side opened the session.
 pub struct Socket {
     pub(crate) daemon: PathBuf,
     pub(crate) client: Arc<Client>,
     mode: Mode,
     address: SocketAddr,
     timeout: Option<Duration>,
-    /// The daemon owes the answer to a request for a session.
+    /// A request for a session is outstanding at the daemon.
     asked: bool,
     pub(crate) any: Arc<Epoll>,
     pub(crate) agreement: Option<Agreement>,
@@ -111,11 +110,11 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Obtains a socket from the daemon at `daemon`. For an initiator `address` is the peer and its
-    /// VTL port; for a responder its port counts, 1 to 65535, and nobody else may have it.
+    /// Obtains a socket from the daemon at `daemon`. `address`: for an initiator, the peer and its
+    /// VTL port; for a responder, only the port counts, 1 to 65535, which it holds exclusively.
     ///
     /// # Errors
-    /// The daemon cannot be reached, or the port is taken.
+    /// The daemon is unreachable, or the port is taken.
     pub fn init(mode: Mode, address: SocketAddr, daemon: &Path) -> Result<Self, Error> {
         let client = Client::connect(daemon)?;
         if mode == Mode::Responder {
@@ -125,7 +124,7 @@ impl Socket {
         Self::over(client, mode, address, daemon)
     }
 
-    /// A socket without session over a connection to the daemon.
+    /// Makes a socket without a session over a connection to the daemon.
     pub(crate) fn over(
         client: Client,
         mode: Mode,
@@ -148,36 +147,38 @@ impl Socket {
         })
     }
 
-    /// Bounds how long operations that wait may take; `None`, the default: for ever. One that takes
-    /// longer fails with [`Error::TimedOut`] and may be tried again.
+    /// Limits the duration of blocking operations; `None`, the default: no limit. An operation that
+    /// exceeds it fails with [`Error::TimedOut`] and may be retried.
     pub fn set_timeout(&mut self, limit: Option<Duration>) {
         self.timeout = limit;
     }
 
-    /// Opens a session that meets the requirements; returns once the peer has agreed. With a peer
-    /// met before it does not wait for that: data may be sent at once, by the graft that the peer
-    /// took last time, and if it then refuses, or does not answer for nine seconds, the session is
+    /// Opens a session that meets the requirements; returns once the peer has agreed. With a known
+    /// peer it returns at once: data goes as early data over the graft that the peer agreed to last
+    /// time. If the peer then refuses, or does not answer for nine seconds, the session is
     /// [`Error::Broken`].
     ///
-    /// In a session, either side may ask for another one with these requirements in its place. What
-    /// is sent after that goes by the new one; each side reads what came by the old one first. Where
-    /// that could lose packets, the last of them may get lost, or be read after the first of the new
-    /// one. The peer follows when it next sends or receives. Nothing changes if it is refused. An
-    /// attempt goes on after [`Error::TimedOut`], and takes effect with any later call.
+    /// In a session, requests its succession by a session with these requirements; either side may.
+    /// Data sent after that goes over the new session; each side reads the data of the old one
+    /// first. If the old session is not reliable, its last packets may get lost, or be read after
+    /// the first of the new one. The peer follows when it next sends or receives. A refusal changes
+    /// nothing. After [`Error::TimedOut`] the attempt goes on, and takes effect with any later
+    /// call.
     ///
     /// # Errors
     /// The requirements contradict each other, no graft of both hosts meets them, or the peer does
-    /// not answer. In a session also: a message was begun; the peer changes the session itself, or
-    /// its application has required what would go; or the last eight changes are not finished,
-    /// because something of the sessions before was not read, or not acknowledged.
+    /// not answer. In a session also: a message is sent in part; the peer has begun a succession
+    /// itself, or its application requires a service that would be lost; or the last eight
+    /// successions are not finished, because data of the previous sessions is unread or
+    /// unacknowledged.
     pub fn negotiate(&mut self, requirements: &Requirements) -> Result<Agreement, Error> {
         let limit = self.deadline();
         self.await_agreement(limit, |socket| socket.try_negotiate(requirements))
     }
 
-    /// As [`Socket::negotiate`], but never waits: `None` means that the peer has not agreed yet.
-    /// The socket's descriptor becomes readable when it is worth another call. The requirements of
-    /// the first call count.
+    /// As [`Socket::negotiate`], but does not block: `None` means that the peer has not agreed yet.
+    /// The socket's descriptor becomes readable when another call may succeed. Only the
+    /// requirements of the first call count.
     ///
     /// # Errors
     /// As [`Socket::negotiate`].
@@ -194,12 +195,11 @@ impl Socket {
         })
     }
 
-    /// As [`Socket::negotiate`], but over this graft and no other, for tests and measurements.
-    /// `params` are parameters of the graft that shall not have their defaults; they hold for both
-    /// directions.
+    /// As [`Socket::negotiate`], but over the named graft only, for tests and measurements.
+    /// `params`: parameters of the graft that override its defaults, in both directions.
     ///
     /// # Errors
-    /// As [`Socket::negotiate`]; or there is no such graft, or it has no such parameter.
+    /// As [`Socket::negotiate`]; or the graft, or one of the parameters, does not exist.
     pub fn negotiate_over(
         &mut self,
         graft: &str,
@@ -208,7 +208,8 @@ impl Socket {
         self.negotiate_exactly(&Requirements::default(), graft, params)
     }
 
-    /// As [`Socket::negotiate_over`], with requirements that the graft, or the session, is to meet as well.
+    /// As [`Socket::negotiate_over`], with requirements that the graft or the session must meet as
+    /// well.
     ///
     /// # Errors
     /// As [`Socket::negotiate_over`]; or the graft does not meet them.
@@ -228,7 +229,7 @@ impl Socket {
         self.await_agreement(limit, |socket| socket.try_connect(&wanted))
     }
 
-    /// Asks for a session, or for one in place of that which there is, and takes the answer.
+    /// Requests a session, or the succession of the present one, and takes the answer.
     fn try_connect(&mut self, wanted: &SessionRequest) -> Result<Option<Agreement>, Error> {
         if self.session.is_some() {
             return self.try_succeed(wanted);
@@ -257,8 +258,8 @@ impl Socket {
         self.await_agreement(limit, Self::try_validate)
     }
 
-    /// As [`Socket::validate`], but never waits: `None` means that nobody has opened a session yet.
-    /// The socket's descriptor becomes readable when it is worth another call.
+    /// As [`Socket::validate`], but does not block: `None` means that no peer has opened a session
+    /// yet. The socket's descriptor becomes readable when another call may succeed.
     ///
     /// # Errors
     /// As [`Socket::validate`].
@@ -285,7 +286,7 @@ impl Socket {
         deadline(self.timeout)
     }
 
-    /// Attempts until it succeeds.
+    /// Repeats `attempt` until it returns a result; waits in between.
     fn await_agreement<T>(
         &mut self,
         limit: Option<Instant>,
@@ -299,10 +300,10 @@ impl Socket {
         }
     }
 
-    /// Waits for whatever makes the descriptor readable.
+    /// Waits until the descriptor is readable.
     pub(crate) fn rest(&self, limit: Option<Instant>) -> Result<(), Error> {
         let mut fds = [PollFd::new(self.any.0.as_fd(), PollFlags::POLLIN)];
-        // Nobody tells that what was sent in a session before has arrived.
+        // Delivery of data of previous sessions causes no wake-up: poll.
         let none = self.succession.old.is_empty();
         let most = if none { u16::MAX } else { WAIT_MS };
         Ok(poll(&mut fds, patience(limit, most)?)?)
@@ -314,7 +315,7 @@ impl Socket {
         Ok(poll(&mut fds, patience(limit, u16::MAX)?)?)
     }
 
-    /// The session, if the daemon has granted it.
+    /// Takes the session if the daemon has granted it.
     pub(crate) fn try_adopt(&mut self) -> Result<Option<Agreement>, Error> {
         let answer = self.client.answer();
         self.asked = matches!(answer, Ok(None));
@@ -323,14 +324,15 @@ impl Socket {
             Ok(Some((grant, descriptors))) => {
                 Session::granted(grant, descriptors, &self.any, &self.client)
             }
-            // An answer that cannot be taken: it may have granted something.
+            // A malformed answer may have granted a session.
             Err(error @ (control::Error::System(_) | control::Error::Malformed(_))) => {
                 Err(error.into())
             }
             Err(error) => return Err(error.into()),
         };
         let (session, agreement) = granted.inspect_err(|_| {
-            // To the daemon it is open, and the next attempt would get another one.
+            // The daemon considers the session open: close it, or the next attempt would get
+            // another one.
             let _ = self.client.call::<Done>(&Request::Close { aborted: true });
         })?;
         self.session = Some(session);
@@ -338,8 +340,8 @@ impl Socket {
         Ok(Some(agreement))
     }
 
-    /// Opens a session with default requirements (reliable, ordered, congestion-controlled) unless
-    /// there is one.
+    /// Opens a session with default requirements (reliable, ordered, congestion-controlled) if
+    /// there is none.
     pub(crate) fn ready(&mut self, limit: Option<Instant>) -> Result<(), Error> {
         if self.session.is_some() {
             return Ok(());
@@ -347,7 +349,7 @@ impl Socket {
         self.await_agreement(limit, |socket| Ok(socket.try_ready()?.then_some(())))
     }
 
-    /// As `ready`, but never waits: false if there is no session yet.
+    /// As `ready`, but does not block: false if there is no session yet.
     pub(crate) fn try_ready(&mut self) -> Result<bool, Error> {
         Ok(self.session.is_some()
             || match self.mode {
@@ -363,9 +365,9 @@ impl Socket {
         self.session.as_mut().ok_or(Error::Misuse(WHY))
     }
 
-    /// Hands bytes over for sending; waits until there is room for some. Returns how many it took:
-    /// at least one, unless `data` is empty. They are on their way, not yet delivered:
-    /// [`Socket::close`] waits for that.
+    /// Queues bytes for sending; waits until there is room. Returns the number of bytes taken: at
+    /// least one, unless `data` is empty. They are not delivered yet: [`Socket::close`] waits for
+    /// that.
     ///
     /// # Errors
     /// The session has ended.
@@ -379,7 +381,7 @@ impl Socket {
         })
     }
 
-    /// As [`Socket::send_data`], but never waits: `None` means that there is no room. The
+    /// As [`Socket::send_data`], but does not block: `None` means that there is no room. The
     /// socket's descriptor becomes readable when there is.
     ///
     /// # Errors
@@ -391,11 +393,11 @@ impl Socket {
         self.try_send_with(|s| s.try_send(data))
     }
 
-    /// Fetches bytes that have arrived, in order; waits for the first. 0 means that the peer has
-    /// closed the session and everything it sent was read.
+    /// Reads bytes that have arrived, in order; waits for the first. 0: end of data, the peer has
+    /// closed the session and everything was read.
     ///
     /// # Errors
-    /// The session broke; data may be missing. Or somebody on the path has changed them:
+    /// The session broke, and data may be missing; or a packet was modified on the path:
     /// [`Error::Forged`].
     pub fn recv_data(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
         if buffer.is_empty() {
@@ -407,7 +409,7 @@ impl Socket {
         })
     }
 
-    /// As [`Socket::recv_data`], but never waits: `None` means that nothing has arrived. The
+    /// As [`Socket::recv_data`], but does not block: `None` means that nothing has arrived. The
     /// socket's descriptor becomes readable when something does.
     ///
     /// # Errors
@@ -419,35 +421,33 @@ impl Socket {
         self.try_recv_with(|s| s.try_recv_data(buffer))
     }
 
-    /// The longest message, bytes; 0 without a session. 64 MB where the graft provides reliability
-    /// and order, and the peer's host takes such messages; else what one packet takes.
+    /// Maximum length of a message, bytes; 0 without a session. 64 MB if the graft is reliable and
+    /// ordered and the peer's host supports such messages; else [`Socket::max_packet`].
     pub fn max_message(&self) -> usize {
         self.session.as_ref().map_or(0, Session::max_message)
     }
 
-    /// What one packet takes, bytes; 0 without a session. Becomes less if the path takes smaller
-    /// packets from some time on.
+    /// Maximum payload of a packet, bytes; 0 without a session. Shrinks when the path MTU does.
     pub fn max_packet(&self) -> usize {
         self.session.as_ref().map_or(0, Session::max_payload)
     }
 
-    /// Sends a message of 1 to [`Socket::max_message`] bytes, whose boundaries the receiver sees:
-    /// it arrives whole or not at all. `false` means that there is no room for all of it, as in
-    /// [`Socket::try_send_data`]: part of it may be under way. Then go on with the same message;
-    /// until it has gone whole, nothing else can be sent, and [`Socket::close`] fails. A message of
-    /// one packet has not been begun then.
+    /// Sends a message of 1 to [`Socket::max_message`] bytes; the receiver gets it whole or not at
+    /// all. `false`: no room for all of it, as in [`Socket::try_send_data`]; part of it may be in
+    /// flight. Then continue with the same message: until it is sent whole, nothing else can be
+    /// sent, and [`Socket::close`] fails. A message of one packet is never sent in part.
     ///
     /// # Errors
-    /// The message is empty or too long, another one was begun, the session has ended, or there is
-    /// none yet.
+    /// The message is empty or too long, another one is sent in part, the session has ended, or
+    /// there is none yet.
     pub fn try_send_message(&mut self, message: &[u8]) -> Result<bool, Error> {
         self.try_send_in_lane(0, message)
     }
 
-    /// As [`Socket::try_send_message`], in a lane of the application's choice. Where the session's
-    /// graft provides partial order only, messages of a lane arrive in order, and no lane waits for
-    /// another one; the receiver is not told which lane it was. Everything sent in other ways is in
-    /// lane 0. Where the order is full, or none, lanes change nothing.
+    /// As [`Socket::try_send_message`], in a lane of the application's choice. With a graft of
+    /// partial order, messages of a lane arrive in order, and lanes do not block each other; the
+    /// receiver does not learn the lane. All other data is in lane 0. With full order, or none,
+    /// lanes have no effect.
     ///
     /// # Errors
     /// As [`Socket::try_send_message`].
@@ -460,7 +460,7 @@ impl Socket {
     }
 
     /// Sends a message as [`Socket::try_send_message`] does; waits for room. After
-    /// [`Error::TimedOut`], go on with the same message.
+    /// [`Error::TimedOut`], continue with the same message.
     ///
     /// # Errors
     /// As [`Socket::try_send_message`].
@@ -482,10 +482,10 @@ impl Socket {
         })
     }
 
-    /// Fetches a message, as the peer sent it: `Some(0)` at the end, `None` if none has arrived
-    /// whole, as in [`Socket::try_recv_data`]. What has come of one is kept for the next call, with
-    /// whatever buffer; it takes as much memory as `buffer` has, at most. What
-    /// [`Socket::recv_data`] left of a message counts as one.
+    /// Reads a message as the peer sent it: `Some(0)` at the end, `None` if none has arrived whole,
+    /// as in [`Socket::try_recv_data`]. The part that has arrived is kept for the next call, with
+    /// any buffer; it takes at most as much memory as `buffer` has. The rest of a message that
+    /// [`Socket::recv_data`] read in part counts as a message.
     ///
     /// # Errors
     /// The buffer is too small: the message stays, for a larger one or for
@@ -495,7 +495,7 @@ impl Socket {
         self.try_recv_with(|s| s.try_recv_message(buffer))
     }
 
-    /// Fetches a message as [`Socket::try_recv_message`] does; waits for it. 0 at the end.
+    /// Reads a message as [`Socket::try_recv_message`] does; waits for it. 0 at the end.
     ///
     /// # Errors
     /// As [`Socket::try_recv_message`].
@@ -506,9 +506,9 @@ impl Socket {
         })
     }
 
-    /// Fetches what has arrived of a message, as far as it fits, and says whether the message goes
-    /// on: for messages of which nobody wants to hold all. `None` if nothing has arrived, as in
-    /// [`Socket::try_recv_data`]; of an empty buffer, nothing is fetched.
+    /// Reads the part of a message that has arrived and fits, and tells whether the message
+    /// continues: for messages too large to buffer. `None` if nothing has arrived, as in
+    /// [`Socket::try_recv_data`]; with an empty buffer, reads nothing.
     ///
     /// # Errors
     /// The session broke, or ended in the middle of a message; or there is none yet.
@@ -519,7 +519,7 @@ impl Socket {
         self.try_recv_with(|s| s.try_recv_part(buffer))
     }
 
-    /// Fetches a part of a message as [`Socket::try_recv_part`] does; waits for it.
+    /// Reads a part of a message as [`Socket::try_recv_part`] does; waits for it.
     ///
     /// # Errors
     /// As [`Socket::try_recv_part`].
@@ -533,15 +533,16 @@ impl Socket {
         })
     }
 
-    /// Packets of the peer that were given up, as far as the application has read: they left gaps.
-    /// Always 0 over grafts that are reliable; others do not know.
+    /// Packets that the peer gave up, up to the application's position: gaps in the data. Always 0
+    /// over reliable grafts; the others do not count them.
     pub fn given_up(&self) -> u64 {
         let sessions = self.sessions().map(Session::given_up);
         self.succession.given_up + sessions.sum::<u64>()
     }
 
-    /// Reads up to `most` packets in place, without a copy; waits for the first. A packet that was
-    /// given up is read as an empty one. Returns how many were read; 0 means the end, as in [`Socket::recv_data`].
+    /// Reads up to `most` packets in place, without a copy; waits for the first. A given-up packet
+    /// reads as empty. Returns the number of packets read; 0 means the end, as in
+    /// [`Socket::recv_data`].
     ///
     /// # Errors
     /// As [`Socket::recv_data`].
@@ -557,7 +558,7 @@ impl Socket {
         })
     }
 
-    /// As [`Socket::recv_in_place`], but never waits: `None` means that nothing has arrived. The
+    /// As [`Socket::recv_in_place`], but does not block: `None` means that nothing has arrived. The
     /// socket's descriptor becomes readable when something does.
     ///
     /// # Errors
@@ -570,19 +571,19 @@ impl Socket {
         self.try_recv_with(|s| try_in_place(s, most, &mut take))
     }
 
-    /// The present session, and those before.
+    /// The present session, and the previous ones.
     fn sessions(&self) -> impl Iterator<Item = &Session> {
         let before = self.succession.old.iter().map(|old| &old.session);
         self.session.iter().chain(before)
     }
 
-    /// Packets that were handed over for sending and that the peer has not acknowledged.
+    /// Packets queued for sending or in flight: not acknowledged by the peer.
     pub fn unacknowledged(&self) -> u64 {
         self.sessions().map(Session::unacknowledged).sum()
     }
 
-    /// Waits until the peer has everything, and ends the session. Dropping the socket instead ends
-    /// it at once, and the peer is told that data may be missing.
+    /// Waits until the peer has acknowledged everything, and ends the session. Dropping the socket
+    /// instead aborts the session: the peer is told that data may be missing.
     ///
     /// # Errors
     /// The session broke before everything was delivered, or the time limit passed.
@@ -594,8 +595,8 @@ impl Socket {
         Ok(())
     }
 
-    /// Ends the session if the peer has everything; `false` if it has not yet. There is no
-    /// wake-up for that: try again after a while.
+    /// Ends the session if everything is acknowledged; `false` if not yet. There is no wake-up for
+    /// that: poll.
     ///
     /// # Errors
     /// The session broke before everything was delivered.
@@ -623,7 +624,7 @@ impl Socket {
         self.session.as_ref().map(|s| s.peer)
     }
 
-    /// What the kernel and the daemon count of this session: asks the daemon.
+    /// Requests the session's counters, of kernel and daemon, from the daemon.
     ///
     /// # Errors
     /// There is no session, or the daemon has gone.
@@ -634,32 +635,32 @@ impl Socket {
         Ok(self.client.call(&Request::Statistics)?)
     }
 
-    /// What the socket was made for.
+    /// The socket's role.
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// What [`Socket::as_fd`] gives, with a life of its own.
+    /// An owned reference to the descriptor of [`Socket::as_fd`].
     pub(crate) fn any(&self) -> Arc<Epoll> {
         Arc::clone(&self.any)
     }
 
-    /// What was negotiated, once there was a session.
+    /// Result of the negotiation, once there was a session.
     pub fn agreement(&self) -> Option<&Agreement> {
         self.agreement.as_ref()
     }
 
-    /// Whether wake-ups were taken off the descriptor since this was last asked. Who waits for the
-    /// other direction by the same descriptor has missed them and must look again.
+    /// Whether wake-ups were taken off the descriptor since the last call. A waiter for the other
+    /// direction on the same descriptor has missed them and must check again.
     pub(crate) fn took_wakeups(&mut self) -> bool {
         let before = self.succession.old.iter_mut().map(|old| &mut old.session);
         let sessions = self.session.iter_mut().chain(before);
-        // Of all of them, not up to the first one that has.
+        // Clears the flag of every session: no short circuit.
         let took = sessions.filter_map(|s| s.took_wakeups().then_some(()));
         took.count() > 0 || std::mem::take(&mut self.succession.news)
     }
 
-    /// How long a reader should nap before it looks and asks to be woken.
+    /// How long a reader should sleep before it checks and waits for a wake-up.
     pub(crate) fn nap(&mut self) -> Option<Duration> {
         if !self.succession.old.is_empty() {
             return None;
@@ -668,7 +669,7 @@ impl Socket {
     }
 }
 
-/// Reads in place what there is.
+/// Reads in place the packets that have arrived.
 fn try_in_place(
     session: &mut Session,
     most: u64,
@@ -685,7 +686,7 @@ fn try_in_place(
     })
 }
 
-/// Whether the session takes a message of this length.
+/// Checks the length of a message against the session's limit.
 fn check_message(message: &[u8], session: &Session) -> Result<(), Error> {
     let (len, most) = (message.len(), session.max_message());
     if (1..=most).contains(&len) {
@@ -696,9 +697,9 @@ fn check_message(message: &[u8], session: &Session) -> Result<(), Error> {
 }
 
 impl AsFd for Socket {
-    /// Readable when something has arrived, there is room again, the session has opened or ended:
-    /// one descriptor for everything, and the same one for the socket's life, so try whatever is
-    /// of interest. Only what `try_…` found missing is told.
+    /// Readable when data has arrived, there is room again, or the session has opened or ended. One
+    /// descriptor for all events and for the socket's life: on a wake-up, retry every operation of
+    /// interest. Reports only events that a `try_…` call has returned without.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.any.0.as_fd()
     }

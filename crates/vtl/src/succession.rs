@@ -1,6 +1,5 @@
-//! A socket whose session is succeeded by another one, with other requirements (`PROTOCOL.md`,
-//! section 4, "Succession"): data go by the new session from then on, and those of the old one are
-//! read first.
+//! Succession of a socket's session by another one, with other requirements (`PROTOCOL.md`, section
+//! 4, "Succession"): new data goes over the new session, and data of the old one is read first.
 
 use std::{
     collections::VecDeque,
@@ -19,36 +18,36 @@ use crate::{
     waiting::{Source, epoll, watch},
 };
 
-/// Packets of a session that may lose some are waited for so long after it was succeeded.
+/// How long late packets of an unreliable session are awaited after its succession.
 const LATE: Duration = Duration::from_secs(1);
-/// So many sessions may wait for being read.
+/// Maximum number of previous sessions that are not finished.
 const MOST: usize = 8;
 
-/// What a socket has besides its session.
+/// State of a socket besides its present session.
 #[derive(Default)]
 pub(crate) struct Succession {
-    /// A session was asked for that succeeds the present one.
+    /// Pending request for a session to succeed the present one.
     asked: Option<Asked>,
-    /// What came of that, until somebody asks.
+    /// Its result, until a caller takes it.
     outcome: Option<Result<Agreement, Error>>,
-    /// There is an outcome that nobody was told of.
+    /// `outcome` is new: the other direction's waiter was not told.
     pub(crate) news: bool,
-    /// Why the session by which the peer has succeeded the present one could not be had.
+    /// Error in following the peer's succession of the present session.
     trouble: Option<Error>,
-    /// Of a responder, the connection that holds its port.
+    /// For a responder, the connection that holds its port.
     port: Option<Arc<Client>>,
-    /// The sessions before, in the order in which they are read, until they were read to their ends.
+    /// Previous sessions, in order, until they are read to their ends.
     pub(crate) old: VecDeque<Old>,
-    /// What wakes the user of the present session; without, the socket's own descriptor does.
+    /// Wake-ups of the present session; `None`: the socket's own descriptor.
     own: Option<Arc<Epoll>>,
-    /// Packets that were given up in all sessions before.
+    /// Packets given up in all finished sessions.
     pub(crate) given_up: u64,
 }
 
 enum Asked {
-    /// On this connection to the daemon.
+    /// No answer yet on this connection to the daemon.
     Waiting(Arc<Client>),
-    /// It was granted on this one, in the middle of a message.
+    /// Granted on this connection, but a message is sent in part.
     Granted(Arc<Client>, Grant, Vec<OwnedFd>),
 }
 
@@ -57,14 +56,14 @@ pub(crate) struct Old {
     client: Arc<Client>,
     own: Option<Arc<Epoll>>,
     since: Instant,
-    /// The peer is told that nothing follows, or would not hear it.
+    /// The last packet is published, or is of no use.
     ended: bool,
 }
 
 impl Old {
-    /// Does what is left to do, as far as that does not take waiting. True when nothing is.
+    /// Advances what does not block. True when the session is finished.
     fn tend(&mut self) -> bool {
-        // What wakes its user is looked at here, and must not keep the descriptor readable.
+        // The session's wake-ups are handled here, and must not keep the descriptor readable.
         let _ = self.session.clear_wakeups();
         self.ended = self.ended || self.session.try_end_sending();
         let read = if self.session.reliable {
@@ -76,18 +75,18 @@ impl Old {
     }
 }
 
-/// How long an operation on a session may wait.
+/// How long an operation on a session may block.
 #[derive(Clone, Copy)]
 pub(crate) enum Patience {
     None,
     Until(Option<Instant>),
 }
 
-/// An operation on one session that does not wait.
+/// A non-blocking operation on one session.
 type Attempt<'a, T> = &'a mut dyn FnMut(&mut Session) -> Result<Option<T>, Halt>;
 
 impl Socket {
-    /// Asks for a session in place of the present one, and says what came of it.
+    /// Requests a session to succeed the present one, and returns the result.
     pub(crate) fn try_succeed(
         &mut self,
         wanted: &SessionRequest,
@@ -113,12 +112,12 @@ impl Socket {
             watch(&self.any, &client, Source::Other)?;
             self.succession.asked = Some(Asked::Waiting(Arc::new(client)));
         }
-        // Nobody but this operation looks at what wakes it.
+        // No other operation consumes these wake-ups while this one waits.
         self.open_session()?.clear_wakeups()?;
         Ok(None)
     }
 
-    /// Takes the answer to what was asked, and heeds it unless a message was begun meanwhile.
+    /// Takes the answer to the request, and acts on it unless a message is sent in part.
     fn take_answer(&mut self) {
         if let Some(Asked::Waiting(client)) = &self.succession.asked {
             let client = Arc::clone(client);
@@ -126,7 +125,7 @@ impl Socket {
                 Ok(None) => return,
                 answer => answer,
             };
-            // Fails only if it never came in.
+            // Fails only if it was never added.
             let _ = self.any.delete(&*client);
             self.succession.asked = None;
             match answer {
@@ -147,7 +146,7 @@ impl Socket {
         {
             let outcome = self.go_over(client, grant, descriptors);
             if outcome.is_err() {
-                // The peer has gone over, or will.
+                // The peer has moved on to the new session, or will.
                 let _ = self.client.call::<Done>(&Request::Close { aborted: true });
             }
             self.tell(outcome);
@@ -159,7 +158,7 @@ impl Socket {
         self.succession.news = true;
     }
 
-    /// Goes over to the session by which the peer has succeeded the present one.
+    /// Moves on to the session by which the peer has succeeded the present one.
     fn follow(&mut self) -> Result<(), Error> {
         let succeeds = self.open_session()?.key;
         let client = Arc::new(Client::connect(&self.daemon)?);
@@ -197,7 +196,7 @@ impl Socket {
         Ok(agreement)
     }
 
-    /// Whether other sessions than the present one have to be looked after.
+    /// Whether there is more to handle than the present session.
     fn is_changing(&self) -> bool {
         let Succession {
             old,
@@ -208,7 +207,7 @@ impl Socket {
         !old.is_empty() || asked.is_some() || trouble.is_some()
     }
 
-    /// Goes on with a succession, as far as that does not take waiting.
+    /// Advances a succession as far as possible without blocking.
     pub(crate) fn tend(&mut self) {
         self.take_answer();
         let full = self.succession.old.len() >= MOST;
@@ -224,7 +223,7 @@ impl Socket {
             session.stays = true;
         }
         let mut done = self.succession.old.iter_mut().map(Old::tend);
-        // All of them are looked after, and they go in their order.
+        // Handle all of them; they retire in order.
         let first = done.next() == Some(true);
         done.for_each(drop);
         if first {
@@ -232,13 +231,13 @@ impl Socket {
         }
     }
 
-    /// Whether the peer has everything that was sent in the sessions before.
+    /// Whether the peer has acknowledged everything sent in previous sessions.
     pub(crate) fn are_old_delivered(&self) -> Result<bool, Error> {
         let mut all = true;
         for old in &self.succession.old {
             all &= old.ended
                 && match old.session.delivered() {
-                    // An orderly end: it read all that was sent before.
+                    // An orderly end: the peer read everything before.
                     Err(Error::ClosedByPeer(_)) => true,
                     delivered => delivered?,
                 };
@@ -246,16 +245,16 @@ impl Socket {
         Ok(all)
     }
 
-    /// Ends the first of the sessions before.
+    /// Ends the oldest of the previous sessions.
     pub(crate) fn retire(&mut self) {
         let Some(mut old) = self.succession.old.pop_front() else {
             return;
         };
-        // The peer takes an orderly end for a sign that all was read.
+        // To the peer, an orderly end means that everything was read.
         let aborted = old.session.reliable && !old.session.is_read();
-        // Without a daemon it has ended.
+        // Without the daemon the session has ended anyway.
         let _ = old.client.call::<Done>(&Request::Close { aborted });
-        // They fail only if it never came in.
+        // Fails only if it was never added.
         let _ = match &old.own {
             Some(own) => self.any.delete(&own.0),
             None => self.any.delete(&*old.client),
@@ -271,7 +270,7 @@ impl Socket {
         self.operate(send, |socket, attempt| socket.try_send_with(attempt))
     }
 
-    /// Receives from the sessions before, then from the present one; waits for something.
+    /// Receives from the previous sessions, then from the present one; waits for data.
     pub(crate) fn recv_with<T>(
         &mut self,
         recv: impl FnMut(&mut Session, Patience) -> Result<Option<T>, Halt>,
@@ -279,8 +278,8 @@ impl Socket {
         self.operate(recv, |socket, attempt| socket.try_recv_with(attempt))
     }
 
-    /// While the present session is the only one, waits in it; else has `among_all` find one where
-    /// there is something to do, and waits for what wakes the socket.
+    /// Blocks in the present session while it is the only one; else tries all sessions through
+    /// `among_all`, and waits for the socket's descriptor.
     fn operate<T>(
         &mut self,
         mut operation: impl FnMut(&mut Session, Patience) -> Result<Option<T>, Halt>,
@@ -297,7 +296,7 @@ impl Socket {
                 }
             } else {
                 match operation(self.open_session()?, Patience::Until(limit)) {
-                    // When receiving, there was something, but not enough.
+                    // When receiving: the packets were not enough.
                     Err(Halt::Succeeded) | Ok(None) => {}
                     Err(Halt::Error(error)) => return Err(error),
                     Ok(Some(done)) => return Ok(done),
@@ -322,7 +321,7 @@ impl Socket {
         }
     }
 
-    /// Receives from the sessions before, then from the present one, if there is something.
+    /// Receives from the previous sessions, then from the present one, if there is data.
     pub(crate) fn try_recv_with<T>(
         &mut self,
         mut attempt: impl FnMut(&mut Session) -> Result<Option<T>, Halt>,
@@ -336,7 +335,7 @@ impl Socket {
                     Ok(Some(received)) => return Ok(Some(received)),
                     Err(Halt::Error(error)) if reliable => return Err(error),
                     Ok(None) if reliable => {
-                        // The time of the others has not come; they are looked at when it has.
+                        // Later sessions have to wait: they are checked when this one is finished.
                         self.open_session()?.clear_wakeups()?;
                         return Ok(None);
                     }
@@ -347,7 +346,7 @@ impl Socket {
                 Err(Halt::Succeeded) => {}
                 Err(Halt::Error(error)) => return Err(error),
                 Ok(received) => {
-                    // What the peer sends now cannot be had.
+                    // The peer's new data is out of reach.
                     let trouble = self.succession.trouble.take();
                     return match trouble.filter(|_| received.is_none()) {
                         Some(trouble) => Err(trouble),

@@ -1,10 +1,10 @@
-//! Sockets and listeners for tokio. Nothing here waits but by the runtime, with three exceptions
-//! that take about 0.1 ms each: making a socket or a listener, ending a session or going over to
-//! another one, and statistics ask the daemon.
+//! Sockets and listeners for tokio. Nothing here blocks outside the runtime, with three exceptions
+//! of about 0.1 ms each, which are requests to the daemon: making a socket or a listener; ending or
+//! succeeding a session; statistics.
 //!
-//! Every future may be dropped before it is ready; nothing is lost by that, except that whoever
-//! drops one that opens a session ends that session, too; and who drops one that sends a message of
-//! several packets has to send the same message again before anything else.
+//! Every future is safe to cancel, with two exceptions: dropping a future that opens a session ends
+//! that session; after dropping one that sends a message of several packets, the same message must
+//! be sent again before anything else.
 
 use std::{
     future::poll_fn,
@@ -25,7 +25,7 @@ use tokio::{
 
 use crate::{Agreement, Error, Mode, Part, Requirements, Statistics};
 
-/// The shortest and the longest pause between two looks whether the peer has everything.
+/// Minimum and maximum polling interval of close, for delivery.
 const CLOSE: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
 
 /// A direction.
@@ -35,8 +35,8 @@ enum Way {
     Receive = 1,
 }
 
-/// Who waits, by direction. The descriptor is one for both, and whoever looks takes the other's
-/// news with it: so what wakes one wakes both.
+/// Wakers by direction. Both share one descriptor, and a check in one direction consumes the
+/// other's events: so a wake-up wakes both.
 #[derive(Default)]
 struct Waiting([Mutex<Option<Waker>>; 2]);
 
@@ -94,7 +94,7 @@ impl Watched {
         })
     }
 
-    /// Waits until it is readable. `Ready` means that it was: try again what was not possible.
+    /// Polls for readability. `Ready`: it was readable; retry the operation.
     fn poll(&self) -> Poll<io::Result<()>> {
         let mut guard = ready!(
             self.fd
@@ -107,10 +107,10 @@ impl Watched {
 
 /// A session for tokio: [`crate::Socket`] with the same operations.
 ///
-/// Reading and writing as a stream goes by [`AsyncRead`] and [`AsyncWrite`]. `tokio::io::split`
-/// makes two halves for two tasks. There is no half-closed session: `shutdown` waits until the peer
-/// has everything and ends the session, as [`Socket::close`] does; dropping it ends it at once, and
-/// the peer learns that data may be missing.
+/// [`AsyncRead`] and [`AsyncWrite`] read and write it as a stream; `tokio::io::split` makes two
+/// halves for two tasks. Half-close does not exist: `shutdown` waits until the peer has everything
+/// and ends the session, as [`Socket::close`] does. Dropping the socket aborts the session: the
+/// peer is told that data may be missing.
 pub struct Socket {
     socket: crate::Socket,
     watched: Watched,
@@ -137,8 +137,8 @@ impl Socket {
         Ok(socket)
     }
 
-    /// Asks for another session in place of this one, as [`crate::Socket::negotiate`]. Dropping the
-    /// future takes nothing back: the change takes effect with a later call.
+    /// Requests the succession of this session, as [`crate::Socket::negotiate`]. Dropping the
+    /// future does not revoke the request: it takes effect with a later call.
     ///
     /// # Errors
     /// As [`crate::Socket::negotiate`].
@@ -147,7 +147,7 @@ impl Socket {
             .await
     }
 
-    /// Has the runtime watch a socket, with a session or without.
+    /// Registers a socket, with a session or without, with the runtime.
     ///
     /// # Errors
     /// Out of file descriptors.
@@ -169,7 +169,7 @@ impl Socket {
         mut attempt: impl FnMut(&mut crate::Socket) -> Result<Option<T>, Error>,
     ) -> Poll<Result<T, Error>> {
         let waiting = &self.watched.waiting;
-        // Before looking: what comes after that wakes it.
+        // Register before the check, or a wake-up in between would be lost.
         waiting.register(way, cx.waker());
         loop {
             let result = attempt(&mut self.socket);
@@ -202,7 +202,7 @@ impl Socket {
         poll_fn(|cx| self.poll_send_in_lane(cx, lane, message)).await
     }
 
-    /// As [`Socket::send_in_lane`], for those who poll.
+    /// Poll variant of [`Socket::send_in_lane`].
     pub fn poll_send_in_lane(
         &mut self,
         cx: &mut Context<'_>,
@@ -214,7 +214,7 @@ impl Socket {
         })
     }
 
-    /// Fetches a message, as [`crate::Socket::recv_message`]; 0 at the end.
+    /// Reads a message, as [`crate::Socket::recv_message`]; 0 at the end.
     ///
     /// # Errors
     /// As [`crate::Socket::recv_message`].
@@ -222,7 +222,7 @@ impl Socket {
         poll_fn(|cx| self.poll_recv_message(cx, buffer)).await
     }
 
-    /// As [`Socket::recv_message`], for those who poll.
+    /// Poll variant of [`Socket::recv_message`].
     pub fn poll_recv_message(
         &mut self,
         cx: &mut Context<'_>,
@@ -231,7 +231,7 @@ impl Socket {
         self.poll_with(cx, Way::Receive, |socket| socket.try_recv_message(buffer))
     }
 
-    /// Fetches a part of a message, as [`crate::Socket::recv_part`].
+    /// Reads a part of a message, as [`crate::Socket::recv_part`].
     ///
     /// # Errors
     /// As [`crate::Socket::recv_part`].
@@ -239,7 +239,7 @@ impl Socket {
         poll_fn(|cx| self.poll_recv_part(cx, buffer)).await
     }
 
-    /// As [`Socket::recv_part`], for those who poll.
+    /// Poll variant of [`Socket::recv_part`].
     pub fn poll_recv_part(
         &mut self,
         cx: &mut Context<'_>,
@@ -259,7 +259,7 @@ impl Socket {
     fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
         let [first, most] = CLOSE;
         while !self.socket.try_close()? {
-            // There is no wake-up for that.
+            // Delivery causes no wake-up: poll.
             let (timer, pause) = self
                 .closing
                 .get_or_insert_with(|| (Box::pin(sleep(first)), first));
@@ -280,7 +280,7 @@ impl Socket {
         self.socket.max_packet()
     }
 
-    /// What was negotiated.
+    /// Result of the negotiation.
     pub fn agreement(&self) -> Option<&Agreement> {
         self.socket.agreement()
     }
@@ -337,14 +337,14 @@ impl std::fmt::Debug for Socket {
     }
 }
 
-/// Many sessions at a port, for tokio: [`crate::Listener`].
+/// Accepts many sessions at a port, for tokio: [`crate::Listener`].
 pub struct Listener {
     listener: crate::Listener,
     watched: Watched,
 }
 
 impl Listener {
-    /// Takes a port, as [`crate::Listener::bind`].
+    /// Binds a port, as [`crate::Listener::bind`].
     ///
     /// # Errors
     /// As [`crate::Listener::bind`].
@@ -367,7 +367,7 @@ impl Listener {
         poll_fn(|cx| self.poll_accept(cx)).await
     }
 
-    /// As [`Listener::accept`], for those who poll.
+    /// Poll variant of [`Listener::accept`].
     pub fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<Result<Socket, Error>> {
         self.watched.waiting.register(Way::Receive, cx.waker());
         loop {

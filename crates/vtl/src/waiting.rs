@@ -1,4 +1,4 @@
-//! Waiting: how long, and for what.
+//! Waiting: time limits, and sources of wake-ups.
 
 use std::{
     io, iter,
@@ -18,17 +18,18 @@ use vtl_ring::Events;
 
 use crate::error::Error;
 
-/// The longest that a lost wake-up can cost, ms.
+/// Polling interval against lost wake-ups, ms.
 pub(crate) const WAIT_MS: u16 = 200;
-/// How often close looks whether everything has arrived.
+/// Polling interval of close for delivery.
 const CLOSE: Duration = Duration::from_millis(1);
 
-/// When what begins now has to end. Never, if that is further away than a clock can tell.
+/// Deadline of an operation that starts now. `None`, no deadline, if it is beyond the clock's
+/// range.
 pub(crate) fn deadline(limit: Option<Duration>) -> Option<Instant> {
     Instant::now().checked_add(limit?)
 }
 
-/// How long to wait: until `limit`, but at most `most` milliseconds.
+/// Time to wait: until `limit`, at most `most` milliseconds.
 pub(crate) fn patience(limit: Option<Instant>, most: u16) -> Result<PollTimeout, Error> {
     let Some(limit) = limit else {
         return Ok(most.into());
@@ -37,12 +38,12 @@ pub(crate) fn patience(limit: Option<Instant>, most: u16) -> Result<PollTimeout,
     if left.is_zero() {
         return Err(Error::TimedOut);
     }
-    // Rounded up, or the rest of a millisecond would be spent asking for nothing.
+    // Rounded up, or the last fraction of a millisecond would be a busy loop.
     let ms = left.as_micros().div_ceil(1000);
     Ok(u16::try_from(ms).map_or(most, |ms| ms.min(most)).into())
 }
 
-/// Between two looks whether everything has arrived, of which nobody tells.
+/// Sleeps between two checks for delivery, which causes no wake-up.
 pub(crate) fn pause(limit: Option<Instant>) -> Result<(), Error> {
     let left = limit.map_or(CLOSE, |limit| {
         limit.saturating_duration_since(Instant::now())
@@ -54,7 +55,7 @@ pub(crate) fn pause(limit: Option<Instant>) -> Result<(), Error> {
     Ok(())
 }
 
-/// As poll(2). A signal ends it early: whoever waits looks again anyway.
+/// As poll(2). Returns early on a signal: callers check their condition again anyway.
 pub(crate) fn poll(fds: &mut [PollFd<'_>], most: PollTimeout) -> io::Result<()> {
     match nix::poll::poll(fds, most) {
         Ok(_) | Err(Errno::EINTR) => Ok(()),
@@ -62,7 +63,7 @@ pub(crate) fn poll(fds: &mut [PollFd<'_>], most: PollTimeout) -> io::Result<()> 
     }
 }
 
-/// One descriptor for several.
+/// An epoll instance, to merge several descriptors into one.
 pub(crate) fn epoll() -> io::Result<Epoll> {
     Ok(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?)
 }
@@ -72,35 +73,35 @@ pub(crate) fn watch(epoll: &Epoll, fd: impl AsFd, source: Source) -> io::Result<
     Ok(epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, source as u64))?)
 }
 
-/// What became readable.
+/// Source of an event.
 #[derive(Clone, Copy)]
 pub(crate) enum Source {
-    /// What need not be told from the others.
+    /// Need not be distinguished.
     Any,
-    /// The eventfd from the daemon.
+    /// The daemon's eventfd.
     Wake,
-    /// The kernel's events.
+    /// The kernel's ring of events.
     Events,
-    /// What belongs to another session of the socket.
+    /// Another session of the socket.
     Other,
 }
 
-/// What wakes the user of a session.
+/// Sources of wake-ups of a session's user.
 pub(crate) struct Wakeups {
-    /// From the daemon.
+    /// From the daemon: an eventfd.
     wake: OwnedFd,
-    /// From the kernel, unless it leaves them to the daemon.
+    /// From the kernel; `None` if the daemon takes its events.
     events: Option<Events>,
     /// Readable when one of those two is, or the daemon has gone.
     any: Arc<Epoll>,
     /// Hangs up when the daemon dies.
     daemon: Arc<Client>,
-    /// Some were taken off `any` since [`Wakeups::took`] was last asked.
+    /// Events were taken off `any` since the last call of [`Wakeups::took`].
     taken: bool,
 }
 
 impl Wakeups {
-    /// Those of a session that has just opened.
+    /// Watches the sources of a session that has just opened.
     pub(crate) fn new(
         wake: OwnedFd,
         events: Option<OwnedFd>,
@@ -112,7 +113,7 @@ impl Wakeups {
             events: events.map(Events::map).transpose()?,
             any: Arc::clone(any),
             daemon: Arc::clone(daemon),
-            // The daemon's answer was one, too.
+            // The daemon's answer was an event, too.
             taken: true,
         };
         watch(any, &wakeups.wake, Source::Wake)?;
@@ -122,7 +123,7 @@ impl Wakeups {
         Ok(wakeups)
     }
 
-    /// Sleeps until one comes, or for so long. False if the daemon has gone.
+    /// Sleeps until a wake-up, for at most `most`. False if the daemon has gone.
     pub(crate) fn sleep(&self, most: PollTimeout) -> io::Result<bool> {
         let wake = self.wake.as_fd();
         let mut fds = [
@@ -144,7 +145,8 @@ impl Wakeups {
         Ok(!hung_up)
     }
 
-    /// Makes the descriptor unreadable until the next one. False if the daemon has gone.
+    /// Consumes pending events: the descriptor is unreadable until the next one. False if the
+    /// daemon has gone.
     pub(crate) fn clear(&mut self) -> io::Result<bool> {
         let mut found = [EpollEvent::empty(); 4];
         let count = match self.any.wait(&mut found, EpollTimeout::ZERO) {
@@ -158,7 +160,7 @@ impl Wakeups {
                 EVENTS => self.clear_events(),
                 WAKE => self.clear_wake(),
                 OTHER => continue,
-                // The daemon never speaks unasked.
+                // The daemon sends nothing unrequested: it has gone.
                 _ => {
                     here = false;
                     continue;
@@ -176,18 +178,18 @@ impl Wakeups {
     }
 
     fn clear_wake(&self) {
-        // Fails only if there is none.
+        // Fails only if nothing is pending.
         let _ = nix::unistd::read(&self.wake, &mut [0; 8]);
     }
 
-    /// Whether the daemon is still there.
+    /// Whether the daemon is still connected.
     pub(crate) fn daemon_lives(&self) -> io::Result<bool> {
         let mut fds = [PollFd::new(self.daemon.as_fd(), PollFlags::empty())];
         poll(&mut fds, PollTimeout::ZERO)?;
         Ok(!fds[0].any().unwrap_or(false))
     }
 
-    /// Whether some were taken off the descriptor since this was last asked.
+    /// Whether events were taken off the descriptor since the last call.
     pub(crate) fn took(&mut self) -> bool {
         std::mem::take(&mut self.taken)
     }
@@ -195,10 +197,11 @@ impl Wakeups {
 
 impl Drop for Wakeups {
     fn drop(&mut self) {
-        // The daemon holds both, too: closing them here would not take them out.
+        // The daemon holds both descriptors, too: closing ours would not remove them from the epoll
+        // set.
         let events = self.events.as_ref().map(AsFd::as_fd);
         for fd in iter::once(self.wake.as_fd()).chain(events) {
-            // Fails if it never came in.
+            // Fails if it was never added.
             let _ = self.any.delete(fd);
         }
     }
