@@ -6,8 +6,8 @@ use vtl_proto::intf;
 
 use super::Ring;
 
-/// The control slots of both rings of a session, as the daemon uses them beside whoever reads and
-/// writes packets. Any thread may.
+/// The control slots of both rings of a session, for the daemon, concurrently with the reader and
+/// the writer of packets. Usable from any thread.
 pub struct Controls {
     transmit: Ring,
     receive: Ring,
@@ -17,7 +17,7 @@ pub struct Controls {
 unsafe impl Sync for Controls {}
 
 impl Controls {
-    /// Maps no more than the control slots: all of 32 MiB takes a millisecond.
+    /// Maps the control slots only: mapping all 32 MiB takes a millisecond.
     ///
     /// # Errors
     /// The system's.
@@ -28,18 +28,18 @@ impl Controls {
         })
     }
 
-    /// Packets that were written to the transmit ring since the session began.
+    /// Packets published in the transmit ring since the session began.
     pub fn published(&self) -> u64 {
         self.transmit.producer().load(Ordering::Acquire)
     }
 
-    /// Tells whoever writes packets how many bytes of payload the path takes.
+    /// Tells the writer the path's maximum payload, bytes.
     pub fn set_path(&self, most: u16) {
         self.transmit.most().store(most.into(), Ordering::Relaxed);
     }
 
-    /// Takes away the reader's note that its ring has room again ([`super::RxRing::offer_room`]).
-    /// Returns whether there was one.
+    /// Clears the reader's mark that there is room again ([`super::RxRing::offer_room`]). Returns
+    /// whether it was set.
     pub fn take_offer(&self) -> bool {
         let refill = self.receive.refill();
         refill.load(Ordering::Relaxed) != 0 && refill.swap(0, Ordering::AcqRel) != 0
@@ -51,7 +51,7 @@ impl Controls {
         self.receive.set_closed(why);
     }
 
-    /// Tells the application that there is a session that succeeds this one.
+    /// Tells the application that the peer has opened the session that succeeds this one.
     pub fn set_succeeded(&self) {
         let closed = self.transmit.closed();
         closed.fetch_or(intf::VTL_SUCCEEDED, Ordering::Release);

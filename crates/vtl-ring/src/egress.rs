@@ -4,13 +4,12 @@ use std::os::fd::AsFd;
 
 use vtl_proto::intf;
 
-/// Runs the egress of the session that the daemon has registered the socket `caller` for, to send
-/// one packet of `length` bytes of payload. False if that is not possible here or now.
+/// Runs egress for one packet of `length` bytes of payload, through the socket `caller` that the
+/// daemon has registered for the session. False if that is impossible here or now.
 pub fn run(caller: impl AsFd, length: u32) -> bool {
-    /// What precedes the payload, less what precedes that of a UDP packet: then the kernel need
-    /// not change the packet's length.
+    /// Headers before the payload, less a UDP header: so the kernel need not resize the packet.
     const HEADERS: usize = size_of::<intf::vtl_data_hdr>() - 8;
-    /// What is sent is replaced.
+    /// A dummy: egress replaces the content.
     static NOTHING: [u8; HEADERS + intf::VTL_MAX_PAYLOAD as usize] =
         [0; HEADERS + intf::VTL_MAX_PAYLOAD as usize];
     let least = intf::VTL_MIN_PACKET as usize - 8;

@@ -1,5 +1,5 @@
-//! The ring of events by which the kernel's programs wake the application: a BPF ring buffer. What
-//! the events say does not matter, only that there are some.
+//! Ring of events by which the kernel's programs wake the application: a BPF ring buffer. The
+//! content of events is irrelevant, only their presence counts.
 
 use std::{
     io,
@@ -14,7 +14,8 @@ use nix::{
     unistd::{SysconfVar, sysconf},
 };
 
-/// Its first page holds how far it was read, its second how far it was written.
+/// The ring buffer: the consumer position is on its first page, the producer position on the
+/// second.
 pub struct Events {
     fd: OwnedFd,
     read: NonNull<AtomicU64>,
@@ -26,7 +27,7 @@ pub struct Events {
 unsafe impl Send for Events {}
 
 impl Events {
-    /// Maps the ring that came with a session.
+    /// Maps the ring of events of a session.
     ///
     /// # Errors
     /// The system's.
@@ -52,19 +53,19 @@ impl Events {
         })
     }
 
-    /// Whether there are any.
+    /// Whether events are pending.
     pub fn is_pending(&self) -> bool {
         // SAFETY: as in `clear`.
         let (read, written) = unsafe { (self.read.as_ref(), self.written.as_ref()) };
         read.load(Ordering::Relaxed) != written.load(Ordering::Acquire)
     }
 
-    /// Takes all events out.
+    /// Consumes all events.
     pub fn clear(&self) {
         // SAFETY: each is the first word of its page, mapped as long as `self` lives.
         let (read, written) = unsafe { (self.read.as_ref(), self.written.as_ref()) };
-        // The kernel looks at `read` after it wrote: an exchange, as a later store might hide an
-        // event that comes now.
+        // The kernel reads `read` after its write: an exchange, since a plain store might be
+        // delayed and hide an event that arrives now.
         read.swap(written.load(Ordering::Acquire), Ordering::SeqCst);
     }
 }

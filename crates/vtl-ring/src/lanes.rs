@@ -11,8 +11,8 @@ pub struct Lanes {
 }
 
 impl Lanes {
-    /// How many packets back the one is that `packet` follows, the next one of `lane`. 0 if there is
-    /// none in the window: then it has arrived.
+    /// Distance, in packets, from `packet` back to its predecessor in `lane`; records `packet` as
+    /// the latest. 0 if no predecessor is in the window: then it has arrived.
     pub(super) fn follow(&mut self, lane: u32, packet: u64) -> u32 {
         let window = u64::from(intf::VTL_MAX_WINDOW);
         if self.latest.len() >= 2 * intf::VTL_MAX_WINDOW as usize {

@@ -1,17 +1,17 @@
-//! The two rings of a session: packet-sized slots in memory that user space and the kernel's
-//! programs share. `bpf/include/vtl/intf.h` has the layout, and who writes each field.
+//! The two rings of a session: packet-sized slots in memory shared by user space and the kernel's
+//! programs. Layout, and the writer of each field: `bpf/include/vtl/intf.h`.
 //!
-//! - [`TxRing`]: the writer's side; [`Lanes`]: order among messages in a ring with partial order;
+//! - [`TxRing`]: the writer's side; [`Lanes`]: order of messages in a ring with partial order;
 //! - [`RxRing`]: the reader's side;
-//! - [`Controls`]: what the daemon sees of both;
-//! - [`Events`]: by which the kernel wakes the user of a session;
-//! - [`egress`]: sends what was published without waking the daemon's pump.
+//! - [`Controls`]: the daemon's view of both;
+//! - [`Events`]: the kernel's wake-ups for the user of a session;
+//! - [`egress`]: sends published packets without the daemon's pump.
 //!
-//! With keys, [`TxRing`] seals payloads before the kernel sees them, and [`RxRing`] opens them when
-//! they are read. What seals them ([`seal`]) seals the packets of other carriers, too.
+//! With keys, [`TxRing`] seals payloads before the kernel sees them, and [`RxRing`] opens them at
+//! the first read. [`seal`] also seals the packets of other carriers.
 //!
-//! An aware application maps the rings of its own session (crate `vtl`), the daemon those of hooked
-//! flows.
+//! An aware application maps the rings of its own session (crate `vtl`); the daemon maps those of
+//! hooked flows.
 
 mod controls;
 pub mod egress;
@@ -111,7 +111,7 @@ impl Ring {
             .store(succeeded | (why + 1), Ordering::Release);
     }
 
-    /// Which of the slots a packet lies in.
+    /// Index of a packet's slot.
     fn index(&self, packet: u64) -> usize {
         (packet & u64::from(self.slots - 1)) as usize
     }
@@ -122,12 +122,12 @@ impl Ring {
         unsafe { self.base.add(offset) }.cast()
     }
 
-    /// Where the payload of a packet lies, and how many bytes it has: never more than a packet's,
-    /// whatever its slot says.
+    /// Address and length of a packet's payload; the length is clamped to the maximum, whatever the
+    /// slot says.
     fn content(&self, packet: u64) -> (*mut u8, usize) {
         let slot = self.slot(packet).as_ptr();
-        // SAFETY: inside the mapping. Read once: whoever writes there against the protocol changes it
-        // after it was bounded.
+        // SAFETY: inside the mapping. Read once: a misbehaving writer can change it only after it
+        // was clamped.
         unsafe {
             let len = (&raw const (*slot).len).read_volatile() as usize;
             let data = (&raw mut (*slot).data).cast();
@@ -135,7 +135,7 @@ impl Ring {
         }
     }
 
-    /// What the slot of a packet says of its place: in a list, which packet is to be read.
+    /// The stamp in a packet's slot: in a list, the number of the packet to be read.
     fn stamp(&self, packet: u64) -> u64 {
         // SAFETY: inside the mapping; read once, as above.
         unsafe { (&raw const (*self.slot(packet).as_ptr()).stamp).read_volatile() }
@@ -168,13 +168,13 @@ fn closed(value: u32) -> Option<Closed> {
     }
 }
 
-/// Overwrites everything in a ring, so that its next user sees nothing of the last one's.
+/// Zeroes a ring, so that its next user sees no data of the previous one.
 ///
 /// # Errors
-/// The system's, if it cannot be mapped.
+/// The system's, if the ring cannot be mapped.
 pub fn clear(fd: BorrowedFd<'_>, slots: u32) -> io::Result<()> {
     let ring = Ring::map(fd, slots)?;
-    // SAFETY: the whole mapping; nobody else uses a ring that is out of use.
+    // SAFETY: the whole mapping; a ring out of use has no other user.
     unsafe { ring.base.write_bytes(0, Ring::length(slots)) };
     Ok(())
 }

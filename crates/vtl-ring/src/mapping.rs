@@ -1,10 +1,10 @@
-//! Memory that others share, mapped.
+//! Mapping of shared memory.
 
 use std::{io, num::NonZero, os::fd::BorrowedFd, ptr::NonNull};
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
-/// Maps so many bytes of a file, to be read and written.
+/// Maps `length` bytes of a file, for reading and writing.
 ///
 /// # Errors
 /// The system's.
@@ -23,10 +23,10 @@ pub(super) fn map(fd: BorrowedFd<'_>, length: NonZero<usize>) -> io::Result<NonN
     Ok(base.cast())
 }
 
-/// Ends a mapping.
+/// Unmaps a mapping.
 ///
 /// # Safety
-/// It is one of [`map`], with this length, and nothing of it is used any more.
+/// `base` and `length` are those of a call of [`map`], and no reference into it is left.
 pub(super) unsafe fn unmap(base: NonNull<u8>, length: usize) {
     // SAFETY: as the caller says.
     let _ = unsafe { munmap(base.cast(), length) };

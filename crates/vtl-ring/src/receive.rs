@@ -1,4 +1,4 @@
-//! The receiving side.
+//! Receive ring: the application's side.
 
 use std::{
     io,
@@ -10,18 +10,18 @@ use vtl_proto::{intf, keys::Keys};
 
 use super::{Closed, Ring, closed, seal::Opener, unsealed::Unsealed};
 
-/// The receiving side.
+/// The application's side of a receive ring.
 pub struct RxRing {
     ring: Ring,
-    /// Slots say which packet is to be read: see [`RxRing::with_list`].
+    /// Slots name the packet to be read: see [`RxRing::with_list`].
     listed: bool,
     next: u64,
-    /// `producer` when it was last looked at: the kernel writes there, so looking is not free.
+    /// Cached `producer`: the kernel writes that cache line, so reading it costs.
     arrived: u64,
     told: u64,
-    /// The number behind that of the last packet, once that was met.
+    /// Number after the last packet's, once that was read.
     end: Option<u64>,
-    /// Where payloads are sealed.
+    /// With sealed payloads.
     unsealed: Option<Unsealed>,
 }
 
@@ -44,27 +44,26 @@ impl RxRing {
         })
     }
 
-    /// Opens payloads, which [`TxRing::with_keys`](super::TxRing::with_keys) has sealed at the other
-    /// end, each once and when it is first read. `numbered`: as there. To be called before anything
-    /// was read.
+    /// Opens payloads sealed by [`TxRing::with_keys`](super::TxRing::with_keys) at the other end,
+    /// each once, at its first read. `numbered`: as there. Must be called before the first read.
     #[must_use]
     pub fn with_keys(mut self, keys: &Keys, numbered: bool) -> Self {
         let slots = self.ring.slots;
-        // Packets come in any order as far as the ring reaches.
+        // Packets may be out of order by up to the ring's size.
         let opener = Opener::new(keys.suite, &keys.receive, numbered, slots, self.next);
         self.unsealed = Some(Unsealed::new(opener, slots, numbered));
         self
     }
 
-    /// As the grafts with partial order fill it: packets lie by their numbers, and the slots hold a
-    /// list of them in the order in which they are to be read.
+    /// Reads the layout of grafts with partial order: packets lie at their numbers, and the slots
+    /// form a list of them in reading order.
     #[must_use]
     pub fn with_list(mut self) -> Self {
         self.listed = true;
         self
     }
 
-    /// The place of the `ahead`-th packet to be read.
+    /// The place (number) of the `ahead`-th packet to be read.
     fn place(&self, ahead: u64) -> u64 {
         let place = self.next + ahead;
         if !self.listed {
@@ -76,7 +75,7 @@ impl RxRing {
     /// The payload of the packet at a place.
     ///
     /// # Safety
-    /// It has arrived, and the kernel leaves it alone until it is consumed.
+    /// The packet has arrived, and the kernel does not write there until it is consumed.
     unsafe fn payload(&self, place: u64) -> &[u8] {
         let (data, len) = self.ring.content(place);
         match &self.unsealed {
@@ -90,55 +89,55 @@ impl RxRing {
         }
     }
 
-    /// Packets that the ring holds.
+    /// Capacity of the ring, packets.
     pub fn slots(&self) -> u64 {
         self.ring.slots.into()
     }
 
-    /// Packets that can be read now.
+    /// Packets ready to be read.
     pub fn available(&mut self) -> u64 {
         self.arrived = self.ring.producer().load(Ordering::Acquire);
         self.arrived.wrapping_sub(self.next)
     }
 
-    /// The payload of the `ahead`-th packet to be read; empty if that packet was given up, or does
-    /// not open, which [`RxRing::forged`] counts.
+    /// The payload of the `ahead`-th packet to be read; empty if the packet was given up, or failed
+    /// authentication ([`RxRing::forged`] counts those).
     ///
     /// # Panics
-    /// If `ahead` is not below what [`RxRing::available`] last said.
+    /// If `ahead` is not below the last result of [`RxRing::available`].
     pub fn packet(&self, ahead: u64) -> &[u8] {
         assert!(ahead < self.arrived.wrapping_sub(self.next));
-        // SAFETY: published by the kernel, which leaves it alone until it is consumed.
+        // SAFETY: published by the kernel, which does not write there until it is consumed.
         unsafe { self.payload(self.place(ahead)) }
     }
 
-    /// Packets read that did not open: somebody on the path has made or changed them, or they came
-    /// twice where packets tell their numbers. 0 without keys.
+    /// Packets read that failed authentication: forged or modified on the path, or replayed, if
+    /// packets carry their numbers. 0 without keys.
     pub fn forged(&self) -> u64 {
         self.unsealed.as_ref().map_or(0, Unsealed::forged)
     }
 
-    /// The payload of the `ahead`-th packet to be read, which may lie behind a gap.
+    /// The payload of the `ahead`-th packet to be read, which may be out of order, behind a gap.
     ///
     /// # Panics
-    /// If the ring has no place for it.
+    /// If `ahead` is beyond the ring.
     ///
     /// # Safety
-    /// The packet has arrived: the session's entry says so (`vtl_rx.map`). Where the graft is reliable
-    /// and ordered, the kernel leaves it alone from then on until it is consumed.
+    /// The packet has arrived, according to the session's entry (`vtl_rx.map`). With a reliable and
+    /// ordered graft, the kernel does not write there from then on until it is consumed.
     pub unsafe fn behind_gap(&self, ahead: u64) -> &[u8] {
         assert!(ahead < self.slots());
-        // SAFETY: the caller says that nobody writes.
+        // SAFETY: the caller guarantees that there is no writer.
         unsafe { self.payload(self.next + ahead) }
     }
 
-    /// The number of the packet to be read next.
+    /// Number of the next packet to be read.
     pub fn next(&self) -> u64 {
         self.next
     }
 
-    /// Whether the message of the `ahead`-th packet to be read goes on in the packet behind it. Has
-    /// a meaning only where messages may take several packets.
+    /// Whether the message of the `ahead`-th packet to be read continues in the next packet.
+    /// Meaningful only if messages may take several packets.
     ///
     /// # Panics
     /// As [`RxRing::packet`].
@@ -149,14 +148,14 @@ impl RxRing {
         unsafe { (*slot).more & intf::VTL_F_MORE != 0 }
     }
 
-    /// Whether the packet to be read next is the one that
-    /// [`TxRing::publish_last`](super::TxRing::publish_last) made; it is taken out then. Has a
-    /// meaning only where the graft is reliable.
+    /// Consumes the next packet if it is the marker of
+    /// [`TxRing::publish_last`](super::TxRing::publish_last); returns whether it was. Meaningful
+    /// only with a reliable graft.
     ///
     /// # Panics
     /// If there is no packet.
     pub fn take_last(&mut self) -> bool {
-        // Whoever forges the mark must not cut off what follows.
+        // A forged mark must not truncate the data: authenticate it first.
         let last = self.is_last(0) && (self.unsealed.is_none() || !self.packet(0).is_empty());
         if last {
             let number = self.place(0);
@@ -166,7 +165,7 @@ impl RxRing {
         last
     }
 
-    /// Whether the `ahead`-th packet to be read is that one.
+    /// Whether the `ahead`-th packet to be read carries the mark of [`RxRing::take_last`].
     ///
     /// # Panics
     /// As [`RxRing::packet`].
@@ -186,8 +185,8 @@ impl RxRing {
         self.end == Some(self.next)
     }
 
-    /// Frees the next `count` packets. Returns true if the daemon should be kicked, because the
-    /// sender may be waiting for the room.
+    /// Frees the next `count` packets. Returns true if the daemon must be woken, because the sender
+    /// may be blocked on the window.
     pub fn consume(&mut self, count: u64) -> bool {
         let backlog = self.available();
         self.forget(count);
@@ -200,7 +199,8 @@ impl RxRing {
             return true;
         }
         if self.listed {
-            // Room is offered anew only when everything was read: nobody but us knows when that is.
+            // The window is advertised only when everything was read, and only the reader knows
+            // when.
             let tell = backlog <= count && freed >= slots / 4;
             self.told = if tell { self.next } else { self.told };
             return tell;
@@ -211,7 +211,7 @@ impl RxRing {
         false
     }
 
-    /// Forgets what was opened of the next `count` packets.
+    /// Drops the opened payloads of the next `count` packets.
     fn forget(&mut self, count: u64) {
         if self.unsealed.is_some() {
             for ahead in 0..count.min(self.slots()) {
@@ -221,19 +221,19 @@ impl RxRing {
         }
     }
 
-    /// Leaves a note for the daemon, which is to be kicked, that there is room again.
+    /// Marks that there is room again, before the daemon is woken.
     pub fn offer_room(&self) {
         self.ring.refill().store(1, Ordering::Release);
     }
 
-    /// Announces that the reader goes to sleep. Returns false if there is something to read after
-    /// all.
+    /// Requests a wake-up, before the reader sleeps. Returns false if there is a packet to read, or
+    /// the session has ended.
     pub fn prepare_wait(&mut self) -> bool {
         self.prepare_wait_for(intf::VTL_WAITS_IN_ORDER)
     }
 
-    /// The same, but a packet behind a gap ends the sleep, too. The caller looks for some after this,
-    /// for one may have come before.
+    /// The same, but an out-of-order packet ends the sleep, too. The caller must check for such
+    /// after this call: one may have arrived before.
     pub fn prepare_wait_for_any(&mut self) -> bool {
         self.prepare_wait_for(intf::VTL_WAITS_FOR_ANY)
     }
@@ -248,7 +248,7 @@ impl RxRing {
         false
     }
 
-    /// Whether and how the session ended. Packets may still be there to be read.
+    /// Whether and how the session ended. There may still be packets to read.
     pub fn closed(&self) -> Option<Closed> {
         closed(self.ring.closed().load(Ordering::Acquire))
     }

@@ -1,6 +1,6 @@
 //! Sealing and opening the payload of single packets with AEAD.
 //!
-//! `vtl_proto::seal` says how sealed payload lies in a packet, and what keys are made from.
+//! Layout of sealed payload and key derivation: `vtl_proto::seal`.
 
 #[cfg(miri)]
 mod miri;
@@ -19,7 +19,7 @@ use vtl_proto::{
     },
 };
 
-/// A length that HKDF-Expand is asked for.
+/// Output length of HKDF-Expand.
 struct Length(usize);
 
 impl hkdf::KeyType for Length {
@@ -37,8 +37,8 @@ fn expand(secret: &Secret, label: &str, to: &mut [u8]) {
         .expect("HKDF-Expand makes up to 8,160 bytes");
 }
 
-/// The first secrets of the two directions of a carrier whose hosts have one in common: of what its opener
-/// sends, and of what the other host does.
+/// The initial secrets of the two directions of a carrier, derived from the hosts' common secret:
+/// for data of the opener, and of the other host.
 pub fn directions(common: &Secret) -> [Secret; 2] {
     DIRECTIONS.map(|label| {
         let mut secret = [0; 32];
@@ -53,7 +53,7 @@ fn successor(secret: &Secret) -> Secret {
     next.into()
 }
 
-/// What packets of one epoch are sealed with.
+/// Key material of one epoch.
 struct Key {
     key: LessSafeKey,
     iv: [u8; NONCE],
@@ -83,18 +83,18 @@ impl Key {
     }
 }
 
-/// Seals what is sent. Each number is to be used once, in ascending order.
+/// Seals outgoing packets. Numbers must ascend, each used once.
 pub struct Sealer {
     suite: Suite,
     numbered: bool,
     epoch: u64,
-    /// Of the epoch.
+    /// Secret of the epoch.
     secret: Secret,
     key: Key,
 }
 
 impl Sealer {
-    /// `numbered`: each packet tells its number.
+    /// `numbered`: each packet carries its number.
     pub fn new(suite: Suite, first: &Secret, numbered: bool) -> Self {
         Self {
             suite,
@@ -105,13 +105,13 @@ impl Sealer {
         }
     }
 
-    /// Bytes that it adds to each payload.
+    /// Bytes added to each payload.
     pub fn overhead(&self) -> usize {
         overhead(self.numbered)
     }
 
-    /// Seals packet `number`, whose payload is what lies in `slot` before the last
-    /// [`Sealer::overhead`] bytes. `more`: as in the slot.
+    /// Seals packet `number` in place: the payload is `slot` without the last [`Sealer::overhead`]
+    /// bytes. `more`: as in the slot.
     pub fn seal(&mut self, number: u64, more: u32, slot: &mut [u8]) {
         while self.epoch < epoch(number) {
             self.epoch += 1;
@@ -135,24 +135,24 @@ impl Sealer {
     }
 }
 
-/// Opens what is received.
+/// Opens received packets.
 pub struct Opener {
     suite: Suite,
-    /// Where packets tell their numbers.
+    /// Replay window, if packets carry their numbers.
     seen: Option<Seen>,
-    /// Of the packet with the highest number that opened.
+    /// Epoch of the highest packet number that was authentic.
     epoch: u64,
     previous: Option<Key>,
     present: Key,
-    /// Made ahead of time, so that no forged number makes any work.
+    /// Derived ahead of time, so that forged numbers cost no key derivation.
     next: Key,
-    /// Of the next epoch.
+    /// Secret of the next epoch.
     next_secret: Secret,
 }
 
 impl Opener {
-    /// With `numbered`, told numbers are remembered: `window` of them, at least 1,024. `begin`: a
-    /// packet of the epoch to begin with.
+    /// With `numbered`, keeps a replay window of `window` numbers, at least 1,024. `begin`: number
+    /// of a packet in the initial epoch.
     pub fn new(suite: Suite, first: &Secret, numbered: bool, window: u32, begin: u64) -> Self {
         let mut opener = Self {
             suite,
@@ -169,7 +169,7 @@ impl Opener {
         opener
     }
 
-    /// Goes on to the next epoch.
+    /// Advances to the next epoch.
     fn advance(&mut self) {
         self.epoch += 1;
         self.next_secret = successor(&self.next_secret);
@@ -178,10 +178,12 @@ impl Opener {
         self.previous = Some(std::mem::replace(&mut self.present, present));
     }
 
-    /// Opens a packet in place. Returns the bytes of its payload, which lies at the beginning; `None`
-    /// if the packet is forged, repeated, or of no epoch that may be: then the bytes mean nothing.
+    /// Opens a packet in place. Returns the length of its payload, which lies at the beginning;
+    /// `None` if the packet is forged, replayed, or of an epoch out of range: then the bytes are
+    /// undefined.
     ///
-    /// `place`: its number in the ring, which is the packet's unless packets tell theirs. `more`: as in the slot.
+    /// `place`: the number in the ring, which is the packet's own unless packets carry theirs.
+    /// `more`: as in the slot.
     pub fn open(&mut self, place: u64, more: u32, packet: &mut [u8]) -> Option<usize> {
         let mut number = place;
         let mut sealed = packet;
@@ -193,7 +195,7 @@ impl Opener {
                 return None;
             }
         }
-        // An empty payload is never sent: that is what a packet which was given up looks like.
+        // An empty payload is never sent: it stands for a given-up packet.
         if sealed.len() <= TAG {
             return None;
         }
@@ -217,14 +219,14 @@ impl Opener {
     }
 }
 
-/// Numbers that are remembered at least.
+/// Minimum size of the replay window.
 const WINDOW: u32 = 1024;
 
-/// Which numbers packets have told: a window below the highest, as in RFC 4303, section 3.4.3.
+/// Replay window below the highest number, as in RFC 4303, section 3.4.3.
 struct Seen {
-    /// The number behind the highest.
+    /// Number after the highest.
     end: u64,
-    /// Those from `end - window` on: number n is bit n % window.
+    /// Numbers from `end - window` on: number n is bit n % window.
     bits: Box<[u64]>,
 }
 
@@ -241,19 +243,20 @@ impl Seen {
         self.bits.len() as u64 * 64
     }
 
-    /// The word of a number, and its bit there.
+    /// The word of a number, and its bit in that.
     fn bit(&self, number: u64) -> (usize, u64) {
         let bit = number % self.window();
         ((bit / 64) as usize, 1 << (bit % 64))
     }
 
-    /// Whether a packet with this number may be taken: none was, and the window reaches back to it.
+    /// Whether a packet with this number may be accepted: not seen before, and not older than the
+    /// window.
     fn is_new(&self, number: u64) -> bool {
         let (word, bit) = self.bit(number);
         number >= self.end || self.end - number <= self.window() && self.bits[word] & bit == 0
     }
 
-    /// Takes note of a number that is new, and authentic: no sender gets to u64::MAX.
+    /// Records a new, authentic number. No sender reaches u64::MAX.
     fn insert(&mut self, number: u64) {
         if number >= self.end {
             if number - self.end >= self.window() {

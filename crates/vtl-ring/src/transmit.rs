@@ -1,4 +1,4 @@
-//! The sending side.
+//! Transmit ring: the application's side.
 
 use std::{
     io,
@@ -10,14 +10,14 @@ use vtl_proto::{intf, keys::Keys};
 
 use super::{Closed, Lanes, Ring, closed, seal::Sealer};
 
-/// The sending side.
+/// The application's side of a transmit ring.
 pub struct TxRing {
     ring: Ring,
-    /// The first slot that is not written yet; those from `producer` up to it are staged.
+    /// First slot not written yet; slots from `producer` up to it are staged.
     next: u64,
-    /// `consumer` when it was last looked at: the kernel writes there, so looking is not free.
+    /// Cached `consumer`: the kernel writes that cache line, so reading it costs.
     acknowledged: u64,
-    /// Before it is sealed.
+    /// Limit before sealing.
     max_payload: u32,
     sealer: Option<Sealer>,
 }
@@ -45,12 +45,12 @@ impl TxRing {
         })
     }
 
-    /// Seals the payload of each packet from the next one on, each in its slot before the kernel sees
-    /// it, and so once: it is sent again as it is. All lengths are those of payloads before that;
-    /// what a packet takes becomes less by [`overhead(numbered)`](vtl_proto::seal::overhead).
+    /// Seals payloads from the next packet on, each once, in its slot, before the kernel sees it; a
+    /// retransmission sends the same bytes. All lengths are before sealing; the maximum payload
+    /// shrinks by [`overhead(numbered)`](vtl_proto::seal::overhead).
     ///
-    /// `numbered`: packets tell their numbers, as they have to where the graft is not reliable and
-    /// ordered. Both ends have to say the same.
+    /// `numbered`: packets carry their numbers, as they must unless the graft is reliable and
+    /// ordered. Both ends must agree on it.
     #[must_use]
     pub fn with_keys(mut self, keys: &Keys, numbered: bool) -> Self {
         let sealer = Sealer::new(keys.suite, &keys.send, numbered);
@@ -60,7 +60,7 @@ impl TxRing {
         self
     }
 
-    /// Bytes that a packet should have at most. Becomes less when the path takes less.
+    /// Maximum payload of a packet, bytes. Shrinks when the path MTU does.
     pub fn max_payload(&self) -> usize {
         let most = self.max_payload as usize;
         match self.ring.most().load(Ordering::Relaxed) as usize {
@@ -74,25 +74,25 @@ impl TxRing {
         self.sealer.as_ref().map_or(0, Sealer::overhead)
     }
 
-    /// Bytes of a payload of `len` bytes as the packet has it: sealed, where there are keys.
+    /// Length on the wire of a payload of `len` bytes: sealed, if there are keys.
     pub fn sealed_len(&self, len: u32) -> u32 {
         len + self.overhead() as u32
     }
 
-    /// Slots that may be written now.
+    /// Free slots.
     pub fn room(&mut self) -> u64 {
         self.acknowledged = self.ring.consumer().load(Ordering::Acquire);
         self.known_room()
     }
 
-    /// As [`TxRing::room`] when that was last asked: at most what it is now.
+    /// Lower bound of the free slots: as of the last [`TxRing::room`].
     fn known_room(&self) -> u64 {
         let used = self.next.wrapping_sub(self.acknowledged);
         u64::from(self.ring.slots).saturating_sub(used)
     }
 
-    /// The payload area of the `ahead`-th slot to be written, as many bytes as the ring was mapped
-    /// for, less what sealing adds.
+    /// The payload area of the `ahead`-th slot to be written: the maximum payload of
+    /// [`TxRing::map`], less the overhead of sealing.
     ///
     /// # Panics
     /// If `ahead` is not below [`TxRing::room`].
@@ -111,7 +111,7 @@ impl TxRing {
         }
     }
 
-    /// Has the next slots, with these lengths of their payload, be published with what is published next.
+    /// Stages the next slots, with these payload lengths, to be published together with later ones.
     ///
     /// # Panics
     /// If a length is 0 or too large, or there are more than [`TxRing::room`].
@@ -119,24 +119,23 @@ impl TxRing {
         self.stage_with(lengths, |_| 0);
     }
 
-    /// Slots that are staged.
+    /// Number of staged slots.
     pub fn staged(&self) -> u64 {
         let published = self.ring.producer().load(Ordering::Relaxed);
         self.next.wrapping_sub(published)
     }
 
-    /// Publishes what is staged. Returns true if the daemon must be kicked because its pump had gone
-    /// to sleep.
+    /// Publishes the staged slots. Returns true if the daemon must be woken because its pump
+    /// sleeps.
     pub fn publish_staged(&mut self) -> bool {
         self.ring.producer().store(self.next, Ordering::Release);
-        // Pairs with egress, which sets `waiting` and then looks at `producer` again.
+        // Pairs with egress, which sets `waiting` and then re-reads `producer`.
         fence(Ordering::SeqCst);
         self.ring.waiting().load(Ordering::Relaxed) != 0
             && self.ring.waiting().swap(0, Ordering::AcqRel) != 0
     }
 
-    /// Publishes the next slots, with the lengths of their payload. Returns as
-    /// [`TxRing::publish_staged`].
+    /// Publishes the next slots, with these payload lengths. Returns as [`TxRing::publish_staged`].
     ///
     /// # Panics
     /// If a length is 0 or too large, or there are more than [`TxRing::room`].
@@ -144,8 +143,8 @@ impl TxRing {
         self.publish_with(lengths, |_| 0)
     }
 
-    /// As [`TxRing::publish`], for slots that hold one message, or a part of it: with `goes_on`
-    /// the next slot to be published goes on with it.
+    /// As [`TxRing::publish`], for slots that hold one message, or a part of it: `goes_on` if the
+    /// next published slot continues it.
     ///
     /// # Panics
     /// As [`TxRing::publish`].
@@ -156,8 +155,8 @@ impl TxRing {
         })
     }
 
-    /// As [`TxRing::publish`] where the order is partial: each packet follows the one before it in
-    /// the same lane.
+    /// As [`TxRing::publish`], with partial order: each packet follows the previous one of the same
+    /// lane.
     ///
     /// # Panics
     /// As [`TxRing::publish`].
@@ -168,8 +167,8 @@ impl TxRing {
         })
     }
 
-    /// Publishes a packet that says that nothing follows in this session: what does, does in the one
-    /// that succeeds it. Returns as [`TxRing::publish`].
+    /// Publishes the last packet of this session: later data is in the session that succeeds it.
+    /// Returns as [`TxRing::publish`].
     ///
     /// # Panics
     /// Without [`TxRing::room`].
@@ -207,7 +206,7 @@ impl TxRing {
         self.next += lengths.len() as u64;
     }
 
-    /// Asks to be woken when a quarter of the ring, or more, is free. Returns false if it is already.
+    /// Requests a wake-up when a quarter of the ring is free. Returns false if it is already.
     pub fn wait_for_room(&mut self) -> bool {
         self.ring.refill().store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -218,22 +217,22 @@ impl TxRing {
         false
     }
 
-    /// Packets published since the session began, whoever did it.
+    /// Packets published since the session began, by any writer.
     pub fn published(&self) -> u64 {
         self.ring.producer().load(Ordering::Acquire)
     }
 
-    /// The number of the first packet that the peer has not acknowledged.
+    /// Number of the first unacknowledged packet.
     pub fn acknowledged(&self) -> u64 {
         self.ring.consumer().load(Ordering::Acquire)
     }
 
-    /// The number of the next packet to be written.
+    /// Number of the next packet to be written.
     pub fn next(&self) -> u64 {
         self.next
     }
 
-    /// Packets that the peer has not acknowledged, staged ones included.
+    /// Unacknowledged packets, staged ones included.
     pub fn unacknowledged(&self) -> u64 {
         self.next
             .wrapping_sub(self.ring.consumer().load(Ordering::Acquire))

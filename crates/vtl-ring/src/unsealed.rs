@@ -1,26 +1,26 @@
-//! Packets of a receive ring whose payloads are sealed, opened once each.
+//! Sealed payloads of a receive ring, each opened once.
 
 use std::cell::{Cell, OnceCell, RefCell};
 
 use super::seal::Opener;
 
-/// What was opened of the packets in a ring, and by what.
+/// The opened payloads of a ring, and their opener.
 pub(super) struct Unsealed {
     opener: RefCell<Opener>,
     payloads: Payloads,
     forged: Cell<u64>,
 }
 
-/// Where the payloads of opened packets are, by slot.
+/// Location of opened payloads, by slot.
 enum Payloads {
-    /// In their slots, which the kernel does not look at any more: so many bytes, or [`SEALED`].
+    /// In their slots, which the kernel does not read any more: the length, or [`SEALED`].
     InPlace(Box<[Cell<u16>]>),
-    /// Copied, since the kernel may still need what came: it makes lost packets out of others and
-    /// their parity.
+    /// Copied, as the kernel may still need the sealed bytes: it recovers lost packets from others
+    /// and their parity.
     Copied(Box<[OnceCell<Vec<u8>>]>),
 }
 
-/// The packet in the slot was not opened yet.
+/// Mark of a packet that is not opened yet.
 const SEALED: u16 = u16::MAX;
 
 impl Unsealed {
@@ -37,12 +37,12 @@ impl Unsealed {
         }
     }
 
-    /// The payload of packet `place` of the ring, whose slot is `index` and holds `len` bytes at
-    /// `data`, with those marks: opened, unless it was before. Empty if it does not open, or if it was given up.
+    /// The opened payload of packet `place` of the ring, whose slot is `index` and holds `len`
+    /// bytes at `data`, with the marks `more`. Empty if it fails authentication, or was given up.
     ///
     /// # Safety
-    /// They are bytes of the slot. The packet has arrived: nobody but the reader writes there until it
-    /// is consumed.
+    /// `data` and `len` are bytes of the slot. The packet has arrived: nobody but the reader writes
+    /// there until it is consumed.
     pub(super) unsafe fn payload(
         &self,
         (data, len): (*mut u8, usize),
@@ -53,12 +53,12 @@ impl Unsealed {
         match &self.payloads {
             Payloads::InPlace(lengths) => {
                 if lengths[index].get() == SEALED {
-                    // SAFETY: nobody else writes there, and nobody was given it to read yet.
+                    // SAFETY: no other writer, and no reference to it was handed out yet.
                     let packet = unsafe { std::slice::from_raw_parts_mut(data, len) };
                     lengths[index].set(self.open(place, more, packet) as u16);
                 }
                 let opened = usize::from(lengths[index].get());
-                // SAFETY: no more than `len`; it is not opened again.
+                // SAFETY: at most `len`; it is not opened again.
                 unsafe { std::slice::from_raw_parts(data, opened) }
             }
             Payloads::Copied(copies) => copies[index].get_or_init(|| {
@@ -71,13 +71,13 @@ impl Unsealed {
         }
     }
 
-    /// Packets that did not open.
+    /// Packets that failed authentication.
     pub(super) fn forged(&self) -> u64 {
         self.forged.get()
     }
 
-    /// Opens a packet. Returns the bytes of its payload, 0 if it does not open, which is counted, or
-    /// if it was given up.
+    /// Opens a packet. Returns the length of its payload: 0 if it was given up, or fails
+    /// authentication, which is counted.
     fn open(&self, place: u64, more: u32, packet: &mut [u8]) -> usize {
         if packet.is_empty() {
             return 0;
@@ -91,7 +91,7 @@ impl Unsealed {
             })
     }
 
-    /// Forgets what was opened of a slot, whose next packet may come now.
+    /// Drops the opened payload of a slot, for its next packet.
     pub(super) fn consume(&mut self, index: usize) {
         match &mut self.payloads {
             Payloads::InPlace(lengths) => lengths[index].set(SEALED),
